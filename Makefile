@@ -1,0 +1,35 @@
+# Each target sets itself up from a fresh clone: it creates .venv and installs with constraints.txt.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test lint doc clean
+
+demo: .venv/ready
+	$(BIN)/python examples/plot_waveform.py --output waveform.png
+
+test: .venv/ready
+	$(BIN)/python -m pytest -n 2
+
+lint: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+doc: .venv/doc-ready
+	$(BIN)/python -m sphinx -W --keep-going -b html doc doc/_build/html
+	@echo "Open doc/_build/html/index.html"
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(PIP) "$$(grep '^torch==' constraints.txt)"
+	$(PIP) --editable '.[test,lint]'
+	@touch $@
+
+.venv/doc-ready: .venv/ready
+	$(PIP) --editable '.[doc]'
+	@touch $@
+
+clean:
+	rm -rf .venv build doc/_build doc/gallery doc/generated *.egg-info

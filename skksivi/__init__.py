@@ -1,0 +1,16 @@
+"""Kernel semi-implicit variational inference: a fast sampler for a posterior known through its score."""
+
+from skksivi import annealing, baselines, datasets, kernels, metrics, targets
+from skksivi._ksivi import KSIVIApproximator
+from skksivi._version import __version__
+
+__all__ = [
+    "KSIVIApproximator",
+    "__version__",
+    "annealing",
+    "baselines",
+    "datasets",
+    "kernels",
+    "metrics",
+    "targets",
+]

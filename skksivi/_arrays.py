@@ -1,0 +1,50 @@
+"""The crossing between numpy arrays and torch tensors, devices, data types and seeds."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from sklearn.utils import check_random_state
+from torch import Tensor
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+def as_tensor(X: ArrayLike | Tensor, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
+    """Return `X` as a tensor of the given type on the given device, without a graph."""
+    x = X.detach() if isinstance(X, Tensor) else torch.as_tensor(np.asarray(X))
+    return x.to(device=device, dtype=dtype)
+
+
+def as_array(x: ArrayLike | Tensor) -> np.ndarray:
+    """Return `x` as a numpy array."""
+    return x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
+
+
+def resolve_device(device: str | torch.device) -> torch.device:
+    """Turn "auto" or the name of a device into a device that is present on this machine."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        resolved = torch.device(device)
+        torch.empty(0, device=resolved)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(
+            f"`device` is {device!r}, which cannot be used on this machine; use 'auto' or 'cpu'."
+        ) from error
+    return resolved
+
+
+def make_seed(random_state: int | np.random.RandomState | None) -> int:
+    """Draw one seed from `random_state`; None means fresh entropy, never numpy's global state."""
+    if random_state is None:
+        return int(np.random.SeedSequence().generate_state(1, np.uint32)[0] >> 1)
+    return int(check_random_state(random_state).randint(np.iinfo(np.int32).max))
+
+
+def make_generator(
+    random_state: int | np.random.RandomState | None, device: torch.device | str = "cpu"
+) -> torch.Generator:
+    """Return a torch generator of its own stream, seeded from `random_state`."""
+    return torch.Generator(device).manual_seed(make_seed(random_state))

@@ -1,0 +1,353 @@
+"""Kernel semi-implicit variational inference, the paper's Algorithms 1 and 2."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from skksivi._families import MIXINGS, SemiImplicit, gaussian_layer
+from skksivi._score import Score
+from skksivi._stein import GRADIENT_ESTIMATORS
+from skksivi._training import Plateau, minimise
+from skksivi._whitening import Affine, find_whitening
+from skksivi.annealing import Linear
+from skksivi.base import CHUNK, BaseApproximator, Integral, Interval, Real, StrOptions
+from skksivi.kernels import Kernel, resolve_kernel
+from skksivi.metrics import Judge
+
+#: Largest latent dimension chosen by default.
+MAX_LATENT_DIM = 100
+
+#: Mixing draws behind `score_samples`.
+N_MIXING_DRAWS = 10_000
+
+#: Draws by which early stopping judges.
+N_MONITOR_DRAWS = 1000
+
+
+class KSIVIApproximator(BaseApproximator):
+    r"""Fit a sampler to a posterior known by its score, by kernel semi-implicit variational inference.
+
+    The fitted distribution is semi-implicit,
+
+    .. math:: x = \mu(z) + \sigma \odot \xi, \quad z \sim q(z), \quad \xi \sim N(0, I),
+
+    with a network :math:`\mu`, trained to minimise the squared kernel Stein discrepancy
+
+    .. math::
+        \mathrm{KSD}(q \| p)^2 = E\left[k(x, x') \left\langle s_p(x) - s_{q(\cdot|z)}(x),
+        s_p(x') - s_{q(\cdot|z')}(x') \right\rangle\right].
+
+    Parameters
+    ----------
+    kernel : {"gaussian", "imq", "laplace", "riesz"} or Kernel, default="imq"
+        The kernel k, by name or as an object of `skksivi.kernels`.
+    bandwidth : float or "median", default=None
+        Width of the kernel in whitened units; None leaves it to `kernel`, whose default is the median heuristic.
+    gradient_estimator : {"u-statistic", "vanilla"}, default="u-statistic"
+        All pairs within one batch (Algorithm 2), or between two batches (Algorithm 1), which takes twice as many
+        draws and score evaluations an iteration.
+    latent_dim : int, default=None
+        Dimension of z; None means that of x up to 100.
+    hidden_layer_sizes : sequence of int, default=(100, 100)
+        Widths of the hidden layers of the network, without input and output.
+    mixing : {"normal"}, default="normal"
+        The mixing distribution q(z).
+    linear_skip : bool, default=True
+        Whether :math:`\mu(z) = A z + \mathrm{NN}(z)` with a network that starts at zero, so that training starts at
+        N(0, I) in u when `latent_dim` is the dimension of x. Without it the network starts at random.
+    scale : {"constant", "network"}, default="constant"
+        Whether :math:`\sigma` is one vector, as in the paper's experiments, or a network of z.
+    initial_scale : float, default=0.5
+        Start of :math:`\sigma` (not of its logarithm), in whitened units.
+    min_scale : float, default=1e-3
+        Floor of :math:`\sigma`, in whitened units: :math:`\sigma^2 = e^a + \text{min\_scale}^2`.
+    whiten : {"laplace"}, (m, L) or None, default="laplace"
+        The affine map x = m + L u in whose coordinates u the family is trained. "laplace" takes the mode and the
+        curvature there, found from scores alone from the origin on (up to 1,000 features, none beyond); a pair of
+        a vector and a lower triangular matrix is used as it is; None trains in x, as in the paper.
+    batch_size : int, default=128
+        The N of the estimator, at least 2.
+    max_iter : int, default=5000
+        Iterations of the optimiser.
+    learning_rate : float, default=1e-3
+        Step size of Adam.
+    learning_rate_decay : (factor, every), "cosine" or None, default="cosine"
+        Multiply the rate by `factor` after each `every` iterations, or lower it to zero along a cosine.
+    betas : (float, float), default=(0.9, 0.99)
+        Adam's decay rates of the first and second moment.
+    annealing : {"linear"}, callable or None, default=None
+        Inverse temperature by which the score is multiplied, as a function of progress in [0, 1];
+        "linear" is `skksivi.annealing.Linear()`.
+    ema_decay : float or None, default=0.999
+        The fitted parameters are an exponential moving average with this decay; None takes the last ones.
+    max_grad_norm : float or None, default=None
+        Clip the gradient to this Euclidean norm.
+    tol : float or None, default=None
+        Stop when the fixed-kernel discrepancy (see `score`) has not fallen by this share for `n_iter_no_change`
+        iterations. None runs all `max_iter` iterations.
+    n_iter_no_change : int, default=2000
+        Patience of early stopping, in iterations.
+    warm_start : bool, default=False
+        Whether `fit` continues from the parameters of the last fit.
+    device : str or torch.device, default="auto"
+        Where to compute; "auto" takes a GPU where there is one.
+    dtype : {"float32", "float64"}, default="float32"
+        Precision of the training and of the draws.
+    random_state : int, RandomState or None, default=None
+        Seeds initial weights, training draws and samples. Equal integers give equal results.
+
+    Attributes
+    ----------
+    family_ : Module
+        The fitted family, in the whitened coordinates u.
+    whitening_ : (m, L)
+        The map x = m + L u.
+    loss_curve_ : ndarray of shape (n_iter_,)
+        The estimate of KSD^2 at each iteration, under the training kernel.
+    ksd_curve_ : ndarray
+        The fixed-kernel discrepancy, each 100 iterations; empty without `tol`.
+    n_iter_ : int
+        Iterations done.
+    n_features_in_ : int
+        Dimension d of the target.
+
+    See Also
+    --------
+    skksivi.baselines.Laplace : Gaussian at the mode, the quickest thing to try.
+
+    References
+    ----------
+    Cheng, Z., Yu, L., Xie, T., Zhang, S. and Zhang, C. (2024). Kernel semi-implicit variational inference.
+    https://arxiv.org/abs/2405.18997
+
+    Examples
+    --------
+    >>> from skksivi import KSIVIApproximator
+    >>> def score_fn(x):  # the gradient of log N(x; (1, 2), I)
+    ...     return x.new_tensor([1.0, 2.0]) - x
+    >>> q = KSIVIApproximator(max_iter=1000, random_state=0).fit(score_fn, n_features=2)
+    >>> q.sample(10_000).mean(axis=0).round(1)
+    array([1., 2.], dtype=float32)
+    """
+
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        **BaseApproximator._parameter_constraints,
+        "kernel": [str, Kernel],
+        "bandwidth": [Interval(Real, 0, None, closed="neither"), StrOptions({"median"}), None],
+        "gradient_estimator": [StrOptions(set(GRADIENT_ESTIMATORS))],
+        "latent_dim": [Interval(Integral, 1, None, closed="left"), None],
+        "hidden_layer_sizes": ["array-like"],
+        "mixing": [StrOptions(set(MIXINGS))],
+        "linear_skip": ["boolean"],
+        "scale": [StrOptions({"constant", "network"})],
+        "initial_scale": [Interval(Real, 0, None, closed="neither")],
+        "min_scale": [Interval(Real, 0, None, closed="left")],
+        "whiten": [StrOptions({"laplace"}), "array-like", None],
+        "batch_size": [Interval(Integral, 2, None, closed="left")],
+        "max_iter": [Interval(Integral, 1, None, closed="left")],
+        "learning_rate": [Interval(Real, 0, None, closed="neither")],
+        "learning_rate_decay": [StrOptions({"cosine"}), "array-like", None],
+        "betas": ["array-like"],
+        "annealing": [StrOptions({"linear"}), callable, None],
+        "ema_decay": [Interval(Real, 0, 1, closed="left"), None],
+        "max_grad_norm": [Interval(Real, 0, None, closed="neither"), None],
+        "tol": [Interval(Real, 0, None, closed="left"), None],
+        "n_iter_no_change": [Interval(Integral, 1, None, closed="left")],
+        "warm_start": ["boolean"],
+    }
+
+    family_: SemiImplicit
+    whitening_: Affine
+    loss_curve_: np.ndarray
+
+    def __init__(
+        self,
+        *,
+        kernel: str | Kernel = "imq",
+        bandwidth: float | str | None = None,
+        gradient_estimator: str = "u-statistic",
+        latent_dim: int | None = None,
+        hidden_layer_sizes: Sequence[int] = (100, 100),
+        mixing: str = "normal",
+        linear_skip: bool = True,
+        scale: str = "constant",
+        initial_scale: float = 0.5,
+        min_scale: float = 1e-3,
+        whiten: str | tuple[Any, Any] | None = "laplace",
+        batch_size: int = 128,
+        max_iter: int = 5000,
+        learning_rate: float = 1e-3,
+        learning_rate_decay: tuple[float, int] | str | None = "cosine",
+        betas: tuple[float, float] = (0.9, 0.99),
+        annealing: Callable[[float], float] | str | None = None,
+        ema_decay: float | None = 0.999,
+        max_grad_norm: float | None = None,
+        tol: float | None = None,
+        n_iter_no_change: int = 2000,
+        warm_start: bool = False,
+        device: str | torch.device = "auto",
+        dtype: str = "float32",
+        random_state: int | np.random.RandomState | None = None,
+    ) -> None:
+        self.kernel = kernel
+        self.bandwidth = bandwidth
+        self.gradient_estimator = gradient_estimator
+        self.latent_dim = latent_dim
+        self.hidden_layer_sizes = hidden_layer_sizes
+        self.mixing = mixing
+        self.linear_skip = linear_skip
+        self.scale = scale
+        self.initial_scale = initial_scale
+        self.min_scale = min_scale
+        self.whiten = whiten
+        self.batch_size = batch_size
+        self.max_iter = max_iter
+        self.learning_rate = learning_rate
+        self.learning_rate_decay = learning_rate_decay
+        self.betas = betas
+        self.annealing = annealing
+        self.ema_decay = ema_decay
+        self.max_grad_norm = max_grad_norm
+        self.tol = tol
+        self.n_iter_no_change = n_iter_no_change
+        self.warm_start = warm_start
+        self.device = device
+        self.dtype = dtype
+        self.random_state = random_state
+
+    def score_samples(self, X: Any) -> np.ndarray:
+        r"""Estimate the log-density of the fitted distribution.
+
+        .. math:: \log \frac{1}{K} \sum_{k=1}^{K} q(x | z_k), \quad z_k \sim q(z), \quad K = 10{,}000.
+
+        The sum under the logarithm is unbiased for q(x), so that its logarithm is too small on average, by about
+        :math:`\mathrm{Var}[q(x|z)] / (2 K q(x)^2)`: little in few dimensions, much where :math:`\sigma` is small
+        against the spread of :math:`\mu(z)` in many. The same z serve every call.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, n_features)
+
+        Returns
+        -------
+        log_density : ndarray of shape (n,)
+            In nats, float64.
+
+        Raises
+        ------
+        NotFittedError
+            Before `fit`.
+        ValueError
+            X has another number of columns than the target had, or holds non-finite values.
+        """
+        return super().score_samples(X)
+
+    def _fit(self, score_fn: Score, generator: torch.Generator) -> None:
+        self._check_sequences()
+        kernel = resolve_kernel(self.kernel, self.bandwidth)
+        estimate, n_batches = GRADIENT_ESTIMATORS[self.gradient_estimator]
+        n_draws = n_batches * self.batch_size
+        temper: Any = Linear() if self.annealing == "linear" else self.annealing
+        family = self._start(score_fn, generator)
+        whitening = self.whitening_ if self._continues() else find_whitening(self.whiten, score_fn)
+        affine = whitening.to(score_fn)
+
+        def loss_fn(progress: float) -> Tensor:
+            u, conditional_score = family.draw(n_draws, generator)
+            s_p = affine.whiten_score(score_fn(affine.unwhiten(u)))
+            if temper is not None:
+                s_p = temper(progress) * s_p
+            return estimate(u, s_p - conditional_score, kernel)
+
+        run = minimise(
+            loss_fn,
+            family,
+            max_iter=self.max_iter,
+            learning_rate=self.learning_rate,
+            learning_rate_decay=self.learning_rate_decay,
+            betas=self.betas,
+            max_grad_norm=self.max_grad_norm,
+            ema_decay=self.ema_decay,
+            plateau=self._plateau(score_fn, whitening, generator),
+        )
+        earlier = self.loss_curve_ if self._continues() else run.losses[:0]
+        self.loss_curve_ = np.concatenate([earlier, run.losses])
+        self.ksd_curve_ = run.monitored
+        self.n_iter_ = len(self.loss_curve_)
+        self.family_ = family.requires_grad_(False)
+        self.whitening_ = whitening
+
+    def _sample(self, n: int, generator: torch.Generator) -> Tensor:
+        return self.whitening_.unwhiten(self.family_.draw(n, generator).x.double())
+
+    def _log_density(self, x: Tensor) -> Tensor:
+        family = copy.deepcopy(self.family_).double()
+        z = family.draw_latent(N_MIXING_DRAWS, torch.Generator(x.device).manual_seed(self._seed))
+        tiles = self.whitening_.whiten(x).split(max(1, CHUNK // N_MIXING_DRAWS))
+        log_sums = torch.cat([family.log_prob(tile, z).logsumexp(-1) for tile in tiles])
+        return log_sums - math.log(len(z)) - self.whitening_.L.diagonal().log().sum()
+
+    def _start(self, score_fn: Score, generator: torch.Generator) -> SemiImplicit:
+        """Return a new family, or with `warm_start` a copy of the fitted one."""
+        if self._continues():
+            if self.n_features_in_ != score_fn.n_features:
+                raise ValueError(
+                    f"`warm_start` continues a fit of {self.n_features_in_} features, but the target has "
+                    f"{score_fn.n_features}; set warm_start=False."
+                )
+            return copy.deepcopy(self.family_).to(score_fn.device, score_fn.dtype).requires_grad_()
+        return gaussian_layer(
+            score_fn.n_features,
+            latent_dim=self.latent_dim or min(score_fn.n_features, MAX_LATENT_DIM),
+            hidden_layer_sizes=self.hidden_layer_sizes,
+            mixing=self.mixing,
+            linear_skip=self.linear_skip,
+            scale=self.scale,
+            initial_scale=self.initial_scale,
+            min_scale=self.min_scale,
+            generator=generator,
+            dtype=score_fn.dtype,
+        )
+
+    def _continues(self) -> bool:
+        return self.warm_start and hasattr(self, "family_")
+
+    def _plateau(self, score_fn: Score, whitening: Affine, generator: torch.Generator) -> Plateau | None:
+        """Return the rule of early stopping, which judges every check by the same noise."""
+        if self.tol is None:
+            return None
+        judge = Judge(score_fn.score_fn, score_fn.n_features, score_fn.device)
+        seed = generator.initial_seed()
+
+        @torch.no_grad()
+        def monitor(family: nn.Module) -> float:
+            noise = torch.Generator(score_fn.device).manual_seed(seed)
+            u = family.draw(N_MONITOR_DRAWS, noise).x  # type: ignore[operator]
+            return judge(whitening.unwhiten(u.double()))
+
+        return Plateau(monitor, self.tol, self.n_iter_no_change)
+
+    def _check_sequences(self) -> None:
+        """Check what scikit-learn's parameter constraints cannot express."""
+        if not all(isinstance(n, Integral) and n >= 1 for n in self.hidden_layer_sizes):
+            raise ValueError(f"`hidden_layer_sizes` must hold positive integers, got {self.hidden_layer_sizes!r}.")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"`betas` must be two numbers in [0, 1), got {self.betas!r}.")
+        if self.initial_scale <= self.min_scale:
+            raise ValueError(
+                f"`initial_scale` must exceed `min_scale`, got {self.initial_scale!r} and {self.min_scale!r}."
+            )
+        decay: Any = self.learning_rate_decay
+        is_pair = decay is not None and not isinstance(decay, str)
+        if is_pair and (len(decay) != 2 or not 0 < decay[0] <= 1 or not decay[1] >= 1):
+            raise ValueError(
+                "`learning_rate_decay` must be 'cosine', None or a pair (factor in (0, 1], iterations >= 1), "
+                f"got {decay!r}."
+            )

@@ -1,0 +1,86 @@
+"""What a user's score function may return, checked before it is trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+#: Maps (n, d) points to (n, d) gradients of log p.
+ScoreFunction = Callable[[Tensor], Tensor]
+
+
+class Score:
+    """A score function that was probed: it answers in the type and on the device of its input.
+
+    Parameters
+    ----------
+    score_fn : callable
+        The gradient of log p at each row, (n, d) -> (n, d).
+    n_features : int
+        The d it is for.
+    dtype : torch.dtype
+        The type in which it is computed.
+    device : torch.device
+        Where it is computed.
+    """
+
+    def __init__(self, score_fn: ScoreFunction, n_features: int, *, dtype: torch.dtype, device: torch.device) -> None:
+        self.score_fn = score_fn
+        self.n_features = n_features
+        self.dtype = dtype
+        self.device = device
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Evaluate the score at x (n, d)."""
+        return self.score_fn(x.to(self.dtype)).to(x)
+
+
+def probe(score_fn: ScoreFunction, n_features: int, *, dtype: torch.dtype, device: torch.device) -> Score:
+    """Call `score_fn` on two and on three points; return it adapted, or say what is wrong with it.
+
+    Raises
+    ------
+    TypeError
+        It does not return a tensor.
+    ValueError
+        It returns another shape than that of its input, or a tensor without a graph back to it.
+    """
+    for n in (2, 3):  # two sizes, so that (d, n) and (n,) cannot pass for (n, d)
+        x = torch.linspace(-1, 1, n * n_features, dtype=dtype, device=device)
+        x = x.reshape(n, n_features).requires_grad_()
+        try:
+            with torch.enable_grad():
+                s = score_fn(x)
+        except Exception as error:
+            error.add_note(f"Raised by `score_fn` on a trial input of shape {(n, n_features)}, {dtype}.")
+            raise
+        if not isinstance(s, Tensor):
+            raise TypeError(
+                f"`score_fn` returned a {type(s).__name__}, expected a torch tensor of the shape of its input, "
+                f"{(n, n_features)}."
+            )
+        if s.shape != x.shape:
+            raise ValueError(
+                f"`score_fn` returned shape {tuple(s.shape)}, expected {tuple(x.shape)} as its input: the "
+                "gradient of log p at each row."
+            )
+        if not s.requires_grad:
+            raise ValueError(
+                "`score_fn` returned a tensor without a graph back to its input, but training differentiates "
+                "through the score; remove `detach`, `no_grad` and numpy from it."
+            )
+    return Score(score_fn, n_features, dtype=dtype, device=device)
+
+
+def in_double(score_fn: ScoreFunction, n_features: int, device: torch.device | str = "cpu") -> Score:
+    """Return the score for float64 points, computed in float32 where `score_fn` takes nothing else."""
+    device = torch.device(device)
+    try:
+        return probe(score_fn, n_features, dtype=torch.float64, device=device)
+    except RuntimeError as error:
+        try:
+            return probe(score_fn, n_features, dtype=torch.float32, device=device)
+        except RuntimeError:
+            raise error from None

@@ -1,0 +1,217 @@
+"""What every approximator shares: fit, sample and score, validation and randomness."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from numbers import Integral, Real
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from sklearn.base import BaseEstimator, DensityMixin
+from sklearn.utils import check_array, check_scalar
+from sklearn.utils._param_validation import Interval, StrOptions
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
+
+from skksivi._arrays import DTYPES, as_array, make_generator, make_seed, resolve_device
+from skksivi._score import Score, ScoreFunction, probe
+from skksivi.metrics import Judge
+
+__all__ = ["BaseApproximator", "Integral", "Interval", "Real", "StrOptions"]
+
+#: Numbers drawn or evaluated at a time, so that memory does not grow with the number of samples.
+CHUNK = 2**22
+
+#: Draws behind `score(target)`.
+N_SCORE_DRAWS = 2000
+
+
+class BaseApproximator(DensityMixin, BaseEstimator, ABC):
+    """Base of the approximators; a leaf gives `_fit(score_fn, generator)` and `_sample(n, generator)`.
+
+    A leaf with a density gives `_log_density(x)` too. `_fit` assigns what it learned at its end, so that a fit
+    that fails leaves the estimator as it was.
+    """
+
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        "device": [str, torch.device],
+        "dtype": [StrOptions(set(DTYPES))],
+        "random_state": ["random_state"],
+    }
+
+    device: str | torch.device
+    dtype: str
+    random_state: int | np.random.RandomState | None
+    n_features_in_: int
+
+    def fit(self, score_fn: Any, y: Any = None, *, n_features: int | None = None) -> Self:
+        """Fit the distribution to a target known by its score.
+
+        Parameters
+        ----------
+        score_fn : callable or Target
+            The gradient of log p at each row, (n, n_features) tensor -> (n, n_features) tensor; training
+            differentiates through it. Or a `Target`, which carries its own and `n_features`.
+        y : None
+            Ignored, present by scikit-learn's convention.
+        n_features : int, default=None
+            Dimension of the target; needed with a bare callable.
+
+        Returns
+        -------
+        self : object
+
+        Raises
+        ------
+        TypeError
+            `score_fn` is neither callable nor a Target, or returns no tensor.
+        ValueError
+            `n_features` is missing or contradicts the target, the score has another shape than its input or no
+            graph back to it, or a parameter is out of its range.
+        FloatingPointError
+            The loss became NaN or infinite.
+        """
+        self._validate_params()
+        device = resolve_device(self.device)
+        seed = make_seed(self.random_state)
+        score = _resolve_score(score_fn, n_features, dtype=DTYPES[self.dtype], device=device)
+        self._fit(score, make_generator(seed, device))
+        self.n_features_in_ = score.n_features
+        self._seed = seed
+        self._random_state = np.random.RandomState(seed)
+        return self
+
+    def sample(self, n_samples: int = 1, random_state: int | np.random.RandomState | None = None) -> np.ndarray:
+        """Draw independent samples of the fitted distribution.
+
+        Parameters
+        ----------
+        n_samples : int, default=1
+            How many, zero allowed.
+        random_state : int, RandomState or None, default=None
+            Makes the call repeatable. None continues the estimator's own stream, which `random_state` of the
+            constructor seeds: two calls give different draws, two runs of a script the same.
+
+        Returns
+        -------
+        X : ndarray of shape (n_samples, n_features)
+            Of type `dtype`.
+
+        Raises
+        ------
+        NotFittedError
+            Before `fit`.
+        TypeError, ValueError
+            `n_samples` is not an integer, or negative.
+        """
+        check_is_fitted(self)
+        check_scalar(n_samples, "n_samples", Integral, min_val=0)
+        generator = make_generator(
+            self._random_state if random_state is None else random_state, resolve_device(self.device)
+        )
+        X = np.empty((n_samples, self.n_features_in_), dtype=self.dtype)
+        step = max(1, CHUNK // self.n_features_in_)
+        with torch.no_grad():
+            for start in range(0, n_samples, step):
+                block = X[start : start + step]
+                block[:] = as_array(self._sample(len(block), generator))
+        return X
+
+    def score_samples(self, X: ArrayLike) -> np.ndarray:
+        """Evaluate the log-density of the fitted distribution.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, n_features)
+
+        Returns
+        -------
+        log_density : ndarray of shape (n,)
+            In nats, float64.
+
+        Raises
+        ------
+        NotFittedError
+            Before `fit`.
+        ValueError
+            X has another number of columns than the target had, or holds non-finite values.
+        """
+        check_is_fitted(self)
+        X = check_array(X, dtype=np.float64, input_name="X")
+        if X.shape[1] != self.n_features_in_:
+            raise ValueError(f"`X` has {X.shape[1]} columns, expected {self.n_features_in_} as in `fit`.")
+        x = torch.as_tensor(X, device=resolve_device(self.device))
+        with torch.no_grad():
+            return as_array(self._log_density(x))
+
+    def score(self, X: Any, y: Any = None) -> float:
+        """Grade the fit; larger is better.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, n_features), Target or callable
+            Draws of the target: the grade is their mean log-density, the mean of `score_samples(X)`. A target or
+            its score function: the grade is minus the squared kernel Stein discrepancy of 2,000 fresh draws,
+            under one kernel that depends on the target alone. It hardly sees wrong weights of separated modes.
+        y : None
+            Ignored, present by scikit-learn's convention.
+
+        Returns
+        -------
+        grade : float
+            The same for the same estimator and X.
+        """
+        check_is_fitted(self)
+        if not (hasattr(X, "score_fn") or callable(X)):
+            return float(self.score_samples(X).mean())
+        score_fn, n_features = _unwrap(X, self.n_features_in_)
+        if n_features != self.n_features_in_:
+            raise ValueError(f"`X` is a target of {n_features} features, expected {self.n_features_in_} as in `fit`.")
+        device = resolve_device(self.device)
+        generator = make_generator(self._seed, device)
+        with torch.no_grad():
+            x = self._sample(N_SCORE_DRAWS, generator)
+        return -Judge(score_fn, n_features, device)(x)
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "n_features_in_")
+
+    @abstractmethod
+    def _fit(self, score_fn: Score, generator: torch.Generator) -> None:
+        """Learn from the score and assign what was learned."""
+
+    @abstractmethod
+    def _sample(self, n: int, generator: torch.Generator) -> Tensor:
+        """Draw n rows of the fitted distribution, shape (n, n_features)."""
+
+    def _log_density(self, x: Tensor) -> Tensor:
+        raise TypeError(f"{type(self).__name__} has no density; score it against a target instead.")
+
+
+def _unwrap(score_fn: Any, n_features: int | None) -> tuple[ScoreFunction, int]:
+    """Return the callable and the number of features of a target or a bare score function."""
+    if hasattr(score_fn, "score_fn"):
+        if n_features not in (None, score_fn.n_features):
+            raise ValueError(f"`n_features` is {n_features}, but the target has {score_fn.n_features}; leave it out.")
+        return score_fn.score_fn, score_fn.n_features
+    if not callable(score_fn):
+        raise TypeError(
+            f"`score_fn` must be a function (n, d) -> (n, d) giving the gradient of log p, or a Target; got a "
+            f"{type(score_fn).__name__}."
+        )
+    if n_features is None:
+        raise ValueError(
+            "`n_features` is missing: a bare score function does not tell its dimension; call "
+            "fit(score_fn, n_features=d)."
+        )
+    return score_fn, check_scalar(n_features, "n_features", Integral, min_val=1)
+
+
+def _resolve_score(score_fn: Any, n_features: int | None, *, dtype: torch.dtype, device: torch.device) -> Score:
+    """Return a probed score; the data of a target are brought to the device and type of the training."""
+    if hasattr(score_fn, "score_fn") and hasattr(score_fn, "to"):
+        score_fn = score_fn.to(device=device, dtype=dtype)
+    function, n_features = _unwrap(score_fn, n_features)
+    return probe(function, n_features, dtype=dtype, device=device)

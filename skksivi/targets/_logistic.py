@@ -1,0 +1,78 @@
+"""Bayesian logistic regression."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from sklearn.utils import check_X_y
+from torch import Tensor
+
+from skksivi.targets._base import Target
+
+
+class BayesianLogisticRegression(Target):
+    r"""The posterior of the coefficients of a binary logistic regression.
+
+    .. math::
+        \log p(\beta | X, y) = \sum_i y_i \beta^\top x_i - \log(1 + e^{\beta^\top x_i})
+        - \frac{\alpha}{2} \|\beta\|^2 + \mathrm{const}
+
+    Parameters
+    ----------
+    X : array-like of shape (n_observations, n_columns)
+    y : array-like of shape (n_observations,)
+        Two classes; the larger label is the 1 of the formula.
+    prior_precision : float, default=0.01
+        The alpha > 0 of the prior N(0, I / alpha).
+    fit_intercept : bool, default=False
+        Whether to put a column of ones before X; its coefficient is then the first.
+
+    Raises
+    ------
+    ValueError
+        X and y do not fit together, y does not have two classes, or `prior_precision` is not positive.
+
+    References
+    ----------
+    The paper's section on Bayesian logistic regression, after Yin and Zhou (2018), https://arxiv.org/abs/1805.11183
+
+    Examples
+    --------
+    >>> import torch
+    >>> from skksivi.targets import BayesianLogisticRegression
+    >>> target = BayesianLogisticRegression([[-1.0], [2.0]], [0, 1], prior_precision=1.0)
+    >>> target.score_fn(torch.zeros(1, 1))
+    tensor([[1.5000]])
+    """
+
+    def __init__(
+        self, X: ArrayLike, y: ArrayLike, prior_precision: float = 0.01, *, fit_intercept: bool = False
+    ) -> None:
+        X, y = check_X_y(X, y, dtype=np.float64)
+        classes, y = np.unique(y, return_inverse=True)
+        if len(classes) != 2:
+            raise ValueError(f"`y` must have two classes, got {len(classes)}: {classes[:5]}.")
+        if not 0 < prior_precision < math.inf:
+            raise ValueError(f"`prior_precision` must be positive, got {prior_precision!r}.")
+        if fit_intercept:
+            X = np.column_stack([np.ones(len(X)), X])
+        self.n_features = X.shape[1]
+        self.prior_precision = prior_precision
+        self.classes = classes
+        self._X = torch.as_tensor(X)
+        self._y = torch.as_tensor(y, dtype=torch.float64)
+
+    def log_prob(self, beta: Tensor) -> Tensor:
+        """Evaluate log p at each row of beta (n, d), up to a constant."""
+        X, y = self._X.to(beta), self._y.to(beta)
+        logits = beta @ X.mT
+        log_likelihood = logits @ y - torch.nn.functional.softplus(logits).sum(-1)
+        return log_likelihood - self.prior_precision / 2 * beta.square().sum(-1)
+
+    def score_fn(self, beta: Tensor) -> Tensor:
+        """Evaluate the gradient of log p at each row of beta (n, d)."""
+        X, y = self._X.to(beta), self._y.to(beta)
+        return (y - torch.sigmoid(beta @ X.mT)) @ X - self.prior_precision * beta

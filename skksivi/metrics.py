@@ -7,7 +7,6 @@ import math
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from sklearn.neighbors import NearestNeighbors
 from sklearn.utils import check_array, check_random_state
 from torch import Tensor
 
@@ -107,6 +106,8 @@ def kl_divergence(X: ArrayLike, Y: ArrayLike, *, n_neighbors: int = 3) -> float:
     Wang, Q., Kulkarni, S. and Verdú, S. (2009). Divergence estimation for multidimensional densities via
     k-nearest-neighbor distances. IEEE Transactions on Information Theory 55(5).
     """
+    from sklearn.neighbors import NearestNeighbors  # not above: it imports rich, which draws from `random`
+
     X, Y = _pair(X, Y)
     rho = NearestNeighbors(n_neighbors=n_neighbors).fit(X).kneighbors()[0][:, -1]
     nu = NearestNeighbors(n_neighbors=n_neighbors).fit(Y).kneighbors(X)[0][:, -1]

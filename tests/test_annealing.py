@@ -1,0 +1,40 @@
+"""Temperature schedules."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.base import clone
+
+from skksivi.annealing import Linear
+
+REPEATABLE = settings(derandomize=True, deadline=None, max_examples=100)
+SHARES = st.floats(1e-3, 1)
+
+
+@REPEATABLE
+@given(start=SHARES, until=SHARES)
+def test_linear_goes_from_its_start_to_one_and_stays(start, until):
+    schedule = Linear(start=start, until=until)
+    assert schedule(0.0) == start
+    assert schedule(until) == pytest.approx(1, rel=1e-12)
+    assert schedule(until / 2) == pytest.approx((start + 1) / 2, rel=1e-12)
+    assert schedule(1.0) == pytest.approx(1, rel=1e-12)
+
+
+@REPEATABLE
+@given(start=SHARES, until=SHARES, progress=st.tuples(st.floats(0, 1), st.floats(0, 1)))
+def test_linear_never_falls_and_never_passes_one(start, until, progress):
+    schedule = Linear(start=start, until=until)
+    early, late = sorted(progress)
+    assert start <= schedule(early) <= schedule(late) <= 1
+
+
+@pytest.mark.parametrize("t", [0, 1, 10_000, 22_500, 30_000, 50_000])
+def test_default_is_the_papers_schedule_over_50000_iterations(t):
+    assert Linear()(t / 50_000) == pytest.approx(min(1, 0.1 + t / 25_000), rel=1e-12)
+
+
+def test_parameters_round_trip():
+    schedule = Linear(start=0.3, until=0.6)
+    assert clone(schedule).get_params() == {"start": 0.3, "until": 0.6}
+    assert repr(clone(schedule)) == "Linear(start=0.3, until=0.6)"

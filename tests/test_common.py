@@ -1,0 +1,224 @@
+"""The contract of every approximator."""
+
+import copy
+import hashlib
+import pickle
+import random
+import subprocess
+import sys
+
+import joblib
+import numpy as np
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import GridSearchCV
+
+import skksivi
+from skksivi import KSIVIApproximator
+from skksivi.baselines import Laplace
+from skksivi.targets import Target, from_score_fn
+
+APPROXIMATORS = [KSIVIApproximator(max_iter=300, random_state=0), Laplace(random_state=0)]
+MEAN = torch.tensor([1.0, -2.0])
+COVARIANCE = torch.tensor([[2.0, 0.6], [0.6, 0.5]])
+
+
+def gaussian_score(x):
+    return torch.linalg.solve(COVARIANCE.to(x), (MEAN.to(x) - x).mT).mT
+
+
+class GaussianTarget(Target):
+    n_features = 2
+
+    def log_prob(self, x):
+        return torch.distributions.MultivariateNormal(MEAN.to(x), COVARIANCE.to(x)).log_prob(x)
+
+
+@pytest.fixture(params=APPROXIMATORS, ids=lambda q: type(q).__name__, scope="module")
+def fitted(request):
+    return clone(request.param).fit(gaussian_score, n_features=2)
+
+
+@pytest.fixture(params=APPROXIMATORS, ids=lambda q: type(q).__name__)
+def unfitted(request):
+    return clone(request.param)
+
+
+def test_every_approximator_is_under_contract():
+    public = [skksivi.KSIVIApproximator, *(getattr(skksivi.baselines, name) for name in skksivi.baselines.__all__)]
+    assert {type(q) for q in APPROXIMATORS} == set(public)
+
+
+def test_draws_have_the_moments_of_the_target(fitted):
+    X = fitted.sample(20_000, random_state=1)
+    covariance = COVARIANCE.numpy()
+    sd = np.sqrt(np.diag(covariance))
+    assert np.abs((X.mean(0) - MEAN.numpy()) / sd).max() < 0.1
+    np.testing.assert_allclose(np.cov(X.T) / np.outer(sd, sd), covariance / np.outer(sd, sd), atol=0.1)
+
+
+@pytest.mark.parametrize("n", [0, 1, 7])
+def test_sample_has_the_shape_and_type_asked_for(fitted, n):
+    X = fitted.sample(n)
+    assert isinstance(X, np.ndarray)
+    assert X.shape == (n, 2)
+    assert X.dtype == fitted.dtype
+
+
+def test_sample_in_chunks_has_the_same_law(fitted, monkeypatch):
+    whole = fitted.sample(5000, random_state=3)
+    monkeypatch.setattr("skksivi.base.CHUNK", 1000)
+    parts = fitted.sample(5000, random_state=3)
+    standard_errors = (whole.mean(0) - parts.mean(0)) / whole.std(0) * np.sqrt(2500)
+    assert np.abs(standard_errors).max() < 4
+    assert len(np.unique(parts, axis=0)) == 5000
+
+
+def test_successive_samples_differ_and_a_seed_repeats_them(fitted):
+    assert not np.array_equal(fitted.sample(5), fitted.sample(5))
+    np.testing.assert_array_equal(fitted.sample(5, random_state=1), fitted.sample(5, random_state=1))
+
+
+def test_score_of_draws_is_their_mean_log_density(fitted):
+    X = fitted.sample(50, random_state=0)
+    assert fitted.score(X) == pytest.approx(fitted.score_samples(X).mean())
+
+
+def test_score_samples_is_the_log_density_of_the_target(fitted):
+    X = np.random.RandomState(0).multivariate_normal(MEAN.numpy(), COVARIANCE.numpy(), 200)
+    expected = GaussianTarget().log_prob(torch.as_tensor(X))
+    assert np.mean(np.abs(fitted.score_samples(X) - expected.numpy())) < 0.1
+
+
+@pytest.mark.parametrize("judged", [gaussian_score, GaussianTarget()], ids=["function", "target"])
+def test_score_of_a_target_prefers_the_better_fit(fitted, judged):
+    worse = Laplace(random_state=0).fit(lambda x: gaussian_score(x - 0.5), n_features=2)
+    assert worse.score(judged) < fitted.score(judged) < 0.05
+    assert fitted.score(judged) == fitted.score(judged)
+
+
+def test_clone_and_params_round_trip(unfitted):
+    assert clone(unfitted).get_params() == unfitted.get_params()
+    assert type(unfitted).__name__ in repr(unfitted)
+    assert unfitted.set_params(random_state=7).random_state == 7
+
+
+def test_pickle_and_joblib_keep_the_distribution(unfitted, tmp_path):
+    q = unfitted.fit(lambda x: gaussian_score(x), n_features=2)  # a lambda: the target is not kept
+    joblib.dump(q, tmp_path / "q.joblib")
+    for copied in (pickle.loads(pickle.dumps(q)), joblib.load(tmp_path / "q.joblib"), copy.deepcopy(q)):  # noqa: S301
+        np.testing.assert_array_equal(copied.sample(9, random_state=2), q.sample(9, random_state=2))
+        np.testing.assert_array_equal(copied.sample(9), copy.deepcopy(q).sample(9))
+
+
+def test_same_seed_same_result_in_one_process(unfitted):
+    a, b = (clone(unfitted).fit(gaussian_score, n_features=2) for _ in range(2))
+    np.testing.assert_array_equal(a.sample(100), b.sample(100))
+    assert a.score(gaussian_score) == b.score(gaussian_score)
+    c = clone(unfitted).set_params(random_state=1).fit(gaussian_score, n_features=2)
+    assert not np.array_equal(a.sample(100), c.sample(100))
+
+
+SCRIPT = """
+import hashlib, random, numpy as np, torch
+def state():
+    parts = [torch.get_rng_state().numpy().tobytes(), repr(np.random.get_state()), repr(random.getstate())]
+    return parts, torch.get_num_threads(), torch.get_default_dtype(), torch.is_grad_enabled()
+before = state()
+import skksivi
+assert state() == before, "import changed global state"
+q = skksivi.{name}.set_params(random_state=0).fit(lambda x: 1 - x, n_features=3)
+print(hashlib.sha256(q.sample(100).tobytes()).hexdigest())
+"""
+
+
+@pytest.mark.parametrize("name", ["KSIVIApproximator(max_iter=100)", "baselines.Laplace()"])
+def test_same_seed_same_result_in_two_processes(name):
+    digests = [
+        subprocess.run([sys.executable, "-c", SCRIPT.format(name=name)], capture_output=True, text=True, check=True)
+        for _ in range(2)
+    ]
+    assert digests[0].stdout == digests[1].stdout
+    assert len(digests[0].stdout.strip()) == len(hashlib.sha256().hexdigest())
+
+
+def test_global_state_is_untouched(unfitted):
+    def state():
+        generators = torch.get_rng_state().tolist(), str(np.random.get_state()), random.getstate()
+        return generators, torch.get_num_threads(), torch.get_default_dtype(), torch.is_grad_enabled()
+
+    before = state()
+    q = unfitted.set_params(random_state=None).fit(gaussian_score, n_features=2)
+    q.score(q.sample(10))
+    q.score(gaussian_score)
+    assert state() == before
+
+
+def test_a_failed_fit_leaves_the_earlier_one(unfitted):
+    calls = []
+
+    def breaks_later(x):
+        calls.append(len(x))
+        if len(calls) > 4:
+            raise OSError("the disk is on fire")
+        return gaussian_score(x)
+
+    with pytest.raises(OSError, match="on fire"):
+        unfitted.fit(breaks_later, n_features=2)
+    with pytest.raises(NotFittedError):
+        unfitted.sample()
+    X = unfitted.fit(gaussian_score, n_features=2).sample(5, random_state=0)
+    calls.clear()
+    with pytest.raises(OSError, match="on fire"):
+        unfitted.fit(breaks_later, n_features=2)
+    np.testing.assert_array_equal(unfitted.sample(5, random_state=0), X)
+
+
+def test_grid_search_takes_a_target_in_the_place_of_x(unfitted):
+    search = GridSearchCV(unfitted, {"random_state": [0, 1]}, cv=[(np.arange(1), np.arange(1))])
+    search.fit(GaussianTarget())
+    assert np.isfinite(search.cv_results_["mean_test_score"]).all()
+    assert search.best_estimator_.sample(3).shape == (3, 2)
+
+
+MISTAKES = {
+    "no n_features": (lambda q: q.fit(gaussian_score), ValueError, "n_features"),
+    "n_features=0": (lambda q: q.fit(gaussian_score, n_features=0), ValueError, "n_features"),
+    "n_features against target": (lambda q: q.fit(GaussianTarget(), n_features=3), ValueError, "n_features"),
+    "an array": (lambda q: q.fit(np.zeros((5, 2))), TypeError, "`score_fn` must be a function"),
+    "scalar score": (lambda q: q.fit(lambda x: x.sum(), n_features=2), ValueError, r"shape \(\)"),
+    "log density": (lambda q: q.fit(lambda x: -x.square().sum(-1), n_features=2), ValueError, r"shape \(2,\)"),
+    "transposed score": (lambda q: q.fit(lambda x: -x.mT, n_features=2), ValueError, r"shape \(2, 3\)"),
+    "numpy score": (lambda q: q.fit(lambda x: -x.detach().numpy(), n_features=2), TypeError, "ndarray"),
+    "detached score": (lambda q: q.fit(lambda x: -x.detach(), n_features=2), ValueError, "graph"),
+    "unknown device": (lambda q: q.set_params(device="tpu9").fit(gaussian_score, n_features=2), ValueError, "tpu9"),
+    "dtype": (lambda q: q.set_params(dtype="int8").fit(gaussian_score, n_features=2), ValueError, "dtype"),
+    "sample before fit": (lambda q: q.sample(), NotFittedError, "not fitted"),
+    "score before fit": (lambda q: q.score(gaussian_score), NotFittedError, "not fitted"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_before_or_in_fit_gives_a_clear_error(unfitted, mistake):
+    act, error, message = MISTAKES[mistake]
+    with pytest.raises(error, match=message):
+        act(unfitted)
+
+
+LATER_MISTAKES = {
+    "n_samples=-1": (lambda q: q.sample(-1), ValueError, "n_samples == -1"),
+    "n_samples=2.5": (lambda q: q.sample(2.5), TypeError, "n_samples"),
+    "columns": (lambda q: q.score_samples(np.zeros((4, 3))), ValueError, "3 columns, expected 2"),
+    "one dimension": (lambda q: q.score_samples(np.zeros(2)), ValueError, "2D"),
+    "NaN": (lambda q: q.score(np.full((4, 2), np.nan)), ValueError, "NaN"),
+    "another target": (lambda q: q.score(from_score_fn(lambda x: -x, 3)), ValueError, "3"),
+}
+
+
+@pytest.mark.parametrize("mistake", LATER_MISTAKES)
+def test_a_mistake_after_fit_gives_a_clear_error(fitted, mistake):
+    act, error, message = LATER_MISTAKES[mistake]
+    with pytest.raises(error, match=message):
+        act(fitted)

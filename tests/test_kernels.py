@@ -1,0 +1,300 @@
+"""Kernels: every member against its formula, its symmetries and its edge cases."""
+
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.base import clone
+
+from skksivi.kernels import IMQ, KERNELS, Gaussian, Laplace, Riesz, lower_median, resolve_kernel, squared_distances
+
+REPEATABLE = settings(derandomize=True, deadline=None, max_examples=20)
+SEEDS, SIZES, DIMENSIONS = st.integers(0, 10**6), st.integers(2, 12), st.integers(1, 5)
+
+
+def gaussian(x, y, h):
+    return torch.exp(-(x - y).square().sum(-1) / (2 * h**2))
+
+
+def imq(x, y, h, exponent):
+    return (1 + (x - y).square().sum(-1) / h**2) ** -exponent
+
+
+def laplace(x, y, h):
+    return torch.exp(-(x - y).norm(dim=-1) / h)
+
+
+def riesz(x, y, h, exponent, p):
+    return sum(sign * v.norm(p=p, dim=-1) ** exponent for sign, v in [(1, x), (1, y), (-1, x - y)]) / h**exponent
+
+
+# A member, its formula and its bandwidth h at a median squared distance of n draws.
+MEMBERS = [
+    (Gaussian(), gaussian, lambda med, n: math.sqrt(med / (2 * math.log(n + 1)))),
+    *(
+        (IMQ(exponent=beta), partial(imq, exponent=beta), lambda med, n: math.sqrt(med / math.log(n + 1)))
+        for beta in (0.25, 0.5, 1.5)
+    ),
+    (Laplace(), laplace, lambda med, n: math.sqrt(med) / math.log(n + 1)),
+    *(
+        (Riesz(exponent=r, norm=norm), partial(riesz, exponent=r, p=p), lambda med, n: math.sqrt(med))
+        for r, norm, p in [(0.5, "l2", 2), (1.0, "l2", 2), (1.5, "l2", 2), (0.5, "l1", 1), (1.0, "l1", 1)]
+    ),
+]
+IDS = [str(kernel) for kernel, _, _ in MEMBERS]
+every_member = pytest.mark.parametrize(("kernel", "formula", "width"), MEMBERS, ids=IDS)
+every_kernel = pytest.mark.parametrize("kernel", [kernel for kernel, _, _ in MEMBERS], ids=IDS)
+invariant_kernels = pytest.mark.parametrize("kernel", [Gaussian(), IMQ(), Laplace()], ids=str)
+every_bandwidth = pytest.mark.parametrize("bandwidth", ["median", 0.7])
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def off_diagonal(k):
+    return k[..., ~torch.eye(k.shape[-1], dtype=torch.bool)]
+
+
+def naive_median(x, kernel):
+    """The lower median over pairs i < j of the squared distance, by sorting."""
+    p = 1 if getattr(kernel, "norm", "l2") == "l1" else 2
+    X = x.numpy()
+    pairs = sorted(np.linalg.norm(X[i] - X[j], ord=p) ** 2 for i in range(len(X)) for j in range(i))
+    return pairs[(len(pairs) - 1) // 2]
+
+
+def test_every_kernel_is_under_test():
+    assert {type(kernel) for kernel, _, _ in MEMBERS} == set(KERNELS.values())
+
+
+@every_bandwidth
+@every_kernel
+@REPEATABLE
+@given(n=SIZES, d=DIMENSIONS, seed=SEEDS)
+def test_gram_matrix_is_finite_symmetric_and_positive_semidefinite(kernel, bandwidth, n, d, seed):
+    k = clone(kernel).set_params(bandwidth=bandwidth)(normal(n, d, seed=seed))
+    assert k.isfinite().all()
+    torch.testing.assert_close(k, k.mT, rtol=1e-12, atol=1e-12)
+    lam = torch.linalg.eigvalsh(k)
+    assert lam[0] > -1e-12 * n * lam[-1]
+
+
+@every_member
+@REPEATABLE
+@given(n=SIZES, m=SIZES, d=DIMENSIONS, h=st.floats(0.1, 10), seed=SEEDS)
+def test_kernel_equals_its_formula(kernel, formula, width, n, m, d, h, seed):
+    x, y = normal(n, d, seed=seed), normal(m, d, seed=seed + 1)
+    k = clone(kernel).set_params(bandwidth=h)(x, y)
+    torch.testing.assert_close(k, formula(x[:, None], y[None], h), rtol=1e-9, atol=1e-12)
+
+
+@every_member
+@pytest.mark.parametrize("n", [2, 3, 6, 7])
+def test_median_rule_puts_the_lower_median_of_different_rows_at_its_level(kernel, formula, width, n):
+    x = normal(n, 3)
+    h = width(naive_median(x, kernel), n)
+    assert kernel.frozen(x).bandwidth == pytest.approx(h, rel=1e-12)
+    torch.testing.assert_close(
+        off_diagonal(kernel(x)), off_diagonal(formula(x[:, None], x[None], h)), rtol=1e-9, atol=1e-12
+    )
+
+
+@every_member
+def test_median_between_two_sets_is_over_all_pairs(kernel, formula, width):
+    x, y = normal(4, 2), normal(5, 2, seed=1)
+    p = 1 if getattr(kernel, "norm", "l2") == "l1" else 2
+    pairs = torch.cdist(x, y, p=p).square().flatten().sort().values
+    h = width(pairs[(len(pairs) - 1) // 2].item(), len(x))
+    torch.testing.assert_close(kernel(x, y), formula(x[:, None], y[None], h), rtol=1e-9, atol=1e-12)
+
+
+@every_bandwidth
+@every_kernel
+def test_leading_axes_equal_the_loop(kernel, bandwidth):
+    kernel = clone(kernel).set_params(bandwidth=bandwidth)
+    x, y = normal(2, 3, 6, 2), normal(2, 3, 5, 2, seed=1)
+    within, between = kernel(x), kernel(x, y)
+    assert within.shape == (2, 3, 6, 6)
+    for t in np.ndindex(2, 3):
+        torch.testing.assert_close(off_diagonal(within[t]), off_diagonal(kernel(x[t])), rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(between[t], kernel(x[t], y[t]), rtol=1e-12, atol=1e-14)
+
+
+@every_kernel
+def test_with_a_fixed_bandwidth_one_set_is_that_set_twice(kernel):
+    kernel, x = clone(kernel).set_params(bandwidth=0.7), normal(6, 2)
+    assert torch.equal(kernel(x), kernel(x, x))
+
+
+@every_kernel
+@REPEATABLE
+@given(scale=st.floats(1e-6, 1e6), n=st.integers(3, 12), d=DIMENSIONS, seed=SEEDS)
+def test_median_bandwidth_is_free_of_units(kernel, scale, n, d, seed):
+    x = normal(n, d, seed=seed)
+    torch.testing.assert_close(off_diagonal(kernel(scale * x)), off_diagonal(kernel(x)), rtol=1e-7, atol=1e-12)
+
+
+@every_bandwidth
+@pytest.mark.parametrize("shift", [1.0, 1e3, 1e6])
+@invariant_kernels
+def test_translation_changes_nothing_even_far_from_the_origin(kernel, bandwidth, shift):
+    """The shifted rows themselves are rounded, by `shift` times 1e-16; distances must lose no more than that."""
+    kernel, x, y = clone(kernel).set_params(bandwidth=bandwidth), normal(8, 3), normal(5, 3, seed=1)
+    atol = 100 * shift * torch.finfo(x.dtype).eps
+    torch.testing.assert_close(off_diagonal(kernel(x + shift)), off_diagonal(kernel(x)), rtol=0, atol=atol)
+    torch.testing.assert_close(kernel(x + shift, y + shift), kernel(x, y), rtol=0, atol=atol)
+
+
+@invariant_kernels
+def test_gradient_along_a_translation_is_zero(kernel):
+    x = normal(7, 3).requires_grad_()
+    (g,) = torch.autograd.grad(off_diagonal(kernel(x)).sum(), x)
+    torch.testing.assert_close(g.sum(0), torch.zeros(3, dtype=x.dtype), rtol=0, atol=1e-12)
+
+
+IDENTICAL = {
+    "all at the origin": torch.zeros(6, 2),
+    "all at one point": torch.full((6, 2), 0.1),
+    "all far away": torch.full((6, 2), 1e4 / 3),
+    "all but one": torch.tensor([[0.1, 0.2]] * 5 + [[30.0, -1.0]]),
+}
+
+
+@every_kernel
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("rows", IDENTICAL)
+def test_identical_draws_give_finite_values_and_gradients(kernel, dtype, rows):
+    x = IDENTICAL[rows].to(dtype).requires_grad_()
+    for k in (kernel(x), kernel(x, x.detach()), kernel(x.detach(), x)):
+        (g,) = torch.autograd.grad(k.sum(), x)
+        assert k.isfinite().all()
+        assert g.isfinite().all()
+
+
+@invariant_kernels
+def test_a_draw_is_as_close_to_itself_as_can_be(kernel):
+    torch.testing.assert_close(kernel(normal(9, 3)).diagonal(), torch.ones(9, dtype=torch.float64), rtol=0, atol=1e-6)
+
+
+@every_bandwidth
+@every_kernel
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision_is_evaluated_in_single(kernel, bandwidth, dtype):
+    kernel, x = clone(kernel).set_params(bandwidth=bandwidth), normal(6, 2).to(dtype)
+    assert kernel(x).dtype == torch.float32
+    assert torch.equal(kernel(x), kernel(x.float()))
+    assert torch.equal(kernel(x, 2 * x), kernel(x.float(), 2 * x.float()))
+
+
+@every_kernel
+def test_frozen_is_a_copy_with_a_number_that_gives_the_same_values(kernel):
+    x = normal(20, 2)
+    frozen = kernel.frozen(x.clone().requires_grad_())
+    assert type(frozen.bandwidth) is float
+    assert kernel.bandwidth == "median"
+    assert frozen.get_params() == kernel.get_params() | {"bandwidth": frozen.bandwidth}
+    torch.testing.assert_close(off_diagonal(frozen(x)), off_diagonal(kernel(x)), rtol=1e-12, atol=1e-14)
+
+
+def test_frozen_uses_at_most_a_thousand_evenly_spaced_rows():
+    x = normal(2500, 1)
+    assert Gaussian().frozen(x).bandwidth == Gaussian().frozen(x[::3]).bandwidth
+
+
+@every_kernel
+def test_frozen_keeps_a_given_bandwidth(kernel):
+    assert clone(kernel).set_params(bandwidth=0.7).frozen(normal(5, 2)).bandwidth == pytest.approx(0.7, rel=1e-15)
+
+
+@every_kernel
+def test_parameters_round_trip(kernel):
+    assert clone(kernel).get_params() == kernel.get_params()
+    assert clone(kernel).set_params(bandwidth=3.0).bandwidth == 3.0
+    assert "bandwidth=3.0" in repr(clone(kernel).set_params(bandwidth=3.0))
+
+
+@pytest.mark.parametrize("bandwidth", ["median", 0.7])
+def test_l1_riesz_with_exponent_one_is_the_sum_of_one_dimensional_kernels(bandwidth):
+    kernel, x, y = Riesz(norm="l1", bandwidth=bandwidth), normal(6, 3), normal(5, 3, seed=1)
+    h = kernel.frozen(x).bandwidth
+    marginal = Riesz(bandwidth=h)
+    total = sum(marginal(x[:, [j]], y[:, [j]]) for j in range(3))
+    torch.testing.assert_close(kernel.set_params(bandwidth=h)(x, y), total, rtol=1e-9, atol=1e-12)
+
+
+def test_norms_agree_in_one_dimension():
+    x = normal(6, 1)
+    torch.testing.assert_close(off_diagonal(Riesz(norm="l1")(x)), off_diagonal(Riesz()(x)), rtol=1e-9, atol=1e-12)
+
+
+@REPEATABLE
+@given(n=SIZES, m=SIZES, d=DIMENSIONS, seed=SEEDS)
+def test_squared_distances_equal_the_sum_over_coordinates(n, m, d, seed):
+    x, y = normal(n, d, seed=seed), normal(m, d, seed=seed + 1)
+    expected = (x[:, None] - y[None]).square().sum(-1)
+    torch.testing.assert_close(squared_distances(x, y), expected, rtol=0, atol=1e-12)
+    assert (squared_distances(x, x) >= 0).all()
+
+
+def test_lower_median_within_leaves_out_a_row_with_itself():
+    values = torch.tensor([[0.0, 1.0, 2.0], [1.0, 0.0, 3.0], [2.0, 3.0, 0.0]])
+    assert lower_median(values, within=True).item() == 2
+    assert lower_median(values, within=False).item() == 1
+    assert lower_median(torch.stack([values, 2 * values]), within=True).flatten().tolist() == [2, 4]
+
+
+@every_kernel
+@pytest.mark.parametrize("bandwidth", [0, -1, math.nan, math.inf, True, "mean", None, [1.0]], ids=str)
+def test_a_bad_bandwidth_is_named(kernel, bandwidth):
+    kernel = clone(kernel).set_params(bandwidth=bandwidth)
+    for evaluate in (kernel, kernel.frozen, lambda x: kernel(x, x)):
+        with pytest.raises(ValueError, match="`bandwidth` must be"):
+            evaluate(normal(3, 2))
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        *(IMQ(exponent=beta) for beta in (0, -0.5, math.nan, math.inf)),
+        *(Riesz(exponent=r) for r in (0, -1, 2, 2.5, math.nan)),
+        *(Riesz(exponent=r, norm="l1") for r in (0, 1.01, 1.5, math.nan)),
+    ],
+    ids=str,
+)
+def test_a_bad_exponent_is_named(kernel):
+    with pytest.raises(ValueError, match="`exponent` of (IMQ|Riesz) must"):
+        kernel(normal(3, 2))
+
+
+@pytest.mark.parametrize("norm", ["l3", 2, None])
+def test_a_bad_norm_is_named(norm):
+    with pytest.raises(ValueError, match="`norm` of Riesz must"):
+        Riesz(norm=norm)(normal(3, 2))
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_resolve_finds_a_kernel_by_name_and_sets_its_bandwidth(name):
+    assert type(resolve_kernel(name)) is KERNELS[name]
+    assert resolve_kernel(name).bandwidth == "median"
+    assert resolve_kernel(name, 2.0).bandwidth == 2.0
+
+
+@every_kernel
+def test_resolve_copies_a_kernel(kernel):
+    resolved = resolve_kernel(kernel, 2.0)
+    assert resolved.get_params() == kernel.get_params() | {"bandwidth": 2.0}
+    assert kernel.bandwidth == "median"
+
+
+def test_resolve_names_what_it_cannot_use():
+    with pytest.raises(ValueError, match="'cauchy'"):
+        resolve_kernel("cauchy")
+    with pytest.raises(TypeError, match="`kernel` must be a Kernel"):
+        resolve_kernel(Gaussian)
+    with pytest.raises(ValueError, match="`bandwidth`"):
+        resolve_kernel("imq", -1.0)

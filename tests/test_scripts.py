@@ -1,0 +1,41 @@
+"""Every example and benchmark runs, in a quick mode."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+COMMANDS = {
+    "examples/plot_waveform.py": ["--max-iter", "100", "--output", "waveform.png"],
+    "benchmarks/waveform.py": ["--max-iter", "100", "--seeds", "1", "--methods", "paper, vanilla", "defaults"],
+    "benchmarks/toys.py": ["--max-iter", "50", "--draws", "2000", "--output", "toys.png"],
+    "benchmarks/reference.py": ["waveform", "draws.npz", "--steps", "40"],
+}
+
+
+def test_every_script_has_a_quick_run():
+    scripts = {
+        str(p.relative_to(ROOT)) for folder in ("examples", "benchmarks") for p in (ROOT / folder).glob("*.py")
+    }
+    assert scripts == set(COMMANDS)
+
+
+@pytest.mark.parametrize("script", COMMANDS)
+def test_script_runs(script, tmp_path):
+    arguments = COMMANDS[script]
+    done = subprocess.run(
+        [sys.executable, ROOT / script, *arguments],
+        cwd=tmp_path,
+        env={**os.environ, "MPLBACKEND": "agg"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+    for name in arguments:
+        if name.endswith((".png", ".npz")):
+            assert (tmp_path / name).stat().st_size > 1000

@@ -1,7 +1,10 @@
 """How the documentation is built: `make doc`."""
 
+import os
+
 import matplotlib
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # the examples' tensors are small: more threads only wait
 matplotlib.use("agg")
 
 from skksivi._version import __version__
@@ -27,6 +30,7 @@ autodoc_typehints = "none"
 autodoc_member_order = "bysource"
 numpydoc_show_class_members = False
 python_maximum_signature_line_length = 90
+toc_object_entries_show_parents = "hide"
 
 sphinx_gallery_conf = {
     "examples_dirs": "../examples",
@@ -53,4 +57,6 @@ html_theme_options = {
     "footer_start": [],
     "footer_end": [],
 }
-html_sidebars = {name: [] for name in ("index", "quick_start", "equations", "benchmarks", "contributing", "changelog")}
+html_sidebars = {
+    name: [] for name in ("index", "quick_start", "equations", "benchmarks", "contributing", "changelog")
+}

@@ -53,4 +53,6 @@ html_theme_options = {
     "footer_start": [],
     "footer_end": [],
 }
-html_sidebars = {name: [] for name in ("index", "quick_start", "equations", "benchmarks", "contributing", "changelog")}
+html_sidebars = {
+    name: [] for name in ("index", "quick_start", "equations", "benchmarks", "contributing", "changelog")
+}

@@ -19,14 +19,6 @@ class Affine(NamedTuple):
     m: Tensor
     L: Tensor
 
-    @classmethod
-    def identity(cls, d: int, device: torch.device) -> Affine:
-        """Return the map x = u."""
-        return cls(
-            torch.zeros(d, dtype=torch.float64, device=device),
-            torch.eye(d, dtype=torch.float64, device=device),
-        )
-
     def to(self, like: Tensor | Score) -> Affine:
         """Return the map in another type and on another device."""
         return Affine(*(a.to(dtype=like.dtype, device=like.device) for a in self))
@@ -43,8 +35,36 @@ class Affine(NamedTuple):
         r"""Return the score in u, :math:`s_u = L^\top s_x`, of shape (n, d)."""
         return s @ self.L
 
+    def log_determinant(self) -> Tensor:
+        """Return log det L."""
+        return self.L.diagonal().log().sum()
 
-def find_whitening(whiten: Any, score_fn: Score) -> Affine:
+
+class Identity(NamedTuple):
+    """The map x = u."""
+
+    def to(self, like: Tensor | Score) -> Identity:
+        """Return itself."""
+        return self
+
+    def whiten(self, x: Tensor) -> Tensor:
+        """Return x."""
+        return x
+
+    def unwhiten(self, u: Tensor) -> Tensor:
+        """Return u."""
+        return u
+
+    def whiten_score(self, s: Tensor) -> Tensor:
+        """Return s."""
+        return s
+
+    def log_determinant(self) -> float:
+        """Return 0."""
+        return 0.0
+
+
+def find_whitening(whiten: Any, score_fn: Score) -> Affine | Identity:
     """Return the float64 map that an approximator's parameter `whiten` asks for.
 
     Raises
@@ -53,17 +73,17 @@ def find_whitening(whiten: Any, score_fn: Score) -> Affine:
         The given (m, L) does not fit the target, or the score is not finite at the origin.
     """
     d = score_fn.n_features
-    identity = Affine.identity(d, score_fn.device)
     if whiten is None or (isinstance(whiten, str) and d > MAX_FEATURES):
-        return identity
+        return Identity()
     if isinstance(whiten, str):
         double = in_double(score_fn.score_fn, d, score_fn.device)
-        if not double(identity.m[None]).isfinite().all():
+        origin = torch.zeros(d, dtype=torch.float64, device=score_fn.device)
+        if not double(origin[None]).isfinite().all():
             raise ValueError(
                 "`score_fn` is not finite at the origin, where the search for a mode starts; set `whiten` to a "
                 "pair (mean, Cholesky factor) that is roughly right, or to None."
             )
-        return saddle_free_newton(double, identity.m)
+        return saddle_free_newton(double, origin)
     m, L = (torch.as_tensor(a, dtype=torch.float64, device=score_fn.device) for a in whiten)
     if m.shape != (d,) or L.shape != (d, d) or not (L.isfinite().all() and (L.diagonal() > 0).all()):
         raise ValueError(

@@ -160,7 +160,7 @@ def ksd(X: ArrayLike, score_fn: ScoreFunction, *, kernel: Kernel | None = None, 
     kernel = IMQ() if kernel is None else kernel
     if statistic not in ("u", "v"):
         raise ValueError(f"`statistic` must be 'u' or 'v', got {statistic!r}.")
-    if getattr(kernel, "norm", "l2") == "l1":
+    if not kernel._euclidean:
         raise ValueError("The Stein kernel of Riesz(norm='l1') does not exist; use norm='l2', IMQ or Gaussian.")
     if not kernel._smooth and (statistic == "v" or X.shape[1] == 1):
         raise ValueError(

@@ -267,7 +267,7 @@ def test_a_bad_bandwidth_is_named(kernel, bandwidth):
     ids=str,
 )
 def test_a_bad_exponent_is_named(kernel):
-    with pytest.raises(ValueError, match="`exponent` of (IMQ|Riesz) must"):
+    with pytest.raises(ValueError, match=r"`exponent` of (IMQ|Riesz) must"):
         kernel(normal(3, 2))
 
 

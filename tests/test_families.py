@@ -1,0 +1,130 @@
+"""Semi-implicit families: their scores, densities and start, against autograd and torch.distributions."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from skksivi._families import gaussian_layer
+
+REPEATABLE = settings(derandomize=True, deadline=None, max_examples=15)
+SHAPES = {"n_features": st.integers(1, 4), "latent_dim": st.integers(1, 5), "seed": st.integers(0, 10**6)}
+every_scale = pytest.mark.parametrize("scale", ["constant", "network"])
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def start(n_features=2, seed=0, **options):
+    defaults = {
+        "latent_dim": n_features,
+        "hidden_layer_sizes": (7,),
+        "mixing": "normal",
+        "linear_skip": True,
+        "scale": "constant",
+        "initial_scale": 0.5,
+        "min_scale": 1e-3,
+        "dtype": torch.float64,
+    }
+    return gaussian_layer(n_features, generator=generator(seed), **(defaults | options))
+
+
+def trained(n_features=2, seed=0, **options):
+    """A family whose parameters are anything, as training may leave them."""
+    family = start(n_features, seed, **options)
+    for parameter in family.parameters():
+        torch.nn.init.normal_(parameter, std=0.7, generator=generator(seed + 1))
+    return family
+
+
+@every_scale
+@pytest.mark.parametrize("linear_skip", [True, False])
+@REPEATABLE
+@given(**SHAPES)
+def test_score_of_a_draw_is_the_gradient_of_its_conditional_log_density(
+    scale, linear_skip, n_features, latent_dim, seed
+):
+    family = trained(n_features, seed, scale=scale, linear_skip=linear_skip, latent_dim=latent_dim)
+    draw, z = family.draw(6, generator(seed)), family.draw_latent(6, generator(seed))
+    x = draw.x.detach().requires_grad_()
+    (score,) = torch.autograd.grad(family.log_prob(x, z).diagonal().sum(), x)
+    torch.testing.assert_close(draw.score, score, rtol=1e-8, atol=1e-8)
+
+
+@every_scale
+@REPEATABLE
+@given(**SHAPES)
+def test_log_prob_is_that_of_a_normal_for_all_pairs(scale, n_features, latent_dim, seed):
+    family = trained(n_features, seed, scale=scale, latent_dim=latent_dim)
+    z, x = family.draw_latent(5, generator(seed)), 3 * torch.randn(4, n_features, generator=generator(seed)).double()
+    expected = torch.distributions.Normal(family.mean(z), family.sigma(z)).log_prob(x[:, None]).sum(-1)
+    torch.testing.assert_close(family.log_prob(x, z), expected, rtol=1e-9, atol=1e-9)
+
+
+@every_scale
+def test_gradients_reach_every_parameter(scale):
+    family = trained(scale=scale)
+    draw = family.draw(50, generator())
+    (draw.x.square().sum() + draw.score.square().sum()).backward()
+    assert all(p.grad.isfinite().all() and p.grad.any() for p in family.parameters())
+
+
+@every_scale
+@pytest.mark.parametrize("initial_scale", [0.01, 0.5, 1.0])
+@pytest.mark.parametrize(("n_features", "latent_dim"), [(1, 1), (3, 3), (2, 5)])
+def test_start_with_a_linear_skip_is_the_standard_normal(scale, initial_scale, n_features, latent_dim):
+    family = start(n_features, scale=scale, initial_scale=initial_scale, latent_dim=latent_dim)
+    n = 40_000
+    x = family.draw(n, generator()).x.detach().numpy()
+    eye = np.eye(n_features)
+    assert np.abs(x.mean(0)).max() < 4 / math.sqrt(n)
+    assert (np.abs(np.cov(x.T) - eye) < 4 * np.sqrt((1 + eye) / n)).all()
+    assert (np.abs((x**4).mean(0) - 3) < 4 * math.sqrt(96 / n)).all()
+
+
+@every_scale
+def test_start_has_the_initial_scale_everywhere(scale):
+    family = start(3, scale=scale, initial_scale=0.4, min_scale=0.1)
+    sigma = family.sigma(family.draw_latent(20, generator()))
+    torch.testing.assert_close(sigma, torch.full_like(sigma, 0.4), rtol=1e-6, atol=0)
+
+
+@every_scale
+@pytest.mark.parametrize("min_scale", [1e-4, 1e-2, 0.3])
+def test_sigma_never_falls_below_its_floor(scale, min_scale):
+    family = trained(scale=scale, min_scale=min_scale)
+    for parameter in family.log_variance.parameters():
+        parameter.data.mul_(100)
+    sigma = family.sigma(family.draw_latent(1000, generator()))
+    assert (sigma >= min_scale * (1 - 1e-12)).all()
+
+
+@every_scale
+@pytest.mark.parametrize("linear_skip", [True, False])
+def test_generator_alone_decides_the_family_and_its_draws(scale, linear_skip):
+    before = torch.get_rng_state()
+    a, b, c = (start(scale=scale, linear_skip=linear_skip, seed=seed) for seed in (1, 1, 2))
+    assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
+    assert not all(torch.equal(p, q) for p, q in zip(a.parameters(), c.parameters(), strict=True))
+    assert torch.equal(a.draw(5, generator(3)).x, b.draw(5, generator(3)).x)
+    assert not torch.equal(a.draw(5, generator(3)).x, a.draw(5, generator(4)).x)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@every_scale
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_draws_have_the_type_and_shape_of_the_family(scale, dtype):
+    draw = start(3, scale=scale, dtype=dtype).draw(5, generator())
+    assert {a.dtype for a in draw} == {dtype}
+    assert {a.shape for a in draw} == {(5, 3)}
+
+
+@every_scale
+def test_network_without_hidden_layers_is_affine(scale):
+    family = trained(scale=scale, hidden_layer_sizes=())
+    z = family.draw_latent(3, generator())
+    torch.testing.assert_close(family.mean(z).sum(0) / 3, family.mean(z.mean(0, keepdim=True))[0])

@@ -85,12 +85,18 @@ def find_whitening(whiten: Any, score_fn: Score) -> Affine | Identity:
             )
         return saddle_free_newton(double, origin)
     m, L = (torch.as_tensor(a, dtype=torch.float64, device=score_fn.device) for a in whiten)
-    if m.shape != (d,) or L.shape != (d, d) or not (L.isfinite().all() and (L.diagonal() > 0).all()):
+    if m.shape != (d,) or L.shape != (d, d) or not _is_map(m, L):
         raise ValueError(
-            f"`whiten` must be a vector of shape {(d,)} and a lower triangular matrix of shape {(d, d)} with a "
-            f"positive diagonal, got shapes {tuple(m.shape)} and {tuple(L.shape)}."
+            f"`whiten` must be a finite vector of shape {(d,)} and a lower triangular matrix of shape {(d, d)} with "
+            f"a positive diagonal (the Cholesky factor of a covariance), got shapes {tuple(m.shape)} and "
+            f"{tuple(L.shape)}."
         )
-    return Affine(m, L.tril())
+    return Affine(m, L)
+
+
+def _is_map(m: Tensor, L: Tensor) -> bool:
+    finite = m.isfinite().all() and L.isfinite().all()
+    return bool(finite and (L.diagonal() > 0).all() and L.equal(L.tril()))
 
 
 def jacobian(score_fn: ScoreFunction, x: Tensor) -> Tensor:
@@ -144,7 +150,8 @@ def saddle_free_newton(score_fn: ScoreFunction, x: Tensor, max_iter: int = 200) 
 def _curvature(score_fn: ScoreFunction, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return eigenvalues, smallest first, and eigenvectors of minus the Jacobian; tiny ones are floored."""
     lam, V = torch.linalg.eigh(-jacobian(score_fn, x))
-    floor = 1e-14 * lam.abs().max() + torch.finfo(x.dtype).tiny
+    top = lam.abs().max()
+    floor = torch.where(top > 0, 1e-14 * top, 1.0)  # no curvature at all says nothing of the scale
     return torch.where(lam.abs() < floor, floor, lam), V
 
 

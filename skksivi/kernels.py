@@ -56,6 +56,8 @@ def median_pair(squared: Tensor, *, within: bool) -> tuple[Tensor, Tensor, Tenso
     """
     block = squared[..., :MAX_MEDIAN_DRAWS, :MAX_MEDIAN_DRAWS]
     m = block.shape[-1]
+    if m <= within:
+        raise ValueError("The median heuristic needs two draws at least; give `bandwidth` a number.")
     if within:  # drop the diagonal: after the first entry it ends every row of m + 1
         pairs = block.flatten(-2)[..., 1:].unflatten(-1, (m - 1, m + 1))[..., :-1].flatten(-2)
         index = argmedian(pairs)
@@ -115,6 +117,8 @@ class Kernel(BaseEstimator, ABC):
         if x.dtype in (torch.float16, torch.bfloat16):
             x, y = x.float(), None if y is None else y.float()
         squared = self._squared_distances(x, x if y is None else y)
+        if y is None:
+            squared.diagonal(dim1=-2, dim2=-1).zero_()  # not the rounding error of a cancellation
         h2 = self._squared_bandwidth(squared, within=y is None)
         k = self._profile(squared / h2)
         if self._centred:
@@ -132,25 +136,28 @@ class Kernel(BaseEstimator, ABC):
         """
         x = x[:: -(-len(x) // MAX_MEDIAN_DRAWS)]
         squared = self._squared_distances(x, x)
-        h = self._squared_bandwidth(squared, within=True).sqrt().item()
-        return clone(self).set_params(bandwidth=h)
+        h2 = self._squared_bandwidth(squared, within=True)
+        if isinstance(self.bandwidth, str) and h2 <= _smallest(h2):
+            raise ValueError(
+                "The median distance of the draws is zero, so that it cannot set a `bandwidth`; give a number."
+            )
+        return clone(self).set_params(bandwidth=h2.sqrt().item())
 
     def _squared_bandwidth(self, squared: Tensor, *, within: bool) -> Tensor:
         """Return h^2, shape (..., 1, 1): given, or such that the median pair lies at `_median_level`."""
         self._check()
         if not isinstance(self.bandwidth, str):
-            return squared.new_full((1, 1), float(self.bandwidth) ** 2)
+            return squared.new_full((1, 1), float(self.bandwidth) ** 2).clamp_min(_smallest(squared))
         median, _, _ = median_pair(squared, within=within)
         return self._from_median(median, squared.shape[-2])[..., None, None]
 
     def _from_median(self, median: Tensor, n: int) -> Tensor:
         """Return h^2 for the median squared distance of n draws; the floor is for identical draws, 0 / 0."""
-        return (median / self._median_level(n)).clamp_min(torch.finfo(median.dtype).tiny ** 0.5)
+        return (median / self._median_level(n)).clamp_min(_smallest(median))
 
     def _check(self) -> None:
         h = self.bandwidth
-        number = isinstance(h, Real) and not isinstance(h, bool) and 0 < h < math.inf
-        if not (number or (isinstance(h, str) and h == "median")):
+        if not (_lies_in(h, 0, math.inf) or (isinstance(h, str) and h == "median")):
             raise ValueError(f"`bandwidth` must be a positive number or 'median', got {h!r}.")
 
     def _squared_distances(self, x: Tensor, y: Tensor) -> Tensor:
@@ -221,7 +228,7 @@ class IMQ(Kernel):
 
     def _check(self) -> None:
         super()._check()
-        if not 0 < self.exponent < math.inf:
+        if not _lies_in(self.exponent, 0, math.inf):
             raise ValueError(f"`exponent` of IMQ must be positive, got {self.exponent!r}.")
 
     def _profile(self, t: Tensor) -> Tensor:
@@ -251,7 +258,7 @@ class Laplace(Kernel):
         return torch.exp(-_root(t))
 
     def _slope(self, t: Tensor, k: Tensor) -> Tensor:
-        return torch.where(_flat(t), 0.0, -k / (2 * _root(t)))
+        return torch.where(_flat(t), 0.0, -k / (2 * t.sqrt()))
 
     def _median_level(self, n: int) -> float:
         return math.log(n + 1) ** 2
@@ -291,7 +298,7 @@ class Riesz(Kernel):
         super()._check()
         if self.norm not in ("l1", "l2"):
             raise ValueError(f"`norm` of Riesz must be 'l2' or 'l1', got {self.norm!r}.")
-        if not (0 < self.exponent < 2 if self.norm == "l2" else 0 < self.exponent <= 1):
+        if not (_lies_in(self.exponent, 0, 2) and (self.norm == "l2" or self.exponent <= 1)):
             interval = "(0, 2)" if self.norm == "l2" else "(0, 1]"
             raise ValueError(
                 f"`exponent` of Riesz must lie in {interval} for norm={self.norm!r}, got {self.exponent!r}."
@@ -311,15 +318,25 @@ class Riesz(Kernel):
         return -_root(t).pow(self.exponent)
 
     def _slope(self, t: Tensor, k: Tensor) -> Tensor:
-        return torch.where(_flat(t), 0.0, -self.exponent / 2 * _root(t).pow(self.exponent - 2))
+        return torch.where(_flat(t), 0.0, -self.exponent / 2 * t.pow(self.exponent / 2 - 1))
 
     def _median_level(self, n: int) -> float:
         return 1.0
 
 
 def _root(t: Tensor) -> Tensor:
-    """Return sqrt(t), flat instead of infinitely steep at t = 0."""
-    return t.clamp_min(torch.finfo(t.dtype).eps).sqrt()
+    """Return sqrt(t), with slope zero instead of infinity at t = 0."""
+    return torch.where(_flat(t), 0.0, t.clamp_min(torch.finfo(t.dtype).eps).sqrt())
+
+
+def _smallest(like: Tensor) -> float:
+    """Return the smallest h^2 by which distances can be divided, and slopes after them."""
+    return torch.finfo(like.dtype).tiny ** 0.5
+
+
+def _lies_in(value: Any, low: float, high: float) -> bool:
+    """Tell whether `value` is a number in the open interval."""
+    return isinstance(value, Real) and not isinstance(value, bool) and low < float(value) < high
 
 
 def _flat(t: Tensor) -> Tensor:

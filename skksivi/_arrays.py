@@ -48,3 +48,16 @@ def make_generator(
 ) -> torch.Generator:
     """Return a torch generator of its own stream, seeded from `random_state`."""
     return torch.Generator(device).manual_seed(make_seed(random_state))
+
+
+def argmedian(values: Tensor) -> Tensor:
+    """Return the index (...) of the lower median of values (..., n).
+
+    On the CPU numpy selects, in a tenth of the time of torch.
+    """
+    if values.device.type != "cpu":
+        return values.detach().median(-1).indices
+    array = values.detach().numpy()
+    middle = (array.shape[-1] - 1) // 2
+    median = np.partition(array, middle, axis=-1)[..., middle : middle + 1]
+    return torch.as_tensor(np.argmax(array == median, axis=-1))

@@ -138,7 +138,7 @@ def gaussian_layer(
     generator: torch.Generator,
     dtype: torch.dtype,
 ) -> SemiImplicit:
-    """Build a family; with `linear_skip` and latent_dim = d <= ..., its start is N(0, I)."""
+    """Build a family; with `linear_skip`, latent_dim >= d and initial_scale <= 1, it starts at N(0, I)."""
     mean: nn.Module = multilayer_perceptron([latent_dim, *hidden_layer_sizes, n_features], generator)
     if linear_skip:
         linear = nn.utils.skip_init(nn.Linear, latent_dim, n_features, bias=False, device=generator.device)

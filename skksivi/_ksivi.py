@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from skksivi._families import MIXINGS, SemiImplicit, gaussian_layer
+from skksivi._fused import fused_ksd
 from skksivi._score import Score
 from skksivi._stein import GRADIENT_ESTIMATORS
 from skksivi._training import Plateau, minimise
-from skksivi._whitening import Affine, find_whitening
+from skksivi._whitening import Affine, Identity, find_whitening
 from skksivi.annealing import Linear
 from skksivi.base import CHUNK, BaseApproximator, Integral, Interval, Real, StrOptions
 from skksivi.kernels import Kernel, resolve_kernel
@@ -113,6 +114,8 @@ class KSIVIApproximator(BaseApproximator):
         The estimate of KSD^2 at each iteration, under the training kernel.
     ksd_curve_ : ndarray
         The fixed-kernel discrepancy, each 100 iterations; empty without `tol`.
+    engine_ : {"eager", "cuda graph"}
+        Whether training steps ran operation by operation, or on a GPU as one recorded graph.
     n_iter_ : int
         Iterations done.
     n_features_in_ : int
@@ -164,7 +167,7 @@ class KSIVIApproximator(BaseApproximator):
     }
 
     family_: SemiImplicit
-    whitening_: Affine
+    whitening_: Affine | Identity
     loss_curve_: np.ndarray
 
     def __init__(
@@ -252,34 +255,37 @@ class KSIVIApproximator(BaseApproximator):
     def _fit(self, score_fn: Score, generator: torch.Generator) -> None:
         self._check_sequences()
         kernel = resolve_kernel(self.kernel, self.bandwidth)
-        estimate, n_batches = GRADIENT_ESTIMATORS[self.gradient_estimator]
-        n_draws = n_batches * self.batch_size
-        temper: Any = Linear() if self.annealing == "linear" else self.annealing
+        estimator = GRADIENT_ESTIMATORS[self.gradient_estimator]
+        n_draws = estimator.n_batches * self.batch_size
+        annealing: Any = Linear() if self.annealing == "linear" else self.annealing
         family = self._start(score_fn, generator)
         whitening = self.whitening_ if self._continues() else find_whitening(self.whiten, score_fn)
         affine = whitening.to(score_fn)
 
-        def loss_fn(progress: float) -> Tensor:
+        def loss_fn(inverse_temperature: Tensor | None) -> Tensor:
             u, conditional_score = family.draw(n_draws, generator)
             s_p = affine.whiten_score(score_fn(affine.unwhiten(u)))
-            if temper is not None:
-                s_p = temper(progress) * s_p
-            return estimate(u, s_p - conditional_score, kernel)
+            if inverse_temperature is not None:
+                s_p = inverse_temperature * s_p
+            return fused_ksd(u, s_p - conditional_score, kernel, estimator)
 
         run = minimise(
             loss_fn,
             family,
+            generator=generator,
             max_iter=self.max_iter,
             learning_rate=self.learning_rate,
             learning_rate_decay=self.learning_rate_decay,
             betas=self.betas,
             max_grad_norm=self.max_grad_norm,
             ema_decay=self.ema_decay,
+            annealing=annealing,
             plateau=self._plateau(score_fn, whitening, generator),
         )
         earlier = self.loss_curve_ if self._continues() else run.losses[:0]
         self.loss_curve_ = np.concatenate([earlier, run.losses])
         self.ksd_curve_ = run.monitored
+        self.engine_ = run.engine
         self.n_iter_ = len(self.loss_curve_)
         self.family_ = family.requires_grad_(False)
         self.whitening_ = whitening
@@ -292,7 +298,7 @@ class KSIVIApproximator(BaseApproximator):
         z = family.draw_latent(N_MIXING_DRAWS, torch.Generator(x.device).manual_seed(self._seed))
         tiles = self.whitening_.whiten(x).split(max(1, CHUNK // N_MIXING_DRAWS))
         log_sums = torch.cat([family.log_prob(tile, z).logsumexp(-1) for tile in tiles])
-        return log_sums - math.log(len(z)) - self.whitening_.L.diagonal().log().sum()
+        return log_sums - math.log(len(z)) - self.whitening_.log_determinant()
 
     def _start(self, score_fn: Score, generator: torch.Generator) -> SemiImplicit:
         """Return a new family, or with `warm_start` a copy of the fitted one."""
@@ -319,7 +325,7 @@ class KSIVIApproximator(BaseApproximator):
     def _continues(self) -> bool:
         return self.warm_start and hasattr(self, "family_")
 
-    def _plateau(self, score_fn: Score, whitening: Affine, generator: torch.Generator) -> Plateau | None:
+    def _plateau(self, score_fn: Score, whitening: Affine | Identity, generator: torch.Generator) -> Plateau | None:
         """Return the rule of early stopping, which judges every check by the same noise."""
         if self.tol is None:
             return None

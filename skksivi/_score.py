@@ -3,12 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 #: Maps (n, d) points to (n, d) gradients of log p.
 ScoreFunction = Callable[[Tensor], Tensor]
+
+
+class _WithProduct(torch.autograd.Function):
+    """A score whose vector-Jacobian product is given."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, score_vjp: Callable) -> Tensor:
+        s, ctx.vjp = score_vjp(x)
+        return s
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return ctx.vjp(grad), None
+
+
+def with_product(score_vjp: Callable[[Tensor], tuple[Tensor, ScoreFunction]]) -> ScoreFunction:
+    """Return the score, once differentiable by the product that comes with it: score_vjp(x) = (s(x), v -> J^T v)."""
+    return lambda x: _WithProduct.apply(x, score_vjp)
 
 
 class Score:

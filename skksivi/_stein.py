@@ -76,7 +76,7 @@ def stein_kernel(x: Tensor, s_x: Tensor, y: Tensor, s_y: Tensor, kernel: Kernel)
     squared = squared_distances(x, y)
     phi, dphi, ddphi = _profile_and_derivatives(kernel, squared)
     s_r = (s_x * x).sum(-1, keepdim=True) - s_x @ y.mT
-    r_s = x @ s_y.mT - (y * s_y).sum(-1)
+    r_s = x @ s_y.mT - (y * s_y).sum(-1).unsqueeze(-2)
     k_p = s_x @ s_y.mT * phi + 2 * dphi * (r_s - s_r) - 2 * x.shape[-1] * dphi - 4 * squared * ddphi
     if kernel._centred:
         k_p = k_p - _stein_offset(x, s_x, kernel) @ s_y.mT - s_x @ _stein_offset(y, s_y, kernel).mT

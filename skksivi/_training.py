@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel
 
 #: Iterations between two looks at the losses; nothing is read from the device in between.
 CHECK_EVERY = 100
+
+
+#: Steps taken one operation at a time before a GPU step is captured, so that lazy set-up is over.
+WARM_UP = 3
 
 
 class Run(NamedTuple):
@@ -20,6 +24,7 @@ class Run(NamedTuple):
 
     losses: np.ndarray
     monitored: np.ndarray
+    engine: str
 
 
 class Plateau:
@@ -65,39 +70,55 @@ def learning_rate_factor(decay: Any, max_iter: int) -> Callable[[int], float]:
     return lambda t: factor ** (t // every)
 
 
-def _exponential_average(decay: float) -> Callable[[Any, Any, Tensor | int], None]:
-    """Return the update of an exponential average whose memory grows to 1 / (1 - decay) steps."""
+def flatten(module: nn.Module) -> Tensor:
+    """Make the parameters of a module, and their gradients, views of one vector; return it.
 
-    @torch.no_grad()
-    def update(averaged: Any, current: Any, n_averaged: Tensor | int) -> None:
-        weight = max(1 - decay, 9 / (10 + int(n_averaged)))
-        for a, p in zip(averaged, current, strict=True):
-            a.lerp_(p, weight)
+    An optimiser step, an average and a norm are then one operation each, whatever the number of layers.
+    """
+    parameters = list(module.parameters())
+    flat = torch.cat([p.detach().flatten() for p in parameters])
+    flat.grad = torch.zeros_like(flat)
+    sizes = [p.numel() for p in parameters]
+    for p, values, gradients in zip(parameters, flat.split(sizes), flat.grad.split(sizes), strict=True):
+        p.data, p.grad = values.view_as(p), gradients.view_as(p)
+    return flat
 
-    return update
+
+def unflatten(module: nn.Module) -> None:
+    """Give the parameters of a flattened module their own memory again, and no gradients."""
+    for p in module.parameters():
+        p.data, p.grad = p.data.clone(), None
 
 
 def minimise(
-    loss_fn: Callable[[float], Tensor],
+    loss_fn: Callable[[Tensor | None], Tensor],
     module: nn.Module,
     *,
+    generator: torch.Generator,
     max_iter: int,
     learning_rate: float,
     learning_rate_decay: Any,
     betas: tuple[float, float],
     max_grad_norm: float | None,
     ema_decay: float | None,
+    annealing: Callable[[float], float] | None,
     plateau: Plateau | None,
 ) -> Run:
     """Minimise a stochastic loss over the parameters of a module, in place, by Adam.
 
+    On a GPU the whole step is captured as one CUDA graph where the score allows it.
+
     Parameters
     ----------
     loss_fn : callable
-        Maps progress in [0, 1) to a fresh estimate of the loss.
+        Returns a fresh estimate of the loss; takes the inverse temperature as a tensor, None without annealing.
     module : Module
+    generator : torch.Generator
+        Whatever `loss_fn` draws from.
     max_iter, learning_rate, learning_rate_decay, betas, max_grad_norm, ema_decay
         As those of the approximators.
+    annealing : callable or None
+        Maps progress in [0, 1) to the inverse temperature.
     plateau : Plateau or None
         When to stop early.
 
@@ -106,31 +127,77 @@ def minimise(
     FloatingPointError
         The loss is not finite.
     """
-    parameters = list(module.parameters())
-    optimizer = torch.optim.Adam(parameters, lr=learning_rate, betas=betas, fused=True)
-    factor = learning_rate_factor(learning_rate_decay, max_iter)
-    average = AveragedModel(module, multi_avg_fn=_exponential_average(ema_decay)) if ema_decay else None
-    losses = torch.zeros(max_iter, dtype=parameters[0].dtype, device=parameters[0].device)
-    n_iter = 0
-    for t in range(max_iter):
-        optimizer.param_groups[0]["lr"] = learning_rate * factor(t)
-        optimizer.zero_grad()
-        loss = loss_fn(t / max_iter)
+    flat = flatten(module)
+    average = None if ema_decay is None else flat.clone()
+    on_gpu = flat.device.type == "cuda"
+    rate = flat.new_tensor(learning_rate)
+    optimizer = torch.optim.Adam([flat], lr=rate, betas=betas, fused=True, capturable=on_gpu)
+    rate_factor = learning_rate_factor(learning_rate_decay, max_iter)
+    temperature = None if annealing is None else flat.new_ones(())
+    loss_now = flat.new_zeros(())
+    losses = flat.new_zeros(max_iter)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=False)
+        loss = loss_fn(temperature)
         loss.backward()
         if max_grad_norm is not None:
-            nn.utils.clip_grad_norm_(parameters, max_grad_norm)
+            nn.utils.clip_grad_norm_([flat], max_grad_norm)
         optimizer.step()
-        if average is not None:
-            average.update_parameters(module)
-        losses[t] = loss.detach()
-        n_iter = t + 1
-        if n_iter % CHECK_EVERY == 0 or n_iter == max_iter:
-            _check_finite(losses[:n_iter])
-            if plateau is not None and plateau.reached(average.module if average else module, n_iter):
-                break
+        loss_now.copy_(loss.detach())
+
+    run_step, engine = step, "eager"
+    for t in range(max_iter):
+        rate.fill_(learning_rate * rate_factor(t))
+        if annealing is not None and temperature is not None:
+            temperature.fill_(annealing(t / max_iter))
+        if on_gpu and t == WARM_UP:
+            run_step, engine = capture(step, generator)
+        run_step()
+        if average is not None and ema_decay is not None:
+            average.lerp_(flat, max(1 - ema_decay, 9 / (10 + t)))  # a memory that grows to 1 / (1 - decay) steps
+        losses[t] = loss_now
+        if (t + 1) % CHECK_EVERY == 0 or t + 1 == max_iter:
+            _check_finite(losses[: t + 1])
+            with swapped(flat, average):
+                if plateau is not None and plateau.reached(module, t + 1):
+                    break
     if average is not None:
-        module.load_state_dict(average.module.state_dict())
-    return Run(losses[:n_iter].cpu().numpy(), np.array(plateau.values if plateau else []))
+        flat.copy_(average)
+    unflatten(module)
+    return Run(losses[: t + 1].cpu().numpy(), np.array(plateau.values if plateau else []), engine)
+
+
+@contextmanager
+def swapped(flat: Tensor, average: Tensor | None) -> Iterator[None]:
+    """Let the module be the averaged one for a while."""
+    if average is None:
+        yield
+        return
+    kept = flat.clone()
+    flat.copy_(average)
+    try:
+        yield
+    finally:
+        flat.copy_(kept)
+
+
+def capture(step: Callable[[], None], generator: torch.Generator) -> tuple[Callable[[], None], str]:
+    """Record a step as one CUDA graph; return its replay, or the step itself where it cannot be recorded.
+
+    A score that looks at values on the host (`.item()`, a branch on a tensor) or changes shapes cannot be.
+    """
+    state = generator.get_state()
+    graph = torch.cuda.CUDAGraph()
+    try:
+        graph.register_generator_state(generator)
+        with torch.cuda.graph(graph):
+            step()
+    except RuntimeError:
+        torch.cuda.synchronize()
+        generator.set_state(state)
+        return step, "eager"
+    return graph.replay, "cuda graph"
 
 
 def _check_finite(losses: Tensor) -> None:

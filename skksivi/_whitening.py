@@ -19,14 +19,6 @@ class Affine(NamedTuple):
     m: Tensor
     L: Tensor
 
-    @classmethod
-    def identity(cls, d: int, device: torch.device) -> Affine:
-        """Return the map x = u."""
-        return cls(
-            torch.zeros(d, dtype=torch.float64, device=device),
-            torch.eye(d, dtype=torch.float64, device=device),
-        )
-
     def to(self, like: Tensor | Score) -> Affine:
         """Return the map in another type and on another device."""
         return Affine(*(a.to(dtype=like.dtype, device=like.device) for a in self))
@@ -43,8 +35,36 @@ class Affine(NamedTuple):
         r"""Return the score in u, :math:`s_u = L^\top s_x`, of shape (n, d)."""
         return s @ self.L
 
+    def log_determinant(self) -> Tensor:
+        """Return log det L."""
+        return self.L.diagonal().log().sum()
 
-def find_whitening(whiten: Any, score_fn: Score) -> Affine:
+
+class Identity(NamedTuple):
+    """The map x = u."""
+
+    def to(self, like: Tensor | Score) -> Identity:
+        """Return itself."""
+        return self
+
+    def whiten(self, x: Tensor) -> Tensor:
+        """Return x."""
+        return x
+
+    def unwhiten(self, u: Tensor) -> Tensor:
+        """Return u."""
+        return u
+
+    def whiten_score(self, s: Tensor) -> Tensor:
+        """Return s."""
+        return s
+
+    def log_determinant(self) -> float:
+        """Return 0."""
+        return 0.0
+
+
+def find_whitening(whiten: Any, score_fn: Score) -> Affine | Identity:
     """Return the float64 map that an approximator's parameter `whiten` asks for.
 
     Raises
@@ -53,24 +73,30 @@ def find_whitening(whiten: Any, score_fn: Score) -> Affine:
         The given (m, L) does not fit the target, or the score is not finite at the origin.
     """
     d = score_fn.n_features
-    identity = Affine.identity(d, score_fn.device)
     if whiten is None or (isinstance(whiten, str) and d > MAX_FEATURES):
-        return identity
+        return Identity()
     if isinstance(whiten, str):
         double = in_double(score_fn.score_fn, d, score_fn.device)
-        if not double(identity.m[None]).isfinite().all():
+        origin = torch.zeros(d, dtype=torch.float64, device=score_fn.device)
+        if not double(origin[None]).isfinite().all():
             raise ValueError(
                 "`score_fn` is not finite at the origin, where the search for a mode starts; set `whiten` to a "
                 "pair (mean, Cholesky factor) that is roughly right, or to None."
             )
-        return saddle_free_newton(double, identity.m)
+        return saddle_free_newton(double, origin)
     m, L = (torch.as_tensor(a, dtype=torch.float64, device=score_fn.device) for a in whiten)
-    if m.shape != (d,) or L.shape != (d, d) or not (L.isfinite().all() and (L.diagonal() > 0).all()):
+    if m.shape != (d,) or L.shape != (d, d) or not _is_map(m, L):
         raise ValueError(
-            f"`whiten` must be a vector of shape {(d,)} and a lower triangular matrix of shape {(d, d)} with a "
-            f"positive diagonal, got shapes {tuple(m.shape)} and {tuple(L.shape)}."
+            f"`whiten` must be a finite vector of shape {(d,)} and a lower triangular matrix of shape {(d, d)} with "
+            f"a positive diagonal (the Cholesky factor of a covariance), got shapes {tuple(m.shape)} and "
+            f"{tuple(L.shape)}."
         )
-    return Affine(m, L.tril())
+    return Affine(m, L)
+
+
+def _is_map(m: Tensor, L: Tensor) -> bool:
+    finite = m.isfinite().all() and L.isfinite().all()
+    return bool(finite and (L.diagonal() > 0).all() and L.equal(L.tril()))
 
 
 def jacobian(score_fn: ScoreFunction, x: Tensor) -> Tensor:
@@ -124,7 +150,8 @@ def saddle_free_newton(score_fn: ScoreFunction, x: Tensor, max_iter: int = 200) 
 def _curvature(score_fn: ScoreFunction, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return eigenvalues, smallest first, and eigenvectors of minus the Jacobian; tiny ones are floored."""
     lam, V = torch.linalg.eigh(-jacobian(score_fn, x))
-    floor = 1e-14 * lam.abs().max() + torch.finfo(x.dtype).tiny
+    top = lam.abs().max()
+    floor = torch.where(top > 0, 1e-14 * top, 1.0)  # no curvature at all says nothing of the scale
     return torch.where(lam.abs() < floor, floor, lam), V
 
 

@@ -34,4 +34,6 @@ class Linear(BaseEstimator):
 
     def __call__(self, progress: float) -> float:
         """Return the inverse temperature at `progress` in [0, 1]."""
+        if not (0 < self.start <= 1 and 0 < self.until <= 1):
+            raise ValueError(f"`start` and `until` must lie in (0, 1], got {self.start!r} and {self.until!r}.")
         return min(1.0, self.start + (1 - self.start) * progress / self.until)

@@ -8,7 +8,8 @@ with the bandwidth :math:`h` a positive number or set by the median heuristic: t
 the pairwise squared distances takes a value fixed by the kernel. Gradients flow through the median, which makes
 the kernel scale-free and keeps training from lowering the loss by spreading out.
 
-A kernel is two short methods, `_profile` and `_median_level`, and one entry of `KERNELS`.
+A kernel is three short methods, `_profile`, `_slope` and `_median_level`, and one entry of `KERNELS`. The median is
+taken over the pairs of the first 256 draws, which are as random as any others.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ import torch
 from sklearn.base import BaseEstimator, clone
 from torch import Tensor
 
+from skksivi._arrays import argmedian
+
 __all__ = ["IMQ", "KERNELS", "Gaussian", "Kernel", "Laplace", "Riesz"]
 
-#: Draws used to set a frozen bandwidth.
-MAX_MEDIAN_DRAWS = 1000
+#: The median heuristic looks at the pairs of this many draws, so that it costs little beside the kernel itself.
+MAX_MEDIAN_DRAWS = 256
 
 
 def squared_distances(x: Tensor, y: Tensor) -> Tensor:
@@ -36,16 +39,37 @@ def squared_distances(x: Tensor, y: Tensor) -> Tensor:
     return (squares - 2 * x @ y.mT).clamp_min(0)
 
 
-def lower_median(squared: Tensor, *, within: bool) -> Tensor:
-    """Return the lower median (..., 1, 1) of all pairs; `within` one set, a row is no pair with itself."""
-    if within:
-        n = squared.shape[-1]
-        squared = squared.flatten(-2)[..., 1:].unflatten(-1, (n - 1, n + 1))[..., :-1]
-    return squared.flatten(-2).median(-1).values[..., None, None]
+def median_pair(squared: Tensor, *, within: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Find the lower median of the pairs of the first 256 rows and columns.
+
+    Parameters
+    ----------
+    squared : Tensor of shape (..., n, m)
+        Squared distances.
+    within : bool
+        Whether rows and columns are the same draws; a draw is then no pair with itself.
+
+    Returns
+    -------
+    median, i, j : Tensors of shape (...)
+        The median, with its graph, and the row and column of its pair.
+    """
+    block = squared[..., :MAX_MEDIAN_DRAWS, :MAX_MEDIAN_DRAWS]
+    m = block.shape[-1]
+    if m <= within:
+        raise ValueError("The median heuristic needs two draws at least; give `bandwidth` a number.")
+    if within:  # drop the diagonal: after the first entry it ends every row of m + 1
+        pairs = block.flatten(-2)[..., 1:].unflatten(-1, (m - 1, m + 1))[..., :-1].flatten(-2)
+        index = argmedian(pairs)
+        index = index + 1 + index.div(m, rounding_mode="floor")
+    else:
+        index = argmedian(block.flatten(-2))
+    i, j = index.div(m, rounding_mode="floor"), index % m
+    return block.flatten(-2).gather(-1, index.unsqueeze(-1)).squeeze(-1), i, j
 
 
 class Kernel(BaseEstimator, ABC):
-    """Base of the kernels; a subclass gives `_profile` and `_median_level`.
+    """Base of the kernels; a subclass gives `_profile`, `_slope` and `_median_level`.
 
     Parameters
     ----------
@@ -71,6 +95,11 @@ class Kernel(BaseEstimator, ABC):
     def __init__(self, *, bandwidth: float | str = "median") -> None:
         self.bandwidth = bandwidth
 
+    @property
+    def _euclidean(self) -> bool:
+        """Whether the distance is the Euclidean one."""
+        return True
+
     def __call__(self, x: Tensor, y: Tensor | None = None) -> Tensor:
         """Evaluate k on all pairs of rows.
 
@@ -88,6 +117,8 @@ class Kernel(BaseEstimator, ABC):
         if x.dtype in (torch.float16, torch.bfloat16):
             x, y = x.float(), None if y is None else y.float()
         squared = self._squared_distances(x, x if y is None else y)
+        if y is None:
+            squared.diagonal(dim1=-2, dim2=-1).zero_()  # not the rounding error of a cancellation
         h2 = self._squared_bandwidth(squared, within=y is None)
         k = self._profile(squared / h2)
         if self._centred:
@@ -101,25 +132,32 @@ class Kernel(BaseEstimator, ABC):
         Parameters
         ----------
         x : Tensor of shape (n, d)
-            Up to 1,000 rows, evenly spaced, are used.
+            Up to 256 rows, evenly spaced, are used.
         """
         x = x[:: -(-len(x) // MAX_MEDIAN_DRAWS)]
         squared = self._squared_distances(x, x)
-        h = self._squared_bandwidth(squared, within=True).sqrt().item()
-        return clone(self).set_params(bandwidth=h)
+        h2 = self._squared_bandwidth(squared, within=True)
+        if isinstance(self.bandwidth, str) and h2 <= _smallest(h2):
+            raise ValueError(
+                "The median distance of the draws is zero, so that it cannot set a `bandwidth`; give a number."
+            )
+        return clone(self).set_params(bandwidth=h2.sqrt().item())
 
     def _squared_bandwidth(self, squared: Tensor, *, within: bool) -> Tensor:
         """Return h^2, shape (..., 1, 1): given, or such that the median pair lies at `_median_level`."""
         self._check()
-        if isinstance(self.bandwidth, str):
-            h2 = lower_median(squared, within=within) / self._median_level(squared.shape[-2])
-            return h2.clamp_min(torch.finfo(h2.dtype).tiny ** 0.5)  # identical draws: 0 / 0
-        return squared.new_tensor(float(self.bandwidth) ** 2)
+        if not isinstance(self.bandwidth, str):
+            return squared.new_full((1, 1), float(self.bandwidth) ** 2).clamp_min(_smallest(squared))
+        median, _, _ = median_pair(squared, within=within)
+        return self._from_median(median, squared.shape[-2])[..., None, None]
+
+    def _from_median(self, median: Tensor, n: int) -> Tensor:
+        """Return h^2 for the median squared distance of n draws; the floor is for identical draws, 0 / 0."""
+        return (median / self._median_level(n)).clamp_min(_smallest(median))
 
     def _check(self) -> None:
         h = self.bandwidth
-        number = isinstance(h, Real) and not isinstance(h, bool) and 0 < h < math.inf
-        if not (number or (isinstance(h, str) and h == "median")):
+        if not (_lies_in(h, 0, math.inf) or (isinstance(h, str) and h == "median")):
             raise ValueError(f"`bandwidth` must be a positive number or 'median', got {h!r}.")
 
     def _squared_distances(self, x: Tensor, y: Tensor) -> Tensor:
@@ -131,6 +169,10 @@ class Kernel(BaseEstimator, ABC):
     @abstractmethod
     def _profile(self, t: Tensor) -> Tensor:
         """Return phi(t) at scaled squared distances t."""
+
+    @abstractmethod
+    def _slope(self, t: Tensor, k: Tensor) -> Tensor:
+        """Return the derivative phi'(t), given t and k = phi(t)."""
 
     @abstractmethod
     def _median_level(self, n: int) -> float:
@@ -154,6 +196,9 @@ class Gaussian(Kernel):
 
     def _profile(self, t: Tensor) -> Tensor:
         return torch.exp(-t / 2)
+
+    def _slope(self, t: Tensor, k: Tensor) -> Tensor:
+        return -k / 2
 
     def _median_level(self, n: int) -> float:
         return 2 * math.log(n + 1)
@@ -183,11 +228,14 @@ class IMQ(Kernel):
 
     def _check(self) -> None:
         super()._check()
-        if not 0 < self.exponent < math.inf:
+        if not _lies_in(self.exponent, 0, math.inf):
             raise ValueError(f"`exponent` of IMQ must be positive, got {self.exponent!r}.")
 
     def _profile(self, t: Tensor) -> Tensor:
-        return (1 + t).pow(-self.exponent)
+        return (1 + t).rsqrt() if self.exponent == 0.5 else (1 + t).pow(-self.exponent)
+
+    def _slope(self, t: Tensor, k: Tensor) -> Tensor:
+        return -self.exponent * (k.pow(3) if self.exponent == 0.5 else k / (1 + t))
 
     def _median_level(self, n: int) -> float:
         return math.log(n + 1)
@@ -208,6 +256,9 @@ class Laplace(Kernel):
 
     def _profile(self, t: Tensor) -> Tensor:
         return torch.exp(-_root(t))
+
+    def _slope(self, t: Tensor, k: Tensor) -> Tensor:
+        return torch.where(_flat(t), 0.0, -k / (2 * t.sqrt()))
 
     def _median_level(self, n: int) -> float:
         return math.log(n + 1) ** 2
@@ -247,11 +298,15 @@ class Riesz(Kernel):
         super()._check()
         if self.norm not in ("l1", "l2"):
             raise ValueError(f"`norm` of Riesz must be 'l2' or 'l1', got {self.norm!r}.")
-        if not (0 < self.exponent < 2 if self.norm == "l2" else 0 < self.exponent <= 1):
+        if not (_lies_in(self.exponent, 0, 2) and (self.norm == "l2" or self.exponent <= 1)):
             interval = "(0, 2)" if self.norm == "l2" else "(0, 1]"
             raise ValueError(
                 f"`exponent` of Riesz must lie in {interval} for norm={self.norm!r}, got {self.exponent!r}."
             )
+
+    @property
+    def _euclidean(self) -> bool:
+        return self.norm == "l2"
 
     def _squared_distances(self, x: Tensor, y: Tensor) -> Tensor:
         return squared_distances(x, y) if self.norm == "l2" else torch.cdist(x, y, p=1).square()
@@ -262,13 +317,31 @@ class Riesz(Kernel):
     def _profile(self, t: Tensor) -> Tensor:
         return -_root(t).pow(self.exponent)
 
+    def _slope(self, t: Tensor, k: Tensor) -> Tensor:
+        return torch.where(_flat(t), 0.0, -self.exponent / 2 * t.pow(self.exponent / 2 - 1))
+
     def _median_level(self, n: int) -> float:
         return 1.0
 
 
 def _root(t: Tensor) -> Tensor:
-    """Return sqrt(t), flat instead of infinitely steep at t = 0."""
-    return t.clamp_min(torch.finfo(t.dtype).eps).sqrt()
+    """Return sqrt(t), with slope zero instead of infinity at t = 0."""
+    return torch.where(_flat(t), 0.0, t.clamp_min(torch.finfo(t.dtype).eps).sqrt())
+
+
+def _smallest(like: Tensor) -> float:
+    """Return the smallest h^2 by which distances can be divided, and slopes after them."""
+    return torch.finfo(like.dtype).tiny ** 0.5
+
+
+def _lies_in(value: Any, low: float, high: float) -> bool:
+    """Tell whether `value` is a number in the open interval."""
+    return isinstance(value, Real) and not isinstance(value, bool) and low < float(value) < high
+
+
+def _flat(t: Tensor) -> Tensor:
+    """Tell where `_root` is flat."""
+    return t < torch.finfo(t.dtype).eps
 
 
 KERNELS: dict[str, type[Kernel]] = {"gaussian": Gaussian, "imq": IMQ, "laplace": Laplace, "riesz": Riesz}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from numbers import Integral
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from sklearn.utils import check_array, check_random_state
+from sklearn.utils import check_array, check_random_state, check_scalar
 from torch import Tensor
 
 from skksivi._arrays import as_tensor
@@ -55,7 +56,7 @@ def sliced_wasserstein(
     Raises
     ------
     ValueError
-        X and Y differ in their number of columns, or hold non-finite values.
+        X and Y differ in their number of columns, or hold non-finite values; `p` or `n_projections` is below 1.
 
     References
     ----------
@@ -70,6 +71,9 @@ def sliced_wasserstein(
     1.7
     """
     X, Y = _pair(X, Y)
+    check_scalar(n_projections, "n_projections", Integral, min_val=1)
+    if not 1 <= p < math.inf:
+        raise ValueError(f"`p` must be a finite number of at least 1, got {p!r}.")
     theta = check_random_state(random_state).normal(size=(X.shape[1], n_projections))
     theta /= np.linalg.norm(theta, axis=0)
     x, y = np.sort(X @ theta, axis=0), np.sort(Y @ theta, axis=0)
@@ -101,6 +105,11 @@ def kl_divergence(X: ArrayLike, Y: ArrayLike, *, n_neighbors: int = 3) -> float:
     divergence : float
         In nats.
 
+    Raises
+    ------
+    ValueError
+        X and Y differ in their number of columns, hold non-finite values or repeated rows.
+
     References
     ----------
     Wang, Q., Kulkarni, S. and Verdú, S. (2009). Divergence estimation for multidimensional densities via
@@ -111,6 +120,11 @@ def kl_divergence(X: ArrayLike, Y: ArrayLike, *, n_neighbors: int = 3) -> float:
     X, Y = _pair(X, Y)
     rho = NearestNeighbors(n_neighbors=n_neighbors).fit(X).kneighbors()[0][:, -1]
     nu = NearestNeighbors(n_neighbors=n_neighbors).fit(Y).kneighbors(X)[0][:, -1]
+    if not (rho.all() and nu.all()):
+        raise ValueError(
+            f"The distance to neighbour {n_neighbors} is zero for some row: `X` or `Y` has repeated rows; remove "
+            "them or raise `n_neighbors`."
+        )
     return float(X.shape[1] * np.mean(np.log(nu / rho)) + math.log(len(Y) / (len(X) - 1)))
 
 
@@ -160,7 +174,7 @@ def ksd(X: ArrayLike, score_fn: ScoreFunction, *, kernel: Kernel | None = None, 
     kernel = IMQ() if kernel is None else kernel
     if statistic not in ("u", "v"):
         raise ValueError(f"`statistic` must be 'u' or 'v', got {statistic!r}.")
-    if getattr(kernel, "norm", "l2") == "l1":
+    if not kernel._euclidean:
         raise ValueError("The Stein kernel of Riesz(norm='l1') does not exist; use norm='l2', IMQ or Gaussian.")
     if not kernel._smooth and (statistic == "v" or X.shape[1] == 1):
         raise ValueError(

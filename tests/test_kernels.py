@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.base import clone
 
-from skksivi.kernels import IMQ, KERNELS, Gaussian, Laplace, Riesz, lower_median, resolve_kernel, squared_distances
+from skksivi.kernels import IMQ, KERNELS, Gaussian, Laplace, Riesz, median_pair, resolve_kernel, squared_distances
 
 REPEATABLE = settings(derandomize=True, deadline=None, max_examples=20)
 SEEDS, SIZES, DIMENSIONS = st.integers(0, 10**6), st.integers(2, 12), st.integers(1, 5)
@@ -201,9 +201,9 @@ def test_frozen_is_a_copy_with_a_number_that_gives_the_same_values(kernel):
     torch.testing.assert_close(off_diagonal(frozen(x)), off_diagonal(kernel(x)), rtol=1e-12, atol=1e-14)
 
 
-def test_frozen_uses_at_most_a_thousand_evenly_spaced_rows():
+def test_frozen_uses_at_most_256_evenly_spaced_rows():
     x = normal(2500, 1)
-    assert Gaussian().frozen(x).bandwidth == Gaussian().frozen(x[::3]).bandwidth
+    assert Gaussian().frozen(x).bandwidth == Gaussian().frozen(x[::10]).bandwidth
 
 
 @every_kernel
@@ -241,11 +241,46 @@ def test_squared_distances_equal_the_sum_over_coordinates(n, m, d, seed):
     assert (squared_distances(x, x) >= 0).all()
 
 
-def test_lower_median_within_leaves_out_a_row_with_itself():
+def test_median_pair_within_leaves_out_a_row_with_itself():
     values = torch.tensor([[0.0, 1.0, 2.0], [1.0, 0.0, 3.0], [2.0, 3.0, 0.0]])
-    assert lower_median(values, within=True).item() == 2
-    assert lower_median(values, within=False).item() == 1
-    assert lower_median(torch.stack([values, 2 * values]), within=True).flatten().tolist() == [2, 4]
+    for within, expected in ((True, 2.0), (False, 1.0)):
+        median, i, j = median_pair(values, within=within)
+        assert median == values[i, j] == expected
+    median, i, j = median_pair(torch.stack([values, 2 * values]), within=True)
+    assert median.tolist() == [2, 4]
+    assert [values[a, b].item() for a, b in zip(i, j, strict=True)] == [2, 2]
+
+
+def test_median_looks_at_the_first_256_rows_only():
+    x = normal(400, 2)
+    x[256:] *= 1e3
+    median, _, _ = median_pair(squared_distances(x, x), within=True)
+    first = x[:256]
+    torch.testing.assert_close(median, median_pair(squared_distances(first, first), within=True)[0])
+
+
+@every_kernel
+@given(t=st.floats(1e-3, 1e3))
+def test_slope_is_the_derivative_of_the_profile(kernel, t):
+    t = torch.tensor(t, dtype=torch.float64, requires_grad=True)
+    k = kernel._profile(t)
+    torch.testing.assert_close(kernel._slope(t, k), torch.autograd.grad(k, t)[0], rtol=1e-10, atol=1e-14)
+
+
+@every_kernel
+def test_the_diagonal_is_exact_whatever_the_outlier(kernel):
+    x = torch.randn(50, 2, generator=torch.Generator().manual_seed(0))
+    x[0] = 1000.0
+    kernel = clone(kernel).set_params(bandwidth=1.0)
+    own = torch.cat([kernel(row[None]).flatten() for row in x])
+    torch.testing.assert_close(kernel(x).diagonal(), own)
+
+
+def test_a_median_of_nothing_is_named():
+    with pytest.raises(ValueError, match="two draws"):
+        Gaussian()(torch.zeros(1, 2))
+    with pytest.raises(ValueError, match="median distance of the draws is zero"):
+        Gaussian().frozen(torch.ones(5, 2))
 
 
 @every_kernel

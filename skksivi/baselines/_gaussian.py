@@ -83,5 +83,4 @@ class Laplace(BaseApproximator):
 
     def _log_density(self, x: Tensor) -> Tensor:
         u = self._map.whiten(x)
-        log_determinant = self._map.L.diagonal().log().sum()
-        return -u.square().sum(-1) / 2 - log_determinant - x.shape[-1] / 2 * math.log(2 * math.pi)
+        return -u.square().sum(-1) / 2 - self._map.log_determinant() - x.shape[-1] / 2 * math.log(2 * math.pi)

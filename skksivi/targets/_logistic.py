@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -76,3 +77,13 @@ class BayesianLogisticRegression(Target):
         """Evaluate the gradient of log p at each row of beta (n, d)."""
         X, y = self._X.to(beta), self._y.to(beta)
         return (y - torch.sigmoid(beta @ X.mT)) @ X - self.prior_precision * beta
+
+    def score_vjp(self, beta: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        """Return the score at beta and its vector-Jacobian product, the map of v (n, d) to J^T v (n, d)."""
+        X, y = self._X.to(beta), self._y.to(beta)
+        p = torch.sigmoid(beta @ X.mT)
+
+        def vjp(v: Tensor) -> Tensor:
+            return torch.addmm(v, (v @ X.mT).mul_(p).mul_(1 - p), X, beta=-self.prior_precision, alpha=-1)
+
+        return torch.addmm(beta, y - p, X, beta=-self.prior_precision), vjp

@@ -156,3 +156,15 @@ def test_from_score_fn_refuses():
         from_score_fn(3, 2)
     with pytest.raises(ValueError, match="n_features"):
         from_score_fn(torch.neg, 0)
+
+
+@pytest.mark.parametrize("target", [t for t in TARGETS if hasattr(t, "score_vjp")], ids=lambda t: type(t).__name__)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_score_vjp_equals_autograd(target, dtype):
+    x, v = points(target, dtype).requires_grad_(), points(target, dtype).flip(0)
+    expected = target.score_fn(x)
+    (product,) = torch.autograd.grad(expected, x, v)
+    s, vjp = target.score_vjp(x.detach())
+    tolerance = 1e-10 if dtype == torch.float64 else 1e-4
+    torch.testing.assert_close(s, expected.detach(), rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(vjp(v), product, rtol=tolerance, atol=tolerance)

@@ -1,0 +1,78 @@
+"""The fused op is an implementation of the plain formulas of `_stein`, which are its specification."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from skksivi import _fused
+from skksivi._fused import fused_ksd
+from skksivi._stein import GRADIENT_ESTIMATORS
+from skksivi.kernels import IMQ, Gaussian, Laplace, Riesz
+
+KERNELS = [Gaussian, IMQ, lambda **p: IMQ(exponent=0.3, **p), Laplace, *(
+    lambda r=r, **p: Riesz(exponent=r, **p) for r in (0.5, 1.0, 1.5)
+), lambda **p: Riesz(norm="l1", **p)]  # fmt: skip
+
+
+def value_and_gradients(function, x, f):
+    x, f = x.clone().requires_grad_(), f.clone().requires_grad_()
+    value = function(x, f)
+    weights = torch.arange(1, value.numel() + 1, dtype=value.dtype).view(value.shape)
+    return value.detach(), *torch.autograd.grad((weights * value).sum(), (x, f))
+
+
+def assert_equal_specification(x, f, kernel, estimator, rtol=1e-9):
+    expected = value_and_gradients(lambda x, f: estimator.estimate(x, f, kernel), x, f)
+    actual = value_and_gradients(lambda x, f: fused_ksd(x, f, kernel, estimator), x, f)
+    for a, e in zip(actual, expected, strict=True):
+        assert (a - e).abs().max() <= rtol * e.abs().max()
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    make=st.sampled_from(KERNELS),
+    bandwidth=st.one_of(st.just("median"), st.floats(0.2, 20)),
+    estimator=st.sampled_from(list(GRADIENT_ESTIMATORS.values())),
+    layers=st.sampled_from([(), (1,), (3,), (2, 2)]),
+    n=st.integers(3, 40),
+    d=st.integers(1, 12),
+    tile_rows=st.sampled_from([1, 3, 64]),
+    shift=st.sampled_from([0.0, 3.0]),
+    seed=st.integers(0, 10_000),
+)
+def test_value_and_gradients_equal_the_specification(
+    make, bandwidth, estimator, layers, n, d, tile_rows, shift, seed
+):
+    generator = torch.Generator().manual_seed(seed)
+    shape = (*layers, estimator.n_batches * n, d)
+    x, f = torch.randn(2, *shape, generator=generator, dtype=torch.float64)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_fused, "MIN_TILE_ROWS", tile_rows)
+        patch.setitem(_fused.TILE_ENTRIES, "cpu", tile_rows * n)
+        assert_equal_specification(x + shift, f, make(bandwidth=bandwidth), estimator)
+
+
+@pytest.mark.parametrize("estimator", GRADIENT_ESTIMATORS.values(), ids=GRADIENT_ESTIMATORS)
+def test_the_median_of_a_subsample_is_that_of_the_specification(estimator):
+    generator = torch.Generator().manual_seed(0)
+    x, f = torch.randn(2, 400 * estimator.n_batches, 3, generator=generator, dtype=torch.float64)
+    assert_equal_specification(x, f, Gaussian(), estimator)
+
+
+@pytest.mark.parametrize("estimator", GRADIENT_ESTIMATORS.values(), ids=GRADIENT_ESTIMATORS)
+@pytest.mark.parametrize("make", KERNELS[:-1])
+def test_identical_draws_give_finite_gradients(make, estimator):
+    x, f = torch.ones(8, 2), torch.randn(8, 2, generator=torch.Generator().manual_seed(0))
+    for result in value_and_gradients(lambda x, f: fused_ksd(x, f, make(), estimator), x, f):
+        assert result.isfinite().all()
+
+
+@pytest.mark.parametrize("estimator", GRADIENT_ESTIMATORS.values(), ids=GRADIENT_ESTIMATORS)
+def test_single_precision_agrees_with_double_far_from_the_origin(estimator):
+    x, f = torch.randn(2, 200, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for make in KERNELS[:4]:
+        double = value_and_gradients(lambda x, f: fused_ksd(x, f, make(), estimator), x, f)  # noqa: B023
+        single = value_and_gradients(lambda x, f: fused_ksd(x, f, make(), estimator), (x + 100).float(), f.float())  # noqa: B023
+        for s, d in zip(single, double, strict=True):
+            assert (s - d).abs().max() < 1e-3 * d.abs().max()

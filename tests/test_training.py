@@ -1,0 +1,146 @@
+"""The optimisation loop."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from skksivi._score import with_product
+from skksivi._training import Plateau, flatten, learning_rate_factor, minimise, swapped, unflatten
+
+SETTINGS = {
+    "max_iter": 200,
+    "learning_rate": 0.05,
+    "learning_rate_decay": None,
+    "betas": (0.9, 0.999),
+    "max_grad_norm": None,
+    "ema_decay": None,
+    "annealing": None,
+    "plateau": None,
+}
+
+
+def network():
+    module = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    for i, p in enumerate(module.parameters()):
+        torch.nn.init.constant_(p, 0.1 * (i + 1))
+    return module
+
+
+def run(module, loss_fn, **settings):
+    return minimise(loss_fn, module, generator=torch.Generator(), **{**SETTINGS, **settings})
+
+
+def quadratic(module):
+    return lambda temperature: sum((p - 1).square().sum() for p in module.parameters())
+
+
+def test_flat_parameters_share_memory_with_the_module_and_part_again():
+    module = network()
+    before = [p.detach().clone() for p in module.parameters()]
+    flat = flatten(module)
+    assert len(flat) == sum(p.numel() for p in before)
+    module(torch.ones(1, 3)).sum().backward()
+    gradients = torch.cat([p.grad.flatten() for p in module.parameters()])
+    assert gradients.any()
+    torch.testing.assert_close(flat.grad, gradients)
+    flat.mul_(2)
+    for p, b in zip(module.parameters(), before, strict=True):
+        torch.testing.assert_close(p.detach(), 2 * b)
+    unflatten(module)
+    flat.zero_()
+    for p, b in zip(module.parameters(), before, strict=True):
+        torch.testing.assert_close(p.detach(), 2 * b)
+        assert p.grad is None
+
+
+def test_steps_equal_those_of_plain_adam():
+    ours, plain = network(), network()
+    run(ours, quadratic(ours), max_iter=20, learning_rate_decay=(0.5, 7), max_grad_norm=1.0)
+    optimizer = torch.optim.Adam(plain.parameters(), lr=0.05, betas=(0.9, 0.999))
+    for t in range(20):
+        optimizer.param_groups[0]["lr"] = 0.05 * 0.5 ** (t // 7)
+        optimizer.zero_grad()
+        quadratic(plain)(None).backward()
+        nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
+        optimizer.step()
+    for p, q in zip(ours.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+
+
+def test_the_average_is_the_exponential_average_of_the_iterates():
+    module, seen = network(), []
+
+    def loss_fn(temperature):
+        seen.append(torch.cat([p.detach().flatten() for p in module.parameters()]))
+        return quadratic(module)(temperature)
+
+    run(module, loss_fn, ema_decay=0.9)
+    last = network()
+    run(last, quadratic(last))
+    seen.append(torch.cat([p.detach().flatten() for p in last.parameters()]))
+    average = seen[0]
+    for t, iterate in enumerate(seen[1:]):
+        average = average + max(0.1, 9 / (10 + t)) * (iterate - average)
+    result = torch.cat([p.detach().flatten() for p in module.parameters()])
+    torch.testing.assert_close(result, average, rtol=1e-4, atol=1e-5)
+
+
+def test_swapped_is_undone():
+    flat = torch.tensor([1.0, 2.0])
+    with swapped(flat, torch.tensor([5.0, 6.0])):
+        assert flat.tolist() == [5, 6]
+    assert flat.tolist() == [1, 2]
+
+
+def test_annealing_is_handed_to_the_loss():
+    module, seen = network(), []
+
+    def loss_fn(temperature):
+        seen.append(temperature.item())
+        return quadratic(module)(temperature)
+
+    run(module, loss_fn, max_iter=4, annealing=lambda progress: 1 + progress)
+    assert seen == [1.0, 1.25, 1.5, 1.75]
+
+
+def test_learning_rate_factors():
+    assert learning_rate_factor(None, 10)(7) == 1
+    assert learning_rate_factor((0.9, 3), 10)(7) == pytest.approx(0.81)
+    cosine = learning_rate_factor("cosine", 10)
+    assert cosine(0) == 1
+    assert cosine(5) == pytest.approx(0.5)
+    assert cosine(10) == pytest.approx(0)
+
+
+def test_the_loss_falls_and_is_recorded():
+    module = network()
+    result = run(module, quadratic(module))
+    assert result.engine == "eager"
+    assert result.losses.shape == (200,)
+    assert result.losses[-1] < 1e-3 * result.losses[0]
+
+
+def test_a_plateau_is_told_from_progress():
+    falling = iter(np.linspace(1, 0, 11))
+    plateau = Plateau(lambda module: next(falling), tol=0.01, patience=300)
+    assert not any(plateau.reached(nn.Identity(), t) for t in range(100, 1100, 100))
+    flat = Plateau(lambda module: 1.0, tol=0.01, patience=300)
+    assert [flat.reached(nn.Identity(), t) for t in (100, 200, 300, 400)] == [False, False, False, True]
+
+
+def test_a_loss_that_is_not_finite_names_its_iteration():
+    module, count = network(), iter(range(1000))
+
+    def loss_fn(temperature):
+        return quadratic(module)(temperature) * (torch.nan if next(count) == 130 else 1)
+
+    with pytest.raises(FloatingPointError, match="iteration 130"):
+        run(module, loss_fn)
+
+
+def test_a_given_product_is_used_in_the_backward_pass():
+    x = torch.ones(2, 3, requires_grad=True)
+    s = with_product(lambda x: (-x, lambda v: 7 * v))(x)
+    s.sum().backward()
+    torch.testing.assert_close(x.grad, torch.full((2, 3), 7.0))

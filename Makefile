@@ -3,6 +3,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
+# One thread a process: faster than two for problems this small, and two test processes share the machine.
+export OMP_NUM_THREADS ?= 1
+
 .PHONY: demo test lint doc clean
 
 demo: .venv/ready

@@ -63,7 +63,7 @@ def main():
     parser.add_argument("--max-iter", type=int, default=10_000)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--draws", type=int, default=100_000)
-    parser.add_argument("--output", default="benchmarks/output/toys.png")
+    parser.add_argument("--output", default="toys.png")
     args = parser.parse_args()
     figure, axes = plt.subplots(1, len(RUNS), figsize=(4 * len(RUNS), 4), layout="constrained")
     print(f"{'target, kernel':<30}{'KL(q||p)':>10}{'floor':>8}{'seconds':>9}")

@@ -110,7 +110,7 @@ class KSIVIApproximator(BaseApproximator):
         The fitted family, in the whitened coordinates u.
     whitening_ : (m, L)
         The map x = m + L u.
-    loss_curve_ : ndarray of shape (n_iter_,)
+    loss_curve_ : ndarray of shape (`n_iter_`,)
         The estimate of KSD^2 at each iteration, under the training kernel.
     ksd_curve_ : ndarray
         The fixed-kernel discrepancy, each 100 iterations; empty without `tol`.
@@ -127,6 +127,9 @@ class KSIVIApproximator(BaseApproximator):
 
     References
     ----------
+    Yu, L., Cheng, Z., Zhang, S. and Zhang, C. A kernel approach for semi-implicit variational inference. "The paper"
+    throughout.
+
     Cheng, Z., Yu, L., Xie, T., Zhang, S. and Zhang, C. (2024). Kernel semi-implicit variational inference.
     https://arxiv.org/abs/2405.18997
 

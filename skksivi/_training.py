@@ -206,6 +206,6 @@ def _check_finite(losses: Tensor) -> None:
         iteration = int((~finite).nonzero()[0])
         raise FloatingPointError(
             f"The loss is {losses[iteration].item()} at iteration {iteration}: `score_fn` may be undefined or huge "
-            "where the draws lie. Use dtype='float64', a smaller `learning_rate` or `initial_scale`, or rescale "
-            "the parameters."
+            "where the draws lie, or have the wrong sign. Use dtype='float64', a smaller "
+            "`learning_rate` or `initial_scale`, or rescale the parameters."
         )

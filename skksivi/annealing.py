@@ -24,8 +24,8 @@ class Linear(BaseEstimator):
     --------
     >>> from skksivi.annealing import Linear
     >>> schedule = Linear(start=0.2, until=0.5)
-    >>> schedule(0.0), schedule(0.25), schedule(0.9)
-    (0.2, 0.6, 1.0)
+    >>> [round(schedule(progress), 2) for progress in (0.0, 0.25, 0.9)]
+    [0.2, 0.6, 1.0]
     """
 
     def __init__(self, start: float = 0.1, until: float = 0.45) -> None:

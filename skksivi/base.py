@@ -53,7 +53,8 @@ class BaseApproximator(DensityMixin, BaseEstimator, ABC):
         ----------
         score_fn : callable or Target
             The gradient of log p at each row, (n, n_features) tensor -> (n, n_features) tensor; training
-            differentiates through it. Or a `Target`, which carries its own and `n_features`.
+            differentiates through it. Or a `skksivi.targets.Target`, which carries its own and
+            `n_features`.
         y : None
             Ignored, present by scikit-learn's convention.
         n_features : int, default=None

@@ -4,9 +4,9 @@ Every kernel here is a profile :math:`\varphi` of one scaled distance,
 
 .. math:: k(x, y) = \varphi\left(\|x - y\|^2 / h^2\right),
 
-with the bandwidth :math:`h` a positive number or set by the median heuristic: the width at which the median of
-the pairwise squared distances takes a value fixed by the kernel. Gradients flow through the median, which makes
-the kernel scale-free and keeps training from lowering the loss by spreading out.
+the Riesz kernel less its values at (x, 0) and (0, y). The bandwidth :math:`h` is a positive number or set by the
+median heuristic: the width at which the median pair lies at a scaled distance fixed by the kernel. Gradients flow
+through the median, which makes the kernel scale-free and keeps training from lowering the loss by spreading out.
 
 A kernel is three short methods, `_profile`, `_slope` and `_median_level`, and one entry of `KERNELS`. The median is
 taken over the pairs of the first 256 draws, which are as random as any others.

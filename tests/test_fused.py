@@ -50,7 +50,15 @@ def test_value_and_gradients_equal_the_specification(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_fused, "MIN_TILE_ROWS", tile_rows)
         patch.setitem(_fused.TILE_ENTRIES, "cpu", tile_rows * n)
-        assert_equal_specification(x + shift, f, make(bandwidth=bandwidth), estimator)
+        kernel = make(bandwidth=bandwidth)
+        # The slope of a kernel with a kink at x = y magnifies the rounding error of the distance of a close pair.
+        rtol = 1e-9 if kernel._smooth else 1e-9 + 1e-14 / closest(x) ** 2
+        assert_equal_specification(x + shift, f, kernel, estimator, rtol)
+
+
+def closest(x):
+    x = x.flatten(0, -2)
+    return min(torch.pdist(x).min().item(), 1)
 
 
 @pytest.mark.parametrize("estimator", GRADIENT_ESTIMATORS.values(), ids=GRADIENT_ESTIMATORS)

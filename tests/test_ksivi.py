@@ -55,7 +55,7 @@ def test_fitted_attributes():
         {"learning_rate_decay": (0.9, 10)},
         {"learning_rate_decay": None},
         {"annealing": "linear"},
-        {"annealing": lambda progress: 0.5},
+        {"annealing": Linear(start=0.5)},
         {"ema_decay": None},
         {"max_grad_norm": 1.0},
         {"tol": 0.1, "n_iter_no_change": 100},

@@ -78,7 +78,7 @@ def load_waveform(*, return_X_y: bool = False) -> Any:
     >>> from skksivi.datasets import load_waveform
     >>> X, y = load_waveform(return_X_y=True)
     >>> X.shape, float(y.mean())
-    ((400, 21), 0.665)
+    ((400, 21), 0.6625)
     """
     X, classes = make_waveform(5000, random_state=1984)
     X = (X - X.mean(axis=0)) / X.std(axis=0, ddof=1)

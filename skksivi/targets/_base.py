@@ -16,15 +16,14 @@ class Target:
     """A distribution to approximate, known by its score.
 
     A subclass gives `n_features` and either `score_fn(x)` or `log_prob(x)`, whose gradient is then the score; it
-    need not call `__init__`. `sample(n, generator)` is offered where an exact sampler exists. A target can be
-    handed to scikit-learn's search tools in the place of X: indexing gives the target itself.
+    need not call `__init__`. Optional: `sample(n, generator)` where an exact sampler exists, and `score_vjp(x)`,
+    which returns the score and its vector-Jacobian product, the map of v to J^T v (n, d), to spare the automatic
+    one. A target can be handed to scikit-learn's search tools in the place of X: indexing gives the target itself.
 
     Attributes
     ----------
     n_features : int
         Dimension d.
-    shape : tuple
-        (1, n_features), for scikit-learn.
 
     Examples
     --------

@@ -38,7 +38,7 @@ class BayesianLogisticRegression(Target):
 
     References
     ----------
-    The paper's section on Bayesian logistic regression, after Yin and Zhou (2018), https://arxiv.org/abs/1805.11183
+    Yin, M. and Zhou, M. (2018). Semi-implicit variational inference. https://arxiv.org/abs/1805.11183
 
     Examples
     --------

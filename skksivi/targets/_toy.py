@@ -18,7 +18,7 @@ class Banana(Target):
 
     References
     ----------
-    The paper's Table of toy targets.
+    Yu, L. et al. A kernel approach for semi-implicit variational inference, section on toy examples.
 
     Examples
     --------
@@ -94,7 +94,7 @@ class Multimodal(_GaussianMixture):
 
     References
     ----------
-    The paper's Table of toy targets.
+    Yu, L. et al. A kernel approach for semi-implicit variational inference, section on toy examples.
 
     Examples
     --------
@@ -113,7 +113,7 @@ class XShaped(_GaussianMixture):
 
     References
     ----------
-    The paper's Table of toy targets.
+    Yu, L. et al. A kernel approach for semi-implicit variational inference, section on toy examples.
 
     Examples
     --------

@@ -1,7 +1,8 @@
 """Distributions to approximate, each known by the gradient of its log-density."""
 
 from skksivi.targets._base import Target, from_score_fn
+from skksivi.targets._diffusion import ConditionedDiffusion
 from skksivi.targets._logistic import BayesianLogisticRegression
 from skksivi.targets._toy import Banana, Multimodal, XShaped
 
-__all__ = ["Banana", "BayesianLogisticRegression", "Multimodal", "Target", "XShaped", "from_score_fn"]
+__all__ = ["Banana", "BayesianLogisticRegression", "ConditionedDiffusion", "Multimodal", "Target", "XShaped", "from_score_fn"]

@@ -4,11 +4,18 @@ import numpy as np
 import pytest
 import torch
 
-from skksivi.targets import Banana, BayesianLogisticRegression, Multimodal, Target, XShaped, from_score_fn
+from skksivi.targets import Banana, BayesianLogisticRegression, ConditionedDiffusion, Multimodal, Target, XShaped, from_score_fn
 
 rng = np.random.RandomState(0)
 X, y = rng.normal(size=(30, 3)), rng.randint(2, size=30)
-TARGETS = [Banana(), Multimodal(), XShaped(), BayesianLogisticRegression(X, y, fit_intercept=True)]
+TARGETS = [
+    Banana(),
+    Multimodal(),
+    XShaped(),
+    BayesianLogisticRegression(X, y, fit_intercept=True),
+    ConditionedDiffusion(10),
+    ConditionedDiffusion(10, drift="bounded"),
+]
 EXACT = [target for target in TARGETS if hasattr(target, "sample")]
 
 

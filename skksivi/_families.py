@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,15 +27,119 @@ def _standard_normal(noise: Tensor) -> Tensor:
 MIXINGS: dict[str, Callable[[Tensor], Tensor]] = {"normal": _standard_normal}
 
 
+class Map(nn.Module, ABC):
+    """A parameterised function of z with a hand-written way back for gradients."""
+
+    @abstractmethod
+    def forward(self, z: Tensor) -> Tensor:
+        """Map (n, latent_dim) to (n, d), or to (d,) for all rows alike."""
+
+    @abstractmethod
+    def with_pullback(self, z: Tensor) -> tuple[Tensor, Callable[[Tensor], None]]:
+        """Return the value at z, and the function that takes the gradient of a loss in it, (n, d), and sets `grad` of
+        the parameters. To be called without automatic differentiation, on parameters that have a `grad`.
+        """
+
+
+class Constant(Map):
+    """A free vector that ignores z."""
+
+    def __init__(self, value: Tensor) -> None:
+        super().__init__()
+        self.value = nn.Parameter(value)
+
+    def forward(self, z: Tensor) -> Tensor:
+        return self.value
+
+    def with_pullback(self, z: Tensor) -> tuple[Tensor, Callable[[Tensor], None]]:
+        def pullback(dy: Tensor) -> None:
+            torch.sum(dy, 0, out=self.value.grad)
+
+        return self.value, pullback
+
+
+class MultilayerPerceptron(Map):
+    """A ReLU network, its weights drawn by torch's own rule for linear layers.
+
+    Parameters
+    ----------
+    sizes : sequence of int
+        Of the input, the hidden layers and the output.
+    generator : torch.Generator
+    """
+
+    def __init__(self, sizes: Sequence[int], generator: torch.Generator) -> None:
+        super().__init__()
+        layers = []
+        for n_in, n_out in itertools.pairwise(sizes):
+            linear = nn.utils.skip_init(nn.Linear, n_in, n_out, device=generator.device)
+            bound = 1 / math.sqrt(n_in)
+            nn.init.uniform_(linear.weight, -bound, bound, generator=generator)
+            nn.init.uniform_(linear.bias, -bound, bound, generator=generator)
+            layers.append(linear)
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, z: Tensor) -> Tensor:
+        *hidden, last = self.layers
+        for layer in hidden:
+            z = layer(z).relu()
+        return last(z)
+
+    def with_pullback(self, z: Tensor) -> tuple[Tensor, Callable[[Tensor], None]]:
+        layers: list[Any] = list(self.layers)
+        inputs = [z]
+        for layer in layers[:-1]:
+            inputs.append(torch.addmm(layer.bias, inputs[-1], layer.weight.T).relu_())
+
+        def pullback(dy: Tensor) -> None:
+            for i, (layer, h) in reversed(list(enumerate(zip(layers, inputs, strict=True)))):
+                torch.mm(dy.T, h, out=layer.weight.grad)
+                torch.sum(dy, 0, out=layer.bias.grad)
+                if i > 0:
+                    dy = torch.ops.aten.threshold_backward(dy @ layer.weight, h, 0)
+
+        return torch.addmm(layers[-1].bias, inputs[-1], layers[-1].weight.T), pullback
+
+    def start_at(self, value: float) -> MultilayerPerceptron:
+        """Make the network start as a constant function; return it."""
+        last: Any = self.layers[-1]
+        nn.init.zeros_(last.weight)
+        nn.init.constant_(last.bias, value)
+        return self
+
+
+class LinearSkip(Map):
+    """The map z -> A z + network(z)."""
+
+    def __init__(self, A: Tensor, network: Map) -> None:
+        super().__init__()
+        self.A = nn.Parameter(A)
+        self.network = network
+
+    def forward(self, z: Tensor) -> Tensor:
+        return z @ self.A.T + self.network(z)
+
+    def with_pullback(self, z: Tensor) -> tuple[Tensor, Callable[[Tensor], None]]:
+        out, pull_network = self.network.with_pullback(z)
+
+        def pullback(dy: Tensor) -> None:
+            torch.mm(dy.T, z, out=self.A.grad)
+            pull_network(dy)
+
+        return torch.addmm(out, z, self.A.T), pullback
+
+
 class SemiImplicit(nn.Module):
     r"""The family q(x) = E_q(z) N(x; mu(z), diag sigma(z)^2), with sigma^2 = exp(a) + floor^2.
 
     Parameters
     ----------
-    mean : Module
+    mean : Map
         The map mu from (n, latent_dim) to (n, d).
-    log_variance : Module
+    log_variance : Map
         The map a from (n, latent_dim) to (d,) or (n, d).
+    n_features : int
+        The dimension d of x.
     latent_dim : int
         Dimension of z.
     mixing : {"normal"}
@@ -44,11 +149,19 @@ class SemiImplicit(nn.Module):
     """
 
     def __init__(
-        self, mean: nn.Module, log_variance: nn.Module, *, latent_dim: int, mixing: str, min_scale: float
+        self,
+        mean: Map,
+        log_variance: Map,
+        *,
+        n_features: int,
+        latent_dim: int,
+        mixing: str,
+        min_scale: float,
     ) -> None:
         super().__init__()
         self.mean = mean
         self.log_variance = log_variance
+        self.n_features = n_features
         self.latent_dim = latent_dim
         self.mixing = mixing
         self.min_scale = min_scale
@@ -59,14 +172,42 @@ class SemiImplicit(nn.Module):
 
     def draw_latent(self, n: int, generator: torch.Generator) -> Tensor:
         """Draw z of shape (n, latent_dim) from the mixing distribution."""
-        return MIXINGS[self.mixing](self._normal(n, self.latent_dim, generator))
+        like = next(self.parameters())
+        noise = torch.empty(n, self.latent_dim, dtype=like.dtype, device=like.device)
+        return MIXINGS[self.mixing](noise.normal_(generator=generator))
 
     def draw(self, n: int, generator: torch.Generator) -> Draw:
         r"""Draw n rows, :math:`x = \mu(z) + \sigma(z) \xi` with conditional score :math:`-\xi / \sigma(z)`."""
-        z = self.draw_latent(n, generator)
-        mu, sigma = self.mean(z), self.sigma(z)
-        xi = self._normal(n, mu.shape[-1], generator)
-        return Draw(mu + sigma * xi, -xi / sigma)
+        return self.draw_with_pullback(n, generator)[0]
+
+    def draw_with_pullback(self, n: int, generator: torch.Generator) -> tuple[Draw, Callable[[Tensor, Tensor], None]]:
+        r"""Draw n rows; return them and the way of gradients back to the parameters.
+
+        Returns
+        -------
+        draw : Draw
+        pullback : callable
+            Takes the gradients of a loss in x and in the conditional score c, both (n, d), and sets those of the
+            parameters. With :math:`x = \mu + \sigma \xi`, :math:`c = -\xi / \sigma` and
+            :math:`\sigma^2 = e^a + \text{floor}^2`,
+            :math:`\partial L / \partial a = (\partial_x L + \partial_c L / \sigma^2)\, \xi\, e^a / (2 \sigma)`.
+        """
+        like = next(self.parameters())
+        noise = torch.empty(n * (self.latent_dim + self.n_features), dtype=like.dtype, device=like.device)
+        noise.normal_(generator=generator)
+        z, xi = noise.split([n * self.latent_dim, n * self.n_features])
+        z, xi = MIXINGS[self.mixing](z.view(n, -1)), xi.view(n, -1)
+        mu, pull_mean = self.mean.with_pullback(z)
+        a, pull_log_variance = self.log_variance.with_pullback(z)
+        e_a = a.exp()
+        sigma = (e_a + self.min_scale**2).sqrt_()
+
+        def pullback(dx: Tensor, dscore: Tensor) -> None:
+            pull_mean(dx)
+            d_sigma = torch.addcdiv(dx, dscore, sigma.square()).mul_(xi)
+            pull_log_variance(d_sigma.mul_(e_a / (2 * sigma)))
+
+        return Draw(torch.addcmul(mu, sigma, xi), xi / -sigma), pullback
 
     def log_prob(self, x: Tensor, z: Tensor) -> Tensor:
         """Return log q(x_i | z_j) for all pairs, shape (n, k), of x (n, d) and z (k, latent_dim)."""
@@ -75,54 +216,6 @@ class SemiImplicit(nn.Module):
         squared = x.square() @ precision.mT - 2 * x @ (precision * mu).mT + (precision * mu.square()).sum(-1)
         log_determinant = precision.log().sum(-1) - x.shape[-1] * math.log(2 * math.pi)
         return (log_determinant - squared) / 2
-
-    def _normal(self, n: int, dim: int, generator: torch.Generator) -> Tensor:
-        like = next(self.parameters())
-        return torch.randn(n, dim, generator=generator, dtype=like.dtype, device=like.device)
-
-
-class LinearSkip(nn.Module):
-    """The map z -> A z + network(z)."""
-
-    def __init__(self, linear: nn.Linear, network: nn.Module) -> None:
-        super().__init__()
-        self.linear = linear
-        self.network = network
-
-    def forward(self, z: Tensor) -> Tensor:
-        """Map (n, latent_dim) to (n, d)."""
-        return self.linear(z) + self.network(z)
-
-
-class Constant(nn.Module):
-    """A free vector that ignores z."""
-
-    def __init__(self, value: Tensor) -> None:
-        super().__init__()
-        self.value = nn.Parameter(value)
-
-    def forward(self, z: Tensor) -> Tensor:
-        """Return the vector, shape (d,)."""
-        return self.value
-
-
-def multilayer_perceptron(sizes: Sequence[int], generator: torch.Generator) -> nn.Sequential:
-    """Return a ReLU network whose weights come from `generator`, by torch's own rule for linear layers."""
-    layers: list[nn.Module] = []
-    for n_in, n_out in itertools.pairwise(sizes):
-        linear = nn.utils.skip_init(nn.Linear, n_in, n_out, device=generator.device)
-        bound = 1 / math.sqrt(n_in)
-        nn.init.uniform_(linear.weight, -bound, bound, generator=generator)
-        nn.init.uniform_(linear.bias, -bound, bound, generator=generator)
-        layers += [linear, nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
-
-
-def _last_layer_at(network: nn.Sequential, value: float) -> nn.Sequential:
-    """Make the network start as a constant function."""
-    nn.init.zeros_(network[-1].weight)  # type: ignore[arg-type]
-    nn.init.constant_(network[-1].bias, value)  # type: ignore[arg-type]
-    return network
 
 
 def gaussian_layer(
@@ -139,18 +232,22 @@ def gaussian_layer(
     dtype: torch.dtype,
 ) -> SemiImplicit:
     """Build a family; with `linear_skip`, latent_dim >= d and initial_scale <= 1, it starts at N(0, I)."""
-    mean: nn.Module = multilayer_perceptron([latent_dim, *hidden_layer_sizes, n_features], generator)
+
+    def network() -> MultilayerPerceptron:
+        return MultilayerPerceptron([latent_dim, *hidden_layer_sizes, n_features], generator)
+
     if linear_skip:
-        linear = nn.utils.skip_init(nn.Linear, latent_dim, n_features, bias=False, device=generator.device)
-        nn.init.eye_(linear.weight)
-        with torch.no_grad():
-            linear.weight.mul_(math.sqrt(max(1 - initial_scale**2, 0)))
-        mean = LinearSkip(linear, _last_layer_at(mean, 0.0))  # type: ignore[arg-type]
-    start = math.log(initial_scale**2 - min_scale**2)
-    log_variance: nn.Module = (
-        Constant(torch.full((n_features,), start, device=generator.device))
+        A = torch.eye(n_features, latent_dim, device=generator.device) * math.sqrt(max(1 - initial_scale**2, 0))
+        mean: Map = LinearSkip(A, network().start_at(0.0))
+    else:
+        mean = network()
+    a = math.log(initial_scale**2 - min_scale**2)
+    log_variance = (
+        Constant(torch.full((n_features,), a, device=generator.device))
         if scale == "constant"
-        else _last_layer_at(multilayer_perceptron([latent_dim, *hidden_layer_sizes, n_features], generator), start)
+        else network().start_at(a)
     )
-    family = SemiImplicit(mean, log_variance, latent_dim=latent_dim, mixing=mixing, min_scale=min_scale)
+    family = SemiImplicit(
+        mean, log_variance, n_features=n_features, latent_dim=latent_dim, mixing=mixing, min_scale=min_scale
+    )
     return family.to(dtype)

@@ -5,24 +5,23 @@ With :math:`t_{ij} = \|x_i - y_j\|^2 / h^2`, :math:`k = \varphi(t)` and :math:`A
 
 .. math::
     \frac{\partial L}{\partial F} = w\, k\, G, \qquad
-    \frac{\partial L}{\partial x_i} = \frac{2 w}{h^2} \Big(x_i \sum_j E_{ij} - \sum_j E_{ij} y_j\Big), \qquad
-    \frac{\partial L}{\partial h^2} = -\frac{w}{h^2} \sum_{ij} E_{ij} t_{ij}.
+    \frac{\partial L}{\partial x_i} = \frac{2 w}{h^2} \sum_j E_{ij} (x_i - y_j), \qquad
+    \frac{\partial L}{\partial h^2} = -\frac{1}{2 h^2} \sum_i x_i^\top \frac{\partial L}{\partial x_i},
 
-A median width hands the last one on to the two draws whose distance is the median. Rows are taken in tiles:
-memory is O(tile * N + N d), and no (N, N, d) tensor exists. The plain formulas of `_stein` are the specification.
+the last because L is a function of x / h. A median width hands it on to the two draws whose distance is the median.
+Rows are taken in tiles: memory is O(tile * N + N d), and no (N, N, d) tensor exists. The plain formulas of `_stein`
+are the specification.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from skksivi._stein import GradientEstimator
-from skksivi.kernels import MAX_MEDIAN_DRAWS, Kernel, median_pair, squared_distances
+from skksivi.kernels import MAX_MEDIAN_DRAWS, Kernel, median_pair
 
 #: Entries of a tile: on a CPU it stays in the cache, on a GPU it keeps the device busy.
 TILE_ENTRIES = defaultdict(lambda: 2**26, cpu=2**16)
@@ -32,12 +31,15 @@ MIN_TILE_ROWS = 64
 THIN = 8
 
 
-def fused_ksd(x: Tensor, f: Tensor, kernel: Kernel, estimator: GradientEstimator) -> Tensor:
-    """Compute `estimator.estimate(x, f, kernel)`, once differentiable in x and f.
+def value_and_gradients(
+    x: Tensor, f: Tensor, kernel: Kernel, estimator: GradientEstimator
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute `estimator.estimate(x, f, kernel)` and its gradients.
 
     Parameters
     ----------
     x, f : Tensor of shape (..., estimator.n_batches * n, d)
+        Leading axes are independent problems, the layers of a hierarchy.
     kernel : Kernel
         One of other than Euclidean distances goes through the plain formula.
     estimator : GradientEstimator
@@ -45,121 +47,146 @@ def fused_ksd(x: Tensor, f: Tensor, kernel: Kernel, estimator: GradientEstimator
     Returns
     -------
     value : Tensor of shape (...)
+    dx, df : Tensors of the shape of x
+        The gradients of each layer's value.
     """
     if not kernel._euclidean:
-        return estimator.estimate(x, f, kernel)
-    return _FusedKSD.apply(x, f, kernel, estimator.n_batches)
+        return _by_autograd(x, f, kernel, estimator)
+    layers, (n, d) = x.shape[:-2], x.shape[-2:]
+    value, dx, df = _fused(x.reshape(-1, n, d), f.reshape(-1, n, d), kernel, within=estimator.n_batches == 1)
+    return value.view(layers), dx.view(x.shape), df.view(x.shape)
 
 
-class _FusedKSD(torch.autograd.Function):
-    """The gradients are at hand once the value is; the backward pass only scales them."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, f: Tensor, kernel: Kernel, n_batches: int) -> Tensor:
-        layers = x.shape[:-2]
-        x3, f3 = x.flatten(0, -3) if layers else x[None], f.flatten(0, -3) if layers else f[None]
-        value, dx, df = _value_and_gradients(x3, f3, kernel, n_batches)
-        ctx.save_for_backward(dx.view_as(x), df.view_as(f))
-        return value.view(layers)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        dx, df = ctx.saved_tensors
-        grad = grad[..., None, None]
-        return grad * dx, grad * df, None, None
+def _by_autograd(x: Tensor, f: Tensor, kernel: Kernel, estimator: GradientEstimator) -> tuple[Tensor, Tensor, Tensor]:
+    x, f = x.detach().requires_grad_(), f.detach().requires_grad_()
+    with torch.enable_grad():
+        value = estimator.estimate(x, f, kernel)
+        dx, df = torch.autograd.grad(value.sum(), (x, f))
+    return value.detach(), dx, df
 
 
-def _value_and_gradients(x: Tensor, f: Tensor, kernel: Kernel, n_batches: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return L of shape (l,) and its gradients in `x` and `f`, all three of shape (l, n_batches * n, d)."""
-    within = n_batches == 1
-    n = x.shape[-2] // n_batches
+def _fused(x: Tensor, f: Tensor, kernel: Kernel, *, within: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Return L of shape (l,) and its gradients in `x` and `f` (l, n, d), which hold two halves unless `within`."""
+    n = x.shape[1] if within else x.shape[1] // 2
     w = 1 / (n * (n - 1) if within else n * n)
-    first, second = slice(0, n), slice(0, n) if within else slice(n, 2 * n)
-    centred = x - x.mean(-2, keepdim=True)
-    h2, send_back = _width(centred[:, first], centred[:, second], kernel, within)
-    u = centred * h2.rsqrt()
-    offset, offset_slope = _offsets(x * h2.rsqrt(), kernel)
+    centred = x - x[:, :1]  # far from the origin the products would cancel
+    norms = centred.square().sum(2, keepdim=True)
+    u, v = _halves(centred, within)
+    u_norms, v_norms = _halves(norms, within)
+    v_norms = v_norms.mT
+    f_u, g = _halves(f, within)
+    width = _Width(u, u_norms, v, v_norms, kernel, within=within)
+    offset = _Offset(x, width.scale, kernel, within) if kernel._centred else None
 
-    value, dh2 = x.new_zeros(len(x)), x.new_zeros(len(x))
-    dx, df = torch.zeros_like(x), torch.zeros_like(f)
-    a_sums = torch.zeros_like(x[..., 0])
-    step = max(MIN_TILE_ROWS, TILE_ENTRIES[x.device.type] // n)
-    for start in range(0, n, step):
-        rows = slice(start, min(start + step, n))
-        t = _squared(u[:, rows], u[:, second])
+    du, df, dv, dg = [], [], None, None
+    step = min(n, max(MIN_TILE_ROWS, TILE_ENTRIES[x.device.type] // n))
+    tiles = zip(range(0, n, step), u.split(step, 1), u_norms.split(step, 1), f_u.split(step, 1), strict=True)
+    for start, u_i, u_norms_i, f_i in tiles:
+        t = width.scaled_distances(u_i, u_norms_i, v, v_norms)
         k = kernel._profile(t)
         e = kernel._slope(t, k)
-        a = f[:, rows] @ f[:, second].mT
-        if offset is not None:
-            k += offset[:, rows, None] + offset[:, None, second]
+        a = torch.bmm(f_i, g.mT)
         if within:  # a draw is no pair with itself
-            k.diagonal(start, -2, -1).zero_()
-            a.diagonal(start, -2, -1).zero_()
-        e *= a
-        value += _dot(a, k)
-        dh2 -= _dot(e, t)
-        df[:, rows] = _product(k, f[:, second])
-        dx[:, rows] = e.sum(-1, keepdim=True) * u[:, rows] - _product(e, u[:, second])
-        if not within:
-            df[:, second] += _product(k.mT, f[:, rows])
-            dx[:, second] += e.sum(-2).unsqueeze(-1) * u[:, second] - _product(e.mT, u[:, rows])
+            a.diagonal(start, 1, 2).zero_()
         if offset is not None:
-            a_sums[:, rows] += a.sum(-1)
-            a_sums[:, second] += a.sum(-2)
-    if within:  # each pair was met once, and has two ends
-        dx, df = 2 * dx, 2 * df
-    if offset_slope is not None:
-        r = x * h2.rsqrt()
-        dx += (offset_slope * a_sums).unsqueeze(-1) * r
-        dh2 -= (offset_slope * a_sums * r.square().sum(-1)).sum(-1)
-    dx *= 2 * w * h2.rsqrt()
-    send_back(dx, w * dh2 / h2[:, 0, 0])
-    return w * value, dx, w * df
+            k = offset.add(k, a, start)
+        if within:
+            k.diagonal(start, 1, 2).zero_()
+        e.mul_(a)
+        df.append(_product(k, g))
+        du.append(_weighted_differences(e, u_i, v))
+        if not within:
+            dg = _accumulate(dg, _product(k.mT, f_i))
+            dv = _accumulate(dv, _weighted_differences(e.mT, v, u_i))
+    ends = 2 * w if within else w  # within, each pair was met once and has two ends
+    df = torch.cat(df if dg is None else [*df, dg], 1).mul_(ends)
+    dx = torch.cat(du if dv is None else [*du, dv], 1).mul_(ends)
+    if offset is not None:
+        offset.pull(dx, w)
+    dx.mul_(2 * width.scale)
+    width.pull(dx, centred if offset is None else x)
+    value = torch.linalg.vecdot(f_u.flatten(1), df[:, :n].flatten(1))
+    return value / 2 if within else value, dx, df
 
 
-def _width(x: Tensor, y: Tensor, kernel: Kernel, within: bool) -> tuple[Tensor, Callable[[Tensor, Tensor], None]]:
-    """Return h^2 (l, 1, 1) and the function that adds the gradient dL/dh^2 to that of the draws."""
-    kernel._check()
-    if not isinstance(kernel.bandwidth, str):
-        h2 = x.new_full((1, 1, 1), float(kernel.bandwidth) ** 2)
-        return h2, lambda *_: None
-    n = x.shape[-2]
-    block = squared_distances(x[:, :MAX_MEDIAN_DRAWS], y[:, :MAX_MEDIAN_DRAWS])
-    median, i, j = median_pair(block, within=within)
-    h2 = kernel._from_median(median, n)
-    layer = torch.arange(len(x), device=x.device)
+class _Width:
+    """The width of a kernel: `scale` is 1 / h^2, (l, 1, 1); `pull` sends its gradient back to the median pair."""
 
-    def send_back(dx: Tensor, dh2: Tensor) -> None:
-        level = kernel._median_level(n)
-        slope = torch.where(median / level < h2, 0.0, dh2 / level)  # zero where the floor holds
-        pull = 2 * slope[:, None] * (x[layer, i] - y[layer, j])
-        dx[layer, i] += pull
-        dx[layer, j if within else j + n] -= pull
+    def __init__(
+        self, u: Tensor, u_norms: Tensor, v: Tensor, v_norms: Tensor, kernel: Kernel, *, within: bool
+    ) -> None:
+        n, m = u.shape[1], MAX_MEDIAN_DRAWS
+        self.n, self.block = n, None
+        if not isinstance(kernel.bandwidth, str):
+            self.scale = u.new_full((1, 1, 1), float(kernel.bandwidth) ** -2)
+            return
+        self.block = _squared_distances(u[:, :m], u_norms[:, :m], v[:, :m], v_norms[..., :m])
+        median, i, j = median_pair(self.block, within=within)
+        h2 = kernel._from_median(median, n)
+        self.scale = h2.reciprocal()[:, None, None]
+        self.pair = torch.stack([i, j if within else j + n], 1)[:, :, None]
+        self.inverse_median = torch.where(median < h2 * kernel._median_level(n) * 0.999, 0.0, 1 / median)
 
-    return h2[:, None, None], send_back
+    def scaled_distances(self, u: Tensor, u_norms: Tensor, v: Tensor, v_norms: Tensor) -> Tensor:
+        """Return t of the rows u; if they are all rows, the median has seen their distances already."""
+        if self.block is not None and self.block.shape[1] == u.shape[1] == self.n:
+            return self.block.mul_(self.scale)
+        return _squared_distances(u, u_norms, v, v_norms).mul_(self.scale)
 
-
-def _offsets(r: Tensor, kernel: Kernel) -> tuple[Tensor, Tensor] | tuple[None, None]:
-    """Return what a centred kernel adds to a row of k, -phi(|r|^2), and the derivative in |r|^2."""
-    if not kernel._centred:
-        return None, None
-    t = r.square().sum(-1)
-    phi = kernel._profile(t)
-    return -phi, -kernel._slope(t, phi)
-
-
-def _squared(u: Tensor, v: Tensor) -> Tensor:
-    """Return the squared distances (l, n, m) of centred rows, in few passes."""
-    t = torch.baddbmm(v.square().sum(-1).unsqueeze(-2), u, v.mT, alpha=-2)
-    return t.add_(u.square().sum(-1, keepdim=True)).clamp_min_(0)
+    def pull(self, dx: Tensor, x: Tensor) -> None:
+        """Add to dx what comes through the median D = |x_i - x_j|^2, dL/dD = -<x, dx> / (2 D)."""
+        if self.block is None:
+            return
+        index = self.pair.expand(-1, -1, x.shape[2])
+        twice_dD = (torch.linalg.vecdot(x.flatten(1), dx.flatten(1)) * self.inverse_median)[:, None, None]
+        gap = x.gather(1, index).diff(dim=1).mul_(twice_dD)  # x_j - x_i
+        dx.scatter_add_(1, index, torch.cat([gap, -gap], 1))
 
 
-def _dot(a: Tensor, b: Tensor) -> Tensor:
-    """Return the sum of a * b over all but the first axis."""
-    return torch.linalg.vecdot(a.flatten(1), b.flatten(1))
+class _Offset:
+    """What a centred kernel adds to phi(|x - y|^2 / h^2): o(x) + o(y) with o(x) = -phi(|x|^2 / h^2), (l, n, 1)."""
+
+    def __init__(self, x: Tensor, scale: Tensor, kernel: Kernel, within: bool) -> None:
+        t = x.square().sum(2, keepdim=True) * scale
+        phi = kernel._profile(t)
+        self.x, self.slope, self.a_sums = x, kernel._slope(t, phi), torch.zeros_like(t)
+        self.o_u, self.o_v = _halves(-phi, within)
+        self.sums_u, self.sums_v = _halves(self.a_sums, within)
+
+    def add(self, k: Tensor, a: Tensor, start: int) -> Tensor:
+        """Return the rows k of the kernel from `start` on with the offsets, and note the sums of their weights a."""
+        rows = slice(start, start + k.shape[1])
+        self.sums_u[:, rows] += a.sum(2, keepdim=True)
+        self.sums_v += a.sum(1).unsqueeze(2)
+        return k + self.o_u[:, rows] + self.o_v.mT
+
+    def pull(self, dx: Tensor, w: float) -> None:
+        """Add the gradient in x, but for the factor 2 / h^2, to dx."""
+        dx.addcmul_(self.slope * self.a_sums, self.x, value=-w)
+
+
+def _halves(a: Tensor, within: bool) -> tuple[Tensor, Tensor]:
+    """Return the two batches of draws, which are one and the same `within` a batch."""
+    if within:
+        return a, a
+    first, second = a.split(a.shape[1] // 2, 1)
+    return first, second
+
+
+def _accumulate(total: Tensor | None, part: Tensor) -> Tensor:
+    return part if total is None else total.add_(part)
+
+
+def _squared_distances(u: Tensor, u_norms: Tensor, v: Tensor, v_norms: Tensor) -> Tensor:
+    """Return |u_i - v_j|^2 from the rows and their squared norms (l, n, 1) and (l, 1, m), in three passes."""
+    return torch.baddbmm(v_norms, u, v.mT, alpha=-2).add_(u_norms).clamp_min_(0)
+
+
+def _weighted_differences(e: Tensor, u: Tensor, v: Tensor) -> Tensor:
+    """Return the sum over j of e_ij (u_i - v_j)."""
+    return (e.sum(2, keepdim=True) * u).sub_(_product(e, v))
 
 
 def _product(e: Tensor, y: Tensor) -> Tensor:
-    """Return e @ y for a wide e; transposed where y is thin, which is several times faster."""
-    return (y.mT.contiguous() @ e.mT).mT if y.shape[-1] <= THIN else e @ y
+    """Return e @ y; transposed where y is thin, which is several times faster."""
+    return torch.bmm(y.mT.contiguous(), e.mT).mT if y.shape[2] <= THIN else torch.bmm(e, y)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from skksivi._families import MIXINGS, SemiImplicit, gaussian_layer
-from skksivi._fused import fused_ksd
+from skksivi._fused import value_and_gradients
 from skksivi._score import Score
 from skksivi._stein import GRADIENT_ESTIMATORS
 from skksivi._training import Plateau, minimise
@@ -263,17 +263,20 @@ class KSIVIApproximator(BaseApproximator):
         annealing: Any = Linear() if self.annealing == "linear" else self.annealing
         family = self._start(score_fn, generator)
         whitening = self.whitening_ if self._continues() else find_whitening(self.whiten, score_fn)
-        affine = whitening.to(score_fn)
+        score_u = whitening.pull_back(score_fn)
 
-        def loss_fn(inverse_temperature: Tensor | None) -> Tensor:
-            u, conditional_score = family.draw(n_draws, generator)
-            s_p = affine.whiten_score(score_fn(affine.unwhiten(u)))
+        def gradient_fn(inverse_temperature: Tensor | None) -> Tensor:
+            (u, conditional_score), pull_draw = family.draw_with_pullback(n_draws, generator)
+            s_p, pull_score = score_u.with_pullback(u)
             if inverse_temperature is not None:
                 s_p = inverse_temperature * s_p
-            return fused_ksd(u, s_p - conditional_score, kernel, estimator)
+            ksd, du, df = value_and_gradients(u, s_p - conditional_score, kernel, estimator)
+            ds = df if inverse_temperature is None else inverse_temperature * df
+            pull_draw(du.add_(pull_score(ds)), -df)
+            return ksd
 
         run = minimise(
-            loss_fn,
+            gradient_fn,
             family,
             generator=generator,
             max_iter=self.max_iter,

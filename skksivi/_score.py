@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,24 +10,8 @@ from torch import Tensor
 #: Maps (n, d) points to (n, d) gradients of log p.
 ScoreFunction = Callable[[Tensor], Tensor]
 
-
-class _WithProduct(torch.autograd.Function):
-    """A score whose vector-Jacobian product is given."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, score_vjp: Callable) -> Tensor:
-        s, ctx.vjp = score_vjp(x)
-        return s
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return ctx.vjp(grad), None
-
-
-def with_product(score_vjp: Callable[[Tensor], tuple[Tensor, ScoreFunction]]) -> ScoreFunction:
-    """Return the score, once differentiable by the product that comes with it: score_vjp(x) = (s(x), v -> J^T v)."""
-    return lambda x: _WithProduct.apply(x, score_vjp)
+#: Maps points to their scores and a function v -> J^T v.
+ScoreWithProduct = Callable[[Tensor], tuple[Tensor, ScoreFunction]]
 
 
 class Score:
@@ -44,20 +27,47 @@ class Score:
         The type in which it is computed.
     device : torch.device
         Where it is computed.
+    score_vjp : callable, default=None
+        Maps (n, d) points to their scores and the vector-Jacobian product there; automatic by default.
     """
 
-    def __init__(self, score_fn: ScoreFunction, n_features: int, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        score_fn: ScoreFunction,
+        n_features: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        score_vjp: ScoreWithProduct | None = None,
+    ) -> None:
         self.score_fn = score_fn
         self.n_features = n_features
         self.dtype = dtype
         self.device = device
+        self.score_vjp = score_vjp
 
     def __call__(self, x: Tensor) -> Tensor:
         """Evaluate the score at x (n, d)."""
         return self.score_fn(x.to(self.dtype)).to(x)
 
+    def with_pullback(self, x: Tensor) -> tuple[Tensor, ScoreFunction]:
+        """Return the score at x (n, d) without a graph, and the map of v (n, d) to J^T v (n, d)."""
+        if self.score_vjp is not None:
+            return self.score_vjp(x)
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            s = self(x)
+        return s.detach(), lambda v: torch.autograd.grad(s, x, v)[0]
 
-def probe(score_fn: ScoreFunction, n_features: int, *, dtype: torch.dtype, device: torch.device) -> Score:
+
+def probe(
+    score_fn: ScoreFunction,
+    n_features: int,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    score_vjp: ScoreWithProduct | None = None,
+) -> Score:
     """Call `score_fn` on two and on three points; return it adapted, or say what is wrong with it.
 
     Raises
@@ -91,7 +101,7 @@ def probe(score_fn: ScoreFunction, n_features: int, *, dtype: torch.dtype, devic
                 "`score_fn` returned a tensor without a graph back to its input, but training differentiates "
                 "through the score; remove `detach`, `no_grad` and numpy from it."
             )
-    return Score(score_fn, n_features, dtype=dtype, device=device)
+    return Score(score_fn, n_features, dtype=dtype, device=device, score_vjp=score_vjp)
 
 
 def in_double(score_fn: ScoreFunction, n_features: int, device: torch.device | str = "cpu") -> Score:

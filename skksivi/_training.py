@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim.adam import adam
 
 #: Iterations between two looks at the losses; nothing is read from the device in between.
 CHECK_EVERY = 100
@@ -91,7 +92,7 @@ def unflatten(module: nn.Module) -> None:
 
 
 def minimise(
-    loss_fn: Callable[[Tensor | None], Tensor],
+    gradient_fn: Callable[[Tensor | None], Tensor],
     module: nn.Module,
     *,
     generator: torch.Generator,
@@ -110,11 +111,13 @@ def minimise(
 
     Parameters
     ----------
-    loss_fn : callable
-        Returns a fresh estimate of the loss; takes the inverse temperature as a tensor, None without annealing.
+    gradient_fn : callable
+        Sets `grad` of every parameter to a fresh estimate of the gradient and returns that of the loss, without a
+        graph; takes the inverse temperature as a tensor, None without annealing. It runs without automatic
+        differentiation; `by_autograd` makes one of a loss.
     module : Module
     generator : torch.Generator
-        Whatever `loss_fn` draws from.
+        Whatever `gradient_fn` draws from.
     max_iter, learning_rate, learning_rate_decay, betas, max_grad_norm, ema_decay
         As those of the approximators.
     annealing : callable or None
@@ -127,45 +130,60 @@ def minimise(
     FloatingPointError
         The loss is not finite.
     """
-    flat = flatten(module)
-    average = None if ema_decay is None else flat.clone()
-    on_gpu = flat.device.type == "cuda"
-    rate = flat.new_tensor(learning_rate)
-    optimizer = torch.optim.Adam([flat], lr=rate, betas=betas, fused=True, capturable=on_gpu)
-    rate_factor = learning_rate_factor(learning_rate_decay, max_iter)
-    temperature = None if annealing is None else flat.new_ones(())
-    loss_now = flat.new_zeros(())
-    losses = flat.new_zeros(max_iter)
+    with torch.no_grad():
+        flat = flatten(module)
+        gradient = flat.grad if flat.grad is not None else torch.zeros_like(flat)
+        m, v, n_steps = torch.zeros_like(flat), torch.zeros_like(flat), flat.new_zeros(())
+        average = None if ema_decay is None else flat.clone()
+        on_gpu = flat.device.type == "cuda"
+        rate = flat.new_tensor(learning_rate)
+        rate_factor = learning_rate_factor(learning_rate_decay, max_iter)
+        temperature = None if annealing is None else flat.new_ones(())
+        loss_now = flat.new_zeros(())
+        losses = flat.new_zeros(max_iter)
 
-    def step() -> None:
-        optimizer.zero_grad(set_to_none=False)
-        loss = loss_fn(temperature)
-        loss.backward()
-        if max_grad_norm is not None:
-            nn.utils.clip_grad_norm_([flat], max_grad_norm)
-        optimizer.step()
-        loss_now.copy_(loss.detach())
+        def step() -> None:
+            loss_now.copy_(gradient_fn(temperature))
+            if max_grad_norm is not None:
+                nn.utils.clip_grad_norm_([flat], max_grad_norm)
+            adam(
+                [flat], [gradient], [m], [v], [], [n_steps], fused=True, capturable=on_gpu, amsgrad=False,
+                beta1=betas[0], beta2=betas[1], lr=rate, weight_decay=0.0, eps=1e-8, maximize=False,
+            )  # fmt: skip
 
-    run_step, engine = step, "eager"
-    for t in range(max_iter):
-        rate.fill_(learning_rate * rate_factor(t))
-        if annealing is not None and temperature is not None:
-            temperature.fill_(annealing(t / max_iter))
-        if on_gpu and t == WARM_UP:
-            run_step, engine = capture(step, generator)
-        run_step()
-        if average is not None and ema_decay is not None:
-            average.lerp_(flat, max(1 - ema_decay, 9 / (10 + t)))  # a memory that grows to 1 / (1 - decay) steps
-        losses[t] = loss_now
-        if (t + 1) % CHECK_EVERY == 0 or t + 1 == max_iter:
-            _check_finite(losses[: t + 1])
-            with swapped(flat, average):
-                if plateau is not None and plateau.reached(module, t + 1):
-                    break
-    if average is not None:
-        flat.copy_(average)
-    unflatten(module)
+        run_step, engine = step, "eager"
+        for t in range(max_iter):
+            rate.fill_(learning_rate * rate_factor(t))
+            if annealing is not None and temperature is not None:
+                temperature.fill_(annealing(t / max_iter))
+            if on_gpu and t == WARM_UP:
+                run_step, engine = capture(step, generator)
+            run_step()
+            if average is not None and ema_decay is not None:
+                average.lerp_(flat, max(1 - ema_decay, 9 / (10 + t)))  # a memory that grows to 1 / (1 - decay) steps
+            losses[t] = loss_now
+            if (t + 1) % CHECK_EVERY == 0 or t + 1 == max_iter:
+                _check_finite(losses[: t + 1])
+                with swapped(flat, average):
+                    if plateau is not None and plateau.reached(module, t + 1):
+                        break
+        if average is not None:
+            flat.copy_(average)
+        unflatten(module)
     return Run(losses[: t + 1].cpu().numpy(), np.array(plateau.values if plateau else []), engine)
+
+
+def by_autograd(loss_fn: Callable[[Tensor | None], Tensor], module: nn.Module) -> Callable[[Tensor | None], Tensor]:
+    """Make a `gradient_fn` of a differentiable estimate of the loss."""
+
+    def gradient_fn(temperature: Tensor | None) -> Tensor:
+        module.zero_grad(set_to_none=False)
+        with torch.enable_grad():
+            loss = loss_fn(temperature)
+            loss.backward()
+        return loss.detach()
+
+    return gradient_fn
 
 
 @contextmanager

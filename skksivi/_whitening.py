@@ -19,9 +19,10 @@ class Affine(NamedTuple):
     m: Tensor
     L: Tensor
 
-    def to(self, like: Tensor | Score) -> Affine:
-        """Return the map in another type and on another device."""
-        return Affine(*(a.to(dtype=like.dtype, device=like.device) for a in self))
+    def pull_back(self, score_fn: Score) -> WhitenedScore:
+        """Return the score of u in the type and on the device of the score of x."""
+        m, L = (a.to(dtype=score_fn.dtype, device=score_fn.device) for a in self)
+        return WhitenedScore(score_fn, Affine(m, L))
 
     def whiten(self, x: Tensor) -> Tensor:
         """Return u of shape (n, d)."""
@@ -40,12 +41,24 @@ class Affine(NamedTuple):
         return self.L.diagonal().log().sum()
 
 
+class WhitenedScore(NamedTuple):
+    r"""The score in u, :math:`s_u(u) = L^\top s_x(m + L u)`."""
+
+    score_fn: Score
+    map: Affine
+
+    def with_pullback(self, u: Tensor) -> tuple[Tensor, ScoreFunction]:
+        """Return the score at u (n, d), and the map of v to J_u^T v = L^T J_x^T L v."""
+        s, pull = self.score_fn.with_pullback(self.map.unwhiten(u))
+        return self.map.whiten_score(s), lambda v: pull(v @ self.map.L.mT) @ self.map.L
+
+
 class Identity(NamedTuple):
     """The map x = u."""
 
-    def to(self, like: Tensor | Score) -> Identity:
-        """Return itself."""
-        return self
+    def pull_back(self, score_fn: Score) -> Score:
+        """Return the score of x."""
+        return score_fn
 
     def whiten(self, x: Tensor) -> Tensor:
         """Return x."""

@@ -16,7 +16,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from skksivi._arrays import DTYPES, as_array, make_generator, make_seed, resolve_device
-from skksivi._score import Score, ScoreFunction, probe, with_product
+from skksivi._score import Score, ScoreFunction, probe
 from skksivi.metrics import Judge
 
 __all__ = ["BaseApproximator", "Integral", "Interval", "Real", "StrOptions"]
@@ -196,8 +196,6 @@ def _unwrap(score_fn: Any, n_features: int | None) -> tuple[ScoreFunction, int]:
     if hasattr(score_fn, "score_fn"):
         if n_features not in (None, score_fn.n_features):
             raise ValueError(f"`n_features` is {n_features}, but the target has {score_fn.n_features}; leave it out.")
-        if hasattr(score_fn, "score_vjp"):
-            return with_product(score_fn.score_vjp), score_fn.n_features
         return score_fn.score_fn, score_fn.n_features
     if not callable(score_fn):
         raise TypeError(
@@ -217,4 +215,5 @@ def _resolve_score(score_fn: Any, n_features: int | None, *, dtype: torch.dtype,
     if hasattr(score_fn, "score_fn") and hasattr(score_fn, "to"):
         score_fn = score_fn.to(device=device, dtype=dtype)
     function, n_features = _unwrap(score_fn, n_features)
-    return probe(function, n_features, dtype=dtype, device=device)
+    vjp = getattr(score_fn, "score_vjp", None)
+    return probe(function, n_features, dtype=dtype, device=device, score_vjp=vjp)

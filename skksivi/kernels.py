@@ -195,10 +195,10 @@ class Gaussian(Kernel):
     """
 
     def _profile(self, t: Tensor) -> Tensor:
-        return torch.exp(-t / 2)
+        return torch.exp(t * -0.5)
 
     def _slope(self, t: Tensor, k: Tensor) -> Tensor:
-        return -k / 2
+        return k * -0.5
 
     def _median_level(self, n: int) -> float:
         return 2 * math.log(n + 1)
@@ -235,7 +235,7 @@ class IMQ(Kernel):
         return (1 + t).rsqrt() if self.exponent == 0.5 else (1 + t).pow(-self.exponent)
 
     def _slope(self, t: Tensor, k: Tensor) -> Tensor:
-        return -self.exponent * (k.pow(3) if self.exponent == 0.5 else k / (1 + t))
+        return k.pow(3) * -0.5 if self.exponent == 0.5 else k / (1 + t) * -self.exponent
 
     def _median_level(self, n: int) -> float:
         return math.log(n + 1)

@@ -49,7 +49,9 @@ def test_score_of_a_draw_is_the_gradient_of_its_conditional_log_density(
     scale, linear_skip, n_features, latent_dim, seed
 ):
     family = trained(n_features, seed, scale=scale, linear_skip=linear_skip, latent_dim=latent_dim)
-    draw, z = family.draw(6, generator(seed)), family.draw_latent(6, generator(seed))
+    draw = family.draw(6, generator(seed))
+    noise = torch.randn(6 * (latent_dim + n_features), generator=generator(seed), dtype=torch.float64)
+    z = noise[: 6 * latent_dim].view(6, latent_dim)
     x = draw.x.detach().requires_grad_()
     (score,) = torch.autograd.grad(family.log_prob(x, z).diagonal().sum(), x)
     torch.testing.assert_close(draw.score, score, rtol=1e-8, atol=1e-8)
@@ -128,3 +130,38 @@ def test_network_without_hidden_layers_is_affine(scale):
     family = trained(scale=scale, hidden_layer_sizes=())
     z = family.draw_latent(3, generator())
     torch.testing.assert_close(family.mean(z).sum(0) / 3, family.mean(z.mean(0, keepdim=True))[0])
+
+
+LAYERS = [{"linear_skip": skip, "scale": scale} for skip in (True, False) for scale in ("constant", "network")]
+
+
+@pytest.mark.parametrize("options", LAYERS, ids=str)
+def test_pullback_equals_autograd_through_the_draw(options):
+    """The same noise, once by hand and once by automatic differentiation of x and the conditional score."""
+    family = gaussian_layer(
+        3,
+        latent_dim=2,
+        hidden_layer_sizes=(5, 4),
+        mixing="normal",
+        initial_scale=0.7,
+        min_scale=0.1,
+        generator=torch.Generator().manual_seed(0),
+        dtype=torch.float64,
+        **options,
+    )
+    for p in family.parameters():
+        torch.nn.init.normal_(p, generator=torch.Generator().manual_seed(1))
+        p.grad = torch.full_like(p, torch.nan)  # to be set, not added to
+    dx, dc = torch.randn(2, 6, 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    with torch.no_grad():
+        draw, pullback = family.draw_with_pullback(6, torch.Generator().manual_seed(3))
+        pullback(dx, dc)
+    noise = torch.randn(6 * 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    z, xi = noise[:12].view(6, 2), noise[12:].view(6, 3)
+    sigma = family.sigma(z)
+    x, c = family.mean(z) + sigma * xi, -xi / sigma
+    torch.testing.assert_close(draw.x, x.detach())
+    torch.testing.assert_close(draw.score, c.detach())
+    expected = torch.autograd.grad((x * dx + c * dc).sum(), list(family.parameters()))
+    for p, e in zip(family.parameters(), expected, strict=True):
+        torch.testing.assert_close(p.grad, e, rtol=1e-10, atol=1e-12)

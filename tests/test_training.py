@@ -5,8 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from skksivi._score import with_product
-from skksivi._training import Plateau, flatten, learning_rate_factor, minimise, swapped, unflatten
+from skksivi._training import Plateau, by_autograd, flatten, learning_rate_factor, minimise, swapped, unflatten
 
 SETTINGS = {
     "max_iter": 200,
@@ -28,7 +27,7 @@ def network():
 
 
 def run(module, loss_fn, **settings):
-    return minimise(loss_fn, module, generator=torch.Generator(), **{**SETTINGS, **settings})
+    return minimise(by_autograd(loss_fn, module), module, generator=torch.Generator(), **{**SETTINGS, **settings})
 
 
 def quadratic(module):
@@ -137,10 +136,3 @@ def test_a_loss_that_is_not_finite_names_its_iteration():
 
     with pytest.raises(FloatingPointError, match="iteration 130"):
         run(module, loss_fn)
-
-
-def test_a_given_product_is_used_in_the_backward_pass():
-    x = torch.ones(2, 3, requires_grad=True)
-    s = with_product(lambda x: (-x, lambda v: 7 * v))(x)
-    s.sum().backward()
-    torch.testing.assert_close(x.grad, torch.full((2, 3), 7.0))

@@ -5,4 +5,12 @@ from skksivi.targets._diffusion import ConditionedDiffusion
 from skksivi.targets._logistic import BayesianLogisticRegression
 from skksivi.targets._toy import Banana, Multimodal, XShaped
 
-__all__ = ["Banana", "BayesianLogisticRegression", "ConditionedDiffusion", "Multimodal", "Target", "XShaped", "from_score_fn"]
+__all__ = [
+    "Banana",
+    "BayesianLogisticRegression",
+    "ConditionedDiffusion",
+    "Multimodal",
+    "Target",
+    "XShaped",
+    "from_score_fn",
+]

@@ -83,7 +83,7 @@ class ConditionedDiffusion(Target):
 
     def score_vjp(self, x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         """Return the score at x and the product with its tridiagonal Jacobian."""
-        b, slope, bend = DRIFTS[self.drift]
+        _, slope, bend = DRIFTS[self.drift]
         precision, head = self._precision.to(x), x[..., :-1]
         gain = 1 + self.step * slope(head)
         r = self._innovations(x) / self.step

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from skksivi.targets._base import Target
+
+#: Of the banana's v, whose variances are one.
+CORRELATION = 0.9
+DETERMINANT = 1 - CORRELATION**2
 
 
 class Banana(Target):
@@ -30,30 +35,42 @@ class Banana(Target):
 
     n_features = 2
 
-    def __init__(self) -> None:
-        self._covariance = torch.tensor([[1.0, 0.9], [0.9, 1.0]], dtype=torch.float64)
-
     def log_prob(self, x: Tensor) -> Tensor:
         """Evaluate log p at each row of x (n, 2), normalised."""
-        v, P = self._unbend(x), self._precision(x)
-        return -((v @ P) * v).sum(-1) / 2 + P.logdet() / 2 - math.log(2 * math.pi)
+        v1, v2 = self._unbend(x)
+        quadratic = (v1.square() - 2 * CORRELATION * v1 * v2 + v2.square()) / DETERMINANT
+        return -quadratic / 2 - math.log(2 * math.pi) - math.log(DETERMINANT) / 2
 
     def score_fn(self, x: Tensor) -> Tensor:
         """Evaluate the gradient of log p at each row of x (n, 2)."""
-        g1, g2 = (-self._unbend(x) @ self._precision(x)).unbind(-1)
-        return torch.stack([g1 - 2 * x[..., 0] * g2, g2], -1)
+        v1, v2 = self._unbend(x)
+        g1, g2 = (CORRELATION * v2 - v1) / DETERMINANT, (CORRELATION * v1 - v2) / DETERMINANT
+        return torch.stack([g1 - 2 * v1 * g2, g2], -1)
+
+    def score_vjp(self, x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        """Return the score at x and the product with its symmetric Jacobian."""
+        v1, v2 = self._unbend(x)
+        g1, g2 = (CORRELATION * v2 - v1) / DETERMINANT, (CORRELATION * v1 - v2) / DETERMINANT
+        cross = (CORRELATION + 2 * v1) / DETERMINANT  # d g2 / d x1
+        first = -(1 + 2 * v1 * CORRELATION) / DETERMINANT - 2 * g2 - 2 * v1 * cross
+
+        def vjp(w: Tensor) -> Tensor:
+            w1, w2 = w.unbind(-1)
+            return torch.stack([first * w1 + cross * w2, cross * w1 - w2 / DETERMINANT], -1)
+
+        return torch.stack([g1 - 2 * v1 * g2, g2], -1), vjp
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         """Draw n exact samples, shape (n, 2)."""
-        L = torch.linalg.cholesky(self._covariance)
-        v1, v2 = (_normal(n, 2, L, generator) @ L.mT).unbind(-1)
+        xi = torch.randn(n, 2, generator=generator, dtype=torch.float64, device=generator.device)
+        v1, v2 = xi[:, 0], CORRELATION * xi[:, 0] + math.sqrt(DETERMINANT) * xi[:, 1]
         return torch.stack([v1, v1.square() + v2 + 1], -1)
 
-    def _unbend(self, x: Tensor) -> Tensor:
-        return torch.stack([x[..., 0], x[..., 1] - x[..., 0].square() - 1], -1)
-
-    def _precision(self, x: Tensor) -> Tensor:
-        return torch.linalg.inv(self._covariance.double()).to(x)
+    @staticmethod
+    def _unbend(x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return v of x."""
+        x1, x2 = x.unbind(-1)
+        return x1, x2 - x1.square() - 1
 
 
 class _GaussianMixture(Target):
@@ -77,7 +94,7 @@ class _GaussianMixture(Target):
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         """Draw n exact samples, shape (n, d)."""
         component = torch.randint(len(self._means), (n,), generator=generator, device=generator.device)
-        xi = _normal(n, self.n_features, self._means, generator)
+        xi = torch.randn(n, self.n_features, generator=generator, dtype=torch.float64, device=generator.device)
         return self._means[component] + (self._roots[component] @ xi.unsqueeze(-1)).squeeze(-1)
 
     def _component_log_prob(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -127,7 +144,3 @@ class XShaped(_GaussianMixture):
         arm = torch.tensor([[2.0, 1.8], [1.8, 2.0]])
         flip = torch.tensor([[1.0, -1.0], [-1.0, 1.0]])
         super().__init__(torch.zeros(2, 2), torch.stack([arm, arm * flip]))
-
-
-def _normal(n: int, d: int, like: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.randn(n, d, generator=generator, dtype=like.dtype, device=like.device)

@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from skksivi.targets import Banana, BayesianLogisticRegression, ConditionedDiffusion, Multimodal, Target, XShaped, from_score_fn
+from skksivi.targets import (
+    Banana,
+    BayesianLogisticRegression,
+    ConditionedDiffusion,
+    Multimodal,
+    Target,
+    XShaped,
+    from_score_fn,
+)
 
 rng = np.random.RandomState(0)
 X, y = rng.normal(size=(30, 3)), rng.randint(2, size=30)

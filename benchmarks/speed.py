@@ -329,7 +329,8 @@ def print_rows(rows, header):
     for r in rows:
         print(
             f"{r['case']:<16}{r['N']:>5}{r['stand-in']:>10.2f}{r['plain']:>10.2f}{r['ours']:>10.3f}"
-            f"{r['ours, U']:>10.3f}{r['ratio']:>10.1f}{r['spread']:>10.1f}{BARS[r['case']]:>10}{GOALS[r['case']]:>10}",
+            f"{r['ours, U']:>10.3f}{r['ratio']:>10.1f}{r['spread']:>10.1f}"
+            f"{BARS[r['case']]:>10}{GOALS[r['case']]:>10}",
             flush=True,
         )
 

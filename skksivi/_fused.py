@@ -78,10 +78,11 @@ def _fused(x: Tensor, f: Tensor, kernel: Kernel, *, within: bool) -> tuple[Tenso
     width = _Width(u, u_norms, v, v_norms, kernel, within=within)
     offset = _Offset(x, width.scale, kernel, within) if kernel._centred else None
 
-    du, df, dv, dg = [], [], None, None
+    dx, df = torch.zeros_like(x), torch.zeros_like(f)
+    (du, dv), (df_u, dg) = _halves(dx, within), _halves(df, within)
     step = min(n, max(MIN_TILE_ROWS, TILE_ENTRIES[x.device.type] // n))
-    tiles = zip(range(0, n, step), u.split(step, 1), u_norms.split(step, 1), f_u.split(step, 1), strict=True)
-    for start, u_i, u_norms_i, f_i in tiles:
+    for start, *tile in zip(range(0, n, step), *(a.split(step, 1) for a in (u, u_norms, f_u, du, df_u)), strict=True):
+        u_i, u_norms_i, f_i, du_i, df_i = tile
         t = width.scaled_distances(u_i, u_norms_i, v, v_norms)
         k = kernel._profile(t)
         e = kernel._slope(t, k)
@@ -93,14 +94,14 @@ def _fused(x: Tensor, f: Tensor, kernel: Kernel, *, within: bool) -> tuple[Tenso
         if within:
             k.diagonal(start, 1, 2).zero_()
         e.mul_(a)
-        df.append(_product(k, g))
-        du.append(_weighted_differences(e, u_i, v))
+        _add_product(df_i, k, g)
+        _add_weighted_differences(du_i, e, u_i, v)
         if not within:
-            dg = _accumulate(dg, _product(k.mT, f_i))
-            dv = _accumulate(dv, _weighted_differences(e.mT, v, u_i))
+            _add_product(dg, k.mT, f_i)
+            _add_weighted_differences(dv, e.mT, v, u_i)
     ends = 2 * w if within else w  # within, each pair was met once and has two ends
-    df = torch.cat(df if dg is None else [*df, dg], 1).mul_(ends)
-    dx = torch.cat(du if dv is None else [*du, dv], 1).mul_(ends)
+    df.mul_(ends)
+    dx.mul_(ends)
     if offset is not None:
         offset.pull(dx, w)
     dx.mul_(2 * width.scale)
@@ -173,20 +174,20 @@ def _halves(a: Tensor, within: bool) -> tuple[Tensor, Tensor]:
     return first, second
 
 
-def _accumulate(total: Tensor | None, part: Tensor) -> Tensor:
-    return part if total is None else total.add_(part)
-
-
 def _squared_distances(u: Tensor, u_norms: Tensor, v: Tensor, v_norms: Tensor) -> Tensor:
     """Return |u_i - v_j|^2 from the rows and their squared norms (l, n, 1) and (l, 1, m), in three passes."""
     return torch.baddbmm(v_norms, u, v.mT, alpha=-2).add_(u_norms).clamp_min_(0)
 
 
-def _weighted_differences(e: Tensor, u: Tensor, v: Tensor) -> Tensor:
-    """Return the sum over j of e_ij (u_i - v_j)."""
-    return (e.sum(2, keepdim=True) * u).sub_(_product(e, v))
+def _add_weighted_differences(total: Tensor, e: Tensor, u: Tensor, v: Tensor) -> None:
+    """Add the sum over j of e_ij (u_i - v_j) to `total`."""
+    total.addcmul_(e.sum(2, keepdim=True), u)
+    _add_product(total, e, v, sign=-1)
 
 
-def _product(e: Tensor, y: Tensor) -> Tensor:
-    """Return e @ y; transposed where y is thin, which is several times faster."""
-    return torch.bmm(y.mT.contiguous(), e.mT).mT if y.shape[2] <= THIN else torch.bmm(e, y)
+def _add_product(total: Tensor, e: Tensor, y: Tensor, sign: int = 1) -> None:
+    """Add sign * e @ y to `total`; transposed where y is thin, which is several times faster."""
+    if y.shape[2] <= THIN:
+        total.add_(torch.bmm(y.mT.contiguous(), e.mT).mT, alpha=sign)
+    else:
+        total.baddbmm_(e, y, alpha=sign)

@@ -119,14 +119,15 @@ class _Width:
         n, m = u.shape[1], MAX_MEDIAN_DRAWS
         self.n, self.block = n, None
         if not isinstance(kernel.bandwidth, str):
-            self.scale = u.new_full((1, 1, 1), float(kernel.bandwidth) ** -2)
+            self.scale = u.new_full((1, 1, 1), 1 / kernel._fixed_h2(u))
             return
         self.block = _squared_distances(u[:, :m], u_norms[:, :m], v[:, :m], v_norms[..., :m])
         median, i, j = median_pair(self.block, within=within)
         h2 = kernel._from_median(median, n)
         self.scale = h2.reciprocal()[:, None, None]
         self.pair = torch.stack([i, j if within else j + n], 1)[:, :, None]
-        self.inverse_median = torch.where(median < h2 * kernel._median_level(n) * 0.999, 0.0, 1 / median)
+        sets_width = median >= 0.999 * kernel._median_level(n) * h2  # else the floor of h^2 does
+        self.inverse_median = sets_width / median.clamp_min(torch.finfo(median.dtype).tiny)
 
     def scaled_distances(self, u: Tensor, u_norms: Tensor, v: Tensor, v_norms: Tensor) -> Tensor:
         """Return t of the rows u; if they are all rows, the median has seen their distances already."""

@@ -133,10 +133,10 @@ def minimise(
     with torch.no_grad():
         flat = flatten(module)
         gradient = flat.grad if flat.grad is not None else torch.zeros_like(flat)
-        m, v, n_steps = torch.zeros_like(flat), torch.zeros_like(flat), flat.new_zeros(())
+        m, v = torch.zeros_like(flat), torch.zeros_like(flat)
+        n_steps, rate = torch.zeros(2, dtype=torch.float32, device=flat.device).unbind()  # as the fused kernel asks
         average = None if ema_decay is None else flat.clone()
         on_gpu = flat.device.type == "cuda"
-        rate = flat.new_tensor(learning_rate)
         rate_factor = learning_rate_factor(learning_rate_decay, max_iter)
         temperature = None if annealing is None else flat.new_ones(())
         loss_now = flat.new_zeros(())

@@ -147,9 +147,13 @@ class Kernel(BaseEstimator, ABC):
         """Return h^2, shape (..., 1, 1): given, or such that the median pair lies at `_median_level`."""
         self._check()
         if not isinstance(self.bandwidth, str):
-            return squared.new_full((1, 1), float(self.bandwidth) ** 2).clamp_min(_smallest(squared))
+            return squared.new_full((1, 1), self._fixed_h2(squared))
         median, _, _ = median_pair(squared, within=within)
         return self._from_median(median, squared.shape[-2])[..., None, None]
+
+    def _fixed_h2(self, like: Tensor) -> float:
+        """Return h^2 of a bandwidth that is a number, in the range of the type of `like`."""
+        return max(float(self.bandwidth) ** 2, _smallest(like))
 
     def _from_median(self, median: Tensor, n: int) -> Tensor:
         """Return h^2 for the median squared distance of n draws; the floor is for identical draws, 0 / 0."""
@@ -258,7 +262,7 @@ class Laplace(Kernel):
         return torch.exp(-_root(t))
 
     def _slope(self, t: Tensor, k: Tensor) -> Tensor:
-        return torch.where(_flat(t), 0.0, -k / (2 * t.sqrt()))
+        return (-k / (2 * t.sqrt())).masked_fill(_flat(t), 0.0)
 
     def _median_level(self, n: int) -> float:
         return math.log(n + 1) ** 2
@@ -318,7 +322,7 @@ class Riesz(Kernel):
         return -_root(t).pow(self.exponent)
 
     def _slope(self, t: Tensor, k: Tensor) -> Tensor:
-        return torch.where(_flat(t), 0.0, -self.exponent / 2 * t.pow(self.exponent / 2 - 1))
+        return (-self.exponent / 2 * t.pow(self.exponent / 2 - 1)).masked_fill(_flat(t), 0.0)
 
     def _median_level(self, n: int) -> float:
         return 1.0
@@ -326,7 +330,7 @@ class Riesz(Kernel):
 
 def _root(t: Tensor) -> Tensor:
     """Return sqrt(t), with slope zero instead of infinity at t = 0."""
-    return torch.where(_flat(t), 0.0, t.clamp_min(torch.finfo(t.dtype).eps).sqrt())
+    return t.clamp_min(torch.finfo(t.dtype).eps).sqrt().masked_fill(_flat(t), 0.0)
 
 
 def _smallest(like: Tensor) -> float:

@@ -183,6 +183,22 @@ def test_grid_search_takes_a_target_in_the_place_of_x(unfitted):
     assert search.best_estimator_.sample(3).shape == (3, 2)
 
 
+def test_joblib_workers_do_not_oversubscribe_the_cores():
+    threads = joblib.Parallel(n_jobs=2)(joblib.delayed(torch.get_num_threads)() for _ in range(2))
+    assert sum(threads) <= max(2, joblib.cpu_count())
+
+
+def test_fits_in_threads_equal_those_in_sequence(unfitted):
+    seeds = range(4)
+
+    def draws(seed):
+        return clone(unfitted).set_params(random_state=seed).fit(gaussian_score, n_features=2).sample(50)
+
+    threaded = joblib.Parallel(n_jobs=4, backend="threading")(joblib.delayed(draws)(seed) for seed in seeds)
+    for one, other in zip(threaded, map(draws, seeds), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 MISTAKES = {
     "no n_features": (lambda q: q.fit(gaussian_score), ValueError, "n_features"),
     "n_features=0": (lambda q: q.fit(gaussian_score, n_features=0), ValueError, "n_features"),

@@ -81,8 +81,8 @@ def _fused(x: Tensor, f: Tensor, kernel: Kernel, *, within: bool) -> tuple[Tenso
     dx, df = torch.zeros_like(x), torch.zeros_like(f)
     (du, dv), (df_u, dg) = _halves(dx, within), _halves(df, within)
     step = min(n, max(MIN_TILE_ROWS, TILE_ENTRIES[x.device.type] // n))
-    for start, *tile in zip(range(0, n, step), *(a.split(step, 1) for a in (u, u_norms, f_u, du, df_u)), strict=True):
-        u_i, u_norms_i, f_i, du_i, df_i = tile
+    for start in range(0, n, step):
+        u_i, u_norms_i, f_i, du_i, df_i = (_rows(a, start, step) for a in (u, u_norms, f_u, du, df_u))
         t = width.scaled_distances(u_i, u_norms_i, v, v_norms)
         k = kernel._profile(t)
         e = kernel._slope(t, k)
@@ -99,12 +99,11 @@ def _fused(x: Tensor, f: Tensor, kernel: Kernel, *, within: bool) -> tuple[Tenso
         if not within:
             _add_product(dg, k.mT, f_i)
             _add_weighted_differences(dv, e.mT, v, u_i)
-    ends = 2 * w if within else w  # within, each pair was met once and has two ends
-    df.mul_(ends)
-    dx.mul_(ends)
+    ends = 2 if within else 1  # within, each pair was met once and has two ends
+    df.mul_(w * ends)
     if offset is not None:
-        offset.pull(dx, w)
-    dx.mul_(2 * width.scale)
+        offset.pull(dx, 1 / ends)
+    dx.mul_(2 * w * ends * width.scale)
     width.pull(dx, centred if offset is None else x)
     value = torch.linalg.vecdot(f_u.flatten(1), df[:, :n].flatten(1))
     return value / 2 if within else value, dx, df
@@ -121,7 +120,9 @@ class _Width:
         if not isinstance(kernel.bandwidth, str):
             self.scale = u.new_full((1, 1, 1), 1 / kernel._fixed_h2(u))
             return
-        self.block = _squared_distances(u[:, :m], u_norms[:, :m], v[:, :m], v_norms[..., :m])
+        if n > m:
+            u, u_norms, v, v_norms = u[:, :m], u_norms[:, :m], v[:, :m], v_norms[..., :m]
+        self.block = _squared_distances(u, u_norms, v, v_norms)
         median, i, j = median_pair(self.block, within=within)
         h2 = kernel._from_median(median, n)
         self.scale = h2.reciprocal()[:, None, None]
@@ -162,17 +163,21 @@ class _Offset:
         self.sums_v += a.sum(1).unsqueeze(2)
         return k + self.o_u[:, rows] + self.o_v.mT
 
-    def pull(self, dx: Tensor, w: float) -> None:
-        """Add the gradient in x, but for the factor 2 / h^2, to dx."""
-        dx.addcmul_(self.slope * self.a_sums, self.x, value=-w)
+    def pull(self, dx: Tensor, share: float) -> None:
+        """Add this share of the gradient in x, but for the factor 2 w / h^2, to dx."""
+        dx.addcmul_(self.slope * self.a_sums, self.x, value=-share)
 
 
 def _halves(a: Tensor, within: bool) -> tuple[Tensor, Tensor]:
     """Return the two batches of draws, which are one and the same `within` a batch."""
     if within:
         return a, a
-    first, second = a.split(a.shape[1] // 2, 1)
-    return first, second
+    n = a.shape[1] // 2
+    return a[:, :n], a[:, n:]
+
+
+def _rows(a: Tensor, start: int, step: int) -> Tensor:
+    return a if a.shape[1] <= step else a[:, start : start + step]
 
 
 def _squared_distances(u: Tensor, u_norms: Tensor, v: Tensor, v_norms: Tensor) -> Tensor:

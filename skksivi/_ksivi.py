@@ -96,7 +96,8 @@ class KSIVIApproximator(BaseApproximator):
     n_iter_no_change : int, default=2000
         Patience of early stopping, in iterations.
     warm_start : bool, default=False
-        Whether `fit` continues from the parameters of the last fit.
+        Whether `fit` continues from the family and the whitening of the last fit, whatever the parameters of their
+        construction say now; the optimiser starts anew.
     device : str or torch.device, default="auto"
         Where to compute; "auto" takes a GPU where there is one.
     dtype : {"float32", "float64"}, default="float32"
@@ -350,7 +351,7 @@ class KSIVIApproximator(BaseApproximator):
         """Check what scikit-learn's parameter constraints cannot express."""
         if not all(isinstance(n, Integral) and n >= 1 for n in self.hidden_layer_sizes):
             raise ValueError(f"`hidden_layer_sizes` must hold positive integers, got {self.hidden_layer_sizes!r}.")
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+        if len(self.betas) != 2 or not all(isinstance(b, Real) and 0 <= b < 1 for b in self.betas):
             raise ValueError(f"`betas` must be two numbers in [0, 1), got {self.betas!r}.")
         if self.initial_scale <= self.min_scale:
             raise ValueError(
@@ -358,7 +359,9 @@ class KSIVIApproximator(BaseApproximator):
             )
         decay: Any = self.learning_rate_decay
         is_pair = decay is not None and not isinstance(decay, str)
-        if is_pair and (len(decay) != 2 or not 0 < decay[0] <= 1 or not decay[1] >= 1):
+        if is_pair and (
+            len(decay) != 2 or not all(isinstance(a, Real) for a in decay) or not 0 < decay[0] <= 1 <= decay[1]
+        ):
             raise ValueError(
                 "`learning_rate_decay` must be 'cosine', None or a pair (factor in (0, 1], iterations >= 1), "
                 f"got {decay!r}."

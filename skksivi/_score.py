@@ -79,13 +79,19 @@ def probe(
     """
     for n in (2, 3):  # two sizes, so that (d, n) and (n,) cannot pass for (n, d)
         x = torch.linspace(-1, 1, n * n_features, dtype=dtype, device=device)
-        x = x.reshape(n, n_features).requires_grad_()
+        x = x.reshape(n, n_features)
+        before = x.clone()
         try:
             with torch.enable_grad():
-                s = score_fn(x)
+                s = score_fn(x.requires_grad_())
         except Exception as error:
-            error.add_note(f"Raised by `score_fn` on a trial input of shape {(n, n_features)}, {dtype}.")
+            error.add_note(
+                f"Raised by `score_fn` on a trial input of shape {(n, n_features)}, {dtype}. If its data are of another "
+                "type, give them this one or set the parameter `dtype`."
+            )
             raise
+        if not torch.equal(x, before):
+            raise ValueError("`score_fn` changed its input in place; it must leave the points it is given alone.")
         if not isinstance(s, Tensor):
             raise TypeError(
                 f"`score_fn` returned a {type(s).__name__}, expected a torch tensor of the shape of its input, "

@@ -97,6 +97,8 @@ def find_whitening(whiten: Any, score_fn: Score) -> Affine | Identity:
                 "pair (mean, Cholesky factor) that is roughly right, or to None."
             )
         return saddle_free_newton(double, origin)
+    if len(whiten) != 2:
+        raise ValueError(f"`whiten` must be a pair (mean, Cholesky factor), got {len(whiten)} item(s).")
     m, L = (torch.as_tensor(a, dtype=torch.float64, device=score_fn.device) for a in whiten)
     if m.shape != (d,) or L.shape != (d, d) or not _is_map(m, L):
         raise ValueError(

@@ -209,6 +209,7 @@ MISTAKES = {
     "transposed score": (lambda q: q.fit(lambda x: -x.mT, n_features=2), ValueError, r"shape \(2, 3\)"),
     "numpy score": (lambda q: q.fit(lambda x: -x.detach().numpy(), n_features=2), TypeError, "ndarray"),
     "detached score": (lambda q: q.fit(lambda x: -x.detach(), n_features=2), ValueError, "graph"),
+    "score in place": (lambda q: q.fit(lambda x: x.detach().neg_() + 0 * x, n_features=2), ValueError, "in place"),
     "unknown device": (lambda q: q.set_params(device="tpu9").fit(gaussian_score, n_features=2), ValueError, "tpu9"),
     "dtype": (lambda q: q.set_params(dtype="int8").fit(gaussian_score, n_features=2), ValueError, "dtype"),
     "sample before fit": (lambda q: q.sample(), NotFittedError, "not fitted"),

@@ -175,6 +175,8 @@ MISTAKES = {
     "initial_scale": ({"initial_scale": 1e-4}, "initial_scale"),
     "learning_rate": ({"learning_rate": -1.0}, "learning_rate"),
     "learning_rate_decay": ({"learning_rate_decay": (2.0, 100)}, "learning_rate_decay"),
+    "learning_rate_decay of words": ({"learning_rate_decay": ("a", "b")}, "learning_rate_decay"),
+    "whiten not a pair": ({"whiten": (np.zeros(2),)}, "whiten"),
     "whiten shape": ({"whiten": (np.zeros(3), np.eye(3))}, "whiten"),
     "whiten singular": ({"whiten": (np.zeros(2), np.zeros((2, 2)))}, "whiten"),
     "max_iter": ({"max_iter": 0}, "max_iter"),

@@ -86,8 +86,8 @@ def probe(
                 s = score_fn(x.requires_grad_())
         except Exception as error:
             error.add_note(
-                f"Raised by `score_fn` on a trial input of shape {(n, n_features)}, {dtype}. If its data are of another "
-                "type, give them this one or set the parameter `dtype`."
+                f"Raised by `score_fn` on a trial input of shape {(n, n_features)}, {dtype}. If its data "
+                "are of another type, give them this one or set the parameter `dtype`."
             )
             raise
         if not torch.equal(x, before):

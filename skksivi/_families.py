@@ -66,13 +66,14 @@ class MultilayerPerceptron(Map):
     sizes : sequence of int
         Of the input, the hidden layers and the output.
     generator : torch.Generator
+    dtype : torch.dtype
     """
 
-    def __init__(self, sizes: Sequence[int], generator: torch.Generator) -> None:
+    def __init__(self, sizes: Sequence[int], generator: torch.Generator, dtype: torch.dtype) -> None:
         super().__init__()
         layers = []
         for n_in, n_out in itertools.pairwise(sizes):
-            linear = nn.utils.skip_init(nn.Linear, n_in, n_out, device=generator.device)
+            linear = nn.utils.skip_init(nn.Linear, n_in, n_out, device=generator.device, dtype=dtype)
             bound = 1 / math.sqrt(n_in)
             nn.init.uniform_(linear.weight, -bound, bound, generator=generator)
             nn.init.uniform_(linear.bias, -bound, bound, generator=generator)
@@ -234,20 +235,21 @@ def gaussian_layer(
     """Build a family; with `linear_skip`, latent_dim >= d and initial_scale <= 1, it starts at N(0, I)."""
 
     def network() -> MultilayerPerceptron:
-        return MultilayerPerceptron([latent_dim, *hidden_layer_sizes, n_features], generator)
+        return MultilayerPerceptron([latent_dim, *hidden_layer_sizes, n_features], generator, dtype)
 
     if linear_skip:
-        A = torch.eye(n_features, latent_dim, device=generator.device) * math.sqrt(max(1 - initial_scale**2, 0))
+        A = torch.eye(n_features, latent_dim, dtype=dtype, device=generator.device) * math.sqrt(
+            max(1 - initial_scale**2, 0)
+        )
         mean: Map = LinearSkip(A, network().start_at(0.0))
     else:
         mean = network()
     a = math.log(initial_scale**2 - min_scale**2)
     log_variance = (
-        Constant(torch.full((n_features,), a, device=generator.device))
+        Constant(torch.full((n_features,), a, dtype=dtype, device=generator.device))
         if scale == "constant"
         else network().start_at(a)
     )
-    family = SemiImplicit(
+    return SemiImplicit(
         mean, log_variance, n_features=n_features, latent_dim=latent_dim, mixing=mixing, min_scale=min_scale
     )
-    return family.to(dtype)

@@ -173,6 +173,7 @@ class KSIVIApproximator(BaseApproximator):
     family_: SemiImplicit
     whitening_: Affine | Identity
     loss_curve_: np.ndarray
+    ksd_curve_: np.ndarray
 
     def __init__(
         self,
@@ -289,9 +290,9 @@ class KSIVIApproximator(BaseApproximator):
             annealing=annealing,
             plateau=self._plateau(score_fn, whitening, generator),
         )
-        earlier = self.loss_curve_ if self._continues() else run.losses[:0]
-        self.loss_curve_ = np.concatenate([earlier, run.losses])
-        self.ksd_curve_ = run.monitored
+        losses, monitored = (self.loss_curve_, self.ksd_curve_) if self._continues() else ([], [])
+        self.loss_curve_ = np.concatenate([losses, run.losses])
+        self.ksd_curve_ = np.concatenate([monitored, run.monitored])
         self.engine_ = run.engine
         self.n_iter_ = len(self.loss_curve_)
         self.family_ = family.requires_grad_(False)

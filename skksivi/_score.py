@@ -48,7 +48,11 @@ class Score:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Evaluate the score at x (n, d)."""
-        return self.score_fn(x.to(self.dtype)).to(x)
+        if x.requires_grad:
+            return self.score_fn(x.to(self.dtype)).to(x)
+        with torch.enable_grad():  # a score that differentiates log p itself needs points with a graph
+            s = self.score_fn(x.detach().to(self.dtype).requires_grad_())
+        return s.detach().to(x)
 
     def with_pullback(self, x: Tensor) -> tuple[Tensor, ScoreFunction]:
         """Return the score at x (n, d) without a graph, and the map of v (n, d) to J^T v (n, d)."""
@@ -107,7 +111,24 @@ def probe(
                 "`score_fn` returned a tensor without a graph back to its input, but training differentiates "
                 "through the score; remove `detach`, `no_grad` and numpy from it."
             )
+    if score_vjp is not None:
+        _check_product(score_vjp, x, s)
     return Score(score_fn, n_features, dtype=dtype, device=device, score_vjp=score_vjp)
+
+
+def _check_product(score_vjp: ScoreWithProduct, x: Tensor, s: Tensor) -> None:
+    """Compare a given product with the automatic one at the points x with scores s."""
+    v = torch.linspace(-1, 2, x.numel(), dtype=x.dtype, device=x.device).reshape(x.shape)
+    (expected,) = torch.autograd.grad(s, x, v)
+    with torch.no_grad():
+        own, vjp = score_vjp(x.detach().clone())
+        product = vjp(v)
+    for name, a, b in (("a score", own, s), ("a product", product, expected)):
+        if a.shape != b.shape or (a - b).abs().max() > 1e-2 * b.abs().max() + 1e-6:
+            raise ValueError(
+                f"`score_vjp` returns {name} that differs from that of `score_fn`; correct it, or leave it out and "
+                "let the product be automatic."
+            )
 
 
 def in_double(score_fn: ScoreFunction, n_features: int, device: torch.device | str = "cpu") -> Score:

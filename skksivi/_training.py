@@ -155,7 +155,7 @@ def minimise(
         for t in range(max_iter):
             rate.fill_(learning_rate * rate_factor(t))
             if annealing is not None and temperature is not None:
-                temperature.fill_(annealing(t / max_iter))
+                temperature.fill_(_inverse_temperature(annealing, t / max_iter))
             if on_gpu and t == WARM_UP:
                 run_step, engine = capture(step, generator)
             run_step()
@@ -171,6 +171,17 @@ def minimise(
             flat.copy_(average)
         unflatten(module)
     return Run(losses[: t + 1].cpu().numpy(), np.array(plateau.values if plateau else []), engine)
+
+
+def _inverse_temperature(annealing: Callable[[float], float], progress: float) -> float:
+    value = annealing(progress)
+    try:
+        number = float(value)
+    except (TypeError, ValueError, RuntimeError):
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise ValueError(f"`annealing` returned {value!r} at progress {progress:.3g}, expected a positive number.")
+    return number
 
 
 def by_autograd(loss_fn: Callable[[Tensor | None], Tensor], module: nn.Module) -> Callable[[Tensor | None], Tensor]:
@@ -205,14 +216,17 @@ def capture(step: Callable[[], None], generator: torch.Generator) -> tuple[Calla
 
     A score that looks at values on the host (`.item()`, a branch on a tensor) or changes shapes cannot be.
     """
-    state = generator.get_state()
+    device, state = generator.device, generator.get_state()
+    stream_before = torch.cuda.current_stream(device)
     graph = torch.cuda.CUDAGraph()
     try:
         graph.register_generator_state(generator)
-        with torch.cuda.graph(graph):
+        stream = torch.cuda.Stream(device)
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
             step()
     except RuntimeError:
-        torch.cuda.synchronize()
+        torch.cuda.set_stream(stream_before)
+        torch.cuda.synchronize(device)
         generator.set_state(state)
         return step, "eager"
     return graph.replay, "cuda graph"

@@ -164,7 +164,14 @@ def saddle_free_newton(score_fn: ScoreFunction, x: Tensor, max_iter: int = 200) 
 
 def _curvature(score_fn: ScoreFunction, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return eigenvalues, smallest first, and eigenvectors of minus the Jacobian; tiny ones are floored."""
-    lam, V = torch.linalg.eigh(-jacobian(score_fn, x))
+    J = jacobian(score_fn, x)
+    if not (x.isfinite().all() and J.isfinite().all()):
+        raise ValueError(
+            "The search for a mode left the region where `score_fn` is finite: it may have the wrong sign (it is the "
+            "gradient of log p, not of -log p) or belong to no proper density. Else set `whiten` to a pair (mean, "
+            "Cholesky factor), or to None."
+        )
+    lam, V = torch.linalg.eigh(-J)
     top = lam.abs().max()
     floor = torch.where(top > 0, 1e-14 * top, 1.0)  # no curvature at all says nothing of the scale
     return torch.where(lam.abs() < floor, floor, lam), V

@@ -81,7 +81,7 @@ class BaseApproximator(DensityMixin, BaseEstimator, ABC):
         self._fit(score, make_generator(seed, device))
         self.n_features_in_ = score.n_features
         self._seed = seed
-        self._random_state = np.random.RandomState(seed)
+        self._random_state = np.random.RandomState([seed, 1])  # another stream than that of the training
         return self
 
     def sample(self, n_samples: int = 1, random_state: int | np.random.RandomState | None = None) -> np.ndarray:
@@ -167,11 +167,11 @@ class BaseApproximator(DensityMixin, BaseEstimator, ABC):
         check_is_fitted(self)
         if not (hasattr(X, "score_fn") or callable(X)):
             return float(self.score_samples(X).mean())
-        score_fn, n_features = _unwrap(X, self.n_features_in_)
+        device = resolve_device(self.device)
+        score_fn, n_features = _unwrap(X.to(device=device) if hasattr(X, "to") else X, self.n_features_in_)
         if n_features != self.n_features_in_:
             raise ValueError(f"`X` is a target of {n_features} features, expected {self.n_features_in_} as in `fit`.")
-        device = resolve_device(self.device)
-        generator = make_generator(self._seed, device)
+        generator = torch.Generator(device).manual_seed(self._seed)
         with torch.no_grad():
             x = self._sample(N_SCORE_DRAWS, generator)
         return -Judge(score_fn, n_features, device)(x)

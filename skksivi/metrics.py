@@ -15,7 +15,7 @@ from skksivi._arrays import as_tensor
 from skksivi._score import ScoreFunction, in_double
 from skksivi._stein import stein_kernel
 from skksivi._whitening import find_whitening
-from skksivi.kernels import IMQ, Kernel
+from skksivi.kernels import IMQ, Kernel, resolve_kernel
 
 __all__ = ["kl_divergence", "ksd", "sliced_wasserstein"]
 
@@ -128,7 +128,7 @@ def kl_divergence(X: ArrayLike, Y: ArrayLike, *, n_neighbors: int = 3) -> float:
     return float(X.shape[1] * np.mean(np.log(nu / rho)) + math.log(len(Y) / (len(X) - 1)))
 
 
-def ksd(X: ArrayLike, score_fn: ScoreFunction, *, kernel: Kernel | None = None, statistic: str = "u") -> float:
+def ksd(X: ArrayLike, score_fn: ScoreFunction, *, kernel: str | Kernel | None = None, statistic: str = "u") -> float:
     r"""Estimate the squared kernel Stein discrepancy of a sample from a target.
 
     .. math:: \mathrm{KSD}^2 = E\, k_p(x, x')
@@ -142,7 +142,7 @@ def ksd(X: ArrayLike, score_fn: ScoreFunction, *, kernel: Kernel | None = None, 
     X : array-like of shape (n, d)
     score_fn : callable or Target
         The gradient of log p at each row, (n, d) -> (n, d) tensors.
-    kernel : Kernel, default=None
+    kernel : str or Kernel, default=None
         None means `IMQ()`. A median bandwidth is set on X and is part of the result.
     statistic : {"u", "v"}, default="u"
 
@@ -171,7 +171,7 @@ def ksd(X: ArrayLike, score_fn: ScoreFunction, *, kernel: Kernel | None = None, 
     True
     """
     X = check_array(X, dtype=np.float64, ensure_min_samples=2, input_name="X")
-    kernel = IMQ() if kernel is None else kernel
+    kernel = IMQ() if kernel is None else resolve_kernel(kernel)
     if statistic not in ("u", "v"):
         raise ValueError(f"`statistic` must be 'u' or 'v', got {statistic!r}.")
     if not kernel._euclidean:
@@ -218,7 +218,10 @@ class Judge:
     def __call__(self, x: Tensor) -> float:
         """Return the U-statistic of the squared discrepancy of draws x (n, d)."""
         x = x.detach().double()
-        u, s_u = self.map.whiten(x), self.map.whiten_score(self.score_fn(x).detach())
+        s = self.score_fn(x)
+        if not s.isfinite().all():
+            raise ValueError("`score_fn` is not finite at some of the draws, so that they cannot be judged by it.")
+        u, s_u = self.map.whiten(x), self.map.whiten_score(s)
         return _mean_stein_kernel(u, s_u, self.kernel, diagonal=False)
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import hashlib
+import os
 import pickle
 import random
 import subprocess
@@ -18,7 +19,7 @@ from sklearn.model_selection import GridSearchCV
 import skksivi
 from skksivi import KSIVIApproximator
 from skksivi.baselines import Laplace
-from skksivi.targets import Target, from_score_fn
+from skksivi.targets import Banana, Target, from_score_fn
 
 APPROXIMATORS = [KSIVIApproximator(max_iter=300, random_state=0), Laplace(random_state=0)]
 MEAN = torch.tensor([1.0, -2.0])
@@ -183,9 +184,73 @@ def test_grid_search_takes_a_target_in_the_place_of_x(unfitted):
     assert search.best_estimator_.sample(3).shape == (3, 2)
 
 
+def test_a_score_that_differentiates_log_p_itself_is_fitted_and_judged(unfitted):
+    def score_fn(x):
+        log_prob = -(x**2).sum() / 2
+        return torch.autograd.grad(log_prob, x, create_graph=True)[0]
+
+    assert unfitted.fit(score_fn, n_features=2).score(score_fn) > -0.05
+
+
+def test_a_subclass_with_a_new_score_or_density_does_not_use_the_old_product(unfitted):
+    class Tempered(Banana):
+        def score_fn(self, x):
+            return 0.1 * super().score_fn(x)
+
+    class Narrow(Banana):
+        def log_prob(self, x):
+            return super().log_prob(x) - 50 * (x - 1).square().sum(-1)
+
+    whiten = {"whiten": None} if hasattr(unfitted, "whiten") else {}
+    unfitted.set_params(**whiten)
+    draws = [clone(unfitted).fit(target).sample(500, random_state=0) for target in (Banana(), Tempered(), Narrow())]
+    assert not np.array_equal(draws[0], draws[1])
+    assert np.abs(draws[2].mean(0) - 1).max() < 0.5
+
+
+def test_a_product_that_contradicts_the_score_is_refused(unfitted):
+    class Wrong(GaussianTarget):
+        def score_fn(self, x):
+            return gaussian_score(x)
+
+        def score_vjp(self, x):
+            return gaussian_score(x), lambda v: v
+
+    with pytest.raises(ValueError, match="`score_vjp` returns a product"):
+        unfitted.fit(Wrong())
+
+
+def test_the_result_does_not_depend_on_the_default_dtype(unfitted):
+    expected = clone(unfitted).fit(gaussian_score, n_features=2).sample(5)
+    torch.set_default_dtype(torch.float64)
+    try:
+        actual = clone(unfitted).fit(gaussian_score, n_features=2).sample(5)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    np.testing.assert_array_equal(actual, expected)
+
+
+def test_the_wrong_sign_is_named(unfitted):
+    with pytest.raises(ValueError, match="wrong sign"):
+        unfitted.fit(lambda x: x, n_features=2)
+
+
+WORKERS = """
+import joblib
+def threads():
+    import skksivi, torch
+    return torch.get_num_threads()
+print(sum(joblib.Parallel(n_jobs=2)(joblib.delayed(threads)() for _ in range(2))), joblib.cpu_count())
+"""
+
+
 def test_joblib_workers_do_not_oversubscribe_the_cores():
-    threads = joblib.Parallel(n_jobs=2)(joblib.delayed(torch.get_num_threads)() for _ in range(2))
-    assert sum(threads) <= max(2, joblib.cpu_count())
+    environment = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
+    done = subprocess.run(
+        [sys.executable, "-c", WORKERS], capture_output=True, text=True, check=True, env=environment
+    )
+    threads, cores = map(int, done.stdout.split())
+    assert threads <= max(2, cores)
 
 
 def test_fits_in_threads_equal_those_in_sequence(unfitted):

@@ -38,6 +38,15 @@ class Target:
     """
 
     n_features: int
+    score_vjp: Any = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Let a new density not inherit the score of the old one, nor a new score the product of the old one."""
+        super().__init_subclass__(**kwargs)
+        if "log_prob" in vars(cls) and "score_fn" not in vars(cls):
+            cls.score_fn = Target.score_fn  # type: ignore[method-assign]
+        if "score_fn" in vars(cls) and "score_vjp" not in vars(cls):
+            cls.score_vjp = None
 
     def score_fn(self, x: Tensor) -> Tensor:
         """Evaluate the gradient of log p at each row of x (n, d), by automatic differentiation of `log_prob`."""

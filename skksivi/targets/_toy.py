@@ -122,7 +122,7 @@ class Multimodal(_GaussianMixture):
     """
 
     def __init__(self) -> None:
-        super().__init__(torch.tensor([[-2.0, 0.0], [2.0, 0.0]]), torch.eye(2).expand(2, 2, 2))
+        super().__init__(torch.tensor([[-2.0, 0.0], [2.0, 0.0]], dtype=torch.float64), torch.eye(2).expand(2, 2, 2))
 
 
 class XShaped(_GaussianMixture):
@@ -141,6 +141,6 @@ class XShaped(_GaussianMixture):
     """
 
     def __init__(self) -> None:
-        arm = torch.tensor([[2.0, 1.8], [1.8, 2.0]])
+        arm = torch.tensor([[2.0, 1.8], [1.8, 2.0]], dtype=torch.float64)
         flip = torch.tensor([[1.0, -1.0], [-1.0, 1.0]])
         super().__init__(torch.zeros(2, 2), torch.stack([arm, arm * flip]))

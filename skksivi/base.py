@@ -212,6 +212,8 @@ def _unwrap(score_fn: Any, n_features: int | None) -> tuple[ScoreFunction, int]:
 
 def _resolve_score(score_fn: Any, n_features: int | None, *, dtype: torch.dtype, device: torch.device) -> Score:
     """Return a probed score; the data of a target are brought to the device and type of the training."""
+    if isinstance(score_fn, type):
+        raise TypeError(f"`score_fn` is the class {score_fn.__name__}; pass an instance, {score_fn.__name__}(...).")
     if hasattr(score_fn, "score_fn") and hasattr(score_fn, "to"):
         score_fn = score_fn.to(device=device, dtype=dtype)
     function, n_features = _unwrap(score_fn, n_features)

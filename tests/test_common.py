@@ -269,6 +269,7 @@ MISTAKES = {
     "n_features=0": (lambda q: q.fit(gaussian_score, n_features=0), ValueError, "n_features"),
     "n_features against target": (lambda q: q.fit(GaussianTarget(), n_features=3), ValueError, "n_features"),
     "an array": (lambda q: q.fit(np.zeros((5, 2))), TypeError, "`score_fn` must be a function"),
+    "a class": (lambda q: q.fit(Banana), TypeError, "pass an instance"),
     "scalar score": (lambda q: q.fit(lambda x: x.sum(), n_features=2), ValueError, r"shape \(\)"),
     "log density": (lambda q: q.fit(lambda x: -x.square().sum(-1), n_features=2), ValueError, r"shape \(2,\)"),
     "transposed score": (lambda q: q.fit(lambda x: -x.mT, n_features=2), ValueError, r"shape \(2, 3\)"),

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -40,3 +41,11 @@ def test_script_runs(script, tmp_path):
     for name in arguments:
         if name.endswith((".png", ".npz")):
             assert (tmp_path / name).stat().st_size > 1000
+
+
+def test_the_example_of_the_readme_runs():
+    block = (ROOT / "README.rst").read_text("utf-8").split(".. code-block:: python\n\n")[1].split("\nA ``Target``")[0]
+    names = {}
+    exec(textwrap.dedent(block), names)  # noqa: S102
+    assert names["draws"].shape == (10_000, 3)
+    assert names["q"].score(names["score_fn"]) > -0.01

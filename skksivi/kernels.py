@@ -9,7 +9,7 @@ median heuristic: the width at which the median pair lies at a scaled distance f
 through the median, which makes the kernel scale-free and keeps training from lowering the loss by spreading out.
 
 A kernel is three short methods, `_profile`, `_slope` and `_median_level`, and one entry of `KERNELS`. The median is
-taken over the pairs of the first 256 draws, which are as random as any others.
+taken over the pairs of the first 128 draws, which are as random as any others.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from skksivi._arrays import argmedian
 __all__ = ["IMQ", "KERNELS", "Gaussian", "Kernel", "Laplace", "Riesz"]
 
 #: The median heuristic looks at the pairs of this many draws, so that it costs little beside the kernel itself.
-MAX_MEDIAN_DRAWS = 256
+MAX_MEDIAN_DRAWS = 128
 
 
 def squared_distances(x: Tensor, y: Tensor) -> Tensor:
@@ -40,7 +40,7 @@ def squared_distances(x: Tensor, y: Tensor) -> Tensor:
 
 
 def median_pair(squared: Tensor, *, within: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Find the lower median of the pairs of the first 256 rows and columns.
+    """Find the lower median of the pairs of the first 128 rows and columns.
 
     Parameters
     ----------
@@ -132,7 +132,7 @@ class Kernel(BaseEstimator, ABC):
         Parameters
         ----------
         x : Tensor of shape (n, d)
-            Up to 256 rows, evenly spaced, are used.
+            Up to 128 rows, evenly spaced, are used.
         """
         x = x[:: -(-len(x) // MAX_MEDIAN_DRAWS)]
         squared = self._squared_distances(x, x)

@@ -19,12 +19,67 @@ class Draw(NamedTuple):
     score: Tensor
 
 
-def _standard_normal(noise: Tensor) -> Tensor:
-    return noise
+class Mixing(nn.Module, ABC):
+    """A distribution q(z) that can be sampled; nothing else is asked of it."""
+
+    latent_dim: int
+
+    @abstractmethod
+    def forward(self, n: int, like: Tensor, generator: torch.Generator) -> Tensor:
+        """Draw z of shape (n, latent_dim), of the type and on the device of `like`."""
 
 
-#: Maps of standard normal noise (n, latent_dim) to draws of the mixing distribution q(z).
-MIXINGS: dict[str, Callable[[Tensor], Tensor]] = {"normal": _standard_normal}
+class Normal(Mixing):
+    """The standard normal."""
+
+    def __init__(self, latent_dim: int) -> None:
+        super().__init__()
+        self.latent_dim = latent_dim
+
+    def forward(self, n: int, like: Tensor, generator: torch.Generator) -> Tensor:
+        z = torch.empty(n, self.latent_dim, dtype=like.dtype, device=like.device)
+        return z.normal_(generator=generator)
+
+
+class Bootstrap(Mixing):
+    r"""A smoothed bootstrap of points near the target.
+
+    .. math:: z = \bar c + \sqrt{1 - j^2}\, (c_i - \bar c) + \frac{j}{\sqrt 2} (c_a - c_b)
+
+    with points c_i, c_a, c_b drawn from those of one mode, of mean :math:`\bar c`. It has the mean and the covariance
+    of the points, mode by mode, whatever the scale of each.
+
+    Parameters
+    ----------
+    points : Tensor of shape (n, d)
+        Those of one mode after those of another.
+    n_of_mode : list of int
+        How many belong to each; they sum to n.
+    jitter : float, default=0.2
+        The j of the formula.
+    """
+
+    points: Tensor
+    first: Tensor
+    size: Tensor
+
+    def __init__(self, points: Tensor, n_of_mode: Sequence[int], jitter: float = 0.2) -> None:
+        super().__init__()
+        self.latent_dim = points.shape[1]
+        shrink = math.sqrt(1 - jitter**2)
+        self.reach = jitter / (math.sqrt(2) * shrink)
+        parts = [c.mean(0).lerp(c, shrink) for c in points.split(list(n_of_mode))]
+        size = torch.tensor(n_of_mode, device=points.device)
+        self.register_buffer("points", torch.cat(parts))
+        self.register_buffer("first", (size.cumsum(0) - size).repeat_interleave(size))
+        self.register_buffer("size", size.repeat_interleave(size))
+
+    def forward(self, n: int, like: Tensor, generator: torch.Generator) -> Tensor:
+        uniform = torch.rand(3, n, generator=generator, device=like.device, dtype=torch.float64)
+        i = (uniform[0] * len(self.points)).long()
+        others = (self.first[i] + (uniform[1:] * self.size[i]).long()).flatten()
+        c_a, c_b = self.points.index_select(0, others).chunk(2)
+        return torch.add(self.points.index_select(0, i), c_a - c_b, alpha=self.reach).to(like.dtype)
 
 
 class Map(nn.Module, ABC):
@@ -101,11 +156,12 @@ class MultilayerPerceptron(Map):
 
         return torch.addmm(layers[-1].bias, inputs[-1], layers[-1].weight.T), pullback
 
-    def start_at(self, value: float) -> MultilayerPerceptron:
-        """Make the network start as a constant function; return it."""
+    def start_at(self, value: Tensor) -> MultilayerPerceptron:
+        """Make the network start as a constant function of value (d,); return it."""
         last: Any = self.layers[-1]
-        nn.init.zeros_(last.weight)
-        nn.init.constant_(last.bias, value)
+        with torch.no_grad():
+            last.weight.zero_()
+            last.bias.copy_(value)
         return self
 
 
@@ -141,29 +197,17 @@ class SemiImplicit(nn.Module):
         The map a from (n, latent_dim) to (d,) or (n, d).
     n_features : int
         The dimension d of x.
-    latent_dim : int
-        Dimension of z.
-    mixing : {"normal"}
-        Distribution of z.
+    mixing : Mixing
+        The distribution of z.
     min_scale : float
         The floor of sigma, which keeps the layer from collapsing onto its mean.
     """
 
-    def __init__(
-        self,
-        mean: Map,
-        log_variance: Map,
-        *,
-        n_features: int,
-        latent_dim: int,
-        mixing: str,
-        min_scale: float,
-    ) -> None:
+    def __init__(self, mean: Map, log_variance: Map, *, n_features: int, mixing: Mixing, min_scale: float) -> None:
         super().__init__()
         self.mean = mean
         self.log_variance = log_variance
         self.n_features = n_features
-        self.latent_dim = latent_dim
         self.mixing = mixing
         self.min_scale = min_scale
 
@@ -173,9 +217,7 @@ class SemiImplicit(nn.Module):
 
     def draw_latent(self, n: int, generator: torch.Generator) -> Tensor:
         """Draw z of shape (n, latent_dim) from the mixing distribution."""
-        like = next(self.parameters())
-        noise = torch.empty(n, self.latent_dim, dtype=like.dtype, device=like.device)
-        return MIXINGS[self.mixing](noise.normal_(generator=generator))
+        return self.mixing(n, next(self.parameters()), generator)
 
     def draw(self, n: int, generator: torch.Generator) -> Draw:
         r"""Draw n rows, :math:`x = \mu(z) + \sigma(z) \xi` with conditional score :math:`-\xi / \sigma(z)`."""
@@ -193,11 +235,8 @@ class SemiImplicit(nn.Module):
             :math:`\sigma^2 = e^a + \text{floor}^2`,
             :math:`\partial L / \partial a = (\partial_x L + \partial_c L / \sigma^2)\, \xi\, e^a / (2 \sigma)`.
         """
-        like = next(self.parameters())
-        noise = torch.empty(n * (self.latent_dim + self.n_features), dtype=like.dtype, device=like.device)
-        noise.normal_(generator=generator)
-        z = MIXINGS[self.mixing](noise[: n * self.latent_dim].view(n, -1))
-        xi = noise[n * self.latent_dim :].view(n, -1)
+        z = self.draw_latent(n, generator)
+        xi = torch.empty(n, self.n_features, dtype=z.dtype, device=z.device).normal_(generator=generator)
         mu, pull_mean = self.mean.with_pullback(z)
         a, pull_log_variance = self.log_variance.with_pullback(z)
         e_a = a.exp()
@@ -222,34 +261,30 @@ class SemiImplicit(nn.Module):
 def gaussian_layer(
     n_features: int,
     *,
-    latent_dim: int,
+    mixing: Mixing,
     hidden_layer_sizes: Sequence[int],
-    mixing: str,
     linear_skip: bool,
     scale: str,
-    initial_scale: float,
+    initial_scale: float | Tensor,
     min_scale: float,
     generator: torch.Generator,
     dtype: torch.dtype,
 ) -> SemiImplicit:
-    """Build a family; with `linear_skip`, latent_dim >= d and initial_scale <= 1, it starts at N(0, I)."""
+    """Build a family whose sigma starts at `initial_scale`, a number or a vector (d,).
+
+    With `linear_skip`, a z of d or more dimensions and a scale of at most one, it has the mean and covariance of z.
+    """
+    options: Any = {"dtype": dtype, "device": generator.device}
+    sigma = torch.as_tensor(initial_scale, **options).expand(n_features)
 
     def network() -> MultilayerPerceptron:
-        return MultilayerPerceptron([latent_dim, *hidden_layer_sizes, n_features], generator, dtype)
+        return MultilayerPerceptron([mixing.latent_dim, *hidden_layer_sizes, n_features], generator, dtype)
 
     if linear_skip:
-        A = torch.eye(n_features, latent_dim, dtype=dtype, device=generator.device) * math.sqrt(
-            max(1 - initial_scale**2, 0)
-        )
-        mean: Map = LinearSkip(A, network().start_at(0.0))
+        A = torch.eye(n_features, mixing.latent_dim, **options) * (1 - sigma.square()).clamp_min(0).sqrt()[:, None]
+        mean: Map = LinearSkip(A, network().start_at(torch.zeros_like(sigma)))
     else:
         mean = network()
-    a = math.log(initial_scale**2 - min_scale**2)
-    log_variance = (
-        Constant(torch.full((n_features,), a, dtype=dtype, device=generator.device))
-        if scale == "constant"
-        else network().start_at(a)
-    )
-    return SemiImplicit(
-        mean, log_variance, n_features=n_features, latent_dim=latent_dim, mixing=mixing, min_scale=min_scale
-    )
+    a = (sigma.square() - min_scale**2).log()
+    log_variance = Constant(a.clone()) if scale == "constant" else network().start_at(a)
+    return SemiImplicit(mean, log_variance, n_features=n_features, mixing=mixing, min_scale=min_scale)

@@ -11,12 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from skksivi._families import MIXINGS, SemiImplicit, gaussian_layer
+from skksivi._families import Bootstrap, Mixing, Normal, SemiImplicit, gaussian_layer
 from skksivi._fused import value_and_gradients
+from skksivi._moments import MomentPenalty, departure, moments
+from skksivi._pilot import Pilot
 from skksivi._score import Score
 from skksivi._stein import GRADIENT_ESTIMATORS
-from skksivi._training import Plateau, minimise
-from skksivi._whitening import Affine, Identity, find_whitening
+from skksivi._training import Watch, minimise
+from skksivi._whitening import MAX_FEATURES, MAX_POINTS, WHITENINGS, Whitening, find_whitening, pulled_back
 from skksivi.annealing import Linear
 from skksivi.base import CHUNK, BaseApproximator, Integral, Interval, Real, StrOptions
 from skksivi.kernels import Kernel, resolve_kernel
@@ -28,8 +30,14 @@ MAX_LATENT_DIM = 100
 #: Mixing draws behind `score_samples`.
 N_MIXING_DRAWS = 10_000
 
-#: Draws by which early stopping judges.
-N_MONITOR_DRAWS = 1000
+#: Draws whose moments are compared with the start's, and those of them whose discrepancy is computed.
+N_MONITOR_DRAWS, N_JUDGED_DRAWS = 4000, 1000
+
+#: Iterations between two comparisons.
+LOOK_EVERY = 250
+
+#: Width of a kernel in whitened coordinates, in units of the square root of the dimension.
+WHITENED_BANDWIDTH = 0.5
 
 
 class KSIVIApproximator(BaseApproximator):
@@ -147,16 +155,19 @@ class KSIVIApproximator(BaseApproximator):
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
         **BaseApproximator._parameter_constraints,
         "kernel": [str, Kernel],
-        "bandwidth": [Interval(Real, 0, None, closed="neither"), StrOptions({"median"}), None],
+        "bandwidth": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto", "median"}), None],
         "gradient_estimator": [StrOptions(set(GRADIENT_ESTIMATORS))],
         "latent_dim": [Interval(Integral, 1, None, closed="left"), None],
         "hidden_layer_sizes": ["array-like"],
-        "mixing": [StrOptions(set(MIXINGS))],
+        "mixing": [StrOptions({"auto", "normal", "pilot"})],
         "linear_skip": ["boolean"],
         "scale": [StrOptions({"constant", "network"})],
         "initial_scale": [Interval(Real, 0, None, closed="neither")],
         "min_scale": [Interval(Real, 0, None, closed="left")],
-        "whiten": [StrOptions({"laplace"}), "array-like", None],
+        "whiten": [StrOptions(set(WHITENINGS)), "array-like", None],
+        "init": ["array-like", None],
+        "whiten_budget": [Interval(Integral, 0, None, closed="left")],
+        "pilot_weight": [Interval(Real, 0, None, closed="left")],
         "batch_size": [Interval(Integral, 2, None, closed="left")],
         "max_iter": [Interval(Integral, 1, None, closed="left")],
         "learning_rate": [Interval(Real, 0, None, closed="neither")],
@@ -171,26 +182,29 @@ class KSIVIApproximator(BaseApproximator):
     }
 
     family_: SemiImplicit
-    whitening_: Affine | Identity
+    whitening_: Whitening
     loss_curve_: np.ndarray
     ksd_curve_: np.ndarray
 
     def __init__(
         self,
         *,
-        kernel: str | Kernel = "imq",
-        bandwidth: float | str | None = None,
+        kernel: str | Kernel = "gaussian",
+        bandwidth: float | str | None = "auto",
         gradient_estimator: str = "u-statistic",
         latent_dim: int | None = None,
         hidden_layer_sizes: Sequence[int] = (100, 100),
-        mixing: str = "normal",
+        mixing: str = "auto",
         linear_skip: bool = True,
         scale: str = "constant",
-        initial_scale: float = 0.5,
+        initial_scale: float = 0.25,
         min_scale: float = 1e-3,
-        whiten: str | tuple[Any, Any] | None = "laplace",
+        whiten: str | tuple[Any, Any] | None = "auto",
+        init: Any = None,
+        whiten_budget: int = 1_000_000,
+        pilot_weight: float = 1.0,
         batch_size: int = 128,
-        max_iter: int = 5000,
+        max_iter: int = 3000,
         learning_rate: float = 1e-3,
         learning_rate_decay: tuple[float, int] | str | None = "cosine",
         betas: tuple[float, float] = (0.9, 0.99),
@@ -215,6 +229,9 @@ class KSIVIApproximator(BaseApproximator):
         self.initial_scale = initial_scale
         self.min_scale = min_scale
         self.whiten = whiten
+        self.init = init
+        self.whiten_budget = whiten_budget
+        self.pilot_weight = pilot_weight
         self.batch_size = batch_size
         self.max_iter = max_iter
         self.learning_rate = learning_rate
@@ -259,13 +276,20 @@ class KSIVIApproximator(BaseApproximator):
 
     def _fit(self, score_fn: Score, generator: torch.Generator) -> None:
         self._check_sequences()
-        kernel = resolve_kernel(self.kernel, self.bandwidth)
+        d = score_fn.n_features
+        kernel = self._resolve_kernel(d)
         estimator = GRADIENT_ESTIMATORS[self.gradient_estimator]
         n_draws = estimator.n_batches * self.batch_size
         annealing: Any = Linear() if self.annealing == "linear" else self.annealing
-        family = self._start(score_fn, generator)
-        whitening = self.whitening_ if self._continues() else find_whitening(self.whiten, score_fn)
-        score_u = whitening.pull_back(score_fn)
+        if self.mixing == "pilot" and not (self._bootstraps() and self.whiten == "auto" and d <= MAX_FEATURES):
+            raise ValueError(
+                "`mixing` is 'pilot', which needs whiten='auto', latent_dim=None, linear_skip=True and at most "
+                f"{MAX_FEATURES} features; change them, or set mixing='normal'."
+            )
+        whitening, pilot = self._find_whitening(score_fn, generator)
+        family, penalty = self._start(score_fn, whitening, pilot, generator)
+        score_u = pulled_back(score_fn, whitening, generator)
+        watch = self._watch(score_fn, whitening, family, generator)
 
         def gradient_fn(inverse_temperature: Tensor | None) -> Tensor:
             (u, conditional_score), pull_draw = family.draw_with_pullback(n_draws, generator)
@@ -274,7 +298,10 @@ class KSIVIApproximator(BaseApproximator):
                 s_p = inverse_temperature * s_p
             ksd, du, df = value_and_gradients(u, s_p - conditional_score, kernel, estimator)
             ds = df if inverse_temperature is None else inverse_temperature * df
-            pull_draw(du.add_(pull_score(ds)), -df)
+            du.add_(pull_score(ds))
+            if penalty is not None:
+                du.add_(penalty.gradient(u))
+            pull_draw(du, -df)
             return ksd
 
         run = minimise(
@@ -288,65 +315,113 @@ class KSIVIApproximator(BaseApproximator):
             max_grad_norm=self.max_grad_norm,
             ema_decay=self.ema_decay,
             annealing=annealing,
-            plateau=self._plateau(score_fn, whitening, generator),
+            watch=watch,
         )
         losses, monitored = (self.loss_curve_, self.ksd_curve_) if self._continues() else ([], [])
         self.loss_curve_ = np.concatenate([losses, run.losses])
         self.ksd_curve_ = np.concatenate([monitored, run.monitored])
         self.engine_ = run.engine
         self.n_iter_ = len(self.loss_curve_)
+        self.best_iter_ = self.n_iter_ if watch is None else self.n_iter_ - len(run.losses) + watch.restore(family)
         self.family_ = family.requires_grad_(False)
         self.whitening_ = whitening
 
     def _sample(self, n: int, generator: torch.Generator) -> Tensor:
-        return self.whitening_.unwhiten(self.family_.draw(n, generator).x.double())
+        return self.whitening_.map.unwhiten(self.family_.draw(n, generator).x.double())
 
     def _log_density(self, x: Tensor) -> Tensor:
         family = copy.deepcopy(self.family_).double()
         z = family.draw_latent(N_MIXING_DRAWS, torch.Generator(x.device).manual_seed(self._seed))
-        tiles = self.whitening_.whiten(x).split(max(1, CHUNK // N_MIXING_DRAWS))
+        tiles = self.whitening_.map.whiten(x).split(max(1, CHUNK // N_MIXING_DRAWS))
         log_sums = torch.cat([family.log_prob(tile, z).logsumexp(-1) for tile in tiles])
-        return log_sums - math.log(len(z)) - self.whitening_.log_determinant()
+        return log_sums - math.log(len(z)) - self.whitening_.map.log_determinant()
 
-    def _start(self, score_fn: Score, generator: torch.Generator) -> SemiImplicit:
-        """Return a new family, or with `warm_start` a copy of the fitted one."""
+    def _resolve_kernel(self, d: int) -> Kernel:
+        """Return the kernel; "auto" is a fixed width in whitened coordinates, else the kernel's own rule."""
+        if self.bandwidth != "auto":
+            return resolve_kernel(self.kernel, self.bandwidth)
+        fixed = isinstance(self.kernel, str) and self.whiten is not None
+        return resolve_kernel(self.kernel, WHITENED_BANDWIDTH * math.sqrt(d) if fixed else None)
+
+    def _find_whitening(self, score_fn: Score, generator: torch.Generator) -> tuple[Whitening, Pilot | None]:
+        """Find the map, or with `warm_start` take that of the last fit."""
+        if not self._continues():
+            return find_whitening(self.whiten, score_fn, generator, init=self.init, budget=self.whiten_budget)
+        if self.n_features_in_ != score_fn.n_features:
+            raise ValueError(
+                f"`warm_start` continues a fit of {self.n_features_in_} features, but the target has "
+                f"{score_fn.n_features}; set warm_start=False."
+            )
+        return self.whitening_, None
+
+    def _start(
+        self, score_fn: Score, whitening: Whitening, pilot: Pilot | None, generator: torch.Generator
+    ) -> tuple[SemiImplicit, MomentPenalty | None]:
+        """Return a new family and what ties it to the pilot, or with `warm_start` a copy of the fitted one."""
         if self._continues():
-            if self.n_features_in_ != score_fn.n_features:
-                raise ValueError(
-                    f"`warm_start` continues a fit of {self.n_features_in_} features, but the target has "
-                    f"{score_fn.n_features}; set warm_start=False."
-                )
-            return copy.deepcopy(self.family_).to(score_fn.device, score_fn.dtype).requires_grad_()
-        return gaussian_layer(
-            score_fn.n_features,
-            latent_dim=self.latent_dim or min(score_fn.n_features, MAX_LATENT_DIM),
+            return copy.deepcopy(self.family_).to(score_fn.device, score_fn.dtype).requires_grad_(), None
+        d, penalty = score_fn.n_features, None
+        sigma: Any = self.initial_scale
+        mixing: Mixing = Normal(self.latent_dim or min(d, MAX_LATENT_DIM))
+        if pilot is not None and self._bootstraps():
+            u = whitening.map.whiten(pilot.x).to(score_fn.dtype)
+            points = Pilot(u, *pilot[1:]).thinned(MAX_POINTS // d)
+            mixing = Bootstrap(points.x, points.n_of_mode)
+            sigma = (sigma * points.sd_within()).clamp_min(2 * self.min_scale)
+            if pilot.settled and self.pilot_weight > 0:
+                penalty = MomentPenalty(moments(u), self.pilot_weight)
+        family = gaussian_layer(
+            d,
+            mixing=mixing,
             hidden_layer_sizes=self.hidden_layer_sizes,
-            mixing=self.mixing,
             linear_skip=self.linear_skip,
             scale=self.scale,
-            initial_scale=self.initial_scale,
+            initial_scale=sigma,
             min_scale=self.min_scale,
             generator=generator,
             dtype=score_fn.dtype,
         )
+        return family, penalty
+
+    def _bootstraps(self) -> bool:
+        """Tell whether the points of a pilot are to be the mixing distribution."""
+        return self.mixing != "normal" and self.latent_dim is None and self.linear_skip
 
     def _continues(self) -> bool:
         return self.warm_start and hasattr(self, "family_")
 
-    def _plateau(self, score_fn: Score, whitening: Affine | Identity, generator: torch.Generator) -> Plateau | None:
-        """Return the rule of early stopping, which judges every check by the same noise."""
-        if self.tol is None:
+    def _watch(
+        self, score_fn: Score, whitening: Whitening, family: SemiImplicit, generator: torch.Generator
+    ) -> Watch | None:
+        """Return the rule by which states are compared, every one by draws from the same noise.
+
+        A state is kept if it has the smallest discrepancy of those whose moments stay near the start's; only a fit
+        that starts at a pilot has a start worth keeping.
+        """
+        guards = isinstance(family.mixing, Bootstrap) and whitening.settled
+        if self.tol is None and not guards:
             return None
-        judge = Judge(score_fn.score_fn, score_fn.n_features, score_fn.device)
+        judge = Judge(score_fn.double.score_fn, score_fn.n_features, score_fn.device, whitening.map)
         seed = generator.initial_seed()
 
         @torch.no_grad()
-        def monitor(family: nn.Module) -> float:
-            noise = torch.Generator(score_fn.device).manual_seed(seed)
-            u = family.draw(N_MONITOR_DRAWS, noise).x  # type: ignore[operator]
-            return judge(whitening.unwhiten(u.double()))
+        def draw(family: Any) -> Tensor:
+            return family.draw(N_MONITOR_DRAWS, torch.Generator(score_fn.device).manual_seed(seed)).x.double()
 
-        return Plateau(monitor, self.tol, self.n_iter_no_change)
+        start = draw(family)
+
+        def look(family: nn.Module) -> tuple[float, bool]:
+            u = draw(family)
+            try:
+                value = judge(whitening.map.unwhiten(u[:N_JUDGED_DRAWS]))
+            except ValueError:  # the score is not finite there
+                return math.inf, False
+            return value, departure(u, start).accepted
+
+        watch = Watch(look, self.tol, self.n_iter_no_change, every=LOOK_EVERY, keeps_best=guards)
+        if guards:
+            watch.look(family, 0)
+        return watch
 
     def _check_sequences(self) -> None:
         """Check what scikit-learn's parameter constraints cannot express."""

@@ -29,6 +29,8 @@ class Score:
         Where it is computed.
     score_vjp : callable, default=None
         Maps (n, d) points to their scores and the vector-Jacobian product there; automatic by default.
+    double : Score, default=None
+        The same score computed in float64, from data that were never rounded; itself by default.
     """
 
     def __init__(
@@ -39,12 +41,14 @@ class Score:
         dtype: torch.dtype,
         device: torch.device,
         score_vjp: ScoreWithProduct | None = None,
+        double: Score | None = None,
     ) -> None:
         self.score_fn = score_fn
         self.n_features = n_features
         self.dtype = dtype
         self.device = device
         self.score_vjp = score_vjp
+        self.double = double or self
 
     def __call__(self, x: Tensor) -> Tensor:
         """Evaluate the score at x (n, d)."""
@@ -131,13 +135,18 @@ def _check_product(score_vjp: ScoreWithProduct, x: Tensor, s: Tensor) -> None:
             )
 
 
-def in_double(score_fn: ScoreFunction, n_features: int, device: torch.device | str = "cpu") -> Score:
+def in_double(
+    score_fn: ScoreFunction,
+    n_features: int,
+    device: torch.device | str = "cpu",
+    score_vjp: ScoreWithProduct | None = None,
+) -> Score:
     """Return the score for float64 points, computed in float32 where `score_fn` takes nothing else."""
     device = torch.device(device)
     try:
-        return probe(score_fn, n_features, dtype=torch.float64, device=device)
+        return probe(score_fn, n_features, dtype=torch.float64, device=device, score_vjp=score_vjp)
     except RuntimeError as error:
         try:
-            return probe(score_fn, n_features, dtype=torch.float32, device=device)
+            return probe(score_fn, n_features, dtype=torch.float32, device=device, score_vjp=score_vjp)
         except RuntimeError:
             raise error from None

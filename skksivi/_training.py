@@ -28,33 +28,61 @@ class Run(NamedTuple):
     engine: str
 
 
-class Plateau:
-    """Tell when a monitored value has stopped falling.
+class Watch:
+    """Look at a module now and then: remember its best state, and tell when it has stopped improving.
 
     Parameters
     ----------
-    monitor : callable
-        Gives the value for the module as it stands.
-    tol : float
-        The relative fall that counts as progress.
+    judge : callable
+        Gives the value of the module as it stands, smaller is better, and whether the state may be kept.
+    tol : float or None
+        The relative fall that counts as progress; None never stops.
     patience : int
         Iterations without progress after which to stop.
+    every : int, default=CHECK_EVERY
+        Iterations between two looks.
+    keeps_best : bool, default=False
+        Whether `restore` brings the best state back.
     """
 
-    def __init__(self, monitor: Callable[[nn.Module], float], tol: float, patience: int) -> None:
-        self.monitor = monitor
+    def __init__(
+        self,
+        judge: Callable[[nn.Module], tuple[float, bool]],
+        tol: float | None,
+        patience: int,
+        every: int = CHECK_EVERY,
+        keeps_best: bool = False,
+    ) -> None:
+        self.judge = judge
+        self.every = every
+        self.keeps_best = keeps_best
         self.tol = tol
         self.patience = patience
         self.values: list[float] = []
-        self._best, self._best_iteration = math.inf, 0
+        self._best, self._best_iteration, self._last_iteration = math.inf, 0, 0
+        self._best_state: dict[str, Tensor] = {}
+        self._mark, self._marked_at = math.inf, 0
 
-    def reached(self, module: nn.Module, iteration: int) -> bool:
-        """Look at the module after `iteration` iterations."""
-        value = self.monitor(module)
+    def look(self, module: nn.Module, iteration: int) -> bool:
+        """Judge the module after `iteration` iterations; tell whether to stop."""
+        value, may_be_kept = self.judge(module)
         self.values.append(value)
-        if value < self._best - self.tol * abs(self._best) or math.isinf(self._best):
+        self._last_iteration = iteration
+        if self.keeps_best and may_be_kept and value < self._best:
             self._best, self._best_iteration = value, iteration
-        return iteration - self._best_iteration >= self.patience
+            self._best_state = {name: p.detach().clone() for name, p in module.named_parameters()}
+        if self.tol is None:
+            return False
+        if value < self._mark - self.tol * abs(self._mark) or math.isinf(self._mark):
+            self._mark, self._marked_at = value, iteration
+        return iteration - self._marked_at >= self.patience
+
+    def restore(self, module: nn.Module) -> int:
+        """Bring the best state back; return the iteration it is from."""
+        if not self._best_state:
+            return self._last_iteration
+        module.load_state_dict(self._best_state, strict=False)
+        return self._best_iteration
 
 
 def learning_rate_factor(decay: Any, max_iter: int) -> Callable[[int], float]:
@@ -103,7 +131,7 @@ def minimise(
     max_grad_norm: float | None,
     ema_decay: float | None,
     annealing: Callable[[float], float] | None,
-    plateau: Plateau | None,
+    watch: Watch | None,
 ) -> Run:
     """Minimise a stochastic loss over the parameters of a module, in place, by Adam.
 
@@ -122,8 +150,8 @@ def minimise(
         As those of the approximators.
     annealing : callable or None
         Maps progress in [0, 1) to the inverse temperature.
-    plateau : Plateau or None
-        When to stop early.
+    watch : Watch or None
+        Looks at the averaged module.
 
     Raises
     ------
@@ -162,15 +190,17 @@ def minimise(
             if average is not None and ema_decay is not None:
                 average.lerp_(flat, max(1 - ema_decay, 9 / (10 + t)))  # a memory that grows to 1 / (1 - decay) steps
             losses[t] = loss_now
-            if (t + 1) % CHECK_EVERY == 0 or t + 1 == max_iter:
+            last = t + 1 == max_iter
+            if (t + 1) % CHECK_EVERY == 0 or last:
                 _check_finite(losses[: t + 1])
+            if watch is not None and ((t + 1) % watch.every == 0 or last):
                 with swapped(flat, average):
-                    if plateau is not None and plateau.reached(module, t + 1):
+                    if watch.look(module, t + 1):
                         break
         if average is not None:
             flat.copy_(average)
         unflatten(module)
-    return Run(losses[: t + 1].cpu().numpy(), np.array(plateau.values if plateau else []), engine)
+    return Run(losses[: t + 1].cpu().numpy(), np.array(watch.values if watch else []), engine)
 
 
 def _inverse_temperature(annealing: Callable[[float], float], progress: float) -> float:

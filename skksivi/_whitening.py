@@ -1,102 +1,213 @@
-r"""An affine map x = m + L u that puts a target near mean zero and unit covariance, from scores alone."""
+r"""The affine map x = m + L u that puts a target near mean zero and unit covariance, by the rule asked for."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import math
+from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi._score import Score, ScoreFunction, in_double
+from skksivi._affine import Affine, Identity, WhitenedScore
+from skksivi._newton import saddle_free_newton
+from skksivi._pilot import (
+    Modes,
+    Pilot,
+    around,
+    batch_and_match,
+    covariance_root,
+    find_modes,
+    find_pilot,
+    scattered,
+)
+from skksivi._score import Score, ScoreFunction
+
+#: The rules that find a map.
+WHITENINGS = ("auto", "bam", "laplace")
 
 #: Features beyond which coordinates are left as they are: a Newton step costs O(d^3).
 MAX_FEATURES = 1000
 
+#: Points around the origin, and around the best mode, from which modes are searched.
+MAX_STARTS = 128
 
-class Affine(NamedTuple):
-    """The map x = m + L u: m of shape (d,), L lower triangular of shape (d, d)."""
+#: Points by which the types of floating-point numbers are compared.
+N_COMPARED = 64
 
-    m: Tensor
-    L: Tensor
-
-    def pull_back(self, score_fn: Score) -> WhitenedScore:
-        """Return the score of u in the type and on the device of the score of x."""
-        m, L = (a.to(dtype=score_fn.dtype, device=score_fn.device) for a in self)
-        return WhitenedScore(score_fn, Affine(m, L))
-
-    def whiten(self, x: Tensor) -> Tensor:
-        """Return u of shape (n, d)."""
-        return torch.linalg.solve_triangular(self.L, (x - self.m).mT, upper=False).mT
-
-    def unwhiten(self, u: Tensor) -> Tensor:
-        """Return x of shape (n, d)."""
-        return self.m + u @ self.L.mT
-
-    def whiten_score(self, s: Tensor) -> Tensor:
-        r"""Return the score in u, :math:`s_u = L^\top s_x`, of shape (n, d)."""
-        return s @ self.L
-
-    def log_determinant(self) -> Tensor:
-        """Return log det L."""
-        return self.L.diagonal().log().sum()
+#: Numbers in the points of a pilot that are kept, at most.
+MAX_POINTS = 2**22
 
 
-class WhitenedScore(NamedTuple):
-    r"""The score in u, :math:`s_u(u) = L^\top s_x(m + L u)`."""
+@dataclass
+class Whitening:
+    """The map x = m + L u of a fit, and what was learned on the way to it.
 
-    score_fn: Score
-    map: Affine
+    Attributes
+    ----------
+    map : Affine or Identity
+    modes : ndarray of shape (n_modes, d)
+        Modes found, best first; none where the map was given.
+    weights : ndarray of shape (n_modes,)
+        Their shares of the target by Laplace's approximation, heights compared by line integrals of the score.
+    n_score_calls : int
+        Points at which the score was evaluated.
+    settled : bool
+        Whether the chains of the pilot agreed with themselves when they ended.
+    mean, mean_se, sd : ndarray of shape (d,) or None
+        Moments of the pilot, and standard errors of its mean; with whiten="auto".
+    """
 
-    def with_pullback(self, u: Tensor) -> tuple[Tensor, ScoreFunction]:
-        """Return the score at u (n, d), and the map of v to J_u^T v = L^T J_x^T L v."""
-        s, pull = self.score_fn.with_pullback(self.map.unwhiten(u))
-        return self.map.whiten_score(s), lambda v: pull(v @ self.map.L.mT) @ self.map.L
+    map: Any
+    modes: np.ndarray
+    weights: np.ndarray
+    n_score_calls: int = 0
+    settled: bool = True
+    mean: np.ndarray | None = None
+    mean_se: np.ndarray | None = None
+    sd: np.ndarray | None = None
+
+    @property
+    def m(self) -> np.ndarray:
+        """The shift, shape (d,)."""
+        return self.map.m.cpu().numpy()
+
+    @property
+    def L(self) -> np.ndarray:  # noqa: N802
+        """The lower triangular factor of the covariance, shape (d, d)."""
+        return self.map.L.cpu().numpy()
+
+    @property
+    def condition(self) -> float:
+        """The condition number of the covariance L L^T."""
+        return float(np.linalg.cond(self.L)) ** 2
 
 
-class Identity(NamedTuple):
-    """The map x = u."""
+class Counted:
+    """A score that counts the points it is asked for."""
 
-    def pull_back(self, score_fn: Score) -> Score:
-        """Return the score of x."""
-        return score_fn
+    def __init__(self, score_fn: Score) -> None:
+        self.score_fn = score_fn
+        self.n_calls = 0
 
-    def whiten(self, x: Tensor) -> Tensor:
-        """Return x."""
-        return x
-
-    def unwhiten(self, u: Tensor) -> Tensor:
-        """Return u."""
-        return u
-
-    def whiten_score(self, s: Tensor) -> Tensor:
-        """Return s."""
-        return s
-
-    def log_determinant(self) -> float:
-        """Return 0."""
-        return 0.0
+    def __call__(self, x: Tensor) -> Tensor:
+        """Evaluate the score at x (n, d)."""
+        self.n_calls += len(x)
+        return self.score_fn(x)
 
 
-def find_whitening(whiten: Any, score_fn: Score) -> Affine | Identity:
-    """Return the float64 map that an approximator's parameter `whiten` asks for.
+def find_whitening(
+    whiten: Any,
+    score_fn: Score,
+    generator: torch.Generator,
+    *,
+    init: Any = None,
+    budget: int = 0,
+) -> tuple[Whitening, Pilot | None]:
+    """Return the float64 map that an approximator's parameter `whiten` asks for, and the pilot of "auto".
+
+    Parameters
+    ----------
+    whiten : {"auto", "bam", "laplace"}, (m, L) or None
+    score_fn : Score
+    generator : torch.Generator
+    init : array-like of shape (d,) or (k, d), default=None
+        Where the climbs to the modes start; None means the origin and, with "auto", points around it.
+    budget : int, default=0
+        Points at which the score may be evaluated before a further round of chains begins.
 
     Raises
     ------
     ValueError
-        The given (m, L) does not fit the target, or the score is not finite at the origin.
+        The given (m, L) or `init` does not fit the target, or the score is not finite where the climbs start.
     """
     d = score_fn.n_features
+    starts = _starts(init, score_fn)
     if whiten is None or (isinstance(whiten, str) and d > MAX_FEATURES):
-        return Identity()
-    if isinstance(whiten, str):
-        double = in_double(score_fn.score_fn, d, score_fn.device)
-        origin = torch.zeros(d, dtype=torch.float64, device=score_fn.device)
-        if not double(origin[None]).isfinite().all():
-            raise ValueError(
-                "`score_fn` is not finite at the origin, where the search for a mode starts; set `whiten` to a "
-                "pair (mean, Cholesky factor) that is roughly right, or to None."
-            )
-        return saddle_free_newton(double, origin)
+        return Whitening(Identity(), *_report(None, d)), None
+    if not isinstance(whiten, str):
+        return Whitening(_given(whiten, score_fn), *_report(None, d)), None
+    double = Counted(score_fn.double)
+    if whiten != "auto":
+        found = Modes([laplace(double, starts[0])], starts.new_ones(1))
+        map_ = found.maps[0] if whiten == "laplace" else batch_and_match(double, found.maps[0], generator)
+        return Whitening(map_, *_report(found, d), double.n_calls), None
+    found = _search(double, starts, generator, alone=init is not None)
+    pilot = find_pilot(double, found, generator, lambda: double.n_calls < budget)
+    x = pilot.x
+    whitening = Whitening(
+        Affine(x.mean(0), covariance_root(x)),
+        *_report(found, d),
+        double.n_calls,
+        pilot.settled,
+        *(a.cpu().numpy() for a in (x.mean(0), pilot.mean_se, x.std(0))),
+    )
+    return whitening, pilot
+
+
+def pulled_back(score_fn: Score, whitening: Whitening, generator: torch.Generator) -> Score | WhitenedScore:
+    """Return the score in u: in the type of the training, or in float64 where rounding costs more than 1%."""
+    if isinstance(whitening.map, Identity):
+        return score_fn
+    exact, rounded = whitening.map.pull_back(score_fn.double), whitening.map.pull_back(score_fn)
+    u = torch.randn(
+        N_COMPARED, score_fn.n_features, generator=generator, dtype=score_fn.dtype, device=score_fn.device
+    )
+    s = exact.with_pullback(u)[0]
+    error = torch.linalg.vector_norm(rounded.with_pullback(u)[0] - s, dim=1) / torch.linalg.vector_norm(s, dim=1)
+    return rounded if error.nan_to_num(math.inf).median() < 0.01 else exact
+
+
+def laplace(score_fn: ScoreFunction, start: Tensor) -> Affine:
+    """Return the map to the mode above `start` (d,) by the curvature there.
+
+    Raises
+    ------
+    ValueError
+        The score is not finite at `start`, or the climb leads out of the finite numbers.
+    """
+    if not score_fn(start[None]).isfinite().all():
+        raise ValueError(
+            "`score_fn` is not finite where the search for a mode starts, by default the origin; set `init` to a "
+            "point where it is, or `whiten` to a pair (mean, Cholesky factor) that is roughly right, or to None."
+        )
+    return saddle_free_newton(score_fn, start)
+
+
+def _search(score_fn: Counted, starts: Tensor, generator: torch.Generator, *, alone: bool) -> Modes:
+    """Climb from the starts, and unless they are to be alone from points around them and around what was found."""
+    if alone:
+        return find_modes(score_fn, starts, generator)
+    n = min(MAX_STARTS, 1600 // starts.shape[1])
+    found = find_modes(score_fn, torch.cat([starts, scattered(starts[0], n, generator)]), generator)
+    return find_modes(score_fn, around(found.maps[0], n, generator), generator, found.maps)
+
+
+def _report(found: Modes | None, d: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return modes (k, d) and their weights (k,)."""
+    if found is None:
+        return np.empty((0, d)), np.empty(0)
+    return torch.stack([a.m for a in found.maps]).cpu().numpy(), found.weights.cpu().numpy()
+
+
+def _starts(init: Any, score_fn: Score) -> Tensor:
+    """Return the points (k, d) where climbs start."""
+    d = score_fn.n_features
+    if init is None:
+        return torch.zeros(1, d, dtype=torch.float64, device=score_fn.device)
+    starts = torch.as_tensor(np.asarray(init, dtype=np.float64), device=score_fn.device)
+    if starts.dim() not in (1, 2) or starts.shape[-1] != d or not len(starts) or not starts.isfinite().all():
+        raise ValueError(
+            f"`init` must be a finite vector of shape {(d,)} or a matrix of such rows, got shape "
+            f"{tuple(starts.shape)}."
+        )
+    return starts.view(-1, d)
+
+
+def _given(whiten: Any, score_fn: Score) -> Affine:
+    """Return the map of a pair (m, L)."""
+    d = score_fn.n_features
     if len(whiten) != 2:
         raise ValueError(f"`whiten` must be a pair (mean, Cholesky factor), got {len(whiten)} item(s).")
     m, L = (torch.as_tensor(a, dtype=torch.float64, device=score_fn.device) for a in whiten)
@@ -112,86 +223,3 @@ def find_whitening(whiten: Any, score_fn: Score) -> Affine | Identity:
 def _is_map(m: Tensor, L: Tensor) -> bool:
     finite = m.isfinite().all() and L.isfinite().all()
     return bool(finite and (L.diagonal() > 0).all() and L.equal(L.tril()))
-
-
-def jacobian(score_fn: ScoreFunction, x: Tensor) -> Tensor:
-    """Return the Jacobian (d, d) of the score at x (d,), one batched vector-Jacobian product with the identity."""
-    rows = x.expand(len(x), -1).clone().requires_grad_()
-    with torch.enable_grad():
-        s = score_fn(rows)
-        (J,) = torch.autograd.grad(s, rows, torch.eye(len(x), dtype=x.dtype, device=x.device))
-    return (J + J.mT) / 2
-
-
-def saddle_free_newton(score_fn: ScoreFunction, x: Tensor, max_iter: int = 200) -> Affine:
-    r"""Climb to a mode from scores alone; return it with a root of the inverse curvature there.
-
-    With :math:`-\nabla s = V \mathrm{diag}(\lambda) V^\top`, the step is :math:`p = V |\lambda|^{-1} V^\top s`
-    (Dauphin et al. 2014), shortened by a search on the slope :math:`s(x + t p)^\top p`.
-
-    Parameters
-    ----------
-    score_fn : callable
-        The score, for float64 points.
-    x : Tensor of shape (d,), float64
-        Where to start.
-    max_iter : int, default=200
-
-    Returns
-    -------
-    map : Affine
-        The mode m, or where the climb ended, and L with :math:`L L^\top = V |\lambda|^{-1} V^\top`.
-    """
-    for _ in range(max_iter):
-        s = score_fn(x[None])[0].detach()
-        lam, V = _curvature(score_fn, x)
-        p = V @ ((V.mT @ s) / lam.abs())
-        decrement = s @ p
-        if decrement < 1e-4 * len(x):
-            if lam[0] > 0:
-                break
-            p = V[:, 0] * lam[0].abs().rsqrt()  # a saddle: leave along its steepest direction
-            x = x + p
-            continue
-        step = _line_search(score_fn, x, p, decrement)
-        if step == 0:
-            break
-        x = x + step * p
-    lam, V = _curvature(score_fn, x)
-    R = torch.linalg.qr((V * lam.abs().rsqrt()).mT).R
-    return Affine(x, (R * R.diagonal().sign()[:, None]).mT)
-
-
-def _curvature(score_fn: ScoreFunction, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return eigenvalues, smallest first, and eigenvectors of minus the Jacobian; tiny ones are floored."""
-    J = jacobian(score_fn, x)
-    if not (x.isfinite().all() and J.isfinite().all()):
-        raise ValueError(
-            "The search for a mode left the region where `score_fn` is finite: it may have the wrong sign (it is the "
-            "gradient of log p, not of -log p) or belong to no proper density. Else set `whiten` to a pair (mean, "
-            "Cholesky factor), or to None."
-        )
-    lam, V = torch.linalg.eigh(-J)
-    top = lam.abs().max()
-    floor = torch.where(top > 0, 1e-14 * top, 1.0)  # no curvature at all says nothing of the scale
-    return torch.where(lam.abs() < floor, floor, lam), V
-
-
-def _line_search(score_fn: ScoreFunction, x: Tensor, p: Tensor, decrement: Tensor) -> Tensor:
-    """Return the step t: one where the slope there is small, else the last before the slope changes sign."""
-
-    def slope(t: Tensor) -> Tensor:
-        return score_fn(x + t[:, None] * p).detach() @ p
-
-    middle, end = slope(x.new_tensor([0.5, 1.0]))
-    if middle > 0 and end.abs() < decrement / 2:
-        return x.new_tensor(1.0)
-    t = torch.cat([x.new_zeros(1), 2.0 ** torch.arange(-40, 11, dtype=x.dtype, device=x.device)])
-    for _ in range(3):
-        climbing = slope(t[1:]) > 0  # False where the score is not finite
-        last = int(climbing.long().cumprod(0).sum())
-        if last == len(t) - 1:
-            break
-        t = torch.linspace(t[last].item(), t[last + 1].item(), 9, dtype=x.dtype, device=x.device)
-        last = 0
-    return t[last]

@@ -16,7 +16,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from skksivi._arrays import DTYPES, as_array, make_generator, make_seed, resolve_device
-from skksivi._score import Score, ScoreFunction, probe
+from skksivi._score import Score, ScoreFunction, in_double, probe
 from skksivi.metrics import Judge
 
 __all__ = ["BaseApproximator", "Integral", "Interval", "Real", "StrOptions"]
@@ -214,8 +214,15 @@ def _resolve_score(score_fn: Any, n_features: int | None, *, dtype: torch.dtype,
     """Return a probed score; the data of a target are brought to the device and type of the training."""
     if isinstance(score_fn, type):
         raise TypeError(f"`score_fn` is the class {score_fn.__name__}; pass an instance, {score_fn.__name__}(...).")
-    if hasattr(score_fn, "score_fn") and hasattr(score_fn, "to"):
-        score_fn = score_fn.to(device=device, dtype=dtype)
-    function, n_features = _unwrap(score_fn, n_features)
-    vjp = getattr(score_fn, "score_vjp", None)
-    return probe(function, n_features, dtype=dtype, device=device, score_vjp=vjp)
+
+    def in_type(dtype: torch.dtype) -> tuple[ScoreFunction, int, Any]:
+        moves = hasattr(score_fn, "score_fn") and hasattr(score_fn, "to")
+        moved = score_fn.to(device=device, dtype=dtype) if moves else score_fn
+        return *_unwrap(moved, n_features), getattr(moved, "score_vjp", None)
+
+    function, d, vjp = in_type(dtype)
+    score = probe(function, d, dtype=dtype, device=device, score_vjp=vjp)
+    if dtype != torch.float64:
+        function, d, vjp = in_type(torch.float64)
+        score.double = in_double(function, d, device, vjp)
+    return score

@@ -11,10 +11,11 @@ from numpy.typing import ArrayLike
 from sklearn.utils import check_array, check_random_state, check_scalar
 from torch import Tensor
 
+from skksivi._affine import Affine, Identity
 from skksivi._arrays import as_tensor
 from skksivi._score import ScoreFunction, in_double
 from skksivi._stein import stein_kernel
-from skksivi._whitening import find_whitening
+from skksivi._whitening import MAX_FEATURES, laplace
 from skksivi.kernels import IMQ, Kernel, resolve_kernel
 
 __all__ = ["kl_divergence", "ksd", "sliced_wasserstein"]
@@ -208,11 +209,21 @@ class Judge:
         The score of the target.
     n_features : int
     device : device or str, default="cpu"
+    map : Affine or Identity, default=None
+        Other coordinates in the place of those.
     """
 
-    def __init__(self, score_fn: ScoreFunction, n_features: int, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        score_fn: ScoreFunction,
+        n_features: int,
+        device: torch.device | str = "cpu",
+        map: Affine | Identity | None = None,  # noqa: A002
+    ) -> None:
         self.score_fn = in_double(score_fn, n_features, device)
-        self.map = find_whitening("laplace", self.score_fn)
+        if map is None and n_features <= MAX_FEATURES:
+            map = laplace(self.score_fn, torch.zeros(n_features, dtype=torch.float64, device=device))  # noqa: A001
+        self.map = map or Identity()
         self.kernel = IMQ(bandwidth=math.sqrt(n_features))
 
     def __call__(self, x: Tensor) -> float:

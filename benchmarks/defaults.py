@@ -1,0 +1,239 @@
+"""The default settings, and others, on posteriors that people bring, against exact reference draws.
+
+python benchmarks/defaults.py [--names ...] [--methods ...] [--seeds 3] [--jobs 2] [--out FILE.json]
+python benchmarks/defaults.py --variants       other choices of single settings, by which the defaults were chosen
+
+Reference draws are made at the first run (`benchmarks/reference.py posteriors`, ten minutes) and kept in
+build/reference. Each row of the table is a posterior; of the seeds the worst is shown, of the sliced Wasserstein
+distance the mean. It is computed in coordinates whitened by the reference's covariance, 1,000 draws a side, and
+divided by its floor, the same between two parts of the reference. A fit is accurate where every mean is within 0.1
+sd and every sd within 10%.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+import warnings
+from pathlib import Path
+
+import numpy as np
+import torch
+from joblib import Parallel, delayed
+from posteriors import POSTERIORS
+from reference import reference
+
+from skksivi import KSIVIApproximator
+from skksivi._score import in_double
+from skksivi.baselines import Laplace
+from skksivi.metrics import sliced_wasserstein
+
+PAPER = {
+    "kernel": "gaussian",
+    "bandwidth": "median",
+    "whiten": None,
+    "linear_skip": False,
+    "latent_dim": 10,
+    "initial_scale": math.exp(-5 / 2),
+    "batch_size": 100,
+    "max_iter": 20_000,
+    "learning_rate": 1e-3,
+    "learning_rate_decay": (0.9, 3000),
+    "betas": (0.9, 0.999),
+    "ema_decay": None,
+}
+#: Parts of 1,000 draws.
+PARTS = 4
+
+#: One setting changed at a time.
+VARIANTS = {
+    "defaults": {},
+    "imq": {"kernel": "imq"},
+    "median width": {"bandwidth": "median"},
+    "no moment penalty": {"pilot_weight": 0.0},
+    "moment penalty 0.1": {"pilot_weight": 0.1},
+    "normal mixing": {"mixing": "normal"},
+    "learning rate 5e-4": {"learning_rate": 5e-4},
+    "learning rate 2e-3": {"learning_rate": 2e-3},
+    "batch 256": {"batch_size": 256},
+    "6,000 iterations": {"max_iter": 6000},
+    "whiten laplace": {"whiten": "laplace"},
+    "whiten bam": {"whiten": "bam"},
+}
+
+
+def by_ksivi(parameters):
+    def sample(target, n, seed):
+        q = KSIVIApproximator(**parameters, random_state=seed).fit(target)
+        return q.sample(n), {"score_calls": q.whitening_.n_score_calls, "best_iter": q.best_iter_}
+
+    return sample
+
+
+def by_laplace(target, n, seed):
+    return Laplace(random_state=seed).fit(target).sample(n), {}
+
+
+def by_pilot_gaussian(target, n, seed):
+    """N(m, L L^T) with the pilot's moments."""
+    whitening = KSIVIApproximator(max_iter=1, random_state=seed).fit(target).whitening_
+    noise = np.random.RandomState(seed).standard_normal((n, target.n_features))
+    return whitening.m + noise @ whitening.L.T, {"score_calls": whitening.n_score_calls}
+
+
+def by_advi(target, n, seed, n_iter=20_000, n_draws=10):
+    """Full-rank Gaussian variational inference by the reparametrised gradient, Adam at .01 with a cosine decay."""
+    d = target.n_features
+    score_fn, generator = in_double(target.score_fn, d), torch.Generator().manual_seed(seed)
+    m = torch.zeros(d, dtype=torch.float64, requires_grad=True)
+    T = torch.zeros(d, d, dtype=torch.float64, requires_grad=True)  # its diagonal is the logarithm of L's
+    optimizer = torch.optim.Adam([m, T], lr=0.01)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, n_iter)
+    for _ in range(n_iter):
+        L = T.tril(-1) + T.diagonal().exp().diag()
+        x = m + torch.randn(n_draws, d, generator=generator, dtype=torch.float64) @ L.mT
+        s = score_fn(x.detach()).nan_to_num(0.0, 0.0, 0.0)
+        optimizer.zero_grad()
+        (-(s * x).sum() / n_draws - T.diagonal().sum()).backward()
+        torch.nn.utils.clip_grad_norm_([m, T], 1e3)
+        optimizer.step()
+        scheduler.step()
+    with torch.no_grad():
+        L = T.tril(-1) + T.diagonal().exp().diag()
+        x = m + torch.randn(n, d, generator=generator, dtype=torch.float64) @ L.mT
+    return x.numpy(), {"score_calls": n_iter * n_draws}
+
+
+METHODS = {
+    "defaults": by_ksivi({}),
+    "pilot Gaussian": by_pilot_gaussian,
+    "Laplace": by_laplace,
+    "full-rank ADVI": by_advi,
+    "the paper's settings": by_ksivi(PAPER),
+}
+
+
+def measure(X, R):
+    """Return errors of draws X against reference draws R, in standard deviations."""
+    if not np.isfinite(X).all():
+        return {"w2": math.inf, "mean": math.inf, "sd_min": 0.0, "sd_max": math.inf, "quantile": math.inf}
+    X = np.asarray(X, dtype=np.float64)
+    mean, sd = R.mean(0), R.std(0)
+    ratio = X.std(0) / sd
+    levels = [0.01, 0.99]
+    u, v = whitened(X, R), whitened(R, R)
+    return {
+        "w2": sliced(u, v, [(i, i) for i in range(PARTS)]),
+        "mean": float(np.abs((X.mean(0) - mean) / sd).max()),
+        "sd_min": float(ratio.min()),
+        "sd_max": float(ratio.max()),
+        "quantile": float(np.abs((np.quantile(X, levels, 0) - np.quantile(R, levels, 0)) / sd).max()),
+    }
+
+
+def floor(R):
+    """Return the sliced distance between parts of the reference."""
+    v = whitened(R, R)
+    return sliced(v, v, [(i, j) for i in range(PARTS) for j in range(i)])
+
+
+def whitened(X, R):
+    """Return X in the coordinates in which R has mean zero and unit covariance."""
+    return np.linalg.solve(np.linalg.cholesky(np.atleast_2d(np.cov(R.T))), (X - R.mean(0)).T).T
+
+
+def sliced(u, v, pairs):
+    """Return the mean over pairs (i, j) of the distance between part i of u and part j of v, of 1,000 draws each."""
+    return float(np.mean([sliced_wasserstein(u[i::PARTS], v[j::PARTS], random_state=0) for i, j in pairs]))
+
+
+def run(name, method, sample, seed):
+    torch.set_num_threads(1)
+    target, R = POSTERIORS[name].make(), reference(name)
+    start = time.perf_counter()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            X, more = sample(target, len(R), seed)
+            failed = ""
+        except (ValueError, FloatingPointError) as error:
+            X, more, failed = np.full_like(R, np.nan), {}, str(error)
+    seconds = time.perf_counter() - start
+    warned = sorted({w.category.__name__ for w in caught})
+    row = {"name": name, "method": method, "seed": seed, **measure(X, R), "floor": floor(R), "seconds": seconds}
+    return {**row, **more, "failed": failed, "warned": warned}
+
+
+def summary(rows, name, method):
+    of = [r for r in rows if r["name"] == name and r["method"] == method]
+    worst = {
+        "w2": np.mean([r["w2"] / r["floor"] for r in of]),
+        "mean": max(r["mean"] for r in of),
+        "sd_min": min(r["sd_min"] for r in of),
+        "sd_max": max(r["sd_max"] for r in of),
+        "quantile": max(r["quantile"] for r in of),
+        "seconds": np.median([r["seconds"] for r in of]),
+        "score_calls": np.mean([r.get("score_calls", 0) for r in of]),
+        "warned": sum(bool(r["warned"]) for r in of),
+    }
+    worst["accurate"] = worst["mean"] < 0.1 and worst["sd_min"] > 0.9 and worst["sd_max"] < 1.1
+    return worst
+
+
+def print_table(rows):
+    methods = list(dict.fromkeys(r["method"] for r in rows))
+    names = list(dict.fromkeys(r["name"] for r in rows))
+    first = methods[0]
+    print(f"\n{first}\n{'':<24}{'mean':>7}{'sd':>12}{'1%, 99%':>9}{'calls':>9}{'s':>6}   W2 / floor of "
+          + ", ".join(methods))  # fmt: skip
+    for name in names:
+        s = {method: summary(rows, name, method) for method in methods}
+        a = s[first]
+        print(
+            f"{name:<24}{a['mean']:>7.3f}{a['sd_min']:>6.2f}-{a['sd_max']:<5.2f}{a['quantile']:>9.2f}"
+            f"{a['score_calls']:>9.0f}{a['seconds']:>6.1f}   "
+            + "".join(f"{s[m]['w2']:>9.3g}{'' if s[m]['accurate'] else '*'}" for m in methods)
+            + ("  warned" if a["warned"] else "")
+        )
+    print("* not accurate")
+    for m in methods:
+        every = [summary(rows, name, m) for name in names]
+        near = np.mean([a["w2"] <= 1.3 for a in every])
+        print(
+            f"{m:<24}accurate on {sum(a['accurate'] for a in every):>2} of {len(names)}, within 1.3 floors on "
+            f"{near:>4.0%}, geometric mean of W2 / floor {np.exp(np.mean(np.log([a['w2'] for a in every]))):.3g}, "
+            f"median {np.median([a['seconds'] for a in every]):.1f} s"
+        )
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--names", nargs="+", choices=POSTERIORS, default=list(POSTERIORS))
+    parser.add_argument("--variants", action="store_true")
+    parser.add_argument("--methods", nargs="+")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--max-iter", type=int, help="of every fit, for a quick look")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    quick = {} if args.max_iter is None else {"max_iter": args.max_iter}
+    methods = {k: by_ksivi({**v, **quick}) for k, v in VARIANTS.items()} if args.variants else METHODS
+    if quick and not args.variants:
+        methods = {**METHODS, "defaults": by_ksivi(quick), "the paper's settings": by_ksivi({**PAPER, **quick})}
+    methods = {m: methods[m] for m in args.methods or methods}
+    for name in args.names:
+        reference(name)
+    tasks = [(name, m, f, seed) for name in args.names for m, f in methods.items() for seed in range(args.seeds)]
+    rows = Parallel(n_jobs=args.jobs)(delayed(run)(*task) for task in tasks)
+    print_table(rows)
+    for row in rows:
+        if row["failed"]:
+            print(f"{row['name']}, {row['method']}, seed {row['seed']}: {row['failed']}")
+    if args.out:
+        args.out.write_text(json.dumps({"torch": torch.__version__, "rows": rows}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

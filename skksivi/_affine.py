@@ -1,0 +1,86 @@
+r"""Affine maps x = m + L u, and the score of a target in the coordinates u."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from skksivi._score import Score, ScoreFunction
+
+
+class Affine(NamedTuple):
+    """The map x = m + L u: m of shape (d,), L lower triangular of shape (d, d)."""
+
+    m: Tensor
+    L: Tensor
+
+    def pull_back(self, score_fn: Score) -> WhitenedScore:
+        """Return the score of u in the type and on the device of the score of x."""
+        m, L = (a.to(dtype=score_fn.dtype, device=score_fn.device) for a in self)
+        return WhitenedScore(score_fn, Affine(m, L))
+
+    def whiten(self, x: Tensor) -> Tensor:
+        """Return u of shape (n, d)."""
+        return torch.linalg.solve_triangular(self.L, (x - self.m).mT, upper=False).mT
+
+    def unwhiten(self, u: Tensor) -> Tensor:
+        """Return x of shape (n, d)."""
+        return self.m + u @ self.L.mT
+
+    def whiten_score(self, s: Tensor) -> Tensor:
+        r"""Return the score in u, :math:`s_u = L^\top s_x`, of shape (n, d)."""
+        return s @ self.L
+
+    def unwhiten_direction(self, v: Tensor) -> Tensor:
+        """Return L v for rows v of shape (n, d)."""
+        return v @ self.L.mT
+
+    def log_determinant(self) -> Tensor:
+        """Return log det L."""
+        return self.L.diagonal().log().sum()
+
+    def condition(self) -> float:
+        """Return the condition number of the covariance L L^T."""
+        return torch.linalg.cond(self.L).item() ** 2
+
+
+class Identity(NamedTuple):
+    """The map x = u."""
+
+    def pull_back(self, score_fn: Score) -> Score:
+        """Return the score of x."""
+        return score_fn
+
+    def whiten(self, x: Tensor) -> Tensor:
+        """Return x."""
+        return x
+
+    def unwhiten(self, u: Tensor) -> Tensor:
+        """Return u."""
+        return u
+
+    def whiten_score(self, s: Tensor) -> Tensor:
+        """Return s."""
+        return s
+
+    def log_determinant(self) -> float:
+        """Return 0."""
+        return 0.0
+
+
+class WhitenedScore(NamedTuple):
+    r"""The score in u, :math:`s_u(u) = L^\top s_x(m + L u)`, in the type of m and L, returned in that of u."""
+
+    score_fn: Score
+    map: Affine
+
+    def with_pullback(self, u: Tensor) -> tuple[Tensor, ScoreFunction]:
+        """Return the score at u (n, d), and the map of v to J_u^T v = L^T J_x^T L v."""
+        s, pull = self.score_fn.with_pullback(self.map.unwhiten(u.to(self.map.m)))
+
+        def pullback(v: Tensor) -> Tensor:
+            return self.map.whiten_score(pull(self.map.unwhiten_direction(v.to(s)))).to(v)
+
+        return self.map.whiten_score(s).to(u), pullback

@@ -1,0 +1,133 @@
+"""The climb to the modes of a target, from scores alone."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from skksivi._affine import Affine
+from skksivi._score import ScoreFunction
+
+#: Largest share of the decrement of a start at which a climb has arrived, for each feature.
+TOLERANCE = 1e-4
+
+
+def jacobians(score_fn: ScoreFunction, x: Tensor) -> Tensor:
+    """Return the Jacobians (k, d, d) of the score at points x (k, d), one vector-Jacobian product of k d rows."""
+    k, d = x.shape
+    rows = x.repeat_interleave(d, 0).requires_grad_()
+    with torch.enable_grad():
+        s = score_fn(rows)
+        (J,) = torch.autograd.grad(s, rows, torch.eye(d, dtype=x.dtype, device=x.device).repeat(k, 1))
+    J = J.view(k, d, d)
+    return (J + J.mT) / 2
+
+
+def saddle_free_newton(score_fn: ScoreFunction, x: Tensor, max_iter: int = 200) -> Affine:
+    """Climb from one point x (d,); return the mode with a root of the inverse curvature there.
+
+    Raises
+    ------
+    ValueError
+        The climb left the region where the score is finite.
+    """
+    maps, _ = climb(score_fn, x[None], max_iter)
+    if not maps:
+        raise ValueError(
+            "The search for a mode left the region where `score_fn` is finite: it may have the wrong sign (it is the "
+            "gradient of log p, not of -log p) or belong to no proper density. Else set `init` to a point near a "
+            "mode, or `whiten` to a pair (mean, Cholesky factor), or to None."
+        )
+    return maps[0]
+
+
+def climb(score_fn: ScoreFunction, x: Tensor, max_iter: int = 200) -> tuple[list[Affine], Tensor]:
+    r"""Climb to modes from several points at once, from scores alone.
+
+    With :math:`-\nabla s = V \mathrm{diag}(\lambda) V^\top`, a step is :math:`p = V |\lambda|^{-1} V^\top s`
+    (Dauphin et al. 2014), shortened by a search on the slope :math:`s(x + t p)^\top p`.
+
+    Parameters
+    ----------
+    score_fn : callable
+        The score, for float64 points.
+    x : Tensor of shape (k, d), float64
+        Where to start.
+    max_iter : int, default=200
+
+    Returns
+    -------
+    maps : list of Affine
+        For each climb that stayed where the score is finite, the mode m, or where the climb ended, and L with
+        :math:`L L^\top = V |\lambda|^{-1} V^\top` there.
+    arrived : Tensor of shape (k',), bool
+        Which of them have reached a mode.
+
+    References
+    ----------
+    Dauphin, Y. et al. (2014). Identifying and attacking the saddle point problem in high-dimensional non-convex
+    optimization. https://arxiv.org/abs/1406.2572
+    """
+    d = x.shape[1]
+    x = x.clone()
+    climbing = torch.arange(len(x), device=x.device)
+    arrived = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+    for _ in range(max_iter):
+        here = x[climbing]
+        s = score_fn(here).detach()
+        lam, V = _curvatures(score_fn, here)
+        p = ((s[:, None] @ V) / lam.abs()[:, None] @ V.mT)[:, 0]
+        decrement = (s * p).sum(1)
+        level = decrement < TOLERANCE * d
+        convex = lam[:, 0] < 0
+        step = _steps(score_fn, here, p, decrement)
+        out = V[:, :, 0] * lam[:, :1].abs().rsqrt()  # from a saddle, along its steepest direction
+        x[climbing] = here + torch.where(level[:, None], out * convex[:, None], step[:, None] * p)
+        arrived[climbing] = level & ~convex
+        goes_on = torch.where(level, convex, step != 0) & x[climbing].isfinite().all(1)
+        climbing = climbing[goes_on]
+        if not len(climbing):
+            break
+    lam, V = _curvatures(score_fn, x)
+    finite = x.isfinite().all(1) & lam.isfinite().all(1)
+    R = torch.linalg.qr((V[finite] * lam[finite].abs().rsqrt()[:, None]).mT).R
+    L = (R * R.diagonal(dim1=1, dim2=2).sign()[:, :, None]).mT
+    return [Affine(*pair) for pair in zip(x[finite], L, strict=True)], arrived[finite]
+
+
+def _curvatures(score_fn: ScoreFunction, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return eigenvalues (k, d), smallest first, and eigenvectors of minus the Jacobians; tiny ones are floored.
+
+    They are NaN where the score is not finite.
+    """
+    J = jacobians(score_fn, x)
+    finite = x.isfinite().all(1) & J.isfinite().all((1, 2))
+    lam, V = torch.linalg.eigh(-J.where(finite[:, None, None], 0.0))
+    top = lam.abs().amax(1, keepdim=True)
+    floor = torch.where(top > 0, 1e-14 * top, 1.0)  # no curvature at all says nothing of the scale
+    return torch.where(lam.abs() < floor, floor, lam).where(finite[:, None], torch.nan), V
+
+
+def _steps(score_fn: ScoreFunction, x: Tensor, p: Tensor, decrement: Tensor) -> Tensor:
+    """Return steps t (k,): one where the slope there is small, else the last before the slope changes sign."""
+
+    def slopes(t: Tensor, rows: Tensor) -> Tensor:  # t (k', n)
+        points = x[rows, None] + t[:, :, None] * p[rows, None]
+        return (score_fn(points.flatten(0, 1)).detach().view(points.shape) * p[rows, None]).sum(-1)
+
+    everyone = torch.arange(len(x), device=x.device)
+    middle, end = slopes(x.new_tensor([0.5, 1.0]).expand(len(x), 2), everyone).unbind(1)
+    step = x.new_ones(len(x))
+    rows = everyone[~((middle > 0) & (end.abs() < decrement / 2))]
+    t = torch.cat([x.new_zeros(1), 2.0 ** torch.arange(-40, 11, dtype=x.dtype, device=x.device)])
+    t = t.expand(len(rows), -1)
+    for _ in range(3):
+        if not len(rows):
+            break
+        last = (slopes(t[:, 1:], rows) > 0).long().cumprod(1).sum(1)  # not > 0 where the score is not finite
+        step[rows] = t.gather(1, last[:, None])[:, 0]
+        turns = last < t.shape[1] - 1
+        rows, t, last = rows[turns], t[turns], last[turns]
+        low, high = t.gather(1, last[:, None]), t.gather(1, last[:, None] + 1)
+        t = low + (high - low) * torch.linspace(0, 1, 9, dtype=x.dtype, device=x.device)
+    return step

@@ -1,0 +1,404 @@
+r"""The modes of a target, their weights, and an ensemble of chains around them, from scores alone, in float64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from sklearn.covariance import ledoit_wolf
+from torch import Tensor
+
+from skksivi._affine import Affine
+from skksivi._newton import climb
+from skksivi._score import ScoreFunction
+
+#: Chains of the ensemble, and the fewest around one mode.
+N_CHAINS, MIN_CHAINS = 512, 64
+
+#: Steps of the chains, without and with the test of Metropolis.
+N_LANGEVIN, N_METROPOLIS = 150, 99
+
+#: Features up to which a Gaussian is fitted to the scores before the chains start; a step costs O(d^3).
+MAX_MATCHED_FEATURES = 200
+
+#: Steps of a climb to a mode.
+MAX_CLIMB = 60
+
+#: Draws by which Gaussians are compared.
+N_COMPARED = 32
+
+#: Share of the target below which a mode is left out.
+MIN_WEIGHT = 1e-3
+
+
+class Modes(NamedTuple):
+    """Maps x = m + L u to the modes of a target, best first, and their shares of it."""
+
+    maps: list[Affine]
+    weights: Tensor
+
+
+class Pilot(NamedTuple):
+    """Points near the target, and what is known of them.
+
+    Attributes
+    ----------
+    x : Tensor of shape (n, d)
+        Points, those of one mode after those of another.
+    n_of_mode : list of int
+        How many belong to each.
+    mean_se : Tensor of shape (d,)
+        Standard errors of their mean, from the spread over independent chains.
+    settled : bool
+        Whether the earlier and the later half of the points agree.
+    """
+
+    x: Tensor
+    n_of_mode: list[int]
+    mean_se: Tensor
+    settled: bool
+
+    def thinned(self, n: int) -> Pilot:
+        """Return at most about n of the points, the same share of each mode."""
+        every = -(-len(self.x) // n)
+        parts = [part[::every] for part in self.x.split(self.n_of_mode)]
+        return self._replace(x=torch.cat(parts), n_of_mode=[len(part) for part in parts])
+
+    def sd_within(self) -> Tensor:
+        """Return the standard deviations (d,) of the points around the means of their modes."""
+        return torch.cat([part - part.mean(0) for part in self.x.split(self.n_of_mode)]).square().mean(0).sqrt()
+
+
+# Modes
+
+
+def scattered(x: Tensor, n: int, generator: torch.Generator) -> Tensor:
+    """Return n points around x at distances of several orders, for a target whose units are not known."""
+    scales = torch.tensor([1.0, 3.0, 10.0, 30.0, 100.0]).repeat(-(-n // 5))[:n, None].to(x)
+    return x + scales * _normal(n, x, generator)
+
+
+def around(mode: Affine, n: int, generator: torch.Generator) -> Tensor:
+    """Return n points three or ten standard deviations from a mode."""
+    scales = torch.tensor([3.0, 10.0]).repeat(-(-n // 2))[:n, None].to(mode.m)
+    return mode.unwhiten(scales * _normal(n, mode.m, generator))
+
+
+def find_modes(
+    score_fn: ScoreFunction, starts: Tensor, generator: torch.Generator, known: Sequence[Affine] = ()
+) -> Modes:
+    r"""Climb from each start, and weigh the modes found by Laplace's approximation.
+
+    A mode's share is proportional to :math:`p(m) \det L`, the heights compared by integrals of the score. Two
+    modes within d squared standard deviations of each other count as one. Where an integral cannot be trusted, the
+    mode that resembles its Gaussian less is given up: it is a spike, or a flat region far out.
+
+    Raises
+    ------
+    ValueError
+        All climbs left the region where the score is finite.
+    """
+    found, arrived = climb(score_fn, starts, MAX_CLIMB)
+    maps = [*known, *(a for a, at_a_mode in zip(found, arrived.tolist(), strict=True) if at_a_mode)] or found
+    if not maps:
+        raise ValueError(
+            "`score_fn` is finite around no place where the search for a mode led: it may have the wrong sign (it is "
+            "the gradient of log p, not of -log p) or belong to no proper density. Else set `init` to a point near a "
+            "mode, or `whiten` to a pair (mean, Cholesky factor), or to None."
+        )
+    distinct: list[Affine] = []
+    for a in maps:
+        if not any(_same(a, b) for b in distinct):
+            distinct.append(a)
+    best, *others = sorted(distinct, key=lambda a: score_divergence(score_fn, a, generator))
+    evidence = [best.log_determinant()]
+    kept = [best]
+    for a in others:
+        there, back = log_ratio(score_fn, best.m, a.m), log_ratio(score_fn, a.m, best.m)
+        if (there + back).abs() < 0.1 + 1e-3 * there.abs():
+            kept.append(a)
+            evidence.append(there + a.log_determinant())
+    weights = torch.stack(evidence).softmax(0)
+    order = [k for k in weights.argsort(descending=True).tolist() if weights[k] >= MIN_WEIGHT]
+    return Modes([kept[k] for k in order], weights[order] / weights[order].sum())
+
+
+def _same(a: Affine, b: Affine) -> bool:
+    """Tell whether one mode is within the reach of the other."""
+    d = len(a.m)
+    return bool(a.whiten(b.m[None]).square().sum() < d or b.whiten(a.m[None]).square().sum() < d)
+
+
+def score_divergence(score_fn: ScoreFunction, q: Affine, generator: torch.Generator) -> float:
+    """Return the median over draws x of q = N(m, L L^T) of |L^T (s_p(x) - s_q(x))|^2 / d."""
+    u = _normal(N_COMPARED, q.m, generator)
+    gap = q.whiten_score(score_fn(q.unwhiten(u)).detach()) + u
+    return gap.square().mean(1).nan_to_num(math.inf, math.inf).median().item()
+
+
+def log_ratio(score_fn: ScoreFunction, a: Tensor, b: Tensor) -> Tensor:
+    r"""Integrate the score along a line: :math:`\log p(b) - \log p(a) = \int_0^1 s(a + t (b - a))^\top (b - a)\,dt`.
+
+    Gauss-Legendre panels, many and of odd width, for the kink half-way between two equal peaks hides from a symmetric
+    rule; they shrink towards both ends, where the peaks are.
+    """
+    small = 0.031 * 0.5 ** np.arange(20)
+    edges = np.concatenate([[0.0], small[::-1], np.linspace(0.031, 0.957, 32)[1:-1], 1 - 1.387 * small, [1.0]])
+    nodes, weights = np.polynomial.legendre.leggauss(6)
+    half = np.diff(edges)[:, None] / 2
+    t = torch.as_tensor((edges[:-1, None] + half * (1 + nodes)).ravel()).to(a)
+    w = torch.as_tensor((half * weights).ravel()).to(a)
+    line = a + t.view(-1, *[1] * b.dim()) * (b - a)
+    slope = (score_fn(line.flatten(0, -2)).detach().view(line.shape) * (b - a)).sum(-1)
+    return torch.tensordot(w, slope, 1)
+
+
+# A Gaussian
+
+
+def batch_and_match(score_fn: ScoreFunction, start: Affine, generator: torch.Generator, n_iter: int = 60) -> Affine:
+    r"""Fit a Gaussian by matching its score to the target's on batches of its own draws.
+
+    In the coordinates u of the present N(m, L L^T), with draws u_b and scores g_b of means and covariances
+    :math:`\bar u, C, \bar g, \Gamma` and a learning rate :math:`\lambda`, :math:`r = \lambda / (1 + \lambda)`,
+
+    .. math::
+        U = \lambda \Gamma + r\, \bar g \bar g^\top, \quad V = I + \lambda C + r\, \bar u \bar u^\top = R R^\top, \\
+        \Sigma = 2 R \left(I + (I + 4 R^\top U R)^{1/2}\right)^{-1} R^\top, \quad \mu = r (\Sigma \bar g + \bar u).
+
+    References
+    ----------
+    Cai, D. et al. (2024). Batch and match: black-box variational inference with a score-based divergence.
+    https://arxiv.org/abs/2402.14758
+    """
+    d, (m, L) = len(start.m), start
+    eye, shrink = torch.eye(d, dtype=m.dtype, device=m.device), 1.0
+    for t in range(n_iter):
+        rate = min(1.0, 20 / (t + 1))
+        r = rate / (1 + rate)
+        u = shrink * _normal(max(4 * d, 64), m, generator)
+        g = score_fn(m + u @ L.mT).detach() @ L
+        finite = g.isfinite().all(1)
+        if finite.double().mean() < 0.5:
+            shrink /= 2
+            continue
+        u, g = u[finite], g[finite]
+        u_mean, g_mean = u.mean(0), g.mean(0)
+        U = rate * g.mT.cov(correction=0) + r * g_mean.outer(g_mean)
+        R = torch.linalg.cholesky(eye + rate * u.mT.cov(correction=0) + r * u_mean.outer(u_mean))
+        try:
+            lam, W = torch.linalg.eigh(R.mT @ U @ R)
+        except torch.linalg.LinAlgError:  # scores too far apart in size
+            continue
+        root = R @ W * (2 / (1 + (1 + 4 * lam.clamp_min(0)).sqrt())).sqrt()
+        sigma = root @ root.mT
+        factor, failed = torch.linalg.cholesky_ex(sigma)
+        mu = r * (sigma @ g_mean + u_mean)
+        if not failed and mu.isfinite().all():
+            m, L = m + L @ mu, L @ factor
+    return Affine(m, L)
+
+
+def lower_bound(score_fn: ScoreFunction, q: Affine, origin: Tensor, generator: torch.Generator) -> float:
+    r"""Return the evidence lower bound of q = N(m, L L^T) up to a constant, with a median in the place of the mean.
+
+    .. math:: E_q \log \frac{p(x)}{p(x_0)} + \log \det L
+    """
+    x = q.unwhiten(_normal(N_COMPARED, q.m, generator))
+    return (
+        log_ratio(score_fn, origin, x).nan_to_num(-math.inf, -math.inf, -math.inf).median() + q.log_determinant()
+    ).item()
+
+
+# Chains
+
+
+class Ensemble(NamedTuple):
+    """Chains x (n, d) and their preconditioner L (d, d)."""
+
+    x: Tensor
+    L: Tensor
+
+
+def langevin(score_fn: ScoreFunction, chains: Ensemble, generator: torch.Generator, step: float = 0.1) -> Ensemble:
+    r"""Move an ensemble towards the target by the Langevin scheme of Leimkuhler and Matthews.
+
+    .. math:: x_{t+1} = x_t + L \left[ h L^\top s(x_t) + \sqrt{h / 2}\, (\xi_t + \xi_{t+1}) \right],
+
+    whose covariance is exact for Gaussians. L is adapted twice to the covariance of the chains. Chains that leave the
+    finite numbers go on from another's place.
+
+    References
+    ----------
+    Leimkuhler, B. and Matthews, C. (2013). Rational construction of stochastic numerical methods for molecular
+    sampling. https://arxiv.org/abs/1203.5428
+    """
+    x, L = chains
+    xi = _normal(len(x), x, generator)
+    for t in range(1, N_LANGEVIN + 1):
+        drift = _shortened(score_fn(x).detach() @ L)
+        xi_next = _normal(len(x), x, generator)
+        x = _revive(x + (step * drift + math.sqrt(step / 2) * (xi + xi_next)) @ L.mT, generator)
+        xi = xi_next
+        if t in (N_LANGEVIN // 3, 2 * N_LANGEVIN // 3):
+            L = _adapted(L, x)
+    return Ensemble(x, L)
+
+
+def metropolis(
+    score_fn: ScoreFunction, chains: Ensemble, generator: torch.Generator, acceptance: float = 0.65
+) -> tuple[Tensor, Ensemble]:
+    r"""Run Metropolis-adjusted Langevin chains that need no density.
+
+    The steps are :math:`y = x + L v` with :math:`v = h L^\top s(x) + \sqrt{2 h}\, \xi`, h a random share of a common
+    step, which is adapted to the rate of acceptance; :math:`\log p(y) - \log p(x)` is the integral of the score from
+    x to y by Lobatto's rule of four points. What is left of the bias is the error of that rule.
+
+    Returns
+    -------
+    kept : Tensor of shape (n_kept, n, d)
+        The chains at each second step, when the step had settled.
+    chains : Ensemble
+        As they are at the end.
+
+    References
+    ----------
+    Roberts, G. and Tweedie, R. (1996). Exponential convergence of Langevin distributions and their discrete
+    approximations. Bernoulli 2(4).
+    """
+    x, L = chains
+    n, d = x.shape
+    common, kept = 1.3 * d ** (-1 / 3), []
+    inner = 0.5 - 0.5 / math.sqrt(5), 0.5 + 0.5 / math.sqrt(5)
+    s = score_fn(x).detach() @ L
+    for t in range(1, N_METROPOLIS + 1):
+        h = common * 0.25 ** torch.rand(n, 1, generator=generator, dtype=x.dtype, device=x.device)
+        drift = h * _shortened(s)
+        v = drift + (2 * h).sqrt() * _normal(n, x, generator)
+        y = x + v @ L.mT
+        on_the_way = torch.cat([torch.lerp(x, y, inner[0]), torch.lerp(x, y, inner[1]), y])
+        s_1, s_2, s_y = (score_fn(on_the_way).detach() @ L).chunk(3)
+        log_p_ratio = ((s + 5 * (s_1 + s_2) + s_y) * v).sum(1) / 12
+        back = v + h * _shortened(s_y)
+        log_q_ratio = ((v - drift).square() - back.square()).sum(1) / (4 * h[:, 0])
+        log_ratio = (log_p_ratio + log_q_ratio).nan_to_num(-math.inf, -math.inf, -math.inf)
+        accept = torch.rand(n, generator=generator, dtype=x.dtype, device=x.device).log() < log_ratio
+        x, s = torch.where(accept[:, None], y, x), torch.where(accept[:, None], s_y, s)
+        if t <= N_METROPOLIS // 3:
+            common *= math.exp(0.3 * (log_ratio.clamp_max(0).exp().mean().item() - acceptance))
+        elif t % 2 == 0:
+            kept.append(x)
+    return torch.stack(kept), Ensemble(x, _adapted(L, x))
+
+
+def _shortened(s: Tensor) -> Tensor:
+    """Return the rows of s, none longer than 5 sqrt(d)."""
+    return s * (5 * math.sqrt(s.shape[1]) / torch.linalg.vector_norm(s, dim=1, keepdim=True)).clamp_max(1)
+
+
+def _revive(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Put chains that are not finite in the places of others."""
+    finite = x.isfinite().all(1)
+    if finite.all():
+        return x
+    alive = x[finite]
+    if not len(alive):
+        raise ValueError(
+            "All chains that explore the target left the finite numbers: `score_fn` may have the wrong sign or "
+            "belong to no proper density. Else set `whiten` to 'laplace', to a pair (mean, Cholesky factor), or to None."
+        )
+    others = torch.randint(len(alive), (len(x),), generator=generator, device=x.device)
+    return torch.where(finite[:, None], x, alive[others])
+
+
+def _adapted(L: Tensor, x: Tensor) -> Tensor:
+    """Return a root of the covariance of x, shrunk towards L L^T where the points are few (Ledoit and Wolf 2004)."""
+    u = torch.linalg.solve_triangular(L, (x - x.mean(0)).mT, upper=False).mT
+    covariance, _ = ledoit_wolf(u.cpu().numpy())
+    factor, failed = torch.linalg.cholesky_ex(torch.as_tensor(covariance).to(L))
+    return L if failed else L @ factor
+
+
+def find_pilot(
+    score_fn: ScoreFunction, modes: Modes, generator: torch.Generator, affordable: Callable[[], bool]
+) -> Pilot:
+    """Let chains settle around each mode, and pool them by the weights of the modes.
+
+    Parameters
+    ----------
+    score_fn : callable
+    modes : Modes
+    generator : torch.Generator
+    affordable : callable
+        Whether another round of chains may begin, if they have not settled.
+    """
+    ensembles = [_explore(score_fn, *mode, generator, affordable) for mode in zip(*modes, strict=True)]
+    points = [kept.transpose(0, 1).flatten(0, 1) for kept in ensembles]
+    share = min(len(p) / w for p, w in zip(points, modes.weights.tolist(), strict=True))
+    n_of_mode = [int(share * w) for w in modes.weights.tolist()]
+    chosen = [_some(p, n, generator) for p, n in zip(points, n_of_mode, strict=True)]
+    variances = [w**2 * e.mean(0).var(0) / e.shape[1] for w, e in zip(modes.weights, ensembles, strict=True)]
+    return Pilot(
+        torch.cat(chosen), n_of_mode, torch.stack(variances).sum(0).sqrt(), all(_settled(e) for e in ensembles)
+    )
+
+
+def _explore(
+    score_fn: ScoreFunction,
+    mode: Affine,
+    weight: Tensor,
+    generator: torch.Generator,
+    affordable: Callable[[], bool],
+) -> Tensor:
+    """Return the points (n_kept, n, d) of chains that started around one mode."""
+    q = _start(score_fn, mode, generator)
+    n = max(MIN_CHAINS, round(N_CHAINS * weight.item()))
+    chains = langevin(score_fn, Ensemble(q.unwhiten(_normal(n, q.m, generator)), q.L), generator)
+    kept, chains = metropolis(score_fn, chains, generator)
+    while not _settled(kept) and affordable():
+        kept, chains = metropolis(score_fn, chains, generator)
+    return kept
+
+
+def _some(points: Tensor, n: int, generator: torch.Generator) -> Tensor:
+    """Return n of the points, in random order."""
+    return points[torch.randperm(len(points), generator=generator, device=points.device)[:n]]
+
+
+def _start(score_fn: ScoreFunction, mode: Affine, generator: torch.Generator) -> Affine:
+    """Return the better Gaussian of the one at the mode and the one fitted from there."""
+    candidates = [mode]
+    if len(mode.m) <= MAX_MATCHED_FEATURES:
+        candidates.append(batch_and_match(score_fn, mode, generator))
+    bounds = [lower_bound(score_fn, q, mode.m, generator) for q in candidates]
+    while max(bounds) == -math.inf:  # too wide for finite scores
+        candidates = [Affine(q.m, q.L / 2) for q in candidates]
+        bounds = [lower_bound(score_fn, q, mode.m, generator) for q in candidates]
+    return candidates[bounds.index(max(bounds))]
+
+
+def _settled(kept: Tensor) -> bool:
+    """Tell whether the halves of the kept chains agree in mean and scale, within the noise of that many chains."""
+    early, late = (half.flatten(0, 1) for half in kept.chunk(2))
+    shift = (early.mean(0) - late.mean(0)).abs() / late.std(0)
+    stretch = (early.std(0) / late.std(0)).log().abs()
+    return bool(torch.maximum(shift, stretch).max() < 3 / math.sqrt(kept.shape[1]))
+
+
+def covariance_root(x: Tensor) -> Tensor:
+    """Return the Cholesky factor of the covariance of points (n, d), however close to singular their correlation."""
+    centred = x - x.mean(0)
+    sd = centred.square().mean(0).sqrt().clamp_min(torch.finfo(x.dtype).tiny)
+    correlation = (centred / sd).mT @ (centred / sd) / len(x)
+    for ridge in (0.0, 1e-13, 1e-10, 1e-7):
+        factor, failed = torch.linalg.cholesky_ex(correlation + ridge * torch.eye(len(sd)).to(x))
+        if not failed:
+            break
+    return sd[:, None] * factor
+
+
+def _normal(n: int, like: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.randn(n, like.shape[-1], generator=generator, dtype=like.dtype, device=like.device)

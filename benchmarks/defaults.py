@@ -58,6 +58,7 @@ VARIANTS = {
     "learning rate 5e-4": {"learning_rate": 5e-4},
     "learning rate 2e-3": {"learning_rate": 2e-3},
     "batch 256": {"batch_size": 256},
+    "2,000 iterations": {"max_iter": 2000},
     "6,000 iterations": {"max_iter": 6000},
     "whiten laplace": {"whiten": "laplace"},
     "whiten bam": {"whiten": "bam"},

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor, nn
 
 from skksivi._families import Bootstrap, Mixing, Normal, SemiImplicit, gaussian_layer
 from skksivi._fused import value_and_gradients
-from skksivi._moments import MomentPenalty, departure, moments
+from skksivi._moments import Departure, MomentPenalty, departure, moments
 from skksivi._pilot import Pilot
 from skksivi._score import Score
 from skksivi._stein import GRADIENT_ESTIMATORS
@@ -34,7 +36,7 @@ N_MIXING_DRAWS = 10_000
 N_MONITOR_DRAWS, N_JUDGED_DRAWS = 4000, 1000
 
 #: Iterations between two comparisons.
-LOOK_EVERY = 250
+LOOK_EVERY = 500
 
 #: Width of a kernel in whitened coordinates, in units of the square root of the dimension.
 WHITENED_BANDWIDTH = 0.5
@@ -201,7 +203,7 @@ class KSIVIApproximator(BaseApproximator):
         min_scale: float = 1e-3,
         whiten: str | tuple[Any, Any] | None = "auto",
         init: Any = None,
-        whiten_budget: int = 1_000_000,
+        whiten_budget: int = 400_000,
         pilot_weight: float = 1.0,
         batch_size: int = 128,
         max_iter: int = 3000,
@@ -325,6 +327,8 @@ class KSIVIApproximator(BaseApproximator):
         self.best_iter_ = self.n_iter_ if watch is None else self.n_iter_ - len(run.losses) + watch.restore(family)
         self.family_ = family.requires_grad_(False)
         self.whitening_ = whitening
+        if watch is not None:
+            self._warn(watch.last, whitening)
 
     def _sample(self, n: int, generator: torch.Generator) -> Tensor:
         return self.whitening_.map.unwhiten(self.family_.draw(n, generator).x.double())
@@ -398,8 +402,9 @@ class KSIVIApproximator(BaseApproximator):
         A state is kept if it has the smallest discrepancy of those whose moments stay near the start's; only a fit
         that starts at a pilot has a start worth keeping.
         """
-        guards = isinstance(family.mixing, Bootstrap) and whitening.settled
-        if self.tol is None and not guards:
+        starts_at_pilot = isinstance(family.mixing, Bootstrap)
+        guards = starts_at_pilot and whitening.settled
+        if self.tol is None and not starts_at_pilot:
             return None
         judge = Judge(score_fn.double.score_fn, score_fn.n_features, score_fn.device, whitening.map)
         seed = generator.initial_seed()
@@ -410,18 +415,39 @@ class KSIVIApproximator(BaseApproximator):
 
         start = draw(family)
 
-        def look(family: nn.Module) -> tuple[float, bool]:
+        def look(family: nn.Module) -> tuple[float, Departure]:
             u = draw(family)
             try:
                 value = judge(whitening.map.unwhiten(u[:N_JUDGED_DRAWS]))
             except ValueError:  # the score is not finite there
-                return math.inf, False
-            return value, departure(u, start).accepted
+                value = math.inf
+            return value, departure(u, start)
 
         watch = Watch(look, self.tol, self.n_iter_no_change, every=LOOK_EVERY, keeps_best=guards)
         if guards:
             watch.look(family, 0)
         return watch
+
+    def _warn(self, last: Departure, whitening: Whitening) -> None:
+        """Say where the end of the training has left the pilot, or that the pilot is not to be trusted."""
+        if not whitening.settled:
+            warnings.warn(
+                "The chains that explore the target have not settled, so that the fit may be off: raise "
+                "`whiten_budget`, start near a mode by `init`, or give the parameters a form without funnels and "
+                "spikes.",
+                ConvergenceWarning,
+                stacklevel=4,
+            )
+        elif not last.accepted:
+            worst = int(last.excess.argmax())
+            warnings.warn(
+                f"The training ended with coordinate {worst} of the whitened draws at {last.sd_ratio[worst]:.2f} "
+                f"times its standard deviation and its third moment changed by {last.third[worst]:+.2f}; the state of "
+                f"iteration {self.best_iter_} is kept. Raise `pilot_weight` or `batch_size`, or lower "
+                "`learning_rate`.",
+                ConvergenceWarning,
+                stacklevel=4,
+            )
 
     def _check_sequences(self) -> None:
         """Check what scikit-learn's parameter constraints cannot express."""

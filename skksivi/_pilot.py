@@ -3,7 +3,7 @@ r"""The modes of a target, their weights, and an ensemble of chains around them,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,17 +15,23 @@ from skksivi._affine import Affine
 from skksivi._newton import climb
 from skksivi._score import ScoreFunction
 
-#: Chains of the ensemble, and the fewest around one mode.
-N_CHAINS, MIN_CHAINS = 512, 64
+#: The fewest chains of an ensemble, the most, and the fewest around one mode.
+MIN_CHAINS, MAX_CHAINS, MIN_CHAINS_OF_MODE = 128, 2048, 64
 
 #: Steps of the chains, without and with the test of Metropolis.
-N_LANGEVIN, N_METROPOLIS = 150, 99
+N_LANGEVIN, N_METROPOLIS = 200, 150
 
 #: Features up to which a Gaussian is fitted to the scores before the chains start; a step costs O(d^3).
 MAX_MATCHED_FEATURES = 200
 
 #: Steps of a climb to a mode.
 MAX_CLIMB = 60
+
+#: Metropolis steps from one state of a chain that is kept to the next.
+KEEP_EVERY = 3
+
+#: Rounds of Metropolis steps after which chains that have not settled are left as they are.
+MAX_ROUNDS = 4
 
 #: Draws by which Gaussians are compared.
 N_COMPARED = 32
@@ -260,7 +266,7 @@ def metropolis(
     Returns
     -------
     kept : Tensor of shape (n_kept, n, d)
-        The chains at each second step, when the step had settled.
+        The chains at each third step, when the step had settled.
     chains : Ensemble
         As they are at the end.
 
@@ -289,7 +295,7 @@ def metropolis(
         x, s = torch.where(accept[:, None], y, x), torch.where(accept[:, None], s_y, s)
         if t <= N_METROPOLIS // 3:
             common *= math.exp(0.3 * (log_ratio.clamp_max(0).exp().mean().item() - acceptance))
-        elif t % 2 == 0:
+        elif t % KEEP_EVERY == 0:
             kept.append(x)
     return torch.stack(kept), Ensemble(x, _adapted(L, x))
 
@@ -308,7 +314,7 @@ def _revive(x: Tensor, generator: torch.Generator) -> Tensor:
     if not len(alive):
         raise ValueError(
             "All chains that explore the target left the finite numbers: `score_fn` may have the wrong sign or "
-            "belong to no proper density. Else set `whiten` to 'laplace', to a pair (mean, Cholesky factor), or to None."
+            "belong to no proper density. Else set `whiten` to 'laplace', a pair (mean, Cholesky factor) or None."
         )
     others = torch.randint(len(alive), (len(x),), generator=generator, device=x.device)
     return torch.where(finite[:, None], x, alive[others])
@@ -322,9 +328,7 @@ def _adapted(L: Tensor, x: Tensor) -> Tensor:
     return L if failed else L @ factor
 
 
-def find_pilot(
-    score_fn: ScoreFunction, modes: Modes, generator: torch.Generator, affordable: Callable[[], bool]
-) -> Pilot:
+def find_pilot(score_fn: ScoreFunction, modes: Modes, generator: torch.Generator, budget: int) -> Pilot:
     """Let chains settle around each mode, and pool them by the weights of the modes.
 
     Parameters
@@ -332,10 +336,13 @@ def find_pilot(
     score_fn : callable
     modes : Modes
     generator : torch.Generator
-    affordable : callable
-        Whether another round of chains may begin, if they have not settled.
+    budget : int
+        Points at which the score may be evaluated, which sets the number of chains; chains that do not settle take
+        up to four times as many.
     """
-    ensembles = [_explore(score_fn, *mode, generator, affordable) for mode in zip(*modes, strict=True)]
+    n_chains = min(max(budget // (N_LANGEVIN + 3 * N_METROPOLIS), MIN_CHAINS), MAX_CHAINS)
+    shares = [max(MIN_CHAINS_OF_MODE, round(n_chains * w)) for w in modes.weights.tolist()]
+    ensembles = [_explore(score_fn, mode, n, generator) for mode, n in zip(modes.maps, shares, strict=True)]
     points = [kept.transpose(0, 1).flatten(0, 1) for kept in ensembles]
     share = min(len(p) / w for p, w in zip(points, modes.weights.tolist(), strict=True))
     n_of_mode = [int(share * w) for w in modes.weights.tolist()]
@@ -346,20 +353,14 @@ def find_pilot(
     )
 
 
-def _explore(
-    score_fn: ScoreFunction,
-    mode: Affine,
-    weight: Tensor,
-    generator: torch.Generator,
-    affordable: Callable[[], bool],
-) -> Tensor:
-    """Return the points (n_kept, n, d) of chains that started around one mode."""
+def _explore(score_fn: ScoreFunction, mode: Affine, n: int, generator: torch.Generator) -> Tensor:
+    """Return the points (n_kept, n, d) of n chains that started around one mode."""
     q = _start(score_fn, mode, generator)
-    n = max(MIN_CHAINS, round(N_CHAINS * weight.item()))
     chains = langevin(score_fn, Ensemble(q.unwhiten(_normal(n, q.m, generator)), q.L), generator)
-    kept, chains = metropolis(score_fn, chains, generator)
-    while not _settled(kept) and affordable():
+    for _ in range(MAX_ROUNDS):
         kept, chains = metropolis(score_fn, chains, generator)
+        if _settled(kept):
+            break
     return kept
 
 

@@ -34,7 +34,8 @@ class Watch:
     Parameters
     ----------
     judge : callable
-        Gives the value of the module as it stands, smaller is better, and whether the state may be kept.
+        Gives the value of the module as it stands, smaller is better, and a report whose `accepted` tells whether
+        the state may be kept.
     tol : float or None
         The relative fall that counts as progress; None never stops.
     patience : int
@@ -47,7 +48,7 @@ class Watch:
 
     def __init__(
         self,
-        judge: Callable[[nn.Module], tuple[float, bool]],
+        judge: Callable[[nn.Module], tuple[float, Any]],
         tol: float | None,
         patience: int,
         every: int = CHECK_EVERY,
@@ -59,16 +60,17 @@ class Watch:
         self.tol = tol
         self.patience = patience
         self.values: list[float] = []
+        self.last: Any = None
         self._best, self._best_iteration, self._last_iteration = math.inf, 0, 0
         self._best_state: dict[str, Tensor] = {}
         self._mark, self._marked_at = math.inf, 0
 
     def look(self, module: nn.Module, iteration: int) -> bool:
         """Judge the module after `iteration` iterations; tell whether to stop."""
-        value, may_be_kept = self.judge(module)
+        value, self.last = self.judge(module)
         self.values.append(value)
         self._last_iteration = iteration
-        if self.keeps_best and may_be_kept and value < self._best:
+        if self.keeps_best and self.last.accepted and value < self._best:
             self._best, self._best_iteration = value, iteration
             self._best_state = {name: p.detach().clone() for name, p in module.named_parameters()}
         if self.tol is None:

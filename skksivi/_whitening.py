@@ -31,7 +31,7 @@ WHITENINGS = ("auto", "bam", "laplace")
 MAX_FEATURES = 1000
 
 #: Points around the origin, and around the best mode, from which modes are searched.
-MAX_STARTS = 128
+MAX_STARTS = 96
 
 #: Points by which the types of floating-point numbers are compared.
 N_COMPARED = 64
@@ -115,7 +115,7 @@ def find_whitening(
     init : array-like of shape (d,) or (k, d), default=None
         Where the climbs to the modes start; None means the origin and, with "auto", points around it.
     budget : int, default=0
-        Points at which the score may be evaluated before a further round of chains begins.
+        Points at which the score is to be evaluated, about.
 
     Raises
     ------
@@ -134,7 +134,7 @@ def find_whitening(
         map_ = found.maps[0] if whiten == "laplace" else batch_and_match(double, found.maps[0], generator)
         return Whitening(map_, *_report(found, d), double.n_calls), None
     found = _search(double, starts, generator, alone=init is not None)
-    pilot = find_pilot(double, found, generator, lambda: double.n_calls < budget)
+    pilot = find_pilot(double, found, generator, budget - double.n_calls)
     x = pilot.x
     whitening = Whitening(
         Affine(x.mean(0), covariance_root(x)),

@@ -46,6 +46,46 @@ class Affine(NamedTuple):
         return torch.linalg.cond(self.L).item() ** 2
 
 
+class LowRank(NamedTuple):
+    r"""The map x = m + D (I + V diag(r - 1) V^T) u of many dimensions: a scale for each coordinate, and r in a few
+    directions.
+
+    m and D are of shape (d,), V of shape (d, k) with orthonormal columns, r of shape (k,).
+    """
+
+    m: Tensor
+    D: Tensor
+    V: Tensor
+    r: Tensor
+
+    def pull_back(self, score_fn: Score) -> WhitenedScore:
+        """Return the score of u in the type and on the device of the score of x."""
+        return WhitenedScore(score_fn, LowRank(*(a.to(dtype=score_fn.dtype, device=score_fn.device) for a in self)))
+
+    def _stretched(self, u: Tensor, r: Tensor) -> Tensor:
+        return u + (u @ self.V * (r - 1)) @ self.V.mT
+
+    def whiten(self, x: Tensor) -> Tensor:
+        """Return u of shape (n, d)."""
+        return self._stretched((x - self.m) / self.D, 1 / self.r)
+
+    def unwhiten(self, u: Tensor) -> Tensor:
+        """Return x of shape (n, d)."""
+        return self.m + self.unwhiten_direction(u)
+
+    def whiten_score(self, s: Tensor) -> Tensor:
+        r"""Return the score in u, :math:`s_u = L^\top s_x`, of shape (n, d)."""
+        return self._stretched(s * self.D, self.r)
+
+    def unwhiten_direction(self, v: Tensor) -> Tensor:
+        """Return L v for rows v of shape (n, d)."""
+        return self.D * self._stretched(v, self.r)
+
+    def log_determinant(self) -> Tensor:
+        """Return log det L."""
+        return self.D.log().sum() + self.r.log().sum()
+
+
 class Identity(NamedTuple):
     """The map x = u."""
 
@@ -74,7 +114,7 @@ class WhitenedScore(NamedTuple):
     r"""The score in u, :math:`s_u(u) = L^\top s_x(m + L u)`, in the type of m and L, returned in that of u."""
 
     score_fn: Score
-    map: Affine
+    map: Affine | LowRank
 
     def with_pullback(self, u: Tensor) -> tuple[Tensor, ScoreFunction]:
         """Return the score at u (n, d), and the map of v to J_u^T v = L^T J_x^T L v."""

@@ -367,6 +367,8 @@ class KSIVIApproximator(BaseApproximator):
         d, penalty = score_fn.n_features, None
         sigma: Any = self.initial_scale
         mixing: Mixing = Normal(self.latent_dim or min(d, MAX_LATENT_DIM))
+        if self.linear_skip and self.whiten is not None and mixing.latent_dim < d:  # the rest of N(0, I)
+            sigma = torch.full((d,), 1.0).index_fill(0, torch.arange(mixing.latent_dim), self.initial_scale)
         if pilot is not None and self._bootstraps():
             u = whitening.map.whiten(pilot.x).to(score_fn.dtype)
             points = Pilot(u, *pilot[1:]).thinned(MAX_POINTS // d)
@@ -442,8 +444,8 @@ class KSIVIApproximator(BaseApproximator):
             worst = int(last.excess.argmax())
             warnings.warn(
                 f"The training ended with coordinate {worst} of the whitened draws at {last.sd_ratio[worst]:.2f} "
-                f"times its standard deviation and its third moment changed by {last.third[worst]:+.2f}; the state of "
-                f"iteration {self.best_iter_} is kept. Raise `pilot_weight` or `batch_size`, or lower "
+                f"times its standard deviation and its third moment changed by {last.third[worst]:+.2f}; the "
+                f"state of iteration {self.best_iter_} is kept. Raise `pilot_weight` or `batch_size`, or lower "
                 "`learning_rate`.",
                 ConvergenceWarning,
                 stacklevel=4,

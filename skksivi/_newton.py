@@ -5,11 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from skksivi._affine import Affine
+from skksivi._affine import Affine, LowRank
 from skksivi._score import ScoreFunction
 
 #: Largest share of the decrement of a start at which a climb has arrived, for each feature.
 TOLERANCE = 1e-4
+
+#: Random signs by which a diagonal is estimated.
+N_PROBES = 128
 
 
 def jacobians(score_fn: ScoreFunction, x: Tensor) -> Tensor:
@@ -131,3 +134,119 @@ def _steps(score_fn: ScoreFunction, x: Tensor, p: Tensor, decrement: Tensor) -> 
         low, high = t.gather(1, last[:, None]), t.gather(1, last[:, None] + 1)
         t = low + (high - low) * torch.linspace(0, 1, 9, dtype=x.dtype, device=x.device)
     return step
+
+
+# Many dimensions
+
+
+def newton_cg(score_fn: ScoreFunction, x: Tensor, generator: torch.Generator, max_iter: int = 100) -> LowRank:
+    r"""Climb to a mode of many dimensions by products with the Jacobian; return it with the curvature there.
+
+    The Newton step comes from conjugate gradients that stop at negative curvature (Steihaug 1983). The map scales
+    each coordinate by the diagonal of :math:`-\nabla s`, estimated by random signs (Hutchinson 1989), then the
+    directions that Lanczos's iteration finds to stand out.
+
+    Parameters
+    ----------
+    score_fn : callable
+        The score, for float64 points.
+    x : Tensor of shape (d,), float64
+        Where to start.
+    generator : torch.Generator
+        Draws the signs.
+    max_iter : int, default=100
+
+    Raises
+    ------
+    ValueError
+        The climb left the region where the score is finite.
+    """
+    for _ in range(max_iter):
+        s = score_fn(x[None])[0].detach()
+        D = _diagonal_scale(score_fn, x, generator)
+        p = D * _conjugate_gradients(_scaled_curvature(score_fn, x, D), D * s)
+        decrement = s @ p
+        if not decrement > TOLERANCE * len(x):
+            break
+        step = _steps(score_fn, x[None], p[None], decrement[None])[0]
+        if step == 0:
+            break
+        x = x + step * p
+    D = _diagonal_scale(score_fn, x, generator)
+    lam, V = _lanczos(
+        lambda v: D * _curvature_times(score_fn, x, D * v), torch.randn(len(x), generator=generator).to(x)
+    )
+    if not (x.isfinite().all() and lam.isfinite().all()):
+        raise ValueError(
+            "The search for a mode left the region where `score_fn` is finite: it may have the wrong sign (it is the "
+            "gradient of log p, not of -log p) or belong to no proper density. Else set `init` to a point near a "
+            "mode, or `whiten` to None."
+        )
+    stands_out = (lam > 0) & (lam.log().abs() > 0.5)
+    return LowRank(x, D, V[:, stands_out].contiguous(), lam[stands_out].rsqrt())
+
+
+def _curvature_times(score_fn: ScoreFunction, x: Tensor, v: Tensor) -> Tensor:
+    """Return minus the Jacobian at x (d,) times each row of v (k, d), or times v (d,)."""
+    rows = x.expand(v.reshape(-1, len(x)).shape).clone().requires_grad_()
+    with torch.enable_grad():
+        s = score_fn(rows)
+        (product,) = torch.autograd.grad(s, rows, v.reshape(rows.shape))
+    return -product.view(v.shape)
+
+
+def _scaled_curvature(score_fn: ScoreFunction, x: Tensor, D: Tensor) -> ScoreFunction:
+    """Return the map v -> -D J D v."""
+    return lambda v: D * _curvature_times(score_fn, x, D * v)
+
+
+def _diagonal_scale(score_fn: ScoreFunction, x: Tensor, generator: torch.Generator) -> Tensor:
+    """Return about |diag(-J)|^(-1/2), shape (d,).
+
+    The diagonal of a matrix is estimated to within the sizes of its rows; so it is refined in its own units.
+    """
+    D = torch.ones_like(x)
+    for _ in range(3):
+        signs = torch.randint(2, (N_PROBES, len(x)), generator=generator, device=x.device).to(x) * 2 - 1
+        product = D * _curvature_times(score_fn, x, D * signs)
+        diagonal, row = (signs * product).mean(0).abs(), product.square().mean(0).sqrt()
+        D = D * torch.maximum(diagonal, 0.1 * row).clamp_min(torch.finfo(x.dtype).tiny ** 0.5).rsqrt()
+    return D
+
+
+def _conjugate_gradients(times: ScoreFunction, b: Tensor, max_iter: int = 50, tol: float = 0.1) -> Tensor:
+    """Return about the solution of A p = b, or where negative curvature was met, the step so far."""
+    p, r = torch.zeros_like(b), b
+    direction, rr = r, r @ r
+    for _ in range(max_iter):
+        product = times(direction)
+        curvature = direction @ product
+        if not curvature > 0:
+            return p if p.any() else direction
+        step = rr / curvature
+        p, r = p + step * direction, r - step * product
+        rr, before = r @ r, rr
+        if rr < tol**2 * (b @ b):
+            break
+        direction = r + rr / before * direction
+    return p
+
+
+def _lanczos(times: ScoreFunction, start: Tensor, n_iter: int = 300) -> tuple[Tensor, Tensor]:
+    """Return Ritz values (k,) and vectors (d, k) that have converged, of a symmetric operator."""
+    basis, alphas, betas = [start / start.norm()], [], []
+    for _ in range(min(n_iter, len(start))):
+        w = times(basis[-1])
+        alphas.append(w @ basis[-1])
+        for _ in range(2):  # orthogonal to all before, to rounding
+            Q = torch.stack(basis, 1)
+            w = w - Q @ (Q.mT @ w)
+        betas.append(w.norm())
+        if betas[-1] < 1e-10:
+            break
+        basis.append(w / betas[-1])
+    n = len(alphas)
+    off = torch.stack(betas[: n - 1]) if n > 1 else start.new_empty(0)
+    lam, W = torch.linalg.eigh(torch.diag(torch.stack(alphas)) + torch.diag(off, 1) + torch.diag(off, -1))
+    converged = (betas[n - 1] * W[-1]).square() < 0.01 * lam.abs()  # a value is off by the square of its residual
+    return lam[converged], torch.stack(basis[:n], 1) @ W[:, converged]

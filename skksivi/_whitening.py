@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from skksivi._affine import Affine, Identity, WhitenedScore
-from skksivi._newton import saddle_free_newton
+from skksivi._newton import newton_cg, saddle_free_newton
 from skksivi._pilot import (
     Modes,
     Pilot,
@@ -27,7 +27,7 @@ from skksivi._score import Score, ScoreFunction
 #: The rules that find a map.
 WHITENINGS = ("auto", "bam", "laplace")
 
-#: Features beyond which coordinates are left as they are: a Newton step costs O(d^3).
+#: Features beyond which the map is diagonal plus low rank, by the curvature at a mode: a Newton step costs O(d^3).
 MAX_FEATURES = 1000
 
 #: Points around the origin, and around the best mode, from which modes are searched.
@@ -46,7 +46,7 @@ class Whitening:
 
     Attributes
     ----------
-    map : Affine or Identity
+    map : Affine, LowRank or Identity
     modes : ndarray of shape (n_modes, d)
         Modes found, best first; none where the map was given.
     weights : ndarray of shape (n_modes,)
@@ -75,8 +75,9 @@ class Whitening:
 
     @property
     def L(self) -> np.ndarray:  # noqa: N802
-        """The lower triangular factor of the covariance, shape (d, d)."""
-        return self.map.L.cpu().numpy()
+        """The factor of the covariance, shape (d, d); lower triangular up to 1,000 features."""
+        m = self.map.m
+        return self.map.unwhiten_direction(torch.eye(len(m), dtype=m.dtype, device=m.device)).mT.cpu().numpy()
 
     @property
     def condition(self) -> float:
@@ -124,11 +125,14 @@ def find_whitening(
     """
     d = score_fn.n_features
     starts = _starts(init, score_fn)
-    if whiten is None or (isinstance(whiten, str) and d > MAX_FEATURES):
+    if whiten is None:
         return Whitening(Identity(), *_report(None, d)), None
     if not isinstance(whiten, str):
         return Whitening(_given(whiten, score_fn), *_report(None, d)), None
     double = Counted(score_fn.double)
+    if d > MAX_FEATURES:
+        many = newton_cg(double, starts[0], generator)
+        return Whitening(many, many.m.cpu().numpy()[None], np.ones(1), double.n_calls), None
     if whiten != "auto":
         found = Modes([laplace(double, starts[0])], starts.new_ones(1))
         map_ = found.maps[0] if whiten == "laplace" else batch_and_match(double, found.maps[0], generator)

@@ -37,7 +37,7 @@ from reference import waveform_target
 from torch import nn
 
 from skksivi import KSIVIApproximator
-from skksivi._families import gaussian_layer
+from skksivi._families import Normal, gaussian_layer
 from skksivi._stein import GRADIENT_ESTIMATORS
 from skksivi._training import by_autograd, minimise
 from skksivi.kernels import Gaussian
@@ -241,9 +241,8 @@ def plain(target, n, own, device, estimator="vanilla"):
     generator = torch.Generator(device).manual_seed(0)
     family = gaussian_layer(
         target.n_features,
-        latent_dim=settings["latent_dim"],
         hidden_layer_sizes=settings["hidden_layer_sizes"],
-        mixing="normal",
+        mixing=Normal(settings["latent_dim"]),
         linear_skip=False,
         scale="constant",
         initial_scale=settings["initial_scale"],
@@ -269,7 +268,7 @@ def plain(target, n, own, device, estimator="vanilla"):
             max_grad_norm=None,
             ema_decay=None,
             annealing=None,
-            plateau=None,
+            watch=None,
         )
 
     return run

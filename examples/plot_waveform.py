@@ -20,7 +20,7 @@ from skksivi.metrics import sliced_wasserstein
 from skksivi.targets import BayesianLogisticRegression
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--max-iter", type=int, default=5000)
+parser.add_argument("--max-iter", type=int, default=2000)
 parser.add_argument("--output", help="write the figure to this file instead of showing it")
 args, _ = parser.parse_known_args()
 

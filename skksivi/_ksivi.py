@@ -57,37 +57,52 @@ class KSIVIApproximator(BaseApproximator):
 
     Parameters
     ----------
-    kernel : {"gaussian", "imq", "laplace", "riesz"} or Kernel, default="imq"
+    kernel : {"gaussian", "imq", "laplace", "riesz"} or Kernel, default="gaussian"
         The kernel k, by name or as an object of `skksivi.kernels`.
-    bandwidth : float or "median", default=None
-        Width of the kernel in whitened units; None leaves it to `kernel`, whose default is the median heuristic.
+    bandwidth : float, "median", "auto" or None, default="auto"
+        Width of the kernel in whitened units. "auto" is :math:`\sqrt{d} / 2` where `kernel` is a name and coordinates
+        are whitened; else, and with None, it is left to `kernel`, whose default is the median heuristic.
     gradient_estimator : {"u-statistic", "vanilla"}, default="u-statistic"
         All pairs within one batch (Algorithm 2), or between two batches (Algorithm 1), which takes twice as many
         draws and score evaluations an iteration.
     latent_dim : int, default=None
-        Dimension of z; None means that of x up to 100.
+        Dimension of z; None means that of x, with normal mixing up to 100.
     hidden_layer_sizes : sequence of int, default=(100, 100)
         Widths of the hidden layers of the network, without input and output.
-    mixing : {"normal"}, default="normal"
-        The mixing distribution q(z).
+    mixing : {"auto", "normal", "pilot"}, default="auto"
+        The mixing distribution q(z): the standard normal, or a smoothed bootstrap of the points that whiten="auto"
+        has left near the target, so that training starts from their tails and modes. "auto" takes the latter where
+        there are such points, `latent_dim` is None and `linear_skip` is set.
     linear_skip : bool, default=True
         Whether :math:`\mu(z) = A z + \mathrm{NN}(z)` with a network that starts at zero, so that training starts at
-        N(0, I) in u when `latent_dim` is the dimension of x. Without it the network starts at random.
+        the pilot's points or at N(0, I) in u. Without it the network starts at random.
     scale : {"constant", "network"}, default="constant"
         Whether :math:`\sigma` is one vector, as in the paper's experiments, or a network of z.
-    initial_scale : float, default=0.5
-        Start of :math:`\sigma` (not of its logarithm), in whitened units.
+    initial_scale : float, default=0.25
+        Start of :math:`\sigma` (not of its logarithm), in whitened units; of several modes, in units of one mode.
     min_scale : float, default=1e-3
         Floor of :math:`\sigma`, in whitened units: :math:`\sigma^2 = e^a + \text{min\_scale}^2`.
-    whiten : {"laplace"}, (m, L) or None, default="laplace"
-        The affine map x = m + L u in whose coordinates u the family is trained. "laplace" takes the mode and the
-        curvature there, found from scores alone from the origin on (up to 1,000 features, none beyond); a pair of
-        a vector and a lower triangular matrix is used as it is; None trains in x, as in the paper.
+    whiten : {"auto", "bam", "laplace"}, (m, L) or None, default="auto"
+        The affine map x = m + L u in whose coordinates u the family is trained, found from scores alone. "laplace"
+        takes the mode above the origin and the curvature there; "bam" goes on from it with a Gaussian fitted by
+        batch and match; "auto" searches for modes, runs short Langevin chains around each (the pilot) and takes
+        their mean and covariance. A pair of a vector and a lower triangular matrix is used as it is; None trains in
+        x, as in the paper. Beyond 1,000 features all three names mean the curvature at the mode as a diagonal and a
+        few directions.
+    init : array-like of shape (n_features,) or (k, n_features), default=None
+        Where the search for modes starts. None means the origin and, with whiten="auto", points scattered around it
+        on scales from 1 to 100.
+    whiten_budget : int, default=400_000
+        Points at which whiten="auto" is to evaluate the score, about; it sets the number of chains. Chains that do
+        not settle, or mix slowly, take up to three times as many.
+    pilot_weight : float, default=1.0
+        Weight of the penalty that holds the first three moments of the draws to the pilot's, which the discrepancy
+        hardly sees in the tails; zero for none.
     batch_size : int, default=128
         The N of the estimator, at least 2.
-    max_iter : int, default=5000
+    max_iter : int, default=2000
         Iterations of the optimiser.
-    learning_rate : float, default=1e-3
+    learning_rate : float, default=2e-3
         Step size of Adam.
     learning_rate_decay : (factor, every), "cosine" or None, default="cosine"
         Multiply the rate by `factor` after each `every` iterations, or lower it to zero along a cosine.
@@ -119,12 +134,18 @@ class KSIVIApproximator(BaseApproximator):
     ----------
     family_ : Module
         The fitted family, in the whitened coordinates u.
-    whitening_ : (m, L)
-        The map x = m + L u.
+    whitening_ : Whitening
+        The map x = m + L u and how it was found: `m`, `L`, `condition`, `modes`, `weights`, `n_score_calls`,
+        `settled`, and the pilot's `mean`, `mean_se` (standard errors) and `sd`.
     loss_curve_ : ndarray of shape (`n_iter_`,)
         The estimate of KSD^2 at each iteration, under the training kernel.
     ksd_curve_ : ndarray
-        The fixed-kernel discrepancy, each 100 iterations; empty without `tol`.
+        The fixed-kernel discrepancy, each 500 iterations; of a fit that starts at a pilot the start too. Empty
+        without a pilot and `tol`.
+    best_iter_ : int
+        The iteration whose state was kept: of a fit that starts at a pilot that with the smallest fixed-kernel
+        discrepancy of those whose moments stayed near the start's, zero if training has not improved on the start;
+        else the last.
     engine_ : {"eager", "cuda graph"}
         Whether training steps ran operation by operation, or on a GPU as one recorded graph.
     n_iter_ : int
@@ -206,8 +227,8 @@ class KSIVIApproximator(BaseApproximator):
         whiten_budget: int = 400_000,
         pilot_weight: float = 1.0,
         batch_size: int = 128,
-        max_iter: int = 3000,
-        learning_rate: float = 1e-3,
+        max_iter: int = 2000,
+        learning_rate: float = 2e-3,
         learning_rate_decay: tuple[float, int] | str | None = "cosine",
         betas: tuple[float, float] = (0.9, 0.99),
         annealing: Callable[[float], float] | str | None = None,

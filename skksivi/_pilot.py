@@ -30,11 +30,14 @@ MAX_CLIMB = 60
 #: Metropolis steps from one state of a chain that is kept to the next.
 KEEP_EVERY = 3
 
-#: Rounds of Metropolis steps after which chains that have not settled are left as they are.
-MAX_ROUNDS = 4
+#: The most rounds of Metropolis steps, and the standard error of the means, in sd, at which they end before.
+MAX_ROUNDS, ENOUGH = 4, 0.02
 
 #: Draws by which Gaussians are compared.
 N_COMPARED = 32
+
+#: Points of a pilot below which a mode does not count as one.
+MIN_POINTS_OF_MODE = 20
 
 #: Share of the target below which a mode is left out.
 MIN_WEIGHT = 1e-3
@@ -53,7 +56,7 @@ class Pilot(NamedTuple):
     Attributes
     ----------
     x : Tensor of shape (n, d)
-        Points, those of one mode after those of another.
+        Points, sorted by the mode they are near.
     n_of_mode : list of int
         How many belong to each.
     mean_se : Tensor of shape (d,)
@@ -337,31 +340,41 @@ def find_pilot(score_fn: ScoreFunction, modes: Modes, generator: torch.Generator
     modes : Modes
     generator : torch.Generator
     budget : int
-        Points at which the score may be evaluated, which sets the number of chains; chains that do not settle take
-        up to four times as many.
+        Points at which the score may be evaluated, which sets the number of chains; chains that do not settle, or
+        mix slowly, take up to three times as many.
     """
     n_chains = min(max(budget // (N_LANGEVIN + 3 * N_METROPOLIS), MIN_CHAINS), MAX_CHAINS)
-    shares = [max(MIN_CHAINS_OF_MODE, round(n_chains * w)) for w in modes.weights.tolist()]
-    ensembles = [_explore(score_fn, mode, n, generator) for mode, n in zip(modes.maps, shares, strict=True)]
-    points = [kept.transpose(0, 1).flatten(0, 1) for kept in ensembles]
-    share = min(len(p) / w for p, w in zip(points, modes.weights.tolist(), strict=True))
-    n_of_mode = [int(share * w) for w in modes.weights.tolist()]
-    chosen = [_some(p, n, generator) for p, n in zip(points, n_of_mode, strict=True)]
-    variances = [w**2 * e.mean(0).var(0) / e.shape[1] for w, e in zip(modes.weights, ensembles, strict=True)]
-    return Pilot(
-        torch.cat(chosen), n_of_mode, torch.stack(variances).sum(0).sqrt(), all(_settled(e) for e in ensembles)
-    )
-
-
-def _explore(score_fn: ScoreFunction, mode: Affine, n: int, generator: torch.Generator) -> Tensor:
-    """Return the points (n_kept, n, d) of n chains that started around one mode."""
-    q = _start(score_fn, mode, generator)
-    chains = langevin(score_fn, Ensemble(q.unwhiten(_normal(n, q.m, generator)), q.L), generator)
+    weights = modes.weights.tolist()
+    ensembles = [
+        langevin(score_fn, _start(score_fn, mode, max(MIN_CHAINS_OF_MODE, round(n_chains * w)), generator), generator)
+        for mode, w in zip(modes.maps, weights, strict=True)
+    ]
+    kept: list[Tensor] = []
     for _ in range(MAX_ROUNDS):
-        kept, chains = metropolis(score_fn, chains, generator)
-        if _settled(kept):
+        rounds = [metropolis(score_fn, e, generator) for e in ensembles]
+        latest, ensembles = [r[0] for r in rounds], [r[1] for r in rounds]
+        settled = _settled(latest, modes.weights)
+        kept = [torch.cat(pair) for pair in zip(kept, latest, strict=True)] if kept and settled else latest
+        mean_se, sd = _standard_error(kept, modes.weights), _moments(kept, modes.weights)[1]
+        if settled and (mean_se / sd).max() < ENOUGH:
             break
-    return kept
+    points = [k.flatten(0, 1) for k in kept]
+    share = min(len(p) / w for p, w in zip(points, weights, strict=True))
+    x = torch.cat([_some(p, int(share * w), generator) for p, w in zip(points, weights, strict=True)])
+    return Pilot(*_by_mode(x, modes.maps), mean_se, settled)
+
+
+def _by_mode(x: Tensor, maps: Sequence[Affine]) -> tuple[Tensor, list[int]]:
+    """Return the points sorted by the Gaussian they most likely come from, chains may have crossed over, and counts.
+
+    The Gaussian of a mode that has hardly a point is left out.
+    """
+    distances = [a.whiten(x).square().sum(1) + 2 * a.log_determinant() for a in maps]
+    nearest = torch.stack(distances).argmin(0)
+    counts = nearest.bincount(minlength=len(maps))
+    if len(maps) > 1 and counts.min() < MIN_POINTS_OF_MODE:
+        return _by_mode(x, [a for a, n in zip(maps, counts.tolist(), strict=True) if n >= MIN_POINTS_OF_MODE])
+    return x[nearest.argsort()], counts.tolist()
 
 
 def _some(points: Tensor, n: int, generator: torch.Generator) -> Tensor:
@@ -369,8 +382,8 @@ def _some(points: Tensor, n: int, generator: torch.Generator) -> Tensor:
     return points[torch.randperm(len(points), generator=generator, device=points.device)[:n]]
 
 
-def _start(score_fn: ScoreFunction, mode: Affine, generator: torch.Generator) -> Affine:
-    """Return the better Gaussian of the one at the mode and the one fitted from there."""
+def _start(score_fn: ScoreFunction, mode: Affine, n: int, generator: torch.Generator) -> Ensemble:
+    """Return n chains drawn from the better Gaussian of the one at the mode and the one fitted from there."""
     candidates = [mode]
     if len(mode.m) <= MAX_MATCHED_FEATURES:
         candidates.append(batch_and_match(score_fn, mode, generator))
@@ -378,15 +391,31 @@ def _start(score_fn: ScoreFunction, mode: Affine, generator: torch.Generator) ->
     while max(bounds) == -math.inf:  # too wide for finite scores
         candidates = [Affine(q.m, q.L / 2) for q in candidates]
         bounds = [lower_bound(score_fn, q, mode.m, generator) for q in candidates]
-    return candidates[bounds.index(max(bounds))]
+    q = candidates[bounds.index(max(bounds))]
+    return Ensemble(q.unwhiten(_normal(n, q.m, generator)), q.L)
 
 
-def _settled(kept: Tensor) -> bool:
+def _moments(kept: Sequence[Tensor], weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation (d,) of chains (n_kept, n, d) of several modes, weighted."""
+    mean = sum(w * k.mean((0, 1)) for w, k in zip(weights, kept, strict=True))
+    variance = sum(w * (k - mean).square().mean((0, 1)) for w, k in zip(weights, kept, strict=True))
+    return mean, variance.sqrt()
+
+
+def _standard_error(kept: Sequence[Tensor], weights: Tensor) -> Tensor:
+    """Return the standard error (d,) of the weighted mean; chains are independent."""
+    variances = [w**2 * k.mean(0).var(0) / k.shape[1] for w, k in zip(weights, kept, strict=True)]
+    return torch.stack(variances).sum(0).sqrt()
+
+
+def _settled(kept: Sequence[Tensor], weights: Tensor) -> bool:
     """Tell whether the halves of the kept chains agree in mean and scale, within the noise of that many chains."""
-    early, late = (half.flatten(0, 1) for half in kept.chunk(2))
-    shift = (early.mean(0) - late.mean(0)).abs() / late.std(0)
-    stretch = (early.std(0) / late.std(0)).log().abs()
-    return bool(torch.maximum(shift, stretch).max() < 3 / math.sqrt(kept.shape[1]))
+    (early, early_sd), (late, late_sd) = (
+        _moments(half, weights) for half in zip(*(k.chunk(2) for k in kept), strict=True)
+    )
+    apart = torch.maximum((early - late).abs() / late_sd, (early_sd / late_sd).log().abs()).max()
+    n, d = sum(k.shape[1] for k in kept), kept[0].shape[2]
+    return bool(apart < (0.5 + math.sqrt(2 * math.log(2 * d))) / math.sqrt(n))
 
 
 def covariance_root(x: Tensor) -> Tensor:

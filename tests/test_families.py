@@ -1,6 +1,8 @@
 """Semi-implicit families: their scores, densities and start, against autograd and torch.distributions."""
 
+import copy
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skksivi._families import gaussian_layer
+from skksivi._families import Bootstrap, Normal, gaussian_layer
 
 REPEATABLE = settings(derandomize=True, deadline=None, max_examples=15)
 SHAPES = {"n_features": st.integers(1, 4), "latent_dim": st.integers(1, 5), "seed": st.integers(0, 10**6)}
@@ -19,11 +21,10 @@ def generator(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-def start(n_features=2, seed=0, **options):
+def start(n_features=2, seed=0, latent_dim=None, **options):
     defaults = {
-        "latent_dim": n_features,
         "hidden_layer_sizes": (7,),
-        "mixing": "normal",
+        "mixing": Normal(latent_dim or n_features),
         "linear_skip": True,
         "scale": "constant",
         "initial_scale": 0.5,
@@ -50,8 +51,7 @@ def test_score_of_a_draw_is_the_gradient_of_its_conditional_log_density(
 ):
     family = trained(n_features, seed, scale=scale, linear_skip=linear_skip, latent_dim=latent_dim)
     draw = family.draw(6, generator(seed))
-    noise = torch.randn(6 * (latent_dim + n_features), generator=generator(seed), dtype=torch.float64)
-    z = noise[: 6 * latent_dim].view(6, latent_dim)
+    z = family.draw_latent(6, generator(seed))
     x = draw.x.detach().requires_grad_()
     (score,) = torch.autograd.grad(family.log_prob(x, z).diagonal().sum(), x)
     torch.testing.assert_close(draw.score, score, rtol=1e-8, atol=1e-8)
@@ -132,6 +132,85 @@ def test_network_without_hidden_layers_is_affine(scale):
     torch.testing.assert_close(family.mean(z).sum(0) / 3, family.mean(z.mean(0, keepdim=True))[0])
 
 
+@every_scale
+def test_start_has_a_scale_for_each_feature(scale):
+    sigma = torch.tensor([0.1, 0.5, 0.9]).double()
+    family = start(3, scale=scale, initial_scale=sigma)
+    actual = family.sigma(family.draw_latent(20, generator()))
+    torch.testing.assert_close(actual, sigma.expand_as(actual), rtol=1e-6, atol=0)
+    x = family.draw(40_000, generator()).x.detach()
+    eye = torch.eye(3).double()
+    assert ((x.mT.cov() - eye).abs() < 4 * ((1 + eye) / len(x)).sqrt()).all()
+
+
+# The bootstrap as mixing distribution
+
+
+N_OF_MODE = [30, 70]
+
+
+def two_clouds(d=2):
+    x = torch.randn(100, d, generator=generator(5), dtype=torch.float64) * (1 + torch.arange(d))
+    return torch.cat([x[:30] - 100, 0.1 * x[30:] + 100])
+
+
+@pytest.mark.parametrize("jitter", [0.05, 0.2, 0.9])
+def test_a_bootstrap_has_the_mean_and_covariance_of_each_cloud(jitter):
+    """Four standard errors over the draws; those of a covariance from the spread of its products."""
+    points, n = two_clouds(), 200_000
+    z = Bootstrap(points, N_OF_MODE, jitter)(n, points, generator())
+    of_first = z[:, 0] < 0
+    assert abs(of_first.double().mean() - 0.3) < 4 * math.sqrt(0.3 * 0.7 / n)
+    for part, own in zip(points.split(N_OF_MODE), (z[of_first], z[~of_first]), strict=True):
+        covariance = part.mT.cov(correction=0)
+        assert ((own.mean(0) - part.mean(0)).abs() < 4 * (covariance.diagonal() / len(own)).sqrt()).all()
+        centred = own - part.mean(0)
+        products = centred[:, :, None] * centred[:, None]
+        margin = 4 * products.std(0) / math.sqrt(len(own))
+        assert ((products.mean(0) - covariance).abs() < margin).all()
+
+
+def test_a_bootstrap_without_jitter_returns_its_points():
+    points = two_clouds()
+    z = Bootstrap(points, N_OF_MODE, 0.0)(5000, points, generator())
+    assert {tuple(row) for row in z.tolist()} == {tuple(row) for row in points.tolist()}
+
+
+def test_a_bootstrap_of_single_precision_draws_what_the_double_one_does():
+    points = two_clouds()
+    double, single = Bootstrap(points, N_OF_MODE), Bootstrap(points.float(), N_OF_MODE)
+    a, b = double(50, points, generator()), single(50, points.float(), generator())
+    assert (a.dtype, b.dtype) == (torch.float64, torch.float32)
+    torch.testing.assert_close(b.double(), a, rtol=1e-5, atol=1e-4)
+
+
+def test_a_bootstrap_is_kept_by_copies_pickles_and_conversion():
+    points = two_clouds().float()
+    mixing = Bootstrap(points, N_OF_MODE)
+    expected = mixing(20, points, generator())
+    for again in (copy.deepcopy(mixing), pickle.loads(pickle.dumps(mixing))):  # noqa: S301
+        assert torch.equal(again(20, points, generator()), expected)
+        assert again.latent_dim == 2
+    double = copy.deepcopy(mixing).double()
+    torch.testing.assert_close(double(20, points, generator()), expected)
+    assert double(20, points.double(), generator()).dtype == torch.float64
+    assert not list(mixing.parameters())
+
+
+@every_scale
+@pytest.mark.parametrize("sigma", [0.1, 0.5])
+def test_a_start_on_whitened_points_has_their_mean_and_covariance(scale, sigma):
+    """E z z^T = I, and with it E x x^T; the points have bounded fourth moments."""
+    points = torch.randn(500, 3, generator=generator(5), dtype=torch.float64).exp()
+    u = torch.linalg.solve(torch.linalg.cholesky(points.mT.cov(correction=0)), (points - points.mean(0)).mT).mT
+    family = start(3, mixing=Bootstrap(u, [500]), scale=scale, initial_scale=sigma)
+    x = family.draw(100_000, generator()).x.detach()
+    products = x[:, :, None] * x[:, None]
+    assert (x.mean(0).abs() < 4 / math.sqrt(len(x))).all()
+    eye = torch.eye(3).double()
+    assert ((products.mean(0) - eye).abs() < 4 * products.std(0) / math.sqrt(len(x))).all()
+
+
 LAYERS = [{"linear_skip": skip, "scale": scale} for skip in (True, False) for scale in ("constant", "network")]
 
 
@@ -140,9 +219,8 @@ def test_pullback_equals_autograd_through_the_draw(options):
     """The same noise, once by hand and once by automatic differentiation of x and the conditional score."""
     family = gaussian_layer(
         3,
-        latent_dim=2,
         hidden_layer_sizes=(5, 4),
-        mixing="normal",
+        mixing=Normal(2),
         initial_scale=0.7,
         min_scale=0.1,
         generator=torch.Generator().manual_seed(0),
@@ -156,8 +234,9 @@ def test_pullback_equals_autograd_through_the_draw(options):
     with torch.no_grad():
         draw, pullback = family.draw_with_pullback(6, torch.Generator().manual_seed(3))
         pullback(dx, dc)
-    noise = torch.randn(6 * 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    z, xi = noise[:12].view(6, 2), noise[12:].view(6, 3)
+    same = torch.Generator().manual_seed(3)
+    z = family.draw_latent(6, same)
+    xi = torch.empty(6, 3, dtype=torch.float64).normal_(generator=same)
     sigma = family.sigma(z)
     x, c = family.mean(z) + sigma * xi, -xi / sigma
     torch.testing.assert_close(draw.x, x.detach())

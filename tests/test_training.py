@@ -1,11 +1,21 @@
 """The optimisation loop."""
 
+from typing import NamedTuple
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from skksivi._training import Plateau, by_autograd, flatten, learning_rate_factor, minimise, swapped, unflatten
+from skksivi._training import (
+    Watch,
+    by_autograd,
+    flatten,
+    learning_rate_factor,
+    minimise,
+    swapped,
+    unflatten,
+)
 
 SETTINGS = {
     "max_iter": 200,
@@ -15,7 +25,7 @@ SETTINGS = {
     "max_grad_norm": None,
     "ema_decay": None,
     "annealing": None,
-    "plateau": None,
+    "watch": None,
 }
 
 
@@ -120,12 +130,105 @@ def test_the_loss_falls_and_is_recorded():
     assert result.losses[-1] < 1e-3 * result.losses[0]
 
 
-def test_a_plateau_is_told_from_progress():
-    falling = iter(np.linspace(1, 0, 11))
-    plateau = Plateau(lambda module: next(falling), tol=0.01, patience=300)
-    assert not any(plateau.reached(nn.Identity(), t) for t in range(100, 1100, 100))
-    flat = Plateau(lambda module: 1.0, tol=0.01, patience=300)
-    assert [flat.reached(nn.Identity(), t) for t in (100, 200, 300, 400)] == [False, False, False, True]
+class Report(NamedTuple):
+    accepted: bool
+
+
+def judge_of(values, accepted=None):
+    """A judge that gives one value after the other, whatever the module."""
+    reports = iter(accepted or [True] * len(values))
+    values = iter(values)
+    return lambda module: (next(values), Report(next(reports)))
+
+
+def states(module, watch, n):
+    """Let `watch` look at n states of a module whose parameter is the iteration; tell when it would stop."""
+    stops = []
+    for t in range(100, 100 * (n + 1), 100):
+        module.value.data.fill_(t)
+        stops.append(watch.look(module, t))
+    return stops
+
+
+@pytest.fixture
+def holder():
+    module = nn.Module()
+    module.value = nn.Parameter(torch.zeros(()))
+    return module
+
+
+def test_a_plateau_is_told_from_progress(holder):
+    falling = Watch(judge_of(np.linspace(1, 0, 11)), tol=0.01, patience=300)
+    assert not any(states(holder, falling, 10))
+    flat = Watch(judge_of([1.0] * 4), tol=0.01, patience=300)
+    assert states(holder, flat, 4) == [False, False, False, True]
+
+
+def test_progress_is_counted_from_the_last_that_was_made(holder):
+    """Falls below the share `tol` of the mark add up to progress."""
+    slow = Watch(judge_of(0.995 ** np.arange(20)), tol=0.01, patience=300)
+    assert not any(states(holder, slow, 20))
+    rising = Watch(judge_of([1.0, 0.5, 2.0, 3.0, 4.0]), tol=0.01, patience=300)
+    assert states(holder, rising, 5) == [False, False, False, False, True]
+
+
+def test_without_a_tolerance_a_watch_never_stops(holder):
+    watch = Watch(judge_of(range(50)), tol=None, patience=1)
+    assert not any(states(holder, watch, 50))
+    assert watch.values == list(range(50))
+
+
+def test_the_best_admissible_state_is_brought_back(holder):
+    values, accepted = [3.0, 2.0, 0.0, 2.5, -1.0], [True, True, False, True, False]
+    watch = Watch(judge_of(values, accepted), tol=None, patience=1, keeps_best=True)
+    states(holder, watch, 5)
+    assert watch.restore(holder) == 200
+    assert holder.value.item() == 200
+    assert watch.last == Report(False)
+
+
+def test_without_a_state_to_keep_the_last_one_stays(holder):
+    for watch in (
+        Watch(judge_of([1.0, 2.0]), tol=None, patience=1),
+        Watch(judge_of([1.0, 2.0], [False, False]), tol=None, patience=1, keeps_best=True),
+        Watch(judge_of([np.inf, np.nan]), tol=None, patience=1, keeps_best=True),
+    ):
+        states(holder, watch, 2)
+        assert watch.restore(holder) == 200
+        assert holder.value.item() == 200
+
+
+def test_a_kept_state_is_a_copy(holder):
+    watch = Watch(judge_of([1.0]), tol=None, patience=1, keeps_best=True)
+    states(holder, watch, 1)
+    holder.value.data.fill_(-1)
+    watch.restore(holder)
+    assert holder.value.item() == 100
+
+
+def test_the_watch_sees_the_average_each_so_often_and_at_the_end():
+    module, seen = network(), []
+
+    def judge(module):
+        seen.append(torch.cat([p.detach().flatten() for p in module.parameters()]))
+        return float(len(seen)), Report(True)
+
+    watch = Watch(judge, tol=None, patience=1, every=40)
+    result = run(module, quadratic(module), max_iter=100, ema_decay=0.9, watch=watch)
+    assert result.monitored.tolist() == [1.0, 2.0, 3.0]  # after 40, 80 and 100 iterations
+    torch.testing.assert_close(seen[-1], torch.cat([p.detach().flatten() for p in module.parameters()]))
+
+
+def test_the_watch_ends_the_loop_and_its_best_state_returns():
+    module = network()
+    watch = Watch(judge_of([2.0, 1.0, 3.0, 4.0, 5.0]), tol=0.0, patience=20, every=10, keeps_best=True)
+    result = run(module, quadratic(module), max_iter=1000, watch=watch)
+    assert len(result.losses) == 40
+    assert watch.restore(module) == 20
+    shorter = network()
+    run(shorter, quadratic(shorter), max_iter=20)
+    for p, q in zip(module.parameters(), shorter.parameters(), strict=True):
+        torch.testing.assert_close(p, q)
 
 
 def test_a_loss_that_is_not_finite_names_its_iteration():

@@ -1,0 +1,89 @@
+"""Scores of targets whose moments are known, written plainly."""
+
+import math
+
+import torch
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def origin(d):
+    return torch.zeros(d, dtype=torch.float64)
+
+
+def triangular(d, log10_condition, seed):
+    """A lower triangular matrix with a positive diagonal, of scales spread over the root of a condition number."""
+    scales = 10 ** (log10_condition / 2 * (torch.linspace(0, 1, d, dtype=torch.float64) - 0.5))
+    return scales[:, None] * (torch.eye(d, dtype=torch.float64) + normal(d, d, seed=seed).tril(-1) / d)
+
+
+class Gaussian:
+    """N(mean, V diag(lam) V^T) with eigenvalues spread over `condition`."""
+
+    def __init__(self, d, log10_condition, size, seed):
+        self.mean = size * normal(d, seed=seed) / normal(d, seed=seed).norm()
+        self.V = torch.linalg.qr(normal(d, d, seed=seed + 1)).Q
+        self.lam = 10 ** (log10_condition * (torch.linspace(0, 1, d, dtype=torch.float64) - 0.5))
+
+    def score_fn(self, x):
+        return -(((x - self.mean.to(x)) @ self.V.to(x)) / self.lam.to(x)) @ self.V.to(x).mT
+
+    def standardise(self, v):
+        """Lam^(-1/2) V^T v, of unit covariance for a draw v; v of shape (d, ...)."""
+        return (self.V / self.lam.sqrt()).mT @ v
+
+
+class Mixture:
+    """Normals with weights (k,), means (k, d) and standard deviations (k,)."""
+
+    def __init__(self, weights, means, sds):
+        self.weights, self.means, self.sds = (torch.tensor(a, dtype=torch.float64) for a in (weights, means, sds))
+
+    def log_prob(self, x):
+        weights, means, sds = (a.to(x) for a in (self.weights, self.means, self.sds))
+        d = x.shape[-1]
+        squared = (x[..., None, :] - means).square().sum(-1) / sds**2
+        return (weights.log() - d * sds.log() - squared / 2).logsumexp(-1) - d / 2 * math.log(2 * math.pi)
+
+    def score_fn(self, x):
+        weights, means, sds = (a.to(x) for a in (self.weights, self.means, self.sds))
+        r = x[..., None, :] - means
+        shares = (weights.log() - x.shape[-1] * sds.log() - r.square().sum(-1) / sds**2 / 2).softmax(-1)
+        return -(shares[..., None] * r / sds[:, None] ** 2).sum(-2)
+
+    def shares_of(self, x):
+        """The shares of the points x (n, d) nearest to each mean."""
+        nearest = torch.cdist(torch.as_tensor(x).double(), self.means).argmin(1)
+        return torch.bincount(nearest, minlength=len(self.means)) / len(x)
+
+
+ANGLES = [k * math.pi / 4 for k in range(8)]
+PAIR = Mixture([0.5, 0.5], [[-3.0, 0.0], [3.0, 0.0]], [1.0, 1.0])
+UNEQUAL = Mixture([0.8, 0.2], [[-6.0, 0.0], [6.0, 3.0]], [0.5, 2.0])
+RING = Mixture([1 / 8] * 8, [[10 * math.cos(t), 10 * math.sin(t)] for t in ANGLES], [1.0] * 8)
+
+#: Shape of the log-Gamma target.
+SHAPE = 1.5
+
+
+def log_gamma_score(x):
+    """Of independent x_i = log G_i with G_i of Gamma(1.5): skewed to the left."""
+    return SHAPE - x.exp()
+
+
+def log_gamma_draws(n, d, seed=0):
+    """Gamma(1.5) is half of chi-square with three degrees of freedom."""
+    return (normal(3, n, d, seed=seed).square().sum(0) / 2).log()
+
+
+def student_score(x, df=5.0):
+    """Of Student's t, of covariance df / (df - 2) I."""
+    return -(df + x.shape[-1]) * x / (df + x.square().sum(-1, keepdim=True))
+
+
+def pushed(score_fn, A, b):
+    """The score of A x + b for x with this score."""
+    inverse = torch.linalg.inv(A)
+    return lambda y: score_fn((y - b.to(y)) @ inverse.to(y).mT) @ inverse.to(y)

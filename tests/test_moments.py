@@ -1,0 +1,112 @@
+"""Moments that hold a fit: the gradient is that of the formula, departures are counted coordinate by coordinate."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plain_targets import normal
+
+from skksivi._moments import MomentPenalty, departure, moments
+
+REPEATABLE = settings(derandomize=True, deadline=None, max_examples=15)
+SEEDS = st.integers(0, 10**6)
+
+
+def penalty(u, target, weight):
+    """The formula, each moment written out."""
+    first = u.mean(0) - target.first
+    second = torch.einsum("ni,nj->ij", u, u) / len(u) - target.second
+    third = (u**3).mean(0) - target.third
+    return weight * (first.square().sum() + second.square().sum() / 2 + third.square().sum() / 15)
+
+
+def test_moments_are_plain_means():
+    u = normal(7, 3)
+    first, second, third = moments(u)
+    torch.testing.assert_close(first, sum(u) / 7)
+    torch.testing.assert_close(second, sum(row.outer(row) for row in u) / 7)
+    torch.testing.assert_close(third, sum(u**3) / 7)
+
+
+def test_the_weights_of_the_penalty_are_the_variances_under_the_standard_normal():
+    """Var u = 1, Var u_i u_j = 1 (2 on the diagonal), Var u^3 = 15: 60,000 draws leave 10% of the last."""
+    u = normal(60_000, 2)
+    assert (u.var(0) - 1).abs().max() < 0.05
+    assert ((u[:, 0] * u[:, 1]).var() - 1).abs() < 0.05
+    assert ((u**3).var(0) / 15 - 1).abs().max() < 0.2
+
+
+@REPEATABLE
+@given(n=st.integers(2, 30), d=st.integers(1, 4), weight=st.floats(0.1, 10), seed=SEEDS)
+def test_the_gradient_is_that_of_the_formula(n, d, weight, seed):
+    target = moments(normal(50, d, seed=seed))
+    u = normal(n, d, seed=seed + 1).requires_grad_()
+    (expected,) = torch.autograd.grad(penalty(u, target, weight), u)
+    actual = MomentPenalty(target, weight, memory=0.0).gradient(u.detach())
+    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_the_gradient_is_zero_at_the_moments_of_the_target():
+    u = normal(20, 3)
+    assert MomentPenalty(moments(u), 1.0).gradient(u[torch.randperm(20)]).abs().max() < 1e-14
+
+
+def test_the_first_gradient_remembers_the_target():
+    """The running averages start there, so that one batch moves them by 1 - memory."""
+    target, u = moments(normal(50, 3)), normal(20, 3, seed=1)
+    plain, damped = (MomentPenalty(target, 1.0, memory=m).gradient(u) for m in (0.0, 0.9))
+    torch.testing.assert_close(damped, 0.1 * plain)
+
+
+def test_the_running_averages_forget():
+    target, u = moments(normal(50, 3)), normal(20, 3, seed=1)
+    remembering = MomentPenalty(target, 1.0, memory=0.5)
+    for _ in range(60):
+        last = remembering.gradient(u)
+    torch.testing.assert_close(last, MomentPenalty(target, 1.0, memory=0.0).gradient(u))
+
+
+def test_the_target_is_left_as_it_was():
+    target = moments(normal(50, 3))
+    before = [a.clone() for a in target]
+    MomentPenalty(target, 1.0).gradient(normal(20, 3, seed=1))
+    assert all(a.equal(b) for a, b in zip(target, before, strict=True))
+
+
+# Departures
+
+
+START = normal(4000, 3)
+one = torch.tensor([0.0, 1.0, 0.0]).double()
+DEPARTURES = {
+    "the start itself": (START, True),
+    "a shift of 0.2": (START + 0.2 * one, True),
+    "a shift of 0.4": (START + 0.4 * one, False),  # the third moment changes by 1.2 + 0.064
+    "9% wider in one coordinate": (START * (1 + 0.09 * one), True),
+    "12% wider in one coordinate": (START * (1 + 0.12 * one), False),
+    "12% narrower in one coordinate": (START / (1 + 0.12 * one), False),
+    "skewed in one coordinate": (torch.where(one > 0, START.exp(), START) / (1 + 1.1 * one), False),
+}
+
+
+@pytest.mark.parametrize("case", DEPARTURES)
+def test_a_departure_is_accepted_if_no_coordinate_went_far(case):
+    u, accepted = DEPARTURES[case]
+    assert departure(u, START).accepted is accepted
+
+
+def test_a_lost_tail_is_no_accepted_departure():
+    """The third moment of a skewed start counts in its own standard deviations."""
+    start = START.exp()
+    lost = start.clamp_max(start.quantile(0.97, 0))
+    assert (departure(lost, start).third < -0.8).all()
+    assert not departure(lost, start).accepted
+
+
+@REPEATABLE
+@given(log10=st.floats(-3, 3), seed=SEEDS)
+def test_a_departure_has_no_units(log10, seed):
+    u, start = normal(2, 100, 3, seed=seed)
+    scale, shift = 10**log10, normal(3, seed=seed + 1)
+    for a, b in zip(departure(u, start), departure(scale * u + shift, scale * start + shift), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)

@@ -1,13 +1,30 @@
 """KSIVIApproximator: its options mean what the paper means by them."""
 
 import math
+import pickle
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plain_targets import (
+    PAIR,
+    RING,
+    UNEQUAL,
+    log_gamma_score,
+    normal,
+    origin,
+    pushed,
+)
+from plain_targets import (
+    Gaussian as PlainGaussian,
+)
 from sklearn.base import clone
+from sklearn.exceptions import ConvergenceWarning
 
 from skksivi import KSIVIApproximator
+from skksivi._families import Bootstrap, Normal
 from skksivi.annealing import Linear
 from skksivi.kernels import KERNELS, Gaussian
 from skksivi.metrics import kl_divergence
@@ -142,6 +159,166 @@ def test_whitening_makes_a_badly_scaled_target_easy():
     assert np.abs(z.std(0) - 1).max() < 0.2
 
 
+# The default: a pilot, then a fit that starts at its points
+
+
+def test_a_correlated_gaussian_of_bad_scales_far_from_the_origin_is_fitted_by_default():
+    """Standard deviations from 0.1 to 10 in unknown directions, 1,000 away; the pilot leaves 0.02 sd of noise."""
+    p = PlainGaussian(4, 4, 1e3, seed=0)
+    q = KSIVIApproximator(max_iter=500, random_state=0).fit(p.score_fn, n_features=4)
+    X = torch.as_tensor(q.sample(20_000, random_state=1)).double()
+    u = p.standardise((X - p.mean).mT)
+    assert u.mean(1).abs().max() < 0.15
+    assert (u.std(1) - 1).abs().max() < 0.1
+
+
+def skewed_score(x):
+    """Of a log-Gamma coordinate beside Gaussian ones."""
+    return torch.cat([log_gamma_score(x[:, :1]), -x[:, 1:]], 1)
+
+
+def skewed_fit(A, b):
+    """Draws of a fit to A x + b, brought back to x."""
+    q = KSIVIApproximator(max_iter=500, dtype="float64", random_state=0)
+    q.fit(pushed(skewed_score, A, b), n_features=len(b))
+    return torch.linalg.solve(A, (torch.as_tensor(q.sample(20_000, random_state=1)) - b).mT).mT
+
+
+def first_three(x):
+    return x.mean(0), x.std(0).log(), ((x - x.mean(0)) / x.std(0)).pow(3).mean(0)
+
+
+@settings(derandomize=True, deadline=None, max_examples=4)
+@given(d=st.integers(2, 3), log10_condition=st.floats(0, 8), size=st.floats(0, 30), seed=st.integers(0, 10**6))
+def test_a_fit_is_affine_equivariant(d, log10_condition, size, seed):
+    """Up to noise: two pilots have standard errors of 0.02 in mean and 0.03 in third moment, two fits as much again.
+
+    The shift is within 30 units times the largest scale of A, for the search for modes starts at the origin.
+    """
+    scales = 10 ** (log10_condition / 2 * (torch.linspace(0, 1, d).double() - 0.5))
+    left, right = (torch.linalg.qr(normal(d, d, seed=seed + k)).Q for k in (0, 1))
+    A, b = left @ (scales[:, None] * right), size * scales.max() * normal(d, seed=seed + 2)
+    plain = first_three(skewed_fit(torch.eye(d).double(), origin(d)))
+    mapped = first_three(skewed_fit(A, b))
+    for ours, theirs, margin in zip(mapped, plain, (0.15, 0.1, 0.3), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=margin)
+    assert (mapped[2][0] + 0.86).abs() < 0.3
+
+
+@pytest.mark.parametrize("p", [PAIR, UNEQUAL, RING], ids=["pair", "unequal", "ring"])
+def test_all_modes_are_kept_by_default(p):
+    """The weights of the pair, six standard deviations apart, are those of chains that cross now and then."""
+    q = KSIVIApproximator(max_iter=500, random_state=0).fit(p.score_fn, n_features=2)
+    shares = p.shares_of(q.sample(20_000, random_state=1)).double()
+    torch.testing.assert_close(shares, p.weights, rtol=0, atol=0.03)
+    assert len(q.whitening_.modes) == len(p.means)
+
+
+def test_the_curve_of_a_default_fit_starts_at_its_start():
+    q = fit(max_iter=1100)
+    assert len(q.ksd_curve_) == 4  # of iterations 0, 500, 1000 and 1100
+    assert q.best_iter_ in (0, 500, 1000, 1100)
+    assert q.best_iter_ == [0, 500, 1000, 1100][int(q.ksd_curve_.argmin())]
+    assert len(fit(max_iter=600, mixing="normal").ksd_curve_) == 0
+    assert fit(max_iter=600, mixing="normal").best_iter_ == 600
+
+
+def test_the_state_kept_is_that_of_the_best_iteration():
+    """A rate that destroys the fit leaves the start, and says so."""
+    with pytest.warns(ConvergenceWarning, match="state of iteration 0 is kept"):
+        q = fit(shifted_score, max_iter=200, learning_rate=1.0, ema_decay=None, pilot_weight=0.0)
+    assert q.best_iter_ == 0
+    assert q.n_iter_ == 200
+    X = q.sample(20_000, random_state=0)
+    assert np.abs(X.mean(0) - 3).max() < 0.15
+    assert np.abs(X.std(0) - 1).max() < 0.1
+
+
+def test_the_start_of_a_default_fit_has_the_moments_of_the_pilot():
+    """Means and covariances are those of the points; four standard errors over 20,000 draws, and 1% for sigma."""
+    q = fit(skewed_score, max_iter=1, learning_rate=1e-12)
+    X = q.sample(20_000, random_state=0).astype(float)
+    whitening = q.whitening_
+    assert (np.abs(X.mean(0) - whitening.mean) < 4 * whitening.sd / math.sqrt(len(X))).all()
+    u = np.linalg.solve(whitening.L, (X - whitening.m).T)
+    np.testing.assert_allclose(np.cov(u), np.eye(2), atol=0.08)
+
+
+def test_chains_that_have_not_settled_are_told():
+    def funnel_score(x):
+        v, w = x[:, :1], x[:, 1:]
+        s_v = -v / 9 - w.shape[1] / 2 + w.square().sum(1, keepdim=True) * torch.exp(-v) / 2
+        return torch.cat([s_v, -w * torch.exp(-v)], 1)
+
+    with pytest.warns(ConvergenceWarning, match="have not settled.*`whiten_budget`"):
+        q = fit(funnel_score, n_features=5, whiten_budget=0, max_iter=5)
+    assert not q.whitening_.settled
+
+
+@pytest.mark.parametrize(
+    ("parameters", "mixing"),
+    [
+        ({}, Bootstrap),
+        ({"mixing": "pilot"}, Bootstrap),
+        ({"mixing": "normal"}, Normal),
+        ({"latent_dim": 2}, Normal),
+        ({"linear_skip": False}, Normal),
+        ({"whiten": "laplace"}, Normal),
+        ({"whiten": "bam"}, Normal),
+        ({"whiten": None}, Normal),
+        ({"whiten": (np.zeros(2), np.eye(2))}, Normal),
+    ],
+    ids=str,
+)
+def test_the_mixing_is_the_pilot_where_there_is_one(parameters, mixing):
+    assert isinstance(fit(max_iter=1, **parameters).family_.mixing, mixing)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [{"whiten": None}, {"whiten": "laplace"}, {"latent_dim": 2}, {"linear_skip": False}],
+    ids=str,
+)
+def test_the_pilot_cannot_be_the_mixing_where_there_is_none(parameters):
+    with pytest.raises(ValueError, match=r"`mixing` is 'pilot', which needs .*mixing='normal'"):
+        fit(mixing="pilot", **parameters)
+
+
+def test_init_restricts_the_fit_to_the_modes_named():
+    q = fit(UNEQUAL.score_fn, init=UNEQUAL.means[1])
+    assert len(q.whitening_.modes) == 1
+    np.testing.assert_allclose(q.sample(2000, random_state=0).mean(0), UNEQUAL.means[1], atol=0.8)
+
+
+def test_a_fit_by_default_is_kept_by_pickles_and_forgotten_by_clones():
+    q = fit(UNEQUAL.score_fn)
+    again = pickle.loads(pickle.dumps(q))  # noqa: S301
+    np.testing.assert_array_equal(again.sample(50, random_state=3), q.sample(50, random_state=3))
+    np.testing.assert_array_equal(again.whitening_.modes, q.whitening_.modes)
+    X = q.sample(5, random_state=0)
+    np.testing.assert_array_equal(again.score_samples(X), q.score_samples(X))
+    assert not hasattr(clone(q), "whitening_")
+
+
+def test_a_warm_start_goes_on_from_the_fitted_family_in_its_coordinates():
+    q = clone(QUICK).set_params(warm_start=True, max_iter=500).fit(UNEQUAL.score_fn, n_features=2)
+    X, whitening = q.sample(5000, random_state=0), q.whitening_
+    q.set_params(max_iter=1, learning_rate=1e-12).fit(UNEQUAL.score_fn, n_features=2)
+    assert q.whitening_ is whitening
+    assert (q.n_iter_, len(q.loss_curve_)) == (501, 501)
+    np.testing.assert_allclose(q.sample(5000, random_state=0), X, atol=1e-3)
+
+
+def test_many_features_are_whitened_by_a_diagonal_and_a_few_directions(monkeypatch):
+    monkeypatch.setattr("skksivi._whitening.MAX_FEATURES", 5)
+    scale = torch.logspace(-3, 3, 8)
+    q = fit(lambda x: (1 - x / scale) / scale, n_features=8, dtype="float64", max_iter=100)
+    z = q.sample(5000, random_state=0) / scale.numpy() - 1
+    assert np.abs(z.mean(0)).max() < 0.3
+    assert np.abs(z.std(0) - 1).max() < 0.3
+    assert np.isfinite(q.score_samples(q.sample(3))).all()
+
+
 def test_score_samples_converges_to_the_log_density_of_a_one_dimensional_fit():
     q = KSIVIApproximator(max_iter=500, random_state=0).fit(normal_score, n_features=1)
     grid = np.linspace(-8, 8, 4001)[:, None]
@@ -193,6 +370,10 @@ MISTAKES = {
     "whiten shape": ({"whiten": (np.zeros(3), np.eye(3))}, "whiten"),
     "whiten singular": ({"whiten": (np.zeros(2), np.zeros((2, 2)))}, "whiten"),
     "max_iter": ({"max_iter": 0}, "max_iter"),
+    "init": ({"init": [0.0, 1.0, 2.0]}, "init"),
+    "whiten_budget": ({"whiten_budget": -1}, "whiten_budget"),
+    "pilot_weight": ({"pilot_weight": -1.0}, "pilot_weight"),
+    "mixing": ({"mixing": "flow"}, "mixing"),
 }
 
 
@@ -212,5 +393,11 @@ def test_a_score_that_becomes_nan_is_reported_with_its_iteration():
 
 
 def test_a_score_that_is_nan_at_the_origin_names_the_remedy():
-    with pytest.raises(ValueError, match="whiten"):
-        fit(lambda x: torch.log(x))
+    with pytest.raises(ValueError, match="`init`.*`whiten`"):
+        fit(lambda x: torch.log(x), whiten="laplace")
+
+
+def test_a_half_space_without_the_origin_is_found_by_default():
+    """Gamma(3) in each coordinate: mean 3, standard deviation 1.7."""
+    X = fit(lambda x: torch.where(x > 0, 2 / x - 1, torch.nan)).sample(5000, random_state=0)
+    np.testing.assert_allclose(X.mean(0), [3, 3], atol=0.3)

@@ -87,7 +87,9 @@ class LowRank(NamedTuple):
 
 
 class Identity(NamedTuple):
-    """The map x = u."""
+    """The map x = u: m is zero, of shape (d,)."""
+
+    m: Tensor
 
     def pull_back(self, score_fn: Score) -> Score:
         """Return the score of x."""
@@ -104,6 +106,10 @@ class Identity(NamedTuple):
     def whiten_score(self, s: Tensor) -> Tensor:
         """Return s."""
         return s
+
+    def unwhiten_direction(self, v: Tensor) -> Tensor:
+        """Return v."""
+        return v
 
     def log_determinant(self) -> float:
         """Return 0."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
@@ -13,6 +14,7 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor, nn
 
+from skksivi._checkpoint import Checkpoint
 from skksivi._families import Bootstrap, Mixing, Normal, SemiImplicit, gaussian_layer
 from skksivi._fused import value_and_gradients
 from skksivi._moments import Departure, MomentPenalty, departure, moments
@@ -120,6 +122,12 @@ class KSIVIApproximator(BaseApproximator):
         iterations. None runs all `max_iter` iterations.
     n_iter_no_change : int, default=2000
         Patience of early stopping, in iterations.
+    checkpoint : path-like or None, default=None
+        A file in which the fit is saved now and then. If `fit` finds one there, of a fit with the same settings and
+        score that did not end, it goes on from it; on a CPU with the same number of threads the result is that of a
+        fit that was never interrupted. It is removed when the fit ends.
+    checkpoint_every : int, default=1000
+        Iterations from one save to the next.
     warm_start : bool, default=False
         Whether `fit` continues from the family and the whitening of the last fit, whatever the parameters of their
         construction say now; the optimiser starts anew.
@@ -201,6 +209,8 @@ class KSIVIApproximator(BaseApproximator):
         "max_grad_norm": [Interval(Real, 0, None, closed="neither"), None],
         "tol": [Interval(Real, 0, None, closed="left"), None],
         "n_iter_no_change": [Interval(Integral, 1, None, closed="left")],
+        "checkpoint": [str, os.PathLike, None],
+        "checkpoint_every": [Interval(Integral, 1, None, closed="left")],
         "warm_start": ["boolean"],
     }
 
@@ -236,6 +246,8 @@ class KSIVIApproximator(BaseApproximator):
         max_grad_norm: float | None = None,
         tol: float | None = None,
         n_iter_no_change: int = 2000,
+        checkpoint: str | os.PathLike[str] | None = None,
+        checkpoint_every: int = 1000,
         warm_start: bool = False,
         device: str | torch.device = "auto",
         dtype: str = "float32",
@@ -265,6 +277,8 @@ class KSIVIApproximator(BaseApproximator):
         self.max_grad_norm = max_grad_norm
         self.tol = tol
         self.n_iter_no_change = n_iter_no_change
+        self.checkpoint = checkpoint
+        self.checkpoint_every = checkpoint_every
         self.warm_start = warm_start
         self.device = device
         self.dtype = dtype
@@ -309,9 +323,21 @@ class KSIVIApproximator(BaseApproximator):
                 "`mixing` is 'pilot', which needs whiten='auto', latent_dim=None, linear_skip=True and at most "
                 f"{MAX_FEATURES} features; change them, or set mixing='normal'."
             )
-        whitening, pilot = self._find_whitening(score_fn, generator)
-        family, penalty = self._start(score_fn, whitening, pilot, generator)
-        score_u = pulled_back(score_fn, whitening, generator)
+        checkpoint = self._checkpoint(score_fn)
+        resume = checkpoint.found if checkpoint is not None else None
+        if resume is None:
+            whitening, pilot = self._find_whitening(score_fn, generator)
+            family, penalty = self._start(score_fn, whitening, pilot, generator)
+            start: dict[str, Any] = {
+                "whitening": whitening,
+                "family": copy.deepcopy(family),
+                "seed": generator.initial_seed(),
+            }
+        else:
+            start = {name: resume[name] for name in ("whitening", "family", "seed")}
+            whitening, family, penalty = start["whitening"], copy.deepcopy(start["family"]), resume["penalty"]
+            generator.manual_seed(start["seed"])
+        score_u = pulled_back(score_fn, whitening)
         watch = self._watch(score_fn, whitening, family, generator)
 
         def gradient_fn(inverse_temperature: Tensor | None) -> Tensor:
@@ -339,6 +365,9 @@ class KSIVIApproximator(BaseApproximator):
             ema_decay=self.ema_decay,
             annealing=annealing,
             watch=watch,
+            save=None if checkpoint is None else lambda s: checkpoint.save({**start, "penalty": penalty, "state": s}),
+            save_every=self.checkpoint_every,
+            resume=None if resume is None else resume["state"],
         )
         losses, monitored = (self.loss_curve_, self.ksd_curve_) if self._continues() else ([], [])
         self.loss_curve_ = np.concatenate([losses, run.losses])
@@ -348,7 +377,9 @@ class KSIVIApproximator(BaseApproximator):
         self.best_iter_ = self.n_iter_ if watch is None else self.n_iter_ - len(run.losses) + watch.restore(family)
         self.family_ = family.requires_grad_(False)
         self.whitening_ = whitening
-        if watch is not None:
+        if checkpoint is not None:
+            checkpoint.path.unlink(missing_ok=True)
+        if watch is not None and isinstance(family.mixing, Bootstrap):
             self._warn(watch.last, whitening)
 
     def _sample(self, n: int, generator: torch.Generator) -> Tensor:
@@ -360,6 +391,21 @@ class KSIVIApproximator(BaseApproximator):
         tiles = self.whitening_.map.whiten(x).split(max(1, CHUNK // N_MIXING_DRAWS))
         log_sums = torch.cat([family.log_prob(tile, z).logsumexp(-1) for tile in tiles])
         return log_sums - math.log(len(z)) - self.whitening_.map.log_determinant()
+
+    def _checkpoint(self, score_fn: Score) -> Checkpoint | None:
+        """Return where this fit is saved, its settings and the score at two points being the mark of it."""
+        if self.checkpoint is None:
+            return None
+        if self.warm_start:
+            raise ValueError("`checkpoint` continues a fit by itself; set warm_start=False.")
+        ends = torch.tensor([[-0.5], [0.5]], dtype=torch.float64).expand(2, score_fn.n_features)
+        score = score_fn.double(ends.to(score_fn.device)).sum(1).tolist()
+        elsewhere = {"checkpoint", "checkpoint_every", "device", "random_state"}
+        settings = {k: v for k, v in self.get_params().items() if k not in elsewhere and not callable(v)}
+        return Checkpoint(
+            self.checkpoint,
+            {**settings, "n_features": score_fn.n_features, "score_fn at -1/2 and 1/2": [f"{s:.6g}" for s in score]},
+        )
 
     def _resolve_kernel(self, d: int) -> Kernel:
         """Return the kernel; "auto" is a fixed width in whitened coordinates, else the kernel's own rule."""

@@ -79,6 +79,14 @@ class Watch:
             self._mark, self._marked_at = value, iteration
         return iteration - self._marked_at >= self.patience
 
+    def state(self) -> dict[str, Any]:
+        """Return what `resume` needs to go on from here."""
+        return {name: value for name, value in vars(self).items() if name not in ("judge", "last")}
+
+    def resume(self, state: dict[str, Any]) -> None:
+        """Go on from another's state."""
+        vars(self).update(state)
+
     def restore(self, module: nn.Module) -> int:
         """Bring the best state back; return the iteration it is from."""
         if not self._best_state:
@@ -134,6 +142,9 @@ def minimise(
     ema_decay: float | None,
     annealing: Callable[[float], float] | None,
     watch: Watch | None,
+    save: Callable[[dict[str, Any]], None] | None = None,
+    save_every: int = 1000,
+    resume: dict[str, Any] | None = None,
 ) -> Run:
     """Minimise a stochastic loss over the parameters of a module, in place, by Adam.
 
@@ -154,6 +165,11 @@ def minimise(
         Maps progress in [0, 1) to the inverse temperature.
     watch : Watch or None
         Looks at the averaged module.
+    save : callable, default=None
+        Is given the state of the training each `save_every` iterations.
+    save_every : int, default=1000
+    resume : dict, default=None
+        A state to go on from, as given to `save`.
 
     Raises
     ------
@@ -181,12 +197,27 @@ def minimise(
                 beta1=betas[0], beta2=betas[1], lr=rate, weight_decay=0.0, eps=1e-8, maximize=False,
             )  # fmt: skip
 
-        run_step, engine = step, "eager"
-        for t in range(max_iter):
+        def state(t: int) -> dict[str, Any]:
+            tensors = {"flat": flat, "m": m, "v": v, "n_steps": n_steps.clone(), "average": average}
+            looks = None if watch is None else watch.state()
+            return {**tensors, "losses": losses[:t].clone(), "generator": generator.get_state(), "watch": looks}
+
+        first, t, run_step, engine = 0, -1, step, "eager"
+        if resume is not None:
+            first = len(resume["losses"])
+            t = first - 1
+            for tensor, value in ((flat, "flat"), (m, "m"), (v, "v"), (n_steps, "n_steps"), (average, "average")):
+                if tensor is not None:
+                    tensor.copy_(resume[value])
+            losses[:first] = resume["losses"]
+            generator.set_state(resume["generator"])
+            if watch is not None:
+                watch.resume(resume["watch"])
+        for t in range(first, max_iter):
             rate.fill_(learning_rate * rate_factor(t))
             if annealing is not None and temperature is not None:
                 temperature.fill_(_inverse_temperature(annealing, t / max_iter))
-            if on_gpu and t == WARM_UP:
+            if on_gpu and t == first + WARM_UP:
                 run_step, engine = capture(step, generator)
             run_step()
             if average is not None and ema_decay is not None:
@@ -199,6 +230,8 @@ def minimise(
                 with swapped(flat, average):
                     if watch.look(module, t + 1):
                         break
+            if save is not None and (t + 1) % save_every == 0:
+                save(state(t + 1))
         if average is not None:
             flat.copy_(average)
         unflatten(module)

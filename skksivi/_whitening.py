@@ -126,7 +126,7 @@ def find_whitening(
     d = score_fn.n_features
     starts = _starts(init, score_fn)
     if whiten is None:
-        return Whitening(Identity(), *_report(None, d)), None
+        return Whitening(Identity(starts.new_zeros(d)), *_report(None, d)), None
     if not isinstance(whiten, str):
         return Whitening(_given(whiten, score_fn), *_report(None, d)), None
     double = Counted(score_fn.double)
@@ -150,14 +150,13 @@ def find_whitening(
     return whitening, pilot
 
 
-def pulled_back(score_fn: Score, whitening: Whitening, generator: torch.Generator) -> Score | WhitenedScore:
+def pulled_back(score_fn: Score, whitening: Whitening) -> Score | WhitenedScore:
     """Return the score in u: in the type of the training, or in float64 where rounding costs more than 1%."""
     if isinstance(whitening.map, Identity):
         return score_fn
     exact, rounded = whitening.map.pull_back(score_fn.double), whitening.map.pull_back(score_fn)
-    u = torch.randn(
-        N_COMPARED, score_fn.n_features, generator=generator, dtype=score_fn.dtype, device=score_fn.device
-    )
+    u = torch.randn(N_COMPARED, score_fn.n_features, generator=torch.Generator().manual_seed(0))
+    u = u.to(dtype=score_fn.dtype, device=score_fn.device)
     s = exact.with_pullback(u)[0]
     error = torch.linalg.vector_norm(rounded.with_pullback(u)[0] - s, dim=1) / torch.linalg.vector_norm(s, dim=1)
     return rounded if error.nan_to_num(math.inf).median() < 0.01 else exact

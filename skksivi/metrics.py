@@ -223,7 +223,7 @@ class Judge:
         self.score_fn = in_double(score_fn, n_features, device)
         if map is None and n_features <= MAX_FEATURES:
             map = laplace(self.score_fn, torch.zeros(n_features, dtype=torch.float64, device=device))  # noqa: A001
-        self.map = map or Identity()
+        self.map = map or Identity(torch.zeros(n_features, dtype=torch.float64, device=device))
         self.kernel = IMQ(bandwidth=math.sqrt(n_features))
 
     def __call__(self, x: Tensor) -> float:

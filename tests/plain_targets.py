@@ -19,7 +19,7 @@ def triangular(d, log10_condition, seed):
     return scales[:, None] * (torch.eye(d, dtype=torch.float64) + normal(d, d, seed=seed).tril(-1) / d)
 
 
-class Gaussian:
+class GaussianScore:
     """N(mean, V diag(lam) V^T) with eigenvalues spread over `condition`."""
 
     def __init__(self, d, log10_condition, size, seed):
@@ -81,6 +81,13 @@ def log_gamma_draws(n, d, seed=0):
 def student_score(x, df=5.0):
     """Of Student's t, of covariance df / (df - 2) I."""
     return -(df + x.shape[-1]) * x / (df + x.square().sum(-1, keepdim=True))
+
+
+def funnel_score(x):
+    """Of v ~ N(0, 9) and w ~ N(0, e^v): no one step suits its neck and its mouth."""
+    v, w = x[:, :1], x[:, 1:]
+    s_v = -v / 9 - w.shape[1] / 2 + w.square().sum(1, keepdim=True) * torch.exp(-v) / 2
+    return torch.cat([s_v, -w * torch.exp(-v)], 1)
 
 
 def pushed(score_fn, A, b):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from plain_targets import Gaussian, normal
+from plain_targets import GaussianScore, normal
 
 from skksivi._affine import Affine, Identity, LowRank
 from skksivi._score import probe
@@ -13,7 +13,7 @@ LOW_RANK = LowRank(
 )
 NO_RANK = LowRank(normal(3), normal(3, seed=1).exp(), torch.empty(3, 0).double(), torch.empty(0).double())
 every_map = pytest.mark.parametrize(
-    "map_", [AFFINE, LOW_RANK, NO_RANK, Identity()], ids=["affine", "low rank", "diagonal", "identity"]
+    "map_", [AFFINE, LOW_RANK, NO_RANK, Identity(torch.zeros(1))], ids=["affine", "low rank", "diagonal", "identity"]
 )
 
 
@@ -66,14 +66,14 @@ def test_whitened_score_is_the_gradient_in_u(map_):
 
 def test_identity_changes_nothing():
     x = normal(4, 3)
-    identity = Identity()
+    identity = Identity(torch.zeros(1))
     for f in (identity.whiten, identity.unwhiten, identity.whiten_score, identity.pull_back):
         assert f(x) is x
 
 
 @every_map
 def test_the_whitened_score_and_its_product_are_those_of_the_composition(map_):
-    p = Gaussian(3, 4, 10, seed=0)
+    p = GaussianScore(3, 4, 10, seed=0)
     score_fn = probe(p.score_fn, 3, dtype=torch.float64, device=torch.device("cpu"))
     u = normal(5, 3).requires_grad_()
     composed = map_.whiten_score(p.score_fn(map_.unwhiten(u)))
@@ -85,7 +85,7 @@ def test_the_whitened_score_and_its_product_are_those_of_the_composition(map_):
 
 @every_map
 def test_the_whitened_score_answers_in_the_type_of_its_input(map_):
-    score_fn = probe(Gaussian(3, 4, 10, seed=0).score_fn, 3, dtype=torch.float64, device=torch.device("cpu"))
+    score_fn = probe(GaussianScore(3, 4, 10, seed=0).score_fn, 3, dtype=torch.float64, device=torch.device("cpu"))
     u = normal(5, 3)
     v = normal(5, 3, seed=1)
     (exact, pull_exact), (s, pull) = (map_.pull_back(score_fn).with_pullback(a) for a in (u, u.float()))

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plain_targets import PAIR, RING, Gaussian, normal, origin, pushed, student_score, triangular
+from plain_targets import PAIR, RING, GaussianScore, normal, origin, pushed, student_score, triangular
 
 from skksivi._affine import LowRank
 from skksivi._newton import TOLERANCE, climb, jacobians, newton_cg, saddle_free_newton
@@ -18,7 +18,7 @@ SEEDS = st.integers(0, 10**6)
 @given(d=st.integers(1, 6), log10_condition=st.floats(0, 10), size=st.floats(0, 1e3), seed=SEEDS)
 def test_a_gaussian_is_whitened_exactly_from_the_origin(d, log10_condition, size, seed):
     """Rounding costs the condition number times 1e-16; the climb stops within 0.01 sd of the mode a coordinate."""
-    p = Gaussian(d, log10_condition if d > 1 else 0, size, seed)
+    p = GaussianScore(d, log10_condition if d > 1 else 0, size, seed)
     m, L = saddle_free_newton(p.score_fn, origin(d))
     W = p.standardise(L)
     assert p.standardise(m - p.mean).norm() < 1e-2 * d**0.5

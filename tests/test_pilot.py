@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from plain_targets import (
     RING,
     UNEQUAL,
-    Gaussian,
+    GaussianScore,
     Mixture,
     log_gamma_draws,
     log_gamma_score,
@@ -133,7 +133,7 @@ def test_known_modes_are_not_found_twice():
 @given(d=st.integers(1, 5), log10_condition=st.floats(0, 8), seed=SEEDS)
 def test_batch_and_match_has_a_gaussian_as_its_fixed_point(d, log10_condition, seed):
     """The scores of q = p on any batch are minus its draws, so that no noise enters: U + I = V and mu = 0."""
-    p = Gaussian(d, log10_condition if d > 1 else 0, 1.0, seed)
+    p = GaussianScore(d, log10_condition if d > 1 else 0, 1.0, seed)
     exact = Affine(p.mean, torch.linalg.cholesky(p.V * p.lam @ p.V.mT))
     m, L = batch_and_match(p.score_fn, exact, generator(seed))
     W = p.standardise(L)
@@ -145,7 +145,7 @@ def test_batch_and_match_has_a_gaussian_as_its_fixed_point(d, log10_condition, s
 @given(d=st.integers(1, 5), log10_condition=st.floats(0, 8), seed=SEEDS)
 def test_batch_and_match_finds_a_gaussian_of_any_condition(d, log10_condition, seed):
     """From one standard deviation off and scales up to three times off, each step shrinks what is left."""
-    p = Gaussian(d, log10_condition if d > 1 else 0, 1.0, seed)
+    p = GaussianScore(d, log10_condition if d > 1 else 0, 1.0, seed)
     exact = torch.linalg.cholesky(p.V * p.lam @ p.V.mT)
     direction = torch.nn.functional.normalize(normal(d, seed=seed), dim=0)
     start = Affine(p.mean + exact @ direction, exact @ triangular(d, 2, seed) * (3 if seed % 2 else 1 / 3))
@@ -167,7 +167,7 @@ def test_batch_and_match_is_affine_equivariant(log10_condition, seed):
 
 
 def test_score_divergence_is_zero_at_a_gaussian_alone_and_the_bound_is_largest_there():
-    p = Gaussian(3, 4, 10, seed=0)
+    p = GaussianScore(3, 4, 10, seed=0)
     exact = Affine(p.mean, torch.linalg.cholesky(p.V * p.lam @ p.V.mT))
     others = [Affine(p.mean + exact.L.sum(1), exact.L), Affine(p.mean, 1.5 * exact.L), Affine(p.mean, exact.L / 2)]
     assert score_divergence(p.score_fn, exact, generator()) < 1e-12
@@ -317,12 +317,12 @@ APART = Mixture([0.5, 0.5], [[-6.0, 0.0], [6.0, 0.0]], [1.0, 1.0])
 
 @pytest.mark.parametrize("p", [APART, UNEQUAL, RING], ids=["apart", "unequal", "ring"])
 def test_a_pilot_has_as_many_points_of_a_mode_as_its_weight(p):
-    """Chains seldom cross between modes; those that do leave the shares off by less than a fiftieth."""
+    """Points count for the mode they are near; chains seldom cross, and leave the shares off by less than 2%."""
     modes, pilot = pilot_of(p.score_fn, torch.cat([2 * p.means, p.means]))
     assert len(pilot.n_of_mode) == len(p.means)
     assert sum(pilot.n_of_mode) == len(pilot.x)
     torch.testing.assert_close(
-        torch.tensor(pilot.n_of_mode).double() / len(pilot.x), modes.weights, rtol=0, atol=1e-3
+        torch.tensor(pilot.n_of_mode).double() / len(pilot.x), modes.weights, rtol=0, atol=0.02
     )
     torch.testing.assert_close(p.shares_of(pilot.x).double(), p.weights, rtol=0, atol=0.02)
 

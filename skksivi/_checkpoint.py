@@ -1,0 +1,104 @@
+"""Interrupted fits that go on as if nothing had happened.
+
+A checkpoint is one file of tensors, numbers and the package's own modules, written to the side, flushed to the disk
+and renamed, so that a kill at any moment leaves the last whole one. It is read without running what it holds.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from skksivi import _affine, _families, _moments, _whitening
+
+#: Of the files this version writes and reads.
+FORMAT = 1
+
+#: What a checkpoint may hold beside tensors and plain values.
+CLASSES: list[Any] = [
+    _affine.Affine,
+    _affine.Identity,
+    _affine.LowRank,
+    _families.Bootstrap,
+    _families.Constant,
+    _families.LinearSkip,
+    _families.MultilayerPerceptron,
+    _families.Normal,
+    _families.SemiImplicit,
+    _moments.MomentPenalty,
+    _moments.Moments,
+    _whitening.Whitening,
+    nn.Linear,
+    nn.ModuleList,
+    bytes,
+    np.dtype,
+    np.ndarray,
+    type(np.dtype(np.float64)),
+    np.empty(0).__reduce__()[0],
+]
+
+
+class Checkpoint:
+    """Where a fit is saved now and then, and what an earlier one has left there.
+
+    Parameters
+    ----------
+    path : path-like
+    settings : dict
+        What a fit must share with the one that it continues: names to plain values.
+
+    Attributes
+    ----------
+    found : dict or None
+        What the file holds.
+
+    Raises
+    ------
+    ValueError
+        The file is not a checkpoint, or belongs to a fit with other settings.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], settings: dict[str, Any]) -> None:
+        self.path = Path(path)
+        self.settings = {name: str(value) for name, value in settings.items()}
+        self.found: dict[str, Any] | None = None
+        if self.path.exists():
+            self.found = self._read()
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            with torch.serialization.safe_globals(CLASSES):
+                state = torch.load(self.path, map_location="cpu", weights_only=True)
+            theirs = state["settings"]
+        except Exception as error:
+            raise ValueError(
+                f"`checkpoint` {str(self.path)!r} is not a checkpoint of this version of skksivi, or is damaged; "
+                "remove it or name another file."
+            ) from error
+        for name in sorted(self.settings.keys() | theirs.keys()):
+            if theirs.get(name) != self.settings.get(name):
+                raise ValueError(
+                    f"`checkpoint` {str(self.path)!r} belongs to a fit with {name} = {theirs.get(name)}, this one "
+                    f"has {self.settings.get(name)}; set it back, remove the file or name another."
+                )
+        return state
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Write a state in the place of the last, or leave the last as it is."""
+        folder = self.path.parent
+        handle, name = tempfile.mkstemp(prefix=self.path.name, suffix=".tmp", dir=folder)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                torch.save({"format": FORMAT, "settings": self.settings, **state}, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(name, self.path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise

@@ -1,0 +1,132 @@
+"""Checkpoints: an interrupted fit ends as one that never was interrupted."""
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import numpy as np
+import pytest
+
+from skksivi import KSIVIApproximator
+from skksivi._checkpoint import Checkpoint
+from skksivi.targets import Banana
+
+SETTINGS = {"max_iter": 200, "checkpoint_every": 20, "whiten_budget": 20_000, "random_state": 3}
+
+
+class StoppedError(Exception):
+    pass
+
+
+def stopping_after(n_calls):
+    class Stopping(Banana):
+        left = n_calls
+
+        def score_vjp(self, x):
+            Stopping.left -= 1
+            if Stopping.left < 0:
+                raise StoppedError
+            return super().score_vjp(x)
+
+    return Stopping()
+
+
+@pytest.fixture(scope="module")
+def uninterrupted():
+    return KSIVIApproximator(**SETTINGS).fit(Banana())
+
+
+def assert_same_fit(q, other):
+    np.testing.assert_array_equal(q.loss_curve_, other.loss_curve_)
+    np.testing.assert_array_equal(q.ksd_curve_, other.ksd_curve_)
+    np.testing.assert_array_equal(q.sample(50, random_state=0), other.sample(50, random_state=0))
+    np.testing.assert_array_equal(q.whitening_.L, other.whitening_.L)
+    assert q.best_iter_ == other.best_iter_
+
+
+@pytest.mark.parametrize("n_calls", [1, 25, 64, 199])
+def test_an_interrupted_fit_goes_on_bit_for_bit(n_calls, uninterrupted, tmp_path):
+    path = tmp_path / "fit.ckpt"
+    q = KSIVIApproximator(**SETTINGS, checkpoint=path)
+    with pytest.raises(StoppedError):
+        q.fit(stopping_after(n_calls))
+    assert not hasattr(q, "family_")
+    assert path.exists() == (n_calls > 22)  # the probe and the comparison of types take two
+    assert_same_fit(q.fit(Banana()), uninterrupted)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("options", [{"whiten": None}, {"mixing": "normal", "ema_decay": None, "tol": 0.01}])
+def test_every_kind_of_fit_goes_on(options, tmp_path):
+    settings = {**SETTINGS, **options}
+    whole = KSIVIApproximator(**settings).fit(Banana())
+    q = KSIVIApproximator(**settings, checkpoint=tmp_path / "fit.ckpt")
+    with pytest.raises(StoppedError):
+        q.fit(stopping_after(120))
+    assert_same_fit(q.fit(Banana()), whole)
+
+
+def test_a_killed_process_goes_on(uninterrupted, tmp_path):
+    path = tmp_path / "fit.ckpt"
+    script = textwrap.dedent(
+        f"""
+        from skksivi import KSIVIApproximator
+        from skksivi.targets import Banana
+        KSIVIApproximator(**{ {**SETTINGS, "max_iter": 200}!r}, checkpoint={str(path)!r}).fit(Banana())
+        """
+    )
+    process = subprocess.Popen([sys.executable, "-c", script])
+    while process.poll() is None and not path.exists():
+        time.sleep(0.001)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert_same_fit(KSIVIApproximator(**SETTINGS, checkpoint=path).fit(Banana()), uninterrupted)
+
+
+@pytest.fixture
+def left_behind(tmp_path):
+    path = tmp_path / "fit.ckpt"
+    with pytest.raises(StoppedError):
+        KSIVIApproximator(**SETTINGS, checkpoint=path).fit(stopping_after(100))
+    return path
+
+
+def test_another_fit_is_refused_by_the_name_of_what_differs(left_behind):
+    with pytest.raises(ValueError, match=r"learning_rate = 0\.002, this one has 0\.5"):
+        KSIVIApproximator(**SETTINGS, learning_rate=0.5, checkpoint=left_behind).fit(Banana())
+    with pytest.raises(ValueError, match="score_fn at -1/2 and 1/2"):
+        KSIVIApproximator(**SETTINGS, checkpoint=left_behind).fit(lambda x: -x, n_features=2)
+    assert left_behind.exists()
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "pickle"])
+def test_a_damaged_file_is_named_and_nothing_in_it_is_run(damage, left_behind, tmp_path):
+    whole = left_behind.read_bytes()
+
+    class Bomb:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "bomb"),)
+
+    damaged = {
+        "cut": whole[: len(whole) // 2],
+        "flipped": whole[:100] + bytes(b ^ 255 for b in whole[100:2000]) + whole[2000:],
+        "empty": b"",
+        "pickle": pickle.dumps(Bomb()),
+    }
+    left_behind.write_bytes(damaged[damage])
+    with pytest.raises(ValueError, match="damaged"):
+        KSIVIApproximator(**SETTINGS, checkpoint=left_behind).fit(Banana())
+    assert not (tmp_path / "bomb").exists()
+
+
+def test_a_failed_write_leaves_the_last_whole_file(tmp_path):
+    checkpoint = Checkpoint(tmp_path / "fit.ckpt", {"a": 1})
+    checkpoint.save({"n": 1})
+    with pytest.raises((AttributeError, pickle.PicklingError)):
+        checkpoint.save({"n": lambda: None})
+    assert Checkpoint(tmp_path / "fit.ckpt", {"a": 1}).found["n"] == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["fit.ckpt"]

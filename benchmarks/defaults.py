@@ -220,6 +220,7 @@ def main():
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--max-iter", type=int, help="of every fit, for a quick look")
+    parser.add_argument("--merge", type=Path, help="show rows of other methods from this file too")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     quick = {} if args.max_iter is None else {"max_iter": args.max_iter}
@@ -236,6 +237,9 @@ def main():
         for seed in range(1 if m in ONE_SEED else args.seeds)
     ]
     rows = Parallel(n_jobs=args.jobs)(delayed(run)(*task) for task in tasks)
+    if args.merge:
+        earlier = json.loads(args.merge.read_text())["rows"]
+        rows += [r for r in earlier if r["method"] not in methods and r["name"] in args.names]
     print_table(rows)
     for row in rows:
         if row["failed"]:

@@ -590,3 +590,8 @@ POSTERIORS = {
     "eight_blobs": Posterior(eight_blobs, {"modes"}),
     "two_blobs": Posterior(two_blobs, {"modes"}),
 }
+
+
+if __name__ == "__main__":
+    for name, (make, kind) in POSTERIORS.items():
+        print(f"{name:<24}{make().n_features:>5}  {', '.join(sorted(kind))}")

@@ -3,6 +3,7 @@
 from skksivi import annealing, baselines, datasets, kernels, metrics, targets
 from skksivi._ksivi import KSIVIApproximator
 from skksivi._version import __version__
+from skksivi.persistence import load, save
 
 __all__ = [
     "KSIVIApproximator",
@@ -11,6 +12,8 @@ __all__ = [
     "baselines",
     "datasets",
     "kernels",
+    "load",
     "metrics",
+    "save",
     "targets",
 ]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from skksivi._score import Score, ScoreFunction
+from skksivi._score import Score, ScoreFunction, central_difference
 
 
 class Affine(NamedTuple):
@@ -123,10 +123,19 @@ class WhitenedScore(NamedTuple):
     map: Affine | LowRank
 
     def with_pullback(self, u: Tensor) -> tuple[Tensor, ScoreFunction]:
-        """Return the score at u (n, d), and the map of v to J_u^T v = L^T J_x^T L v."""
+        """Return the score at u (n, d), and the map of v to J_u^T v = L^T J_x^T L v.
+
+        Differences are taken along u, where one step suits every coordinate.
+        """
+        if self.score_fn.by_differences:
+            u_, step = u.to(self.map.m), self.score_fn.step
+            return self._at(u_).to(u), lambda v: central_difference(self._at, u_, v.to(u_), step).to(v)
         s, pull = self.score_fn.with_pullback(self.map.unwhiten(u.to(self.map.m)))
 
         def pullback(v: Tensor) -> Tensor:
             return self.map.whiten_score(pull(self.map.unwhiten_direction(v.to(s)))).to(v)
 
         return self.map.whiten_score(s).to(u), pullback
+
+    def _at(self, u: Tensor) -> Tensor:
+        return self.map.whiten_score(self.score_fn(self.map.unwhiten(u)))

@@ -7,19 +7,20 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor, nn
 
+from skksivi._affine import WhitenedScore
 from skksivi._checkpoint import Checkpoint
 from skksivi._families import Bootstrap, Mixing, Normal, SemiImplicit, gaussian_layer
 from skksivi._fused import value_and_gradients
 from skksivi._moments import Departure, MomentPenalty, departure, moments
 from skksivi._pilot import Pilot
-from skksivi._score import Score
+from skksivi._score import PRODUCTS, Score
 from skksivi._stein import GRADIENT_ESTIMATORS
 from skksivi._training import Watch, minimise
 from skksivi._whitening import MAX_FEATURES, MAX_POINTS, WHITENINGS, Whitening, find_whitening, pulled_back
@@ -42,6 +43,15 @@ LOOK_EVERY = 500
 
 #: Width of a kernel in whitened coordinates, in units of the square root of the dimension.
 WHITENED_BANDWIDTH = 0.5
+
+
+class Start(NamedTuple):
+    """Where a training starts: coordinates, a family in them, what ties it to a pilot, and the seed of its noise."""
+
+    whitening: Whitening
+    family: SemiImplicit
+    penalty: MomentPenalty | None
+    seed: int
 
 
 class KSIVIApproximator(BaseApproximator):
@@ -92,11 +102,11 @@ class KSIVIApproximator(BaseApproximator):
         x, as in the paper. Beyond 1,000 features all three names mean the curvature at the mode as a diagonal and a
         few directions.
     init : array-like of shape (n_features,) or (k, n_features), default=None
-        Where the search for modes starts. None means the origin and, with whiten="auto", points scattered around it
-        on scales from 1 to 100.
+        Where the search for modes starts; of several rows only whiten="auto" takes more than the first. None means
+        the origin and, with whiten="auto", points scattered around it on scales from 1 to 100.
     whiten_budget : int, default=400_000
-        Points at which whiten="auto" is to evaluate the score, about; it sets the number of chains. Chains that do
-        not settle, or mix slowly, take up to three times as many.
+        Points at which whiten="auto" is to evaluate the score, about; it sets the number of chains, of which there
+        are 128 at least. Chains that do not settle, or mix slowly, take up to three times as many.
     pilot_weight : float, default=1.0
         Weight of the penalty that holds the first three moments of the draws to the pilot's, which the discrepancy
         hardly sees in the tails; zero for none.
@@ -114,14 +124,20 @@ class KSIVIApproximator(BaseApproximator):
         Inverse temperature by which the score is multiplied, as a function of progress in [0, 1];
         "linear" is `skksivi.annealing.Linear()`.
     ema_decay : float or None, default=0.999
-        The fitted parameters are an exponential moving average with this decay; None takes the last ones.
+        The fitted parameters are an exponential moving average with this decay, or over a tenth of the iterations so
+        far where that is less; None takes the last ones.
     max_grad_norm : float or None, default=None
         Clip the gradient to this Euclidean norm.
     tol : float or None, default=None
-        Stop when the fixed-kernel discrepancy (see `score`) has not fallen by this share for `n_iter_no_change`
+        Stop when the discrepancy under one fixed kernel in u has not fallen by this share for `n_iter_no_change`
         iterations. None runs all `max_iter` iterations.
     n_iter_no_change : int, default=2000
         Patience of early stopping, in iterations.
+    hvp : {"auto", "autograd", "finite-difference"}, default="auto"
+        How the products of the score's Jacobian with vectors are formed, of which the gradient is made. "autograd"
+        differentiates the score and refuses one of which that is wrong; "finite-difference" takes central
+        differences of the score along the vector, two more evaluations, which supposes that it is a gradient; "auto"
+        takes the target's own `score_vjp`, else the former where it agrees with the latter at a few points.
     checkpoint : path-like or None, default=None
         A file in which the fit is saved now and then. If `fit` finds one there, of a fit with the same settings and
         score that did not end, it goes on from it; on a CPU with the same number of threads the result is that of a
@@ -130,7 +146,7 @@ class KSIVIApproximator(BaseApproximator):
         Iterations from one save to the next.
     warm_start : bool, default=False
         Whether `fit` continues from the family and the whitening of the last fit, whatever the parameters of their
-        construction say now; the optimiser starts anew.
+        construction say now; the optimiser starts anew, and without the penalty of `pilot_weight`.
     device : str or torch.device, default="auto"
         Where to compute; "auto" takes a GPU where there is one.
     dtype : {"float32", "float64"}, default="float32"
@@ -148,8 +164,8 @@ class KSIVIApproximator(BaseApproximator):
     loss_curve_ : ndarray of shape (`n_iter_`,)
         The estimate of KSD^2 at each iteration, under the training kernel.
     ksd_curve_ : ndarray
-        The fixed-kernel discrepancy, each 500 iterations; of a fit that starts at a pilot the start too. Empty
-        without a pilot and `tol`.
+        The squared discrepancy under one fixed kernel in u, each 500 iterations; of a fit that starts at a pilot the
+        start too. Empty without a pilot and `tol`.
     best_iter_ : int
         The iteration whose state was kept: of a fit that starts at a pilot that with the smallest fixed-kernel
         discrepancy of those whose moments stayed near the start's, zero if training has not improved on the start;
@@ -209,6 +225,7 @@ class KSIVIApproximator(BaseApproximator):
         "max_grad_norm": [Interval(Real, 0, None, closed="neither"), None],
         "tol": [Interval(Real, 0, None, closed="left"), None],
         "n_iter_no_change": [Interval(Integral, 1, None, closed="left")],
+        "hvp": [StrOptions(set(PRODUCTS))],
         "checkpoint": [str, os.PathLike, None],
         "checkpoint_every": [Interval(Integral, 1, None, closed="left")],
         "warm_start": ["boolean"],
@@ -246,6 +263,7 @@ class KSIVIApproximator(BaseApproximator):
         max_grad_norm: float | None = None,
         tol: float | None = None,
         n_iter_no_change: int = 2000,
+        hvp: str = "auto",
         checkpoint: str | os.PathLike[str] | None = None,
         checkpoint_every: int = 1000,
         warm_start: bool = False,
@@ -277,6 +295,7 @@ class KSIVIApproximator(BaseApproximator):
         self.max_grad_norm = max_grad_norm
         self.tol = tol
         self.n_iter_no_change = n_iter_no_change
+        self.hvp = hvp
         self.checkpoint = checkpoint
         self.checkpoint_every = checkpoint_every
         self.warm_start = warm_start
@@ -311,34 +330,57 @@ class KSIVIApproximator(BaseApproximator):
         """
         return super().score_samples(X)
 
+    def _points_near_target(self) -> Any:
+        if self.init is None and self.whiten is not None and not isinstance(self.whiten, str):
+            return self.whiten[0] if len(self.whiten) else None
+        return self.init
+
     def _fit(self, score_fn: Score, generator: torch.Generator) -> None:
-        self._check_sequences()
-        d = score_fn.n_features
-        kernel = self._resolve_kernel(d)
+        self._check_parameters(score_fn.n_features)
+        checkpoint = self._checkpoint(score_fn)
+        start, resume = self._start(score_fn, generator, checkpoint)
+        whitening, family = start.whitening, copy.deepcopy(start.family)
+        watch = self._watch(score_fn, whitening, family, generator)
+        annealing: Any = Linear() if self.annealing == "linear" else self.annealing
+        run = minimise(
+            self._gradient_fn(pulled_back(score_fn, whitening), family, start.penalty, generator),
+            family,
+            generator=generator,
+            max_iter=self.max_iter,
+            learning_rate=self.learning_rate,
+            learning_rate_decay=self.learning_rate_decay,
+            betas=self.betas,
+            max_grad_norm=self.max_grad_norm,
+            ema_decay=self.ema_decay,
+            annealing=annealing,
+            watch=watch,
+            save=None if checkpoint is None else lambda state: checkpoint.save({**start._asdict(), "state": state}),
+            save_every=self.checkpoint_every,
+            resume=resume,
+        )
+        losses, monitored = (self.loss_curve_, self.ksd_curve_) if self._continues() else ([], [])
+        self.loss_curve_ = np.concatenate([losses, run.losses])
+        self.ksd_curve_ = np.concatenate([monitored, run.monitored])
+        self.engine_ = run.engine
+        self.n_iter_ = len(self.loss_curve_)
+        self.best_iter_ = self.n_iter_ if watch is None else self.n_iter_ - len(run.losses) + watch.restore(family)
+        self.family_ = family.requires_grad_(False)
+        self.whitening_ = whitening
+        if checkpoint is not None:
+            checkpoint.path.unlink(missing_ok=True)
+        self._warn(None if watch is None or not watch.keeps_best else watch.last, whitening)
+
+    def _gradient_fn(
+        self,
+        score_u: Score | WhitenedScore,
+        family: SemiImplicit,
+        penalty: MomentPenalty | None,
+        generator: torch.Generator,
+    ) -> Callable[[Tensor | None], Tensor]:
+        """Return the function that sets the gradient of the parameters and returns the estimate of KSD^2."""
+        kernel = self._resolve_kernel(family.n_features)
         estimator = GRADIENT_ESTIMATORS[self.gradient_estimator]
         n_draws = estimator.n_batches * self.batch_size
-        annealing: Any = Linear() if self.annealing == "linear" else self.annealing
-        if self.mixing == "pilot" and not (self._bootstraps() and self.whiten == "auto" and d <= MAX_FEATURES):
-            raise ValueError(
-                "`mixing` is 'pilot', which needs whiten='auto', latent_dim=None, linear_skip=True and at most "
-                f"{MAX_FEATURES} features; change them, or set mixing='normal'."
-            )
-        checkpoint = self._checkpoint(score_fn)
-        resume = checkpoint.found if checkpoint is not None else None
-        if resume is None:
-            whitening, pilot = self._find_whitening(score_fn, generator)
-            family, penalty = self._start(score_fn, whitening, pilot, generator)
-            start: dict[str, Any] = {
-                "whitening": whitening,
-                "family": copy.deepcopy(family),
-                "seed": generator.initial_seed(),
-            }
-        else:
-            start = {name: resume[name] for name in ("whitening", "family", "seed")}
-            whitening, family, penalty = start["whitening"], copy.deepcopy(start["family"]), resume["penalty"]
-            generator.manual_seed(start["seed"])
-        score_u = pulled_back(score_fn, whitening)
-        watch = self._watch(score_fn, whitening, family, generator)
 
         def gradient_fn(inverse_temperature: Tensor | None) -> Tensor:
             (u, conditional_score), pull_draw = family.draw_with_pullback(n_draws, generator)
@@ -353,34 +395,7 @@ class KSIVIApproximator(BaseApproximator):
             pull_draw(du, -df)
             return ksd
 
-        run = minimise(
-            gradient_fn,
-            family,
-            generator=generator,
-            max_iter=self.max_iter,
-            learning_rate=self.learning_rate,
-            learning_rate_decay=self.learning_rate_decay,
-            betas=self.betas,
-            max_grad_norm=self.max_grad_norm,
-            ema_decay=self.ema_decay,
-            annealing=annealing,
-            watch=watch,
-            save=None if checkpoint is None else lambda s: checkpoint.save({**start, "penalty": penalty, "state": s}),
-            save_every=self.checkpoint_every,
-            resume=None if resume is None else resume["state"],
-        )
-        losses, monitored = (self.loss_curve_, self.ksd_curve_) if self._continues() else ([], [])
-        self.loss_curve_ = np.concatenate([losses, run.losses])
-        self.ksd_curve_ = np.concatenate([monitored, run.monitored])
-        self.engine_ = run.engine
-        self.n_iter_ = len(self.loss_curve_)
-        self.best_iter_ = self.n_iter_ if watch is None else self.n_iter_ - len(run.losses) + watch.restore(family)
-        self.family_ = family.requires_grad_(False)
-        self.whitening_ = whitening
-        if checkpoint is not None:
-            checkpoint.path.unlink(missing_ok=True)
-        if watch is not None and isinstance(family.mixing, Bootstrap):
-            self._warn(watch.last, whitening)
+        return gradient_fn
 
     def _sample(self, n: int, generator: torch.Generator) -> Tensor:
         return self.whitening_.map.unwhiten(self.family_.draw(n, generator).x.double())
@@ -414,28 +429,35 @@ class KSIVIApproximator(BaseApproximator):
         fixed = isinstance(self.kernel, str) and self.whiten is not None
         return resolve_kernel(self.kernel, WHITENED_BANDWIDTH * math.sqrt(d) if fixed else None)
 
-    def _find_whitening(self, score_fn: Score, generator: torch.Generator) -> tuple[Whitening, Pilot | None]:
-        """Find the map, or with `warm_start` take that of the last fit."""
+    def _start(
+        self, score_fn: Score, generator: torch.Generator, checkpoint: Checkpoint | None
+    ) -> tuple[Start, dict[str, Any] | None]:
+        """Return where the training starts and, from a checkpoint, the state in which it goes on."""
+        if checkpoint is not None and checkpoint.found is not None:
+            start = Start(*(checkpoint.found[name] for name in Start._fields))
+            generator.manual_seed(start.seed)
+            return start, checkpoint.found["state"]
+        seed = generator.initial_seed()
         if not self._continues():
-            return find_whitening(self.whiten, score_fn, generator, init=self.init, budget=self.whiten_budget)
+            whitening, pilot = find_whitening(
+                self.whiten, score_fn, generator, init=self.init, budget=self.whiten_budget
+            )
+            return Start(whitening, *self._build(score_fn, whitening, pilot, generator), seed), None
         if self.n_features_in_ != score_fn.n_features:
             raise ValueError(
                 f"`warm_start` continues a fit of {self.n_features_in_} features, but the target has "
                 f"{score_fn.n_features}; set warm_start=False."
             )
-        return self.whitening_, None
+        family = self.family_.to(score_fn.device, score_fn.dtype)
+        return Start(self.whitening_, copy.deepcopy(family).requires_grad_(), None, seed), None
 
-    def _start(
+    def _build(
         self, score_fn: Score, whitening: Whitening, pilot: Pilot | None, generator: torch.Generator
     ) -> tuple[SemiImplicit, MomentPenalty | None]:
-        """Return a new family and what ties it to the pilot, or with `warm_start` a copy of the fitted one."""
-        if self._continues():
-            return copy.deepcopy(self.family_).to(score_fn.device, score_fn.dtype).requires_grad_(), None
+        """Return a new family and what ties it to the pilot."""
         d, penalty = score_fn.n_features, None
         sigma: Any = self.initial_scale
         mixing: Mixing = Normal(self.latent_dim or min(d, MAX_LATENT_DIM))
-        if self.linear_skip and self.whiten is not None and mixing.latent_dim < d:  # the rest of N(0, I)
-            sigma = torch.full((d,), 1.0).index_fill(0, torch.arange(mixing.latent_dim), self.initial_scale)
         if pilot is not None and self._bootstraps():
             u = whitening.map.whiten(pilot.x).to(score_fn.dtype)
             points = Pilot(u, *pilot[1:]).thinned(MAX_POINTS // d)
@@ -443,6 +465,9 @@ class KSIVIApproximator(BaseApproximator):
             sigma = (sigma * points.sd_within()).clamp_min(2 * self.min_scale)
             if pilot.settled and self.pilot_weight > 0:
                 penalty = MomentPenalty(moments(u), self.pilot_weight)
+        elif self.linear_skip and self.whiten is not None:  # what z does not reach starts at N(0, 1) too
+            sigma = torch.ones(d, device=score_fn.device)
+            sigma[: mixing.latent_dim] = self.initial_scale
         family = gaussian_layer(
             d,
             mixing=mixing,
@@ -473,9 +498,9 @@ class KSIVIApproximator(BaseApproximator):
         """
         starts_at_pilot = isinstance(family.mixing, Bootstrap)
         guards = starts_at_pilot and whitening.settled
-        if self.tol is None and not starts_at_pilot:
+        if self.tol is None and not guards:
             return None
-        judge = Judge(score_fn.double.score_fn, score_fn.n_features, score_fn.device, whitening.map)
+        judge = Judge(score_fn.double, score_fn.n_features, score_fn.device, whitening.map)
         seed = generator.initial_seed()
 
         @torch.no_grad()
@@ -497,7 +522,7 @@ class KSIVIApproximator(BaseApproximator):
             watch.look(family, 0)
         return watch
 
-    def _warn(self, last: Departure, whitening: Whitening) -> None:
+    def _warn(self, last: Departure | None, whitening: Whitening) -> None:
         """Say where the end of the training has left the pilot, or that the pilot is not to be trusted."""
         if not whitening.settled:
             warnings.warn(
@@ -507,7 +532,7 @@ class KSIVIApproximator(BaseApproximator):
                 ConvergenceWarning,
                 stacklevel=4,
             )
-        elif not last.accepted:
+        elif last is not None and not last.accepted:
             worst = int(last.excess.argmax())
             warnings.warn(
                 f"The training ended with coordinate {worst} of the whitened draws at {last.sd_ratio[worst]:.2f} "
@@ -518,8 +543,13 @@ class KSIVIApproximator(BaseApproximator):
                 stacklevel=4,
             )
 
-    def _check_sequences(self) -> None:
+    def _check_parameters(self, d: int) -> None:
         """Check what scikit-learn's parameter constraints cannot express."""
+        if self.mixing == "pilot" and not (self._bootstraps() and self.whiten == "auto" and d <= MAX_FEATURES):
+            raise ValueError(
+                "`mixing` is 'pilot', which needs whiten='auto', latent_dim=None, linear_skip=True and at most "
+                f"{MAX_FEATURES} features; change them, or set mixing='normal'."
+            )
         if not all(isinstance(n, Integral) and n >= 1 for n in self.hidden_layer_sizes):
             raise ValueError(f"`hidden_layer_sizes` must hold positive integers, got {self.hidden_layer_sizes!r}.")
         if len(self.betas) != 2 or not all(isinstance(b, Real) and 0 <= b < 1 for b in self.betas):

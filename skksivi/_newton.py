@@ -6,10 +6,20 @@ import torch
 from torch import Tensor
 
 from skksivi._affine import Affine, LowRank
-from skksivi._score import ScoreFunction
+from skksivi._score import ScoreFunction, jacobian_product
 
 #: Largest share of the decrement of a start at which a climb has arrived, for each feature.
 TOLERANCE = 1e-4
+
+#: Beyond this a number is taken for infinite.
+FAR = 1e75
+
+#: Why there are no modes.
+LEFT = (
+    "The search for the target left the finite numbers: `score_fn` may have the wrong sign (it is the gradient of "
+    "log p, not of -log p) or belong to no proper density. Else set `init` to a point near a mode, or `whiten` to a "
+    "pair (mean, Cholesky factor), or to None."
+)
 
 #: Random signs by which a diagonal is estimated.
 N_PROBES = 128
@@ -18,11 +28,8 @@ N_PROBES = 128
 def jacobians(score_fn: ScoreFunction, x: Tensor) -> Tensor:
     """Return the Jacobians (k, d, d) of the score at points x (k, d), one vector-Jacobian product of k d rows."""
     k, d = x.shape
-    rows = x.repeat_interleave(d, 0).requires_grad_()
-    with torch.enable_grad():
-        s = score_fn(rows)
-        (J,) = torch.autograd.grad(s, rows, torch.eye(d, dtype=x.dtype, device=x.device).repeat(k, 1))
-    J = J.view(k, d, d)
+    directions = torch.eye(d, dtype=x.dtype, device=x.device).repeat(k, 1)
+    J = jacobian_product(score_fn, x.repeat_interleave(d, 0), directions).view(k, d, d)
     return (J + J.mT) / 2
 
 
@@ -35,12 +42,8 @@ def saddle_free_newton(score_fn: ScoreFunction, x: Tensor, max_iter: int = 200) 
         The climb left the region where the score is finite.
     """
     maps, _ = climb(score_fn, x[None], max_iter)
-    if not maps:
-        raise ValueError(
-            "The search for a mode left the region where `score_fn` is finite: it may have the wrong sign (it is the "
-            "gradient of log p, not of -log p) or belong to no proper density. Else set `init` to a point near a "
-            "mode, or `whiten` to a pair (mean, Cholesky factor), or to None."
-        )
+    if not maps or maps[0].m.abs().max() > FAR:
+        raise ValueError(LEFT)
     return maps[0]
 
 
@@ -159,40 +162,33 @@ def newton_cg(score_fn: ScoreFunction, x: Tensor, generator: torch.Generator, ma
     Raises
     ------
     ValueError
-        The climb left the region where the score is finite.
+        The climb has not come to a mode.
     """
     for _ in range(max_iter):
         s = score_fn(x[None])[0].detach()
         D = _diagonal_scale(score_fn, x, generator)
         p = D * _conjugate_gradients(_scaled_curvature(score_fn, x, D), D * s)
         decrement = s @ p
-        if not decrement > TOLERANCE * len(x):
+        if not (decrement.isfinite() and x.abs().max() < FAR):
             break
-        step = _steps(score_fn, x[None], p[None], decrement[None])[0]
-        if step == 0:
-            break
-        x = x + step * p
-    D = _diagonal_scale(score_fn, x, generator)
-    lam, V = _lanczos(
-        lambda v: D * _curvature_times(score_fn, x, D * v), torch.randn(len(x), generator=generator).to(x)
-    )
-    if not (x.isfinite().all() and lam.isfinite().all()):
-        raise ValueError(
-            "The search for a mode left the region where `score_fn` is finite: it may have the wrong sign (it is the "
-            "gradient of log p, not of -log p) or belong to no proper density. Else set `init` to a point near a "
-            "mode, or `whiten` to None."
-        )
-    stands_out = (lam > 0) & (lam.log().abs() > 0.5)
-    return LowRank(x, D, V[:, stands_out].contiguous(), lam[stands_out].rsqrt())
+        step = _steps(score_fn, x[None], p[None], decrement[None])[0] if decrement > TOLERANCE * len(x) else 0
+        if step != 0:
+            x = x + step * p
+            continue
+        start = torch.randn(len(x), generator=generator, dtype=x.dtype, device=x.device)
+        lam, V = _lanczos(_scaled_curvature(score_fn, x, D), start)
+        if len(lam) and lam[0] < -1e-6 * lam.abs().max():  # a saddle: leave along its steepest direction
+            x = x + D * V[:, 0] * lam[0].abs().rsqrt()
+            continue
+        stands_out = lam.log().abs() > 0.5
+        return LowRank(x, D, V[:, stands_out].contiguous(), lam[stands_out].rsqrt())
+    raise ValueError(LEFT)
 
 
 def _curvature_times(score_fn: ScoreFunction, x: Tensor, v: Tensor) -> Tensor:
     """Return minus the Jacobian at x (d,) times each row of v (k, d), or times v (d,)."""
-    rows = x.expand(v.reshape(-1, len(x)).shape).clone().requires_grad_()
-    with torch.enable_grad():
-        s = score_fn(rows)
-        (product,) = torch.autograd.grad(s, rows, v.reshape(rows.shape))
-    return -product.view(v.shape)
+    rows = v.reshape(-1, len(x))
+    return -jacobian_product(score_fn, x.expand(rows.shape).clone(), rows).view(v.shape)
 
 
 def _scaled_curvature(score_fn: ScoreFunction, x: Tensor, D: Tensor) -> ScoreFunction:
@@ -237,6 +233,8 @@ def _lanczos(times: ScoreFunction, start: Tensor, n_iter: int = 300) -> tuple[Te
     basis, alphas, betas = [start / start.norm()], [], []
     for _ in range(min(n_iter, len(start))):
         w = times(basis[-1])
+        if not w.isfinite().all():
+            raise ValueError(LEFT)
         alphas.append(w @ basis[-1])
         for _ in range(2):  # orthogonal to all before, to rounding
             Q = torch.stack(basis, 1)

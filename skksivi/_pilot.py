@@ -8,11 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from sklearn.covariance import ledoit_wolf
 from torch import Tensor
 
 from skksivi._affine import Affine
-from skksivi._newton import climb
+from skksivi._newton import FAR, LEFT, climb
 from skksivi._score import ScoreFunction
 
 #: The fewest chains of an ensemble, the most, and the fewest around one mode.
@@ -27,8 +26,8 @@ MAX_MATCHED_FEATURES = 200
 #: Steps of a climb to a mode.
 MAX_CLIMB = 60
 
-#: Metropolis steps from one state of a chain that is kept to the next.
-KEEP_EVERY = 3
+#: Metropolis steps from one state of a chain that is kept to the next, at least; numbers that are kept, at most.
+KEEP_EVERY, MAX_KEPT = 3, 2**25
 
 #: The most rounds of Metropolis steps, and the standard error of the means, in sd, at which they end before.
 MAX_ROUNDS, ENOUGH = 4, 0.02
@@ -38,6 +37,9 @@ N_COMPARED = 32
 
 #: Points of a pilot below which a mode does not count as one.
 MIN_POINTS_OF_MODE = 20
+
+#: Where a panel of a line integral is split, how often at most, and how many panels a line may have open at once.
+SPLIT, MAX_SPLITS, MAX_PANELS = 0.414, 40, 200
 
 #: Share of the target below which a mode is left out.
 MIN_WEIGHT = 1e-3
@@ -77,8 +79,8 @@ class Pilot(NamedTuple):
         return self._replace(x=torch.cat(parts), n_of_mode=[len(part) for part in parts])
 
     def sd_within(self) -> Tensor:
-        """Return the standard deviations (d,) of the points around the means of their modes."""
-        return torch.cat([part - part.mean(0) for part in self.x.split(self.n_of_mode)]).square().mean(0).sqrt()
+        """Return the standard deviations (d,) of the points within the narrowest of their modes."""
+        return torch.stack([part.std(0) for part in self.x.split(self.n_of_mode)]).amin(0)
 
 
 # Modes
@@ -111,13 +113,10 @@ def find_modes(
         All climbs left the region where the score is finite.
     """
     found, arrived = climb(score_fn, starts, MAX_CLIMB)
-    maps = [*known, *(a for a, at_a_mode in zip(found, arrived.tolist(), strict=True) if at_a_mode)] or found
+    maps = [*known, *(a for a, at_a_mode in zip(found, arrived.tolist(), strict=True) if at_a_mode)]
+    maps = maps or [a for a in found if a.m.abs().max() < FAR]
     if not maps:
-        raise ValueError(
-            "`score_fn` is finite around no place where the search for a mode led: it may have the wrong sign (it is "
-            "the gradient of log p, not of -log p) or belong to no proper density. Else set `init` to a point near a "
-            "mode, or `whiten` to a pair (mean, Cholesky factor), or to None."
-        )
+        raise ValueError(LEFT)
     distinct: list[Affine] = []
     for a in maps:
         if not any(_same(a, b) for b in distinct):
@@ -126,10 +125,10 @@ def find_modes(
     evidence = [best.log_determinant()]
     kept = [best]
     for a in others:
-        there, back = log_ratio(score_fn, best.m, a.m), log_ratio(score_fn, a.m, best.m)
-        if (there + back).abs() < 0.1 + 1e-3 * there.abs():
+        height = log_ratio(score_fn, best.m, a.m)
+        if height.isfinite():
             kept.append(a)
-            evidence.append(there + a.log_determinant())
+            evidence.append(height + a.log_determinant())
     weights = torch.stack(evidence).softmax(0)
     order = [k for k in weights.argsort(descending=True).tolist() if weights[k] >= MIN_WEIGHT]
     return Modes([kept[k] for k in order], weights[order] / weights[order].sum())
@@ -149,20 +148,48 @@ def score_divergence(score_fn: ScoreFunction, q: Affine, generator: torch.Genera
 
 
 def log_ratio(score_fn: ScoreFunction, a: Tensor, b: Tensor) -> Tensor:
-    r"""Integrate the score along a line: :math:`\log p(b) - \log p(a) = \int_0^1 s(a + t (b - a))^\top (b - a)\,dt`.
+    r"""Integrate the score along lines: :math:`\log p(b) - \log p(a) = \int_0^1 s(a + t (b - a))^\top (b - a)\,dt`.
 
-    Gauss-Legendre panels, many and of odd width, for the kink half-way between two equal peaks hides from a symmetric
-    rule; they shrink towards both ends, where the peaks are.
+    A panel by Gauss and Legendre's rule is split until its value agrees with that of its parts. They are of unequal
+    widths: the kink half-way between two equal peaks would hide from halves.
+
+    Parameters
+    ----------
+    score_fn : callable
+    a : Tensor of shape (d,)
+    b : Tensor of shape (..., d)
+
+    Returns
+    -------
+    ratio : Tensor of shape (...)
+        NaN where the score is not finite on the way, or the panels do not settle.
     """
-    small = 0.031 * 0.5 ** np.arange(20)
-    edges = np.concatenate([[0.0], small[::-1], np.linspace(0.031, 0.957, 32)[1:-1], 1 - 1.387 * small, [1.0]])
-    nodes, weights = np.polynomial.legendre.leggauss(6)
-    half = np.diff(edges)[:, None] / 2
-    t = torch.as_tensor((edges[:-1, None] + half * (1 + nodes)).ravel()).to(a)
-    w = torch.as_tensor((half * weights).ravel()).to(a)
-    line = a + t.view(-1, *[1] * b.dim()) * (b - a)
-    slope = (score_fn(line.flatten(0, -2)).detach().view(line.shape) * (b - a)).sum(-1)
-    return torch.tensordot(w, slope, 1)
+    gaps = (b - a).reshape(-1, b.shape[-1])
+    nodes, weights = (torch.as_tensor(v).to(a) for v in np.polynomial.legendre.leggauss(8))
+
+    def integrals(row: Tensor, low: Tensor, width: Tensor) -> Tensor:
+        t = low[:, None] + width[:, None] * (1 + nodes) / 2
+        points = a + t[:, :, None] * gaps[row, None]
+        slopes = (score_fn(points.flatten(0, 1)).detach().view(points.shape) * gaps[row, None]).sum(-1)
+        return slopes @ weights * width / 2
+
+    total = a.new_zeros(len(gaps))
+    row = torch.arange(len(gaps), device=a.device).repeat(2)
+    low = a.new_tensor([0.0, SPLIT]).repeat_interleave(len(gaps))
+    width = a.new_tensor([SPLIT, 1 - SPLIT]).repeat_interleave(len(gaps))
+    value = integrals(row, low, width)
+    for _ in range(MAX_SPLITS):
+        row, low = row.repeat(2), torch.cat([low, low + SPLIT * width])
+        width = torch.cat([SPLIT * width, (1 - SPLIT) * width])
+        parts = integrals(row, low, width)
+        first, second = parts.chunk(2)
+        open_ = ~((value - first - second).abs() < 1e-3 + 1e-6 * (first.abs() + second.abs()))
+        total.index_add_(0, row[: len(value)][~open_], (first + second)[~open_])
+        row, low, width, value = (v[open_.repeat(2)] for v in (row, low, width, parts))
+        if not len(row) or len(row) > MAX_PANELS * len(gaps):
+            break
+    total[row] = torch.nan
+    return total.view(b.shape[:-1])
 
 
 # A Gaussian
@@ -282,6 +309,8 @@ def metropolis(
     n, d = x.shape
     common, kept = 1.3 * d ** (-1 / 3), []
     inner = 0.5 - 0.5 / math.sqrt(5), 0.5 + 0.5 / math.sqrt(5)
+    every = max(KEEP_EVERY, N_METROPOLIS * x.numel() // MAX_KEPT)
+    x = _revive(x.where(score_fn(x).isfinite().all(1)[:, None], torch.nan), generator)
     s = score_fn(x).detach() @ L
     for t in range(1, N_METROPOLIS + 1):
         h = common * 0.25 ** torch.rand(n, 1, generator=generator, dtype=x.dtype, device=x.device)
@@ -298,7 +327,7 @@ def metropolis(
         x, s = torch.where(accept[:, None], y, x), torch.where(accept[:, None], s_y, s)
         if t <= N_METROPOLIS // 3:
             common *= math.exp(0.3 * (log_ratio.clamp_max(0).exp().mean().item() - acceptance))
-        elif t % KEEP_EVERY == 0:
+        elif t % every == 0:
             kept.append(x)
     return torch.stack(kept), Ensemble(x, _adapted(L, x))
 
@@ -309,22 +338,21 @@ def _shortened(s: Tensor) -> Tensor:
 
 
 def _revive(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Put chains that are not finite in the places of others."""
-    finite = x.isfinite().all(1)
+    """Put chains that are not finite, or as good as, in the places of others."""
+    finite = (x.abs() < FAR).all(1)
     if finite.all():
         return x
     alive = x[finite]
     if not len(alive):
-        raise ValueError(
-            "All chains that explore the target left the finite numbers: `score_fn` may have the wrong sign or "
-            "belong to no proper density. Else set `whiten` to 'laplace', a pair (mean, Cholesky factor) or None."
-        )
+        raise ValueError(LEFT)
     others = torch.randint(len(alive), (len(x),), generator=generator, device=x.device)
     return torch.where(finite[:, None], x, alive[others])
 
 
 def _adapted(L: Tensor, x: Tensor) -> Tensor:
     """Return a root of the covariance of x, shrunk towards L L^T where the points are few (Ledoit and Wolf 2004)."""
+    from sklearn.covariance import ledoit_wolf  # not above: it imports rich, which draws from `random`
+
     u = torch.linalg.solve_triangular(L, (x - x.mean(0)).mT, upper=False).mT
     covariance, _ = ledoit_wolf(u.cpu().numpy())
     factor, failed = torch.linalg.cholesky_ex(torch.as_tensor(covariance).to(L))
@@ -345,8 +373,9 @@ def find_pilot(score_fn: ScoreFunction, modes: Modes, generator: torch.Generator
     """
     n_chains = min(max(budget // (N_LANGEVIN + 3 * N_METROPOLIS), MIN_CHAINS), MAX_CHAINS)
     weights = modes.weights.tolist()
+    fewest = min(MIN_CHAINS_OF_MODE, max(16, 2 * n_chains // len(weights)))
     ensembles = [
-        langevin(score_fn, _start(score_fn, mode, max(MIN_CHAINS_OF_MODE, round(n_chains * w)), generator), generator)
+        langevin(score_fn, _start(score_fn, mode, max(fewest, round(n_chains * w)), generator), generator)
         for mode, w in zip(modes.maps, weights, strict=True)
     ]
     kept: list[Tensor] = []
@@ -388,7 +417,9 @@ def _start(score_fn: ScoreFunction, mode: Affine, n: int, generator: torch.Gener
     if len(mode.m) <= MAX_MATCHED_FEATURES:
         candidates.append(batch_and_match(score_fn, mode, generator))
     bounds = [lower_bound(score_fn, q, mode.m, generator) for q in candidates]
-    while max(bounds) == -math.inf:  # too wide for finite scores
+    for _ in range(100):  # too wide for finite scores
+        if max(bounds) > -math.inf:
+            break
         candidates = [Affine(q.m, q.L / 2) for q in candidates]
         bounds = [lower_bound(score_fn, q, mode.m, generator) for q in candidates]
     q = candidates[bounds.index(max(bounds))]

@@ -1,9 +1,12 @@
-"""What a user's score function may return, checked before it is trusted."""
+"""What a user's score function may be and return, checked before it is trusted, and products with its Jacobian."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,6 +15,24 @@ ScoreFunction = Callable[[Tensor], Tensor]
 
 #: Maps points to their scores and a function v -> J^T v.
 ScoreWithProduct = Callable[[Tensor], tuple[Tensor, ScoreFunction]]
+
+#: The rules by which products with the Jacobian are formed.
+PRODUCTS = ("auto", "autograd", "finite-difference")
+
+#: Step of a central difference by the type in which a score is computed, in units of 1 + |x|.
+STEPS = {torch.float32: 3e-3, torch.float64: 1e-5}
+
+#: Relative differences of two Jacobians that are no rounding.
+TOLERANCES = {torch.float32: 2e-2, torch.float64: 1e-3}
+
+#: Relative asymmetry of a Jacobian beyond which it is not that of a gradient.
+ASYMMETRY = 2e-2
+
+#: Trial points at which Jacobians are compared, and directions there.
+N_TRIALS, N_DIRECTIONS = 4, 32
+
+#: Distances from the origin to which a density must have begun to fall, and directions there.
+SHELLS, N_RAYS = tuple(10.0**k for k in range(9)), 16
 
 
 class Score:
@@ -24,13 +45,20 @@ class Score:
     n_features : int
         The d it is for.
     dtype : torch.dtype
-        The type in which it is computed.
+        The type of the points it is given.
     device : torch.device
         Where it is computed.
     score_vjp : callable, default=None
-        Maps (n, d) points to their scores and the vector-Jacobian product there; automatic by default.
+        Maps (n, d) points to their scores and the vector-Jacobian product there.
+    step : float, default=None
+        Step of its central differences, by `dtype` by default.
     double : Score, default=None
         The same score computed in float64, from data that were never rounded; itself by default.
+
+    Attributes
+    ----------
+    by_differences : bool
+        Whether products with the Jacobian are central differences of the score.
     """
 
     def __init__(
@@ -41,6 +69,7 @@ class Score:
         dtype: torch.dtype,
         device: torch.device,
         score_vjp: ScoreWithProduct | None = None,
+        step: float | None = None,
         double: Score | None = None,
     ) -> None:
         self.score_fn = score_fn
@@ -48,7 +77,9 @@ class Score:
         self.dtype = dtype
         self.device = device
         self.score_vjp = score_vjp
+        self.step = step or STEPS[dtype]
         self.double = double or self
+        self.by_differences = False
 
     def __call__(self, x: Tensor) -> Tensor:
         """Evaluate the score at x (n, d)."""
@@ -60,16 +91,98 @@ class Score:
 
     def with_pullback(self, x: Tensor) -> tuple[Tensor, ScoreFunction]:
         """Return the score at x (n, d) without a graph, and the map of v (n, d) to J^T v (n, d)."""
+        if self.by_differences:
+            return self(x), lambda v: self.jacobian_product(x, v)
         if self.score_vjp is not None:
             return self.score_vjp(x)
-        with torch.enable_grad():
-            x = x.detach().requires_grad_()
-            s = self(x)
-        return s.detach(), lambda v: torch.autograd.grad(s, x, v)[0]
+        return autograd_pullback(self, x)
+
+    def jacobian_product(self, x: Tensor, v: Tensor) -> Tensor:
+        """Return J^T v for points x (n, d) and directions v (n, d)."""
+        if self.by_differences:
+            return central_difference(self, x.to(self.dtype), v.to(self.dtype), self.step).to(v)
+        return self.with_pullback(x)[1](v)
+
+
+# Products with the Jacobian
+
+
+def autograd_pullback(score_fn: ScoreFunction, x: Tensor) -> tuple[Tensor, ScoreFunction]:
+    """Return the score at x (n, d), and the map of v to J^T v by its graph; no graph means J = 0."""
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        s = score_fn(x)
+
+    def pullback(v: Tensor) -> Tensor:
+        if not s.requires_grad:
+            return torch.zeros_like(v)
+        return torch.autograd.grad(s, x, v, allow_unused=True, materialize_grads=True)[0]
+
+    return s.detach(), pullback
+
+
+def central_difference(score_fn: ScoreFunction, x: Tensor, v: Tensor, step: float) -> Tensor:
+    r"""Return J v, which is J^T v for a gradient, from one batch of both ends.
+
+    .. math:: J v \approx \|v\|_\infty \frac{s(x + h w) - s(x - h w)}{2 h}, \quad w = v / \|v\|_\infty, \quad
+        h = \text{step} \, (1 + \max_i |w_i x_i|).
+
+    The largest entry, and no other norm, is one that can be divided by: squares of small float32 numbers are zero.
+    """
+    size = v.abs().amax(-1, keepdim=True)
+    w = v / size.where(size > 0, 1)
+    h = step * (1 + (w * x).abs().amax(-1, keepdim=True))
+    ahead, behind = score_fn(torch.cat([x + h * w, x - h * w])).detach().chunk(2)
+    return (ahead - behind) / (2 * h) * size
+
+
+def jacobian_product(score_fn: ScoreFunction, x: Tensor, v: Tensor) -> Tensor:
+    """Return J^T v by the rule of a `Score`, of a bare function by autograd."""
+    own = getattr(score_fn, "jacobian_product", None)
+    return autograd_pullback(score_fn, x)[1](v) if own is None else own(x, v)
+
+
+# What it is called with, and what it returns
+
+
+def _graph(x: Tensor) -> Tensor:
+    return x.detach().clone().requires_grad_()
+
+
+def _in_float64(x: Tensor) -> Tensor:
+    return x.detach().to(device="cpu", dtype=torch.float64, copy=True)
+
+
+#: What a function may take, tried in this order: tensors with a graph, arrays, tensors without a graph, and with one
+#: for its own use. All but the first are given float64 on the CPU.
+POINTS: dict[str, Callable[[Tensor], Any]] = {
+    "graph": _graph,
+    "array": lambda x: _in_float64(x).numpy(),
+    "tensor": _in_float64,
+    "leaf": lambda x: _in_float64(x).requires_grad_(),
+}
+
+
+class BlackBox:
+    """A score function of arrays, or of tensors without a graph, in the place of one of tensors."""
+
+    def __init__(self, score_fn: Callable[[Any], Any], kind: str) -> None:
+        self.score_fn = score_fn
+        self.kind = kind
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Evaluate the score at x (n, d)."""
+        with torch.set_grad_enabled(self.kind == "leaf"), np.errstate(all="ignore"):  # modes are searched far out
+            return _as_tensor(self.score_fn(POINTS[self.kind](x))).to(x)
+
+
+def _as_tensor(s: Any) -> Tensor:
+    """Return a copy of what a function returned, which may be a buffer that it uses again."""
+    return s.detach().clone() if isinstance(s, Tensor) else torch.from_numpy(np.array(s))
 
 
 def probe(
-    score_fn: ScoreFunction,
+    score_fn: Callable[[Any], Any],
     n_features: int,
     *,
     dtype: torch.dtype,
@@ -81,58 +194,70 @@ def probe(
     Raises
     ------
     TypeError
-        It does not return a tensor.
+        It returns neither a tensor nor an array.
     ValueError
-        It returns another shape than that of its input, or a tensor without a graph back to it.
+        It returns another shape than that of its input, or changes its input.
     """
     for n in (2, 3):  # two sizes, so that (d, n) and (n,) cannot pass for (n, d)
-        x = torch.linspace(-1, 1, n * n_features, dtype=dtype, device=device)
-        x = x.reshape(n, n_features)
-        before = x.clone()
+        x = torch.linspace(-1, 1, n * n_features, dtype=dtype, device=device).reshape(n, n_features)
+        adapted, returned = _adapted(score_fn, x)
+    step = STEPS.get(min(dtype, returned, key=lambda t: t.itemsize), 10 * STEPS[torch.float32])
+    return Score(adapted, n_features, dtype=dtype, device=device, score_vjp=score_vjp, step=step)
+
+
+def _adapted(score_fn: Callable[[Any], Any], x: Tensor) -> tuple[ScoreFunction, torch.dtype]:
+    """Return a function of tensors, and the type of the numbers that it returned before it was made so."""
+    errors: list[Exception] = []
+    for kind, make in POINTS.items():
+        points, before = make(x), make(x)
         try:
-            with torch.enable_grad():
-                s = score_fn(x.requires_grad_())
+            with torch.set_grad_enabled(kind in ("graph", "leaf")), np.errstate(all="ignore"):
+                s = score_fn(points)
         except Exception as error:
-            error.add_note(
-                f"Raised by `score_fn` on a trial input of shape {(n, n_features)}, {dtype}. If its data "
-                "are of another type, give them this one or set the parameter `dtype`."
-            )
-            raise
-        if not torch.equal(x, before):
-            raise ValueError("`score_fn` changed its input in place; it must leave the points it is given alone.")
-        if not isinstance(s, Tensor):
-            raise TypeError(
-                f"`score_fn` returned a {type(s).__name__}, expected a torch tensor of the shape of its input, "
-                f"{(n, n_features)}."
-            )
-        if s.shape != x.shape:
-            raise ValueError(
-                f"`score_fn` returned shape {tuple(s.shape)}, expected {tuple(x.shape)} as its input: the "
-                "gradient of log p at each row."
-            )
-        if not s.requires_grad:
-            raise ValueError(
-                "`score_fn` returned a tensor without a graph back to its input, but training differentiates "
-                "through the score; remove `detach`, `no_grad` and numpy from it."
-            )
-    if score_vjp is not None:
-        _check_product(score_vjp, x, s)
-    return Score(score_fn, n_features, dtype=dtype, device=device, score_vjp=score_vjp)
+            errors.append(error)
+            if kind == "graph" and _takes_other_type(score_fn, x):
+                break
+            continue
+        if kind == "graph" and hasattr(s, "__array__") and not isinstance(s, Tensor):
+            continue
+        _check(s, points, before)
+        return (score_fn if kind == "graph" else BlackBox(score_fn, kind)), _as_tensor(s).dtype
+    first, *others = errors
+    first.add_note(
+        f"Raised by `score_fn` on a trial input of shape {tuple(x.shape)}, {x.dtype}. If its data are of another "
+        "type, give them this one or set the parameter `dtype`."
+    )
+    for other in others[:1]:
+        first.add_note(f"Called with an array it raised {type(other).__name__}: {other}")
+    raise first
 
 
-def _check_product(score_vjp: ScoreWithProduct, x: Tensor, s: Tensor) -> None:
-    """Compare a given product with the automatic one at the points x with scores s."""
-    v = torch.linspace(-1, 2, x.numel(), dtype=x.dtype, device=x.device).reshape(x.shape)
-    (expected,) = torch.autograd.grad(s, x, v)
-    with torch.no_grad():
-        own, vjp = score_vjp(x.detach().clone())
-        product = vjp(v)
-    for name, a, b in (("a score", own, s), ("a product", product, expected)):
-        if a.shape != b.shape or (a - b).abs().max() > 1e-2 * b.abs().max() + 1e-6:
-            raise ValueError(
-                f"`score_vjp` returns {name} that differs from that of `score_fn`; correct it, or leave it out and "
-                "let the product be automatic."
-            )
+def _takes_other_type(score_fn: Callable[[Any], Any], x: Tensor) -> bool:
+    """Tell whether the function works on tensors of another type, so that nothing but the type is wrong."""
+    try:
+        with torch.enable_grad():
+            s = score_fn(_graph(x.to(torch.float32 if x.dtype == torch.float64 else torch.float64)))
+    except Exception:
+        return False
+    return isinstance(s, Tensor)
+
+
+def _check(s: Any, points: Any, before: Any) -> None:
+    """Check the scores s of points, tensors or arrays, which were the same `before`."""
+    if not (points == before).all():
+        raise ValueError("`score_fn` changed its input in place; it must leave the points it is given alone.")
+    if not hasattr(s, "__array__"):
+        raise TypeError(
+            f"`score_fn` returned a {type(s).__name__}, expected a torch tensor or an array of the shape of its "
+            f"input, {tuple(points.shape)}."
+        )
+    if tuple(s.shape) != tuple(points.shape):
+        raise ValueError(
+            f"`score_fn` returned shape {tuple(s.shape)}, expected {tuple(points.shape)} as its input: the gradient "
+            "of log p at each row."
+        )
+    if not (s.is_floating_point() if isinstance(s, Tensor) else np.asarray(s).dtype.kind == "f"):
+        raise TypeError(f"`score_fn` returned numbers of type {s.dtype}, expected floating-point numbers.")
 
 
 def in_double(
@@ -142,7 +267,16 @@ def in_double(
     score_vjp: ScoreWithProduct | None = None,
 ) -> Score:
     """Return the score for float64 points, computed in float32 where `score_fn` takes nothing else."""
-    device = torch.device(device)
+    if isinstance(score_fn, Score):
+        return score_fn.double
+    score = _in_double(score_fn, n_features, torch.device(device), score_vjp)
+    choose_product(score, "auto")
+    return score
+
+
+def _in_double(
+    score_fn: ScoreFunction, n_features: int, device: torch.device, score_vjp: ScoreWithProduct | None
+) -> Score:
     try:
         return probe(score_fn, n_features, dtype=torch.float64, device=device, score_vjp=score_vjp)
     except RuntimeError as error:
@@ -150,3 +284,178 @@ def in_double(
             return probe(score_fn, n_features, dtype=torch.float32, device=device, score_vjp=score_vjp)
         except RuntimeError:
             raise error from None
+
+
+# Whether it is the gradient of a log-density, and whether its graph is right
+
+
+def resolve(
+    in_type: Callable[[torch.dtype], tuple[ScoreFunction, int, ScoreWithProduct | None]],
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    hvp: str = "auto",
+    near: Tensor | None = None,
+) -> Score:
+    """Return the score in `dtype` with its double, probed; warn where it is hardly the gradient of a density.
+
+    Parameters
+    ----------
+    in_type : callable
+        Gives the function, the number of features and the own product or None, with data of a type.
+    dtype, device
+        Of the training.
+    hvp : {"auto", "autograd", "finite-difference"}
+        How products with the Jacobian are formed.
+    near : Tensor of shape (k, d), default=None
+        Points near the target.
+    """
+    function, d, score_vjp = in_type(dtype)
+    score = probe(function, d, dtype=dtype, device=device, score_vjp=score_vjp)
+    if dtype != torch.float64:
+        function, d, score_vjp = in_type(torch.float64)
+        score.double = _in_double(function, d, device, score_vjp)
+    asymmetry = choose_product(score.double, hvp, near)
+    score.by_differences, own = score.double.by_differences, score.double.score_vjp is not None
+    if not own:
+        score.score_vjp = None
+    if asymmetry > ASYMMETRY:
+        _warn(
+            f"The Jacobian of `score_fn` is not symmetric, by {asymmetry:.0%}, so that it is not the gradient of any "
+            "log-density; compare each coordinate of it with finite differences of log p."
+        )
+    if grows_outward(score.double):
+        _warn(
+            "`score_fn` points away from the origin far out in all directions, so that the density would grow "
+            "without end: it may have the wrong sign. It must be the gradient of log p, not of the potential -log p."
+        )
+    return score
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, UserWarning, stacklevel=5)  # where `fit` was called
+
+
+def choose_product(score: Score, hvp: str, near: Tensor | None = None) -> float:
+    """Set how products with the Jacobian are formed; return how asymmetric the Jacobian is, zero where unknown.
+
+    The Jacobian is restricted to the span of a few directions, V J V^T, which together touch all coordinates, and
+    computed there by autograd and by central differences of two steps, whose disagreement tells their error.
+
+    Raises
+    ------
+    ValueError
+        The score is finite at no trial point, or `hvp` is "autograd" and autograd is wrong, or the own product is.
+    """
+    x, V = _trial_points(score, near), _directions(score)
+
+    def differences(step: float) -> Tensor:
+        return _restricted(lambda x, v: central_difference(score, x, v, step), x, V).mT
+
+    M = differences(score.step)
+    noise = (M - differences(score.step / 4)).abs()
+    if hvp != "auto":
+        score.score_vjp = None
+    score.by_differences = hvp == "finite-difference"
+    if not score.by_differences:
+        automatic = _restricted(lambda x, v: autograd_pullback(score, x)[1](v), x, V)
+        error = _disagreement(automatic, M, noise)
+        is_wrong = error > TOLERANCES[torch.float64 if score.step == STEPS[torch.float64] else torch.float32]
+        if is_wrong and hvp == "autograd":
+            raise ValueError(
+                "`hvp` is 'autograd', but products of autograd with the Jacobian of `score_fn` differ from finite "
+                f"differences by {error:.0%}: it detaches its input, runs under no_grad, or leaves torch. Remove "
+                "that, or set hvp='auto' or 'finite-difference'."
+            )
+        has_no_graph = bool(M.any()) and not automatic.any()
+        score.by_differences = is_wrong or has_no_graph or isinstance(score.score_fn, BlackBox)
+    if score.score_vjp is not None:
+        _check_product(score, score.score_vjp, x)
+        score.by_differences = False
+    return _disagreement(M, M.mT, noise + noise.mT)
+
+
+def _disagreement(A: Tensor, B: Tensor, error: Tensor) -> float:
+    """Return the largest difference of matrices (n, k, k) beyond the error of B, as a share of their size.
+
+    That of the median matrix: one point may lie on a kink.
+    """
+    size = B.diagonal(dim1=1, dim2=2).abs().sqrt()
+    scale = A.abs() + B.abs() + size[:, :, None] * size[:, None, :]
+    share = ((A - B).abs() - 10 * error).clamp_min(0) / scale
+    return share.nan_to_num(0, 0, 0).flatten(1).amax(1).median().item()
+
+
+def _trial_points(score: Score, near: Tensor | None) -> Tensor:
+    """Return a few points where the score is finite, those nearest to what is known of the target first."""
+    d = score.n_features
+    directions = torch.randn(N_TRIALS, d, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    signs = torch.tensor([[1.0], [-1.0]], dtype=torch.float64)
+    scattered = torch.cat([directions, signs * directions[:1].abs()])  # some domains are one orthant
+    x = torch.cat([scale * scattered for scale in (1.0, 0.1, 10.0, 0.01, 100.0)]).to(score.device)
+    if near is not None:
+        x = torch.cat([near.to(x)[:N_TRIALS], x])
+    x = x.to(score.dtype)
+    finite = score(x).isfinite().all(1)
+    if not finite.any():
+        raise ValueError(
+            f"`score_fn` is not finite at any of {len(x)} trial points at distances of 0.01 to 100 from the origin; "
+            "check it, shift or transform the parameters, or set `init` to a point where it is finite."
+        )
+    return x[finite][:N_TRIALS]
+
+
+def _directions(score: Score) -> Tensor:
+    """Return directions (k, d) with entries of 0 and +-1, every coordinate in one of them."""
+    d = score.n_features
+    signs = torch.randint(2, (d,), generator=torch.Generator().manual_seed(0)) * 2.0 - 1
+    k = min(d, N_DIRECTIONS)
+    V = torch.zeros(k, d).index_put((torch.arange(d) % k, torch.arange(d)), signs)
+    return V.to(device=score.device, dtype=score.dtype)
+
+
+def _restricted(product: Callable[[Tensor, Tensor], Tensor], x: Tensor, V: Tensor) -> Tensor:
+    """Return (n, k, k) matrices of which row a holds the products with V_a (k, d), seen along V."""
+    rows = x.repeat_interleave(len(V), 0)
+    return (product(rows, V.repeat(len(x), 1)) @ V.mT).view(len(x), len(V), len(V))
+
+
+def _check_product(score: Score, score_vjp: ScoreWithProduct, x: Tensor) -> None:
+    """Compare a given product with the one that would be in its place."""
+    v = torch.linspace(-1, 2, x.numel(), dtype=x.dtype, device=x.device).reshape(x.shape)
+    with torch.no_grad():
+        own, vjp = score_vjp(x.detach().clone())
+        product = vjp(v)
+    if score.by_differences:
+        s, expected = score(x), central_difference(score, x, v, score.step)
+    else:
+        s, pull = autograd_pullback(score, x)
+        expected = pull(v)
+    for name, a, b in (("a score", own, s), ("a product", product, expected)):
+        if a.shape != b.shape or (a - b).abs().max() > 1e-2 * b.abs().max() + 1e-6:
+            raise ValueError(
+                f"`score_vjp` returns {name} that differs from that of `score_fn`; correct it, or leave it out and "
+                "let the product be automatic."
+            )
+
+
+def grows_outward(score: Score) -> bool:
+    r"""Tell whether :math:`s(x)^\top x > 0` in nine of ten directions, on the three widest shells where s is finite.
+
+    A density that can be normalised falls along almost every ray in the end, wherever its mass is.
+    """
+    rays = torch.randn(N_RAYS, score.n_features, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    rays = torch.cat([rays, -rays]).to(score.device)
+    shares = [share for share in _outward_shares(score, rays / rays.norm(dim=1, keepdim=True)) if share is not None]
+    return len(shares) >= 3 and min(shares[-3:]) > 0.9
+
+
+def _outward_shares(score: Score, rays: Tensor) -> Iterator[float | None]:
+    """Yield the share of rays along which the density grows, shell by shell; None where few are finite."""
+    for radius in SHELLS:
+        try:
+            slope = (score(radius * rays) * rays).sum(1)
+        except (ArithmeticError, RuntimeError, ValueError):  # it need not be defined so far out
+            return
+        finite = slope.isfinite()
+        yield (slope[finite] > 0).double().mean().item() if finite.double().mean() > 0.2 else None

@@ -97,6 +97,11 @@ class Counted:
         self.n_calls += len(x)
         return self.score_fn(x)
 
+    def jacobian_product(self, x: Tensor, v: Tensor) -> Tensor:
+        """Return J^T v for points x (n, d) and directions v (n, d)."""
+        self.n_calls += (2 if self.score_fn.by_differences else 1) * len(x)
+        return self.score_fn.jacobian_product(x, v)
+
 
 def find_whitening(
     whiten: Any,
@@ -151,7 +156,12 @@ def find_whitening(
 
 
 def pulled_back(score_fn: Score, whitening: Whitening) -> Score | WhitenedScore:
-    """Return the score in u: in the type of the training, or in float64 where rounding costs more than 1%."""
+    """Return the score in u: in the type of the training, or in float64 where rounding costs more than 1%.
+
+    Finite differences are taken in float64 too.
+    """
+    if score_fn.by_differences:
+        return whitening.map.pull_back(score_fn.double)
     if isinstance(whitening.map, Identity):
         return score_fn
     exact, rounded = whitening.map.pull_back(score_fn.double), whitening.map.pull_back(score_fn)
@@ -178,6 +188,16 @@ def laplace(score_fn: ScoreFunction, start: Tensor) -> Affine:
     return saddle_free_newton(score_fn, start)
 
 
+def judging_map(score_fn: Score) -> Affine:
+    """Return the map to a mode that depends on the target alone."""
+    origin = torch.zeros(score_fn.n_features, dtype=torch.float64, device=score_fn.device)
+    try:
+        return laplace(score_fn, origin)
+    except ValueError:
+        generator = torch.Generator(score_fn.device).manual_seed(0)
+        return find_modes(score_fn, scattered(origin, MAX_STARTS, generator), generator).maps[0]
+
+
 def _search(score_fn: Counted, starts: Tensor, generator: torch.Generator, *, alone: bool) -> Modes:
     """Climb from the starts, and unless they are to be alone from points around them and around what was found."""
     if alone:
@@ -201,10 +221,7 @@ def _starts(init: Any, score_fn: Score) -> Tensor:
         return torch.zeros(1, d, dtype=torch.float64, device=score_fn.device)
     starts = torch.as_tensor(np.asarray(init, dtype=np.float64), device=score_fn.device)
     if starts.dim() not in (1, 2) or starts.shape[-1] != d or not len(starts) or not starts.isfinite().all():
-        raise ValueError(
-            f"`init` must be a finite vector of shape {(d,)} or a matrix of such rows, got shape "
-            f"{tuple(starts.shape)}."
-        )
+        raise ValueError(f"`init` must be a finite vector of shape {(d,)} or a matrix of such rows, got {init!r}.")
     return starts.view(-1, d)
 
 

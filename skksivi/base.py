@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from numbers import Integral, Real
 from typing import Any, ClassVar, Self
 
@@ -16,7 +18,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from skksivi._arrays import DTYPES, as_array, make_generator, make_seed, resolve_device
-from skksivi._score import Score, ScoreFunction, in_double, probe
+from skksivi._score import Score, ScoreFunction, resolve
 from skksivi.metrics import Judge
 
 __all__ = ["BaseApproximator", "Integral", "Interval", "Real", "StrOptions"]
@@ -52,9 +54,10 @@ class BaseApproximator(DensityMixin, BaseEstimator, ABC):
         Parameters
         ----------
         score_fn : callable or Target
-            The gradient of log p at each row, (n, n_features) tensor -> (n, n_features) tensor; training
-            differentiates through it. Or a `skksivi.targets.Target`, which carries its own and
-            `n_features`.
+            The gradient of log p at each row, (n, n_features) tensor -> (n, n_features) tensor. A function of
+            arrays will do: it is called with float64 arrays. Training needs products with the Jacobian: where
+            automatic differentiation of the score gives them wrong, or not at all, they are finite differences. Or a
+            `skksivi.targets.Target`, which carries its own and `n_features`.
         y : None
             Ignored, present by scikit-learn's convention.
         n_features : int, default=None
@@ -67,18 +70,31 @@ class BaseApproximator(DensityMixin, BaseEstimator, ABC):
         Raises
         ------
         TypeError
-            `score_fn` is neither callable nor a Target, or returns no tensor.
+            `score_fn` is neither callable nor a Target, or returns neither a tensor nor an array.
         ValueError
-            `n_features` is missing or contradicts the target, the score has another shape than its input or no
-            graph back to it, or a parameter is out of its range.
+            `n_features` is missing or contradicts the target, the score has another shape than its input, changes it
+            or is finite nowhere, or a parameter is out of its range.
         FloatingPointError
             The loss became NaN or infinite.
+
+        Warns
+        -----
+        UserWarning
+            The score seems to have the wrong sign, or not to be the gradient of anything.
         """
         self._validate_params()
         device = resolve_device(self.device)
         seed = make_seed(self.random_state)
-        score = _resolve_score(score_fn, n_features, dtype=DTYPES[self.dtype], device=device)
-        self._fit(score, make_generator(seed, device))
+        with ordinary_mode(device):
+            score = _resolve_score(
+                score_fn,
+                n_features,
+                dtype=DTYPES[self.dtype],
+                device=device,
+                hvp=getattr(self, "hvp", "auto"),
+                near=self._points_near_target(),
+            )
+            self._fit(score, make_generator(seed, device))
         self.n_features_in_ = score.n_features
         self._seed = seed
         self._random_state = np.random.RandomState([seed, 1])  # another stream than that of the training
@@ -109,12 +125,11 @@ class BaseApproximator(DensityMixin, BaseEstimator, ABC):
         """
         check_is_fitted(self)
         check_scalar(n_samples, "n_samples", Integral, min_val=0)
-        generator = make_generator(
-            self._random_state if random_state is None else random_state, resolve_device(self.device)
-        )
+        device = resolve_device(self.device)
+        generator = make_generator(self._random_state if random_state is None else random_state, device)
         X = np.empty((n_samples, self.n_features_in_), dtype=self.dtype)
         step = max(1, CHUNK // self.n_features_in_)
-        with torch.no_grad():
+        with ordinary_mode(device), torch.no_grad():
             for start in range(0, n_samples, step):
                 block = X[start : start + step]
                 block[:] = as_array(self._sample(len(block), generator))
@@ -143,9 +158,9 @@ class BaseApproximator(DensityMixin, BaseEstimator, ABC):
         X = check_array(X, dtype=np.float64, input_name="X")
         if X.shape[1] != self.n_features_in_:
             raise ValueError(f"`X` has {X.shape[1]} columns, expected {self.n_features_in_} as in `fit`.")
-        x = torch.as_tensor(X, device=resolve_device(self.device))
-        with torch.no_grad():
-            return as_array(self._log_density(x))
+        device = resolve_device(self.device)
+        with ordinary_mode(device), torch.no_grad():
+            return as_array(self._log_density(torch.as_tensor(X, device=device)))
 
     def score(self, X: Any, y: Any = None) -> float:
         """Grade the fit; larger is better.
@@ -172,12 +187,17 @@ class BaseApproximator(DensityMixin, BaseEstimator, ABC):
         if n_features != self.n_features_in_:
             raise ValueError(f"`X` is a target of {n_features} features, expected {self.n_features_in_} as in `fit`.")
         generator = torch.Generator(device).manual_seed(self._seed)
-        with torch.no_grad():
-            x = self._sample(N_SCORE_DRAWS, generator)
-        return -Judge(score_fn, n_features, device)(x)
+        with ordinary_mode(device):
+            with torch.no_grad():
+                x = self._sample(N_SCORE_DRAWS, generator)
+            return -Judge(score_fn, n_features, device)(x)
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "n_features_in_")
+
+    def _points_near_target(self) -> Any:
+        """Return what the parameters say of where the target is, array-like, None for nothing."""
+        return None
 
     @abstractmethod
     def _fit(self, score_fn: Score, generator: torch.Generator) -> None:
@@ -191,12 +211,22 @@ class BaseApproximator(DensityMixin, BaseEstimator, ABC):
         raise TypeError(f"{type(self).__name__} has no density; score it against a target instead.")
 
 
+@contextmanager
+def ordinary_mode(device: torch.device) -> Iterator[None]:
+    """Let tensors have graphs, and the type they were made with, whatever mode the caller has set."""
+    with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False):
+        yield
+
+
 def _unwrap(score_fn: Any, n_features: int | None) -> tuple[ScoreFunction, int]:
     """Return the callable and the number of features of a target or a bare score function."""
     if hasattr(score_fn, "score_fn"):
-        if n_features not in (None, score_fn.n_features):
-            raise ValueError(f"`n_features` is {n_features}, but the target has {score_fn.n_features}; leave it out.")
-        return score_fn.score_fn, score_fn.n_features
+        own = getattr(score_fn, "n_features", None)
+        if own is None:
+            raise ValueError(f"`n_features` is missing from the target {type(score_fn).__name__}; set the attribute.")
+        if n_features not in (None, own):
+            raise ValueError(f"`n_features` is {n_features}, but the target has {own}; leave it out.")
+        return score_fn.score_fn, check_scalar(own, "n_features", Integral, min_val=1)
     if not callable(score_fn):
         raise TypeError(
             f"`score_fn` must be a function (n, d) -> (n, d) giving the gradient of log p, or a Target; got a "
@@ -210,7 +240,15 @@ def _unwrap(score_fn: Any, n_features: int | None) -> tuple[ScoreFunction, int]:
     return score_fn, check_scalar(n_features, "n_features", Integral, min_val=1)
 
 
-def _resolve_score(score_fn: Any, n_features: int | None, *, dtype: torch.dtype, device: torch.device) -> Score:
+def _resolve_score(
+    score_fn: Any,
+    n_features: int | None,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    hvp: str = "auto",
+    near: Any = None,
+) -> Score:
     """Return a probed score; the data of a target are brought to the device and type of the training."""
     if isinstance(score_fn, type):
         raise TypeError(f"`score_fn` is the class {score_fn.__name__}; pass an instance, {score_fn.__name__}(...).")
@@ -220,9 +258,14 @@ def _resolve_score(score_fn: Any, n_features: int | None, *, dtype: torch.dtype,
         moved = score_fn.to(device=device, dtype=dtype) if moves else score_fn
         return *_unwrap(moved, n_features), getattr(moved, "score_vjp", None)
 
-    function, d, vjp = in_type(dtype)
-    score = probe(function, d, dtype=dtype, device=device, score_vjp=vjp)
-    if dtype != torch.float64:
-        function, d, vjp = in_type(torch.float64)
-        score.double = in_double(function, d, device, vjp)
-    return score
+    d = _unwrap(score_fn, n_features)[1]
+    points = _points(near, d)
+    return resolve(in_type, dtype=dtype, device=device, hvp=hvp, near=points)
+
+
+def _points(near: Any, d: int) -> Tensor | None:
+    """Return points (k, d), or None for what is none; it is refused where it is used."""
+    if near is None:
+        return None
+    X = np.asarray(near, dtype=np.float64)
+    return torch.as_tensor(X.reshape(-1, d)) if X.ndim in (1, 2) and X.shape[-1] == d else None

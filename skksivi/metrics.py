@@ -15,7 +15,7 @@ from skksivi._affine import Affine, Identity
 from skksivi._arrays import as_tensor
 from skksivi._score import ScoreFunction, in_double
 from skksivi._stein import stein_kernel
-from skksivi._whitening import MAX_FEATURES, laplace
+from skksivi._whitening import MAX_FEATURES, judging_map
 from skksivi.kernels import IMQ, Kernel, resolve_kernel
 
 __all__ = ["kl_divergence", "ksd", "sliced_wasserstein"]
@@ -199,9 +199,10 @@ def _mean_stein_kernel(x: Tensor, s: Tensor, kernel: Kernel, *, diagonal: bool) 
 class Judge:
     r"""The squared KSD of draws under one kernel that depends on the target alone.
 
-    The coordinates are whitened once, by the curvature at a mode found from the target's own scores (up to 1,000
-    features), and the kernel is :math:`(1 + \|u-u'\|^2 / d)^{-1/2}` there. Nothing of a candidate enters, so that
-    candidates of a search can be compared.
+    The coordinates are whitened once, by the curvature at a mode found from the target's own scores, from the origin
+    on or, where they are not finite there, from points scattered around it (up to 1,000 features), and the kernel is
+    :math:`(1 + \|u-u'\|^2 / d)^{-1/2}` there. Nothing of a candidate enters, so that candidates of a search can be
+    compared.
 
     Parameters
     ----------
@@ -222,7 +223,7 @@ class Judge:
     ) -> None:
         self.score_fn = in_double(score_fn, n_features, device)
         if map is None and n_features <= MAX_FEATURES:
-            map = laplace(self.score_fn, torch.zeros(n_features, dtype=torch.float64, device=device))  # noqa: A001
+            map = judging_map(self.score_fn)  # noqa: A001
         self.map = map or Identity(torch.zeros(n_features, dtype=torch.float64, device=device))
         self.kernel = IMQ(bandwidth=math.sqrt(n_features))
 

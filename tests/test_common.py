@@ -231,7 +231,7 @@ def test_the_result_does_not_depend_on_the_default_dtype(unfitted):
 
 
 def test_the_wrong_sign_is_named(unfitted):
-    with pytest.raises(ValueError, match="wrong sign"):
+    with pytest.warns(UserWarning, match="wrong sign"), pytest.raises(ValueError, match="wrong sign"):
         unfitted.fit(lambda x: x, n_features=2)
 
 
@@ -273,8 +273,6 @@ MISTAKES = {
     "scalar score": (lambda q: q.fit(lambda x: x.sum(), n_features=2), ValueError, r"shape \(\)"),
     "log density": (lambda q: q.fit(lambda x: -x.square().sum(-1), n_features=2), ValueError, r"shape \(2,\)"),
     "transposed score": (lambda q: q.fit(lambda x: -x.mT, n_features=2), ValueError, r"shape \(2, 3\)"),
-    "numpy score": (lambda q: q.fit(lambda x: -x.detach().numpy(), n_features=2), TypeError, "ndarray"),
-    "detached score": (lambda q: q.fit(lambda x: -x.detach(), n_features=2), ValueError, "graph"),
     "score in place": (lambda q: q.fit(lambda x: x.detach().neg_() + 0 * x, n_features=2), ValueError, "in place"),
     "unknown device": (lambda q: q.set_params(device="tpu9").fit(gaussian_score, n_features=2), ValueError, "tpu9"),
     "dtype": (lambda q: q.set_params(dtype="int8").fit(gaussian_score, n_features=2), ValueError, "dtype"),

@@ -15,6 +15,7 @@ COMMANDS = {
     "benchmarks/toys.py": ["--max-iter", "50", "--draws", "2000", "--output", "toys.png"],
     "benchmarks/reference.py": ["waveform", "draws.npz", "--steps", "40"],
     "benchmarks/dimensions.py": ["--dimensions", "20"],
+    "benchmarks/posteriors.py": [],
     "benchmarks/defaults.py": ["--names", "log_gamma", "--seeds", "1", "--jobs", "1", "--max-iter", "50"],
     "benchmarks/speed.py": ["--quick", "--cases", "waveform", "network 751", "--out", "speed.json"],
 }

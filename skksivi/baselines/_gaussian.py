@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi._score import Score, in_double
+from skksivi._score import Score
 from skksivi._whitening import saddle_free_newton
 from skksivi.base import BaseApproximator, Integral, Interval
 
@@ -71,8 +71,7 @@ class Laplace(BaseApproximator):
 
     def _fit(self, score_fn: Score, generator: torch.Generator) -> None:
         origin = torch.zeros(score_fn.n_features, dtype=torch.float64, device=score_fn.device)
-        double = in_double(score_fn.score_fn, score_fn.n_features, score_fn.device)
-        self._map = saddle_free_newton(double, origin, self.max_iter)
+        self._map = saddle_free_newton(score_fn.double, origin, self.max_iter)
         self.mean_ = self._map.m.cpu().numpy()
         self.covariance_ = (self._map.L @ self._map.L.mT).cpu().numpy()
 

@@ -1,0 +1,666 @@
+"""Files of estimators: what is saved comes back, and what is not a whole file of `save` is refused."""
+
+import copy
+import hashlib
+import json
+import math
+import os
+import pickle
+import re
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import joblib
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+
+import skksivi
+from skksivi import KSIVIApproximator, kernels, persistence
+from skksivi.annealing import Linear
+from skksivi.baselines import Laplace
+
+MEAN = torch.tensor([1.0, -2.0])
+FACTOR = np.array([[1.5, 0.0], [0.4, 0.6]])
+
+
+def score_fn(x):
+    return (MEAN.to(x) - x) / (1 + 0.1 * x.square())
+
+
+def ksivi(**parameters):
+    return KSIVIApproximator(**{"max_iter": 50, "hidden_layer_sizes": (7, 5), "random_state": 3} | parameters)
+
+
+ESTIMATORS = {
+    "pilot": ksivi(whiten_budget=1000),
+    "no whitening": ksivi(whiten=None),
+    "laplace": ksivi(whiten="laplace", scale="network"),
+    "bam": ksivi(whiten="bam", dtype="float64", linear_skip=False, hidden_layer_sizes=[6]),
+    "given": ksivi(whiten=(MEAN.numpy(), np.asfortranarray(FACTOR)), latent_dim=3, tol=1e-3),
+    "tensors": ksivi(whiten=(MEAN.double(), torch.as_tensor(FACTOR).mT.contiguous().mT), ema_decay=None),
+    "kernel": ksivi(kernel=kernels.IMQ(bandwidth=1.25, exponent=0.25), bandwidth=None, whiten=None),
+    "riesz": ksivi(kernel=kernels.Riesz(norm="l1"), annealing=Linear(start=0.3), device=torch.device("cpu")),
+    "numpy numbers": ksivi(max_iter=np.int64(20), learning_rate=np.float32(0.01), min_scale=np.float64(0.001)),
+    "RandomState": ksivi(random_state=np.random.RandomState(5), init=[0.5, 0.5]),
+    "many features": ksivi(whiten="laplace", hidden_layer_sizes=(3,), batch_size=4, max_iter=3),  # a low-rank map
+    "Laplace": Laplace(random_state=1),
+    "Laplace in float32": Laplace(random_state=None, dtype="float32", max_iter=7),
+}
+N_FEATURES = {"many features": 1002}
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    def fit(name):
+        d = N_FEATURES.get(name, 2)
+        mean = torch.linspace(1, -2, d)
+        return clone(ESTIMATORS[name]).fit(lambda x: (mean.to(x) - x) / (1 + 0.1 * x.square()), n_features=d)
+
+    return {name: fit(name) for name in ESTIMATORS}
+
+
+@pytest.fixture(scope="module")
+def saved(fitted, tmp_path_factory):
+    """Files of some of them, as bytes."""
+    path = tmp_path_factory.mktemp("saved") / "q.safetensors"
+
+    def content(q):
+        skksivi.save(q, path)
+        return path.read_bytes()
+
+    few = copy.deepcopy(fitted["pilot"])  # of the points, for the speed of the fuzz
+    mixing = few.family_.mixing
+    mixing.points, mixing.first = mixing.points[:40].clone(), torch.arange(40) // 20 * 20
+    mixing.size = torch.full((40,), 20)
+    names = ("laplace", "no whitening", "Laplace")
+    return {"pilot": content(few)} | {name: content(fitted[name]) for name in names}
+
+
+def by_file(q, folder):
+    skksivi.save(q, folder / "q.safetensors")
+    return skksivi.load(folder / "q.safetensors")
+
+
+def by_joblib(q, folder):
+    joblib.dump(q, folder / "q.joblib")
+    return joblib.load(folder / "q.joblib")
+
+
+def by_pickle(q, folder):
+    return pickle.loads(pickle.dumps(q))  # noqa: S301
+
+
+def assert_same(a, b):
+    """Compare values of any kind, bit for bit."""
+    assert type(a) is type(b) or not isinstance(b, np.ndarray | torch.Tensor | tuple | list)
+    if isinstance(a, torch.nn.Module):
+        assert_same(vars(a), vars(b))
+    elif isinstance(a, torch.Tensor):
+        assert (a.dtype, a.stride(), a.requires_grad) == (b.dtype, b.stride(), b.requires_grad)
+        assert torch.equal(a, b)
+    elif isinstance(a, np.ndarray):
+        np.testing.assert_array_equal(a, b, strict=True)
+    elif isinstance(a, np.random.RandomState):
+        assert_same(a.get_state(), b.get_state())
+    elif isinstance(a, dict):
+        assert a.keys() == b.keys()
+        for name in a:
+            assert_same(a[name], b[name])
+    elif isinstance(a, tuple | list):
+        assert len(a) == len(b)
+        for x, y in zip(a, b, strict=True):
+            assert_same(x, y)
+    elif hasattr(a, "__dict__") and not isinstance(a, type):
+        assert_same(vars(a), vars(b))
+    else:
+        assert a == b or (a != a and b != b)
+
+
+@pytest.mark.parametrize("way", [by_file, by_pickle, by_joblib])
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_a_fitted_estimator_comes_back_bit_for_bit(fitted, name, way, tmp_path):
+    q = copy.deepcopy(fitted[name])
+    q.sample(5)
+    loaded = way(q, tmp_path)
+    X = q.sample(300, random_state=0)
+    np.testing.assert_array_equal(loaded.sample(300, random_state=0), X, strict=True)
+    np.testing.assert_array_equal(loaded.score_samples(X[:2]), q.score_samples(X[:2]), strict=True)
+    if q.n_features_in_ == 2:
+        np.testing.assert_array_equal(loaded.score(score_fn), q.score(score_fn))
+    assert_same(loaded.get_params(), q.get_params())
+    assert_same(loaded, q)
+    for n in (7, 1, 4):  # its own stream goes on
+        np.testing.assert_array_equal(loaded.sample(n), q.sample(n))
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_an_unfitted_estimator_comes_back(name, tmp_path):
+    loaded = by_file(ESTIMATORS[name], tmp_path)
+    assert_same(loaded.get_params(), ESTIMATORS[name].get_params())
+    with pytest.raises(NotFittedError):
+        loaded.sample()
+
+
+def test_every_approximator_can_be_saved():
+    public = [skksivi.KSIVIApproximator, *(getattr(skksivi.baselines, name) for name in skksivi.baselines.__all__)]
+    assert {*public, *kernels.KERNELS.values()} <= persistence.NAMES.keys()
+    assert {type(q) for q in ESTIMATORS.values()} == set(public)
+
+
+def test_a_loaded_estimator_can_be_fitted_again(fitted, tmp_path):
+    q = by_file(fitted["given"], tmp_path)
+    expected = clone(ESTIMATORS["given"]).fit(score_fn, n_features=2).sample(9)
+    np.testing.assert_array_equal(q.fit(score_fn, n_features=2).sample(9), expected)
+    q.set_params(warm_start=True).fit(score_fn, n_features=2)
+    assert len(q.loss_curve_) == 100
+
+
+def test_a_device_that_is_not_here_becomes_auto(fitted, tmp_path):
+    for device in ("cuda:93", torch.device("cuda:93"), "meta"):
+        q = copy.deepcopy(fitted["laplace"]).set_params(device=device)
+        loaded = by_file(q, tmp_path)
+        assert loaded.device == "auto"
+        np.testing.assert_array_equal(loaded.sample(5, random_state=0), fitted["laplace"].sample(5, random_state=0))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_fit_of_a_gpu_loads_on_a_cpu(tmp_path):
+    q = ksivi(whiten_budget=1000, device="cuda").fit(score_fn, n_features=2)
+    np.testing.assert_array_equal(by_file(q, tmp_path).sample(50, random_state=0), q.sample(50, random_state=0))
+    script = (
+        "import skksivi, sys; q = skksivi.load(sys.argv[1]); print(q.device, q.sample(4).shape, q.family_.mean.A)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "q.safetensors")],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+    )
+    assert done.stdout.startswith("auto (4, 2)")
+    assert "cuda" not in done.stdout
+
+
+def test_no_global_state_changes(saved, tmp_path):
+    path = tmp_path / "q"
+    path.write_bytes(saved["pilot"])
+    before = torch.get_rng_state().tolist(), str(np.random.get_state()), torch.get_default_dtype()
+    skksivi.save(skksivi.load(path), path)
+    assert (torch.get_rng_state().tolist(), str(np.random.get_state()), torch.get_default_dtype()) == before
+
+
+def test_the_file_is_safetensors_that_others_can_open(fitted, tmp_path):
+    skksivi.save(fitted["laplace"], tmp_path / "q")
+    tensors = safetensors.torch.load_file(tmp_path / "q")
+    assert torch.equal(tensors["family_.mean.A"], fitted["laplace"].family_.mean.A)
+
+
+# ---- saving
+
+
+class OwnKernel(kernels.Gaussian):
+    pass
+
+
+class OwnApproximator(Laplace):
+    pass
+
+
+REFUSED = {
+    "a function": (ksivi(annealing=lambda progress: 1.0), TypeError, r"`annealing` is of type function.*set_params"),
+    "a kernel of one's own": (ksivi(kernel=OwnKernel()), TypeError, "`kernel` is of type OwnKernel"),
+    "an infinite number": (ksivi(learning_rate=math.inf), TypeError, "`learning_rate` is inf"),
+    "an array of objects": (ksivi(init=np.array([None, 1])), TypeError, "`init` is of type ndarray"),
+    "complex numbers": (ksivi(init=torch.ones(2, dtype=torch.complex64)), TypeError, "`init` is of type Tensor"),
+    "another generator": (
+        Laplace(random_state=np.random.RandomState(np.random.PCG64())),
+        TypeError,
+        "RandomState of PCG64",
+    ),
+    "a parameter out of range": (ksivi(batch_size=1), ValueError, "batch_size"),
+    "a bandwidth out of range": (ksivi(kernel=kernels.Gaussian(bandwidth=-1.0)), ValueError, "bandwidth"),
+    "endless parameters": (ksivi(init=[0.123456789] * 100_000), ValueError, "long lists numpy arrays"),
+    "a class of one's own": (OwnApproximator(), TypeError, "must be one of KSIVIApproximator, baselines.Laplace"),
+    "a kernel": (kernels.Gaussian(), TypeError, "got Gaussian"),
+    "an instance of nothing": (None, TypeError, "got NoneType"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_saved_is_refused_and_the_old_file_stays(case, tmp_path):
+    q, error, message = REFUSED[case]
+    path = tmp_path / "q.safetensors"
+    path.write_text("old")
+    with pytest.raises(error, match=message):
+        skksivi.save(q, path)
+    assert os.listdir(tmp_path) == ["q.safetensors"]
+    assert path.read_text() == "old"
+
+
+def test_a_fit_with_numbers_that_are_not_finite_is_refused(fitted, tmp_path):
+    q = copy.deepcopy(fitted["laplace"])
+    q.family_.mean.A[0, 0] = math.nan
+    with pytest.raises(ValueError, match="`A` is of another type or out of its range"):
+        skksivi.save(q, tmp_path / "q")
+
+
+def test_learned_attributes_that_are_not_known_are_not_lost_in_silence(fitted, tmp_path):
+    q = copy.deepcopy(fitted["Laplace"])
+    q.extra_ = 3
+    with pytest.raises(ValueError, match="`extra_` is not an attribute of Laplace"):
+        skksivi.save(q, tmp_path / "q")
+
+
+def test_the_place_of_a_checkpoint_is_left_out(fitted, tmp_path):
+    q = copy.deepcopy(fitted["laplace"]).set_params(checkpoint=tmp_path / "there")
+    assert by_file(q, tmp_path).checkpoint is None
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_an_error_while_writing_leaves_the_old_file(fitted, saved, step, tmp_path, monkeypatch):
+    path = tmp_path / "q.safetensors"
+    path.write_bytes(saved["Laplace"])
+
+    def fails(*_):
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(persistence.os, step, fails)
+    with pytest.raises(OSError, match="disk is full"):
+        skksivi.save(fitted["laplace"], path)
+    assert path.read_bytes() == saved["Laplace"]
+    assert os.listdir(tmp_path) == ["q.safetensors"]
+
+
+def test_saving_goes_through_links_and_heeds_the_umask(fitted, tmp_path):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "there" / "q")
+    skksivi.save(fitted["Laplace"], tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    (tmp_path / "plain").touch()
+    assert (tmp_path / "there" / "q").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_file_system_problems_are_os_errors(fitted, tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        skksivi.load(tmp_path / "nowhere")
+    with pytest.raises(IsADirectoryError):
+        skksivi.load(tmp_path)
+    with pytest.raises(OSError, match="nowhere"):
+        skksivi.save(fitted["Laplace"], tmp_path / "nowhere" / "q")
+    with pytest.raises(IsADirectoryError):
+        skksivi.save(fitted["Laplace"], tmp_path)
+
+
+# ---- damage: none of it is loaded
+
+
+def refused(content, folder):
+    """Load a file with this content; return the sentence that refuses it."""
+    path = folder / "bad.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=re.escape(repr(str(path)))) as caught:
+        skksivi.load(path)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert len(message) < 400 + len(str(path))
+    return message
+
+
+fuzzed = settings(
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+which = st.sampled_from(["laplace", "pilot", "Laplace"])
+places = st.one_of(st.floats(0, 1, exclude_max=True), st.integers(0, 3000))
+
+
+def place(where, content):
+    """A place in the file: a share of its length, or one near its start, where the header is."""
+    return int(where * len(content)) if isinstance(where, float) else min(where, len(content) - 1)
+
+
+@settings(fuzzed, max_examples=800)
+@given(which, places, st.integers(0, 7))
+def test_a_flipped_bit_is_found(saved, tmp_path, name, where, bit):
+    content = bytearray(saved[name])
+    content[place(where, content)] ^= 1 << bit
+    refused(content, tmp_path)
+
+
+@settings(fuzzed, max_examples=400)
+@given(which, places)
+def test_a_truncated_file_is_found(saved, tmp_path, name, where):
+    refused(saved[name][: place(where, saved[name])], tmp_path)
+
+
+@settings(fuzzed, max_examples=400)
+@given(which, places, st.binary(min_size=1, max_size=40), st.booleans())
+def test_bytes_put_in_or_over_are_found(saved, tmp_path, name, where, extra, over):
+    content = saved[name]
+    i = place(where, content)
+    changed = content[:i] + extra + content[i + over * len(extra) :]
+    if changed != content:
+        refused(changed, tmp_path)
+
+
+@settings(fuzzed, max_examples=200)
+@given(st.binary(max_size=200), st.booleans())
+def test_noise_is_refused(tmp_path, noise, with_length):
+    refused(len(noise).to_bytes(8, "little") + noise if with_length else noise, tmp_path)
+
+
+# ---- malice: the checksum is right
+
+
+def opened(content):
+    """The header, the state and the numbers of a file."""
+    n = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + n])
+    return header, json.loads(header["__metadata__"]["state"]), content[8 + n :]
+
+
+def closed(header, state, payload):
+    """A file of any claims, with their checksum."""
+    state = state if isinstance(state, str) else json.dumps(state)
+    header = header | {"__metadata__": {**header["__metadata__"], "state": state, "sha256": "0" * 64}}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    content = len(text).to_bytes(8, "little") + text + payload
+    digest = hashlib.sha256(content).hexdigest().encode()
+    return content.replace(b'"sha256":"' + b"0" * 64, b'"sha256":"' + digest)
+
+
+def put(node, way, value):
+    """Put a value at a place of a piece of json, as "family_.mean.A"."""
+    *path, last = way.split(".")
+    for key in path:
+        node = node[int(key) if key.isdigit() else key]
+    node[last] = value
+
+
+def with_state(content, changes):
+    header, state, payload = opened(content)
+    for way, value in changes.items():
+        put(state, way, value)
+    return closed(header, state, payload)
+
+
+def with_text(content, old, new):
+    header, _, payload = opened(content)
+    text = header["__metadata__"]["state"]
+    assert old in text
+    return closed(header, text.replace(old, new), payload)
+
+
+def with_whole_state(content, text):
+    header, _, payload = opened(content)
+    return closed(header, text, payload)
+
+
+def with_header(content, way, value):
+    header, state, payload = opened(content)
+    put(header, way, value)
+    return closed(header, state, payload)
+
+
+def with_tensors(content, tensors, changes):
+    """The file with other tensors, None for none, whose shapes in the header are right."""
+    kept = {name: x for name, x in (safetensors.torch.load(content) | tensors).items() if x is not None}
+    header, _, payload = opened(safetensors.torch.save(kept, {"state": "{}", "format": "1"}))
+    return with_state(closed(header, opened(content)[1], payload), changes)
+
+
+def with_start(content, name, number):
+    """The file with another first number of a tensor."""
+    x = safetensors.torch.load(content)[name]
+    x.view(-1)[0] = number
+    return with_tensors(content, {name: x}, {})
+
+
+def nested(depth):
+    value = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def test_the_files_of_malice_are_else_those_of_save(saved, tmp_path):
+    for content in saved.values():
+        for same in (closed(*opened(content)), with_tensors(content, {}, {})):
+            (tmp_path / "q").write_bytes(same)
+            skksivi.load(tmp_path / "q")
+
+
+WHOLE_FILES = {
+    "empty": (b"", "no header"),
+    "header longer than the file": ((2**62).to_bytes(8, "little") + b"{}" * 99, "no header"),
+    "header longer than allowed": ((2**21).to_bytes(8, "little") + b" " * 2**22, "no header"),
+    "a pickle": (pickle.dumps([1, 2] * 100), "no header"),
+    "nested lists": ((2**20).to_bytes(8, "little") + b"[" * 2**20, "RecursionError"),
+    "a list": ((2).to_bytes(8, "little") + b"[]", "something else"),
+    "plain safetensors": (safetensors.torch.save({"a": torch.ones(2)}), "__metadata__"),
+    "safetensors of others": (safetensors.torch.save({"a": torch.ones(2)}, {"format": "pt"}), "format pt, but"),
+}
+
+#: A place in the state of the fit by "laplace", what is put there, and what the refusal says.
+STATES = {
+    "another class": ("is", "os.system", "'os.system', which is none"),
+    "a class for a class": ("family_.is", "Whitening", "it lacks or should not hold"),
+    "another estimator": ("is", "baselines.Laplace", "it lacks or should not hold"),
+    "an unknown parameter": ("evil", 1, "should not hold.*evil"),
+    "a method": ("_sample", "x", "should not hold.*_sample"),
+    "a checkpoint": ("checkpoint", "/etc/passwd", "should not hold.*checkpoint"),
+    "a type of text": ("dtype", "S1000000000", "dtype"),
+    "a parameter out of range": ("batch_size", -1, "batch_size"),
+    "an infinite parameter": ("learning_rate", math.inf, "`learning_rate` is not finite"),
+    "NaN": ("family_.min_scale", math.nan, "`family_.min_scale` is not finite"),
+    "a negative scale": ("family_.min_scale", -1.0, "`min_scale`"),
+    "a scale beyond float32": ("family_.min_scale", 1e308, "`min_scale`"),
+    "an object as a parameter": ("kernel", {"is": "Normal", "latent_dim": 2}, "kernel"),
+    "a nested parameter": ("init", nested(400), "`init.0.0.0.*` is nested too deep"),
+    "no features": ("n_features_in_", 0, "n_features_in_"),
+    "true features": ("n_features_in_", True, "n_features_in_"),
+    "many features": ("n_features_in_", 10**12, "where others have"),
+    "other features of the family": ("family_.n_features", 3, "n_features"),
+    "a long z": ("family_.mixing.latent_dim", 10**12, "mixing"),
+    "no mean": ("family_.mean", None, "`mean`"),
+    "no layers": ("family_.mean.network.layers", [], "IndexError"),
+    "a tensor for an array": ("loss_curve_", {"is": "tensor"}, "`loss_curve_`"),
+    "a transposed vector": ("loss_curve_.transposed", True, "dimension|mT"),
+    "a tensor that is not there": ("tol", {"is": "tensor"}, "`tol` is missing"),
+    "no curve": ("ksd_curve_", None, "`ksd_curve_`"),
+    "a long seed": ("_seed", 2**32, "_seed"),
+    "a stream beyond its state": ("_random_state.position", 10**6, "position"),
+    "a stream before its state": ("_random_state.position", -1, "position"),
+}
+
+#: The same of the header.
+HEADERS = {
+    "another version": ("__metadata__.format", "2", "format 2, but this version of skksivi reads format 1"),
+    "a huge tensor": ("loss_curve_.shape", [2**40], "its length is not"),
+    "a tensor beyond integers": ("loss_curve_.shape", [2**62, 2**62], "overflow"),
+    "a negative length": ("loss_curve_.shape", [-50], "negative"),
+    "another shape": ("loss_curve_.shape", [25, 2], "2 dimensions, expected 1"),
+    "an endless shape": ("loss_curve_.shape", [1] * 99_999 + [50], "dimension"),
+    "offsets elsewhere": ("loss_curve_.data_offsets", [10**15, 10**15 + 400], "SafetensorError"),
+    "overlapping offsets": ("loss_curve_.data_offsets", [0, 400], "SafetensorError"),
+    "an unknown type": ("loss_curve_.dtype", "F8_E4M3", "F8_E4M3"),
+}
+
+LAYER = {"is": "Linear", "weight": {"is": "tensor"}, "bias": {"is": "tensor"}}
+NETWORK = [f"family_.mean.network.layers.{i}.{part}" for i in range(3) for part in ("weight", "bias")]
+EMPTY_LAYERS = {
+    "family_.mean.layers.0.weight": torch.empty(0, 10**12),
+    "family_.mean.layers.0.bias": torch.empty(0),
+    "family_.mean.layers.1.weight": torch.empty(2, 0),
+    "family_.mean.layers.1.bias": torch.zeros(2),
+}
+
+#: What takes more: a function of the files of `saved`.
+FILES = {
+    "a number for the state": (lambda f: with_whole_state(f["laplace"], "5"), "no estimator"),
+    "a kernel": (lambda f: with_whole_state(f["laplace"], '{"is": "kernels.Gaussian"}'), "no estimator"),
+    "nested state": (lambda f: with_whole_state(f["laplace"], '{"a":' * 100_000), "RecursionError"),
+    "an endless integer": (lambda f: with_text(f["laplace"], '"max_iter": 50', '"max_iter": ' + "9" * 9999), "4300"),
+    "a number beyond floats": (lambda f: with_text(f["laplace"], "0.002", "1e999"), "`learning_rate` is not finite"),
+    "a tensor used by none": (
+        lambda f: with_tensors(f["laplace"], {"more": torch.ones(2)}, {}),
+        "no part of it uses",
+    ),
+    "NaN in the map": (lambda f: with_start(f["laplace"], "whitening_.map.m", math.nan), "`m`"),
+    "infinity in the family": (lambda f: with_start(f["laplace"], "family_.mean.A", math.inf), "`A`"),
+    "infinity in the moments": (lambda f: with_start(f["Laplace"], "mean_", -math.inf), "`mean_`"),
+    "points beyond the last": (lambda f: with_start(f["pilot"], "family_.mixing.first", 10**9), "reach beyond"),
+    "points before the first": (lambda f: with_start(f["pilot"], "family_.mixing.first", -5), "reach beyond"),
+    "modes of no points": (lambda f: with_start(f["pilot"], "family_.mixing.size", 0), "reach beyond"),
+    "modes beyond integers": (lambda f: with_start(f["pilot"], "family_.mixing.size", 2**63 - 1), "reach beyond"),
+    "layers that do not fit": (
+        lambda f: with_tensors(f["laplace"], {NETWORK[2]: torch.zeros(5, 6)}, {}),
+        "layers of its network",
+    ),
+    "a map of other features": (
+        lambda f: with_tensors(f["laplace"], {"whitening_.map.L": torch.eye(3).double()}, {}),
+        "`L` has size",
+    ),
+    "a map without dimensions": (
+        lambda f: with_tensors(f["laplace"], {"whitening_.map.m": torch.tensor(1.0).double()}, {}),
+        "`m` has 0 dim",
+    ),
+    "two types": (
+        lambda f: with_tensors(f["laplace"], {"family_.mean.A": torch.eye(2).double()}, {}),
+        "several types",
+    ),
+    "integers": (lambda f: with_tensors(f["laplace"], {"family_.mean.A": torch.ones(2, 2).long()}, {}), "`A`"),
+    "a long z without weights": (
+        lambda f: with_tensors(
+            f["no whitening"],
+            {**dict.fromkeys(["family_.mean.A", *NETWORK]), **EMPTY_LAYERS},
+            {
+                "family_.mixing.latent_dim": 10**12,
+                "family_.mean": {"is": "MultilayerPerceptron", "layers": [LAYER, LAYER]},
+            },
+        ),
+        "`weight`",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WHOLE_FILES)
+def test_other_files_are_refused(case, tmp_path):
+    content, message = WHOLE_FILES[case]
+    assert re.search(message, refused(content, tmp_path))
+
+
+@pytest.mark.parametrize("case", STATES)
+def test_a_state_that_lies_is_refused(saved, case, tmp_path):
+    way, value, message = STATES[case]
+    assert re.search(message, refused(with_state(saved["laplace"], {way: value}), tmp_path))
+
+
+@pytest.mark.parametrize("case", HEADERS)
+def test_a_header_that_lies_is_refused(saved, case, tmp_path):
+    way, value, message = HEADERS[case]
+    assert re.search(message, refused(with_header(saved["laplace"], way, value), tmp_path))
+
+
+@pytest.mark.parametrize("case", FILES)
+def test_a_file_that_lies_is_refused(saved, case, tmp_path):
+    make, message = FILES[case]
+    assert re.search(message, refused(make(saved), tmp_path))
+
+
+def ways(node, way=()):
+    """All places in a piece of json."""
+    if way:
+        yield way
+    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for key, value in items:
+        yield from ways(value, (*way, key))
+
+
+values = st.one_of(
+    st.sampled_from(
+        [None, True, -1, 0, 1, 2, 3, 10**30, 1e308, -0.5, math.nan, math.inf, "", "x", "cuda", "float64"]
+    ),
+    st.sampled_from([{}, {"is": "tensor"}, {"is": "array"}, {"is": ["tensor"]}, {"is": "tuple", "items": "ab"}]),
+    st.builds(lambda name: {"is": name}, st.sampled_from(list(persistence.KINDS))),
+    st.lists(st.integers(-3, 2**70), max_size=3),
+)
+
+
+@settings(fuzzed, max_examples=1200)
+@given(which, st.integers(0, 10**6), values, st.booleans(), st.booleans())
+def test_any_edit_is_refused_or_gives_an_estimator_that_works(saved, tmp_path, name, i, value, in_state, removes):
+    header, state, payload = opened(saved[name])
+    root = state if in_state else header
+    found = [way for way in ways(root) if way[0] != "__metadata__"]
+    *path, last = found[i % len(found)]
+    node = root
+    for key in path:
+        node = node[key]
+    if removes:
+        del node[last]
+    else:
+        node[last] = value
+    content = closed(header, state, payload)
+    (tmp_path / "q").write_bytes(content)
+    try:
+        q = skksivi.load(tmp_path / "q")
+    except ValueError:
+        return
+    X = q.sample(3, random_state=0)
+    assert X.shape == (3, 2)
+    q.sample(2)
+    if name == "Laplace":
+        q.score_samples(np.zeros((2, 2)))
+
+
+def with_huge(content, name, changes):
+    """The file with 8 GiB of zeros as its last tensor, in the place of another if there is one; and its length."""
+    header, state, payload = opened(content)
+    begin, end = header.pop(name, {"data_offsets": (0, 0)})["data_offsets"]
+    payload = payload[:begin] + payload[end:]
+    for entry in header.values():
+        if entry.get("data_offsets", [0])[0] >= end > 0:
+            entry["data_offsets"] = [offset - (end - begin) for offset in entry["data_offsets"]]
+    header[name] = {"dtype": "F64", "shape": [2**30], "data_offsets": [len(payload), len(payload) + 2**33]}
+    start = closed(header, state | changes, payload)
+    return start, len(start) + 2**33
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("loss_curve_", {}),  # of 50 iterations
+        ("init", {"init": {"is": "array"}, "n_iter_": 51}),
+        ("family_.mean.A", {}),
+        ("more", {}),
+    ],
+)
+def test_claims_are_compared_before_memory_is_spent(saved, tmp_path, name, changes):
+    start, length = with_huge(saved["laplace"], name, changes)
+    path = tmp_path / "q"
+    path.write_bytes(start)
+    os.truncate(path, length)
+    with pytest.raises(ValueError, match="more than the 4294967296 of `max_bytes`"):
+        skksivi.load(path)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ValueError, match=r"where others have|dimensions|no part of it uses|out of its range"):
+        skksivi.load(path, max_bytes=2**40)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000  # KiB
+
+
+def test_a_pipe_is_refused_without_waiting_for_it(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(ValueError, match="not a regular file"):
+            skksivi.load(path)

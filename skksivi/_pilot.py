@@ -30,10 +30,10 @@ MAX_CLIMB = 60
 KEEP_EVERY, MAX_KEPT = 3, 2**25
 
 #: The most rounds of Metropolis steps, and the standard error of the means, in sd, at which they end before.
-MAX_ROUNDS, ENOUGH = 4, 0.02
+MAX_ROUNDS, ENOUGH = 4, 0.015
 
-#: Draws by which Gaussians are compared.
-N_COMPARED = 32
+#: Draws by which Gaussians are compared, by their scores alone and by line integrals.
+N_COMPARED, N_INTEGRATED = 256, 32
 
 #: Points of a pilot below which a mode does not count as one.
 MIN_POINTS_OF_MODE = 20
@@ -87,9 +87,15 @@ class Pilot(NamedTuple):
 
 
 def scattered(x: Tensor, n: int, generator: torch.Generator) -> Tensor:
-    """Return n points around x at distances of several orders, for a target whose units are not known."""
-    scales = torch.tensor([1.0, 3.0, 10.0, 30.0, 100.0]).repeat(-(-n // 5))[:n, None].to(x)
-    return x + scales * _normal(n, x, generator)
+    """Return n points around x at distances of several orders, for a target whose units are not known.
+
+    Every other point has one scale for all coordinates, the rest one for each.
+    """
+    scales = torch.tensor([1.0, 3.0, 10.0, 30.0, 100.0]).to(x)
+    of_each = scales[torch.randint(5, (n, len(x)), generator=generator, device=x.device)]
+    of_all = scales.repeat(-(-n // 5))[:n, None].expand_as(of_each)
+    alike = torch.arange(n, device=x.device)[:, None] % 2 == 0
+    return x + torch.where(alike, of_all, of_each) * _normal(n, x, generator)
 
 
 def around(mode: Affine, n: int, generator: torch.Generator) -> Tensor:
@@ -162,7 +168,8 @@ def log_ratio(score_fn: ScoreFunction, a: Tensor, b: Tensor) -> Tensor:
     Returns
     -------
     ratio : Tensor of shape (...)
-        NaN where the score is not finite on the way, or the panels do not settle.
+        NaN where the score is not finite on the way, the panels do not settle, or a deep valley leaves nothing but
+        rounding errors.
     """
     gaps = (b - a).reshape(-1, b.shape[-1])
     nodes, weights = (torch.as_tensor(v).to(a) for v in np.polynomial.legendre.leggauss(8))
@@ -173,7 +180,7 @@ def log_ratio(score_fn: ScoreFunction, a: Tensor, b: Tensor) -> Tensor:
         slopes = (score_fn(points.flatten(0, 1)).detach().view(points.shape) * gaps[row, None]).sum(-1)
         return slopes @ weights * width / 2
 
-    total = a.new_zeros(len(gaps))
+    total, size = a.new_zeros(2, len(gaps)).unbind()
     row = torch.arange(len(gaps), device=a.device).repeat(2)
     low = a.new_tensor([0.0, SPLIT]).repeat_interleave(len(gaps))
     width = a.new_tensor([SPLIT, 1 - SPLIT]).repeat_interleave(len(gaps))
@@ -183,12 +190,15 @@ def log_ratio(score_fn: ScoreFunction, a: Tensor, b: Tensor) -> Tensor:
         width = torch.cat([SPLIT * width, (1 - SPLIT) * width])
         parts = integrals(row, low, width)
         first, second = parts.chunk(2)
-        open_ = ~((value - first - second).abs() < 1e-3 + 1e-6 * (first.abs() + second.abs()))
-        total.index_add_(0, row[: len(value)][~open_], (first + second)[~open_])
+        open_ = ~((value - first - second).abs() < 1e-3 + 1e-8 * (first.abs() + second.abs()))
+        closed = row[: len(value)][~open_]
+        total.index_add_(0, closed, (first + second)[~open_])
+        size.index_add_(0, closed, (first.abs() + second.abs())[~open_])
         row, low, width, value = (v[open_.repeat(2)] for v in (row, low, width, parts))
         if not len(row) or len(row) > MAX_PANELS * len(gaps):
             break
     total[row] = torch.nan
+    total[(size > 1e8) & (total.abs() < size / 2)] = torch.nan  # what is left of a valley that deep is rounding
     return total.view(b.shape[:-1])
 
 
@@ -243,7 +253,7 @@ def lower_bound(score_fn: ScoreFunction, q: Affine, origin: Tensor, generator: t
 
     .. math:: E_q \log \frac{p(x)}{p(x_0)} + \log \det L
     """
-    x = q.unwhiten(_normal(N_COMPARED, q.m, generator))
+    x = q.unwhiten(_normal(N_INTEGRATED, q.m, generator))
     return (
         log_ratio(score_fn, origin, x).nan_to_num(-math.inf, -math.inf, -math.inf).median() + q.log_determinant()
     ).item()

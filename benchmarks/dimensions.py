@@ -19,7 +19,7 @@ import torch
 from skksivi import KSIVIApproximator
 from skksivi.targets import Target
 
-N_DRAWS, N_ITER = 4000, 100
+N_DRAWS, N_ITER = 4000, 300
 
 
 class FactorModel(Target):

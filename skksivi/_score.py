@@ -391,7 +391,8 @@ def _trial_points(score: Score, near: Tensor | None) -> Tensor:
     d = score.n_features
     directions = torch.randn(N_TRIALS, d, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     signs = torch.tensor([[1.0], [-1.0]], dtype=torch.float64)
-    scattered = torch.cat([directions, signs * directions[:1].abs()])  # some domains are one orthant
+    orthants = signs * directions[:1].abs()  # some domains are one of them, some a half-space
+    scattered = torch.cat([directions, orthants, -directions])
     x = torch.cat([scale * scattered for scale in (1.0, 0.1, 10.0, 0.01, 100.0)]).to(score.device)
     if near is not None:
         x = torch.cat([near.to(x)[:N_TRIALS], x])

@@ -190,7 +190,8 @@ def first_three(x):
 @settings(derandomize=True, deadline=None, max_examples=4)
 @given(d=st.integers(2, 3), log10_condition=st.floats(0, 8), size=st.floats(0, 30), seed=st.integers(0, 10**6))
 def test_a_fit_is_affine_equivariant(d, log10_condition, size, seed):
-    """Up to noise: two pilots have standard errors of 0.02 in mean and 0.03 in third moment, two fits as much again.
+    """Up to noise: a pilot's thousands of points give a mean to 0.015 sd and, u^3 having a variance of 40 here, a third
+    moment to 0.08; a fit is off by as much again, and two of them differ by 1.4 times that: 0.16, of which 3.
 
     The shift is within 30 units times the largest scale of A, for the search for modes starts at the origin.
     """
@@ -199,7 +200,7 @@ def test_a_fit_is_affine_equivariant(d, log10_condition, size, seed):
     A, b = left @ (scales[:, None] * right), size * scales.max() * normal(d, seed=seed + 2)
     plain = first_three(skewed_fit(torch.eye(d).double(), origin(d)))
     mapped = first_three(skewed_fit(A, b))
-    for ours, theirs, margin in zip(mapped, plain, (0.15, 0.1, 0.3), strict=True):
+    for ours, theirs, margin in zip(mapped, plain, (0.15, 0.1, 0.5), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=margin)
     assert (mapped[2][0] + 0.86).abs() < 0.3
 

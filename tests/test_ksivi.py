@@ -190,8 +190,8 @@ def first_three(x):
 @settings(derandomize=True, deadline=None, max_examples=4)
 @given(d=st.integers(2, 3), log10_condition=st.floats(0, 8), size=st.floats(0, 30), seed=st.integers(0, 10**6))
 def test_a_fit_is_affine_equivariant(d, log10_condition, size, seed):
-    """Up to noise: a pilot's thousands of points give a mean to 0.015 sd and, u^3 having a variance of 40 here, a third
-    moment to 0.08; a fit is off by as much again, and two of them differ by 1.4 times that: 0.16, of which 3.
+    """Up to noise: a pilot's thousands of points give a mean to 0.015 sd and, u^3 having a variance of 40 here, a
+    third moment to 0.08; a fit is off by as much again, and two of them differ by 1.4 times that: 0.16, of which 3.
 
     The shift is within 30 units times the largest scale of A, for the search for modes starts at the origin.
     """

@@ -41,10 +41,6 @@ class Affine(NamedTuple):
         """Return log det L."""
         return self.L.diagonal().log().sum()
 
-    def condition(self) -> float:
-        """Return the condition number of the covariance L L^T."""
-        return torch.linalg.cond(self.L).item() ** 2
-
 
 class LowRank(NamedTuple):
     r"""The map x = m + D (I + V diag(r - 1) V^T) u of many dimensions: a scale for each coordinate, and r in a few

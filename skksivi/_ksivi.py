@@ -18,7 +18,7 @@ from skksivi._affine import WhitenedScore
 from skksivi._checkpoint import Checkpoint
 from skksivi._families import Bootstrap, Mixing, Normal, SemiImplicit, gaussian_layer
 from skksivi._fused import value_and_gradients
-from skksivi._moments import Departure, MomentPenalty, departure, moments
+from skksivi._moments import Departure, MomentPenalty, departure, moments, stein_variances
 from skksivi._pilot import Pilot
 from skksivi._score import PRODUCTS, Score
 from skksivi._stein import GRADIENT_ESTIMATORS
@@ -37,6 +37,12 @@ N_MIXING_DRAWS = 10_000
 
 #: Draws whose moments are compared with the start's, and those of them whose discrepancy is computed.
 N_MONITOR_DRAWS, N_JUDGED_DRAWS = 4000, 1000
+
+#: What may end a training that leaves the estimator fitted, in the state that was reached.
+KEEPING = (KeyboardInterrupt, FloatingPointError)
+
+#: Bounds of the variances of the draws by Stein's identity, one if they are right, beyond which a fit has failed.
+STEIN_VARIANCES = (0.25, 4.0)
 
 #: Iterations between two comparisons.
 LOOK_EVERY = 500
@@ -138,6 +144,9 @@ class KSIVIApproximator(BaseApproximator):
         differentiates the score and refuses one of which that is wrong; "finite-difference" takes central
         differences of the score along the vector, two more evaluations, which supposes that it is a gradient; "auto"
         takes the target's own `score_vjp`, else the former where it agrees with the latter at a few points.
+    nonfinite : {"raise", "skip"}, default="raise"
+        What to do about an iteration whose loss or gradient is NaN or infinite; its step is never taken. "raise" ends
+        the fit with an error; "skip" goes on and tells how many there were, unless a hundred follow each other.
     checkpoint : path-like or None, default=None
         A file in which the fit is saved now and then. If `fit` finds one there, of a fit with the same settings and
         score that did not end, it goes on from it; on a CPU with the same number of threads the result is that of a
@@ -226,6 +235,7 @@ class KSIVIApproximator(BaseApproximator):
         "tol": [Interval(Real, 0, None, closed="left"), None],
         "n_iter_no_change": [Interval(Integral, 1, None, closed="left")],
         "hvp": [StrOptions(set(PRODUCTS))],
+        "nonfinite": [StrOptions({"raise", "skip"})],
         "checkpoint": [str, os.PathLike, None],
         "checkpoint_every": [Interval(Integral, 1, None, closed="left")],
         "warm_start": ["boolean"],
@@ -264,6 +274,7 @@ class KSIVIApproximator(BaseApproximator):
         tol: float | None = None,
         n_iter_no_change: int = 2000,
         hvp: str = "auto",
+        nonfinite: str = "raise",
         checkpoint: str | os.PathLike[str] | None = None,
         checkpoint_every: int = 1000,
         warm_start: bool = False,
@@ -296,6 +307,7 @@ class KSIVIApproximator(BaseApproximator):
         self.tol = tol
         self.n_iter_no_change = n_iter_no_change
         self.hvp = hvp
+        self.nonfinite = nonfinite
         self.checkpoint = checkpoint
         self.checkpoint_every = checkpoint_every
         self.warm_start = warm_start
@@ -335,7 +347,7 @@ class KSIVIApproximator(BaseApproximator):
             return self.whiten[0] if len(self.whiten) else None
         return self.init
 
-    def _fit(self, score_fn: Score, generator: torch.Generator) -> None:
+    def _fit(self, score_fn: Score, generator: torch.Generator) -> BaseException | None:
         self._check_parameters(score_fn.n_features)
         checkpoint = self._checkpoint(score_fn)
         start, resume = self._start(score_fn, generator, checkpoint)
@@ -354,10 +366,13 @@ class KSIVIApproximator(BaseApproximator):
             ema_decay=self.ema_decay,
             annealing=annealing,
             watch=watch,
+            nonfinite=self.nonfinite,
             save=None if checkpoint is None else lambda state: checkpoint.save({**start._asdict(), "state": state}),
             save_every=self.checkpoint_every,
             resume=resume,
         )
+        if not (run.ended_by is None or self.warm_start or isinstance(run.ended_by, KEEPING)):
+            raise run.ended_by
         losses, monitored = (self.loss_curve_, self.ksd_curve_) if self._continues() else ([], [])
         self.loss_curve_ = np.concatenate([losses, run.losses])
         self.ksd_curve_ = np.concatenate([monitored, run.monitored])
@@ -366,9 +381,13 @@ class KSIVIApproximator(BaseApproximator):
         self.best_iter_ = self.n_iter_ if watch is None else self.n_iter_ - len(run.losses) + watch.restore(family)
         self.family_ = family.requires_grad_(False)
         self.whitening_ = whitening
-        if checkpoint is not None:
-            checkpoint.path.unlink(missing_ok=True)
-        self._warn(None if watch is None or not watch.keeps_best else watch.last, whitening)
+        if isinstance(run.ended_by, FloatingPointError):
+            return self._explained(run.ended_by, score_fn, generator)
+        if run.ended_by is None:
+            if checkpoint is not None:
+                checkpoint.path.unlink(missing_ok=True)
+            self._warn(score_fn, None if watch is None or not watch.keeps_best else watch.last, generator)
+        return run.ended_by
 
     def _gradient_fn(
         self,
@@ -522,26 +541,61 @@ class KSIVIApproximator(BaseApproximator):
             watch.look(family, 0)
         return watch
 
-    def _warn(self, last: Departure | None, whitening: Whitening) -> None:
-        """Say where the end of the training has left the pilot, or that the pilot is not to be trusted."""
-        if not whitening.settled:
-            warnings.warn(
+    def _explained(self, error: BaseException, score_fn: Score, generator: torch.Generator) -> FloatingPointError:
+        """Return the error with what fresh draws of the last finite state tell of its cause."""
+        x = self._sample(N_MONITOR_DRAWS, generator)
+        bad = (~score_fn(x).isfinite().all(1)).nonzero().flatten().tolist()
+        cause = f"the score is finite at {N_MONITOR_DRAWS} fresh draws, so that it is a rare one"
+        if bad:
+            row = ", ".join(f"{value:.4g}" for value in x[bad[0]][:5].tolist())
+            cause = (
+                f"the score is not finite at {len(bad)} of {N_MONITOR_DRAWS} fresh draws, rows {bad[:3]} and so on, "
+                f"the first at x = [{row}{', ...' if x.shape[1] > 5 else ''}]"
+            )
+        return FloatingPointError(
+            f"{error}: {cause}. The state after the last finite step is kept. `score_fn` may be undefined or huge "
+            "there, or have the wrong sign. Use dtype='float64', a smaller `learning_rate` or `initial_scale`, "
+            "rescale the parameters or, where this is rare, set nonfinite='skip'."
+        )
+
+    def _warn(self, score_fn: Score, last: Departure | None, generator: torch.Generator) -> None:
+        """Say what is wrong with a fit that has come to its end: the first of five things."""
+        x = self._sample(N_JUDGED_DRAWS, generator).double()
+        variances, se = stein_variances(x, score_fn.double(x))
+        low, high = STEIN_VARIANCES
+        wrong = (variances + 5 * se < low) | (variances - 5 * se > high)
+        n_skipped = int((~np.isfinite(self.loss_curve_)).sum())
+        message = None
+        if n_skipped:
+            message = (
+                f"{n_skipped} of {self.n_iter_} iterations were skipped, their loss or gradient not being finite: "
+                "`score_fn` may be undefined or huge somewhere. Use dtype='float64' or rescale the parameters."
+            )
+        elif not self.whitening_.settled:
+            message = (
                 "The chains that explore the target have not settled, so that the fit may be off: raise "
                 "`whiten_budget`, start near a mode by `init`, or give the parameters a form without funnels and "
-                "spikes.",
-                ConvergenceWarning,
-                stacklevel=4,
+                "spikes."
             )
         elif last is not None and not last.accepted:
             worst = int(last.excess.argmax())
-            warnings.warn(
+            message = (
                 f"The training ended with coordinate {worst} of the whitened draws at {last.sd_ratio[worst]:.2f} "
                 f"times its standard deviation and its third moment changed by {last.third[worst]:+.2f}; the "
                 f"state of iteration {self.best_iter_} is kept. Raise `pilot_weight` or `batch_size`, or lower "
-                "`learning_rate`.",
-                ConvergenceWarning,
-                stacklevel=4,
+                "`learning_rate`."
             )
+        elif wrong.any():
+            worst = int((variances.clamp_min(1e-12).log().abs() * wrong).argmax())
+            way = "narrow" if variances[worst] < 1 else "wide"
+            message = (
+                f"The draws are too {way} in coordinate {worst}: -E[s_i (x_i - E x_i)] is {variances[worst]:.2g} "
+                f"there, where it should be 1; {int(wrong.sum())} of {len(wrong)} coordinates are off by more than "
+                "a factor of 4. Use whiten='auto', more `max_iter`, a smaller `initial_scale` or rescale the "
+                "parameters."
+            )
+        if message is not None:
+            warnings.warn(message, ConvergenceWarning, stacklevel=4)
 
     def _check_parameters(self, d: int) -> None:
         """Check what scikit-learn's parameter constraints cannot express."""

@@ -86,3 +86,13 @@ def departure(u: Tensor, start: Tensor) -> Departure:
     mean, sd = start.mean(0), start.std(0)
     third = ((u - mean) / sd).pow(3).mean(0) - ((start - mean) / sd).pow(3).mean(0)
     return Departure(u.std(0) / sd, third)
+
+
+def stein_variances(x: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Estimate :math:`-E[s_i (x_i - E x_i)]` (d,) and its standard error from draws x (n, d) and their scores.
+
+    By Stein's identity it is one where the draws are those of the density of the score, whatever that is; it is the
+    square of the scale where they are too wide or too narrow for a Gaussian one.
+    """
+    terms = (x.mean(0) - x) * s
+    return terms.mean(0), terms.std(0) / math.sqrt(len(x))

@@ -21,11 +21,22 @@ WARM_UP = 3
 
 
 class Run(NamedTuple):
-    """What a run of the loop leaves beside the trained module."""
+    """What a run of the loop leaves beside the trained module.
+
+    Attributes
+    ----------
+    losses : ndarray of shape (n_iter,)
+    monitored : ndarray
+        The values of the watch.
+    engine : {"eager", "cuda graph"}
+    ended_by : BaseException or None
+        What ended it before its time; the module holds the last finite state.
+    """
 
     losses: np.ndarray
     monitored: np.ndarray
     engine: str
+    ended_by: BaseException | None
 
 
 class Watch:
@@ -129,6 +140,81 @@ def unflatten(module: nn.Module) -> None:
         p.data, p.grad = p.data.clone(), None
 
 
+class Iterate:
+    """The parameters of a module as one vector, Adam's moments of it and its moving average.
+
+    A step whose loss or gradient is not finite is refused: nothing moves.
+
+    Parameters
+    ----------
+    module : Module
+        Its parameters become views of the vector.
+    betas, max_grad_norm, ema_decay
+        As those of the approximators.
+    """
+
+    def __init__(
+        self, module: nn.Module, betas: tuple[float, float], max_grad_norm: float | None, ema_decay: float | None
+    ) -> None:
+        self.flat = flatten(module)
+        self.gradient = self.flat.grad if self.flat.grad is not None else torch.zeros_like(self.flat)
+        self.betas = betas
+        self.max_grad_norm = max_grad_norm
+        self.ema_decay = ema_decay
+        self.m, self.v = torch.zeros_like(self.flat), torch.zeros_like(self.flat)
+        scalars = torch.zeros(3, dtype=torch.float32, device=self.flat.device)  # as the fused kernel asks
+        self.n_steps, self.rate, self.refused = scalars.unbind()
+        self.average = None if ema_decay is None else self.flat.clone()
+        self.on_gpu = self.flat.device.type == "cuda"
+
+    def step(self, loss: Tensor) -> None:
+        """Take Adam's step by the gradient at hand, unless that or the loss is not finite."""
+        self.refused.copy_(~(self.gradient.sum() + loss).isfinite())
+        if self.max_grad_norm is not None:
+            nn.utils.clip_grad_norm_([self.flat], self.max_grad_norm)
+        adam(
+            [self.flat], [self.gradient], [self.m], [self.v], [], [self.n_steps], found_inf=self.refused,
+            beta1=self.betas[0], beta2=self.betas[1], lr=self.rate, weight_decay=0.0, eps=1e-8,
+            fused=True, capturable=self.on_gpu, amsgrad=False, maximize=False,
+        )  # fmt: skip
+
+    def follow(self, t: int) -> None:
+        """Move the average, with a memory that grows to 1 / (1 - decay) steps."""
+        if self.average is not None and self.ema_decay is not None:
+            self.average.lerp_(self.flat, max(1 - self.ema_decay, 9 / (10 + t)))
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Let the module be the averaged one for a while."""
+        if self.average is None:
+            yield
+            return
+        kept = self.flat.clone()
+        self.flat.copy_(self.average)
+        try:
+            yield
+        finally:
+            self.flat.copy_(kept)
+
+    def state(self) -> dict[str, Tensor | None]:
+        """Return what `resume` needs to go on from here."""
+        vectors = {"flat": self.flat, "m": self.m, "v": self.v, "average": self.average}
+        return {**vectors, "n_steps": self.n_steps.clone()}  # a view of three numbers would be saved with all of them
+
+    def resume(self, state: dict[str, Any]) -> None:
+        """Go on from another's state."""
+        for name, value in self.state().items():
+            if value is not None:
+                getattr(self, name).copy_(state[name])
+
+    def release(self, module: nn.Module) -> None:
+        """Leave the module with the average and with parameters of its own."""
+        if self.average is not None:
+            self.flat.copy_(self.average)
+        unflatten(module)
+
+
+@torch.no_grad()
 def minimise(
     gradient_fn: Callable[[Tensor | None], Tensor],
     module: nn.Module,
@@ -142,13 +228,15 @@ def minimise(
     ema_decay: float | None,
     annealing: Callable[[float], float] | None,
     watch: Watch | None,
+    nonfinite: str = "raise",
     save: Callable[[dict[str, Any]], None] | None = None,
     save_every: int = 1000,
     resume: dict[str, Any] | None = None,
 ) -> Run:
     """Minimise a stochastic loss over the parameters of a module, in place, by Adam.
 
-    On a GPU the whole step is captured as one CUDA graph where the score allows it.
+    On a GPU the whole step is captured as one CUDA graph where the score allows it. Whatever ends the loop, Ctrl-C
+    included, is returned, not raised, so that the caller can keep the state first.
 
     Parameters
     ----------
@@ -159,7 +247,7 @@ def minimise(
     module : Module
     generator : torch.Generator
         Whatever `gradient_fn` draws from.
-    max_iter, learning_rate, learning_rate_decay, betas, max_grad_norm, ema_decay
+    max_iter, learning_rate, learning_rate_decay, betas, max_grad_norm, ema_decay, nonfinite
         As those of the approximators.
     annealing : callable or None
         Maps progress in [0, 1) to the inverse temperature.
@@ -170,72 +258,56 @@ def minimise(
     save_every : int, default=1000
     resume : dict, default=None
         A state to go on from, as given to `save`.
-
-    Raises
-    ------
-    FloatingPointError
-        The loss is not finite.
     """
-    with torch.no_grad():
-        flat = flatten(module)
-        gradient = flat.grad if flat.grad is not None else torch.zeros_like(flat)
-        m, v = torch.zeros_like(flat), torch.zeros_like(flat)
-        n_steps, rate = torch.zeros(2, dtype=torch.float32, device=flat.device).unbind()  # as the fused kernel asks
-        average = None if ema_decay is None else flat.clone()
-        on_gpu = flat.device.type == "cuda"
-        rate_factor = learning_rate_factor(learning_rate_decay, max_iter)
-        temperature = None if annealing is None else flat.new_ones(())
-        loss_now = flat.new_zeros(())
-        losses = flat.new_zeros(max_iter)
+    iterate = Iterate(module, betas, max_grad_norm, ema_decay)
+    rate_factor = learning_rate_factor(learning_rate_decay, max_iter)
+    temperature = None if annealing is None else iterate.flat.new_ones(())
+    loss_now = iterate.flat.new_zeros(())
+    losses = iterate.flat.new_zeros(max_iter)
+    n_done, engine, ended_by = 0, "eager", None
+    if resume is not None:
+        n_done = len(resume["losses"])
+        losses[:n_done] = resume["losses"]
+        iterate.resume(resume)
+        generator.set_state(resume["generator"])
+        if watch is not None:
+            watch.resume(resume["watch"])
 
-        def step() -> None:
-            loss_now.copy_(gradient_fn(temperature))
-            if max_grad_norm is not None:
-                nn.utils.clip_grad_norm_([flat], max_grad_norm)
-            adam(
-                [flat], [gradient], [m], [v], [], [n_steps], fused=True, capturable=on_gpu, amsgrad=False,
-                beta1=betas[0], beta2=betas[1], lr=rate, weight_decay=0.0, eps=1e-8, maximize=False,
-            )  # fmt: skip
+    def step() -> None:
+        loss_now.copy_(gradient_fn(temperature))
+        iterate.step(loss_now)
 
-        def state(t: int) -> dict[str, Any]:
-            tensors = {"flat": flat, "m": m, "v": v, "n_steps": n_steps.clone(), "average": average}
-            looks = None if watch is None else watch.state()
-            return {**tensors, "losses": losses[:t].clone(), "generator": generator.get_state(), "watch": looks}
+    def state() -> dict[str, Any]:
+        looks = None if watch is None else watch.state()
+        return {
+            **iterate.state(), "losses": losses[:n_done].clone(), "generator": generator.get_state(), "watch": looks
+        }  # fmt: skip
 
-        first, t, run_step, engine = 0, -1, step, "eager"
-        if resume is not None:
-            first = len(resume["losses"])
-            t = first - 1
-            for tensor, value in ((flat, "flat"), (m, "m"), (v, "v"), (n_steps, "n_steps"), (average, "average")):
-                if tensor is not None:
-                    tensor.copy_(resume[value])
-            losses[:first] = resume["losses"]
-            generator.set_state(resume["generator"])
-            if watch is not None:
-                watch.resume(resume["watch"])
+    run_step, first = step, n_done
+    try:
         for t in range(first, max_iter):
-            rate.fill_(learning_rate * rate_factor(t))
+            iterate.rate.fill_(learning_rate * rate_factor(t))
             if annealing is not None and temperature is not None:
                 temperature.fill_(_inverse_temperature(annealing, t / max_iter))
-            if on_gpu and t == first + WARM_UP:
+            if iterate.on_gpu and t == first + WARM_UP:
                 run_step, engine = capture(step, generator)
             run_step()
-            if average is not None and ema_decay is not None:
-                average.lerp_(flat, max(1 - ema_decay, 9 / (10 + t)))  # a memory that grows to 1 / (1 - decay) steps
+            iterate.follow(t)
             losses[t] = loss_now
-            last = t + 1 == max_iter
-            if (t + 1) % CHECK_EVERY == 0 or last:
-                _check_finite(losses[: t + 1])
-            if watch is not None and ((t + 1) % watch.every == 0 or last):
-                with swapped(flat, average):
-                    if watch.look(module, t + 1):
+            n_done = t + 1
+            last = n_done == max_iter
+            if n_done % CHECK_EVERY == 0 or last:
+                _check_finite(losses[:n_done], nonfinite)
+            if watch is not None and (n_done % watch.every == 0 or last):
+                with iterate.averaged():
+                    if watch.look(module, n_done):
                         break
-            if save is not None and (t + 1) % save_every == 0:
-                save(state(t + 1))
-        if average is not None:
-            flat.copy_(average)
-        unflatten(module)
-    return Run(losses[: t + 1].cpu().numpy(), np.array(watch.values if watch else []), engine)
+            if save is not None and n_done % save_every == 0:
+                save(state())
+    except BaseException as error:
+        ended_by = error
+    iterate.release(module)
+    return Run(losses[:n_done].cpu().numpy(), np.array(watch.values if watch else []), engine, ended_by)
 
 
 def _inverse_temperature(annealing: Callable[[float], float], progress: float) -> float:
@@ -262,20 +334,6 @@ def by_autograd(loss_fn: Callable[[Tensor | None], Tensor], module: nn.Module) -
     return gradient_fn
 
 
-@contextmanager
-def swapped(flat: Tensor, average: Tensor | None) -> Iterator[None]:
-    """Let the module be the averaged one for a while."""
-    if average is None:
-        yield
-        return
-    kept = flat.clone()
-    flat.copy_(average)
-    try:
-        yield
-    finally:
-        flat.copy_(kept)
-
-
 def capture(step: Callable[[], None], generator: torch.Generator) -> tuple[Callable[[], None], str]:
     """Record a step as one CUDA graph; return its replay, or the step itself where it cannot be recorded.
 
@@ -297,12 +355,18 @@ def capture(step: Callable[[], None], generator: torch.Generator) -> tuple[Calla
     return graph.replay, "cuda graph"
 
 
-def _check_finite(losses: Tensor) -> None:
-    finite = losses.isfinite()
-    if not finite.all():
-        iteration = int((~finite).nonzero()[0])
-        raise FloatingPointError(
-            f"The loss is {losses[iteration].item()} at iteration {iteration}: `score_fn` may be undefined or huge "
-            "where the draws lie, or have the wrong sign. Use dtype='float64', a smaller "
-            "`learning_rate` or `initial_scale`, or rescale the parameters."
-        )
+def _check_finite(losses: Tensor, nonfinite: str) -> None:
+    """Refuse a loss that is not finite or, if those are to be skipped, a hundred of them in a row.
+
+    Raises
+    ------
+    FloatingPointError
+    """
+    bad = ~losses.isfinite()
+    if not bad.any():
+        return
+    if nonfinite == "raise":
+        iteration = int(bad.nonzero()[0])
+        raise FloatingPointError(f"The loss is {losses[iteration].item()} at iteration {iteration}")
+    if bad[-CHECK_EVERY:].all():
+        raise FloatingPointError(f"The loss is not finite in the last {min(CHECK_EVERY, len(losses))} iterations")

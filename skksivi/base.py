@@ -94,10 +94,12 @@ class BaseApproximator(DensityMixin, BaseEstimator, ABC):
                 hvp=getattr(self, "hvp", "auto"),
                 near=self._points_near_target(),
             )
-            self._fit(score, make_generator(seed, device))
+            ended_by = self._fit(score, make_generator(seed, device))
         self.n_features_in_ = score.n_features
         self._seed = seed
         self._random_state = np.random.RandomState([seed, 1])  # another stream than that of the training
+        if ended_by is not None:
+            raise ended_by
         return self
 
     def sample(self, n_samples: int = 1, random_state: int | np.random.RandomState | None = None) -> np.ndarray:
@@ -200,8 +202,11 @@ class BaseApproximator(DensityMixin, BaseEstimator, ABC):
         return None
 
     @abstractmethod
-    def _fit(self, score_fn: Score, generator: torch.Generator) -> None:
-        """Learn from the score and assign what was learned."""
+    def _fit(self, score_fn: Score, generator: torch.Generator) -> BaseException | None:
+        """Learn from the score and assign what was learned.
+
+        What ends it before its time is raised if nothing was assigned, and returned if a usable state was.
+        """
 
     @abstractmethod
     def _sample(self, n: int, generator: torch.Generator) -> Tensor:

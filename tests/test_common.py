@@ -192,6 +192,7 @@ def test_a_score_that_differentiates_log_p_itself_is_fitted_and_judged(unfitted)
     assert unfitted.fit(score_fn, n_features=2).score(score_fn) > -0.05
 
 
+@pytest.mark.filterwarnings("ignore:The draws are too:sklearn.exceptions.ConvergenceWarning")
 def test_a_subclass_with_a_new_score_or_density_does_not_use_the_old_product(unfitted):
     class Tempered(Banana):
         def score_fn(self, x):

@@ -73,7 +73,7 @@ def test_fitted_attributes():
         {"init": [0.1, -0.1]},
         {"init": np.eye(2)},
         {"hidden_layer_sizes": ()},
-        {"linear_skip": False},
+        {"linear_skip": False, "max_iter": 300},
         {"scale": "network"},
         {"initial_scale": 1.5},
         {"whiten": None},
@@ -257,7 +257,7 @@ def test_chains_that_have_not_settled_are_told():
         ({"mixing": "pilot"}, Bootstrap),
         ({"mixing": "normal"}, Normal),
         ({"latent_dim": 2}, Normal),
-        ({"linear_skip": False}, Normal),
+        ({"linear_skip": False, "max_iter": 300}, Normal),
         ({"whiten": "laplace"}, Normal),
         ({"whiten": "bam"}, Normal),
         ({"whiten": None}, Normal),
@@ -383,8 +383,80 @@ def test_a_score_that_becomes_nan_is_reported_with_its_iteration():
     def score_fn(x):
         return torch.where(x.abs() < 0.05, -x, torch.nan * x)
 
-    with pytest.raises(FloatingPointError, match="iteration 0"):
+    with pytest.raises(FloatingPointError, match=r"iteration 0: .* not finite at \d+ of 4000 fresh draws, rows \[0"):
         fit(score_fn, whiten=None)
+
+
+#: A batch size that no other call of the score has.
+ODD = 23
+
+
+class Ending:
+    """A score that misbehaves in one iteration of the training, which is told by its number of points."""
+
+    def __init__(self, iteration, how):
+        self.left = iteration
+        self.how = how
+
+    def __call__(self, x):
+        self.left -= len(x) == ODD
+        return self.how(x) if self.left == -1 and len(x) == ODD else -x
+
+
+def interrupt(x):
+    raise KeyboardInterrupt
+
+
+def fail(x):
+    raise OSError("the disk is on fire")
+
+
+def test_an_interrupted_fit_is_one_of_fewer_iterations():
+    q = clone(QUICK).set_params(whiten=None, batch_size=ODD, learning_rate_decay=None)
+    with pytest.raises(KeyboardInterrupt):
+        q.fit(Ending(12, interrupt), n_features=2)
+    shorter = clone(q).set_params(max_iter=12).fit(normal_score, n_features=2)
+    np.testing.assert_array_equal(q.sample(5, random_state=0), shorter.sample(5, random_state=0))
+    np.testing.assert_array_equal(q.loss_curve_, shorter.loss_curve_)
+    assert q.n_iter_ == q.best_iter_ == 12
+    assert q.set_params(warm_start=True).fit(normal_score, n_features=2).n_iter_ == 42
+
+
+def test_an_interrupted_fit_from_a_pilot_keeps_the_best_state_judged():
+    with pytest.raises(KeyboardInterrupt):
+        (q := clone(QUICK).set_params(batch_size=ODD)).fit(Ending(12, interrupt), n_features=2)
+    assert q.best_iter_ == 0  # the pilot's points
+    assert abs(q.sample(2000).std() - 1) < 0.1
+
+
+def test_a_score_that_raises_leaves_the_estimator_as_it_was_or_warm():
+    q = clone(QUICK).set_params(whiten=None, batch_size=ODD)
+    with pytest.raises(OSError, match="on fire"):
+        q.fit(Ending(12, fail), n_features=2)
+    assert not hasattr(q, "family_")
+    q.set_params(warm_start=True)
+    with pytest.raises(OSError, match="on fire"):
+        q.fit(Ending(12, fail), n_features=2)
+    assert q.fit(normal_score, n_features=2).n_iter_ == 42
+
+
+def test_a_fit_that_meets_nan_keeps_the_last_finite_state():
+    q = clone(QUICK).set_params(whiten=None, batch_size=ODD)
+    with pytest.raises(FloatingPointError, match=r"iteration 12: .* a rare one.*nonfinite='skip'"):
+        q.fit(Ending(12, lambda x: torch.nan * x), n_features=2)
+    assert np.isfinite(q.sample(100)).all()
+
+
+def test_iterations_skipped_are_told():
+    with pytest.warns(ConvergenceWarning, match="1 of 30 iterations were skipped"):
+        q = fit(Ending(12, lambda x: torch.nan * x), whiten=None, batch_size=ODD, nonfinite="skip")
+    assert np.isnan(q.loss_curve_).nonzero()[0].tolist() == [12]
+
+
+@pytest.mark.parametrize(("scale", "way"), [(1e-3, "wide"), (1e3, "narrow")])
+def test_draws_far_too_wide_or_narrow_are_told(scale, way):
+    with pytest.warns(ConvergenceWarning, match=f"too {way} in coordinate 1.*1 of 2 coordinates"):
+        fit(lambda x: -x / torch.tensor([1.0, scale]) ** 2, whiten=None)
 
 
 def test_a_score_that_is_nan_at_the_origin_names_the_remedy():

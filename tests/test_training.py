@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 from skksivi._training import (
+    Iterate,
     Watch,
     by_autograd,
     flatten,
     learning_rate_factor,
     minimise,
-    swapped,
     unflatten,
 )
 
@@ -95,11 +95,17 @@ def test_the_average_is_the_exponential_average_of_the_iterates():
     torch.testing.assert_close(result, average, rtol=1e-4, atol=1e-5)
 
 
-def test_swapped_is_undone():
-    flat = torch.tensor([1.0, 2.0])
-    with swapped(flat, torch.tensor([5.0, 6.0])):
-        assert flat.tolist() == [5, 6]
-    assert flat.tolist() == [1, 2]
+def test_the_average_takes_the_place_of_the_iterate_for_a_while():
+    module = network()
+    iterate = Iterate(module, (0.9, 0.99), None, ema_decay=0.5)
+    before = iterate.flat.clone()
+    iterate.average.fill_(7.0)
+    with pytest.raises(StopIteration), iterate.averaged():  # noqa: PT012
+        assert (module[0].weight == 7).all()
+        raise StopIteration
+    assert iterate.flat.equal(before)
+    iterate.release(module)
+    assert (module[0].weight == 7).all()
 
 
 def test_annealing_is_handed_to_the_loss():
@@ -231,11 +237,71 @@ def test_the_watch_ends_the_loop_and_its_best_state_returns():
         torch.testing.assert_close(p, q)
 
 
-def test_a_loss_that_is_not_finite_names_its_iteration():
-    module, count = network(), iter(range(1000))
+def sometimes_nan(module, when, what=torch.nan):
+    """A loss whose gradient is not finite at some iterations."""
+    count = iter(range(10_000))
 
     def loss_fn(temperature):
-        return quadratic(module)(temperature) * (torch.nan if next(count) == 130 else 1)
+        return quadratic(module)(temperature) * (what if when(next(count)) else 1)
 
-    with pytest.raises(FloatingPointError, match="iteration 130"):
-        run(module, loss_fn)
+    return loss_fn
+
+
+def state(module):
+    return torch.cat([p.detach().flatten() for p in module.parameters()])
+
+
+@pytest.mark.parametrize("what", [torch.nan, torch.inf])
+def test_a_loss_that_is_not_finite_ends_the_loop_in_the_last_finite_state(what):
+    module, shorter = network(), network()
+    result = run(module, sometimes_nan(module, lambda t: t >= 130, what))
+    assert isinstance(result.ended_by, FloatingPointError)
+    assert "iteration 130" in str(result.ended_by)
+    run(shorter, quadratic(shorter), max_iter=130)
+    assert state(module).equal(state(shorter))
+
+
+@pytest.mark.parametrize("what", [torch.nan, torch.inf])
+def test_steps_that_are_not_finite_are_left_out(what):
+    module, plain = network(), network()
+    result = run(module, sometimes_nan(module, lambda t: t % 2 == 1, what), max_iter=100, nonfinite="skip")
+    assert result.ended_by is None
+    np.testing.assert_array_equal(np.isfinite(result.losses), np.arange(100) % 2 == 0)
+    run(plain, quadratic(plain), max_iter=50)
+    assert state(module).equal(state(plain))
+
+
+def test_a_gradient_that_is_not_finite_is_refused_with_a_finite_loss():
+    module = network()
+
+    def loss_fn(temperature):
+        return quadratic(module)(temperature) + (torch.zeros(()) * module[0].weight.sum()).sqrt()  # 0 / 0
+
+    before = state(module).clone()
+    result = run(module, loss_fn, max_iter=5)
+    assert state(module).equal(before)
+    assert np.isfinite(result.losses).all()
+
+
+def test_a_hundred_steps_in_a_row_that_are_not_finite_are_too_many():
+    module = network()
+    result = run(module, sometimes_nan(module, lambda t: t >= 50), max_iter=1000, nonfinite="skip")
+    assert isinstance(result.ended_by, FloatingPointError)
+    assert len(result.losses) == 200
+    assert state(module).isfinite().all()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError, MemoryError])
+def test_what_ends_the_loop_is_returned_with_the_state_before(error):
+    module, shorter, count = network(), network(), iter(range(100))
+
+    def loss_fn(temperature):
+        if next(count) == 30:
+            raise error
+        return quadratic(module)(temperature)
+
+    result = run(module, loss_fn, ema_decay=0.9)
+    assert isinstance(result.ended_by, error)
+    assert len(result.losses) == 30
+    run(shorter, quadratic(shorter), max_iter=30, ema_decay=0.9)
+    assert state(module).equal(state(shorter))

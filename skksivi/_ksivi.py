@@ -20,7 +20,7 @@ from skksivi._families import Bootstrap, Mixing, Normal, SemiImplicit, gaussian_
 from skksivi._fused import value_and_gradients
 from skksivi._moments import Departure, MomentPenalty, departure, moments, stein_variances
 from skksivi._pilot import Pilot
-from skksivi._score import PRODUCTS, Score
+from skksivi._score import PRODUCTS, Halves, Score
 from skksivi._stein import GRADIENT_ESTIMATORS
 from skksivi._training import Watch, minimise
 from skksivi._whitening import MAX_FEATURES, MAX_POINTS, WHITENINGS, Whitening, find_whitening, pulled_back
@@ -82,7 +82,8 @@ class KSIVIApproximator(BaseApproximator):
         are whitened; else, and with None, it is left to `kernel`, whose default is the median heuristic.
     gradient_estimator : {"u-statistic", "vanilla"}, default="u-statistic"
         All pairs within one batch (Algorithm 2), or between two batches (Algorithm 1), which takes twice as many
-        draws and score evaluations an iteration.
+        draws and score evaluations an iteration. Where the target draws minibatches of its data, all pairs between
+        two halves of the batch in the place of the former.
     latent_dim : int, default=None
         Dimension of z; None means that of x, with normal mixing up to 100.
     hidden_layer_sizes : sequence of int, default=(100, 100)
@@ -355,7 +356,7 @@ class KSIVIApproximator(BaseApproximator):
         watch = self._watch(score_fn, whitening, family, generator)
         annealing: Any = Linear() if self.annealing == "linear" else self.annealing
         run = minimise(
-            self._gradient_fn(pulled_back(score_fn, whitening), family, start.penalty, generator),
+            self._gradient_fn(pulled_back(score_fn, whitening, generator), family, start.penalty, generator),
             family,
             generator=generator,
             max_iter=self.max_iter,
@@ -391,7 +392,7 @@ class KSIVIApproximator(BaseApproximator):
 
     def _gradient_fn(
         self,
-        score_u: Score | WhitenedScore,
+        score_u: Score | WhitenedScore | Halves,
         family: SemiImplicit,
         penalty: MomentPenalty | None,
         generator: torch.Generator,
@@ -400,6 +401,8 @@ class KSIVIApproximator(BaseApproximator):
         kernel = self._resolve_kernel(family.n_features)
         estimator = GRADIENT_ESTIMATORS[self.gradient_estimator]
         n_draws = estimator.n_batches * self.batch_size
+        if isinstance(score_u, Halves):  # whose pairs within a half are biased
+            estimator, n_draws = GRADIENT_ESTIMATORS["vanilla"], n_draws + n_draws % 2
 
         def gradient_fn(inverse_temperature: Tensor | None) -> Tensor:
             (u, conditional_score), pull_draw = family.draw_with_pullback(n_draws, generator)

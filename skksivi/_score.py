@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -59,6 +60,8 @@ class Score:
     ----------
     by_differences : bool
         Whether products with the Jacobian are central differences of the score.
+    minibatch : callable or None
+        Draws, from a generator, the score as a minibatch of the data tells it.
     """
 
     def __init__(
@@ -80,6 +83,15 @@ class Score:
         self.step = step or STEPS[dtype]
         self.double = double or self
         self.by_differences = False
+        self.minibatch: Callable[[torch.Generator], Score] | None = None
+
+    def like(self, score_fn: ScoreFunction, score_vjp: ScoreWithProduct | None) -> Score:
+        """Return another function that is called as this one is."""
+        other = copy.copy(self)
+        own = self.score_fn
+        other.score_fn = BlackBox(score_fn, own.kind) if isinstance(own, BlackBox) else score_fn
+        other.score_vjp = None if self.score_vjp is None else score_vjp
+        return other
 
     def __call__(self, x: Tensor) -> Tensor:
         """Evaluate the score at x (n, d)."""
@@ -140,6 +152,25 @@ def jacobian_product(score_fn: ScoreFunction, x: Tensor, v: Tensor) -> Tensor:
     """Return J^T v by the rule of a `Score`, of a bare function by autograd."""
     own = getattr(score_fn, "jacobian_product", None)
     return autograd_pullback(score_fn, x)[1](v) if own is None else own(x, v)
+
+
+class Halves(NamedTuple):
+    """A score of which two halves of the points see independent minibatches of the data.
+
+    A product of two estimates from one minibatch would be biased by the covariance of their errors. Within a finite
+    difference a minibatch stays the same.
+    """
+
+    draw: Callable[[], Any]
+
+    def with_pullback(self, x: Tensor) -> tuple[Tensor, ScoreFunction]:
+        """Return the score at x (n, d) without a graph, and the map of v (n, d) to J^T v (n, d)."""
+        scores, pulls = zip(*(self.draw().with_pullback(half) for half in x.chunk(2)), strict=True)
+
+        def pullback(v: Tensor) -> Tensor:
+            return torch.cat([pull(half) for pull, half in zip(pulls, v.chunk(2), strict=True)])
+
+        return torch.cat(scores), pullback
 
 
 # What it is called with, and what it returns
@@ -316,6 +347,7 @@ def resolve(
         function, d, score_vjp = in_type(torch.float64)
         score.double = _in_double(function, d, device, score_vjp)
     asymmetry = choose_product(score.double, hvp, near)
+    _check_repeatable(score.double, near)
     score.by_differences, own = score.double.by_differences, score.double.score_vjp is not None
     if not own:
         score.score_vjp = None
@@ -330,6 +362,26 @@ def resolve(
             "without end: it may have the wrong sign. It must be the gradient of log p, not of the potential -log p."
         )
     return score
+
+
+def _check_repeatable(score: Score, near: Tensor | None) -> None:
+    """Warn of a score that gives other values when it is asked again; refuse it if it needs differences.
+
+    Raises
+    ------
+    ValueError
+    """
+    x = _trial_points(score, near)
+    first, second = score(x), score(x)
+    if (first - second).abs().max() <= 1e-3 * first.abs().max():
+        return
+    message = (
+        "`score_fn` returns other values when it is called again with the same points, so that the fit will be biased. "
+        "If it draws a minibatch of the data, let `skksivi.targets.Minibatches` draw it; else fix its seed."
+    )
+    if score.by_differences:
+        raise ValueError(message)
+    _warn(message)
 
 
 def _warn(message: str) -> None:

@@ -22,7 +22,7 @@ from skksivi._pilot import (
     find_pilot,
     scattered,
 )
-from skksivi._score import Score, ScoreFunction
+from skksivi._score import Halves, Score, ScoreFunction
 
 #: The rules that find a map.
 WHITENINGS = ("auto", "bam", "laplace")
@@ -155,21 +155,25 @@ def find_whitening(
     return whitening, pilot
 
 
-def pulled_back(score_fn: Score, whitening: Whitening) -> Score | WhitenedScore:
-    """Return the score in u: in the type of the training, or in float64 where rounding costs more than 1%.
+def pulled_back(score_fn: Score, whitening: Whitening, generator: torch.Generator) -> Score | WhitenedScore | Halves:
+    """Return the score in u for the training, minibatches drawn from the generator."""
+    score = score_fn.double if _needs_double(score_fn, whitening) else score_fn
+    if score.minibatch is None:
+        return whitening.map.pull_back(score)
+    draw = score.minibatch
+    return Halves(lambda: whitening.map.pull_back(draw(generator)))
 
-    Finite differences are taken in float64 too.
-    """
-    if score_fn.by_differences:
-        return whitening.map.pull_back(score_fn.double)
-    if isinstance(whitening.map, Identity):
-        return score_fn
+
+def _needs_double(score_fn: Score, whitening: Whitening) -> bool:
+    """Tell whether to train in float64: where rounding costs more than 1%, and for finite differences."""
+    if score_fn.by_differences or isinstance(whitening.map, Identity):
+        return score_fn.by_differences
     exact, rounded = whitening.map.pull_back(score_fn.double), whitening.map.pull_back(score_fn)
     u = torch.randn(N_COMPARED, score_fn.n_features, generator=torch.Generator().manual_seed(0))
     u = u.to(dtype=score_fn.dtype, device=score_fn.device)
     s = exact.with_pullback(u)[0]
     error = torch.linalg.vector_norm(rounded.with_pullback(u)[0] - s, dim=1) / torch.linalg.vector_norm(s, dim=1)
-    return rounded if error.nan_to_num(math.inf).median() < 0.01 else exact
+    return bool(error.nan_to_num(math.inf).median() >= 0.01)
 
 
 def laplace(score_fn: ScoreFunction, start: Tensor) -> Affine:

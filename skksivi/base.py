@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from numbers import Integral, Real
 from typing import Any, ClassVar, Self
@@ -264,8 +264,21 @@ def _resolve_score(
         return *_unwrap(moved, n_features), getattr(moved, "score_vjp", None)
 
     d = _unwrap(score_fn, n_features)[1]
-    points = _points(near, d)
-    return resolve(in_type, dtype=dtype, device=device, hvp=hvp, near=points)
+    score = resolve(in_type, dtype=dtype, device=device, hvp=hvp, near=_points(near, d))
+    if hasattr(score_fn, "minibatch"):
+        for one in (score, score.double):
+            one.minibatch = _minibatches(one, score_fn.to(device=device, dtype=one.dtype))
+    return score
+
+
+def _minibatches(score: Score, target: Any) -> Callable[[torch.Generator], Score]:
+    """Return what draws the score of a minibatch."""
+
+    def draw(generator: torch.Generator) -> Score:
+        part = target.minibatch(generator)
+        return score.like(part.score_fn, part.score_vjp)
+
+    return draw
 
 
 def _points(near: Any, d: int) -> Tensor | None:

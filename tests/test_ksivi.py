@@ -257,7 +257,7 @@ def test_chains_that_have_not_settled_are_told():
         ({"mixing": "pilot"}, Bootstrap),
         ({"mixing": "normal"}, Normal),
         ({"latent_dim": 2}, Normal),
-        ({"linear_skip": False, "max_iter": 300}, Normal),
+        ({"linear_skip": False, "initial_scale": 1.0}, Normal),
         ({"whiten": "laplace"}, Normal),
         ({"whiten": "bam"}, Normal),
         ({"whiten": None}, Normal),

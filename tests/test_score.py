@@ -134,7 +134,7 @@ def test_differences_are_taken_in_the_units_of_the_whitened_target(size):
 def test_without_whitening_differences_are_taken_in_float64_too():
     score = resolved(quartic_of_arrays, 2)
     whitening, _ = find_whitening(None, score, torch.Generator())
-    assert pulled_back(score, whitening) is score.double
+    assert pulled_back(score, whitening, torch.Generator()) is score.double
 
 
 def test_whitening_of_a_numpy_score_is_that_of_the_torch_score():
@@ -400,7 +400,7 @@ def test_init_and_whiten_tell_where_a_score_is_finite():
         resolved(far, 2)
     options = {"max_iter": 10, "random_state": 0, "dtype": "float64"}
     KSIVIApproximator(init=[1e4 + 1, 1e4 + 2], whiten="laplace", **options).fit(far, n_features=2)
-    pair = ([1e4 + 2, 1e4 + 2], [[0.1, 0.0], [0.0, 0.1]])
+    pair = ([1e4 + 2, 1e4 + 2], [[1.0, 0.0], [0.0, 1.0]])
     KSIVIApproximator(whiten=pair, **options).fit(far, n_features=2)
 
 

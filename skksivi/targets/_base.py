@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from numbers import Integral
 from typing import Any, Self
 
 import numpy as np
 import torch
+from sklearn.utils import check_scalar
 from torch import Tensor
 
 from skksivi._score import ScoreFunction
@@ -96,6 +99,128 @@ class _ScoreTarget(Target):
         return self._score_fn(x)
 
 
+class Minibatches(Target):
+    r"""A target whose training sees a random part of its data at a time.
+
+    The kernel Stein discrepancy multiplies two scores. From one minibatch their product would be biased by the
+    covariance of the noise; the two halves of a batch of draws therefore see independent minibatches, and pairs
+    within a half are left out. Within a finite difference a minibatch stays the same. The search for modes, the pilot
+    and the judge of `score` see all of the data.
+
+    Parameters
+    ----------
+    target : Target
+        With `n_rows`, the number of its observations, and `subset(rows)`, the target whose likelihood is that of the
+        observations named by a tensor of integers, each counted n_rows / len(rows) times. `from_rows` makes one.
+    batch_size : int
+        Observations of a minibatch, drawn with replacement.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from skksivi.targets import BayesianLogisticRegression, Minibatches
+    >>> X = np.random.RandomState(0).normal(size=(1000, 3))
+    >>> target = BayesianLogisticRegression(X, X[:, 0] > 0.1)
+    >>> Minibatches(target, batch_size=100)
+    Minibatches(BayesianLogisticRegression(n_features=3), batch_size=100)
+    """
+
+    def __init__(self, target: Any, batch_size: int) -> None:
+        for name in ("n_rows", "subset"):
+            if not hasattr(target, name):
+                raise TypeError(
+                    f"`target` must have `n_rows` and `subset(rows)`, but {type(target).__name__} has no `{name}`; "
+                    "define it, or make a target by skksivi.targets.from_rows."
+                )
+        self.target = target
+        self.batch_size = check_scalar(batch_size, "batch_size", Integral, min_val=1)
+
+    @property
+    def n_features(self) -> int:  # type: ignore[override]
+        """Dimension d."""
+        return self.target.n_features
+
+    def minibatch(self, generator: torch.Generator) -> Target:
+        """Draw observations and return the target that sees these alone."""
+        rows = torch.randint(self.target.n_rows, (self.batch_size,), generator=generator, device=generator.device)
+        return self.target.subset(rows)
+
+    def score_fn(self, x: Tensor) -> Tensor:
+        """Evaluate the gradient of log p at each row of x (n, d), from all of the data."""
+        return self.target.score_fn(x)
+
+    @property
+    def score_vjp(self) -> Any:
+        """The product of the target, if it has one."""
+        return self.target.score_vjp
+
+    def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
+        """Return a copy whose target is on `device` and of type `dtype`."""
+        moved = copy.copy(self)
+        moved.target = self.target.to(device=device, dtype=dtype)
+        return moved
+
+    def __repr__(self) -> str:
+        return f"Minibatches({self.target!r}, batch_size={self.batch_size})"
+
+
+class _RowsTarget(Target):
+    def __init__(self, score_fn: Callable[[Any, Any], Any], n_rows: int, n_features: int) -> None:
+        self._score_fn = score_fn
+        self._rows: Tensor | None = None
+        self.n_rows = n_rows
+        self.n_features = n_features
+
+    def subset(self, rows: Tensor) -> Target:
+        part = copy.copy(self)
+        part._rows = rows
+        return part
+
+    def score_fn(self, x: Any) -> Tensor:
+        rows = self._rows
+        if isinstance(x, Tensor):
+            return self._score_fn(x, torch.arange(self.n_rows, device=x.device) if rows is None else rows)
+        return self._score_fn(x, np.arange(self.n_rows) if rows is None else rows.cpu().numpy())
+
+
+def from_rows(score_fn: Callable[[Any, Any], Any], *, n_rows: int, n_features: int) -> Target:
+    """Make a target of a score function that can look at some of the observations only.
+
+    Parameters
+    ----------
+    score_fn : callable
+        Maps points (n, n_features) and integers (b,), the rows of the data to look at, to scores (n, n_features):
+        the gradient of the log-prior plus n_rows / b times that of the log-likelihood of these rows. Both are
+        tensors, or arrays if it takes no tensors.
+    n_rows : int
+        Number of observations.
+    n_features : int
+
+    Returns
+    -------
+    target : Target
+        Of all of the data; wrap it in `Minibatches` to train on minibatches.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from skksivi.targets import Minibatches, from_rows
+    >>> data = torch.tensor([0.3, 1.2, 0.9, 1.6])  # of N(x, 1), with prior N(0, 1)
+    >>> def score_fn(x, rows):
+    ...     return -x + len(data) / len(rows) * (data[rows] - x).sum(1, keepdim=True)
+    >>> target = from_rows(score_fn, n_rows=4, n_features=1)
+    >>> target.score_fn(torch.zeros(1, 1))
+    tensor([[4.]])
+    >>> Minibatches(target, batch_size=2)
+    Minibatches(_RowsTarget(n_features=1), batch_size=2)
+    """
+    if not callable(score_fn):
+        raise TypeError(f"`score_fn` must be callable, got a {type(score_fn).__name__}.")
+    check_scalar(n_rows, "n_rows", Integral, min_val=1)
+    check_scalar(n_features, "n_features", Integral, min_val=1)
+    return _RowsTarget(score_fn, int(n_rows), int(n_features))
+
+
 def from_score_fn(score_fn: ScoreFunction, n_features: int) -> Target:
     """Make a target of a bare score function.
 
@@ -117,6 +242,5 @@ def from_score_fn(score_fn: ScoreFunction, n_features: int) -> Target:
     """
     if not callable(score_fn):
         raise TypeError(f"`score_fn` must be callable, got a {type(score_fn).__name__}.")
-    if not isinstance(n_features, int | np.integer) or n_features < 1:
-        raise ValueError(f"`n_features` must be a positive integer, got {n_features!r}.")
+    check_scalar(n_features, "n_features", Integral, min_val=1)
     return _ScoreTarget(score_fn, int(n_features))

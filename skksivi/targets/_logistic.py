@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 
@@ -63,20 +64,28 @@ class BayesianLogisticRegression(Target):
         self.n_features = X.shape[1]
         self.prior_precision = prior_precision
         self.classes = classes
+        self.n_rows = len(X)
         self._X = torch.as_tensor(X)
         self._y = torch.as_tensor(y, dtype=torch.float64)
+        self._weight = 1.0  # of an observation
+
+    def subset(self, rows: Tensor) -> BayesianLogisticRegression:
+        """Return the posterior of some of the observations, each counted n_rows / len(rows) times."""
+        part = copy.copy(self)
+        part._X, part._y, part._weight = self._X[rows], self._y[rows], self.n_rows / len(rows)
+        return part
 
     def log_prob(self, beta: Tensor) -> Tensor:
         """Evaluate log p at each row of beta (n, d), up to a constant."""
         X, y = self._X.to(beta), self._y.to(beta)
         logits = beta @ X.mT
         log_likelihood = logits @ y - torch.nn.functional.softplus(logits).sum(-1)
-        return log_likelihood - self.prior_precision / 2 * beta.square().sum(-1)
+        return self._weight * log_likelihood - self.prior_precision / 2 * beta.square().sum(-1)
 
     def score_fn(self, beta: Tensor) -> Tensor:
         """Evaluate the gradient of log p at each row of beta (n, d)."""
         X, y = self._X.to(beta), self._y.to(beta)
-        return (y - torch.sigmoid(beta @ X.mT)) @ X - self.prior_precision * beta
+        return self._weight * (y - torch.sigmoid(beta @ X.mT)) @ X - self.prior_precision * beta
 
     def score_vjp(self, beta: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         """Return the score at beta and its vector-Jacobian product, the map of v (n, d) to J^T v (n, d)."""
@@ -85,7 +94,7 @@ class BayesianLogisticRegression(Target):
 
         def combine(weights: Tensor, prior: Tensor) -> Tensor:
             # X^T W^T is much faster than W X for a tall thin X.
-            return (X.mT @ weights.mT).mT.sub_(prior, alpha=self.prior_precision)
+            return torch.addmm(prior.mT, X.mT, weights.mT, beta=-self.prior_precision, alpha=self._weight).mT
 
         def vjp(v: Tensor) -> Tensor:
             return combine((v @ X.mT).mul_(torch.addcmul(p, p, p, value=-1)).neg_(), v)

@@ -1,11 +1,13 @@
 """Kernel semi-implicit variational inference: a fast sampler for a posterior known through its score."""
 
-from skksivi import annealing, baselines, datasets, kernels, metrics, targets
+from skksivi import annealing, baselines, datasets, kernels, metrics, mixing, targets
+from skksivi._hksivi import HKSIVIApproximator
 from skksivi._ksivi import KSIVIApproximator
 from skksivi._version import __version__
 from skksivi.persistence import load, save
 
 __all__ = [
+    "HKSIVIApproximator",
     "KSIVIApproximator",
     "__version__",
     "annealing",
@@ -14,6 +16,7 @@ __all__ = [
     "kernels",
     "load",
     "metrics",
+    "mixing",
     "save",
     "targets",
 ]

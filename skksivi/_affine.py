@@ -116,7 +116,11 @@ class WhitenedScore(NamedTuple):
     r"""The score in u, :math:`s_u(u) = L^\top s_x(m + L u)`, in the type of m and L, returned in that of u."""
 
     score_fn: Score
-    map: Affine | LowRank
+    map: Affine | LowRank | Identity
+
+    def __call__(self, u: Tensor) -> Tensor:
+        """Evaluate the score at u (n, d)."""
+        return self._at(u.to(self.map.m)).to(u)
 
     def with_pullback(self, u: Tensor) -> tuple[Tensor, ScoreFunction]:
         """Return the score at u (n, d), and the map of v to J_u^T v = L^T J_x^T L v.

@@ -78,6 +78,10 @@ class Pilot(NamedTuple):
         parts = [part[::every] for part in self.x.split(self.n_of_mode)]
         return self._replace(x=torch.cat(parts), n_of_mode=[len(part) for part in parts])
 
+    def whitened(self, map: Affine, dtype: torch.dtype) -> Pilot:  # noqa: A002
+        """Return the points in the coordinates of a map."""
+        return self._replace(x=map.whiten(self.x).to(dtype))
+
     def sd_within(self) -> Tensor:
         """Return the standard deviations (d,) of the points within the narrowest of their modes."""
         return torch.stack([part.std(0) for part in self.x.split(self.n_of_mode)]).amin(0)

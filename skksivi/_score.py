@@ -62,6 +62,8 @@ class Score:
         Whether products with the Jacobian are central differences of the score.
     minibatch : callable or None
         Draws, from a generator, the score as a minibatch of the data tells it.
+    log_prob : callable or None
+        Maps points (n, d) of type `dtype` to log p (n,), up to a constant, where the target has one of tensors.
     """
 
     def __init__(
@@ -84,6 +86,13 @@ class Score:
         self.double = double or self
         self.by_differences = False
         self.minibatch: Callable[[torch.Generator], Score] | None = None
+        self.log_prob: Callable[[Tensor], Tensor] | None = None
+
+    def on_all_data(self) -> Score:
+        """Return the same score without minibatches."""
+        other = copy.copy(self)
+        other.minibatch = None
+        return other
 
     def like(self, score_fn: ScoreFunction, score_vjp: ScoreWithProduct | None) -> Score:
         """Return another function that is called as this one is."""
@@ -376,8 +385,8 @@ def _check_repeatable(score: Score, near: Tensor | None) -> None:
     if (first - second).abs().max() <= 1e-3 * first.abs().max():
         return
     message = (
-        "`score_fn` returns other values when it is called again with the same points, so that the fit will be biased. "
-        "If it draws a minibatch of the data, let `skksivi.targets.Minibatches` draw it; else fix its seed."
+        "`score_fn` returns other values when it is called again with the same points, so that the fit will be "
+        "biased. If it draws a minibatch of the data, let `skksivi.targets.Minibatches` draw it; else fix its seed."
     )
     if score.by_differences:
         raise ValueError(message)

@@ -1,10 +1,28 @@
-"""Temperature schedules: functions of training progress in [0, 1] that multiply the score of the target."""
+r"""Schedules: of the temperature along a training, and of the bridge along the layers of a hierarchy.
+
+A temperature schedule is a function of training progress in [0, 1] by which the score of the target is multiplied.
+A bridge is a function of u = t / T in [0, 1), the place of layer t, and gives the weight :math:`\lambda_t` of the
+target in :math:`s_t = (1 - \lambda_t) s_{\mathrm{base}} + \lambda_t s_p`; it is one at u = 0, the last layer.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from typing import Any
+
 from sklearn.base import BaseEstimator
 
-__all__ = ["Linear"]
+__all__ = ["BRIDGES", "Cosine", "Geometric", "Linear"]
+
+#: Bridges by name.
+BRIDGES: dict[str, Callable[[float], float]] = {
+    "linear": lambda u: 1 - u,
+    "quadratic": lambda u: (1 - u) ** 2,
+    "cosine": lambda u: (1 + math.cos(math.pi * u)) / 2,
+    "geometric": lambda u: 0.01**u,
+    "none": lambda _: 1.0,
+}
 
 
 class Linear(BaseEstimator):
@@ -34,6 +52,74 @@ class Linear(BaseEstimator):
 
     def __call__(self, progress: float) -> float:
         """Return the inverse temperature at `progress` in [0, 1]."""
-        if not (0 < self.start <= 1 and 0 < self.until <= 1):
-            raise ValueError(f"`start` and `until` must lie in (0, 1], got {self.start!r} and {self.until!r}.")
+        _check_schedule(self)
         return min(1.0, self.start + (1 - self.start) * progress / self.until)
+
+
+class Geometric(BaseEstimator):
+    """Raise the inverse temperature by equal factors to one, then stay there.
+
+    Parameters
+    ----------
+    start : float, default=0.01
+        Inverse temperature at the start, in (0, 1].
+    until : float, default=0.5
+        Share of the training after which it is one, in (0, 1].
+
+    Examples
+    --------
+    >>> from skksivi.annealing import Geometric
+    >>> [round(Geometric()(progress), 2) for progress in (0.0, 0.25, 0.9)]
+    [0.01, 0.1, 1.0]
+    """
+
+    def __init__(self, start: float = 0.01, until: float = 0.5) -> None:
+        self.start = start
+        self.until = until
+
+    def __call__(self, progress: float) -> float:
+        """Return the inverse temperature at `progress` in [0, 1]."""
+        _check_schedule(self)
+        return self.start ** max(0.0, 1 - progress / self.until)
+
+
+class Cosine(BaseEstimator):
+    """Raise the inverse temperature to one along half a cosine, flat at both ends, then stay there.
+
+    Parameters
+    ----------
+    start : float, default=0.1
+        Inverse temperature at the start, in (0, 1].
+    until : float, default=0.5
+        Share of the training after which it is one, in (0, 1].
+
+    Examples
+    --------
+    >>> from skksivi.annealing import Cosine
+    >>> [round(Cosine()(progress), 2) for progress in (0.0, 0.25, 0.9)]
+    [0.1, 0.55, 1.0]
+    """
+
+    def __init__(self, start: float = 0.1, until: float = 0.5) -> None:
+        self.start = start
+        self.until = until
+
+    def __call__(self, progress: float) -> float:
+        """Return the inverse temperature at `progress` in [0, 1]."""
+        _check_schedule(self)
+        rise = (1 - math.cos(math.pi * min(1.0, progress / self.until))) / 2
+        return self.start + (1 - self.start) * rise
+
+
+def _check_schedule(schedule: Any) -> None:
+    if not (0 < schedule.start <= 1 and 0 < schedule.until <= 1):
+        raise ValueError(f"`start` and `until` must lie in (0, 1], got {schedule.start!r} and {schedule.until!r}.")
+
+
+def bridge_levels(bridge: str | Callable[[float], float], n_layers: int) -> list[float]:
+    """Return the weights of the target in the layers t = 0, ..., T - 1, checked."""
+    weight = BRIDGES[bridge] if isinstance(bridge, str) else bridge
+    levels = [float(weight(t / n_layers)) for t in range(n_layers)]
+    if levels[0] != 1 or not all(0 < level <= 1 for level in levels):
+        raise ValueError(f"`bridge` must be one at 0 and in (0, 1] up to 1, got {levels} for {n_layers} layers.")
+    return levels

@@ -13,15 +13,15 @@ import torch
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, DensityMixin
 from sklearn.utils import check_array, check_scalar
-from sklearn.utils._param_validation import Interval, StrOptions
+from sklearn.utils._param_validation import HasMethods, Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from skksivi._arrays import DTYPES, as_array, make_generator, make_seed, resolve_device
-from skksivi._score import Score, ScoreFunction, resolve
+from skksivi._score import BlackBox, Score, ScoreFunction, resolve
 from skksivi.metrics import Judge
 
-__all__ = ["BaseApproximator", "Integral", "Interval", "Real", "StrOptions"]
+__all__ = ["BaseApproximator", "HasMethods", "Integral", "Interval", "Real", "StrOptions"]
 
 #: Numbers drawn or evaluated at a time, so that memory does not grow with the number of samples.
 CHUNK = 2**22
@@ -84,7 +84,7 @@ class BaseApproximator(DensityMixin, BaseEstimator, ABC):
         """
         self._validate_params()
         device = resolve_device(self.device)
-        seed = make_seed(self.random_state)
+        seed = make_seed(_of_replicate(score_fn, self.random_state))
         with ordinary_mode(device):
             score = _resolve_score(
                 score_fn,
@@ -125,6 +125,11 @@ class BaseApproximator(DensityMixin, BaseEstimator, ABC):
         TypeError, ValueError
             `n_samples` is not an integer, or negative.
         """
+        return self._sample_in_chunks(n_samples, random_state, self._sample)
+
+    def _sample_in_chunks(
+        self, n_samples: int, random_state: Any, draw: Callable[[int, torch.Generator], Tensor]
+    ) -> np.ndarray:
         check_is_fitted(self)
         check_scalar(n_samples, "n_samples", Integral, min_val=0)
         device = resolve_device(self.device)
@@ -134,7 +139,7 @@ class BaseApproximator(DensityMixin, BaseEstimator, ABC):
         with ordinary_mode(device), torch.no_grad():
             for start in range(0, n_samples, step):
                 block = X[start : start + step]
-                block[:] = as_array(self._sample(len(block), generator))
+                block[:] = as_array(draw(len(block), generator))
         return X
 
     def score_samples(self, X: ArrayLike) -> np.ndarray:
@@ -223,6 +228,15 @@ def ordinary_mode(device: torch.device) -> Iterator[None]:
         yield
 
 
+def _of_replicate(target: Any, random_state: int | np.random.RandomState | None) -> int | np.random.RandomState | None:
+    """Return the random state of a fit to this replicate of a target, of which None leaves the choice to it."""
+    replicate = getattr(target, "replicate", ())
+    if not replicate:
+        return random_state
+    own = [] if random_state is None else [make_seed(random_state)]
+    return np.random.RandomState([*own, *replicate])
+
+
 def _unwrap(score_fn: Any, n_features: int | None) -> tuple[ScoreFunction, int]:
     """Return the callable and the number of features of a target or a bare score function."""
     if hasattr(score_fn, "score_fn"):
@@ -258,16 +272,22 @@ def _resolve_score(
     if isinstance(score_fn, type):
         raise TypeError(f"`score_fn` is the class {score_fn.__name__}; pass an instance, {score_fn.__name__}(...).")
 
-    def in_type(dtype: torch.dtype) -> tuple[ScoreFunction, int, Any]:
+    def moved(dtype: torch.dtype) -> Any:
         moves = hasattr(score_fn, "score_fn") and hasattr(score_fn, "to")
-        moved = score_fn.to(device=device, dtype=dtype) if moves else score_fn
-        return *_unwrap(moved, n_features), getattr(moved, "score_vjp", None)
+        return score_fn.to(device=device, dtype=dtype) if moves else score_fn
+
+    def in_type(dtype: torch.dtype) -> tuple[ScoreFunction, int, Any]:
+        target = moved(dtype)
+        return *_unwrap(target, n_features), getattr(target, "score_vjp", None)
 
     d = _unwrap(score_fn, n_features)[1]
     score = resolve(in_type, dtype=dtype, device=device, hvp=hvp, near=_points(near, d))
     if hasattr(score_fn, "minibatch"):
         for one in (score, score.double):
             one.minibatch = _minibatches(one, score_fn.to(device=device, dtype=one.dtype))
+    if hasattr(score_fn, "log_prob"):
+        for one in (score, score.double):
+            one.log_prob = None if isinstance(one.score_fn, BlackBox) else moved(one.dtype).log_prob
     return score
 
 

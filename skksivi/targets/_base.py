@@ -21,12 +21,15 @@ class Target:
     A subclass gives `n_features` and either `score_fn(x)` or `log_prob(x)`, whose gradient is then the score; it
     need not call `__init__`. Optional: `sample(n, generator)` where an exact sampler exists, and `score_vjp(x)`,
     which returns the score and its vector-Jacobian product, the map of v to J^T v (n, d), to spare the automatic
-    one. A target can be handed to scikit-learn's search tools in the place of X: indexing gives the target itself.
+    one. A target can be handed to scikit-learn's search tools in the place of X: row zero is the target itself, and any
+    other row k the target again, of which a fit makes another replicate.
 
     Attributes
     ----------
     n_features : int
         Dimension d.
+    replicate : tuple of int
+        The rows that were taken, which a fit to this target adds to its seed.
 
     Examples
     --------
@@ -41,6 +44,7 @@ class Target:
     """
 
     n_features: int
+    replicate: tuple[int, ...] = ()
     score_vjp: Any = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -81,7 +85,12 @@ class Target:
         return (1, self.n_features)
 
     def __getitem__(self, index: Any) -> Self:
-        return self
+        rows = np.asarray(index[0] if isinstance(index, tuple) else index)
+        if not (np.issubdtype(rows.dtype, np.integer) and rows.any()):
+            return self
+        repeated = copy.copy(self)
+        repeated.replicate = (*self.replicate, *rows.ravel().tolist())
+        return repeated
 
     def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray:
         raise TypeError(f"A target is not an array; {type(self).__name__} is known by its score only.")

@@ -1,0 +1,331 @@
+"""What the fits of single layers and of hierarchies share, from where they start to what they tell at the end."""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from sklearn.exceptions import ConvergenceWarning
+from torch import Tensor, nn
+
+from skksivi._checkpoint import Checkpoint
+from skksivi._moments import MomentPenalty, departure, stein_variances
+from skksivi._pilot import Pilot
+from skksivi._score import PRODUCTS, Halves, Score
+from skksivi._stein import GRADIENT_ESTIMATORS, GradientEstimator
+from skksivi._training import Watch, minimise
+from skksivi._whitening import WHITENINGS, Whitening, find_whitening
+from skksivi.annealing import Linear
+from skksivi.base import Integral, Interval, Real, StrOptions
+from skksivi.kernels import Kernel, resolve_kernel
+from skksivi.metrics import Judge
+
+#: Draws whose moments are compared with the start's, and those of them whose discrepancy is computed.
+N_MONITOR_DRAWS, N_JUDGED_DRAWS = 4000, 1000
+
+#: Iterations between two comparisons.
+LOOK_EVERY = 500
+
+#: What may end a training that leaves the estimator fitted, in the state that was reached.
+KEEPING = (KeyboardInterrupt, FloatingPointError)
+
+#: Bounds of the variances of the draws by Stein's identity, one if they are right, beyond which a fit has failed.
+STEIN_VARIANCES = (0.25, 4.0)
+
+#: Width of a kernel in whitened coordinates, in units of the square root of the dimension.
+WHITENED_BANDWIDTH = 0.5
+
+#: Constraints of the parameters that both have.
+CONSTRAINTS: dict[str, list[Any]] = {
+    "kernel": [str, Kernel],
+    "bandwidth": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto", "median"}), None],
+    "gradient_estimator": [StrOptions(set(GRADIENT_ESTIMATORS))],
+    "hidden_layer_sizes": ["array-like"],
+    "initial_scale": [Interval(Real, 0, None, closed="neither")],
+    "min_scale": [Interval(Real, 0, None, closed="left")],
+    "whiten": [StrOptions(set(WHITENINGS)), "array-like", None],
+    "init": ["array-like", None],
+    "whiten_budget": [Interval(Integral, 0, None, closed="left")],
+    "batch_size": [Interval(Integral, 2, None, closed="left")],
+    "max_iter": [Interval(Integral, 1, None, closed="left")],
+    "learning_rate": [Interval(Real, 0, None, closed="neither")],
+    "learning_rate_decay": [StrOptions({"cosine"}), "array-like", None],
+    "betas": ["array-like"],
+    "annealing": [StrOptions({"linear"}), callable, None],
+    "ema_decay": [Interval(Real, 0, 1, closed="left"), None],
+    "max_grad_norm": [Interval(Real, 0, None, closed="neither"), None],
+    "tol": [Interval(Real, 0, None, closed="left"), None],
+    "n_iter_no_change": [Interval(Integral, 1, None, closed="left")],
+    "hvp": [StrOptions(set(PRODUCTS))],
+    "nonfinite": [StrOptions({"raise", "skip"})],
+    "checkpoint": [str, os.PathLike, None],
+    "checkpoint_every": [Interval(Integral, 1, None, closed="left")],
+    "warm_start": ["boolean"],
+}
+
+
+def check_parameters(est: Any) -> None:
+    """Check what scikit-learn's parameter constraints cannot express."""
+    if not all(_is(Integral, n) and n >= 1 for n in est.hidden_layer_sizes):
+        raise ValueError(f"`hidden_layer_sizes` must hold positive integers, got {est.hidden_layer_sizes!r}.")
+    if len(est.betas) != 2 or not all(_is(Real, b) and 0 <= b < 1 for b in est.betas):
+        raise ValueError(f"`betas` must be two numbers in [0, 1), got {est.betas!r}.")
+    if est.initial_scale <= est.min_scale:
+        raise ValueError(f"`initial_scale` must exceed `min_scale`, got {est.initial_scale!r} and {est.min_scale!r}.")
+    decay: Any = est.learning_rate_decay
+    is_pair = decay is not None and not isinstance(decay, str)
+    if is_pair and (
+        len(decay) != 2 or not all(isinstance(a, Real) for a in decay) or not 0 < decay[0] <= 1 <= decay[1]
+    ):
+        raise ValueError(
+            "`learning_rate_decay` must be 'cosine', None or a pair (factor in (0, 1], iterations >= 1), got "
+            f"{decay!r}."
+        )
+
+
+def _is(kind: Any, value: Any) -> bool:  # isinstance, of which mypy does not know that numbers compare
+    return isinstance(value, kind)
+
+
+# Where a fit starts
+
+
+class Start(NamedTuple):
+    """Where a training starts: coordinates, a family in them, what ties it to a pilot, and the seed of its noise."""
+
+    whitening: Whitening
+    family: Any
+    penalty: MomentPenalty | None
+    seed: int
+
+
+def find_start(
+    est: Any,
+    score_fn: Score,
+    generator: torch.Generator,
+    checkpoint: Checkpoint | None,
+    build: Callable[[Score, Whitening, Pilot | None, torch.Generator], tuple[nn.Module, MomentPenalty | None]],
+) -> tuple[Start, dict[str, Any] | None]:
+    """Return where the training starts and, from a checkpoint, the state in which it goes on."""
+    if checkpoint is not None and checkpoint.found is not None:
+        start = Start(*(checkpoint.found[name] for name in Start._fields))
+        generator.manual_seed(start.seed)
+        return start, checkpoint.found["state"]
+    seed = generator.initial_seed()
+    if not continues(est):
+        whitening, pilot = find_whitening(est.whiten, score_fn, generator, init=est.init, budget=est.whiten_budget)
+        return Start(whitening, *build(score_fn, whitening, pilot, generator), seed), None
+    if est.n_features_in_ != score_fn.n_features:
+        raise ValueError(
+            f"`warm_start` continues a fit of {est.n_features_in_} features, but the target has "
+            f"{score_fn.n_features}; set warm_start=False."
+        )
+    family = est.family_.to(score_fn.device, score_fn.dtype)
+    return Start(est.whitening_, copy.deepcopy(family).requires_grad_(), None, seed), None
+
+
+def continues(est: Any) -> bool:
+    """Tell whether a fit goes on from the last one."""
+    return est.warm_start and hasattr(est, "family_")
+
+
+def points_near_target(est: Any) -> Any:
+    """Return what the parameters say of where the target is."""
+    if est.init is None and est.whiten is not None and not isinstance(est.whiten, str):
+        return est.whiten[0] if len(est.whiten) else None
+    return est.init
+
+
+def find_checkpoint(est: Any, score_fn: Score) -> Checkpoint | None:
+    """Return where a fit is saved, its settings and the score at two points being the mark of it."""
+    if est.checkpoint is None:
+        return None
+    if est.warm_start:
+        raise ValueError("`checkpoint` continues a fit by itself; set warm_start=False.")
+    if callable(est.mixing):
+        raise ValueError("`checkpoint` cannot keep a function given as `mixing`; use an object of skksivi.mixing.")
+    ends = torch.tensor([[-0.5], [0.5]], dtype=torch.float64).expand(2, score_fn.n_features)
+    score = score_fn.double(ends.to(score_fn.device)).sum(1).tolist()
+    elsewhere = {"checkpoint", "checkpoint_every", "device", "random_state"}
+    settings = {k: v for k, v in est.get_params().items() if k not in elsewhere and not callable(v)}
+    return Checkpoint(
+        est.checkpoint,
+        {**settings, "n_features": score_fn.n_features, "score_fn at -1/2 and 1/2": [f"{s:.6g}" for s in score]},
+    )
+
+
+# What is minimised
+
+
+def kernel_in_u(est: Any, d: int) -> Kernel:
+    """Return the kernel; "auto" is a fixed width in whitened coordinates, else the kernel's own rule."""
+    if est.bandwidth != "auto":
+        return resolve_kernel(est.kernel, est.bandwidth)
+    fixed = isinstance(est.kernel, str) and est.whiten is not None
+    return resolve_kernel(est.kernel, WHITENED_BANDWIDTH * math.sqrt(d) if fixed else None)
+
+
+def estimator_of(est: Any, score_u: Any) -> tuple[GradientEstimator, int]:
+    """Return the estimator of the discrepancy and the number of draws that it takes."""
+    estimator = GRADIENT_ESTIMATORS[est.gradient_estimator]
+    n = estimator.n_batches * est.batch_size
+    if isinstance(score_u, Halves):  # whose pairs within a half are biased
+        return GRADIENT_ESTIMATORS["vanilla"], n + n % 2
+    return estimator, n
+
+
+def watch_of(
+    est: Any,
+    score_fn: Score,
+    whitening: Whitening,
+    family: nn.Module,
+    draw: Callable[[Any, int, torch.Generator], Tensor],
+    generator: torch.Generator,
+    *,
+    guards: bool,
+) -> Watch | None:
+    """Return the rule by which states are compared, every one by draws from the same noise.
+
+    A guarded state is kept if it has the smallest discrepancy of those whose moments stay near the start's.
+    """
+    if est.tol is None and not guards:
+        return None
+    judge = Judge(score_fn.double, score_fn.n_features, score_fn.device, whitening.map)
+    seed = generator.initial_seed()
+
+    @torch.no_grad()
+    def draw_again(family: nn.Module) -> Tensor:
+        return draw(family, N_MONITOR_DRAWS, torch.Generator(score_fn.device).manual_seed(seed)).double()
+
+    start = draw_again(family)
+
+    def look(family: nn.Module) -> tuple[float, Any]:
+        u = draw_again(family)
+        try:
+            value = judge(whitening.map.unwhiten(u[:N_JUDGED_DRAWS]))
+        except ValueError:  # the score is not finite there
+            value = math.inf
+        return value, departure(u, start)
+
+    watch = Watch(look, est.tol, est.n_iter_no_change, every=LOOK_EVERY, keeps_best=guards)
+    if guards:
+        watch.look(family, 0)
+    return watch
+
+
+def train(
+    est: Any,
+    start: Start,
+    family: nn.Module,
+    gradient_fn: Callable[[Tensor | None], Tensor],
+    generator: torch.Generator,
+    *,
+    watch: Watch | None,
+    checkpoint: Checkpoint | None,
+    resume: dict[str, Any] | None,
+) -> BaseException | None:
+    """Minimise, and assign what was learned; return what ended it before its time, if the state is to be kept."""
+    annealing: Any = getattr(est, "annealing", None)  # a hierarchy has a bridge instead
+    run = minimise(
+        gradient_fn,
+        family,
+        generator=generator,
+        max_iter=est.max_iter,
+        learning_rate=est.learning_rate,
+        learning_rate_decay=est.learning_rate_decay,
+        betas=est.betas,
+        max_grad_norm=est.max_grad_norm,
+        ema_decay=est.ema_decay,
+        annealing=Linear() if annealing == "linear" else annealing,
+        watch=watch,
+        nonfinite=est.nonfinite,
+        save=None if checkpoint is None else lambda state: checkpoint.save({**start._asdict(), "state": state}),
+        save_every=est.checkpoint_every,
+        resume=resume,
+    )
+    if not (run.ended_by is None or est.warm_start or isinstance(run.ended_by, KEEPING)):
+        raise run.ended_by
+    losses, monitored = (est.loss_curve_, est.ksd_curve_) if continues(est) else ([], [])
+    est.loss_curve_ = np.concatenate([losses, run.losses])
+    est.ksd_curve_ = np.concatenate([monitored, run.monitored])
+    est.engine_ = run.engine
+    est.n_iter_ = len(est.loss_curve_)
+    est.best_iter_ = est.n_iter_ if watch is None else est.n_iter_ - len(run.losses) + watch.restore(family)
+    est.family_ = family.requires_grad_(False)
+    est.whitening_ = start.whitening
+    if run.ended_by is None and checkpoint is not None:
+        checkpoint.path.unlink(missing_ok=True)
+    return run.ended_by
+
+
+# What is told at the end
+
+
+def explained(error: BaseException, score_fn: Score, x: Tensor) -> FloatingPointError:
+    """Return the error with what draws x (n, d) of the last finite state tell of its cause."""
+    bad = (~score_fn(x).isfinite().all(1)).nonzero().flatten().tolist()
+    cause = f"the score is finite at {len(x)} fresh draws, so that it is a rare one"
+    if bad:
+        row = ", ".join(f"{value:.4g}" for value in x[bad[0]][:5].tolist())
+        cause = (
+            f"the score is not finite at {len(bad)} of {len(x)} fresh draws, rows {bad[:3]} and so on, "
+            f"the first at x = [{row}{', ...' if x.shape[1] > 5 else ''}]"
+        )
+    return FloatingPointError(
+        f"{error}: {cause}. The state after the last finite step is kept. `score_fn` may be undefined or huge "
+        "there, or have the wrong sign. Use dtype='float64', a smaller `learning_rate` or `initial_scale`, "
+        "rescale the parameters or, where this is rare, set nonfinite='skip'."
+    )
+
+
+def warn(est: Any, score_fn: Score, x: Tensor, watch: Watch | None = None) -> None:
+    """Warn of what is wrong with a fit that has come to its end, of which x (n, d) are draws."""
+    last = None if watch is None or not watch.keeps_best else watch.last
+    n_skipped = int((~np.isfinite(est.loss_curve_)).sum())
+    message = None
+    if n_skipped:
+        message = (
+            f"{n_skipped} of {est.n_iter_} iterations were skipped, their loss or gradient not being finite: "
+            "`score_fn` may be undefined or huge somewhere. Use dtype='float64' or rescale the parameters."
+        )
+    elif not est.whitening_.settled:
+        message = (
+            "The chains that explore the target have not settled, so that the fit may be off: raise "
+            "`whiten_budget`, start near a mode by `init`, or give the parameters a form without funnels and "
+            "spikes."
+        )
+    elif last is not None and not last.accepted:
+        worst = int(last.excess.argmax())
+        message = (
+            f"The training ended with coordinate {worst} of the whitened draws at {last.sd_ratio[worst]:.2f} "
+            f"times its standard deviation and its third moment changed by {last.third[worst]:+.2f}; the "
+            f"state of iteration {est.best_iter_} is kept. Raise `pilot_weight` or `batch_size`, or lower "
+            "`learning_rate`."
+        )
+    else:
+        message = _of_stein_variances(score_fn, x)
+    if message is not None:
+        warnings.warn(message, ConvergenceWarning, stacklevel=4)
+
+
+def _of_stein_variances(score_fn: Score, x: Tensor) -> str | None:
+    """Say in which coordinate draws x (n, d) are far too wide or narrow."""
+    variances, se = stein_variances(x, score_fn.double(x))
+    low, high = STEIN_VARIANCES
+    wrong = (variances + 5 * se < low) | (variances - 5 * se > high)
+    if not wrong.any():
+        return None
+    worst = int((variances.clamp_min(1e-12).log().abs() * wrong).argmax())
+    way = "narrow" if variances[worst] < 1 else "wide"
+    return (
+        f"The draws are too {way} in coordinate {worst}: -E[s_i (x_i - E x_i)] is {variances[worst]:.2g} "
+        f"there, where it should be 1; {int(wrong.sum())} of {len(wrong)} coordinates are off by more than "
+        "a factor of 4. Use whiten='auto', more `max_iter`, a smaller `initial_scale` or rescale the "
+        "parameters."
+    )

@@ -1,0 +1,374 @@
+"""Hierarchical kernel semi-implicit variational inference, the paper's multi-layer extension."""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from sklearn.utils import check_scalar
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
+
+from skksivi._affine import WhitenedScore
+from skksivi._families import Bootstrap, Hierarchy, MultilayerPerceptron
+from skksivi._fitting import (
+    CONSTRAINTS,
+    N_JUDGED_DRAWS,
+    N_MONITOR_DRAWS,
+    check_parameters,
+    estimator_of,
+    explained,
+    find_checkpoint,
+    find_start,
+    kernel_in_u,
+    points_near_target,
+    train,
+    warn,
+    watch_of,
+)
+from skksivi._fused import value_and_gradients
+from skksivi._pilot import Pilot
+from skksivi._score import Score
+from skksivi._whitening import MAX_POINTS, Whitening, pulled_back
+from skksivi.annealing import BRIDGES, bridge_levels
+from skksivi.base import CHUNK, BaseApproximator, HasMethods, Integral, Interval, StrOptions
+from skksivi.kernels import Kernel
+from skksivi.mixing import build_mixing
+
+#: Draws of the layer above behind `score_samples`.
+N_MIXING_DRAWS = 10_000
+
+
+class HKSIVIApproximator(BaseApproximator):
+    r"""Fit a hierarchy of Gaussian layers to a posterior known by its score.
+
+    From a base :math:`x_T \sim q_T` the layers t = T-1, ..., 0 draw
+
+    .. math::
+        x_t = \mu_t(x_{t+1}) + \sigma_t \odot \xi_t, \qquad
+        \mu_t(x) = x + \bar\mu_t(x) + \tfrac12 \sigma_{\mathrm{ini}}^2 \odot s_t(x),
+
+    with networks :math:`\bar\mu_t` that start at zero, so that training starts at a Langevin chain along the bridge
+    :math:`s_t = (1 - \lambda_t) s_{\mathrm{base}} + \lambda_t s_p`. Trained by minimising the paper's Eq.
+    (HKSIVI-loss),
+
+    .. math:: \sum_t \beta(t)\, \mathrm{KSD}(q_t \| p_t)^2, \quad \nabla \log p_t = s_t,
+
+    it keeps far modes and long tails that one layer loses. Draws of the last layer are those of the fit. Because the
+    score is part of the sampler, `sample` calls it; a fitted estimator can be pickled if the score can, and files of
+    `skksivi.save` are loaded with ``load(path, score_fn=...)``.
+
+    Parameters
+    ----------
+    n_layers : int, default=5
+        The T of the formula.
+    bridge : {"auto", "linear", "quadratic", "cosine", "geometric", "none"} or callable, default="auto"
+        The :math:`\lambda_t` as a function of u = t / T in [0, 1), one at zero: 1 - u, (1 - u)^2, half a cosine,
+        100^-u, or one for every layer. "auto" is "none" where the base is the pilot, which is at the target already,
+        else "linear".
+    layer_weights : array-like of shape (n_layers,) or callable, default=None
+        The :math:`\beta(t)`, of the last layer (t = 0) first, or as a function of t / T; None means equal ones. They
+        matter where layers share a network, or gradients go through them.
+    stop_gradient : bool, default=True
+        Whether each layer is trained on its own discrepancy alone; otherwise that of a layer is differentiated
+        through the layers that it stands on.
+    shared_network : bool, default=False
+        Whether one network of (x, :math:`\lambda_t`) serves all layers.
+    mixing : {"auto", "normal", "pilot"}, object of `skksivi.mixing` or callable, default="auto"
+        The base :math:`q_T` in whitened coordinates u: as of `KSIVIApproximator`. The bridge starts at its score
+        where it has one (normal, Student t), else at that of N(0, I).
+    kernel : {"gaussian", "imq", "laplace", "riesz"} or Kernel, default="gaussian"
+        The kernel k, by name or as an object of `skksivi.kernels`; its median width is set layer by layer.
+    bandwidth : float, "median", "auto" or None, default="median"
+        Width of the kernel; "auto" is :math:`\sqrt{d} / 2` in whitened coordinates.
+    gradient_estimator : {"u-statistic", "vanilla"}, default="u-statistic"
+        As of `KSIVIApproximator`.
+    hidden_layer_sizes : sequence of int, default=(50, 50)
+        Widths of the hidden layers of each network.
+    initial_scale : float, default=1.0
+        The :math:`\sigma_{\mathrm{ini}}`, in units of the target's narrowest mode where whiten="auto" has found it,
+        else in those of u. Its square over two is the step of the Langevin drift.
+    min_scale : float, default=1e-3
+        Floor of :math:`\sigma_t`, in whitened units.
+    whiten, init, whiten_budget
+        As of `KSIVIApproximator`.
+    batch_size : int, default=256
+        Draws of each layer an iteration.
+    max_iter : int, default=3000
+        Iterations of the optimiser.
+    learning_rate : float, default=1e-3
+        Step size of Adam.
+    learning_rate_decay, betas, ema_decay, max_grad_norm, tol, n_iter_no_change
+        As of `KSIVIApproximator`; `tol` watches the last layer.
+    hvp, nonfinite, checkpoint, checkpoint_every, warm_start, device, dtype, random_state
+        As of `KSIVIApproximator`. Minibatches are not used: the chain needs the score of all of the data.
+
+    Attributes
+    ----------
+    family_ : Module
+        The fitted layers, in the whitened coordinates u.
+    whitening_ : Whitening
+        The map x = m + L u and how it was found.
+    loss_curve_ : ndarray of shape (`n_iter_`,)
+        The weighted sum of the estimates of KSD^2 at each iteration.
+    ksd_curve_ : ndarray
+        With `tol`, the squared discrepancy of the last layer under one fixed kernel, each 500 iterations.
+    engine_, n_iter_, best_iter_, n_features_in_
+        As of `KSIVIApproximator`.
+
+    References
+    ----------
+    Yu, L., Cheng, Z., Zhang, S. and Zhang, C. A kernel approach for semi-implicit variational inference, section on
+    hierarchical KSIVI.
+
+    Yu, L., Xie, T., Zhu, Y., Yang, T., Zhang, X. and Zhang, C. (2023). Hierarchical semi-implicit variational
+    inference with application to diffusion model acceleration. https://arxiv.org/abs/2310.17153
+
+    Examples
+    --------
+    >>> from skksivi import HKSIVIApproximator
+    >>> from skksivi.targets import EightGaussians
+    >>> q = HKSIVIApproximator(n_layers=3, max_iter=200, random_state=0).fit(EightGaussians())
+    >>> q.sample(4).shape, q.sample(4, layer=2).shape
+    ((4, 2), (4, 2))
+    """
+
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        **BaseApproximator._parameter_constraints,
+        **CONSTRAINTS,
+        "n_layers": [Interval(Integral, 1, None, closed="left")],
+        "bridge": [StrOptions({"auto", *BRIDGES}), callable],
+        "layer_weights": ["array-like", callable, None],
+        "stop_gradient": ["boolean"],
+        "shared_network": ["boolean"],
+        "mixing": [StrOptions({"auto", "normal", "pilot"}), HasMethods("build"), callable],
+    }
+
+    family_: Hierarchy
+    whitening_: Whitening
+    loss_curve_: np.ndarray
+    ksd_curve_: np.ndarray
+
+    def __init__(
+        self,
+        *,
+        n_layers: int = 5,
+        bridge: str | Callable[[float], float] = "auto",
+        layer_weights: Any = None,
+        stop_gradient: bool = True,
+        shared_network: bool = False,
+        mixing: Any = "auto",
+        kernel: str | Kernel = "gaussian",
+        bandwidth: float | str | None = "median",
+        gradient_estimator: str = "u-statistic",
+        hidden_layer_sizes: Sequence[int] = (50, 50),
+        initial_scale: float = 1.0,
+        min_scale: float = 1e-3,
+        whiten: str | tuple[Any, Any] | None = "auto",
+        init: Any = None,
+        whiten_budget: int = 400_000,
+        batch_size: int = 256,
+        max_iter: int = 3000,
+        learning_rate: float = 1e-3,
+        learning_rate_decay: tuple[float, int] | str | None = "cosine",
+        betas: tuple[float, float] = (0.9, 0.99),
+        ema_decay: float | None = 0.999,
+        max_grad_norm: float | None = None,
+        tol: float | None = None,
+        n_iter_no_change: int = 2000,
+        hvp: str = "auto",
+        nonfinite: str = "raise",
+        checkpoint: str | os.PathLike[str] | None = None,
+        checkpoint_every: int = 1000,
+        warm_start: bool = False,
+        device: str | torch.device = "auto",
+        dtype: str = "float32",
+        random_state: int | np.random.RandomState | None = None,
+    ) -> None:
+        self.n_layers = n_layers
+        self.bridge = bridge
+        self.layer_weights = layer_weights
+        self.stop_gradient = stop_gradient
+        self.shared_network = shared_network
+        self.mixing = mixing
+        self.kernel = kernel
+        self.bandwidth = bandwidth
+        self.gradient_estimator = gradient_estimator
+        self.hidden_layer_sizes = hidden_layer_sizes
+        self.initial_scale = initial_scale
+        self.min_scale = min_scale
+        self.whiten = whiten
+        self.init = init
+        self.whiten_budget = whiten_budget
+        self.batch_size = batch_size
+        self.max_iter = max_iter
+        self.learning_rate = learning_rate
+        self.learning_rate_decay = learning_rate_decay
+        self.betas = betas
+        self.ema_decay = ema_decay
+        self.max_grad_norm = max_grad_norm
+        self.tol = tol
+        self.n_iter_no_change = n_iter_no_change
+        self.hvp = hvp
+        self.nonfinite = nonfinite
+        self.checkpoint = checkpoint
+        self.checkpoint_every = checkpoint_every
+        self.warm_start = warm_start
+        self.device = device
+        self.dtype = dtype
+        self.random_state = random_state
+
+    def sample(
+        self, n_samples: int = 1, random_state: int | np.random.RandomState | None = None, *, layer: int = 0
+    ) -> np.ndarray:
+        """Draw independent samples of the fitted distribution, or of a layer on the way to it.
+
+        Parameters
+        ----------
+        n_samples : int, default=1
+            How many, zero allowed.
+        random_state : int, RandomState or None, default=None
+            Makes the call repeatable; None continues the estimator's own stream.
+        layer : int, default=0
+            The index t of the layer: 0 is the fit, `n_layers` the base.
+
+        Returns
+        -------
+        X : ndarray of shape (n_samples, n_features)
+            Of type `dtype`.
+
+        Raises
+        ------
+        NotFittedError
+            Before `fit`.
+        TypeError, ValueError
+            `n_samples` or `layer` is not an integer, or out of its range.
+        """
+        check_is_fitted(self)
+        check_scalar(layer, "layer", Integral, min_val=0, max_val=self.family_.n_layers)
+        return self._sample_in_chunks(n_samples, random_state, lambda n, generator: self._sample(n, generator, layer))
+
+    def score_samples(self, X: Any) -> np.ndarray:
+        r"""Estimate the log-density of the fitted distribution through its last layer.
+
+        .. math:: \log \frac{1}{K} \sum_{k=1}^{K} q(x_0 | x_{1,k}), \quad x_{1,k} \sim q_1, \quad K = 10{,}000,
+
+        too small on average where :math:`\sigma_0` is small against the spread of :math:`x_1` in many dimensions.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, n_features)
+
+        Returns
+        -------
+        log_density : ndarray of shape (n,)
+            In nats, float64.
+
+        Raises
+        ------
+        NotFittedError
+            Before `fit`.
+        ValueError
+            X has another number of columns than the target had, or holds non-finite values.
+        """
+        return super().score_samples(X)
+
+    def _points_near_target(self) -> Any:
+        return points_near_target(self)
+
+    def _fit(self, score_fn: Score, generator: torch.Generator) -> BaseException | None:
+        check_parameters(self)
+        checkpoint = find_checkpoint(self, score_fn)
+        start, resume = find_start(self, score_fn, generator, checkpoint, self._build)
+        family: Any = copy.deepcopy(start.family)
+        score = score_fn.on_all_data()
+        sampling_score: Any = WhitenedScore(score.double, start.whitening.map)
+
+        def draw(family: Hierarchy, n: int, generator: torch.Generator) -> Tensor:
+            return family.draw(n, generator, sampling_score)[1]
+
+        watch = watch_of(self, score, start.whitening, family, draw, generator, guards=False)
+        score_u = pulled_back(score, start.whitening, generator)
+        gradient_fn = self._gradient_fn(score_u.with_pullback, family, generator)
+        ended_by = train(
+            self, start, family, gradient_fn, generator, watch=watch, checkpoint=checkpoint, resume=resume
+        )
+        self._score = score.double
+        if isinstance(ended_by, FloatingPointError):
+            return explained(ended_by, score, self._sample(N_MONITOR_DRAWS, generator))
+        if ended_by is None:
+            warn(self, score, self._sample(N_JUDGED_DRAWS, generator), watch)
+        return ended_by
+
+    def _gradient_fn(
+        self, score_with_pullback: Any, family: Hierarchy, generator: torch.Generator
+    ) -> Callable[[Tensor | None], Tensor]:
+        """Return the function that sets the gradient of the parameters and returns the weighted sum of KSD^2."""
+        kernel = kernel_in_u(self, family.n_features)
+        estimator, n_draws = estimator_of(self, score_with_pullback)
+        beta = family.half_square.new_tensor(self._layer_weights())
+
+        def gradient_fn(_: Tensor | None) -> Tensor:
+            x, f, pullback = family.draw_with_pullback(
+                n_draws, generator, score_with_pullback, through=not self.stop_gradient
+            )
+            ksd, dx, df = value_and_gradients(x, f, kernel, estimator)
+            pullback(dx.mul_(beta[:, None, None]), df.mul_(beta[:, None, None]))
+            return beta @ ksd
+
+        return gradient_fn
+
+    def _layer_weights(self) -> list[float]:
+        """Return the beta(t), checked."""
+        T, beta = self.n_layers, self.layer_weights
+        weights = [beta(t / T) for t in range(T)] if callable(beta) else [1.0] * T if beta is None else list(beta)
+        if len(weights) != T or not all(0 <= float(b) < math.inf for b in weights):
+            raise ValueError(f"`layer_weights` must be {T} numbers of zero or more, one a layer, got {weights!r}.")
+        return [float(b) for b in weights]
+
+    def _build(
+        self, score_fn: Score, whitening: Whitening, pilot: Pilot | None, generator: torch.Generator
+    ) -> tuple[Hierarchy, None]:
+        d = score_fn.n_features
+        options: Any = {"dtype": score_fn.dtype, "device": score_fn.device}
+        sigma = torch.full((d,), float(self.initial_scale), **options)
+        mixing = build_mixing(self.mixing, d).to(score_fn.device)
+        if pilot is not None:
+            points = pilot.whitened(whitening.map, score_fn.dtype).thinned(MAX_POINTS // d)
+            sigma = (sigma * points.sd_within()).clamp_min(2 * self.min_scale)
+            if self.mixing in ("auto", "pilot"):
+                mixing = Bootstrap(points.x, points.n_of_mode)
+        elif self.mixing == "pilot":
+            raise ValueError("`mixing` is 'pilot', which needs whiten='auto'; change it, or set mixing='normal'.")
+        n_inputs = d + self.shared_network
+        networks = [
+            MultilayerPerceptron([n_inputs, *self.hidden_layer_sizes, d], generator, score_fn.dtype).start_at(
+                torch.zeros(d, **options)
+            )
+            for _ in range(1 if self.shared_network else self.n_layers)
+        ]
+        at_target = isinstance(mixing, Bootstrap)
+        bridge = ("none" if at_target else "linear") if self.bridge == "auto" else self.bridge
+        levels = bridge_levels(bridge, self.n_layers)
+        family = Hierarchy(networks, mixing=mixing, levels=levels, initial_scale=sigma, min_scale=self.min_scale)
+        return family, None
+
+    def _score_u(self, u: Tensor) -> Tensor:
+        return WhitenedScore(self._score, self.whitening_.map)(u)
+
+    def _sample(self, n: int, generator: torch.Generator, layer: int = 0) -> Tensor:
+        _, u = self.family_.draw(n, generator, self._score_u, layer)
+        return self.whitening_.map.unwhiten(u.double())
+
+    def _log_density(self, x: Tensor) -> Tensor:
+        family = copy.deepcopy(self.family_).double()
+        generator = torch.Generator(x.device).manual_seed(self._seed)
+        before, _ = family.draw(N_MIXING_DRAWS, generator, self._score_u)
+        tiles = self.whitening_.map.whiten(x).split(max(1, CHUNK // N_MIXING_DRAWS))
+        log_sums = torch.cat([family.log_prob(tile, before, self._score_u).logsumexp(-1) for tile in tiles])
+        return log_sums - math.log(len(before)) - self.whitening_.map.log_determinant()

@@ -1,0 +1,241 @@
+"""HKSIVIApproximator: the hierarchy is that of the paper, its gradients are exact, and it keeps far modes."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from sklearn.base import clone
+
+from skksivi import HKSIVIApproximator, mixing
+from skksivi._families import Bootstrap, Hierarchy, MultilayerPerceptron, StudentT
+from skksivi._score import autograd_pullback
+from skksivi.annealing import BRIDGES, Cosine, Geometric, Linear, bridge_levels
+from skksivi.targets import EightGaussians, XShaped
+
+QUICK = HKSIVIApproximator(
+    n_layers=2, max_iter=30, batch_size=32, hidden_layer_sizes=(8,), whiten_budget=20_000, random_state=0
+)
+
+
+def normal_score(x):
+    return -x
+
+
+def fit(score_fn=normal_score, n_features=2, **parameters):
+    return clone(QUICK).set_params(**parameters).fit(score_fn, n_features=n_features)
+
+
+def hierarchy(*, shared=False, levels=(1.0, 0.6, 0.3), d=2):
+    generator = torch.Generator().manual_seed(0)
+    networks = [
+        MultilayerPerceptron([d + shared, 7, d], generator, torch.float64) for _ in (levels if not shared else [0])
+    ]
+    sigma = torch.linspace(0.7, 0.5, d, dtype=torch.float64)
+    return Hierarchy(networks, mixing=StudentT(d, 3.0), levels=levels, initial_scale=sigma, min_scale=1e-2)
+
+
+def by_the_formulas(family, n, generator, score_fn, *, through):
+    """Draws and f of every layer, written out from the paper with a graph."""
+    x, xs, fs = family.mixing(n, family.half_square, generator), [], []
+    for t in reversed(range(family.n_layers)):
+        level, before = family.levels[t], x if through else x.detach()
+
+        def s_t(x, level=level):
+            return (1 - level) * family.mixing.score(x) + level * score_fn(x)
+
+        shared = len(family.networks) == 1
+        inputs = torch.cat([before, torch.full((n, 1), level, dtype=x.dtype)], 1) if shared else before
+        network = family.networks[0 if shared else t]
+        mu = before + network(inputs) + family.half_square * s_t(before)
+        xi = torch.empty_like(mu).normal_(generator=generator)
+        x = mu + family.sigma(t) * xi
+        xs.insert(0, x)
+        fs.insert(0, s_t(x) + xi / family.sigma(t))
+    return torch.stack(xs), torch.stack(fs)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("through", [False, True])
+def test_draws_and_gradients_are_those_of_the_formulas(shared, through):
+    family, score_fn = hierarchy(shared=shared), XShaped().to(dtype=torch.float64).score_fn
+    for p in family.parameters():
+        p.grad = torch.zeros_like(p)
+    with torch.no_grad():
+        x, f, pullback = family.draw_with_pullback(
+            5, torch.Generator().manual_seed(1), lambda x: autograd_pullback(score_fn, x), through=through
+        )
+        a, b = torch.randn(2, *x.shape, generator=torch.Generator().manual_seed(2), dtype=x.dtype)
+        pullback(a.clone(), b.clone())
+    xs, fs = by_the_formulas(family, 5, torch.Generator().manual_seed(1), score_fn, through=through)
+    torch.testing.assert_close(x, xs)
+    torch.testing.assert_close(f, fs)
+    expected = torch.autograd.grad((a * xs).sum() + (b * fs).sum(), list(family.parameters()))
+    for p, g in zip(family.parameters(), expected, strict=True):
+        torch.testing.assert_close(p.grad, g, rtol=1e-9, atol=1e-9)
+
+
+@torch.no_grad()
+def test_a_layer_can_be_drawn_alone():
+    family, score_fn = hierarchy(), XShaped().to(dtype=torch.float64).score_fn
+    xs, _ = by_the_formulas(family, 6, torch.Generator().manual_seed(1), score_fn, through=False)
+    for layer in range(3):
+        _, x = family.draw(6, torch.Generator().manual_seed(1), score_fn, layer)
+        torch.testing.assert_close(x, xs[layer])
+    base = family.mixing(6, family.half_square, torch.Generator().manual_seed(1))
+    torch.testing.assert_close(family.draw(6, torch.Generator().manual_seed(1), score_fn, 3)[1], base)
+
+
+@torch.no_grad()
+def test_the_density_of_the_last_layer_given_the_one_above():
+    family, score_fn = hierarchy(), XShaped().to(dtype=torch.float64).score_fn
+    before, x = family.draw(4, torch.Generator().manual_seed(1), score_fn)
+    mu = before + family.networks[0](before) + family.half_square * score_fn(before)
+    expected = torch.distributions.Normal(mu, family.sigma(0)).log_prob(x[:, None]).sum(-1)
+    torch.testing.assert_close(family.log_prob(x, before, score_fn), expected)
+
+
+def test_training_starts_at_a_langevin_chain():
+    q = fit(whiten=None, mixing="normal", max_iter=1, learning_rate=1e-30, initial_scale=0.8, bridge="linear")
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(7, 2, generator=generator)
+    for _ in range(2):  # every s_t is -x here
+        x = x * (1 - 0.8**2 / 2) + 0.8 * torch.randn(7, 2, generator=generator)
+    u = q.family_.draw(7, torch.Generator().manual_seed(5), normal_score)[1]
+    torch.testing.assert_close(u, x, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"n_layers": 1},
+        {"n_layers": 4},
+        *({"bridge": name} for name in BRIDGES),
+        {"bridge": lambda u: 1 - u**2},
+        {"layer_weights": [1.0, 0.1]},
+        {"layer_weights": lambda u: 1 - u},
+        {"stop_gradient": False},
+        {"shared_network": True},
+        {"shared_network": True, "stop_gradient": False},
+        {"mixing": "normal"},
+        {"mixing": "pilot"},
+        {"mixing": mixing.StudentT(df=3.0)},
+        {"mixing": mixing.GaussianMixture([[-1.0, 0.0], [1.0, 0.0]])},
+        {"mixing": lambda n, generator: torch.randn(n, 2, generator=generator)},
+        {"whiten": None},
+        {"whiten": "laplace"},
+        {"gradient_estimator": "vanilla"},
+        {"kernel": "riesz", "bandwidth": None},
+        {"bandwidth": "auto"},
+        {"tol": 0.1},
+        {"dtype": "float64"},
+    ],
+    ids=lambda parameters: " ".join(f"{name}={'f' if callable(v) else v}" for name, v in parameters.items()),
+)
+def test_every_option_trains_and_samples(parameters):
+    q = fit(**parameters)
+    X = q.sample(500, random_state=0)
+    assert np.abs(X.mean(0)).max() < 0.5
+    assert (np.abs(np.log(X.std(0))) < 0.5).all()
+    assert np.isfinite(q.score_samples(X[:2])).all()
+    assert len(q.loss_curve_) == q.n_iter_ == 30
+
+
+def test_layers_are_sampled_by_their_index():
+    q = fit(whiten=None, mixing="normal")
+    assert q.sample(3, layer=2).shape == (3, 2)
+    np.testing.assert_array_equal(q.sample(3, random_state=1), q.sample(3, random_state=1, layer=0))
+    assert not np.array_equal(q.sample(3, random_state=1), q.sample(3, random_state=1, layer=1))
+    for wrong in (-1, 3, 0.5):
+        with pytest.raises((TypeError, ValueError), match="layer"):
+            q.sample(3, layer=wrong)
+
+
+def test_the_base_is_the_pilot_where_there_is_one_and_needs_no_bridge():
+    q = fit()
+    assert isinstance(q.family_.mixing, Bootstrap)
+    assert q.family_.levels == [1, 1]
+    assert fit(mixing="normal").family_.levels == [1, 0.5]
+    with pytest.raises(ValueError, match="`mixing` is 'pilot'"):
+        fit(mixing="pilot", whiten=None)
+
+
+def test_a_warm_start_and_pickles_go_on():
+    q = fit(whiten=None)
+    again = pickle.loads(pickle.dumps(q))  # noqa: S301
+    np.testing.assert_array_equal(again.sample(5, random_state=0), q.sample(5, random_state=0))
+    assert q.set_params(warm_start=True).fit(normal_score, n_features=2).n_iter_ == 60
+
+
+def test_an_interrupted_fit_goes_on_bit_for_bit(tmp_path):
+    settings = {"checkpoint_every": 10, "batch_size": 37}
+    whole = fit(**settings)
+    left = 20
+
+    def ending(x):
+        nonlocal left
+        left -= len(x) == 37
+        if left < -40:
+            raise OSError
+        return -x
+
+    q = clone(QUICK).set_params(**settings, checkpoint=tmp_path / "c")
+    with pytest.raises(OSError):  # noqa: PT011
+        q.fit(ending, n_features=2)
+    assert (tmp_path / "c").exists()
+    np.testing.assert_array_equal(q.fit(normal_score, n_features=2).loss_curve_, whole.loss_curve_)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "name"),
+    [
+        ({"n_layers": 0}, "n_layers"),
+        ({"bridge": "cubic"}, "bridge"),
+        ({"bridge": lambda u: u}, "bridge"),
+        ({"layer_weights": [1.0]}, "layer_weights"),
+        ({"layer_weights": [1.0, -1.0]}, "layer_weights"),
+        ({"mixing": "cauchy"}, "mixing"),
+        ({"mixing": mixing.StudentT(df=-1.0)}, "df"),
+        ({"mixing": mixing.GaussianMixture([[0.0]])}, "means"),
+        ({"mixing": mixing.GaussianMixture([[0.0, 1.0]], scales=0.0)}, "scales"),
+        ({"mixing": mixing.GaussianMixture([[0.0, 1.0]], weights=[-1.0])}, "weights"),
+        ({"mixing": lambda n, generator: torch.zeros(n, 3)}, "mixing"),
+    ],
+)
+def test_a_bad_parameter_gives_an_error_that_names_it(parameters, name):
+    with pytest.raises((TypeError, ValueError), match=f"`{name}`|'{name}'"):
+        fit(whiten=None, **parameters)
+
+
+@pytest.mark.parametrize("name", BRIDGES)
+def test_bridges_fall_from_the_target_to_the_base(name):
+    levels = bridge_levels(name, 5)
+    assert levels[0] == 1
+    assert levels == sorted(levels, reverse=True)
+    assert min(levels) > 0
+
+
+@pytest.mark.parametrize("schedule", [Linear(), Cosine(), Geometric()])
+def test_temperature_schedules_rise_to_one_and_stay(schedule):
+    values = [schedule(i / 50) for i in range(51)]
+    assert values[0] == pytest.approx(schedule.start)
+    assert values == sorted(values)
+    assert values[-1] == schedule(schedule.until) == pytest.approx(1.0)
+    with pytest.raises(ValueError, match="`start` and `until`"):
+        clone(schedule).set_params(start=0.0)(0.5)
+
+
+def shares_and_spread(X, target):
+    nearest = ((X[:, None] - target.means.numpy()) ** 2).sum(-1).argmin(1)
+    shares = np.bincount(nearest, minlength=8) / len(X)
+    return shares, np.array([X[nearest == k].std(0) for k in range(8)])
+
+
+@pytest.mark.parametrize("shift", [0.0, 10.0])
+def test_unequal_modes_of_a_ring_are_kept(shift):
+    weights = np.array([0.3, 0.2, 0.15, 0.1, 0.1, 0.05, 0.05, 0.05])
+    target = EightGaussians(shift=shift, weights=weights)
+    q = HKSIVIApproximator(n_layers=3, max_iter=500, batch_size=128, random_state=0).fit(target)
+    shares, sd = shares_and_spread(q.sample(20_000), target)
+    assert np.abs(shares / weights - 1).max() < 0.15
+    assert np.abs(sd - 1).max() < 0.2

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import logging
 import math
 import os
+import time
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -19,12 +21,14 @@ from skksivi._moments import MomentPenalty, departure, stein_variances
 from skksivi._pilot import Pilot
 from skksivi._score import PRODUCTS, Halves, Score
 from skksivi._stein import GRADIENT_ESTIMATORS, GradientEstimator
-from skksivi._training import Watch, minimise
+from skksivi._training import CHECK_EVERY, Watch, minimise
 from skksivi._whitening import WHITENINGS, Whitening, find_whitening
 from skksivi.annealing import Linear
 from skksivi.base import Integral, Interval, Real, StrOptions
 from skksivi.kernels import Kernel, resolve_kernel
 from skksivi.metrics import Judge
+
+LOGGER = logging.getLogger("skksivi")
 
 #: Draws whose moments are compared with the start's, and those of them whose discrepancy is computed.
 N_MONITOR_DRAWS, N_JUDGED_DRAWS = 4000, 1000
@@ -67,6 +71,7 @@ CONSTRAINTS: dict[str, list[Any]] = {
     "checkpoint": [str, os.PathLike, None],
     "checkpoint_every": [Interval(Integral, 1, None, closed="left")],
     "warm_start": ["boolean"],
+    "verbose": [Interval(Integral, 0, None, closed="left")],
 }
 
 
@@ -152,7 +157,7 @@ def find_checkpoint(est: Any, score_fn: Score) -> Checkpoint | None:
         raise ValueError("`checkpoint` cannot keep a function given as `mixing`; use an object of skksivi.mixing.")
     ends = torch.tensor([[-0.5], [0.5]], dtype=torch.float64).expand(2, score_fn.n_features)
     score = score_fn.double(ends.to(score_fn.device)).sum(1).tolist()
-    elsewhere = {"checkpoint", "checkpoint_every", "device", "random_state"}
+    elsewhere = {"checkpoint", "checkpoint_every", "device", "random_state", "verbose"}
     settings = {k: v for k, v in est.get_params().items() if k not in elsewhere and not callable(v)}
     return Checkpoint(
         est.checkpoint,
@@ -229,8 +234,9 @@ def train(
     watch: Watch | None,
     checkpoint: Checkpoint | None,
     resume: dict[str, Any] | None,
+    **learned: Any,
 ) -> BaseException | None:
-    """Minimise, and assign what was learned; return what ended it before its time, if the state is to be kept."""
+    """Minimise, and assign what was learned, before it too; return what ended it early, if the state is to be kept."""
     annealing: Any = getattr(est, "annealing", None)  # a hierarchy has a bridge instead
     run = minimise(
         gradient_fn,
@@ -245,6 +251,7 @@ def train(
         annealing=Linear() if annealing == "linear" else annealing,
         watch=watch,
         nonfinite=est.nonfinite,
+        report=reporter(est, family, {"whitening_": start.whitening, **learned}),
         save=None if checkpoint is None else lambda state: checkpoint.save({**start._asdict(), "state": state}),
         save_every=est.checkpoint_every,
         resume=resume,
@@ -258,10 +265,36 @@ def train(
     est.n_iter_ = len(est.loss_curve_)
     est.best_iter_ = est.n_iter_ if watch is None else est.n_iter_ - len(run.losses) + watch.restore(family)
     est.family_ = family.requires_grad_(False)
-    est.whitening_ = start.whitening
+    vars(est).update(whitening_=start.whitening, **learned)
     if run.ended_by is None and checkpoint is not None:
         checkpoint.path.unlink(missing_ok=True)
     return run.ended_by
+
+
+# What is told on the way
+
+
+def n_reports(est: Any) -> int:
+    """Return the number of reports of a training that runs to its end."""
+    return -(-est.max_iter // CHECK_EVERY)
+
+
+def reporter(est: Any, family: nn.Module, learned: dict[str, Any]) -> Callable[[int, float], bool] | None:
+    """Return what logs the training and calls back with what was learned; None if nobody wants to hear."""
+    calls_back = bool(getattr(est, "_skl_callbacks", None))
+    if not (calls_back or est.verbose):
+        return None
+    began = time.monotonic()
+
+    def report(n_done: int, loss: float) -> bool:
+        if est.verbose and (n_done % LOOK_EVERY == 0 or n_done == est.max_iter or est.verbose > 1):
+            seconds = time.monotonic() - began
+            LOGGER.info("iteration %d of %d, loss %.3g, %.1f s", n_done, est.max_iter, loss, seconds)
+        if not calls_back:
+            return False
+        return est._call_back("iterations", {"family_": copy.deepcopy(family).requires_grad_(False), **learned})
+
+    return report
 
 
 # What is told at the end
@@ -311,7 +344,7 @@ def warn(est: Any, score_fn: Score, x: Tensor, watch: Watch | None = None) -> No
     else:
         message = _of_stein_variances(score_fn, x)
     if message is not None:
-        warnings.warn(message, ConvergenceWarning, stacklevel=4)
+        warnings.warn(message, ConvergenceWarning, stacklevel=5)  # where `fit` was called
 
 
 def _of_stein_variances(score_fn: Score, x: Tensor) -> str | None:

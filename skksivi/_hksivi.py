@@ -26,6 +26,7 @@ from skksivi._fitting import (
     find_checkpoint,
     find_start,
     kernel_in_u,
+    n_reports,
     points_near_target,
     train,
     warn,
@@ -105,7 +106,7 @@ class HKSIVIApproximator(BaseApproximator):
         Step size of Adam.
     learning_rate_decay, betas, ema_decay, max_grad_norm, tol, n_iter_no_change
         As of `KSIVIApproximator`; `tol` watches the last layer.
-    hvp, nonfinite, checkpoint, checkpoint_every, warm_start, device, dtype, random_state
+    hvp, nonfinite, checkpoint, checkpoint_every, warm_start, device, dtype, random_state, verbose
         As of `KSIVIApproximator`. Minibatches are not used: the chain needs the score of all of the data.
 
     Attributes
@@ -189,6 +190,7 @@ class HKSIVIApproximator(BaseApproximator):
         device: str | torch.device = "auto",
         dtype: str = "float32",
         random_state: int | np.random.RandomState | None = None,
+        verbose: int = 0,
     ) -> None:
         self.n_layers = n_layers
         self.bridge = bridge
@@ -222,6 +224,7 @@ class HKSIVIApproximator(BaseApproximator):
         self.device = device
         self.dtype = dtype
         self.random_state = random_state
+        self.verbose = verbose
 
     def sample(
         self, n_samples: int = 1, random_state: int | np.random.RandomState | None = None, *, layer: int = 0
@@ -281,6 +284,9 @@ class HKSIVIApproximator(BaseApproximator):
     def _points_near_target(self) -> Any:
         return points_near_target(self)
 
+    def _n_reports(self) -> int:
+        return n_reports(self)
+
     def _fit(self, score_fn: Score, generator: torch.Generator) -> BaseException | None:
         check_parameters(self)
         checkpoint = find_checkpoint(self, score_fn)
@@ -296,9 +302,16 @@ class HKSIVIApproximator(BaseApproximator):
         score_u = pulled_back(score, start.whitening, generator)
         gradient_fn = self._gradient_fn(score_u.with_pullback, family, generator)
         ended_by = train(
-            self, start, family, gradient_fn, generator, watch=watch, checkpoint=checkpoint, resume=resume
+            self,
+            start,
+            family,
+            gradient_fn,
+            generator,
+            watch=watch,
+            checkpoint=checkpoint,
+            resume=resume,
+            _score=score.double,
         )
-        self._score = score.double
         if isinstance(ended_by, FloatingPointError):
             return explained(ended_by, score, self._sample(N_MONITOR_DRAWS, generator))
         if ended_by is None:

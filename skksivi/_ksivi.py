@@ -24,6 +24,7 @@ from skksivi._fitting import (
     find_checkpoint,
     find_start,
     kernel_in_u,
+    n_reports,
     points_near_target,
     train,
     warn,
@@ -149,6 +150,9 @@ class KSIVIApproximator(BaseApproximator):
         Precision of the training and of the draws.
     random_state : int, RandomState or None, default=None
         Seeds initial weights, training draws and samples. Equal integers give equal results.
+    verbose : int, default=0
+        1 logs a line each 500 iterations to the logger "skksivi", which without a handler of its own writes to the
+        standard error; 2 each 100. For a progress bar, `set_callbacks(sklearn.callback.ProgressBar())`.
 
     Attributes
     ----------
@@ -245,6 +249,7 @@ class KSIVIApproximator(BaseApproximator):
         device: str | torch.device = "auto",
         dtype: str = "float32",
         random_state: int | np.random.RandomState | None = None,
+        verbose: int = 0,
     ) -> None:
         self.kernel = kernel
         self.bandwidth = bandwidth
@@ -278,6 +283,7 @@ class KSIVIApproximator(BaseApproximator):
         self.device = device
         self.dtype = dtype
         self.random_state = random_state
+        self.verbose = verbose
 
     def score_samples(self, X: Any) -> np.ndarray:
         r"""Estimate the log-density of the fitted distribution.
@@ -308,6 +314,9 @@ class KSIVIApproximator(BaseApproximator):
 
     def _points_near_target(self) -> Any:
         return points_near_target(self)
+
+    def _n_reports(self) -> int:
+        return n_reports(self)
 
     def _fit(self, score_fn: Score, generator: torch.Generator) -> BaseException | None:
         self._check_parameters(score_fn.n_features)

@@ -394,7 +394,7 @@ def _check_repeatable(score: Score, near: Tensor | None) -> None:
 
 
 def _warn(message: str) -> None:
-    warnings.warn(message, UserWarning, stacklevel=5)  # where `fit` was called
+    warnings.warn(message, UserWarning, stacklevel=6)  # where `fit` was called
 
 
 def choose_product(score: Score, hvp: str, near: Tensor | None = None) -> float:

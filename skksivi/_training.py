@@ -229,6 +229,7 @@ def minimise(
     annealing: Callable[[float], float] | None,
     watch: Watch | None,
     nonfinite: str = "raise",
+    report: Callable[[int, float], bool] | None = None,
     save: Callable[[dict[str, Any]], None] | None = None,
     save_every: int = 1000,
     resume: dict[str, Any] | None = None,
@@ -253,6 +254,9 @@ def minimise(
         Maps progress in [0, 1) to the inverse temperature.
     watch : Watch or None
         Looks at the averaged module.
+    report : callable, default=None
+        Is given the number of iterations done and the last loss each hundred iterations, while the module is the
+        averaged one; tells whether to stop.
     save : callable, default=None
         Is given the state of the training each `save_every` iterations.
     save_every : int, default=1000
@@ -301,6 +305,10 @@ def minimise(
             if watch is not None and (n_done % watch.every == 0 or last):
                 with iterate.averaged():
                     if watch.look(module, n_done):
+                        break
+            if report is not None and (n_done % CHECK_EVERY == 0 or last):
+                with iterate.averaged():
+                    if report(n_done, loss_now.item()):
                         break
             if save is not None and n_done % save_every == 0:
                 save(state())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +22,12 @@ from torch import Tensor
 from skksivi._arrays import DTYPES, as_array, make_generator, make_seed, resolve_device
 from skksivi._score import BlackBox, Score, ScoreFunction, resolve
 from skksivi.metrics import Judge
+from skksivi.targets import from_score_fn
+
+_state = random.getstate()
+from sklearn.callback import CallbackSupportMixin, with_callbacks  # noqa: E402  # imports rich, which draws from `random`
+
+random.setstate(_state)
 
 __all__ = ["BaseApproximator", "HasMethods", "Integral", "Interval", "Real", "StrOptions"]
 
@@ -30,7 +38,7 @@ CHUNK = 2**22
 N_SCORE_DRAWS = 2000
 
 
-class BaseApproximator(DensityMixin, BaseEstimator, ABC):
+class BaseApproximator(CallbackSupportMixin, DensityMixin, BaseEstimator, ABC):
     """Base of the approximators; a leaf gives `_fit(score_fn, generator)` and `_sample(n, generator)`.
 
     A leaf with a density gives `_log_density(x)` too. `_fit` assigns what it learned at its end, so that a fit
@@ -48,6 +56,7 @@ class BaseApproximator(DensityMixin, BaseEstimator, ABC):
     random_state: int | np.random.RandomState | None
     n_features_in_: int
 
+    @with_callbacks
     def fit(self, score_fn: Any, y: Any = None, *, n_features: int | None = None) -> Self:
         """Fit the distribution to a target known by its score.
 
@@ -76,6 +85,9 @@ class BaseApproximator(DensityMixin, BaseEstimator, ABC):
             or is finite nowhere, or a parameter is out of its range.
         FloatingPointError
             The loss became NaN or infinite.
+        KeyboardInterrupt
+            Ctrl-C. Of a training that is under way the state reached is kept, as of one that met a loss that is not
+            finite; what the score raises leaves the estimator as it was, unless `warm_start` is set.
 
         Warns
         -----
@@ -85,22 +97,44 @@ class BaseApproximator(DensityMixin, BaseEstimator, ABC):
         self._validate_params()
         device = resolve_device(self.device)
         seed = make_seed(_of_replicate(score_fn, self.random_state))
-        with ordinary_mode(device):
-            score = _resolve_score(
-                score_fn,
-                n_features,
-                dtype=DTYPES[self.dtype],
-                device=device,
-                hvp=getattr(self, "hvp", "auto"),
-                near=self._points_near_target(),
-            )
-            ended_by = self._fit(score, make_generator(seed, device))
-        self.n_features_in_ = score.n_features
-        self._seed = seed
-        self._random_state = np.random.RandomState([seed, 1])  # another stream than that of the training
+        target = _as_target(score_fn, n_features)
+        context = self._init_callback_context(max_subtasks=self._n_reports())
+        context.call_on_fit_task_begin(estimator=self, X=target)
+        self._fitted_to = target, seed
+        try:
+            with ordinary_mode(device), logged(getattr(self, "verbose", 0)):
+                score = _resolve_score(
+                    score_fn,
+                    n_features,
+                    dtype=DTYPES[self.dtype],
+                    device=device,
+                    hvp=getattr(self, "hvp", "auto"),
+                    near=self._points_near_target(),
+                )
+                ended_by = self._fit(score, make_generator(seed, device))
+        finally:
+            del self._fitted_to
+        self.__dict__.update(_of_seed(seed, score.n_features))
         if ended_by is not None:
             raise ended_by
+        context.call_on_fit_task_end(estimator=self, X=target)
         return self
+
+    def _call_back(self, task_name: str, learned: dict[str, Any]) -> bool:
+        """Tell the callbacks that a part of the fit is done and what it would be if it ended here.
+
+        Returns
+        -------
+        stop : bool
+            Whether one of them wants it to end.
+        """
+        target, seed = self._fitted_to
+        d = len(learned["whitening_"].m)
+        context = self._callback_fit_ctx.subcontext(task_name=task_name)
+        context.call_on_fit_task_begin(estimator=self, X=target)
+        return context.call_on_fit_task_end(
+            estimator=self, X=target, reconstruction_attributes={**learned, **_of_seed(seed, d)}
+        )
 
     def sample(self, n_samples: int = 1, random_state: int | np.random.RandomState | None = None) -> np.ndarray:
         """Draw independent samples of the fitted distribution.
@@ -206,6 +240,10 @@ class BaseApproximator(DensityMixin, BaseEstimator, ABC):
         """Return what the parameters say of where the target is, array-like, None for nothing."""
         return None
 
+    def _n_reports(self) -> int:
+        """Return how often a fit calls back, if it runs to its end."""
+        return 0
+
     @abstractmethod
     def _fit(self, score_fn: Score, generator: torch.Generator) -> BaseException | None:
         """Learn from the score and assign what was learned.
@@ -221,6 +259,28 @@ class BaseApproximator(DensityMixin, BaseEstimator, ABC):
         raise TypeError(f"{type(self).__name__} has no density; score it against a target instead.")
 
 
+def _of_seed(seed: int, n_features: int) -> dict[str, Any]:
+    """Return the attributes that every fit leaves; samples are of another stream than that of the training."""
+    return {"n_features_in_": n_features, "_seed": seed, "_random_state": np.random.RandomState([seed, 1])}
+
+
+@contextmanager
+def logged(verbose: int) -> Iterator[None]:
+    """Let the progress of a fit be seen where nobody has said what is to become of it."""
+    logger = logging.getLogger("skksivi")
+    if not verbose or logger.isEnabledFor(logging.INFO):
+        yield
+        return
+    handler, level = logging.StreamHandler(), logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
 @contextmanager
 def ordinary_mode(device: torch.device) -> Iterator[None]:
     """Let tensors have graphs, and the type they were made with, whatever mode the caller has set."""
@@ -228,7 +288,9 @@ def ordinary_mode(device: torch.device) -> Iterator[None]:
         yield
 
 
-def _of_replicate(target: Any, random_state: int | np.random.RandomState | None) -> int | np.random.RandomState | None:
+def _of_replicate(
+    target: Any, random_state: int | np.random.RandomState | None
+) -> int | np.random.RandomState | None:
     """Return the random state of a fit to this replicate of a target, of which None leaves the choice to it."""
     replicate = getattr(target, "replicate", ())
     if not replicate:
@@ -257,6 +319,11 @@ def _unwrap(score_fn: Any, n_features: int | None) -> tuple[ScoreFunction, int]:
             "fit(score_fn, n_features=d)."
         )
     return score_fn, check_scalar(n_features, "n_features", Integral, min_val=1)
+
+
+def _as_target(score_fn: Any, n_features: int | None) -> Any:
+    """Return what callbacks are shown: a target, since they would call a function."""
+    return score_fn if hasattr(score_fn, "score_fn") else from_score_fn(*_unwrap(score_fn, n_features))
 
 
 def _resolve_score(

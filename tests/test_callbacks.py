@@ -1,0 +1,119 @@
+"""Progress, callbacks of scikit-learn and logging."""
+
+import logging
+import pickle
+import random
+import warnings
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.callback import ProgressBar, ScoringMonitor
+from sklearn.model_selection import GridSearchCV
+
+from skksivi import HKSIVIApproximator, KSIVIApproximator
+from skksivi.model_selection import Replicates, neg_ksd_scorer
+from skksivi.targets import Banana
+
+SETTINGS = {"max_iter": 250, "batch_size": 16, "hidden_layer_sizes": (8,), "whiten": "laplace", "random_state": 0}
+APPROXIMATORS = [KSIVIApproximator(**SETTINGS), HKSIVIApproximator(n_layers=2, **SETTINGS)]
+EVERY_APPROXIMATOR = pytest.mark.parametrize("q", APPROXIMATORS, ids=lambda q: type(q).__name__)
+
+
+class Recorder:
+    """Remembers what it is told, and stops a fit after some reports."""
+
+    def __init__(self, stop_after=None):
+        self.stop_after = stop_after
+        self.begun, self.ended, self.draws = [], [], []
+
+    def setup(self, estimator, context):
+        self.begun.append("setup")
+
+    def teardown(self, estimator, context):
+        self.ended.append("teardown")
+
+    def on_fit_task_begin(self, estimator, context, *, X=None, **_):
+        assert isinstance(X, Banana)
+        self.begun.append(context.task_name)
+
+    def on_fit_task_end(self, estimator, context, *, X=None, fitted_estimator=None, **_):
+        self.ended.append(context.task_name)
+        if context.task_name == "iterations":
+            self.draws.append(fitted_estimator.sample(3, random_state=0))
+            return len(self.draws) == self.stop_after
+        return False
+
+
+@EVERY_APPROXIMATOR
+def test_a_callback_sees_each_hundred_iterations_as_a_fit_that_ends_there(q):
+    recorder = Recorder()
+    q = clone(q).set_callbacks(recorder).fit(Banana())
+    assert recorder.begun == ["setup", "fit", *["iterations"] * 3]
+    assert recorder.ended == [*["iterations"] * 3, "fit", "teardown"]
+    np.testing.assert_array_equal(recorder.draws[-1], q.sample(3, random_state=0))
+    assert not np.array_equal(recorder.draws[0], recorder.draws[1])
+
+
+@EVERY_APPROXIMATOR
+def test_a_callback_changes_nothing_and_is_no_part_of_the_result(q):
+    plain, told = clone(q).fit(Banana()), clone(q).set_callbacks(Recorder()).fit(Banana())
+    np.testing.assert_array_equal(plain.sample(5), told.sample(5))
+    assert set(vars(pickle.loads(pickle.dumps(plain)))) == set(vars(plain))  # noqa: S301
+    assert "_fitted_to" not in vars(told)
+
+
+@EVERY_APPROXIMATOR
+def test_a_callback_can_stop_a_fit(q):
+    q = clone(q).set_callbacks(Recorder(stop_after=2)).fit(Banana())
+    assert q.n_iter_ == 200
+    assert q.sample(2).shape == (2, 2)
+
+
+def test_a_fit_that_fails_tears_its_callbacks_down():
+    recorder = Recorder()
+    with pytest.raises(ValueError, match="batch_size"):
+        KSIVIApproximator(batch_size=0).set_callbacks(recorder).fit(Banana())
+    with pytest.raises(ValueError, match="n_features"):
+        KSIVIApproximator().set_callbacks(recorder).fit(lambda x: -x)
+    assert recorder.begun.count("setup") == recorder.ended.count("teardown")
+
+
+def test_the_discrepancy_is_monitored_by_the_callback_of_scikit_learn():
+    monitor = ScoringMonitor(scoring=neg_ksd_scorer())
+    clone(APPROXIMATORS[0]).set_callbacks(monitor).fit(Banana())
+    assert monitor.get_logs()
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_a_progress_bar_is_nested_under_a_search(capfd):
+    search = GridSearchCV(APPROXIMATORS[0], {"learning_rate": [1e-3, 2e-3]}, cv=Replicates(2), scoring=neg_ksd_scorer())
+    state = random.getstate()
+    search.set_callbacks(ProgressBar(max_propagation_depth=3)).fit(Banana())
+    random.setstate(state)  # of rich
+    assert "KSIVIApproximator" in capfd.readouterr().out
+
+
+@EVERY_APPROXIMATOR
+def test_verbose_logs_a_line_and_leaves_the_logger_as_it_was(q, capfd):
+    logger = logging.getLogger("skksivi")
+    before = logger.level, list(logger.handlers)
+    clone(q).set_params(verbose=1).fit(Banana())
+    assert "iteration 250 of 250, loss" in capfd.readouterr().err
+    assert (logger.level, logger.handlers) == before
+    clone(q).fit(Banana())
+    assert capfd.readouterr().err == ""
+
+
+def test_verbose_leaves_configured_logging_alone(caplog):
+    with caplog.at_level(logging.INFO, logger="skksivi"):
+        clone(APPROXIMATORS[0]).set_params(verbose=2).fit(Banana())
+    assert [r.getMessage().split(",")[0] for r in caplog.records] == [f"iteration {t} of 250" for t in (100, 200, 250)]
+
+
+def test_warnings_point_at_the_line_that_called_fit():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        clone(APPROXIMATORS[0]).set_params(whiten=None, max_iter=1).fit(lambda x: x, n_features=2)
+    assert len(caught) == 2
+    assert {w.filename for w in caught} == {__file__}

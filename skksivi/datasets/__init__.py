@@ -1,5 +1,26 @@
 """Data sets, as numpy arrays."""
 
-from skksivi.datasets._waveform import load_waveform, load_waveform_posterior, make_waveform
+from skksivi.datasets._uci import (
+    fetch_boston,
+    fetch_concrete,
+    fetch_power,
+    fetch_protein,
+    fetch_wine_red,
+    fetch_yacht,
+    uci_splits,
+)
+from skksivi.datasets._waveform import fetch_waveform, load_waveform, load_waveform_posterior, make_waveform
 
-__all__ = ["load_waveform", "load_waveform_posterior", "make_waveform"]
+__all__ = [
+    "fetch_boston",
+    "fetch_concrete",
+    "fetch_power",
+    "fetch_protein",
+    "fetch_waveform",
+    "fetch_wine_red",
+    "fetch_yacht",
+    "load_waveform",
+    "load_waveform_posterior",
+    "make_waveform",
+    "uci_splits",
+]

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import os
 from importlib import resources
 from typing import Any
 
 import numpy as np
 from sklearn.utils import Bunch, check_random_state, check_scalar
 
+from skksivi.datasets._base import OLD_UCI, UCI, Recipe, fetch, load_descr
+
 _POSITIONS = np.arange(1, 22)
 _WAVES = np.stack([np.maximum(6 - np.abs(_POSITIONS - peak), 0) for peak in (11, 15, 7)])
 #: The pair of waves that each class mixes.
 _PAIRS = np.array([(1, 2), (0, 2), (0, 1)])
+_FEATURE_NAMES = tuple(f"x{j}" for j in _POSITIONS)
+_BINARY_NAMES = ("class 1", "class 0 or 2")
+
+RECIPE = Recipe(
+    name="waveform_uci",
+    urls=(f"{UCI}/107/waveform+database+generator+version+1.zip", f"{OLD_UCI}/waveform/waveform.data.Z"),
+    files=("waveform.data", "waveform.data.Z"),
+    sha256="95787ff661449abb5877e393d8cb367a8074d58530919a302854b0d6564b4407",
+    n_samples=5000,
+    feature_names=_FEATURE_NAMES,
+    target="class",
+)
 
 
 def make_waveform(
@@ -80,18 +95,126 @@ def load_waveform(*, return_X_y: bool = False) -> Any:
     >>> X.shape, float(y.mean())
     ((400, 21), 0.6625)
     """
-    X, classes = make_waveform(5000, random_state=1984)
-    X = (X - X.mean(axis=0)) / X.std(axis=0, ddof=1)
-    X, y = X[:400], (classes[:400] != 1).astype(int)
+    X, y = _standardised(*make_waveform(5000, random_state=1984))
+    X, y = X[:400], y[:400]
     if return_X_y:
         return X, y
     return Bunch(
         data=X,
         target=y,
-        feature_names=[f"x{j}" for j in _POSITIONS],
-        target_names=["class 1", "class 0 or 2"],
-        DESCR=resources.files("skksivi.datasets").joinpath("descr", "waveform.rst").read_text("utf-8"),
+        feature_names=list(_FEATURE_NAMES),
+        target_names=list(_BINARY_NAMES),
+        DESCR=load_descr("waveform"),
     )
+
+
+def fetch_waveform(
+    *,
+    subset: str = "all",
+    data_home: str | os.PathLike[str] | None = None,
+    download_if_missing: bool = True,
+    return_X_y: bool = False,
+    as_frame: bool = False,
+    n_retries: int = 3,
+    delay: float = 1.0,
+) -> Any:
+    """Fetch the waveform data of the UCI repository: 5,000 samples, 21 features, three classes.
+
+    The table is looked for in `data_home`, first in the cache of an earlier call, then in the original file, which
+    may be put there by hand (``waveform.data``, ``waveform.data.Z`` or the archive), and else downloaded. Its sha256
+    is verified.
+
+    Parameters
+    ----------
+    subset : {"all", "train", "test"}, default="all"
+        "all" is the file as it is. "train" and "test" are the paper's benchmark, ready for a logistic regression: the
+        columns standardised over all rows (n - 1 in the variance), class 1 against the two others, and the rows
+        split into 400, in the order of the benchmark, and the other 4,600, in the order of the file.
+    data_home : str or path-like, default=None
+        The folder of the cache and of original files. None stands for scikit-learn's, ``~/scikit_learn_data``.
+    download_if_missing : bool, default=True
+        Whether to download what is not in `data_home`, or raise OSError.
+    return_X_y : bool, default=False
+        Whether to return (data, target) instead of a Bunch.
+    as_frame : bool, default=False
+        Whether data and target are a pandas DataFrame and a Series.
+    n_retries : int, default=3
+        How many more rounds over the addresses to make after failed or damaged downloads.
+    delay : float, default=1.0
+        Seconds between these rounds.
+
+    Returns
+    -------
+    data : Bunch
+        With
+
+        - `data`, n x 21: float64;
+        - `target`, n: the integers 0, 1 and 2, or with a split 0 and 1, the second for classes 0 and 2;
+        - `frame`: a DataFrame of both with `as_frame`, else None;
+        - `feature_names` and `target_names`, those of the classes;
+        - `DESCR`: what the columns are, source and licence;
+        - `data_filename`: the cache, None where it could not be written.
+    (data, target) : tuple of ndarray or of pandas objects
+        With `return_X_y`.
+
+    Raises
+    ------
+    OSError
+        The data are neither in `data_home` nor can they be downloaded; the message says which file to put where.
+    ValueError
+        `subset` is none of the three.
+    ImportError
+        `as_frame` needs pandas, and it is not installed.
+
+    Warns
+    -----
+    UserWarning
+        A cache, an original file or a download is damaged, an address fails, or the cache cannot be written.
+
+    See Also
+    --------
+    load_waveform : A generated set like "train", which needs no download.
+
+    Examples
+    --------
+    >>> from skksivi.datasets import fetch_waveform
+    >>> X, y = fetch_waveform(subset="train", return_X_y=True)  # doctest: +SKIP
+    >>> X.shape  # doctest: +SKIP
+    (400, 21)
+    """
+    if subset not in ("all", "train", "test"):
+        raise ValueError(f'`subset` must be "all", "train" or "test", got {subset!r}.')
+
+    def prepare(X: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        if subset == "all":
+            return X, y.astype(int)
+        X, y = _standardised(X, y)
+        train = _train_rows()
+        rows = train if subset == "train" else np.setdiff1d(np.arange(len(X)), train)
+        return X[rows], y[rows]
+
+    return fetch(
+        RECIPE,
+        prepare=prepare,
+        target_names=("class 0", "class 1", "class 2") if subset == "all" else _BINARY_NAMES,
+        data_home=data_home,
+        download_if_missing=download_if_missing,
+        return_X_y=return_X_y,
+        as_frame=as_frame,
+        n_retries=n_retries,
+        delay=delay,
+    )
+
+
+def _standardised(X: np.ndarray, classes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the benchmark's features and its target, 0 for class 1 and 1 for the two others."""
+    return (X - X.mean(axis=0)) / X.std(axis=0, ddof=1), (classes != 1).astype(int)
+
+
+def _train_rows() -> np.ndarray:
+    """Return the rows (400,) of the UCI file that the benchmark trains on, from zero and in its order."""
+    text = resources.files("skksivi.datasets").joinpath("data", "waveform_train_rows.txt").read_text("ascii")
+    return np.array(text.split(), dtype=int)
 
 
 def load_waveform_posterior() -> np.ndarray:

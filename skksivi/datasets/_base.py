@@ -1,0 +1,251 @@
+"""From a recipe to a table: download, verification and cache in scikit-learn's manner."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import math
+import os
+import secrets
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from http.client import HTTPException
+from importlib import resources
+from numbers import Integral, Real
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+from sklearn.utils import Bunch, check_scalar
+
+from skksivi.datasets._readers import read_numbers
+
+#: The present addresses of the UCI repository, and the old ones that it still serves.
+UCI = "https://archive.ics.uci.edu/static/public"
+OLD_UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What makes one table of numbers out of public files.
+
+    Parameters
+    ----------
+    name : str
+        Of the cache and of the description, ``descr/<name>.rst``.
+    urls : tuple of str
+        Tried in turn.
+    files : tuple of str
+        Names under which the table goes, alone or inside an archive.
+    sha256 : str
+        Of the table with its target, little-endian float64 in C order.
+    n_samples : int
+    feature_names : tuple of str
+    target : str
+        Name of the target.
+    target_column : int, default=-1
+        Its place among the columns.
+    """
+
+    name: str
+    urls: tuple[str, ...]
+    files: tuple[str, ...]
+    sha256: str
+    n_samples: int
+    feature_names: tuple[str, ...]
+    target: str
+    target_column: int = -1
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The shape of the table, target included."""
+        return self.n_samples, len(self.feature_names) + 1
+
+    @property
+    def originals(self) -> tuple[str, ...]:
+        """The names of files that hold the table: the files themselves and the archives they come in."""
+        return tuple(dict.fromkeys([*self.files, *map(_file_name, self.urls)]))
+
+    def verify(self, numbers: np.ndarray) -> np.ndarray:
+        """Return the numbers as the table, or raise ValueError if they are not the right ones."""
+        if numbers.size != math.prod(self.shape):
+            raise ValueError(f"it holds {numbers.size} numbers, expected a table of shape {self.shape}")
+        table = np.asarray(numbers, dtype="<f8").reshape(self.shape)
+        digest = hashlib.sha256(table.tobytes()).hexdigest()
+        if digest != self.sha256:
+            raise ValueError(f"the sha256 of its numbers is {digest}, expected {self.sha256}")
+        return table.astype(np.float64)
+
+    def read(self, path: Path) -> np.ndarray:
+        """Return the table of an original file, or raise ValueError if it is not in there."""
+        content = path.read_bytes()
+        try:
+            return self.verify(read_numbers(path.name, content, self.files))
+        except ImportError:
+            raise
+        except Exception as error:  # a damaged file may raise anything
+            raise ValueError(_reason(error)) from error
+
+
+def fetch(
+    recipe: Recipe,
+    *,
+    prepare: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]] = lambda X, y: (X, y),
+    target_names: Sequence[str] | None = None,
+    data_home: str | os.PathLike[str] | None,
+    download_if_missing: bool,
+    return_X_y: bool,
+    as_frame: bool,
+    n_retries: int,
+    delay: float,
+) -> Any:
+    """Return the data of a recipe, prepared, as a Bunch or a pair; the options are those of every fetcher."""
+    from sklearn.datasets import get_data_home  # not above: it imports rich, which draws from `random`
+
+    for name, flag in (
+        ("download_if_missing", download_if_missing),
+        ("return_X_y", return_X_y),
+        ("as_frame", as_frame),
+    ):
+        check_scalar(flag, name, (bool, np.bool_))
+    check_scalar(n_retries, "n_retries", Integral, min_val=0)
+    check_scalar(delay, "delay", Real, min_val=0)
+    pandas = _import_pandas() if as_frame else None
+    table, data_filename = _fetch_table(recipe, Path(get_data_home(data_home)), download_if_missing, n_retries, delay)
+    X, y = prepare(np.delete(table, recipe.target_column, axis=1), table[:, recipe.target_column].copy())
+    frame = None
+    if pandas is not None:
+        X, y = pandas.DataFrame(X, columns=list(recipe.feature_names)), pandas.Series(y, name=recipe.target)
+        frame = pandas.concat([X, y], axis=1)
+    if return_X_y:
+        return X, y
+    return Bunch(
+        data=X,
+        target=y,
+        frame=frame,
+        feature_names=list(recipe.feature_names),
+        target_names=[recipe.target] if target_names is None else list(target_names),
+        DESCR=load_descr(recipe.name),
+        data_filename=data_filename,
+    )
+
+
+def load_descr(name: str) -> str:
+    """Return the description of a data set."""
+    return resources.files("skksivi.datasets").joinpath("descr", f"{name}.rst").read_text("utf-8")
+
+
+def _fetch_table(
+    recipe: Recipe, home: Path, download_if_missing: bool, n_retries: int, delay: float
+) -> tuple[np.ndarray, str | None]:
+    """Return the table and the name of its cache, from there, else from an original file, else from the network.
+
+    A cache that cannot be written is warned of, and None takes the place of its name.
+    """
+    cache = home / f"skksivi_{recipe.name}.npz"
+    table = _from_cache(recipe, cache)
+    if table is not None:
+        return table, str(cache)
+    table = _from_originals(recipe, home)
+    if table is None:
+        if not download_if_missing:
+            raise OSError(
+                f"The {recipe.name} data are not in {str(home)!r} and `download_if_missing` is False. "
+                f"Put {_names(recipe)} there, from {' or '.join(recipe.urls)}."
+            )
+        table = _download(recipe, home, n_retries, delay)
+    return table, str(cache) if _written(cache, table) else None
+
+
+def _from_cache(recipe: Recipe, cache: Path) -> np.ndarray | None:
+    """Return the table of the cache; a damaged one is named and removed."""
+    try:
+        content = cache.read_bytes()
+    except FileNotFoundError:
+        return None
+    try:
+        with np.load(io.BytesIO(content)) as archive:
+            return recipe.verify(archive["table"])
+    except Exception as error:  # a damaged archive may raise anything
+        warnings.warn(f"The cache {str(cache)!r} is damaged and made again: {_reason(error)}.", stacklevel=5)
+    with suppress(OSError):
+        cache.unlink()
+    return None
+
+
+def _from_originals(recipe: Recipe, home: Path) -> np.ndarray | None:
+    """Return the table of an original file that was put into the folder; files that do not hold it are named."""
+    for path in filter(Path.is_file, (home / name for name in recipe.originals)):
+        try:
+            return recipe.read(path)
+        except ValueError as error:
+            warnings.warn(f"{str(path)!r} does not hold the {recipe.name} data: {error}.", stacklevel=5)
+    return None
+
+
+def _download(recipe: Recipe, home: Path, n_retries: int, delay: float) -> np.ndarray:
+    """Return the table from the first address that gives it; what fails is named."""
+    from sklearn.datasets import fetch_file  # not above: it imports rich, which draws from `random`
+
+    failures = {}
+    for attempt in range(1 + n_retries):
+        if attempt:
+            time.sleep(delay)
+        for url in recipe.urls:
+            try:
+                with TemporaryDirectory() as folder:
+                    return recipe.read(fetch_file(url, folder, local_filename=_file_name(url), n_retries=0))
+            except (OSError, HTTPException, ValueError) as error:
+                failures[url] = _reason(error)
+                warnings.warn(f"{url} did not give the {recipe.name} data: {failures[url]}.", stacklevel=5)
+    listed = "; ".join(f"{url}: {reason}" for url, reason in failures.items())
+    raise OSError(
+        f"The {recipe.name} data could not be downloaded: {listed}. "
+        f"Without a connection, put {_names(recipe)}, from one of these addresses, into {str(home)!r}."
+    )
+
+
+def _written(cache: Path, table: np.ndarray) -> bool:
+    """Write the cache whole or not at all, and tell whether that went well; if not, warn."""
+    aside = cache.with_name(f".{cache.name}.{secrets.token_hex(8)}")
+    try:
+        with open(aside, "xb") as file:
+            np.savez_compressed(file, table=table)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, cache)
+    except OSError as error:
+        warnings.warn(f"The cache {str(cache)!r} could not be written: {_reason(error)}.", stacklevel=5)
+        return False
+    finally:
+        with suppress(OSError):
+            aside.unlink()
+    return True
+
+
+def _import_pandas() -> Any:
+    """Return pandas, which `as_frame` alone needs."""
+    try:
+        import pandas
+    except ImportError as error:
+        raise ImportError("`as_frame=True` needs pandas: install it with `pip install pandas`.") from error
+    return pandas
+
+
+def _names(recipe: Recipe) -> str:
+    """Return the names of the original files as a part of a sentence."""
+    return " or ".join(repr(name) for name in recipe.originals)
+
+
+def _file_name(url: str) -> str:
+    return PurePosixPath(urlsplit(url).path).name
+
+
+def _reason(error: BaseException) -> str:
+    """Return what went wrong as a part of a sentence."""
+    return str(error).rstrip(".") or type(error).__name__

@@ -14,6 +14,7 @@ COMMANDS = {
     "benchmarks/waveform.py": ["--max-iter", "100", "--seeds", "1", "--methods", "paper, vanilla", "defaults"],
     "benchmarks/toys.py": ["--max-iter", "50", "--draws", "2000", "--output", "toys.png"],
     "benchmarks/reference.py": ["waveform", "draws.npz", "--steps", "40"],
+    "benchmarks/ksd_test.py": ["--quick", "--output", "ksd_test.png"],
     "benchmarks/dimensions.py": ["--dimensions", "20"],
     "benchmarks/posteriors.py": [],
     "benchmarks/defaults.py": ["--names", "log_gamma", "--seeds", "1", "--jobs", "1", "--max-iter", "50"],

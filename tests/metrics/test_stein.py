@@ -1,119 +1,25 @@
-"""Metrics: against POT, closed forms and plain means of the Stein kernel."""
+"""Kernel Stein discrepancies: against plain means of the Stein kernel; the test's size and power."""
 
 import math
 
 import numpy as np
-import ot
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skksivi import metrics
+from skksivi._arrays import make_generator
 from skksivi._stein import stein_kernel
 from skksivi.kernels import IMQ, Gaussian, Laplace, Riesz
-from skksivi.metrics import Judge, kl_divergence, ksd, sliced_wasserstein
+from skksivi.metrics import Judge, _base, _stein, ksd, ksd_test
 from skksivi.targets import Banana, Target
 
 REPEATABLE = settings(derandomize=True, deadline=None, max_examples=20)
 SEEDS, SIZES, DIMENSIONS = st.integers(0, 10**6), st.integers(2, 40), st.integers(1, 4)
-every_order = pytest.mark.parametrize("p", [1, 2])
 
 
 def normal(*shape, seed=0):
     return np.random.RandomState(seed).normal(size=shape)
-
-
-def directions(n_projections, d, seed):
-    theta = np.random.RandomState(seed).normal(size=(d, n_projections))
-    return theta / np.linalg.norm(theta, axis=0)
-
-
-@every_order
-@REPEATABLE
-@given(n=SIZES, m=SIZES, d=DIMENSIONS, seed=SEEDS)
-def test_sliced_wasserstein_is_that_of_pot(p, n, m, d, seed):
-    X, Y = normal(n, d, seed=seed), 2 * normal(m, d, seed=seed + 1) + 1
-    expected = ot.sliced_wasserstein_distance(X, Y, p=p, projections=directions(20, d, seed))
-    assert sliced_wasserstein(X, Y, p=p, n_projections=20, random_state=seed) == pytest.approx(expected, rel=1e-9)
-
-
-@every_order
-@REPEATABLE
-@given(n=SIZES, d=DIMENSIONS, copies=st.integers(1, 3), seed=SEEDS)
-def test_sliced_wasserstein_is_zero_between_equal_samples(p, n, d, copies, seed):
-    """Equal as distributions: neither order nor the number of copies counts."""
-    X = normal(n, d, seed=seed)
-    Y = np.random.RandomState(seed).permutation(np.tile(X, (copies, 1)))
-    assert sliced_wasserstein(X, Y, p=p, n_projections=20, random_state=0) < 1e-9
-
-
-@every_order
-@REPEATABLE
-@given(scale=st.floats(1e-3, 1e3), shift=st.floats(-1e3, 1e3), seed=SEEDS)
-def test_sliced_wasserstein_has_the_units_of_the_data(p, scale, shift, seed):
-    X, Y = normal(15, 3, seed=seed), normal(11, 3, seed=seed + 1)
-    value, changed = (
-        sliced_wasserstein(a, b, p=p, n_projections=20, random_state=0)
-        for a, b in [(X, Y), (scale * X + shift, scale * Y + shift)]
-    )
-    assert changed == pytest.approx(scale * value, rel=1e-6)
-
-
-def test_sliced_wasserstein_is_symmetric():
-    X, Y = normal(15, 3), normal(11, 3, seed=1)
-    assert sliced_wasserstein(X, Y, random_state=0) == pytest.approx(sliced_wasserstein(Y, X, random_state=0))
-
-
-def test_sliced_wasserstein_of_a_shift_is_its_mean_projection():
-    """E (theta^T v)^2 = |v|^2 / d, with variance at most 3 |v|^4 / d^2 over directions."""
-    X, v, n = normal(50, 3), np.array([3.0, 0.0, 4.0]), 20_000
-    value = sliced_wasserstein(X, X + v, n_projections=n, random_state=0)
-    assert abs(value**2 - 25 / 3) < 4 * math.sqrt(3 / n) * 25 / 3
-
-
-@pytest.mark.parametrize("make", [lambda: 5, lambda: np.random.RandomState(5)], ids=["int", "RandomState"])
-def test_sliced_wasserstein_repeats_with_its_random_state(make):
-    X, Y = normal(30, 3), normal(20, 3, seed=1)
-    a, b = (sliced_wasserstein(X, Y, n_projections=5, random_state=make()) for _ in range(2))
-    assert a == b == sliced_wasserstein(X, Y, n_projections=5, random_state=5)
-    assert a != sliced_wasserstein(X, Y, n_projections=5, random_state=6)
-
-
-@pytest.mark.parametrize("metric", [sliced_wasserstein, kl_divergence])
-def test_two_samples_that_cannot_be_compared_are_named(metric):
-    X = normal(9, 2)
-    with pytest.raises(ValueError, match="`X` has 2 columns and `Y` has 3"):
-        metric(X, normal(9, 3))
-    with pytest.raises(ValueError, match="X contains NaN"):
-        metric(np.full((9, 2), np.nan), X)
-    with pytest.raises(ValueError, match="Y contains infinity"):
-        metric(X, np.full((9, 2), np.inf))
-    with pytest.raises(ValueError, match="2D"):
-        metric(X, X[0])
-
-
-def exact_kl(m, S):
-    """KL(N(m, S) || N(0, I))."""
-    return (np.trace(S) + m @ m - len(m) - np.linalg.slogdet(S)[1]) / 2
-
-
-@pytest.mark.parametrize("shift", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("n_neighbors", [1, 3, 10])
-def test_kl_divergence_of_two_normals(shift, n_neighbors):
-    """Four standard errors, from Var log p/q and psi'(k) of each distance to a neighbour, and 0.01 for the bias."""
-    n, m, L = 20_000, np.array([shift, 0.0]), np.array([[1.1, 0.0], [0.3, 0.8]])
-    S = L @ L.T
-    X, Y = m + normal(n, 2) @ L.T, normal(n, 2, seed=1)
-    M = S - np.eye(2)
-    var_log_ratio = np.trace(M @ M) / 2 + m @ S @ m
-    trigamma = math.pi**2 / 6 - sum(1 / j**2 for j in range(1, n_neighbors))
-    margin = 4 * math.sqrt((var_log_ratio + 2 * trigamma) / n)
-    assert abs(kl_divergence(X, Y, n_neighbors=n_neighbors) - exact_kl(m, S)) < margin + 0.01
-
-
-def test_kl_divergence_takes_samples_of_different_sizes():
-    assert abs(kl_divergence(normal(5000, 1), normal(20_000, 1, seed=1))) < 4 * math.sqrt(2 * 0.4 / 5000) + 0.01
 
 
 def standard_score(x):
@@ -154,14 +60,14 @@ def test_v_statistic_is_the_mean_over_all_pairs_and_never_negative(kernel, n, d,
 def test_tiles_do_not_matter(monkeypatch, statistic, tile):
     X = normal(100, 2)
     expected = ksd(X, cubic_score, statistic=statistic)
-    monkeypatch.setattr(metrics, "TILE", tile)
+    monkeypatch.setattr(_base, "TILE", tile)
     assert ksd(X, cubic_score, statistic=statistic) == pytest.approx(expected, rel=1e-12)
 
 
 def test_more_rows_than_one_tile_equal_one_block(monkeypatch):
-    X = normal(metrics.TILE + 76, 2)
+    X = normal(_base.TILE + 76, 2)
     expected = ksd(X, cubic_score)
-    monkeypatch.setattr(metrics, "TILE", 10**9)
+    monkeypatch.setattr(_base, "TILE", 10**9)
     assert ksd(X, cubic_score) == pytest.approx(expected, rel=1e-12)
 
 
@@ -239,8 +145,13 @@ def test_a_stein_kernel_that_does_not_exist_is_named(kernel, statistic, d):
         (lambda: ksd(normal(9, 2), standard_score, kernel=IMQ(bandwidth=-1)), ValueError, "`bandwidth`"),
         (lambda: ksd(normal(9, 2), lambda x: x.sum(-1)), ValueError, "`score_fn` returned shape"),
         (lambda: ksd(normal(9, 2), lambda x: 0), TypeError, "`score_fn` returned a int"),
+        (
+            lambda: ksd([[2.0], [-1], [3], [-4]], torch.log),
+            ValueError,
+            "not finite at 2 of the 4 draws, row 1 the first",
+        ),
     ],
-    ids=["statistic", "one row", "NaN", "bandwidth", "shape of the score", "type of the score"],
+    ids=["statistic", "one row", "NaN", "bandwidth", "shape of the score", "type of the score", "score not finite"],
 )
 def test_a_mistake_is_named(act, error, message):
     with pytest.raises(error, match=message):
@@ -251,6 +162,154 @@ def pushed(score_fn, A, b):
     """The score of A x + b for x with this score."""
     inverse = torch.linalg.inv(A)
     return lambda y: score_fn((y - b) @ inverse.mT) @ inverse
+
+
+# The test
+
+
+def plain_test(X, score_fn, signs):
+    """T(w) for the signs w in columns, by the whole matrix; the first column holds ones."""
+    H, n = stein_matrix(X, score_fn, IMQ()), len(X)
+    np.fill_diagonal(H, 0.0)
+    T = np.einsum("ib,ij,jb->b", signs, H, signs) / (n * (n - 1))
+    return T[0], np.mean(T - T[0] >= -1e-9 * abs(T[0]))
+
+
+@REPEATABLE
+@given(n=SIZES, d=DIMENSIONS, seed=SEEDS)
+def test_ksd_test_is_its_formula(n, d, seed):
+    X = normal(n, d, seed=seed)
+    test = ksd_test(X, cubic_score, n_bootstrap=50, random_state=seed)
+    signs = _stein._random_signs(n, 51, 0.5, make_generator(seed)).numpy()
+    signs[:, 0] = 1
+    assert test == pytest.approx(plain_test(X, cubic_score, signs), rel=1e-6)
+    assert test.statistic == pytest.approx(ksd(X, cubic_score), rel=1e-9)
+
+
+@pytest.mark.parametrize("tile", [1, 7, 10**9])
+def test_tiles_do_not_matter_for_the_test(monkeypatch, tile):
+    X = normal(2 * 50 + 3, 2)
+    monkeypatch.setattr(_base, "TILE", 50)
+    expected = ksd_test(X, cubic_score, random_state=0)
+    monkeypatch.setattr(_base, "TILE", tile)
+    assert ksd_test(X, cubic_score, random_state=0) == pytest.approx(expected, rel=1e-9)
+
+
+def test_no_block_is_larger_than_a_tile(monkeypatch):
+    sizes = []
+
+    def recorded(x, s_x, y, s_y, kernel):
+        sizes.append((len(x), len(y)))
+        return stein_kernel(x, s_x, y, s_y, kernel)
+
+    monkeypatch.setattr(_stein, "stein_kernel", recorded)
+    n = 3 * _base.TILE + 1
+    ksd_test(normal(n, 2), cubic_score, n_bootstrap=5)
+    assert max(max(size) for size in sizes) == _base.TILE
+    assert sum(a * b for a, b in sizes) < 0.7 * n**2  # each pair once, but within a tile
+
+
+def test_signs_that_are_all_flipped_give_the_statistic_again():
+    """With two rows, half of all signs do: then T(w) = T(1), else -T(1)."""
+    options = {"kernel": IMQ(bandwidth=1.0), "n_bootstrap": 999, "random_state": 0}
+    near, far = (ksd_test([[a], [1.0]], standard_score, **options) for a in (1.1, -3.0))
+    assert near.statistic > 0 > far.statistic
+    assert abs(near.pvalue - 1 / 2) < 4 * 0.5 / math.sqrt(1000)
+    assert far.pvalue == 1
+
+
+def test_a_p_value_is_never_zero():
+    test = ksd_test(normal(100, 2) + 5, standard_score, n_bootstrap=19)
+    assert test.pvalue == pytest.approx(1 / 20)
+
+
+def test_the_test_repeats_with_its_random_state_and_leaves_global_ones_alone():
+    X, before = normal(50, 2), torch.get_rng_state()
+    a, b = (ksd_test(X, standard_score, random_state=np.random.RandomState(5)) for _ in range(2))
+    assert a == b == ksd_test(X, standard_score, random_state=5)
+    assert a != ksd_test(X, standard_score, random_state=6)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_rotation_of_draws_and_target_leaves_the_test_as_it_is():
+    X, Q = normal(60, 3), torch.linalg.qr(torch.as_tensor(normal(3, 3, seed=1))).Q
+    turned = ksd_test(X @ Q.numpy().T, pushed(cubic_score, Q, torch.zeros(3).double()), random_state=0)
+    assert turned == pytest.approx(ksd_test(X, cubic_score, random_state=0), rel=1e-9)
+
+
+def rejections(samples, score_fn=standard_score, **options):
+    """Whether each sample is rejected at 5%."""
+    return np.array(
+        [
+            ksd_test(X, score_fn, n_bootstrap=299, random_state=seed, **options).pvalue <= 0.05
+            for seed, X in enumerate(samples)
+        ]
+    )
+
+
+def test_the_test_has_its_size():
+    """Of 1,000 exact samples 5% are rejected, give or take three standard errors, 0.7% each."""
+    assert 0.03 <= rejections(normal(1000, 100, 2)).mean() <= 0.07
+
+
+def test_power_rises_with_the_shift():
+    samples = normal(150, 100, 2, seed=1)
+    power = [rejections(samples + np.array([shift, 0.0])).mean() for shift in (0.0, 0.2, 0.35, 0.6)]
+    assert (np.diff(power) > 0.1).all()
+    assert power[-1] > 0.95
+
+
+def test_draws_of_another_shape_are_rejected():
+    """Means and variances are those of the target."""
+    rng = np.random.RandomState(0)
+    uniform = rng.uniform(-math.sqrt(3), math.sqrt(3), (20, 500, 2))
+    exponential = rng.exponential(size=(20, 500, 2)) - 1
+    assert rejections(uniform).all()
+    assert rejections(exponential).all()
+
+
+def chains(n_chains, n, correlation, seed):
+    """Autoregressions with the standard normal as stationary distribution."""
+    noise = normal(n, n_chains, 1, seed=seed)
+    x = noise[:1]
+    for xi in noise[1:]:
+        x = np.vstack([x, correlation * x[-1:] + math.sqrt(1 - correlation**2) * xi])
+    return x.transpose(1, 0, 2)
+
+
+def test_signs_that_hold_on_allow_for_a_chain():
+    samples = chains(200, 400, 0.8, seed=2)
+    assert rejections(samples).mean() > 0.3
+    assert rejections(samples, flip_probability=0.05).mean() < 0.12
+
+
+@pytest.mark.parametrize("flip_probability", [0.5, 0.1])
+def test_signs_flip_as_often_as_asked(flip_probability):
+    w = _stein._random_signs(200, 300, flip_probability, make_generator(0)).numpy()
+    assert (np.abs(w) == 1).all()
+    flips = w[1:] != w[:-1]
+    assert abs(flips.mean() - flip_probability) < 4 * math.sqrt(flip_probability / flips.size)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n_bootstrap": 0}, "n_bootstrap"),
+        ({"n_bootstrap": 9.5}, "n_bootstrap"),
+        ({"flip_probability": 0}, "flip_probability"),
+        ({"flip_probability": 1}, "flip_probability"),
+        ({"kernel": Laplace()}, "IMQ"),
+        ({"score_fn": lambda x: -x.log()}, "not finite"),
+        ({"X": normal(1, 1)}, "minimum of 2"),
+    ],
+    ids=str,
+)
+def test_a_mistake_in_the_test_is_named(options, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        ksd_test(**{"X": normal(9, 1), "score_fn": standard_score, **options})
+
+
+# The judge
 
 
 AFFINE = [

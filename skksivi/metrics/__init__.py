@@ -1,0 +1,27 @@
+"""How close two samples are to each other, or a sample to a target known by its score.
+
+Squared are `wasserstein_in_box`, `mmd` and `ksd`; `sliced_wasserstein` and `correlation_error` are not, and of
+`energy_distance` no root is taken. Two exact samples are not at zero: `noise_floor` tells where they are.
+"""
+
+from skksivi.metrics._correlation import correlation_error
+from skksivi.metrics._floor import NoiseFloor, noise_floor
+from skksivi.metrics._neighbors import kl_divergence
+from skksivi.metrics._pairs import energy_distance, mmd
+from skksivi.metrics._stein import Judge as Judge
+from skksivi.metrics._stein import KSDTest, ksd, ksd_test
+from skksivi.metrics._transport import sliced_wasserstein, wasserstein_in_box
+
+__all__ = [
+    "KSDTest",
+    "NoiseFloor",
+    "correlation_error",
+    "energy_distance",
+    "kl_divergence",
+    "ksd",
+    "ksd_test",
+    "mmd",
+    "noise_floor",
+    "sliced_wasserstein",
+    "wasserstein_in_box",
+]

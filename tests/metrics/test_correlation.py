@@ -1,0 +1,63 @@
+"""Errors of pairwise correlations."""
+
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from skksivi.metrics import correlation_error
+
+REPEATABLE = settings(derandomize=True, deadline=None, max_examples=20)
+
+
+def sample(n, d, seed):
+    rng = np.random.RandomState(seed)
+    return rng.normal(size=(n, d)) @ rng.normal(size=(d, d))
+
+
+@REPEATABLE
+@given(n=st.integers(3, 30), m=st.integers(3, 30), d=st.integers(2, 6), seed=st.integers(0, 10**6))
+def test_correlation_error_is_its_formula(n, m, d, seed):
+    X, Y = sample(n, d, seed), sample(m, d, seed + 1)
+    errors = [
+        scipy.stats.pearsonr(X[:, i], X[:, j])[0] - scipy.stats.pearsonr(Y[:, i], Y[:, j])[0]
+        for i in range(d)
+        for j in range(i)
+    ]
+    assert len(errors) == d * (d - 1) / 2
+    assert correlation_error(X, Y) == pytest.approx(math.sqrt(np.mean(np.square(errors))), rel=1e-9)
+    assert correlation_error(X, Y, summary="max") == pytest.approx(np.max(np.abs(errors)), rel=1e-9)
+
+
+@REPEATABLE
+@given(d=st.integers(2, 6), seed=st.integers(0, 10**6))
+def test_units_and_signs_of_the_columns_do_not_count(d, seed):
+    X, Y = sample(20, d, seed), sample(30, d, seed + 1)
+    units = np.random.RandomState(seed).uniform(-3, 3, d)
+    assert correlation_error(X * units, Y * units) == pytest.approx(correlation_error(X, Y), rel=1e-9)
+
+
+def test_the_marginals_do_not_count():
+    """Independent columns of any laws have no correlations, up to 1 / sqrt(n) each."""
+    rng, n = np.random.RandomState(0), 10_000
+    X, Y = rng.normal(size=(n, 22)), 5 + rng.exponential(3, size=(n, 22))
+    assert correlation_error(X, Y) < 1.5 * math.sqrt(2 / n)
+    assert correlation_error(X, Y, summary="max") < 5 * math.sqrt(2 / n)
+
+
+@pytest.mark.parametrize(
+    ("X", "Y", "options", "message"),
+    [
+        (sample(9, 2, 0), sample(9, 2, 1), {"summary": "mean"}, "`summary` must be 'rms' or 'max', got 'mean'"),
+        (sample(9, 1, 0), sample(9, 1, 1), {}, "1 column"),
+        (sample(9, 3, 0) * [1, 1, 0], sample(9, 3, 1), {}, "Column 2 of `X` is constant"),
+        (sample(9, 3, 0), sample(9, 3, 1) * [0, 1, 1] + 0.1, {}, "Column 0 of `Y` is constant"),
+    ],
+    ids=["summary", "one column", "constant in X", "constant in Y"],
+)
+def test_a_mistake_is_named(X, Y, options, message):
+    with pytest.raises(ValueError, match=message):
+        correlation_error(X, Y, **options)

@@ -3,6 +3,7 @@
 from skksivi import annealing, baselines, datasets, kernels, metrics, mixing, targets
 from skksivi._hksivi import HKSIVIApproximator
 from skksivi._ksivi import KSIVIApproximator
+from skksivi._modes import modes
 from skksivi._version import __version__
 from skksivi.persistence import load, save
 
@@ -17,6 +18,7 @@ __all__ = [
     "load",
     "metrics",
     "mixing",
+    "modes",
     "save",
     "targets",
 ]

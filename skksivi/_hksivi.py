@@ -254,6 +254,8 @@ class HKSIVIApproximator(BaseApproximator):
         """
         check_is_fitted(self)
         check_scalar(layer, "layer", Integral, min_val=0, max_val=self.family_.n_layers)
+        if layer == 0:
+            return super().sample(n_samples, random_state)
         return self._sample_in_chunks(n_samples, random_state, lambda n, generator: self._sample(n, generator, layer))
 
     def score_samples(self, X: Any) -> np.ndarray:

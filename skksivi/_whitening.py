@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from skksivi._affine import Affine, Identity, WhitenedScore
+from skksivi._cells import weighed
 from skksivi._newton import newton_cg, saddle_free_newton
 from skksivi._pilot import (
     Modes,
@@ -143,7 +144,7 @@ def find_whitening(
         map_ = found.maps[0] if whiten == "laplace" else batch_and_match(double, found.maps[0], generator)
         return Whitening(map_, *_report(found, d), double.n_calls), None
     found = _search(double, starts, generator, alone=init is not None)
-    pilot = find_pilot(double, found, generator, budget - double.n_calls)
+    pilot = weighed(double, find_pilot(double, found, generator, budget - double.n_calls), generator)
     x = pilot.x
     whitening = Whitening(
         Affine(x.mean(0), covariance_root(x)),

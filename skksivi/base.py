@@ -20,6 +20,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from skksivi._arrays import DTYPES, as_array, make_generator, make_seed, resolve_device
+from skksivi._cells import Reweighting
 from skksivi._score import BlackBox, Score, ScoreFunction, resolve
 from skksivi.metrics import Judge
 from skksivi.targets import from_score_fn
@@ -114,6 +115,7 @@ class BaseApproximator(CallbackSupportMixin, DensityMixin, BaseEstimator, ABC):
                 ended_by = self._fit(score, make_generator(seed, device))
         finally:
             del self._fitted_to
+        self.__dict__.pop("reweighting_", None)
         self.__dict__.update(_of_seed(seed, score.n_features))
         if ended_by is not None:
             raise ended_by
@@ -159,7 +161,12 @@ class BaseApproximator(CallbackSupportMixin, DensityMixin, BaseEstimator, ABC):
         TypeError, ValueError
             `n_samples` is not an integer, or negative.
         """
-        return self._sample_in_chunks(n_samples, random_state, self._sample)
+        return self._sample_in_chunks(n_samples, random_state, self._sample_modes)
+
+    def _sample_modes(self, n: int, generator: torch.Generator) -> Tensor:
+        """Draw n rows, with the weights that `modes` has given to the modes."""
+        reweighting: Reweighting | None = getattr(self, "reweighting_", None)
+        return self._sample(n, generator) if reweighting is None else reweighting.sample(self._sample, n, generator)
 
     def _sample_in_chunks(
         self, n_samples: int, random_state: Any, draw: Callable[[int, torch.Generator], Tensor]
@@ -201,7 +208,11 @@ class BaseApproximator(CallbackSupportMixin, DensityMixin, BaseEstimator, ABC):
             raise ValueError(f"`X` has {X.shape[1]} columns, expected {self.n_features_in_} as in `fit`.")
         device = resolve_device(self.device)
         with ordinary_mode(device), torch.no_grad():
-            return as_array(self._log_density(torch.as_tensor(X, device=device)))
+            x = torch.as_tensor(X, device=device)
+            log_density = self._log_density(x)
+            if hasattr(self, "reweighting_"):
+                log_density = log_density + self.reweighting_.ratios.log()[self.reweighting_.cells.assign(x)]
+            return as_array(log_density)
 
     def score(self, X: Any, y: Any = None) -> float:
         """Grade the fit; larger is better.
@@ -230,7 +241,7 @@ class BaseApproximator(CallbackSupportMixin, DensityMixin, BaseEstimator, ABC):
         generator = torch.Generator(device).manual_seed(self._seed)
         with ordinary_mode(device):
             with torch.no_grad():
-                x = self._sample(N_SCORE_DRAWS, generator)
+                x = self._sample_modes(N_SCORE_DRAWS, generator)
             return -Judge(score_fn, n_features, device)(x)
 
     def __sklearn_is_fitted__(self) -> bool:
@@ -319,6 +330,14 @@ def _unwrap(score_fn: Any, n_features: int | None) -> tuple[ScoreFunction, int]:
             "fit(score_fn, n_features=d)."
         )
     return score_fn, check_scalar(n_features, "n_features", Integral, min_val=1)
+
+
+def score_of(score_fn: Any, n_features: int, device: torch.device) -> Score:
+    """Return the probed score of a target or a function that a fit of that many features is compared with."""
+    d = _unwrap(score_fn, getattr(score_fn, "n_features", n_features))[1]
+    if d != n_features:
+        raise ValueError(f"the target has {d} features, expected {n_features} as in `fit`.")
+    return _resolve_score(score_fn, d, dtype=torch.float64, device=device)
 
 
 def _as_target(score_fn: Any, n_features: int | None) -> Any:

@@ -1,0 +1,227 @@
+r"""The masses of modes, from the score alone.
+
+Space is divided into cells, each the points where the Gaussian of one mode is the likeliest. The discrepancy does not
+see the masses of far cells; integrals of the score along lines do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from skksivi._affine import Affine
+from skksivi._pilot import Pilot, covariance_root, log_ratio
+
+#: Points at which a mass is estimated by importance sampling, points of the mode for the bridge, at most.
+N_IMPORTANCE, N_BRIDGE = 2000, 500
+
+#: Both, for a pilot.
+N_QUICK = 400
+
+#: Degrees of freedom of the wider half of a proposal.
+DF = 5.0
+
+#: An estimate is trusted with this share of effective points at least, and this far from the other at most.
+MIN_SHARE, MAX_GAP = 0.2, 0.1
+
+
+class Cells(NamedTuple):
+    """A partition of space by the likeliest of k Gaussians.
+
+    Attributes
+    ----------
+    maps : list of Affine
+    log_weights : Tensor of shape (k,)
+    """
+
+    maps: list[Affine]
+    log_weights: Tensor
+
+    def assign(self, x: Tensor) -> Tensor:
+        """Return the indices (n,) of the cells of points x (n, d)."""
+        halves = [a.whiten(x).square().sum(1) / 2 + a.log_determinant() for a in self.maps]
+        return (self.log_weights - torch.stack(halves, 1)).argmax(1)
+
+    def counts(self, x: Tensor) -> Tensor:
+        """Return the number of points of x (n, d) in each cell, shape (k,)."""
+        return self.assign(x).bincount(minlength=len(self.maps))
+
+    def sorted_by(self, order: Tensor) -> Cells:
+        """Return the cells in another order (k,)."""
+        return Cells([self.maps[k] for k in order.tolist()], self.log_weights[order])
+
+    def refined(self, x: Tensor) -> Cells:
+        """Return the cells of the Gaussians fitted to the points in each; one with hardly a point stays."""
+        cell, d = self.assign(x), x.shape[1]
+        parts = [x[cell == k] for k in range(len(self.maps))]
+        maps = [
+            Affine(part.mean(0), covariance_root(part)) if len(part) > 5 * d else a
+            for part, a in zip(parts, self.maps, strict=True)
+        ]
+        shares = torch.stack([x.new_tensor(len(part) + 0.5) for part in parts]) / len(x)
+        return Cells(maps, shares.log())
+
+
+class Reweighting(NamedTuple):
+    """Cells, and the ratios (k,) of the weights they are to have to those of draws."""
+
+    cells: Cells
+    ratios: Tensor
+
+    def sample(self, draw: Callable[[int, torch.Generator], Tensor], n: int, generator: torch.Generator) -> Tensor:
+        """Draw n rows, leaving out some of the cells that are too frequent."""
+        acceptance, kept, missing = self.ratios / self.ratios.max(), [], n
+        while missing > 0:
+            x = draw(math.ceil(1.1 * missing * self.ratios.max().item()) + 10, generator)
+            uniform = torch.rand(len(x), generator=generator, dtype=torch.float64, device=x.device)
+            kept.append(x[uniform < acceptance[self.cells.assign(x.double())]][:missing])
+            missing -= len(kept[-1])
+        return torch.cat(kept)
+
+
+class Mass(NamedTuple):
+    """The logarithm of the integral of p over a cell, relative to p at a point, and how far it is to be trusted.
+
+    Attributes
+    ----------
+    log_mass : float
+        By importance sampling.
+    se : float
+        Its standard error.
+    share : float
+        Effective share of the points.
+    gap : float
+        Difference to the estimate by bridge sampling, NaN without points of the mode.
+    """
+
+    log_mass: float
+    se: float
+    share: float
+    gap: float
+
+    @property
+    def trusted(self) -> bool:
+        """Whether two estimates agree and rest on enough points."""
+        return self.share >= MIN_SHARE and abs(self.gap) <= MAX_GAP
+
+
+def log_densities(score_fn: Any, cells: Cells) -> Callable[[Tensor, int], Tensor]:
+    """Return log p at points (n, d) of a cell, up to a constant of all cells: the score's own, or by lines."""
+    own = getattr(score_fn, "log_prob", None)
+    if own is not None:
+        return lambda x, _: own(x)
+    centres = torch.stack([a.m for a in cells.maps])
+    heights = log_ratio(score_fn, centres[0], centres)
+    return lambda x, k: heights[k] + log_ratio(score_fn, centres[k], x)
+
+
+def mass(
+    log_p: Callable[[Tensor, int], Tensor],
+    cells: Cells,
+    k: int,
+    points: Tensor,
+    generator: torch.Generator,
+    n: int = N_IMPORTANCE,
+) -> Mass:
+    r"""Estimate the mass of a cell.
+
+    By importance sampling from g, half the Gaussian of the cell and half a Student t of five degrees of freedom, and
+    by bridge sampling between g and points of p in the cell (Meng and Wong 1996).
+
+    Parameters
+    ----------
+    log_p : callable
+        Maps points and the index of their cell to log p, NaN where it is not known.
+    cells : Cells
+    k : int
+        The cell.
+    points : Tensor of shape (n, d)
+        Draws of p in the cell, which did not help to fit its Gaussian.
+    generator : torch.Generator
+    n : int
+        Points of g.
+    """
+    a = cells.maps[k]
+    x = _propose(a, n, generator)
+    inside = cells.assign(x) == k
+    log_w = x.new_full((len(x),), -math.inf)
+    log_w[inside] = (log_p(x[inside], k) - _log_proposal(a, x[inside])).nan_to_num(-math.inf)
+    log_mass, w = _log_mean(log_w), (log_w - log_w.max()).exp().nan_to_num(0)
+    share = (w.sum().square() / (len(w) * w.square().sum())).item()
+    se = (w.std() / w.mean() / math.sqrt(len(w))).item()
+    gap = math.nan
+    if len(points):
+        y = points[:N_BRIDGE]
+        log_v = log_p(y, k) - _log_proposal(a, y)
+        gap = log_mass - _bridge(log_w, log_v[log_v.isfinite()])
+    return Mass(log_mass, se, share, gap)
+
+
+def _bridge(log_w: Tensor, log_v: Tensor, n_iter: int = 50) -> float:
+    """Return the logarithm of the ratio of normalisers from log p/g at draws of g, and at draws of p."""
+    n, m, log_r = len(log_w), len(log_v), _log_mean(log_w)
+    if not m:
+        return math.nan
+    prior = math.log(m / n)
+    for _ in range(n_iter):
+        above = _log_mean(log_w - torch.logaddexp(log_w + prior, torch.full_like(log_w, log_r)))
+        below = _log_mean(-torch.logaddexp(log_v + prior, torch.full_like(log_v, log_r)))
+        log_r = above - below
+    return log_r
+
+
+def _log_mean(log_w: Tensor) -> float:
+    return (log_w.logsumexp(0) - math.log(len(log_w))).item()
+
+
+def _propose(a: Affine, n: int, generator: torch.Generator) -> Tensor:
+    """Draw from half a Gaussian, half a Student t."""
+    d = len(a.m)
+    u = torch.randn(n, d, generator=generator, dtype=a.m.dtype, device=a.m.device)
+    chi = torch.randn(n // 2, int(DF), generator=generator, dtype=a.m.dtype, device=a.m.device).square().sum(1)
+    u[: n // 2] *= (DF / chi).sqrt()[:, None]
+    return a.unwhiten(u)
+
+
+def _log_proposal(a: Affine, x: Tensor) -> Tensor:
+    """Return log g at points (n, d)."""
+    d, squares = x.shape[1], a.whiten(x).square().sum(1)
+    gaussian = -squares / 2 - d / 2 * math.log(2 * math.pi)
+    constant = math.lgamma((DF + d) / 2) - math.lgamma(DF / 2) - d / 2 * math.log(DF * math.pi)
+    student = constant - (DF + d) / 2 * torch.log1p(squares / DF)
+    return torch.logaddexp(gaussian, student) - math.log(2) - a.log_determinant()
+
+
+def weighed(score_fn: Any, pilot: Pilot, generator: torch.Generator) -> Pilot:
+    """Return the points of a pilot, as many of each mode as its mass says, if that is another number beyond doubt."""
+    if len(pilot.n_of_mode) < 2:
+        return pilot
+    parts = pilot.x.split(pilot.n_of_mode)
+    shares = pilot.x.new_tensor(pilot.n_of_mode) / len(pilot.x)
+    shuffled = [part[torch.randperm(len(part), generator=generator, device=part.device)] for part in parts]
+    maps = [Affine(part[::2].mean(0), covariance_root(part[::2])) for part in shuffled]
+    cells = Cells(maps, shares.log())
+    log_p = log_densities(score_fn, cells)
+    masses = [
+        mass(log_p, cells, k, part[1::2][cells.assign(part[1::2]) == k][:N_QUICK], generator, N_QUICK)
+        for k, part in enumerate(shuffled)
+    ]
+    weights, errors = (a.to(shares) for a in normalised(masses))
+    if not all(m.trusted for m in masses) or ((weights - shares).abs() < 3 * errors).all():
+        return pilot
+    most = min(len(part) / w for part, w in zip(parts, weights.tolist(), strict=True))
+    kept = [part[: max(1, int(most * w))] for part, w in zip(shuffled, weights.tolist(), strict=True)]
+    return pilot._replace(x=torch.cat(kept), n_of_mode=[len(part) for part in kept])
+
+
+def normalised(masses: Sequence[Mass]) -> tuple[Tensor, Tensor]:
+    """Return the weights (k,) of the cells and their standard errors."""
+    weights = torch.tensor([mass.log_mass for mass in masses], dtype=torch.float64).softmax(0)
+    variances = torch.tensor([mass.se**2 for mass in masses], dtype=torch.float64)
+    # of w_k = m_k / sum m: relative errors (e_k - sum_j w_j e_j)
+    spread = (weights.square() * variances).sum() + (1 - 2 * weights) * variances
+    return weights, weights * spread.clamp_min(0).sqrt()

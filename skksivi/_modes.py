@@ -1,0 +1,159 @@
+"""The modes of a fit, and their weights from the score of the target."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
+
+from skksivi._affine import Affine
+from skksivi._arrays import make_generator, resolve_device
+from skksivi._cells import MAX_GAP, MIN_SHARE, Cells, Mass, Reweighting, log_densities, mass, normalised
+from skksivi._pilot import Ensemble, find_modes, metropolis
+from skksivi._score import Score
+from skksivi.base import BaseApproximator, ordinary_mode, score_of
+
+#: Draws from which climbs to the modes start, draws that are assigned to them, and chains of a mode.
+N_STARTS, N_ASSIGNED, N_CHAINS = 200, 20_000, 300
+
+#: Chains of a mode of few draws.
+N_FEWEST = 50
+
+
+class Modes(NamedTuple):
+    """Modes, their weights under the target and their shares of a fit.
+
+    Attributes
+    ----------
+    centres : ndarray of shape (k, d)
+        Means of the draws of each.
+    weights : ndarray of shape (k,)
+        Under the target; they sum to one.
+    standard_errors : ndarray of shape (k,)
+        Of the weights.
+    shares : ndarray of shape (k,)
+        Of the draws of the fit.
+    trusted : bool
+        Whether every weight rests on enough points and two ways to it agree.
+    reason : str
+        Why not, empty if they are trusted.
+    """
+
+    centres: np.ndarray
+    weights: np.ndarray
+    standard_errors: np.ndarray
+    shares: np.ndarray
+    trusted: bool
+    reason: str
+
+
+def modes(
+    est: BaseApproximator,
+    target: Any,
+    *,
+    reweight: bool = False,
+    random_state: int | np.random.RandomState | None = None,
+) -> Modes:
+    r"""Find the modes among the draws of a fit, and their weights under the target.
+
+    The discrepancy that a fit minimises does not see the weights of modes that are far apart. They are found here
+    from the score: climbs from draws find the modes; space is divided into the cells of their Gaussians; the
+    logarithms of p between the centres are integrals of the score along lines, by a rule that adapts and tells when
+    it fails; and the mass of each cell is estimated by importance sampling, and once more by bridge sampling from
+    chains that start at draws of the fit. Where the target has a `log_prob` it takes the place of the integrals.
+
+    Parameters
+    ----------
+    est : approximator
+        Fitted.
+    target : Target or callable
+        What it was fitted to.
+    reweight : bool, default=False
+        Whether `est.sample` and `est.score_samples` are to have these weights from now on, until the next `fit`;
+        draws of modes that are too frequent are then left out.
+    random_state : int, RandomState or None, default=None
+
+    Returns
+    -------
+    modes : Modes
+        By falling weight. A mode without draws is not seen.
+
+    Raises
+    ------
+    NotFittedError
+        Before `fit`.
+    ValueError
+        `reweight` is set but the weights are not to be trusted: the error says why.
+
+    Examples
+    --------
+    >>> from skksivi import KSIVIApproximator, modes
+    >>> from skksivi.targets import Multimodal
+    >>> q = KSIVIApproximator(max_iter=300, random_state=0).fit(Multimodal())
+    >>> modes(q, Multimodal(), random_state=0).weights.round(1)
+    array([0.5, 0.5])
+    """
+    check_is_fitted(est)
+    device = resolve_device(est.device)
+    generator = make_generator(random_state, device)
+    with ordinary_mode(device), torch.no_grad():
+        score = score_of(target, est.n_features_in_, device).double
+        x = torch.as_tensor(est._sample(N_ASSIGNED, generator), dtype=torch.float64, device=device)
+        cells = _find_cells(score, x, generator)
+        found, cells, shares = _weigh(score, x, cells, generator)
+        if not reweight:
+            return found
+        if not found.trusted:
+            raise ValueError(f"`reweight` is set, but the weights are not to be trusted: {found.reason}.")
+        target_weights = torch.as_tensor(found.weights, device=device)
+        est.reweighting_ = Reweighting(cells, target_weights / shares)
+    return found
+
+
+def _find_cells(score: Score, x: Tensor, generator: torch.Generator) -> Cells:
+    """Return the cells of the modes above some of the draws x (n, d), those without draws left out."""
+    found = find_modes(score, x[:N_STARTS], generator)
+    cells = Cells(found.maps, found.weights.log())
+    return cells.sorted_by(cells.counts(x).nonzero().flatten())
+
+
+def _weigh(score: Score, x: Tensor, cells: Cells, generator: torch.Generator) -> tuple[Modes, Cells, Tensor]:
+    """Return the weights of cells, the cells by falling weight and the shares of the draws x (n, d) in them.
+
+    The shapes of the draws may be off: Gaussians are fitted to chains that start there, one half for the fit and the
+    other for the bridge.
+    """
+    cell = cells.assign(x)
+    chains = [_chains(score, x[cell == k][:N_CHAINS], a, generator) for k, a in enumerate(cells.maps)]
+    cells = cells.refined(torch.cat([c[:, ::2].flatten(0, 1) for c in chains]))
+    others = torch.cat([c[-1, 1::2] for c in chains])
+    cell = cells.assign(others)
+    log_p = log_densities(score, cells)
+    masses = [mass(log_p, cells, k, others[cell == k], generator) for k in range(len(cells.maps))]
+    weights, errors = normalised(masses)
+    order = weights.argsort(descending=True)
+    cells, masses = cells.sorted_by(order), [masses[k] for k in order.tolist()]
+    shares = cells.counts(x) / len(x)
+    centres = torch.stack([a.m for a in cells.maps])
+    reason = next((_doubt(a.m, m) for a, m in zip(cells.maps, masses, strict=True) if not m.trusted), "")
+    if len(masses) == 1:  # whose weight is one, whatever its mass
+        reason = ""
+    numbers = [a.cpu().numpy() for a in (centres, weights[order], errors[order], shares)]
+    return Modes(*numbers, not reason, reason), cells, shares  # type: ignore[call-arg, arg-type]
+
+
+def _chains(score: Score, x: Tensor, a: Affine, generator: torch.Generator) -> Tensor:
+    """Return the states (n_kept, n, d) of chains that start at draws x (n, d) of a mode."""
+    return metropolis(score, Ensemble(x.repeat(-(-N_FEWEST // len(x)), 1), a.L), generator)[0]
+
+
+def _doubt(centre: Tensor, mass: Mass) -> str:
+    where = np.array2string(centre.cpu().numpy()[:5], precision=3)
+    return (
+        f"that of the mode at {where} rests on an effective share of {mass.share:.2g} of its points, where "
+        f"{MIN_SHARE} is asked for, and two estimates that differ by {abs(mass.gap):.1%}, where {MAX_GAP:.0%} is "
+        "allowed"
+    )

@@ -1,0 +1,174 @@
+"""The weights of modes: masses of cells from the score alone, and fits that are drawn by them."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn.exceptions import NotFittedError
+
+from skksivi import KSIVIApproximator, modes
+from skksivi._affine import Affine
+from skksivi._cells import Cells, _log_proposal, _propose, log_densities, mass, normalised, weighed
+from skksivi._pilot import Pilot
+from skksivi.base import BaseApproximator
+from skksivi.baselines import Laplace
+from skksivi.targets import EightGaussians, Multimodal
+
+WEIGHTS = np.array([0.3, 0.2, 0.15, 0.1, 0.1, 0.05, 0.05, 0.05])
+SETTINGS = {"mixing": "normal", "max_iter": 400, "batch_size": 64, "hidden_layer_sizes": (30, 30), "random_state": 0}
+
+
+def student_and_gaussian(d, weight=0.3, distance=20.0, df=3.0):
+    """log p of a Student t at the origin and a Gaussian far off, and its gradient."""
+
+    def log_prob(x):
+        gaussian = -(x - distance).square().sum(-1) / 2 - d / 2 * math.log(2 * math.pi)
+        constant = math.lgamma((df + d) / 2) - math.lgamma(df / 2) - d / 2 * math.log(df * math.pi)
+        student = constant - (df + d) / 2 * torch.log1p(x.square().sum(-1) / df)
+        return torch.stack([gaussian + math.log(weight), student + math.log(1 - weight)]).logsumexp(0)
+
+    def score_fn(x):
+        with torch.enable_grad():
+            x = x if x.requires_grad else x.detach().requires_grad_()
+            return torch.autograd.grad(log_prob(x).sum(), x, create_graph=True)[0]
+
+    return log_prob, score_fn
+
+
+def test_proposals_are_draws_of_their_density():
+    a = Affine(torch.tensor([1.0, -2.0], dtype=torch.float64), torch.tensor([[2.0, 0.0], [1.0, 0.5]]).double())
+    x = _propose(a, 40_000, torch.Generator().manual_seed(0))
+    other = Affine(a.m + 0.3, a.L)
+    ratios = (_log_proposal(other, x) - _log_proposal(a, x)).exp()  # of mean one
+    assert abs(ratios.mean() - 1) < 4 * ratios.std() / 200
+
+
+@pytest.mark.parametrize("exact", [False, True], ids=["lines", "log_prob"])
+@pytest.mark.parametrize("d", [1, 2, 5])
+def test_masses_are_those_of_modes_that_are_no_gaussians(d, exact):
+    log_prob, score_fn = student_and_gaussian(d)
+    if exact:
+        score_fn.log_prob = log_prob
+    generator = torch.Generator().manual_seed(0)
+    near = torch.randn(4000, d, generator=generator, dtype=torch.float64)
+    student = near / (torch.randn(4000, 3, generator=generator).square().sum(1) / 3).sqrt()[:, None]
+    gaussian = 20 + torch.randn(4000, d, generator=generator, dtype=torch.float64)
+    eye = torch.eye(d, dtype=torch.float64)
+    maps = [Affine(student.median(0).values, 1.3 * eye), Affine(gaussian.mean(0), eye)]
+    cells = Cells(maps, torch.zeros(2, dtype=torch.float64))
+    log_p = log_densities(score_fn, cells)
+    masses = [mass(log_p, cells, k, x[cells.assign(x) == k], generator) for k, x in enumerate([student, gaussian])]
+    weights, errors = normalised(masses)
+    assert all(m.trusted for m in masses)
+    assert abs(weights[1] - 0.3) < 4 * errors[1]
+    assert errors[1] < 0.02
+
+
+def test_a_pilot_is_given_the_masses_of_its_modes():
+    _, score_fn = student_and_gaussian(2)
+    generator = torch.Generator().manual_seed(0)
+    chi = torch.randn(6000, 3, generator=generator).square().sum(1).double()
+    student = torch.randn(6000, 2, generator=generator, dtype=torch.float64) / (chi / 3).sqrt()[:, None]
+    gaussian = 20 + torch.randn(6000, 2, generator=generator, dtype=torch.float64)
+    pilot = Pilot(torch.cat([student, gaussian]), [6000, 6000], torch.zeros(2), settled=True)
+    n = weighed(score_fn, pilot, generator).n_of_mode
+    assert abs(n[1] / sum(n) - 0.3) < 0.05
+    right = Pilot(torch.cat([student, gaussian[:2571]]), [6000, 2571], torch.zeros(2), settled=True)
+    assert weighed(score_fn, right, generator) is right
+
+
+@pytest.fixture(scope="module")
+def ring():
+    target = EightGaussians(shift=5.0, weights=WEIGHTS)
+    return target, KSIVIApproximator(**SETTINGS).fit(target)
+
+
+@pytest.mark.parametrize("bare", [False, True])
+def test_unequal_weights_are_found(ring, bare):
+    target, q = ring
+    found = modes(q, target.score_fn if bare else target, random_state=0)
+    assert found.trusted
+    assert found.reason == ""
+    assert found.centres.shape == (8, 2)
+    assert found.shares.sum() == pytest.approx(1)
+    assert (np.abs(found.weights - np.sort(WEIGHTS)[::-1]) < 4 * found.standard_errors).all()
+    assert (found.standard_errors < 0.03 * found.weights).all()
+
+
+def test_a_fit_is_drawn_and_judged_by_the_weights_until_the_next(ring):
+    target, _ = ring
+    X = target.sample(4000, torch.Generator().manual_seed(0)).numpy()
+    q = KSIVIApproximator(**SETTINGS).fit(EightGaussians(shift=5.0))  # equal weights
+    before = q.score(X)
+    found = modes(q, target, reweight=True, random_state=0)
+    assert np.abs(shares(q.sample(20_000, random_state=0), target) / WEIGHTS - 1).max() < 0.1
+    gain = (found.weights * np.log(found.weights / found.shares)).sum()  # the divergence of the old weights
+    assert q.score(X) - before == pytest.approx(gain, abs=0.05)
+    assert gain > 0.1
+    q.fit(EightGaussians(shift=5.0))
+    assert not hasattr(q, "reweighting_")
+
+
+def shares(X, target):
+    nearest = ((X[:, None] - target.means.numpy()) ** 2).sum(-1).argmin(1)
+    return np.bincount(nearest, minlength=8) / len(X)
+
+
+def test_one_mode_has_weight_one():
+    q = Laplace().fit(lambda x: -x, n_features=2)
+    found = modes(q, lambda x: -x, random_state=0)
+    assert found.weights.tolist() == found.shares.tolist() == [1.0]
+    assert found.trusted
+
+
+class TwoCauchys(BaseApproximator):
+    """Exact draws of two spherical Cauchys in ten dimensions, to which no proposal comes near."""
+
+    n_features = 10
+
+    def __init__(self, device="cpu", dtype="float64", random_state=0):
+        self.device, self.dtype, self.random_state = device, dtype, random_state
+
+    def _fit(self, score_fn, generator):
+        pass
+
+    def _sample(self, n, generator):
+        z = torch.randn(n, 11, generator=generator, dtype=torch.float64)
+        x = z[:, :10] / z[:, 10:].abs()
+        x[::2, 0] += 3000
+        return x
+
+    def score_fn(self, x):
+        with torch.enable_grad():
+            x = x if x.requires_grad else x.detach().requires_grad_()
+            other = x - torch.eye(1, 10).to(x) * 3000
+            squares = torch.stack([x.square().sum(-1), other.square().sum(-1)])
+            return torch.autograd.grad((-5.5 * torch.log1p(squares)).logsumexp(0).sum(), x, create_graph=True)[0]
+
+
+def test_weights_that_rest_on_too_little_are_refused():
+    q = TwoCauchys()
+    q.fit(q.score_fn, n_features=10)
+    found = modes(q, q.score_fn, random_state=0)
+    assert len(found.weights) == 2
+    assert not found.trusted
+    assert "effective share" in found.reason
+    with pytest.raises(ValueError, match=r"`reweight` is set, but.*effective share"):
+        modes(q, q.score_fn, reweight=True, random_state=0)
+    assert not hasattr(q, "reweighting_")
+
+
+def test_mistakes_are_named():
+    with pytest.raises(NotFittedError):
+        modes(KSIVIApproximator(), Multimodal())
+    q = Laplace().fit(lambda x: -x, n_features=2)
+    with pytest.raises(ValueError, match="3 features, expected 2"):
+        modes(q, EightGaussiansOf3())
+
+
+class EightGaussiansOf3:
+    n_features = 3
+
+    def score_fn(self, x):
+        return -x

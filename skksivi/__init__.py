@@ -5,11 +5,15 @@ from skksivi._hksivi import HKSIVIApproximator
 from skksivi._ksivi import KSIVIApproximator
 from skksivi._modes import modes
 from skksivi._version import __version__
+from skksivi.export import to_arviz
 from skksivi.persistence import load, save
+from skksivi.predictors import KSIVIClassifier, KSIVIRegressor
 
 __all__ = [
     "HKSIVIApproximator",
     "KSIVIApproximator",
+    "KSIVIClassifier",
+    "KSIVIRegressor",
     "__version__",
     "annealing",
     "baselines",
@@ -21,4 +25,5 @@ __all__ = [
     "modes",
     "save",
     "targets",
+    "to_arviz",
 ]

@@ -61,3 +61,22 @@ def argmedian(values: Tensor) -> Tensor:
     middle = (array.shape[-1] - 1) // 2
     median = np.partition(array, middle, axis=-1)[..., middle : middle + 1]
     return torch.as_tensor(np.argmax(array == median, axis=-1))
+
+
+def check_sample_weight(sample_weight: ArrayLike | None, n: int) -> np.ndarray:
+    """Return weights (n,) of observations, ones by default.
+
+    Raises
+    ------
+    ValueError
+        They are not n finite numbers of zero or more, one of them positive.
+    """
+    if sample_weight is None:
+        return np.ones(n)
+    w = np.asarray(sample_weight, dtype=np.float64)
+    if w.shape != (n,) or not np.isfinite(w).all() or (w < 0).any() or not w.any():
+        raise ValueError(
+            f"`sample_weight` must be {n} finite numbers of zero or more, one for each observation and not all zero; "
+            f"got shape {w.shape}."
+        )
+    return w

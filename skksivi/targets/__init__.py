@@ -1,18 +1,34 @@
 """Distributions to approximate, each known by the gradient of its log-density."""
 
 from skksivi.targets._base import Minibatches, Target, from_rows, from_score_fn
+from skksivi.targets._bridges import from_log_prob
 from skksivi.targets._diffusion import ConditionedDiffusion
+from skksivi.targets._jax import from_jax, from_numpyro
+from skksivi.targets._linear import BayesianLinearRegression, BayesianMultinomialRegression
 from skksivi.targets._logistic import BayesianLogisticRegression
-from skksivi.targets._toy import Banana, Multimodal, XShaped
+from skksivi.targets._network import BayesianNeuralNetwork
+from skksivi.targets._pymc import from_pymc
+from skksivi.targets._stan import from_bridgestan
+from skksivi.targets._toy import Banana, EightGaussians, Multimodal, StudentT, XShaped
 
 __all__ = [
     "Banana",
+    "BayesianLinearRegression",
     "BayesianLogisticRegression",
+    "BayesianMultinomialRegression",
+    "BayesianNeuralNetwork",
     "ConditionedDiffusion",
+    "EightGaussians",
     "Minibatches",
     "Multimodal",
+    "StudentT",
     "Target",
     "XShaped",
+    "from_bridgestan",
+    "from_jax",
+    "from_log_prob",
+    "from_numpyro",
+    "from_pymc",
     "from_rows",
     "from_score_fn",
 ]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from numbers import Integral
 
 import torch
+from sklearn.utils import check_scalar
 from torch import Tensor
 
 from skksivi.targets._base import Target
@@ -43,6 +45,18 @@ class ConditionedDiffusion(Target):
         :math:`b(x) = 10 x (1 - x^2)`, or that over :math:`1 + x^2`, which the public code of the method uses for the
         posterior, not for the observations.
 
+    Attributes
+    ----------
+    path : Tensor of shape (d,)
+        The path that was observed, simulated under the paper's drift from a fixed seed.
+    observations : Tensor of shape (d / 5,)
+        The y_k, with noise of standard deviation 0.1.
+
+    Raises
+    ------
+    TypeError, ValueError
+        `n_features` is not a positive multiple of 5, or `drift` is unknown.
+
     References
     ----------
     Detommaso, G. et al. (2018). A Stein variational Newton method. https://arxiv.org/abs/1806.03085
@@ -56,17 +70,18 @@ class ConditionedDiffusion(Target):
     """
 
     def __init__(self, n_features: int = 100, *, drift: str = "paper") -> None:
-        if n_features < 5 or n_features % 5:
-            raise ValueError(f"`n_features` must be a positive multiple of 5, got {n_features!r}.")
+        if check_scalar(n_features, "n_features", Integral, min_val=5) % 5:
+            raise ValueError(f"`n_features` must be a multiple of 5, got {n_features!r}.")
         if drift not in DRIFTS:
             raise ValueError(f"`drift` must be one of {sorted(DRIFTS)}, got {drift!r}.")
-        self.n_features = n_features
+        self.n_features = int(n_features)
         self.drift = drift
-        self.step = 1 / n_features
-        self._precision = torch.zeros(n_features, dtype=torch.float64)
+        self.step = 1 / self.n_features
+        self.path, self.observations = _simulate(self.n_features, self.step)
+        self._precision = torch.zeros_like(self.path)
         self._precision[4::5] = 0.1**-2
-        self._y = torch.zeros(n_features, dtype=torch.float64)
-        self._y[4::5] = _observations(n_features, self.step)
+        self._y = torch.zeros_like(self.path)
+        self._y[4::5] = self.observations
 
     def log_prob(self, x: Tensor) -> Tensor:
         """Evaluate log p at each row of x (n, d), up to a constant."""
@@ -107,14 +122,21 @@ class ConditionedDiffusion(Target):
         return x - before - self.step * drift(before)
 
 
-def _observations(n_features: int, step: float) -> Tensor:
-    """Simulate a path under the paper's drift and observe every fifth point with sd 0.1."""
+def _simulate(n_features: int, step: float) -> tuple[Tensor, Tensor]:
+    """Return a path under the paper's drift and every fifth point of it observed with sd 0.1.
+
+    In float32 and in this order, as the public code of the method: the numbers are the same to the last bit.
+    """
     drift = DRIFTS["paper"][0]
     generator = torch.Generator().manual_seed(2022)
-    increments = math.sqrt(step) * torch.randn((n_features, 1), generator=generator)
-    x, path = torch.zeros(1), []
+
+    def normal(n: int) -> Tensor:
+        return torch.randn(n, generator=generator, dtype=torch.float32, device="cpu")
+
+    increments = math.sqrt(step) * normal(n_features)
+    x, points = torch.zeros((), dtype=torch.float32, device="cpu"), []
     for dw in increments:
         x = x + step * drift(x) + dw
-        path.append(x)
-    observed = torch.stack(path)[4::5]
-    return (observed + 0.1 * torch.randn(observed.shape, generator=generator)).squeeze(-1).double()
+        points.append(x)
+    path = torch.stack(points)
+    return path.double(), (path[4::5] + 0.1 * normal(n_features // 5)).double()

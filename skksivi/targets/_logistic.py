@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 from sklearn.utils import check_X_y
 from torch import Tensor
 
+from skksivi._arrays import check_sample_weight
 from skksivi.targets._base import Target
 
 
@@ -31,6 +32,8 @@ class BayesianLogisticRegression(Target):
         The alpha > 0 of the prior N(0, I / alpha).
     fit_intercept : bool, default=False
         Whether to put a column of ones before X; its coefficient is then the first.
+    sample_weight : array-like of shape (n_observations,), default=None
+        How often each observation counts.
 
     Raises
     ------
@@ -51,7 +54,13 @@ class BayesianLogisticRegression(Target):
     """
 
     def __init__(
-        self, X: ArrayLike, y: ArrayLike, prior_precision: float = 0.01, *, fit_intercept: bool = False
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        prior_precision: float = 0.01,
+        *,
+        fit_intercept: bool = False,
+        sample_weight: ArrayLike | None = None,
     ) -> None:
         X, y = check_X_y(X, y, dtype=np.float64)
         classes, y = np.unique(y, return_inverse=True)
@@ -67,25 +76,26 @@ class BayesianLogisticRegression(Target):
         self.n_rows = len(X)
         self._X = torch.as_tensor(X)
         self._y = torch.as_tensor(y, dtype=torch.float64)
-        self._weight = 1.0  # of an observation
+        self._weight = 1.0  # of all observations
+        self._w = None if sample_weight is None else torch.as_tensor(check_sample_weight(sample_weight, len(X)))
 
     def subset(self, rows: Tensor) -> BayesianLogisticRegression:
         """Return the posterior of some of the observations, each counted n_rows / len(rows) times."""
         part = copy.copy(self)
         part._X, part._y, part._weight = self._X[rows], self._y[rows], self.n_rows / len(rows)
+        part._w = None if self._w is None else self._w[rows]
         return part
 
     def log_prob(self, beta: Tensor) -> Tensor:
         """Evaluate log p at each row of beta (n, d), up to a constant."""
-        X, y = self._X.to(beta), self._y.to(beta)
-        logits = beta @ X.mT
-        log_likelihood = logits @ y - torch.nn.functional.softplus(logits).sum(-1)
+        X, sign = self._X.to(beta), 2 * self._y.to(beta) - 1
+        log_likelihood = self._weighted(torch.nn.functional.logsigmoid(sign * (beta @ X.mT))).sum(-1)
         return self._weight * log_likelihood - self.prior_precision / 2 * beta.square().sum(-1)
 
     def score_fn(self, beta: Tensor) -> Tensor:
         """Evaluate the gradient of log p at each row of beta (n, d)."""
         X, y = self._X.to(beta), self._y.to(beta)
-        return self._weight * (y - torch.sigmoid(beta @ X.mT)) @ X - self.prior_precision * beta
+        return self._weight * self._weighted(y - torch.sigmoid(beta @ X.mT)) @ X - self.prior_precision * beta
 
     def score_vjp(self, beta: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         """Return the score at beta and its vector-Jacobian product, the map of v (n, d) to J^T v (n, d)."""
@@ -94,9 +104,14 @@ class BayesianLogisticRegression(Target):
 
         def combine(weights: Tensor, prior: Tensor) -> Tensor:
             # X^T W^T is much faster than W X for a tall thin X.
-            return torch.addmm(prior.mT, X.mT, weights.mT, beta=-self.prior_precision, alpha=self._weight).mT
+            W, B = self._weighted(weights).reshape(-1, len(X)), prior.reshape(-1, self.n_features)
+            return torch.addmm(B.mT, X.mT, W.mT, beta=-self.prior_precision, alpha=self._weight).mT.view(prior.shape)
 
         def vjp(v: Tensor) -> Tensor:
             return combine((v @ X.mT).mul_(torch.addcmul(p, p, p, value=-1)).neg_(), v)
 
         return combine(y - p, beta), vjp
+
+    def _weighted(self, terms: Tensor) -> Tensor:
+        """Return the terms (..., n_observations) times the weights of the observations."""
+        return terms if self._w is None else terms * self._w.to(terms)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from skksivi.targets._base import Target
@@ -74,36 +76,53 @@ class Banana(Target):
 
 
 class _GaussianMixture(Target):
-    """A mixture of Gaussians with equal weights; means (k, d), covariances (k, d, d)."""
+    """A mixture of Gaussians with means (k, d), covariances (k, d, d) and relative weights (k,), equal by default."""
 
-    def __init__(self, means: Tensor, covariances: Tensor) -> None:
+    def __init__(self, means: Tensor, covariances: Tensor, weights: Tensor | None = None) -> None:
         self.n_features = means.shape[-1]
-        self._means = means.double()
-        self._roots = torch.linalg.cholesky(covariances.double())
+        self.means = means
+        self.weights = means.new_ones(len(means)) if weights is None else weights
+        self.weights = self.weights / self.weights.sum()
+        self._roots = torch.linalg.cholesky(covariances)
         self._precisions = torch.cholesky_inverse(self._roots)
+        log_determinants = 2 * self._roots.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        self._log_heights = self.weights.log() - (log_determinants + self.n_features * math.log(2 * math.pi)) / 2
 
     def log_prob(self, x: Tensor) -> Tensor:
         """Evaluate log p at each row of x (n, d), normalised."""
-        return self._component_log_prob(x)[0].logsumexp(0) - math.log(len(self._means))
+        return self._components(x)[0].logsumexp(-2)
 
     def score_fn(self, x: Tensor) -> Tensor:
         """Evaluate the gradient of log p at each row of x (n, d)."""
-        log_probs, scores = self._component_log_prob(x)
-        return (log_probs.softmax(0).unsqueeze(-1) * scores).sum(0)
+        log_probs, scores = self._components(x)
+        return (log_probs.softmax(-2).unsqueeze(-1) * scores).sum(-3)
+
+    def score_vjp(self, x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        """Return the score at x and the product with its symmetric Jacobian."""
+        log_probs, scores = self._components(x)
+        shares, precisions = log_probs.softmax(-2).unsqueeze(-1), self._precisions.to(x)
+        s = (shares * scores).sum(-3)
+        deviations = scores - s.unsqueeze(-3)
+
+        def vjp(v: Tensor) -> Tensor:
+            v = v.unsqueeze(-3)
+            along = (deviations * v).sum(-1, keepdim=True)
+            return (shares * (along * deviations - v @ precisions)).sum(-3)
+
+        return s, vjp
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         """Draw n exact samples, shape (n, d)."""
-        component = torch.randint(len(self._means), (n,), generator=generator, device=generator.device)
         xi = torch.randn(n, self.n_features, generator=generator, dtype=torch.float64, device=generator.device)
-        return self._means[component] + (self._roots[component] @ xi.unsqueeze(-1)).squeeze(-1)
+        u = torch.rand(n, generator=generator, dtype=torch.float64, device=generator.device)
+        k = torch.searchsorted(self.weights.to(u).cumsum(0)[:-1], u)
+        return self.means.to(xi)[k] + (self._roots.to(xi)[k] @ xi.unsqueeze(-1)).squeeze(-1)
 
-    def _component_log_prob(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return log N(x; mean_k, covariance_k), shape (k, n), and its gradient, shape (k, n, d)."""
-        centred = x - self._means.to(x).unsqueeze(-2)
+    def _components(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return log w_k N(x; mean_k, covariance_k), shape (..., k, n), and its gradient, shape (..., k, n, d)."""
+        centred = x.unsqueeze(-3) - self.means.to(x).unsqueeze(-2)
         scores = -centred @ self._precisions.to(x)
-        log_determinant = 2 * self._roots.diagonal(dim1=-2, dim2=-1).log().sum(-1, keepdim=True).to(x)
-        log_normaliser = log_determinant + self.n_features * math.log(2 * math.pi)
-        return ((scores * centred).sum(-1) - log_normaliser) / 2, scores
+        return (scores * centred).sum(-1) / 2 + self._log_heights.to(x).unsqueeze(-1), scores
 
 
 class Multimodal(_GaussianMixture):
@@ -122,7 +141,8 @@ class Multimodal(_GaussianMixture):
     """
 
     def __init__(self) -> None:
-        super().__init__(torch.tensor([[-2.0, 0.0], [2.0, 0.0]], dtype=torch.float64), torch.eye(2).expand(2, 2, 2))
+        means = torch.tensor([[-2.0, 0.0], [2.0, 0.0]], dtype=torch.float64)
+        super().__init__(means, torch.eye(2, dtype=torch.float64).expand(2, 2, 2))
 
 
 class XShaped(_GaussianMixture):
@@ -142,5 +162,153 @@ class XShaped(_GaussianMixture):
 
     def __init__(self) -> None:
         arm = torch.tensor([[2.0, 1.8], [1.8, 2.0]], dtype=torch.float64)
-        flip = torch.tensor([[1.0, -1.0], [-1.0, 1.0]])
-        super().__init__(torch.zeros(2, 2), torch.stack([arm, arm * flip]))
+        flip = torch.tensor([[1.0, -1.0], [-1.0, 1.0]], dtype=torch.float64)
+        super().__init__(torch.zeros(2, 2, dtype=torch.float64), torch.stack([arm, arm * flip]))
+
+
+class EightGaussians(_GaussianMixture):
+    r"""Eight Gaussians on a circle, :math:`\sum_{i=1}^8 w_i N(\mu_i, \sigma^2 I)`.
+
+    .. math:: \mu_i = c + r \, (\cos(i \pi / 4), \sin(i \pi / 4))
+
+    By default the paper's. Its modes lie alike around the origin, so that a start there finds all of them with equal
+    weights by symmetry alone; a shift or unequal weights make it a test.
+
+    Parameters
+    ----------
+    radius : float, default=10.0
+        The r > 0 of the formula.
+    scale : float, default=1.0
+        Standard deviation :math:`\sigma > 0` of each Gaussian.
+    shift : float or array-like of shape (2,), default=0.0
+        The centre c; one number stands for both coordinates.
+    weights : array-like of shape (8,), default=None
+        Positive numbers proportional to the :math:`w_i`, i = 1, ..., 8; equal by default.
+
+    Attributes
+    ----------
+    means : Tensor of shape (8, 2)
+    weights : Tensor of shape (8,)
+        They sum to one.
+
+    Raises
+    ------
+    ValueError
+        A parameter is out of its range or of another shape.
+
+    References
+    ----------
+    Yu, L. et al. A kernel approach for semi-implicit variational inference, section on hierarchical KSIVI.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from skksivi.targets import EightGaussians
+    >>> EightGaussians(shift=5.0).sample(3, torch.Generator()).shape
+    torch.Size([3, 2])
+    """
+
+    def __init__(
+        self,
+        *,
+        radius: float = 10.0,
+        scale: float = 1.0,
+        shift: ArrayLike = 0.0,
+        weights: ArrayLike | None = None,
+    ) -> None:
+        for name, value in (("radius", radius), ("scale", scale)):
+            if not 0 < value < math.inf:
+                raise ValueError(f"`{name}` must be positive and finite, got {value!r}.")
+        centre = np.asarray(shift, dtype=np.float64)
+        if centre.shape not in ((), (2,)) or not np.isfinite(centre).all():
+            raise ValueError(f"`shift` must be a finite number or a pair of them, got {shift!r}.")
+        w = np.ones(8) if weights is None else np.asarray(weights, dtype=np.float64)
+        if w.shape != (8,) or not ((w > 0) & np.isfinite(w)).all():
+            raise ValueError(f"`weights` must be eight positive numbers, got {weights!r}.")
+        angles = np.arange(1, 9) * np.pi / 4
+        means = centre + radius * np.column_stack([np.cos(angles), np.sin(angles)])
+        covariance = scale**2 * torch.eye(2, dtype=torch.float64)
+        super().__init__(torch.as_tensor(means), covariance.expand(8, 2, 2), torch.as_tensor(w))
+
+
+class StudentT(Target):
+    r"""Two independent Student's t under a linear map, :math:`x = A z` with :math:`z_i \sim t_\nu`.
+
+    .. math:: \log p(x) = -\frac{\nu + 1}{2} \sum_{i=1}^2 \log(1 + z_i^2 / \nu) + \mathrm{const}, \qquad z = A^{-1} x
+
+    with :math:`A = M^{-1} / \det M^{-1}`, :math:`M = S S^\top` and the entries of S the first four uniform numbers on
+    (-1, 1) of numpy's RandomState(50): A = [[.2822, -.1180], [-.1180, .2959]]. With :math:`\nu \le 2` it has no
+    covariance.
+
+    Parameters
+    ----------
+    df : float, default=2.0
+        The degrees of freedom :math:`\nu > 0`.
+
+    Attributes
+    ----------
+    A : Tensor of shape (2, 2)
+        Symmetric.
+
+    Raises
+    ------
+    ValueError
+        `df` is not positive and finite.
+
+    References
+    ----------
+    Li, L. et al. (2023). Sampling with mollified interaction energy descent. https://arxiv.org/abs/2210.13400
+
+    Examples
+    --------
+    >>> import torch
+    >>> from skksivi.targets import StudentT
+    >>> StudentT().score_fn(torch.zeros(1, 2)).abs()
+    tensor([[0., 0.]])
+    """
+
+    n_features = 2
+
+    def __init__(self, df: float = 2.0) -> None:
+        if not 0 < df < math.inf:
+            raise ValueError(f"`df` must be positive and finite, got {df!r}.")
+        self.df = float(df)
+        S = np.random.RandomState(50).uniform(-1, 1, (2, 2))
+        (a, c), (_, b) = S @ S.T
+        self.A = torch.tensor([[b, -c], [-c, a]], dtype=torch.float64)
+        self._inverse = torch.linalg.inv(self.A)
+        log_t = math.lgamma((df + 1) / 2) - math.lgamma(df / 2) - math.log(df * math.pi) / 2
+        self._log_height = 2 * log_t - math.log(a * b - c * c)
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        """Evaluate log p at each row of x (n, 2), normalised."""
+        _, hypotenuse = self._triangle(x)
+        return self._log_height - (self.df + 1) * hypotenuse.log().sum(-1)
+
+    def score_fn(self, x: Tensor) -> Tensor:
+        """Evaluate the gradient of log p at each row of x (n, 2)."""
+        leg, hypotenuse = self._triangle(x)
+        slope = -(self.df + 1) / math.sqrt(self.df) * (leg / hypotenuse) / hypotenuse
+        return slope @ self._inverse.to(x)
+
+    def score_vjp(self, x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        """Return the score at x and the product with its symmetric Jacobian."""
+        leg, hypotenuse = self._triangle(x)
+        sin, cos, inverse = leg / hypotenuse, 1 / hypotenuse, self._inverse.to(x)
+        bend = -(self.df + 1) / self.df * cos.square() * (cos - sin) * (cos + sin)
+
+        def vjp(v: Tensor) -> Tensor:
+            return (bend * (v @ inverse)) @ inverse
+
+        return (-(self.df + 1) / math.sqrt(self.df) * sin * cos) @ inverse, vjp
+
+    def sample(self, n: int, generator: torch.Generator) -> Tensor:
+        """Draw n exact samples, shape (n, 2), by the polar method of Bailey (1994)."""
+        u = torch.rand(2, n, 2, generator=generator, dtype=torch.float64, device=generator.device)
+        r = (self.df * torch.expm1(-2 / self.df * torch.log1p(-u[0]))).sqrt()
+        return (r * torch.cos(2 * math.pi * u[1])) @ self.A.to(u)
+
+    def _triangle(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return t = z / sqrt(df) and (1 + t^2)^(1/2), whose quotients stay finite where t^2 would not."""
+        t = x @ self._inverse.to(x) / math.sqrt(self.df)
+        return t, torch.hypot(t, torch.ones_like(t))

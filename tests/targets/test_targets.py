@@ -1,57 +1,111 @@
 """The contract of every target."""
 
+import math
+import pickle
+
 import numpy as np
 import pytest
+import scipy.stats
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.functional import logsigmoid
 
+from skksivi._score import autograd_pullback
 from skksivi.targets import (
     Banana,
     BayesianLogisticRegression,
+    BayesianNeuralNetwork,
     ConditionedDiffusion,
+    EightGaussians,
     Multimodal,
+    StudentT,
     Target,
     XShaped,
+    _network,
     from_score_fn,
 )
 
 rng = np.random.RandomState(0)
 X, y = rng.normal(size=(30, 3)), rng.randint(2, size=30)
-TARGETS = [
-    Banana(),
-    Multimodal(),
-    XShaped(),
-    BayesianLogisticRegression(X, y, fit_intercept=True),
-    ConditionedDiffusion(10),
-    ConditionedDiffusion(10, drift="bounded"),
-]
-EXACT = [target for target in TARGETS if hasattr(target, "sample")]
+UNEQUAL = [0.3, 0.2, 0.15, 0.1, 0.1, 0.05, 0.05, 0.05]
+
+# Three observations of one input, and two hidden units: few enough for draws of the prior to be thinned.
+X_LINE, Y_LINE = np.array([[-3.0], [0.0], [9.0]]), np.array([5.0, 4.0, 9.0])
+NOISE, HYPERPRIOR = 2.0, (2.0, 1.0)
+
+TARGETS = {
+    "banana": Banana(),
+    "multimodal": Multimodal(),
+    "x-shaped": XShaped(),
+    "eight Gaussians": EightGaussians(),
+    "eight shifted, unequal": EightGaussians(radius=4.0, scale=0.7, shift=[3.0, -1.0], weights=UNEQUAL),
+    "student": StudentT(),
+    "student, df=5.5": StudentT(5.5),
+    "logistic": BayesianLogisticRegression(X[:6], y[:6], prior_precision=1.0, fit_intercept=True),
+    "diffusion": ConditionedDiffusion(10),
+    "diffusion, bounded": ConditionedDiffusion(10, drift="bounded"),
+    "network": BayesianNeuralNetwork(X_LINE, Y_LINE, n_hidden=2, noise_precision=NOISE / Y_LINE.var()),
+    "network, gamma": BayesianNeuralNetwork(X_LINE, Y_LINE, n_hidden=2, hyperprior=HYPERPRIOR),
+}
+SAMPLED = [name for name, target in TARGETS.items() if hasattr(target, "sample")]
+WITH_PRODUCT = [name for name, target in TARGETS.items() if target.score_vjp]
 
 
-@pytest.fixture(params=TARGETS, ids=lambda target: type(target).__name__)
+@pytest.fixture(params=TARGETS)
 def target(request):
-    return request.param
+    return TARGETS[request.param]
 
 
-@pytest.fixture(params=EXACT, ids=lambda target: type(target).__name__)
-def exact(request):
-    return request.param
+@pytest.fixture(params=SAMPLED)
+def sampled(request):
+    return TARGETS[request.param]
+
+
+@pytest.fixture(params=WITH_PRODUCT)
+def with_product(request):
+    return TARGETS[request.param]
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
 
 
 def points(target, dtype=torch.float64, n=7):
-    return 2 * torch.randn(n, target.n_features, generator=torch.Generator().manual_seed(0), dtype=dtype)
+    return 2 * torch.randn(n, target.n_features, generator=generator(), dtype=dtype)
+
+
+def close(actual, expected, tolerance=1e-10):
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+# Scores, Jacobians and shapes
 
 
 def test_score_is_the_gradient_of_log_prob(target):
     x = points(target)
-    torch.testing.assert_close(target.score_fn(x), Target.score_fn(target, x), rtol=1e-10, atol=1e-10)
+    close(target.score_fn(x), Target.score_fn(target, x))
 
 
 def test_jacobian_of_the_score_is_symmetric_and_right(target):
     x = points(target, n=1)[0]
     J = torch.autograd.functional.jacobian(lambda a: target.score_fn(a[None])[0], x)
     H = torch.autograd.functional.hessian(lambda a: target.log_prob(a[None])[0], x)
-    torch.testing.assert_close(J, H, rtol=1e-9, atol=1e-9)
+    close(J, H, 1e-9)
     torch.testing.assert_close(J, J.mT)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_score_vjp_equals_autograd(with_product, dtype):
+    x = points(with_product, dtype)
+    expected, pull = autograd_pullback(with_product.score_fn, x)
+    product = pull(x.flip(0))
+    s, vjp = with_product.score_vjp(x)
+    assert s.dtype == vjp(x).dtype == dtype
+    tolerance = 1e-10 if dtype == torch.float64 else 1e-4
+    for _ in range(2):  # the second finds nothing overwritten
+        close(vjp(x.flip(0)), product, tolerance)
+    close(s, expected, tolerance)
 
 
 def test_rows_are_independent(target):
@@ -60,19 +114,54 @@ def test_rows_are_independent(target):
     torch.testing.assert_close(target.log_prob(x)[2:3], target.log_prob(x[2:3]))
 
 
+def batch(target, shape):
+    """Points of which the memory is not in the order of the axes."""
+    return torch.randn(target.n_features, *shape, generator=generator(), dtype=torch.float64).movedim(0, -1)
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (2, 3, 2), (0,)])
+def test_leading_axes_are_batches(target, shape):
+    x = batch(target, shape)
+    rows = x.reshape(-1, target.n_features)
+    close(target.log_prob(x), target.log_prob(rows).view(shape))
+    close(target.score_fn(x), target.score_fn(rows).view(x.shape))
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (2, 3, 2), (0,)])
+def test_leading_axes_of_products_are_batches(with_product, shape):
+    x = batch(with_product, shape)
+    rows = x.reshape(-1, with_product.n_features)
+    (s, vjp), (s_rows, vjp_rows) = with_product.score_vjp(x), with_product.score_vjp(rows)
+    close(s, s_rows.view(x.shape))
+    close(vjp(x.flip(-1)), vjp_rows(rows.flip(-1)).view(x.shape))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_type_follows_the_input_and_single_agrees_with_double(target, dtype):
     x = points(target, dtype)
     for moved in (target, target.to(dtype=dtype), target.to(dtype=torch.float32)):
         s = moved.score_fn(x)
-        assert s.dtype == dtype
-        torch.testing.assert_close(s.double(), target.score_fn(x.double()), rtol=1e-4, atol=1e-4)
+        assert s.dtype == moved.log_prob(x).dtype == dtype
+        close(s.double(), target.score_fn(x.double()), 1e-4)
+
+
+def test_half_precision_comes_back_as_such(target):
+    x = points(target, torch.bfloat16) / 4
+    assert target.log_prob(x).dtype == target.score_fn(x).dtype == torch.bfloat16
+    expected = target.score_fn(x.double())
+    error = (target.score_fn(x).double() - expected).norm() / expected.norm()
+    assert error < 0.1  # a bfloat16 has eight bits
 
 
 def test_moving_leaves_the_original_alone(target):
     before = target.score_fn(points(target))
     target.to(dtype=torch.float32)
-    torch.testing.assert_close(target.score_fn(points(target)), before, rtol=0, atol=0)
+    close(target.score_fn(points(target)), before, 0)
+
+
+def test_targets_can_be_sent_to_other_processes(target):
+    x = points(target)
+    close(pickle.loads(pickle.dumps(target)).score_fn(x), target.score_fn(x), 0)  # noqa: S301
 
 
 def test_scikit_learn_sees_something_it_can_split_but_not_convert_or_call(target):
@@ -84,35 +173,253 @@ def test_scikit_learn_sees_something_it_can_split_but_not_convert_or_call(target
         np.asarray(target)
 
 
-def test_exact_draws_satisfy_the_stein_identities(exact):
-    """E[s] = 0 and E[s_i x_j] = -delta_ij, within 4 standard errors."""
-    x = exact.sample(50_000, torch.Generator().manual_seed(1))
-    s = exact.score_fn(x)
-    products = s[:, :, None] * x[:, None, :] + torch.eye(exact.n_features)
-    for values in (s, products):
-        z = values.mean(0) / values.std(0) * len(values) ** 0.5
+def test_scores_and_their_slopes_are_finite_far_out(target):
+    x = 1e3 * points(target)
+    if target is TARGETS["network, gamma"]:
+        x[:, -2:] /= 1e3  # logarithms of precisions
+    s = target.score_fn(x.requires_grad_())
+    (g,) = torch.autograd.grad(s.sum(), x)
+    assert s.isfinite().all()
+    assert g.isfinite().all()
+    if target.score_vjp:
+        assert target.score_vjp(x.detach())[1](torch.ones_like(x)).isfinite().all()
+
+
+# Exact draws. Those of a posterior are draws of its prior, kept with a probability in proportion to the likelihood,
+# both written here a second time.
+
+
+def kept(x, log_likelihood, seed=9):
+    return x[torch.rand(len(x), generator=generator(seed), dtype=torch.float64).log() < log_likelihood]
+
+
+def normal(*shape, seed=1):
+    return torch.randn(*shape, generator=generator(seed), dtype=torch.float64)
+
+
+def logistic_draws():
+    beta = normal(3_000_000, 4)
+    rows = torch.as_tensor(np.column_stack([np.ones(6), X[:6]]))
+    return kept(beta, logsigmoid((beta @ rows.T) * torch.as_tensor(2 * y[:6] - 1)).sum(1))
+
+
+def published_observations(d):
+    """Take the path and the observations from torch's global stream, seeded by 2022."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(2022)
+        increments = torch.randn((d, 1))
+        x, path, dt = torch.zeros(1), [], 1 / d
+        for k in range(d):
+            x = x + 10 * x * (1 - x**2) * dt + increments[k] * np.sqrt(dt)
+            path.append(x)
+        observed = torch.stack(path)[4::5]
+        return (observed + 0.1 * torch.randn_like(observed))[:, 0]
+
+
+def diffusion_draws(drift, d=10, variance=0.1**2):
+    """Draw paths forward; a point that is observed is drawn given its observation, at the price of the probability of
+    that, given the path before.
+    """
+    g, dt, observations = generator(2), 1 / d, published_observations(d).double()
+    path = torch.zeros(1_500_000, 1, dtype=torch.float64)
+    for k in range(1, d + 1):
+        mean, spread = path[:, -1] + drift(path[:, -1]) * dt, dt
+        if k % 5 == 0:
+            observation = observations[k // 5 - 1]
+            is_kept = torch.rand(len(mean), generator=g).log() < -((observation - mean) ** 2) / 2 / (dt + variance)
+            path, mean = path[is_kept], mean[is_kept]
+            mean = (variance * mean + dt * observation) / (variance + dt)
+            spread = variance * dt / (variance + dt)
+        x = mean + spread**0.5 * torch.randn(len(mean), generator=g, dtype=torch.float64)
+        path = torch.cat([path, x[:, None]], 1)
+    return path[:, 1:]
+
+
+def network_draws(lam, gamma, theta):
+    """Thin draws of networks, laid out as W, b_1, w, b_2, by exp(-gamma / 2 squared error)."""
+    x, t = (torch.as_tensor((a - a.mean()) / a.std()) for a in (X_LINE[:, 0], Y_LINE))
+    W, b_1, w, b_2 = (theta / lam**0.5).split([2, 2, 2, 1], 1)
+    error = sum((t[i] - b_2[:, 0] - ((W * x[i] + b_1).relu() * w).sum(1)) ** 2 for i in range(3))
+    log_precisions = [a.log() for a in (lam, gamma) if a.shape == (len(theta), 1)]
+    return kept(torch.cat([W, b_1, w, b_2, *log_precisions], 1), -gamma.flatten() / 2 * error)
+
+
+def network_gamma_draws():
+    """The likelihood's gamma^(n/2) belongs to the proposal: Gamma(a + n/2, b) is that of gamma."""
+    (a, b), n = HYPERPRIOR, 2_000_000
+    random_state = np.random.RandomState(3)
+    lam, gamma = (torch.as_tensor(random_state.gamma(shape, 1 / b, (n, 1))) for shape in (a, a + 3 / 2))
+    return network_draws(lam, gamma, normal(n, 7))
+
+
+EXACT_DRAWS = {
+    **{name: lambda name=name: TARGETS[name].sample(50_000, generator(1)) for name in SAMPLED},
+    "logistic": logistic_draws,
+    "diffusion": lambda: diffusion_draws(lambda x: 10 * x * (1 - x**2)),
+    "diffusion, bounded": lambda: diffusion_draws(lambda x: 10 * x * (1 - x**2) / (1 + x**2)),
+    "network": lambda: network_draws(torch.ones(1), torch.tensor([NOISE]), normal(500_000, 7)),
+    "network, gamma": network_gamma_draws,
+}
+
+
+@pytest.mark.parametrize("name", EXACT_DRAWS)
+def test_exact_draws_satisfy_the_stein_identities(name):
+    """E[s] = 0 and E[s_i f_j] = -E[d_i f_j], within 4 standard errors: with f the identity, where there is a
+    covariance, and with a bounded f.
+    """
+    x = EXACT_DRAWS[name]()[:50_000]
+    assert len(x) > 10_000
+    s, d = TARGETS[name].score_fn(x), x.shape[1]
+    scaled = (x - x.median(0).values) / x.abs().median(0).values
+    functions = [(scaled.atan(), 1 / (1 + scaled.square()) / x.abs().median(0).values)]
+    if name != "student":
+        functions.append((x - x.mean(0), torch.ones_like(x)))
+    identities = [s] + [s[:, :, None] * f[:, None, :] + slope[:, None, :] * torch.eye(d) for f, slope in functions]
+    for values in identities:
+        z = values.mean(0) / values.std(0) * len(x) ** 0.5
         assert z.abs().max() < 4
 
 
-def test_exact_targets_are_normalised(exact):
-    """Importance sampling from a wide Gaussian estimates the integral of p."""
-    proposal = torch.distributions.MultivariateNormal(torch.tensor([0.0, 1.0]).double(), 16 * torch.eye(2).double())
-    x = proposal.mean + 4 * torch.randn(200_000, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    w = (exact.log_prob(x) - proposal.log_prob(x)).exp()
-    assert abs(w.mean() - 1) < 4 * w.std() / len(w) ** 0.5
+def test_samplers_draw_from_their_generator_alone(sampled):
+    before = torch.random.get_rng_state()
+    first, again = (sampled.sample(5, generator(7)) for _ in range(2))
+    assert first.shape == (5, sampled.n_features)
+    assert first.dtype == torch.float64
+    close(first, again, 0)
+    close(sampled.to(dtype=torch.float32).sample(5, generator(7)), first, 1e-5)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert sampled.sample(0, generator()).shape == (0, sampled.n_features)
 
 
-def test_scores_are_finite_far_out(target):
-    assert target.score_fn(1e3 * points(target)).isfinite().all()
-    x = (1e3 * points(target)).requires_grad_()
-    (g,) = torch.autograd.grad(target.score_fn(x).sum(), x)
-    assert g.isfinite().all()
+def test_exact_targets_are_normalised(sampled):
+    """Importance sampling from a wide bivariate Cauchy, over which the density is bounded, estimates its integral."""
+    u = torch.rand(2, 400_000, generator=generator(), dtype=torch.float64)
+    r, angle = 5 * (1 / u[0].square() - 1).sqrt(), 2 * math.pi * u[1]
+    x = torch.stack([r * angle.cos(), r * angle.sin()], 1)
+    proposal = (1 + (r / 5).square()).pow(-1.5) / (2 * math.pi * 25)
+    w = sampled.log_prob(x).exp() / proposal
+    assert abs(w.mean() - 1) < 4 * w.std() / len(w) ** 0.5 < 0.1
+
+
+# Toys
 
 
 def test_the_banana_opens_upward_at_one():
-    x = Banana().sample(20_000, torch.Generator().manual_seed(0))
+    x = Banana().sample(20_000, generator())
     assert x[:, 1].mean() == pytest.approx(2, abs=0.1)
     assert torch.corrcoef(torch.stack([x[:, 0].square(), x[:, 1]]))[0, 1] > 0.7
+
+
+def test_student_has_the_paper_s_map_and_independent_t():
+    A = np.array([[0.2822, -0.1180], [-0.1180, 0.2959]])
+    np.testing.assert_allclose(StudentT().A, A, atol=5e-5)
+    target = StudentT(3.0)
+    x = points(target) * torch.logspace(-3, 6, 7, dtype=torch.float64)[:, None]
+    z = np.linalg.solve(target.A.numpy(), x.numpy().T).T
+    expected = scipy.stats.t(3.0).logpdf(z).sum(1) - np.log(np.linalg.det(target.A))
+    np.testing.assert_allclose(target.log_prob(x), expected, rtol=1e-10)
+    z = np.linalg.solve(target.A.numpy(), target.sample(50_000, generator()).numpy().T)
+    for row in z:
+        assert scipy.stats.kstest(row, scipy.stats.t(3.0).cdf).pvalue > 1e-3
+
+
+FAR = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [-1.0, 2.0], [-3.0, -1.0]])
+
+
+@pytest.mark.parametrize("name", ["multimodal", "x-shaped", "eight Gaussians", "eight shifted, unequal", "student"])
+@pytest.mark.parametrize("distance", [1e4, 1e8])
+def test_single_precision_is_right_very_far_out(name, distance):
+    """Scores of mixtures and heavy tails in float32; slopes are never NaN."""
+    target, x = TARGETS[name], distance * FAR
+    s, pull = autograd_pullback(target.score_fn, x)
+    expected = target.score_fn(x.double())
+    assert ((s - expected).norm(dim=1) < 1e-4 * expected.norm(dim=1)).all()
+    assert pull(torch.ones_like(x)).isfinite().all()
+    assert target.score_vjp(x)[1](torch.ones_like(x)).isfinite().all()
+    assert target.log_prob(x).isfinite().all()
+
+
+def test_student_in_single_precision_has_the_right_slopes_far_out():
+    target, x = StudentT(), 1e8 * FAR
+    _, pull = target.score_vjp(x)
+    _, expected = target.score_vjp(x.double())
+    close(pull(FAR).double() * 1e16, expected(FAR.double()) * 1e16, 1e-3)  # slopes are of the size 1e-16
+
+
+def test_eight_gaussians_stand_where_the_paper_has_them():
+    i = torch.arange(1, 9) * math.pi / 4
+    close(EightGaussians().means, 10 * torch.stack([i.cos(), i.sin()], 1).double(), 1e-5)
+    ring = TARGETS["eight shifted, unequal"]
+    close(ring.means.mean(0), torch.tensor([3.0, -1.0]).double())
+    n = 50_000
+    shares = torch.bincount(torch.cdist(ring.sample(n, generator()), ring.means).argmin(1)) / n
+    w = torch.tensor(UNEQUAL, dtype=torch.float64)
+    assert ((shares - w).abs() < 4 * (w * (1 - w) / n).sqrt()).all()
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    radius=st.floats(0.1, 100),
+    scale=st.floats(0.1, 10),
+    shift=st.tuples(st.floats(-100, 100), st.floats(-100, 100)),
+    total=st.floats(0.1, 10),
+)
+def test_eight_gaussians_in_other_units_are_the_same(radius, scale, shift, total):
+    """With x = c + s u the ring of radius r / s in u has the score s s_x, and weights count by their ratios."""
+    w = np.array(UNEQUAL)
+    ring = EightGaussians(radius=radius, scale=scale, shift=shift, weights=total * w)
+    unit = EightGaussians(radius=radius / scale, weights=w)
+    u = points(unit)
+    x = torch.tensor(shift, dtype=torch.float64) + scale * u
+    close(scale * ring.score_fn(x), unit.score_fn(u), 1e-6)
+    close(ring.log_prob(x) + 2 * math.log(scale), unit.log_prob(u), 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: EightGaussians(radius=0.0), "`radius`"),
+        (lambda: EightGaussians(scale=-1.0), "`scale`"),
+        (lambda: EightGaussians(shift=[1.0, 2.0, 3.0]), "`shift`"),
+        (lambda: EightGaussians(shift=math.nan), "`shift`"),
+        (lambda: EightGaussians(weights=[1.0] * 7), "`weights`"),
+        (lambda: EightGaussians(weights=[0.0] + [1.0] * 7), "`weights`"),
+        (lambda: StudentT(0.0), "`df`"),
+        (lambda: StudentT(math.inf), "`df`"),
+        (lambda: ConditionedDiffusion(12), "multiple of 5"),
+        (lambda: ConditionedDiffusion(0), "n_features"),
+        (lambda: ConditionedDiffusion(drift="other"), "`drift`"),
+    ],
+)
+def test_a_setting_out_of_range_is_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+# Diffusion
+
+
+@pytest.mark.parametrize("d", [10, 50, 100, 200])
+def test_the_observations_are_the_published_ones_bit_for_bit(d):
+    before = torch.random.get_rng_state()
+    target = ConditionedDiffusion(d)
+    assert torch.equal(target.observations, published_observations(d).double())
+    assert torch.equal(ConditionedDiffusion(d, drift="bounded").observations, target.observations)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_the_observations_do_not_depend_on_the_default_type():
+    before = ConditionedDiffusion(50)
+    torch.set_default_dtype(torch.float64)
+    try:
+        after = ConditionedDiffusion(50)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(before.observations, after.observations)
+    assert torch.equal(before.path, after.path)
+
+
+# Logistic regression
 
 
 def test_logistic_regression_adds_its_intercept_only_when_asked():
@@ -137,6 +444,141 @@ def test_logistic_regression_takes_any_two_labels():
 def test_logistic_regression_refuses(arguments, message):
     with pytest.raises(ValueError, match=message):
         BayesianLogisticRegression(*arguments)
+
+
+# Networks
+
+OUTPUT = X[:, 0] ** 2 + X[:, 1] + 0.1 * rng.normal(size=30)
+DRAWS = rng.normal(size=(20, 21))
+
+
+def network(X=X, y=OUTPUT, **settings):
+    return BayesianNeuralNetwork(X, y, n_hidden=4, **settings)
+
+
+@pytest.mark.parametrize(("p", "d"), [(13, 751), (8, 501), (4, 301), (11, 651), (6, 401), (9, 551)])
+def test_a_network_has_the_parameters_of_the_paper_s(p, d):
+    data = rng.normal(size=(10, p)), rng.normal(size=10)
+    assert BayesianNeuralNetwork(*data).n_features == d
+    assert BayesianNeuralNetwork(*data, hyperprior=(1.0, 0.1)).n_features == d + 2
+
+
+@pytest.mark.parametrize("settings", [{"noise_precision": 4.0}, {"noise_precision": 4.0, "units": "legacy"}])
+def test_other_units_of_the_data_change_nothing_but_the_units(settings):
+    """With y' = c y + e the noise precision is 1 / c^2 of itself, and densities are 1 / c of themselves."""
+    c, X_, y_ = 100.0, X * [1, 10, 1e-3] + [0, 5, -7], 100.0 * OUTPUT + 3
+    one, other = network(**settings), network(X_, y_, **{**settings, "noise_precision": 4.0 / c**2})
+    theta = torch.as_tensor(DRAWS)
+    if settings.get("units") != "legacy":
+        close(other.score_fn(theta), one.score_fn(theta), 1e-9)
+    np.testing.assert_allclose(other.predict(DRAWS, X_), c * one.predict(DRAWS, X) + 3)
+    np.testing.assert_allclose(other.predictive_sd(DRAWS, X_), c * one.predictive_sd(DRAWS, X))
+    assert other.rmse(DRAWS, X_, y_) == pytest.approx(c * one.rmse(DRAWS, X, OUTPUT))
+    assert other.nll(DRAWS, X_, y_) == pytest.approx(one.nll(DRAWS, X, OUTPUT) + math.log(c))
+
+
+def test_legacy_units_apply_the_precision_of_y_to_the_standardised_y():
+    theta, noise = torch.as_tensor(DRAWS), 4.0
+    legacy, right = network(noise_precision=noise, units="legacy"), network(noise_precision=noise)
+    close(legacy.score_fn(theta), network(noise_precision=noise / OUTPUT.var()).score_fn(theta))
+    assert legacy.nll(DRAWS, X, OUTPUT) == right.nll(DRAWS, X, OUTPUT)
+
+
+def test_the_noise_precision_may_be_set_anew():
+    target, theta = network(), torch.as_tensor(DRAWS)
+    close(target.score_fn(theta), network(noise_precision=10 / OUTPUT.var()).score_fn(theta))
+    target.noise_precision = 3.0
+    close(target.score_fn(theta), network(noise_precision=3.0).score_fn(theta))
+    assert target.nll(DRAWS, X, OUTPUT) == network(noise_precision=3.0).nll(DRAWS, X, OUTPUT)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [network(), network(hyperprior=(1.0, 0.1)), BayesianLogisticRegression(X, y)],
+    ids=["network", "network, gamma", "logistic"],
+)
+def test_subsets_are_unbiased(target):
+    """The mean of log p, score and product over all single observations is that of all of the data."""
+    x = points(target)
+    parts = [target.subset(torch.tensor([i])) for i in range(30)]
+    close(torch.stack([part.log_prob(x) for part in parts]).mean(0), target.log_prob(x))
+    close(torch.stack([part.score_fn(x) for part in parts]).mean(0), target.score_fn(x))
+    products = [part.score_vjp(x)[1](x.flip(0)) for part in parts]
+    close(torch.stack(products).mean(0), target.score_vjp(x)[1](x.flip(0)))
+
+
+def test_parts_join_without_a_seam(monkeypatch):
+    target, theta = network(hyperprior=(1.0, 0.1)), points(network(hyperprior=(1.0, 0.1)))
+    whole = target.log_prob(theta), *(f(theta) for f in target.score_vjp(theta)[1:]), target.outputs(theta, X)
+    monkeypatch.setattr(_network, "PART", 2 * 30 * 4)  # two draws at a time
+    parts = target.log_prob(theta), *(f(theta) for f in target.score_vjp(theta)[1:]), target.outputs(theta, X)
+    for a, b in zip(whole, parts, strict=True):
+        close(torch.as_tensor(b), torch.as_tensor(a))
+
+
+@pytest.mark.parametrize("hyperprior", [None, (1.0, 0.1)])
+def test_the_predictive_density_is_the_mixture_over_draws(hyperprior):
+    target = network(hyperprior=hyperprior)
+    draws = DRAWS if hyperprior is None else np.column_stack([DRAWS, rng.normal(size=(20, 2))])
+    W, b_1, w, b_2 = np.split(DRAWS, [12, 16, 20], 1)
+    inputs = (X - X.mean(0)) / X.std(0)
+    hidden = np.maximum(0, inputs @ W.reshape(20, 3, 4) + b_1[:, None])
+    f = OUTPUT.mean() + OUTPUT.std() * ((hidden @ w[:, :, None])[:, :, 0] + b_2)
+    sd = (
+        np.full((20, 1), OUTPUT.std() * 0.1**0.5) if hyperprior is None else OUTPUT.std() * np.exp(-draws[:, -1:] / 2)
+    )
+    np.testing.assert_allclose(target.outputs(draws, X), f)
+    np.testing.assert_allclose(target.predict(draws, X), f.mean(0))
+    np.testing.assert_allclose(target.predictive_sd(draws, X) ** 2, f.var(0) + (sd**2).mean())
+    density = scipy.stats.norm(f, sd).pdf(OUTPUT).mean(0)
+    np.testing.assert_allclose(target.log_predictive(draws, X, OUTPUT), np.log(density))
+    assert target.nll(draws, X, OUTPUT) == pytest.approx(-np.log(density).mean())
+    assert target.rmse(draws, X, OUTPUT) == pytest.approx(np.sqrt(((f.mean(0) - OUTPUT) ** 2).mean()))
+    single = target.to(dtype=torch.float32).outputs(torch.as_tensor(draws), X)
+    np.testing.assert_allclose(single, f, rtol=1e-4, atol=1e-4)
+
+
+def test_densities_far_from_every_draw_do_not_underflow():
+    y_far = OUTPUT + 1e4
+    assert np.isfinite(network().log_predictive(DRAWS, X, y_far)).all()
+
+
+def test_a_constant_column_or_output_is_centred_and_no_more():
+    constant = np.column_stack([X[:, :2], np.full(30, 0.1)])
+    target = network(constant)
+    assert target.X_scale[2] == 1
+    assert target.score_fn(torch.as_tensor(DRAWS)).isfinite().all()
+    assert network(y=np.full(30, 0.1)).y_scale == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"n_hidden": 0}, "n_hidden"),
+        ({"prior_precision": 0.0}, "`prior_precision`"),
+        ({"noise_precision": -1.0}, "`noise_precision`"),
+        ({"hyperprior": (1.0, 0.1), "noise_precision": 1.0}, "`hyperprior`"),
+        ({"hyperprior": (1.0, 0.0)}, "`hyperprior`"),
+        ({"hyperprior": (1.0, 0.1, 1.0)}, "`hyperprior`"),
+        ({"units": "raw"}, "`units`"),
+        ({"units": "legacy"}, "`noise_precision`"),
+    ],
+)
+def test_a_network_refuses(settings, message):
+    with pytest.raises(ValueError, match=message):
+        BayesianNeuralNetwork(X, OUTPUT, **settings)
+
+
+def test_predictions_name_what_does_not_fit():
+    with pytest.raises(ValueError, match=r"`draws` has shape \(20, 20\), expected \(n_draws, 21\)"):
+        network().predict(DRAWS[:, :20], X)
+    with pytest.raises(ValueError, match="`X` has 2 columns, expected 3"):
+        network().predict(DRAWS, X[:, :2])
+    with pytest.raises(ValueError, match="inconsistent"):
+        network().rmse(DRAWS, X, OUTPUT[:5])
+
+
+# Targets of one's own
 
 
 def test_a_subclass_needs_neither_init_nor_score():
@@ -171,15 +613,3 @@ def test_from_score_fn_refuses():
         from_score_fn(3, 2)
     with pytest.raises(ValueError, match="n_features"):
         from_score_fn(torch.neg, 0)
-
-
-@pytest.mark.parametrize("target", [t for t in TARGETS if t.score_vjp], ids=lambda t: type(t).__name__)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_score_vjp_equals_autograd(target, dtype):
-    x, v = points(target, dtype).requires_grad_(), points(target, dtype).flip(0)
-    expected = target.score_fn(x)
-    (product,) = torch.autograd.grad(expected, x, v)
-    s, vjp = target.score_vjp(x.detach())
-    tolerance = 1e-10 if dtype == torch.float64 else 1e-4
-    torch.testing.assert_close(s, expected.detach(), rtol=tolerance, atol=tolerance)
-    torch.testing.assert_close(vjp(v), product, rtol=tolerance, atol=tolerance)

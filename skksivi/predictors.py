@@ -1,0 +1,377 @@
+"""Regression and classification by draws of a posterior, as scikit-learn's predictors."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from skksivi._arrays import check_sample_weight
+from skksivi._ksivi import KSIVIApproximator
+from skksivi.base import BaseApproximator, Integral, Interval, Real, StrOptions
+from skksivi.targets import (
+    BayesianLinearRegression,
+    BayesianLogisticRegression,
+    BayesianMultinomialRegression,
+    BayesianNeuralNetwork,
+    Target,
+)
+
+__all__ = ["KSIVIClassifier", "KSIVIRegressor"]
+
+#: Numbers that a prediction holds at a time.
+CHUNK = 2**24
+
+
+class _Predictor(BaseEstimator):
+    """A model whose posterior an approximator fits, and of which draws are kept."""
+
+    approximator: BaseApproximator | None
+    n_draws: int
+    random_state: int | np.random.RandomState | None
+    n_features_in_: int
+
+    _constraints: ClassVar[dict[str, list[Any]]] = {
+        "approximator": [BaseApproximator, None],
+        "n_draws": [Interval(Integral, 1, None, closed="left")],
+        "random_state": ["random_state"],
+    }
+
+    def _fit_draws(self, target: Target, init: np.ndarray | None = None) -> None:
+        """Fit a copy of the approximator to the posterior, from a start unless it has its own, and keep draws."""
+        q: Any = clone(self.approximator) if self.approximator is not None else KSIVIApproximator()
+        if q.random_state is None:
+            q.set_params(random_state=check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+        if init is not None and getattr(q, "init", 0) is None:
+            q.set_params(init=init)
+        self.approximator_ = q.fit(target)
+        self.draws_ = q.sample(self.n_draws).astype(np.float64)
+
+    def _standardised(self, X: np.ndarray) -> np.ndarray:
+        """Standardise columns by the training data and put a column of ones before them."""
+        return np.column_stack([np.ones(len(X)), (X - self._X_mean) / self._X_scale])
+
+    def _learn_scales(self, X: np.ndarray, w: np.ndarray) -> None:
+        self._X_mean, self._X_scale = _location_and_scale(X, w)
+
+
+def _location_and_scale(a: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the weighted mean and standard deviation of columns; the latter is one where they are constant."""
+    mean = np.average(a, axis=0, weights=w)
+    scale = np.sqrt(np.average((a - mean) ** 2, axis=0, weights=w))
+    return mean, np.where(scale <= 1e-12 * np.abs(mean), 1.0, scale)
+
+
+class KSIVIRegressor(RegressorMixin, _Predictor):
+    r"""Bayesian regression, linear or by a neural network, predicting by draws of the posterior.
+
+    .. math:: y_i \sim N(f_\theta(x_i), 1 / \gamma), \qquad \theta \sim N(0, I / \lambda), \qquad
+        \lambda, \gamma \sim \mathrm{Gamma}(a, b)
+
+    with X and y standardised. Draws of :math:`(\theta, \lambda, \gamma)` are made once, in `fit`, so that predictions
+    are deterministic.
+
+    Parameters
+    ----------
+    model : {"network", "linear"}, default="network"
+        The f: one hidden layer of ReLU units, or linear.
+    n_hidden : int, default=50
+        Number of hidden units.
+    hyperprior : pair of float, default=(1.0, 0.1)
+        Shape a and rate b.
+    approximator : approximator, default=None
+        Whatever of this package fits the posterior; None means `KSIVIApproximator` with its defaults. Its parameters
+        can be searched, as ``approximator__bandwidth``. For a network one without an `init` starts at random weights.
+    n_draws : int, default=200
+        Draws of the posterior that are kept.
+    random_state : int, RandomState or None, default=None
+        Seeds an approximator that has no `random_state` of its own.
+
+    Attributes
+    ----------
+    approximator_ : approximator
+        Fitted.
+    draws_ : ndarray of shape (n_draws, n_parameters)
+    target_ : Target
+        The posterior.
+    n_features_in_ : int
+    feature_names_in_ : ndarray of str
+        Of the columns of X, where they have names.
+
+    References
+    ----------
+    Yu, L. et al. A kernel approach for semi-implicit variational inference, section on Bayesian neural networks.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from skksivi import KSIVIRegressor
+    >>> X = np.random.RandomState(0).normal(size=(100, 2))
+    >>> model = KSIVIRegressor(model="linear", random_state=0).fit(X, 3 * X[:, 0] + 1)
+    >>> model.predict([[1.0, 0.0]]).round(1)
+    array([4.])
+    """
+
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        **_Predictor._constraints,
+        "model": [StrOptions({"network", "linear"})],
+        "n_hidden": [Interval(Integral, 1, None, closed="left")],
+        "hyperprior": ["array-like"],
+    }
+
+    def __init__(
+        self,
+        *,
+        model: str = "network",
+        n_hidden: int = 50,
+        hyperprior: tuple[float, float] = (1.0, 0.1),
+        approximator: BaseApproximator | None = None,
+        n_draws: int = 200,
+        random_state: int | np.random.RandomState | None = None,
+    ) -> None:
+        self.model = model
+        self.n_hidden = n_hidden
+        self.hyperprior = hyperprior
+        self.approximator = approximator
+        self.n_draws = n_draws
+        self.random_state = random_state
+
+    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+        """Fit the posterior and keep draws of it.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, p)
+        y : array-like of shape (n,)
+        sample_weight : array-like of shape (n,), default=None
+            How often each observation counts.
+
+        Returns
+        -------
+        self : object
+        """
+        self._validate_params()
+        X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
+        w = check_sample_weight(sample_weight, len(X))
+        X, y, w = X[w > 0], y[w > 0], w[w > 0]
+        self._learn_scales(X, w)
+        self._y_mean, self._y_scale = _location_and_scale(y, w)
+        Z, z, init = self._standardised(X), (y - self._y_mean) / self._y_scale, None
+        if self.model == "linear":
+            self.target_: Any = BayesianLinearRegression(Z, z, hyperprior=self.hyperprior, sample_weight=w)
+        else:
+            self.target_ = BayesianNeuralNetwork(
+                X, y, n_hidden=self.n_hidden, hyperprior=self.hyperprior, sample_weight=w
+            )
+            init = _random_weights(X.shape[1], self.n_hidden, check_random_state(self.random_state))
+        self._fit_draws(self.target_, init)
+        return self
+
+    def _outputs(self, X: ArrayLike) -> np.ndarray:
+        """Return f of each draw at each row, shape (n_draws, n), in the units of y."""
+        check_is_fitted(self)
+        X = validate_data(self, X, dtype=np.float64, reset=False)
+        if self.model == "network":
+            return self.target_.outputs(self.draws_, X)
+        return self._y_mean + self._y_scale * (self.draws_[:, :-2] @ self._standardised(X).T)
+
+    def _noise_variance(self) -> np.ndarray:
+        """Return the variance of the noise of y for each draw, shape (n_draws, 1)."""
+        return np.exp(-self.draws_[:, -1:]) * self._y_scale**2
+
+    def predict(self, X: ArrayLike, return_std: bool = False) -> Any:
+        """Predict y by the mean over draws.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, p)
+        return_std : bool, default=False
+            Whether to return the standard deviation of a new y too.
+
+        Returns
+        -------
+        y_mean : ndarray of shape (n,)
+        y_std : ndarray of shape (n,)
+            With `return_std`: from the spread of the draws and the noise.
+        """
+        f = self._outputs(X)
+        if not return_std:
+            return f.mean(0)
+        return f.mean(0), np.sqrt(f.var(0) + self._noise_variance().mean())
+
+    def sample_y(
+        self, X: ArrayLike, n_samples: int = 1, random_state: int | np.random.RandomState | None = 0
+    ) -> np.ndarray:
+        """Draw new values of y, noise included, each set of one draw of the posterior.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, p)
+        n_samples : int, default=1
+        random_state : int, RandomState or None, default=0
+
+        Returns
+        -------
+        y_samples : ndarray of shape (n, n_samples)
+        """
+        f, rng = self._outputs(X), check_random_state(random_state)
+        s = rng.randint(len(f), size=n_samples)
+        return (f[s] + np.sqrt(self._noise_variance()[s]) * rng.normal(size=(n_samples, f.shape[1]))).T
+
+    def log_predictive_density(self, X: ArrayLike, y: ArrayLike) -> np.ndarray:
+        r"""Evaluate :math:`\log \frac1S \sum_s N(y_i; f_s(x_i), 1 / \gamma_s)`, the mixture over draws.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, p)
+        y : array-like of shape (n,)
+
+        Returns
+        -------
+        log_density : ndarray of shape (n,)
+            In nats, for y in its own units.
+        """
+        f, variance = self._outputs(X), self._noise_variance()
+        log_densities = -((np.asarray(y) - f) ** 2) / (2 * variance) - np.log(2 * np.pi * variance) / 2
+        return np.logaddexp.reduce(log_densities, axis=0) - np.log(len(f))
+
+
+def _random_weights(p: int, k: int, rng: np.random.RandomState) -> np.ndarray:
+    """Return a start for p inputs and k hidden units: at zero, a saddle, all units would stay alike."""
+    W, w = rng.normal(size=p * k) / np.sqrt(p), rng.normal(size=k) / np.sqrt(k)
+    return np.concatenate([W, np.zeros(k), w, [0.0, 0.0, 1.0]])  # and b_2, log lambda, log gamma
+
+
+class KSIVIClassifier(ClassifierMixin, _Predictor):
+    r"""Bayesian logistic regression, predicting by draws of the posterior.
+
+    Binary: :math:`P(y = 1 | x) = 1 / (1 + e^{-\beta^\top x})`; of more classes the softmax of one linear function
+    each. The columns of X are standardised and an intercept is added; all coefficients have the prior
+    :math:`N(0, 1 / \alpha)`.
+
+    Parameters
+    ----------
+    prior_precision : float, default=1.0
+        The alpha > 0.
+    approximator : approximator, default=None
+        Whatever of this package fits the posterior; None means `KSIVIApproximator` with its defaults. Its parameters
+        can be searched, as ``approximator__bandwidth``.
+    n_draws : int, default=1000
+        Draws of the posterior that are kept.
+    random_state : int, RandomState or None, default=None
+        Seeds an approximator that has no `random_state` of its own.
+
+    Attributes
+    ----------
+    classes_ : ndarray of shape (k,)
+    approximator_ : approximator
+        Fitted.
+    draws_ : ndarray of shape (n_draws, n_parameters)
+    target_ : Target
+        The posterior.
+    n_features_in_ : int
+    feature_names_in_ : ndarray of str
+        Of the columns of X, where they have names.
+
+    Examples
+    --------
+    >>> from skksivi import KSIVIClassifier
+    >>> from skksivi.datasets import load_waveform
+    >>> X, y = load_waveform(return_X_y=True)
+    >>> model = KSIVIClassifier(random_state=0).fit(X, y)
+    >>> model.predict_proba(X[:2]).shape
+    (2, 2)
+    """
+
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        **_Predictor._constraints,
+        "prior_precision": [Interval(Real, 0, None, closed="neither")],
+    }
+
+    def __init__(
+        self,
+        *,
+        prior_precision: float = 1.0,
+        approximator: BaseApproximator | None = None,
+        n_draws: int = 1000,
+        random_state: int | np.random.RandomState | None = None,
+    ) -> None:
+        self.prior_precision = prior_precision
+        self.approximator = approximator
+        self.n_draws = n_draws
+        self.random_state = random_state
+
+    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+        """Fit the posterior and keep draws of it.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, p)
+        y : array-like of shape (n,)
+            Labels of two or more classes.
+        sample_weight : array-like of shape (n,), default=None
+            How often each observation counts.
+
+        Returns
+        -------
+        self : object
+        """
+        self._validate_params()
+        X, y = validate_data(self, X, y, dtype=np.float64)
+        check_classification_targets(y)
+        w = check_sample_weight(sample_weight, len(X))
+        X, y, w = X[w > 0], y[w > 0], w[w > 0]
+        self.classes_ = np.unique(y)
+        if len(self.classes_) < 2:
+            raise ValueError(f"`y` must have two classes at least, got one class: {self.classes_[0]!r}.")
+        self._learn_scales(X, w)
+        model = BayesianLogisticRegression if len(self.classes_) == 2 else BayesianMultinomialRegression
+        self.target_: Any = model(self._standardised(X), y, self.prior_precision, sample_weight=w)
+        self._fit_draws(self.target_)
+        return self
+
+    def predict_proba(self, X: ArrayLike) -> np.ndarray:
+        """Predict the probability of each class, the mean over draws.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, p)
+
+        Returns
+        -------
+        proba : ndarray of shape (n, n_classes)
+            In the order of `classes_`.
+        """
+        check_is_fitted(self)
+        Z = self._standardised(validate_data(self, X, dtype=np.float64, reset=False))
+        step = max(1, CHUNK // (len(self.draws_) * len(self.classes_)))
+        parts = [self._proba(Z[i : i + step]) for i in range(0, len(Z), step)]
+        return np.concatenate(parts)
+
+    def _proba(self, Z: np.ndarray) -> np.ndarray:
+        draws = torch.as_tensor(self.draws_)
+        if len(self.classes_) == 2:
+            p = torch.sigmoid(draws @ torch.as_tensor(Z).T).mean(0)
+            return torch.stack([1 - p, p], 1).numpy()
+        logits = torch.as_tensor(Z) @ draws.unflatten(1, (Z.shape[1], -1))
+        return logits.softmax(-1).mean(0).numpy()
+
+    def predict(self, X: ArrayLike) -> np.ndarray:
+        """Predict the most probable class.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, p)
+
+        Returns
+        -------
+        y : ndarray of shape (n,)
+        """
+        proba = self.predict_proba(X)
+        return self.classes_[proba.argmax(1)]

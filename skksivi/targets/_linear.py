@@ -1,0 +1,194 @@
+"""Bayesian linear and multinomial logistic regression."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from sklearn.utils import check_X_y
+from torch import Tensor
+
+from skksivi._arrays import check_sample_weight
+from skksivi.targets._base import Target
+
+
+class BayesianLinearRegression(Target):
+    r"""The posterior of a linear regression whose prior and noise precisions are unknown.
+
+    .. math::
+        y_i \sim N(x_i^\top \beta, 1 / \gamma), \qquad \beta \sim N(0, I / \lambda), \qquad
+        \lambda, \gamma \sim \mathrm{Gamma}(a, b)
+
+    .. math::
+        \log p(\beta, \log\lambda, \log\gamma | X, y) = -\frac{\gamma}{2} \sum_i (y_i - x_i^\top \beta)^2
+        - \frac{\lambda}{2} \|\beta\|^2 + \frac{n}{2} \log\gamma + \frac{p}{2} \log\lambda
+        + a (\log\lambda + \log\gamma) - b (\lambda + \gamma) + \mathrm{const}
+
+    The parameters are the p coefficients, then :math:`\log\lambda` and :math:`\log\gamma`. An evaluation takes
+    O(p^2) operations a row of draws, however many observations there are.
+
+    Parameters
+    ----------
+    X : array-like of shape (n, p)
+    y : array-like of shape (n,)
+    hyperprior : pair of float, default=(1.0, 0.1)
+        Shape a > 0 and rate b > 0 of both Gamma priors.
+    sample_weight : array-like of shape (n,), default=None
+        How often each observation counts.
+
+    Raises
+    ------
+    ValueError
+        X and y do not fit together, or `hyperprior` is not a pair of positive numbers.
+
+    References
+    ----------
+    Bishop, C. (2006). Pattern Recognition and Machine Learning, section 3.5.
+
+    Examples
+    --------
+    >>> from skksivi.targets import BayesianLinearRegression
+    >>> BayesianLinearRegression([[1.0, 0.0], [1.0, 1.0], [1.0, 2.0]], [0.1, 0.9, 2.1]).n_features
+    4
+    """
+
+    def __init__(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        *,
+        hyperprior: tuple[float, float] = (1.0, 0.1),
+        sample_weight: ArrayLike | None = None,
+    ) -> None:
+        X, y = check_X_y(X, y, dtype=np.float64, y_numeric=True)
+        if len(hyperprior) != 2 or not all(0 < value < math.inf for value in hyperprior):
+            raise ValueError(f"`hyperprior` must be a pair of positive numbers, shape and rate, got {hyperprior!r}.")
+        w = check_sample_weight(sample_weight, len(X))
+        p = X.shape[1]
+        self.n_features = p + 2
+        self.hyperprior = hyperprior
+        self._XX, self._Xy = torch.as_tensor((X.T * w) @ X), torch.as_tensor((X.T * w) @ y)
+        self._yy = torch.as_tensor((w * y) @ y)
+        self._shapes = torch.tensor([p / 2 + hyperprior[0], w.sum() / 2 + hyperprior[0]], dtype=torch.float64)
+
+    def log_prob(self, theta: Tensor) -> Tensor:
+        """Evaluate log p at each row of theta (n, p + 2), up to a constant."""
+        _, precisions, of_beta, of_error, _ = self._parts(theta)
+        lam, gam = precisions.unbind(-1)
+        return theta[..., -2:] @ self._shapes.to(theta) - lam * of_beta - gam * of_error
+
+    def score_fn(self, theta: Tensor) -> Tensor:
+        """Evaluate the gradient of log p at each row of theta (n, p + 2)."""
+        beta, precisions, of_beta, of_error, G = self._parts(theta)
+        lam, gam = precisions.split(1, -1)
+        sizes = torch.stack([of_beta, of_error], -1)
+        return torch.cat([gam * G - lam * beta, self._shapes.to(theta) - precisions * sizes], -1)
+
+    def score_vjp(self, theta: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        """Return the score at theta and the product with its symmetric Jacobian."""
+        beta, precisions, of_beta, of_error, G = self._parts(theta)
+        lam, gam = precisions.split(1, -1)
+
+        def vjp(v: Tensor) -> Tensor:
+            v, v_lam, v_gam = v.split([v.shape[-1] - 2, 1, 1], -1)
+            along = gam * (v_gam * G - v @ self._XX.to(theta)) - lam * (v + v_lam * beta)
+            of_lam = -lam * ((beta * v).sum(-1, keepdim=True) + of_beta.unsqueeze(-1) * v_lam)
+            of_gam = gam * ((G * v).sum(-1, keepdim=True) - of_error.unsqueeze(-1) * v_gam)
+            return torch.cat([along, of_lam, of_gam], -1)
+
+        return self.score_fn(theta), vjp
+
+    def _parts(self, theta: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Return beta, the precisions, what these multiply, and X^T (y - X beta)."""
+        XX, Xy, b = self._XX.to(theta), self._Xy.to(theta), self.hyperprior[1]
+        beta = theta[..., :-2]
+        G = Xy - beta @ XX
+        error = self._yy.to(theta) - (beta * (Xy + G)).sum(-1)
+        return beta, theta[..., -2:].exp(), beta.square().sum(-1) / 2 + b, error / 2 + b, G
+
+
+class BayesianMultinomialRegression(Target):
+    r"""The posterior of the coefficients of a multinomial logistic regression.
+
+    .. math::
+        \log p(B | X, y) = \sum_i \log \mathrm{softmax}(B^\top x_i)_{y_i} - \frac{\alpha}{2} \|B\|_F^2
+        + \mathrm{const}
+
+    Rows of draws hold B row by row, shape (p, k) for k classes.
+
+    Parameters
+    ----------
+    X : array-like of shape (n, p)
+    y : array-like of shape (n,)
+        Labels of two or more classes.
+    prior_precision : float, default=1.0
+        The alpha > 0 of the prior N(0, I / alpha), which sets what the likelihood leaves open, the sum of a row of B.
+    sample_weight : array-like of shape (n,), default=None
+        How often each observation counts.
+
+    Raises
+    ------
+    ValueError
+        X and y do not fit together, y has one class, or `prior_precision` is not positive.
+
+    References
+    ----------
+    Bishop, C. (2006). Pattern Recognition and Machine Learning, section 4.3.4.
+
+    Examples
+    --------
+    >>> from skksivi.targets import BayesianMultinomialRegression
+    >>> BayesianMultinomialRegression([[0.0], [1.0], [2.0]], ["a", "b", "c"]).n_features
+    3
+    """
+
+    def __init__(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        prior_precision: float = 1.0,
+        *,
+        sample_weight: ArrayLike | None = None,
+    ) -> None:
+        X, y = check_X_y(X, y, dtype=np.float64)
+        self.classes, index = np.unique(y, return_inverse=True)
+        if len(self.classes) < 2:
+            raise ValueError(f"`y` must have two classes at least, got one class: {self.classes[0]!r}.")
+        if not 0 < prior_precision < math.inf:
+            raise ValueError(f"`prior_precision` must be positive, got {prior_precision!r}.")
+        self.n_features = X.shape[1] * len(self.classes)
+        self.prior_precision = prior_precision
+        self._X = torch.as_tensor(X)
+        self._Y = torch.as_tensor(np.eye(len(self.classes))[index])
+        self._w = torch.as_tensor(check_sample_weight(sample_weight, len(X)))
+
+    def log_prob(self, theta: Tensor) -> Tensor:
+        """Evaluate log p at each row of theta (n, p k), up to a constant."""
+        log_p = (self._logits(theta).log_softmax(-1) * self._Y.to(theta)).sum(-1)
+        return log_p @ self._w.to(theta) - self.prior_precision / 2 * theta.square().sum(-1)
+
+    def score_fn(self, theta: Tensor) -> Tensor:
+        """Evaluate the gradient of log p at each row of theta (n, p k)."""
+        residuals = self._Y.to(theta) - self._logits(theta).softmax(-1)
+        return self._gather(residuals) - self.prior_precision * theta
+
+    def score_vjp(self, theta: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        """Return the score at theta and the product with its symmetric Jacobian."""
+        P = self._logits(theta).softmax(-1)
+
+        def vjp(v: Tensor) -> Tensor:
+            PV = P * self._logits(v)
+            return self._gather(P * PV.sum(-1, keepdim=True) - PV) - self.prior_precision * v
+
+        return self._gather(self._Y.to(theta) - P) - self.prior_precision * theta, vjp
+
+    def _logits(self, theta: Tensor) -> Tensor:
+        """Return B^T x, shape (..., n, k)."""
+        return self._X.to(theta) @ theta.unflatten(-1, (self._X.shape[1], -1))
+
+    def _gather(self, residuals: Tensor) -> Tensor:
+        """Return X^T diag(w) R as rows (..., p k)."""
+        return (self._X.to(residuals).mT @ (self._w.to(residuals)[:, None] * residuals)).flatten(-2)

@@ -1,0 +1,596 @@
+"""Targets of models in other libraries: one model written five times, each with its own transforms."""
+
+import copy
+import math
+import pickle
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+
+from skksivi import KSIVIApproximator
+from skksivi.base import _resolve_score
+from skksivi.targets import Target, from_bridgestan, from_jax, from_log_prob, from_numpyro, from_pymc
+
+Y = (0.3, 1.9, -0.4, 1.1, 2.2)
+D = 5  # coordinates of mu, sigma > 0, p in (-1, 2) and w in the simplex of three
+
+
+def log_density(mu, sigma, p, w, log=torch.log):
+    """The density of the model in its own parameters, up to a constant."""
+    prior = -((mu / 2) ** 2) / 2 - sigma**2 / 2 + log(w[1]) + 2 * log(w[2])
+    return prior - sum(((y - mu - p) / sigma) ** 2 for y in Y) / 2 - len(Y) * log(sigma)
+
+
+def unconstrained(x, sigmoid=torch.sigmoid, log=torch.log, exp=torch.exp):
+    """The same from the whole space: parameters, and the log-density with the Jacobian; w by breaking a stick."""
+    a, b, c = (sigmoid(x[i]) for i in (2, 3, 4))
+    w = [b, (1 - b) * c, (1 - b) * (1 - c)]
+    parameters = {"mu": x[0], "sigma": exp(x[1]), "p": 3 * a - 1, "w": w}
+    jacobian = x[1] + sum(log(t * (1 - t)) for t in (a, b, c)) + log(1 - b)
+    return parameters, log_density(**parameters, log=log) + jacobian
+
+
+class Stan:
+    """The methods of bridgestan.StanModel, of which the gradient is one buffer for all calls."""
+
+    def __init__(self):
+        self.buffer = np.empty(D)
+
+    def param_unc_num(self):
+        return D
+
+    def log_density_gradient(self, theta):
+        assert theta.flags.c_contiguous
+        assert theta.dtype == np.float64
+        x = torch.tensor(theta, requires_grad=True)
+        with torch.enable_grad():
+            value = unconstrained(x)[1]
+            self.buffer[:] = torch.autograd.grad(value, x)[0]
+        return value.item(), self.buffer
+
+    def param_constrain(self, theta):
+        parameters, _ = unconstrained(torch.tensor(theta))
+        return np.hstack([*(parameters[name] for name in ("mu", "sigma", "p")), *parameters["w"]])
+
+    def param_names(self):
+        return ["mu", "sigma", "p", "w.1", "w.2", "w.3"]
+
+
+def make_log_prob():
+    return from_log_prob(lambda x: torch.stack([unconstrained(row)[1] for row in x]), D)
+
+
+def in_jax(x):
+    import jax
+    import jax.numpy as jnp
+
+    return unconstrained(x, jax.nn.sigmoid, jnp.log, jnp.exp)[1]
+
+
+def make_jax():
+    pytest.importorskip("jax", reason="the bridge needs JAX")
+    return from_jax(in_jax, D)
+
+
+def in_numpyro(y):
+    import numpyro
+    import numpyro.distributions as dist
+
+    mu = numpyro.sample("mu", dist.Normal(0, 2))
+    sigma = numpyro.sample("sigma", dist.HalfNormal(1))
+    p = numpyro.sample("p", dist.Uniform(-1, 2))
+    numpyro.sample("w", dist.Dirichlet(np.array([1.0, 2.0, 3.0])))
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("y", dist.Normal(numpyro.deterministic("centre", mu + p), sigma), obs=y)
+
+
+def make_numpyro():
+    pytest.importorskip("numpyro", reason="the bridge needs NumPyro")
+    return from_numpyro(in_numpyro, y=np.array(Y))
+
+
+def make_pymc():
+    pm = pytest.importorskip("pymc", reason="the bridge needs PyMC")
+    with pm.Model(coords={"part": ["a", "b", "c"]}) as model:
+        mu = pm.Normal("mu", 0, 2)
+        sigma = pm.HalfNormal("sigma", 1)
+        p = pm.Uniform("p", -1, 2)
+        pm.Dirichlet("w", [1.0, 2.0, 3.0], dims="part")
+        pm.Deterministic("centre", mu + p)
+        pm.Deterministic("rows", pm.math.stack([1.0, 2.0]))  # of no parameter
+        pm.Normal("y", mu + p, sigma, observed=Y)
+    return from_pymc(model)
+
+
+MAKERS = {
+    "torch": make_log_prob,
+    "JAX": make_jax,
+    "NumPyro": make_numpyro,
+    "PyMC": make_pymc,
+    "Stan": lambda: from_bridgestan(Stan()),
+}
+MADE = {}
+
+
+def made(name):
+    if name not in MADE:
+        MADE[name] = MAKERS[name]()
+    return MADE[name]
+
+
+@pytest.fixture(params=MAKERS)
+def target(request):
+    return made(request.param)
+
+
+@pytest.fixture(params=["NumPyro", "PyMC", "Stan"])
+def constraining(request):
+    return made(request.param)
+
+
+@pytest.fixture(params=["JAX", "NumPyro", "PyMC", "Stan"])
+def foreign(request):
+    return made(request.param)
+
+
+def points(n=6, dtype=torch.float64):
+    return torch.randn(n, D, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
+
+
+def differences(function, x, step=1e-5):
+    """Central differences (n, m, d) of a function (n, d) -> (n, m)."""
+    return torch.stack([(function(x + e) - function(x - e)) / (2 * step) for e in step * torch.eye(D).double()], -1)
+
+
+# The density, its gradient and what is derived from it
+
+
+def test_score_is_the_gradient_of_log_prob(target):
+    x = points()
+    expected = differences(lambda x: target.log_prob(x)[:, None], x)[:, 0]
+    torch.testing.assert_close(target.score_fn(x), expected, rtol=1e-7, atol=1e-7)
+    torch.testing.assert_close(Target.score_fn(target, x), target.score_fn(x))
+
+
+def test_density_is_that_of_the_model_with_the_jacobian(constraining):
+    x = points()
+
+    def coordinates(x):
+        parameters = constraining.constrain(x)
+        return torch.as_tensor(np.column_stack([*(parameters[k] for k in ("mu", "sigma", "p")), parameters["w"]]))
+
+    in_model = torch.stack([log_density(*c[:3], c[3:]) for c in coordinates(x)])
+    log_jacobian = torch.linalg.slogdet(differences(lambda x: coordinates(x)[:, :-1], x)).logabsdet
+    excess = constraining.log_prob(x) - in_model - log_jacobian
+    torch.testing.assert_close(excess, excess.mean().expand_as(excess), rtol=0, atol=1e-6)
+
+
+def test_torch_and_jax_agree_on_the_same_formula():
+    x = points()
+    torch.testing.assert_close(made("JAX").log_prob(x), made("torch").log_prob(x), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(made("JAX").score_fn(x), made("torch").score_fn(x), rtol=1e-12, atol=1e-12)
+
+
+def test_parameters_are_in_their_space_by_name(constraining):
+    parameters = constraining.constrain(points())
+    assert {"mu", "sigma", "p", "w"} <= set(parameters)
+    assert {name: parameters[name].shape for name in ("mu", "sigma", "p", "w")} == {
+        "mu": (6,),
+        "sigma": (6,),
+        "p": (6,),
+        "w": (6, 3),
+    }
+    assert all(values.dtype == np.float64 for values in parameters.values())
+    assert (parameters["sigma"] > 0).all()
+    assert (np.abs(parameters["p"] - 0.5) < 1.5).all()
+    assert (parameters["w"] > 0).all()
+    np.testing.assert_allclose(parameters["w"].sum(1), 1)
+    if "centre" in parameters:
+        np.testing.assert_allclose(parameters["centre"].reshape(6, -1)[:, 0], parameters["mu"] + parameters["p"])
+
+
+def test_product_is_that_of_the_jacobian(target):
+    if target.score_vjp is None:
+        pytest.skip("products are finite differences")
+    x, v = points(), points().flip(0)
+    s, vjp = target.score_vjp(x)
+    torch.testing.assert_close(s, target.score_fn(x))
+    J = differences(target.score_fn, x)
+    torch.testing.assert_close(vjp(v), (v[:, None] @ J)[:, 0], rtol=1e-6, atol=1e-6)
+
+
+def test_single_precision_is_answered_in_single_precision(target):
+    x = points(dtype=torch.float32)
+    s = target.to(device="cpu", dtype=torch.float32).score_fn(x)
+    assert s.dtype == torch.float32
+    torch.testing.assert_close(s.double(), target.score_fn(x.double()), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("n", [1, 33, 200, 700])
+def test_rows_are_independent_of_their_number(foreign, n):
+    x = points(n)
+    torch.testing.assert_close(foreign.score_fn(x)[-1:], foreign.score_fn(x[-1:]), rtol=1e-12, atol=1e-12)
+    parameters = foreign.constrain(x)
+    for name, value in foreign.constrain(x[-1:]).items():
+        np.testing.assert_allclose(parameters[name][-1:], value, rtol=1e-12)
+
+
+def test_no_rows_give_no_rows(target):
+    shapes = {name: values.shape[1:] for name, values in target.constrain(points(1)).items()}
+    assert {name: v.shape for name, v in target.constrain(points(0)).items()} == {
+        name: (0, *shape) for name, shape in shapes.items()
+    }
+
+
+def test_score_leaves_its_input_alone_and_has_no_graph(foreign):
+    x = points().requires_grad_()
+    before = x.detach().clone()
+    assert not foreign.score_fn(x).requires_grad
+    assert (x == before).all()
+
+
+def test_products_of_a_fit_are_right(foreign):
+    score = _resolve_score(foreign, None, dtype=torch.float64, device=torch.device("cpu"))
+    assert score.by_differences == (foreign.score_vjp is None)
+    x, v = points(), points().flip(0)
+    J = differences(made("torch").score_fn, x) if foreign is made("JAX") else differences(foreign.score_fn, x)
+    torch.testing.assert_close(score.jacobian_product(x, v), (v[:, None] @ J)[:, 0], rtol=1e-5, atol=1e-5)
+
+
+# Names
+
+
+def test_coordinates_have_names():
+    assert made("torch").names == tuple(f"x[{i}]" for i in range(D))
+    assert made("NumPyro").names == ("mu", "p", "sigma", "w[0]", "w[1]")
+    assert made("PyMC").names == ("mu", "sigma_log__", "p_interval__", "w_simplex__[0]", "w_simplex__[1]")
+
+
+def test_names_of_a_log_prob_name_its_parameters():
+    target = from_log_prob(lambda x: -x.square().sum(-1), 2, names=["a", "b"])
+    assert target.names == ("a", "b")
+    parameters = target.constrain([[1.0, 2.0]])
+    assert parameters == {"a": [1.0], "b": [2.0]}
+
+
+def test_labels_of_pymc_are_kept():
+    target = made("PyMC")
+    assert target.dims == {"w": ("part",)}
+    assert list(target.coords["part"]) == ["a", "b", "c"]
+    np.testing.assert_array_equal(target.constrain(points(3))["rows"], [[1.0, 2.0]] * 3)
+
+
+def test_a_tree_of_arrays_is_taken_apart_and_put_together():
+    jnp = pytest.importorskip("jax.numpy", reason="the bridge needs JAX")
+
+    def log_density(point):
+        W, (a, b) = point["W"], point["pair"]
+        assert W.shape == (2, 2)
+        return -jnp.sum(W**2 * jnp.array([[1.0, 2.0], [3.0, 4.0]])) - a**2 * 5 - b[0] ** 2 * 6
+
+    target = from_jax(log_density, {"pair": (0.0, np.zeros(1)), "W": np.ones((2, 2), dtype=np.float32)})
+    assert target.names == ("W[0, 0]", "W[0, 1]", "W[1, 0]", "W[1, 1]", "pair.0", "pair.1[0]")
+    torch.testing.assert_close(target.score_fn(torch.ones(1, 6)), -2 * torch.arange(1.0, 7)[None])
+    x = np.arange(6.0)[None]
+    parameters = target.constrain(x)
+    np.testing.assert_array_equal(parameters["W"], x[:, :4].reshape(1, 2, 2))
+    np.testing.assert_array_equal(parameters["pair.1"], [[5.0]])
+
+
+class Arrays:
+    """A model of which parameters are arrays, in Stan's order."""
+
+    def param_unc_num(self):
+        return 1
+
+    def log_density_gradient(self, theta):
+        return 0.0, theta
+
+    def param_names(self, *, include_tp=False):
+        return ["a", "M.1.1", "M.2.1", "M.1.2", "M.2.2", "M.1.3", "M.2.3", "t:1.1"] + ["last"] * include_tp
+
+    def param_constrain(self, theta, *, include_tp=False):
+        return theta + np.arange(8.0 + include_tp)
+
+
+def test_arrays_of_stan_are_put_together():
+    parameters = from_bridgestan(Arrays()).constrain([[0.0], [10.0]])
+    assert {name: values.shape for name, values in parameters.items()} == {"a": (2,), "M": (2, 2, 3), "t:1": (2, 1)}
+    np.testing.assert_array_equal(parameters["M"][0], [[1, 3, 5], [2, 4, 6]])
+    np.testing.assert_array_equal(parameters["M"][1], parameters["M"][0] + 10)
+    assert from_bridgestan(Arrays(), include_tp=True).constrain([[0.0]])["last"] == [8.0]
+
+
+# Points where there is no density
+
+
+def test_where_the_density_is_zero_there_is_no_score():
+    jnp = pytest.importorskip("jax.numpy", reason="the bridge needs JAX")
+    target = from_jax(lambda x: jnp.where(x[0] > 0, -x[0], -jnp.inf), 1)
+    x = torch.tensor([[1.0], [-1.0]])
+    torch.testing.assert_close(target.score_fn(x), torch.tensor([[-1.0], [torch.nan]]), equal_nan=True)
+    assert target.log_prob(x)[1] == -torch.inf
+
+
+def test_pymc_does_not_raise_where_a_scale_underflows():
+    x = points(4)
+    expected = made("PyMC").score_fn(x)
+    x[2, 1] = -2000.0
+    s = made("PyMC").score_fn(x)
+    assert not s[2].isfinite().all()
+    torch.testing.assert_close(s[[0, 1, 3]], expected[[0, 1, 3]])
+
+
+@pytest.mark.parametrize("error", [RuntimeError, ZeroDivisionError, np.linalg.LinAlgError])
+def test_rejected_rows_are_nan_and_the_others_right(error):
+    class Rejects(Stan):
+        def log_density_gradient(self, theta):
+            if theta[0] > 0.5:
+                raise error("rejected")
+            return super().log_density_gradient(theta)
+
+    x = points(20)
+    s, rejected = from_bridgestan(Rejects()).score_fn(x), x[:, 0] > 0.5
+    assert 0 < rejected.sum() < len(x)
+    assert s[rejected].isnan().all()
+    torch.testing.assert_close(s[~rejected], made("Stan").score_fn(x[~rejected]))
+
+
+def test_a_fault_in_the_model_is_raised():
+    class Faulty(Stan):
+        def log_density_gradient(self, theta):
+            return theta["no"], theta
+
+    with pytest.raises(IndexError):
+        from_bridgestan(Faulty()).score_fn(points())
+
+
+# How JAX is used
+
+
+def test_double_precision_is_double_without_a_global_setting():
+    jax = pytest.importorskip("jax", reason="the bridge needs JAX")
+    dtypes = []
+
+    def log_density(x):
+        dtypes.append(x.dtype.name)
+        return -(x**2).sum() / 3
+
+    target = from_jax(log_density, 2)
+    assert set(dtypes) == {"float64"}
+    with ThreadPoolExecutor(1) as pool:
+        s = pool.submit(target.score_fn, torch.full((1, 2), 1 / 3, dtype=torch.float64)).result()
+    torch.testing.assert_close(s, torch.full((1, 2), -2 / 9, dtype=torch.float64), rtol=1e-15, atol=0)
+    target.score_fn(torch.zeros(1, 2))
+    assert "float32" in dtypes
+    assert not jax.config.jax_enable_x64
+    assert jax.numpy.ones(1).dtype == np.float32
+
+
+def test_few_sizes_are_compiled():
+    pytest.importorskip("jax", reason="the bridge needs JAX")
+    traces = []
+
+    def log_density(x):
+        traces.append(1)
+        return -(x**2).sum()
+
+    target = from_jax(log_density, 1)
+    before = len(traces)
+    for n in (1, 7, 31, 32, 33, 100, 127, 128, 129, 300, 500, 512, 513, 1000, 3000):
+        x = torch.arange(n, dtype=torch.float64)[:, None]
+        torch.testing.assert_close(target.score_fn(x), -2 * x)
+    assert len(traces) - before == 3
+
+
+def test_a_density_that_takes_no_doubles_is_computed_in_single_precision():
+    jax = pytest.importorskip("jax", reason="the bridge needs JAX")
+    start = jax.numpy.zeros(())  # float32, as data are
+
+    def log_density(x):
+        return -jax.lax.scan(lambda total, value: (total + value**2, None), start, x)[0]
+
+    target = from_jax(log_density, 2)
+    x = torch.tensor([[1.0, 2.0]], dtype=torch.float64)
+    torch.testing.assert_close(target.score_fn(x), -2 * x)
+    assert target.score_fn(x).dtype == torch.float64
+
+
+def test_without_a_second_derivative_products_are_differences():
+    jax = pytest.importorskip("jax", reason="the bridge needs JAX")
+
+    @jax.custom_vjp
+    def log_density(x):
+        return -(x**4).sum()
+
+    log_density.defvjp(lambda x: (log_density(x), x), lambda x, g: (-4 * g * x**3,))
+    target = from_jax(log_density, 2)
+    assert target.score_vjp is None
+    score = _resolve_score(target, None, dtype=torch.float64, device=torch.device("cpu"))
+    assert score.by_differences
+    x, v = torch.tensor([[1.0, -2.0]]).double(), torch.tensor([[1.0, 3.0]]).double()
+    torch.testing.assert_close(score.jacobian_product(x, v), -12 * x**2 * v, rtol=1e-6, atol=0)
+
+
+# How PyMC is used
+
+
+def test_what_cannot_be_vectorised_goes_row_by_row(monkeypatch):
+    pytest.importorskip("pymc", reason="the bridge needs PyMC")
+    import pytensor.graph.replace
+
+    def refuse(*args):
+        raise NotImplementedError
+
+    x, vectorised = points(), made("PyMC")
+    monkeypatch.setattr(pytensor.graph.replace, "vectorize_graph", refuse)
+    by_row = MAKERS["PyMC"]()
+    torch.testing.assert_close(by_row.score_fn(x), vectorised.score_fn(x), rtol=1e-12, atol=1e-12)
+    for name, values in vectorised.constrain(x).items():
+        np.testing.assert_allclose(by_row.constrain(x)[name], values, rtol=1e-12)
+
+
+# Copies, processes and threads
+
+
+def test_copies_share_what_is_compiled(foreign):
+    other = copy.copy(foreign)
+    other.n_features = 99
+    assert foreign.n_features == D
+    assert other._compiled is foreign._compiled
+    assert foreign[0] is foreign
+
+
+@pytest.mark.parametrize("name", ["JAX", "NumPyro", "PyMC", "Stan"])
+def test_another_process_gets_the_same_target(name):
+    cloudpickle = pytest.importorskip("cloudpickle", reason="PyMC models are pickled by it")
+    target, x = made(name), points()
+    other = pickle.loads(cloudpickle.dumps(target))  # noqa: S301
+    torch.testing.assert_close(other.score_fn(x), target.score_fn(x), rtol=1e-12, atol=1e-12)
+    assert other.names == target.names
+    assert {k: v.shape for k, v in other.constrain(x).items()} == {k: v.shape for k, v in target.constrain(x).items()}
+
+
+def test_threads_do_not_mix_what_a_model_writes():
+    class Slow(Stan):
+        def log_density_gradient(self, theta):
+            self.buffer[:] = -theta
+            time.sleep(1e-4)
+            return -theta @ theta / 2, self.buffer
+
+    target = from_bridgestan(Slow())
+    batches = [points(20) + k for k in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        for x, s in zip(batches, pool.map(target.score_fn, batches), strict=True):
+            assert (s == -x).all()
+
+
+# Fits
+
+
+def gamma_pymc():
+    pm = pytest.importorskip("pymc", reason="the bridge needs PyMC")
+    with pm.Model() as model:
+        pm.Poisson("y", pm.Gamma("rate", 3, 1), observed=[2, 4, 3])
+    return from_pymc(model)
+
+
+def gamma_numpyro():
+    numpyro = pytest.importorskip("numpyro", reason="the bridge needs NumPyro")
+    dist = numpyro.distributions
+
+    def model():
+        rate = numpyro.sample("rate", dist.Gamma(3, 1))
+        numpyro.sample("y", dist.Poisson(rate), obs=np.array([2, 4, 3]))
+
+    return from_numpyro(model)
+
+
+@pytest.mark.parametrize("make", [gamma_pymc, gamma_numpyro])
+def test_fit_to_a_conjugate_model(make):
+    target, n = make(), 20_000
+    q = KSIVIApproximator(max_iter=500, whiten_budget=50_000, random_state=0).fit(target)
+    rate = target.constrain(q.sample(n))["rate"]
+    a, b = 3 + 9, 1 + 3  # the posterior is Gamma(12, 4)
+    mean, sd = a / b, math.sqrt(a) / b
+    kurtosis = 3 + 6 / a
+    # Four standard errors of the draws, and of the weights of 128 draws and 500 steps that were learned from.
+    assert abs(rate.mean() - mean) < 4 * sd * (1 / math.sqrt(n) + 1 / math.sqrt(50 * 128))
+    assert abs(rate.std() / sd - 1) < 2 * math.sqrt(kurtosis - 1) * (1 / math.sqrt(n) + 1 / math.sqrt(50 * 128))
+
+
+# What is wrong is told
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: from_log_prob(3, 2), TypeError, "`log_prob` must be callable, got a int"),
+        (lambda: from_log_prob(torch.sum, 0), ValueError, "n_features"),
+        (lambda: from_log_prob(torch.sum, 2, ["a"]), ValueError, "2 different strings"),
+        (lambda: from_log_prob(torch.sum, 2, ["a", "a"]), ValueError, "2 different strings"),
+        (lambda: from_log_prob(torch.sum, 2, "ab"), ValueError, "2 different strings"),
+        (lambda: from_log_prob(lambda x: x, 2).score_fn(torch.ones(3, 2)), ValueError, r"returned shape \(3, 2\)"),
+        (lambda: from_bridgestan(3), TypeError, "`log_density_gradient`"),
+        (lambda: made("Stan").constrain(np.ones((2, 4))), ValueError, "4 columns, expected 5"),
+        (lambda: made("Stan").constrain(np.full((2, D), np.nan)), ValueError, "NaN"),
+    ],
+)
+def test_wrong_arguments(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_gradient_of_another_shape():
+    class Wrong(Stan):
+        def log_density_gradient(self, theta):
+            return 0.0, theta[:2]
+
+    with pytest.raises(ValueError, match=r"shapes \(\) and \(2,\) for a point of shape \(5,\)"):
+        from_bridgestan(Wrong()).score_fn(points())
+
+
+def test_wrong_densities_in_jax():
+    pytest.importorskip("jax", reason="the bridge needs JAX")
+    with pytest.raises(TypeError, match="`log_density` must be callable"):
+        from_jax(3, 2)
+    with pytest.raises(ValueError, match="one number"):
+        from_jax(lambda x: x, 2)
+    with pytest.raises(ValueError, match="one number"):
+        from_jax(lambda x: None, 2)
+    with pytest.raises(ValueError, match="no continuous parameters"):
+        from_jax(lambda x: 0.0, {})
+    with pytest.raises(ValueError, match="example"):
+        from_jax(lambda x: 0.0, 0)
+
+
+def test_wrong_models_in_numpyro():
+    numpyro = pytest.importorskip("numpyro", reason="the bridge needs NumPyro")
+    dist = numpyro.distributions
+
+    def subsampled():
+        m = numpyro.sample("m", dist.Normal(0, 1))
+        with numpyro.plate("rows", len(Y), subsample_size=2) as i:
+            numpyro.sample("y", dist.Normal(m, 1), obs=np.array(Y)[i])
+
+    with pytest.raises(ValueError, match="subsamples plate 'rows'"):
+        from_numpyro(subsampled)
+    with pytest.raises(ValueError, match="no continuous parameters"):
+        from_numpyro(lambda: numpyro.sample("y", dist.Normal(0, 1), obs=1.0))
+    with pytest.raises(RuntimeError, match="discrete"):
+        from_numpyro(lambda: numpyro.sample("k", dist.Poisson(3)))
+
+
+def test_wrong_models_in_pymc():
+    pm = pytest.importorskip("pymc", reason="the bridge needs PyMC")
+    with pytest.raises(TypeError, match=r"`model` must be a pymc.Model, got a int"):
+        from_pymc(3)
+    with pm.Model() as model:
+        k = pm.Poisson("k", 3)
+        pm.Normal("y", k, 1, observed=2.0)
+    with pytest.raises(ValueError, match="discrete free variables, k"):
+        from_pymc(model)
+    with pm.Model() as model:
+        pm.Normal("y", 0, 1, observed=2.0)
+    with pytest.raises(ValueError, match="no continuous parameters"):
+        from_pymc(model)
+
+
+@pytest.mark.parametrize(
+    ("module", "make"),
+    [
+        ("jax", lambda: from_jax(lambda x: x.sum(), 2)),
+        ("numpyro", lambda: from_numpyro(in_numpyro, Y)),
+        ("pymc", lambda: from_pymc(None)),
+    ],
+)
+def test_missing_libraries_are_named(monkeypatch, module, make):
+    for name in [name for name in sys.modules if name.split(".")[0] == module]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ImportError, match=rf"pip install 'skksivi\[{module}\]'"):
+        make()

@@ -1,0 +1,123 @@
+"""The predictors are scikit-learn's, and predict by the posterior."""
+
+import pickle
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.datasets import load_diabetes, load_iris
+from sklearn.linear_model import BayesianRidge
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from skksivi import KSIVIApproximator, KSIVIClassifier, KSIVIRegressor
+from skksivi.baselines import Laplace
+
+QUICK = KSIVIApproximator(
+    max_iter=30, batch_size=16, hidden_layer_sizes=(8,), whiten="laplace", whiten_budget=0, dtype="float64"
+)
+ESTIMATORS = [
+    KSIVIRegressor(model="linear", approximator=QUICK, random_state=0),
+    KSIVIRegressor(n_hidden=4, approximator=QUICK, random_state=0),
+    KSIVIClassifier(approximator=QUICK, random_state=0),
+]
+ORDINARY = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+X, Y = load_diabetes(return_X_y=True)
+IRIS, SPECIES = load_iris(return_X_y=True)
+
+
+@ORDINARY
+@parametrize_with_checks(ESTIMATORS)
+def test_the_checks_of_scikit_learn_pass(estimator, check):
+    check(estimator)
+
+
+def test_a_linear_regression_is_that_of_scikit_learn():
+    ours, theirs = KSIVIRegressor(model="linear", n_draws=4000, random_state=0).fit(X, Y), BayesianRidge().fit(X, Y)
+    (mean, std), (their_mean, their_std) = (m.predict(X, return_std=True) for m in (ours, theirs))
+    assert np.abs(mean - their_mean).max() < 0.1 * their_std.min()
+    np.testing.assert_allclose(std, their_std, rtol=0.03)
+
+
+def test_a_classifier_predicts_the_mean_over_the_posterior():
+    x = IRIS[:, :1]
+    model = KSIVIClassifier(prior_precision=2.0, n_draws=20_000, random_state=0).fit(x, SPECIES == 2)
+    z = (x - x.mean()) / x.std()
+    a, b = np.meshgrid(*2 * [np.linspace(-6, 6, 801)], indexing="ij")  # the posterior on a grid
+    logits = a.ravel() + z * b.ravel()
+    log_p = np.where(SPECIES[:, None] == 2, -np.logaddexp(0, -logits), -np.logaddexp(0, logits)).sum(0)
+    log_p -= a.ravel() ** 2 + b.ravel() ** 2
+    p = np.exp(log_p - log_p.max())
+    expected = (1 / (1 + np.exp(-logits)) * p).sum(1) / p.sum()
+    assert np.abs(model.predict_proba(x)[:, 1] - expected).max() < 0.01
+
+
+@ORDINARY
+def test_three_classes_and_names_of_classes():
+    names = np.array(["setosa", "versicolor", "virginica"])
+    model = clone(ESTIMATORS[2]).set_params(prior_precision=0.1).fit(IRIS, names[SPECIES])
+    assert model.score(IRIS, names[SPECIES]) > 0.9
+    assert model.draws_.shape == (1000, 15)
+
+
+@ORDINARY
+@pytest.mark.parametrize("model", ["linear", "network"])
+def test_predictions_of_a_regressor_agree_with_each_other(model):
+    m = clone(ESTIMATORS[0]).set_params(model=model, n_hidden=4, n_draws=500).fit(X, Y)
+    mean, std = m.predict(X[:20], return_std=True)
+    np.testing.assert_array_equal(m.predict(X[:20]), mean)
+    new = m.sample_y(X[:20], 20_000)
+    assert (np.abs(new.mean(1) - mean) < 5 * std / np.sqrt(20_000) + 0.01 * std).all()
+    np.testing.assert_allclose(new.std(1), std, rtol=0.05)
+    at = np.linspace(mean[0] - 12 * std[0], mean[0] + 12 * std[0], 4001)
+    density = np.exp([m.log_predictive_density(X[:1], [y])[0] for y in at[::20]])
+    assert density.sum() * (at[20] - at[0]) == pytest.approx(1, abs=1e-3)
+
+
+@ORDINARY
+def test_units_do_not_matter():
+    a = clone(ESTIMATORS[0]).fit(X, Y).predict(X)
+    b = clone(ESTIMATORS[0]).fit(1e3 * X + 5, 1e-3 * Y - 7).predict(1e3 * X + 5)
+    np.testing.assert_allclose((b + 7) * 1e3, a, rtol=1e-6)
+
+
+@ORDINARY
+def test_parameters_of_the_approximator_are_searched_in_a_pipeline():
+    pipeline = make_pipeline(StandardScaler(), clone(ESTIMATORS[0]))
+    search = GridSearchCV(pipeline, {"ksiviregressor__approximator__bandwidth": [0.5, 2.0]}, cv=2).fit(X, Y)
+    assert np.isfinite(search.cv_results_["mean_test_score"]).all()
+    best = search.best_estimator_[-1]
+    assert best.approximator_.bandwidth == search.best_params_["ksiviregressor__approximator__bandwidth"]
+
+
+@pytest.mark.parametrize("approximator", [Laplace(), KSIVIApproximator(max_iter=20, whiten="laplace")])
+def test_any_approximator_will_do_and_is_left_alone(approximator):
+    m = KSIVIRegressor(model="linear", approximator=approximator, random_state=0).fit(X, Y)
+    assert m.score(X, Y) > 0.45
+    assert approximator.random_state is None
+    assert not hasattr(approximator, "n_features_in_")
+    again = KSIVIRegressor(model="linear", approximator=approximator, random_state=0).fit(X, Y)
+    np.testing.assert_array_equal(again.predict(X), m.predict(X))
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(m)).predict(X), m.predict(X))  # noqa: S301
+
+
+@pytest.mark.parametrize(
+    ("parameters", "match"),
+    [
+        ({"model": "cubic"}, "'model'"),
+        ({"n_draws": 0}, "'n_draws'"),
+        ({"hyperprior": (1.0, -1.0)}, "`hyperprior`"),
+        ({"approximator": "laplace"}, "'approximator'"),
+    ],
+)
+def test_a_bad_parameter_is_named(parameters, match):
+    with pytest.raises(ValueError, match=match):
+        KSIVIRegressor(**parameters).fit(X, Y)
+
+
+def test_weights_that_are_none_are_named():
+    for wrong in (np.zeros(len(Y)), -np.ones(len(Y)), np.ones(3)):
+        with pytest.raises(ValueError, match="`sample_weight`"):
+            KSIVIRegressor(model="linear").fit(X, Y, sample_weight=wrong)

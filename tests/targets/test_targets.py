@@ -14,7 +14,9 @@ from torch.nn.functional import logsigmoid
 from skksivi._score import autograd_pullback
 from skksivi.targets import (
     Banana,
+    BayesianLinearRegression,
     BayesianLogisticRegression,
+    BayesianMultinomialRegression,
     BayesianNeuralNetwork,
     ConditionedDiffusion,
     EightGaussians,
@@ -47,6 +49,12 @@ TARGETS = {
     "diffusion, bounded": ConditionedDiffusion(10, drift="bounded"),
     "network": BayesianNeuralNetwork(X_LINE, Y_LINE, n_hidden=2, noise_precision=NOISE / Y_LINE.var()),
     "network, gamma": BayesianNeuralNetwork(X_LINE, Y_LINE, n_hidden=2, hyperprior=HYPERPRIOR),
+    "network, weighted": BayesianNeuralNetwork(
+        X_LINE, Y_LINE, n_hidden=2, hyperprior=HYPERPRIOR, sample_weight=np.arange(len(Y_LINE))
+    ),
+    "logistic, weighted": BayesianLogisticRegression(X[:6], y[:6], sample_weight=[2, 0, 1, 3, 0.5, 1]),
+    "linear": BayesianLinearRegression(X[:6], X[:6, 0] + y[:6], sample_weight=[2, 0, 1, 3, 0.5, 1]),
+    "multinomial": BayesianMultinomialRegression(X[:6], [0, 1, 2, 0, 1, 2], sample_weight=[2, 0, 1, 3, 0.5, 1]),
 }
 SAMPLED = [name for name, target in TARGETS.items() if hasattr(target, "sample")]
 WITH_PRODUCT = [name for name, target in TARGETS.items() if target.score_vjp]
@@ -175,7 +183,7 @@ def test_scikit_learn_sees_something_it_can_split_but_not_convert_or_call(target
 
 def test_scores_and_their_slopes_are_finite_far_out(target):
     x = 1e3 * points(target)
-    if target is TARGETS["network, gamma"]:
+    if hasattr(target, "hyperprior") and target.hyperprior is not None:
         x[:, -2:] /= 1e3  # logarithms of precisions
     s = target.score_fn(x.requires_grad_())
     (g,) = torch.autograd.grad(s.sum(), x)
@@ -613,3 +621,24 @@ def test_from_score_fn_refuses():
         from_score_fn(3, 2)
     with pytest.raises(ValueError, match="n_features"):
         from_score_fn(torch.neg, 0)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda X, y, w: BayesianNeuralNetwork(X, X[:, 0] + y, n_hidden=3, hyperprior=(1.0, 0.1), sample_weight=w),
+        lambda X, y, w: BayesianNeuralNetwork(X, X[:, 0] + y, n_hidden=3, noise_precision=3.0, sample_weight=w),
+        lambda X, y, w: BayesianLogisticRegression(X, y, fit_intercept=True, sample_weight=w),
+        lambda X, y, w: BayesianLinearRegression(X, X[:, 0] + y, sample_weight=w),
+        lambda X, y, w: BayesianMultinomialRegression(X, y + (X[:, 1] > 0), sample_weight=w),
+    ],
+    ids=["network, gamma", "network", "logistic", "linear", "multinomial"],
+)
+def test_weights_are_numbers_of_repetitions(model):
+    times = np.arange(len(y)) % 3 + 1
+    weighted, repeated = model(X, y, times), model(np.repeat(X, times, axis=0), np.repeat(y, times), None)
+    x, v = points(weighted), points(weighted).flip(0)
+    close(weighted.score_fn(x), repeated.score_fn(x), 1e-8)
+    close(weighted.score_vjp(x)[1](v), repeated.score_vjp(x)[1](v), 1e-8)
+    log_ratio = weighted.log_prob(x) - repeated.log_prob(x)
+    close(log_ratio, log_ratio[:1].expand_as(log_ratio), 1e-7)

@@ -1,0 +1,239 @@
+"""Targets of log-densities in JAX, and of NumPyro models."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from numbers import Integral
+from typing import Any, NamedTuple
+
+import numpy as np
+from sklearn.utils import check_scalar
+from torch import Tensor
+
+from skksivi.targets._bridges import ForeignTarget, as_tensor, coordinate_names, import_library
+
+#: Rows of a block. Every size is compiled anew, which takes longer than many evaluations.
+SIZES = (32, 128, 512)
+
+
+class Compiled(NamedTuple):
+    """Functions of rows, which JAX compiles when they are called with a new number of rows."""
+
+    value_and_gradient: Callable[..., Any]
+    product: Callable[..., Any]
+    parameters: Callable[..., Any]
+
+
+class JaxTarget(ForeignTarget):
+    """A target of a log-density of one point, which is a tree of arrays like `example`.
+
+    Parameters are the arrays of the tree, or what `constrain_one` returns for it.
+    """
+
+    def __init__(
+        self,
+        log_density: Callable[[Any], Any],
+        example: Any,
+        constrain_one: Callable[[Any], dict[str, Any]] | None = None,
+    ) -> None:
+        jax = import_library("jax", "jax")
+        leaves, self._tree = jax.tree.flatten_with_path(example)
+        self._shapes = {
+            jax.tree_util.keystr(path, simple=True, separator=".") or "x": np.shape(leaf) for path, leaf in leaves
+        }
+        super().__init__(coordinate_names(self._shapes))
+        self._log_density = log_density
+        self._constrain_one = constrain_one
+        self._takes_double = True
+        self._compiled = self._compile()
+        self._probe()
+
+    def score_vjp(self, x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        """Return the score at x (n, d) and the product with its symmetric Jacobian."""
+        X = x.detach().cpu().numpy()
+
+        def vjp(v: Tensor) -> Tensor:
+            return as_tensor(self._call(self._compiled.product, X, v.detach().cpu().numpy()), v)
+
+        return self.score_fn(x), vjp
+
+    def _evaluate(self, X: np.ndarray) -> tuple[Any, Any]:
+        return self._call(self._compiled.value_and_gradient, X)
+
+    def _constrain(self, X: np.ndarray) -> dict[str, np.ndarray]:
+        return {name: np.array(values) for name, values in self._call(self._compiled.parameters, X).items()}
+
+    def _call(self, function: Callable[..., Any], *arrays: np.ndarray) -> Any:
+        """Call a compiled function of rows on blocks of them, the last padded by zeros."""
+        jax = import_library("jax", "jax")
+        stops = np.cumsum(list(_block_sizes(len(arrays[0]))))
+        padded = [np.concatenate([A, np.zeros((stops[-1] - len(A), A.shape[1]), A.dtype)]) for A in arrays]
+        with self._precision(arrays[0].dtype):
+            blocks = [function(*block) for block in zip(*(np.split(A, stops[:-1]) for A in padded), strict=True)]
+        return jax.tree.map(lambda *parts: np.concatenate(parts)[: len(arrays[0])], *blocks)
+
+    def _precision(self, dtype: np.dtype) -> Any:
+        """Return a context, of this thread alone, in which JAX does not round float64."""
+        jax = import_library("jax", "jax")
+        return jax.enable_x64(jax.config.jax_enable_x64 or (self._takes_double and dtype == np.float64))
+
+    def _log_p(self, row: Any) -> Any:
+        return self._log_density(self._point(row))
+
+    def _point(self, row: Any) -> Any:
+        """Return the tree of arrays that a row (d,) holds."""
+        leaves, start = [], 0
+        for shape in self._shapes.values():
+            leaves.append(row[start : start + math.prod(shape)].reshape(shape))
+            start += math.prod(shape)
+        return self._tree.unflatten(leaves)
+
+    def _compile(self) -> Compiled:
+        jax = import_library("jax", "jax")
+
+        def product(row: Any, v: Any) -> Any:
+            return jax.jvp(jax.grad(self._log_p), (row,), (v,))[1]
+
+        def parameters(row: Any) -> dict[str, Any]:
+            point = self._point(row)
+            if self._constrain_one is not None:
+                return self._constrain_one(point)
+            return dict(zip(self._shapes, jax.tree.leaves(point), strict=True))
+
+        functions = (jax.value_and_grad(self._log_p), product, parameters)
+        return Compiled(*(jax.jit(jax.vmap(function)) for function in functions))
+
+    def _probe(self) -> None:
+        """Trace the log-density without evaluating it; do without float64 or products where it has none."""
+        jax = import_library("jax", "jax")
+        row = np.zeros(self.n_features)
+        try:
+            with self._precision(row.dtype):
+                value = jax.eval_shape(self._log_p, row)
+        except TypeError:  # such as a loop that starts from a float32 of the data
+            self._takes_double = False
+            value = jax.eval_shape(self._log_p, row)
+        if getattr(value, "shape", None) != ():
+            raise ValueError(f"`log_density` of one point must return one number, shape (), got {value}.")
+        try:
+            with self._precision(row.dtype):
+                jax.eval_shape(self._compiled.product, row[None], row[None])
+        except Exception:  # a gradient by hand, say, of which JAX knows no derivative
+            self.score_vjp = None  # type: ignore[method-assign, assignment]
+
+
+def from_jax(log_density: Callable[[Any], Any], example: Any) -> JaxTarget:
+    """Make a target of a log-density in JAX, which compiles it with its first two derivatives.
+
+    Float64 is computed in float64, whether JAX is set to do so or not.
+
+    Parameters
+    ----------
+    log_density : callable
+        The log-density of one point, up to a constant: an array (n_features,), or a tree of arrays like `example` ->
+        a number. Parameters with bounds must be transformed to the whole line first, with the log-Jacobian added.
+    example : int, or tree of array-like
+        The number of features, or a point, such as a dict of arrays, of which the shapes matter and not the values.
+
+    Returns
+    -------
+    target : Target
+        Its `constrain` and `names` know the arrays of the tree by their keys.
+
+    Raises
+    ------
+    ImportError
+        JAX is not installed.
+    TypeError
+        `log_density` is not callable.
+    ValueError
+        It does not return one number, or `example` holds none.
+
+    References
+    ----------
+    Bradbury, J. et al. (2018). JAX: composable transformations of Python+NumPy programs. https://docs.jax.dev
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> import torch
+    >>> from skksivi.targets import from_jax
+    >>> target = from_jax(lambda p: -jnp.sum(p["a"] ** 4) - p["b"] ** 2, {"a": jnp.ones(2), "b": 0.0})
+    >>> target.names
+    ('a[0]', 'a[1]', 'b')
+    >>> target.score_fn(torch.tensor([[1.0, -1.0, 3.0]]))
+    tensor([[-4.,  4., -6.]])
+    >>> target.constrain([[1.0, -1.0, 3.0]])["b"]
+    array([3.])
+    """
+    if not callable(log_density):
+        raise TypeError(f"`log_density` must be callable, got a {type(log_density).__name__}.")
+    if isinstance(example, Integral):
+        example = np.zeros(check_scalar(example, "example", Integral, min_val=1))
+    return JaxTarget(log_density, example)
+
+
+def from_numpyro(model: Callable[..., Any], /, *args: Any, **kwargs: Any) -> JaxTarget:
+    """Make a target of a NumPyro model, in the unconstrained space where NumPyro's own samplers walk.
+
+    Parameters
+    ----------
+    model : callable
+        With continuous latent sites only, and with all of its data: the samples of a plate's subsample would not be
+        drawn anew.
+    *args, **kwargs
+        The arguments of the model, data among them.
+
+    Returns
+    -------
+    target : Target
+        Its `constrain` gives the latent and deterministic sites by their names.
+
+    Raises
+    ------
+    ImportError
+        NumPyro is not installed.
+    ValueError, RuntimeError
+        The model has discrete latent sites, subsamples its data, or NumPyro finds no valid parameters.
+
+    References
+    ----------
+    Phan, D., Pradhan, N. and Jankowiak, M. (2019). Composable effects for flexible and accelerated probabilistic
+    programming in NumPyro. https://arxiv.org/abs/1912.11554
+
+    Examples
+    --------
+    >>> import numpyro
+    >>> import numpyro.distributions as dist
+    >>> import torch
+    >>> from skksivi.targets import from_numpyro
+    >>> def model(y):
+    ...     rate = numpyro.sample("rate", dist.Exponential(1.0))
+    ...     numpyro.sample("y", dist.Poisson(rate), obs=y)
+    >>> target = from_numpyro(model, y=3)
+    >>> target.score_fn(torch.zeros(1, 1))  # of log rate: the density is rate^4 exp(-2 rate)
+    tensor([[2.]])
+    >>> target.constrain([[0.0]])
+    {'rate': array([1.])}
+    """
+    jax = import_library("jax", "numpyro")
+    util = import_library("numpyro.infer.util", "numpyro")
+    info = util.initialize_model(jax.random.key(0), model, model_args=args, model_kwargs=kwargs)
+    for name, site in info.model_trace.items():
+        if site["type"] == "plate" and site["args"][1] not in (None, site["args"][0]):
+            raise ValueError(f"`model` subsamples plate {name!r}; give it all of the data, without `subsample_size`.")
+    return JaxTarget(partial(_negative, info.potential_fn), info.param_info.z, info.postprocess_fn)
+
+
+def _negative(potential: Callable[[Any], Any], point: Any) -> Any:
+    return -potential(point)
+
+
+def _block_sizes(n: int) -> Iterator[int]:
+    """Yield sizes of blocks for n rows, each half filled at least, if it is not the smallest."""
+    while n > 0:
+        size = max(s for s in SIZES if s <= max(2 * n, SIZES[0]))
+        yield size
+        n -= size

@@ -1,0 +1,142 @@
+"""Targets of PyMC models."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from skksivi.targets._bridges import BlackBoxTarget, by_row, coordinate_names, import_library
+
+
+class Compiled(NamedTuple):
+    """Functions of points (n, d)."""
+
+    value_and_gradient: Callable[[np.ndarray], list[np.ndarray]]
+    parameters: Callable[[np.ndarray], list[np.ndarray]]
+
+
+class PymcTarget(BlackBoxTarget):
+    """A target of a PyMC model, in the space of its value variables."""
+
+    def __init__(self, model: Any) -> None:
+        start = model.initial_point()
+        self._shapes = {v.name: start[v.name].shape for v in model.continuous_value_vars}
+        super().__init__(coordinate_names(self._shapes))
+        self._model = model
+        self._parameter_names = [variable.name for variable in model.unobserved_RVs]
+        self.coords = {name: labels for name, labels in model.coords.items() if labels is not None}
+        self.dims = {name: dims for name, dims in model.named_vars_to_dims.items() if name in self._parameter_names}
+        self._compiled = self._compile()
+
+    def _value_and_gradient(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        value, gradient = self._compiled.value_and_gradient(X)
+        return value, gradient
+
+    def _parameters(self, X: np.ndarray) -> dict[str, np.ndarray]:
+        return dict(zip(self._parameter_names, self._compiled.parameters(X), strict=True))
+
+    def _compile(self) -> Compiled:
+        model = self._model
+        shapes = {v: self._shapes[v.name] for v in model.continuous_value_vars}
+        parameters = model.replace_rvs_by_values(model.unobserved_RVs)  # the deterministic ones too
+        return Compiled(_of_rows([model.logp()], shapes, gradient=True), _of_rows(parameters, shapes))
+
+
+def _of_rows(
+    outputs: Sequence[Any], shapes: Mapping[Any, tuple[int, ...]], *, gradient: bool = False
+) -> Callable[[np.ndarray], list[np.ndarray]]:
+    """Return a function of points (n, d) that evaluates `outputs` at each, and the gradient of the first.
+
+    The variables in `shapes` are what a point consists of.
+    """
+    pt = import_library("pytensor.tensor", "pymc")
+    graph = import_library("pytensor.graph.replace", "pymc")
+    try:
+        x = pt.matrix("x", dtype="float64")
+        new = graph.vectorize_graph(list(outputs), _split(x, shapes))
+        varies = [b.ndim > a.ndim for a, b in zip(outputs, new, strict=True)]
+        new = [b if v else pt.broadcast_to(b, (x.shape[0], *b.shape)) for b, v in zip(new, varies, strict=True)]
+        function = _function(x, new, gradient)
+        function(np.zeros((2, sum(map(math.prod, shapes.values())))))
+    except Exception:  # some operations cannot be vectorised, and say so in many ways
+        x = pt.vector("x", dtype="float64")
+        one = _function(x, graph.clone_replace(list(outputs), _split(x, shapes)), gradient)
+        return partial(by_row, one)
+    return function
+
+
+def _split(x: Any, shapes: Mapping[Any, tuple[int, ...]]) -> dict[Any, Any]:
+    """Return the variables as parts of x (..., d)."""
+    parts, start = {}, 0
+    for variable, shape in shapes.items():
+        stop = start + math.prod(shape)
+        lead = [x.shape[i] for i in range(x.ndim - 1)]
+        parts[variable] = x[..., start:stop].reshape((*lead, *shape)).astype(variable.dtype)
+        start = stop
+    return parts
+
+
+def _function(x: Any, outputs: Sequence[Any], gradient: bool) -> Any:
+    pymc, pytensor = import_library("pymc", "pymc"), import_library("pytensor", "pymc")
+    gradients = [pytensor.grad(outputs[0].sum(), x)] if gradient else []  # a row's value depends on that row alone
+    return pymc.compile([x], [*outputs, *gradients])
+
+
+def from_pymc(model: Any) -> PymcTarget:
+    """Make a target of a PyMC model, in the unconstrained space where PyMC's own samplers walk.
+
+    The log-density and its gradient are compiled for whole batches, in float64, by the mode that
+    ``pytensor.config.mode`` names.
+
+    Parameters
+    ----------
+    model : pymc.Model
+        With continuous free variables only.
+
+    Returns
+    -------
+    target : Target
+        Its `constrain` gives free and deterministic variables by their names; `to_arviz` labels them by the coords
+        of the model.
+
+    Raises
+    ------
+    ImportError
+        PyMC is not installed.
+    TypeError
+        `model` is not a PyMC model.
+    ValueError
+        It has discrete free variables, or none.
+
+    References
+    ----------
+    Abril-Pla, O. et al. (2023). PyMC: a modern and comprehensive probabilistic programming framework in Python.
+    https://doi.org/10.7717/peerj-cs.1516
+
+    Examples
+    --------
+    >>> import pymc as pm
+    >>> import torch
+    >>> from skksivi.targets import from_pymc
+    >>> with pm.Model() as model:
+    ...     rate = pm.Exponential("rate", 1.0)
+    ...     y = pm.Poisson("y", rate, observed=3)
+    >>> target = from_pymc(model)
+    >>> target.names
+    ('rate_log__',)
+    >>> target.score_fn(torch.zeros(1, 1))  # the density of log rate is proportional to rate^4 exp(-2 rate)
+    tensor([[2.]])
+    >>> target.constrain([[0.0]])
+    {'rate': array([1.])}
+    """
+    pymc = import_library("pymc", "pymc")
+    if not isinstance(model, pymc.Model):
+        raise TypeError(f"`model` must be a pymc.Model, got a {type(model).__name__}.")
+    discrete = ", ".join(variable.name for variable in model.discrete_value_vars)
+    if discrete:
+        raise ValueError(f"`model` has discrete free variables, {discrete}; sum them out, as by pymc.Mixture.")
+    return PymcTarget(model)

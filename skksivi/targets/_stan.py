@@ -1,0 +1,110 @@
+"""Targets of Stan models, by the interface of BridgeStan."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+
+from skksivi.targets._bridges import BlackBoxTarget, by_row, coordinate_names
+
+#: The end of the name of an array's element, such as "Sigma.2.1".
+INDICES = r"(\.\d+)+$"
+
+
+class StanTarget(BlackBoxTarget):
+    """A target of a model with BridgeStan's methods, in Stan's unconstrained space."""
+
+    def __init__(self, model: Any, *, include_tp: bool) -> None:
+        names = getattr(model, "param_unc_names", None)
+        super().__init__(names() if names else coordinate_names({"x": (model.param_unc_num(),)}))
+        self._model = model
+        self._options = {"include_tp": True} if include_tp else {}
+
+    def _value_and_gradient(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        value, gradient = by_row(self._model.log_density_gradient, X)
+        if gradient.shape != X.shape or value.shape != X.shape[:1]:
+            raise ValueError(
+                f"`model.log_density_gradient` returned shapes {value.shape[1:]} and {gradient.shape[1:]} for a "
+                f"point of shape {X.shape[1:]}; expected a number and a gradient of that shape."
+            )
+        return value, gradient
+
+    def _parameters(self, X: np.ndarray) -> dict[str, np.ndarray]:
+        if not hasattr(self._model, "param_constrain"):
+            return {"x": X}
+        (numbers,) = by_row(lambda row: [self._model.param_constrain(row, **self._options)], X)
+        if not hasattr(self._model, "param_names"):
+            return {"x": numbers}
+        return _arrays(self._model.param_names(**self._options), numbers)
+
+
+def _arrays(names: list[str], numbers: np.ndarray) -> dict[str, np.ndarray]:
+    """Gather columns (n, p) with names such as "Sigma.2.1" to arrays (n, ...); the first index runs fastest."""
+    columns: dict[str, list[int]] = {}
+    shapes = {}
+    for j, name in enumerate(names):
+        stem = re.sub(INDICES, "", name)
+        columns.setdefault(stem, []).append(j)
+        shapes[stem] = tuple(map(int, name.removeprefix(stem).split(".")[1:]))
+    return {
+        stem: np.moveaxis(numbers[:, own].T.reshape((*shapes[stem], -1), order="F"), -1, 0)
+        for stem, own in columns.items()
+    }
+
+
+def from_bridgestan(model: Any, *, include_tp: bool = False) -> StanTarget:
+    """Make a target of a Stan model that is loaded by BridgeStan, or of an object with the same methods.
+
+    Parameters
+    ----------
+    model : bridgestan.StanModel or object
+        With ``log_density_gradient(theta)``, which returns log p and its gradient at one unconstrained point, an
+        array (n_features,), and ``param_unc_num()``, the number of features. If it has them, ``param_names()`` and
+        ``param_constrain(theta)``, and ``param_unc_names()``, are used too. A point at which it raises RuntimeError
+        is taken for one outside the support.
+    include_tp : bool, default=False
+        Whether `constrain` gives the transformed parameters too.
+
+    Returns
+    -------
+    target : Target
+        Its `constrain` gives the parameters of the model as arrays by their names.
+
+    Raises
+    ------
+    TypeError
+        `model` does not have the methods.
+    ValueError
+        It has no parameters.
+
+    References
+    ----------
+    Roualdes, E. et al. (2023). BridgeStan: efficient in-memory access to the methods of a Stan model.
+    https://doi.org/10.21105/joss.05236
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import torch
+    >>> from skksivi.targets import from_bridgestan
+    >>> class LogNormal:  # in the place of bridgestan.StanModel("model.stan", "data.json")
+    ...     def param_unc_num(self):
+    ...         return 1
+    ...     def log_density_gradient(self, theta):
+    ...         return -theta @ theta / 2, -theta
+    ...     def param_constrain(self, theta):
+    ...         return np.exp(theta)
+    ...     def param_names(self):
+    ...         return ["scale"]
+    >>> target = from_bridgestan(LogNormal())
+    >>> target.score_fn(torch.ones(1, 1))
+    tensor([[-1.]])
+    >>> target.constrain([[0.0]])
+    {'scale': array([1.])}
+    """
+    for name in ("log_density_gradient", "param_unc_num"):
+        if not callable(getattr(model, name, None)):
+            raise TypeError(f"`model` must have a method `{name}`, as BridgeStan's models do; {model!r} has none.")
+    return StanTarget(model, include_tp=include_tp)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from skksivi._checkpoint import Checkpoint
 from skksivi._moments import MomentPenalty, departure, stein_variances
 from skksivi._pilot import Pilot
+from skksivi._regularization import tail_exponent
 from skksivi._score import PRODUCTS, Halves, Score
 from skksivi._stein import GRADIENT_ESTIMATORS, GradientEstimator
 from skksivi._training import CHECK_EVERY, Watch, minimise
@@ -185,6 +186,33 @@ def estimator_of(est: Any, score_u: Any) -> tuple[GradientEstimator, int]:
     return estimator, n
 
 
+def schedule_of(est: Any) -> Callable[[float], tuple[float, float]] | None:
+    """Return the inverse temperature and the entropic weight as a function of progress; None for one and zero."""
+    annealing, weight = (getattr(est, name, None) for name in ("annealing", "entropic_weight"))
+    if annealing is None and not weight:
+        return None
+    temperature: Any = Linear() if annealing == "linear" else annealing or (lambda _: 1.0)
+    entropic: Any = weight if callable(weight) else lambda _: weight or 0.0
+    return lambda progress: (temperature(progress), entropic(progress))
+
+
+def warn_of_improper(est: Any, score_fn: Score) -> None:
+    """Warn where the tails of the target are powers so slow that tempering makes them improper."""
+    schedule, d = schedule_of(est), score_fn.n_features
+    if schedule is None or getattr(est, "annealing", None) is None:
+        return
+    exponent = tail_exponent(score_fn.double, d)
+    coldest = min(schedule(i / 50)[0] for i in range(51))
+    if exponent is not None and coldest * exponent <= d:
+        warnings.warn(
+            f"`annealing` starts at the inverse temperature {coldest:.3g}, but the tails of the target fall as "
+            f"|x|^-{exponent:.3g} in {d} dimensions, so that the tempered target has no finite mass below "
+            f"{d / exponent:.3g}: draws run away. Start above that, or do without.",
+            UserWarning,
+            stacklevel=5,
+        )
+
+
 def watch_of(
     est: Any,
     score_fn: Score,
@@ -236,8 +264,7 @@ def train(
     resume: dict[str, Any] | None,
     **learned: Any,
 ) -> BaseException | None:
-    """Minimise, and assign what was learned, before it too; return what ended it early, if the state is to be kept."""
-    annealing: Any = getattr(est, "annealing", None)  # a hierarchy has a bridge instead
+    """Minimise, and assign what was learned; return what ended it early, if the state is to be kept."""
     run = minimise(
         gradient_fn,
         family,
@@ -248,7 +275,7 @@ def train(
         betas=est.betas,
         max_grad_norm=est.max_grad_norm,
         ema_decay=est.ema_decay,
-        annealing=Linear() if annealing == "linear" else annealing,
+        annealing=schedule_of(est),
         watch=watch,
         nonfinite=est.nonfinite,
         report=reporter(est, family, {"whitening_": start.whitening, **learned}),

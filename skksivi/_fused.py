@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from skksivi._stein import GradientEstimator
-from skksivi.kernels import MAX_MEDIAN_DRAWS, Kernel, median_pair
+from skksivi.kernels import MAX_MEDIAN_DRAWS, Kernel, Tilted, median_pair
 
 #: Entries of a tile: on a CPU it stays in the cache, on a GPU it keeps the device busy.
 TILE_ENTRIES = defaultdict(lambda: 2**26, cpu=2**16)
@@ -50,11 +50,20 @@ def value_and_gradients(
     dx, df : Tensors of the shape of x
         The gradients of each layer's value.
     """
+    if isinstance(kernel, Tilted):
+        return _tilted(x, f, kernel, estimator)
     if not kernel._euclidean:
         return _by_autograd(x, f, kernel, estimator)
     layers, (n, d) = x.shape[:-2], x.shape[-2:]
     value, dx, df = _fused(x.reshape(-1, n, d), f.reshape(-1, n, d), kernel, within=estimator.n_batches == 1)
     return value.view(layers), dx.view(x.shape), df.view(x.shape)
+
+
+def _tilted(x: Tensor, f: Tensor, kernel: Tilted, estimator: GradientEstimator) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the value and gradients of w(x) k(x, y) w(y): those of k with w f in the place of f."""
+    w, dw = kernel.weight(x)
+    value, dx, dg = value_and_gradients(x, w * f, kernel.kernel, estimator)
+    return value, dx.addcmul_((dg * f).sum(-1, keepdim=True), dw), w * dg
 
 
 def _by_autograd(x: Tensor, f: Tensor, kernel: Kernel, estimator: GradientEstimator) -> tuple[Tensor, Tensor, Tensor]:

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi._affine import WhitenedScore
 from skksivi._families import Bootstrap, Mixing, SemiImplicit, gaussian_layer
 from skksivi._fitting import (
     CONSTRAINTS,
@@ -28,11 +27,13 @@ from skksivi._fitting import (
     points_near_target,
     train,
     warn,
+    warn_of_improper,
     watch_of,
 )
 from skksivi._fused import value_and_gradients
 from skksivi._moments import MomentPenalty, moments
 from skksivi._pilot import Pilot
+from skksivi._regularization import laplacian_gradient
 from skksivi._score import Halves, Score
 from skksivi._whitening import MAX_FEATURES, MAX_POINTS, Whitening, pulled_back
 from skksivi.base import CHUNK, BaseApproximator, HasMethods, Integral, Interval, Real, StrOptions
@@ -117,6 +118,12 @@ class KSIVIApproximator(BaseApproximator):
     annealing : {"linear"}, callable or None, default=None
         Inverse temperature by which the score is multiplied, as a function of progress in [0, 1];
         "linear" is `skksivi.annealing.Linear()`.
+    entropic_weight : float or callable, default=0.0
+        Weight of minus the mean of log p over the draws, a term of Bénard et al. (2023) that needs the score only
+        and keeps draws of light-tailed kernels from where p is small; or its schedule, a function of progress.
+    laplacian_weight : float, default=0.0
+        Weight of their other term, the positive second derivatives of log p at the draws over the size of the batch,
+        which keeps draws out of the saddles between modes. The score must be one that torch can differentiate twice.
     ema_decay : float or None, default=0.999
         The fitted parameters are an exponential moving average with this decay, or over a tenth of the iterations so
         far where that is less; None takes the last ones.
@@ -186,6 +193,9 @@ class KSIVIApproximator(BaseApproximator):
     Yu, L., Cheng, Z., Zhang, S. and Zhang, C. A kernel approach for semi-implicit variational inference. "The paper"
     throughout.
 
+    Bénard, C., Staber, B. and Da Veiga, S. (2023). Kernel Stein discrepancy thinning: a theoretical perspective of
+    pathologies and a practical fix with regularization. https://arxiv.org/abs/2301.13528
+
     Cheng, Z., Yu, L., Xie, T., Zhang, S. and Zhang, C. (2024). Kernel semi-implicit variational inference.
     https://arxiv.org/abs/2405.18997
 
@@ -207,6 +217,8 @@ class KSIVIApproximator(BaseApproximator):
         "linear_skip": ["boolean"],
         "scale": [StrOptions({"constant", "network"})],
         "pilot_weight": [Interval(Real, 0, None, closed="left")],
+        "entropic_weight": [Interval(Real, 0, None, closed="left"), callable],
+        "laplacian_weight": [Interval(Real, 0, None, closed="left")],
     }
 
     family_: SemiImplicit
@@ -237,6 +249,8 @@ class KSIVIApproximator(BaseApproximator):
         learning_rate_decay: tuple[float, int] | str | None = "cosine",
         betas: tuple[float, float] = (0.9, 0.99),
         annealing: Callable[[float], float] | str | None = None,
+        entropic_weight: float | Callable[[float], float] = 0.0,
+        laplacian_weight: float = 0.0,
         ema_decay: float | None = 0.999,
         max_grad_norm: float | None = None,
         tol: float | None = None,
@@ -271,6 +285,8 @@ class KSIVIApproximator(BaseApproximator):
         self.learning_rate_decay = learning_rate_decay
         self.betas = betas
         self.annealing = annealing
+        self.entropic_weight = entropic_weight
+        self.laplacian_weight = laplacian_weight
         self.ema_decay = ema_decay
         self.max_grad_norm = max_grad_norm
         self.tol = tol
@@ -320,12 +336,17 @@ class KSIVIApproximator(BaseApproximator):
 
     def _fit(self, score_fn: Score, generator: torch.Generator) -> BaseException | None:
         self._check_parameters(score_fn.n_features)
+        warn_of_improper(self, score_fn)
         checkpoint = find_checkpoint(self, score_fn)
         start, resume = find_start(self, score_fn, generator, checkpoint, self._build)
         whitening, family = start.whitening, copy.deepcopy(start.family)
         guards = isinstance(family.mixing, Bootstrap) and whitening.settled
         watch = watch_of(self, score_fn, whitening, family, _draw, generator, guards=guards)
         score_u = pulled_back(score_fn, whitening, generator)
+        if self.laplacian_weight and (score_fn.by_differences or isinstance(score_u, Halves)):
+            raise ValueError(
+                "`laplacian_weight` needs a score that torch can differentiate, of all of the data; set it to zero."
+            )
         gradient_fn = self._gradient_fn(score_u, family, start.penalty, generator)
         ended_by = train(
             self, start, family, gradient_fn, generator, watch=watch, checkpoint=checkpoint, resume=resume
@@ -338,7 +359,7 @@ class KSIVIApproximator(BaseApproximator):
 
     def _gradient_fn(
         self,
-        score_u: Score | WhitenedScore | Halves,
+        score_u: Any,
         family: SemiImplicit,
         penalty: MomentPenalty | None,
         generator: torch.Generator,
@@ -347,16 +368,20 @@ class KSIVIApproximator(BaseApproximator):
         kernel = kernel_in_u(self, family.n_features)
         estimator, n_draws = estimator_of(self, score_u)
 
-        def gradient_fn(inverse_temperature: Tensor | None) -> Tensor:
+        def gradient_fn(schedule: Tensor | None) -> Tensor:
             (u, conditional_score), pull_draw = family.draw_with_pullback(n_draws, generator)
             s_p, pull_score = score_u.with_pullback(u)
-            if inverse_temperature is not None:
-                s_p = inverse_temperature * s_p
-            ksd, du, df = value_and_gradients(u, s_p - conditional_score, kernel, estimator)
+            inverse_temperature, entropic_weight = (None, None) if schedule is None else schedule
+            tempered = s_p if inverse_temperature is None else inverse_temperature * s_p
+            ksd, du, df = value_and_gradients(u, tempered - conditional_score, kernel, estimator)
             ds = df if inverse_temperature is None else inverse_temperature * df
             du.add_(pull_score(ds))
             if penalty is not None:
                 du.add_(penalty.gradient(u))
+            if entropic_weight is not None:
+                du.sub_(entropic_weight * s_p / n_draws)
+            if self.laplacian_weight:
+                du.add_(laplacian_gradient(score_u, u, generator), alpha=self.laplacian_weight / n_draws**2)
             pull_draw(du, -df)
             return ksd
 

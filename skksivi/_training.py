@@ -226,7 +226,7 @@ def minimise(
     betas: tuple[float, float],
     max_grad_norm: float | None,
     ema_decay: float | None,
-    annealing: Callable[[float], float] | None,
+    annealing: Callable[[float], float | tuple[float, ...]] | None,
     watch: Watch | None,
     nonfinite: str = "raise",
     report: Callable[[int, float], bool] | None = None,
@@ -243,7 +243,7 @@ def minimise(
     ----------
     gradient_fn : callable
         Sets `grad` of every parameter to a fresh estimate of the gradient and returns that of the loss, without a
-        graph; takes the inverse temperature as a tensor, None without annealing. It runs without automatic
+        graph; takes what `annealing` returns as a tensor, None without annealing. It runs without automatic
         differentiation; `by_autograd` makes one of a loss.
     module : Module
     generator : torch.Generator
@@ -251,7 +251,7 @@ def minimise(
     max_iter, learning_rate, learning_rate_decay, betas, max_grad_norm, ema_decay, nonfinite
         As those of the approximators.
     annealing : callable or None
-        Maps progress in [0, 1) to the inverse temperature.
+        Maps progress in [0, 1) to the inverse temperature, or to it and to weights of other terms.
     watch : Watch or None
         Looks at the averaged module.
     report : callable, default=None
@@ -265,7 +265,7 @@ def minimise(
     """
     iterate = Iterate(module, betas, max_grad_norm, ema_decay)
     rate_factor = learning_rate_factor(learning_rate_decay, max_iter)
-    temperature = None if annealing is None else iterate.flat.new_ones(())
+    temperature = None if annealing is None else iterate.flat.new_tensor(annealing(0.0))
     loss_now = iterate.flat.new_zeros(())
     losses = iterate.flat.new_zeros(max_iter)
     n_done, engine, ended_by = 0, "eager", None
@@ -292,7 +292,7 @@ def minimise(
         for t in range(first, max_iter):
             iterate.rate.fill_(learning_rate * rate_factor(t))
             if annealing is not None and temperature is not None:
-                temperature.fill_(_inverse_temperature(annealing, t / max_iter))
+                temperature.copy_(_schedule(annealing, t / max_iter))
             if iterate.on_gpu and t == first + WARM_UP:
                 run_step, engine = capture(step, generator)
             run_step()
@@ -318,15 +318,17 @@ def minimise(
     return Run(losses[:n_done].cpu().numpy(), np.array(watch.values if watch else []), engine, ended_by)
 
 
-def _inverse_temperature(annealing: Callable[[float], float], progress: float) -> float:
+def _schedule(annealing: Callable[[float], float | tuple[float, ...]], progress: float) -> Tensor:
+    """Return the inverse temperature, and the weights after it, as a tensor."""
     value = annealing(progress)
     try:
-        number = float(value)
+        numbers = torch.as_tensor(value, dtype=torch.float64)
+        first, *others = numbers.flatten().tolist()
     except (TypeError, ValueError, RuntimeError):
-        number = math.nan
-    if not 0 < number < math.inf:
+        first, others = math.nan, []
+    if not (0 < first < math.inf and all(0 <= w < math.inf for w in others)):
         raise ValueError(f"`annealing` returned {value!r} at progress {progress:.3g}, expected a positive number.")
-    return number
+    return numbers
 
 
 def by_autograd(loss_fn: Callable[[Tensor | None], Tensor], module: nn.Module) -> Callable[[Tensor | None], Tensor]:

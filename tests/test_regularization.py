@@ -1,0 +1,118 @@
+"""Heavy tails and regularised discrepancies: tilted kernels, Bénard's terms, tails that tempering breaks."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from sklearn.base import clone
+
+from skksivi import KSIVIApproximator
+from skksivi._fused import value_and_gradients
+from skksivi._regularization import laplacian_gradient, tail_exponent
+from skksivi._stein import GRADIENT_ESTIMATORS
+from skksivi.kernels import IMQ, Gaussian, Riesz, Tilted, resolve_kernel
+from skksivi.metrics import ksd
+from skksivi.targets import Banana, EightGaussians, Multimodal, StudentT, XShaped
+
+QUICK = KSIVIApproximator(max_iter=30, batch_size=16, hidden_layer_sizes=(8,), whiten="laplace", random_state=0)
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("kernel", [Gaussian(), IMQ(bandwidth=2.0), Riesz(), Riesz(norm="l1")], ids=str)
+@pytest.mark.parametrize("exponent", [-0.5, 0.25])
+@pytest.mark.parametrize("name", GRADIENT_ESTIMATORS)
+def test_a_tilted_kernel_weighs_both_arguments(kernel, exponent, name):
+    tilted = Tilted(kernel, exponent=exponent, scale=1.5)
+    x, f, estimator = normal(12, 3), normal(12, 3, seed=1), GRADIENT_ESTIMATORS[name]
+    w = (1 + x.square().sum(1) / 1.5**2) ** exponent
+    torch.testing.assert_close(tilted(x), w[:, None] * kernel(x) * w)
+    torch.testing.assert_close(tilted(x[:5], x[5:]), w[:5, None] * kernel(x[:5], x[5:]) * w[5:])
+    value, dx, df = value_and_gradients(x, f, tilted, estimator)
+    x.requires_grad_(), f.requires_grad_()
+    expected = estimator.estimate(x, f, tilted)
+    torch.testing.assert_close(value, expected.detach())
+    for ours, g in zip((dx, df), torch.autograd.grad(expected, (x, f)), strict=True):
+        torch.testing.assert_close(ours, g, rtol=1e-8, atol=1e-10)
+
+
+def test_a_tilted_kernel_is_a_kernel():
+    tilted = resolve_kernel(Tilted(Gaussian()), 0.7)
+    assert tilted.kernel.bandwidth == 0.7
+    assert isinstance(Tilted(Gaussian()).frozen(normal(20, 2)).kernel.bandwidth, float)
+    with pytest.raises(ValueError, match="Stein kernel"):
+        ksd(normal(20, 2).numpy(), lambda x: -x, kernel=tilted)
+    q = clone(QUICK).set_params(kernel=Tilted(IMQ(), exponent=0.5), kernel__scale=2.0).fit(lambda x: -x, n_features=2)
+    assert np.isfinite(q.sample(10)).all()
+    for wrong in (Tilted("imq"), Tilted(IMQ(), scale=0.0), Tilted(IMQ(), exponent=np.inf)):
+        with pytest.raises((TypeError, ValueError), match=r"`(kernel|exponent)`"):
+            clone(QUICK).set_params(kernel=wrong).fit(Banana())
+
+
+@pytest.mark.parametrize("target", [Banana(), XShaped(), Multimodal(), StudentT()], ids=str)
+def test_the_laplacian_term_is_the_gradient_of_positive_second_derivatives(target):
+    x = 3 * normal(12, 2)
+
+    def total(x):
+        hessian = torch.autograd.functional.hessian(lambda x: target.log_prob(x).sum(), x, create_graph=True)
+        return torch.stack([hessian[i, j, i, j] for i in range(len(x)) for j in range(2)]).clamp_min(0).sum()
+
+    x.requires_grad_()
+    (expected,) = torch.autograd.grad(total(x), x)
+    assert expected.any()
+    ours = laplacian_gradient(target.score_fn, x, torch.Generator())
+    torch.testing.assert_close(ours, expected, rtol=1e-8, atol=1e-8)
+
+
+def test_the_laplacian_term_is_estimated_in_many_dimensions():
+    x, generator = normal(4, 40), torch.Generator().manual_seed(0)
+
+    def score_fn(x):  # log p = sum x_j^4: second derivatives 12 x_j^2, without cross terms
+        return 4 * x**3
+
+    torch.testing.assert_close(laplacian_gradient(score_fn, x, generator), 24 * x)
+    assert not laplacian_gradient(lambda x: -x, x, generator).any()
+
+
+def test_the_entropic_term_moves_draws_up_and_is_scheduled():
+    settings = {"whiten": None, "max_iter": 100, "learning_rate": 1e-2, "initial_scale": 0.9}
+    plain, pulled, late = (
+        clone(QUICK).set_params(**settings, entropic_weight=w).fit(lambda x: 5 - x, n_features=2)
+        for w in (0.0, 10.0, lambda progress: 10.0 * (progress > 2))
+    )
+    assert pulled.sample(500).mean() > plain.sample(500).mean() + 0.2
+    np.testing.assert_array_equal(late.loss_curve_, plain.loss_curve_)
+
+
+def test_the_laplacian_term_drives_draws_out_of_a_saddle():
+    settings = {"whiten": None, "max_iter": 300, "learning_rate": 1e-2, "initial_scale": 0.5, "max_grad_norm": 1.0}
+    target = EightGaussians(radius=6.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        plain, driven = (clone(QUICK).set_params(**settings, laplacian_weight=w).fit(target) for w in (0.0, 100.0))
+    r = [np.linalg.norm(q.sample(2000, random_state=0), axis=1).mean() for q in (plain, driven)]
+    assert r[1] != r[0]
+    with pytest.raises(ValueError, match="`laplacian_weight` needs a score"):
+        clone(QUICK).set_params(laplacian_weight=1.0).fit(lambda X: -np.asarray(X), n_features=2)
+
+
+def test_tails_are_told_from_the_score():
+    assert tail_exponent(StudentT().score_fn, 2) == pytest.approx(6)  # a product of two: proper for c > 1 / 3
+    assert tail_exponent(lambda x: -x, 2) is None
+    assert tail_exponent(lambda x: -x / (1 + x.square().sum(1, keepdim=True)).sqrt(), 2) is None
+    cauchy = lambda x: -4 * x / (1 + x.square().sum(1, keepdim=True))  # noqa: E731
+    assert tail_exponent(cauchy, 3) == pytest.approx(4)
+
+
+def test_tempering_that_breaks_a_heavy_tailed_target_is_warned_of():
+    def cauchy(x):
+        return -4 * x / (1 + x.square().sum(1, keepdim=True))
+
+    tempered = clone(QUICK).set_params(annealing="linear", whiten=None)
+    with pytest.warns(UserWarning, match=r"no finite mass below 0\.75"):
+        tempered.fit(cauchy, n_features=3)
+    tempered.set_params(annealing=lambda progress: 0.8 + 0.2 * progress).fit(cauchy, n_features=3)
+    tempered.set_params(annealing="linear").fit(lambda x: -x, n_features=3)

@@ -1,6 +1,6 @@
 """Kernel semi-implicit variational inference: a fast sampler for a posterior known through its score."""
 
-from skksivi import annealing, baselines, datasets, kernels, metrics, mixing, targets
+from skksivi import annealing, baselines, datasets, kernels, metrics, mixing, model_selection, plotting, targets
 from skksivi._hksivi import HKSIVIApproximator
 from skksivi._ksivi import KSIVIApproximator
 from skksivi._modes import modes
@@ -22,7 +22,9 @@ __all__ = [
     "load",
     "metrics",
     "mixing",
+    "model_selection",
     "modes",
+    "plotting",
     "save",
     "targets",
     "to_arviz",

@@ -521,6 +521,18 @@ def _family(**parts: Any) -> _families.SemiImplicit:
 
 _NETWORK = _instance(_families.MultilayerPerceptron)
 
+#: What several baselines learn.
+_GAUSSIAN: Parts = {
+    "_map": (_instance(_affine.Affine), "d"),
+    "mean_": (_array(np.float64), "d"),
+    "covariance_": (_array(np.float64), "dd"),
+}
+_PARTICLES: Parts = {"whitening_": (_instance(_whitening.Whitening), "d"), "particles_": (_array(np.float64), "nd")}
+_CHAINS: Parts = {"whitening_": (_instance(_whitening.Whitening), "d"), "chains_": (_array(np.float64), "cnd")}
+_CURVE = (_array(np.float64, finite=False), "t")
+_ITERATIONS: Parts = {"n_iter_": (COUNT, "t")}
+_NORMS: Parts = {"norm_curve_": _CURVE, **_ITERATIONS}
+
 #: The classes that a file may name, and how. A new approximator is one more entry.
 KINDS: dict[str, Kind] = {
     "tuple": Kind(tuple, lambda value: {"items": list(value)}, lambda items: tuple(items)),
@@ -603,12 +615,27 @@ KINDS: dict[str, Kind] = {
             "engine_": (_instance(str), ""),
         },
     ),
-    "baselines.Laplace": _approximator(
-        baselines.Laplace,
-        {
-            "_map": (_instance(_affine.Affine), "d"),
-            "mean_": (_array(np.float64), "d"),
-            "covariance_": (_array(np.float64), "dd"),
+    "baselines.Laplace": _approximator(baselines.Laplace, _GAUSSIAN),
+    "baselines.MeanFieldVI": _approximator(baselines.MeanFieldVI, _GAUSSIAN | _NORMS),
+    "baselines.FullRankVI": _approximator(baselines.FullRankVI, _GAUSSIAN | _NORMS),
+    "baselines.BatchAndMatch": _approximator(
+        baselines.BatchAndMatch, _GAUSSIAN | _ITERATIONS | {"score_divergence_": (_instance(float), "")}
+    ),
+    "baselines.SVGD": _approximator(baselines.SVGD, _PARTICLES | _NORMS),
+    "baselines.MIED": _approximator(baselines.MIED, _PARTICLES | _ITERATIONS | {"loss_curve_": _CURVE}),
+    "baselines.KSDDescent": _approximator(
+        baselines.KSDDescent,
+        _PARTICLES | _ITERATIONS | {"loss_curve_": (_array(np.float64, finite=False), "e")},
+    ),
+    "baselines.SGLD": _approximator(baselines.SGLD, _CHAINS | _ITERATIONS),
+    "baselines.MALA": _approximator(
+        baselines.MALA,
+        _CHAINS
+        | _ITERATIONS
+        | {
+            "acceptance_curve_": _CURVE,
+            "acceptance_rate_": (_instance(float), ""),
+            "step_size_": (_instance(float), ""),
         },
     ),
 }

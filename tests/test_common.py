@@ -18,16 +18,44 @@ from sklearn.model_selection import GridSearchCV
 
 import skksivi
 from skksivi import HKSIVIApproximator, KSIVIApproximator
-from skksivi.baselines import Laplace
+from skksivi.base import BaseApproximator
+from skksivi.baselines import (
+    MALA,
+    MIED,
+    SGLD,
+    SVGD,
+    BatchAndMatch,
+    FullRankVI,
+    KSDDescent,
+    Laplace,
+    MeanFieldVI,
+)
 from skksivi.targets import Banana, Target, from_score_fn
 
 APPROXIMATORS = [
     KSIVIApproximator(max_iter=300, random_state=0),
     HKSIVIApproximator(max_iter=300, n_layers=2, random_state=0),
     Laplace(random_state=0),
+    MeanFieldVI(max_iter=300, random_state=0),
+    FullRankVI(max_iter=300, random_state=0),
+    BatchAndMatch(random_state=0),
+    SVGD(n_particles=100, max_iter=200, random_state=0),
+    KSDDescent(n_particles=100, max_iter=50, random_state=0),
+    MIED(mollifier="laplace", epsilon=0.3, n_particles=100, max_iter=200, learning_rate=0.1, random_state=0),
+    SGLD(n_chains=200, n_warmup=200, n_draws=25, random_state=0),
+    MALA(n_chains=200, n_warmup=100, n_draws=50, thin=2, random_state=0),
 ]
 MEAN = torch.tensor([1.0, -2.0])
 COVARIANCE = torch.tensor([[2.0, 0.6], [0.6, 0.5]])
+
+
+def has_density(q):
+    return type(q)._log_density is not BaseApproximator._log_density
+
+
+def skip_without_correlations(q):
+    if isinstance(q, MeanFieldVI):
+        pytest.skip("a Gaussian of independent coordinates is not the target")
 
 
 def gaussian_score(x):
@@ -58,6 +86,7 @@ def test_every_approximator_is_under_contract():
 
 
 def test_draws_have_the_moments_of_the_target(fitted):
+    skip_without_correlations(fitted)
     X = fitted.sample(20_000, random_state=1)
     covariance = COVARIANCE.numpy()
     sd = np.sqrt(np.diag(covariance))
@@ -79,7 +108,7 @@ def test_sample_in_chunks_has_the_same_law(fitted, monkeypatch):
     parts = fitted.sample(5000, random_state=3)
     standard_errors = (whole.mean(0) - parts.mean(0)) / whole.std(0) * np.sqrt(2500)
     assert np.abs(standard_errors).max() < 4
-    assert len(np.unique(parts, axis=0)) == 5000
+    assert len(np.unique(parts, axis=0)) > (2500 if hasattr(fitted, "chains_") else 4999)  # chains repeat states
 
 
 def test_successive_samples_differ_and_a_seed_repeats_them(fitted):
@@ -89,10 +118,17 @@ def test_successive_samples_differ_and_a_seed_repeats_them(fitted):
 
 def test_score_of_draws_is_their_mean_log_density(fitted):
     X = fitted.sample(50, random_state=0)
+    if not has_density(fitted):
+        with pytest.raises(TypeError, match="has no density; score it against a target"):
+            fitted.score(X)
+        return
     assert fitted.score(X) == pytest.approx(fitted.score_samples(X).mean())
 
 
 def test_score_samples_is_the_log_density_of_the_target(fitted):
+    skip_without_correlations(fitted)
+    if not has_density(fitted):
+        pytest.skip("points have no density")
     X = np.random.RandomState(0).multivariate_normal(MEAN.numpy(), COVARIANCE.numpy(), 200)
     expected = GaussianTarget().log_prob(torch.as_tensor(X))
     assert np.mean(np.abs(fitted.score_samples(X) - expected.numpy())) < 0.1
@@ -158,7 +194,8 @@ def test_global_state_is_untouched(unfitted):
 
     before = state()
     q = unfitted.set_params(random_state=None).fit(gaussian_score, n_features=2)
-    q.score(q.sample(10))
+    if has_density(q):
+        q.score(q.sample(10))
     q.score(gaussian_score)
     assert state() == before
 
@@ -199,6 +236,7 @@ def test_a_score_that_differentiates_log_p_itself_is_fitted_and_judged(unfitted)
 
 
 @pytest.mark.filterwarnings("ignore:The draws are too:sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.filterwarnings("ignore:`log_prob` of the target contradicts its `score_fn`:UserWarning")
 def test_a_subclass_with_a_new_score_or_density_does_not_use_the_old_product(unfitted):
     class Tempered(Banana):
         def score_fn(self, x):

@@ -25,7 +25,18 @@ from sklearn.exceptions import NotFittedError
 import skksivi
 from skksivi import KSIVIApproximator, kernels, persistence
 from skksivi.annealing import Linear
-from skksivi.baselines import Laplace
+from skksivi.base import BaseApproximator
+from skksivi.baselines import (
+    MALA,
+    MIED,
+    SGLD,
+    SVGD,
+    BatchAndMatch,
+    FullRankVI,
+    KSDDescent,
+    Laplace,
+    MeanFieldVI,
+)
 
 MEAN = torch.tensor([1.0, -2.0])
 FACTOR = np.array([[1.5, 0.0], [0.4, 0.6]])
@@ -53,6 +64,14 @@ ESTIMATORS = {
     "many features": ksivi(whiten="laplace", hidden_layer_sizes=(3,), batch_size=4, max_iter=3),  # a low-rank map
     "Laplace": Laplace(random_state=1),
     "Laplace in float32": Laplace(random_state=None, dtype="float32", max_iter=7),
+    "mean field": MeanFieldVI(max_iter=20, random_state=1),
+    "full rank": FullRankVI(max_iter=20, dtype="float32", init=[0.5, 0.5], random_state=1),
+    "batch and match": BatchAndMatch(max_iter=20, random_state=1),
+    "SVGD": SVGD(kernel=kernels.Gaussian(bandwidth=0.7), n_particles=30, max_iter=20, random_state=1),
+    "KSD descent": KSDDescent(n_particles=20, max_iter=10, init=np.linspace(-1, 1, 40).reshape(20, 2)),
+    "MIED": MIED(n_particles=20, max_iter=10, whiten=(MEAN.numpy(), FACTOR), random_state=1),
+    "SGLD": SGLD(n_chains=5, n_warmup=3, n_draws=4, step_size=(0.1, 1.0, 0.5), whiten=None, random_state=1),
+    "MALA": MALA(n_chains=5, n_warmup=3, n_draws=4, whiten="bam", dtype="float32", random_state=1),
 }
 N_FEATURES = {"many features": 1002}
 
@@ -132,7 +151,8 @@ def test_a_fitted_estimator_comes_back_bit_for_bit(fitted, name, way, tmp_path):
     loaded = way(q, tmp_path)
     X = q.sample(300, random_state=0)
     np.testing.assert_array_equal(loaded.sample(300, random_state=0), X, strict=True)
-    np.testing.assert_array_equal(loaded.score_samples(X[:2]), q.score_samples(X[:2]), strict=True)
+    if type(q)._log_density is not BaseApproximator._log_density:
+        np.testing.assert_array_equal(loaded.score_samples(X[:2]), q.score_samples(X[:2]), strict=True)
     if q.n_features_in_ == 2:
         np.testing.assert_array_equal(loaded.score(score_fn), q.score(score_fn))
     assert_same(loaded.get_params(), q.get_params())

@@ -2,16 +2,50 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from skksivi._affine import Affine, Identity, LowRank
+from skksivi._pilot import batch_and_match, score_divergence
 from skksivi._score import Score
-from skksivi._whitening import saddle_free_newton
-from skksivi.base import BaseApproximator, Integral, Interval
+from skksivi._whitening import Whitening, find_whitening, pulled_back, saddle_free_newton
+from skksivi.base import BaseApproximator, Integral, Interval, Real, StrOptions
+from skksivi.baselines._descent import descend, set_gradient
+
+#: Constraints of the parameters of those that ascend the evidence lower bound.
+ASCENDING: dict[str, list[Any]] = {
+    **BaseApproximator._parameter_constraints,
+    "batch_size": [Interval(Integral, 1, None, closed="left")],
+    "max_iter": [Interval(Integral, 1, None, closed="left")],
+    "learning_rate": [Interval(Real, 0, None, closed="neither")],
+    "learning_rate_decay": [StrOptions({"cosine"}), None],
+    "init": ["array-like", None],
+}
+
+#: Decay of the average over iterations that is kept.
+EMA_DECAY = 0.99
+
+
+def draw(q: Affine, n: int, generator: torch.Generator) -> Tensor:
+    """Return n draws (n, d) of N(m, L L^T)."""
+    return q.unwhiten(torch.randn(n, len(q.m), generator=generator, dtype=q.m.dtype, device=q.m.device))
+
+
+def log_density(q: Affine, x: Tensor) -> Tensor:
+    """Return log N(x; m, L L^T) at points x (n, d)."""
+    u = q.whiten(x)
+    return -u.square().sum(-1) / 2 - q.log_determinant() - x.shape[-1] / 2 * math.log(2 * math.pi)
+
+
+def moments(q: Affine) -> tuple[np.ndarray, np.ndarray]:
+    """Return mean (d,) and covariance (d, d)."""
+    return q.m.cpu().numpy(), (q.L @ q.L.mT).cpu().numpy()
 
 
 class Laplace(BaseApproximator):
@@ -72,14 +106,407 @@ class Laplace(BaseApproximator):
     def _fit(self, score_fn: Score, generator: torch.Generator) -> None:
         origin = torch.zeros(score_fn.n_features, dtype=torch.float64, device=score_fn.device)
         self._map = saddle_free_newton(score_fn.double, origin, self.max_iter)
-        self.mean_ = self._map.m.cpu().numpy()
-        self.covariance_ = (self._map.L @ self._map.L.mT).cpu().numpy()
+        self.mean_, self.covariance_ = moments(self._map)
 
     def _sample(self, n: int, generator: torch.Generator) -> Tensor:
-        m = self._map.m
-        u = torch.randn(n, len(m), generator=generator, dtype=m.dtype, device=m.device)
-        return self._map.unwhiten(u)
+        return draw(self._map, n, generator)
 
     def _log_density(self, x: Tensor) -> Tensor:
-        u = self._map.whiten(x)
-        return -u.square().sum(-1) / 2 - self._map.log_determinant() - x.shape[-1] / 2 * math.log(2 * math.pi)
+        return log_density(self._map, x)
+
+
+# The evidence lower bound
+
+
+def mean_field_gradient(s: Tensor, xi: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Return the gradient of the evidence lower bound of :math:`x = a + e^b \odot \xi` in a and b, both (d,),
+
+    .. math:: \nabla_a = E\, s(x), \quad \nabla_b = E\left[s(x) \odot \xi\right] \odot e^b + 1,
+
+    whose last term is that of the entropy.
+
+    Parameters
+    ----------
+    s, xi : Tensor of shape (n, d)
+        The score of the target at the draws, and the normal numbers that they were made from.
+    b : Tensor of shape (d,)
+    """
+    return s.mean(0), (s * xi).mean(0) * b.exp() + 1
+
+
+def full_rank_gradient(s: Tensor, xi: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    r"""Return the gradient of the evidence lower bound of :math:`x = a + (T + \mathrm{diag}\, e^b)\, \xi`,
+
+    .. math::
+        \nabla_a = E\, s(x), \quad \nabla_b = \mathrm{diag}(G) \odot e^b + 1, \quad
+        \nabla_T = \mathrm{tril}_{-1}(G), \quad G = E\left[s(x)\, \xi^\top\right],
+
+    in a and b, both (d,), and the strictly lower triangular T (d, d).
+
+    Parameters
+    ----------
+    s, xi : Tensor of shape (n, d)
+        The score of the target at the draws, and the normal numbers that they were made from.
+    b : Tensor of shape (d,)
+    """
+    G = s.mT @ xi / len(s)
+    return s.mean(0), G.diagonal() * b.exp() + 1, G.tril(-1)
+
+
+class _Parameters(nn.Module):
+    """The parameters of a Gaussian, zero at the start: a, b and, of full rank, T."""
+
+    def __init__(self, d: int, *, full_rank: bool, like: Tensor) -> None:
+        super().__init__()
+        sizes = [(d,), (d,), (d, d)][: 3 if full_rank else 2]
+        zeros = (torch.zeros(size, dtype=like.dtype, device=like.device) for size in sizes)
+        self.each = nn.ParameterList(nn.Parameter(zero, requires_grad=False) for zero in zeros)
+
+    def map(self) -> Affine:
+        """Return the map xi -> a + (T + diag e^b) xi."""
+        a, b, *T = self.each
+        return Affine(a.detach(), sum(T, torch.diag(b.exp())).detach())
+
+
+def ascend(
+    est: Any, score_fn: Score, whitening: Whitening, gradient: Callable[..., Any], generator: torch.Generator
+) -> tuple[Affine, np.ndarray, BaseException | None]:
+    """Maximise the evidence lower bound over Gaussians, from N(0, I) in u.
+
+    Parameters
+    ----------
+    est : estimator
+    score_fn : Score
+    whitening : Whitening
+        With an `Affine` map.
+    gradient : callable
+        `mean_field_gradient` or `full_rank_gradient`.
+    generator : torch.Generator
+
+    Returns
+    -------
+    q : Affine
+        The Gaussian in x.
+    norms : ndarray of shape (n_iter,)
+        Norms of the gradients.
+    ended_by : BaseException or None
+        As `descend` returns it.
+    """
+    score_u = pulled_back(score_fn, whitening, generator)
+    d, full_rank = score_fn.n_features, gradient is full_rank_gradient
+    q = _Parameters(d, full_rank=full_rank, like=torch.empty(0, dtype=score_fn.dtype, device=score_fn.device))
+
+    def gradient_fn() -> Tensor:
+        a, b, *T = q.each
+        xi = torch.randn(est.batch_size, d, generator=generator, dtype=a.dtype, device=a.device)
+        u = a + b.exp() * xi
+        for strict in T:
+            u += xi @ strict.mT
+        s, _ = score_u.with_pullback(u)
+        norm = a.new_zeros(())
+        for parameter, g in zip(q.each, gradient(s, xi, b), strict=True):
+            set_gradient(parameter, -g)
+            norm += g.square().sum()
+        return norm.sqrt()
+
+    norms, ended_by = descend(
+        gradient_fn,
+        q,
+        generator,
+        max_iter=est.max_iter,
+        learning_rate=est.learning_rate,
+        learning_rate_decay=est.learning_rate_decay,
+        ema_decay=EMA_DECAY,
+    )
+    (m, L), (a, T) = whitening.map, (value.double() for value in q.map())
+    return Affine(m + L @ a, L @ T), norms, ended_by
+
+
+def at_mode(score_fn: Score, init: Any, generator: torch.Generator) -> Whitening:
+    """Return the Laplace approximation above `init`, its map lower triangular."""
+    if init is not None and np.ndim(init) != 1:
+        raise ValueError(f"`init` has shape {np.shape(init)}, expected ({score_fn.n_features},): one point.")
+    whitening = find_whitening("laplace", score_fn, generator, init=init)[0]
+    return dataclasses.replace(whitening, map=triangular(whitening.map))
+
+
+def triangular(map_: Affine | LowRank | Identity) -> Affine:
+    """Return a map of the same mean and covariance with a lower triangular L."""
+    if isinstance(map_, Affine):
+        return map_
+    eye = torch.eye(len(map_.m), dtype=map_.m.dtype, device=map_.m.device)
+    R = torch.linalg.qr(map_.unwhiten_direction(eye)).R
+    return Affine(map_.m, (R * R.diagonal().sign()[:, None]).mT)
+
+
+def conditional_scales(q: Affine) -> Tensor:
+    r"""Return :math:`(\Lambda_{ii})^{-1/2}`, shape (d,), with the precision :math:`\Lambda = (L L^\top)^{-1}`.
+
+    They are the scales of the independent Gaussian that is nearest to q in KL(. || q).
+    """
+    eye = torch.eye(len(q.m), dtype=q.m.dtype, device=q.m.device)
+    return torch.linalg.solve_triangular(q.L, eye, upper=False).square().sum(0).rsqrt()
+
+
+class MeanFieldVI(BaseApproximator):
+    r"""Gaussian of independent coordinates that maximises the evidence lower bound.
+
+    .. math:: \max_{m, \sigma}\; E_q \log p(x) + \sum_i \log \sigma_i, \quad q = N(m, \mathrm{diag}\, \sigma^2),
+
+    by reparameterised gradients, which need the score alone, and the entropy in closed form. It starts at the mode,
+    with the scales that are right if the target is Gaussian, and takes its steps in their units. Where coordinates
+    are correlated the variances come out too small: of a Gaussian, they are those of a coordinate given all others.
+
+    Parameters
+    ----------
+    batch_size : int, default=64
+        Draws of an iteration.
+    max_iter : int, default=1000
+        Iterations.
+    learning_rate : float, default=0.03
+        Step size of Adam.
+    learning_rate_decay : "cosine" or None, default="cosine"
+        Lower the rate to zero along a cosine, or keep it.
+    init : array-like of shape (n_features,), default=None
+        Where the climb to the mode starts, at which the fit starts; None means the origin.
+    device : str or torch.device, default="auto"
+        Where to compute; "auto" takes a GPU where there is one.
+    dtype : {"float32", "float64"}, default="float64"
+        Precision of the computation and of the draws.
+    random_state : int, RandomState or None, default=None
+        Seeds the fit and the samples.
+
+    Attributes
+    ----------
+    mean_ : ndarray of shape (n_features,)
+    covariance_ : ndarray of shape (n_features, n_features)
+        Diagonal.
+    norm_curve_ : ndarray of shape (`n_iter_`,)
+        Norm of the estimated gradient at each iteration. The bound itself is not known from a score.
+    n_iter_ : int
+        Iterations done.
+    n_features_in_ : int
+        Dimension of the target.
+
+    References
+    ----------
+    Kucukelbir, A. et al. (2017). Automatic differentiation variational inference. Journal of Machine Learning
+    Research 18(14). https://arxiv.org/abs/1603.00788
+
+    Examples
+    --------
+    >>> from skksivi.baselines import MeanFieldVI
+    >>> MeanFieldVI(random_state=0).fit(lambda x: (3 - x) / 4, n_features=1).covariance_.round()
+    array([[4.]])
+    """
+
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = ASCENDING
+
+    def __init__(
+        self,
+        *,
+        batch_size: int = 64,
+        max_iter: int = 1000,
+        learning_rate: float = 0.03,
+        learning_rate_decay: str | None = "cosine",
+        init: Any = None,
+        device: str | torch.device = "auto",
+        dtype: str = "float64",
+        random_state: int | np.random.RandomState | None = None,
+    ) -> None:
+        self.batch_size = batch_size
+        self.max_iter = max_iter
+        self.learning_rate = learning_rate
+        self.learning_rate_decay = learning_rate_decay
+        self.init = init
+        self.device = device
+        self.dtype = dtype
+        self.random_state = random_state
+
+    def _points_near_target(self) -> Any:
+        return self.init
+
+    def _fit(self, score_fn: Score, generator: torch.Generator) -> BaseException | None:
+        start = at_mode(score_fn, self.init, generator)
+        diagonal = Affine(start.map.m, conditional_scales(start.map).diag())
+        whitening = dataclasses.replace(start, map=diagonal)
+        self._map, self.norm_curve_, ended_by = ascend(self, score_fn, whitening, mean_field_gradient, generator)
+        self.n_iter_ = len(self.norm_curve_)
+        self.mean_, self.covariance_ = moments(self._map)
+        return ended_by
+
+    def _sample(self, n: int, generator: torch.Generator) -> Tensor:
+        return draw(self._map, n, generator)
+
+    def _log_density(self, x: Tensor) -> Tensor:
+        return log_density(self._map, x)
+
+
+class FullRankVI(BaseApproximator):
+    r"""Gaussian that maximises the evidence lower bound.
+
+    .. math:: \max_{m, L}\; E_q \log p(x) + \log \det L, \quad q = N(m, L L^\top),
+
+    by reparameterised gradients, which need the score alone, and the entropy in closed form. It starts at the Laplace
+    approximation, and takes its steps in the coordinates that it whitens.
+
+    Parameters
+    ----------
+    batch_size : int, default=64
+        Draws of an iteration.
+    max_iter : int, default=2000
+        Iterations.
+    learning_rate : float, default=0.03
+        Step size of Adam.
+    learning_rate_decay : "cosine" or None, default="cosine"
+        Lower the rate to zero along a cosine, or keep it.
+    init : array-like of shape (n_features,), default=None
+        Where the climb to the mode starts, at which the fit starts; None means the origin.
+    device : str or torch.device, default="auto"
+        Where to compute; "auto" takes a GPU where there is one.
+    dtype : {"float32", "float64"}, default="float64"
+        Precision of the computation and of the draws.
+    random_state : int, RandomState or None, default=None
+        Seeds the fit and the samples.
+
+    Attributes
+    ----------
+    mean_ : ndarray of shape (n_features,)
+    covariance_ : ndarray of shape (n_features, n_features)
+    norm_curve_ : ndarray of shape (`n_iter_`,)
+        Norm of the estimated gradient at each iteration. The bound itself is not known from a score.
+    n_iter_ : int
+        Iterations done.
+    n_features_in_ : int
+        Dimension of the target.
+
+    References
+    ----------
+    Kucukelbir, A. et al. (2017). Automatic differentiation variational inference. Journal of Machine Learning
+    Research 18(14). https://arxiv.org/abs/1603.00788
+
+    Examples
+    --------
+    >>> from skksivi.baselines import FullRankVI
+    >>> FullRankVI(random_state=0).fit(lambda x: (3 - x) / 4, n_features=1).covariance_.round()
+    array([[4.]])
+    """
+
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = ASCENDING
+
+    def __init__(
+        self,
+        *,
+        batch_size: int = 64,
+        max_iter: int = 2000,
+        learning_rate: float = 0.03,
+        learning_rate_decay: str | None = "cosine",
+        init: Any = None,
+        device: str | torch.device = "auto",
+        dtype: str = "float64",
+        random_state: int | np.random.RandomState | None = None,
+    ) -> None:
+        self.batch_size = batch_size
+        self.max_iter = max_iter
+        self.learning_rate = learning_rate
+        self.learning_rate_decay = learning_rate_decay
+        self.init = init
+        self.device = device
+        self.dtype = dtype
+        self.random_state = random_state
+
+    def _points_near_target(self) -> Any:
+        return self.init
+
+    def _fit(self, score_fn: Score, generator: torch.Generator) -> BaseException | None:
+        start = at_mode(score_fn, self.init, generator)
+        self._map, self.norm_curve_, ended_by = ascend(self, score_fn, start, full_rank_gradient, generator)
+        self.n_iter_ = len(self.norm_curve_)
+        self.mean_, self.covariance_ = moments(self._map)
+        return ended_by
+
+    def _sample(self, n: int, generator: torch.Generator) -> Tensor:
+        return draw(self._map, n, generator)
+
+    def _log_density(self, x: Tensor) -> Tensor:
+        return log_density(self._map, x)
+
+
+class BatchAndMatch(BaseApproximator):
+    r"""Gaussian whose score matches that of the target on batches of its own draws.
+
+    Each step minimises, in closed form, a divergence of scores from a batch of draws and the KL divergence from the
+    Gaussian before. It starts at the Laplace approximation, and is the rule behind whiten="bam".
+
+    Parameters
+    ----------
+    max_iter : int, default=60
+        Steps, each of max(4 d, 64) draws and a few products of (d, d) matrices.
+    init : array-like of shape (n_features,), default=None
+        Where the climb to the mode starts, at which the fit starts; None means the origin.
+    device : str or torch.device, default="auto"
+        Where to compute; "auto" takes a GPU where there is one.
+    dtype : {"float32", "float64"}, default="float64"
+        Type of the draws; the fit is in float64.
+    random_state : int, RandomState or None, default=None
+        Seeds the fit and the samples.
+
+    Attributes
+    ----------
+    mean_ : ndarray of shape (n_features,)
+    covariance_ : ndarray of shape (n_features, n_features)
+    score_divergence_ : float
+        Median over draws x of q of :math:`\|L^\top (s_p(x) - s_q(x))\|^2 / d`, zero if p is Gaussian.
+    n_iter_ : int
+        Steps done.
+    n_features_in_ : int
+        Dimension of the target.
+
+    References
+    ----------
+    Cai, D. et al. (2024). Batch and match: black-box variational inference with a score-based divergence.
+    https://arxiv.org/abs/2402.14758
+
+    Examples
+    --------
+    >>> from skksivi.baselines import BatchAndMatch
+    >>> BatchAndMatch(random_state=0).fit(lambda x: (3 - x) / 4, n_features=1).covariance_.round(6)
+    array([[4.]])
+    """
+
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        **BaseApproximator._parameter_constraints,
+        "max_iter": [Interval(Integral, 1, None, closed="left")],
+        "init": ["array-like", None],
+    }
+
+    def __init__(
+        self,
+        *,
+        max_iter: int = 60,
+        init: Any = None,
+        device: str | torch.device = "auto",
+        dtype: str = "float64",
+        random_state: int | np.random.RandomState | None = None,
+    ) -> None:
+        self.max_iter = max_iter
+        self.init = init
+        self.device = device
+        self.dtype = dtype
+        self.random_state = random_state
+
+    def _points_near_target(self) -> Any:
+        return self.init
+
+    def _fit(self, score_fn: Score, generator: torch.Generator) -> None:
+        start = at_mode(score_fn, self.init, generator)
+        self._map = batch_and_match(score_fn.double, start.map, generator, self.max_iter)
+        self.score_divergence_ = score_divergence(score_fn.double, self._map, generator)
+        self.n_iter_ = self.max_iter
+        self.mean_, self.covariance_ = moments(self._map)
+
+    def _sample(self, n: int, generator: torch.Generator) -> Tensor:
+        return draw(self._map, n, generator)
+
+    def _log_density(self, x: Tensor) -> Tensor:
+        return log_density(self._map, x)

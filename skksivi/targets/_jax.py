@@ -46,7 +46,7 @@ class JaxTarget(ForeignTarget):
         super().__init__(coordinate_names(self._shapes))
         self._log_density = log_density
         self._constrain_one = constrain_one
-        self._takes_double = True
+        self._takes_doubles = True
         self._compiled = self._compile()
         self._probe()
 
@@ -66,18 +66,22 @@ class JaxTarget(ForeignTarget):
         return {name: np.array(values) for name, values in self._call(self._compiled.parameters, X).items()}
 
     def _call(self, function: Callable[..., Any], *arrays: np.ndarray) -> Any:
-        """Call a compiled function of rows on blocks of them, the last padded by zeros."""
+        """Call a compiled function of rows on blocks of them, the last padded by zeros.
+
+        Always in one type: a function compiled for both would mix them up in constants that are numpy's.
+        """
         jax = import_library("jax", "jax")
+        arrays = tuple(A.astype(np.float64) for A in arrays)
         stops = np.cumsum(list(_block_sizes(len(arrays[0]))))
         padded = [np.concatenate([A, np.zeros((stops[-1] - len(A), A.shape[1]), A.dtype)]) for A in arrays]
-        with self._precision(arrays[0].dtype):
+        with self._precision():
             blocks = [function(*block) for block in zip(*(np.split(A, stops[:-1]) for A in padded), strict=True)]
         return jax.tree.map(lambda *parts: np.concatenate(parts)[: len(arrays[0])], *blocks)
 
-    def _precision(self, dtype: np.dtype) -> Any:
+    def _precision(self) -> Any:
         """Return a context, of this thread alone, in which JAX does not round float64."""
         jax = import_library("jax", "jax")
-        return jax.enable_x64(jax.config.jax_enable_x64 or (self._takes_double and dtype == np.float64))
+        return jax.enable_x64(self._takes_doubles or jax.config.jax_enable_x64)
 
     def _log_p(self, row: Any) -> Any:
         return self._log_density(self._point(row))
@@ -110,15 +114,15 @@ class JaxTarget(ForeignTarget):
         jax = import_library("jax", "jax")
         row = np.zeros(self.n_features)
         try:
-            with self._precision(row.dtype):
+            with self._precision():
                 value = jax.eval_shape(self._log_p, row)
         except TypeError:  # such as a loop that starts from a float32 of the data
-            self._takes_double = False
+            self._takes_doubles = False
             value = jax.eval_shape(self._log_p, row)
         if getattr(value, "shape", None) != ():
             raise ValueError(f"`log_density` of one point must return one number, shape (), got {value}.")
         try:
-            with self._precision(row.dtype):
+            with self._precision():
                 jax.eval_shape(self._compiled.product, row[None], row[None])
         except Exception:  # a gradient by hand, say, of which JAX knows no derivative
             self.score_vjp = None  # type: ignore[method-assign, assignment]

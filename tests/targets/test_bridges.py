@@ -184,7 +184,7 @@ def test_parameters_are_in_their_space_by_name(constraining):
         "p": (6,),
         "w": (6, 3),
     }
-    assert all(values.dtype == np.float64 for values in parameters.values())
+    assert all(parameters[name].dtype == np.float64 for name in ("mu", "sigma", "p", "w"))
     assert (parameters["sigma"] > 0).all()
     assert (np.abs(parameters["p"] - 0.5) < 1.5).all()
     assert (parameters["w"] > 0).all()
@@ -366,7 +366,7 @@ def test_double_precision_is_double_without_a_global_setting():
         s = pool.submit(target.score_fn, torch.full((1, 2), 1 / 3, dtype=torch.float64)).result()
     torch.testing.assert_close(s, torch.full((1, 2), -2 / 9, dtype=torch.float64), rtol=1e-15, atol=0)
     target.score_fn(torch.zeros(1, 2))
-    assert "float32" in dtypes
+    assert set(dtypes) == {"float64"}
     assert not jax.config.jax_enable_x64
     assert jax.numpy.ones(1).dtype == np.float32
 
@@ -497,10 +497,9 @@ def test_fit_to_a_conjugate_model(make):
     rate = target.constrain(q.sample(n))["rate"]
     a, b = 3 + 9, 1 + 3  # the posterior is Gamma(12, 4)
     mean, sd = a / b, math.sqrt(a) / b
-    kurtosis = 3 + 6 / a
-    # Four standard errors of the draws, and of the weights of 128 draws and 500 steps that were learned from.
-    assert abs(rate.mean() - mean) < 4 * sd * (1 / math.sqrt(n) + 1 / math.sqrt(50 * 128))
-    assert abs(rate.std() / sd - 1) < 2 * math.sqrt(kurtosis - 1) * (1 / math.sqrt(n) + 1 / math.sqrt(50 * 128))
+    margin = 4 * math.hypot(0.02, 1 / math.sqrt(n))  # the pilot knows the mean to 0.02 sd
+    assert abs(rate.mean() - mean) < margin * sd
+    assert abs(rate.std() / sd - 1) < margin
 
 
 # What is wrong is told

@@ -1,0 +1,58 @@
+"""
+A search on many machines
+=========================
+
+Fits of a search do not depend on one another, and joblib sends them wherever its backend says. Here that is a cluster
+of `dask <https://distributed.dask.org>`_: two worker processes of this machine, or the cluster whose scheduler you
+name, ``python examples/dask_search.py --scheduler tcp://host:8786``. The search itself is scikit-learn's, and its
+table is the same as in one process: the seed of each fit comes from its fold. A worker that dies is replaced and its
+fits are done again.
+
+Needs ``pip install skksivi[dask]``. On the machines of a cluster install the same versions of everything, and set
+``OMP_NUM_THREADS=1`` where there is a worker for each core.
+"""
+
+import argparse
+
+import numpy as np
+from joblib import parallel_config
+from sklearn.model_selection import GridSearchCV
+
+from skksivi import KSIVIApproximator
+from skksivi.model_selection import Replicates, neg_ksd_scorer
+from skksivi.targets import Banana
+
+
+def main():
+    from distributed import Client, LocalCluster
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument(
+        "--scheduler", help="address of a running scheduler; without it two local workers are started"
+    )
+    parser.add_argument("--max-iter", type=int, default=1000)
+    args, _ = parser.parse_known_args()
+
+    search = GridSearchCV(
+        KSIVIApproximator(whiten="laplace", max_iter=args.max_iter, random_state=0),
+        {"bandwidth": [0.2, 0.7, 2.0], "learning_rate": [5e-4, 2e-3, 1e-2]},
+        scoring=neg_ksd_scorer(),
+        cv=Replicates(2),
+    )
+    # %%
+    # A worker runs one fit at a time: threads would share the cores among the matrix products of several.
+    cluster = args.scheduler or LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None)
+    with Client(cluster) as client, parallel_config("dask", wait_for_workers_timeout=60):
+        print(f"{len(client.scheduler_info()['workers'])} workers at {client.scheduler.address}")
+        search.fit(Banana())
+
+    for rank in np.argsort(search.cv_results_["rank_test_score"]):
+        parameters = ", ".join(f"{name} {value:g}" for name, value in search.cv_results_["params"][rank].items())
+        print(f"{parameters:<36}{search.cv_results_['mean_test_score'][rank]:>12.4f}")
+    print(f"10,000 draws of the best have mean {search.best_estimator_.sample(10_000).mean(0).round(2)}")
+    if not args.scheduler:
+        cluster.close()
+
+
+if __name__ == "__main__":  # the workers import this file
+    main()

@@ -1,0 +1,88 @@
+"""What the chains share: a limit on their drift, what is kept of them, draws from that and diagnostics of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from skksivi._whitening import Whitening
+from skksivi.base import Integral, Interval
+from skksivi.baselines._points import STARTING, draw_rows
+
+#: Constraints of the parameters that all of them have.
+RUNNING: dict[str, list[Any]] = {
+    **STARTING,
+    "n_chains": [Interval(Integral, 1, None, closed="left")],
+    "n_warmup": [Interval(Integral, 0, None, closed="left")],
+    "n_draws": [Interval(Integral, 1, None, closed="left")],
+    "thin": [Interval(Integral, 1, None, closed="left")],
+}
+
+#: Longest drift, in units of the square root of the dimension: five times the length of a score of N(0, I).
+LONGEST = 5.0
+
+
+def shortened(s: Tensor) -> Tensor:
+    r"""Return scores (n, d) in u, none longer than :math:`5 \sqrt d`, so that a chain far out does not overshoot."""
+    longest = LONGEST * math.sqrt(s.shape[1])
+    return s * (longest / torch.linalg.vector_norm(s, dim=1, keepdim=True)).clamp_max(1)
+
+
+def run(step: Callable[[int], Tensor], n_warmup: int, n_draws: int, thin: int) -> Tensor:
+    """Run chains, and keep each `thin`-th state after the warm-up.
+
+    Parameters
+    ----------
+    step : callable
+        Maps the number of the step to the states (n, d) after it.
+    n_warmup, n_draws, thin : int
+
+    Returns
+    -------
+    chains : Tensor of shape (n, n_draws, d)
+    """
+    for t in range(n_warmup):
+        step(t)
+    kept = []
+    for t in range(n_warmup, n_warmup + n_draws * thin):
+        u = step(t)
+        if (t + 1 - n_warmup) % thin == 0:
+            kept.append(u)
+    return torch.stack(kept, 1)
+
+
+def in_x(chains: Tensor, whitening: Whitening) -> np.ndarray:
+    """Return chains (n, n_draws, d) in x."""
+    u = chains.flatten(0, 1).double()
+    return whitening.map.unwhiten(u).view(chains.shape).cpu().numpy()
+
+
+def draw_states(chains: np.ndarray, n: int, generator: torch.Generator) -> Tensor:
+    """Return n states of chains (n_chains, n_draws, d) in random order, with replacement if there are fewer."""
+    x = torch.as_tensor(chains.reshape(-1, chains.shape[2]), device=generator.device)
+    return x[draw_rows(len(x), n, generator)]
+
+
+def diagnostics(chains: np.ndarray) -> dict[str, np.ndarray]:
+    """Return R-hat and effective sample sizes of chains (n_chains, n_draws, d), each of shape (d,).
+
+    Raises
+    ------
+    ImportError
+        arviz-stats is not installed.
+    """
+    try:
+        from arviz_stats.base import array_stats
+    except ImportError as error:
+        raise ImportError("`diagnose` needs arviz-stats; install it: pip install 'skksivi[arviz]'.") from error
+    axes = {"chain_axis": 0, "draw_axis": 1}
+    return {
+        "r_hat": array_stats.rhat(chains, **axes),
+        "ess_bulk": array_stats.ess(chains, method="bulk", **axes),
+        "ess_tail": array_stats.ess(chains, method="tail", prob=(0.05, 0.95), **axes),
+    }

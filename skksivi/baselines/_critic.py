@@ -1,0 +1,91 @@
+r"""The network in the place of :math:`s_p - s_q`, for the methods that train one against the sampler."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from skksivi._families import Map, MultilayerPerceptron
+from skksivi._training import Iterate, learning_rate_factor
+from skksivi.base import Integral, Interval, Real
+from skksivi.baselines._semi_implicit import Timetable
+
+#: Constraints of its parameters.
+CRITIC: dict[str, list[Any]] = {
+    "critic_hidden_layer_sizes": ["array-like"],
+    "critic_learning_rate": [Interval(Real, 0, None, closed="neither")],
+    "n_critic_steps": [Interval(Integral, 1, None, closed="left")],
+}
+
+
+class Bound(NamedTuple):
+    """Values () or (T,), and the gradients in x, in f and in the offset of the critic, (n, d) or (T, n, d)."""
+
+    value: Tensor
+    dx: Tensor
+    df: Tensor
+    doffset: Tensor
+
+
+def fisher_bound(network: Map, x: Tensor, f: Tensor, offset: Tensor | float = 0.0) -> Bound:
+    r"""Evaluate :math:`E[2 g^\top f - \|g\|^2]`, g(x) = network(x) + offset, and set the gradient of the parameters.
+
+    With :math:`f = s_p(x) - s_{q(\cdot|z)}(x)` its maximum over g is the Fisher divergence, at
+    :math:`g = E[f | x] = s_p - s_q`.
+
+    Parameters
+    ----------
+    network : Map
+    x, f : Tensor of shape (n, d)
+    offset : Tensor of shape (n, d), default=0
+    """
+    h, pull = network.with_pullback(x)
+    g = h + offset
+    dg = (f - g) * (2 / len(x))
+    return Bound((g * (2 * f - g)).sum(-1).mean(), pull(dg, True), g * (2 / len(x)), dg)
+
+
+class Critics:
+    """Networks g_t that are trained to be s_p - s_q, one a layer of draws.
+
+    Parameters
+    ----------
+    est : estimator
+        Has the parameters of `CRITIC`, and those of the training.
+    n_layers, n_features : int
+    generator : torch.Generator
+    dtype : torch.dtype
+    """
+
+    def __init__(
+        self, est: Any, n_layers: int, n_features: int, generator: torch.Generator, dtype: torch.dtype
+    ) -> None:
+        widths = est.critic_hidden_layer_sizes
+        if not all(isinstance(n, Integral) and n >= 1 for n in widths):
+            raise ValueError(f"`critic_hidden_layer_sizes` must hold positive integers, got {widths!r}.")
+        sizes = [n_features, *widths, n_features]
+        self.networks: Sequence[Any] = [MultilayerPerceptron(sizes, generator, dtype) for _ in range(n_layers)]
+        self._iterate = Iterate(nn.ModuleList(self.networks), est.betas, None, None)
+        factor = learning_rate_factor(est.learning_rate_decay, est.max_iter)
+        rates = [est.critic_learning_rate * factor(t) for t in range(est.max_iter)]
+        self._rates = Timetable(rates, torch.float32, generator.device)
+
+    def climb(self, x: Tensor, f: Tensor, offset: Tensor | None = None) -> None:
+        """Take a step up the bounds at draws x, with their f and the offsets of the critics, all (T, n, d)."""
+        value = self._bounds(x, f, offset).value.sum()
+        self._iterate.gradient.neg_()  # a step descends
+        self._iterate.rate.copy_(self._rates.now()[0])
+        self._iterate.step(value)
+
+    def judge(self, x: Tensor, f: Tensor, offset: Tensor | None = None) -> Bound:
+        """Return the bounds at draws that the critics have not seen, and go on to the next iteration."""
+        self._rates.turn()
+        return self._bounds(x, f, offset)
+
+    def _bounds(self, x: Tensor, f: Tensor, offset: Tensor | None) -> Bound:
+        offset = torch.zeros_like(x) if offset is None else offset
+        parts = [fisher_bound(*part) for part in zip(self.networks, x, f, offset, strict=True)]
+        return Bound(*(torch.stack(part) for part in zip(*parts, strict=True)))

@@ -1,0 +1,67 @@
+"""The descent of a few parameters, particles or those of a Gaussian, by Adam."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from skksivi._training import minimise
+
+
+class Particles(nn.Module):
+    """Points u (n, d) that move."""
+
+    def __init__(self, u: Tensor) -> None:
+        super().__init__()
+        self.u = nn.Parameter(u, requires_grad=False)
+
+
+def set_gradient(parameter: Tensor, gradient: Tensor) -> None:
+    """Set the gradient of a parameter, in the memory that it may share with an optimiser."""
+    if parameter.grad is None:
+        parameter.grad = gradient.clone()
+    else:
+        parameter.grad.copy_(gradient)
+
+
+def descend(
+    gradient_fn: Callable[[], Tensor],
+    module: nn.Module,
+    generator: torch.Generator,
+    *,
+    max_iter: int,
+    learning_rate: float,
+    learning_rate_decay: str | None,
+    ema_decay: float | None = None,
+) -> tuple[np.ndarray, BaseException | None]:
+    """Move the parameters of a module by Adam against the gradient that `gradient_fn` sets.
+
+    Returns
+    -------
+    curve : ndarray of shape (n_iter,)
+        What `gradient_fn` returned.
+    ended_by : FloatingPointError, KeyboardInterrupt or None
+        What ended it before its time; the module holds the last finite state.
+    """
+    run = minimise(
+        lambda _: gradient_fn(), module, generator=generator, max_iter=max_iter, learning_rate=learning_rate,
+        learning_rate_decay=learning_rate_decay, betas=(0.9, 0.99), max_grad_norm=None, ema_decay=ema_decay,
+        annealing=None, watch=None,
+    )  # fmt: skip
+    curve = run.losses.astype(np.float64)
+    if isinstance(run.ended_by, FloatingPointError):
+        return curve, not_finite(str(run.ended_by))
+    if not (run.ended_by is None or isinstance(run.ended_by, KeyboardInterrupt)):
+        raise run.ended_by
+    return curve, run.ended_by
+
+
+def not_finite(what: str) -> FloatingPointError:
+    """Return the error of a descent that has come to numbers that are not finite."""
+    return FloatingPointError(
+        f"{what}: `score_fn` may be undefined or huge where the draws are. Lower `learning_rate`, or choose another "
+        "`whiten` or `init`, so that the fit starts near the target."
+    )

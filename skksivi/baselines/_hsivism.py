@@ -1,0 +1,260 @@
+"""Hierarchical semi-implicit variational inference by score matching."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from skksivi._affine import WhitenedScore
+from skksivi._families import Hierarchy, MultilayerPerceptron, Normal
+from skksivi._fitting import check_parameters, points_near_target
+from skksivi._pilot import Pilot
+from skksivi._score import Score
+from skksivi._whitening import Whitening, find_whitening, pulled_back
+from skksivi.annealing import BRIDGES, bridge_levels
+from skksivi.base import CHUNK, BaseApproximator, Integral, Interval, StrOptions
+from skksivi.baselines._critic import CRITIC, Critics
+from skksivi.baselines._semi_implicit import N_MIXING_DRAWS, TRAINING, GradientFunction, ScoreInU, train
+
+
+class HSIVISM(BaseApproximator):
+    r"""Fit a hierarchy of Gaussian layers by Fisher divergences, each against a network that estimates it.
+
+    The layers are those of `HKSIVIApproximator`, from the base :math:`x_T \sim N(0, I)` on
+
+    .. math::
+        x_t = \mu_t(x_{t+1}) + \sigma_t \odot \xi_t, \qquad
+        \mu_t(x) = x + \bar\mu_t(x) + \tfrac12 \sigma_{\mathrm{ini}}^2 \odot s_t(x),
+
+    with :math:`s_t = (1 - \lambda_t) s_{\mathrm{base}} + \lambda_t s_p`, and are trained by
+
+    .. math::
+        \min_\phi \max_g \sum_t E\left[2 g_t(x_t)^\top \left(s_t(x_t) - s_{q(\cdot|x_{t+1})}(x_t)\right)
+        - \|g_t(x_t)\|^2\right].
+
+    The score is part of the sampler, so that `sample` calls it; a fitted estimator can be pickled if the score can.
+
+    Parameters
+    ----------
+    n_layers : int, default=5
+        The T of the formula.
+    bridge : {"linear", "quadratic", "cosine", "geometric", "none"} or callable, default="linear"
+        The :math:`\lambda_t` as a function of t / T, as of `HKSIVIApproximator`.
+    stop_gradient : bool, default=True
+        Whether each layer is trained on its own term alone; otherwise that of a layer is differentiated through the
+        layers that it stands on.
+    critic_hidden_layer_sizes : sequence of int, default=(128, 128)
+        Widths of the hidden layers of each g_t, the critics.
+    critic_learning_rate : float, default=2e-3
+        Step size of their Adam, lowered as `learning_rate` is.
+    n_critic_steps : int, default=1
+        Their steps an iteration, on fresh draws, before the step of the layers.
+    hidden_layer_sizes : sequence of int, default=(50, 50)
+        Widths of the hidden layers of each network :math:`\bar\mu_t`, which starts at zero.
+    initial_scale : float, default=1.0
+        The :math:`\sigma_{\mathrm{ini}}`, in units of the target's narrowest mode where whiten="auto" has found it,
+        else in those of u. Beyond twice the smallest standard deviation of the target the chain that training starts
+        from leaves it.
+    min_scale : float, default=1e-3
+        Floor of :math:`\sigma_t`.
+    whiten : {"auto", "bam", "laplace"}, (m, L) or None, default="auto"
+        The affine map in whose coordinates the family is trained, as of `KSIVIApproximator`; None trains in x, as in
+        the paper.
+    init, whiten_budget
+        As of `KSIVIApproximator`.
+    batch_size : int, default=256
+        Draws of each layer a step, of the critics and of the layers.
+    max_iter : int, default=3000
+        Iterations of the optimiser.
+    learning_rate : float, default=1e-3
+        Step size of Adam.
+    betas : (float, float), default=(0.5, 0.99)
+        Adam's decay rates of the first and second moment.
+    ema_decay : float or None, default=None
+        The fitted parameters are an exponential moving average with this decay; None takes the last ones.
+    learning_rate_decay, max_grad_norm, nonfinite, device, dtype, random_state
+        As of `KSIVIApproximator`. Minibatches are not used: the chain needs the score of all of the data.
+
+    Attributes
+    ----------
+    family_ : Module
+        The fitted layers, in the coordinates u of the training.
+    whitening_ : Whitening
+        The map x = m + L u and how it was found.
+    loss_curve_ : ndarray of shape (`n_iter_`,)
+        The objective at each iteration, which estimates the sum of the Fisher divergences from below.
+    n_iter_ : int
+        Iterations done.
+    n_features_in_ : int
+        Dimension of the target.
+
+    See Also
+    --------
+    skksivi.HKSIVIApproximator : The same layers, with the kernel Stein discrepancy in the place of the critics.
+
+    References
+    ----------
+    Yu, L., Xie, T., Zhu, Y., Yang, T., Zhang, X. and Zhang, C. (2023). Hierarchical semi-implicit variational
+    inference with application to diffusion model acceleration. https://arxiv.org/abs/2310.17153
+
+    Examples
+    --------
+    >>> from skksivi.baselines import HSIVISM
+    >>> q = HSIVISM(n_layers=2, max_iter=300, random_state=0).fit(lambda x: 3 - x, n_features=1)
+    >>> q.sample(10_000).mean().round(1)
+    np.float32(3.0)
+    """
+
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        **BaseApproximator._parameter_constraints,
+        **TRAINING,
+        **CRITIC,
+        "n_layers": [Interval(Integral, 1, None, closed="left")],
+        "bridge": [StrOptions(set(BRIDGES)), callable],
+        "stop_gradient": ["boolean"],
+    }
+
+    family_: Hierarchy
+    whitening_: Whitening
+    loss_curve_: np.ndarray
+    n_iter_: int
+    _score: Score
+
+    def __init__(
+        self,
+        *,
+        n_layers: int = 5,
+        bridge: str | Callable[[float], float] = "linear",
+        stop_gradient: bool = True,
+        critic_hidden_layer_sizes: Sequence[int] = (128, 128),
+        critic_learning_rate: float = 2e-3,
+        n_critic_steps: int = 1,
+        hidden_layer_sizes: Sequence[int] = (50, 50),
+        initial_scale: float = 1.0,
+        min_scale: float = 1e-3,
+        whiten: str | tuple[Any, Any] | None = "auto",
+        init: Any = None,
+        whiten_budget: int = 400_000,
+        batch_size: int = 256,
+        max_iter: int = 3000,
+        learning_rate: float = 1e-3,
+        learning_rate_decay: tuple[float, int] | str | None = "cosine",
+        betas: tuple[float, float] = (0.5, 0.99),
+        ema_decay: float | None = None,
+        max_grad_norm: float | None = None,
+        nonfinite: str = "raise",
+        device: str | torch.device = "auto",
+        dtype: str = "float32",
+        random_state: int | np.random.RandomState | None = None,
+    ) -> None:
+        self.n_layers = n_layers
+        self.bridge = bridge
+        self.stop_gradient = stop_gradient
+        self.critic_hidden_layer_sizes = critic_hidden_layer_sizes
+        self.critic_learning_rate = critic_learning_rate
+        self.n_critic_steps = n_critic_steps
+        self.hidden_layer_sizes = hidden_layer_sizes
+        self.initial_scale = initial_scale
+        self.min_scale = min_scale
+        self.whiten = whiten
+        self.init = init
+        self.whiten_budget = whiten_budget
+        self.batch_size = batch_size
+        self.max_iter = max_iter
+        self.learning_rate = learning_rate
+        self.learning_rate_decay = learning_rate_decay
+        self.betas = betas
+        self.ema_decay = ema_decay
+        self.max_grad_norm = max_grad_norm
+        self.nonfinite = nonfinite
+        self.device = device
+        self.dtype = dtype
+        self.random_state = random_state
+
+    def score_samples(self, X: Any) -> np.ndarray:
+        r"""Estimate the log-density of the fitted distribution through its last layer.
+
+        .. math:: \log \frac{1}{K} \sum_{k=1}^{K} q(x_0 | x_{1,k}), \quad x_{1,k} \sim q_1, \quad K = 10{,}000,
+
+        too small on average where :math:`\sigma_0` is small against the spread of :math:`x_1` in many dimensions.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, n_features)
+
+        Returns
+        -------
+        log_density : ndarray of shape (n,)
+            In nats, float64.
+
+        Raises
+        ------
+        NotFittedError
+            Before `fit`.
+        ValueError
+            X has another number of columns than the target had, or holds non-finite values.
+        """
+        return super().score_samples(X)
+
+    def _points_near_target(self) -> Any:
+        return points_near_target(self)
+
+    def _fit(self, score_fn: Score, generator: torch.Generator) -> BaseException | None:
+        check_parameters(self)
+        score = score_fn.on_all_data()
+        whitening, pilot = find_whitening(self.whiten, score, generator, init=self.init, budget=self.whiten_budget)
+        family = self._build(score, whitening, pilot, generator)
+        gradient_fn = self._gradient_fn(pulled_back(score, whitening, generator), family, generator)
+        return train(self, score, gradient_fn, generator, family_=family, whitening_=whitening, _score=score.double)
+
+    def _build(
+        self, score_fn: Score, whitening: Whitening, pilot: Pilot | None, generator: torch.Generator
+    ) -> Hierarchy:
+        """Return layers that are a Langevin chain along the bridge."""
+        d, dtype = score_fn.n_features, score_fn.dtype
+        sigma = torch.full((d,), float(self.initial_scale), dtype=dtype, device=generator.device)
+        if pilot is not None:
+            sigma = (sigma * pilot.whitened(whitening.map, dtype).sd_within()).clamp_min(2 * self.min_scale)
+        sizes = [d, *self.hidden_layer_sizes, d]
+        networks = [MultilayerPerceptron(sizes, generator, dtype).start_at(0 * sigma) for _ in range(self.n_layers)]
+        levels = bridge_levels(self.bridge, self.n_layers)
+        return Hierarchy(networks, mixing=Normal(d), levels=levels, initial_scale=sigma, min_scale=self.min_scale)
+
+    def _gradient_fn(self, score_u: ScoreInU, family: Hierarchy, generator: torch.Generator) -> GradientFunction:
+        critics = Critics(self, self.n_layers, family.n_features, generator, family.half_square.dtype)
+
+        def draw() -> tuple[Tensor, Tensor, Callable[[Tensor, Tensor], None]]:
+            return family.draw_with_pullback(
+                self.batch_size, generator, score_u.with_pullback, through=not self.stop_gradient
+            )
+
+        def gradient_fn(_: Tensor | None) -> Tensor:
+            for _ in range(self.n_critic_steps):
+                critics.climb(*draw()[:2])
+            u, f, pullback = draw()
+            bound = critics.judge(u, f)
+            pullback(bound.dx, bound.df)
+            return bound.value.sum()
+
+        return gradient_fn
+
+    def _score_u(self, u: Tensor) -> Tensor:
+        return WhitenedScore(self._score, self.whitening_.map)(u)
+
+    def _sample(self, n: int, generator: torch.Generator) -> Tensor:
+        _, u = self.family_.draw(n, generator, self._score_u)
+        return self.whitening_.map.unwhiten(u.double())
+
+    def _log_density(self, x: Tensor) -> Tensor:
+        family = copy.deepcopy(self.family_).double()
+        generator = torch.Generator(x.device).manual_seed(self._seed)
+        before, _ = family.draw(N_MIXING_DRAWS, generator, self._score_u)
+        tiles = self.whitening_.map.whiten(x).split(max(1, CHUNK // N_MIXING_DRAWS))
+        log_sums = torch.cat([family.log_prob(tile, before, self._score_u).logsumexp(-1) for tile in tiles])
+        return log_sums - math.log(len(before)) - self.whitening_.map.log_determinant()

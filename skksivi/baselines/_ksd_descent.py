@@ -1,0 +1,243 @@
+"""Descent of the kernel Stein discrepancy by particles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from skksivi._fitting import points_near_target
+from skksivi._score import Score
+from skksivi._whitening import Whitening
+from skksivi.base import BaseApproximator, Interval, Real, StrOptions
+from skksivi.baselines._descent import Particles, descend, not_finite, set_gradient
+from skksivi.baselines._points import WITH_KERNEL, draw_particles, find_start, radial_kernel
+from skksivi.kernels import Kernel, squared_distances
+
+
+def ksd_gradient(x: Tensor, s: Tensor, kernel: Kernel) -> tuple[Tensor, Tensor, Tensor]:
+    r"""Return the squared KSD of particles and its gradients in them and in their scores,
+
+    .. math::
+        F = \frac{1}{n^2} \sum_{ij} k_p(x_i, x_j), \quad
+        k_p = \varphi\, s_i^\top s_j - 2 \varphi' C_{ij} - 2 d \varphi' - 4 D_{ij} \varphi'', \quad
+        C_{ij} = (s_i - s_j)^\top (x_i - x_j),
+
+    for :math:`k = \varphi(D)`, :math:`D_{ij} = \|x_i - x_j\|^2`. With
+    :math:`(\Delta_W y)_i = \sum_j W_{ij} (y_i - y_j)` and :math:`G = \partial k_p / \partial D`,
+
+    .. math::
+        n^2 \nabla_x F = 4 \Delta_G x - 4 \Delta_{\varphi'} s, \quad
+        n^2 \nabla_s F = 2 \varphi s - 4 \Delta_{\varphi'} x, \quad
+        G = \varphi' s_i^\top s_j - 2 \varphi'' C - (2 d + 4) \varphi'' - 4 D \varphi'''.
+
+    Where s is the score at x, the gradient in the particles is :math:`\nabla_x F + J^\top \nabla_s F`.
+
+    Parameters
+    ----------
+    x, s : Tensor of shape (n, d)
+        The particles, and the score at each.
+    kernel : Kernel
+        Of a fixed bandwidth, with derivatives at x = y.
+
+    Returns
+    -------
+    ksd : Tensor of shape ()
+    dx, ds : Tensors of shape (n, d)
+
+    References
+    ----------
+    Korba, A. et al. (2021). Kernel Stein discrepancy descent. https://arxiv.org/abs/2105.09994
+    """
+    n, d = x.shape
+    x = x - x.mean(0)  # far from the origin the products would cancel
+    D = squared_distances(x, x).fill_diagonal_(0)
+    phi, dphi, ddphi, dddphi = _profile_and_derivatives(kernel, D)
+    products, sx = s @ s.mT, s @ x.mT
+    C = sx.diagonal() + sx.diagonal().unsqueeze(1) - sx - sx.mT
+    k_p = phi * products - 2 * dphi * C - 2 * d * dphi - 4 * D * ddphi
+    G = dphi * products - 2 * ddphi * C - (2 * d + 4) * ddphi - 4 * D * dddphi
+    dx = 4 * _laplacian(G, x) - 4 * _laplacian(dphi, s)
+    ds = 2 * phi @ s - 4 * _laplacian(dphi, x)
+    return k_p.mean(), dx / n**2, ds / n**2
+
+
+def _laplacian(W: Tensor, y: Tensor) -> Tensor:
+    return W.sum(1, keepdim=True) * y - W @ y
+
+
+def _profile_and_derivatives(kernel: Kernel, D: Tensor) -> list[Tensor]:
+    """Return phi and its first three derivatives in the squared distance, elementwise."""
+    h2 = float(kernel.bandwidth) ** 2
+    with torch.enable_grad():
+        D = D.detach().requires_grad_()
+        phis = [kernel._profile(D / h2)]
+        for order in (1, 2, 3):
+            phis += torch.autograd.grad(phis[-1].sum(), D, create_graph=order < 3)
+    return [phi.detach() for phi in phis]
+
+
+class KSDDescent(BaseApproximator):
+    r"""Particles that minimise their kernel Stein discrepancy from the target.
+
+    .. math:: \min_{x_1, \dots, x_n} \frac{1}{n^2} \sum_{ij} k_p(x_i, x_j)
+
+    with the Stein kernel :math:`k_p` of a smooth kernel k. The gradient takes products with the Jacobian of the
+    score. Particles on a symmetry plane of the target, or far from all of its mass, may stay there, and the
+    discrepancy hardly sees wrong weights of separated modes.
+
+    Parameters
+    ----------
+    kernel : {"imq", "gaussian"} or Kernel, default="imq"
+        The kernel k, with derivatives at x = y.
+    bandwidth : float, "median" or None, default=None
+        Width of the kernel in whitened units; None leaves it to `kernel`, whose default is the median heuristic. It
+        is set on the particles of the start and stays.
+    solver : {"lbfgs", "adam"}, default="lbfgs"
+        L-BFGS with a line search by Wolfe's conditions, which needs no step size, or Adam.
+    n_particles : int, default=200
+        Number of particles, two at least; not used with `init`.
+    max_iter : int, default=300
+        Iterations, at most with "lbfgs".
+    learning_rate : float, default=0.1
+        Step size of Adam, in whitened units.
+    learning_rate_decay : "cosine" or None, default="cosine"
+        Lower Adam's rate to zero along a cosine, or keep it.
+    tol : float, default=1e-7
+        L-BFGS stops where n KSD^2 changes by less, or the largest entry of its gradient is below.
+    whiten : {"laplace", "bam", "auto"}, (m, L) or None, default="laplace"
+        The affine map x = m + L u in whose coordinates the particles move, as in `KSIVIApproximator`; None moves them
+        in x.
+    init : array-like of shape (n, n_features), default=None
+        Particles to start with; a search for modes starts there too. None draws them from N(0, I) in u.
+    device : str or torch.device, default="auto"
+        Where to compute; "auto" takes a GPU where there is one.
+    dtype : {"float32", "float64"}, default="float64"
+        Precision of the computation and of the draws.
+    random_state : int, RandomState or None, default=None
+        Seeds the start and the samples.
+
+    Attributes
+    ----------
+    particles_ : ndarray of shape (n_particles, n_features)
+        `sample(n)` gives n of them without replacement. Of more than there are, it draws with replacement and adds a
+        Gaussian that reaches half-way to the nearest other particle, which makes the draws a little wider.
+    loss_curve_ : ndarray
+        The squared discrepancy in whitened units at each evaluation.
+    whitening_ : Whitening
+        The map x = m + L u.
+    n_iter_ : int
+        Iterations done.
+    n_features_in_ : int
+        Dimension of the target.
+
+    References
+    ----------
+    Korba, A., Aubin-Frankowski, P.-C., Majewski, S. and Ablin, P. (2021). Kernel Stein discrepancy descent.
+    https://arxiv.org/abs/2105.09994
+
+    Examples
+    --------
+    >>> from skksivi.baselines import KSDDescent
+    >>> q = KSDDescent(n_particles=50, random_state=0).fit(lambda x: (3 - x) / 4, n_features=1)
+    >>> q.particles_.mean(axis=0).round(2)
+    array([3.])
+    """
+
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        **WITH_KERNEL,
+        "solver": [StrOptions({"lbfgs", "adam"})],
+        "tol": [Interval(Real, 0, None, closed="left")],
+    }
+
+    whitening_: Whitening
+
+    def __init__(
+        self,
+        *,
+        kernel: str | Kernel = "imq",
+        bandwidth: float | str | None = None,
+        solver: str = "lbfgs",
+        n_particles: int = 200,
+        max_iter: int = 300,
+        learning_rate: float = 0.1,
+        learning_rate_decay: str | None = "cosine",
+        tol: float = 1e-7,
+        whiten: str | tuple[Any, Any] | None = "laplace",
+        init: Any = None,
+        device: str | torch.device = "auto",
+        dtype: str = "float64",
+        random_state: int | np.random.RandomState | None = None,
+    ) -> None:
+        self.kernel = kernel
+        self.bandwidth = bandwidth
+        self.solver = solver
+        self.n_particles = n_particles
+        self.max_iter = max_iter
+        self.learning_rate = learning_rate
+        self.learning_rate_decay = learning_rate_decay
+        self.tol = tol
+        self.whiten = whiten
+        self.init = init
+        self.device = device
+        self.dtype = dtype
+        self.random_state = random_state
+
+    def _points_near_target(self) -> Any:
+        return points_near_target(self)
+
+    def _fit(self, score_fn: Score, generator: torch.Generator) -> BaseException | None:
+        whitening, u = find_start(self.whiten, self.init, self.n_particles, score_fn, generator)
+        kernel = radial_kernel(self.kernel, self.bandwidth, smooth=True).frozen(u)
+        score_u, particles = whitening.map.pull_back(score_fn), Particles(u)
+
+        def gradient_fn() -> Tensor:
+            s, pull = score_u.with_pullback(particles.u)
+            ksd, dx, ds = ksd_gradient(particles.u, s, kernel)
+            set_gradient(particles.u, dx + pull(ds))
+            return ksd
+
+        ended_by = None
+        if self.solver == "lbfgs":
+            self.loss_curve_, self.n_iter_ = self._lbfgs(gradient_fn, particles.u)
+        else:
+            self.loss_curve_, ended_by = descend(
+                gradient_fn,
+                particles,
+                generator,
+                max_iter=self.max_iter,
+                learning_rate=self.learning_rate,
+                learning_rate_decay=self.learning_rate_decay,
+            )
+            self.n_iter_ = len(self.loss_curve_)
+        self.particles_ = whitening.map.unwhiten(particles.u.double()).cpu().numpy()
+        self.whitening_ = whitening
+        return ended_by
+
+    def _lbfgs(self, gradient_fn: Callable[[], Tensor], u: Tensor) -> tuple[np.ndarray, int]:
+        """Minimise by L-BFGS; return the losses of its evaluations and the number of its iterations."""
+        losses: list[float] = []
+        optimiser = torch.optim.LBFGS(
+            [u],
+            max_iter=self.max_iter,
+            tolerance_grad=self.tol / len(u),
+            tolerance_change=self.tol / len(u),
+            history_size=20,
+            line_search_fn="strong_wolfe",
+        )
+
+        @torch.no_grad()
+        def closure() -> float:
+            losses.append(gradient_fn().item())
+            if not np.isfinite(losses[-1]):
+                raise not_finite(f"The loss is {losses[-1]} at evaluation {len(losses)}")
+            return losses[-1]
+
+        optimiser.step(closure)
+        return np.array(losses), optimiser.state[u]["n_iter"]
+
+    def _sample(self, n: int, generator: torch.Generator) -> Tensor:
+        return draw_particles(self.particles_, self.whitening_, n, generator)

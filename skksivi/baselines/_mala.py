@@ -1,0 +1,250 @@
+"""The Metropolis-adjusted Langevin algorithm."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
+
+from skksivi._fitting import points_near_target
+from skksivi._score import Score, ScoreFunction
+from skksivi._whitening import Whitening
+from skksivi.base import BaseApproximator, Interval, Real, StrOptions
+from skksivi.baselines._chains import RUNNING, diagnostics, draw_states, in_x, run, shortened
+from skksivi.baselines._points import LogRatio, density_in_u, find_start, ratio_in_u
+
+#: Rate of acceptance below which a run is not to be trusted.
+LOWEST = 0.1
+
+
+class State(NamedTuple):
+    """Chains at u (n, d), and the score there."""
+
+    u: Tensor
+    s: Tensor
+
+
+def mala_step(
+    state: State, score_u: ScoreFunction, log_ratio: LogRatio, h: Tensor, generator: torch.Generator
+) -> tuple[State, Tensor]:
+    r"""Propose Langevin steps, and accept each with the probability of Metropolis and Hastings.
+
+    .. math::
+        v = u + h\, \tilde s(u) + \sqrt{2 h}\, \xi, \quad
+        \alpha = \min\left(1, \frac{p(v)\, q(u | v)}{p(u)\, q(v | u)}\right), \quad
+        \log q(v | u) = -\frac{\|v - u - h\, \tilde s(u)\|^2}{4 h} + \mathrm{const},
+
+    with a score :math:`\tilde s` that is cut to the length :math:`5 \sqrt d`.
+
+    Parameters
+    ----------
+    state : State
+    score_u : callable
+    log_ratio : callable
+        Maps (u, s(u), v, s(v)) to log p(v) - log p(u).
+    h : Tensor of shape ()
+        The step size h > 0.
+    generator : torch.Generator
+
+    Returns
+    -------
+    state : State
+    alpha : Tensor of shape (n,)
+        The probabilities of acceptance; zero where the score or log p is not finite at v.
+
+    References
+    ----------
+    Roberts, G. and Tweedie, R. (1996). Exponential convergence of Langevin distributions and their discrete
+    approximations. Bernoulli 2(4).
+    """
+    u, s = state
+    noise = (2 * h).sqrt() * torch.randn(u.shape, generator=generator, dtype=u.dtype, device=u.device)
+    v = u + h * shortened(s) + noise
+    s_v = score_u(v)
+    back = u - v - h * shortened(s_v)
+    log_alpha = log_ratio(u, s, v, s_v) + (noise.square().sum(1) - back.square().sum(1)) / (4 * h)
+    alpha = log_alpha.nan_to_num(-torch.inf, torch.inf, -torch.inf).exp().clamp_max(1)
+    accepted = torch.rand(len(u), generator=generator, dtype=u.dtype, device=u.device)[:, None] < alpha[:, None]
+    return State(v.where(accepted, u), s_v.where(accepted, s)), alpha
+
+
+def adapted(h: Tensor, alpha: Tensor, t: int, target: float) -> Tensor:
+    r"""Return the step size after the t-th step of the warm-up, by Robbins and Monro's rule.
+
+    .. math:: \log h_{t + 1} = \log h_t + (t + 1)^{-0.6} (\bar\alpha_t - \alpha^*)
+    """
+    return h * ((alpha.mean() - target) * (t + 1) ** -0.6).exp()
+
+
+class MALA(BaseApproximator):
+    r"""Many Metropolis-adjusted Langevin chains at a time.
+
+    .. math:: v = u + h\, s_u(u) + \sqrt{2 h}\, \xi, \quad \xi \sim N(0, I),
+
+    accepted with the probability that leaves the target invariant, in coordinates x = m + L u that precondition the
+    chains. A score longer than :math:`5 \sqrt d` in u is cut to that length, in the proposal and in its probability.
+
+    The probability compares log p at u and v. Where the target has no `log_prob`, the difference is the integral of
+    the score from u to v by Lobatto's rule of four points, at two more evaluations of the score. It is exact where
+    log p is a polynomial of degree six along the line; else its error is the seventh derivative of log p along the
+    line, at some point of it, divided by 1,512,000.
+
+    Parameters
+    ----------
+    n_chains : int, default=100
+        Number of chains; not used with `init`.
+    n_warmup : int, default=500
+        Steps that are thrown away, in which the step size is adapted.
+    n_draws : int, default=100
+        States that are kept of each chain.
+    thin : int, default=10
+        Steps from one of them to the next.
+    step_size : float or "auto", default="auto"
+        The step size h > 0, or one that is adapted to the rate of acceptance in the warm-up.
+    target_acceptance : float, default=0.574
+        That rate; the default is the best for many independent coordinates.
+    whiten : {"laplace", "bam", "auto"}, (m, L) or None, default="laplace"
+        The affine map x = m + L u that preconditions, as in `KSIVIApproximator`; None is x itself.
+    init : array-like of shape (n_chains, n_features), default=None
+        States to start with; a search for modes starts there too. None draws them from N(0, I) in u.
+    device : str or torch.device, default="auto"
+        Where to compute; "auto" takes a GPU where there is one.
+    dtype : {"float32", "float64"}, default="float64"
+        Precision of the computation and of the draws; float32 rounds differences of log p.
+    random_state : int, RandomState or None, default=None
+        Seeds the chains and the samples.
+
+    Attributes
+    ----------
+    chains_ : ndarray of shape (n_chains, n_draws, n_features)
+        `sample(n)` gives n of the states without replacement, of more than there are with replacement.
+    acceptance_rate_ : float
+        Mean probability of acceptance after the warm-up.
+    acceptance_curve_ : ndarray of shape (`n_iter_`,)
+        Its mean over the chains at each step.
+    step_size_ : float
+        The h after the warm-up.
+    whitening_ : Whitening
+        The map x = m + L u.
+    n_iter_ : int
+        Steps done.
+    n_features_in_ : int
+        Dimension of the target.
+
+    References
+    ----------
+    Roberts, G. and Tweedie, R. (1996). Exponential convergence of Langevin distributions and their discrete
+    approximations. Bernoulli 2(4).
+
+    Roberts, G. and Rosenthal, J. (1998). Optimal scaling of discrete approximations to Langevin diffusions. Journal
+    of the Royal Statistical Society B 60.
+
+    Examples
+    --------
+    >>> from skksivi.baselines import MALA
+    >>> q = MALA(random_state=0).fit(lambda x: (3 - x) / 4, n_features=1)
+    >>> q.sample(10_000).std(axis=0).round(1)
+    array([2.])
+    """
+
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        **RUNNING,
+        "step_size": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
+        "target_acceptance": [Interval(Real, 0, 1, closed="neither")],
+    }
+
+    chains_: np.ndarray
+    whitening_: Whitening
+
+    def __init__(
+        self,
+        *,
+        n_chains: int = 100,
+        n_warmup: int = 500,
+        n_draws: int = 100,
+        thin: int = 10,
+        step_size: float | str = "auto",
+        target_acceptance: float = 0.574,
+        whiten: str | tuple[Any, Any] | None = "laplace",
+        init: Any = None,
+        device: str | torch.device = "auto",
+        dtype: str = "float64",
+        random_state: int | np.random.RandomState | None = None,
+    ) -> None:
+        self.n_chains = n_chains
+        self.n_warmup = n_warmup
+        self.n_draws = n_draws
+        self.thin = thin
+        self.step_size = step_size
+        self.target_acceptance = target_acceptance
+        self.whiten = whiten
+        self.init = init
+        self.device = device
+        self.dtype = dtype
+        self.random_state = random_state
+
+    def diagnose(self) -> dict[str, np.ndarray]:
+        """Return what tells whether the chains have mixed, by arviz-stats.
+
+        Returns
+        -------
+        diagnostics : dict of ndarray of shape (n_features,)
+            "r_hat", rank-normalised and split, near one; "ess_bulk" and "ess_tail", effective sample sizes for the
+            centre and for the 5% and 95% quantiles.
+
+        Raises
+        ------
+        NotFittedError
+            Before `fit`.
+        ImportError
+            arviz-stats is not installed.
+
+        References
+        ----------
+        Vehtari, A. et al. (2021). Rank-normalization, folding, and localization: an improved R-hat for assessing
+        convergence of MCMC. Bayesian Analysis 16(2).
+        """
+        check_is_fitted(self)
+        return diagnostics(self.chains_)
+
+    def _points_near_target(self) -> Any:
+        return points_near_target(self)
+
+    def _fit(self, score_fn: Score, generator: torch.Generator) -> None:
+        whitening, u = find_start(self.whiten, self.init, self.n_chains, score_fn, generator)
+        score_u = whitening.map.pull_back(score_fn)
+        log_ratio = ratio_in_u(density_in_u(score_fn, whitening, u), score_u)
+        adapts = self.step_size == "auto"
+        h = u.new_tensor(u.shape[1] ** (-1 / 3) if adapts else self.step_size)
+        state, acceptance = State(u, score_u(u)), []
+
+        def step(t: int) -> Tensor:
+            nonlocal state, h
+            state, alpha = mala_step(state, score_u, log_ratio, h, generator)
+            acceptance.append(alpha.mean())
+            if adapts and t < self.n_warmup:
+                h = adapted(h, alpha, t, self.target_acceptance)
+            return state.u
+
+        chains = run(step, self.n_warmup, self.n_draws, self.thin)
+        self.chains_ = in_x(chains, whitening)
+        self.acceptance_curve_ = torch.stack(acceptance).double().cpu().numpy()
+        self.acceptance_rate_ = float(self.acceptance_curve_[self.n_warmup :].mean())
+        self.step_size_ = h.item()
+        self.n_iter_ = len(acceptance)
+        self.whitening_ = whitening
+        if self.acceptance_rate_ < LOWEST:
+            warnings.warn(
+                f"Metropolis has accepted {self.acceptance_rate_:.1%} of the steps, so that the chains have hardly "
+                "moved. Raise `n_warmup`, lower `step_size`, or set `whiten` to 'bam' or 'auto'.",
+                ConvergenceWarning,
+                stacklevel=4,  # where `fit` was called
+            )
+
+    def _sample(self, n: int, generator: torch.Generator) -> Tensor:
+        return draw_states(self.chains_, n, generator)

@@ -1,0 +1,217 @@
+"""Points in whitened coordinates: where particles and chains start, what log p is there, and draws from them."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from skksivi._pilot import log_ratio
+from skksivi._score import Score, ScoreFunction
+from skksivi._whitening import WHITENINGS, Whitening, find_whitening
+from skksivi.base import BaseApproximator, Integral, Interval, Real, StrOptions
+from skksivi.kernels import Kernel, resolve_kernel
+
+#: Points at which whiten="auto" evaluates the score, about.
+WHITEN_BUDGET = 400_000
+
+#: Constraints of the parameters of all, of those that descend, and of those that have a kernel.
+STARTING: dict[str, list[Any]] = {
+    **BaseApproximator._parameter_constraints,
+    "whiten": [StrOptions(set(WHITENINGS)), "array-like", None],
+    "init": ["array-like", None],
+}
+DESCENDING: dict[str, list[Any]] = {
+    **STARTING,
+    "n_particles": [Interval(Integral, 2, None, closed="left")],
+    "max_iter": [Interval(Integral, 1, None, closed="left")],
+    "learning_rate": [Interval(Real, 0, None, closed="neither")],
+    "learning_rate_decay": [StrOptions({"cosine"}), None],
+}
+WITH_KERNEL: dict[str, list[Any]] = {
+    **DESCENDING,
+    "kernel": [str, Kernel],
+    "bandwidth": [Interval(Real, 0, None, closed="neither"), StrOptions({"median"}), None],
+}
+
+#: Points at which a density is compared with its score, how far apart, and by what share they may differ.
+N_COMPARED, REACH, TOLERANCE = 16, 0.1, 0.05
+
+#: Maps points (n, d) to log p (n,), up to a constant.
+Density = Callable[[Tensor], Tensor]
+
+#: Maps points x, their scores, points y and their scores, all (n, d), to log p(y) - log p(x), (n,).
+LogRatio = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+def find_start(
+    whiten: Any, init: Any, n: int, score_fn: Score, generator: torch.Generator
+) -> tuple[Whitening, Tensor]:
+    """Return the coordinates u of a fit, and the points (n, d) in them at which it starts.
+
+    A point where the score is not finite gives its place to another.
+
+    Parameters
+    ----------
+    whiten : {"auto", "bam", "laplace"}, (m, L) or None
+    init : array-like of shape (n, d) or None
+        Points x to start at, of which a search for a mode starts too; None draws them from N(0, I) in u.
+    n : int
+        How many to draw.
+    score_fn : Score
+    generator : torch.Generator
+
+    Raises
+    ------
+    ValueError
+        `init` or `whiten` does not fit the target, or the score is finite at none of the points.
+    """
+    d = score_fn.n_features
+    if init is not None and np.ndim(init) != 2:
+        raise ValueError(f"`init` has shape {np.shape(init)}, expected (n, {d}): a point a row.")
+    whitening, _ = find_whitening(whiten, score_fn, generator, init=init, budget=WHITEN_BUDGET)
+    options: dict[str, Any] = {"dtype": torch.float64, "device": score_fn.device}
+    if init is None:
+        u = torch.randn(n, d, generator=generator, **options)
+    else:
+        u = whitening.map.whiten(torch.as_tensor(np.asarray(init), **options))
+    finite = score_fn.double(whitening.map.unwhiten(u)).isfinite().all(1)
+    if not finite.any():
+        raise ValueError(
+            f"`score_fn` is finite at none of the {len(u)} points at the start; set `init` to points where it is."
+        )
+    others = u[finite][torch.randint(int(finite.sum()), (len(u),), generator=generator, device=u.device)]
+    return whitening, torch.where(finite[:, None], u, others).to(score_fn.dtype)
+
+
+def radial_kernel(kernel: str | Kernel, bandwidth: Any, *, smooth: bool = False) -> Kernel:
+    """Return the kernel k(x, y) = phi(|x - y|) of a method that needs its derivatives.
+
+    Raises
+    ------
+    ValueError
+        It is of another form, or not `smooth` at x = y where it must be.
+    """
+    resolved = resolve_kernel(kernel, bandwidth)
+    if resolved._centred or (smooth and not resolved._smooth):
+        kinds = "Gaussian or IMQ" if smooth else "Gaussian, IMQ or Laplace"
+        raise ValueError(f"`kernel` is {type(resolved).__name__}, of which derivatives are needed; use {kinds}.")
+    return resolved
+
+
+# The density, from its score where need be
+
+
+def lobatto(score_fn: ScoreFunction, x: Tensor, s_x: Tensor, y: Tensor, s_y: Tensor) -> Tensor:
+    r"""Integrate the score along the line from each point x to its y by Lobatto's rule of four points.
+
+    .. math::
+        \log p(y) - \log p(x) \approx \tfrac{1}{12} \left( g(0) + 5 g(t_1) + 5 g(1 - t_1) + g(1) \right), \quad
+        g(t) = s(x + t (y - x))^\top (y - x), \quad t_1 = \tfrac12 - \tfrac{1}{2 \sqrt 5}.
+
+    It is exact where log p is a polynomial of degree six along the line; else the error is
+    :math:`-g^{(6)}(t) / 1{,}512{,}000` for some t in [0, 1].
+
+    Parameters
+    ----------
+    score_fn : callable
+    x, s_x, y, s_y : Tensor of shape (n, d)
+        The ends of the lines, and the scores there.
+
+    Returns
+    -------
+    log_ratio : Tensor of shape (n,)
+
+    References
+    ----------
+    Abramowitz, M. and Stegun, I. (1964). Handbook of mathematical functions, 25.4.32.
+    """
+    t = 0.5 - 0.5 / math.sqrt(5)
+    s_1, s_2 = score_fn(torch.cat([torch.lerp(x, y, t), torch.lerp(x, y, 1 - t)])).chunk(2)
+    return ((s_x + 5 * (s_1 + s_2) + s_y) * (y - x)).sum(1) / 12
+
+
+def density_in_u(score_fn: Score, whitening: Whitening, u: Tensor) -> Density | None:
+    """Return the map of points (n, d) to log p (n,) up to a constant, None where the target has no `log_prob`.
+
+    A `log_prob` whose differences near the points u are not the integrals of the score is left alone, with a warning:
+    it was inherited by a target with another score, say.
+    """
+    log_prob = score_fn.log_prob
+    if log_prob is None:
+        return None
+
+    @torch.no_grad()
+    def at(u: Tensor) -> Tensor:
+        return log_prob(whitening.map.unwhiten(u.double()).to(score_fn.dtype)).to(u)
+
+    u = u[:N_COMPARED]
+    v, score_u = u + REACH, whitening.map.pull_back(score_fn)
+    integrals = lobatto(score_u, u, score_u(u), v, score_u(v))
+    if ((at(v) - at(u) - integrals).abs().median() > TOLERANCE * integrals.abs().median()).item():
+        warnings.warn(
+            "`log_prob` of the target contradicts its `score_fn`, which is not its gradient; integrals of the score "
+            "are used in its place. Correct one of them, or set log_prob = None in a target with another score.",
+            UserWarning,
+            stacklevel=5,  # where `fit` was called
+        )
+        return None
+    return at
+
+
+def ratio_in_u(density: Density | None, score_u: ScoreFunction) -> LogRatio:
+    """Return what compares log-densities, by their values or else by integrals of the score."""
+    if density is None:
+        return lambda u, s_u, v, s_v: lobatto(score_u, u, s_u, v, s_v)
+    return lambda u, _, v, __: density(v) - density(u)
+
+
+def log_densities(density: Density | None, score_u: ScoreFunction, u: Tensor) -> Tensor:
+    """Return log p (n,) at points u (n, d), up to a constant.
+
+    Raises
+    ------
+    ValueError
+        The density is not known, and the integrals of the score in its place do not settle.
+    """
+    log_p = log_ratio(score_u, u[0], u) if density is None else density(u)
+    if not log_p.isfinite().all():
+        raise ValueError(
+            "Log p is not known at the points of the start: integrals of the score between them do not settle, or "
+            "`log_prob` is not finite. Fit a Target with `log_prob`, or set `init` to points near the target."
+        )
+    return log_p
+
+
+# Draws
+
+
+def draw_rows(n_rows: int, n: int, generator: torch.Generator) -> Tensor:
+    """Return n random rows, without replacement if there are as many."""
+    if n <= n_rows:
+        return torch.randperm(n_rows, generator=generator, device=generator.device)[:n]
+    return torch.randint(n_rows, (n,), generator=generator, device=generator.device)
+
+
+def draw_particles(X: np.ndarray, whitening: Whitening, n: int, generator: torch.Generator) -> Tensor:
+    r"""Return n of N particles X in random order or, if there are fewer, particles smeared into the gaps.
+
+    In whitened coordinates these are
+
+    .. math:: u_i + \frac{r_i}{2 \sqrt d}\, \xi, \quad r_i = \min_{j \ne i} \|u_j - u_i\|, \quad \xi \sim N(0, I),
+
+    with i uniform: a Gaussian around each particle that reaches half-way to the nearest other.
+    """
+    x = torch.as_tensor(X, device=generator.device)
+    i = draw_rows(len(x), n, generator)
+    if n <= len(x):
+        return x[i]
+    u, d = whitening.map.whiten(x), x.shape[1]
+    r = torch.cdist(u, u).fill_diagonal_(math.inf).amin(1)
+    xi = torch.randn(n, d, generator=generator, dtype=u.dtype, device=u.device)
+    return whitening.map.unwhiten(u[i] + r[i, None] / (2 * math.sqrt(d)) * xi)

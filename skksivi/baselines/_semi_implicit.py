@@ -1,0 +1,231 @@
+r"""What the variational rivals with one layer :math:`x = \mu(z) + \sigma \odot \xi` share: all but the gradient."""
+
+from __future__ import annotations
+
+import copy
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from skksivi._affine import WhitenedScore
+from skksivi._families import Hierarchy, Normal, SemiImplicit, gaussian_layer
+from skksivi._fitting import (
+    CONSTRAINTS,
+    KEEPING,
+    N_JUDGED_DRAWS,
+    N_MONITOR_DRAWS,
+    check_parameters,
+    explained,
+    points_near_target,
+    warn,
+)
+from skksivi._score import Halves, Score, ScoreFunction
+from skksivi._training import minimise
+from skksivi._whitening import Whitening, find_whitening, pulled_back
+from skksivi.annealing import Linear
+from skksivi.base import CHUNK, BaseApproximator, Integral, Interval
+
+#: Mixing draws behind `score_samples`.
+N_MIXING_DRAWS = 10_000
+
+#: Largest latent dimension chosen by default.
+MAX_LATENT_DIM = 100
+
+#: Constraints of the parameters that the training of every rival has.
+TRAINING = {
+    name: CONSTRAINTS[name]
+    for name in (
+        "hidden_layer_sizes", "initial_scale", "min_scale", "whiten", "init", "whiten_budget", "batch_size",
+        "max_iter", "learning_rate", "learning_rate_decay", "betas", "ema_decay", "max_grad_norm", "nonfinite",
+    )
+}  # fmt: skip
+
+#: A score in the coordinates of the training.
+ScoreInU = Score | WhitenedScore | Halves
+
+#: Sets the gradient of the parameters at an inverse temperature and returns an estimate of the loss.
+GradientFunction = Callable[[Tensor | None], Tensor]
+
+
+class SemiImplicitVI(BaseApproximator):
+    """Base of the methods that fit one semi-implicit layer; a leaf gives `_gradient_fn`."""
+
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        **BaseApproximator._parameter_constraints,
+        **TRAINING,
+        "latent_dim": [Interval(Integral, 1, None, closed="left"), None],
+        "linear_skip": ["boolean"],
+        "annealing": CONSTRAINTS["annealing"],
+    }
+
+    family_: SemiImplicit
+    whitening_: Whitening
+    loss_curve_: np.ndarray
+    n_iter_: int
+
+    @abstractmethod
+    def _gradient_fn(self, score_u: ScoreInU, family: SemiImplicit, generator: torch.Generator) -> GradientFunction:
+        """Return the function that the loop calls once an iteration."""
+
+    def score_samples(self, X: Any) -> np.ndarray:
+        r"""Estimate the log-density of the fitted distribution.
+
+        .. math:: \log \frac{1}{K} \sum_{k=1}^{K} q(x | z_k), \quad z_k \sim q(z), \quad K = 10{,}000.
+
+        It is too small on average, little in few dimensions, much where :math:`\sigma` is small against the spread
+        of :math:`\mu(z)` in many.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, n_features)
+
+        Returns
+        -------
+        log_density : ndarray of shape (n,)
+            In nats, float64.
+
+        Raises
+        ------
+        NotFittedError
+            Before `fit`.
+        ValueError
+            X has another number of columns than the target had, or holds non-finite values.
+        """
+        return super().score_samples(X)
+
+    def _points_near_target(self) -> Any:
+        return points_near_target(self)
+
+    def _fit(self, score_fn: Score, generator: torch.Generator) -> BaseException | None:
+        check_parameters(self)
+        parameters: Any = self
+        whitening, _ = find_whitening(
+            parameters.whiten, score_fn, generator, init=parameters.init, budget=parameters.whiten_budget
+        )
+        family = self._build(score_fn, generator)
+        gradient_fn = self._gradient_fn(pulled_back(score_fn, whitening, generator), family, generator)
+        return train(self, score_fn, gradient_fn, generator, family_=family, whitening_=whitening)
+
+    def _build(self, score_fn: Score, generator: torch.Generator) -> SemiImplicit:
+        """Return a new family."""
+        parameters: Any = self
+        d = score_fn.n_features
+        return gaussian_layer(
+            d,
+            mixing=Normal(parameters.latent_dim or min(d, MAX_LATENT_DIM)),
+            hidden_layer_sizes=parameters.hidden_layer_sizes,
+            linear_skip=parameters.linear_skip,
+            scale="constant",
+            initial_scale=parameters.initial_scale,
+            min_scale=parameters.min_scale,
+            generator=generator,
+            dtype=score_fn.dtype,
+        )
+
+    def _sample(self, n: int, generator: torch.Generator) -> Tensor:
+        return self.whitening_.map.unwhiten(self.family_.draw(n, generator).x.double())
+
+    def _log_density(self, x: Tensor) -> Tensor:
+        family = copy.deepcopy(self.family_).double()
+        z = family.draw_latent(N_MIXING_DRAWS, torch.Generator(x.device).manual_seed(self._seed))
+        tiles = self.whitening_.map.whiten(x).split(max(1, CHUNK // N_MIXING_DRAWS))
+        log_sums = torch.cat([family.log_prob(tile, z).logsumexp(-1) for tile in tiles])
+        return log_sums - math.log(len(z)) - self.whitening_.map.log_determinant()
+
+
+def train(
+    est: Any,
+    score_fn: Score,
+    gradient_fn: GradientFunction,
+    generator: torch.Generator,
+    *,
+    family_: SemiImplicit | Hierarchy,
+    **learned: Any,
+) -> BaseException | None:
+    """Minimise over the parameters of the family, then assign it and what else was learned.
+
+    Return what ended it before its time, if the state is to be kept.
+    """
+    annealing = getattr(est, "annealing", None)  # a hierarchy has a bridge instead
+    run = minimise(
+        gradient_fn,
+        family_,
+        generator=generator,
+        max_iter=est.max_iter,
+        learning_rate=est.learning_rate,
+        learning_rate_decay=est.learning_rate_decay,
+        betas=est.betas,
+        max_grad_norm=est.max_grad_norm,
+        ema_decay=est.ema_decay,
+        annealing=Linear() if annealing == "linear" else annealing,
+        watch=None,
+        nonfinite=est.nonfinite,
+    )
+    if not (run.ended_by is None or isinstance(run.ended_by, KEEPING)):
+        raise run.ended_by
+    vars(est).update(learned, family_=family_.requires_grad_(False), loss_curve_=run.losses, n_iter_=len(run.losses))
+    if isinstance(run.ended_by, FloatingPointError):
+        return explained(run.ended_by, score_fn, est._sample(N_MONITOR_DRAWS, generator))
+    if run.ended_by is None:
+        warn(est, score_fn, est._sample(N_JUDGED_DRAWS, generator).double())
+    return run.ended_by
+
+
+def layer_with_pullback(family: SemiImplicit, z: Tensor) -> tuple[Tensor, Tensor, Callable[[Tensor, Tensor], None]]:
+    """Return mu(z) (k, d), sigma (d,) and the way of gradients back to the parameters.
+
+    It takes the gradient of a loss in mu, (k, d), and the terms (n, d) whose sum over rows is that in sigma.
+    """
+    mu, pull_mean = family.mean.with_pullback(z)
+    a, pull_log_variance = family.log_variance.with_pullback(z)
+    e_a = a.exp()
+    sigma = (e_a + family.min_scale**2).sqrt_()
+
+    def pullback(dmu: Tensor, dsigma: Tensor) -> None:
+        pull_mean(dmu)
+        pull_log_variance(dsigma * (e_a / (2 * sigma)))
+
+    return mu, sigma, pullback
+
+
+class Tempered(NamedTuple):
+    """A score times the inverse temperature, a tensor."""
+
+    score_u: Any
+    inverse_temperature: Tensor
+
+    def with_pullback(self, u: Tensor) -> tuple[Tensor, ScoreFunction]:
+        """Return the score at u (n, d), and the map of v (n, d) to J^T v (n, d)."""
+        s, pull = self.score_u.with_pullback(u)
+        return self.inverse_temperature * s, lambda v: pull(self.inverse_temperature * v)
+
+
+def tempered(score_u: ScoreInU, inverse_temperature: Tensor | None) -> ScoreInU | Tempered:
+    """Return the score at an inverse temperature, None for one."""
+    return score_u if inverse_temperature is None else Tempered(score_u, inverse_temperature)
+
+
+def over_progress(value: Any, max_iter: int) -> list[Any]:
+    """Return a number, or what a function of progress in [0, 1) returns, for each iteration."""
+    return [value(t / max_iter) if callable(value) else value for t in range(max_iter)]
+
+
+class Timetable:
+    """A number for each iteration, read and turned over without a word from the host."""
+
+    def __init__(self, numbers: Sequence[float], dtype: torch.dtype, device: torch.device) -> None:
+        self._numbers = torch.tensor(numbers, dtype=dtype, device=device)
+        self._t = torch.zeros(1, dtype=torch.long, device=device)
+
+    def now(self) -> Tensor:
+        """Return the number of this iteration, shape (1,)."""
+        return self._numbers.index_select(0, self._t)
+
+    def turn(self) -> None:
+        """Go on to the next iteration."""
+        self._t.add_(1)

@@ -1,0 +1,194 @@
+"""Stochastic gradient Langevin dynamics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
+
+from skksivi._fitting import points_near_target
+from skksivi._score import Score
+from skksivi._whitening import Whitening, pulled_back
+from skksivi.base import BaseApproximator, Interval, Real
+from skksivi.baselines._chains import RUNNING, diagnostics, draw_states, in_x, run, shortened
+from skksivi.baselines._points import find_start
+
+
+def sgld_step(u: Tensor, s: Tensor, epsilon: float, generator: torch.Generator) -> Tensor:
+    r"""Return the chains after one step,
+
+    .. math:: u + \frac{\epsilon}{2}\, s + \sqrt{\epsilon}\, \xi, \quad \xi \sim N(0, I).
+
+    Parameters
+    ----------
+    u, s : Tensor of shape (n, d)
+        The chains, and the score at each, or an unbiased estimate of it.
+    epsilon : float
+        The step size, in squared units of u.
+    generator : torch.Generator
+
+    References
+    ----------
+    Welling, M. and Teh, Y. (2011). Bayesian learning via stochastic gradient Langevin dynamics, Eq. (4).
+    """
+    xi = torch.randn(u.shape, generator=generator, dtype=u.dtype, device=u.device)
+    return u + epsilon / 2 * s + epsilon**0.5 * xi
+
+
+def step_sizes(step_size: Any) -> Callable[[int], float]:
+    r"""Return the step size at step t: a constant, or :math:`a (b + t)^{-\gamma}` of three numbers."""
+    if isinstance(step_size, Real):
+        return lambda _: float(step_size)
+    if len(step_size) != 3 or not all(isinstance(c, Real) for c in step_size):
+        raise ValueError(f"`step_size` must be a number or three, (a, b, gamma), got {step_size!r}.")
+    a, b, gamma = (float(c) for c in step_size)
+    if not (a > 0 and b > 0 and 0 <= gamma <= 1):
+        raise ValueError(f"`step_size` must have a > 0, b > 0 and gamma in [0, 1], got {step_size!r}.")
+    return lambda t: a * (b + t) ** -gamma
+
+
+class SGLD(BaseApproximator):
+    r"""Many chains of stochastic gradient Langevin dynamics at a time.
+
+    .. math::
+        u_{t+1} = u_t + \frac{\epsilon_t}{2}\, \hat s_u(u_t) + \sqrt{\epsilon_t}\, \xi_t, \quad \xi_t \sim N(0, I),
+
+    in coordinates x = m + L u, with a score :math:`\hat s` that sees a minibatch of the data if the target draws them
+    (`skksivi.targets.Minibatches`). Nothing corrects the error of a step: the variance of a Gaussian comes out too
+    large by the factor :math:`1 / (1 - \epsilon / 4)` where its precision is one in u, and by more with the noise of
+    minibatches. A score longer than :math:`5 \sqrt d` in u is cut to that length.
+
+    Parameters
+    ----------
+    n_chains : int, default=100
+        Number of chains; not used with `init`.
+    n_warmup : int, default=1000
+        Steps that are thrown away.
+    n_draws : int, default=100
+        States that are kept of each chain.
+    thin : int, default=20
+        Steps from one of them to the next.
+    step_size : float or (a, b, gamma), default=0.05
+        The :math:`\epsilon_t`, a constant or :math:`a (b + t)^{-\gamma}`, in squared units of u. Under a decreasing
+        step the states that are kept count alike.
+    whiten : {"laplace", "bam", "auto"}, (m, L) or None, default="laplace"
+        The affine map x = m + L u that preconditions, as in `KSIVIApproximator`; None is x itself.
+    init : array-like of shape (n_chains, n_features), default=None
+        States to start with; a search for modes starts there too. None draws them from N(0, I) in u.
+    device : str or torch.device, default="auto"
+        Where to compute; "auto" takes a GPU where there is one.
+    dtype : {"float32", "float64"}, default="float64"
+        Precision of the computation and of the draws.
+    random_state : int, RandomState or None, default=None
+        Seeds the chains and the samples.
+
+    Attributes
+    ----------
+    chains_ : ndarray of shape (n_chains, n_draws, n_features)
+        `sample(n)` gives n of the states without replacement, of more than there are with replacement.
+    whitening_ : Whitening
+        The map x = m + L u.
+    n_iter_ : int
+        Steps done.
+    n_features_in_ : int
+        Dimension of the target.
+
+    References
+    ----------
+    Welling, M. and Teh, Y. (2011). Bayesian learning via stochastic gradient Langevin dynamics. ICML.
+
+    Examples
+    --------
+    >>> from skksivi.baselines import SGLD
+    >>> q = SGLD(random_state=0).fit(lambda x: (3 - x) / 4, n_features=1)
+    >>> q.sample(10_000).std(axis=0).round(1)
+    array([2.])
+    """
+
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        **RUNNING,
+        "step_size": [Interval(Real, 0, None, closed="neither"), "array-like"],
+    }
+
+    chains_: np.ndarray
+    whitening_: Whitening
+
+    def __init__(
+        self,
+        *,
+        n_chains: int = 100,
+        n_warmup: int = 1000,
+        n_draws: int = 100,
+        thin: int = 20,
+        step_size: float | tuple[float, float, float] = 0.05,
+        whiten: str | tuple[Any, Any] | None = "laplace",
+        init: Any = None,
+        device: str | torch.device = "auto",
+        dtype: str = "float64",
+        random_state: int | np.random.RandomState | None = None,
+    ) -> None:
+        self.n_chains = n_chains
+        self.n_warmup = n_warmup
+        self.n_draws = n_draws
+        self.thin = thin
+        self.step_size = step_size
+        self.whiten = whiten
+        self.init = init
+        self.device = device
+        self.dtype = dtype
+        self.random_state = random_state
+
+    def diagnose(self) -> dict[str, np.ndarray]:
+        """Return what tells whether the chains have mixed, by arviz-stats.
+
+        Returns
+        -------
+        diagnostics : dict of ndarray of shape (n_features,)
+            "r_hat", rank-normalised and split, near one; "ess_bulk" and "ess_tail", effective sample sizes for the
+            centre and for the 5% and 95% quantiles.
+
+        Raises
+        ------
+        NotFittedError
+            Before `fit`.
+        ImportError
+            arviz-stats is not installed.
+
+        References
+        ----------
+        Vehtari, A. et al. (2021). Rank-normalization, folding, and localization: an improved R-hat for assessing
+        convergence of MCMC. Bayesian Analysis 16(2).
+        """
+        check_is_fitted(self)
+        return diagnostics(self.chains_)
+
+    def _points_near_target(self) -> Any:
+        return points_near_target(self)
+
+    def _fit(self, score_fn: Score, generator: torch.Generator) -> None:
+        epsilon = step_sizes(self.step_size)
+        whitening, u = find_start(self.whiten, self.init, self.n_chains, score_fn, generator)
+        score_u = pulled_back(score_fn, whitening, generator)
+
+        def step(t: int) -> Tensor:
+            nonlocal u
+            s, _ = score_u.with_pullback(u)
+            u = sgld_step(u, shortened(s), epsilon(t), generator)
+            return u
+
+        chains = run(step, self.n_warmup, self.n_draws, self.thin)
+        if not chains.isfinite().all():
+            raise FloatingPointError(
+                "Chains have left the finite numbers: `score_fn` may be undefined or have the wrong sign somewhere. "
+                "Lower `step_size`, or set `whiten` or `init` so that they start near the target."
+            )
+        self.chains_ = in_x(chains, whitening)
+        self.n_iter_ = self.n_warmup + self.n_draws * self.thin
+        self.whitening_ = whitening
+
+    def _sample(self, n: int, generator: torch.Generator) -> Tensor:
+        return draw_states(self.chains_, n, generator)

@@ -1,0 +1,218 @@
+"""Semi-implicit variational inference by the surrogate bound."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from skksivi._families import SemiImplicit
+from skksivi.base import Integral, Interval
+from skksivi.baselines._semi_implicit import (
+    GradientFunction,
+    ScoreInU,
+    SemiImplicitVI,
+    Timetable,
+    layer_with_pullback,
+    over_progress,
+    tempered,
+)
+
+
+class SIVI(SemiImplicitVI):
+    r"""Fit a semi-implicit layer by the surrogate evidence lower bound.
+
+    The fitted distribution is that of :math:`x = \mu(z) + \sigma \odot \xi` with normal z and :math:`\xi`. Its
+    density is estimated from the z that x was drawn from and K others,
+
+    .. math::
+        \underline{\mathcal L}^{(K)} = E \left[\log p(x) - \log \frac{1}{K + 1} \sum_{k=0}^{K} q(x | z_k)\right],
+        \quad x \sim q(x | z_0), \quad z_0, \dots, z_K \sim q(z),
+
+    which lies below the exact bound and rises to it with K. The target enters the gradient through its score alone,
+    :math:`\nabla_\phi E \log p(x) = E[(\partial x / \partial \phi)^\top s_p(x)]`.
+
+    Parameters
+    ----------
+    n_auxiliary : int or callable, default=100
+        The K, or a function of progress in [0, 1) that returns it, such as ``lambda progress: int(10 + 90 *
+        progress)``. All draws of an iteration share the K others.
+    latent_dim : int, default=None
+        Dimension of z; None means that of x, up to 100.
+    hidden_layer_sizes : sequence of int, default=(100, 100)
+        Widths of the hidden layers of the network :math:`\mu`.
+    linear_skip : bool, default=False
+        Whether :math:`\mu(z) = A z + \mathrm{NN}(z)` with a network that starts at zero.
+    initial_scale : float, default=1.0
+        Start of :math:`\sigma`.
+    min_scale : float, default=1e-3
+        Floor of :math:`\sigma`.
+    whiten : {"auto", "bam", "laplace"}, (m, L) or None, default=None
+        The affine map in whose coordinates the family is trained, as of `KSIVIApproximator`; None trains in x, as in
+        the paper.
+    init, whiten_budget
+        As of `KSIVIApproximator`.
+    batch_size : int, default=128
+        Draws an iteration.
+    max_iter : int, default=5000
+        Iterations of the optimiser.
+    learning_rate : float, default=1e-3
+        Step size of Adam.
+    betas : (float, float), default=(0.9, 0.999)
+        Adam's decay rates of the first and second moment.
+    ema_decay : float or None, default=None
+        The fitted parameters are an exponential moving average with this decay; None takes the last ones.
+    learning_rate_decay, annealing, max_grad_norm, nonfinite, device, dtype, random_state
+        As of `KSIVIApproximator`.
+
+    Attributes
+    ----------
+    family_ : Module
+        The fitted family, in the coordinates u of the training.
+    whitening_ : Whitening
+        The map x = m + L u, the identity with whiten=None.
+    loss_curve_ : ndarray of shape (`n_iter_`,)
+        The estimate of the Fisher divergence :math:`E \|s_p(x) - s_q(x)\|^2` at each iteration, with the score of the
+        mixture of K + 1 as s_q. The bound itself needs log p.
+    n_iter_ : int
+        Iterations done.
+    n_features_in_ : int
+        Dimension of the target.
+
+    References
+    ----------
+    Yin, M. and Zhou, M. (2018). Semi-implicit variational inference. https://arxiv.org/abs/1805.11183
+
+    Examples
+    --------
+    >>> from skksivi.baselines import SIVI
+    >>> q = SIVI(max_iter=1000, learning_rate=0.01, random_state=0).fit(lambda x: 3 - x, n_features=1)
+    >>> q.sample(10_000).mean().round(1)
+    np.float32(3.0)
+    """
+
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        **SemiImplicitVI._parameter_constraints,
+        "n_auxiliary": [Interval(Integral, 0, None, closed="left"), callable],
+    }
+
+    def __init__(
+        self,
+        *,
+        n_auxiliary: int | Callable[[float], int] = 100,
+        latent_dim: int | None = None,
+        hidden_layer_sizes: Sequence[int] = (100, 100),
+        linear_skip: bool = False,
+        initial_scale: float = 1.0,
+        min_scale: float = 1e-3,
+        whiten: str | tuple[Any, Any] | None = None,
+        init: Any = None,
+        whiten_budget: int = 400_000,
+        batch_size: int = 128,
+        max_iter: int = 5000,
+        learning_rate: float = 1e-3,
+        learning_rate_decay: tuple[float, int] | str | None = "cosine",
+        betas: tuple[float, float] = (0.9, 0.999),
+        annealing: Callable[[float], float] | str | None = None,
+        ema_decay: float | None = None,
+        max_grad_norm: float | None = None,
+        nonfinite: str = "raise",
+        device: str | torch.device = "auto",
+        dtype: str = "float32",
+        random_state: int | np.random.RandomState | None = None,
+    ) -> None:
+        self.n_auxiliary = n_auxiliary
+        self.latent_dim = latent_dim
+        self.hidden_layer_sizes = hidden_layer_sizes
+        self.linear_skip = linear_skip
+        self.initial_scale = initial_scale
+        self.min_scale = min_scale
+        self.whiten = whiten
+        self.init = init
+        self.whiten_budget = whiten_budget
+        self.batch_size = batch_size
+        self.max_iter = max_iter
+        self.learning_rate = learning_rate
+        self.learning_rate_decay = learning_rate_decay
+        self.betas = betas
+        self.annealing = annealing
+        self.ema_decay = ema_decay
+        self.max_grad_norm = max_grad_norm
+        self.nonfinite = nonfinite
+        self.device = device
+        self.dtype = dtype
+        self.random_state = random_state
+
+    def _gradient_fn(self, score_u: ScoreInU, family: SemiImplicit, generator: torch.Generator) -> GradientFunction:
+        numbers = over_progress(self.n_auxiliary, self.max_iter)
+        _check_numbers(numbers)
+        most, K = max(numbers), Timetable(numbers, torch.long, generator.device)
+        n = self.batch_size
+
+        def gradient_fn(inverse_temperature: Tensor | None) -> Tensor:
+            z = family.draw_latent(n + most, generator)
+            mu, sigma, pull_layer = layer_with_pullback(family, z)
+            xi = torch.empty_like(mu[:n]).normal_(generator=generator)
+            x = torch.addcmul(mu[:n], sigma, xi)
+            q = mixture(x, mu[:n], mu[n:], sigma, K.now())
+            K.turn()
+            f = tempered(score_u, inverse_temperature).with_pullback(x)[0] - q.dx
+            pull_layer(torch.cat([q.dmu - f, q.dothers]) / n, (q.dsigma - f * xi) / n)
+            return f.square().sum(-1).mean()
+
+        return gradient_fn
+
+
+class Mixture(NamedTuple):
+    """A log-density at each row, shape (n,), and the gradients of the sum of it: in x and in the means, and the terms
+    (n, d) whose sum is that in sigma.
+    """
+
+    log_q: Tensor
+    dx: Tensor
+    dmu: Tensor
+    dothers: Tensor
+    dsigma: Tensor
+
+
+def mixture(x: Tensor, mu: Tensor, others: Tensor, sigma: Tensor, K: Tensor) -> Mixture:
+    r"""Evaluate :math:`\log \frac{1}{K+1} \left[N(x_i; \mu_i, \sigma^2) + \sum_{k=1}^K N(x_i; m_k, \sigma^2)\right]`.
+
+    Parameters
+    ----------
+    x, mu : Tensor of shape (n, d)
+    others : Tensor of shape (k, d)
+        The means m.
+    sigma : Tensor of shape (d,)
+    K : Tensor of shape (1,)
+        How many of the others are taken, the first ones.
+    """
+    c = mu.mean(0)  # rounding grows with the distance from the origin
+    y, b, m = (x - c) / sigma, (mu - c) / sigma, (others - c) / sigma
+    xi, squares = y - b, y.square()
+    own = xi.square().sum(1, keepdim=True) / -2
+    left_out = torch.arange(len(m), device=x.device) >= K
+    rest = torch.addmm(m.square().sum(1) / -2, y, m.mT) - squares.sum(1, keepdim=True) / 2
+    log_weights = torch.cat([own, rest.masked_fill(left_out, -math.inf)], 1)
+    log_sum = log_weights.logsumexp(1, keepdim=True)
+    w = (log_weights - log_sum).exp()
+    w_own, w = w[:, :1], w[:, 1:]
+    mean = torch.addcmul(w @ m, w_own, b)
+    spread = squares - 2 * y * mean + w_own * b.square() + w @ m.square()
+    return Mixture(
+        log_q=log_sum[:, 0] - (sigma.log() + math.log(2 * math.pi) / 2).sum() - (K + 1).log(),
+        dx=(mean - y) / sigma,
+        dmu=w_own * xi / sigma,
+        dothers=torch.addcmul(w.mT @ y, w.sum(0)[:, None], m, value=-1) / sigma,
+        dsigma=(spread - 1) / sigma,
+    )
+
+
+def _check_numbers(numbers: list[Any]) -> None:
+    for K in numbers:
+        if not (isinstance(K, Integral) and K >= 0):
+            raise ValueError(f"`n_auxiliary` returned {K!r}, expected an integer of zero or more.")

@@ -1,0 +1,174 @@
+"""Stein variational gradient descent."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from skksivi._fitting import points_near_target
+from skksivi._score import Score
+from skksivi._whitening import Whitening, pulled_back
+from skksivi.base import BaseApproximator
+from skksivi.baselines._descent import Particles, descend, set_gradient
+from skksivi.baselines._points import WITH_KERNEL, draw_particles, find_start, radial_kernel
+from skksivi.kernels import Kernel, squared_distances
+
+
+def svgd_direction(x: Tensor, s: Tensor, kernel: Kernel) -> Tensor:
+    r"""Return the direction in which particles move,
+
+    .. math:: \phi(x_i) = \frac1n \sum_j k(x_j, x_i) s(x_j) + \nabla_{x_j} k(x_j, x_i),
+
+    whose second term is :math:`2 \varphi'(t_{ij}) (x_j - x_i) / h^2` for :math:`k = \varphi(t)`,
+    :math:`t_{ij} = \|x_i - x_j\|^2 / h^2`.
+
+    Parameters
+    ----------
+    x, s : Tensor of shape (n, d)
+        The particles, and the score at each.
+    kernel : Kernel
+        No gradient goes through a median width.
+
+    Returns
+    -------
+    phi : Tensor of shape (n, d)
+
+    References
+    ----------
+    Liu, Q. and Wang, D. (2016). Stein variational gradient descent: a general purpose Bayesian inference algorithm,
+    Algorithm 1. https://arxiv.org/abs/1608.04471
+    """
+    x = x - x.mean(0)  # far from the origin the products would cancel
+    squared = squared_distances(x, x).fill_diagonal_(0)
+    h2 = kernel._squared_bandwidth(squared, within=True)
+    t = squared / h2
+    k = kernel._profile(t)
+    e = 2 * kernel._slope(t, k) / h2
+    return (k @ s + e @ x - e.sum(1, keepdim=True) * x) / len(x)
+
+
+class SVGD(BaseApproximator):
+    r"""Particles moved along the kernel's steepest descent of KL(q || p), Stein variational gradient descent.
+
+    .. math:: x_i \leftarrow x_i + \epsilon\, \phi(x_i), \quad
+        \phi(x_i) = \frac1n \sum_j k(x_j, x_i) s_p(x_j) + \nabla_{x_j} k(x_j, x_i),
+
+    with Adam's steps. The fewer the particles and the more the dimensions, the narrower they end: of a Gaussian in
+    ten dimensions, 200 particles keep 0.93 of the standard deviations with the IMQ kernel and 0.73 with the Gaussian.
+
+    Parameters
+    ----------
+    kernel : {"imq", "gaussian", "laplace"} or Kernel, default="imq"
+        The kernel k; that of the method's authors is "gaussian". Riesz has no place here.
+    bandwidth : float, "median" or None, default=None
+        Width of the kernel in whitened units; None leaves it to `kernel`, whose default is the median heuristic.
+    n_particles : int, default=200
+        Number of particles, two at least; not used with `init`.
+    max_iter : int, default=1000
+        Iterations.
+    learning_rate : float, default=0.1
+        Step size of Adam, in whitened units.
+    learning_rate_decay : "cosine" or None, default="cosine"
+        Lower the rate to zero along a cosine, or keep it.
+    whiten : {"laplace", "bam", "auto"}, (m, L) or None, default="laplace"
+        The affine map x = m + L u in whose coordinates the particles move, as in `KSIVIApproximator`; None moves them
+        in x.
+    init : array-like of shape (n, n_features), default=None
+        Particles to start with; a search for modes starts there too. None draws them from N(0, I) in u.
+    device : str or torch.device, default="auto"
+        Where to compute; "auto" takes a GPU where there is one.
+    dtype : {"float32", "float64"}, default="float64"
+        Precision of the computation and of the draws.
+    random_state : int, RandomState or None, default=None
+        Seeds the start and the samples.
+
+    Attributes
+    ----------
+    particles_ : ndarray of shape (n_particles, n_features)
+        `sample(n)` gives n of them without replacement. Of more than there are, it draws with replacement and adds a
+        Gaussian that reaches half-way to the nearest other particle, which makes the draws a little wider.
+    norm_curve_ : ndarray of shape (`n_iter_`,)
+        Root mean square of :math:`\|\phi(x_i)\|`, in whitened units; it is zero where the particles rest. The method
+        has no loss that could be computed.
+    whitening_ : Whitening
+        The map x = m + L u.
+    n_iter_ : int
+        Iterations done.
+    n_features_in_ : int
+        Dimension of the target.
+
+    References
+    ----------
+    Liu, Q. and Wang, D. (2016). Stein variational gradient descent: a general purpose Bayesian inference algorithm.
+    https://arxiv.org/abs/1608.04471
+
+    Examples
+    --------
+    >>> from skksivi.baselines import SVGD
+    >>> q = SVGD(n_particles=50, max_iter=200, random_state=0).fit(lambda x: (3 - x) / 4, n_features=1)
+    >>> q.particles_.mean(axis=0).round(2)
+    array([3.])
+    """
+
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = WITH_KERNEL
+
+    whitening_: Whitening
+
+    def __init__(
+        self,
+        *,
+        kernel: str | Kernel = "imq",
+        bandwidth: float | str | None = None,
+        n_particles: int = 200,
+        max_iter: int = 1000,
+        learning_rate: float = 0.1,
+        learning_rate_decay: str | None = "cosine",
+        whiten: str | tuple[Any, Any] | None = "laplace",
+        init: Any = None,
+        device: str | torch.device = "auto",
+        dtype: str = "float64",
+        random_state: int | np.random.RandomState | None = None,
+    ) -> None:
+        self.kernel = kernel
+        self.bandwidth = bandwidth
+        self.n_particles = n_particles
+        self.max_iter = max_iter
+        self.learning_rate = learning_rate
+        self.learning_rate_decay = learning_rate_decay
+        self.whiten = whiten
+        self.init = init
+        self.device = device
+        self.dtype = dtype
+        self.random_state = random_state
+
+    def _points_near_target(self) -> Any:
+        return points_near_target(self)
+
+    def _fit(self, score_fn: Score, generator: torch.Generator) -> BaseException | None:
+        kernel = radial_kernel(self.kernel, self.bandwidth)
+        whitening, u = find_start(self.whiten, self.init, self.n_particles, score_fn, generator)
+        score_u, particles = pulled_back(score_fn, whitening, generator), Particles(u)
+
+        def gradient_fn() -> Tensor:
+            phi = svgd_direction(particles.u, score_u.with_pullback(particles.u)[0], kernel)
+            set_gradient(particles.u, -phi)
+            return phi.square().sum(1).mean().sqrt()
+
+        self.norm_curve_, ended_by = descend(
+            gradient_fn,
+            particles,
+            generator,
+            max_iter=self.max_iter,
+            learning_rate=self.learning_rate,
+            learning_rate_decay=self.learning_rate_decay,
+        )
+        self.n_iter_ = len(self.norm_curve_)
+        self.particles_ = whitening.map.unwhiten(particles.u.double()).cpu().numpy()
+        self.whitening_ = whitening
+        return ended_by
+
+    def _sample(self, n: int, generator: torch.Generator) -> Tensor:
+        return draw_particles(self.particles_, self.whitening_, n, generator)

@@ -1,0 +1,266 @@
+"""Unbiased implicit variational inference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from skksivi._families import Map, SemiImplicit
+from skksivi.base import Integral, Interval
+from skksivi.baselines._semi_implicit import (
+    GradientFunction,
+    ScoreInU,
+    SemiImplicitVI,
+    layer_with_pullback,
+    tempered,
+)
+
+#: Step of the leapfrog at the start, the mean acceptance that it is moved towards, and by how much of its logarithm.
+FIRST_STEP, ACCEPTANCE, ADAPTATION = 0.1, 0.9, 0.5
+
+
+class UIVI(SemiImplicitVI):
+    r"""Fit a semi-implicit layer by unbiased estimates of the gradient of the evidence lower bound.
+
+    The fitted distribution is that of :math:`x = \mu(z) + \sigma \odot \xi` with normal z and :math:`\xi`. Because
+    :math:`E \nabla_\phi \log q(x) = 0` at fixed x, the gradient of the bound is
+
+    .. math::
+        \nabla_\phi \mathcal L = E\left[\left(\frac{\partial x}{\partial \phi}\right)^\top
+        \left(s_p(x) - s_q(x)\right)\right], \quad
+        s_q(x) = E_{q(z'|x)}\left[\nabla_x \log q(x | z')\right].
+
+    The expectation is over the reverse conditional :math:`q(z' | x) \propto q(z') q(x | z')`. It is estimated by
+    Hamiltonian Monte Carlo, one chain a draw. The z that x was made of is an exact draw of it, so that the chain is
+    at equilibrium from the start; it need only forget that z. The gradient is unbiased up to what is not forgotten.
+
+    Parameters
+    ----------
+    n_inner_samples : int, default=5
+        States of a chain that are averaged, after each other.
+    n_burn_in : int, default=5
+        Transitions before them, in which the chain forgets its z.
+    n_leapfrog_steps : int, default=5
+        Leapfrog steps a transition. Their length is moved towards an acceptance of 0.9 from one iteration to the
+        next.
+    latent_dim : int, default=None
+        Dimension of z; None means that of x, up to 100.
+    hidden_layer_sizes : sequence of int, default=(100, 100)
+        Widths of the hidden layers of the network :math:`\mu`.
+    linear_skip : bool, default=False
+        Whether :math:`\mu(z) = A z + \mathrm{NN}(z)` with a network that starts at zero.
+    initial_scale : float, default=1.0
+        Start of :math:`\sigma`.
+    min_scale : float, default=1e-3
+        Floor of :math:`\sigma`.
+    whiten : {"auto", "bam", "laplace"}, (m, L) or None, default=None
+        The affine map in whose coordinates the family is trained, as of `KSIVIApproximator`; None trains in x.
+    init, whiten_budget
+        As of `KSIVIApproximator`.
+    batch_size : int, default=128
+        Draws an iteration.
+    max_iter : int, default=5000
+        Iterations of the optimiser.
+    learning_rate : float, default=1e-3
+        Step size of Adam.
+    betas : (float, float), default=(0.9, 0.999)
+        Adam's decay rates of the first and second moment.
+    ema_decay : float or None, default=None
+        The fitted parameters are an exponential moving average with this decay; None takes the last ones.
+    learning_rate_decay, annealing, max_grad_norm, nonfinite, device, dtype, random_state
+        As of `KSIVIApproximator`.
+
+    Attributes
+    ----------
+    family_ : Module
+        The fitted family, in the coordinates u of the training.
+    whitening_ : Whitening
+        The map x = m + L u, the identity with whiten=None.
+    loss_curve_ : ndarray of shape (`n_iter_`,)
+        The mean of :math:`\|s_p(x) - s_q(x)\|^2` at each iteration, the Fisher divergence, too large by the variance
+        of s_q. The bound itself needs log p and log q.
+    n_iter_ : int
+        Iterations done.
+    n_features_in_ : int
+        Dimension of the target.
+
+    References
+    ----------
+    Titsias, M. and Ruiz, F. (2019). Unbiased implicit variational inference. https://arxiv.org/abs/1808.02078
+
+    Examples
+    --------
+    >>> from skksivi.baselines import UIVI
+    >>> q = UIVI(max_iter=500, learning_rate=0.02, random_state=0).fit(lambda x: 3 - x, n_features=1)
+    >>> q.sample(10_000).mean().round(1)
+    np.float32(3.0)
+    """
+
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        **SemiImplicitVI._parameter_constraints,
+        "n_inner_samples": [Interval(Integral, 1, None, closed="left")],
+        "n_burn_in": [Interval(Integral, 0, None, closed="left")],
+        "n_leapfrog_steps": [Interval(Integral, 1, None, closed="left")],
+    }
+
+    def __init__(
+        self,
+        *,
+        n_inner_samples: int = 5,
+        n_burn_in: int = 5,
+        n_leapfrog_steps: int = 5,
+        latent_dim: int | None = None,
+        hidden_layer_sizes: Sequence[int] = (100, 100),
+        linear_skip: bool = False,
+        initial_scale: float = 1.0,
+        min_scale: float = 1e-3,
+        whiten: str | tuple[Any, Any] | None = None,
+        init: Any = None,
+        whiten_budget: int = 400_000,
+        batch_size: int = 128,
+        max_iter: int = 5000,
+        learning_rate: float = 1e-3,
+        learning_rate_decay: tuple[float, int] | str | None = "cosine",
+        betas: tuple[float, float] = (0.9, 0.999),
+        annealing: Callable[[float], float] | str | None = None,
+        ema_decay: float | None = None,
+        max_grad_norm: float | None = None,
+        nonfinite: str = "raise",
+        device: str | torch.device = "auto",
+        dtype: str = "float32",
+        random_state: int | np.random.RandomState | None = None,
+    ) -> None:
+        self.n_inner_samples = n_inner_samples
+        self.n_burn_in = n_burn_in
+        self.n_leapfrog_steps = n_leapfrog_steps
+        self.latent_dim = latent_dim
+        self.hidden_layer_sizes = hidden_layer_sizes
+        self.linear_skip = linear_skip
+        self.initial_scale = initial_scale
+        self.min_scale = min_scale
+        self.whiten = whiten
+        self.init = init
+        self.whiten_budget = whiten_budget
+        self.batch_size = batch_size
+        self.max_iter = max_iter
+        self.learning_rate = learning_rate
+        self.learning_rate_decay = learning_rate_decay
+        self.betas = betas
+        self.annealing = annealing
+        self.ema_decay = ema_decay
+        self.max_grad_norm = max_grad_norm
+        self.nonfinite = nonfinite
+        self.device = device
+        self.dtype = dtype
+        self.random_state = random_state
+
+    def _gradient_fn(self, score_u: ScoreInU, family: SemiImplicit, generator: torch.Generator) -> GradientFunction:
+        step = torch.tensor(FIRST_STEP, device=generator.device)
+
+        def gradient_fn(inverse_temperature: Tensor | None) -> Tensor:
+            z = family.draw_latent(self.batch_size, generator)
+            mu, sigma, pull_layer = layer_with_pullback(family, z)
+            xi = torch.empty_like(mu).normal_(generator=generator)
+            x = torch.addcmul(mu, sigma, xi)
+            chain = HamiltonianChain(ReverseConditional(family.mean, x, sigma), step, self.n_leapfrog_steps)
+            s_q, acceptance = chain.mean_score(z, self.n_burn_in, self.n_inner_samples, generator)
+            step.mul_(torch.exp(ADAPTATION * (acceptance - ACCEPTANCE)))
+            f = tempered(score_u, inverse_temperature).with_pullback(x)[0] - s_q
+            pull_layer(-f / len(x), -f * xi / len(x))
+            return f.square().sum(-1).mean()
+
+        return gradient_fn
+
+
+class State(NamedTuple):
+    """Where chains are, z (n, latent_dim), with log q(z | x) (n,), up to a constant, its gradient in z, and the score
+    of q(x | z) in x (n, d).
+    """
+
+    z: Tensor
+    log_density: Tensor
+    gradient: Tensor
+    conditional_score: Tensor
+
+
+class ReverseConditional(NamedTuple):
+    r"""The density :math:`q(z | x) \propto N(z; 0, I)\, N(x; \mu(z), \sigma^2)` for each row of x.
+
+    Attributes
+    ----------
+    mean : Map
+    x : Tensor of shape (n, d)
+    sigma : Tensor of shape (d,)
+    """
+
+    mean: Map
+    x: Tensor
+    sigma: Tensor
+
+    def at(self, z: Tensor) -> State:
+        """Evaluate it at z (n, latent_dim), row by row."""
+        with torch.enable_grad():
+            z = z.detach().requires_grad_()
+            mu = self.mean(z)
+        xi = (self.x - mu.detach()) / self.sigma
+        (pulled,) = torch.autograd.grad(mu, z, xi / self.sigma)
+        z = z.detach()
+        return State(z, -(z.square().sum(-1) + xi.square().sum(-1)) / 2, pulled - z, -xi / self.sigma)
+
+
+class HamiltonianChain(NamedTuple):
+    """Hamiltonian Monte Carlo on the reverse conditional, one chain a row.
+
+    Attributes
+    ----------
+    density : ReverseConditional
+    step : Tensor of shape ()
+        Length of a leapfrog step.
+    n_leapfrog_steps : int
+    """
+
+    density: ReverseConditional
+    step: Tensor
+    n_leapfrog_steps: int
+
+    def mean_score(
+        self, z: Tensor, n_burn_in: int, n_samples: int, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        r"""Estimate :math:`s_q(x) = E_{q(z'|x)} \nabla_x \log q(x | z')` by chains from z (n, latent_dim).
+
+        Returns
+        -------
+        s_q : Tensor of shape (n, d)
+        acceptance : Tensor of shape ()
+            The mean probability of acceptance.
+        """
+        state = self.density.at(z)
+        s_q, acceptance = torch.zeros_like(self.density.x), torch.zeros_like(self.step)
+        for i in range(n_burn_in + n_samples):
+            state, probability = self.move(state, generator)
+            acceptance += probability.mean()
+            if i >= n_burn_in:
+                s_q += state.conditional_score
+        return s_q / n_samples, acceptance / (n_burn_in + n_samples)
+
+    def move(self, start: State, generator: torch.Generator) -> tuple[State, Tensor]:
+        """Make one transition; return where the chains are and their probabilities of acceptance (n,)."""
+        p = first = torch.empty_like(start.z).normal_(generator=generator)
+        end = start
+        for _ in range(self.n_leapfrog_steps):
+            p = p + self.step / 2 * end.gradient
+            end = self.density.at(end.z + self.step * p)
+            p = p + self.step / 2 * end.gradient
+        gain = end.log_density - start.log_density + (first.square() - p.square()).sum(-1) / 2
+        probability = gain.exp().nan_to_num(0.0).clamp(max=1)
+        uniform = torch.rand(len(p), generator=generator, dtype=p.dtype, device=p.device)
+        accepted = uniform < probability
+        return State(*(_where(accepted, a, b) for a, b in zip(end, start, strict=True))), probability
+
+
+def _where(accepted: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    return torch.where(accepted if a.dim() == 1 else accepted[:, None], a, b)

@@ -1,0 +1,21 @@
+"""Pictures of fits, as scikit-learn's Display classes make them.
+
+Each class has `plot(ax=None)`, which draws into the axes it is given, or into a new figure, and class methods that
+compute what is shown and call it. What was drawn is in attributes: `ax_`, `figure_`, lines and so on.
+"""
+
+from skksivi.plotting._correlation import CorrelationDisplay
+from skksivi.plotting._density import DensityDisplay
+from skksivi.plotting._layers import LayersDisplay
+from skksivi.plotting._loss import LossDisplay
+from skksivi.plotting._marginals import MarginalsDisplay
+from skksivi.plotting._path import PathDisplay
+
+__all__ = [
+    "CorrelationDisplay",
+    "DensityDisplay",
+    "LayersDisplay",
+    "LossDisplay",
+    "MarginalsDisplay",
+    "PathDisplay",
+]

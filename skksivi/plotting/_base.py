@@ -1,0 +1,148 @@
+"""What displays share: axes, colours, names of samples and contours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from sklearn.utils import check_array
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+#: Okabe and Ito's colours, which readers with a colour vision deficiency tell apart.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+REFERENCE_COLOUR = "0.25"
+FAINT = "0.6"
+
+#: Probabilities that contours enclose.
+MASSES = (0.5, 0.9, 0.99)
+
+#: Draws that estimators are asked for.
+N_DRAWS = 10_000
+
+#: Points of a cloud, beyond which it is but a blot.
+MAX_POINTS = 2000
+
+
+def own_axes(ax: Axes | None, figsize: tuple[float, float] | None = None) -> Axes:
+    """Return the axes, or those of a new figure."""
+    if ax is not None:
+        return ax
+    import matplotlib.pyplot as plt  # not above, like all of matplotlib: it takes long
+
+    return plt.subplots(figsize=figsize, layout="constrained")[1]
+
+
+def panels(ax: Axes, n_rows: int, n_columns: int, *, sharex: Any = False, sharey: Any = False) -> np.ndarray:
+    """Put axes (n_rows, n_columns) in the place of some, which become empty and stay the current ones."""
+    from matplotlib.gridspec import GridSpec, GridSpecFromSubplotSpec
+
+    figure: Any = ax.figure
+    current = figure.gca()
+    ax.set_axis_off()
+    place = ax.get_subplotspec()
+    if place is None:
+        box = ax.get_position()
+        grid: Any = GridSpec(n_rows, n_columns, figure, left=box.x0, right=box.x1, bottom=box.y0, top=box.y1)
+    else:
+        grid = GridSpecFromSubplotSpec(n_rows, n_columns, place)
+    axes = grid.subplots(sharex=sharex, sharey=sharey, squeeze=False)
+    figure.sca(current)
+    return axes
+
+
+def as_samples(X: ArrayLike | Mapping[str, ArrayLike], name: str = "draws") -> dict[str, np.ndarray]:
+    """Return samples by name, each an array (n, d) with the same d."""
+    named = dict(X) if isinstance(X, Mapping) else {name: X}
+    if not named:
+        raise ValueError("`X` is empty; give an array of draws, or a dict of such by name.")
+    samples = {key: check_array(A, dtype=np.float64, input_name=str(key)) for key, A in named.items()}
+    widths = {key: A.shape[1] for key, A in samples.items()}
+    if len(set(widths.values())) > 1:
+        raise ValueError(f"The samples have different numbers of columns, {widths}; they must agree.")
+    return samples
+
+
+def as_reference(reference: ArrayLike | None, samples: Mapping[str, np.ndarray]) -> np.ndarray | None:
+    """Return reference draws with as many columns as the samples, if there are some."""
+    if reference is None:
+        return None
+    reference = check_array(reference, dtype=np.float64, input_name="reference")
+    d = next(iter(samples.values())).shape[1]
+    if reference.shape[1] != d:
+        raise ValueError(f"`reference` has {reference.shape[1]} columns, expected {d} as in the draws.")
+    return reference
+
+
+def thinned(X: np.ndarray) -> np.ndarray:
+    """Return some rows, evenly spaced."""
+    return X[:: -(-len(X) // MAX_POINTS)]
+
+
+def smooth_histogram(X: np.ndarray, edges: Sequence[np.ndarray]) -> np.ndarray:
+    """Return a histogram of one or two columns (n, k), blurred by binomial weights so that contours are legible."""
+    density, _ = np.histogramdd(X, bins=list(edges), density=True)
+    weights = np.array([1, 4, 6, 4, 1]) / 16
+    for axis in range(density.ndim):
+        for _ in range(2):
+            density = np.apply_along_axis(np.convolve, axis, density, weights, mode="same")
+    return density
+
+
+def enclosing_levels(density: np.ndarray, masses: Sequence[float] = MASSES) -> np.ndarray:
+    """Return the levels of a density on equal cells above which it has these masses, rising."""
+    heights = np.sort(density, axis=None)[::-1]
+    mass = np.cumsum(heights)
+    return np.unique([heights[np.searchsorted(mass, m * mass[-1])] for m in masses])
+
+
+def density_on_grid(target: Any, extent: Sequence[float], n: int = 200) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return x (n,), y (n,) and the density (n, n), up to a factor, of a target of two features in a box."""
+    x0, x1, y0, y1 = extent
+    x, y = np.linspace(x0, x1, n), np.linspace(y0, y1, n)
+    points = torch.as_tensor(np.stack(np.meshgrid(x, y), -1).reshape(-1, 2))
+    with torch.no_grad():
+        log_density = target.log_prob(points).detach().reshape(n, n).cpu().numpy()
+    return x, y, np.exp(log_density - np.nanmax(log_density))
+
+
+def contours(ax: Axes, target: Any, extent: Sequence[float]) -> Any:
+    """Draw the lines that enclose 50, 90 and 99% of a target's mass in a box."""
+    x, y, density = density_on_grid(target, extent)
+    return ax.contour(x, y, density, levels=enclosing_levels(density), colors=REFERENCE_COLOUR, linewidths=1)
+
+
+def check_target(target: Any) -> None:
+    """Raise unless a target's density can be drawn."""
+    if target is None:
+        return
+    if not hasattr(target, "log_prob"):
+        raise TypeError(
+            f"`target` must have `log_prob` for its contours, but {type(target).__name__} has none; leave it out, or "
+            "give draws of it by MarginalsDisplay."
+        )
+    if target.n_features != 2:
+        raise ValueError(f"`target` has {target.n_features} features, expected 2.")
+
+
+def box_around(samples: Sequence[np.ndarray], target: Any = None) -> tuple[float, float, float, float]:
+    """Return a box (x0, x1, y0, y1) of nearly all draws, two columns each, and of the nearby mass of a target."""
+    X = np.concatenate(list(samples))
+    low, high = np.quantile(X, [0.001, 0.999], axis=0)
+    if target is not None:
+        width = np.maximum(high - low, 1e-9)
+        x, y, density = density_on_grid(target, _extent(low - width, high + width))
+        level = enclosing_levels(density, [0.999])[0]
+        rows, columns = np.nonzero(density >= level)
+        low = np.minimum(low, [x[columns.min()], y[rows.min()]])
+        high = np.maximum(high, [x[columns.max()], y[rows.max()]])
+    margin = 0.08 * np.maximum(high - low, 1e-9)
+    return _extent(low - margin, high + margin)
+
+
+def _extent(low: np.ndarray, high: np.ndarray) -> tuple[float, float, float, float]:
+    return float(low[0]), float(high[0]), float(low[1]), float(high[1])

@@ -1,0 +1,160 @@
+"""Draws in the plane."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from skksivi.plotting._base import (
+    COLOURS,
+    N_DRAWS,
+    as_samples,
+    box_around,
+    check_target,
+    contours,
+    own_axes,
+    thinned,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+class DensityDisplay:
+    """Draws in two dimensions under the contours of a target.
+
+    Parameters
+    ----------
+    X : ndarray of shape (n, 2)
+    target : Target, default=None
+        With `log_prob`; the lines enclose 50, 90 and 99% of its mass.
+
+    Attributes
+    ----------
+    ax_ : Axes
+    figure_ : Figure
+    cloud_ : PathCollection or QuadMesh
+        The draws.
+    contours_ : QuadContourSet or None
+
+    Examples
+    --------
+    >>> from skksivi.baselines import Laplace
+    >>> from skksivi.plotting import DensityDisplay
+    >>> from skksivi.targets import Banana
+    >>> display = DensityDisplay.from_estimator(Laplace().fit(Banana()), Banana())
+    >>> display.figure_.savefig("density.png")  # doctest: +SKIP
+    """
+
+    def __init__(self, *, X: np.ndarray, target: Any = None) -> None:
+        self.X = X
+        self.target = target
+
+    @classmethod
+    def from_draws(
+        cls,
+        X: ArrayLike,
+        target: Any = None,
+        *,
+        kind: str = "scatter",
+        extent: Sequence[float] | None = None,
+        ax: Axes | None = None,
+    ) -> Self:
+        """Show draws.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, 2)
+        target : Target, default=None
+            With two features and `log_prob`.
+        kind : {"scatter", "histogram"}, default="scatter"
+            Up to 2,000 points, or the shares of all draws in small squares.
+        extent : (x0, x1, y0, y1), default=None
+            The box to show; None finds one that holds the draws and the target's mass near them.
+        ax : Axes, default=None
+            Where to draw; None makes a figure.
+
+        Returns
+        -------
+        display : DensityDisplay
+
+        Raises
+        ------
+        TypeError
+            The target has no `log_prob`.
+        ValueError
+            X or the target has not two features, or `kind` is unknown.
+        """
+        (X,) = as_samples(X).values()
+        if X.shape[1] != 2:
+            raise ValueError(f"`X` has {X.shape[1]} columns, expected 2; show pairs of more by MarginalsDisplay.")
+        check_target(target)
+        return cls(X=X, target=target).plot(ax, kind=kind, extent=extent)
+
+    @classmethod
+    def from_estimator(
+        cls,
+        estimator: Any,
+        target: Any = None,
+        *,
+        kind: str = "scatter",
+        extent: Sequence[float] | None = None,
+        n_samples: int = N_DRAWS,
+        random_state: int | np.random.RandomState | None = 0,
+        ax: Axes | None = None,
+    ) -> Self:
+        """Show draws of a fitted estimator.
+
+        Parameters
+        ----------
+        estimator : approximator
+            Fitted to a target of two features.
+        target, kind, extent, ax
+            As of `from_draws`.
+        n_samples : int, default=10_000
+        random_state : int, RandomState or None, default=0
+            None continues the estimator's own stream.
+
+        Returns
+        -------
+        display : DensityDisplay
+
+        Raises
+        ------
+        NotFittedError, TypeError, ValueError
+            As `sample` and `from_draws` do.
+        """
+        X = estimator.sample(n_samples, random_state=random_state)
+        return cls.from_draws(X, target, kind=kind, extent=extent, ax=ax)
+
+    def plot(self, ax: Axes | None = None, *, kind: str = "scatter", extent: Sequence[float] | None = None) -> Self:
+        """Draw.
+
+        Parameters
+        ----------
+        ax : Axes, default=None
+            Where to draw; None makes a figure.
+        kind : {"scatter", "histogram"}, default="scatter"
+        extent : (x0, x1, y0, y1), default=None
+
+        Returns
+        -------
+        self : DensityDisplay
+        """
+        if kind not in ("scatter", "histogram"):
+            raise ValueError(f"`kind` must be 'scatter' or 'histogram', got {kind!r}.")
+        x0, x1, y0, y1 = extent = box_around([self.X], self.target) if extent is None else extent
+        ax = own_axes(ax, (4.8, 4.8))
+        self.ax_, self.figure_ = ax, ax.figure
+        if kind == "scatter":
+            x, y = thinned(self.X).T
+            self.cloud_: Any = ax.scatter(x, y, s=6, color=COLOURS[0], alpha=0.4, linewidths=0)
+        else:
+            bins = [np.linspace(x0, x1, 101), np.linspace(y0, y1, 101)]
+            self.cloud_ = ax.hist2d(self.X[:, 0], self.X[:, 1], bins=bins, cmap="Blues", cmin=1)[-1]
+        self.contours_ = None if self.target is None else contours(ax, self.target, extent)
+        ax.set(xlim=(x0, x1), ylim=(y0, y1), xlabel="x0", ylabel="x1")
+        return self

@@ -1,0 +1,191 @@
+"""Draws of the layers of a hierarchy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike
+from sklearn.utils import check_array
+from sklearn.utils.validation import check_is_fitted
+
+from skksivi.plotting._base import (
+    COLOURS,
+    MAX_POINTS,
+    box_around,
+    check_target,
+    contours,
+    own_axes,
+    panels,
+    thinned,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.collections import PathCollection
+
+
+class LayersDisplay:
+    """Two coordinates of each layer of a hierarchy, from the base to the fit.
+
+    Parameters
+    ----------
+    layers : list of ndarray of shape (n, d)
+        Draws of the layers, the base first.
+    features : (int, int), default=(0, 1)
+        Columns to show.
+    target : Target, default=None
+        With two features and `log_prob`; its contours enclose 50, 90 and 99% of the mass.
+    names : list of str, default=None
+        Titles of the layers; None means x_T, ..., x_0.
+
+    Attributes
+    ----------
+    ax_ : Axes
+        The axes given or made, now empty: the panels lie in its place.
+    axes_ : ndarray of shape (n_layers,) of Axes
+    figure_ : Figure
+    clouds_ : list of PathCollection
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from skksivi.plotting import LayersDisplay
+    >>> base = np.random.RandomState(0).normal(size=(500, 2))
+    >>> display = LayersDisplay.from_draws([base, base / 2, base / 4])
+    >>> display.axes_.shape
+    (3,)
+    """
+
+    def __init__(
+        self,
+        *,
+        layers: Sequence[np.ndarray],
+        features: tuple[int, int] = (0, 1),
+        target: Any = None,
+        names: Sequence[str] | None = None,
+    ) -> None:
+        self.layers = layers
+        self.features = features
+        self.target = target
+        self.names = names
+
+    @classmethod
+    def from_draws(
+        cls,
+        layers: Sequence[ArrayLike],
+        target: Any = None,
+        *,
+        features: tuple[int, int] = (0, 1),
+        names: Sequence[str] | None = None,
+        ax: Axes | None = None,
+    ) -> Self:
+        """Show draws of layers.
+
+        Parameters
+        ----------
+        layers : list of array-like of shape (n, d)
+            Draws, the base first.
+        target : Target, default=None
+            With two features and `log_prob`.
+        features : (int, int), default=(0, 1)
+            Columns to show.
+        names : list of str, default=None
+            Titles of the layers; None means x_T, ..., x_0.
+        ax : Axes, default=None
+            In the place of which to draw; None makes a figure.
+
+        Returns
+        -------
+        display : LayersDisplay
+
+        Raises
+        ------
+        TypeError
+            The target has no `log_prob`.
+        ValueError
+            There is no layer, a layer lacks one of the columns, or `names` has another length.
+        """
+        if not len(layers):
+            raise ValueError("`layers` is empty; give a list of arrays, the base first.")
+        arrays = [check_array(X, dtype=np.float64, input_name="layers") for X in layers]
+        fewest = min(X.shape[1] for X in arrays)
+        if not all(0 <= i < fewest for i in features):
+            raise ValueError(f"`features` must hold columns from 0 to {fewest - 1}, got {features!r}.")
+        if names is not None and len(names) != len(arrays):
+            raise ValueError(f"`names` has {len(names)} entries, expected {len(arrays)}, one a layer.")
+        check_target(target)
+        return cls(layers=arrays, features=features, target=target, names=names).plot(ax)
+
+    @classmethod
+    def from_estimator(
+        cls,
+        estimator: Any,
+        target: Any = None,
+        *,
+        features: tuple[int, int] = (0, 1),
+        n_samples: int = MAX_POINTS,
+        random_state: int | np.random.RandomState | None = 0,
+        ax: Axes | None = None,
+    ) -> Self:
+        """Show the layers of a fitted estimator.
+
+        Parameters
+        ----------
+        estimator : HKSIVIApproximator
+            Fitted.
+        target, features, ax
+            As of `from_draws`.
+        n_samples : int, default=2000
+        random_state : int, RandomState or None, default=0
+            The same for each layer; None continues the estimator's own stream.
+
+        Returns
+        -------
+        display : LayersDisplay
+
+        Raises
+        ------
+        NotFittedError
+            Before `fit`.
+        TypeError
+            The estimator has no layers.
+        """
+        check_is_fitted(estimator)
+        if not hasattr(estimator, "n_layers"):
+            raise TypeError(
+                f"`estimator` must have layers, as HKSIVIApproximator has; got {type(estimator).__name__}."
+            )
+        steps = range(estimator.n_layers, -1, -1)
+        layers = [estimator.sample(n_samples, random_state, layer=t) for t in steps]
+        return cls.from_draws(layers, target, features=features, ax=ax)
+
+    def plot(self, ax: Axes | None = None) -> Self:
+        """Draw.
+
+        Parameters
+        ----------
+        ax : Axes, default=None
+            In the place of which to draw; None makes a figure.
+
+        Returns
+        -------
+        self : LayersDisplay
+        """
+        n = len(self.layers)
+        ax = own_axes(ax, (2.4 * n + 0.4, 2.7))
+        self.ax_, self.figure_ = ax, ax.figure
+        self.axes_ = panels(ax, 1, n, sharex=True, sharey=True)[0]
+        pairs = [X[:, list(self.features)] for X in self.layers]
+        extent = box_around(pairs, self.target)
+        names = [f"$x_{{{t}}}$" for t in range(n - 1, -1, -1)] if self.names is None else self.names
+        self.clouds_: list[PathCollection] = []
+        for panel, X, name in zip(self.axes_, pairs, names, strict=True):
+            x, y = thinned(X).T
+            self.clouds_.append(panel.scatter(x, y, s=4, color=COLOURS[0], alpha=0.4, linewidths=0))
+            if self.target is not None:
+                contours(panel, self.target, extent)
+            panel.set(xlim=extent[:2], ylim=extent[2:], title=name, xlabel=f"x{self.features[0]}")
+        self.axes_[0].set_ylabel(f"x{self.features[1]}")
+        return self

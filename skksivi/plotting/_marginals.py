@@ -1,0 +1,272 @@
+"""Marginals and pairs of coordinates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from skksivi.plotting._base import (
+    COLOURS,
+    N_DRAWS,
+    REFERENCE_COLOUR,
+    as_reference,
+    as_samples,
+    enclosing_levels,
+    own_axes,
+    panels,
+    smooth_histogram,
+    thinned,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.lines import Line2D
+
+#: Coordinates that are shown unless some are named.
+MAX_FEATURES = 4
+
+#: Bins of a coordinate.
+N_BINS = 40
+
+#: Probabilities that the contours of a pair enclose.
+PAIR_MASSES = (0.5, 0.95)
+
+
+class MarginalsDisplay:
+    """Marginals on the diagonal and pairs of coordinates below it, beside reference draws.
+
+    Parameters
+    ----------
+    samples : dict of str to ndarray of shape (n, d)
+        Draws by the name of where they are from.
+    reference : ndarray of shape (m, d), default=None
+        Exact draws, shown in grey.
+    features : sequence of int, default=None
+        Columns to show; None means the first four.
+    feature_names : sequence of str of length d, default=None
+        None means x0, x1 and so on.
+
+    Attributes
+    ----------
+    ax_ : Axes
+        The axes given or made, now empty: the panels lie in its place.
+    axes_ : ndarray of shape (k, k) of Axes or None
+        The panels, None above the diagonal.
+    figure_ : Figure
+    lines_ : list of list of Line2D
+        Of each sample the marginals, reference first.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from skksivi.plotting import MarginalsDisplay
+    >>> X, Y = np.random.RandomState(0).normal(size=(2, 1000, 3))
+    >>> display = MarginalsDisplay.from_draws({"fit": X}, reference=Y)
+    >>> display.axes_.shape
+    (3, 3)
+    """
+
+    def __init__(
+        self,
+        *,
+        samples: Mapping[str, np.ndarray],
+        reference: np.ndarray | None = None,
+        features: Sequence[int] | None = None,
+        feature_names: Sequence[str] | None = None,
+    ) -> None:
+        self.samples = samples
+        self.reference = reference
+        self.features = features
+        self.feature_names = feature_names
+
+    @classmethod
+    def from_draws(
+        cls,
+        X: ArrayLike | Mapping[str, ArrayLike],
+        *,
+        reference: ArrayLike | None = None,
+        features: Sequence[int] | None = None,
+        feature_names: Sequence[str] | None = None,
+        kind: str = "contour",
+        ax: Axes | None = None,
+    ) -> Self:
+        """Show draws.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d), or dict of such by name
+        reference : array-like of shape (m, d), default=None
+            Exact draws.
+        features : sequence of int, default=None
+            Columns to show; None means the first four.
+        feature_names : sequence of str of length d, default=None
+        kind : {"contour", "scatter"}, default="contour"
+            How pairs are shown: by lines that enclose half and 95% of the draws, or as up to 2,000 points. Of the
+            reference they are lines in any case.
+        ax : Axes, default=None
+            In the place of which to draw; None makes a figure.
+
+        Returns
+        -------
+        display : MarginalsDisplay
+
+        Raises
+        ------
+        ValueError
+            The samples and the reference differ in their number of columns, a feature is none of these, or `kind` is
+            unknown.
+        """
+        samples = as_samples(X)
+        d = next(iter(samples.values())).shape[1]
+        features = range(min(d, MAX_FEATURES)) if features is None else features
+        if not len(features) or not all(0 <= i < d for i in features):
+            raise ValueError(f"`features` must hold columns from 0 to {d - 1}, got {list(features)!r}.")
+        if feature_names is not None and len(feature_names) != d:
+            raise ValueError(f"`feature_names` has {len(feature_names)} entries, expected {d}.")
+        display = cls(
+            samples=samples,
+            reference=as_reference(reference, samples),
+            features=[int(i) for i in features],
+            feature_names=feature_names,
+        )
+        return display.plot(ax, kind=kind)
+
+    @classmethod
+    def from_estimator(
+        cls,
+        estimator: Any,
+        *,
+        reference: ArrayLike | None = None,
+        features: Sequence[int] | None = None,
+        feature_names: Sequence[str] | None = None,
+        kind: str = "contour",
+        n_samples: int = N_DRAWS,
+        random_state: int | np.random.RandomState | None = 0,
+        ax: Axes | None = None,
+    ) -> Self:
+        """Show draws of a fitted estimator.
+
+        Parameters
+        ----------
+        estimator : approximator
+            Fitted.
+        reference, features, feature_names, kind, ax
+            As of `from_draws`.
+        n_samples : int, default=10_000
+        random_state : int, RandomState or None, default=0
+            None continues the estimator's own stream.
+
+        Returns
+        -------
+        display : MarginalsDisplay
+
+        Raises
+        ------
+        NotFittedError, ValueError
+            As `sample` and `from_draws` do.
+        """
+        X = {type(estimator).__name__: estimator.sample(n_samples, random_state=random_state)}
+        return cls.from_draws(
+            X, reference=reference, features=features, feature_names=feature_names, kind=kind, ax=ax
+        )
+
+    def plot(self, ax: Axes | None = None, *, kind: str = "contour") -> Self:
+        """Draw.
+
+        Parameters
+        ----------
+        ax : Axes, default=None
+            In the place of which to draw; None makes a figure.
+        kind : {"contour", "scatter"}, default="contour"
+
+        Returns
+        -------
+        self : MarginalsDisplay
+        """
+        if kind not in ("contour", "scatter"):
+            raise ValueError(f"`kind` must be 'contour' or 'scatter', got {kind!r}.")
+        layers, edges = self._layers(), self._edges()
+        k = len(edges)
+        ax = own_axes(ax, (1.9 * k + 0.6, 1.9 * k + 0.2))
+        self.ax_, self.figure_ = ax, ax.figure
+        self.axes_: Any = panels(ax, k, k, sharex="col")
+        self.lines_: list[list[Line2D]] = [[] for _ in layers]
+        for (i, j), panel in np.ndenumerate(self.axes_):
+            if j <= i:
+                self._fill(panel, i, j, layers, edges, kind)
+                self._finish(panel, i, j, edges)
+            else:
+                panel.remove()
+                self.axes_[i, j] = None
+        if len(layers) > 1:
+            from matplotlib.lines import Line2D
+
+            handles = [Line2D([], [], color=colour, label=name) for name, _, colour in layers]
+            (ax if k > 1 else self.axes_[0, 0]).legend(handles=handles, frameon=False, loc="upper right")
+        return self
+
+    def _layers(self) -> list[tuple[str, np.ndarray, str]]:
+        """Return names, samples and colours, the reference first so that it lies below."""
+        layers = [] if self.reference is None else [("reference", self.reference, REFERENCE_COLOUR)]
+        return layers + [(name, X, COLOURS[n % len(COLOURS)]) for n, (name, X) in enumerate(self.samples.items())]
+
+    def _edges(self) -> dict[int, np.ndarray]:
+        """Return edges of bins by column, of what the reference, else all, cover but for a few draws."""
+        shown = list(self.samples.values()) if self.reference is None else [self.reference]
+        columns = range(min(shown[0].shape[1], MAX_FEATURES)) if self.features is None else self.features
+        edges = {}
+        for c in columns:
+            low, high = np.quantile(np.concatenate([X[:, c] for X in shown]), [0.001, 0.999])
+            margin = 0.15 * max(high - low, 1e-9)
+            edges[c] = np.linspace(low - margin, high + margin, N_BINS + 1)
+        return edges
+
+    def _fill(
+        self,
+        panel: Axes,
+        i: int,
+        j: int,
+        layers: list[tuple[str, np.ndarray, str]],
+        edges: dict[int, np.ndarray],
+        kind: str,
+    ) -> None:
+        """Draw the marginal of a column, or a pair."""
+        a, b = (list(edges)[n] for n in (i, j))
+        for (_, X, colour), lines in zip(layers, self.lines_, strict=True):
+            if i == j:
+                lines.append(_marginal(panel, X[:, a], edges[a], colour))
+            elif kind == "scatter" and X is not self.reference:
+                x, y = thinned(X[:, [b, a]]).T
+                panel.scatter(x, y, s=2, color=colour, alpha=0.4, linewidths=0)
+            else:
+                _contours(panel, X[:, [b, a]], (edges[b], edges[a]), colour)
+
+    def _finish(self, panel: Axes, i: int, j: int, edges: dict[int, np.ndarray]) -> None:
+        """Label the outer panels and set the limits."""
+        columns, names = list(edges), self.feature_names
+        a, b = (f"x{c}" if names is None else names[c] for c in (columns[i], columns[j]))
+        last = i == len(columns) - 1
+        panel.set_xlim(edges[columns[j]][0], edges[columns[j]][-1])
+        panel.tick_params(labelsize=8, labelbottom=last, labelleft=j == 0 and i > 0)
+        panel.locator_params(nbins=4)
+        panel.set_xlabel(b if last else "")
+        if i == j:
+            panel.set_yticks([])
+            panel.set_ylim(bottom=0)
+            panel.spines[["left", "right", "top"]].set_visible(False)
+        else:
+            panel.set_ylim(edges[columns[i]][0], edges[columns[i]][-1])
+            panel.set_ylabel(a if j == 0 else "")
+
+
+def _marginal(ax: Axes, x: np.ndarray, edges: np.ndarray, colour: str) -> Line2D:
+    return ax.plot((edges[1:] + edges[:-1]) / 2, smooth_histogram(x[:, None], [edges]), color=colour)[0]
+
+
+def _contours(ax: Axes, X: np.ndarray, edges: tuple[np.ndarray, np.ndarray], colour: str) -> None:
+    density = smooth_histogram(X, edges)
+    x, y = ((e[1:] + e[:-1]) / 2 for e in edges)
+    ax.contour(x, y, density.T, levels=enclosing_levels(density, PAIR_MASSES), colors=colour, linewidths=1.2)

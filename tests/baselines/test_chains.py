@@ -1,0 +1,268 @@
+"""Chains: what they leave invariant, what they adapt, keep and draw, and how mixing is told."""
+
+import math
+import sys
+
+import numpy as np
+import pytest
+import torch
+from plain_targets import GaussianScore, normal
+from sklearn.exceptions import ConvergenceWarning, NotFittedError
+
+from skksivi._score import in_double
+from skksivi._whitening import find_whitening
+from skksivi.baselines import MALA, SGLD
+from skksivi.baselines._chains import draw_states, shortened
+from skksivi.baselines._mala import State, adapted, mala_step
+from skksivi.baselines._points import lobatto
+from skksivi.baselines._sgld import sgld_step, step_sizes
+from skksivi.targets import Banana, BayesianLogisticRegression, Minibatches, XShaped
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def z_scores(terms, expected):
+    """How many standard errors the means of terms (n, ...) are from what is expected."""
+    return ((terms.mean(0) - expected) / terms.std(0) * math.sqrt(len(terms))).abs()
+
+
+def stein_z_scores(x, s):
+    """Of the identities E s = 0, E[s_i x_j] = -delta_ij and E[s_i x_i^2] = -2 E x_i."""
+    products = s[:, :, None] * x[:, None]
+    return torch.cat([
+        z_scores(s, 0.0), z_scores(products, -torch.eye(x.shape[1])).flatten(), z_scores(s * x**2 + 2 * x, 0.0)
+    ])  # fmt: skip
+
+
+RATIOS = {
+    "density": lambda target: lambda u, _, v, __: target.log_prob(v) - target.log_prob(u),
+    "score": lambda target: lambda u, s_u, v, s_v: lobatto(target.score_fn, u, s_u, v, s_v),
+}
+
+
+@pytest.mark.parametrize("ratio", RATIOS)
+@pytest.mark.parametrize(("target", "h"), [(Banana(), 0.05), (XShaped(), 0.3)], ids=lambda a: type(a).__name__)
+def test_metropolis_leaves_the_target_invariant(target, h, ratio):
+    """From exact draws, moments and Stein's identities stay those of the target; without the test they leave it."""
+    log_ratio, h = RATIOS[ratio](target), torch.tensor(h, dtype=torch.float64)
+    x, exact = target.sample(20_000, generator()), target.sample(20_000, generator(1))
+    states = {"adjusted": State(x, target.score_fn(x))}
+    states["unadjusted"] = states["adjusted"]
+    g = generator(2)
+    for _ in range(30):
+        states["adjusted"], alpha = mala_step(states["adjusted"], target.score_fn, log_ratio, h, g)
+        states["unadjusted"], _ = mala_step(
+            states["unadjusted"], target.score_fn, lambda u, *_: torch.full_like(u[:, 0], torch.inf), h, g
+        )
+    assert 0.2 < alpha.mean() < 0.95
+    assert (states["adjusted"].u != x).any(1).double().mean() > 0.99
+    assert stein_z_scores(*states["adjusted"]).max() < 4
+    assert stein_z_scores(*states["unadjusted"]).max() > 8
+    u = states["adjusted"].u
+    gaps = (u.mean(0) - exact.mean(0)) / (u.var(0) / len(u) + exact.var(0) / len(exact)).sqrt()
+    assert gaps.abs().max() < 4
+
+
+def test_metropolis_leaves_a_logistic_posterior_invariant():
+    """Draws of a long run are the start of another with a larger step."""
+    X = np.random.RandomState(0).normal(size=(60, 3))
+    target = BayesianLogisticRegression(X, X[:, 0] + X[:, 1] > 0.2, prior_precision=0.5)
+    settings = {"n_chains": 4000, "n_draws": 1, "random_state": 0}
+    start = MALA(n_warmup=150, thin=50, **settings).fit(target).chains_[:, 0]
+    q = MALA(n_warmup=0, thin=20, step_size=0.4, init=start, **settings).fit(target.score_fn, n_features=3)
+    x = torch.as_tensor(q.chains_[:, 0])
+    assert not np.array_equal(x, start)
+    assert stein_z_scores(x, target.score_fn(x)).max() < 4
+
+
+def test_a_proposal_where_the_density_is_not_known_is_refused():
+    state = State(torch.zeros(50, 1).double(), torch.zeros(50, 1).double())
+    h = torch.tensor(1.0, dtype=torch.float64)
+    for bad in (torch.nan, -torch.inf):
+        kept, alpha = mala_step(
+            state, lambda x: -x, lambda u, *_, bad=bad: torch.full_like(u[:, 0], bad), h, generator()
+        )
+        assert not alpha.any()
+        assert kept.u.equal(state.u)
+    kept, alpha = mala_step(state, lambda x: torch.nan * x, lambda u, *_: torch.zeros_like(u[:, 0]), h, generator())
+    assert not alpha.any()
+    assert kept.u.equal(state.u)
+
+
+@pytest.mark.parametrize(("d", "target_acceptance"), [(2, 0.574), (10, 0.574), (10, 0.8)])
+def test_the_step_is_adapted_to_the_acceptance(d, target_acceptance):
+    p = GaussianScore(d, log10_condition=2, size=3.0, seed=d)
+    q = MALA(target_acceptance=target_acceptance, n_draws=20, random_state=0).fit(p.score_fn, n_features=d)
+    assert q.acceptance_rate_ == pytest.approx(target_acceptance, abs=0.03)
+    assert q.acceptance_curve_.shape == (q.n_iter_,) == (700,)
+    assert q.acceptance_rate_ == pytest.approx(q.acceptance_curve_[500:].mean())
+
+
+def test_a_step_is_raised_where_too_much_is_accepted():
+    h = torch.tensor(0.3)
+    assert adapted(h, torch.tensor([0.9, 0.7]), 5, 0.6) > h > adapted(h, torch.tensor([0.1, 0.3]), 5, 0.6)
+    late = adapted(h, torch.tensor([0.9, 0.7]), 500, 0.6)
+    assert h < late < 1.01 * h
+
+
+def test_a_given_step_is_not_adapted():
+    q = MALA(step_size=0.123, n_warmup=10, n_draws=2, random_state=0).fit(lambda x: -x, n_features=1)
+    assert q.step_size_ == 0.123
+
+
+def test_a_run_that_hardly_moves_is_told():
+    with pytest.warns(ConvergenceWarning, match=r"accepted 0\.\d% of the steps"):
+        MALA(step_size=1e6, n_warmup=0, n_draws=5, random_state=0).fit(lambda x: -x - x**3, n_features=5)
+
+
+@pytest.mark.parametrize("d", [2, 10])
+@pytest.mark.parametrize("q", [MALA(random_state=0), SGLD(random_state=0)], ids=["MALA", "SGLD"])
+def test_moments_of_a_gaussian(q, d):
+    """Chains are independent, which gives the standard errors; SGLD is too wide by a share of its step / 8."""
+    p = GaussianScore(d, log10_condition=2, size=3.0, seed=d)
+    q.fit(p.score_fn, n_features=d)
+    u = p.standardise((torch.as_tensor(q.chains_).flatten(0, 1) - p.mean).mT).mT.view(100, 100, d)
+    assert z_scores(u.mean(1), 0.0).max() < 4.5
+    products = (u[..., None] * u[..., None, :]).mean(1)
+    excess = 1 / (1 - 0.05 / 4) if isinstance(q, SGLD) else 1.0
+    assert z_scores(products, excess * torch.eye(d).double()).max() < 4.5
+
+
+# SGLD
+
+
+def test_the_variance_of_langevin_steps_is_known():
+    """Of u + eps / 2 (-u) + sqrt(eps) xi the stationary variance is 1 / (1 - eps / 4)."""
+    epsilon, g, n = 0.8, generator(), 200_000
+    expected = 1 / (1 - epsilon / 4)
+    u = math.sqrt(expected) * torch.randn(n, 1, generator=g, dtype=torch.float64)
+    for _ in range(3):
+        u = sgld_step(u, -u, epsilon, g)
+    assert u.var().item() == pytest.approx(expected, rel=4 * math.sqrt(2 / n))
+
+
+def test_step_sizes_fall_as_said():
+    assert step_sizes(0.3)(0) == step_sizes(0.3)(10**6) == 0.3
+    epsilon = step_sizes((0.5, 10, 0.55))
+    assert epsilon(90) == pytest.approx(0.5 * 100**-0.55)
+    for wrong in ((1, 2), (1, 0, 0.5), (-1, 1, 0.5), (1, 1, 1.5), ("a", 1, 1)):
+        with pytest.raises(ValueError, match="`step_size` must"):
+            step_sizes(wrong)
+
+
+def test_a_decreasing_step_changes_the_run():
+    settings = {"n_chains": 3, "n_warmup": 5, "n_draws": 2, "thin": 1, "random_state": 0}
+    constant, same, falling = (
+        SGLD(step_size=step_size, **settings).fit(lambda x: -x, n_features=1).chains_
+        for step_size in (0.1, (0.1, 1, 0), (0.1, 1, 0.5))
+    )
+    np.testing.assert_array_equal(constant, same)
+    assert not np.array_equal(constant, falling)
+
+
+def test_minibatches_add_noise_and_no_bias():
+    """Noise of variance n_rows / batch_size = 20 in u makes the variance larger by 20 eps / 4, about."""
+    X = np.random.RandomState(0).normal(size=(1000, 2))
+    target = BayesianLogisticRegression(X, X[:, 0] > 0.5 * np.random.RandomState(1).normal(size=1000))
+    settings = {"n_chains": 50, "step_size": 0.1, "random_state": 0}
+    whole, part = (SGLD(**settings).fit(t).chains_ for t in (target, Minibatches(target, batch_size=50)))
+    sd = whole.std((0, 1))
+    assert (np.abs(whole.mean((0, 1)) - part.mean((0, 1))) / sd).max() < 0.5  # half of the chains share a minibatch
+    assert (part.std((0, 1)) / sd).min() > 1.1
+    assert (part.std((0, 1)) / sd).max() < 1.5
+
+
+def test_chains_that_run_away_end_the_fit():
+    with pytest.warns(UserWarning, match="wrong sign"), pytest.raises(FloatingPointError, match="Lower `step_size`"):
+        SGLD(whiten=None, step_size=1e307, n_draws=2).fit(lambda x: x, n_features=1)
+
+
+# What all chains do
+
+
+def test_long_scores_are_cut():
+    s = torch.tensor([[3.0, 4.0], [300.0, 400.0], [0.0, 0.0]])
+    expected = torch.tensor([[3.0, 4.0], [3.0 * math.sqrt(2), 4.0 * math.sqrt(2)], [0.0, 0.0]])
+    torch.testing.assert_close(shortened(s), expected)
+
+
+@pytest.mark.parametrize("cls", [MALA, SGLD])
+def test_thinning_keeps_each_kth_state(cls):
+    settings = {"n_chains": 4, "n_warmup": 20, "random_state": 0}
+    all_states = cls(n_draws=12, thin=1, **settings).fit(lambda x: -x, n_features=2)
+    thinned = cls(n_draws=4, thin=3, **settings).fit(lambda x: -x, n_features=2)
+    assert thinned.chains_.shape == (4, 4, 2)
+    assert all_states.n_iter_ == thinned.n_iter_ == 32
+    np.testing.assert_array_equal(thinned.chains_, all_states.chains_[:, 2::3])
+
+
+@pytest.mark.parametrize("cls", [MALA, SGLD])
+def test_init_is_the_first_state(cls):
+    X = np.random.RandomState(0).normal(size=(6, 2))
+    tiny = {"step_size": 1e-20, "n_warmup": 0, "n_draws": 1, "thin": 1, "random_state": 0}
+    q = cls(init=X, whiten=(np.ones(2), np.eye(2)), **tiny).fit(lambda x: 3 - x, n_features=2)
+    np.testing.assert_allclose(q.chains_[:, 0], X, atol=1e-8)
+
+
+@pytest.mark.parametrize("cls", [MALA, SGLD])
+def test_draws_are_states_without_replacement_while_there_are_enough(cls):
+    q = cls(n_chains=10, n_warmup=0, n_draws=5, random_state=0).fit(lambda x: -x, n_features=2)
+    states = q.chains_.reshape(-1, 2)
+    np.testing.assert_array_equal(np.sort(q.sample(50), axis=0), np.sort(states, axis=0))
+    rows = {tuple(row) for row in states}
+    assert {tuple(row) for row in q.sample(500)} <= rows
+    chains = np.arange(10.0).reshape(2, 5, 1)
+    drawn = draw_states(chains, 50_000, generator()).numpy().ravel().astype(int)
+    assert np.abs(np.bincount(drawn) - 5000).max() < 4.5 * math.sqrt(5000 * 0.9)
+
+
+@pytest.mark.parametrize("cls", [MALA, SGLD])
+def test_a_chain_of_a_badly_scaled_target_is_that_of_the_whitened_one(cls):
+    scales = torch.tensor([1e-3, 1e3], dtype=torch.float64)
+    score_u = in_double(lambda x: -x - x**3, 2)
+    start = find_whitening("laplace", score_u, generator())[0].map
+    settings = {"n_chains": 5, "n_warmup": 10, "n_draws": 3, "random_state": 0}
+    u = cls(whiten=(start.m, start.L), **settings).fit(score_u.score_fn, n_features=2).chains_
+    whiten = (scales * start.m, scales[:, None] * start.L)
+    x = cls(whiten=whiten, **settings).fit(lambda x: score_u.score_fn(x / scales) / scales, n_features=2).chains_
+    np.testing.assert_allclose(x, u * scales.numpy(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("cls", [MALA, SGLD])
+def test_float32_will_do_for_a_target_far_from_the_origin(cls):
+    q = cls(n_warmup=200, dtype="float32", random_state=0).fit(lambda x: 100 * (1000 - x), n_features=2)
+    assert q.sample(5).dtype == np.float32
+    means = torch.as_tensor(q.chains_).mean(1)
+    assert z_scores(means, 1000.0).max() < 4.5
+    assert np.abs(10 * q.chains_.std((0, 1)) - 1).max() < 0.05
+
+
+# Diagnostics
+
+
+@pytest.mark.parametrize("cls", [MALA, SGLD])
+def test_diagnose_tells_mixed_chains_from_others(cls):
+    q = cls(n_chains=20, random_state=0).fit(lambda x: -x, n_features=3)
+    mixed = q.diagnose()
+    assert mixed.keys() == {"r_hat", "ess_bulk", "ess_tail"}
+    assert all(value.shape == (3,) for value in mixed.values())
+    assert mixed["r_hat"].max() < 1.1
+    q.chains_ = normal(4, 1000, 2).numpy()
+    independent = q.diagnose()
+    assert independent["r_hat"].max() < 1.01
+    for name in ("ess_bulk", "ess_tail"):
+        assert np.abs(independent[name] / 4000 - 1).max() < 0.2
+    q.chains_ = normal(4, 1000, 2).numpy() + 3 * np.arange(4)[:, None, None]
+    assert q.diagnose()["r_hat"].min() > 1.5
+
+
+@pytest.mark.parametrize("cls", [MALA, SGLD])
+def test_diagnose_says_what_it_needs(cls, monkeypatch):
+    with pytest.raises(NotFittedError):
+        cls().diagnose()
+    monkeypatch.setitem(sys.modules, "arviz_stats.base", None)
+    q = cls(n_chains=2, n_warmup=0, n_draws=4, random_state=0).fit(lambda x: -x, n_features=1)
+    with pytest.raises(ImportError, match="needs arviz-stats; install it"):
+        q.diagnose()

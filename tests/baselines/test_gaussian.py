@@ -1,0 +1,145 @@
+"""Gaussians: gradients of the bound in closed form, the right moments, the optimum where it is known."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from plain_targets import PAIR, SHAPE, GaussianScore, log_gamma_score, normal, origin, triangular
+
+from skksivi._affine import Affine, LowRank
+from skksivi.baselines import BatchAndMatch, FullRankVI, Laplace, MeanFieldVI
+from skksivi.baselines._gaussian import conditional_scales, full_rank_gradient, mean_field_gradient
+from skksivi.baselines._gaussian import triangular as with_triangular_factor
+from skksivi.targets import BayesianLogisticRegression, Minibatches
+
+
+def gaussian(d):
+    return GaussianScore(d, log10_condition=2, size=3.0, seed=d)
+
+
+def covariance(p):
+    return p.V * p.lam @ p.V.mT
+
+
+def sigma_points(d):
+    """Points whose mean is zero and whose second moment is I, so that means of quadratic functions are exact."""
+    return math.sqrt(d) * torch.cat([torch.eye(d), -torch.eye(d)]).double()
+
+
+def bound(p, a, T):
+    """The evidence lower bound of N(a, T T^T) for a Gaussian target, up to a constant."""
+    precision = torch.linalg.inv(covariance(p))
+    gap = a - p.mean
+    return -(gap @ precision @ gap + (precision * (T @ T.mT)).sum()) / 2 + torch.linalg.slogdet(T).logabsdet
+
+
+def test_the_mean_field_gradient_is_that_of_the_bound():
+    p, a, b = gaussian(4), normal(4, seed=1).requires_grad_(), normal(4, seed=2).requires_grad_()
+    expected = torch.autograd.grad(bound(p, a, torch.diag(b.exp())), (a, b))
+    xi = sigma_points(4)
+    actual = mean_field_gradient(p.score_fn(a + b.exp() * xi), xi, b)
+    torch.testing.assert_close(actual, expected)
+
+
+def test_the_full_rank_gradient_is_that_of_the_bound():
+    p, a, b = gaussian(4), normal(4, seed=1).requires_grad_(), normal(4, seed=2).requires_grad_()
+    T = normal(4, 4, seed=3).tril(-1).requires_grad_()
+    L = T.tril(-1) + torch.diag(b.exp())
+    expected = torch.autograd.grad(bound(p, a, L), (a, b, T))
+    xi = sigma_points(4)
+    torch.testing.assert_close(full_rank_gradient(p.score_fn(a + xi @ L.mT), xi, b), expected)
+
+
+@pytest.mark.parametrize("d", [2, 10])
+def test_batch_and_match_and_laplace_are_exact_on_a_gaussian(d):
+    p = gaussian(d)
+    for q in (BatchAndMatch(random_state=0), Laplace()):
+        q.fit(p.score_fn, n_features=d)
+        np.testing.assert_allclose(q.mean_, p.mean, rtol=0, atol=1e-6)
+        np.testing.assert_allclose(q.covariance_, covariance(p), rtol=0, atol=1e-6 * p.lam.max())
+    assert BatchAndMatch(random_state=0).fit(p.score_fn, n_features=d).score_divergence_ < 1e-10
+
+
+@pytest.mark.parametrize("d", [2, 10])
+def test_full_rank_finds_mean_and_covariance_of_a_gaussian(d):
+    """It starts there; what is left is the noise of the last tenth or so of the draws."""
+    p = gaussian(d)
+    q = FullRankVI(random_state=0).fit(p.score_fn, n_features=d)
+    W = p.standardise(torch.as_tensor(q.covariance_))
+    assert p.standardise(torch.as_tensor(q.mean_) - p.mean).abs().max() < 0.05
+    torch.testing.assert_close(p.standardise(W.mT), torch.eye(d).double(), rtol=0, atol=0.08)
+
+
+@pytest.mark.parametrize("d", [2, 10])
+def test_mean_field_finds_the_mean_and_the_conditional_variances_of_a_gaussian(d):
+    p = gaussian(d)
+    q = MeanFieldVI(random_state=0).fit(p.score_fn, n_features=d)
+    conditional = 1 / torch.linalg.inv(covariance(p)).diagonal().numpy()
+    assert np.abs((q.mean_ - p.mean.numpy()) / np.sqrt(conditional)).max() < 0.2
+    np.testing.assert_allclose(np.diag(q.covariance_), conditional, rtol=0.06)
+    assert not q.covariance_[~np.eye(d, dtype=bool)].any()
+
+
+@pytest.mark.parametrize("q", [MeanFieldVI(random_state=0), FullRankVI(random_state=0)], ids=["mean field", "full"])
+def test_the_optimum_on_log_gamma_variables(q):
+    """With s = c - e^x, E s = 0 and E[s xi] sigma = -1 give sigma^2 = 1 / c and m = log c - 1 / (2 c)."""
+    q.fit(log_gamma_score, n_features=3)
+    np.testing.assert_allclose(q.mean_, math.log(SHAPE) - 1 / (2 * SHAPE), atol=0.03)
+    np.testing.assert_allclose(np.diag(q.covariance_), 1 / SHAPE, rtol=0.08)
+
+
+def test_laplace_is_another_gaussian_there():
+    """The optimum above is not where the fit starts."""
+    q = Laplace().fit(log_gamma_score, n_features=1)
+    assert q.mean_[0] == pytest.approx(math.log(SHAPE), abs=0.02)
+
+
+def test_conditional_scales_are_those_of_a_coordinate_given_the_others():
+    L = triangular(5, 2, seed=0)
+    precision = torch.linalg.inv(L @ L.mT)
+    torch.testing.assert_close(conditional_scales(Affine(origin(5), L)), precision.diagonal().rsqrt())
+
+
+def test_a_low_rank_map_has_a_triangular_factor_of_the_same_covariance():
+    V = torch.linalg.qr(normal(6, 2, seed=1)).Q
+    low = LowRank(normal(6), normal(6, seed=2).abs() + 0.1, V, torch.tensor([3.0, 0.2], dtype=torch.float64))
+    L = low.unwhiten_direction(torch.eye(6).double()).mT
+    m, factor = with_triangular_factor(low)
+    torch.testing.assert_close(factor @ factor.mT, L @ L.mT)
+    assert factor.equal(factor.tril())
+    assert (factor.diagonal() > 0).all()
+    assert m is low.m
+
+
+@pytest.mark.parametrize("cls", [MeanFieldVI, FullRankVI, BatchAndMatch])
+def test_init_chooses_the_mode(cls):
+    for x in (-2.5, 2.5):
+        q = cls(init=[x, 0.0], max_iter=20, random_state=0).fit(PAIR.score_fn, n_features=2)
+        assert np.abs(q.mean_ - [math.copysign(3, x), 0]).max() < 0.3
+    with pytest.raises(ValueError, match=r"`init` has shape \(2, 2\), expected \(2,\)"):
+        cls(init=np.zeros((2, 2))).fit(PAIR.score_fn, n_features=2)
+
+
+@pytest.mark.parametrize("cls", [MeanFieldVI, FullRankVI])
+def test_minibatches_lead_where_all_of_the_data_do(cls):
+    X = np.random.RandomState(0).normal(size=(500, 2))
+    target = BayesianLogisticRegression(X, X[:, 0] > 0.3 * np.random.RandomState(1).normal(size=500))
+    whole, part = (cls(random_state=0).fit(t) for t in (target, Minibatches(target, batch_size=100)))
+    sd = np.sqrt(np.diag(whole.covariance_))
+    assert np.abs((whole.mean_ - part.mean_) / sd).max() < 0.15
+    assert not np.array_equal(whole.mean_, part.mean_)
+
+
+def test_the_norm_of_the_gradient_is_told():
+    q = MeanFieldVI(max_iter=7, random_state=0).fit(PAIR.score_fn, n_features=2)
+    assert q.norm_curve_.shape == (q.n_iter_,) == (7,)
+    assert (q.norm_curve_ > 0).all()
+
+
+@pytest.mark.parametrize("cls", [MeanFieldVI, FullRankVI])
+def test_float32_will_do_for_a_target_far_from_the_origin(cls):
+    q = cls(max_iter=300, dtype="float32", random_state=0).fit(lambda x: 100 * (1000 - x), n_features=2)
+    assert q.sample(5).dtype == np.float32
+    assert np.abs(q.mean_ - 1000).max() < 0.01
+    np.testing.assert_allclose(q.covariance_, 0.01 * np.eye(2), rtol=0, atol=0.001)

@@ -1,0 +1,113 @@
+"""KSD descent: the value is the V-statistic, the gradient that of automatic differentiation; moments of Gaussians."""
+
+import numpy as np
+import pytest
+import torch
+from plain_targets import GaussianScore, normal
+
+from skksivi import kernels
+from skksivi._score import autograd_pullback
+from skksivi.baselines import KSDDescent
+from skksivi.baselines._ksd_descent import ksd_gradient
+from skksivi.metrics import ksd
+
+KERNELS = {
+    "gaussian": (kernels.Gaussian(bandwidth=1.3), lambda r2: torch.exp(-r2 / (2 * 1.3**2))),
+    "imq": (kernels.IMQ(bandwidth=0.8), lambda r2: (1 + r2 / 0.64) ** -0.5),
+    "imq 0.3": (kernels.IMQ(bandwidth=0.8, exponent=0.3), lambda r2: (1 + r2 / 0.64) ** -0.3),
+}
+
+
+def score_fn(x):
+    """Of log p = -sum cosh(x_i) - (x_1 x_2 ... )^2 / 2, whose Jacobian is no diagonal."""
+    others = x.prod(-1, keepdim=True) / x
+    return -x.sinh() - x.prod(-1, keepdim=True) * others
+
+
+def discrepancy(x, k):
+    """The mean of the Stein kernel over all pairs, by automatic differentiation of the kernel."""
+    total, s = 0, score_fn(x)
+    for x_i, s_i in zip(x, s, strict=True):
+        for x_j, s_j in zip(x, s, strict=True):
+            a, b = x_i + 0, x_j + 0
+            value = k((a - b).square().sum())
+            (in_a,) = torch.autograd.grad(value, a, create_graph=True)
+            (in_b,) = torch.autograd.grad(value, b, create_graph=True)
+            trace = sum(torch.autograd.grad(in_a[c], b, create_graph=True)[0][c] for c in range(len(a)))
+            total = total + s_i @ s_j * value + s_i @ in_b + s_j @ in_a + trace
+    return total / len(x) ** 2
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_value_and_gradient_are_those_of_the_definition(name):
+    kernel, k = KERNELS[name]
+    x = normal(5, 3).requires_grad_()
+    expected = discrepancy(x, k)
+    value, dx, ds = ksd_gradient(x.detach(), score_fn(x.detach()), kernel)
+    torch.testing.assert_close(value, expected.detach(), rtol=1e-10, atol=0)
+    (gradient,) = torch.autograd.grad(expected, x)
+    torch.testing.assert_close(dx + autograd_pullback(score_fn, x)[1](ds), gradient, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_value_is_the_v_statistic_of_the_metric(name):
+    kernel, _ = KERNELS[name]
+    x = normal(30, 2)
+    value, _, _ = ksd_gradient(x, -x, kernel)
+    assert value.item() == pytest.approx(ksd(x.numpy(), lambda x: -x, kernel=kernel, statistic="v"))
+
+
+@pytest.mark.parametrize("solver", ["lbfgs", "adam"])
+@pytest.mark.parametrize(("d", "sds"), [(2, (0.94, 1.01)), (10, (0.85, 1.01))])
+def test_moments_of_a_gaussian(d, sds, solver):
+    p = GaussianScore(d, log10_condition=2, size=3.0, seed=d)
+    q = KSDDescent(solver=solver, n_particles=100, max_iter=200, random_state=0).fit(p.score_fn, n_features=d)
+    u = p.standardise((torch.as_tensor(q.particles_) - p.mean).mT).mT
+    assert u.mean(0).abs().max() < 0.01
+    assert (u.mT.corrcoef() - torch.eye(d)).abs().max() < 0.02
+    assert sds[0] < u.std(0).min() < u.std(0).max() < sds[1]
+    assert q.loss_curve_[-1] < q.loss_curve_[0] / 3
+
+
+def test_both_solvers_come_to_the_same_discrepancy():
+    settings = {"n_particles": 40, "random_state": 0}
+    by_lbfgs, by_adam = (
+        KSDDescent(solver=solver, max_iter=n, **settings).fit(lambda x: -x - x**3, n_features=2).loss_curve_[-1]
+        for solver, n in (("lbfgs", 200), ("adam", 800))
+    )
+    assert by_lbfgs == pytest.approx(by_adam, rel=0.02)
+
+
+def test_lbfgs_stops_at_its_tolerance():
+    few, many = (
+        KSDDescent(n_particles=20, tol=tol, random_state=0).fit(lambda x: -x, n_features=1) for tol in (1e-3, 1e-7)
+    )
+    assert few.n_iter_ < many.n_iter_ < 300
+    assert len(many.loss_curve_) >= many.n_iter_
+    assert many.loss_curve_[-1] < few.loss_curve_[-1]
+
+
+def test_the_discrepancy_falls_with_finite_differences_too():
+    """A score without a graph has products by differences."""
+    q = KSDDescent(n_particles=20, max_iter=30, random_state=0)
+    detached = q.fit(lambda x: -x.detach().sinh(), n_features=2).particles_
+    np.testing.assert_allclose(q.fit(lambda x: -x.sinh(), n_features=2).particles_, detached, atol=1e-3)
+
+
+@pytest.mark.parametrize("kernel", ["laplace", "riesz"])
+def test_a_kernel_without_the_derivatives_is_refused(kernel):
+    with pytest.raises(ValueError, match="of which derivatives are needed; use Gaussian or IMQ"):
+        KSDDescent(kernel=kernel).fit(lambda x: -x, n_features=2)
+
+
+def test_a_discrepancy_that_is_not_finite_ends_the_fit():
+    calls = []
+
+    def score_fn(x):
+        calls.append(len(x))
+        return -x if len(calls) < 40 else torch.nan * x
+
+    q = KSDDescent(whiten=None, max_iter=300, tol=0.0)
+    with pytest.raises(FloatingPointError, match=r"The loss is nan at evaluation .* choose another `whiten`"):
+        q.fit(score_fn, n_features=2)
+    assert not hasattr(q, "particles_")

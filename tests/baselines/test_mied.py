@@ -1,0 +1,170 @@
+"""MIED: energy and gradient by the definition; log-densities from scores alone; moments of Gaussians."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from plain_targets import GaussianScore, normal
+
+from skksivi.baselines import MALA, MIED
+from skksivi.baselines._mied import MOLLIFIERS, mied_gradient
+from skksivi.baselines._points import lobatto
+from skksivi.targets import Banana, Target
+
+FORMULAS = {
+    "riesz": lambda r2, epsilon, d: (r2 + epsilon**2) ** (-(d + 1e-4) / 2),
+    "gaussian": lambda r2, epsilon, d: torch.exp(-r2 / (2 * epsilon**2)),
+    "laplace": lambda r2, epsilon, d: torch.exp(-r2.sqrt() / epsilon),
+}
+
+
+def energy(x, log_prob, formula, epsilon):
+    """The definition, pair by pair."""
+    n, d = x.shape
+    p, total = log_prob(x).exp(), 0
+    for i in range(n):
+        for j in range(n):
+            if i == j:
+                nearest = min((x[i] - x[k]).norm() for k in range(n) if k != i)
+                r2 = (nearest.detach() / (1.3 * d) ** (1 / d)) ** 2
+            else:
+                r2 = (x[i] - x[j]).square().sum()
+            total = total + formula(r2, epsilon, d) * (p[i] * p[j]) ** -0.5
+    return torch.log(total / n**2)
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+@pytest.mark.parametrize("d", [1, 2, 3])
+def test_energy_and_gradient_are_those_of_the_definition(name, d):
+    def log_prob(x):
+        return -x.cosh().sum(-1) - x.prod(-1).square()
+
+    x = normal(6, d, seed=d).requires_grad_()
+    (s,) = torch.autograd.grad(log_prob(x).sum(), x)
+    expected = energy(x, log_prob, FORMULAS[name], 0.5)
+    (gradient,) = torch.autograd.grad(expected, x)
+    x = x.detach()
+    value, actual = mied_gradient(x, log_prob(x), s, MOLLIFIERS[name], 0.5)
+    torch.testing.assert_close(value, expected.detach(), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(actual, gradient, rtol=1e-9, atol=1e-11)
+
+
+def test_a_constant_in_log_p_shifts_the_energy_alone():
+    x, log_p, s = normal(5, 2), normal(5, seed=1), normal(5, 2, seed=2)
+    value, gradient = mied_gradient(x, log_p, s, MOLLIFIERS["riesz"], 1e-4)
+    shifted, same = mied_gradient(x, log_p + 800, s, MOLLIFIERS["riesz"], 1e-4)
+    torch.testing.assert_close(shifted, value - 800)
+    torch.testing.assert_close(same, gradient)
+
+
+# Log-densities from scores
+
+
+def test_lobatto_is_exact_for_polynomials_of_degree_six():
+    x, y = normal(2, 20, 3)
+    coefficients = normal(7, seed=1)
+
+    def log_prob(x):
+        t = x @ torch.tensor([1.0, -0.5, 2.0], dtype=torch.float64)
+        return sum(c * t**k for k, c in enumerate(coefficients))
+
+    def score_fn(x):
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(log_prob(x).sum(), x)[0]
+
+    expected = log_prob(y) - log_prob(x)
+    torch.testing.assert_close(lobatto(score_fn, x, score_fn(x), y, score_fn(y)), expected, rtol=1e-10, atol=1e-10)
+
+
+def test_the_error_of_lobatto_is_that_of_its_formula():
+    """For g = e^t the sixth derivative lies between 1 and e."""
+    x, y = torch.zeros(1, 1).double(), torch.ones(1, 1).double()
+    error = (math.e - 1) - lobatto(torch.exp, x, x.exp(), y, y.exp()).item()
+    assert -math.e / 1_512_000 < error < -1 / 1_512_000
+
+
+def test_without_log_prob_the_fit_is_the_same():
+    """Along every step the log-density of the banana is a polynomial of degree four."""
+    banana, q = Banana(), MIED(n_particles=30, max_iter=100, random_state=0)
+    with_density = q.fit(banana).particles_
+    assert not np.array_equal(q.fit(Banana().score_fn, n_features=2).particles_, with_density)
+    np.testing.assert_allclose(q.particles_, with_density, rtol=0, atol=1e-4)
+
+
+def test_without_log_prob_the_fit_is_nearly_the_same_for_other_densities():
+    class Logistic(Target):
+        n_features = 2
+
+        def log_prob(self, x):
+            return -2 * (x / 2).cosh().log().sum(-1)
+
+    q = MIED(n_particles=30, max_iter=200, random_state=0)
+    with_density = q.fit(Logistic()).particles_
+    without = q.fit(lambda x: -(x / 2).tanh(), n_features=2).particles_
+    np.testing.assert_allclose(without, with_density, rtol=0, atol=1e-2)
+
+
+def test_a_density_that_is_not_known_at_the_start_is_refused():
+    class Broken(Target):
+        n_features = 1
+
+        def log_prob(self, x):
+            return torch.nan * x.sum(-1)
+
+        def score_fn(self, x):
+            return -x
+
+    with pytest.raises(ValueError, match="Log p is not known at the points of the start"):
+        MIED().fit(Broken())
+
+
+def test_a_density_of_arrays_is_left_alone():
+    class OfArrays(Target):
+        n_features = 2
+
+        def log_prob(self, x):
+            return -np.cosh(x).sum(-1)
+
+        def score_fn(self, x):
+            return -np.sinh(x)
+
+    settings = {"n_chains": 20, "n_warmup": 20, "n_draws": 2, "random_state": 0}
+    q = MALA(**settings).fit(OfArrays())
+    np.testing.assert_array_equal(MALA(**settings).fit(lambda x: -np.sinh(x), n_features=2).chains_, q.chains_)
+
+
+@pytest.mark.parametrize("cls", [MIED, MALA])
+def test_a_density_that_contradicts_the_score_is_told_and_left_alone(cls):
+    class Tempered(Banana):
+        def score_fn(self, x):
+            return 0.1 * super().score_fn(x)
+
+    settings = {"n_particles": 20, "max_iter": 20} if cls is MIED else {"n_chains": 20, "n_warmup": 20, "n_draws": 2}
+    q = cls(**settings, random_state=0)
+    with pytest.warns(UserWarning, match="`log_prob` of the target contradicts its `score_fn`"):
+        X = q.fit(Tempered()).sample(20, random_state=0)
+    np.testing.assert_array_equal(q.fit(Tempered().score_fn, n_features=2).sample(20, random_state=0), X)
+
+
+# The fit
+
+
+@pytest.mark.parametrize(("d", "sds"), [(2, (0.88, 1.0)), (10, (0.7, 0.9))])
+def test_moments_of_a_gaussian(d, sds):
+    """Means and correlations are those of the target; the sds come out too small, in ten dimensions by much."""
+    p = GaussianScore(d, log10_condition=2, size=3.0, seed=d)
+    q = MIED(n_particles=100, max_iter=500, random_state=0).fit(p.score_fn, n_features=d)
+    u = p.standardise((torch.as_tensor(q.particles_) - p.mean).mT).mT
+    assert u.mean(0).abs().max() < 0.03
+    assert (u.mT.corrcoef() - torch.eye(d)).abs().max() < 0.06
+    assert sds[0] < u.std(0).min() < u.std(0).max() < sds[1]
+    assert q.loss_curve_[-1] < q.loss_curve_[0]
+
+
+@pytest.mark.parametrize(("mollifier", "epsilon"), [("gaussian", 0.3), ("laplace", 0.3)])
+def test_the_other_mollifiers_find_a_gaussian_too(mollifier, epsilon):
+    q = MIED(mollifier=mollifier, epsilon=epsilon, n_particles=100, max_iter=500, random_state=0)
+    q.fit(lambda x: 3 - x, n_features=2)
+    assert np.abs(q.particles_.mean(0) - 3).max() < 0.02
+    assert np.abs(q.particles_.std(0) - 1).max() < 0.1

@@ -1,0 +1,165 @@
+"""SIVI: the surrogate bound and its gradients by their definition, its order in K, and Gaussians with known moments."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from linear_family import TARGET, LinearFamily, generator, target_score
+from plain_targets import GaussianScore, normal
+from sklearn.base import clone
+
+from skksivi._families import Normal, gaussian_layer
+from skksivi._score import in_double
+from skksivi._training import flatten
+from skksivi.baselines import SIVI
+from skksivi.baselines._sivi import mixture
+from skksivi.targets import BayesianLogisticRegression, Minibatches
+
+
+def log_mixture(x, mu, others, sigma):
+    """The log-density of the mixture by torch's distributions, row by row."""
+    means = torch.cat([mu[:, None], others.expand(len(x), *others.shape)], 1)
+    log_probs = torch.distributions.Normal(means, sigma).log_prob(x[:, None]).sum(-1)
+    return log_probs.logsumexp(1) - math.log(means.shape[1])
+
+
+@pytest.mark.parametrize("K", [0, 1, 4])
+def test_the_mixture_and_its_gradients_are_those_of_the_definition(K):
+    x, mu, others = (normal(n, 3, seed=seed).requires_grad_() for seed, n in enumerate([5, 5, 4]))
+    sigma = normal(3, seed=3).exp().requires_grad_()
+    q = mixture(x.detach(), mu.detach(), others.detach(), sigma.detach(), torch.tensor([K]))
+    expected = log_mixture(x, mu, others[:K], sigma)
+    torch.testing.assert_close(q.log_q, expected.detach())
+    dx, dmu, dothers, dsigma = torch.autograd.grad(expected.sum(), (x, mu, others, sigma))
+    for actual, gradient in [(q.dx, dx), (q.dmu, dmu), (q.dothers, dothers), (q.dsigma.sum(0), dsigma)]:
+        torch.testing.assert_close(actual, gradient)
+
+
+def test_the_mixture_is_as_good_far_from_the_origin_in_float32():
+    far = [64 + normal(n, 3, seed=seed).float() / 100 for seed, n in enumerate([5, 5, 4])]
+    near = [a.double() - 64 for a in far]
+    sigma, K = torch.full((3,), 0.01), torch.tensor([4])
+    actual, expected = mixture(*far, sigma, K).log_q, mixture(*near, sigma.double(), K).log_q
+    torch.testing.assert_close(actual.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_the_gradient_is_that_of_the_surrogate_bound():
+    family = gaussian_layer(
+        2, mixing=Normal(3), hidden_layer_sizes=(8,), linear_skip=False, scale="constant", initial_scale=0.7,
+        min_scale=0.1, generator=generator(), dtype=torch.float64,
+    )  # fmt: skip
+    flatten(family)
+    n, K, c = 6, 4, torch.tensor(0.3).double()
+    gradient_fn = SIVI(n_auxiliary=K, batch_size=n, max_iter=1)._gradient_fn(
+        in_double(target_score, 2), family, generator(1)
+    )
+    with torch.no_grad():
+        loss = gradient_fn(c)
+    actual = [p.grad.clone() for p in family.parameters()]
+
+    again = generator(1)
+    z = family.draw_latent(n + K, again)
+    mu, sigma = family.mean(z), family.sigma(z)
+    x = mu[:n] + sigma * torch.empty(n, 2).double().normal_(generator=again)
+    log_q = log_mixture(x, mu[:n], mu[n:], sigma)
+    bound = (c * TARGET.log_prob(x) - log_q).mean()
+    expected = torch.autograd.grad(-bound, list(family.parameters()), retain_graph=True)
+    torch.testing.assert_close(actual, list(expected))
+    (s_q,) = torch.autograd.grad(log_q.sum(), x)
+    torch.testing.assert_close(loss, (c * target_score(x) - s_q).square().sum(-1).mean().detach())
+
+
+def test_the_bound_rises_with_k_to_the_exact_one():
+    q, numbers, again, n_batches = LinearFamily(), (0, 1, 10, 100, 500), generator(), 40
+    exact, gaps, ratios = [], [], []
+    with torch.no_grad():
+        for _ in range(n_batches):  # independent, each with others of its own
+            z, others = q.family.draw_latent(500, again), q.family.draw_latent(500, again)
+            mu, sigma = q.family.mean(z), q.family.sigma(z)
+            x = mu + sigma * torch.empty_like(mu).normal_(generator=again)
+            log_q = q.law().log_prob(x)
+            exact.append((TARGET.log_prob(x) - log_q).mean())
+            log_qs = [mixture(x, mu, q.family.mean(others), sigma, torch.tensor([K])).log_q for K in numbers]
+            gaps.append(torch.stack([(log_q_K - log_q).mean() for log_q_K in log_qs]))
+            ratios.append((log_qs[0] - log_q).exp().mean())
+        expected = -q.kl_divergence(TARGET)
+    exact, gaps, ratio = torch.stack(exact), torch.stack(gaps), torch.stack(ratios).mean()
+    assert abs(exact.mean() - expected) < 4 * exact.std() / math.sqrt(n_batches)
+    se = gaps.std(0) / math.sqrt(n_batches)
+    assert (gaps.mean(0) > 0).all()  # a lower bound
+    assert (gaps.mean(0).diff() < 0).all()  # that rises
+    assert gaps.mean(0)[0] > 0.5
+    for K, gap, error in zip(numbers[3:], gaps.mean(0)[3:], se[3:], strict=True):  # to second order in 1 / K
+        assert abs(gap - (ratio - 1) / (2 * K)) < 4 * error + 0.1 * gap
+
+
+def test_without_auxiliary_draws_it_is_the_mean_field_optimum():
+    # The best conditional is then the same for every z: independent coordinates, with the conditional variances.
+    q = SIVI(n_auxiliary=0, max_iter=1500, learning_rate=0.01, batch_size=256, random_state=0)
+    X = q.fit(target_score, n_features=2).sample(20_000)
+    variances = 1 / TARGET.precision_matrix.diagonal().numpy()
+    np.testing.assert_allclose(X.mean(0), TARGET.loc.numpy(), atol=0.1)
+    np.testing.assert_allclose(X.var(0), variances, rtol=0.15)
+    assert abs(np.corrcoef(X.T)[0, 1]) < 0.1
+
+
+def test_two_dimensions_have_their_moments():
+    p = GaussianScore(2, log10_condition=1, size=1.0, seed=3)
+    q = SIVI(max_iter=1000, learning_rate=0.01, random_state=0).fit(p.score_fn, n_features=2)
+    w = p.standardise((torch.as_tensor(q.sample(20_000)).double() - p.mean).mT)
+    assert w.mean(1).abs().max() < 0.05
+    assert (w.cov() - torch.eye(2)).abs().max() < 0.1
+
+
+def test_ten_dimensions_with_two_factors_have_their_moments():
+    A, m = normal(10, 2, seed=1), normal(10)
+    covariance = A @ A.mT + torch.eye(10) / 2
+    precision = covariance.inverse()
+    q = SIVI(latent_dim=2, n_auxiliary=500, linear_skip=True, max_iter=1000, learning_rate=0.01, random_state=0)
+    q.fit(lambda x: (m.to(x) - x) @ precision.to(x), n_features=10)
+    draws = (torch.as_tensor(q.sample(20_000)).double() - m).mT
+    w = torch.linalg.solve_triangular(torch.linalg.cholesky(covariance), draws, upper=False)
+    assert w.mean(1).abs().max() < 0.05
+    assert (w.cov() - torch.eye(10)).abs().max() < 0.12
+
+
+def test_a_schedule_of_k_takes_the_place_of_a_number():
+    def fitted(n_auxiliary):
+        q = SIVI(n_auxiliary=n_auxiliary, max_iter=20, batch_size=16, random_state=0)
+        return q.fit(target_score, n_features=2).loss_curve_
+
+    np.testing.assert_array_equal(fitted(lambda progress: 7), fitted(7))
+    seen = []
+    rising = fitted(lambda progress: seen.append(progress) or int(10 * progress))
+    np.testing.assert_allclose(seen, np.arange(20) / 20)
+    assert not np.array_equal(rising, fitted(9))
+    with pytest.raises(ValueError, match="`n_auxiliary` returned 2.5, expected an integer"):
+        fitted(lambda progress: 2.5)
+
+
+def test_whitening_makes_it_free_of_units():
+    scale = torch.tensor([1e3, 1e-3])
+    q = SIVI(whiten="laplace", max_iter=50, dtype="float64", random_state=0)
+    X = clone(q).fit(target_score, n_features=2).sample(100)
+    Y = clone(q).fit(lambda x: target_score(x / scale.to(x)) / scale.to(x), n_features=2).sample(100)
+    np.testing.assert_allclose(Y / scale.numpy(), X, rtol=1e-4, atol=1e-4)
+
+
+def test_minibatches_of_the_data_leave_the_optimum_where_it_is():
+    X, y = normal(200, 2, seed=5), (normal(200, seed=6) > 0).double()
+    q = SIVI(max_iter=1500, learning_rate=0.01, initial_scale=0.2, random_state=0)
+    whole = clone(q).fit(BayesianLogisticRegression(X, y)).sample(5000)
+    parts = clone(q).fit(Minibatches(BayesianLogisticRegression(X, y), 50)).sample(5000)
+    assert np.abs((whole.mean(0) - parts.mean(0)) / whole.std(0)).max() < 0.3
+    np.testing.assert_allclose(parts.std(0) / whole.std(0), 1, atol=0.2)
+
+
+def test_a_loss_that_is_not_finite_is_explained_and_the_state_kept():
+    def breaks(x):
+        return torch.where(x.abs() > 2.5, torch.nan, -x)
+
+    q = SIVI(max_iter=2000, random_state=0)
+    with pytest.raises(FloatingPointError, match="nonfinite='skip'"):
+        q.fit(breaks, n_features=2)
+    assert np.isfinite(q.sample(5)).all()

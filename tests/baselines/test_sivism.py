@@ -1,0 +1,142 @@
+"""SIVI-SM: the critic's bound, its optimum, the gradient against it, and Gaussians with known moments."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from linear_family import TARGET, LinearFamily, generator, target_score
+from plain_targets import GaussianScore, normal
+
+from skksivi._families import MultilayerPerceptron, Normal, gaussian_layer
+from skksivi._score import in_double
+from skksivi._training import flatten
+from skksivi.baselines import SIVISM, _sivism
+from skksivi.baselines._critic import Critics, fisher_bound
+
+
+def test_the_bound_and_its_gradients_are_those_of_the_definition():
+    network = MultilayerPerceptron([3, 8, 3], generator(), torch.float64)
+    flatten(network)
+    x, f, offset = (normal(6, 3, seed=seed).requires_grad_() for seed in range(3))
+    g = network(x) + offset
+    expected = (2 * g * f - g.square()).sum(-1).mean()
+    gradients = torch.autograd.grad(expected, (x, f, offset, *network.parameters()))
+    with torch.no_grad():
+        bound = fisher_bound(network, x, f, offset)
+    torch.testing.assert_close(bound.value, expected.detach())
+    actual = (bound.dx, bound.df, bound.doffset, *(p.grad for p in network.parameters()))
+    torch.testing.assert_close(actual, gradients)
+
+
+def fisher_divergence(q):
+    """E |s_p - s_q|^2 of two Gaussians, with a graph, and the matrix and vector of s_p - s_q."""
+    law = q.law()
+    slope = law.precision_matrix - TARGET.precision_matrix
+    intercept = TARGET.precision_matrix @ TARGET.loc - law.precision_matrix @ law.loc
+    at_mean = slope @ law.loc + intercept
+    return (slope @ law.covariance_matrix @ slope.mT).trace() + at_mean.square().sum(), slope, intercept
+
+
+def draw(q, n, again):
+    """Draws of the linear family, their f, and the way back through both."""
+    (x, conditional_score), pull_draw = q.family.draw_with_pullback(n, again)
+    s_p, pull_score = in_double(target_score, 2).with_pullback(x)
+    return x, s_p - conditional_score, lambda dx, df: pull_draw(dx + pull_score(df), -df)
+
+
+def best_critic(q, **parameters):
+    """A linear critic after many steps."""
+    est = SIVISM(critic_hidden_layer_sizes=(), critic_learning_rate=0.05, max_iter=1500, **parameters)
+    critics, again = Critics(est, 1, 2, generator(), torch.float64), generator(1)
+    for _ in range(est.max_iter):
+        x, f, _ = draw(q, 1000, again)
+        critics.climb(x[None], f[None])
+        critics.judge(x[None], f[None])  # turns the page of the learning rates
+    return critics
+
+
+@torch.no_grad()
+def test_the_best_critic_is_the_difference_of_the_scores():
+    q = LinearFamily()
+    critics, (divergence, slope, intercept) = best_critic(q), fisher_divergence(q)
+    layer = critics.networks[0].layers[0]
+    torch.testing.assert_close(layer.weight, slope, rtol=0, atol=0.03)
+    torch.testing.assert_close(layer.bias, intercept, rtol=0, atol=0.03)
+    x, f, _ = draw(q, 200_000, generator(2))
+    assert critics.judge(x[None], f[None]).value.item() == pytest.approx(divergence.item(), rel=0.02)
+
+
+def test_the_gradient_against_the_best_critic_is_that_of_the_fisher_divergence():
+    q, again, rows = LinearFamily(), generator(), []
+    divergence, slope, intercept = fisher_divergence(q)
+    expected = torch.cat([g.flatten() for g in torch.autograd.grad(divergence, q.parameters)])
+    with torch.no_grad():
+        critics = Critics(SIVISM(critic_hidden_layer_sizes=(), max_iter=400), 1, 2, generator(), torch.float64)
+        layer = critics.networks[0].layers[0]
+        layer.weight.copy_(slope)
+        layer.bias.copy_(intercept)
+        for _ in range(400):
+            x, f, pullback = draw(q, 100, again)
+            bound = critics.judge(x[None], f[None])
+            pullback(bound.dx[0], bound.df[0])
+            rows.append(torch.cat([p.grad.flatten() for p in q.parameters]))
+    rows = torch.stack(rows)
+    assert ((rows.mean(0) - expected) / (rows.std(0) / math.sqrt(len(rows)))).abs().max() < 4
+
+
+def test_the_gradient_of_the_training_is_that_of_the_objective(monkeypatch):
+    family = gaussian_layer(
+        3, mixing=Normal(2), hidden_layer_sizes=(7,), linear_skip=False, scale="constant", initial_scale=0.7,
+        min_scale=0.1, generator=generator(), dtype=torch.float64,
+    )  # fmt: skip
+    flatten(family)
+    made, again, states = [], generator(1), []
+
+    class Spy(Critics):
+        def __init__(self, *args):
+            super().__init__(*args)
+            made.append(self)
+
+        def climb(self, *args):
+            super().climb(*args)
+            states.append(again.get_state())
+
+    monkeypatch.setattr(_sivism, "Critics", Spy)
+    psi, c, n = 0.6, torch.tensor(0.3).double(), 50
+    est = SIVISM(batch_size=n, n_critic_steps=3, critic_skip=lambda progress: psi, max_iter=2)
+    gradient_fn = est._gradient_fn(in_double(lambda x: 1 - x.pow(3), 3), family, again)
+    with torch.no_grad():
+        loss = gradient_fn(c)
+    assert len(states) == 3
+    actual = [p.grad.clone() for p in family.parameters()]
+
+    again.set_state(states[-1])
+    z = family.draw_latent(n, again)
+    xi = torch.empty(n, 3).double().normal_(generator=again)
+    x = family.mean(z) + family.sigma(z) * xi
+    s_p = c * (1 - x.pow(3))
+    g, f = made[0].networks[0](x) + psi * s_p, s_p + xi / family.sigma(z)
+    expected = (2 * g * f - g.square()).sum(-1).mean()
+    torch.testing.assert_close(loss, expected.detach())
+    torch.testing.assert_close(actual, list(torch.autograd.grad(expected, list(family.parameters()))))
+
+
+@pytest.mark.parametrize("d", [2, 10])
+def test_gaussians_have_their_moments(d):
+    p = GaussianScore(d, log10_condition=1, size=1.0, seed=3)
+    q = SIVISM(linear_skip=True, initial_scale=0.3, learning_rate=3e-3, max_iter=2000, random_state=0)
+    q.fit(p.score_fn, n_features=d)
+    w = p.standardise((torch.as_tensor(q.sample(20_000)).double() - p.mean).mT)
+    assert w.mean(1).abs().max() < 0.1
+    assert (w.cov() - torch.eye(d)).abs().max() < 0.12
+
+
+def test_the_loss_falls_to_about_zero():
+    q = SIVISM(whiten="laplace", max_iter=600, learning_rate=5e-3, random_state=0).fit(target_score, n_features=2)
+    assert np.mean(q.loss_curve_[-100:]) < 0.1 * np.mean(q.loss_curve_[:100])
+
+
+def test_widths_of_the_critic_are_checked():
+    with pytest.raises(ValueError, match="`critic_hidden_layer_sizes` must hold positive integers"):
+        SIVISM(critic_hidden_layer_sizes=(8, 0)).fit(target_score, n_features=2)

@@ -1,0 +1,232 @@
+"""SVGD: its direction by the definition, moments of Gaussians, and what all particles do: start, descend and draw."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from plain_targets import GaussianScore, log_gamma_score, normal, origin, student_score, triangular
+
+from skksivi import kernels
+from skksivi._score import in_double
+from skksivi._whitening import find_whitening
+from skksivi.baselines import MIED, SVGD, KSDDescent
+from skksivi.baselines._points import draw_particles, find_start
+from skksivi.baselines._svgd import svgd_direction
+from skksivi.targets import BayesianLogisticRegression, Minibatches
+
+KERNELS = {
+    "gaussian": (kernels.Gaussian, lambda r, h: torch.exp(-(r**2) / (2 * h**2))),
+    "imq": (kernels.IMQ, lambda r, h: (1 + r**2 / h**2) ** -0.5),
+    "laplace": (kernels.Laplace, lambda r, h: torch.exp(-r / h)),
+}
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def unwhitened(d):
+    return find_whitening(None, in_double(lambda x: -x, d), generator())[0]
+
+
+def by_definition(x, s, k):
+    """The double sum, with the gradient of the kernel in its first argument by automatic differentiation."""
+    phi = torch.zeros_like(x)
+    for i, x_i in enumerate(x):
+        for j, x_j in enumerate(x):
+            if i == j:  # where the gradient of a radial kernel is zero
+                phi[i] += s[j]
+                continue
+            y = x_j.clone().requires_grad_()
+            value = k((y - x_i).norm())
+            phi[i] += value.detach() * s[j] + torch.autograd.grad(value, y)[0]
+    return phi / len(x)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("bandwidth", [0.7, "median"])
+def test_the_direction_is_its_definition(name, bandwidth):
+    cls, k = KERNELS[name]
+    x = normal(6, 3)
+    h = cls(bandwidth=bandwidth).frozen(x).bandwidth
+    expected = by_definition(x, student_score(x), lambda r: k(r, h))
+    actual = svgd_direction(x, student_score(x), cls(bandwidth=bandwidth))
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_the_direction_does_not_depend_on_where_the_origin_is():
+    x, s = normal(8, 2), normal(8, 2, seed=1)
+    near = svgd_direction(x, s, kernels.IMQ())
+    torch.testing.assert_close(svgd_direction(x + 1e6, s, kernels.IMQ()), near, rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize(("d", "sds"), [(2, (0.96, 1.01)), (10, (0.9, 1.01))])
+def test_moments_of_a_gaussian(d, sds):
+    """The particles come to rest, exactly around the mean; fewer dimensions, less shrinkage."""
+    p = GaussianScore(d, log10_condition=2, size=3.0, seed=d)
+    q = SVGD(max_iter=500, random_state=0).fit(p.score_fn, n_features=d)
+    u = p.standardise((torch.as_tensor(q.particles_) - p.mean).mT).mT
+    assert u.mean(0).abs().max() < 0.01
+    correlation = u.mT.corrcoef() - torch.eye(d)
+    assert correlation.abs().max() < 0.02
+    assert sds[0] < u.std(0).min() < u.std(0).max() < sds[1]
+    assert q.norm_curve_[-1] < 1e-2 * q.norm_curve_[0]
+
+
+def test_the_fit_follows_an_affine_map_of_the_target():
+    """For a lower triangular A the whitening of A x + b is that of x followed by A: the same numbers serve."""
+    A, b = triangular(3, 4, seed=0), normal(3, seed=1)
+    inverse = torch.linalg.inv(A)
+
+    def pushed(y):
+        return log_gamma_score((y - b.to(y)) @ inverse.to(y).mT) @ inverse.to(y)
+
+    settings = {"n_particles": 30, "max_iter": 50, "random_state": 0}
+    x = SVGD(init=None, **settings).fit(log_gamma_score, n_features=3).particles_
+    start = find_whitening("laplace", in_double(log_gamma_score, 3), generator())[0].map
+    whiten = (b + A @ start.m, A @ start.L)
+    y = SVGD(whiten=whiten, **settings).fit(pushed, n_features=3).particles_
+    np.testing.assert_allclose(y, x @ A.numpy().T + b.numpy(), rtol=1e-5, atol=1e-5)
+
+
+def test_minibatches_lead_where_all_of_the_data_do():
+    X = np.random.RandomState(0).normal(size=(500, 2))
+    target = BayesianLogisticRegression(X, X[:, 0] > 0.3 * np.random.RandomState(1).normal(size=500))
+    settings = {"n_particles": 50, "max_iter": 300, "random_state": 0}
+    whole, part = (SVGD(**settings).fit(t).particles_ for t in (target, Minibatches(target, batch_size=100)))
+    assert np.abs((whole.mean(0) - part.mean(0)) / whole.std(0)).max() < 0.2
+    assert not np.array_equal(whole, part)
+
+
+# Where points start
+
+
+@pytest.mark.parametrize(
+    "q",
+    [SVGD(max_iter=200), KSDDescent(max_iter=50), KSDDescent(solver="adam", max_iter=200), MIED(max_iter=200)],
+    ids=["SVGD", "KSDD by L-BFGS", "KSDD by Adam", "MIED"],
+)
+def test_float32_will_do_for_a_target_far_from_the_origin(q):
+    q = q.set_params(n_particles=100, dtype="float32", random_state=0).fit(lambda x: 100 * (1000 - x), n_features=2)
+    X = q.sample(100)
+    assert X.dtype == np.float32
+    assert np.abs(q.particles_.mean(0) - 1000).max() < 0.01
+    assert np.abs(10 * q.particles_.std(0) - 1).max() < 0.12
+
+
+def test_particles_start_where_init_says():
+    X = np.random.RandomState(0).normal(size=(9, 2))
+    q = SVGD(init=X, max_iter=1, learning_rate=1e-12, random_state=0).fit(lambda x: 3 - x, n_features=2)
+    np.testing.assert_allclose(q.particles_, X, atol=1e-9)
+
+
+@pytest.mark.parametrize("whiten", [None, "laplace", "bam", (origin(2), torch.eye(2))])
+def test_a_start_without_init_is_standard_normal_in_u(whiten):
+    score = in_double(lambda x: 3 - x / 4, 2)
+    whitening, u = find_start(whiten, None, 2000, score, generator())
+    assert u.mean(0).abs().max() < 4 / math.sqrt(2000)
+    assert (u.std(0) - 1).abs().max() < 4 / math.sqrt(4000)
+    assert whitening.map.m.shape == (2,)
+
+
+def test_points_where_the_score_is_not_finite_go_to_others():
+    score = in_double(lambda x: 1 / x.clamp_min(0).sqrt().sqrt() - x, 2)
+    _, u = find_start((torch.ones(2), torch.eye(2)), None, 500, score, generator())
+    x = u + 1
+    assert score(x).isfinite().all()
+    assert len(x.unique(dim=0)) > 300  # the share of a quadrant, Phi(1)^2 = 0.71
+
+
+STARTS = {
+    "one point": (np.zeros(2), r"`init` has shape \(2,\), expected \(n, 2\)"),
+    "other columns": (np.zeros((5, 3)), "`init` must be a finite"),
+    "not finite": (np.full((5, 2), np.nan), "`init` must be a finite"),
+    "nowhere finite": (np.full((5, 2), -1.0), "finite at none of the 5 points"),
+}
+
+
+@pytest.mark.parametrize("case", STARTS)
+def test_a_start_that_will_not_do_is_refused(case):
+    init, message = STARTS[case]
+
+    def score_fn(x):
+        return torch.where(x > -0.9, -x, torch.nan)
+
+    with pytest.raises(ValueError, match=message):
+        SVGD(init=init, whiten=None).fit(score_fn, n_features=2)
+
+
+# How they descend
+
+
+def test_a_kernel_without_the_derivatives_is_refused():
+    with pytest.raises(ValueError, match="`kernel` is Riesz, of which derivatives are needed; use Gaussian, IMQ"):
+        SVGD(kernel="riesz").fit(lambda x: -x, n_features=2)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, FloatingPointError])
+def test_an_interrupted_fit_keeps_the_particles(error):
+    calls = []
+
+    def score_fn(x):
+        calls.append(len(x))
+        if len(calls) > 250:
+            if error is KeyboardInterrupt:
+                raise error
+            return torch.nan * x
+        return -x
+
+    q = SVGD(whiten=None, n_particles=20, max_iter=1000, random_state=0)
+    with pytest.raises(error):
+        q.fit(score_fn, n_features=2)
+    assert 100 <= q.n_iter_ <= 300
+    assert np.isfinite(q.sample(20)).all()
+
+
+def test_other_errors_in_the_score_leave_no_fit():
+    calls = []
+
+    def score_fn(x):
+        calls.append(len(x))
+        if len(calls) > 50:
+            raise OSError("the disk is on fire")
+        return -x
+
+    q = SVGD(whiten=None, max_iter=1000)
+    with pytest.raises(OSError, match="on fire"):
+        q.fit(score_fn, n_features=2)
+    assert not hasattr(q, "particles_")
+
+
+# Draws
+
+
+def test_up_to_their_number_draws_are_particles_without_replacement():
+    q = SVGD(n_particles=40, max_iter=20, random_state=0).fit(lambda x: 3 - x, n_features=2)
+    rows = {tuple(row) for row in q.particles_}
+    for n in (1, 25, 40):
+        drawn = {tuple(row) for row in q.sample(n)}
+        assert len(drawn) == n
+        assert drawn <= rows
+    assert not np.array_equal(q.sample(40, random_state=0), q.sample(40, random_state=1))
+
+
+def test_more_draws_reach_half_way_to_the_nearest_other_particle():
+    n, X = 30_000, np.zeros((4, 3))
+    X[:, 0] = 0, 1, 1000, 1004
+    drawn = draw_particles(X, unwhitened(3), n, generator()).numpy()
+    far = drawn[:, 0] > 500
+    assert abs(far.mean() - 0.5) < 4 * math.sqrt(0.25 / n)
+    for r, pair in ((1, drawn[~far]), (4, drawn[far])):
+        square = np.mean(pair[:, 1:] ** 2)
+        assert square == pytest.approx((r / 2) ** 2 / 3, rel=4 * math.sqrt(2 / pair[:, 1:].size))
+
+
+def test_more_draws_are_smeared_in_the_units_of_the_target():
+    X = np.random.RandomState(0).normal(size=(50, 2))
+    scales = np.array([1e-3, 1e3])
+    whiten = (torch.zeros(2), torch.diag(torch.as_tensor(scales)))
+    scaled = find_whitening(whiten, in_double(lambda x: -x, 2), generator())[0]
+    unit = draw_particles(X, unwhitened(2), 100, generator()).numpy()
+    np.testing.assert_allclose(draw_particles(X * scales, scaled, 100, generator()).numpy(), unit * scales, rtol=1e-6)

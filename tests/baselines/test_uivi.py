@@ -1,0 +1,146 @@
+"""UIVI: the reverse conditional and its chains, gradients that are unbiased, and Gaussians with known moments."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from linear_family import TARGET, LinearFamily, generator, target_score
+from plain_targets import GaussianScore, normal
+
+from skksivi._families import Normal, gaussian_layer
+from skksivi._score import in_double
+from skksivi.baselines import UIVI
+from skksivi.baselines._uivi import HamiltonianChain, ReverseConditional
+
+
+def joint_draws(q, n, again):
+    """z, its x and the reverse conditional of those x."""
+    z = q.family.draw_latent(n, again)
+    sigma = q.family.sigma(z)
+    x = q.family.mean(z) + sigma * torch.empty(n, q.family.n_features).double().normal_(generator=again)
+    return z, x, ReverseConditional(q.family.mean, x, sigma)
+
+
+def test_the_reverse_conditional_is_that_of_the_family():
+    family = gaussian_layer(
+        3, mixing=Normal(2), hidden_layer_sizes=(8,), linear_skip=True, scale="constant", initial_scale=0.7,
+        min_scale=0.1, generator=generator(), dtype=torch.float64,
+    ).requires_grad_(False)  # fmt: skip
+    family.mean.network.layers[-1].weight.copy_(normal(3, 8))
+    x, z = normal(5, 3).requires_grad_(), normal(5, 2, seed=1).requires_grad_()
+    log_q = torch.distributions.Normal(family.mean(z), family.sigma(z)).log_prob(x).sum(-1)
+    log_joint = log_q + torch.distributions.Normal(0.0, 1.0).log_prob(z).sum(-1)
+    conditional_score, gradient = torch.autograd.grad(log_joint.sum(), (x, z))
+    state = ReverseConditional(family.mean, x.detach(), family.sigma(z)).at(z.detach())
+    torch.testing.assert_close(state.gradient, gradient)
+    torch.testing.assert_close(state.conditional_score, conditional_score)
+    torch.testing.assert_close(state.log_density.diff(), log_joint.detach().diff())
+
+
+@pytest.mark.parametrize("step", [0.1, 1.2])
+def test_a_chain_leaves_the_reverse_conditional_as_it_is(step):
+    n, q, again = 20_000, LinearFamily(), generator()
+    with torch.no_grad():
+        z, x, density = joint_draws(q, n, again)
+        chain = HamiltonianChain(density, torch.tensor(step), 3)
+        state, acceptance = density.at(z), 1.0
+        for _ in range(5):
+            state, probability = chain.move(state, again)
+            acceptance = min(acceptance, probability.mean().item())
+    assert acceptance > 0.9 if step == 0.1 else 0.3 < acceptance < 0.7  # where it is exact by what it refuses
+    w = torch.cat([state.z, x - q.b.detach()], 1).mT
+    A, C = q.A.detach(), q.law().covariance_matrix.detach()
+    expected = torch.cat([torch.cat([torch.eye(2), A.mT], 1), torch.cat([A, C], 1)])
+    scale = expected.diagonal().sqrt()
+    assert (w.mean(1) / scale).abs().max() < 4.5 / math.sqrt(n)
+    deviations = (w.cov() - expected) / (scale[:, None] * scale)
+    assert deviations.abs().max() < 4.5 * math.sqrt(2 / n)
+
+
+def gradients_of(q, n_repetitions, move):
+    """Independent estimates of the gradient of KL(q || p), one a row, by the estimates of s_q that `move` makes."""
+    again, rows = generator(), []
+    for _ in range(n_repetitions):
+        with torch.no_grad():
+            z, x, density = joint_draws(q, 100, again)
+            dx = (move(z, density, again) - target_score(x)) / len(x)
+        again_x = q.family.mean(z) + q.family.sigma(z) * ((x - q.family.mean(z)) / q.family.sigma(z)).detach()
+        rows.append(torch.cat([g.flatten() for g in torch.autograd.grad(again_x, q.parameters, dx)]))
+    return torch.stack(rows)
+
+
+def z_scores(rows, expected):
+    return (rows.mean(0) - expected) / (rows.std(0) / math.sqrt(len(rows)))
+
+
+def exact_gradient(q):
+    return torch.cat([g.flatten() for g in torch.autograd.grad(q.kl_divergence(TARGET), q.parameters)])
+
+
+def by_chain(step, n_burn_in):
+    def move(z, density, again):
+        return HamiltonianChain(density, torch.tensor(step), 5).mean_score(z, n_burn_in, 1, again)[0]
+
+    return move
+
+
+def test_gradients_are_unbiased_after_the_chain_has_forgotten_its_start():
+    q = LinearFamily()
+    rows = gradients_of(q, 300, by_chain(0.25, 10))
+    assert z_scores(rows, exact_gradient(q)).abs().max() < 4
+
+
+def test_gradients_are_biased_where_the_chain_cannot_move_or_starts_elsewhere():
+    q = LinearFamily()
+    stuck = gradients_of(q, 300, by_chain(1e-5, 0))
+    assert z_scores(stuck, exact_gradient(q)).abs().max() > 10
+    # The z that x was made of is in the place of an independent one: E[s_(q(.|z)) z^T] = 0, not -C^-1 A.
+    bias = (stuck.mean(0) - exact_gradient(q))[:4].view(2, 2)
+    missed = torch.linalg.solve(q.law().covariance_matrix, q.A).detach()
+    assert (bias - missed).abs().max() < 4 * (stuck.std(0) / math.sqrt(300))[:4].max()
+
+    def from_elsewhere(z, density, again):
+        return by_chain(0.02, 0)(z.roll(1, 0), density, again)
+
+    assert z_scores(gradients_of(q, 300, from_elsewhere), exact_gradient(q)).abs().max() > 10
+
+
+def test_the_gradient_of_the_training_is_the_unbiased_one():
+    q, n = LinearFamily(), 2000
+    est = UIVI(batch_size=n, n_burn_in=20, max_iter=1)
+    gradient_fn = est._gradient_fn(in_double(target_score, 2), q.family, generator())
+    rows = []
+    with torch.no_grad():
+        for _ in range(60):
+            gradient_fn(None)
+            rows.append(torch.cat([p.grad.flatten() for p in q.parameters]))
+    rows = torch.stack(rows[20:])  # the length of the steps has settled
+    assert z_scores(rows, exact_gradient(q)).abs().max() < 4.5
+
+
+def test_the_steps_find_the_length_at_which_nine_in_ten_are_accepted(monkeypatch):
+    seen = []
+    move = HamiltonianChain.move
+
+    def spied(chain, state, again):
+        state, probability = move(chain, state, again)
+        seen.append(probability.mean().item())
+        return state, probability
+
+    monkeypatch.setattr(HamiltonianChain, "move", spied)
+    UIVI(max_iter=150, batch_size=64, learning_rate=1e-5, random_state=0).fit(target_score, n_features=2)
+    assert np.mean(seen[-500:]) == pytest.approx(0.9, abs=0.02)
+
+
+@pytest.mark.parametrize(("d", "tolerance"), [(2, 0.05), (10, 0.2)])
+def test_gaussians_have_their_moments(d, tolerance):
+    p = GaussianScore(d, log10_condition=0.5, size=1.0, seed=3)
+    q = UIVI(
+        n_leapfrog_steps=10, linear_skip=True, initial_scale=0.5, hidden_layer_sizes=(20,), max_iter=400,
+        learning_rate=0.02, random_state=0,
+    )  # fmt: skip
+    q.fit(p.score_fn, n_features=d)
+    w = p.standardise((torch.as_tensor(q.sample(20_000)).double() - p.mean).mT)
+    assert w.mean(1).abs().max() < 0.05
+    assert (w.cov() - torch.eye(d)).abs().max() < tolerance

@@ -1,0 +1,123 @@
+"""Draws in the containers of ArviZ."""
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+from sklearn.exceptions import NotFittedError
+
+from skksivi import KSIVIApproximator, __version__, to_arviz
+from skksivi.baselines import Laplace
+from skksivi.targets import Banana, from_bridgestan, from_log_prob
+
+
+def normal(x):
+    return -((x - torch.arange(3).to(x)) ** 2).sum(1) / 2
+
+
+class Arrays:
+    """A model of a scale and a matrix, in BridgeStan's interface."""
+
+    def param_unc_num(self):
+        return 3
+
+    def log_density_gradient(self, theta):
+        return -theta @ theta / 2, -theta
+
+    def param_names(self):
+        return ["scale", "beta.1", "beta.2"]
+
+    def param_constrain(self, theta):
+        return np.hstack([np.exp(theta[0]), theta[1:]])
+
+
+NAMED = from_log_prob(normal, 3, names=["a", "b", "c"])
+FITTED = Laplace(random_state=0).fit(NAMED)
+
+
+@pytest.fixture(autouse=True)
+def _needs_arviz():
+    pytest.importorskip("arviz_base", reason="the export needs arviz-base")
+
+
+def test_draws_come_back_by_name_in_one_chain():
+    data = to_arviz(FITTED, 50, NAMED, random_state=1)
+    X = FITTED.sample(50, random_state=1)
+    assert list(data.posterior.data_vars) == ["a", "b", "c"]
+    assert dict(data.posterior.sizes) == {"chain": 1, "draw": 50}
+    for j, name in enumerate("abc"):
+        np.testing.assert_array_equal(data.posterior[name].values, X[None, :, j])
+
+
+def test_draws_are_in_the_space_of_the_model():
+    target = from_bridgestan(Arrays())
+    q = Laplace(random_state=0).fit(target)
+    data = to_arviz(q, 50, target, random_state=1)
+    X = q.sample(50, random_state=1)
+    np.testing.assert_allclose(data.posterior["scale"].values[0], np.exp(X[:, 0].astype(float)))
+    np.testing.assert_array_equal(data.posterior["beta"].values[0], X[:, 1:])
+
+
+@pytest.mark.parametrize("target", [None, from_log_prob(normal, 3), lambda x: -x])
+def test_without_names_the_draws_are_one_variable(target):
+    data = to_arviz(FITTED, 50, target, random_state=1)
+    assert list(data.posterior.data_vars) == ["x"]
+    np.testing.assert_array_equal(data.posterior["x"].values, FITTED.sample(50, random_state=1)[None])
+
+
+def test_dimensions_have_the_names_of_the_target_and_then_those_given():
+    target = from_bridgestan(Arrays())
+    target.dims, target.coords = {"beta": ("column",)}, {"column": ["u", "v"], "row": [1, 2, 3]}
+    q = Laplace(random_state=0).fit(target)
+    beta = to_arviz(q, 5, target).posterior["beta"]
+    assert beta.dims == ("chain", "draw", "column")
+    assert beta.sel(column="v").shape == (1, 5)
+    beta = to_arviz(q, 5, target, coords={"column": ["left", "right"]}).posterior["beta"]
+    assert list(beta["column"].values) == ["left", "right"]
+    beta = to_arviz(q, 5, target, dims={"beta": ["k"]}, coords={"k": [10, 20]}).posterior["beta"]
+    assert beta.dims == ("chain", "draw", "k")
+    assert list(beta["k"].values) == [10, 20]
+
+
+def test_coordinates_of_pymc_are_labels():
+    pm = pytest.importorskip("pymc", reason="the bridge needs PyMC")
+    from skksivi.targets import from_pymc
+
+    with pm.Model(coords={"group": ["u", "v"], "row": range(4)}) as model:
+        theta = pm.Normal("theta", dims="group")
+        scale = pm.HalfNormal("scale")
+        pm.Normal("y", theta[[0, 0, 1, 1]], scale, observed=[1.0, 2.0, 3.0, 4.0], dims="row")
+    target = from_pymc(model)
+    data = to_arviz(Laplace(random_state=0).fit(target), 20, target)
+    assert set(data.posterior.data_vars) == {"theta", "scale"}
+    assert list(data.posterior["theta"].sel(group="v").dims) == ["chain", "draw"]
+    assert (data.posterior["scale"] > 0).all()
+
+
+def test_the_library_signs_its_draws():
+    attributes = to_arviz(FITTED, 5).posterior.attrs
+    assert attributes["inference_library"] == "skksivi"
+    assert attributes["inference_library_version"] == __version__
+
+
+def test_a_file_of_arviz_brings_them_back(tmp_path):
+    pytest.importorskip("h5netcdf", reason="xarray writes files by it")
+    import xarray
+
+    data = to_arviz(FITTED, 20, NAMED)
+    data.to_netcdf(tmp_path / "draws.nc", engine="h5netcdf")
+    with xarray.open_datatree(tmp_path / "draws.nc", engine="h5netcdf") as read:
+        np.testing.assert_array_equal(read.posterior["b"].values, data.posterior["b"].values)
+
+
+def test_what_is_wrong_is_told(monkeypatch):
+    with pytest.raises(NotFittedError):
+        to_arviz(KSIVIApproximator(), 5)
+    with pytest.raises(TypeError, match="`est` must be a fitted approximator, got a Banana"):
+        to_arviz(Banana(), 5)
+    with pytest.raises(ValueError, match="3 columns, expected 2"):
+        to_arviz(FITTED, 5, from_log_prob(normal, 2, names=["a", "b"]))
+    monkeypatch.setitem(sys.modules, "arviz_base", None)
+    with pytest.raises(ImportError, match=r"pip install 'skksivi\[arviz\]'"):
+        to_arviz(FITTED, 5)

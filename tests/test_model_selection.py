@@ -1,0 +1,455 @@
+"""Search: replicates, scorers, and scikit-learn's, optuna's and dask's tools on a target."""
+
+import math
+import os
+import pickle
+import signal
+
+import numpy as np
+import pytest
+import torch
+from joblib import parallel_config
+from scipy.stats import loguniform
+from sklearn import config_context
+from sklearn.base import clone
+from sklearn.exceptions import ConvergenceWarning, FitFailedWarning
+from sklearn.experimental import enable_halving_search_cv  # noqa: F401
+from sklearn.model_selection import (
+    GridSearchCV,
+    HalvingGridSearchCV,
+    RandomizedSearchCV,
+    cross_val_score,
+    cross_validate,
+)
+
+from skksivi import KSIVIApproximator
+from skksivi.baselines import Laplace
+from skksivi.kernels import IMQ
+from skksivi.metrics import energy_distance, ksd, sliced_wasserstein
+from skksivi.model_selection import Replicates, neg_distance_scorer, neg_ksd_scorer
+from skksivi.targets import Banana, Target, from_score_fn
+
+TARGET = Banana()
+QUICK = KSIVIApproximator(whiten=None, max_iter=40, hidden_layer_sizes=(20,), batch_size=32, random_state=0)
+GRID = {"bandwidth": [0.5, 2.0], "learning_rate": [1e-3, 1e-2]}
+SCORER = neg_ksd_scorer(n_samples=300)
+
+#: The quick fits are far from their end, of which a warning tells.
+pytestmark = pytest.mark.filterwarnings("ignore:The draws are too:sklearn.exceptions.ConvergenceWarning")
+
+
+def standard_score(x):
+    return -x
+
+
+class Draws:
+    """An estimator whose draws are those of N(0, I), changed by a function."""
+
+    def __init__(self, d, change=lambda X: X):
+        self.d = d
+        self.change = change
+
+    def sample(self, n_samples, random_state=None):
+        return self.change(np.random.RandomState(random_state.randint(2**31)).normal(size=(n_samples, self.d)))
+
+
+def table(search):
+    """Return what a search found, less the times."""
+    return {k: v for k, v in search.cv_results_.items() if not k.endswith("_time")}
+
+
+def assert_same_table(a, b):
+    np.testing.assert_equal(table(a), table(b))
+
+
+# Replicates
+
+
+def test_row_zero_is_the_target_and_other_rows_are_replicates():
+    index = np.array([3]), Ellipsis  # as scikit-learn asks
+    assert TARGET[np.array([0]), ...] is TARGET[:] is TARGET[...] is TARGET[0] is TARGET
+    assert TARGET[index].replicate == TARGET[3].replicate == (3,)
+    assert TARGET[3][7].replicate == (3, 7)
+    assert TARGET[3].to(dtype=torch.float32).replicate == (3,)
+    assert TARGET.replicate == ()
+
+
+def rows(cv):
+    return [int(train[0]) for train, _ in cv.split(TARGET)]
+
+
+def test_folds_are_other_rows_for_training_and_test_alike():
+    for train, test in Replicates(5).split(TARGET):
+        assert train.shape == test.shape == (1,)
+        assert train[0] == test[0] != 0
+    assert len(set(rows(Replicates(5)))) == Replicates(5).get_n_splits() == 5
+
+
+def test_folds_are_those_of_random_state():
+    assert rows(Replicates(3)) == rows(Replicates(3, random_state=0)) != rows(Replicates(3, random_state=1))
+    assert rows(Replicates(3)) == rows(Replicates(5))[:3]
+    assert rows(Replicates(2, random_state=None)) != rows(Replicates(2, random_state=None))
+    rng = np.random.RandomState(4)
+    assert rows(Replicates(2, random_state=rng)) != rows(Replicates(2, random_state=rng))
+
+
+def test_folds_do_not_touch_the_global_generator():
+    before = str(np.random.get_state())
+    rows(Replicates(2, random_state=None))
+    assert str(np.random.get_state()) == before
+
+
+def test_replicates_say_what_they_are():
+    assert repr(Replicates(4, random_state=2)) == "Replicates(n_splits=4, random_state=2)"
+
+
+@pytest.mark.parametrize("n_splits", [0, 2.5])
+def test_a_number_of_folds_that_is_none_is_named(n_splits):
+    with pytest.raises((ValueError, TypeError), match="n_splits"):
+        list(Replicates(n_splits).split(TARGET))
+
+
+def test_data_are_no_target():
+    with pytest.raises(TypeError, match=r"`X` must be a Target.*KFold"):
+        list(Replicates().split(np.zeros((5, 2))))
+
+
+@pytest.mark.parametrize("make", [lambda: 0, lambda: np.random.RandomState(0)], ids=["int", "RandomState"])
+def test_the_seed_of_a_fit_comes_from_the_estimator_and_the_replicate(make):
+    def draws(target, random_state):
+        return clone(QUICK).set_params(random_state=random_state).fit(target).sample(4).tolist()
+
+    every = [draws(TARGET, make()), draws(TARGET[1], make()), draws(TARGET[2], make()), draws(TARGET[1][2], make())]
+    every += [draws(TARGET[1], 7), draws(TARGET[1], None)]
+    assert len({str(some) for some in every}) == len(every)
+    assert draws(TARGET[1], make()) == every[1]
+    assert draws(TARGET[1], None) == every[-1]
+
+
+def test_replicates_differ_and_repeat():
+    grades = cross_val_score(QUICK, TARGET, cv=Replicates(3), scoring=SCORER)
+    assert len(set(grades)) == 3
+    np.testing.assert_array_equal(cross_val_score(QUICK, TARGET, cv=Replicates(3), scoring=SCORER), grades)
+    free = clone(QUICK).set_params(random_state=None)
+    own = cross_val_score(free, TARGET, cv=Replicates(2), scoring=SCORER)
+    np.testing.assert_array_equal(cross_val_score(free, TARGET, cv=Replicates(2), scoring=SCORER), own)
+    assert not np.isin(own, grades).any()
+
+
+def test_the_folds_of_an_inner_search_are_others_in_each_outer_fold():
+    inner = GridSearchCV(QUICK, {"bandwidth": [1.0]}, cv=Replicates(1), scoring=SCORER)
+    outer = cross_validate(inner, TARGET, cv=Replicates(2), scoring=lambda *_: 0.0, return_estimator=True)
+    first, second = (search.best_score_ for search in outer["estimator"])
+    assert first != second
+
+
+@pytest.mark.parametrize("backend", ["loky", "threading"])
+def test_the_table_does_not_depend_on_the_number_of_jobs(backend):
+    search = GridSearchCV(QUICK, GRID, cv=Replicates(2), scoring=SCORER)
+    alone = clone(search).fit(TARGET)
+    with parallel_config(backend, n_jobs=2):
+        assert_same_table(clone(search).fit(TARGET), alone)
+
+
+# Search tools
+
+
+def assert_found(search):
+    assert search.best_estimator_.sample(3).shape == (3, 2)
+    assert math.isfinite(search.best_score_)
+
+
+def test_grid_search_over_every_kind_of_parameter():
+    grid = [
+        {"kernel": ["gaussian", IMQ()], "bandwidth": [0.5, "median"]},
+        {"kernel": [IMQ(bandwidth=1.0)], "kernel__bandwidth": [2.0], "bandwidth": [None]},
+        {"batch_size": [16], "learning_rate": [1e-2], "hidden_layer_sizes": [(), (10, 10)]},
+        {"whiten": ["laplace"], "gradient_estimator": ["vanilla"]},
+    ]
+    search = GridSearchCV(QUICK, grid, cv=Replicates(1), scoring=SCORER, error_score="raise").fit(TARGET)
+    assert_found(search)
+    assert len(search.cv_results_["params"]) == 8
+    assert np.isfinite(search.cv_results_["mean_test_score"]).all()
+
+
+def test_the_default_grade_is_that_of_the_estimator():
+    search = GridSearchCV(QUICK, {"bandwidth": [1.0]}, cv=Replicates(1)).fit(TARGET)
+    row = rows(Replicates(1))[0]
+    assert search.best_score_ == clone(QUICK).set_params(bandwidth=1.0).fit(TARGET[row]).score(TARGET)
+
+
+def test_randomized_search():
+    search = RandomizedSearchCV(
+        QUICK, {"learning_rate": loguniform(1e-4, 1e-1)}, n_iter=3, cv=Replicates(2), scoring=SCORER, random_state=0
+    ).fit(TARGET)
+    assert_found(search)
+
+
+def test_halving_search_gives_the_survivors_more_iterations():
+    search = HalvingGridSearchCV(
+        QUICK,
+        GRID,
+        resource="max_iter",
+        min_resources=10,
+        max_resources=40,
+        factor=2,
+        cv=Replicates(2),
+        scoring=SCORER,
+    ).fit(TARGET)
+    assert search.n_resources_ == [10, 20, 40]
+    assert search.n_candidates_ == [4, 2, 1]
+    assert search.best_estimator_.n_iter_ == 40
+    assert_found(search)
+
+
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+@pytest.mark.filterwarnings("ignore:`optuna.terminator` module has been deprecated:FutureWarning")
+def test_optuna_search():
+    optuna = pytest.importorskip("optuna")
+    integration = pytest.importorskip("optuna_integration")
+    distributions = {
+        "learning_rate": optuna.distributions.FloatDistribution(1e-4, 1e-1, log=True),
+        "batch_size": optuna.distributions.IntDistribution(16, 64),
+        "kernel": optuna.distributions.CategoricalDistribution(["gaussian", "imq"]),
+    }
+    search = integration.OptunaSearchCV(
+        QUICK, distributions, cv=Replicates(2), scoring=SCORER, n_trials=4, random_state=0
+    )
+    first = clone(search).fit(TARGET)
+    assert_found(first)
+    assert clone(search).fit(TARGET).best_params_ == first.best_params_
+
+
+def test_several_scorers_and_routed_metadata():
+    scoring = {"ksd": SCORER, "distance": neg_distance_scorer(TARGET.sample(200, torch.Generator()).numpy())}
+    search = GridSearchCV(QUICK, GRID, cv=Replicates(2), scoring=scoring, refit="ksd")
+    alone = clone(search).set_params(scoring=SCORER, refit=True).fit(TARGET)
+    with config_context(enable_metadata_routing=True):
+        search.fit(TARGET)
+    np.testing.assert_array_equal(search.cv_results_["mean_test_ksd"], alone.cv_results_["mean_test_score"])
+    assert search.best_params_ == alone.best_params_
+
+
+def test_a_search_can_be_cloned_and_pickled():
+    search = GridSearchCV(QUICK, GRID, cv=Replicates(2), scoring=SCORER)
+    assert repr(clone(search)) == repr(pickle.loads(pickle.dumps(search))) == repr(search)  # noqa: S301
+
+
+class Exploding(Banana):
+    """A target whose score is not finite far out, where wide fits have draws."""
+
+    def score_fn(self, x):
+        return torch.where(x.abs() > 20, math.nan, super().score_fn(x))
+
+
+FAILURES = {
+    "parameter out of range": (TARGET, {"learning_rate": [-1.0, 1e-2]}, FitFailedWarning),
+    "training diverges": (Exploding(), {"initial_scale": [100.0, 1.0]}, FitFailedWarning),
+    "draws cannot be judged": (Exploding(), {"initial_scale": [8.0, 1.0]}, UserWarning),
+}
+
+
+@pytest.mark.parametrize("case", FAILURES)
+def test_a_failed_candidate_scores_nan_and_the_search_goes_on(case):
+    target, grid, warning = FAILURES[case]
+    estimator = clone(QUICK).set_params(nonfinite="skip" if warning is UserWarning else "raise")
+    search = GridSearchCV(estimator, grid, cv=Replicates(2), scoring=SCORER)
+    with pytest.warns(warning), pytest.warns(UserWarning, match="non-finite"):
+        search.fit(target)
+    assert np.isnan(search.cv_results_["mean_test_score"]).tolist() == [True, False]
+    assert search.best_index_ == 1
+    assert_found(search)
+
+
+def test_a_candidate_that_only_warns_keeps_its_score():
+    search = GridSearchCV(QUICK, {"initial_scale": [9.0, 1.0]}, cv=Replicates(1), scoring=SCORER)
+    with pytest.warns(ConvergenceWarning, match="too wide"):
+        search.fit(TARGET)
+    wide, right = search.cv_results_["mean_test_score"]
+    assert wide < right
+
+
+# Scorers
+
+
+def test_neg_ksd_is_the_formula_of_its_docstring():
+    d, n, widths = 3, 50, (0.5, 2.0)
+    value = neg_ksd_scorer(n_samples=n, widths=widths)(Draws(d, np.exp), from_score_fn(standard_score, d))
+    X = Draws(d, np.exp).sample(n, np.random.RandomState([0]))
+    imq = [math.sqrt(1 + 2 / c**2) * ksd(X, standard_score, kernel=IMQ(bandwidth=c * math.sqrt(d))) for c in widths]
+    linear = (X @ X.T) ** 2 - (X**2).sum(1) - (X**2).sum(1)[:, None] + d  # k_p of k = x^T x', with s = -x
+    mean = linear[~np.eye(n, dtype=bool)].mean() / math.sqrt(d)
+    assert value == pytest.approx(-np.mean([*imq, mean]), rel=1e-9)
+
+
+A = np.array([[2.0, 0.0, 0.0], [-3.0, 0.5, 0.0], [100.0, 7.0, 50.0]])
+
+
+def test_neg_ksd_does_not_depend_on_the_units():
+    inverse = torch.as_tensor(np.linalg.inv(A))
+    moved = from_score_fn(lambda y: -(y @ inverse.mT) @ inverse, 3)
+    here = SCORER(Draws(3, np.exp), from_score_fn(standard_score, 3))
+    assert SCORER(Draws(3, lambda X: np.exp(X) @ A.T), moved) == pytest.approx(here, rel=1e-6)
+
+
+@pytest.mark.parametrize(("d", "error"), [(1, 0.3), (2, 0.2), (22, 0.15)])
+def test_neg_ksd_is_zero_for_exact_draws_and_lower_for_others(d, error):
+    """Errors of this size in each coordinate, against four times the noise."""
+    scorer, target = neg_ksd_scorer(n_samples=1000), from_score_fn(standard_score, d)
+    exact = np.array([scorer(Draws(d), target[k]) for k in range(1, 9)])
+    noise = exact.std(ddof=1)
+    assert abs(exact.mean()) < 4 * noise / math.sqrt(len(exact))
+    for change in (lambda X: X + error, lambda X: (1 + error) * X, lambda X: (1 - error) * X):
+        assert scorer(Draws(d, change), target[1]) < -4 * noise
+
+
+def test_neg_ksd_sees_correlations_in_many_dimensions():
+    def mix(X):
+        X = X.copy()
+        X[:, 0] = (X[:, 0] + 0.75 * X[:, 1]) / 1.25
+        return X
+
+    scorer, target = neg_ksd_scorer(n_samples=1000), from_score_fn(standard_score, 22)
+    exact = np.array([scorer(Draws(22), target[k]) for k in range(1, 9)])
+    assert scorer(Draws(22, mix), target[1]) < -4 * exact.std(ddof=1)
+
+
+def test_neg_ksd_takes_a_target_or_its_score_function_and_repeats():
+    q = clone(QUICK).fit(TARGET)
+    before = pickle.dumps(q._random_state.get_state())
+    assert SCORER(q, TARGET) == SCORER(q, TARGET.score_fn) == SCORER(q, TARGET, None)
+    assert pickle.dumps(q._random_state.get_state()) == before
+    assert pickle.loads(pickle.dumps(SCORER))(q, TARGET) == SCORER(q, TARGET)  # noqa: S301
+
+
+def test_scorers_judge_replicates_by_independent_draws():
+    q = Laplace().fit(TARGET)
+    for scorer in (SCORER, neg_distance_scorer(np.random.RandomState(0).normal(size=(100, 2)))):
+        assert len({scorer(q, target) for target in (TARGET, TARGET[1], TARGET[2])}) == 3
+        assert scorer(q, TARGET[1]) == scorer(q, TARGET[1])
+
+
+def test_neg_ksd_asks_nothing_of_the_candidate_but_draws():
+    X = np.random.RandomState(0).normal(size=(300, 2))
+    imq, gaussian = (
+        clone(QUICK).set_params(kernel=name, bandwidth=h) for name, h in (("imq", 9.0), ("gaussian", 0.1))
+    )
+    for q in (imq, gaussian):
+        q.sample = lambda n, random_state: X
+    assert SCORER(imq, TARGET) == SCORER(gaussian, TARGET)
+
+
+def reference():
+    return np.random.RandomState(1).normal(size=(200, 2)) * [1.0, 100.0]
+
+
+@pytest.mark.parametrize(
+    ("metric", "function"),
+    [("energy", energy_distance), ("sliced_wasserstein", lambda X, Y: sliced_wasserstein(X, Y, random_state=0))],
+)
+def test_neg_distance_is_that_of_standardised_coordinates(metric, function):
+    Y, X = reference(), Draws(2).sample(200, np.random.RandomState([0]))
+    sd = Y.std(0)
+    assert neg_distance_scorer(Y, metric=metric)(Draws(2)) == -function(X / sd, Y / sd)
+    in_other_units = neg_distance_scorer(Y * [1000.0, 0.1], metric=metric)(Draws(2, lambda X: X * [1000.0, 0.1]))
+    assert in_other_units == pytest.approx(-function(X / sd, Y / sd), rel=1e-9)
+
+
+def test_neg_distance_takes_a_function_of_raw_draws():
+    Y = reference()
+    scorer = neg_distance_scorer(Y, metric=lambda X, Z: len(X) + Z[0, 0], n_samples=70)
+    assert scorer(Draws(2), TARGET) == -(70 + Y[0, 0])
+
+
+def test_neg_distance_bears_a_constant_column():
+    Y = np.column_stack([np.zeros(50), np.arange(50.0)])
+    assert math.isfinite(neg_distance_scorer(Y)(Draws(2)))
+
+
+def two_modes(weight):
+    """Draws of two unit normals 20 apart, the first with this weight."""
+    return Draws(2, lambda X: X + np.where(np.arange(len(X)) < weight * len(X), -10, 10)[:, None] * [1.0, 0.0])
+
+
+def two_modes_score(x):
+    return torch.stack([10 * torch.tanh(10 * x[:, 0]) - x[:, 0], -x[:, 1]], 1)
+
+
+def test_weights_of_modes_are_seen_by_distances_and_by_no_stein_discrepancy():
+    target = from_score_fn(two_modes_score, 2)
+    by_ksd, by_distance = neg_ksd_scorer(n_samples=1000), neg_distance_scorer(two_modes(0.5).sample(1000, np.random))
+    noise = np.std([by_ksd(two_modes(0.5), target[k]) for k in range(1, 9)], ddof=1)
+    assert abs(by_ksd(two_modes(0.8), target) - by_ksd(two_modes(0.5), target)) < 4 * noise
+    noise = np.std([by_distance(two_modes(0.5), target[k]) for k in range(1, 9)], ddof=1)
+    assert by_distance(two_modes(0.8), target) < by_distance(two_modes(0.5), target) - 4 * noise
+
+
+MISTAKES = {
+    "n_samples": (lambda: neg_ksd_scorer(n_samples=1), "n_samples"),
+    "no widths": (lambda: neg_ksd_scorer(widths=()), "`widths` must hold positive numbers"),
+    "widths": (lambda: neg_ksd_scorer(widths=(1.0, -1.0)), "`widths` must hold positive numbers"),
+    "metric": (lambda: neg_distance_scorer(reference(), metric="euclid"), "`metric` must be one of"),
+    "reference": (lambda: neg_distance_scorer([[np.nan, 0.0], [1.0, 1.0]]), "X_reference contains NaN"),
+    "columns": (lambda: neg_distance_scorer(np.eye(3))(Draws(2)), "`X_reference` has 3 columns"),
+    "score": (lambda: SCORER(Draws(2), from_score_fn(lambda x: x * math.nan, 2)), "finite"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_named(mistake):
+    act, message = MISTAKES[mistake]
+    with pytest.raises(ValueError, match=message):
+        act()
+
+
+# A cluster
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    distributed = pytest.importorskip("distributed")
+    with (
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, dashboard_address=None, silence_logs="CRITICAL"
+        ) as workers,
+        distributed.Client(workers),
+    ):
+        yield workers
+
+
+def test_a_search_on_a_cluster_gives_the_same_table(cluster):
+    search = GridSearchCV(QUICK, GRID, cv=Replicates(2), scoring=SCORER)
+    with parallel_config("dask"):
+        there = clone(search).fit(TARGET)
+    assert_same_table(there, clone(search).fit(TARGET))
+    assert_found(there)
+
+
+def deadly(marker):
+    """Return a target that kills the first worker which asks for its score; here, so that it is sent by value."""
+
+    class Deadly(Target):
+        n_features = 2
+        home = os.getpid()
+
+        def score_fn(self, x):
+            if os.getpid() != self.home:
+                try:
+                    marker.touch(exist_ok=False)
+                except FileExistsError:
+                    pass
+                else:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            return -x
+
+    return Deadly()
+
+
+def test_a_search_survives_a_killed_worker(cluster, tmp_path):
+    marker = tmp_path / "killed"
+    target = deadly(marker)
+    search = GridSearchCV(QUICK, GRID, cv=Replicates(2), scoring=SCORER, error_score="raise")
+    with parallel_config("dask"):
+        there = clone(search).fit(target)
+    assert marker.exists()
+    assert_same_table(there, clone(search).fit(target))

@@ -1,0 +1,344 @@
+"""Displays: one contract for all, and what each shows."""
+
+import subprocess
+import sys
+
+import matplotlib
+
+matplotlib.use("agg")
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+import torch
+from sklearn.base import BaseEstimator
+from sklearn.exceptions import NotFittedError
+
+from skksivi import KSIVIApproximator, plotting
+from skksivi.baselines import Laplace
+from skksivi.metrics import correlation_error
+from skksivi.plotting import (
+    CorrelationDisplay,
+    DensityDisplay,
+    LayersDisplay,
+    LossDisplay,
+    MarginalsDisplay,
+    PathDisplay,
+)
+from skksivi.plotting._base import enclosing_levels, smooth_histogram
+from skksivi.targets import Banana, ConditionedDiffusion, Multimodal, Target, from_score_fn
+
+rng = np.random.RandomState(0)
+X, Y = rng.normal(size=(2, 500, 5))
+PLANE = Banana().sample(500, torch.Generator().manual_seed(0)).numpy()
+LOSSES = np.append(np.geomspace(100, 0.1, 300), 0.1 * rng.normal(size=700))
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    return KSIVIApproximator(max_iter=1200, random_state=0).fit(Multimodal())
+
+
+class Layered(BaseEstimator):
+    """As HKSIVIApproximator: draws of layer t have standard deviation 1 + t."""
+
+    n_layers = 2
+
+    def fit(self, X):
+        raise NotImplementedError
+
+    def __sklearn_is_fitted__(self):
+        return True
+
+    def sample(self, n_samples, random_state, *, layer=0):
+        return (1 + layer) * np.random.RandomState(random_state).normal(size=(n_samples, 2))
+
+
+#: Each makes a display in the axes given.
+MAKERS = {
+    "loss": lambda ax: LossDisplay(losses=LOSSES).plot(ax),
+    "loss and monitor": lambda ax: LossDisplay(losses=LOSSES, monitored=[1, 0.1], monitored_at=[0, 500]).plot(ax),
+    "marginals": lambda ax: MarginalsDisplay.from_draws({"a": X, "b": X + 1}, reference=Y, ax=ax),
+    "marginals, points": lambda ax: MarginalsDisplay.from_draws(X, features=[0, 2], kind="scatter", ax=ax),
+    "marginal": lambda ax: MarginalsDisplay.from_draws(X[:, :1], reference=Y[:, :1], ax=ax),
+    "density": lambda ax: DensityDisplay.from_draws(PLANE, Banana(), ax=ax),
+    "density, histogram": lambda ax: DensityDisplay.from_draws(PLANE, kind="histogram", ax=ax),
+    "correlation": lambda ax: CorrelationDisplay.from_draws({"a": X, "b": 2 * X}, reference=Y, ax=ax),
+    "path": lambda ax: PathDisplay.from_draws(
+        {"a": X, "b": X + 1}, reference=Y, truth=np.zeros(5), observed=([1, 3], [0.0, 1.0]), ax=ax
+    ),
+    "layers": lambda ax: LayersDisplay.from_draws([3 * PLANE, 2 * PLANE, PLANE], Banana(), ax=ax),
+}
+every_display = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+
+
+@pytest.fixture(autouse=True)
+def no_figures():
+    plt.close("all")
+    yield
+    plt.close("all")
+
+
+def test_every_display_is_under_contract():
+    made = {type(make(None)).__name__ for make in MAKERS.values()}
+    assert made == set(plotting.__all__)
+
+
+@every_display
+def test_without_axes_one_figure_is_made(make):
+    display = make(None)
+    assert plt.get_fignums() == [display.figure_.number]
+    assert display.ax_.figure is display.figure_
+
+
+@every_display
+def test_axes_are_used_and_pyplot_stays_as_it_was(make):
+    figure, (left, right) = plt.subplots(1, 2)
+    plt.figure()
+    plt.figure(figure.number)
+    plt.sca(left)
+    before = plt.get_fignums(), dict(matplotlib.rcParams)
+    display = make(right)
+    assert (plt.get_fignums(), dict(matplotlib.rcParams)) == before
+    assert plt.gcf() is figure
+    assert plt.gca() is left
+    assert display.ax_ is right
+    assert display.figure_ is figure
+    assert not left.has_data()
+
+
+def box(ax):
+    return np.concatenate([ax.get_position().min, ax.get_position().max])
+
+
+def place_of(kind):
+    """Return axes that a user may have, of each kind."""
+    figure = plt.figure(layout="constrained" if kind == "constrained" else None)
+    if kind == "subfigure":
+        return figure.subfigures(1, 2)[1].subplots()
+    if kind == "free":
+        return figure.add_axes((0.1, 0.2, 0.5, 0.6))
+    return figure.add_subplot(figure.add_gridspec(2, 2)[1, 0])
+
+
+@every_display
+@pytest.mark.parametrize("kind", ["grid", "constrained", "subfigure", "free"])
+def test_nothing_is_drawn_outside_the_axes_given(make, kind):
+    ax = place_of(kind)
+    before = box(ax)
+    display = make(ax)
+    panels = [panel for panel in np.ravel(getattr(display, "axes_", [ax])) if panel is not None]
+    if kind != "constrained":  # which moves axes when drawn
+        for panel in panels:
+            inner = box(panel)
+            assert (inner[:2] >= before[:2] - 1e-9).all()
+            assert (inner[2:] <= before[2:] + 1e-9).all()
+    plt.gcf().savefig("/dev/null", format="png")
+
+
+@every_display
+def test_plot_again_draws_the_same_elsewhere(make):
+    display = make(None)
+    first = display.figure_
+    figure, ax = plt.subplots(figsize=first.get_size_inches())
+    assert display.plot(ax) is display
+    assert display.ax_ is ax
+    assert display.figure_ is figure
+
+
+@every_display
+def test_a_picture_has_ink_and_named_axes(make):
+    display = make(None)
+    display.figure_.canvas.draw()
+    pixels = np.asarray(display.figure_.canvas.buffer_rgba())[..., :3]
+    assert (pixels < 250).any(-1).mean() > 0.005
+    panels = [panel for panel in np.ravel(getattr(display, "axes_", [display.ax_])) if panel is not None]
+    assert any(panel.get_xlabel() for panel in panels)
+
+
+def test_only_a_call_imports_matplotlib():
+    code = "import skksivi.plotting, sys; assert 'matplotlib' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+FROM_ESTIMATOR = {
+    "loss": lambda q: LossDisplay.from_estimator(q),
+    "marginals": lambda q: MarginalsDisplay.from_estimator(q, n_samples=100),
+    "density": lambda q: DensityDisplay.from_estimator(q, Multimodal(), n_samples=100),
+    "correlation": lambda q: CorrelationDisplay.from_estimator(q, reference=PLANE, n_samples=100),
+    "path": lambda q: PathDisplay.from_estimator(q, n_samples=100),
+}
+
+
+@pytest.mark.parametrize("show", FROM_ESTIMATOR.values(), ids=FROM_ESTIMATOR)
+def test_an_estimator_is_shown_and_its_stream_left_alone(fitted, show):
+    before = str(fitted._random_state.get_state())
+    show(fitted)
+    assert str(fitted._random_state.get_state()) == before
+    with pytest.raises(NotFittedError):
+        show(KSIVIApproximator())
+
+
+# What each shows
+
+
+def test_loss_line_is_the_means_of_blocks():
+    display = LossDisplay(losses=np.arange(1.0, 1001.0)).plot()
+    at, means = display.line_.get_data()
+    np.testing.assert_allclose(means, np.arange(1.0, 1001.0).reshape(100, 10).mean(1))
+    np.testing.assert_allclose(at, means)  # the loss of iteration i is i
+
+
+def test_loss_bears_what_is_not_finite():
+    losses = LOSSES.copy()
+    losses[[3, 500]] = np.nan, np.inf
+    display = LossDisplay(losses=losses).plot()
+    assert np.isfinite(display.line_.get_ydata()).all()
+    LossDisplay(losses=np.full(5, np.nan)).plot()
+
+
+def test_loss_axis_is_linear_unless_the_start_would_hide_the_rest():
+    noise = np.random.RandomState(1).normal(size=1000)
+    assert LossDisplay(losses=noise).plot().ax_.get_yscale() == "linear"
+    assert LossDisplay(losses=LOSSES).plot().ax_.get_yscale() == "symlog"
+    assert LossDisplay(losses=np.geomspace(1e4, 1, 1000)).plot().ax_.get_yscale() == "log"
+
+
+def test_loss_shows_the_monitor_where_it_looked(fitted):
+    display = LossDisplay.from_estimator(fitted)
+    at, values = display.monitor_line_.get_data()
+    np.testing.assert_array_equal(at, [0, 500, 1000, 1200])
+    np.testing.assert_array_equal(values, fitted.ksd_curve_)
+    assert display.monitor_ax_ is not display.ax_
+    assert LossDisplay.from_estimator(fitted, monitor=False).monitor_line_ is None
+
+
+def test_loss_monitor_of_a_fit_without_pilot_starts_at_its_first_look():
+    q = KSIVIApproximator(whiten="laplace", tol=0.0, max_iter=1000, random_state=0).fit(Multimodal())
+    np.testing.assert_array_equal(LossDisplay.from_estimator(q).monitor_line_.get_xdata(), [500, 1000])
+
+
+def test_marginals_show_the_features_asked_for():
+    display = MarginalsDisplay.from_draws(X, features=[3, 1], feature_names=list("abcde"))
+    assert display.axes_.shape == (2, 2)
+    assert display.axes_[0, 1] is None
+    assert (display.axes_[1, 0].get_xlabel(), display.axes_[1, 0].get_ylabel()) == ("d", "b")
+    assert MarginalsDisplay.from_draws(X).axes_.shape == (4, 4)
+
+
+def test_marginals_are_densities():
+    display = MarginalsDisplay.from_draws({"fit": X}, reference=Y)
+    assert len(display.lines_) == 2
+    for lines in display.lines_:
+        for line in lines:
+            assert np.trapezoid(line.get_ydata(), line.get_xdata()) == pytest.approx(1, abs=0.05)
+
+
+def test_levels_enclose_their_masses():
+    x = np.linspace(-5, 5, 401)
+    density = np.exp(-(x[:, None] ** 2 + x**2) / 2)
+    for mass, level in zip((0.99, 0.9, 0.5), enclosing_levels(density), strict=True):
+        assert level == pytest.approx(1 - mass, abs=0.01)  # of the normal in the plane
+
+
+def test_smoothing_keeps_the_mass():
+    density = smooth_histogram(X[:, :1], [np.linspace(-8, 8, 41)])
+    assert density.sum() * 0.4 == pytest.approx(1)
+
+
+def test_density_box_holds_a_mode_that_the_draws_miss():
+    one_mode = np.random.RandomState(0).normal(size=(500, 2)) - [2.0, 0.0]
+    display = DensityDisplay.from_draws(one_mode, Multimodal())
+    assert display.ax_.get_xlim()[1] > 4  # the other mode lies at 2
+    given = DensityDisplay.from_draws(one_mode, extent=(-1, 1, -2, 2))
+    assert given.ax_.get_xlim() + given.ax_.get_ylim() == (-1, 1, -2, 2)
+
+
+def test_density_shows_at_most_two_thousand_points_of_a_cloud_and_all_in_a_histogram():
+    many = np.random.RandomState(0).normal(size=(10_001, 2))
+    assert 1500 < len(DensityDisplay.from_draws(many).cloud_.get_offsets()) <= 2000
+    histogram = DensityDisplay.from_draws(many, kind="histogram", extent=(-9, 9, -9, 9))
+    assert histogram.cloud_.get_array().sum() == 10_001
+
+
+def test_correlations_are_those_of_all_pairs():
+    display = CorrelationDisplay.from_draws({"fit": X}, reference=Y)
+    expected, shown = display.points_[0].get_offsets().T
+    pairs = np.triu_indices(5, 1)
+    np.testing.assert_allclose(expected, np.corrcoef(Y.T)[pairs])
+    np.testing.assert_allclose(shown, np.corrcoef(X.T)[pairs])
+    assert f"{correlation_error(X, Y):.3f}" in display.ax_.get_legend().get_texts()[0].get_text()
+
+
+def test_path_band_has_its_probability():
+    display = PathDisplay.from_draws(X, times=np.linspace(0, 1, 5), level=0.8)
+    np.testing.assert_allclose(display.lines_[0].get_xydata(), np.column_stack([np.linspace(0, 1, 5), X.mean(0)]))
+    low, high = np.quantile(X, [0.1, 0.9], axis=0)
+    vertices = display.bands_[0].get_paths()[0].vertices
+    assert vertices[:, 1].min() == pytest.approx(low.min())
+    assert vertices[:, 1].max() == pytest.approx(high.max())
+
+
+def test_path_takes_what_a_diffusion_has():
+    target = ConditionedDiffusion(10)
+    q = Laplace().fit(target)
+    display = PathDisplay.from_estimator(q, truth=target.path, observed=([5, 10], target.observations))
+    names = [text.get_text() for text in display.ax_.get_legend().get_texts()]
+    assert names == ["Laplace, mean and 95% band", "true path", "observations"]
+
+
+def test_layers_are_shown_from_the_base_to_the_fit():
+    display = LayersDisplay.from_estimator(Layered())
+    spread = [cloud.get_offsets().std() for cloud in display.clouds_]
+    np.testing.assert_allclose(spread, [3, 2, 1], rtol=0.1)
+    assert [ax.get_title() for ax in display.axes_] == ["$x_{2}$", "$x_{1}$", "$x_{0}$"]
+    limits = {ax.get_xlim() + ax.get_ylim() for ax in display.axes_}
+    assert len(limits) == 1
+
+
+NO_DENSITY = from_score_fn(lambda x: -x, 2)
+
+
+class InThree(Target):
+    n_features = 3
+
+    def log_prob(self, x):
+        return -x.square().sum(-1)
+
+
+MISTAKES = {
+    "no draws": (lambda: MarginalsDisplay.from_draws({}), ValueError, "`X` is empty"),
+    "samples": (
+        lambda: MarginalsDisplay.from_draws({"a": X, "b": PLANE}),
+        ValueError,
+        "different numbers of columns",
+    ),
+    "NaN": (lambda: MarginalsDisplay.from_draws({"my fit": X * np.nan}), ValueError, "my fit contains NaN"),
+    "reference": (lambda: PathDisplay.from_draws(X, reference=PLANE), ValueError, "`reference` has 2 columns"),
+    "features": (
+        lambda: MarginalsDisplay.from_draws(X, features=[5]),
+        ValueError,
+        "`features` must hold columns from 0",
+    ),
+    "names": (lambda: MarginalsDisplay.from_draws(X, feature_names=["a"]), ValueError, "`feature_names` has 1"),
+    "kind": (lambda: MarginalsDisplay.from_draws(X, kind="corner"), ValueError, "`kind` must be 'contour'"),
+    "kind of density": (lambda: DensityDisplay.from_draws(PLANE, kind="kde"), ValueError, "`kind` must be 'scatter'"),
+    "columns": (lambda: DensityDisplay.from_draws(X), ValueError, "`X` has 5 columns, expected 2"),
+    "no density": (lambda: DensityDisplay.from_draws(PLANE, NO_DENSITY), TypeError, "`target` must have `log_prob`"),
+    "dimension": (lambda: DensityDisplay.from_draws(PLANE, InThree()), ValueError, "`target` has 3 features"),
+    "one column": (lambda: CorrelationDisplay.from_draws(X[:, :1], reference=Y[:, :1]), ValueError, "1 column"),
+    "times": (lambda: PathDisplay.from_draws(X, times=[1, 2]), ValueError, "`times` has shape"),
+    "level": (lambda: PathDisplay.from_draws(X, level=1.0), ValueError, "level"),
+    "no layers": (lambda: LayersDisplay.from_draws([]), ValueError, "`layers` is empty"),
+    "features of layers": (lambda: LayersDisplay.from_draws([X], features=(0, 9)), ValueError, "columns from 0 to 4"),
+    "names of layers": (lambda: LayersDisplay.from_draws([X], names=["a", "b"]), ValueError, "`names` has 2"),
+    "untrained": (lambda: LossDisplay.from_estimator(Laplace().fit(Banana())), TypeError, "`loss_curve_`"),
+    "unlayered": (lambda: LayersDisplay.from_estimator(Laplace().fit(Banana())), TypeError, "must have layers"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_named_before_a_figure_is_made(mistake):
+    act, error, message = MISTAKES[mistake]
+    with pytest.raises(error, match=message):
+        act()
+    assert not plt.get_fignums()

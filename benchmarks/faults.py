@@ -894,6 +894,7 @@ def main():
     args = parser.parse_args()
     torch.set_num_threads(1)
     if args.faults:
+        clone(SHORT).fit(normal_score, n_features=2)  # what torch imports late brings filters of warnings
         count(args.faults, 0.05 if args.quick else 1)
     if args.quality:
         quality(1 if args.quick else args.seeds, 50 if args.quick else 5000, 2000 if args.quick else 100_000)

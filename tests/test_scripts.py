@@ -11,11 +11,16 @@ import pytest
 ROOT = Path(__file__).parents[1]
 COMMANDS = {
     "examples/plot_waveform.py": ["--max-iter", "100", "--output", "waveform.png"],
+    "examples/plot_hierarchy.py": ["--max-iter", "100", "--output", "hierarchy.png"],
+    "examples/plot_mode_weights.py": ["--max-iter", "300", "--output", "weights.png"],
+    "examples/plot_heavy_tails.py": ["--max-iter", "100", "--output", "tails.png"],
+    "benchmarks/hierarchy.py": ["--quick", "--seeds", "1", "--max-iter", "50"],
     "benchmarks/waveform.py": ["--max-iter", "100", "--seeds", "1", "--methods", "paper, vanilla", "defaults"],
     "benchmarks/toys.py": ["--max-iter", "50", "--draws", "2000", "--output", "toys.png"],
     "benchmarks/reference.py": ["waveform", "draws.npz", "--steps", "40"],
     "benchmarks/ksd_test.py": ["--quick", "--output", "ksd_test.png"],
     "benchmarks/dimensions.py": ["--dimensions", "20"],
+    "benchmarks/faults.py": ["--quick", "--quality", "--faults", "exception at any call", "checkpoint damaged"],
     "benchmarks/posteriors.py": [],
     "benchmarks/defaults.py": ["--names", "log_gamma", "--seeds", "1", "--jobs", "1", "--max-iter", "50"],
     "benchmarks/speed.py": ["--quick", "--cases", "waveform", "network 751", "--out", "speed.json"],

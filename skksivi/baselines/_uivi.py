@@ -159,7 +159,7 @@ class UIVI(SemiImplicitVI):
         self.random_state = random_state
 
     def _gradient_fn(self, score_u: ScoreInU, family: SemiImplicit, generator: torch.Generator) -> GradientFunction:
-        step = torch.tensor(FIRST_STEP, device=generator.device)
+        step = next(family.parameters()).new_full((), FIRST_STEP)
 
         def gradient_fn(inverse_temperature: Tensor | None) -> Tensor:
             z = family.draw_latent(self.batch_size, generator)

@@ -58,18 +58,21 @@ def _of_rows(
     """
     pt = import_library("pytensor.tensor", "pymc")
     graph = import_library("pytensor.graph.replace", "pymc")
-    try:
+    if not _has_loops(outputs):
         x = pt.matrix("x", dtype="float64")
         new = graph.vectorize_graph(list(outputs), _split(x, shapes))
         varies = [b.ndim > a.ndim for a, b in zip(outputs, new, strict=True)]
         new = [b if v else pt.broadcast_to(b, (x.shape[0], *b.shape)) for b, v in zip(new, varies, strict=True)]
-        function = _function(x, new, gradient)
-        function(np.zeros((2, sum(map(math.prod, shapes.values())))))
-    except Exception:  # some operations cannot be vectorised, and say so in many ways
-        x = pt.vector("x", dtype="float64")
-        one = _function(x, graph.clone_replace(list(outputs), _split(x, shapes)), gradient)
-        return partial(by_row, one)
-    return function
+        return _function(x, new, gradient)
+    x = pt.vector("x", dtype="float64")
+    return partial(by_row, _function(x, graph.clone_replace(list(outputs), _split(x, shapes)), gradient))
+
+
+def _has_loops(outputs: Sequence[Any]) -> bool:
+    """Tell whether there are loops in the graph, which PyTensor spoils for all other uses by vectorising them."""
+    loop = import_library("pytensor.scan.op", "pymc").Scan
+    variables = import_library("pytensor.graph.traversal", "pymc").ancestors(outputs)
+    return any(v.owner is not None and isinstance(v.owner.op, loop) for v in variables)
 
 
 def _split(x: Any, shapes: Mapping[Any, tuple[int, ...]]) -> dict[Any, Any]:

@@ -133,8 +133,9 @@ def test_gaussians_have_their_moments(d):
 
 
 def test_the_loss_falls_to_about_zero():
-    q = SIVISM(whiten="laplace", max_iter=600, learning_rate=5e-3, random_state=0).fit(target_score, n_features=2)
-    assert np.mean(q.loss_curve_[-100:]) < 0.1 * np.mean(q.loss_curve_[:100])
+    q = SIVISM(max_iter=600, learning_rate=5e-3, random_state=0).fit(lambda x: 3 - x, n_features=2)
+    assert q.loss_curve_[0] > 10  # of 18, the squared distance of the means
+    assert abs(np.mean(q.loss_curve_[-100:])) < 0.2
 
 
 def test_widths_of_the_critic_are_checked():

@@ -1,0 +1,114 @@
+"""HSIVISM: its gradient by the definition, layer by layer and through them, and targets with known moments."""
+
+import numpy as np
+import pytest
+import torch
+from linear_family import generator
+from plain_targets import GaussianScore, Mixture
+
+from skksivi._score import in_double
+from skksivi._training import flatten
+from skksivi._whitening import find_whitening
+from skksivi.baselines import HSIVISM, _hsivism
+from skksivi.baselines._critic import Critics
+
+
+def score_fn(x):
+    return 1 - x.pow(3)
+
+
+@pytest.mark.parametrize("stop_gradient", [True, False])
+def test_the_gradient_of_the_training_is_that_of_the_sum_of_bounds(stop_gradient, monkeypatch):
+    made, again, states = [], generator(1), []
+
+    class Spy(Critics):
+        def __init__(self, *args):
+            super().__init__(*args)
+            made.append(self)
+
+        def climb(self, *args):
+            super().climb(*args)
+            states.append(again.get_state())
+
+    monkeypatch.setattr(_hsivism, "Critics", Spy)
+    n, d, T = 20, 2, 3
+    est = HSIVISM(n_layers=T, stop_gradient=stop_gradient, batch_size=n, hidden_layer_sizes=(5,), initial_scale=0.6)
+    score = in_double(score_fn, d)
+    whitening, _ = find_whitening(None, score, again)
+    family = est._build(score, whitening, None, again)
+    for p in family.networks.parameters():
+        torch.nn.init.normal_(p, std=0.5, generator=again)
+    flatten(family)
+    gradient_fn = est._gradient_fn(score, family, again)
+    with torch.no_grad():
+        loss = gradient_fn(None)
+    assert len(states) == est.n_critic_steps
+    actual = [p.grad.clone() for p in family.parameters()]
+
+    again.set_state(states[-1])
+    x, total = torch.empty(n, d).double().normal_(generator=again), 0.0
+    for t in reversed(range(T)):
+        before = x.detach() if stop_gradient else x
+        level = 1 - t / T
+        bridge = lambda x, level=level: level * score_fn(x) - (1 - level) * x  # noqa: E731
+        sigma = family.sigma(t)
+        xi = torch.empty(n, d).double().normal_(generator=again)
+        x = before + family.networks[t](before) + 0.6**2 / 2 * bridge(before) + sigma * xi
+        f, g = bridge(x) + xi / sigma, made[0].networks[t](x)
+        total = total + (2 * g * f - g.square()).sum(-1).mean()
+    torch.testing.assert_close(loss, total.detach())
+    torch.testing.assert_close(actual, list(torch.autograd.grad(total, list(family.parameters()))))
+
+
+@pytest.mark.parametrize("d", [2, 10])
+def test_gaussians_have_their_moments(d):
+    p = GaussianScore(d, log10_condition=1, size=1.0, seed=3)
+    q = HSIVISM(n_layers=2, max_iter=800, random_state=0).fit(p.score_fn, n_features=d)
+    w = p.standardise((torch.as_tensor(q.sample(20_000)).double() - p.mean).mT)
+    assert w.mean(1).abs().max() < 0.1
+    assert (w.cov() - torch.eye(d)).abs().max() < 0.1
+
+
+def test_two_modes_are_kept():
+    p = Mixture([0.5, 0.5], [[-3.0, 0.0], [3.0, 0.0]], [1.0, 1.0])
+    q = HSIVISM(n_layers=3, whiten=None, max_iter=800, random_state=0).fit(p.score_fn, n_features=2)
+    X = q.sample(10_000)
+    np.testing.assert_allclose(p.shares_of(X), 0.5, atol=0.1)
+    for sign in (-1, 1):
+        mode = X[sign * X[:, 0] > 0]
+        np.testing.assert_allclose(mode.mean(0), [3 * sign, 0], atol=0.25)
+        np.testing.assert_allclose(mode.std(0), 1, atol=0.15)
+
+
+def test_the_density_is_that_of_the_draws():
+    q = HSIVISM(n_layers=2, max_iter=100, random_state=0).fit(lambda x: -x, n_features=1)
+    X = q.sample(50_000)
+    edges = np.linspace(-2, 2, 9)
+    grid = np.linspace(-2, 2, 801)[:, None]
+    density = np.exp(q.score_samples(grid)).reshape(-1)
+    shares = [np.trapezoid(density[i : i + 101], grid[i : i + 101, 0]) for i in range(0, 800, 100)]
+    np.testing.assert_allclose(np.histogram(X, edges)[0] / len(X), shares, atol=0.012)
+
+
+def test_the_score_of_the_last_fit_belongs_to_its_layers():
+    q = HSIVISM(n_layers=2, max_iter=20, whiten="laplace", random_state=0)
+    X = q.fit(lambda x: -x, n_features=2).sample(5, random_state=1)
+    calls = []
+
+    def fails(x):
+        calls.append(len(x))
+        if len(calls) > 60:
+            raise OSError("lost")
+        return 2 - x
+
+    with pytest.raises(OSError, match="lost"):
+        q.fit(fails, n_features=2)
+    np.testing.assert_array_equal(q.sample(5, random_state=1), X)
+
+
+def test_scales_of_the_layers_follow_the_narrowest_mode():
+    p = Mixture([0.5, 0.5], [[-6.0, 0.0], [6.0, 0.0]], [0.5, 0.5])
+    q = HSIVISM(n_layers=2, max_iter=1, learning_rate=1e-9, random_state=0).fit(p.score_fn, n_features=2)
+    # The pilot's standard deviation is six along the first coordinate, and in its units a mode has a twelfth.
+    scales = q.family_.half_square.mul(2).sqrt().numpy()
+    np.testing.assert_allclose(scales, [0.5 / np.sqrt(36.25), 1.0], rtol=0.1)

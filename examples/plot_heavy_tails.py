@@ -24,8 +24,8 @@ args, _ = parser.parse_known_args()
 
 # %%
 # The Riesz kernel is unbounded and so looks far out. The training starts narrow, from the curvature at the mode: from
-# a start that is three times too wide the discrepancy falls outward. The defaults mix over the points of a pilot, whose
-# Markov chains have been out in the tails.
+# a start that is three times too wide the discrepancy falls outward. The defaults mix over the points of a pilot,
+# whose Markov chains have been out in the tails.
 
 target = StudentT()
 options = {"whiten": "laplace", "bandwidth": "median", "max_iter": args.max_iter, "random_state": 0}

@@ -374,6 +374,8 @@ class HKSIVIApproximator(BaseApproximator):
         return family, None
 
     def _score_u(self, u: Tensor) -> Tensor:
+        if not hasattr(self, "_score"):
+            raise ValueError("A loaded hierarchy draws with the score it was fitted to: load(path, score_fn=...).")
         return WhitenedScore(self._score, self.whitening_.map)(u)
 
     def _sample(self, n: int, generator: torch.Generator, layer: int = 0) -> Tensor:

@@ -37,10 +37,11 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from skksivi import _affine, _families, _whitening, annealing, baselines, kernels
+from skksivi import _affine, _cells, _families, _whitening, annealing, baselines, kernels, mixing
 from skksivi._arrays import resolve_device
+from skksivi._hksivi import HKSIVIApproximator
 from skksivi._ksivi import KSIVIApproximator
-from skksivi.base import BaseApproximator
+from skksivi.base import BaseApproximator, score_of
 
 __all__ = ["load", "save"]
 
@@ -79,7 +80,7 @@ def save(estimator: BaseApproximator, path: str | os.PathLike[str]) -> None:
 
     Parameters
     ----------
-    estimator : KSIVIApproximator or an estimator of `skksivi.baselines`
+    estimator : KSIVIApproximator, HKSIVIApproximator or an estimator of `skksivi.baselines`
         A parameter that is a function, or an object of a class of your own, cannot be saved. `checkpoint` is left
         out, as are attributes of your own.
     path : path-like
@@ -109,7 +110,7 @@ def save(estimator: BaseApproximator, path: str | os.PathLike[str]) -> None:
     _replace(Path(os.path.realpath(path)), _to_bytes(estimator))
 
 
-def load(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> Any:
+def load(path: str | os.PathLike[str], *, score_fn: Any = None, max_bytes: int = MAX_BYTES) -> Any:
     """Load an estimator from a file of `save`; whoever wrote the file, nothing in it is run.
 
     Samples, log-densities, parameters and attributes are those of the saved estimator, bit for bit on the same
@@ -118,6 +119,8 @@ def load(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> Any:
     Parameters
     ----------
     path : path-like
+    score_fn : callable or Target, default=None
+        What the estimator was fitted to; needed by those that draw samples with it, as `HKSIVIApproximator`.
     max_bytes : int, default=2**32
         Refuse a larger file; reading takes up to three times its size in memory.
 
@@ -138,13 +141,16 @@ def load(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> Any:
         raise ValueError(f"{str(path)!r} is not a regular file.")
     with open(path, "rb") as file:
         try:
-            return _read(file, max_bytes)
+            estimator = _read(file, max_bytes)
         except OSError:
             raise
         except Exception as error:
             known = isinstance(error, ValueError)
             reason = textwrap.shorten(str(error).rstrip(".") if known else f"it holds something else, {error!r}", 300)
             raise ValueError(f"{str(path)!r} is not a whole file of `skksivi.save`: {reason}.") from error
+    if score_fn is not None and hasattr(estimator, "n_features_in_"):
+        estimator._score = score_of(score_fn, estimator.n_features_in_, resolve_device(estimator.device)).double
+    return estimator
 
 
 def _replace(path: Path, data: bytes) -> None:
@@ -437,13 +443,14 @@ def _estimator(cls: Any, check: Callable[[Any], Any], learned: Parts | None = No
         unknown = {name for name in vars(estimator) if name.endswith("_")} - spec.keys()
         if unknown:
             raise ValueError(f"`{min(unknown)}` is not an attribute of {cls.__name__}; delete it to save the rest.")
-        return parameters | {name: vars(estimator)[name] for name in spec}
+        return parameters | {name: vars(estimator).get(name) for name in spec}
 
     def build(**parts: Any) -> Any:
         estimator = cls(**{name: parts.pop(name) for name in names & parts.keys()})
         check(estimator)
         if parts:
-            vars(estimator).update(_checked(parts, spec))
+            learned = _checked(parts, spec)
+            vars(estimator).update({name: value for name, value in learned.items() if value is not None})
         return estimator
 
     return Kind(cls, parts, build)
@@ -455,12 +462,25 @@ def _approximator(cls: Any, learned: Parts) -> Kind:
         "n_features_in_": (SIZE, "d"),
         "_seed": (_integer(0, 2**32 - 1), ""),
         "_random_state": (_instance(np.random.RandomState), ""),
+        "reweighting_": (_or_none(_instance(_cells.Reweighting)), "d"),
     }
     return _estimator(cls, lambda estimator: estimator._validate_params(), base | learned)
 
 
 def _kernel(cls: Any) -> Kind:
     return _estimator(cls, lambda kernel: kernel._check())
+
+
+def _tilted(**parts: Any) -> kernels.Tilted:
+    tilted = kernels.Tilted(**parts)
+    tilted._check()
+    return tilted
+
+
+def _described_mixture(means: Any, scales: Any, weights: Any) -> mixing.GaussianMixture:
+    described = mixing.GaussianMixture(means, scales, weights)
+    described.build(np.asarray(means).shape[-1])
+    return described
 
 
 def _twister(value: np.random.RandomState) -> dict[str, Any]:
@@ -512,6 +532,57 @@ def _bootstrap(points: Tensor, first: Tensor, size: Tensor, reach: float) -> _fa
     return mixing
 
 
+def _cells_of(maps: list[Any], log_weights: Tensor) -> _cells.Cells:
+    if not maps or not all(isinstance(a, _affine.Affine) and a.m.shape == maps[0].m.shape for a in maps):
+        raise ValueError("the maps of its cells do not fit")
+    return _cells.Cells(maps, log_weights)
+
+
+def _mixture(means: Tensor, scales: Tensor, levels: Tensor) -> _families.GaussianMixture:
+    built = _families.GaussianMixture(means, scales, torch.ones(len(scales)) / len(scales))
+    built.levels = levels
+    return built
+
+
+def _hierarchy(networks: list[Any], a: list[Any], levels: list[Any], **parts: Any) -> _families.Hierarchy:
+    scale = torch.ones_like(parts["half_square"])
+    T, d = len(levels), len(scale)
+    shared = len(networks) < T
+    sizes = [(network.layers[0].in_features, network.layers[-1].out_features) for network in networks]
+    fits = len(networks) == (1 if shared else T) == len(sizes) and set(sizes) == {(d + shared, d)}
+    if not fits or len(a) != T or not all(type(x) is float and 0 < x <= 1 for x in levels):
+        raise ValueError("the layers of its hierarchy do not fit")
+    if not all(isinstance(value, _families.Constant) and value.value.shape == (d,) for value in a):
+        raise ValueError("the scales of its hierarchy do not fit")
+    family = _families.Hierarchy(
+        networks, mixing=parts["mixing"], levels=levels, initial_scale=scale, min_scale=parts["min_scale"]
+    )
+    family.half_square, family.log_variances = parts["half_square"], nn.ModuleList(a)
+    if len({parameter.dtype for parameter in family.parameters()}) != 1:
+        raise ValueError("the parameters of its family are of several types")
+    return family.requires_grad_(False)
+
+
+def _hierarchy_parts(family: _families.Hierarchy) -> dict[str, Any]:
+    lists = {"networks": list(family.networks), "a": list(family.log_variances), "levels": list(family.levels)}
+    return {**lists, "mixing": family.mixing, "half_square": family.half_square, "min_scale": family.min_scale}
+
+
+def _checked_hierarchy(**parts: Any) -> _families.Hierarchy:
+    spec: Parts = {
+        "networks": (_instance(list), ""),
+        "a": (_instance(list), ""),
+        "levels": (_instance(list), ""),
+        "mixing": (_instance(_families.Mixing), "d"),
+        "half_square": (_weights, "d"),
+        "min_scale": (_width, ""),
+    }
+    checked = _checked(parts, spec)
+    if not all(isinstance(network, _families.MultilayerPerceptron) for network in checked["networks"]):
+        raise ValueError("the networks of its hierarchy do not fit")
+    return _hierarchy(**checked)
+
+
 def _family(**parts: Any) -> _families.SemiImplicit:
     family = _families.SemiImplicit(**parts)
     if len({parameter.dtype for parameter in family.parameters()}) != 1:
@@ -520,6 +591,16 @@ def _family(**parts: Any) -> _families.SemiImplicit:
 
 
 _NETWORK = _instance(_families.MultilayerPerceptron)
+
+#: What a training leaves beside its family.
+_TRAINED: Parts = {
+    "whitening_": (_instance(_whitening.Whitening), "d"),
+    "loss_curve_": (_array(np.float64, finite=False), "t"),
+    "ksd_curve_": (_array(np.float64, finite=False), "m"),
+    "n_iter_": (COUNT, "t"),
+    "best_iter_": (COUNT, ""),
+    "engine_": (_instance(str), ""),
+}
 
 #: What several baselines learn.
 _GAUSSIAN: Parts = {
@@ -542,7 +623,21 @@ KINDS: dict[str, Kind] = {
     "kernels.IMQ": _kernel(kernels.IMQ),
     "kernels.Laplace": _kernel(kernels.Laplace),
     "kernels.Riesz": _kernel(kernels.Riesz),
+    "kernels.Tilted": Kind(
+        kernels.Tilted,
+        lambda kernel: kernel.get_params(deep=False),
+        lambda **parts: _tilted(**parts),
+    ),
     "annealing.Linear": _estimator(annealing.Linear, lambda schedule: schedule(0.0)),
+    "annealing.Cosine": _estimator(annealing.Cosine, lambda schedule: schedule(0.0)),
+    "annealing.Geometric": _estimator(annealing.Geometric, lambda schedule: schedule(0.0)),
+    "mixing.Normal": _estimator(mixing.Normal, lambda described: described.build(1)),
+    "mixing.StudentT": _estimator(mixing.StudentT, lambda described: described.build(1)),
+    "mixing.GaussianMixture": Kind(
+        mixing.GaussianMixture,
+        lambda described: described.get_params(),
+        lambda means, scales, weights: _described_mixture(means, scales, weights),
+    ),
     "Identity": _record(_affine.Identity, {"m": (DOUBLES, "d")}, sizes=lambda value: value.m.shape),
     "Affine": _record(_affine.Affine, {"m": (DOUBLES, "d"), "L": (DOUBLES, "dd")}, sizes=lambda value: value.m.shape),
     "LowRank": _record(
@@ -563,6 +658,31 @@ KINDS: dict[str, Kind] = {
             "sd": (_or_none(_array(np.float64)), "d"),
         },
         sizes=lambda value: (value.modes.shape[1],),
+    ),
+    "Cells": Kind(
+        _cells.Cells,
+        lambda value: {"maps": list(value.maps), "log_weights": value.log_weights},
+        lambda **parts: _cells_of(**_checked(parts, {"maps": (_instance(list), ""), "log_weights": (DOUBLES, "k")})),
+        lambda value: (len(value.maps), *value.maps[0].m.shape),
+    ),
+    "Reweighting": _record(
+        _cells.Reweighting,
+        {"cells": (_instance(_cells.Cells), "kd"), "ratios": (DOUBLES, "k")},
+        sizes=lambda value: value.cells.maps[0].m.shape,
+    ),
+    "StudentT": _record(
+        _families.StudentT,
+        {"latent_dim": (SIZE, ""), "df": (_width, "")},
+        sizes=lambda value: (value.latent_dim,),
+    ),
+    "GaussianMixture": _record(
+        _families.GaussianMixture,
+        {"means": (_weights, "kd"), "scales": (_weights, "k"), "levels": (DOUBLES, "l")},
+        build=_mixture,
+        sizes=lambda value: (value.latent_dim,),
+    ),
+    "Hierarchy": Kind(
+        _families.Hierarchy, _hierarchy_parts, _checked_hierarchy, lambda value: tuple(value.half_square.shape)
     ),
     "Normal": _record(_families.Normal, {"latent_dim": (SIZE, "")}, sizes=lambda value: (value.latent_dim,)),
     "Bootstrap": _record(
@@ -604,16 +724,10 @@ KINDS: dict[str, Kind] = {
         sizes=lambda value: (value.n_features,),
     ),
     "KSIVIApproximator": _approximator(
-        KSIVIApproximator,
-        {
-            "family_": (_instance(_families.SemiImplicit), "d"),
-            "whitening_": (_instance(_whitening.Whitening), "d"),
-            "loss_curve_": (_array(np.float64, finite=False), "t"),
-            "ksd_curve_": (_array(np.float64, finite=False), "m"),
-            "n_iter_": (COUNT, "t"),
-            "best_iter_": (COUNT, ""),
-            "engine_": (_instance(str), ""),
-        },
+        KSIVIApproximator, {"family_": (_instance(_families.SemiImplicit), "d"), **_TRAINED}
+    ),
+    "HKSIVIApproximator": _approximator(
+        HKSIVIApproximator, {"family_": (_instance(_families.Hierarchy), "d"), **_TRAINED}
     ),
     "baselines.Laplace": _approximator(baselines.Laplace, _GAUSSIAN),
     "baselines.MeanFieldVI": _approximator(baselines.MeanFieldVI, _GAUSSIAN | _NORMS),

@@ -1,0 +1,134 @@
+r"""
+A NumPyro model: putting golf balls
+===================================
+
+A putt goes in if its angle is right. With a hole of radius R, a ball of radius r, and a normal error of the angle with
+standard deviation :math:`\sigma`, it misses from the distance x with probability
+:math:`2 \Phi(-\arcsin((R - r) / x) / \sigma)`. We let each distance deviate from this law, by an amount :math:`\tau`
+that is learned too, write the model in NumPyro, fit KSIVI to it, and compare with NumPyro's sampler, NUTS.
+"""
+
+import argparse
+import time
+
+import arviz_base
+import jax
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+
+from skksivi import KSIVIApproximator, targets, to_arviz
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--max-iter", type=int, default=2000)
+parser.add_argument("--draws", type=int, default=4000, help="of NUTS, in each of two chains, and as many to tune it")
+parser.add_argument("--output", help="write the figure to this file instead of showing it")
+args, _ = parser.parse_known_args()
+
+# %%
+# The putts of professionals, from Berry (1996): 19 distances in feet, with tries and successes. The scales ``sigma``,
+# in degrees, and ``tau``, on the scale of log-odds, are positive; the ``chance`` at each distance is derived.
+
+distance = np.arange(2, 21)
+# fmt: off
+tries = np.array([1443, 694, 455, 353, 272, 256, 240, 217, 200, 237, 202, 192, 174, 167, 201, 195, 191, 147, 152])
+successes = np.array([1346, 577, 337, 208, 149, 136, 111, 69, 67, 75, 52, 46, 54, 28, 27, 31, 33, 20, 24])
+# fmt: on
+SLACK = (4.25 - 1.68) / 2 / 12  # R - r in feet
+
+
+def log_miss(distance, sigma):
+    threshold = jnp.rad2deg(jnp.arcsin(SLACK / distance))
+    return jnp.log(2) + jax.scipy.special.log_ndtr(-threshold / sigma)
+
+
+def model(tries, successes):
+    sigma = numpyro.sample("sigma", dist.HalfNormal(5))
+    tau = numpyro.sample("tau", dist.HalfNormal(1))
+    with numpyro.plate("distance", len(tries)):
+        z = numpyro.sample("z", dist.Normal(0, 1))
+        miss = log_miss(distance, sigma)
+        logits = jnp.log(-jnp.expm1(miss)) - miss + tau * z
+        numpyro.deterministic("chance", jax.nn.sigmoid(logits))
+        numpyro.sample("successes", dist.Binomial(tries, logits=logits), obs=successes)
+
+
+# %%
+# The target takes the arguments of the model after it. ``to_arviz`` draws and brings the draws back to the space of
+# the model; the names of dimensions are ours to give.
+
+
+def timed(function, *arguments, **options):
+    start = time.perf_counter()
+    return function(*arguments, **options), time.perf_counter() - start
+
+
+target = targets.from_numpyro(model, tries, successes)
+q, fit_time = timed(KSIVIApproximator(max_iter=args.max_iter, random_state=0).fit, target)
+labels = {"dims": {"chance": ["distance"], "z": ["distance"]}, "coords": {"distance": distance}}
+ksivi, draw_time = timed(to_arviz, q, 10_000, target, **labels)
+
+sampler = numpyro.infer.NUTS(model, target_accept_prob=0.95)
+mcmc = numpyro.infer.MCMC(
+    sampler,
+    num_warmup=args.draws,
+    num_samples=args.draws,
+    num_chains=2,
+    chain_method="sequential",
+    progress_bar=False,
+)
+_, nuts_time = timed(mcmc.run, jax.random.key(0), tries, successes)
+nuts = arviz_base.from_numpyro(mcmc, log_likelihood=False, **labels)
+print(f"KSIVI: {fit_time:.1f} s to compile and fit, {draw_time:.2f} s for 10,000 draws")
+print(f"NUTS:  {nuts_time:.1f} s to compile and to run {2 * args.draws:,} draws\n")
+
+# %%
+# Means and standard deviations of constrained and derived parameters. The two chains of NUTS differ by chance alone:
+# this is the noise floor, below which no difference has a meaning.
+
+
+def summary(data, name, **at):
+    """Mean and standard deviation of a variable, over the draws of all chains and of each."""
+    draws = data.posterior[name].sel(**at).values
+    return draws.mean(), draws.std(), draws.mean(1), draws.std(1)
+
+
+print(f"{'':<16}{'KSIVI':^16}{'NUTS':^16}{'difference / sd':^18}{'between chains':^16}")
+print(f"{'':<16}{'mean':>8}{'sd':>8}{'mean':>8}{'sd':>8}{'mean':>9}{'sd':>9}{'mean':>8}{'sd':>8}")
+rows = [("sigma", {}), ("tau", {}), *(("chance", {"distance": feet}) for feet in distance)]
+for name, at in rows:
+    mean, sd, *_ = summary(ksivi, name, **at)
+    exact_mean, exact_sd, means, sds = summary(nuts, name, **at)
+    differences = np.array([mean - exact_mean, sd - exact_sd, np.ptp(means), np.ptp(sds)]) / exact_sd
+    label = f"{name} {at['distance']} ft" if at else name
+    print(f"{label:<16}{mean:>8.4f}{sd:>8.4f}{exact_mean:>8.4f}{exact_sd:>8.4f}", end="")
+    print("{:>+9.2f}{:>+9.2f}{:>8.2f}{:>8.2f}".format(*differences))
+
+# %%
+# The chance at each distance by the two fits, with intervals of 90%, on the curve of the angle alone; on the right
+# draws of the two scales.
+
+figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4.6), width_ratios=[3, 2], layout="constrained")
+feet = np.linspace(1.8, 20.5, 200)
+sigma = summary(ksivi, "sigma")[0]
+left.plot(
+    feet, -np.expm1(log_miss(feet, sigma)), color="tab:orange", label=rf"the angle alone, $\sigma$ = {sigma:.2f}°"
+)
+for data, name, colour, shift in ((nuts, "NUTS", "0.25", -0.12), (ksivi, "KSIVI", "tab:blue", 0.12)):
+    chances = data.posterior["chance"].values.reshape(-1, len(distance))
+    left.vlines(distance + shift, *np.quantile(chances, [0.05, 0.95], axis=0), color=colour, label=f"{name}, 90%")
+    scales = np.stack([data.posterior[parameter].values.ravel() for parameter in ("sigma", "tau")])
+    right.plot(*scales[:, :: scales.shape[1] // 1000], ".", color=colour, markersize=2.5, alpha=0.6, label=name)
+left.plot(distance, successes / tries, "x", color="tab:red", markersize=5, label="data")
+left.set(xlabel="distance in feet", ylabel="chance of success", title="Putts of professionals", xticks=distance[::2])
+left.legend()
+right.set(xlabel=r"$\sigma$ in degrees", ylabel=r"$\tau$", title="The two scales", ylim=(0, None))
+right.legend(markerscale=4)
+
+if args.output:
+    figure.savefig(args.output, dpi=150)
+    print(f"\nFigure in {args.output}")
+else:
+    plt.show()

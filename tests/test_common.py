@@ -45,7 +45,7 @@ APPROXIMATORS = [
     UIVI(whiten="laplace", max_iter=50, learning_rate=0.02, random_state=0),
     HSIVISM(
         whiten="laplace",
-        initial_scale=0.5,
+        initial_scale=0.35,
         critic_hidden_layer_sizes=(64, 64),
         n_layers=2,
         max_iter=150,

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from skksivi._families import Map, MultilayerPerceptron
 from skksivi._training import Iterate, learning_rate_factor
 from skksivi.base import Integral, Interval, Real
-from skksivi.baselines._semi_implicit import Timetable
 
 #: Constraints of its parameters.
 CRITIC: dict[str, list[Any]] = {
@@ -48,6 +47,12 @@ def fisher_bound(network: Map, x: Tensor, f: Tensor, offset: Tensor | float = 0.
     return Bound((g * (2 * f - g)).sum(-1).mean(), pull(dg, True), g * (2 / len(x)), dg)
 
 
+def critic_rate(est: Any, progress: float) -> float:
+    """Return the learning rate of the critics, lowered as that of the sampler is."""
+    factor = learning_rate_factor(est.learning_rate_decay, est.max_iter)
+    return est.critic_learning_rate * factor(round(progress * est.max_iter))
+
+
 class Critics:
     """Networks g_t that are trained to be s_p - s_q, one a layer of draws.
 
@@ -63,29 +68,22 @@ class Critics:
     def __init__(
         self, est: Any, n_layers: int, n_features: int, generator: torch.Generator, dtype: torch.dtype
     ) -> None:
-        widths = est.critic_hidden_layer_sizes
-        if not all(isinstance(n, Integral) and n >= 1 for n in widths):
+        widths: Any = est.critic_hidden_layer_sizes
+        if not all(isinstance(n, Integral) and int(n) >= 1 for n in widths):
             raise ValueError(f"`critic_hidden_layer_sizes` must hold positive integers, got {widths!r}.")
         sizes = [n_features, *widths, n_features]
         self.networks: Sequence[Any] = [MultilayerPerceptron(sizes, generator, dtype) for _ in range(n_layers)]
         self._iterate = Iterate(nn.ModuleList(self.networks), est.betas, None, None)
-        factor = learning_rate_factor(est.learning_rate_decay, est.max_iter)
-        rates = [est.critic_learning_rate * factor(t) for t in range(est.max_iter)]
-        self._rates = Timetable(rates, torch.float32, generator.device)
 
-    def climb(self, x: Tensor, f: Tensor, offset: Tensor | None = None) -> None:
-        """Take a step up the bounds at draws x, with their f and the offsets of the critics, all (T, n, d)."""
-        value = self._bounds(x, f, offset).value.sum()
+    def climb(self, rate: Tensor, x: Tensor, f: Tensor, offset: Tensor | None = None) -> None:
+        """Take a step of Adam up the bounds at x, f and the offsets of the networks, all (T, n, d)."""
+        value = self.bounds(x, f, offset).value.sum()
         self._iterate.gradient.neg_()  # a step descends
-        self._iterate.rate.copy_(self._rates.now()[0])
+        self._iterate.rate.copy_(rate)
         self._iterate.step(value)
 
-    def judge(self, x: Tensor, f: Tensor, offset: Tensor | None = None) -> Bound:
-        """Return the bounds at draws that the critics have not seen, and go on to the next iteration."""
-        self._rates.turn()
-        return self._bounds(x, f, offset)
-
-    def _bounds(self, x: Tensor, f: Tensor, offset: Tensor | None) -> Bound:
+    def bounds(self, x: Tensor, f: Tensor, offset: Tensor | None = None) -> Bound:
+        """Evaluate the bounds, one a layer, and set the gradient of the networks."""
         offset = torch.zeros_like(x) if offset is None else offset
         parts = [fisher_bound(*part) for part in zip(self.networks, x, f, offset, strict=True)]
         return Bound(*(torch.stack(part) for part in zip(*parts, strict=True)))

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from skksivi._affine import WhitenedScore
 from skksivi._families import Hierarchy, MultilayerPerceptron, Normal
-from skksivi._fitting import check_parameters, points_near_target
+from skksivi._fitting import check_parameters, n_reports, points_near_target
 from skksivi._pilot import Pilot
 from skksivi._score import Score
 from skksivi._whitening import Whitening, find_whitening, pulled_back
 from skksivi.annealing import BRIDGES, bridge_levels
 from skksivi.base import CHUNK, BaseApproximator, Integral, Interval, StrOptions
-from skksivi.baselines._critic import CRITIC, Critics
+from skksivi.baselines._critic import CRITIC, Critics, critic_rate
 from skksivi.baselines._semi_implicit import N_MIXING_DRAWS, TRAINING, GradientFunction, ScoreInU, train
 
 
@@ -78,7 +78,7 @@ class HSIVISM(BaseApproximator):
         Adam's decay rates of the first and second moment.
     ema_decay : float or None, default=None
         The fitted parameters are an exponential moving average with this decay; None takes the last ones.
-    learning_rate_decay, max_grad_norm, nonfinite, device, dtype, random_state
+    learning_rate_decay, max_grad_norm, nonfinite, device, dtype, random_state, verbose
         As of `KSIVIApproximator`. Minibatches are not used: the chain needs the score of all of the data.
 
     Attributes
@@ -152,6 +152,7 @@ class HSIVISM(BaseApproximator):
         device: str | torch.device = "auto",
         dtype: str = "float32",
         random_state: int | np.random.RandomState | None = None,
+        verbose: int = 0,
     ) -> None:
         self.n_layers = n_layers
         self.bridge = bridge
@@ -176,6 +177,7 @@ class HSIVISM(BaseApproximator):
         self.device = device
         self.dtype = dtype
         self.random_state = random_state
+        self.verbose = verbose
 
     def score_samples(self, X: Any) -> np.ndarray:
         r"""Estimate the log-density of the fitted distribution through its last layer.
@@ -204,6 +206,12 @@ class HSIVISM(BaseApproximator):
 
     def _points_near_target(self) -> Any:
         return points_near_target(self)
+
+    def _n_reports(self) -> int:
+        return n_reports(self)
+
+    def _schedule(self, progress: float) -> tuple[float, ...]:
+        return (critic_rate(self, progress),)
 
     def _fit(self, score_fn: Score, generator: torch.Generator) -> BaseException | None:
         check_parameters(self)
@@ -234,17 +242,20 @@ class HSIVISM(BaseApproximator):
                 self.batch_size, generator, score_u.with_pullback, through=not self.stop_gradient
             )
 
-        def gradient_fn(_: Tensor | None) -> Tensor:
+        def gradient_fn(schedule: Tensor) -> Tensor:
             for _ in range(self.n_critic_steps):
-                critics.climb(*draw()[:2])
+                u, f, _ = draw()
+                critics.climb(schedule[1], u, f)
             u, f, pullback = draw()
-            bound = critics.judge(u, f)
+            bound = critics.bounds(u, f)
             pullback(bound.dx, bound.df)
             return bound.value.sum()
 
         return gradient_fn
 
     def _score_u(self, u: Tensor) -> Tensor:
+        if not hasattr(self, "_score"):
+            raise ValueError("A loaded hierarchy draws with the score it was fitted to: load(path, score_fn=...).")
         return WhitenedScore(self._score, self.whitening_.map)(u)
 
     def _sample(self, n: int, generator: torch.Generator) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -21,7 +21,9 @@ from skksivi._fitting import (
     N_MONITOR_DRAWS,
     check_parameters,
     explained,
+    n_reports,
     points_near_target,
+    reporter,
     warn,
 )
 from skksivi._score import Halves, Score, ScoreFunction
@@ -42,14 +44,16 @@ TRAINING = {
     for name in (
         "hidden_layer_sizes", "initial_scale", "min_scale", "whiten", "init", "whiten_budget", "batch_size",
         "max_iter", "learning_rate", "learning_rate_decay", "betas", "ema_decay", "max_grad_norm", "nonfinite",
+        "verbose",
     )
 }  # fmt: skip
 
 #: A score in the coordinates of the training.
 ScoreInU = Score | WhitenedScore | Halves
 
-#: Sets the gradient of the parameters at an inverse temperature and returns an estimate of the loss.
-GradientFunction = Callable[[Tensor | None], Tensor]
+#: Sets the gradient of the parameters and returns an estimate of the loss. It is given the inverse temperature of the
+#: iteration and the numbers of `_schedule` as one tensor.
+GradientFunction = Callable[[Tensor], Tensor]
 
 
 class SemiImplicitVI(BaseApproximator):
@@ -71,6 +75,10 @@ class SemiImplicitVI(BaseApproximator):
     @abstractmethod
     def _gradient_fn(self, score_u: ScoreInU, family: SemiImplicit, generator: torch.Generator) -> GradientFunction:
         """Return the function that the loop calls once an iteration."""
+
+    def _schedule(self, progress: float) -> tuple[float, ...]:
+        """Return what changes with progress in [0, 1) beside the inverse temperature."""
+        return ()
 
     def score_samples(self, X: Any) -> np.ndarray:
         r"""Estimate the log-density of the fitted distribution.
@@ -100,6 +108,9 @@ class SemiImplicitVI(BaseApproximator):
 
     def _points_near_target(self) -> Any:
         return points_near_target(self)
+
+    def _n_reports(self) -> int:
+        return n_reports(self)
 
     def _fit(self, score_fn: Score, generator: torch.Generator) -> BaseException | None:
         check_parameters(self)
@@ -149,11 +160,12 @@ def train(
 ) -> BaseException | None:
     """Minimise over the parameters of the family, then assign it and what else was learned.
 
-    Return what ended it before its time, if the state is to be kept.
+    Return what ended it early, if the state is to be kept.
     """
     annealing = getattr(est, "annealing", None)  # a hierarchy has a bridge instead
+    temperature: Any = Linear() if annealing == "linear" else annealing or (lambda _: 1.0)
     run = minimise(
-        gradient_fn,
+        gradient_fn,  # type: ignore[arg-type]
         family_,
         generator=generator,
         max_iter=est.max_iter,
@@ -162,9 +174,10 @@ def train(
         betas=est.betas,
         max_grad_norm=est.max_grad_norm,
         ema_decay=est.ema_decay,
-        annealing=Linear() if annealing == "linear" else annealing,
+        annealing=lambda progress: (temperature(progress), *est._schedule(progress)),
         watch=None,
         nonfinite=est.nonfinite,
+        report=reporter(est, family_, learned),
     )
     if not (run.ended_by is None or isinstance(run.ended_by, KEEPING)):
         raise run.ended_by
@@ -203,29 +216,3 @@ class Tempered(NamedTuple):
         """Return the score at u (n, d), and the map of v (n, d) to J^T v (n, d)."""
         s, pull = self.score_u.with_pullback(u)
         return self.inverse_temperature * s, lambda v: pull(self.inverse_temperature * v)
-
-
-def tempered(score_u: ScoreInU, inverse_temperature: Tensor | None) -> ScoreInU | Tempered:
-    """Return the score at an inverse temperature, None for one."""
-    return score_u if inverse_temperature is None else Tempered(score_u, inverse_temperature)
-
-
-def over_progress(value: Any, max_iter: int) -> list[Any]:
-    """Return a number, or what a function of progress in [0, 1) returns, for each iteration."""
-    return [value(t / max_iter) if callable(value) else value for t in range(max_iter)]
-
-
-class Timetable:
-    """A number for each iteration, read and turned over without a word from the host."""
-
-    def __init__(self, numbers: Sequence[float], dtype: torch.dtype, device: torch.device) -> None:
-        self._numbers = torch.tensor(numbers, dtype=dtype, device=device)
-        self._t = torch.zeros(1, dtype=torch.long, device=device)
-
-    def now(self) -> Tensor:
-        """Return the number of this iteration, shape (1,)."""
-        return self._numbers.index_select(0, self._t)
-
-    def turn(self) -> None:
-        """Go on to the next iteration."""
-        self._t.add_(1)

@@ -16,10 +16,8 @@ from skksivi.baselines._semi_implicit import (
     GradientFunction,
     ScoreInU,
     SemiImplicitVI,
-    Timetable,
+    Tempered,
     layer_with_pullback,
-    over_progress,
-    tempered,
 )
 
 
@@ -66,7 +64,7 @@ class SIVI(SemiImplicitVI):
         Adam's decay rates of the first and second moment.
     ema_decay : float or None, default=None
         The fitted parameters are an exponential moving average with this decay; None takes the last ones.
-    learning_rate_decay, annealing, max_grad_norm, nonfinite, device, dtype, random_state
+    learning_rate_decay, annealing, max_grad_norm, nonfinite, device, dtype, random_state, verbose
         As of `KSIVIApproximator`.
 
     Attributes
@@ -124,6 +122,7 @@ class SIVI(SemiImplicitVI):
         device: str | torch.device = "auto",
         dtype: str = "float32",
         random_state: int | np.random.RandomState | None = None,
+        verbose: int = 0,
     ) -> None:
         self.n_auxiliary = n_auxiliary
         self.latent_dim = latent_dim
@@ -146,21 +145,32 @@ class SIVI(SemiImplicitVI):
         self.device = device
         self.dtype = dtype
         self.random_state = random_state
+        self.verbose = verbose
+
+    def _schedule(self, progress: float) -> tuple[float, ...]:
+        K: Any = self.n_auxiliary
+        return (K(progress) if callable(K) else K,)
+
+    def _most_auxiliary(self) -> int:
+        """Return the largest K."""
+        numbers = [self._schedule(t / self.max_iter)[0] for t in range(self.max_iter)]
+        bad = [K for K in numbers if not (isinstance(K, Integral) and K >= 0)]
+        if bad:
+            raise ValueError(f"`n_auxiliary` returned {bad[0]!r}, expected an integer of zero or more.")
+        return int(max(numbers))
 
     def _gradient_fn(self, score_u: ScoreInU, family: SemiImplicit, generator: torch.Generator) -> GradientFunction:
-        numbers = over_progress(self.n_auxiliary, self.max_iter)
-        _check_numbers(numbers)
-        most, K = max(numbers), Timetable(numbers, torch.long, generator.device)
-        n = self.batch_size
+        n, most = self.batch_size, self._most_auxiliary()
 
-        def gradient_fn(inverse_temperature: Tensor | None) -> Tensor:
+        def gradient_fn(schedule: Tensor) -> Tensor:
+            inverse_temperature, K = schedule
             z = family.draw_latent(n + most, generator)
             mu, sigma, pull_layer = layer_with_pullback(family, z)
             xi = torch.empty_like(mu[:n]).normal_(generator=generator)
             x = torch.addcmul(mu[:n], sigma, xi)
-            q = mixture(x, mu[:n], mu[n:], sigma, K.now())
-            K.turn()
-            f = tempered(score_u, inverse_temperature).with_pullback(x)[0] - q.dx
+            q = mixture(x, mu[:n], mu[n:], sigma, K)
+            s_p, _ = Tempered(score_u, inverse_temperature).with_pullback(x)
+            f = s_p - q.dx
             pull_layer(torch.cat([q.dmu - f, q.dothers]) / n, (q.dsigma - f * xi) / n)
             return f.square().sum(-1).mean()
 
@@ -188,7 +198,7 @@ def mixture(x: Tensor, mu: Tensor, others: Tensor, sigma: Tensor, K: Tensor) -> 
     others : Tensor of shape (k, d)
         The means m.
     sigma : Tensor of shape (d,)
-    K : Tensor of shape (1,)
+    K : Tensor of shape ()
         How many of the others are taken, the first ones.
     """
     c = mu.mean(0)  # rounding grows with the distance from the origin
@@ -210,9 +220,3 @@ def mixture(x: Tensor, mu: Tensor, others: Tensor, sigma: Tensor, K: Tensor) -> 
         dothers=torch.addcmul(w.mT @ y, w.sum(0)[:, None], m, value=-1) / sigma,
         dsigma=(spread - 1) / sigma,
     )
-
-
-def _check_numbers(numbers: list[Any]) -> None:
-    for K in numbers:
-        if not (isinstance(K, Integral) and K >= 0):
-            raise ValueError(f"`n_auxiliary` returned {K!r}, expected an integer of zero or more.")

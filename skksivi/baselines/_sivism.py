@@ -11,15 +11,8 @@ from torch import Tensor
 
 from skksivi._families import SemiImplicit
 from skksivi.base import Interval, Real
-from skksivi.baselines._critic import CRITIC, Critics
-from skksivi.baselines._semi_implicit import (
-    GradientFunction,
-    ScoreInU,
-    SemiImplicitVI,
-    Timetable,
-    over_progress,
-    tempered,
-)
+from skksivi.baselines._critic import CRITIC, Critics, critic_rate
+from skksivi.baselines._semi_implicit import GradientFunction, ScoreInU, SemiImplicitVI, Tempered
 
 
 class SIVISM(SemiImplicitVI):
@@ -39,8 +32,10 @@ class SIVISM(SemiImplicitVI):
         Widths of the hidden layers of g.
     critic_learning_rate : float, default=2e-3
         Step size of its Adam, lowered as `learning_rate` is.
-    critic_skip : float, default=1.0
-        The :math:`\psi` of :math:`g(x) = \psi s_p(x) + \mathrm{NN}(x)`.
+    critic_skip : float or callable, default=0.5
+        The :math:`\psi` of :math:`g(x) = \mathrm{NN}(x) + \psi s_p(x)`, or a function of progress in [0, 1) that
+        returns it: a network alone is slow to learn large scores. The paper does not mention it; the method's public
+        code has ``lambda progress: 1.004 ** (-200 * progress)``.
     n_critic_steps : int, default=1
         Its steps an iteration.
     latent_dim : int, default=None
@@ -68,7 +63,7 @@ class SIVISM(SemiImplicitVI):
         Adam's decay rates of the first and second moment.
     ema_decay : float or None, default=None
         The fitted parameters are an exponential moving average with this decay; None takes the last ones.
-    learning_rate_decay, annealing, max_grad_norm, nonfinite, device, dtype, random_state
+    learning_rate_decay, annealing, max_grad_norm, nonfinite, device, dtype, random_state, verbose
         As of `KSIVIApproximator`.
 
     Attributes
@@ -100,7 +95,7 @@ class SIVISM(SemiImplicitVI):
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
         **SemiImplicitVI._parameter_constraints,
         **CRITIC,
-        "critic_skip": [Interval(Real, None, None, closed="neither"), callable],
+        "critic_skip": [Interval(Real, 0, None, closed="left"), callable],
     }
 
     def __init__(
@@ -130,6 +125,7 @@ class SIVISM(SemiImplicitVI):
         device: str | torch.device = "auto",
         dtype: str = "float32",
         random_state: int | np.random.RandomState | None = None,
+        verbose: int = 0,
     ) -> None:
         self.critic_hidden_layer_sizes = critic_hidden_layer_sizes
         self.critic_learning_rate = critic_learning_rate
@@ -155,22 +151,27 @@ class SIVISM(SemiImplicitVI):
         self.device = device
         self.dtype = dtype
         self.random_state = random_state
+        self.verbose = verbose
+
+    def _schedule(self, progress: float) -> tuple[float, ...]:
+        psi: Any = self.critic_skip(progress) if callable(self.critic_skip) else self.critic_skip
+        if not psi >= 0:
+            raise ValueError(f"`critic_skip` returned {psi!r}, expected a number of zero or more.")
+        return critic_rate(self, progress), psi
 
     def _gradient_fn(self, score_u: ScoreInU, family: SemiImplicit, generator: torch.Generator) -> GradientFunction:
-        dtype = next(family.parameters()).dtype
-        critics = Critics(self, 1, family.n_features, generator, dtype)
-        skips = Timetable(over_progress(self.critic_skip, self.max_iter), dtype, generator.device)
+        critics = Critics(self, 1, family.n_features, generator, next(family.parameters()).dtype)
 
-        def gradient_fn(inverse_temperature: Tensor | None) -> Tensor:
-            score, psi = tempered(score_u, inverse_temperature), skips.now()
-            skips.turn()
+        def gradient_fn(schedule: Tensor) -> Tensor:
+            inverse_temperature, rate, psi = schedule
+            score = Tempered(score_u, inverse_temperature)
             for _ in range(self.n_critic_steps):
                 u, conditional_score = family.draw(self.batch_size, generator)
                 s_p, _ = score.with_pullback(u)
-                critics.climb(u[None], (s_p - conditional_score)[None], psi * s_p[None])
+                critics.climb(rate, u[None], (s_p - conditional_score)[None], psi * s_p[None])
             (u, conditional_score), pull_draw = family.draw_with_pullback(self.batch_size, generator)
             s_p, pull_score = score.with_pullback(u)
-            bound = critics.judge(u[None], (s_p - conditional_score)[None], psi * s_p[None])
+            bound = critics.bounds(u[None], (s_p - conditional_score)[None], psi * s_p[None])
             pull_draw(bound.dx[0] + pull_score(bound.df[0] + psi * bound.doffset[0]), -bound.df[0])
             return bound.value[0]
 

@@ -15,8 +15,8 @@ from skksivi.baselines._semi_implicit import (
     GradientFunction,
     ScoreInU,
     SemiImplicitVI,
+    Tempered,
     layer_with_pullback,
-    tempered,
 )
 
 #: Step of the leapfrog at the start, the mean acceptance that it is moved towards, and by how much of its logarithm.
@@ -71,7 +71,7 @@ class UIVI(SemiImplicitVI):
         Adam's decay rates of the first and second moment.
     ema_decay : float or None, default=None
         The fitted parameters are an exponential moving average with this decay; None takes the last ones.
-    learning_rate_decay, annealing, max_grad_norm, nonfinite, device, dtype, random_state
+    learning_rate_decay, annealing, max_grad_norm, nonfinite, device, dtype, random_state, verbose
         As of `KSIVIApproximator`.
 
     Attributes
@@ -133,6 +133,7 @@ class UIVI(SemiImplicitVI):
         device: str | torch.device = "auto",
         dtype: str = "float32",
         random_state: int | np.random.RandomState | None = None,
+        verbose: int = 0,
     ) -> None:
         self.n_inner_samples = n_inner_samples
         self.n_burn_in = n_burn_in
@@ -157,11 +158,12 @@ class UIVI(SemiImplicitVI):
         self.device = device
         self.dtype = dtype
         self.random_state = random_state
+        self.verbose = verbose
 
     def _gradient_fn(self, score_u: ScoreInU, family: SemiImplicit, generator: torch.Generator) -> GradientFunction:
         step = next(family.parameters()).new_full((), FIRST_STEP)
 
-        def gradient_fn(inverse_temperature: Tensor | None) -> Tensor:
+        def gradient_fn(schedule: Tensor) -> Tensor:
             z = family.draw_latent(self.batch_size, generator)
             mu, sigma, pull_layer = layer_with_pullback(family, z)
             xi = torch.empty_like(mu).normal_(generator=generator)
@@ -169,7 +171,8 @@ class UIVI(SemiImplicitVI):
             chain = HamiltonianChain(ReverseConditional(family.mean, x, sigma), step, self.n_leapfrog_steps)
             s_q, acceptance = chain.mean_score(z, self.n_burn_in, self.n_inner_samples, generator)
             step.mul_(torch.exp(ADAPTATION * (acceptance - ACCEPTANCE)))
-            f = tempered(score_u, inverse_temperature).with_pullback(x)[0] - s_q
+            s_p, _ = Tempered(score_u, schedule[0]).with_pullback(x)
+            f = s_p - s_q
             pull_layer(-f / len(x), -f * xi / len(x))
             return f.square().sum(-1).mean()
 

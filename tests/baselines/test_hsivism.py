@@ -41,7 +41,7 @@ def test_the_gradient_of_the_training_is_that_of_the_sum_of_bounds(stop_gradient
     flatten(family)
     gradient_fn = est._gradient_fn(score, family, again)
     with torch.no_grad():
-        loss = gradient_fn(None)
+        loss = gradient_fn(torch.tensor([1.0, 1e-3]))
     assert len(states) == est.n_critic_steps
     actual = [p.grad.clone() for p in family.parameters()]
 

@@ -28,7 +28,7 @@ def log_mixture(x, mu, others, sigma):
 def test_the_mixture_and_its_gradients_are_those_of_the_definition(K):
     x, mu, others = (normal(n, 3, seed=seed).requires_grad_() for seed, n in enumerate([5, 5, 4]))
     sigma = normal(3, seed=3).exp().requires_grad_()
-    q = mixture(x.detach(), mu.detach(), others.detach(), sigma.detach(), torch.tensor([K]))
+    q = mixture(x.detach(), mu.detach(), others.detach(), sigma.detach(), torch.tensor(K))
     expected = log_mixture(x, mu, others[:K], sigma)
     torch.testing.assert_close(q.log_q, expected.detach())
     dx, dmu, dothers, dsigma = torch.autograd.grad(expected.sum(), (x, mu, others, sigma))
@@ -39,7 +39,7 @@ def test_the_mixture_and_its_gradients_are_those_of_the_definition(K):
 def test_the_mixture_is_as_good_far_from_the_origin_in_float32():
     far = [64 + normal(n, 3, seed=seed).float() / 100 for seed, n in enumerate([5, 5, 4])]
     near = [a.double() - 64 for a in far]
-    sigma, K = torch.full((3,), 0.01), torch.tensor([4])
+    sigma, K = torch.full((3,), 0.01), torch.tensor(4)
     actual, expected = mixture(*far, sigma, K).log_q, mixture(*near, sigma.double(), K).log_q
     torch.testing.assert_close(actual.double(), expected, rtol=1e-4, atol=1e-4)
 
@@ -55,7 +55,7 @@ def test_the_gradient_is_that_of_the_surrogate_bound():
         in_double(target_score, 2), family, generator(1)
     )
     with torch.no_grad():
-        loss = gradient_fn(c)
+        loss = gradient_fn(torch.stack([c, torch.tensor(float(K))]))
     actual = [p.grad.clone() for p in family.parameters()]
 
     again = generator(1)
@@ -80,7 +80,7 @@ def test_the_bound_rises_with_k_to_the_exact_one():
             x = mu + sigma * torch.empty_like(mu).normal_(generator=again)
             log_q = q.law().log_prob(x)
             exact.append((TARGET.log_prob(x) - log_q).mean())
-            log_qs = [mixture(x, mu, q.family.mean(others), sigma, torch.tensor([K])).log_q for K in numbers]
+            log_qs = [mixture(x, mu, q.family.mean(others), sigma, torch.tensor(K)).log_q for K in numbers]
             gaps.append(torch.stack([(log_q_K - log_q).mean() for log_q_K in log_qs]))
             ratios.append((log_qs[0] - log_q).exp().mean())
         expected = -q.kl_divergence(TARGET)

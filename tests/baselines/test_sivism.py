@@ -12,7 +12,7 @@ from skksivi._families import MultilayerPerceptron, Normal, gaussian_layer
 from skksivi._score import in_double
 from skksivi._training import flatten
 from skksivi.baselines import SIVISM, _sivism
-from skksivi.baselines._critic import Critics, fisher_bound
+from skksivi.baselines._critic import Critics, critic_rate, fisher_bound
 
 
 def test_the_bound_and_its_gradients_are_those_of_the_definition():
@@ -49,10 +49,9 @@ def best_critic(q, **parameters):
     """A linear critic after many steps."""
     est = SIVISM(critic_hidden_layer_sizes=(), critic_learning_rate=0.05, max_iter=1500, **parameters)
     critics, again = Critics(est, 1, 2, generator(), torch.float64), generator(1)
-    for _ in range(est.max_iter):
+    for t in range(est.max_iter):
         x, f, _ = draw(q, 1000, again)
-        critics.climb(x[None], f[None])
-        critics.judge(x[None], f[None])  # turns the page of the learning rates
+        critics.climb(torch.tensor(critic_rate(est, t / est.max_iter)), x[None], f[None])
     return critics
 
 
@@ -64,7 +63,7 @@ def test_the_best_critic_is_the_difference_of_the_scores():
     torch.testing.assert_close(layer.weight, slope, rtol=0, atol=0.03)
     torch.testing.assert_close(layer.bias, intercept, rtol=0, atol=0.03)
     x, f, _ = draw(q, 200_000, generator(2))
-    assert critics.judge(x[None], f[None]).value.item() == pytest.approx(divergence.item(), rel=0.02)
+    assert critics.bounds(x[None], f[None]).value.item() == pytest.approx(divergence.item(), rel=0.02)
 
 
 def test_the_gradient_against_the_best_critic_is_that_of_the_fisher_divergence():
@@ -78,7 +77,7 @@ def test_the_gradient_against_the_best_critic_is_that_of_the_fisher_divergence()
         layer.bias.copy_(intercept)
         for _ in range(400):
             x, f, pullback = draw(q, 100, again)
-            bound = critics.judge(x[None], f[None])
+            bound = critics.bounds(x[None], f[None])
             pullback(bound.dx[0], bound.df[0])
             rows.append(torch.cat([p.grad.flatten() for p in q.parameters]))
     rows = torch.stack(rows)
@@ -104,10 +103,10 @@ def test_the_gradient_of_the_training_is_that_of_the_objective(monkeypatch):
 
     monkeypatch.setattr(_sivism, "Critics", Spy)
     psi, c, n = 0.6, torch.tensor(0.3).double(), 50
-    est = SIVISM(batch_size=n, n_critic_steps=3, critic_skip=lambda progress: psi, max_iter=2)
+    est = SIVISM(batch_size=n, n_critic_steps=3, max_iter=2)
     gradient_fn = est._gradient_fn(in_double(lambda x: 1 - x.pow(3), 3), family, again)
     with torch.no_grad():
-        loss = gradient_fn(c)
+        loss = gradient_fn(torch.stack([c, torch.tensor(1e-3), torch.tensor(psi)]))
     assert len(states) == 3
     actual = [p.grad.clone() for p in family.parameters()]
 
@@ -136,6 +135,19 @@ def test_the_loss_falls_to_about_zero():
     q = SIVISM(max_iter=600, learning_rate=5e-3, random_state=0).fit(lambda x: 3 - x, n_features=2)
     assert q.loss_curve_[0] > 10  # of 18, the squared distance of the means
     assert abs(np.mean(q.loss_curve_[-100:])) < 0.2
+
+
+def test_the_skip_of_the_critic_may_change_with_progress():
+    def loss_curve(critic_skip):
+        q = SIVISM(critic_skip=critic_skip, max_iter=20, batch_size=16, random_state=0)
+        return q.fit(target_score, n_features=2).loss_curve_
+
+    np.testing.assert_array_equal(loss_curve(lambda progress: 0.25), loss_curve(0.25))
+    falling = loss_curve(lambda progress: 1 - progress)
+    assert falling[0] == loss_curve(1.0)[0]
+    assert falling[-1] != loss_curve(1.0)[-1]
+    with pytest.raises(ValueError, match="`critic_skip` returned -1, expected a number of zero or more"):
+        loss_curve(lambda progress: -1)
 
 
 def test_widths_of_the_critic_are_checked():

@@ -355,7 +355,7 @@ class HKSIVIApproximator(BaseApproximator):
         mixing = build_mixing(self.mixing, d).to(score_fn.device)
         if pilot is not None:
             points = pilot.whitened(whitening.map, score_fn.dtype).thinned(MAX_POINTS // d)
-            sigma = (sigma * points.sd_within()).clamp_min(2 * self.min_scale)
+            sigma = (sigma * points.width_within()).clamp_min(2 * self.min_scale)
             if self.mixing in ("auto", "pilot"):
                 mixing = Bootstrap(points.x, points.n_of_mode)
         elif self.mixing == "pilot":

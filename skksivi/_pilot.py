@@ -82,6 +82,15 @@ class Pilot(NamedTuple):
         """Return the points in the coordinates of a map."""
         return self._replace(x=map.whiten(self.x).to(dtype))
 
+    def width_within(self) -> Tensor:
+        """Return the interquartile ranges (d,) within the narrowest mode, in units of a normal's deviation.
+
+        Heavy tails have no say in them.
+        """
+        quartiles = self.x.new_tensor([0.25, 0.75])
+        ranges = [part.quantile(quartiles, dim=0).diff(dim=0)[0] for part in self.x.split(self.n_of_mode)]
+        return torch.stack(ranges).amin(0) / 1.349
+
     def sd_within(self) -> Tensor:
         """Return the standard deviations (d,) of the points within the narrowest of their modes."""
         return torch.stack([part.std(0) for part in self.x.split(self.n_of_mode)]).amin(0)

@@ -15,11 +15,11 @@ import matplotlib
 
 matplotlib.use("agg")
 import matplotlib.pyplot as plt
-import numpy as np
 import torch
 
 from skksivi import KSIVIApproximator
 from skksivi.metrics import kl_divergence
+from skksivi.plotting import DensityDisplay
 from skksivi.targets import Banana, Multimodal, XShaped
 
 PAPER = {
@@ -47,17 +47,6 @@ def exact(target, n, seed):
     return target.sample(n, torch.Generator().manual_seed(seed)).numpy()
 
 
-def draw_panel(ax, target, X, title):
-    low, high = np.quantile(exact(target, 20_000, 2), [0.001, 0.999], axis=0)
-    margin = 0.15 * (high - low)
-    xs, ys = (np.linspace(a, b, 200) for a, b in zip(low - margin, high + margin, strict=True))
-    grid = torch.as_tensor(np.stack(np.meshgrid(xs, ys), -1).reshape(-1, 2))
-    density = target.log_prob(grid).exp().reshape(200, 200).numpy()
-    ax.hist2d(X[:, 0], X[:, 1], bins=[xs[::2], ys[::2]], cmap="Blues")
-    ax.contour(xs, ys, density, levels=density.max() * np.array([0.01, 0.1, 0.3, 0.7]), colors="k", linewidths=0.8)
-    ax.set_title(title, fontsize=10)
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--max-iter", type=int, default=10_000)
@@ -78,7 +67,8 @@ def main():
             X = q.sample(args.draws)
             kl = kl_divergence(X, truth)
             print(f"{name:<30}{kl:>10.4f}{floor:>8.4f}{seconds:>9.1f}", flush=True)
-        draw_panel(ax, target, X, f"{name}\nKL {kl:.3f} after {args.max_iter:,} iterations")
+        DensityDisplay.from_draws(X, target, kind="histogram", ax=ax)
+        ax.set_title(f"{name}\nKL {kl:.3f} after {args.max_iter:,} iterations", fontsize=10)
     figure.savefig(args.output, dpi=110)
     print(f"Figure in {args.output}")
 

@@ -2,8 +2,8 @@ r"""
 A NumPyro model: putting golf balls
 ===================================
 
-A putt goes in if its angle is right. With a hole of radius R, a ball of radius r, and a normal error of the angle with
-standard deviation :math:`\sigma`, it misses from the distance x with probability
+A putt goes in if its angle is right. With a hole of radius R, a ball of radius r, and a normal error of the angle
+with standard deviation :math:`\sigma`, it misses from the distance x with probability
 :math:`2 \Phi(-\arcsin((R - r) / x) / \sigma)`. We let each distance deviate from this law, by an amount :math:`\tau`
 that is learned too, write the model in NumPyro, fit KSIVI to it, and compare with NumPyro's sampler, NUTS.
 """
@@ -23,9 +23,10 @@ from skksivi import KSIVIApproximator, targets, to_arviz
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--max-iter", type=int, default=2000)
-parser.add_argument("--draws", type=int, default=4000, help="of NUTS, in each of two chains, and as many to tune it")
+parser.add_argument("--draws", type=int, default=2000, help="of NUTS, in each of two chains, and as many to tune it")
 parser.add_argument("--output", help="write the figure to this file instead of showing it")
 args, _ = parser.parse_known_args()
+numpyro.enable_x64()
 
 # %%
 # The putts of professionals, from Berry (1996): 19 distances in feet, with tries and successes. The scales ``sigma``,

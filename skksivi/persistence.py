@@ -613,6 +613,12 @@ _CHAINS: Parts = {"whitening_": (_instance(_whitening.Whitening), "d"), "chains_
 _CURVE = (_array(np.float64, finite=False), "t")
 _ITERATIONS: Parts = {"n_iter_": (COUNT, "t")}
 _NORMS: Parts = {"norm_curve_": _CURVE, **_ITERATIONS}
+_NETWORKS: Parts = {
+    "whitening_": (_instance(_whitening.Whitening), "d"),
+    "loss_curve_": _CURVE,
+    **_ITERATIONS,
+}
+_LAYER: Parts = {"family_": (_instance(_families.SemiImplicit), "d"), **_NETWORKS}
 
 #: The classes that a file may name, and how. A new approximator is one more entry.
 KINDS: dict[str, Kind] = {
@@ -728,6 +734,12 @@ KINDS: dict[str, Kind] = {
     ),
     "HKSIVIApproximator": _approximator(
         HKSIVIApproximator, {"family_": (_instance(_families.Hierarchy), "d"), **_TRAINED}
+    ),
+    "baselines.SIVI": _approximator(baselines.SIVI, _LAYER),
+    "baselines.SIVISM": _approximator(baselines.SIVISM, _LAYER),
+    "baselines.UIVI": _approximator(baselines.UIVI, _LAYER),
+    "baselines.HSIVISM": _approximator(
+        baselines.HSIVISM, {"family_": (_instance(_families.Hierarchy), "d"), **_NETWORKS}
     ),
     "baselines.Laplace": _approximator(baselines.Laplace, _GAUSSIAN),
     "baselines.MeanFieldVI": _approximator(baselines.MeanFieldVI, _GAUSSIAN | _NORMS),

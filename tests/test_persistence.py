@@ -27,10 +27,14 @@ from skksivi import HKSIVIApproximator, KSIVIApproximator, kernels, mixing, mode
 from skksivi.annealing import Cosine, Linear
 from skksivi.base import BaseApproximator
 from skksivi.baselines import (
+    HSIVISM,
     MALA,
     MIED,
     SGLD,
+    SIVI,
+    SIVISM,
     SVGD,
+    UIVI,
     BatchAndMatch,
     FullRankVI,
     KSDDescent,
@@ -87,6 +91,10 @@ ESTIMATORS = {
     ),
     "hierarchy": hksivi(),
     "shared hierarchy": hksivi(shared_network=True, mixing="normal", bridge="cosine", whiten="laplace"),
+    "SIVI": SIVI(n_auxiliary=10, max_iter=20, hidden_layer_sizes=(7,), linear_skip=True, random_state=3),
+    "SIVI-SM": SIVISM(critic_hidden_layer_sizes=(5,), max_iter=20, hidden_layer_sizes=(7,), whiten="laplace"),
+    "UIVI": UIVI(max_iter=5, hidden_layer_sizes=[7], dtype="float64", annealing=Linear(), random_state=3),
+    "HSIVI-SM": HSIVISM(n_layers=2, critic_hidden_layer_sizes=(5,), max_iter=20, whiten="laplace", random_state=3),
     "Laplace": Laplace(random_state=1),
     "Laplace in float32": Laplace(random_state=None, dtype="float32", max_iter=7),
     "mean field": MeanFieldVI(max_iter=20, random_state=1),

@@ -245,6 +245,31 @@ def test_smoothing_keeps_the_mass():
     assert density.sum() * 0.4 == pytest.approx(1)
 
 
+@pytest.mark.parametrize("far", [10, 1e6])
+def test_marginals_bear_draws_far_from_the_reference(far):
+    display = MarginalsDisplay.from_draws({"near": X, "far": X + far}, reference=Y)
+    assert max(line.get_ydata().max() for line in display.lines_[2]) == 0
+    display.figure_.canvas.draw()
+
+
+def lines_of(display):
+    return [path.vertices for path in display.contours_.get_paths()]
+
+
+def test_contours_are_the_same_in_any_box():
+    """The outermost encloses 99% of N(0, I): a circle of radius 3.03."""
+    target = Normal()
+    for extent in (None, (-4, 4, -4, 4), (-1, 9, -8, 8)):
+        (outermost, *_) = lines_of(DensityDisplay.from_draws(X[:, :2], target, extent=extent))
+        assert np.linalg.norm(outermost, axis=1).max() == pytest.approx(np.sqrt(-2 * np.log(0.01)), abs=0.05)
+
+
+def test_contours_of_a_target_much_narrower_than_the_draws():
+    display = DensityDisplay.from_draws(1e6 * X[:, :2], Normal())
+    display.figure_.canvas.draw()
+    assert display.contours_ is not None
+
+
 def test_density_box_holds_a_mode_that_the_draws_miss():
     one_mode = np.random.RandomState(0).normal(size=(500, 2)) - [2.0, 0.0]
     display = DensityDisplay.from_draws(one_mode, Multimodal())
@@ -296,6 +321,13 @@ def test_layers_are_shown_from_the_base_to_the_fit():
 
 
 NO_DENSITY = from_score_fn(lambda x: -x, 2)
+
+
+class Normal(Target):
+    n_features = 2
+
+    def log_prob(self, x):
+        return -x.square().sum(-1) / 2
 
 
 class InThree(Target):

@@ -14,6 +14,8 @@ COMMANDS = {
     "examples/plot_hierarchy.py": ["--max-iter", "100", "--output", "hierarchy.png"],
     "examples/plot_mode_weights.py": ["--max-iter", "300", "--output", "weights.png"],
     "examples/plot_heavy_tails.py": ["--max-iter", "100", "--output", "tails.png"],
+    "examples/plot_pymc.py": ["--max-iter", "100", "--draws", "100", "--output", "pymc.png"],
+    "examples/plot_numpyro.py": ["--max-iter", "100", "--draws", "100", "--output", "numpyro.png"],
     "benchmarks/hierarchy.py": ["--quick", "--seeds", "1", "--max-iter", "50"],
     "benchmarks/waveform.py": ["--max-iter", "100", "--seeds", "1", "--methods", "paper, vanilla", "defaults"],
     "benchmarks/toys.py": ["--max-iter", "50", "--draws", "2000", "--output", "toys.png"],

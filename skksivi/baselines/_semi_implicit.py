@@ -1,11 +1,11 @@
-r"""What the variational rivals with one layer :math:`x = \mu(z) + \sigma \odot \xi` share: all but the gradient."""
+r"""What the methods with one layer :math:`x = \mu(z) + \sigma \odot \xi` share: all but the gradient."""
 
 from __future__ import annotations
 
 import copy
 import math
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -38,7 +38,7 @@ N_MIXING_DRAWS = 10_000
 #: Largest latent dimension chosen by default.
 MAX_LATENT_DIM = 100
 
-#: Constraints of the parameters that the training of every rival has.
+#: Constraints of the parameters that every training has.
 TRAINING = {
     name: CONSTRAINTS[name]
     for name in (
@@ -67,6 +67,14 @@ class SemiImplicitVI(BaseApproximator):
         "annealing": CONSTRAINTS["annealing"],
     }
 
+    latent_dim: int | None
+    hidden_layer_sizes: Sequence[int]
+    linear_skip: bool
+    initial_scale: float
+    min_scale: float
+    whiten: Any
+    init: Any
+    whiten_budget: int
     family_: SemiImplicit
     whitening_: Whitening
     loss_curve_: np.ndarray
@@ -114,26 +122,22 @@ class SemiImplicitVI(BaseApproximator):
 
     def _fit(self, score_fn: Score, generator: torch.Generator) -> BaseException | None:
         check_parameters(self)
-        parameters: Any = self
-        whitening, _ = find_whitening(
-            parameters.whiten, score_fn, generator, init=parameters.init, budget=parameters.whiten_budget
-        )
+        whitening, _ = find_whitening(self.whiten, score_fn, generator, init=self.init, budget=self.whiten_budget)
         family = self._build(score_fn, generator)
         gradient_fn = self._gradient_fn(pulled_back(score_fn, whitening, generator), family, generator)
         return train(self, score_fn, gradient_fn, generator, family_=family, whitening_=whitening)
 
     def _build(self, score_fn: Score, generator: torch.Generator) -> SemiImplicit:
         """Return a new family."""
-        parameters: Any = self
         d = score_fn.n_features
         return gaussian_layer(
             d,
-            mixing=Normal(parameters.latent_dim or min(d, MAX_LATENT_DIM)),
-            hidden_layer_sizes=parameters.hidden_layer_sizes,
-            linear_skip=parameters.linear_skip,
+            mixing=Normal(self.latent_dim or min(d, MAX_LATENT_DIM)),
+            hidden_layer_sizes=self.hidden_layer_sizes,
+            linear_skip=self.linear_skip,
             scale="constant",
-            initial_scale=parameters.initial_scale,
-            min_scale=parameters.min_scale,
+            initial_scale=self.initial_scale,
+            min_scale=self.min_scale,
             generator=generator,
             dtype=score_fn.dtype,
         )
@@ -181,7 +185,8 @@ def train(
     )
     if not (run.ended_by is None or isinstance(run.ended_by, KEEPING)):
         raise run.ended_by
-    vars(est).update(learned, family_=family_.requires_grad_(False), loss_curve_=run.losses, n_iter_=len(run.losses))
+    losses = run.losses.astype(np.float64)
+    vars(est).update(learned, family_=family_.requires_grad_(False), loss_curve_=losses, n_iter_=len(losses))
     if isinstance(run.ended_by, FloatingPointError):
         return explained(run.ended_by, score_fn, est._sample(N_MONITOR_DRAWS, generator))
     if run.ended_by is None:
@@ -190,7 +195,7 @@ def train(
 
 
 def layer_with_pullback(family: SemiImplicit, z: Tensor) -> tuple[Tensor, Tensor, Callable[[Tensor, Tensor], None]]:
-    """Return mu(z) (k, d), sigma (d,) and the way of gradients back to the parameters.
+    """Return mu(z) (k, d), sigma (d,) and the way of gradients back to the self.
 
     It takes the gradient of a loss in mu, (k, d), and the terms (n, d) whose sum over rows is that in sigma.
     """

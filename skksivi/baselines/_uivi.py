@@ -46,7 +46,7 @@ class UIVI(SemiImplicitVI):
         Transitions before them, in which the chain forgets its z.
     n_leapfrog_steps : int, default=5
         Leapfrog steps a transition. Their length is moved towards an acceptance of 0.9 from one iteration to the
-        next.
+        next. Where :math:`\sigma` is small against the spread of :math:`\mu(z)` a chain forgets slowly: take more.
     latent_dim : int, default=None
         Dimension of z; None means that of x, up to 100.
     hidden_layer_sizes : sequence of int, default=(100, 100)

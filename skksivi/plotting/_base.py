@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,9 @@ from sklearn.utils import check_array
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+#: x0, x1, y0, y1.
+Box = tuple[float, float, float, float]
+
 #: Okabe and Ito's colours, which readers with a colour vision deficiency tell apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 REFERENCE_COLOUR = "0.25"
@@ -20,6 +24,9 @@ FAINT = "0.6"
 
 #: Probabilities that contours enclose.
 MASSES = (0.5, 0.9, 0.99)
+
+#: How often a box is widened until it holds the mass of a target.
+MAX_WIDENINGS = 6
 
 #: Draws that estimators are asked for.
 N_DRAWS = 10_000
@@ -84,8 +91,9 @@ def thinned(X: np.ndarray) -> np.ndarray:
 
 
 def smooth_histogram(X: np.ndarray, edges: Sequence[np.ndarray]) -> np.ndarray:
-    """Return a histogram of one or two columns (n, k), blurred by binomial weights so that contours are legible."""
-    density, _ = np.histogramdd(X, bins=list(edges), density=True)
+    """Return the density of one or two columns (n, k) on equal bins, blurred so that contours are legible."""
+    counts, _ = np.histogramdd(X, bins=list(edges))
+    density = counts / len(X) / math.prod(e[1] - e[0] for e in edges)
     weights = np.array([1, 4, 6, 4, 1]) / 16
     for axis in range(density.ndim):
         for _ in range(2):
@@ -98,22 +106,6 @@ def enclosing_levels(density: np.ndarray, masses: Sequence[float] = MASSES) -> n
     heights = np.sort(density, axis=None)[::-1]
     mass = np.cumsum(heights)
     return np.unique([heights[np.searchsorted(mass, m * mass[-1])] for m in masses])
-
-
-def density_on_grid(target: Any, extent: Sequence[float], n: int = 200) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return x (n,), y (n,) and the density (n, n), up to a factor, of a target of two features in a box."""
-    x0, x1, y0, y1 = extent
-    x, y = np.linspace(x0, x1, n), np.linspace(y0, y1, n)
-    points = torch.as_tensor(np.stack(np.meshgrid(x, y), -1).reshape(-1, 2))
-    with torch.no_grad():
-        log_density = target.log_prob(points).detach().reshape(n, n).cpu().numpy()
-    return x, y, np.exp(log_density - np.nanmax(log_density))
-
-
-def contours(ax: Axes, target: Any, extent: Sequence[float]) -> Any:
-    """Draw the lines that enclose 50, 90 and 99% of a target's mass in a box."""
-    x, y, density = density_on_grid(target, extent)
-    return ax.contour(x, y, density, levels=enclosing_levels(density), colors=REFERENCE_COLOUR, linewidths=1)
 
 
 def check_target(target: Any) -> None:
@@ -129,20 +121,48 @@ def check_target(target: Any) -> None:
         raise ValueError(f"`target` has {target.n_features} features, expected 2.")
 
 
-def box_around(samples: Sequence[np.ndarray], target: Any = None) -> tuple[float, float, float, float]:
-    """Return a box (x0, x1, y0, y1) of nearly all draws, two columns each, and of the nearby mass of a target."""
-    X = np.concatenate(list(samples))
-    low, high = np.quantile(X, [0.001, 0.999], axis=0)
-    if target is not None:
+def log_density_on_grid(target: Any, box: Box, n: int = 200) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return x (n,), y (n,) and the log-density (n, n), up to a constant, of a target of two features in a box."""
+    x, y = np.linspace(*box[:2], n), np.linspace(*box[2:], n)
+    points = torch.as_tensor(np.stack(np.meshgrid(x, y), -1).reshape(-1, 2))
+    with torch.no_grad():
+        log_density = target.log_prob(points).reshape(n, n).cpu().numpy()
+    return x, y, np.nan_to_num(log_density, nan=-math.inf)
+
+
+def box_and_levels(samples: Sequence[np.ndarray], target: Any = None) -> tuple[Box, np.ndarray]:
+    """Find the box of nearly all draws, two columns each, and of a target's mass near them.
+
+    Returns
+    -------
+    box : (x0, x1, y0, y1)
+    levels : ndarray of shape (3,)
+        Of the target's log-density, enclosing 99, 90 and 50% of the mass; empty without a target.
+    """
+    low, high = np.quantile(np.concatenate(list(samples)), [0.001, 0.999], axis=0)
+    levels = np.empty(0)
+    for _ in range(0 if target is None else MAX_WIDENINGS):
         width = np.maximum(high - low, 1e-9)
-        x, y, density = density_on_grid(target, _extent(low - width, high + width))
-        level = enclosing_levels(density, [0.999])[0]
-        rows, columns = np.nonzero(density >= level)
+        x, y, log_density = log_density_on_grid(target, _box(low - width / 2, high + width / 2))
+        top = log_density.max()
+        least, *masses = np.log(enclosing_levels(np.exp(log_density - top), (0.999, *MASSES))) + top
+        levels = np.array(masses or [least])  # one where all the mass is in one cell
+        rows, columns = np.nonzero(log_density >= least)
+        before = low, high
         low = np.minimum(low, [x[columns.min()], y[rows.min()]])
         high = np.maximum(high, [x[columns.max()], y[rows.max()]])
+        if (before[0] <= low).all() and (high <= before[1]).all():
+            break
     margin = 0.08 * np.maximum(high - low, 1e-9)
-    return _extent(low - margin, high + margin)
+    return _box(low - margin, high + margin), levels
 
 
-def _extent(low: np.ndarray, high: np.ndarray) -> tuple[float, float, float, float]:
+def draw_contours(ax: Axes, target: Any, levels: np.ndarray, box: Box) -> Any:
+    """Draw lines of the log-density of a target in a box."""
+    x, y, log_density = log_density_on_grid(target, box)
+    bounded = np.maximum(log_density, levels[0] - 1e3)
+    return ax.contour(x, y, bounded, levels=levels, colors=REFERENCE_COLOUR, linewidths=1, linestyles="solid")
+
+
+def _box(low: np.ndarray, high: np.ndarray) -> Box:
     return float(low[0]), float(high[0]), float(low[1]), float(high[1])

@@ -12,9 +12,9 @@ from skksivi.plotting._base import (
     COLOURS,
     N_DRAWS,
     as_samples,
-    box_around,
+    box_and_levels,
     check_target,
-    contours,
+    draw_contours,
     own_axes,
     thinned,
 )
@@ -146,7 +146,8 @@ class DensityDisplay:
         """
         if kind not in ("scatter", "histogram"):
             raise ValueError(f"`kind` must be 'scatter' or 'histogram', got {kind!r}.")
-        x0, x1, y0, y1 = extent = box_around([self.X], self.target) if extent is None else extent
+        found, levels = box_and_levels([self.X], self.target)
+        x0, x1, y0, y1 = found if extent is None else extent
         ax = own_axes(ax, (4.8, 4.8))
         self.ax_, self.figure_ = ax, ax.figure
         if kind == "scatter":
@@ -155,6 +156,6 @@ class DensityDisplay:
         else:
             bins = [np.linspace(x0, x1, 101), np.linspace(y0, y1, 101)]
             self.cloud_ = ax.hist2d(self.X[:, 0], self.X[:, 1], bins=bins, cmap="Blues", cmin=1)[-1]
-        self.contours_ = None if self.target is None else contours(ax, self.target, extent)
+        self.contours_ = None if self.target is None else draw_contours(ax, self.target, levels, (x0, x1, y0, y1))
         ax.set(xlim=(x0, x1), ylim=(y0, y1), xlabel="x0", ylabel="x1")
         return self

@@ -13,9 +13,9 @@ from sklearn.utils.validation import check_is_fitted
 from skksivi.plotting._base import (
     COLOURS,
     MAX_POINTS,
-    box_around,
+    box_and_levels,
     check_target,
-    contours,
+    draw_contours,
     own_axes,
     panels,
     thinned,
@@ -178,14 +178,14 @@ class LayersDisplay:
         self.ax_, self.figure_ = ax, ax.figure
         self.axes_ = panels(ax, 1, n, sharex=True, sharey=True)[0]
         pairs = [X[:, list(self.features)] for X in self.layers]
-        extent = box_around(pairs, self.target)
+        box, levels = box_and_levels(pairs, self.target)
         names = [f"$x_{{{t}}}$" for t in range(n - 1, -1, -1)] if self.names is None else self.names
         self.clouds_: list[PathCollection] = []
         for panel, X, name in zip(self.axes_, pairs, names, strict=True):
             x, y = thinned(X).T
             self.clouds_.append(panel.scatter(x, y, s=4, color=COLOURS[0], alpha=0.4, linewidths=0))
             if self.target is not None:
-                contours(panel, self.target, extent)
-            panel.set(xlim=extent[:2], ylim=extent[2:], title=name, xlabel=f"x{self.features[0]}")
+                draw_contours(panel, self.target, levels, box)
+            panel.set(xlim=box[:2], ylim=box[2:], title=name, xlabel=f"x{self.features[0]}")
         self.axes_[0].set_ylabel(f"x{self.features[1]}")
         return self

@@ -268,5 +268,7 @@ def _marginal(ax: Axes, x: np.ndarray, edges: np.ndarray, colour: str) -> Line2D
 
 def _contours(ax: Axes, X: np.ndarray, edges: tuple[np.ndarray, np.ndarray], colour: str) -> None:
     density = smooth_histogram(X, edges)
+    if not density.any():  # all draws are elsewhere
+        return
     x, y = ((e[1:] + e[:-1]) / 2 for e in edges)
     ax.contour(x, y, density.T, levels=enclosing_levels(density, PAIR_MASSES), colors=colour, linewidths=1.2)

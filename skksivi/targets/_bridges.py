@@ -80,6 +80,8 @@ class NamedTarget(Target):
 class ForeignTarget(NamedTarget):
     """A target without a graph; a leaf gives `_evaluate(X)`, which returns log p (n,) and its gradient (n, d).
 
+    Its scores have the type of the points, or that in which the library computed them, whichever is coarser.
+
     What its `_compile()` returns is kept in `_compiled`; copies share it, and in another process it is made anew.
     """
 
@@ -177,8 +179,9 @@ def by_row(function: Callable[[np.ndarray], Sequence[Any]], X: np.ndarray) -> li
 
 
 def as_tensor(a: Any, like: Tensor) -> Tensor:
-    """Return a copy of an array, in the type and on the device of a tensor."""
-    return torch.from_numpy(np.array(a)).to(like)
+    """Return a copy of an array, on the device of a tensor and in its type, if that is not finer than its own."""
+    copied = torch.from_numpy(np.array(a))
+    return copied.to(device=like.device, dtype=min(like.dtype, copied.dtype, key=lambda dtype: dtype.itemsize))
 
 
 def coordinate_names(shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:

@@ -46,7 +46,6 @@ class JaxTarget(ForeignTarget):
         super().__init__(coordinate_names(self._shapes))
         self._log_density = log_density
         self._constrain_one = constrain_one
-        self._takes_doubles = True
         self._compiled = self._compile()
         self._probe()
 
@@ -55,9 +54,9 @@ class JaxTarget(ForeignTarget):
         X = x.detach().cpu().numpy()
 
         def vjp(v: Tensor) -> Tensor:
-            return as_tensor(self._call(self._compiled.product, X, v.detach().cpu().numpy()), v)
+            return as_tensor(self._call(self._compiled.product, X, v.detach().cpu().numpy()), v).to(v)
 
-        return self.score_fn(x), vjp
+        return self.score_fn(x).to(x), vjp
 
     def _evaluate(self, X: np.ndarray) -> tuple[Any, Any]:
         return self._call(self._compiled.value_and_gradient, X)
@@ -66,22 +65,16 @@ class JaxTarget(ForeignTarget):
         return {name: np.array(values) for name, values in self._call(self._compiled.parameters, X).items()}
 
     def _call(self, function: Callable[..., Any], *arrays: np.ndarray) -> Any:
-        """Call a compiled function of rows on blocks of them, the last padded by zeros.
+        """Call a compiled function of rows on blocks of them, the last padded by zeros, in the type JAX is set to.
 
-        Always in one type: a function compiled for both would mix them up in constants that are numpy's.
+        Even a local `jax.enable_x64` would leave traces of float64 where the user's own float32 functions meet them.
         """
         jax = import_library("jax", "jax")
-        arrays = tuple(A.astype(np.float64) for A in arrays)
-        stops = np.cumsum(list(_block_sizes(len(arrays[0]))))
-        padded = [np.concatenate([A, np.zeros((stops[-1] - len(A), A.shape[1]), A.dtype)]) for A in arrays]
-        with self._precision():
-            blocks = [function(*block) for block in zip(*(np.split(A, stops[:-1]) for A in padded), strict=True)]
-        return jax.tree.map(lambda *parts: np.concatenate(parts)[: len(arrays[0])], *blocks)
-
-    def _precision(self) -> Any:
-        """Return a context, of this thread alone, in which JAX does not round float64."""
-        jax = import_library("jax", "jax")
-        return jax.enable_x64(self._takes_doubles or jax.config.jax_enable_x64)
+        n, dtype = len(arrays[0]), jax.dtypes.canonicalize_dtype(np.float64)
+        stops = np.cumsum(list(_block_sizes(n)))
+        padded = (np.concatenate([A.astype(dtype), np.zeros((stops[-1] - n, A.shape[1]), dtype)]) for A in arrays)
+        blocks = [function(*block) for block in zip(*(np.split(A, stops[:-1]) for A in padded), strict=True)]
+        return jax.tree.map(lambda *parts: np.concatenate(parts)[:n], *blocks)
 
     def _log_p(self, row: Any) -> Any:
         return self._log_density(self._point(row))
@@ -110,20 +103,14 @@ class JaxTarget(ForeignTarget):
         return Compiled(*(jax.jit(jax.vmap(function)) for function in functions))
 
     def _probe(self) -> None:
-        """Trace the log-density without evaluating it; do without float64 or products where it has none."""
+        """Trace the log-density without evaluating it; do without products where there are none."""
         jax = import_library("jax", "jax")
-        row = np.zeros(self.n_features)
-        try:
-            with self._precision():
-                value = jax.eval_shape(self._log_p, row)
-        except TypeError:  # such as a loop that starts from a float32 of the data
-            self._takes_doubles = False
-            value = jax.eval_shape(self._log_p, row)
+        row = jax.numpy.zeros(self.n_features)
+        value = jax.eval_shape(self._log_p, row)
         if getattr(value, "shape", None) != ():
             raise ValueError(f"`log_density` of one point must return one number, shape (), got {value}.")
         try:
-            with self._precision():
-                jax.eval_shape(self._compiled.product, row[None], row[None])
+            jax.eval_shape(self._compiled.product, row[None], row[None])
         except Exception:  # a gradient by hand, say, of which JAX knows no derivative
             self.score_vjp = None  # type: ignore[method-assign, assignment]
 
@@ -131,7 +118,8 @@ class JaxTarget(ForeignTarget):
 def from_jax(log_density: Callable[[Any], Any], example: Any) -> JaxTarget:
     """Make a target of a log-density in JAX, which compiles it with its first two derivatives.
 
-    Float64 is computed in float64, whether JAX is set to do so or not.
+    It is computed in float32 unless JAX is set to float64, best at the very start of a program, by
+    ``jax.config.update("jax_enable_x64", True)``. That serves densities with steep and narrow places.
 
     Parameters
     ----------
@@ -181,6 +169,9 @@ def from_jax(log_density: Callable[[Any], Any], example: Any) -> JaxTarget:
 
 def from_numpyro(model: Callable[..., Any], /, *args: Any, **kwargs: Any) -> JaxTarget:
     """Make a target of a NumPyro model, in the unconstrained space where NumPyro's own samplers walk.
+
+    It is computed in float32 unless JAX is set to float64, best at the very start of a program, by
+    ``numpyro.enable_x64()``. That serves densities with steep and narrow places.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""SIVI: the surrogate bound and its gradients by their definition, its order in K, and Gaussians with known moments."""
+"""SIVI: the surrogate bound and its gradients by definition, its order in K, and Gaussians with known moments."""
 
 import math
 
@@ -132,9 +132,9 @@ def test_a_schedule_of_k_takes_the_place_of_a_number():
     np.testing.assert_array_equal(fitted(lambda progress: 7), fitted(7))
     seen = []
     rising = fitted(lambda progress: seen.append(progress) or int(10 * progress))
-    np.testing.assert_allclose(seen, np.arange(20) / 20)
+    np.testing.assert_allclose(seen[-20:], np.arange(20) / 20)
     assert not np.array_equal(rising, fitted(9))
-    with pytest.raises(ValueError, match="`n_auxiliary` returned 2.5, expected an integer"):
+    with pytest.raises(ValueError, match=r"`n_auxiliary` returned 2\.5, expected an integer"):
         fitted(lambda progress: 2.5)
 
 

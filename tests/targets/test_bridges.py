@@ -125,6 +125,21 @@ MAKERS = {
 MADE = {}
 
 
+def precision_of_jax(double):
+    """Set JAX to float64 or float32 for this thread, where it is installed."""
+    try:
+        import jax
+    except ImportError:
+        return nullcontext()
+    return jax.enable_x64(double)
+
+
+@pytest.fixture(autouse=True)
+def _in_double_precision():
+    with precision_of_jax(True):
+        yield
+
+
 def made(name):
     if name not in MADE:
         MADE[name] = MAKERS[name]()
@@ -360,23 +375,29 @@ def test_a_fault_in_the_model_is_raised():
 # How JAX is used
 
 
-def test_double_precision_is_double_without_a_global_setting():
+@pytest.mark.parametrize("double", [False, True])
+def test_the_setting_of_jax_decides_its_precision(double):
     jax = pytest.importorskip("jax", reason="the bridge needs JAX")
-    dtypes = []
+    with jax.enable_x64(double):
+        target = from_jax(lambda x: -(x**2).sum() / 3, 2)
+        s = target.score_fn(torch.full((1, 2), 1 / 3, dtype=torch.float64))
+        assert jax.config.jax_enable_x64 == double
+        assert target.score_fn(torch.zeros(1, 2)).dtype == torch.float32
+    dtype = torch.float64 if double else torch.float32
+    torch.testing.assert_close(s, torch.full((1, 2), -2 / 9, dtype=dtype), rtol=torch.finfo(dtype).eps, atol=0)
 
-    def log_density(x):
-        dtypes.append(x.dtype.name)
-        return -(x**2).sum() / 3
 
-    target = from_jax(log_density, 2)
-    assert set(dtypes) == {"float64"}
-    with ThreadPoolExecutor(1) as pool:
-        s = pool.submit(target.score_fn, torch.full((1, 2), 1 / 3, dtype=torch.float64)).result()
-    torch.testing.assert_close(s, torch.full((1, 2), -2 / 9, dtype=torch.float64), rtol=1e-15, atol=0)
-    target.score_fn(torch.zeros(1, 2))
-    assert set(dtypes) == {"float64"}
-    assert not jax.config.jax_enable_x64
-    assert jax.numpy.ones(1).dtype == np.float32
+def test_single_precision_is_good_enough_for_the_checks_of_a_fit():
+    jax = pytest.importorskip("jax", reason="the bridge needs JAX")
+    with jax.enable_x64(False):
+        target = from_jax(lambda x: -(x[0] ** 4 + 100 * (x[1] - x[0]) ** 2), 2)
+        score = _resolve_score(target, None, dtype=torch.float32, device=torch.device("cpu"))
+        assert not score.by_differences
+        x, v = torch.tensor([[1.0, -2.0]]), torch.tensor([[1.0, 3.0]])
+        for one, dtype in ((score, torch.float32), (score.double, torch.float64)):
+            s, pullback = one.with_pullback(x.to(dtype))
+            torch.testing.assert_close(s, torch.tensor([[-604.0, 600.0]], dtype=dtype))
+            torch.testing.assert_close(pullback(v.to(dtype)), torch.tensor([[388.0, -400.0]], dtype=dtype))
 
 
 def test_few_sizes_are_compiled():
@@ -393,19 +414,6 @@ def test_few_sizes_are_compiled():
         x = torch.arange(n, dtype=torch.float64)[:, None]
         torch.testing.assert_close(target.score_fn(x), -2 * x)
     assert len(traces) - before == 3
-
-
-def test_a_density_that_takes_no_doubles_is_computed_in_single_precision():
-    jax = pytest.importorskip("jax", reason="the bridge needs JAX")
-    start = jax.numpy.zeros(())  # float32, as data are
-
-    def log_density(x):
-        return -jax.lax.scan(lambda total, value: (total + value**2, None), start, x)[0]
-
-    target = from_jax(log_density, 2)
-    x = torch.tensor([[1.0, 2.0]], dtype=torch.float64)
-    torch.testing.assert_close(target.score_fn(x), -2 * x)
-    assert target.score_fn(x).dtype == torch.float64
 
 
 def test_without_a_second_derivative_products_are_differences():
@@ -506,18 +514,22 @@ def gamma_numpyro():
     numpyro = pytest.importorskip("numpyro", reason="the bridge needs NumPyro")
     dist = numpyro.distributions
 
-    def model():
+    def model(y):
         rate = numpyro.sample("rate", dist.Gamma(3, 1))
-        numpyro.sample("y", dist.Poisson(rate), obs=np.array([2, 4, 3]))
+        numpyro.sample("y", dist.Poisson(rate), obs=y)
 
-    return from_numpyro(model)
+    import jax.numpy as jnp
+
+    return from_numpyro(model, y=jnp.array([2, 4, 3]))
 
 
-@pytest.mark.parametrize("make", [gamma_pymc, gamma_numpyro])
-def test_fit_to_a_conjugate_model(make):
-    target, n = make(), 20_000
-    q = KSIVIApproximator(max_iter=500, whiten_budget=50_000, random_state=0).fit(target)
-    rate = target.constrain(q.sample(n))["rate"]
+@pytest.mark.parametrize(("make", "double"), [(gamma_pymc, True), (gamma_numpyro, True), (gamma_numpyro, False)])
+def test_fit_to_a_conjugate_model(make, double):
+    n = 20_000
+    with precision_of_jax(double):
+        target = make()
+        q = KSIVIApproximator(max_iter=500, whiten_budget=50_000, random_state=0).fit(target)
+        rate = target.constrain(q.sample(n))["rate"]
     a, b = 3 + 9, 1 + 3  # the posterior is Gamma(12, 4)
     mean, sd = a / b, math.sqrt(a) / b
     margin = 4 * math.hypot(0.02, 1 / math.sqrt(n))  # the pilot knows the mean to 0.02 sd

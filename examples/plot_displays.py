@@ -2,8 +2,8 @@
 A tour of the pictures
 ======================
 
-Each class of `skksivi.plotting` draws one kind of picture, into axes of yours or into a new figure. Here are all six, of
-fits to a logistic regression, a diffusion, a banana and a ring of eight Gaussians.
+Each class of `skksivi.plotting` draws one kind of picture, into axes of yours or into a new figure. Here are all six,
+of fits to a logistic regression, a diffusion, a banana and a ring of eight Gaussians.
 """
 
 import argparse

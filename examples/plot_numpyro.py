@@ -121,7 +121,8 @@ for data, name, colour, shift in ((nuts, "NUTS", "0.25", -0.12), (ksivi, "KSIVI"
     chances = data.posterior["chance"].values.reshape(-1, len(distance))
     left.vlines(distance + shift, *np.quantile(chances, [0.05, 0.95], axis=0), color=colour, label=f"{name}, 90%")
     scales = np.stack([data.posterior[parameter].values.ravel() for parameter in ("sigma", "tau")])
-    right.plot(*scales[:, :: scales.shape[1] // 1000], ".", color=colour, markersize=2.5, alpha=0.6, label=name)
+    thinned = scales[:, :: max(1, scales.shape[1] // 1000)]
+    right.plot(*thinned, ".", color=colour, markersize=2.5, alpha=0.6, label=name)
 left.plot(distance, successes / tries, "x", color="tab:red", markersize=5, label="data")
 left.set(xlabel="distance in feet", ylabel="chance of success", title="Putts of professionals", xticks=distance[::2])
 left.legend()

@@ -389,8 +389,10 @@ class Hierarchy(nn.Module):
         \mu_t(x) = x + \bar\mu_t(x) + \tfrac12 \sigma_{\mathrm{ini}}^2 \odot s_t(x),
 
     with networks :math:`\bar\mu_t` that start at zero and the scores of the bridge,
-    :math:`s_t = (1 - \lambda_t) s_{\mathrm{base}} + \lambda_t s_p`, so that it starts as a Langevin chain. The layer
-    of index t is drawn from that of index t + 1; draws come stacked as (T, n, d), the last layer (t = 0) first.
+    :math:`s_t = (1 - \lambda_t) s_{\mathrm{base}} + \lambda_t s_p`, so that it starts as a Langevin chain. Its steps
+    are cut to :math:`5 \sqrt d` in units of :math:`\sigma_{\mathrm{ini}}`: scores that grow faster than linearly
+    would throw it out. The layer of index t is drawn from that of index t + 1; draws come stacked as (T, n, d), the
+    last layer (t = 0) first.
 
     Parameters
     ----------
@@ -435,13 +437,28 @@ class Hierarchy(nn.Module):
         level = self.levels[t]
         return s_p if level == 1 else torch.add(level * s_p, self.mixing.score(x), alpha=1 - level)
 
-    def mean_with_pullback(self, t: int, x: Tensor, s_p: Tensor) -> tuple[Tensor, Pullback]:
-        """Return mu_t at x (n, d) and the way back through its network."""
+    def drift_with_pullback(self, t: int, x: Tensor, s_p: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        """Return the Langevin step at x (n, d), cut, and the map of gradients in it to those in s_t."""
+        sigma = (2 * self.half_square).sqrt()
+        w = sigma / 2 * self.bridge(t, x, s_p)
+        norm = torch.linalg.vector_norm(w, dim=1, keepdim=True)
+        factor = (5 * math.sqrt(self.n_features) / norm).clamp_max(1)
+
+        def pullback(g: Tensor) -> Tensor:
+            v = sigma * g
+            along = (w * v).sum(1, keepdim=True) / norm.square()
+            return sigma / 2 * factor * (v - along.where(factor < 1, 0) * w)
+
+        return sigma * factor * w, pullback
+
+    def mean_with_pullback(self, t: int, x: Tensor, s_p: Tensor) -> tuple[Tensor, Pullback, Callable]:
+        """Return mu_t at x (n, d), the way back through its network, and that through the Langevin step."""
         network: Any = self.networks[t % len(self.networks)]
         shared = len(self.networks) < self.n_layers
         inputs = torch.cat([x, x.new_full((len(x), 1), self.levels[t])], 1) if shared else x
         residual, pull = network.with_pullback(inputs)
-        return torch.addcmul(x + residual, self.half_square, self.bridge(t, x, s_p)), pull
+        drift, pull_drift = self.drift_with_pullback(t, x, s_p)
+        return x + residual + drift, pull, pull_drift
 
     def sigma(self, t: int) -> Tensor:
         """Return the standard deviations of a layer, shape (d,)."""
@@ -484,11 +501,11 @@ class Hierarchy(nn.Module):
         T, d = self.n_layers, self.n_features
         x = self.mixing(n, self.half_square, generator)
         sigmas = [self.sigma(t) for t in range(T)]
-        parts: list[list[Any]] = [[None] * T for _ in range(5)]
-        xs, fs, xis, pull_means, pull_scores = parts
+        parts: list[list[Any]] = [[None] * T for _ in range(6)]
+        xs, fs, xis, pull_means, pull_drifts, pull_scores = parts
         s_p, _ = score_with_pullback(x)
         for t in reversed(range(T)):
-            mu, pull_means[t] = self.mean_with_pullback(t, x, s_p)
+            mu, pull_means[t], pull_drifts[t] = self.mean_with_pullback(t, x, s_p)
             xis[t] = torch.empty_like(mu).normal_(generator=generator)
             xs[t] = x = torch.addcmul(mu, sigmas[t], xis[t])
             s_p, pull_scores[t] = score_with_pullback(x)
@@ -509,9 +526,9 @@ class Hierarchy(nn.Module):
                     shared.add()
                 self._pull_scale(t, g, df[t], xis[t], sigmas[t])
                 if through and t + 1 < T:
-                    slopes = self.mixing.score_slope(xs[t + 1])
-                    carried = g * (1 + (1 - level) * self.half_square * slopes) + dz[:, :d]
-                    drift = level * self.half_square * g
+                    of_score = pull_drifts[t](g)
+                    carried = g + (1 - level) * self.mixing.score_slope(xs[t + 1]) * of_score + dz[:, :d]
+                    drift = level * of_score
             if shared is not None:
                 shared.finish()
 

@@ -25,7 +25,7 @@ from skksivi._stein import GRADIENT_ESTIMATORS, GradientEstimator
 from skksivi._training import CHECK_EVERY, Watch, minimise
 from skksivi._whitening import WHITENINGS, Whitening, find_whitening
 from skksivi.annealing import Linear
-from skksivi.base import Integral, Interval, Real, StrOptions
+from skksivi.base import Integral, Interval, Real, StrOptions, of_seed
 from skksivi.kernels import Kernel, resolve_kernel
 from skksivi.metrics import Judge
 
@@ -82,7 +82,7 @@ def check_parameters(est: Any) -> None:
         raise ValueError(f"`hidden_layer_sizes` must hold positive integers, got {est.hidden_layer_sizes!r}.")
     if len(est.betas) != 2 or not all(_is(Real, b) and 0 <= b < 1 for b in est.betas):
         raise ValueError(f"`betas` must be two numbers in [0, 1), got {est.betas!r}.")
-    if est.initial_scale <= est.min_scale:
+    if not isinstance(est.initial_scale, str) and est.initial_scale <= est.min_scale:
         raise ValueError(f"`initial_scale` must exceed `min_scale`, got {est.initial_scale!r} and {est.min_scale!r}.")
     decay: Any = est.learning_rate_decay
     is_pair = decay is not None and not isinstance(decay, str)
@@ -286,13 +286,19 @@ def train(
     if not (run.ended_by is None or est.warm_start or isinstance(run.ended_by, KEEPING)):
         raise run.ended_by
     losses, monitored = (est.loss_curve_, est.ksd_curve_) if continues(est) else ([], [])
-    est.loss_curve_ = np.concatenate([losses, run.losses])
-    est.ksd_curve_ = np.concatenate([monitored, run.monitored])
-    est.engine_ = run.engine
-    est.n_iter_ = len(est.loss_curve_)
-    est.best_iter_ = est.n_iter_ if watch is None else est.n_iter_ - len(run.losses) + watch.restore(family)
-    est.family_ = family.requires_grad_(False)
-    vars(est).update(whitening_=start.whitening, **learned)
+    n_iter = len(losses) + len(run.losses)
+    learned |= {
+        "loss_curve_": np.concatenate([losses, run.losses]),
+        "ksd_curve_": np.concatenate([monitored, run.monitored]),
+        "engine_": run.engine,
+        "n_iter_": n_iter,
+        "best_iter_": n_iter if watch is None else len(losses) + watch.restore(family),
+        "family_": family.requires_grad_(False),
+        "whitening_": start.whitening,
+        **of_seed(est._fitted_to[1], len(start.whitening.m)),
+    }
+    vars(est).pop("reweighting_", None)
+    vars(est).update(learned)  # at once: what follows, or Ctrl-C, may raise
     if run.ended_by is None and checkpoint is not None:
         checkpoint.path.unlink(missing_ok=True)
     return run.ended_by

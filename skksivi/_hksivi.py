@@ -37,7 +37,7 @@ from skksivi._pilot import Pilot
 from skksivi._score import Score
 from skksivi._whitening import MAX_POINTS, Whitening, pulled_back
 from skksivi.annealing import BRIDGES, bridge_levels
-from skksivi.base import CHUNK, BaseApproximator, HasMethods, Integral, Interval, StrOptions
+from skksivi.base import CHUNK, BaseApproximator, HasMethods, Integral, Interval, Real, StrOptions
 from skksivi.kernels import Kernel
 from skksivi.mixing import build_mixing
 
@@ -91,9 +91,10 @@ class HKSIVIApproximator(BaseApproximator):
         As of `KSIVIApproximator`.
     hidden_layer_sizes : sequence of int, default=(50, 50)
         Widths of the hidden layers of each network.
-    initial_scale : float, default=1.0
+    initial_scale : float or "auto", default="auto"
         The :math:`\sigma_{\mathrm{ini}}`, in units of the target's narrowest mode where whiten="auto" has found it,
-        else in those of u. Its square over two is the step of the Langevin drift.
+        else in those of u. Its square over two is the step of the Langevin drift. "auto" is 0.5 where the base is the
+        pilot, which has not far to go, else 1.
     min_scale : float, default=1e-3
         Floor of :math:`\sigma_t`, in whitened units.
     whiten, init, whiten_budget
@@ -145,6 +146,7 @@ class HKSIVIApproximator(BaseApproximator):
         "n_layers": [Interval(Integral, 1, None, closed="left")],
         "bridge": [StrOptions({"auto", *BRIDGES}), callable],
         "layer_weights": ["array-like", callable, None],
+        "initial_scale": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
         "stop_gradient": ["boolean"],
         "shared_network": ["boolean"],
         "mixing": [StrOptions({"auto", "normal", "pilot"}), HasMethods("build"), callable],
@@ -168,7 +170,7 @@ class HKSIVIApproximator(BaseApproximator):
         bandwidth: float | str | None = "median",
         gradient_estimator: str = "u-statistic",
         hidden_layer_sizes: Sequence[int] = (50, 50),
-        initial_scale: float = 1.0,
+        initial_scale: float | str = "auto",
         min_scale: float = 1e-3,
         whiten: str | tuple[Any, Any] | None = "auto",
         init: Any = None,
@@ -351,12 +353,14 @@ class HKSIVIApproximator(BaseApproximator):
     ) -> tuple[Hierarchy, None]:
         d = score_fn.n_features
         options: Any = {"dtype": score_fn.dtype, "device": score_fn.device}
-        sigma = torch.full((d,), float(self.initial_scale), **options)
+        at_target = pilot is not None and self.mixing in ("auto", "pilot")
+        initial_scale: Any = (0.5 if at_target else 1.0) if self.initial_scale == "auto" else self.initial_scale
+        sigma = torch.full((d,), float(initial_scale), **options)
         mixing = build_mixing(self.mixing, d).to(score_fn.device)
         if pilot is not None:
             points = pilot.whitened(whitening.map, score_fn.dtype).thinned(MAX_POINTS // d)
             sigma = (sigma * points.width_within()).clamp_min(2 * self.min_scale)
-            if self.mixing in ("auto", "pilot"):
+            if at_target:
                 mixing = Bootstrap(points.x, points.n_of_mode)
         elif self.mixing == "pilot":
             raise ValueError("`mixing` is 'pilot', which needs whiten='auto'; change it, or set mixing='normal'.")
@@ -367,7 +371,6 @@ class HKSIVIApproximator(BaseApproximator):
             )
             for _ in range(1 if self.shared_network else self.n_layers)
         ]
-        at_target = isinstance(mixing, Bootstrap)
         bridge = ("none" if at_target else "linear") if self.bridge == "auto" else self.bridge
         levels = bridge_levels(bridge, self.n_layers)
         family = Hierarchy(networks, mixing=mixing, levels=levels, initial_scale=sigma, min_scale=self.min_scale)

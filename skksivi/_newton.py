@@ -108,7 +108,13 @@ def _curvatures(score_fn: ScoreFunction, x: Tensor) -> tuple[Tensor, Tensor]:
     """
     J = jacobians(score_fn, x)
     finite = x.isfinite().all(1) & J.isfinite().all((1, 2))
-    lam, V = torch.linalg.eigh(-J.where(finite[:, None, None], 0.0))
+    J = J.where(finite[:, None, None], 0.0)
+    try:
+        lam, V = torch.linalg.eigh(-J)
+    except torch.linalg.LinAlgError:  # squares of its largest numbers are infinite
+        size = J.abs().amax((1, 2)).clamp_min(torch.finfo(J.dtype).tiny)
+        lam, V = torch.linalg.eigh(-J / size[:, None, None])
+        lam = lam * size[:, None]
     top = lam.abs().amax(1, keepdim=True)
     floor = torch.where(top > 0, 1e-14 * top, 1.0)  # no curvature at all says nothing of the scale
     return torch.where(lam.abs() < floor, floor, lam).where(finite[:, None], torch.nan), V

@@ -297,7 +297,7 @@ def minimise(
                 run_step, engine = capture(step, generator)
             run_step()
             iterate.follow(t)
-            losses[t] = loss_now
+            losses[t] = torch.where(iterate.refused > 0, torch.nan, loss_now)
             n_done = t + 1
             last = n_done == max_iter
             if n_done % CHECK_EVERY == 0 or last:
@@ -377,6 +377,6 @@ def _check_finite(losses: Tensor, nonfinite: str) -> None:
         return
     if nonfinite == "raise":
         iteration = int(bad.nonzero()[0])
-        raise FloatingPointError(f"The loss is {losses[iteration].item()} at iteration {iteration}")
+        raise FloatingPointError(f"The loss or its gradient is not finite at iteration {iteration}")
     if bad[-CHECK_EVERY:].all():
         raise FloatingPointError(f"The loss is not finite in the last {min(CHECK_EVERY, len(losses))} iterations")

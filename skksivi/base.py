@@ -35,6 +35,9 @@ __all__ = ["BaseApproximator", "HasMethods", "Integral", "Interval", "Real", "St
 #: Numbers drawn or evaluated at a time, so that memory does not grow with the number of samples.
 CHUNK = 2**22
 
+#: Numbers that a draw takes on its way through a network, at least.
+LEAST_WIDTH = 256
+
 #: Draws behind `score(target)`.
 N_SCORE_DRAWS = 2000
 
@@ -116,7 +119,7 @@ class BaseApproximator(CallbackSupportMixin, DensityMixin, BaseEstimator, ABC):
         finally:
             del self._fitted_to
         self.__dict__.pop("reweighting_", None)
-        self.__dict__.update(_of_seed(seed, score.n_features))
+        self.__dict__.update(of_seed(seed, score.n_features))
         if ended_by is not None:
             raise ended_by
         context.call_on_fit_task_end(estimator=self, X=target)
@@ -135,7 +138,7 @@ class BaseApproximator(CallbackSupportMixin, DensityMixin, BaseEstimator, ABC):
         context = self._callback_fit_ctx.subcontext(task_name=task_name)
         context.call_on_fit_task_begin(estimator=self, X=target)
         return context.call_on_fit_task_end(
-            estimator=self, X=target, reconstruction_attributes={**learned, **_of_seed(seed, d)}
+            estimator=self, X=target, reconstruction_attributes={**learned, **of_seed(seed, d)}
         )
 
     def sample(self, n_samples: int = 1, random_state: int | np.random.RandomState | None = None) -> np.ndarray:
@@ -176,7 +179,7 @@ class BaseApproximator(CallbackSupportMixin, DensityMixin, BaseEstimator, ABC):
         device = resolve_device(self.device)
         generator = make_generator(self._random_state if random_state is None else random_state, device)
         X = np.empty((n_samples, self.n_features_in_), dtype=self.dtype)
-        step = max(1, CHUNK // self.n_features_in_)
+        step = max(1, CHUNK // max(self.n_features_in_, LEAST_WIDTH))
         with ordinary_mode(device), torch.no_grad():
             for start in range(0, n_samples, step):
                 block = X[start : start + step]
@@ -270,7 +273,7 @@ class BaseApproximator(CallbackSupportMixin, DensityMixin, BaseEstimator, ABC):
         raise TypeError(f"{type(self).__name__} has no density; score it against a target instead.")
 
 
-def _of_seed(seed: int, n_features: int) -> dict[str, Any]:
+def of_seed(seed: int, n_features: int) -> dict[str, Any]:
     """Return the attributes that every fit leaves; samples are of another stream than that of the training."""
     return {"n_features_in_": n_features, "_seed": seed, "_random_state": np.random.RandomState([seed, 1])}
 

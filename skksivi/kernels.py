@@ -135,6 +135,7 @@ class Kernel(BaseEstimator, ABC):
             Up to 128 rows, evenly spaced, are used.
         """
         x = x[:: -(-len(x) // MAX_MEDIAN_DRAWS)]
+        x = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
         squared = self._squared_distances(x, x)
         h2 = self._squared_bandwidth(squared, within=True)
         if isinstance(self.bandwidth, str) and h2 <= _smallest(h2):

@@ -11,12 +11,16 @@ import pytest
 ROOT = Path(__file__).parents[1]
 COMMANDS = {
     "examples/plot_waveform.py": ["--max-iter", "100", "--output", "waveform.png"],
+    "examples/plot_search.py": ["--max-iter", "20", "--output", "search.png"],
+    "examples/plot_displays.py": ["--max-iter", "20", "--output", "displays.png"],
+    "examples/dask_search.py": ["--max-iter", "20"],
     "examples/plot_hierarchy.py": ["--max-iter", "100", "--output", "hierarchy.png"],
     "examples/plot_mode_weights.py": ["--max-iter", "300", "--output", "weights.png"],
     "examples/plot_heavy_tails.py": ["--max-iter", "100", "--output", "tails.png"],
     "examples/plot_pymc.py": ["--max-iter", "100", "--draws", "100", "--output", "pymc.png"],
     "examples/plot_numpyro.py": ["--max-iter", "100", "--draws", "100", "--output", "numpyro.png"],
     "benchmarks/hierarchy.py": ["--quick", "--seeds", "1", "--max-iter", "50"],
+    "benchmarks/search.py": ["--quick", "--targets", "waveform"],
     "benchmarks/waveform.py": ["--max-iter", "100", "--seeds", "1", "--methods", "paper, vanilla", "defaults"],
     "benchmarks/toys.py": ["--max-iter", "50", "--draws", "2000", "--output", "toys.png"],
     "benchmarks/reference.py": ["waveform", "draws.npz", "--steps", "40"],

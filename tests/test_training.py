@@ -271,7 +271,7 @@ def test_steps_that_are_not_finite_are_left_out(what):
     assert state(module).equal(state(plain))
 
 
-def test_a_gradient_that_is_not_finite_is_refused_with_a_finite_loss():
+def test_a_gradient_that_is_not_finite_counts_as_a_loss_that_is_not():
     module = network()
 
     def loss_fn(temperature):
@@ -280,7 +280,8 @@ def test_a_gradient_that_is_not_finite_is_refused_with_a_finite_loss():
     before = state(module).clone()
     result = run(module, loss_fn, max_iter=5)
     assert state(module).equal(before)
-    assert np.isfinite(result.losses).all()
+    assert np.isnan(result.losses).all()
+    assert isinstance(result.ended_by, FloatingPointError)
 
 
 def test_a_hundred_steps_in_a_row_that_are_not_finite_are_too_many():

@@ -88,7 +88,7 @@ class SIVI(SemiImplicitVI):
     Examples
     --------
     >>> from skksivi.baselines import SIVI
-    >>> q = SIVI(max_iter=1000, learning_rate=0.01, random_state=0).fit(lambda x: 3 - x, n_features=1)
+    >>> q = SIVI(max_iter=500, learning_rate=0.02, random_state=0).fit(lambda x: 3 - x, n_features=1)
     >>> q.sample(10_000).mean().round(1)
     np.float32(3.0)
     """

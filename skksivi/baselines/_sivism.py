@@ -87,7 +87,8 @@ class SIVISM(SemiImplicitVI):
     Examples
     --------
     >>> from skksivi.baselines import SIVISM
-    >>> q = SIVISM(max_iter=1000, learning_rate=0.01, random_state=0).fit(lambda x: 3 - x, n_features=1)
+    >>> q = SIVISM(critic_hidden_layer_sizes=(64, 64), max_iter=1000, random_state=0)
+    >>> q = q.fit(lambda x: 3 - x, n_features=1)
     >>> q.sample(10_000).mean().round(1)
     np.float32(3.0)
     """

@@ -95,7 +95,7 @@ class UIVI(SemiImplicitVI):
     Examples
     --------
     >>> from skksivi.baselines import UIVI
-    >>> q = UIVI(max_iter=500, learning_rate=0.02, random_state=0).fit(lambda x: 3 - x, n_features=1)
+    >>> q = UIVI(max_iter=150, learning_rate=0.05, random_state=0).fit(lambda x: 3 - x, n_features=1)
     >>> q.sample(10_000).mean().round(1)
     np.float32(3.0)
     """

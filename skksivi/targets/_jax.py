@@ -157,8 +157,8 @@ def from_jax(log_density: Callable[[Any], Any], example: Any) -> JaxTarget:
     ('a[0]', 'a[1]', 'b')
     >>> target.score_fn(torch.tensor([[1.0, -1.0, 3.0]]))
     tensor([[-4.,  4., -6.]])
-    >>> target.constrain([[1.0, -1.0, 3.0]])["b"]
-    array([3.])
+    >>> target.constrain([[1.0, -1.0, 3.0]])["b"].tolist()
+    [3.0]
     """
     if not callable(log_density):
         raise TypeError(f"`log_density` must be callable, got a {type(log_density).__name__}.")
@@ -210,8 +210,8 @@ def from_numpyro(model: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Jax
     >>> target = from_numpyro(model, y=3)
     >>> target.score_fn(torch.zeros(1, 1))  # of log rate: the density is rate^4 exp(-2 rate)
     tensor([[2.]])
-    >>> target.constrain([[0.0]])
-    {'rate': array([1.])}
+    >>> target.constrain([[0.0]])["rate"].tolist()
+    [1.0]
     """
     jax = import_library("jax", "numpyro")
     util = import_library("numpyro.infer.util", "numpyro")

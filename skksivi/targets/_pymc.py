@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -47,6 +48,13 @@ class PymcTarget(BlackBoxTarget):
         rewrite = import_library("pytensor.graph.rewriting.utils", "pymc").rewrite_graph
         log_p = rewrite(model.logp(), include=("canonicalize", "local_check_parameter_to_ninf_switch"))
         return Compiled(_of_rows([log_p], shapes, gradient=True), _of_rows(parameters, shapes))
+
+    def __getstate__(self) -> dict[str, Any]:
+        # PyMC's models need cloudpickle, which comes with it, and not as joblib calls it.
+        return {**super().__getstate__(), "_model": import_library("cloudpickle", "pymc").dumps(self._model)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__({**state, "_model": pickle.loads(state["_model"])})  # noqa: S301
 
 
 def _of_rows(

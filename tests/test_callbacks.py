@@ -17,6 +17,7 @@ from skksivi.targets import Banana
 
 SETTINGS = {"max_iter": 250, "batch_size": 16, "hidden_layer_sizes": (8,), "whiten": "laplace", "random_state": 0}
 APPROXIMATORS = [KSIVIApproximator(**SETTINGS), HKSIVIApproximator(n_layers=2, **SETTINGS)]
+pytestmark = pytest.mark.filterwarnings("ignore:The draws are too:sklearn.exceptions.ConvergenceWarning")
 EVERY_APPROXIMATOR = pytest.mark.parametrize("q", APPROXIMATORS, ids=lambda q: type(q).__name__)
 
 
@@ -85,9 +86,9 @@ def test_the_discrepancy_is_monitored_by_the_callback_of_scikit_learn():
     assert monitor.get_logs()
 
 
-@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_a_progress_bar_is_nested_under_a_search(capfd):
-    search = GridSearchCV(APPROXIMATORS[0], {"learning_rate": [1e-3, 2e-3]}, cv=Replicates(2), scoring=neg_ksd_scorer())
+    grid = {"learning_rate": [1e-3, 2e-3]}
+    search = GridSearchCV(APPROXIMATORS[0], grid, cv=Replicates(2), scoring=neg_ksd_scorer())
     state = random.getstate()
     search.set_callbacks(ProgressBar(max_propagation_depth=3)).fit(Banana())
     random.setstate(state)  # of rich
@@ -108,7 +109,8 @@ def test_verbose_logs_a_line_and_leaves_the_logger_as_it_was(q, capfd):
 def test_verbose_leaves_configured_logging_alone(caplog):
     with caplog.at_level(logging.INFO, logger="skksivi"):
         clone(APPROXIMATORS[0]).set_params(verbose=2).fit(Banana())
-    assert [r.getMessage().split(",")[0] for r in caplog.records] == [f"iteration {t} of 250" for t in (100, 200, 250)]
+    lines = [record.getMessage().split(",")[0] for record in caplog.records]
+    assert lines == [f"iteration {t} of 250" for t in (100, 200, 250)]
 
 
 def test_warnings_point_at_the_line_that_called_fit():

@@ -82,13 +82,16 @@ def test_dimensions_have_the_names_of_the_target_and_then_those_given():
 
 def test_coordinates_of_pymc_are_labels():
     pm = pytest.importorskip("pymc", reason="the bridge needs PyMC")
+    import pytensor
+
     from skksivi.targets import from_pymc
 
     with pm.Model(coords={"group": ["u", "v"], "row": range(4)}) as model:
         theta = pm.Normal("theta", dims="group")
         scale = pm.HalfNormal("scale")
         pm.Normal("y", theta[[0, 0, 1, 1]], scale, observed=[1.0, 2.0, 3.0, 4.0], dims="row")
-    target = from_pymc(model)
+    with pytensor.config.change_flags(mode="FAST_COMPILE"):  # without the C compiler
+        target = from_pymc(model)
     data = to_arviz(Laplace(random_state=0).fit(target), 20, target)
     assert set(data.posterior.data_vars) == {"theta", "scale"}
     assert list(data.posterior["theta"].sel(group="v").dims) == ["chain", "draw"]

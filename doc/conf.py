@@ -58,5 +58,9 @@ html_theme_options = {
     "footer_end": [],
 }
 html_sidebars = {
-    name: [] for name in ("index", "quick_start", "equations", "benchmarks", "contributing", "changelog")
+    name: []
+    for name in (
+        *("index", "quick_start", "scores", "bridges", "search"),
+        *("equations", "benchmarks", "contributing", "changelog"),
+    )
 }

@@ -51,7 +51,7 @@ class HSIVISM(BaseApproximator):
         layers that it stands on.
     critic_hidden_layer_sizes : sequence of int, default=(128, 128)
         Widths of the hidden layers of each g_t, the critics.
-    critic_learning_rate : float, default=2e-3
+    critic_learning_rate : float, default=5e-3
         Step size of their Adam, lowered as `learning_rate` is.
     n_critic_steps : int, default=1
         Their steps an iteration, on fresh draws, before the step of the layers.
@@ -133,7 +133,7 @@ class HSIVISM(BaseApproximator):
         bridge: str | Callable[[float], float] = "linear",
         stop_gradient: bool = True,
         critic_hidden_layer_sizes: Sequence[int] = (128, 128),
-        critic_learning_rate: float = 2e-3,
+        critic_learning_rate: float = 5e-3,
         n_critic_steps: int = 1,
         hidden_layer_sizes: Sequence[int] = (50, 50),
         initial_scale: float = 1.0,

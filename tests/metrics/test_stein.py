@@ -302,7 +302,7 @@ def test_signs_flip_as_often_as_asked(flip_probability):
         ({"score_fn": lambda x: -x.log()}, "not finite"),
         ({"X": normal(1, 1)}, "minimum of 2"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )
 def test_a_mistake_in_the_test_is_named(options, message):
     with pytest.raises((ValueError, TypeError), match=message):

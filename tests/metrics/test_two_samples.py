@@ -125,7 +125,7 @@ def test_a_metric_has_its_units(name, n, m, scale, seed):
     assert metric(scale * X, scale * Y) == pytest.approx(scale**degree * metric(X, Y), rel=1e-6)
 
 
-@pytest.mark.parametrize("metric", DEFAULTS, ids=str)
+@pytest.mark.parametrize("metric", DEFAULTS, ids=lambda metric: getattr(metric, "func", metric).__name__)
 def test_samples_may_be_tensors_or_of_single_precision(metric):
     X, Y = (sample(9, seed).astype(np.float32) for seed in (0, 1))
     state = {"random_state": 0} if metric is sliced_wasserstein else {}
@@ -135,7 +135,7 @@ def test_samples_may_be_tensors_or_of_single_precision(metric):
     assert isinstance(expected, float)
 
 
-@pytest.mark.parametrize("metric", DEFAULTS, ids=str)
+@pytest.mark.parametrize("metric", DEFAULTS, ids=lambda metric: getattr(metric, "func", metric).__name__)
 def test_two_samples_that_cannot_be_compared_are_named(metric):
     X = sample(9, 0, d=2)
     with pytest.raises(ValueError, match="`X` has 2 columns and `Y` has 3"):

@@ -205,6 +205,22 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
             return f.mean(0)
         return f.mean(0), np.sqrt(f.var(0) + self._noise_variance().mean())
 
+    def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
+        """Return the coefficient of determination, R^2, of the predictions.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, p)
+        y : array-like of shape (n,)
+        sample_weight : array-like of shape (n,), default=None
+
+        Returns
+        -------
+        score : float
+            At most one.
+        """
+        return super().score(X, y, sample_weight)
+
     def sample_y(
         self, X: ArrayLike, n_samples: int = 1, random_state: int | np.random.RandomState | None = 0
     ) -> np.ndarray:
@@ -361,6 +377,21 @@ class KSIVIClassifier(ClassifierMixin, _Predictor):
             return torch.stack([1 - p, p], 1).numpy()
         logits = torch.as_tensor(Z) @ draws.unflatten(1, (Z.shape[1], -1))
         return logits.softmax(-1).mean(0).numpy()
+
+    def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
+        """Return the share of labels that are predicted right.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, p)
+        y : array-like of shape (n,)
+        sample_weight : array-like of shape (n,), default=None
+
+        Returns
+        -------
+        score : float
+        """
+        return super().score(X, y, sample_weight)
 
     def predict(self, X: ArrayLike) -> np.ndarray:
         """Predict the most probable class.

@@ -8,8 +8,7 @@ name, ``python examples/dask_search.py --scheduler tcp://host:8786``. The search
 table is the same as in one process: the seed of each fit comes from its fold. A worker that dies is replaced and its
 fits are done again.
 
-Needs ``pip install skksivi[dask]``. On the machines of a cluster install the same versions of everything, and set
-``OMP_NUM_THREADS=1`` where there is a worker for each core.
+Needs ``pip install skksivi[dask]``, and the same versions of everything on all machines.
 """
 
 import argparse
@@ -20,7 +19,7 @@ from sklearn.model_selection import GridSearchCV
 
 from skksivi import KSIVIApproximator
 from skksivi.model_selection import Replicates, neg_ksd_scorer
-from skksivi.targets import Banana
+from skksivi.targets import XShaped
 
 
 def main():
@@ -43,12 +42,12 @@ def main():
     cluster = args.scheduler or LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None)
     with Client(cluster) as client, parallel_config("dask", wait_for_workers_timeout=60):
         print(f"{len(client.scheduler_info()['workers'])} workers at {client.scheduler.address}")
-        search.fit(Banana())
+        search.fit(XShaped())
 
     for rank in np.argsort(search.cv_results_["rank_test_score"]):
         parameters = ", ".join(f"{name} {value:g}" for name, value in search.cv_results_["params"][rank].items())
         print(f"{parameters:<36}{search.cv_results_['mean_test_score'][rank]:>12.4f}")
-    print(f"10,000 draws of the best have mean {search.best_estimator_.sample(10_000).mean(0).round(2)}")
+    print(f"10,000 draws of the best have sds {search.best_estimator_.sample(10_000).std(0).round(2)}")
     if not args.scheduler:
         cluster.close()
 

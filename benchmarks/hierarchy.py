@@ -229,11 +229,13 @@ STUDIES = {"rings": rings, "student": student, "hard": hard}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("studies", nargs="*", default=list(STUDIES), choices=[*STUDIES, []])
+    parser.add_argument("studies", nargs="*", metavar="{rings,student,hard}", help="all by default")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--max-iter", type=int, default=3000)
     parser.add_argument("--quick", action="store_true")
     arguments = parser.parse_args()
+    if unknown := set(arguments.studies) - STUDIES.keys():
+        parser.error(f"unknown studies: {', '.join(sorted(unknown))}")
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     for study in arguments.studies or STUDIES:

@@ -18,7 +18,7 @@ from sklearn.model_selection import GridSearchCV
 
 import skksivi
 from skksivi import HKSIVIApproximator, KSIVIApproximator
-from skksivi.base import BaseApproximator
+from skksivi.base import LEAST_WIDTH, BaseApproximator
 from skksivi.baselines import (
     HSIVISM,
     MALA,
@@ -119,7 +119,7 @@ def test_sample_has_the_shape_and_type_asked_for(fitted, n):
 
 def test_sample_in_chunks_has_the_same_law(fitted, monkeypatch):
     whole = fitted.sample(5000, random_state=3)
-    monkeypatch.setattr("skksivi.base.CHUNK", 1000)
+    monkeypatch.setattr("skksivi.base.CHUNK", 500 * LEAST_WIDTH)
     parts = fitted.sample(5000, random_state=3)
     standard_errors = (whole.mean(0) - parts.mean(0)) / whole.std(0) * np.sqrt(2500)
     assert np.abs(standard_errors).max() < 4

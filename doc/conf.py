@@ -22,7 +22,7 @@ extensions = [
     "sphinx_gallery.gen_gallery",
 ]
 templates_path = ["_templates"]
-exclude_patterns = ["_build", "gallery/GALLERY_HEADER.rst"]
+exclude_patterns = ["_build", "gallery/**/GALLERY_HEADER.rst", "gallery/GALLERY_HEADER.rst"]
 default_role = "py:obj"
 
 autosummary_generate = True
@@ -60,7 +60,7 @@ html_theme_options = {
 html_sidebars = {
     name: []
     for name in (
-        *("index", "quick_start", "scores", "bridges", "search"),
+        *("index", "quick_start", "scores", "bridges", "diagnose", "search"),
         *("equations", "benchmarks", "contributing", "changelog"),
     )
 }

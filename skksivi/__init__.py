@@ -5,6 +5,7 @@ from skksivi._hksivi import HKSIVIApproximator
 from skksivi._ksivi import KSIVIApproximator
 from skksivi._modes import modes
 from skksivi._version import __version__
+from skksivi.diagnostics import diagnose
 from skksivi.export import to_arviz
 from skksivi.persistence import load, save
 from skksivi.predictors import KSIVIClassifier, KSIVIRegressor
@@ -18,6 +19,7 @@ __all__ = [
     "annealing",
     "baselines",
     "datasets",
+    "diagnose",
     "kernels",
     "load",
     "metrics",

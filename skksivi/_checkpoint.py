@@ -35,6 +35,7 @@ CLASSES: list[Any] = [
     _families.LinearSkip,
     _families.MultilayerPerceptron,
     _families.Normal,
+    _families.Residual,
     _families.SemiImplicit,
     _families.StudentT,
     _moments.MomentPenalty,

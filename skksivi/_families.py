@@ -19,6 +19,10 @@ class Draw(NamedTuple):
     score: Tensor
 
 
+#: How much of the spread of a smoothed bootstrap is noise, at the root.
+JITTER = 0.2
+
+
 class Mixing(nn.Module, ABC):
     """A distribution q(z) that can be sampled; nothing else is asked of it."""
 
@@ -141,7 +145,7 @@ class Bootstrap(Mixing):
         Those of one mode after those of another.
     n_of_mode : list of int
         How many belong to each; they sum to n.
-    jitter : float, default=0.2
+    jitter : float, default=JITTER
         The j of the formula.
     """
 
@@ -149,7 +153,7 @@ class Bootstrap(Mixing):
     first: Tensor
     size: Tensor
 
-    def __init__(self, points: Tensor, n_of_mode: Sequence[int], jitter: float = 0.2) -> None:
+    def __init__(self, points: Tensor, n_of_mode: Sequence[int], jitter: float = JITTER) -> None:
         super().__init__()
         self.latent_dim = points.shape[1]
         shrink = math.sqrt(1 - jitter**2)
@@ -280,6 +284,29 @@ class LinearSkip(Map):
         return torch.addmm(out, z, self.A.T), pullback
 
 
+class Residual(Map):
+    """The map z -> z + unit * network(z), with a fixed unit (d,) for each coordinate."""
+
+    unit: Tensor
+
+    def __init__(self, unit: Tensor, network: Map) -> None:
+        super().__init__()
+        self.register_buffer("unit", unit)
+        self.network = network
+
+    def forward(self, z: Tensor) -> Tensor:
+        return torch.addcmul(z, self.unit, self.network(z))
+
+    def with_pullback(self, z: Tensor) -> tuple[Tensor, Pullback]:
+        out, pull_network = self.network.with_pullback(z)
+
+        def pullback(dy: Tensor, wants_input: bool = False) -> Tensor | None:
+            dz = pull_network(self.unit * dy, wants_input)
+            return dz + dy if wants_input else None
+
+        return torch.addcmul(z, self.unit, out), pullback
+
+
 class SemiImplicit(nn.Module):
     r"""The family q(x) = E_q(z) N(x; mu(z), diag sigma(z)^2), with sigma^2 = exp(a) + floor^2.
 
@@ -360,10 +387,12 @@ def gaussian_layer(
     min_scale: float,
     generator: torch.Generator,
     dtype: torch.dtype,
+    residual: bool = False,
 ) -> SemiImplicit:
     """Build a family whose sigma starts at `initial_scale`, a number or a vector (d,).
 
     With `linear_skip`, a z of d or more dimensions and a scale of at most one, it has the mean and covariance of z.
+    With `residual` the network moves a z of d dimensions in units of `initial_scale`.
     """
     options: Any = {"dtype": dtype, "device": generator.device}
     sigma = torch.as_tensor(initial_scale, **options).expand(n_features)
@@ -371,9 +400,11 @@ def gaussian_layer(
     def network() -> MultilayerPerceptron:
         return MultilayerPerceptron([mixing.latent_dim, *hidden_layer_sizes, n_features], generator, dtype)
 
-    if linear_skip:
+    if residual:
+        mean: Map = Residual(sigma.clone(), network().start_at(torch.zeros_like(sigma)))
+    elif linear_skip:
         A = torch.eye(n_features, mixing.latent_dim, **options) * (1 - sigma.square()).clamp_min(0).sqrt()[:, None]
-        mean: Map = LinearSkip(A, network().start_at(torch.zeros_like(sigma)))
+        mean = LinearSkip(A, network().start_at(torch.zeros_like(sigma)))
     else:
         mean = network()
     a = (sigma.square() - min_scale**2).log()

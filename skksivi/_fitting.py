@@ -222,10 +222,12 @@ def watch_of(
     generator: torch.Generator,
     *,
     guards: bool,
+    draw_at_target: Callable[[Any, int, torch.Generator], Tensor] | None = None,
 ) -> Watch | None:
     """Return the rule by which states are compared, every one by draws from the same noise.
 
-    A guarded state is kept if it has the smallest discrepancy of those whose moments stay near the start's.
+    A guarded state is kept if it has the smallest discrepancy of those whose moments stay near those of
+    `draw_at_target`, by default the start's.
     """
     if est.tol is None and not guards:
         return None
@@ -233,10 +235,10 @@ def watch_of(
     seed = generator.initial_seed()
 
     @torch.no_grad()
-    def draw_again(family: nn.Module) -> Tensor:
+    def draw_again(family: nn.Module, draw: Callable[..., Tensor] = draw) -> Tensor:
         return draw(family, N_MONITOR_DRAWS, torch.Generator(score_fn.device).manual_seed(seed)).double()
 
-    start = draw_again(family)
+    start = draw_again(family, draw_at_target or draw)
 
     def look(family: nn.Module) -> tuple[float, Any]:
         u = draw_again(family)

@@ -15,7 +15,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from skksivi._affine import WhitenedScore
-from skksivi._families import Bootstrap, Hierarchy, MultilayerPerceptron
+from skksivi._families import JITTER, Bootstrap, Hierarchy, MultilayerPerceptron
 from skksivi._fitting import (
     CONSTRAINTS,
     N_JUDGED_DRAWS,
@@ -33,6 +33,7 @@ from skksivi._fitting import (
     watch_of,
 )
 from skksivi._fused import value_and_gradients
+from skksivi._moments import MomentPenalty, Moments, moments
 from skksivi._pilot import Pilot
 from skksivi._score import Score
 from skksivi._whitening import MAX_POINTS, Whitening, pulled_back
@@ -92,13 +93,17 @@ class HKSIVIApproximator(BaseApproximator):
     hidden_layer_sizes : sequence of int, default=(50, 50)
         Widths of the hidden layers of each network.
     initial_scale : float or "auto", default="auto"
-        The :math:`\sigma_{\mathrm{ini}}`, in units of the target's narrowest mode where whiten="auto" has found it,
-        else in those of u. Its square over two is the step of the Langevin drift. "auto" is 0.5 where the base is the
-        pilot, which has not far to go, else 1.
+        The :math:`\sigma_{\mathrm{ini}}`, whose square over two is the step of the Langevin drift. Its unit is the
+        width of the target's narrowest mode or, if less, that of a coordinate while the others stand still,
+        :math:`1/\sqrt{E s_i^2}`, where there is a pilot, else that of u. "auto" is 0.5 where the base is the pilot,
+        which has not far to go, else 1.
     min_scale : float, default=1e-3
         Floor of :math:`\sigma_t`, in whitened units.
     whiten, init, whiten_budget
         As of `KSIVIApproximator`.
+    pilot_weight : float, default=1.0
+        Weight of the penalty that holds the first three moments of every layer to the pilot's, where all of them are
+        to be at the target; zero for none.
     batch_size : int, default=256
         Draws of each layer an iteration.
     max_iter : int, default=3000
@@ -149,6 +154,7 @@ class HKSIVIApproximator(BaseApproximator):
         "initial_scale": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
         "stop_gradient": ["boolean"],
         "shared_network": ["boolean"],
+        "pilot_weight": [Interval(Real, 0, None, closed="left")],
         "mixing": [StrOptions({"auto", "normal", "pilot"}), HasMethods("build"), callable],
     }
 
@@ -175,6 +181,7 @@ class HKSIVIApproximator(BaseApproximator):
         whiten: str | tuple[Any, Any] | None = "auto",
         init: Any = None,
         whiten_budget: int = 400_000,
+        pilot_weight: float = 1.0,
         batch_size: int = 256,
         max_iter: int = 3000,
         learning_rate: float = 1e-3,
@@ -209,6 +216,7 @@ class HKSIVIApproximator(BaseApproximator):
         self.whiten = whiten
         self.init = init
         self.whiten_budget = whiten_budget
+        self.pilot_weight = pilot_weight
         self.batch_size = batch_size
         self.max_iter = max_iter
         self.learning_rate = learning_rate
@@ -302,9 +310,15 @@ class HKSIVIApproximator(BaseApproximator):
         def draw(family: Hierarchy, n: int, generator: torch.Generator) -> Tensor:
             return family.draw(n, generator, sampling_score)[1]
 
-        watch = watch_of(self, score, start.whitening, family, draw, generator, guards=False)
+        def draw_base(family: Hierarchy, n: int, generator: torch.Generator) -> Tensor:
+            return family.draw(n, generator, sampling_score, family.n_layers)[1]
+
+        guards = start.penalty is not None
+        watch = watch_of(
+            self, score, start.whitening, family, draw, generator, guards=guards, draw_at_target=draw_base
+        )
         score_u = pulled_back(score, start.whitening, generator)
-        gradient_fn = self._gradient_fn(score_u.with_pullback, family, generator)
+        gradient_fn = self._gradient_fn(score_u.with_pullback, family, start.penalty, generator)
         ended_by = train(
             self,
             start,
@@ -323,7 +337,11 @@ class HKSIVIApproximator(BaseApproximator):
         return ended_by
 
     def _gradient_fn(
-        self, score_with_pullback: Any, family: Hierarchy, generator: torch.Generator
+        self,
+        score_with_pullback: Any,
+        family: Hierarchy,
+        penalty: MomentPenalty | None,
+        generator: torch.Generator,
     ) -> Callable[[Tensor | None], Tensor]:
         """Return the function that sets the gradient of the parameters and returns the weighted sum of KSD^2."""
         kernel = kernel_in_u(self, family.n_features)
@@ -335,6 +353,8 @@ class HKSIVIApproximator(BaseApproximator):
                 n_draws, generator, score_with_pullback, through=not self.stop_gradient
             )
             ksd, dx, df = value_and_gradients(x, f, kernel, estimator)
+            if penalty is not None:
+                dx.add_(penalty.gradient(x))
             pullback(dx.mul_(beta[:, None, None]), df.mul_(beta[:, None, None]))
             return beta @ ksd
 
@@ -350,20 +370,32 @@ class HKSIVIApproximator(BaseApproximator):
 
     def _build(
         self, score_fn: Score, whitening: Whitening, pilot: Pilot | None, generator: torch.Generator
-    ) -> tuple[Hierarchy, None]:
-        d = score_fn.n_features
+    ) -> tuple[Hierarchy, MomentPenalty | None]:
+        """Return new layers and, where all of them are to be at the target, what ties them to the pilot."""
+        d, penalty = score_fn.n_features, None
         options: Any = {"dtype": score_fn.dtype, "device": score_fn.device}
         at_target = pilot is not None and self.mixing in ("auto", "pilot")
         initial_scale: Any = (0.5 if at_target else 1.0) if self.initial_scale == "auto" else self.initial_scale
         sigma = torch.full((d,), float(initial_scale), **options)
         mixing = build_mixing(self.mixing, d).to(score_fn.device)
+        bridge = ("none" if at_target else "linear") if self.bridge == "auto" else self.bridge
+        levels = bridge_levels(bridge, self.n_layers)
         if pilot is not None:
-            points = pilot.whitened(whitening.map, score_fn.dtype).thinned(MAX_POINTS // d)
-            sigma = (sigma * points.width_within()).clamp_min(2 * self.min_scale)
+            whitened = pilot.whitened(whitening.map, score_fn.dtype)
+            points = whitened.thinned(MAX_POINTS // d)
+            stiff = pilot.conditional_sd(score_fn.double, whitening.map).to(
+                sigma
+            )  # the Langevin steps are to be stable
+            sigma = (sigma * torch.minimum(points.width_within(), stiff)).clamp_min(2 * self.min_scale)
             if at_target:
-                mixing = Bootstrap(points.x, points.n_of_mode)
+                mixing = Bootstrap(points.x, points.n_of_mode, JITTER if pilot.dense else 0.0)
+                if pilot.settled and self.pilot_weight > 0 and min(levels) == 1:
+                    target = (a.expand(self.n_layers, *a.shape) for a in moments(whitened.x))
+                    penalty = MomentPenalty(Moments(*target), self.pilot_weight)
         elif self.mixing == "pilot":
-            raise ValueError("`mixing` is 'pilot', which needs whiten='auto'; change it, or set mixing='normal'.")
+            raise ValueError(
+                "`mixing` is 'pilot', which needs whiten='auto' or 'diagonal'; change it, or set mixing='normal'."
+            )
         n_inputs = d + self.shared_network
         networks = [
             MultilayerPerceptron([n_inputs, *self.hidden_layer_sizes, d], generator, score_fn.dtype).start_at(
@@ -371,10 +403,8 @@ class HKSIVIApproximator(BaseApproximator):
             )
             for _ in range(1 if self.shared_network else self.n_layers)
         ]
-        bridge = ("none" if at_target else "linear") if self.bridge == "auto" else self.bridge
-        levels = bridge_levels(bridge, self.n_layers)
         family = Hierarchy(networks, mixing=mixing, levels=levels, initial_scale=sigma, min_scale=self.min_scale)
-        return family, None
+        return family, penalty
 
     def _score_u(self, u: Tensor) -> Tensor:
         if not hasattr(self, "_score"):

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi._families import Bootstrap, Mixing, SemiImplicit, gaussian_layer
+from skksivi._families import JITTER, Bootstrap, Mixing, SemiImplicit, gaussian_layer
 from skksivi._fitting import (
     CONSTRAINTS,
     N_JUDGED_DRAWS,
@@ -76,8 +76,9 @@ class KSIVIApproximator(BaseApproximator):
     hidden_layer_sizes : sequence of int, default=(100, 100)
         Widths of the hidden layers of the network, without input and output.
     mixing : {"auto", "normal", "pilot"}, object of `skksivi.mixing` or callable, default="auto"
-        The mixing distribution q(z): the standard normal, or a smoothed bootstrap of the points that whiten="auto"
-        has left near the target, so that training starts from their tails and modes. "auto" takes the latter where
+        The mixing distribution q(z): the standard normal, or a smoothed bootstrap of the points that whiten="auto" or
+        "diagonal" has left near the target, so that training starts from their tails and modes. "auto" takes the
+        latter where
         there are such points, `latent_dim` is None and `linear_skip` is set. `skksivi.mixing.StudentT` gives heavy
         tails; a function of the number of draws n and a torch.Generator returns n rows of `latent_dim` entries.
     linear_skip : bool, default=True
@@ -86,22 +87,28 @@ class KSIVIApproximator(BaseApproximator):
     scale : {"constant", "network"}, default="constant"
         Whether :math:`\sigma` is one vector, as in the paper's experiments, or a network of z.
     initial_scale : float, default=0.25
-        Start of :math:`\sigma` (not of its logarithm), in whitened units; of several modes, in units of one mode.
+        Start of :math:`\sigma` (not of its logarithm), in whitened units; of several modes, in units of one mode;
+        with whiten="diagonal" in units of :math:`1/\sqrt{E s_i^2}`, the width of a coordinate while the others stand
+        still.
     min_scale : float, default=1e-3
         Floor of :math:`\sigma`, in whitened units: :math:`\sigma^2 = e^a + \text{min\_scale}^2`.
-    whiten : {"auto", "bam", "laplace"}, (m, L) or None, default="auto"
+    whiten : {"auto", "bam", "laplace", "diagonal"}, (m, L) or None, default="auto"
         The affine map x = m + L u in whose coordinates u the family is trained, found from scores alone. "laplace"
         takes the mode above the origin and the curvature there; "bam" goes on from it with a Gaussian fitted by
         batch and match; "auto" searches for modes, runs short Langevin chains around each (the pilot) and takes
-        their mean and covariance. A pair of a vector and a lower triangular matrix is used as it is; None trains in
-        x, as in the paper. Beyond 1,000 features all three names mean the curvature at the mode as a diagonal and a
-        few directions.
+        their mean and covariance. Beyond 1,000 features these three mean the curvature at the mode as a diagonal and
+        a few directions. "diagonal" is for many parameters and for posteriors that no Gaussian resembles, such as
+        those of neural networks: chains of underdamped Langevin dynamics from each row of `init` (the pilot), and a
+        scale for each coordinate. A pair of a vector and a lower triangular matrix is used as it is; None trains in
+        x, as in the paper.
     init : array-like of shape (n_features,) or (k, n_features), default=None
-        Where the search for modes starts; of several rows only whiten="auto" takes more than the first. None means
-        the origin and, with whiten="auto", points scattered around it on scales from 1 to 100.
+        Where the search for modes starts; of several rows only whiten="auto" and "diagonal" take more than the first.
+        None means the origin and, with whiten="auto", points scattered around it on scales from 1 to 100. With
+        "diagonal" chains begin at the rows themselves, or from one row around the mode above it.
     whiten_budget : int, default=400_000
         Points at which whiten="auto" is to evaluate the score, about; it sets the number of chains, of which there
-        are 128 at least. Chains that do not settle, or mix slowly, take up to three times as many.
+        are 128 at least. Chains that do not settle, or mix slowly, take up to three times as many. With "diagonal"
+        it sets the number of steps of each chain, 200 to 20,000.
     pilot_weight : float, default=1.0
         Weight of the penalty that holds the first three moments of the draws to the pilot's, which the discrepancy
         hardly sees in the tails; zero for none.
@@ -401,15 +408,17 @@ class KSIVIApproximator(BaseApproximator):
         self, score_fn: Score, whitening: Whitening, pilot: Pilot | None, generator: torch.Generator
     ) -> tuple[SemiImplicit, MomentPenalty | None]:
         """Return a new family and what ties it to the pilot."""
-        d, penalty = score_fn.n_features, None
+        d, penalty, residual = score_fn.n_features, None, False
         sigma: Any = self.initial_scale
         latent_dim = self.latent_dim or min(d, MAX_LATENT_DIM)
         mixing: Mixing = build_mixing(self.mixing, latent_dim).to(score_fn.device)
         if pilot is not None and self._bootstraps():
             whitened = pilot.whitened(whitening.map, score_fn.dtype)
             points = whitened.thinned(MAX_POINTS // d)
-            mixing = Bootstrap(points.x, points.n_of_mode)
-            sigma = (sigma * points.sd_within()).clamp_min(2 * self.min_scale)
+            residual = not pilot.dense
+            mixing = Bootstrap(points.x, points.n_of_mode, 0.0 if residual else JITTER)
+            unit = pilot.conditional_sd(score_fn.double, whitening.map) if residual else points.sd_within()
+            sigma = (sigma * unit.to(points.x)).clamp_min(2 * self.min_scale)
             if pilot.settled and self.pilot_weight > 0:
                 penalty = MomentPenalty(moments(whitened.x), self.pilot_weight)
         elif self.linear_skip and self.whiten is not None:  # what z does not reach starts at N(0, 1) too
@@ -425,6 +434,7 @@ class KSIVIApproximator(BaseApproximator):
             min_scale=self.min_scale,
             generator=generator,
             dtype=score_fn.dtype,
+            residual=residual,
         )
         return family, penalty
 
@@ -433,10 +443,11 @@ class KSIVIApproximator(BaseApproximator):
         return self.mixing in ("auto", "pilot") and self.latent_dim is None and self.linear_skip
 
     def _check_parameters(self, d: int) -> None:
-        if self.mixing == "pilot" and not (self._bootstraps() and self.whiten == "auto" and d <= MAX_FEATURES):
+        has_pilot = self.whiten == "diagonal" or (self.whiten == "auto" and d <= MAX_FEATURES)
+        if self.mixing == "pilot" and not (self._bootstraps() and has_pilot):
             raise ValueError(
-                "`mixing` is 'pilot', which needs whiten='auto', latent_dim=None, linear_skip=True and at most "
-                f"{MAX_FEATURES} features; change them, or set mixing='normal'."
+                "`mixing` is 'pilot', which needs latent_dim=None, linear_skip=True and whiten='diagonal' or, up to "
+                f"{MAX_FEATURES} features, 'auto'; change them, or set mixing='normal'."
             )
         check_parameters(self)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class Moments(NamedTuple):
-    r"""The moments :math:`E u` (d,), :math:`E u u^\top` (d, d) and :math:`E u_i^3` (d,)."""
+    r"""The moments :math:`E u` (..., d), :math:`E u u^\top` (..., d, d) and :math:`E u_i^3` (..., d)."""
 
     first: Tensor
     second: Tensor
@@ -21,8 +21,8 @@ class Moments(NamedTuple):
 
 
 def moments(u: Tensor) -> Moments:
-    """Estimate the moments from draws (n, d)."""
-    return Moments(u.mean(0), u.mT @ u / len(u), u.pow(3).mean(0))
+    """Estimate the moments from draws (..., n, d)."""
+    return Moments(u.mean(-2), u.mT @ u / u.shape[-2], u.pow(3).mean(-2))
 
 
 class MomentPenalty:
@@ -37,6 +37,7 @@ class MomentPenalty:
     Parameters
     ----------
     target : Moments
+        With the leading axes of the draws.
     weight : float
         The w of the formula.
     memory : float, default=0.95
@@ -50,11 +51,12 @@ class MomentPenalty:
         self._running = Moments(*(a.clone() for a in target))
 
     def gradient(self, u: Tensor) -> Tensor:
-        """Return the gradient in the draws u (n, d)."""
+        """Return the gradient in the draws u (..., n, d), those of several layers each for themselves."""
         for running, now in zip(self._running, moments(u), strict=True):
             running.lerp_(now, 1 - self.memory)
         first, second, third = (a - b for a, b in zip(self._running, self.target, strict=True))
-        return (2 * first + 2 * u @ second + 0.4 * third * u.square()).mul_(self.weight / len(u))
+        gradient = 2 * u @ second + 2 * first.unsqueeze(-2) + 0.4 * third.unsqueeze(-2) * u.square()
+        return gradient.mul_(self.weight / u.shape[-2])
 
 
 class Departure(NamedTuple):

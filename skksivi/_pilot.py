@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi._affine import Affine
+from skksivi._affine import Affine, LowRank
 from skksivi._newton import FAR, LEFT, climb
 from skksivi._score import ScoreFunction
 
@@ -65,12 +65,15 @@ class Pilot(NamedTuple):
         Standard errors of their mean, from the spread over independent chains.
     settled : bool
         Whether the earlier and the later half of the points agree.
+    dense : bool
+        Whether there is mass between the points of a mode.
     """
 
     x: Tensor
     n_of_mode: list[int]
     mean_se: Tensor
     settled: bool
+    dense: bool = True
 
     def thinned(self, n: int) -> Pilot:
         """Return at most about n of the points, the same share of each mode."""
@@ -78,9 +81,17 @@ class Pilot(NamedTuple):
         parts = [part[::every] for part in self.x.split(self.n_of_mode)]
         return self._replace(x=torch.cat(parts), n_of_mode=[len(part) for part in parts])
 
-    def whitened(self, map: Affine, dtype: torch.dtype) -> Pilot:  # noqa: A002
+    def whitened(self, map: Affine | LowRank, dtype: torch.dtype) -> Pilot:  # noqa: A002
         """Return the points in the coordinates of a map."""
         return self._replace(x=map.whiten(self.x).to(dtype))
+
+    def conditional_sd(self, score_fn: ScoreFunction, map: Affine | LowRank) -> Tensor:  # noqa: A002
+        r"""Return the standard deviations (d,) of the coordinates u of a map while the others stand still.
+
+        By Stein's identity the mean of their inverse squares is :math:`E s_i^2 = E[-\partial_i s_i]`. A few rows do.
+        """
+        x = self.x[:: max(1, len(self.x) // N_COMPARED)]
+        return map.whiten_score(score_fn(x).detach()).square().mean(0).rsqrt()
 
     def width_within(self) -> Tensor:
         """Return the interquartile ranges (d,) within the narrowest mode, in units of a normal's deviation.
@@ -300,7 +311,7 @@ def langevin(score_fn: ScoreFunction, chains: Ensemble, generator: torch.Generat
     for t in range(1, N_LANGEVIN + 1):
         drift = _shortened(score_fn(x).detach() @ L)
         xi_next = _normal(len(x), x, generator)
-        x = _revive(x + (step * drift + math.sqrt(step / 2) * (xi + xi_next)) @ L.mT, generator)
+        x = revive(x + (step * drift + math.sqrt(step / 2) * (xi + xi_next)) @ L.mT, generator)
         xi = xi_next
         if t in (N_LANGEVIN // 3, 2 * N_LANGEVIN // 3):
             L = _adapted(L, x)
@@ -333,7 +344,7 @@ def metropolis(
     common, kept = 1.3 * d ** (-1 / 3), []
     inner = 0.5 - 0.5 / math.sqrt(5), 0.5 + 0.5 / math.sqrt(5)
     every = max(KEEP_EVERY, N_METROPOLIS * x.numel() // MAX_KEPT)
-    x = _revive(x.where(score_fn(x).isfinite().all(1)[:, None], torch.nan), generator)
+    x = revive(x.where(score_fn(x).isfinite().all(1)[:, None], torch.nan), generator)
     s = score_fn(x).detach() @ L
     for t in range(1, N_METROPOLIS + 1):
         h = common * 0.25 ** torch.rand(n, 1, generator=generator, dtype=x.dtype, device=x.device)
@@ -360,7 +371,7 @@ def _shortened(s: Tensor) -> Tensor:
     return s * (5 * math.sqrt(s.shape[1]) / torch.linalg.vector_norm(s, dim=1, keepdim=True)).clamp_max(1)
 
 
-def _revive(x: Tensor, generator: torch.Generator) -> Tensor:
+def revive(x: Tensor, generator: torch.Generator) -> Tensor:
     """Put chains that are not finite, or as good as, in the places of others."""
     finite = (x.abs() < FAR).all(1)
     if finite.all():
@@ -405,9 +416,9 @@ def find_pilot(score_fn: ScoreFunction, modes: Modes, generator: torch.Generator
     for _ in range(MAX_ROUNDS):
         rounds = [metropolis(score_fn, e, generator) for e in ensembles]
         latest, ensembles = [r[0] for r in rounds], [r[1] for r in rounds]
-        settled = _settled(latest, modes.weights)
+        settled = is_settled(latest, modes.weights)
         kept = [torch.cat(pair) for pair in zip(kept, latest, strict=True)] if kept and settled else latest
-        mean_se, sd = _standard_error(kept, modes.weights), _moments(kept, modes.weights)[1]
+        mean_se, sd = standard_error(kept, modes.weights), _moments(kept, modes.weights)[1]
         if settled and (mean_se / sd).max() < ENOUGH:
             break
     points = [k.flatten(0, 1) for k in kept]
@@ -456,13 +467,13 @@ def _moments(kept: Sequence[Tensor], weights: Tensor) -> tuple[Tensor, Tensor]:
     return mean, variance.sqrt()
 
 
-def _standard_error(kept: Sequence[Tensor], weights: Tensor) -> Tensor:
+def standard_error(kept: Sequence[Tensor], weights: Tensor) -> Tensor:
     """Return the standard error (d,) of the weighted mean; chains are independent."""
     variances = [w**2 * k.mean(0).var(0) / k.shape[1] for w, k in zip(weights, kept, strict=True)]
     return torch.stack(variances).sum(0).sqrt()
 
 
-def _settled(kept: Sequence[Tensor], weights: Tensor) -> bool:
+def is_settled(kept: Sequence[Tensor], weights: Tensor) -> bool:
     """Tell whether the halves of the kept chains agree in mean and scale, within the noise of that many chains."""
     (early, early_sd), (late, late_sd) = (
         _moments(half, weights) for half in zip(*(k.chunk(2) for k in kept), strict=True)

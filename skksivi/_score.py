@@ -491,13 +491,15 @@ def _check_product(score: Score, score_vjp: ScoreWithProduct, x: Tensor) -> None
     with torch.no_grad():
         own, vjp = score_vjp(x.detach().clone())
         product = vjp(v)
+    error: float | Tensor = 0.0
     if score.by_differences:
         s, expected = score(x), central_difference(score, x, v, score.step)
+        error = (central_difference(score, x, v, score.step / 2) - expected).abs().max()  # kinks have a share in it
     else:
         s, pull = autograd_pullback(score, x)
         expected = pull(v)
-    for name, a, b in (("a score", own, s), ("a product", product, expected)):
-        if a.shape != b.shape or (a - b).abs().max() > 1e-2 * b.abs().max() + 1e-6:
+    for name, a, b, slack in (("a score", own, s, 0.0), ("a product", product, expected, 10 * error)):
+        if a.shape != b.shape or (a - b).abs().max() > 1e-2 * b.abs().max() + 1e-6 + slack:
             raise ValueError(
                 f"`score_vjp` returns {name} that differs from that of `score_fn`; correct it, or leave it out and "
                 "let the product be automatic."

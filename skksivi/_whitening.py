@@ -24,9 +24,10 @@ from skksivi._pilot import (
     scattered,
 )
 from skksivi._score import Halves, Score, ScoreFunction
+from skksivi._underdamped import surrounding, underdamped_pilot
 
 #: The rules that find a map.
-WHITENINGS = ("auto", "bam", "laplace")
+WHITENINGS = ("auto", "bam", "diagonal", "laplace")
 
 #: Features beyond which the map is diagonal plus low rank, by the curvature at a mode: a Newton step costs O(d^3).
 MAX_FEATURES = 1000
@@ -91,6 +92,7 @@ class Counted:
 
     def __init__(self, score_fn: Score) -> None:
         self.score_fn = score_fn
+        self.dtype = score_fn.dtype
         self.n_calls = 0
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -116,7 +118,7 @@ def find_whitening(
 
     Parameters
     ----------
-    whiten : {"auto", "bam", "laplace"}, (m, L) or None
+    whiten : {"auto", "bam", "diagonal", "laplace"}, (m, L) or None
     score_fn : Score
     generator : torch.Generator
     init : array-like of shape (d,) or (k, d), default=None
@@ -135,6 +137,8 @@ def find_whitening(
         return Whitening(Identity(starts.new_zeros(d)), *_report(None, d)), None
     if not isinstance(whiten, str):
         return Whitening(_given(whiten, score_fn), *_report(None, d)), None
+    if whiten == "diagonal":
+        return _diagonal(score_fn, starts, generator, budget)
     double = Counted(score_fn.double)
     if d > MAX_FEATURES:
         many = newton_cg(double, starts[0], generator)
@@ -154,6 +158,19 @@ def find_whitening(
         *(a.cpu().numpy() for a in (x.mean(0), pilot.mean_se, x.std(0))),
     )
     return whitening, pilot
+
+
+def _diagonal(score_fn: Score, starts: Tensor, generator: torch.Generator, budget: int) -> tuple[Whitening, Pilot]:
+    """Return a scale for each coordinate, and the chains that it comes from."""
+    counted: Any = Counted(score_fn)
+    double, found = Counted(score_fn.double), None
+    if len(starts) == 1:
+        mode: Any = newton_cg(double, starts[0], generator)
+        found, starts = Modes([mode], starts.new_ones(1)), surrounding(mode, generator)
+    map_, pilot = underdamped_pilot(counted, starts, generator, budget - double.n_calls)
+    moments = (a.cpu().numpy() for a in (map_.m, pilot.mean_se, map_.D))
+    n_calls = counted.n_calls + double.n_calls
+    return Whitening(map_, *_report(found, score_fn.n_features), n_calls, pilot.settled, *moments), pilot
 
 
 def pulled_back(score_fn: Score, whitening: Whitening, generator: torch.Generator) -> Score | WhitenedScore | Halves:

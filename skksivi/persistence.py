@@ -717,10 +717,15 @@ KINDS: dict[str, Kind] = {
         {"A": (_weights, "oi"), "network": (_NETWORK, "io")},
         sizes=lambda value: tuple(value.A.mT.shape),
     ),
+    "Residual": _record(
+        _families.Residual,
+        {"unit": (_weights, "o"), "network": (_NETWORK, "oo")},
+        sizes=lambda value: (len(value.unit), len(value.unit)),
+    ),
     "SemiImplicit": _record(
         _families.SemiImplicit,
         {
-            "mean": (_instance(_families.LinearSkip, _families.MultilayerPerceptron), "zd"),
+            "mean": (_instance(_families.LinearSkip, _families.Residual, _families.MultilayerPerceptron), "zd"),
             "log_variance": (_instance(_families.Constant, _families.MultilayerPerceptron), "zd"),
             "n_features": (SIZE, "d"),
             "mixing": (_instance(_families.Mixing), "z"),

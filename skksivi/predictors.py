@@ -20,6 +20,7 @@ from skksivi.targets import (
     BayesianLogisticRegression,
     BayesianMultinomialRegression,
     BayesianNeuralNetwork,
+    Minibatches,
     Target,
 )
 
@@ -27,6 +28,12 @@ __all__ = ["KSIVIClassifier", "KSIVIRegressor"]
 
 #: Numbers that a prediction holds at a time.
 CHUNK = 2**24
+
+#: Networks that are trained to start chains, and the steps of training and of chains.
+N_NETWORKS, N_TRAINING, N_STEPS = 20, 500, 4000
+
+#: Rows of data beyond which a training sees minibatches of as many.
+N_ROWS = 1000
 
 
 class _Predictor(BaseEstimator):
@@ -43,13 +50,15 @@ class _Predictor(BaseEstimator):
         "random_state": ["random_state"],
     }
 
-    def _fit_draws(self, target: Target, init: np.ndarray | None = None) -> None:
-        """Fit a copy of the approximator to the posterior, from a start unless it has its own, and keep draws."""
-        q: Any = clone(self.approximator) if self.approximator is not None else KSIVIApproximator()
+    def _new_approximator(self, default: BaseApproximator) -> Any:
+        """Return a copy of the approximator, or of the default if there is none, with a seed."""
+        q: Any = clone(default if self.approximator is None else self.approximator)
         if q.random_state is None:
             q.set_params(random_state=check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
-        if init is not None and getattr(q, "init", 0) is None:
-            q.set_params(init=init)
+        return q
+
+    def _fit_draws(self, q: Any, target: Target) -> None:
+        """Fit the approximator to the posterior, and keep draws."""
         self.approximator_ = q.fit(target)
         self.draws_ = q.sample(self.n_draws).astype(np.float64)
 
@@ -86,8 +95,9 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
     hyperprior : pair of float, default=(1.0, 0.1)
         Shape a and rate b.
     approximator : approximator, default=None
-        Whatever of this package fits the posterior; None means `KSIVIApproximator` with its defaults. Its parameters
-        can be searched, as ``approximator__bandwidth``. For a network one without an `init` starts at random weights.
+        Whatever of this package fits the posterior. None means `KSIVIApproximator`, for a network with
+        whiten="diagonal" and 20 trained networks for its `init`. Its parameters can be searched, as
+        ``approximator__bandwidth``. For a network, one without an `init` starts at a trained network.
     n_draws : int, default=200
         Draws of the posterior that are kept.
     random_state : int, RandomState or None, default=None
@@ -162,15 +172,19 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
         X, y, w = X[w > 0], y[w > 0], w[w > 0]
         self._learn_scales(X, w)
         self._y_mean, self._y_scale = _location_and_scale(y, w)
-        Z, z, init = self._standardised(X), (y - self._y_mean) / self._y_scale, None
         if self.model == "linear":
+            Z, z = self._standardised(X), (y - self._y_mean) / self._y_scale
             self.target_: Any = BayesianLinearRegression(Z, z, hyperprior=self.hyperprior, sample_weight=w)
-        else:
-            self.target_ = BayesianNeuralNetwork(
-                X, y, n_hidden=self.n_hidden, hyperprior=self.hyperprior, sample_weight=w
-            )
-            init = _random_weights(X.shape[1], self.n_hidden, check_random_state(self.random_state))
-        self._fit_draws(self.target_, init)
+            self._fit_draws(self._new_approximator(KSIVIApproximator()), self.target_)
+            return self
+        self.target_ = BayesianNeuralNetwork(
+            X, y, n_hidden=self.n_hidden, hyperprior=self.hyperprior, sample_weight=w
+        )
+        q = self._new_approximator(_approximator_of_networks(len(X)))
+        if getattr(q, "init", 0) is None:
+            k = N_NETWORKS if getattr(q, "whiten", None) == "diagonal" else 1
+            q.set_params(init=trained_weights(self.target_, k, check_random_state(self.random_state)))
+        self._fit_draws(q, self.target_ if len(X) <= N_ROWS else Minibatches(self.target_, N_ROWS))
         return self
 
     def _outputs(self, X: ArrayLike) -> np.ndarray:
@@ -258,8 +272,42 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
         return np.logaddexp.reduce(log_densities, axis=0) - np.log(len(f))
 
 
+def _approximator_of_networks(n_rows: int) -> KSIVIApproximator:
+    """Return what fits a network by default, with fewer steps of its chains where each is dear."""
+    return KSIVIApproximator(
+        whiten="diagonal",
+        whiten_budget=int(N_NETWORKS * N_STEPS * min(1, 2 * N_ROWS / n_rows)),
+        min_scale=1e-5,
+        learning_rate=5e-4,
+        batch_size=64,
+        max_iter=500,
+    )
+
+
+def trained_weights(target: BayesianNeuralNetwork, n: int, rng: np.random.RandomState) -> np.ndarray:
+    r"""Train networks from random weights by Adam, :math:`\lambda` held at one.
+
+    At zero, a saddle, all units would stay alike; and where :math:`\lambda` is free, the density has no bound but the
+    prior's at :math:`\lambda \to \infty` and weights of zero.
+
+    Returns
+    -------
+    theta : ndarray of shape (n, n_parameters)
+    """
+    starts = [_random_weights(len(target.X_mean), target.n_hidden, rng) for _ in range(n)]
+    theta = torch.tensor(np.stack(starts), dtype=torch.float32, requires_grad=True)
+    free = torch.ones(theta.shape[1]).index_fill(0, torch.tensor([theta.shape[1] - 2]), 0.0)
+    optimizer = torch.optim.Adam([theta], lr=0.01, betas=(0.9, 0.99))
+    for _ in range(N_TRAINING):
+        rows = torch.as_tensor(rng.randint(target.n_rows, size=N_ROWS))
+        data = target if target.n_rows <= N_ROWS else target.subset(rows)
+        theta.grad = -data.score_fn(theta.detach()) * free
+        optimizer.step()
+    return theta.detach().double().numpy()
+
+
 def _random_weights(p: int, k: int, rng: np.random.RandomState) -> np.ndarray:
-    """Return a start for p inputs and k hidden units: at zero, a saddle, all units would stay alike."""
+    """Draw weights of p inputs and k hidden units."""
     W, w = rng.normal(size=p * k) / np.sqrt(p), rng.normal(size=k) / np.sqrt(k)
     return np.concatenate([W, np.zeros(k), w, [0.0, 0.0, 1.0]])  # and b_2, log lambda, log gamma
 
@@ -349,7 +397,7 @@ class KSIVIClassifier(ClassifierMixin, _Predictor):
         self._learn_scales(X, w)
         model = BayesianLogisticRegression if len(self.classes_) == 2 else BayesianMultinomialRegression
         self.target_: Any = model(self._standardised(X), y, self.prior_precision, sample_weight=w)
-        self._fit_draws(self.target_)
+        self._fit_draws(self._new_approximator(KSIVIApproximator()), self.target_)
         return self
 
     def predict_proba(self, X: ArrayLike) -> np.ndarray:

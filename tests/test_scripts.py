@@ -17,8 +17,22 @@ COMMANDS = {
     "examples/plot_hierarchy.py": ["--max-iter", "100", "--output", "hierarchy.png"],
     "examples/plot_mode_weights.py": ["--max-iter", "300", "--output", "weights.png"],
     "examples/plot_heavy_tails.py": ["--max-iter", "100", "--output", "tails.png"],
+    "examples/plot_diagnose.py": ["--max-iter", "100", "--output", "diagnose.png"],
+    "examples/paper/plot_gradient_norms.py": ["--repeats", "3", "--output", "norms.png"],
+    "examples/paper/plot_toys.py": ["--max-iter", "100", "--output", "toys.png"],
+    "examples/paper/plot_convergence.py": ["--max-iter", "200", "--output", "convergence.png"],
+    "examples/paper/plot_logistic_regression.py": ["--max-iter", "100", "--output", "regression.png"],
+    "examples/paper/plot_diffusion.py": ["--max-iter", "100", "--output", "diffusion.png"],
+    "examples/paper/plot_student.py": ["--max-iter", "50", "--output", "student.png"],
+    "examples/paper/plot_smoothness.py": ["--max-iter", "200", "--output", "smoothness.png"],
     "examples/plot_pymc.py": ["--max-iter", "100", "--draws", "100", "--output", "pymc.png"],
     "examples/plot_numpyro.py": ["--max-iter", "100", "--draws", "100", "--output", "numpyro.png"],
+    "benchmarks/paper.py time": ["--quick", "--out", "time.json"],
+    "benchmarks/paper.py waveform": ["--quick", "--out", "waveform.json"],
+    "benchmarks/paper.py diffusion": ["--quick", "--out", "diffusion.json"],
+    "benchmarks/paper.py student": ["--quick", "--out", "student.json"],
+    "benchmarks/paper.py bnn": ["--quick", "--out", "bnn.json"],
+    "benchmarks/predictors.py": ["--quick"],
     "benchmarks/hierarchy.py": ["--quick", "--seeds", "1", "--max-iter", "50"],
     "benchmarks/search.py": ["--quick", "--targets", "waveform"],
     "benchmarks/waveform.py": ["--max-iter", "100", "--seeds", "1", "--methods", "paper, vanilla", "defaults"],
@@ -35,14 +49,17 @@ COMMANDS = {
 
 def test_every_script_has_a_quick_run():
     scripts = {
-        str(p.relative_to(ROOT)) for folder in ("examples", "benchmarks") for p in (ROOT / folder).glob("*.py")
+        str(p.relative_to(ROOT))
+        for folder in ("examples", "examples/paper", "benchmarks")
+        for p in (ROOT / folder).glob("*.py")
     }
-    assert scripts == set(COMMANDS)
+    assert scripts == {command.split()[0] for command in COMMANDS}
 
 
-@pytest.mark.parametrize("script", COMMANDS)
-def test_script_runs(script, tmp_path):
-    arguments = COMMANDS[script]
+@pytest.mark.parametrize("command", COMMANDS)
+def test_script_runs(command, tmp_path):
+    script, *table = command.split()
+    arguments = [*table, *COMMANDS[command]]
     done = subprocess.run(
         [sys.executable, ROOT / script, *arguments],
         cwd=tmp_path,

@@ -1,0 +1,192 @@
+"""Every table of the paper, by one command each.
+
+python benchmarks/paper.py time         seconds per 10,000 iterations, conditioned diffusion
+python benchmarks/paper.py waveform     sliced Wasserstein distance over learning rates, logistic regression
+python benchmarks/paper.py diffusion    sliced Wasserstein distance over dimensions, conditioned diffusion
+python benchmarks/paper.py student      squared Wasserstein distance in boxes, product of two Student t
+python benchmarks/paper.py bnn          RMSE and NLL of Bayesian neural networks on held-out rows
+
+Each job (case, method, seed) is written to a json file when it is done (build/paper/TABLE.json, or --out); the same
+command goes on where it was stopped, and more --seeds, --cases or --methods add to the file. --show prints what is
+there. --scale 0.1 ends the methods in the paper's settings after a tenth of their iterations; --quick runs a few to
+see that all works. Results of other options or versions are refused. Beside each mean and standard deviation over
+seeds stand the paper's value and the floor, the value of as many exact draws. The modules in benchmarks/paper say
+what the paper leaves open, and what differs here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from paper.bnn import Networks
+from paper.diffusion import Diffusion, Seconds
+from paper.student import Student
+from paper.waveform import Waveform
+
+import skksivi
+
+TABLES = {
+    "time": Seconds(),
+    "waveform": Waveform(),
+    "diffusion": Diffusion(),
+    "student": Student(),
+    "bnn": Networks(),
+}
+RESULTS = Path(__file__).parents[1] / "build" / "paper"
+
+
+def settings_of(args, table):
+    """Return what must be the same of all results in a file."""
+    options = {name: getattr(args, name) for name in ("table", "quick", "scale", *table.options)}
+    if "data_home" in options:
+        options["data_home"] = options["data_home"] is not None  # which data, not where they lie
+    versions = {"skksivi": skksivi.__version__, "torch": torch.__version__, "numpy": np.__version__}
+    return {**options, "versions": versions}
+
+
+def load(path, settings):
+    """Return the document in a file, which must be of the same settings, or a new one."""
+    if not path.exists():
+        return {"settings": settings, "rows": []}
+    document = json.loads(path.read_text())
+    there = document["settings"]
+    differ = [
+        f"{name} {there.get(name)}, not {value}" for name, value in settings.items() if there.get(name) != value
+    ]
+    if differ:
+        raise SystemExit(f"{path} holds results of {'; '.join(differ)}. Give another --out, or its options.")
+    return document
+
+
+def save(path, document):
+    """Write a file so that it is whole at any time."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(document, indent=1))
+    os.replace(part, path)
+
+
+def is_wanted(job, args):
+    case, method, _ = job
+    name = method.split(" @ ")[0]
+    return (not args.cases or case in (*args.cases, "any")) and (not args.methods or name in (*args.methods, "floor"))
+
+
+def run_missing(table, document, args):
+    """Run the jobs that are not in the document, and save it after each."""
+    done = {(row["case"], row["method"], row["seed"]) for row in document["rows"]}
+    jobs = [job for job in table.jobs(args) if is_wanted(job, args)]
+    for i, (case, method, seed) in enumerate(jobs, 1):
+        if (case, method, seed) in done:
+            continue
+        start = time.perf_counter()
+        try:
+            row = table.run(case, method, seed, args, document["rows"])
+        except FloatingPointError as error:  # a fit that diverged is a result
+            row = {"values": [math.nan] * len(table.metrics), "error": str(error)}
+        row["values"] = [v if math.isfinite(v) else None for v in row["values"]]
+        document["rows"].append({"case": case, "method": method, "seed": seed, **row})
+        save(args.out, document)
+        shown = ", ".join("fails" if v is None else f"{v:.4f}" for v in row["values"])
+        name = f"{case} {method}".strip()
+        print(f"[{i}/{len(jobs)}] {name}, seed {seed}: {shown} in {time.perf_counter() - start:.1f} s", flush=True)
+
+
+# The printed table
+
+
+def print_table(table, document):
+    rows, settings = document["rows"], document["settings"]
+    heads = "".join(f"{head:>11}" for head in ("paper", "here", "sd", "floor", "fits", "iterations", "seconds"))
+    print(f"\n{'':<44}{heads}")
+    for case in (*table.cases, "any"):
+        for k, metric in enumerate(table.metrics):
+            floor = values_of(rows, case, "floor", k) or values_of(rows, "any", "floor", k)
+            for method in dict.fromkeys(row["method"] for row in rows if row["case"] == case):
+                if method != "floor":
+                    fits = [row for row in rows if (row["case"], row["method"]) == (case, method)]
+                    cells = cells_of(fits, k, floor, table.of_paper(case, metric, method), table.average)
+                    print(f"{f'{case} {metric}'.strip():<18}{method:<26}" + "".join(f"{cell:>11}" for cell in cells))
+    if settings["table"] == "time":
+        print_ratios(table, rows)
+    if settings["quick"]:
+        print("A quick run: a few iterations, whose numbers mean nothing.")
+    elif settings["scale"] != 1:
+        print(f"Methods in the paper's settings ran {settings['scale']:g} times its iterations.")
+
+
+def values_of(rows, case, method, k):
+    """Return the finite values of metric k."""
+    values = [row["values"][k] for row in rows if (row["case"], row["method"]) == (case, method)]
+    return [v for v in values if v is not None]
+
+
+def cells_of(fits, k, floor, paper, average):
+    found = [row["values"][k] for row in fits if row["values"][k] is not None]
+    iterations = {row["iterations"] for row in fits if row.get("iterations")}
+    seconds = [row["seconds"] for row in fits if "seconds" in row]
+    return (
+        number(paper),
+        number(average(found) if found else None),
+        number(np.std(found, ddof=1) if len(found) > 1 else None),
+        number(np.mean(floor) if floor else None),
+        f"{len(found)}" if len(found) == len(fits) else f"{len(found)} of {len(fits)}",
+        f"{max(iterations):,}" if iterations else "-",
+        f"{np.median(seconds):.1f}" if seconds else "-",
+    )
+
+
+def number(value):
+    return "-" if value is None else f"{value:.4f}" if abs(value) < 10 else f"{value:.2f}"
+
+
+def print_ratios(table, rows):
+    first, *others = table.methods
+    print(f"\n{f'Ratio to {first}':<44}{'paper':>11}{'here':>11}")
+    for case in table.cases:
+        median = {method: np.median(found) for method in table.methods if (found := values_of(rows, case, method, 0))}
+        for method in (m for m in others if {m, first} <= median.keys()):
+            of_paper = table.of_paper(case, table.metrics[0], method) / table.of_paper(case, table.metrics[0], first)
+            print(f"{case:<18}{method:<26}{of_paper:>11.2f}{median[method] / median[first]:>11.2f}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("table", choices=TABLES)
+    parser.add_argument("--seeds", type=int, help="3 by default, of `time` 5, in quick runs 1")
+    parser.add_argument("--cases", nargs="+")
+    parser.add_argument("--methods", nargs="+")
+    parser.add_argument("--scale", type=float, default=1.0, help="share of the paper's iterations")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--show", action="store_true", help="print the table of the file, run nothing")
+    parser.add_argument("--out", type=Path, help="the json file of the results")
+    parser.add_argument("--cache", type=Path, help="folder of reference draws; by default beside the json file")
+    parser.add_argument("--data-home", help="folder of the UCI data")
+    parser.add_argument("--drift", choices=["paper", "bounded"], default="paper")
+    parser.add_argument("--units", choices=["y", "legacy"], default="y")
+    parser.add_argument("--splits", type=int, default=1)
+    args = parser.parse_args()
+    table = TABLES[args.table]
+    for name, known in (("cases", (*table.cases, "any")), ("methods", table.methods)):
+        if unknown := set(getattr(args, name) or ()) - set(known):
+            parser.error(f"unknown {name} {sorted(unknown)}, known are {list(known)}")
+    torch.set_num_threads(1)
+    args.seeds = args.seeds or (1 if args.quick else 5 if args.table == "time" else 3)
+    args.out = args.out or RESULTS / f"{args.table}{'_quick' if args.quick else ''}.json"
+    args.cache = args.cache or args.out.parent / "reference"
+    if args.show:
+        return print_table(table, json.loads(args.out.read_text()))
+    document = load(args.out, settings_of(args, table))
+    run_missing(table, document, args)
+    return print_table(table, document)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""What the tables share: methods in the paper's settings, and how a fit becomes a row."""
+
+from __future__ import annotations
+
+import re
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from reference import mala, reference
+
+from skksivi import HKSIVIApproximator, KSIVIApproximator
+from skksivi.baselines import Laplace
+from skksivi.metrics import sliced_wasserstein
+from skksivi.targets import Target
+
+#: Of a quick run: iterations, points of the score for the whitening, particles, and draws to judge by.
+QUICK = {"max_iter": 20, "whiten_budget": 2000, "n_warmup": 20, "n_particles": 100, "n_draws": 200}
+
+#: One layer as the paper has it: a network of z alone, in the coordinates of the target.
+LAYER = {"linear_skip": False, "whiten": None}
+VANILLA, U_STATISTIC = {"gradient_estimator": "vanilla"}, {"gradient_estimator": "u-statistic"}
+
+
+def fading(progress):
+    """Return how much of the score the critic of SIVI-SM is given, as in its public code."""
+    return 1.004 ** (-200 * progress)
+
+
+class Method(NamedTuple):
+    """A constructor in the paper's settings and the number of its iterations, of which --scale leaves the first."""
+
+    make: Callable[..., Any]
+    n_iter: int
+
+    def __call__(self, args, **own):
+        q = self.make(**own)
+        iterations = {"max_iter" if hasattr(q, "max_iter") else "n_warmup": max(2, round(args.scale * self.n_iter))}
+        return q.set_params(**iterations | few(q, args))
+
+
+class Ours(NamedTuple):
+    """An estimator with its defaults, which --scale leaves alone."""
+
+    make: Callable[..., Any]
+
+    def __call__(self, args, **own):
+        q = self.make(**own)
+        return q.set_params(**few(q, args))
+
+
+def few(q, args):
+    """Return what makes a fit quick, nothing if it is not to be."""
+    if not args.quick or isinstance(q, Laplace):
+        return {}
+    return {
+        name: QUICK[name] for name in ("max_iter", "n_warmup", "whiten_budget", "n_particles") if hasattr(q, name)
+    }
+
+
+DEFAULTS = {"floor": lambda *_, **__: None, "Laplace": Ours(Laplace), "ours": Ours(KSIVIApproximator)}
+HIERARCHY = {"ours, HKSIVI": Ours(HKSIVIApproximator)}
+
+
+class Table:
+    """A table: jobs (case, method, seed), and how one is done.
+
+    Attributes
+    ----------
+    cases, metrics : tuple of str
+    methods : dict of str to Method
+    paper : dict of str to tuple
+        Each method's values, case by case, and metric by metric within a case.
+    options : tuple of str
+        Arguments of the command that change the results.
+    average : callable
+        Over seeds.
+    """
+
+    cases: tuple[str, ...] = ("",)
+    options: tuple[str, ...] = ()
+    average = staticmethod(np.mean)
+
+    def jobs(self, args):
+        """Yield (case, method, seed), the latter outermost, so that methods take turns."""
+        for seed in range(args.seeds):
+            for case in self.cases[: 1 if args.quick else None]:
+                yield from ((case, method, seed) for method in self.methods)
+
+    def run(self, case, method, seed, args, rows):
+        """Return a dict with `values`, one a metric, and what else is to be kept; `rows` are those there are."""
+        raise NotImplementedError
+
+    def of_paper(self, case, metric, method):
+        """Return the paper's value, or None."""
+        if method not in self.paper or case not in self.cases:
+            return None
+        k = self.cases.index(case) * len(self.metrics) + self.metrics.index(metric)
+        return self.paper[method][k] if k < len(self.paper[method]) else None
+
+
+class Counted(Target):
+    """A target that counts the points at which its score is asked for."""
+
+    def __init__(self, target):
+        self.target, self.n_features, self.n_points = target, target.n_features, [0]
+
+    def log_prob(self, x):
+        return self.target.log_prob(x)
+
+    def score_fn(self, x):
+        self.n_points[0] += len(x)
+        return self.target.score_fn(x)
+
+    def score_vjp(self, x):
+        self.n_points[0] += len(x)
+        return self.target.score_vjp(x)
+
+
+def fit(q, *data):
+    """Fit an estimator, None for the floor; return what is to be kept of it."""
+    if q is None:
+        return {}
+    start = time.perf_counter()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        q.fit(*data)
+    row = {"seconds": time.perf_counter() - start, "iterations": getattr(q, "n_iter_", None)}
+    if isinstance(data[0], Counted):
+        row["score_points"] = data[0].n_points[0]
+    described = re.sub(r"<function (\w+) at \w+>", r"\1", " ".join(repr(q).split()))
+    return {**row, "warnings": sorted({w.category.__name__ for w in told}), "estimator": described}
+
+
+def exact_draws(name, target, args):
+    """Return reference draws (n, d), kept in a file; of a quick run they are rough and not kept."""
+    return mala(target, 400, n_steps=80)[0].numpy() if args.quick else reference(name, args.cache)
+
+
+def sliced_distance(q, Y, seed, args):
+    """Return that of 1,000 draws of q, of None as many exact ones, from 1,000 others of the reference Y (n, d)."""
+    n = QUICK["n_draws"] if args.quick else 1000
+    rows = np.random.RandomState(seed).permutation(len(Y))
+    X = Y[rows[n : 2 * n]] if q is None else q.sample(n, random_state=seed)
+    return sliced_wasserstein(X, Y[rows[:n]], random_state=seed)

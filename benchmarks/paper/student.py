@@ -1,0 +1,90 @@
+"""Squared Wasserstein distance in the boxes [-a, a]^2 on the product of two Student t.
+
+Means over ten sets of 1,000 draws, against 10,000 fresh exact ones each. MIED and KSD descent have 1,000 particles
+from N(0, I) and are otherwise this package's. The public code of the method has the l1 form of Riesz's kernel, and
+weighs <f, f'> by a running covariance of the draws, for which there is no option here. Without it draws that start
+with sigma = 1, three times as wide as the target, may run away in the paper's settings; the rows "whitened" stand by
+the side, with the fixed covariance of the Laplace approximation, a start of e^-3/2, no tempering, and the l2 form.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import numpy as np
+import torch
+
+from paper._base import DEFAULTS, HIERARCHY, LAYER, QUICK, VANILLA, Counted, Method, Table, fit
+from skksivi import HKSIVIApproximator, KSIVIApproximator
+from skksivi.annealing import Linear
+from skksivi.baselines import MIED, SIVI, KSDDescent
+from skksivi.kernels import Riesz
+from skksivi.metrics import wasserstein_in_box
+from skksivi.targets import StudentT
+
+EDGES, N_SETS = (5, 8, 10), 10
+
+
+def entropic(progress):
+    """Return the weight of -E log p: of the first 20,000 of 50,000 iterations, with the temperature."""
+    return 0.05 * Linear()(progress) if progress < 0.4 else 0.0
+
+
+TRAINING = {
+    "batch_size": 500, "learning_rate": 1e-3, "learning_rate_decay": (0.9, 1000), "betas": (0.9, 0.99),
+    "ema_decay": None, "initial_scale": 1.0,
+}  # fmt: skip
+NETWORK = {**LAYER, **TRAINING, "latent_dim": 3, "hidden_layer_sizes": (50, 50), "annealing": "linear"}
+PARTICLES = {"n_particles": 1000, "whiten": None}
+LAYERS = {**TRAINING, **VANILLA, "mixing": "normal", "whiten": None, "bridge": "linear"}
+KSIVI = partial(KSIVIApproximator, **NETWORK, **VANILLA, entropic_weight=entropic)
+WHITENED = NETWORK | VANILLA | {"whiten": "laplace", "initial_scale": math.exp(-3 / 2), "annealing": None}
+METHODS = {
+    "MIED": Method(partial(MIED, **PARTICLES), 1000),
+    "KSDD": Method(partial(KSDDescent, **PARTICLES), 300),
+    "SIVI": Method(partial(SIVI, **NETWORK), 50_000),
+    "KSIVI, Gaussian": Method(partial(KSIVI, kernel="gaussian"), 50_000),
+    "KSIVI, Riesz l1": Method(partial(KSIVI, kernel=Riesz(norm="l1")), 50_000),
+    "HKSIVI": Method(partial(HKSIVIApproximator, **LAYERS, kernel=Riesz()), 50_000),
+    "KSIVI, Gaussian, whitened": Method(partial(KSIVIApproximator, **WHITENED, bandwidth="median"), 50_000),
+    "KSIVI, Riesz, whitened": Method(partial(KSIVIApproximator, **WHITENED, kernel=Riesz()), 50_000),
+    "HKSIVI, whitened": Method(
+        partial(HKSIVIApproximator, **LAYERS | {"whiten": "laplace", "bridge": "none"}, kernel=Riesz()), 50_000
+    ),
+}
+PAPER = {
+    "MIED": (0.0366, 0.0778, 0.1396),
+    "KSDD": (0.1974, 0.3187, 0.3910),
+    "SIVI": (0.0814, 0.1659, 0.2226),
+    "KSIVI, Gaussian": (0.1048, 0.1976, 0.2546),
+    "KSIVI, Riesz l1": (0.0451, 0.0816, 0.1136),
+    "HKSIVI": (0.0423, 0.0709, 0.1102),
+}
+PAPER |= {
+    "KSIVI, Gaussian, whitened": PAPER["KSIVI, Gaussian"],
+    "KSIVI, Riesz, whitened": PAPER["KSIVI, Riesz l1"],
+    "HKSIVI, whitened": PAPER["HKSIVI"],
+}
+
+
+class Student(Table):
+    """One case, whose metrics are boxes."""
+
+    metrics = tuple(f"a = {a}" for a in EDGES)
+    methods, paper = DEFAULTS | HIERARCHY | METHODS, PAPER
+
+    def run(self, case, method, seed, args, rows):
+        target = StudentT()
+        q = self.methods[method](args, random_state=seed)
+        row, n = fit(q, Counted(target)), QUICK["n_draws"] // 2 if args.quick else 1000
+        costs = []
+        for r in range(100 * seed, 100 * seed + (1 if args.quick else N_SETS)):
+            X = exact(target, n, 50_000 + r) if q is None else q.sample(n, random_state=r)
+            Y = exact(target, 10 * n, r)
+            costs.append([wasserstein_in_box(X, Y, a) for a in EDGES])
+        return {**row, "values": np.mean(costs, 0).tolist()}
+
+
+def exact(target, n, seed):
+    return target.sample(n, torch.Generator().manual_seed(seed)).numpy()

@@ -1,0 +1,103 @@
+r"""
+How smooth the network stays
+============================
+
+The paper's theory assumes that :math:`\|\nabla_\phi \mu(z; \phi)\|` and the Lipschitz constant of
+:math:`\nabla_\phi \mu(z; \phi)` are bounded by a G times :math:`1 + \|z\|`. Its last figures look whether that holds
+along a training on the waveform posterior, for the vanilla estimator and the U-statistic: Frobenius norms, mean and
+range over random z. The paper runs 20,000 iterations (``--full``), here are 3,000.
+"""
+
+import argparse
+import math
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+from torch.func import functional_call, jacrev
+
+from skksivi import KSIVIApproximator
+from skksivi.datasets import load_waveform
+from skksivi.targets import BayesianLogisticRegression
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--max-iter", type=int, default=3000)
+parser.add_argument("--full", action="store_true", help="the paper's settings")
+parser.add_argument("--output", help="write the figure to this file instead of showing it")
+args, _ = parser.parse_known_args()
+n_iter, n_points = (20_000, 50) if args.full else (args.max_iter, 10)
+
+# %%
+# The Lipschitz constant is estimated by the change of the Jacobian along a small random step of the parameters. The
+# network has kinks, where there is none; a step meets few of them.
+
+
+def jacobian(network, parameters, z):
+    by_name = jacrev(lambda p: functional_call(network, p, (z,)))(parameters)
+    return torch.cat([J.flatten(1) for J in by_name.values()], 1)
+
+
+def smoothness(network, generator):
+    """Return the norm of the Jacobian over 1 + |z| (n_points,), and that of its change over the step's length."""
+    phi = {name: p.detach() for name, p in network.named_parameters()}
+    rows = []
+    for _ in range(n_points):
+        z = torch.randn(10, generator=generator)
+        step = {name: 1e-3 * torch.randn(p.shape, generator=generator) for name, p in phi.items()}
+        length = torch.cat([s.flatten() for s in step.values()]).norm()
+        J = jacobian(network, phi, z)
+        moved = jacobian(network, {name: phi[name] + step[name] for name in phi}, z)
+        rows.append(torch.stack([J.norm(), (moved - J).norm() / length]) / (1 + z.norm()))
+    return torch.stack(rows).numpy()
+
+
+# %%
+# A callback sees the fit as it is each hundred iterations.
+
+
+class Smoothness:
+    """Looks at the network at some of the reports of a fit."""
+
+    def __init__(self, every):
+        self.every, self.n_done, self.at, self.seen = every, 0, [], []
+        self.generator = torch.Generator().manual_seed(0)
+
+    def setup(self, estimator, context): ...
+
+    def teardown(self, estimator, context): ...
+
+    def on_fit_task_begin(self, estimator, context, **_): ...
+
+    def on_fit_task_end(self, estimator, context, *, fitted_estimator=None, **_):
+        if context.task_name != "iterations":
+            return
+        self.n_done += 100
+        if self.n_done % self.every == 0:
+            self.at.append(self.n_done)
+            self.seen.append(smoothness(fitted_estimator.family_.mean, self.generator))
+
+
+X, y = load_waveform(return_X_y=True)
+target = BayesianLogisticRegression(X, y, prior_precision=0.01, fit_intercept=True)
+labels = {"vanilla": "vanilla", "u-statistic": "U-statistic"}
+figure, axes = plt.subplots(1, 2, figsize=(10.5, 4), layout="constrained")
+for estimator, label in labels.items():
+    look = Smoothness(every=max(100, n_iter // 20 // 100 * 100))
+    KSIVIApproximator(
+        gradient_estimator=estimator, latent_dim=10, linear_skip=False, whiten=None, batch_size=100,
+        initial_scale=math.exp(-5 / 2), learning_rate=1e-3, learning_rate_decay=(0.9, 3000), betas=(0.9, 0.999),
+        ema_decay=None, max_iter=n_iter, random_state=0,
+    ).set_callbacks(look).fit(target)  # fmt: skip
+    seen = np.array(look.seen)
+    for ax, values in zip(axes, np.moveaxis(seen, -1, 0), strict=True):
+        ax.plot(look.at, values.mean(1), label=label)
+        ax.fill_between(look.at, values.min(1), values.max(1), alpha=0.2, linewidth=0)
+    print(f"{label:<12} largest ratios {seen.max((0, 1)).round(1)}")
+axes[0].set(xlabel="iterations", title=r"$\|\nabla_\phi \mu\|$ over $1 + \|z\|$", ylim=(0, None))
+axes[1].set(xlabel="iterations", title=r"Lipschitz constant of $\nabla_\phi \mu$ over $1 + \|z\|$", ylim=(0, None))
+axes[0].legend(frameon=False)
+
+if args.output:
+    figure.savefig(args.output, dpi=110)
+else:
+    plt.show()

@@ -1,0 +1,75 @@
+"""
+Heavy tails: six methods on two Student t
+=========================================
+
+The paper's figure of the product of two Student t distributions: particles of mollified energies (MIED) and of the
+kernel Stein discrepancy (KSDD), SIVI, KSIVI with a Gaussian and with Riesz's kernel, HKSIVI, and this package's
+defaults, over the contours of the target. The paper has 5,000 draws of fits of 50,000 iterations with batches of 500
+(``--full``); here are 2,000 iterations with batches of 200 at three times its learning rate, and 300 particles. Draws
+that start three times as wide as the target run away: KSIVI and HKSIVI start narrow here, in coordinates of the
+curvature at the mode.
+"""
+
+import argparse
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+
+from skksivi import HKSIVIApproximator, KSIVIApproximator
+from skksivi.baselines import MIED, SIVI, KSDDescent
+from skksivi.kernels import Riesz
+from skksivi.plotting import DensityDisplay
+from skksivi.targets import StudentT
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--max-iter", type=int, default=2000)
+parser.add_argument("--full", action="store_true", help="the paper's settings")
+parser.add_argument("--output", help="write the figure to this file instead of showing it")
+args, _ = parser.parse_known_args()
+n_iter, n_particles = (50_000, 5000) if args.full else (args.max_iter, 300)
+
+# %%
+# A temperature that starts low is left out: tempered, tails this heavy have no finite mass.
+
+training = {
+    "batch_size": 500 if args.full else 200,
+    "learning_rate": 1e-3 if args.full else 3e-3,
+    "learning_rate_decay": (0.9, 1000),
+    "betas": (0.9, 0.99),
+    "ema_decay": None,
+    "max_iter": n_iter,
+    "random_state": 0,
+}
+layer = {"latent_dim": 3, "hidden_layer_sizes": (50, 50), "linear_skip": False}
+ksivi = {**training, **layer, "gradient_estimator": "vanilla", "whiten": "laplace"}
+particles = {"n_particles": n_particles, "whiten": None, "random_state": 0}
+methods = {
+    "MIED": MIED(**particles, max_iter=min(500, n_iter)),
+    "KSDD": KSDDescent(**particles, max_iter=min(100, n_iter)),
+    "SIVI": SIVI(**training, **layer),
+    "KSIVI, Gaussian kernel": KSIVIApproximator(**ksivi, bandwidth="median"),
+    "KSIVI, Riesz kernel": KSIVIApproximator(**ksivi, kernel=Riesz()),
+    "HKSIVI": HKSIVIApproximator(**training, kernel=Riesz(), mixing="normal", bridge="none", whiten="laplace"),
+    "KSIVI, defaults": KSIVIApproximator(max_iter=min(2000, n_iter), random_state=0),
+}
+
+# %%
+# What tells them apart is how far the draws reach along the diagonal: the share beyond 5 is that of the tails, of
+# which a Gaussian kernel sees little.
+
+target = StudentT()
+exact = target.sample(5000, torch.Generator().manual_seed(0)).numpy()
+figure, axes = plt.subplots(2, 4, figsize=(14, 7.2), layout="constrained")
+samples = {name: q.fit(target).sample(5000, random_state=0) for name, q in methods.items()}
+samples["MIED"], samples["KSDD"] = (methods[name].particles_ for name in ("MIED", "KSDD"))
+for ax, (name, X) in zip(axes.flat, {**samples, "exact draws": exact}.items(), strict=True):
+    share = (np.abs(X).max(1) > 5).mean()
+    DensityDisplay.from_draws(X, target, extent=(-5, 5, -5, 5), ax=ax)
+    ax.set(title=f"{name}\n{share:.1%} beyond 5", xlabel="", ylabel="")
+    print(f"{name:<24}{share:>6.1%} beyond 5")
+
+if args.output:
+    figure.savefig(args.output, dpi=110)
+else:
+    plt.show()

@@ -1,0 +1,68 @@
+"""
+Is the fit any good?
+====================
+
+A loss that has stopped falling does not say so. `diagnose` looks at a fit from seven sides and says what to do where
+one of them is bad. Here it looks at a good fit and at three that went wrong in different ways, none of which shows in
+every check.
+"""
+
+import argparse
+
+import matplotlib.pyplot as plt
+
+from skksivi import KSIVIApproximator, diagnose
+from skksivi.baselines import FullRankVI
+from skksivi.targets import EightGaussians, StudentT, Target
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--max-iter", type=int, default=1000)
+parser.add_argument("--output", help="write the figure to this file instead of showing it")
+args, _ = parser.parse_known_args()
+
+# %%
+# Three targets: a ring of eight Gaussians, two coordinates in unlike units, and heavy tails.
+
+
+class Units(Target):
+    """Two independent Gaussians, one in millimetres and one in metres."""
+
+    n_features = 2
+
+    def log_prob(self, x):
+        return -((x[:, 0] - 3).square() + ((x[:, 1] + 200) / 30).square()) / 2
+
+
+ring, units, tails = EightGaussians(shift=5.0), Units(), StudentT()
+
+# %%
+# The defaults, on the ring. Then a fit without whitening, in half the iterations; one that starts at a single mode
+# and misses the others, which the discrepancy does not see; and a Gaussian in the place of a Student t.
+
+options = {"max_iter": args.max_iter, "random_state": 0}
+fits = {
+    "a good fit": (KSIVIApproximator(**options), ring),
+    "too narrow": (KSIVIApproximator(whiten=None, max_iter=args.max_iter // 2, random_state=0), units),
+    "lost modes": (KSIVIApproximator(whiten="laplace", mixing="normal", **options), ring),
+    "no tails": (FullRankVI(**options), tails),
+}
+reports = {name: diagnose(q.fit(target), target, random_state=0) for name, (q, target) in fits.items()}
+for name, report in reports.items():
+    print(f"{name}: {report}\n")
+
+# %%
+# Each report draws four panels: the loss, with its last quarter shaded; the Stein variances, which should be in the
+# band around one; the whitened scores of the draws, beside those where Markov chains have moved them; and the draws
+# by the mode they are in.
+
+figure = plt.figure(figsize=(15, 14), layout="constrained")
+rows = figure.subfigures(len(reports), 1)
+for row, (name, report) in zip(rows, reports.items(), strict=True):
+    warned = ", ".join(check.name for check in report.warnings) or "nothing"
+    row.suptitle(f"{name} (warns of {warned})")
+    report.plot(row.subplots(1, 4))
+if args.output:
+    figure.savefig(args.output, dpi=80)
+    print(f"Figure in {args.output}")
+else:
+    plt.show()

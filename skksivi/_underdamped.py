@@ -1,0 +1,120 @@
+r"""Underdamped Langevin chains for targets of many parameters: nothing costs more than O(d) a step."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from skksivi._affine import LowRank
+from skksivi._newton import LEFT
+from skksivi._pilot import Pilot, is_settled, revive, standard_error
+from skksivi._score import Score
+
+#: Chains where one start is given.
+N_CHAINS = 20
+
+#: Steps of a chain, at the least and the most, and the states of each that are kept.
+MIN_STEPS, MAX_STEPS, N_KEPT = 200, 20_000, 50
+
+#: A step in units of the shortest period of a chain, and what is left of a momentum after it.
+STEP, MEMORY = 0.7, 0.98
+
+#: Steps from one estimate of the curvature to the next, and products by which it is made: the first time, and later.
+CURVATURE_EVERY, N_PRODUCTS = 200, (20, 5)
+
+
+def underdamped_pilot(
+    score_fn: Score, starts: Tensor, generator: torch.Generator, budget: int
+) -> tuple[LowRank, Pilot]:
+    """Run chains from each start, and return a scale for each coordinate and the chains' points.
+
+    Parameters
+    ----------
+    score_fn : Score
+    starts : Tensor of shape (k, d)
+    generator : torch.Generator
+    budget : int
+        Points at which the score may be evaluated, which sets the number of steps.
+
+    Raises
+    ------
+    ValueError
+        The chains left the region where the score is finite.
+    """
+    n_steps = min(max(budget // len(starts), MIN_STEPS), MAX_STEPS)
+    kept = underdamped(score_fn, starts.to(score_fn.dtype), n_steps, generator).double()
+    weights, points = kept.new_ones(1), kept.transpose(0, 1).flatten(0, 1)
+    pilot = Pilot(
+        points,
+        [len(kept)] * len(starts),
+        standard_error([kept], weights),
+        is_settled([kept], weights),
+        dense=False,
+    )
+    return diagonal_map(points), pilot
+
+
+def diagonal_map(x: Tensor) -> LowRank:
+    """Return the map that standardises each coordinate of points (n, d)."""
+    mean, sd = x.mean(0), x.std(0)
+    return LowRank(mean, sd.where(sd > 0, 1.0), mean.new_empty(len(mean), 0), mean.new_empty(0))
+
+
+def surrounding(mode: LowRank, generator: torch.Generator) -> Tensor:
+    """Draw the starts (k, d) of chains around a mode by the curvature there."""
+    return mode.unwhiten(_normal(mode.m.expand(N_CHAINS, -1), generator))
+
+
+def underdamped(score_fn: Score, x: Tensor, n_steps: int, generator: torch.Generator) -> Tensor:
+    r"""Run chains of underdamped Langevin dynamics from x (n, d); return states of the second half (n_kept, n, d).
+
+    Kicks and drifts of the momentum p by the splitting of Leimkuhler and Matthews,
+
+    .. math::
+        p \leftarrow p + \tfrac h2 s(x), \quad x \leftarrow x + \tfrac h2 p, \quad
+        p \leftarrow c p + \sqrt{1 - c^2}\, \xi, \quad x \leftarrow x + \tfrac h2 p, \quad
+        p \leftarrow p + \tfrac h2 s(x),
+
+    whose positions have the exact covariance of a Gaussian. The step h is a share of the shortest period of each
+    chain, :math:`0.7 / \sqrt{\lambda_{\max}}` with the largest curvature :math:`\lambda_{\max}` by power iteration.
+    Chains that leave the finite numbers go on from another's place.
+
+    References
+    ----------
+    Leimkuhler, B. and Matthews, C. (2013). Rational construction of stochastic numerical methods for molecular
+    sampling. https://arxiv.org/abs/1203.5428
+    """
+    if not score_fn(x).isfinite().any():
+        raise ValueError(LEFT)
+    p, direction = (_normal(x, generator) for _ in range(2))
+    noise, every = math.sqrt(1 - MEMORY**2), max(1, n_steps // (2 * N_KEPT))
+    kept, h = [], x.new_zeros(len(x), 1)
+    s = score_fn(x)
+    for t in range(n_steps):
+        if t % CURVATURE_EVERY == 0:
+            direction, curvature = _largest_curvature(score_fn, x, direction, N_PRODUCTS[t > 0])
+            h = STEP * curvature.rsqrt()
+        p = p + h / 2 * s
+        x = x + h / 2 * p
+        p = MEMORY * p + noise * _normal(x, generator)
+        x = revive(x + h / 2 * p, generator)
+        s = score_fn(x)
+        p = (p + h / 2 * s).nan_to_num(0.0, 0.0, 0.0)
+        if t >= n_steps // 2 and t % every == 0:
+            kept.append(x)
+    return torch.stack(kept)
+
+
+def _largest_curvature(score_fn: Score, x: Tensor, v: Tensor, n_products: int) -> tuple[Tensor, Tensor]:
+    """Return the direction (n, d) of largest curvature at each point of x, and the curvature (n, 1)."""
+    size = v.new_ones(len(v), 1)
+    for _ in range(n_products):
+        v = score_fn.jacobian_product(x, v / torch.linalg.vector_norm(v, dim=1, keepdim=True)).nan_to_num(1.0)
+        size = torch.linalg.vector_norm(v, dim=1, keepdim=True).clamp_min(torch.finfo(v.dtype).tiny)
+    return v, size
+
+
+def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.randn(like.shape, generator=generator, dtype=like.dtype, device=like.device)

@@ -1,0 +1,428 @@
+"""The report on a fit: what each check sees, and that exact draws pass them all."""
+
+import builtins
+import copy
+import random
+from dataclasses import replace
+from functools import cache
+from types import SimpleNamespace
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+from test_common import APPROXIMATORS, GaussianTarget, gaussian_score, has_density
+
+from skksivi import KSIVIApproximator, diagnose, load, modes, save
+from skksivi._affine import Affine
+from skksivi.base import BaseApproximator
+from skksivi.baselines import MALA, SVGD, FullRankVI, Laplace
+from skksivi.diagnostics import Check, _draws_with_density, theil_sen
+from skksivi.targets import Banana, EightGaussians, Multimodal, StudentT, Target, XShaped, from_score_fn
+
+NAMES = ["KSD", "Pareto k-hat", "stray draws", "modes", "loss plateau", "whitening", "Stein variances"]
+
+
+def warned(report):
+    return {check.name for check in report.warnings}
+
+
+FITS = {type(q).__name__: q for q in APPROXIMATORS}
+
+
+@cache
+def gaussian(name):
+    return clone(FITS[name]).fit(GaussianTarget())
+
+
+@pytest.fixture(scope="module")
+def good():
+    return gaussian("KSIVIApproximator")
+
+
+@pytest.fixture(scope="module")
+def report(good):
+    return diagnose(good, GaussianTarget(), random_state=0)
+
+
+class Exact(BaseApproximator):
+    """The draws and the density of a target itself, moved and scaled."""
+
+    def __init__(self, target, shift=0.0, scale=1.0, device="cpu", dtype="float64", random_state=0):
+        self.target, self.shift, self.scale = target, shift, scale
+        self.device, self.dtype, self.random_state = device, dtype, random_state
+
+    def _fit(self, score_fn, generator):
+        pass
+
+    def _sample(self, n, generator):
+        return self.shift + self.scale * self.target.sample(n, generator).double()
+
+    def _log_density(self, x):
+        return self.target.log_prob((x - self.shift) / self.scale)
+
+
+class Normal(Target):
+    def __init__(self, d):
+        self.n_features = d
+
+    def log_prob(self, x):
+        return -x.square().sum(-1) / 2
+
+    def sample(self, n, generator):
+        return torch.randn(n, self.n_features, generator=generator)
+
+
+class Units(Target):
+    """Two independent Gaussians, one wider than the other by a factor of 30."""
+
+    n_features = 2
+
+    def __init__(self, unit=1.0):
+        self.mean = unit * torch.tensor([3.0, -200.0], dtype=torch.float64)
+        self.sd = unit * torch.tensor([1.0, 30.0], dtype=torch.float64)
+
+    def log_prob(self, x):
+        return -((x - self.mean.to(x)) / self.sd.to(x)).square().sum(-1) / 2
+
+    def sample(self, n, generator):
+        return self.mean + self.sd * torch.randn(n, 2, generator=generator)
+
+
+# Every approximator, and what is right
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_every_approximator_has_a_report(name):
+    fitted = gaussian(name)
+    report = diagnose(fitted, GaussianTarget(), random_state=0)
+    assert [check.name for check in report.checks] == NAMES
+    for check in report.checks:
+        assert check.verdict in ("ok", "warn") or check.verdict.startswith("not available: ")
+        assert np.isfinite(check.value) == bool(check.text) == (not check.verdict.startswith("not"))
+        assert bool(check.remedy) == (check.verdict == "warn")
+    missing = {check.name for check in report.checks if not check.text}
+    assert ("Pareto k-hat" in missing) == (not has_density(fitted))
+    assert ("whitening" in missing) == (not hasattr(fitted, "whitening_"))
+    assert ("loss plateau" in missing) >= (not hasattr(fitted, "loss_curve_"))
+    assert name in str(report)
+    assert not warned(report) & {"stray draws", "modes", "Stein variances"}
+    assert ("KSD" in warned(report)) == (name == "MeanFieldVI")
+
+
+TARGETS = [Multimodal(), Banana(), XShaped(), StudentT(), EightGaussians(), Normal(1), Normal(12)]
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=repr)
+def test_exact_draws_pass_every_check(target):
+    report = diagnose(Exact(target).fit(target), target, random_state=0)
+    assert report.ok, report
+    assert report["stray draws"].value < 0.005
+    assert report["Pareto k-hat"].value == 0
+
+
+def test_a_good_fit_is_ok(report):
+    assert report.ok
+    assert not report.warnings
+    assert {check.verdict for check in report.checks} == {"ok"}
+    assert "all of 7 checks are ok" in str(report)
+
+
+# What each check sees
+
+
+@pytest.mark.parametrize(("scale", "seen"), [(0.7, "narrow"), (1.4, "wide")])
+def test_a_wrong_width_is_seen_by_its_stein_variance(scale, seen):
+    report = diagnose(Exact(Normal(3), scale=scale).fit(Normal(3)), Normal(3), random_state=0)
+    assert warned(report) >= {"KSD", "Stein variances"}
+    assert f"too {seen}" in report["Stein variances"].remedy
+    assert np.abs(report.variances - scale**2).max() < 4 * report.variance_errors.max()
+
+
+def test_a_shift_is_seen_by_the_discrepancy():
+    report = diagnose(Exact(Normal(3), shift=0.3).fit(Normal(3)), Normal(3), random_state=0)
+    assert warned(report) == {"KSD"}
+
+
+def test_a_shift_that_is_smaller_than_what_is_allowed_is_not():
+    report = diagnose(Exact(Normal(3), shift=0.05).fit(Normal(3)), Normal(3), random_state=0)
+    assert report.ok
+
+
+def test_a_fit_without_whitening_in_few_iterations_is_seen():
+    q = KSIVIApproximator(whiten=None, max_iter=100, random_state=0)
+    with pytest.warns(UserWarning, match="too narrow in coordinate 1"):
+        q.fit(Units())
+    report = diagnose(q, Units(), random_state=0)
+    assert warned(report) >= {"KSD", "Stein variances"}
+    assert "whiten='auto'" in report["Stein variances"].remedy
+
+
+@pytest.mark.parametrize("unit", [1.0, 1e-3])
+def test_unlike_scales_in_training_are_seen(unit):
+    q = Exact(Units(unit)).fit(Units(unit))
+    q.whitening_ = SimpleNamespace(map=Affine(torch.zeros(2).double(), torch.eye(2).double() * unit), settled=True)
+    report = diagnose(q, Units(unit), random_state=0)
+    assert warned(report) == {"whitening"}
+    assert report["whitening"].value == pytest.approx(900, rel=0.2)
+    q.whitening_.map = Affine(torch.zeros(2).double(), torch.diag(torch.tensor([1.0, 30.0], dtype=torch.float64)))
+    assert diagnose(q, Units(unit), random_state=0)["whitening"].value == pytest.approx(1, rel=0.2)
+
+
+def test_chains_that_have_not_settled_are_seen(good):
+    q = copy.copy(good)
+    q.whitening_ = replace(good.whitening_, settled=False)
+    check = diagnose(q, GaussianTarget(), random_state=0)["whitening"]
+    assert check.verdict == "warn"
+    assert "`whiten_budget`" in check.remedy
+
+
+def test_lost_modes_are_seen_by_the_modes_alone():
+    target = EightGaussians(shift=5.0)
+    q = KSIVIApproximator(whiten="laplace", mixing="normal", max_iter=300, random_state=0).fit(target)
+    report = diagnose(q, target, random_state=0)
+    assert warned(report) == {"modes"}
+    assert "No draw is in the mode at" in report["modes"].remedy
+    nearest = np.linalg.norm(report.lost[:, None] - target.means.numpy(), axis=2).min(1)
+    assert nearest.max() < 0.2
+    assert "KSD does not see the weights of modes" in str(report)
+
+
+def test_wrong_weights_are_seen_and_mended():
+    target = EightGaussians(shift=5.0, weights=[0.3, 0.2, 0.15, 0.1, 0.1, 0.05, 0.05, 0.05])
+    q = Exact(EightGaussians(shift=5.0)).fit(target)
+    report = diagnose(q, target, random_state=0)
+    assert warned(report) == {"modes"}
+    assert "reweight=True" in report["modes"].remedy
+    wrong = np.abs(np.array([0.3, 0.2, 0.15, 0.1, 0.1, 0.05, 0.05, 0.05]) - 1 / 8).sum() / 2
+    assert report["modes"].value == pytest.approx(wrong, abs=0.04)
+    modes(q, target, reweight=True, random_state=0)
+    assert diagnose(q, target, random_state=0)["modes"].verdict == "ok"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_lost_tails_are_seen_by_the_importance_ratios_alone(seed):
+    q = FullRankVI(max_iter=1000, random_state=seed).fit(StudentT())
+    report = diagnose(q, StudentT(), random_state=seed)
+    assert warned(report) == {"Pareto k-hat"}
+
+
+def test_the_tail_of_ratios_that_are_as_good_as_equal_does_not_matter(monkeypatch):
+    monkeypatch.setattr("skksivi.diagnostics._pareto_shape", lambda _: 0.9)
+    for scale, verdict in ((0.97, "ok"), (0.75, "warn")):
+        check = diagnose(Exact(Normal(1), scale=scale).fit(Normal(1)), Normal(1), random_state=0)["Pareto k-hat"]
+        assert check.verdict == verdict, check
+
+
+def test_draws_beside_a_curved_ridge_are_astray():
+    q = Laplace(random_state=0).fit(Banana())
+    report = diagnose(q, Banana(), random_state=0)
+    assert "stray draws" in warned(report)
+    assert report["stray draws"].value > 0.1
+
+
+def test_a_score_that_is_not_finite_is_a_stray_draw(good):
+    def score_fn(x):
+        return torch.where(x[:, :1] > 4, torch.nan, gaussian_score(x))
+
+    report = diagnose(good, score_fn, random_state=0)
+    outside = (report.X[:, 0] > 4).mean()
+    assert outside > 0.01
+    assert report["stray draws"].value == pytest.approx(outside, abs=0.002)
+    assert report.plot() is not None
+    plt.close("all")
+
+
+def test_the_wrong_sign_is_seen(good):
+    with pytest.warns(UserWarning, match="wrong sign"):
+        report = diagnose(good, lambda x: -gaussian_score(x), random_state=0)
+    assert "wrong sign" in report["Stein variances"].remedy
+    assert "wrong sign" in report["stray draws"].verdict
+    assert report["modes"].verdict.startswith("not available: ")
+
+
+# The loss
+
+
+@pytest.mark.parametrize(
+    ("loss", "verdict"),
+    [
+        (lambda t: np.exp(-3 * t), "warn"),
+        (lambda t: 1e6 * np.exp(-200 * t) - 5 * t, "warn"),
+        (lambda t: np.exp(-12 * t), "ok"),
+        (lambda t: 0 * t, "ok"),
+        (lambda t: -np.exp(-3 * t), "ok"),
+    ],
+)
+@pytest.mark.parametrize(("scale", "offset"), [(1.0, 0.0), (1e-4, -3.0)])
+def test_a_loss_that_still_falls_is_seen_in_any_units(good, loss, verdict, scale, offset):
+    q, t = copy.copy(good), np.linspace(0, 1, 2000)
+    noise = 0.02 * np.random.RandomState(0).standard_t(3, 2000)
+    q.loss_curve_ = scale * (loss(t) + noise) + offset
+    check = diagnose(q, from_score_fn(gaussian_score, 2), n_samples=100, random_state=0)["loss plateau"]
+    assert check.verdict == verdict
+    assert ("raise `max_iter`" in check.remedy) == (verdict == "warn")
+
+
+def test_theil_and_sens_slope_has_its_standard_error():
+    random_state = np.random.RandomState(0)
+    slopes, errors = np.array([theil_sen(2 * np.arange(24) + random_state.normal(size=24)) for _ in range(500)]).T
+    assert abs(slopes.mean() - 2) < 4 * slopes.std() / np.sqrt(500)
+    assert np.median(errors) == pytest.approx(slopes.std(), rel=0.15)
+
+
+def test_theil_and_sens_slope_does_not_mind_outliers():
+    y = 3.0 * np.arange(24)
+    y[[2, 20]] = 1e6, -1e6
+    assert theil_sen(y)[0] == pytest.approx(3)
+
+
+# The draws whose density is known
+
+
+@pytest.mark.parametrize("name", [name for name, q in FITS.items() if has_density(q) and name != "MeanFieldVI"])
+def test_ratios_to_the_density_of_the_draws_average_to_one(name):
+    """The mean of p/q over draws of q is the integral of p, if q is the density of the draws."""
+    fitted = gaussian(name)
+    x, log_q = _draws_with_density(fitted, torch.Generator().manual_seed(0))
+    ratios = np.exp(GaussianTarget().log_prob(x.double()).numpy() - log_q)
+    assert abs(ratios.mean() - 1) < 5 * ratios.std() / np.sqrt(len(x)) + 1e-6
+
+
+@pytest.mark.filterwarnings("ignore:The draws are too:sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize("name", ["KSIVIApproximator", "HKSIVIApproximator", "SIVI", "HSIVISM"])
+def test_a_draw_is_of_one_of_the_mixing_draws_that_give_its_density(name, monkeypatch):
+    narrow = clone(FITS[name]).set_params(max_iter=2, initial_scale=0.02).fit(GaussianTarget())
+    monkeypatch.setattr("skksivi.diagnostics.MAX_GAP", np.inf)
+    x, own = _draws_with_density(narrow, torch.Generator().manual_seed(0))
+    other = copy.copy(narrow)
+    other._seed += 1
+    gain = own - other.score_samples(x.numpy())
+    assert gain.mean() > 5 * gain.std() / np.sqrt(len(x))
+
+
+def test_a_density_that_is_too_rough_an_estimate_is_not_used():
+    q = KSIVIApproximator(max_iter=50, initial_scale=0.01, mixing="normal", random_state=0).fit(GaussianTarget())
+    with pytest.raises(ValueError, match="too rough here"):
+        _draws_with_density(q, torch.Generator().manual_seed(0))
+    assert diagnose(q, GaussianTarget(), random_state=0)["Pareto k-hat"].verdict.endswith("nats")
+
+
+# A report
+
+
+def test_a_bare_score_and_a_target_without_density_lack_only_the_ratios(good, report):
+    bare = diagnose(good, gaussian_score, random_state=0)
+    assert bare.ok
+    assert bare["Pareto k-hat"].verdict == "not available: the target has no `log_prob` of tensors"
+    assert [c for c in bare.checks if c.text] != [c for c in report.checks if c.text]
+    array_score = diagnose(good, lambda X: gaussian_score(torch.as_tensor(X)).numpy(), random_state=0)
+    np.testing.assert_allclose(array_score["KSD"].value, bare["KSD"].value, rtol=1e-6)
+
+
+def test_arviz_is_not_needed(good, monkeypatch):
+    own = builtins.__import__
+
+    def without(name, *args, **kwargs):
+        if name.startswith("arviz_stats"):
+            raise ImportError(name)
+        return own(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    check = diagnose(good, GaussianTarget(), random_state=0)["Pareto k-hat"]
+    assert check.verdict == "not available: arviz-stats is not installed, pip install 'skksivi[arviz]'"
+
+
+def test_a_seed_repeats_the_report(good, report):
+    again = diagnose(good, GaussianTarget(), random_state=0)
+    assert again == report
+    assert str(again) == repr(again) == str(report)
+    np.testing.assert_array_equal(again.reference_norms, report.reference_norms)
+    other = diagnose(good, GaussianTarget(), random_state=1)
+    assert other["KSD"].value != report["KSD"].value
+
+
+def test_neither_global_states_nor_the_stream_of_the_estimator_are_touched(good):
+    def state():
+        generators = torch.get_rng_state().tolist(), str(np.random.get_state()), random.getstate()
+        return generators, str(good._random_state.get_state()), torch.get_num_threads(), torch.is_grad_enabled()
+
+    before, seed = state(), good._seed
+    diagnose(good, GaussianTarget())
+    assert state() == before
+    assert good._seed == seed
+    assert good.family_.mean is not None
+    assert {p.dtype for p in good.family_.parameters()} == {torch.float32}
+
+
+def test_points_are_looked_at_once():
+    svgd = SVGD(n_particles=60, max_iter=50, random_state=0).fit(GaussianTarget())
+    report = diagnose(svgd, GaussianTarget(), random_state=0)
+    assert len(np.unique(report.X, axis=0)) == len(report.X) == 60
+    mala = MALA(n_chains=20, n_warmup=50, n_draws=10, random_state=0).fit(GaussianTarget())
+    report = diagnose(mala, GaussianTarget(), random_state=0)
+    assert len(report.X) == 200
+    assert "see its `diagnose()`" in report["loss plateau"].verdict
+
+
+def test_a_loaded_estimator_has_the_same_report(good, report, tmp_path):
+    save(good, tmp_path / "q.safetensors")
+    assert diagnose(load(tmp_path / "q.safetensors"), GaussianTarget(), random_state=0) == report
+
+
+def test_a_check_is_found_by_its_name(report):
+    assert isinstance(report["KSD"], Check)
+    with pytest.raises(KeyError, match="no check is named 'ksd'; there are KSD"):
+        report["ksd"]
+
+
+# The figure
+
+
+@pytest.mark.parametrize("d", [1, 2, 5])
+def test_the_figure_has_four_panels(d):
+    q = KSIVIApproximator(max_iter=200, random_state=0).fit(Normal(d))
+    report = diagnose(q, Normal(d), random_state=0)
+    figure = report.plot()
+    loss, variances, norms, draws = figure.axes
+    assert loss.get_xlabel() == "iteration"
+    np.testing.assert_allclose(variances.lines[-1].get_ydata(), report.variances)
+    assert norms.get_legend() is not None
+    assert len(draws.collections[0].get_offsets()) == len(report.X)
+    plt.close(figure)
+
+
+def test_the_figure_is_drawn_into_axes_that_are_given(report):
+    figure, axes = plt.subplots(1, 4)
+    assert report.plot(axes) is figure
+    assert all(ax.has_data() for ax in axes)
+    plt.close(figure)
+    with pytest.raises(ValueError, match="`axes` must be four, got 2"):
+        report.plot(axes[:2])
+
+
+def test_a_fit_without_loss_and_with_lost_modes_is_drawn():
+    target = EightGaussians(shift=5.0)
+    report = diagnose(Laplace(random_state=0).fit(target), target, random_state=0)
+    figure = report.plot()
+    assert "has no loss" in figure.axes[0].texts[0].get_text()
+    assert figure.axes[3].get_legend_handles_labels()[1] == ["mode without draws"]
+    plt.close(figure)
+
+
+# Mistakes
+
+
+def test_mistakes_are_named(good):
+    with pytest.raises(NotFittedError):
+        diagnose(KSIVIApproximator(), GaussianTarget())
+    with pytest.raises(TypeError, match="`est` must be a fitted approximator, got a ndarray"):
+        diagnose(np.zeros((5, 2)), GaussianTarget())
+    with pytest.raises(ValueError, match="the target has 3 features, expected 2"):
+        diagnose(good, Normal(3))
+    with pytest.raises(ValueError, match="n_samples == 50"):
+        diagnose(good, GaussianTarget(), n_samples=50)
+    with pytest.raises(TypeError, match="`score_fn` must be a function"):
+        diagnose(good, np.zeros((5, 2)))

@@ -1,0 +1,116 @@
+"""The chains of many parameters: exact for Gaussians, whatever their scales, and a start for fits of many modes."""
+
+import numpy as np
+import pytest
+import torch
+from plain_targets import normal
+
+from skksivi import HKSIVIApproximator, KSIVIApproximator
+from skksivi._underdamped import diagonal_map, underdamped
+from skksivi._whitening import find_whitening
+from skksivi.base import _resolve_score
+from skksivi.targets import EightGaussians
+
+MODES = np.array([[-30.0, 0.0], [30.0, 0.0]])
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def resolved(target, d=None):
+    return _resolve_score(target, d, dtype=torch.float64, device=torch.device("cpu"))
+
+
+def stiff():
+    """A Gaussian of five correlated coordinates, of scales from 0.01 to 100."""
+    scales = torch.tensor([0.01, 0.1, 1.0, 10.0, 100.0], dtype=torch.float64)
+    L = torch.linalg.cholesky(0.5 * torch.eye(5, dtype=torch.float64) + 0.5)
+    return torch.arange(5.0, dtype=torch.float64), scales[:, None] * L
+
+
+def gaussian_score(m, L):
+    precision = torch.cholesky_inverse(L)
+    return lambda x: (m.to(x) - x) @ precision.to(x)
+
+
+def test_the_chains_of_a_stiff_gaussian_have_its_covariance():
+    m, L = stiff()
+    x = m + normal(400, 5) @ L.mT
+    kept = underdamped(resolved(gaussian_score(m, L), 5), x, 8000, generator())
+    last = torch.linalg.solve_triangular(L, (kept[-1] - m).mT, upper=False)
+    cov = last @ last.mT / 400
+    assert (cov - torch.eye(5)).abs().max() < 5 * (2 / 400) ** 0.5
+    assert last.mean(1).abs().max() < 5 / 400**0.5
+
+
+def test_the_map_standardises_each_coordinate_alone():
+    m, L = stiff()
+    map_ = diagonal_map(m + normal(1000, 5) @ L.mT)
+    x = map_.unwhiten(normal(3, 5))
+    torch.testing.assert_close(map_.whiten(x), normal(3, 5))
+    torch.testing.assert_close(map_.whiten_score(torch.ones(1, 5, dtype=torch.float64))[0], map_.D)
+
+
+def test_from_one_start_the_chains_surround_the_mode():
+    m, L = stiff()
+    score = resolved(gaussian_score(m, L), 5)
+    whitening, pilot = find_whitening("diagonal", score, generator(), init=m + 3 * L.diagonal(), budget=400_000)
+    true_sd = L.square().sum(1).sqrt()
+    se = true_sd / 20**0.5
+    assert ((torch.as_tensor(whitening.mean) - m).abs() < 5 * se).all()
+    assert ((torch.as_tensor(whitening.sd) / true_sd).log().abs() < 0.5).all()
+    assert whitening.n_score_calls == pytest.approx(400_000, rel=0.1)
+    assert pilot.settled
+    assert len(pilot.n_of_mode) == 20
+
+
+def test_conditional_widths_are_those_of_the_precision():
+    m, L = stiff()
+    score = resolved(gaussian_score(m, L), 5)
+    whitening, pilot = find_whitening("diagonal", score, generator(), init=m, budget=200_000)
+    precision = torch.cholesky_inverse(L) * whitening.map.D.outer(whitening.map.D)
+    pilot = pilot._replace(x=m + normal(4000, 5) @ L.mT)
+    ratio = pilot.conditional_sd(score, whitening.map) * precision.diagonal().sqrt()
+    assert (ratio.log().abs() < 5 * (2 / 256) ** 0.5 / 2).all()
+
+
+def two_modes(x):
+    """The score of two standard normals, 60 apart."""
+    first = x[:, :1]
+    return torch.cat([30 * torch.tanh(30 * first) - first, -x[:, 1:]], 1)
+
+
+@pytest.mark.parametrize("approximator", [KSIVIApproximator, HKSIVIApproximator])
+def test_every_start_keeps_its_mode(approximator):
+    q = approximator(
+        whiten="diagonal", init=np.repeat(MODES, 8, 0), whiten_budget=16_000, max_iter=100, random_state=0
+    ).fit(two_modes, n_features=2)
+    X = q.sample(4000, random_state=0)
+    left = X[:, 0] < 0
+    assert abs(left.mean() - 0.5) < 5 * 0.5 / 4000**0.5
+    for part, mode in ((X[left], MODES[0]), (X[~left], MODES[1])):
+        assert np.abs(part.mean(0) - mode).max() < 0.3
+        assert np.abs(np.log(part.std(0))).max() < 0.25
+
+
+def test_more_parameters_than_a_newton_step_can_take():
+    d = 1500
+    scales = torch.linspace(0.1, 10.0, d, dtype=torch.float64)
+    settings = {"hidden_layer_sizes": (8,), "max_iter": 20, "batch_size": 16, "whiten_budget": 20_000}
+    q = KSIVIApproximator(whiten="diagonal", random_state=0, **settings)
+    q.fit(lambda x: -x / scales.to(x) ** 2, n_features=d)
+    ratio = q.sample(500, random_state=0).std(0) / scales.numpy()
+    assert abs(np.log(ratio).mean()) < 0.1
+
+
+def test_a_score_without_a_finite_value_is_named():
+    with pytest.raises(ValueError, match="finite"):
+        underdamped(resolved(lambda x: x * torch.nan, 2), normal(3, 2), 10, generator())
+
+
+def test_the_pilot_is_asked_for_where_there_is_one():
+    q = KSIVIApproximator(whiten="diagonal", mixing="pilot", max_iter=2, whiten_budget=4000, random_state=0)
+    assert q.fit(EightGaussians()).family_.mixing.latent_dim == 2
+    with pytest.raises(ValueError, match="'diagonal'"):
+        q.set_params(whiten="laplace").fit(EightGaussians())

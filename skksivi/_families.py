@@ -577,6 +577,26 @@ class Hierarchy(nn.Module):
         return diagonal_gaussian_log_prob(x, mu, self.sigma(0).pow(-2).expand_as(mu))
 
 
+def langevin_hierarchy(
+    levels: Sequence[float],
+    *,
+    mixing: Mixing,
+    hidden_layer_sizes: Sequence[int],
+    initial_scale: Tensor,
+    min_scale: float,
+    generator: torch.Generator,
+    shared_network: bool = False,
+) -> Hierarchy:
+    """Build a hierarchy whose networks start at zero, so that it is a chain of Langevin steps."""
+    d, zero = len(initial_scale), torch.zeros_like(initial_scale)
+    sizes = [d + shared_network, *hidden_layer_sizes, d]
+    networks = [
+        MultilayerPerceptron(sizes, generator, zero.dtype).start_at(zero)
+        for _ in range(1 if shared_network else len(levels))
+    ]
+    return Hierarchy(networks, mixing=mixing, levels=levels, initial_scale=initial_scale, min_scale=min_scale)
+
+
 class _Sum:
     """The sum of the gradients that several ways back through one network set."""
 

@@ -16,16 +16,17 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor, nn
 
+from skksivi._affine import WhitenedScore
 from skksivi._checkpoint import Checkpoint
 from skksivi._moments import MomentPenalty, departure, stein_variances
 from skksivi._pilot import Pilot
 from skksivi._regularization import tail_exponent
-from skksivi._score import PRODUCTS, Halves, Score
+from skksivi._score import PRODUCTS, Halves, Score, ScoreFunction
 from skksivi._stein import GRADIENT_ESTIMATORS, GradientEstimator
 from skksivi._training import CHECK_EVERY, Watch, minimise
-from skksivi._whitening import WHITENINGS, Whitening, find_whitening
+from skksivi._whitening import MAX_POINTS, WHITENINGS, Whitening, find_whitening
 from skksivi.annealing import Linear
-from skksivi.base import Integral, Interval, Real, StrOptions, of_seed
+from skksivi.base import CHUNK, Integral, Interval, Real, StrOptions, of_seed
 from skksivi.kernels import Kernel, resolve_kernel
 from skksivi.metrics import Judge
 
@@ -33,6 +34,9 @@ LOGGER = logging.getLogger("skksivi")
 
 #: Draws whose moments are compared with the start's, and those of them whose discrepancy is computed.
 N_MONITOR_DRAWS, N_JUDGED_DRAWS = 4000, 1000
+
+#: Draws of z, or of the layer above, behind `score_samples`.
+N_MIXING_DRAWS = 10_000
 
 #: Iterations between two comparisons.
 LOOK_EVERY = 500
@@ -397,3 +401,46 @@ def _of_stein_variances(score_fn: Score, x: Tensor) -> str | None:
         "a factor of 4. Use whiten='auto', more `max_iter`, a smaller `initial_scale` or rescale the "
         "parameters."
     )
+
+
+# Hierarchies
+
+
+def langevin_scale(
+    initial_scale: float, min_scale: float, score_fn: Score, whitening: Whitening, pilot: Pilot | None
+) -> Tensor:
+    r"""Return the sigma_ini of a hierarchy, shape (d,).
+
+    Its unit is that of u or, with a pilot, the width of the narrowest mode or, if less, that of a coordinate while
+    the others stand still, :math:`1 / \sqrt{E s_i^2}`: longer Langevin steps would not be stable.
+    """
+    d = score_fn.n_features
+    sigma = torch.full((d,), float(initial_scale), dtype=score_fn.dtype, device=score_fn.device)
+    if pilot is None:
+        return sigma
+    width = pilot.whitened(whitening.map, score_fn.dtype).thinned(MAX_POINTS // d).width_within()
+    stiff = pilot.conditional_sd(score_fn.double, whitening.map).to(sigma)
+    return (sigma * torch.minimum(width, stiff)).clamp_min(2 * min_scale)
+
+
+def score_of_sampler(est: Any) -> ScoreFunction:
+    """Return the score in u by which a fitted hierarchy draws.
+
+    Raises
+    ------
+    ValueError
+        It was loaded without one.
+    """
+    if not hasattr(est, "_score"):
+        raise ValueError("A loaded hierarchy draws with the score it was fitted to: load(path, score_fn=...).")
+    score_u: Any = WhitenedScore(est._score, est.whitening_.map)
+    return score_u
+
+
+def log_density_of_hierarchy(est: Any, x: Tensor) -> Tensor:
+    """Return the log-density (n,) of a fitted hierarchy at x (n, d), through its last layer."""
+    family, score_u = copy.deepcopy(est.family_).double(), score_of_sampler(est)
+    before, _ = family.draw(N_MIXING_DRAWS, torch.Generator(x.device).manual_seed(est._seed), score_u)
+    tiles = est.whitening_.map.whiten(x).split(max(1, CHUNK // N_MIXING_DRAWS))
+    log_sums = torch.cat([family.log_prob(tile, before, score_u).logsumexp(-1) for tile in tiles])
+    return log_sums - math.log(len(before)) - est.whitening_.map.log_determinant()

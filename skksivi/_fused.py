@@ -20,7 +20,7 @@ from collections import defaultdict
 import torch
 from torch import Tensor
 
-from skksivi._stein import GradientEstimator
+from skksivi._stein import GradientEstimator, u_statistic, vanilla
 from skksivi.kernels import MAX_MEDIAN_DRAWS, Kernel, Tilted, median_pair
 
 #: Entries of a tile: on a CPU it stays in the cache, on a GPU it keeps the device busy.
@@ -43,6 +43,7 @@ def value_and_gradients(
     kernel : Kernel
         One of other than Euclidean distances goes through the plain formula.
     estimator : GradientEstimator
+        One other than the paper's two goes through the plain formula.
 
     Returns
     -------
@@ -52,7 +53,7 @@ def value_and_gradients(
     """
     if isinstance(kernel, Tilted):
         return _tilted(x, f, kernel, estimator)
-    if not kernel._euclidean:
+    if not kernel._euclidean or estimator.estimate not in (u_statistic, vanilla):
         return _by_autograd(x, f, kernel, estimator)
     layers, (n, d) = x.shape[:-2], x.shape[-2:]
     value, dx, df = _fused(x.reshape(-1, n, d), f.reshape(-1, n, d), kernel, within=estimator.n_batches == 1)

@@ -15,7 +15,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from skksivi._affine import WhitenedScore
-from skksivi._families import JITTER, Bootstrap, Hierarchy, MultilayerPerceptron
+from skksivi._families import JITTER, Bootstrap, Hierarchy, langevin_hierarchy
 from skksivi._fitting import (
     CONSTRAINTS,
     N_JUDGED_DRAWS,
@@ -26,8 +26,11 @@ from skksivi._fitting import (
     find_checkpoint,
     find_start,
     kernel_in_u,
+    langevin_scale,
+    log_density_of_hierarchy,
     n_reports,
     points_near_target,
+    score_of_sampler,
     train,
     warn,
     watch_of,
@@ -38,12 +41,9 @@ from skksivi._pilot import Pilot
 from skksivi._score import Score
 from skksivi._whitening import MAX_POINTS, Whitening, pulled_back
 from skksivi.annealing import BRIDGES, bridge_levels
-from skksivi.base import CHUNK, BaseApproximator, HasMethods, Integral, Interval, Real, StrOptions
+from skksivi.base import BaseApproximator, HasMethods, Integral, Interval, Real, StrOptions
 from skksivi.kernels import Kernel
 from skksivi.mixing import build_mixing
-
-#: Draws of the layer above behind `score_samples`.
-N_MIXING_DRAWS = 10_000
 
 
 class HKSIVIApproximator(BaseApproximator):
@@ -373,20 +373,15 @@ class HKSIVIApproximator(BaseApproximator):
     ) -> tuple[Hierarchy, MomentPenalty | None]:
         """Return new layers and, where all of them are to be at the target, what ties them to the pilot."""
         d, penalty = score_fn.n_features, None
-        options: Any = {"dtype": score_fn.dtype, "device": score_fn.device}
         at_target = pilot is not None and self.mixing in ("auto", "pilot")
         initial_scale: Any = (0.5 if at_target else 1.0) if self.initial_scale == "auto" else self.initial_scale
-        sigma = torch.full((d,), float(initial_scale), **options)
+        sigma = langevin_scale(initial_scale, self.min_scale, score_fn, whitening, pilot)
         mixing = build_mixing(self.mixing, d).to(score_fn.device)
         bridge = ("none" if at_target else "linear") if self.bridge == "auto" else self.bridge
         levels = bridge_levels(bridge, self.n_layers)
         if pilot is not None:
             whitened = pilot.whitened(whitening.map, score_fn.dtype)
             points = whitened.thinned(MAX_POINTS // d)
-            stiff = pilot.conditional_sd(score_fn.double, whitening.map).to(
-                sigma
-            )  # the Langevin steps are to be stable
-            sigma = (sigma * torch.minimum(points.width_within(), stiff)).clamp_min(2 * self.min_scale)
             if at_target:
                 mixing = Bootstrap(points.x, points.n_of_mode, JITTER if pilot.dense else 0.0)
                 if pilot.settled and self.pilot_weight > 0 and min(levels) == 1:
@@ -396,29 +391,20 @@ class HKSIVIApproximator(BaseApproximator):
             raise ValueError(
                 "`mixing` is 'pilot', which needs whiten='auto' or 'diagonal'; change it, or set mixing='normal'."
             )
-        n_inputs = d + self.shared_network
-        networks = [
-            MultilayerPerceptron([n_inputs, *self.hidden_layer_sizes, d], generator, score_fn.dtype).start_at(
-                torch.zeros(d, **options)
-            )
-            for _ in range(1 if self.shared_network else self.n_layers)
-        ]
-        family = Hierarchy(networks, mixing=mixing, levels=levels, initial_scale=sigma, min_scale=self.min_scale)
+        family = langevin_hierarchy(
+            levels,
+            mixing=mixing,
+            hidden_layer_sizes=self.hidden_layer_sizes,
+            initial_scale=sigma,
+            min_scale=self.min_scale,
+            generator=generator,
+            shared_network=self.shared_network,
+        )
         return family, penalty
 
-    def _score_u(self, u: Tensor) -> Tensor:
-        if not hasattr(self, "_score"):
-            raise ValueError("A loaded hierarchy draws with the score it was fitted to: load(path, score_fn=...).")
-        return WhitenedScore(self._score, self.whitening_.map)(u)
-
     def _sample(self, n: int, generator: torch.Generator, layer: int = 0) -> Tensor:
-        _, u = self.family_.draw(n, generator, self._score_u, layer)
+        _, u = self.family_.draw(n, generator, score_of_sampler(self), layer)
         return self.whitening_.map.unwhiten(u.double())
 
     def _log_density(self, x: Tensor) -> Tensor:
-        family = copy.deepcopy(self.family_).double()
-        generator = torch.Generator(x.device).manual_seed(self._seed)
-        before, _ = family.draw(N_MIXING_DRAWS, generator, self._score_u)
-        tiles = self.whitening_.map.whiten(x).split(max(1, CHUNK // N_MIXING_DRAWS))
-        log_sums = torch.cat([family.log_prob(tile, before, self._score_u).logsumexp(-1) for tile in tiles])
-        return log_sums - math.log(len(before)) - self.whitening_.map.log_determinant()
+        return log_density_of_hierarchy(self, x)

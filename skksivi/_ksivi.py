@@ -76,11 +76,11 @@ class KSIVIApproximator(BaseApproximator):
     hidden_layer_sizes : sequence of int, default=(100, 100)
         Widths of the hidden layers of the network, without input and output.
     mixing : {"auto", "normal", "pilot"}, object of `skksivi.mixing` or callable, default="auto"
-        The mixing distribution q(z): the standard normal, or a smoothed bootstrap of the points that whiten="auto" or
-        "diagonal" has left near the target, so that training starts from their tails and modes. "auto" takes the
-        latter where
-        there are such points, `latent_dim` is None and `linear_skip` is set. `skksivi.mixing.StudentT` gives heavy
-        tails; a function of the number of draws n and a torch.Generator returns n rows of `latent_dim` entries.
+        The mixing distribution q(z): the standard normal, or a smoothed bootstrap of the points that whiten="auto"
+        or "diagonal" has left near the target, so that training starts from their tails and modes. "auto" takes the
+        latter where there are such points, `latent_dim` is None and `linear_skip` is set. `skksivi.mixing.StudentT`
+        gives heavy tails; a function of the number of draws n and a torch.Generator returns n rows of `latent_dim`
+        entries.
     linear_skip : bool, default=True
         Whether :math:`\mu(z) = A z + \mathrm{NN}(z)` with a network that starts at zero, so that training starts at
         the pilot's points or at N(0, I) in u. Without it the network starts at random.
@@ -107,8 +107,8 @@ class KSIVIApproximator(BaseApproximator):
         "diagonal" chains begin at the rows themselves, or from one row around the mode above it.
     whiten_budget : int, default=400_000
         Points at which whiten="auto" is to evaluate the score, about; it sets the number of chains, of which there
-        are 128 at least. Chains that do not settle, or mix slowly, take up to three times as many. With "diagonal"
-        it sets the number of steps of each chain, 200 to 20,000.
+        are 128 at least, so that less than about 80,000 changes nothing. Chains that do not settle, or mix slowly,
+        take several times as many. With "diagonal" it sets the number of steps of each chain, 200 to 20,000.
     pilot_weight : float, default=1.0
         Weight of the penalty that holds the first three moments of the draws to the pilot's, which the discrepancy
         hardly sees in the tails; zero for none.

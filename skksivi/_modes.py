@@ -35,7 +35,7 @@ class Modes(NamedTuple):
     standard_errors : ndarray of shape (k,)
         Of the weights.
     shares : ndarray of shape (k,)
-        Of the draws of the fit.
+        Of draws of the fitted family, before any re-weighting.
     trusted : bool
         Whether every weight rests on enough points and two ways to it agree.
     reason : str

@@ -21,8 +21,11 @@ MIN_STEPS, MAX_STEPS, N_KEPT = 200, 20_000, 50
 #: A step in units of the shortest period of a chain, and what is left of a momentum after it.
 STEP, MEMORY = 0.7, 0.98
 
-#: Steps from one estimate of the curvature to the next, and products by which it is made: the first time, and later.
-CURVATURE_EVERY, N_PRODUCTS = 200, (20, 5)
+#: The mean square of a momentum, in many dimensions, beyond which it is drawn anew.
+HOTTEST = 4.0
+
+#: Steps from one estimate of the curvature to the next, and the products with it that each takes.
+CURVATURE_EVERY, N_PRODUCTS = 200, 10
 
 
 def underdamped_pilot(
@@ -79,7 +82,9 @@ def underdamped(score_fn: Score, x: Tensor, n_steps: int, generator: torch.Gener
 
     whose positions have the exact covariance of a Gaussian. The step h is a share of the shortest period of each
     chain, :math:`0.7 / \sqrt{\lambda_{\max}}` with the largest curvature :math:`\lambda_{\max}` by power iteration.
-    Chains that leave the finite numbers go on from another's place.
+    A chain that is hot, of too long a step or falling from far off, gets a new momentum; where its score has grown,
+    too, it goes back to where the step was chosen, and takes half of that. One that leaves the finite numbers goes on
+    from another's place.
 
     References
     ----------
@@ -89,19 +94,24 @@ def underdamped(score_fn: Score, x: Tensor, n_steps: int, generator: torch.Gener
     if not score_fn(x).isfinite().any():
         raise ValueError(LEFT)
     p, direction = (_normal(x, generator) for _ in range(2))
+    hottest = HOTTEST * (1 + 10 / x.shape[1])  # the mean square of a momentum is one, give or take sqrt(2 / d)
     noise, every = math.sqrt(1 - MEMORY**2), max(1, n_steps // (2 * N_KEPT))
-    kept, h = [], x.new_zeros(len(x), 1)
+    kept: list[Tensor] = []
     s = score_fn(x)
     for t in range(n_steps):
         if t % CURVATURE_EVERY == 0:
-            direction, curvature = _largest_curvature(score_fn, x, direction, N_PRODUCTS[t > 0])
-            h = STEP * curvature.rsqrt()
+            direction, curvature = _largest_curvature(score_fn, x, direction + _normal(x, generator), N_PRODUCTS)
+            h, calm, calm_s = STEP * curvature.rsqrt(), x, s
         p = p + h / 2 * s
         x = x + h / 2 * p
         p = MEMORY * p + noise * _normal(x, generator)
         x = revive(x + h / 2 * p, generator)
         s = score_fn(x)
-        p = (p + h / 2 * s).nan_to_num(0.0, 0.0, 0.0)
+        p = p + h / 2 * s
+        hot = ~(p.square().mean(1, keepdim=True) < hottest)
+        astray = hot & ~(_size(s) < 2 * _size(calm_s))
+        x, s = torch.where(astray, calm, x), torch.where(astray, calm_s, s)
+        p, h = torch.where(hot, _normal(x, generator), p), torch.where(astray, h / 2, h)
         if t >= n_steps // 2 and t % every == 0:
             kept.append(x)
     return torch.stack(kept)
@@ -109,11 +119,15 @@ def underdamped(score_fn: Score, x: Tensor, n_steps: int, generator: torch.Gener
 
 def _largest_curvature(score_fn: Score, x: Tensor, v: Tensor, n_products: int) -> tuple[Tensor, Tensor]:
     """Return the direction (n, d) of largest curvature at each point of x, and the curvature (n, 1)."""
-    size = v.new_ones(len(v), 1)
+    size = _size(v)
     for _ in range(n_products):
-        v = score_fn.jacobian_product(x, v / torch.linalg.vector_norm(v, dim=1, keepdim=True)).nan_to_num(1.0)
-        size = torch.linalg.vector_norm(v, dim=1, keepdim=True).clamp_min(torch.finfo(v.dtype).tiny)
-    return v, size
+        v = score_fn.jacobian_product(x, v / size).nan_to_num(1.0)
+        size = _size(v).clamp_min(torch.finfo(v.dtype).tiny)
+    return v / size, size
+
+
+def _size(v: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(v, dim=1, keepdim=True)
 
 
 def _normal(like: Tensor, generator: torch.Generator) -> Tensor:

@@ -4,6 +4,7 @@ import pickle
 
 import numpy as np
 import pytest
+from sklearn import config_context
 from sklearn.base import clone
 from sklearn.datasets import load_diabetes, load_iris
 from sklearn.linear_model import BayesianRidge
@@ -14,6 +15,8 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from skksivi import KSIVIApproximator, KSIVIClassifier, KSIVIRegressor
 from skksivi.baselines import Laplace
+from skksivi.predictors import trained_weights
+from skksivi.targets import BayesianNeuralNetwork
 
 QUICK = KSIVIApproximator(
     max_iter=30, batch_size=16, hidden_layer_sizes=(8,), whiten="laplace", whiten_budget=0, dtype="float64"
@@ -90,6 +93,53 @@ def test_parameters_of_the_approximator_are_searched_in_a_pipeline():
     assert np.isfinite(search.cv_results_["mean_test_score"]).all()
     best = search.best_estimator_[-1]
     assert best.approximator_.bandwidth == search.best_params_["ksiviregressor__approximator__bandwidth"]
+
+
+def test_sample_weights_are_routed_through_a_pipeline():
+    w = np.random.RandomState(0).randint(3, size=len(Y))
+    with config_context(enable_metadata_routing=True):
+        model = clone(ESTIMATORS[0]).set_fit_request(sample_weight=True)
+        pipeline = make_pipeline(StandardScaler().set_fit_request(sample_weight=False), model)
+        pipeline.fit(X, Y, sample_weight=w)
+        repeated = make_pipeline(StandardScaler().fit(X), clone(ESTIMATORS[0]))
+        direct = clone(ESTIMATORS[0]).fit(StandardScaler().fit_transform(X), Y, sample_weight=w)
+    np.testing.assert_array_equal(pipeline.predict(X), direct.predict(StandardScaler().fit_transform(X)))
+    unweighted = repeated.fit(X, Y).predict(X)
+    assert np.abs(pipeline.predict(X) - unweighted).max() > 1
+
+
+def test_networks_by_default_learn_a_curve_its_noise_and_where_there_are_no_data():
+    rng = np.random.RandomState(0)
+    x = np.concatenate([rng.uniform(-2, -0.5, 60), rng.uniform(0.5, 2, 60)])[:, None]
+    sd = 0.1
+
+    def response(x):
+        return np.sin(3 * x[:, 0]) + sd * rng.normal(size=len(x))
+
+    model = KSIVIRegressor(n_hidden=20, random_state=0).fit(x, response(x))
+    near = np.concatenate([rng.uniform(-2, -0.5, 500), rng.uniform(0.5, 2, 500)])[:, None]
+    y = response(near)
+    mean, std = model.predict(near, return_std=True)
+    assert model.score(near, y) > 0.97
+    assert 0.8 < (np.abs(y - mean) < 1.645 * std).mean() < 0.98
+    noise = np.exp(-model.draws_[:, -1] / 2).mean() * model._y_scale
+    assert 0.75 < noise / sd < 1.35
+    assert model.predict([[0.0]], return_std=True)[1][0] > 2 * np.median(std)
+
+
+@ORDINARY
+def test_networks_of_many_rows_see_minibatches_and_trained_starts_are_better_than_random_ones():
+    rng = np.random.RandomState(0)
+    x = rng.normal(size=(1200, 2))
+    y = x[:, 0] * x[:, 1] + 0.1 * rng.normal(size=1200)
+    target = BayesianNeuralNetwork(x, y, n_hidden=10, hyperprior=(1.0, 0.1))
+    theta = trained_weights(target, 3, np.random.RandomState(0))
+    assert theta.shape == (3, target.n_features)
+    assert (theta[:, -2] == 0).all()
+    assert target.rmse(theta[:1], x, y) < 0.5 < y.std()
+    chains = KSIVIApproximator(whiten="diagonal", whiten_budget=8000, min_scale=1e-5, max_iter=20)
+    model = KSIVIRegressor(n_hidden=10, approximator=chains, random_state=0).fit(x, y)
+    assert model.score(x, y) > 0.9
 
 
 @pytest.mark.parametrize("approximator", [Laplace(), KSIVIApproximator(max_iter=20, whiten="laplace")])

@@ -1,5 +1,7 @@
 """The chains of many parameters: exact for Gaussians, whatever their scales, and a start for fits of many modes."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -114,3 +116,12 @@ def test_the_pilot_is_asked_for_where_there_is_one():
     assert q.fit(EightGaussians()).family_.mixing.latent_dim == 2
     with pytest.raises(ValueError, match="'diagonal'"):
         q.set_params(whiten="laplace").fit(EightGaussians())
+
+
+@pytest.mark.parametrize("spread", [1.0, 10.0])
+def test_chains_bear_a_curvature_that_grows_without_bound(spread):
+    quartic = resolved(lambda x: -(x**3), 20)
+    kept = underdamped(quartic, spread * normal(40, 20), 4000, generator())
+    means = kept.square().mean((0, 2))
+    expected = 2 * math.gamma(0.75) / math.gamma(0.25)
+    assert abs(means.mean() - expected) < 5 * means.std() / 40**0.5

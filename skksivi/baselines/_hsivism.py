@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -11,16 +9,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi._affine import WhitenedScore
-from skksivi._families import Hierarchy, MultilayerPerceptron, Normal
-from skksivi._fitting import check_parameters, n_reports, points_near_target
+from skksivi._families import Hierarchy, Normal, langevin_hierarchy
+from skksivi._fitting import (
+    check_parameters,
+    langevin_scale,
+    log_density_of_hierarchy,
+    n_reports,
+    points_near_target,
+    score_of_sampler,
+)
 from skksivi._pilot import Pilot
 from skksivi._score import Score
 from skksivi._whitening import Whitening, find_whitening, pulled_back
 from skksivi.annealing import BRIDGES, bridge_levels
-from skksivi.base import CHUNK, BaseApproximator, Integral, Interval, StrOptions
+from skksivi.base import BaseApproximator, Integral, Interval, StrOptions
 from skksivi.baselines._critic import CRITIC, Critics, critic_rate
-from skksivi.baselines._semi_implicit import N_MIXING_DRAWS, TRAINING, GradientFunction, ScoreInU, train
+from skksivi.baselines._semi_implicit import TRAINING, GradientFunction, ScoreInU, train
 
 
 class HSIVISM(BaseApproximator):
@@ -58,14 +62,15 @@ class HSIVISM(BaseApproximator):
     hidden_layer_sizes : sequence of int, default=(50, 50)
         Widths of the hidden layers of each network :math:`\bar\mu_t`, which starts at zero.
     initial_scale : float, default=1.0
-        The :math:`\sigma_{\mathrm{ini}}`, in units of the target's narrowest mode where whiten="auto" has found it,
-        else in those of u. Beyond twice the smallest standard deviation of the target the chain that training starts
-        from leaves it.
+        The :math:`\sigma_{\mathrm{ini}}`. Its unit is the width of the target's narrowest mode or, if less, that of
+        a coordinate while the others stand still, where whiten="auto" has found them, else that of u. Beyond twice
+        the smallest standard deviation of the target the chain that training starts from leaves it.
     min_scale : float, default=1e-3
         Floor of :math:`\sigma_t`.
     whiten : {"auto", "bam", "laplace"}, (m, L) or None, default="auto"
         The affine map in whose coordinates the family is trained, as of `KSIVIApproximator`; None trains in x, as in
-        the paper.
+        the paper. The default is another because the Langevin steps of the layers are stable in the units of the
+        target alone.
     init, whiten_budget
         As of `KSIVIApproximator`.
     batch_size : int, default=256
@@ -225,14 +230,14 @@ class HSIVISM(BaseApproximator):
         self, score_fn: Score, whitening: Whitening, pilot: Pilot | None, generator: torch.Generator
     ) -> Hierarchy:
         """Return layers that are a Langevin chain along the bridge."""
-        d, dtype = score_fn.n_features, score_fn.dtype
-        sigma = torch.full((d,), float(self.initial_scale), dtype=dtype, device=generator.device)
-        if pilot is not None:
-            sigma = (sigma * pilot.whitened(whitening.map, dtype).sd_within()).clamp_min(2 * self.min_scale)
-        sizes = [d, *self.hidden_layer_sizes, d]
-        networks = [MultilayerPerceptron(sizes, generator, dtype).start_at(0 * sigma) for _ in range(self.n_layers)]
-        levels = bridge_levels(self.bridge, self.n_layers)
-        return Hierarchy(networks, mixing=Normal(d), levels=levels, initial_scale=sigma, min_scale=self.min_scale)
+        return langevin_hierarchy(
+            bridge_levels(self.bridge, self.n_layers),
+            mixing=Normal(score_fn.n_features),
+            hidden_layer_sizes=self.hidden_layer_sizes,
+            initial_scale=langevin_scale(self.initial_scale, self.min_scale, score_fn, whitening, pilot),
+            min_scale=self.min_scale,
+            generator=generator,
+        )
 
     def _gradient_fn(self, score_u: ScoreInU, family: Hierarchy, generator: torch.Generator) -> GradientFunction:
         critics = Critics(self, self.n_layers, family.n_features, generator, family.half_square.dtype)
@@ -253,19 +258,9 @@ class HSIVISM(BaseApproximator):
 
         return gradient_fn
 
-    def _score_u(self, u: Tensor) -> Tensor:
-        if not hasattr(self, "_score"):
-            raise ValueError("A loaded hierarchy draws with the score it was fitted to: load(path, score_fn=...).")
-        return WhitenedScore(self._score, self.whitening_.map)(u)
-
     def _sample(self, n: int, generator: torch.Generator) -> Tensor:
-        _, u = self.family_.draw(n, generator, self._score_u)
+        _, u = self.family_.draw(n, generator, score_of_sampler(self))
         return self.whitening_.map.unwhiten(u.double())
 
     def _log_density(self, x: Tensor) -> Tensor:
-        family = copy.deepcopy(self.family_).double()
-        generator = torch.Generator(x.device).manual_seed(self._seed)
-        before, _ = family.draw(N_MIXING_DRAWS, generator, self._score_u)
-        tiles = self.whitening_.map.whiten(x).split(max(1, CHUNK // N_MIXING_DRAWS))
-        log_sums = torch.cat([family.log_prob(tile, before, self._score_u).logsumexp(-1) for tile in tiles])
-        return log_sums - math.log(len(before)) - self.whitening_.map.log_determinant()
+        return log_density_of_hierarchy(self, x)

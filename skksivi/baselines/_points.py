@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi._pilot import log_ratio
+from skksivi._pilot import lobatto, lobatto_nodes, log_ratio
 from skksivi._score import Score, ScoreFunction
 from skksivi._whitening import WHITENINGS, Whitening, find_whitening
 from skksivi.base import BaseApproximator, Integral, Interval, Real, StrOptions
@@ -107,33 +107,10 @@ def radial_kernel(kernel: str | Kernel, bandwidth: Any, *, smooth: bool = False)
 # The density, from its score where need be
 
 
-def lobatto(score_fn: ScoreFunction, x: Tensor, s_x: Tensor, y: Tensor, s_y: Tensor) -> Tensor:
-    r"""Integrate the score along the line from each point x to its y by Lobatto's rule of four points.
-
-    .. math::
-        \log p(y) - \log p(x) \approx \tfrac{1}{12} \left( g(0) + 5 g(t_1) + 5 g(1 - t_1) + g(1) \right), \quad
-        g(t) = s(x + t (y - x))^\top (y - x), \quad t_1 = \tfrac12 - \tfrac{1}{2 \sqrt 5}.
-
-    It is exact where log p is a polynomial of degree six along the line; else the error is
-    :math:`-g^{(6)}(t) / 1{,}512{,}000` for some t in [0, 1].
-
-    Parameters
-    ----------
-    score_fn : callable
-    x, s_x, y, s_y : Tensor of shape (n, d)
-        The ends of the lines, and the scores there.
-
-    Returns
-    -------
-    log_ratio : Tensor of shape (n,)
-
-    References
-    ----------
-    Abramowitz, M. and Stegun, I. (1964). Handbook of mathematical functions, 25.4.32.
-    """
-    t = 0.5 - 0.5 / math.sqrt(5)
-    s_1, s_2 = score_fn(torch.cat([torch.lerp(x, y, t), torch.lerp(x, y, 1 - t)])).chunk(2)
-    return ((s_x + 5 * (s_1 + s_2) + s_y) * (y - x)).sum(1) / 12
+def step_integral(score_fn: ScoreFunction, x: Tensor, s_x: Tensor, y: Tensor, s_y: Tensor) -> Tensor:
+    """Return log p(y) - log p(x), (n,), by Lobatto's rule, from the points x, y and their scores, all (n, d)."""
+    s_1, s_2 = score_fn(torch.cat(lobatto_nodes(x, y))).chunk(2)
+    return lobatto(s_x, s_1, s_2, s_y, y - x)
 
 
 def density_in_u(score_fn: Score, whitening: Whitening, u: Tensor) -> Density | None:
@@ -152,7 +129,7 @@ def density_in_u(score_fn: Score, whitening: Whitening, u: Tensor) -> Density | 
 
     u = u[:N_COMPARED]
     v, score_u = u + REACH, whitening.map.pull_back(score_fn)
-    integrals = lobatto(score_u, u, score_u(u), v, score_u(v))
+    integrals = step_integral(score_u, u, score_u(u), v, score_u(v))
     if ((at(v) - at(u) - integrals).abs().median() > TOLERANCE * integrals.abs().median()).item():
         warnings.warn(
             "`log_prob` of the target contradicts its `score_fn`, which is not its gradient; integrals of the score "
@@ -167,7 +144,7 @@ def density_in_u(score_fn: Score, whitening: Whitening, u: Tensor) -> Density | 
 def ratio_in_u(density: Density | None, score_u: ScoreFunction) -> LogRatio:
     """Return what compares log-densities, by their values or else by integrals of the score."""
     if density is None:
-        return lambda u, s_u, v, s_v: lobatto(score_u, u, s_u, v, s_v)
+        return lambda u, s_u, v, s_v: step_integral(score_u, u, s_u, v, s_v)
     return lambda u, _, v, __: density(v) - density(u)
 
 

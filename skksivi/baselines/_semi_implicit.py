@@ -18,6 +18,7 @@ from skksivi._fitting import (
     CONSTRAINTS,
     KEEPING,
     N_JUDGED_DRAWS,
+    N_MIXING_DRAWS,
     N_MONITOR_DRAWS,
     check_parameters,
     explained,
@@ -31,9 +32,6 @@ from skksivi._training import minimise
 from skksivi._whitening import Whitening, find_whitening, pulled_back
 from skksivi.annealing import Linear
 from skksivi.base import CHUNK, BaseApproximator, Integral, Interval
-
-#: Mixing draws behind `score_samples`.
-N_MIXING_DRAWS = 10_000
 
 #: Largest latent dimension chosen by default.
 MAX_LATENT_DIM = 100

@@ -76,7 +76,8 @@ class SGLD(BaseApproximator):
         The :math:`\epsilon_t`, a constant or :math:`a (b + t)^{-\gamma}`, in squared units of u. Under a decreasing
         step the states that are kept count alike.
     whiten : {"laplace", "bam", "auto"}, (m, L) or None, default="laplace"
-        The affine map x = m + L u that preconditions, as in `KSIVIApproximator`; None is x itself.
+        The affine map x = m + L u that preconditions, as in `KSIVIApproximator`; None is x itself. By default it is
+        the cheapest map that frees the step of the units of x: a climb to one mode.
     init : array-like of shape (n_chains, n_features), default=None
         States to start with; a search for modes starts there too. None draws them from N(0, I) in u.
     device : str or torch.device, default="auto"

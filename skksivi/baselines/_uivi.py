@@ -58,7 +58,8 @@ class UIVI(SemiImplicitVI):
     min_scale : float, default=1e-3
         Floor of :math:`\sigma`.
     whiten : {"auto", "bam", "laplace"}, (m, L) or None, default=None
-        The affine map in whose coordinates the family is trained, as of `KSIVIApproximator`; None trains in x.
+        The affine map in whose coordinates the family is trained, as of `KSIVIApproximator`; None trains in x, as in
+        the paper.
     init, whiten_budget
         As of `KSIVIApproximator`.
     batch_size : int, default=128

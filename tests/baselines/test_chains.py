@@ -14,7 +14,7 @@ from skksivi._whitening import find_whitening
 from skksivi.baselines import MALA, SGLD
 from skksivi.baselines._chains import draw_states, shortened
 from skksivi.baselines._mala import State, adapted, mala_step
-from skksivi.baselines._points import lobatto
+from skksivi.baselines._points import step_integral
 from skksivi.baselines._sgld import sgld_step, step_sizes
 from skksivi.targets import Banana, BayesianLogisticRegression, Minibatches, XShaped
 
@@ -38,7 +38,7 @@ def stein_z_scores(x, s):
 
 RATIOS = {
     "density": lambda target: lambda u, _, v, __: target.log_prob(v) - target.log_prob(u),
-    "score": lambda target: lambda u, s_u, v, s_v: lobatto(target.score_fn, u, s_u, v, s_v),
+    "score": lambda target: lambda u, s_u, v, s_v: step_integral(target.score_fn, u, s_u, v, s_v),
 }
 
 

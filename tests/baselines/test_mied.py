@@ -9,7 +9,7 @@ from plain_targets import GaussianScore, normal
 
 from skksivi.baselines import MALA, MIED
 from skksivi.baselines._mied import MOLLIFIERS, mied_gradient
-from skksivi.baselines._points import lobatto
+from skksivi.baselines._points import step_integral
 from skksivi.targets import Banana, Target
 
 FORMULAS = {
@@ -74,13 +74,15 @@ def test_lobatto_is_exact_for_polynomials_of_degree_six():
         return torch.autograd.grad(log_prob(x).sum(), x)[0]
 
     expected = log_prob(y) - log_prob(x)
-    torch.testing.assert_close(lobatto(score_fn, x, score_fn(x), y, score_fn(y)), expected, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(
+        step_integral(score_fn, x, score_fn(x), y, score_fn(y)), expected, rtol=1e-10, atol=1e-10
+    )
 
 
 def test_the_error_of_lobatto_is_that_of_its_formula():
     """For g = e^t the sixth derivative lies between 1 and e."""
     x, y = torch.zeros(1, 1).double(), torch.ones(1, 1).double()
-    error = (math.e - 1) - lobatto(torch.exp, x, x.exp(), y, y.exp()).item()
+    error = (math.e - 1) - step_integral(torch.exp, x, x.exp(), y, y.exp()).item()
     assert -math.e / 1_512_000 < error < -1 / 1_512_000
 
 

@@ -25,6 +25,7 @@ COMMANDS = {
     "examples/paper/plot_diffusion.py": ["--max-iter", "100", "--output", "diffusion.png"],
     "examples/paper/plot_student.py": ["--max-iter", "50", "--output", "student.png"],
     "examples/paper/plot_smoothness.py": ["--max-iter", "200", "--output", "smoothness.png"],
+    "examples/plot_predictors.py": ["--n-hidden", "3", "--output", "predictors.png"],
     "examples/plot_pymc.py": ["--max-iter", "100", "--draws", "100", "--output", "pymc.png"],
     "examples/plot_numpyro.py": ["--max-iter", "100", "--draws", "100", "--output", "numpyro.png"],
     "benchmarks/paper.py time": ["--quick", "--out", "time.json"],

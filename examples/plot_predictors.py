@@ -1,0 +1,60 @@
+"""
+Regression that knows what it does not know
+===========================================
+
+A neural network fits a curve between the data it has seen, and any curve where there are none. Draws of its posterior
+agree in the first place and differ in the second, which is what the band shows. `KSIVIRegressor` is an ordinary
+regressor of scikit-learn around that posterior.
+"""
+
+import argparse
+
+import matplotlib.pyplot as plt
+import numpy as np
+from sklearn.linear_model import BayesianRidge
+
+from skksivi import KSIVIRegressor
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--n-hidden", type=int, default=20)
+parser.add_argument("--output", help="write the figure to this file instead of showing it")
+args, _ = parser.parse_known_args()
+
+# %%
+# A sine with noise of standard deviation 0.15, seen on two intervals.
+
+rng = np.random.RandomState(0)
+x = np.concatenate([rng.uniform(-2.5, -0.8, 60), rng.uniform(0.5, 2, 60)])
+y = np.sin(3 * x) + 0.15 * rng.normal(size=120)
+
+# %%
+# A network and, for comparison, a straight line. The posterior of the network has many modes: chains from twenty
+# trained networks find some of them, and the draws that the predictions are made of come from the fit that starts
+# there. The precisions of noise and weights are learned, too.
+
+network = KSIVIRegressor(n_hidden=args.n_hidden, random_state=0).fit(x[:, None], y)
+line = BayesianRidge().fit(x[:, None], y)
+noise = np.exp(-network.draws_[:, -1] / 2).mean() * y.std()
+print(f"standard deviation of the noise: {noise:.3f}, truly 0.150")
+
+# %%
+# The band holds 90% of new observations. Thin lines are single draws of the network.
+
+at = np.linspace(-3.5, 3.5, 300)
+figure, axes = plt.subplots(1, 2, figsize=(8, 3.4), sharey=True, layout="constrained")
+for ax, model, name in zip(axes, (network, line), ("KSIVIRegressor", "BayesianRidge"), strict=True):
+    mean, sd = model.predict(at[:, None], return_std=True)
+    ax.fill_between(at, mean - 1.645 * sd, mean + 1.645 * sd, color="#0072B2", alpha=0.2, lw=0, label="90% of new y")
+    ax.plot(at, mean, color="#0072B2", label="mean")
+    ax.plot(at, np.sin(3 * at), "k--", lw=1, label="truth")
+    ax.plot(x, y, "k.", ms=3)
+    ax.set(title=name, xlabel="x", ylim=(-3, 3))
+    ax.spines[["top", "right"]].set_visible(False)
+for f in network.target_.outputs(network.draws_[::20], at[:, None]):
+    axes[0].plot(at, f, color="#0072B2", lw=0.5, alpha=0.4)
+axes[0].set_ylabel("y")
+axes[1].legend(frameon=False, loc="upper left", fontsize=8)
+if args.output:
+    figure.savefig(args.output, dpi=110)
+else:
+    plt.show()

@@ -481,8 +481,7 @@ def _directions(score: Score) -> Tensor:
 
 def _restricted(product: Callable[[Tensor, Tensor], Tensor], x: Tensor, V: Tensor) -> Tensor:
     """Return (n, k, k) matrices of which row a holds the products with V_a (k, d), seen along V."""
-    rows = x.repeat_interleave(len(V), 0)
-    return (product(rows, V.repeat(len(x), 1)) @ V.mT).view(len(x), len(V), len(V))
+    return torch.stack([product(point.expand_as(V), V) @ V.mT for point in x])  # the graph of one point at a time
 
 
 def _check_product(score: Score, score_vjp: ScoreWithProduct, x: Tensor) -> None:

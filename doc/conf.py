@@ -1,6 +1,7 @@
 """How the documentation is built: `make doc`."""
 
 import os
+import warnings
 
 import matplotlib
 
@@ -8,6 +9,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # the examples' tensors are small
 matplotlib.use("agg")
 
 from skksivi._version import __version__
+
+# warnings of the examples are shown, without the paths of the machine that builds
+warnings.formatwarning = lambda message, category, *_, **__: f"{category.__name__}: {message}\n"
+warnings.filterwarnings("ignore", r"\s*ArviZ is undergoing", FutureWarning)
 
 project = "skksivi"
 author = "The skksivi developers"
@@ -49,10 +54,11 @@ html_title = f"skksivi {release}"
 html_static_path = ["_static"]
 html_css_files = ["skksivi.css"]
 html_show_sourcelink = False
+html_domain_indices = False
 html_theme_options = {
     "navbar_end": ["theme-switcher"],
     "navbar_persistent": ["search-button"],
-    "header_links_before_dropdown": 7,
+    "header_links_before_dropdown": 5,
     "show_toc_level": 2,
     "footer_start": [],
     "footer_end": [],
@@ -60,7 +66,7 @@ html_theme_options = {
 html_sidebars = {
     name: []
     for name in (
-        *("index", "quick_start", "scores", "bridges", "diagnose", "search"),
+        *("index", "quick_start", "scores", "bridges", "diagnose", "comparison", "search"),
         *("equations", "benchmarks", "contributing", "changelog"),
     )
 }

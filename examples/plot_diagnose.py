@@ -1,10 +1,10 @@
 """
-Is the fit any good?
-====================
+One good fit and three bad ones
+===============================
 
-A loss that has stopped falling does not say so. `diagnose` looks at a fit from seven sides and says what to do where
-one of them is bad. Here it looks at a good fit and at three that went wrong in different ways, none of which shows in
-every check.
+A loss that has stopped falling does not say so. `skksivi.diagnose` looks at a fit from seven sides and says what to
+do where one of them is bad. Here it looks at a good fit and at three that went wrong in different ways, none of which
+shows in every check.
 """
 
 import argparse

@@ -163,11 +163,16 @@ def find_checkpoint(est: Any, score_fn: Score) -> Checkpoint | None:
     ends = torch.tensor([[-0.5], [0.5]], dtype=torch.float64).expand(2, score_fn.n_features)
     score = score_fn.double(ends.to(score_fn.device)).sum(1).tolist()
     elsewhere = {"checkpoint", "checkpoint_every", "device", "random_state", "verbose"}
-    settings = {k: v for k, v in est.get_params().items() if k not in elsewhere and not callable(v)}
+    settings = {k: _named(v) for k, v in est.get_params().items() if k not in elsewhere}
     return Checkpoint(
         est.checkpoint,
         {**settings, "n_features": score_fn.n_features, "score_fn at -1/2 and 1/2": [f"{s:.6g}" for s in score]},
     )
+
+
+def _named(value: Any) -> Any:
+    """Return a setting, of an object or a function its name; parameters of objects are settings of their own."""
+    return getattr(value, "__qualname__", type(value).__qualname__) if callable(value) else value
 
 
 # What is minimised

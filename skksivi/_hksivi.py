@@ -346,7 +346,7 @@ class HKSIVIApproximator(BaseApproximator):
         """Return the function that sets the gradient of the parameters and returns the weighted sum of KSD^2."""
         kernel = kernel_in_u(self, family.n_features)
         estimator, n_draws = estimator_of(self, score_with_pullback)
-        beta = family.half_square.new_tensor(self._layer_weights())
+        beta = family.half_square.new_tensor(self._layer_weights(family.n_layers))
 
         def gradient_fn(_: Tensor | None) -> Tensor:
             x, f, pullback = family.draw_with_pullback(
@@ -360,12 +360,14 @@ class HKSIVIApproximator(BaseApproximator):
 
         return gradient_fn
 
-    def _layer_weights(self) -> list[float]:
-        """Return the beta(t), checked."""
-        T, beta = self.n_layers, self.layer_weights
+    def _layer_weights(self, T: int) -> list[float]:
+        """Return the beta(t) of T layers, checked."""
+        beta = self.layer_weights
         weights = [beta(t / T) for t in range(T)] if callable(beta) else [1.0] * T if beta is None else list(beta)
-        if len(weights) != T or not all(0 <= float(b) < math.inf for b in weights):
-            raise ValueError(f"`layer_weights` must be {T} numbers of zero or more, one a layer, got {weights!r}.")
+        if len(weights) != T or not all(0 <= float(b) < math.inf for b in weights) or not any(weights):
+            raise ValueError(
+                f"`layer_weights` must be {T} numbers of zero or more, one a layer, not all zero, got {weights!r}."
+            )
         return [float(b) for b in weights]
 
     def _build(

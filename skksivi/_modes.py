@@ -16,8 +16,11 @@ from skksivi._pilot import Ensemble, find_modes, metropolis
 from skksivi._score import Score
 from skksivi.base import BaseApproximator, ordinary_mode, score_of
 
-#: Draws from which climbs to the modes start, draws that are assigned to them, and chains of a mode.
+#: Draws from which climbs to the modes start at a time, draws that are assigned to them, and chains of a mode.
 N_STARTS, N_ASSIGNED, N_CHAINS = 200, 20_000, 300
+
+#: Root mean square of a draw's coordinates in a mode's own from which it is far off, and the share of such draws.
+FAR_OFF, MAX_FAR = 5.0, 0.2
 
 #: Chains of a mode of few draws.
 N_FEWEST = 50
@@ -114,8 +117,15 @@ def modes(
 
 
 def _find_cells(score: Score, x: Tensor, generator: torch.Generator) -> Cells:
-    """Return the cells of the modes above some of the draws x (n, d), those without draws left out."""
-    found = find_modes(score, x[:N_STARTS], generator)
+    """Return the cells of the modes above some of the draws x (n, d), those without draws left out.
+
+    The first draws may hold none of a rare mode: further climbs start at those least like the modes found so far.
+    """
+    found, n_found = find_modes(score, x[:N_STARTS], generator), 0
+    while len(found.maps) > n_found:
+        n_found = len(found.maps)
+        squares = torch.stack([a.whiten(x).square().sum(1) for a in found.maps]).amin(0)
+        found = find_modes(score, x[squares.topk(N_STARTS).indices], generator, found.maps)
     cells = Cells(found.maps, found.weights.log())
     return cells.sorted_by(cells.counts(x).nonzero().flatten())
 
@@ -127,6 +137,8 @@ def _weigh(score: Score, x: Tensor, cells: Cells, generator: torch.Generator) ->
     other for the bridge.
     """
     cell = cells.assign(x)
+    squares = torch.stack([a.whiten(x).square().mean(1) for a in cells.maps]).amin(0)
+    far = (squares > FAR_OFF**2).double().mean().item()
     chains = [_chains(score, x[cell == k][:N_CHAINS], a, generator) for k, a in enumerate(cells.maps)]
     cells = cells.refined(torch.cat([c[:, ::2].flatten(0, 1) for c in chains]))
     others = torch.cat([c[-1, 1::2] for c in chains])
@@ -141,6 +153,8 @@ def _weigh(score: Score, x: Tensor, cells: Cells, generator: torch.Generator) ->
     reason = next((_doubt(a.m, m) for a, m in zip(cells.maps, masses, strict=True) if not m.trusted), "")
     if len(masses) == 1:  # whose weight is one, whatever its mass
         reason = ""
+    if not reason and far > MAX_FAR:
+        reason = f"{far:.0%} of the draws are far from every mode that could be compared with others"
     numbers = [a.cpu().numpy() for a in (centres, weights[order], errors[order], shares)]
     return Modes(*numbers, not reason, reason), cells, shares  # type: ignore[call-arg, arg-type]
 

@@ -89,9 +89,10 @@ class Pilot(NamedTuple):
         r"""Return the standard deviations (d,) of the coordinates u of a map while the others stand still.
 
         By Stein's identity the mean of their inverse squares is :math:`E s_i^2 = E[-\partial_i s_i]`. A few rows do.
+        None is above one, the standard deviation of all of u: points that have not come to the target would say so.
         """
         x = self.x[:: max(1, len(self.x) // N_COMPARED)]
-        return map.whiten_score(score_fn(x).detach()).square().mean(0).rsqrt()
+        return map.whiten_score(score_fn(x).detach()).square().mean(0).rsqrt().clamp_max(1.0)
 
     def width_within(self) -> Tensor:
         """Return the interquartile ranges (d,) within the narrowest mode, in units of a normal's deviation.

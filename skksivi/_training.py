@@ -327,7 +327,10 @@ def _schedule(annealing: Callable[[float], float | tuple[float, ...]], progress:
     except (TypeError, ValueError, RuntimeError):
         first, others = math.nan, []
     if not (0 < first < math.inf and all(0 <= w < math.inf for w in others)):
-        raise ValueError(f"`annealing` returned {value!r} at progress {progress:.3g}, expected a positive number.")
+        raise ValueError(
+            f"`annealing`, or with it `entropic_weight`, returned {value!r} at progress {progress:.3g}, expected a "
+            "positive inverse temperature and weights of zero or more."
+        )
     return numbers
 
 

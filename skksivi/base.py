@@ -22,6 +22,7 @@ from torch import Tensor
 from skksivi._arrays import DTYPES, as_array, make_generator, make_seed, resolve_device
 from skksivi._cells import Reweighting
 from skksivi._score import BlackBox, Score, ScoreFunction, resolve
+from skksivi._version import DOCUMENTATION
 from skksivi.metrics import Judge
 from skksivi.targets import from_score_fn
 
@@ -54,6 +55,9 @@ class BaseApproximator(CallbackSupportMixin, DensityMixin, BaseEstimator, ABC):
         "dtype": [StrOptions(set(DTYPES))],
         "random_state": ["random_state"],
     }
+
+    _doc_link_module = "skksivi"
+    _doc_link_template = DOCUMENTATION + "/generated/{estimator_module}.{estimator_name}.html"
 
     device: str | torch.device
     dtype: str
@@ -238,7 +242,8 @@ class BaseApproximator(CallbackSupportMixin, DensityMixin, BaseEstimator, ABC):
         if not (hasattr(X, "score_fn") or callable(X)):
             return float(self.score_samples(X).mean())
         device = resolve_device(self.device)
-        score_fn, n_features = _unwrap(X.to(device=device) if hasattr(X, "to") else X, self.n_features_in_)
+        X = X.to(device=device) if hasattr(X, "to") else X
+        score_fn, n_features = _unwrap(X, getattr(X, "n_features", self.n_features_in_))
         if n_features != self.n_features_in_:
             raise ValueError(f"`X` is a target of {n_features} features, expected {self.n_features_in_} as in `fit`.")
         generator = torch.Generator(device).manual_seed(self._seed)

@@ -135,8 +135,9 @@ def neg_ksd_scorer(*, n_samples: int = 2000, widths: Sequence[float] = (0.25, 1.
     Raises
     ------
     ValueError
-        `n_samples` is below 2, or `widths` is empty or holds what is not positive. The scorer raises it where the
-        score is not finite at a draw; a search then gives this candidate nan.
+        `n_samples` is below 2, or `widths` is empty or holds what is not positive. The scorer raises it where X has
+        another number of features than the draws, or the score is not finite at one; a search then gives this
+        candidate nan.
 
     See Also
     --------
@@ -227,7 +228,7 @@ class _NegKSD:
         target = X.to(device=device) if hasattr(X, "to") else X
         with ordinary_mode(device):
             x = as_tensor(draws, dtype=torch.float64, device=device)
-            judge = Judge(getattr(target, "score_fn", target), x.shape[1], device)
+            judge = Judge(_score_fn(target, x.shape[1]), x.shape[1], device)
             terms = [_imq_term(judge, x, c) for c in self.widths]
             return _rounded(-float(np.mean([*terms, _linear_term(judge, x)])))
 
@@ -248,6 +249,16 @@ class _NegDistance:
         sd = reference.std(axis=0)
         sd[sd == 0] = 1
         return -METRICS[self.metric](draws / sd, reference / sd)
+
+
+def _score_fn(X: Any, d: int) -> Any:
+    """Return the score function of a target, or X itself, to judge draws of d features by."""
+    score_fn, own = getattr(X, "score_fn", X), getattr(X, "n_features", d)
+    if not callable(score_fn):
+        raise TypeError(f"`X` must be a Target or its score function, got a {type(X).__name__}.")
+    if own != d:
+        raise ValueError(f"`X` is a target of {own} features, but the draws of the estimator have {d}.")
+    return score_fn
 
 
 def _rounded(grade: float) -> float:

@@ -8,12 +8,13 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone
-from sklearn.utils import check_random_state
+from sklearn.utils import check_array, check_random_state, check_scalar
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from skksivi._arrays import check_sample_weight
 from skksivi._ksivi import KSIVIApproximator
+from skksivi._version import DOCUMENTATION
 from skksivi.base import BaseApproximator, Integral, Interval, Real, StrOptions
 from skksivi.targets import (
     BayesianLinearRegression,
@@ -38,6 +39,9 @@ N_ROWS = 1000
 
 class _Predictor(BaseEstimator):
     """A model whose posterior an approximator fits, and of which draws are kept."""
+
+    _doc_link_module = "skksivi"
+    _doc_link_template = DOCUMENTATION + "/generated/skksivi.{estimator_name}.html"
 
     approximator: BaseApproximator | None
     n_draws: int
@@ -97,11 +101,12 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
     approximator : approximator, default=None
         Whatever of this package fits the posterior. None means `KSIVIApproximator`, for a network with
         whiten="diagonal" and 20 trained networks for its `init`. Its parameters can be searched, as
-        ``approximator__bandwidth``. For a network, one without an `init` starts at a trained network.
+        ``approximator__bandwidth``. For a network, one whose `init` is None starts at a trained network, unless it
+        has particles or chains, which start where they do by themselves.
     n_draws : int, default=200
         Draws of the posterior that are kept.
     random_state : int, RandomState or None, default=None
-        Seeds an approximator that has no `random_state` of its own.
+        Seeds an approximator that has no `random_state` of its own, and the networks that are trained to start one.
 
     Attributes
     ----------
@@ -181,11 +186,18 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
             X, y, n_hidden=self.n_hidden, hyperprior=self.hyperprior, sample_weight=w
         )
         q = self._new_approximator(_approximator_of_networks(len(X)))
-        if getattr(q, "init", 0) is None:
-            k = N_NETWORKS if getattr(q, "whiten", None) == "diagonal" else 1
-            q.set_params(init=trained_weights(self.target_, k, check_random_state(self.random_state)))
+        self._start_at_networks(q)
         self._fit_draws(q, self.target_ if len(X) <= N_ROWS else Minibatches(self.target_, N_ROWS))
         return self
+
+    def _start_at_networks(self, q: BaseApproximator) -> None:
+        """Let an approximator start at a trained network, or its pilot at many, unless it has an `init`."""
+        parameters = q.get_params(deep=False)
+        if parameters.get("init", 0) is not None or parameters.keys() & {"n_particles", "n_chains"}:
+            return  # particles and chains are as many as they say, and spread
+        k = N_NETWORKS if parameters.get("whiten") == "diagonal" else 1
+        theta = trained_weights(self.target_, k, check_random_state(self.random_state))
+        q.set_params(init=theta if k > 1 else theta[0])
 
     def _outputs(self, X: ArrayLike) -> np.ndarray:
         """Return f of each draw at each row, shape (n_draws, n), in the units of y."""
@@ -250,6 +262,7 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
         -------
         y_samples : ndarray of shape (n, n_samples)
         """
+        check_scalar(n_samples, "n_samples", Integral, min_val=0)
         f, rng = self._outputs(X), check_random_state(random_state)
         s = rng.randint(len(f), size=n_samples)
         return (f[s] + np.sqrt(self._noise_variance()[s]) * rng.normal(size=(n_samples, f.shape[1]))).T
@@ -268,7 +281,10 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
             In nats, for y in its own units.
         """
         f, variance = self._outputs(X), self._noise_variance()
-        log_densities = -((np.asarray(y) - f) ** 2) / (2 * variance) - np.log(2 * np.pi * variance) / 2
+        y = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y")
+        if y.shape != f.shape[1:]:
+            raise ValueError(f"`y` has shape {y.shape}, expected {f.shape[1:]}, one value for each row of `X`.")
+        log_densities = -((y - f) ** 2) / (2 * variance) - np.log(2 * np.pi * variance) / 2
         return np.logaddexp.reduce(log_densities, axis=0) - np.log(len(f))
 
 

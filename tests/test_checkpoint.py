@@ -13,6 +13,7 @@ import pytest
 
 from skksivi import KSIVIApproximator
 from skksivi._checkpoint import Checkpoint
+from skksivi.kernels import Laplace
 from skksivi.targets import Banana
 
 BATCH_SIZE = 100
@@ -105,6 +106,8 @@ def left_behind(tmp_path):
 def test_another_fit_is_refused_by_the_name_of_what_differs(left_behind):
     with pytest.raises(ValueError, match=r"learning_rate = 0\.002, this one has 0\.5"):
         KSIVIApproximator(**SETTINGS, learning_rate=0.5, checkpoint=left_behind).fit(Banana())
+    with pytest.raises(ValueError, match=r"kernel = .*, this one has .*Laplace"):
+        KSIVIApproximator(**SETTINGS | {"kernel": Laplace()}, checkpoint=left_behind).fit(Banana())
     with pytest.raises(ValueError, match="score_fn at -1/2 and 1/2"):
         KSIVIApproximator(**SETTINGS, checkpoint=left_behind).fit(lambda x: -x, n_features=2)
     assert left_behind.exists()

@@ -1,5 +1,7 @@
 """scikit-learn's checks of estimators, on the approximators and on one that takes data in the place of a target."""
 
+import re
+
 import pytest
 import torch
 from sklearn.utils.estimator_checks import check_estimator, parametrize_with_checks
@@ -7,6 +9,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 import skksivi
 from skksivi import HKSIVIApproximator, KSIVIApproximator
+from skksivi._version import DOCUMENTATION
 from skksivi.targets import Target
 
 QUICK = {"max_iter": 20, "batch_size": 16, "hidden_layer_sizes": (8,), "whiten": "laplace", "random_state": 0}
@@ -76,5 +79,7 @@ def test_an_array_in_the_place_of_a_target_is_refused_with_a_reason():
 @pytest.mark.parametrize("estimator", APPROXIMATORS, ids=lambda q: type(q).__name__)
 def test_the_html_representation_shows_parameters(estimator):
     html = estimator._repr_html_()
-    assert "batch_size" in html
-    assert "Draws" in html or "size" in html  # the docstring of a parameter
+    described = re.findall(r'"param-doc-description"', html)
+    assert len(described) > 10
+    page = f"{type(estimator).__module__.split('._')[0]}.{type(estimator).__name__}.html"
+    assert f'href="{DOCUMENTATION}/generated/{page}' in html

@@ -176,6 +176,7 @@ def test_a_warm_start_and_pickles_go_on():
     again = pickle.loads(pickle.dumps(q))  # noqa: S301
     np.testing.assert_array_equal(again.sample(5, random_state=0), q.sample(5, random_state=0))
     assert q.set_params(warm_start=True).fit(normal_score, n_features=2).n_iter_ == 60
+    assert q.set_params(n_layers=4).fit(normal_score, n_features=2).family_.n_layers == 2  # the family is the old one
 
 
 def test_an_interrupted_fit_goes_on_bit_for_bit(tmp_path):
@@ -205,6 +206,7 @@ def test_an_interrupted_fit_goes_on_bit_for_bit(tmp_path):
         ({"bridge": lambda u: u}, "bridge"),
         ({"layer_weights": [1.0]}, "layer_weights"),
         ({"layer_weights": [1.0, -1.0]}, "layer_weights"),
+        ({"layer_weights": [0.0, 0.0]}, "layer_weights"),
         ({"mixing": "cauchy"}, "mixing"),
         ({"mixing": mixing.StudentT(df=-1.0)}, "df"),
         ({"mixing": mixing.GaussianMixture([[0.0]])}, "means"),

@@ -397,6 +397,18 @@ def test_weights_of_modes_are_seen_by_distances_and_by_no_stein_discrepancy():
     assert by_distance(two_modes(0.8), target) < by_distance(two_modes(0.5), target) - 4 * noise
 
 
+@pytest.mark.parametrize(
+    ("X", "error", "match"),
+    [
+        (np.ones((5, 2)), TypeError, "`X` must be a Target or its score function, got a ndarray"),
+        (from_score_fn(standard_score, n_features=3), ValueError, "target of 3 features, but the draws .* have 2"),
+    ],
+)
+def test_neg_ksd_names_what_it_cannot_judge_by(X, error, match):
+    with pytest.raises(error, match=match):
+        SCORER(Draws(2), X)
+
+
 MISTAKES = {
     "n_samples": (lambda: neg_ksd_scorer(n_samples=1), "n_samples"),
     "no widths": (lambda: neg_ksd_scorer(widths=()), "`widths` must hold positive numbers"),

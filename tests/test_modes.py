@@ -147,6 +147,17 @@ class TwoCauchys(BaseApproximator):
             return torch.autograd.grad((-5.5 * torch.log1p(squares)).logsumexp(0).sum(), x, create_graph=True)[0]
 
 
+def test_draws_in_no_mode_that_could_be_weighed_are_told():
+    target = EightGaussians(weights=[1.0] + 7 * [1e-6])  # of which only one is a mode worth its name
+    q = KSIVIApproximator(whiten=(np.zeros(2), 6 * np.eye(2)), mixing="normal", max_iter=2, random_state=0)
+    q.fit(target)
+    found = modes(q, target, random_state=0)
+    assert not found.trusted
+    assert "far from every mode" in found.reason
+    with pytest.raises(ValueError, match="far from every mode"):
+        modes(q, target, reweight=True, random_state=0)
+
+
 def test_weights_that_rest_on_too_little_are_refused():
     q = TwoCauchys()
     q.fit(q.score_fn, n_features=10)
@@ -157,6 +168,36 @@ def test_weights_that_rest_on_too_little_are_refused():
     with pytest.raises(ValueError, match=r"`reweight` is set, but.*effective share"):
         modes(q, q.score_fn, reweight=True, random_state=0)
     assert not hasattr(q, "reweighting_")
+
+
+class RareMode(BaseApproximator):
+    """Draws of two normals, 12 apart, of which the second has few."""
+
+    n_features = 2
+
+    def __init__(self, device="cpu", dtype="float64", random_state=0, share=0.001):
+        self.device, self.dtype, self.random_state, self.share = device, dtype, random_state, share
+
+    def _fit(self, score_fn, generator):
+        pass
+
+    def _sample(self, n, generator):
+        x = torch.randn(n, 2, generator=generator, dtype=torch.float64)
+        second = torch.rand(n, generator=generator) < self.share
+        return x + torch.where(second, 6.0, -6.0)[:, None] * torch.eye(1, 2)
+
+    def score_fn(self, x):
+        """The two have equal weights in the target."""
+        return torch.stack([6 * torch.tanh(6 * x[:, 0]) - x[:, 0], -x[:, 1]], 1)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_mode_of_few_draws_is_seen(seed):
+    q = RareMode()
+    q.fit(q.score_fn, n_features=2)
+    found = modes(q, q.score_fn, reweight=True, random_state=seed)
+    np.testing.assert_allclose(found.weights, 0.5, atol=0.02)
+    assert abs((q.sample(1000, random_state=0)[:, 0] > 0).mean() - 0.5) < 0.1
 
 
 def test_mistakes_are_named():

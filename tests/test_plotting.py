@@ -353,6 +353,7 @@ MISTAKES = {
     ),
     "names": (lambda: MarginalsDisplay.from_draws(X, feature_names=["a"]), ValueError, "`feature_names` has 1"),
     "kind": (lambda: MarginalsDisplay.from_draws(X, kind="corner"), ValueError, "`kind` must be 'contour'"),
+    "extent": (lambda: DensityDisplay.from_draws(PLANE, extent=(0, 1)), ValueError, "`extent` must be four numbers"),
     "kind of density": (lambda: DensityDisplay.from_draws(PLANE, kind="kde"), ValueError, "`kind` must be 'scatter'"),
     "columns": (lambda: DensityDisplay.from_draws(X), ValueError, "`X` has 5 columns, expected 2"),
     "no density": (lambda: DensityDisplay.from_draws(PLANE, NO_DENSITY), TypeError, "`target` must have `log_prob`"),

@@ -14,7 +14,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from skksivi import KSIVIApproximator, KSIVIClassifier, KSIVIRegressor
-from skksivi.baselines import Laplace
+from skksivi.baselines import MALA, SVGD, Laplace, MeanFieldVI
 from skksivi.predictors import trained_weights
 from skksivi.targets import BayesianNeuralNetwork
 
@@ -153,6 +153,18 @@ def test_any_approximator_will_do_and_is_left_alone(approximator):
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(m)).predict(X), m.predict(X))  # noqa: S301
 
 
+@ORDINARY
+@pytest.mark.parametrize(
+    "approximator", [SVGD(n_particles=30, max_iter=5), MALA(n_chains=30), MeanFieldVI(max_iter=5)]
+)
+def test_networks_are_fitted_by_other_methods_too(approximator):
+    rng = np.random.RandomState(0)
+    x = rng.normal(size=(40, 2))
+    m = KSIVIRegressor(n_hidden=3, approximator=approximator, n_draws=50, random_state=0).fit(x, x[:, 0])
+    assert np.isfinite(m.predict(x)).all()
+    assert (m.draws_.std(0) > 0).all()
+
+
 @pytest.mark.parametrize(
     ("parameters", "match"),
     [
@@ -171,3 +183,13 @@ def test_weights_that_are_none_are_named():
     for wrong in (np.zeros(len(Y)), -np.ones(len(Y)), np.ones(3)):
         with pytest.raises(ValueError, match="`sample_weight`"):
             KSIVIRegressor(model="linear").fit(X, Y, sample_weight=wrong)
+
+
+def test_what_predictions_cannot_be_made_of_is_named():
+    m = KSIVIRegressor(model="linear", approximator=Laplace(), random_state=0).fit(X, Y)
+    with pytest.raises(ValueError, match=r"`y` has shape \(3,\), expected \(4,\)"):
+        m.log_predictive_density(X[:4], Y[:3])
+    with pytest.raises(ValueError, match="y contains NaN"):
+        m.log_predictive_density(X[:1], [np.nan])
+    with pytest.raises(ValueError, match="n_samples == -1"):
+        m.sample_y(X, -1)

@@ -58,7 +58,8 @@ for name, drawn in draws.items():
 print(f"{'noise floor':<17}sliced W2 {sliced_wasserstein(exact[1000:], exact[:1000], random_state=0):.3f}")
 
 # %%
-# Marginals and pairs of the coefficients two to four, those of exact draws in grey.
+# Above marginals and pairs of the coefficients two to four, those of exact draws in grey; below all correlations,
+# whose band is that of the noise of 1,000 draws.
 
 figure = plt.figure(figsize=(13, 9.6), layout="constrained")
 top, bottom = figure.subfigures(2, 1, height_ratios=[1.75, 1])
@@ -70,10 +71,6 @@ for ax, group in zip(top.subplots(1, 2), (["SIVI", "SIVI-SM"], ["KSIVI", "KSIVI,
         feature_names=[rf"$\beta_{{{j}}}$" for j in range(22)],
         ax=ax,
     )
-
-# %%
-# The band is that of the noise of 1,000 draws.
-
 for ax, (name, drawn) in zip(bottom.subplots(1, 4), draws.items(), strict=True):
     display = CorrelationDisplay.from_draws({name: drawn[:1000]}, reference=exact, ax=ax)
     ax.get_legend().remove()

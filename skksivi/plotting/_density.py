@@ -146,6 +146,8 @@ class DensityDisplay:
         """
         if kind not in ("scatter", "histogram"):
             raise ValueError(f"`kind` must be 'scatter' or 'histogram', got {kind!r}.")
+        if extent is not None and len(extent) != 4:
+            raise ValueError(f"`extent` must be four numbers, x0, x1, y0 and y1, got {extent!r}.")
         found, levels = box_and_levels([self.X], self.target)
         x0, x1, y0, y1 = found if extent is None else extent
         ax = own_axes(ax, (4.8, 4.8))

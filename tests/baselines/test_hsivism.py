@@ -11,6 +11,7 @@ from skksivi._training import flatten
 from skksivi._whitening import find_whitening
 from skksivi.baselines import HSIVISM, _hsivism
 from skksivi.baselines._critic import Critics
+from skksivi.targets import Banana
 
 
 def score_fn(x):
@@ -112,3 +113,13 @@ def test_scales_of_the_layers_follow_the_narrowest_mode():
     # The pilot's standard deviation is six along the first coordinate, and in its units a mode has a twelfth.
     scales = q.family_.half_square.mul(2).sqrt().numpy()
     np.testing.assert_allclose(scales, [0.5 / np.sqrt(36.25), 1.0], rtol=0.1)
+
+
+def test_scales_of_the_layers_follow_the_curvature_where_it_is_narrower():
+    # A banana is wide, but a Langevin step of its width would leave it across.
+    q = HSIVISM(n_layers=2, max_iter=1, learning_rate=1e-9, whiten_budget=100_000, random_state=0).fit(Banana())
+    scales = q.family_.half_square.mul(2).sqrt()
+    x = Banana().sample(20_000, generator())
+    conditional_sd = q.whitening_.map.whiten_score(Banana().score_fn(x)).square().mean(0).rsqrt().float()
+    torch.testing.assert_close(scales, conditional_sd, rtol=0.2, atol=0)
+    assert scales.max() < 0.5

@@ -1,0 +1,301 @@
+"""Every method of the package on three targets: quality against evaluations of the score and seconds.
+
+python benchmarks/comparison.py [--seeds 3] [--output FILE.json] [--figure FILE.png] [--quick]
+python benchmarks/comparison.py --show FILE.json [--figure FILE.png]      the table and figure of an earlier run
+
+The banana, the product of two Student t, and the waveform posterior (d = 22), by the sliced Wasserstein distance of
+2,000 draws to the same 2,000 reference draws for all. Of the Student target, coordinates beyond 8 are first set to 8,
+with their sign and on both sides, or a few far draws would decide. The floor is that of two sets of exact draws. Each
+method has its defaults, of which nothing was chosen by these references. Other rows say in what they differ; methods
+that take more than twenty seconds or so with their defaults have fewer iterations, and the table says so.
+
+"scores" are the points at which a fit asked for the score, those of the whitening included; a product with its
+Jacobian comes with the score at the same point and is not counted again, nor are values of log p, which MALA and
+MIED compare. "a draw" are scores a draw after the fit. "seconds" are those of one thread of a CPU, medians over
+seeds. --quick runs a few iterations on the banana alone, to see that all works.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib
+
+matplotlib.use("agg")
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+from paper._base import Counted, few
+from reference import mala, waveform_target
+
+import skksivi
+from skksivi import HKSIVIApproximator, KSIVIApproximator, baselines, targets
+from skksivi.datasets import load_waveform_posterior
+from skksivi.kernels import Riesz
+from skksivi.metrics import noise_floor, sliced_wasserstein
+from skksivi.mixing import StudentT
+
+N_DRAWS, N_QUICK, EDGE = 2000, 200, 8.0
+
+
+class Method(NamedTuple):
+    """An estimator, the settings in which it differs from its defaults, and the only target it is for, if any."""
+
+    make: Callable[..., Any]
+    settings: dict[str, Any]
+    case: str | None = None
+
+
+#: What the paper and the user guide take for heavy tails, here with the exponent of those of the target.
+HEAVY = {"kernel": Riesz(), "mixing": StudentT(2.0), "whiten": "laplace"}
+#: Iterations of those that are slow.
+FEWER = {"HSIVISM": 1000, "SIVISM": 2500, "UIVI": 500}
+METHODS = {
+    "KSIVI": Method(KSIVIApproximator, {}),
+    "KSIVI, not trained": Method(KSIVIApproximator, {"max_iter": 1}),
+    "KSIVI, t mixing": Method(KSIVIApproximator, HEAVY, "Student t"),
+    "HKSIVI": Method(HKSIVIApproximator, {"max_iter": 1000}),
+    "SIVI, whitened": Method(baselines.SIVI, {"whiten": "auto"}),
+    **{
+        name: Method(getattr(baselines, name), {"max_iter": FEWER[name]} if name in FEWER else {})
+        for name in baselines.__all__
+    },
+}
+#: Colours of Okabe and Ito, and markers.
+FAMILIES = {
+    "KSIVI and HKSIVI": ("#0072B2", "o", ("KSIVIApproximator", "HKSIVIApproximator")),
+    "other semi-implicit": ("#D55E00", "s", ("SIVI", "SIVISM", "UIVI", "HSIVISM")),
+    "Gaussian": ("#009E73", "D", ("Laplace", "MeanFieldVI", "FullRankVI", "BatchAndMatch")),
+    "particles": ("#CC79A7", "^", ("SVGD", "KSDDescent", "MIED")),
+    "chains": ("#E69F00", "v", ("MALA", "SGLD")),
+}
+
+
+# Targets
+
+
+def exact(target, n, seed):
+    return target.sample(n, torch.Generator().manual_seed(seed)).numpy()
+
+
+def toy(target, quick):
+    """Return a target, its reference draws and others for the floor."""
+    return target, exact(target, N_QUICK if quick else N_DRAWS, 1), exact(target, 10 * N_DRAWS, 2)
+
+
+def waveform(_):
+    """Return the posterior, its packaged draws, and the same with as many others."""
+    target, Y = waveform_target(), load_waveform_posterior().astype(float)
+    others, _ = mala(target, N_DRAWS, n_steps=600, seed=1)
+    return target, Y, np.concatenate([Y, others.numpy()])
+
+
+CASES = {
+    "banana": lambda quick: toy(targets.Banana(), quick),
+    "Student t": lambda quick: toy(targets.StudentT(), quick),
+    "waveform": waveform,
+}
+
+
+def distance(case, X, Y):
+    """Return the sliced Wasserstein distance, of the Student target with coordinates cut at the edge of a box."""
+    if not np.isfinite(X).all():
+        return math.inf
+    if case == "Student t":
+        X, Y = X.clip(-EDGE, EDGE), Y.clip(-EDGE, EDGE)
+    return sliced_wasserstein(X, Y, random_state=0)
+
+
+# Runs
+
+
+def run(case, name, seed, target, Y, args):
+    """Fit a method; return its row."""
+    method = METHODS[name]
+    q = method.make(**method.settings, random_state=seed)
+    q.set_params(**few(q, args))
+    counted = Counted(target)
+    start = time.process_time()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        q.fit(counted)
+    seconds, n_scores = time.process_time() - start, counted.n_points[0]
+    X = q.sample(len(Y), random_state=seed).astype(float)
+    return {
+        "case": case,
+        "method": name,
+        "seed": seed,
+        "distance": distance(case, X, Y),
+        "scores": n_scores,
+        "a_draw": round((counted.n_points[0] - n_scores) / len(Y)),
+        "seconds": seconds,
+        "warnings": sorted({w.category.__name__ for w in told}),
+    }
+
+
+def compare(args):
+    """Run what is not in the file yet, and add each row to it; return the document of the results."""
+    settings = {"quick": args.quick, "skksivi": skksivi.__version__, "torch": torch.__version__}
+    document = {"settings": settings, "floors": {}, "rows": []}
+    if args.output and args.output.exists():
+        document = json.loads(args.output.read_text())
+        if document["settings"] != settings:
+            raise SystemExit(f"{args.output} holds results of {document['settings']}; give another --output.")
+    done = {(row["case"], row["method"], row["seed"]) for row in document["rows"]}
+    cases = {case: CASES[case](args.quick) for case in list(CASES)[: 1 if args.quick else None]}
+    for case, (_, Y, pool) in cases.items():
+        floor = noise_floor(lambda X, Z, case=case: distance(case, X, Z), pool, len(Y), random_state=0)
+        document["floors"][case] = floor._asdict()
+    for seed in range(args.seeds):  # outermost, so that methods take turns
+        for case, (target, Y, _) in cases.items():
+            for name in methods_of(case):
+                if (case, name, seed) not in done:
+                    document["rows"].append(run(case, name, seed, target, Y, args))
+                    if args.output:
+                        args.output.write_text(json.dumps(document, indent=1))
+    return document
+
+
+def methods_of(case):
+    return [name for name, method in METHODS.items() if method.case in (None, case)]
+
+
+# The table
+
+
+def summary(document, case, name):
+    """Return what the table shows of a method on a target: means, the standard deviation, medians."""
+    rows = [row for row in document["rows"] if (row["case"], row["method"]) == (case, name)]
+    distances = [row["distance"] for row in rows]
+    return {
+        "mean": float(np.mean(distances)),
+        "sd": float(np.std(distances, ddof=1)) if len(rows) > 1 else math.nan,
+        "scores": float(np.median([row["scores"] for row in rows])),
+        "a_draw": rows[0]["a_draw"],
+        "seconds": float(np.median([row["seconds"] for row in rows])),
+        "warned": sum(bool(row["warnings"]) for row in rows),
+        "n": len(rows),
+    }
+
+
+def remark(name, warned, n):
+    """Return what is to be known of a row."""
+    method = METHODS[name]
+    default = getattr(method.make(), "max_iter", None)
+    n_iter = method.settings.get("max_iter", default)
+    parts = [f"{n_iter:,} of {default:,} iterations"] if n_iter not in (default, 1) else []
+    return ", ".join(parts + ([f"warns in {warned} of {n}"] if warned else []))
+
+
+def print_tables(document):
+    for case, floor in document["floors"].items():
+        print(f"\n{case}, floor {floor['mean']:.3f} +- {floor['sd']:.3f}")
+        print(f"  {'':<22}{'sliced W2':>18}{'/ floor':>9}{'scores':>12}{'a draw':>8}{'seconds':>9}")
+        of = {name: summary(document, case, name) for name in methods_of(case)}
+        for name in sorted(of, key=lambda name: of[name]["mean"]):
+            a = of[name]
+            cells = f"{a['mean']:>9.3f} +- {a['sd']:.3f}{a['mean'] / floor['mean']:>9.1f}{a['scores']:>12,.0f}"
+            cells += f"{a['a_draw']:>8}{a['seconds']:>9.2f}"
+            print(f"  {name:<22}{cells}  {remark(name, a['warned'], a['n'])}".rstrip())
+    if document["settings"]["quick"]:
+        print("\nA quick run: a few iterations, whose numbers mean nothing.")
+
+
+# The figure
+
+#: Width of the place of the names, in that of a panel, and where panels end, in floors; the rest is at the edge.
+GAP, TOP = 0.34, 20
+
+
+def spread(y, gap):
+    """Return heights in [0, 1], `gap` apart at least, in the order of y and near to it."""
+    order = np.argsort(y, kind="stable")
+    at = np.clip(y[order], 0, 1)
+    for i in range(1, len(at)):
+        at[i] = max(at[i], at[i - 1] + gap)
+    at[-1] = min(at[-1], 1)
+    for i in reversed(range(len(at) - 1)):
+        at[i] = min(at[i], at[i + 1] - gap)
+    heights = np.empty_like(at)
+    heights[order] = at
+    return heights
+
+
+def style(name):
+    """Return the colour and marker of a method."""
+    make = METHODS[name].make.__name__
+    return next((colour, marker) for colour, marker, members in FAMILIES.values() if make in members)
+
+
+def draw_case(document, case, left, right):
+    """Draw quality against scores and seconds, with the names in between."""
+    names, floor = methods_of(case), document["floors"][case]
+    of = [summary(document, case, name) for name in names]
+    y = np.array([a["mean"] for a in of])
+    labels = [name if v <= TOP * floor["mean"] else f"{name} ({v:.2g})" for name, v in zip(names, y, strict=True)]
+    y = y.clip(max=TOP * floor["mean"])
+    low, high = np.log(min(y.min(), floor["mean"]) / 1.3), np.log(y.max() * 1.1)
+    heights = spread((np.log(y) - low) / (high - low), 0.055)
+    for ax, key, edge in ((left, "scores", 1.0), (right, "seconds", 0.0)):
+        ax.axhspan(floor["mean"] - 2 * floor["sd"], floor["mean"] + 2 * floor["sd"], color="0.88", lw=0)
+        ax.set(xscale="log", yscale="log", ylim=np.exp([low, high]))
+        for a, value, name, height in zip(of, y, names, heights, strict=True):
+            colour, marker = style(name)
+            line = {"arrowstyle": "-", "color": colour, "lw": 0.5, "alpha": 0.6, "shrinkA": 0, "shrinkB": 0}
+            place = {"xycoords": "data", "textcoords": "axes fraction", "arrowprops": line}
+            ax.annotate("", (a[key], value), (edge, height), **place)
+            ax.plot(a[key], value, marker, color=colour, ms=6, mec="white", mew=0.6)
+    place = {"transform": left.transAxes, "ha": "center", "va": "center", "fontsize": 8}
+    for name, label, height in zip(names, labels, heights, strict=True):
+        left.text(1 + GAP / 2, height, label, color=style(name)[0], **place)
+    left.set(title=case, ylabel="sliced Wasserstein distance", xlabel="evaluations of the score")
+    right.set(xlabel="seconds to fit, one thread")
+    right.yaxis.tick_right()
+    for ax in (left, right):
+        ax.yaxis.set_major_formatter("{x:g}")
+        ax.yaxis.set_minor_formatter(lambda x, _: f"{x:g}" if f"{x:e}"[0] in "25" else "")
+
+
+def draw(document, path):
+    """Draw a row of panels a target."""
+    cases, inch = list(document["floors"]), 1 / (4.7 * len(document["floors"]))
+    figure, axes = plt.subplots(len(cases), 2, figsize=(11, 1 / inch), squeeze=False)
+    figure.subplots_adjust(0.08, 0.6 * inch, 0.94, 1 - 0.8 * inch, wspace=GAP, hspace=0.22)
+    for case, (left, right) in zip(cases, axes, strict=True):
+        draw_case(document, case, left, right)
+    handles = [
+        plt.Line2D([], [], color=colour, marker=marker, ls="", label=family)
+        for family, (colour, marker, _) in FAMILIES.items()
+    ]
+    handles.append(plt.Rectangle((0, 0), 1, 1, color="0.88", label="exact draws, +- 2 sd"))
+    figure.legend(handles=handles, loc="upper center", ncols=len(handles), frameon=False, fontsize=9)
+    figure.savefig(path, dpi=110)
+    print(f"Figure in {path}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument(
+        "--output", type=Path, help="the json file of the results, to which a run adds what is missing"
+    )
+    parser.add_argument("--figure", type=Path)
+    parser.add_argument("--show", type=Path, help="show the results of this file, run nothing")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    document = json.loads(args.show.read_text()) if args.show else compare(args)
+    print_tables(document)
+    if args.figure:
+        draw(document, args.figure)
+
+
+if __name__ == "__main__":
+    main()

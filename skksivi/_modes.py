@@ -103,7 +103,7 @@ def modes(
     device = resolve_device(est.device)
     generator = make_generator(random_state, device)
     with ordinary_mode(device), torch.no_grad():
-        score = score_of(target, est.n_features_in_, device).double
+        score = score_of(est, target)
         x = torch.as_tensor(est._sample(N_ASSIGNED, generator), dtype=torch.float64, device=device)
         cells = _find_cells(score, x, generator)
         found, cells, shares = _weigh(score, x, cells, generator)

@@ -340,12 +340,13 @@ def _unwrap(score_fn: Any, n_features: int | None) -> tuple[ScoreFunction, int]:
     return score_fn, check_scalar(n_features, "n_features", Integral, min_val=1)
 
 
-def score_of(score_fn: Any, n_features: int, device: torch.device) -> Score:
-    """Return the probed score of a target or a function that a fit of that many features is compared with."""
+def score_of(est: BaseApproximator, score_fn: Any) -> Score:
+    """Return the probed score, for float64 points, of a target or a function that a fit is compared with."""
+    n_features = est.n_features_in_
     d = _unwrap(score_fn, getattr(score_fn, "n_features", n_features))[1]
     if d != n_features:
         raise ValueError(f"the target has {d} features, expected {n_features} as in `fit`.")
-    return _resolve_score(score_fn, d, dtype=torch.float64, device=device)
+    return _resolve_score(score_fn, d, dtype=DTYPES[est.dtype], device=resolve_device(est.device)).double
 
 
 def _as_target(score_fn: Any, n_features: int | None) -> Any:

@@ -342,7 +342,7 @@ def diagnose(
     check_scalar(n_samples, "n_samples", Integral, min_val=100)
     device, seed = resolve_device(est.device), make_seed(random_state)
     with ordinary_mode(device), torch.no_grad():
-        score = score_of(target, est.n_features_in_, device).double
+        score = score_of(est, target)
         x = torch.as_tensor(est.sample(_n_draws(est, n_samples), seed), dtype=torch.float64, device=device)
         view = _View(est, score, x, score(x), torch.Generator(device).manual_seed(seed), seed)
         if view.finite.sum() < 2:

@@ -149,7 +149,7 @@ def load(path: str | os.PathLike[str], *, score_fn: Any = None, max_bytes: int =
             reason = textwrap.shorten(str(error).rstrip(".") if known else f"it holds something else, {error!r}", 300)
             raise ValueError(f"{str(path)!r} is not a whole file of `skksivi.save`: {reason}.") from error
     if score_fn is not None and hasattr(estimator, "n_features_in_"):
-        estimator._score = score_of(score_fn, estimator.n_features_in_, resolve_device(estimator.device)).double
+        estimator._score = score_of(estimator, score_fn)
     return estimator
 
 

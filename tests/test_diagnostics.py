@@ -426,3 +426,9 @@ def test_mistakes_are_named(good):
         diagnose(good, GaussianTarget(), n_samples=50)
     with pytest.raises(TypeError, match="`score_fn` must be a function"):
         diagnose(good, np.zeros((5, 2)))
+
+
+def test_a_score_of_one_type_of_numbers_will_do():
+    A = torch.eye(2)  # a product with float64 points is an error
+    q = Laplace(dtype="float32", random_state=0).fit(lambda x: -x @ A, n_features=2)
+    assert diagnose(q, lambda x: -x @ A, random_state=0).ok

@@ -101,7 +101,7 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
     approximator : approximator, default=None
         Whatever of this package fits the posterior. None means `KSIVIApproximator`, for a network with
         whiten="diagonal" and 20 trained networks for its `init`. Its parameters can be searched, as
-        ``approximator__bandwidth``. For a network, one whose `init` is None starts at a trained network, unless it
+        ``approximator__bandwidth``. For a network, one whose `init` is None starts at random weights, unless it
         has particles or chains, which start where they do by themselves.
     n_draws : int, default=200
         Draws of the posterior that are kept.
@@ -191,13 +191,15 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
         return self
 
     def _start_at_networks(self, q: BaseApproximator) -> None:
-        """Let an approximator start at a trained network, or its pilot at many, unless it has an `init`."""
+        """Let an approximator start at random weights, or its pilot at trained networks, unless it has an `init`."""
         parameters = q.get_params(deep=False)
         if parameters.get("init", 0) is not None or parameters.keys() & {"n_particles", "n_chains"}:
             return  # particles and chains are as many as they say, and spread
-        k = N_NETWORKS if parameters.get("whiten") == "diagonal" else 1
-        theta = trained_weights(self.target_, k, check_random_state(self.random_state))
-        q.set_params(init=theta if k > 1 else theta[0])
+        rng = check_random_state(self.random_state)
+        if parameters.get("whiten") == "diagonal":
+            q.set_params(init=trained_weights(self.target_, N_NETWORKS, rng))
+        else:  # a climb goes on from there
+            q.set_params(init=_random_weights(len(self.target_.X_mean), self.n_hidden, rng))
 
     def _outputs(self, X: ArrayLike) -> np.ndarray:
         """Return f of each draw at each row, shape (n_draws, n), in the units of y."""

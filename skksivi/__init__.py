@@ -1,6 +1,17 @@
 """Kernel semi-implicit variational inference: a fast sampler for a posterior known through its score."""
 
-from skksivi import annealing, baselines, datasets, kernels, metrics, mixing, model_selection, plotting, targets
+from skksivi import (
+    annealing,
+    baselines,
+    callbacks,
+    datasets,
+    kernels,
+    metrics,
+    mixing,
+    model_selection,
+    plotting,
+    targets,
+)
 from skksivi._hksivi import HKSIVIApproximator
 from skksivi._ksivi import KSIVIApproximator
 from skksivi._modes import modes
@@ -18,6 +29,7 @@ __all__ = [
     "__version__",
     "annealing",
     "baselines",
+    "callbacks",
     "datasets",
     "diagnose",
     "kernels",

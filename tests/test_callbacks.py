@@ -12,6 +12,7 @@ from sklearn.callback import ProgressBar, ScoringMonitor
 from sklearn.model_selection import GridSearchCV
 
 from skksivi import HKSIVIApproximator, KSIVIApproximator
+from skksivi.callbacks import EarlyStopping
 from skksivi.model_selection import Replicates, neg_ksd_scorer
 from skksivi.targets import Banana
 
@@ -69,6 +70,32 @@ def test_a_callback_can_stop_a_fit(q):
     q = clone(q).set_callbacks(Recorder(stop_after=2)).fit(Banana())
     assert q.n_iter_ == 200
     assert q.sample(2).shape == (2, 2)
+
+
+@EVERY_APPROXIMATOR
+@pytest.mark.parametrize(
+    ("grades", "settings", "n_iter"),
+    [([1, 2, 2, 2, 3], {"patience": 2}, 400), ([1, 2, 3, 4, 5], {"patience": 1, "min_delta": 1.5}, 200)],
+)
+def test_early_stopping_waits_for_a_better_grade(q, grades, settings, n_iter):
+    given = iter(grades)
+    stopping = EarlyStopping(scoring=lambda est, target: next(given), **settings)
+    assert clone(q).set_params(max_iter=500).set_callbacks(stopping).fit(Banana()).n_iter_ == n_iter
+
+
+def test_early_stopping_by_the_grade_of_the_estimator_under_a_search():
+    q = clone(APPROXIMATORS[0]).set_params(max_iter=5000).set_callbacks(EarlyStopping(patience=1))
+    search = GridSearchCV(q, {"batch_size": [8, 16]}, cv=Replicates(2), scoring=neg_ksd_scorer()).fit(Banana())
+    assert search.best_estimator_.n_iter_ < 5000
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [({"patience": 0}, ValueError), ({"min_delta": -1.0}, ValueError), ({"scoring": 1}, TypeError)],
+)
+def test_a_bad_setting_of_early_stopping_is_named(settings, error):
+    with pytest.raises(error, match=next(iter(settings))):
+        EarlyStopping(**settings)
 
 
 def test_a_fit_that_fails_tears_its_callbacks_down():

@@ -1,0 +1,74 @@
+"""Callbacks for fits, beside those of `sklearn.callback`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from numbers import Integral, Real
+from typing import Any
+
+from sklearn.utils import check_scalar
+
+__all__ = ["EarlyStopping"]
+
+
+class EarlyStopping:
+    """End a fit when its grade has not become better for a while.
+
+    It is told each 100 iterations what the fit would be if it ended there, and looks at its grade. To be passed to
+    `set_callbacks`. The parameter `tol` of an approximator does the same by a discrepancy of its own, at less cost.
+
+    Parameters
+    ----------
+    scoring : callable, default=None
+        Grades (estimator, target), larger is better, as `skksivi.model_selection.neg_ksd_scorer` does. None means the
+        estimator's `score`.
+    patience : int, default=5
+        Reports in a row without a better grade after which the fit ends.
+    min_delta : float, default=0.0
+        By how much a grade must exceed the best one to be better.
+
+    Raises
+    ------
+    TypeError, ValueError
+        `patience` is no positive integer, `min_delta` is negative, or `scoring` cannot be called.
+
+    Examples
+    --------
+    >>> from skksivi import KSIVIApproximator
+    >>> from skksivi.callbacks import EarlyStopping
+    >>> q = KSIVIApproximator(whiten="laplace", random_state=0).set_callbacks(EarlyStopping(patience=2))
+    >>> q.fit(lambda x: -x, n_features=2).n_iter_ < 2000
+    True
+    """
+
+    def __init__(
+        self, *, scoring: Callable[[Any, Any], float] | None = None, patience: int = 5, min_delta: float = 0.0
+    ) -> None:
+        if not (scoring is None or callable(scoring)):
+            raise TypeError(f"`scoring` must be a function of an estimator and a target, or None, got {scoring!r}.")
+        self.scoring = scoring
+        self.patience = check_scalar(patience, "patience", Integral, min_val=1)
+        self.min_delta = check_scalar(min_delta, "min_delta", Real, min_val=0)
+        self._best: dict[Any, tuple[float, int]] = {}  # of each fit in progress: its best grade, and reports since
+
+    def setup(self, estimator: Any, context: Any) -> None:
+        """Begin anew."""
+        self._best[id(estimator)] = -math.inf, 0
+
+    def teardown(self, estimator: Any, context: Any) -> None:
+        """Forget the fit."""
+        self._best.pop(id(estimator), None)
+
+    def on_fit_task_begin(self, estimator: Any, context: Any) -> None:
+        """Do nothing."""
+
+    def on_fit_task_end(self, estimator: Any, context: Any, *, X: Any = None, fitted_estimator: Any = None) -> bool:
+        """Return whether the fit is to end."""
+        if context.task_name != "iterations" or id(estimator) not in self._best:
+            return False
+        grade = fitted_estimator.score(X) if self.scoring is None else self.scoring(fitted_estimator, X)
+        best, n_reports = self._best[id(estimator)]
+        improved = grade > best + self.min_delta
+        self._best[id(estimator)] = (grade, 0) if improved else (best, n_reports + 1)
+        return self._best[id(estimator)][1] >= self.patience

@@ -195,14 +195,13 @@ def estimator_of(est: Any, score_u: Any) -> tuple[GradientEstimator, int]:
     return estimator, n
 
 
-def schedule_of(est: Any) -> Callable[[float], tuple[float, float]] | None:
-    """Return the inverse temperature and the entropic weight as a function of progress; None for one and zero."""
-    annealing, weight = (getattr(est, name, None) for name in ("annealing", "entropic_weight"))
-    if annealing is None and not weight:
+def schedule_of(est: Any) -> Callable[[float], tuple[float, ...]] | None:
+    """Return inverse temperature, entropic and Laplacian weight as a function of progress; None for one and zeros."""
+    annealing, *weights = (getattr(est, name, None) for name in ("annealing", "entropic_weight", "laplacian_weight"))
+    if annealing is None and not any(weights):
         return None
     temperature: Any = Linear() if annealing == "linear" else annealing or (lambda _: 1.0)
-    entropic: Any = weight if callable(weight) else lambda _: weight or 0.0
-    return lambda progress: (temperature(progress), entropic(progress))
+    return lambda progress: (temperature(progress), *(w(progress) if callable(w) else w or 0.0 for w in weights))
 
 
 def warn_of_improper(est: Any, score_fn: Score) -> None:

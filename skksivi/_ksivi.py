@@ -128,9 +128,10 @@ class KSIVIApproximator(BaseApproximator):
     entropic_weight : float or callable, default=0.0
         Weight of minus the mean of log p over the draws, a term of Bénard et al. (2023) that needs the score only
         and keeps draws of light-tailed kernels from where p is small; or its schedule, a function of progress.
-    laplacian_weight : float, default=0.0
+    laplacian_weight : float or callable, default=0.0
         Weight of their other term, the positive second derivatives of log p at the draws over the size of the batch,
-        which keeps draws out of the saddles between modes. The score must be one that torch can differentiate twice.
+        which keeps draws out of the saddles between modes; or its schedule. The score must be one that torch can
+        differentiate twice.
     ema_decay : float or None, default=0.999
         The fitted parameters are an exponential moving average with this decay, or over a tenth of the iterations so
         far where that is less; None takes the last ones.
@@ -225,7 +226,7 @@ class KSIVIApproximator(BaseApproximator):
         "scale": [StrOptions({"constant", "network"})],
         "pilot_weight": [Interval(Real, 0, None, closed="left")],
         "entropic_weight": [Interval(Real, 0, None, closed="left"), callable],
-        "laplacian_weight": [Interval(Real, 0, None, closed="left")],
+        "laplacian_weight": [Interval(Real, 0, None, closed="left"), callable],
     }
 
     family_: SemiImplicit
@@ -257,7 +258,7 @@ class KSIVIApproximator(BaseApproximator):
         betas: tuple[float, float] = (0.9, 0.99),
         annealing: Callable[[float], float] | str | None = None,
         entropic_weight: float | Callable[[float], float] = 0.0,
-        laplacian_weight: float = 0.0,
+        laplacian_weight: float | Callable[[float], float] = 0.0,
         ema_decay: float | None = 0.999,
         max_grad_norm: float | None = None,
         tol: float | None = None,
@@ -378,17 +379,18 @@ class KSIVIApproximator(BaseApproximator):
         def gradient_fn(schedule: Tensor | None) -> Tensor:
             (u, conditional_score), pull_draw = family.draw_with_pullback(n_draws, generator)
             s_p, pull_score = score_u.with_pullback(u)
-            inverse_temperature, entropic_weight = (None, None) if schedule is None else schedule
+            weights: Any = (None, None, None) if schedule is None else schedule
+            inverse_temperature, entropic, laplacian = weights
             tempered = s_p if inverse_temperature is None else inverse_temperature * s_p
             ksd, du, df = value_and_gradients(u, tempered - conditional_score, kernel, estimator)
             ds = df if inverse_temperature is None else inverse_temperature * df
             du.add_(pull_score(ds))
             if penalty is not None:
                 du.add_(penalty.gradient(u))
-            if entropic_weight is not None:
-                du.sub_(entropic_weight * s_p / n_draws)
+            if self.entropic_weight:
+                du.sub_(entropic * s_p / n_draws)
             if self.laplacian_weight:
-                du.add_(laplacian_gradient(score_u, u, generator), alpha=self.laplacian_weight / n_draws**2)
+                du.add_(laplacian * laplacian_gradient(score_u, u, generator) / n_draws**2)
             pull_draw(du, -df)
             return ksd
 

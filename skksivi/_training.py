@@ -328,8 +328,8 @@ def _schedule(annealing: Callable[[float], float | tuple[float, ...]], progress:
         first, others = math.nan, []
     if not (0 < first < math.inf and all(0 <= w < math.inf for w in others)):
         raise ValueError(
-            f"`annealing`, or with it `entropic_weight`, returned {value!r} at progress {progress:.3g}, expected a "
-            "positive inverse temperature and weights of zero or more."
+            f"`annealing`, or with it `entropic_weight` or `laplacian_weight`, returned {value!r} at progress "
+            f"{progress:.3g}, expected a positive inverse temperature and weights of zero or more."
         )
     return numbers
 

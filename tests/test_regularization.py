@@ -96,6 +96,8 @@ def test_the_laplacian_term_drives_draws_out_of_a_saddle():
         plain, driven = (clone(QUICK).set_params(**settings, laplacian_weight=w).fit(target) for w in (0.0, 100.0))
     r = [np.linalg.norm(q.sample(2000, random_state=0), axis=1).mean() for q in (plain, driven)]
     assert r[1] != r[0]
+    never = clone(QUICK).set_params(**settings, laplacian_weight=lambda progress: 0.0).fit(target)
+    np.testing.assert_array_equal(never.loss_curve_, plain.loss_curve_)
     with pytest.raises(ValueError, match="`laplacian_weight` needs a score"):
         clone(QUICK).set_params(laplacian_weight=1.0).fit(lambda X: -np.asarray(X), n_features=2)
 

@@ -441,10 +441,22 @@ def score_of_sampler(est: Any) -> ScoreFunction:
     return score_u
 
 
+def log_density_of_layer(est: Any, x: Tensor) -> Tensor:
+    """Return the log-density (n,) of a fitted layer at x (n, d)."""
+    family = copy.deepcopy(est.family_).double()
+    z = family.draw_latent(N_MIXING_DRAWS, torch.Generator(x.device).manual_seed(est._seed))
+    return _log_mixture(est, x, lambda u: family.log_prob(u, z))
+
+
 def log_density_of_hierarchy(est: Any, x: Tensor) -> Tensor:
     """Return the log-density (n,) of a fitted hierarchy at x (n, d), through its last layer."""
     family, score_u = copy.deepcopy(est.family_).double(), score_of_sampler(est)
     before, _ = family.draw(N_MIXING_DRAWS, torch.Generator(x.device).manual_seed(est._seed), score_u)
+    return _log_mixture(est, x, lambda u: family.log_prob(u, before, score_u))
+
+
+def _log_mixture(est: Any, x: Tensor, log_conditional: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return the log (n,) of the mean over K conditional densities, of which the logs at u (n, d) are (n, K)."""
     tiles = est.whitening_.map.whiten(x).split(max(1, CHUNK // N_MIXING_DRAWS))
-    log_sums = torch.cat([family.log_prob(tile, before, score_u).logsumexp(-1) for tile in tiles])
-    return log_sums - math.log(len(before)) - est.whitening_.map.log_determinant()
+    log_sums = torch.cat([log_conditional(tile).logsumexp(-1) for tile in tiles])
+    return log_sums - math.log(N_MIXING_DRAWS) - est.whitening_.map.log_determinant()

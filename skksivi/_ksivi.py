@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
@@ -23,6 +22,7 @@ from skksivi._fitting import (
     find_checkpoint,
     find_start,
     kernel_in_u,
+    log_density_of_layer,
     n_reports,
     points_near_target,
     train,
@@ -36,15 +36,12 @@ from skksivi._pilot import Pilot
 from skksivi._regularization import laplacian_gradient
 from skksivi._score import Halves, Score
 from skksivi._whitening import MAX_FEATURES, MAX_POINTS, Whitening, pulled_back
-from skksivi.base import CHUNK, BaseApproximator, HasMethods, Integral, Interval, Real, StrOptions
+from skksivi.base import BaseApproximator, HasMethods, Integral, Interval, Real, StrOptions
 from skksivi.kernels import Kernel
 from skksivi.mixing import build_mixing
 
 #: Largest latent dimension chosen by default.
 MAX_LATENT_DIM = 100
-
-#: Mixing draws behind `score_samples`.
-N_MIXING_DRAWS = 10_000
 
 
 class KSIVIApproximator(BaseApproximator):
@@ -400,11 +397,7 @@ class KSIVIApproximator(BaseApproximator):
         return self.whitening_.map.unwhiten(self.family_.draw(n, generator).x.double())
 
     def _log_density(self, x: Tensor) -> Tensor:
-        family = copy.deepcopy(self.family_).double()
-        z = family.draw_latent(N_MIXING_DRAWS, torch.Generator(x.device).manual_seed(self._seed))
-        tiles = self.whitening_.map.whiten(x).split(max(1, CHUNK // N_MIXING_DRAWS))
-        log_sums = torch.cat([family.log_prob(tile, z).logsumexp(-1) for tile in tiles])
-        return log_sums - math.log(len(z)) - self.whitening_.map.log_determinant()
+        return log_density_of_layer(self, x)
 
     def _build(
         self, score_fn: Score, whitening: Whitening, pilot: Pilot | None, generator: torch.Generator

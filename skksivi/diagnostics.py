@@ -24,7 +24,7 @@ from torch import Tensor
 from skksivi._affine import Affine
 from skksivi._arrays import as_array, make_seed, resolve_device
 from skksivi._cells import Cells
-from skksivi._ksivi import N_MIXING_DRAWS
+from skksivi._fitting import N_MIXING_DRAWS
 from skksivi._modes import Modes, _chains, _weigh
 from skksivi._moments import stein_variances
 from skksivi._pilot import around, covariance_root, find_modes

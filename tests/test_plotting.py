@@ -44,7 +44,7 @@ class Layered(BaseEstimator):
     n_layers = 2
 
     def fit(self, X):
-        raise NotImplementedError
+        return self
 
     def __sklearn_is_fitted__(self):
         return True

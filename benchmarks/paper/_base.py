@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -64,7 +65,7 @@ DEFAULTS = {"floor": lambda *_, **__: None, "Laplace": Ours(Laplace), "ours": Ou
 HIERARCHY = {"ours, HKSIVI": Ours(HKSIVIApproximator)}
 
 
-class Table:
+class Table(ABC):
     """A table: jobs (case, method, seed), and how one is done.
 
     Attributes
@@ -89,9 +90,9 @@ class Table:
             for case in self.cases[: 1 if args.quick else None]:
                 yield from ((case, method, seed) for method in self.methods)
 
+    @abstractmethod
     def run(self, case, method, seed, args, rows):
         """Return a dict with `values`, one a metric, and what else is to be kept; `rows` are those there are."""
-        raise NotImplementedError
 
     def of_paper(self, case, metric, method):
         """Return the paper's value, or None."""

@@ -2,8 +2,6 @@ r"""What the methods with one layer :math:`x = \mu(z) + \sigma \odot \xi` share:
 
 from __future__ import annotations
 
-import copy
-import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -18,10 +16,10 @@ from skksivi._fitting import (
     CONSTRAINTS,
     KEEPING,
     N_JUDGED_DRAWS,
-    N_MIXING_DRAWS,
     N_MONITOR_DRAWS,
     check_parameters,
     explained,
+    log_density_of_layer,
     n_reports,
     points_near_target,
     reporter,
@@ -31,7 +29,7 @@ from skksivi._score import Halves, Score, ScoreFunction
 from skksivi._training import minimise
 from skksivi._whitening import Whitening, find_whitening, pulled_back
 from skksivi.annealing import Linear
-from skksivi.base import CHUNK, BaseApproximator, Integral, Interval
+from skksivi.base import BaseApproximator, Integral, Interval
 
 #: Largest latent dimension chosen by default.
 MAX_LATENT_DIM = 100
@@ -144,11 +142,7 @@ class SemiImplicitVI(BaseApproximator):
         return self.whitening_.map.unwhiten(self.family_.draw(n, generator).x.double())
 
     def _log_density(self, x: Tensor) -> Tensor:
-        family = copy.deepcopy(self.family_).double()
-        z = family.draw_latent(N_MIXING_DRAWS, torch.Generator(x.device).manual_seed(self._seed))
-        tiles = self.whitening_.map.whiten(x).split(max(1, CHUNK // N_MIXING_DRAWS))
-        log_sums = torch.cat([family.log_prob(tile, z).logsumexp(-1) for tile in tiles])
-        return log_sums - math.log(len(z)) - self.whitening_.map.log_determinant()
+        return log_density_of_layer(self, x)
 
 
 def train(

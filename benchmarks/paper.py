@@ -9,9 +9,9 @@ python benchmarks/paper.py bnn          RMSE and NLL of Bayesian neural networks
 Each job (case, method, seed) is written to a json file when it is done (build/paper/TABLE.json, or --out); the same
 command goes on where it was stopped, and more --seeds, --cases or --methods add to the file. --show prints what is
 there. --scale 0.1 ends the methods in the paper's settings after a tenth of their iterations; --quick runs a few to
-see that all works. Results of other options or versions are refused. Beside each mean and standard deviation over
-seeds stand the paper's value and the floor, the value of as many exact draws. The modules in benchmarks/paper say
-what the paper leaves open, and what differs here.
+see that all works. Results of other options are refused, and versions kept with each result. Beside each mean and
+standard deviation over seeds stand the paper's value and the floor, the value of as many exact draws. The modules in
+benchmarks/paper say what the paper leaves open, and what differs here.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from paper.waveform import Waveform
 
 import skksivi
 
+VERSIONS = {"skksivi": skksivi.__version__, "torch": torch.__version__, "numpy": np.__version__}
 TABLES = {
     "time": Seconds(),
     "waveform": Waveform(),
@@ -47,8 +48,7 @@ def settings_of(args, table):
     options = {name: getattr(args, name) for name in ("table", "quick", "scale", *table.options)}
     if "data_home" in options:
         options["data_home"] = options["data_home"] is not None  # which data, not where they lie
-    versions = {"skksivi": skksivi.__version__, "torch": torch.__version__, "numpy": np.__version__}
-    return {**options, "versions": versions}
+    return options
 
 
 def load(path, settings):
@@ -92,7 +92,7 @@ def run_missing(table, document, args):
         except FloatingPointError as error:  # a fit that diverged is a result
             row = {"values": [math.nan] * len(table.metrics), "error": str(error)}
         row["values"] = [v if math.isfinite(v) else None for v in row["values"]]
-        document["rows"].append({"case": case, "method": method, "seed": seed, **row})
+        document["rows"].append({"case": case, "method": method, "seed": seed, **row, "versions": VERSIONS})
         save(args.out, document)
         shown = ", ".join("fails" if v is None else f"{v:.4f}" for v in row["values"])
         name = f"{case} {method}".strip()
@@ -114,12 +114,17 @@ def print_table(table, document):
                     fits = [row for row in rows if (row["case"], row["method"]) == (case, method)]
                     cells = cells_of(fits, k, floor, table.of_paper(case, metric, method), table.average)
                     print(f"{f'{case} {metric}'.strip():<18}{method:<26}" + "".join(f"{cell:>11}" for cell in cells))
+    print("With", ", or ".join(dict.fromkeys(names_of(row["versions"]) for row in rows)) + ".")
     if settings["table"] == "time":
         print_ratios(table, rows)
     if settings["quick"]:
         print("A quick run: a few iterations, whose numbers mean nothing.")
     elif settings["scale"] != 1:
         print(f"Methods in the paper's settings ran {settings['scale']:g} times its iterations.")
+
+
+def names_of(versions):
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
 def values_of(rows, case, method, k):

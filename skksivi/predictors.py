@@ -87,7 +87,7 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
     .. math:: y_i \sim N(f_\theta(x_i), 1 / \gamma), \qquad \theta \sim N(0, I / \lambda), \qquad
         \lambda, \gamma \sim \mathrm{Gamma}(a, b)
 
-    with X and y standardised. Draws of :math:`(\theta, \lambda, \gamma)` are made once, in `fit`, so that predictions
+    with X and y standardised. Draws of :math:`\theta` and the precisions are made once, in `fit`, so that predictions
     are deterministic.
 
     Parameters
@@ -96,8 +96,10 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
         The f: one hidden layer of ReLU units, or linear.
     n_hidden : int, default=50
         Number of hidden units.
+    prior_precision : float or None, default=1.0
+        The :math:`\lambda > 0` of a network; None has it learned, as that of a linear model always is.
     hyperprior : pair of float, default=(1.0, 0.1)
-        Shape a and rate b.
+        Shape a and rate b of the precisions that are learned.
     approximator : approximator, default=None
         Whatever of this package fits the posterior. None means `KSIVIApproximator`, for a network with
         whiten="diagonal" and 20 trained networks for its `init`. Its parameters can be searched, as
@@ -137,6 +139,7 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
         **_Predictor._constraints,
         "model": [StrOptions({"network", "linear"})],
         "n_hidden": [Interval(Integral, 1, None, closed="left")],
+        "prior_precision": [Interval(Real, 0, None, closed="neither"), None],
         "hyperprior": ["array-like"],
     }
 
@@ -145,6 +148,7 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
         *,
         model: str = "network",
         n_hidden: int = 50,
+        prior_precision: float | None = 1.0,
         hyperprior: tuple[float, float] = (1.0, 0.1),
         approximator: BaseApproximator | None = None,
         n_draws: int = 200,
@@ -152,6 +156,7 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
     ) -> None:
         self.model = model
         self.n_hidden = n_hidden
+        self.prior_precision = prior_precision
         self.hyperprior = hyperprior
         self.approximator = approximator
         self.n_draws = n_draws
@@ -183,7 +188,12 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
             self._fit_draws(self._new_approximator(KSIVIApproximator()), self.target_)
             return self
         self.target_ = BayesianNeuralNetwork(
-            X, y, n_hidden=self.n_hidden, hyperprior=self.hyperprior, sample_weight=w
+            X,
+            y,
+            n_hidden=self.n_hidden,
+            prior_precision=self.prior_precision,
+            hyperprior=self.hyperprior,
+            sample_weight=w,
         )
         q = self._new_approximator(_approximator_of_networks(len(X)))
         self._start_at_networks(q)
@@ -199,7 +209,7 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
         if parameters.get("whiten") == "diagonal":
             q.set_params(init=trained_weights(self.target_, N_NETWORKS, rng))
         else:  # a climb goes on from there
-            q.set_params(init=_random_weights(len(self.target_.X_mean), self.n_hidden, rng))
+            q.set_params(init=_random_weights(self.target_, rng))
 
     def _outputs(self, X: ArrayLike) -> np.ndarray:
         """Return f of each draw at each row, shape (n_draws, n), in the units of y."""
@@ -303,7 +313,7 @@ def _approximator_of_networks(n_rows: int) -> KSIVIApproximator:
 
 
 def trained_weights(target: BayesianNeuralNetwork, n: int, rng: np.random.RandomState) -> np.ndarray:
-    r"""Train networks from random weights by Adam, :math:`\lambda` held at one.
+    r"""Train networks from random weights by Adam, a :math:`\lambda` that is learned held at one.
 
     At zero, a saddle, all units would stay alike; and where :math:`\lambda` is free, the density has no bound but the
     prior's at :math:`\lambda \to \infty` and weights of zero.
@@ -312,22 +322,25 @@ def trained_weights(target: BayesianNeuralNetwork, n: int, rng: np.random.Random
     -------
     theta : ndarray of shape (n, n_parameters)
     """
-    starts = [_random_weights(len(target.X_mean), target.n_hidden, rng) for _ in range(n)]
-    theta = torch.tensor(np.stack(starts), dtype=torch.float32, requires_grad=True)
-    free = torch.ones(theta.shape[1]).index_fill(0, torch.tensor([theta.shape[1] - 2]), 0.0)
+    theta = torch.tensor(np.stack([_random_weights(target, rng) for _ in range(n)]), dtype=torch.float32)
+    moves = torch.ones(theta.shape[1])
+    if target.prior_precision is None:
+        moves[-2] = 0.0
     optimizer = torch.optim.Adam([theta], lr=0.01, betas=(0.9, 0.99))
     for _ in range(N_TRAINING):
         rows = torch.as_tensor(rng.randint(target.n_rows, size=N_ROWS))
         data = target if target.n_rows <= N_ROWS else target.subset(rows)
-        theta.grad = -data.score_fn(theta.detach()) * free
+        theta.grad = -data.score_fn(theta) * moves
         optimizer.step()
-    return theta.detach().double().numpy()
+    return theta.double().numpy()
 
 
-def _random_weights(p: int, k: int, rng: np.random.RandomState) -> np.ndarray:
-    """Draw weights of p inputs and k hidden units."""
+def _random_weights(target: BayesianNeuralNetwork, rng: np.random.RandomState) -> np.ndarray:
+    """Draw weights as networks are commonly started, of noise that has a third of the variance of y."""
+    p, k = len(target.X_mean), target.n_hidden
     W, w = rng.normal(size=p * k) / np.sqrt(p), rng.normal(size=k) / np.sqrt(k)
-    return np.concatenate([W, np.zeros(k), w, [0.0, 0.0, 1.0]])  # and b_2, log lambda, log gamma
+    log_lam = [0.0] if target.prior_precision is None else []
+    return np.concatenate([W, np.zeros(k), w, [0.0], log_lam, [1.0]])  # b_1, w, b_2 and log gamma
 
 
 class KSIVIClassifier(ClassifierMixin, _Predictor):

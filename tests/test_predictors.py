@@ -4,6 +4,7 @@ import pickle
 
 import numpy as np
 import pytest
+import scipy.stats
 from sklearn import config_context
 from sklearn.base import clone
 from sklearn.datasets import load_diabetes, load_iris
@@ -73,7 +74,8 @@ def test_predictions_of_a_regressor_agree_with_each_other(model):
     np.testing.assert_array_equal(m.predict(X[:20]), mean)
     new = m.sample_y(X[:20], 20_000)
     assert (np.abs(new.mean(1) - mean) < 5 * std / np.sqrt(20_000) + 0.01 * std).all()
-    np.testing.assert_allclose(new.std(1), std, rtol=0.05)
+    kurtosis = scipy.stats.kurtosis(new, axis=1, fisher=False)  # outputs of networks have long tails
+    assert (np.abs(new.std(1) / std - 1) < 5 * np.sqrt((kurtosis - 1) / 80_000) + 0.01).all()
     at = np.linspace(mean[0] - 12 * std[0], mean[0] + 12 * std[0], 4001)
     density = np.exp([m.log_predictive_density(X[:1], [y])[0] for y in at[::20]])
     assert density.sum() * (at[20] - at[0]) == pytest.approx(1, abs=1e-3)
@@ -135,7 +137,7 @@ def test_networks_of_many_rows_see_minibatches_and_trained_starts_are_better_tha
     target = BayesianNeuralNetwork(x, y, n_hidden=10, hyperprior=(1.0, 0.1))
     theta = trained_weights(target, 3, np.random.RandomState(0))
     assert theta.shape == (3, target.n_features)
-    assert (theta[:, -2] == 0).all()
+    assert (theta[:, -2] == 0).all()  # a log lambda that is learned
     assert target.rmse(theta[:1], x, y) < 0.5 < y.std()
     chains = KSIVIApproximator(whiten="diagonal", whiten_budget=8000, min_scale=1e-5, max_iter=20)
     model = KSIVIRegressor(n_hidden=10, approximator=chains, random_state=0).fit(x, y)

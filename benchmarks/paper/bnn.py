@@ -3,7 +3,11 @@
 Learning rates are chosen by the NLL on a tenth of the training rows (rows "NAME @ RATE" of the file), once a split.
 The public code trains the mean beforehand on a part of the data, which is left out. Noise precisions are in the units
 of y; --units legacy takes them as the public code does. Seed s has the split s modulo --splits, the first being the
-paper's. "diabetes" is not in the paper, but needs no download. "ours" learns both precisions with the weights.
+paper's. "diabetes" is not in the paper, but needs no download.
+
+"ours" is the regressor with its defaults. "ours, searched" has its prior precision chosen by the NLL in three-fold
+cross-validation on the training rows, by chains of half the length from which no network is trained; "learned" is
+one that is learned with the weights. Both learn the precision of the noise.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from functools import partial
 
 import numpy as np
 from sklearn.datasets import load_diabetes
-from sklearn.model_selection import train_test_split
+from sklearn.model_selection import KFold, train_test_split
 
 from paper._base import DEFAULTS, LAYER, VANILLA, Method, Table, fading, fit
 from skksivi import KSIVIApproximator, KSIVIRegressor, datasets
@@ -32,8 +36,13 @@ METHODS = {
     "SGLD": Method(partial(SGLD, n_chains=100, n_draws=1, thin=1, whiten=None), 10_000),
     "KSIVI": Method(partial(KSIVIApproximator, **NETWORK, **VANILLA, **KSIVI), 20_000),
 }
-#: Among which the validation chooses: steps of SGLD, learning rates of the others.
-STEPS, RATES = (2e-5, 4e-5, 5e-5, 1e-4), (1e-5, 1e-4, 2e-4, 5e-4, 1e-3)
+#: Among which the validation chooses: prior precisions of ours, steps of SGLD, learning rates of the others.
+RATES = ("1e-05", "0.0001", "0.0002", "0.0005", "0.001")
+CHOICES = {
+    "ours, searched": ("learned", "0.1", "1"),
+    **dict.fromkeys(METHODS, RATES),
+    "SGLD": ("2e-05", "4e-05", "5e-05", "0.0001"),
+}
 N_DRAWS, N_ROWS = 100, 100
 #: Logarithms of the precisions of prior and noise.
 PRECISIONS = {
@@ -58,43 +67,67 @@ class Networks(Table):
     """Cases are data sets."""
 
     cases, metrics = tuple(PRECISIONS), ("RMSE", "NLL")
-    methods, paper, options = {"ours": DEFAULTS["ours"], **METHODS}, PAPER, ("data_home", "units", "splits")
+    methods = dict.fromkeys(("ours", "ours, searched"), DEFAULTS["ours"]) | METHODS
+    paper, options = PAPER, ("data_home", "units", "splits")
 
     def jobs(self, args):
         for seed in range(max(args.seeds, args.splits)):
             for case in self.cases[-1:] if args.quick and not args.cases else self.cases:
                 yield case, "ours", seed
-                for method in METHODS:
+                for method, choices in CHOICES.items():
                     if seed < args.splits:
-                        rates = (STEPS if method == "SGLD" else RATES)[: 1 if args.quick else None]
-                        yield from ((case, f"{method} @ {rate:g}", seed) for rate in rates)
+                        yield from ((case, f"{method} @ {c}", seed) for c in choices[: 1 if args.quick else None])
                     yield case, method, seed
 
     def run(self, case, method, seed, args, rows):
         split = seed % args.splits
         X, y, train, test = data(case, split, args)
-        if method == "ours":
+        name, _, choice = method.partition(" @ ")
+        if name == "ours":
             return ours(X, y, train, test, args, seed)
-        if "@" in method:  # a part of the training rows stands for the test
+        if name == "ours, searched" and choice:
+            return validated(X[train], y[train], args, seed, choice)
+        choice_of_split = choice or best_choice(case, name, split, rows)
+        if name == "ours, searched":
+            return ours(X, y, train, test, args, seed, prior_precision=precision(choice_of_split))
+        if choice:  # a part of the training rows stands for the test
             train, test = train_test_split(train, test_size=0.1, random_state=split)
-            method, rate = method.split(" @ ")
-        else:
-            rate = best_rate(case, method, split, rows)
         lam, gam = np.exp(PRECISIONS[case])
         target = BayesianNeuralNetwork(X[train], y[train], prior_precision=lam, noise_precision=gam, units=args.units)
-        own = {"step_size" if method == "SGLD" else "learning_rate": float(rate)}
-        q = METHODS[method](args, **own, random_state=seed)
+        own = {"step_size" if name == "SGLD" else "learning_rate": float(choice_of_split)}
+        q = METHODS[name](args, **own, random_state=seed)
         row, draws = fit(q, Minibatches(target, N_ROWS)), q.sample(N_DRAWS, random_state=seed)
         return {**row, "values": [target.rmse(draws, X[test], y[test]), target.nll(draws, X[test], y[test])]}
 
 
-def ours(X, y, train, test, args, seed):
-    quick = {"n_hidden": 5, "approximator": DEFAULTS["ours"](args, whiten="laplace")} if args.quick else {}
-    model = KSIVIRegressor(**quick, random_state=seed)
+def ours(X, y, train, test, args, seed, **settings):
+    """Return the row of a regressor, by default with its defaults."""
+    if args.quick:
+        settings |= {"n_hidden": 5, "approximator": DEFAULTS["ours"](args, whiten="laplace")}
+    model = KSIVIRegressor(**settings, random_state=seed)
     row = fit(model, X[train], y[train])
     rmse = np.sqrt(np.mean((y[test] - model.predict(X[test])) ** 2))
     nll = -model.log_predictive_density(X[test], y[test]).mean()
     return {**row, "iterations": model.approximator_.n_iter_, "values": [float(rmse), float(nll)]}
+
+
+def validated(X, y, args, seed, choice):
+    """Return the row of the mean over three folds."""
+    chains = KSIVIApproximator(
+        whiten="diagonal", whiten_budget=int(40_000 * min(1, 2000 / len(X))), min_scale=1e-5, max_iter=1
+    )
+    settings = {"prior_precision": precision(choice), "approximator": chains}
+    folds = KFold(3, shuffle=True, random_state=0).split(X)
+    rows = [ours(X, y, train, test, args, seed, **settings) for train, test in folds]
+    return {
+        "seconds": sum(row["seconds"] for row in rows),
+        "estimator": rows[0]["estimator"],
+        "values": np.mean([row["values"] for row in rows], 0).tolist(),
+    }
+
+
+def precision(choice):
+    return None if choice == "learned" else float(choice)
 
 
 def data(case, split, args):
@@ -106,14 +139,14 @@ def data(case, split, args):
     return X, y, *datasets.uci_splits(case, split + 1)[split]
 
 
-def best_rate(case, method, split, rows):
-    """Return the learning rate with the smallest NLL on the validation part."""
+def best_choice(case, method, split, rows):
+    """Return that with the smallest NLL in the validation."""
     tried = {
         row["method"].split(" @ ")[1]: row["values"][1]
         for row in rows
         if (row["case"], row["seed"]) == (case, split) and row["method"].startswith(f"{method} @ ")
     }
-    finite = {rate: nll for rate, nll in tried.items() if nll is not None}
+    finite = {choice: nll for choice, nll in tried.items() if nll is not None}
     if not finite:
-        raise FloatingPointError(f"{method} has come to its end at none of the learning rates {sorted(tried)}.")
+        raise FloatingPointError(f"{method} has come to its end at none of {sorted(tried)}.")
     return min(finite, key=finite.get)

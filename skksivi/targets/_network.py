@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from itertools import compress
 from numbers import Integral
 from typing import Any
 
@@ -28,8 +29,8 @@ class BayesianNeuralNetwork(Target):
     r"""The posterior of the weights of a regression network with one hidden layer of ReLU units.
 
     .. math::
-        f(x) = w^\top \max(0, W^\top x + b_1) + b_2, \qquad y_i \sim N(f(x_i), 1/\gamma), \qquad
-        \theta = (W, b_1, w, b_2) \sim N(0, I/\lambda)
+        f(x) &= w^\top \max(0, W^\top x + b_1) + b_2, \\
+        y_i &\sim N(f(x_i), 1/\gamma), \qquad \theta = (W, b_1, w, b_2) \sim N(0, I/\lambda)
 
     .. math::
         \log p(\theta | X, y) = -\frac{\gamma}{2} \sum_{i=1}^n (y_i - f(x_i))^2 - \frac{\lambda}{2} \|\theta\|^2
@@ -39,14 +40,17 @@ class BayesianNeuralNetwork(Target):
     hidden units there are (p + 1) k + k + 1 weights. Each row of draws holds W row by row, shape (p, k), then
     :math:`b_1`, w and :math:`b_2`.
 
-    With `hyperprior` = (a, b) both precisions are unknown, with independent priors Gamma(a, b), and
-    :math:`\log \lambda` and :math:`\log \gamma` are the last two of the (p + 1) k + k + 3 parameters:
+    With `hyperprior` = (a, b) precisions that are not given are unknown, with independent priors Gamma(a, b), and the
+    last of the parameters, of both :math:`\log \lambda` and :math:`\log \gamma`:
 
     .. math::
-        \log p(\theta, \log\lambda, \log\gamma | X, y) = \log p(\theta | X, y) + \frac{n}{2} \log\gamma
-        + \frac{D}{2} \log\lambda + a (\log\lambda + \log\gamma) - b (\lambda + \gamma) + \mathrm{const}
+        \log p(\theta, \log\lambda, \log\gamma | X, y) = &\log p(\theta | X, y) + \frac{n}{2} \log\gamma
+        + \frac{D}{2} \log\lambda \\
+        &+ a (\log\lambda + \log\gamma) - b (\lambda + \gamma) + \mathrm{const}
 
     with D the number of weights. The power of the Gamma densities is a, not a - 1, by the Jacobian of the logarithm.
+    Beware of an unknown :math:`\lambda`: with weights near zero and :math:`\lambda` as large as its prior lets it be
+    the density is higher than at any network.
 
     Parameters
     ----------
@@ -57,13 +61,13 @@ class BayesianNeuralNetwork(Target):
     n_hidden : int, default=50
         Number k of hidden units.
     prior_precision : float, default=None
-        The :math:`\lambda > 0` of the formula; 1 by default.
+        The :math:`\lambda > 0` of the formula; 1 by default, where there is no `hyperprior`.
     noise_precision : float, default=None
         Precision of the noise of y, in the units of :math:`1/y^2`; :math:`\gamma` is this times the variance of y.
-        By default a tenth of the variance of y is noise.
+        By default a tenth of the variance of y is noise, where there is no `hyperprior`.
     hyperprior : pair of float, default=None
-        Shape a > 0 and rate b > 0 of Gamma priors, in the place of given precisions; that of :math:`\gamma` is for
-        the standardised y. The literature has (1.0, 0.1).
+        Shape a > 0 and rate b > 0 of the Gamma priors of precisions that are not given; that of :math:`\gamma` is
+        for the standardised y. The literature has (1.0, 0.1).
     units : {"y", "legacy"}, default="y"
         "legacy" takes `noise_precision` itself for :math:`\gamma`, but still for the precision of y when it predicts,
         as the public code of the method does: its likelihood is too weak by the variance of y. It is there to compare
@@ -84,8 +88,8 @@ class BayesianNeuralNetwork(Target):
     ------
     TypeError, ValueError
         X and y do not fit together or are not finite; `n_hidden` is not a positive integer; a precision, a shape or a
-        rate is not positive; precisions are given beside `hyperprior`; or `units` is unknown, or "legacy" without
-        `noise_precision`.
+        rate is not positive; both precisions are given beside `hyperprior`; or `units` is unknown, or "legacy"
+        without `noise_precision`.
 
     References
     ----------
@@ -129,15 +133,15 @@ class BayesianNeuralNetwork(Target):
         self._y = (torch.as_tensor(y, dtype=torch.float64) - self.y_mean) / self.y_scale
         self.n_rows = len(y)
         self._n_weights = self._X.shape[1] * self.n_hidden + self.n_hidden + 1
-        self.n_features = self._n_weights if hyperprior is None else self._n_weights + 2
+        self._is_learned = [hyperprior is not None and given is None for given in (prior_precision, noise_precision)]
+        self.n_features = self._n_weights + sum(self._is_learned)
         self._weight = 1.0  # of all observations
         self._w = None if sample_weight is None else torch.as_tensor(w)
         self._variance = float(self.y_scale) ** 2
         self.prior_precision: Any = prior_precision
         self.noise_precision: Any = noise_precision
-        if hyperprior is not None:
-            shape = float(hyperprior[0])  # of the Gamma distributions of the precisions, given all else
-            self._shapes = shape + torch.tensor([self._n_weights, w.sum()], dtype=torch.float64) / 2
+        if hyperprior is not None:  # the shapes of the Gamma distributions of the precisions, given all else
+            self._shapes = [float(hyperprior[0]) + n / 2 for n in (self._n_weights, w.sum())]
             return
         if prior_precision is None:
             self.prior_precision = 1.0
@@ -176,11 +180,15 @@ class BayesianNeuralNetwork(Target):
         """Flatten the batch axes of theta (..., d), and split it into parts whose hidden units fit a cache."""
         return theta.reshape(-1, self.n_features).split(max(1, PART // (n_rows * self.n_hidden)))
 
-    def _precisions(self, theta: Tensor) -> tuple[Tensor | float, Tensor | float]:
-        """Return lambda and gamma, of shape (n, 1) where they are parameters."""
-        if self.hyperprior is None:
-            return self.prior_precision, self.noise_precision * (self._variance if self.units == "y" else 1.0)
-        return theta[:, -2:-1].exp(), theta[:, -1:].exp()
+    def _precisions(self, theta: Tensor) -> list[Any]:
+        """Return lambda and gamma, of shape (n, 1) where they are learned."""
+        gamma = None if self._is_learned[1] else self.noise_precision * (self._variance if self.units == "y" else 1.0)
+        return self._filled([self.prior_precision, gamma], theta[:, self._n_weights :].exp())
+
+    def _filled(self, known: list[Any], learned: Tensor) -> list[Any]:
+        """Return what belongs to lambda and to gamma: a column of `learned` if that is learned, or else as known."""
+        columns = iter(learned.split(1, -1))
+        return [next(columns) if is_learned else k for is_learned, k in zip(self._is_learned, known, strict=True)]
 
     def _part_log_prob(self, theta: Tensor) -> Tensor:
         X, y = self._X.to(theta), self._y.to(theta)
@@ -190,8 +198,8 @@ class BayesianNeuralNetwork(Target):
         log_prob = -(gam * self._weight * error + lam * weights.square().sum(-1, keepdim=True)) / 2
         if self.hyperprior is not None:
             _, b = self.hyperprior
-            log_precisions = theta[:, self._n_weights :]
-            log_prob = log_prob + log_precisions @ self._shapes.to(theta).unsqueeze(-1) - b * (lam + gam)
+            for shape, precision in compress(zip(self._shapes, (lam, gam), strict=True), self._is_learned):
+                log_prob = log_prob + shape * precision.log() - b * precision
         return log_prob.squeeze(-1)
 
     def _part_vjp(self, theta: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
@@ -203,18 +211,18 @@ class BayesianNeuralNetwork(Target):
         s = strength * G - lam * weights
         if self.hyperprior is None:
             return s, lambda v: strength * hessian(v) - lam * v
-        _, b = self.hyperprior
+        (a_lam, a_gam), (_, b) = self._shapes, self.hyperprior
         size, error = weights.square().sum(-1, keepdim=True) / 2 + b, half_error * self._weight + b
-        s_precisions = self._shapes.to(theta) - torch.cat([lam * size, gam * error], -1)
+        s_precisions = compress((a_lam - lam * size, a_gam - gam * error), self._is_learned)
 
         def vjp(v: Tensor) -> Tensor:
-            v, v_lam, v_gam = v.split([self._n_weights, 1, 1], -1)
+            v, v_lam, v_gam = v[:, : self._n_weights], *self._filled([0.0, 0.0], v[:, self._n_weights :])
             of_weights = strength * (hessian(v) + v_gam * G) - lam * (v + v_lam * weights)
             of_lam = -lam * ((weights * v).sum(-1, keepdim=True) + size * v_lam)
             of_gam = strength * (G * v).sum(-1, keepdim=True) - gam * error * v_gam
-            return torch.cat([of_weights, of_lam, of_gam], -1)
+            return torch.cat([of_weights, *compress((of_lam, of_gam), self._is_learned)], -1)
 
-        return torch.cat([s, s_precisions], -1), vjp
+        return torch.cat([s, *s_precisions], -1), vjp
 
     # What it predicts
 
@@ -320,7 +328,7 @@ class BayesianNeuralNetwork(Target):
 
     def _predictive_precision(self, draws: ArrayLike | Tensor) -> np.ndarray:
         """Return the noise precision of y in its own units, shape (n_draws, 1), or (1, 1) where it was given."""
-        if self.hyperprior is None:
+        if not self._is_learned[1]:
             return np.full((1, 1), self.noise_precision)
         return self._check_draws(draws)[:, -1:].exp().cpu().numpy() / self._variance
 
@@ -424,8 +432,8 @@ def _check(
     for name, value in (("prior_precision", prior_precision), ("noise_precision", noise_precision)):
         if value is not None and not 0 < value < math.inf:
             raise ValueError(f"`{name}` must be positive and finite, got {value!r}.")
-        if value is not None and hyperprior is not None:
-            raise ValueError(f"`{name}` is {value!r}, but under a `hyperprior` it is unknown; give one of the two.")
+    if hyperprior is not None and prior_precision is not None and noise_precision is not None:
+        raise ValueError("`hyperprior` is for precisions that are not given, but both are; leave one of them out.")
     if hyperprior is not None and not (len(hyperprior) == 2 and all(0 < value < math.inf for value in hyperprior)):
         raise ValueError(f"`hyperprior` must be a pair of positive numbers, shape and rate, got {hyperprior!r}.")
     if units not in ("y", "legacy"):

@@ -49,6 +49,12 @@ TARGETS = {
     "diffusion, bounded": ConditionedDiffusion(10, drift="bounded"),
     "network": BayesianNeuralNetwork(X_LINE, Y_LINE, n_hidden=2, noise_precision=NOISE / Y_LINE.var()),
     "network, gamma": BayesianNeuralNetwork(X_LINE, Y_LINE, n_hidden=2, hyperprior=HYPERPRIOR),
+    "network, gamma of the noise": BayesianNeuralNetwork(
+        X_LINE, Y_LINE, n_hidden=2, prior_precision=0.5, hyperprior=HYPERPRIOR
+    ),
+    "network, gamma of the weights": BayesianNeuralNetwork(
+        X_LINE, Y_LINE, n_hidden=2, noise_precision=NOISE / Y_LINE.var(), hyperprior=HYPERPRIOR
+    ),
     "network, weighted": BayesianNeuralNetwork(
         X_LINE, Y_LINE, n_hidden=2, hyperprior=HYPERPRIOR, sample_weight=np.arange(len(Y_LINE))
     ),
@@ -184,7 +190,7 @@ def test_scikit_learn_sees_something_it_can_split_but_not_convert_or_call(target
 def test_scores_and_their_slopes_are_finite_far_out(target):
     x = 1e3 * points(target)
     if hasattr(target, "hyperprior") and target.hyperprior is not None:
-        x[:, -2:] /= 1e3  # logarithms of precisions
+        x[:, target._n_weights if hasattr(target, "_n_weights") else -2 :] /= 1e3  # logarithms of precisions
     s = target.score_fn(x.requires_grad_())
     (g,) = torch.autograd.grad(s.sum(), x)
     assert s.isfinite().all()
@@ -469,6 +475,21 @@ def test_a_network_has_the_parameters_of_the_paper_s(p, d):
     data = rng.normal(size=(10, p)), rng.normal(size=10)
     assert BayesianNeuralNetwork(*data).n_features == d
     assert BayesianNeuralNetwork(*data, hyperprior=(1.0, 0.1)).n_features == d + 2
+    assert BayesianNeuralNetwork(*data, hyperprior=(1.0, 0.1), prior_precision=1.0).n_features == d + 1
+
+
+@pytest.mark.parametrize(("name", "column"), [("prior_precision", 21), ("noise_precision", 22)])
+def test_a_given_precision_is_a_learned_one_held_still(name, column):
+    """Scores of weights agree, and log p up to a constant."""
+    learned = network(hyperprior=HYPERPRIOR)
+    theta = torch.as_tensor(np.column_stack([DRAWS, rng.normal(size=(20, 2))]))
+    theta[:, column] = np.log(3.0)
+    rest = [i for i in range(23) if i != column]
+    given = network(hyperprior=HYPERPRIOR, **{name: 3.0 / (OUTPUT.var() if column == 22 else 1.0)})
+    close(given.score_fn(theta[:, rest]), learned.score_fn(theta)[:, rest])
+    difference = given.log_prob(theta[:, rest]) - learned.log_prob(theta)
+    close(difference, difference[:1].expand_as(difference))
+    np.testing.assert_allclose(given.predictive_sd(theta[:, rest], X), learned.predictive_sd(theta, X))
 
 
 @pytest.mark.parametrize("settings", [{"noise_precision": 4.0}, {"noise_precision": 4.0, "units": "legacy"}])
@@ -565,7 +586,7 @@ def test_a_constant_column_or_output_is_centred_and_no_more():
         ({"n_hidden": 0}, "n_hidden"),
         ({"prior_precision": 0.0}, "`prior_precision`"),
         ({"noise_precision": -1.0}, "`noise_precision`"),
-        ({"hyperprior": (1.0, 0.1), "noise_precision": 1.0}, "`hyperprior`"),
+        ({"hyperprior": (1.0, 0.1), "prior_precision": 1.0, "noise_precision": 1.0}, "leave one of them out"),
         ({"hyperprior": (1.0, 0.0)}, "`hyperprior`"),
         ({"hyperprior": (1.0, 0.1, 1.0)}, "`hyperprior`"),
         ({"units": "raw"}, "`units`"),

@@ -57,16 +57,21 @@ class Method(NamedTuple):
 HEAVY = {"kernel": Riesz(), "mixing": StudentT(2.0), "whiten": "laplace"}
 #: Iterations of those that are slow.
 FEWER = {"HSIVISM": 1000, "SIVISM": 2500, "UIVI": 500}
+#: Those that are trained in the coordinates of the target in their papers.
+IN_X = ("SIVI", "SIVISM", "UIVI")
+
+
+def baseline(name, **settings):
+    return Method(getattr(baselines, name), settings | ({"max_iter": FEWER[name]} if name in FEWER else {}))
+
+
 METHODS = {
     "KSIVI": Method(KSIVIApproximator, {}),
     "KSIVI, not trained": Method(KSIVIApproximator, {"max_iter": 1}),
     "KSIVI, t mixing": Method(KSIVIApproximator, HEAVY, "Student t"),
     "HKSIVI": Method(HKSIVIApproximator, {"max_iter": 1000}),
-    "SIVI, whitened": Method(baselines.SIVI, {"whiten": "auto"}),
-    **{
-        name: Method(getattr(baselines, name), {"max_iter": FEWER[name]} if name in FEWER else {})
-        for name in baselines.__all__
-    },
+    **{name: baseline(name) for name in baselines.__all__},
+    **{f"{name}, in x": baseline(name, whiten=None) for name in IN_X},
 }
 #: Colours of Okabe and Ito, and markers.
 FAMILIES = {

@@ -51,7 +51,7 @@ STUDENT_METHODS = {
     "KSIVI, Riesz, normal": lambda: KSIVIApproximator(mixing="normal", **STUDENT),
     "KSIVI, Gaussian, normal": lambda: KSIVIApproximator(mixing="normal", **{**STUDENT, "kernel": "gaussian"}),
     "KSIVI, defaults": lambda: KSIVIApproximator(),
-    "SIVI": lambda: SIVI(),
+    "SIVI": lambda: SIVI(whiten=None),
 }
 
 
@@ -157,7 +157,7 @@ def error_of(found: Any, target: EightGaussians) -> float:
 def rings(args: argparse.Namespace) -> None:
     methods = {
         "KSIVI, one layer of the paper": lambda: KSIVIApproximator(**PAPER),
-        "SIVI": lambda: SIVI(),
+        "SIVI": lambda: SIVI(whiten=None),
         "KSIVI, defaults": lambda: KSIVIApproximator(),
         "HKSIVI, from N(0, I)": lambda: HKSIVIApproximator(whiten=None, mixing="normal"),
         "HKSIVI, defaults": lambda: HKSIVIApproximator(),

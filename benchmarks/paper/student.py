@@ -1,7 +1,8 @@
 """Squared Wasserstein distance in the boxes [-a, a]^2 on the product of two Student t.
 
 Means over ten sets of 1,000 draws, against 10,000 fresh exact ones each. MIED and KSD descent have 1,000 particles
-from N(0, I) and are otherwise this package's. The public code of the method has the l1 form of Riesz's kernel, and
+from N(0, I), three times as wide as the target, and are otherwise this package's; the row "narrow start" is from
+N(0, 0.09 I). The paper does not give the starts. The public code of the method has the l1 form of Riesz's kernel, and
 weighs <f, f'> by a running covariance of the draws, for which there is no option here. Without it draws that start
 with sigma = 1, three times as wide as the target, may run away in the paper's settings; the rows "whitened" stand by
 the side, with the fixed covariance of the Laplace approximation, a start of e^-3/2, no tempering, and the l2 form.
@@ -36,6 +37,7 @@ TRAINING = {
     "ema_decay": None, "initial_scale": 1.0,
 }  # fmt: skip
 NETWORK = {**LAYER, **TRAINING, "latent_dim": 3, "hidden_layer_sizes": (50, 50), "annealing": "linear"}
+NARROW = 0.3 * np.random.RandomState(0).normal(size=(1000, 2))
 PARTICLES = {"n_particles": 1000, "whiten": None}
 LAYERS = {**TRAINING, **VANILLA, "mixing": "normal", "whiten": None, "bridge": "linear"}
 KSIVI = partial(KSIVIApproximator, **NETWORK, **VANILLA, entropic_weight=entropic)
@@ -43,6 +45,7 @@ WHITENED = NETWORK | VANILLA | {"whiten": "laplace", "initial_scale": math.exp(-
 METHODS = {
     "MIED": Method(partial(MIED, **PARTICLES), 1000),
     "KSDD": Method(partial(KSDDescent, **PARTICLES), 300),
+    "KSDD, narrow start": Method(partial(KSDDescent, whiten=None, init=NARROW), 300),
     "SIVI": Method(partial(SIVI, **NETWORK), 50_000),
     "KSIVI, Gaussian": Method(partial(KSIVI, kernel="gaussian"), 50_000),
     "KSIVI, Riesz l1": Method(partial(KSIVI, kernel=Riesz(norm="l1")), 50_000),
@@ -62,6 +65,7 @@ PAPER = {
     "HKSIVI": (0.0423, 0.0709, 0.1102),
 }
 PAPER |= {
+    "KSDD, narrow start": PAPER["KSDD"],
     "KSIVI, Gaussian, whitened": PAPER["KSIVI, Gaussian"],
     "KSIVI, Riesz, whitened": PAPER["KSIVI, Riesz l1"],
     "HKSIVI, whitened": PAPER["HKSIVI"],

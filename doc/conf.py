@@ -4,10 +4,13 @@ import os
 import warnings
 
 import matplotlib
+from numpydoc.xref import DEFAULT_LINKS
+from sphinx_gallery.sorting import ExplicitOrder
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the examples' tensors are small: more threads only wait
 matplotlib.use("agg")
 
+from skksivi import plotting
 from skksivi._version import __version__
 
 # warnings of the examples are shown, without the paths of the machine that builds
@@ -29,11 +32,23 @@ extensions = [
 templates_path = ["_templates"]
 exclude_patterns = ["_build", "gallery/**/GALLERY_HEADER.rst", "gallery/GALLERY_HEADER.rst"]
 default_role = "py:obj"
+smartquotes = False  # quoted values are to be copied as they are
 
 autosummary_generate = True
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"
 numpydoc_show_class_members = False
+numpydoc_xref_param_type = True
+numpydoc_xref_ignore = "all"  # but these
+numpydoc_xref_aliases = {
+    **{name: name for name in DEFAULT_LINKS},  # types of Python and numpy have no page here
+    **{name: f"skksivi.{name}" for name in ("KSIVIApproximator", "HKSIVIApproximator")},
+    **{name: f"skksivi.plotting.{name}" for name in plotting.__all__},
+    **{name: f"skksivi.diagnostics.{name}" for name in ("Diagnosis", "Check")},
+    **{name: f"skksivi.metrics.{name}" for name in ("KSDTest", "NoiseFloor")},
+    "Kernel": "skksivi.kernels.Kernel",
+    "Target": "skksivi.targets.Target",
+}
 python_maximum_signature_line_length = 90
 toc_object_entries_show_parents = "hide"
 
@@ -41,6 +56,15 @@ sphinx_gallery_conf = {
     "examples_dirs": "../examples",
     "gallery_dirs": "gallery",
     "filename_pattern": "/plot_",
+    "within_subsection_order": ExplicitOrder(
+        [
+            *("plot_waveform.py", "plot_predictors.py", "plot_numpyro.py", "plot_pymc.py", "plot_comparison.py"),
+            *("plot_diagnose.py", "plot_heavy_tails.py", "plot_hierarchy.py", "plot_mode_weights.py"),
+            *("plot_toys.py", "plot_convergence.py", "plot_gradient_norms.py", "plot_smoothness.py"),
+            *("plot_logistic_regression.py", "plot_diffusion.py", "plot_student.py", "*"),
+        ]
+    ),
+    "image_srcset": ["2x"],
     "abort_on_example_error": True,
     "backreferences_dir": "generated/backreferences",
     "doc_module": ("skksivi",),
@@ -53,20 +77,22 @@ html_theme = "pydata_sphinx_theme"
 html_title = f"skksivi {release}"
 html_static_path = ["_static"]
 html_css_files = ["skksivi.css"]
+html_js_files = ["skksivi.js"]
 html_show_sourcelink = False
 html_domain_indices = False
 html_theme_options = {
     "navbar_end": ["theme-switcher"],
     "navbar_persistent": ["search-button"],
-    "header_links_before_dropdown": 5,
+    "header_links_before_dropdown": 7,
     "show_toc_level": 2,
     "footer_start": [],
     "footer_end": [],
 }
 html_sidebars = {
-    name: []
-    for name in (
-        *("index", "quick_start", "scores", "bridges", "diagnose", "comparison", "search"),
-        *("equations", "benchmarks", "contributing", "changelog"),
-    )
+    name: [] for name in ("index", "quick_start", "comparison", "benchmarks", "contributing", "changelog")
 }
+
+
+def setup(app):
+    """Leave out the fields of named tuples, which the attributes of their classes describe."""
+    app.connect("autodoc-skip-member", lambda _1, _2, _3, member, *_: type(member).__name__ == "_tuplegetter" or None)

@@ -55,7 +55,7 @@ for name, report in reports.items():
 # band around one; the whitened scores of the draws, beside those where Markov chains have moved them; and the draws
 # by the mode they are in.
 
-figure = plt.figure(figsize=(15, 14), layout="constrained")
+figure = plt.figure(figsize=(13, 13), layout="constrained")
 rows = figure.subfigures(len(reports), 1)
 for row, (name, report) in zip(rows, reports.items(), strict=True):
     warned = ", ".join(check.name for check in report.warnings) or "nothing"

@@ -43,14 +43,15 @@ heavy = HKSIVIApproximator(
 ).fit(student)
 
 # %%
-# Each layer can be sampled: `layer=5` is the base, `layer=0` the fit.
+# Each layer can be sampled: ``layer=5`` is the base, ``layer=0`` the fit.
 
-names = ["base", *(f"layer {t}" for t in range(1, 6))]
+names = ["layer=5, the base", *(f"layer={t}" for t in range(4, 0, -1)), "layer=0, the fit"]
 figure, axes = plt.subplots(2, 1, figsize=(12, 4.6), layout="constrained")
-for ax, q, target, limit in ((axes[0], on_ring, ring, 14), (axes[1], heavy, student, 5)):
+for ax, q, target, limit in ((axes[0], on_ring, ring, 14), (axes[1], heavy, student, 6)):
     layers = [q.sample(2000, random_state=0, layer=t) for t in range(5, -1, -1)]
     layers = [X[np.abs(X).max(1) < limit] for X in layers]
-    LayersDisplay.from_draws(layers, target, names=names, ax=ax)
+    display = LayersDisplay.from_draws(layers, target, names=names, ax=ax)
+    display.axes_[0].set(xlim=(-limit, limit), ylim=(-limit, limit))
 if args.output:
     figure.savefig(args.output, dpi=110)
 else:
@@ -59,7 +60,7 @@ else:
 # %%
 # That the ring's modes are all there with equal weights says little: it holds by symmetry. Shifted, or with unequal
 # weights, it takes a start that knows the modes, which is what ``whiten="auto"`` finds, or weights from the score, as
-# the next example has them.
+# :ref:`another example <sphx_glr_gallery_plot_mode_weights.py>` has them.
 
 nearest = ((on_ring.sample(8000)[:, None] - ring.means.numpy()) ** 2).sum(-1).argmin(1)
 print("shares of the modes:", (np.bincount(nearest, minlength=8) / 8000).round(3))

@@ -37,8 +37,8 @@ def shares(X):
 before = shares(q.sample(20_000))
 
 # %%
-# `modes` finds them among the draws, and their weights with standard errors. With `reweight=True` the estimator draws
-# by these weights from then on, unless the weights are not to be trusted, in which case it says why.
+# `skksivi.modes` finds them among the draws, and their weights with standard errors. With ``reweight=True`` the
+# estimator draws by these weights from then on, unless the weights are not to be trusted, in which case it says why.
 
 found = modes(q, target.score_fn, reweight=True, random_state=0)
 after = shares(q.sample(20_000))

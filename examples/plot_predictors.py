@@ -3,8 +3,8 @@ Regression that knows what it does not know
 ===========================================
 
 A neural network fits a curve between the data it has seen, and any curve where there are none. Draws of its posterior
-agree in the first place and differ in the second, which is what the band shows. `KSIVIRegressor` is an ordinary
-regressor of scikit-learn around that posterior.
+agree in the first place and differ in the second, which is what the band shows. `skksivi.KSIVIRegressor` is an
+ordinary regressor of scikit-learn around that posterior.
 """
 
 import argparse

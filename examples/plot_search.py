@@ -27,8 +27,8 @@ parser.add_argument("--output", help="write the figure to this file instead of s
 args, _ = parser.parse_known_args()
 
 # %%
-# `Replicates` takes the place of K-fold: a posterior has no rows to hold out. The seed of a fit comes from its fold,
-# so that the table is the same in one process and in many.
+# `skksivi.model_selection.Replicates` takes the place of K-fold: a posterior has no rows to hold out. The seed of a
+# fit comes from its fold, so that the table is the same in one process and in many.
 
 target = XShaped()
 search = GridSearchCV(

@@ -171,8 +171,8 @@ class KSIVIApproximator(BaseApproximator):
     family_ : Module
         The fitted family, in the whitened coordinates u.
     whitening_ : Whitening
-        The map x = m + L u and how it was found: `m`, `L`, `condition`, `modes`, `weights`, `n_score_calls`,
-        `settled`, and the pilot's `mean`, `mean_se` (standard errors) and `sd`.
+        The map x = m + L u and how it was found: ``m``, ``L``, ``condition``, ``modes``, ``weights``,
+        ``n_score_calls``, ``settled``, and the pilot's ``mean``, ``mean_se`` (standard errors) and ``sd``.
     loss_curve_ : ndarray of shape (`n_iter_`,)
         The estimate of KSD^2 at each iteration, under the training kernel.
     ksd_curve_ : ndarray

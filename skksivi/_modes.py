@@ -82,7 +82,9 @@ def modes(
     Returns
     -------
     modes : Modes
-        By falling weight. A mode without draws is not seen.
+        A named tuple, by falling weight: ``centres`` of shape (k, d), ``weights`` with ``standard_errors``, the
+        ``shares`` of the fit's draws, whether the weights are ``trusted``, and the ``reason`` if they are not. A mode
+        without draws is not seen.
 
     Raises
     ------

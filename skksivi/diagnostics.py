@@ -115,7 +115,7 @@ class Check(NamedTuple):
 
 @dataclass(repr=False)
 class Diagnosis:
-    """The report of `diagnose`; indexed by the name of a check it gives that one.
+    """The report of `skksivi.diagnose`; indexed by the name of a check it gives that one.
 
     Attributes
     ----------
@@ -725,8 +725,8 @@ def _plot_norms(report: Diagnosis, ax: Axes) -> None:
     if len(reference):
         ax.hist(reference, bins, density=True, histtype="step", color=REFERENCE_COLOUR, label="moved by chains")
         ax.axvline(_limit(reference), color=COLOURS[1], linewidth=1, label="stray beyond")
-    ax.set(xlabel=r"length of the whitened score $|L^\top s|$", yticks=[], ylim=(0, 1.35 * ax.get_ylim()[1]))
-    ax.legend(frameon=False)
+    ax.set(xlabel=r"length of the whitened score $|L^\top s|$", yticks=[], ylim=(0, 1.5 * ax.get_ylim()[1]))
+    ax.legend(frameon=False, loc="upper left")
 
 
 def _plot_modes(report: Diagnosis, ax: Axes) -> None:
@@ -742,7 +742,7 @@ def _plot_modes(report: Diagnosis, ax: Axes) -> None:
         ax.text(where[0], where[1], f"{share:.0%}", ha="center", va="center", bbox=box)
     if len(lost):
         ax.plot(*lost.T, "x", color=REFERENCE_COLOUR, label="mode without draws")
-        ax.legend(frameon=False)
+        ax.legend()
     names = {1: ("x0", "draw"), 2: ("x0", "x1")}
     x_name, y_name = names.get(report.X.shape[1], ("direction of most spread", "second direction"))
     ax.set(xlabel=x_name, ylabel=y_name, title="draws by mode")

@@ -103,7 +103,7 @@ for column, (title, (target, own)) in zip(axes.T, targets.items(), strict=True):
     column[1].set(xlabel="iterations", yscale="log", ylim=(0.9 * LEAST[1], 0.5))
 axes[0, 0].set_ylabel("KL(q || p)")
 axes[1, 0].set_ylabel("squared MMD")
-axes[0, 0].legend(frameon=False)
+axes[0, 0].legend(frameon=False, loc="lower left")
 
 if args.output:
     figure.savefig(args.output, dpi=110)

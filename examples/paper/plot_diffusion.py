@@ -67,13 +67,14 @@ with warnings.catch_warnings():
 # %%
 # The observed path is the thin line, the observations are points.
 
-figure, axes = plt.subplots(2, 4, figsize=(15, 7), layout="constrained")
+figure, axes = plt.subplots(2, 4, figsize=(13, 6.8), layout="constrained")
 for (name, q), (top, bottom) in zip(methods.items(), axes.T, strict=True):
     draws = q.sample(1000, random_state=0)
     distance = sliced_wasserstein(draws, exact[:1000], random_state=0)
     observed = (np.arange(5, d + 1, 5), target.observations)
     PathDisplay.from_draws({name: draws}, reference=exact, truth=target.path, observed=observed, ax=top)
-    top.set(title=f"{name}, sliced W2 {distance:.3f}", ylim=(-2.2, 1.4))
+    top.set_title(f"{name}, sliced W2 {distance:.3f}", fontsize="medium")
+    top.set_ylim(-2.2, 1.4)
     if top is not axes[0, 0]:
         top.get_legend().remove()
     LossDisplay.from_estimator(q, monitor=False, ax=bottom)

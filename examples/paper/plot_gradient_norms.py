@@ -54,7 +54,7 @@ def draw(family, target, n, generator):
 
 
 # %%
-# Both estimators are a few lines. Their gradients come by automatic differentiation here; `fit` has its own.
+# Both estimators are a few lines. Their gradients come by automatic differentiation here; ``fit`` has its own.
 
 
 def vanilla(family, target, n, generator):

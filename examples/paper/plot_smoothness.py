@@ -95,7 +95,7 @@ for estimator, label in labels.items():
     print(f"{label:<12} largest ratios {seen.max((0, 1)).round(1)}")
 axes[0].set(xlabel="iterations", title=r"$\|\nabla_\phi \mu\|$ over $1 + \|z\|$", ylim=(0, None))
 axes[1].set(xlabel="iterations", title=r"Lipschitz constant of $\nabla_\phi \mu$ over $1 + \|z\|$", ylim=(0, None))
-axes[0].legend(frameon=False)
+axes[0].legend(frameon=False, loc="lower right")
 
 if args.output:
     figure.savefig(args.output, dpi=110)

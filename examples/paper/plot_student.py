@@ -60,7 +60,7 @@ methods = {
 
 target = StudentT()
 exact = target.sample(5000, torch.Generator().manual_seed(0)).numpy()
-figure, axes = plt.subplots(2, 4, figsize=(14, 7.2), layout="constrained")
+figure, axes = plt.subplots(2, 4, figsize=(12.5, 6.9), layout="constrained")
 samples = {name: q.fit(target).sample(5000, random_state=0) for name, q in methods.items()}
 samples["MIED"], samples["KSDD"] = (methods[name].particles_ for name in ("MIED", "KSDD"))
 for ax, (name, X) in zip(axes.flat, {**samples, "exact draws": exact}.items(), strict=True):

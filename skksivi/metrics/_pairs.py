@@ -24,7 +24,7 @@ def mmd(X: ArrayLike, Y: ArrayLike, *, kernel: str | Kernel | None = None, stati
     X : array-like of shape (n, d)
     Y : array-like of shape (m, d)
     kernel : str or Kernel, default=None
-        None means `IMQ()`.
+        None means `skksivi.kernels.IMQ`.
     statistic : {"u", "v"}, default="u"
         Whether means within a sample are over pairs of different rows, "u", which is unbiased and may be negative, or
         over all pairs, "v", which is never negative, zero for equal samples and biased upward.

@@ -36,7 +36,7 @@ def ksd(X: ArrayLike, score_fn: ScoreFunction, *, kernel: str | Kernel | None = 
     score_fn : callable or Target
         The gradient of log p at each row, (n, d) -> (n, d) tensors.
     kernel : str or Kernel, default=None
-        None means `IMQ()`. A median bandwidth is set on X and is part of the result.
+        None means `skksivi.kernels.IMQ`. A median bandwidth is set on X and is part of the result.
     statistic : {"u", "v"}, default="u"
 
     Returns
@@ -105,7 +105,7 @@ def ksd_test(
     score_fn : callable or Target
         The gradient of log p at each row, (n, d) -> (n, d) tensors.
     kernel : str or Kernel, default=None
-        None means `IMQ()`. A median bandwidth is set on X.
+        None means `skksivi.kernels.IMQ`. A median bandwidth is set on X.
     n_bootstrap : int, default=999
         Random signs, of which 1 / (n_bootstrap + 1) is the least p-value.
     flip_probability : float, default=0.5

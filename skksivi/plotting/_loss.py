@@ -71,8 +71,8 @@ class LossDisplay:
 
         Parameters
         ----------
-        estimator : KSIVIApproximator or HKSIVIApproximator
-            Fitted.
+        estimator : approximator
+            Fitted, with a `loss_curve_`.
         ax : Axes, default=None
             Where to draw; None makes a figure.
         monitor : bool, default=True

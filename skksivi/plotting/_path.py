@@ -187,7 +187,8 @@ class PathDisplay:
             ax.plot(times, self.truth, color="k", linewidth=0.8, alpha=0.6, label="true path")
         if self.observed is not None:
             ax.plot(*map(np.asarray, self.observed), "o", color="k", markersize=3.5, label="observations")
-        ax.set(xlabel="time", ylabel="value", xlim=(min(times), max(times)))
+        ax.set(xlabel="time", ylabel="value")
+        ax.margins(x=0.01)
         ax.legend(frameon=False, fontsize="small")
         return self
 

@@ -227,7 +227,8 @@ def from_log_prob(
         must be transformed to the whole line first, with the log-Jacobian added.
     n_features : int
     names : sequence of str, default=None
-        Of the n_features coordinates, by which `constrain` and `to_arviz` call them; one array "x" by default.
+        Of the n_features coordinates, by which `constrain` and `skksivi.to_arviz` call them; one array "x" by
+        default.
 
     Returns
     -------

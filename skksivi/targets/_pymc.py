@@ -114,8 +114,8 @@ def from_pymc(model: Any) -> PymcTarget:
     Returns
     -------
     target : Target
-        Its `constrain` gives free and deterministic variables by their names; `to_arviz` labels them by the coords
-        of the model.
+        Its `constrain` gives free and deterministic variables by their names; `skksivi.to_arviz` labels them by the
+        coords of the model.
 
     Raises
     ------

@@ -247,7 +247,7 @@ def draw_case(document, case, left, right):
     labels = [name if v <= TOP * floor["mean"] else f"{name} ({v:.2g})" for name, v in zip(names, y, strict=True)]
     y = y.clip(max=TOP * floor["mean"])
     low, high = np.log(min(y.min(), floor["mean"]) / 1.3), np.log(y.max() * 1.1)
-    heights = spread((np.log(y) - low) / (high - low), 0.055)
+    heights = spread((np.log(y) - low) / (high - low), min(0.055, 1 / (len(names) - 1)))
     for ax, key, edge in ((left, "scores", 1.0), (right, "seconds", 0.0)):
         ax.axhspan(floor["mean"] - 2 * floor["sd"], floor["mean"] + 2 * floor["sd"], color="0.88", lw=0)
         ax.set(xscale="log", yscale="log", ylim=np.exp([low, high]))

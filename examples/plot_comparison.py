@@ -24,13 +24,13 @@ args, _ = parser.parse_known_args()
 
 # %%
 # The methods: two of kernel semi-implicit inference, semi-implicit inference by the evidence bound, two Gaussians,
-# particles and Markov chains. SIVI is whitened like KSIVI, so that both start from the same knowledge of the target.
+# particles and Markov chains.
 
 options = {"max_iter": args.max_iter, "random_state": 0}
 methods = {
     "KSIVI": KSIVIApproximator(**options),
     "HKSIVI": HKSIVIApproximator(n_layers=3, **options),
-    "SIVI": SIVI(whiten="auto", learning_rate=5e-3, **options),
+    "SIVI": SIVI(learning_rate=5e-3, **options),
     "Laplace": Laplace(random_state=0),
     "FullRankVI": FullRankVI(**options),
     "SVGD": SVGD(**options),

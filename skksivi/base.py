@@ -22,7 +22,6 @@ from torch import Tensor
 from skksivi._arrays import DTYPES, as_array, make_generator, make_seed, resolve_device
 from skksivi._cells import Reweighting
 from skksivi._score import BlackBox, Score, ScoreFunction, resolve
-from skksivi._version import DOCUMENTATION
 from skksivi.metrics import Judge
 from skksivi.targets import from_score_fn
 
@@ -56,8 +55,8 @@ class BaseApproximator(CallbackSupportMixin, DensityMixin, BaseEstimator, ABC):
         "random_state": ["random_state"],
     }
 
-    _doc_link_module = "skksivi"
-    _doc_link_template = DOCUMENTATION + "/generated/{estimator_module}.{estimator_name}.html"
+    #: Whether a large sample may be drawn a part at a time; False where draws are picked from points that are kept.
+    _draws_in_chunks: ClassVar[bool] = True
 
     device: str | torch.device
     dtype: str
@@ -146,7 +145,9 @@ class BaseApproximator(CallbackSupportMixin, DensityMixin, BaseEstimator, ABC):
         )
 
     def sample(self, n_samples: int = 1, random_state: int | np.random.RandomState | None = None) -> np.ndarray:
-        """Draw independent samples of the fitted distribution.
+        """Draw from the fitted distribution.
+
+        They are independent or, where the fit is a set of points or states, picked from these at random.
 
         Parameters
         ----------
@@ -183,7 +184,7 @@ class BaseApproximator(CallbackSupportMixin, DensityMixin, BaseEstimator, ABC):
         device = resolve_device(self.device)
         generator = make_generator(self._random_state if random_state is None else random_state, device)
         X = np.empty((n_samples, self.n_features_in_), dtype=self.dtype)
-        step = max(1, CHUNK // max(self.n_features_in_, LEAST_WIDTH))
+        step = max(1, CHUNK // max(self.n_features_in_, LEAST_WIDTH) if self._draws_in_chunks else n_samples)
         with ordinary_mode(device), torch.no_grad():
             for start in range(0, n_samples, step):
                 block = X[start : start + step]
@@ -227,7 +228,7 @@ class BaseApproximator(CallbackSupportMixin, DensityMixin, BaseEstimator, ABC):
         Parameters
         ----------
         X : array-like of shape (n, n_features), Target or callable
-            Draws of the target: the grade is their mean log-density, the mean of `score_samples(X)`. A target or
+            Draws of the target: the grade is their mean log-density, the mean of `score_samples`. A target or
             its score function: the grade is minus the squared kernel Stein discrepancy of 2,000 fresh draws,
             under one kernel that depends on the target alone. It hardly sees wrong weights of separated modes.
         y : None

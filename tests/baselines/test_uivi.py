@@ -134,11 +134,13 @@ def test_the_steps_find_the_length_at_which_nine_in_ten_are_accepted(monkeypatch
 
 
 @pytest.mark.parametrize(("d", "tolerance"), [(2, 0.05), (10, 0.2)])
-def test_gaussians_have_their_moments(d, tolerance):
-    p = GaussianScore(d, log10_condition=0.5, size=1.0, seed=3)
+@pytest.mark.parametrize("whiten", [None, "laplace"])
+def test_gaussians_have_their_moments(d, tolerance, whiten):
+    mild = {"log10_condition": 0.5, "size": 1.0, "seed": 3}
+    p = GaussianScore(d, **mild) if whiten is None else GaussianScore(d, log10_condition=2, size=3.0, seed=d)
     q = UIVI(
-        n_leapfrog_steps=10, linear_skip=True, initial_scale=0.5, hidden_layer_sizes=(20,), max_iter=400,
-        learning_rate=0.02, random_state=0,
+        whiten=whiten, n_leapfrog_steps=10, linear_skip=True, initial_scale=0.5, hidden_layer_sizes=(20,),
+        max_iter=400, learning_rate=0.02, random_state=0,
     )  # fmt: skip
     q.fit(p.score_fn, n_features=d)
     w = p.standardise((torch.as_tensor(q.sample(20_000)).double() - p.mean).mT)

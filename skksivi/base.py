@@ -22,6 +22,7 @@ from torch import Tensor
 from skksivi._arrays import DTYPES, as_array, make_generator, make_seed, resolve_device
 from skksivi._cells import Reweighting
 from skksivi._score import BlackBox, Score, ScoreFunction, resolve
+from skksivi._version import DOCUMENTATION
 from skksivi.metrics import Judge
 from skksivi.targets import from_score_fn
 
@@ -57,6 +58,9 @@ class BaseApproximator(CallbackSupportMixin, DensityMixin, BaseEstimator, ABC):
 
     #: Whether a large sample may be drawn a part at a time; False where draws are picked from points that are kept.
     _draws_in_chunks: ClassVar[bool] = True
+
+    _doc_link_module = "skksivi"  # without a link there are no descriptions of parameters in notebooks
+    _doc_link_template = DOCUMENTATION + "/generated/{estimator_module}.{estimator_name}.html"
 
     device: str | torch.device
     dtype: str

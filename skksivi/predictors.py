@@ -14,6 +14,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from skksivi._arrays import check_sample_weight
 from skksivi._ksivi import KSIVIApproximator
+from skksivi._version import DOCUMENTATION
 from skksivi.base import BaseApproximator, Integral, Interval, Real, StrOptions
 from skksivi.targets import (
     BayesianLinearRegression,
@@ -38,6 +39,9 @@ N_ROWS = 1000
 
 class _Predictor(BaseEstimator):
     """A model whose posterior an approximator fits, and of which draws are kept."""
+
+    _doc_link_module = "skksivi"
+    _doc_link_template = DOCUMENTATION + "/generated/skksivi.{estimator_name}.html"
 
     approximator: BaseApproximator | None
     n_draws: int

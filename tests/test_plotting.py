@@ -14,6 +14,7 @@ from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
 
 from skksivi import KSIVIApproximator, plotting
+from skksivi.baselines import SIVI
 from skksivi.baselines import Laplace
 from skksivi.metrics import correlation_error
 from skksivi.plotting import (
@@ -210,6 +211,12 @@ def test_loss_shows_the_monitor_where_it_looked(fitted):
     np.testing.assert_array_equal(values, fitted.ksd_curve_)
     assert display.monitor_ax_ is not display.ax_
     assert LossDisplay.from_estimator(fitted, monitor=False).monitor_line_ is None
+
+
+def test_a_loss_is_called_what_it_is(fitted):
+    assert "KSD" in LossDisplay.from_estimator(fitted).ax_.get_ylabel()
+    other = SIVI(max_iter=2, random_state=0).fit(Multimodal())
+    assert LossDisplay.from_estimator(other).ax_.get_ylabel() == "loss"
 
 
 def test_loss_monitor_of_a_fit_without_pilot_starts_at_its_first_look():

@@ -9,6 +9,8 @@ from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
 
 from skksivi._fitting import LOOK_EVERY
+from skksivi._hksivi import HKSIVIApproximator
+from skksivi._ksivi import KSIVIApproximator
 from skksivi.plotting._base import COLOURS, FAINT, own_axes
 
 if TYPE_CHECKING:
@@ -31,11 +33,13 @@ class LossDisplay:
     Parameters
     ----------
     losses : array-like of shape (n_iter,)
-        Estimates of KSD^2.
+        Of KSIVI and HKSIVI estimates of KSD^2.
     monitored : array-like of shape (k,), default=None
         Values of the fixed-kernel discrepancy.
     monitored_at : array-like of shape (k,), default=None
         Iterations of these.
+    label : str, default="loss"
+        Of the axis of the losses.
 
     Attributes
     ----------
@@ -59,11 +63,17 @@ class LossDisplay:
     """
 
     def __init__(
-        self, *, losses: ArrayLike, monitored: ArrayLike | None = None, monitored_at: ArrayLike | None = None
+        self,
+        *,
+        losses: ArrayLike,
+        monitored: ArrayLike | None = None,
+        monitored_at: ArrayLike | None = None,
+        label: str = "loss",
     ) -> None:
         self.losses = losses
         self.monitored = monitored
         self.monitored_at = monitored_at
+        self.label = label
 
     @classmethod
     def from_estimator(cls, estimator: Any, *, ax: Axes | None = None, monitor: bool = True) -> Self:
@@ -93,11 +103,13 @@ class LossDisplay:
         if not hasattr(estimator, "loss_curve_"):
             raise TypeError(f"`estimator` must have a `loss_curve_`, but {type(estimator).__name__} has none.")
         losses, values = estimator.loss_curve_, getattr(estimator, "ksd_curve_", [])
+        is_ksd = isinstance(estimator, KSIVIApproximator | HKSIVIApproximator)
+        label = r"loss, KSD$^2$ under the training kernel" if is_ksd else "loss"
         if not (monitor and len(values)):
-            return cls(losses=losses).plot(ax)
+            return cls(losses=losses, label=label).plot(ax)
         first = 0 if len(values) > -(-len(losses) // LOOK_EVERY) else 1  # zero of a fit that starts at a pilot
         at = np.minimum(LOOK_EVERY * np.arange(first, first + len(values)), len(losses))
-        return cls(losses=losses, monitored=values, monitored_at=at).plot(ax)
+        return cls(losses=losses, monitored=values, monitored_at=at, label=label).plot(ax)
 
     def plot(self, ax: Axes | None = None) -> Self:
         """Draw.
@@ -120,7 +132,7 @@ class LossDisplay:
         _set_scale(ax, losses, means)
         if ax.get_yscale() != "log":
             ax.axhline(0, color=FAINT, linewidth=0.8, zorder=0)
-        ax.set(xlabel="iteration", ylabel=r"loss, KSD$^2$ under the training kernel")
+        ax.set(xlabel="iteration", ylabel=self.label)
         self.monitor_ax_: Axes | None = None
         self.monitor_line_: Line2D | None = None
         if self.monitored is not None:

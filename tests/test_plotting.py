@@ -14,8 +14,7 @@ from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
 
 from skksivi import KSIVIApproximator, plotting
-from skksivi.baselines import SIVI
-from skksivi.baselines import Laplace
+from skksivi.baselines import SIVI, Laplace
 from skksivi.metrics import correlation_error
 from skksivi.plotting import (
     CorrelationDisplay,

@@ -107,8 +107,9 @@ class Score:
         """Evaluate the score at x (n, d)."""
         if x.requires_grad:
             return self.score_fn(x.to(self.dtype)).to(x)
+        at = x.detach().to(self.dtype)
         with torch.enable_grad():  # a score that differentiates log p itself needs points with a graph
-            s = self.score_fn(x.detach().to(self.dtype).requires_grad_())
+            s = self.score_fn(at.requires_grad_() if self.score_vjp is None else at)
         return s.detach().to(x)
 
     def with_pullback(self, x: Tensor) -> tuple[Tensor, ScoreFunction]:

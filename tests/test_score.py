@@ -234,6 +234,24 @@ def test_an_own_product_is_preferred_and_checked_without_a_graph():
     assert _resolve_score(Own(2), None, dtype=torch.float32, device=CPU, hvp="finite-difference").score_vjp is None
 
 
+def test_a_score_with_its_own_product_is_evaluated_without_a_graph():
+    """A graph would hold what each of many draws needs for its product, gigabytes for a network on large data."""
+
+    class Spied(Banana):
+        def score_fn(self, x):
+            seen.append(x.requires_grad)
+            return super().score_fn(x)
+
+    class WithoutProduct(Spied):
+        score_vjp = None
+
+    for cls, needs_graph in ((WithoutProduct, True), (Spied, False)):
+        score = _resolve_score(cls(), None, dtype=torch.float64, device=CPU)
+        seen = []
+        score(normal(3, 2))
+        assert seen == [needs_graph]
+
+
 # How it is called
 
 
@@ -400,7 +418,7 @@ def test_init_and_whiten_tell_where_a_score_is_finite():
         resolved(far, 2)
     options = {"max_iter": 10, "random_state": 0, "dtype": "float64"}
     KSIVIApproximator(init=[1e4 + 1, 1e4 + 2], whiten="laplace", **options).fit(far, n_features=2)
-    pair = ([1e4 + 2, 1e4 + 2], [[1.0, 0.0], [0.0, 1.0]])
+    pair = ([1e4 + 1, 1e4 + 1], [[1.0, 0.0], [0.0, 1.0]])
     KSIVIApproximator(whiten=pair, **options).fit(far, n_features=2)
 
 

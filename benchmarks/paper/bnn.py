@@ -5,7 +5,7 @@ The public code trains the mean beforehand on a part of the data, which is left 
 of y; --units legacy takes them as the public code does. Seed s has the split s modulo --splits, the first being the
 paper's. "diabetes" is not in the paper, but needs no download.
 
-"ours" is the regressor with its defaults. "ours, searched" has its prior precision chosen by the NLL in three-fold
+"ours" is the regressor with its defaults. "ours, searched" has its prior precision chosen by the NLL in five-fold
 cross-validation on the training rows, by chains of half the length from which no network is trained; "learned" is
 one that is learned with the weights. Both learn the precision of the noise.
 """
@@ -112,12 +112,12 @@ def ours(X, y, train, test, args, seed, **settings):
 
 
 def validated(X, y, args, seed, choice):
-    """Return the row of the mean over three folds."""
+    """Return the row of the mean over five folds."""
     chains = KSIVIApproximator(
         whiten="diagonal", whiten_budget=int(40_000 * min(1, 2000 / len(X))), min_scale=1e-5, max_iter=1
     )
     settings = {"prior_precision": precision(choice), "approximator": chains}
-    folds = KFold(3, shuffle=True, random_state=0).split(X)
+    folds = KFold(5, shuffle=True, random_state=0).split(X)
     rows = [ours(X, y, train, test, args, seed, **settings) for train, test in folds]
     return {
         "seconds": sum(row["seconds"] for row in rows),

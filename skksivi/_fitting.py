@@ -18,12 +18,12 @@ from torch import Tensor, nn
 
 from skksivi._affine import WhitenedScore
 from skksivi._checkpoint import Checkpoint
-from skksivi._moments import MomentPenalty, departure, stein_variances
+from skksivi._moments import MomentPenalty, departure, stein_shift, stein_variances
 from skksivi._pilot import Pilot
 from skksivi._regularization import tail_exponent
 from skksivi._score import PRODUCTS, Halves, Score, ScoreFunction
 from skksivi._stein import GRADIENT_ESTIMATORS, GradientEstimator
-from skksivi._training import CHECK_EVERY, Watch, minimise
+from skksivi._training import CHECK_EVERY, Watch, checked_weight, minimise
 from skksivi._whitening import MAX_POINTS, WHITENINGS, Whitening, find_whitening
 from skksivi.annealing import Linear
 from skksivi.base import CHUNK, Integral, Interval, Real, StrOptions, of_seed
@@ -44,8 +44,14 @@ LOOK_EVERY = 500
 #: What may end a training that leaves the estimator fitted, in the state that was reached.
 KEEPING = (KeyboardInterrupt, FloatingPointError)
 
+#: Parameters that weigh other terms of the objective.
+WEIGHTS = ("entropic_weight", "laplacian_weight")
+
 #: Bounds of the variances of the draws by Stein's identity, one if they are right, beyond which a fit has failed.
 STEIN_VARIANCES = (0.25, 4.0)
+
+#: Square of the distance of the draws from the target, in their standard deviations, beyond which a fit has failed.
+STEIN_SHIFT = 4.0
 
 #: Width of a kernel in whitened coordinates, in units of the square root of the dimension.
 WHITENED_BANDWIDTH = 0.5
@@ -197,11 +203,16 @@ def estimator_of(est: Any, score_u: Any) -> tuple[GradientEstimator, int]:
 
 def schedule_of(est: Any) -> Callable[[float], tuple[float, ...]] | None:
     """Return inverse temperature, entropic and Laplacian weight as a function of progress; None for one and zeros."""
-    annealing, *weights = (getattr(est, name, None) for name in ("annealing", "entropic_weight", "laplacian_weight"))
-    if annealing is None and not any(weights):
+    annealing, weights = getattr(est, "annealing", None), {name: getattr(est, name, None) or 0.0 for name in WEIGHTS}
+    if annealing is None and not any(weights.values()):
         return None
     temperature: Any = Linear() if annealing == "linear" else annealing or (lambda _: 1.0)
-    return lambda progress: (temperature(progress), *(w(progress) if callable(w) else w or 0.0 for w in weights))
+
+    def schedule(progress: float) -> tuple[float, ...]:
+        values = {name: w(progress) if callable(w) else w for name, w in weights.items()}
+        return temperature(progress), *(checked_weight(name, w, progress) for name, w in values.items())
+
+    return schedule
 
 
 def warn_of_improper(est: Any, score_fn: Score) -> None:
@@ -385,14 +396,15 @@ def warn(est: Any, score_fn: Score, x: Tensor, watch: Watch | None = None) -> No
             "`learning_rate`."
         )
     else:
-        message = _of_stein_variances(score_fn, x)
+        s = score_fn.double(x)
+        message = _of_variances(x, s) or _of_shift(x, s)
     if message is not None:
         warnings.warn(message, ConvergenceWarning, stacklevel=5)  # where `fit` was called
 
 
-def _of_stein_variances(score_fn: Score, x: Tensor) -> str | None:
-    """Say in which coordinate draws x (n, d) are far too wide or narrow."""
-    variances, se = stein_variances(x, score_fn.double(x))
+def _of_variances(x: Tensor, s: Tensor) -> str | None:
+    """Say in which coordinate draws x (n, d) with scores s are far too wide or narrow."""
+    variances, se = stein_variances(x, s)
     low, high = STEIN_VARIANCES
     wrong = (variances + 5 * se < low) | (variances - 5 * se > high)
     if not wrong.any():
@@ -404,6 +416,18 @@ def _of_stein_variances(score_fn: Score, x: Tensor) -> str | None:
         f"there, where it should be 1; {int(wrong.sum())} of {len(wrong)} coordinates are off by more than "
         "a factor of 4. Use whiten='auto', more `max_iter`, a smaller `initial_scale` or rescale the "
         "parameters."
+    )
+
+
+def _of_shift(x: Tensor, s: Tensor) -> str | None:
+    """Say how far draws x (n, d) with scores s are from the target."""
+    square, se = stein_shift(x, s)
+    if not square - 5 * se > STEIN_SHIFT:
+        return None
+    return (
+        "The draws are too far from the target: E[s]^T Cov(x) E[s], about the square of the distance in standard "
+        f"deviations, is {square:.2g}, where it should be 0. Use whiten='auto', more `max_iter`, or set `init` near "
+        "the target."
     )
 
 

@@ -98,3 +98,15 @@ def stein_variances(x: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
     """
     terms = (x.mean(0) - x) * s
     return terms.mean(0), terms.std(0) / math.sqrt(len(x))
+
+
+def stein_shift(x: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Estimate :math:`E[s]^\top \Sigma\, E[s]` from draws x (n, d) and their scores, and the error from the latter.
+
+    With :math:`\Sigma` the covariance of the draws it has no units. By Stein's identity it is zero where the draws
+    are those of the density of the score; of a Gaussian one that is shifted it is the square of the distance in
+    standard deviations. Each factor takes one half of the scores, so that noise does not pass for a shift.
+    """
+    centred, (first, second) = x - x.mean(0), s.chunk(2)
+    terms = second @ (centred.mT @ (centred @ first.mean(0))) / len(x)
+    return terms.mean(), 2 * terms.std() / math.sqrt(len(x))

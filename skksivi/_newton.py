@@ -17,8 +17,8 @@ FAR = 1e75
 #: Why there are no modes.
 LEFT = (
     "The search for the target left the finite numbers: `score_fn` may have the wrong sign (it is the gradient of "
-    "log p, not of -log p) or belong to no proper density. Else set `init` to a point near a mode, or `whiten` to a "
-    "pair (mean, Cholesky factor), or to None."
+    "log p, not of -log p) or belong to no proper density. Else set `init` to a point near a mode or, where there is "
+    "such a parameter, `whiten` to a pair (mean, Cholesky factor) or to None."
 )
 
 #: Random signs by which a diagonal is estimated.
@@ -41,10 +41,15 @@ def saddle_free_newton(score_fn: ScoreFunction, x: Tensor, max_iter: int = 200) 
     ValueError
         The climb left the region where the score is finite.
     """
-    maps, _ = climb(score_fn, x[None], max_iter)
+    return climb_from(score_fn, x, max_iter)[0]
+
+
+def climb_from(score_fn: ScoreFunction, x: Tensor, max_iter: int) -> tuple[Affine, bool]:
+    """Climb as `saddle_free_newton`; tell also whether the climb has arrived at a mode."""
+    maps, arrived = climb(score_fn, x[None], max_iter)
     if not maps or maps[0].m.abs().max() > FAR:
         raise ValueError(LEFT)
-    return maps[0]
+    return maps[0], bool(arrived[0])
 
 
 def climb(score_fn: ScoreFunction, x: Tensor, max_iter: int = 200) -> tuple[list[Affine], Tensor]:

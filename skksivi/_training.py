@@ -319,19 +319,28 @@ def minimise(
 
 
 def _schedule(annealing: Callable[[float], float | tuple[float, ...]], progress: float) -> Tensor:
-    """Return the inverse temperature, and the weights after it, as a tensor."""
+    """Return the inverse temperature, and the numbers after it, as a tensor."""
     value = annealing(progress)
+    checked_weight("annealing", value[0] if isinstance(value, tuple) else value, progress, positive=True)
+    return torch.as_tensor(value, dtype=torch.float64)
+
+
+def checked_weight(name: str, value: Any, progress: float, *, positive: bool = False) -> float:
+    """Return as a float what the schedule `name` has returned at a progress.
+
+    Raises
+    ------
+    ValueError
+        It is not a finite number of zero or more, or of more than zero.
+    """
     try:
-        numbers = torch.as_tensor(value, dtype=torch.float64)
-        first, *others = numbers.flatten().tolist()
+        number = float(value)
     except (TypeError, ValueError, RuntimeError):
-        first, others = math.nan, []
-    if not (0 < first < math.inf and all(0 <= w < math.inf for w in others)):
-        raise ValueError(
-            f"`annealing`, or with it `entropic_weight` or `laplacian_weight`, returned {value!r} at progress "
-            f"{progress:.3g}, expected a positive inverse temperature and weights of zero or more."
-        )
-    return numbers
+        number = math.nan
+    if not (0 <= number < math.inf) or (positive and number == 0):
+        expected = "a positive number" if positive else "a number of zero or more"
+        raise ValueError(f"`{name}` returned {value!r} at progress {progress:.3g}, expected {expected}.")
+    return number
 
 
 def by_autograd(loss_fn: Callable[[Tensor | None], Tensor], module: nn.Module) -> Callable[[Tensor | None], Tensor]:

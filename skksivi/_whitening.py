@@ -12,7 +12,7 @@ from torch import Tensor
 
 from skksivi._affine import Affine, Identity, WhitenedScore
 from skksivi._cells import weighed
-from skksivi._newton import newton_cg, saddle_free_newton
+from skksivi._newton import climb_from, newton_cg
 from skksivi._pilot import (
     Modes,
     Pilot,
@@ -132,7 +132,7 @@ def find_whitening(
         The given (m, L) or `init` does not fit the target, or the score is not finite where the climbs start.
     """
     d = score_fn.n_features
-    starts = _starts(init, score_fn)
+    starts = starting_points(init, score_fn)
     if whiten is None:
         return Whitening(Identity(starts.new_zeros(d)), *_report(None, d)), None
     if not isinstance(whiten, str):
@@ -144,7 +144,7 @@ def find_whitening(
         many = newton_cg(double, starts[0], generator)
         return Whitening(many, many.m.cpu().numpy()[None], np.ones(1), double.n_calls), None
     if whiten != "auto":
-        found = Modes([laplace(double, starts[0])], starts.new_ones(1))
+        found = Modes([laplace(double, starts[0])[0]], starts.new_ones(1))
         map_ = found.maps[0] if whiten == "laplace" else batch_and_match(double, found.maps[0], generator)
         return Whitening(map_, *_report(found, d), double.n_calls), None
     found = _search(double, starts, generator, alone=init is not None)
@@ -194,8 +194,8 @@ def _needs_double(score_fn: Score, whitening: Whitening) -> bool:
     return bool(error.nan_to_num(math.inf).median() >= 0.01)
 
 
-def laplace(score_fn: ScoreFunction, start: Tensor) -> Affine:
-    """Return the map to the mode above `start` (d,) by the curvature there.
+def laplace(score_fn: ScoreFunction, start: Tensor, max_iter: int = 200) -> tuple[Affine, bool]:
+    """Return the map to the mode above `start` (d,) by the curvature there, and whether the climb has arrived.
 
     Raises
     ------
@@ -205,16 +205,17 @@ def laplace(score_fn: ScoreFunction, start: Tensor) -> Affine:
     if not score_fn(start[None]).isfinite().all():
         raise ValueError(
             "`score_fn` is not finite where the search for a mode starts, by default the origin; set `init` to a "
-            "point where it is, or `whiten` to a pair (mean, Cholesky factor) that is roughly right, or to None."
+            "point where it is or, where there is such a parameter, `whiten` to a pair (mean, Cholesky factor) that "
+            "is roughly right, or to None."
         )
-    return saddle_free_newton(score_fn, start)
+    return climb_from(score_fn, start, max_iter)
 
 
 def judging_map(score_fn: Score) -> Affine:
     """Return the map to a mode that depends on the target alone."""
     origin = torch.zeros(score_fn.n_features, dtype=torch.float64, device=score_fn.device)
     try:
-        return laplace(score_fn, origin)
+        return laplace(score_fn, origin)[0]
     except ValueError:
         generator = torch.Generator(score_fn.device).manual_seed(0)
         return find_modes(score_fn, scattered(origin, MAX_STARTS, generator), generator).maps[0]
@@ -236,7 +237,7 @@ def _report(found: Modes | None, d: int) -> tuple[np.ndarray, np.ndarray]:
     return torch.stack([a.m for a in found.maps]).cpu().numpy(), found.weights.cpu().numpy()
 
 
-def _starts(init: Any, score_fn: Score) -> Tensor:
+def starting_points(init: Any, score_fn: Score) -> Tensor:
     """Return the points (k, d) where climbs start."""
     d = score_fn.n_features
     if init is None:

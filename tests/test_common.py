@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 import torch
 from sklearn.base import clone
-from sklearn.exceptions import NotFittedError
+from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.model_selection import GridSearchCV
 
 import skksivi
 from skksivi import HKSIVIApproximator, KSIVIApproximator
+from skksivi._whitening import WHITENINGS
 from skksivi.base import LEAST_WIDTH, BaseApproximator
 from skksivi.baselines import (
     HSIVISM,
@@ -123,7 +124,7 @@ def test_sample_in_chunks_has_the_same_law(fitted, monkeypatch):
     parts = fitted.sample(5000, random_state=3)
     standard_errors = (whole.mean(0) - parts.mean(0)) / whole.std(0) * np.sqrt(2500)
     assert np.abs(standard_errors).max() < 4
-    assert len(np.unique(parts, axis=0)) > (2500 if hasattr(fitted, "chains_") else 4999)  # chains repeat states
+    assert len(np.unique(parts, axis=0)) == len(np.unique(whole, axis=0))  # states and points are not picked twice
 
 
 def test_successive_samples_differ_and_a_seed_repeats_them(fitted):
@@ -154,6 +155,18 @@ def test_score_of_a_target_prefers_the_better_fit(fitted, judged):
     worse = Laplace(random_state=0).fit(lambda x: gaussian_score(x - 0.5), n_features=2)
     assert worse.score(judged) < fitted.score(judged) < 0.05
     assert fitted.score(judged) == fitted.score(judged)
+
+
+@pytest.mark.parametrize("cls", [KSIVIApproximator, SIVI, SIVISM, UIVI, HSIVISM, SVGD, KSDDescent, MIED, MALA, SGLD])
+def test_every_rule_of_whitening_is_documented(cls):
+    described = next(line for line in cls.__doc__.splitlines() if line.strip().startswith("whiten :"))
+    assert all(f'"{rule}"' in described for rule in WHITENINGS)
+
+
+@pytest.mark.parametrize("cls", [SVGD, MALA])
+def test_one_scale_a_coordinate_will_do_for_points(cls):
+    q = cls(whiten="diagonal", random_state=0).fit(lambda x: (3 - x) / x.new_tensor([1e-3, 1e3]) ** 2, n_features=2)
+    np.testing.assert_allclose(q.sample(200).std(0), [1e-3, 1e3], rtol=0.3)
 
 
 def test_clone_and_params_round_trip(unfitted):
@@ -250,7 +263,17 @@ def test_a_score_that_differentiates_log_p_itself_is_fitted_and_judged(unfitted)
     assert unfitted.fit(score_fn, n_features=2).score(score_fn) > -0.05
 
 
+@pytest.mark.parametrize("cls", [KSIVIApproximator, SIVI, SIVISM, UIVI])
+def test_draws_far_from_the_target_are_told(cls):
+    """They start at zero, 40 standard deviations off in each coordinate."""
+    with pytest.warns(
+        ConvergenceWarning, match=r"too far from the target: .* is 3(\.\d)?e\+03, where it should be 0"
+    ):
+        cls(whiten=None, max_iter=5, random_state=0).fit(lambda x: 40 - x, n_features=2)
+
+
 @pytest.mark.filterwarnings("ignore:The draws are too:sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.filterwarnings("ignore:L-BFGS has stopped:sklearn.exceptions.ConvergenceWarning")
 @pytest.mark.filterwarnings("ignore:`log_prob` of the target contradicts its `score_fn`:UserWarning")
 def test_a_subclass_with_a_new_score_or_density_does_not_use_the_old_product(unfitted):
     class Tempered(Banana):

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from skksivi import baselines
+
 PAGE = (Path(__file__).parents[1] / "doc" / "equations.rst").read_text("utf-8")
-PRIVATE = {f"skksivi.{name}" for name in re.findall(r"``((?:_\w+|annealing)(?:\.\w+)*)``", PAGE)}
+PRIVATE = {f"skksivi.{name}" for name in re.findall(r"``((?:_\w+|annealing|baselines)(?:\.\w+)*)``", PAGE)}
 PUBLIC = set(re.findall(r":(?:class|func):`~?(skksivi[\w.]+)`", PAGE))
 
 
@@ -22,6 +24,10 @@ def test_the_name_exists(name):
         break
     for part in parts[n:]:
         found = getattr(found, part)
+
+
+def test_the_page_has_every_baseline():
+    assert {f"skksivi.baselines.{name}" for name in baselines.__all__} <= PUBLIC
 
 
 def test_the_page_names_much_of_the_package():

@@ -77,7 +77,7 @@ def test_fitted_attributes():
         {"scale": "network"},
         {"initial_scale": 1.5},
         {"whiten": None},
-        {"whiten": ([1.0, 2.0], [[1.0, 0.0], [0.5, 2.0]])},
+        {"whiten": ([0.1, 0.2], [[1.0, 0.0], [0.5, 2.0]])},
         {"learning_rate_decay": (0.9, 10)},
         {"learning_rate_decay": None},
         {"annealing": "linear"},

@@ -4,9 +4,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plain_targets import normal
+from plain_targets import GaussianScore, normal
 
-from skksivi._moments import MomentPenalty, departure, moments, stein_variances
+from skksivi._moments import MomentPenalty, departure, moments, stein_shift, stein_variances
 from skksivi.targets import Banana
 
 REPEATABLE = settings(derandomize=True, deadline=None, max_examples=15)
@@ -124,3 +124,28 @@ def test_stein_variances_are_one_for_exact_draws_of_anything():
     x = Banana().sample(50_000, torch.Generator().manual_seed(0))
     variances, se = stein_variances(x, Banana().score_fn(x))
     assert ((variances - 1).abs() < 4 * se).all()
+
+
+@pytest.mark.parametrize("log10_condition", [0, 6])
+@pytest.mark.parametrize("scale", [0.5, 1.0, 3.0])
+def test_stein_shift_is_the_squared_distance_in_standard_deviations(scale, log10_condition):
+    """Of draws that are as wide as the target; those wider or narrower by a factor have its square as a factor.
+
+    It depends on the covariance of the draws, which is known to within sqrt(2 / n).
+    """
+    p = GaussianScore(3, log10_condition, size=5.0, seed=0)
+    u = normal(20_000, 3) * scale + torch.tensor([0.0, 3.0, 4.0])
+    x = p.mean + (u * p.lam.sqrt()) @ p.V.mT
+    square, se = stein_shift(x, p.score_fn(x))
+    assert square.item() == pytest.approx((5 * scale) ** 2, rel=4 * (2 / len(x)) ** 0.5)
+    assert se < 0.02 * square
+
+
+def test_stein_shift_is_zero_for_exact_draws_of_anything_also_if_they_are_few():
+    x = Banana().sample(50_000, torch.Generator().manual_seed(0))
+    for part in (x, x[:200]):
+        square, se = stein_shift(part, Banana().score_fn(part))
+        assert square.abs() < 4 * se
+    x = normal(100, 1000)
+    square, se = stein_shift(x, -x)
+    assert square < 4 * se

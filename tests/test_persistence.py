@@ -108,7 +108,10 @@ ESTIMATORS = {
 }
 N_FEATURES = {"many features": 1002}
 
-pytestmark = pytest.mark.filterwarnings("ignore:The draws are too:sklearn.exceptions.ConvergenceWarning")
+pytestmark = [
+    pytest.mark.filterwarnings(f"ignore:{told}:sklearn.exceptions.ConvergenceWarning")
+    for told in ("The draws are too", "L-BFGS has stopped")
+]
 
 
 @pytest.fixture(scope="module")

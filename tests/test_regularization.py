@@ -1,5 +1,6 @@
 """Heavy tails and regularised discrepancies: tilted kernels, Bénard's terms, tails that tempering breaks."""
 
+import math
 import warnings
 
 import numpy as np
@@ -11,6 +12,7 @@ from skksivi import KSIVIApproximator
 from skksivi._fused import value_and_gradients
 from skksivi._regularization import laplacian_gradient, tail_exponent
 from skksivi._stein import GRADIENT_ESTIMATORS
+from skksivi.baselines import SIVISM
 from skksivi.kernels import IMQ, Gaussian, Riesz, Tilted, resolve_kernel
 from skksivi.metrics import ksd
 from skksivi.targets import Banana, EightGaussians, Multimodal, StudentT, XShaped
@@ -78,6 +80,7 @@ def test_the_laplacian_term_is_estimated_in_many_dimensions():
     assert not laplacian_gradient(lambda x: -x, x, generator).any()
 
 
+@pytest.mark.filterwarnings("ignore:The draws are too:sklearn.exceptions.ConvergenceWarning")
 def test_the_entropic_term_moves_draws_up_and_is_scheduled():
     settings = {"whiten": None, "max_iter": 100, "learning_rate": 1e-2, "initial_scale": 0.9}
     plain, pulled, late = (
@@ -86,6 +89,25 @@ def test_the_entropic_term_moves_draws_up_and_is_scheduled():
     )
     assert pulled.sample(500).mean() > plain.sample(500).mean() + 0.2
     np.testing.assert_array_equal(late.loss_curve_, plain.loss_curve_)
+
+
+@pytest.mark.parametrize("name", ["annealing", "entropic_weight", "laplacian_weight"])
+@pytest.mark.parametrize("wrong", [-1, math.inf, math.nan])
+def test_a_schedule_that_goes_wrong_is_named_and_no_other(name, wrong):
+    q = clone(QUICK).set_params(max_iter=10, whiten=None, **{name: lambda progress: 1.0 if progress < 0.5 else wrong})
+    with pytest.raises(
+        ValueError, match=f"^`{name}` returned {wrong} at progress 0.5, expected a (positive )?number"
+    ):
+        q.fit(lambda x: -x, n_features=2)
+
+
+@pytest.mark.parametrize("wrong", [0, -1])
+def test_a_method_without_weights_does_not_name_them(wrong):
+    q = SIVISM(annealing=lambda progress: wrong, critic_hidden_layer_sizes=(8,), max_iter=2, random_state=0)
+    with pytest.raises(
+        ValueError, match=rf"^`annealing` returned {wrong} at progress 0, expected a positive number\.$"
+    ):
+        q.fit(lambda x: -x, n_features=2)
 
 
 def test_the_laplacian_term_drives_draws_out_of_a_saddle():

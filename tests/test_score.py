@@ -237,17 +237,21 @@ def test_an_own_product_is_preferred_and_checked_without_a_graph():
 def test_a_score_with_its_own_product_is_evaluated_without_a_graph():
     """A graph would hold what each of many draws needs for its product, gigabytes for a network on large data."""
 
-    class Spied(Banana):
+    class WithoutProduct(Target):
+        n_features = 2
+
         def score_fn(self, x):
             seen.append(x.requires_grad)
-            return super().score_fn(x)
+            return -x
 
-    class WithoutProduct(Spied):
-        score_vjp = None
+    class WithProduct(WithoutProduct):
+        def score_vjp(self, x):
+            return -x, lambda v: -v
 
-    for cls, needs_graph in ((WithoutProduct, True), (Spied, False)):
+    seen = []
+    for cls, needs_graph in ((WithoutProduct, True), (WithProduct, False)):
         score = _resolve_score(cls(), None, dtype=torch.float64, device=CPU)
-        seen = []
+        seen.clear()
         score(normal(3, 2))
         assert seen == [needs_graph]
 

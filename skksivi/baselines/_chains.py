@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,6 +23,9 @@ RUNNING: dict[str, list[Any]] = {
     "thin": [Interval(Integral, 1, None, closed="left")],
 }
 
+#: States of a chain below which there are no diagnostics.
+MIN_DRAWS = 4
+
 #: Longest drift, in units of the square root of the dimension: five times the length of a score of N(0, I).
 LONGEST = 5.0
 
@@ -33,27 +36,46 @@ def shortened(s: Tensor) -> Tensor:
     return s * (longest / torch.linalg.vector_norm(s, dim=1, keepdim=True)).clamp_max(1)
 
 
-def run(step: Callable[[int], Tensor], n_warmup: int, n_draws: int, thin: int) -> Tensor:
-    """Run chains, and keep each `thin`-th state after the warm-up.
+class Run(NamedTuple):
+    """What a run of chains leaves.
+
+    Attributes
+    ----------
+    chains : Tensor of shape (n, n_draws, d)
+        With fewer draws if it was ended before its time.
+    n_iter : int
+        Steps done.
+    ended_by : KeyboardInterrupt or None
+        What ended it.
+    """
+
+    chains: Tensor
+    n_iter: int
+    ended_by: BaseException | None
+
+
+def run(step: Callable[[int], Tensor], n_warmup: int, n_draws: int, thin: int) -> Run:
+    """Run chains, and keep each `thin`-th state after the warm-up; Ctrl-C is raised where none was kept yet.
 
     Parameters
     ----------
     step : callable
         Maps the number of the step to the states (n, d) after it.
     n_warmup, n_draws, thin : int
-
-    Returns
-    -------
-    chains : Tensor of shape (n, n_draws, d)
     """
-    for t in range(n_warmup):
-        step(t)
-    kept = []
-    for t in range(n_warmup, n_warmup + n_draws * thin):
-        u = step(t)
-        if (t + 1 - n_warmup) % thin == 0:
-            kept.append(u)
-    return torch.stack(kept, 1)
+    kept: list[Tensor] = []
+    n_iter, ended_by = 0, None
+    try:
+        for t in range(n_warmup + n_draws * thin):
+            u = step(t)
+            n_iter = t + 1
+            if n_iter > n_warmup and (n_iter - n_warmup) % thin == 0:
+                kept.append(u)
+    except KeyboardInterrupt as error:
+        if not kept:
+            raise
+        ended_by = error
+    return Run(torch.stack(kept, 1), n_iter, ended_by)
 
 
 def in_x(chains: Tensor, whitening: Whitening) -> np.ndarray:
@@ -75,7 +97,13 @@ def diagnostics(chains: np.ndarray) -> dict[str, np.ndarray]:
     ------
     ImportError
         arviz-stats is not installed.
+    ValueError
+        The chains are too short.
     """
+    if chains.shape[1] < MIN_DRAWS:
+        raise ValueError(
+            f"`diagnose` needs {MIN_DRAWS} states a chain at least, got {chains.shape[1]}; raise `n_draws`."
+        )
     try:
         from arviz_stats.base import array_stats
     except ImportError as error:

@@ -30,7 +30,7 @@ from skksivi.baselines._semi_implicit import TRAINING, GradientFunction, ScoreIn
 class HSIVISM(BaseApproximator):
     r"""Fit a hierarchy of Gaussian layers by Fisher divergences, each against a network that estimates it.
 
-    The layers are those of `HKSIVIApproximator`, from the base :math:`x_T \sim N(0, I)` on
+    The layers are those of `skksivi.HKSIVIApproximator`, from the base :math:`x_T \sim N(0, I)` on
 
     .. math::
         x_t = \mu_t(x_{t+1}) + \sigma_t \odot \xi_t, \qquad
@@ -49,7 +49,7 @@ class HSIVISM(BaseApproximator):
     n_layers : int, default=5
         The T of the formula.
     bridge : {"linear", "quadratic", "cosine", "geometric", "none"} or callable, default="linear"
-        The :math:`\lambda_t` as a function of t / T, as of `HKSIVIApproximator`.
+        The :math:`\lambda_t` as a function of t / T, as of `skksivi.HKSIVIApproximator`.
     stop_gradient : bool, default=True
         Whether each layer is trained on its own term alone; otherwise that of a layer is differentiated through the
         layers that it stands on.
@@ -67,12 +67,12 @@ class HSIVISM(BaseApproximator):
         the smallest standard deviation of the target the chain that training starts from leaves it.
     min_scale : float, default=1e-3
         Floor of :math:`\sigma_t`.
-    whiten : {"auto", "bam", "laplace"}, (m, L) or None, default="auto"
-        The affine map in whose coordinates the family is trained, as of `KSIVIApproximator`; None trains in x, as in
-        the paper. The default is another because the Langevin steps of the layers are stable in the units of the
-        target alone.
+    whiten : {"auto", "bam", "laplace", "diagonal"}, (m, L) or None, default="auto"
+        The affine map in whose coordinates the family is trained, as of `skksivi.KSIVIApproximator`; None trains in
+        x, as in the paper. The default is another because the Langevin steps of the layers are stable in the units of
+        the target alone.
     init, whiten_budget
-        As of `KSIVIApproximator`.
+        As of `skksivi.KSIVIApproximator`.
     batch_size : int, default=256
         Draws of each layer a step, of the critics and of the layers.
     max_iter : int, default=3000
@@ -84,7 +84,7 @@ class HSIVISM(BaseApproximator):
     ema_decay : float or None, default=None
         The fitted parameters are an exponential moving average with this decay; None takes the last ones.
     learning_rate_decay, max_grad_norm, nonfinite, device, dtype, random_state, verbose
-        As of `KSIVIApproximator`. Minibatches are not used: the chain needs the score of all of the data.
+        As of `skksivi.KSIVIApproximator`. Minibatches are not used: the chain needs the score of all of the data.
 
     Attributes
     ----------

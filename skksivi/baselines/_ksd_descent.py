@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
-from skksivi._fitting import points_near_target
+from skksivi._fitting import KEEPING, points_near_target
 from skksivi._score import Score
 from skksivi._whitening import Whitening
 from skksivi.base import BaseApproximator, Interval, Real, StrOptions
 from skksivi.baselines._descent import Particles, descend, not_finite, set_gradient
 from skksivi.baselines._points import WITH_KERNEL, draw_particles, find_start, radial_kernel
 from skksivi.kernels import Kernel, squared_distances
+
+#: Share by which the discrepancy may fall in the last tenth of the evaluations where L-BFGS counts as settled.
+SETTLED = 0.01
 
 
 def ksd_gradient(x: Tensor, s: Tensor, kernel: Kernel) -> tuple[Tensor, Tensor, Tensor]:
@@ -80,6 +85,12 @@ def _profile_and_derivatives(kernel: Kernel, D: Tensor) -> list[Tensor]:
     return [phi.detach() for phi in phis]
 
 
+def last_fall(losses: list[float]) -> float:
+    """Return by which share the lowest of the losses fell in their last tenth."""
+    lowest = np.minimum.accumulate(losses)[-1 - max(1, len(losses) // 10) :]
+    return 1 - lowest[-1] / lowest[0]
+
+
 class KSDDescent(BaseApproximator):
     r"""Particles that minimise their kernel Stein discrepancy from the target.
 
@@ -101,16 +112,19 @@ class KSDDescent(BaseApproximator):
     n_particles : int, default=200
         Number of particles, two at least; not used with `init`.
     max_iter : int, default=300
-        Iterations, at most with "lbfgs".
+        Iterations; with "lbfgs" at most, and at most 1.25 times as many evaluations. A `ConvergenceWarning` tells if
+        the discrepancy was still falling then, by more than 1% in the last tenth.
     learning_rate : float, default=0.1
         Step size of Adam, in whitened units.
     learning_rate_decay : "cosine" or None, default="cosine"
         Lower Adam's rate to zero along a cosine, or keep it.
     tol : float, default=1e-7
-        L-BFGS stops where n KSD^2 changes by less, or the largest entry of its gradient is below.
-    whiten : {"laplace", "bam", "auto"}, (m, L) or None, default="laplace"
-        The affine map x = m + L u in whose coordinates the particles move, as in `KSIVIApproximator`; None moves them
-        in x. By default it is the cheapest map that frees step and widths of the units of x: a climb to one mode.
+        L-BFGS stops where n KSD^2 changes by less, or the largest entry of its gradient is below, or no coordinate
+        moves by more than tol / n.
+    whiten : {"laplace", "bam", "auto", "diagonal"}, (m, L) or None, default="laplace"
+        The affine map x = m + L u in whose coordinates the particles move, as in `skksivi.KSIVIApproximator`; None
+        moves them in x. By default it is the cheapest map that frees step and widths of the units of x: a climb to
+        one mode.
     init : array-like of shape (n, n_features), default=None
         Particles to start with; a search for modes starts there too. None draws them from N(0, I) in u.
     device : str or torch.device, default="auto"
@@ -123,7 +137,7 @@ class KSDDescent(BaseApproximator):
     Attributes
     ----------
     particles_ : ndarray of shape (n_particles, n_features)
-        `sample(n)` gives n of them without replacement. Of more than there are, it draws with replacement and adds a
+        `sample` gives n of them without replacement. Of more than there are, it draws with replacement and adds a
         Gaussian that reaches half-way to the nearest other particle, which makes the draws a little wider.
     loss_curve_ : ndarray
         The squared discrepancy in whitened units at each evaluation.
@@ -153,6 +167,7 @@ class KSDDescent(BaseApproximator):
         "tol": [Interval(Real, 0, None, closed="left")],
     }
 
+    _draws_in_chunks = False
     whitening_: Whitening
 
     def __init__(
@@ -190,9 +205,9 @@ class KSDDescent(BaseApproximator):
         return points_near_target(self)
 
     def _fit(self, score_fn: Score, generator: torch.Generator) -> BaseException | None:
-        whitening, u = find_start(self.whiten, self.init, self.n_particles, score_fn, generator)
-        kernel = radial_kernel(self.kernel, self.bandwidth, smooth=True).frozen(u)
-        score_u, particles = whitening.map.pull_back(score_fn), Particles(u)
+        kernel = radial_kernel(self.kernel, self.bandwidth, smooth=True)
+        whitening, u = find_start(self.whiten, self.init, self.n_particles, score_fn, generator, at_least=2)
+        kernel, score_u, particles = kernel.frozen(u), whitening.map.pull_back(score_fn), Particles(u)
 
         def gradient_fn() -> Tensor:
             s, pull = score_u.with_pullback(particles.u)
@@ -200,9 +215,8 @@ class KSDDescent(BaseApproximator):
             set_gradient(particles.u, dx + pull(ds))
             return ksd
 
-        ended_by = None
         if self.solver == "lbfgs":
-            self.loss_curve_, self.n_iter_ = self._lbfgs(gradient_fn, particles.u)
+            self.loss_curve_, self.n_iter_, ended_by = self._lbfgs(gradient_fn, particles.u)
         else:
             self.loss_curve_, ended_by = descend(
                 gradient_fn,
@@ -217,12 +231,23 @@ class KSDDescent(BaseApproximator):
         self.whitening_ = whitening
         return ended_by
 
-    def _lbfgs(self, gradient_fn: Callable[[], Tensor], u: Tensor) -> tuple[np.ndarray, int]:
-        """Minimise by L-BFGS; return the losses of its evaluations and the number of its iterations."""
+    def _lbfgs(self, gradient_fn: Callable[[], Tensor], u: Tensor) -> tuple[np.ndarray, int, BaseException | None]:
+        """Minimise by L-BFGS.
+
+        Returns
+        -------
+        losses : ndarray
+            One an evaluation.
+        n_iter : int
+        ended_by : FloatingPointError, KeyboardInterrupt or None
+            What ended it before its time; `u` is then the best that was evaluated.
+        """
         losses: list[float] = []
+        best, max_eval, ended_by = u.clone(), self.max_iter * 5 // 4, None
         optimiser = torch.optim.LBFGS(
             [u],
             max_iter=self.max_iter,
+            max_eval=max_eval,
             tolerance_grad=self.tol / len(u),
             tolerance_change=self.tol / len(u),
             history_size=20,
@@ -234,10 +259,25 @@ class KSDDescent(BaseApproximator):
             losses.append(gradient_fn().item())
             if not np.isfinite(losses[-1]):
                 raise not_finite(f"The loss is {losses[-1]} at evaluation {len(losses)}")
+            if losses[-1] <= min(losses):
+                best.copy_(u)
             return losses[-1]
 
-        optimiser.step(closure)
-        return np.array(losses), optimiser.state[u]["n_iter"]
+        try:
+            optimiser.step(closure)
+        except KEEPING as error:
+            u.copy_(best)  # from wherever a line search was
+            ended_by = error
+        n_iter = optimiser.state[u].get("n_iter", 0)
+        ran_out = ended_by is None and (n_iter >= self.max_iter or len(losses) >= max_eval)
+        if ran_out and (fall := last_fall(losses)) > SETTLED:
+            warnings.warn(
+                f"L-BFGS has stopped after {n_iter} iterations, in the last tenth of which the discrepancy fell by "
+                f"{fall:.0%}. Raise `max_iter`.",
+                ConvergenceWarning,
+                stacklevel=5,  # where `fit` was called
+            )
+        return np.array(losses), n_iter, ended_by
 
     def _sample(self, n: int, generator: torch.Generator) -> Tensor:
         return draw_particles(self.particles_, self.whitening_, n, generator)

@@ -108,9 +108,9 @@ class MALA(BaseApproximator):
         The step size h > 0, or one that is adapted to the rate of acceptance in the warm-up.
     target_acceptance : float, default=0.574
         That rate; the default is the best for many independent coordinates.
-    whiten : {"laplace", "bam", "auto"}, (m, L) or None, default="laplace"
-        The affine map x = m + L u that preconditions, as in `KSIVIApproximator`; None is x itself. By default it is
-        the cheapest map that frees the step of the units of x: a climb to one mode.
+    whiten : {"laplace", "bam", "auto", "diagonal"}, (m, L) or None, default="laplace"
+        The affine map x = m + L u that preconditions, as in `skksivi.KSIVIApproximator`; None is x itself. By default
+        it is the cheapest map that frees the step of the units of x: a climb to one mode.
     init : array-like of shape (n_chains, n_features), default=None
         States to start with; a search for modes starts there too. None draws them from N(0, I) in u.
     device : str or torch.device, default="auto"
@@ -123,7 +123,7 @@ class MALA(BaseApproximator):
     Attributes
     ----------
     chains_ : ndarray of shape (n_chains, n_draws, n_features)
-        `sample(n)` gives n of the states without replacement, of more than there are with replacement.
+        `sample` gives n of the states without replacement, of more than there are with replacement.
     acceptance_rate_ : float
         Mean probability of acceptance after the warm-up.
     acceptance_curve_ : ndarray of shape (`n_iter_`,)
@@ -159,6 +159,7 @@ class MALA(BaseApproximator):
         "target_acceptance": [Interval(Real, 0, 1, closed="neither")],
     }
 
+    _draws_in_chunks = False
     chains_: np.ndarray
     whitening_: Whitening
 
@@ -195,8 +196,8 @@ class MALA(BaseApproximator):
         Returns
         -------
         diagnostics : dict of ndarray of shape (n_features,)
-            "r_hat", rank-normalised and split, near one; "ess_bulk" and "ess_tail", effective sample sizes for the
-            centre and for the 5% and 95% quantiles.
+            "r_hat", rank-normalised and split, near one, NaN of a single chain; "ess_bulk" and "ess_tail", effective
+            sample sizes for the centre and for the 5% and 95% quantiles.
 
         Raises
         ------
@@ -204,6 +205,8 @@ class MALA(BaseApproximator):
             Before `fit`.
         ImportError
             arviz-stats is not installed.
+        ValueError
+            Fewer than four states of each chain were kept.
 
         References
         ----------
@@ -216,7 +219,7 @@ class MALA(BaseApproximator):
     def _points_near_target(self) -> Any:
         return points_near_target(self)
 
-    def _fit(self, score_fn: Score, generator: torch.Generator) -> None:
+    def _fit(self, score_fn: Score, generator: torch.Generator) -> BaseException | None:
         whitening, u = find_start(self.whiten, self.init, self.n_chains, score_fn, generator)
         score_u = whitening.map.pull_back(score_fn)
         log_ratio = ratio_in_u(density_in_u(score_fn, whitening, u), score_u)
@@ -232,20 +235,20 @@ class MALA(BaseApproximator):
                 h = adapted(h, alpha, t, self.target_acceptance)
             return state.u
 
-        chains = run(step, self.n_warmup, self.n_draws, self.thin)
+        chains, self.n_iter_, ended_by = run(step, self.n_warmup, self.n_draws, self.thin)
         self.chains_ = in_x(chains, whitening)
-        self.acceptance_curve_ = torch.stack(acceptance).double().cpu().numpy()
+        self.acceptance_curve_ = torch.stack(acceptance[: self.n_iter_]).double().cpu().numpy()
         self.acceptance_rate_ = float(self.acceptance_curve_[self.n_warmup :].mean())
         self.step_size_ = h.item()
-        self.n_iter_ = len(acceptance)
         self.whitening_ = whitening
-        if self.acceptance_rate_ < LOWEST:
+        if ended_by is None and self.acceptance_rate_ < LOWEST:
             warnings.warn(
                 f"Metropolis has accepted {self.acceptance_rate_:.1%} of the steps, so that the chains have hardly "
                 "moved. Raise `n_warmup`, lower `step_size`, or set `whiten` to 'bam' or 'auto'.",
                 ConvergenceWarning,
                 stacklevel=4,  # where `fit` was called
             )
+        return ended_by
 
     def _sample(self, n: int, generator: torch.Generator) -> Tensor:
         return draw_states(self.chains_, n, generator)

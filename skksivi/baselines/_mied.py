@@ -113,8 +113,8 @@ class MIED(BaseApproximator):
     ----------
     mollifier : {"riesz", "gaussian", "laplace"}, default="riesz"
         With the squared distance D, :math:`(D + \epsilon^2)^{-s/2}` with s just above the dimension,
-        :math:`\exp(-D / (2 \epsilon^2))` or :math:`\exp(-\sqrt{D} / \epsilon)`. The latter two have no bound on the
-        distance at which particles stop to feel each other: their widths must suit the number of particles.
+        :math:`\exp(-D / (2 \epsilon^2))` or :math:`\exp(-\sqrt{D} / \epsilon)`. Under the latter two,
+        particles more than a few :math:`\epsilon` apart do not feel each other: it must suit their number.
     epsilon : float, default=1e-4
         The width :math:`\epsilon > 0`, in whitened units; with "gaussian" and "laplace" take 0.3 to 1.
     n_particles : int, default=200
@@ -125,9 +125,10 @@ class MIED(BaseApproximator):
         Step size of Adam, in whitened units.
     learning_rate_decay : "cosine" or None, default="cosine"
         Lower the rate to zero along a cosine, or keep it.
-    whiten : {"laplace", "bam", "auto"}, (m, L) or None, default="laplace"
-        The affine map x = m + L u in whose coordinates the particles move, as in `KSIVIApproximator`; None moves them
-        in x. By default it is the cheapest map that frees step and widths of the units of x: a climb to one mode.
+    whiten : {"laplace", "bam", "auto", "diagonal"}, (m, L) or None, default="laplace"
+        The affine map x = m + L u in whose coordinates the particles move, as in `skksivi.KSIVIApproximator`; None
+        moves them in x. By default it is the cheapest map that frees step and widths of the units of x: a climb to
+        one mode.
     init : array-like of shape (n, n_features), default=None
         Particles to start with; a search for modes starts there too. None draws them from N(0, I) in u.
     device : str or torch.device, default="auto"
@@ -140,7 +141,7 @@ class MIED(BaseApproximator):
     Attributes
     ----------
     particles_ : ndarray of shape (n_particles, n_features)
-        `sample(n)` gives n of them without replacement. Of more than there are, it draws with replacement and adds a
+        `sample` gives n of them without replacement. Of more than there are, it draws with replacement and adds a
         Gaussian that reaches half-way to the nearest other particle, which makes the draws a little wider.
     loss_curve_ : ndarray of shape (`n_iter_`,)
         The energy E, up to a constant, in whitened units.
@@ -170,6 +171,7 @@ class MIED(BaseApproximator):
         "epsilon": [Interval(Real, 0, None, closed="neither")],
     }
 
+    _draws_in_chunks = False
     whitening_: Whitening
 
     def __init__(
@@ -203,7 +205,7 @@ class MIED(BaseApproximator):
         return points_near_target(self)
 
     def _fit(self, score_fn: Score, generator: torch.Generator) -> BaseException | None:
-        whitening, u = find_start(self.whiten, self.init, self.n_particles, score_fn, generator)
+        whitening, u = find_start(self.whiten, self.init, self.n_particles, score_fn, generator, at_least=2)
         score_u, density = whitening.map.pull_back(score_fn), density_in_u(score_fn, whitening, u)
         log_ratio, mollifier = ratio_in_u(density, score_u), MOLLIFIERS[self.mollifier]
         log_p, s, particles = log_densities(density, score_u, u), score_u(u), Particles(u.clone())

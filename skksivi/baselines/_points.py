@@ -50,7 +50,7 @@ LogRatio = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def find_start(
-    whiten: Any, init: Any, n: int, score_fn: Score, generator: torch.Generator
+    whiten: Any, init: Any, n: int, score_fn: Score, generator: torch.Generator, *, at_least: int = 1
 ) -> tuple[Whitening, Tensor]:
     """Return the coordinates u of a fit, and the points (n, d) in them at which it starts.
 
@@ -58,22 +58,27 @@ def find_start(
 
     Parameters
     ----------
-    whiten : {"auto", "bam", "laplace"}, (m, L) or None
+    whiten : {"auto", "bam", "diagonal", "laplace"}, (m, L) or None
     init : array-like of shape (n, d) or None
         Points x to start at, of which a search for a mode starts too; None draws them from N(0, I) in u.
     n : int
         How many to draw.
     score_fn : Score
     generator : torch.Generator
+    at_least : int, default=1
+        The fewest rows of `init`.
 
     Raises
     ------
     ValueError
-        `init` or `whiten` does not fit the target, or the score is finite at none of the points.
+        `init` or `whiten` does not fit the target, `init` has too few rows, or the score is finite at none of the
+        points.
     """
     d = score_fn.n_features
     if init is not None and np.ndim(init) != 2:
         raise ValueError(f"`init` has shape {np.shape(init)}, expected (n, {d}): a point a row.")
+    if init is not None and len(init) < at_least:
+        raise ValueError(f"`init` has {len(init)} row(s), expected {at_least} at least.")
     whitening, _ = find_whitening(whiten, score_fn, generator, init=init, budget=WHITEN_BUDGET)
     options: dict[str, Any] = {"dtype": torch.float64, "device": score_fn.device}
     if init is None:

@@ -187,7 +187,7 @@ def train(
 
 
 def layer_with_pullback(family: SemiImplicit, z: Tensor) -> tuple[Tensor, Tensor, Callable[[Tensor, Tensor], None]]:
-    """Return mu(z) (k, d), sigma (d,) and the way of gradients back to the self.
+    """Return mu(z) (k, d), sigma (d,) and the way of gradients back to the parameters.
 
     It takes the gradient of a loss in mu, (k, d), and the terms (n, d) whose sum over rows is that in sigma.
     """

@@ -60,7 +60,9 @@ class SGLD(BaseApproximator):
     in coordinates x = m + L u, with a score :math:`\hat s` that sees a minibatch of the data if the target draws them
     (`skksivi.targets.Minibatches`). Nothing corrects the error of a step: the variance of a Gaussian comes out too
     large by the factor :math:`1 / (1 - \epsilon / 4)` where its precision is one in u, and by more with the noise of
-    minibatches. A score longer than :math:`5 \sqrt d` in u is cut to that length.
+    minibatches. At each step the first half of the chains sees one minibatch and the second half another, so that
+    errors of chains are correlated; `diagnose` takes them for independent. A score longer than :math:`5 \sqrt d` in u
+    is cut to that length.
 
     Parameters
     ----------
@@ -75,9 +77,9 @@ class SGLD(BaseApproximator):
     step_size : float or (a, b, gamma), default=0.05
         The :math:`\epsilon_t`, a constant or :math:`a (b + t)^{-\gamma}`, in squared units of u. Under a decreasing
         step the states that are kept count alike.
-    whiten : {"laplace", "bam", "auto"}, (m, L) or None, default="laplace"
-        The affine map x = m + L u that preconditions, as in `KSIVIApproximator`; None is x itself. By default it is
-        the cheapest map that frees the step of the units of x: a climb to one mode.
+    whiten : {"laplace", "bam", "auto", "diagonal"}, (m, L) or None, default="laplace"
+        The affine map x = m + L u that preconditions, as in `skksivi.KSIVIApproximator`; None is x itself. By default
+        it is the cheapest map that frees the step of the units of x: a climb to one mode.
     init : array-like of shape (n_chains, n_features), default=None
         States to start with; a search for modes starts there too. None draws them from N(0, I) in u.
     device : str or torch.device, default="auto"
@@ -90,7 +92,7 @@ class SGLD(BaseApproximator):
     Attributes
     ----------
     chains_ : ndarray of shape (n_chains, n_draws, n_features)
-        `sample(n)` gives n of the states without replacement, of more than there are with replacement.
+        `sample` gives n of the states without replacement, of more than there are with replacement.
     whitening_ : Whitening
         The map x = m + L u.
     n_iter_ : int
@@ -115,6 +117,7 @@ class SGLD(BaseApproximator):
         "step_size": [Interval(Real, 0, None, closed="neither"), "array-like"],
     }
 
+    _draws_in_chunks = False
     chains_: np.ndarray
     whitening_: Whitening
 
@@ -149,8 +152,8 @@ class SGLD(BaseApproximator):
         Returns
         -------
         diagnostics : dict of ndarray of shape (n_features,)
-            "r_hat", rank-normalised and split, near one; "ess_bulk" and "ess_tail", effective sample sizes for the
-            centre and for the 5% and 95% quantiles.
+            "r_hat", rank-normalised and split, near one, NaN of a single chain; "ess_bulk" and "ess_tail", effective
+            sample sizes for the centre and for the 5% and 95% quantiles.
 
         Raises
         ------
@@ -158,6 +161,8 @@ class SGLD(BaseApproximator):
             Before `fit`.
         ImportError
             arviz-stats is not installed.
+        ValueError
+            Fewer than four states of each chain were kept.
 
         References
         ----------
@@ -170,7 +175,7 @@ class SGLD(BaseApproximator):
     def _points_near_target(self) -> Any:
         return points_near_target(self)
 
-    def _fit(self, score_fn: Score, generator: torch.Generator) -> None:
+    def _fit(self, score_fn: Score, generator: torch.Generator) -> BaseException | None:
         epsilon = step_sizes(self.step_size)
         whitening, u = find_start(self.whiten, self.init, self.n_chains, score_fn, generator)
         score_u = pulled_back(score_fn, whitening, generator)
@@ -181,15 +186,16 @@ class SGLD(BaseApproximator):
             u = sgld_step(u, shortened(s), epsilon(t), generator)
             return u
 
-        chains = run(step, self.n_warmup, self.n_draws, self.thin)
+        chains, n_iter, ended_by = run(step, self.n_warmup, self.n_draws, self.thin)
         if not chains.isfinite().all():
-            raise FloatingPointError(
+            raise ended_by or FloatingPointError(
                 "Chains have left the finite numbers: `score_fn` may be undefined or have the wrong sign somewhere. "
                 "Lower `step_size`, or set `whiten` or `init` so that they start near the target."
             )
         self.chains_ = in_x(chains, whitening)
-        self.n_iter_ = self.n_warmup + self.n_draws * self.thin
+        self.n_iter_ = n_iter
         self.whitening_ = whitening
+        return ended_by
 
     def _sample(self, n: int, generator: torch.Generator) -> Tensor:
         return draw_states(self.chains_, n, generator)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -48,11 +49,12 @@ class SIVISM(SemiImplicitVI):
         Start of :math:`\sigma`.
     min_scale : float, default=1e-3
         Floor of :math:`\sigma`.
-    whiten : {"auto", "bam", "laplace"}, (m, L) or None, default=None
-        The affine map in whose coordinates the family is trained, as of `KSIVIApproximator`; None trains in x, as in
-        the paper.
+    whiten : {"laplace", "bam", "auto", "diagonal"}, (m, L) or None, default="laplace"
+        The affine map x = m + L u in whose coordinates the family is trained, as of `skksivi.KSIVIApproximator`; None
+        trains in x, as in the paper, where a start at N(0, I) may never come near the target. By default it is the
+        cheapest map that frees the start of the units of x: a climb to one mode.
     init, whiten_budget
-        As of `KSIVIApproximator`.
+        As of `skksivi.KSIVIApproximator`.
     batch_size : int, default=128
         Draws a step, of the critic and of the sampler.
     max_iter : int, default=5000
@@ -64,7 +66,7 @@ class SIVISM(SemiImplicitVI):
     ema_decay : float or None, default=None
         The fitted parameters are an exponential moving average with this decay; None takes the last ones.
     learning_rate_decay, annealing, max_grad_norm, nonfinite, device, dtype, random_state, verbose
-        As of `KSIVIApproximator`.
+        As of `skksivi.KSIVIApproximator`.
 
     Attributes
     ----------
@@ -111,7 +113,7 @@ class SIVISM(SemiImplicitVI):
         linear_skip: bool = False,
         initial_scale: float = 1.0,
         min_scale: float = 1e-3,
-        whiten: str | tuple[Any, Any] | None = None,
+        whiten: str | tuple[Any, Any] | None = "laplace",
         init: Any = None,
         whiten_budget: int = 400_000,
         batch_size: int = 128,
@@ -156,9 +158,9 @@ class SIVISM(SemiImplicitVI):
 
     def _schedule(self, progress: float) -> tuple[float, ...]:
         psi: Any = self.critic_skip(progress) if callable(self.critic_skip) else self.critic_skip
-        if not psi >= 0:
+        if not (isinstance(psi, Real) and 0 <= float(psi) < math.inf):
             raise ValueError(f"`critic_skip` returned {psi!r}, expected a number of zero or more.")
-        return critic_rate(self, progress), psi
+        return critic_rate(self, progress), float(psi)
 
     def _gradient_fn(self, score_u: ScoreInU, family: SemiImplicit, generator: torch.Generator) -> GradientFunction:
         critics = Critics(self, 1, family.n_features, generator, next(family.parameters()).dtype)

@@ -73,9 +73,10 @@ class SVGD(BaseApproximator):
         Step size of Adam, in whitened units.
     learning_rate_decay : "cosine" or None, default="cosine"
         Lower the rate to zero along a cosine, or keep it.
-    whiten : {"laplace", "bam", "auto"}, (m, L) or None, default="laplace"
-        The affine map x = m + L u in whose coordinates the particles move, as in `KSIVIApproximator`; None moves them
-        in x. By default it is the cheapest map that frees step and widths of the units of x: a climb to one mode.
+    whiten : {"laplace", "bam", "auto", "diagonal"}, (m, L) or None, default="laplace"
+        The affine map x = m + L u in whose coordinates the particles move, as in `skksivi.KSIVIApproximator`; None
+        moves them in x. By default it is the cheapest map that frees step and widths of the units of x: a climb to
+        one mode.
     init : array-like of shape (n, n_features), default=None
         Particles to start with; a search for modes starts there too. None draws them from N(0, I) in u.
     device : str or torch.device, default="auto"
@@ -88,7 +89,7 @@ class SVGD(BaseApproximator):
     Attributes
     ----------
     particles_ : ndarray of shape (n_particles, n_features)
-        `sample(n)` gives n of them without replacement. Of more than there are, it draws with replacement and adds a
+        `sample` gives n of them without replacement. Of more than there are, it draws with replacement and adds a
         Gaussian that reaches half-way to the nearest other particle, which makes the draws a little wider.
     norm_curve_ : ndarray of shape (`n_iter_`,)
         Root mean square of :math:`\|\phi(x_i)\|`, in whitened units; it is zero where the particles rest. The method
@@ -115,6 +116,7 @@ class SVGD(BaseApproximator):
 
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = WITH_KERNEL
 
+    _draws_in_chunks = False
     whitening_: Whitening
 
     def __init__(
@@ -149,7 +151,7 @@ class SVGD(BaseApproximator):
 
     def _fit(self, score_fn: Score, generator: torch.Generator) -> BaseException | None:
         kernel = radial_kernel(self.kernel, self.bandwidth)
-        whitening, u = find_start(self.whiten, self.init, self.n_particles, score_fn, generator)
+        whitening, u = find_start(self.whiten, self.init, self.n_particles, score_fn, generator, at_least=2)
         score_u, particles = pulled_back(score_fn, whitening, generator), Particles(u)
 
         def gradient_fn() -> Tensor:

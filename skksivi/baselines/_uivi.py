@@ -57,11 +57,12 @@ class UIVI(SemiImplicitVI):
         Start of :math:`\sigma`.
     min_scale : float, default=1e-3
         Floor of :math:`\sigma`.
-    whiten : {"auto", "bam", "laplace"}, (m, L) or None, default=None
-        The affine map in whose coordinates the family is trained, as of `KSIVIApproximator`; None trains in x, as in
-        the paper.
+    whiten : {"laplace", "bam", "auto", "diagonal"}, (m, L) or None, default="laplace"
+        The affine map x = m + L u in whose coordinates the family is trained, as of `skksivi.KSIVIApproximator`; None
+        trains in x, as in the paper, where a start at N(0, I) may never come near the target. By default it is the
+        cheapest map that frees the start of the units of x: a climb to one mode.
     init, whiten_budget
-        As of `KSIVIApproximator`.
+        As of `skksivi.KSIVIApproximator`.
     batch_size : int, default=128
         Draws an iteration.
     max_iter : int, default=5000
@@ -73,7 +74,7 @@ class UIVI(SemiImplicitVI):
     ema_decay : float or None, default=None
         The fitted parameters are an exponential moving average with this decay; None takes the last ones.
     learning_rate_decay, annealing, max_grad_norm, nonfinite, device, dtype, random_state, verbose
-        As of `KSIVIApproximator`.
+        As of `skksivi.KSIVIApproximator`.
 
     Attributes
     ----------
@@ -119,7 +120,7 @@ class UIVI(SemiImplicitVI):
         linear_skip: bool = False,
         initial_scale: float = 1.0,
         min_scale: float = 1e-3,
-        whiten: str | tuple[Any, Any] | None = None,
+        whiten: str | tuple[Any, Any] | None = "laplace",
         init: Any = None,
         whiten_budget: int = 400_000,
         batch_size: int = 128,

@@ -11,6 +11,7 @@ from sklearn.exceptions import ConvergenceWarning, NotFittedError
 
 from skksivi._score import in_double
 from skksivi._whitening import find_whitening
+from skksivi.base import LEAST_WIDTH
 from skksivi.baselines import MALA, SGLD
 from skksivi.baselines._chains import draw_states, shortened
 from skksivi.baselines._mala import State, adapted, mala_step
@@ -182,6 +183,50 @@ def test_chains_that_run_away_end_the_fit():
 # What all chains do
 
 
+class Interrupted:
+    """The score of N(0, I), which is interrupted at one of its calls with seven rows, one a chain."""
+
+    def __init__(self, call):
+        self.call = call
+
+    def __call__(self, x):
+        self.call -= len(x) == 7
+        if self.call < 0:
+            raise KeyboardInterrupt
+        return -x
+
+
+@pytest.mark.parametrize("cls", [MALA, SGLD])
+def test_ctrl_c_keeps_the_states_so_far(cls):
+    settings = {"n_chains": 7, "n_warmup": 20, "thin": 3, "whiten": None, "random_state": 0}
+    whole = cls(n_draws=30, **settings).fit(lambda x: -x, n_features=2)
+    q = cls(n_draws=30, **settings)
+    with pytest.raises(KeyboardInterrupt):
+        q.fit(Interrupted(60), n_features=2)
+    n_kept = q.chains_.shape[1]
+    assert 0 < n_kept < 30
+    assert n_kept == (q.n_iter_ - 20) // 3
+    np.testing.assert_array_equal(q.chains_, whole.chains_[:, :n_kept])
+    assert np.isfinite(q.sample(5)).all()
+    if cls is MALA:
+        np.testing.assert_array_equal(q.acceptance_curve_, whole.acceptance_curve_[: q.n_iter_])
+
+
+@pytest.mark.parametrize("cls", [MALA, SGLD])
+def test_ctrl_c_before_a_state_is_kept_leaves_the_earlier_fit(cls):
+    q = cls(n_chains=7, n_warmup=100, whiten=None, random_state=0)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            q.fit(Interrupted(60), n_features=2)
+        with pytest.raises(NotFittedError):
+            q.sample()
+    q.set_params(n_warmup=0, n_draws=3).fit(lambda x: -x, n_features=2)
+    chains = q.chains_
+    with pytest.raises(KeyboardInterrupt):
+        q.set_params(n_warmup=100).fit(Interrupted(60), n_features=2)
+    assert q.chains_ is chains
+
+
 def test_long_scores_are_cut():
     s = torch.tensor([[3.0, 4.0], [300.0, 400.0], [0.0, 0.0]])
     expected = torch.tensor([[3.0, 4.0], [3.0 * math.sqrt(2), 4.0 * math.sqrt(2)], [0.0, 0.0]])
@@ -207,7 +252,8 @@ def test_init_is_the_first_state(cls):
 
 
 @pytest.mark.parametrize("cls", [MALA, SGLD])
-def test_draws_are_states_without_replacement_while_there_are_enough(cls):
+def test_draws_are_states_without_replacement_while_there_are_enough(cls, monkeypatch):
+    monkeypatch.setattr("skksivi.base.CHUNK", 20 * LEAST_WIDTH)
     q = cls(n_chains=10, n_warmup=0, n_draws=5, random_state=0).fit(lambda x: -x, n_features=2)
     states = q.chains_.reshape(-1, 2)
     np.testing.assert_array_equal(np.sort(q.sample(50), axis=0), np.sort(states, axis=0))
@@ -262,7 +308,11 @@ def test_diagnose_tells_mixed_chains_from_others(cls):
 def test_diagnose_says_what_it_needs(cls, monkeypatch):
     with pytest.raises(NotFittedError):
         cls().diagnose()
+    settings = {"n_chains": 2, "n_warmup": 0, "random_state": 0}
+    q = cls(n_draws=3, **settings).fit(lambda x: -x, n_features=1)
+    with pytest.raises(ValueError, match="needs 4 states a chain at least, got 3; raise `n_draws`"):
+        q.diagnose()
     monkeypatch.setitem(sys.modules, "arviz_stats.base", None)
-    q = cls(n_chains=2, n_warmup=0, n_draws=4, random_state=0).fit(lambda x: -x, n_features=1)
+    q = cls(n_draws=4, **settings).fit(lambda x: -x, n_features=1)
     with pytest.raises(ImportError, match="needs arviz-stats; install it"):
         q.diagnose()

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from plain_targets import PAIR, SHAPE, GaussianScore, log_gamma_score, normal, origin, triangular
+from sklearn.exceptions import ConvergenceWarning
 
 from skksivi._affine import Affine, LowRank
 from skksivi.baselines import BatchAndMatch, FullRankVI, Laplace, MeanFieldVI
@@ -112,13 +113,36 @@ def test_a_low_rank_map_has_a_triangular_factor_of_the_same_covariance():
     assert m is low.m
 
 
-@pytest.mark.parametrize("cls", [MeanFieldVI, FullRankVI, BatchAndMatch])
+@pytest.mark.parametrize("cls", [Laplace, MeanFieldVI, FullRankVI, BatchAndMatch])
 def test_init_chooses_the_mode(cls):
     for x in (-2.5, 2.5):
         q = cls(init=[x, 0.0], max_iter=20, random_state=0).fit(PAIR.score_fn, n_features=2)
         assert np.abs(q.mean_ - [math.copysign(3, x), 0]).max() < 0.3
     with pytest.raises(ValueError, match=r"`init` has shape \(2, 2\), expected \(2,\)"):
         cls(init=np.zeros((2, 2))).fit(PAIR.score_fn, n_features=2)
+
+
+@pytest.mark.parametrize("cls", [Laplace, MeanFieldVI, FullRankVI, BatchAndMatch])
+def test_a_score_that_is_not_finite_at_the_origin_is_fitted_from_init(cls):
+    """The error advises it."""
+
+    def gamma_score(x):
+        return 4 / x - 2
+
+    with pytest.raises(ValueError, match=r"is not finite where the search .* set `init` to a point"):
+        cls(random_state=0).fit(gamma_score, n_features=1)
+    q = Laplace(init=[1.5]).fit(gamma_score, n_features=1)
+    assert q.mean_[0] == pytest.approx(2, abs=0.01)
+    assert q.covariance_[0, 0] == pytest.approx(1, abs=0.02)
+
+
+def test_a_climb_that_does_not_arrive_is_told():
+    """Newton's step goes a third of the way to the mode of exp(-(x - 50)^4 / 4)."""
+    with pytest.warns(ConvergenceWarning, match="not come to a mode within 1 steps.*Raise `max_iter`, or set `init`"):
+        cut = Laplace(max_iter=1).fit(lambda x: (50 - x) ** 3, n_features=1)
+    assert cut.mean_[0] == pytest.approx(50 / 3)
+    whole = Laplace().fit(lambda x: (50 - x) ** 3, n_features=1)
+    assert whole.mean_[0] == pytest.approx(50, abs=0.2)
 
 
 @pytest.mark.parametrize("cls", [MeanFieldVI, FullRankVI])
@@ -129,6 +153,13 @@ def test_minibatches_lead_where_all_of_the_data_do(cls):
     sd = np.sqrt(np.diag(whole.covariance_))
     assert np.abs((whole.mean_ - part.mean_) / sd).max() < 0.15
     assert not np.array_equal(whole.mean_, part.mean_)
+
+
+@pytest.mark.parametrize("cls", [MeanFieldVI, FullRankVI])
+def test_an_average_over_iterations_is_kept(cls):
+    """The last iterate alone is off by three times as much, 0.05 sd."""
+    q = cls(max_iter=300, learning_rate_decay=None, random_state=0).fit(lambda x: 3 - x, n_features=30)
+    assert np.sqrt(np.mean((q.mean_ - 3) ** 2)) < 0.025
 
 
 def test_the_norm_of_the_gradient_is_told():

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import torch
 from plain_targets import GaussianScore, normal
+from sklearn.exceptions import ConvergenceWarning
 
 from skksivi import kernels
 from skksivi._score import autograd_pullback
-from skksivi.baselines import KSDDescent
-from skksivi.baselines._ksd_descent import ksd_gradient
+from skksivi.baselines import KSDDescent, _ksd_descent
+from skksivi.baselines._ksd_descent import ksd_gradient, last_fall
 from skksivi.metrics import ksd
 
 KERNELS = {
@@ -97,7 +98,7 @@ def test_the_discrepancy_falls_with_finite_differences_too():
 @pytest.mark.parametrize("kernel", ["laplace", "riesz"])
 def test_a_kernel_without_the_derivatives_is_refused(kernel):
     with pytest.raises(ValueError, match="of which derivatives are needed; use Gaussian or IMQ"):
-        KSDDescent(kernel=kernel).fit(lambda x: -x, n_features=2)
+        KSDDescent(kernel=kernel, init=np.full((5, 2), np.nan)).fit(lambda x: -x, n_features=2)  # before all else
 
 
 def test_a_discrepancy_that_is_not_finite_ends_the_fit():
@@ -110,4 +111,41 @@ def test_a_discrepancy_that_is_not_finite_ends_the_fit():
     q = KSDDescent(whiten=None, max_iter=300, tol=0.0)
     with pytest.raises(FloatingPointError, match=r"The loss is nan at evaluation .* choose another `whiten`"):
         q.fit(score_fn, n_features=2)
-    assert not hasattr(q, "particles_")
+    assert np.isfinite(q.particles_).all()
+
+
+def test_lbfgs_that_ends_too_early_says_so():
+    q = KSDDescent(n_particles=20, max_iter=10, random_state=0)
+    with pytest.warns(ConvergenceWarning, match=r"after 10 iterations, .* fell by \d+%. Raise `max_iter`"):
+        q.fit(lambda x: -x - x**3, n_features=2)
+    q.set_params(solver="adam").fit(lambda x: -x - x**3, n_features=2)  # whose steps are as many as were asked for
+    settled = q.set_params(solver="lbfgs", max_iter=100, tol=0.0).fit(lambda x: -x - x**3, n_features=2)
+    assert settled.n_iter_ == 100
+    assert last_fall([5.0, 3.0, 4.0]) == 0
+    assert last_fall([5.0, 4.0, 3.0]) == 1 / 4
+    assert last_fall([9.0] * 10 + [8.0] * 18 + [7.0, 6.0]) == 1 / 4
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt, FloatingPointError])
+@pytest.mark.parametrize("n_calls", [1, 9])
+def test_lbfgs_that_is_interrupted_keeps_the_best_particles(end, n_calls, monkeypatch):
+    """A line search stands anywhere when it ends."""
+    seen = []
+
+    def spy(x, s, kernel):
+        if len(seen) == n_calls:
+            raise end
+        ksd, dx, ds = ksd_gradient(x, s, kernel)
+        seen.append((ksd.item(), x.clone()))
+        return ksd, dx, ds
+
+    monkeypatch.setattr(_ksd_descent, "ksd_gradient", spy)
+    q = KSDDescent(whiten=None, n_particles=20, bandwidth=0.3, random_state=0)
+    with pytest.raises(end):
+        q.fit(lambda x: -x - 50 * x**3, n_features=2)
+    values = [value for value, _ in seen]
+    best = min(seen, key=lambda pair: pair[0])[1]
+    np.testing.assert_array_equal(q.particles_, best)
+    np.testing.assert_array_equal(q.loss_curve_, values)
+    assert 0 < q.n_iter_ <= n_calls
+    assert np.isfinite(q.sample(30)).all()

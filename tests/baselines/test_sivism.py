@@ -122,9 +122,11 @@ def test_the_gradient_of_the_training_is_that_of_the_objective(monkeypatch):
 
 
 @pytest.mark.parametrize("d", [2, 10])
-def test_gaussians_have_their_moments(d):
-    p = GaussianScore(d, log10_condition=1, size=1.0, seed=3)
-    q = SIVISM(linear_skip=True, initial_scale=0.3, learning_rate=3e-3, max_iter=2000, random_state=0)
+@pytest.mark.parametrize("whiten", [None, "laplace"])
+def test_gaussians_have_their_moments(d, whiten):
+    mild = {"log10_condition": 1, "size": 1.0, "seed": 3}
+    p = GaussianScore(d, **mild) if whiten is None else GaussianScore(d, log10_condition=2, size=3.0, seed=d)
+    q = SIVISM(whiten=whiten, linear_skip=True, initial_scale=0.3, learning_rate=3e-3, max_iter=2000, random_state=0)
     q.fit(p.score_fn, n_features=d)
     w = p.standardise((torch.as_tensor(q.sample(20_000)).double() - p.mean).mT)
     assert w.mean(1).abs().max() < 0.1
@@ -132,7 +134,7 @@ def test_gaussians_have_their_moments(d):
 
 
 def test_the_loss_falls_to_about_zero():
-    q = SIVISM(max_iter=600, learning_rate=5e-3, random_state=0).fit(lambda x: 3 - x, n_features=2)
+    q = SIVISM(whiten=None, max_iter=600, learning_rate=5e-3, random_state=0).fit(lambda x: 3 - x, n_features=2)
     assert q.loss_curve_[0] > 10  # of 18, the squared distance of the means
     assert abs(np.mean(q.loss_curve_[-100:])) < 0.2
 
@@ -146,8 +148,9 @@ def test_the_skip_of_the_critic_may_change_with_progress():
     falling = loss_curve(lambda progress: 1 - progress)
     assert falling[0] == loss_curve(1.0)[0]
     assert falling[-1] != loss_curve(1.0)[-1]
-    with pytest.raises(ValueError, match="`critic_skip` returned -1, expected a number of zero or more"):
-        loss_curve(lambda progress: -1)
+    for wrong in (-1, math.inf, math.nan, "a"):
+        with pytest.raises(ValueError, match=f"`critic_skip` returned {wrong!r}, expected a number of zero or more"):
+            loss_curve(lambda progress, wrong=wrong: wrong)
 
 
 def test_widths_of_the_critic_are_checked():

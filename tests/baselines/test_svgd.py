@@ -10,6 +10,7 @@ from plain_targets import GaussianScore, log_gamma_score, normal, origin, studen
 from skksivi import kernels
 from skksivi._score import in_double
 from skksivi._whitening import find_whitening
+from skksivi.base import LEAST_WIDTH
 from skksivi.baselines import MIED, SVGD, KSDDescent
 from skksivi.baselines._points import draw_particles, find_start
 from skksivi.baselines._svgd import svgd_direction
@@ -157,6 +158,12 @@ def test_a_start_that_will_not_do_is_refused(case):
         SVGD(init=init, whiten=None).fit(score_fn, n_features=2)
 
 
+@pytest.mark.parametrize("cls", [SVGD, KSDDescent, MIED])
+def test_one_particle_is_refused(cls):
+    with pytest.raises(ValueError, match=r"`init` has 1 row\(s\), expected 2 at least"):
+        cls(init=[[1.0, 2.0]]).fit(lambda x: -x, n_features=2)
+
+
 # How they descend
 
 
@@ -210,6 +217,14 @@ def test_up_to_their_number_draws_are_particles_without_replacement():
         assert len(drawn) == n
         assert drawn <= rows
     assert not np.array_equal(q.sample(40, random_state=0), q.sample(40, random_state=1))
+
+
+@pytest.mark.parametrize("cls", [SVGD, KSDDescent, MIED])
+def test_more_draws_are_smeared_to_the_last(cls, monkeypatch):
+    """The last five, drawn for themselves, would be bare particles."""
+    monkeypatch.setattr("skksivi.base.CHUNK", 20 * LEAST_WIDTH)
+    q = cls(n_particles=10, random_state=0).fit(lambda x: 3 - x, n_features=2)
+    assert not {tuple(row) for row in q.particles_} & {tuple(row) for row in q.sample(45)}
 
 
 def test_more_draws_reach_half_way_to_the_nearest_other_particle():

@@ -1,10 +1,9 @@
 """
-Regression that knows what it does not know
-===========================================
+Regression by a network, with a band
+====================================
 
-A neural network fits a curve between the data it has seen, and any curve where there are none. Draws of its posterior
-agree in the first place and differ in the second, which is what the band shows. `skksivi.KSIVIRegressor` is an
-ordinary regressor of scikit-learn around that posterior.
+Draws of the posterior of a neural network agree where there are data and differ where there are few or none, which is
+what the band shows. `skksivi.KSIVIRegressor` is an ordinary regressor of scikit-learn around that posterior.
 """
 
 import argparse
@@ -30,7 +29,7 @@ y = np.sin(3 * x) + 0.15 * rng.normal(size=120)
 # %%
 # A network and, for comparison, a straight line. The posterior of the network has many modes: chains from twenty
 # trained networks find some of them, and the draws that the predictions are made of come from the fit that starts
-# there. The precisions of noise and weights are learned, too.
+# there. The precision of the noise is learned, too.
 
 network = KSIVIRegressor(n_hidden=args.n_hidden, random_state=0).fit(x[:, None], y)
 line = BayesianRidge().fit(x[:, None], y)
@@ -38,7 +37,8 @@ noise = np.exp(-network.draws_[:, -1] / 2).mean() * y.std()
 print(f"standard deviation of the noise: {noise:.3f}, truly 0.150")
 
 # %%
-# The band holds 90% of new observations. Thin lines are single draws of the network.
+# The band holds 90% of new observations. Thin lines are single draws of the network. Beyond the data a network of
+# ReLU units goes on in a straight line: the band tells how well its slope is known, not that the truth may bend.
 
 at = np.linspace(-3.5, 3.5, 300)
 figure, axes = plt.subplots(1, 2, figsize=(8, 3.4), sharey=True, layout="constrained")

@@ -5,9 +5,9 @@ The public code trains the mean beforehand on a part of the data, which is left 
 of y; --units legacy takes them as the public code does. Seed s has the split s modulo --splits, the first being the
 paper's. "diabetes" is not in the paper, but needs no download.
 
-"ours" is the regressor with its defaults. "ours, searched" has its prior precision chosen by the NLL in five-fold
-cross-validation on the training rows, by chains of half the length from which no network is trained; "learned" is
-one that is learned with the weights. Both learn the precision of the noise.
+"ours" is the regressor with its defaults, a prior precision of one; "ours, learned" learns it with the weights.
+"ours, searched" has it chosen by the NLL in five-fold cross-validation on the training rows, by chains of half the
+length from which no network is trained. All three learn the precision of the noise.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ CHOICES = {
     **dict.fromkeys(METHODS, RATES),
     "SGLD": ("2e-05", "4e-05", "5e-05", "0.0001"),
 }
+#: Of the regressor where nothing is searched.
+SETTINGS = {"ours": {}, "ours, learned": {"prior_precision": None}}
 N_DRAWS, N_ROWS = 100, 100
 #: Logarithms of the precisions of prior and noise.
 PRECISIONS = {
@@ -67,13 +69,13 @@ class Networks(Table):
     """Cases are data sets."""
 
     cases, metrics = tuple(PRECISIONS), ("RMSE", "NLL")
-    methods = dict.fromkeys(("ours", "ours, searched"), DEFAULTS["ours"]) | METHODS
+    methods = dict.fromkeys((*SETTINGS, "ours, searched"), DEFAULTS["ours"]) | METHODS
     paper, options = PAPER, ("data_home", "units", "splits")
 
     def jobs(self, args):
         for seed in range(max(args.seeds, args.splits)):
             for case in self.cases[-1:] if args.quick and not args.cases else self.cases:
-                yield case, "ours", seed
+                yield from ((case, method, seed) for method in SETTINGS)
                 for method, choices in CHOICES.items():
                     if seed < args.splits:
                         yield from ((case, f"{method} @ {c}", seed) for c in choices[: 1 if args.quick else None])
@@ -83,8 +85,8 @@ class Networks(Table):
         split = seed % args.splits
         X, y, train, test = data(case, split, args)
         name, _, choice = method.partition(" @ ")
-        if name == "ours":
-            return ours(X, y, train, test, args, seed)
+        if name in SETTINGS:
+            return ours(X, y, train, test, args, seed, **SETTINGS[name])
         if name == "ours, searched" and choice:
             return validated(X[train], y[train], args, seed, choice)
         choice_of_split = choice or best_choice(case, name, split, rows)

@@ -32,10 +32,9 @@ matplotlib.use("agg")
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
-from paper._base import Counted, few
+from paper._base import VERSIONS, Counted, few
 from reference import mala, waveform_target
 
-import skksivi
 from skksivi import HKSIVIApproximator, KSIVIApproximator, baselines, targets
 from skksivi.datasets import load_waveform_posterior
 from skksivi.kernels import Riesz
@@ -142,12 +141,13 @@ def run(case, name, seed, target, Y, args):
         "a_draw": round((counted.n_points[0] - n_scores) / len(Y)),
         "seconds": seconds,
         "warnings": sorted({w.category.__name__ for w in told}),
+        "versions": VERSIONS,
     }
 
 
 def compare(args):
     """Run what is not in the file yet, and add each row to it; return the document of the results."""
-    settings = {"quick": args.quick, "skksivi": skksivi.__version__, "torch": torch.__version__}
+    settings = {"quick": args.quick}
     document = {"settings": settings, "floors": {}, "rows": []}
     if args.output and args.output.exists():
         document = json.loads(args.output.read_text())

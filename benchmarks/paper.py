@@ -25,14 +25,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from paper._base import VERSIONS
 from paper.bnn import Networks
 from paper.diffusion import Diffusion, Seconds
 from paper.student import Student
 from paper.waveform import Waveform
 
-import skksivi
-
-VERSIONS = {"skksivi": skksivi.__version__, "torch": torch.__version__, "numpy": np.__version__}
 TABLES = {
     "time": Seconds(),
     "waveform": Waveform(),

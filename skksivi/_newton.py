@@ -33,19 +33,14 @@ def jacobians(score_fn: ScoreFunction, x: Tensor) -> Tensor:
     return (J + J.mT) / 2
 
 
-def saddle_free_newton(score_fn: ScoreFunction, x: Tensor, max_iter: int = 200) -> Affine:
-    """Climb from one point x (d,); return the mode with a root of the inverse curvature there.
+def saddle_free_newton(score_fn: ScoreFunction, x: Tensor, max_iter: int = 200) -> tuple[Affine, bool]:
+    """Climb from one point x (d,); return the mode with a root of the inverse curvature, and whether it was reached.
 
     Raises
     ------
     ValueError
         The climb left the region where the score is finite.
     """
-    return climb_from(score_fn, x, max_iter)[0]
-
-
-def climb_from(score_fn: ScoreFunction, x: Tensor, max_iter: int) -> tuple[Affine, bool]:
-    """Climb as `saddle_free_newton`; tell also whether the climb has arrived at a mode."""
     maps, arrived = climb(score_fn, x[None], max_iter)
     if not maps or maps[0].m.abs().max() > FAR:
         raise ValueError(LEFT)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from skksivi._affine import Affine, Identity, WhitenedScore
 from skksivi._cells import weighed
-from skksivi._newton import climb_from, newton_cg
+from skksivi._newton import newton_cg, saddle_free_newton
 from skksivi._pilot import (
     Modes,
     Pilot,
@@ -208,7 +208,7 @@ def laplace(score_fn: ScoreFunction, start: Tensor, max_iter: int = 200) -> tupl
             "point where it is or, where there is such a parameter, `whiten` to a pair (mean, Cholesky factor) that "
             "is roughly right, or to None."
         )
-    return climb_from(score_fn, start, max_iter)
+    return saddle_free_newton(score_fn, start, max_iter)
 
 
 def judging_map(score_fn: Score) -> Affine:

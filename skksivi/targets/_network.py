@@ -197,9 +197,10 @@ class BayesianNeuralNetwork(Target):
         error = (squares if self._w is None else self._w.to(theta)[:, None] * squares).sum(0).unsqueeze(-1)
         log_prob = -(gam * self._weight * error + lam * weights.square().sum(-1, keepdim=True)) / 2
         if self.hyperprior is not None:
-            _, b = self.hyperprior
-            for shape, precision in compress(zip(self._shapes, (lam, gam), strict=True), self._is_learned):
-                log_prob = log_prob + shape * precision.log() - b * precision
+            logs = self._filled([None, None], theta[:, self._n_weights :])
+            terms = zip(self._shapes, logs, (lam, gam), strict=True)
+            for a, log_precision, precision in compress(terms, self._is_learned):
+                log_prob = log_prob + a * log_precision - self.hyperprior[1] * precision
         return log_prob.squeeze(-1)
 
     def _part_vjp(self, theta: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:

@@ -492,6 +492,13 @@ def test_a_given_precision_is_a_learned_one_held_still(name, column):
     np.testing.assert_allclose(given.predictive_sd(theta[:, rest], X), learned.predictive_sd(theta, X))
 
 
+def test_a_precision_too_small_for_a_number_has_a_log_density():
+    target, theta = network(hyperprior=HYPERPRIOR), torch.zeros(2, 23).double()
+    theta[:, 21] = torch.tensor([-800.0, -900.0])  # of which the exponentials are zero
+    a, b = target.log_prob(theta)
+    assert a - b == pytest.approx(100 * (HYPERPRIOR[0] + 21 / 2))
+
+
 @pytest.mark.parametrize("settings", [{"noise_precision": 4.0}, {"noise_precision": 4.0, "units": "legacy"}])
 def test_other_units_of_the_data_change_nothing_but_the_units(settings):
     """With y' = c y + e the noise precision is 1 / c^2 of itself, and densities are 1 / c of themselves."""

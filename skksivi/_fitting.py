@@ -7,7 +7,6 @@ import logging
 import math
 import os
 import time
-import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -24,6 +23,7 @@ from skksivi._regularization import tail_exponent
 from skksivi._score import PRODUCTS, Halves, Score, ScoreFunction
 from skksivi._stein import GRADIENT_ESTIMATORS, GradientEstimator
 from skksivi._training import CHECK_EVERY, Watch, checked_weight, minimise
+from skksivi._warnings import warn_caller
 from skksivi._whitening import MAX_POINTS, WHITENINGS, Whitening, find_whitening
 from skksivi.annealing import Linear
 from skksivi.base import CHUNK, Integral, Interval, Real, StrOptions, of_seed
@@ -223,12 +223,10 @@ def warn_of_improper(est: Any, score_fn: Score) -> None:
     exponent = tail_exponent(score_fn.double, d)
     coldest = min(schedule(i / 50)[0] for i in range(51))
     if exponent is not None and coldest * exponent <= d:
-        warnings.warn(
+        warn_caller(
             f"`annealing` starts at the inverse temperature {coldest:.3g}, but the tails of the target fall as "
             f"|x|^-{exponent:.3g} in {d} dimensions, so that the tempered target has no finite mass below "
             f"{d / exponent:.3g}: draws run away. Start above that, or do without.",
-            UserWarning,
-            stacklevel=5,
         )
 
 
@@ -399,7 +397,7 @@ def warn(est: Any, score_fn: Score, x: Tensor, watch: Watch | None = None) -> No
         s = score_fn.double(x)
         message = _of_variances(x, s) or _of_shift(x, s)
     if message is not None:
-        warnings.warn(message, ConvergenceWarning, stacklevel=5)  # where `fit` was called
+        warn_caller(message, ConvergenceWarning)
 
 
 def _of_variances(x: Tensor, s: Tensor) -> str | None:

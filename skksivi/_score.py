@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import math
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from skksivi._warnings import warn_caller
 
 #: Maps (n, d) points to (n, d) gradients of log p.
 ScoreFunction = Callable[[Tensor], Tensor]
@@ -363,12 +364,12 @@ def resolve(
     if not own:
         score.score_vjp = None
     if asymmetry > ASYMMETRY:
-        _warn(
+        warn_caller(
             f"The Jacobian of `score_fn` is not symmetric, by {asymmetry:.0%}, so that it is not the gradient of any "
             "log-density; compare each coordinate of it with finite differences of log p."
         )
     if grows_outward(score.double):
-        _warn(
+        warn_caller(
             "`score_fn` points away from the origin far out in all directions, so that the density would grow "
             "without end: it may have the wrong sign. It must be the gradient of log p, not of the potential -log p."
         )
@@ -392,11 +393,7 @@ def _check_repeatable(score: Score, near: Tensor | None) -> None:
     )
     if score.by_differences:
         raise ValueError(message)
-    _warn(message)
-
-
-def _warn(message: str) -> None:
-    warnings.warn(message, UserWarning, stacklevel=6)  # where `fit` was called
+    warn_caller(message)
 
 
 def choose_product(score: Score, hvp: str, near: Tensor | None = None) -> float:

@@ -101,6 +101,14 @@ def test_every_approximator_is_under_contract():
     assert {type(q) for q in APPROXIMATORS} == set(public)
 
 
+@pytest.mark.filterwarnings("always")
+def test_warnings_point_at_the_line_that_called_fit(unfitted, recwarn):
+    turning = torch.tensor([[-1.0, 0.9], [-0.9, -1.0]])
+    unfitted.fit(lambda x: x @ turning.mT.to(x), n_features=2)
+    assert any("not symmetric" in str(w.message) for w in recwarn)
+    assert {w.filename for w in recwarn} == {__file__}
+
+
 def test_draws_have_the_moments_of_the_target(fitted):
     X = fitted.sample(20_000, random_state=1)
     covariance = covariance_of_fit(fitted).numpy()

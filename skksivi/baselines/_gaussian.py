@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import warnings
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from skksivi._affine import Affine, Identity, LowRank
 from skksivi._pilot import batch_and_match, score_divergence
 from skksivi._score import Score
+from skksivi._warnings import warn_caller
 from skksivi._whitening import Whitening, find_whitening, laplace, pulled_back, starting_points
 from skksivi.base import BaseApproximator, Integral, Interval, Real, StrOptions
 from skksivi.baselines._descent import descend, set_gradient
@@ -120,11 +120,10 @@ class Laplace(BaseApproximator):
         self._map, arrived = laplace(score_fn.double, start, self.max_iter)
         self.mean_, self.covariance_ = moments(self._map)
         if not arrived:
-            warnings.warn(
+            warn_caller(
                 f"The climb has not come to a mode within {self.max_iter} steps; `mean_` is where it ended. Raise "
                 "`max_iter`, or set `init` to a point near a mode.",
                 ConvergenceWarning,
-                stacklevel=4,  # where `fit` was called
             )
 
     def _sample(self, n: int, generator: torch.Generator) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from skksivi._fitting import KEEPING, points_near_target
 from skksivi._score import Score
+from skksivi._warnings import warn_caller
 from skksivi._whitening import Whitening
 from skksivi.base import BaseApproximator, Interval, Real, StrOptions
 from skksivi.baselines._descent import Particles, descend, not_finite, set_gradient
@@ -271,11 +271,10 @@ class KSDDescent(BaseApproximator):
         n_iter = optimiser.state[u].get("n_iter", 0)
         ran_out = ended_by is None and (n_iter >= self.max_iter or len(losses) >= max_eval)
         if ran_out and (fall := last_fall(losses)) > SETTLED:
-            warnings.warn(
+            warn_caller(
                 f"L-BFGS has stopped after {n_iter} iterations, in the last tenth of which the discrepancy fell by "
                 f"{fall:.0%}. Raise `max_iter`.",
                 ConvergenceWarning,
-                stacklevel=5,  # where `fit` was called
             )
         return np.array(losses), n_iter, ended_by
 

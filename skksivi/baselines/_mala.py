@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from skksivi._fitting import points_near_target
 from skksivi._score import Score, ScoreFunction
+from skksivi._warnings import warn_caller
 from skksivi._whitening import Whitening
 from skksivi.base import BaseApproximator, Interval, Real, StrOptions
 from skksivi.baselines._chains import RUNNING, diagnostics, draw_states, in_x, run, shortened
@@ -242,11 +242,10 @@ class MALA(BaseApproximator):
         self.step_size_ = h.item()
         self.whitening_ = whitening
         if ended_by is None and self.acceptance_rate_ < LOWEST:
-            warnings.warn(
+            warn_caller(
                 f"Metropolis has accepted {self.acceptance_rate_:.1%} of the steps, so that the chains have hardly "
                 "moved. Raise `n_warmup`, lower `step_size`, or set `whiten` to 'bam' or 'auto'.",
                 ConvergenceWarning,
-                stacklevel=4,  # where `fit` was called
             )
         return ended_by
 

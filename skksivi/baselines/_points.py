@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from skksivi._pilot import lobatto, lobatto_nodes, log_ratio
 from skksivi._score import Score, ScoreFunction
+from skksivi._warnings import warn_caller
 from skksivi._whitening import WHITENINGS, Whitening, find_whitening
 from skksivi.base import BaseApproximator, Integral, Interval, Real, StrOptions
 from skksivi.kernels import Kernel, resolve_kernel
@@ -136,11 +136,9 @@ def density_in_u(score_fn: Score, whitening: Whitening, u: Tensor) -> Density | 
     v, score_u = u + REACH, whitening.map.pull_back(score_fn)
     integrals = step_integral(score_u, u, score_u(u), v, score_u(v))
     if ((at(v) - at(u) - integrals).abs().median() > TOLERANCE * integrals.abs().median()).item():
-        warnings.warn(
+        warn_caller(
             "`log_prob` of the target contradicts its `score_fn`, which is not its gradient; integrals of the score "
             "are used in its place. Correct one of them, or set log_prob = None in a target with another score.",
-            UserWarning,
-            stacklevel=5,  # where `fit` was called
         )
         return None
     return at

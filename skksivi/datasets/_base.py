@@ -8,7 +8,6 @@ import math
 import os
 import secrets
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from urllib.parse import urlsplit
 import numpy as np
 from sklearn.utils import Bunch, check_scalar
 
+from skksivi._warnings import warn_caller
 from skksivi.datasets._readers import read_numbers
 
 #: The present addresses of the UCI repository, and the old ones that it still serves.
@@ -172,7 +172,7 @@ def _from_cache(recipe: Recipe, cache: Path) -> np.ndarray | None:
         with np.load(io.BytesIO(content)) as archive:
             return recipe.verify(archive["table"])
     except Exception as error:  # a damaged archive may raise anything
-        warnings.warn(f"The cache {str(cache)!r} is damaged and made again: {_reason(error)}.", stacklevel=5)
+        warn_caller(f"The cache {str(cache)!r} is damaged and made again: {_reason(error)}.")
     with suppress(OSError):
         cache.unlink()
     return None
@@ -184,7 +184,7 @@ def _from_originals(recipe: Recipe, home: Path) -> np.ndarray | None:
         try:
             return recipe.read(path)
         except ValueError as error:
-            warnings.warn(f"{str(path)!r} does not hold the {recipe.name} data: {error}.", stacklevel=5)
+            warn_caller(f"{str(path)!r} does not hold the {recipe.name} data: {error}.")
     return None
 
 
@@ -202,7 +202,7 @@ def _download(recipe: Recipe, home: Path, n_retries: int, delay: float) -> np.nd
                     return recipe.read(fetch_file(url, folder, local_filename=_file_name(url), n_retries=0))
             except (OSError, HTTPException, ValueError) as error:
                 failures[url] = _reason(error)
-                warnings.warn(f"{url} did not give the {recipe.name} data: {failures[url]}.", stacklevel=5)
+                warn_caller(f"{url} did not give the {recipe.name} data: {failures[url]}.")
     listed = "; ".join(f"{url}: {reason}" for url, reason in failures.items())
     raise OSError(
         f"The {recipe.name} data could not be downloaded: {listed}. "
@@ -220,7 +220,7 @@ def _written(cache: Path, table: np.ndarray) -> bool:
             os.fsync(file.fileno())
         os.replace(aside, cache)
     except OSError as error:
-        warnings.warn(f"The cache {str(cache)!r} could not be written: {_reason(error)}.", stacklevel=5)
+        warn_caller(f"The cache {str(cache)!r} could not be written: {_reason(error)}.")
         return False
     finally:
         with suppress(OSError):

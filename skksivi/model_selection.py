@@ -107,7 +107,7 @@ class Replicates:
         return f"{type(self).__name__}(n_splits={self.n_splits}, random_state={self.random_state})"
 
 
-def neg_ksd_scorer(*, n_samples: int = 2000, widths: Sequence[float] = (0.25, 1.0, 4.0)) -> Scorer:
+def neg_ksd_scorer(*, n_samples: int = 2000, widths: float | Sequence[float] = (0.25, 1.0, 4.0)) -> Scorer:
     r"""Make a scorer of minus the squared kernel Stein discrepancy, under one kernel for all candidates.
 
     .. math::
@@ -123,7 +123,7 @@ def neg_ksd_scorer(*, n_samples: int = 2000, widths: Sequence[float] = (0.25, 1.
     ----------
     n_samples : int, default=2000
         Draws of the estimator; time and noise go with their square and inverse.
-    widths : sequence of float, default=(0.25, 1.0, 4.0)
+    widths : float or sequence of float, default=(0.25, 1.0, 4.0)
         The c of the formula, in units of the square root of the dimension.
 
     Returns
@@ -159,7 +159,7 @@ def neg_ksd_scorer(*, n_samples: int = 2000, widths: Sequence[float] = (0.25, 1.
     (3, 2)
     """
     check_scalar(n_samples, "n_samples", Integral, min_val=2)
-    widths = tuple(widths)
+    widths = tuple(np.ravel(widths).tolist())
     if not widths or not all(isinstance(c, Real) and 0 < c < math.inf for c in widths):
         raise ValueError(f"`widths` must hold positive numbers, got {widths!r}.")
     return _NegKSD(n_samples, widths)

@@ -272,6 +272,10 @@ def test_a_candidate_that_only_warns_keeps_its_score():
 # Scorers
 
 
+def test_one_width_may_be_a_number():
+    assert neg_ksd_scorer(widths=1.0) == neg_ksd_scorer(widths=(1.0,))
+
+
 def test_neg_ksd_is_the_formula_of_its_docstring():
     d, n, widths = 3, 50, (0.5, 2.0)
     value = neg_ksd_scorer(n_samples=n, widths=widths)(Draws(d, np.exp), from_score_fn(standard_score, d))
@@ -412,6 +416,7 @@ def test_neg_ksd_names_what_it_cannot_judge_by(X, error, match):
 MISTAKES = {
     "n_samples": (lambda: neg_ksd_scorer(n_samples=1), "n_samples"),
     "no widths": (lambda: neg_ksd_scorer(widths=()), "`widths` must hold positive numbers"),
+    "width": (lambda: neg_ksd_scorer(widths="wide"), "`widths` must hold positive numbers"),
     "widths": (lambda: neg_ksd_scorer(widths=(1.0, -1.0)), "`widths` must hold positive numbers"),
     "metric": (lambda: neg_distance_scorer(reference(), metric="euclid"), "`metric` must be one of"),
     "reference": (lambda: neg_distance_scorer([[np.nan, 0.0], [1.0, 1.0]]), "X_reference contains NaN"),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, Self
 
 import numpy as np
@@ -253,3 +254,9 @@ def from_score_fn(score_fn: ScoreFunction, n_features: int) -> Target:
         raise TypeError(f"`score_fn` must be callable, got a {type(score_fn).__name__}.")
     check_scalar(n_features, "n_features", Integral, min_val=1)
     return _ScoreTarget(score_fn, int(n_features))
+
+
+def check_positive(value: float, name: str) -> None:
+    """Raise ValueError unless `value` is a positive finite number."""
+    if not (isinstance(value, Real) and 0 < value < math.inf):
+        raise ValueError(f"`{name}` must be positive and finite, got {value!r}.")

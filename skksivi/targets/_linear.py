@@ -12,7 +12,7 @@ from sklearn.utils import check_X_y
 from torch import Tensor
 
 from skksivi._arrays import check_sample_weight
-from skksivi.targets._base import Target
+from skksivi.targets._base import Target, check_positive
 
 
 class BayesianLinearRegression(Target):
@@ -157,8 +157,7 @@ class BayesianMultinomialRegression(Target):
         self.classes, index = np.unique(y, return_inverse=True)
         if len(self.classes) < 2:
             raise ValueError(f"`y` must have two classes at least, got one class: {self.classes[0]!r}.")
-        if not 0 < prior_precision < math.inf:
-            raise ValueError(f"`prior_precision` must be positive, got {prior_precision!r}.")
+        check_positive(prior_precision, "prior_precision")
         self.n_features = X.shape[1] * len(self.classes)
         self.prior_precision = prior_precision
         self._X = torch.as_tensor(X)

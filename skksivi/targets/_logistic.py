@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable
 
 import numpy as np
@@ -13,7 +12,7 @@ from sklearn.utils import check_X_y
 from torch import Tensor
 
 from skksivi._arrays import check_sample_weight
-from skksivi.targets._base import Target
+from skksivi.targets._base import Target, check_positive
 
 
 class BayesianLogisticRegression(Target):
@@ -66,8 +65,7 @@ class BayesianLogisticRegression(Target):
         classes, y = np.unique(y, return_inverse=True)
         if len(classes) != 2:
             raise ValueError(f"`y` must have two classes, got {len(classes)}: {classes[:5]}.")
-        if not 0 < prior_precision < math.inf:
-            raise ValueError(f"`prior_precision` must be positive, got {prior_precision!r}.")
+        check_positive(prior_precision, "prior_precision")
         if fit_intercept:
             X = np.column_stack([np.ones(len(X)), X])
         self.n_features = X.shape[1]

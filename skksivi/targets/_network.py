@@ -16,7 +16,7 @@ from sklearn.utils import check_array, check_scalar, check_X_y
 from torch import Tensor
 
 from skksivi._arrays import as_tensor, check_sample_weight
-from skksivi.targets._base import Target
+from skksivi.targets._base import Target, check_positive
 
 #: Hidden units, of all rows and draws, that are worked on at a time: few enough for a cache.
 PART = 2**19
@@ -431,8 +431,8 @@ def _check(
 ) -> None:
     check_scalar(n_hidden, "n_hidden", Integral, min_val=1)
     for name, value in (("prior_precision", prior_precision), ("noise_precision", noise_precision)):
-        if value is not None and not 0 < value < math.inf:
-            raise ValueError(f"`{name}` must be positive and finite, got {value!r}.")
+        if value is not None:
+            check_positive(value, name)
     if hyperprior is not None and prior_precision is not None and noise_precision is not None:
         raise ValueError("`hyperprior` is for precisions that are not given, but both are; leave one of them out.")
     if hyperprior is not None and not (len(hyperprior) == 2 and all(0 < value < math.inf for value in hyperprior)):

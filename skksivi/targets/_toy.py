@@ -10,7 +10,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from skksivi.targets._base import Target
+from skksivi.targets._base import Target, check_positive
 
 #: Of the banana's v, whose variances are one.
 CORRELATION = 0.9
@@ -216,9 +216,8 @@ class EightGaussians(_GaussianMixture):
         shift: ArrayLike = 0.0,
         weights: ArrayLike | None = None,
     ) -> None:
-        for name, value in (("radius", radius), ("scale", scale)):
-            if not 0 < value < math.inf:
-                raise ValueError(f"`{name}` must be positive and finite, got {value!r}.")
+        check_positive(radius, "radius")
+        check_positive(scale, "scale")
         centre = np.asarray(shift, dtype=np.float64)
         if centre.shape not in ((), (2,)) or not np.isfinite(centre).all():
             raise ValueError(f"`shift` must be a finite number or a pair of them, got {shift!r}.")
@@ -270,8 +269,7 @@ class StudentT(Target):
     n_features = 2
 
     def __init__(self, df: float = 2.0) -> None:
-        if not 0 < df < math.inf:
-            raise ValueError(f"`df` must be positive and finite, got {df!r}.")
+        check_positive(df, "df")
         self.df = float(df)
         S = np.random.RandomState(50).uniform(-1, 1, (2, 2))
         (a, c), (_, b) = S @ S.T

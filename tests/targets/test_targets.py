@@ -400,6 +400,7 @@ def test_eight_gaussians_in_other_units_are_the_same(radius, scale, shift, total
         (lambda: EightGaussians(weights=[0.0] + [1.0] * 7), "`weights`"),
         (lambda: StudentT(0.0), "`df`"),
         (lambda: StudentT(math.inf), "`df`"),
+        (lambda: StudentT("2"), "`df`"),
         (lambda: ConditionedDiffusion(12), "multiple of 5"),
         (lambda: ConditionedDiffusion(0), "n_features"),
         (lambda: ConditionedDiffusion(drift="other"), "`drift`"),

@@ -27,6 +27,7 @@ COMMANDS = {
     "examples/paper/plot_student.py": ["--max-iter", "50", "--output", "student.png"],
     "examples/paper/plot_smoothness.py": ["--max-iter", "200", "--output", "smoothness.png"],
     "examples/plot_predictors.py": ["--n-hidden", "3", "--output", "predictors.png"],
+    "examples/plot_classification.py": ["--max-iter", "20", "--splits", "1", "--output", "classification.png"],
     "examples/plot_pymc.py": ["--max-iter", "100", "--draws", "100", "--output", "pymc.png"],
     "examples/plot_numpyro.py": ["--max-iter", "100", "--draws", "100", "--output", "numpyro.png"],
     "benchmarks/paper.py time": ["--quick", "--out", "time.json"],

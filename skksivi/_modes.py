@@ -108,7 +108,7 @@ def modes(
         score = score_of(est, target)
         x = torch.as_tensor(est._sample(N_ASSIGNED, generator), dtype=torch.float64, device=device)
         cells = _find_cells(score, x, generator)
-        found, cells, shares = _weigh(score, x, cells, generator)
+        found, cells, shares = weigh(score, x, cells, generator)
         if not reweight:
             return found
         if not found.trusted:
@@ -132,7 +132,7 @@ def _find_cells(score: Score, x: Tensor, generator: torch.Generator) -> Cells:
     return cells.sorted_by(cells.counts(x).nonzero().flatten())
 
 
-def _weigh(score: Score, x: Tensor, cells: Cells, generator: torch.Generator) -> tuple[Modes, Cells, Tensor]:
+def weigh(score: Score, x: Tensor, cells: Cells, generator: torch.Generator) -> tuple[Modes, Cells, Tensor]:
     """Return the weights of cells, the cells by falling weight and the shares of the draws x (n, d) in them.
 
     The shapes of the draws may be off: Gaussians are fitted to chains that start there, one half for the fit and the
@@ -141,7 +141,7 @@ def _weigh(score: Score, x: Tensor, cells: Cells, generator: torch.Generator) ->
     cell = cells.assign(x)
     squares = torch.stack([a.whiten(x).square().mean(1) for a in cells.maps]).amin(0)
     far = (squares > FAR_OFF**2).double().mean().item()
-    chains = [_chains(score, x[cell == k][:N_CHAINS], a, generator) for k, a in enumerate(cells.maps)]
+    chains = [run_chains(score, x[cell == k][:N_CHAINS], a, generator) for k, a in enumerate(cells.maps)]
     cells = cells.refined(torch.cat([c[:, ::2].flatten(0, 1) for c in chains]))
     others = torch.cat([c[-1, 1::2] for c in chains])
     cell = cells.assign(others)
@@ -161,7 +161,7 @@ def _weigh(score: Score, x: Tensor, cells: Cells, generator: torch.Generator) ->
     return Modes(*numbers, not reason, reason), cells, shares  # type: ignore[call-arg, arg-type]
 
 
-def _chains(score: Score, x: Tensor, a: Affine, generator: torch.Generator) -> Tensor:
+def run_chains(score: Score, x: Tensor, a: Affine, generator: torch.Generator) -> Tensor:
     """Return the states (n_kept, n, d) of chains that start at draws x (n, d) of a mode."""
     return metropolis(score, Ensemble(x.repeat(-(-N_FEWEST // len(x)), 1), a.L), generator)[0]
 

@@ -19,7 +19,8 @@ from skksivi import KSIVIApproximator, diagnose, load, modes, save
 from skksivi._affine import Affine
 from skksivi.base import BaseApproximator
 from skksivi.baselines import MALA, SVGD, FullRankVI, Laplace
-from skksivi.diagnostics import Check, _draws_with_density, theil_sen
+from skksivi.diagnostics import Check
+from skksivi.diagnostics._checks import _draws_with_density, theil_sen
 from skksivi.targets import Banana, EightGaussians, Multimodal, StudentT, Target, XShaped, from_score_fn
 
 NAMES = ["KSD", "Pareto k-hat", "stray draws", "modes", "loss plateau", "whitening", "Stein variances"]
@@ -210,7 +211,7 @@ def test_lost_tails_are_seen_by_the_importance_ratios_alone(seed):
 
 
 def test_the_tail_of_ratios_that_are_as_good_as_equal_does_not_matter(monkeypatch):
-    monkeypatch.setattr("skksivi.diagnostics._pareto_shape", lambda _: 0.9)
+    monkeypatch.setattr("skksivi.diagnostics._checks._pareto_shape", lambda _: 0.9)
     for scale, verdict in ((0.97, "ok"), (0.75, "warn")):
         check = diagnose(Exact(Normal(1), scale=scale).fit(Normal(1)), Normal(1), random_state=0)["Pareto k-hat"]
         assert check.verdict == verdict, check
@@ -295,7 +296,7 @@ def test_ratios_to_the_density_of_the_draws_average_to_one(name):
 @pytest.mark.parametrize("name", ["KSIVIApproximator", "HKSIVIApproximator", "SIVI", "HSIVISM"])
 def test_a_draw_is_of_one_of_the_mixing_draws_that_give_its_density(name, monkeypatch):
     narrow = clone(FITS[name]).set_params(max_iter=2, initial_scale=0.02).fit(GaussianTarget())
-    monkeypatch.setattr("skksivi.diagnostics.MAX_GAP", np.inf)
+    monkeypatch.setattr("skksivi.diagnostics._checks.MAX_GAP", np.inf)
     x, own = _draws_with_density(narrow, torch.Generator().manual_seed(0))
     other = copy.copy(narrow)
     other._seed += 1

@@ -1,0 +1,204 @@
+"""The checks of a diagnosis that need no modes."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from skksivi._arrays import as_array
+from skksivi._fitting import N_MIXING_DRAWS
+from skksivi.base import BaseApproximator
+from skksivi.diagnostics._limits import STEIN_VARIANCES
+from skksivi.diagnostics._report import Check
+from skksivi.diagnostics._view import N_SE, View, advice, judged
+from skksivi.metrics import Judge, ksd_test
+
+#: Draws of the test by the discrepancy, and its random signs.
+N_TESTED, N_BOOTSTRAP = 1000, 499
+
+#: The p-value below which a discrepancy is beyond doubt, and the shift of every coordinate, in sd, that it may equal.
+MAX_PVALUE, MAX_SHIFT = 0.01, 0.1
+
+#: The squared discrepancy of a whitened Gaussian, per coordinate and per squared shift: E k(u, u') is about this.
+KSD_OF_SHIFT = 1 / math.sqrt(3)
+
+#: Draws whose importance ratios are found, the fewest of them, and the effective share beyond which no tail matters.
+N_WEIGHED, MIN_RATIOS, HARMLESS = 2000, 50, 0.95
+
+#: Draws at which two estimates of a log-density are compared, and their median difference, in nats, beyond which
+#: ratios to it say nothing.
+N_COMPARED, MAX_GAP = 200, 0.3
+
+#: Blocks of the last quarter of the loss, and the share of its whole fall that may fall there.
+N_BLOCKS, MAX_FALL = 24, 0.05
+
+#: Condition number of the draws in the coordinates of the training.
+MAX_CONDITION = 100.0
+
+
+def check_ksd(view: View) -> Check:
+    """Test the draws by the discrepancy in the coordinates of `est.score`."""
+    d = view.x.shape[1]
+    judge = Judge(view.score, d, view.x.device)
+    u = judge.map.whiten(view.x[view.finite][:N_TESTED])
+
+    def score_u(u: Tensor) -> Tensor:
+        on_device = u.to(view.x.device)
+        return judge.map.whiten_score(view.score(judge.map.unwhiten(on_device))).to(u)
+
+    test = ksd_test(as_array(u), score_u, kernel=judge.kernel, n_bootstrap=N_BOOTSTRAP, random_state=view.seed)
+    allowed = d * MAX_SHIFT**2 * KSD_OF_SHIFT
+    text = f"{test.statistic:.2g} with p = {test.pvalue:.2g}, up to {allowed:.2g} allowed"
+    far = test.pvalue < MAX_PVALUE and test.statistic > allowed
+    todo = advice(view.est, "whiten", "mixing", "max_iter", "n_warmup")
+    return judged("KSD", test.statistic, text, f"The draws are not those of the target: {todo}." if far else None)
+
+
+def check_ratios(view: View) -> Check:
+    """Find the tail of the importance ratios."""
+    if view.score.log_prob is None:
+        raise ValueError("the target has no `log_prob` of tensors")
+    x, log_q = _draws_with_density(view.est, view.generator)
+    log_ratios = as_array(view.score.log_prob(x)) - log_q
+    log_ratios = log_ratios[np.isfinite(log_ratios)]
+    if len(log_ratios) < MIN_RATIOS:
+        raise ValueError(f"there are {len(log_ratios)} finite importance ratios, {MIN_RATIOS} are needed")
+    k, limit = _pareto_shape(log_ratios), min(1 - 1 / math.log10(len(x)), 0.7)
+    share = _effective_share(log_ratios)
+    text = f"{k:.2f}, up to {limit:.2f} allowed, effective share {share:.1%}"
+    todo = advice(view.est, "whiten", "mixing", "max_iter")
+    lost = f"The fit lacks tails or a part of the target beside its draws: {todo}."
+    return judged("Pareto k-hat", k, text, lost if k > limit and share < HARMLESS else None)
+
+
+def _draws_with_density(est: Any, generator: torch.Generator) -> tuple[Tensor, np.ndarray]:
+    r"""Return draws (n, d) and the logarithms (n,) of their density, unweighted.
+
+    Where that is a mean over K mixing draws :math:`z_k`, the draws x are of this very mixture, one of each
+    :math:`q(x | z_k)`: then the ratios to it are exact, where those to the estimated density of other draws would
+    have tails of their own (Owen and Zhou 2000). It must resemble the mixture of other mixing draws.
+
+    Raises
+    ------
+    ValueError
+        There is no density, or the mixtures differ too much.
+    """
+    if type(est)._log_density is BaseApproximator._log_density:
+        raise ValueError(f"{type(est).__name__} has no density")
+    q = copy.copy(est)
+    vars(q).pop("reweighting_", None)
+    if not hasattr(q, "family_"):
+        x = q._sample(N_WEIGHED, generator).double()
+        return x, q.score_samples(as_array(x))
+    q.family_ = copy.deepcopy(q.family_).double()
+    x = q._sample(N_MIXING_DRAWS, torch.Generator(generator.device).manual_seed(q._seed))  # the seed of z_k
+    x = x[torch.randperm(len(x), generator=generator, device=x.device)[:N_WEIGHED]]
+    log_q = q.score_samples(as_array(x))
+    q._seed += 1
+    gap = float(np.median(np.abs(log_q[:N_COMPARED] - q.score_samples(as_array(x[:N_COMPARED])))))
+    if gap > MAX_GAP:
+        raise ValueError(f"the density of the fit is an estimate, too rough here: two differ by {gap:.2g} nats")
+    return x, log_q
+
+
+def _pareto_shape(log_ratios: np.ndarray) -> float:
+    """Return the shape k of the generalised Pareto distribution of the largest ratios, zero if all are equal."""
+    try:
+        from arviz_stats.base import array_stats  # an extra
+    except ImportError as error:
+        raise ImportError("arviz-stats is not installed, pip install 'skksivi[arviz]'") from error
+    if np.ptp(log_ratios) < 1e-6:  # rounding errors have no tail
+        return 0.0
+    return float(array_stats.psislw(-log_ratios)[1])  # which takes minus the logarithms
+
+
+def _effective_share(log_ratios: np.ndarray) -> float:
+    r"""Return :math:`(\sum_i r_i)^2 / (n \sum_i r_i^2)`, one if all ratios are equal."""
+    ratios = np.exp(log_ratios - log_ratios.max())
+    return float(ratios.mean() ** 2 / np.square(ratios).mean())
+
+
+def check_loss(est: Any, losses: np.ndarray | None) -> Check:
+    """Tell whether the loss is still falling in its last quarter."""
+    if losses is None:
+        hint = ", see its `diagnose()`" if hasattr(est, "diagnose") else ""
+        raise ValueError(f"{type(est).__name__} has no loss curve{hint}")
+    finite = losses[np.isfinite(losses)]
+    last = finite[-(len(finite) // 4) :]
+    if len(last) < 2 * N_BLOCKS:
+        raise ValueError(f"a quarter of the loss curve is {len(last)} iterations, and {2 * N_BLOCKS} are needed")
+    slope, se = theil_sen(np.array([block.mean() for block in np.array_split(last, N_BLOCKS)]))
+    whole = abs(np.median(finite[: len(last)]) - np.median(last)) + abs(slope) * N_BLOCKS
+    fall = float(-slope * N_BLOCKS / whole) if whole > 0 else 0.0
+    falling = fall > MAX_FALL and -slope > N_SE * se
+    steep = abs(slope) > N_SE * se
+    way = f"{fall:.0%} of its fall is in the last quarter" if steep else "flat in the last quarter"
+    text = f"{way}, slope {slope / max(se, 1e-300):.1f} standard errors"
+    todo = advice(est, "max_iter", otherwise="train on")
+    return judged("loss plateau", fall, text, f"The loss is still falling: {todo}." if falling else None)
+
+
+def theil_sen(y: np.ndarray) -> tuple[float, float]:
+    r"""Return the median of the slopes of all pairs of equidistant values (n,), and its standard error.
+
+    .. math:: \hat b = \mathrm{median}_{i < j} \frac{y_j - y_i}{j - i}, \qquad
+        \mathrm{se} = \sqrt{\pi / 3}\, \hat\sigma \left( \sum_i (i - \bar i)^2 \right)^{-1/2}
+
+    with :math:`\hat\sigma` the median absolute residual over 0.6745: the efficiency of the slope is that of
+    Wilcoxon's test, :math:`3 / \pi` for Gaussian noise.
+
+    References
+    ----------
+    Sen, P. K. (1968). Estimates of the regression coefficient based on Kendall's tau. JASA 63(324).
+    """
+    t = np.arange(len(y), dtype=np.float64)
+    i, j = np.triu_indices(len(y), 1)
+    slope = np.median((y[j] - y[i]) / (j - i))
+    residuals = y - slope * t
+    sigma = np.median(np.abs(residuals - np.median(residuals))) / 0.6745
+    return float(slope), float(math.sqrt(math.pi / 3) * sigma / np.linalg.norm(t - t.mean()))
+
+
+def check_whitening(view: View) -> Check:
+    """Compare the condition of the draws' covariance before and after whitening."""
+    whitening: Any = getattr(view.est, "whitening_", None)
+    if whitening is None:
+        raise ValueError(f"{type(view.est).__name__} is not whitened")
+    n, d = view.x.shape
+    if n < 2 * d:
+        raise ValueError(f"there are {n} draws of {d} features; `n_samples` of {2 * d} are needed")
+    before, after = (_condition(points) for points in (view.x, whitening.map.whiten(view.x)))
+    text = f"condition {after:.2g}, before whitening {before:.2g}"
+    remedy = None
+    if after > MAX_CONDITION:
+        todo = advice(view.est, "whiten", otherwise="rescale the parameters")
+        remedy = f"The coordinates of the training are of unlike scales: {todo}."
+    if not whitening.settled:
+        todo = advice(view.est, "whiten_budget", otherwise="start near a mode by `init`")
+        remedy = f"The chains that explored the target had not settled: {todo}."
+    return judged("whitening", after, text + ("" if whitening.settled else ", not settled"), remedy)
+
+
+def _condition(x: Tensor) -> float:
+    """Return the condition number of the covariance of points (n, d)."""
+    return float(torch.linalg.cond(x - x.mean(0)) ** 2)
+
+
+def check_variances(est: Any, variances: Tensor, errors: Tensor) -> Check:
+    """Judge the widths by Stein's identity."""
+    low, high = STEIN_VARIANCES
+    excess = torch.maximum(low - variances, variances - high) / errors.clamp_min(1e-300)
+    i = int(excess.argmax())
+    value, text = variances[i].item(), f"{variances.min():.2f} to {variances.max():.2f}, errors {errors.max():.2g}"
+    remedy = None
+    if excess[i] > N_SE:
+        way, todo = "narrow" if value < low else "wide", advice(est, "whiten", "max_iter", "n_warmup")
+        remedy = f"The draws are too {way}, most in coordinate {i}: {todo}."
+    if (variances + N_SE * errors < 0).any():
+        remedy = "The score has the wrong sign: it is the gradient of log p, not of -log p."
+    return judged("Stein variances", value, text, remedy)

@@ -1,0 +1,148 @@
+"""Where the modes are, how many draws are in each and how many astray."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from skksivi._affine import Affine
+from skksivi._arrays import as_array
+from skksivi._cells import Cells
+from skksivi._modes import Modes, run_chains, weigh
+from skksivi._moments import stein_variances
+from skksivi._pilot import around, covariance_root, find_modes
+from skksivi._score import Score
+from skksivi.diagnostics._limits import stray_limit
+from skksivi.diagnostics._report import Check
+from skksivi.diagnostics._view import N_SE, REFUSALS, View, advice, judged
+
+#: Draws from which chains start, up to 200 features, and the fewest; numbers in them, beyond.
+N_MOVED, N_FEWEST, N_NUMBERS = 500, 100, 100_000
+
+#: The share of draws that may be astray.
+MAX_ASTRAY = 0.01
+
+#: Draws, and points around all of them, from which climbs to modes start; features up to which there are climbs.
+N_STARTS, N_AROUND, MAX_CLIMBED = 100, 40, 200
+
+#: The share of a mode, by the curvature there, from which its lack of draws matters.
+MIN_LOST = 0.01
+
+#: The share of draws that may lie in a wrong mode.
+MAX_MISPLACED = 0.05
+
+
+class Geometry(NamedTuple):
+    """The cell of each draw (n,), modes without draws (k, d), lengths of whitened scores (n,) and of chains' (m,)."""
+
+    cell: Tensor
+    lost: Tensor
+    norms: Tensor
+    reference: Tensor
+
+
+def geometry_and_modes(view: View) -> tuple[Geometry, Check]:
+    """Find the modes near the draws, weigh them, and run chains in them."""
+    x = view.x[view.finite]
+    whole = Affine(x.mean(0), covariance_root(x))
+    cells, lost = Cells([whole], x.new_zeros(1)), (x[:0], x.new_zeros(0))
+    try:
+        cells, lost = _find_cells(view, whole)
+        check = _check_modes(view, cells, lost)
+    except REFUSALS as reason:
+        check = Check("modes", math.nan, "", f"not available: {reason}")
+    return _geometry(view, cells, lost[0]), check
+
+
+def _find_cells(view: View, whole: Affine) -> tuple[Cells, tuple[Tensor, Tensor]]:
+    """Return the cells of modes that have draws, and the centres (k, d) and shares (k,) of those that have none."""
+    x, d = view.x[view.finite], view.x.shape[1]
+    if d > MAX_CLIMBED:
+        raise ValueError(f"there are {d} features, and modes are searched up to {MAX_CLIMBED}")
+    starts = torch.cat([x[:N_STARTS], around(whole, N_AROUND, view.generator)])
+    found = find_modes(view.score, starts, view.generator)
+    cells = Cells(found.maps, found.weights.log())
+    counts = cells.counts(x)
+    empty = (counts == 0) & (found.weights > MIN_LOST)
+    centres = torch.stack([a.m for a in found.maps])
+    return cells.sorted_by(counts.nonzero().flatten()), (centres[empty], found.weights[empty])
+
+
+def _check_modes(view: View, cells: Cells, lost: tuple[Tensor, Tensor]) -> Check:
+    """Compare the shares of modes with their weights."""
+    centres, shares = lost
+    if len(centres):
+        where = np.array2string(as_array(centres[0])[:5], precision=2)
+        text = f"{len(centres)} of {len(centres) + len(cells.maps)} without draws, of share {shares.sum():.0%}"
+        remedy = f"No draw is in the mode at {where}: {advice(view.est, 'whiten', 'init')}."
+        return judged("modes", shares.sum().item(), text, remedy)
+    if len(cells.maps) == 1:
+        return judged("modes", 0.0, "1", None)
+    found, _, _ = weigh(view.score, view.x[view.finite], cells, view.generator)
+    if not found.trusted:
+        raise ValueError(f"the weights of {len(found.weights)} modes are not to be trusted, {found.reason}")
+    return judged(*_misplaced(found, len(view.x)))
+
+
+def _misplaced(found: Modes, n: int) -> tuple[str, float, str, str | None]:
+    """Judge the weights of modes by n draws."""
+    gaps = found.shares - found.weights
+    misplaced = float(np.abs(gaps).sum() / 2)
+    noise = np.sqrt(found.standard_errors**2 + found.weights * (1 - found.weights) / n)
+    wrong = misplaced > MAX_MISPLACED and (np.abs(gaps) > N_SE * noise).any()
+    k = int(np.abs(gaps).argmax())
+    remedy = (
+        f"The mode at {np.array2string(found.centres[k][:5], precision=2)} has {found.shares[k]:.0%} of the draws, "
+        f"where its weight is {found.weights[k]:.0%}: modes(est, target, reweight=True) mends that."
+    )
+    text = f"{len(gaps)}, {misplaced:.1%} of the draws in a wrong one"
+    return "modes", misplaced, text, remedy if wrong else None
+
+
+def _geometry(view: View, cells: Cells, lost: Tensor) -> Geometry:
+    """Measure whitened scores at the draws and where chains have moved some of them."""
+    x = view.x[view.finite]
+    cells = cells.refined(x)
+    norms = view.x.new_full((len(view.x),), math.inf)
+    norms[view.finite] = _whitened_norms(cells, cells.assign(x), view.s[view.finite])
+    n_moved = max(N_FEWEST, min(N_MOVED, N_NUMBERS // x.shape[1]))
+    try:
+        y = _moved(view.score, x[:n_moved], cells, view.generator)
+        s = view.score(y)
+        at_home = stein_variances(y, s)[0].mean() > 0  # else they have run away
+        reference = _whitened_norms(cells, cells.assign(y), s)[: len(y) if at_home else 0]
+    except REFUSALS:
+        reference = x.new_empty(0)
+    return Geometry(cells.assign(view.x), lost, norms, reference)
+
+
+def _moved(score: Score, x: Tensor, cells: Cells, generator: torch.Generator) -> Tensor:
+    """Return the states of Metropolis chains that start at draws x (n, d), each with the map of its cell."""
+    cell = cells.assign(x)
+    parts = [run_chains(score, x[cell == k], cells.maps[k], generator) for k in cell.unique().tolist()]
+    return torch.cat([part.flatten(0, 1) for part in parts])
+
+
+def _whitened_norms(cells: Cells, cell: Tensor, s: Tensor) -> Tensor:
+    """Return the lengths (n,) of scores s (n, d) whitened by the maps of their cells."""
+    norms = s.new_empty(len(s))
+    for k, a in enumerate(cells.maps):
+        norms[cell == k] = torch.linalg.vector_norm(a.whiten_score(s[cell == k]), dim=1)
+    return norms
+
+
+def check_strays(est: Any, geometry: Geometry) -> Check:
+    """Count the draws whose scores are longer than those of the target."""
+    if not len(geometry.reference):
+        raise ValueError("chains that start at the draws run away, as from a score of the wrong sign")
+    limit = stray_limit(as_array(geometry.reference))
+    share = (geometry.norms > limit).double().mean().item()
+    text = f"{share:.1%} with whitened scores longer than {limit:.3g}"
+    remedy = (
+        f"Draws lie where the target has hardly any mass: {advice(est, 'whiten', 'mixing', 'max_iter', 'n_warmup')}."
+    )
+    return judged("stray draws", share, text, remedy if share > MAX_ASTRAY else None)

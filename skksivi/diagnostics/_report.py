@@ -1,0 +1,142 @@
+"""What a diagnosis says."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from skksivi.diagnostics._figure import draw_report
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: Columns of a printed report, and its indent.
+WIDTH, INDENT = 110, " " * 25
+
+
+class Check(NamedTuple):
+    """One line of a diagnosis.
+
+    Attributes
+    ----------
+    name : str
+    value : float
+        The number that was judged, NaN where there is none.
+    text : str
+        It in words, with what it is compared with.
+    verdict : str
+        "ok", "warn", or "not available: " and why.
+    remedy : str
+        What to do, one sentence; empty unless the verdict is "warn".
+    """
+
+    name: str
+    value: float
+    text: str
+    verdict: str
+    remedy: str = ""
+
+
+@dataclass(repr=False)
+class Diagnosis:
+    """The report of `skksivi.diagnose`; indexed by the name of a check it gives that one.
+
+    Attributes
+    ----------
+    estimator : str
+        The class of the fit.
+    checks : tuple of Check
+    X : ndarray of shape (n, d)
+        The draws that were looked at.
+    modes : ndarray of shape (n,)
+        Indices of the modes they are in.
+    lost : ndarray of shape (k, d)
+        Modes in which there are none.
+    score_norms : ndarray of shape (n,)
+        Lengths of their whitened scores, infinite where the score is not finite.
+    reference_norms : ndarray of shape (m,)
+        The same where Metropolis chains have moved some of them, empty if there are none.
+    variances, variance_errors : ndarray of shape (d,)
+        By Stein's identity, with standard errors.
+    losses : ndarray or None
+        The `loss_curve_`.
+
+    Examples
+    --------
+    >>> from skksivi import diagnose
+    >>> from skksivi.baselines import Laplace
+    >>> report = diagnose(Laplace(random_state=0).fit(lambda x: -x, n_features=2), lambda x: -x, random_state=0)
+    >>> report.ok
+    True
+    >>> report.checks[-1].name
+    'Stein variances'
+    >>> figure = report.plot()
+    >>> figure.savefig("report.png")  # doctest: +SKIP
+    """
+
+    estimator: str
+    checks: tuple[Check, ...]
+    X: np.ndarray = field(compare=False)
+    modes: np.ndarray = field(compare=False)
+    lost: np.ndarray = field(compare=False)
+    score_norms: np.ndarray = field(compare=False)
+    reference_norms: np.ndarray = field(compare=False)
+    variances: np.ndarray = field(compare=False)
+    variance_errors: np.ndarray = field(compare=False)
+    losses: np.ndarray | None = field(default=None, compare=False)
+
+    @property
+    def ok(self) -> bool:
+        """Whether no check warns."""
+        return not self.warnings
+
+    @property
+    def warnings(self) -> tuple[Check, ...]:
+        """The checks that warn."""
+        return tuple(check for check in self.checks if check.verdict == "warn")
+
+    def __getitem__(self, name: str) -> Check:
+        for check in self.checks:
+            if check.name == name:
+                return check
+        raise KeyError(f"no check is named {name!r}; there are {', '.join(c.name for c in self.checks)}.")
+
+    def __str__(self) -> str:
+        n, d = self.X.shape
+        lines = [f"{self.estimator}, {n} draws of {d} features: {_summary(self.checks)}"]
+        for check in self.checks:
+            mark, text = (check.verdict, check.text) if check.text else ("-", check.verdict)
+            lines += textwrap.wrap(f"  {mark:<5} {check.name:<16} {text}", WIDTH, subsequent_indent=INDENT)
+            lines += textwrap.wrap(check.remedy, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT)
+        if self.modes.max(initial=0) > 0 or self["modes"].verdict == "warn":
+            lines.append(f"{INDENT}KSD does not see the weights of modes: judge these by the line on modes.")
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+    def plot(self, axes: Any = None) -> Figure:
+        """Show the loss, the Stein variances, the lengths of the scores and the modes.
+
+        Parameters
+        ----------
+        axes : array of 4 Axes, default=None
+            Where to draw; None makes a figure.
+
+        Returns
+        -------
+        figure : Figure
+
+        Raises
+        ------
+        ValueError
+            `axes` are not four.
+        """
+        return draw_report(self, axes)
+
+
+def _summary(checks: tuple[Check, ...]) -> str:
+    warn, ok = (sum(check.verdict == verdict for check in checks) for verdict in ("warn", "ok"))
+    return f"{warn} of {warn + ok} checks warn" if warn else f"all of {ok} checks are ok"

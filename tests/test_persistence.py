@@ -23,7 +23,7 @@ from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
 import skksivi
-from skksivi import HKSIVIApproximator, KSIVIApproximator, kernels, mixing, modes, persistence
+from skksivi import HKSIVIApproximator, KSIVIApproximator, kernels, mixing, modes
 from skksivi.annealing import Cosine, Linear
 from skksivi.base import BaseApproximator
 from skksivi.baselines import (
@@ -41,6 +41,7 @@ from skksivi.baselines import (
     Laplace,
     MeanFieldVI,
 )
+from skksivi.persistence._kinds import KINDS, NAMES
 from skksivi.targets import Multimodal
 
 MEAN = torch.tensor([1.0, -2.0])
@@ -210,7 +211,7 @@ def test_an_unfitted_estimator_comes_back(name, tmp_path):
 def test_every_approximator_can_be_saved():
     own = [skksivi.KSIVIApproximator, skksivi.HKSIVIApproximator]
     public = [*own, *(getattr(skksivi.baselines, name) for name in skksivi.baselines.__all__)]
-    assert {*public, *kernels.KERNELS.values()} <= persistence.NAMES.keys()
+    assert {*public, *kernels.KERNELS.values()} <= NAMES.keys()
     assert {type(q) for q in ESTIMATORS.values()} == set(public)
 
 
@@ -331,7 +332,7 @@ def test_an_error_while_writing_leaves_the_old_file(fitted, saved, step, tmp_pat
     def fails(*_):
         raise OSError("the disk is full")
 
-    monkeypatch.setattr(persistence.os, step, fails)
+    monkeypatch.setattr(os, step, fails)
     with pytest.raises(OSError, match="disk is full"):
         skksivi.save(fitted["laplace"], path)
     assert path.read_bytes() == saved["Laplace"]
@@ -651,7 +652,7 @@ values = st.one_of(
         [None, True, -1, 0, 1, 2, 3, 10**30, 1e308, -0.5, math.nan, math.inf, "", "x", "cuda", "float64"]
     ),
     st.sampled_from([{}, {"is": "tensor"}, {"is": "array"}, {"is": ["tensor"]}, {"is": "tuple", "items": "ab"}]),
-    st.builds(lambda name: {"is": name}, st.sampled_from(list(persistence.KINDS))),
+    st.builds(lambda name: {"is": name}, st.sampled_from(list(KINDS))),
     st.lists(st.integers(-3, 2**70), max_size=3),
 )
 

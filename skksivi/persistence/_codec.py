@@ -1,0 +1,112 @@
+"""Values to json and tensors, and back."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from skksivi.base import BaseApproximator
+from skksivi.persistence._kinds import KINDS, NAMES
+
+#: Objects and lists within one another, at most.
+MAX_DEPTH = 12
+
+#: Types of numbers in a file, by their names there.
+DTYPES = {
+    "F32": torch.float32,
+    "F64": torch.float64,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "BOOL": torch.bool,
+}
+
+
+def encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+    """Return `value` as what json can hold, and put the tensors in it into `tensors`."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value)):
+        return value
+    if type(value) is list:
+        return [encode(item, f"{path}.{i}", tensors) for i, item in enumerate(value)]
+    if type(value) is np.ndarray and value.dtype.isnative and value.dtype.kind in "fib":
+        return {"is": "array", **_put(torch.from_numpy(np.array(value, order="K")), path, tensors)}
+    if isinstance(value, Tensor):
+        return {"is": "tensor", **_put(value.detach().cpu(), path, tensors)}
+    if type(value) not in NAMES:
+        raise _refusal(value, path)
+    name = NAMES[type(value)]
+    parts = KINDS[name].parts(value)
+    return {"is": name, **{part: encode(parts[part], _joined(path, part), tensors) for part in parts}}
+
+
+def _decode(node: Any, path: str, tensors: dict[str, Tensor], device: torch.device) -> Any:
+    """Return the value of a piece of json, whose tensors are taken out of `tensors`."""
+    if path.count(".") >= MAX_DEPTH:
+        raise ValueError(f"`{path}` is nested too deep")
+    if isinstance(node, list):
+        return [_decode(item, f"{path}.{i}", tensors, device) for i, item in enumerate(node)]
+    if isinstance(node, float) and not math.isfinite(node):
+        raise ValueError(f"`{path}` is not finite")
+    if not isinstance(node, dict):
+        return node
+    name = node.pop("is")
+    if name in ("tensor", "array"):
+        x = _take(path, tensors, **node)
+        return x.to(device) if name == "tensor" else _as_array(x)
+    if name not in KINDS:
+        raise ValueError(f"`{path}` is of the class {name!r}, which is none of those that can be saved")
+    parts = {part: _decode(node[part], _joined(path, part), tensors, device) for part in node}
+    return KINDS[name].build(**parts)
+
+
+def decoded(state: str, tensors: Mapping[str, Tensor], device: torch.device) -> Any:
+    """Return the estimator of a state, which must use all tensors."""
+    left = dict(tensors)
+    estimator = _decode(json.loads(state), "", left, device)
+    if not isinstance(estimator, BaseApproximator):
+        raise ValueError("it holds no estimator")
+    if left:
+        raise ValueError(f"it holds `{next(iter(left))}`, which no part of it uses")
+    return estimator
+
+
+def _joined(path: str, part: str) -> str:
+    return f"{path}.{part}" if path else part
+
+
+def _put(x: Tensor, path: str, tensors: dict[str, Tensor]) -> dict[str, bool]:
+    """Store a tensor in the order that it has in memory; return whether that is the order of its transpose."""
+    if x.dtype not in DTYPES.values():
+        raise _refusal(x, path)
+    transposed = x.dim() == 2 and not x.is_contiguous() and x.mT.is_contiguous()
+    tensors[path] = (x.mT if transposed else x).clone(memory_format=torch.contiguous_format)
+    return {"transposed": True} if transposed else {}
+
+
+def _take(path: str, tensors: dict[str, Tensor], *, transposed: bool = False) -> Tensor:
+    if path not in tensors:
+        raise ValueError(f"`{path}` is missing")
+    x = tensors.pop(path)
+    return x.mT if transposed else x
+
+
+def _as_array(x: Tensor) -> np.ndarray:
+    """Return a numpy array, of a tensor without memory one that repeats a single zero."""
+    if x.is_meta:
+        return np.broadcast_to(torch.zeros((), dtype=x.dtype).numpy(), tuple(x.shape))
+    return x.numpy()
+
+
+def _refusal(value: Any, path: str) -> TypeError:
+    what = repr(value) if isinstance(value, float) else f"of type {type(value).__name__}"
+    return TypeError(
+        f"`{path}` is {what}, which cannot be saved without pickle; call set_params({path.split('.')[0]}=...) with "
+        "None, a finite number, a name, an array or an object of this package first, which changes nothing learned."
+    )

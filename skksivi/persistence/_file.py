@@ -1,0 +1,186 @@
+"""Files that are whole or not there, and read without trust."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import textwrap
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from skksivi._arrays import resolve_device
+from skksivi.base import BaseApproximator, score_of
+from skksivi.persistence._codec import DTYPES, decoded, encode
+from skksivi.persistence._kinds import KINDS, NAMES
+
+#: Of the files that this version writes and reads.
+FORMAT = "1"
+
+#: Bytes of a header, at most, and of a file unless `load` is told otherwise.
+MAX_HEADER, MAX_BYTES = 2**20, 2**32
+
+#: What stands in the place of a checksum while it is computed.
+_NO_DIGEST = "0" * 64
+
+
+def save(estimator: BaseApproximator, path: str | os.PathLike[str]) -> None:
+    """Save an estimator, fitted or not, without pickle.
+
+    The file is written to the side and renamed, so that an earlier one stays whole if something fails.
+
+    Parameters
+    ----------
+    estimator : KSIVIApproximator, HKSIVIApproximator or an estimator of `skksivi.baselines`
+        A parameter that is a function, or an object of a class of your own, cannot be saved. `checkpoint` is left
+        out, as are attributes of your own.
+    path : path-like
+        The file, replaced if it is there.
+
+    Raises
+    ------
+    TypeError
+        `estimator` is not of a class of this package, or a parameter cannot be saved.
+    ValueError
+        A parameter is out of its range, or what was learned is not finite.
+    OSError
+        The file cannot be written.
+
+    Examples
+    --------
+    >>> import skksivi, tempfile
+    >>> q = skksivi.baselines.Laplace(random_state=0).fit(lambda x: 3 - x, n_features=2)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     skksivi.save(q, folder + "/q.safetensors")
+    ...     skksivi.load(folder + "/q.safetensors").mean_
+    array([3., 3.])
+    """
+    if not isinstance(estimator, BaseApproximator) or type(estimator) not in NAMES:
+        names = ", ".join(name for name, kind in KINDS.items() if issubclass(kind.cls, BaseApproximator))
+        raise TypeError(f"`estimator` must be one of {names}, got {type(estimator).__name__}.")
+    _replace(Path(os.path.realpath(path)), _to_bytes(estimator))
+
+
+def load(path: str | os.PathLike[str], *, score_fn: Any = None, max_bytes: int = MAX_BYTES) -> Any:
+    """Load an estimator from a file of `save`; whoever wrote the file, nothing in it is run.
+
+    Samples, log-densities, parameters and attributes are those of the saved estimator, bit for bit on the same
+    device, and `sample` without a `random_state` goes on where the saved one stood.
+
+    Parameters
+    ----------
+    path : path-like
+    score_fn : callable or Target, default=None
+        What the estimator was fitted to; needed by those that draw samples with it, as `HKSIVIApproximator`.
+    max_bytes : int, default=2**32
+        Refuse a larger file; reading takes up to three times its size in memory.
+
+    Returns
+    -------
+    estimator : object
+        With `device` set to "auto" where the saved one is not present.
+
+    Raises
+    ------
+    ValueError
+        The file was not written by `save`, is damaged, or is of another version.
+    OSError
+        The file cannot be opened or read.
+    """
+    path = Path(path)
+    if path.exists() and not (path.is_file() or path.is_dir()):  # opening a pipe would wait for ever
+        raise ValueError(f"{str(path)!r} is not a regular file.")
+    with open(path, "rb") as file:
+        try:
+            estimator = _read(file, max_bytes)
+        except OSError:
+            raise
+        except Exception as error:
+            known = isinstance(error, ValueError)
+            reason = textwrap.shorten(str(error).rstrip(".") if known else f"it holds something else, {error!r}", 300)
+            raise ValueError(f"{str(path)!r} is not a whole file of `skksivi.save`: {reason}.") from error
+    if score_fn is not None and hasattr(estimator, "n_features_in_"):
+        estimator._score = score_of(estimator, score_fn)
+    return estimator
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Write a file in the place of an earlier one, or leave that as it is."""
+    aside = path.with_name(f".{secrets.token_hex(8)}.tmp")
+    try:
+        with open(aside, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+
+
+def _to_bytes(estimator: BaseApproximator) -> bytes:
+    """Return the file of an estimator, one that can be read."""
+    tensors: dict[str, Tensor] = {}
+    state = json.dumps(encode(estimator, "", tensors))
+    decoded(state, tensors, torch.device("cpu"))
+    data = safetensors.torch.save(tensors, {"format": FORMAT, "state": state, "sha256": _NO_DIGEST})
+    if (length := int.from_bytes(data[:8], "little")) > MAX_HEADER:
+        raise ValueError(
+            f"The parameters take {length} bytes, more than the {MAX_HEADER} that a file may have for them; make "
+            "long lists numpy arrays."
+        )
+    return data.replace(_digest_field(_NO_DIGEST), _digest_field(_digest(data, _NO_DIGEST)), 1)
+
+
+def _read(file: BinaryIO, max_bytes: int) -> Any:
+    """Return the estimator of a file, whose claims are checked one after the other, the cheapest first."""
+    size = os.fstat(file.fileno()).st_size
+    if size > max_bytes:
+        raise ValueError(f"it has {size} bytes, more than the {max_bytes} of `max_bytes`")
+    start = file.read(8)
+    length = int.from_bytes(start, "little")
+    if len(start) < 8 or length > min(size - 8, MAX_HEADER):
+        raise ValueError("it has no header of its length")
+    start += file.read(length)
+    header = json.loads(start[8:])
+    about = header.pop("__metadata__")
+    if about["format"] != FORMAT:
+        raise ValueError(f"it has format {about['format']}, but this version of skksivi reads format {FORMAT}")
+    plan = {name: _planned(entry) for name, entry in header.items()}
+    if len(start) + sum(x.numel() * x.itemsize for x in plan.values()) != size:
+        raise ValueError("its length is not that of the numbers it should hold")
+    device = _usable(decoded(about["state"], plan, torch.device("meta")).device)
+
+    data = start + file.read(size - len(start))
+    if _digest(data, about["sha256"]) != about["sha256"]:
+        raise ValueError("its checksum is wrong, so that it is damaged")
+    tensors = {name: x.clone() for name, x in safetensors.torch.load(data).items()}  # aligned, for the same rounding
+    return decoded(about["state"], tensors, resolve_device(device)).set_params(device=device)
+
+
+def _digest_field(digest: str) -> bytes:
+    return f'"sha256":"{digest}"'.encode()
+
+
+def _digest(data: bytes, digest: str) -> str:
+    """Return the checksum of a file that holds `digest` as its own."""
+    return hashlib.sha256(data.replace(_digest_field(digest), _digest_field(_NO_DIGEST), 1)).hexdigest()
+
+
+def _planned(entry: dict[str, Any]) -> Tensor:
+    """Return a tensor of the type and shape of a header's entry, without memory."""
+    return torch.empty(entry["shape"], dtype=DTYPES[entry["dtype"]], device="meta")
+
+
+def _usable(device: str | torch.device) -> str | torch.device:
+    """Return the device, or "auto" where it is not present."""
+    try:
+        holds_numbers = resolve_device(device).type != "meta"
+    except Exception:  # torch imports some kinds of devices, which fails in many ways
+        holds_numbers = False
+    return device if holds_numbers else "auto"

@@ -8,7 +8,7 @@ name, ``python examples/dask_search.py --scheduler tcp://host:8786``. The search
 table is the same as in one process: the seed of each fit comes from its fold. A worker that dies is replaced and its
 fits are done again.
 
-Needs ``pip install skksivi[dask]``, and the same versions of everything on all machines.
+Needs ``pip install '.[dask]'``, and the same versions of everything on all machines.
 """
 
 import argparse

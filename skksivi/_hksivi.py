@@ -124,7 +124,8 @@ class HKSIVIApproximator(BaseApproximator):
     loss_curve_ : ndarray of shape (`n_iter_`,)
         The weighted sum of the estimates of KSD^2 at each iteration.
     ksd_curve_ : ndarray
-        With `tol`, the squared discrepancy of the last layer under one fixed kernel, each 500 iterations.
+        The squared discrepancy of the last layer under one fixed kernel, each 500 iterations; empty without `tol`
+        where no moment penalty holds the layers.
     engine_, n_iter_, best_iter_, n_features_in_
         As of `KSIVIApproximator`.
 

@@ -138,7 +138,7 @@ class KSIVIApproximator(BaseApproximator):
         Stop when the discrepancy under one fixed kernel in u has not fallen by this share for `n_iter_no_change`
         iterations. None runs all `max_iter` iterations.
     n_iter_no_change : int, default=2000
-        Patience of early stopping, in iterations.
+        Patience of early stopping, in iterations. It is as long as a default fit: with `tol`, set it lower.
     hvp : {"auto", "autograd", "finite-difference"}, default="auto"
         How the products of the score's Jacobian with vectors are formed, of which the gradient is made. "autograd"
         differentiates the score and refuses one of which that is wrong; "finite-difference" takes central
@@ -177,7 +177,7 @@ class KSIVIApproximator(BaseApproximator):
         The estimate of KSD^2 at each iteration, under the training kernel.
     ksd_curve_ : ndarray
         The squared discrepancy under one fixed kernel in u, each 500 iterations; of a fit that starts at a pilot the
-        start too. Empty without a pilot and `tol`.
+        start too. Empty where there is neither a settled pilot nor `tol`.
     best_iter_ : int
         The iteration whose state was kept: of a fit that starts at a pilot that with the smallest fixed-kernel
         discrepancy of those whose moments stayed near the start's, zero if training has not improved on the start;

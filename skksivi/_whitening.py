@@ -58,7 +58,7 @@ class Whitening:
     settled : bool
         Whether the chains of the pilot agreed with themselves when they ended.
     mean, mean_se, sd : ndarray of shape (d,) or None
-        Moments of the pilot, and standard errors of its mean; with whiten="auto".
+        Moments of the pilot, and standard errors of its mean; with whiten="auto" and "diagonal".
     """
 
     map: Any

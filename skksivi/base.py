@@ -97,13 +97,16 @@ class BaseApproximator(CallbackSupportMixin, DensityMixin, BaseEstimator, ABC):
         FloatingPointError
             The loss became NaN or infinite.
         KeyboardInterrupt
-            Ctrl-C. Of a training that is under way the state reached is kept, as of one that met a loss that is not
-            finite; what the score raises leaves the estimator as it was, unless `warm_start` is set.
+            Ctrl-C. If training has begun, the state reached is kept and can be sampled; so it is after a loss that is
+            not finite. An exception of the score leaves the estimator as it was, unless `warm_start` is set.
 
         Warns
         -----
         UserWarning
             The score seems to have the wrong sign, or not to be the gradient of anything.
+        ConvergenceWarning
+            The result may be off: chains have not settled, iterations were skipped or too few, or the draws fail
+            Stein's identities.
         """
         self._validate_params()
         device = resolve_device(self.device)

@@ -85,10 +85,10 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
     r"""Bayesian regression, linear or by a neural network, predicting by draws of the posterior.
 
     .. math:: y_i \sim N(f_\theta(x_i), 1 / \gamma), \qquad \theta \sim N(0, I / \lambda), \qquad
-        \lambda, \gamma \sim \mathrm{Gamma}(a, b)
+        \gamma \sim \mathrm{Gamma}(a, b)
 
-    with X and y standardised. Draws of :math:`\theta` and the precisions are made once, in `fit`, so that predictions
-    are deterministic.
+    with X and y standardised; :math:`\lambda` is given, or where it is learned has the prior of :math:`\gamma`. Draws
+    of :math:`\theta` and the precisions are made once, in `fit`, so that predictions are deterministic.
 
     Parameters
     ----------

@@ -22,7 +22,7 @@ from skksivi.targets import Banana, Multimodal, XShaped
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--max-iter", type=int, default=4000)
-parser.add_argument("--full", action="store_true", help="the paper's settings")
+parser.add_argument("--full", action="store_true", help="the paper's iterations and draws")
 parser.add_argument("--output", help="write the figure to this file instead of showing it")
 args, _ = parser.parse_known_args()
 n_iter, n_draws, n_runs = (50_000, 100_000, 5) if args.full else (args.max_iter, 10_000, 1)

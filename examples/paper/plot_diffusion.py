@@ -25,7 +25,7 @@ from skksivi.targets import ConditionedDiffusion
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--max-iter", type=int, default=4000)
-parser.add_argument("--full", action="store_true", help="the paper's settings")
+parser.add_argument("--full", action="store_true", help="the paper's iterations and draws")
 parser.add_argument("--output", help="write the figure to this file instead of showing it")
 args, _ = parser.parse_known_args()
 d, n_iter, rate = (100, 100_000, 1e-4) if args.full else (50, args.max_iter, 1e-3)

@@ -23,7 +23,7 @@ from skksivi.targets import Banana, ConditionedDiffusion
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--repeats", type=int, default=30)
-parser.add_argument("--full", action="store_true", help="the paper's settings")
+parser.add_argument("--full", action="store_true", help="the paper's iterations and draws")
 parser.add_argument("--output", help="write the figure to this file instead of showing it")
 args, _ = parser.parse_known_args()
 n_repeats, d = (50, 100) if args.full else (args.repeats, 50)

@@ -5,6 +5,7 @@ Logistic regression: marginals, pairs and correlations
 The paper's figures of the waveform posterior: marginals and pairs of three of its 22 coefficients, and all 231
 correlations against those of exact draws, for SIVI, SIVI-SM and KSIVI in the paper's settings, and for this package's
 defaults. The paper runs 40,000 iterations (``--full``); here are 4,000 of each, of the defaults their 2,000.
+The data are made by the same recipe as the paper's, which `skksivi.datasets.fetch_waveform` has.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from skksivi.targets import BayesianLogisticRegression
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--max-iter", type=int, default=4000)
-parser.add_argument("--full", action="store_true", help="the paper's settings")
+parser.add_argument("--full", action="store_true", help="the paper's iterations and draws")
 parser.add_argument("--output", help="write the figure to this file instead of showing it")
 args, _ = parser.parse_known_args()
 n_iter = 40_000 if args.full else args.max_iter

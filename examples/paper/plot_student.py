@@ -24,7 +24,7 @@ from skksivi.targets import StudentT
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--max-iter", type=int, default=2000)
-parser.add_argument("--full", action="store_true", help="the paper's settings")
+parser.add_argument("--full", action="store_true", help="the paper's iterations and draws")
 parser.add_argument("--output", help="write the figure to this file instead of showing it")
 args, _ = parser.parse_known_args()
 n_iter, n_particles = (50_000, 5000) if args.full else (args.max_iter, 300)

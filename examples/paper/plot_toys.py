@@ -20,7 +20,7 @@ from skksivi.targets import Banana, Multimodal, XShaped
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--max-iter", type=int, default=5000)
-parser.add_argument("--full", action="store_true", help="the paper's settings")
+parser.add_argument("--full", action="store_true", help="the paper's iterations and draws")
 parser.add_argument("--output", help="write the figure to this file instead of showing it")
 args, _ = parser.parse_known_args()
 n_iter, n_draws = (50_000, 100_000) if args.full else (args.max_iter, 30_000)

@@ -22,6 +22,9 @@ N_IMPORTANCE, N_BRIDGE = 2000, 500
 #: Both, for a pilot.
 N_QUICK = 400
 
+#: Rows that are drawn at a time where some are left out, so that memory has a bound whatever the ratios.
+MAX_DRAWN = 2**15
+
 #: Degrees of freedom of the wider half of a proposal.
 DF = 5.0
 
@@ -76,7 +79,7 @@ class Reweighting(NamedTuple):
         """Draw n rows, leaving out some of the cells that are too frequent."""
         acceptance, kept, missing = self.ratios / self.ratios.max(), [], n
         while missing > 0:
-            x = draw(math.ceil(1.1 * missing * self.ratios.max().item()) + 10, generator)
+            x = draw(math.ceil(min(1.1 * missing * self.ratios.max().item() + 10, MAX_DRAWN)), generator)
             uniform = torch.rand(len(x), generator=generator, dtype=torch.float64, device=x.device)
             kept.append(x[uniform < acceptance[self.cells.assign(x.double())]][:missing])
             missing -= len(kept[-1])

@@ -59,6 +59,8 @@ class Checkpoint:
     path : path-like
     settings : dict
         What a fit must share with the one that it continues: names to plain values.
+    device : torch.device, default=cpu
+        Where the tensors of the file are to be.
 
     Attributes
     ----------
@@ -71,8 +73,11 @@ class Checkpoint:
         The file is not a checkpoint, or belongs to a fit with other settings.
     """
 
-    def __init__(self, path: str | os.PathLike[str], settings: dict[str, Any]) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], settings: dict[str, Any], device: torch.device | str = "cpu"
+    ) -> None:
         self.path = Path(path)
+        self.device = device
         self.settings = {name: str(value) for name, value in settings.items()}
         self.found: dict[str, Any] | None = None
         if self.path.exists():
@@ -80,7 +85,7 @@ class Checkpoint:
 
     def _read(self) -> dict[str, Any]:
         try:
-            state = _loaded(self.path.read_bytes())
+            state = _loaded(self.path.read_bytes(), self.device)
             theirs = state["settings"]
         except Exception as error:
             raise ValueError(
@@ -117,7 +122,7 @@ class Checkpoint:
 _LOADING = threading.Lock()
 
 
-def _loaded(content: bytes) -> dict[str, Any]:
+def _loaded(content: bytes, device: torch.device | str) -> dict[str, Any]:
     """Return the state of a file: its checksum, then what torch has saved."""
     digest, content = content[:32], content[32:]
     if hashlib.sha256(content).digest() != digest:
@@ -125,4 +130,4 @@ def _loaded(content: bytes) -> dict[str, Any]:
     with _LOADING:
         listed = torch.serialization.get_safe_globals()
         with torch.serialization.safe_globals([cls for cls in CLASSES if cls not in listed]):
-            return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+            return torch.load(io.BytesIO(content), map_location=device, weights_only=True)

@@ -615,6 +615,8 @@ class _Sum:
 
 def diagonal_gaussian_log_prob(x: Tensor, mu: Tensor, precision: Tensor) -> Tensor:
     """Return log N(x_i; mu_j, diag(1 / precision_j)) for all pairs, shape (n, k)."""
+    c = mu.mean(0)  # far from the origin the products would cancel
+    x, mu = x - c, mu - c
     squared = x.square() @ precision.mT - 2 * x @ (precision * mu).mT + (precision * mu.square()).sum(-1)
     log_determinant = precision.log().sum(-1) - x.shape[-1] * math.log(2 * math.pi)
     return (log_determinant - squared) / 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import logging
 import math
 import os
@@ -16,6 +17,7 @@ from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor, nn
 
 from skksivi._affine import WhitenedScore
+from skksivi._arrays import as_array
 from skksivi._checkpoint import Checkpoint
 from skksivi._moments import MomentPenalty, departure, stein_shift, stein_variances
 from skksivi._pilot import Pilot
@@ -48,10 +50,10 @@ KEEPING = (KeyboardInterrupt, FloatingPointError)
 WEIGHTS = ("entropic_weight", "laplacian_weight")
 
 #: Bounds of the variances of the draws by Stein's identity, one if they are right, beyond which a fit has failed.
-STEIN_VARIANCES = (0.25, 4.0)
+FAILED_VARIANCES = (0.25, 4.0)
 
 #: Square of the distance of the draws from the target, in their standard deviations, beyond which a fit has failed.
-STEIN_SHIFT = 4.0
+FAILED_SHIFT = 4.0
 
 #: Width of a kernel in whitened coordinates, in units of the square root of the dimension.
 WHITENED_BANDWIDTH = 0.5
@@ -142,8 +144,9 @@ def find_start(
             f"`warm_start` continues a fit of {est.n_features_in_} features, but the target has "
             f"{score_fn.n_features}; set warm_start=False."
         )
-    family = est.family_.to(score_fn.device, score_fn.dtype)
-    return Start(est.whitening_, copy.deepcopy(family).requires_grad_(), None, seed), None
+    family = copy.deepcopy(est.family_).to(score_fn.device, score_fn.dtype).requires_grad_()
+    family.mixing = copy.deepcopy(est.family_.mixing).to(score_fn.device)  # which keeps its precision
+    return Start(est.whitening_.to(score_fn.device), family, None, seed), None
 
 
 def continues(est: Any) -> bool:
@@ -173,12 +176,23 @@ def find_checkpoint(est: Any, score_fn: Score) -> Checkpoint | None:
     return Checkpoint(
         est.checkpoint,
         {**settings, "n_features": score_fn.n_features, "score_fn at -1/2 and 1/2": [f"{s:.6g}" for s in score]},
+        score_fn.device,
     )
 
 
 def _named(value: Any) -> Any:
-    """Return a setting, of an object or a function its name; parameters of objects are settings of their own."""
-    return getattr(value, "__qualname__", type(value).__qualname__) if callable(value) else value
+    """Return a setting, of an object or a function its name; parameters of objects are settings of their own.
+
+    Of an array its shape and a checksum, for its text leaves out the most of it.
+    """
+    if callable(value):
+        return getattr(value, "__qualname__", type(value).__qualname__)
+    if isinstance(value, list | tuple):
+        return [_named(item) for item in value]
+    if isinstance(value, Tensor) or hasattr(value, "__array__"):
+        array = np.ascontiguousarray(as_array(value))
+        return f"an array {array.shape} with checksum {hashlib.sha256(array.tobytes()).hexdigest()[:16]}"
+    return value
 
 
 # What is minimised
@@ -210,7 +224,10 @@ def schedule_of(est: Any) -> Callable[[float], tuple[float, ...]] | None:
 
     def schedule(progress: float) -> tuple[float, ...]:
         values = {name: w(progress) if callable(w) else w for name, w in weights.items()}
-        return temperature(progress), *(checked_weight(name, w, progress) for name, w in values.items())
+        return (
+            checked_weight("annealing", temperature(progress), progress, positive=True),
+            *(checked_weight(name, w, progress) for name, w in values.items()),
+        )
 
     return schedule
 
@@ -403,7 +420,7 @@ def warn(est: Any, score_fn: Score, x: Tensor, watch: Watch | None = None) -> No
 def _of_variances(x: Tensor, s: Tensor) -> str | None:
     """Say in which coordinate draws x (n, d) with scores s are far too wide or narrow."""
     variances, se = stein_variances(x, s)
-    low, high = STEIN_VARIANCES
+    low, high = FAILED_VARIANCES
     wrong = (variances + 5 * se < low) | (variances - 5 * se > high)
     if not wrong.any():
         return None
@@ -420,7 +437,7 @@ def _of_variances(x: Tensor, s: Tensor) -> str | None:
 def _of_shift(x: Tensor, s: Tensor) -> str | None:
     """Say how far draws x (n, d) with scores s are from the target."""
     square, se = stein_shift(x, s)
-    if not square - 5 * se > STEIN_SHIFT:
+    if not square - 5 * se > FAILED_SHIFT:
         return None
     return (
         "The draws are too far from the target: E[s]^T Cov(x) E[s], about the square of the distance in standard "

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from skksivi._stein import GradientEstimator, u_statistic, vanilla
-from skksivi.kernels import MAX_MEDIAN_DRAWS, Kernel, Tilted, median_pair
+from skksivi.kernels import MAX_MEDIAN_DRAWS, Kernel, Tilted, centre, median_pair
 
 #: Entries of a tile: on a CPU it stays in the cache, on a GPU it keeps the device busy.
 TILE_ENTRIES = defaultdict(lambda: 2**26, cpu=2**16)
@@ -79,7 +79,7 @@ def _fused(x: Tensor, f: Tensor, kernel: Kernel, *, within: bool) -> tuple[Tenso
     """Return L of shape (l,) and its gradients in `x` and `f` (l, n, d), which hold two halves unless `within`."""
     n = x.shape[1] if within else x.shape[1] // 2
     w = 1 / (n * (n - 1) if within else n * n)
-    centred = x - x[:, :1]  # far from the origin the products would cancel
+    centred = x - centre(x)
     norms = centred.square().sum(2, keepdim=True)
     u, v = _halves(centred, within)
     u_norms, v_norms = _halves(norms, within)

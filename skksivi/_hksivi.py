@@ -302,6 +302,7 @@ class HKSIVIApproximator(BaseApproximator):
 
     def _fit(self, score_fn: Score, generator: torch.Generator) -> BaseException | None:
         check_parameters(self)
+        self._layer_weights(self.n_layers)
         checkpoint = find_checkpoint(self, score_fn)
         start, resume = find_start(self, score_fn, generator, checkpoint, self._build)
         family: Any = copy.deepcopy(start.family)

@@ -34,7 +34,7 @@ from skksivi._fused import value_and_gradients
 from skksivi._moments import MomentPenalty, moments
 from skksivi._pilot import Pilot
 from skksivi._regularization import laplacian_gradient
-from skksivi._score import Halves, Score
+from skksivi._score import Score
 from skksivi._whitening import MAX_FEATURES, MAX_POINTS, Whitening, pulled_back
 from skksivi.base import BaseApproximator, HasMethods, Integral, Interval, Real, StrOptions
 from skksivi.kernels import Kernel
@@ -341,6 +341,10 @@ class KSIVIApproximator(BaseApproximator):
 
     def _fit(self, score_fn: Score, generator: torch.Generator) -> BaseException | None:
         self._check_parameters(score_fn.n_features)
+        if self.laplacian_weight and (score_fn.by_differences or score_fn.minibatch is not None):
+            raise ValueError(
+                "`laplacian_weight` needs a score that torch can differentiate, of all of the data; set it to zero."
+            )
         warn_of_improper(self, score_fn)
         checkpoint = find_checkpoint(self, score_fn)
         start, resume = find_start(self, score_fn, generator, checkpoint, self._build)
@@ -348,10 +352,6 @@ class KSIVIApproximator(BaseApproximator):
         guards = isinstance(family.mixing, Bootstrap) and whitening.settled
         watch = watch_of(self, score_fn, whitening, family, _draw, generator, guards=guards)
         score_u = pulled_back(score_fn, whitening, generator)
-        if self.laplacian_weight and (score_fn.by_differences or isinstance(score_u, Halves)):
-            raise ValueError(
-                "`laplacian_weight` needs a score that torch can differentiate, of all of the data; set it to zero."
-            )
         gradient_fn = self._gradient_fn(score_u, family, start.penalty, generator)
         ended_by = train(
             self, start, family, gradient_fn, generator, watch=watch, checkpoint=checkpoint, resume=resume

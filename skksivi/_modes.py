@@ -32,7 +32,7 @@ class Modes(NamedTuple):
     Attributes
     ----------
     centres : ndarray of shape (k, d)
-        Means of the draws of each.
+        Means of the states of chains that start at the draws of each.
     weights : ndarray of shape (k,)
         Under the target; they sum to one.
     standard_errors : ndarray of shape (k,)
@@ -157,6 +157,8 @@ def weigh(score: Score, x: Tensor, cells: Cells, generator: torch.Generator) -> 
         reason = ""
     if not reason and far > MAX_FAR:
         reason = f"{far:.0%} of the draws are far from every mode that could be compared with others"
+    if not reason and not (shares > 0).all():
+        reason = "one of them has states of chains, but none of the draws"
     numbers = [a.cpu().numpy() for a in (centres, weights[order], errors[order], shares)]
     return Modes(*numbers, not reason, reason), cells, shares  # type: ignore[call-arg, arg-type]
 

@@ -94,6 +94,7 @@ class Score:
         """Return the same score without minibatches."""
         other = copy.copy(self)
         other.minibatch = None
+        other.double = other if self.double is self else self.double.on_all_data()
         return other
 
     def like(self, score_fn: ScoreFunction, score_vjp: ScoreWithProduct | None) -> Score:

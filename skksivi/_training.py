@@ -273,7 +273,7 @@ def minimise(
         n_done = len(resume["losses"])
         losses[:n_done] = resume["losses"]
         iterate.resume(resume)
-        generator.set_state(resume["generator"])
+        generator.set_state(resume["generator"].cpu())
         if watch is not None:
             watch.resume(resume["watch"])
 

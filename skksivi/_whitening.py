@@ -3,7 +3,7 @@ r"""The affine map x = m + L u that puts a target near mean zero and unit covari
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -69,6 +69,12 @@ class Whitening:
     mean: np.ndarray | None = None
     mean_se: np.ndarray | None = None
     sd: np.ndarray | None = None
+
+    def to(self, device: torch.device) -> Whitening:
+        """Return the same with its map on a device."""
+        if self.map.m.device == device:
+            return self
+        return replace(self, map=type(self.map)(*(a.to(device) for a in self.map)))
 
     @property
     def m(self) -> np.ndarray:

@@ -31,10 +31,20 @@ __all__ = ["IMQ", "KERNELS", "Gaussian", "Kernel", "Laplace", "Riesz", "Tilted"]
 MAX_MEDIAN_DRAWS = 128
 
 
+def centre(x: Tensor) -> Tensor:
+    """Return the medians (..., 1, d) of three of the rows of x (..., n, d).
+
+    Products of rows cancel if the rows are far from the origin: they are taken from here, where no single row that is
+    far out leads.
+    """
+    a, b, c = x[..., :1, :], x[..., x.shape[-2] // 2, None, :], x[..., -1:, :]
+    return torch.maximum(torch.minimum(a, b), torch.minimum(torch.maximum(a, b), c))
+
+
 def squared_distances(x: Tensor, y: Tensor) -> Tensor:
     """Return the squared Euclidean distances (..., n, m) between rows (..., n, d) and (..., m, d)."""
-    centre = x.detach().mean(-2, keepdim=True)  # far from the origin the products would cancel
-    x, y = x - centre, y - centre
+    c = centre(x.detach())
+    x, y = x - c, y - c
     squares = x.square().sum(-1).unsqueeze(-1) + y.square().sum(-1).unsqueeze(-2)
     return (squares - 2 * x @ y.mT).clamp_min(0)
 

@@ -88,7 +88,8 @@ class GaussianMixture(BaseEstimator):
         means = np.asarray(self.means, dtype=np.float64)
         if means.ndim != 2 or means.shape[1] != latent_dim or not len(means) or not np.isfinite(means).all():
             raise ValueError(f"`means` must be finite, of shape (k, {latent_dim}), got shape {means.shape}.")
-        scales = np.broadcast_to(np.asarray(self.scales, dtype=np.float64), len(means))
+        scales = np.asarray(self.scales, dtype=np.float64)
+        scales = np.full(len(means), scales) if scales.ndim == 0 else scales
         weights = np.ones(len(means)) if self.weights is None else np.asarray(self.weights, dtype=np.float64)
         for name, values in (("scales", scales), ("weights", weights)):
             if values.shape != (len(means),) or not (np.isfinite(values) & (values > 0)).all():
@@ -101,4 +102,6 @@ def build_mixing(mixing: Any, latent_dim: int) -> _families.Mixing:
     """Return the sampler of a name, which means the normal, of an object of this module or of a function."""
     if isinstance(mixing, str):
         return _families.Normal(latent_dim)
+    if isinstance(mixing, type):
+        raise TypeError(f"`mixing` is the class {mixing.__name__}; give an object of it, {mixing.__name__}(...).")
     return mixing.build(latent_dim) if hasattr(mixing, "build") else _families.Sampler(mixing, latent_dim)

@@ -1,5 +1,6 @@
 """Checkpoints: an interrupted fit ends as one that never was interrupted."""
 
+import io
 import os
 import pickle
 import signal
@@ -10,6 +11,7 @@ import time
 
 import numpy as np
 import pytest
+import torch
 
 from skksivi import KSIVIApproximator
 from skksivi._checkpoint import Checkpoint
@@ -111,6 +113,24 @@ def test_another_fit_is_refused_by_the_name_of_what_differs(left_behind):
     with pytest.raises(ValueError, match="score_fn at -1/2 and 1/2"):
         KSIVIApproximator(**SETTINGS, checkpoint=left_behind).fit(lambda x: -x, n_features=2)
     assert left_behind.exists()
+
+
+def test_an_array_counts_to_its_last_entry(tmp_path):
+    init = np.random.RandomState(0).normal(size=(600, 2))
+    settings = {**SETTINGS, "checkpoint": tmp_path / "fit.ckpt"}
+    with pytest.raises(StoppedError):
+        KSIVIApproximator(**settings, init=init).fit(stopping_after(100))
+    other = init.copy()
+    other[300] += 1
+    with pytest.raises(ValueError, match=r"init = an array \(600, 2\) .*, this one has an array"):
+        KSIVIApproximator(**settings, init=other).fit(Banana())
+
+
+def test_a_fit_goes_on_on_its_device(left_behind):
+    settings = torch.load(io.BytesIO(left_behind.read_bytes()[32:]), weights_only=False)["settings"]
+    found = Checkpoint(left_behind, settings, "meta").found
+    assert {p.device.type for p in found["family"].parameters()} == {"meta"}
+    assert found["whitening"].map.m.device.type == "meta"
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "pickle"])

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skksivi._families import Bootstrap, Normal, gaussian_layer
+from skksivi._families import Bootstrap, Normal, diagonal_gaussian_log_prob, gaussian_layer
 
 REPEATABLE = settings(derandomize=True, deadline=None, max_examples=15)
 SHAPES = {"n_features": st.integers(1, 4), "latent_dim": st.integers(1, 5), "seed": st.integers(0, 10**6)}
@@ -55,6 +55,13 @@ def test_score_of_a_draw_is_the_gradient_of_its_conditional_log_density(
     x = draw.x.detach().requires_grad_()
     (score,) = torch.autograd.grad(family.log_prob(x, z).diagonal().sum(), x)
     torch.testing.assert_close(draw.score, score, rtol=1e-8, atol=1e-8)
+
+
+def test_the_density_is_as_exact_far_from_the_origin():
+    mu = torch.randn(3, 2, generator=generator(0)).double()
+    x, precision = mu + 0.001, torch.full_like(mu, 1e6)
+    near, far = (diagonal_gaussian_log_prob(x + shift, mu + shift, precision) for shift in (0.0, 1e6))
+    torch.testing.assert_close(far.diagonal(), near.diagonal(), rtol=0, atol=1e-3)
 
 
 @every_scale

@@ -85,6 +85,18 @@ def test_single_precision_agrees_with_double_far_from_the_origin(make, estimator
         assert (s - d).abs().max() < 1e-3 * d.abs().max()
 
 
+@pytest.mark.parametrize("row", [0, 5, -1])
+@pytest.mark.parametrize("estimator", GRADIENT_ESTIMATORS.values(), ids=GRADIENT_ESTIMATORS)
+@pytest.mark.parametrize("make", KERNELS[:4])
+def test_one_draw_that_is_far_out_does_not_spoil_the_others(make, estimator, row):
+    x, f = torch.randn(2, 200, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x[row] = 1e3
+    _, double, _ = value_and_gradients(x, f, make(), estimator)
+    _, single, _ = value_and_gradients(x.float(), f.float(), make(), estimator)
+    near = (x < 100).all(1)
+    assert (single - double)[near].abs().max() < 1e-3 * double[near].abs().max()
+
+
 @pytest.mark.parametrize("estimator", GRADIENT_ESTIMATORS.values(), ids=GRADIENT_ESTIMATORS)
 def test_the_inputs_are_left_alone(estimator):
     x, f = torch.randn(2, 20, 3, generator=torch.Generator().manual_seed(0))

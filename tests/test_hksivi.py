@@ -11,7 +11,7 @@ from skksivi import HKSIVIApproximator, mixing
 from skksivi._families import Bootstrap, Hierarchy, MultilayerPerceptron, StudentT
 from skksivi._score import autograd_pullback
 from skksivi.annealing import BRIDGES, Cosine, Geometric, Linear, bridge_levels
-from skksivi.targets import EightGaussians, XShaped
+from skksivi.targets import BayesianLogisticRegression, EightGaussians, Minibatches, XShaped
 
 QUICK = HKSIVIApproximator(
     n_layers=2, max_iter=30, batch_size=32, hidden_layer_sizes=(8,), whiten_budget=20_000, random_state=0
@@ -179,6 +179,26 @@ def test_a_warm_start_and_pickles_go_on():
     assert q.set_params(n_layers=4).fit(normal_score, n_features=2).family_.n_layers == 2  # the family is the old one
 
 
+def test_a_fit_to_minibatches_can_be_pickled():
+    X = np.random.RandomState(0).normal(size=(30, 2))
+    y = (X[:, 0] > 0).astype(int)
+    q = fit(max_iter=2, score_fn=Minibatches(BayesianLogisticRegression(X, y), 10))
+    again = pickle.loads(pickle.dumps(q))  # noqa: S301
+    np.testing.assert_array_equal(again.sample(5, random_state=0), q.sample(5, random_state=0))
+
+
+def test_mistakes_are_told_before_the_score_is_asked_for_much():
+    points = []
+
+    def score_fn(x):
+        points.append(len(x))
+        return -x
+
+    with pytest.raises(ValueError, match="layer_weights"):
+        HKSIVIApproximator(layer_weights=[1.0]).fit(score_fn, n_features=2)
+    assert sum(points) < 5000
+
+
 def test_an_interrupted_fit_goes_on_bit_for_bit(tmp_path):
     settings = {"checkpoint_every": 10, "batch_size": 37}
     whole = fit(**settings)
@@ -212,6 +232,8 @@ def test_an_interrupted_fit_goes_on_bit_for_bit(tmp_path):
         ({"mixing": mixing.GaussianMixture([[0.0]])}, "means"),
         ({"mixing": mixing.GaussianMixture([[0.0, 1.0]], scales=0.0)}, "scales"),
         ({"mixing": mixing.GaussianMixture([[0.0, 1.0]], weights=[-1.0])}, "weights"),
+        ({"mixing": mixing.GaussianMixture([[0.0, 1.0]], scales=[1.0, 2.0])}, "scales"),
+        ({"mixing": mixing.StudentT}, "mixing"),
         ({"mixing": lambda n, generator: torch.zeros(n, 3)}, "mixing"),
     ],
 )

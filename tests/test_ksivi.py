@@ -22,7 +22,8 @@ from plain_targets import (
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 
-from skksivi import KSIVIApproximator
+from skksivi import KSIVIApproximator, load, save
+from skksivi import mixing as mixings
 from skksivi._families import Bootstrap, Normal
 from skksivi.annealing import Linear
 from skksivi.kernels import KERNELS, Gaussian
@@ -304,6 +305,25 @@ def test_a_warm_start_goes_on_from_the_fitted_family_in_its_coordinates():
     np.testing.assert_allclose(q.sample(5000, random_state=0), X, atol=1e-3)
 
 
+def test_a_refused_warm_start_leaves_the_fit_as_it_was():
+    q = fit(dtype="float64", whiten=None)
+    X = q.sample(20, random_state=0)
+    q.set_params(dtype="float32", warm_start=True, laplacian_weight=1.0, hvp="finite-difference")
+    with pytest.raises(ValueError, match="laplacian_weight"):
+        q.fit(normal_score, n_features=2)
+    q.set_params(dtype="float64")
+    np.testing.assert_array_equal(q.sample(20, random_state=0), X)
+    assert next(q.family_.parameters()).dtype == torch.float64
+
+
+def test_a_mixing_distribution_keeps_its_precision_in_a_warm_start(tmp_path):
+    q = fit(mixing=mixings.GaussianMixture([[-1.0, 0.0], [1.0, 0.0]]), whiten=None, warm_start=True)
+    q.fit(normal_score, n_features=2)
+    assert q.family_.mixing.means.dtype == torch.float64
+    save(q, tmp_path / "q")
+    np.testing.assert_array_equal(load(tmp_path / "q").sample(5, random_state=0), q.sample(5, random_state=0))
+
+
 def test_many_features_are_whitened_by_a_diagonal_and_a_few_directions(monkeypatch):
     monkeypatch.setattr("skksivi._whitening.MAX_FEATURES", 5)
     scale = torch.logspace(-3, 3, 8)
@@ -369,6 +389,8 @@ MISTAKES = {
     "whiten_budget": ({"whiten_budget": -1}, "whiten_budget"),
     "pilot_weight": ({"pilot_weight": -1.0}, "pilot_weight"),
     "mixing": ({"mixing": "flow"}, "mixing"),
+    "annealing is a class": ({"annealing": Linear}, "annealing"),
+    "annealing of nothing": ({"annealing": lambda progress: None}, "annealing"),
 }
 
 

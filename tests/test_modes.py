@@ -9,7 +9,7 @@ from sklearn.exceptions import NotFittedError
 
 from skksivi import KSIVIApproximator, modes
 from skksivi._affine import Affine
-from skksivi._cells import Cells, _log_proposal, _propose, log_densities, mass, normalised, weighed
+from skksivi._cells import Cells, Reweighting, _log_proposal, _propose, log_densities, mass, normalised, weighed
 from skksivi._pilot import Pilot
 from skksivi.base import BaseApproximator
 from skksivi.baselines import Laplace
@@ -113,6 +113,24 @@ def test_a_fit_is_drawn_and_judged_by_the_weights_until_the_next(ring):
 def shares(X, target):
     nearest = ((X[:, None] - target.means.numpy()) ** 2).sum(-1).argmin(1)
     return np.bincount(nearest, minlength=8) / len(X)
+
+
+def test_leaving_out_draws_takes_no_more_memory_than_a_part():
+    """One half of the line is to have 1,000 times the weight that it has among the draws."""
+    sizes = []
+
+    def draw(n, generator):
+        sizes.append(n)
+        u = torch.rand(n, 1, generator=generator, dtype=torch.float64)
+        return torch.where(u < 0.001, 1.0, -1.0)
+
+    maps = [Affine(torch.full((1,), m, dtype=torch.float64), torch.eye(1, dtype=torch.float64)) for m in (1.0, -1.0)]
+    ratios = torch.tensor([500.0, 0.5 / 0.999], dtype=torch.float64)
+    cells = Cells(maps, torch.zeros(2, dtype=torch.float64))
+    x = Reweighting(cells, ratios).sample(draw, 2000, torch.Generator().manual_seed(0))
+    assert len(x) == 2000
+    assert abs((x > 0).double().mean() - 0.5) < 0.06  # five standard errors
+    assert max(sizes) <= 2**15 < sum(sizes)
 
 
 def test_one_mode_has_weight_one():

@@ -339,6 +339,11 @@ def test_an_error_while_writing_leaves_the_old_file(fitted, saved, step, tmp_pat
     assert os.listdir(tmp_path) == ["q.safetensors"]
 
 
+def test_a_score_that_is_not_needed_is_not_kept(fitted, tmp_path):
+    skksivi.save(fitted["laplace"], tmp_path / "q")
+    assert pickle.dumps(skksivi.load(tmp_path / "q", score_fn=lambda x: -x))
+
+
 def test_saving_goes_through_links_and_heeds_the_umask(fitted, tmp_path):
     (tmp_path / "there").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "there" / "q")

@@ -94,7 +94,7 @@ def _hierarchy(networks: list[Any], a: list[Any], levels: list[Any], **parts: An
     T, d = len(levels), len(scale)
     shared = len(networks) < T
     sizes = [(network.layers[0].in_features, network.layers[-1].out_features) for network in networks]
-    fits = len(networks) == (1 if shared else T) == len(sizes) and set(sizes) == {(d + shared, d)}
+    fits = len(networks) == (1 if shared else T) and set(sizes) == {(d + shared, d)}
     if not fits or len(a) != T or not all(type(x) is float and 0 < x <= 1 for x in levels):
         raise ValueError("the layers of its hierarchy do not fit")
     if not all(isinstance(value, _families.Constant) and value.value.shape == (d,) for value in a):

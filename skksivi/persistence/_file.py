@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from skksivi._arrays import resolve_device
+from skksivi._families import Hierarchy
 from skksivi.base import BaseApproximator, score_of
 from skksivi.persistence._codec import DTYPES, decoded, encode
 from skksivi.persistence._kinds import KINDS, NAMES
@@ -104,7 +105,7 @@ def load(path: str | os.PathLike[str], *, score_fn: Any = None, max_bytes: int =
             known = isinstance(error, ValueError)
             reason = textwrap.shorten(str(error).rstrip(".") if known else f"it holds something else, {error!r}", 300)
             raise ValueError(f"{str(path)!r} is not a whole file of `skksivi.save`: {reason}.") from error
-    if score_fn is not None and hasattr(estimator, "n_features_in_"):
+    if score_fn is not None and isinstance(getattr(estimator, "family_", None), Hierarchy):
         estimator._score = score_of(estimator, score_fn)
     return estimator
 

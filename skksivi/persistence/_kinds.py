@@ -153,7 +153,7 @@ KINDS.update(
         "kernels.Tilted": Kind(
             kernels.Tilted,
             lambda kernel: kernel.get_params(deep=False),
-            lambda **parts: build_tilted(**parts),
+            build_tilted,
         ),
         "annealing.Linear": _estimator(annealing.Linear, lambda schedule: schedule(0.0)),
         "annealing.Cosine": _estimator(annealing.Cosine, lambda schedule: schedule(0.0)),
@@ -163,7 +163,7 @@ KINDS.update(
         "mixing.GaussianMixture": Kind(
             mixing.GaussianMixture,
             lambda described: described.get_params(),
-            lambda means, scales, weights: build_described_mixture(means, scales, weights),
+            build_described_mixture,
         ),
         "Identity": _record(_affine.Identity, {"m": (DOUBLES, "d")}, sizes=lambda value: value.m.shape),
         "Affine": _record(

@@ -54,7 +54,7 @@ for ax, model, name in zip(axes, models, ("mean over the posterior", "most proba
         ax.scatter(a[of_kind], b[of_kind], marker=marker, c="w", edgecolors="k", s=25)
     ax.set(title=name, xlabel="texture")
 axes[0].set_ylabel("smoothness")
-figure.colorbar(shading, ax=axes, label="chance of benign")
+figure.colorbar(shading, ax=axes).set_label("chance of benign")
 
 # %%
 # The lines of equal chance fan out where there are no rows, and stay parallel on the right.

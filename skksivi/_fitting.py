@@ -369,7 +369,18 @@ def reporter(est: Any, family: nn.Module, learned: dict[str, Any]) -> Callable[[
 # What is told at the end
 
 
-def explained(error: BaseException, score_fn: Score, x: Tensor) -> FloatingPointError:
+def concluded(
+    est: Any, score_fn: Score, ended_by: BaseException | None, generator: torch.Generator, watch: Watch | None = None
+) -> BaseException | None:
+    """Return what has ended a training, explained, or warn of what is wrong with a fit that came to its end."""
+    if isinstance(ended_by, FloatingPointError):
+        return _explained(ended_by, score_fn, est._sample(N_MONITOR_DRAWS, generator))
+    if ended_by is None:
+        _warn(est, score_fn, est._sample(N_JUDGED_DRAWS, generator).double(), watch)
+    return ended_by
+
+
+def _explained(error: BaseException, score_fn: Score, x: Tensor) -> FloatingPointError:
     """Return the error with what draws x (n, d) of the last finite state tell of its cause."""
     bad = (~score_fn(x).isfinite().all(1)).nonzero().flatten().tolist()
     cause = f"the score is finite at {len(x)} fresh draws, so that it is a rare one"
@@ -386,7 +397,7 @@ def explained(error: BaseException, score_fn: Score, x: Tensor) -> FloatingPoint
     )
 
 
-def warn(est: Any, score_fn: Score, x: Tensor, watch: Watch | None = None) -> None:
+def _warn(est: Any, score_fn: Score, x: Tensor, watch: Watch | None) -> None:
     """Warn of what is wrong with a fit that has come to its end, of which x (n, d) are draws."""
     last = None if watch is None or not watch.keeps_best else watch.last
     n_skipped = int((~np.isfinite(est.loss_curve_)).sum())

@@ -18,11 +18,9 @@ from skksivi._affine import WhitenedScore
 from skksivi._families import JITTER, Bootstrap, Hierarchy, langevin_hierarchy
 from skksivi._fitting import (
     CONSTRAINTS,
-    N_JUDGED_DRAWS,
-    N_MONITOR_DRAWS,
     check_parameters,
+    concluded,
     estimator_of,
-    explained,
     find_checkpoint,
     find_start,
     kernel_in_u,
@@ -32,7 +30,6 @@ from skksivi._fitting import (
     points_near_target,
     score_of_sampler,
     train,
-    warn,
     watch_of,
 )
 from skksivi._fused import value_and_gradients
@@ -332,11 +329,7 @@ class HKSIVIApproximator(BaseApproximator):
             resume=resume,
             _score=score.double,
         )
-        if isinstance(ended_by, FloatingPointError):
-            return explained(ended_by, score, self._sample(N_MONITOR_DRAWS, generator))
-        if ended_by is None:
-            warn(self, score, self._sample(N_JUDGED_DRAWS, generator), watch)
-        return ended_by
+        return concluded(self, score, ended_by, generator, watch)
 
     def _gradient_fn(
         self,

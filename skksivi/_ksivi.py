@@ -14,11 +14,9 @@ from torch import Tensor
 from skksivi._families import JITTER, Bootstrap, Mixing, SemiImplicit, gaussian_layer
 from skksivi._fitting import (
     CONSTRAINTS,
-    N_JUDGED_DRAWS,
-    N_MONITOR_DRAWS,
     check_parameters,
+    concluded,
     estimator_of,
-    explained,
     find_checkpoint,
     find_start,
     kernel_in_u,
@@ -26,7 +24,6 @@ from skksivi._fitting import (
     n_reports,
     points_near_target,
     train,
-    warn,
     warn_of_improper,
     watch_of,
 )
@@ -356,11 +353,7 @@ class KSIVIApproximator(BaseApproximator):
         ended_by = train(
             self, start, family, gradient_fn, generator, watch=watch, checkpoint=checkpoint, resume=resume
         )
-        if isinstance(ended_by, FloatingPointError):
-            return explained(ended_by, score_fn, self._sample(N_MONITOR_DRAWS, generator))
-        if ended_by is None:
-            warn(self, score_fn, self._sample(N_JUDGED_DRAWS, generator), watch)
-        return ended_by
+        return concluded(self, score_fn, ended_by, generator, watch)
 
     def _gradient_fn(
         self,

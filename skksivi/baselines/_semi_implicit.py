@@ -15,15 +15,12 @@ from skksivi._families import Hierarchy, Normal, SemiImplicit, gaussian_layer
 from skksivi._fitting import (
     CONSTRAINTS,
     KEEPING,
-    N_JUDGED_DRAWS,
-    N_MONITOR_DRAWS,
     check_parameters,
-    explained,
+    concluded,
     log_density_of_layer,
     n_reports,
     points_near_target,
     reporter,
-    warn,
 )
 from skksivi._score import Halves, Score, ScoreFunction
 from skksivi._training import minimise
@@ -179,11 +176,7 @@ def train(
         raise run.ended_by
     losses = run.losses.astype(np.float64)
     vars(est).update(learned, family_=family_.requires_grad_(False), loss_curve_=losses, n_iter_=len(losses))
-    if isinstance(run.ended_by, FloatingPointError):
-        return explained(run.ended_by, score_fn, est._sample(N_MONITOR_DRAWS, generator))
-    if run.ended_by is None:
-        warn(est, score_fn, est._sample(N_JUDGED_DRAWS, generator).double())
-    return run.ended_by
+    return concluded(est, score_fn, run.ended_by, generator)
 
 
 def layer_with_pullback(family: SemiImplicit, z: Tensor) -> tuple[Tensor, Tensor, Callable[[Tensor, Tensor], None]]:

@@ -63,6 +63,16 @@ def load(path, settings):
     return document
 
 
+def load_to_show(path, name, refuse):
+    """Return the document in a file; refuse where there is none, or one of another table."""
+    if not path.exists():
+        refuse(f"there is no {path} to show; run the table without --show first, or give the --out of its results")
+    document = json.loads(path.read_text())
+    if (there := document["settings"]["table"]) != name:
+        refuse(f"{path} holds the table {there!r}, not {name!r}; give another --out")
+    return document
+
+
 def save(path, document):
     """Write a file so that it is whole at any time."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -185,7 +195,7 @@ def main():
     args.out = args.out or RESULTS / f"{args.table}{'_quick' if args.quick else ''}.json"
     args.cache = args.cache or args.out.parent / "reference"
     if args.show:
-        return print_table(table, json.loads(args.out.read_text()))
+        return print_table(table, load_to_show(args.out, args.table, parser.error))
     document = load(args.out, settings_of(args, table))
     run_missing(table, document, args)
     return print_table(table, document)

@@ -11,9 +11,14 @@ from torch import Tensor
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
-def as_tensor(X: ArrayLike | Tensor, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
-    """Return `X` as a tensor of the given type on the given device, without a graph."""
-    x = X.detach() if isinstance(X, Tensor) else torch.as_tensor(np.asarray(X))
+def as_tensor(
+    X: ArrayLike | Tensor, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
+) -> Tensor:
+    """Return `X` as a tensor of the given type, or its own, on the given device, without a graph.
+
+    An array that torch does not take as it is, with negative strides or read-only, is copied.
+    """
+    x = X.detach() if isinstance(X, Tensor) else torch.as_tensor(np.require(X, requirements=["C", "W", "E"]))
     return x.to(device=device, dtype=dtype)
 
 
@@ -36,11 +41,14 @@ def resolve_device(device: str | torch.device) -> torch.device:
     return resolved
 
 
+def make_rng(random_state: int | np.random.RandomState | None) -> np.random.RandomState:
+    """Return numpy's generator of `random_state`; None means fresh entropy, never numpy's global state."""
+    return check_random_state(np.random.RandomState() if random_state is None else random_state)
+
+
 def make_seed(random_state: int | np.random.RandomState | None) -> int:
     """Draw one seed from `random_state`; None means fresh entropy, never numpy's global state."""
-    if random_state is None:
-        return int(np.random.SeedSequence().generate_state(1, np.uint32)[0] >> 1)
-    return int(check_random_state(random_state).randint(np.iinfo(np.int32).max))
+    return int(make_rng(random_state).randint(np.iinfo(np.int32).max))
 
 
 def make_generator(
@@ -60,7 +68,14 @@ def argmedian(values: Tensor) -> Tensor:
     array = values.detach().numpy()
     middle = (array.shape[-1] - 1) // 2
     median = np.partition(array, middle, axis=-1)[..., middle : middle + 1]
-    return torch.as_tensor(np.argmax(array == median, axis=-1))
+    return as_tensor(np.argmax(array == median, axis=-1))
+
+
+def location_and_scale(a: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return weighted mean and standard deviation of columns (n, ...); the latter is one where they are constant."""
+    mean = np.average(a, axis=0, weights=w)
+    scale = np.sqrt(np.average((a - mean) ** 2, axis=0, weights=w))
+    return mean, np.where(scale <= 1e-12 * np.abs(mean), 1.0, scale)
 
 
 def check_sample_weight(sample_weight: ArrayLike | None, n: int) -> np.ndarray:

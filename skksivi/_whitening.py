@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from skksivi._affine import Affine, Identity, WhitenedScore
+from skksivi._arrays import as_tensor
 from skksivi._cells import weighed
 from skksivi._newton import newton_cg, saddle_free_newton
 from skksivi._pilot import (
@@ -248,7 +249,7 @@ def starting_points(init: Any, score_fn: Score) -> Tensor:
     d = score_fn.n_features
     if init is None:
         return torch.zeros(1, d, dtype=torch.float64, device=score_fn.device)
-    starts = torch.as_tensor(np.asarray(init, dtype=np.float64), device=score_fn.device)
+    starts = as_tensor(np.asarray(init, dtype=np.float64), device=score_fn.device)
     if starts.dim() not in (1, 2) or starts.shape[-1] != d or not len(starts) or not starts.isfinite().all():
         raise ValueError(f"`init` must be a finite vector of shape {(d,)} or a matrix of such rows, got {init!r}.")
     return starts.view(-1, d)

@@ -6,7 +6,7 @@ import logging
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from numbers import Integral, Real
 from typing import Any, ClassVar, Self
 
@@ -19,7 +19,7 @@ from sklearn.utils._param_validation import HasMethods, Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from skksivi._arrays import DTYPES, as_array, make_generator, make_seed, resolve_device
+from skksivi._arrays import DTYPES, as_array, as_tensor, make_generator, make_seed, resolve_device
 from skksivi._cells import Reweighting
 from skksivi._score import BlackBox, Score, ScoreFunction, resolve
 from skksivi._version import DOCUMENTATION
@@ -223,7 +223,7 @@ class BaseApproximator(CallbackSupportMixin, DensityMixin, BaseEstimator, ABC):
             raise ValueError(f"`X` has {X.shape[1]} columns, expected {self.n_features_in_} as in `fit`.")
         device = resolve_device(self.device)
         with ordinary_mode(device), torch.no_grad():
-            x = torch.as_tensor(X, device=device)
+            x = as_tensor(X, device=device)
             log_density = self._log_density(x)
             if hasattr(self, "reweighting_"):
                 log_density = log_density + self.reweighting_.ratios.log()[self.reweighting_.cells.assign(x)]
@@ -250,7 +250,7 @@ class BaseApproximator(CallbackSupportMixin, DensityMixin, BaseEstimator, ABC):
         if not (hasattr(X, "score_fn") or callable(X)):
             return float(self.score_samples(X).mean())
         device = resolve_device(self.device)
-        X = X.to(device=device) if hasattr(X, "to") else X
+        X = moved(X, device=device)
         score_fn, n_features = _unwrap(X, getattr(X, "n_features", self.n_features_in_))
         if n_features != self.n_features_in_:
             raise ValueError(f"`X` is a target of {n_features} features, expected {self.n_features_in_} as in `fit`.")
@@ -293,19 +293,17 @@ def of_seed(seed: int, n_features: int) -> dict[str, Any]:
 
 @contextmanager
 def logged(verbose: int) -> Iterator[None]:
-    """Let the progress of a fit be seen where nobody has said what is to become of it."""
+    """Let the progress of a fit be seen, by handlers of the user's if there are any."""
     logger = logging.getLogger("skksivi")
-    if not verbose or logger.isEnabledFor(logging.INFO):
+    with ExitStack() as undo:
+        if verbose and not logger.hasHandlers():
+            handler = logging.StreamHandler()
+            logger.addHandler(handler)
+            undo.callback(logger.removeHandler, handler)
+        if verbose and not logger.isEnabledFor(logging.INFO):
+            undo.callback(logger.setLevel, logger.level)
+            logger.setLevel(logging.INFO)
         yield
-        return
-    handler, level = logging.StreamHandler(), logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)
 
 
 @contextmanager
@@ -357,6 +355,12 @@ def score_of(est: BaseApproximator, score_fn: Any) -> Score:
     return _resolve_score(score_fn, d, dtype=DTYPES[est.dtype], device=resolve_device(est.device)).double
 
 
+def moved(score_fn: Any, **where: Any) -> Any:
+    """Return a target on another device or of another type; a function, which may be a module, is left alone."""
+    moves = hasattr(score_fn, "score_fn") and hasattr(score_fn, "to")
+    return score_fn.to(**where) if moves else score_fn
+
+
 def _as_target(score_fn: Any, n_features: int | None) -> Any:
     """Return what callbacks are shown: a target, since they would call a function."""
     return score_fn if hasattr(score_fn, "score_fn") else from_score_fn(*_unwrap(score_fn, n_features))
@@ -375,22 +379,19 @@ def _resolve_score(
     if isinstance(score_fn, type):
         raise TypeError(f"`score_fn` is the class {score_fn.__name__}; pass an instance, {score_fn.__name__}(...).")
 
-    def moved(dtype: torch.dtype) -> Any:
-        moves = hasattr(score_fn, "score_fn") and hasattr(score_fn, "to")
-        return score_fn.to(device=device, dtype=dtype) if moves else score_fn
-
     def in_type(dtype: torch.dtype) -> tuple[ScoreFunction, int, Any]:
-        target = moved(dtype)
+        target = moved(score_fn, device=device, dtype=dtype)
         return *_unwrap(target, n_features), getattr(target, "score_vjp", None)
 
     d = _unwrap(score_fn, n_features)[1]
     score = resolve(in_type, dtype=dtype, device=device, hvp=hvp, near=_points(near, d))
     if hasattr(score_fn, "minibatch"):
         for one in (score, score.double):
-            one.minibatch = _minibatches(one, score_fn.to(device=device, dtype=one.dtype))
+            one.minibatch = _minibatches(one, moved(score_fn, device=device, dtype=one.dtype))
     if hasattr(score_fn, "log_prob"):
         for one in (score, score.double):
-            one.log_prob = None if isinstance(one.score_fn, BlackBox) else moved(one.dtype).log_prob
+            target = moved(score_fn, device=device, dtype=one.dtype)
+            one.log_prob = None if isinstance(one.score_fn, BlackBox) else target.log_prob
     return score
 
 
@@ -409,4 +410,4 @@ def _points(near: Any, d: int) -> Tensor | None:
     if near is None:
         return None
     X = np.asarray(near, dtype=np.float64)
-    return torch.as_tensor(X.reshape(-1, d)) if X.ndim in (1, 2) and X.shape[-1] == d else None
+    return as_tensor(X.reshape(-1, d)) if X.ndim in (1, 2) and X.shape[-1] == d else None

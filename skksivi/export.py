@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from sklearn.utils.validation import check_is_fitted
 
 from skksivi._version import __version__
 from skksivi.base import BaseApproximator
@@ -78,6 +79,10 @@ def to_arviz(
         raise ImportError("`to_arviz` needs arviz-base; install it: pip install 'skksivi[arviz]'.") from error
     if not isinstance(est, BaseApproximator):
         raise TypeError(f"`est` must be a fitted approximator, got a {type(est).__name__}.")
+    check_is_fitted(est)
+    d = getattr(target, "n_features", est.n_features_in_)
+    if d != est.n_features_in_:
+        raise ValueError(f"`target` has {d} features, expected {est.n_features_in_} as in `fit`.")
     X = est.sample(n_samples, random_state)
     variables = target.constrain(X) if hasattr(target, "constrain") else {"x": X}
     return arviz_base.from_dict(

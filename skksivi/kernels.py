@@ -389,12 +389,14 @@ class Tilted(Kernel):
 
     def __call__(self, x: Tensor, y: Tensor | None = None) -> Tensor:
         """Evaluate the kernel on all pairs of rows, as any `Kernel`."""
+        self._check()
         w_x = self.weight(x)[0]
         w_y = w_x if y is None else self.weight(y)[0]
         return w_x * self.kernel(x, y) * w_y.mT
 
     def frozen(self, x: Tensor) -> Self:
         """Return a copy the bandwidth of whose kernel is a number, as `Kernel.frozen`."""
+        self._check()
         return clone(self).set_params(kernel=self.kernel.frozen(x))
 
     def _check(self) -> None:
@@ -450,6 +452,14 @@ def resolve_kernel(kernel: str | Kernel, bandwidth: Any = None) -> Kernel:
         raise TypeError(f"`kernel` must be a Kernel or one of {sorted(KERNELS)}, got {kernel!r}.")
     resolved: Kernel = clone(kernel)
     if bandwidth is not None:
-        resolved.set_params(**{"kernel__bandwidth" if isinstance(resolved, Tilted) else "bandwidth": bandwidth})
+        _set_bandwidth(resolved, bandwidth)
     resolved._check()
     return resolved
+
+
+def _set_bandwidth(kernel: Any, bandwidth: Any) -> None:
+    """Set it, or that of the kernel within; what is no kernel is left to `_check`."""
+    if isinstance(kernel, Tilted):
+        _set_bandwidth(kernel.kernel, bandwidth)
+    elif isinstance(kernel, Kernel):
+        kernel.bandwidth = bandwidth

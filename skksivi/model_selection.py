@@ -20,7 +20,7 @@ from sklearn.utils import check_array, check_scalar
 from torch import Tensor
 
 from skksivi._arrays import as_tensor, make_seed, resolve_device
-from skksivi.base import ordinary_mode
+from skksivi.base import moved, ordinary_mode
 from skksivi.kernels import IMQ
 from skksivi.metrics import Judge, energy_distance, sliced_wasserstein
 
@@ -210,9 +210,7 @@ def neg_distance_scorer(
     X_reference = check_array(X_reference, dtype=np.float64, ensure_min_samples=2, input_name="X_reference")
     n_samples = len(X_reference) if n_samples is None else n_samples
     check_scalar(n_samples, "n_samples", Integral, min_val=2)
-    if callable(metric):
-        return _NegDistance(X_reference, metric, n_samples)
-    if metric not in METRICS:
+    if not callable(metric) and metric not in METRICS:
         raise ValueError(f"`metric` must be one of {sorted(METRICS)} or a callable, got {metric!r}.")
     return _NegDistance(X_reference, metric, n_samples)
 
@@ -225,10 +223,9 @@ class _NegKSD:
     def __call__(self, estimator: Any, X: Any, y: Any = None) -> float:
         draws = _draws(estimator, self.n_samples, X)
         device = resolve_device(getattr(estimator, "device", "cpu"))
-        target = X.to(device=device) if hasattr(X, "to") else X
         with ordinary_mode(device):
             x = as_tensor(draws, dtype=torch.float64, device=device)
-            judge = Judge(_score_fn(target, x.shape[1]), x.shape[1], device)
+            judge = Judge(_score_fn(moved(X, device=device), x.shape[1]), x.shape[1], device)
             terms = [_imq_term(judge, x, c) for c in self.widths]
             return _rounded(-float(np.mean([*terms, _linear_term(judge, x)])))
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone
-from sklearn.utils import check_array, check_random_state, check_scalar
+from sklearn.utils import check_array, check_scalar, gen_batches
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from skksivi._arrays import check_sample_weight
+from skksivi._arrays import as_tensor, check_sample_weight, location_and_scale, make_rng, make_seed
 from skksivi._ksivi import KSIVIApproximator
 from skksivi._version import DOCUMENTATION
 from skksivi.base import BaseApproximator, Integral, Interval, Real, StrOptions
@@ -58,7 +59,7 @@ class _Predictor(BaseEstimator):
         """Return a copy of the approximator, or of the default if there is none, with a seed."""
         q: Any = clone(default if self.approximator is None else self.approximator)
         if q.random_state is None:
-            q.set_params(random_state=check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+            q.set_params(random_state=make_seed(self.random_state))
         return q
 
     def _fit_draws(self, q: Any, target: Target) -> None:
@@ -71,14 +72,16 @@ class _Predictor(BaseEstimator):
         return np.column_stack([np.ones(len(X)), (X - self._X_mean) / self._X_scale])
 
     def _learn_scales(self, X: np.ndarray, w: np.ndarray) -> None:
-        self._X_mean, self._X_scale = _location_and_scale(X, w)
+        self._X_mean, self._X_scale = location_and_scale(X, w)
 
+    def _check_inputs(self, X: ArrayLike) -> np.ndarray:
+        """Return rows to predict at."""
+        check_is_fitted(self)
+        return validate_data(self, X, dtype=np.float64, reset=False)
 
-def _location_and_scale(a: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the weighted mean and standard deviation of columns; the latter is one where they are constant."""
-    mean = np.average(a, axis=0, weights=w)
-    scale = np.sqrt(np.average((a - mean) ** 2, axis=0, weights=w))
-    return mean, np.where(scale <= 1e-12 * np.abs(mean), 1.0, scale)
+    def _parts(self, n_rows: int, n_outputs: int = 1) -> Iterator[slice]:
+        """Cut rows into parts, of which all draws predict CHUNK numbers at most."""
+        return gen_batches(n_rows, max(1, CHUNK // (len(self.draws_) * n_outputs)))
 
 
 class KSIVIRegressor(RegressorMixin, _Predictor):
@@ -181,7 +184,7 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
         w = check_sample_weight(sample_weight, len(X))
         X, y, w = X[w > 0], y[w > 0], w[w > 0]
         self._learn_scales(X, w)
-        self._y_mean, self._y_scale = _location_and_scale(y, w)
+        self._y_mean, self._y_scale = location_and_scale(y, w)
         if self.model == "linear":
             Z, z = self._standardised(X), (y - self._y_mean) / self._y_scale
             self.target_: Any = BayesianLinearRegression(Z, z, hyperprior=self.hyperprior, sample_weight=w)
@@ -205,17 +208,15 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
         parameters = q.get_params(deep=False)
         if parameters.get("init", 0) is not None or parameters.keys() & {"n_particles", "n_chains"}:
             return  # particles and chains are as many as they say, and spread
-        rng = check_random_state(self.random_state)
+        rng = make_rng(self.random_state)
         if parameters.get("whiten") == "diagonal":
             q.set_params(init=trained_weights(self.target_, N_NETWORKS, rng))
         else:  # a climb goes on from there
             q.set_params(init=_random_weights(self.target_, rng))
 
-    def _outputs(self, X: ArrayLike) -> np.ndarray:
+    def _outputs(self, X: np.ndarray) -> np.ndarray:
         """Return f of each draw at each row, shape (n_draws, n), in the units of y."""
-        check_is_fitted(self)
-        X = validate_data(self, X, dtype=np.float64, reset=False)
-        if self.model == "network":
+        if isinstance(self.target_, BayesianNeuralNetwork):
             return self.target_.outputs(self.draws_, X)
         return self._y_mean + self._y_scale * (self.draws_[:, :-2] @ self._standardised(X).T)
 
@@ -238,10 +239,12 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
         y_std : ndarray of shape (n,)
             With `return_std`: from the spread of the draws and the noise.
         """
-        f = self._outputs(X)
+        X = self._check_inputs(X)
+        outputs = (self._outputs(X[rows]) for rows in self._parts(len(X)))
         if not return_std:
-            return f.mean(0)
-        return f.mean(0), np.sqrt(f.var(0) + self._noise_variance().mean())
+            return np.concatenate([f.mean(0) for f in outputs])
+        mean, variance = np.concatenate([(f.mean(0), f.var(0)) for f in outputs], axis=1)
+        return mean, np.sqrt(variance + self._noise_variance().mean())
 
     def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """Return the coefficient of determination, R^2, of the predictions.
@@ -275,9 +278,10 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
         y_samples : ndarray of shape (n, n_samples)
         """
         check_scalar(n_samples, "n_samples", Integral, min_val=0)
-        f, rng = self._outputs(X), check_random_state(random_state)
-        s = rng.randint(len(f), size=n_samples)
-        return (f[s] + np.sqrt(self._noise_variance()[s]) * rng.normal(size=(n_samples, f.shape[1]))).T
+        X, rng = self._check_inputs(X), make_rng(random_state)
+        s = rng.randint(len(self.draws_), size=n_samples)
+        noise = np.sqrt(self._noise_variance()[s]) * rng.normal(size=(n_samples, len(X)))
+        return (np.concatenate([self._outputs(X[rows])[s] for rows in self._parts(len(X))], axis=1) + noise).T
 
     def log_predictive_density(self, X: ArrayLike, y: ArrayLike) -> np.ndarray:
         r"""Evaluate :math:`\log \frac1S \sum_s N(y_i; f_s(x_i), 1 / \gamma_s)`, the mixture over draws.
@@ -292,12 +296,17 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
         log_density : ndarray of shape (n,)
             In nats, for y in its own units.
         """
-        f, variance = self._outputs(X), self._noise_variance()
-        y = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y")
-        if y.shape != f.shape[1:]:
-            raise ValueError(f"`y` has shape {y.shape}, expected {f.shape[1:]}, one value for each row of `X`.")
-        log_densities = -((y - f) ** 2) / (2 * variance) - np.log(2 * np.pi * variance) / 2
-        return np.logaddexp.reduce(log_densities, axis=0) - np.log(len(f))
+        X, y = self._check_inputs(X), check_array(y, ensure_2d=False, dtype=np.float64, input_name="y")
+        if y.shape != X.shape[:1]:
+            raise ValueError(f"`y` has shape {y.shape}, expected {X.shape[:1]}, one value for each row of `X`.")
+        variance = self._noise_variance()
+        return np.concatenate([_log_mixture(y[i], self._outputs(X[i]), variance) for i in self._parts(len(X))])
+
+
+def _log_mixture(y: np.ndarray, f: np.ndarray, variance: np.ndarray) -> np.ndarray:
+    """Return the log-density of y (n,) under the mixture of normals of means f (S, n) and variances (S, 1)."""
+    log_densities = -((y - f) ** 2) / (2 * variance) - np.log(2 * np.pi * variance) / 2
+    return np.logaddexp.reduce(log_densities, axis=0) - np.log(len(f))
 
 
 def _approximator_of_networks(n_rows: int) -> KSIVIApproximator:
@@ -322,13 +331,13 @@ def trained_weights(target: BayesianNeuralNetwork, n: int, rng: np.random.Random
     -------
     theta : ndarray of shape (n, n_parameters)
     """
-    theta = torch.tensor(np.stack([_random_weights(target, rng) for _ in range(n)]), dtype=torch.float32)
+    theta = as_tensor(np.stack([_random_weights(target, rng) for _ in range(n)]), dtype=torch.float32)
     moves = torch.ones(theta.shape[1])
     if target.prior_precision is None:
         moves[-2] = 0.0
     optimizer = torch.optim.Adam([theta], lr=0.01, betas=(0.9, 0.99))
     for _ in range(N_TRAINING):
-        rows = torch.as_tensor(rng.randint(target.n_rows, size=N_ROWS))
+        rows = as_tensor(rng.randint(target.n_rows, size=N_ROWS))
         data = target if target.n_rows <= N_ROWS else target.subset(rows)
         theta.grad = -data.score_fn(theta) * moves
         optimizer.step()
@@ -443,18 +452,15 @@ class KSIVIClassifier(ClassifierMixin, _Predictor):
         proba : ndarray of shape (n, n_classes)
             In the order of `classes_`.
         """
-        check_is_fitted(self)
-        Z = self._standardised(validate_data(self, X, dtype=np.float64, reset=False))
-        step = max(1, CHUNK // (len(self.draws_) * len(self.classes_)))
-        parts = [self._proba(Z[i : i + step]) for i in range(0, len(Z), step)]
-        return np.concatenate(parts)
+        Z = self._standardised(self._check_inputs(X))
+        return np.concatenate([self._proba(Z[rows]) for rows in self._parts(len(Z), len(self.classes_))])
 
     def _proba(self, Z: np.ndarray) -> np.ndarray:
-        draws = torch.as_tensor(self.draws_)
+        z, draws = as_tensor(Z), as_tensor(self.draws_)
         if len(self.classes_) == 2:
-            p = torch.sigmoid(draws @ torch.as_tensor(Z).T).mean(0)
+            p = torch.sigmoid(draws @ z.T).mean(0)
             return torch.stack([1 - p, p], 1).numpy()
-        logits = torch.as_tensor(Z) @ draws.unflatten(1, (Z.shape[1], -1))
+        logits = z @ draws.unflatten(1, (z.shape[1], -1))
         return logits.softmax(-1).mean(0).numpy()
 
     def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:

@@ -123,7 +123,8 @@ def test_a_progress_bar_is_nested_under_a_search(capfd):
 
 
 @EVERY_APPROXIMATOR
-def test_verbose_logs_a_line_and_leaves_the_logger_as_it_was(q, capfd):
+def test_verbose_logs_a_line_and_leaves_the_logger_as_it_was(q, capfd, monkeypatch):
+    monkeypatch.setattr(logging.root, "handlers", [])  # without those of pytest
     logger = logging.getLogger("skksivi")
     before = logger.level, list(logger.handlers)
     clone(q).set_params(verbose=1).fit(Banana())
@@ -131,6 +132,23 @@ def test_verbose_logs_a_line_and_leaves_the_logger_as_it_was(q, capfd):
     assert (logger.level, logger.handlers) == before
     clone(q).fit(Banana())
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("name", ["root", "skksivi"])
+@pytest.mark.parametrize("level", [logging.WARNING, logging.INFO])
+def test_verbose_lines_come_once_where_there_is_a_handler(name, level, capfd, monkeypatch):
+    monkeypatch.setattr(logging.root, "handlers", [])
+    monkeypatch.setattr(logging.getLogger(name), "handlers", [logging.StreamHandler()])
+    monkeypatch.setattr(logging.getLogger(name), "level", level)
+    clone(APPROXIMATORS[0]).set_params(verbose=1).fit(Banana())
+    assert capfd.readouterr().err.count("iteration 250 of 250, loss") == 1
+
+
+def test_verbose_lines_come_where_the_level_alone_is_set(capfd, monkeypatch):
+    monkeypatch.setattr(logging.root, "handlers", [])
+    monkeypatch.setattr(logging.getLogger("skksivi"), "level", logging.INFO)
+    clone(APPROXIMATORS[0]).set_params(verbose=1).fit(Banana())
+    assert capfd.readouterr().err.count("iteration 250 of 250, loss") == 1
 
 
 def test_verbose_leaves_configured_logging_alone(caplog):

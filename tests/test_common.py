@@ -12,6 +12,7 @@ import joblib
 import numpy as np
 import pytest
 import torch
+from awkward_arrays import every_view
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.model_selection import GridSearchCV
@@ -164,6 +165,28 @@ def test_score_of_a_target_prefers_the_better_fit(fitted, judged):
     worse = Laplace(random_state=0).fit(lambda x: gaussian_score(x - 0.5), n_features=2)
     assert worse.score(judged) < fitted.score(judged) < 0.05
     assert fitted.score(judged) == fitted.score(judged)
+
+
+@every_view
+def test_arrays_are_scored_and_started_from_whatever_their_layout(view):
+    X, start = np.random.RandomState(0).normal(size=(9, 2)), np.array([3.0, -1.0])
+    q, other = (Laplace(init=init).fit(gaussian_score, n_features=2) for init in (start, view(start)))
+    np.testing.assert_array_equal(other.score_samples(view(X)), q.score_samples(X))
+
+
+class Module(torch.nn.Module):
+    """A score function that can be moved, in place."""
+
+    def forward(self, x):
+        return gaussian_score(x)
+
+    def to(self, *args, **kwargs):
+        raise AssertionError("moved in place")
+
+
+def test_a_score_function_that_is_a_module_is_left_where_it_is():
+    q = Laplace(random_state=0).fit(Module(), n_features=2)
+    assert q.score(Module()) == q.score(gaussian_score)
 
 
 @pytest.mark.parametrize("cls", [KSIVIApproximator, SIVI, SIVISM, UIVI, HSIVISM, SVGD, KSDDescent, MIED, MALA, SGLD])

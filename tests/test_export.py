@@ -119,8 +119,9 @@ def test_what_is_wrong_is_told(monkeypatch):
         to_arviz(KSIVIApproximator(), 5)
     with pytest.raises(TypeError, match="`est` must be a fitted approximator, got a Banana"):
         to_arviz(Banana(), 5)
-    with pytest.raises(ValueError, match="3 columns, expected 2"):
-        to_arviz(FITTED, 5, from_log_prob(normal, 2, names=["a", "b"]))
+    for target in (from_log_prob(normal, 2, names=["a", "b"]), Banana()):
+        with pytest.raises(ValueError, match="`target` has 2 features, expected 3"):
+            to_arviz(FITTED, 5, target)
     monkeypatch.setitem(sys.modules, "arviz_base", None)
     with pytest.raises(ImportError, match=r"pip install 'skksivi\[arviz\]'"):
         to_arviz(FITTED, 5)

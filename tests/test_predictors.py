@@ -3,8 +3,10 @@
 import pickle
 
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.stats
+from awkward_arrays import every_view
 from sklearn import config_context
 from sklearn.base import clone
 from sklearn.datasets import load_diabetes, load_iris
@@ -14,7 +16,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from skksivi import KSIVIApproximator, KSIVIClassifier, KSIVIRegressor
+from skksivi import KSIVIApproximator, KSIVIClassifier, KSIVIRegressor, predictors
 from skksivi.baselines import MALA, SVGD, Laplace, MeanFieldVI
 from skksivi.predictors import trained_weights
 from skksivi.targets import BayesianNeuralNetwork
@@ -195,3 +197,57 @@ def test_what_predictions_cannot_be_made_of_is_named():
         m.log_predictive_density(X[:1], [np.nan])
     with pytest.raises(ValueError, match="n_samples == -1"):
         m.sample_y(X, -1)
+
+
+@ORDINARY
+@every_view
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_data_may_have_any_layout(estimator, view):
+    x, y, w = X[:40], 1.0 * (Y[:40] > 140), np.ones(40)
+    expected = clone(estimator).fit(x, y, w).predict(x)
+    m = clone(estimator).fit(view(x), view(y), view(w))
+    m.draws_ = view(m.draws_)  # as joblib may hand them to its workers
+    np.testing.assert_array_equal(m.predict(view(x)), expected)
+    frame = pd.DataFrame(view(x))
+    np.testing.assert_array_equal(clone(estimator).fit(frame, pd.Series(y), w).predict(frame), expected)
+
+
+@ORDINARY
+@pytest.mark.parametrize("model", ["linear", "network"])
+def test_predictions_are_of_the_model_that_was_fitted(model):
+    m = clone(ESTIMATORS[1]).set_params(model=model).fit(X, Y)
+    expected = m.predict(X)
+    m.set_params(model={"linear": "network", "network": "linear"}[model])
+    np.testing.assert_array_equal(m.predict(X), expected)
+
+
+@pytest.mark.parametrize("model", ["linear", "network"])
+def test_predictions_of_many_rows_are_made_in_parts(model, monkeypatch):
+    m = KSIVIRegressor(model=model, n_hidden=2, approximator=MeanFieldVI(max_iter=2), n_draws=50, random_state=0)
+    m.fit(X[:50], Y[:50])
+    whole, sizes, outputs = predictions(m), [], KSIVIRegressor._outputs
+
+    def recorded(self, X):
+        sizes.append(outputs(self, X).shape)
+        return outputs(self, X)
+
+    monkeypatch.setattr(predictors, "CHUNK", 50 * 7)
+    monkeypatch.setattr(KSIVIRegressor, "_outputs", recorded)
+    for one, other in zip(predictions(m), whole, strict=True):
+        np.testing.assert_allclose(one, other)
+    assert max(sizes) == (50, 7)
+
+
+def predictions(m):
+    return m.predict(X), *m.predict(X, return_std=True), m.sample_y(X, 3), m.log_predictive_density(X, Y)
+
+
+@ORDINARY
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_without_a_random_state_that_of_numpy_is_left_alone(estimator):
+    before = str(np.random.get_state())
+    first, second = (clone(estimator).set_params(random_state=None).fit(X, Y > 140) for _ in range(2))
+    assert not np.array_equal(first.draws_, second.draws_)
+    if isinstance(first, KSIVIRegressor):
+        first.sample_y(X, random_state=None)
+    assert str(np.random.get_state()) == before

@@ -54,6 +54,23 @@ def test_a_tilted_kernel_is_a_kernel():
             clone(QUICK).set_params(kernel=wrong).fit(Banana())
 
 
+def test_a_tilted_kernel_may_be_tilted_again():
+    x, once = normal(12, 3), Tilted(IMQ(bandwidth=0.7), scale=2.0)
+    twice = resolve_kernel(Tilted(Tilted(IMQ(), scale=2.0), exponent=-0.5), 0.7)
+    w = (1 + x.square().sum(1)) ** -0.5
+    torch.testing.assert_close(twice(x), w[:, None] * once(x) * w)
+    with pytest.raises(TypeError, match="`kernel` of Tilted"):
+        resolve_kernel(Tilted(Tilted("imq")), 0.7)
+
+
+@pytest.mark.parametrize("settings", [{"scale": 0.0}, {"scale": -1.0}, {"exponent": np.nan}], ids=str)
+def test_a_bad_tilt_is_named_when_it_is_evaluated(settings):
+    tilted = Tilted(IMQ(), **settings)
+    for evaluate in (tilted, tilted.frozen, lambda x: tilted(x, x)):
+        with pytest.raises(ValueError, match="`exponent` must be a finite number and `scale` a positive one"):
+            evaluate(normal(3, 2))
+
+
 @pytest.mark.parametrize("target", [Banana(), XShaped(), Multimodal(), StudentT()], ids=str)
 def test_the_laplacian_term_is_the_gradient_of_positive_second_derivatives(target):
     x = 3 * normal(12, 2)

@@ -1,11 +1,15 @@
 """Every example and benchmark runs, in a quick mode."""
 
+import json
+import math
 import os
 import subprocess
 import sys
 import textwrap
+from argparse import Namespace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -85,3 +89,40 @@ def test_the_example_of_the_readme_runs():
     exec(textwrap.dedent(block), names)  # noqa: S102
     assert names["draws"].shape == (10_000, 3)
     assert names["q"].score(names["score_fn"]) > -0.01
+
+
+@pytest.fixture
+def paper(monkeypatch):
+    """The modules of the tables, which stand beside their command."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import paper
+    import paper.bnn
+    import paper.diffusion
+    import paper.student
+    import paper.waveform
+
+    return paper
+
+
+def test_a_quick_run_is_of_the_cases_asked_for(paper):
+    tables = [paper.diffusion.Diffusion(), paper.diffusion.Seconds(), paper.waveform.Waveform(), paper.bnn.Networks()]
+    for table in tables:
+        some, all_ = (Namespace(quick=True, cases=cases, seeds=1, splits=1) for cases in (None, [table.cases[1]]))
+        assert len({case for case, *_ in table.jobs(some)} - {"any"}) == 1
+        assert {case for case, *_ in table.jobs(all_)} >= set(table.cases)
+
+
+def test_a_box_without_draws_has_no_distance(paper):
+    X, Y = np.array([[6.0, 0.0], [np.inf, 0.0]]), np.array([[1.0, 1.0], [2.0, 0.0]])
+    assert math.isnan(paper.student.cost(X, Y, 5))
+    assert paper.student.cost(X, Y, 8) == pytest.approx((25 + 1 + 16) / 2)
+
+
+def test_a_table_is_not_shown_of_no_file_or_that_of_another(tmp_path):
+    (tmp_path / "time.json").write_text(json.dumps({"settings": {"table": "time"}, "rows": []}))
+    for name, message in (("nothing.json", "there is no"), ("time.json", "holds the table 'time', not 'student'")):
+        command = [sys.executable, ROOT / "benchmarks" / "paper.py", "student", "--show", "--out", tmp_path / name]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 2
+        assert message in done.stderr
+        assert "Traceback" not in done.stderr

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from awkward_arrays import every_view
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_targets import (
@@ -26,8 +27,8 @@ from skksivi import _whitening
 from skksivi._affine import Affine, Identity, LowRank
 from skksivi._newton import saddle_free_newton
 from skksivi._score import in_double
-from skksivi._whitening import WHITENINGS, find_whitening, laplace, pulled_back
-from skksivi.base import _resolve_score
+from skksivi._whitening import WHITENINGS, find_whitening, laplace, pulled_back, starting_points
+from skksivi.base import _points, _resolve_score
 
 SEEDS = st.integers(0, 10**6)
 FEW = settings(derandomize=True, deadline=None, max_examples=5)
@@ -140,6 +141,13 @@ def test_rows_of_init_are_the_only_starts():
     whitening, pilot = whitening_of("auto", RING.score_fn, 2, init=RING.means[[1, 4, 6]].tolist())
     assert len(whitening.modes) == len(pilot.n_of_mode) == 3
     np.testing.assert_allclose(whitening.weights, np.full(3, 1 / 3), atol=0.01)
+
+
+@every_view
+def test_init_may_have_any_layout(view):
+    init = normal(5, 2).numpy()
+    for points in (starting_points(view(init), in_double(torch.neg, 2)), _points(view(init), 2)):
+        assert torch.equal(points, torch.as_tensor(init))
 
 
 def test_init_may_lead_past_an_origin_without_a_score():

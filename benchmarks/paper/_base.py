@@ -91,7 +91,7 @@ class Table(ABC):
     def jobs(self, args):
         """Yield (case, method, seed), the latter outermost, so that methods take turns."""
         for seed in range(args.seeds):
-            for case in self.cases[: 1 if args.quick else None]:
+            for case in self.cases[:1] if args.quick and not args.cases else self.cases:
                 yield from ((case, method, seed) for method in self.methods)
 
     @abstractmethod

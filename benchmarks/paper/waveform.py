@@ -47,7 +47,7 @@ class Waveform(Table):
     def jobs(self, args):
         for seed in range(args.seeds):
             yield from (("any", method, seed) for method in DEFAULTS)
-            for case in self.cases[: 1 if args.quick else None]:
+            for case in self.cases[:1] if args.quick and not args.cases else self.cases:
                 yield from ((case, method, seed) for method in METHODS)
 
     def run(self, case, method, seed, args, rows):

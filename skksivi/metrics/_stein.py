@@ -48,7 +48,8 @@ def ksd(X: ArrayLike, score_fn: ScoreFunction, *, kernel: str | Kernel | None = 
     ------
     ValueError
         The score is not finite at a row of X, or the Stein kernel does not exist: Laplace and Riesz have no second
-        derivative at x = y, so that they allow "u" in two or more dimensions only, and Riesz with norm="l1" neither.
+        derivative at x = y, so that they allow "u" in two or more dimensions only, and Riesz with norm="l1" and
+        Tilted neither.
 
     References
     ----------
@@ -164,7 +165,10 @@ def _stein_matrix_of(
     X = check_array(X, dtype=np.float64, ensure_min_samples=2, input_name="X")
     kernel = IMQ() if kernel is None else resolve_kernel(kernel)
     if not kernel._euclidean:
-        raise ValueError("The Stein kernel of Riesz(norm='l1') does not exist; use norm='l2', IMQ or Gaussian.")
+        raise ValueError(
+            f"There is no Stein kernel of {kernel!r}, only of kernels of the Euclidean distance without a weight; "
+            "use IMQ, Gaussian or Riesz(norm='l2')."
+        )
     if not kernel._smooth and (statistic == "v" or X.shape[1] == 1):
         raise ValueError(
             f"{type(kernel).__name__} has no second derivative at x = y, which statistic={statistic!r} with "

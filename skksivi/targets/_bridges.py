@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike
 from sklearn.utils import check_array, check_scalar
 from torch import Tensor
 
+from skksivi._arrays import as_tensor
 from skksivi.targets._base import Target
 
 #: Held while a model evaluates that may use one buffer for all of its callers.
@@ -114,7 +115,7 @@ class ForeignTarget(NamedTarget):
         if not len(x):
             return x.new_zeros(0), x.detach().clone()
         with np.errstate(all="ignore"):  # modes are searched far out
-            value, score = (as_tensor(a, x) for a in self._evaluate(x.detach().cpu().numpy()))
+            value, score = (as_tensor_like(a, x) for a in self._evaluate(x.detach().cpu().numpy()))
         # Outside its support a density often has a gradient of zero, as a mode has.
         return value, score.where(value.isfinite().unsqueeze(-1), torch.nan)
 
@@ -178,9 +179,9 @@ def by_row(function: Callable[[np.ndarray], Sequence[Any]], X: np.ndarray) -> li
     return [np.stack(column) for column in zip(*outputs, strict=True)]
 
 
-def as_tensor(a: Any, like: Tensor) -> Tensor:
+def as_tensor_like(a: Any, like: Tensor) -> Tensor:
     """Return a copy of an array, on the device of a tensor and in its type, if that is not finer than its own."""
-    copied = torch.from_numpy(np.array(a))
+    copied = as_tensor(np.array(a))
     return copied.to(device=like.device, dtype=min(like.dtype, copied.dtype, key=lambda dtype: dtype.itemsize))
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from sklearn.utils import check_scalar
 from torch import Tensor
 
-from skksivi.targets._bridges import ForeignTarget, as_tensor, coordinate_names, import_library
+from skksivi.targets._bridges import ForeignTarget, as_tensor_like, coordinate_names, import_library
 
 #: Rows of a block. Every size is compiled anew, which takes longer than many evaluations.
 SIZES = (32, 128, 512)
@@ -54,7 +54,7 @@ class JaxTarget(ForeignTarget):
         X = x.detach().cpu().numpy()
 
         def vjp(v: Tensor) -> Tensor:
-            return as_tensor(self._call(self._compiled.product, X, v.detach().cpu().numpy()), v).to(v)
+            return as_tensor_like(self._call(self._compiled.product, X, v.detach().cpu().numpy()), v).to(v)
 
         return self.score_fn(x).to(x), vjp
 

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from sklearn.utils import check_X_y
 from torch import Tensor
 
-from skksivi._arrays import check_sample_weight
+from skksivi._arrays import as_tensor, check_sample_weight
 from skksivi.targets._base import Target, check_positive
 
 
@@ -70,8 +70,7 @@ class BayesianLinearRegression(Target):
         p = X.shape[1]
         self.n_features = p + 2
         self.hyperprior = hyperprior
-        self._XX, self._Xy = torch.as_tensor((X.T * w) @ X), torch.as_tensor((X.T * w) @ y)
-        self._yy = torch.as_tensor((w * y) @ y)
+        self._XX, self._Xy, self._yy = as_tensor((X.T * w) @ X), as_tensor((X.T * w) @ y), as_tensor((w * y) @ y)
         self._shapes = torch.tensor([p / 2 + hyperprior[0], w.sum() / 2 + hyperprior[0]], dtype=torch.float64)
 
     def log_prob(self, theta: Tensor) -> Tensor:
@@ -160,9 +159,9 @@ class BayesianMultinomialRegression(Target):
         check_positive(prior_precision, "prior_precision")
         self.n_features = X.shape[1] * len(self.classes)
         self.prior_precision = prior_precision
-        self._X = torch.as_tensor(X)
-        self._Y = torch.as_tensor(np.eye(len(self.classes))[index])
-        self._w = torch.as_tensor(check_sample_weight(sample_weight, len(X)))
+        self._X = as_tensor(X)
+        self._Y = as_tensor(np.eye(len(self.classes))[index])
+        self._w = as_tensor(check_sample_weight(sample_weight, len(X)))
 
     def log_prob(self, theta: Tensor) -> Tensor:
         """Evaluate log p at each row of theta (n, p k), up to a constant."""

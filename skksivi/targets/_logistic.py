@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from sklearn.utils import check_X_y
 from torch import Tensor
 
-from skksivi._arrays import check_sample_weight
+from skksivi._arrays import as_tensor, check_sample_weight
 from skksivi.targets._base import Target, check_positive
 
 
@@ -72,10 +72,10 @@ class BayesianLogisticRegression(Target):
         self.prior_precision = prior_precision
         self.classes = classes
         self.n_rows = len(X)
-        self._X = torch.as_tensor(X)
-        self._y = torch.as_tensor(y, dtype=torch.float64)
+        self._X = as_tensor(X)
+        self._y = as_tensor(y, dtype=torch.float64)
         self._weight = 1.0  # of all observations
-        self._w = None if sample_weight is None else torch.as_tensor(check_sample_weight(sample_weight, len(X)))
+        self._w = None if sample_weight is None else as_tensor(check_sample_weight(sample_weight, len(X)))
 
     def subset(self, rows: Tensor) -> BayesianLogisticRegression:
         """Return the posterior of some of the observations, each counted n_rows / len(rows) times."""

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 from sklearn.utils import check_array, check_scalar, check_X_y
 from torch import Tensor
 
-from skksivi._arrays import as_tensor, check_sample_weight
+from skksivi._arrays import as_tensor, check_sample_weight, location_and_scale
 from skksivi.targets._base import Target, check_positive
 
 #: Hidden units, of all rows and draws, that are worked on at a time: few enough for a cache.
@@ -127,16 +127,16 @@ class BayesianNeuralNetwork(Target):
         self.n_hidden = int(n_hidden)
         self.hyperprior = hyperprior
         self.units = units
-        self.X_mean, self.X_scale = _location_and_scale(X, w)
-        self.y_mean, self.y_scale = _location_and_scale(y, w)
-        self._X = self._standardise(torch.as_tensor(X))
-        self._y = (torch.as_tensor(y, dtype=torch.float64) - self.y_mean) / self.y_scale
+        self.X_mean, self.X_scale = map(as_tensor, location_and_scale(X, w))
+        self.y_mean, self.y_scale = map(as_tensor, location_and_scale(y, w))
+        self._X = self._standardise(as_tensor(X))
+        self._y = (as_tensor(y, dtype=torch.float64) - self.y_mean) / self.y_scale
         self.n_rows = len(y)
         self._n_weights = self._X.shape[1] * self.n_hidden + self.n_hidden + 1
         self._is_learned = [hyperprior is not None and given is None for given in (prior_precision, noise_precision)]
         self.n_features = self._n_weights + sum(self._is_learned)
         self._weight = 1.0  # of all observations
-        self._w = None if sample_weight is None else torch.as_tensor(w)
+        self._w = None if sample_weight is None else as_tensor(w)
         self._variance = float(self.y_scale) ** 2
         self.prior_precision: Any = prior_precision
         self.noise_precision: Any = noise_precision
@@ -408,14 +408,6 @@ def _hidden(X: Tensor, W: Tensor) -> Tensor:
     """Return the products of rows X (m, p + 1) with W (n, p + 1, k), shape (m, n, k)."""
     n, p, k = W.shape
     return (X @ W.transpose(0, 1).reshape(p, n * k)).view(len(X), n, k)
-
-
-def _location_and_scale(a: np.ndarray, w: np.ndarray) -> tuple[Tensor, Tensor]:
-    """Return weighted mean and standard deviation of columns (n, ...); the latter is one where they are constant."""
-    mean = np.average(a, axis=0, weights=w)
-    scale = np.sqrt(np.average((a - mean) ** 2, axis=0, weights=w))
-    is_constant = scale <= 1e-12 * np.abs(mean)
-    return torch.as_tensor(mean), torch.as_tensor(np.where(is_constant, 1.0, scale))
 
 
 def _check_outputs(X: ArrayLike, y: ArrayLike) -> np.ndarray:

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from skksivi._arrays import as_tensor
 from skksivi.targets._base import Target, check_positive
 
 #: Of the banana's v, whose variances are one.
@@ -227,7 +228,7 @@ class EightGaussians(_GaussianMixture):
         angles = np.arange(1, 9) * np.pi / 4
         means = centre + radius * np.column_stack([np.cos(angles), np.sin(angles)])
         covariance = scale**2 * torch.eye(2, dtype=torch.float64)
-        super().__init__(torch.as_tensor(means), covariance.expand(8, 2, 2), torch.as_tensor(w))
+        super().__init__(as_tensor(means), covariance.expand(8, 2, 2), as_tensor(w))
 
 
 class StudentT(Target):

@@ -5,12 +5,13 @@ import math
 import numpy as np
 import pytest
 import torch
+from awkward_arrays import every_view
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skksivi._arrays import make_generator
 from skksivi._stein import stein_kernel
-from skksivi.kernels import IMQ, Gaussian, Laplace, Riesz
+from skksivi.kernels import IMQ, Gaussian, Laplace, Riesz, Tilted
 from skksivi.metrics import Judge, _base, _stein, ksd, ksd_test
 from skksivi.targets import Banana, Target
 
@@ -87,6 +88,13 @@ def test_u_statistic_is_unbiased_at_the_target():
     assert abs(values.mean()) < 4 * values.std() / math.sqrt(len(values))
 
 
+@every_view
+def test_draws_may_have_any_layout(view):
+    X = normal(30, 2)
+    assert ksd(view(X), cubic_score) == ksd(X, cubic_score)
+    assert ksd_test(view(X), cubic_score, random_state=0) == ksd_test(X, cubic_score, random_state=0)
+
+
 class LogProbOnly(Target):
     n_features = 2
 
@@ -128,11 +136,13 @@ def test_a_score_in_single_precision_only_is_judged_nearly_alike():
         (Riesz(), "u", 1),
         (Riesz(norm="l1"), "u", 2),
         (Riesz(norm="l1"), "v", 2),
+        (Tilted(Gaussian()), "u", 2),
+        (Tilted(Tilted(IMQ())), "v", 2),
     ],
     ids=str,
 )
 def test_a_stein_kernel_that_does_not_exist_is_named(kernel, statistic, d):
-    with pytest.raises(ValueError, match=r"IMQ"):
+    with pytest.raises(ValueError, match=rf"{type(kernel).__name__}.*IMQ"):
         ksd(normal(9, d), standard_score, kernel=kernel, statistic=statistic)
 
 

@@ -5,6 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from awkward_arrays import every_view
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -133,6 +134,14 @@ def test_samples_may_be_tensors_or_of_single_precision(metric):
     assert metric(torch.as_tensor(X), torch.as_tensor(Y), **state) == expected
     assert metric(X.tolist(), Y, **state) == expected
     assert isinstance(expected, float)
+
+
+@every_view
+@pytest.mark.parametrize("metric", DEFAULTS, ids=lambda metric: getattr(metric, "func", metric).__name__)
+def test_samples_may_have_any_layout(metric, view):
+    X, Y = sample(9, 0), sample(9, 1)
+    state = {"random_state": 0} if metric is sliced_wasserstein else {}
+    assert metric(view(X), view(Y), **state) == metric(X, Y, **state)
 
 
 @pytest.mark.parametrize("metric", DEFAULTS, ids=lambda metric: getattr(metric, "func", metric).__name__)

@@ -4,9 +4,11 @@ import math
 import pickle
 
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.stats
 import torch
+from awkward_arrays import every_view
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import logsigmoid
@@ -652,7 +654,7 @@ def test_from_score_fn_refuses():
         from_score_fn(torch.neg, 0)
 
 
-@pytest.mark.parametrize(
+every_model = pytest.mark.parametrize(
     "model",
     [
         lambda X, y, w: BayesianNeuralNetwork(X, X[:, 0] + y, n_hidden=3, hyperprior=(1.0, 0.1), sample_weight=w),
@@ -663,6 +665,9 @@ def test_from_score_fn_refuses():
     ],
     ids=["network, gamma", "network", "logistic", "linear", "multinomial"],
 )
+
+
+@every_model
 def test_weights_are_numbers_of_repetitions(model):
     times = np.arange(len(y)) % 3 + 1
     weighted, repeated = model(X, y, times), model(np.repeat(X, times, axis=0), np.repeat(y, times), None)
@@ -671,3 +676,21 @@ def test_weights_are_numbers_of_repetitions(model):
     close(weighted.score_vjp(x)[1](v), repeated.score_vjp(x)[1](v), 1e-8)
     log_ratio = weighted.log_prob(x) - repeated.log_prob(x)
     close(log_ratio, log_ratio[:1].expand_as(log_ratio), 1e-7)
+
+
+@every_view
+@every_model
+def test_data_may_have_any_layout(model, view):
+    w = np.arange(len(y)) % 3 + 1.0
+    plain, other = model(X, y, w), model(view(X), view(y), view(w))
+    assert torch.equal(other.score_fn(points(plain)), plain.score_fn(points(plain)))
+
+
+@every_view
+def test_a_data_frame_draws_and_weights_of_modes_may_have_any_layout(view):
+    frame = pd.DataFrame(view(X))
+    logistic = BayesianLogisticRegression(frame, pd.Series(y))
+    assert torch.equal(logistic._X, torch.as_tensor(X))
+    np.testing.assert_array_equal(network().outputs(view(DRAWS), view(X)), network().outputs(DRAWS, X))
+    x = points(TARGETS["banana"])
+    close(EightGaussians(weights=view(UNEQUAL)).log_prob(x), EightGaussians(weights=UNEQUAL).log_prob(x))

@@ -260,7 +260,7 @@ def _given(whiten: Any, score_fn: Score) -> Affine:
     d = score_fn.n_features
     if len(whiten) != 2:
         raise ValueError(f"`whiten` must be a pair (mean, Cholesky factor), got {len(whiten)} item(s).")
-    m, L = (torch.as_tensor(a, dtype=torch.float64, device=score_fn.device) for a in whiten)
+    m, L = (as_tensor(a, dtype=torch.float64, device=score_fn.device) for a in whiten)
     if m.shape != (d,) or L.shape != (d, d) or not _is_map(m, L):
         raise ValueError(
             f"`whiten` must be a finite vector of shape {(d,)} and a lower triangular matrix of shape {(d, d)} with "

@@ -6,6 +6,10 @@ The public code trains the mean beforehand on a part of the data, which is left 
 of y; --units legacy takes them as the public code does. Seed s has the split s modulo --splits, the first being the
 paper's. "diabetes" is not in the paper, but needs no download.
 
+All draws of an iteration of KSIVI see the same rows, as in the public code. The unbiased alternative, `Minibatches`
+with its two halves, is so noisy here that the training runs away: on the yacht data at a rate of 1e-3 the RMSE falls
+to 4.9, rises from 7,000 iterations on and ends at 270.
+
 "ours" is the regressor with its defaults, a prior precision of one; "ours, learned" learns it with the weights.
 "ours, searched" has it chosen by the NLL in five-fold cross-validation on the training rows, by chains of half the
 length from which no network is trained. All three learn the precision of the noise.
@@ -17,13 +21,14 @@ import math
 from functools import partial
 
 import numpy as np
+import torch
 from sklearn.datasets import load_diabetes
 from sklearn.model_selection import KFold, train_test_split
 
 from paper._base import DEFAULTS, LAYER, VANILLA, Method, Table, fading, fit
 from skksivi import KSIVIApproximator, KSIVIRegressor, datasets
 from skksivi.baselines import SGLD, SIVI, SIVISM
-from skksivi.targets import BayesianNeuralNetwork, Minibatches
+from skksivi.targets import BayesianNeuralNetwork, Minibatches, Target
 
 NETWORK = {
     **LAYER, "latent_dim": 3, "hidden_layer_sizes": (10, 10), "batch_size": 100, "initial_scale": math.exp(-4),
@@ -66,6 +71,25 @@ PAPER = {
 }
 
 
+class SameRows(Target):
+    """A posterior of which all draws of an iteration see the same rows, and other calls all rows."""
+
+    def __init__(self, target, seed):
+        self.target, self.n_features = target, target.n_features
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def part(self, x):
+        if len(x) != 2 * NETWORK["batch_size"]:
+            return self.target
+        return self.target.subset(torch.randperm(self.target.n_rows, generator=self.generator)[:N_ROWS])
+
+    def score_fn(self, x):
+        return self.part(x).score_fn(x)
+
+    def score_vjp(self, x):
+        return self.part(x).score_vjp(x)
+
+
 class Networks(Table):
     """Cases are data sets."""
 
@@ -101,7 +125,8 @@ class Networks(Table):
         target = BayesianNeuralNetwork(X[train], y[train], prior_precision=lam, noise_precision=gam, units=args.units)
         own = {"step_size" if name == "SGLD" else "learning_rate": float(choice_of_split)}
         q = make(args, **own, random_state=seed)
-        row, draws = fit(q, Minibatches(target, N_ROWS)), q.sample(N_DRAWS, random_state=seed)
+        in_parts = SameRows(target, seed) if name == "KSIVI" else Minibatches(target, N_ROWS)
+        row, draws = fit(q, in_parts), q.sample(N_DRAWS, random_state=seed)
         return {**row, "values": [target.rmse(draws, X[test], y[test]), target.nll(draws, X[test], y[test])]}
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from skksivi._arrays import as_tensor
 from skksivi._whitening import Whitening
 from skksivi.base import Integral, Interval
 from skksivi.baselines._points import STARTING, draw_rows
@@ -86,7 +87,7 @@ def in_x(chains: Tensor, whitening: Whitening) -> np.ndarray:
 
 def draw_states(chains: np.ndarray, n: int, generator: torch.Generator) -> Tensor:
     """Return n states of chains (n_chains, n_draws, d) in random order, with replacement if there are fewer."""
-    x = torch.as_tensor(chains.reshape(-1, chains.shape[2]), device=generator.device)
+    x = as_tensor(chains.reshape(-1, chains.shape[2]), device=generator.device)
     return x[draw_rows(len(x), n, generator)]
 
 

@@ -10,12 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from skksivi._arrays import as_tensor
 from skksivi._pilot import lobatto, lobatto_nodes, log_ratio
 from skksivi._score import Score, ScoreFunction
 from skksivi._warnings import warn_caller
 from skksivi._whitening import WHITENINGS, Whitening, find_whitening
 from skksivi.base import BaseApproximator, Integral, Interval, Real, StrOptions
-from skksivi.kernels import Kernel, resolve_kernel
+from skksivi.kernels import Kernel, Tilted, resolve_kernel
 
 #: Points at which whiten="auto" evaluates the score, about.
 WHITEN_BUDGET = 400_000
@@ -84,7 +85,7 @@ def find_start(
     if init is None:
         u = torch.randn(n, d, generator=generator, **options)
     else:
-        u = whitening.map.whiten(torch.as_tensor(np.asarray(init), **options))
+        u = whitening.map.whiten(as_tensor(init, **options))
     finite = score_fn.double(whitening.map.unwhiten(u)).isfinite().all(1)
     if not finite.any():
         raise ValueError(
@@ -103,7 +104,7 @@ def radial_kernel(kernel: str | Kernel, bandwidth: Any, *, smooth: bool = False)
         It is of another form, or not `smooth` at x = y where it must be.
     """
     resolved = resolve_kernel(kernel, bandwidth)
-    if resolved._centred or (smooth and not resolved._smooth):
+    if isinstance(resolved, Tilted) or resolved._centred or (smooth and not resolved._smooth):
         kinds = "Gaussian or IMQ" if smooth else "Gaussian, IMQ or Laplace"
         raise ValueError(f"`kernel` is {type(resolved).__name__}, of which derivatives are needed; use {kinds}.")
     return resolved
@@ -187,7 +188,7 @@ def draw_particles(X: np.ndarray, whitening: Whitening, n: int, generator: torch
 
     with i uniform: a Gaussian around each particle that reaches half-way to the nearest other.
     """
-    x = torch.as_tensor(X, device=generator.device)
+    x = as_tensor(X, device=generator.device)
     i = draw_rows(len(x), n, generator)
     if n <= len(x):
         return x[i]

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import ArrayLike
 
 from skksivi._arrays import as_tensor
-from skksivi.kernels import IMQ, Kernel, Riesz, resolve_kernel
+from skksivi.kernels import IMQ, Kernel, Riesz, Tilted, resolve_kernel
 from skksivi.metrics._base import check_pair, check_statistic, mean_between, mean_within
 
 
@@ -37,7 +37,8 @@ def mmd(X: ArrayLike, Y: ArrayLike, *, kernel: str | Kernel | None = None, stati
     Raises
     ------
     ValueError
-        X and Y differ in their number of columns, hold non-finite values or fewer than two rows.
+        X and Y differ in their number of columns, hold non-finite values or fewer than two rows, or the kernel is
+        tilted.
 
     References
     ----------
@@ -54,6 +55,8 @@ def mmd(X: ArrayLike, Y: ArrayLike, *, kernel: str | Kernel | None = None, stati
     """
     X, Y = check_pair(X, Y, min_samples=2)
     kernel = IMQ() if kernel is None else resolve_kernel(kernel)
+    if isinstance(kernel, Tilted):
+        raise ValueError("`kernel` is Tilted, which MMD is not offered with; give the kernel within.")
     return _squared_mmd(X, Y, kernel.frozen(as_tensor(Y, dtype=torch.float64)), statistic)
 
 

@@ -14,6 +14,7 @@ from skksivi.base import LEAST_WIDTH
 from skksivi.baselines import MIED, SVGD, KSDDescent
 from skksivi.baselines._points import draw_particles, find_start
 from skksivi.baselines._svgd import svgd_direction
+from skksivi.kernels import Gaussian, Tilted
 from skksivi.targets import BayesianLogisticRegression, Minibatches
 
 KERNELS = {
@@ -170,6 +171,8 @@ def test_one_particle_is_refused(cls):
 def test_a_kernel_without_the_derivatives_is_refused():
     with pytest.raises(ValueError, match="`kernel` is Riesz, of which derivatives are needed; use Gaussian, IMQ"):
         SVGD(kernel="riesz").fit(lambda x: -x, n_features=2)
+    with pytest.raises(ValueError, match="`kernel` is Tilted"):
+        SVGD(kernel=Tilted(Gaussian())).fit(lambda x: -x, n_features=2)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, FloatingPointError])

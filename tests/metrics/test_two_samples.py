@@ -9,7 +9,7 @@ from awkward_arrays import every_view
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skksivi.kernels import IMQ, Gaussian, Laplace, Riesz
+from skksivi.kernels import IMQ, Gaussian, Laplace, Riesz, Tilted
 from skksivi.metrics import (
     correlation_error,
     energy_distance,
@@ -157,6 +157,11 @@ def test_two_samples_that_cannot_be_compared_are_named(metric):
         metric(X, X[0])
     with pytest.raises(ValueError, match="0 sample"):
         metric(X[:0], X)
+
+
+def test_a_tilted_kernel_is_refused():
+    with pytest.raises(ValueError, match="`kernel` is Tilted"):
+        mmd(sample(9, 0), sample(9, 1), kernel=Tilted(Gaussian()))
 
 
 @pytest.mark.parametrize("metric", [mmd, energy_distance, kl_divergence, correlation_error])

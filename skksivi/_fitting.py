@@ -189,7 +189,7 @@ def _named(value: Any) -> Any:
         return getattr(value, "__qualname__", type(value).__qualname__)
     if isinstance(value, list | tuple):
         return [_named(item) for item in value]
-    if isinstance(value, Tensor) or hasattr(value, "__array__"):
+    if hasattr(value, "__array__"):
         array = np.ascontiguousarray(as_array(value))
         return f"an array {array.shape} with checksum {hashlib.sha256(array.tobytes()).hexdigest()[:16]}"
     return value

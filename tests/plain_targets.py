@@ -94,3 +94,17 @@ def pushed(score_fn, A, b):
     """The score of A x + b for x with this score."""
     inverse = torch.linalg.inv(A)
     return lambda y: score_fn((y - b.to(y)) @ inverse.to(y).mT) @ inverse.to(y)
+
+
+class UnmovableModule(torch.nn.Module):
+    """A score function with a method `to`, which would move it in place."""
+
+    def __init__(self, score_fn):
+        super().__init__()
+        self.score_fn_of_module = score_fn
+
+    def forward(self, x):
+        return self.score_fn_of_module(x)
+
+    def to(self, *args, **kwargs):
+        raise AssertionError("moved in place")

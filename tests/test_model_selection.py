@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from joblib import parallel_config
+from plain_targets import UnmovableModule
 from scipy.stats import loguniform
 from sklearn import config_context
 from sklearn.base import clone
@@ -326,18 +327,8 @@ def test_neg_ksd_takes_a_target_or_its_score_function_and_repeats():
     assert pickle.loads(pickle.dumps(SCORER))(q, TARGET) == SCORER(q, TARGET)  # noqa: S301
 
 
-class Module(torch.nn.Module):
-    """A score function that can be moved, in place."""
-
-    def forward(self, x):
-        return standard_score(x)
-
-    def to(self, *args, **kwargs):
-        raise AssertionError("moved in place")
-
-
 def test_neg_ksd_leaves_a_score_function_that_is_a_module_where_it_is():
-    assert SCORER(Draws(2), Module()) == SCORER(Draws(2), standard_score)
+    assert SCORER(Draws(2), UnmovableModule(standard_score)) == SCORER(Draws(2), standard_score)
 
 
 def test_scorers_judge_replicates_by_independent_draws():

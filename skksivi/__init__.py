@@ -1,25 +1,33 @@
-"""Kernel semi-implicit variational inference: a fast sampler for a posterior known through its score."""
+"""Kernel semi-implicit variational inference: a fast sampler for a posterior known through its score.
 
-from skksivi import (
-    annealing,
-    baselines,
-    callbacks,
-    datasets,
-    kernels,
-    metrics,
-    mixing,
-    model_selection,
-    plotting,
-    targets,
-)
-from skksivi._hksivi import HKSIVIApproximator
-from skksivi._ksivi import KSIVIApproximator
-from skksivi._modes import modes
+What is named here is imported when it is first used.
+"""
+
+from typing import TYPE_CHECKING
+
+from skksivi._lazy import lazy
 from skksivi._version import __version__
-from skksivi.diagnostics import diagnose
-from skksivi.export import to_arviz
-from skksivi.persistence import load, save
-from skksivi.predictors import KSIVIClassifier, KSIVIRegressor
+
+if TYPE_CHECKING:
+    from skksivi import (
+        annealing,
+        baselines,
+        callbacks,
+        datasets,
+        kernels,
+        metrics,
+        mixing,
+        model_selection,
+        plotting,
+        targets,
+    )
+    from skksivi._hksivi import HKSIVIApproximator
+    from skksivi._ksivi import KSIVIApproximator
+    from skksivi._modes import modes
+    from skksivi.diagnostics import diagnose
+    from skksivi.export import to_arviz
+    from skksivi.persistence import load, save
+    from skksivi.predictors import KSIVIClassifier, KSIVIRegressor
 
 __all__ = [
     "HKSIVIApproximator",
@@ -43,3 +51,17 @@ __all__ = [
     "targets",
     "to_arviz",
 ]
+
+__getattr__, __dir__ = lazy(
+    __name__,
+    __all__,
+    {
+        "_hksivi": ["HKSIVIApproximator"],
+        "_ksivi": ["KSIVIApproximator"],
+        "_modes": ["modes"],
+        "diagnostics": ["diagnose"],
+        "export": ["to_arviz"],
+        "persistence": ["load", "save"],
+        "predictors": ["KSIVIClassifier", "KSIVIRegressor"],
+    },
+)

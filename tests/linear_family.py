@@ -1,14 +1,10 @@
 """Semi-implicit families that are Gaussian, and what is known of them."""
 
 import torch
-from plain_targets import normal
+from plain_targets import generator, normal
 
 from skksivi._families import Normal, gaussian_layer
 from skksivi._training import flatten
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 class LinearFamily:

@@ -2,11 +2,20 @@
 
 import math
 
+import numpy as np
 import torch
 
 
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
 def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.randn(*shape, generator=generator(seed), dtype=torch.float64)
+
+
+def normal_array(*shape, seed=0):
+    return np.random.RandomState(seed).normal(size=shape)
 
 
 def origin(d):

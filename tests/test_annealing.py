@@ -1,17 +1,15 @@
 """Temperature schedules."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.base import clone
 
 from skksivi.annealing import Linear
 
-REPEATABLE = settings(derandomize=True, deadline=None, max_examples=100)
 SHARES = st.floats(1e-3, 1)
 
 
-@REPEATABLE
 @given(start=SHARES, until=SHARES)
 def test_linear_goes_from_its_start_to_one_and_stays(start, until):
     schedule = Linear(start=start, until=until)
@@ -21,7 +19,6 @@ def test_linear_goes_from_its_start_to_one_and_stays(start, until):
     assert schedule(1.0) == pytest.approx(1, rel=1e-12)
 
 
-@REPEATABLE
 @given(start=SHARES, until=SHARES, progress=st.tuples(st.floats(0, 1), st.floats(0, 1)))
 def test_linear_never_falls_and_never_passes_one(start, until, progress):
     schedule = Linear(start=start, until=until)

@@ -83,6 +83,7 @@ def test_early_stopping_waits_for_a_better_grade(q, grades, settings, n_iter):
     assert clone(q).set_params(max_iter=500).set_callbacks(stopping).fit(Banana()).n_iter_ == n_iter
 
 
+@pytest.mark.slow
 def test_early_stopping_by_the_grade_of_the_estimator_under_a_search():
     q = clone(APPROXIMATORS[0]).set_params(max_iter=5000).set_callbacks(EarlyStopping(patience=1))
     search = GridSearchCV(q, {"batch_size": [8, 16]}, cv=Replicates(2), scoring=neg_ksd_scorer()).fit(Banana())

@@ -80,6 +80,7 @@ def test_every_kind_of_fit_goes_on(options, tmp_path):
     assert_same_fit(q.fit(Banana()), whole)
 
 
+@pytest.mark.slow
 def test_a_killed_process_goes_on(uninterrupted, tmp_path):
     path = tmp_path / "fit.ckpt"
     script = textwrap.dedent(

@@ -39,9 +39,10 @@ from skksivi.baselines import (
 )
 from skksivi.targets import Banana, Target, from_score_fn
 
+#: Settings with which each is a good fit of a Gaussian in two dimensions.
 APPROXIMATORS = [
-    KSIVIApproximator(max_iter=300, random_state=0),
-    HKSIVIApproximator(max_iter=300, n_layers=2, random_state=0),
+    KSIVIApproximator(max_iter=300, whiten_budget=20_000, random_state=0),
+    HKSIVIApproximator(max_iter=150, whiten_budget=20_000, n_layers=2, random_state=0),
     Laplace(random_state=0),
     SIVI(whiten="laplace", max_iter=200, learning_rate=0.01, random_state=0),
     SIVISM(whiten="laplace", critic_hidden_layer_sizes=(64, 64), max_iter=200, learning_rate=0.003, random_state=0),
@@ -63,6 +64,29 @@ APPROXIMATORS = [
     SGLD(n_chains=200, n_warmup=200, n_draws=25, random_state=0),
     MALA(n_chains=200, n_warmup=100, n_draws=50, thin=2, random_state=0),
 ]
+
+#: What makes a fit short, for contracts that hold of a bad fit as of a good one.
+SHORT = {
+    "whiten": None,
+    "max_iter": 3,
+    "batch_size": 8,
+    "hidden_layer_sizes": (4,),
+    "critic_hidden_layer_sizes": (4,),
+    "n_particles": 10,
+    "n_chains": 5,
+    "n_warmup": 5,
+    "n_draws": 4,
+}
+
+
+def assert_close(X, Y):
+    np.testing.assert_allclose(X, Y, rtol=1e-3, atol=1e-3)
+
+
+def short(q):
+    return clone(q).set_params(**{name: value for name, value in SHORT.items() if name in q.get_params()})
+
+
 MEAN = torch.tensor([1.0, -2.0])
 COVARIANCE = torch.tensor([[2.0, 0.6], [0.6, 0.5]])
 
@@ -87,14 +111,18 @@ class GaussianTarget(Target):
         return torch.distributions.MultivariateNormal(MEAN.to(x), COVARIANCE.to(x)).log_prob(x)
 
 
-@pytest.fixture(params=APPROXIMATORS, ids=lambda q: type(q).__name__, scope="module")
+@pytest.fixture(params=APPROXIMATORS, ids=lambda q: type(q).__name__, scope="session")
 def fitted(request):
     return clone(request.param).fit(gaussian_score, n_features=2)
 
 
 @pytest.fixture(params=APPROXIMATORS, ids=lambda q: type(q).__name__)
 def unfitted(request):
-    return clone(request.param)
+    return short(request.param)
+
+
+# Of a few iterations, which converge nowhere.
+pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
 
 def test_every_approximator_is_under_contract():
@@ -187,9 +215,12 @@ def test_every_rule_of_whitening_is_documented(cls):
     assert all(f'"{rule}"' in described for rule in WHITENINGS)
 
 
-@pytest.mark.parametrize("cls", [SVGD, MALA])
-def test_one_scale_a_coordinate_will_do_for_points(cls):
-    q = cls(whiten="diagonal", random_state=0).fit(lambda x: (3 - x) / x.new_tensor([1e-3, 1e3]) ** 2, n_features=2)
+@pytest.mark.slow
+@pytest.mark.parametrize("q", [SVGD(max_iter=50), MALA(n_warmup=50, n_draws=20)], ids=["SVGD", "MALA"])
+def test_one_scale_a_coordinate_will_do_for_points(q):
+    q.set_params(whiten="diagonal", random_state=0).fit(
+        lambda x: (3 - x) / x.new_tensor([1e-3, 1e3]) ** 2, n_features=2
+    )
     np.testing.assert_allclose(q.sample(200).std(0), [1e-3, 1e3], rtol=0.3)
 
 
@@ -223,20 +254,22 @@ def state():
     return parts, torch.get_num_threads(), torch.get_default_dtype(), torch.is_grad_enabled()
 before = state()
 import skksivi
+for name in skksivi.__all__:
+    getattr(skksivi, name)
 assert state() == before, "import changed global state"
-q = skksivi.{name}.set_params(random_state=0).fit(lambda x: 1 - x, n_features=3)
-print(hashlib.sha256(q.sample(100).tobytes()).hexdigest())
+for q in (skksivi.KSIVIApproximator(max_iter=100, random_state=0), skksivi.baselines.Laplace(random_state=0)):
+    X = q.fit(lambda x: 1 - x, n_features=3).sample(100)
+    print(hashlib.sha256(X.tobytes()).hexdigest())
 """
 
 
-@pytest.mark.parametrize("name", ["KSIVIApproximator(max_iter=100)", "baselines.Laplace()"])
-def test_same_seed_same_result_in_two_processes(name):
+@pytest.mark.slow
+def test_same_seed_same_result_in_two_processes():
     digests = [
-        subprocess.run([sys.executable, "-c", SCRIPT.format(name=name)], capture_output=True, text=True, check=True)
-        for _ in range(2)
+        subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True) for _ in range(2)
     ]
     assert digests[0].stdout == digests[1].stdout
-    assert len(digests[0].stdout.strip()) == len(hashlib.sha256().hexdigest())
+    assert [len(line) for line in digests[0].stdout.split()] == 2 * [len(hashlib.sha256().hexdigest())]
 
 
 def test_global_state_is_untouched(unfitted):
@@ -284,7 +317,9 @@ def test_a_score_that_differentiates_log_p_itself_is_fitted_and_judged(unfitted)
         log_prob = -(x**2).sum() / 2
         return torch.autograd.grad(log_prob, x, create_graph=True)[0]
 
-    assert unfitted.fit(score_fn, n_features=2).score(score_fn) > -0.05
+    q, other = (clone(unfitted).fit(s, n_features=2) for s in (score_fn, torch.neg))
+    assert_close(q.sample(20), other.sample(20))
+    assert q.score(score_fn) == pytest.approx(other.score(torch.neg), rel=1e-3)
 
 
 @pytest.mark.parametrize("cls", [KSIVIApproximator, SIVI, SIVISM, UIVI])
@@ -296,8 +331,6 @@ def test_draws_far_from_the_target_are_told(cls):
         cls(whiten=None, max_iter=5, random_state=0).fit(lambda x: 40 - x, n_features=2)
 
 
-@pytest.mark.filterwarnings("ignore:The draws are too:sklearn.exceptions.ConvergenceWarning")
-@pytest.mark.filterwarnings("ignore:L-BFGS has stopped:sklearn.exceptions.ConvergenceWarning")
 @pytest.mark.filterwarnings("ignore:`log_prob` of the target contradicts its `score_fn`:UserWarning")
 def test_a_subclass_with_a_new_score_or_density_does_not_use_the_old_product(unfitted):
     class Tempered(Banana):
@@ -308,13 +341,11 @@ def test_a_subclass_with_a_new_score_or_density_does_not_use_the_old_product(unf
         def log_prob(self, x):
             return super().log_prob(x) - 50 * (x - 1).square().sum(-1)
 
-    needs_scale = isinstance(unfitted, HKSIVIApproximator | HSIVISM | SIVISM)  # of Langevin steps, or a critic
-    stable = "laplace" if needs_scale else None
-    whiten = {"whiten": stable} if hasattr(unfitted, "whiten") else {}
-    unfitted.set_params(**whiten)
-    draws = [clone(unfitted).fit(target).sample(500, random_state=0) for target in (Banana(), Tempered(), Narrow())]
-    assert not np.array_equal(draws[0], draws[1])
-    assert np.abs(draws[2].mean(0) - 1).max() < 0.5
+    plain = Banana().score_fn
+    scores = {Tempered(): lambda x: 0.1 * plain(x), Narrow(): lambda x: plain(x) - 100 * (x - 1)}
+    for target, score_fn in scores.items():
+        q, other = clone(unfitted).fit(target), clone(unfitted).fit(score_fn, n_features=2)
+        assert_close(q.sample(20), other.sample(20))
 
 
 def test_a_product_that_contradicts_the_score_is_refused(unfitted):
@@ -339,9 +370,10 @@ def test_the_result_does_not_depend_on_the_default_dtype(unfitted):
     np.testing.assert_array_equal(actual, expected)
 
 
-def test_the_wrong_sign_is_named(unfitted):
+@pytest.mark.parametrize("q", APPROXIMATORS, ids=lambda q: type(q).__name__)
+def test_the_wrong_sign_is_named(q):
     with pytest.warns(UserWarning, match="wrong sign"), pytest.raises(ValueError, match="wrong sign"):
-        unfitted.fit(lambda x: x, n_features=2)
+        clone(q).fit(lambda x: x, n_features=2)
 
 
 WORKERS = """
@@ -353,6 +385,7 @@ print(sum(joblib.Parallel(n_jobs=2)(joblib.delayed(threads)() for _ in range(2))
 """
 
 
+@pytest.mark.slow
 def test_joblib_workers_do_not_oversubscribe_the_cores():
     environment = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
     done = subprocess.run(
@@ -390,11 +423,18 @@ MISTAKES = {
 }
 
 
+def test_what_the_base_class_does_is_done_by_it_alone(unfitted):
+    """So that one or two of them will do below for all."""
+    for name in ("fit", "score"):
+        assert getattr(type(unfitted), name) is getattr(BaseApproximator, name)
+
+
+@pytest.mark.parametrize("q", [KSIVIApproximator(), Laplace()], ids=lambda q: type(q).__name__)
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_before_or_in_fit_gives_a_clear_error(unfitted, mistake):
+def test_a_mistake_before_or_in_fit_gives_a_clear_error(q, mistake):
     act, error, message = MISTAKES[mistake]
     with pytest.raises(error, match=message):
-        act(unfitted)
+        act(clone(q))
 
 
 LATER_MISTAKES = {
@@ -407,8 +447,11 @@ LATER_MISTAKES = {
 }
 
 
+@pytest.mark.parametrize(
+    "q", [Laplace(), KSIVIApproximator(), HKSIVIApproximator(), SIVI(), HSIVISM()], ids=lambda q: type(q).__name__
+)
 @pytest.mark.parametrize("mistake", LATER_MISTAKES)
-def test_a_mistake_after_fit_gives_a_clear_error(fitted, mistake):
+def test_a_mistake_after_fit_gives_a_clear_error(q, mistake):
     act, error, message = LATER_MISTAKES[mistake]
     with pytest.raises(error, match=message):
-        act(fitted)
+        act(short(q).fit(gaussian_score, n_features=2))

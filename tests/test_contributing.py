@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from plain_targets import normal
 from sklearn.utils import Bunch
 
 from skksivi.datasets import _base
@@ -37,10 +38,6 @@ def run(monkeypatch):
         return names
 
     return run
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def test_every_example_is_run_here():

@@ -191,6 +191,7 @@ def test_lost_modes_are_seen_by_the_modes_alone():
     assert "KSD does not see the weights of modes" in str(report)
 
 
+@pytest.mark.slow
 def test_wrong_weights_are_seen_and_mended():
     target = EightGaussians(shift=5.0, weights=[0.3, 0.2, 0.15, 0.1, 0.1, 0.05, 0.05, 0.05])
     q = Exact(EightGaussians(shift=5.0)).fit(target)
@@ -304,6 +305,7 @@ def test_a_draw_is_of_one_of_the_mixing_draws_that_give_its_density(name, monkey
     assert gain.mean() > 5 * gain.std() / np.sqrt(len(x))
 
 
+@pytest.mark.slow
 def test_a_density_that_is_too_rough_an_estimate_is_not_used():
     q = KSIVIApproximator(max_iter=50, initial_scale=0.01, mixing="normal", random_state=0).fit(GaussianTarget())
     with pytest.raises(ValueError, match="too rough here"):

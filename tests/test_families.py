@@ -7,18 +7,14 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from plain_targets import generator
 
 from skksivi._families import Bootstrap, Normal, diagonal_gaussian_log_prob, gaussian_layer
 
-REPEATABLE = settings(derandomize=True, deadline=None, max_examples=15)
 SHAPES = {"n_features": st.integers(1, 4), "latent_dim": st.integers(1, 5), "seed": st.integers(0, 10**6)}
 every_scale = pytest.mark.parametrize("scale", ["constant", "network"])
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def start(n_features=2, seed=0, latent_dim=None, **options):
@@ -44,7 +40,6 @@ def trained(n_features=2, seed=0, **options):
 
 @every_scale
 @pytest.mark.parametrize("linear_skip", [True, False])
-@REPEATABLE
 @given(**SHAPES)
 def test_score_of_a_draw_is_the_gradient_of_its_conditional_log_density(
     scale, linear_skip, n_features, latent_dim, seed
@@ -65,7 +60,6 @@ def test_the_density_is_as_exact_far_from_the_origin():
 
 
 @every_scale
-@REPEATABLE
 @given(**SHAPES)
 def test_log_prob_is_that_of_a_normal_for_all_pairs(scale, n_features, latent_dim, seed):
     family = trained(n_features, seed, scale=scale, latent_dim=latent_dim)

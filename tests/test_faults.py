@@ -211,6 +211,7 @@ KSIVIApproximator(**{settings}, checkpoint={path!r}, checkpoint_every=5).fit(Ban
 """
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The training ended:sklearn.exceptions.ConvergenceWarning")
 def test_kills_at_random_moments_lose_nothing(tmp_path):
     """Each run goes on from the one that was killed before; half of its time goes into writing."""
@@ -279,6 +280,7 @@ def test_a_checkpoint_leaves_the_classes_alone_that_torch_may_load(left_behind):
 # Processes and sizes
 
 
+@pytest.mark.slow
 def test_a_search_gives_the_same_with_one_process_and_with_two():
     q = clone(SHORT).set_params(whiten="laplace")
     scores = [
@@ -321,6 +323,7 @@ def peak_megabytes(d, act):
     return float(done.stdout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gradient_estimator", ["u-statistic", "vanilla"])
 def test_many_draws_an_iteration_take_no_matrix_of_all_pairs(gradient_estimator):
     n = 10_000
@@ -328,11 +331,13 @@ def test_many_draws_an_iteration_take_no_matrix_of_all_pairs(gradient_estimator)
     assert peak_megabytes(5, act) < n**2 * 4 / 1e6 / 2
 
 
+@pytest.mark.slow
 def test_ten_thousand_dimensions_take_no_matrix_of_all_pairs():
     d = 10_000
     assert peak_megabytes(d, f"assert fit({d}, max_iter=2).sample(3).shape == (3, {d})") < d**2 * 8 / 1e6
 
 
+@pytest.mark.slow
 def test_millions_of_draws_take_little_more_than_themselves():
     n = 2**21
     assert peak_megabytes(1, f"X = q.sample({n}); assert X.shape == ({n}, 1)") < 1000

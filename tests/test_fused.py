@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from skksivi import _fused
@@ -28,7 +28,6 @@ def assert_equal_specification(x, f, kernel, estimator, rtol=1e-9):
         assert (a - e).abs().max() <= rtol * e.abs().max()
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
 @given(
     make=st.sampled_from(KERNELS),
     bandwidth=st.one_of(st.just("median"), st.floats(0.2, 20)),

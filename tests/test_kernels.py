@@ -5,14 +5,14 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from kernel_formulas import MEMBERS
+from plain_targets import normal
 from sklearn.base import clone
 
 from skksivi.kernels import IMQ, KERNELS, Gaussian, Laplace, Riesz, median_pair, resolve_kernel, squared_distances
 
-REPEATABLE = settings(derandomize=True, deadline=None, max_examples=20)
 SEEDS, SIZES, DIMENSIONS = st.integers(0, 10**6), st.integers(2, 12), st.integers(1, 5)
 
 
@@ -21,10 +21,6 @@ every_member = pytest.mark.parametrize(("kernel", "formula", "width"), MEMBERS, 
 every_kernel = pytest.mark.parametrize("kernel", [kernel for kernel, _, _ in MEMBERS], ids=IDS)
 invariant_kernels = pytest.mark.parametrize("kernel", [Gaussian(), IMQ(), Laplace()], ids=str)
 every_bandwidth = pytest.mark.parametrize("bandwidth", ["median", 0.7])
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def off_diagonal(k):
@@ -45,7 +41,6 @@ def test_every_kernel_is_under_test():
 
 @every_bandwidth
 @every_kernel
-@REPEATABLE
 @given(n=SIZES, d=DIMENSIONS, seed=SEEDS)
 def test_gram_matrix_is_finite_symmetric_and_positive_semidefinite(kernel, bandwidth, n, d, seed):
     k = clone(kernel).set_params(bandwidth=bandwidth)(normal(n, d, seed=seed))
@@ -56,7 +51,6 @@ def test_gram_matrix_is_finite_symmetric_and_positive_semidefinite(kernel, bandw
 
 
 @every_member
-@REPEATABLE
 @given(n=SIZES, m=SIZES, d=DIMENSIONS, h=st.floats(0.1, 10), seed=SEEDS)
 def test_kernel_equals_its_formula(kernel, formula, width, n, m, d, h, seed):
     x, y = normal(n, d, seed=seed), normal(m, d, seed=seed + 1)
@@ -103,7 +97,6 @@ def test_with_a_fixed_bandwidth_one_set_is_that_set_twice(kernel):
 
 
 @every_kernel
-@REPEATABLE
 @given(scale=st.floats(1e-6, 1e6), n=st.integers(3, 12), d=DIMENSIONS, seed=SEEDS)
 def test_median_bandwidth_is_free_of_units(kernel, scale, n, d, seed):
     x = normal(n, d, seed=seed)
@@ -203,7 +196,6 @@ def test_norms_agree_in_one_dimension():
     torch.testing.assert_close(off_diagonal(Riesz(norm="l1")(x)), off_diagonal(Riesz()(x)), rtol=1e-9, atol=1e-12)
 
 
-@REPEATABLE
 @given(n=SIZES, m=SIZES, d=DIMENSIONS, seed=SEEDS)
 def test_squared_distances_equal_the_sum_over_coordinates(n, m, d, seed):
     x, y = normal(n, d, seed=seed), normal(m, d, seed=seed + 1)

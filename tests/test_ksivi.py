@@ -188,7 +188,8 @@ def first_three(x):
     return x.mean(0), x.std(0).log(), ((x - x.mean(0)) / x.std(0)).pow(3).mean(0)
 
 
-@settings(derandomize=True, deadline=None, max_examples=4)
+@pytest.mark.slow
+@settings(max_examples=4)
 @given(d=st.integers(2, 3), log10_condition=st.floats(0, 8), size=st.floats(0, 30), seed=st.integers(0, 10**6))
 def test_a_fit_is_affine_equivariant(d, log10_condition, size, seed):
     """Up to noise: a pilot's thousands of points give a mean to 0.015 sd and, u^3 having a variance of 40 here, a
@@ -206,6 +207,7 @@ def test_a_fit_is_affine_equivariant(d, log10_condition, size, seed):
     assert (mapped[2][0] + 0.86).abs() < 0.3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", [PAIR, UNEQUAL, RING], ids=["pair", "unequal", "ring"])
 def test_all_modes_are_kept_by_default(p):
     """The weights of the pair, six standard deviations apart, are those of chains that cross now and then."""
@@ -334,6 +336,7 @@ def test_many_features_are_whitened_by_a_diagonal_and_a_few_directions(monkeypat
     assert np.isfinite(q.score_samples(q.sample(3))).all()
 
 
+@pytest.mark.slow
 def test_score_samples_converges_to_the_log_density_of_a_one_dimensional_fit():
     q = KSIVIApproximator(max_iter=500, random_state=0).fit(normal_score, n_features=1)
     grid = np.linspace(-8, 8, 4001)[:, None]
@@ -343,6 +346,7 @@ def test_score_samples_converges_to_the_log_density_of_a_one_dimensional_fit():
     assert np.abs(heights - density).max() < 4 * math.sqrt(density.max() / (200_000 * 0.15)) + 0.002
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "parameters", "bound"),
     [

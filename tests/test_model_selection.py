@@ -144,6 +144,7 @@ def test_the_folds_of_an_inner_search_are_others_in_each_outer_fold():
     assert first != second
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["loky", "threading"])
 def test_the_table_does_not_depend_on_the_number_of_jobs(backend):
     search = GridSearchCV(QUICK, GRID, cv=Replicates(2), scoring=SCORER)
@@ -452,6 +453,7 @@ def cluster():
         yield workers
 
 
+@pytest.mark.slow
 def test_a_search_on_a_cluster_gives_the_same_table(cluster):
     search = GridSearchCV(QUICK, GRID, cv=Replicates(2), scoring=SCORER)
     with parallel_config("dask"):
@@ -480,6 +482,7 @@ def deadly(marker):
     return Deadly()
 
 
+@pytest.mark.slow
 def test_a_search_survives_a_killed_worker(cluster, tmp_path):
     marker = tmp_path / "killed"
     target = deadly(marker)

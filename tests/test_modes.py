@@ -96,6 +96,7 @@ def test_unequal_weights_are_found(ring, bare):
     assert (found.standard_errors < 0.03 * found.weights).all()
 
 
+@pytest.mark.slow
 def test_a_fit_is_drawn_and_judged_by_the_weights_until_the_next(ring):
     target, _ = ring
     X = target.sample(4000, torch.Generator().manual_seed(0)).numpy()

@@ -2,14 +2,13 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from plain_targets import GaussianScore, normal
 
 from skksivi._moments import MomentPenalty, departure, moments, stein_shift, stein_variances
 from skksivi.targets import Banana
 
-REPEATABLE = settings(derandomize=True, deadline=None, max_examples=15)
 SEEDS = st.integers(0, 10**6)
 
 
@@ -37,7 +36,6 @@ def test_the_weights_of_the_penalty_are_the_variances_under_the_standard_normal(
     assert ((u**3).var(0) / 15 - 1).abs().max() < 0.2
 
 
-@REPEATABLE
 @given(n=st.integers(2, 30), d=st.integers(1, 4), weight=st.floats(0.1, 10), seed=SEEDS)
 def test_the_gradient_is_that_of_the_formula(n, d, weight, seed):
     target = moments(normal(50, d, seed=seed))
@@ -104,7 +102,6 @@ def test_a_lost_tail_is_no_accepted_departure():
     assert not departure(lost, start).accepted
 
 
-@REPEATABLE
 @given(log10=st.floats(-3, 3), seed=SEEDS)
 def test_a_departure_has_no_units(log10, seed):
     u, start = normal(2, 100, 3, seed=seed)

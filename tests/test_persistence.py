@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
@@ -379,12 +379,6 @@ def refused(content, folder):
     return message
 
 
-fuzzed = settings(
-    derandomize=True,
-    database=None,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
 which = st.sampled_from(["laplace", "pilot", "Laplace"])
 places = st.one_of(st.floats(0, 1, exclude_max=True), st.integers(0, 3000))
 
@@ -394,7 +388,6 @@ def place(where, content):
     return int(where * len(content)) if isinstance(where, float) else min(where, len(content) - 1)
 
 
-@settings(fuzzed, max_examples=800)
 @given(which, places, st.integers(0, 7))
 def test_a_flipped_bit_is_found(saved, tmp_path, name, where, bit):
     content = bytearray(saved[name])
@@ -402,13 +395,11 @@ def test_a_flipped_bit_is_found(saved, tmp_path, name, where, bit):
     refused(content, tmp_path)
 
 
-@settings(fuzzed, max_examples=400)
 @given(which, places)
 def test_a_truncated_file_is_found(saved, tmp_path, name, where):
     refused(saved[name][: place(where, saved[name])], tmp_path)
 
 
-@settings(fuzzed, max_examples=400)
 @given(which, places, st.binary(min_size=1, max_size=40), st.booleans())
 def test_bytes_put_in_or_over_are_found(saved, tmp_path, name, where, extra, over):
     content = saved[name]
@@ -418,7 +409,6 @@ def test_bytes_put_in_or_over_are_found(saved, tmp_path, name, where, extra, ove
         refused(changed, tmp_path)
 
 
-@settings(fuzzed, max_examples=200)
 @given(st.binary(max_size=200), st.booleans())
 def test_noise_is_refused(tmp_path, noise, with_length):
     refused(len(noise).to_bytes(8, "little") + noise if with_length else noise, tmp_path)
@@ -662,7 +652,6 @@ values = st.one_of(
 )
 
 
-@settings(fuzzed, max_examples=1200)
 @given(which, st.integers(0, 10**6), values, st.booleans(), st.booleans())
 def test_any_edit_is_refused_or_gives_an_estimator_that_works(saved, tmp_path, name, i, value, in_state, removes):
     header, state, payload = opened(saved[name])

@@ -155,6 +155,7 @@ def test_a_picture_has_ink_and_named_axes(make):
     assert any(panel.get_xlabel() for panel in panels)
 
 
+@pytest.mark.slow
 def test_only_a_call_imports_matplotlib():
     code = "import skksivi.plotting, sys; assert 'matplotlib' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -40,6 +40,7 @@ def test_the_checks_of_scikit_learn_pass(estimator, check):
     check(estimator)
 
 
+@pytest.mark.slow
 def test_a_linear_regression_is_that_of_scikit_learn():
     ours, theirs = KSIVIRegressor(model="linear", n_draws=4000, random_state=0).fit(X, Y), BayesianRidge().fit(X, Y)
     (mean, std), (their_mean, their_std) = (m.predict(X, return_std=True) for m in (ours, theirs))
@@ -47,6 +48,7 @@ def test_a_linear_regression_is_that_of_scikit_learn():
     np.testing.assert_allclose(std, their_std, rtol=0.03)
 
 
+@pytest.mark.slow
 def test_a_classifier_predicts_the_mean_over_the_posterior():
     x = IRIS[:, :1]
     model = KSIVIClassifier(prior_precision=2.0, n_draws=20_000, random_state=0).fit(x, SPECIES == 2)
@@ -112,6 +114,7 @@ def test_sample_weights_are_routed_through_a_pipeline():
     assert np.abs(pipeline.predict(X) - unweighted).max() > 1
 
 
+@pytest.mark.slow
 def test_networks_by_default_learn_a_curve_its_noise_and_where_there_are_no_data():
     rng = np.random.RandomState(0)
     x = np.concatenate([rng.uniform(-2, -0.5, 60), rng.uniform(0.5, 2, 60)])[:, None]

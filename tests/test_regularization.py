@@ -6,6 +6,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from plain_targets import normal
 from sklearn.base import clone
 
 from skksivi import KSIVIApproximator
@@ -18,10 +19,6 @@ from skksivi.metrics import ksd
 from skksivi.targets import Banana, EightGaussians, Multimodal, StudentT, XShaped
 
 QUICK = KSIVIApproximator(max_iter=30, batch_size=16, hidden_layer_sizes=(8,), whiten="laplace", random_state=0)
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 @pytest.mark.parametrize("kernel", [Gaussian(), IMQ(bandwidth=2.0), Riesz(), Riesz(norm="l1")], ids=str)

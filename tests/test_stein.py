@@ -7,6 +7,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from kernel_formulas import MEMBERS, gaussian
+from plain_targets import normal
 from sklearn.base import clone
 from torch import Tensor
 
@@ -17,10 +18,6 @@ IDS = [str(kernel) for kernel, _, _ in MEMBERS]
 every_member = pytest.mark.parametrize(("kernel", "formula", "width"), MEMBERS, ids=IDS)
 every_bandwidth = pytest.mark.parametrize("bandwidth", ["median", 0.7])
 every_estimator = pytest.mark.parametrize("estimate", [vanilla, u_statistic], ids=["vanilla", "u-statistic"])
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def pairs_of(estimate, n):

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from plain_targets import normal
+from plain_targets import generator, normal
 
 from skksivi import HKSIVIApproximator, KSIVIApproximator
 from skksivi._underdamped import diagonal_map, underdamped
@@ -14,10 +14,6 @@ from skksivi.base import _resolve_score
 from skksivi.targets import EightGaussians
 
 MODES = np.array([[-30.0, 0.0], [30.0, 0.0]])
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def resolved(target, d=None):
@@ -54,6 +50,7 @@ def test_the_map_standardises_each_coordinate_alone():
     torch.testing.assert_close(map_.whiten_score(torch.ones(1, 5, dtype=torch.float64))[0], map_.D)
 
 
+@pytest.mark.slow
 def test_from_one_start_the_chains_surround_the_mode():
     m, L = stiff()
     score = resolved(gaussian_score(m, L), 5)
@@ -96,6 +93,7 @@ def test_every_start_keeps_its_mode(approximator):
         assert np.abs(np.log(part.std(0))).max() < 0.25
 
 
+@pytest.mark.slow
 def test_more_parameters_than_a_newton_step_can_take():
     d = 1500
     scales = torch.linspace(0.1, 10.0, d, dtype=torch.float64)

@@ -14,6 +14,7 @@ from plain_targets import (
     GaussianScore,
     Mixture,
     funnel_score,
+    generator,
     log_gamma_score,
     normal,
     origin,
@@ -31,12 +32,8 @@ from skksivi._whitening import WHITENINGS, find_whitening, laplace, pulled_back,
 from skksivi.base import _points, _resolve_score
 
 SEEDS = st.integers(0, 10**6)
-FEW = settings(derandomize=True, deadline=None, max_examples=5)
+FEW = settings(max_examples=5)
 every_rule = pytest.mark.parametrize("rule", WHITENINGS)
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def whitening_of(whiten, score_fn, d, *, budget=0, seed=0, **options):

@@ -1,15 +1,20 @@
-"""Distributions to approximate, each known by the gradient of its log-density."""
+"""Distributions to approximate, each known by the gradient of its log-density; imported when first used."""
 
-from skksivi.targets._base import Minibatches, Target, from_rows, from_score_fn
-from skksivi.targets._bridges import from_log_prob
-from skksivi.targets._diffusion import ConditionedDiffusion
-from skksivi.targets._jax import from_jax, from_numpyro
-from skksivi.targets._linear import BayesianLinearRegression, BayesianMultinomialRegression
-from skksivi.targets._logistic import BayesianLogisticRegression
-from skksivi.targets._network import BayesianNeuralNetwork
-from skksivi.targets._pymc import from_pymc
-from skksivi.targets._stan import from_bridgestan
-from skksivi.targets._toy import Banana, EightGaussians, Multimodal, StudentT, XShaped
+from typing import TYPE_CHECKING
+
+from skksivi._lazy import lazy
+
+if TYPE_CHECKING:
+    from skksivi.targets._base import Minibatches, Target, from_rows, from_score_fn
+    from skksivi.targets._bridges import from_log_prob
+    from skksivi.targets._diffusion import ConditionedDiffusion
+    from skksivi.targets._jax import from_jax, from_numpyro
+    from skksivi.targets._linear import BayesianLinearRegression, BayesianMultinomialRegression
+    from skksivi.targets._logistic import BayesianLogisticRegression
+    from skksivi.targets._network import BayesianNeuralNetwork
+    from skksivi.targets._pymc import from_pymc
+    from skksivi.targets._stan import from_bridgestan
+    from skksivi.targets._toy import Banana, EightGaussians, Multimodal, StudentT, XShaped
 
 __all__ = [
     "Banana",
@@ -32,3 +37,20 @@ __all__ = [
     "from_rows",
     "from_score_fn",
 ]
+
+__getattr__, __dir__ = lazy(
+    __name__,
+    __all__,
+    {
+        "_base": ["Minibatches", "Target", "from_rows", "from_score_fn"],
+        "_bridges": ["from_log_prob"],
+        "_diffusion": ["ConditionedDiffusion"],
+        "_jax": ["from_jax", "from_numpyro"],
+        "_linear": ["BayesianLinearRegression", "BayesianMultinomialRegression"],
+        "_logistic": ["BayesianLogisticRegression"],
+        "_network": ["BayesianNeuralNetwork"],
+        "_pymc": ["from_pymc"],
+        "_stan": ["from_bridgestan"],
+        "_toy": ["Banana", "EightGaussians", "Multimodal", "StudentT", "XShaped"],
+    },
+)

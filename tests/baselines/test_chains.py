@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from plain_targets import GaussianScore, normal
+from plain_targets import GaussianScore, generator, normal
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 
 from skksivi._score import in_double
@@ -18,10 +18,6 @@ from skksivi.baselines._mala import State, adapted, mala_step
 from skksivi.baselines._points import step_integral
 from skksivi.baselines._sgld import sgld_step, step_sizes
 from skksivi.targets import Banana, BayesianLogisticRegression, Minibatches, XShaped
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def z_scores(terms, expected):

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from linear_family import generator
-from plain_targets import GaussianScore, Mixture
+from plain_targets import GaussianScore, Mixture, generator
 
 from skksivi._score import in_double
 from skksivi._training import flatten
@@ -61,6 +60,7 @@ def test_the_gradient_of_the_training_is_that_of_the_sum_of_bounds(stop_gradient
     torch.testing.assert_close(actual, list(torch.autograd.grad(total, list(family.parameters()))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("d", [2, 10])
 def test_gaussians_have_their_moments(d):
     p = GaussianScore(d, log10_condition=1, size=1.0, seed=3)
@@ -70,6 +70,7 @@ def test_gaussians_have_their_moments(d):
     assert (w.cov() - torch.eye(d)).abs().max() < 0.1
 
 
+@pytest.mark.slow
 def test_two_modes_are_kept():
     p = Mixture([0.5, 0.5], [[-3.0, 0.0], [3.0, 0.0]], [1.0, 1.0])
     q = HSIVISM(n_layers=3, whiten=None, max_iter=800, random_state=0).fit(p.score_fn, n_features=2)

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from linear_family import TARGET, LinearFamily, generator, target_score
-from plain_targets import GaussianScore, normal
+from linear_family import TARGET, LinearFamily, target_score
+from plain_targets import GaussianScore, generator, normal
 from sklearn.base import clone
 
 from skksivi._families import Normal, gaussian_layer
@@ -121,6 +121,7 @@ def test_gaussians_of_any_units_have_their_moments(d):
     assert (w.cov() - torch.eye(d)).abs().max() < 0.1
 
 
+@pytest.mark.slow
 def test_ten_dimensions_in_x_with_two_factors_have_their_moments():
     A, m = normal(10, 2, seed=1), normal(10)
     covariance = A @ A.mT + torch.eye(10) / 2
@@ -163,6 +164,7 @@ def test_whitening_makes_it_free_of_units():
     np.testing.assert_allclose(Y / scale.numpy(), X, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_minibatches_of_the_data_leave_the_optimum_where_it_is():
     X, y = normal(200, 2, seed=5), (normal(200, seed=6) > 0).double()
     q = SIVI(max_iter=1500, learning_rate=0.01, initial_scale=0.2, random_state=0)

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from linear_family import TARGET, LinearFamily, generator, target_score
-from plain_targets import GaussianScore, normal
+from linear_family import TARGET, LinearFamily, target_score
+from plain_targets import GaussianScore, generator, normal
 
 from skksivi._families import MultilayerPerceptron, Normal, gaussian_layer
 from skksivi._score import in_double
@@ -121,6 +121,7 @@ def test_the_gradient_of_the_training_is_that_of_the_objective(monkeypatch):
     torch.testing.assert_close(actual, list(torch.autograd.grad(expected, list(family.parameters()))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("d", [2, 10])
 @pytest.mark.parametrize("whiten", [None, "laplace"])
 def test_gaussians_have_their_moments(d, whiten):

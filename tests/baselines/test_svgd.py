@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from plain_targets import GaussianScore, log_gamma_score, normal, origin, student_score, triangular
+from plain_targets import GaussianScore, generator, log_gamma_score, normal, origin, student_score, triangular
 
 from skksivi import kernels
 from skksivi._score import in_double
@@ -22,10 +22,6 @@ KERNELS = {
     "imq": (kernels.IMQ, lambda r, h: (1 + r**2 / h**2) ** -0.5),
     "laplace": (kernels.Laplace, lambda r, h: torch.exp(-r / h)),
 }
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def unwhitened(d):

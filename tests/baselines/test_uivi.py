@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from linear_family import TARGET, LinearFamily, generator, target_score
-from plain_targets import GaussianScore, normal
+from linear_family import TARGET, LinearFamily, target_score
+from plain_targets import GaussianScore, generator, normal
 
 from skksivi._families import Normal, gaussian_layer
 from skksivi._score import in_double
@@ -133,6 +133,7 @@ def test_the_steps_find_the_length_at_which_nine_in_ten_are_accepted(monkeypatch
     assert np.mean(seen[-500:]) == pytest.approx(0.9, abs=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("d", "tolerance"), [(2, 0.05), (10, 0.2)])
 @pytest.mark.parametrize("whiten", [None, "laplace"])
 def test_gaussians_have_their_moments(d, tolerance, whiten):

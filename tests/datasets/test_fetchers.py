@@ -571,6 +571,7 @@ def test_a_recipe_is_whole(name):
         assert part in descr
 
 
+@pytest.mark.slow
 def test_importing_the_package_loads_no_reader():
     code = "import sys, skksivi.datasets; print(*({'sklearn.datasets', 'python_calamine'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -5,12 +5,10 @@ import math
 import numpy as np
 import pytest
 import scipy.stats
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from skksivi.metrics import correlation_error
-
-REPEATABLE = settings(derandomize=True, deadline=None, max_examples=20)
 
 
 def sample(n, d, seed):
@@ -18,7 +16,6 @@ def sample(n, d, seed):
     return rng.normal(size=(n, d)) @ rng.normal(size=(d, d))
 
 
-@REPEATABLE
 @given(n=st.integers(3, 30), m=st.integers(3, 30), d=st.integers(2, 6), seed=st.integers(0, 10**6))
 def test_correlation_error_is_its_formula(n, m, d, seed):
     X, Y = sample(n, d, seed), sample(m, d, seed + 1)
@@ -32,7 +29,6 @@ def test_correlation_error_is_its_formula(n, m, d, seed):
     assert correlation_error(X, Y, summary="max") == pytest.approx(np.max(np.abs(errors)), rel=1e-9)
 
 
-@REPEATABLE
 @given(d=st.integers(2, 6), seed=st.integers(0, 10**6))
 def test_units_and_signs_of_the_columns_do_not_count(d, seed):
     X, Y = sample(20, d, seed), sample(30, d, seed + 1)

@@ -6,20 +6,16 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from kernel_formulas import MEMBERS
+from plain_targets import normal_array
 
 from skksivi.kernels import IMQ, Gaussian, Riesz
 from skksivi.metrics import _base, energy_distance, mmd
 
-REPEATABLE = settings(derandomize=True, deadline=None, max_examples=10)
 SEEDS, SIZES, DIMENSIONS = st.integers(0, 10**6), st.integers(2, 30), st.integers(1, 4)
 both_statistics = pytest.mark.parametrize("statistic", ["u", "v"])
-
-
-def normal(*shape, seed=0):
-    return np.random.RandomState(seed).normal(size=shape)
 
 
 def plain(k, X, Y, statistic):
@@ -36,36 +32,33 @@ def plain(k, X, Y, statistic):
 
 @both_statistics
 @pytest.mark.parametrize("member", MEMBERS, ids=lambda m: str(m[0]))
-@REPEATABLE
 @given(n=SIZES, m=SIZES, d=DIMENSIONS, seed=SEEDS)
 def test_mmd_is_its_formula_under_every_kernel(member, statistic, n, m, d, seed):
     kernel, formula, _ = member
     kernel = type(kernel)(**{**kernel.get_params(), "bandwidth": 0.8})
-    X, Y = normal(n, d, seed=seed), 2 * normal(m, d, seed=seed + 1) + 0.5
+    X, Y = normal_array(n, d, seed=seed), 2 * normal_array(m, d, seed=seed + 1) + 0.5
     expected = plain(lambda x, y: formula(x, y, 0.8), X, Y, statistic)
     assert mmd(X, Y, kernel=kernel, statistic=statistic) == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 
 @both_statistics
 @pytest.mark.parametrize("r", [0.5, 1.0, 1.7])
-@REPEATABLE
 @given(n=SIZES, m=SIZES, d=DIMENSIONS, seed=SEEDS)
 def test_energy_distance_is_its_formula(statistic, r, n, m, d, seed):
-    X, Y = normal(n, d, seed=seed), 2 * normal(m, d, seed=seed + 1) + 0.5
+    X, Y = normal_array(n, d, seed=seed), 2 * normal_array(m, d, seed=seed + 1) + 0.5
     expected = plain(lambda x, y: -((x - y).norm(dim=-1) ** r), X, Y, statistic)
     assert energy_distance(X, Y, exponent=r, statistic=statistic) == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 
-@REPEATABLE
 @given(n=SIZES, m=SIZES, seed=SEEDS)
 def test_energy_distance_on_a_line_is_the_square_of_that_of_scipy(n, m, seed):
-    x, y = normal(n, seed=seed), normal(m, seed=seed + 1)
+    x, y = normal_array(n, seed=seed), normal_array(m, seed=seed + 1)
     expected = scipy.stats.energy_distance(x, y) ** 2
     assert energy_distance(x[:, None], y[:, None], statistic="v") == pytest.approx(expected, rel=1e-6, abs=1e-9)
 
 
 def test_energy_distance_is_the_mmd_of_a_riesz_kernel_of_width_one():
-    X, Y = normal(30, 2), normal(20, 2, seed=1)
+    X, Y = normal_array(30, 2), normal_array(20, 2, seed=1)
     assert energy_distance(X, Y) == mmd(X, Y, kernel=Riesz(bandwidth=1.0))
 
 
@@ -82,7 +75,7 @@ def test_mmd_is_unbiased_for_two_normals(shift, n, m):
     exact = 2 * (h**2 / (h**2 + 2)) ** (d / 2) * (1 - math.exp(-d * shift**2 / (2 * (h**2 + 2))))
 
     def sample(seed):
-        return normal(n, d, seed=2 * seed), shift + normal(m, d, seed=2 * seed + 1)
+        return normal_array(n, d, seed=2 * seed), shift + normal_array(m, d, seed=2 * seed + 1)
 
     mean, error = mean_and_error(lambda X, Y: mmd(X, Y, kernel=Gaussian(bandwidth=h)), sample)
     assert abs(mean - exact) < 4 * error
@@ -96,7 +89,7 @@ def test_energy_distance_is_unbiased_for_two_normals():
     exact = 2 * (2 / math.sqrt(math.pi) * (math.exp(-(v**2) / 4) - 1) + v * math.erf(v / 2))
 
     def sample(seed):
-        return normal(8, 1, seed=2 * seed), v + normal(9, 1, seed=2 * seed + 1)
+        return normal_array(8, 1, seed=2 * seed), v + normal_array(9, 1, seed=2 * seed + 1)
 
     mean, error = mean_and_error(energy_distance, sample)
     assert abs(mean - exact) < 4 * error
@@ -106,7 +99,7 @@ def test_energy_distance_is_unbiased_for_two_normals():
 @pytest.mark.parametrize("metric", [mmd, energy_distance])
 @pytest.mark.parametrize("tile", [1, 7, 100])
 def test_tiles_do_not_matter(monkeypatch, metric, statistic, tile):
-    X, Y = normal(100, 2), normal(83, 2, seed=1)
+    X, Y = normal_array(100, 2), normal_array(83, 2, seed=1)
     expected = metric(X, Y, statistic=statistic)
     monkeypatch.setattr(_base, "TILE", tile)
     assert metric(X, Y, statistic=statistic) == pytest.approx(expected, rel=1e-6)
@@ -114,14 +107,14 @@ def test_tiles_do_not_matter(monkeypatch, metric, statistic, tile):
 
 @pytest.mark.parametrize("metric", [mmd, energy_distance])
 def test_more_rows_than_one_tile_equal_one_block(monkeypatch, metric):
-    X, Y = normal(2 * _base.TILE + 3, 2), normal(_base.TILE + 76, 2, seed=1)
+    X, Y = normal_array(2 * _base.TILE + 3, 2), normal_array(_base.TILE + 76, 2, seed=1)
     expected = metric(X, Y)
     monkeypatch.setattr(_base, "TILE", 10**9)
     assert metric(X, Y) == pytest.approx(expected, rel=1e-6)
 
 
 def test_a_median_bandwidth_is_that_of_the_reference():
-    X, Y = normal(40, 2), normal(30, 2, seed=1)
+    X, Y = normal_array(40, 2), normal_array(30, 2, seed=1)
     assert mmd(X, Y) == mmd(X, Y, kernel=IMQ().frozen(torch.as_tensor(Y)))
     assert mmd(X, Y, kernel="gaussian") == mmd(X, Y, kernel=Gaussian())
     assert mmd(1e3 * X, 1e3 * Y) == pytest.approx(mmd(X, Y), rel=1e-9)
@@ -129,7 +122,7 @@ def test_a_median_bandwidth_is_that_of_the_reference():
 
 def test_draws_far_from_the_origin_keep_their_digits():
     """In 1e8 plus units of one, half the digits are left."""
-    X, Y = normal(40, 2).round(6), normal(30, 2, seed=1).round(6)
+    X, Y = normal_array(40, 2).round(6), normal_array(30, 2, seed=1).round(6)
     for metric in (energy_distance, lambda *pair: mmd(*pair, kernel=Riesz(bandwidth=1.0))):
         assert metric(X + 2.0**27, Y + 2.0**27) == pytest.approx(metric(X, Y), abs=1e-6)
 
@@ -147,4 +140,4 @@ def test_draws_far_from_the_origin_keep_their_digits():
 )
 def test_a_mistake_is_named(act, error, message):
     with pytest.raises(error, match=message):
-        act(normal(9, 2))
+        act(normal_array(9, 2))

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 from awkward_arrays import every_view
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from plain_targets import normal_array
 
 from skksivi._arrays import make_generator
 from skksivi._stein import stein_kernel
@@ -15,12 +16,7 @@ from skksivi.kernels import IMQ, Gaussian, Laplace, Riesz, Tilted
 from skksivi.metrics import Judge, _base, _stein, ksd, ksd_test
 from skksivi.targets import Banana, Target
 
-REPEATABLE = settings(derandomize=True, deadline=None, max_examples=20)
 SEEDS, SIZES, DIMENSIONS = st.integers(0, 10**6), st.integers(2, 40), st.integers(1, 4)
-
-
-def normal(*shape, seed=0):
-    return np.random.RandomState(seed).normal(size=shape)
 
 
 def standard_score(x):
@@ -37,19 +33,17 @@ def stein_matrix(X, score_fn, kernel):
 
 
 @pytest.mark.parametrize("kernel", [Gaussian(), IMQ(), IMQ(bandwidth=0.7), Laplace(), Riesz(exponent=1.5)], ids=str)
-@REPEATABLE
 @given(n=SIZES, d=st.integers(2, 4), seed=SEEDS)
 def test_u_statistic_is_the_mean_over_pairs_of_different_rows(kernel, n, d, seed):
-    X = normal(n, d, seed=seed)
+    X = normal_array(n, d, seed=seed)
     expected = stein_matrix(X, cubic_score, kernel)[~np.eye(n, dtype=bool)].mean()
     assert ksd(X, cubic_score, kernel=kernel) == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 
 @pytest.mark.parametrize("kernel", [Gaussian(), IMQ(), IMQ(bandwidth=0.7)], ids=str)
-@REPEATABLE
 @given(n=SIZES, d=DIMENSIONS, seed=SEEDS)
 def test_v_statistic_is_the_mean_over_all_pairs_and_never_negative(kernel, n, d, seed):
-    X = normal(n, d, seed=seed)
+    X = normal_array(n, d, seed=seed)
     v, u = (ksd(X, cubic_score, kernel=kernel, statistic=statistic) for statistic in "vu")
     assert v == pytest.approx(stein_matrix(X, cubic_score, kernel).mean(), rel=1e-9)
     assert v >= 0
@@ -59,38 +53,38 @@ def test_v_statistic_is_the_mean_over_all_pairs_and_never_negative(kernel, n, d,
 @pytest.mark.parametrize("statistic", ["u", "v"])
 @pytest.mark.parametrize("tile", [1, 7, 100, 10**9])
 def test_tiles_do_not_matter(monkeypatch, statistic, tile):
-    X = normal(100, 2)
+    X = normal_array(100, 2)
     expected = ksd(X, cubic_score, statistic=statistic)
     monkeypatch.setattr(_base, "TILE", tile)
     assert ksd(X, cubic_score, statistic=statistic) == pytest.approx(expected, rel=1e-12)
 
 
 def test_more_rows_than_one_tile_equal_one_block(monkeypatch):
-    X = normal(_base.TILE + 76, 2)
+    X = normal_array(_base.TILE + 76, 2)
     expected = ksd(X, cubic_score)
     monkeypatch.setattr(_base, "TILE", 10**9)
     assert ksd(X, cubic_score) == pytest.approx(expected, rel=1e-12)
 
 
 def test_ksd_default_kernel_is_the_imq():
-    X = normal(30, 2)
+    X = normal_array(30, 2)
     assert ksd(X, cubic_score) == ksd(X, cubic_score, kernel=IMQ())
 
 
 def test_ksd_has_the_inverse_squared_units_of_the_sample():
-    X = normal(30, 2)
+    X = normal_array(30, 2)
     scaled = ksd(1000 * X, lambda x: -x / 1e6)
     assert scaled == pytest.approx(ksd(X, standard_score) / 1e6, rel=1e-9)
 
 
 def test_u_statistic_is_unbiased_at_the_target():
-    values = np.array([ksd(X, standard_score, kernel=IMQ(bandwidth=1.0)) for X in normal(300, 20, 2)])
+    values = np.array([ksd(X, standard_score, kernel=IMQ(bandwidth=1.0)) for X in normal_array(300, 20, 2)])
     assert abs(values.mean()) < 4 * values.std() / math.sqrt(len(values))
 
 
 @every_view
 def test_draws_may_have_any_layout(view):
-    X = normal(30, 2)
+    X = normal_array(30, 2)
     assert ksd(view(X), cubic_score) == ksd(X, cubic_score)
     assert ksd_test(view(X), cubic_score, random_state=0) == ksd_test(X, cubic_score, random_state=0)
 
@@ -103,7 +97,7 @@ class LogProbOnly(Target):
 
 
 def test_ksd_takes_a_target_or_its_score_function():
-    X, target = normal(30, 2), Banana()
+    X, target = normal_array(30, 2), Banana()
     assert ksd(X, target) == ksd(X, target.score_fn)
     assert ksd(X, LogProbOnly()) == pytest.approx(ksd(X, standard_score), rel=1e-12)
 
@@ -116,7 +110,7 @@ def single_precision_score(x):
 
 
 def test_a_score_in_single_precision_only_is_judged_nearly_alike():
-    X = normal(50, 2)
+    X = normal_array(50, 2)
     with pytest.raises(RuntimeError, match="dtype"):
         single_precision_score(torch.as_tensor(X))
     double = ksd(X, lambda x: -x @ SINGLE.to(x))
@@ -143,18 +137,22 @@ def test_a_score_in_single_precision_only_is_judged_nearly_alike():
 )
 def test_a_stein_kernel_that_does_not_exist_is_named(kernel, statistic, d):
     with pytest.raises(ValueError, match=rf"{type(kernel).__name__}.*IMQ"):
-        ksd(normal(9, d), standard_score, kernel=kernel, statistic=statistic)
+        ksd(normal_array(9, d), standard_score, kernel=kernel, statistic=statistic)
 
 
 @pytest.mark.parametrize(
     ("act", "error", "message"),
     [
-        (lambda: ksd(normal(9, 2), standard_score, statistic="w"), ValueError, "`statistic` must be 'u' or 'v'"),
-        (lambda: ksd(normal(1, 2), standard_score), ValueError, "minimum of 2"),
+        (
+            lambda: ksd(normal_array(9, 2), standard_score, statistic="w"),
+            ValueError,
+            "`statistic` must be 'u' or 'v'",
+        ),
+        (lambda: ksd(normal_array(1, 2), standard_score), ValueError, "minimum of 2"),
         (lambda: ksd(np.full((9, 2), np.nan), standard_score), ValueError, "X contains NaN"),
-        (lambda: ksd(normal(9, 2), standard_score, kernel=IMQ(bandwidth=-1)), ValueError, "`bandwidth`"),
-        (lambda: ksd(normal(9, 2), lambda x: x.sum(-1)), ValueError, "`score_fn` returned shape"),
-        (lambda: ksd(normal(9, 2), lambda x: 0), TypeError, "`score_fn` returned a int"),
+        (lambda: ksd(normal_array(9, 2), standard_score, kernel=IMQ(bandwidth=-1)), ValueError, "`bandwidth`"),
+        (lambda: ksd(normal_array(9, 2), lambda x: x.sum(-1)), ValueError, "`score_fn` returned shape"),
+        (lambda: ksd(normal_array(9, 2), lambda x: 0), TypeError, "`score_fn` returned a int"),
         (
             lambda: ksd([[2.0], [-1], [3], [-4]], torch.log),
             ValueError,
@@ -185,10 +183,9 @@ def plain_test(X, score_fn, signs):
     return T[0], np.mean(T - T[0] >= -1e-9 * abs(T[0]))
 
 
-@REPEATABLE
 @given(n=SIZES, d=DIMENSIONS, seed=SEEDS)
 def test_ksd_test_is_its_formula(n, d, seed):
-    X = normal(n, d, seed=seed)
+    X = normal_array(n, d, seed=seed)
     test = ksd_test(X, cubic_score, n_bootstrap=50, random_state=seed)
     signs = _stein._random_signs(n, 51, 0.5, make_generator(seed)).numpy()
     signs[:, 0] = 1
@@ -198,7 +195,7 @@ def test_ksd_test_is_its_formula(n, d, seed):
 
 @pytest.mark.parametrize("tile", [1, 7, 10**9])
 def test_tiles_do_not_matter_for_the_test(monkeypatch, tile):
-    X = normal(2 * 50 + 3, 2)
+    X = normal_array(2 * 50 + 3, 2)
     monkeypatch.setattr(_base, "TILE", 50)
     expected = ksd_test(X, cubic_score, random_state=0)
     monkeypatch.setattr(_base, "TILE", tile)
@@ -214,7 +211,7 @@ def test_no_block_is_larger_than_a_tile(monkeypatch):
 
     monkeypatch.setattr(_stein, "stein_kernel", recorded)
     n = 3 * _base.TILE + 1
-    ksd_test(normal(n, 2), cubic_score, n_bootstrap=5)
+    ksd_test(normal_array(n, 2), cubic_score, n_bootstrap=5)
     assert max(max(size) for size in sizes) == _base.TILE
     assert sum(a * b for a, b in sizes) < 0.7 * n**2  # each pair once, but within a tile
 
@@ -229,12 +226,12 @@ def test_signs_that_are_all_flipped_give_the_statistic_again():
 
 
 def test_a_p_value_is_never_zero():
-    test = ksd_test(normal(100, 2) + 5, standard_score, n_bootstrap=19)
+    test = ksd_test(normal_array(100, 2) + 5, standard_score, n_bootstrap=19)
     assert test.pvalue == pytest.approx(1 / 20)
 
 
 def test_the_test_repeats_with_its_random_state_and_leaves_global_ones_alone():
-    X, before = normal(50, 2), torch.get_rng_state()
+    X, before = normal_array(50, 2), torch.get_rng_state()
     a, b = (ksd_test(X, standard_score, random_state=np.random.RandomState(5)) for _ in range(2))
     assert a == b == ksd_test(X, standard_score, random_state=5)
     assert a != ksd_test(X, standard_score, random_state=6)
@@ -242,7 +239,7 @@ def test_the_test_repeats_with_its_random_state_and_leaves_global_ones_alone():
 
 
 def test_a_rotation_of_draws_and_target_leaves_the_test_as_it_is():
-    X, Q = normal(60, 3), torch.linalg.qr(torch.as_tensor(normal(3, 3, seed=1))).Q
+    X, Q = normal_array(60, 3), torch.linalg.qr(torch.as_tensor(normal_array(3, 3, seed=1))).Q
     turned = ksd_test(X @ Q.numpy().T, pushed(cubic_score, Q, torch.zeros(3).double()), random_state=0)
     assert turned == pytest.approx(ksd_test(X, cubic_score, random_state=0), rel=1e-9)
 
@@ -257,13 +254,14 @@ def rejections(samples, score_fn=standard_score, **options):
     )
 
 
+@pytest.mark.slow
 def test_the_test_has_its_size():
     """Of 1,000 exact samples 5% are rejected, give or take three standard errors, 0.7% each."""
-    assert 0.03 <= rejections(normal(1000, 100, 2)).mean() <= 0.07
+    assert 0.03 <= rejections(normal_array(1000, 100, 2)).mean() <= 0.07
 
 
 def test_power_rises_with_the_shift():
-    samples = normal(150, 100, 2, seed=1)
+    samples = normal_array(150, 100, 2, seed=1)
     power = [rejections(samples + np.array([shift, 0.0])).mean() for shift in (0.0, 0.2, 0.35, 0.6)]
     assert (np.diff(power) > 0.1).all()
     assert power[-1] > 0.95
@@ -280,13 +278,14 @@ def test_draws_of_another_shape_are_rejected():
 
 def chains(n_chains, n, correlation, seed):
     """Autoregressions with the standard normal as stationary distribution."""
-    noise = normal(n, n_chains, 1, seed=seed)
+    noise = normal_array(n, n_chains, 1, seed=seed)
     x = noise[:1]
     for xi in noise[1:]:
         x = np.vstack([x, correlation * x[-1:] + math.sqrt(1 - correlation**2) * xi])
     return x.transpose(1, 0, 2)
 
 
+@pytest.mark.slow
 def test_signs_that_hold_on_allow_for_a_chain():
     samples = chains(200, 400, 0.8, seed=2)
     assert rejections(samples).mean() > 0.3
@@ -310,13 +309,13 @@ def test_signs_flip_as_often_as_asked(flip_probability):
         ({"flip_probability": 1}, "flip_probability"),
         ({"kernel": Laplace()}, "IMQ"),
         ({"score_fn": lambda x: -x.log()}, "not finite"),
-        ({"X": normal(1, 1)}, "minimum of 2"),
+        ({"X": normal_array(1, 1)}, "minimum of 2"),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )
 def test_a_mistake_in_the_test_is_named(options, message):
     with pytest.raises((ValueError, TypeError), match=message):
-        ksd_test(**{"X": normal(9, 1), "score_fn": standard_score, **options})
+        ksd_test(**{"X": normal_array(9, 1), "score_fn": standard_score, **options})
 
 
 # The judge
@@ -331,7 +330,7 @@ AFFINE = [
 @pytest.mark.parametrize(("A", "b"), AFFINE, ids=["units", "shear"])
 def test_judge_depends_on_the_target_alone(A, b):
     """An affine map of both the target and the draws changes nothing."""
-    x = torch.as_tensor(normal(200, 2)).exp()
+    x = torch.as_tensor(normal_array(200, 2)).exp()
     expected = Judge(standard_score, 2)(x)
     assert Judge(pushed(standard_score, A, b), 2)(x @ A.mT + b) == pytest.approx(expected, rel=1e-6)
 
@@ -343,17 +342,17 @@ def test_judge_does_not_depend_on_the_units_of_a_skewed_target(A):
     def gumbel_score(x):
         return 1 - torch.exp(x - 0.5)
 
-    x = torch.as_tensor(normal(200, 2))
+    x = torch.as_tensor(normal_array(200, 2))
     y, score_fn = x @ A.mT, pushed(gumbel_score, A, torch.zeros(2).double())
     assert Judge(score_fn, 2)(y) == pytest.approx(Judge(gumbel_score, 2)(x), rel=1e-6)
 
 
 def test_judge_is_the_u_statistic_in_whitened_coordinates():
-    x = torch.as_tensor(normal(50, 2))
+    x = torch.as_tensor(normal_array(50, 2))
     expected = ksd(x.numpy(), standard_score, kernel=IMQ(bandwidth=math.sqrt(2)))
     assert Judge(standard_score, 2)(x) == pytest.approx(expected, rel=1e-9)
 
 
 def test_judge_prefers_the_target_to_a_shifted_and_to_a_scaled_one():
-    x, judge = torch.as_tensor(normal(1000, 2)), Judge(standard_score, 2)
+    x, judge = torch.as_tensor(normal_array(1000, 2)), Judge(standard_score, 2)
     assert judge(x) < min(judge(x + 0.3), judge(1.3 * x), judge(0.7 * x))

@@ -6,17 +6,13 @@ import sys
 import numpy as np
 import ot
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from plain_targets import normal_array
 
 from skksivi.metrics import _transport, sliced_wasserstein, wasserstein_in_box
 
-REPEATABLE = settings(derandomize=True, deadline=None, max_examples=20)
 SEEDS, SIZES, DIMENSIONS = st.integers(0, 10**6), st.integers(2, 40), st.integers(1, 4)
-
-
-def normal(*shape, seed=0):
-    return np.random.RandomState(seed).normal(size=shape)
 
 
 def directions(n_projections, d, seed):
@@ -25,32 +21,30 @@ def directions(n_projections, d, seed):
 
 
 @pytest.mark.parametrize("p", [1, 2])
-@REPEATABLE
 @given(n=SIZES, m=SIZES, d=DIMENSIONS, seed=SEEDS)
 def test_sliced_wasserstein_is_that_of_pot(p, n, m, d, seed):
-    X, Y = normal(n, d, seed=seed), 2 * normal(m, d, seed=seed + 1) + 1
+    X, Y = normal_array(n, d, seed=seed), 2 * normal_array(m, d, seed=seed + 1) + 1
     expected = ot.sliced_wasserstein_distance(X, Y, p=p, projections=directions(20, d, seed))
     assert sliced_wasserstein(X, Y, p=p, n_projections=20, random_state=seed) == pytest.approx(expected, rel=1e-9)
 
 
 def test_sliced_wasserstein_of_a_shift_is_its_mean_projection():
     """E (theta^T v)^2 = |v|^2 / d, with variance at most 3 |v|^4 / d^2 over directions."""
-    X, v, n = normal(50, 3), np.array([3.0, 0.0, 4.0]), 20_000
+    X, v, n = normal_array(50, 3), np.array([3.0, 0.0, 4.0]), 20_000
     value = sliced_wasserstein(X, X + v, n_projections=n, random_state=0)
     assert abs(value**2 - 25 / 3) < 4 * math.sqrt(3 / n) * 25 / 3
 
 
-@REPEATABLE
 @given(n=SIZES, seed=SEEDS)
 def test_sliced_wasserstein_rises_with_its_order(n, seed):
-    X, Y = normal(n, 2, seed=seed), normal(n + 1, 2, seed=seed + 1)
+    X, Y = normal_array(n, 2, seed=seed), normal_array(n + 1, 2, seed=seed + 1)
     orders = [sliced_wasserstein(X, Y, p=p, n_projections=20, random_state=0) for p in (1, 1.5, 2, 4)]
     assert orders == sorted(orders)
 
 
 @pytest.mark.parametrize("make", [lambda: 5, lambda: np.random.RandomState(5)], ids=["int", "RandomState"])
 def test_sliced_wasserstein_repeats_with_its_random_state(make):
-    X, Y = normal(30, 3), normal(20, 3, seed=1)
+    X, Y = normal_array(30, 3), normal_array(20, 3, seed=1)
     a, b = (sliced_wasserstein(X, Y, n_projections=5, random_state=make()) for _ in range(2))
     assert a == b == sliced_wasserstein(X, Y, n_projections=5, random_state=5)
     assert a != sliced_wasserstein(X, Y, n_projections=5, random_state=6)
@@ -58,7 +52,7 @@ def test_sliced_wasserstein_repeats_with_its_random_state(make):
 
 @pytest.mark.parametrize("chunk", [1, 100, 777])
 def test_chunks_of_projections_do_not_matter(monkeypatch, chunk):
-    X, Y = normal(30, 3), normal(20, 3, seed=1)
+    X, Y = normal_array(30, 3), normal_array(20, 3, seed=1)
     expected = sliced_wasserstein(X, Y, n_projections=50, random_state=0)
     monkeypatch.setattr(_transport, "CHUNK", chunk)
     assert sliced_wasserstein(X, Y, n_projections=50, random_state=0) == pytest.approx(expected, rel=1e-12)
@@ -67,22 +61,21 @@ def test_chunks_of_projections_do_not_matter(monkeypatch, chunk):
 @pytest.mark.parametrize("p", [0.5, math.inf, math.nan])
 def test_an_order_out_of_range_is_named(p):
     with pytest.raises(ValueError, match="`p` must be"):
-        sliced_wasserstein(normal(9, 2), normal(9, 2), p=p)
+        sliced_wasserstein(normal_array(9, 2), normal_array(9, 2), p=p)
 
 
 @pytest.mark.parametrize("n_projections", [0, 2.5])
 def test_a_number_of_projections_that_is_none_is_named(n_projections):
     with pytest.raises((ValueError, TypeError), match="n_projections"):
-        sliced_wasserstein(normal(9, 2), normal(9, 2), n_projections=n_projections)
+        sliced_wasserstein(normal_array(9, 2), normal_array(9, 2), n_projections=n_projections)
 
 
 # In a box
 
 
-@REPEATABLE
 @given(n=SIZES, m=SIZES, d=DIMENSIONS, seed=SEEDS)
 def test_wasserstein_in_box_is_that_of_pot_on_the_rows_inside(n, m, d, seed):
-    X, Y = normal(n, d, seed=seed), 2 * normal(m, d, seed=seed + 1)
+    X, Y = normal_array(n, d, seed=seed), 2 * normal_array(m, d, seed=seed + 1)
     X[0] = Y[0] = 0.0
     x, y = (A[[max(abs(v) for v in row) <= 1.5 for row in A]] for A in (X, Y))
     cost = ((x[:, None] - y[None]) ** 2).sum(-1)
@@ -90,16 +83,15 @@ def test_wasserstein_in_box_is_that_of_pot_on_the_rows_inside(n, m, d, seed):
     assert wasserstein_in_box(X, Y, 1.5) == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
-@REPEATABLE
 @given(n=SIZES, seed=SEEDS)
 def test_wasserstein_in_box_of_equal_numbers_on_a_line_pairs_them_in_order(n, seed):
-    X, Y = normal(n, 1, seed=seed), 3 * normal(n, 1, seed=seed + 1) + 1
+    X, Y = normal_array(n, 1, seed=seed), 3 * normal_array(n, 1, seed=seed + 1) + 1
     expected = np.mean((np.sort(X[:, 0]) - np.sort(Y[:, 0])) ** 2)
     assert wasserstein_in_box(X, Y, 100) == pytest.approx(expected, rel=1e-9)
 
 
 def test_wasserstein_in_box_of_a_shift_is_its_square():
-    X = normal(50, 3)
+    X = normal_array(50, 3)
     assert wasserstein_in_box(X, X + np.array([3.0, 0.0, 4.0]), 100) == pytest.approx(25)
 
 

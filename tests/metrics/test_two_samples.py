@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from awkward_arrays import every_view
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from skksivi.kernels import IMQ, Gaussian, Laplace, Riesz, Tilted
@@ -19,7 +19,6 @@ from skksivi.metrics import (
     wasserstein_in_box,
 )
 
-REPEATABLE = settings(derandomize=True, deadline=None, max_examples=20)
 SEEDS, SIZES = st.integers(0, 10**6), st.integers(3, 30)
 
 #: Name: metric of X and Y, the power of it that is a metric, and its degree in the units of the data.
@@ -62,7 +61,6 @@ def rotation(d, seed):
 
 
 @every_metric
-@REPEATABLE
 @given(n=SIZES, m=SIZES, seed=SEEDS)
 def test_neither_sample_comes_first(name, n, m, seed):
     metric, _, _ = METRICS[name]
@@ -71,7 +69,6 @@ def test_neither_sample_comes_first(name, n, m, seed):
 
 
 @every_metric
-@REPEATABLE
 @given(n=SIZES, copies=st.integers(1, 3), seed=SEEDS)
 def test_equal_samples_are_at_zero(name, n, copies, seed):
     """Equal as distributions: neither order nor the number of copies counts. Roots raise rounding to 1e-7 or so."""
@@ -82,7 +79,6 @@ def test_equal_samples_are_at_zero(name, n, copies, seed):
 
 
 @every_metric
-@REPEATABLE
 @given(n=SIZES, seed=SEEDS)
 def test_different_samples_are_not_at_zero(name, n, seed):
     metric, _, _ = METRICS[name]
@@ -90,7 +86,6 @@ def test_different_samples_are_not_at_zero(name, n, seed):
 
 
 @every_metric
-@REPEATABLE
 @given(n=SIZES, m=SIZES, k=SIZES, seed=SEEDS)
 def test_a_way_round_is_not_shorter(name, n, m, k, seed):
     metric, power, _ = METRICS[name]
@@ -100,7 +95,6 @@ def test_a_way_round_is_not_shorter(name, n, m, k, seed):
 
 
 @every_metric
-@REPEATABLE
 @given(n=SIZES, m=SIZES, shift=st.floats(-1e3, 1e3), seed=SEEDS)
 def test_a_shift_of_both_samples_changes_nothing(name, n, m, shift, seed):
     metric, _, _ = METRICS[name]
@@ -109,7 +103,6 @@ def test_a_shift_of_both_samples_changes_nothing(name, n, m, shift, seed):
 
 
 @pytest.mark.parametrize("name", ROTATIONAL)
-@REPEATABLE
 @given(n=SIZES, m=SIZES, seed=SEEDS)
 def test_a_rotation_of_both_samples_changes_nothing(name, n, m, seed):
     metric, _, _ = METRICS[name]
@@ -118,7 +111,6 @@ def test_a_rotation_of_both_samples_changes_nothing(name, n, m, seed):
 
 
 @pytest.mark.parametrize("name", [name for name, (_, _, degree) in METRICS.items() if degree is not None])
-@REPEATABLE
 @given(n=SIZES, m=SIZES, scale=st.floats(1e-3, 1e3), seed=SEEDS)
 def test_a_metric_has_its_units(name, n, m, scale, seed):
     metric, _, degree = METRICS[name]

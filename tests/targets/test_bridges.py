@@ -522,6 +522,7 @@ def gamma_numpyro():
     return from_numpyro(model, y=jnp.array([2, 4, 3]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "double"), [(gamma_pymc, True), (gamma_numpyro, True), (gamma_numpyro, False)])
 def test_fit_to_a_conjugate_model(make, double):
     n = 20_000

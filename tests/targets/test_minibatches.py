@@ -97,6 +97,7 @@ def test_the_gradient_is_unbiased_and_would_not_be_with_one_minibatch():
     assert excess(Minibatches(FULL, 5), u, "u-statistic") > 10  # pairs within a half share their minibatch
 
 
+@pytest.mark.slow
 @EVERY_TARGET
 @pytest.mark.parametrize("gradient_estimator", ["u-statistic", "vanilla"])
 def test_a_fit_by_minibatches_is_one_to_the_posterior_of_all_of_the_data(target, gradient_estimator):

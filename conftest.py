@@ -1,0 +1,55 @@
+"""Two tiers of tests: a quick one for every change, and a slow one.
+
+A test is slow by its mark, a page by the list below. The quick tier leaves these out and gives a property test few
+examples; the slow tier takes them and the property tests again, with many.
+"""
+
+import os
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+#: CPU seconds that a test without the mark may take.
+LIMIT = 2.0
+
+#: Pages and docstrings whose examples make full fits, or compile a model.
+SLOW_EXAMPLES = {
+    "bridges.rst",
+    "diagnose.rst",
+    "hierarchies.rst",
+    "predictors.rst",
+    "quick_start.rst",
+    "scores.rst",
+    "skksivi.predictors.KSIVIClassifier",
+    "skksivi.predictors.KSIVIRegressor",
+    "skksivi.targets._jax.from_numpyro",
+    "skksivi.targets._pymc.from_pymc",
+}
+
+for name, n in {"quick": 10, "full": 300}.items():
+    settings.register_profile(
+        name,
+        max_examples=n,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    )
+settings.load_profile("quick")
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.name in SLOW_EXAMPLES:
+            item.add_marker("slow")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """Fail a test that takes long and does not say so; CPU time, its processes included, hardly depends on others."""
+    limited = not item.get_closest_marker("slow") and settings.get_current_profile_name() == "quick"
+    start = sum(os.times()[:4])
+    result = yield
+    seconds = sum(os.times()[:4]) - start
+    if limited and seconds > LIMIT:
+        pytest.fail(f"it took {seconds:.1f} s of CPU; above {LIMIT:g} s a test is marked slow, or made quicker.")
+    return result

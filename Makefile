@@ -6,13 +6,25 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 # One thread a process: faster than two for problems this small, and two test processes share the machine.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test lint doc clean
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
+
+.PHONY: demo test test-slow coverage mutants lint doc clean
 
 demo: .venv/ready
 	$(BIN)/python examples/plot_waveform.py --output waveform.png
 
 test: .venv/ready
-	$(BIN)/python -m pytest -n 2
+	$(PYTEST) -m 'not slow'
+
+# Studies, whole scripts and killed processes; and the property tests again, with many examples.
+test-slow: .venv/ready
+	$(PYTEST) -m 'slow or hypothesis' --hypothesis-profile full
+
+coverage: .venv/ready
+	$(PYTEST) --cov --cov-report term-missing:skip-covered
+
+mutants: .venv/ready
+	$(BIN)/python benchmarks/mutants.py
 
 lint: .venv/ready
 	$(BIN)/ruff check .

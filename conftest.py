@@ -6,6 +6,7 @@ examples; the slow tier takes them and the property tests again, with many.
 
 import os
 
+import matplotlib
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -25,6 +26,8 @@ SLOW_EXAMPLES = {
     "skksivi.targets._jax.from_numpyro",
     "skksivi.targets._pymc.from_pymc",
 }
+
+matplotlib.use("agg")
 
 for name, n in {"quick": 10, "full": 300}.items():
     settings.register_profile(

@@ -25,12 +25,15 @@ def lazy(
     home = {name: module for module, names in where.items() for name in names}
 
     def load(name: str) -> Any:
-        if name in home:
-            found = getattr(import_module(f"{package}.{home[name]}"), name)
-        elif name in public:
-            found = import_module(f"{package}.{name}")
-        else:
+        if name not in public:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        module = f"{package}.{home.get(name, name)}"
+        try:
+            found = import_module(module)
+        except AttributeError as error:  # which would be taken for a name that is missing here
+            raise ImportError(f"`{module}` could not be imported: {error}") from error
+        if name in home:
+            found = getattr(found, name)
         setattr(sys.modules[package], name, found)
         return found
 

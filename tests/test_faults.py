@@ -264,7 +264,7 @@ def test_checkpoints_are_read_by_several_threads_at_once(left_behind, tmp_path):
         return clone(SHORT).set_params(checkpoint=path).fit(normal_score, n_features=2)
 
     with ThreadPoolExecutor(8) as pool:
-        for q in pool.map(resume, range(80)):
+        for q in pool.map(resume, range(24)):
             assert_equal(q, whole)
 
 

@@ -1,0 +1,108 @@
+"""Every approximator, short fits of it for what holds of any, and good ones that tests share."""
+
+import copy
+from functools import cache
+
+import numpy as np
+import torch
+from sklearn.base import clone
+
+from skksivi import HKSIVIApproximator, KSIVIApproximator
+from skksivi.base import BaseApproximator
+from skksivi.baselines import (
+    HSIVISM,
+    MALA,
+    MIED,
+    SGLD,
+    SIVI,
+    SIVISM,
+    SVGD,
+    UIVI,
+    BatchAndMatch,
+    FullRankVI,
+    KSDDescent,
+    Laplace,
+    MeanFieldVI,
+)
+from skksivi.targets import Target
+
+#: Settings with which each is a good fit of a Gaussian in two dimensions.
+APPROXIMATORS = [
+    KSIVIApproximator(max_iter=300, whiten_budget=20_000, random_state=0),
+    HKSIVIApproximator(max_iter=150, whiten_budget=20_000, n_layers=2, random_state=0),
+    Laplace(random_state=0),
+    SIVI(whiten="laplace", max_iter=200, learning_rate=0.01, random_state=0),
+    SIVISM(whiten="laplace", critic_hidden_layer_sizes=(64, 64), max_iter=200, learning_rate=0.003, random_state=0),
+    UIVI(whiten="laplace", max_iter=50, learning_rate=0.02, random_state=0),
+    HSIVISM(
+        whiten="laplace",
+        initial_scale=0.35,
+        critic_hidden_layer_sizes=(64, 64),
+        n_layers=2,
+        max_iter=150,
+        random_state=0,
+    ),
+    MeanFieldVI(max_iter=300, random_state=0),
+    FullRankVI(max_iter=300, random_state=0),
+    BatchAndMatch(random_state=0),
+    SVGD(n_particles=100, max_iter=200, random_state=0),
+    KSDDescent(n_particles=100, max_iter=50, random_state=0),
+    MIED(mollifier="laplace", epsilon=0.3, n_particles=100, max_iter=200, learning_rate=0.1, random_state=0),
+    SGLD(n_chains=200, n_warmup=200, n_draws=25, random_state=0),
+    MALA(n_chains=200, n_warmup=100, n_draws=50, thin=2, random_state=0),
+]
+
+#: What makes a fit short, for contracts that hold of a bad fit as of a good one.
+SHORT = {
+    "whiten": None,
+    "max_iter": 3,
+    "batch_size": 8,
+    "hidden_layer_sizes": (4,),
+    "critic_hidden_layer_sizes": (4,),
+    "n_particles": 10,
+    "n_chains": 5,
+    "n_warmup": 5,
+    "n_draws": 4,
+}
+
+
+def assert_close(X, Y):
+    np.testing.assert_allclose(X, Y, rtol=1e-3, atol=1e-3)
+
+
+def short(q):
+    return clone(q).set_params(**{name: value for name, value in SHORT.items() if name in q.get_params()})
+
+
+MEAN = torch.tensor([1.0, -2.0])
+COVARIANCE = torch.tensor([[2.0, 0.6], [0.6, 0.5]])
+
+
+def has_density(q):
+    return type(q)._log_density is not BaseApproximator._log_density
+
+
+def covariance_of_fit(q):
+    """Return that of the target or, of independent coordinates, the conditional variances of the target."""
+    return COVARIANCE.inverse().diagonal().reciprocal().diag() if isinstance(q, MeanFieldVI) else COVARIANCE
+
+
+def gaussian_score(x):
+    return torch.linalg.solve(COVARIANCE.to(x), (MEAN.to(x) - x).mT).mT
+
+
+class GaussianTarget(Target):
+    n_features = 2
+
+    def log_prob(self, x):
+        return torch.distributions.MultivariateNormal(MEAN.to(x), COVARIANCE.to(x)).log_prob(x)
+
+
+@cache
+def _fit_once(name):
+    return clone(next(q for q in APPROXIMATORS if type(q).__name__ == name)).fit(GaussianTarget())
+
+
+def good_fit(name):
+    """A copy of the one good fit that all tests in a process share."""
+    return copy.deepcopy(_fit_once(name))

@@ -1,0 +1,73 @@
+"""What is imported, and when."""
+
+import ast
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import skksivi
+from skksivi import targets
+from skksivi._lazy import lazy
+
+LAZY = pytest.mark.parametrize("package", [skksivi, targets], ids=lambda p: p.__name__)
+
+
+@LAZY
+def test_every_public_name_is_found_and_listed(package):
+    assert dir(package) == sorted(package.__all__)
+    assert all(hasattr(package, name) for name in package.__all__)
+    with pytest.raises(AttributeError, match=f"'{package.__name__}' has no attribute 'nothing'"):
+        package.nothing  # noqa: B018
+
+
+@LAZY
+def test_a_type_checker_is_told_of_the_names_that_are_there(package):
+    """The imports under `TYPE_CHECKING` name each public object once, in the module where it is."""
+    body = ast.parse(Path(package.__file__).read_text("utf-8")).body
+    told = {}
+    for node in next(node for node in body if isinstance(node, ast.If)).body:
+        for alias in node.names:
+            assert alias.name not in told
+            told[alias.name] = importlib.import_module(node.module)
+    assert told.keys() == set(package.__all__) - {"__version__"}
+    for name, module in told.items():
+        assert getattr(package, name) is getattr(module, name)
+
+
+def test_an_import_that_fails_within_is_no_missing_name(tmp_path, monkeypatch):
+    (tmp_path / "broken_package").mkdir()
+    (tmp_path / "broken_package" / "__init__.py").touch()
+    (tmp_path / "broken_package" / "_part.py").write_text("import math\nmath.nothing\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("broken_package")
+    load, _ = lazy("broken_package", ["name"], {"_part": ["name"]})
+    with pytest.raises(ImportError, match=r"`broken_package\._part` could not be imported: module 'math' has no"):
+        load("name")
+    monkeypatch.delitem(sys.modules, "broken_package")
+
+
+SCRIPT = """
+import sys
+def loaded(*names):
+    return [name for name in names if name in sys.modules]
+import skksivi
+assert not loaded("torch", "numpy", "sklearn", "matplotlib")
+import skksivi.datasets
+assert not loaded("torch", "sklearn.datasets", "python_calamine")
+from skksivi import KSIVIApproximator
+from skksivi.targets import Banana
+rest = "baselines", "plotting", "predictors", "diagnostics", "persistence", "targets._jax", "targets._pymc"
+assert not loaded("matplotlib", *(f"skksivi.{name}" for name in rest))
+for name in skksivi.__all__:
+    getattr(skksivi, name)
+assert not loaded("matplotlib", "jax", "pymc", "arviz_base", "ot")
+"""
+
+
+@pytest.mark.slow
+def test_what_is_not_used_is_not_imported():
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -21,6 +21,8 @@ SLOW_EXAMPLES = {
     "predictors.rst",
     "quick_start.rst",
     "scores.rst",
+    "skksivi.baselines._uivi.UIVI",
+    "skksivi.model_selection.neg_ksd_scorer",
     "skksivi.predictors.KSIVIClassifier",
     "skksivi.predictors.KSIVIRegressor",
     "skksivi.targets._jax.from_numpyro",

@@ -31,6 +31,12 @@ def warned(report):
 
 
 FITS = {type(q).__name__: q for q in APPROXIMATORS}
+SEMI_IMPLICIT = ["KSIVIApproximator", "HKSIVIApproximator", "SIVI", "HSIVISM"]
+
+
+def quick_for(*quick, of=FITS):
+    """Names as parameters of a test that is slow but for some of them."""
+    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in of]
 
 
 @pytest.fixture
@@ -95,7 +101,7 @@ class Units(Target):
 # Every approximator, and what is right
 
 
-@pytest.mark.parametrize("name", FITS)
+@pytest.mark.parametrize("name", quick_for("KSIVIApproximator", "MeanFieldVI", "SVGD", "MALA"))
 def test_every_approximator_has_a_report(name):
     fitted = good_fit(name)
     report = diagnose(fitted, GaussianTarget(), random_state=0)
@@ -284,7 +290,7 @@ def test_theil_and_sens_slope_does_not_mind_outliers():
 # The draws whose density is known
 
 
-@pytest.mark.parametrize("name", ["KSIVIApproximator", "HKSIVIApproximator", "SIVI", "HSIVISM", "FullRankVI"])
+@pytest.mark.parametrize("name", quick_for("SIVI", "FullRankVI", of=[*SEMI_IMPLICIT, "FullRankVI"]))
 def test_ratios_to_the_density_of_the_draws_average_to_one(name):
     """The mean of p/q over draws of q is the integral of p, if q is the density of the draws."""
     fitted = good_fit(name)
@@ -294,7 +300,7 @@ def test_ratios_to_the_density_of_the_draws_average_to_one(name):
 
 
 @pytest.mark.filterwarnings("ignore:The draws are too:sklearn.exceptions.ConvergenceWarning")
-@pytest.mark.parametrize("name", ["KSIVIApproximator", "HKSIVIApproximator", "SIVI", "HSIVISM"])
+@pytest.mark.parametrize("name", quick_for("SIVI", of=SEMI_IMPLICIT))
 def test_a_draw_is_of_one_of_the_mixing_draws_that_give_its_density(name, monkeypatch):
     narrow = clone(FITS[name]).set_params(max_iter=2, initial_scale=0.02).fit(GaussianTarget())
     monkeypatch.setattr("skksivi.diagnostics._checks.MAX_GAP", np.inf)

@@ -339,6 +339,7 @@ def test_scorers_judge_replicates_by_independent_draws():
         assert scorer(q, TARGET[1]) == scorer(q, TARGET[1])
 
 
+@pytest.mark.slow
 def test_neg_ksd_does_not_depend_on_the_number_of_threads():
     target = ConditionedDiffusion(100)
     q, before = Laplace().fit(target), torch.get_num_threads()

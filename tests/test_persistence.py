@@ -115,13 +115,24 @@ pytestmark = [
 ]
 
 
+class Lazily(dict):
+    """Values made by a function of their keys, when they are first asked for."""
+
+    def __init__(self, make):
+        self.make = make
+
+    def __missing__(self, key):
+        self[key] = self.make(key)
+        return self[key]
+
+
 @pytest.fixture(scope="module")
 def fitted():
     def fit(name):
         d = N_FEATURES.get(name, 2)
         return clone(ESTIMATORS[name]).fit(HeavyScore(d), n_features=d)
 
-    return {name: fit(name) for name in ESTIMATORS}
+    return Lazily(fit)
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +194,9 @@ def assert_same(a, b):
 
 
 @pytest.mark.parametrize("way", [by_file, by_pickle, by_joblib])
-@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in N_FEATURES else []) for name in ESTIMATORS]
+)
 def test_a_fitted_estimator_comes_back_bit_for_bit(fitted, name, way, tmp_path):
     q = copy.deepcopy(fitted[name])
     q.sample(5)

@@ -94,7 +94,7 @@ def run(script, arguments, folder):
     """Run a script as `python script ...` would in this folder, without the seconds of importing all again."""
     before, threads = set(sys.modules), torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
-        warnings.resetwarnings()
+        warnings.simplefilter("ignore")
         patch.chdir(folder)
         patch.setattr(sys, "argv", [script, *arguments])
         patch.syspath_prepend((ROOT / script).parent)

@@ -25,6 +25,7 @@ from approximators import (
     short,
 )
 from awkward_arrays import every_view
+from misbehaving import Misbehaving, raising
 from plain_targets import UnmovableModule
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
@@ -224,22 +225,16 @@ def test_global_state_is_untouched(unfitted):
 
 
 def test_a_failed_fit_leaves_the_earlier_one(unfitted):
-    calls = []
-
-    def breaks_later(x):
-        calls.append(len(x))
-        if len(calls) > 4:
-            raise OSError("the disk is on fire")
-        return gaussian_score(x)
+    def breaks_later():
+        return Misbehaving(raising(OSError("on fire")), 4, score_fn=gaussian_score)
 
     with pytest.raises(OSError, match="on fire"):
-        unfitted.fit(breaks_later, n_features=2)
+        unfitted.fit(breaks_later(), n_features=2)
     with pytest.raises(NotFittedError):
         unfitted.sample()
     X = unfitted.fit(gaussian_score, n_features=2).sample(5, random_state=0)
-    calls.clear()
     with pytest.raises(OSError, match="on fire"):
-        unfitted.fit(breaks_later, n_features=2)
+        unfitted.fit(breaks_later(), n_features=2)
     np.testing.assert_array_equal(unfitted.sample(5, random_state=0), X)
 
 

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
+from misbehaving import Misbehaving, raising
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV
@@ -35,27 +36,8 @@ def normal_score(x):
     return 1 - x
 
 
-class Counting:
-    """The score of N(1, I), which does `act` at one of its calls, of those with a batch or of all."""
-
-    def __init__(self, call=-1, act=None, only_batches=False):
-        self.n_calls = 0
-        self.call = call
-        self.act = act
-        self.only_batches = only_batches
-
-    def __call__(self, x):
-        if self.only_batches and len(x) != ODD:
-            return normal_score(x)
-        self.n_calls += 1
-        return self.act(normal_score(x)) if self.n_calls == self.call + 1 else normal_score(x)
-
-
-def raising(error):
-    def act(s):
-        raise error
-
-    return act
+def failing(call, error=OSError):
+    return Misbehaving(raising(error("on fire")), call, score_fn=normal_score)
 
 
 def assert_equal(q, other):
@@ -119,9 +101,9 @@ def test_one_row_of_a_score_that_is_not_finite_costs_one_step(kind):
 
     raised, skipped = (clone(SHORT).set_params(nonfinite=rule) for rule in ("raise", "skip"))
     with pytest.raises(FloatingPointError, match="at iteration 12:"):
-        raised.fit(Counting(12, spoil, only_batches=True), n_features=2)
+        raised.fit(Misbehaving(spoil, 12, rows=ODD, once=True, score_fn=normal_score), n_features=2)
     with pytest.warns(UserWarning, match="1 of 30 iterations were skipped"):
-        skipped.fit(Counting(12, spoil, only_batches=True), n_features=2)
+        skipped.fit(Misbehaving(spoil, 12, rows=ODD, once=True, score_fn=normal_score), n_features=2)
     assert_equal(raised, skipped)
     assert np.isfinite(raised.sample(1000)).all()
 
@@ -141,7 +123,7 @@ def test_what_ends_a_fit_leaves_no_trace_outside_of_it(error, call):
     clone(SHORT).fit(normal_score, n_features=2)  # what torch imports late brings filters of warnings
     before = global_state()
     with pytest.raises(error):
-        clone(SHORT).set_params(whiten="laplace").fit(Counting(call, raising(error("on fire"))), n_features=2)
+        clone(SHORT).set_params(whiten="laplace").fit(failing(call, error), n_features=2)
     assert global_state() == before
 
 
@@ -151,7 +133,7 @@ def test_ctrl_c_at_any_moment_leaves_a_fit_of_so_many_iterations(share):
     q = clone(SHORT).set_params(max_iter=300, learning_rate_decay=None)
     start = time.perf_counter()
     clone(q).fit(normal_score, n_features=2)
-    score_fn, seconds = Counting(only_batches=True), time.perf_counter() - start
+    score_fn, seconds = Misbehaving(None, np.inf, rows=ODD, score_fn=normal_score), time.perf_counter() - start
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
         signal.setitimer(signal.ITIMER_REAL, share * seconds)
@@ -182,11 +164,11 @@ def test_ctrl_c_at_any_moment_leaves_a_fit_of_so_many_iterations(share):
 def test_an_error_at_any_call_leaves_the_earlier_fit_or_a_whole_one(call):
     """What is done after the training, to see what may be wrong with it, does not make it undone."""
     q = clone(SHORT).set_params(whiten="laplace").fit(lambda x: -x, n_features=3)
-    whole = clone(q).fit(counting := Counting(), n_features=2)
+    whole = clone(q).fit(counting := Misbehaving(None, np.inf, score_fn=normal_score), n_features=2)
     draws = [fit.sample(20, random_state=0) for fit in ((q,) if call < 10 else (q, whole))]
-    failing = Counting((counting.n_calls - 1) * call // 10, raising(OSError("on fire")))
+    broken = failing((counting.n_calls - 1) * call // 10)
     with pytest.raises(OSError, match="on fire"):
-        q.fit(failing, n_features=2)
+        q.fit(broken, n_features=2)
     X = q.sample(20, random_state=0)
     assert any(np.array_equal(X, Y) for Y in draws)
 
@@ -235,7 +217,7 @@ def left_behind(tmp_path):
     path = tmp_path / "fit.ckpt"
     with pytest.raises(OSError, match="on fire"):
         clone(SHORT).set_params(checkpoint=path, checkpoint_every=10).fit(
-            Counting(25, raising(OSError("on fire")), only_batches=True), n_features=2
+            Misbehaving(raising(OSError("on fire")), 25, rows=ODD, score_fn=normal_score), n_features=2
         )
     return path
 

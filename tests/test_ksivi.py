@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from misbehaving import Misbehaving, raising
 from plain_targets import (
     PAIR,
     RING,
@@ -417,30 +418,15 @@ def test_a_score_that_becomes_nan_is_reported_with_its_iteration():
 ODD = 23
 
 
-class Ending:
-    """A score that misbehaves in one iteration of the training, which is told by its number of points."""
-
-    def __init__(self, iteration, how):
-        self.left = iteration
-        self.how = how
-
-    def __call__(self, x):
-        self.left -= len(x) == ODD
-        return self.how(x) if self.left == -1 and len(x) == ODD else -x
-
-
-def interrupt(x):
-    raise KeyboardInterrupt
-
-
-def fail(x):
-    raise OSError("the disk is on fire")
+def ending(act):
+    """A score that misbehaves in the thirteenth iteration."""
+    return Misbehaving(act, 12, rows=ODD, once=True)
 
 
 def test_an_interrupted_fit_is_one_of_fewer_iterations():
     q = clone(QUICK).set_params(whiten=None, batch_size=ODD, learning_rate_decay=None)
     with pytest.raises(KeyboardInterrupt):
-        q.fit(Ending(12, interrupt), n_features=2)
+        q.fit(ending(raising(KeyboardInterrupt)), n_features=2)
     shorter = clone(q).set_params(max_iter=12).fit(normal_score, n_features=2)
     np.testing.assert_array_equal(q.sample(5, random_state=0), shorter.sample(5, random_state=0))
     np.testing.assert_array_equal(q.loss_curve_, shorter.loss_curve_)
@@ -450,7 +436,7 @@ def test_an_interrupted_fit_is_one_of_fewer_iterations():
 
 def test_an_interrupted_fit_from_a_pilot_keeps_the_best_state_judged():
     with pytest.raises(KeyboardInterrupt):
-        (q := clone(QUICK).set_params(batch_size=ODD)).fit(Ending(12, interrupt), n_features=2)
+        (q := clone(QUICK).set_params(batch_size=ODD)).fit(ending(raising(KeyboardInterrupt)), n_features=2)
     assert q.best_iter_ == 0  # the pilot's points
     assert abs(q.sample(2000).std() - 1) < 0.1
 
@@ -458,24 +444,24 @@ def test_an_interrupted_fit_from_a_pilot_keeps_the_best_state_judged():
 def test_a_score_that_raises_leaves_the_estimator_as_it_was_or_warm():
     q = clone(QUICK).set_params(whiten=None, batch_size=ODD)
     with pytest.raises(OSError, match="on fire"):
-        q.fit(Ending(12, fail), n_features=2)
+        q.fit(ending(raising(OSError("on fire"))), n_features=2)
     assert not hasattr(q, "family_")
     q.set_params(warm_start=True)
     with pytest.raises(OSError, match="on fire"):
-        q.fit(Ending(12, fail), n_features=2)
+        q.fit(ending(raising(OSError("on fire"))), n_features=2)
     assert q.fit(normal_score, n_features=2).n_iter_ == 42
 
 
 def test_a_fit_that_meets_nan_keeps_the_last_finite_state():
     q = clone(QUICK).set_params(whiten=None, batch_size=ODD)
     with pytest.raises(FloatingPointError, match=r"iteration 12: .* a rare one.*nonfinite='skip'"):
-        q.fit(Ending(12, lambda x: torch.nan * x), n_features=2)
+        q.fit(ending(lambda s: torch.nan * s), n_features=2)
     assert np.isfinite(q.sample(100)).all()
 
 
 def test_iterations_skipped_are_told():
     with pytest.warns(ConvergenceWarning, match="1 of 30 iterations were skipped"):
-        q = fit(Ending(12, lambda x: torch.nan * x), whiten=None, batch_size=ODD, nonfinite="skip")
+        q = fit(ending(lambda s: torch.nan * s), whiten=None, batch_size=ODD, nonfinite="skip")
     assert np.isnan(q.loss_curve_).nonzero()[0].tolist() == [12]
 
 

@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from misbehaving import Misbehaving, raising
 from plain_targets import GaussianScore, generator, normal
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 
@@ -179,17 +180,9 @@ def test_chains_that_run_away_end_the_fit():
 # What all chains do
 
 
-class Interrupted:
-    """The score of N(0, I), which is interrupted at one of its calls with seven rows, one a chain."""
-
-    def __init__(self, call):
-        self.call = call
-
-    def __call__(self, x):
-        self.call -= len(x) == 7
-        if self.call < 0:
-            raise KeyboardInterrupt
-        return -x
+def interrupted():
+    """A score that is interrupted at its 61st call with seven rows, one a chain."""
+    return Misbehaving(raising(KeyboardInterrupt), 60, rows=7)
 
 
 @pytest.mark.parametrize("cls", [MALA, SGLD])
@@ -198,7 +191,7 @@ def test_ctrl_c_keeps_the_states_so_far(cls):
     whole = cls(n_draws=30, **settings).fit(lambda x: -x, n_features=2)
     q = cls(n_draws=30, **settings)
     with pytest.raises(KeyboardInterrupt):
-        q.fit(Interrupted(60), n_features=2)
+        q.fit(interrupted(), n_features=2)
     n_kept = q.chains_.shape[1]
     assert 0 < n_kept < 30
     assert n_kept == (q.n_iter_ - 20) // 3
@@ -213,13 +206,13 @@ def test_ctrl_c_before_a_state_is_kept_leaves_the_earlier_fit(cls):
     q = cls(n_chains=7, n_warmup=100, whiten=None, random_state=0)
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
-            q.fit(Interrupted(60), n_features=2)
+            q.fit(interrupted(), n_features=2)
         with pytest.raises(NotFittedError):
             q.sample()
     q.set_params(n_warmup=0, n_draws=3).fit(lambda x: -x, n_features=2)
     chains = q.chains_
     with pytest.raises(KeyboardInterrupt):
-        q.set_params(n_warmup=100).fit(Interrupted(60), n_features=2)
+        q.set_params(n_warmup=100).fit(interrupted(), n_features=2)
     assert q.chains_ is chains
 
 

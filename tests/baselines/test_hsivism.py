@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from misbehaving import Misbehaving, raising
 from plain_targets import GaussianScore, Mixture, generator
 
 from skksivi._score import in_double
@@ -95,16 +96,8 @@ def test_the_density_is_that_of_the_draws():
 def test_the_score_of_the_last_fit_belongs_to_its_layers():
     q = HSIVISM(n_layers=2, max_iter=20, whiten="laplace", random_state=0)
     X = q.fit(lambda x: -x, n_features=2).sample(5, random_state=1)
-    calls = []
-
-    def fails(x):
-        calls.append(len(x))
-        if len(calls) > 60:
-            raise OSError("lost")
-        return 2 - x
-
     with pytest.raises(OSError, match="lost"):
-        q.fit(fails, n_features=2)
+        q.fit(Misbehaving(raising(OSError("lost")), 60, score_fn=lambda x: 2 - x), n_features=2)
     np.testing.assert_array_equal(q.sample(5, random_state=1), X)
 
 

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from misbehaving import Misbehaving, raising
 from plain_targets import GaussianScore, generator, log_gamma_score, normal, origin, student_score, triangular
 
 from skksivi import kernels
@@ -173,35 +174,18 @@ def test_a_kernel_without_the_derivatives_is_refused():
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, FloatingPointError])
 def test_an_interrupted_fit_keeps_the_particles(error):
-    calls = []
-
-    def score_fn(x):
-        calls.append(len(x))
-        if len(calls) > 250:
-            if error is KeyboardInterrupt:
-                raise error
-            return torch.nan * x
-        return -x
-
+    act = raising(error) if error is KeyboardInterrupt else lambda s: torch.nan * s
     q = SVGD(whiten=None, n_particles=20, max_iter=1000, random_state=0)
     with pytest.raises(error):
-        q.fit(score_fn, n_features=2)
+        q.fit(Misbehaving(act, 250), n_features=2)
     assert 100 <= q.n_iter_ <= 300
     assert np.isfinite(q.sample(20)).all()
 
 
 def test_other_errors_in_the_score_leave_no_fit():
-    calls = []
-
-    def score_fn(x):
-        calls.append(len(x))
-        if len(calls) > 50:
-            raise OSError("the disk is on fire")
-        return -x
-
     q = SVGD(whiten=None, max_iter=1000)
     with pytest.raises(OSError, match="on fire"):
-        q.fit(score_fn, n_features=2)
+        q.fit(Misbehaving(raising(OSError("on fire")), 50), n_features=2)
     assert not hasattr(q, "particles_")
 
 

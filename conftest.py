@@ -31,7 +31,7 @@ SLOW_EXAMPLES = {
 
 matplotlib.use("agg")
 
-for name, n in {"quick": 10, "full": 300}.items():
+for name, n in {"quick": 10, "full": 150}.items():
     settings.register_profile(
         name,
         max_examples=n,

@@ -59,9 +59,10 @@ def logistic_score(x):
 
 @given(d=st.integers(1, 4), size=st.floats(0.1, 10), seed=SEEDS)
 def test_log_ratio_is_the_difference_of_log_densities(d, size, seed):
+    """To 0.001 nats, the agreement at which a panel is split no further."""
     a, b = size * normal(2, d, seed=seed)
     expected = logistic_log_prob(b) - logistic_log_prob(a)
-    torch.testing.assert_close(log_ratio(logistic_score, a, b), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(log_ratio(logistic_score, a, b), expected, rtol=0, atol=1e-3)
 
 
 @given(seed=SEEDS)

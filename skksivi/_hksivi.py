@@ -25,20 +25,20 @@ from skksivi._fitting import (
     find_start,
     kernel_in_u,
     langevin_scale,
-    log_density_of_hierarchy,
     n_reports,
     points_near_target,
-    score_of_sampler,
+    remove_checkpoint,
     train,
     watch_of,
 )
 from skksivi._fused import value_and_gradients
 from skksivi._moments import MomentPenalty, Moments, moments
 from skksivi._pilot import Pilot
+from skksivi._samplers import Fit, Layers
 from skksivi._score import Score
 from skksivi._whitening import MAX_POINTS, Whitening, pulled_back
 from skksivi.annealing import BRIDGES, bridge_levels
-from skksivi.base import BaseApproximator, HasMethods, Integral, Interval, Real, StrOptions
+from skksivi.base import BaseApproximator, HasMethods, Integral, Interval, Real, StrOptions, Tell
 from skksivi.kernels import Kernel
 from skksivi.mixing import build_mixing
 
@@ -264,7 +264,7 @@ class HKSIVIApproximator(BaseApproximator):
         check_scalar(layer, "layer", Integral, min_val=0, max_val=self.family_.n_layers)
         if layer == 0:
             return super().sample(n_samples, random_state)
-        return self._sample_in_chunks(n_samples, random_state, lambda n, generator: self._sample(n, generator, layer))
+        return self._sample(n_samples, random_state, layer=layer)
 
     def score_samples(self, X: Any) -> np.ndarray:
         r"""Estimate the log-density of the fitted distribution through its last layer.
@@ -297,9 +297,10 @@ class HKSIVIApproximator(BaseApproximator):
     def _n_reports(self) -> int:
         return n_reports(self)
 
-    def _fit(self, score_fn: Score, generator: torch.Generator) -> BaseException | None:
+    def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
         check_parameters(self)
         self._layer_weights(self.n_layers)
+        seed = generator.initial_seed()
         checkpoint = find_checkpoint(self, score_fn)
         start, resume = find_start(self, score_fn, generator, checkpoint, self._build)
         family: Any = copy.deepcopy(start.family)
@@ -318,7 +319,7 @@ class HKSIVIApproximator(BaseApproximator):
         )
         score_u = pulled_back(score, start.whitening, generator)
         gradient_fn = self._gradient_fn(score_u.with_pullback, family, start.penalty, generator)
-        ended_by = train(
+        return train(
             self,
             start,
             family,
@@ -327,9 +328,13 @@ class HKSIVIApproximator(BaseApproximator):
             watch=watch,
             checkpoint=checkpoint,
             resume=resume,
-            _score=score.double,
+            sampler_of=lambda family: Layers(family, start.whitening, score.double, seed),
+            tell=tell,
         )
-        return concluded(self, score, ended_by, generator, watch)
+
+    def _conclude(self, fit: Fit, score_fn: Score, generator: torch.Generator) -> BaseException | None:
+        remove_checkpoint(self.checkpoint, fit)
+        return concluded(fit, score_fn.on_all_data(), generator)
 
     def _gradient_fn(
         self,
@@ -398,10 +403,3 @@ class HKSIVIApproximator(BaseApproximator):
             shared_network=self.shared_network,
         )
         return family, penalty
-
-    def _sample(self, n: int, generator: torch.Generator, layer: int = 0) -> Tensor:
-        _, u = self.family_.draw(n, generator, score_of_sampler(self), layer)
-        return self.whitening_.map.unwhiten(u.double())
-
-    def _log_density(self, x: Tensor) -> Tensor:
-        return log_density_of_hierarchy(self, x)

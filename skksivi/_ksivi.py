@@ -20,9 +20,9 @@ from skksivi._fitting import (
     find_checkpoint,
     find_start,
     kernel_in_u,
-    log_density_of_layer,
     n_reports,
     points_near_target,
+    remove_checkpoint,
     train,
     warn_of_improper,
     watch_of,
@@ -31,9 +31,10 @@ from skksivi._fused import value_and_gradients
 from skksivi._moments import MomentPenalty, moments
 from skksivi._pilot import Pilot
 from skksivi._regularization import laplacian_gradient
+from skksivi._samplers import Fit, Layer
 from skksivi._score import Score
 from skksivi._whitening import MAX_FEATURES, MAX_POINTS, Whitening, pulled_back
-from skksivi.base import BaseApproximator, HasMethods, Integral, Interval, Real, StrOptions
+from skksivi.base import BaseApproximator, HasMethods, Integral, Interval, Real, StrOptions, Tell
 from skksivi.kernels import Kernel
 from skksivi.mixing import build_mixing
 
@@ -336,13 +337,14 @@ class KSIVIApproximator(BaseApproximator):
     def _n_reports(self) -> int:
         return n_reports(self)
 
-    def _fit(self, score_fn: Score, generator: torch.Generator) -> BaseException | None:
+    def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
         self._check_parameters(score_fn.n_features)
         if self.laplacian_weight and (score_fn.by_differences or score_fn.minibatch is not None):
             raise ValueError(
                 "`laplacian_weight` needs a score that torch can differentiate, of all of the data; set it to zero."
             )
         warn_of_improper(self, score_fn)
+        seed = generator.initial_seed()
         checkpoint = find_checkpoint(self, score_fn)
         start, resume = find_start(self, score_fn, generator, checkpoint, self._build)
         whitening, family = start.whitening, copy.deepcopy(start.family)
@@ -350,10 +352,22 @@ class KSIVIApproximator(BaseApproximator):
         watch = watch_of(self, score_fn, whitening, family, _draw, generator, guards=guards)
         score_u = pulled_back(score_fn, whitening, generator)
         gradient_fn = self._gradient_fn(score_u, family, start.penalty, generator)
-        ended_by = train(
-            self, start, family, gradient_fn, generator, watch=watch, checkpoint=checkpoint, resume=resume
+        return train(
+            self,
+            start,
+            family,
+            gradient_fn,
+            generator,
+            watch=watch,
+            checkpoint=checkpoint,
+            resume=resume,
+            sampler_of=lambda family: Layer(family, whitening, seed),
+            tell=tell,
         )
-        return concluded(self, score_fn, ended_by, generator, watch)
+
+    def _conclude(self, fit: Fit, score_fn: Score, generator: torch.Generator) -> BaseException | None:
+        remove_checkpoint(self.checkpoint, fit)
+        return concluded(fit, score_fn, generator)
 
     def _gradient_fn(
         self,
@@ -385,12 +399,6 @@ class KSIVIApproximator(BaseApproximator):
             return ksd
 
         return gradient_fn
-
-    def _sample(self, n: int, generator: torch.Generator) -> Tensor:
-        return self.whitening_.map.unwhiten(self.family_.draw(n, generator).x.double())
-
-    def _log_density(self, x: Tensor) -> Tensor:
-        return log_density_of_layer(self, x)
 
     def _build(
         self, score_fn: Score, whitening: Whitening, pilot: Pilot | None, generator: torch.Generator

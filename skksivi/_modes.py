@@ -11,8 +11,9 @@ from torch import Tensor
 
 from skksivi._affine import Affine
 from skksivi._arrays import make_generator, resolve_device
-from skksivi._cells import MAX_GAP, MIN_SHARE, Cells, Mass, Reweighting, log_densities, mass, normalised
+from skksivi._cells import MAX_GAP, MIN_SHARE, Cells, Mass, log_densities, mass, normalised
 from skksivi._pilot import Ensemble, find_modes, metropolis
+from skksivi._samplers import Reweighted, unweighted
 from skksivi._score import Score
 from skksivi.base import BaseApproximator, ordinary_mode, score_of
 
@@ -106,7 +107,8 @@ def modes(
     generator = make_generator(random_state, device)
     with ordinary_mode(device), torch.no_grad():
         score = score_of(est, target)
-        x = torch.as_tensor(est._sample(N_ASSIGNED, generator), dtype=torch.float64, device=device)
+        sampler = unweighted(est.sampler_)
+        x = sampler.sample(N_ASSIGNED, generator).to(device, torch.float64)
         cells = _find_cells(score, x, generator)
         found, cells, shares = weigh(score, x, cells, generator)
         if not reweight:
@@ -114,7 +116,7 @@ def modes(
         if not found.trusted:
             raise ValueError(f"`reweight` is set, but the weights are not to be trusted: {found.reason}.")
         target_weights = torch.as_tensor(found.weights, device=device)
-        est.reweighting_ = Reweighting(cells, target_weights / shares)
+        est.sampler_ = Reweighted(sampler, cells, target_weights / shares)
     return found
 
 

@@ -20,7 +20,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from skksivi._arrays import DTYPES, as_array, as_tensor, make_generator, make_seed, resolve_device
-from skksivi._cells import Reweighting
+from skksivi._samplers import Fit, HasDensity, Sampler, unweighted
 from skksivi._score import BlackBox, Score, ScoreFunction, resolve
 from skksivi._version import DOCUMENTATION
 from skksivi.metrics import Judge
@@ -43,21 +43,18 @@ LEAST_WIDTH = 256
 N_SCORE_DRAWS = 2000
 
 
-class BaseApproximator(CallbackSupportMixin, DensityMixin, BaseEstimator, ABC):
-    """Base of the approximators; a leaf gives `_fit(score_fn, generator)` and `_sample(n, generator)`.
+#: Shows callbacks what a fit would be if it ended now; tells whether one of them wants it to end.
+Tell = Callable[[Fit], bool]
 
-    A leaf with a density gives `_log_density(x)` too. `_fit` assigns what it learned at its end, so that a fit
-    that fails leaves the estimator as it was.
-    """
+
+class BaseApproximator(CallbackSupportMixin, DensityMixin, BaseEstimator, ABC):
+    """Base of the approximators; a leaf gives `_fit`, which returns a `Fit` and assigns nothing."""
 
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
         "device": [str, torch.device],
         "dtype": [StrOptions(set(DTYPES))],
         "random_state": ["random_state"],
     }
-
-    #: Whether a large sample may be drawn a part at a time; False where draws are picked from points that are kept.
-    _draws_in_chunks: ClassVar[bool] = True
 
     _doc_link_module = "skksivi"  # without a link there are no descriptions of parameters in notebooks
     _doc_link_template = DOCUMENTATION + "/generated/{estimator_module}.{estimator_name}.html"
@@ -66,6 +63,7 @@ class BaseApproximator(CallbackSupportMixin, DensityMixin, BaseEstimator, ABC):
     dtype: str
     random_state: int | np.random.RandomState | None
     n_features_in_: int
+    sampler_: Sampler
 
     @with_callbacks
     def fit(self, score_fn: Any, y: Any = None, *, n_features: int | None = None) -> Self:
@@ -114,42 +112,31 @@ class BaseApproximator(CallbackSupportMixin, DensityMixin, BaseEstimator, ABC):
         target = _as_target(score_fn, n_features)
         context = self._init_callback_context(max_subtasks=self._n_reports())
         context.call_on_fit_task_begin(estimator=self, X=target)
-        self._fitted_to = target, seed
-        try:
-            with ordinary_mode(device), logged(getattr(self, "verbose", 0)):
-                score = _resolve_score(
-                    score_fn,
-                    n_features,
-                    dtype=DTYPES[self.dtype],
-                    device=device,
-                    hvp=getattr(self, "hvp", "auto"),
-                    near=self._points_near_target(),
-                )
-                ended_by = self._fit(score, make_generator(seed, device))
-        finally:
-            del self._fitted_to
-        self.__dict__.pop("reweighting_", None)
-        self.__dict__.update(of_seed(seed, score.n_features))
+
+        def tell(fit: Fit) -> bool:
+            part = context.subcontext(task_name="iterations")
+            part.call_on_fit_task_begin(estimator=self, X=target)
+            return part.call_on_fit_task_end(
+                estimator=self, X=target, reconstruction_attributes=learned_attributes(fit, seed)
+            )
+
+        with ordinary_mode(device), logged(getattr(self, "verbose", 0)):
+            score = _resolve_score(
+                score_fn,
+                n_features,
+                dtype=DTYPES[self.dtype],
+                device=device,
+                hvp=getattr(self, "hvp", "auto"),
+                near=self._points_near_target(),
+            )
+            generator = make_generator(seed, device)
+            fit = self._fit(score, generator, tell if getattr(self, "_skl_callbacks", None) else None)
+            self.__dict__.update(learned_attributes(fit, seed))
+            ended_by = self._conclude(fit, score, generator)
         if ended_by is not None:
             raise ended_by
         context.call_on_fit_task_end(estimator=self, X=target)
         return self
-
-    def _call_back(self, task_name: str, learned: dict[str, Any]) -> bool:
-        """Tell the callbacks that a part of the fit is done and what it would be if it ended here.
-
-        Returns
-        -------
-        stop : bool
-            Whether one of them wants it to end.
-        """
-        target, seed = self._fitted_to
-        d = len(learned["whitening_"].m)
-        context = self._callback_fit_ctx.subcontext(task_name=task_name)
-        context.call_on_fit_task_begin(estimator=self, X=target)
-        return context.call_on_fit_task_end(
-            estimator=self, X=target, reconstruction_attributes={**learned, **of_seed(seed, d)}
-        )
 
     def sample(self, n_samples: int = 1, random_state: int | np.random.RandomState | None = None) -> np.ndarray:
         """Draw from the fitted distribution.
@@ -176,26 +163,20 @@ class BaseApproximator(CallbackSupportMixin, DensityMixin, BaseEstimator, ABC):
         TypeError, ValueError
             `n_samples` is not an integer, or negative.
         """
-        return self._sample_in_chunks(n_samples, random_state, self._sample_modes)
+        return self._sample(n_samples, random_state)
 
-    def _sample_modes(self, n: int, generator: torch.Generator) -> Tensor:
-        """Draw n rows, with the weights that `modes` has given to the modes."""
-        reweighting: Reweighting | None = getattr(self, "reweighting_", None)
-        return self._sample(n, generator) if reweighting is None else reweighting.sample(self._sample, n, generator)
-
-    def _sample_in_chunks(
-        self, n_samples: int, random_state: Any, draw: Callable[[int, torch.Generator], Tensor]
-    ) -> np.ndarray:
+    def _sample(self, n_samples: int, random_state: Any, **options: Any) -> np.ndarray:
+        """Draw from the sampler, which may be given options, in parts."""
         check_is_fitted(self)
         check_scalar(n_samples, "n_samples", Integral, min_val=0)
         device = resolve_device(self.device)
         generator = make_generator(self._random_state if random_state is None else random_state, device)
         X = np.empty((n_samples, self.n_features_in_), dtype=self.dtype)
-        step = max(1, CHUNK // max(self.n_features_in_, LEAST_WIDTH) if self._draws_in_chunks else n_samples)
+        step = max(1, CHUNK // max(self.n_features_in_, LEAST_WIDTH) if self.sampler_.in_parts else n_samples)
         with ordinary_mode(device), torch.no_grad():
             for start in range(0, n_samples, step):
                 block = X[start : start + step]
-                block[:] = as_array(draw(len(block), generator))
+                block[:] = as_array(self.sampler_.sample(len(block), generator, **options))
         return X
 
     def score_samples(self, X: ArrayLike) -> np.ndarray:
@@ -223,11 +204,9 @@ class BaseApproximator(CallbackSupportMixin, DensityMixin, BaseEstimator, ABC):
             raise ValueError(f"`X` has {X.shape[1]} columns, expected {self.n_features_in_} as in `fit`.")
         device = resolve_device(self.device)
         with ordinary_mode(device), torch.no_grad():
-            x = as_tensor(X, device=device)
-            log_density = self._log_density(x)
-            if hasattr(self, "reweighting_"):
-                log_density = log_density + self.reweighting_.ratios.log()[self.reweighting_.cells.assign(x)]
-            return as_array(log_density)
+            if not isinstance(unweighted(self.sampler_), HasDensity):
+                raise TypeError(f"{type(self).__name__} has no density; score it against a target instead.")
+            return as_array(self.sampler_.log_density(as_tensor(X, device=device)))  # type: ignore[attr-defined]
 
     def score(self, X: Any, y: Any = None) -> float:
         """Grade the fit; larger is better.
@@ -257,7 +236,7 @@ class BaseApproximator(CallbackSupportMixin, DensityMixin, BaseEstimator, ABC):
         generator = torch.Generator(device).manual_seed(self._seed)
         with ordinary_mode(device):
             with torch.no_grad():
-                x = self._sample_modes(N_SCORE_DRAWS, generator)
+                x = self.sampler_.sample(N_SCORE_DRAWS, generator)
             return -Judge(score_fn, n_features, device)(x)
 
     def __sklearn_is_fitted__(self) -> bool:
@@ -272,23 +251,28 @@ class BaseApproximator(CallbackSupportMixin, DensityMixin, BaseEstimator, ABC):
         return 0
 
     @abstractmethod
-    def _fit(self, score_fn: Score, generator: torch.Generator) -> BaseException | None:
-        """Learn from the score and assign what was learned.
+    def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
+        """Learn from the score, and return what was learned.
 
-        What ends it before its time is raised if nothing was assigned, and returned if a usable state was.
+        What ends it before its time is raised if there is nothing to keep, and returned with what there is.
+        `tell` shows callbacks what the fit would be if it ended now.
         """
 
-    @abstractmethod
-    def _sample(self, n: int, generator: torch.Generator) -> Tensor:
-        """Draw n rows of the fitted distribution, shape (n, n_features)."""
-
-    def _log_density(self, x: Tensor) -> Tensor:
-        raise TypeError(f"{type(self).__name__} has no density; score it against a target instead.")
+    def _conclude(self, fit: Fit, score_fn: Score, generator: torch.Generator) -> BaseException | None:
+        """Say what is wrong with a fit that was learned, which cannot be lost any more; return what ended it."""
+        return fit.ended_by
 
 
-def of_seed(seed: int, n_features: int) -> dict[str, Any]:
-    """Return the attributes that every fit leaves; samples are of another stream than that of the training."""
-    return {"n_features_in_": n_features, "_seed": seed, "_random_state": np.random.RandomState([seed, 1])}
+def learned_attributes(fit: Fit, seed: int) -> dict[str, Any]:
+    """Return what a fit leaves on an estimator; samples are of another stream than that of the training."""
+    return {
+        "sampler_": fit.sampler,
+        **fit.sampler.attributes(),
+        **fit.report,
+        "n_features_in_": fit.sampler.n_features,
+        "_seed": seed,
+        "_random_state": np.random.RandomState([seed, 1]),
+    }
 
 
 @contextmanager

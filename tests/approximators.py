@@ -8,7 +8,6 @@ import torch
 from sklearn.base import clone
 
 from skksivi import HKSIVIApproximator, KSIVIApproximator
-from skksivi.base import BaseApproximator
 from skksivi.baselines import (
     HSIVISM,
     MALA,
@@ -79,7 +78,7 @@ COVARIANCE = torch.tensor([[2.0, 0.6], [0.6, 0.5]])
 
 
 def has_density(q):
-    return type(q)._log_density is not BaseApproximator._log_density
+    return not isinstance(q, SVGD | KSDDescent | MIED | SGLD | MALA)
 
 
 def covariance_of_fit(q):
@@ -96,6 +95,18 @@ class GaussianTarget(Target):
 
     def log_prob(self, x):
         return torch.distributions.MultivariateNormal(MEAN.to(x), COVARIANCE.to(x)).log_prob(x)
+
+
+class DrawsOf:
+    """A sampler that draws by a function (n, generator) -> (n, d)."""
+
+    in_parts = True
+
+    def __init__(self, sample, n_features):
+        self.sample, self.n_features = sample, n_features
+
+    def attributes(self):
+        return {}
 
 
 @cache

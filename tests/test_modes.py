@@ -5,12 +5,14 @@ import math
 import numpy as np
 import pytest
 import torch
+from approximators import DrawsOf
 from sklearn.exceptions import NotFittedError
 
 from skksivi import KSIVIApproximator, modes
 from skksivi._affine import Affine
-from skksivi._cells import Cells, Reweighting, _log_proposal, _propose, log_densities, mass, normalised, weighed
+from skksivi._cells import Cells, _log_proposal, _propose, log_densities, mass, normalised, weighed
 from skksivi._pilot import Pilot
+from skksivi._samplers import Fit, Reweighted
 from skksivi.base import BaseApproximator
 from skksivi.baselines import Laplace
 from skksivi.targets import EightGaussians, Multimodal
@@ -108,7 +110,7 @@ def test_a_fit_is_drawn_and_judged_by_the_weights_until_the_next(ring):
     assert q.score(X) - before == pytest.approx(gain, abs=0.05)
     assert gain > 0.1
     q.fit(EightGaussians(shift=5.0))
-    assert not hasattr(q, "reweighting_")
+    assert not isinstance(q.sampler_, Reweighted)
 
 
 def shares(X, target):
@@ -120,15 +122,16 @@ def test_leaving_out_draws_takes_no_more_memory_than_a_part():
     """One half of the line is to have 1,000 times the weight that it has among the draws."""
     sizes = []
 
-    def draw(n, generator):
-        sizes.append(n)
-        u = torch.rand(n, 1, generator=generator, dtype=torch.float64)
-        return torch.where(u < 0.001, 1.0, -1.0)
+    class Signs:
+        def sample(self, n, generator):
+            sizes.append(n)
+            u = torch.rand(n, 1, generator=generator, dtype=torch.float64)
+            return torch.where(u < 0.001, 1.0, -1.0)
 
     maps = [Affine(torch.full((1,), m, dtype=torch.float64), torch.eye(1, dtype=torch.float64)) for m in (1.0, -1.0)]
     ratios = torch.tensor([500.0, 0.5 / 0.999], dtype=torch.float64)
     cells = Cells(maps, torch.zeros(2, dtype=torch.float64))
-    x = Reweighting(cells, ratios).sample(draw, 2000, torch.Generator().manual_seed(0))
+    x = Reweighted(Signs(), cells, ratios).sample(2000, torch.Generator().manual_seed(0))
     assert len(x) == 2000
     assert abs((x > 0).double().mean() - 0.5) < 0.06  # five standard errors
     assert max(sizes) <= 2**15 < sum(sizes)
@@ -149,10 +152,10 @@ class TwoCauchys(BaseApproximator):
     def __init__(self, device="cpu", dtype="float64", random_state=0):
         self.device, self.dtype, self.random_state = device, dtype, random_state
 
-    def _fit(self, score_fn, generator):
-        pass
+    def _fit(self, score_fn, generator, tell):
+        return Fit(DrawsOf(self._draw, self.n_features), {})
 
-    def _sample(self, n, generator):
+    def _draw(self, n, generator):
         z = torch.randn(n, 11, generator=generator, dtype=torch.float64)
         x = z[:, :10] / z[:, 10:].abs()
         x[::2, 0] += 3000
@@ -186,7 +189,7 @@ def test_weights_that_rest_on_too_little_are_refused():
     assert "effective share" in found.reason
     with pytest.raises(ValueError, match=r"`reweight` is set, but.*effective share"):
         modes(q, q.score_fn, reweight=True, random_state=0)
-    assert not hasattr(q, "reweighting_")
+    assert not isinstance(q.sampler_, Reweighted)
 
 
 class RareMode(BaseApproximator):
@@ -197,10 +200,10 @@ class RareMode(BaseApproximator):
     def __init__(self, device="cpu", dtype="float64", random_state=0, share=0.001):
         self.device, self.dtype, self.random_state, self.share = device, dtype, random_state, share
 
-    def _fit(self, score_fn, generator):
-        pass
+    def _fit(self, score_fn, generator, tell):
+        return Fit(DrawsOf(self._draw, self.n_features), {})
 
-    def _sample(self, n, generator):
+    def _draw(self, n, generator):
         x = torch.randn(n, 2, generator=generator, dtype=torch.float64)
         second = torch.rand(n, generator=generator) < self.share
         return x + torch.where(second, 6.0, -6.0)[:, None] * torch.eye(1, 2)

@@ -24,8 +24,8 @@ from sklearn.exceptions import NotFittedError
 
 import skksivi
 from skksivi import HKSIVIApproximator, KSIVIApproximator, kernels, mixing, modes
+from skksivi._samplers import HasDensity, Layers
 from skksivi.annealing import Cosine, Linear
-from skksivi.base import BaseApproximator
 from skksivi.baselines import (
     HSIVISM,
     MALA,
@@ -154,7 +154,7 @@ def saved(fitted, tmp_path_factory):
 
 def by_file(q, folder):
     skksivi.save(q, folder / "q.safetensors")
-    score_fn = HeavyScore(q.n_features_in_) if hasattr(q, "_score") else None
+    score_fn = HeavyScore(q.n_features_in_) if hasattr(q, "sampler_") and isinstance(q.sampler_, Layers) else None
     return skksivi.load(folder / "q.safetensors", score_fn=score_fn)
 
 
@@ -181,7 +181,7 @@ def assert_same(a, b):
         assert_same(a.get_state(), b.get_state())
     elif isinstance(a, dict):
         assert a.keys() == b.keys()
-        for name in a.keys() - {"_score"}:  # of a hierarchy, which is given anew
+        for name in a.keys() - {"score"}:  # of a hierarchy, which is given anew
             assert_same(a[name], b[name])
     elif isinstance(a, tuple | list):
         assert len(a) == len(b)
@@ -203,7 +203,7 @@ def test_a_fitted_estimator_comes_back_bit_for_bit(fitted, name, way, tmp_path):
     loaded = way(q, tmp_path)
     X = q.sample(300, random_state=0)
     np.testing.assert_array_equal(loaded.sample(300, random_state=0), X, strict=True)
-    if type(q)._log_density is not BaseApproximator._log_density:
+    if isinstance(q.sampler_, HasDensity):
         np.testing.assert_array_equal(loaded.score_samples(X[:2]), q.score_samples(X[:2]), strict=True)
     if q.n_features_in_ == 2:
         np.testing.assert_array_equal(loaded.score(score_fn), q.score(score_fn))
@@ -273,7 +273,7 @@ def test_no_global_state_changes(saved, tmp_path):
 def test_the_file_is_safetensors_that_others_can_open(fitted, tmp_path):
     skksivi.save(fitted["laplace"], tmp_path / "q")
     tensors = safetensors.torch.load_file(tmp_path / "q")
-    assert torch.equal(tensors["family_.mean.A"], fitted["laplace"].family_.mean.A)
+    assert torch.equal(tensors["sampler_.family.mean.A"], fitted["laplace"].family_.mean.A)
 
 
 # ---- saving
@@ -448,7 +448,7 @@ def closed(header, state, payload):
 
 
 def put(node, way, value):
-    """Put a value at a place of a piece of json, as "family_.mean.A"."""
+    """Put a value at a place of a piece of json, as "sampler_.family.mean.A"."""
     *path, last = way.split(".")
     for key in path:
         node = node[int(key) if key.isdigit() else key]
@@ -519,10 +519,12 @@ WHOLE_FILES = {
     "safetensors of others": (safetensors.torch.save({"a": torch.ones(2)}, {"format": "pt"}), "format pt, but"),
 }
 
+MIXING = "sampler_.family.mixing"
+
 #: A place in the state of the fit by "laplace", what is put there, and what the refusal says.
 STATES = {
     "another class": ("is", "os.system", "'os.system', which is none"),
-    "a class for a class": ("family_.is", "Whitening", "it lacks or should not hold"),
+    "a class for a class": ("sampler_.family.is", "Whitening", "it lacks or should not hold"),
     "another estimator": ("is", "baselines.Laplace", "it lacks or should not hold"),
     "an unknown parameter": ("evil", 1, "should not hold.*evil"),
     "a method": ("_sample", "x", "should not hold.*_sample"),
@@ -530,18 +532,18 @@ STATES = {
     "a type of text": ("dtype", "S1000000000", "dtype"),
     "a parameter out of range": ("batch_size", -1, "batch_size"),
     "an infinite parameter": ("learning_rate", math.inf, "`learning_rate` is not finite"),
-    "NaN": ("family_.min_scale", math.nan, "`family_.min_scale` is not finite"),
-    "a negative scale": ("family_.min_scale", -1.0, "`min_scale`"),
-    "a scale beyond float32": ("family_.min_scale", 1e308, "`min_scale`"),
+    "NaN": ("sampler_.family.min_scale", math.nan, "`sampler_.family.min_scale` is not finite"),
+    "a negative scale": ("sampler_.family.min_scale", -1.0, "`min_scale`"),
+    "a scale beyond float32": ("sampler_.family.min_scale", 1e308, "`min_scale`"),
     "an object as a parameter": ("kernel", {"is": "Normal", "latent_dim": 2}, "kernel"),
     "a nested parameter": ("init", nested(400), "`init.0.0.0.*` is nested too deep"),
     "no features": ("n_features_in_", 0, "n_features_in_"),
     "true features": ("n_features_in_", True, "n_features_in_"),
     "many features": ("n_features_in_", 10**12, "where others have"),
-    "other features of the family": ("family_.n_features", 3, "n_features"),
-    "a long z": ("family_.mixing.latent_dim", 10**12, "mixing"),
-    "no mean": ("family_.mean", None, "`mean`"),
-    "no layers": ("family_.mean.network.layers", [], "IndexError"),
+    "other features of the family": ("sampler_.family.n_features", 3, "n_features"),
+    "a long z": (f"{MIXING}.latent_dim", 10**12, "mixing"),
+    "no mean": ("sampler_.family.mean", None, "`mean`"),
+    "no layers": ("sampler_.family.mean.network.layers", [], "IndexError"),
     "a tensor for an array": ("loss_curve_", {"is": "tensor"}, "`loss_curve_`"),
     "a transposed vector": ("loss_curve_.transposed", True, "dimension|mT"),
     "a tensor that is not there": ("tol", {"is": "tensor"}, "`tol` is missing"),
@@ -565,12 +567,12 @@ HEADERS = {
 }
 
 LAYER = {"is": "Linear", "weight": {"is": "tensor"}, "bias": {"is": "tensor"}}
-NETWORK = [f"family_.mean.network.layers.{i}.{part}" for i in range(3) for part in ("weight", "bias")]
+NETWORK = [f"sampler_.family.mean.network.layers.{i}.{part}" for i in range(3) for part in ("weight", "bias")]
 EMPTY_LAYERS = {
-    "family_.mean.layers.0.weight": torch.empty(0, 10**12),
-    "family_.mean.layers.0.bias": torch.empty(0),
-    "family_.mean.layers.1.weight": torch.empty(2, 0),
-    "family_.mean.layers.1.bias": torch.zeros(2),
+    "sampler_.family.mean.layers.0.weight": torch.empty(0, 10**12),
+    "sampler_.family.mean.layers.0.bias": torch.empty(0),
+    "sampler_.family.mean.layers.1.weight": torch.empty(2, 0),
+    "sampler_.family.mean.layers.1.bias": torch.zeros(2),
 }
 
 #: What takes more: a function of the files of `saved`.
@@ -584,37 +586,46 @@ FILES = {
         lambda f: with_tensors(f["laplace"], {"more": torch.ones(2)}, {}),
         "no part of it uses",
     ),
-    "NaN in the map": (lambda f: with_start(f["laplace"], "whitening_.map.m", math.nan), "`m`"),
-    "infinity in the family": (lambda f: with_start(f["laplace"], "family_.mean.A", math.inf), "`A`"),
-    "infinity in the moments": (lambda f: with_start(f["Laplace"], "mean_", -math.inf), "`mean_`"),
-    "points beyond the last": (lambda f: with_start(f["pilot"], "family_.mixing.first", 10**9), "reach beyond"),
-    "points before the first": (lambda f: with_start(f["pilot"], "family_.mixing.first", -5), "reach beyond"),
-    "modes of no points": (lambda f: with_start(f["pilot"], "family_.mixing.size", 0), "reach beyond"),
-    "modes beyond integers": (lambda f: with_start(f["pilot"], "family_.mixing.size", 2**63 - 1), "reach beyond"),
+    "NaN in the map": (lambda f: with_start(f["laplace"], "sampler_.whitening.map.m", math.nan), "`m`"),
+    "infinity in the family": (lambda f: with_start(f["laplace"], "sampler_.family.mean.A", math.inf), "`A`"),
+    "infinity in the moments": (lambda f: with_start(f["Laplace"], "sampler_.map.m", -math.inf), "`m`"),
+    "points beyond the last": (
+        lambda f: with_start(f["pilot"], f"{MIXING}.first", 10**9),
+        "reach beyond",
+    ),
+    "points before the first": (lambda f: with_start(f["pilot"], f"{MIXING}.first", -5), "reach beyond"),
+    "modes of no points": (lambda f: with_start(f["pilot"], f"{MIXING}.size", 0), "reach beyond"),
+    "modes beyond integers": (
+        lambda f: with_start(f["pilot"], f"{MIXING}.size", 2**63 - 1),
+        "reach beyond",
+    ),
     "layers that do not fit": (
         lambda f: with_tensors(f["laplace"], {NETWORK[2]: torch.zeros(5, 6)}, {}),
         "layers of its network",
     ),
     "a map of other features": (
-        lambda f: with_tensors(f["laplace"], {"whitening_.map.L": torch.eye(3).double()}, {}),
+        lambda f: with_tensors(f["laplace"], {"sampler_.whitening.map.L": torch.eye(3).double()}, {}),
         "`L` has size",
     ),
     "a map without dimensions": (
-        lambda f: with_tensors(f["laplace"], {"whitening_.map.m": torch.tensor(1.0).double()}, {}),
+        lambda f: with_tensors(f["laplace"], {"sampler_.whitening.map.m": torch.tensor(1.0).double()}, {}),
         "`m` has 0 dim",
     ),
     "two types": (
-        lambda f: with_tensors(f["laplace"], {"family_.mean.A": torch.eye(2).double()}, {}),
+        lambda f: with_tensors(f["laplace"], {"sampler_.family.mean.A": torch.eye(2).double()}, {}),
         "several types",
     ),
-    "integers": (lambda f: with_tensors(f["laplace"], {"family_.mean.A": torch.ones(2, 2).long()}, {}), "`A`"),
+    "integers": (
+        lambda f: with_tensors(f["laplace"], {"sampler_.family.mean.A": torch.ones(2, 2).long()}, {}),
+        "`A`",
+    ),
     "a long z without weights": (
         lambda f: with_tensors(
             f["no whitening"],
-            {**dict.fromkeys(["family_.mean.A", *NETWORK]), **EMPTY_LAYERS},
+            {**dict.fromkeys(["sampler_.family.mean.A", *NETWORK]), **EMPTY_LAYERS},
             {
-                "family_.mixing.latent_dim": 10**12,
-                "family_.mean": {"is": "MultilayerPerceptron", "layers": [LAYER, LAYER]},
+                f"{MIXING}.latent_dim": 10**12,
+                "sampler_.family.mean": {"is": "MultilayerPerceptron", "layers": [LAYER, LAYER]},
             },
         ),
         "`weight`",
@@ -709,7 +720,7 @@ def with_huge(content, name, changes):
     [
         ("loss_curve_", {}),  # of 50 iterations
         ("init", {"init": {"is": "array"}, "n_iter_": 51}),
-        ("family_.mean.A", {}),
+        ("sampler_.family.mean.A", {}),
         ("more", {}),
     ],
 )

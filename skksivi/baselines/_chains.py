@@ -1,4 +1,4 @@
-"""What the chains share: a limit on their drift, what is kept of them, draws from that and diagnostics of it."""
+"""What the chains share: a limit on their drift, what is kept of them and diagnostics of it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi._arrays import as_tensor
 from skksivi._whitening import Whitening
 from skksivi.base import Integral, Interval
-from skksivi.baselines._points import STARTING, draw_rows
+from skksivi.baselines._points import STARTING
 
 #: Constraints of the parameters that all of them have.
 RUNNING: dict[str, list[Any]] = {
@@ -83,12 +82,6 @@ def in_x(chains: Tensor, whitening: Whitening) -> np.ndarray:
     """Return chains (n, n_draws, d) in x."""
     u = chains.flatten(0, 1).double()
     return whitening.map.unwhiten(u).view(chains.shape).cpu().numpy()
-
-
-def draw_states(chains: np.ndarray, n: int, generator: torch.Generator) -> Tensor:
-    """Return n states of chains (n_chains, n_draws, d) in random order, with replacement if there are fewer."""
-    x = as_tensor(chains.reshape(-1, chains.shape[2]), device=generator.device)
-    return x[draw_rows(len(x), n, generator)]
 
 
 def diagnostics(chains: np.ndarray) -> dict[str, np.ndarray]:

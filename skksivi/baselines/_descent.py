@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from skksivi._training import minimise
 
 
-class Particles(nn.Module):
+class MovingPoints(nn.Module):
     """Points u (n, d) that move."""
 
     def __init__(self, u: Tensor) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -14,10 +13,11 @@ from torch import Tensor, nn
 
 from skksivi._affine import Affine, Identity, LowRank
 from skksivi._pilot import batch_and_match, score_divergence
+from skksivi._samplers import Fit, Gaussian
 from skksivi._score import Score
 from skksivi._warnings import warn_caller
 from skksivi._whitening import Whitening, find_whitening, laplace, pulled_back, starting_points
-from skksivi.base import BaseApproximator, Integral, Interval, Real, StrOptions
+from skksivi.base import BaseApproximator, Integral, Interval, Real, StrOptions, Tell
 from skksivi.baselines._descent import descend, set_gradient
 
 #: Constraints of the parameters of those that ascend the evidence lower bound.
@@ -32,22 +32,6 @@ ASCENDING: dict[str, list[Any]] = {
 
 #: Decay of the average over iterations that is kept.
 EMA_DECAY = 0.99
-
-
-def draw(q: Affine, n: int, generator: torch.Generator) -> Tensor:
-    """Return n draws (n, d) of N(m, L L^T)."""
-    return q.unwhiten(torch.randn(n, len(q.m), generator=generator, dtype=q.m.dtype, device=q.m.device))
-
-
-def log_density(q: Affine, x: Tensor) -> Tensor:
-    """Return log N(x; m, L L^T) at points x (n, d)."""
-    u = q.whiten(x)
-    return -u.square().sum(-1) / 2 - q.log_determinant() - x.shape[-1] / 2 * math.log(2 * math.pi)
-
-
-def moments(q: Affine) -> tuple[np.ndarray, np.ndarray]:
-    """Return mean (d,) and covariance (d, d)."""
-    return q.m.cpu().numpy(), (q.L @ q.L.mT).cpu().numpy()
 
 
 class Laplace(BaseApproximator):
@@ -115,22 +99,16 @@ class Laplace(BaseApproximator):
     def _points_near_target(self) -> Any:
         return self.init
 
-    def _fit(self, score_fn: Score, generator: torch.Generator) -> None:
+    def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
         (start,) = starting_points(one_point(self.init, score_fn), score_fn)
-        self._map, arrived = laplace(score_fn.double, start, self.max_iter)
-        self.mean_, self.covariance_ = moments(self._map)
+        mode, arrived = laplace(score_fn.double, start, self.max_iter)
         if not arrived:
             warn_caller(
                 f"The climb has not come to a mode within {self.max_iter} steps; `mean_` is where it ended. Raise "
                 "`max_iter`, or set `init` to a point near a mode.",
                 ConvergenceWarning,
             )
-
-    def _sample(self, n: int, generator: torch.Generator) -> Tensor:
-        return draw(self._map, n, generator)
-
-    def _log_density(self, x: Tensor) -> Tensor:
-        return log_density(self._map, x)
+        return Fit(Gaussian(mode), {})
 
 
 # The evidence lower bound
@@ -188,7 +166,7 @@ class _Parameters(nn.Module):
 
 def ascend(
     est: Any, score_fn: Score, whitening: Whitening, gradient: Callable[..., Any], generator: torch.Generator
-) -> tuple[Affine, np.ndarray, BaseException | None]:
+) -> Fit:
     """Maximise the evidence lower bound over Gaussians, from N(0, I) in u.
 
     Parameters
@@ -201,14 +179,6 @@ def ascend(
         `mean_field_gradient` or `full_rank_gradient`.
     generator : torch.Generator
 
-    Returns
-    -------
-    q : Affine
-        The Gaussian in x.
-    norms : ndarray of shape (n_iter,)
-        Norms of the gradients.
-    ended_by : BaseException or None
-        As `descend` returns it.
     """
     score_u = pulled_back(score_fn, whitening, generator)
     d, full_rank = score_fn.n_features, gradient is full_rank_gradient
@@ -237,7 +207,7 @@ def ascend(
         ema_decay=EMA_DECAY,
     )
     (m, L), (a, T) = whitening.map, (value.double() for value in q.map())
-    return Affine(m + L @ a, L @ T), norms, ended_by
+    return Fit(Gaussian(Affine(m + L @ a, L @ T)), {"norm_curve_": norms, "n_iter_": len(norms)}, ended_by)
 
 
 def one_point(init: Any, score_fn: Score) -> Any:
@@ -349,20 +319,11 @@ class MeanFieldVI(BaseApproximator):
     def _points_near_target(self) -> Any:
         return self.init
 
-    def _fit(self, score_fn: Score, generator: torch.Generator) -> BaseException | None:
+    def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
         start = at_mode(score_fn, self.init, generator)
         diagonal = Affine(start.map.m, conditional_scales(start.map).diag())
         whitening = dataclasses.replace(start, map=diagonal)
-        self._map, self.norm_curve_, ended_by = ascend(self, score_fn, whitening, mean_field_gradient, generator)
-        self.n_iter_ = len(self.norm_curve_)
-        self.mean_, self.covariance_ = moments(self._map)
-        return ended_by
-
-    def _sample(self, n: int, generator: torch.Generator) -> Tensor:
-        return draw(self._map, n, generator)
-
-    def _log_density(self, x: Tensor) -> Tensor:
-        return log_density(self._map, x)
+        return ascend(self, score_fn, whitening, mean_field_gradient, generator)
 
 
 class FullRankVI(BaseApproximator):
@@ -441,18 +402,9 @@ class FullRankVI(BaseApproximator):
     def _points_near_target(self) -> Any:
         return self.init
 
-    def _fit(self, score_fn: Score, generator: torch.Generator) -> BaseException | None:
+    def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
         start = at_mode(score_fn, self.init, generator)
-        self._map, self.norm_curve_, ended_by = ascend(self, score_fn, start, full_rank_gradient, generator)
-        self.n_iter_ = len(self.norm_curve_)
-        self.mean_, self.covariance_ = moments(self._map)
-        return ended_by
-
-    def _sample(self, n: int, generator: torch.Generator) -> Tensor:
-        return draw(self._map, n, generator)
-
-    def _log_density(self, x: Tensor) -> Tensor:
-        return log_density(self._map, x)
+        return ascend(self, score_fn, start, full_rank_gradient, generator)
 
 
 class BatchAndMatch(BaseApproximator):
@@ -521,15 +473,8 @@ class BatchAndMatch(BaseApproximator):
     def _points_near_target(self) -> Any:
         return self.init
 
-    def _fit(self, score_fn: Score, generator: torch.Generator) -> None:
+    def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
         start = at_mode(score_fn, self.init, generator)
-        self._map = batch_and_match(score_fn.double, start.map, generator, self.max_iter)
-        self.score_divergence_ = score_divergence(score_fn.double, self._map, generator)
-        self.n_iter_ = self.max_iter
-        self.mean_, self.covariance_ = moments(self._map)
-
-    def _sample(self, n: int, generator: torch.Generator) -> Tensor:
-        return draw(self._map, n, generator)
-
-    def _log_density(self, x: Tensor) -> Tensor:
-        return log_density(self._map, x)
+        matched = batch_and_match(score_fn.double, start.map, generator, self.max_iter)
+        divergence = score_divergence(score_fn.double, matched, generator)
+        return Fit(Gaussian(matched), {"score_divergence_": divergence, "n_iter_": self.max_iter})

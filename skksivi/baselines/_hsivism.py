@@ -12,17 +12,17 @@ from torch import Tensor
 from skksivi._families import Hierarchy, Normal, langevin_hierarchy
 from skksivi._fitting import (
     check_parameters,
+    concluded,
     langevin_scale,
-    log_density_of_hierarchy,
     n_reports,
     points_near_target,
-    score_of_sampler,
 )
 from skksivi._pilot import Pilot
+from skksivi._samplers import Fit, Layers
 from skksivi._score import Score
 from skksivi._whitening import Whitening, find_whitening, pulled_back
 from skksivi.annealing import BRIDGES, bridge_levels
-from skksivi.base import BaseApproximator, Integral, Interval, StrOptions
+from skksivi.base import BaseApproximator, Integral, Interval, StrOptions, Tell
 from skksivi.baselines._critic import CRITIC, Critics, critic_rate
 from skksivi.baselines._semi_implicit import TRAINING, GradientFunction, ScoreInU, train
 
@@ -218,13 +218,19 @@ class HSIVISM(BaseApproximator):
     def _schedule(self, progress: float) -> tuple[float, ...]:
         return (critic_rate(self, progress),)
 
-    def _fit(self, score_fn: Score, generator: torch.Generator) -> BaseException | None:
+    def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
         check_parameters(self)
         score = score_fn.on_all_data()
         whitening, pilot = find_whitening(self.whiten, score, generator, init=self.init, budget=self.whiten_budget)
         family = self._build(score, whitening, pilot, generator)
         gradient_fn = self._gradient_fn(pulled_back(score, whitening, generator), family, generator)
-        return train(self, score, gradient_fn, generator, family_=family, whitening_=whitening, _score=score.double)
+        seed = generator.initial_seed()
+        return train(
+            self, gradient_fn, family, generator, lambda family: Layers(family, whitening, score.double, seed), tell
+        )
+
+    def _conclude(self, fit: Fit, score_fn: Score, generator: torch.Generator) -> BaseException | None:
+        return concluded(fit, score_fn.on_all_data(), generator)
 
     def _build(
         self, score_fn: Score, whitening: Whitening, pilot: Pilot | None, generator: torch.Generator
@@ -257,10 +263,3 @@ class HSIVISM(BaseApproximator):
             return bound.value.sum()
 
         return gradient_fn
-
-    def _sample(self, n: int, generator: torch.Generator) -> Tensor:
-        _, u = self.family_.draw(n, generator, score_of_sampler(self))
-        return self.whitening_.map.unwhiten(u.double())
-
-    def _log_density(self, x: Tensor) -> Tensor:
-        return log_density_of_hierarchy(self, x)

@@ -11,12 +11,13 @@ from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from skksivi._fitting import KEEPING, points_near_target
+from skksivi._samplers import Fit, Particles
 from skksivi._score import Score
 from skksivi._warnings import warn_caller
 from skksivi._whitening import Whitening
-from skksivi.base import BaseApproximator, Interval, Real, StrOptions
-from skksivi.baselines._descent import Particles, descend, not_finite, set_gradient
-from skksivi.baselines._points import WITH_KERNEL, draw_particles, find_start, radial_kernel
+from skksivi.base import BaseApproximator, Interval, Real, StrOptions, Tell
+from skksivi.baselines._descent import MovingPoints, descend, not_finite, set_gradient
+from skksivi.baselines._points import WITH_KERNEL, find_start, radial_kernel
 from skksivi.kernels import Kernel, squared_distances
 
 #: Share by which the discrepancy may fall in the last tenth of the evaluations where L-BFGS counts as settled.
@@ -167,7 +168,6 @@ class KSDDescent(BaseApproximator):
         "tol": [Interval(Real, 0, None, closed="left")],
     }
 
-    _draws_in_chunks = False
     whitening_: Whitening
 
     def __init__(
@@ -204,10 +204,10 @@ class KSDDescent(BaseApproximator):
     def _points_near_target(self) -> Any:
         return points_near_target(self)
 
-    def _fit(self, score_fn: Score, generator: torch.Generator) -> BaseException | None:
+    def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
         kernel = radial_kernel(self.kernel, self.bandwidth, smooth=True)
         whitening, u = find_start(self.whiten, self.init, self.n_particles, score_fn, generator, at_least=2)
-        kernel, score_u, particles = kernel.frozen(u), whitening.map.pull_back(score_fn), Particles(u)
+        kernel, score_u, particles = kernel.frozen(u), whitening.map.pull_back(score_fn), MovingPoints(u)
 
         def gradient_fn() -> Tensor:
             s, pull = score_u.with_pullback(particles.u)
@@ -216,9 +216,9 @@ class KSDDescent(BaseApproximator):
             return ksd
 
         if self.solver == "lbfgs":
-            self.loss_curve_, self.n_iter_, ended_by = self._lbfgs(gradient_fn, particles.u)
+            losses, n_iter, ended_by = self._lbfgs(gradient_fn, particles.u)
         else:
-            self.loss_curve_, ended_by = descend(
+            losses, ended_by = descend(
                 gradient_fn,
                 particles,
                 generator,
@@ -226,10 +226,9 @@ class KSDDescent(BaseApproximator):
                 learning_rate=self.learning_rate,
                 learning_rate_decay=self.learning_rate_decay,
             )
-            self.n_iter_ = len(self.loss_curve_)
-        self.particles_ = whitening.map.unwhiten(particles.u.double()).cpu().numpy()
-        self.whitening_ = whitening
-        return ended_by
+            n_iter = len(losses)
+        x = whitening.map.unwhiten(particles.u.double()).cpu().numpy()
+        return Fit(Particles(x, whitening), {"loss_curve_": losses, "n_iter_": n_iter}, ended_by)
 
     def _lbfgs(self, gradient_fn: Callable[[], Tensor], u: Tensor) -> tuple[np.ndarray, int, BaseException | None]:
         """Minimise by L-BFGS.
@@ -277,6 +276,3 @@ class KSDDescent(BaseApproximator):
                 ConvergenceWarning,
             )
         return np.array(losses), n_iter, ended_by
-
-    def _sample(self, n: int, generator: torch.Generator) -> Tensor:
-        return draw_particles(self.particles_, self.whitening_, n, generator)

@@ -11,11 +11,12 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from skksivi._fitting import points_near_target
+from skksivi._samplers import Chains, Fit
 from skksivi._score import Score, ScoreFunction
 from skksivi._warnings import warn_caller
 from skksivi._whitening import Whitening
-from skksivi.base import BaseApproximator, Interval, Real, StrOptions
-from skksivi.baselines._chains import RUNNING, diagnostics, draw_states, in_x, run, shortened
+from skksivi.base import BaseApproximator, Interval, Real, StrOptions, Tell
+from skksivi.baselines._chains import RUNNING, diagnostics, in_x, run, shortened
 from skksivi.baselines._points import LogRatio, density_in_u, find_start, ratio_in_u
 
 #: Rate of acceptance below which a run is not to be trusted.
@@ -159,7 +160,6 @@ class MALA(BaseApproximator):
         "target_acceptance": [Interval(Real, 0, 1, closed="neither")],
     }
 
-    _draws_in_chunks = False
     chains_: np.ndarray
     whitening_: Whitening
 
@@ -219,7 +219,7 @@ class MALA(BaseApproximator):
     def _points_near_target(self) -> Any:
         return points_near_target(self)
 
-    def _fit(self, score_fn: Score, generator: torch.Generator) -> BaseException | None:
+    def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
         whitening, u = find_start(self.whiten, self.init, self.n_chains, score_fn, generator)
         score_u = whitening.map.pull_back(score_fn)
         log_ratio = ratio_in_u(density_in_u(score_fn, whitening, u), score_u)
@@ -235,19 +235,18 @@ class MALA(BaseApproximator):
                 h = adapted(h, alpha, t, self.target_acceptance)
             return state.u
 
-        chains, self.n_iter_, ended_by = run(step, self.n_warmup, self.n_draws, self.thin)
-        self.chains_ = in_x(chains, whitening)
-        self.acceptance_curve_ = torch.stack(acceptance[: self.n_iter_]).double().cpu().numpy()
-        self.acceptance_rate_ = float(self.acceptance_curve_[self.n_warmup :].mean())
-        self.step_size_ = h.item()
-        self.whitening_ = whitening
-        if ended_by is None and self.acceptance_rate_ < LOWEST:
+        chains, n_iter, ended_by = run(step, self.n_warmup, self.n_draws, self.thin)
+        curve = torch.stack(acceptance[:n_iter]).double().cpu().numpy()
+        rate = float(curve[self.n_warmup :].mean())
+        report = {"n_iter_": n_iter, "acceptance_curve_": curve, "acceptance_rate_": rate, "step_size_": h.item()}
+        return Fit(Chains(in_x(chains, whitening), whitening), report, ended_by)
+
+    def _conclude(self, fit: Fit, score_fn: Score, generator: torch.Generator) -> BaseException | None:
+        rate = fit.report["acceptance_rate_"]
+        if fit.ended_by is None and rate < LOWEST:
             warn_caller(
-                f"Metropolis has accepted {self.acceptance_rate_:.1%} of the steps, so that the chains have hardly "
+                f"Metropolis has accepted {rate:.1%} of the steps, so that the chains have hardly "
                 "moved. Raise `n_warmup`, lower `step_size`, or set `whiten` to 'bam' or 'auto'.",
                 ConvergenceWarning,
             )
-        return ended_by
-
-    def _sample(self, n: int, generator: torch.Generator) -> Tensor:
-        return draw_states(self.chains_, n, generator)
+        return fit.ended_by

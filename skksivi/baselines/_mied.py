@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from skksivi._fitting import points_near_target
+from skksivi._samplers import Fit, Particles
 from skksivi._score import Score
 from skksivi._whitening import Whitening
-from skksivi.base import BaseApproximator, Interval, Real, StrOptions
-from skksivi.baselines._descent import Particles, descend, set_gradient
-from skksivi.baselines._points import DESCENDING, density_in_u, draw_particles, find_start, log_densities, ratio_in_u
+from skksivi.base import BaseApproximator, Interval, Real, StrOptions, Tell
+from skksivi.baselines._descent import MovingPoints, descend, set_gradient
+from skksivi.baselines._points import DESCENDING, density_in_u, find_start, log_densities, ratio_in_u
 from skksivi.kernels import squared_distances
 
 #: Maps squared distances D, a width epsilon and the dimension d to log phi and its derivative in D.
@@ -171,7 +172,6 @@ class MIED(BaseApproximator):
         "epsilon": [Interval(Real, 0, None, closed="neither")],
     }
 
-    _draws_in_chunks = False
     whitening_: Whitening
 
     def __init__(
@@ -204,11 +204,11 @@ class MIED(BaseApproximator):
     def _points_near_target(self) -> Any:
         return points_near_target(self)
 
-    def _fit(self, score_fn: Score, generator: torch.Generator) -> BaseException | None:
+    def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
         whitening, u = find_start(self.whiten, self.init, self.n_particles, score_fn, generator, at_least=2)
         score_u, density = whitening.map.pull_back(score_fn), density_in_u(score_fn, whitening, u)
         log_ratio, mollifier = ratio_in_u(density, score_u), MOLLIFIERS[self.mollifier]
-        log_p, s, particles = log_densities(density, score_u, u), score_u(u), Particles(u.clone())
+        log_p, s, particles = log_densities(density, score_u, u), score_u(u), MovingPoints(u.clone())
 
         def gradient_fn() -> Tensor:
             v, s_v = particles.u, score_u(particles.u)
@@ -219,7 +219,7 @@ class MIED(BaseApproximator):
             set_gradient(particles.u, gradient)
             return energy
 
-        self.loss_curve_, ended_by = descend(
+        losses, ended_by = descend(
             gradient_fn,
             particles,
             generator,
@@ -227,10 +227,5 @@ class MIED(BaseApproximator):
             learning_rate=self.learning_rate,
             learning_rate_decay=self.learning_rate_decay,
         )
-        self.n_iter_ = len(self.loss_curve_)
-        self.particles_ = whitening.map.unwhiten(particles.u.double()).cpu().numpy()
-        self.whitening_ = whitening
-        return ended_by
-
-    def _sample(self, n: int, generator: torch.Generator) -> Tensor:
-        return draw_particles(self.particles_, self.whitening_, n, generator)
+        x = whitening.map.unwhiten(particles.u.double()).cpu().numpy()
+        return Fit(Particles(x, whitening), {"loss_curve_": losses, "n_iter_": len(losses)}, ended_by)

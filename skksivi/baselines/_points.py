@@ -1,8 +1,7 @@
-"""Points in whitened coordinates: where particles and chains start, what log p is there, and draws from them."""
+"""Points in whitened coordinates: where particles and chains start, and what log p is there."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -167,32 +166,3 @@ def log_densities(density: Density | None, score_u: ScoreFunction, u: Tensor) ->
             "`log_prob` is not finite. Fit a Target with `log_prob`, or set `init` to points near the target."
         )
     return log_p
-
-
-# Draws
-
-
-def draw_rows(n_rows: int, n: int, generator: torch.Generator) -> Tensor:
-    """Return n random rows, without replacement if there are as many."""
-    if n <= n_rows:
-        return torch.randperm(n_rows, generator=generator, device=generator.device)[:n]
-    return torch.randint(n_rows, (n,), generator=generator, device=generator.device)
-
-
-def draw_particles(X: np.ndarray, whitening: Whitening, n: int, generator: torch.Generator) -> Tensor:
-    r"""Return n of N particles X in random order or, if there are fewer, particles smeared into the gaps.
-
-    In whitened coordinates these are
-
-    .. math:: u_i + \frac{r_i}{2 \sqrt d}\, \xi, \quad r_i = \min_{j \ne i} \|u_j - u_i\|, \quad \xi \sim N(0, I),
-
-    with i uniform: a Gaussian around each particle that reaches half-way to the nearest other.
-    """
-    x = as_tensor(X, device=generator.device)
-    i = draw_rows(len(x), n, generator)
-    if n <= len(x):
-        return x[i]
-    u, d = whitening.map.whiten(x), x.shape[1]
-    r = torch.cdist(u, u).fill_diagonal_(math.inf).amin(1)
-    xi = torch.randn(n, d, generator=generator, dtype=u.dtype, device=u.device)
-    return whitening.map.unwhiten(u[i] + r[i, None] / (2 * math.sqrt(d)) * xi)

@@ -17,16 +17,16 @@ from skksivi._fitting import (
     KEEPING,
     check_parameters,
     concluded,
-    log_density_of_layer,
     n_reports,
     points_near_target,
     reporter,
 )
+from skksivi._samplers import Fit, Layer, Sampler
 from skksivi._score import Halves, Score, ScoreFunction
 from skksivi._training import minimise
 from skksivi._whitening import Whitening, find_whitening, pulled_back
 from skksivi.annealing import Linear
-from skksivi.base import BaseApproximator, Integral, Interval
+from skksivi.base import BaseApproximator, Integral, Interval, Tell
 
 #: Largest latent dimension chosen by default.
 MAX_LATENT_DIM = 100
@@ -113,12 +113,16 @@ class SemiImplicitVI(BaseApproximator):
     def _n_reports(self) -> int:
         return n_reports(self)
 
-    def _fit(self, score_fn: Score, generator: torch.Generator) -> BaseException | None:
+    def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
         check_parameters(self)
         whitening, _ = find_whitening(self.whiten, score_fn, generator, init=self.init, budget=self.whiten_budget)
         family = self._build(score_fn, generator)
         gradient_fn = self._gradient_fn(pulled_back(score_fn, whitening, generator), family, generator)
-        return train(self, score_fn, gradient_fn, generator, family_=family, whitening_=whitening)
+        seed = generator.initial_seed()
+        return train(self, gradient_fn, family, generator, lambda family: Layer(family, whitening, seed), tell)
+
+    def _conclude(self, fit: Fit, score_fn: Score, generator: torch.Generator) -> BaseException | None:
+        return concluded(fit, score_fn, generator)
 
     def _build(self, score_fn: Score, generator: torch.Generator) -> SemiImplicit:
         """Return a new family."""
@@ -135,31 +139,21 @@ class SemiImplicitVI(BaseApproximator):
             dtype=score_fn.dtype,
         )
 
-    def _sample(self, n: int, generator: torch.Generator) -> Tensor:
-        return self.whitening_.map.unwhiten(self.family_.draw(n, generator).x.double())
-
-    def _log_density(self, x: Tensor) -> Tensor:
-        return log_density_of_layer(self, x)
-
 
 def train(
     est: Any,
-    score_fn: Score,
     gradient_fn: GradientFunction,
+    family: SemiImplicit | Hierarchy,
     generator: torch.Generator,
-    *,
-    family_: SemiImplicit | Hierarchy,
-    **learned: Any,
-) -> BaseException | None:
-    """Minimise over the parameters of the family, then assign it and what else was learned.
-
-    Return what ended it early, if the state is to be kept.
-    """
+    sampler_of: Callable[[Any], Sampler],
+    tell: Tell | None,
+) -> Fit:
+    """Minimise over the parameters of the family; return what was learned, unless there is nothing to keep."""
     annealing = getattr(est, "annealing", None)  # a hierarchy has a bridge instead
     temperature: Any = Linear() if annealing == "linear" else annealing or (lambda _: 1.0)
     run = minimise(
         gradient_fn,  # type: ignore[arg-type]
-        family_,
+        family,
         generator=generator,
         max_iter=est.max_iter,
         learning_rate=est.learning_rate,
@@ -170,13 +164,13 @@ def train(
         annealing=lambda progress: (temperature(progress), *est._schedule(progress)),
         watch=None,
         nonfinite=est.nonfinite,
-        report=reporter(est, family_, learned),
+        report=reporter(est, family, sampler_of, tell),
     )
     if not (run.ended_by is None or isinstance(run.ended_by, KEEPING)):
         raise run.ended_by
     losses = run.losses.astype(np.float64)
-    vars(est).update(learned, family_=family_.requires_grad_(False), loss_curve_=losses, n_iter_=len(losses))
-    return concluded(est, score_fn, run.ended_by, generator)
+    report = {"loss_curve_": losses, "n_iter_": len(losses)}
+    return Fit(sampler_of(family.requires_grad_(False)), report, run.ended_by)
 
 
 def layer_with_pullback(family: SemiImplicit, z: Tensor) -> tuple[Tensor, Tensor, Callable[[Tensor, Tensor], None]]:

@@ -11,10 +11,11 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from skksivi._fitting import points_near_target
+from skksivi._samplers import Chains, Fit
 from skksivi._score import Score
 from skksivi._whitening import Whitening, pulled_back
-from skksivi.base import BaseApproximator, Interval, Real
-from skksivi.baselines._chains import RUNNING, diagnostics, draw_states, in_x, run, shortened
+from skksivi.base import BaseApproximator, Interval, Real, Tell
+from skksivi.baselines._chains import RUNNING, diagnostics, in_x, run, shortened
 from skksivi.baselines._points import find_start
 
 
@@ -117,7 +118,6 @@ class SGLD(BaseApproximator):
         "step_size": [Interval(Real, 0, None, closed="neither"), "array-like"],
     }
 
-    _draws_in_chunks = False
     chains_: np.ndarray
     whitening_: Whitening
 
@@ -175,7 +175,7 @@ class SGLD(BaseApproximator):
     def _points_near_target(self) -> Any:
         return points_near_target(self)
 
-    def _fit(self, score_fn: Score, generator: torch.Generator) -> BaseException | None:
+    def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
         epsilon = step_sizes(self.step_size)
         whitening, u = find_start(self.whiten, self.init, self.n_chains, score_fn, generator)
         score_u = pulled_back(score_fn, whitening, generator)
@@ -192,10 +192,4 @@ class SGLD(BaseApproximator):
                 "Chains have left the finite numbers: `score_fn` may be undefined or have the wrong sign somewhere. "
                 "Lower `step_size`, or set `whiten` or `init` so that they start near the target."
             )
-        self.chains_ = in_x(chains, whitening)
-        self.n_iter_ = n_iter
-        self.whitening_ = whitening
-        return ended_by
-
-    def _sample(self, n: int, generator: torch.Generator) -> Tensor:
-        return draw_states(self.chains_, n, generator)
+        return Fit(Chains(in_x(chains, whitening), whitening), {"n_iter_": n_iter}, ended_by)

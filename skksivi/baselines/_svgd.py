@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from skksivi._fitting import points_near_target
+from skksivi._samplers import Fit, Particles
 from skksivi._score import Score
 from skksivi._whitening import Whitening, pulled_back
-from skksivi.base import BaseApproximator
-from skksivi.baselines._descent import Particles, descend, set_gradient
-from skksivi.baselines._points import WITH_KERNEL, draw_particles, find_start, radial_kernel
+from skksivi.base import BaseApproximator, Tell
+from skksivi.baselines._descent import MovingPoints, descend, set_gradient
+from skksivi.baselines._points import WITH_KERNEL, find_start, radial_kernel
 from skksivi.kernels import Kernel, squared_distances
 
 
@@ -116,7 +117,6 @@ class SVGD(BaseApproximator):
 
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = WITH_KERNEL
 
-    _draws_in_chunks = False
     whitening_: Whitening
 
     def __init__(
@@ -149,17 +149,17 @@ class SVGD(BaseApproximator):
     def _points_near_target(self) -> Any:
         return points_near_target(self)
 
-    def _fit(self, score_fn: Score, generator: torch.Generator) -> BaseException | None:
+    def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
         kernel = radial_kernel(self.kernel, self.bandwidth)
         whitening, u = find_start(self.whiten, self.init, self.n_particles, score_fn, generator, at_least=2)
-        score_u, particles = pulled_back(score_fn, whitening, generator), Particles(u)
+        score_u, particles = pulled_back(score_fn, whitening, generator), MovingPoints(u)
 
         def gradient_fn() -> Tensor:
             phi = svgd_direction(particles.u, score_u.with_pullback(particles.u)[0], kernel)
             set_gradient(particles.u, -phi)
             return phi.square().sum(1).mean().sqrt()
 
-        self.norm_curve_, ended_by = descend(
+        norms, ended_by = descend(
             gradient_fn,
             particles,
             generator,
@@ -167,10 +167,5 @@ class SVGD(BaseApproximator):
             learning_rate=self.learning_rate,
             learning_rate_decay=self.learning_rate_decay,
         )
-        self.n_iter_ = len(self.norm_curve_)
-        self.particles_ = whitening.map.unwhiten(particles.u.double()).cpu().numpy()
-        self.whitening_ = whitening
-        return ended_by
-
-    def _sample(self, n: int, generator: torch.Generator) -> Tensor:
-        return draw_particles(self.particles_, self.whitening_, n, generator)
+        x = whitening.map.unwhiten(particles.u.double()).cpu().numpy()
+        return Fit(Particles(x, whitening), {"norm_curve_": norms, "n_iter_": len(norms)}, ended_by)

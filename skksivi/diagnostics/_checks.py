@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,7 @@ import torch
 from torch import Tensor
 
 from skksivi._arrays import as_array
-from skksivi._fitting import N_MIXING_DRAWS
-from skksivi.base import BaseApproximator
+from skksivi._samplers import N_MIXING_DRAWS, HasDensity, Layer, Layers, Sampler, unweighted
 from skksivi.diagnostics._limits import STEIN_VARIANCES
 from skksivi.diagnostics._report import Check
 from skksivi.diagnostics._view import N_SE, View, advice, judged
@@ -63,7 +63,7 @@ def check_ratios(view: View) -> Check:
     """Find the tail of the importance ratios."""
     if view.score.log_prob is None:
         raise ValueError("the target has no `log_prob` of tensors")
-    x, log_q = _draws_with_density(view.est, view.generator)
+    x, log_q = _draws_with_density(view.est.sampler_, view.generator)
     log_ratios = as_array(view.score.log_prob(x)) - log_q
     log_ratios = log_ratios[np.isfinite(log_ratios)]
     if len(log_ratios) < MIN_RATIOS:
@@ -76,7 +76,7 @@ def check_ratios(view: View) -> Check:
     return judged("Pareto k-hat", k, text, lost if k > limit and share < HARMLESS else None)
 
 
-def _draws_with_density(est: Any, generator: torch.Generator) -> tuple[Tensor, np.ndarray]:
+def _draws_with_density(sampler: Sampler, generator: torch.Generator) -> tuple[Tensor, np.ndarray]:
     r"""Return draws (n, d) and the logarithms (n,) of their density, unweighted.
 
     Where that is a mean over K mixing draws :math:`z_k`, the draws x are of this very mixture, one of each
@@ -88,19 +88,18 @@ def _draws_with_density(est: Any, generator: torch.Generator) -> tuple[Tensor, n
     ValueError
         There is no density, or the mixtures differ too much.
     """
-    if type(est)._log_density is BaseApproximator._log_density:
-        raise ValueError(f"{type(est).__name__} has no density")
-    q = copy.copy(est)
-    vars(q).pop("reweighting_", None)
-    if not hasattr(q, "family_"):
-        x = q._sample(N_WEIGHED, generator).double()
-        return x, q.score_samples(as_array(x))
-    q.family_ = copy.deepcopy(q.family_).double()
-    x = q._sample(N_MIXING_DRAWS, torch.Generator(generator.device).manual_seed(q._seed))  # the seed of z_k
+    q = unweighted(sampler)
+    if not isinstance(q, HasDensity):
+        raise ValueError("the fit has no density")
+    if not isinstance(q, Layer | Layers):
+        x = q.sample(N_WEIGHED, generator).double()
+        return x, as_array(q.log_density(x))
+    family: Any = copy.deepcopy(q.family).double()
+    q = replace(q, family=family)
+    x = q.sample(N_MIXING_DRAWS, torch.Generator(generator.device).manual_seed(q.seed))  # the seed of z_k
     x = x[torch.randperm(len(x), generator=generator, device=x.device)[:N_WEIGHED]]
-    log_q = q.score_samples(as_array(x))
-    q._seed += 1
-    gap = float(np.median(np.abs(log_q[:N_COMPARED] - q.score_samples(as_array(x[:N_COMPARED])))))
+    log_q, other = as_array(q.log_density(x)), as_array(replace(q, seed=q.seed + 1).log_density(x[:N_COMPARED]))
+    gap = float(np.median(np.abs(log_q[:N_COMPARED] - other)))
     if gap > MAX_GAP:
         raise ValueError(f"the density of the fit is an estimate, too rough here: two differ by {gap:.2g} nats")
     return x, log_q

@@ -18,6 +18,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from skksivi._arrays import as_array, make_seed, resolve_device
 from skksivi._moments import stein_variances
+from skksivi._samplers import Chains, Particles, unweighted
 from skksivi.base import BaseApproximator, ordinary_mode, score_of
 from skksivi.diagnostics._checks import check_ksd, check_loss, check_ratios, check_variances, check_whitening
 from skksivi.diagnostics._geometry import check_strays, geometry_and_modes
@@ -159,7 +160,7 @@ def _report(view: View) -> Diagnosis:
     )
 
 
-def _n_draws(est: Any, n: int) -> int:
+def _n_draws(est: BaseApproximator, n: int) -> int:
     """Return the number of draws to look at: no particle or state of a chain twice."""
-    points = getattr(est, "particles_", getattr(est, "chains_", None))
-    return n if points is None else min(n, math.prod(points.shape[:-1]))
+    sampler = unweighted(est.sampler_)
+    return min(n, math.prod(sampler.x.shape[:-1])) if isinstance(sampler, Particles | Chains) else n

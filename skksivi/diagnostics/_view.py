@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from skksivi._samplers import Gaussian
 from skksivi._score import Score
 from skksivi.base import BaseApproximator
 from skksivi.diagnostics._report import Check
@@ -49,10 +50,10 @@ def guarded(name: str, check: Callable[..., Check], *args: Any) -> Check:
         return Check(name, math.nan, "", f"not available: {reason}")
 
 
-def advice(est: Any, *parameters: str, otherwise: str = "use `KSIVIApproximator`") -> str:
+def advice(est: BaseApproximator, *parameters: str, otherwise: str = "use `KSIVIApproximator`") -> str:
     """Say what to change of the parameters that the estimator has and that do not have the value already."""
     own = est.get_params()
-    if not any(hasattr(est, name) for name in ("family_", "particles_", "chains_")):
+    if isinstance(est.sampler_, Gaussian):
         return "one Gaussian is not enough, use `KSIVIApproximator`"
     texts = {
         "init": "start there by `init`",

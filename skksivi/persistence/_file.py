@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from skksivi._arrays import resolve_device
-from skksivi._families import Hierarchy
+from skksivi._samplers import Layers, unweighted, with_score
 from skksivi.base import BaseApproximator, score_of
 from skksivi.persistence._codec import DTYPES, decoded, encode
 from skksivi.persistence._kinds import KINDS, NAMES
@@ -105,8 +105,8 @@ def load(path: str | os.PathLike[str], *, score_fn: Any = None, max_bytes: int =
             known = isinstance(error, ValueError)
             reason = textwrap.shorten(str(error).rstrip(".") if known else f"it holds something else, {error!r}", 300)
             raise ValueError(f"{str(path)!r} is not a whole file of `skksivi.save`: {reason}.") from error
-    if score_fn is not None and isinstance(getattr(estimator, "family_", None), Hierarchy):
-        estimator._score = score_of(estimator, score_fn)
+    if score_fn is not None and hasattr(estimator, "sampler_") and isinstance(unweighted(estimator.sampler_), Layers):
+        estimator.sampler_ = with_score(estimator.sampler_, score_of(estimator, score_fn))
     return estimator
 
 
@@ -161,7 +161,10 @@ def _read(file: BinaryIO, max_bytes: int) -> Any:
     if _digest(data, about["sha256"]) != about["sha256"]:
         raise ValueError("its checksum is wrong, so that it is damaged")
     tensors = {name: x.clone() for name, x in safetensors.torch.load(data).items()}  # aligned, for the same rounding
-    return decoded(about["state"], tensors, resolve_device(device)).set_params(device=device)
+    estimator = decoded(about["state"], tensors, resolve_device(device)).set_params(device=device)
+    if hasattr(estimator, "sampler_"):
+        vars(estimator).update(estimator.sampler_.attributes())
+    return estimator
 
 
 def _digest_field(digest: str) -> bytes:

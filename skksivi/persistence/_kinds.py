@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from skksivi import _affine, _cells, _families, _whitening, annealing, baselines, kernels, mixing
+from skksivi import _affine, _cells, _families, _samplers, _whitening, annealing, baselines, kernels, mixing
 from skksivi._hksivi import HKSIVIApproximator
 from skksivi._ksivi import KSIVIApproximator
 from skksivi.persistence._builders import (
@@ -76,29 +76,30 @@ def _estimator(cls: Any, check: Callable[[Any], Any], learned: Parts | None = No
         parameters = {name: value for name, value in estimator.get_params(deep=False).items() if name in names}
         if not (spec and estimator.__sklearn_is_fitted__()):
             return parameters
-        unknown = {name for name in vars(estimator) if name.endswith("_")} - spec.keys()
+        known = spec.keys() | estimator.sampler_.attributes() if "sampler_" in spec else spec.keys()
+        unknown = {name for name in vars(estimator) if name.endswith("_")} - known
         if unknown:
             raise ValueError(f"`{min(unknown)}` is not an attribute of {cls.__name__}; delete it to save the rest.")
-        return parameters | {name: vars(estimator).get(name) for name in spec}
+        return parameters | {name: vars(estimator)[name] for name in spec}
 
     def build(**parts: Any) -> Any:
         estimator = cls(**{name: parts.pop(name) for name in names & parts.keys()})
         check(estimator)
         if parts:
             learned = checked(parts, spec)
-            vars(estimator).update({name: value for name, value in learned.items() if value is not None})
+            vars(estimator).update(learned)
         return estimator
 
     return Kind(cls, parts, build)
 
 
-def _approximator(cls: Any, learned: Parts) -> Kind:
-    """Return the kind of an approximator, which has what the base class learns too."""
+def _approximator(cls: Any, sampler: Any, learned: Parts) -> Kind:
+    """Return the kind of an approximator: of what it draws from and what else it has learned."""
     base: Parts = {
+        "sampler_": (is_sampler(sampler), "d"),
         "n_features_in_": (SIZE, "d"),
-        "_seed": (is_integer(0, 2**32 - 1), ""),
+        "_seed": _SEED,
         "_random_state": (is_instance(np.random.RandomState), ""),
-        "reweighting_": (or_none(is_instance(_cells.Reweighting)), "d"),
     }
     return _estimator(cls, lambda estimator: estimator._validate_params(), base | learned)
 
@@ -107,12 +108,29 @@ def _kernel(cls: Any) -> Kind:
     return _estimator(cls, lambda kernel: kernel._check())
 
 
+#: What an approximator may draw from.
+SAMPLERS = (
+    _samplers.Gaussian,
+    _samplers.Particles,
+    _samplers.Chains,
+    _samplers.Layer,
+    _samplers.Layers,
+)
+
+
+def is_sampler(cls: type) -> Callable[[Any], bool]:
+    """Return the test of a sampler of a class, with weights of the fit or others."""
+    return lambda value: (
+        isinstance(value, (*SAMPLERS, _samplers.Reweighted)) and isinstance(_samplers.unweighted(value), cls)
+    )
+
+
+_SEED = (is_integer(0, 2**32 - 1), "")
 _WHITENING = (is_instance(_whitening.Whitening), "d")
 _NETWORK = is_instance(_families.MultilayerPerceptron)
 
-#: What a training leaves beside its family.
+#: What a training leaves beside what it draws from.
 _TRAINED: Parts = {
-    "whitening_": _WHITENING,
     "loss_curve_": (CURVE, "t"),
     "ksd_curve_": (CURVE, "m"),
     "n_iter_": (COUNT, "t"),
@@ -121,24 +139,9 @@ _TRAINED: Parts = {
 }
 
 #: What several baselines learn.
-_GAUSSIAN: Parts = {
-    "_map": (is_instance(_affine.Affine), "d"),
-    "mean_": (ARRAY, "d"),
-    "covariance_": (ARRAY, "dd"),
-}
-_PARTICLES: Parts = {
-    "whitening_": _WHITENING,
-    "particles_": (ARRAY, "nd"),
-}
-_CHAINS: Parts = {"whitening_": _WHITENING, "chains_": (ARRAY, "cnd")}
 _ITERATIONS: Parts = {"n_iter_": (COUNT, "t")}
 _NORMS: Parts = {"norm_curve_": (CURVE, "t"), **_ITERATIONS}
-_NETWORKS: Parts = {
-    "whitening_": _WHITENING,
-    "loss_curve_": (CURVE, "t"),
-    **_ITERATIONS,
-}
-_LAYER: Parts = {"family_": (is_instance(_families.SemiImplicit), "d"), **_NETWORKS}
+_LOSSES: Parts = {"loss_curve_": (CURVE, "t"), **_ITERATIONS}
 
 #: The classes that a file may name, and how. A new approximator is one more entry.
 KINDS.update(
@@ -196,10 +199,38 @@ KINDS.update(
             ),
             lambda value: (len(value.maps), *value.maps[0].m.shape),
         ),
-        "Reweighting": _record(
-            _cells.Reweighting,
-            {"cells": (is_instance(_cells.Cells), "kd"), "ratios": (DOUBLES, "k")},
-            sizes=lambda value: value.cells.maps[0].m.shape,
+        "Gaussian": _record(
+            _samplers.Gaussian, {"map": (is_instance(_affine.Affine), "d")}, sizes=lambda value: value.map.m.shape
+        ),
+        "Particles": _record(
+            _samplers.Particles,
+            {"x": (ARRAY, "nd"), "whitening": _WHITENING},
+            sizes=lambda value: (value.n_features,),
+        ),
+        "Chains": _record(
+            _samplers.Chains,
+            {"x": (ARRAY, "cnd"), "whitening": _WHITENING},
+            sizes=lambda value: (value.n_features,),
+        ),
+        "Layer": _record(
+            _samplers.Layer,
+            {"family": (is_instance(_families.SemiImplicit), "d"), "whitening": _WHITENING, "seed": _SEED},
+            sizes=lambda value: (value.n_features,),
+        ),
+        "Layers": _record(
+            _samplers.Layers,
+            {"family": (is_instance(_families.Hierarchy), "d"), "whitening": _WHITENING, "seed": _SEED},
+            build=lambda **parts: _samplers.Layers(score=None, **parts),
+            sizes=lambda value: (value.n_features,),
+        ),
+        "Reweighted": _record(
+            _samplers.Reweighted,
+            {
+                "sampler": (is_instance(*SAMPLERS), "d"),
+                "cells": (is_instance(_cells.Cells), "kd"),
+                "ratios": (DOUBLES, "k"),
+            },
+            sizes=lambda value: (value.n_features,),
         ),
         "StudentT": _record(
             _families.StudentT,
@@ -259,35 +290,28 @@ KINDS.update(
             build=build_family,
             sizes=lambda value: (value.n_features,),
         ),
-        "KSIVIApproximator": _approximator(
-            KSIVIApproximator, {"family_": (is_instance(_families.SemiImplicit), "d"), **_TRAINED}
-        ),
-        "HKSIVIApproximator": _approximator(
-            HKSIVIApproximator, {"family_": (is_instance(_families.Hierarchy), "d"), **_TRAINED}
-        ),
-        "baselines.SIVI": _approximator(baselines.SIVI, _LAYER),
-        "baselines.SIVISM": _approximator(baselines.SIVISM, _LAYER),
-        "baselines.UIVI": _approximator(baselines.UIVI, _LAYER),
-        "baselines.HSIVISM": _approximator(
-            baselines.HSIVISM, {"family_": (is_instance(_families.Hierarchy), "d"), **_NETWORKS}
-        ),
-        "baselines.Laplace": _approximator(baselines.Laplace, _GAUSSIAN),
-        "baselines.MeanFieldVI": _approximator(baselines.MeanFieldVI, _GAUSSIAN | _NORMS),
-        "baselines.FullRankVI": _approximator(baselines.FullRankVI, _GAUSSIAN | _NORMS),
+        "KSIVIApproximator": _approximator(KSIVIApproximator, _samplers.Layer, _TRAINED),
+        "HKSIVIApproximator": _approximator(HKSIVIApproximator, _samplers.Layers, _TRAINED),
+        "baselines.SIVI": _approximator(baselines.SIVI, _samplers.Layer, _LOSSES),
+        "baselines.SIVISM": _approximator(baselines.SIVISM, _samplers.Layer, _LOSSES),
+        "baselines.UIVI": _approximator(baselines.UIVI, _samplers.Layer, _LOSSES),
+        "baselines.HSIVISM": _approximator(baselines.HSIVISM, _samplers.Layers, _LOSSES),
+        "baselines.Laplace": _approximator(baselines.Laplace, _samplers.Gaussian, {}),
+        "baselines.MeanFieldVI": _approximator(baselines.MeanFieldVI, _samplers.Gaussian, _NORMS),
+        "baselines.FullRankVI": _approximator(baselines.FullRankVI, _samplers.Gaussian, _NORMS),
         "baselines.BatchAndMatch": _approximator(
-            baselines.BatchAndMatch, _GAUSSIAN | _ITERATIONS | {"score_divergence_": (is_instance(float), "")}
+            baselines.BatchAndMatch, _samplers.Gaussian, _ITERATIONS | {"score_divergence_": (is_instance(float), "")}
         ),
-        "baselines.SVGD": _approximator(baselines.SVGD, _PARTICLES | _NORMS),
-        "baselines.MIED": _approximator(baselines.MIED, _PARTICLES | _ITERATIONS | {"loss_curve_": (CURVE, "t")}),
+        "baselines.SVGD": _approximator(baselines.SVGD, _samplers.Particles, _NORMS),
+        "baselines.MIED": _approximator(baselines.MIED, _samplers.Particles, _LOSSES),
         "baselines.KSDDescent": _approximator(
-            baselines.KSDDescent,
-            _PARTICLES | _ITERATIONS | {"loss_curve_": (CURVE, "e")},
+            baselines.KSDDescent, _samplers.Particles, _ITERATIONS | {"loss_curve_": (CURVE, "e")}
         ),
-        "baselines.SGLD": _approximator(baselines.SGLD, _CHAINS | _ITERATIONS),
+        "baselines.SGLD": _approximator(baselines.SGLD, _samplers.Chains, _ITERATIONS),
         "baselines.MALA": _approximator(
             baselines.MALA,
-            _CHAINS
-            | _ITERATIONS
+            _samplers.Chains,
+            _ITERATIONS
             | {
                 "acceptance_curve_": (CURVE, "t"),
                 "acceptance_rate_": (is_instance(float), ""),

@@ -10,11 +10,12 @@ from misbehaving import Misbehaving, raising
 from plain_targets import GaussianScore, generator, normal
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 
+from skksivi._samplers import Chains
 from skksivi._score import in_double
 from skksivi._whitening import find_whitening
 from skksivi.base import LEAST_WIDTH
 from skksivi.baselines import MALA, SGLD
-from skksivi.baselines._chains import draw_states, shortened
+from skksivi.baselines._chains import shortened
 from skksivi.baselines._mala import State, adapted, mala_step
 from skksivi.baselines._points import step_integral
 from skksivi.baselines._sgld import sgld_step, step_sizes
@@ -249,7 +250,7 @@ def test_draws_are_states_without_replacement_while_there_are_enough(cls, monkey
     rows = {tuple(row) for row in states}
     assert {tuple(row) for row in q.sample(500)} <= rows
     chains = np.arange(10.0).reshape(2, 5, 1)
-    drawn = draw_states(chains, 50_000, generator()).numpy().ravel().astype(int)
+    drawn = Chains(chains, None).sample(50_000, generator()).numpy().ravel().astype(int)
     assert np.abs(np.bincount(drawn) - 5000).max() < 4.5 * math.sqrt(5000 * 0.9)
 
 

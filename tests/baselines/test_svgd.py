@@ -9,11 +9,12 @@ from misbehaving import Misbehaving, raising
 from plain_targets import GaussianScore, generator, log_gamma_score, normal, origin, student_score, triangular
 
 from skksivi import kernels
+from skksivi._samplers import Particles
 from skksivi._score import in_double
 from skksivi._whitening import find_whitening
 from skksivi.base import LEAST_WIDTH
 from skksivi.baselines import MIED, SVGD, KSDDescent
-from skksivi.baselines._points import draw_particles, find_start
+from skksivi.baselines._points import find_start
 from skksivi.baselines._svgd import svgd_direction
 from skksivi.kernels import Gaussian, Tilted
 from skksivi.targets import BayesianLogisticRegression, Minibatches
@@ -213,7 +214,7 @@ def test_more_draws_are_smeared_to_the_last(cls, monkeypatch):
 def test_more_draws_reach_half_way_to_the_nearest_other_particle():
     n, X = 30_000, np.zeros((4, 3))
     X[:, 0] = 0, 1, 1000, 1004
-    drawn = draw_particles(X, unwhitened(3), n, generator()).numpy()
+    drawn = Particles(X, unwhitened(3)).sample(n, generator()).numpy()
     far = drawn[:, 0] > 500
     assert abs(far.mean() - 0.5) < 4 * math.sqrt(0.25 / n)
     for r, pair in ((1, drawn[~far]), (4, drawn[far])):
@@ -226,5 +227,7 @@ def test_more_draws_are_smeared_in_the_units_of_the_target():
     scales = np.array([1e-3, 1e3])
     whiten = (torch.zeros(2), torch.diag(torch.as_tensor(scales)))
     scaled = find_whitening(whiten, in_double(lambda x: -x, 2), generator())[0]
-    unit = draw_particles(X, unwhitened(2), 100, generator()).numpy()
-    np.testing.assert_allclose(draw_particles(X * scales, scaled, 100, generator()).numpy(), unit * scales, rtol=1e-6)
+    unit = Particles(X, unwhitened(2)).sample(100, generator()).numpy()
+    np.testing.assert_allclose(
+        Particles(X * scales, scaled).sample(100, generator()).numpy(), unit * scales, rtol=1e-6
+    )

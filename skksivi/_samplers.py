@@ -1,0 +1,327 @@
+"""What a fit is: something that draws and, where it can, knows its density."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from skksivi._affine import Affine, WhitenedScore
+from skksivi._arrays import as_tensor
+from skksivi._cells import Cells
+from skksivi._families import Hierarchy, SemiImplicit
+from skksivi._score import Score, ScoreFunction
+from skksivi._whitening import Whitening
+
+#: Draws of z, or of the layer above, behind a log-density.
+N_MIXING_DRAWS = 10_000
+
+#: Numbers evaluated at a time, so that memory does not grow with the number of points.
+CHUNK = 2**22
+
+#: Rows drawn at a time where some are left out, so that memory has a bound whatever the ratios.
+MAX_DRAWN = 2**15
+
+
+@runtime_checkable
+class Sampler(Protocol):
+    """A distribution that can be drawn from.
+
+    Attributes
+    ----------
+    n_features : int
+    in_parts : bool
+        Whether a large sample may be drawn a part at a time; not where draws are picked from points that are kept.
+    """
+
+    @property
+    def n_features(self) -> int: ...
+
+    @property
+    def in_parts(self) -> bool: ...
+
+    def attributes(self) -> dict[str, Any]:
+        """Return what it is made of that an estimator shows, by the public names of its learned attributes."""
+
+    def sample(self, n: int, generator: torch.Generator) -> Tensor:
+        """Draw n rows, shape (n, n_features)."""
+
+
+@runtime_checkable
+class HasDensity(Sampler, Protocol):
+    """A sampler that knows its density."""
+
+    def log_density(self, x: Tensor) -> Tensor:
+        """Evaluate log q (n,) at float64 points x (n, d)."""
+
+
+class Fit(NamedTuple):
+    """What `_fit` returns.
+
+    Attributes
+    ----------
+    sampler : Sampler
+    report : mapping of str to object
+        The other learned attributes, by their public names.
+    ended_by : BaseException or None
+        What ended the fit before its time, if the state that was reached is to be kept.
+    remark : str or None
+        What is to be told of it when it is over.
+    """
+
+    sampler: Sampler
+    report: Mapping[str, Any]
+    ended_by: BaseException | None = None
+    remark: str | None = None
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """The normal distribution N(m, L L^T)."""
+
+    map: Affine
+
+    in_parts: ClassVar[bool] = True
+
+    @property
+    def n_features(self) -> int:
+        """The dimension d."""
+        return len(self.map.m)
+
+    def attributes(self) -> dict[str, Any]:
+        """Return mean (d,) and covariance (d, d)."""
+        m, L = self.map
+        return {"mean_": m.cpu().numpy(), "covariance_": (L @ L.mT).cpu().numpy()}
+
+    def sample(self, n: int, generator: torch.Generator) -> Tensor:
+        """Draw n rows (n, d)."""
+        m = self.map.m
+        return self.map.unwhiten(torch.randn(n, len(m), generator=generator, dtype=m.dtype, device=m.device))
+
+    def log_density(self, x: Tensor) -> Tensor:
+        """Evaluate log N(x; m, L L^T) (n,) at points x (n, d)."""
+        u = self.map.whiten(x)
+        return -u.square().sum(-1) / 2 - self.map.log_determinant() - x.shape[-1] / 2 * math.log(2 * math.pi)
+
+
+def pick(n_rows: int, n: int, generator: torch.Generator) -> Tensor:
+    """Return n random rows, without replacement if there are as many."""
+    if n <= n_rows:
+        return torch.randperm(n_rows, generator=generator, device=generator.device)[:n]
+    return torch.randint(n_rows, (n,), generator=generator, device=generator.device)
+
+
+@dataclass(frozen=True)
+class Particles:
+    r"""Points x (N, d), and Gaussians around them where more draws are asked for than there are points.
+
+    In whitened coordinates these are
+
+    .. math:: u_i + \frac{r_i}{2 \sqrt d}\, \xi, \quad r_i = \min_{j \ne i} \|u_j - u_i\|, \quad \xi \sim N(0, I),
+
+    with i uniform: they reach half-way to the nearest other point.
+    """
+
+    x: np.ndarray
+    whitening: Whitening
+
+    in_parts: ClassVar[bool] = False
+
+    @property
+    def n_features(self) -> int:
+        """The dimension d."""
+        return self.x.shape[1]
+
+    def attributes(self) -> dict[str, Any]:
+        """Return the points and the coordinates in which they moved."""
+        return {"particles_": self.x, "whitening_": self.whitening}
+
+    def sample(self, n: int, generator: torch.Generator) -> Tensor:
+        """Draw n points in random order or, if there are fewer, points smeared into the gaps."""
+        x, d = as_tensor(self.x, device=generator.device), self.n_features
+        i = pick(len(x), n, generator)
+        if n <= len(x):
+            return x[i]
+        u = self.whitening.map.whiten(x)
+        r = torch.cdist(u, u).fill_diagonal_(math.inf).amin(1)
+        xi = torch.randn(n, d, generator=generator, dtype=u.dtype, device=u.device)
+        return self.whitening.map.unwhiten(u[i] + r[i, None] / (2 * math.sqrt(d)) * xi)
+
+
+@dataclass(frozen=True)
+class Chains:
+    """States x (n_chains, n_draws, d) of Markov chains."""
+
+    x: np.ndarray
+    whitening: Whitening
+
+    in_parts: ClassVar[bool] = False
+
+    @property
+    def n_features(self) -> int:
+        """The dimension d."""
+        return self.x.shape[2]
+
+    def attributes(self) -> dict[str, Any]:
+        """Return the states and the coordinates in which the chains ran."""
+        return {"chains_": self.x, "whitening_": self.whitening}
+
+    def sample(self, n: int, generator: torch.Generator) -> Tensor:
+        """Draw n states in random order, with replacement if there are fewer."""
+        x = as_tensor(self.x.reshape(-1, self.n_features), device=generator.device)
+        return x[pick(len(x), n, generator)]
+
+
+@dataclass(frozen=True)
+class Layer:
+    r"""A semi-implicit layer in whitened coordinates.
+
+    Its density is the mean over K draws of the mixing distribution, the same in every call,
+    :math:`q(x) \approx \frac1K \sum_k q(x | z_k)`.
+    """
+
+    family: SemiImplicit
+    whitening: Whitening
+    seed: int
+
+    in_parts: ClassVar[bool] = True
+
+    @property
+    def n_features(self) -> int:
+        """The dimension d."""
+        return self.family.n_features
+
+    def attributes(self) -> dict[str, Any]:
+        """Return the family and its coordinates."""
+        return {"family_": self.family, "whitening_": self.whitening}
+
+    def sample(self, n: int, generator: torch.Generator) -> Tensor:
+        """Draw n rows (n, d)."""
+        return self.whitening.map.unwhiten(self.family.draw(n, generator).x.double())
+
+    def log_density(self, x: Tensor) -> Tensor:
+        """Estimate log q (n,) at points x (n, d)."""
+        family = copy.deepcopy(self.family).double()
+        z = family.draw_latent(N_MIXING_DRAWS, torch.Generator(x.device).manual_seed(self.seed))
+        return _log_mean(lambda u: family.log_prob(u, z), self.whitening, x)
+
+
+@dataclass(frozen=True)
+class Layers:
+    """A hierarchy of layers in whitened coordinates, which draws by the score of its target in x.
+
+    Its density is the mean over draws of the layer above the last.
+    """
+
+    family: Hierarchy
+    whitening: Whitening
+    score: Score | None
+    seed: int
+
+    in_parts: ClassVar[bool] = True
+
+    @property
+    def n_features(self) -> int:
+        """The dimension d."""
+        return self.family.n_features
+
+    def attributes(self) -> dict[str, Any]:
+        """Return the family and its coordinates."""
+        return {"family_": self.family, "whitening_": self.whitening}
+
+    @property
+    def score_in_u(self) -> ScoreFunction:
+        """The score by which it draws.
+
+        Raises
+        ------
+        ValueError
+            It was loaded without one.
+        """
+        if self.score is None:
+            raise ValueError("A loaded hierarchy draws with the score it was fitted to: load(path, score_fn=...).")
+        score_u: Any = WhitenedScore(self.score, self.whitening.map)
+        return score_u
+
+    def sample(self, n: int, generator: torch.Generator, layer: int = 0) -> Tensor:
+        """Draw n rows (n, d) of a layer, 0 being the last."""
+        u = self.family.draw(n, generator, self.score_in_u, layer)[1]
+        return self.whitening.map.unwhiten(u.double())
+
+    def log_density(self, x: Tensor) -> Tensor:
+        """Estimate log q (n,) at points x (n, d)."""
+        family, score_u = copy.deepcopy(self.family).double(), self.score_in_u
+        before, _ = family.draw(N_MIXING_DRAWS, torch.Generator(x.device).manual_seed(self.seed), score_u)
+        return _log_mean(lambda u: family.log_prob(u, before, score_u), self.whitening, x)
+
+
+def _log_mean(log_conditional: Callable[[Tensor], Tensor], whitening: Whitening, x: Tensor) -> Tensor:
+    """Return the log (n,) of the mean of K conditional densities at x, whose logs at u (n, d) are (n, K)."""
+    tiles = whitening.map.whiten(x).split(max(1, CHUNK // N_MIXING_DRAWS))
+    log_sums = torch.cat([log_conditional(tile).logsumexp(-1) for tile in tiles])
+    return log_sums - math.log(N_MIXING_DRAWS) - whitening.map.log_determinant()
+
+
+@dataclass(frozen=True)
+class Reweighted:
+    """The draws of a sampler, with other weights of the cells of a partition.
+
+    Attributes
+    ----------
+    sampler : Sampler
+    cells : Cells
+    ratios : Tensor of shape (k,)
+        The weights that the cells are to have over those of the draws.
+    """
+
+    sampler: Sampler
+    cells: Cells
+    ratios: Tensor
+
+    @property
+    def n_features(self) -> int:
+        """The dimension d."""
+        return self.sampler.n_features
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether the sampler may be drawn from in parts."""
+        return self.sampler.in_parts
+
+    def attributes(self) -> dict[str, Any]:
+        """Return those of the sampler."""
+        return self.sampler.attributes()
+
+    def sample(self, n: int, generator: torch.Generator) -> Tensor:
+        """Draw n rows (n, d), leaving out some of the cells that are too frequent."""
+        acceptance, kept, missing = self.ratios / self.ratios.max(), [], n
+        while missing > 0:
+            n_drawn = math.ceil(min(1.1 * missing * self.ratios.max().item() + 10, MAX_DRAWN))
+            x = self.sampler.sample(n_drawn, generator)
+            uniform = torch.rand(len(x), generator=generator, dtype=torch.float64, device=x.device)
+            kept.append(x[uniform < acceptance[self.cells.assign(x.double())]][:missing])
+            missing -= len(kept[-1])
+        return torch.cat(kept)
+
+    def log_density(self, x: Tensor) -> Tensor:
+        """Evaluate log q (n,) at points x (n, d), where the sampler has a density."""
+        sampler: Any = self.sampler
+        return sampler.log_density(x) + self.ratios.log()[self.cells.assign(x)]
+
+
+def unweighted(sampler: Sampler) -> Sampler:
+    """Return what draws with the weights of the fit itself."""
+    return sampler.sampler if isinstance(sampler, Reweighted) else sampler
+
+
+def with_score(sampler: Sampler, score: Score) -> Sampler:
+    """Return a sampler, whose layers draw by a score, with this score."""
+    if isinstance(sampler, Reweighted):
+        return replace(sampler, sampler=with_score(sampler.sampler, score))
+    return replace(sampler, score=score) if isinstance(sampler, Layers) else sampler

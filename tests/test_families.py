@@ -9,9 +9,21 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from plain_targets import generator
+from plain_targets import generator, normal
+from scipy import stats
 
-from skksivi._families import Bootstrap, Normal, diagonal_gaussian_log_prob, gaussian_layer
+from skksivi._families import (
+    Bootstrap,
+    Constant,
+    GaussianMixture,
+    LinearSkip,
+    MultilayerPerceptron,
+    Normal,
+    Residual,
+    StudentT,
+    diagonal_gaussian_log_prob,
+    gaussian_layer,
+)
 
 SHAPES = {"n_features": st.integers(1, 4), "latent_dim": st.integers(1, 5), "seed": st.integers(0, 10**6)}
 every_scale = pytest.mark.parametrize("scale", ["constant", "network"])
@@ -144,6 +156,54 @@ def test_start_has_a_scale_for_each_feature(scale):
     assert ((x.mT.cov() - eye).abs() < 4 * ((1 + eye) / len(x)).sqrt()).all()
 
 
+def test_weights_start_uniform_with_the_variance_of_torch():
+    """1 / (3 n_in), the rule of its linear layers, so that a layer does not scale what goes through."""
+    for layer in MultilayerPerceptron([100, 400, 25], generator(), torch.float64).layers:
+        bound = 1 / math.sqrt(layer.in_features)
+        for p in layer.parameters():
+            assert p.abs().max() <= bound
+            assert abs(p.square().mean() / (bound**2 / 3) - 1) < 4 * math.sqrt(4 / 5 / p.numel())
+
+
+# Mixing distributions
+
+
+@pytest.mark.parametrize("df", [1.0, 3.0, 20.0])
+def test_draws_of_student_have_the_quantiles_of_its_law(df):
+    n, levels = 100_000, np.array([0.01, 0.1, 0.25, 0.5, 0.9, 0.99])
+    z = StudentT(2, df)(n, normal(1), generator()).numpy()
+    below = z.T[:, None] < stats.t(df).ppf(levels)[:, None]
+    assert (np.abs(below.mean(2) - levels) < 4 * np.sqrt(levels * (1 - levels) / n)).all()
+    together = (below[0][:, None] & below[1]).mean(2)
+    independent = levels[:, None] * levels
+    assert (np.abs(together - independent) < 4 * np.sqrt(independent * (1 - independent) / n)).all()
+
+
+def test_draws_of_a_mixture_have_its_weights_means_and_scales():
+    means, scales, weights = normal(3, 2) + 50 * torch.arange(3)[:, None], [0.5, 1.0, 3.0], [0.2, 0.5, 0.3]
+    n = 100_000
+    z = GaussianMixture(means, torch.tensor(scales).double(), torch.tensor(weights))(n, means, generator())
+    of = torch.cdist(z, means).argmin(1)
+    for k in range(3):
+        own = z[of == k] - means[k]
+        assert abs(len(own) / n - weights[k]) < 4 * math.sqrt(weights[k] * (1 - weights[k]) / n)
+        assert (own.mean(0).abs() < 4 * scales[k] / math.sqrt(len(own))).all()
+        assert ((own.std(0) / scales[k] - 1).abs() < 4 / math.sqrt(2 * len(own))).all()
+        assert abs(own.T.corrcoef()[0, 1]) < 4 / math.sqrt(len(own))
+
+
+LAWS = [(Normal(3), torch.distributions.Normal(0.0, 1.0)), (StudentT(3, 2.5), torch.distributions.StudentT(2.5))]
+
+
+@pytest.mark.parametrize(("mixing", "law"), LAWS, ids=["normal", "Student"])
+def test_scores_of_a_mixing_distribution_are_derivatives_of_its_log_density(mixing, law):
+    z = normal(6, 3).requires_grad_()
+    (first,) = torch.autograd.grad(law.log_prob(z).sum(), z, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), z)
+    torch.testing.assert_close(mixing.score(z), first)
+    torch.testing.assert_close(mixing.score_slope(z), second)
+
+
 # The bootstrap as mixing distribution
 
 
@@ -245,3 +305,43 @@ def test_pullback_equals_autograd_through_the_draw(options):
     expected = torch.autograd.grad((x * dx + c * dc).sum(), list(family.parameters()))
     for p, e in zip(family.parameters(), expected, strict=True):
         torch.testing.assert_close(p.grad, e, rtol=1e-10, atol=1e-12)
+
+
+def perceptron(*sizes):
+    return MultilayerPerceptron(sizes, generator(4), torch.float64)
+
+
+MAPS = {
+    "constant": lambda: Constant(normal(3)),
+    "perceptron": lambda: perceptron(3, 6, 5, 3),
+    "linear skip": lambda: LinearSkip(normal(3, 3), perceptron(3, 5, 3)),
+    "residual": lambda: Residual(normal(3, seed=2), perceptron(3, 5, 3)),
+    "nested": lambda: Residual(normal(3, seed=2), LinearSkip(normal(3, 3), perceptron(3, 5, 3))),
+}
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_pullback_of_a_map_is_its_vector_jacobian_product_in_parameters_and_input(name):
+    map_, z, dy = MAPS[name](), normal(6, 3, seed=3), normal(6, 3, seed=5)
+    for p in map_.parameters():
+        p.grad = torch.full_like(p, torch.nan)  # to be set, not added to
+    with torch.no_grad():
+        y, pullback = map_.with_pullback(z)
+        dz = pullback(dy.clone(), True)
+    z.requires_grad_()
+    expected_y = map_(z)
+    torch.testing.assert_close(y, expected_y)
+    of_z, *of_parameters = torch.autograd.grad(
+        (expected_y * dy).sum(), [z, *map_.parameters()], allow_unused=True, materialize_grads=True
+    )
+    torch.testing.assert_close(dz, of_z)
+    for p, g in zip(map_.parameters(), of_parameters, strict=True):
+        torch.testing.assert_close(p.grad, g)
+
+
+def test_a_residual_network_starts_at_the_identity_and_moves_in_units_of_the_scale():
+    sigma = torch.tensor([0.1, 0.5, 2.0]).double()
+    mean, z = start(3, residual=True, initial_scale=sigma).mean, normal(5, 3)
+    torch.testing.assert_close(mean(z), z)
+    mean.network.layers[-1].bias.data.fill_(1.0)
+    torch.testing.assert_close(mean(z), z + sigma)

@@ -86,6 +86,15 @@ def test_draws_and_gradients_are_those_of_the_formulas(shared, through):
         torch.testing.assert_close(p.grad, g, rtol=1e-9, atol=1e-9)
 
 
+def test_every_layer_starts_at_the_initial_scale_and_stays_above_its_floor():
+    sigma = torch.tensor([0.4, 0.9]).double()
+    family = Hierarchy([], mixing=StudentT(2, 3.0), levels=[1.0, 0.5], initial_scale=sigma, min_scale=0.3)
+    for t in range(2):
+        torch.testing.assert_close(family.sigma(t), sigma)
+        family.log_variances[t].value.data.fill_(-100.0)
+        torch.testing.assert_close(family.sigma(t), torch.full_like(sigma, 0.3))
+
+
 @torch.no_grad()
 def test_a_layer_can_be_drawn_alone():
     family, score_fn = hierarchy(), XShaped().to(dtype=torch.float64).score_fn

@@ -15,7 +15,15 @@ from plain_targets import PAIR, RING, GaussianScore, log_gamma_score, normal, st
 from skksivi import KSIVIApproximator
 from skksivi._affine import Affine
 from skksivi._newton import jacobians
-from skksivi._score import ASYMMETRY, STEPS, autograd_pullback, central_difference, choose_product, in_double
+from skksivi._score import (
+    ASYMMETRY,
+    STEPS,
+    autograd_pullback,
+    central_difference,
+    choose_product,
+    grows_outward,
+    in_double,
+)
 from skksivi._whitening import find_whitening, pulled_back
 from skksivi.base import _resolve_score
 from skksivi.baselines import Laplace
@@ -188,6 +196,15 @@ def test_a_graph_with_a_hole_is_found(name, fault):
         resolved(fault(score_fn), d, "autograd")
 
 
+@pytest.mark.parametrize("fault", FAULTY, ids=["detached", "last output", "last input", "behind parameters"])
+def test_a_hole_is_found_in_single_precision_too(fault):
+    def score_fn(x):
+        return -x @ WEIGHTS  # refuses float64
+
+    assert resolved(fault(score_fn), 2).by_differences
+    assert not resolved(score_fn, 2).by_differences
+
+
 @pytest.mark.parametrize("d", [40, 1000])
 def test_one_detached_coordinate_of_many_is_found(d):
     assert resolved(last_detached(lambda x: -x), d).by_differences
@@ -205,7 +222,9 @@ def test_no_graph_is_found_where_differences_are_too_coarse_to_compare():
 
 
 @pytest.mark.parametrize(
-    "score_fn", [torch.ones_like, lambda x: 0 * x + 1, np.ones_like, lambda x: x.detach() * 0 + 2], ids=range(4)
+    "score_fn",
+    [torch.ones_like, torch.zeros_like, lambda x: 0 * x + 1, np.ones_like, lambda x: x.detach() * 0 + 2],
+    ids=range(5),
 )
 def test_a_constant_score_is_legitimate(score_fn):
     score = resolved(score_fn, 3)
@@ -232,6 +251,25 @@ def test_an_own_product_is_preferred_and_checked_without_a_graph():
     with pytest.raises(ValueError, match="`score_vjp` returns a product"):
         _resolve_score(Own(2), None, dtype=torch.float32, device=CPU)
     assert _resolve_score(Own(2), None, dtype=torch.float32, device=CPU, hvp="finite-difference").score_vjp is None
+
+
+@pytest.mark.parametrize("has_graph", [True, False])
+@pytest.mark.parametrize("factor", [2.85, 3.0, 3.15])
+def test_an_own_product_that_is_wrong_by_a_twentieth_is_refused(has_graph, factor):
+    class Own(Target):
+        n_features = 2
+
+        def score_fn(self, x):
+            return -(x**3) if has_graph else -(x.detach() ** 3)
+
+        def score_vjp(self, x):
+            return self.score_fn(x), lambda v: -factor * x**2 * v
+
+    if factor == 3:
+        assert _resolve_score(Own(), None, dtype=torch.float32, device=CPU).score_vjp is not None
+        return
+    with pytest.raises(ValueError, match="`score_vjp` returns a product"):
+        _resolve_score(Own(), None, dtype=torch.float32, device=CPU)
 
 
 def test_a_score_with_its_own_product_is_evaluated_without_a_graph():
@@ -355,6 +393,23 @@ def test_no_posterior_of_the_benchmarks_is_warned_of(monkeypatch):
         assert not _resolve_score(target, None, dtype=torch.float32, device=CPU).by_differences
         score_fn, d = target.to(dtype=torch.float64).score_fn, target.n_features
         assert resolved(last_detached(lambda x, score_fn=score_fn: score_fn(x.double())), d).by_differences
+
+
+@pytest.mark.parametrize("radius", [1.0, 10.0, 1e2, 1e3])
+def test_the_wrong_sign_is_named_from_three_shells_on(radius):
+    """Of distances 1, 10, 100, ... the score is finite up to a radius."""
+
+    def score_fn(x):
+        return x.where(x.norm(dim=1, keepdim=True) < 2 * radius, torch.nan)
+
+    assert grows_outward(in_double(score_fn, 3)) == (radius >= 100)
+
+
+def test_rounding_of_a_far_target_in_single_precision_is_no_asymmetry():
+    """Its scores near the origin are thousands, and their differences a few percent off."""
+    score = in_double(lambda x: -(x - 3000) @ WEIGHTS, 2)
+    assert choose_product(score, "auto") < ASYMMETRY
+    assert choose_product(score, "finite-difference") < ASYMMETRY
 
 
 @pytest.mark.parametrize("distance", [0.0, 1e4])

@@ -44,10 +44,10 @@ ROOT = Path(__file__).resolve().parents[1]
 MODULES = {
     "_stein": ["test_stein", "test_fused"],
     "_fused": ["test_fused", "test_stein", "test_regularization"],
-    "kernels": ["test_kernels", "test_stein", "test_regularization"],
+    "kernels": ["test_kernels", "test_stein", "test_regularization", "metrics/test_stein"],
     "_families": ["test_families", "test_hksivi"],
-    "_score": ["test_score"],
-    "_ksivi": ["test_ksivi"],
+    "_score": ["test_score", "targets/test_minibatches"],
+    "_ksivi": ["test_ksivi", "test_regularization", "targets/test_minibatches"],
     "_hksivi": ["test_hksivi"],
 }
 

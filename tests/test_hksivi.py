@@ -9,8 +9,10 @@ from sklearn.base import clone
 
 from skksivi import HKSIVIApproximator, mixing
 from skksivi._families import Bootstrap, Hierarchy, MultilayerPerceptron, StudentT
-from skksivi._score import autograd_pullback
+from skksivi._score import autograd_pullback, in_double
+from skksivi._stein import GRADIENT_ESTIMATORS
 from skksivi.annealing import BRIDGES, Cosine, Geometric, Linear, bridge_levels
+from skksivi.kernels import Gaussian
 from skksivi.targets import BayesianLogisticRegression, EightGaussians, Minibatches, XShaped
 
 QUICK = HKSIVIApproximator(
@@ -84,6 +86,28 @@ def test_draws_and_gradients_are_those_of_the_formulas(shared, through):
     expected = torch.autograd.grad((a * xs).sum() + (b * fs).sum(), list(family.parameters()))
     for p, g in zip(family.parameters(), expected, strict=True):
         torch.testing.assert_close(p.grad, g, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("estimator", ["u-statistic", "vanilla"])
+@pytest.mark.parametrize("through", [False, True])
+def test_a_step_takes_the_gradient_of_the_weighted_discrepancies(through, estimator):
+    weights = [1.0, 0.5, 0.2]
+    q = clone(QUICK).set_params(
+        n_layers=3, layer_weights=weights, stop_gradient=not through, bandwidth="median", gradient_estimator=estimator
+    )
+    family, score = hierarchy(), in_double(XShaped().to(dtype=torch.float64).score_fn, 2)
+    for p in family.parameters():
+        p.grad = torch.zeros_like(p)
+    with torch.no_grad():
+        value = q._gradient_fn(score.with_pullback, family, None, torch.Generator().manual_seed(1))(None)
+    estimate, n_batches = GRADIENT_ESTIMATORS[estimator]
+    xs, fs = by_the_formulas(
+        family, n_batches * q.batch_size, torch.Generator().manual_seed(1), score, through=through
+    )
+    expected = sum(beta * estimate(x, f, Gaussian()) for beta, x, f in zip(weights, xs, fs, strict=True))
+    torch.testing.assert_close(value, expected.detach())
+    for p, g in zip(family.parameters(), torch.autograd.grad(expected, list(family.parameters())), strict=True):
+        torch.testing.assert_close(p.grad, g, rtol=1e-8, atol=1e-10)
 
 
 def test_every_layer_starts_at_the_initial_scale_and_stays_above_its_floor():

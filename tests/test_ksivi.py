@@ -15,6 +15,7 @@ from plain_targets import (
     UNEQUAL,
     GaussianScore,
     funnel_score,
+    generator,
     log_gamma_score,
     normal,
     origin,
@@ -25,9 +26,11 @@ from sklearn.exceptions import ConvergenceWarning
 
 from skksivi import KSIVIApproximator, load, save
 from skksivi import mixing as mixings
-from skksivi._families import Bootstrap, Normal
+from skksivi._families import Bootstrap, Normal, gaussian_layer
+from skksivi._score import in_double
+from skksivi._stein import GRADIENT_ESTIMATORS
 from skksivi.annealing import Linear
-from skksivi.kernels import KERNELS, Gaussian
+from skksivi.kernels import IMQ, KERNELS, Gaussian
 from skksivi.metrics import kl_divergence
 from skksivi.targets import Banana, Multimodal, XShaped
 
@@ -45,6 +48,36 @@ QUICK = KSIVIApproximator(max_iter=30, batch_size=16, hidden_layer_sizes=(8,), r
 
 def fit(score_fn=normal_score, n_features=2, **parameters):
     return clone(QUICK).set_params(**parameters).fit(score_fn, n_features=n_features)
+
+
+@pytest.mark.parametrize("estimator", ["u-statistic", "vanilla"])
+@pytest.mark.parametrize("schedule", [None, (0.625, 0.0, 0.0), (0.625, 2.0, 3.0)])
+def test_a_step_takes_the_gradient_of_the_objective_in_the_parameters(estimator, schedule):
+    r"""Of KSD^2 of p^c less a / n sum log p(x_i), plus b / n^2 sum of the positive part of its second derivatives."""
+    c, a, b = schedule or (1.0, 0.0, 0.0)
+    q = clone(QUICK).set_params(gradient_estimator=estimator, kernel="imq", bandwidth="median")
+    q.set_params(entropic_weight=a, laplacian_weight=b)
+    family = gaussian_layer(
+        2, mixing=Normal(2), hidden_layer_sizes=(5,), linear_skip=True, scale="network", initial_scale=0.7,
+        min_scale=0.1, generator=generator(), dtype=torch.float64,
+    )  # fmt: skip
+    for p in family.parameters():
+        torch.nn.init.normal_(p, generator=generator(1))
+        p.grad = torch.zeros_like(p)
+    target = Multimodal().to(dtype=torch.float64)
+    score = in_double(target.score_fn, 2)
+    with torch.no_grad():
+        value = q._gradient_fn(score, family, None, generator(2))(schedule and torch.tensor(schedule).double())
+
+    n, estimate = q.batch_size * (1 if estimator == "u-statistic" else 2), GRADIENT_ESTIMATORS[estimator].estimate
+    x, conditional_score = family.draw(n, generator(2))
+    s = score(x)
+    ksd = estimate(x, c * s - conditional_score, IMQ())
+    second = torch.stack([torch.autograd.grad(s[:, j].sum(), x, create_graph=True)[0][:, j] for j in range(2)])
+    objective = ksd - a / n * target.log_prob(x).sum() + b / n**2 * second.clamp_min(0).sum()
+    torch.testing.assert_close(value, ksd.detach())
+    for p, g in zip(family.parameters(), torch.autograd.grad(objective, list(family.parameters())), strict=True):
+        torch.testing.assert_close(p.grad, g, rtol=1e-8, atol=1e-10)
 
 
 def test_fitted_attributes():

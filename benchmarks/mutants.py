@@ -68,6 +68,9 @@ SKIPPED_NODES = (ast.Raise, ast.JoinedStr)
 SKIPPED_FIELDS = {"annotation", "returns", "defaults", "kw_defaults", "decorator_list"}
 SKIPPED_NAMES = {"__all__", "TYPE_CHECKING", "strict"}
 
+#: Parts that say little without what is around them.
+SHORT_NODES = (ast.Constant, ast.UnaryOp, ast.Tuple, ast.Slice, ast.keyword, ast.comprehension)
+
 #: A mutant may take this many seconds, and this many times those of the tests without one; and this many bytes.
 GRACE, PATIENCE, MEMORY = 10, 4, 2**34
 
@@ -98,10 +101,10 @@ class Mutant(NamedTuple):
 
 
 def mutants(node: ast.AST, around: ast.AST | None = None) -> Iterator[Mutant]:
-    """Find all mutants of a tree, in the order of its nodes; what is too short to be found is shown with its call."""
+    """Find all mutants of a tree, in the order of its nodes."""
     if isinstance(node, SKIPPED_NODES) or SKIPPED_NAMES & names(node):
         return
-    shown = around if isinstance(node, ast.Constant | ast.UnaryOp | ast.Tuple | ast.keyword) else node
+    shown = around if isinstance(node, SHORT_NODES) else node
     for field, value in changes(node):
         before, old = summary(shown), getattr(node, field)
         setattr(node, field, value)
@@ -234,7 +237,8 @@ def main() -> None:
     for module in args.modules:
         if not (args.resume and module in results):
             results[module] = tested(module, args.sample, args.seed, args.jobs)
-            args.out.write_text(json.dumps(results, indent=1) + "\n")
+            in_order = {name: results[name] for name in MODULES if name in results}
+            args.out.write_text(json.dumps(in_order, indent=1) + "\n")
     print(f"\n{'module':12}{'possible':>10}{'tried':>8}{'killed':>8}{'share':>8}{'seconds':>9}")
     for module in args.modules:
         possible, tried, killed, seconds = (

@@ -8,9 +8,12 @@ import torch
 from sklearn.base import clone
 
 from skksivi import HKSIVIApproximator, mixing
-from skksivi._families import Bootstrap, Hierarchy, MultilayerPerceptron, StudentT
+from skksivi._affine import Affine
+from skksivi._families import JITTER, Bootstrap, Hierarchy, MultilayerPerceptron, StudentT
+from skksivi._pilot import Pilot
 from skksivi._score import autograd_pullback, in_double
 from skksivi._stein import GRADIENT_ESTIMATORS
+from skksivi._whitening import Whitening
 from skksivi.annealing import BRIDGES, Cosine, Geometric, Linear, bridge_levels
 from skksivi.kernels import Gaussian
 from skksivi.targets import BayesianLogisticRegression, EightGaussians, Minibatches, XShaped
@@ -163,6 +166,7 @@ def test_training_starts_at_a_langevin_chain():
         {"shared_network": True, "stop_gradient": False},
         {"mixing": "normal"},
         {"mixing": "pilot"},
+        {"pilot_weight": 0.5},
         {"mixing": mixing.StudentT(df=3.0)},
         {"mixing": mixing.GaussianMixture([[-1.0, 0.0], [1.0, 0.0]])},
         {"mixing": lambda n, generator: torch.randn(n, 2, generator=generator)},
@@ -202,6 +206,38 @@ def test_the_base_is_the_pilot_where_there_is_one_and_needs_no_bridge():
     assert fit(mixing="normal").family_.levels == [1, 0.5]
     with pytest.raises(ValueError, match="`mixing` is 'pilot'"):
         fit(mixing="pilot", whiten=None)
+
+
+def start(pilot, **parameters):
+    """The layers and the penalty that a fit to N(0, I) would start from in its own coordinates."""
+    whitening = Whitening(Affine(torch.zeros(2).double(), torch.eye(2).double()), np.zeros((1, 2)), np.ones(1))
+    score = in_double(normal_score, 2)
+    return clone(QUICK).set_params(**parameters)._build(score, whitening, pilot, torch.Generator().manual_seed(0))
+
+
+def test_the_base_is_the_smoothed_pilot_where_that_is_dense_and_its_points_elsewhere():
+    x = torch.randn(400, 2, generator=torch.Generator().manual_seed(0)).double()
+    for dense in (True, False):
+        family, _ = start(Pilot(x, [400], torch.ones(2), settled=True, dense=dense))
+        assert family.mixing.reach == Bootstrap(x, [400], JITTER if dense else 0.0).reach
+
+
+@pytest.mark.parametrize("settled", [True, False])
+@pytest.mark.parametrize("weight", [0.0, 0.5, 2.0])
+@pytest.mark.parametrize("bridge", ["auto", "linear"])
+def test_moments_of_a_settled_pilot_hold_the_layers_if_all_are_at_the_target(settled, weight, bridge):
+    x = torch.randn(400, 2, generator=torch.Generator().manual_seed(0)).double()
+    _, penalty = start(Pilot(x, [400], torch.ones(2), settled=settled), pilot_weight=weight, bridge=bridge)
+    assert (penalty is not None) == (settled and weight > 0 and bridge == "auto")
+    if penalty is not None:
+        assert penalty.weight == weight
+        assert {a.shape[0] for a in penalty.target} == {2}
+
+
+def test_layers_weigh_alike_unless_told_otherwise():
+    assert QUICK._layer_weights(3) == [1, 1, 1]
+    assert clone(QUICK).set_params(layer_weights=[1, 0])._layer_weights(2) == [1, 0]
+    assert clone(QUICK).set_params(layer_weights=lambda u: 1 - u)._layer_weights(4) == [1, 0.75, 0.5, 0.25]
 
 
 def test_a_warm_start_and_pickles_go_on():
@@ -259,6 +295,7 @@ def test_an_interrupted_fit_goes_on_bit_for_bit(tmp_path):
         ({"bridge": lambda u: u}, "bridge"),
         ({"layer_weights": [1.0]}, "layer_weights"),
         ({"layer_weights": [1.0, -1.0]}, "layer_weights"),
+        ({"layer_weights": [1.0, float("inf")]}, "layer_weights"),
         ({"layer_weights": [0.0, 0.0]}, "layer_weights"),
         ({"mixing": "cauchy"}, "mixing"),
         ({"mixing": mixing.StudentT(df=-1.0)}, "df"),

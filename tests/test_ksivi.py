@@ -26,9 +26,13 @@ from sklearn.exceptions import ConvergenceWarning
 
 from skksivi import KSIVIApproximator, load, save
 from skksivi import mixing as mixings
-from skksivi._families import Bootstrap, Normal, gaussian_layer
+from skksivi._affine import Affine
+from skksivi._families import JITTER, Bootstrap, LinearSkip, Normal, gaussian_layer
+from skksivi._moments import moments
+from skksivi._pilot import Pilot
 from skksivi._score import in_double
 from skksivi._stein import GRADIENT_ESTIMATORS
+from skksivi._whitening import Whitening
 from skksivi.annealing import Linear
 from skksivi.kernels import IMQ, KERNELS, Gaussian
 from skksivi.metrics import kl_divergence
@@ -78,6 +82,49 @@ def test_a_step_takes_the_gradient_of_the_objective_in_the_parameters(estimator,
     torch.testing.assert_close(value, ksd.detach())
     for p, g in zip(family.parameters(), torch.autograd.grad(objective, list(family.parameters())), strict=True):
         torch.testing.assert_close(p.grad, g, rtol=1e-8, atol=1e-10)
+
+
+def start(pilot, **parameters):
+    """The family and the penalty that a fit to N(0, I) would start from in its own coordinates."""
+    whitening = Whitening(Affine(origin(2), torch.eye(2).double()), np.zeros((1, 2)), np.ones(1))
+    return clone(QUICK).set_params(**parameters)._build(in_double(normal_score, 2), whitening, pilot, generator())
+
+
+def test_a_dense_pilot_is_smoothed_and_gives_its_spread():
+    x = normal(400, 2) * torch.tensor([1.0, 0.3])
+    family, _ = start(Pilot(x, [400], torch.ones(2), settled=True), initial_scale=0.5)
+    assert family.mixing.reach == Bootstrap(x, [400], JITTER).reach
+    assert isinstance(family.mean, LinearSkip)
+    torch.testing.assert_close(family.sigma(x[:1]), 0.5 * x.std(0, correction=0), rtol=1e-2, atol=0)
+    family, _ = start(Pilot(1e-6 * x, [400], torch.ones(2), settled=True))
+    torch.testing.assert_close(family.sigma(x[:1]), torch.full((2,), 2 * QUICK.min_scale).double())
+
+
+def test_a_pilot_that_is_not_dense_gives_its_points_and_the_conditional_spread():
+    x = 4 * normal(400, 2)  # where E s_i^2 = 16
+    family, _ = start(Pilot(x, [400], torch.ones(2), settled=True, dense=False), initial_scale=0.5)
+    z = family.draw_latent(50, generator())
+    assert torch.cdist(z, x).amin(1).max() < 1e-6
+    torch.testing.assert_close(family.mean(z), z)
+    torch.testing.assert_close(family.sigma(z), torch.full((2,), 0.5 / 4).double(), rtol=0.2, atol=0)
+
+
+@pytest.mark.parametrize(("settled", "weight"), [(True, 0.0), (True, 0.5), (True, 2.0), (False, 0.0), (False, 2.0)])
+def test_moments_of_a_settled_pilot_hold_the_fit(settled, weight):
+    x = normal(400, 2)
+    _, penalty = start(Pilot(x, [400], torch.ones(2), settled=settled), pilot_weight=weight)
+    assert (penalty is not None) == (settled and weight > 0)
+    if penalty is not None:
+        assert penalty.weight == weight
+        torch.testing.assert_close(list(penalty.target), list(moments(x)))
+
+
+def test_without_a_pilot_coordinates_that_z_does_not_reach_start_at_one_if_whitened():
+    expected = [({}, [0.5, 1.0]), ({"whiten": None}, [0.5, 0.5]), ({"linear_skip": False}, [0.5, 0.5])]
+    for parameters, sigma in expected:
+        family, penalty = start(None, latent_dim=1, initial_scale=0.5, **parameters)
+        assert penalty is None
+        torch.testing.assert_close(family.sigma(normal(1, 1)), torch.tensor(sigma).double())
 
 
 def test_fitted_attributes():

@@ -156,6 +156,32 @@ def test_whitening_of_a_numpy_score_is_that_of_the_torch_score():
     torch.testing.assert_close(maps[1].L, maps[0].L, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", STEPS)
+def test_a_score_of_all_data_keeps_its_double(dtype):
+    score = resolved(quartic, 3, dtype=dtype)
+    score.minibatch = score.double.minibatch = lambda generator: score
+    plain = score.on_all_data()
+    assert plain.minibatch is plain.double.minibatch is None
+    assert score.minibatch is not None
+    assert (plain.dtype, plain.double.dtype) == (dtype, torch.float64)
+    assert (plain.double is plain) == (dtype == torch.float64)
+
+
+def test_another_function_is_called_as_the_first_was():
+    """With arrays where that took arrays, and with its product only where that had one in use."""
+
+    def product(x):
+        return -x, lambda v: -v
+
+    of_arrays, of_tensors = resolved(quartic_of_arrays, 3), resolved(quartic, 3)
+    x = normal(4, 3).float()
+    torch.testing.assert_close(of_arrays.like(quartic_of_arrays, None)(x), quartic(x))
+    assert of_tensors.like(torch.neg, product).score_vjp is None
+    of_tensors.score_vjp = product
+    assert of_tensors.like(torch.neg, product).score_vjp is product
+    assert torch.equal(of_tensors.like(torch.neg, product)(x), -x)
+
+
 # Which product is taken
 
 

@@ -52,6 +52,7 @@ COMMANDS = {
     "benchmarks/reference.py": ["waveform", "draws.npz", "--steps", "40"],
     "benchmarks/ksd_test.py": ["--quick", "--output", "ksd_test.png"],
     "benchmarks/dimensions.py": ["--dimensions", "20"],
+    "benchmarks/mutants.py": ["--modules", "_fused", "--sample", "1", "--out", "mutants.json"],
     "benchmarks/faults.py": ["--quick", "--quality", "--faults", "exception at any call", "checkpoint damaged"],
     "benchmarks/posteriors.py": [],
     "benchmarks/defaults.py": ["--names", "log_gamma", "--seeds", "1", "--jobs", "1", "--max-iter", "50"],

@@ -24,7 +24,9 @@ from sklearn.exceptions import NotFittedError
 
 import skksivi
 from skksivi import HKSIVIApproximator, KSIVIApproximator, kernels, mixing, modes
-from skksivi._samplers import HasDensity, Layers
+from skksivi._affine import Affine
+from skksivi._cells import Cells
+from skksivi._samplers import HasDensity, Layers, Reweighted
 from skksivi.annealing import Cosine, Linear
 from skksivi.baselines import (
     HSIVISM,
@@ -483,7 +485,7 @@ def with_header(content, way, value):
 def with_tensors(content, tensors, changes):
     """The file with other tensors, None for none, whose shapes in the header are right."""
     kept = {name: x for name, x in (safetensors.torch.load(content) | tensors).items() if x is not None}
-    header, _, payload = opened(safetensors.torch.save(kept, {"state": "{}", "format": "1"}))
+    header, _, payload = opened(safetensors.torch.save(kept, {"state": "{}", "format": "2"}))
     return with_state(closed(header, opened(content)[1], payload), changes)
 
 
@@ -555,7 +557,7 @@ STATES = {
 
 #: The same of the header.
 HEADERS = {
-    "another version": ("__metadata__.format", "2", "format 2, but this version of skksivi reads format 1"),
+    "another version": ("__metadata__.format", "1", "format 1, but this version of skksivi reads format 2"),
     "a huge tensor": ("loss_curve_.shape", [2**40], "its length is not"),
     "a tensor beyond integers": ("loss_curve_.shape", [2**62, 2**62], "overflow"),
     "a negative length": ("loss_curve_.shape", [-50], "negative"),
@@ -655,6 +657,45 @@ def test_a_header_that_lies_is_refused(saved, case, tmp_path):
 def test_a_file_that_lies_is_refused(saved, case, tmp_path):
     make, message = FILES[case]
     assert re.search(message, refused(make(saved), tmp_path))
+
+
+OTHER = {"is": "Normal", "latent_dim": 2}
+
+#: What is put in the place of lists in a hierarchy, and what the refusal says.
+LAYERS = {
+    "a network too few": ("networks", lambda networks: networks[1:], "the layers of its hierarchy do not fit"),
+    "no network": ("networks", lambda networks: [OTHER, *networks[1:]], "the networks of its hierarchy do not fit"),
+    "a scale too few": ("a", lambda a: a[1:], "the layers of its hierarchy do not fit"),
+    "no scale": ("a", lambda a: [OTHER, *a[1:]], "the scales of its hierarchy do not fit"),
+    "a level above one": ("levels", lambda levels: [2.0, *levels[1:]], "the layers of its hierarchy do not fit"),
+}
+
+
+@pytest.mark.parametrize("case", LAYERS)
+def test_a_hierarchy_that_lies_is_refused(fitted, case, tmp_path):
+    name, change, message = LAYERS[case]
+    skksivi.save(fitted["hierarchy"], tmp_path / "q")
+    header, state, payload = opened((tmp_path / "q").read_bytes())
+    family = state["sampler_"]["family"]
+    family[name] = change(family[name])
+    assert message in refused(closed(header, state, payload), tmp_path)
+
+
+def test_a_hierarchy_of_two_types_is_refused(fitted, tmp_path):
+    skksivi.save(fitted["hierarchy"], tmp_path / "q")
+    double = {"sampler_.family.a.0.value": torch.zeros(2).double()}
+    assert "several types" in refused(with_tensors((tmp_path / "q").read_bytes(), double, {}), tmp_path)
+
+
+def test_the_cells_of_other_weights_have_maps_that_fit(tmp_path):
+    target = Multimodal()
+    q = Laplace(random_state=0).fit(target)
+    cells = Cells([Affine(torch.zeros(2).double(), torch.eye(2).double())], torch.zeros(1).double())
+    q.sampler_ = Reweighted(q.sampler_, cells, torch.ones(1).double())
+    skksivi.save(q, tmp_path / "q")
+    header, state, payload = opened((tmp_path / "q").read_bytes())
+    state["sampler_"]["cells"]["maps"] = []
+    assert "the maps of its cells do not fit" in refused(closed(header, state, payload), tmp_path)
 
 
 def ways(node, way=()):

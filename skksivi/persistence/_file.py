@@ -21,7 +21,7 @@ from skksivi.persistence._codec import DTYPES, decoded, encode
 from skksivi.persistence._kinds import KINDS, NAMES
 
 #: Of the files that this version writes and reads.
-FORMAT = "1"
+FORMAT = "2"
 
 #: Bytes of a header, at most, and of a file unless `load` is told otherwise.
 MAX_HEADER, MAX_BYTES = 2**20, 2**32

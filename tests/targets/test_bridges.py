@@ -193,6 +193,29 @@ def test_density_is_that_of_the_model_with_the_jacobian(constraining):
     torch.testing.assert_close(excess, excess.mean().expand_as(excess), rtol=0, atol=1e-6)
 
 
+class BareStan:
+    """A model that gives no parameters, and gradients of any shape."""
+
+    def __init__(self, shape=(D,)):
+        self.shape = shape
+
+    def param_unc_num(self):
+        return D
+
+    def log_density_gradient(self, theta):
+        return 0.0, np.zeros(self.shape)
+
+
+def test_a_stan_model_without_parameters_gives_its_coordinates():
+    x = points()
+    np.testing.assert_array_equal(from_bridgestan(BareStan()).constrain(x)["x"], x)
+
+
+def test_a_stan_model_with_gradients_of_another_shape_is_told():
+    with pytest.raises(ValueError, match=r"returned shapes \(\) and \(2,\) for a point of shape \(5,\)"):
+        from_bridgestan(BareStan(shape=(2,))).score_fn(points())
+
+
 def test_torch_and_jax_agree_on_the_same_formula():
     x = points()
     torch.testing.assert_close(made("JAX").log_prob(x), made("torch").log_prob(x), rtol=1e-12, atol=1e-12)

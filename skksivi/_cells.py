@@ -15,6 +15,7 @@ from torch import Tensor
 
 from skksivi._affine import Affine
 from skksivi._pilot import Pilot, covariance_root, log_ratio
+from skksivi._warnings import warn_caller
 
 #: Points at which a mass is estimated by importance sampling, points of the mode for the bridge, at most.
 N_IMPORTANCE, N_BRIDGE = 2000, 500
@@ -24,6 +25,9 @@ N_QUICK = 400
 
 #: Degrees of freedom of the wider half of a proposal.
 DF = 5.0
+
+#: Directions in which a density is compared with its score.
+N_ENDS = 8
 
 #: An estimate is trusted with this share of effective points at least, and this far from the other at most.
 MIN_SHARE, MAX_GAP = 0.2, 0.1
@@ -93,13 +97,31 @@ class Mass(NamedTuple):
 
 
 def log_densities(score_fn: Any, cells: Cells) -> Callable[[Tensor, int], Tensor]:
-    """Return log p at points (n, d) of a cell, up to a constant of all cells: the score's own, or by lines."""
+    """Return log p at points (n, d) of a cell, up to a constant of all cells: the target's own, or by lines."""
     own = getattr(score_fn, "log_prob", None)
-    if own is not None:
+    if own is not None and _agrees(own, score_fn, cells):
         return lambda x, _: own(x)
     centres = torch.stack([a.m for a in cells.maps])
     heights = log_ratio(score_fn, centres[0], centres)
     return lambda x, k: heights[k] + log_ratio(score_fn, centres[k], x)
+
+
+def _agrees(log_prob: Callable[[Tensor], Tensor], score_fn: Any, cells: Cells) -> bool:
+    """Tell whether a density rises and falls with the score, a standard deviation away from each centre.
+
+    One that was inherited by a target with another score does not, and is warned of.
+    """
+    for a in cells.maps:
+        ends = a.unwhiten(torch.eye(len(a.m), dtype=a.m.dtype, device=a.m.device)[:N_ENDS])
+        differences = log_prob(ends) - log_prob(a.m[None])
+        integrals = log_ratio(score_fn, a.m, ends)
+        if (differences - integrals).abs().nan_to_num(0).median() > MAX_GAP:
+            warn_caller(
+                "`log_prob` of the target contradicts its `score_fn`, which is not its gradient; integrals of the "
+                "score are used instead. Correct one of them, or set log_prob = None in a target with another score."
+            )
+            return False
+    return True
 
 
 def mass(

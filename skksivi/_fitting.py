@@ -320,11 +320,11 @@ def train(
     )
     if not (run.ended_by is None or est.warm_start or isinstance(run.ended_by, KEEPING)):
         raise run.ended_by
-    losses, monitored = (est.loss_curve_, est.ksd_curve_) if continues(est) else ([], [])
+    losses, monitored = (est.loss_curve_, est.ksd_curve_) if continues(est) else ([], np.empty((0, 2)))
     n_iter = len(losses) + len(run.losses)
     report: dict[str, Any] = {
         "loss_curve_": np.concatenate([losses, run.losses]),
-        "ksd_curve_": np.concatenate([monitored, run.monitored]),
+        "ksd_curve_": np.concatenate([monitored, run.monitored + np.array([len(losses), 0])]),
         "engine_": run.engine,
         "n_iter_": n_iter,
         "best_iter_": n_iter if watch is None else len(losses) + watch.restore(family),

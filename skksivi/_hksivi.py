@@ -120,9 +120,9 @@ class HKSIVIApproximator(BaseApproximator):
         The map x = m + L u and how it was found.
     loss_curve_ : ndarray of shape (`n_iter_`,)
         The weighted sum of the estimates of KSD^2 at each iteration.
-    ksd_curve_ : ndarray
-        The squared discrepancy of the last layer under one fixed kernel, each 500 iterations; empty without `tol`
-        where no moment penalty holds the layers.
+    ksd_curve_ : ndarray of shape (n_looks, 2)
+        Pairs of an iteration and the squared discrepancy of the last layer under one fixed kernel after it, every 500
+        iterations; empty without `tol` where no moment penalty holds the layers.
     engine_, n_iter_, best_iter_, n_features_in_
         As of `KSIVIApproximator`.
 

@@ -173,9 +173,9 @@ class KSIVIApproximator(BaseApproximator):
         ``n_score_calls``, ``settled``, and the pilot's ``mean``, ``mean_se`` (standard errors) and ``sd``.
     loss_curve_ : ndarray of shape (`n_iter_`,)
         The estimate of KSD^2 at each iteration, under the training kernel.
-    ksd_curve_ : ndarray
-        The squared discrepancy under one fixed kernel in u, each 500 iterations; of a fit that starts at a pilot the
-        start too. Empty where there is neither a settled pilot nor `tol`.
+    ksd_curve_ : ndarray of shape (n_looks, 2)
+        Pairs of an iteration and the squared discrepancy under one fixed kernel in u after it, every 500 iterations;
+        of a fit that starts at a pilot the start too. Empty where there is neither a settled pilot nor `tol`.
     best_iter_ : int
         The iteration whose state was kept: of a fit that starts at a pilot that with the smallest fixed-kernel
         discrepancy of those whose moments stayed near the start's, zero if training has not improved on the start;

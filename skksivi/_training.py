@@ -26,8 +26,8 @@ class Run(NamedTuple):
     Attributes
     ----------
     losses : ndarray of shape (n_iter,)
-    monitored : ndarray
-        The values of the watch.
+    monitored : ndarray of shape (n_looks, 2)
+        Iterations, and the values of the watch after them.
     engine : {"eager", "cuda graph"}
     ended_by : BaseException or None
         What ended it before its time; the module holds the last finite state.
@@ -70,7 +70,7 @@ class Watch:
         self.keeps_best = keeps_best
         self.tol = tol
         self.patience = patience
-        self.values: list[float] = []
+        self.values: list[tuple[int, float]] = []
         self.last: Any = None
         self._best, self._best_iteration, self._last_iteration = math.inf, 0, 0
         self._best_state: dict[str, Tensor] = {}
@@ -79,7 +79,7 @@ class Watch:
     def look(self, module: nn.Module, iteration: int) -> bool:
         """Judge the module after `iteration` iterations; tell whether to stop."""
         value, self.last = self.judge(module)
-        self.values.append(value)
+        self.values.append((iteration, value))
         self._last_iteration = iteration
         if self.keeps_best and self.last.accepted and value < self._best:
             self._best, self._best_iteration = value, iteration
@@ -315,7 +315,8 @@ def minimise(
     except BaseException as error:
         ended_by = error
     iterate.release(module)
-    return Run(losses[:n_done].cpu().numpy(), np.array(watch.values if watch else []), engine, ended_by)
+    monitored = np.array(watch.values if watch else []).reshape(-1, 2)
+    return Run(losses[:n_done].cpu().numpy(), monitored, engine, ended_by)
 
 
 def _schedule(annealing: Callable[[float], float | tuple[float, ...]], progress: float) -> Tensor:

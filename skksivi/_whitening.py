@@ -3,6 +3,7 @@ r"""The affine map x = m + L u that puts a target near mean zero and unit covari
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -101,6 +102,11 @@ class Counted:
         self.score_fn = score_fn
         self.dtype = score_fn.dtype
         self.n_calls = 0
+
+    @property
+    def log_prob(self) -> Callable[[Tensor], Tensor] | None:
+        """The density of the score, where it is known."""
+        return self.score_fn.log_prob
 
     def __call__(self, x: Tensor) -> Tensor:
         """Evaluate the score at x (n, d)."""

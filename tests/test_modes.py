@@ -6,16 +6,17 @@ import numpy as np
 import pytest
 import torch
 from approximators import DrawsOf
+from plain_targets import UNEQUAL, normal
 from sklearn.exceptions import NotFittedError
 
 from skksivi import KSIVIApproximator, modes
 from skksivi._affine import Affine
-from skksivi._cells import Cells, _log_proposal, _propose, log_densities, mass, normalised, weighed
+from skksivi._cells import N_QUICK, Cells, _log_proposal, _propose, log_densities, mass, normalised, weighed
 from skksivi._pilot import Pilot
 from skksivi._samplers import Fit, Reweighted
 from skksivi.base import BaseApproximator
 from skksivi.baselines import Laplace
-from skksivi.targets import EightGaussians, Multimodal
+from skksivi.targets import EightGaussians, Multimodal, Target
 
 WEIGHTS = np.array([0.3, 0.2, 0.15, 0.1, 0.1, 0.05, 0.05, 0.05])
 SETTINGS = {"mixing": "normal", "max_iter": 400, "batch_size": 64, "hidden_layer_sizes": (30, 30), "random_state": 0}
@@ -116,6 +117,36 @@ def test_a_fit_is_drawn_and_judged_by_the_weights_until_the_next(ring):
 def shares(X, target):
     nearest = ((X[:, None] - target.means.numpy()) ** 2).sum(-1).argmin(1)
     return np.bincount(nearest, minlength=8) / len(X)
+
+
+def test_a_pilot_is_weighed_by_the_density_of_the_target():
+    asked = []
+
+    class WithDensity(Target):
+        n_features = 2
+
+        def score_fn(self, x):
+            return UNEQUAL.score_fn(x)
+
+        def log_prob(self, x):
+            asked.append(len(x))
+            return UNEQUAL.log_prob(x)
+
+    q = KSIVIApproximator(max_iter=1, whiten_budget=20_000, random_state=0).fit(WithDensity())
+    assert max(asked) >= N_QUICK
+    torch.testing.assert_close(UNEQUAL.shares_of(q.sample(4000)).double(), UNEQUAL.weights, rtol=0, atol=0.04)
+
+
+def test_a_density_that_contradicts_its_score_is_told_and_not_used():
+    log_prob, score_fn = student_and_gaussian(2)
+    centres = torch.tensor([[0.0, 0.0], [20.0, 0.0]]).double()
+    cells = Cells([Affine(m, torch.eye(2).double()) for m in centres], torch.zeros(2).double())
+    x = centres[:1] + normal(5, 2)
+    by_lines = log_densities(score_fn, cells)(x, 0)
+    score_fn.log_prob = lambda x: 3 * log_prob(x)
+    with pytest.warns(UserWarning, match="`log_prob` of the target contradicts its `score_fn`"):
+        told = log_densities(score_fn, cells)(x, 0)
+    torch.testing.assert_close(told, by_lines)
 
 
 def test_leaving_out_draws_takes_no_more_memory_than_a_part():

@@ -197,9 +197,16 @@ def test_loss_shows_the_monitor_where_it_looked(fitted):
     display = LossDisplay.from_estimator(fitted)
     at, values = display.monitor_line_.get_data()
     np.testing.assert_array_equal(at, [0, 500, 1000, 1200])
-    np.testing.assert_array_equal(values, fitted.ksd_curve_)
+    np.testing.assert_array_equal(values, fitted.ksd_curve_[:, 1])
     assert display.monitor_ax_ is not display.ax_
     assert LossDisplay.from_estimator(fitted, monitor=False).monitor_line_ is None
+
+
+def test_loss_monitor_of_a_warm_start_goes_on():
+    q = KSIVIApproximator(max_iter=550, whiten_budget=0, warm_start=True, random_state=0)
+    q.fit(Multimodal()).fit(Multimodal())
+    at = LossDisplay.from_estimator(q).monitor_line_.get_xdata()
+    np.testing.assert_array_equal(at, [0, 500, 550, 550, 1050, 1100])
 
 
 def test_a_loss_is_called_what_it_is(fitted):

@@ -181,7 +181,7 @@ def test_progress_is_counted_from_the_last_that_was_made(holder):
 def test_without_a_tolerance_a_watch_never_stops(holder):
     watch = Watch(judge_of(range(50)), tol=None, patience=1)
     assert not any(states(holder, watch, 50))
-    assert watch.values == list(range(50))
+    assert watch.values == [(100 * (i + 1), i) for i in range(50)]
 
 
 def test_the_best_admissible_state_is_brought_back(holder):
@@ -221,7 +221,7 @@ def test_the_watch_sees_the_average_each_so_often_and_at_the_end():
 
     watch = Watch(judge, tol=None, patience=1, every=40)
     result = run(module, quadratic(module), max_iter=100, ema_decay=0.9, watch=watch)
-    assert result.monitored.tolist() == [1.0, 2.0, 3.0]  # after 40, 80 and 100 iterations
+    assert result.monitored.tolist() == [[40, 1.0], [80, 2.0], [100, 3.0]]
     torch.testing.assert_close(seen[-1], torch.cat([p.detach().flatten() for p in module.parameters()]))
 
 

@@ -132,7 +132,7 @@ _NETWORK = is_instance(_families.MultilayerPerceptron)
 #: What a training leaves beside what it draws from.
 _TRAINED: Parts = {
     "loss_curve_": (CURVE, "t"),
-    "ksd_curve_": (CURVE, "m"),
+    "ksd_curve_": (CURVE, "mp"),
     "n_iter_": (COUNT, "t"),
     "best_iter_": (COUNT, ""),
     "engine_": (is_instance(str), ""),

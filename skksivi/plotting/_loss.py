@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
 
-from skksivi._fitting import LOOK_EVERY
 from skksivi._hksivi import HKSIVIApproximator
 from skksivi._ksivi import KSIVIApproximator
 from skksivi.plotting._base import COLOURS, FAINT, own_axes
@@ -107,9 +106,8 @@ class LossDisplay:
         label = r"loss, KSD$^2$ under the training kernel" if is_ksd else "loss"
         if not (monitor and len(values)):
             return cls(losses=losses, label=label).plot(ax)
-        first = 0 if len(values) > -(-len(losses) // LOOK_EVERY) else 1  # zero of a fit that starts at a pilot
-        at = np.minimum(LOOK_EVERY * np.arange(first, first + len(values)), len(losses))
-        return cls(losses=losses, monitored=values, monitored_at=at, label=label).plot(ax)
+        at, monitored = np.asarray(values).T
+        return cls(losses=losses, monitored=monitored, monitored_at=at, label=label).plot(ax)
 
     def plot(self, ax: Axes | None = None) -> Self:
         """Draw.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from skksivi._arrays import as_array
-from skksivi._samplers import N_MIXING_DRAWS, HasDensity, Layer, Layers, Sampler, unweighted
+from skksivi._samplers import N_MIXING_DRAWS, HasDensity, Layer, Layers, unweighted
 from skksivi.diagnostics._limits import STEIN_VARIANCES
 from skksivi.diagnostics._report import Check
 from skksivi.diagnostics._view import N_SE, View, advice, judged
@@ -63,7 +63,10 @@ def check_ratios(view: View) -> Check:
     """Find the tail of the importance ratios."""
     if view.score.log_prob is None:
         raise ValueError("the target has no `log_prob` of tensors")
-    x, log_q = _draws_with_density(view.est.sampler_, view.generator)
+    sampler = unweighted(view.est.sampler_)
+    if not isinstance(sampler, HasDensity):
+        raise ValueError(f"{type(view.est).__name__} has no density")
+    x, log_q = _draws_with_density(sampler, view.generator)
     log_ratios = as_array(view.score.log_prob(x)) - log_q
     log_ratios = log_ratios[np.isfinite(log_ratios)]
     if len(log_ratios) < MIN_RATIOS:
@@ -76,7 +79,7 @@ def check_ratios(view: View) -> Check:
     return judged("Pareto k-hat", k, text, lost if k > limit and share < HARMLESS else None)
 
 
-def _draws_with_density(sampler: Sampler, generator: torch.Generator) -> tuple[Tensor, np.ndarray]:
+def _draws_with_density(q: HasDensity, generator: torch.Generator) -> tuple[Tensor, np.ndarray]:
     r"""Return draws (n, d) and the logarithms (n,) of their density, unweighted.
 
     Where that is a mean over K mixing draws :math:`z_k`, the draws x are of this very mixture, one of each
@@ -86,11 +89,8 @@ def _draws_with_density(sampler: Sampler, generator: torch.Generator) -> tuple[T
     Raises
     ------
     ValueError
-        There is no density, or the mixtures differ too much.
+        The mixtures differ too much.
     """
-    q = unweighted(sampler)
-    if not isinstance(q, HasDensity):
-        raise ValueError("the fit has no density")
     if not isinstance(q, Layer | Layers):
         x = q.sample(N_WEIGHED, generator).double()
         return x, as_array(q.log_density(x))

@@ -39,7 +39,7 @@ from torch import nn
 from skksivi import KSIVIApproximator
 from skksivi._families import Normal, gaussian_layer
 from skksivi._stein import GRADIENT_ESTIMATORS
-from skksivi._training import by_autograd, minimise
+from skksivi._training import Adam, Objective, by_autograd, minimise
 from skksivi.kernels import Gaussian
 from skksivi.targets import Banana, ConditionedDiffusion, Target
 
@@ -252,24 +252,13 @@ def plain(target, n, own, device, estimator="vanilla"):
     )
     estimate, n_batches = GRADIENT_ESTIMATORS[estimator]
 
-    def loss_fn(_):
+    def loss_fn():
         x, conditional = family.draw(n_batches * n, generator)
         return estimate(x, target.score_fn(x) - conditional, Gaussian())
 
     def run(k):
-        minimise(
-            by_autograd(loss_fn, family),
-            family,
-            generator=generator,
-            max_iter=k,
-            learning_rate=settings["learning_rate"],
-            learning_rate_decay=(0.9, 1000),
-            betas=(0.9, 0.99),
-            max_grad_norm=None,
-            ema_decay=None,
-            annealing=None,
-            watch=None,
-        )
+        optimiser = Adam(settings["learning_rate"], (0.9, 1000))
+        minimise(Objective(by_autograd(loss_fn, family)), family, optimiser, generator, max_iter=k)
 
     return run
 

@@ -25,7 +25,7 @@ from skksivi._regularization import tail_exponent
 from skksivi._samplers import Fit, Sampler
 from skksivi._score import PRODUCTS, Halves, Score
 from skksivi._stein import GRADIENT_ESTIMATORS, GradientEstimator
-from skksivi._training import CHECK_EVERY, Watch, checked_weight, minimise
+from skksivi._training import CHECK_EVERY, Adam, Hook, Objective, Progress, Scheduled, Watch, minimise
 from skksivi._warnings import warn_caller
 from skksivi._whitening import MAX_POINTS, WHITENINGS, Whitening, find_whitening
 from skksivi.annealing import Linear
@@ -43,9 +43,6 @@ LOOK_EVERY = 500
 
 #: What may end a training that leaves the estimator fitted, in the state that was reached.
 KEEPING = (KeyboardInterrupt, FloatingPointError)
-
-#: Parameters that weigh other terms of the objective.
-WEIGHTS = ("entropic_weight", "laplacian_weight")
 
 #: Bounds of the variances of the draws by Stein's identity, one if they are right, beyond which a fit has failed.
 FAILED_VARIANCES = (0.25, 4.0)
@@ -213,30 +210,23 @@ def estimator_of(est: Any, score_u: Any) -> tuple[GradientEstimator, int]:
     return estimator, n
 
 
-def schedule_of(est: Any) -> Callable[[float], tuple[float, ...]] | None:
-    """Return inverse temperature, entropic and Laplacian weight as a function of progress; None for one and zeros."""
-    annealing, weights = getattr(est, "annealing", None), {name: getattr(est, name, None) or 0.0 for name in WEIGHTS}
-    if annealing is None and not any(weights.values()):
+def temperature_of(est: Any, like: Tensor) -> Scheduled | None:
+    """Return the inverse temperature as a function of progress, None for one throughout."""
+    if est.annealing is None:
         return None
-    temperature: Any = Linear() if annealing == "linear" else annealing or (lambda _: 1.0)
-
-    def schedule(progress: float) -> tuple[float, ...]:
-        values = {name: w(progress) if callable(w) else w for name, w in weights.items()}
-        return (
-            checked_weight("annealing", temperature(progress), progress, positive=True),
-            *(checked_weight(name, w, progress) for name, w in values.items()),
-        )
-
-    return schedule
+    schedule = Linear() if est.annealing == "linear" else est.annealing
+    return Scheduled("annealing", schedule, like, positive=True)
 
 
 def warn_of_improper(est: Any, score_fn: Score) -> None:
     """Warn where the tails of the target are powers so slow that tempering makes them improper."""
-    schedule, d = schedule_of(est), score_fn.n_features
-    if schedule is None or getattr(est, "annealing", None) is None:
+    temperature, d = temperature_of(est, torch.zeros(())), score_fn.n_features
+    if temperature is None:
         return
-    exponent = tail_exponent(score_fn.double, d)
-    coldest = min(schedule(i / 50)[0] for i in range(51))
+    exponent, coldest = tail_exponent(score_fn.double, d), math.inf
+    for i in range(51):
+        temperature.advance(i / 50)
+        coldest = min(coldest, temperature.value.item())
     if exponent is not None and coldest * exponent <= d:
         warn_caller(
             f"`annealing` starts at the inverse temperature {coldest:.3g}, but the tails of the target fall as "
@@ -290,7 +280,7 @@ def train(
     est: Any,
     start: Start,
     family: nn.Module,
-    gradient_fn: Callable[[Tensor | None], Tensor],
+    objective: Objective,
     generator: torch.Generator,
     *,
     watch: Watch | None,
@@ -300,31 +290,32 @@ def train(
     tell: Tell | None,
 ) -> Fit:
     """Minimise; return what was learned, unless what ended it leaves nothing to keep."""
+    hooks: list[Hook] = []
+    if watch is not None:
+        hooks.append(watch)
+        if resume is not None:
+            watch.resume(resume["watch"])
+    hooks += reporter(est, sampler_of, tell)
+    if checkpoint is not None:
+        hooks.append(Saving(checkpoint, start, watch, est.checkpoint_every))
     run = minimise(
-        gradient_fn,
+        objective,
         family,
-        generator=generator,
+        optimiser_of(est),
+        generator,
         max_iter=est.max_iter,
-        learning_rate=est.learning_rate,
-        learning_rate_decay=est.learning_rate_decay,
-        betas=est.betas,
-        max_grad_norm=est.max_grad_norm,
-        ema_decay=est.ema_decay,
-        annealing=schedule_of(est),
-        watch=watch,
         nonfinite=est.nonfinite,
-        report=reporter(est, family, sampler_of, tell),
-        save=None if checkpoint is None else lambda state: checkpoint.save({**start._asdict(), "state": state}),
-        save_every=est.checkpoint_every,
+        hooks=hooks,
         resume=resume,
     )
     if not (run.ended_by is None or est.warm_start or isinstance(run.ended_by, KEEPING)):
         raise run.ended_by
     losses, monitored = (est.loss_curve_, est.ksd_curve_) if continues(est) else ([], np.empty((0, 2)))
+    looks = np.array([] if watch is None else watch.values).reshape(-1, 2)
     n_iter = len(losses) + len(run.losses)
     report: dict[str, Any] = {
         "loss_curve_": np.concatenate([losses, run.losses]),
-        "ksd_curve_": np.concatenate([monitored, run.monitored + np.array([len(losses), 0])]),
+        "ksd_curve_": np.concatenate([monitored, looks + np.array([len(losses), 0])]),
         "engine_": run.engine,
         "n_iter_": n_iter,
         "best_iter_": n_iter if watch is None else len(losses) + watch.restore(family),
@@ -354,21 +345,65 @@ def n_reports(est: Any) -> int:
     return -(-est.max_iter // CHECK_EVERY)
 
 
-def reporter(
-    est: Any, family: nn.Module, sampler_of: Callable[[Any], Sampler], tell: Tell | None
-) -> Callable[[int, float], bool] | None:
-    """Return what logs the training and shows callbacks the fit so far; None if nobody wants to hear."""
-    if tell is None and not est.verbose:
-        return None
-    began = time.monotonic()
+class Report:
+    """A line of the log, and what callbacks see of a fit under way.
 
-    def report(n_done: int, loss: float) -> bool:
-        if est.verbose and (n_done % LOOK_EVERY == 0 or n_done == est.max_iter or est.verbose > 1):
-            seconds = time.monotonic() - began
-            LOGGER.info("iteration %d of %d, loss %.3g, %.1f s", n_done, est.max_iter, loss, seconds)
-        return tell is not None and tell(Fit(sampler_of(copy.deepcopy(family).requires_grad_(False)), {}))
+    Parameters
+    ----------
+    est : estimator
+    sampler_of : callable
+        Maps a family to what draws by it.
+    tell : callable or None
+        Shows callbacks a fit.
+    """
 
-    return report
+    every, at_end = CHECK_EVERY, True
+
+    def __init__(self, est: Any, sampler_of: Callable[[Any], Sampler], tell: Tell | None) -> None:
+        self.max_iter, self.verbose = est.max_iter, est.verbose
+        self.sampler_of = sampler_of
+        self.tell = tell
+        self.began = time.monotonic()
+
+    def __call__(self, progress: Progress) -> bool:
+        """Log, and ask the callbacks whether to stop."""
+        n_done, loss = progress.n_done, progress.loss.item()
+        if self.verbose and (n_done % LOOK_EVERY == 0 or n_done == self.max_iter or self.verbose > 1):
+            seconds = time.monotonic() - self.began
+            LOGGER.info("iteration %d of %d, loss %.3g, %.1f s", n_done, self.max_iter, loss, seconds)
+        if self.tell is None:
+            return False
+        with progress.iterate.averaged():
+            family = copy.deepcopy(progress.module).requires_grad_(False)
+            return self.tell(Fit(self.sampler_of(family), {}))
+
+
+def reporter(est: Any, sampler_of: Callable[[Any], Sampler], tell: Tell | None) -> list[Hook]:
+    """Return the report of a training, none if nobody wants to hear."""
+    return [] if tell is None and not est.verbose else [Report(est, sampler_of, tell)]
+
+
+class Saving:
+    """Saves a training in a checkpoint, with where it started and its watch."""
+
+    at_end = False
+
+    def __init__(self, checkpoint: Checkpoint, start: Start, watch: Watch | None, every: int) -> None:
+        self.checkpoint = checkpoint
+        self.start = start
+        self.watch = watch
+        self.every = every
+
+    def __call__(self, progress: Progress) -> bool:
+        """Write the file."""
+        looks = None if self.watch is None else self.watch.state()
+        self.checkpoint.save({**self.start._asdict(), "state": {**progress.state(), "watch": looks}})
+        return False
+
+
+def optimiser_of(est: Any) -> Adam:
+    """Return how steps are taken."""
+    return Adam(est.learning_rate, est.learning_rate_decay, est.betas, est.max_grad_norm, est.ema_decay)
 
 
 # What is told at the end

@@ -36,6 +36,7 @@ from skksivi._moments import MomentPenalty, Moments, moments
 from skksivi._pilot import Pilot
 from skksivi._samplers import Fit, Layers
 from skksivi._score import Score
+from skksivi._training import Objective
 from skksivi._whitening import MAX_POINTS, Whitening, pulled_back
 from skksivi.annealing import BRIDGES, bridge_levels
 from skksivi.base import BaseApproximator, HasMethods, Integral, Interval, Real, StrOptions, Tell
@@ -318,12 +319,12 @@ class HKSIVIApproximator(BaseApproximator):
             self, score, start.whitening, family, draw, generator, guards=guards, draw_at_target=draw_base
         )
         score_u = pulled_back(score, start.whitening, generator)
-        gradient_fn = self._gradient_fn(score_u.with_pullback, family, start.penalty, generator)
+        objective = self._objective(score_u.with_pullback, family, start.penalty, generator)
         return train(
             self,
             start,
             family,
-            gradient_fn,
+            objective,
             generator,
             watch=watch,
             checkpoint=checkpoint,
@@ -336,19 +337,15 @@ class HKSIVIApproximator(BaseApproximator):
         remove_checkpoint(self.checkpoint, fit)
         return concluded(fit, score_fn.on_all_data(), generator)
 
-    def _gradient_fn(
-        self,
-        score_with_pullback: Any,
-        family: Hierarchy,
-        penalty: MomentPenalty | None,
-        generator: torch.Generator,
-    ) -> Callable[[Tensor | None], Tensor]:
-        """Return the function that sets the gradient of the parameters and returns the weighted sum of KSD^2."""
+    def _objective(
+        self, score_with_pullback: Any, family: Hierarchy, penalty: MomentPenalty | None, generator: torch.Generator
+    ) -> Objective:
+        """Return the weighted sum of KSD^2 over the layers."""
         kernel = kernel_in_u(self, family.n_features)
         estimator, n_draws = estimator_of(self, score_with_pullback)
         beta = family.half_square.new_tensor(self._layer_weights(family.n_layers))
 
-        def gradient_fn(_: Tensor | None) -> Tensor:
+        def gradient_fn() -> Tensor:
             x, f, pullback = family.draw_with_pullback(
                 n_draws, generator, score_with_pullback, through=not self.stop_gradient
             )
@@ -358,7 +355,7 @@ class HKSIVIApproximator(BaseApproximator):
             pullback(dx.mul_(beta[:, None, None]), df.mul_(beta[:, None, None]))
             return beta @ ksd
 
-        return gradient_fn
+        return Objective(gradient_fn)
 
     def _layer_weights(self, T: int) -> list[float]:
         """Return the beta(t) of T layers, checked."""

@@ -23,6 +23,7 @@ from skksivi._fitting import (
     n_reports,
     points_near_target,
     remove_checkpoint,
+    temperature_of,
     train,
     warn_of_improper,
     watch_of,
@@ -30,9 +31,10 @@ from skksivi._fitting import (
 from skksivi._fused import value_and_gradients
 from skksivi._moments import MomentPenalty, moments
 from skksivi._pilot import Pilot
-from skksivi._regularization import laplacian_gradient
+from skksivi._regularization import Entropic, Laplacian, Term
 from skksivi._samplers import Fit, Layer
 from skksivi._score import Score
+from skksivi._training import Objective, Scheduled
 from skksivi._whitening import MAX_FEATURES, MAX_POINTS, Whitening, pulled_back
 from skksivi.base import BaseApproximator, HasMethods, Integral, Interval, Real, StrOptions, Tell
 from skksivi.kernels import Kernel
@@ -351,12 +353,12 @@ class KSIVIApproximator(BaseApproximator):
         guards = isinstance(family.mixing, Bootstrap) and whitening.settled
         watch = watch_of(self, score_fn, whitening, family, _draw, generator, guards=guards)
         score_u = pulled_back(score_fn, whitening, generator)
-        gradient_fn = self._gradient_fn(score_u, family, start.penalty, generator)
+        objective = self._objective(score_u, family, start.penalty, generator)
         return train(
             self,
             start,
             family,
-            gradient_fn,
+            objective,
             generator,
             watch=watch,
             checkpoint=checkpoint,
@@ -369,36 +371,38 @@ class KSIVIApproximator(BaseApproximator):
         remove_checkpoint(self.checkpoint, fit)
         return concluded(fit, score_fn, generator)
 
-    def _gradient_fn(
-        self,
-        score_u: Any,
-        family: SemiImplicit,
-        penalty: MomentPenalty | None,
-        generator: torch.Generator,
-    ) -> Callable[[Tensor | None], Tensor]:
-        """Return the function that sets the gradient of the parameters and returns the estimate of KSD^2."""
+    def _objective(
+        self, score_u: Any, family: SemiImplicit, penalty: MomentPenalty | None, generator: torch.Generator
+    ) -> Objective:
+        """Return the estimate of KSD^2 and the terms beside it."""
         kernel = kernel_in_u(self, family.n_features)
         estimator, n_draws = estimator_of(self, score_u)
+        like = next(family.parameters())
+        temperature = temperature_of(self, like)
+        terms: list[Term] = [] if penalty is None else [penalty]
+        schedules = [] if temperature is None else [temperature]
+        if self.entropic_weight:
+            weight = Scheduled("entropic_weight", self.entropic_weight, like)
+            terms.append(Entropic(weight))
+            schedules.append(weight)
+        if self.laplacian_weight:
+            weight = Scheduled("laplacian_weight", self.laplacian_weight, like)
+            terms.append(Laplacian(weight, score_u, generator))
+            schedules.append(weight)
 
-        def gradient_fn(schedule: Tensor | None) -> Tensor:
+        def gradient_fn() -> Tensor:
             (u, conditional_score), pull_draw = family.draw_with_pullback(n_draws, generator)
             s_p, pull_score = score_u.with_pullback(u)
-            weights: Any = (None, None, None) if schedule is None else schedule
-            inverse_temperature, entropic, laplacian = weights
-            tempered = s_p if inverse_temperature is None else inverse_temperature * s_p
+            c = None if temperature is None else temperature.value
+            tempered = s_p if c is None else c * s_p
             ksd, du, df = value_and_gradients(u, tempered - conditional_score, kernel, estimator)
-            ds = df if inverse_temperature is None else inverse_temperature * df
-            du.add_(pull_score(ds))
-            if penalty is not None:
-                du.add_(penalty.gradient(u))
-            if self.entropic_weight:
-                du.sub_(entropic * s_p / n_draws)
-            if self.laplacian_weight:
-                du.add_(laplacian * laplacian_gradient(score_u, u, generator) / n_draws**2)
+            du.add_(pull_score(df if c is None else c * df))
+            for term in terms:
+                du.add_(term.gradient(u, s_p))
             pull_draw(du, -df)
             return ksd
 
-        return gradient_fn
+        return Objective(gradient_fn, schedules)
 
     def _build(
         self, score_fn: Score, whitening: Whitening, pilot: Pilot | None, generator: torch.Generator

@@ -50,7 +50,7 @@ class MomentPenalty:
         self.memory = memory
         self._running = Moments(*(a.clone() for a in target))
 
-    def gradient(self, u: Tensor) -> Tensor:
+    def gradient(self, u: Tensor, s: Tensor | None = None) -> Tensor:
         """Return the gradient in the draws u (..., n, d), those of several layers each for themselves."""
         for running, now in zip(self._running, moments(u), strict=True):
             running.lerp_(now, 1 - self.memory)

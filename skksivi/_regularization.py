@@ -16,11 +16,13 @@ pathologies and a practical fix with regularization. https://arxiv.org/abs/2301.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from skksivi._score import ScoreFunction
+from skksivi._training import Scheduled
 
 #: Dimensions up to which the diagonal of the Jacobian is computed, and not estimated by one random direction.
 MAX_EXACT = 32
@@ -63,3 +65,34 @@ def tail_exponent(score_fn: Callable[[Tensor], Tensor], d: int) -> float | None:
     settled = (exponents - exponents[-1]).abs().amax(0) < AGREEMENT * exponents[-1].abs()
     slow = exponents[-1][settled & exponents[-1].isfinite() & (exponents[-1] > 0)]
     return slow.min().item() if len(slow) else None
+
+
+class Term(Protocol):
+    """A term of an objective beside the discrepancy."""
+
+    def gradient(self, x: Tensor, s: Tensor) -> Tensor:
+        """Return the gradient in draws x (n, d) with scores s."""
+
+
+class Entropic:
+    r"""The term :math:`-\frac{w_H}{N} \sum_i \log p(x_i)`, by the scores of the draws."""
+
+    def __init__(self, weight: Scheduled) -> None:
+        self.weight = weight
+
+    def gradient(self, x: Tensor, s: Tensor) -> Tensor:
+        """Return the gradient in draws x (n, d) with scores s."""
+        return -(self.weight.value * s / len(x))
+
+
+class Laplacian:
+    r"""The term :math:`\frac{w_\Delta}{N^2} \sum_i \Delta^+ \log p(x_i)`."""
+
+    def __init__(self, weight: Scheduled, score_fn: ScoreFunction, generator: torch.Generator) -> None:
+        self.weight = weight
+        self.score_fn = score_fn
+        self.generator = generator
+
+    def gradient(self, x: Tensor, s: Tensor) -> Tensor:
+        """Return the gradient in draws x (n, d) with scores s."""
+        return self.weight.value * laplacian_gradient(self.score_fn, x, self.generator) / len(x) ** 2

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -26,17 +26,129 @@ class Run(NamedTuple):
     Attributes
     ----------
     losses : ndarray of shape (n_iter,)
-    monitored : ndarray of shape (n_looks, 2)
-        Iterations, and the values of the watch after them.
     engine : {"eager", "cuda graph"}
     ended_by : BaseException or None
         What ended it before its time; the module holds the last finite state.
     """
 
     losses: np.ndarray
-    monitored: np.ndarray
     engine: str
     ended_by: BaseException | None
+
+
+class Scheduled:
+    """A number that changes with progress, on the device, so that a step in which it stands can be recorded.
+
+    Parameters
+    ----------
+    name : str
+        The parameter of the estimator that it comes from.
+    schedule : callable or float
+        Maps progress in [0, 1] to the number.
+    like : Tensor
+        Of its type, on its device.
+    positive : bool, default=False
+        Whether zero is refused.
+
+    Attributes
+    ----------
+    value : Tensor of shape ()
+    """
+
+    def __init__(
+        self, name: str, schedule: Callable[[float], float] | float, like: Tensor, *, positive: bool = False
+    ) -> None:
+        self.name = name
+        self.schedule = schedule
+        self.positive = positive
+        self.value = like.new_zeros(())
+
+    def advance(self, progress: float) -> None:
+        """Take the number of this progress.
+
+        Raises
+        ------
+        ValueError
+            It is not a finite number of zero or more, or of more than zero.
+        """
+        number = self.schedule(progress) if callable(self.schedule) else self.schedule
+        self.value.fill_(checked_weight(self.name, number, progress, positive=self.positive))
+
+
+class Objective(NamedTuple):
+    """What is minimised.
+
+    Attributes
+    ----------
+    gradient_fn : callable
+        Sets `grad` of every parameter to a fresh estimate of the gradient and returns that of the loss, without a
+        graph. It runs without automatic differentiation; `by_autograd` makes one of a loss.
+    schedules : sequence of Scheduled
+        The numbers in it that change with progress.
+    """
+
+    gradient_fn: Callable[[], Tensor]
+    schedules: Sequence[Scheduled] = ()
+
+    def __call__(self) -> Tensor:
+        """Set the gradient, and return the loss."""
+        return self.gradient_fn()
+
+    def advance(self, progress: float) -> None:
+        """Let all numbers be those of this progress."""
+        for scheduled in self.schedules:
+            scheduled.advance(progress)
+
+
+class Adam(NamedTuple):
+    """How steps are taken, as the parameters of the approximators say."""
+
+    learning_rate: float
+    learning_rate_decay: Any = None
+    betas: tuple[float, float] = (0.9, 0.99)
+    max_grad_norm: float | None = None
+    ema_decay: float | None = None
+
+
+class Progress(NamedTuple):
+    """Where a training stands, as hooks see it.
+
+    Attributes
+    ----------
+    n_done : int
+        Iterations.
+    loss : Tensor of shape ()
+        The last.
+    module : Module
+    iterate : Iterate
+        Its parameters.
+    state : callable
+        Returns what `resume` needs to go on from here.
+    """
+
+    n_done: int
+    loss: Tensor
+    module: nn.Module
+    iterate: Iterate
+    state: Callable[[], dict[str, Any]]
+
+
+class Hook(Protocol):
+    """What is done every so often between two iterations.
+
+    Attributes
+    ----------
+    every : int
+        Iterations from one time to the next.
+    at_end : bool
+        Whether it is done after the last iteration in any case.
+    """
+
+    every: int
+    at_end: bool
+
+    def __call__(self, progress: Progress) -> bool:
+        """Do it; tell whether the training is to stop."""
 
 
 class Watch:
@@ -70,11 +182,17 @@ class Watch:
         self.keeps_best = keeps_best
         self.tol = tol
         self.patience = patience
+        self.at_end = True
         self.values: list[tuple[int, float]] = []
         self.last: Any = None
         self._best, self._best_iteration, self._last_iteration = math.inf, 0, 0
         self._best_state: dict[str, Tensor] = {}
         self._mark, self._marked_at = math.inf, 0
+
+    def __call__(self, progress: Progress) -> bool:
+        """Judge the averaged module; tell whether to stop."""
+        with progress.iterate.averaged():
+            return self.look(progress.module, progress.n_done)
 
     def look(self, module: nn.Module, iteration: int) -> bool:
         """Judge the module after `iteration` iterations; tell whether to stop."""
@@ -149,22 +267,19 @@ class Iterate:
     ----------
     module : Module
         Its parameters become views of the vector.
-    betas, max_grad_norm, ema_decay
-        As those of the approximators.
+    optimiser : Adam
     """
 
-    def __init__(
-        self, module: nn.Module, betas: tuple[float, float], max_grad_norm: float | None, ema_decay: float | None
-    ) -> None:
+    def __init__(self, module: nn.Module, optimiser: Adam) -> None:
         self.flat = flatten(module)
         self.gradient = self.flat.grad if self.flat.grad is not None else torch.zeros_like(self.flat)
-        self.betas = betas
-        self.max_grad_norm = max_grad_norm
-        self.ema_decay = ema_decay
+        self.betas = optimiser.betas
+        self.max_grad_norm = optimiser.max_grad_norm
+        self.ema_decay = optimiser.ema_decay
         self.m, self.v = torch.zeros_like(self.flat), torch.zeros_like(self.flat)
         scalars = torch.zeros(3, dtype=torch.float32, device=self.flat.device)  # as the fused kernel asks
         self.n_steps, self.rate, self.refused = scalars.unbind()
-        self.average = None if ema_decay is None else self.flat.clone()
+        self.average = None if self.ema_decay is None else self.flat.clone()
         self.on_gpu = self.flat.device.type == "cuda"
 
     def step(self, loss: Tensor) -> None:
@@ -216,22 +331,14 @@ class Iterate:
 
 @torch.no_grad()
 def minimise(
-    gradient_fn: Callable[[Tensor | None], Tensor],
+    objective: Objective,
     module: nn.Module,
-    *,
+    optimiser: Adam,
     generator: torch.Generator,
+    *,
     max_iter: int,
-    learning_rate: float,
-    learning_rate_decay: Any,
-    betas: tuple[float, float],
-    max_grad_norm: float | None,
-    ema_decay: float | None,
-    annealing: Callable[[float], float | tuple[float, ...]] | None,
-    watch: Watch | None,
     nonfinite: str = "raise",
-    report: Callable[[int, float], bool] | None = None,
-    save: Callable[[dict[str, Any]], None] | None = None,
-    save_every: int = 1000,
+    hooks: Sequence[Hook] = (),
     resume: dict[str, Any] | None = None,
 ) -> Run:
     """Minimise a stochastic loss over the parameters of a module, in place, by Adam.
@@ -241,58 +348,41 @@ def minimise(
 
     Parameters
     ----------
-    gradient_fn : callable
-        Sets `grad` of every parameter to a fresh estimate of the gradient and returns that of the loss, without a
-        graph; takes what `annealing` returns as a tensor, None without annealing. It runs without automatic
-        differentiation; `by_autograd` makes one of a loss.
+    objective : Objective
     module : Module
+    optimiser : Adam
     generator : torch.Generator
-        Whatever `gradient_fn` draws from.
-    max_iter, learning_rate, learning_rate_decay, betas, max_grad_norm, ema_decay, nonfinite
+        Whatever the objective draws from.
+    max_iter, nonfinite
         As those of the approximators.
-    annealing : callable or None
-        Maps progress in [0, 1) to the inverse temperature, or to it and to weights of other terms.
-    watch : Watch or None
-        Looks at the averaged module.
-    report : callable, default=None
-        Is given the number of iterations done and the last loss each hundred iterations, while the module is the
-        averaged one; tells whether to stop.
-    save : callable, default=None
-        Is given the state of the training each `save_every` iterations.
-    save_every : int, default=1000
+    hooks : sequence of Hook
+        In this order; one that stops the training is the last.
     resume : dict, default=None
-        A state to go on from, as given to `save`.
+        A state to go on from, as a hook was given it.
     """
-    iterate = Iterate(module, betas, max_grad_norm, ema_decay)
-    rate_factor = learning_rate_factor(learning_rate_decay, max_iter)
-    temperature = None if annealing is None else iterate.flat.new_tensor(annealing(0.0))
-    loss_now = iterate.flat.new_zeros(())
-    losses = iterate.flat.new_zeros(max_iter)
+    iterate = Iterate(module, optimiser)
+    rate_factor = learning_rate_factor(optimiser.learning_rate_decay, max_iter)
+    objective.advance(0.0)
+    loss_now, losses = iterate.flat.new_zeros(()), iterate.flat.new_zeros(max_iter)
     n_done, engine, ended_by = 0, "eager", None
     if resume is not None:
         n_done = len(resume["losses"])
         losses[:n_done] = resume["losses"]
         iterate.resume(resume)
         generator.set_state(resume["generator"].cpu())
-        if watch is not None:
-            watch.resume(resume["watch"])
 
     def step() -> None:
-        loss_now.copy_(gradient_fn(temperature))
+        loss_now.copy_(objective())
         iterate.step(loss_now)
 
     def state() -> dict[str, Any]:
-        looks = None if watch is None else watch.state()
-        return {
-            **iterate.state(), "losses": losses[:n_done].clone(), "generator": generator.get_state(), "watch": looks
-        }  # fmt: skip
+        return {**iterate.state(), "losses": losses[:n_done].clone(), "generator": generator.get_state()}
 
     run_step, first = step, n_done
     try:
         for t in range(first, max_iter):
-            iterate.rate.fill_(learning_rate * rate_factor(t))
-            if annealing is not None and temperature is not None:
-                temperature.copy_(_schedule(annealing, t / max_iter))
+            iterate.rate.fill_(optimiser.learning_rate * rate_factor(t))
+            objective.advance(t / max_iter)
             if iterate.on_gpu and t == first + WARM_UP:
                 run_step, engine = capture(step, generator)
             run_step()
@@ -302,28 +392,14 @@ def minimise(
             last = n_done == max_iter
             if n_done % CHECK_EVERY == 0 or last:
                 _check_finite(losses[:n_done], nonfinite)
-            if watch is not None and (n_done % watch.every == 0 or last):
-                with iterate.averaged():
-                    if watch.look(module, n_done):
-                        break
-            if report is not None and (n_done % CHECK_EVERY == 0 or last):
-                with iterate.averaged():
-                    if report(n_done, loss_now.item()):
-                        break
-            if save is not None and n_done % save_every == 0:
-                save(state())
+            due = [hook for hook in hooks if n_done % hook.every == 0 or (last and hook.at_end)]
+            progress = Progress(n_done, loss_now, module, iterate, state)
+            if any(hook(progress) for hook in due):
+                break
     except BaseException as error:
         ended_by = error
     iterate.release(module)
-    monitored = np.array(watch.values if watch else []).reshape(-1, 2)
-    return Run(losses[:n_done].cpu().numpy(), monitored, engine, ended_by)
-
-
-def _schedule(annealing: Callable[[float], float | tuple[float, ...]], progress: float) -> Tensor:
-    """Return the inverse temperature, and the numbers after it, as a tensor."""
-    value = annealing(progress)
-    checked_weight("annealing", value[0] if isinstance(value, tuple) else value, progress, positive=True)
-    return torch.as_tensor(value, dtype=torch.float64)
+    return Run(losses[:n_done].cpu().numpy(), engine, ended_by)
 
 
 def checked_weight(name: str, value: Any, progress: float, *, positive: bool = False) -> float:
@@ -344,13 +420,13 @@ def checked_weight(name: str, value: Any, progress: float, *, positive: bool = F
     return number
 
 
-def by_autograd(loss_fn: Callable[[Tensor | None], Tensor], module: nn.Module) -> Callable[[Tensor | None], Tensor]:
+def by_autograd(loss_fn: Callable[[], Tensor], module: nn.Module) -> Callable[[], Tensor]:
     """Make a `gradient_fn` of a differentiable estimate of the loss."""
 
-    def gradient_fn(temperature: Tensor | None) -> Tensor:
+    def gradient_fn() -> Tensor:
         module.zero_grad(set_to_none=False)
         with torch.enable_grad():
-            loss = loss_fn(temperature)
+            loss = loss_fn()
             loss.backward()
         return loss.detach()
 

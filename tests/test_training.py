@@ -8,7 +8,10 @@ import torch
 from torch import nn
 
 from skksivi._training import (
+    Adam,
     Iterate,
+    Objective,
+    Scheduled,
     Watch,
     by_autograd,
     flatten,
@@ -17,16 +20,7 @@ from skksivi._training import (
     unflatten,
 )
 
-SETTINGS = {
-    "max_iter": 200,
-    "learning_rate": 0.05,
-    "learning_rate_decay": None,
-    "betas": (0.9, 0.999),
-    "max_grad_norm": None,
-    "ema_decay": None,
-    "annealing": None,
-    "watch": None,
-}
+OPTIMISER = {"learning_rate": 0.05, "betas": (0.9, 0.999)}
 
 
 def network():
@@ -36,12 +30,14 @@ def network():
     return module
 
 
-def run(module, loss_fn, **settings):
-    return minimise(by_autograd(loss_fn, module), module, generator=torch.Generator(), **{**SETTINGS, **settings})
+def run(module, loss_fn, *, max_iter=200, nonfinite="raise", hooks=(), schedules=(), **optimiser):
+    objective = Objective(by_autograd(loss_fn, module), schedules)
+    steps = Adam(**OPTIMISER | optimiser)
+    return minimise(objective, module, steps, torch.Generator(), max_iter=max_iter, nonfinite=nonfinite, hooks=hooks)
 
 
 def quadratic(module):
-    return lambda temperature: sum((p - 1).square().sum() for p in module.parameters())
+    return lambda: sum((p - 1).square().sum() for p in module.parameters())
 
 
 def test_flat_parameters_share_memory_with_the_module_and_part_again():
@@ -70,7 +66,7 @@ def test_steps_equal_those_of_plain_adam():
     for t in range(20):
         optimizer.param_groups[0]["lr"] = 0.05 * 0.5 ** (t // 7)
         optimizer.zero_grad()
-        quadratic(plain)(None).backward()
+        quadratic(plain)().backward()
         nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
         optimizer.step()
     for p, q in zip(ours.parameters(), plain.parameters(), strict=True):
@@ -80,9 +76,9 @@ def test_steps_equal_those_of_plain_adam():
 def test_the_average_is_the_exponential_average_of_the_iterates():
     module, seen = network(), []
 
-    def loss_fn(temperature):
+    def loss_fn():
         seen.append(torch.cat([p.detach().flatten() for p in module.parameters()]))
-        return quadratic(module)(temperature)
+        return quadratic(module)()
 
     run(module, loss_fn, ema_decay=0.9)
     last = network()
@@ -97,7 +93,7 @@ def test_the_average_is_the_exponential_average_of_the_iterates():
 
 def test_the_average_takes_the_place_of_the_iterate_for_a_while():
     module = network()
-    iterate = Iterate(module, (0.9, 0.99), None, ema_decay=0.5)
+    iterate = Iterate(module, Adam(0.1, ema_decay=0.5))
     before = iterate.flat.clone()
     iterate.average.fill_(7.0)
     with pytest.raises(StopIteration), iterate.averaged():  # noqa: PT012
@@ -108,15 +104,24 @@ def test_the_average_takes_the_place_of_the_iterate_for_a_while():
     assert (module[0].weight == 7).all()
 
 
-def test_annealing_is_handed_to_the_loss():
+def test_scheduled_numbers_follow_the_progress():
     module, seen = network(), []
+    rising = Scheduled("annealing", lambda progress: 1 + progress, torch.zeros(()), positive=True)
+    constant = Scheduled("weight", 0.5, torch.zeros(()))
 
-    def loss_fn(temperature):
-        seen.append(temperature.item())
-        return quadratic(module)(temperature)
+    def loss_fn():
+        seen.append((rising.value.item(), constant.value.item()))
+        return quadratic(module)()
 
-    run(module, loss_fn, max_iter=4, annealing=lambda progress: 1 + progress)
-    assert seen == [1.0, 1.25, 1.5, 1.75]
+    run(module, loss_fn, max_iter=4, schedules=[rising, constant])
+    assert seen == [(1.0, 0.5), (1.25, 0.5), (1.5, 0.5), (1.75, 0.5)]
+
+
+@pytest.mark.parametrize("wrong", [-1.0, np.nan, np.inf, "a", None, 0.0])
+def test_a_schedule_that_gives_no_weight_is_named(wrong):
+    scheduled = Scheduled("annealing", lambda progress: wrong, torch.zeros(()), positive=True)
+    with pytest.raises(ValueError, match=r"`annealing` returned .* at progress 0\.5, expected a positive number"):
+        scheduled.advance(0.5)
 
 
 def test_learning_rate_factors():
@@ -220,15 +225,15 @@ def test_the_watch_sees_the_average_each_so_often_and_at_the_end():
         return float(len(seen)), Report(True)
 
     watch = Watch(judge, tol=None, patience=1, every=40)
-    result = run(module, quadratic(module), max_iter=100, ema_decay=0.9, watch=watch)
-    assert result.monitored.tolist() == [[40, 1.0], [80, 2.0], [100, 3.0]]
+    run(module, quadratic(module), max_iter=100, ema_decay=0.9, hooks=[watch])
+    assert watch.values == [(40, 1.0), (80, 2.0), (100, 3.0)]
     torch.testing.assert_close(seen[-1], torch.cat([p.detach().flatten() for p in module.parameters()]))
 
 
 def test_the_watch_ends_the_loop_and_its_best_state_returns():
     module = network()
     watch = Watch(judge_of([2.0, 1.0, 3.0, 4.0, 5.0]), tol=0.0, patience=20, every=10, keeps_best=True)
-    result = run(module, quadratic(module), max_iter=1000, watch=watch)
+    result = run(module, quadratic(module), max_iter=1000, hooks=[watch])
     assert len(result.losses) == 40
     assert watch.restore(module) == 20
     shorter = network()
@@ -241,8 +246,8 @@ def sometimes_nan(module, when, what=torch.nan):
     """A loss whose gradient is not finite at some iterations."""
     count = iter(range(10_000))
 
-    def loss_fn(temperature):
-        return quadratic(module)(temperature) * (what if when(next(count)) else 1)
+    def loss_fn():
+        return quadratic(module)() * (what if when(next(count)) else 1)
 
     return loss_fn
 
@@ -274,8 +279,8 @@ def test_steps_that_are_not_finite_are_left_out(what):
 def test_a_gradient_that_is_not_finite_counts_as_a_loss_that_is_not():
     module = network()
 
-    def loss_fn(temperature):
-        return quadratic(module)(temperature) + (torch.zeros(()) * module[0].weight.sum()).sqrt()  # 0 / 0
+    def loss_fn():
+        return quadratic(module)() + (torch.zeros(()) * module[0].weight.sum()).sqrt()  # 0 / 0
 
     before = state(module).clone()
     result = run(module, loss_fn, max_iter=5)
@@ -296,10 +301,10 @@ def test_a_hundred_steps_in_a_row_that_are_not_finite_are_too_many():
 def test_what_ends_the_loop_is_returned_with_the_state_before(error):
     module, shorter, count = network(), network(), iter(range(100))
 
-    def loss_fn(temperature):
+    def loss_fn():
         if next(count) == 30:
             raise error
-        return quadratic(module)(temperature)
+        return quadratic(module)()
 
     result = run(module, loss_fn, ema_decay=0.9)
     assert isinstance(result.ended_by, error)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from skksivi._families import Map, MultilayerPerceptron
-from skksivi._training import Iterate, learning_rate_factor
+from skksivi._training import Adam, Iterate, Scheduled, learning_rate_factor
 from skksivi.base import Integral, Interval, Real
 
 #: Constraints of its parameters.
@@ -47,10 +47,12 @@ def fisher_bound(network: Map, x: Tensor, f: Tensor, offset: Tensor | float = 0.
     return Bound((g * (2 * f - g)).sum(-1).mean(), pull(dg, True), g * (2 / len(x)), dg)
 
 
-def critic_rate(est: Any, progress: float) -> float:
+def critic_rate(est: Any, like: Tensor) -> Scheduled:
     """Return the learning rate of the critics, lowered as that of the sampler is."""
     factor = learning_rate_factor(est.learning_rate_decay, est.max_iter)
-    return est.critic_learning_rate * factor(round(progress * est.max_iter))
+    return Scheduled(
+        "critic_learning_rate", lambda t: est.critic_learning_rate * factor(round(t * est.max_iter)), like
+    )
 
 
 class Critics:
@@ -73,7 +75,7 @@ class Critics:
             raise ValueError(f"`critic_hidden_layer_sizes` must hold positive integers, got {widths!r}.")
         sizes = [n_features, *widths, n_features]
         self.networks: Sequence[Any] = [MultilayerPerceptron(sizes, generator, dtype) for _ in range(n_layers)]
-        self._iterate = Iterate(nn.ModuleList(self.networks), est.betas, None, None)
+        self._iterate = Iterate(nn.ModuleList(self.networks), Adam(est.critic_learning_rate, betas=est.betas))
 
     def climb(self, rate: Tensor, x: Tensor, f: Tensor, offset: Tensor | None = None) -> None:
         """Take a step of Adam up the bounds at x, f and the offsets of the networks, all (T, n, d)."""

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from skksivi._training import minimise
+from skksivi._training import Adam, Objective, minimise
 
 
 class MovingPoints(nn.Module):
@@ -46,11 +46,8 @@ def descend(
     ended_by : FloatingPointError, KeyboardInterrupt or None
         What ended it before its time; the module holds the last finite state.
     """
-    run = minimise(
-        lambda _: gradient_fn(), module, generator=generator, max_iter=max_iter, learning_rate=learning_rate,
-        learning_rate_decay=learning_rate_decay, betas=(0.9, 0.99), max_grad_norm=None, ema_decay=ema_decay,
-        annealing=None, watch=None,
-    )  # fmt: skip
+    optimiser = Adam(learning_rate, learning_rate_decay, ema_decay=ema_decay)
+    run = minimise(Objective(gradient_fn), module, optimiser, generator, max_iter=max_iter)
     curve = run.losses.astype(np.float64)
     if isinstance(run.ended_by, FloatingPointError):
         return curve, not_finite(str(run.ended_by))

@@ -20,11 +20,12 @@ from skksivi._fitting import (
 from skksivi._pilot import Pilot
 from skksivi._samplers import Fit, Layers
 from skksivi._score import Score
+from skksivi._training import Objective
 from skksivi._whitening import Whitening, find_whitening, pulled_back
 from skksivi.annealing import BRIDGES, bridge_levels
 from skksivi.base import BaseApproximator, Integral, Interval, StrOptions, Tell
 from skksivi.baselines._critic import CRITIC, Critics, critic_rate
-from skksivi.baselines._semi_implicit import TRAINING, GradientFunction, ScoreInU, train
+from skksivi.baselines._semi_implicit import TRAINING, ScoreInU, train
 
 
 class HSIVISM(BaseApproximator):
@@ -215,18 +216,15 @@ class HSIVISM(BaseApproximator):
     def _n_reports(self) -> int:
         return n_reports(self)
 
-    def _schedule(self, progress: float) -> tuple[float, ...]:
-        return (critic_rate(self, progress),)
-
     def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
         check_parameters(self)
         score = score_fn.on_all_data()
         whitening, pilot = find_whitening(self.whiten, score, generator, init=self.init, budget=self.whiten_budget)
         family = self._build(score, whitening, pilot, generator)
-        gradient_fn = self._gradient_fn(pulled_back(score, whitening, generator), family, generator)
+        objective = self._objective(pulled_back(score, whitening, generator), family, generator)
         seed = generator.initial_seed()
         return train(
-            self, gradient_fn, family, generator, lambda family: Layers(family, whitening, score.double, seed), tell
+            self, objective, family, generator, lambda family: Layers(family, whitening, score.double, seed), tell
         )
 
     def _conclude(self, fit: Fit, score_fn: Score, generator: torch.Generator) -> BaseException | None:
@@ -245,7 +243,7 @@ class HSIVISM(BaseApproximator):
             generator=generator,
         )
 
-    def _gradient_fn(self, score_u: ScoreInU, family: Hierarchy, generator: torch.Generator) -> GradientFunction:
+    def _objective(self, score_u: ScoreInU, family: Hierarchy, generator: torch.Generator) -> Objective:
         critics = Critics(self, self.n_layers, family.n_features, generator, family.half_square.dtype)
 
         def draw() -> tuple[Tensor, Tensor, Callable[[Tensor, Tensor], None]]:
@@ -253,13 +251,15 @@ class HSIVISM(BaseApproximator):
                 self.batch_size, generator, score_u.with_pullback, through=not self.stop_gradient
             )
 
-        def gradient_fn(schedule: Tensor) -> Tensor:
+        rate = critic_rate(self, family.half_square)
+
+        def gradient_fn() -> Tensor:
             for _ in range(self.n_critic_steps):
                 u, f, _ = draw()
-                critics.climb(schedule[1], u, f)
+                critics.climb(rate.value, u, f)
             u, f, pullback = draw()
             bound = critics.bounds(u, f)
             pullback(bound.dx, bound.df)
             return bound.value.sum()
 
-        return gradient_fn
+        return Objective(gradient_fn, [rate])

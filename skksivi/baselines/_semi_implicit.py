@@ -18,12 +18,13 @@ from skksivi._fitting import (
     check_parameters,
     concluded,
     n_reports,
+    optimiser_of,
     points_near_target,
     reporter,
 )
 from skksivi._samplers import Fit, Layer, Sampler
 from skksivi._score import Halves, Score, ScoreFunction
-from skksivi._training import minimise
+from skksivi._training import Objective, Scheduled, minimise
 from skksivi._whitening import Whitening, find_whitening, pulled_back
 from skksivi.annealing import Linear
 from skksivi.base import BaseApproximator, Integral, Interval, Tell
@@ -44,13 +45,9 @@ TRAINING = {
 #: A score in the coordinates of the training.
 ScoreInU = Score | WhitenedScore | Halves
 
-#: Sets the gradient of the parameters and returns an estimate of the loss. It is given the inverse temperature of the
-#: iteration and the numbers of `_schedule` as one tensor.
-GradientFunction = Callable[[Tensor], Tensor]
-
 
 class SemiImplicitVI(BaseApproximator):
-    """Base of the methods that fit one semi-implicit layer; a leaf gives `_gradient_fn`."""
+    """Base of the methods that fit one semi-implicit layer; a leaf gives `_objective`."""
 
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
         **BaseApproximator._parameter_constraints,
@@ -60,6 +57,7 @@ class SemiImplicitVI(BaseApproximator):
         "annealing": CONSTRAINTS["annealing"],
     }
 
+    annealing: Callable[[float], float] | str | None
     latent_dim: int | None
     hidden_layer_sizes: Sequence[int]
     linear_skip: bool
@@ -74,12 +72,10 @@ class SemiImplicitVI(BaseApproximator):
     n_iter_: int
 
     @abstractmethod
-    def _gradient_fn(self, score_u: ScoreInU, family: SemiImplicit, generator: torch.Generator) -> GradientFunction:
-        """Return the function that the loop calls once an iteration."""
-
-    def _schedule(self, progress: float) -> tuple[float, ...]:
-        """Return what changes with progress in [0, 1) beside the inverse temperature."""
-        return ()
+    def _objective(
+        self, score_u: ScoreInU, temperature: Scheduled, family: SemiImplicit, generator: torch.Generator
+    ) -> Objective:
+        """Return what is minimised, of a score and the inverse temperature that multiplies it."""
 
     def score_samples(self, X: Any) -> np.ndarray:
         r"""Estimate the log-density of the fitted distribution.
@@ -117,9 +113,15 @@ class SemiImplicitVI(BaseApproximator):
         check_parameters(self)
         whitening, _ = find_whitening(self.whiten, score_fn, generator, init=self.init, budget=self.whiten_budget)
         family = self._build(score_fn, generator)
-        gradient_fn = self._gradient_fn(pulled_back(score_fn, whitening, generator), family, generator)
+        temperature = Scheduled("annealing", self._annealing(), next(family.parameters()), positive=True)
+        objective = self._objective(pulled_back(score_fn, whitening, generator), temperature, family, generator)
         seed = generator.initial_seed()
-        return train(self, gradient_fn, family, generator, lambda family: Layer(family, whitening, seed), tell)
+        return train(self, objective, family, generator, lambda family: Layer(family, whitening, seed), tell)
+
+    def _annealing(self) -> Callable[[float], float] | float:
+        if self.annealing is None:
+            return 1.0
+        return Linear() if isinstance(self.annealing, str) else self.annealing
 
     def _conclude(self, fit: Fit, score_fn: Score, generator: torch.Generator) -> BaseException | None:
         return concluded(fit, score_fn, generator)
@@ -142,29 +144,21 @@ class SemiImplicitVI(BaseApproximator):
 
 def train(
     est: Any,
-    gradient_fn: GradientFunction,
+    objective: Objective,
     family: SemiImplicit | Hierarchy,
     generator: torch.Generator,
     sampler_of: Callable[[Any], Sampler],
     tell: Tell | None,
 ) -> Fit:
     """Minimise over the parameters of the family; return what was learned, unless there is nothing to keep."""
-    annealing = getattr(est, "annealing", None)  # a hierarchy has a bridge instead
-    temperature: Any = Linear() if annealing == "linear" else annealing or (lambda _: 1.0)
     run = minimise(
-        gradient_fn,  # type: ignore[arg-type]
+        objective,
         family,
-        generator=generator,
+        optimiser_of(est),
+        generator,
         max_iter=est.max_iter,
-        learning_rate=est.learning_rate,
-        learning_rate_decay=est.learning_rate_decay,
-        betas=est.betas,
-        max_grad_norm=est.max_grad_norm,
-        ema_decay=est.ema_decay,
-        annealing=lambda progress: (temperature(progress), *est._schedule(progress)),
-        watch=None,
         nonfinite=est.nonfinite,
-        report=reporter(est, family, sampler_of, tell),
+        hooks=reporter(est, sampler_of, tell),
     )
     if not (run.ended_by is None or isinstance(run.ended_by, KEEPING)):
         raise run.ended_by

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from skksivi._families import SemiImplicit
+from skksivi._training import Objective, Scheduled
 from skksivi.base import Integral, Interval
 from skksivi.baselines._semi_implicit import (
-    GradientFunction,
     ScoreInU,
     SemiImplicitVI,
     Tempered,
@@ -148,34 +148,33 @@ class SIVI(SemiImplicitVI):
         self.random_state = random_state
         self.verbose = verbose
 
-    def _schedule(self, progress: float) -> tuple[float, ...]:
-        K: Any = self.n_auxiliary
-        return (K(progress) if callable(K) else K,)
-
     def _most_auxiliary(self) -> int:
         """Return the largest K."""
-        numbers = [self._schedule(t / self.max_iter)[0] for t in range(self.max_iter)]
-        bad = [K for K in numbers if not (isinstance(K, Integral) and K >= 0)]
+        given: Any = self.n_auxiliary
+        numbers = [given(t / self.max_iter) for t in range(self.max_iter)] if callable(given) else [given]
+        bad = [K for K in numbers if not (isinstance(K, Integral) and int(K) >= 0)]
         if bad:
             raise ValueError(f"`n_auxiliary` returned {bad[0]!r}, expected an integer of zero or more.")
         return int(max(numbers))
 
-    def _gradient_fn(self, score_u: ScoreInU, family: SemiImplicit, generator: torch.Generator) -> GradientFunction:
+    def _objective(
+        self, score_u: ScoreInU, temperature: Scheduled, family: SemiImplicit, generator: torch.Generator
+    ) -> Objective:
         n, most = self.batch_size, self._most_auxiliary()
+        K = Scheduled("n_auxiliary", self.n_auxiliary, next(family.parameters()))
 
-        def gradient_fn(schedule: Tensor) -> Tensor:
-            inverse_temperature, K = schedule
+        def gradient_fn() -> Tensor:
             z = family.draw_latent(n + most, generator)
             mu, sigma, pull_layer = layer_with_pullback(family, z)
             xi = torch.empty_like(mu[:n]).normal_(generator=generator)
             x = torch.addcmul(mu[:n], sigma, xi)
-            q = mixture(x, mu[:n], mu[n:], sigma, K)
-            s_p, _ = Tempered(score_u, inverse_temperature).with_pullback(x)
+            q = mixture(x, mu[:n], mu[n:], sigma, K.value)
+            s_p, _ = Tempered(score_u, temperature.value).with_pullback(x)
             f = s_p - q.dx
             pull_layer(torch.cat([q.dmu - f, q.dothers]) / n, (q.dsigma - f * xi) / n)
             return f.square().sum(-1).mean()
 
-        return gradient_fn
+        return Objective(gradient_fn, [temperature, K])
 
 
 class Mixture(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -11,9 +10,10 @@ import torch
 from torch import Tensor
 
 from skksivi._families import SemiImplicit
+from skksivi._training import Objective, Scheduled
 from skksivi.base import Interval, Real
 from skksivi.baselines._critic import CRITIC, Critics, critic_rate
-from skksivi.baselines._semi_implicit import GradientFunction, ScoreInU, SemiImplicitVI, Tempered
+from skksivi.baselines._semi_implicit import ScoreInU, SemiImplicitVI, Tempered
 
 
 class SIVISM(SemiImplicitVI):
@@ -156,26 +156,24 @@ class SIVISM(SemiImplicitVI):
         self.random_state = random_state
         self.verbose = verbose
 
-    def _schedule(self, progress: float) -> tuple[float, ...]:
-        psi: Any = self.critic_skip(progress) if callable(self.critic_skip) else self.critic_skip
-        if not (isinstance(psi, Real) and 0 <= float(psi) < math.inf):
-            raise ValueError(f"`critic_skip` returned {psi!r}, expected a number of zero or more.")
-        return critic_rate(self, progress), float(psi)
+    def _objective(
+        self, score_u: ScoreInU, temperature: Scheduled, family: SemiImplicit, generator: torch.Generator
+    ) -> Objective:
+        like = next(family.parameters())
+        critics = Critics(self, 1, family.n_features, generator, like.dtype)
+        rate = critic_rate(self, like)
+        skip = Scheduled("critic_skip", self.critic_skip, like)
+        score, psi = Tempered(score_u, temperature.value), skip.value
 
-    def _gradient_fn(self, score_u: ScoreInU, family: SemiImplicit, generator: torch.Generator) -> GradientFunction:
-        critics = Critics(self, 1, family.n_features, generator, next(family.parameters()).dtype)
-
-        def gradient_fn(schedule: Tensor) -> Tensor:
-            inverse_temperature, rate, psi = schedule
-            score = Tempered(score_u, inverse_temperature)
+        def gradient_fn() -> Tensor:
             for _ in range(self.n_critic_steps):
                 u, conditional_score = family.draw(self.batch_size, generator)
                 s_p, _ = score.with_pullback(u)
-                critics.climb(rate, u[None], (s_p - conditional_score)[None], psi * s_p[None])
+                critics.climb(rate.value, u[None], (s_p - conditional_score)[None], psi * s_p[None])
             (u, conditional_score), pull_draw = family.draw_with_pullback(self.batch_size, generator)
             s_p, pull_score = score.with_pullback(u)
             bound = critics.bounds(u[None], (s_p - conditional_score)[None], psi * s_p[None])
             pull_draw(bound.dx[0] + pull_score(bound.df[0] + psi * bound.doffset[0]), -bound.df[0])
             return bound.value[0]
 
-        return gradient_fn
+        return Objective(gradient_fn, [temperature, rate, skip])

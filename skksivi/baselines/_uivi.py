@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from skksivi._families import Map, SemiImplicit
+from skksivi._training import Objective, Scheduled
 from skksivi.base import Integral, Interval
 from skksivi.baselines._semi_implicit import (
-    GradientFunction,
     ScoreInU,
     SemiImplicitVI,
     Tempered,
@@ -162,10 +162,12 @@ class UIVI(SemiImplicitVI):
         self.random_state = random_state
         self.verbose = verbose
 
-    def _gradient_fn(self, score_u: ScoreInU, family: SemiImplicit, generator: torch.Generator) -> GradientFunction:
+    def _objective(
+        self, score_u: ScoreInU, temperature: Scheduled, family: SemiImplicit, generator: torch.Generator
+    ) -> Objective:
         step = next(family.parameters()).new_full((), FIRST_STEP)
 
-        def gradient_fn(schedule: Tensor) -> Tensor:
+        def gradient_fn() -> Tensor:
             z = family.draw_latent(self.batch_size, generator)
             mu, sigma, pull_layer = layer_with_pullback(family, z)
             xi = torch.empty_like(mu).normal_(generator=generator)
@@ -173,12 +175,12 @@ class UIVI(SemiImplicitVI):
             chain = HamiltonianChain(ReverseConditional(family.mean, x, sigma), step, self.n_leapfrog_steps)
             s_q, acceptance = chain.mean_score(z, self.n_burn_in, self.n_inner_samples, generator)
             step.mul_(torch.exp(ADAPTATION * (acceptance - ACCEPTANCE)))
-            s_p, _ = Tempered(score_u, schedule[0]).with_pullback(x)
+            s_p, _ = Tempered(score_u, temperature.value).with_pullback(x)
             f = s_p - s_q
             pull_layer(-f / len(x), -f * xi / len(x))
             return f.square().sum(-1).mean()
 
-        return gradient_fn
+        return Objective(gradient_fn, [temperature])
 
 
 class State(NamedTuple):

@@ -10,7 +10,7 @@ from plain_targets import GaussianScore, generator, normal
 
 from skksivi._families import MultilayerPerceptron, Normal, gaussian_layer
 from skksivi._score import in_double
-from skksivi._training import flatten
+from skksivi._training import Scheduled, flatten
 from skksivi.baselines import SIVISM, _sivism
 from skksivi.baselines._critic import Critics, critic_rate, fisher_bound
 
@@ -49,9 +49,11 @@ def best_critic(q, **parameters):
     """A linear critic after many steps."""
     est = SIVISM(critic_hidden_layer_sizes=(), critic_learning_rate=0.05, max_iter=600, **parameters)
     critics, again = Critics(est, 1, 2, generator(), torch.float64), generator(1)
+    rate = critic_rate(est, q.b)
     for t in range(est.max_iter):
         x, f, _ = draw(q, 1000, again)
-        critics.climb(torch.tensor(critic_rate(est, t / est.max_iter)), x[None], f[None])
+        rate.advance(t / est.max_iter)
+        critics.climb(rate.value, x[None], f[None])
     return critics
 
 
@@ -103,10 +105,12 @@ def test_the_gradient_of_the_training_is_that_of_the_objective(monkeypatch):
 
     monkeypatch.setattr(_sivism, "Critics", Spy)
     psi, c, n = 0.6, torch.tensor(0.3).double(), 50
-    est = SIVISM(batch_size=n, n_critic_steps=3, max_iter=2)
-    gradient_fn = est._gradient_fn(in_double(lambda x: 1 - x.pow(3), 3), family, again)
+    est = SIVISM(batch_size=n, n_critic_steps=3, max_iter=2, critic_skip=psi)
+    temperature = Scheduled("annealing", c.item(), c)
+    objective = est._objective(in_double(lambda x: 1 - x.pow(3), 3), temperature, family, again)
+    objective.advance(0.0)
     with torch.no_grad():
-        loss = gradient_fn(torch.stack([c, torch.tensor(1e-3), torch.tensor(psi)]))
+        loss = objective()
     assert len(states) == 3
     actual = [p.grad.clone() for p in family.parameters()]
 
@@ -150,7 +154,9 @@ def test_the_skip_of_the_critic_may_change_with_progress():
     assert falling[0] == loss_curve(1.0)[0]
     assert falling[-1] != loss_curve(1.0)[-1]
     for wrong in (-1, math.inf, math.nan, "a"):
-        with pytest.raises(ValueError, match=f"`critic_skip` returned {wrong!r}, expected a number of zero or more"):
+        with pytest.raises(
+            ValueError, match=f"`critic_skip` returned {wrong!r} at progress 0, expected a number of zero or more"
+        ):
             loss_curve(lambda progress, wrong=wrong: wrong)
 
 

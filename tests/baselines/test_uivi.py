@@ -10,6 +10,7 @@ from plain_targets import GaussianScore, generator, normal
 
 from skksivi._families import Normal, gaussian_layer
 from skksivi._score import in_double
+from skksivi._training import Scheduled
 from skksivi.baselines import UIVI
 from skksivi.baselines._uivi import HamiltonianChain, ReverseConditional
 
@@ -109,11 +110,13 @@ def test_gradients_are_biased_where_the_chain_cannot_move_or_starts_elsewhere():
 def test_the_gradient_of_the_training_is_the_unbiased_one():
     q, n = LinearFamily(), 500
     est = UIVI(batch_size=n, n_burn_in=15, max_iter=1)
-    gradient_fn = est._gradient_fn(in_double(target_score, 2), q.family, generator())
+    temperature = Scheduled("annealing", 1.0, q.b)
+    objective = est._objective(in_double(target_score, 2), temperature, q.family, generator())
+    objective.advance(0.0)
     rows = []
     with torch.no_grad():
         for _ in range(60):
-            gradient_fn(torch.ones(1))
+            objective()
             rows.append(torch.cat([p.grad.flatten() for p in q.parameters]))
     rows = torch.stack(rows[20:])  # the length of the steps has settled
     assert z_scores(rows, exact_gradient(q)).abs().max() < 4.5

@@ -605,6 +605,7 @@ def test_wrong_densities_in_jax():
         from_jax(lambda x: 0.0, 0)
 
 
+@pytest.mark.slow
 def test_wrong_models_in_numpyro():
     numpyro = pytest.importorskip("numpyro", reason="the bridge needs NumPyro")
     dist = numpyro.distributions

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,10 +38,11 @@ N_TRIALS, N_DIRECTIONS = 4, 32
 SHELLS, N_RAYS = tuple(10.0**k for k in range(9)), 16
 
 
+@dataclass(frozen=True)
 class Score:
     """A score function that was probed: it answers in the type and on the device of its input.
 
-    Parameters
+    Attributes
     ----------
     score_fn : callable
         The gradient of log p at each row, (n, d) -> (n, d).
@@ -51,59 +52,46 @@ class Score:
         The type of the points it is given.
     device : torch.device
         Where it is computed.
-    score_vjp : callable, default=None
+    step : float
+        Step of its central differences.
+    score_vjp : callable or None
         Maps (n, d) points to their scores and the vector-Jacobian product there.
-    step : float, default=None
-        Step of its central differences, by `dtype` by default.
-    double : Score, default=None
-        The same score computed in float64, from data that were never rounded; itself by default.
-
-    Attributes
-    ----------
     by_differences : bool
         Whether products with the Jacobian are central differences of the score.
     minibatch : callable or None
         Draws, from a generator, the score as a minibatch of the data tells it.
     log_prob : callable or None
         Maps points (n, d) of type `dtype` to log p (n,), up to a constant, where the target has one of tensors.
+    in_double : Score or None
+        The same score computed in float64, from data that were never rounded; None if this is it.
     """
 
-    def __init__(
-        self,
-        score_fn: ScoreFunction,
-        n_features: int,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-        score_vjp: ScoreWithProduct | None = None,
-        step: float | None = None,
-        double: Score | None = None,
-    ) -> None:
-        self.score_fn = score_fn
-        self.n_features = n_features
-        self.dtype = dtype
-        self.device = device
-        self.score_vjp = score_vjp
-        self.step = step or STEPS[dtype]
-        self.double = double or self
-        self.by_differences = False
-        self.minibatch: Callable[[torch.Generator], Score] | None = None
-        self.log_prob: Callable[[Tensor], Tensor] | None = None
+    score_fn: ScoreFunction
+    n_features: int
+    dtype: torch.dtype
+    device: torch.device
+    step: float
+    score_vjp: ScoreWithProduct | None = None
+    by_differences: bool = False
+    minibatch: Callable[[torch.Generator], Score] | None = None
+    log_prob: Callable[[Tensor], Tensor] | None = None
+    in_double: Score | None = None
+
+    @property
+    def double(self) -> Score:
+        """The same score computed in float64."""
+        return self.in_double or self
 
     def on_all_data(self) -> Score:
         """Return the same score without minibatches."""
-        other = copy.copy(self)
-        other.minibatch = None
-        other.double = other if self.double is self else self.double.on_all_data()
-        return other
+        double = None if self.in_double is None else self.in_double.on_all_data()
+        return replace(self, minibatch=None, in_double=double)
 
     def like(self, score_fn: ScoreFunction, score_vjp: ScoreWithProduct | None) -> Score:
         """Return another function that is called as this one is."""
-        other = copy.copy(self)
-        own = self.score_fn
-        other.score_fn = BlackBox(score_fn, own.kind) if isinstance(own, BlackBox) else score_fn
-        other.score_vjp = None if self.score_vjp is None else score_vjp
-        return other
+        if isinstance(self.score_fn, BlackBox):
+            score_fn = BlackBox(score_fn, self.score_fn.kind)
+        return replace(self, score_fn=score_fn, score_vjp=None if self.score_vjp is None else score_vjp)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Evaluate the score at x (n, d)."""
@@ -246,7 +234,7 @@ def probe(
         x = torch.linspace(-1, 1, n * n_features, dtype=dtype, device=device).reshape(n, n_features)
         adapted, returned = _adapted(score_fn, x)
     step = STEPS.get(min(dtype, returned, key=lambda t: t.itemsize), 10 * STEPS[torch.float32])
-    return Score(adapted, n_features, dtype=dtype, device=device, score_vjp=score_vjp, step=step)
+    return Score(adapted, n_features, dtype, device, step, score_vjp)
 
 
 def _adapted(score_fn: Callable[[Any], Any], x: Tensor) -> tuple[ScoreFunction, torch.dtype]:
@@ -313,13 +301,11 @@ def in_double(
     """Return the score for float64 points, computed in float32 where `score_fn` takes nothing else."""
     if isinstance(score_fn, Score):
         return score_fn.double
-    score = _in_double(score_fn, n_features, torch.device(device), score_vjp)
-    choose_product(score, "auto")
-    return score
+    return choose_product(_in_double(score_fn, n_features, score_vjp, torch.device(device)), "auto")[0]
 
 
 def _in_double(
-    score_fn: ScoreFunction, n_features: int, device: torch.device, score_vjp: ScoreWithProduct | None
+    score_fn: ScoreFunction, n_features: int, score_vjp: ScoreWithProduct | None, device: torch.device
 ) -> Score:
     try:
         return probe(score_fn, n_features, dtype=torch.float64, device=device, score_vjp=score_vjp)
@@ -356,14 +342,14 @@ def resolve(
     """
     function, d, score_vjp = in_type(dtype)
     score = probe(function, d, dtype=dtype, device=device, score_vjp=score_vjp)
-    if dtype != torch.float64:
-        function, d, score_vjp = in_type(torch.float64)
-        score.double = _in_double(function, d, device, score_vjp)
-    asymmetry = choose_product(score.double, hvp, near)
-    _check_repeatable(score.double, near)
-    score.by_differences, own = score.double.by_differences, score.double.score_vjp is not None
-    if not own:
-        score.score_vjp = None
+    double = score if dtype == torch.float64 else _in_double(*in_type(torch.float64), device)
+    double, asymmetry = choose_product(double, hvp, near)
+    _check_repeatable(double, near)
+    if dtype == torch.float64:
+        score = double
+    else:
+        own = None if double.score_vjp is None else score.score_vjp
+        score = replace(score, score_vjp=own, by_differences=double.by_differences, in_double=double)
     if asymmetry > ASYMMETRY:
         warn_caller(
             f"The Jacobian of `score_fn` is not symmetric, by {asymmetry:.0%}, so that it is not the gradient of any "
@@ -397,8 +383,8 @@ def _check_repeatable(score: Score, near: Tensor | None) -> None:
     warn_caller(message)
 
 
-def choose_product(score: Score, hvp: str, near: Tensor | None = None) -> float:
-    """Set how products with the Jacobian are formed; return how asymmetric the Jacobian is, zero where unknown.
+def choose_product(score: Score, hvp: str, near: Tensor | None = None) -> tuple[Score, float]:
+    """Return the score with a way to products with its Jacobian, and how asymmetric that is, zero where unknown.
 
     The Jacobian is restricted to the span of a few directions, V J V^T, which together touch all coordinates, and
     computed there by autograd and by central differences of two steps, whose disagreement tells their error.
@@ -415,9 +401,8 @@ def choose_product(score: Score, hvp: str, near: Tensor | None = None) -> float:
 
     M = differences(score.step)
     noise = (M - differences(score.step / 4)).abs()
-    if hvp != "auto":
-        score.score_vjp = None
-    score.by_differences = hvp == "finite-difference"
+    own = score.score_vjp if hvp == "auto" else None
+    score = replace(score, score_vjp=own, by_differences=hvp == "finite-difference")
     if not score.by_differences:
         automatic = _restricted(lambda x, v: autograd_pullback(score, x)[1](v), x, V)
         has_nan = bool((M.isfinite() & ~automatic.isfinite()).any())
@@ -431,11 +416,12 @@ def choose_product(score: Score, hvp: str, near: Tensor | None = None) -> float:
                 "that, or set hvp='auto' or 'finite-difference'."
             )
         has_no_graph = bool(M.any()) and not automatic.any()
-        score.by_differences = is_wrong or has_no_graph or isinstance(score.score_fn, BlackBox)
-    if score.score_vjp is not None:
-        _check_product(score, score.score_vjp, x)
-        score.by_differences = False
-    return _disagreement(M, M.mT, noise + noise.mT)
+        by_differences = is_wrong or has_no_graph or isinstance(score.score_fn, BlackBox)
+        score = replace(score, by_differences=by_differences)
+    if own is not None:
+        _check_product(score, own, x)
+        score = replace(score, by_differences=False)
+    return score, _disagreement(M, M.mT, noise + noise.mT)
 
 
 def _disagreement(A: Tensor, B: Tensor, error: Tensor) -> float:

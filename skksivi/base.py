@@ -7,6 +7,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from numbers import Integral, Real
 from typing import Any, ClassVar, Self
 
@@ -369,13 +370,18 @@ def _resolve_score(
 
     d = _unwrap(score_fn, n_features)[1]
     score = resolve(in_type, dtype=dtype, device=device, hvp=hvp, near=_points(near, d))
-    if hasattr(score_fn, "minibatch"):
-        for one in (score, score.double):
-            one.minibatch = _minibatches(one, moved(score_fn, device=device, dtype=one.dtype))
-    if hasattr(score_fn, "log_prob"):
-        for one in (score, score.double):
-            target = moved(score_fn, device=device, dtype=one.dtype)
-            one.log_prob = None if isinstance(one.score_fn, BlackBox) else target.log_prob
+    if score.in_double is not None:
+        score = replace(score, in_double=_of_target(score.in_double, score_fn))
+    return _of_target(score, score_fn)
+
+
+def _of_target(score: Score, target: Any) -> Score:
+    """Return a score with the density and the minibatches of its target, where it has them."""
+    target = moved(target, device=score.device, dtype=score.dtype)
+    if hasattr(target, "minibatch"):
+        score = replace(score, minibatch=_minibatches(score, target))
+    if hasattr(target, "log_prob") and not isinstance(score.score_fn, BlackBox):
+        score = replace(score, log_prob=target.log_prob)
     return score
 
 

@@ -16,35 +16,21 @@ from torch import Tensor
 
 from skksivi._affine import WhitenedScore
 from skksivi._families import JITTER, Bootstrap, Hierarchy, langevin_hierarchy
-from skksivi._fitting import (
-    CONSTRAINTS,
-    check_parameters,
-    concluded,
-    estimator_of,
-    find_checkpoint,
-    find_start,
-    kernel_in_u,
-    langevin_scale,
-    n_reports,
-    points_near_target,
-    remove_checkpoint,
-    train,
-    watch_of,
-)
 from skksivi._fused import value_and_gradients
 from skksivi._moments import MomentPenalty, Moments, moments
 from skksivi._pilot import Pilot
-from skksivi._samplers import Fit, Layers
+from skksivi._samplers import Fit, Layers, Tell
 from skksivi._score import Score
+from skksivi._trained import SteinTrained, langevin_scale
 from skksivi._training import Objective
 from skksivi._whitening import MAX_POINTS, Whitening, pulled_back
 from skksivi.annealing import BRIDGES, bridge_levels
-from skksivi.base import BaseApproximator, HasMethods, Integral, Interval, Real, StrOptions, Tell
+from skksivi.base import HasMethods, Integral, Interval, Real, StrOptions
 from skksivi.kernels import Kernel
 from skksivi.mixing import build_mixing
 
 
-class HKSIVIApproximator(BaseApproximator):
+class HKSIVIApproximator(SteinTrained):
     r"""Fit a hierarchy of Gaussian layers to a posterior known by its score.
 
     From a base :math:`x_T \sim q_T` the layers t = T-1, ..., 0 draw
@@ -145,8 +131,7 @@ class HKSIVIApproximator(BaseApproximator):
     """
 
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
-        **BaseApproximator._parameter_constraints,
-        **CONSTRAINTS,
+        **SteinTrained._parameter_constraints,
         "n_layers": [Interval(Integral, 1, None, closed="left")],
         "bridge": [StrOptions({"auto", *BRIDGES}), callable],
         "layer_weights": ["array-like", callable, None],
@@ -158,9 +143,6 @@ class HKSIVIApproximator(BaseApproximator):
     }
 
     family_: Hierarchy
-    whitening_: Whitening
-    loss_curve_: np.ndarray
-    ksd_curve_: np.ndarray
 
     def __init__(
         self,
@@ -292,18 +274,12 @@ class HKSIVIApproximator(BaseApproximator):
         """
         return super().score_samples(X)
 
-    def _points_near_target(self) -> Any:
-        return points_near_target(self)
-
-    def _n_reports(self) -> int:
-        return n_reports(self)
-
     def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
-        check_parameters(self)
+        self._check_parameters()
         self._layer_weights(self.n_layers)
         seed = generator.initial_seed()
-        checkpoint = find_checkpoint(self, score_fn)
-        start, resume = find_start(self, score_fn, generator, checkpoint, self._build)
+        checkpoint = self._open_checkpoint(score_fn)
+        start, resume = self._start(score_fn, generator, checkpoint)
         family: Any = copy.deepcopy(start.family)
         score = score_fn.on_all_data()
         sampling_score: Any = WhitenedScore(score.double, start.whitening.map)
@@ -315,13 +291,10 @@ class HKSIVIApproximator(BaseApproximator):
             return family.draw(n, generator, sampling_score, family.n_layers)[1]
 
         guards = start.penalty is not None
-        watch = watch_of(
-            self, score, start.whitening, family, draw, generator, guards=guards, draw_at_target=draw_base
-        )
+        watch = self._watch(score, start.whitening, family, draw, generator, guards=guards, draw_at_target=draw_base)
         score_u = pulled_back(score, start.whitening, generator)
         objective = self._objective(score_u.with_pullback, family, start.penalty, generator)
-        return train(
-            self,
+        return self._train_from(
             start,
             family,
             objective,
@@ -333,16 +306,12 @@ class HKSIVIApproximator(BaseApproximator):
             tell=tell,
         )
 
-    def _conclude(self, fit: Fit, score_fn: Score, generator: torch.Generator) -> BaseException | None:
-        remove_checkpoint(self.checkpoint, fit)
-        return concluded(fit, score_fn.on_all_data(), generator)
-
     def _objective(
         self, score_with_pullback: Any, family: Hierarchy, penalty: MomentPenalty | None, generator: torch.Generator
     ) -> Objective:
         """Return the weighted sum of KSD^2 over the layers."""
-        kernel = kernel_in_u(self, family.n_features)
-        estimator, n_draws = estimator_of(self, score_with_pullback)
+        kernel = self._kernel_in_u(family.n_features)
+        estimator, n_draws = self._estimator(score_with_pullback)
         beta = family.half_square.new_tensor(self._layer_weights(family.n_layers))
 
         def gradient_fn() -> Tensor:

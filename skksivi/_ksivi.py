@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
@@ -12,31 +13,17 @@ import torch
 from torch import Tensor
 
 from skksivi._families import JITTER, Bootstrap, Mixing, SemiImplicit, gaussian_layer
-from skksivi._fitting import (
-    CONSTRAINTS,
-    check_parameters,
-    concluded,
-    estimator_of,
-    find_checkpoint,
-    find_start,
-    kernel_in_u,
-    n_reports,
-    points_near_target,
-    remove_checkpoint,
-    temperature_of,
-    train,
-    warn_of_improper,
-    watch_of,
-)
 from skksivi._fused import value_and_gradients
 from skksivi._moments import MomentPenalty, moments
 from skksivi._pilot import Pilot
-from skksivi._regularization import Entropic, Laplacian, Term
-from skksivi._samplers import Fit, Layer
+from skksivi._regularization import Entropic, Laplacian, Term, tail_exponent
+from skksivi._samplers import Fit, Layer, Tell
 from skksivi._score import Score
+from skksivi._trained import SteinTrained, temperature
 from skksivi._training import Objective, Scheduled
+from skksivi._warnings import warn_caller
 from skksivi._whitening import MAX_FEATURES, MAX_POINTS, Whitening, pulled_back
-from skksivi.base import BaseApproximator, HasMethods, Integral, Interval, Real, StrOptions, Tell
+from skksivi.base import HasMethods, Integral, Interval, Real, StrOptions
 from skksivi.kernels import Kernel
 from skksivi.mixing import build_mixing
 
@@ -44,7 +31,7 @@ from skksivi.mixing import build_mixing
 MAX_LATENT_DIM = 100
 
 
-class KSIVIApproximator(BaseApproximator):
+class KSIVIApproximator(SteinTrained):
     r"""Fit a sampler to a posterior known by its score, by kernel semi-implicit variational inference.
 
     The fitted distribution is semi-implicit,
@@ -215,8 +202,7 @@ class KSIVIApproximator(BaseApproximator):
     """
 
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
-        **BaseApproximator._parameter_constraints,
-        **CONSTRAINTS,
+        **SteinTrained._parameter_constraints,
         "latent_dim": [Interval(Integral, 1, None, closed="left"), None],
         "mixing": [StrOptions({"auto", "normal", "pilot"}), HasMethods("build"), callable],
         "linear_skip": ["boolean"],
@@ -227,9 +213,6 @@ class KSIVIApproximator(BaseApproximator):
     }
 
     family_: SemiImplicit
-    whitening_: Whitening
-    loss_curve_: np.ndarray
-    ksd_curve_: np.ndarray
 
     def __init__(
         self,
@@ -333,29 +316,24 @@ class KSIVIApproximator(BaseApproximator):
         """
         return super().score_samples(X)
 
-    def _points_near_target(self) -> Any:
-        return points_near_target(self)
-
-    def _n_reports(self) -> int:
-        return n_reports(self)
-
     def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
-        self._check_parameters(score_fn.n_features)
+        self._check_parameters()
+        self._check_mixing(score_fn.n_features)
         if self.laplacian_weight and (score_fn.by_differences or score_fn.minibatch is not None):
             raise ValueError(
                 "`laplacian_weight` needs a score that torch can differentiate, of all of the data; set it to zero."
             )
-        warn_of_improper(self, score_fn)
+        if self.annealing is not None:
+            warn_of_improper(self.annealing, score_fn)
         seed = generator.initial_seed()
-        checkpoint = find_checkpoint(self, score_fn)
-        start, resume = find_start(self, score_fn, generator, checkpoint, self._build)
+        checkpoint = self._open_checkpoint(score_fn)
+        start, resume = self._start(score_fn, generator, checkpoint)
         whitening, family = start.whitening, copy.deepcopy(start.family)
         guards = isinstance(family.mixing, Bootstrap) and whitening.settled
-        watch = watch_of(self, score_fn, whitening, family, _draw, generator, guards=guards)
+        watch = self._watch(score_fn, whitening, family, _draw, generator, guards=guards)
         score_u = pulled_back(score_fn, whitening, generator)
         objective = self._objective(score_u, family, start.penalty, generator)
-        return train(
-            self,
+        return self._train_from(
             start,
             family,
             objective,
@@ -367,20 +345,16 @@ class KSIVIApproximator(BaseApproximator):
             tell=tell,
         )
 
-    def _conclude(self, fit: Fit, score_fn: Score, generator: torch.Generator) -> BaseException | None:
-        remove_checkpoint(self.checkpoint, fit)
-        return concluded(fit, score_fn, generator)
-
     def _objective(
         self, score_u: Any, family: SemiImplicit, penalty: MomentPenalty | None, generator: torch.Generator
     ) -> Objective:
         """Return the estimate of KSD^2 and the terms beside it."""
-        kernel = kernel_in_u(self, family.n_features)
-        estimator, n_draws = estimator_of(self, score_u)
+        kernel = self._kernel_in_u(family.n_features)
+        estimator, n_draws = self._estimator(score_u)
         like = next(family.parameters())
-        temperature = temperature_of(self, like)
+        tempers = None if self.annealing is None else temperature(self.annealing, like)
         terms: list[Term] = [] if penalty is None else [penalty]
-        schedules = [] if temperature is None else [temperature]
+        schedules = [] if tempers is None else [tempers]
         if self.entropic_weight:
             weight = Scheduled("entropic_weight", self.entropic_weight, like)
             terms.append(Entropic(weight))
@@ -393,7 +367,7 @@ class KSIVIApproximator(BaseApproximator):
         def gradient_fn() -> Tensor:
             (u, conditional_score), pull_draw = family.draw_with_pullback(n_draws, generator)
             s_p, pull_score = score_u.with_pullback(u)
-            c = None if temperature is None else temperature.value
+            c = None if tempers is None else tempers.value
             tempered = s_p if c is None else c * s_p
             ksd, du, df = value_and_gradients(u, tempered - conditional_score, kernel, estimator)
             du.add_(pull_score(df if c is None else c * df))
@@ -442,15 +416,29 @@ class KSIVIApproximator(BaseApproximator):
         """Tell whether the points of a pilot are to be the mixing distribution."""
         return self.mixing in ("auto", "pilot") and self.latent_dim is None and self.linear_skip
 
-    def _check_parameters(self, d: int) -> None:
+    def _check_mixing(self, d: int) -> None:
         has_pilot = self.whiten == "diagonal" or (self.whiten == "auto" and d <= MAX_FEATURES)
         if self.mixing == "pilot" and not (self._bootstraps() and has_pilot):
             raise ValueError(
                 "`mixing` is 'pilot', which needs latent_dim=None, linear_skip=True and whiten='diagonal' or, up to "
                 f"{MAX_FEATURES} features, 'auto'; change them, or set mixing='normal'."
             )
-        check_parameters(self)
 
 
 def _draw(family: SemiImplicit, n: int, generator: torch.Generator) -> Tensor:
     return family.draw(n, generator).x
+
+
+def warn_of_improper(annealing: Any, score_fn: Score) -> None:
+    """Warn where the tails of the target are powers so slow that tempering makes them improper."""
+    tempers, d = temperature(annealing, torch.zeros(())), score_fn.n_features
+    exponent, coldest = tail_exponent(score_fn.double, d), math.inf
+    for i in range(51):
+        tempers.advance(i / 50)
+        coldest = min(coldest, tempers.value.item())
+    if exponent is not None and coldest * exponent <= d:
+        warn_caller(
+            f"`annealing` starts at the inverse temperature {coldest:.3g}, but the tails of the target fall as "
+            f"|x|^-{exponent:.3g} in {d} dimensions, so that the tempered target has no finite mass below "
+            f"{d / exponent:.3g}: draws run away. Start above that, or do without.",
+        )

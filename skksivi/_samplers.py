@@ -81,6 +81,10 @@ class Fit(NamedTuple):
     remark: str | None = None
 
 
+#: Shows callbacks what a fit would be if it ended now; tells whether one of them wants it to end.
+Tell = Callable[[Fit], bool]
+
+
 @dataclass(frozen=True)
 class Gaussian:
     """The normal distribution N(m, L L^T)."""

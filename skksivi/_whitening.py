@@ -250,6 +250,13 @@ def _report(found: Modes | None, d: int) -> tuple[np.ndarray, np.ndarray]:
     return torch.stack([a.m for a in found.maps]).cpu().numpy(), found.weights.cpu().numpy()
 
 
+def points_near_target(whiten: Any, init: Any) -> Any:
+    """Return what these parameters say of where the target is, None for nothing."""
+    if init is None and whiten is not None and not isinstance(whiten, str):
+        return whiten[0] if len(whiten) else None
+    return init
+
+
 def starting_points(init: Any, score_fn: Score) -> Tensor:
     """Return the points (k, d) where climbs start."""
     d = score_fn.n_features

@@ -21,7 +21,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from skksivi._arrays import DTYPES, as_array, as_tensor, make_generator, make_seed, resolve_device
-from skksivi._samplers import Fit, HasDensity, Sampler, unweighted
+from skksivi._samplers import Fit, HasDensity, Sampler, Tell, unweighted
 from skksivi._score import BlackBox, Score, ScoreFunction, resolve
 from skksivi._version import DOCUMENTATION
 from skksivi.metrics import Judge
@@ -42,10 +42,6 @@ LEAST_WIDTH = 256
 
 #: Draws behind `score(target)`.
 N_SCORE_DRAWS = 2000
-
-
-#: Shows callbacks what a fit would be if it ended now; tells whether one of them wants it to end.
-Tell = Callable[[Fit], bool]
 
 
 class BaseApproximator(CallbackSupportMixin, DensityMixin, BaseEstimator, ABC):

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from skksivi._affine import Affine, Identity, LowRank
 from skksivi._pilot import batch_and_match, score_divergence
-from skksivi._samplers import Fit, Gaussian
+from skksivi._samplers import Fit, Gaussian, Tell
 from skksivi._score import Score
 from skksivi._warnings import warn_caller
 from skksivi._whitening import Whitening, find_whitening, laplace, pulled_back, starting_points
-from skksivi.base import BaseApproximator, Integral, Interval, Real, StrOptions, Tell
+from skksivi.base import BaseApproximator, Integral, Interval, Real, StrOptions
 from skksivi.baselines._descent import descend, set_gradient
 
 #: Constraints of the parameters of those that ascend the evidence lower bound.

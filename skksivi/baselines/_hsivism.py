@@ -10,25 +10,19 @@ import torch
 from torch import Tensor
 
 from skksivi._families import Hierarchy, Normal, langevin_hierarchy
-from skksivi._fitting import (
-    check_parameters,
-    concluded,
-    langevin_scale,
-    n_reports,
-    points_near_target,
-)
 from skksivi._pilot import Pilot
-from skksivi._samplers import Fit, Layers
+from skksivi._samplers import Fit, Layers, Tell
 from skksivi._score import Score
+from skksivi._trained import Trained, langevin_scale
 from skksivi._training import Objective
-from skksivi._whitening import Whitening, find_whitening, pulled_back
+from skksivi._whitening import Whitening, pulled_back
 from skksivi.annealing import BRIDGES, bridge_levels
-from skksivi.base import BaseApproximator, Integral, Interval, StrOptions, Tell
+from skksivi.base import Integral, Interval, StrOptions
 from skksivi.baselines._critic import CRITIC, Critics, critic_rate
-from skksivi.baselines._semi_implicit import TRAINING, ScoreInU, train
+from skksivi.baselines._semi_implicit import ScoreInU
 
 
-class HSIVISM(BaseApproximator):
+class HSIVISM(Trained):
     r"""Fit a hierarchy of Gaussian layers by Fisher divergences, each against a network that estimates it.
 
     The layers are those of `skksivi.HKSIVIApproximator`, from the base :math:`x_T \sim N(0, I)` on
@@ -118,8 +112,7 @@ class HSIVISM(BaseApproximator):
     """
 
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
-        **BaseApproximator._parameter_constraints,
-        **TRAINING,
+        **Trained._parameter_constraints,
         **CRITIC,
         "n_layers": [Interval(Integral, 1, None, closed="left")],
         "bridge": [StrOptions(set(BRIDGES)), callable],
@@ -127,10 +120,6 @@ class HSIVISM(BaseApproximator):
     }
 
     family_: Hierarchy
-    whitening_: Whitening
-    loss_curve_: np.ndarray
-    n_iter_: int
-    _score: Score
 
     def __init__(
         self,
@@ -210,25 +199,16 @@ class HSIVISM(BaseApproximator):
         """
         return super().score_samples(X)
 
-    def _points_near_target(self) -> Any:
-        return points_near_target(self)
-
-    def _n_reports(self) -> int:
-        return n_reports(self)
-
     def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
-        check_parameters(self)
+        self._check_parameters()
         score = score_fn.on_all_data()
-        whitening, pilot = find_whitening(self.whiten, score, generator, init=self.init, budget=self.whiten_budget)
+        whitening, pilot = self._find_whitening(score, generator)
         family = self._build(score, whitening, pilot, generator)
         objective = self._objective(pulled_back(score, whitening, generator), family, generator)
         seed = generator.initial_seed()
-        return train(
-            self, objective, family, generator, lambda family: Layers(family, whitening, score.double, seed), tell
+        return self._train(
+            objective, family, generator, lambda family: Layers(family, whitening, score.double, seed), tell
         )
-
-    def _conclude(self, fit: Fit, score_fn: Score, generator: torch.Generator) -> BaseException | None:
-        return concluded(fit, score_fn.on_all_data(), generator)
 
     def _build(
         self, score_fn: Score, whitening: Whitening, pilot: Pilot | None, generator: torch.Generator

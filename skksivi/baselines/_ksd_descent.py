@@ -10,12 +10,12 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
-from skksivi._fitting import KEEPING, points_near_target
-from skksivi._samplers import Fit, Particles
+from skksivi._samplers import Fit, Particles, Tell
 from skksivi._score import Score
+from skksivi._trained import KEEPING
 from skksivi._warnings import warn_caller
-from skksivi._whitening import Whitening
-from skksivi.base import BaseApproximator, Interval, Real, StrOptions, Tell
+from skksivi._whitening import Whitening, points_near_target
+from skksivi.base import BaseApproximator, Interval, Real, StrOptions
 from skksivi.baselines._descent import MovingPoints, descend, not_finite, set_gradient
 from skksivi.baselines._points import WITH_KERNEL, find_start, radial_kernel
 from skksivi.kernels import Kernel, squared_distances
@@ -202,7 +202,7 @@ class KSDDescent(BaseApproximator):
         self.random_state = random_state
 
     def _points_near_target(self) -> Any:
-        return points_near_target(self)
+        return points_near_target(self.whiten, self.init)
 
     def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
         kernel = radial_kernel(self.kernel, self.bandwidth, smooth=True)

@@ -10,12 +10,11 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from skksivi._fitting import points_near_target
-from skksivi._samplers import Chains, Fit
+from skksivi._samplers import Chains, Fit, Tell
 from skksivi._score import Score, ScoreFunction
 from skksivi._warnings import warn_caller
-from skksivi._whitening import Whitening
-from skksivi.base import BaseApproximator, Interval, Real, StrOptions, Tell
+from skksivi._whitening import Whitening, points_near_target
+from skksivi.base import BaseApproximator, Interval, Real, StrOptions
 from skksivi.baselines._chains import RUNNING, diagnostics, in_x, run, shortened
 from skksivi.baselines._points import LogRatio, density_in_u, find_start, ratio_in_u
 
@@ -217,7 +216,7 @@ class MALA(BaseApproximator):
         return diagnostics(self.chains_)
 
     def _points_near_target(self) -> Any:
-        return points_near_target(self)
+        return points_near_target(self.whiten, self.init)
 
     def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
         whitening, u = find_start(self.whiten, self.init, self.n_chains, score_fn, generator)

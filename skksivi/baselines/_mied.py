@@ -10,11 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi._fitting import points_near_target
-from skksivi._samplers import Fit, Particles
+from skksivi._samplers import Fit, Particles, Tell
 from skksivi._score import Score
-from skksivi._whitening import Whitening
-from skksivi.base import BaseApproximator, Interval, Real, StrOptions, Tell
+from skksivi._whitening import Whitening, points_near_target
+from skksivi.base import BaseApproximator, Interval, Real, StrOptions
 from skksivi.baselines._descent import MovingPoints, descend, set_gradient
 from skksivi.baselines._points import DESCENDING, density_in_u, find_start, log_densities, ratio_in_u
 from skksivi.kernels import squared_distances
@@ -202,7 +201,7 @@ class MIED(BaseApproximator):
         self.random_state = random_state
 
     def _points_near_target(self) -> Any:
-        return points_near_target(self)
+        return points_near_target(self.whiten, self.init)
 
     def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
         whitening, u = find_start(self.whiten, self.init, self.n_particles, score_fn, generator, at_least=2)

@@ -10,11 +10,10 @@ import torch
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from skksivi._fitting import points_near_target
-from skksivi._samplers import Chains, Fit
+from skksivi._samplers import Chains, Fit, Tell
 from skksivi._score import Score
-from skksivi._whitening import Whitening, pulled_back
-from skksivi.base import BaseApproximator, Interval, Real, Tell
+from skksivi._whitening import Whitening, points_near_target, pulled_back
+from skksivi.base import BaseApproximator, Interval, Real
 from skksivi.baselines._chains import RUNNING, diagnostics, in_x, run, shortened
 from skksivi.baselines._points import find_start
 
@@ -173,7 +172,7 @@ class SGLD(BaseApproximator):
         return diagnostics(self.chains_)
 
     def _points_near_target(self) -> Any:
-        return points_near_target(self)
+        return points_near_target(self.whiten, self.init)
 
     def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
         epsilon = step_sizes(self.step_size)

@@ -8,11 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi._fitting import points_near_target
-from skksivi._samplers import Fit, Particles
+from skksivi._samplers import Fit, Particles, Tell
 from skksivi._score import Score
-from skksivi._whitening import Whitening, pulled_back
-from skksivi.base import BaseApproximator, Tell
+from skksivi._whitening import Whitening, points_near_target, pulled_back
+from skksivi.base import BaseApproximator
 from skksivi.baselines._descent import MovingPoints, descend, set_gradient
 from skksivi.baselines._points import WITH_KERNEL, find_start, radial_kernel
 from skksivi.kernels import Kernel, squared_distances
@@ -147,7 +146,7 @@ class SVGD(BaseApproximator):
         self.random_state = random_state
 
     def _points_near_target(self) -> Any:
-        return points_near_target(self)
+        return points_near_target(self.whiten, self.init)
 
     def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
         kernel = radial_kernel(self.kernel, self.bandwidth)

@@ -1,0 +1,406 @@
+"""What the approximators share that train a family, from where they start to what they tell at the end."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import math
+import os
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from skksivi._arrays import as_array
+from skksivi._checkpoint import Checkpoint
+from skksivi._hooks import Report, Saving, Start
+from skksivi._moments import MomentPenalty, departure
+from skksivi._pilot import Pilot
+from skksivi._samplers import Fit, Sampler, Tell
+from skksivi._score import PRODUCTS, Halves, Score
+from skksivi._stein import GRADIENT_ESTIMATORS, GradientEstimator
+from skksivi._training import CHECK_EVERY, Adam, Hook, Objective, Run, Scheduled, Watch, minimise
+from skksivi._verdict import concluded
+from skksivi._whitening import MAX_POINTS, WHITENINGS, Whitening, find_whitening, points_near_target
+from skksivi.annealing import Linear
+from skksivi.base import BaseApproximator, Integral, Interval, Real, StrOptions
+from skksivi.kernels import Kernel, resolve_kernel
+from skksivi.metrics import Judge
+
+#: Draws whose moments are compared with the start's, and those of them whose discrepancy is computed.
+N_MONITOR_DRAWS, N_JUDGED_DRAWS = 4000, 1000
+
+#: Iterations between two comparisons.
+LOOK_EVERY = 500
+
+#: What may end a training that leaves the estimator fitted, in the state that was reached.
+KEEPING = (KeyboardInterrupt, FloatingPointError)
+
+#: Width of a kernel in whitened coordinates, in units of the square root of the dimension.
+WHITENED_BANDWIDTH = 0.5
+
+
+class Trained(BaseApproximator):
+    """Base of the approximators that train a family."""
+
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        **BaseApproximator._parameter_constraints,
+        "hidden_layer_sizes": ["array-like"],
+        "initial_scale": [Interval(Real, 0, None, closed="neither")],
+        "min_scale": [Interval(Real, 0, None, closed="left")],
+        "whiten": [StrOptions(set(WHITENINGS)), "array-like", None],
+        "init": ["array-like", None],
+        "whiten_budget": [Interval(Integral, 0, None, closed="left")],
+        "batch_size": [Interval(Integral, 2, None, closed="left")],
+        "max_iter": [Interval(Integral, 1, None, closed="left")],
+        "learning_rate": [Interval(Real, 0, None, closed="neither")],
+        "learning_rate_decay": [StrOptions({"cosine"}), "array-like", None],
+        "betas": ["array-like"],
+        "ema_decay": [Interval(Real, 0, 1, closed="left"), None],
+        "max_grad_norm": [Interval(Real, 0, None, closed="neither"), None],
+        "nonfinite": [StrOptions({"raise", "skip"})],
+        "verbose": [Interval(Integral, 0, None, closed="left")],
+    }
+
+    hidden_layer_sizes: Sequence[int]
+    initial_scale: Any
+    min_scale: float
+    whiten: Any
+    init: Any
+    whiten_budget: int
+    batch_size: int
+    max_iter: int
+    learning_rate: float
+    learning_rate_decay: Any
+    betas: tuple[float, float]
+    ema_decay: float | None
+    max_grad_norm: float | None
+    nonfinite: str
+    verbose: int
+    whitening_: Whitening
+    loss_curve_: np.ndarray
+    n_iter_: int
+
+    def _points_near_target(self) -> Any:
+        return points_near_target(self.whiten, self.init)
+
+    def _n_reports(self) -> int:
+        return -(-self.max_iter // CHECK_EVERY)
+
+    def _check_parameters(self) -> None:
+        """Check what scikit-learn's parameter constraints cannot express."""
+        if not all(_is(Integral, n) and n >= 1 for n in self.hidden_layer_sizes):
+            raise ValueError(f"`hidden_layer_sizes` must hold positive integers, got {self.hidden_layer_sizes!r}.")
+        if len(self.betas) != 2 or not all(_is(Real, b) and 0 <= b < 1 for b in self.betas):
+            raise ValueError(f"`betas` must be two numbers in [0, 1), got {self.betas!r}.")
+        if not isinstance(self.initial_scale, str) and self.initial_scale <= self.min_scale:
+            raise ValueError(
+                f"`initial_scale` must exceed `min_scale`, got {self.initial_scale!r} and {self.min_scale!r}."
+            )
+        decay: Any = self.learning_rate_decay
+        is_pair = decay is not None and not isinstance(decay, str)
+        if is_pair and (
+            len(decay) != 2 or not all(isinstance(a, Real) for a in decay) or not 0 < decay[0] <= 1 <= decay[1]
+        ):
+            raise ValueError(
+                "`learning_rate_decay` must be 'cosine', None or a pair (factor in (0, 1], iterations >= 1), got "
+                f"{decay!r}."
+            )
+
+    def _find_whitening(self, score_fn: Score, generator: torch.Generator) -> tuple[Whitening, Pilot | None]:
+        """Return the coordinates of the training, and the pilot where the rule makes one."""
+        return find_whitening(self.whiten, score_fn, generator, init=self.init, budget=self.whiten_budget)
+
+    def _minimise(
+        self,
+        objective: Objective,
+        family: nn.Module,
+        generator: torch.Generator,
+        sampler_of: Callable[[Any], Sampler],
+        tell: Tell | None,
+        *,
+        before: Sequence[Hook] = (),
+        after: Sequence[Hook] = (),
+        keeping: type[BaseException] | tuple[type[BaseException], ...] = KEEPING,
+        resume: dict[str, Any] | None = None,
+    ) -> Run:
+        """Train the family, with hooks before and after the report; raise what ends it and leaves nothing to keep."""
+        steps = Adam(self.learning_rate, self.learning_rate_decay, self.betas, self.max_grad_norm, self.ema_decay)
+        wanted = tell is not None or self.verbose
+        report = [Report(self.max_iter, self.verbose, sampler_of, tell)] if wanted else []
+        run = minimise(
+            objective,
+            family,
+            steps,
+            generator,
+            max_iter=self.max_iter,
+            nonfinite=self.nonfinite,
+            hooks=[*before, *report, *after],
+            resume=resume,
+        )
+        if not (run.ended_by is None or isinstance(run.ended_by, keeping)):
+            raise run.ended_by
+        family.requires_grad_(False)
+        return run
+
+    def _train(
+        self,
+        objective: Objective,
+        family: nn.Module,
+        generator: torch.Generator,
+        sampler_of: Callable[[Any], Sampler],
+        tell: Tell | None,
+    ) -> Fit:
+        """Minimise from here to the end; return what was learned."""
+        run = self._minimise(objective, family, generator, sampler_of, tell)
+        report = {"loss_curve_": run.losses.astype(np.float64), "n_iter_": len(run.losses)}
+        return Fit(sampler_of(family), report, run.ended_by)
+
+    def _conclude(self, fit: Fit, score_fn: Score, generator: torch.Generator) -> BaseException | None:
+        return concluded(fit, score_fn.on_all_data(), generator)
+
+
+def _is(kind: Any, value: Any) -> bool:  # isinstance, of which mypy does not know that numbers compare
+    return isinstance(value, kind)
+
+
+class SteinTrained(Trained):
+    """Base of KSIVI and HKSIVI, which minimise the kernel Stein discrepancy."""
+
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        **Trained._parameter_constraints,
+        "kernel": [str, Kernel],
+        "bandwidth": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto", "median"}), None],
+        "gradient_estimator": [StrOptions(set(GRADIENT_ESTIMATORS))],
+        "annealing": [StrOptions({"linear"}), callable, None],
+        "tol": [Interval(Real, 0, None, closed="left"), None],
+        "n_iter_no_change": [Interval(Integral, 1, None, closed="left")],
+        "hvp": [StrOptions(set(PRODUCTS))],
+        "checkpoint": [str, os.PathLike, None],
+        "checkpoint_every": [Interval(Integral, 1, None, closed="left")],
+        "warm_start": ["boolean"],
+    }
+
+    kernel: str | Kernel
+    bandwidth: float | str | None
+    gradient_estimator: str
+    mixing: Any
+    tol: float | None
+    n_iter_no_change: int
+    checkpoint: str | os.PathLike[str] | None
+    checkpoint_every: int
+    warm_start: bool
+    ksd_curve_: np.ndarray
+    family_: Any
+
+    # Where a fit starts
+
+    def _start(
+        self, score_fn: Score, generator: torch.Generator, checkpoint: Checkpoint | None
+    ) -> tuple[Start, dict[str, Any] | None]:
+        """Return where the training starts and, from a checkpoint, the state in which it goes on."""
+        if checkpoint is not None and checkpoint.found is not None:
+            start = Start(*(checkpoint.found[name] for name in Start._fields))
+            generator.manual_seed(start.seed)
+            return start, checkpoint.found["state"]
+        seed = generator.initial_seed()
+        if not self._continues():
+            whitening, pilot = self._find_whitening(score_fn, generator)
+            return Start(whitening, *self._build(score_fn, whitening, pilot, generator), seed), None
+        if self.n_features_in_ != score_fn.n_features:
+            raise ValueError(
+                f"`warm_start` continues a fit of {self.n_features_in_} features, but the target has "
+                f"{score_fn.n_features}; set warm_start=False."
+            )
+        family = copy.deepcopy(self.family_).to(score_fn.device, score_fn.dtype).requires_grad_()
+        family.mixing = copy.deepcopy(self.family_.mixing).to(score_fn.device)  # which keeps its precision
+        return Start(self.whitening_.to(score_fn.device), family, None, seed), None
+
+    def _continues(self) -> bool:
+        """Tell whether a fit goes on from the last one."""
+        return self.warm_start and hasattr(self, "family_")
+
+    @abstractmethod
+    def _build(
+        self, score_fn: Score, whitening: Whitening, pilot: Pilot | None, generator: torch.Generator
+    ) -> tuple[nn.Module, MomentPenalty | None]:
+        """Return a new family and what ties it to the pilot."""
+
+    def _open_checkpoint(self, score_fn: Score) -> Checkpoint | None:
+        """Return where a fit is saved, its settings and the score at two points being the mark of it."""
+        if self.checkpoint is None:
+            return None
+        if self.warm_start:
+            raise ValueError("`checkpoint` continues a fit by itself; set warm_start=False.")
+        if callable(self.mixing):
+            raise ValueError(
+                "`checkpoint` cannot keep a function given as `mixing`; use an object of skksivi.mixing."
+            )
+        ends = torch.tensor([[-0.5], [0.5]], dtype=torch.float64).expand(2, score_fn.n_features)
+        score = score_fn.double(ends.to(score_fn.device)).sum(1).tolist()
+        elsewhere = {"checkpoint", "checkpoint_every", "device", "random_state", "verbose"}
+        settings = {k: _named(v) for k, v in self.get_params().items() if k not in elsewhere}
+        return Checkpoint(
+            self.checkpoint,
+            {**settings, "n_features": score_fn.n_features, "score_fn at -1/2 and 1/2": [f"{s:.6g}" for s in score]},
+            score_fn.device,
+        )
+
+    # What is minimised
+
+    def _kernel_in_u(self, d: int) -> Kernel:
+        """Return the kernel; "auto" is a fixed width in whitened coordinates, else the kernel's own rule."""
+        if self.bandwidth != "auto":
+            return resolve_kernel(self.kernel, self.bandwidth)
+        fixed = isinstance(self.kernel, str) and self.whiten is not None
+        return resolve_kernel(self.kernel, WHITENED_BANDWIDTH * math.sqrt(d) if fixed else None)
+
+    def _estimator(self, score_u: Any) -> tuple[GradientEstimator, int]:
+        """Return the estimator of the discrepancy and the number of draws that it takes."""
+        estimator = GRADIENT_ESTIMATORS[self.gradient_estimator]
+        n = estimator.n_batches * self.batch_size
+        if isinstance(score_u, Halves):  # whose pairs within a half are biased
+            return GRADIENT_ESTIMATORS["vanilla"], n + n % 2
+        return estimator, n
+
+    def _watch(
+        self,
+        score_fn: Score,
+        whitening: Whitening,
+        family: nn.Module,
+        draw: Callable[[Any, int, torch.Generator], Tensor],
+        generator: torch.Generator,
+        *,
+        guards: bool,
+        draw_at_target: Callable[[Any, int, torch.Generator], Tensor] | None = None,
+    ) -> Watch | None:
+        """Return the rule by which states are compared, every one by draws from the same noise.
+
+        A guarded state is kept if it has the smallest discrepancy of those whose moments stay near those of
+        `draw_at_target`, by default the start's.
+        """
+        if self.tol is None and not guards:
+            return None
+        judge = Judge(score_fn.double, score_fn.n_features, score_fn.device, whitening.map)
+        seed = generator.initial_seed()
+
+        @torch.no_grad()
+        def draw_again(family: nn.Module, draw: Callable[..., Tensor] = draw) -> Tensor:
+            return draw(family, N_MONITOR_DRAWS, torch.Generator(score_fn.device).manual_seed(seed)).double()
+
+        start = draw_again(family, draw_at_target or draw)
+
+        def look(family: nn.Module) -> tuple[float, Any]:
+            u = draw_again(family)
+            try:
+                value = judge(whitening.map.unwhiten(u[:N_JUDGED_DRAWS]))
+            except ValueError:  # the score is not finite there
+                value = math.inf
+            return value, departure(u, start)
+
+        watch = Watch(look, self.tol, self.n_iter_no_change, every=LOOK_EVERY, keeps_best=guards)
+        if guards:
+            watch.look(family, 0)
+        return watch
+
+    def _train_from(
+        self,
+        start: Start,
+        family: nn.Module,
+        objective: Objective,
+        generator: torch.Generator,
+        *,
+        watch: Watch | None,
+        checkpoint: Checkpoint | None,
+        resume: dict[str, Any] | None,
+        sampler_of: Callable[[Any], Sampler],
+        tell: Tell | None,
+    ) -> Fit:
+        """Minimise; return what was learned, unless what ended it leaves nothing to keep."""
+        if watch is not None and resume is not None:
+            watch.resume(resume["watch"])
+        run = self._minimise(
+            objective,
+            family,
+            generator,
+            sampler_of,
+            tell,
+            before=[] if watch is None else [watch],
+            after=[] if checkpoint is None else [Saving(checkpoint, start, watch, self.checkpoint_every)],
+            keeping=BaseException if self.warm_start else KEEPING,
+            resume=resume,
+        )
+        losses, monitored = np.empty(0), np.empty((0, 2))
+        if self._continues():
+            losses, monitored = self.loss_curve_, self.ksd_curve_
+        looks = np.array([] if watch is None else watch.values).reshape(-1, 2)
+        n_iter = len(losses) + len(run.losses)
+        report: dict[str, Any] = {
+            "loss_curve_": np.concatenate([losses, run.losses]),
+            "ksd_curve_": np.concatenate([monitored, looks + np.array([len(losses), 0])]),
+            "engine_": run.engine,
+            "n_iter_": n_iter,
+            "best_iter_": n_iter if watch is None else len(losses) + watch.restore(family),
+        }
+        remark = None if watch is None else _remark(watch, report["best_iter_"])
+        return Fit(sampler_of(family), report, run.ended_by, remark)
+
+    def _conclude(self, fit: Fit, score_fn: Score, generator: torch.Generator) -> BaseException | None:
+        if self.checkpoint is not None and fit.ended_by is None:
+            Path(self.checkpoint).unlink(missing_ok=True)
+        return super()._conclude(fit, score_fn, generator)
+
+
+def temperature(annealing: Any, like: Tensor) -> Scheduled:
+    """Return the inverse temperature that multiplies the score, one without `annealing`."""
+    schedule = 1.0 if annealing is None else Linear() if isinstance(annealing, str) else annealing
+    return Scheduled("annealing", schedule, like, positive=True)
+
+
+def _remark(watch: Watch, best_iter: int) -> str | None:
+    """Say that a guarded training ended too far from its start, None if it did not."""
+    last = watch.last
+    if not watch.keeps_best or last is None or last.accepted:
+        return None
+    worst = int(last.excess.argmax())
+    return (
+        f"The training ended with coordinate {worst} of the whitened draws at {last.sd_ratio[worst]:.2f} times its "
+        f"standard deviation and its third moment changed by {last.third[worst]:+.2f}; the state of iteration "
+        f"{best_iter} is kept. Raise `pilot_weight` or `batch_size`, or lower `learning_rate`."
+    )
+
+
+def _named(value: Any) -> Any:
+    """Return a setting, of an object or a function its name; parameters of objects are settings of their own.
+
+    Of an array its shape and a checksum, for its text leaves out the most of it.
+    """
+    if callable(value):
+        return getattr(value, "__qualname__", type(value).__qualname__)
+    if isinstance(value, list | tuple):
+        return [_named(item) for item in value]
+    if hasattr(value, "__array__"):
+        array = np.ascontiguousarray(as_array(value))
+        return f"an array {array.shape} with checksum {hashlib.sha256(array.tobytes()).hexdigest()[:16]}"
+    return value
+
+
+def langevin_scale(
+    initial_scale: float, min_scale: float, score_fn: Score, whitening: Whitening, pilot: Pilot | None
+) -> Tensor:
+    r"""Return the sigma_ini of a hierarchy, shape (d,).
+
+    Its unit is that of u or, with a pilot, the width of the narrowest mode or, if less, that of a coordinate while
+    the others stand still, :math:`1 / \sqrt{E s_i^2}`: longer Langevin steps would not be stable.
+    """
+    d = score_fn.n_features
+    sigma = torch.full((d,), float(initial_scale), dtype=score_fn.dtype, device=score_fn.device)
+    if pilot is None:
+        return sigma
+    width = pilot.whitened(whitening.map, score_fn.dtype).thinned(MAX_POINTS // d).width_within()
+    stiff = pilot.conditional_sd(score_fn.double, whitening.map).to(sigma)
+    return (sigma * torch.minimum(width, stiff)).clamp_min(2 * min_scale)

@@ -47,4 +47,4 @@ doc: .venv/doc-ready
 	@touch $@
 
 clean:
-	rm -rf .venv build doc/_build doc/gallery doc/generated *.egg-info
+	rm -rf .venv .coverage build doc/_build doc/gallery doc/generated *.egg-info

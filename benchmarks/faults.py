@@ -837,9 +837,8 @@ def unguarded():
     check = _score.choose_product
 
     def blind(score, *arguments):
-        asymmetry = check(score, *arguments)
-        score.by_differences = False
-        return asymmetry
+        score, asymmetry = check(score, *arguments)
+        return replace(score, by_differences=False), asymmetry
 
     return mock.patch.object(_score, "choose_product", blind)
 

@@ -49,6 +49,7 @@ MODULES = {
     "_score": ["test_score", "targets/test_minibatches"],
     "_ksivi": ["test_ksivi", "test_regularization", "targets/test_minibatches"],
     "_hksivi": ["test_hksivi"],
+    "_regularization": ["test_regularization", "test_ksivi"],
 }
 
 #: What the package and its tests import, loaded once.
@@ -191,6 +192,8 @@ def fork(module: str, tree: ast.Module, mutant: Mutant | None, limit: int) -> in
 
 def tested(module: str, n: float, seed: int, jobs: int) -> dict[str, Any]:
     """Run the tests of a module on a sample of n of its mutants."""
+    if "skksivi" in sys.modules:
+        raise SystemExit("The package is imported already, so that no mutant would be seen: run this as a command.")
     start, tree = time.perf_counter(), ast.parse(source_of(module).read_text())
     possible = list(mutants(tree))
     tried = random.Random(f"{module} {seed}").sample(range(len(possible)), min(n, len(possible)))  # noqa: S311

@@ -52,16 +52,17 @@ __all__ = [
     "to_arviz",
 ]
 
-__getattr__, __dir__ = lazy(
-    __name__,
-    __all__,
-    {
-        "_hksivi": ["HKSIVIApproximator"],
-        "_ksivi": ["KSIVIApproximator"],
-        "_modes": ["modes"],
-        "diagnostics": ["diagnose"],
-        "export": ["to_arviz"],
-        "persistence": ["load", "save"],
-        "predictors": ["KSIVIClassifier", "KSIVIRegressor"],
-    },
-)
+if not TYPE_CHECKING:  # a checker would take any name for one of these
+    __getattr__, __dir__ = lazy(
+        __name__,
+        __all__,
+        {
+            "_hksivi": ["HKSIVIApproximator"],
+            "_ksivi": ["KSIVIApproximator"],
+            "_modes": ["modes"],
+            "diagnostics": ["diagnose"],
+            "export": ["to_arviz"],
+            "persistence": ["load", "save"],
+            "predictors": ["KSIVIClassifier", "KSIVIRegressor"],
+        },
+    )

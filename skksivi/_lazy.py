@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
+
+#: Held while something is imported: two threads that import parts of one library at once may see a half of it.
+_IMPORTING = threading.RLock()
 
 
 def lazy(
@@ -18,20 +23,21 @@ def lazy(
     package : str
         Its `__name__`.
     public : sequence of str
-        Its `__all__`. Names that are not in `where` are submodules.
+        Its `__all__`.
     where : mapping of str to sequence of str
-        Names by the submodule that defines them.
+        Names by the submodule that defines them; a name that is in none is a submodule.
     """
     home = {name: module for module, names in where.items() for name in names}
 
     def load(name: str) -> Any:
-        if name not in public:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module = f"{package}.{home.get(name, name)}"
-        try:
-            found = import_module(module)
-        except AttributeError as error:  # which would be taken for a name that is missing here
-            raise ImportError(f"`{module}` could not be imported: {error}") from error
+        if name not in home and (name.startswith("_") or find_spec(module) is None):
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        with _IMPORTING:
+            try:
+                found = import_module(module)
+            except AttributeError as error:  # which would be taken for a name that is missing here
+                raise ImportError(f"`{module}` could not be imported: {error}") from error
         if name in home:
             found = getattr(found, name)
         setattr(sys.modules[package], name, found)

@@ -25,7 +25,7 @@ from skksivi._samplers import Fit, HasDensity, Sampler, Tell, unweighted
 from skksivi._score import BlackBox, Score, ScoreFunction, resolve
 from skksivi._version import DOCUMENTATION
 from skksivi.metrics import Judge
-from skksivi.targets import from_score_fn
+from skksivi.targets._base import from_score_fn
 
 _state = random.getstate()
 from sklearn.callback import CallbackSupportMixin, with_callbacks  # noqa: E402  # imports rich, which draws from `random`

@@ -17,14 +17,10 @@ from skksivi._arrays import as_tensor, check_sample_weight, location_and_scale, 
 from skksivi._ksivi import KSIVIApproximator
 from skksivi._version import DOCUMENTATION
 from skksivi.base import BaseApproximator, Integral, Interval, Real, StrOptions
-from skksivi.targets import (
-    BayesianLinearRegression,
-    BayesianLogisticRegression,
-    BayesianMultinomialRegression,
-    BayesianNeuralNetwork,
-    Minibatches,
-    Target,
-)
+from skksivi.targets._base import Minibatches, Target
+from skksivi.targets._linear import BayesianLinearRegression, BayesianMultinomialRegression
+from skksivi.targets._logistic import BayesianLogisticRegression
+from skksivi.targets._network import BayesianNeuralNetwork
 
 __all__ = ["KSIVIClassifier", "KSIVIRegressor"]
 

@@ -1,6 +1,7 @@
 """Every approximator, short fits of it for what holds of any, and good ones that tests share."""
 
 import copy
+import warnings
 from functools import cache
 
 import numpy as np
@@ -111,7 +112,10 @@ class DrawsOf:
 
 @cache
 def _fit_once(name):
-    return clone(next(q for q in APPROXIMATORS if type(q).__name__ == name)).fit(GaussianTarget())
+    q = clone(next(q for q in APPROXIMATORS if type(q).__name__ == name))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return q.fit(GaussianTarget())
 
 
 def good_fit(name):

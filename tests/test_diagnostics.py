@@ -34,11 +34,18 @@ def warned(report):
 
 FITS = {type(q).__name__: q for q in APPROXIMATORS}
 SEMI_IMPLICIT = ["KSIVIApproximator", "HKSIVIApproximator", "SIVI", "HSIVISM"]
+WITH_DENSITY = [*SEMI_IMPLICIT, "SIVISM", "UIVI"]
+GAUSSIAN = ["Laplace", "FullRankVI", "BatchAndMatch"]
 
 
 def quick_for(*quick, of=FITS):
     """Names as parameters of a test that is slow but for some of them."""
     return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in of]
+
+
+@pytest.fixture
+def fitted(request):
+    return good_fit(request.param)
 
 
 @pytest.fixture
@@ -118,9 +125,9 @@ class Units(Target):
 # Every approximator, and what is right
 
 
-@pytest.mark.parametrize("name", quick_for("KSIVIApproximator", "MeanFieldVI", "SVGD", "MALA"))
-def test_every_approximator_has_a_report(name):
-    fitted = good_fit(name)
+@pytest.mark.parametrize("fitted", quick_for("KSIVIApproximator", "MeanFieldVI", "SVGD", "MALA"), indirect=True)
+def test_every_approximator_has_a_report(fitted):
+    name = type(fitted).__name__
     report = diagnose(fitted, GaussianTarget(), random_state=0)
     assert [check.name for check in report.checks] == NAMES
     for check in report.checks:
@@ -307,10 +314,9 @@ def test_theil_and_sens_slope_does_not_mind_outliers():
 # The draws whose density is known
 
 
-@pytest.mark.parametrize("name", quick_for("SIVI", "FullRankVI", of=[*SEMI_IMPLICIT, "FullRankVI"]))
-def test_ratios_to_the_density_of_the_draws_average_to_one(name):
+@pytest.mark.parametrize("fitted", quick_for("SIVI", *GAUSSIAN, of=[*WITH_DENSITY, *GAUSSIAN]), indirect=True)
+def test_ratios_to_the_density_of_the_draws_average_to_one(fitted):
     """The mean of p/q over draws of q is the integral of p, if q is the density of the draws."""
-    fitted = good_fit(name)
     x, log_q = _draws_with_density(fitted.sampler_, torch.Generator().manual_seed(0))
     ratios = np.exp(GaussianTarget().log_prob(x.double()).numpy() - log_q)
     assert abs(ratios.mean() - 1) < 5 * ratios.std() / np.sqrt(len(x)) + 1e-6

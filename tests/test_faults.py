@@ -280,6 +280,7 @@ def test_a_search_gives_the_same_with_one_process_and_with_two():
     [*((kernel, "laplace") for kernel in KERNELS), ("riesz", None), ("imq", "bam"), ("gaussian", "auto")],
 )
 def test_one_dimension_is_enough(kernel, whiten):
+    """Every kernel by the quickest rule, every rule once: the two do not know of each other."""
     q = KSIVIApproximator(kernel=kernel, whiten=whiten, max_iter=300, whiten_budget=20_000, random_state=0)
     X = q.fit(normal_score, n_features=1).sample(10_000)
     assert abs(X.mean() - 1) < 0.25  # Riesz without whitening is slow

@@ -19,8 +19,14 @@ LAZY = pytest.mark.parametrize("package", [skksivi, targets], ids=lambda p: p.__
 def test_every_public_name_is_found_and_listed(package):
     assert dir(package) == sorted(package.__all__)
     assert all(hasattr(package, name) for name in package.__all__)
-    with pytest.raises(AttributeError, match=f"'{package.__name__}' has no attribute 'nothing'"):
-        package.nothing  # noqa: B018
+    for name in ("nothing", "_nothing"):
+        with pytest.raises(AttributeError, match=f"'{package.__name__}' has no attribute '{name}'"):
+            getattr(package, name)
+
+
+def test_a_submodule_that_is_not_listed_is_found_too():
+    assert skksivi.diagnostics is importlib.import_module("skksivi.diagnostics")
+    assert "diagnostics" not in dir(skksivi)
 
 
 @LAZY
@@ -65,6 +71,27 @@ for name in skksivi.__all__:
     getattr(skksivi, name)
 assert not loaded("matplotlib", "jax", "pymc", "arviz_base", "ot")
 """
+
+
+THREADS = """
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+import skksivi
+names = ["baselines", "diagnose", "KSIVIRegressor", "plotting", "model_selection", "save", "modes", "to_arviz"]
+together = Barrier(len(names))
+def touch(name):
+    together.wait()
+    return getattr(skksivi, name)
+with ThreadPoolExecutor(len(names)) as pool:
+    assert None not in list(pool.map(touch, names))
+"""
+
+
+@pytest.mark.slow
+def test_threads_may_be_the_first_to_use_a_name():
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow

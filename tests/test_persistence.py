@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
@@ -137,6 +137,11 @@ def fitted():
     return Lazily(fit)
 
 
+@pytest.fixture
+def fitted_one(fitted, name):
+    return fitted[name]
+
+
 @pytest.fixture(scope="module")
 def saved(fitted, tmp_path_factory):
     """Files of some of them, as bytes."""
@@ -199,8 +204,8 @@ def assert_same(a, b):
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] if name in N_FEATURES else []) for name in ESTIMATORS]
 )
-def test_a_fitted_estimator_comes_back_bit_for_bit(fitted, name, way, tmp_path):
-    q = copy.deepcopy(fitted[name])
+def test_a_fitted_estimator_comes_back_bit_for_bit(fitted_one, name, way, tmp_path):
+    q = copy.deepcopy(fitted_one)
     q.sample(5)
     loaded = way(q, tmp_path)
     X = q.sample(300, random_state=0)
@@ -394,6 +399,11 @@ def refused(content, folder):
     return message
 
 
+def times(n):
+    """So many times the examples of other property tests: these are quick, and what they look for is rare."""
+    return settings(max_examples=n * settings.get_profile(settings.get_current_profile_name()).max_examples)
+
+
 which = st.sampled_from(["laplace", "pilot", "Laplace"])
 places = st.one_of(st.floats(0, 1, exclude_max=True), st.integers(0, 3000))
 
@@ -403,6 +413,7 @@ def place(where, content):
     return int(where * len(content)) if isinstance(where, float) else min(where, len(content) - 1)
 
 
+@times(6)
 @given(which, places, st.integers(0, 7))
 def test_a_flipped_bit_is_found(saved, tmp_path, name, where, bit):
     content = bytearray(saved[name])
@@ -410,11 +421,13 @@ def test_a_flipped_bit_is_found(saved, tmp_path, name, where, bit):
     refused(content, tmp_path)
 
 
+@times(3)
 @given(which, places)
 def test_a_truncated_file_is_found(saved, tmp_path, name, where):
     refused(saved[name][: place(where, saved[name])], tmp_path)
 
 
+@times(3)
 @given(which, places, st.binary(min_size=1, max_size=40), st.booleans())
 def test_bytes_put_in_or_over_are_found(saved, tmp_path, name, where, extra, over):
     content = saved[name]
@@ -424,6 +437,7 @@ def test_bytes_put_in_or_over_are_found(saved, tmp_path, name, where, extra, ove
         refused(changed, tmp_path)
 
 
+@times(2)
 @given(st.binary(max_size=200), st.booleans())
 def test_noise_is_refused(tmp_path, noise, with_length):
     refused(len(noise).to_bytes(8, "little") + noise if with_length else noise, tmp_path)
@@ -717,6 +731,7 @@ values = st.one_of(
 )
 
 
+@times(8)
 @given(which, st.integers(0, 10**6), values, st.booleans(), st.booleans())
 def test_any_edit_is_refused_or_gives_an_estimator_that_works(saved, tmp_path, name, i, value, in_state, removes):
     header, state, payload = opened(saved[name])

@@ -141,6 +141,7 @@ def test_networks_by_default_learn_a_curve_its_noise_and_where_there_are_no_data
     assert model.predict([[0.0]], return_std=True)[1][0] > 2 * np.median(std)
 
 
+@pytest.mark.slow
 @ORDINARY
 def test_networks_of_many_rows_see_minibatches_and_trained_starts_are_better_than_random_ones():
     rng = np.random.RandomState(0)
@@ -253,7 +254,9 @@ def predictions(m):
 
 
 @ORDINARY
-@pytest.mark.parametrize("estimator", [ESTIMATORS[0], ESTIMATORS[2]])
+@pytest.mark.parametrize(
+    "estimator", [ESTIMATORS[0], pytest.param(ESTIMATORS[1], marks=pytest.mark.slow), ESTIMATORS[2]]
+)
 def test_without_a_random_state_that_of_numpy_is_left_alone(estimator):
     before = str(np.random.get_state())
     first, second = (clone(estimator).set_params(random_state=None).fit(X, Y > 140) for _ in range(2))

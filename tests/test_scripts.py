@@ -5,6 +5,7 @@ import importlib
 import json
 import math
 import runpy
+import subprocess
 import sys
 import textwrap
 import warnings
@@ -52,12 +53,15 @@ COMMANDS = {
     "benchmarks/reference.py": ["waveform", "draws.npz", "--steps", "40"],
     "benchmarks/ksd_test.py": ["--quick", "--output", "ksd_test.png"],
     "benchmarks/dimensions.py": ["--dimensions", "20"],
-    "benchmarks/mutants.py": ["--modules", "_fused", "--sample", "1", "--out", "mutants.json"],
+    "benchmarks/mutants.py": ["--modules", "_stein", "--sample", "1", "--out", "mutants.json"],
     "benchmarks/faults.py": ["--quick", "--quality", "--faults", "exception at any call", "checkpoint damaged"],
     "benchmarks/posteriors.py": [],
     "benchmarks/defaults.py": ["--names", "log_gamma", "--seeds", "1", "--jobs", "1", "--max-iter", "50"],
     "benchmarks/speed.py": ["--quick", "--cases", "waveform", "network 751", "--out", "speed.json"],
 }
+#: The one that forks, and must not find the package imported.
+MUTANTS = "benchmarks/mutants.py"
+
 #: Those that take less than a second.
 QUICK = {
     "examples/plot_heavy_tails.py",
@@ -93,7 +97,8 @@ def test_what_a_script_imports_from_the_package_is_there(script):
 
 def run(script, arguments, folder):
     """Run a script as `python script ...` would in this folder, without the seconds of importing all again."""
-    before, threads = set(sys.modules), torch.get_num_threads()
+    before, threads, jax = set(sys.modules), torch.get_num_threads(), sys.modules.get("jax")
+    x64 = jax is not None and jax.config.jax_enable_x64
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         patch.chdir(folder)
@@ -105,7 +110,7 @@ def run(script, arguments, folder):
             plt.close("all")
             torch.set_num_threads(threads)
             if "jax" in sys.modules:
-                sys.modules["jax"].config.update("jax_enable_x64", False)
+                sys.modules["jax"].config.update("jax_enable_x64", x64)
             for name in set(sys.modules) - before:
                 if is_beside(script, sys.modules[name]):
                     del sys.modules[name]
@@ -116,7 +121,8 @@ def is_beside(script, module):
 
 
 @pytest.mark.parametrize(
-    "command", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in COMMANDS]
+    "command",
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in COMMANDS if name != MUTANTS],
 )
 def test_script_runs(command, tmp_path, capsys):
     script, *table = command.split()
@@ -126,6 +132,14 @@ def test_script_runs(command, tmp_path, capsys):
     for name in arguments:
         if name.endswith((".png", ".npz")):
             assert (tmp_path / name).stat().st_size > 1000
+
+
+@pytest.mark.slow
+def test_a_mutant_of_the_estimators_is_killed(tmp_path):
+    command = [sys.executable, ROOT / MUTANTS, *COMMANDS[MUTANTS]]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
+    found = json.loads((tmp_path / "mutants.json").read_text())["_stein"]
+    assert (found["tried"], found["killed"], found["survivors"]) == (1, 1, [])
 
 
 @pytest.mark.slow

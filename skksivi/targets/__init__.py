@@ -38,19 +38,20 @@ __all__ = [
     "from_score_fn",
 ]
 
-__getattr__, __dir__ = lazy(
-    __name__,
-    __all__,
-    {
-        "_base": ["Minibatches", "Target", "from_rows", "from_score_fn"],
-        "_bridges": ["from_log_prob"],
-        "_diffusion": ["ConditionedDiffusion"],
-        "_jax": ["from_jax", "from_numpyro"],
-        "_linear": ["BayesianLinearRegression", "BayesianMultinomialRegression"],
-        "_logistic": ["BayesianLogisticRegression"],
-        "_network": ["BayesianNeuralNetwork"],
-        "_pymc": ["from_pymc"],
-        "_stan": ["from_bridgestan"],
-        "_toy": ["Banana", "EightGaussians", "Multimodal", "StudentT", "XShaped"],
-    },
-)
+if not TYPE_CHECKING:  # a checker would take any name for one of these
+    __getattr__, __dir__ = lazy(
+        __name__,
+        __all__,
+        {
+            "_base": ["Minibatches", "Target", "from_rows", "from_score_fn"],
+            "_bridges": ["from_log_prob"],
+            "_diffusion": ["ConditionedDiffusion"],
+            "_jax": ["from_jax", "from_numpyro"],
+            "_linear": ["BayesianLinearRegression", "BayesianMultinomialRegression"],
+            "_logistic": ["BayesianLogisticRegression"],
+            "_network": ["BayesianNeuralNetwork"],
+            "_pymc": ["from_pymc"],
+            "_stan": ["from_bridgestan"],
+            "_toy": ["Banana", "EightGaussians", "Multimodal", "StudentT", "XShaped"],
+        },
+    )

@@ -86,9 +86,10 @@ def by_chain(step, n_burn_in):
     return move
 
 
-def test_gradients_are_unbiased_after_the_chain_has_forgotten_its_start():
+@pytest.mark.parametrize("n", [150, pytest.param(600, marks=pytest.mark.slow)])
+def test_gradients_are_unbiased_after_the_chain_has_forgotten_its_start(n):
     q = LinearFamily()
-    rows = gradients_of(q, 150, by_chain(0.25, 10))
+    rows = gradients_of(q, n, by_chain(0.25, 10))
     assert z_scores(rows, exact_gradient(q)).abs().max() < 4
 
 
@@ -107,9 +108,10 @@ def test_gradients_are_biased_where_the_chain_cannot_move_or_starts_elsewhere():
     assert z_scores(gradients_of(q, 300, from_elsewhere), exact_gradient(q)).abs().max() > 10
 
 
-def test_the_gradient_of_the_training_is_the_unbiased_one():
-    q, n = LinearFamily(), 500
-    est = UIVI(batch_size=n, n_burn_in=15, max_iter=1)
+@pytest.mark.parametrize("n", [500, pytest.param(2000, marks=pytest.mark.slow)])
+def test_the_gradient_of_the_training_is_the_unbiased_one(n):
+    q = LinearFamily()
+    est = UIVI(batch_size=n, n_burn_in=n // 100 + 10, max_iter=1)
     temperature = Scheduled("annealing", 1.0, q.b)
     objective = est._objective(in_double(target_score, 2), temperature, q.family, generator())
     objective.advance(0.0)

@@ -249,31 +249,6 @@ class HKSIVIApproximator(SteinTrained):
             return super().sample(n_samples, random_state)
         return self._sample(n_samples, random_state, layer=layer)
 
-    def score_samples(self, X: Any) -> np.ndarray:
-        r"""Estimate the log-density of the fitted distribution through its last layer.
-
-        .. math:: \log \frac{1}{K} \sum_{k=1}^{K} q(x_0 | x_{1,k}), \quad x_{1,k} \sim q_1, \quad K = 10{,}000,
-
-        too small on average where :math:`\sigma_0` is small against the spread of :math:`x_1` in many dimensions.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, n_features)
-
-        Returns
-        -------
-        log_density : ndarray of shape (n,)
-            In nats, float64.
-
-        Raises
-        ------
-        NotFittedError
-            Before `fit`.
-        ValueError
-            X has another number of columns than the target had, or holds non-finite values.
-        """
-        return super().score_samples(X)
-
     def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
         self._check_parameters()
         self._layer_weights(self.n_layers)

@@ -155,6 +155,8 @@ class KSIVIApproximator(SteinTrained):
 
     Attributes
     ----------
+    sampler_ : Sampler
+        What draws, in x: ``sampler_.sample(n, generator)`` and ``sampler_.log_density(x)``, on tensors.
     family_ : Module
         The fitted family, in the whitened coordinates u.
     whitening_ : Whitening
@@ -288,33 +290,6 @@ class KSIVIApproximator(SteinTrained):
         self.dtype = dtype
         self.random_state = random_state
         self.verbose = verbose
-
-    def score_samples(self, X: Any) -> np.ndarray:
-        r"""Estimate the log-density of the fitted distribution.
-
-        .. math:: \log \frac{1}{K} \sum_{k=1}^{K} q(x | z_k), \quad z_k \sim q(z), \quad K = 10{,}000.
-
-        The sum under the logarithm is unbiased for q(x), so that its logarithm is too small on average, by about
-        :math:`\mathrm{Var}[q(x|z)] / (2 K q(x)^2)`: little in few dimensions, much where :math:`\sigma` is small
-        against the spread of :math:`\mu(z)` in many. The same z serve every call.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, n_features)
-
-        Returns
-        -------
-        log_density : ndarray of shape (n,)
-            In nats, float64.
-
-        Raises
-        ------
-        NotFittedError
-            Before `fit`.
-        ValueError
-            X has another number of columns than the target had, or holds non-finite values.
-        """
-        return super().score_samples(X)
 
     def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
         self._check_parameters()

@@ -367,9 +367,9 @@ MISTAKES = {
 
 def test_what_the_base_class_does_is_done_by_it_alone(unfitted):
     """So that a few of them will do below for all."""
-    few = (BaseApproximator, KSIVIApproximator, HKSIVIApproximator, SIVI, HSIVISM)
-    for name in ("fit", "sample", "score", "score_samples"):
-        assert getattr(type(unfitted), name) in {getattr(cls, name) for cls in few}
+    for name in ("fit", "score", "score_samples"):
+        assert getattr(type(unfitted), name) is getattr(BaseApproximator, name)
+    assert type(unfitted).sample in (BaseApproximator.sample, HKSIVIApproximator.sample)
 
 
 @pytest.mark.parametrize("q", [KSIVIApproximator(), Laplace()], ids=lambda q: type(q).__name__)
@@ -390,9 +390,7 @@ LATER_MISTAKES = {
 }
 
 
-@pytest.mark.parametrize(
-    "q", [Laplace(), KSIVIApproximator(), HKSIVIApproximator(), SIVI(), HSIVISM()], ids=lambda q: type(q).__name__
-)
+@pytest.mark.parametrize("q", [Laplace(), KSIVIApproximator(), HKSIVIApproximator()], ids=lambda q: type(q).__name__)
 @pytest.mark.parametrize("mistake", LATER_MISTAKES)
 def test_a_mistake_after_fit_gives_a_clear_error(q, mistake):
     act, error, message = LATER_MISTAKES[mistake]

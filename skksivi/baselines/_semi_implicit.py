@@ -6,7 +6,6 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -46,32 +45,6 @@ class SemiImplicitVI(Trained):
         self, score_u: ScoreInU, temperature: Scheduled, family: SemiImplicit, generator: torch.Generator
     ) -> Objective:
         """Return what is minimised, of a score and the inverse temperature that multiplies it."""
-
-    def score_samples(self, X: Any) -> np.ndarray:
-        r"""Estimate the log-density of the fitted distribution.
-
-        .. math:: \log \frac{1}{K} \sum_{k=1}^{K} q(x | z_k), \quad z_k \sim q(z), \quad K = 10{,}000.
-
-        It is too small on average, little in few dimensions, much where :math:`\sigma` is small against the spread
-        of :math:`\mu(z)` in many.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, n_features)
-
-        Returns
-        -------
-        log_density : ndarray of shape (n,)
-            In nats, float64.
-
-        Raises
-        ------
-        NotFittedError
-            Before `fit`.
-        ValueError
-            X has another number of columns than the target had, or holds non-finite values.
-        """
-        return super().score_samples(X)
 
     def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
         self._check_parameters()

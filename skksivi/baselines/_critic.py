@@ -47,41 +47,52 @@ def fisher_bound(network: Map, x: Tensor, f: Tensor, offset: Tensor | float = 0.
     return Bound((g * (2 * f - g)).sum(-1).mean(), pull(dg, True), g * (2 / len(x)), dg)
 
 
-def critic_rate(est: Any, like: Tensor) -> Scheduled:
-    """Return the learning rate of the critics, lowered as that of the sampler is."""
-    factor = learning_rate_factor(est.learning_rate_decay, est.max_iter)
-    return Scheduled(
-        "critic_learning_rate", lambda t: est.critic_learning_rate * factor(round(t * est.max_iter)), like
-    )
-
-
 class Critics:
     """Networks g_t that are trained to be s_p - s_q, one a layer of draws.
 
     Parameters
     ----------
-    est : estimator
-        Has the parameters of `CRITIC`, and those of the training.
+    hidden_layer_sizes : sequence of int
+    steps : Adam
+    max_iter : int
+        Iterations of the sampler, over which the rate of these steps falls.
     n_layers, n_features : int
     generator : torch.Generator
     dtype : torch.dtype
+
+    Attributes
+    ----------
+    rate : Scheduled
+        The learning rate, lowered as that of the sampler is.
     """
 
     def __init__(
-        self, est: Any, n_layers: int, n_features: int, generator: torch.Generator, dtype: torch.dtype
+        self,
+        hidden_layer_sizes: Sequence[int],
+        steps: Adam,
+        max_iter: int,
+        *,
+        n_layers: int,
+        n_features: int,
+        generator: torch.Generator,
+        dtype: torch.dtype,
     ) -> None:
-        widths: Any = est.critic_hidden_layer_sizes
+        widths: Any = hidden_layer_sizes
         if not all(isinstance(n, Integral) and int(n) >= 1 for n in widths):
             raise ValueError(f"`critic_hidden_layer_sizes` must hold positive integers, got {widths!r}.")
         sizes = [n_features, *widths, n_features]
         self.networks: Sequence[Any] = [MultilayerPerceptron(sizes, generator, dtype) for _ in range(n_layers)]
-        self._iterate = Iterate(nn.ModuleList(self.networks), Adam(est.critic_learning_rate, betas=est.betas))
+        self._iterate = Iterate(nn.ModuleList(self.networks), steps)
+        factor = learning_rate_factor(steps.learning_rate_decay, max_iter)
+        self.rate = Scheduled(
+            "critic_learning_rate", lambda t: steps.learning_rate * factor(round(t * max_iter)), self._iterate.flat
+        )
 
-    def climb(self, rate: Tensor, x: Tensor, f: Tensor, offset: Tensor | None = None) -> None:
+    def climb(self, x: Tensor, f: Tensor, offset: Tensor | None = None) -> None:
         """Take a step of Adam up the bounds at x, f and the offsets of the networks, all (T, n, d)."""
         value = self.bounds(x, f, offset).value.sum()
         self._iterate.gradient.neg_()  # a step descends
-        self._iterate.rate.copy_(rate)
+        self._iterate.rate.copy_(self.rate.value)
         self._iterate.step(value)
 
     def bounds(self, x: Tensor, f: Tensor, offset: Tensor | None = None) -> Bound:

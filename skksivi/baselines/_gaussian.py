@@ -20,16 +20,6 @@ from skksivi._whitening import Whitening, find_whitening, laplace, pulled_back, 
 from skksivi.base import BaseApproximator, Integral, Interval, Real, StrOptions
 from skksivi.baselines._descent import descend, set_gradient
 
-#: Constraints of the parameters of those that ascend the evidence lower bound.
-ASCENDING: dict[str, list[Any]] = {
-    **BaseApproximator._parameter_constraints,
-    "batch_size": [Interval(Integral, 1, None, closed="left")],
-    "max_iter": [Interval(Integral, 1, None, closed="left")],
-    "learning_rate": [Interval(Real, 0, None, closed="neither")],
-    "learning_rate_decay": [StrOptions({"cosine"}), None],
-    "init": ["array-like", None],
-}
-
 #: Decay of the average over iterations that is kept.
 EMA_DECAY = 0.99
 
@@ -164,52 +154,6 @@ class _Parameters(nn.Module):
         return Affine(a.detach(), sum(T, torch.diag(b.exp())).detach())
 
 
-def ascend(
-    est: Any, score_fn: Score, whitening: Whitening, gradient: Callable[..., Any], generator: torch.Generator
-) -> Fit:
-    """Maximise the evidence lower bound over Gaussians, from N(0, I) in u.
-
-    Parameters
-    ----------
-    est : estimator
-    score_fn : Score
-    whitening : Whitening
-        With an `Affine` map.
-    gradient : callable
-        `mean_field_gradient` or `full_rank_gradient`.
-    generator : torch.Generator
-
-    """
-    score_u = pulled_back(score_fn, whitening, generator)
-    d, full_rank = score_fn.n_features, gradient is full_rank_gradient
-    q = _Parameters(d, full_rank=full_rank, like=torch.empty(0, dtype=score_fn.dtype, device=score_fn.device))
-
-    def gradient_fn() -> Tensor:
-        a, b, *T = q.each
-        xi = torch.randn(est.batch_size, d, generator=generator, dtype=a.dtype, device=a.device)
-        u = a + b.exp() * xi
-        for strict in T:
-            u += xi @ strict.mT
-        s, _ = score_u.with_pullback(u)
-        norm = a.new_zeros(())
-        for parameter, g in zip(q.each, gradient(s, xi, b), strict=True):
-            set_gradient(parameter, -g)
-            norm += g.square().sum()
-        return norm.sqrt()
-
-    norms, ended_by = descend(
-        gradient_fn,
-        q,
-        generator,
-        max_iter=est.max_iter,
-        learning_rate=est.learning_rate,
-        learning_rate_decay=est.learning_rate_decay,
-        ema_decay=EMA_DECAY,
-    )
-    (m, L), (a, T) = whitening.map, (value.double() for value in q.map())
-    return Fit(Gaussian(Affine(m + L @ a, L @ T)), {"norm_curve_": norms, "n_iter_": len(norms)}, ended_by)
-
-
 def one_point(init: Any, score_fn: Score) -> Any:
     """Return `init`, which is one point or None."""
     if init is not None and np.ndim(init) != 1:
@@ -241,7 +185,62 @@ def conditional_scales(q: Affine) -> Tensor:
     return torch.linalg.solve_triangular(q.L, eye, upper=False).square().sum(0).rsqrt()
 
 
-class MeanFieldVI(BaseApproximator):
+class Ascending(BaseApproximator):
+    """Base of the Gaussians that maximise the evidence lower bound."""
+
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        **BaseApproximator._parameter_constraints,
+        "batch_size": [Interval(Integral, 1, None, closed="left")],
+        "max_iter": [Interval(Integral, 1, None, closed="left")],
+        "learning_rate": [Interval(Real, 0, None, closed="neither")],
+        "learning_rate_decay": [StrOptions({"cosine"}), None],
+        "init": ["array-like", None],
+    }
+
+    batch_size: int
+    max_iter: int
+    learning_rate: float
+    learning_rate_decay: str | None
+    init: Any
+
+    def _points_near_target(self) -> Any:
+        return self.init
+
+    def _ascend(
+        self, score_fn: Score, whitening: Whitening, gradient: Callable[..., Any], generator: torch.Generator
+    ) -> Fit:
+        """Maximise the bound by `mean_field_gradient` or `full_rank_gradient`, from N(0, I) in u."""
+        score_u = pulled_back(score_fn, whitening, generator)
+        d, full_rank = score_fn.n_features, gradient is full_rank_gradient
+        q = _Parameters(d, full_rank=full_rank, like=torch.empty(0, dtype=score_fn.dtype, device=score_fn.device))
+
+        def gradient_fn() -> Tensor:
+            a, b, *T = q.each
+            xi = torch.randn(self.batch_size, d, generator=generator, dtype=a.dtype, device=a.device)
+            u = a + b.exp() * xi
+            for strict in T:
+                u += xi @ strict.mT
+            s, _ = score_u.with_pullback(u)
+            norm = a.new_zeros(())
+            for parameter, g in zip(q.each, gradient(s, xi, b), strict=True):
+                set_gradient(parameter, -g)
+                norm += g.square().sum()
+            return norm.sqrt()
+
+        norms, ended_by = descend(
+            gradient_fn,
+            q,
+            generator,
+            max_iter=self.max_iter,
+            learning_rate=self.learning_rate,
+            learning_rate_decay=self.learning_rate_decay,
+            ema_decay=EMA_DECAY,
+        )
+        (m, L), (a, T) = whitening.map, (value.double() for value in q.map())
+        return Fit(Gaussian(Affine(m + L @ a, L @ T)), {"norm_curve_": norms, "n_iter_": len(norms)}, ended_by)
+
+
+class MeanFieldVI(Ascending):
     r"""Gaussian of independent coordinates that maximises the evidence lower bound.
 
     .. math:: \max_{m, \sigma}\; E_q \log p(x) + \sum_i \log \sigma_i, \quad q = N(m, \mathrm{diag}\, \sigma^2),
@@ -293,8 +292,6 @@ class MeanFieldVI(BaseApproximator):
     array([[4.]])
     """
 
-    _parameter_constraints: ClassVar[dict[str, list[Any]]] = ASCENDING
-
     def __init__(
         self,
         *,
@@ -316,17 +313,14 @@ class MeanFieldVI(BaseApproximator):
         self.dtype = dtype
         self.random_state = random_state
 
-    def _points_near_target(self) -> Any:
-        return self.init
-
     def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
         start = at_mode(score_fn, self.init, generator)
         diagonal = Affine(start.map.m, conditional_scales(start.map).diag())
         whitening = dataclasses.replace(start, map=diagonal)
-        return ascend(self, score_fn, whitening, mean_field_gradient, generator)
+        return self._ascend(score_fn, whitening, mean_field_gradient, generator)
 
 
-class FullRankVI(BaseApproximator):
+class FullRankVI(Ascending):
     r"""Gaussian that maximises the evidence lower bound.
 
     .. math:: \max_{m, L}\; E_q \log p(x) + \log \det L, \quad q = N(m, L L^\top),
@@ -376,8 +370,6 @@ class FullRankVI(BaseApproximator):
     array([[4.]])
     """
 
-    _parameter_constraints: ClassVar[dict[str, list[Any]]] = ASCENDING
-
     def __init__(
         self,
         *,
@@ -399,12 +391,9 @@ class FullRankVI(BaseApproximator):
         self.dtype = dtype
         self.random_state = random_state
 
-    def _points_near_target(self) -> Any:
-        return self.init
-
     def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
         start = at_mode(score_fn, self.init, generator)
-        return ascend(self, score_fn, start, full_rank_gradient, generator)
+        return self._ascend(score_fn, start, full_rank_gradient, generator)
 
 
 class BatchAndMatch(BaseApproximator):

@@ -14,11 +14,11 @@ from skksivi._pilot import Pilot
 from skksivi._samplers import Fit, Layers, Tell
 from skksivi._score import Score
 from skksivi._trained import Trained, langevin_scale
-from skksivi._training import Objective
+from skksivi._training import Adam, Objective
 from skksivi._whitening import Whitening, pulled_back
 from skksivi.annealing import BRIDGES, bridge_levels
 from skksivi.base import Integral, Interval, StrOptions
-from skksivi.baselines._critic import CRITIC, Critics, critic_rate
+from skksivi.baselines._critic import CRITIC, Critics
 from skksivi.baselines._semi_implicit import ScoreInU
 
 
@@ -199,22 +199,28 @@ class HSIVISM(Trained):
         )
 
     def _objective(self, score_u: ScoreInU, family: Hierarchy, generator: torch.Generator) -> Objective:
-        critics = Critics(self, self.n_layers, family.n_features, generator, family.half_square.dtype)
+        critics = Critics(
+            self.critic_hidden_layer_sizes,
+            Adam(self.critic_learning_rate, self.learning_rate_decay, self.betas),
+            self.max_iter,
+            n_layers=self.n_layers,
+            n_features=family.n_features,
+            generator=generator,
+            dtype=family.half_square.dtype,
+        )
 
         def draw() -> tuple[Tensor, Tensor, Callable[[Tensor, Tensor], None]]:
             return family.draw_with_pullback(
                 self.batch_size, generator, score_u.with_pullback, through=not self.stop_gradient
             )
 
-        rate = critic_rate(self, family.half_square)
-
         def gradient_fn() -> Tensor:
             for _ in range(self.n_critic_steps):
                 u, f, _ = draw()
-                critics.climb(rate.value, u, f)
+                critics.climb(u, f)
             u, f, pullback = draw()
             bound = critics.bounds(u, f)
             pullback(bound.dx, bound.df)
             return bound.value.sum()
 
-        return Objective(gradient_fn, [rate])
+        return Objective(gradient_fn, [critics.rate])

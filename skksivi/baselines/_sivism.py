@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from skksivi._families import SemiImplicit
-from skksivi._training import Objective, Scheduled
+from skksivi._training import Adam, Objective, Scheduled
 from skksivi.base import Interval, Real
-from skksivi.baselines._critic import CRITIC, Critics, critic_rate
+from skksivi.baselines._critic import CRITIC, Critics
 from skksivi.baselines._semi_implicit import ScoreInU, SemiImplicitVI, Tempered
 
 
@@ -160,8 +160,15 @@ class SIVISM(SemiImplicitVI):
         self, score_u: ScoreInU, temperature: Scheduled, family: SemiImplicit, generator: torch.Generator
     ) -> Objective:
         like = next(family.parameters())
-        critics = Critics(self, 1, family.n_features, generator, like.dtype)
-        rate = critic_rate(self, like)
+        critics = Critics(
+            self.critic_hidden_layer_sizes,
+            Adam(self.critic_learning_rate, self.learning_rate_decay, self.betas),
+            self.max_iter,
+            n_layers=1,
+            n_features=family.n_features,
+            generator=generator,
+            dtype=like.dtype,
+        )
         skip = Scheduled("critic_skip", self.critic_skip, like)
         score, psi = Tempered(score_u, temperature.value), skip.value
 
@@ -169,11 +176,11 @@ class SIVISM(SemiImplicitVI):
             for _ in range(self.n_critic_steps):
                 u, conditional_score = family.draw(self.batch_size, generator)
                 s_p, _ = score.with_pullback(u)
-                critics.climb(rate.value, u[None], (s_p - conditional_score)[None], psi * s_p[None])
+                critics.climb(u[None], (s_p - conditional_score)[None], psi * s_p[None])
             (u, conditional_score), pull_draw = family.draw_with_pullback(self.batch_size, generator)
             s_p, pull_score = score.with_pullback(u)
             bound = critics.bounds(u[None], (s_p - conditional_score)[None], psi * s_p[None])
             pull_draw(bound.dx[0] + pull_score(bound.df[0] + psi * bound.doffset[0]), -bound.df[0])
             return bound.value[0]
 
-        return Objective(gradient_fn, [temperature, rate, skip])
+        return Objective(gradient_fn, [temperature, critics.rate, skip])

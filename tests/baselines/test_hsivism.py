@@ -23,8 +23,8 @@ def test_the_gradient_of_the_training_is_that_of_the_sum_of_bounds(stop_gradient
     made, again, states = [], generator(1), []
 
     class Spy(Critics):
-        def __init__(self, *args):
-            super().__init__(*args)
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
             made.append(self)
 
         def climb(self, *args):

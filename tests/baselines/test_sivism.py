@@ -10,9 +10,9 @@ from plain_targets import GaussianScore, generator, normal
 
 from skksivi._families import MultilayerPerceptron, Normal, gaussian_layer
 from skksivi._score import in_double
-from skksivi._training import Scheduled, flatten
+from skksivi._training import Adam, Scheduled, flatten
 from skksivi.baselines import SIVISM, _sivism
-from skksivi.baselines._critic import Critics, critic_rate, fisher_bound
+from skksivi.baselines._critic import Critics, fisher_bound
 
 
 def test_the_bound_and_its_gradients_are_those_of_the_definition():
@@ -45,15 +45,18 @@ def draw(q, n, again):
     return x, s_p - conditional_score, lambda dx, df: pull_draw(dx + pull_score(df), -df)
 
 
-def best_critic(q, **parameters):
+def linear_critics(max_iter):
+    steps = Adam(0.05, "cosine", (0.5, 0.99))
+    return Critics((), steps, max_iter, n_layers=1, n_features=2, generator=generator(), dtype=torch.float64)
+
+
+def best_critic(q):
     """A linear critic after many steps."""
-    est = SIVISM(critic_hidden_layer_sizes=(), critic_learning_rate=0.05, max_iter=600, **parameters)
-    critics, again = Critics(est, 1, 2, generator(), torch.float64), generator(1)
-    rate = critic_rate(est, q.b)
-    for t in range(est.max_iter):
+    critics, again, n = linear_critics(max_iter=600), generator(1), 600
+    for t in range(n):
         x, f, _ = draw(q, 1000, again)
-        rate.advance(t / est.max_iter)
-        critics.climb(rate.value, x[None], f[None])
+        critics.rate.advance(t / n)
+        critics.climb(x[None], f[None])
     return critics
 
 
@@ -73,7 +76,7 @@ def test_the_gradient_against_the_best_critic_is_that_of_the_fisher_divergence()
     divergence, slope, intercept = fisher_divergence(q)
     expected = torch.cat([g.flatten() for g in torch.autograd.grad(divergence, q.parameters)])
     with torch.no_grad():
-        critics = Critics(SIVISM(critic_hidden_layer_sizes=(), max_iter=400), 1, 2, generator(), torch.float64)
+        critics = linear_critics(max_iter=400)
         layer = critics.networks[0].layers[0]
         layer.weight.copy_(slope)
         layer.bias.copy_(intercept)
@@ -95,8 +98,8 @@ def test_the_gradient_of_the_training_is_that_of_the_objective(monkeypatch):
     made, again, states = [], generator(1), []
 
     class Spy(Critics):
-        def __init__(self, *args):
-            super().__init__(*args)
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
             made.append(self)
 
         def climb(self, *args):

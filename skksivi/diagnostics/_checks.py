@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from skksivi._arrays import as_array
-from skksivi._samplers import N_MIXING_DRAWS, HasDensity, Layer, Layers, unweighted
+from skksivi._samplers import N_MIXING_DRAWS, Chains, HasDensity, Layer, Layers
 from skksivi.diagnostics._limits import STEIN_VARIANCES
 from skksivi.diagnostics._report import Check
-from skksivi.diagnostics._view import N_SE, View, advice, judged
+from skksivi.diagnostics._view import N_SE, View, judged
 from skksivi.metrics import Judge, ksd_test
 
 #: Draws of the test by the discrepancy, and its random signs.
@@ -55,7 +55,7 @@ def check_ksd(view: View) -> Check:
     allowed = d * MAX_SHIFT**2 * KSD_OF_SHIFT
     text = f"{test.statistic:.2g} with p = {test.pvalue:.2g}, up to {allowed:.2g} allowed"
     far = test.pvalue < MAX_PVALUE and test.statistic > allowed
-    todo = advice(view.est, "whiten", "mixing", "max_iter", "n_warmup")
+    todo = view.advice("whiten", "mixing", "max_iter", "n_warmup")
     return judged("KSD", test.statistic, text, f"The draws are not those of the target: {todo}." if far else None)
 
 
@@ -63,10 +63,9 @@ def check_ratios(view: View) -> Check:
     """Find the tail of the importance ratios."""
     if view.score.log_prob is None:
         raise ValueError("the target has no `log_prob` of tensors")
-    sampler = unweighted(view.est.sampler_)
-    if not isinstance(sampler, HasDensity):
-        raise ValueError(f"{type(view.est).__name__} has no density")
-    x, log_q = _draws_with_density(sampler, view.generator)
+    if not isinstance(view.sampler, HasDensity):
+        raise ValueError(f"{view.name} has no density")
+    x, log_q = _draws_with_density(view.sampler, view.generator)
     log_ratios = as_array(view.score.log_prob(x)) - log_q
     log_ratios = log_ratios[np.isfinite(log_ratios)]
     if len(log_ratios) < MIN_RATIOS:
@@ -74,7 +73,7 @@ def check_ratios(view: View) -> Check:
     k, limit = _pareto_shape(log_ratios), min(1 - 1 / math.log10(len(x)), 0.7)
     share = _effective_share(log_ratios)
     text = f"{k:.2f}, up to {limit:.2f} allowed, effective share {share:.1%}"
-    todo = advice(view.est, "whiten", "mixing", "max_iter")
+    todo = view.advice("whiten", "mixing", "max_iter")
     lost = f"The fit lacks tails or a part of the target beside its draws: {todo}."
     return judged("Pareto k-hat", k, text, lost if k > limit and share < HARMLESS else None)
 
@@ -122,11 +121,12 @@ def _effective_share(log_ratios: np.ndarray) -> float:
     return float(ratios.mean() ** 2 / np.square(ratios).mean())
 
 
-def check_loss(est: Any, losses: np.ndarray | None) -> Check:
+def check_loss(view: View) -> Check:
     """Tell whether the loss is still falling in its last quarter."""
+    losses = view.report.get("loss_curve_")
     if losses is None:
-        hint = ", see its `diagnose()`" if hasattr(est, "diagnose") else ""
-        raise ValueError(f"{type(est).__name__} has no loss curve{hint}")
+        hint = ", see its `diagnose()`" if isinstance(view.sampler, Chains) else ""
+        raise ValueError(f"{view.name} has no loss curve{hint}")
     finite = losses[np.isfinite(losses)]
     last = finite[-(len(finite) // 4) :]
     if len(last) < 2 * N_BLOCKS:
@@ -138,7 +138,7 @@ def check_loss(est: Any, losses: np.ndarray | None) -> Check:
     steep = abs(slope) > N_SE * se
     way = f"{fall:.0%} of its fall is in the last quarter" if steep else "flat in the last quarter"
     text = f"{way}, slope {slope / max(se, 1e-300):.1f} standard errors"
-    todo = advice(est, "max_iter", otherwise="train on")
+    todo = view.advice("max_iter", otherwise="train on")
     return judged("loss plateau", fall, text, f"The loss is still falling: {todo}." if falling else None)
 
 
@@ -165,9 +165,9 @@ def theil_sen(y: np.ndarray) -> tuple[float, float]:
 
 def check_whitening(view: View) -> Check:
     """Compare the condition of the draws' covariance before and after whitening."""
-    whitening: Any = getattr(view.est, "whitening_", None)
+    whitening = view.report.get("whitening_")
     if whitening is None:
-        raise ValueError(f"{type(view.est).__name__} is not whitened")
+        raise ValueError(f"{view.name} is not whitened")
     n, d = view.x.shape
     if n < 2 * d:
         raise ValueError(f"there are {n} draws of {d} features; `n_samples` of {2 * d} are needed")
@@ -175,10 +175,10 @@ def check_whitening(view: View) -> Check:
     text = f"condition {after:.2g}, before whitening {before:.2g}"
     remedy = None
     if after > MAX_CONDITION:
-        todo = advice(view.est, "whiten", otherwise="rescale the parameters")
+        todo = view.advice("whiten", otherwise="rescale the parameters")
         remedy = f"The coordinates of the training are of unlike scales: {todo}."
     if not whitening.settled:
-        todo = advice(view.est, "whiten_budget", otherwise="start near a mode by `init`")
+        todo = view.advice("whiten_budget", otherwise="start near a mode by `init`")
         remedy = f"The chains that explored the target had not settled: {todo}."
     return judged("whitening", after, text + ("" if whitening.settled else ", not settled"), remedy)
 
@@ -188,7 +188,7 @@ def _condition(x: Tensor) -> float:
     return float(torch.linalg.cond(x - x.mean(0)) ** 2)
 
 
-def check_variances(est: Any, variances: Tensor, errors: Tensor) -> Check:
+def check_variances(view: View, variances: Tensor, errors: Tensor) -> Check:
     """Judge the widths by Stein's identity."""
     low, high = STEIN_VARIANCES
     excess = torch.maximum(low - variances, variances - high) / errors.clamp_min(1e-300)
@@ -196,7 +196,7 @@ def check_variances(est: Any, variances: Tensor, errors: Tensor) -> Check:
     value, text = variances[i].item(), f"{variances.min():.2f} to {variances.max():.2f}, errors {errors.max():.2g}"
     remedy = None
     if excess[i] > N_SE:
-        way, todo = "narrow" if value < low else "wide", advice(est, "whiten", "max_iter", "n_warmup")
+        way, todo = "narrow" if value < low else "wide", view.advice("whiten", "max_iter", "n_warmup")
         remedy = f"The draws are too {way}, most in coordinate {i}: {todo}."
     if (variances + N_SE * errors < 0).any():
         remedy = "The score has the wrong sign: it is the gradient of log p, not of -log p."

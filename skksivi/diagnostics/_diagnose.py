@@ -18,7 +18,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from skksivi._arrays import as_array, make_seed, resolve_device
 from skksivi._moments import stein_variances
-from skksivi._samplers import Chains, Particles, unweighted
+from skksivi._samplers import Chains, Particles, Sampler, unweighted
 from skksivi.base import BaseApproximator, ordinary_mode, score_of
 from skksivi.diagnostics._checks import check_ksd, check_loss, check_ratios, check_variances, check_whitening
 from skksivi.diagnostics._geometry import check_strays, geometry_and_modes
@@ -125,8 +125,11 @@ def diagnose(
     device, seed = resolve_device(est.device), make_seed(random_state)
     with ordinary_mode(device), torch.no_grad():
         score = score_of(est, target)
-        x = torch.as_tensor(est.sample(_n_draws(est, n_samples), seed), dtype=torch.float64, device=device)
-        view = View(est, score, x, score(x), torch.Generator(device).manual_seed(seed), seed)
+        sampler, generator = unweighted(est.sampler_), torch.Generator(device).manual_seed(seed)
+        X = est.sample(_n_draws(sampler, n_samples), seed)
+        x = torch.as_tensor(X, dtype=torch.float64, device=device)
+        name, parameters, report = type(est).__name__, est.get_params(), dict(vars(est))
+        view = View(name, parameters, sampler, report, score, x, score(x), generator, seed)
         if view.finite.sum() < 2:
             raise ValueError(f"`target` has a score that is finite at {int(view.finite.sum())} of {len(x)} draws.")
         return _report(view)
@@ -136,18 +139,17 @@ def _report(view: View) -> Diagnosis:
     """Make every check."""
     geometry, modes = geometry_and_modes(view)
     variances, errors = stein_variances(view.x[view.finite], view.s[view.finite])
-    losses = getattr(view.est, "loss_curve_", None)
     checks = (
         guarded("KSD", check_ksd, view),
         guarded("Pareto k-hat", check_ratios, view),
-        guarded("stray draws", check_strays, view.est, geometry),
+        guarded("stray draws", check_strays, view, geometry),
         modes,
-        guarded("loss plateau", check_loss, view.est, losses),
+        guarded("loss plateau", check_loss, view),
         guarded("whitening", check_whitening, view),
-        check_variances(view.est, variances, errors),
+        check_variances(view, variances, errors),
     )
     return Diagnosis(
-        type(view.est).__name__,
+        view.name,
         checks,
         X=as_array(view.x),
         modes=as_array(geometry.cell),
@@ -156,11 +158,10 @@ def _report(view: View) -> Diagnosis:
         reference_norms=as_array(geometry.reference),
         variances=as_array(variances),
         variance_errors=as_array(errors),
-        losses=losses,
+        losses=view.report.get("loss_curve_"),
     )
 
 
-def _n_draws(est: BaseApproximator, n: int) -> int:
+def _n_draws(sampler: Sampler, n: int) -> int:
     """Return the number of draws to look at: no particle or state of a chain twice."""
-    sampler = unweighted(est.sampler_)
     return min(n, math.prod(sampler.x.shape[:-1])) if isinstance(sampler, Particles | Chains) else n

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from skksivi._pilot import around, covariance_root, find_modes
 from skksivi._score import Score
 from skksivi.diagnostics._limits import stray_limit
 from skksivi.diagnostics._report import Check
-from skksivi.diagnostics._view import N_SE, REFUSALS, View, advice, judged
+from skksivi.diagnostics._view import N_SE, REFUSALS, View, judged
 
 #: Draws from which chains start, up to 200 features, and the fewest; numbers in them, beyond.
 N_MOVED, N_FEWEST, N_NUMBERS = 500, 100, 100_000
@@ -78,7 +78,7 @@ def _check_modes(view: View, cells: Cells, lost: tuple[Tensor, Tensor]) -> Check
     if len(centres):
         where = np.array2string(as_array(centres[0])[:5], precision=2)
         text = f"{len(centres)} of {len(centres) + len(cells.maps)} without draws, of share {shares.sum():.0%}"
-        remedy = f"No draw is in the mode at {where}: {advice(view.est, 'whiten', 'init')}."
+        remedy = f"No draw is in the mode at {where}: {view.advice('whiten', 'init')}."
         return judged("modes", shares.sum().item(), text, remedy)
     if len(cells.maps) == 1:
         return judged("modes", 0.0, "1", None)
@@ -135,7 +135,7 @@ def _whitened_norms(cells: Cells, cell: Tensor, s: Tensor) -> Tensor:
     return norms
 
 
-def check_strays(est: Any, geometry: Geometry) -> Check:
+def check_strays(view: View, geometry: Geometry) -> Check:
     """Count the draws whose scores are longer than those of the target."""
     if not len(geometry.reference):
         raise ValueError("chains that start at the draws run away, as from a score of the wrong sign")
@@ -143,6 +143,6 @@ def check_strays(est: Any, geometry: Geometry) -> Check:
     share = (geometry.norms > limit).double().mean().item()
     text = f"{share:.1%} with whitened scores longer than {limit:.3g}"
     remedy = (
-        f"Draws lie where the target has hardly any mass: {advice(est, 'whiten', 'mixing', 'max_iter', 'n_warmup')}."
+        f"Draws lie where the target has hardly any mass: {view.advice('whiten', 'mixing', 'max_iter', 'n_warmup')}."
     )
     return judged("stray draws", share, text, remedy if share > MAX_ASTRAY else None)

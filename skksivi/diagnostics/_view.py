@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from skksivi._samplers import Gaussian
+from skksivi._samplers import Gaussian, Sampler
 from skksivi._score import Score
-from skksivi.base import BaseApproximator
 from skksivi.diagnostics._report import Check
 
 #: Standard errors within which a difference is noise.
@@ -21,10 +20,42 @@ N_SE = 4.0
 REFUSALS = (ValueError, ArithmeticError, ImportError, torch.linalg.LinAlgError)
 
 
-class View(NamedTuple):
-    """What the checks look at: a fit, the score of its target, and draws x with scores s there, both (n, d)."""
+#: What to change, by the name of a parameter; {} stands for its value.
+TEXTS = {
+    "init": "start there by `init`",
+    "max_iter": "raise `max_iter` beyond {}",
+    "whiten": "set whiten='auto'",
+    "n_warmup": "raise `n_warmup` beyond {}",
+    "mixing": "let `mixing` be 'auto' or a StudentT",
+    "whiten_budget": "raise `whiten_budget`",
+}
 
-    est: BaseApproximator
+
+class View(NamedTuple):
+    """What the checks look at.
+
+    Attributes
+    ----------
+    name : str
+        Of the class of the approximator.
+    parameters : mapping of str to object
+        Of the approximator.
+    sampler : Sampler
+        The fit, with its own weights of modes.
+    report : mapping of str to object
+        Its learned attributes.
+    score : Score
+        Of the target.
+    x, s : Tensor of shape (n, d)
+        Draws, and scores there.
+    generator : torch.Generator
+    seed : int
+    """
+
+    name: str
+    parameters: Mapping[str, Any]
+    sampler: Sampler
+    report: Mapping[str, Any]
     score: Score
     x: Tensor
     s: Tensor
@@ -35,6 +66,13 @@ class View(NamedTuple):
     def finite(self) -> Tensor:
         """Where the score is finite (n,)."""
         return self.s.isfinite().all(1)
+
+    def advice(self, *names: str, otherwise: str = "use `KSIVIApproximator`") -> str:
+        """Say what to change of the parameters that the approximator has and that do not have the value already."""
+        if isinstance(self.sampler, Gaussian):
+            return "one Gaussian is not enough, use `KSIVIApproximator`"
+        given = [name for name in names if str(self.parameters.get(name, "auto")) != "auto"]
+        return ", or ".join([TEXTS[name].format(self.parameters[name]) for name in given] or [otherwise])
 
 
 def judged(name: str, value: float, text: str, remedy: str | None) -> Check:
@@ -48,20 +86,3 @@ def guarded(name: str, check: Callable[..., Check], *args: Any) -> Check:
         return check(*args)
     except REFUSALS as reason:
         return Check(name, math.nan, "", f"not available: {reason}")
-
-
-def advice(est: BaseApproximator, *parameters: str, otherwise: str = "use `KSIVIApproximator`") -> str:
-    """Say what to change of the parameters that the estimator has and that do not have the value already."""
-    own = est.get_params()
-    if isinstance(est.sampler_, Gaussian):
-        return "one Gaussian is not enough, use `KSIVIApproximator`"
-    texts = {
-        "init": "start there by `init`",
-        "max_iter": f"raise `max_iter` beyond {own.get('max_iter')}",
-        "whiten": "set whiten='auto'",
-        "n_warmup": f"raise `n_warmup` beyond {own.get('n_warmup')}",
-        "mixing": "let `mixing` be 'auto' or a StudentT",
-        "whiten_budget": "raise `whiten_budget`",
-    }
-    given = [name for name in parameters if name in own and str(own[name]) != "auto"]
-    return ", or ".join([texts[name] for name in given] or [otherwise])

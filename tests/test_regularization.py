@@ -146,6 +146,29 @@ def test_tails_are_told_from_the_score():
     assert tail_exponent(cauchy, 3) == pytest.approx(4)
 
 
+@pytest.mark.parametrize(("share", "found"), [(0.01, True), (0.03, False)])
+def test_an_exponent_is_that_of_the_farthest_points_if_nearer_ones_agree_to_two_percent(share, found):
+    def score_fn(x):
+        r2 = x.square().sum(1, keepdim=True)
+        return -4 * torch.where(r2 > 25e10, 1.0, 1 + share) * x / r2
+
+    assert tail_exponent(score_fn, 2) == (pytest.approx(4) if found else None)
+
+
+def test_an_exponent_may_be_less_than_one():
+    assert tail_exponent(lambda x: -0.5 * x / x.square().sum(1, keepdim=True), 2) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(("d", "exact"), [(32, True), (33, False)])
+def test_the_laplacian_term_is_exact_up_to_32_dimensions(d, exact):
+    def score_fn(x):
+        return (x @ torch.ones(d, d).to(x)).pow(3)
+
+    x = normal(3, d)
+    one, other = (laplacian_gradient(score_fn, x, torch.Generator().manual_seed(seed)) for seed in (0, 1))
+    assert torch.equal(one, other) == exact
+
+
 def test_tempering_that_breaks_a_heavy_tailed_target_is_warned_of():
     def cauchy(x):
         return -4 * x / (1 + x.square().sum(1, keepdim=True))

@@ -19,16 +19,13 @@ from skksivi._pilot import Pilot
 from skksivi._regularization import Entropic, Laplacian, Term, tail_exponent
 from skksivi._samplers import Fit, Layer, Tell
 from skksivi._score import Score
-from skksivi._trained import SteinTrained, temperature
+from skksivi._trained import MAX_LATENT_DIM, SteinTrained, temperature
 from skksivi._training import Objective, Scheduled
 from skksivi._warnings import warn_caller
 from skksivi._whitening import MAX_FEATURES, MAX_POINTS, Whitening, pulled_back
 from skksivi.base import HasMethods, Integral, Interval, Real, StrOptions
 from skksivi.kernels import Kernel
 from skksivi.mixing import build_mixing
-
-#: Largest latent dimension chosen by default.
-MAX_LATENT_DIM = 100
 
 
 class KSIVIApproximator(SteinTrained):

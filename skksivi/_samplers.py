@@ -22,7 +22,7 @@ from skksivi._whitening import Whitening
 #: Draws of z, or of the layer above, behind a log-density.
 N_MIXING_DRAWS = 10_000
 
-#: Numbers evaluated at a time, so that memory does not grow with the number of points.
+#: Numbers drawn or evaluated at a time, so that memory does not grow with the number of rows.
 CHUNK = 2**22
 
 #: Rows drawn at a time where some are left out, so that memory has a bound whatever the ratios.

@@ -40,6 +40,9 @@ LOOK_EVERY = 500
 #: What may end a training that leaves the estimator fitted, in the state that was reached.
 KEEPING = (KeyboardInterrupt, FloatingPointError)
 
+#: Largest latent dimension chosen by default.
+MAX_LATENT_DIM = 100
+
 #: Width of a kernel in whitened coordinates, in units of the square root of the dimension.
 WHITENED_BANDWIDTH = 0.5
 

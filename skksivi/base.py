@@ -21,7 +21,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from skksivi._arrays import DTYPES, as_array, as_tensor, make_generator, make_seed, resolve_device
-from skksivi._samplers import Fit, HasDensity, Sampler, Tell, unweighted
+from skksivi._samplers import CHUNK, Fit, HasDensity, Sampler, Tell, unweighted
 from skksivi._score import BlackBox, Score, ScoreFunction, resolve
 from skksivi._version import DOCUMENTATION
 from skksivi.metrics import Judge
@@ -33,9 +33,6 @@ from sklearn.callback import CallbackSupportMixin, with_callbacks  # noqa: E402 
 random.setstate(_state)
 
 __all__ = ["BaseApproximator", "HasMethods", "Integral", "Interval", "Real", "StrOptions"]
-
-#: Numbers drawn or evaluated at a time, so that memory does not grow with the number of samples.
-CHUNK = 2**22
 
 #: Numbers that a draw takes on its way through a network, at least.
 LEAST_WIDTH = 256

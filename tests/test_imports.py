@@ -24,9 +24,18 @@ def test_every_public_name_is_found_and_listed(package):
             getattr(package, name)
 
 
-def test_a_submodule_that_is_not_listed_is_found_too():
-    assert skksivi.diagnostics is importlib.import_module("skksivi.diagnostics")
-    assert "diagnostics" not in dir(skksivi)
+def test_a_submodule_that_is_not_listed_is_found_too(tmp_path, monkeypatch):
+    (tmp_path / "package_of_one").mkdir()
+    for name in ("__init__", "part", "_private"):
+        (tmp_path / "package_of_one" / f"{name}.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    package = importlib.import_module("package_of_one")
+    load, listed = lazy("package_of_one", [], {})
+    assert not hasattr(package, "part")
+    assert load("part") is package.part is sys.modules["package_of_one.part"]
+    assert listed() == []
+    with pytest.raises(AttributeError, match="no attribute '_private'"):
+        load("_private")
 
 
 @LAZY

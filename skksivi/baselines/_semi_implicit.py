@@ -13,13 +13,10 @@ from skksivi._affine import WhitenedScore
 from skksivi._families import Normal, SemiImplicit, gaussian_layer
 from skksivi._samplers import Fit, Layer, Tell
 from skksivi._score import Halves, Score, ScoreFunction
-from skksivi._trained import Trained, temperature
+from skksivi._trained import MAX_LATENT_DIM, Trained, temperature
 from skksivi._training import Objective, Scheduled
 from skksivi._whitening import pulled_back
 from skksivi.base import Integral, Interval, StrOptions
-
-#: Largest latent dimension chosen by default.
-MAX_LATENT_DIM = 100
 
 #: A score in the coordinates of the training.
 ScoreInU = Score | WhitenedScore | Halves

@@ -26,9 +26,9 @@ from posteriors import POSTERIORS
 from reference import reference
 
 from skksivi import KSIVIApproximator
-from skksivi._score import in_double
 from skksivi.baselines import Laplace
 from skksivi.metrics import sliced_wasserstein
+from skksivi.score._probe import in_double
 
 PAPER = {
     "kernel": "gaussian",

@@ -40,11 +40,12 @@ from sklearn.model_selection import GridSearchCV
 from toys import PAPER, exact
 
 import skksivi
-from skksivi import HKSIVIApproximator, KSIVIApproximator, _score, datasets
+from skksivi import HKSIVIApproximator, KSIVIApproximator, datasets
 from skksivi.baselines import Laplace
 from skksivi.datasets._uci import RECIPES
 from skksivi.kernels import KERNELS
 from skksivi.metrics import kl_divergence
+from skksivi.score import _probe
 from skksivi.targets import Banana, XShaped, from_score_fn
 
 TOLD, RIGHT = "told", "right"
@@ -834,13 +835,13 @@ def x_shaped_of_arrays(X):
 
 def unguarded():
     """Leave the products to autograd, whatever the check finds, as an implementation without the check does."""
-    check = _score.choose_product
+    check = _probe.choose_product
 
     def blind(score, *arguments):
         score, asymmetry = check(score, *arguments)
         return replace(score, by_differences=False), asymmetry
 
-    return mock.patch.object(_score, "choose_product", blind)
+    return mock.patch.object(_probe, "choose_product", blind)
 
 
 def scores_of(target, of_arrays):

@@ -42,14 +42,17 @@ ROOT = Path(__file__).resolve().parents[1]
 
 #: The modules, and the files in `tests` that are to kill their mutants, their own one first.
 MODULES = {
-    "_stein": ["test_stein", "test_fused"],
-    "_fused": ["test_fused", "test_stein", "test_regularization"],
+    "stein._estimators": ["test_stein", "test_fused"],
+    "stein._fused": ["test_fused", "test_stein", "test_regularization"],
     "kernels": ["test_kernels", "test_stein", "test_regularization", "metrics/test_stein"],
-    "_families": ["test_families", "test_hksivi"],
-    "_score": ["test_score", "targets/test_minibatches"],
-    "_ksivi": ["test_ksivi", "test_regularization", "targets/test_minibatches"],
-    "_hksivi": ["test_hksivi"],
-    "_regularization": ["test_regularization", "test_ksivi"],
+    "families._layer": ["test_families"],
+    "families._maps": ["test_families"],
+    "families._hierarchy": ["test_families", "test_hksivi"],
+    "score._probe": ["test_score"],
+    "score._score": ["test_score", "targets/test_minibatches"],
+    "estimators._ksivi": ["test_ksivi", "test_regularization", "targets/test_minibatches"],
+    "estimators._hksivi": ["test_hksivi"],
+    "stein._terms": ["test_regularization", "test_moments", "test_ksivi"],
 }
 
 #: What the package and its tests import, loaded once.
@@ -164,11 +167,11 @@ class Loader(importlib.machinery.SourceFileLoader):
 
 
 def source_of(module: str) -> Path:
-    return ROOT / "skksivi" / f"{module}.py"
+    return ROOT / "skksivi" / f"{module.replace('.', '/')}.py"
 
 
 def files_of(module: str) -> list[str]:
-    return [*(f"tests/{name}.py" for name in MODULES[module]), f"skksivi/{module}.py"]
+    return [*(f"tests/{name}.py" for name in MODULES[module]), f"{source_of(module)}"]
 
 
 def fork(module: str, tree: ast.Module, mutant: Mutant | None, limit: int) -> int:

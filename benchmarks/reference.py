@@ -32,8 +32,8 @@ from posteriors import POSTERIORS, waveform_target
 from scipy.stats import norm
 from sklearn.datasets import load_diabetes
 
-from skksivi._affine import Affine
-from skksivi._newton import saddle_free_newton
+from skksivi.pilot._affine import Affine
+from skksivi.pilot._modes import saddle_free_newton
 from skksivi.targets import (
     Banana,
     BayesianLogisticRegression,

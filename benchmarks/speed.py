@@ -37,11 +37,12 @@ from reference import waveform_target
 from torch import nn
 
 from skksivi import KSIVIApproximator
-from skksivi._families import Normal, gaussian_layer
-from skksivi._stein import GRADIENT_ESTIMATORS
-from skksivi._training import Adam, Objective, by_autograd, minimise
+from skksivi.families._layer import gaussian_layer
 from skksivi.kernels import Gaussian
+from skksivi.mixing import NormalDraws
+from skksivi.stein._estimators import GRADIENT_ESTIMATORS
 from skksivi.targets import Banana, ConditionedDiffusion, Target
+from skksivi.training._loop import Adam, Objective, by_autograd, minimise
 
 CHUNK = 40
 
@@ -242,7 +243,7 @@ def plain(target, n, own, device, estimator="vanilla"):
     family = gaussian_layer(
         target.n_features,
         hidden_layer_sizes=settings["hidden_layer_sizes"],
-        mixing=Normal(settings["latent_dim"]),
+        mixing=NormalDraws(settings["latent_dim"]),
         linear_skip=False,
         scale="constant",
         initial_scale=settings["initial_scale"],

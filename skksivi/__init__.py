@@ -21,10 +21,10 @@ if TYPE_CHECKING:
         plotting,
         targets,
     )
-    from skksivi._hksivi import HKSIVIApproximator
-    from skksivi._ksivi import KSIVIApproximator
     from skksivi._modes import modes
     from skksivi.diagnostics import diagnose
+    from skksivi.estimators._hksivi import HKSIVIApproximator
+    from skksivi.estimators._ksivi import KSIVIApproximator
     from skksivi.export import to_arviz
     from skksivi.persistence import load, save
     from skksivi.predictors import KSIVIClassifier, KSIVIRegressor
@@ -57,8 +57,8 @@ if not TYPE_CHECKING:  # a checker would take any name for one of these
         __name__,
         __all__,
         {
-            "_hksivi": ["HKSIVIApproximator"],
-            "_ksivi": ["KSIVIApproximator"],
+            "estimators._hksivi": ["HKSIVIApproximator"],
+            "estimators._ksivi": ["KSIVIApproximator"],
             "_modes": ["modes"],
             "diagnostics": ["diagnose"],
             "export": ["to_arviz"],

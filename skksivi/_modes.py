@@ -9,13 +9,14 @@ import torch
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from skksivi._affine import Affine
 from skksivi._arrays import make_generator, resolve_device
-from skksivi._cells import MAX_GAP, MIN_SHARE, Cells, Mass, log_densities, mass, normalised
-from skksivi._pilot import Ensemble, find_modes, metropolis
-from skksivi._samplers import Reweighted, unweighted
-from skksivi._score import Score
 from skksivi.base import BaseApproximator, ordinary_mode, score_of
+from skksivi.families._samplers import Reweighted, unweighted
+from skksivi.pilot._affine import Affine
+from skksivi.pilot._chains import Ensemble, metropolis
+from skksivi.pilot._masses import MAX_GAP, MIN_SHARE, Cells, Mass, log_densities, mass, normalised
+from skksivi.pilot._modes import find_modes
+from skksivi.score._score import Score
 
 #: Draws from which climbs to the modes start at a time, draws that are assigned to them, and chains of a mode.
 N_STARTS, N_ASSIGNED, N_CHAINS = 200, 20_000, 300

@@ -21,10 +21,11 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from skksivi._arrays import DTYPES, as_array, as_tensor, make_generator, make_seed, resolve_device
-from skksivi._samplers import CHUNK, Fit, HasDensity, Sampler, Tell, unweighted
-from skksivi._score import BlackBox, Score, ScoreFunction, resolve
 from skksivi._version import DOCUMENTATION
-from skksivi.metrics import Judge
+from skksivi.families._samplers import CHUNK, Fit, HasDensity, Sampler, Tell, unweighted
+from skksivi.score._probe import resolve
+from skksivi.score._score import BlackBox, Score, ScoreFunction
+from skksivi.stein._discrepancy import FixedKernelKSD
 from skksivi.targets._base import from_score_fn
 
 _state = random.getstate()
@@ -242,7 +243,7 @@ class BaseApproximator(CallbackSupportMixin, DensityMixin, BaseEstimator, ABC):
         with ordinary_mode(device):
             with torch.no_grad():
                 x = self.sampler_.sample(N_SCORE_DRAWS, generator)
-            return -Judge(score_fn, n_features, device)(x)
+            return -FixedKernelKSD(score_fn, n_features, device)(x)
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "n_features_in_")

@@ -6,16 +6,38 @@ A ReLU network of Gaussian z has Gaussian tails: heavy tails of x come from thos
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator
-
-from skksivi import _families
+from torch import Tensor, nn
 
 __all__ = ["GaussianMixture", "Normal", "StudentT"]
+
+#: How much of the spread of a smoothed bootstrap is noise, at the root.
+JITTER = 0.2
+
+
+class Mixing(nn.Module, ABC):
+    """A distribution q(z) that can be sampled; nothing else is asked of it."""
+
+    latent_dim: int
+
+    @abstractmethod
+    def forward(self, n: int, like: Tensor, generator: torch.Generator) -> Tensor:
+        """Draw z of shape (n, latent_dim), of the type and on the device of `like`."""
+
+    def score(self, z: Tensor) -> Tensor:
+        """Return the gradient of a log-density near that of z, by default that of the standard normal."""
+        return -z
+
+    def score_slope(self, z: Tensor) -> Tensor:
+        """Return the diagonal of the Jacobian of `score`, which has no other entries, shape (n, latent_dim)."""
+        return -torch.ones_like(z)
 
 
 class Normal(BaseEstimator):
@@ -29,9 +51,21 @@ class Normal(BaseEstimator):
     KSIVIApproximator(mixing=Normal())
     """
 
-    def build(self, latent_dim: int) -> _families.Mixing:
+    def build(self, latent_dim: int) -> Mixing:
         """Return the sampler of z in `latent_dim` dimensions."""
-        return _families.Normal(latent_dim)
+        return NormalDraws(latent_dim)
+
+
+class NormalDraws(Mixing):
+    """The standard normal."""
+
+    def __init__(self, latent_dim: int) -> None:
+        super().__init__()
+        self.latent_dim = latent_dim
+
+    def forward(self, n: int, like: Tensor, generator: torch.Generator) -> Tensor:
+        z = torch.empty(n, self.latent_dim, dtype=like.dtype, device=like.device)
+        return z.normal_(generator=generator)
 
 
 class StudentT(BaseEstimator):
@@ -53,11 +87,42 @@ class StudentT(BaseEstimator):
     def __init__(self, df: float = 3.0) -> None:
         self.df = df
 
-    def build(self, latent_dim: int) -> _families.Mixing:
+    def build(self, latent_dim: int) -> Mixing:
         """Return the sampler of z in `latent_dim` dimensions."""
         if not 0 < self.df < math.inf:
             raise ValueError(f"`df` of StudentT must be a positive number, got {self.df!r}.")
-        return _families.StudentT(latent_dim, float(self.df))
+        return StudentTDraws(latent_dim, float(self.df))
+
+
+class StudentTDraws(Mixing):
+    r"""Independent Student t entries, by Bailey's polar method.
+
+    .. math:: z = \sqrt{\nu (U^{-2 / \nu} - 1)} \cos(2 \pi V), \quad U, V \sim U(0, 1).
+
+    References
+    ----------
+    Bailey, R. (1994). Polar generation of random variates with the t-distribution. Mathematics of Computation 62.
+    """
+
+    def __init__(self, latent_dim: int, df: float) -> None:
+        super().__init__()
+        self.latent_dim = latent_dim
+        self.df = df
+
+    def forward(self, n: int, like: Tensor, generator: torch.Generator) -> Tensor:
+        shape, options = (2, n, self.latent_dim), {"dtype": torch.float64, "device": like.device}
+        u, v = torch.rand(shape, generator=generator, **options).unbind()  # type: ignore[call-overload]
+        u = 1 - u  # in (0, 1]
+        return (self.df * torch.expm1(u.log() * (-2 / self.df))).sqrt().mul_((2 * math.pi * v).cos()).to(like.dtype)
+
+    def score(self, z: Tensor) -> Tensor:
+        """Return the gradient of log q at z (n, latent_dim)."""
+        return -(self.df + 1) * z / (self.df + z.square())
+
+    def score_slope(self, z: Tensor) -> Tensor:
+        """Return the diagonal of the Jacobian of `score`, all of it, shape (n, latent_dim)."""
+        squares = z.square()
+        return (self.df + 1) * (squares - self.df) / (self.df + squares).square()
 
 
 class GaussianMixture(BaseEstimator):
@@ -83,7 +148,7 @@ class GaussianMixture(BaseEstimator):
         self.scales = scales
         self.weights = weights
 
-    def build(self, latent_dim: int) -> _families.Mixing:
+    def build(self, latent_dim: int) -> Mixing:
         """Return the sampler of z in `latent_dim` dimensions."""
         means = np.asarray(self.means, dtype=np.float64)
         if means.ndim != 2 or means.shape[1] != latent_dim or not len(means) or not np.isfinite(means).all():
@@ -95,13 +160,101 @@ class GaussianMixture(BaseEstimator):
             if values.shape != (len(means),) or not (np.isfinite(values) & (values > 0)).all():
                 raise ValueError(f"`{name}` must be {len(means)} positive numbers, got {getattr(self, name)!r}.")
         parts = (torch.from_numpy(a.copy()) for a in (means, scales, weights / weights.sum()))
-        return _families.GaussianMixture(*parts)
+        return GaussianMixtureDraws(*parts)
 
 
-def build_mixing(mixing: Any, latent_dim: int) -> _families.Mixing:
+class GaussianMixtureDraws(Mixing):
+    """A mixture of spherical Gaussians.
+
+    Parameters
+    ----------
+    means : Tensor of shape (k, latent_dim)
+    scales : Tensor of shape (k,)
+    weights : Tensor of shape (k,)
+        They sum to one.
+    """
+
+    means: Tensor
+    scales: Tensor
+    levels: Tensor
+
+    def __init__(self, means: Tensor, scales: Tensor, weights: Tensor) -> None:
+        super().__init__()
+        self.latent_dim = means.shape[1]
+        self.register_buffer("means", means)
+        self.register_buffer("scales", scales)
+        self.register_buffer("levels", weights.double().cumsum(0)[:-1])
+
+    def forward(self, n: int, like: Tensor, generator: torch.Generator) -> Tensor:
+        uniform = torch.rand(n, generator=generator, dtype=torch.float64, device=like.device)
+        k = torch.searchsorted(self.levels, uniform)
+        xi = torch.empty(n, self.latent_dim, dtype=self.means.dtype, device=like.device).normal_(generator=generator)
+        return torch.addcmul(self.means[k], self.scales[k, None], xi).to(like.dtype)
+
+
+class FunctionDraws(Mixing):
+    """Whatever a function of the number of draws and a generator returns."""
+
+    def __init__(self, sample: Callable[[int, torch.Generator], Tensor], latent_dim: int) -> None:
+        super().__init__()
+        self.sample = sample
+        self.latent_dim = latent_dim
+
+    def forward(self, n: int, like: Tensor, generator: torch.Generator) -> Tensor:
+        z = torch.as_tensor(self.sample(n, generator))
+        if z.shape != (n, self.latent_dim):
+            raise ValueError(
+                f"`mixing` returned shape {tuple(z.shape)}, expected {(n, self.latent_dim)}: as many rows as asked "
+                "for, each of `latent_dim` entries."
+            )
+        return z.to(like)
+
+
+class Bootstrap(Mixing):
+    r"""A smoothed bootstrap of points near the target.
+
+    .. math:: z = \bar c + \sqrt{1 - j^2}\, (c_i - \bar c) + \frac{j}{\sqrt 2} (c_a - c_b)
+
+    with points c_i, c_a, c_b drawn from those of one mode, of mean :math:`\bar c`. It has the mean and the covariance
+    of the points, mode by mode, whatever the scale of each.
+
+    Parameters
+    ----------
+    points : Tensor of shape (n, d)
+        Those of one mode after those of another.
+    n_of_mode : list of int
+        How many belong to each; they sum to n.
+    jitter : float, default=JITTER
+        The j of the formula.
+    """
+
+    points: Tensor
+    first: Tensor
+    size: Tensor
+
+    def __init__(self, points: Tensor, n_of_mode: Sequence[int], jitter: float = JITTER) -> None:
+        super().__init__()
+        self.latent_dim = points.shape[1]
+        shrink = math.sqrt(1 - jitter**2)
+        self.reach = jitter / (math.sqrt(2) * shrink)
+        parts = [c.mean(0).lerp(c, shrink) for c in points.split(list(n_of_mode))]
+        size = torch.tensor(n_of_mode, device=points.device)
+        self.register_buffer("points", torch.cat(parts))
+        self.register_buffer("first", (size.cumsum(0) - size).repeat_interleave(size))
+        self.register_buffer("size", size.repeat_interleave(size))
+
+    def forward(self, n: int, like: Tensor, generator: torch.Generator) -> Tensor:
+        uniform = torch.rand(3, n, generator=generator, device=like.device, dtype=torch.float64)
+        i = (uniform[0] * len(self.points)).long()
+        others = (self.first[i] + (uniform[1:] * self.size[i]).long()).flatten()
+        c_a, c_b = self.points.index_select(0, others).chunk(2)
+        return torch.add(self.points.index_select(0, i), c_a - c_b, alpha=self.reach).to(like.dtype)
+
+
+def build_mixing(mixing: Any, latent_dim: int) -> Mixing:
     """Return the sampler of a name, which means the normal, of an object of this module or of a function."""
     if isinstance(mixing, str):
-        return _families.Normal(latent_dim)
+        return NormalDraws(latent_dim)
     if isinstance(mixing, type):
         raise TypeError(f"`mixing` is the class {mixing.__name__}; give an object of it, {mixing.__name__}(...).")
-    return mixing.build(latent_dim) if hasattr(mixing, "build") else _families.Sampler(mixing, latent_dim)
+    return mixing.build(latent_dim) if hasattr(mixing, "build") else FunctionDraws(mixing, latent_dim)

@@ -22,7 +22,8 @@ from torch import Tensor
 from skksivi._arrays import as_tensor, make_seed, resolve_device
 from skksivi.base import moved, ordinary_mode
 from skksivi.kernels import IMQ
-from skksivi.metrics import Judge, energy_distance, sliced_wasserstein
+from skksivi.metrics import energy_distance, sliced_wasserstein
+from skksivi.stein._discrepancy import FixedKernelKSD
 
 __all__ = ["Replicates", "neg_distance_scorer", "neg_ksd_scorer"]
 
@@ -225,7 +226,7 @@ class _NegKSD:
         device = resolve_device(getattr(estimator, "device", "cpu"))
         with ordinary_mode(device):
             x = as_tensor(draws, dtype=torch.float64, device=device)
-            judge = Judge(_score_fn(moved(X, device=device), x.shape[1]), x.shape[1], device)
+            judge = FixedKernelKSD(_score_fn(moved(X, device=device), x.shape[1]), x.shape[1], device)
             terms = [_imq_term(judge, x, c) for c in self.widths]
             return _rounded(-float(np.mean([*terms, _linear_term(judge, x)])))
 
@@ -263,12 +264,12 @@ def _rounded(grade: float) -> float:
     return float(f"{grade:.8g}")
 
 
-def _imq_term(judge: Judge, x: Tensor, c: float) -> float:
+def _imq_term(judge: FixedKernelKSD, x: Tensor, c: float) -> float:
     judge.kernel = IMQ(bandwidth=c * math.sqrt(x.shape[1]))
     return math.sqrt(1 + 2 / c**2) * judge(x)
 
 
-def _linear_term(judge: Judge, x: Tensor) -> float:
+def _linear_term(judge: FixedKernelKSD, x: Tensor) -> float:
     r"""Return the U-statistic of :math:`\|E[s u^\top] + I\|^2 / \sqrt d`, zero by Stein's identity."""
     n, d = x.shape
     u, s = judge.map.whiten(x), judge.map.whiten_score(judge.score_fn(x))

@@ -14,9 +14,9 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from skksivi._arrays import as_tensor, check_sample_weight, location_and_scale, make_rng, make_seed
-from skksivi._ksivi import KSIVIApproximator
 from skksivi._version import DOCUMENTATION
 from skksivi.base import BaseApproximator, Integral, Interval, Real, StrOptions
+from skksivi.estimators._ksivi import KSIVIApproximator
 from skksivi.targets._base import Minibatches, Target
 from skksivi.targets._linear import BayesianLinearRegression, BayesianMultinomialRegression
 from skksivi.targets._logistic import BayesianLogisticRegression

@@ -3,8 +3,9 @@
 import torch
 from plain_targets import generator, normal
 
-from skksivi._families import Normal, gaussian_layer
-from skksivi._training import flatten
+from skksivi.families._layer import gaussian_layer
+from skksivi.mixing import NormalDraws
+from skksivi.training._loop import flatten
 
 
 class LinearFamily:
@@ -12,7 +13,7 @@ class LinearFamily:
 
     def __init__(self, d=2, latent_dim=2, sigma=0.7):
         self.family = gaussian_layer(
-            d, mixing=Normal(latent_dim), hidden_layer_sizes=(3,), linear_skip=True, scale="constant",
+            d, mixing=NormalDraws(latent_dim), hidden_layer_sizes=(3,), linear_skip=True, scale="constant",
             initial_scale=sigma, min_scale=1e-3, generator=generator(), dtype=torch.float64,
         )  # fmt: skip
         self.A, self.b = self.family.mean.A, self.family.mean.network.layers[-1].bias  # its last weights are zero

@@ -5,9 +5,9 @@ import pytest
 import torch
 from plain_targets import GaussianScore, normal
 
-from skksivi._affine import Affine, Identity, LowRank
-from skksivi._score import probe
-from skksivi._whitening import Whitening
+from skksivi.pilot._affine import Affine, Identity, LowRank
+from skksivi.pilot._rules import Whitening
+from skksivi.score._probe import probe
 
 AFFINE = Affine(normal(3), normal(3, 3, seed=1).tril(-1) + torch.diag(torch.tensor([0.1, 1.0, 20.0]).double()))
 LOW_RANK = LowRank(

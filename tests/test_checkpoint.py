@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from skksivi import KSIVIApproximator
-from skksivi._checkpoint import Checkpoint
 from skksivi.kernels import Laplace
 from skksivi.targets import Banana
+from skksivi.training._checkpoint import Checkpoint
 
 BATCH_SIZE = 100
 SETTINGS = {

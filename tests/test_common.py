@@ -33,7 +33,6 @@ from sklearn.model_selection import GridSearchCV
 
 import skksivi
 from skksivi import HKSIVIApproximator, KSIVIApproximator
-from skksivi._whitening import WHITENINGS
 from skksivi.base import LEAST_WIDTH, BaseApproximator
 from skksivi.baselines import (
     HSIVISM,
@@ -47,6 +46,7 @@ from skksivi.baselines import (
     KSDDescent,
     Laplace,
 )
+from skksivi.pilot._rules import WHITENINGS
 from skksivi.targets import Banana, from_score_fn
 
 

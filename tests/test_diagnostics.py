@@ -17,12 +17,12 @@ from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
 from skksivi import KSIVIApproximator, diagnose, load, modes, save
-from skksivi._affine import Affine
-from skksivi._samplers import Fit
 from skksivi.base import BaseApproximator
 from skksivi.baselines import MALA, SVGD, FullRankVI, Laplace
 from skksivi.diagnostics import Check
 from skksivi.diagnostics._checks import _draws_with_density, theil_sen
+from skksivi.families._samplers import Fit
+from skksivi.pilot._affine import Affine
 from skksivi.targets import Banana, EightGaussians, Multimodal, StudentT, Target, XShaped, from_score_fn
 
 NAMES = ["KSD", "Pareto k-hat", "stray draws", "modes", "loss plateau", "whitening", "Stein variances"]

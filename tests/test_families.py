@@ -12,18 +12,9 @@ from hypothesis import strategies as st
 from plain_targets import generator, normal
 from scipy import stats
 
-from skksivi._families import (
-    Bootstrap,
-    Constant,
-    GaussianMixture,
-    LinearSkip,
-    MultilayerPerceptron,
-    Normal,
-    Residual,
-    StudentT,
-    diagonal_gaussian_log_prob,
-    gaussian_layer,
-)
+from skksivi.families._layer import diagonal_gaussian_log_prob, gaussian_layer
+from skksivi.families._maps import Constant, LinearSkip, MultilayerPerceptron, Residual
+from skksivi.mixing import Bootstrap, GaussianMixtureDraws, NormalDraws, StudentTDraws
 
 SHAPES = {"n_features": st.integers(1, 4), "latent_dim": st.integers(1, 5), "seed": st.integers(0, 10**6)}
 every_scale = pytest.mark.parametrize("scale", ["constant", "network"])
@@ -32,7 +23,7 @@ every_scale = pytest.mark.parametrize("scale", ["constant", "network"])
 def start(n_features=2, seed=0, latent_dim=None, **options):
     defaults = {
         "hidden_layer_sizes": (7,),
-        "mixing": Normal(latent_dim or n_features),
+        "mixing": NormalDraws(latent_dim or n_features),
         "linear_skip": True,
         "scale": "constant",
         "initial_scale": 0.5,
@@ -171,7 +162,7 @@ def test_weights_start_uniform_with_the_variance_of_torch():
 @pytest.mark.parametrize("df", [1.0, 3.0, 20.0])
 def test_draws_of_student_have_the_quantiles_of_its_law(df):
     n, levels = 100_000, np.array([0.01, 0.1, 0.25, 0.5, 0.9, 0.99])
-    z = StudentT(2, df)(n, normal(1), generator()).numpy()
+    z = StudentTDraws(2, df)(n, normal(1), generator()).numpy()
     below = z.T[:, None] < stats.t(df).ppf(levels)[:, None]
     assert (np.abs(below.mean(2) - levels) < 4 * np.sqrt(levels * (1 - levels) / n)).all()
     together = (below[0][:, None] & below[1]).mean(2)
@@ -182,7 +173,7 @@ def test_draws_of_student_have_the_quantiles_of_its_law(df):
 def test_draws_of_a_mixture_have_its_weights_means_and_scales():
     means, scales, weights = normal(3, 2) + 50 * torch.arange(3)[:, None], [0.5, 1.0, 3.0], [0.2, 0.5, 0.3]
     n = 100_000
-    z = GaussianMixture(means, torch.tensor(scales).double(), torch.tensor(weights))(n, means, generator())
+    z = GaussianMixtureDraws(means, torch.tensor(scales).double(), torch.tensor(weights))(n, means, generator())
     of = torch.cdist(z, means).argmin(1)
     for k in range(3):
         own = z[of == k] - means[k]
@@ -192,7 +183,10 @@ def test_draws_of_a_mixture_have_its_weights_means_and_scales():
         assert abs(own.T.corrcoef()[0, 1]) < 4 / math.sqrt(len(own))
 
 
-LAWS = [(Normal(3), torch.distributions.Normal(0.0, 1.0)), (StudentT(3, 2.5), torch.distributions.StudentT(2.5))]
+LAWS = [
+    (NormalDraws(3), torch.distributions.Normal(0.0, 1.0)),
+    (StudentTDraws(3, 2.5), torch.distributions.StudentT(2.5)),
+]
 
 
 @pytest.mark.parametrize(("mixing", "law"), LAWS, ids=["normal", "Student"])
@@ -281,7 +275,7 @@ def test_pullback_equals_autograd_through_the_draw(options):
     family = gaussian_layer(
         3,
         hidden_layer_sizes=(5, 4),
-        mixing=Normal(2),
+        mixing=NormalDraws(2),
         initial_scale=0.7,
         min_scale=0.1,
         generator=torch.Generator().manual_seed(0),

@@ -23,8 +23,8 @@ from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV
 
 from skksivi import KSIVIApproximator
-from skksivi._families import Normal
 from skksivi.kernels import KERNELS
+from skksivi.mixing import NormalDraws
 from skksivi.targets import Banana, from_score_fn
 
 #: A batch size that no other call of the score has.
@@ -251,10 +251,10 @@ def test_checkpoints_are_read_by_several_threads_at_once(left_behind, tmp_path):
 
 
 def test_a_checkpoint_leaves_the_classes_alone_that_torch_may_load(left_behind):
-    torch.serialization.add_safe_globals([Normal])
+    torch.serialization.add_safe_globals([NormalDraws])
     try:
         clone(SHORT).set_params(checkpoint=left_behind).fit(normal_score, n_features=2)
-        assert Normal in torch.serialization.get_safe_globals()
+        assert NormalDraws in torch.serialization.get_safe_globals()
     finally:
         torch.serialization.clear_safe_globals()
 

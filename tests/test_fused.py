@@ -5,10 +5,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skksivi import _fused
-from skksivi._fused import value_and_gradients
-from skksivi._stein import GRADIENT_ESTIMATORS
 from skksivi.kernels import IMQ, Gaussian, Laplace, Riesz
+from skksivi.stein import _fused
+from skksivi.stein._estimators import GRADIENT_ESTIMATORS
+from skksivi.stein._fused import value_and_gradients
 
 KERNELS = [Gaussian, IMQ, lambda **p: IMQ(exponent=0.3, **p), Laplace, *(
     lambda r=r, **p: Riesz(exponent=r, **p) for r in (0.5, 1.0, 1.5)

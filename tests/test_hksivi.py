@@ -8,14 +8,17 @@ import torch
 from sklearn.base import clone
 
 from skksivi import HKSIVIApproximator, mixing
-from skksivi._affine import Affine
-from skksivi._families import JITTER, Bootstrap, Hierarchy, MultilayerPerceptron, StudentT
-from skksivi._pilot import Pilot
-from skksivi._score import autograd_pullback, in_double
-from skksivi._stein import GRADIENT_ESTIMATORS
-from skksivi._whitening import Whitening
 from skksivi.annealing import BRIDGES, Cosine, Geometric, Linear, bridge_levels
+from skksivi.families._hierarchy import Hierarchy
+from skksivi.families._maps import MultilayerPerceptron
 from skksivi.kernels import Gaussian
+from skksivi.mixing import JITTER, Bootstrap, StudentTDraws
+from skksivi.pilot._affine import Affine
+from skksivi.pilot._chains import Pilot
+from skksivi.pilot._rules import Whitening
+from skksivi.score._probe import in_double
+from skksivi.score._score import autograd_pullback
+from skksivi.stein._estimators import GRADIENT_ESTIMATORS
 from skksivi.targets import BayesianLogisticRegression, EightGaussians, Minibatches, XShaped
 
 QUICK = HKSIVIApproximator(
@@ -43,7 +46,7 @@ def hierarchy(*, shared=False, levels=(1.0, 0.6, 0.3), d=2):
         MultilayerPerceptron([d + shared, 7, d], generator, torch.float64) for _ in (levels if not shared else [0])
     ]
     sigma = torch.linspace(0.7, 0.5, d, dtype=torch.float64)
-    return Hierarchy(networks, mixing=StudentT(d, 3.0), levels=levels, initial_scale=sigma, min_scale=1e-2)
+    return Hierarchy(networks, mixing=StudentTDraws(d, 3.0), levels=levels, initial_scale=sigma, min_scale=1e-2)
 
 
 def by_the_formulas(family, n, generator, score_fn, *, through):
@@ -115,7 +118,7 @@ def test_a_step_takes_the_gradient_of_the_weighted_discrepancies(through, estima
 
 def test_every_layer_starts_at_the_initial_scale_and_stays_above_its_floor():
     sigma = torch.tensor([0.4, 0.9]).double()
-    family = Hierarchy([], mixing=StudentT(2, 3.0), levels=[1.0, 0.5], initial_scale=sigma, min_scale=0.3)
+    family = Hierarchy([], mixing=StudentTDraws(2, 3.0), levels=[1.0, 0.5], initial_scale=sigma, min_scale=0.3)
     for t in range(2):
         torch.testing.assert_close(family.sigma(t), sigma)
         family.log_variances[t].value.data.fill_(-100.0)

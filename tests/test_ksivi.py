@@ -26,16 +26,18 @@ from sklearn.exceptions import ConvergenceWarning
 
 from skksivi import KSIVIApproximator, load, save
 from skksivi import mixing as mixings
-from skksivi._affine import Affine
-from skksivi._families import JITTER, Bootstrap, LinearSkip, Normal, gaussian_layer
-from skksivi._moments import moments
-from skksivi._pilot import Pilot
-from skksivi._score import in_double
-from skksivi._stein import GRADIENT_ESTIMATORS
-from skksivi._whitening import Whitening
 from skksivi.annealing import Linear
+from skksivi.families._layer import gaussian_layer
+from skksivi.families._maps import LinearSkip
 from skksivi.kernels import IMQ, KERNELS, Gaussian
 from skksivi.metrics import kl_divergence
+from skksivi.mixing import JITTER, Bootstrap, NormalDraws
+from skksivi.pilot._affine import Affine
+from skksivi.pilot._chains import Pilot
+from skksivi.pilot._rules import Whitening
+from skksivi.score._probe import in_double
+from skksivi.stein._estimators import GRADIENT_ESTIMATORS
+from skksivi.stein._terms import moments
 from skksivi.targets import Banana, Multimodal, XShaped
 
 
@@ -62,7 +64,7 @@ def test_a_step_takes_the_gradient_of_the_objective_in_the_parameters(estimator,
     q = clone(QUICK).set_params(gradient_estimator=estimator, kernel="imq", bandwidth="median")
     q.set_params(annealing=schedule and (lambda progress: c), entropic_weight=a, laplacian_weight=b)
     family = gaussian_layer(
-        2, mixing=Normal(2), hidden_layer_sizes=(5,), linear_skip=True, scale="network", initial_scale=0.7,
+        2, mixing=NormalDraws(2), hidden_layer_sizes=(5,), linear_skip=True, scale="network", initial_scale=0.7,
         min_scale=0.1, generator=generator(), dtype=torch.float64,
     )  # fmt: skip
     for p in family.parameters():
@@ -341,13 +343,13 @@ def test_chains_that_have_not_settled_are_told():
     [
         ({}, Bootstrap),
         ({"mixing": "pilot"}, Bootstrap),
-        ({"mixing": "normal"}, Normal),
-        ({"latent_dim": 2}, Normal),
-        ({"linear_skip": False, "initial_scale": 1.0}, Normal),
-        ({"whiten": "laplace"}, Normal),
-        ({"whiten": "bam"}, Normal),
-        ({"whiten": None}, Normal),
-        ({"whiten": (np.zeros(2), np.eye(2))}, Normal),
+        ({"mixing": "normal"}, NormalDraws),
+        ({"latent_dim": 2}, NormalDraws),
+        ({"linear_skip": False, "initial_scale": 1.0}, NormalDraws),
+        ({"whiten": "laplace"}, NormalDraws),
+        ({"whiten": "bam"}, NormalDraws),
+        ({"whiten": None}, NormalDraws),
+        ({"whiten": (np.zeros(2), np.eye(2))}, NormalDraws),
     ],
     ids=str,
 )
@@ -410,7 +412,7 @@ def test_a_mixing_distribution_keeps_its_precision_in_a_warm_start(tmp_path):
 
 
 def test_many_features_are_whitened_by_a_diagonal_and_a_few_directions(monkeypatch):
-    monkeypatch.setattr("skksivi._whitening.MAX_FEATURES", 5)
+    monkeypatch.setattr("skksivi.pilot._rules.MAX_FEATURES", 5)
     scale = torch.logspace(-3, 3, 8)
     q = fit(lambda x: (1 - x / scale) / scale, n_features=8, dtype="float64", max_iter=100)
     z = q.sample(5000, random_state=0) / scale.numpy() - 1

@@ -10,12 +10,12 @@ from plain_targets import UNEQUAL, normal
 from sklearn.exceptions import NotFittedError
 
 from skksivi import KSIVIApproximator, modes
-from skksivi._affine import Affine
-from skksivi._cells import N_QUICK, Cells, _log_proposal, _propose, log_densities, mass, normalised, weighed
-from skksivi._pilot import Pilot
-from skksivi._samplers import Fit, Reweighted
 from skksivi.base import BaseApproximator
 from skksivi.baselines import Laplace
+from skksivi.families._samplers import Fit, Reweighted
+from skksivi.pilot._affine import Affine
+from skksivi.pilot._chains import Pilot
+from skksivi.pilot._masses import N_QUICK, Cells, _log_proposal, _propose, log_densities, mass, normalised, weighed
 from skksivi.targets import EightGaussians, Multimodal, Target
 
 WEIGHTS = np.array([0.3, 0.2, 0.15, 0.1, 0.1, 0.05, 0.05, 0.05])

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plain_targets import GaussianScore, normal
 
-from skksivi._moments import MomentPenalty, departure, moments, stein_shift, stein_variances
+from skksivi.stein._discrepancy import stein_shift, stein_variances
+from skksivi.stein._terms import MomentPenalty, departure, moments
 from skksivi.targets import Banana
 
 SEEDS = st.integers(0, 10**6)

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plain_targets import PAIR, RING, GaussianScore, normal, origin, pushed, student_score, triangular
 
-from skksivi._affine import LowRank
-from skksivi._newton import TOLERANCE, climb, jacobians, newton_cg, saddle_free_newton
+from skksivi.pilot._affine import LowRank
+from skksivi.pilot._modes import TOLERANCE, climb, jacobians, newton_cg, saddle_free_newton
 from skksivi.targets import Multimodal
 
 SEEDS = st.integers(0, 10**6)

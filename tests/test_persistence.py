@@ -24,9 +24,6 @@ from sklearn.exceptions import NotFittedError
 
 import skksivi
 from skksivi import HKSIVIApproximator, KSIVIApproximator, kernels, mixing, modes
-from skksivi._affine import Affine
-from skksivi._cells import Cells
-from skksivi._samplers import HasDensity, Layers, Reweighted
 from skksivi.annealing import Cosine, Linear
 from skksivi.baselines import (
     HSIVISM,
@@ -43,7 +40,10 @@ from skksivi.baselines import (
     Laplace,
     MeanFieldVI,
 )
+from skksivi.families._samplers import HasDensity, Layers, Reweighted
 from skksivi.persistence._kinds import KINDS, NAMES
+from skksivi.pilot._affine import Affine
+from skksivi.pilot._masses import Cells
 from skksivi.targets import Multimodal
 
 MEAN = torch.tensor([1.0, -2.0])

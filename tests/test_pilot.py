@@ -22,22 +22,18 @@ from plain_targets import (
 )
 from scipy.special import digamma, polygamma
 
-from skksivi._affine import Affine
-from skksivi._newton import climb
-from skksivi._pilot import (
+from skksivi.pilot._affine import Affine
+from skksivi.pilot._chains import (
     Ensemble,
-    Modes,
     Pilot,
     batch_and_match,
     covariance_root,
-    find_modes,
     find_pilot,
     langevin,
-    log_ratio,
     lower_bound,
     metropolis,
-    score_divergence,
 )
+from skksivi.pilot._modes import Modes, climb, find_modes, log_ratio, score_divergence
 
 SEEDS = st.integers(0, 10**6)
 

@@ -14,21 +14,14 @@ from hypothesis import strategies as st
 from plain_targets import PAIR, RING, GaussianScore, log_gamma_score, normal, student_score
 
 from skksivi import KSIVIApproximator
-from skksivi._affine import Affine
-from skksivi._newton import jacobians
-from skksivi._score import (
-    ASYMMETRY,
-    STEPS,
-    autograd_pullback,
-    central_difference,
-    choose_product,
-    grows_outward,
-    in_double,
-)
-from skksivi._whitening import find_whitening, pulled_back
 from skksivi.base import _resolve_score
 from skksivi.baselines import Laplace
 from skksivi.metrics import kl_divergence, ksd
+from skksivi.pilot._affine import Affine
+from skksivi.pilot._modes import jacobians
+from skksivi.pilot._rules import find_whitening, pulled_back
+from skksivi.score._probe import ASYMMETRY, choose_product, grows_outward, in_double
+from skksivi.score._score import STEPS, autograd_pullback, central_difference
 from skksivi.targets import Banana, BayesianLogisticRegression, ConditionedDiffusion, Multimodal, Target, XShaped
 
 CPU = torch.device("cpu")

@@ -11,8 +11,8 @@ from plain_targets import normal
 from sklearn.base import clone
 from torch import Tensor
 
-from skksivi._stein import GRADIENT_ESTIMATORS, stein_kernel, u_statistic, vanilla
 from skksivi.kernels import IMQ, KERNELS, Gaussian
+from skksivi.stein._estimators import GRADIENT_ESTIMATORS, stein_kernel, u_statistic, vanilla
 
 IDS = [str(kernel) for kernel, _, _ in MEMBERS]
 every_member = pytest.mark.parametrize(("kernel", "formula", "width"), MEMBERS, ids=IDS)

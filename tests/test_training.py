@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import nn
 
-from skksivi._training import (
+from skksivi.training._hooks import Watch
+from skksivi.training._loop import (
     Adam,
     Iterate,
     Objective,
     Scheduled,
-    Watch,
     by_autograd,
     flatten,
     learning_rate_factor,

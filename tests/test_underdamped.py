@@ -8,9 +8,9 @@ import torch
 from plain_targets import generator, normal
 
 from skksivi import HKSIVIApproximator, KSIVIApproximator
-from skksivi._underdamped import diagonal_map, underdamped
-from skksivi._whitening import find_whitening
 from skksivi.base import _resolve_score
+from skksivi.pilot._rules import find_whitening
+from skksivi.pilot._underdamped import diagonal_map, underdamped
 from skksivi.targets import EightGaussians
 
 MODES = np.array([[-30.0, 0.0], [30.0, 0.0]])

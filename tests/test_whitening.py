@@ -24,12 +24,12 @@ from plain_targets import (
 )
 from scipy.special import digamma, polygamma
 
-from skksivi import _whitening
-from skksivi._affine import Affine, Identity, LowRank
-from skksivi._newton import saddle_free_newton
-from skksivi._score import in_double
-from skksivi._whitening import WHITENINGS, find_whitening, laplace, pulled_back, starting_points
 from skksivi.base import _points, _resolve_score
+from skksivi.pilot import _rules
+from skksivi.pilot._affine import Affine, Identity, LowRank
+from skksivi.pilot._modes import saddle_free_newton
+from skksivi.pilot._rules import WHITENINGS, find_whitening, laplace, pulled_back, starting_points
+from skksivi.score._probe import in_double
 
 SEEDS = st.integers(0, 10**6)
 FEW = settings(max_examples=5)
@@ -68,7 +68,7 @@ def test_none_gives_the_identity():
 
 @every_rule
 def test_many_features_get_a_diagonal_and_a_few_directions(monkeypatch, rule):
-    monkeypatch.setattr(_whitening, "MAX_FEATURES", 1)
+    monkeypatch.setattr(_rules, "MAX_FEATURES", 1)
     p = GaussianScore(4, 0, 10, seed=0)
     whitening, pilot = whitening_of(rule, p.score_fn, 4)
     assert isinstance(whitening.map, LowRank)

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi._whitening import Whitening
 from skksivi.base import Integral, Interval
 from skksivi.baselines._points import STARTING
+from skksivi.pilot._rules import Whitening
 
 #: Constraints of the parameters that all of them have.
 RUNNING: dict[str, list[Any]] = {

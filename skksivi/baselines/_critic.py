@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from skksivi._families import Map, MultilayerPerceptron
-from skksivi._training import Adam, Iterate, Scheduled, learning_rate_factor
 from skksivi.base import Integral, Interval, Real
+from skksivi.families._maps import Map, MultilayerPerceptron
+from skksivi.training._loop import Adam, Iterate, Scheduled, learning_rate_factor
 
 #: Constraints of its parameters.
 CRITIC: dict[str, list[Any]] = {

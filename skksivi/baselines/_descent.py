@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from skksivi._training import Adam, Objective, minimise
+from skksivi.training._loop import Adam, Objective, minimise
 
 
 class MovingPoints(nn.Module):

@@ -11,14 +11,15 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor, nn
 
-from skksivi._affine import Affine, Identity, LowRank
-from skksivi._pilot import batch_and_match, score_divergence
-from skksivi._samplers import Fit, Gaussian, Tell
-from skksivi._score import Score
 from skksivi._warnings import warn_caller
-from skksivi._whitening import Whitening, find_whitening, laplace, pulled_back, starting_points
 from skksivi.base import BaseApproximator, Integral, Interval, Real, StrOptions
 from skksivi.baselines._descent import descend, set_gradient
+from skksivi.families._samplers import Fit, Gaussian, Tell
+from skksivi.pilot._affine import Affine, Identity, LowRank
+from skksivi.pilot._chains import batch_and_match
+from skksivi.pilot._modes import score_divergence
+from skksivi.pilot._rules import Whitening, find_whitening, laplace, pulled_back, starting_points
+from skksivi.score._score import Score
 
 #: Decay of the average over iterations that is kept.
 EMA_DECAY = 0.99

@@ -9,17 +9,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi._families import Hierarchy, Normal, langevin_hierarchy
-from skksivi._pilot import Pilot
-from skksivi._samplers import Fit, Layers, Tell
-from skksivi._score import Score
-from skksivi._trained import Trained, langevin_scale
-from skksivi._training import Adam, Objective
-from skksivi._whitening import Whitening, pulled_back
 from skksivi.annealing import BRIDGES, bridge_levels
 from skksivi.base import Integral, Interval, StrOptions
 from skksivi.baselines._critic import CRITIC, Critics
 from skksivi.baselines._semi_implicit import ScoreInU
+from skksivi.estimators._trained import Trained, langevin_scale
+from skksivi.families._hierarchy import Hierarchy, langevin_hierarchy
+from skksivi.families._samplers import Fit, Layers, Tell
+from skksivi.mixing import NormalDraws
+from skksivi.pilot._chains import Pilot
+from skksivi.pilot._rules import Whitening, pulled_back
+from skksivi.score._score import Score
+from skksivi.training._loop import Adam, Objective
 
 
 class HSIVISM(Trained):
@@ -191,7 +192,7 @@ class HSIVISM(Trained):
         """Return layers that are a Langevin chain along the bridge."""
         return langevin_hierarchy(
             bridge_levels(self.bridge, self.n_layers),
-            mixing=Normal(score_fn.n_features),
+            mixing=NormalDraws(score_fn.n_features),
             hidden_layer_sizes=self.hidden_layer_sizes,
             initial_scale=langevin_scale(self.initial_scale, self.min_scale, score_fn, whitening, pilot),
             min_scale=self.min_scale,

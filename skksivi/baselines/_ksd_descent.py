@@ -10,15 +10,15 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
-from skksivi._samplers import Fit, Particles, Tell
-from skksivi._score import Score
-from skksivi._trained import KEEPING
 from skksivi._warnings import warn_caller
-from skksivi._whitening import Whitening, points_near_target
 from skksivi.base import BaseApproximator, Interval, Real, StrOptions
 from skksivi.baselines._descent import MovingPoints, descend, not_finite, set_gradient
 from skksivi.baselines._points import WITH_KERNEL, find_start, radial_kernel
+from skksivi.estimators._trained import KEEPING
+from skksivi.families._samplers import Fit, Particles, Tell
 from skksivi.kernels import Kernel, squared_distances
+from skksivi.pilot._rules import Whitening, points_near_target
+from skksivi.score._score import Score
 
 #: Share by which the discrepancy may fall in the last tenth of the evaluations where L-BFGS counts as settled.
 SETTLED = 0.01

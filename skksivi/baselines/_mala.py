@@ -10,13 +10,13 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from skksivi._samplers import Chains, Fit, Tell
-from skksivi._score import Score, ScoreFunction
 from skksivi._warnings import warn_caller
-from skksivi._whitening import Whitening, points_near_target
 from skksivi.base import BaseApproximator, Interval, Real, StrOptions
 from skksivi.baselines._chains import RUNNING, diagnostics, in_x, run, shortened
 from skksivi.baselines._points import LogRatio, density_in_u, find_start, ratio_in_u
+from skksivi.families._samplers import Chains, Fit, Tell
+from skksivi.pilot._rules import Whitening, points_near_target
+from skksivi.score._score import Score, ScoreFunction
 
 #: Rate of acceptance below which a run is not to be trusted.
 LOWEST = 0.1

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi._samplers import Fit, Particles, Tell
-from skksivi._score import Score
-from skksivi._whitening import Whitening, points_near_target
 from skksivi.base import BaseApproximator, Interval, Real, StrOptions
 from skksivi.baselines._descent import MovingPoints, descend, set_gradient
 from skksivi.baselines._points import DESCENDING, density_in_u, find_start, log_densities, ratio_in_u
+from skksivi.families._samplers import Fit, Particles, Tell
 from skksivi.kernels import squared_distances
+from skksivi.pilot._rules import Whitening, points_near_target
+from skksivi.score._score import Score
 
 #: Maps squared distances D, a width epsilon and the dimension d to log phi and its derivative in D.
 Mollifier = Callable[[Tensor, float, int], tuple[Tensor, Tensor]]

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from skksivi._arrays import as_tensor
-from skksivi._pilot import lobatto, lobatto_nodes, log_ratio
-from skksivi._score import Score, ScoreFunction
 from skksivi._warnings import warn_caller
-from skksivi._whitening import WHITENINGS, Whitening, find_whitening
 from skksivi.base import BaseApproximator, Integral, Interval, Real, StrOptions
 from skksivi.kernels import Kernel, Tilted, resolve_kernel
+from skksivi.pilot._chains import lobatto, lobatto_nodes
+from skksivi.pilot._modes import log_ratio
+from skksivi.pilot._rules import WHITENINGS, Whitening, find_whitening
+from skksivi.score._score import Score, ScoreFunction
 
 #: Points at which whiten="auto" evaluates the score, about.
 WHITEN_BUDGET = 400_000

@@ -9,14 +9,15 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from skksivi._affine import WhitenedScore
-from skksivi._families import Normal, SemiImplicit, gaussian_layer
-from skksivi._samplers import Fit, Layer, Tell
-from skksivi._score import Halves, Score, ScoreFunction
-from skksivi._trained import MAX_LATENT_DIM, Trained, temperature
-from skksivi._training import Objective, Scheduled
-from skksivi._whitening import pulled_back
 from skksivi.base import Integral, Interval, StrOptions
+from skksivi.estimators._trained import MAX_LATENT_DIM, Trained, temperature
+from skksivi.families._layer import SemiImplicit, gaussian_layer
+from skksivi.families._samplers import Fit, Layer, Tell
+from skksivi.mixing import NormalDraws
+from skksivi.pilot._affine import WhitenedScore
+from skksivi.pilot._rules import pulled_back
+from skksivi.score._score import Halves, Score, ScoreFunction
+from skksivi.training._loop import Objective, Scheduled
 
 #: A score in the coordinates of the training.
 ScoreInU = Score | WhitenedScore | Halves
@@ -56,7 +57,7 @@ class SemiImplicitVI(Trained):
         d = score_fn.n_features
         return gaussian_layer(
             d,
-            mixing=Normal(self.latent_dim or min(d, MAX_LATENT_DIM)),
+            mixing=NormalDraws(self.latent_dim or min(d, MAX_LATENT_DIM)),
             hidden_layer_sizes=self.hidden_layer_sizes,
             linear_skip=self.linear_skip,
             scale="constant",

@@ -10,12 +10,12 @@ import torch
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from skksivi._samplers import Chains, Fit, Tell
-from skksivi._score import Score
-from skksivi._whitening import Whitening, points_near_target, pulled_back
 from skksivi.base import BaseApproximator, Interval, Real
 from skksivi.baselines._chains import RUNNING, diagnostics, in_x, run, shortened
 from skksivi.baselines._points import find_start
+from skksivi.families._samplers import Chains, Fit, Tell
+from skksivi.pilot._rules import Whitening, points_near_target, pulled_back
+from skksivi.score._score import Score
 
 
 def sgld_step(u: Tensor, s: Tensor, epsilon: float, generator: torch.Generator) -> Tensor:

@@ -10,8 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi._families import SemiImplicit
-from skksivi._training import Objective, Scheduled
 from skksivi.base import Integral, Interval
 from skksivi.baselines._semi_implicit import (
     ScoreInU,
@@ -19,6 +17,8 @@ from skksivi.baselines._semi_implicit import (
     Tempered,
     layer_with_pullback,
 )
+from skksivi.families._layer import SemiImplicit
+from skksivi.training._loop import Objective, Scheduled
 
 
 class SIVI(SemiImplicitVI):

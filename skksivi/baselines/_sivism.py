@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi._families import SemiImplicit
-from skksivi._training import Adam, Objective, Scheduled
 from skksivi.base import Interval, Real
 from skksivi.baselines._critic import CRITIC, Critics
 from skksivi.baselines._semi_implicit import ScoreInU, SemiImplicitVI, Tempered
+from skksivi.families._layer import SemiImplicit
+from skksivi.training._loop import Adam, Objective, Scheduled
 
 
 class SIVISM(SemiImplicitVI):

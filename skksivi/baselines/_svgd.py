@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi._samplers import Fit, Particles, Tell
-from skksivi._score import Score
-from skksivi._whitening import Whitening, points_near_target, pulled_back
 from skksivi.base import BaseApproximator
 from skksivi.baselines._descent import MovingPoints, descend, set_gradient
 from skksivi.baselines._points import WITH_KERNEL, find_start, radial_kernel
+from skksivi.families._samplers import Fit, Particles, Tell
 from skksivi.kernels import Kernel, squared_distances
+from skksivi.pilot._rules import Whitening, points_near_target, pulled_back
+from skksivi.score._score import Score
 
 
 def svgd_direction(x: Tensor, s: Tensor, kernel: Kernel) -> Tensor:

@@ -9,8 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi._families import Map, SemiImplicit
-from skksivi._training import Objective, Scheduled
 from skksivi.base import Integral, Interval
 from skksivi.baselines._semi_implicit import (
     ScoreInU,
@@ -18,6 +16,9 @@ from skksivi.baselines._semi_implicit import (
     Tempered,
     layer_with_pullback,
 )
+from skksivi.families._layer import SemiImplicit
+from skksivi.families._maps import Map
+from skksivi.training._loop import Objective, Scheduled
 
 #: Step of the leapfrog at the start, the mean acceptance that it is moved towards, and by how much of its logarithm.
 FIRST_STEP, ACCEPTANCE, ADAPTATION = 0.1, 0.9, 0.5

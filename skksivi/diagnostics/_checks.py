@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from skksivi._arrays import as_array
-from skksivi._samplers import N_MIXING_DRAWS, Chains, HasDensity, Layer, Layers
 from skksivi.diagnostics._limits import STEIN_VARIANCES
 from skksivi.diagnostics._report import Check
 from skksivi.diagnostics._view import N_SE, View, judged
-from skksivi.metrics import Judge, ksd_test
+from skksivi.families._samplers import N_MIXING_DRAWS, Chains, HasDensity, Layer, Layers
+from skksivi.metrics import ksd_test
+from skksivi.stein._discrepancy import FixedKernelKSD
 
 #: Draws of the test by the discrepancy, and its random signs.
 N_TESTED, N_BOOTSTRAP = 1000, 499
@@ -44,7 +45,7 @@ MAX_CONDITION = 100.0
 def check_ksd(view: View) -> Check:
     """Test the draws by the discrepancy in the coordinates of `est.score`."""
     d = view.x.shape[1]
-    judge = Judge(view.score, d, view.x.device)
+    judge = FixedKernelKSD(view.score, d, view.x.device)
     u = judge.map.whiten(view.x[view.finite][:N_TESTED])
 
     def score_u(u: Tensor) -> Tensor:

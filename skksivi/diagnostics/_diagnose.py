@@ -17,13 +17,13 @@ from sklearn.utils import check_scalar
 from sklearn.utils.validation import check_is_fitted
 
 from skksivi._arrays import as_array, make_seed, resolve_device
-from skksivi._moments import stein_variances
-from skksivi._samplers import Chains, Particles, Sampler, unweighted
 from skksivi.base import BaseApproximator, ordinary_mode, score_of
 from skksivi.diagnostics._checks import check_ksd, check_loss, check_ratios, check_variances, check_whitening
 from skksivi.diagnostics._geometry import check_strays, geometry_and_modes
 from skksivi.diagnostics._report import Diagnosis
 from skksivi.diagnostics._view import View, guarded
+from skksivi.families._samplers import Chains, Particles, Sampler, unweighted
+from skksivi.stein._discrepancy import stein_variances
 
 
 def diagnose(

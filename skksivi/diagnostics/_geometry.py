@@ -9,16 +9,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi._affine import Affine
 from skksivi._arrays import as_array
-from skksivi._cells import Cells
 from skksivi._modes import Modes, run_chains, weigh
-from skksivi._moments import stein_variances
-from skksivi._pilot import around, covariance_root, find_modes
-from skksivi._score import Score
 from skksivi.diagnostics._limits import stray_limit
 from skksivi.diagnostics._report import Check
 from skksivi.diagnostics._view import N_SE, REFUSALS, View, judged
+from skksivi.pilot._affine import Affine
+from skksivi.pilot._chains import covariance_root
+from skksivi.pilot._masses import Cells
+from skksivi.pilot._modes import around, find_modes
+from skksivi.score._score import Score
+from skksivi.stein._discrepancy import stein_variances
 
 #: Draws from which chains start, up to 200 features, and the fewest; numbers in them, beyond.
 N_MOVED, N_FEWEST, N_NUMBERS = 500, 100, 100_000

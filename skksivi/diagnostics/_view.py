@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from skksivi._samplers import Gaussian, Sampler
-from skksivi._score import Score
 from skksivi.diagnostics._report import Check
+from skksivi.families._samplers import Gaussian, Sampler
+from skksivi.score._score import Score
 
 #: Standard errors within which a difference is noise.
 N_SE = 4.0

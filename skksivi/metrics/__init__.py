@@ -8,7 +8,6 @@ from skksivi.metrics._correlation import correlation_error
 from skksivi.metrics._floor import NoiseFloor, noise_floor
 from skksivi.metrics._neighbors import kl_divergence
 from skksivi.metrics._pairs import energy_distance, mmd
-from skksivi.metrics._stein import Judge as Judge
 from skksivi.metrics._stein import KSDTest, ksd, ksd_test
 from skksivi.metrics._transport import sliced_wasserstein, wasserstein_in_box
 

@@ -8,7 +8,8 @@ from numpy.typing import ArrayLike
 
 from skksivi._arrays import as_tensor
 from skksivi.kernels import IMQ, Kernel, Riesz, Tilted, resolve_kernel
-from skksivi.metrics._base import check_pair, check_statistic, mean_between, mean_within
+from skksivi.metrics._base import check_pair, check_statistic
+from skksivi.stein._discrepancy import mean_between, mean_within
 
 
 def mmd(X: ArrayLike, Y: ArrayLike, *, kernel: str | Kernel | None = None, statistic: str = "u") -> float:

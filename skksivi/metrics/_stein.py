@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from numbers import Integral, Real
 from typing import NamedTuple
 
@@ -12,13 +11,12 @@ from numpy.typing import ArrayLike
 from sklearn.utils import check_array, check_scalar
 from torch import Tensor
 
-from skksivi._affine import Affine, Identity
 from skksivi._arrays import as_tensor, make_generator
-from skksivi._score import ScoreFunction, in_double
-from skksivi._stein import stein_kernel
-from skksivi._whitening import MAX_FEATURES, judging_map
 from skksivi.kernels import IMQ, Kernel, resolve_kernel
-from skksivi.metrics._base import Matrix, check_statistic, mean_within, tiles, total, upper_blocks
+from skksivi.metrics._base import check_statistic
+from skksivi.score._probe import in_double
+from skksivi.score._score import ScoreFunction
+from skksivi.stein._discrepancy import Matrix, finite_scores, mean_within, stein_matrix, tiles, total, upper_blocks
 
 
 def ksd(X: ArrayLike, score_fn: ScoreFunction, *, kernel: str | Kernel | None = None, statistic: str = "u") -> float:
@@ -176,58 +174,4 @@ def _stein_matrix_of(
         )
     x = as_tensor(X, dtype=torch.float64)
     s = in_double(getattr(score_fn, "score_fn", score_fn), x.shape[1])(x)
-    return _stein_matrix(x, _finite(s), kernel.frozen(x)), len(x)
-
-
-def _stein_matrix(x: Tensor, s: Tensor, kernel: Kernel) -> Matrix:
-    return lambda i, j: stein_kernel(x[i], s[i], x[j], s[j], kernel)
-
-
-def _finite(s: Tensor) -> Tensor:
-    """Return scores that are finite."""
-    bad = (~s.isfinite()).any(-1).nonzero().flatten().tolist()
-    if bad:
-        raise ValueError(
-            f"`score_fn` is not finite at {len(bad)} of the {len(s)} draws, row {bad[0]} the first, so that they "
-            "cannot be judged."
-        )
-    return s.detach()
-
-
-class Judge:
-    r"""The squared KSD of draws under one kernel that depends on the target alone.
-
-    The coordinates are whitened once, by the curvature at a mode found from the target's own scores, from the origin
-    on or, where they are not finite there, from points scattered around it (up to 1,000 features), and the kernel is
-    :math:`(1 + \|u-u'\|^2 / d)^{-1/2}` there. Nothing of a candidate enters, so that candidates of a search can be
-    compared.
-
-    Parameters
-    ----------
-    score_fn : callable
-        The score of the target.
-    n_features : int
-    device : device or str, default="cpu"
-    map : Affine or Identity, default=None
-        Other coordinates in the place of those.
-    """
-
-    def __init__(
-        self,
-        score_fn: ScoreFunction,
-        n_features: int,
-        device: torch.device | str = "cpu",
-        map: Affine | Identity | None = None,  # noqa: A002
-    ) -> None:
-        self.score_fn = in_double(score_fn, n_features, device)
-        if map is None and n_features <= MAX_FEATURES:
-            map = judging_map(self.score_fn)  # noqa: A001
-        self.map = map or Identity(torch.zeros(n_features, dtype=torch.float64, device=device))
-        self.kernel = IMQ(bandwidth=math.sqrt(n_features))
-
-    def __call__(self, x: Tensor) -> float:
-        """Return the U-statistic of the squared discrepancy of draws x (n, d)."""
-        x = x.detach().double()
-        s = _finite(self.score_fn(x))
-        u, s_u = self.map.whiten(x), self.map.whiten_score(s)
-        return mean_within(_stein_matrix(u, s_u, self.kernel), len(u)).item()
+    return stein_matrix(x, finite_scores(s), kernel.frozen(x)), len(x)

@@ -9,8 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from skksivi import _affine, _cells, _families, kernels, mixing
+from skksivi import kernels, mixing
+from skksivi.families import _hierarchy, _layer, _maps
 from skksivi.persistence._parts import Parts, checked, is_array, is_instance, is_integer, is_weights, is_width
+from skksivi.pilot import _affine, _masses
 
 #: The numbers of the state of a Mersenne twister.
 N_TWISTER = 624
@@ -60,36 +62,36 @@ def build_linear(weight: Tensor, bias: Tensor) -> nn.Linear:
     return linear
 
 
-def build_perceptron(layers: list[Any]) -> _families.MultilayerPerceptron:
+def build_perceptron(layers: list[Any]) -> _maps.MultilayerPerceptron:
     if not all(a.out_features == b.in_features for a, b in pairwise(layers)):
         raise ValueError("the layers of its network do not fit")
-    network = _families.MultilayerPerceptron([], torch.Generator(), torch.float32)
+    network = _maps.MultilayerPerceptron([], torch.Generator(), torch.float32)
     network.layers.extend(layers)
     return network
 
 
-def build_bootstrap(points: Tensor, first: Tensor, size: Tensor, reach: float) -> _families.Bootstrap:
+def build_bootstrap(points: Tensor, first: Tensor, size: Tensor, reach: float) -> mixing.Bootstrap:
     n, d = points.shape
     if not (first.is_meta or bool(((first >= 0) & (size >= 1) & (size <= n) & (first <= n - size)).all())):
         raise ValueError("the modes of `points` reach beyond them")
-    mixing = _families.Bootstrap(torch.zeros(1, d), [1])
-    mixing.points, mixing.first, mixing.size, mixing.reach = points, first, size, reach
-    return mixing
+    bootstrap = mixing.Bootstrap(torch.zeros(1, d), [1])
+    bootstrap.points, bootstrap.first, bootstrap.size, bootstrap.reach = points, first, size, reach
+    return bootstrap
 
 
-def build_cells(maps: list[Any], log_weights: Tensor) -> _cells.Cells:
+def build_cells(maps: list[Any], log_weights: Tensor) -> _masses.Cells:
     if not maps or not all(isinstance(a, _affine.Affine) and a.m.shape == maps[0].m.shape for a in maps):
         raise ValueError("the maps of its cells do not fit")
-    return _cells.Cells(maps, log_weights)
+    return _masses.Cells(maps, log_weights)
 
 
-def build_mixture(means: Tensor, scales: Tensor, levels: Tensor) -> _families.GaussianMixture:
-    built = _families.GaussianMixture(means, scales, torch.ones(len(scales)) / len(scales))
+def build_mixture(means: Tensor, scales: Tensor, levels: Tensor) -> mixing.GaussianMixtureDraws:
+    built = mixing.GaussianMixtureDraws(means, scales, torch.ones(len(scales)) / len(scales))
     built.levels = levels
     return built
 
 
-def _hierarchy(networks: list[Any], a: list[Any], levels: list[Any], **parts: Any) -> _families.Hierarchy:
+def _restored_hierarchy(networks: list[Any], a: list[Any], levels: list[Any], **parts: Any) -> _hierarchy.Hierarchy:
     scale = torch.ones_like(parts["half_square"])
     T, d = len(levels), len(scale)
     shared = len(networks) < T
@@ -97,9 +99,9 @@ def _hierarchy(networks: list[Any], a: list[Any], levels: list[Any], **parts: An
     fits = len(networks) == (1 if shared else T) and set(sizes) == {(d + shared, d)}
     if not fits or len(a) != T or not all(type(x) is float and 0 < x <= 1 for x in levels):
         raise ValueError("the layers of its hierarchy do not fit")
-    if not all(isinstance(value, _families.Constant) and value.value.shape == (d,) for value in a):
+    if not all(isinstance(value, _maps.Constant) and value.value.shape == (d,) for value in a):
         raise ValueError("the scales of its hierarchy do not fit")
-    family = _families.Hierarchy(
+    family = _hierarchy.Hierarchy(
         networks, mixing=parts["mixing"], levels=levels, initial_scale=scale, min_scale=parts["min_scale"]
     )
     family.half_square, family.log_variances = parts["half_square"], nn.ModuleList(a)
@@ -108,28 +110,28 @@ def _hierarchy(networks: list[Any], a: list[Any], levels: list[Any], **parts: An
     return family.requires_grad_(False)
 
 
-def parts_of_hierarchy(family: _families.Hierarchy) -> dict[str, Any]:
+def parts_of_hierarchy(family: _hierarchy.Hierarchy) -> dict[str, Any]:
     lists = {"networks": list(family.networks), "a": list(family.log_variances), "levels": list(family.levels)}
     return {**lists, "mixing": family.mixing, "half_square": family.half_square, "min_scale": family.min_scale}
 
 
-def build_hierarchy(**parts: Any) -> _families.Hierarchy:
+def build_hierarchy(**parts: Any) -> _hierarchy.Hierarchy:
     spec: Parts = {
         "networks": (is_instance(list), ""),
         "a": (is_instance(list), ""),
         "levels": (is_instance(list), ""),
-        "mixing": (is_instance(_families.Mixing), "d"),
+        "mixing": (is_instance(mixing.Mixing), "d"),
         "half_square": (is_weights, "d"),
         "min_scale": (is_width, ""),
     }
     held = checked(parts, spec)
-    if not all(isinstance(network, _families.MultilayerPerceptron) for network in held["networks"]):
+    if not all(isinstance(network, _maps.MultilayerPerceptron) for network in held["networks"]):
         raise ValueError("the networks of its hierarchy do not fit")
-    return _hierarchy(**held)
+    return _restored_hierarchy(**held)
 
 
-def build_family(**parts: Any) -> _families.SemiImplicit:
-    family = _families.SemiImplicit(**parts)
+def build_family(**parts: Any) -> _layer.SemiImplicit:
+    family = _layer.SemiImplicit(**parts)
     if len({parameter.dtype for parameter in family.parameters()}) != 1:
         raise ValueError("the parameters of its family are of several types")
     return family.requires_grad_(False)

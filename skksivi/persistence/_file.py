@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from skksivi._arrays import resolve_device
-from skksivi._samplers import Layers, unweighted, with_score
 from skksivi.base import BaseApproximator, score_of
+from skksivi.families._samplers import Layers, unweighted, with_score
 from skksivi.persistence._codec import DTYPES, decoded, encode
 from skksivi.persistence._kinds import KINDS, NAMES
 

@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from skksivi import _affine, _cells, _families, _samplers, _whitening, annealing, baselines, kernels, mixing
-from skksivi._hksivi import HKSIVIApproximator
-from skksivi._ksivi import KSIVIApproximator
+from skksivi import annealing, baselines, kernels, mixing
+from skksivi.estimators._hksivi import HKSIVIApproximator
+from skksivi.estimators._ksivi import KSIVIApproximator
+from skksivi.families import _hierarchy, _layer, _maps, _samplers
 from skksivi.persistence._builders import (
     build_bootstrap,
     build_cells,
@@ -45,6 +46,7 @@ from skksivi.persistence._parts import (
     is_width,
     or_none,
 )
+from skksivi.pilot import _affine, _masses, _rules
 
 #: Parameters that belong to the machine of the fit: a stranger's file must not say where a later fit writes.
 LOCAL = {"checkpoint"}
@@ -126,8 +128,8 @@ def is_sampler(cls: type) -> Callable[[Any], bool]:
 
 
 _SEED = (is_integer(0, 2**32 - 1), "")
-_WHITENING = (is_instance(_whitening.Whitening), "d")
-_NETWORK = is_instance(_families.MultilayerPerceptron)
+_WHITENING = (is_instance(_rules.Whitening), "d")
+_NETWORK = is_instance(_maps.MultilayerPerceptron)
 
 #: What a training leaves beside what it draws from.
 _TRAINED: Parts = {
@@ -178,7 +180,7 @@ KINDS.update(
             sizes=lambda value: value.m.shape,
         ),
         "Whitening": _record(
-            _whitening.Whitening,
+            _rules.Whitening,
             {
                 "map": (is_instance(_affine.Affine, _affine.LowRank, _affine.Identity), "d"),
                 "modes": (ARRAY, "kd"),
@@ -192,7 +194,7 @@ KINDS.update(
             sizes=lambda value: (value.modes.shape[1],),
         ),
         "Cells": Kind(
-            _cells.Cells,
+            _masses.Cells,
             lambda value: {"maps": list(value.maps), "log_weights": value.log_weights},
             lambda **parts: build_cells(
                 **checked(parts, {"maps": (is_instance(list), ""), "log_weights": (DOUBLES, "k")})
@@ -214,12 +216,12 @@ KINDS.update(
         ),
         "Layer": _record(
             _samplers.Layer,
-            {"family": (is_instance(_families.SemiImplicit), "d"), "whitening": _WHITENING, "seed": _SEED},
+            {"family": (is_instance(_layer.SemiImplicit), "d"), "whitening": _WHITENING, "seed": _SEED},
             sizes=lambda value: (value.n_features,),
         ),
         "Layers": _record(
             _samplers.Layers,
-            {"family": (is_instance(_families.Hierarchy), "d"), "whitening": _WHITENING, "seed": _SEED},
+            {"family": (is_instance(_hierarchy.Hierarchy), "d"), "whitening": _WHITENING, "seed": _SEED},
             build=lambda **parts: _samplers.Layers(score=None, **parts),
             sizes=lambda value: (value.n_features,),
         ),
@@ -227,34 +229,34 @@ KINDS.update(
             _samplers.Reweighted,
             {
                 "sampler": (is_instance(*SAMPLERS), "d"),
-                "cells": (is_instance(_cells.Cells), "kd"),
+                "cells": (is_instance(_masses.Cells), "kd"),
                 "ratios": (DOUBLES, "k"),
             },
             sizes=lambda value: (value.n_features,),
         ),
         "StudentT": _record(
-            _families.StudentT,
+            mixing.StudentTDraws,
             {"latent_dim": (SIZE, ""), "df": (is_width, "")},
             sizes=lambda value: (value.latent_dim,),
         ),
         "GaussianMixture": _record(
-            _families.GaussianMixture,
+            mixing.GaussianMixtureDraws,
             {"means": (is_weights, "kd"), "scales": (is_weights, "k"), "levels": (DOUBLES, "l")},
             build=build_mixture,
             sizes=lambda value: (value.latent_dim,),
         ),
         "Hierarchy": Kind(
-            _families.Hierarchy, parts_of_hierarchy, build_hierarchy, lambda value: tuple(value.half_square.shape)
+            _hierarchy.Hierarchy, parts_of_hierarchy, build_hierarchy, lambda value: tuple(value.half_square.shape)
         ),
-        "Normal": _record(_families.Normal, {"latent_dim": (SIZE, "")}, sizes=lambda value: (value.latent_dim,)),
+        "Normal": _record(mixing.NormalDraws, {"latent_dim": (SIZE, "")}, sizes=lambda value: (value.latent_dim,)),
         "Bootstrap": _record(
-            _families.Bootstrap,
+            mixing.Bootstrap,
             {"points": (is_weights, "nd"), "first": (INDICES, "n"), "size": (INDICES, "n"), "reach": (is_width, "")},
             build=build_bootstrap,
             sizes=lambda value: (value.latent_dim,),
         ),
         "Constant": _record(
-            _families.Constant, {"value": (is_weights, "o")}, sizes=lambda value: (None, *value.value.shape)
+            _maps.Constant, {"value": (is_weights, "o")}, sizes=lambda value: (None, *value.value.shape)
         ),
         "Linear": _record(
             nn.Linear,
@@ -263,28 +265,28 @@ KINDS.update(
             sizes=lambda value: (value.in_features, value.out_features),
         ),
         "MultilayerPerceptron": Kind(
-            _families.MultilayerPerceptron,
+            _maps.MultilayerPerceptron,
             lambda value: {"layers": list(value.layers)},
             build_perceptron,
             lambda value: (value.layers[0].in_features, value.layers[-1].out_features),
         ),
         "LinearSkip": _record(
-            _families.LinearSkip,
+            _maps.LinearSkip,
             {"A": (is_weights, "oi"), "network": (_NETWORK, "io")},
             sizes=lambda value: tuple(value.A.mT.shape),
         ),
         "Residual": _record(
-            _families.Residual,
+            _maps.Residual,
             {"unit": (is_weights, "o"), "network": (_NETWORK, "oo")},
             sizes=lambda value: (len(value.unit), len(value.unit)),
         ),
         "SemiImplicit": _record(
-            _families.SemiImplicit,
+            _layer.SemiImplicit,
             {
-                "mean": (is_instance(_families.LinearSkip, _families.Residual, _families.MultilayerPerceptron), "zd"),
-                "log_variance": (is_instance(_families.Constant, _families.MultilayerPerceptron), "zd"),
+                "mean": (is_instance(_maps.LinearSkip, _maps.Residual, _maps.MultilayerPerceptron), "zd"),
+                "log_variance": (is_instance(_maps.Constant, _maps.MultilayerPerceptron), "zd"),
                 "n_features": (SIZE, "d"),
-                "mixing": (is_instance(_families.Mixing), "z"),
+                "mixing": (is_instance(mixing.Mixing), "z"),
                 "min_scale": (is_width, ""),
             },
             build=build_family,

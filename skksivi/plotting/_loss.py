@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
 
-from skksivi._hksivi import HKSIVIApproximator
-from skksivi._ksivi import KSIVIApproximator
+from skksivi.estimators._hksivi import HKSIVIApproximator
+from skksivi.estimators._ksivi import KSIVIApproximator
 from skksivi.plotting._base import COLOURS, FAINT, own_axes
 
 if TYPE_CHECKING:

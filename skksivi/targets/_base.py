@@ -13,7 +13,7 @@ import torch
 from sklearn.utils import check_scalar
 from torch import Tensor
 
-from skksivi._score import ScoreFunction
+from skksivi.score._score import ScoreFunction
 
 
 class Target:

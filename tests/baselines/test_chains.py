@@ -10,15 +10,15 @@ from misbehaving import Misbehaving, raising
 from plain_targets import GaussianScore, generator, normal
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 
-from skksivi._samplers import Chains
-from skksivi._score import in_double
-from skksivi._whitening import find_whitening
 from skksivi.base import LEAST_WIDTH
 from skksivi.baselines import MALA, SGLD
 from skksivi.baselines._chains import shortened
 from skksivi.baselines._mala import State, adapted, mala_step
 from skksivi.baselines._points import step_integral
 from skksivi.baselines._sgld import sgld_step, step_sizes
+from skksivi.families._samplers import Chains
+from skksivi.pilot._rules import find_whitening
+from skksivi.score._probe import in_double
 from skksivi.targets import Banana, BayesianLogisticRegression, Minibatches, XShaped
 
 

@@ -8,10 +8,10 @@ import torch
 from plain_targets import PAIR, SHAPE, GaussianScore, log_gamma_score, normal, origin, triangular
 from sklearn.exceptions import ConvergenceWarning
 
-from skksivi._affine import Affine, LowRank
 from skksivi.baselines import BatchAndMatch, FullRankVI, Laplace, MeanFieldVI
 from skksivi.baselines._gaussian import conditional_scales, full_rank_gradient, mean_field_gradient
 from skksivi.baselines._gaussian import triangular as with_triangular_factor
+from skksivi.pilot._affine import Affine, LowRank
 from skksivi.targets import BayesianLogisticRegression, Minibatches
 
 

@@ -6,12 +6,12 @@ import torch
 from misbehaving import Misbehaving, raising
 from plain_targets import GaussianScore, Mixture, generator
 
-from skksivi._score import in_double
-from skksivi._training import flatten
-from skksivi._whitening import find_whitening
 from skksivi.baselines import HSIVISM, _hsivism
 from skksivi.baselines._critic import Critics
+from skksivi.pilot._rules import find_whitening
+from skksivi.score._probe import in_double
 from skksivi.targets import Banana
+from skksivi.training._loop import flatten
 
 
 def score_fn(x):

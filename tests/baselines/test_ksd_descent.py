@@ -8,10 +8,10 @@ from plain_targets import GaussianScore, normal
 from sklearn.exceptions import ConvergenceWarning
 
 from skksivi import kernels
-from skksivi._score import autograd_pullback
 from skksivi.baselines import KSDDescent, _ksd_descent
 from skksivi.baselines._ksd_descent import ksd_gradient, last_fall
 from skksivi.metrics import ksd
+from skksivi.score._score import autograd_pullback
 
 KERNELS = {
     "gaussian": (kernels.Gaussian(bandwidth=1.3), lambda r2: torch.exp(-r2 / (2 * 1.3**2))),

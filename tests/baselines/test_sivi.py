@@ -9,12 +9,13 @@ from linear_family import TARGET, LinearFamily, target_score
 from plain_targets import GaussianScore, generator, normal
 from sklearn.base import clone
 
-from skksivi._families import Normal, gaussian_layer
-from skksivi._score import in_double
-from skksivi._training import Scheduled, flatten
 from skksivi.baselines import SIVI
 from skksivi.baselines._sivi import mixture
+from skksivi.families._layer import gaussian_layer
+from skksivi.mixing import NormalDraws
+from skksivi.score._probe import in_double
 from skksivi.targets import BayesianLogisticRegression, Minibatches
+from skksivi.training._loop import Scheduled, flatten
 
 
 def log_mixture(x, mu, others, sigma):
@@ -46,7 +47,7 @@ def test_the_mixture_is_as_good_far_from_the_origin_in_float32():
 
 def test_the_gradient_is_that_of_the_surrogate_bound():
     family = gaussian_layer(
-        2, mixing=Normal(3), hidden_layer_sizes=(8,), linear_skip=False, scale="constant", initial_scale=0.7,
+        2, mixing=NormalDraws(3), hidden_layer_sizes=(8,), linear_skip=False, scale="constant", initial_scale=0.7,
         min_scale=0.1, generator=generator(), dtype=torch.float64,
     )  # fmt: skip
     flatten(family)

@@ -8,11 +8,13 @@ import torch
 from linear_family import TARGET, LinearFamily, target_score
 from plain_targets import GaussianScore, generator, normal
 
-from skksivi._families import MultilayerPerceptron, Normal, gaussian_layer
-from skksivi._score import in_double
-from skksivi._training import Adam, Scheduled, flatten
 from skksivi.baselines import SIVISM, _sivism
 from skksivi.baselines._critic import Critics, fisher_bound
+from skksivi.families._layer import gaussian_layer
+from skksivi.families._maps import MultilayerPerceptron
+from skksivi.mixing import NormalDraws
+from skksivi.score._probe import in_double
+from skksivi.training._loop import Adam, Scheduled, flatten
 
 
 def test_the_bound_and_its_gradients_are_those_of_the_definition():
@@ -91,7 +93,7 @@ def test_the_gradient_against_the_best_critic_is_that_of_the_fisher_divergence()
 
 def test_the_gradient_of_the_training_is_that_of_the_objective(monkeypatch):
     family = gaussian_layer(
-        3, mixing=Normal(2), hidden_layer_sizes=(7,), linear_skip=False, scale="constant", initial_scale=0.7,
+        3, mixing=NormalDraws(2), hidden_layer_sizes=(7,), linear_skip=False, scale="constant", initial_scale=0.7,
         min_scale=0.1, generator=generator(), dtype=torch.float64,
     )  # fmt: skip
     flatten(family)

@@ -9,14 +9,14 @@ from misbehaving import Misbehaving, raising
 from plain_targets import GaussianScore, generator, log_gamma_score, normal, origin, student_score, triangular
 
 from skksivi import kernels
-from skksivi._samplers import Particles
-from skksivi._score import in_double
-from skksivi._whitening import find_whitening
 from skksivi.base import LEAST_WIDTH
 from skksivi.baselines import MIED, SVGD, KSDDescent
 from skksivi.baselines._points import find_start
 from skksivi.baselines._svgd import svgd_direction
+from skksivi.families._samplers import Particles
 from skksivi.kernels import Gaussian, Tilted
+from skksivi.pilot._rules import find_whitening
+from skksivi.score._probe import in_double
 from skksivi.targets import BayesianLogisticRegression, Minibatches
 
 KERNELS = {

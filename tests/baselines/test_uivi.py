@@ -8,11 +8,12 @@ import torch
 from linear_family import TARGET, LinearFamily, target_score
 from plain_targets import GaussianScore, generator, normal
 
-from skksivi._families import Normal, gaussian_layer
-from skksivi._score import in_double
-from skksivi._training import Scheduled
 from skksivi.baselines import UIVI
 from skksivi.baselines._uivi import HamiltonianChain, ReverseConditional
+from skksivi.families._layer import gaussian_layer
+from skksivi.mixing import NormalDraws
+from skksivi.score._probe import in_double
+from skksivi.training._loop import Scheduled
 
 
 def joint_draws(q, n, again):
@@ -25,7 +26,7 @@ def joint_draws(q, n, again):
 
 def test_the_reverse_conditional_is_that_of_the_family():
     family = gaussian_layer(
-        3, mixing=Normal(2), hidden_layer_sizes=(8,), linear_skip=True, scale="constant", initial_scale=0.7,
+        3, mixing=NormalDraws(2), hidden_layer_sizes=(8,), linear_skip=True, scale="constant", initial_scale=0.7,
         min_scale=0.1, generator=generator(), dtype=torch.float64,
     ).requires_grad_(False)  # fmt: skip
     family.mean.network.layers[-1].weight.copy_(normal(3, 8))

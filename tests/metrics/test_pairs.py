@@ -12,7 +12,8 @@ from kernel_formulas import MEMBERS
 from plain_targets import normal_array
 
 from skksivi.kernels import IMQ, Gaussian, Riesz
-from skksivi.metrics import _base, energy_distance, mmd
+from skksivi.metrics import energy_distance, mmd
+from skksivi.stein import _discrepancy
 
 SEEDS, SIZES, DIMENSIONS = st.integers(0, 10**6), st.integers(2, 30), st.integers(1, 4)
 both_statistics = pytest.mark.parametrize("statistic", ["u", "v"])
@@ -101,15 +102,15 @@ def test_energy_distance_is_unbiased_for_two_normals():
 def test_tiles_do_not_matter(monkeypatch, metric, statistic, tile):
     X, Y = normal_array(100, 2), normal_array(83, 2, seed=1)
     expected = metric(X, Y, statistic=statistic)
-    monkeypatch.setattr(_base, "TILE", tile)
+    monkeypatch.setattr(_discrepancy, "TILE", tile)
     assert metric(X, Y, statistic=statistic) == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("metric", [mmd, energy_distance])
 def test_more_rows_than_one_tile_equal_one_block(monkeypatch, metric):
-    X, Y = normal_array(2 * _base.TILE + 3, 2), normal_array(_base.TILE + 76, 2, seed=1)
+    X, Y = normal_array(2 * _discrepancy.TILE + 3, 2), normal_array(_discrepancy.TILE + 76, 2, seed=1)
     expected = metric(X, Y)
-    monkeypatch.setattr(_base, "TILE", 10**9)
+    monkeypatch.setattr(_discrepancy, "TILE", 10**9)
     assert metric(X, Y) == pytest.approx(expected, rel=1e-6)
 
 

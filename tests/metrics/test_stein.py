@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from plain_targets import normal_array
 
 from skksivi._arrays import make_generator
-from skksivi._stein import stein_kernel
 from skksivi.kernels import IMQ, Gaussian, Laplace, Riesz, Tilted
-from skksivi.metrics import Judge, _base, _stein, ksd, ksd_test
+from skksivi.metrics import _stein, ksd, ksd_test
+from skksivi.stein import _discrepancy
+from skksivi.stein._discrepancy import FixedKernelKSD
+from skksivi.stein._estimators import stein_kernel
 from skksivi.targets import Banana, Target
 
 SEEDS, SIZES, DIMENSIONS = st.integers(0, 10**6), st.integers(2, 40), st.integers(1, 4)
@@ -55,14 +57,14 @@ def test_v_statistic_is_the_mean_over_all_pairs_and_never_negative(kernel, n, d,
 def test_tiles_do_not_matter(monkeypatch, statistic, tile):
     X = normal_array(100, 2)
     expected = ksd(X, cubic_score, statistic=statistic)
-    monkeypatch.setattr(_base, "TILE", tile)
+    monkeypatch.setattr(_discrepancy, "TILE", tile)
     assert ksd(X, cubic_score, statistic=statistic) == pytest.approx(expected, rel=1e-12)
 
 
 def test_more_rows_than_one_tile_equal_one_block(monkeypatch):
-    X = normal_array(_base.TILE + 76, 2)
+    X = normal_array(_discrepancy.TILE + 76, 2)
     expected = ksd(X, cubic_score)
-    monkeypatch.setattr(_base, "TILE", 10**9)
+    monkeypatch.setattr(_discrepancy, "TILE", 10**9)
     assert ksd(X, cubic_score) == pytest.approx(expected, rel=1e-12)
 
 
@@ -117,8 +119,8 @@ def test_a_score_in_single_precision_only_is_judged_nearly_alike():
     assert ksd(X, single_precision_score) == pytest.approx(double, rel=1e-5, abs=1e-5)
     assert ksd(X.astype(np.float32), single_precision_score) == pytest.approx(double, rel=1e-5, abs=1e-5)
     draws = torch.as_tensor(X)
-    expected = Judge(lambda x: -x @ SINGLE.to(x), 2)(draws)
-    assert Judge(single_precision_score, 2)(draws) == pytest.approx(expected, rel=1e-4, abs=1e-4)
+    expected = FixedKernelKSD(lambda x: -x @ SINGLE.to(x), 2)(draws)
+    assert FixedKernelKSD(single_precision_score, 2)(draws) == pytest.approx(expected, rel=1e-4, abs=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -196,9 +198,9 @@ def test_ksd_test_is_its_formula(n, d, seed):
 @pytest.mark.parametrize("tile", [1, 7, 10**9])
 def test_tiles_do_not_matter_for_the_test(monkeypatch, tile):
     X = normal_array(2 * 50 + 3, 2)
-    monkeypatch.setattr(_base, "TILE", 50)
+    monkeypatch.setattr(_discrepancy, "TILE", 50)
     expected = ksd_test(X, cubic_score, random_state=0)
-    monkeypatch.setattr(_base, "TILE", tile)
+    monkeypatch.setattr(_discrepancy, "TILE", tile)
     assert ksd_test(X, cubic_score, random_state=0) == pytest.approx(expected, rel=1e-9)
 
 
@@ -209,10 +211,10 @@ def test_no_block_is_larger_than_a_tile(monkeypatch):
         sizes.append((len(x), len(y)))
         return stein_kernel(x, s_x, y, s_y, kernel)
 
-    monkeypatch.setattr(_stein, "stein_kernel", recorded)
-    n = 3 * _base.TILE + 1
+    monkeypatch.setattr(_discrepancy, "stein_kernel", recorded)
+    n = 3 * _discrepancy.TILE + 1
     ksd_test(normal_array(n, 2), cubic_score, n_bootstrap=5)
-    assert max(max(size) for size in sizes) == _base.TILE
+    assert max(max(size) for size in sizes) == _discrepancy.TILE
     assert sum(a * b for a, b in sizes) < 0.7 * n**2  # each pair once, but within a tile
 
 
@@ -331,8 +333,8 @@ AFFINE = [
 def test_judge_depends_on_the_target_alone(A, b):
     """An affine map of both the target and the draws changes nothing."""
     x = torch.as_tensor(normal_array(200, 2)).exp()
-    expected = Judge(standard_score, 2)(x)
-    assert Judge(pushed(standard_score, A, b), 2)(x @ A.mT + b) == pytest.approx(expected, rel=1e-6)
+    expected = FixedKernelKSD(standard_score, 2)(x)
+    assert FixedKernelKSD(pushed(standard_score, A, b), 2)(x @ A.mT + b) == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("A", [A for A, _ in AFFINE], ids=["units", "shear"])
@@ -344,15 +346,15 @@ def test_judge_does_not_depend_on_the_units_of_a_skewed_target(A):
 
     x = torch.as_tensor(normal_array(200, 2))
     y, score_fn = x @ A.mT, pushed(gumbel_score, A, torch.zeros(2).double())
-    assert Judge(score_fn, 2)(y) == pytest.approx(Judge(gumbel_score, 2)(x), rel=1e-6)
+    assert FixedKernelKSD(score_fn, 2)(y) == pytest.approx(FixedKernelKSD(gumbel_score, 2)(x), rel=1e-6)
 
 
 def test_judge_is_the_u_statistic_in_whitened_coordinates():
     x = torch.as_tensor(normal_array(50, 2))
     expected = ksd(x.numpy(), standard_score, kernel=IMQ(bandwidth=math.sqrt(2)))
-    assert Judge(standard_score, 2)(x) == pytest.approx(expected, rel=1e-9)
+    assert FixedKernelKSD(standard_score, 2)(x) == pytest.approx(expected, rel=1e-9)
 
 
 def test_judge_prefers_the_target_to_a_shifted_and_to_a_scaled_one():
-    x, judge = torch.as_tensor(normal_array(1000, 2)), Judge(standard_score, 2)
+    x, judge = torch.as_tensor(normal_array(1000, 2)), FixedKernelKSD(standard_score, 2)
     assert judge(x) < min(judge(x + 0.3), judge(1.3 * x), judge(0.7 * x))

@@ -5,13 +5,13 @@ import pytest
 import torch
 
 from skksivi import KSIVIApproximator
-from skksivi._fused import value_and_gradients
-from skksivi._score import Halves
-from skksivi._stein import GRADIENT_ESTIMATORS
-from skksivi._whitening import find_whitening, pulled_back
 from skksivi.base import _resolve_score
 from skksivi.kernels import Gaussian
 from skksivi.metrics import sliced_wasserstein
+from skksivi.pilot._rules import find_whitening, pulled_back
+from skksivi.score._score import Halves
+from skksivi.stein._estimators import GRADIENT_ESTIMATORS
+from skksivi.stein._fused import value_and_gradients
 from skksivi.targets import BayesianLogisticRegression, Minibatches, from_rows
 
 N_ROWS, D = 200, 3

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from plain_targets import generator, normal
 from torch.nn.functional import logsigmoid
 
-from skksivi._score import autograd_pullback
+from skksivi.score._score import autograd_pullback
 from skksivi.targets import (
     Banana,
     BayesianLinearRegression,

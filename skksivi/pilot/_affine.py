@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from skksivi._score import Score, ScoreFunction, central_difference
+from skksivi.score._score import Score, ScoreFunction, central_difference
 
 
 class Affine(NamedTuple):

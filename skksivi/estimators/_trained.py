@@ -9,27 +9,28 @@ import os
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from skksivi._arrays import as_array
-from skksivi._checkpoint import Checkpoint
-from skksivi._hooks import Report, Saving, Start
-from skksivi._moments import MomentPenalty, departure
-from skksivi._pilot import Pilot
-from skksivi._samplers import Fit, Sampler, Tell
-from skksivi._score import PRODUCTS, Halves, Score
-from skksivi._stein import GRADIENT_ESTIMATORS, GradientEstimator
-from skksivi._training import CHECK_EVERY, Adam, Hook, Objective, Run, Scheduled, Watch, minimise
-from skksivi._verdict import concluded
-from skksivi._whitening import MAX_POINTS, WHITENINGS, Whitening, find_whitening, points_near_target
 from skksivi.annealing import Linear
 from skksivi.base import BaseApproximator, Integral, Interval, Real, StrOptions
+from skksivi.estimators._verdict import concluded
+from skksivi.families._samplers import Fit, Sampler, Tell
 from skksivi.kernels import Kernel, resolve_kernel
-from skksivi.metrics import Judge
+from skksivi.pilot._chains import Pilot
+from skksivi.pilot._rules import MAX_POINTS, WHITENINGS, Whitening, find_whitening, points_near_target
+from skksivi.score._probe import PRODUCTS
+from skksivi.score._score import Halves, Score
+from skksivi.stein._discrepancy import FixedKernelKSD
+from skksivi.stein._estimators import GRADIENT_ESTIMATORS, GradientEstimator
+from skksivi.stein._terms import MomentPenalty, departure
+from skksivi.training._checkpoint import Checkpoint
+from skksivi.training._hooks import Report, Saving, Watch
+from skksivi.training._loop import CHECK_EVERY, Adam, Hook, Objective, Run, Scheduled, minimise
 
 #: Draws whose moments are compared with the start's, and those of them whose discrepancy is computed.
 N_MONITOR_DRAWS, N_JUDGED_DRAWS = 4000, 1000
@@ -45,6 +46,15 @@ MAX_LATENT_DIM = 100
 
 #: Width of a kernel in whitened coordinates, in units of the square root of the dimension.
 WHITENED_BANDWIDTH = 0.5
+
+
+class Start(NamedTuple):
+    """Where a training starts: coordinates, a family in them, what ties it to a pilot, and the seed of its noise."""
+
+    whitening: Whitening
+    family: Any
+    penalty: MomentPenalty | None
+    seed: int
 
 
 class Trained(BaseApproximator):
@@ -133,8 +143,8 @@ class Trained(BaseApproximator):
     ) -> Run:
         """Train the family, with hooks before and after the report; raise what ends it and leaves nothing to keep."""
         steps = Adam(self.learning_rate, self.learning_rate_decay, self.betas, self.max_grad_norm, self.ema_decay)
-        wanted = tell is not None or self.verbose
-        report = [Report(self.max_iter, self.verbose, sampler_of, tell)] if wanted else []
+        show = None if tell is None else lambda family: tell(Fit(sampler_of(family), {}))
+        report = [Report(self.max_iter, self.verbose, show)] if show or self.verbose else []
         run = minimise(
             objective,
             family,
@@ -288,7 +298,7 @@ class SteinTrained(Trained):
         """
         if self.tol is None and not guards:
             return None
-        judge = Judge(score_fn.double, score_fn.n_features, score_fn.device, whitening.map)
+        judge = FixedKernelKSD(score_fn.double, score_fn.n_features, score_fn.device, whitening.map)
         seed = generator.initial_seed()
 
         @torch.no_grad()
@@ -333,7 +343,7 @@ class SteinTrained(Trained):
             sampler_of,
             tell,
             before=[] if watch is None else [watch],
-            after=[] if checkpoint is None else [Saving(checkpoint, start, watch, self.checkpoint_every)],
+            after=[] if checkpoint is None else [Saving(checkpoint, start._asdict(), watch, self.checkpoint_every)],
             keeping=BaseException if self.warm_start else KEEPING,
             resume=resume,
         )

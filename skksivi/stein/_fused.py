@@ -20,8 +20,8 @@ from collections import defaultdict
 import torch
 from torch import Tensor
 
-from skksivi._stein import GradientEstimator, u_statistic, vanilla
 from skksivi.kernels import MAX_MEDIAN_DRAWS, Kernel, Tilted, centre, median_pair
+from skksivi.stein._estimators import GradientEstimator, u_statistic, vanilla
 
 #: Entries of a tile: on a CPU it stays in the cache, on a GPU it keeps the device busy.
 TILE_ENTRIES = defaultdict(lambda: 2**26, cpu=2**16)

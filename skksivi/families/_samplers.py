@@ -12,12 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi._affine import Affine, WhitenedScore
 from skksivi._arrays import as_tensor
-from skksivi._cells import Cells
-from skksivi._families import Hierarchy, SemiImplicit
-from skksivi._score import Score, ScoreFunction
-from skksivi._whitening import Whitening
+from skksivi.families._hierarchy import Hierarchy
+from skksivi.families._layer import SemiImplicit
+from skksivi.pilot._affine import Affine, WhitenedScore
+from skksivi.pilot._masses import Cells
+from skksivi.pilot._rules import Whitening
+from skksivi.score._score import Score, ScoreFunction
 
 #: Draws of z, or of the layer above, behind a log-density.
 N_MIXING_DRAWS = 10_000

@@ -18,7 +18,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from skksivi import _affine, _families, _moments, _whitening
+from skksivi import mixing
+from skksivi.families import _hierarchy, _layer, _maps
+from skksivi.pilot import _affine, _rules
+from skksivi.stein import _terms
 
 #: Of the files this version writes and reads.
 FORMAT = 1
@@ -28,19 +31,19 @@ CLASSES: list[Any] = [
     _affine.Affine,
     _affine.Identity,
     _affine.LowRank,
-    _families.Bootstrap,
-    _families.Constant,
-    _families.GaussianMixture,
-    _families.Hierarchy,
-    _families.LinearSkip,
-    _families.MultilayerPerceptron,
-    _families.Normal,
-    _families.Residual,
-    _families.SemiImplicit,
-    _families.StudentT,
-    _moments.MomentPenalty,
-    _moments.Moments,
-    _whitening.Whitening,
+    mixing.Bootstrap,
+    _maps.Constant,
+    mixing.GaussianMixtureDraws,
+    _hierarchy.Hierarchy,
+    _maps.LinearSkip,
+    _maps.MultilayerPerceptron,
+    mixing.NormalDraws,
+    _maps.Residual,
+    _layer.SemiImplicit,
+    mixing.StudentTDraws,
+    _terms.MomentPenalty,
+    _terms.Moments,
+    _rules.Whitening,
     nn.Linear,
     nn.ModuleList,
     bytes,

@@ -14,20 +14,20 @@ from sklearn.utils import check_scalar
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from skksivi._affine import WhitenedScore
-from skksivi._families import JITTER, Bootstrap, Hierarchy, langevin_hierarchy
-from skksivi._fused import value_and_gradients
-from skksivi._moments import MomentPenalty, Moments, moments
-from skksivi._pilot import Pilot
-from skksivi._samplers import Fit, Layers, Tell
-from skksivi._score import Score
-from skksivi._trained import SteinTrained, langevin_scale
-from skksivi._training import Objective
-from skksivi._whitening import MAX_POINTS, Whitening, pulled_back
 from skksivi.annealing import BRIDGES, bridge_levels
 from skksivi.base import HasMethods, Integral, Interval, Real, StrOptions
+from skksivi.estimators._trained import SteinTrained, langevin_scale
+from skksivi.families._hierarchy import Hierarchy, langevin_hierarchy
+from skksivi.families._samplers import Fit, Layers, Tell
 from skksivi.kernels import Kernel
-from skksivi.mixing import build_mixing
+from skksivi.mixing import JITTER, Bootstrap, build_mixing
+from skksivi.pilot._affine import WhitenedScore
+from skksivi.pilot._chains import Pilot
+from skksivi.pilot._rules import MAX_POINTS, Whitening, pulled_back
+from skksivi.score._score import Score
+from skksivi.stein._fused import value_and_gradients
+from skksivi.stein._terms import MomentPenalty, Moments, moments
+from skksivi.training._loop import Objective
 
 
 class HKSIVIApproximator(SteinTrained):

@@ -12,20 +12,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi._families import JITTER, Bootstrap, Mixing, SemiImplicit, gaussian_layer
-from skksivi._fused import value_and_gradients
-from skksivi._moments import MomentPenalty, moments
-from skksivi._pilot import Pilot
-from skksivi._regularization import Entropic, Laplacian, Term, tail_exponent
-from skksivi._samplers import Fit, Layer, Tell
-from skksivi._score import Score
-from skksivi._trained import MAX_LATENT_DIM, SteinTrained, temperature
-from skksivi._training import Objective, Scheduled
 from skksivi._warnings import warn_caller
-from skksivi._whitening import MAX_FEATURES, MAX_POINTS, Whitening, pulled_back
 from skksivi.base import HasMethods, Integral, Interval, Real, StrOptions
+from skksivi.estimators._trained import MAX_LATENT_DIM, SteinTrained, temperature
+from skksivi.families._layer import SemiImplicit, gaussian_layer
+from skksivi.families._samplers import Fit, Layer, Tell
 from skksivi.kernels import Kernel
-from skksivi.mixing import build_mixing
+from skksivi.mixing import JITTER, Bootstrap, Mixing, build_mixing
+from skksivi.pilot._chains import Pilot
+from skksivi.pilot._rules import MAX_FEATURES, MAX_POINTS, Whitening, pulled_back
+from skksivi.score._score import Score
+from skksivi.stein._fused import value_and_gradients
+from skksivi.stein._terms import Entropic, Laplacian, MomentPenalty, Term, moments, tail_exponent
+from skksivi.training._loop import Objective, Scheduled
 
 
 class KSIVIApproximator(SteinTrained):

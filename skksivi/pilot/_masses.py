@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from skksivi._affine import Affine
-from skksivi._pilot import Pilot, covariance_root, log_ratio
 from skksivi._warnings import warn_caller
+from skksivi.pilot._affine import Affine
+from skksivi.pilot._chains import Pilot, covariance_root
+from skksivi.pilot._modes import log_ratio
 
 #: Points at which a mass is estimated by importance sampling, points of the mode for the bridge, at most.
 N_IMPORTANCE, N_BRIDGE = 2000, 500

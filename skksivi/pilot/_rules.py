@@ -11,22 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi._affine import Affine, Identity, WhitenedScore
 from skksivi._arrays import as_tensor
-from skksivi._cells import weighed
-from skksivi._newton import newton_cg, saddle_free_newton
-from skksivi._pilot import (
-    Modes,
-    Pilot,
-    around,
-    batch_and_match,
-    covariance_root,
-    find_modes,
-    find_pilot,
-    scattered,
-)
-from skksivi._score import Halves, Score, ScoreFunction
-from skksivi._underdamped import surrounding, underdamped_pilot
+from skksivi.pilot._affine import Affine, Identity, WhitenedScore
+from skksivi.pilot._chains import Pilot, batch_and_match, covariance_root, find_pilot
+from skksivi.pilot._masses import weighed
+from skksivi.pilot._modes import Modes, around, find_modes, newton_cg, saddle_free_newton, scattered
+from skksivi.pilot._underdamped import surrounding, underdamped_pilot
+from skksivi.score._score import Halves, Score, ScoreFunction
 
 #: The rules that find a map.
 WHITENINGS = ("auto", "bam", "diagonal", "laplace")

@@ -1,4 +1,4 @@
-r"""The modes of a target, their weights, and an ensemble of chains around them, from scores alone, in float64."""
+r"""An ensemble of chains around the modes of a target, from scores alone, in float64."""
 
 from __future__ import annotations
 
@@ -6,50 +6,39 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi._affine import Affine, LowRank
-from skksivi._newton import FAR, LEFT, climb
-from skksivi._score import ScoreFunction
+from skksivi._arrays import standard_normal
+from skksivi.pilot._affine import Affine, LowRank
+from skksivi.pilot._modes import FAR, LEFT, N_COMPARED, Modes, log_ratio
+from skksivi.score._score import ScoreFunction
 
 #: The fewest chains of an ensemble, the most, and the fewest around one mode.
 MIN_CHAINS, MAX_CHAINS, MIN_CHAINS_OF_MODE = 128, 2048, 64
 
+
 #: Steps of the chains, without and with the test of Metropolis.
 N_LANGEVIN, N_METROPOLIS = 200, 150
+
 
 #: Features up to which a Gaussian is fitted to the scores before the chains start; a step costs O(d^3).
 MAX_MATCHED_FEATURES = 200
 
-#: Steps of a climb to a mode.
-MAX_CLIMB = 60
 
 #: Metropolis steps from one state of a chain that is kept to the next, at least; numbers that are kept, at most.
 KEEP_EVERY, MAX_KEPT = 3, 2**25
 
+
 #: The most rounds of Metropolis steps, and the standard error of the means, in sd, at which they end before.
 MAX_ROUNDS, ENOUGH = 4, 0.015
 
-#: Draws by which Gaussians are compared, by their scores alone and by line integrals.
-N_COMPARED, N_INTEGRATED = 256, 32
+
+#: Draws by which Gaussians are compared by line integrals.
+N_INTEGRATED = 32
 
 #: Points of a pilot below which a mode does not count as one.
 MIN_POINTS_OF_MODE = 20
-
-#: Where a panel of a line integral is split, how often at most, and how many panels a line may have open at once.
-SPLIT, MAX_SPLITS, MAX_PANELS = 0.414, 40, 200
-
-#: Share of the target below which a mode is left out.
-MIN_WEIGHT = 1e-3
-
-
-class Modes(NamedTuple):
-    """Maps x = m + L u to the modes of a target, best first, and their shares of it."""
-
-    maps: list[Affine]
-    weights: Tensor
 
 
 class Pilot(NamedTuple):
@@ -108,125 +97,6 @@ class Pilot(NamedTuple):
         return torch.stack([part.std(0) for part in self.x.split(self.n_of_mode)]).amin(0)
 
 
-# Modes
-
-
-def scattered(x: Tensor, n: int, generator: torch.Generator) -> Tensor:
-    """Return n points around x at distances of several orders, for a target whose units are not known.
-
-    Every other point has one scale for all coordinates, the rest one for each.
-    """
-    scales = torch.tensor([1.0, 3.0, 10.0, 30.0, 100.0]).to(x)
-    of_each = scales[torch.randint(5, (n, len(x)), generator=generator, device=x.device)]
-    of_all = scales.repeat(-(-n // 5))[:n, None].expand_as(of_each)
-    alike = torch.arange(n, device=x.device)[:, None] % 2 == 0
-    return x + torch.where(alike, of_all, of_each) * _normal(n, x, generator)
-
-
-def around(mode: Affine, n: int, generator: torch.Generator) -> Tensor:
-    """Return n points three or ten standard deviations from a mode."""
-    scales = torch.tensor([3.0, 10.0]).repeat(-(-n // 2))[:n, None].to(mode.m)
-    return mode.unwhiten(scales * _normal(n, mode.m, generator))
-
-
-def find_modes(
-    score_fn: ScoreFunction, starts: Tensor, generator: torch.Generator, known: Sequence[Affine] = ()
-) -> Modes:
-    r"""Climb from each start, and weigh the modes found by Laplace's approximation.
-
-    A mode's share is proportional to :math:`p(m) \det L`, the heights compared by integrals of the score. Two
-    modes within d squared standard deviations of each other count as one. Where an integral cannot be trusted, the
-    mode that resembles its Gaussian less is given up: it is a spike, or a flat region far out.
-
-    Raises
-    ------
-    ValueError
-        All climbs left the region where the score is finite.
-    """
-    found, arrived = climb(score_fn, starts, MAX_CLIMB)
-    maps = [*known, *(a for a, at_a_mode in zip(found, arrived.tolist(), strict=True) if at_a_mode)]
-    maps = maps or [a for a in found if a.m.abs().max() < FAR]
-    if not maps:
-        raise ValueError(LEFT)
-    distinct: list[Affine] = []
-    for a in maps:
-        if not any(_same(a, b) for b in distinct):
-            distinct.append(a)
-    best, *others = sorted(distinct, key=lambda a: score_divergence(score_fn, a, generator))
-    evidence = [best.log_determinant()]
-    kept = [best]
-    for a in others:
-        height = log_ratio(score_fn, best.m, a.m)
-        if height.isfinite():
-            kept.append(a)
-            evidence.append(height + a.log_determinant())
-    weights = torch.stack(evidence).softmax(0)
-    order = [k for k in weights.argsort(descending=True).tolist() if weights[k] >= MIN_WEIGHT]
-    return Modes([kept[k] for k in order], weights[order] / weights[order].sum())
-
-
-def _same(a: Affine, b: Affine) -> bool:
-    """Tell whether one mode is within the reach of the other."""
-    d = len(a.m)
-    return bool(a.whiten(b.m[None]).square().sum() < d or b.whiten(a.m[None]).square().sum() < d)
-
-
-def score_divergence(score_fn: ScoreFunction, q: Affine, generator: torch.Generator) -> float:
-    """Return the median over draws x of q = N(m, L L^T) of |L^T (s_p(x) - s_q(x))|^2 / d."""
-    u = _normal(N_COMPARED, q.m, generator)
-    gap = q.whiten_score(score_fn(q.unwhiten(u)).detach()) + u
-    return gap.square().mean(1).nan_to_num(math.inf, math.inf).median().item()
-
-
-def log_ratio(score_fn: ScoreFunction, a: Tensor, b: Tensor) -> Tensor:
-    r"""Integrate the score along lines: :math:`\log p(b) - \log p(a) = \int_0^1 s(a + t (b - a))^\top (b - a)\,dt`.
-
-    A panel by Gauss and Legendre's rule is split until its value agrees with that of its parts. They are of unequal
-    widths: the kink half-way between two equal peaks would hide from halves.
-
-    Parameters
-    ----------
-    score_fn : callable
-    a : Tensor of shape (d,)
-    b : Tensor of shape (..., d)
-
-    Returns
-    -------
-    ratio : Tensor of shape (...)
-        NaN where the score is not finite on the way, the panels do not settle, or a deep valley leaves nothing but
-        rounding errors.
-    """
-    gaps = (b - a).reshape(-1, b.shape[-1])
-    nodes, weights = (torch.as_tensor(v).to(a) for v in np.polynomial.legendre.leggauss(8))
-
-    def integrals(row: Tensor, low: Tensor, width: Tensor) -> Tensor:
-        t = low[:, None] + width[:, None] * (1 + nodes) / 2
-        points = a + t[:, :, None] * gaps[row, None]
-        slopes = (score_fn(points.flatten(0, 1)).detach().view(points.shape) * gaps[row, None]).sum(-1)
-        return slopes @ weights * width / 2
-
-    total, size = a.new_zeros(2, len(gaps)).unbind()
-    row = torch.arange(len(gaps), device=a.device).repeat(2)
-    low = a.new_tensor([0.0, SPLIT]).repeat_interleave(len(gaps))
-    width = a.new_tensor([SPLIT, 1 - SPLIT]).repeat_interleave(len(gaps))
-    value = integrals(row, low, width)
-    for _ in range(MAX_SPLITS):
-        row, low = row.repeat(2), torch.cat([low, low + SPLIT * width])
-        width = torch.cat([SPLIT * width, (1 - SPLIT) * width])
-        parts = integrals(row, low, width)
-        first, second = parts.chunk(2)
-        open_ = ~((value - first - second).abs() < 1e-3 + 1e-8 * (first.abs() + second.abs()))
-        closed = row[: len(value)][~open_]
-        total.index_add_(0, closed, (first + second)[~open_])
-        size.index_add_(0, closed, (first.abs() + second.abs())[~open_])
-        row, low, width, value = (v[open_.repeat(2)] for v in (row, low, width, parts))
-        if not len(row) or len(row) > MAX_PANELS * len(gaps):
-            break
-    total[row] = torch.nan
-    total[(size > 1e8) & (total.abs() < size / 2)] = torch.nan  # what is left of a valley that deep is rounding
-    return total.view(b.shape[:-1])
-
-
 def lobatto_nodes(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     r"""Return the inner nodes (n, d) of Lobatto's rule of four points, :math:`x + t (y - x)` with
     :math:`t = \tfrac12 \mp \tfrac{1}{2 \sqrt 5}`.
@@ -283,7 +153,7 @@ def batch_and_match(score_fn: ScoreFunction, start: Affine, generator: torch.Gen
     for t in range(n_iter):
         rate = min(1.0, 20 / (t + 1))
         r = rate / (1 + rate)
-        u = shrink * _normal(max(4 * d, 64), m, generator)
+        u = shrink * standard_normal(max(4 * d, 64), m, generator)
         g = score_fn(m + u @ L.mT).detach() @ L
         finite = g.isfinite().all(1)
         if finite.double().mean() < 0.5:
@@ -311,7 +181,7 @@ def lower_bound(score_fn: ScoreFunction, q: Affine, origin: Tensor, generator: t
 
     .. math:: E_q \log \frac{p(x)}{p(x_0)} + \log \det L
     """
-    x = q.unwhiten(_normal(N_INTEGRATED, q.m, generator))
+    x = q.unwhiten(standard_normal(N_INTEGRATED, q.m, generator))
     return (
         log_ratio(score_fn, origin, x).nan_to_num(-math.inf, -math.inf, -math.inf).median() + q.log_determinant()
     ).item()
@@ -341,10 +211,10 @@ def langevin(score_fn: ScoreFunction, chains: Ensemble, generator: torch.Generat
     sampling. https://arxiv.org/abs/1203.5428
     """
     x, L = chains
-    xi = _normal(len(x), x, generator)
+    xi = standard_normal(len(x), x, generator)
     for t in range(1, N_LANGEVIN + 1):
         drift = _shortened(score_fn(x).detach() @ L)
-        xi_next = _normal(len(x), x, generator)
+        xi_next = standard_normal(len(x), x, generator)
         x = revive(x + (step * drift + math.sqrt(step / 2) * (xi + xi_next)) @ L.mT, generator)
         xi = xi_next
         if t in (N_LANGEVIN // 3, 2 * N_LANGEVIN // 3):
@@ -382,7 +252,7 @@ def metropolis(
     for t in range(1, N_METROPOLIS + 1):
         h = common * 0.25 ** torch.rand(n, 1, generator=generator, dtype=x.dtype, device=x.device)
         drift = h * _shortened(s)
-        v = drift + (2 * h).sqrt() * _normal(n, x, generator)
+        v = drift + (2 * h).sqrt() * standard_normal(n, x, generator)
         y = x + v @ L.mT
         s_1, s_2, s_y = (score_fn(torch.cat([*lobatto_nodes(x, y), y])).detach() @ L).chunk(3)
         log_p_ratio = lobatto(s, s_1, s_2, s_y, v)
@@ -489,7 +359,7 @@ def _start(score_fn: ScoreFunction, mode: Affine, n: int, generator: torch.Gener
         candidates = [Affine(q.m, q.L / 2) for q in candidates]
         bounds = [lower_bound(score_fn, q, mode.m, generator) for q in candidates]
     q = candidates[bounds.index(max(bounds))]
-    return Ensemble(q.unwhiten(_normal(n, q.m, generator)), q.L)
+    return Ensemble(q.unwhiten(standard_normal(n, q.m, generator)), q.L)
 
 
 def _moments(kept: Sequence[Tensor], weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -525,7 +395,3 @@ def covariance_root(x: Tensor) -> Tensor:
         if not failed:
             break
     return sd[:, None] * factor
-
-
-def _normal(n: int, like: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.randn(n, like.shape[-1], generator=generator, dtype=like.dtype, device=like.device)

@@ -7,10 +7,10 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
-from skksivi._moments import stein_shift, stein_variances
-from skksivi._samplers import Fit
-from skksivi._score import Score
 from skksivi._warnings import warn_caller
+from skksivi.families._samplers import Fit
+from skksivi.score._score import Score
+from skksivi.stein._discrepancy import stein_shift, stein_variances
 
 #: Draws at which the score is looked at.
 N_EXPLAINED, N_JUDGED = 4000, 1000

@@ -7,10 +7,11 @@ import math
 import torch
 from torch import Tensor
 
-from skksivi._affine import LowRank
-from skksivi._newton import LEFT
-from skksivi._pilot import Pilot, is_settled, revive, standard_error
-from skksivi._score import Score
+from skksivi._arrays import standard_normal
+from skksivi.pilot._affine import LowRank
+from skksivi.pilot._chains import Pilot, is_settled, revive, standard_error
+from skksivi.pilot._modes import LEFT
+from skksivi.score._score import Score
 
 #: Chains where one start is given.
 N_CHAINS = 20
@@ -67,7 +68,7 @@ def diagonal_map(x: Tensor) -> LowRank:
 
 def surrounding(mode: LowRank, generator: torch.Generator) -> Tensor:
     """Draw the starts (k, d) of chains around a mode by the curvature there."""
-    return mode.unwhiten(_normal(mode.m.expand(N_CHAINS, -1), generator))
+    return mode.unwhiten(standard_normal(N_CHAINS, mode.m, generator))
 
 
 def underdamped(score_fn: Score, x: Tensor, n_steps: int, generator: torch.Generator) -> Tensor:
@@ -93,25 +94,27 @@ def underdamped(score_fn: Score, x: Tensor, n_steps: int, generator: torch.Gener
     """
     if not score_fn(x).isfinite().any():
         raise ValueError(LEFT)
-    p, direction = (_normal(x, generator) for _ in range(2))
+    p, direction = (standard_normal(len(x), x, generator) for _ in range(2))
     hottest = HOTTEST * (1 + 10 / x.shape[1])  # the mean square of a momentum is one, give or take sqrt(2 / d)
     noise, every = math.sqrt(1 - MEMORY**2), max(1, n_steps // (2 * N_KEPT))
     kept: list[Tensor] = []
     s = score_fn(x)
     for t in range(n_steps):
         if t % CURVATURE_EVERY == 0:
-            direction, curvature = _largest_curvature(score_fn, x, direction + _normal(x, generator), N_PRODUCTS)
+            direction, curvature = _largest_curvature(
+                score_fn, x, direction + standard_normal(len(x), x, generator), N_PRODUCTS
+            )
             h, calm, calm_s = STEP * curvature.rsqrt(), x, s
         p = p + h / 2 * s
         x = x + h / 2 * p
-        p = MEMORY * p + noise * _normal(x, generator)
+        p = MEMORY * p + noise * standard_normal(len(x), x, generator)
         x = revive(x + h / 2 * p, generator)
         s = score_fn(x)
         p = p + h / 2 * s
         hot = ~(p.square().mean(1, keepdim=True) < hottest)
         astray = hot & ~(_size(s) < 2 * _size(calm_s))
         x, s = torch.where(astray, calm, x), torch.where(astray, calm_s, s)
-        p, h = torch.where(hot, _normal(x, generator), p), torch.where(astray, h / 2, h)
+        p, h = torch.where(hot, standard_normal(len(x), x, generator), p), torch.where(astray, h / 2, h)
         if t >= n_steps // 2 and t % every == 0:
             kept.append(x)
     return torch.stack(kept)
@@ -128,7 +131,3 @@ def _largest_curvature(score_fn: Score, x: Tensor, v: Tensor, n_products: int) -
 
 def _size(v: Tensor) -> Tensor:
     return torch.linalg.vector_norm(v, dim=1, keepdim=True)
-
-
-def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.randn(like.shape, generator=generator, dtype=like.dtype, device=like.device)

@@ -1,18 +1,26 @@
-"""The climb to the modes of a target, from scores alone."""
+r"""The modes of a target and their weights, from scores alone, in float64."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi._affine import Affine, LowRank
-from skksivi._score import ScoreFunction, jacobian_product
+from skksivi._arrays import standard_normal
+from skksivi.pilot._affine import Affine, LowRank
+from skksivi.score._score import ScoreFunction, jacobian_product
 
 #: Largest share of the decrement of a start at which a climb has arrived, for each feature.
 TOLERANCE = 1e-4
 
+
 #: Beyond this a number is taken for infinite.
 FAR = 1e75
+
 
 #: Why there are no modes.
 LEFT = (
@@ -20,6 +28,7 @@ LEFT = (
     "log p, not of -log p) or belong to no proper density. Else set `init` to a point near a mode or, where there is "
     "such a parameter, `whiten` to a pair (mean, Cholesky factor) or to None."
 )
+
 
 #: Random signs by which a diagonal is estimated.
 N_PROBES = 128
@@ -254,3 +263,145 @@ def _lanczos(times: ScoreFunction, start: Tensor, n_iter: int = 300) -> tuple[Te
     lam, W = torch.linalg.eigh(torch.diag(torch.stack(alphas)) + torch.diag(off, 1) + torch.diag(off, -1))
     converged = (betas[n - 1] * W[-1]).square() < 0.01 * lam.abs()  # a value is off by the square of its residual
     return lam[converged], torch.stack(basis[:n], 1) @ W[:, converged]
+
+
+#: Steps of a climb to a mode.
+MAX_CLIMB = 60
+
+
+#: Draws by which Gaussians are compared by their scores.
+N_COMPARED = 256
+
+
+#: Where a panel of a line integral is split, how often at most, and how many panels a line may have open at once.
+SPLIT, MAX_SPLITS, MAX_PANELS = 0.414, 40, 200
+
+
+#: Share of the target below which a mode is left out.
+MIN_WEIGHT = 1e-3
+
+
+class Modes(NamedTuple):
+    """Maps x = m + L u to the modes of a target, best first, and their shares of it."""
+
+    maps: list[Affine]
+    weights: Tensor
+
+
+# Modes
+
+
+def scattered(x: Tensor, n: int, generator: torch.Generator) -> Tensor:
+    """Return n points around x at distances of several orders, for a target whose units are not known.
+
+    Every other point has one scale for all coordinates, the rest one for each.
+    """
+    scales = torch.tensor([1.0, 3.0, 10.0, 30.0, 100.0]).to(x)
+    of_each = scales[torch.randint(5, (n, len(x)), generator=generator, device=x.device)]
+    of_all = scales.repeat(-(-n // 5))[:n, None].expand_as(of_each)
+    alike = torch.arange(n, device=x.device)[:, None] % 2 == 0
+    return x + torch.where(alike, of_all, of_each) * standard_normal(n, x, generator)
+
+
+def around(mode: Affine, n: int, generator: torch.Generator) -> Tensor:
+    """Return n points three or ten standard deviations from a mode."""
+    scales = torch.tensor([3.0, 10.0]).repeat(-(-n // 2))[:n, None].to(mode.m)
+    return mode.unwhiten(scales * standard_normal(n, mode.m, generator))
+
+
+def find_modes(
+    score_fn: ScoreFunction, starts: Tensor, generator: torch.Generator, known: Sequence[Affine] = ()
+) -> Modes:
+    r"""Climb from each start, and weigh the modes found by Laplace's approximation.
+
+    A mode's share is proportional to :math:`p(m) \det L`, the heights compared by integrals of the score. Two
+    modes within d squared standard deviations of each other count as one. Where an integral cannot be trusted, the
+    mode that resembles its Gaussian less is given up: it is a spike, or a flat region far out.
+
+    Raises
+    ------
+    ValueError
+        All climbs left the region where the score is finite.
+    """
+    found, arrived = climb(score_fn, starts, MAX_CLIMB)
+    maps = [*known, *(a for a, at_a_mode in zip(found, arrived.tolist(), strict=True) if at_a_mode)]
+    maps = maps or [a for a in found if a.m.abs().max() < FAR]
+    if not maps:
+        raise ValueError(LEFT)
+    distinct: list[Affine] = []
+    for a in maps:
+        if not any(_same(a, b) for b in distinct):
+            distinct.append(a)
+    best, *others = sorted(distinct, key=lambda a: score_divergence(score_fn, a, generator))
+    evidence = [best.log_determinant()]
+    kept = [best]
+    for a in others:
+        height = log_ratio(score_fn, best.m, a.m)
+        if height.isfinite():
+            kept.append(a)
+            evidence.append(height + a.log_determinant())
+    weights = torch.stack(evidence).softmax(0)
+    order = [k for k in weights.argsort(descending=True).tolist() if weights[k] >= MIN_WEIGHT]
+    return Modes([kept[k] for k in order], weights[order] / weights[order].sum())
+
+
+def _same(a: Affine, b: Affine) -> bool:
+    """Tell whether one mode is within the reach of the other."""
+    d = len(a.m)
+    return bool(a.whiten(b.m[None]).square().sum() < d or b.whiten(a.m[None]).square().sum() < d)
+
+
+def score_divergence(score_fn: ScoreFunction, q: Affine, generator: torch.Generator) -> float:
+    """Return the median over draws x of q = N(m, L L^T) of |L^T (s_p(x) - s_q(x))|^2 / d."""
+    u = standard_normal(N_COMPARED, q.m, generator)
+    gap = q.whiten_score(score_fn(q.unwhiten(u)).detach()) + u
+    return gap.square().mean(1).nan_to_num(math.inf, math.inf).median().item()
+
+
+def log_ratio(score_fn: ScoreFunction, a: Tensor, b: Tensor) -> Tensor:
+    r"""Integrate the score along lines: :math:`\log p(b) - \log p(a) = \int_0^1 s(a + t (b - a))^\top (b - a)\,dt`.
+
+    A panel by Gauss and Legendre's rule is split until its value agrees with that of its parts. They are of unequal
+    widths: the kink half-way between two equal peaks would hide from halves.
+
+    Parameters
+    ----------
+    score_fn : callable
+    a : Tensor of shape (d,)
+    b : Tensor of shape (..., d)
+
+    Returns
+    -------
+    ratio : Tensor of shape (...)
+        NaN where the score is not finite on the way, the panels do not settle, or a deep valley leaves nothing but
+        rounding errors.
+    """
+    gaps = (b - a).reshape(-1, b.shape[-1])
+    nodes, weights = (torch.as_tensor(v).to(a) for v in np.polynomial.legendre.leggauss(8))
+
+    def integrals(row: Tensor, low: Tensor, width: Tensor) -> Tensor:
+        t = low[:, None] + width[:, None] * (1 + nodes) / 2
+        points = a + t[:, :, None] * gaps[row, None]
+        slopes = (score_fn(points.flatten(0, 1)).detach().view(points.shape) * gaps[row, None]).sum(-1)
+        return slopes @ weights * width / 2
+
+    total, size = a.new_zeros(2, len(gaps)).unbind()
+    row = torch.arange(len(gaps), device=a.device).repeat(2)
+    low = a.new_tensor([0.0, SPLIT]).repeat_interleave(len(gaps))
+    width = a.new_tensor([SPLIT, 1 - SPLIT]).repeat_interleave(len(gaps))
+    value = integrals(row, low, width)
+    for _ in range(MAX_SPLITS):
+        row, low = row.repeat(2), torch.cat([low, low + SPLIT * width])
+        width = torch.cat([SPLIT * width, (1 - SPLIT) * width])
+        parts = integrals(row, low, width)
+        first, second = parts.chunk(2)
+        open_ = ~((value - first - second).abs() < 1e-3 + 1e-8 * (first.abs() + second.abs()))
+        closed = row[: len(value)][~open_]
+        total.index_add_(0, closed, (first + second)[~open_])
+        size.index_add_(0, closed, (first.abs() + second.abs())[~open_])
+        row, low, width, value = (v[open_.repeat(2)] for v in (row, low, width, parts))
+        if not len(row) or len(row) > MAX_PANELS * len(gaps):
+            break
+    total[row] = torch.nan
+    total[(size > 1e8) & (total.abs() < size / 2)] = torch.nan  # what is left of a valley that deep is rounding
+    return total.view(b.shape[:-1])

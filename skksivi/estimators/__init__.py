@@ -1,0 +1,1 @@
+"""KSIVI, HKSIVI and what trained approximators share."""

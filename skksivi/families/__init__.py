@@ -1,0 +1,1 @@
+"""Semi-implicit families, their hierarchies, and the samplers that a fit is."""

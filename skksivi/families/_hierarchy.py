@@ -1,0 +1,215 @@
+"""The hierarchical family of the paper."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from skksivi.families._layer import diagonal_gaussian_log_prob
+from skksivi.families._maps import Constant, Map, MultilayerPerceptron, Pullback
+from skksivi.mixing import Mixing
+
+
+class Hierarchy(nn.Module):
+    r"""The hierarchical family of the paper, :math:`x_T \sim q_T`, then for t = T-1, ..., 0
+
+    .. math::
+        x_t = \mu_t(x_{t+1}) + \sigma_t \odot \xi_t, \qquad
+        \mu_t(x) = x + \bar\mu_t(x) + \tfrac12 \sigma_{\mathrm{ini}}^2 \odot s_t(x),
+
+    with networks :math:`\bar\mu_t` that start at zero and the scores of the bridge,
+    :math:`s_t = (1 - \lambda_t) s_{\mathrm{base}} + \lambda_t s_p`, so that it starts as a Langevin chain. Its steps
+    are cut to :math:`5 \sqrt d` in units of :math:`\sigma_{\mathrm{ini}}`: scores that grow faster than linearly
+    would throw it out. The layer of index t is drawn from that of index t + 1; draws come stacked as (T, n, d), the
+    last layer (t = 0) first.
+
+    Parameters
+    ----------
+    networks : sequence of Map
+        One a layer; or one for all, of which the input is (x, lambda_t).
+    mixing : Mixing
+        The base q_T.
+    levels : sequence of float
+        The lambdas, of layer 0 first.
+    initial_scale : Tensor of shape (d,)
+    min_scale : float
+    """
+
+    half_square: Tensor
+
+    def __init__(
+        self,
+        networks: Sequence[Map],
+        *,
+        mixing: Mixing,
+        levels: Sequence[float],
+        initial_scale: Tensor,
+        min_scale: float,
+    ) -> None:
+        super().__init__()
+        self.networks = nn.ModuleList(networks)
+        self.mixing = mixing
+        self.levels = [float(level) for level in levels]
+        self.min_scale = min_scale
+        self.n_features = len(initial_scale)
+        a = (initial_scale.square() - min_scale**2).log()
+        self.log_variances = nn.ModuleList(Constant(a.clone()) for _ in self.levels)
+        self.register_buffer("half_square", initial_scale.square() / 2)
+
+    @property
+    def n_layers(self) -> int:
+        """The T of the formula."""
+        return len(self.levels)
+
+    def bridge(self, t: int, x: Tensor, s_p: Tensor) -> Tensor:
+        """Return s_t at x (n, d) of the target's score there, the paper's Eq. (geometric)."""
+        level = self.levels[t]
+        return s_p if level == 1 else torch.add(level * s_p, self.mixing.score(x), alpha=1 - level)
+
+    def drift_with_pullback(self, t: int, x: Tensor, s_p: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+        """Return the Langevin step at x (n, d), cut, and the map of gradients in it to those in s_t."""
+        sigma = (2 * self.half_square).sqrt()
+        w = sigma / 2 * self.bridge(t, x, s_p)
+        norm = torch.linalg.vector_norm(w, dim=1, keepdim=True)
+        factor = (5 * math.sqrt(self.n_features) / norm).clamp_max(1)
+
+        def pullback(g: Tensor) -> Tensor:
+            v = sigma * g
+            along = (w * v).sum(1, keepdim=True) / norm.square()
+            return sigma / 2 * factor * (v - along.where(factor < 1, 0) * w)
+
+        return sigma * factor * w, pullback
+
+    def mean_with_pullback(self, t: int, x: Tensor, s_p: Tensor) -> tuple[Tensor, Pullback, Callable]:
+        """Return mu_t at x (n, d), the way back through its network, and that through the Langevin step."""
+        network: Any = self.networks[t % len(self.networks)]
+        shared = len(self.networks) < self.n_layers
+        inputs = torch.cat([x, x.new_full((len(x), 1), self.levels[t])], 1) if shared else x
+        residual, pull = network.with_pullback(inputs)
+        drift, pull_drift = self.drift_with_pullback(t, x, s_p)
+        return x + residual + drift, pull, pull_drift
+
+    def sigma(self, t: int) -> Tensor:
+        """Return the standard deviations of a layer, shape (d,)."""
+        a: Any = self.log_variances[t]
+        return (a.value.exp() + self.min_scale**2).sqrt()
+
+    def draw(
+        self, n: int, generator: torch.Generator, score_fn: Callable[[Tensor], Tensor], layer: int = 0
+    ) -> tuple[Tensor, Tensor]:
+        """Draw n rows of a layer; return the x (n, d) that they were drawn from, and the rows."""
+        x = previous = self.mixing(n, self.half_square, generator)
+        for t in reversed(range(layer, self.n_layers)):
+            previous = x
+            mu = self.mean_with_pullback(t, x, score_fn(x))[0]
+            x = mu + self.sigma(t) * torch.empty_like(mu).normal_(generator=generator)
+        return previous, x
+
+    def draw_with_pullback(
+        self, n: int, generator: torch.Generator, score_with_pullback: Any, *, through: bool
+    ) -> tuple[Tensor, Tensor, Callable[[Tensor, Tensor], None]]:
+        """Draw n rows of every layer.
+
+        Parameters
+        ----------
+        n : int
+        generator : torch.Generator
+        score_with_pullback : callable
+            Maps x (n, d) to the target's score and its vector-Jacobian product.
+        through : bool
+            Whether the loss of a layer is differentiated through the layers that it stands on.
+
+        Returns
+        -------
+        x : Tensor of shape (T, n, d)
+        f : Tensor of shape (T, n, d)
+            The scores of the bridge less those of the conditionals.
+        pullback : callable
+            Takes the gradients of a loss in x and f and sets those of the parameters.
+        """
+        T, d = self.n_layers, self.n_features
+        x = self.mixing(n, self.half_square, generator)
+        sigmas = [self.sigma(t) for t in range(T)]
+        parts: list[list[Any]] = [[None] * T for _ in range(6)]
+        xs, fs, xis, pull_means, pull_drifts, pull_scores = parts
+        s_p, _ = score_with_pullback(x)
+        for t in reversed(range(T)):
+            mu, pull_means[t], pull_drifts[t] = self.mean_with_pullback(t, x, s_p)
+            xis[t] = torch.empty_like(mu).normal_(generator=generator)
+            xs[t] = x = torch.addcmul(mu, sigmas[t], xis[t])
+            s_p, pull_scores[t] = score_with_pullback(x)
+            fs[t] = torch.addcdiv(self.bridge(t, x, s_p), xis[t], sigmas[t])
+
+        def pullback(dx: Tensor, df: Tensor) -> None:
+            carried, drift = None, 0.0  # what the layer above, of index t - 1, says of x_t and of s_p there
+            shared = _Sum(self.networks[0]) if len(self.networks) < T else None
+            for t in range(T):
+                level, x, g = self.levels[t], xs[t], dx[t]
+                g = g + pull_scores[t](level * df[t] + drift)
+                if level < 1:
+                    g.addcmul_(self.mixing.score_slope(x), df[t], value=1 - level)
+                if carried is not None:
+                    g += carried
+                dz = pull_means[t](g, through)
+                if shared is not None:
+                    shared.add()
+                self._pull_scale(t, g, df[t], xis[t], sigmas[t])
+                if through and t + 1 < T:
+                    of_score = pull_drifts[t](g)
+                    carried = g + (1 - level) * self.mixing.score_slope(xs[t + 1]) * of_score + dz[:, :d]
+                    drift = level * of_score
+            if shared is not None:
+                shared.finish()
+
+        return torch.stack(xs), torch.stack(fs), pullback
+
+    def _pull_scale(self, t: int, dx: Tensor, df: Tensor, xi: Tensor, sigma: Tensor) -> None:
+        """Set the gradient of a in sigma^2 = e^a + floor^2; f holds + xi / sigma."""
+        a: Any = self.log_variances[t]
+        d_sigma = ((dx - df / sigma.square()) * xi).sum(0)
+        torch.mul(d_sigma, a.value.exp() / (2 * sigma), out=a.value.grad)
+
+    def log_prob(self, x: Tensor, before: Tensor, score_fn: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return log N(x_i; mu_0(x'_j), sigma_0^2), shape (n, k), of x (n, d) and draws x' (k, d) of layer 1."""
+        mu = self.mean_with_pullback(0, before, score_fn(before))[0]
+        return diagonal_gaussian_log_prob(x, mu, self.sigma(0).pow(-2).expand_as(mu))
+
+
+def langevin_hierarchy(
+    levels: Sequence[float],
+    *,
+    mixing: Mixing,
+    hidden_layer_sizes: Sequence[int],
+    initial_scale: Tensor,
+    min_scale: float,
+    generator: torch.Generator,
+    shared_network: bool = False,
+) -> Hierarchy:
+    """Build a hierarchy whose networks start at zero, so that it is a chain of Langevin steps."""
+    d, zero = len(initial_scale), torch.zeros_like(initial_scale)
+    sizes = [d + shared_network, *hidden_layer_sizes, d]
+    networks = [
+        MultilayerPerceptron(sizes, generator, zero.dtype).start_at(zero)
+        for _ in range(1 if shared_network else len(levels))
+    ]
+    return Hierarchy(networks, mixing=mixing, levels=levels, initial_scale=initial_scale, min_scale=min_scale)
+
+
+class _Sum:
+    """The sum of the gradients that several ways back through one network set."""
+
+    def __init__(self, network: nn.Module) -> None:
+        self._parameters: list[Any] = list(network.parameters())
+        self._totals = [torch.zeros_like(p) for p in self._parameters]
+
+    def add(self) -> None:
+        for total, p in zip(self._totals, self._parameters, strict=True):
+            total += p.grad
+
+    def finish(self) -> None:
+        for total, p in zip(self._totals, self._parameters, strict=True):
+            p.grad.copy_(total)

@@ -1,0 +1,1 @@
+"""What is learned of a target before training: its modes, chains around them, coordinates."""

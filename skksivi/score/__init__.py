@@ -1,0 +1,1 @@
+"""Scores of targets: what a function may be, and products with its Jacobian."""

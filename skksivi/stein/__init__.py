@@ -1,0 +1,1 @@
+"""Estimators of the kernel Stein discrepancy, and the terms beside them."""

@@ -1,0 +1,136 @@
+"""What a sample tells of its distance from a target: the discrepancy under one kernel, and Stein's identities."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+from skksivi.kernels import IMQ, Kernel
+from skksivi.pilot._affine import Affine, Identity
+from skksivi.pilot._rules import MAX_FEATURES, judging_map
+from skksivi.score._probe import in_double
+from skksivi.score._score import ScoreFunction
+from skksivi.stein._estimators import stein_kernel
+
+#: Rows and columns of a block of pairs: its temporaries stay in a processor's cache.
+TILE = 256
+
+#: Maps slices of rows and of columns to this block of a matrix.
+Matrix = Callable[[slice, slice], Tensor]
+
+
+def stein_variances(x: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Estimate :math:`-E[s_i (x_i - E x_i)]` (d,) and its standard error from draws x (n, d) and their scores.
+
+    By Stein's identity it is one where the draws are those of the density of the score, whatever that is; it is the
+    square of the scale where they are too wide or too narrow for a Gaussian one.
+    """
+    terms = (x.mean(0) - x) * s
+    return terms.mean(0), terms.std(0) / math.sqrt(len(x))
+
+
+def stein_shift(x: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Estimate :math:`E[s]^\top \Sigma\, E[s]` from draws x (n, d) and their scores, and the error from the latter.
+
+    With :math:`\Sigma` the covariance of the draws it has no units. By Stein's identity it is zero where the draws
+    are those of the density of the score; of a Gaussian one that is shifted it is the square of the distance in
+    standard deviations. Each factor takes one half of the scores, so that noise does not pass for a shift.
+    """
+    centred, (first, second) = x - x.mean(0), s.chunk(2)
+    terms = second @ (centred.mT @ (centred @ first.mean(0))) / len(x)
+    return terms.mean(), 2 * terms.std() / math.sqrt(len(x))
+
+
+# Means over pairs of rows, a block at a time
+
+
+def tiles(n: int) -> list[slice]:
+    """Cut n rows."""
+    return [slice(start, start + TILE) for start in range(0, n, TILE)]
+
+
+def upper_blocks(matrix: Matrix, n: int) -> Iterator[tuple[slice, slice, Tensor]]:
+    """Yield rows, columns and the block there of a matrix (n, n), less its diagonal and what is below."""
+    rows = tiles(n)
+    for k, i in enumerate(rows):
+        yield i, i, matrix(i, i).triu(1)
+        for j in rows[k + 1 :]:
+            yield i, j, matrix(i, j)
+
+
+def mean_within(matrix: Matrix, n: int, trace: Tensor | None = None) -> Tensor:
+    """Return the mean of a symmetric matrix (n, n) of this trace, or that of its entries off the diagonal."""
+    off_diagonal = 2 * total(block.sum() for _, _, block in upper_blocks(matrix, n))
+    return off_diagonal / (n * (n - 1)) if trace is None else (off_diagonal + trace) / n**2
+
+
+def mean_between(matrix: Matrix, n: int, m: int) -> Tensor:
+    """Return the mean of a matrix (n, m)."""
+    return total(matrix(i, j).sum() for i in tiles(n) for j in tiles(m)) / (n * m)
+
+
+def total(terms: Iterable[Tensor]) -> Tensor:
+    """Return the sum of tensors of one shape, one in memory at a time."""
+    return reduce(torch.add, terms)
+
+
+# The discrepancy under one kernel
+
+
+def stein_matrix(x: Tensor, s: Tensor, kernel: Kernel) -> Matrix:
+    """Return the matrix (n, n) of the Stein kernel between points x (n, d) with scores s."""
+    return lambda i, j: stein_kernel(x[i], s[i], x[j], s[j], kernel)
+
+
+def finite_scores(s: Tensor) -> Tensor:
+    """Return scores that are finite."""
+    bad = (~s.isfinite()).any(-1).nonzero().flatten().tolist()
+    if bad:
+        raise ValueError(
+            f"`score_fn` is not finite at {len(bad)} of the {len(s)} draws, row {bad[0]} the first, so that they "
+            "cannot be judged."
+        )
+    return s.detach()
+
+
+class FixedKernelKSD:
+    r"""The squared KSD of draws under one kernel that depends on the target alone.
+
+    The coordinates are whitened once, by the curvature at a mode found from the target's own scores, from the origin
+    on or, where they are not finite there, from points scattered around it (up to 1,000 features), and the kernel is
+    :math:`(1 + \|u-u'\|^2 / d)^{-1/2}` there. Nothing of a candidate enters, so that candidates of a search can be
+    compared.
+
+    Parameters
+    ----------
+    score_fn : callable
+        The score of the target.
+    n_features : int
+    device : device or str, default="cpu"
+    map : Affine or Identity, default=None
+        Other coordinates instead of those.
+    """
+
+    def __init__(
+        self,
+        score_fn: ScoreFunction,
+        n_features: int,
+        device: torch.device | str = "cpu",
+        map: Affine | Identity | None = None,  # noqa: A002
+    ) -> None:
+        self.score_fn = in_double(score_fn, n_features, device)
+        if map is None and n_features <= MAX_FEATURES:
+            map = judging_map(self.score_fn)  # noqa: A001
+        self.map = map or Identity(torch.zeros(n_features, dtype=torch.float64, device=device))
+        self.kernel = IMQ(bandwidth=math.sqrt(n_features))
+
+    def __call__(self, x: Tensor) -> float:
+        """Return the U-statistic of the squared discrepancy of draws x (n, d)."""
+        x = x.detach().double()
+        s = finite_scores(self.score_fn(x))
+        u, s_u = self.map.whiten(x), self.map.whiten_score(s)
+        return mean_within(stein_matrix(u, s_u, self.kernel), len(u)).item()

@@ -1,0 +1,1 @@
+"""The optimisation loop, what is done between its iterations, and checkpoints."""

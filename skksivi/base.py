@@ -24,7 +24,7 @@ from skksivi._arrays import DTYPES, as_array, as_tensor, make_generator, make_se
 from skksivi._version import DOCUMENTATION
 from skksivi.families._samplers import CHUNK, Fit, HasDensity, Sampler, Tell, unweighted
 from skksivi.score._probe import resolve
-from skksivi.score._score import BlackBox, Score, ScoreFunction
+from skksivi.score._score import BlackBox, Score, ScoreFunction, is_target
 from skksivi.stein._discrepancy import FixedKernelKSD
 from skksivi.targets._base import from_score_fn
 
@@ -232,7 +232,7 @@ class BaseApproximator(CallbackSupportMixin, DensityMixin, BaseEstimator, ABC):
             The same for the same estimator and X.
         """
         check_is_fitted(self)
-        if not (hasattr(X, "score_fn") or callable(X)):
+        if not (is_target(X) or callable(X)):
             return float(self.score_samples(X).mean())
         device = resolve_device(self.device)
         X = moved(X, device=device)
@@ -316,7 +316,7 @@ def _of_replicate(
 
 def _unwrap(score_fn: Any, n_features: int | None) -> tuple[ScoreFunction, int]:
     """Return the callable and the number of features of a target or a bare score function."""
-    if hasattr(score_fn, "score_fn"):
+    if is_target(score_fn):
         own = getattr(score_fn, "n_features", None)
         if own is None:
             raise ValueError(f"`n_features` is missing from the target {type(score_fn).__name__}; set the attribute.")
@@ -347,13 +347,13 @@ def score_of(est: BaseApproximator, score_fn: Any) -> Score:
 
 def moved(score_fn: Any, **where: Any) -> Any:
     """Return a target on another device or of another type; a function, which may be a module, is left alone."""
-    moves = hasattr(score_fn, "score_fn") and hasattr(score_fn, "to")
+    moves = is_target(score_fn) and hasattr(score_fn, "to")
     return score_fn.to(**where) if moves else score_fn
 
 
 def _as_target(score_fn: Any, n_features: int | None) -> Any:
     """Return what callbacks are shown: a target, since they would call a function."""
-    return score_fn if hasattr(score_fn, "score_fn") else from_score_fn(*_unwrap(score_fn, n_features))
+    return score_fn if is_target(score_fn) else from_score_fn(*_unwrap(score_fn, n_features))
 
 
 def _resolve_score(

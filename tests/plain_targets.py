@@ -5,6 +5,8 @@ import math
 import numpy as np
 import torch
 
+from skksivi.score._score import Score
+
 
 def generator(seed=0):
     return torch.Generator().manual_seed(seed)
@@ -20,6 +22,11 @@ def normal_array(*shape, seed=0):
 
 def origin(d):
     return torch.zeros(d, dtype=torch.float64)
+
+
+def as_score(score_fn, log_prob=None, d=1):
+    """The score of tensors as the functions of the package are given it, without its being probed."""
+    return Score(score_fn, d, torch.float64, torch.device("cpu"), 1e-5, log_prob=log_prob)
 
 
 def triangular(d, log10_condition, seed):

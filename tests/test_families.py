@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from plain_targets import generator, normal
+from plain_targets import as_score, generator, normal, student_score
 from scipy import stats
 
 from skksivi.families._layer import diagonal_gaussian_log_prob, gaussian_layer
@@ -285,18 +285,19 @@ def test_pullback_equals_autograd_through_the_draw(options):
     for p in family.parameters():
         torch.nn.init.normal_(p, generator=torch.Generator().manual_seed(1))
         p.grad = torch.full_like(p, torch.nan)  # to be set, not added to
-    dx, dc = torch.randn(2, 6, 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    dx, ds, dc = torch.randn(3, 6, 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     with torch.no_grad():
-        draw, pullback = family.draw_with_pullback(6, torch.Generator().manual_seed(3))
-        pullback(dx, dc)
+        drawn, pullback = family.draw_with_pullback(6, torch.Generator().manual_seed(3), as_score(student_score))
+        pullback(dx, ds, dc)
     same = torch.Generator().manual_seed(3)
     z = family.draw_latent(6, same)
     xi = torch.empty(6, 3, dtype=torch.float64).normal_(generator=same)
     sigma = family.sigma(z)
     x, c = family.mean(z) + sigma * xi, -xi / sigma
-    torch.testing.assert_close(draw.x, x.detach())
-    torch.testing.assert_close(draw.score, c.detach())
-    expected = torch.autograd.grad((x * dx + c * dc).sum(), list(family.parameters()))
+    s = student_score(x)
+    for actual, formula in zip(drawn, (x, s, c), strict=True):
+        torch.testing.assert_close(actual, formula.detach())
+    expected = torch.autograd.grad((x * dx + s * ds + c * dc).sum(), list(family.parameters()))
     for p, e in zip(family.parameters(), expected, strict=True):
         torch.testing.assert_close(p.grad, e, rtol=1e-10, atol=1e-12)
 

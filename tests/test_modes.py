@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from approximators import DrawsOf
-from plain_targets import UNEQUAL, normal
+from plain_targets import UNEQUAL, as_score, normal
 from sklearn.exceptions import NotFittedError
 
 from skksivi import KSIVIApproximator, modes
@@ -51,8 +51,7 @@ def test_proposals_are_draws_of_their_density():
 @pytest.mark.parametrize("d", [1, 2, 5])
 def test_masses_are_those_of_modes_that_are_no_gaussians(d, exact):
     log_prob, score_fn = student_and_gaussian(d)
-    if exact:
-        score_fn.log_prob = log_prob
+    score = as_score(score_fn, log_prob if exact else None)
     generator = torch.Generator().manual_seed(0)
     near = torch.randn(4000, d, generator=generator, dtype=torch.float64)
     student = near / (torch.randn(4000, 3, generator=generator).square().sum(1) / 3).sqrt()[:, None]
@@ -60,7 +59,7 @@ def test_masses_are_those_of_modes_that_are_no_gaussians(d, exact):
     eye = torch.eye(d, dtype=torch.float64)
     maps = [Affine(student.median(0).values, 1.3 * eye), Affine(gaussian.mean(0), eye)]
     cells = Cells(maps, torch.zeros(2, dtype=torch.float64))
-    log_p = log_densities(score_fn, cells)
+    log_p = log_densities(score, cells)
     masses = [mass(log_p, cells, k, x[cells.assign(x) == k], generator) for k, x in enumerate([student, gaussian])]
     weights, errors = normalised(masses)
     assert all(m.trusted for m in masses)
@@ -75,10 +74,10 @@ def test_a_pilot_is_given_the_masses_of_its_modes():
     student = torch.randn(6000, 2, generator=generator, dtype=torch.float64) / (chi / 3).sqrt()[:, None]
     gaussian = 20 + torch.randn(6000, 2, generator=generator, dtype=torch.float64)
     pilot = Pilot(torch.cat([student, gaussian]), [6000, 6000], torch.zeros(2), settled=True)
-    n = weighed(score_fn, pilot, generator).n_of_mode
+    n = weighed(as_score(score_fn), pilot, generator).n_of_mode
     assert abs(n[1] / sum(n) - 0.3) < 0.05
     right = Pilot(torch.cat([student, gaussian[:2571]]), [6000, 2571], torch.zeros(2), settled=True)
-    assert weighed(score_fn, right, generator) is right
+    assert weighed(as_score(score_fn), right, generator) is right
 
 
 @pytest.fixture(scope="module")
@@ -142,10 +141,9 @@ def test_a_density_that_contradicts_its_score_is_told_and_not_used():
     centres = torch.tensor([[0.0, 0.0], [20.0, 0.0]]).double()
     cells = Cells([Affine(m, torch.eye(2).double()) for m in centres], torch.zeros(2).double())
     x = centres[:1] + normal(5, 2)
-    by_lines = log_densities(score_fn, cells)(x, 0)
-    score_fn.log_prob = lambda x: 3 * log_prob(x)
+    by_lines = log_densities(as_score(score_fn), cells)(x, 0)
     with pytest.warns(UserWarning, match="`log_prob` of the target contradicts its `score_fn`"):
-        told = log_densities(score_fn, cells)(x, 0)
+        told = log_densities(as_score(score_fn, lambda x: 3 * log_prob(x)), cells)(x, 0)
     torch.testing.assert_close(told, by_lines)
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from plain_targets import PAIR, RING, GaussianScore, normal, origin, pushed, student_score, triangular
+from plain_targets import PAIR, RING, GaussianScore, as_score, normal, origin, pushed, student_score, triangular
 
 from skksivi.pilot._affine import LowRank
 from skksivi.pilot._modes import TOLERANCE, climb, jacobians, newton_cg, saddle_free_newton
@@ -17,7 +17,7 @@ SEEDS = st.integers(0, 10**6)
 def test_a_gaussian_is_whitened_exactly_from_the_origin(d, log10_condition, size, seed):
     """Rounding costs the condition number times 1e-16; the climb stops within 0.01 sd of the mode a coordinate."""
     p = GaussianScore(d, log10_condition if d > 1 else 0, size, seed)
-    (m, L), arrived = saddle_free_newton(p.score_fn, origin(d))
+    (m, L), arrived = saddle_free_newton(as_score(p.score_fn), origin(d))
     assert arrived
     W = p.standardise(L)
     assert p.standardise(m - p.mean).norm() < 1e-2 * d**0.5
@@ -31,7 +31,7 @@ def test_units_do_not_matter(scale):
     def score_fn(x):
         return (1 - x / scale) / scale
 
-    (m, L), _ = saddle_free_newton(score_fn, origin(2))
+    (m, L), _ = saddle_free_newton(as_score(score_fn), origin(2))
     torch.testing.assert_close(m / scale, torch.ones(2, dtype=m.dtype), rtol=1e-6, atol=0)
     torch.testing.assert_close(L / scale, torch.eye(2, dtype=m.dtype), rtol=1e-6, atol=0)
 
@@ -39,9 +39,9 @@ def test_units_do_not_matter(scale):
 @pytest.mark.parametrize("score_fn", [PAIR.score_fn, Multimodal().score_fn], ids=["mixture", "Multimodal"])
 def test_the_climb_leaves_a_saddle_for_a_mode(score_fn):
     assert score_fn(origin(2)[None]).abs().max() < 1e-12
-    assert torch.linalg.eigvalsh(jacobians(score_fn, origin(2)[None])[0]).prod() < 0
-    (m, L), _ = saddle_free_newton(score_fn, origin(2))
-    precision = -jacobians(score_fn, m[None])[0]
+    assert torch.linalg.eigvalsh(jacobians(as_score(score_fn), origin(2)[None])[0]).prod() < 0
+    (m, L), _ = saddle_free_newton(as_score(score_fn), origin(2))
+    precision = -jacobians(as_score(score_fn), m[None])[0]
     s = score_fn(m[None])[0]
     assert torch.linalg.eigvalsh(precision).min() > 0
     assert s @ torch.linalg.solve(precision, s) < 2 * TOLERANCE
@@ -56,13 +56,13 @@ def test_the_climb_goes_up_a_heavy_tail_against_its_curvature(mode):
         r = x - mode
         return -6 * r / (5 + r.square().sum(-1, keepdim=True))
 
-    (m, L), _ = saddle_free_newton(score_fn, origin(2))
+    (m, L), _ = saddle_free_newton(as_score(score_fn), origin(2))
     torch.testing.assert_close(m, torch.full_like(m, mode), rtol=0, atol=0.05)
     torch.testing.assert_close(L @ L.mT, 5 / 6 * torch.eye(2, dtype=m.dtype), rtol=0, atol=0.02)
 
 
 def test_a_mode_without_curvature_leaves_the_scale():
-    (m, L), _ = saddle_free_newton(lambda x: -x.pow(3), origin(2))
+    (m, L), _ = saddle_free_newton(as_score(lambda x: -x.pow(3)), origin(2))
     assert torch.equal(m, origin(2))
     assert torch.equal(L, torch.eye(2).double())
 
@@ -80,7 +80,7 @@ def test_jacobians_are_the_hessians_of_the_log_density(d, k, seed):
     def score_fn(x):
         return -torch.tanh(x @ A) @ A.mT - 2 * x
 
-    J = jacobians(score_fn, x)
+    J = jacobians(as_score(score_fn), x)
     for J_i, x_i in zip(J, x, strict=True):
         expected = torch.autograd.functional.jacobian(lambda x: score_fn(x[None])[0], x_i)
         torch.testing.assert_close(J_i, expected, rtol=1e-10, atol=1e-12)
@@ -89,25 +89,25 @@ def test_jacobians_are_the_hessians_of_the_log_density(d, k, seed):
 
 def test_jacobians_do_not_need_gradients_to_be_on():
     with torch.no_grad():
-        J = jacobians(lambda x: -2 * x, normal(3, 2))
+        J = jacobians(as_score(lambda x: -2 * x), normal(3, 2))
     assert torch.equal(J, -2 * torch.eye(2, dtype=torch.float64).expand(3, 2, 2))
 
 
 @pytest.mark.parametrize("score_fn", [PAIR.score_fn, RING.score_fn, student_score], ids=["pair", "ring", "Student"])
 def test_climbs_do_not_depend_on_each_other(score_fn):
     starts = torch.cat([origin(2)[None], 10 * normal(6, 2)])
-    maps, arrived = climb(score_fn, starts)
+    maps, arrived = climb(as_score(score_fn), starts)
     assert len(maps) == 7
     assert arrived.all()
     for start, (m, L) in zip(starts, maps, strict=True):
-        (alone,), _ = climb(score_fn, start[None])
+        (alone,), _ = climb(as_score(score_fn), start[None])
         torch.testing.assert_close(m, alone.m, rtol=1e-6, atol=1e-6)
         torch.testing.assert_close(L, alone.L, rtol=1e-6, atol=1e-6)
 
 
 def test_every_mode_of_a_ring_is_found_from_starts_around_it():
     """40 random starts leave a given one of eight modes without a nearest start with probability 0.5%."""
-    maps, arrived = climb(RING.score_fn, 15 * normal(40, 2))
+    maps, arrived = climb(as_score(RING.score_fn), 15 * normal(40, 2))
     ends = torch.stack([a.m for a in maps])[arrived]
     distances = torch.cdist(RING.means, ends).min(1).values
     assert (distances < 2 * (2 * TOLERANCE) ** 0.5).all()
@@ -118,23 +118,23 @@ def test_a_start_without_a_finite_score_is_dropped_and_harms_no_other():
         return torch.where(x[:, :1] < -5, torch.nan, 1 - x)
 
     starts = torch.tensor([[0.0, 0.0], [-9.0, 0.0], [4.0, 4.0], [-9.0, 1.0]]).double()
-    maps, arrived = climb(score_fn, starts)
+    maps, arrived = climb(as_score(score_fn), starts)
     assert arrived.tolist() == [True, True]
     for m, L in maps:
         torch.testing.assert_close(m, torch.ones(2).double())
         torch.testing.assert_close(L, torch.eye(2).double())
-    assert climb(score_fn, starts[[1, 3]])[0] == []
+    assert climb(as_score(score_fn), starts[[1, 3]])[0] == []
 
 
 def test_a_climb_cut_short_has_not_arrived():
-    maps, arrived = climb(student_score, 100 + normal(3, 2), 1)
+    maps, arrived = climb(as_score(student_score), 100 + normal(3, 2), 1)
     assert len(maps) == 3
     assert not arrived.any()
 
 
 def test_a_climb_out_of_the_finite_numbers_names_the_wrong_sign():
     with pytest.raises(ValueError, match=r"wrong sign.* `init` .* or, where there is such a parameter, `whiten`"):
-        saddle_free_newton(lambda x: x + 1, origin(2))
+        saddle_free_newton(as_score(lambda x: x + 1), origin(2))
 
 
 # Many dimensions
@@ -153,7 +153,7 @@ def test_many_dimensions_a_diagonal_and_a_few_directions_whiten_a_gaussian(seed)
         u = (x - mean) / scale
         return -(u + 99 * (u @ V) @ V.mT) / scale
 
-    found = newton_cg(score_fn, origin(d), torch.Generator().manual_seed(seed))
+    found = newton_cg(as_score(score_fn), origin(d), torch.Generator().manual_seed(seed))
     assert isinstance(found, LowRank)
     u = (found.m - mean) / scale
     assert u.square().sum() + 99 * (u @ V).square().sum() < 1e-2 * d
@@ -167,7 +167,7 @@ def test_many_dimensions_a_diagonal_and_a_few_directions_whiten_a_gaussian(seed)
 )
 def test_many_dimensions_the_wrong_sign_is_named(score_fn):
     with pytest.raises(ValueError, match="wrong sign"):
-        newton_cg(score_fn, origin(4), torch.Generator())
+        newton_cg(as_score(score_fn), origin(4), torch.Generator())
 
 
 @given(seed=SEEDS, log10=st.floats(0, 6))
@@ -180,7 +180,7 @@ def test_a_climb_up_a_concave_log_density_is_affine_equivariant(seed, log10):
         return -2 * torch.tanh(x - 1) - x / 2
 
     start = normal(3, seed=seed + 2)
-    (m, L), _ = saddle_free_newton(score_fn, start)
-    (m_y, L_y), _ = saddle_free_newton(pushed(score_fn, A, b), A @ start + b)
+    (m, L), _ = saddle_free_newton(as_score(score_fn), start)
+    (m_y, L_y), _ = saddle_free_newton(as_score(pushed(score_fn, A, b)), A @ start + b)
     torch.testing.assert_close(torch.linalg.solve(A, m_y - b), m, rtol=0, atol=1e-4)
     torch.testing.assert_close(torch.linalg.solve(A, L_y), L, rtol=0, atol=1e-3)

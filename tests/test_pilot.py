@@ -11,6 +11,7 @@ from plain_targets import (
     UNEQUAL,
     GaussianScore,
     Mixture,
+    as_score,
     generator,
     log_gamma_draws,
     log_gamma_score,
@@ -98,21 +99,21 @@ def test_log_ratio_takes_one_point_or_many():
 
 
 def test_the_weight_of_a_mode_is_its_share_of_a_mixture():
-    found = find_modes(UNEQUAL.score_fn, UNEQUAL.means + 0.5, generator())
+    found = find_modes(as_score(UNEQUAL.score_fn), UNEQUAL.means + 0.5, generator())
     torch.testing.assert_close(found.weights, UNEQUAL.weights, rtol=0, atol=0.01)
     torch.testing.assert_close(torch.stack([a.m for a in found.maps]), UNEQUAL.means, rtol=0, atol=0.05)
 
 
 def test_modes_below_the_least_weight_are_left_out():
     p = Mixture([1 - 1e-4, 1e-4], [[-5.0, 0.0], [5.0, 0.0]], [1.0, 1.0])
-    found = find_modes(p.score_fn, p.means, generator())
+    found = find_modes(as_score(p.score_fn), p.means, generator())
     assert found.weights.tolist() == [1.0]
     torch.testing.assert_close(found.maps[0].m, p.means[0])
 
 
 def test_known_modes_are_not_found_twice():
-    first = find_modes(RING.score_fn, 15 * normal(40, 2), generator())
-    again = find_modes(RING.score_fn, 15 * normal(40, 2, seed=1), generator(), first.maps)
+    first = find_modes(as_score(RING.score_fn), 15 * normal(40, 2), generator())
+    again = find_modes(as_score(RING.score_fn), 15 * normal(40, 2, seed=1), generator(), first.maps)
     assert len(first.maps) == len(again.maps) == 8
 
 
@@ -274,7 +275,7 @@ def test_covariance_root_of_a_singular_correlation(x):
 
 
 def pilot_of(score_fn, starts, budget=200_000, seed=0):
-    modes = find_modes(score_fn, starts, generator(seed))
+    modes = find_modes(as_score(score_fn), starts, generator(seed))
     return modes, find_pilot(score_fn, modes, generator(seed), budget)
 
 
@@ -336,7 +337,7 @@ def test_a_pilot_is_affine_equivariant(log10_condition, seed):
     """Draw for draw: every step is one in coordinates whose factor is mapped with the target by a triangular A."""
     A, b = triangular(3, log10_condition, seed), normal(3, seed=seed + 1)
     push = pushed(logistic_score, A, b)
-    maps, _ = climb(logistic_score, origin(3)[None])
+    maps, _ = climb(as_score(logistic_score), origin(3)[None])
     mapped = [Affine(A @ m + b, A @ L) for m, L in maps]
     x = find_pilot(logistic_score, Modes(maps, torch.ones(1).double()), generator(seed), 0).x
     y = find_pilot(push, Modes(mapped, torch.ones(1).double()), generator(seed), 0).x

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from plain_targets import PAIR, RING, GaussianScore, log_gamma_score, normal, student_score
+from plain_targets import PAIR, RING, GaussianScore, as_score, log_gamma_score, normal, student_score
 
 from skksivi import KSIVIApproximator
 from skksivi.base import _resolve_score
@@ -21,7 +21,7 @@ from skksivi.pilot._affine import Affine
 from skksivi.pilot._modes import jacobians
 from skksivi.pilot._rules import find_whitening, pulled_back
 from skksivi.score._probe import ASYMMETRY, choose_product, grows_outward, in_double
-from skksivi.score._score import STEPS, autograd_pullback, central_difference
+from skksivi.score._score import STEPS, Halves, Tempered, autograd_pullback, central_difference
 from skksivi.targets import Banana, BayesianLogisticRegression, ConditionedDiffusion, Multimodal, Target, XShaped
 
 CPU = torch.device("cpu")
@@ -107,7 +107,7 @@ def test_jacobians_and_pullbacks_do_not_need_a_graph(score_fn):
     score = resolved(score_fn, 3)
     assert score.by_differences
     x, v = normal(5, 3), normal(5, 3, seed=1)
-    torch.testing.assert_close(jacobians(score.double, x), jacobians(quartic, x), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(jacobians(score.double, x), jacobians(as_score(quartic), x), rtol=1e-6, atol=1e-6)
     s, pull = score.with_pullback(x.float())
     assert s.dtype == pull(v.float()).dtype == torch.float32
     torch.testing.assert_close(pull(v.float()).double(), autograd_pullback(quartic, x)[1](v), rtol=1e-3, atol=1e-3)
@@ -537,3 +537,47 @@ def test_a_numpy_banana_is_fitted_as_well_as_that_of_autograd(whiten):
     ]
     assert abs(kl[0] - kl[1]) < 0.1
     assert max(kl) < (0.15 if whiten else 0.6)
+
+
+def wrapped(score):
+    """Every wrapper of a score, with the factor and the coordinates of what it gives."""
+    half = Affine(torch.zeros(2).double(), 0.5 * torch.eye(2).double())
+    return {
+        "plain": (score, 1.0, 1.0),
+        "whitened": (half.pull_back(score), 1.0, 0.5),
+        "tempered": (Tempered(score, torch.tensor(0.3).double()), 0.3, 1.0),
+        "halves": (Halves(score, torch.Generator()), 1.0, 1.0),
+        "nested": (Tempered(half.pull_back(score), torch.tensor(0.3).double()), 0.3, 0.5),
+    }
+
+
+@pytest.mark.parametrize("name", ["plain", "whitened", "tempered", "halves", "nested"])
+@pytest.mark.parametrize("by_differences", [False, True])
+def test_a_wrapper_forwards_value_product_density_minibatch_and_counts(name, by_differences):
+    def log_prob(x):
+        return -x.pow(4).sum(-1)
+
+    plain = replace(as_score(lambda x: -4 * x.pow(3), log_prob, d=2), by_differences=by_differences)
+    plain = replace(plain, minibatch=lambda generator: replace(plain, minibatch=None))
+    score, c, scale = wrapped(plain)[name]
+    x, v = torch.linspace(-1, 1, 12).double().view(6, 2), torch.linspace(2, 1, 12).double().view(6, 2)
+    s, product = -4 * c * scale * (scale * x).pow(3), -12 * c * scale**2 * (scale * x).square() * v
+    torch.testing.assert_close(score(x), s)
+    assert score.tally is plain.tally
+    assert (plain.tally.n_values, plain.tally.n_products) == (6, 0)
+    value, pull = score.with_pullback(x)
+    torch.testing.assert_close(value, s)
+    torch.testing.assert_close(pull(v), product, rtol=1e-6, atol=1e-8)
+    assert plain.tally.n_values == (24 if by_differences else 12)
+    torch.testing.assert_close(score.product(x, v), product, rtol=1e-6, atol=1e-8)
+    assert (plain.tally.n_values, plain.tally.n_products) == ((36, 0) if by_differences else (12, 12))
+    torch.testing.assert_close(score.log_prob(x), c * log_prob(scale * x))
+    part = score.minibatch(torch.Generator())
+    assert type(part) is type(score)
+    torch.testing.assert_close(part(x), s)
+
+
+def test_without_density_or_minibatches_wrappers_have_none():
+    for score, _, _ in wrapped(as_score(lambda x: -x, d=2)).values():
+        assert score.log_prob is None
+        assert score.minibatch is None

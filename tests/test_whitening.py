@@ -13,6 +13,7 @@ from plain_targets import (
     UNEQUAL,
     GaussianScore,
     Mixture,
+    as_score,
     funnel_score,
     generator,
     log_gamma_score,
@@ -47,7 +48,7 @@ def test_laplace_whitening_is_the_saddle_free_newton_map():
     p = GaussianScore(3, 4, 10, seed=0)
     whitening, pilot = whitening_of("laplace", p.score_fn, 3)
     assert pilot is None
-    for a, b in zip(whitening.map, saddle_free_newton(p.score_fn, origin(3))[0], strict=True):
+    for a, b in zip(whitening.map, saddle_free_newton(as_score(p.score_fn), origin(3))[0], strict=True):
         assert torch.equal(a, b)
 
 
@@ -294,7 +295,7 @@ def resolved(score_fn, d):
 def test_a_benign_target_is_trained_in_the_type_asked_for():
     score = resolved(GaussianScore(3, 2, 10, seed=0).score_fn, 3)
     whitening, _ = find_whitening("laplace", score, generator())
-    assert pulled_back(score, whitening, torch.Generator()).score_fn is score
+    assert pulled_back(score, whitening, torch.Generator()).score is score
 
 
 @pytest.mark.parametrize(("log10_condition", "size"), [(12, 1.0), (0, 1e7), (8, 1e5)])
@@ -303,7 +304,7 @@ def test_where_rounding_costs_more_than_a_hundredth_training_is_in_double(log10_
     score = resolved(p.score_fn, 3)
     whitening, _ = find_whitening("laplace", score, generator())
     pulled = pulled_back(score, whitening, torch.Generator())
-    assert pulled.score_fn is score.double
+    assert pulled.score is score.double
     u = normal(50, 3).float()
     s, _ = pulled.with_pullback(u)
     assert s.dtype == torch.float32

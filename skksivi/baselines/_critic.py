@@ -88,7 +88,7 @@ class Critics:
             "critic_learning_rate", lambda t: steps.learning_rate * factor(round(t * max_iter)), self._iterate.flat
         )
 
-    def climb(self, x: Tensor, f: Tensor, offset: Tensor | None = None) -> None:
+    def ascend(self, x: Tensor, f: Tensor, offset: Tensor | None = None) -> None:
         """Take a step of Adam up the bounds at x, f and the offsets of the networks, all (T, n, d)."""
         value = self.bounds(x, f, offset).value.sum()
         self._iterate.gradient.neg_()  # a step descends

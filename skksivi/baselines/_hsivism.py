@@ -12,14 +12,14 @@ from torch import Tensor
 from skksivi.annealing import BRIDGES, bridge_levels
 from skksivi.base import Integral, Interval, StrOptions
 from skksivi.baselines._critic import CRITIC, Critics
-from skksivi.baselines._semi_implicit import ScoreInU
 from skksivi.estimators._trained import Trained, langevin_scale
 from skksivi.families._hierarchy import Hierarchy, langevin_hierarchy
+from skksivi.families._layer import Drawn, DrawPullback
 from skksivi.families._samplers import Fit, Layers, Tell
 from skksivi.mixing import NormalDraws
 from skksivi.pilot._chains import Pilot
 from skksivi.pilot._rules import Whitening, pulled_back
-from skksivi.score._score import Score
+from skksivi.score._score import DifferentiableScore, Score
 from skksivi.training._loop import Adam, Objective
 
 
@@ -180,6 +180,7 @@ class HSIVISM(Trained):
         score = score_fn.on_all_data()
         whitening, pilot = self._find_whitening(score, generator)
         family = self._build(score, whitening, pilot, generator)
+        family.through = not self.stop_gradient
         objective = self._objective(pulled_back(score, whitening, generator), family, generator)
         seed = generator.initial_seed()
         return self._train(
@@ -199,7 +200,7 @@ class HSIVISM(Trained):
             generator=generator,
         )
 
-    def _objective(self, score_u: ScoreInU, family: Hierarchy, generator: torch.Generator) -> Objective:
+    def _objective(self, score_u: DifferentiableScore, family: Hierarchy, generator: torch.Generator) -> Objective:
         critics = Critics(
             self.critic_hidden_layer_sizes,
             Adam(self.critic_learning_rate, self.learning_rate_decay, self.betas),
@@ -210,18 +211,16 @@ class HSIVISM(Trained):
             dtype=family.half_square.dtype,
         )
 
-        def draw() -> tuple[Tensor, Tensor, Callable[[Tensor, Tensor], None]]:
-            return family.draw_with_pullback(
-                self.batch_size, generator, score_u.with_pullback, through=not self.stop_gradient
-            )
+        def draw() -> tuple[Drawn, DrawPullback]:
+            return family.draw_with_pullback(self.batch_size, generator, score_u)
 
         def gradient_fn() -> Tensor:
             for _ in range(self.n_critic_steps):
-                u, f, _ = draw()
-                critics.climb(u, f)
-            u, f, pullback = draw()
-            bound = critics.bounds(u, f)
-            pullback(bound.dx, bound.df)
+                u, s_t, s_q = draw()[0]
+                critics.ascend(u, s_t - s_q)
+            (u, s_t, s_q), pull = draw()
+            bound = critics.bounds(u, s_t - s_q)
+            pull(bound.dx, bound.df, -bound.df)
             return bound.value.sum()
 
         return Objective(gradient_fn, [critics.rate])

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 
 from skksivi.base import Integral, Interval, StrOptions
 from skksivi.estimators._trained import MAX_LATENT_DIM, Trained, temperature
 from skksivi.families._layer import SemiImplicit, gaussian_layer
 from skksivi.families._samplers import Fit, Layer, Tell
 from skksivi.mixing import NormalDraws
-from skksivi.pilot._affine import WhitenedScore
 from skksivi.pilot._rules import pulled_back
-from skksivi.score._score import Halves, Score, ScoreFunction
+from skksivi.score._score import DifferentiableScore, Score, Tempered
 from skksivi.training._loop import Objective, Scheduled
-
-#: A score in the coordinates of the training.
-ScoreInU = Score | WhitenedScore | Halves
 
 
 class SemiImplicitVI(Trained):
@@ -40,16 +35,17 @@ class SemiImplicitVI(Trained):
 
     @abstractmethod
     def _objective(
-        self, score_u: ScoreInU, temperature: Scheduled, family: SemiImplicit, generator: torch.Generator
+        self, score_u: DifferentiableScore, temperature: Scheduled, family: SemiImplicit, generator: torch.Generator
     ) -> Objective:
-        """Return what is minimised, of a score and the inverse temperature that multiplies it."""
+        """Return what is minimised, for a score and the schedule of the inverse temperature that is in it."""
 
     def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
         self._check_parameters()
         whitening, _ = self._find_whitening(score_fn, generator)
         family, seed = self._build(score_fn, generator), generator.initial_seed()
         tempers = temperature(self.annealing, next(family.parameters()))
-        objective = self._objective(pulled_back(score_fn, whitening, generator), tempers, family, generator)
+        score_u = Tempered(pulled_back(score_fn, whitening, generator), tempers.value)
+        objective = self._objective(score_u, tempers, family, generator)
         return self._train(objective, family, generator, lambda family: Layer(family, whitening, seed), tell)
 
     def _build(self, score_fn: Score, generator: torch.Generator) -> SemiImplicit:
@@ -66,32 +62,3 @@ class SemiImplicitVI(Trained):
             generator=generator,
             dtype=score_fn.dtype,
         )
-
-
-def layer_with_pullback(family: SemiImplicit, z: Tensor) -> tuple[Tensor, Tensor, Callable[[Tensor, Tensor], None]]:
-    """Return mu(z) (k, d), sigma (d,) and the way of gradients back to the parameters.
-
-    It takes the gradient of a loss in mu, (k, d), and the terms (n, d) whose sum over rows is that in sigma.
-    """
-    mu, pull_mean = family.mean.with_pullback(z)
-    a, pull_log_variance = family.log_variance.with_pullback(z)
-    e_a = a.exp()
-    sigma = (e_a + family.min_scale**2).sqrt_()
-
-    def pullback(dmu: Tensor, dsigma: Tensor) -> None:
-        pull_mean(dmu)
-        pull_log_variance(dsigma * (e_a / (2 * sigma)))
-
-    return mu, sigma, pullback
-
-
-class Tempered(NamedTuple):
-    """A score times the inverse temperature, a tensor."""
-
-    score_u: Any
-    inverse_temperature: Tensor
-
-    def with_pullback(self, u: Tensor) -> tuple[Tensor, ScoreFunction]:
-        """Return the score at u (n, d), and the map of v (n, d) to J^T v (n, d)."""
-        s, pull = self.score_u.with_pullback(u)
-        return self.inverse_temperature * s, lambda v: pull(self.inverse_temperature * v)

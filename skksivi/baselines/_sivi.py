@@ -11,13 +11,9 @@ import torch
 from torch import Tensor
 
 from skksivi.base import Integral, Interval
-from skksivi.baselines._semi_implicit import (
-    ScoreInU,
-    SemiImplicitVI,
-    Tempered,
-    layer_with_pullback,
-)
+from skksivi.baselines._semi_implicit import SemiImplicitVI
 from skksivi.families._layer import SemiImplicit
+from skksivi.score._score import DifferentiableScore
 from skksivi.training._loop import Objective, Scheduled
 
 
@@ -158,18 +154,18 @@ class SIVI(SemiImplicitVI):
         return int(max(numbers))
 
     def _objective(
-        self, score_u: ScoreInU, temperature: Scheduled, family: SemiImplicit, generator: torch.Generator
+        self, score_u: DifferentiableScore, temperature: Scheduled, family: SemiImplicit, generator: torch.Generator
     ) -> Objective:
         n, most = self.batch_size, self._most_auxiliary()
         K = Scheduled("n_auxiliary", self.n_auxiliary, next(family.parameters()))
 
         def gradient_fn() -> Tensor:
             z = family.draw_latent(n + most, generator)
-            mu, sigma, pull_layer = layer_with_pullback(family, z)
+            mu, sigma, pull_layer = family.conditional_with_pullback(z)
             xi = torch.empty_like(mu[:n]).normal_(generator=generator)
             x = torch.addcmul(mu[:n], sigma, xi)
             q = mixture(x, mu[:n], mu[n:], sigma, K.value)
-            s_p, _ = Tempered(score_u, temperature.value).with_pullback(x)
+            s_p, _ = score_u.with_pullback(x)
             f = s_p - q.dx
             pull_layer(torch.cat([q.dmu - f, q.dothers]) / n, (q.dsigma - f * xi) / n)
             return f.square().sum(-1).mean()

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from skksivi.base import Interval, Real
 from skksivi.baselines._critic import CRITIC, Critics
-from skksivi.baselines._semi_implicit import ScoreInU, SemiImplicitVI, Tempered
-from skksivi.families._layer import SemiImplicit
+from skksivi.baselines._semi_implicit import SemiImplicitVI
+from skksivi.families._layer import Drawn, DrawPullback, SemiImplicit
+from skksivi.score._score import DifferentiableScore
 from skksivi.training._loop import Adam, Objective, Scheduled
 
 
@@ -157,7 +158,7 @@ class SIVISM(SemiImplicitVI):
         self.verbose = verbose
 
     def _objective(
-        self, score_u: ScoreInU, temperature: Scheduled, family: SemiImplicit, generator: torch.Generator
+        self, score_u: DifferentiableScore, temperature: Scheduled, family: SemiImplicit, generator: torch.Generator
     ) -> Objective:
         like = next(family.parameters())
         critics = Critics(
@@ -170,17 +171,18 @@ class SIVISM(SemiImplicitVI):
             dtype=like.dtype,
         )
         skip = Scheduled("critic_skip", self.critic_skip, like)
-        score, psi = Tempered(score_u, temperature.value), skip.value
+        psi = skip.value
+
+        def draw() -> tuple[Drawn, DrawPullback]:
+            return family.draw_with_pullback(self.batch_size, generator, score_u)
 
         def gradient_fn() -> Tensor:
             for _ in range(self.n_critic_steps):
-                u, conditional_score = family.draw(self.batch_size, generator)
-                s_p, _ = score.with_pullback(u)
-                critics.climb(u[None], (s_p - conditional_score)[None], psi * s_p[None])
-            (u, conditional_score), pull_draw = family.draw_with_pullback(self.batch_size, generator)
-            s_p, pull_score = score.with_pullback(u)
-            bound = critics.bounds(u[None], (s_p - conditional_score)[None], psi * s_p[None])
-            pull_draw(bound.dx[0] + pull_score(bound.df[0] + psi * bound.doffset[0]), -bound.df[0])
+                u, s_p, s_q = draw()[0]
+                critics.ascend(u[None], (s_p - s_q)[None], psi * s_p[None])
+            (u, s_p, s_q), pull = draw()
+            bound = critics.bounds(u[None], (s_p - s_q)[None], psi * s_p[None])
+            pull(bound.dx[0], bound.df[0] + psi * bound.doffset[0], -bound.df[0])
             return bound.value[0]
 
         return Objective(gradient_fn, [temperature, critics.rate, skip])

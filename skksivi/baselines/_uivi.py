@@ -10,14 +10,10 @@ import torch
 from torch import Tensor
 
 from skksivi.base import Integral, Interval
-from skksivi.baselines._semi_implicit import (
-    ScoreInU,
-    SemiImplicitVI,
-    Tempered,
-    layer_with_pullback,
-)
+from skksivi.baselines._semi_implicit import SemiImplicitVI
 from skksivi.families._layer import SemiImplicit
 from skksivi.families._maps import Map
+from skksivi.score._score import DifferentiableScore
 from skksivi.training._loop import Objective, Scheduled
 
 #: Step of the leapfrog at the start, the mean acceptance that it is moved towards, and by how much of its logarithm.
@@ -164,19 +160,19 @@ class UIVI(SemiImplicitVI):
         self.verbose = verbose
 
     def _objective(
-        self, score_u: ScoreInU, temperature: Scheduled, family: SemiImplicit, generator: torch.Generator
+        self, score_u: DifferentiableScore, temperature: Scheduled, family: SemiImplicit, generator: torch.Generator
     ) -> Objective:
         step = next(family.parameters()).new_full((), FIRST_STEP)
 
         def gradient_fn() -> Tensor:
             z = family.draw_latent(self.batch_size, generator)
-            mu, sigma, pull_layer = layer_with_pullback(family, z)
+            mu, sigma, pull_layer = family.conditional_with_pullback(z)
             xi = torch.empty_like(mu).normal_(generator=generator)
             x = torch.addcmul(mu, sigma, xi)
             chain = HamiltonianChain(ReverseConditional(family.mean, x, sigma), step, self.n_leapfrog_steps)
             s_q, acceptance = chain.mean_score(z, self.n_burn_in, self.n_inner_samples, generator)
             step.mul_(torch.exp(ADAPTATION * (acceptance - ACCEPTANCE)))
-            s_p, _ = Tempered(score_u, temperature.value).with_pullback(x)
+            s_p, _ = score_u.with_pullback(x)
             f = s_p - s_q
             pull_layer(-f / len(x), -f * xi / len(x))
             return f.square().sum(-1).mean()

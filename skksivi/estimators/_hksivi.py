@@ -25,9 +25,7 @@ from skksivi.pilot._affine import WhitenedScore
 from skksivi.pilot._chains import Pilot
 from skksivi.pilot._rules import MAX_POINTS, Whitening, pulled_back
 from skksivi.score._score import Score
-from skksivi.stein._fused import value_and_gradients
 from skksivi.stein._terms import MomentPenalty, Moments, moments
-from skksivi.training._loop import Objective
 
 
 class HKSIVIApproximator(SteinTrained):
@@ -256,6 +254,7 @@ class HKSIVIApproximator(SteinTrained):
         checkpoint = self._open_checkpoint(score_fn)
         start, resume = self._start(score_fn, generator, checkpoint)
         family: Any = copy.deepcopy(start.family)
+        family.through = not self.stop_gradient
         score = score_fn.on_all_data()
         sampling_score: Any = WhitenedScore(score.double, start.whitening.map)
 
@@ -267,8 +266,13 @@ class HKSIVIApproximator(SteinTrained):
 
         guards = start.penalty is not None
         watch = self._watch(score, start.whitening, family, draw, generator, guards=guards, draw_at_target=draw_base)
-        score_u = pulled_back(score, start.whitening, generator)
-        objective = self._objective(score_u.with_pullback, family, start.penalty, generator)
+        objective = self._objective(
+            pulled_back(score, start.whitening, generator),
+            family,
+            generator,
+            terms=[] if start.penalty is None else [start.penalty],
+            weights=self._layer_weights(family.n_layers),
+        )
         return self._train_from(
             start,
             family,
@@ -280,26 +284,6 @@ class HKSIVIApproximator(SteinTrained):
             sampler_of=lambda family: Layers(family, start.whitening, score.double, seed),
             tell=tell,
         )
-
-    def _objective(
-        self, score_with_pullback: Any, family: Hierarchy, penalty: MomentPenalty | None, generator: torch.Generator
-    ) -> Objective:
-        """Return the weighted sum of KSD^2 over the layers."""
-        kernel = self._kernel_in_u(family.n_features)
-        estimator, n_draws = self._estimator(score_with_pullback)
-        beta = family.half_square.new_tensor(self._layer_weights(family.n_layers))
-
-        def gradient_fn() -> Tensor:
-            x, f, pullback = family.draw_with_pullback(
-                n_draws, generator, score_with_pullback, through=not self.stop_gradient
-            )
-            ksd, dx, df = value_and_gradients(x, f, kernel, estimator)
-            if penalty is not None:
-                dx.add_(penalty.gradient(x))
-            pullback(dx.mul_(beta[:, None, None]), df.mul_(beta[:, None, None]))
-            return beta @ ksd
-
-        return Objective(gradient_fn)
 
     def _layer_weights(self, T: int) -> list[float]:
         """Return the beta(t) of T layers, checked."""

@@ -21,8 +21,7 @@ from skksivi.kernels import Kernel
 from skksivi.mixing import JITTER, Bootstrap, Mixing, build_mixing
 from skksivi.pilot._chains import Pilot
 from skksivi.pilot._rules import MAX_FEATURES, MAX_POINTS, Whitening, pulled_back
-from skksivi.score._score import Score
-from skksivi.stein._fused import value_and_gradients
+from skksivi.score._score import DifferentiableScore, Score, Tempered
 from skksivi.stein._terms import Entropic, Laplacian, MomentPenalty, Term, moments, tail_exponent
 from skksivi.training._loop import Objective, Scheduled
 
@@ -302,8 +301,7 @@ class KSIVIApproximator(SteinTrained):
         whitening, family = start.whitening, copy.deepcopy(start.family)
         guards = isinstance(family.mixing, Bootstrap) and whitening.settled
         watch = self._watch(score_fn, whitening, family, _draw, generator, guards=guards)
-        score_u = pulled_back(score_fn, whitening, generator)
-        objective = self._objective(score_u, family, start.penalty, generator)
+        objective = self._objective_of(pulled_back(score_fn, whitening, generator), family, start.penalty, generator)
         return self._train_from(
             start,
             family,
@@ -316,38 +314,31 @@ class KSIVIApproximator(SteinTrained):
             tell=tell,
         )
 
-    def _objective(
-        self, score_u: Any, family: SemiImplicit, penalty: MomentPenalty | None, generator: torch.Generator
+    def _objective_of(
+        self,
+        score_u: DifferentiableScore,
+        family: SemiImplicit,
+        penalty: MomentPenalty | None,
+        generator: torch.Generator,
     ) -> Objective:
         """Return the estimate of KSD^2 and the terms beside it."""
-        kernel = self._kernel_in_u(family.n_features)
-        estimator, n_draws = self._estimator(score_u)
         like = next(family.parameters())
-        tempers = None if self.annealing is None else temperature(self.annealing, like)
         terms: list[Term] = [] if penalty is None else [penalty]
-        schedules = [] if tempers is None else [tempers]
+        schedules = []
+        tempered, tempers = score_u, None
+        if self.annealing is not None:
+            tempers = temperature(self.annealing, like)
+            tempered = Tempered(score_u, tempers.value)
+            schedules.append(tempers)
         if self.entropic_weight:
             weight = Scheduled("entropic_weight", self.entropic_weight, like)
-            terms.append(Entropic(weight))
+            terms.append(Entropic(weight, tempers))
             schedules.append(weight)
         if self.laplacian_weight:
             weight = Scheduled("laplacian_weight", self.laplacian_weight, like)
             terms.append(Laplacian(weight, score_u, generator))
             schedules.append(weight)
-
-        def gradient_fn() -> Tensor:
-            (u, conditional_score), pull_draw = family.draw_with_pullback(n_draws, generator)
-            s_p, pull_score = score_u.with_pullback(u)
-            c = None if tempers is None else tempers.value
-            tempered = s_p if c is None else c * s_p
-            ksd, du, df = value_and_gradients(u, tempered - conditional_score, kernel, estimator)
-            du.add_(pull_score(df if c is None else c * df))
-            for term in terms:
-                du.add_(term.gradient(u, s_p))
-            pull_draw(du, -df)
-            return ksd
-
-        return Objective(gradient_fn, schedules)
+        return self._objective(tempered, family, generator, terms=terms, schedules=schedules)
 
     def _build(
         self, score_fn: Score, whitening: Whitening, pilot: Pilot | None, generator: torch.Generator

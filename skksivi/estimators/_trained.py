@@ -19,15 +19,17 @@ from skksivi._arrays import as_array
 from skksivi.annealing import Linear
 from skksivi.base import BaseApproximator, Integral, Interval, Real, StrOptions
 from skksivi.estimators._verdict import concluded
+from skksivi.families._layer import Family
 from skksivi.families._samplers import Fit, Sampler, Tell
 from skksivi.kernels import Kernel, resolve_kernel
 from skksivi.pilot._chains import Pilot
 from skksivi.pilot._rules import MAX_POINTS, WHITENINGS, Whitening, find_whitening, points_near_target
 from skksivi.score._probe import PRODUCTS
-from skksivi.score._score import Halves, Score
+from skksivi.score._score import DifferentiableScore, Halves, Score
 from skksivi.stein._discrepancy import FixedKernelKSD
 from skksivi.stein._estimators import GRADIENT_ESTIMATORS, GradientEstimator
-from skksivi.stein._terms import MomentPenalty, departure
+from skksivi.stein._fused import value_and_gradients
+from skksivi.stein._terms import MomentPenalty, Term, departure
 from skksivi.training._checkpoint import Checkpoint
 from skksivi.training._hooks import Report, Saving, Watch
 from skksivi.training._loop import CHECK_EVERY, Adam, Hook, Objective, Run, Scheduled, minimise
@@ -272,7 +274,34 @@ class SteinTrained(Trained):
         fixed = isinstance(self.kernel, str) and self.whiten is not None
         return resolve_kernel(self.kernel, WHITENED_BANDWIDTH * math.sqrt(d) if fixed else None)
 
-    def _estimator(self, score_u: Any) -> tuple[GradientEstimator, int]:
+    def _objective(
+        self,
+        score_u: DifferentiableScore,
+        family: Family,
+        generator: torch.Generator,
+        *,
+        terms: Sequence[Term] = (),
+        schedules: Sequence[Scheduled] = (),
+        weights: Sequence[float] = (1.0,),
+    ) -> Objective:
+        """Return the sum over layers, with weights, of the estimates of KSD^2 and of the terms beside them."""
+        kernel = self._kernel_in_u(family.n_features)
+        estimator, n_draws = self._estimator(score_u)
+        beta = next(family.parameters()).new_tensor(weights)
+        w = beta[:, None, None] if len(weights) > 1 else beta
+
+        def gradient_fn() -> Tensor:
+            (x, s_p, s_q), pull = family.draw_with_pullback(n_draws, generator, score_u)
+            ksd, dx, df = value_and_gradients(x, s_p - s_q, kernel, estimator)
+            for term in terms:
+                dx.add_(term.gradient(x, s_p))
+            df.mul_(w)
+            pull(dx.mul_(w), df, -df)
+            return beta @ ksd.view(-1)
+
+        return Objective(gradient_fn, schedules)
+
+    def _estimator(self, score_u: DifferentiableScore) -> tuple[GradientEstimator, int]:
         """Return the estimator of the discrepancy and the number of draws that it takes."""
         estimator = GRADIENT_ESTIMATORS[self.gradient_estimator]
         n = estimator.n_batches * self.batch_size

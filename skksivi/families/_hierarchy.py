@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from skksivi.families._layer import diagonal_gaussian_log_prob
+from skksivi.families._layer import Drawn, DrawPullback, diagonal_gaussian_log_prob
 from skksivi.families._maps import Constant, Map, MultilayerPerceptron, Pullback
 from skksivi.mixing import Mixing
+from skksivi.score._score import DifferentiableScore
 
 
 class Hierarchy(nn.Module):
@@ -37,6 +38,11 @@ class Hierarchy(nn.Module):
         The lambdas, of layer 0 first.
     initial_scale : Tensor of shape (d,)
     min_scale : float
+
+    Attributes
+    ----------
+    through : bool
+        Whether the loss of a layer is differentiated through the layers that it stands on.
     """
 
     half_square: Tensor
@@ -55,6 +61,7 @@ class Hierarchy(nn.Module):
         self.mixing = mixing
         self.levels = [float(level) for level in levels]
         self.min_scale = min_scale
+        self.through = False
         self.n_features = len(initial_scale)
         a = (initial_scale.square() - min_scale**2).log()
         self.log_variances = nn.ModuleList(Constant(a.clone()) for _ in self.levels)
@@ -110,67 +117,49 @@ class Hierarchy(nn.Module):
         return previous, x
 
     def draw_with_pullback(
-        self, n: int, generator: torch.Generator, score_with_pullback: Any, *, through: bool
-    ) -> tuple[Tensor, Tensor, Callable[[Tensor, Tensor], None]]:
-        """Draw n rows of every layer.
-
-        Parameters
-        ----------
-        n : int
-        generator : torch.Generator
-        score_with_pullback : callable
-            Maps x (n, d) to the target's score and its vector-Jacobian product.
-        through : bool
-            Whether the loss of a layer is differentiated through the layers that it stands on.
-
-        Returns
-        -------
-        x : Tensor of shape (T, n, d)
-        f : Tensor of shape (T, n, d)
-            The scores of the bridge less those of the conditionals.
-        pullback : callable
-            Takes the gradients of a loss in x and f and sets those of the parameters.
-        """
+        self, n: int, generator: torch.Generator, score: DifferentiableScore
+    ) -> tuple[Drawn, DrawPullback]:
+        """Draw n rows of every layer, with the scores of the bridge; return them, (T, n, d), and the pullback."""
         T, d = self.n_layers, self.n_features
         x = self.mixing(n, self.half_square, generator)
         sigmas = [self.sigma(t) for t in range(T)]
-        parts: list[list[Any]] = [[None] * T for _ in range(6)]
-        xs, fs, xis, pull_means, pull_drifts, pull_scores = parts
-        s_p, _ = score_with_pullback(x)
+        parts: list[list[Any]] = [[None] * T for _ in range(7)]
+        xs, bridges, conditionals, xis, pull_means, pull_drifts, pull_scores = parts
+        s_p, _ = score.with_pullback(x)
         for t in reversed(range(T)):
             mu, pull_means[t], pull_drifts[t] = self.mean_with_pullback(t, x, s_p)
             xis[t] = torch.empty_like(mu).normal_(generator=generator)
             xs[t] = x = torch.addcmul(mu, sigmas[t], xis[t])
-            s_p, pull_scores[t] = score_with_pullback(x)
-            fs[t] = torch.addcdiv(self.bridge(t, x, s_p), xis[t], sigmas[t])
+            s_p, pull_scores[t] = score.with_pullback(x)
+            bridges[t], conditionals[t] = self.bridge(t, x, s_p), xis[t] / -sigmas[t]
 
-        def pullback(dx: Tensor, df: Tensor) -> None:
+        def pullback(dx: Tensor, ds: Tensor, dc: Tensor) -> None:
             carried, drift = None, 0.0  # what the layer above, of index t - 1, says of x_t and of s_p there
             shared = _Sum(self.networks[0]) if len(self.networks) < T else None
             for t in range(T):
                 level, x, g = self.levels[t], xs[t], dx[t]
-                g = g + pull_scores[t](level * df[t] + drift)
+                g = g + pull_scores[t](level * ds[t] + drift)
                 if level < 1:
-                    g.addcmul_(self.mixing.score_slope(x), df[t], value=1 - level)
+                    g.addcmul_(self.mixing.score_slope(x), ds[t], value=1 - level)
                 if carried is not None:
                     g += carried
-                dz = pull_means[t](g, through)
+                dz = pull_means[t](g, self.through)
                 if shared is not None:
                     shared.add()
-                self._pull_scale(t, g, df[t], xis[t], sigmas[t])
-                if through and t + 1 < T:
+                self._pull_scale(t, g, dc[t], xis[t], sigmas[t])
+                if self.through and t + 1 < T:
                     of_score = pull_drifts[t](g)
                     carried = g + (1 - level) * self.mixing.score_slope(xs[t + 1]) * of_score + dz[:, :d]
                     drift = level * of_score
             if shared is not None:
                 shared.finish()
 
-        return torch.stack(xs), torch.stack(fs), pullback
+        return Drawn(torch.stack(xs), torch.stack(bridges), torch.stack(conditionals)), pullback
 
-    def _pull_scale(self, t: int, dx: Tensor, df: Tensor, xi: Tensor, sigma: Tensor) -> None:
-        """Set the gradient of a in sigma^2 = e^a + floor^2; f holds + xi / sigma."""
+    def _pull_scale(self, t: int, dx: Tensor, dc: Tensor, xi: Tensor, sigma: Tensor) -> None:
+        """Set the gradient of a in sigma^2 = e^a + floor^2; the conditional score is -xi / sigma."""
         a: Any = self.log_variances[t]
-        d_sigma = ((dx - df / sigma.square()) * xi).sum(0)
+        d_sigma = ((dx + dc / sigma.square()) * xi).sum(0)
         torch.mul(d_sigma, a.value.exp() / (2 * sigma), out=a.value.grad)
 
     def log_prob(self, x: Tensor, before: Tensor, score_fn: Callable[[Tensor], Tensor]) -> Tensor:
@@ -200,7 +189,7 @@ def langevin_hierarchy(
 
 
 class _Sum:
-    """The sum of the gradients that several ways back through one network set."""
+    """The sum of the gradients that several pullbacks through one network set."""
 
     def __init__(self, network: nn.Module) -> None:
         self._parameters: list[Any] = list(network.parameters())

@@ -3,21 +3,51 @@ r"""Semi-implicit families: a mixing draw z, then a Gaussian layer :math:`x = \m
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from skksivi.families._maps import Constant, LinearSkip, Map, MultilayerPerceptron, Residual
 from skksivi.mixing import Mixing
+from skksivi.score._score import DifferentiableScore
 
 
 class Draw(NamedTuple):
-    """Draws and the score of the conditional that each came from, both of shape (..., n, d)."""
+    """Draws and the score of the conditional that each came from, both of shape (n, d)."""
 
     x: Tensor
     score: Tensor
+
+
+class Drawn(NamedTuple):
+    """Draws x of a family, the score there of what they are to follow, and that of the conditional each came from.
+
+    All are of shape (n, d), or (T, n, d) where a family has T layers.
+    """
+
+    x: Tensor
+    target_score: Tensor
+    conditional_score: Tensor
+
+
+#: Takes the gradients of a loss in the three fields of `Drawn`, and sets those of the parameters.
+DrawPullback = Callable[[Tensor, Tensor, Tensor], None]
+
+
+class Family(Protocol):
+    """What the objectives of this package train."""
+
+    n_features: int
+
+    def draw_with_pullback(
+        self, n: int, generator: torch.Generator, score: DifferentiableScore
+    ) -> tuple[Drawn, DrawPullback]:
+        """Draw n rows, of every layer; return them and the pullback of gradients to the parameters."""
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Return what is trained."""
 
 
 class SemiImplicit(nn.Module):
@@ -55,33 +85,52 @@ class SemiImplicit(nn.Module):
 
     def draw(self, n: int, generator: torch.Generator) -> Draw:
         r"""Draw n rows, :math:`x = \mu(z) + \sigma(z) \xi` with conditional score :math:`-\xi / \sigma(z)`."""
-        return self.draw_with_pullback(n, generator)[0]
+        z, xi = self._noise(n, generator)
+        mu, sigma, _ = self.conditional_with_pullback(z)
+        return Draw(torch.addcmul(mu, sigma, xi), xi / -sigma)
 
-    def draw_with_pullback(self, n: int, generator: torch.Generator) -> tuple[Draw, Callable[[Tensor, Tensor], None]]:
-        r"""Draw n rows; return them and the way of gradients back to the parameters.
+    def conditional_with_pullback(self, z: Tensor) -> tuple[Tensor, Tensor, Callable[[Tensor, Tensor], None]]:
+        r"""Return mu(z) (n, d), sigma(z) (d,) or (n, d), and the pullback of gradients to the parameters.
 
-        Returns
-        -------
-        draw : Draw
-        pullback : callable
-            Takes the gradients of a loss in x and in the conditional score c, both (n, d), and sets those of the
-            parameters. With :math:`x = \mu + \sigma \xi`, :math:`c = -\xi / \sigma` and
-            :math:`\sigma^2 = e^a + \text{floor}^2`,
-            :math:`\partial L / \partial a = (\partial_x L + \partial_c L / \sigma^2)\, \xi\, e^a / (2 \sigma)`.
+        It takes the gradient of a loss in mu, (n, d), and the terms (n, d) that make up, or sum over rows to, that in
+        sigma; with :math:`\sigma^2 = e^a + \text{floor}^2`,
+        :math:`\partial L / \partial a = \partial_\sigma L\, e^a / (2 \sigma)`.
         """
-        z = self.draw_latent(n, generator)
-        xi = torch.empty(n, self.n_features, dtype=z.dtype, device=z.device).normal_(generator=generator)
         mu, pull_mean = self.mean.with_pullback(z)
         a, pull_log_variance = self.log_variance.with_pullback(z)
         e_a = a.exp()
         sigma = (e_a + self.min_scale**2).sqrt_()
 
-        def pullback(dx: Tensor, dscore: Tensor) -> None:
-            pull_mean(dx)
-            d_sigma = torch.addcdiv(dx, dscore, sigma.square()).mul_(xi)
-            pull_log_variance(d_sigma.mul_(e_a / (2 * sigma)))
+        def pullback(dmu: Tensor, dsigma: Tensor) -> None:
+            pull_mean(dmu)
+            pull_log_variance(dsigma * (e_a / (2 * sigma)))
 
-        return Draw(torch.addcmul(mu, sigma, xi), xi / -sigma), pullback
+        return mu, sigma, pullback
+
+    def draw_with_pullback(
+        self, n: int, generator: torch.Generator, score: DifferentiableScore
+    ) -> tuple[Drawn, DrawPullback]:
+        r"""Draw n rows; return them and the pullback of gradients to the parameters.
+
+        With :math:`x = \mu + \sigma \xi`, the conditional score :math:`c = -\xi / \sigma` and the target's s(x), the
+        gradient in x is :math:`g = \partial_x L + J_s^\top \partial_s L`, and that in sigma
+        :math:`(g + \partial_c L / \sigma^2)\, \xi`.
+        """
+        z, xi = self._noise(n, generator)
+        mu, sigma, pull_conditional = self.conditional_with_pullback(z)
+        x = torch.addcmul(mu, sigma, xi)
+        s, pull_score = score.with_pullback(x)
+
+        def pullback(dx: Tensor, ds: Tensor, dc: Tensor) -> None:
+            g = dx + pull_score(ds)
+            pull_conditional(g, torch.addcdiv(g, dc, sigma.square()).mul_(xi))
+
+        return Drawn(x, s, xi / -sigma), pullback
+
+    def _noise(self, n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Draw z (n, latent_dim) and xi (n, d)."""
+        z = self.draw_latent(n, generator)
+        return z, torch.empty(n, self.n_features, dtype=z.dtype, device=z.device).normal_(generator=generator)
 
     def log_prob(self, x: Tensor, z: Tensor) -> Tensor:
         """Return log q(x_i | z_j) for all pairs, shape (n, k), of x (n, d) and z (k, latent_dim)."""

@@ -104,6 +104,7 @@ def _restored_hierarchy(networks: list[Any], a: list[Any], levels: list[Any], **
     family = _hierarchy.Hierarchy(
         networks, mixing=parts["mixing"], levels=levels, initial_scale=scale, min_scale=parts["min_scale"]
     )
+    family.through = parts["through"]
     family.half_square, family.log_variances = parts["half_square"], nn.ModuleList(a)
     if len({parameter.dtype for parameter in family.parameters()}) != 1:
         raise ValueError("the parameters of its family are of several types")
@@ -112,7 +113,13 @@ def _restored_hierarchy(networks: list[Any], a: list[Any], levels: list[Any], **
 
 def parts_of_hierarchy(family: _hierarchy.Hierarchy) -> dict[str, Any]:
     lists = {"networks": list(family.networks), "a": list(family.log_variances), "levels": list(family.levels)}
-    return {**lists, "mixing": family.mixing, "half_square": family.half_square, "min_scale": family.min_scale}
+    return {
+        **lists,
+        "mixing": family.mixing,
+        "half_square": family.half_square,
+        "min_scale": family.min_scale,
+        "through": family.through,
+    }
 
 
 def build_hierarchy(**parts: Any) -> _hierarchy.Hierarchy:
@@ -123,6 +130,7 @@ def build_hierarchy(**parts: Any) -> _hierarchy.Hierarchy:
         "mixing": (is_instance(mixing.Mixing), "d"),
         "half_square": (is_weights, "d"),
         "min_scale": (is_width, ""),
+        "through": (is_instance(bool), ""),
     }
     held = checked(parts, spec)
     if not all(isinstance(network, _maps.MultilayerPerceptron) for network in held["networks"]):

@@ -2,12 +2,13 @@ r"""Affine maps x = m + L u, and the score of a target in the coordinates u."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from skksivi.score._score import Score, ScoreFunction, central_difference
+from skksivi.score._score import Score, ScoreFunction, Wrapped, central_difference
 
 
 class Affine(NamedTuple):
@@ -112,11 +113,18 @@ class Identity(NamedTuple):
         return 0.0
 
 
-class WhitenedScore(NamedTuple):
+@dataclass(frozen=True)
+class WhitenedScore(Wrapped):
     r"""The score in u, :math:`s_u(u) = L^\top s_x(m + L u)`, in the type of m and L, returned in that of u."""
 
-    score_fn: Score
+    score: Score
     map: Affine | LowRank | Identity
+
+    @property
+    def log_prob(self) -> ScoreFunction | None:
+        """The density of u up to a constant, where that of x is known."""
+        log_prob = self.score.log_prob
+        return None if log_prob is None else lambda u: log_prob(self.map.unwhiten(u.to(self.map.m))).to(u)
 
     def __call__(self, u: Tensor) -> Tensor:
         """Evaluate the score at u (n, d)."""
@@ -127,15 +135,22 @@ class WhitenedScore(NamedTuple):
 
         Differences are taken along u, where one step suits every coordinate.
         """
-        if self.score_fn.by_differences:
-            u_, step = u.to(self.map.m), self.score_fn.step
-            return self._at(u_).to(u), lambda v: central_difference(self._at, u_, v.to(u_), step).to(v)
-        s, pull = self.score_fn.with_pullback(self.map.unwhiten(u.to(self.map.m)))
+        if self.score.by_differences:
+            return self(u), lambda v: self.product(u, v)
+        s, pull = self.score.with_pullback(self.map.unwhiten(u.to(self.map.m)))
 
         def pullback(v: Tensor) -> Tensor:
             return self.map.whiten_score(pull(self.map.unwhiten_direction(v.to(s)))).to(v)
 
         return self.map.whiten_score(s).to(u), pullback
 
+    def product(self, u: Tensor, v: Tensor) -> Tensor:
+        """Return J_u^T v for points u (n, d) and directions v (n, d), without the score."""
+        u_, v_ = u.to(self.map.m), v.to(self.map.m)
+        if self.score.by_differences:
+            return central_difference(self._at, u_, v_, self.score.step).to(v)
+        pulled = self.score.product(self.map.unwhiten(u_), self.map.unwhiten_direction(v_))
+        return self.map.whiten_score(pulled).to(v)
+
     def _at(self, u: Tensor) -> Tensor:
-        return self.map.whiten_score(self.score_fn(self.map.unwhiten(u)))
+        return self.map.whiten_score(self.score(self.map.unwhiten(u)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from skksivi._warnings import warn_caller
 from skksivi.pilot._affine import Affine
 from skksivi.pilot._chains import Pilot, covariance_root
 from skksivi.pilot._modes import log_ratio
+from skksivi.score._score import DifferentiableScore
 
 #: Points at which a mass is estimated by importance sampling, points of the mode for the bridge, at most.
 N_IMPORTANCE, N_BRIDGE = 2000, 500
@@ -97,9 +98,9 @@ class Mass(NamedTuple):
         return self.share >= MIN_SHARE and abs(self.gap) <= MAX_GAP
 
 
-def log_densities(score_fn: Any, cells: Cells) -> Callable[[Tensor, int], Tensor]:
+def log_densities(score_fn: DifferentiableScore, cells: Cells) -> Callable[[Tensor, int], Tensor]:
     """Return log p at points (n, d) of a cell, up to a constant of all cells: the target's own, or by lines."""
-    own = getattr(score_fn, "log_prob", None)
+    own = score_fn.log_prob
     if own is not None and _agrees(own, score_fn, cells):
         return lambda x, _: own(x)
     centres = torch.stack([a.m for a in cells.maps])
@@ -107,7 +108,7 @@ def log_densities(score_fn: Any, cells: Cells) -> Callable[[Tensor, int], Tensor
     return lambda x, k: heights[k] + log_ratio(score_fn, centres[k], x)
 
 
-def _agrees(log_prob: Callable[[Tensor], Tensor], score_fn: Any, cells: Cells) -> bool:
+def _agrees(log_prob: Callable[[Tensor], Tensor], score_fn: DifferentiableScore, cells: Cells) -> bool:
     """Tell whether a density rises and falls with the score, a standard deviation away from each centre.
 
     One that was inherited by a target with another score does not, and is warned of.
@@ -202,10 +203,8 @@ def _log_proposal(a: Affine, x: Tensor) -> Tensor:
     return torch.logaddexp(gaussian, student) - math.log(2) - a.log_determinant()
 
 
-def weighed(score_fn: Any, pilot: Pilot, generator: torch.Generator) -> Pilot:
+def weighed(score_fn: DifferentiableScore, pilot: Pilot, generator: torch.Generator) -> Pilot:
     """Return the points of a pilot, as many of each mode as its mass says, if that is another number beyond doubt."""
-    if len(pilot.n_of_mode) < 2:
-        return pilot
     parts = pilot.x.split(pilot.n_of_mode)
     shares = pilot.x.new_tensor(pilot.n_of_mode) / len(pilot.x)
     shuffled = [part[torch.randperm(len(part), generator=generator, device=part.device)] for part in parts]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from skksivi._arrays import standard_normal
 from skksivi.pilot._affine import Affine, LowRank
-from skksivi.score._score import ScoreFunction, jacobian_product
+from skksivi.score._score import DifferentiableScore, ScoreFunction
 
 #: Largest share of the decrement of a start at which a climb has arrived, for each feature.
 TOLERANCE = 1e-4
@@ -34,15 +34,15 @@ LEFT = (
 N_PROBES = 128
 
 
-def jacobians(score_fn: ScoreFunction, x: Tensor) -> Tensor:
+def jacobians(score_fn: DifferentiableScore, x: Tensor) -> Tensor:
     """Return the Jacobians (k, d, d) of the score at points x (k, d), one vector-Jacobian product of k d rows."""
     k, d = x.shape
     directions = torch.eye(d, dtype=x.dtype, device=x.device).repeat(k, 1)
-    J = jacobian_product(score_fn, x.repeat_interleave(d, 0), directions).view(k, d, d)
+    J = score_fn.product(x.repeat_interleave(d, 0), directions).view(k, d, d)
     return (J + J.mT) / 2
 
 
-def saddle_free_newton(score_fn: ScoreFunction, x: Tensor, max_iter: int = 200) -> tuple[Affine, bool]:
+def saddle_free_newton(score_fn: DifferentiableScore, x: Tensor, max_iter: int = 200) -> tuple[Affine, bool]:
     """Climb from one point x (d,); return the mode with a root of the inverse curvature, and whether it was reached.
 
     Raises
@@ -56,7 +56,7 @@ def saddle_free_newton(score_fn: ScoreFunction, x: Tensor, max_iter: int = 200) 
     return maps[0], bool(arrived[0])
 
 
-def climb(score_fn: ScoreFunction, x: Tensor, max_iter: int = 200) -> tuple[list[Affine], Tensor]:
+def climb(score_fn: DifferentiableScore, x: Tensor, max_iter: int = 200) -> tuple[list[Affine], Tensor]:
     r"""Climb to modes from several points at once, from scores alone.
 
     With :math:`-\nabla s = V \mathrm{diag}(\lambda) V^\top`, a step is :math:`p = V |\lambda|^{-1} V^\top s`
@@ -110,7 +110,7 @@ def climb(score_fn: ScoreFunction, x: Tensor, max_iter: int = 200) -> tuple[list
     return [Affine(*pair) for pair in zip(x[finite], L, strict=True)], arrived[finite]
 
 
-def _curvatures(score_fn: ScoreFunction, x: Tensor) -> tuple[Tensor, Tensor]:
+def _curvatures(score_fn: DifferentiableScore, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return eigenvalues (k, d), smallest first, and eigenvectors of minus the Jacobians; tiny ones are floored.
 
     They are NaN where the score is not finite.
@@ -157,7 +157,7 @@ def _steps(score_fn: ScoreFunction, x: Tensor, p: Tensor, decrement: Tensor) -> 
 # Many dimensions
 
 
-def newton_cg(score_fn: ScoreFunction, x: Tensor, generator: torch.Generator, max_iter: int = 100) -> LowRank:
+def newton_cg(score_fn: DifferentiableScore, x: Tensor, generator: torch.Generator, max_iter: int = 100) -> LowRank:
     r"""Climb to a mode of many dimensions by products with the Jacobian; return it with the curvature there.
 
     The Newton step comes from conjugate gradients that stop at negative curvature (Steihaug 1983). The map scales
@@ -200,18 +200,18 @@ def newton_cg(score_fn: ScoreFunction, x: Tensor, generator: torch.Generator, ma
     raise ValueError(LEFT)
 
 
-def _curvature_times(score_fn: ScoreFunction, x: Tensor, v: Tensor) -> Tensor:
+def _curvature_times(score_fn: DifferentiableScore, x: Tensor, v: Tensor) -> Tensor:
     """Return minus the Jacobian at x (d,) times each row of v (k, d), or times v (d,)."""
     rows = v.reshape(-1, len(x))
-    return -jacobian_product(score_fn, x.expand(rows.shape).clone(), rows).view(v.shape)
+    return -score_fn.product(x.expand(rows.shape).clone(), rows).view(v.shape)
 
 
-def _scaled_curvature(score_fn: ScoreFunction, x: Tensor, D: Tensor) -> ScoreFunction:
+def _scaled_curvature(score_fn: DifferentiableScore, x: Tensor, D: Tensor) -> ScoreFunction:
     """Return the map v -> -D J D v."""
     return lambda v: D * _curvature_times(score_fn, x, D * v)
 
 
-def _diagonal_scale(score_fn: ScoreFunction, x: Tensor, generator: torch.Generator) -> Tensor:
+def _diagonal_scale(score_fn: DifferentiableScore, x: Tensor, generator: torch.Generator) -> Tensor:
     """Return about |diag(-J)|^(-1/2), shape (d,).
 
     The diagonal of a matrix is estimated to within the sizes of its rows; so it is refined in its own units.
@@ -310,7 +310,7 @@ def around(mode: Affine, n: int, generator: torch.Generator) -> Tensor:
 
 
 def find_modes(
-    score_fn: ScoreFunction, starts: Tensor, generator: torch.Generator, known: Sequence[Affine] = ()
+    score_fn: DifferentiableScore, starts: Tensor, generator: torch.Generator, known: Sequence[Affine] = ()
 ) -> Modes:
     r"""Climb from each start, and weigh the modes found by Laplace's approximation.
 

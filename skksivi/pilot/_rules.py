@@ -3,7 +3,6 @@ r"""The affine map x = m + L u that puts a target near mean zero and unit covari
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,12 +11,12 @@ import torch
 from torch import Tensor
 
 from skksivi._arrays import as_tensor
-from skksivi.pilot._affine import Affine, Identity, WhitenedScore
+from skksivi.pilot._affine import Affine, Identity
 from skksivi.pilot._chains import Pilot, batch_and_match, covariance_root, find_pilot
 from skksivi.pilot._masses import weighed
 from skksivi.pilot._modes import Modes, around, find_modes, newton_cg, saddle_free_newton, scattered
 from skksivi.pilot._underdamped import surrounding, underdamped_pilot
-from skksivi.score._score import Halves, Score, ScoreFunction
+from skksivi.score._score import DifferentiableScore, Halves, Score
 
 #: The rules that find a map.
 WHITENINGS = ("auto", "bam", "diagonal", "laplace")
@@ -86,30 +85,6 @@ class Whitening:
         return float(np.linalg.cond(self.L)) ** 2
 
 
-class Counted:
-    """A score that counts the points it is asked for."""
-
-    def __init__(self, score_fn: Score) -> None:
-        self.score_fn = score_fn
-        self.dtype = score_fn.dtype
-        self.n_calls = 0
-
-    @property
-    def log_prob(self) -> Callable[[Tensor], Tensor] | None:
-        """The density of the score, where it is known."""
-        return self.score_fn.log_prob
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Evaluate the score at x (n, d)."""
-        self.n_calls += len(x)
-        return self.score_fn(x)
-
-    def jacobian_product(self, x: Tensor, v: Tensor) -> Tensor:
-        """Return J^T v for points x (n, d) and directions v (n, d)."""
-        self.n_calls += (2 if self.score_fn.by_differences else 1) * len(x)
-        return self.score_fn.jacobian_product(x, v)
-
-
 def find_whitening(
     whiten: Any,
     score_fn: Score,
@@ -143,21 +118,25 @@ def find_whitening(
         return Whitening(_given(whiten, score_fn), *_report(None, d)), None
     if whiten == "diagonal":
         return _diagonal(score_fn, starts, generator, budget)
-    double = Counted(score_fn.double)
+    double, before = score_fn.double, score_fn.tally.total
     if d > MAX_FEATURES:
         many = newton_cg(double, starts[0], generator)
-        return Whitening(many, many.m.cpu().numpy()[None], np.ones(1), double.n_calls), None
+        n_calls = score_fn.tally.total - before
+        return Whitening(many, many.m.cpu().numpy()[None], np.ones(1), n_calls), None
     if whiten != "auto":
         found = Modes([laplace(double, starts[0])[0]], starts.new_ones(1))
         map_ = found.maps[0] if whiten == "laplace" else batch_and_match(double, found.maps[0], generator)
-        return Whitening(map_, *_report(found, d), double.n_calls), None
+        return Whitening(map_, *_report(found, d), score_fn.tally.total - before), None
     found = _search(double, starts, generator, alone=init is not None)
-    pilot = weighed(double, find_pilot(double, found, generator, budget - double.n_calls), generator)
+    left = budget - (score_fn.tally.total - before)
+    pilot = find_pilot(double, found, generator, left)
+    if len(pilot.n_of_mode) > 1:
+        pilot = weighed(double, pilot, generator)
     x = pilot.x
     whitening = Whitening(
         Affine(x.mean(0), covariance_root(x)),
         *_report(found, d),
-        double.n_calls,
+        score_fn.tally.total - before,
         pilot.settled,
         *(a.cpu().numpy() for a in (x.mean(0), pilot.mean_se, x.std(0))),
     )
@@ -166,24 +145,21 @@ def find_whitening(
 
 def _diagonal(score_fn: Score, starts: Tensor, generator: torch.Generator, budget: int) -> tuple[Whitening, Pilot]:
     """Return a scale for each coordinate, and the chains that it comes from."""
-    counted: Any = Counted(score_fn)
-    double, found = Counted(score_fn.double), None
+    before, found = score_fn.tally.total, None
     if len(starts) == 1:
-        mode: Any = newton_cg(double, starts[0], generator)
+        mode: Any = newton_cg(score_fn.double, starts[0], generator)
         found, starts = Modes([mode], starts.new_ones(1)), surrounding(mode, generator)
-    map_, pilot = underdamped_pilot(counted, starts, generator, budget - double.n_calls)
+    map_, pilot = underdamped_pilot(score_fn, starts, generator, budget - (score_fn.tally.total - before))
     moments = (a.cpu().numpy() for a in (map_.m, pilot.mean_se, map_.D))
-    n_calls = counted.n_calls + double.n_calls
+    n_calls = score_fn.tally.total - before
     return Whitening(map_, *_report(found, score_fn.n_features), n_calls, pilot.settled, *moments), pilot
 
 
-def pulled_back(score_fn: Score, whitening: Whitening, generator: torch.Generator) -> Score | WhitenedScore | Halves:
+def pulled_back(score_fn: Score, whitening: Whitening, generator: torch.Generator) -> DifferentiableScore:
     """Return the score in u for the training, minibatches drawn from the generator."""
     score = score_fn.double if _needs_double(score_fn, whitening) else score_fn
-    if score.minibatch is None:
-        return whitening.map.pull_back(score)
-    draw = score.minibatch
-    return Halves(lambda: whitening.map.pull_back(draw(generator)))
+    score_u = whitening.map.pull_back(score)
+    return score_u if score.minibatch is None else Halves(score_u, generator)
 
 
 def _needs_double(score_fn: Score, whitening: Whitening) -> bool:
@@ -198,7 +174,7 @@ def _needs_double(score_fn: Score, whitening: Whitening) -> bool:
     return bool(error.nan_to_num(math.inf).median() >= 0.01)
 
 
-def laplace(score_fn: ScoreFunction, start: Tensor, max_iter: int = 200) -> tuple[Affine, bool]:
+def laplace(score_fn: DifferentiableScore, start: Tensor, max_iter: int = 200) -> tuple[Affine, bool]:
     """Return the map to the mode above `start` (d,) by the curvature there, and whether the climb has arrived.
 
     Raises
@@ -225,7 +201,7 @@ def judging_map(score_fn: Score) -> Affine:
         return find_modes(score_fn, scattered(origin, MAX_STARTS, generator), generator).maps[0]
 
 
-def _search(score_fn: Counted, starts: Tensor, generator: torch.Generator, *, alone: bool) -> Modes:
+def _search(score_fn: Score, starts: Tensor, generator: torch.Generator, *, alone: bool) -> Modes:
     """Climb from the starts, and unless they are to be alone from points around them and around what was found."""
     if alone:
         return find_modes(score_fn, starts, generator)

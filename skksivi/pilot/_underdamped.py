@@ -124,7 +124,7 @@ def _largest_curvature(score_fn: Score, x: Tensor, v: Tensor, n_products: int) -
     """Return the direction (n, d) of largest curvature at each point of x, and the curvature (n, 1)."""
     size = _size(v)
     for _ in range(n_products):
-        v = score_fn.jacobian_product(x, v / size).nan_to_num(1.0)
+        v = score_fn.product(x, v / size).nan_to_num(1.0)
         size = _size(v).clamp_min(torch.finfo(v.dtype).tiny)
     return v / size, size
 

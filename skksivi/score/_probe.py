@@ -181,7 +181,9 @@ def resolve(
         score = double
     else:
         own = None if double.score_vjp is None else score.score_vjp
-        score = replace(score, score_vjp=own, by_differences=double.by_differences, in_double=double)
+        score = replace(
+            score, score_vjp=own, by_differences=double.by_differences, in_double=double, tally=double.tally
+        )
     if asymmetry > ASYMMETRY:
         warn_caller(
             f"The Jacobian of `score_fn` is not symmetric, by {asymmetry:.0%}, so that it is not the gradient of any "

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -20,6 +21,59 @@ ScoreWithProduct = Callable[[Tensor], tuple[Tensor, ScoreFunction]]
 
 #: Step of a central difference by the type in which a score is computed, in units of 1 + |x|.
 STEPS = {torch.float32: 3e-3, torch.float64: 1e-5}
+
+
+def is_target(score_fn: Any) -> bool:
+    """Tell whether this is a target, which carries its score, and no bare function."""
+    return hasattr(score_fn, "score_fn")
+
+
+@dataclass
+class Tally:
+    """How often a score was asked for: points at which it was evaluated, and products with its Jacobian.
+
+    A product by differences is two evaluations, one by automatic differentiation is a product and no evaluation.
+    """
+
+    n_values: int = 0
+    n_products: int = 0
+
+    @property
+    def total(self) -> int:
+        """Evaluations and products together."""
+        return self.n_values + self.n_products
+
+
+class DifferentiableScore(Protocol):
+    """A score with products with its Jacobian, which every wrapper forwards in full.
+
+    Attributes
+    ----------
+    log_prob : callable or None
+        Maps points (n, d) to log p (n,), up to a constant.
+    minibatch : callable or None
+        Draws, from a generator, the score as a minibatch of the data tells it.
+    tally : Tally
+        How often it was asked for, wrapped or not.
+    """
+
+    @property
+    def log_prob(self) -> Callable[[Tensor], Tensor] | None: ...
+
+    @property
+    def minibatch(self) -> Callable[[torch.Generator], DifferentiableScore] | None: ...
+
+    @property
+    def tally(self) -> Tally: ...
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Evaluate the score at x (n, d)."""
+
+    def with_pullback(self, x: Tensor) -> tuple[Tensor, ScoreFunction]:
+        """Return the score at x (n, d) without a graph, and the map of v (n, d) to J^T v (n, d)."""
+
+    def product(self, x: Tensor, v: Tensor) -> Tensor:
+        """Return J^T v for points x (n, d) and directions v (n, d), without the score."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +102,8 @@ class Score:
         Maps points (n, d) of type `dtype` to log p (n,), up to a constant, where the target has one of tensors.
     in_double : Score or None
         The same score computed in float64, from data that were never rounded; None if this is it.
+    tally : Tally
+        How often it was asked for, in either type.
     """
 
     score_fn: ScoreFunction
@@ -60,6 +116,7 @@ class Score:
     minibatch: Callable[[torch.Generator], Score] | None = None
     log_prob: Callable[[Tensor], Tensor] | None = None
     in_double: Score | None = None
+    tally: Tally = field(default_factory=Tally, compare=False)
 
     @property
     def double(self) -> Score:
@@ -79,6 +136,10 @@ class Score:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Evaluate the score at x (n, d)."""
+        self.tally.n_values += len(x)
+        return self._evaluate(x)
+
+    def _evaluate(self, x: Tensor) -> Tensor:
         if x.requires_grad:
             return self.score_fn(x.to(self.dtype)).to(x)
         at = x.detach().to(self.dtype)
@@ -89,16 +150,24 @@ class Score:
     def with_pullback(self, x: Tensor) -> tuple[Tensor, ScoreFunction]:
         """Return the score at x (n, d) without a graph, and the map of v (n, d) to J^T v (n, d)."""
         if self.by_differences:
-            return self(x), lambda v: self.jacobian_product(x, v)
-        if self.score_vjp is not None:
-            return self.score_vjp(x)
-        return autograd_pullback(self, x)
+            return self(x), lambda v: self.product(x, v)
+        self.tally.n_values += len(x)
+        return self._with_pullback(x)
 
-    def jacobian_product(self, x: Tensor, v: Tensor) -> Tensor:
-        """Return J^T v for points x (n, d) and directions v (n, d)."""
+    def _with_pullback(self, x: Tensor) -> tuple[Tensor, ScoreFunction]:
+        s, pull = autograd_pullback(self._evaluate, x) if self.score_vjp is None else self.score_vjp(x)
+
+        def pullback(v: Tensor) -> Tensor:
+            self.tally.n_products += len(v)
+            return pull(v)
+
+        return s, pullback
+
+    def product(self, x: Tensor, v: Tensor) -> Tensor:
+        """Return J^T v for points x (n, d) and directions v (n, d), without the score."""
         if self.by_differences:
             return central_difference(self, x.to(self.dtype), v.to(self.dtype), self.step).to(v)
-        return self.with_pullback(x)[1](v)
+        return self._with_pullback(x)[1](v)
 
 
 # Products with the Jacobian
@@ -133,32 +202,97 @@ def central_difference(score_fn: ScoreFunction, x: Tensor, v: Tensor, step: floa
     return (ahead - behind) / (2 * h) * size
 
 
-def jacobian_product(score_fn: ScoreFunction, x: Tensor, v: Tensor) -> Tensor:
-    """Return J^T v by the rule of a `Score`, of a bare function by autograd."""
-    own = getattr(score_fn, "jacobian_product", None)
-    return autograd_pullback(score_fn, x)[1](v) if own is None else own(x, v)
+@dataclass(frozen=True)
+class Wrapped(ABC):
+    """A score that is another's in other coordinates, units or batches; what is not said otherwise is the other's."""
+
+    score: DifferentiableScore
+
+    @property
+    def log_prob(self) -> Callable[[Tensor], Tensor] | None:
+        """The density of the score, where it is known."""
+        return self.score.log_prob
+
+    @property
+    def minibatch(self) -> Callable[[torch.Generator], DifferentiableScore] | None:
+        """What draws the score of a minibatch, wrapped alike."""
+        draw = self.score.minibatch
+        return None if draw is None else lambda generator: replace(self, score=draw(generator))
+
+    @property
+    def tally(self) -> Tally:
+        """How often the score was asked for."""
+        return self.score.tally
+
+    @abstractmethod
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def with_pullback(self, x: Tensor) -> tuple[Tensor, ScoreFunction]: ...
+
+    @abstractmethod
+    def product(self, x: Tensor, v: Tensor) -> Tensor: ...
 
 
-class Halves(NamedTuple):
+@dataclass(frozen=True)
+class Halves(Wrapped):
     """A score of which two halves of the points see independent minibatches of the data.
 
     A product of two estimates from one minibatch would be biased by the covariance of their errors. Within a finite
     difference a minibatch stays the same.
     """
 
-    draw: Callable[[], Any]
+    generator: torch.Generator
+
+    def _draw(self) -> DifferentiableScore:
+        draw = self.score.minibatch
+        return self.score if draw is None else draw(self.generator)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Evaluate the score at x (n, d)."""
+        return torch.cat([self._draw()(half) for half in x.chunk(2)])
 
     def with_pullback(self, x: Tensor) -> tuple[Tensor, ScoreFunction]:
         """Return the score at x (n, d) without a graph, and the map of v (n, d) to J^T v (n, d)."""
-        scores, pulls = zip(*(self.draw().with_pullback(half) for half in x.chunk(2)), strict=True)
+        scores, pulls = zip(*(self._draw().with_pullback(half) for half in x.chunk(2)), strict=True)
 
         def pullback(v: Tensor) -> Tensor:
             return torch.cat([pull(half) for pull, half in zip(pulls, v.chunk(2), strict=True)])
 
         return torch.cat(scores), pullback
 
+    def product(self, x: Tensor, v: Tensor) -> Tensor:
+        """Return J^T v for points x (n, d) and directions v (n, d), without the score."""
+        return torch.cat([self._draw().product(*part) for part in zip(x.chunk(2), v.chunk(2), strict=True)])
 
-# What it is called with, and what it returns
+
+@dataclass(frozen=True)
+class Tempered(Wrapped):
+    """The score of p^c, with the inverse temperature c as a tensor."""
+
+    c: Tensor
+
+    @property
+    def log_prob(self) -> Callable[[Tensor], Tensor] | None:
+        """The density of the score, where it is known."""
+        log_prob = self.score.log_prob
+        return None if log_prob is None else lambda x: self.c * log_prob(x)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Evaluate the score at x (n, d)."""
+        return self.c * self.score(x)
+
+    def with_pullback(self, x: Tensor) -> tuple[Tensor, ScoreFunction]:
+        """Return the score at x (n, d) without a graph, and the map of v (n, d) to J^T v (n, d)."""
+        s, pull = self.score.with_pullback(x)
+        return self.c * s, lambda v: pull(self.c * v)
+
+    def product(self, x: Tensor, v: Tensor) -> Tensor:
+        """Return J^T v for points x (n, d) and directions v (n, d), without the score."""
+        return self.score.product(x, self.c * v)
+
+
+# What it is called with
 
 
 def _graph(x: Tensor) -> Tensor:

@@ -77,14 +77,16 @@ class Term(Protocol):
 
 
 class Entropic:
-    r"""The term :math:`-\frac{w_H}{N} \sum_i \log p(x_i)`, by the scores of the draws."""
+    r"""The term :math:`-\frac{w_H}{N} \sum_i \log p(x_i)`, by the scores of the draws, whether tempered or not."""
 
-    def __init__(self, weight: Scheduled) -> None:
+    def __init__(self, weight: Scheduled, tempers: Scheduled | None = None) -> None:
         self.weight = weight
+        self.tempers = tempers
 
     def gradient(self, x: Tensor, s: Tensor) -> Tensor:
         """Return the gradient in draws x (n, d) with scores s."""
-        return -(self.weight.value * s / len(x))
+        s_p = s if self.tempers is None else s / self.tempers.value
+        return -(self.weight.value * s_p / len(x))
 
 
 class Laplacian:

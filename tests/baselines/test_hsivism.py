@@ -27,8 +27,8 @@ def test_the_gradient_of_the_training_is_that_of_the_sum_of_bounds(stop_gradient
             super().__init__(*args, **options)
             made.append(self)
 
-        def climb(self, *args):
-            super().climb(*args)
+        def ascend(self, *args):
+            super().ascend(*args)
             states.append(again.get_state())
 
     monkeypatch.setattr(_hsivism, "Critics", Spy)
@@ -39,6 +39,7 @@ def test_the_gradient_of_the_training_is_that_of_the_sum_of_bounds(stop_gradient
     family = est._build(score, whitening, None, again)
     for p in family.networks.parameters():
         torch.nn.init.normal_(p, std=0.5, generator=again)
+    family.through = not stop_gradient
     flatten(family)
     objective = est._objective(score, family, again)
     objective.advance(0.0)

@@ -14,6 +14,7 @@ from skksivi.baselines._sivi import mixture
 from skksivi.families._layer import gaussian_layer
 from skksivi.mixing import NormalDraws
 from skksivi.score._probe import in_double
+from skksivi.score._score import Tempered
 from skksivi.targets import BayesianLogisticRegression, Minibatches
 from skksivi.training._loop import Scheduled, flatten
 
@@ -54,7 +55,9 @@ def test_the_gradient_is_that_of_the_surrogate_bound():
     n, K, c = 6, 4, torch.tensor(0.3).double()
     temperature = Scheduled("annealing", c.item(), c)
     est = SIVI(n_auxiliary=K, batch_size=n, max_iter=1)
-    objective = est._objective(in_double(target_score, 2), temperature, family, generator(1))
+    objective = est._objective(
+        Tempered(in_double(target_score, 2), temperature.value), temperature, family, generator(1)
+    )
     objective.advance(0.0)
     with torch.no_grad():
         loss = objective()

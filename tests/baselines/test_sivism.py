@@ -14,6 +14,7 @@ from skksivi.families._layer import gaussian_layer
 from skksivi.families._maps import MultilayerPerceptron
 from skksivi.mixing import NormalDraws
 from skksivi.score._probe import in_double
+from skksivi.score._score import Tempered
 from skksivi.training._loop import Adam, Scheduled, flatten
 
 
@@ -41,10 +42,9 @@ def fisher_divergence(q):
 
 
 def draw(q, n, again):
-    """Draws of the linear family, their f, and the way back through both."""
-    (x, conditional_score), pull_draw = q.family.draw_with_pullback(n, again)
-    s_p, pull_score = in_double(target_score, 2).with_pullback(x)
-    return x, s_p - conditional_score, lambda dx, df: pull_draw(dx + pull_score(df), -df)
+    """Draws of the linear family, their f, and the pullback through both."""
+    (x, s_p, s_q), pull = q.family.draw_with_pullback(n, again, in_double(target_score, 2))
+    return x, s_p - s_q, lambda dx, df: pull(dx, df, -df)
 
 
 def linear_critics(max_iter):
@@ -58,7 +58,7 @@ def best_critic(q):
     for t in range(n):
         x, f, _ = draw(q, 1000, again)
         critics.rate.advance(t / n)
-        critics.climb(x[None], f[None])
+        critics.ascend(x[None], f[None])
     return critics
 
 
@@ -104,15 +104,15 @@ def test_the_gradient_of_the_training_is_that_of_the_objective(monkeypatch):
             super().__init__(*args, **options)
             made.append(self)
 
-        def climb(self, *args):
-            super().climb(*args)
+        def ascend(self, *args):
+            super().ascend(*args)
             states.append(again.get_state())
 
     monkeypatch.setattr(_sivism, "Critics", Spy)
     psi, c, n = 0.6, torch.tensor(0.3).double(), 50
     est = SIVISM(batch_size=n, n_critic_steps=3, max_iter=2, critic_skip=psi)
-    temperature = Scheduled("annealing", c.item(), c)
-    objective = est._objective(in_double(lambda x: 1 - x.pow(3), 3), temperature, family, again)
+    score, temperature = in_double(lambda x: 1 - x.pow(3), 3), Scheduled("annealing", c.item(), c)
+    objective = est._objective(Tempered(score, temperature.value), temperature, family, again)
     objective.advance(0.0)
     with torch.no_grad():
         loss = objective()

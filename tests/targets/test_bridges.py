@@ -295,7 +295,7 @@ def test_products_of_a_fit_are_right(foreign):
     assert score.by_differences == (foreign.score_vjp is None)
     x, v = points(), points().flip(0)
     J = differences(made("torch").score_fn, x) if foreign is made("JAX") else differences(foreign.score_fn, x)
-    torch.testing.assert_close(score.jacobian_product(x, v), (v[:, None] @ J)[:, 0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(score.product(x, v), (v[:, None] @ J)[:, 0], rtol=1e-5, atol=1e-5)
 
 
 # Names
@@ -463,7 +463,7 @@ def test_without_a_second_derivative_products_are_differences():
     score = _resolve_score(target, None, dtype=torch.float64, device=torch.device("cpu"))
     assert score.by_differences
     x, v = torch.tensor([[1.0, -2.0]]).double(), torch.tensor([[1.0, 3.0]]).double()
-    torch.testing.assert_close(score.jacobian_product(x, v), -12 * x**2 * v, rtol=1e-6, atol=0)
+    torch.testing.assert_close(score.product(x, v), -12 * x**2 * v, rtol=1e-6, atol=0)
 
 
 # How PyMC is used

@@ -34,6 +34,7 @@ from sklearn.datasets import load_diabetes
 
 from skksivi.pilot._affine import Affine
 from skksivi.pilot._modes import saddle_free_newton
+from skksivi.score._probe import in_double
 from skksivi.targets import (
     Banana,
     BayesianLogisticRegression,
@@ -84,7 +85,7 @@ def mala(target, n_draws, *, n_steps=1000, step=None, seed=0):
     generator = torch.Generator().manual_seed(seed)
     d = target.n_features
     h = 1.8 / d ** (1 / 3) if step is None else step
-    map_, _ = saddle_free_newton(target.score_fn, torch.zeros(d, dtype=torch.float64))
+    map_, _ = saddle_free_newton(in_double(target.score_fn, d), torch.zeros(d, dtype=torch.float64))
 
     def log_prob_and_score(u):
         x = map_.unwhiten(u)
@@ -118,7 +119,7 @@ def hmc(target, n_draws, *, n_chains=1000, n_warmup=40, n_rounds=40, n_trajector
     """
     generator = torch.Generator().manual_seed(seed)
     d = target.n_features
-    map_, _ = saddle_free_newton(target.score_fn, torch.zeros(d, dtype=torch.float64))
+    map_, _ = saddle_free_newton(in_double(target.score_fn, d), torch.zeros(d, dtype=torch.float64))
     u = torch.randn(n_chains, d, generator=generator, dtype=torch.float64) / 2
     step = d**-0.25
     for _ in range(n_warmup):

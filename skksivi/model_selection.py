@@ -23,7 +23,7 @@ from skksivi._arrays import as_tensor, make_seed, resolve_device
 from skksivi.base import moved, ordinary_mode
 from skksivi.kernels import IMQ
 from skksivi.metrics import energy_distance, sliced_wasserstein
-from skksivi.score._score import is_target
+from skksivi.score._score import function_of, is_target
 from skksivi.stein._discrepancy import FixedKernelKSD
 
 __all__ = ["Replicates", "neg_distance_scorer", "neg_ksd_scorer"]
@@ -252,7 +252,7 @@ class _NegDistance:
 
 def _score_fn(X: Any, d: int) -> Any:
     """Return the score function of a target, or X itself, to judge draws of d features by."""
-    score_fn, own = X.score_fn if is_target(X) else X, getattr(X, "n_features", d)
+    score_fn, own = function_of(X), getattr(X, "n_features", d)
     if not callable(score_fn):
         raise TypeError(f"`X` must be a Target or its score function, got a {type(X).__name__}.")
     if own != d:

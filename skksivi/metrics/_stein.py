@@ -15,7 +15,7 @@ from skksivi._arrays import as_tensor, make_generator
 from skksivi.kernels import IMQ, Kernel, resolve_kernel
 from skksivi.metrics._base import check_statistic
 from skksivi.score._probe import in_double
-from skksivi.score._score import ScoreFunction, is_target
+from skksivi.score._score import ScoreFunction, function_of
 from skksivi.stein._discrepancy import Matrix, finite_scores, mean_within, stein_matrix, tiles, total, upper_blocks
 
 
@@ -173,5 +173,5 @@ def _stein_matrix_of(
             f"{X.shape[1]} column(s) needs; use IMQ or Gaussian, or statistic='u' with two or more columns."
         )
     x = as_tensor(X, dtype=torch.float64)
-    s = in_double(score_fn.score_fn if is_target(score_fn) else score_fn, x.shape[1])(x)
+    s = in_double(function_of(score_fn), x.shape[1])(x)
     return stein_matrix(x, finite_scores(s), kernel.frozen(x)), len(x)

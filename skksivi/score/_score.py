@@ -28,6 +28,11 @@ def is_target(score_fn: Any) -> bool:
     return hasattr(score_fn, "score_fn")
 
 
+def function_of(score_fn: Any) -> ScoreFunction:
+    """Return the score of a target, or the function itself."""
+    return score_fn.score_fn if is_target(score_fn) else score_fn
+
+
 @dataclass
 class Tally:
     """How often a score was asked for: points at which it was evaluated, and products with its Jacobian.

@@ -13,6 +13,8 @@ from typing import Any
 
 from sklearn.base import BaseEstimator
 
+from skksivi._saved import saved_by_parameters
+
 __all__ = ["BRIDGES", "Cosine", "Geometric", "Linear"]
 
 #: Bridges by name.
@@ -25,6 +27,7 @@ BRIDGES: dict[str, Callable[[float], float]] = {
 }
 
 
+@saved_by_parameters("annealing.Linear", lambda schedule: schedule(0.0))
 class Linear(BaseEstimator):
     """Raise the inverse temperature linearly to one, then stay there.
 
@@ -56,6 +59,7 @@ class Linear(BaseEstimator):
         return min(1.0, self.start + (1 - self.start) * progress / self.until)
 
 
+@saved_by_parameters("annealing.Geometric", lambda schedule: schedule(0.0))
 class Geometric(BaseEstimator):
     """Raise the inverse temperature by equal factors to one, then stay there.
 
@@ -83,6 +87,7 @@ class Geometric(BaseEstimator):
         return self.start ** max(0.0, 1 - progress / self.until)
 
 
+@saved_by_parameters("annealing.Cosine", lambda schedule: schedule(0.0))
 class Cosine(BaseEstimator):
     """Raise the inverse temperature to one along half a cosine, flat at both ends, then stay there.
 

@@ -8,8 +8,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from inspect import signature
 from numbers import Integral, Real
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from skksivi._arrays import DTYPES, as_array, as_tensor, make_generator, make_seed, resolve_device
+from skksivi._saved import COUNT, CURVE, SEED, SIZE, Kind, Parts, checked, is_instance, register
 from skksivi._version import DOCUMENTATION
 from skksivi.families._samplers import CHUNK, Fit, HasDensity, Sampler, Tell, unweighted
 from skksivi.score._probe import resolve
@@ -40,6 +42,13 @@ LEAST_WIDTH = 256
 
 #: Draws behind `score(target)`.
 N_SCORE_DRAWS = 2000
+
+#: Parameters that belong to the machine of the fit: a stranger's file must not say where a later fit writes.
+LOCAL = {"checkpoint"}
+
+#: What iterations leave, and those of a loss.
+ITERATIONS: Parts = {"n_iter_": (COUNT, "t")}
+LOSSES: Parts = {"loss_curve_": (CURVE, "t"), **ITERATIONS}
 
 
 class BaseApproximator(CallbackSupportMixin, DensityMixin, BaseEstimator, ABC):
@@ -267,6 +276,59 @@ class BaseApproximator(CallbackSupportMixin, DensityMixin, BaseEstimator, ABC):
     def _conclude(self, fit: Fit, score_fn: Score, generator: torch.Generator) -> BaseException | None:
         """Say what is wrong with a fit that was learned, which cannot be lost any more; return what ended it."""
         return fit.ended_by
+
+
+A = TypeVar("A", bound=type[BaseApproximator])
+
+
+def learns(name: str, sampler: type, others: Parts) -> Callable[[A], A]:
+    """Declare what an approximator has learned after a fit, which is saved beside its parameters.
+
+    Parameters
+    ----------
+    name : str
+        That of the approximator in a file.
+    sampler : type
+        The class of what it draws from, with weights of the fit or others.
+    others : Parts
+        What its other learned attributes hold.
+    """
+    spec: Parts = {
+        "sampler_": (lambda value: isinstance(unweighted(value), sampler), "d"),
+        "n_features_in_": (SIZE, "d"),
+        "_seed": (SEED, ""),
+        "_random_state": (is_instance(np.random.RandomState), ""),
+        **others,
+    }
+
+    def declare(cls: A) -> A:
+        names = [name for name in signature(cls).parameters if name not in LOCAL]
+
+        def parts(estimator: BaseApproximator) -> dict[str, object]:
+            parameters = {name: getattr(estimator, name) for name in names}
+            return parameters | (_learned(estimator, spec) if estimator.__sklearn_is_fitted__() else {})
+
+        def build(**parts: Any) -> BaseApproximator:
+            estimator = cls(**{name: parts.pop(name) for name in names if name in parts})
+            estimator._validate_params()
+            estimator.__dict__.update(checked(parts, spec) if parts else {})
+            return estimator
+
+        register(name, Kind(cls, parts, build))
+        return cls
+
+    return declare
+
+
+def _learned(estimator: BaseApproximator, spec: Parts) -> dict[str, object]:
+    """Return what an approximator has learned; raise ValueError if it shows more than that."""
+    known = spec.keys() | estimator.sampler_.attributes()
+    unknown = {name for name in vars(estimator) if name.endswith("_")} - known
+    if unknown:
+        raise ValueError(
+            f"`{min(unknown)}` is not an attribute of {type(estimator).__name__}; delete it to save the rest."
+        )
+    return {name: vars(estimator)[name] for name in spec}
 
 
 def learned_attributes(fit: Fit, seed: int) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from sklearn.base import BaseEstimator, clone
 from torch import Tensor
 
 from skksivi._arrays import argmedian
+from skksivi._saved import saved_by_parameters
 
 __all__ = ["IMQ", "KERNELS", "Gaussian", "Kernel", "Laplace", "Riesz", "Tilted"]
 
@@ -101,6 +102,11 @@ class Kernel(BaseEstimator, ABC):
     _centred = False
     #: Whether the kernel has two derivatives at x = y, as the diagonal of a Stein kernel needs.
     _smooth = True
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if cls.__module__ == __name__:  # one of a user's own is not known where a file is read
+            saved_by_parameters(f"kernels.{cls.__name__}", lambda kernel: kernel._check())(cls)
 
     def __init__(self, *, bandwidth: float | str = "median") -> None:
         self.bandwidth = bandwidth

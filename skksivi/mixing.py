@@ -16,6 +16,8 @@ from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator
 from torch import Tensor, nn
 
+from skksivi._saved import DOUBLES, INDICES, SIZE, is_weights, is_width, saved, saved_by_parameters
+
 __all__ = ["GaussianMixture", "Normal", "StudentT"]
 
 #: How much of the spread of a smoothed bootstrap is noise, at the root.
@@ -40,6 +42,7 @@ class Mixing(nn.Module, ABC):
         return -torch.ones_like(z)
 
 
+@saved_by_parameters("mixing.Normal", lambda described: described.build(1))
 class Normal(BaseEstimator):
     """The standard normal.
 
@@ -56,6 +59,7 @@ class Normal(BaseEstimator):
         return NormalDraws(latent_dim)
 
 
+@saved("Normal", {"latent_dim": (SIZE, "z")}, "z")
 class NormalDraws(Mixing):
     """The standard normal."""
 
@@ -68,6 +72,7 @@ class NormalDraws(Mixing):
         return z.normal_(generator=generator)
 
 
+@saved_by_parameters("mixing.StudentT", lambda described: described.build(1))
 class StudentT(BaseEstimator):
     """Independent Student t entries.
 
@@ -94,6 +99,7 @@ class StudentT(BaseEstimator):
         return StudentTDraws(latent_dim, float(self.df))
 
 
+@saved("StudentT", {"latent_dim": (SIZE, "z"), "df": (is_width, "")}, "z")
 class StudentTDraws(Mixing):
     r"""Independent Student t entries, by Bailey's polar method.
 
@@ -125,6 +131,7 @@ class StudentTDraws(Mixing):
         return (self.df + 1) * (squares - self.df) / (self.df + squares).square()
 
 
+@saved_by_parameters("mixing.GaussianMixture", lambda described: described.build(np.shape(described.means)[-1]))
 class GaussianMixture(BaseEstimator):
     """A mixture of spherical Gaussians.
 
@@ -163,6 +170,7 @@ class GaussianMixture(BaseEstimator):
         return GaussianMixtureDraws(*parts)
 
 
+@saved("GaussianMixture", {"means": (is_weights, "kz"), "scales": (is_weights, "k"), "levels": (DOUBLES, "l")}, "z")
 class GaussianMixtureDraws(Mixing):
     """A mixture of spherical Gaussians.
 
@@ -184,6 +192,13 @@ class GaussianMixtureDraws(Mixing):
         self.register_buffer("means", means)
         self.register_buffer("scales", scales)
         self.register_buffer("levels", weights.double().cumsum(0)[:-1])
+
+    @classmethod
+    def restored(cls, means: Tensor, scales: Tensor, levels: Tensor) -> GaussianMixtureDraws:
+        """Return the mixture of sums of weights."""
+        mixture = cls(means, scales, torch.ones(len(scales)) / len(scales))
+        mixture.levels = levels
+        return mixture
 
     def forward(self, n: int, like: Tensor, generator: torch.Generator) -> Tensor:
         uniform = torch.rand(n, generator=generator, dtype=torch.float64, device=like.device)
@@ -210,6 +225,11 @@ class FunctionDraws(Mixing):
         return z.to(like)
 
 
+@saved(
+    "Bootstrap",
+    {"points": (is_weights, "nz"), "first": (INDICES, "n"), "size": (INDICES, "n"), "reach": (is_width, "")},
+    "z",
+)
 class Bootstrap(Mixing):
     r"""A smoothed bootstrap of points near the target.
 
@@ -242,6 +262,16 @@ class Bootstrap(Mixing):
         self.register_buffer("points", torch.cat(parts))
         self.register_buffer("first", (size.cumsum(0) - size).repeat_interleave(size))
         self.register_buffer("size", size.repeat_interleave(size))
+
+    @classmethod
+    def restored(cls, points: Tensor, first: Tensor, size: Tensor, reach: float) -> Bootstrap:
+        """Return the bootstrap of points that are shrunk already, by modes within them."""
+        n, d = points.shape
+        if not (first.is_meta or bool(((first >= 0) & (size >= 1) & (size <= n) & (first <= n - size)).all())):
+            raise ValueError("the modes of `points` reach beyond them")
+        bootstrap = cls(torch.zeros(1, d), [1])
+        bootstrap.points, bootstrap.first, bootstrap.size, bootstrap.reach = points, first, size, reach
+        return bootstrap
 
     def forward(self, n: int, like: Tensor, generator: torch.Generator) -> Tensor:
         uniform = torch.rand(3, n, generator=generator, device=like.device, dtype=torch.float64)

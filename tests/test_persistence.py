@@ -41,7 +41,7 @@ from skksivi.baselines import (
     MeanFieldVI,
 )
 from skksivi.families._samplers import HasDensity, Layers, Reweighted
-from skksivi.persistence._kinds import KINDS, NAMES
+from skksivi.persistence._codec import KINDS, NAMES
 from skksivi.pilot._affine import Affine
 from skksivi.pilot._masses import Cells
 from skksivi.targets import Multimodal
@@ -233,6 +233,7 @@ def test_every_approximator_can_be_saved():
     public = [*own, *(getattr(skksivi.baselines, name) for name in skksivi.baselines.__all__)]
     assert {*public, *kernels.KERNELS.values()} <= NAMES.keys()
     assert {type(q) for q in ESTIMATORS.values()} == set(public)
+    assert {kind.cls: name for name, kind in KINDS.items()} == NAMES
 
 
 def test_a_loaded_estimator_can_be_fitted_again(fitted, tmp_path):

@@ -11,8 +11,9 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor, nn
 
+from skksivi._saved import CURVE, is_instance
 from skksivi._warnings import warn_caller
-from skksivi.base import BaseApproximator, Integral, Interval, Real, StrOptions
+from skksivi.base import ITERATIONS, BaseApproximator, Integral, Interval, Real, StrOptions, learns
 from skksivi.baselines._descent import descend, set_gradient
 from skksivi.families._samplers import Fit, Gaussian, Tell
 from skksivi.pilot._affine import Affine, Identity, LowRank
@@ -25,6 +26,7 @@ from skksivi.score._score import Score
 EMA_DECAY = 0.99
 
 
+@learns("baselines.Laplace", Gaussian, {})
 class Laplace(BaseApproximator):
     r"""Gaussian at a mode, with the inverse curvature there as covariance.
 
@@ -241,6 +243,7 @@ class Ascending(BaseApproximator):
         return Fit(Gaussian(Affine(m + L @ a, L @ T)), {"norm_curve_": norms, "n_iter_": len(norms)}, ended_by)
 
 
+@learns("baselines.MeanFieldVI", Gaussian, ITERATIONS | {"norm_curve_": (CURVE, "t")})
 class MeanFieldVI(Ascending):
     r"""Gaussian of independent coordinates that maximises the evidence lower bound.
 
@@ -321,6 +324,7 @@ class MeanFieldVI(Ascending):
         return self._ascend(score_fn, whitening, mean_field_gradient, generator)
 
 
+@learns("baselines.FullRankVI", Gaussian, ITERATIONS | {"norm_curve_": (CURVE, "t")})
 class FullRankVI(Ascending):
     r"""Gaussian that maximises the evidence lower bound.
 
@@ -397,6 +401,7 @@ class FullRankVI(Ascending):
         return self._ascend(score_fn, start, full_rank_gradient, generator)
 
 
+@learns("baselines.BatchAndMatch", Gaussian, ITERATIONS | {"score_divergence_": (is_instance(float), "")})
 class BatchAndMatch(BaseApproximator):
     r"""Gaussian whose score matches that of the target on batches of its own draws.
 

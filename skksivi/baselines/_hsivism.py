@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from skksivi.annealing import BRIDGES, bridge_levels
-from skksivi.base import Integral, Interval, StrOptions
+from skksivi.base import LOSSES, Integral, Interval, StrOptions, learns
 from skksivi.baselines._critic import CRITIC, Critics
 from skksivi.estimators._trained import Trained, langevin_scale
 from skksivi.families._hierarchy import Hierarchy, langevin_hierarchy
@@ -23,6 +23,7 @@ from skksivi.score._score import DifferentiableScore, Score
 from skksivi.training._loop import Adam, Objective
 
 
+@learns("baselines.HSIVISM", Layers, LOSSES)
 class HSIVISM(Trained):
     r"""Fit a hierarchy of Gaussian layers by Fisher divergences, each against a network that estimates it.
 

@@ -10,8 +10,9 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
+from skksivi._saved import CURVE
 from skksivi._warnings import warn_caller
-from skksivi.base import BaseApproximator, Interval, Real, StrOptions
+from skksivi.base import ITERATIONS, BaseApproximator, Interval, Real, StrOptions, learns
 from skksivi.baselines._descent import MovingPoints, descend, not_finite, set_gradient
 from skksivi.baselines._points import WITH_KERNEL, find_start, radial_kernel
 from skksivi.estimators._trained import KEEPING
@@ -92,6 +93,7 @@ def last_fall(losses: list[float]) -> float:
     return 1 - lowest[-1] / lowest[0]
 
 
+@learns("baselines.KSDDescent", Particles, ITERATIONS | {"loss_curve_": (CURVE, "e")})
 class KSDDescent(BaseApproximator):
     r"""Particles that minimise their kernel Stein discrepancy from the target.
 

@@ -10,8 +10,9 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
+from skksivi._saved import CURVE, is_instance
 from skksivi._warnings import warn_caller
-from skksivi.base import BaseApproximator, Interval, Real, StrOptions
+from skksivi.base import ITERATIONS, BaseApproximator, Interval, Real, StrOptions, learns
 from skksivi.baselines._chains import RUNNING, diagnostics, in_x, run, shortened
 from skksivi.baselines._points import LogRatio, density_in_u, find_start, ratio_in_u
 from skksivi.families._samplers import Chains, Fit, Tell
@@ -81,6 +82,16 @@ def adapted(h: Tensor, alpha: Tensor, t: int, target: float) -> Tensor:
     return h * ((alpha.mean() - target) * (t + 1) ** -0.6).exp()
 
 
+@learns(
+    "baselines.MALA",
+    Chains,
+    ITERATIONS
+    | {
+        "acceptance_curve_": (CURVE, "t"),
+        "acceptance_rate_": (is_instance(float), ""),
+        "step_size_": (is_instance(float), ""),
+    },
+)
 class MALA(BaseApproximator):
     r"""Many Metropolis-adjusted Langevin chains at a time.
 

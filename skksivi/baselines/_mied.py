@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi.base import BaseApproximator, Interval, Real, StrOptions
+from skksivi.base import LOSSES, BaseApproximator, Interval, Real, StrOptions, learns
 from skksivi.baselines._descent import MovingPoints, descend, set_gradient
 from skksivi.baselines._points import DESCENDING, density_in_u, find_start, log_densities, ratio_in_u
 from skksivi.families._samplers import Fit, Particles, Tell
@@ -94,6 +94,7 @@ def mied_gradient(x: Tensor, log_p: Tensor, s: Tensor, mollifier: Mollifier, eps
     return energy - 2 * math.log(n), gradient
 
 
+@learns("baselines.MIED", Particles, LOSSES)
 class MIED(BaseApproximator):
     r"""Particles that minimise a mollified interaction energy, near the chi-square divergence from the target.
 

@@ -10,7 +10,7 @@ import torch
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from skksivi.base import BaseApproximator, Interval, Real
+from skksivi.base import ITERATIONS, BaseApproximator, Interval, Real, learns
 from skksivi.baselines._chains import RUNNING, diagnostics, in_x, run, shortened
 from skksivi.baselines._points import find_start
 from skksivi.families._samplers import Chains, Fit, Tell
@@ -51,6 +51,7 @@ def step_sizes(step_size: Any) -> Callable[[int], float]:
     return lambda t: a * (b + t) ** -gamma
 
 
+@learns("baselines.SGLD", Chains, ITERATIONS)
 class SGLD(BaseApproximator):
     r"""Many chains of stochastic gradient Langevin dynamics at a time.
 

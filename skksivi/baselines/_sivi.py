@@ -10,13 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi.base import Integral, Interval
+from skksivi.base import LOSSES, Integral, Interval, learns
 from skksivi.baselines._semi_implicit import SemiImplicitVI
 from skksivi.families._layer import SemiImplicit
+from skksivi.families._samplers import Layer
 from skksivi.score._score import DifferentiableScore
 from skksivi.training._loop import Objective, Scheduled
 
 
+@learns("baselines.SIVI", Layer, LOSSES)
 class SIVI(SemiImplicitVI):
     r"""Fit a semi-implicit layer by the surrogate evidence lower bound.
 

@@ -9,14 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi.base import Interval, Real
+from skksivi.base import LOSSES, Interval, Real, learns
 from skksivi.baselines._critic import CRITIC, Critics
 from skksivi.baselines._semi_implicit import SemiImplicitVI
 from skksivi.families._layer import Drawn, DrawPullback, SemiImplicit
+from skksivi.families._samplers import Layer
 from skksivi.score._score import DifferentiableScore
 from skksivi.training._loop import Adam, Objective, Scheduled
 
 
+@learns("baselines.SIVISM", Layer, LOSSES)
 class SIVISM(SemiImplicitVI):
     r"""Fit a semi-implicit layer by the Fisher divergence, against a network that estimates it.
 

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi.base import BaseApproximator
+from skksivi._saved import CURVE
+from skksivi.base import ITERATIONS, BaseApproximator, learns
 from skksivi.baselines._descent import MovingPoints, descend, set_gradient
 from skksivi.baselines._points import WITH_KERNEL, find_start, radial_kernel
 from skksivi.families._samplers import Fit, Particles, Tell
@@ -50,6 +51,7 @@ def svgd_direction(x: Tensor, s: Tensor, kernel: Kernel) -> Tensor:
     return (k @ s + e @ x - e.sum(1, keepdim=True) * x) / len(x)
 
 
+@learns("baselines.SVGD", Particles, ITERATIONS | {"norm_curve_": (CURVE, "t")})
 class SVGD(BaseApproximator):
     r"""Particles moved along the kernel's steepest descent of KL(q || p), Stein variational gradient descent.
 

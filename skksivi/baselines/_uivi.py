@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi.base import Integral, Interval
+from skksivi.base import LOSSES, Integral, Interval, learns
 from skksivi.baselines._semi_implicit import SemiImplicitVI
 from skksivi.families._layer import SemiImplicit
 from skksivi.families._maps import Map
+from skksivi.families._samplers import Layer
 from skksivi.score._score import DifferentiableScore
 from skksivi.training._loop import Objective, Scheduled
 
@@ -20,6 +21,7 @@ from skksivi.training._loop import Objective, Scheduled
 FIRST_STEP, ACCEPTANCE, ADAPTATION = 0.1, 0.9, 0.5
 
 
+@learns("baselines.UIVI", Layer, LOSSES)
 class UIVI(SemiImplicitVI):
     r"""Fit a semi-implicit layer by unbiased estimates of the gradient of the evidence lower bound.
 

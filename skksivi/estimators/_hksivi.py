@@ -15,8 +15,8 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from skksivi.annealing import BRIDGES, bridge_levels
-from skksivi.base import HasMethods, Integral, Interval, Real, StrOptions
-from skksivi.estimators._trained import SteinTrained, langevin_scale
+from skksivi.base import HasMethods, Integral, Interval, Real, StrOptions, learns
+from skksivi.estimators._trained import STEIN_TRAINED, SteinTrained, langevin_scale
 from skksivi.families._hierarchy import Hierarchy, langevin_hierarchy
 from skksivi.families._samplers import Fit, Layers, Tell
 from skksivi.kernels import Kernel
@@ -28,6 +28,7 @@ from skksivi.score._score import Score
 from skksivi.stein._terms import MomentPenalty, Moments, moments
 
 
+@learns("HKSIVIApproximator", Layers, STEIN_TRAINED)
 class HKSIVIApproximator(SteinTrained):
     r"""Fit a hierarchy of Gaussian layers to a posterior known by its score.
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from skksivi._warnings import warn_caller
-from skksivi.base import HasMethods, Integral, Interval, Real, StrOptions
-from skksivi.estimators._trained import MAX_LATENT_DIM, SteinTrained, temperature
+from skksivi.base import HasMethods, Integral, Interval, Real, StrOptions, learns
+from skksivi.estimators._trained import MAX_LATENT_DIM, STEIN_TRAINED, SteinTrained, temperature
 from skksivi.families._layer import SemiImplicit, gaussian_layer
 from skksivi.families._samplers import Fit, Layer, Tell
 from skksivi.kernels import Kernel
@@ -26,6 +26,7 @@ from skksivi.stein._terms import Entropic, Laplacian, MomentPenalty, Term, momen
 from skksivi.training._loop import Objective, Scheduled
 
 
+@learns("KSIVIApproximator", Layer, STEIN_TRAINED)
 class KSIVIApproximator(SteinTrained):
     r"""Fit a sampler to a posterior known by its score, by kernel semi-implicit variational inference.
 

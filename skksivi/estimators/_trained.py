@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from skksivi._arrays import as_array
+from skksivi._saved import COUNT, CURVE, Parts, is_instance
 from skksivi.annealing import Linear
-from skksivi.base import BaseApproximator, Integral, Interval, Real, StrOptions
+from skksivi.base import LOSSES, BaseApproximator, Integral, Interval, Real, StrOptions
 from skksivi.estimators._verdict import concluded
 from skksivi.families._layer import Family
 from skksivi.families._samplers import Fit, Sampler, Tell
@@ -48,6 +49,15 @@ MAX_LATENT_DIM = 100
 
 #: Width of a kernel in whitened coordinates, in units of the square root of the dimension.
 WHITENED_BANDWIDTH = 0.5
+
+
+#: What KSIVI and HKSIVI have learned beside what they draw from.
+STEIN_TRAINED: Parts = {
+    **LOSSES,
+    "ksd_curve_": (CURVE, "mp"),
+    "best_iter_": (COUNT, ""),
+    "engine_": (is_instance(str), ""),
+}
 
 
 class Start(NamedTuple):

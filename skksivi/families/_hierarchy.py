@@ -9,12 +9,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from skksivi._saved import is_instance, is_weights, is_width, saved
 from skksivi.families._layer import Drawn, DrawPullback, diagonal_gaussian_log_prob
 from skksivi.families._maps import Constant, Map, MultilayerPerceptron, Pullback
 from skksivi.mixing import Mixing
 from skksivi.score._score import DifferentiableScore
 
 
+@saved(
+    "Hierarchy",
+    {
+        "networks": (is_instance(list), ""),
+        "a": (is_instance(list), ""),
+        "levels": (is_instance(list), ""),
+        "mixing": (is_instance(Mixing), "d"),
+        "half_square": (is_weights, "d"),
+        "min_scale": (is_width, ""),
+        "through": (is_instance(bool), ""),
+    },
+    "d",
+)
 class Hierarchy(nn.Module):
     r"""The hierarchical family of the paper, :math:`x_T \sim q_T`, then for t = T-1, ..., 0
 
@@ -66,6 +80,36 @@ class Hierarchy(nn.Module):
         a = (initial_scale.square() - min_scale**2).log()
         self.log_variances = nn.ModuleList(Constant(a.clone()) for _ in self.levels)
         self.register_buffer("half_square", initial_scale.square() / 2)
+
+    @classmethod
+    def restored(
+        cls,
+        networks: list[Map],
+        a: list[Constant],
+        levels: list[float],
+        half_square: Tensor,
+        through: bool,
+        **parts: Any,
+    ) -> Hierarchy:
+        """Return the hierarchy of layers that fit, which is not trained."""
+        T, d, shared = len(levels), len(half_square), len(networks) < len(levels)
+        if not all(isinstance(network, MultilayerPerceptron) for network in networks):
+            raise ValueError("the networks of its hierarchy do not fit")
+        fits = len(networks) == (1 if shared else T) and {network.shape for network in networks} == {(d + shared, d)}
+        if not fits or len(a) != T or not all(type(x) is float and 0 < x <= 1 for x in levels):
+            raise ValueError("the layers of its hierarchy do not fit")
+        if not all(isinstance(value, Constant) and value.value.shape == (d,) for value in a):
+            raise ValueError("the scales of its hierarchy do not fit")
+        family = cls(networks, levels=levels, initial_scale=torch.ones_like(half_square), **parts)
+        family.half_square, family.log_variances, family.through = half_square, nn.ModuleList(a), through
+        if len({parameter.dtype for parameter in family.parameters()}) != 1:
+            raise ValueError("the parameters of its family are of several types")
+        return family.requires_grad_(False)
+
+    @property
+    def a(self) -> nn.ModuleList:
+        """The `log_variances`, by their name in files."""
+        return self.log_variances
 
     @property
     def n_layers(self) -> int:

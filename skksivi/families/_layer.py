@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from skksivi._saved import SIZE, is_instance, is_width, saved
 from skksivi.families._maps import Constant, LinearSkip, Map, MultilayerPerceptron, Residual
 from skksivi.mixing import Mixing
 from skksivi.score._score import DifferentiableScore
@@ -50,6 +51,17 @@ class Family(Protocol):
         """Return what is trained."""
 
 
+@saved(
+    "SemiImplicit",
+    {
+        "mean": (is_instance(LinearSkip, Residual, MultilayerPerceptron), "zd"),
+        "log_variance": (is_instance(Constant, MultilayerPerceptron), "zd"),
+        "n_features": (SIZE, "d"),
+        "mixing": (is_instance(Mixing), "z"),
+        "min_scale": (is_width, ""),
+    },
+    "d",
+)
 class SemiImplicit(nn.Module):
     r"""The family q(x) = E_q(z) N(x; mu(z), diag sigma(z)^2), with sigma^2 = exp(a) + floor^2.
 
@@ -74,6 +86,14 @@ class SemiImplicit(nn.Module):
         self.n_features = n_features
         self.mixing = mixing
         self.min_scale = min_scale
+
+    @classmethod
+    def restored(cls, **parts: Any) -> SemiImplicit:
+        """Return the family of parts of one type, which is not trained."""
+        family = cls(**parts)
+        if len({parameter.dtype for parameter in family.parameters()}) != 1:
+            raise ValueError("the parameters of its family are of several types")
+        return family.requires_grad_(False)
 
     def sigma(self, z: Tensor) -> Tensor:
         """Return the standard deviations, shape (d,) or (n, d)."""

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from skksivi._saved import is_instance, is_weights, saved
+
 #: Takes the gradient of a loss in the value of a map, (n, d), and sets `grad` of the parameters. Returns the gradient
 #: in z, (n, latent_dim), if a second argument asks for it.
 Pullback = Callable[..., Any]
@@ -30,6 +32,7 @@ class Map(nn.Module, ABC):
         """
 
 
+@saved("Constant", {"value": (is_weights, "d")}, "_d")
 class Constant(Map):
     """A free vector that ignores z."""
 
@@ -48,6 +51,7 @@ class Constant(Map):
         return self.value, pullback
 
 
+@saved("MultilayerPerceptron", {"layers": (is_instance(list), "")})
 class MultilayerPerceptron(Map):
     """A ReLU network, its weights drawn by torch's own rule for linear layers.
 
@@ -69,6 +73,22 @@ class MultilayerPerceptron(Map):
             nn.init.uniform_(linear.bias, -bound, bound, generator=generator)
             layers.append(linear)
         self.layers = nn.ModuleList(layers)
+
+    @classmethod
+    def restored(cls, layers: list[nn.Linear]) -> MultilayerPerceptron:
+        """Return the network of linear layers that fit."""
+        if not all(a.out_features == b.in_features for a, b in itertools.pairwise(layers)):
+            raise ValueError("the layers of its network do not fit")
+        network = cls([], torch.Generator(), torch.float32)
+        network.layers.extend(layers)
+        return network
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The dimensions of z and of the value."""
+        first: Any = self.layers[0]
+        last: Any = self.layers[-1]
+        return first.in_features, last.out_features
 
     def forward(self, z: Tensor) -> Tensor:
         *hidden, last = self.layers
@@ -101,6 +121,7 @@ class MultilayerPerceptron(Map):
         return self
 
 
+@saved("LinearSkip", {"A": (is_weights, "dz"), "network": (is_instance(MultilayerPerceptron), "zd")}, "zd")
 class LinearSkip(Map):
     """The map z -> A z + network(z)."""
 
@@ -123,6 +144,7 @@ class LinearSkip(Map):
         return torch.addmm(out, z, self.A.T), pullback
 
 
+@saved("Residual", {"unit": (is_weights, "d"), "network": (is_instance(MultilayerPerceptron), "dd")}, "dd")
 class Residual(Map):
     """The map z -> z + unit * network(z), with a fixed unit (d,) for each coordinate."""
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from skksivi._arrays import as_tensor
+from skksivi._saved import ARRAY, DOUBLES, SEED, is_instance, saved
 from skksivi.families._hierarchy import Hierarchy
 from skksivi.families._layer import SemiImplicit
 from skksivi.pilot._affine import Affine, WhitenedScore
@@ -86,6 +87,7 @@ class Fit(NamedTuple):
 Tell = Callable[[Fit], bool]
 
 
+@saved("Gaussian", {"map": (is_instance(Affine), "d")}, "d")
 @dataclass(frozen=True)
 class Gaussian:
     """The normal distribution N(m, L L^T)."""
@@ -122,6 +124,7 @@ def pick(n_rows: int, n: int, generator: torch.Generator) -> Tensor:
     return torch.randint(n_rows, (n,), generator=generator, device=generator.device)
 
 
+@saved("Particles", {"x": (ARRAY, "nd"), "whitening": (is_instance(Whitening), "d")}, "d")
 @dataclass(frozen=True)
 class Particles:
     r"""Points x (N, d), and Gaussians around them where more draws are asked for than there are points.
@@ -159,6 +162,7 @@ class Particles:
         return self.whitening.map.unwhiten(u[i] + r[i, None] / (2 * math.sqrt(d)) * xi)
 
 
+@saved("Chains", {"x": (ARRAY, "cnd"), "whitening": (is_instance(Whitening), "d")}, "d")
 @dataclass(frozen=True)
 class Chains:
     """States x (n_chains, n_draws, d) of Markov chains."""
@@ -183,6 +187,11 @@ class Chains:
         return x[pick(len(x), n, generator)]
 
 
+@saved(
+    "Layer",
+    {"family": (is_instance(SemiImplicit), "d"), "whitening": (is_instance(Whitening), "d"), "seed": (SEED, "")},
+    "d",
+)
 @dataclass(frozen=True)
 class Layer:
     r"""A semi-implicit layer in whitened coordinates.
@@ -217,6 +226,11 @@ class Layer:
         return _log_mean(lambda u: family.log_prob(u, z), self.whitening, x)
 
 
+@saved(
+    "Layers",
+    {"family": (is_instance(Hierarchy), "d"), "whitening": (is_instance(Whitening), "d"), "seed": (SEED, "")},
+    "d",
+)
 @dataclass(frozen=True)
 class Layers:
     """A hierarchy of layers in whitened coordinates, which draws by the score of its target in x.
@@ -230,6 +244,11 @@ class Layers:
     seed: int
 
     in_parts: ClassVar[bool] = True
+
+    @classmethod
+    def restored(cls, **parts: Any) -> Layers:
+        """Return layers without a score."""
+        return cls(score=None, **parts)
 
     @property
     def n_features(self) -> int:
@@ -273,6 +292,15 @@ def _log_mean(log_conditional: Callable[[Tensor], Tensor], whitening: Whitening,
     return log_sums - math.log(N_MIXING_DRAWS) - whitening.map.log_determinant()
 
 
+@saved(
+    "Reweighted",
+    {
+        "sampler": (lambda value: isinstance(value, Sampler) and not isinstance(value, Reweighted), "d"),
+        "cells": (is_instance(Cells), "kd"),
+        "ratios": (DOUBLES, "k"),
+    },
+    "d",
+)
 @dataclass(frozen=True)
 class Reweighted:
     """The draws of a sampler, with other weights of the cells of a partition.

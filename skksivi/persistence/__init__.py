@@ -6,7 +6,7 @@ The header names each tensor with its type, shape and place, and has three strin
 ``format``
     The version of what is described here.
 ``state``
-    The estimator as json. Numbers, strings, None and lists stand for themselves. An object of a class of `KINDS` is
+    The estimator as json. Numbers, strings, None and lists stand for themselves. An object of a known class is
     ``{"is": name, part: value, ...}``, for an estimator its parameters and what it has learned. ``{"is": "tensor"}``
     and ``{"is": "array"}`` stand for the tensor that is named by the way there, as ``family_.mean.A``; with
     ``"transposed": true`` it is stored as its transpose, since products of matrices round by their order in memory.
@@ -16,7 +16,7 @@ The header names each tensor with its type, shape and place, and has three strin
 A file is taken for hostile. The state is first put together from tensors without memory, so that every shape is
 compared with the others and with the length of the file before the numbers are read; then from the numbers.
 
-A class is one entry of `KINDS`: its parts, what each must hold, and letters for sizes that must agree.
+A class declares its parts, what each must hold, and letters for sizes that must agree, by `saved` and its like.
 """
 
 from skksivi.persistence._file import load, save

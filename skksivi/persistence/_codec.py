@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from skksivi._saved import KINDS, NAMES, register
 from skksivi.base import BaseApproximator
-from skksivi.persistence._kinds import KINDS, NAMES
+from skksivi.persistence._foreign import FOREIGN
 
 #: Objects and lists within one another, at most.
 MAX_DEPTH = 12
@@ -26,6 +27,9 @@ DTYPES = {
     "BOOL": torch.bool,
 }
 
+for name, kind in FOREIGN.items():
+    register(name, kind)
+
 
 def encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     """Return `value` as what json can hold, and put the tensors in it into `tensors`."""
@@ -33,7 +37,7 @@ def encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
         value = value.item()
     if value is None or type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value)):
         return value
-    if type(value) is list:
+    if type(value) in (list, nn.ModuleList):
         return [encode(item, f"{path}.{i}", tensors) for i, item in enumerate(value)]
     if type(value) is np.ndarray and value.dtype.isnative and value.dtype.kind in "fib":
         return {"is": "array", **_put(torch.from_numpy(np.array(value, order="K")), path, tensors)}

@@ -14,17 +14,22 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from skksivi import baselines
 from skksivi._arrays import resolve_device
 from skksivi.base import BaseApproximator, score_of
+from skksivi.estimators._hksivi import HKSIVIApproximator
+from skksivi.estimators._ksivi import KSIVIApproximator
 from skksivi.families._samplers import Layers, unweighted, with_score
 from skksivi.persistence._codec import DTYPES, decoded, encode
-from skksivi.persistence._kinds import KINDS, NAMES
 
 #: Of the files that this version writes and reads.
 FORMAT = "2"
 
 #: Bytes of a header, at most, and of a file unless `load` is told otherwise.
 MAX_HEADER, MAX_BYTES = 2**20, 2**32
+
+#: What is saved; all other classes that a file may name come with these.
+APPROXIMATORS = (KSIVIApproximator, HKSIVIApproximator, *(getattr(baselines, name) for name in baselines.__all__))
 
 #: What stands in the place of a checksum while it is computed.
 _NO_DIGEST = "0" * 64
@@ -61,8 +66,8 @@ def save(estimator: BaseApproximator, path: str | os.PathLike[str]) -> None:
     ...     skksivi.load(folder + "/q.safetensors").mean_
     array([3., 3.])
     """
-    if not isinstance(estimator, BaseApproximator) or type(estimator) not in NAMES:
-        names = ", ".join(name for name, kind in KINDS.items() if issubclass(kind.cls, BaseApproximator))
+    if type(estimator) not in APPROXIMATORS:
+        names = ", ".join(cls.__name__ for cls in APPROXIMATORS)
         raise TypeError(f"`estimator` must be one of {names}, got {type(estimator).__name__}.")
     _replace(Path(os.path.realpath(path)), _to_bytes(estimator))
 

@@ -8,9 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from skksivi._saved import DOUBLES, saved
 from skksivi.score._score import Score, ScoreFunction, Wrapped, central_difference
 
 
+@saved("Affine", {"m": (DOUBLES, "d"), "L": (DOUBLES, "dd")}, "d")
 class Affine(NamedTuple):
     """The map x = m + L u: m of shape (d,), L lower triangular of shape (d, d)."""
 
@@ -43,6 +45,7 @@ class Affine(NamedTuple):
         return self.L.diagonal().log().sum()
 
 
+@saved("LowRank", {"m": (DOUBLES, "d"), "D": (DOUBLES, "d"), "V": (DOUBLES, "dk"), "r": (DOUBLES, "k")}, "d")
 class LowRank(NamedTuple):
     r"""The map x = m + D (I + V diag(r - 1) V^T) u of many dimensions: a scale for each coordinate, and r in a few
     directions.
@@ -83,6 +86,7 @@ class LowRank(NamedTuple):
         return self.D.log().sum() + self.r.log().sum()
 
 
+@saved("Identity", {"m": (DOUBLES, "d")}, "d")
 class Identity(NamedTuple):
     """The map x = u: m is zero, of shape (d,)."""
 

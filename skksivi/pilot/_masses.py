@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from skksivi._saved import DOUBLES, is_instance, saved
 from skksivi._warnings import warn_caller
 from skksivi.pilot._affine import Affine
 from skksivi.pilot._chains import Pilot, covariance_root
@@ -35,6 +36,7 @@ N_ENDS = 8
 MIN_SHARE, MAX_GAP = 0.2, 0.1
 
 
+@saved("Cells", {"maps": (is_instance(list), ""), "log_weights": (DOUBLES, "k")})
 class Cells(NamedTuple):
     """A partition of space by the likeliest of k Gaussians.
 
@@ -46,6 +48,18 @@ class Cells(NamedTuple):
 
     maps: list[Affine]
     log_weights: Tensor
+
+    @classmethod
+    def restored(cls, maps: list[Affine], log_weights: Tensor) -> Cells:
+        """Return the cells of maps that fit."""
+        if not maps or not all(isinstance(a, Affine) and a.m.shape == maps[0].m.shape for a in maps):
+            raise ValueError("the maps of its cells do not fit")
+        return cls(maps, log_weights)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The number of cells and the dimension."""
+        return len(self.maps), len(self.maps[0].m)
 
     def assign(self, x: Tensor) -> Tensor:
         """Return the indices (n,) of the cells of points x (n, d)."""

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from skksivi._arrays import as_tensor
-from skksivi.pilot._affine import Affine, Identity
+from skksivi._saved import ARRAY, COUNT, CURVE, is_instance, or_none, saved
+from skksivi.pilot._affine import Affine, Identity, LowRank
 from skksivi.pilot._chains import Pilot, batch_and_match, covariance_root, find_pilot
 from skksivi.pilot._masses import weighed
 from skksivi.pilot._modes import Modes, around, find_modes, newton_cg, saddle_free_newton, scattered
@@ -34,6 +35,20 @@ N_COMPARED = 64
 MAX_POINTS = 2**22
 
 
+@saved(
+    "Whitening",
+    {
+        "map": (is_instance(Affine, LowRank, Identity), "d"),
+        "modes": (ARRAY, "kd"),
+        "weights": (ARRAY, "k"),
+        "n_score_calls": (COUNT, ""),
+        "settled": (is_instance(bool), ""),
+        "mean": (or_none(ARRAY), "d"),
+        "mean_se": (or_none(CURVE), "d"),
+        "sd": (or_none(ARRAY), "d"),
+    },
+    "d",
+)
 @dataclass
 class Whitening:
     """The map x = m + L u of a fit, and what was learned on the way to it.

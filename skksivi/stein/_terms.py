@@ -22,6 +22,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from skksivi._saved import checkpointed
 from skksivi.score._score import ScoreFunction
 from skksivi.training._loop import Scheduled
 
@@ -102,6 +103,7 @@ class Laplacian:
         return self.weight.value * laplacian_gradient(self.score_fn, x, self.generator) / len(x) ** 2
 
 
+@checkpointed
 class Moments(NamedTuple):
     r"""The moments :math:`E u` (..., d), :math:`E u u^\top` (..., d, d) and :math:`E u_i^3` (..., d)."""
 
@@ -115,6 +117,7 @@ def moments(u: Tensor) -> Moments:
     return Moments(u.mean(-2), u.mT @ u / u.shape[-2], u.pow(3).mean(-2))
 
 
+@checkpointed
 class MomentPenalty:
     r"""A penalty on the departure of the draws' moments from given ones,
 

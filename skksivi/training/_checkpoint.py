@@ -18,32 +18,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from skksivi import mixing
-from skksivi.families import _hierarchy, _layer, _maps
-from skksivi.pilot import _affine, _rules
-from skksivi.stein import _terms
+from skksivi._saved import CHECKPOINTED
 
 #: Of the files this version writes and reads.
 FORMAT = 1
 
-#: What a checkpoint may hold beside tensors and plain values.
-CLASSES: list[Any] = [
-    _affine.Affine,
-    _affine.Identity,
-    _affine.LowRank,
-    mixing.Bootstrap,
-    _maps.Constant,
-    mixing.GaussianMixtureDraws,
-    _hierarchy.Hierarchy,
-    _maps.LinearSkip,
-    _maps.MultilayerPerceptron,
-    mixing.NormalDraws,
-    _maps.Residual,
-    _layer.SemiImplicit,
-    mixing.StudentTDraws,
-    _terms.MomentPenalty,
-    _terms.Moments,
-    _rules.Whitening,
+#: What a checkpoint may hold beside tensors, plain values and the classes of this package.
+FOREIGN: list[Any] = [
     nn.Linear,
     nn.ModuleList,
     bytes,
@@ -132,5 +113,5 @@ def _loaded(content: bytes, device: torch.device | str) -> dict[str, Any]:
         raise ValueError("its checksum is wrong")
     with _LOADING:
         listed = torch.serialization.get_safe_globals()
-        with torch.serialization.safe_globals([cls for cls in CLASSES if cls not in listed]):
+        with torch.serialization.safe_globals([cls for cls in FOREIGN + CHECKPOINTED if cls not in listed]):
             return torch.load(io.BytesIO(content), map_location=device, weights_only=True)

@@ -87,7 +87,7 @@ ESTIMATORS = {
     "many features": ksivi(whiten="laplace", hidden_layer_sizes=(3,), batch_size=4, max_iter=3),  # a low-rank map
     "Student mixing": ksivi(mixing=mixing.StudentT(df=4.0), whiten="laplace", annealing=Cosine(start=0.5)),
     "mixture, tilted": ksivi(
-        mixing=mixing.GaussianMixture([[-1.0, 0.0], [1.0, 0.5]], scales=[1.0, 0.5], weights=[1, 3]),
+        mixing=mixing.GaussianMixture([[-1.0, 0.0], [1.0, 0.5]], scales=np.array([1.0, 0.5]), weights=[1, 3]),
         kernel=kernels.Tilted(kernels.IMQ(), exponent=-0.25),
         bandwidth=0.8,
         whiten="laplace",

@@ -102,9 +102,9 @@ def _take(path: str, tensors: dict[str, Tensor], *, transposed: bool = False) ->
 
 
 def _as_array(x: Tensor) -> np.ndarray:
-    """Return a numpy array, of a tensor without memory one that repeats a single zero."""
+    """Return a numpy array, of a tensor without memory one that repeats a one, which may be a scale."""
     if x.is_meta:
-        return np.broadcast_to(torch.zeros((), dtype=x.dtype).numpy(), tuple(x.shape))
+        return np.broadcast_to(torch.ones((), dtype=x.dtype).numpy(), tuple(x.shape))
     return x.numpy()
 
 

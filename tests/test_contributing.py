@@ -1,10 +1,12 @@
 """The examples of CONTRIBUTING.rst run where it says that they go, and its layers are those of the contract."""
 
 import importlib
+import json
 import re
 import textwrap
 import tomllib
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -12,8 +14,10 @@ import torch
 from plain_targets import normal
 from sklearn.utils import Bunch
 
+from skksivi import KSIVIApproximator, _saved
 from skksivi.datasets import _base
 from skksivi.kernels import Gaussian
+from skksivi.persistence._codec import decoded, encode
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "CONTRIBUTING.rst").read_text("utf-8")
@@ -23,7 +27,11 @@ EXAMPLE = re.compile(r"``(skksivi/[\w/]+\.py)``:\n\n\.\. code-block:: python\n\n
 
 @pytest.fixture
 def run(monkeypatch):
-    """Run the example of a section among the names of its file, a new one being empty; return all names."""
+    """Run the example of a section among the names of its file, a new one being empty; return all names.
+
+    What it declares to be saved can be, until the test ends.
+    """
+    monkeypatch.setattr(_saved, "CHECKPOINTED", [])
 
     def run(section):
         [(path, code)] = EXAMPLE.findall(SECTIONS[section])
@@ -37,12 +45,20 @@ def run(monkeypatch):
         exec(textwrap.dedent(code), names)  # noqa: S102
         return names
 
-    return run
+    with patch.dict(_saved.KINDS), patch.dict(_saved.NAMES):
+        yield run
+
+
+def by_file(q):
+    """What comes back of an approximator from the content of a file."""
+    tensors = {}
+    return decoded(json.dumps(encode(q, "", tensors)), tensors, torch.device("cpu"))
 
 
 def test_every_example_is_run_here():
-    assert list(SECTIONS) == ["kernel", "target", "gradient estimator", "baseline", "data set", "metric"]
-    assert TEXT.count(".. code-block::") == sum(len(EXAMPLE.findall(section)) for section in SECTIONS.values()) == 6
+    names = ["kernel", "mixing distribution", "target", "gradient estimator", "baseline", "data set", "metric"]
+    assert list(SECTIONS) == names
+    assert TEXT.count(".. code-block::") == sum(len(EXAMPLE.findall(section)) for section in SECTIONS.values()) == 7
 
 
 def test_the_kernel_is_symmetric_and_positive_definite_and_has_its_slope(run):
@@ -54,6 +70,18 @@ def test_the_kernel_is_symmetric_and_positive_definite_and_has_its_slope(run):
     t = torch.logspace(-4, 1, 30, dtype=x.dtype, requires_grad=True)
     profile = kernel._profile(t)
     torch.testing.assert_close(kernel._slope(t, profile), torch.autograd.grad(profile.sum(), t)[0])
+    q = KSIVIApproximator(kernel=kernel.set_params(bandwidth=2.0))
+    assert str(by_file(q)) == str(q)
+
+
+def test_the_mixing_distribution_has_unit_variance_and_is_saved_with_a_fit(run):
+    mixing = run("mixing distribution")["Uniform"]()
+    z = mixing.build(3)(50_000, torch.zeros(1).double(), torch.Generator().manual_seed(0))
+    assert (z.mean(0).abs() < 4 / len(z) ** 0.5).all()
+    assert ((z.square().mean(0) - 1).abs() < 4 * (4 / 5 / len(z)) ** 0.5).all()  # E z^4 = 9 / 5
+    assert z.abs().max() <= 3**0.5
+    q = KSIVIApproximator(mixing=mixing, whiten=None, max_iter=50, random_state=0).fit(lambda x: -x, n_features=3)
+    np.testing.assert_array_equal(by_file(q).sample(5), q.sample(5))
 
 
 def test_the_target_has_the_score_of_its_density_and_of_its_draws(run):
@@ -89,6 +117,7 @@ def test_the_baseline_fits_a_gaussian_exactly_and_draws_from_it(run):
     np.testing.assert_allclose(q.covariance_, np.linalg.inv(P), atol=1e-8)
     X = q.sample(50_000)
     assert np.abs(X.mean(0) - q.mean_).max() < 4 * X.std(0).max() / len(X) ** 0.5
+    np.testing.assert_array_equal(by_file(q).sample(5), q.sample(5))
     assert q.score(X) == pytest.approx(-1 - np.log(2 * np.pi) + np.linalg.slogdet(P)[1] / 2, abs=0.02)
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from approximators import APPROXIMATORS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.base import clone
@@ -109,6 +110,7 @@ ESTIMATORS = {
     "SGLD": SGLD(n_chains=5, n_warmup=3, n_draws=4, step_size=(0.1, 1.0, 0.5), whiten=None, random_state=1),
     "MALA": MALA(n_chains=5, n_warmup=3, n_draws=4, whiten="bam", dtype="float32", random_state=1),
 }
+ESTIMATORS |= {type(q).__name__: q for q in APPROXIMATORS if type(q) not in map(type, ESTIMATORS.values())}
 N_FEATURES = {"many features": 1002}
 
 pytestmark = [

@@ -37,7 +37,7 @@ from skksivi.pilot._chains import Pilot
 from skksivi.pilot._rules import Whitening
 from skksivi.score._probe import in_double
 from skksivi.stein._estimators import GRADIENT_ESTIMATORS
-from skksivi.stein._terms import moments
+from skksivi.stein._moments import moments
 from skksivi.targets import Banana, Multimodal, XShaped
 
 

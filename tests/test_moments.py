@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from plain_targets import GaussianScore, normal
 
 from skksivi.stein._discrepancy import stein_shift, stein_variances
-from skksivi.stein._terms import MomentPenalty, departure, moments
+from skksivi.stein._moments import MomentPenalty, departure, moments
 from skksivi.targets import Banana
 
 SEEDS = st.integers(0, 10**6)

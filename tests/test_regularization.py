@@ -15,7 +15,7 @@ from skksivi.kernels import IMQ, Gaussian, Riesz, Tilted, resolve_kernel
 from skksivi.metrics import ksd
 from skksivi.stein._estimators import GRADIENT_ESTIMATORS
 from skksivi.stein._fused import value_and_gradients
-from skksivi.stein._terms import laplacian_gradient, tail_exponent
+from skksivi.terms import laplacian_gradient, tail_exponent
 from skksivi.targets import Banana, EightGaussians, Multimodal, StudentT, XShaped
 
 QUICK = KSIVIApproximator(max_iter=30, batch_size=16, hidden_layer_sizes=(8,), whiten="laplace", random_state=0)

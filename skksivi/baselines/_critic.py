@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from skksivi.base import Integral, Interval, Real
 from skksivi.families._maps import Map, MultilayerPerceptron
-from skksivi.training._loop import Adam, Iterate, Scheduled, learning_rate_factor
+from skksivi.parameters import Adam
+from skksivi.training._loop import Iterate, Scheduled, learning_rate_factor
 
 #: Constraints of its parameters.
 CRITIC: dict[str, list[Any]] = {
@@ -53,6 +54,7 @@ class Critics:
     Parameters
     ----------
     hidden_layer_sizes : sequence of int
+    learning_rate : float
     steps : Adam
     max_iter : int
         Iterations of the sampler, over which the rate of these steps falls.
@@ -69,6 +71,7 @@ class Critics:
     def __init__(
         self,
         hidden_layer_sizes: Sequence[int],
+        learning_rate: float,
         steps: Adam,
         max_iter: int,
         *,
@@ -82,10 +85,10 @@ class Critics:
             raise ValueError(f"`critic_hidden_layer_sizes` must hold positive integers, got {widths!r}.")
         sizes = [n_features, *widths, n_features]
         self.networks: Sequence[Any] = [MultilayerPerceptron(sizes, generator, dtype) for _ in range(n_layers)]
-        self._iterate = Iterate(nn.ModuleList(self.networks), steps)
-        factor = learning_rate_factor(steps.learning_rate_decay, max_iter)
+        self._iterate = Iterate(nn.ModuleList(self.networks), Adam(betas=steps.betas, ema=None))
+        factor = learning_rate_factor(steps.decay, max_iter)
         self.rate = Scheduled(
-            "critic_learning_rate", lambda t: steps.learning_rate * factor(round(t * max_iter)), self._iterate.flat
+            "critic_learning_rate", lambda t: learning_rate * factor(round(t * max_iter)), self._iterate.flat
         )
 
     def ascend(self, x: Tensor, f: Tensor, offset: Tensor | None = None) -> None:

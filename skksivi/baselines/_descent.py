@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from skksivi.training._loop import Adam, Objective, minimise
+from skksivi.parameters import Adam
+from skksivi.training._loop import Objective, minimise
 
 
 class MovingPoints(nn.Module):
@@ -46,8 +47,8 @@ def descend(
     ended_by : FloatingPointError, KeyboardInterrupt or None
         What ended it before its time; the module holds the last finite state.
     """
-    optimiser = Adam(learning_rate, learning_rate_decay, ema_decay=ema_decay)
-    run = minimise(Objective(gradient_fn), module, optimiser, generator, max_iter=max_iter)
+    steps = Adam(decay=learning_rate_decay, ema=ema_decay)
+    run = minimise(Objective(gradient_fn), module, steps, generator, learning_rate=learning_rate, max_iter=max_iter)
     curve = run.losses.astype(np.float64)
     if isinstance(run.ended_by, FloatingPointError):
         return curve, not_finite(str(run.ended_by))

@@ -134,18 +134,13 @@ class HSIVISM(Trained):
         n_critic_steps: int = 1,
         hidden_layer_sizes: Sequence[int] = (50, 50),
         initial_scale: float = 1.0,
-        min_scale: float = 1e-3,
-        whiten: str | tuple[Any, Any] | None = "auto",
+        scale: str | Scale = "constant",
+        whiten: str | Pilot | tuple[Any, Any] | None = "auto",
         init: Any = None,
-        whiten_budget: int = 400_000,
         batch_size: int = 256,
         max_iter: int = 3000,
         learning_rate: float = 1e-3,
-        learning_rate_decay: tuple[float, int] | str | None = "cosine",
-        betas: tuple[float, float] = (0.5, 0.99),
-        ema_decay: float | None = None,
-        max_grad_norm: float | None = None,
-        nonfinite: str = "raise",
+        optimizer: str | Adam = "adam",
         device: str | torch.device = "auto",
         dtype: str = "float32",
         random_state: int | np.random.RandomState | None = None,
@@ -159,18 +154,13 @@ class HSIVISM(Trained):
         self.n_critic_steps = n_critic_steps
         self.hidden_layer_sizes = hidden_layer_sizes
         self.initial_scale = initial_scale
-        self.min_scale = min_scale
+        self.scale = scale
         self.whiten = whiten
         self.init = init
-        self.whiten_budget = whiten_budget
         self.batch_size = batch_size
         self.max_iter = max_iter
         self.learning_rate = learning_rate
-        self.learning_rate_decay = learning_rate_decay
-        self.betas = betas
-        self.ema_decay = ema_decay
-        self.max_grad_norm = max_grad_norm
-        self.nonfinite = nonfinite
+        self.optimizer = optimizer
         self.device = device
         self.dtype = dtype
         self.random_state = random_state
@@ -196,15 +186,16 @@ class HSIVISM(Trained):
             bridge_levels(self.bridge, self.n_layers),
             mixing=NormalDraws(score_fn.n_features),
             hidden_layer_sizes=self.hidden_layer_sizes,
-            initial_scale=langevin_scale(self.initial_scale, self.min_scale, score_fn, whitening, pilot),
-            min_scale=self.min_scale,
+            initial_scale=langevin_scale(self.initial_scale, self._floor, score_fn, whitening, pilot),
+            min_scale=self._floor,
             generator=generator,
         )
 
     def _objective(self, score_u: DifferentiableScore, family: Hierarchy, generator: torch.Generator) -> Objective:
         critics = Critics(
             self.critic_hidden_layer_sizes,
-            Adam(self.critic_learning_rate, self.learning_rate_decay, self.betas),
+            self.critic_learning_rate,
+            self._steps,
             self.max_iter,
             n_layers=self.n_layers,
             n_features=family.n_features,

@@ -13,18 +13,16 @@ from skksivi._arrays import as_tensor
 from skksivi._warnings import warn_caller
 from skksivi.base import BaseApproximator, Integral, Interval, Real, StrOptions
 from skksivi.kernels import Kernel, Tilted, resolve_kernel
+from skksivi.parameters import Pilot
 from skksivi.pilot._chains import lobatto, lobatto_nodes
 from skksivi.pilot._modes import log_ratio
 from skksivi.pilot._rules import WHITENINGS, Whitening, find_whitening
 from skksivi.score._score import Score, ScoreFunction
 
-#: Points at which whiten="auto" evaluates the score, about.
-WHITEN_BUDGET = 400_000
-
 #: Constraints of the parameters of all, of those that descend, and of those that have a kernel.
 STARTING: dict[str, list[Any]] = {
     **BaseApproximator._parameter_constraints,
-    "whiten": [StrOptions(set(WHITENINGS)), "array-like", None],
+    "whiten": [StrOptions(set(WHITENINGS)), Pilot, "array-like", None],
     "init": ["array-like", None],
 }
 DESCENDING: dict[str, list[Any]] = {
@@ -80,7 +78,7 @@ def find_start(
         raise ValueError(f"`init` has shape {np.shape(init)}, expected (n, {d}): a point a row.")
     if init is not None and len(init) < at_least:
         raise ValueError(f"`init` has {len(init)} row(s), expected {at_least} at least.")
-    whitening, _ = find_whitening(whiten, score_fn, generator, init=init, budget=WHITEN_BUDGET)
+    whitening, _ = find_whitening(whiten, score_fn, generator, init=init)
     options: dict[str, Any] = {"dtype": torch.float64, "device": score_fn.device}
     if init is None:
         u = torch.randn(n, d, generator=generator, **options)

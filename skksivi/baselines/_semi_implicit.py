@@ -58,7 +58,7 @@ class SemiImplicitVI(Trained):
             linear_skip=self.linear_skip,
             scale="constant",
             initial_scale=self.initial_scale,
-            min_scale=self.min_scale,
+            min_scale=self._floor,
             generator=generator,
             dtype=score_fn.dtype,
         )

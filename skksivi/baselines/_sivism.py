@@ -115,19 +115,14 @@ class SIVISM(SemiImplicitVI):
         hidden_layer_sizes: Sequence[int] = (100, 100),
         linear_skip: bool = False,
         initial_scale: float = 1.0,
-        min_scale: float = 1e-3,
-        whiten: str | tuple[Any, Any] | None = "laplace",
+        scale: str | Scale = "constant",
+        whiten: str | Pilot | tuple[Any, Any] | None = "laplace",
         init: Any = None,
-        whiten_budget: int = 400_000,
         batch_size: int = 128,
         max_iter: int = 5000,
         learning_rate: float = 1e-3,
-        learning_rate_decay: tuple[float, int] | str | None = "cosine",
-        betas: tuple[float, float] = (0.5, 0.99),
+        optimizer: str | Adam = "adam",
         annealing: Callable[[float], float] | str | None = None,
-        ema_decay: float | None = None,
-        max_grad_norm: float | None = None,
-        nonfinite: str = "raise",
         device: str | torch.device = "auto",
         dtype: str = "float32",
         random_state: int | np.random.RandomState | None = None,
@@ -141,19 +136,14 @@ class SIVISM(SemiImplicitVI):
         self.hidden_layer_sizes = hidden_layer_sizes
         self.linear_skip = linear_skip
         self.initial_scale = initial_scale
-        self.min_scale = min_scale
+        self.scale = scale
         self.whiten = whiten
         self.init = init
-        self.whiten_budget = whiten_budget
         self.batch_size = batch_size
         self.max_iter = max_iter
         self.learning_rate = learning_rate
-        self.learning_rate_decay = learning_rate_decay
-        self.betas = betas
+        self.optimizer = optimizer
         self.annealing = annealing
-        self.ema_decay = ema_decay
-        self.max_grad_norm = max_grad_norm
-        self.nonfinite = nonfinite
         self.device = device
         self.dtype = dtype
         self.random_state = random_state
@@ -165,7 +155,8 @@ class SIVISM(SemiImplicitVI):
         like = next(family.parameters())
         critics = Critics(
             self.critic_hidden_layer_sizes,
-            Adam(self.critic_learning_rate, self.learning_rate_decay, self.betas),
+            self.critic_learning_rate,
+            self._steps,
             self.max_iter,
             n_layers=1,
             n_features=family.n_features,

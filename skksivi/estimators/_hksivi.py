@@ -14,18 +14,28 @@ from sklearn.utils import check_scalar
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from skksivi.annealing import BRIDGES, bridge_levels
+from skksivi.annealing import bridge_levels
 from skksivi.base import HasMethods, Integral, Interval, Real, StrOptions, learns
 from skksivi.estimators._trained import STEIN_TRAINED, SteinTrained, langevin_scale
 from skksivi.families._hierarchy import Hierarchy, langevin_hierarchy
 from skksivi.families._samplers import Fit, Layers, Tell
 from skksivi.kernels import Kernel
 from skksivi.mixing import JITTER, Bootstrap, build_mixing
+from skksivi.parameters import (
+    BRIDGES,
+    Adam,
+    Bridge,
+    Checkpoint,
+    EarlyStopping,
+    Pilot,
+    Scale,
+    checked_object,
+)
 from skksivi.pilot._affine import WhitenedScore
-from skksivi.pilot._chains import Pilot
+from skksivi.pilot._chains import Pilot as PilotPoints
 from skksivi.pilot._rules import MAX_POINTS, Whitening, pulled_back
 from skksivi.score._score import Score
-from skksivi.stein._terms import MomentPenalty, Moments, moments
+from skksivi.stein._moments import MomentPenalty, Moments, moments
 
 
 @learns("HKSIVIApproximator", Layers, STEIN_TRAINED)
@@ -132,12 +142,10 @@ class HKSIVIApproximator(SteinTrained):
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
         **SteinTrained._parameter_constraints,
         "n_layers": [Interval(Integral, 1, None, closed="left")],
-        "bridge": [StrOptions({"auto", *BRIDGES}), callable],
-        "layer_weights": ["array-like", callable, None],
+        "bridge": [StrOptions(set(BRIDGES)), callable, Bridge],
         "initial_scale": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
         "stop_gradient": ["boolean"],
         "shared_network": ["boolean"],
-        "pilot_weight": [Interval(Real, 0, None, closed="left")],
         "mixing": [StrOptions({"auto", "normal", "pilot"}), HasMethods("build"), callable],
     }
 
@@ -147,8 +155,7 @@ class HKSIVIApproximator(SteinTrained):
         self,
         *,
         n_layers: int = 5,
-        bridge: str | Callable[[float], float] = "auto",
-        layer_weights: Any = None,
+        bridge: str | Callable[[float], float] | Bridge = "auto",
         stop_gradient: bool = True,
         shared_network: bool = False,
         mixing: Any = "auto",
@@ -157,24 +164,15 @@ class HKSIVIApproximator(SteinTrained):
         gradient_estimator: str = "u-statistic",
         hidden_layer_sizes: Sequence[int] = (50, 50),
         initial_scale: float | str = "auto",
-        min_scale: float = 1e-3,
-        whiten: str | tuple[Any, Any] | None = "auto",
+        scale: str | Scale = "constant",
+        whiten: str | Pilot | tuple[Any, Any] | None = "auto",
         init: Any = None,
-        whiten_budget: int = 400_000,
-        pilot_weight: float = 1.0,
         batch_size: int = 256,
         max_iter: int = 3000,
         learning_rate: float = 1e-3,
-        learning_rate_decay: tuple[float, int] | str | None = "cosine",
-        betas: tuple[float, float] = (0.9, 0.99),
-        ema_decay: float | None = 0.999,
-        max_grad_norm: float | None = None,
-        tol: float | None = None,
-        n_iter_no_change: int = 2000,
-        hvp: str = "auto",
-        nonfinite: str = "raise",
-        checkpoint: str | os.PathLike[str] | None = None,
-        checkpoint_every: int = 1000,
+        optimizer: str | Adam = "adam",
+        early_stopping: float | EarlyStopping | None = None,
+        checkpoint: str | os.PathLike[str] | Checkpoint | None = None,
         warm_start: bool = False,
         device: str | torch.device = "auto",
         dtype: str = "float32",
@@ -183,7 +181,6 @@ class HKSIVIApproximator(SteinTrained):
     ) -> None:
         self.n_layers = n_layers
         self.bridge = bridge
-        self.layer_weights = layer_weights
         self.stop_gradient = stop_gradient
         self.shared_network = shared_network
         self.mixing = mixing
@@ -192,24 +189,15 @@ class HKSIVIApproximator(SteinTrained):
         self.gradient_estimator = gradient_estimator
         self.hidden_layer_sizes = hidden_layer_sizes
         self.initial_scale = initial_scale
-        self.min_scale = min_scale
+        self.scale = scale
         self.whiten = whiten
         self.init = init
-        self.whiten_budget = whiten_budget
-        self.pilot_weight = pilot_weight
         self.batch_size = batch_size
         self.max_iter = max_iter
         self.learning_rate = learning_rate
-        self.learning_rate_decay = learning_rate_decay
-        self.betas = betas
-        self.ema_decay = ema_decay
-        self.max_grad_norm = max_grad_norm
-        self.tol = tol
-        self.n_iter_no_change = n_iter_no_change
-        self.hvp = hvp
-        self.nonfinite = nonfinite
+        self.optimizer = optimizer
+        self.early_stopping = early_stopping
         self.checkpoint = checkpoint
-        self.checkpoint_every = checkpoint_every
         self.warm_start = warm_start
         self.device = device
         self.dtype = dtype
@@ -288,24 +276,25 @@ class HKSIVIApproximator(SteinTrained):
 
     def _layer_weights(self, T: int) -> list[float]:
         """Return the beta(t) of T layers, checked."""
-        beta = self.layer_weights
+        beta = checked_object("bridge", self.bridge).weights
         weights = [beta(t / T) for t in range(T)] if callable(beta) else [1.0] * T if beta is None else list(beta)
         if len(weights) != T or not all(0 <= float(b) < math.inf for b in weights) or not any(weights):
             raise ValueError(
-                f"`layer_weights` must be {T} numbers of zero or more, one a layer, not all zero, got {weights!r}."
+                f"`weights` of the bridge must be {T} numbers of zero or more, one a layer, not all zero, got {weights!r}."
             )
         return [float(b) for b in weights]
 
     def _build(
-        self, score_fn: Score, whitening: Whitening, pilot: Pilot | None, generator: torch.Generator
+        self, score_fn: Score, whitening: Whitening, pilot: PilotPoints | None, generator: torch.Generator
     ) -> tuple[Hierarchy, MomentPenalty | None]:
         """Return new layers and, where all of them are to be at the target, what ties them to the pilot."""
         d, penalty = score_fn.n_features, None
         at_target = pilot is not None and self.mixing in ("auto", "pilot")
         initial_scale: Any = (0.5 if at_target else 1.0) if self.initial_scale == "auto" else self.initial_scale
-        sigma = langevin_scale(initial_scale, self.min_scale, score_fn, whitening, pilot)
+        sigma = langevin_scale(initial_scale, self._floor, score_fn, whitening, pilot)
         mixing = build_mixing(self.mixing, d).to(score_fn.device)
-        bridge = ("none" if at_target else "linear") if self.bridge == "auto" else self.bridge
+        levels = checked_object("bridge", self.bridge).levels
+        bridge = ("none" if at_target else "linear") if isinstance(levels, str) and levels == "auto" else levels
         levels = bridge_levels(bridge, self.n_layers)
         if pilot is not None:
             whitened = pilot.whitened(whitening.map, score_fn.dtype)
@@ -324,7 +313,7 @@ class HKSIVIApproximator(SteinTrained):
             mixing=mixing,
             hidden_layer_sizes=self.hidden_layer_sizes,
             initial_scale=sigma,
-            min_scale=self.min_scale,
+            min_scale=self._floor,
             generator=generator,
             shared_network=self.shared_network,
         )

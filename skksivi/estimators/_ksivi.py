@@ -19,10 +19,12 @@ from skksivi.families._layer import SemiImplicit, gaussian_layer
 from skksivi.families._samplers import Fit, Layer, Tell
 from skksivi.kernels import Kernel
 from skksivi.mixing import JITTER, Bootstrap, Mixing, build_mixing
-from skksivi.pilot._chains import Pilot
+from skksivi.parameters import Adam, Checkpoint, EarlyStopping, Pilot, Scale, checked_object, pilot_of
+from skksivi.pilot._chains import Pilot as PilotPoints
 from skksivi.pilot._rules import MAX_FEATURES, MAX_POINTS, Whitening, pulled_back
 from skksivi.score._score import DifferentiableScore, Score, Tempered
-from skksivi.stein._terms import Entropic, Laplacian, MomentPenalty, Term, moments, tail_exponent
+from skksivi.stein._moments import MomentPenalty, Steering, moments
+from skksivi.terms import Bound, Term, tail_exponent
 from skksivi.training._loop import Objective, Scheduled
 
 
@@ -204,10 +206,8 @@ class KSIVIApproximator(SteinTrained):
         "latent_dim": [Interval(Integral, 1, None, closed="left"), None],
         "mixing": [StrOptions({"auto", "normal", "pilot"}), HasMethods("build"), callable],
         "linear_skip": ["boolean"],
-        "scale": [StrOptions({"constant", "network"})],
-        "pilot_weight": [Interval(Real, 0, None, closed="left")],
-        "entropic_weight": [Interval(Real, 0, None, closed="left"), callable],
-        "laplacian_weight": [Interval(Real, 0, None, closed="left"), callable],
+        "scale": [StrOptions({"constant", "network"}), Scale],
+        "terms": [tuple, list],
     }
 
     family_: SemiImplicit
@@ -222,29 +222,18 @@ class KSIVIApproximator(SteinTrained):
         hidden_layer_sizes: Sequence[int] = (100, 100),
         mixing: Any = "auto",
         linear_skip: bool = True,
-        scale: str = "constant",
+        scale: str | Scale = "constant",
         initial_scale: float = 0.25,
-        min_scale: float = 1e-3,
-        whiten: str | tuple[Any, Any] | None = "auto",
+        whiten: str | Pilot | tuple[Any, Any] | None = "auto",
         init: Any = None,
-        whiten_budget: int = 400_000,
-        pilot_weight: float = 1.0,
         batch_size: int = 128,
         max_iter: int = 2000,
         learning_rate: float = 2e-3,
-        learning_rate_decay: tuple[float, int] | str | None = "cosine",
-        betas: tuple[float, float] = (0.9, 0.99),
+        optimizer: str | Adam = "adam",
         annealing: Callable[[float], float] | str | None = None,
-        entropic_weight: float | Callable[[float], float] = 0.0,
-        laplacian_weight: float | Callable[[float], float] = 0.0,
-        ema_decay: float | None = 0.999,
-        max_grad_norm: float | None = None,
-        tol: float | None = None,
-        n_iter_no_change: int = 2000,
-        hvp: str = "auto",
-        nonfinite: str = "raise",
-        checkpoint: str | os.PathLike[str] | None = None,
-        checkpoint_every: int = 1000,
+        terms: Sequence[Term] = (),
+        early_stopping: float | EarlyStopping | None = None,
+        checkpoint: str | os.PathLike[str] | Checkpoint | None = None,
         warm_start: bool = False,
         device: str | torch.device = "auto",
         dtype: str = "float32",
@@ -260,27 +249,16 @@ class KSIVIApproximator(SteinTrained):
         self.linear_skip = linear_skip
         self.scale = scale
         self.initial_scale = initial_scale
-        self.min_scale = min_scale
         self.whiten = whiten
         self.init = init
-        self.whiten_budget = whiten_budget
-        self.pilot_weight = pilot_weight
         self.batch_size = batch_size
         self.max_iter = max_iter
         self.learning_rate = learning_rate
-        self.learning_rate_decay = learning_rate_decay
-        self.betas = betas
+        self.optimizer = optimizer
         self.annealing = annealing
-        self.entropic_weight = entropic_weight
-        self.laplacian_weight = laplacian_weight
-        self.ema_decay = ema_decay
-        self.max_grad_norm = max_grad_norm
-        self.tol = tol
-        self.n_iter_no_change = n_iter_no_change
-        self.hvp = hvp
-        self.nonfinite = nonfinite
+        self.terms = terms
+        self.early_stopping = early_stopping
         self.checkpoint = checkpoint
-        self.checkpoint_every = checkpoint_every
         self.warm_start = warm_start
         self.device = device
         self.dtype = dtype
@@ -290,10 +268,7 @@ class KSIVIApproximator(SteinTrained):
     def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
         self._check_parameters()
         self._check_mixing(score_fn.n_features)
-        if self.laplacian_weight and (score_fn.by_differences or score_fn.minibatch is not None):
-            raise ValueError(
-                "`laplacian_weight` needs a score that torch can differentiate, of all of the data; set it to zero."
-            )
+        self._check_terms(score_fn)
         if self.annealing is not None:
             warn_of_improper(self.annealing, score_fn)
         seed = generator.initial_seed()
@@ -324,25 +299,21 @@ class KSIVIApproximator(SteinTrained):
     ) -> Objective:
         """Return the estimate of KSD^2 and the terms beside it."""
         like = next(family.parameters())
-        terms: list[Term] = [] if penalty is None else [penalty]
+        terms: list[Steering] = [] if penalty is None else [penalty]
         schedules = []
         tempered, tempers = score_u, None
         if self.annealing is not None:
             tempers = temperature(self.annealing, like)
             tempered = Tempered(score_u, tempers.value)
             schedules.append(tempers)
-        if self.entropic_weight:
-            weight = Scheduled("entropic_weight", self.entropic_weight, like)
-            terms.append(Entropic(weight, tempers))
-            schedules.append(weight)
-        if self.laplacian_weight:
-            weight = Scheduled("laplacian_weight", self.laplacian_weight, like)
-            terms.append(Laplacian(weight, score_u, generator))
+        for term in self.terms:
+            weight = Scheduled(f"weight of {type(term).__name__}", term.weight, like)
+            terms.append(Bound(term, weight, score_u, generator, None if tempers is None else tempers.value))
             schedules.append(weight)
         return self._objective(tempered, family, generator, terms=terms, schedules=schedules)
 
     def _build(
-        self, score_fn: Score, whitening: Whitening, pilot: Pilot | None, generator: torch.Generator
+        self, score_fn: Score, whitening: Whitening, pilot: PilotPoints | None, generator: torch.Generator
     ) -> tuple[SemiImplicit, MomentPenalty | None]:
         """Return a new family and what ties it to the pilot."""
         d, penalty, residual = score_fn.n_features, None, False
@@ -355,9 +326,10 @@ class KSIVIApproximator(SteinTrained):
             residual = not pilot.dense
             mixing = Bootstrap(points.x, points.n_of_mode, 0.0 if residual else JITTER)
             unit = pilot.conditional_sd(score_fn.double, whitening.map) if residual else points.sd_within()
-            sigma = (sigma * unit.to(points.x)).clamp_min(2 * self.min_scale)
-            if pilot.settled and self.pilot_weight > 0:
-                penalty = MomentPenalty(moments(whitened.x), self.pilot_weight)
+            sigma = (sigma * unit.to(points.x)).clamp_min(2 * self._floor)
+            chains = pilot_of(self.whiten)
+            if pilot.settled and chains is not None and chains.weight > 0:
+                penalty = MomentPenalty(moments(whitened.x), chains.weight)
         elif self.linear_skip and self.whiten is not None:  # what z does not reach starts at N(0, 1) too
             sigma = torch.ones(d, device=score_fn.device)
             sigma[: mixing.latent_dim] = self.initial_scale
@@ -366,9 +338,9 @@ class KSIVIApproximator(SteinTrained):
             mixing=mixing,
             hidden_layer_sizes=self.hidden_layer_sizes,
             linear_skip=self.linear_skip,
-            scale=self.scale,
+            scale=checked_object("scale", self.scale).form,
             initial_scale=sigma,
-            min_scale=self.min_scale,
+            min_scale=self._floor,
             generator=generator,
             dtype=score_fn.dtype,
             residual=residual,
@@ -379,8 +351,20 @@ class KSIVIApproximator(SteinTrained):
         """Tell whether the points of a pilot are to be the mixing distribution."""
         return self.mixing in ("auto", "pilot") and self.latent_dim is None and self.linear_skip
 
+    def _check_terms(self, score_fn: Score) -> None:
+        for term in self.terms:
+            if not isinstance(term, Term):
+                raise TypeError(f"`terms` must hold objects of skksivi.terms, got {term!r}.")
+            term.check()
+            if term.needs_second_derivative and (score_fn.by_differences or score_fn.minibatch is not None):
+                raise ValueError(
+                    f"`terms` has {term!r}, which needs a score that torch can differentiate, of all of the data; "
+                    "leave it out."
+                )
+
     def _check_mixing(self, d: int) -> None:
-        has_pilot = self.whiten == "diagonal" or (self.whiten == "auto" and d <= MAX_FEATURES)
+        chains = pilot_of(self.whiten)
+        has_pilot = chains is not None and (chains.rule == "diagonal" or d <= MAX_FEATURES)
         if self.mixing == "pilot" and not (self._bootstraps() and has_pilot):
             raise ValueError(
                 "`mixing` is 'pilot', which needs latent_dim=None, linear_skip=True and whiten='diagonal' or, up to "

@@ -9,10 +9,11 @@ import os
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
+from sklearn.base import BaseEstimator, clone
 from torch import Tensor, nn
 
 from skksivi._arrays import as_array
@@ -23,17 +24,17 @@ from skksivi.estimators._verdict import concluded
 from skksivi.families._layer import Family
 from skksivi.families._samplers import Fit, Sampler, Tell
 from skksivi.kernels import Kernel, resolve_kernel
-from skksivi.pilot._chains import Pilot
+from skksivi.parameters import SHORTHANDS, Adam, Checkpoint, EarlyStopping, Pilot, Scale, checked_object
+from skksivi.pilot._chains import Pilot as PilotPoints
 from skksivi.pilot._rules import MAX_POINTS, WHITENINGS, Whitening, find_whitening, points_near_target
-from skksivi.score._probe import PRODUCTS
 from skksivi.score._score import DifferentiableScore, Halves, Score
 from skksivi.stein._discrepancy import FixedKernelKSD
 from skksivi.stein._estimators import GRADIENT_ESTIMATORS, GradientEstimator
 from skksivi.stein._fused import value_and_gradients
-from skksivi.stein._terms import MomentPenalty, Term, departure
-from skksivi.training._checkpoint import Checkpoint
+from skksivi.stein._moments import MomentPenalty, Steering, departure
+from skksivi.training._checkpoint import CheckpointFile
 from skksivi.training._hooks import Report, Saving, Watch
-from skksivi.training._loop import CHECK_EVERY, Adam, Hook, Objective, Run, Scheduled, minimise
+from skksivi.training._loop import CHECK_EVERY, Hook, Objective, Run, Scheduled, minimise
 
 #: Draws whose moments are compared with the start's, and those of them whose discrepancy is computed.
 N_MONITOR_DRAWS, N_JUDGED_DRAWS = 4000, 1000
@@ -76,39 +77,61 @@ class Trained(BaseApproximator):
         **BaseApproximator._parameter_constraints,
         "hidden_layer_sizes": ["array-like"],
         "initial_scale": [Interval(Real, 0, None, closed="neither")],
-        "min_scale": [Interval(Real, 0, None, closed="left")],
-        "whiten": [StrOptions(set(WHITENINGS)), "array-like", None],
+        "scale": [StrOptions({"constant"}), Scale],
+        "whiten": [StrOptions(set(WHITENINGS)), Pilot, "array-like", None],
         "init": ["array-like", None],
-        "whiten_budget": [Interval(Integral, 0, None, closed="left")],
         "batch_size": [Interval(Integral, 2, None, closed="left")],
         "max_iter": [Interval(Integral, 1, None, closed="left")],
         "learning_rate": [Interval(Real, 0, None, closed="neither")],
-        "learning_rate_decay": [StrOptions({"cosine"}), "array-like", None],
-        "betas": ["array-like"],
-        "ema_decay": [Interval(Real, 0, 1, closed="left"), None],
-        "max_grad_norm": [Interval(Real, 0, None, closed="neither"), None],
-        "nonfinite": [StrOptions({"raise", "skip"})],
+        "optimizer": [StrOptions({"adam"}), Adam],
         "verbose": [Interval(Integral, 0, None, closed="left")],
     }
 
     hidden_layer_sizes: Sequence[int]
     initial_scale: Any
-    min_scale: float
+    scale: str | Scale
     whiten: Any
     init: Any
-    whiten_budget: int
     batch_size: int
     max_iter: int
     learning_rate: float
-    learning_rate_decay: Any
-    betas: tuple[float, float]
-    ema_decay: float | None
-    max_grad_norm: float | None
-    nonfinite: str
+    optimizer: str | Adam
     verbose: int
     whitening_: Whitening
     loss_curve_: np.ndarray
     n_iter_: int
+
+    #: What `optimizer="adam"` means.
+    _adam: ClassVar[Adam] = Adam()
+
+    def set_params(self, **params: Any) -> Self:
+        """Set parameters, also those of a parameter object that is given by its shorthand.
+
+        Parameters
+        ----------
+        **params : dict
+            As those of scikit-learn's estimators, such as ``whiten__budget=100_000`` where `whiten` is "auto".
+
+        Returns
+        -------
+        self : object
+        """
+        for name in {name.partition("__")[0] for name in params if "__" in name} - params.keys():
+            if name == "optimizer" and isinstance(self.optimizer, str):
+                self.optimizer = clone(self._adam)
+            elif name in SHORTHANDS and isinstance(getattr(self, name, None), str | Real):
+                setattr(self, name, SHORTHANDS[name](getattr(self, name)))
+        return super().set_params(**params)
+
+    @property
+    def _steps(self) -> Adam:
+        """How steps are taken."""
+        return self._adam if isinstance(self.optimizer, str) else self.optimizer
+
+    @property
+    def _floor(self) -> float:
+        """The floor of sigma."""
+        return checked_object("scale", self.scale).floor
 
     def _points_near_target(self) -> Any:
         return points_near_target(self.whiten, self.init)
@@ -120,25 +143,23 @@ class Trained(BaseApproximator):
         """Check what scikit-learn's parameter constraints cannot express."""
         if not all(_is(Integral, n) and n >= 1 for n in self.hidden_layer_sizes):
             raise ValueError(f"`hidden_layer_sizes` must hold positive integers, got {self.hidden_layer_sizes!r}.")
-        if len(self.betas) != 2 or not all(_is(Real, b) and 0 <= b < 1 for b in self.betas):
-            raise ValueError(f"`betas` must be two numbers in [0, 1), got {self.betas!r}.")
-        if not isinstance(self.initial_scale, str) and self.initial_scale <= self.min_scale:
+        self._steps.check()
+        scale = checked_object("scale", self.scale)
+        if not isinstance(self.initial_scale, str) and self.initial_scale <= scale.floor:
             raise ValueError(
-                f"`initial_scale` must exceed `min_scale`, got {self.initial_scale!r} and {self.min_scale!r}."
+                f"`initial_scale` must exceed the floor of `scale`, got {self.initial_scale!r} and {scale.floor!r}."
             )
-        decay: Any = self.learning_rate_decay
-        is_pair = decay is not None and not isinstance(decay, str)
-        if is_pair and (
-            len(decay) != 2 or not all(isinstance(a, Real) for a in decay) or not 0 < decay[0] <= 1 <= decay[1]
+        if scale.form == "network" and not any(
+            isinstance(allowed, StrOptions) and "network" in allowed.options
+            for allowed in self._parameter_constraints["scale"]
         ):
-            raise ValueError(
-                "`learning_rate_decay` must be 'cosine', None or a pair (factor in (0, 1], iterations >= 1), got "
-                f"{decay!r}."
-            )
+            raise ValueError(f"`scale` of {type(self).__name__} cannot be a network; use 'constant'.")
+        if isinstance(self.whiten, Pilot):
+            self.whiten.check()
 
-    def _find_whitening(self, score_fn: Score, generator: torch.Generator) -> tuple[Whitening, Pilot | None]:
+    def _find_whitening(self, score_fn: Score, generator: torch.Generator) -> tuple[Whitening, PilotPoints | None]:
         """Return the coordinates of the training, and the pilot where the rule makes one."""
-        return find_whitening(self.whiten, score_fn, generator, init=self.init, budget=self.whiten_budget)
+        return find_whitening(self.whiten, score_fn, generator, init=self.init)
 
     def _minimise(
         self,
@@ -154,16 +175,15 @@ class Trained(BaseApproximator):
         resume: dict[str, Any] | None = None,
     ) -> Run:
         """Train the family, with hooks before and after the report; raise what ends it and leaves nothing to keep."""
-        steps = Adam(self.learning_rate, self.learning_rate_decay, self.betas, self.max_grad_norm, self.ema_decay)
         show = None if tell is None else lambda family: tell(Fit(sampler_of(family), {}))
         report = [Report(self.max_iter, self.verbose, show)] if show or self.verbose else []
         run = minimise(
             objective,
             family,
-            steps,
+            self._steps,
             generator,
+            learning_rate=self.learning_rate,
             max_iter=self.max_iter,
-            nonfinite=self.nonfinite,
             hooks=[*before, *report, *after],
             resume=resume,
         )
@@ -202,11 +222,8 @@ class SteinTrained(Trained):
         "bandwidth": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto", "median"}), None],
         "gradient_estimator": [StrOptions(set(GRADIENT_ESTIMATORS))],
         "annealing": [StrOptions({"linear"}), callable, None],
-        "tol": [Interval(Real, 0, None, closed="left"), None],
-        "n_iter_no_change": [Interval(Integral, 1, None, closed="left")],
-        "hvp": [StrOptions(set(PRODUCTS))],
-        "checkpoint": [str, os.PathLike, None],
-        "checkpoint_every": [Interval(Integral, 1, None, closed="left")],
+        "early_stopping": [Interval(Real, 0, None, closed="left"), EarlyStopping, None],
+        "checkpoint": [str, os.PathLike, Checkpoint, None],
         "warm_start": ["boolean"],
     }
 
@@ -214,10 +231,8 @@ class SteinTrained(Trained):
     bandwidth: float | str | None
     gradient_estimator: str
     mixing: Any
-    tol: float | None
-    n_iter_no_change: int
-    checkpoint: str | os.PathLike[str] | None
-    checkpoint_every: int
+    early_stopping: float | EarlyStopping | None
+    checkpoint: str | os.PathLike[str] | Checkpoint | None
     warm_start: bool
     ksd_curve_: np.ndarray
     family_: Any
@@ -225,7 +240,7 @@ class SteinTrained(Trained):
     # Where a fit starts
 
     def _start(
-        self, score_fn: Score, generator: torch.Generator, checkpoint: Checkpoint | None
+        self, score_fn: Score, generator: torch.Generator, checkpoint: CheckpointFile | None
     ) -> tuple[Start, dict[str, Any] | None]:
         """Return where the training starts and, from a checkpoint, the state in which it goes on."""
         if checkpoint is not None and checkpoint.found is not None:
@@ -251,13 +266,14 @@ class SteinTrained(Trained):
 
     @abstractmethod
     def _build(
-        self, score_fn: Score, whitening: Whitening, pilot: Pilot | None, generator: torch.Generator
+        self, score_fn: Score, whitening: Whitening, pilot: PilotPoints | None, generator: torch.Generator
     ) -> tuple[nn.Module, MomentPenalty | None]:
         """Return a new family and what ties it to the pilot."""
 
-    def _open_checkpoint(self, score_fn: Score) -> Checkpoint | None:
+    def _open_checkpoint(self, score_fn: Score) -> CheckpointFile | None:
         """Return where a fit is saved, its settings and the score at two points being the mark of it."""
-        if self.checkpoint is None:
+        checkpoint = checked_object("checkpoint", self.checkpoint)
+        if checkpoint is None:
             return None
         if self.warm_start:
             raise ValueError("`checkpoint` continues a fit by itself; set warm_start=False.")
@@ -267,13 +283,19 @@ class SteinTrained(Trained):
             )
         ends = torch.tensor([[-0.5], [0.5]], dtype=torch.float64).expand(2, score_fn.n_features)
         score = score_fn.double(ends.to(score_fn.device)).sum(1).tolist()
-        elsewhere = {"checkpoint", "checkpoint_every", "device", "random_state", "verbose"}
-        settings = {k: _named(v) for k, v in self.get_params().items() if k not in elsewhere}
-        return Checkpoint(
-            self.checkpoint,
+        elsewhere = {"checkpoint", "device", "random_state", "verbose"}
+        settings = {k: _named(v) for k, v in self.get_params().items() if k.partition("__")[0] not in elsewhere}
+        return CheckpointFile(
+            checkpoint.path,
             {**settings, "n_features": score_fn.n_features, "score_fn at -1/2 and 1/2": [f"{s:.6g}" for s in score]},
             score_fn.device,
         )
+
+    def _saving(self, start: Start, watch: Watch | None, file: CheckpointFile | None) -> list[Saving]:
+        """Return the hook that saves the training, if it is to be saved."""
+        if file is None:
+            return []
+        return [Saving(file, start._asdict(), watch, checked_object("checkpoint", self.checkpoint).every)]
 
     # What is minimised
 
@@ -290,7 +312,7 @@ class SteinTrained(Trained):
         family: Family,
         generator: torch.Generator,
         *,
-        terms: Sequence[Term] = (),
+        terms: Sequence[Steering] = (),
         schedules: Sequence[Scheduled] = (),
         weights: Sequence[float] = (1.0,),
     ) -> Objective:
@@ -335,7 +357,8 @@ class SteinTrained(Trained):
         A guarded state is kept if it has the smallest discrepancy of those whose moments stay near those of
         `draw_at_target`, by default the start's.
         """
-        if self.tol is None and not guards:
+        stopping = checked_object("early_stopping", self.early_stopping)
+        if stopping is None and not guards:
             return None
         judge = FixedKernelKSD(score_fn.double, score_fn.n_features, score_fn.device, whitening.map)
         seed = generator.initial_seed()
@@ -354,7 +377,7 @@ class SteinTrained(Trained):
                 value = math.inf
             return value, departure(u, start)
 
-        watch = Watch(look, self.tol, self.n_iter_no_change, every=LOOK_EVERY, keeps_best=guards)
+        watch = Watch(look, stopping, every=LOOK_EVERY, keeps_best=guards)
         if guards:
             watch.look(family, 0)
         return watch
@@ -367,7 +390,7 @@ class SteinTrained(Trained):
         generator: torch.Generator,
         *,
         watch: Watch | None,
-        checkpoint: Checkpoint | None,
+        checkpoint: CheckpointFile | None,
         resume: dict[str, Any] | None,
         sampler_of: Callable[[Any], Sampler],
         tell: Tell | None,
@@ -382,7 +405,7 @@ class SteinTrained(Trained):
             sampler_of,
             tell,
             before=[] if watch is None else [watch],
-            after=[] if checkpoint is None else [Saving(checkpoint, start._asdict(), watch, self.checkpoint_every)],
+            after=self._saving(start, watch, checkpoint),
             keeping=BaseException if self.warm_start else KEEPING,
             resume=resume,
         )
@@ -402,8 +425,9 @@ class SteinTrained(Trained):
         return Fit(sampler_of(family), report, run.ended_by, remark)
 
     def _conclude(self, fit: Fit, score_fn: Score, generator: torch.Generator) -> BaseException | None:
-        if self.checkpoint is not None and fit.ended_by is None:
-            Path(self.checkpoint).unlink(missing_ok=True)
+        checkpoint = checked_object("checkpoint", self.checkpoint)
+        if checkpoint is not None and fit.ended_by is None:
+            Path(checkpoint.path).unlink(missing_ok=True)
         return super()._conclude(fit, score_fn, generator)
 
 
@@ -422,7 +446,7 @@ def _remark(watch: Watch, best_iter: int) -> str | None:
     return (
         f"The training ended with coordinate {worst} of the whitened draws at {last.sd_ratio[worst]:.2f} times its "
         f"standard deviation and its third moment changed by {last.third[worst]:+.2f}; the state of iteration "
-        f"{best_iter} is kept. Raise `pilot_weight` or `batch_size`, or lower `learning_rate`."
+        f"{best_iter} is kept. Raise the weight of the pilot (whiten=Pilot(weight=...)) or `batch_size`, or lower `learning_rate`."
     )
 
 
@@ -431,7 +455,7 @@ def _named(value: Any) -> Any:
 
     Of an array its shape and a checksum, for its text leaves out the most of it.
     """
-    if callable(value):
+    if callable(value) or isinstance(value, BaseEstimator):
         return getattr(value, "__qualname__", type(value).__qualname__)
     if isinstance(value, list | tuple):
         return [_named(item) for item in value]
@@ -442,7 +466,7 @@ def _named(value: Any) -> Any:
 
 
 def langevin_scale(
-    initial_scale: float, min_scale: float, score_fn: Score, whitening: Whitening, pilot: Pilot | None
+    initial_scale: float, min_scale: float, score_fn: Score, whitening: Whitening, pilot: PilotPoints | None
 ) -> Tensor:
     r"""Return the sigma_ini of a hierarchy, shape (d,).
 

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from skksivi._arrays import as_tensor
 from skksivi._saved import ARRAY, COUNT, CURVE, is_instance, or_none, saved
+from skksivi.parameters import Pilot as ChainsOfPilot
+from skksivi.parameters import pilot_of
 from skksivi.pilot._affine import Affine, Identity, LowRank
 from skksivi.pilot._chains import Pilot, batch_and_match, covariance_root, find_pilot
 from skksivi.pilot._masses import weighed
@@ -106,19 +108,16 @@ def find_whitening(
     generator: torch.Generator,
     *,
     init: Any = None,
-    budget: int = 0,
 ) -> tuple[Whitening, Pilot | None]:
     """Return the float64 map that an approximator's parameter `whiten` asks for, and the pilot of "auto".
 
     Parameters
     ----------
-    whiten : {"auto", "bam", "diagonal", "laplace"}, (m, L) or None
+    whiten : {"auto", "bam", "diagonal", "laplace"}, Pilot, (m, L) or None
     score_fn : Score
     generator : torch.Generator
     init : array-like of shape (d,) or (k, d), default=None
         Where the climbs to the modes start; None means the origin and, with "auto", points around it.
-    budget : int, default=0
-        Points at which the score is to be evaluated, about.
 
     Raises
     ------
@@ -129,21 +128,22 @@ def find_whitening(
     starts = starting_points(init, score_fn)
     if whiten is None:
         return Whitening(Identity(starts.new_zeros(d)), *_report(None, d)), None
-    if not isinstance(whiten, str):
+    chains = pilot_of(whiten)
+    if chains is None and not isinstance(whiten, str):
         return Whitening(_given(whiten, score_fn), *_report(None, d)), None
-    if whiten == "diagonal":
-        return _diagonal(score_fn, starts, generator, budget)
+    if chains is not None and chains.rule == "diagonal":
+        return _diagonal(score_fn, starts, generator, chains.budget)
     double, before = score_fn.double, score_fn.tally.total
     if d > MAX_FEATURES:
         many = newton_cg(double, starts[0], generator)
         n_calls = score_fn.tally.total - before
         return Whitening(many, many.m.cpu().numpy()[None], np.ones(1), n_calls), None
-    if whiten != "auto":
+    if chains is None:
         found = Modes([laplace(double, starts[0])[0]], starts.new_ones(1))
         map_ = found.maps[0] if whiten == "laplace" else batch_and_match(double, found.maps[0], generator)
         return Whitening(map_, *_report(found, d), score_fn.tally.total - before), None
     found = _search(double, starts, generator, alone=init is not None)
-    left = budget - (score_fn.tally.total - before)
+    left = chains.budget - (score_fn.tally.total - before)
     pilot = find_pilot(double, found, generator, left)
     if len(pilot.n_of_mode) > 1:
         pilot = weighed(double, pilot, generator)
@@ -234,7 +234,7 @@ def _report(found: Modes | None, d: int) -> tuple[np.ndarray, np.ndarray]:
 
 def points_near_target(whiten: Any, init: Any) -> Any:
     """Return what these parameters say of where the target is, None for nothing."""
-    if init is None and whiten is not None and not isinstance(whiten, str):
+    if init is None and whiten is not None and not isinstance(whiten, str | ChainsOfPilot):
         return whiten[0] if len(whiten) else None
     return init
 

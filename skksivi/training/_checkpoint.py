@@ -35,7 +35,7 @@ FOREIGN: list[Any] = [
 ]
 
 
-class Checkpoint:
+class CheckpointFile:
     """Where a fit is saved now and then, and what an earlier one has left there.
 
     Parameters

@@ -11,7 +11,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from skksivi.training._checkpoint import Checkpoint
+from skksivi.parameters import EarlyStopping
+from skksivi.training._checkpoint import CheckpointFile
 from skksivi.training._loop import CHECK_EVERY, Progress
 
 
@@ -23,10 +24,8 @@ class Watch:
     judge : callable
         Gives the value of the module as it stands, smaller is better, and a report whose `accepted` tells whether
         the state may be kept.
-    tol : float or None
-        The relative fall that counts as progress; None never stops.
-    patience : int
-        Iterations without progress after which to stop.
+    stopping : EarlyStopping or None
+        When to stop; None never stops.
     every : int, default=CHECK_EVERY
         Iterations between two looks.
     keeps_best : bool, default=False
@@ -36,16 +35,14 @@ class Watch:
     def __init__(
         self,
         judge: Callable[[nn.Module], tuple[float, Any]],
-        tol: float | None,
-        patience: int,
+        stopping: EarlyStopping | None,
         every: int = CHECK_EVERY,
         keeps_best: bool = False,
     ) -> None:
         self.judge = judge
         self.every = every
         self.keeps_best = keeps_best
-        self.tol = tol
-        self.patience = patience
+        self.stopping = stopping
         self.at_end = True
         self.values: list[tuple[int, float]] = []
         self.last: Any = None
@@ -66,15 +63,15 @@ class Watch:
         if self.keeps_best and self.last.accepted and value < self._best:
             self._best, self._best_iteration = value, iteration
             self._best_state = {name: p.detach().clone() for name, p in module.named_parameters()}
-        if self.tol is None:
+        if self.stopping is None:
             return False
-        if value < self._mark - self.tol * abs(self._mark) or math.isinf(self._mark):
+        if value < self._mark - self.stopping.tol * abs(self._mark) or math.isinf(self._mark):
             self._mark, self._marked_at = value, iteration
-        return iteration - self._marked_at >= self.patience
+        return iteration - self._marked_at >= self.stopping.patience
 
     def state(self) -> dict[str, Any]:
         """Return what `resume` needs to go on from here."""
-        return {name: value for name, value in vars(self).items() if name not in ("judge", "last")}
+        return {name: value for name, value in vars(self).items() if name not in ("judge", "last", "stopping")}
 
     def resume(self, state: dict[str, Any]) -> None:
         """Go on from another's state."""
@@ -130,7 +127,7 @@ class Saving:
 
     at_end = False
 
-    def __init__(self, checkpoint: Checkpoint, start: Mapping[str, Any], watch: Watch | None, every: int) -> None:
+    def __init__(self, checkpoint: CheckpointFile, start: Mapping[str, Any], watch: Watch | None, every: int) -> None:
         self.checkpoint = checkpoint
         self.start = start
         self.watch = watch

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adam import adam
 
+from skksivi.parameters import Adam
+
 #: Iterations between two looks at the losses; nothing is read from the device in between.
 CHECK_EVERY = 100
 
@@ -98,16 +100,6 @@ class Objective(NamedTuple):
         """Let all numbers be those of this progress."""
         for scheduled in self.schedules:
             scheduled.advance(progress)
-
-
-class Adam(NamedTuple):
-    """How steps are taken, as the parameters of the approximators say."""
-
-    learning_rate: float
-    learning_rate_decay: Any = None
-    betas: tuple[float, float] = (0.9, 0.99)
-    max_grad_norm: float | None = None
-    ema_decay: float | None = None
 
 
 class Progress(NamedTuple):
@@ -201,19 +193,19 @@ class Iterate:
         self.flat = flatten(module)
         self.gradient = self.flat.grad if self.flat.grad is not None else torch.zeros_like(self.flat)
         self.betas = optimiser.betas
-        self.max_grad_norm = optimiser.max_grad_norm
-        self.ema_decay = optimiser.ema_decay
+        self.max_norm = optimiser.max_norm
+        self.ema = optimiser.ema
         self.m, self.v = torch.zeros_like(self.flat), torch.zeros_like(self.flat)
         scalars = torch.zeros(3, dtype=torch.float32, device=self.flat.device)  # as the fused kernel asks
         self.n_steps, self.rate, self.refused = scalars.unbind()
-        self.average = None if self.ema_decay is None else self.flat.clone()
+        self.average = None if self.ema is None else self.flat.clone()
         self.on_gpu = self.flat.device.type == "cuda"
 
     def step(self, loss: Tensor) -> None:
         """Take Adam's step by the gradient at hand, unless that or the loss is not finite."""
         self.refused.copy_(~(self.gradient.sum() + loss).isfinite())
-        if self.max_grad_norm is not None:
-            nn.utils.clip_grad_norm_([self.flat], self.max_grad_norm)
+        if self.max_norm is not None:
+            nn.utils.clip_grad_norm_([self.flat], self.max_norm)
         adam(
             [self.flat], [self.gradient], [self.m], [self.v], [], [self.n_steps], found_inf=self.refused,
             beta1=self.betas[0], beta2=self.betas[1], lr=self.rate, weight_decay=0.0, eps=1e-8,
@@ -222,8 +214,8 @@ class Iterate:
 
     def follow(self, t: int) -> None:
         """Move the average, with a memory that grows to 1 / (1 - decay) steps."""
-        if self.average is not None and self.ema_decay is not None:
-            self.average.lerp_(self.flat, max(1 - self.ema_decay, 9 / (10 + t)))
+        if self.average is not None and self.ema is not None:
+            self.average.lerp_(self.flat, max(1 - self.ema, 9 / (10 + t)))
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -263,8 +255,8 @@ def minimise(
     optimiser: Adam,
     generator: torch.Generator,
     *,
+    learning_rate: float,
     max_iter: int,
-    nonfinite: str = "raise",
     hooks: Sequence[Hook] = (),
     resume: dict[str, Any] | None = None,
 ) -> Run:
@@ -280,7 +272,7 @@ def minimise(
     optimiser : Adam
     generator : torch.Generator
         Whatever the objective draws from.
-    max_iter, nonfinite
+    learning_rate, max_iter
         As those of the approximators.
     hooks : sequence of Hook
         In this order; one that stops the training is the last.
@@ -288,7 +280,7 @@ def minimise(
         A state to go on from, as a hook was given it.
     """
     iterate = Iterate(module, optimiser)
-    rate_factor = learning_rate_factor(optimiser.learning_rate_decay, max_iter)
+    rate_factor = learning_rate_factor(optimiser.decay, max_iter)
     objective.advance(0.0)
     loss_now, losses = iterate.flat.new_zeros(()), iterate.flat.new_zeros(max_iter)
     n_done, engine, ended_by = 0, "eager", None
@@ -308,7 +300,7 @@ def minimise(
     run_step, first = step, n_done
     try:
         for t in range(first, max_iter):
-            iterate.rate.fill_(optimiser.learning_rate * rate_factor(t))
+            iterate.rate.fill_(learning_rate * rate_factor(t))
             objective.advance(t / max_iter)
             if iterate.on_gpu and t == first + WARM_UP:
                 run_step, engine = capture(step, generator)
@@ -318,7 +310,7 @@ def minimise(
             n_done = t + 1
             last = n_done == max_iter
             if n_done % CHECK_EVERY == 0 or last:
-                _check_finite(losses[:n_done], nonfinite)
+                _check_finite(losses[:n_done], optimiser.nonfinite)
             due = [hook for hook in hooks if n_done % hook.every == 0 or (last and hook.at_end)]
             progress = Progress(n_done, loss_now, module, iterate, state)
             if any(hook(progress) for hook in due):

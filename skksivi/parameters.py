@@ -1,0 +1,288 @@
+"""Parameters that mean nothing apart, as objects; a string or a number is their shorthand.
+
+Each is cloned, shown and searched as an estimator is: ``KSIVIApproximator().set_params(whiten__budget=100_000)``, or
+``{"optimizer__ema": [None, 0.999]}`` in a grid, whether the parameter is the object or its shorthand.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from numbers import Integral, Real
+from typing import Any, ClassVar
+
+from sklearn.base import BaseEstimator
+from sklearn.utils._param_validation import Interval, StrOptions
+
+__all__ = ["Adam", "Bridge", "Checkpoint", "EarlyStopping", "Pilot", "Scale"]
+
+#: Bridges of a hierarchy, by name.
+BRIDGES = ("auto", "cosine", "geometric", "linear", "none", "quadratic")
+
+
+class ParameterObject(BaseEstimator):
+    """Base of the parameter objects."""
+
+    _parameter_constraints: ClassVar[dict[str, list[Any]]]
+
+    def check(self) -> None:
+        """Raise unless each parameter is of its type and in its range.
+
+        Raises
+        ------
+        InvalidParameterError
+            A ValueError that names the parameter, what it must be and what it is.
+        """
+        self._validate_params()
+
+
+class Adam(ParameterObject):
+    """Adam's steps, their average, and what bounds them; `learning_rate` is a parameter of the estimator.
+
+    Parameters
+    ----------
+    betas : (float, float), default=(0.9, 0.99)
+        Decay rates of the first and second moment, in [0, 1).
+    decay : (factor, every), "cosine" or None, default="cosine"
+        Multiply the rate by `factor` after every `every` iterations, or lower it to zero along a cosine.
+    ema : float or None, default=0.999
+        The fitted parameters are an exponential moving average with this decay, or over a tenth of the iterations so
+        far where that is less; None takes the last ones.
+    max_norm : float or None, default=None
+        Clip the gradient to this Euclidean norm.
+    nonfinite : {"raise", "skip"}, default="raise"
+        What to do about an iteration whose loss or gradient is NaN or infinite; its step is never taken. "raise" ends
+        the fit with an error; "skip" goes on and tells how many there were, unless a hundred follow each other.
+
+    References
+    ----------
+    Kingma, D. and Ba, J. (2015). Adam: a method for stochastic optimization. https://arxiv.org/abs/1412.6980
+
+    Examples
+    --------
+    >>> from skksivi import KSIVIApproximator
+    >>> from skksivi.parameters import Adam
+    >>> KSIVIApproximator(optimizer=Adam(decay=(0.9, 3000), ema=None))
+    KSIVIApproximator(optimizer=Adam(decay=(0.9, 3000), ema=None))
+    """
+
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        "betas": ["array-like"],
+        "decay": [StrOptions({"cosine"}), "array-like", None],
+        "ema": [Interval(Real, 0, 1, closed="left"), None],
+        "max_norm": [Interval(Real, 0, None, closed="neither"), None],
+        "nonfinite": [StrOptions({"raise", "skip"})],
+    }
+
+    def __init__(
+        self,
+        *,
+        betas: tuple[float, float] = (0.9, 0.99),
+        decay: tuple[float, int] | str | None = "cosine",
+        ema: float | None = 0.999,
+        max_norm: float | None = None,
+        nonfinite: str = "raise",
+    ) -> None:
+        self.betas = betas
+        self.decay = decay
+        self.ema = ema
+        self.max_norm = max_norm
+        self.nonfinite = nonfinite
+
+    def check(self) -> None:
+        """Raise unless each parameter is of its type and in its range."""
+        super().check()
+        if len(self.betas) != 2 or not all(isinstance(b, Real) and 0 <= float(b) < 1 for b in self.betas):
+            raise ValueError(f"`betas` of Adam must be two numbers in [0, 1), got {self.betas!r}.")
+        if self.decay is None or isinstance(self.decay, str):
+            return
+        pair = self.decay
+        if len(pair) != 2 or not all(isinstance(a, Real) for a in pair) or not 0 < pair[0] <= 1 <= pair[1]:
+            raise ValueError(
+                "`decay` of Adam must be 'cosine', None or a pair (factor in (0, 1], iterations >= 1), got "
+                f"{self.decay!r}."
+            )
+
+
+class Pilot(ParameterObject):
+    """Chains that explore the target before training, the rule behind whiten="auto" and "diagonal".
+
+    Parameters
+    ----------
+    rule : {"auto", "diagonal"}, default="auto"
+        "auto" searches for modes, runs short Langevin chains around each and takes their mean and covariance as m and
+        L L^T. "diagonal" is for many parameters and for posteriors that no Gaussian resembles: chains of underdamped
+        Langevin dynamics, and a scale for each coordinate.
+    budget : int, default=400_000
+        Points at which the score is to be evaluated, about. With "auto" it sets the number of chains, of which there
+        are 128 at least, so that less than about 80,000 changes nothing; chains that do not converge, or mix slowly,
+        take several times as many. With "diagonal" it sets the number of steps of each chain, 200 to 20,000.
+    weight : float, default=1.0
+        Weight of the penalty that holds the first three moments of the draws to the pilot's, which the discrepancy
+        hardly sees in the tails; zero for none. KSIVI and HKSIVI have such a penalty, the other methods do not.
+
+    Examples
+    --------
+    >>> from skksivi import KSIVIApproximator
+    >>> from skksivi.parameters import Pilot
+    >>> KSIVIApproximator(whiten=Pilot(budget=100_000))
+    KSIVIApproximator(whiten=Pilot(budget=100000))
+    """
+
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        "rule": [StrOptions({"auto", "diagonal"})],
+        "budget": [Interval(Integral, 0, None, closed="left")],
+        "weight": [Interval(Real, 0, None, closed="left")],
+    }
+
+    def __init__(self, rule: str = "auto", *, budget: int = 400_000, weight: float = 1.0) -> None:
+        self.rule = rule
+        self.budget = budget
+        self.weight = weight
+
+
+class Scale(ParameterObject):
+    r"""The standard deviations of a Gaussian layer, :math:`\sigma^2 = e^a + \text{floor}^2`.
+
+    Parameters
+    ----------
+    form : {"constant", "network"}, default="constant"
+        Whether a is one vector, as in the paper's experiments, or a network of z.
+    floor : float, default=1e-3
+        In whitened units.
+
+    Examples
+    --------
+    >>> from skksivi import KSIVIApproximator
+    >>> from skksivi.parameters import Scale
+    >>> KSIVIApproximator(scale=Scale(floor=0.01))
+    KSIVIApproximator(scale=Scale(floor=0.01))
+    """
+
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        "form": [StrOptions({"constant", "network"})],
+        "floor": [Interval(Real, 0, None, closed="left")],
+    }
+
+    def __init__(self, form: str = "constant", *, floor: float = 1e-3) -> None:
+        self.form = form
+        self.floor = floor
+
+
+class EarlyStopping(ParameterObject):
+    """When a training ends before its last iteration.
+
+    Parameters
+    ----------
+    tol : float, default=0.01
+        Stop when the discrepancy under one fixed kernel in u has not fallen by this share for `patience` iterations.
+    patience : int, default=2000
+        In iterations. It is as long as a default fit: set it lower.
+
+    Examples
+    --------
+    >>> from skksivi import KSIVIApproximator
+    >>> from skksivi.parameters import EarlyStopping
+    >>> KSIVIApproximator(max_iter=20_000, early_stopping=EarlyStopping(tol=0.05, patience=1000))
+    KSIVIApproximator(early_stopping=EarlyStopping(patience=1000, tol=0.05),
+                      max_iter=20000)
+    """
+
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        "tol": [Interval(Real, 0, None, closed="left")],
+        "patience": [Interval(Integral, 1, None, closed="left")],
+    }
+
+    def __init__(self, tol: float = 0.01, *, patience: int = 2000) -> None:
+        self.tol = tol
+        self.patience = patience
+
+
+class Checkpoint(ParameterObject):
+    """A file in which a fit is saved now and then.
+
+    Parameters
+    ----------
+    path : path-like
+    every : int, default=1000
+        Iterations from one save to the next.
+
+    Examples
+    --------
+    >>> from skksivi import KSIVIApproximator
+    >>> from skksivi.parameters import Checkpoint
+    >>> KSIVIApproximator(checkpoint=Checkpoint("fit.ckpt", every=500))
+    KSIVIApproximator(checkpoint=Checkpoint(every=500, path='fit.ckpt'))
+    """
+
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        "path": [str, os.PathLike],
+        "every": [Interval(Integral, 1, None, closed="left")],
+    }
+
+    def __init__(self, path: str | os.PathLike[str], *, every: int = 1000) -> None:
+        self.path = path
+        self.every = every
+
+
+class Bridge(ParameterObject):
+    r"""The path of a hierarchy from its base to the target, and what each layer on it weighs.
+
+    Parameters
+    ----------
+    levels : {"auto", "linear", "quadratic", "cosine", "geometric", "none"} or callable, default="auto"
+        The :math:`\lambda_t` as a function of u = t / T in [0, 1), one at zero: 1 - u, (1 - u)^2, half a cosine,
+        100^-u, or one for every layer. "auto" is "none" where the base is the pilot, which is at the target already,
+        else "linear".
+    weights : array-like of shape (n_layers,) or callable, default=None
+        The :math:`\beta(t)`, that of the last layer (t = 0) first, or as a function of t / T; None means equal ones.
+        They matter where layers share a network, or gradients go through them.
+
+    Examples
+    --------
+    >>> from skksivi import HKSIVIApproximator
+    >>> from skksivi.parameters import Bridge
+    >>> HKSIVIApproximator(bridge=Bridge("linear", weights=[1, 1, 0.5, 0.5, 0.5]))
+    HKSIVIApproximator(bridge=Bridge(levels='linear',
+                                     weights=[1, 1, 0.5, 0.5, 0.5]))
+    """
+
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        "levels": [StrOptions(set(BRIDGES)), callable],
+        "weights": ["array-like", callable, None],
+    }
+
+    def __init__(
+        self,
+        levels: str | Callable[[float], float] = "auto",
+        *,
+        weights: Sequence[float] | Callable[[float], float] | None = None,
+    ) -> None:
+        self.levels = levels
+        self.weights = weights
+
+
+#: What a string, a number or a path means, by the name of the parameter.
+SHORTHANDS: dict[str, type[ParameterObject]] = {
+    "bridge": Bridge,
+    "checkpoint": Checkpoint,
+    "early_stopping": EarlyStopping,
+    "scale": Scale,
+    "whiten": Pilot,
+}
+
+
+def pilot_of(whiten: Any) -> Pilot | None:
+    """Return the chains that a parameter `whiten` asks for, None if for none."""
+    if isinstance(whiten, str):
+        return Pilot(whiten) if whiten in ("auto", "diagonal") else None
+    return whiten if isinstance(whiten, Pilot) else None
+
+
+def checked_object(name: str, value: Any) -> Any:
+    """Return the object that a parameter is or abbreviates, checked; None for None."""
+    if value is None:
+        return None
+    found = value if isinstance(value, ParameterObject) else SHORTHANDS[name](value)
+    found.check()
+    return found

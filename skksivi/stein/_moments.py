@@ -1,0 +1,101 @@
+r"""The first three moments of whitened draws: what holds a fit to its pilot, and tells when it has left it.
+
+The kernel Stein discrepancy hardly weighs lost tails or an escape along a flat one; moments see both.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from skksivi._saved import checkpointed
+
+
+@checkpointed
+class Moments(NamedTuple):
+    r"""The moments :math:`E u` (..., d), :math:`E u u^\top` (..., d, d) and :math:`E u_i^3` (..., d)."""
+
+    first: Tensor
+    second: Tensor
+    third: Tensor
+
+
+def moments(u: Tensor) -> Moments:
+    """Estimate the moments from draws (..., n, d)."""
+    return Moments(u.mean(-2), u.mT @ u / u.shape[-2], u.pow(3).mean(-2))
+
+
+class Steering(Protocol):
+    """What is added to the gradient of the discrepancy in the draws."""
+
+    def gradient(self, x: Tensor, s: Tensor) -> Tensor:
+        """Return the gradient in draws x (..., n, d) with scores s."""
+
+
+@checkpointed
+class MomentPenalty:
+    r"""A penalty on the departure of the draws' moments from given ones,
+
+    .. math::
+        w \left( \|\Delta E u\|^2 + \tfrac12 \|\Delta E u u^\top\|_F^2 + \tfrac1{15} \|\Delta E u^3\|^2 \right),
+
+    each term divided by the variance of what it estimates under N(0, I). The departures are running averages over
+    batches; the gradient goes through the batch at hand.
+
+    Parameters
+    ----------
+    target : Moments
+        With the leading axes of the draws.
+    weight : float
+        The w of the formula.
+    memory : float, default=0.95
+        Decay of the running averages.
+    """
+
+    def __init__(self, target: Moments, weight: float, memory: float = 0.95) -> None:
+        self.target = target
+        self.weight = weight
+        self.memory = memory
+        self._running = Moments(*(a.clone() for a in target))
+
+    def gradient(self, u: Tensor, s: Tensor | None = None) -> Tensor:
+        """Return the gradient in the draws u (..., n, d), those of several layers each for themselves."""
+        for running, now in zip(self._running, moments(u), strict=True):
+            running.lerp_(now, 1 - self.memory)
+        first, second, third = (a - b for a, b in zip(self._running, self.target, strict=True))
+        gradient = 2 * u @ second + 2 * first.unsqueeze(-2) + 0.4 * third.unsqueeze(-2) * u.square()
+        return gradient.mul_(self.weight / u.shape[-2])
+
+
+class Departure(NamedTuple):
+    """How far the draws of a fit are from those it started with, coordinate by coordinate.
+
+    Attributes
+    ----------
+    sd_ratio : Tensor of shape (d,)
+    third : Tensor of shape (d,)
+        The change of the third moment of standardised draws.
+    """
+
+    sd_ratio: Tensor
+    third: Tensor
+
+    @property
+    def excess(self) -> Tensor:
+        """The departure (d,) in units of what is allowed: 10% of the standard deviation, 0.8 of the third moment."""
+        return torch.maximum(self.sd_ratio.log().abs() / math.log(1.1), self.third.abs() / 0.8)
+
+    @property
+    def accepted(self) -> bool:
+        """Whether no coordinate has departed farther than is allowed."""
+        return bool((self.excess <= 1).all())
+
+
+def departure(u: Tensor, start: Tensor) -> Departure:
+    """Compare draws with those of the start, both (n, d), best made from the same noise."""
+    mean, sd = start.mean(0), start.std(0)
+    third = ((u - mean) / sd).pow(3).mean(0) - ((start - mean) / sd).pow(3).mean(0)
+    return Departure(u.std(0) / sd, third)

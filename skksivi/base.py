@@ -130,7 +130,6 @@ class BaseApproximator(CallbackSupportMixin, DensityMixin, BaseEstimator, ABC):
                 n_features,
                 dtype=DTYPES[self.dtype],
                 device=device,
-                hvp=getattr(self, "hvp", "auto"),
                 near=self._points_near_target(),
             )
             generator = make_generator(seed, device)
@@ -424,7 +423,6 @@ def _resolve_score(
     *,
     dtype: torch.dtype,
     device: torch.device,
-    hvp: str = "auto",
     near: Any = None,
 ) -> Score:
     """Return a probed score; the data of a target are brought to the device and type of the training."""
@@ -436,7 +434,9 @@ def _resolve_score(
         return *_unwrap(target, n_features), getattr(target, "score_vjp", None)
 
     d = _unwrap(score_fn, n_features)[1]
-    score = resolve(in_type, dtype=dtype, device=device, hvp=hvp, near=_points(near, d))
+    score = resolve(
+        in_type, dtype=dtype, device=device, products=getattr(score_fn, "products", "auto"), near=_points(near, d)
+    )
     if score.in_double is not None:
         score = replace(score, in_double=_of_target(score.in_double, score_fn))
     return _of_target(score, score_fn)

@@ -14,6 +14,8 @@ from typing import Any, ClassVar
 from sklearn.base import BaseEstimator
 from sklearn.utils._param_validation import Interval, StrOptions
 
+from skksivi._saved import saved_by_parameters
+
 __all__ = ["Adam", "Bridge", "Checkpoint", "EarlyStopping", "Pilot", "Scale"]
 
 #: Bridges of a hierarchy, by name.
@@ -24,6 +26,12 @@ class ParameterObject(BaseEstimator):
     """Base of the parameter objects."""
 
     _parameter_constraints: ClassVar[dict[str, list[Any]]]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        package, _, module = cls.__module__.rpartition(".")
+        if package == "skksivi":  # one of a user's own is not known where a file is read
+            saved_by_parameters(f"{module}.{cls.__name__}", lambda described: described.check())(cls)
 
     def check(self) -> None:
         """Raise unless each parameter is of its type and in its range.

@@ -17,6 +17,7 @@ from skksivi._arrays import as_tensor, check_sample_weight, location_and_scale, 
 from skksivi._version import DOCUMENTATION
 from skksivi.base import BaseApproximator, Integral, Interval, Real, StrOptions
 from skksivi.estimators._ksivi import KSIVIApproximator
+from skksivi.parameters import Pilot, Scale
 from skksivi.targets._base import Minibatches, Target
 from skksivi.targets._linear import BayesianLinearRegression, BayesianMultinomialRegression
 from skksivi.targets._logistic import BayesianLogisticRegression
@@ -306,11 +307,10 @@ def _log_mixture(y: np.ndarray, f: np.ndarray, variance: np.ndarray) -> np.ndarr
 
 
 def _approximator_of_networks(n_rows: int) -> KSIVIApproximator:
-    """Return what fits a network by default, with fewer steps of its chains where each is dear."""
+    """Return what fits a network by default, with fewer steps of its chains where each is expensive."""
     return KSIVIApproximator(
-        whiten="diagonal",
-        whiten_budget=int(N_NETWORKS * N_STEPS * min(1, 2 * N_ROWS / n_rows)),
-        min_scale=1e-5,
+        whiten=Pilot("diagonal", budget=int(N_NETWORKS * N_STEPS * min(1, 2 * N_ROWS / n_rows))),
+        scale=Scale(floor=1e-5),
         learning_rate=5e-4,
         batch_size=64,
         max_iter=500,

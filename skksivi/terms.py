@@ -79,7 +79,7 @@ class Term(ParameterObject):
 
 
 class Entropic(Term):
-    r"""The term :math:`-\frac{w_H}{N} \sum_i \log p(x_i)`, which needs the score only, against draws where p is small.
+    r"""The term :math:`-\frac{w_H}{N} \sum_i \log p(x_i)`, against draws where p is small; it needs the score only.
 
     Parameters
     ----------

@@ -15,15 +15,15 @@ import torch
 
 from skksivi import KSIVIApproximator
 from skksivi.kernels import Laplace
+from skksivi.parameters import Adam, Checkpoint, Pilot
 from skksivi.targets import Banana
-from skksivi.training._checkpoint import Checkpoint
+from skksivi.training._checkpoint import CheckpointFile
 
 BATCH_SIZE = 100
 SETTINGS = {
     "max_iter": 200,
     "batch_size": BATCH_SIZE,
-    "checkpoint_every": 20,
-    "whiten_budget": 20_000,
+    "whiten": Pilot(budget=20_000),
     "random_state": 3,
 }
 
@@ -61,7 +61,7 @@ def assert_same_fit(q, other):
 @pytest.mark.parametrize("n_iterations", [1, 25, 64, 199])
 def test_an_interrupted_fit_goes_on_bit_for_bit(n_iterations, uninterrupted, tmp_path):
     path = tmp_path / "fit.ckpt"
-    q = KSIVIApproximator(**SETTINGS, checkpoint=path)
+    q = KSIVIApproximator(**SETTINGS, checkpoint=Checkpoint(path, every=20))
     with pytest.raises(StoppedError):
         q.fit(stopping_after(n_iterations))
     assert not hasattr(q, "family_")
@@ -70,11 +70,13 @@ def test_an_interrupted_fit_goes_on_bit_for_bit(n_iterations, uninterrupted, tmp
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("options", [{"whiten": None}, {"mixing": "normal", "ema_decay": None, "tol": 0.01}])
+@pytest.mark.parametrize(
+    "options", [{"whiten": None}, {"mixing": "normal", "optimizer": Adam(ema=None), "early_stopping": 0.01}]
+)
 def test_every_kind_of_fit_goes_on(options, tmp_path):
     settings = {**SETTINGS, **options}
     whole = KSIVIApproximator(**settings).fit(Banana())
-    q = KSIVIApproximator(**settings, checkpoint=tmp_path / "fit.ckpt")
+    q = KSIVIApproximator(**settings, checkpoint=Checkpoint(tmp_path / "fit.ckpt", every=20))
     with pytest.raises(StoppedError):
         q.fit(stopping_after(120))
     assert_same_fit(q.fit(Banana()), whole)
@@ -86,8 +88,10 @@ def test_a_killed_process_goes_on(uninterrupted, tmp_path):
     script = textwrap.dedent(
         f"""
         from skksivi import KSIVIApproximator
+        from skksivi.parameters import Checkpoint, Pilot
         from skksivi.targets import Banana
-        KSIVIApproximator(**{ {**SETTINGS, "max_iter": 200}!r}, checkpoint={str(path)!r}).fit(Banana())
+        checkpoint = Checkpoint({str(path)!r}, every=20)
+        KSIVIApproximator(**{ {**SETTINGS, "max_iter": 200}!r}, checkpoint=checkpoint).fit(Banana())
         """
     )
     process = subprocess.Popen([sys.executable, "-c", script])
@@ -95,30 +99,30 @@ def test_a_killed_process_goes_on(uninterrupted, tmp_path):
         time.sleep(0.001)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert_same_fit(KSIVIApproximator(**SETTINGS, checkpoint=path).fit(Banana()), uninterrupted)
+    assert_same_fit(KSIVIApproximator(**SETTINGS, checkpoint=Checkpoint(path, every=20)).fit(Banana()), uninterrupted)
 
 
 @pytest.fixture
 def left_behind(tmp_path):
     path = tmp_path / "fit.ckpt"
     with pytest.raises(StoppedError):
-        KSIVIApproximator(**SETTINGS, checkpoint=path).fit(stopping_after(100))
+        KSIVIApproximator(**SETTINGS, checkpoint=Checkpoint(path, every=20)).fit(stopping_after(100))
     return path
 
 
 def test_another_fit_is_refused_by_the_name_of_what_differs(left_behind):
     with pytest.raises(ValueError, match=r"learning_rate = 0\.002, this one has 0\.5"):
-        KSIVIApproximator(**SETTINGS, learning_rate=0.5, checkpoint=left_behind).fit(Banana())
+        KSIVIApproximator(**SETTINGS, learning_rate=0.5, checkpoint=Checkpoint(left_behind, every=20)).fit(Banana())
     with pytest.raises(ValueError, match=r"kernel = .*, this one has .*Laplace"):
-        KSIVIApproximator(**SETTINGS | {"kernel": Laplace()}, checkpoint=left_behind).fit(Banana())
+        KSIVIApproximator(**SETTINGS, kernel=Laplace(), checkpoint=Checkpoint(left_behind)).fit(Banana())
     with pytest.raises(ValueError, match="score_fn at -1/2 and 1/2"):
-        KSIVIApproximator(**SETTINGS, checkpoint=left_behind).fit(lambda x: -x, n_features=2)
+        KSIVIApproximator(**SETTINGS, checkpoint=Checkpoint(left_behind, every=20)).fit(lambda x: -x, n_features=2)
     assert left_behind.exists()
 
 
 def test_an_array_counts_to_its_last_entry(tmp_path):
     init = np.random.RandomState(0).normal(size=(600, 2))
-    settings = {**SETTINGS, "checkpoint": tmp_path / "fit.ckpt"}
+    settings = {**SETTINGS, "checkpoint": Checkpoint(tmp_path / "fit.ckpt", every=20)}
     with pytest.raises(StoppedError):
         KSIVIApproximator(**settings, init=init).fit(stopping_after(100))
     other = init.copy()
@@ -129,7 +133,7 @@ def test_an_array_counts_to_its_last_entry(tmp_path):
 
 def test_a_fit_goes_on_on_its_device(left_behind):
     settings = torch.load(io.BytesIO(left_behind.read_bytes()[32:]), weights_only=False)["settings"]
-    found = Checkpoint(left_behind, settings, "meta").found
+    found = CheckpointFile(left_behind, settings, "meta").found
     assert {p.device.type for p in found["family"].parameters()} == {"meta"}
     assert found["whitening"].map.m.device.type == "meta"
 
@@ -150,14 +154,14 @@ def test_a_damaged_file_is_named_and_nothing_in_it_is_run(damage, left_behind, t
     }
     left_behind.write_bytes(damaged[damage])
     with pytest.raises(ValueError, match="damaged"):
-        KSIVIApproximator(**SETTINGS, checkpoint=left_behind).fit(Banana())
+        KSIVIApproximator(**SETTINGS, checkpoint=Checkpoint(left_behind, every=20)).fit(Banana())
     assert not (tmp_path / "bomb").exists()
 
 
 def test_a_failed_write_leaves_the_last_whole_file(tmp_path):
-    checkpoint = Checkpoint(tmp_path / "fit.ckpt", {"a": 1})
+    checkpoint = CheckpointFile(tmp_path / "fit.ckpt", {"a": 1})
     checkpoint.save({"n": 1})
     with pytest.raises((AttributeError, pickle.PicklingError)):
         checkpoint.save({"n": lambda: None})
-    assert Checkpoint(tmp_path / "fit.ckpt", {"a": 1}).found["n"] == 1
+    assert CheckpointFile(tmp_path / "fit.ckpt", {"a": 1}).found["n"] == 1
     assert [p.name for p in tmp_path.iterdir()] == ["fit.ckpt"]

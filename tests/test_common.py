@@ -61,7 +61,7 @@ def unfitted(request):
 
 
 #: One whose chains come before the training, as by default.
-PILOTED = short(KSIVIApproximator(random_state=0)).set_params(whiten="auto", whiten_budget=1000)
+PILOTED = short(KSIVIApproximator(random_state=0)).set_params(whiten="auto", whiten__budget=1000)
 
 
 @pytest.fixture(params=[*map(short, APPROXIMATORS), PILOTED], ids=lambda q: f"{type(q).__name__}-{q is PILOTED:d}")

@@ -207,7 +207,7 @@ def test_chains_that_have_not_settled_are_seen(good):
     q.whitening_ = replace(good.whitening_, settled=False)
     check = diagnose(q, GaussianTarget(), random_state=0)["whitening"]
     assert check.verdict == "warn"
-    assert "`whiten_budget`" in check.remedy
+    assert "`budget` of whiten=Pilot" in check.remedy
 
 
 def test_lost_modes_are_seen_by_the_modes_alone():

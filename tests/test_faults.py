@@ -25,6 +25,7 @@ from sklearn.model_selection import GridSearchCV
 from skksivi import KSIVIApproximator
 from skksivi.kernels import KERNELS
 from skksivi.mixing import NormalDraws
+from skksivi.parameters import Checkpoint, Pilot
 from skksivi.targets import Banana, from_score_fn
 
 #: A batch size that no other call of the score has.
@@ -99,7 +100,7 @@ def test_one_row_of_a_score_that_is_not_finite_costs_one_step(kind):
     def spoil(s):
         return s.index_fill(0, torch.tensor([5]), kind)
 
-    raised, skipped = (clone(SHORT).set_params(nonfinite=rule) for rule in ("raise", "skip"))
+    raised, skipped = (clone(SHORT).set_params(optimizer__nonfinite=rule) for rule in ("raise", "skip"))
     with pytest.raises(FloatingPointError, match="at iteration 12:"):
         raised.fit(Misbehaving(spoil, 12, rows=ODD, once=True, score_fn=normal_score), n_features=2)
     with pytest.warns(UserWarning, match="1 of 30 iterations were skipped"):
@@ -130,7 +131,7 @@ def test_what_ends_a_fit_leaves_no_trace_outside_of_it(error, call):
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
 def test_ctrl_c_at_any_moment_leaves_a_fit_of_so_many_iterations(share):
     """The signal may fall between any two operations; the iteration that it falls into may count or not."""
-    q = clone(SHORT).set_params(max_iter=300, learning_rate_decay=None)
+    q = clone(SHORT).set_params(max_iter=300, optimizer__decay=None)
     start = time.perf_counter()
     clone(q).fit(normal_score, n_features=2)
     score_fn, seconds = Misbehaving(None, np.inf, rows=ODD, score_fn=normal_score), time.perf_counter() - start
@@ -174,7 +175,7 @@ def test_an_error_at_any_call_leaves_the_earlier_fit_or_a_whole_one(call):
 
 
 def test_a_warning_that_is_made_an_error_does_not_cost_the_fit(tmp_path):
-    q = clone(SHORT).set_params(checkpoint=tmp_path / "fit.ckpt", checkpoint_every=10)
+    q = clone(SHORT).set_params(checkpoint=tmp_path / "fit.ckpt", checkpoint__every=10)
     with pytest.raises(UserWarning, match="too wide"):
         q.fit(lambda x: -x / x.new_tensor([1.0, 1e-3]) ** 2, n_features=2)
     assert hasattr(q, "n_features_in_") or (tmp_path / "fit.ckpt").exists()
@@ -182,14 +183,15 @@ def test_a_warning_that_is_made_an_error_does_not_cost_the_fit(tmp_path):
 
 # Kills and checkpoints
 
-PILOTED = {"whiten_budget": 20_000, "batch_size": 100, "max_iter": 200, "random_state": 3}
+PILOTED = {"whiten": Pilot(budget=20_000), "batch_size": 100, "max_iter": 200, "random_state": 3}
 SCRIPT = """
 import torch
 from skksivi import KSIVIApproximator
+from skksivi.parameters import Checkpoint, Pilot
 from skksivi.targets import Banana
 torch.set_num_threads({threads})
 print("begun", flush=True)
-KSIVIApproximator(**{settings}, checkpoint={path!r}, checkpoint_every=5).fit(Banana())
+KSIVIApproximator(**{settings}, checkpoint=Checkpoint({path!r}, every=5)).fit(Banana())
 """
 
 
@@ -199,7 +201,7 @@ def test_kills_at_random_moments_lose_nothing(tmp_path):
     """Each run goes on from the one that was killed before; half of its time goes into writing."""
     path, rng = tmp_path / "fit.ckpt", np.random.RandomState(0)
     start = time.perf_counter()
-    whole = KSIVIApproximator(**PILOTED, checkpoint=path, checkpoint_every=5).fit(Banana())
+    whole = KSIVIApproximator(**PILOTED, checkpoint=Checkpoint(path, every=5)).fit(Banana())
     seconds = time.perf_counter() - start
     script = SCRIPT.format(threads=torch.get_num_threads(), settings=PILOTED, path=str(path))
     for _ in range(3):
@@ -207,7 +209,7 @@ def test_kills_at_random_moments_lose_nothing(tmp_path):
             process.stdout.readline()
             time.sleep(rng.uniform(0, seconds))
             process.kill()
-        resumed = KSIVIApproximator(**PILOTED, checkpoint=path).fit(Banana())
+        resumed = KSIVIApproximator(**PILOTED, checkpoint=Checkpoint(path, every=5)).fit(Banana())
         assert_equal(resumed, whole)
         assert not path.exists()
 
@@ -216,7 +218,7 @@ def test_kills_at_random_moments_lose_nothing(tmp_path):
 def left_behind(tmp_path):
     path = tmp_path / "fit.ckpt"
     with pytest.raises(OSError, match="on fire"):
-        clone(SHORT).set_params(checkpoint=path, checkpoint_every=10).fit(
+        clone(SHORT).set_params(checkpoint=path, checkpoint__every=10).fit(
             Misbehaving(raising(OSError("on fire")), 25, rows=ODD, score_fn=normal_score), n_features=2
         )
     return path
@@ -281,7 +283,7 @@ def test_a_search_gives_the_same_with_one_process_and_with_two():
 )
 def test_one_dimension_is_enough(kernel, whiten):
     """Every kernel by the quickest rule, every rule once: the two do not know of each other."""
-    q = KSIVIApproximator(kernel=kernel, whiten=whiten, max_iter=300, whiten_budget=20_000, random_state=0)
+    q = KSIVIApproximator(kernel=kernel, whiten=whiten, max_iter=300, random_state=0)
     X = q.fit(normal_score, n_features=1).sample(10_000)
     assert abs(X.mean() - 1) < 0.25  # Riesz without whitening is slow
     assert abs(X.std() - 1) < 0.15

@@ -14,15 +14,16 @@ from skksivi.families._hierarchy import Hierarchy
 from skksivi.families._maps import MultilayerPerceptron
 from skksivi.kernels import Gaussian
 from skksivi.mixing import JITTER, Bootstrap, StudentTDraws
+from skksivi.parameters import Bridge, Pilot
 from skksivi.pilot._affine import Affine
-from skksivi.pilot._chains import Pilot
+from skksivi.pilot._chains import PilotPoints
 from skksivi.pilot._rules import Whitening
 from skksivi.score._probe import in_double
 from skksivi.stein._estimators import GRADIENT_ESTIMATORS
 from skksivi.targets import BayesianLogisticRegression, EightGaussians, Minibatches, XShaped
 
 QUICK = HKSIVIApproximator(
-    n_layers=2, max_iter=30, batch_size=32, hidden_layer_sizes=(8,), whiten_budget=20_000, random_state=0
+    n_layers=2, max_iter=30, batch_size=32, hidden_layer_sizes=(8,), whiten=Pilot(budget=20_000), random_state=0
 )
 
 
@@ -98,7 +99,11 @@ def test_draws_and_gradients_are_those_of_the_formulas(shared, through):
 def test_a_step_takes_the_gradient_of_the_weighted_discrepancies(through, estimator):
     weights = [1.0, 0.5, 0.2]
     q = clone(QUICK).set_params(
-        n_layers=3, layer_weights=weights, stop_gradient=not through, bandwidth="median", gradient_estimator=estimator
+        n_layers=3,
+        bridge__weights=weights,
+        stop_gradient=not through,
+        bandwidth="median",
+        gradient_estimator=estimator,
     )
     family, score = hierarchy(), in_double(XShaped().to(dtype=torch.float64).score_fn, 2)
     for p in family.parameters():
@@ -162,14 +167,14 @@ def test_training_starts_at_a_langevin_chain():
         {"n_layers": 4},
         *({"bridge": name} for name in BRIDGES),
         {"bridge": lambda u: 1 - u**2},
-        {"layer_weights": [1.0, 0.1]},
-        {"layer_weights": lambda u: 1 - u},
+        {"bridge__weights": [1.0, 0.1]},
+        {"bridge__weights": lambda u: 1 - u},
         {"stop_gradient": False},
         {"shared_network": True},
         {"shared_network": True, "stop_gradient": False},
         {"mixing": "normal"},
         {"mixing": "pilot"},
-        {"pilot_weight": 0.5},
+        {"whiten__weight": 0.5},
         {"mixing": mixing.StudentT(df=3.0)},
         {"mixing": mixing.GaussianMixture([[-1.0, 0.0], [1.0, 0.0]])},
         {"mixing": lambda n, generator: torch.randn(n, 2, generator=generator)},
@@ -178,7 +183,7 @@ def test_training_starts_at_a_langevin_chain():
         {"gradient_estimator": "vanilla"},
         {"kernel": "riesz", "bandwidth": None},
         {"bandwidth": "auto"},
-        {"tol": 0.1},
+        {"early_stopping": 0.1},
         {"dtype": "float64"},
     ],
     ids=lambda parameters: " ".join(f"{name}={'f' if callable(v) else v}" for name, v in parameters.items()),
@@ -221,7 +226,7 @@ def start(pilot, **parameters):
 def test_the_base_is_the_smoothed_pilot_where_that_is_dense_and_its_points_elsewhere():
     x = torch.randn(400, 2, generator=torch.Generator().manual_seed(0)).double()
     for dense in (True, False):
-        family, _ = start(Pilot(x, [400], torch.ones(2), settled=True, dense=dense))
+        family, _ = start(PilotPoints(x, [400], torch.ones(2), settled=True, dense=dense))
         assert family.mixing.reach == Bootstrap(x, [400], JITTER if dense else 0.0).reach
 
 
@@ -230,7 +235,7 @@ def test_the_base_is_the_smoothed_pilot_where_that_is_dense_and_its_points_elsew
 @pytest.mark.parametrize("bridge", ["auto", "linear"])
 def test_moments_of_a_settled_pilot_hold_the_layers_if_all_are_at_the_target(settled, weight, bridge):
     x = torch.randn(400, 2, generator=torch.Generator().manual_seed(0)).double()
-    _, penalty = start(Pilot(x, [400], torch.ones(2), settled=settled), pilot_weight=weight, bridge=bridge)
+    _, penalty = start(PilotPoints(x, [400], torch.ones(2), settled=settled), whiten__weight=weight, bridge=bridge)
     assert (penalty is not None) == (settled and weight > 0 and bridge == "auto")
     if penalty is not None:
         assert penalty.weight == weight
@@ -239,8 +244,8 @@ def test_moments_of_a_settled_pilot_hold_the_layers_if_all_are_at_the_target(set
 
 def test_layers_weigh_alike_unless_told_otherwise():
     assert QUICK._layer_weights(3) == [1, 1, 1]
-    assert clone(QUICK).set_params(layer_weights=[1, 0])._layer_weights(2) == [1, 0]
-    assert clone(QUICK).set_params(layer_weights=lambda u: 1 - u)._layer_weights(4) == [1, 0.75, 0.5, 0.25]
+    assert clone(QUICK).set_params(bridge__weights=[1, 0])._layer_weights(2) == [1, 0]
+    assert clone(QUICK).set_params(bridge__weights=lambda u: 1 - u)._layer_weights(4) == [1, 0.75, 0.5, 0.25]
 
 
 def test_a_warm_start_and_pickles_go_on():
@@ -266,13 +271,13 @@ def test_mistakes_are_told_before_the_score_is_asked_for_much():
         points.append(len(x))
         return -x
 
-    with pytest.raises(ValueError, match="layer_weights"):
-        HKSIVIApproximator(layer_weights=[1.0]).fit(score_fn, n_features=2)
+    with pytest.raises(ValueError, match="weights"):
+        HKSIVIApproximator(bridge=Bridge(weights=[1.0])).fit(score_fn, n_features=2)
     assert sum(points) < 5000
 
 
 def test_an_interrupted_fit_goes_on_bit_for_bit(tmp_path):
-    settings = {"checkpoint_every": 10, "batch_size": 37}
+    settings = {"batch_size": 37}
     whole = fit(**settings)
     left = 20
 
@@ -283,7 +288,7 @@ def test_an_interrupted_fit_goes_on_bit_for_bit(tmp_path):
             raise OSError
         return -x
 
-    q = clone(QUICK).set_params(**settings, checkpoint=tmp_path / "c")
+    q = clone(QUICK).set_params(**settings, checkpoint=tmp_path / "c", checkpoint__every=10)
     with pytest.raises(OSError):  # noqa: PT011
         q.fit(ending, n_features=2)
     assert (tmp_path / "c").exists()
@@ -296,10 +301,10 @@ def test_an_interrupted_fit_goes_on_bit_for_bit(tmp_path):
         ({"n_layers": 0}, "n_layers"),
         ({"bridge": "cubic"}, "bridge"),
         ({"bridge": lambda u: u}, "bridge"),
-        ({"layer_weights": [1.0]}, "layer_weights"),
-        ({"layer_weights": [1.0, -1.0]}, "layer_weights"),
-        ({"layer_weights": [1.0, float("inf")]}, "layer_weights"),
-        ({"layer_weights": [0.0, 0.0]}, "layer_weights"),
+        ({"bridge__weights": [1.0]}, "weights"),
+        ({"bridge__weights": [1.0, -1.0]}, "weights"),
+        ({"bridge__weights": [1.0, float("inf")]}, "weights"),
+        ({"bridge__weights": [0.0, 0.0]}, "weights"),
         ({"mixing": "cauchy"}, "mixing"),
         ({"mixing": mixing.StudentT(df=-1.0)}, "df"),
         ({"mixing": mixing.GaussianMixture([[0.0]])}, "means"),

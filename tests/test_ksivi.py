@@ -32,13 +32,15 @@ from skksivi.families._maps import LinearSkip
 from skksivi.kernels import IMQ, KERNELS, Gaussian
 from skksivi.metrics import kl_divergence
 from skksivi.mixing import JITTER, Bootstrap, NormalDraws
+from skksivi.parameters import EarlyStopping
 from skksivi.pilot._affine import Affine
-from skksivi.pilot._chains import Pilot
+from skksivi.pilot._chains import PilotPoints
 from skksivi.pilot._rules import Whitening
 from skksivi.score._probe import in_double
 from skksivi.stein._estimators import GRADIENT_ESTIMATORS
 from skksivi.stein._moments import moments
-from skksivi.targets import Banana, Multimodal, XShaped
+from skksivi.targets import Banana, Multimodal, XShaped, from_score_fn
+from skksivi.terms import Entropic, Laplacian
 
 
 def normal_score(x):
@@ -62,7 +64,7 @@ def test_a_step_takes_the_gradient_of_the_objective_in_the_parameters(estimator,
     r"""Of KSD^2 of p^c less a / n sum log p(x_i), plus b / n^2 sum of the positive part of its second derivatives."""
     c, a, b = schedule or (1.0, 0.0, 0.0)
     q = clone(QUICK).set_params(gradient_estimator=estimator, kernel="imq", bandwidth="median")
-    q.set_params(annealing=schedule and (lambda progress: c), entropic_weight=a, laplacian_weight=b)
+    q.set_params(annealing=schedule and (lambda progress: c), terms=[Entropic(a), Laplacian(b)] if schedule else [])
     family = gaussian_layer(
         2, mixing=NormalDraws(2), hidden_layer_sizes=(5,), linear_skip=True, scale="network", initial_scale=0.7,
         min_scale=0.1, generator=generator(), dtype=torch.float64,
@@ -96,17 +98,17 @@ def start(pilot, **parameters):
 
 def test_a_dense_pilot_is_smoothed_and_gives_its_spread():
     x = normal(400, 2) * torch.tensor([1.0, 0.3])
-    family, _ = start(Pilot(x, [400], torch.ones(2), settled=True), initial_scale=0.5)
+    family, _ = start(PilotPoints(x, [400], torch.ones(2), settled=True), initial_scale=0.5)
     assert family.mixing.reach == Bootstrap(x, [400], JITTER).reach
     assert isinstance(family.mean, LinearSkip)
     torch.testing.assert_close(family.sigma(x[:1]), 0.5 * x.std(0, correction=0), rtol=1e-2, atol=0)
-    family, _ = start(Pilot(1e-6 * x, [400], torch.ones(2), settled=True))
-    torch.testing.assert_close(family.sigma(x[:1]), torch.full((2,), 2 * QUICK.min_scale).double())
+    family, _ = start(PilotPoints(1e-6 * x, [400], torch.ones(2), settled=True))
+    torch.testing.assert_close(family.sigma(x[:1]), torch.full((2,), 2e-3).double())
 
 
 def test_a_pilot_that_is_not_dense_gives_its_points_and_the_conditional_spread():
     x = 4 * normal(400, 2)  # where E s_i^2 = 16
-    family, _ = start(Pilot(x, [400], torch.ones(2), settled=True, dense=False), initial_scale=0.5)
+    family, _ = start(PilotPoints(x, [400], torch.ones(2), settled=True, dense=False), initial_scale=0.5)
     z = family.draw_latent(50, generator())
     assert torch.cdist(z, x).amin(1).max() < 1e-6
     torch.testing.assert_close(family.mean(z), z)
@@ -116,7 +118,7 @@ def test_a_pilot_that_is_not_dense_gives_its_points_and_the_conditional_spread()
 @pytest.mark.parametrize(("settled", "weight"), [(True, 0.0), (True, 0.5), (True, 2.0), (False, 0.0), (False, 2.0)])
 def test_moments_of_a_settled_pilot_hold_the_fit(settled, weight):
     x = normal(400, 2)
-    _, penalty = start(Pilot(x, [400], torch.ones(2), settled=settled), pilot_weight=weight)
+    _, penalty = start(PilotPoints(x, [400], torch.ones(2), settled=settled), whiten__weight=weight)
     assert (penalty is not None) == (settled and weight > 0)
     if penalty is not None:
         assert penalty.weight == weight
@@ -152,10 +154,10 @@ def test_fitted_attributes():
         {"latent_dim": 5},
         {"mixing": "normal"},
         {"mixing": "pilot"},
-        {"pilot_weight": 0.0},
+        {"whiten__weight": 0.0},
         {"whiten": "bam"},
         {"whiten": "laplace"},
-        {"whiten_budget": 0},
+        {"whiten__budget": 0},
         {"init": [0.1, -0.1]},
         {"init": np.eye(2)},
         {"hidden_layer_sizes": ()},
@@ -164,13 +166,13 @@ def test_fitted_attributes():
         {"initial_scale": 1.5},
         {"whiten": None},
         {"whiten": ([0.1, 0.2], [[1.0, 0.0], [0.5, 2.0]])},
-        {"learning_rate_decay": (0.9, 10)},
-        {"learning_rate_decay": None},
+        {"optimizer__decay": (0.9, 10)},
+        {"optimizer__decay": None},
         {"annealing": "linear"},
         {"annealing": Linear(start=0.5)},
-        {"ema_decay": None},
-        {"max_grad_norm": 1.0},
-        {"tol": 0.1, "n_iter_no_change": 100},
+        {"optimizer__ema": None},
+        {"optimizer__max_norm": 1.0},
+        {"early_stopping": 0.1, "early_stopping__patience": 100},
         {"dtype": "float64"},
     ],
     ids=str,
@@ -213,7 +215,7 @@ def test_vanilla_takes_two_batches():
 
 
 def test_warm_start_continues_and_a_cold_start_forgets():
-    q = clone(QUICK).set_params(warm_start=True, max_iter=20, learning_rate_decay=None)
+    q = clone(QUICK).set_params(warm_start=True, max_iter=20, optimizer__decay=None)
     first = q.fit(shifted_score, n_features=2).loss_curve_
     whitening = q.whitening_
     q.fit(shifted_score, n_features=2)
@@ -229,10 +231,10 @@ def test_warm_start_continues_and_a_cold_start_forgets():
 
 
 def test_early_stopping_stops_on_a_plateau_only():
-    plateau = fit(max_iter=5000, tol=0.01, n_iter_no_change=200)
+    plateau = fit(max_iter=5000, early_stopping=EarlyStopping(0.01, patience=200))
     assert plateau.n_iter_ < 5000
     assert len(plateau.ksd_curve_) == 1 + plateau.n_iter_ // 500
-    patient = fit(max_iter=500, tol=0.01, n_iter_no_change=1000)
+    patient = fit(max_iter=500, early_stopping=EarlyStopping(0.01, patience=1000))
     assert patient.n_iter_ == 500
 
 
@@ -314,7 +316,7 @@ def test_the_curve_of_a_default_fit_starts_at_its_start():
 def test_the_state_kept_is_that_of_the_best_iteration():
     """A rate that destroys the fit leaves the start, and says so."""
     with pytest.warns(ConvergenceWarning, match="state of iteration 0 is kept"):
-        q = fit(shifted_score, max_iter=200, learning_rate=1.0, ema_decay=None, pilot_weight=0.0)
+        q = fit(shifted_score, max_iter=200, learning_rate=1.0, optimizer__ema=None, whiten__weight=0.0)
     assert q.best_iter_ == 0
     assert q.n_iter_ == 200
     X = q.sample(20_000, random_state=0)
@@ -333,7 +335,7 @@ def test_the_start_of_a_default_fit_has_the_moments_of_the_pilot():
 
 
 def test_chains_that_have_not_settled_are_told():
-    with pytest.warns(ConvergenceWarning, match=r"have not settled.*`whiten_budget`"):
+    with pytest.warns(ConvergenceWarning, match=r"have not converged.*`budget` of whiten=Pilot"):
         q = fit(funnel_score, n_features=9, max_iter=5)
     assert not q.whitening_.settled
 
@@ -395,9 +397,9 @@ def test_a_warm_start_goes_on_from_the_fitted_family_in_its_coordinates():
 def test_a_refused_warm_start_leaves_the_fit_as_it_was():
     q = fit(dtype="float64", whiten=None)
     X = q.sample(20, random_state=0)
-    q.set_params(dtype="float32", warm_start=True, laplacian_weight=1.0, hvp="finite-difference")
-    with pytest.raises(ValueError, match="laplacian_weight"):
-        q.fit(normal_score, n_features=2)
+    q.set_params(dtype="float32", warm_start=True, terms=[Laplacian()])
+    with pytest.raises(ValueError, match="`terms`"):
+        q.fit(from_score_fn(normal_score, 2, products="finite-difference"))
     q.set_params(dtype="float64")
     np.testing.assert_array_equal(q.sample(20, random_state=0), X)
     assert next(q.family_.parameters()).dtype == torch.float64
@@ -465,18 +467,18 @@ MISTAKES = {
     "gradient_estimator": ({"gradient_estimator": "v"}, "gradient_estimator"),
     "batch_size": ({"batch_size": 1}, "batch_size"),
     "hidden_layer_sizes": ({"hidden_layer_sizes": (10, 0)}, "hidden_layer_sizes"),
-    "betas": ({"betas": (0.9, 1.0)}, "betas"),
+    "optimizer__betas": ({"optimizer__betas": (0.9, 1.0)}, "betas"),
     "initial_scale": ({"initial_scale": 1e-4}, "initial_scale"),
     "learning_rate": ({"learning_rate": -1.0}, "learning_rate"),
-    "learning_rate_decay": ({"learning_rate_decay": (2.0, 100)}, "learning_rate_decay"),
-    "learning_rate_decay of words": ({"learning_rate_decay": ("a", "b")}, "learning_rate_decay"),
+    "optimizer__decay": ({"optimizer__decay": (2.0, 100)}, "decay"),
+    "decay of words": ({"optimizer__decay": ("a", "b")}, "decay"),
     "whiten not a pair": ({"whiten": (np.zeros(2),)}, "whiten"),
     "whiten shape": ({"whiten": (np.zeros(3), np.eye(3))}, "whiten"),
     "whiten singular": ({"whiten": (np.zeros(2), np.zeros((2, 2)))}, "whiten"),
     "max_iter": ({"max_iter": 0}, "max_iter"),
     "init": ({"init": [0.0, 1.0, 2.0]}, "init"),
-    "whiten_budget": ({"whiten_budget": -1}, "whiten_budget"),
-    "pilot_weight": ({"pilot_weight": -1.0}, "pilot_weight"),
+    "whiten__budget": ({"whiten__budget": -1}, "budget"),
+    "whiten__weight": ({"whiten__weight": -1.0}, "weight"),
     "mixing": ({"mixing": "flow"}, "mixing"),
     "annealing is a class": ({"annealing": Linear}, "annealing"),
     "annealing of nothing": ({"annealing": lambda progress: None}, "annealing"),
@@ -508,7 +510,7 @@ def ending(act):
 
 
 def test_an_interrupted_fit_is_one_of_fewer_iterations():
-    q = clone(QUICK).set_params(whiten=None, batch_size=ODD, learning_rate_decay=None)
+    q = clone(QUICK).set_params(whiten=None, batch_size=ODD, optimizer__decay=None)
     with pytest.raises(KeyboardInterrupt):
         q.fit(ending(raising(KeyboardInterrupt)), n_features=2)
     shorter = clone(q).set_params(max_iter=12).fit(normal_score, n_features=2)
@@ -545,7 +547,7 @@ def test_a_fit_that_meets_nan_keeps_the_last_finite_state():
 
 def test_iterations_skipped_are_told():
     with pytest.warns(ConvergenceWarning, match="1 of 30 iterations were skipped"):
-        q = fit(ending(lambda s: torch.nan * s), whiten=None, batch_size=ODD, nonfinite="skip")
+        q = fit(ending(lambda s: torch.nan * s), whiten=None, batch_size=ODD, optimizer__nonfinite="skip")
     assert np.isnan(q.loss_curve_).nonzero()[0].tolist() == [12]
 
 

@@ -254,7 +254,7 @@ FAILURES = {
 @pytest.mark.parametrize("case", FAILURES)
 def test_a_failed_candidate_scores_nan_and_the_search_goes_on(case):
     target, grid, warning = FAILURES[case]
-    estimator = clone(QUICK).set_params(nonfinite="skip" if warning is UserWarning else "raise")
+    estimator = clone(QUICK).set_params(optimizer__nonfinite="skip" if warning is UserWarning else "raise")
     search = GridSearchCV(estimator, grid, cv=Replicates(2), scoring=SCORER)
     with pytest.warns(warning), pytest.warns(UserWarning, match="non-finite"):
         search.fit(target)

@@ -13,8 +13,9 @@ from skksivi import KSIVIApproximator, modes
 from skksivi.base import BaseApproximator
 from skksivi.baselines import Laplace
 from skksivi.families._samplers import Fit, Reweighted
+from skksivi.parameters import Pilot
 from skksivi.pilot._affine import Affine
-from skksivi.pilot._chains import Pilot
+from skksivi.pilot._chains import PilotPoints
 from skksivi.pilot._masses import N_QUICK, Cells, _log_proposal, _propose, log_densities, mass, normalised, weighed
 from skksivi.targets import EightGaussians, Multimodal, Target
 
@@ -73,10 +74,10 @@ def test_a_pilot_is_given_the_masses_of_its_modes():
     chi = torch.randn(6000, 3, generator=generator).square().sum(1).double()
     student = torch.randn(6000, 2, generator=generator, dtype=torch.float64) / (chi / 3).sqrt()[:, None]
     gaussian = 20 + torch.randn(6000, 2, generator=generator, dtype=torch.float64)
-    pilot = Pilot(torch.cat([student, gaussian]), [6000, 6000], torch.zeros(2), settled=True)
+    pilot = PilotPoints(torch.cat([student, gaussian]), [6000, 6000], torch.zeros(2), settled=True)
     n = weighed(as_score(score_fn), pilot, generator).n_of_mode
     assert abs(n[1] / sum(n) - 0.3) < 0.05
-    right = Pilot(torch.cat([student, gaussian[:2571]]), [6000, 2571], torch.zeros(2), settled=True)
+    right = PilotPoints(torch.cat([student, gaussian[:2571]]), [6000, 2571], torch.zeros(2), settled=True)
     assert weighed(as_score(score_fn), right, generator) is right
 
 
@@ -131,7 +132,7 @@ def test_a_pilot_is_weighed_by_the_density_of_the_target():
             asked.append(len(x))
             return UNEQUAL.log_prob(x)
 
-    q = KSIVIApproximator(max_iter=1, whiten_budget=20_000, random_state=0).fit(WithDensity())
+    q = KSIVIApproximator(max_iter=1, whiten=Pilot(budget=20_000), random_state=0).fit(WithDensity())
     assert max(asked) >= N_QUICK
     torch.testing.assert_close(UNEQUAL.shares_of(q.sample(4000)).double(), UNEQUAL.weights, rtol=0, atol=0.04)
 

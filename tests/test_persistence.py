@@ -42,6 +42,7 @@ from skksivi.baselines import (
     MeanFieldVI,
 )
 from skksivi.families._samplers import HasDensity, Layers, Reweighted
+from skksivi.parameters import Adam, Pilot, Scale
 from skksivi.persistence._codec import KINDS, NAMES
 from skksivi.pilot._affine import Affine
 from skksivi.pilot._masses import Cells
@@ -70,20 +71,28 @@ def ksivi(**parameters):
 
 
 def hksivi(**parameters):
-    settings = {"n_layers": 2, "max_iter": 30, "hidden_layer_sizes": (7, 5), "whiten_budget": 1000, "random_state": 3}
+    settings = {
+        "n_layers": 2,
+        "max_iter": 30,
+        "hidden_layer_sizes": (7, 5),
+        "whiten": Pilot(budget=1000),
+        "random_state": 3,
+    }
     return HKSIVIApproximator(**settings | parameters)
 
 
 ESTIMATORS = {
-    "pilot": ksivi(whiten_budget=1000),
+    "pilot": ksivi(whiten=Pilot(budget=1000)),
     "no whitening": ksivi(whiten=None),
     "laplace": ksivi(whiten="laplace", scale="network"),
     "bam": ksivi(whiten="bam", dtype="float64", linear_skip=False, hidden_layer_sizes=[6]),
-    "given": ksivi(whiten=(MEAN.numpy(), np.asfortranarray(FACTOR)), latent_dim=3, tol=1e-3),
-    "tensors": ksivi(whiten=(MEAN.double(), torch.as_tensor(FACTOR).mT.contiguous().mT), ema_decay=None),
+    "given": ksivi(whiten=(MEAN.numpy(), np.asfortranarray(FACTOR)), latent_dim=3, early_stopping=1e-3),
+    "tensors": ksivi(whiten=(MEAN.double(), torch.as_tensor(FACTOR).mT.contiguous().mT), optimizer=Adam(ema=None)),
     "kernel": ksivi(kernel=kernels.IMQ(bandwidth=1.25, exponent=0.25), bandwidth=None, whiten=None),
     "riesz": ksivi(kernel=kernels.Riesz(norm="l1"), annealing=Linear(start=0.3), device=torch.device("cpu")),
-    "numpy numbers": ksivi(max_iter=np.int64(20), learning_rate=np.float32(0.01), min_scale=np.float64(0.001)),
+    "numpy numbers": ksivi(
+        max_iter=np.int64(20), learning_rate=np.float32(0.01), scale=Scale(floor=np.float64(0.001))
+    ),
     "RandomState": ksivi(random_state=np.random.RandomState(5), init=[0.5, 0.5]),
     "many features": ksivi(whiten="laplace", hidden_layer_sizes=(3,), batch_size=4, max_iter=3),  # a low-rank map
     "Student mixing": ksivi(mixing=mixing.StudentT(df=4.0), whiten="laplace", annealing=Cosine(start=0.5)),
@@ -256,7 +265,7 @@ def test_a_device_that_is_not_here_becomes_auto(fitted, tmp_path):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_fit_of_a_gpu_loads_on_a_cpu(tmp_path):
-    q = ksivi(whiten_budget=1000, device="cuda").fit(score_fn, n_features=2)
+    q = ksivi(whiten=Pilot(budget=1000), device="cuda").fit(score_fn, n_features=2)
     np.testing.assert_array_equal(by_file(q, tmp_path).sample(50, random_state=0), q.sample(50, random_state=0))
     script = (
         "import skksivi, sys; q = skksivi.load(sys.argv[1]); print(q.device, q.sample(4).shape, q.family_.mean.A)"
@@ -565,7 +574,7 @@ STATES = {
     "no layers": ("sampler_.family.mean.network.layers", [], "IndexError"),
     "a tensor for an array": ("loss_curve_", {"is": "tensor"}, "`loss_curve_`"),
     "a transposed vector": ("loss_curve_.transposed", True, "dimension|mT"),
-    "a tensor that is not there": ("tol", {"is": "tensor"}, "`tol` is missing"),
+    "a tensor that is not there": ("early_stopping", {"is": "tensor"}, "`early_stopping` is missing"),
     "no curve": ("ksd_curve_", None, "`ksd_curve_`"),
     "a long seed": ("_seed", 2**32, "_seed"),
     "a stream beyond its state": ("_random_state.position", 10**6, "position"),
@@ -821,7 +830,7 @@ class Banana3:
 
 def test_new_weights_of_modes_are_kept(tmp_path):
     target = Multimodal()
-    q = ksivi(whiten_budget=1000).fit(target)
+    q = ksivi(whiten=Pilot(budget=1000)).fit(target)
     modes(q, target, reweight=True, random_state=0)
     loaded = by_file(q, tmp_path)
     np.testing.assert_array_equal(loaded.sample(99, random_state=0), q.sample(99, random_state=0))

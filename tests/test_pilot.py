@@ -26,7 +26,7 @@ from scipy.special import digamma, polygamma
 from skksivi.pilot._affine import Affine
 from skksivi.pilot._chains import (
     Ensemble,
-    Pilot,
+    PilotPoints,
     batch_and_match,
     covariance_root,
     find_pilot,
@@ -316,7 +316,7 @@ def test_a_pilot_has_as_many_points_of_a_mode_as_its_weight(p):
 
 
 def test_a_thinned_pilot_keeps_the_shares_of_the_modes():
-    pilot = Pilot(normal(1000, 2), [800, 200], torch.ones(2), True)
+    pilot = PilotPoints(normal(1000, 2), [800, 200], torch.ones(2), True)
     thin = pilot.thinned(100)
     assert thin.n_of_mode == [80, 20]
     assert thin.x.shape == (100, 2)
@@ -327,7 +327,7 @@ def test_sd_within_leaves_out_the_distance_of_the_modes():
     x = normal(4000, 2)
     apart = torch.cat([x[:3000] - 50, x[3000:] + 50])
     torch.testing.assert_close(
-        Pilot(apart, [3000, 1000], torch.ones(2), True).sd_within(), torch.ones(2).double(), rtol=0, atol=0.05
+        PilotPoints(apart, [3000, 1000], torch.ones(2), True).sd_within(), torch.ones(2).double(), rtol=0, atol=0.05
     )
 
 

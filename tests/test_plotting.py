@@ -11,6 +11,7 @@ from sklearn.exceptions import NotFittedError
 from skksivi import KSIVIApproximator, plotting
 from skksivi.baselines import SIVI, Laplace
 from skksivi.metrics import correlation_error
+from skksivi.parameters import Pilot
 from skksivi.plotting import (
     CorrelationDisplay,
     DensityDisplay,
@@ -203,7 +204,7 @@ def test_loss_shows_the_monitor_where_it_looked(fitted):
 
 
 def test_loss_monitor_of_a_warm_start_goes_on():
-    q = KSIVIApproximator(max_iter=550, whiten_budget=0, warm_start=True, random_state=0)
+    q = KSIVIApproximator(max_iter=550, whiten=Pilot(budget=0), warm_start=True, random_state=0)
     q.fit(Multimodal()).fit(Multimodal())
     at = LossDisplay.from_estimator(q).monitor_line_.get_xdata()
     np.testing.assert_array_equal(at, [0, 500, 550, 550, 1050, 1100])
@@ -216,7 +217,7 @@ def test_a_loss_is_called_what_it_is(fitted):
 
 
 def test_loss_monitor_of_a_fit_without_pilot_starts_at_its_first_look():
-    q = KSIVIApproximator(whiten="laplace", tol=0.0, max_iter=1000, random_state=0).fit(Multimodal())
+    q = KSIVIApproximator(whiten="laplace", early_stopping=0.0, max_iter=1000, random_state=0).fit(Multimodal())
     np.testing.assert_array_equal(LossDisplay.from_estimator(q).monitor_line_.get_xdata(), [500, 1000])
 
 

@@ -18,12 +18,11 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from skksivi import KSIVIApproximator, KSIVIClassifier, KSIVIRegressor, predictors
 from skksivi.baselines import MALA, SVGD, Laplace, MeanFieldVI
+from skksivi.parameters import Pilot, Scale
 from skksivi.predictors import trained_weights
 from skksivi.targets import BayesianNeuralNetwork
 
-QUICK = KSIVIApproximator(
-    max_iter=30, batch_size=16, hidden_layer_sizes=(8,), whiten="laplace", whiten_budget=0, dtype="float64"
-)
+QUICK = KSIVIApproximator(max_iter=30, batch_size=16, hidden_layer_sizes=(8,), whiten="laplace", dtype="float64")
 ESTIMATORS = [
     KSIVIRegressor(model="linear", approximator=QUICK, random_state=0),
     KSIVIRegressor(n_hidden=4, approximator=QUICK, random_state=0),
@@ -152,7 +151,7 @@ def test_networks_of_many_rows_see_minibatches_and_trained_starts_are_better_tha
     assert theta.shape == (3, target.n_features)
     assert (theta[:, -2] == 0).all()  # a log lambda that is learned
     assert target.rmse(theta[:1], x, y) < 0.5 < y.std()
-    chains = KSIVIApproximator(whiten="diagonal", whiten_budget=8000, min_scale=1e-5, max_iter=20)
+    chains = KSIVIApproximator(whiten=Pilot("diagonal", budget=8000), scale=Scale(floor=1e-5), max_iter=20)
     model = KSIVIRegressor(n_hidden=10, approximator=chains, random_state=0).fit(x, y)
     assert model.score(x, y) > 0.9
 

@@ -13,10 +13,11 @@ from skksivi import KSIVIApproximator
 from skksivi.baselines import SIVISM
 from skksivi.kernels import IMQ, Gaussian, Riesz, Tilted, resolve_kernel
 from skksivi.metrics import ksd
+from skksivi.parameters import Adam
 from skksivi.stein._estimators import GRADIENT_ESTIMATORS
 from skksivi.stein._fused import value_and_gradients
-from skksivi.terms import laplacian_gradient, tail_exponent
 from skksivi.targets import Banana, EightGaussians, Multimodal, StudentT, XShaped
+from skksivi.terms import Entropic, Laplacian, laplacian_gradient, tail_exponent
 
 QUICK = KSIVIApproximator(max_iter=30, batch_size=16, hidden_layer_sizes=(8,), whiten="laplace", random_state=0)
 
@@ -98,17 +99,25 @@ def test_the_laplacian_term_is_estimated_in_many_dimensions():
 def test_the_entropic_term_moves_draws_up_and_is_scheduled():
     settings = {"whiten": None, "max_iter": 100, "learning_rate": 1e-2, "initial_scale": 0.9}
     plain, pulled, late = (
-        clone(QUICK).set_params(**settings, entropic_weight=w).fit(lambda x: 5 - x, n_features=2)
+        clone(QUICK).set_params(**settings, terms=[Entropic(w)]).fit(lambda x: 5 - x, n_features=2)
         for w in (0.0, 10.0, lambda progress: 10.0 * (progress > 2))
     )
     assert pulled.sample(500).mean() > plain.sample(500).mean() + 0.2
     np.testing.assert_array_equal(late.loss_curve_, plain.loss_curve_)
 
 
-@pytest.mark.parametrize("name", ["annealing", "entropic_weight", "laplacian_weight"])
+@pytest.mark.parametrize("name", ["annealing", "weight of Entropic", "weight of Laplacian"])
 @pytest.mark.parametrize("wrong", [-1, math.inf, math.nan])
 def test_a_schedule_that_goes_wrong_is_named_and_no_other(name, wrong):
-    q = clone(QUICK).set_params(max_iter=10, whiten=None, **{name: lambda progress: 1.0 if progress < 0.5 else wrong})
+    def schedule(progress):
+        return 1.0 if progress < 0.5 else wrong
+
+    scheduled = {
+        "annealing": {"annealing": schedule},
+        "weight of Entropic": {"terms": [Entropic(schedule)]},
+        "weight of Laplacian": {"terms": [Laplacian(schedule)]},
+    }
+    q = clone(QUICK).set_params(max_iter=10, whiten=None, **scheduled[name])
     with pytest.raises(
         ValueError, match=f"^`{name}` returned {wrong} at progress 0.5, expected a (positive )?number"
     ):
@@ -125,17 +134,23 @@ def test_a_method_without_weights_does_not_name_them(wrong):
 
 
 def test_the_laplacian_term_drives_draws_out_of_a_saddle():
-    settings = {"whiten": None, "max_iter": 300, "learning_rate": 1e-2, "initial_scale": 0.5, "max_grad_norm": 1.0}
+    settings = {
+        "whiten": None,
+        "max_iter": 300,
+        "learning_rate": 1e-2,
+        "initial_scale": 0.5,
+        "optimizer": Adam(max_norm=1.0),
+    }
     target = EightGaussians(radius=6.0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        plain, driven = (clone(QUICK).set_params(**settings, laplacian_weight=w).fit(target) for w in (0.0, 100.0))
+        plain, driven = (clone(QUICK).set_params(**settings, terms=[Laplacian(w)]).fit(target) for w in (0.0, 100.0))
     r = [np.linalg.norm(q.sample(2000, random_state=0), axis=1).mean() for q in (plain, driven)]
     assert r[1] != r[0]
-    never = clone(QUICK).set_params(**settings, laplacian_weight=lambda progress: 0.0).fit(target)
+    never = clone(QUICK).set_params(**settings, terms=[Laplacian(lambda progress: 0.0)]).fit(target)
     np.testing.assert_array_equal(never.loss_curve_, plain.loss_curve_)
-    with pytest.raises(ValueError, match="`laplacian_weight` needs a score"):
-        clone(QUICK).set_params(laplacian_weight=1.0).fit(lambda X: -np.asarray(X), n_features=2)
+    with pytest.raises(ValueError, match=r"`terms` has Laplacian\(\), which needs a score"):
+        clone(QUICK).set_params(terms=[Laplacian()]).fit(lambda X: -np.asarray(X), n_features=2)
 
 
 def test_tails_are_told_from_the_score():

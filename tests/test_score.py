@@ -17,12 +17,21 @@ from skksivi import KSIVIApproximator
 from skksivi.base import _resolve_score
 from skksivi.baselines import Laplace
 from skksivi.metrics import kl_divergence, ksd
+from skksivi.parameters import Pilot
 from skksivi.pilot._affine import Affine
 from skksivi.pilot._modes import jacobians
 from skksivi.pilot._rules import find_whitening, pulled_back
 from skksivi.score._probe import ASYMMETRY, choose_product, grows_outward, in_double
 from skksivi.score._score import STEPS, Halves, Tempered, autograd_pullback, central_difference
-from skksivi.targets import Banana, BayesianLogisticRegression, ConditionedDiffusion, Multimodal, Target, XShaped
+from skksivi.targets import (
+    Banana,
+    BayesianLogisticRegression,
+    ConditionedDiffusion,
+    Multimodal,
+    Target,
+    XShaped,
+    from_score_fn,
+)
 
 CPU = torch.device("cpu")
 
@@ -56,8 +65,9 @@ TARGETS = {
 every_target = pytest.mark.parametrize("name", TARGETS)
 
 
-def resolved(score_fn, d, hvp="auto", dtype=torch.float32, near=None):
-    return _resolve_score(score_fn, d, dtype=dtype, device=CPU, hvp=hvp, near=near)
+def resolved(score_fn, d, products="auto", dtype=torch.float32, near=None):
+    target = score_fn if products == "auto" else from_score_fn(score_fn, d, products=products)
+    return _resolve_score(target, d, dtype=dtype, device=CPU, near=near)
 
 
 # The products
@@ -219,7 +229,7 @@ FAULTY = [lambda f: lambda x: f(x.detach()), last_detached, last_input_detached,
 def test_a_graph_with_a_hole_is_found(name, fault):
     score_fn, d = TARGETS[name]
     assert resolved(fault(score_fn), d).by_differences
-    with pytest.raises(ValueError, match=r"`hvp` is 'autograd', but .* set hvp='auto'"):
+    with pytest.raises(ValueError, match=r"`products` is 'autograd', but .* set products='auto'"):
         resolved(fault(score_fn), d, "autograd")
 
 
@@ -277,7 +287,9 @@ def test_an_own_product_is_preferred_and_checked_without_a_graph():
     assert not score.by_differences
     with pytest.raises(ValueError, match="`score_vjp` returns a product"):
         _resolve_score(Own(2), None, dtype=torch.float32, device=CPU)
-    assert _resolve_score(Own(2), None, dtype=torch.float32, device=CPU, hvp="finite-difference").score_vjp is None
+    by_differences = Own(2)
+    by_differences.products = "finite-difference"
+    assert _resolve_score(by_differences, None, dtype=torch.float32, device=CPU).score_vjp is None
 
 
 @pytest.mark.parametrize("has_graph", [True, False])
@@ -377,7 +389,7 @@ def test_numbers_of_another_type_are_adapted():
 
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, lambda: torch.autocast("cpu")], ids=range(3))
 def test_the_mode_around_a_fit_does_not_matter(mode):
-    p = KSIVIApproximator(max_iter=20, whiten_budget=20_000, random_state=0)
+    p = KSIVIApproximator(max_iter=20, whiten=Pilot(budget=20_000), random_state=0)
     expected = p.fit(Banana()).sample(5)
     with mode():
         np.testing.assert_array_equal(p.fit(Banana()).sample(5), expected)
@@ -401,8 +413,8 @@ def test_a_jacobian_that_is_no_hessian_is_named():
 @every_target
 def test_the_asymmetry_of_a_hessian_is_rounding(name):
     score_fn, d = TARGETS[name]
-    for hvp in ("auto", "finite-difference"):
-        assert choose_product(in_double(score_fn, d), hvp)[1] < ASYMMETRY / 10
+    for products in ("auto", "finite-difference"):
+        assert choose_product(in_double(score_fn, d), products)[1] < ASYMMETRY / 10
 
 
 @every_target

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
+from skksivi.parameters import Adam, EarlyStopping
 from skksivi.training._hooks import Watch
 from skksivi.training._loop import (
-    Adam,
     Iterate,
     Objective,
     Scheduled,
@@ -20,8 +20,6 @@ from skksivi.training._loop import (
     unflatten,
 )
 
-OPTIMISER = {"learning_rate": 0.05, "betas": (0.9, 0.999)}
-
 
 def network():
     module = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
@@ -30,10 +28,10 @@ def network():
     return module
 
 
-def run(module, loss_fn, *, max_iter=200, nonfinite="raise", hooks=(), schedules=(), **optimiser):
+def run(module, loss_fn, *, max_iter=200, hooks=(), schedules=(), **options):
     objective = Objective(by_autograd(loss_fn, module), schedules)
-    steps = Adam(**OPTIMISER | optimiser)
-    return minimise(objective, module, steps, torch.Generator(), max_iter=max_iter, nonfinite=nonfinite, hooks=hooks)
+    adam = Adam(**{"betas": (0.9, 0.999), "decay": None, "ema": None} | options)
+    return minimise(objective, module, adam, torch.Generator(), learning_rate=0.05, max_iter=max_iter, hooks=hooks)
 
 
 def quadratic(module):
@@ -61,7 +59,7 @@ def test_flat_parameters_share_memory_with_the_module_and_part_again():
 
 def test_steps_equal_those_of_plain_adam():
     ours, plain = network(), network()
-    run(ours, quadratic(ours), max_iter=20, learning_rate_decay=(0.5, 7), max_grad_norm=1.0)
+    run(ours, quadratic(ours), max_iter=20, decay=(0.5, 7), max_norm=1.0)
     optimizer = torch.optim.Adam(plain.parameters(), lr=0.05, betas=(0.9, 0.999))
     for t in range(20):
         optimizer.param_groups[0]["lr"] = 0.05 * 0.5 ** (t // 7)
@@ -80,7 +78,7 @@ def test_the_average_is_the_exponential_average_of_the_iterates():
         seen.append(torch.cat([p.detach().flatten() for p in module.parameters()]))
         return quadratic(module)()
 
-    run(module, loss_fn, ema_decay=0.9)
+    run(module, loss_fn, ema=0.9)
     last = network()
     run(last, quadratic(last))
     seen.append(torch.cat([p.detach().flatten() for p in last.parameters()]))
@@ -93,7 +91,7 @@ def test_the_average_is_the_exponential_average_of_the_iterates():
 
 def test_the_average_takes_the_place_of_the_iterate_for_a_while():
     module = network()
-    iterate = Iterate(module, Adam(0.1, ema_decay=0.5))
+    iterate = Iterate(module, Adam(ema=0.5))
     before = iterate.flat.clone()
     iterate.average.fill_(7.0)
     with pytest.raises(StopIteration), iterate.averaged():  # noqa: PT012
@@ -169,29 +167,29 @@ def holder():
 
 
 def test_a_plateau_is_told_from_progress(holder):
-    falling = Watch(judge_of(np.linspace(1, 0, 11)), tol=0.01, patience=300)
+    falling = Watch(judge_of(np.linspace(1, 0, 11)), EarlyStopping(patience=300))
     assert not any(states(holder, falling, 10))
-    flat = Watch(judge_of([1.0] * 4), tol=0.01, patience=300)
+    flat = Watch(judge_of([1.0] * 4), EarlyStopping(patience=300))
     assert states(holder, flat, 4) == [False, False, False, True]
 
 
 def test_progress_is_counted_from_the_last_that_was_made(holder):
     """Falls below the share `tol` of the mark add up to progress."""
-    slow = Watch(judge_of(0.995 ** np.arange(20)), tol=0.01, patience=300)
+    slow = Watch(judge_of(0.995 ** np.arange(20)), EarlyStopping(patience=300))
     assert not any(states(holder, slow, 20))
-    rising = Watch(judge_of([1.0, 0.5, 2.0, 3.0, 4.0]), tol=0.01, patience=300)
+    rising = Watch(judge_of([1.0, 0.5, 2.0, 3.0, 4.0]), EarlyStopping(patience=300))
     assert states(holder, rising, 5) == [False, False, False, False, True]
 
 
 def test_without_a_tolerance_a_watch_never_stops(holder):
-    watch = Watch(judge_of(range(50)), tol=None, patience=1)
+    watch = Watch(judge_of(range(50)), None)
     assert not any(states(holder, watch, 50))
     assert watch.values == [(100 * (i + 1), i) for i in range(50)]
 
 
 def test_the_best_admissible_state_is_brought_back(holder):
     values, accepted = [3.0, 2.0, 0.0, 2.5, -1.0], [True, True, False, True, False]
-    watch = Watch(judge_of(values, accepted), tol=None, patience=1, keeps_best=True)
+    watch = Watch(judge_of(values, accepted), None, keeps_best=True)
     states(holder, watch, 5)
     assert watch.restore(holder) == 200
     assert holder.value.item() == 200
@@ -200,9 +198,9 @@ def test_the_best_admissible_state_is_brought_back(holder):
 
 def test_without_a_state_to_keep_the_last_one_stays(holder):
     for watch in (
-        Watch(judge_of([1.0, 2.0]), tol=None, patience=1),
-        Watch(judge_of([1.0, 2.0], [False, False]), tol=None, patience=1, keeps_best=True),
-        Watch(judge_of([np.inf, np.nan]), tol=None, patience=1, keeps_best=True),
+        Watch(judge_of([1.0, 2.0]), None),
+        Watch(judge_of([1.0, 2.0], [False, False]), None, keeps_best=True),
+        Watch(judge_of([np.inf, np.nan]), None, keeps_best=True),
     ):
         states(holder, watch, 2)
         assert watch.restore(holder) == 200
@@ -210,7 +208,7 @@ def test_without_a_state_to_keep_the_last_one_stays(holder):
 
 
 def test_a_kept_state_is_a_copy(holder):
-    watch = Watch(judge_of([1.0]), tol=None, patience=1, keeps_best=True)
+    watch = Watch(judge_of([1.0]), None, keeps_best=True)
     states(holder, watch, 1)
     holder.value.data.fill_(-1)
     watch.restore(holder)
@@ -224,15 +222,15 @@ def test_the_watch_sees_the_average_each_so_often_and_at_the_end():
         seen.append(torch.cat([p.detach().flatten() for p in module.parameters()]))
         return float(len(seen)), Report(True)
 
-    watch = Watch(judge, tol=None, patience=1, every=40)
-    run(module, quadratic(module), max_iter=100, ema_decay=0.9, hooks=[watch])
+    watch = Watch(judge, None, every=40)
+    run(module, quadratic(module), max_iter=100, ema=0.9, hooks=[watch])
     assert watch.values == [(40, 1.0), (80, 2.0), (100, 3.0)]
     torch.testing.assert_close(seen[-1], torch.cat([p.detach().flatten() for p in module.parameters()]))
 
 
 def test_the_watch_ends_the_loop_and_its_best_state_returns():
     module = network()
-    watch = Watch(judge_of([2.0, 1.0, 3.0, 4.0, 5.0]), tol=0.0, patience=20, every=10, keeps_best=True)
+    watch = Watch(judge_of([2.0, 1.0, 3.0, 4.0, 5.0]), EarlyStopping(0.0, patience=20), every=10, keeps_best=True)
     result = run(module, quadratic(module), max_iter=1000, hooks=[watch])
     assert len(result.losses) == 40
     assert watch.restore(module) == 20
@@ -306,8 +304,8 @@ def test_what_ends_the_loop_is_returned_with_the_state_before(error):
             raise error
         return quadratic(module)()
 
-    result = run(module, loss_fn, ema_decay=0.9)
+    result = run(module, loss_fn, ema=0.9)
     assert isinstance(result.ended_by, error)
     assert len(result.losses) == 30
-    run(shorter, quadratic(shorter), max_iter=30, ema_decay=0.9)
+    run(shorter, quadratic(shorter), max_iter=30, ema=0.9)
     assert state(module).equal(state(shorter))

@@ -9,6 +9,7 @@ from plain_targets import generator, normal
 
 from skksivi import HKSIVIApproximator, KSIVIApproximator
 from skksivi.base import _resolve_score
+from skksivi.parameters import Pilot
 from skksivi.pilot._rules import find_whitening
 from skksivi.pilot._underdamped import diagonal_map, underdamped
 from skksivi.targets import EightGaussians
@@ -54,7 +55,7 @@ def test_the_map_standardises_each_coordinate_alone():
 def test_from_one_start_the_chains_surround_the_mode():
     m, L = stiff()
     score = resolved(gaussian_score(m, L), 5)
-    whitening, pilot = find_whitening("diagonal", score, generator(), init=m + 3 * L.diagonal(), budget=400_000)
+    whitening, pilot = find_whitening("diagonal", score, generator(), init=m + 3 * L.diagonal())
     true_sd = L.square().sum(1).sqrt()
     se = true_sd / 20**0.5
     assert ((torch.as_tensor(whitening.mean) - m).abs() < 5 * se).all()
@@ -67,7 +68,7 @@ def test_from_one_start_the_chains_surround_the_mode():
 def test_conditional_widths_are_those_of_the_precision():
     m, L = stiff()
     score = resolved(gaussian_score(m, L), 5)
-    whitening, pilot = find_whitening("diagonal", score, generator(), init=m, budget=200_000)
+    whitening, pilot = find_whitening(Pilot("diagonal", budget=200_000), score, generator(), init=m)
     precision = torch.cholesky_inverse(L) * whitening.map.D.outer(whitening.map.D)
     pilot = pilot._replace(x=m + normal(4000, 5) @ L.mT)
     ratio = pilot.conditional_sd(score, whitening.map) * precision.diagonal().sqrt()
@@ -83,7 +84,7 @@ def two_modes(x):
 @pytest.mark.parametrize("approximator", [KSIVIApproximator, HKSIVIApproximator])
 def test_every_start_keeps_its_mode(approximator):
     q = approximator(
-        whiten="diagonal", init=np.repeat(MODES, 8, 0), whiten_budget=16_000, max_iter=100, random_state=0
+        whiten=Pilot("diagonal", budget=16_000), init=np.repeat(MODES, 8, 0), max_iter=100, random_state=0
     ).fit(two_modes, n_features=2)
     X = q.sample(4000, random_state=0)
     left = X[:, 0] < 0
@@ -97,7 +98,7 @@ def test_every_start_keeps_its_mode(approximator):
 def test_more_parameters_than_a_newton_step_can_take():
     d = 1500
     scales = torch.linspace(0.1, 10.0, d, dtype=torch.float64)
-    settings = {"hidden_layer_sizes": (8,), "max_iter": 20, "batch_size": 16, "whiten_budget": 20_000}
+    settings = {"hidden_layer_sizes": (8,), "max_iter": 20, "batch_size": 16, "whiten": Pilot(budget=20_000)}
     q = KSIVIApproximator(whiten="diagonal", random_state=0, **settings)
     q.fit(lambda x: -x / scales.to(x) ** 2, n_features=d)
     ratio = q.sample(500, random_state=0).std(0) / scales.numpy()
@@ -110,7 +111,7 @@ def test_a_score_without_a_finite_value_is_named():
 
 
 def test_the_pilot_is_asked_for_where_there_is_one():
-    q = KSIVIApproximator(whiten="diagonal", mixing="pilot", max_iter=2, whiten_budget=4000, random_state=0)
+    q = KSIVIApproximator(whiten=Pilot("diagonal", budget=4000), mixing="pilot", max_iter=2, random_state=0)
     assert q.fit(EightGaussians()).family_.mixing.latent_dim == 2
     with pytest.raises(ValueError, match="'diagonal'"):
         q.set_params(whiten="laplace").fit(EightGaussians())

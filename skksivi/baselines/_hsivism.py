@@ -17,10 +17,11 @@ from skksivi.families._hierarchy import Hierarchy, langevin_hierarchy
 from skksivi.families._layer import Drawn, DrawPullback
 from skksivi.families._samplers import Fit, Layers, Tell
 from skksivi.mixing import NormalDraws
-from skksivi.pilot._chains import Pilot
+from skksivi.parameters import Adam, Pilot, Scale
+from skksivi.pilot._chains import PilotPoints
 from skksivi.pilot._rules import Whitening, pulled_back
 from skksivi.score._score import DifferentiableScore, Score
-from skksivi.training._loop import Adam, Objective
+from skksivi.training._loop import Objective
 
 
 @learns("baselines.HSIVISM", Layers, LOSSES)
@@ -62,26 +63,24 @@ class HSIVISM(Trained):
         The :math:`\sigma_{\mathrm{ini}}`. Its unit is the width of the target's narrowest mode or, if less, that of
         a coordinate while the others stand still, where whiten="auto" has found them, else that of u. Beyond twice
         the smallest standard deviation of the target the chain that training starts from leaves it.
-    min_scale : float, default=1e-3
-        Floor of :math:`\sigma_t`.
+    scale : "constant" or Scale, default="constant"
+        The floor of :math:`\sigma`, see `skksivi.parameters.Scale`.
     whiten : {"auto", "bam", "laplace", "diagonal"}, (m, L) or None, default="auto"
         The affine map in whose coordinates the family is trained, as of `skksivi.KSIVIApproximator`; None trains in
         x, as in the paper. The default is another because the Langevin steps of the layers are stable in the units of
         the target alone.
-    init, whiten_budget
-        As of `skksivi.KSIVIApproximator`.
+    init
+        See `skksivi.KSIVIApproximator`.
     batch_size : int, default=256
         Draws of each layer a step, of the critics and of the layers.
     max_iter : int, default=3000
         Iterations of the optimiser.
     learning_rate : float, default=1e-3
         Step size of Adam.
-    betas : (float, float), default=(0.5, 0.99)
-        Adam's decay rates of the first and second moment.
-    ema_decay : float or None, default=None
-        The fitted parameters are an exponential moving average with this decay; None takes the last ones.
-    learning_rate_decay, max_grad_norm, nonfinite, device, dtype, random_state, verbose
-        As of `skksivi.KSIVIApproximator`. Minibatches are not used: the chain needs the score of all of the data.
+    optimizer : "adam" or Adam, default="adam"
+        Adam's settings, see `skksivi.parameters.Adam`; "adam" is Adam(betas=(0.5, 0.99), ema=None).
+    device, dtype, random_state, verbose
+        See `skksivi.KSIVIApproximator`. Minibatches are not used: the chain needs the score of all of the data.
 
     Attributes
     ----------
@@ -122,6 +121,8 @@ class HSIVISM(Trained):
     }
 
     family_: Hierarchy
+
+    _adam: ClassVar[Adam] = Adam(betas=(0.5, 0.99), ema=None)
 
     def __init__(
         self,
@@ -179,7 +180,7 @@ class HSIVISM(Trained):
         )
 
     def _build(
-        self, score_fn: Score, whitening: Whitening, pilot: Pilot | None, generator: torch.Generator
+        self, score_fn: Score, whitening: Whitening, pilot: PilotPoints | None, generator: torch.Generator
     ) -> Hierarchy:
         """Return layers that are a Langevin chain along the bridge."""
         return langevin_hierarchy(

@@ -14,6 +14,7 @@ from skksivi.baselines._semi_implicit import SemiImplicitVI
 from skksivi.families._layer import SemiImplicit
 from skksivi.families._maps import Map
 from skksivi.families._samplers import Layer
+from skksivi.parameters import Adam, Pilot, Scale
 from skksivi.score._score import DifferentiableScore
 from skksivi.training._loop import Objective, Scheduled
 
@@ -54,26 +55,24 @@ class UIVI(SemiImplicitVI):
         Whether :math:`\mu(z) = A z + \mathrm{NN}(z)` with a network that starts at zero.
     initial_scale : float, default=1.0
         Start of :math:`\sigma`.
-    min_scale : float, default=1e-3
-        Floor of :math:`\sigma`.
+    scale : "constant" or Scale, default="constant"
+        The floor of :math:`\sigma`, see `skksivi.parameters.Scale`.
     whiten : {"laplace", "bam", "auto", "diagonal"}, (m, L) or None, default="laplace"
         The affine map x = m + L u in whose coordinates the family is trained, as of `skksivi.KSIVIApproximator`; None
         trains in x, as in the paper, where a start at N(0, I) may never come near the target. By default it is the
         cheapest map that frees the start of the units of x: a climb to one mode.
-    init, whiten_budget
-        As of `skksivi.KSIVIApproximator`.
+    init
+        See `skksivi.KSIVIApproximator`.
     batch_size : int, default=128
-        Draws an iteration.
+        Draws per iteration.
     max_iter : int, default=5000
         Iterations of the optimiser.
     learning_rate : float, default=1e-3
         Step size of Adam.
-    betas : (float, float), default=(0.9, 0.999)
-        Adam's decay rates of the first and second moment.
-    ema_decay : float or None, default=None
-        The fitted parameters are an exponential moving average with this decay; None takes the last ones.
-    learning_rate_decay, annealing, max_grad_norm, nonfinite, device, dtype, random_state, verbose
-        As of `skksivi.KSIVIApproximator`.
+    optimizer : "adam" or Adam, default="adam"
+        Adam's settings, see `skksivi.parameters.Adam`; "adam" is Adam(betas=(0.9, 0.999), ema=None).
+    annealing, device, dtype, random_state, verbose
+        See `skksivi.KSIVIApproximator`.
 
     Attributes
     ----------
@@ -107,6 +106,8 @@ class UIVI(SemiImplicitVI):
         "n_burn_in": [Interval(Integral, 0, None, closed="left")],
         "n_leapfrog_steps": [Interval(Integral, 1, None, closed="left")],
     }
+
+    _adam: ClassVar[Adam] = Adam(betas=(0.9, 0.999), ema=None)
 
     def __init__(
         self,

@@ -179,7 +179,7 @@ def check_whitening(view: View) -> Check:
         todo = view.advice("whiten", otherwise="rescale the parameters")
         remedy = f"The coordinates of the training are of unlike scales: {todo}."
     if not whitening.settled:
-        todo = view.advice("whiten_budget", otherwise="start near a mode by `init`")
+        todo = view.advice("whiten", otherwise="start near a mode by `init`")
         remedy = f"The chains that explored the target had not settled: {todo}."
     return judged("whitening", after, text + ("" if whitening.settled else ", not settled"), remedy)
 

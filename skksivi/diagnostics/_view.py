@@ -24,10 +24,9 @@ REFUSALS = (ValueError, ArithmeticError, ImportError, torch.linalg.LinAlgError)
 TEXTS = {
     "init": "start there by `init`",
     "max_iter": "raise `max_iter` beyond {}",
-    "whiten": "set whiten='auto'",
     "n_warmup": "raise `n_warmup` beyond {}",
     "mixing": "let `mixing` be 'auto' or a StudentT",
-    "whiten_budget": "raise `whiten_budget`",
+    "whiten": "raise the `budget` of whiten=Pilot(...)",
 }
 
 

@@ -30,9 +30,10 @@ from skksivi.parameters import (
     Pilot,
     Scale,
     checked_object,
+    pilot_of,
 )
 from skksivi.pilot._affine import WhitenedScore
-from skksivi.pilot._chains import Pilot as PilotPoints
+from skksivi.pilot._chains import PilotPoints
 from skksivi.pilot._rules import MAX_POINTS, Whitening, pulled_back
 from skksivi.score._score import Score
 from skksivi.stein._moments import MomentPenalty, Moments, moments
@@ -62,27 +63,24 @@ class HKSIVIApproximator(SteinTrained):
     ----------
     n_layers : int, default=5
         The T of the formula.
-    bridge : {"auto", "linear", "quadratic", "cosine", "geometric", "none"} or callable, default="auto"
+    bridge : {"auto", "linear", "quadratic", "cosine", "geometric", "none"}, callable or Bridge, default="auto"
         The :math:`\lambda_t` as a function of u = t / T in [0, 1), one at zero: 1 - u, (1 - u)^2, half a cosine,
         100^-u, or one for every layer. "auto" is "none" where the base is the pilot, which is at the target already,
-        else "linear".
-    layer_weights : array-like of shape (n_layers,) or callable, default=None
-        The :math:`\beta(t)`, of the last layer (t = 0) first, or as a function of t / T; None means equal ones. They
-        matter where layers share a network, or gradients go through them.
+        else "linear". `skksivi.parameters.Bridge` gives the layers weights :math:`\beta(t)`, too.
     stop_gradient : bool, default=True
         Whether each layer is trained on its own discrepancy alone; otherwise that of a layer is differentiated
         through the layers that it stands on.
     shared_network : bool, default=False
         Whether one network of (x, :math:`\lambda_t`) serves all layers.
     mixing : {"auto", "normal", "pilot"}, object of `skksivi.mixing` or callable, default="auto"
-        The base :math:`q_T` in whitened coordinates u: as of `KSIVIApproximator`. The bridge starts at its score
+        The base :math:`q_T` in whitened coordinates u, see `KSIVIApproximator`. The bridge starts at its score
         where it has one (normal, Student t), else at that of N(0, I).
     kernel : {"gaussian", "imq", "laplace", "riesz"} or Kernel, default="gaussian"
         The kernel k, by name or as an object of `skksivi.kernels`; its median width is set layer by layer.
     bandwidth : float, "median", "auto" or None, default="median"
         Width of the kernel; "auto" is :math:`\sqrt{d} / 2` in whitened coordinates.
     gradient_estimator : {"u-statistic", "vanilla"}, default="u-statistic"
-        As of `KSIVIApproximator`.
+        See `KSIVIApproximator`.
     hidden_layer_sizes : sequence of int, default=(50, 50)
         Widths of the hidden layers of each network.
     initial_scale : float or "auto", default="auto"
@@ -90,23 +88,20 @@ class HKSIVIApproximator(SteinTrained):
         width of the target's narrowest mode or, if less, that of a coordinate while the others stand still,
         :math:`1/\sqrt{E s_i^2}`, where there is a pilot, else that of u. "auto" is 0.5 where the base is the pilot,
         which has not far to go, else 1.
-    min_scale : float, default=1e-3
-        Floor of :math:`\sigma_t`, in whitened units.
-    whiten, init, whiten_budget
-        As of `KSIVIApproximator`.
-    pilot_weight : float, default=1.0
-        Weight of the penalty that holds the first three moments of every layer to the pilot's, where all of them are
-        to be at the target; zero for none.
+    scale : "constant" or Scale, default="constant"
+        The floor of :math:`\sigma_t`, see `skksivi.parameters.Scale`.
+    whiten, init
+        See `KSIVIApproximator`. The moments of every layer are held to the pilot's where all of them are to be at the
+        target.
     batch_size : int, default=256
-        Draws of each layer an iteration.
+        Draws of each layer per iteration.
     max_iter : int, default=3000
         Iterations of the optimiser.
     learning_rate : float, default=1e-3
         Step size of Adam.
-    learning_rate_decay, betas, ema_decay, max_grad_norm, tol, n_iter_no_change
-        As of `KSIVIApproximator`; `tol` watches the last layer.
-    hvp, nonfinite, checkpoint, checkpoint_every, warm_start, device, dtype, random_state, verbose
-        As of `KSIVIApproximator`. Minibatches are not used: the chain needs the score of all of the data.
+    optimizer, early_stopping, checkpoint, warm_start, device, dtype, random_state, verbose
+        See `KSIVIApproximator`; `early_stopping` watches the last layer. Minibatches are not used: the chain needs
+        the score of all of the data.
 
     Attributes
     ----------
@@ -118,9 +113,9 @@ class HKSIVIApproximator(SteinTrained):
         The weighted sum of the estimates of KSD^2 at each iteration.
     ksd_curve_ : ndarray of shape (n_looks, 2)
         Pairs of an iteration and the squared discrepancy of the last layer under one fixed kernel after it, every 500
-        iterations; empty without `tol` where no moment penalty holds the layers.
+        iterations; empty without `early_stopping` where no moment penalty holds the layers.
     engine_, n_iter_, best_iter_, n_features_in_
-        As of `KSIVIApproximator`.
+        See `KSIVIApproximator`.
 
     References
     ----------
@@ -280,7 +275,8 @@ class HKSIVIApproximator(SteinTrained):
         weights = [beta(t / T) for t in range(T)] if callable(beta) else [1.0] * T if beta is None else list(beta)
         if len(weights) != T or not all(0 <= float(b) < math.inf for b in weights) or not any(weights):
             raise ValueError(
-                f"`weights` of the bridge must be {T} numbers of zero or more, one a layer, not all zero, got {weights!r}."
+                f"`weights` of the bridge must be {T} numbers of zero or more, one per layer, not all zero, got "
+                f"{weights!r}."
             )
         return [float(b) for b in weights]
 
@@ -293,17 +289,19 @@ class HKSIVIApproximator(SteinTrained):
         initial_scale: Any = (0.5 if at_target else 1.0) if self.initial_scale == "auto" else self.initial_scale
         sigma = langevin_scale(initial_scale, self._floor, score_fn, whitening, pilot)
         mixing = build_mixing(self.mixing, d).to(score_fn.device)
-        levels = checked_object("bridge", self.bridge).levels
-        bridge = ("none" if at_target else "linear") if isinstance(levels, str) and levels == "auto" else levels
+        bridge = checked_object("bridge", self.bridge).levels
+        if isinstance(bridge, str) and bridge == "auto":
+            bridge = "none" if at_target else "linear"
         levels = bridge_levels(bridge, self.n_layers)
         if pilot is not None:
             whitened = pilot.whitened(whitening.map, score_fn.dtype)
             points = whitened.thinned(MAX_POINTS // d)
             if at_target:
                 mixing = Bootstrap(points.x, points.n_of_mode, JITTER if pilot.dense else 0.0)
-                if pilot.settled and self.pilot_weight > 0 and min(levels) == 1:
+                chains = pilot_of(self.whiten)
+                if pilot.settled and chains is not None and chains.weight > 0 and min(levels) == 1:
                     target = (a.expand(self.n_layers, *a.shape) for a in moments(whitened.x))
-                    penalty = MomentPenalty(Moments(*target), self.pilot_weight)
+                    penalty = MomentPenalty(Moments(*target), chains.weight)
         elif self.mixing == "pilot":
             raise ValueError(
                 "`mixing` is 'pilot', which needs whiten='auto' or 'diagonal'; change it, or set mixing='normal'."

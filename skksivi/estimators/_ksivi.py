@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from skksivi._warnings import warn_caller
-from skksivi.base import HasMethods, Integral, Interval, Real, StrOptions, learns
+from skksivi.base import HasMethods, Integral, Interval, StrOptions, learns
 from skksivi.estimators._trained import MAX_LATENT_DIM, STEIN_TRAINED, SteinTrained, temperature
 from skksivi.families._layer import SemiImplicit, gaussian_layer
 from skksivi.families._samplers import Fit, Layer, Tell
 from skksivi.kernels import Kernel
 from skksivi.mixing import JITTER, Bootstrap, Mixing, build_mixing
 from skksivi.parameters import Adam, Checkpoint, EarlyStopping, Pilot, Scale, checked_object, pilot_of
-from skksivi.pilot._chains import Pilot as PilotPoints
+from skksivi.pilot._chains import PilotPoints
 from skksivi.pilot._rules import MAX_FEATURES, MAX_POINTS, Whitening, pulled_back
 from skksivi.score._score import DifferentiableScore, Score, Tempered
 from skksivi.stein._moments import MomentPenalty, Steering, moments
@@ -66,81 +66,51 @@ class KSIVIApproximator(SteinTrained):
     linear_skip : bool, default=True
         Whether :math:`\mu(z) = A z + \mathrm{NN}(z)` with a network that starts at zero, so that training starts at
         the pilot's points or at N(0, I) in u. Without it the network starts at random.
-    scale : {"constant", "network"}, default="constant"
-        Whether :math:`\sigma` is one vector, as in the paper's experiments, or a network of z.
+    scale : {"constant", "network"} or Scale, default="constant"
+        Whether :math:`\sigma` is one vector, as in the paper's experiments, or a network of z; and the floor of
+        :math:`\sigma`, see `skksivi.parameters.Scale`.
     initial_scale : float, default=0.25
         Start of :math:`\sigma` (not of its logarithm), in whitened units; of several modes, in units of one mode;
         with whiten="diagonal" in units of :math:`1/\sqrt{E s_i^2}`, the width of a coordinate while the others stand
         still.
-    min_scale : float, default=1e-3
-        Floor of :math:`\sigma`, in whitened units: :math:`\sigma^2 = e^a + \text{min\_scale}^2`.
-    whiten : {"auto", "bam", "laplace", "diagonal"}, (m, L) or None, default="auto"
+    whiten : {"auto", "bam", "laplace", "diagonal"}, Pilot, (m, L) or None, default="auto"
         The affine map x = m + L u in whose coordinates u the family is trained, found from scores alone. "laplace"
         takes the mode above the origin and the curvature there; "bam" goes on from it with a Gaussian fitted by
-        batch and match; "auto" searches for modes, runs short Langevin chains around each (the pilot) and takes
-        their mean and covariance. Beyond 1,000 features these three mean the curvature at the mode as a diagonal and
-        a few directions. "diagonal" is for many parameters and for posteriors that no Gaussian resembles, such as
-        those of neural networks: chains of underdamped Langevin dynamics from each row of `init` (the pilot), and a
-        scale for each coordinate. A pair of a vector and a lower triangular matrix is used as it is; None trains in
-        x, as in the paper.
+        batch and match. "auto" searches for modes and takes the mean and covariance of short Langevin chains around
+        each (the pilot). Beyond 1,000 features these three mean the curvature at the mode as a diagonal and a few
+        directions. "diagonal", for many parameters and for posteriors that no Gaussian resembles, takes a scale for
+        each coordinate from long chains from each row of `init`. How much "auto" and "diagonal" may spend and how
+        firmly they hold the fit says `skksivi.parameters.Pilot`. A pair of a vector and a lower triangular matrix is
+        used as it is; None trains in x, as in the paper.
     init : array-like of shape (n_features,) or (k, n_features), default=None
         Where the search for modes starts; of several rows only whiten="auto" and "diagonal" take more than the first.
         None means the origin and, with whiten="auto", points scattered around it on scales from 1 to 100. With
         "diagonal" chains begin at the rows themselves, or from one row around the mode above it.
-    whiten_budget : int, default=400_000
-        Points at which whiten="auto" is to evaluate the score, about; it sets the number of chains, of which there
-        are 128 at least, so that less than about 80,000 changes nothing. Chains that do not settle, or mix slowly,
-        take several times as many. With "diagonal" it sets the number of steps of each chain, 200 to 20,000.
-    pilot_weight : float, default=1.0
-        Weight of the penalty that holds the first three moments of the draws to the pilot's, which the discrepancy
-        hardly sees in the tails; zero for none.
     batch_size : int, default=128
         The N of the estimator, at least 2.
     max_iter : int, default=2000
         Iterations of the optimiser.
     learning_rate : float, default=2e-3
         Step size of Adam.
-    learning_rate_decay : (factor, every), "cosine" or None, default="cosine"
-        Multiply the rate by `factor` after each `every` iterations, or lower it to zero along a cosine.
-    betas : (float, float), default=(0.9, 0.99)
-        Adam's decay rates of the first and second moment.
+    optimizer : "adam" or Adam, default="adam"
+        Decay of the learning rate, Adam's betas, moving average, clipping and what to do about a loss that is not
+        finite, see `skksivi.parameters.Adam`.
     annealing : {"linear"}, callable or None, default=None
         Inverse temperature by which the score is multiplied, as a function of progress in [0, 1];
         "linear" is `skksivi.annealing.Linear()`.
-    entropic_weight : float or callable, default=0.0
-        Weight of minus the mean of log p over the draws, a term of Bénard et al. (2023) that needs the score only
-        and keeps draws of light-tailed kernels from where p is small; or its schedule, a function of progress.
-    laplacian_weight : float or callable, default=0.0
-        Weight of their other term, the positive second derivatives of log p at the draws over the size of the batch,
-        which keeps draws out of the saddles between modes; or its schedule. The score must be one that torch can
-        differentiate twice.
-    ema_decay : float or None, default=0.999
-        The fitted parameters are an exponential moving average with this decay, or over a tenth of the iterations so
-        far where that is less; None takes the last ones.
-    max_grad_norm : float or None, default=None
-        Clip the gradient to this Euclidean norm.
-    tol : float or None, default=None
-        Stop when the discrepancy under one fixed kernel in u has not fallen by this share for `n_iter_no_change`
-        iterations. None runs all `max_iter` iterations.
-    n_iter_no_change : int, default=2000
-        Patience of early stopping, in iterations. It is as long as a default fit: with `tol`, set it lower.
-    hvp : {"auto", "autograd", "finite-difference"}, default="auto"
-        How the products of the score's Jacobian with vectors are formed, of which the gradient is made. "autograd"
-        differentiates the score and refuses one of which that is wrong; "finite-difference" takes central
-        differences of the score along the vector, two more evaluations, which supposes that it is a gradient; "auto"
-        takes the target's own `score_vjp`, else the former where it agrees with the latter at a few points.
-    nonfinite : {"raise", "skip"}, default="raise"
-        What to do about an iteration whose loss or gradient is NaN or infinite; its step is never taken. "raise" ends
-        the fit with an error; "skip" goes on and tells how many there were, unless a hundred follow each other.
-    checkpoint : path-like or None, default=None
-        A file in which the fit is saved now and then. If `fit` finds one there, of a fit with the same settings and
-        score that did not end, it goes on from it; on a CPU with the same number of threads the result is that of a
-        fit that was never interrupted. It is removed when the fit ends.
-    checkpoint_every : int, default=1000
-        Iterations from one save to the next.
+    terms : sequence of Term, default=()
+        Terms of the objective beside the discrepancy, see `skksivi.terms`.
+    early_stopping : float, EarlyStopping or None, default=None
+        Stop when the discrepancy under one fixed kernel in u has not fallen by this share for 2,000 iterations, or as
+        `skksivi.parameters.EarlyStopping` says. None runs all `max_iter` iterations.
+    checkpoint : path-like, Checkpoint or None, default=None
+        A file in which the fit is saved every 1,000 iterations, or as often as `skksivi.parameters.Checkpoint` says.
+        If `fit` finds one there, from a fit with the same settings and score that did not end, it goes on from it; on
+        a CPU with the same number of threads the result is that of a fit that was never interrupted. It is removed
+        when the fit ends.
     warm_start : bool, default=False
         Whether `fit` continues from the family and the whitening of the last fit, whatever the parameters of their
-        construction say now; the optimiser starts anew, and without the penalty of `pilot_weight`.
+        construction say now; the optimiser starts anew, and without the penalty of the pilot.
     device : str or torch.device, default="auto"
         Where to compute; "auto" takes a GPU where there is one.
     dtype : {"float32", "float64"}, default="float32"
@@ -148,8 +118,8 @@ class KSIVIApproximator(SteinTrained):
     random_state : int, RandomState or None, default=None
         Seeds initial weights, training draws and samples. Equal integers give equal results.
     verbose : int, default=0
-        1 logs a line each 500 iterations to the logger "skksivi", which without a handler of its own writes to the
-        standard error; 2 each 100. For a progress bar, `set_callbacks(sklearn.callback.ProgressBar())`.
+        1 logs a line every 500 iterations to the logger "skksivi", which without a handler of its own writes to the
+        standard error; 2 every 100. For a progress bar, `set_callbacks(sklearn.callback.ProgressBar())`.
 
     Attributes
     ----------
@@ -164,7 +134,7 @@ class KSIVIApproximator(SteinTrained):
         The estimate of KSD^2 at each iteration, under the training kernel.
     ksd_curve_ : ndarray of shape (n_looks, 2)
         Pairs of an iteration and the squared discrepancy under one fixed kernel in u after it, every 500 iterations;
-        of a fit that starts at a pilot the start too. Empty where there is neither a settled pilot nor `tol`.
+        of a fit that starts at a pilot the start too. Empty without a converged pilot and `early_stopping`.
     best_iter_ : int
         The iteration whose state was kept: of a fit that starts at a pilot that with the smallest fixed-kernel
         discrepancy of those whose moments stayed near the start's, zero if training has not improved on the start;

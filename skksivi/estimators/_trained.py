@@ -25,7 +25,7 @@ from skksivi.families._layer import Family
 from skksivi.families._samplers import Fit, Sampler, Tell
 from skksivi.kernels import Kernel, resolve_kernel
 from skksivi.parameters import SHORTHANDS, Adam, Checkpoint, EarlyStopping, Pilot, Scale, checked_object
-from skksivi.pilot._chains import Pilot as PilotPoints
+from skksivi.pilot._chains import PilotPoints
 from skksivi.pilot._rules import MAX_POINTS, WHITENINGS, Whitening, find_whitening, points_near_target
 from skksivi.score._score import DifferentiableScore, Halves, Score
 from skksivi.stein._discrepancy import FixedKernelKSD
@@ -116,12 +116,20 @@ class Trained(BaseApproximator):
         -------
         self : object
         """
-        for name in {name.partition("__")[0] for name in params if "__" in name} - params.keys():
-            if name == "optimizer" and isinstance(self.optimizer, str):
-                self.optimizer = clone(self._adam)
-            elif name in SHORTHANDS and isinstance(getattr(self, name, None), str | Real):
-                setattr(self, name, SHORTHANDS[name](getattr(self, name)))
-        return super().set_params(**params)
+        nested = {name: value for name, value in params.items() if "__" in name}
+        super().set_params(**{name: value for name, value in params.items() if name not in nested})
+        for name in {name.partition("__")[0] for name in nested}:
+            setattr(self, name, self._expanded(name))
+        return super().set_params(**nested)
+
+    def _expanded(self, name: str) -> Any:
+        """Return the object that a parameter abbreviates, itself if it does not."""
+        value = getattr(self, name, None)
+        if name == "optimizer" and isinstance(value, str):
+            return clone(self._adam)
+        return (
+            SHORTHANDS[name](value) if name in SHORTHANDS and isinstance(value, str | Real | os.PathLike) else value
+        )
 
     @property
     def _steps(self) -> Adam:
@@ -446,7 +454,7 @@ def _remark(watch: Watch, best_iter: int) -> str | None:
     return (
         f"The training ended with coordinate {worst} of the whitened draws at {last.sd_ratio[worst]:.2f} times its "
         f"standard deviation and its third moment changed by {last.third[worst]:+.2f}; the state of iteration "
-        f"{best_iter} is kept. Raise the weight of the pilot (whiten=Pilot(weight=...)) or `batch_size`, or lower `learning_rate`."
+        f"{best_iter} is kept. Raise the `weight` of the Pilot or `batch_size`, or lower `learning_rate`."
     )
 
 

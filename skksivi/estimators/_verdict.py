@@ -44,7 +44,7 @@ def _explained(error: BaseException, score_fn: Score, x: Tensor) -> FloatingPoin
     return FloatingPointError(
         f"{error}: {cause}. The state after the last finite step is kept. `score_fn` may be undefined or huge "
         "there, or have the wrong sign. Use dtype='float64', a smaller `learning_rate` or `initial_scale`, "
-        "rescale the parameters or, where this is rare, set nonfinite='skip'."
+        "rescale the parameters or, where this is rare, set optimizer=Adam(nonfinite='skip')."
     )
 
 
@@ -59,9 +59,9 @@ def _warn(fit: Fit, score_fn: Score, x: Tensor) -> None:
         )
     elif not fit.sampler.attributes()["whitening_"].settled:
         message = (
-            "The chains that explore the target have not settled, so that the fit may be off: raise "
-            "`whiten_budget`, start near a mode by `init`, or give the parameters a form without funnels and "
-            "spikes."
+            "The chains that explore the target have not converged, so that the fit may be off: raise the "
+            "`budget` of whiten=Pilot(...), start near a mode by `init`, or give the parameters a form without "
+            "funnels and spikes."
         )
     elif fit.remark is not None:
         message = fit.remark

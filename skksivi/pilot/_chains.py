@@ -41,7 +41,7 @@ N_INTEGRATED = 32
 MIN_POINTS_OF_MODE = 20
 
 
-class Pilot(NamedTuple):
+class PilotPoints(NamedTuple):
     """Points near the target, and what is known of them.
 
     Attributes
@@ -64,13 +64,13 @@ class Pilot(NamedTuple):
     settled: bool
     dense: bool = True
 
-    def thinned(self, n: int) -> Pilot:
+    def thinned(self, n: int) -> PilotPoints:
         """Return at most about n of the points, the same share of each mode."""
         every = -(-len(self.x) // n)
         parts = [part[::every] for part in self.x.split(self.n_of_mode)]
         return self._replace(x=torch.cat(parts), n_of_mode=[len(part) for part in parts])
 
-    def whitened(self, map: Affine | LowRank, dtype: torch.dtype) -> Pilot:  # noqa: A002
+    def whitened(self, map: Affine | LowRank, dtype: torch.dtype) -> PilotPoints:  # noqa: A002
         """Return the points in the coordinates of a map."""
         return self._replace(x=map.whiten(self.x).to(dtype))
 
@@ -295,7 +295,7 @@ def _adapted(L: Tensor, x: Tensor) -> Tensor:
     return L if failed else L @ factor
 
 
-def find_pilot(score_fn: ScoreFunction, modes: Modes, generator: torch.Generator, budget: int) -> Pilot:
+def find_pilot(score_fn: ScoreFunction, modes: Modes, generator: torch.Generator, budget: int) -> PilotPoints:
     """Let chains settle around each mode, and pool them by the weights of the modes.
 
     Parameters
@@ -326,7 +326,7 @@ def find_pilot(score_fn: ScoreFunction, modes: Modes, generator: torch.Generator
     points = [k.flatten(0, 1) for k in kept]
     share = min(len(p) / w for p, w in zip(points, weights, strict=True))
     x = torch.cat([_some(p, int(share * w), generator) for p, w in zip(points, weights, strict=True)])
-    return Pilot(*_by_mode(x, modes.maps), mean_se, settled)
+    return PilotPoints(*_by_mode(x, modes.maps), mean_se, settled)
 
 
 def _by_mode(x: Tensor, maps: Sequence[Affine]) -> tuple[Tensor, list[int]]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from skksivi._saved import DOUBLES, is_instance, saved
 from skksivi._warnings import warn_caller
 from skksivi.pilot._affine import Affine
-from skksivi.pilot._chains import Pilot, covariance_root
+from skksivi.pilot._chains import PilotPoints, covariance_root
 from skksivi.pilot._modes import log_ratio
 from skksivi.score._score import DifferentiableScore
 
@@ -217,7 +217,7 @@ def _log_proposal(a: Affine, x: Tensor) -> Tensor:
     return torch.logaddexp(gaussian, student) - math.log(2) - a.log_determinant()
 
 
-def weighed(score_fn: DifferentiableScore, pilot: Pilot, generator: torch.Generator) -> Pilot:
+def weighed(score_fn: DifferentiableScore, pilot: PilotPoints, generator: torch.Generator) -> PilotPoints:
     """Return the points of a pilot, as many of each mode as its mass says, if that is another number beyond doubt."""
     parts = pilot.x.split(pilot.n_of_mode)
     shares = pilot.x.new_tensor(pilot.n_of_mode) / len(pilot.x)

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from skksivi._arrays import as_tensor
 from skksivi._saved import ARRAY, COUNT, CURVE, is_instance, or_none, saved
-from skksivi.parameters import Pilot as ChainsOfPilot
-from skksivi.parameters import pilot_of
+from skksivi.parameters import Pilot, pilot_of
 from skksivi.pilot._affine import Affine, Identity, LowRank
-from skksivi.pilot._chains import Pilot, batch_and_match, covariance_root, find_pilot
+from skksivi.pilot._chains import PilotPoints, batch_and_match, covariance_root, find_pilot
 from skksivi.pilot._masses import weighed
 from skksivi.pilot._modes import Modes, around, find_modes, newton_cg, saddle_free_newton, scattered
 from skksivi.pilot._underdamped import surrounding, underdamped_pilot
@@ -108,7 +107,7 @@ def find_whitening(
     generator: torch.Generator,
     *,
     init: Any = None,
-) -> tuple[Whitening, Pilot | None]:
+) -> tuple[Whitening, PilotPoints | None]:
     """Return the float64 map that an approximator's parameter `whiten` asks for, and the pilot of "auto".
 
     Parameters
@@ -158,7 +157,9 @@ def find_whitening(
     return whitening, pilot
 
 
-def _diagonal(score_fn: Score, starts: Tensor, generator: torch.Generator, budget: int) -> tuple[Whitening, Pilot]:
+def _diagonal(
+    score_fn: Score, starts: Tensor, generator: torch.Generator, budget: int
+) -> tuple[Whitening, PilotPoints]:
     """Return a scale for each coordinate, and the chains that it comes from."""
     before, found = score_fn.tally.total, None
     if len(starts) == 1:
@@ -234,7 +235,7 @@ def _report(found: Modes | None, d: int) -> tuple[np.ndarray, np.ndarray]:
 
 def points_near_target(whiten: Any, init: Any) -> Any:
     """Return what these parameters say of where the target is, None for nothing."""
-    if init is None and whiten is not None and not isinstance(whiten, str | ChainsOfPilot):
+    if init is None and whiten is not None and not isinstance(whiten, str | Pilot):
         return whiten[0] if len(whiten) else None
     return init
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from skksivi._arrays import standard_normal
 from skksivi.pilot._affine import LowRank
-from skksivi.pilot._chains import Pilot, is_settled, revive, standard_error
+from skksivi.pilot._chains import PilotPoints, is_settled, revive, standard_error
 from skksivi.pilot._modes import LEFT
 from skksivi.score._score import Score
 
@@ -31,7 +31,7 @@ CURVATURE_EVERY, N_PRODUCTS = 200, 10
 
 def underdamped_pilot(
     score_fn: Score, starts: Tensor, generator: torch.Generator, budget: int
-) -> tuple[LowRank, Pilot]:
+) -> tuple[LowRank, PilotPoints]:
     """Run chains from each start, and return a scale for each coordinate and the chains' points.
 
     Parameters
@@ -50,7 +50,7 @@ def underdamped_pilot(
     n_steps = min(max(budget // len(starts), MIN_STEPS), MAX_STEPS)
     kept = underdamped(score_fn, starts.to(score_fn.dtype), n_steps, generator).double()
     weights, points = kept.new_ones(1), kept.transpose(0, 1).flatten(0, 1)
-    pilot = Pilot(
+    pilot = PilotPoints(
         points,
         [len(kept)] * len(starts),
         standard_error([kept], weights),

@@ -156,7 +156,7 @@ def resolve(
     *,
     dtype: torch.dtype,
     device: torch.device,
-    hvp: str = "auto",
+    products: str = "auto",
     near: Tensor | None = None,
 ) -> Score:
     """Return the score in `dtype` with its double, probed; warn where it is hardly the gradient of a density.
@@ -167,15 +167,19 @@ def resolve(
         Gives the function, the number of features and the own product or None, with data of a type.
     dtype, device
         Of the training.
-    hvp : {"auto", "autograd", "finite-difference"}
+    products : {"auto", "autograd", "finite-difference"}
         How products with the Jacobian are formed.
     near : Tensor of shape (k, d), default=None
         Points near the target.
     """
+    if products not in PRODUCTS:
+        raise ValueError(
+            f"`products` of the target must be one of {', '.join(map(repr, PRODUCTS))}, got {products!r}."
+        )
     function, d, score_vjp = in_type(dtype)
     score = probe(function, d, dtype=dtype, device=device, score_vjp=score_vjp)
     double = score if dtype == torch.float64 else _in_double(*in_type(torch.float64), device)
-    double, asymmetry = choose_product(double, hvp, near)
+    double, asymmetry = choose_product(double, products, near)
     _check_repeatable(double, near)
     if dtype == torch.float64:
         score = double
@@ -217,7 +221,7 @@ def _check_repeatable(score: Score, near: Tensor | None) -> None:
     warn_caller(message)
 
 
-def choose_product(score: Score, hvp: str, near: Tensor | None = None) -> tuple[Score, float]:
+def choose_product(score: Score, products: str, near: Tensor | None = None) -> tuple[Score, float]:
     """Return the score with a way to products with its Jacobian, and how asymmetric that is, zero where unknown.
 
     The Jacobian is restricted to the span of a few directions, V J V^T, which together touch all coordinates, and
@@ -226,7 +230,7 @@ def choose_product(score: Score, hvp: str, near: Tensor | None = None) -> tuple[
     Raises
     ------
     ValueError
-        The score is finite at no trial point, or `hvp` is "autograd" and autograd is wrong, or the own product is.
+        The score is finite at no trial point; autograd is wrong where it is asked for; the own product is wrong.
     """
     x, V = _trial_points(score, near), _directions(score)
 
@@ -235,19 +239,19 @@ def choose_product(score: Score, hvp: str, near: Tensor | None = None) -> tuple[
 
     M = differences(score.step)
     noise = (M - differences(score.step / 4)).abs()
-    own = score.score_vjp if hvp == "auto" else None
-    score = replace(score, score_vjp=own, by_differences=hvp == "finite-difference")
+    own = score.score_vjp if products == "auto" else None
+    score = replace(score, score_vjp=own, by_differences=products == "finite-difference")
     if not score.by_differences:
         automatic = _restricted(lambda x, v: autograd_pullback(score, x)[1](v), x, V)
         has_nan = bool((M.isfinite() & ~automatic.isfinite()).any())
         error = math.inf if has_nan else _disagreement(automatic, M, noise)
         is_wrong = error > TOLERANCES[torch.float64 if score.step == STEPS[torch.float64] else torch.float32]
-        if is_wrong and hvp == "autograd":
+        if is_wrong and products == "autograd":
             raise ValueError(
-                "`hvp` is 'autograd', but products of autograd with the Jacobian of `score_fn` differ from finite "
+                "`products` is 'autograd', but those of autograd with the Jacobian of `score_fn` differ from finite "
                 f"differences by {error:.0%}: it detaches its input, runs under no_grad, leaves torch, or takes the "
                 "derivative of a branch that is not taken, where that is NaN. Remove "
-                "that, or set hvp='auto' or 'finite-difference'."
+                "that, or set products='auto' or 'finite-difference'."
             )
         has_no_graph = bool(M.any()) and not automatic.any()
         by_differences = is_wrong or has_no_graph or isinstance(score.score_fn, BlackBox)

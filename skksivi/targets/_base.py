@@ -29,6 +29,11 @@ class Target:
     ----------
     n_features : int
         Dimension d.
+    products : {"auto", "autograd", "finite-difference"}
+        How a fit forms products of the score's Jacobian with vectors. "autograd" differentiates the score, and a fit
+        refuses a score where that is wrong; "finite-difference" takes central differences of the score along the
+        vector, two more evaluations, which supposes that it is a gradient; "auto", the default, takes `score_vjp`,
+        else the former where it agrees with the latter at a few points.
     replicate : tuple of int
         The rows that were taken, which a fit to this target adds to its seed.
 
@@ -45,6 +50,7 @@ class Target:
     """
 
     n_features: int
+    products: str = "auto"
     replicate: tuple[int, ...] = ()
     score_vjp: Any = None
 
@@ -231,7 +237,7 @@ def from_rows(score_fn: Callable[[Any, Any], Any], *, n_rows: int, n_features: i
     return _RowsTarget(score_fn, int(n_rows), int(n_features))
 
 
-def from_score_fn(score_fn: ScoreFunction, n_features: int) -> Target:
+def from_score_fn(score_fn: ScoreFunction, n_features: int, *, products: str = "auto") -> Target:
     """Make a target of a bare score function.
 
     Parameters
@@ -239,6 +245,8 @@ def from_score_fn(score_fn: ScoreFunction, n_features: int) -> Target:
     score_fn : callable
         The gradient of log p at each row, (n, n_features) tensor -> (n, n_features) tensor.
     n_features : int
+    products : {"auto", "autograd", "finite-difference"}, default="auto"
+        How a fit forms products with the Jacobian of the score, see `Target`.
 
     Returns
     -------
@@ -253,7 +261,9 @@ def from_score_fn(score_fn: ScoreFunction, n_features: int) -> Target:
     if not callable(score_fn):
         raise TypeError(f"`score_fn` must be callable, got a {type(score_fn).__name__}.")
     check_scalar(n_features, "n_features", Integral, min_val=1)
-    return _ScoreTarget(score_fn, int(n_features))
+    target = _ScoreTarget(score_fn, int(n_features))
+    target.products = products
+    return target
 
 
 def check_positive(value: float, name: str) -> None:

@@ -8,6 +8,7 @@ from plain_targets import GaussianScore, Mixture, generator
 
 from skksivi.baselines import HSIVISM, _hsivism
 from skksivi.baselines._critic import Critics
+from skksivi.parameters import Pilot
 from skksivi.pilot._rules import find_whitening
 from skksivi.score._probe import in_double
 from skksivi.targets import Banana
@@ -113,7 +114,9 @@ def test_scales_of_the_layers_follow_the_narrowest_mode():
 
 def test_scales_of_the_layers_follow_the_curvature_where_it_is_narrower():
     # A banana is wide, but a Langevin step of its width would leave it across.
-    q = HSIVISM(n_layers=2, max_iter=1, learning_rate=1e-9, whiten_budget=100_000, random_state=0).fit(Banana())
+    q = HSIVISM(n_layers=2, max_iter=1, learning_rate=1e-9, whiten=Pilot(budget=100_000), random_state=0).fit(
+        Banana()
+    )
     scales = q.family_.half_square.mul(2).sqrt()
     x = Banana().sample(20_000, generator())
     conditional_sd = q.whitening_.map.whiten_score(Banana().score_fn(x)).square().mean(0).rsqrt().float()

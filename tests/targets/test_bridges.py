@@ -14,6 +14,7 @@ import torch
 
 from skksivi import KSIVIApproximator
 from skksivi.base import _resolve_score
+from skksivi.parameters import Pilot
 from skksivi.targets import Target, from_bridgestan, from_jax, from_log_prob, from_numpyro, from_pymc
 
 Y = (0.3, 1.9, -0.4, 1.1, 2.2)
@@ -562,7 +563,7 @@ def test_fit_to_a_conjugate_model(make, double):
     n = 20_000
     with precision_of_jax(double):
         target = make()
-        q = KSIVIApproximator(max_iter=500, whiten_budget=50_000, random_state=0).fit(target)
+        q = KSIVIApproximator(max_iter=500, whiten=Pilot(budget=50_000), random_state=0).fit(target)
         rate = target.constrain(q.sample(n))["rate"]
     a, b = 3 + 9, 1 + 3  # the posterior is Gamma(12, 4)
     mean, sd = a / b, math.sqrt(a) / b

@@ -8,6 +8,7 @@ from skksivi import KSIVIApproximator
 from skksivi.base import _resolve_score
 from skksivi.kernels import Gaussian
 from skksivi.metrics import sliced_wasserstein
+from skksivi.parameters import Checkpoint, Pilot
 from skksivi.pilot._rules import find_whitening, pulled_back
 from skksivi.score._score import Halves
 from skksivi.stein._estimators import GRADIENT_ESTIMATORS
@@ -101,7 +102,7 @@ def test_the_gradient_is_unbiased_and_would_not_be_with_one_minibatch():
 @EVERY_TARGET
 @pytest.mark.parametrize("gradient_estimator", ["u-statistic", "vanilla"])
 def test_a_fit_by_minibatches_is_one_to_the_posterior_of_all_of_the_data(target, gradient_estimator):
-    settings = {"random_state": 0, "whiten_budget": 20_000, "max_iter": 300, "batch_size": 65}
+    settings = {"random_state": 0, "whiten": Pilot(budget=20_000), "max_iter": 300, "batch_size": 65}
     q = KSIVIApproximator(gradient_estimator=gradient_estimator, **settings).fit(Minibatches(target, 50))
     whole = KSIVIApproximator(**settings).fit(FULL)
     draws, other, reference = (a.sample(1000, random_state=i) for i, a in enumerate([q, whole, whole]))
@@ -113,7 +114,7 @@ def test_a_fit_by_minibatches_is_one_to_the_posterior_of_all_of_the_data(target,
 def test_a_fit_by_minibatches_goes_on_from_its_checkpoint(tmp_path):
     settings = {"random_state": 0, "whiten": "laplace", "max_iter": 60, "batch_size": 22}
     whole = KSIVIApproximator(**settings).fit(Minibatches(FULL, 10))
-    part = KSIVIApproximator(**settings, checkpoint=tmp_path / "c", checkpoint_every=20)
+    part = KSIVIApproximator(**settings, checkpoint=Checkpoint(tmp_path / "c", every=20))
 
     class Ending(Minibatches):
         left = 45

@@ -62,7 +62,7 @@ def ksd_gradient(x: Tensor, s: Tensor, kernel: Kernel) -> tuple[Tensor, Tensor, 
     n, d = x.shape
     x = x - x.mean(0)  # far from the origin the products would cancel
     D = squared_distances(x, x).fill_diagonal_(0)
-    phi, dphi, ddphi, dddphi = _profile_and_derivatives(kernel, D)
+    phi, dphi, ddphi, dddphi = kernel.derivatives(D, 3)
     products, sx = s @ s.mT, s @ x.mT
     C = sx.diagonal() + sx.diagonal().unsqueeze(1) - sx - sx.mT
     k_p = phi * products - 2 * dphi * C - 2 * d * dphi - 4 * D * ddphi
@@ -74,17 +74,6 @@ def ksd_gradient(x: Tensor, s: Tensor, kernel: Kernel) -> tuple[Tensor, Tensor, 
 
 def _laplacian(W: Tensor, y: Tensor) -> Tensor:
     return W.sum(1, keepdim=True) * y - W @ y
-
-
-def _profile_and_derivatives(kernel: Kernel, D: Tensor) -> list[Tensor]:
-    """Return phi and its first three derivatives in the squared distance, elementwise."""
-    h2 = float(kernel.bandwidth) ** 2
-    with torch.enable_grad():
-        D = D.detach().requires_grad_()
-        phis = [kernel._profile(D / h2)]
-        for order in (1, 2, 3):
-            phis += torch.autograd.grad(phis[-1].sum(), D, create_graph=order < 3)
-    return [phi.detach() for phi in phis]
 
 
 def last_fall(losses: list[float]) -> float:

@@ -12,7 +12,7 @@ from torch import Tensor
 from skksivi._arrays import as_tensor
 from skksivi._warnings import warn_caller
 from skksivi.base import BaseApproximator, Integral, Interval, Real, StrOptions
-from skksivi.kernels import Kernel, Tilted, resolve_kernel
+from skksivi.kernels import Kernel, resolve_kernel
 from skksivi.pilot._chains import lobatto, lobatto_nodes
 from skksivi.pilot._modes import log_ratio
 from skksivi.pilot._rules import WHITENINGS, Whitening, find_whitening
@@ -104,7 +104,7 @@ def radial_kernel(kernel: str | Kernel, bandwidth: Any, *, smooth: bool = False)
         It is of another form, or not `smooth` at x = y where it must be.
     """
     resolved = resolve_kernel(kernel, bandwidth)
-    if isinstance(resolved, Tilted) or resolved._centred or (smooth and not resolved._smooth):
+    if resolved.tilted or resolved.centred or not resolved.euclidean or (smooth and not resolved.smooth):
         kinds = "Gaussian or IMQ" if smooth else "Gaussian, IMQ or Laplace"
         raise ValueError(f"`kernel` is {type(resolved).__name__}, of which derivatives are needed; use {kinds}.")
     return resolved

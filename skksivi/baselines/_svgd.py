@@ -44,10 +44,10 @@ def svgd_direction(x: Tensor, s: Tensor, kernel: Kernel) -> Tensor:
     """
     x = x - x.mean(0)  # far from the origin the products would cancel
     squared = squared_distances(x, x).fill_diagonal_(0)
-    h2 = kernel._squared_bandwidth(squared, within=True)
+    h2 = kernel.squared_bandwidth(squared, within=True)
     t = squared / h2
-    k = kernel._profile(t)
-    e = 2 * kernel._slope(t, k) / h2
+    k = kernel.profile(t)
+    e = 2 * kernel.slope(t, k) / h2
     return (k @ s + e @ x - e.sum(1, keepdim=True) * x) / len(x)
 
 

@@ -1,10 +1,9 @@
-"""What the chains share: a limit on their drift, what is kept of them and diagnostics of it."""
+"""What the chains share: which states are kept, and diagnostics of them."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,35 +25,10 @@ RUNNING: dict[str, list[Any]] = {
 #: States of a chain below which there are no diagnostics.
 MIN_DRAWS = 4
 
-#: Longest drift, in units of the square root of the dimension: five times the length of a score of N(0, I).
-LONGEST = 5.0
 
-
-def shortened(s: Tensor) -> Tensor:
-    r"""Return scores (n, d) in u, none longer than :math:`5 \sqrt d`, so that a chain far out does not overshoot."""
-    longest = LONGEST * math.sqrt(s.shape[1])
-    return s * (longest / torch.linalg.vector_norm(s, dim=1, keepdim=True)).clamp_max(1)
-
-
-class Run(NamedTuple):
-    """What a run of chains leaves.
-
-    Attributes
-    ----------
-    chains : Tensor of shape (n, n_draws, d)
-        With fewer draws if it was ended before its time.
-    n_iter : int
-        Steps done.
-    ended_by : KeyboardInterrupt or None
-        What ended it.
-    """
-
-    chains: Tensor
-    n_iter: int
-    ended_by: BaseException | None
-
-
-def run(step: Callable[[int], Tensor], n_warmup: int, n_draws: int, thin: int) -> Run:
+def run(
+    step: Callable[[int], Tensor], n_warmup: int, n_draws: int, thin: int
+) -> tuple[Tensor, int, KeyboardInterrupt | None]:
     """Run chains, and keep each `thin`-th state after the warm-up; Ctrl-C is raised where none was kept yet.
 
     Parameters
@@ -62,6 +36,14 @@ def run(step: Callable[[int], Tensor], n_warmup: int, n_draws: int, thin: int) -
     step : callable
         Maps the number of the step to the states (n, d) after it.
     n_warmup, n_draws, thin : int
+
+    Returns
+    -------
+    chains : Tensor of shape (n, n_draws, d)
+        With fewer draws if it was ended before its time.
+    n_iter : int
+        Steps done.
+    ended_by : KeyboardInterrupt or None
     """
     kept: list[Tensor] = []
     n_iter, ended_by = 0, None
@@ -75,7 +57,7 @@ def run(step: Callable[[int], Tensor], n_warmup: int, n_draws: int, thin: int) -
         if not kept:
             raise
         ended_by = error
-    return Run(torch.stack(kept, 1), n_iter, ended_by)
+    return torch.stack(kept, 1), n_iter, ended_by
 
 
 def in_x(chains: Tensor, whitening: Whitening) -> np.ndarray:

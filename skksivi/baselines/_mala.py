@@ -13,9 +13,10 @@ from torch import Tensor
 from skksivi._saved import CURVE, is_instance
 from skksivi._warnings import warn_caller
 from skksivi.base import ITERATIONS, BaseApproximator, Interval, Real, StrOptions, learns
-from skksivi.baselines._chains import RUNNING, diagnostics, in_x, run, shortened
+from skksivi.baselines._chains import RUNNING, diagnostics, in_x, run
 from skksivi.baselines._points import LogRatio, density_in_u, find_start, ratio_in_u
 from skksivi.families._samplers import Chains, Fit, Tell
+from skksivi.pilot._chains import clipped_drift
 from skksivi.pilot._rules import Whitening, points_near_target
 from skksivi.score._score import Score, ScoreFunction
 
@@ -40,7 +41,7 @@ def mala_step(
         \alpha = \min\left(1, \frac{p(v)\, q(u | v)}{p(u)\, q(v | u)}\right), \quad
         \log q(v | u) = -\frac{\|v - u - h\, \tilde s(u)\|^2}{4 h} + \mathrm{const},
 
-    with a score :math:`\tilde s` that is cut to the length :math:`5 \sqrt d`.
+    with the `clipped_drift` :math:`\tilde s`.
 
     Parameters
     ----------
@@ -65,9 +66,9 @@ def mala_step(
     """
     u, s = state
     noise = (2 * h).sqrt() * torch.randn(u.shape, generator=generator, dtype=u.dtype, device=u.device)
-    v = u + h * shortened(s) + noise
+    v = u + h * clipped_drift(s) + noise
     s_v = score_u(v)
-    back = u - v - h * shortened(s_v)
+    back = u - v - h * clipped_drift(s_v)
     log_alpha = log_ratio(u, s, v, s_v) + (noise.square().sum(1) - back.square().sum(1)) / (4 * h)
     alpha = log_alpha.nan_to_num(-torch.inf, torch.inf, -torch.inf).exp().clamp_max(1)
     accepted = torch.rand(len(u), generator=generator, dtype=u.dtype, device=u.device)[:, None] < alpha[:, None]

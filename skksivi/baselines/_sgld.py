@@ -11,9 +11,10 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from skksivi.base import ITERATIONS, BaseApproximator, Interval, Real, learns
-from skksivi.baselines._chains import RUNNING, diagnostics, in_x, run, shortened
+from skksivi.baselines._chains import RUNNING, diagnostics, in_x, run
 from skksivi.baselines._points import find_start
 from skksivi.families._samplers import Chains, Fit, Tell
+from skksivi.pilot._chains import clipped_drift
 from skksivi.pilot._rules import Whitening, points_near_target, pulled_back
 from skksivi.score._score import Score
 
@@ -183,7 +184,7 @@ class SGLD(BaseApproximator):
         def step(t: int) -> Tensor:
             nonlocal u
             s, _ = score_u.with_pullback(u)
-            u = sgld_step(u, shortened(s), epsilon(t), generator)
+            u = sgld_step(u, clipped_drift(s), epsilon(t), generator)
             return u
 
         chains, n_iter, ended_by = run(step, self.n_warmup, self.n_draws, self.thin)

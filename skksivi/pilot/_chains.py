@@ -190,6 +190,14 @@ def lower_bound(score_fn: ScoreFunction, q: Affine, origin: Tensor, generator: t
 # Chains
 
 
+def clipped_drift(s: Tensor) -> Tensor:
+    r"""Return scores (n, d) of standardised coordinates, those longer than :math:`5 \sqrt d` cut to that length.
+
+    It is five times the length of a score of N(0, I): a chain that starts far out does not overshoot.
+    """
+    return s * (5 * math.sqrt(s.shape[1]) / torch.linalg.vector_norm(s, dim=1, keepdim=True)).clamp_max(1)
+
+
 class Ensemble(NamedTuple):
     """Chains x (n, d) and their preconditioner L (d, d)."""
 
@@ -213,7 +221,7 @@ def langevin(score_fn: ScoreFunction, chains: Ensemble, generator: torch.Generat
     x, L = chains
     xi = standard_normal(len(x), x, generator)
     for t in range(1, N_LANGEVIN + 1):
-        drift = _shortened(score_fn(x).detach() @ L)
+        drift = clipped_drift(score_fn(x).detach() @ L)
         xi_next = standard_normal(len(x), x, generator)
         x = revive(x + (step * drift + math.sqrt(step / 2) * (xi + xi_next)) @ L.mT, generator)
         xi = xi_next
@@ -251,12 +259,12 @@ def metropolis(
     s = score_fn(x).detach() @ L
     for t in range(1, N_METROPOLIS + 1):
         h = common * 0.25 ** torch.rand(n, 1, generator=generator, dtype=x.dtype, device=x.device)
-        drift = h * _shortened(s)
+        drift = h * clipped_drift(s)
         v = drift + (2 * h).sqrt() * standard_normal(n, x, generator)
         y = x + v @ L.mT
         s_1, s_2, s_y = (score_fn(torch.cat([*lobatto_nodes(x, y), y])).detach() @ L).chunk(3)
         log_p_ratio = lobatto(s, s_1, s_2, s_y, v)
-        back = v + h * _shortened(s_y)
+        back = v + h * clipped_drift(s_y)
         log_q_ratio = ((v - drift).square() - back.square()).sum(1) / (4 * h[:, 0])
         log_ratio = (log_p_ratio + log_q_ratio).nan_to_num(-math.inf, -math.inf, -math.inf)
         accept = torch.rand(n, generator=generator, dtype=x.dtype, device=x.device).log() < log_ratio
@@ -266,11 +274,6 @@ def metropolis(
         elif t % every == 0:
             kept.append(x)
     return torch.stack(kept), Ensemble(x, _adapted(L, x))
-
-
-def _shortened(s: Tensor) -> Tensor:
-    """Return the rows of s, none longer than 5 sqrt(d)."""
-    return s * (5 * math.sqrt(s.shape[1]) / torch.linalg.vector_norm(s, dim=1, keepdim=True)).clamp_max(1)
 
 
 def revive(x: Tensor, generator: torch.Generator) -> Tensor:

@@ -20,7 +20,7 @@ from skksivi.estimators._ksivi import KSIVIApproximator
 from skksivi.targets._base import Minibatches, Target
 from skksivi.targets._linear import BayesianLinearRegression, BayesianMultinomialRegression
 from skksivi.targets._logistic import BayesianLogisticRegression
-from skksivi.targets._network import BayesianNeuralNetwork
+from skksivi.targets._network import BayesianNeuralNetwork, log_normal_mixture
 
 __all__ = ["KSIVIClassifier", "KSIVIRegressor"]
 
@@ -296,13 +296,7 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
         if y.shape != X.shape[:1]:
             raise ValueError(f"`y` has shape {y.shape}, expected {X.shape[:1]}, one value for each row of `X`.")
         variance = self._noise_variance()
-        return np.concatenate([_log_mixture(y[i], self._outputs(X[i]), variance) for i in self._parts(len(X))])
-
-
-def _log_mixture(y: np.ndarray, f: np.ndarray, variance: np.ndarray) -> np.ndarray:
-    """Return the log-density of y (n,) under the mixture of normals of means f (S, n) and variances (S, 1)."""
-    log_densities = -((y - f) ** 2) / (2 * variance) - np.log(2 * np.pi * variance) / 2
-    return np.logaddexp.reduce(log_densities, axis=0) - np.log(len(f))
+        return np.concatenate([log_normal_mixture(y[i], self._outputs(X[i]), variance) for i in self._parts(len(X))])
 
 
 def _approximator_of_networks(n_rows: int) -> KSIVIApproximator:

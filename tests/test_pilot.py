@@ -34,7 +34,7 @@ from skksivi.pilot._chains import (
     lower_bound,
     metropolis,
 )
-from skksivi.pilot._modes import Modes, climb, find_modes, log_ratio, score_divergence
+from skksivi.pilot._modes import ModeMaps, climb, find_modes, log_ratio, score_divergence
 
 SEEDS = st.integers(0, 10**6)
 
@@ -339,8 +339,8 @@ def test_a_pilot_is_affine_equivariant(log10_condition, seed):
     push = pushed(logistic_score, A, b)
     maps, _ = climb(as_score(logistic_score), origin(3)[None])
     mapped = [Affine(A @ m + b, A @ L) for m, L in maps]
-    x = find_pilot(logistic_score, Modes(maps, torch.ones(1).double()), generator(seed), 0).x
-    y = find_pilot(push, Modes(mapped, torch.ones(1).double()), generator(seed), 0).x
+    x = find_pilot(logistic_score, ModeMaps(maps, torch.ones(1).double()), generator(seed), 0).x
+    y = find_pilot(push, ModeMaps(mapped, torch.ones(1).double()), generator(seed), 0).x
     back = torch.linalg.solve(A, (y - b).mT).mT
     # a proposal within rounding of the limit of acceptance may go the other way, and its chain with it
     assert ((back - x).abs().amax(1) < 1e-3).double().mean() > 0.95

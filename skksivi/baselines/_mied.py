@@ -12,7 +12,7 @@ from torch import Tensor
 
 from skksivi.base import LOSSES, BaseApproximator, Interval, Real, StrOptions, learns
 from skksivi.baselines._descent import MovingPoints, descend, set_gradient
-from skksivi.baselines._points import DESCENDING, density_in_u, find_start, log_densities, ratio_in_u
+from skksivi.baselines._points import DESCENDING, density_in_u, find_start, initial_log_densities, ratio_in_u
 from skksivi.families._samplers import Fit, Particles, Tell
 from skksivi.kernels import squared_distances
 from skksivi.pilot._rules import Whitening, points_near_target
@@ -208,7 +208,7 @@ class MIED(BaseApproximator):
         whitening, u = find_start(self.whiten, self.init, self.n_particles, score_fn, generator, at_least=2)
         score_u, density = whitening.map.pull_back(score_fn), density_in_u(score_fn, whitening, u)
         log_ratio, mollifier = ratio_in_u(density, score_u), MOLLIFIERS[self.mollifier]
-        log_p, s, particles = log_densities(density, score_u, u), score_u(u), MovingPoints(u.clone())
+        log_p, s, particles = initial_log_densities(density, score_u, u), score_u(u), MovingPoints(u.clone())
 
         def gradient_fn() -> Tensor:
             v, s_v = particles.u, score_u(particles.u)

@@ -152,7 +152,7 @@ def ratio_in_u(density: Density | None, score_u: ScoreFunction) -> LogRatio:
     return lambda u, _, v, __: density(v) - density(u)
 
 
-def log_densities(density: Density | None, score_u: ScoreFunction, u: Tensor) -> Tensor:
+def initial_log_densities(density: Density | None, score_u: ScoreFunction, u: Tensor) -> Tensor:
     """Return log p (n,) at points u (n, d), up to a constant.
 
     Raises

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from skksivi._arrays import standard_normal
 from skksivi.pilot._affine import Affine, LowRank
-from skksivi.pilot._modes import FAR, LEFT, N_COMPARED, Modes, log_ratio
+from skksivi.pilot._modes import FAR, LEFT, N_COMPARED, ModeMaps, log_ratio
 from skksivi.score._score import ScoreFunction
 
 #: The fewest chains of an ensemble, the most, and the fewest around one mode.
@@ -298,13 +298,13 @@ def _adapted(L: Tensor, x: Tensor) -> Tensor:
     return L if failed else L @ factor
 
 
-def find_pilot(score_fn: ScoreFunction, modes: Modes, generator: torch.Generator, budget: int) -> Pilot:
+def find_pilot(score_fn: ScoreFunction, modes: ModeMaps, generator: torch.Generator, budget: int) -> Pilot:
     """Let chains settle around each mode, and pool them by the weights of the modes.
 
     Parameters
     ----------
     score_fn : callable
-    modes : Modes
+    modes : ModeMaps
     generator : torch.Generator
     budget : int
         Points at which the score may be evaluated, which sets the number of chains; chains that do not settle, or

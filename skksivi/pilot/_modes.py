@@ -281,7 +281,7 @@ SPLIT, MAX_SPLITS, MAX_PANELS = 0.414, 40, 200
 MIN_WEIGHT = 1e-3
 
 
-class Modes(NamedTuple):
+class ModeMaps(NamedTuple):
     """Maps x = m + L u to the modes of a target, best first, and their shares of it."""
 
     maps: list[Affine]
@@ -311,7 +311,7 @@ def around(mode: Affine, n: int, generator: torch.Generator) -> Tensor:
 
 def find_modes(
     score_fn: DifferentiableScore, starts: Tensor, generator: torch.Generator, known: Sequence[Affine] = ()
-) -> Modes:
+) -> ModeMaps:
     r"""Climb from each start, and weigh the modes found by Laplace's approximation.
 
     A mode's share is proportional to :math:`p(m) \det L`, the heights compared by integrals of the score. Two
@@ -342,7 +342,7 @@ def find_modes(
             evidence.append(height + a.log_determinant())
     weights = torch.stack(evidence).softmax(0)
     order = [k for k in weights.argsort(descending=True).tolist() if weights[k] >= MIN_WEIGHT]
-    return Modes([kept[k] for k in order], weights[order] / weights[order].sum())
+    return ModeMaps([kept[k] for k in order], weights[order] / weights[order].sum())
 
 
 def _same(a: Affine, b: Affine) -> bool:

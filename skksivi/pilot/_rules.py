@@ -15,7 +15,7 @@ from skksivi._saved import ARRAY, COUNT, CURVE, is_instance, or_none, saved
 from skksivi.pilot._affine import Affine, Identity, LowRank
 from skksivi.pilot._chains import Pilot, batch_and_match, covariance_root, find_pilot
 from skksivi.pilot._masses import weighed
-from skksivi.pilot._modes import Modes, around, find_modes, newton_cg, saddle_free_newton, scattered
+from skksivi.pilot._modes import ModeMaps, around, find_modes, newton_cg, saddle_free_newton, scattered
 from skksivi.pilot._underdamped import surrounding, underdamped_pilot
 from skksivi.score._score import DifferentiableScore, Halves, Score
 
@@ -139,7 +139,7 @@ def find_whitening(
         n_calls = score_fn.tally.total - before
         return Whitening(many, many.m.cpu().numpy()[None], np.ones(1), n_calls), None
     if whiten != "auto":
-        found = Modes([laplace(double, starts[0])[0]], starts.new_ones(1))
+        found = ModeMaps([laplace(double, starts[0])[0]], starts.new_ones(1))
         map_ = found.maps[0] if whiten == "laplace" else batch_and_match(double, found.maps[0], generator)
         return Whitening(map_, *_report(found, d), score_fn.tally.total - before), None
     found = _search(double, starts, generator, alone=init is not None)
@@ -163,7 +163,7 @@ def _diagonal(score_fn: Score, starts: Tensor, generator: torch.Generator, budge
     before, found = score_fn.tally.total, None
     if len(starts) == 1:
         mode: Any = newton_cg(score_fn.double, starts[0], generator)
-        found, starts = Modes([mode], starts.new_ones(1)), surrounding(mode, generator)
+        found, starts = ModeMaps([mode], starts.new_ones(1)), surrounding(mode, generator)
     map_, pilot = underdamped_pilot(score_fn, starts, generator, budget - (score_fn.tally.total - before))
     moments = (a.cpu().numpy() for a in (map_.m, pilot.mean_se, map_.D))
     n_calls = score_fn.tally.total - before
@@ -216,7 +216,7 @@ def judging_map(score_fn: Score) -> Affine:
         return find_modes(score_fn, scattered(origin, MAX_STARTS, generator), generator).maps[0]
 
 
-def _search(score_fn: Score, starts: Tensor, generator: torch.Generator, *, alone: bool) -> Modes:
+def _search(score_fn: Score, starts: Tensor, generator: torch.Generator, *, alone: bool) -> ModeMaps:
     """Climb from the starts, and unless they are to be alone from points around them and around what was found."""
     if alone:
         return find_modes(score_fn, starts, generator)
@@ -225,7 +225,7 @@ def _search(score_fn: Score, starts: Tensor, generator: torch.Generator, *, alon
     return find_modes(score_fn, around(found.maps[0], n, generator), generator, found.maps)
 
 
-def _report(found: Modes | None, d: int) -> tuple[np.ndarray, np.ndarray]:
+def _report(found: ModeMaps | None, d: int) -> tuple[np.ndarray, np.ndarray]:
     """Return modes (k, d) and their weights (k,)."""
     if found is None:
         return np.empty((0, d)), np.empty(0)

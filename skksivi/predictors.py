@@ -207,7 +207,7 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
         rng = make_rng(self.random_state)
         if parameters.get("whiten") == "diagonal":
             q.set_params(init=trained_weights(self.target_, N_NETWORKS, rng))
-        else:  # a climb goes on from there
+        else:  # a mode search goes on from there
             q.set_params(init=_random_weights(self.target_, rng))
 
     def _outputs(self, X: np.ndarray) -> np.ndarray:

@@ -34,7 +34,7 @@ from skksivi.pilot._chains import (
     lower_bound,
     metropolis,
 )
-from skksivi.pilot._modes import ModeMaps, climb, find_modes, log_ratio, score_divergence
+from skksivi.pilot._modes import ModeMaps, find_modes, log_ratio, score_divergence, search_modes
 
 SEEDS = st.integers(0, 10**6)
 
@@ -337,7 +337,7 @@ def test_a_pilot_is_affine_equivariant(log10_condition, seed):
     """Draw for draw: every step is one in coordinates whose factor is mapped with the target by a triangular A."""
     A, b = triangular(3, log10_condition, seed), normal(3, seed=seed + 1)
     push = pushed(logistic_score, A, b)
-    maps, _ = climb(as_score(logistic_score), origin(3)[None])
+    maps, _ = search_modes(as_score(logistic_score), origin(3)[None])
     mapped = [Affine(A @ m + b, A @ L) for m, L in maps]
     x = find_pilot(logistic_score, ModeMaps(maps, torch.ones(1).double()), generator(seed), 0).x
     y = find_pilot(push, ModeMaps(mapped, torch.ones(1).double()), generator(seed), 0).x

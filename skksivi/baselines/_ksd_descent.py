@@ -115,8 +115,8 @@ class KSDDescent(BaseApproximator):
         moves by more than tol / n.
     whiten : {"laplace", "bam", "auto", "diagonal"}, (m, L) or None, default="laplace"
         The affine map x = m + L u in whose coordinates the particles move, as in `skksivi.KSIVIApproximator`; None
-        moves them in x. By default it is the cheapest map that frees step and widths of the units of x: a climb to
-        one mode.
+        moves them in x. By default it is the cheapest map that frees step and widths of the units of x: a
+        search for one mode.
     init : array-like of shape (n, n_features), default=None
         Particles to start with; a search for modes starts there too. None draws them from N(0, I) in u.
     device : str or torch.device, default="auto"

@@ -81,7 +81,7 @@ class SGLD(BaseApproximator):
         step the states that are kept count alike.
     whiten : {"laplace", "bam", "auto", "diagonal"}, (m, L) or None, default="laplace"
         The affine map x = m + L u that preconditions, as in `skksivi.KSIVIApproximator`; None is x itself. By default
-        it is the cheapest map that frees the step of the units of x: a climb to one mode.
+        it is the cheapest map that frees the step of the units of x: a mode search.
     init : array-like of shape (n_chains, n_features), default=None
         States to start with; a search for modes starts there too. None draws them from N(0, I) in u.
     device : str or torch.device, default="auto"

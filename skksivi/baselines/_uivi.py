@@ -59,7 +59,7 @@ class UIVI(SemiImplicitVI):
     whiten : {"laplace", "bam", "auto", "diagonal"}, (m, L) or None, default="laplace"
         The affine map x = m + L u in whose coordinates the family is trained, as of `skksivi.KSIVIApproximator`; None
         trains in x, as in the paper, where a start at N(0, I) may never come near the target. By default it is the
-        cheapest map that frees the start of the units of x: a climb to one mode.
+        cheapest map that frees the start of the units of x: a mode search.
     init, whiten_budget
         As of `skksivi.KSIVIApproximator`.
     batch_size : int, default=128

@@ -14,7 +14,7 @@ from skksivi._arrays import standard_normal
 from skksivi.pilot._affine import Affine, LowRank
 from skksivi.score._score import DifferentiableScore, ScoreFunction
 
-#: Largest share of the decrement of a start at which a climb has arrived, for each feature.
+#: A mode search has converged where the Newton decrement :math:`s^\top p` per feature is below this number.
 TOLERANCE = 1e-4
 
 
@@ -43,24 +43,24 @@ def jacobians(score_fn: DifferentiableScore, x: Tensor) -> Tensor:
 
 
 def saddle_free_newton(score_fn: DifferentiableScore, x: Tensor, max_iter: int = 200) -> tuple[Affine, bool]:
-    """Climb from one point x (d,); return the mode with a root of the inverse curvature, and whether it was reached.
+    """Search for a mode from x (d,); return it with a root of the inverse curvature, and whether it converged.
 
     Raises
     ------
     ValueError
-        The climb left the region where the score is finite.
+        The search left the region where the score is finite.
     """
-    maps, arrived = climb(score_fn, x[None], max_iter)
+    maps, converged = search_modes(score_fn, x[None], max_iter)
     if not maps or maps[0].m.abs().max() > FAR:
         raise ValueError(LEFT)
-    return maps[0], bool(arrived[0])
+    return maps[0], bool(converged[0])
 
 
-def climb(score_fn: DifferentiableScore, x: Tensor, max_iter: int = 200) -> tuple[list[Affine], Tensor]:
-    r"""Climb to modes from several points at once, from scores alone.
+def search_modes(score_fn: DifferentiableScore, x: Tensor, max_iter: int = 200) -> tuple[list[Affine], Tensor]:
+    r"""Search for modes from several points at once, from scores alone.
 
     With :math:`-\nabla s = V \mathrm{diag}(\lambda) V^\top`, a step is :math:`p = V |\lambda|^{-1} V^\top s`
-    (Dauphin et al. 2014), shortened by a search on the slope :math:`s(x + t p)^\top p`.
+    (Dauphin et al. 2014), scaled by a line search on the slope :math:`s(x + t p)^\top p`.
 
     Parameters
     ----------
@@ -73,10 +73,10 @@ def climb(score_fn: DifferentiableScore, x: Tensor, max_iter: int = 200) -> tupl
     Returns
     -------
     maps : list of Affine
-        For each climb that stayed where the score is finite, the mode m, or where the climb ended, and L with
+        For each search that stayed where the score is finite, the mode m, or where it ended, and L with
         :math:`L L^\top = V |\lambda|^{-1} V^\top` there.
-    arrived : Tensor of shape (k',), bool
-        Which of them have reached a mode.
+    converged : Tensor of shape (k',), bool
+        Which of them have converged.
 
     References
     ----------
@@ -85,10 +85,10 @@ def climb(score_fn: DifferentiableScore, x: Tensor, max_iter: int = 200) -> tupl
     """
     d = x.shape[1]
     x = x.clone()
-    climbing = torch.arange(len(x), device=x.device)
-    arrived = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+    searching = torch.arange(len(x), device=x.device)
+    converged = torch.zeros(len(x), dtype=torch.bool, device=x.device)
     for _ in range(max_iter):
-        here = x[climbing]
+        here = x[searching]
         s = score_fn(here).detach()
         lam, V = _curvatures(score_fn, here)
         p = ((s[:, None] @ V) / lam.abs()[:, None] @ V.mT)[:, 0]
@@ -97,17 +97,17 @@ def climb(score_fn: DifferentiableScore, x: Tensor, max_iter: int = 200) -> tupl
         convex = lam[:, 0] < 0
         step = _steps(score_fn, here, p, decrement)
         out = V[:, :, 0] * lam[:, :1].abs().rsqrt()  # from a saddle, along its steepest direction
-        x[climbing] = here + torch.where(level[:, None], out * convex[:, None], step[:, None] * p)
-        arrived[climbing] = level & ~convex
-        goes_on = torch.where(level, convex, step != 0) & x[climbing].isfinite().all(1)
-        climbing = climbing[goes_on]
-        if not len(climbing):
+        x[searching] = here + torch.where(level[:, None], out * convex[:, None], step[:, None] * p)
+        converged[searching] = level & ~convex
+        goes_on = torch.where(level, convex, step != 0) & x[searching].isfinite().all(1)
+        searching = searching[goes_on]
+        if not len(searching):
             break
     lam, V = _curvatures(score_fn, x)
     finite = x.isfinite().all(1) & lam.isfinite().all(1)
     R = torch.linalg.qr((V[finite] * lam[finite].abs().rsqrt()[:, None]).mT).R
     L = (R * R.diagonal(dim1=1, dim2=2).sign()[:, :, None]).mT
-    return [Affine(*pair) for pair in zip(x[finite], L, strict=True)], arrived[finite]
+    return [Affine(*pair) for pair in zip(x[finite], L, strict=True)], converged[finite]
 
 
 def _curvatures(score_fn: DifferentiableScore, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -158,7 +158,7 @@ def _steps(score_fn: ScoreFunction, x: Tensor, p: Tensor, decrement: Tensor) -> 
 
 
 def newton_cg(score_fn: DifferentiableScore, x: Tensor, generator: torch.Generator, max_iter: int = 100) -> LowRank:
-    r"""Climb to a mode of many dimensions by products with the Jacobian; return it with the curvature there.
+    r"""Search for a mode of many dimensions by products with the Jacobian; return it with the curvature there.
 
     The Newton step comes from conjugate gradients that stop at negative curvature (Steihaug 1983). The map scales
     each coordinate by the diagonal of :math:`-\nabla s`, estimated by random signs (Hutchinson 1989), then the
@@ -177,7 +177,7 @@ def newton_cg(score_fn: DifferentiableScore, x: Tensor, generator: torch.Generat
     Raises
     ------
     ValueError
-        The climb has not come to a mode.
+        The search has not converged.
     """
     for _ in range(max_iter):
         s = score_fn(x[None])[0].detach()
@@ -265,8 +265,8 @@ def _lanczos(times: ScoreFunction, start: Tensor, n_iter: int = 300) -> tuple[Te
     return lam[converged], torch.stack(basis[:n], 1) @ W[:, converged]
 
 
-#: Steps of a climb to a mode.
-MAX_CLIMB = 60
+#: Steps of a mode search.
+MAX_STEPS = 60
 
 
 #: Draws by which Gaussians are compared by their scores.
@@ -312,7 +312,7 @@ def around(mode: Affine, n: int, generator: torch.Generator) -> Tensor:
 def find_modes(
     score_fn: DifferentiableScore, starts: Tensor, generator: torch.Generator, known: Sequence[Affine] = ()
 ) -> ModeMaps:
-    r"""Climb from each start, and weigh the modes found by Laplace's approximation.
+    r"""Search for a mode from each start, and weigh those found by Laplace's approximation.
 
     A mode's share is proportional to :math:`p(m) \det L`, the heights compared by integrals of the score. Two
     modes within d squared standard deviations of each other count as one. Where an integral cannot be trusted, the
@@ -321,10 +321,10 @@ def find_modes(
     Raises
     ------
     ValueError
-        All climbs left the region where the score is finite.
+        All searches left the region where the score is finite.
     """
-    found, arrived = climb(score_fn, starts, MAX_CLIMB)
-    maps = [*known, *(a for a, at_a_mode in zip(found, arrived.tolist(), strict=True) if at_a_mode)]
+    found, converged = search_modes(score_fn, starts, MAX_STEPS)
+    maps = [*known, *(a for a, at_a_mode in zip(found, converged.tolist(), strict=True) if at_a_mode)]
     maps = maps or [a for a in found if a.m.abs().max() < FAR]
     if not maps:
         raise ValueError(LEFT)

@@ -116,14 +116,14 @@ def find_whitening(
     score_fn : Score
     generator : torch.Generator
     init : array-like of shape (d,) or (k, d), default=None
-        Where the climbs to the modes start; None means the origin and, with "auto", points around it.
+        Where the mode searches start; None means the origin and, with "auto", points around it.
     budget : int, default=0
         Points at which the score is to be evaluated, about.
 
     Raises
     ------
     ValueError
-        The given (m, L) or `init` does not fit the target, or the score is not finite where the climbs start.
+        The given (m, L) or `init` does not fit the target, or the score is not finite where the mode searches start.
     """
     d = score_fn.n_features
     starts = starting_points(init, score_fn)
@@ -190,12 +190,12 @@ def _needs_double(score_fn: Score, whitening: Whitening) -> bool:
 
 
 def laplace(score_fn: DifferentiableScore, start: Tensor, max_iter: int = 200) -> tuple[Affine, bool]:
-    """Return the map to the mode above `start` (d,) by the curvature there, and whether the climb has arrived.
+    """Return the map to the mode above `start` (d,) by the curvature there, and whether the search converged.
 
     Raises
     ------
     ValueError
-        The score is not finite at `start`, or the climb leads out of the finite numbers.
+        The score is not finite at `start`, or the search leads out of the finite numbers.
     """
     if not score_fn(start[None]).isfinite().all():
         raise ValueError(
@@ -217,7 +217,7 @@ def judging_map(score_fn: Score) -> Affine:
 
 
 def _search(score_fn: Score, starts: Tensor, generator: torch.Generator, *, alone: bool) -> ModeMaps:
-    """Climb from the starts, and unless they are to be alone from points around them and around what was found."""
+    """Search for modes from the starts and, unless they are to be alone, from points around them and the best one."""
     if alone:
         return find_modes(score_fn, starts, generator)
     n = min(MAX_STARTS, 1600 // starts.shape[1])
@@ -240,7 +240,7 @@ def points_near_target(whiten: Any, init: Any) -> Any:
 
 
 def starting_points(init: Any, score_fn: Score) -> Tensor:
-    """Return the points (k, d) where climbs start."""
+    """Return the points (k, d) where mode searches start."""
     d = score_fn.n_features
     if init is None:
         return torch.zeros(1, d, dtype=torch.float64, device=score_fn.device)

@@ -112,9 +112,9 @@ def underdamped(score_fn: Score, x: Tensor, n_steps: int, generator: torch.Gener
         s = score_fn(x)
         p = p + h / 2 * s
         hot = ~(p.square().mean(1, keepdim=True) < hottest)
-        astray = hot & ~(_size(s) < 2 * _size(calm_s))
-        x, s = torch.where(astray, calm, x), torch.where(astray, calm_s, s)
-        p, h = torch.where(hot, standard_normal(len(x), x, generator), p), torch.where(astray, h / 2, h)
+        lost = hot & ~(_size(s) < 2 * _size(calm_s))
+        x, s = torch.where(lost, calm, x), torch.where(lost, calm_s, s)
+        p, h = torch.where(hot, standard_normal(len(x), x, generator), p), torch.where(lost, h / 2, h)
         if t >= n_steps // 2 and t % every == 0:
             kept.append(x)
     return torch.stack(kept)

@@ -300,7 +300,7 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
 
 
 def _approximator_of_networks(n_rows: int) -> KSIVIApproximator:
-    """Return what fits a network by default, with fewer steps of its chains where each is dear."""
+    """Return what fits a network by default, with fewer steps of its chains where each is expensive."""
     return KSIVIApproximator(
         whiten="diagonal",
         whiten_budget=int(N_NETWORKS * N_STEPS * min(1, 2 * N_ROWS / n_rows)),

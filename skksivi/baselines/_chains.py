@@ -78,7 +78,7 @@ def diagnostics(chains: np.ndarray) -> dict[str, np.ndarray]:
     """
     if chains.shape[1] < MIN_DRAWS:
         raise ValueError(
-            f"`diagnose` needs {MIN_DRAWS} states a chain at least, got {chains.shape[1]}; raise `n_draws`."
+            f"`diagnose` needs {MIN_DRAWS} states per chain at least, got {chains.shape[1]}; raise `n_draws`."
         )
     try:
         from arviz_stats.base import array_stats

@@ -256,7 +256,7 @@ class MeanFieldVI(Ascending):
     Parameters
     ----------
     batch_size : int, default=64
-        Draws of an iteration.
+        Draws per iteration.
     max_iter : int, default=1000
         Iterations.
     learning_rate : float, default=0.03
@@ -336,7 +336,7 @@ class FullRankVI(Ascending):
     Parameters
     ----------
     batch_size : int, default=64
-        Draws of an iteration.
+        Draws per iteration.
     max_iter : int, default=2000
         Iterations.
     learning_rate : float, default=0.03

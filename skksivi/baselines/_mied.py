@@ -56,7 +56,7 @@ def mied_gradient(x: Tensor, log_p: Tensor, s: Tensor, mollifier: Mollifier, eps
         D_{ij} = \|x_i - x_j\|^2,
 
     where :math:`D_{ii} = r_i^2 / (1.3\, d)^{2/d}`, for the distance :math:`r_i` to the nearest other particle, stands
-    in the place of zero and is held fixed. With :math:`w = \mathrm{softmax}(a)`,
+    instead of zero and is held fixed. With :math:`w = \mathrm{softmax}(a)`,
 
     .. math::
         \nabla_i E = 4 \sum_{j \ne i} w_{ij} \frac{\partial \log \phi_\epsilon}{\partial D}(D_{ij}) (x_i - x_j)
@@ -102,7 +102,7 @@ class MIED(BaseApproximator):
         E = \log \frac{1}{n^2} \sum_{ij} \phi_\epsilon(x_i - x_j) \left( p(x_i)\, p(x_j) \right)^{-1/2},
 
     with a mollifier :math:`\phi_\epsilon` that tends to Dirac's delta, and for i = j the distance to the nearest
-    other particle, scaled, in the place of zero. The fewer the particles and the more the dimensions, the farther
+    other particle, scaled, instead of zero. The fewer the particles and the more the dimensions, the farther
     from the target the minimum is: of a Gaussian in ten dimensions, 200 particles keep 0.8 of the standard
     deviations.
 

@@ -77,7 +77,7 @@ def find_start(
     """
     d = score_fn.n_features
     if init is not None and np.ndim(init) != 2:
-        raise ValueError(f"`init` has shape {np.shape(init)}, expected (n, {d}): a point a row.")
+        raise ValueError(f"`init` has shape {np.shape(init)}, expected (n, {d}): one point per row.")
     if init is not None and len(init) < at_least:
         raise ValueError(f"`init` has {len(init)} row(s), expected {at_least} at least.")
     whitening, _ = find_whitening(whiten, score_fn, generator, init=init, budget=WHITEN_BUDGET)
@@ -139,7 +139,7 @@ def density_in_u(score_fn: Score, whitening: Whitening, u: Tensor) -> Density | 
     if ((at(v) - at(u) - integrals).abs().median() > TOLERANCE * integrals.abs().median()).item():
         warn_caller(
             "`log_prob` of the target contradicts its `score_fn`, which is not its gradient; integrals of the score "
-            "are used in its place. Correct one of them, or set log_prob = None in a target with another score.",
+            "are used instead. Correct one of them, or set log_prob = None in a target with another score.",
         )
         return None
     return at
@@ -158,12 +158,12 @@ def initial_log_densities(density: Density | None, score_u: ScoreFunction, u: Te
     Raises
     ------
     ValueError
-        The density is not known, and the integrals of the score in its place do not settle.
+        The density is not known, and integrals of the score do not converge instead.
     """
     log_p = log_ratio(score_u, u[0], u) if density is None else density(u)
     if not log_p.isfinite().all():
         raise ValueError(
-            "Log p is not known at the points of the start: integrals of the score between them do not settle, or "
+            "Log p is not known at the points of the start: integrals of the score between them do not converge, or "
             "`log_prob` is not finite. Fit a Target with `log_prob`, or set `init` to points near the target."
         )
     return log_p

@@ -41,7 +41,7 @@ class SIVISM(SemiImplicitVI):
         returns it: a network alone is slow to learn large scores. The paper does not mention it; the method's public
         code has ``lambda progress: 1.004 ** (-200 * progress)``.
     n_critic_steps : int, default=1
-        Its steps an iteration.
+        Its steps per iteration.
     latent_dim : int, default=None
         Dimension of z; None means that of x, up to 100.
     hidden_layer_sizes : sequence of int, default=(100, 100)
@@ -53,13 +53,13 @@ class SIVISM(SemiImplicitVI):
     min_scale : float, default=1e-3
         Floor of :math:`\sigma`.
     whiten : {"laplace", "bam", "auto", "diagonal"}, (m, L) or None, default="laplace"
-        The affine map x = m + L u in whose coordinates the family is trained, as of `skksivi.KSIVIApproximator`; None
+        The affine map x = m + L u in whose coordinates the family is trained, see `skksivi.KSIVIApproximator`; None
         trains in x, as in the paper, where a start at N(0, I) may never come near the target. By default it is the
         cheapest map that frees the start of the units of x: a mode search.
     init, whiten_budget
-        As of `skksivi.KSIVIApproximator`.
+        See `skksivi.KSIVIApproximator`.
     batch_size : int, default=128
-        Draws a step, of the critic and of the sampler.
+        Draws per step, of the critic and of the sampler.
     max_iter : int, default=5000
         Iterations of the optimiser.
     learning_rate : float, default=1e-3
@@ -69,7 +69,7 @@ class SIVISM(SemiImplicitVI):
     ema_decay : float or None, default=None
         The fitted parameters are an exponential moving average with this decay; None takes the last ones.
     learning_rate_decay, annealing, max_grad_norm, nonfinite, device, dtype, random_state, verbose
-        As of `skksivi.KSIVIApproximator`.
+        See `skksivi.KSIVIApproximator`.
 
     Attributes
     ----------

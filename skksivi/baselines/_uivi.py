@@ -57,13 +57,13 @@ class UIVI(SemiImplicitVI):
     min_scale : float, default=1e-3
         Floor of :math:`\sigma`.
     whiten : {"laplace", "bam", "auto", "diagonal"}, (m, L) or None, default="laplace"
-        The affine map x = m + L u in whose coordinates the family is trained, as of `skksivi.KSIVIApproximator`; None
+        The affine map x = m + L u in whose coordinates the family is trained, see `skksivi.KSIVIApproximator`; None
         trains in x, as in the paper, where a start at N(0, I) may never come near the target. By default it is the
         cheapest map that frees the start of the units of x: a mode search.
     init, whiten_budget
-        As of `skksivi.KSIVIApproximator`.
+        See `skksivi.KSIVIApproximator`.
     batch_size : int, default=128
-        Draws an iteration.
+        Draws per iteration.
     max_iter : int, default=5000
         Iterations of the optimiser.
     learning_rate : float, default=1e-3
@@ -73,7 +73,7 @@ class UIVI(SemiImplicitVI):
     ema_decay : float or None, default=None
         The fitted parameters are an exponential moving average with this decay; None takes the last ones.
     learning_rate_decay, annealing, max_grad_norm, nonfinite, device, dtype, random_state, verbose
-        As of `skksivi.KSIVIApproximator`.
+        See `skksivi.KSIVIApproximator`.
 
     Attributes
     ----------

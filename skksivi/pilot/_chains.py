@@ -177,7 +177,7 @@ def batch_and_match(score_fn: ScoreFunction, start: Affine, generator: torch.Gen
 
 
 def lower_bound(score_fn: ScoreFunction, q: Affine, origin: Tensor, generator: torch.Generator) -> float:
-    r"""Return the evidence lower bound of q = N(m, L L^T) up to a constant, with a median in the place of the mean.
+    r"""Return the evidence lower bound of q = N(m, L L^T) up to a constant, with a median instead of the mean.
 
     .. math:: E_q \log \frac{p(x)}{p(x_0)} + \log \det L
     """
@@ -242,7 +242,7 @@ def metropolis(
     Returns
     -------
     kept : Tensor of shape (n_kept, n, d)
-        The chains at each third step, when the step had settled.
+        The chains at every third step, once the step size is adapted.
     chains : Ensemble
         As they are at the end.
 
@@ -299,7 +299,7 @@ def _adapted(L: Tensor, x: Tensor) -> Tensor:
 
 
 def find_pilot(score_fn: ScoreFunction, modes: ModeMaps, generator: torch.Generator, budget: int) -> Pilot:
-    """Let chains settle around each mode, and pool them by the weights of the modes.
+    """Run chains around each mode, and pool them by the weights of the modes.
 
     Parameters
     ----------
@@ -307,7 +307,7 @@ def find_pilot(score_fn: ScoreFunction, modes: ModeMaps, generator: torch.Genera
     modes : ModeMaps
     generator : torch.Generator
     budget : int
-        Points at which the score may be evaluated, which sets the number of chains; chains that do not settle, or
+        Points at which the score may be evaluated, which sets the number of chains; chains that do not converge, or
         mix slowly, take up to three times as many.
     """
     n_chains = min(max(budget // (N_LANGEVIN + 3 * N_METROPOLIS), MIN_CHAINS), MAX_CHAINS)

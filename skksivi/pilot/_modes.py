@@ -373,7 +373,7 @@ def log_ratio(score_fn: ScoreFunction, a: Tensor, b: Tensor) -> Tensor:
     Returns
     -------
     ratio : Tensor of shape (...)
-        NaN where the score is not finite on the way, the panels do not settle, or a deep valley leaves nothing but
+        NaN where the score is not finite on the way, the panels do not converge, or a deep valley leaves nothing but
         rounding errors.
     """
     gaps = (b - a).reshape(-1, b.shape[-1])

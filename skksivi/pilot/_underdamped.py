@@ -1,4 +1,4 @@
-r"""Underdamped Langevin chains for targets of many parameters: nothing costs more than O(d) a step."""
+r"""Underdamped Langevin chains for targets of many parameters: nothing costs more than O(d) per step."""
 
 from __future__ import annotations
 

@@ -300,7 +300,7 @@ def test_diagnose_says_what_it_needs(cls, monkeypatch):
         cls().diagnose()
     settings = {"n_chains": 2, "n_warmup": 0, "random_state": 0}
     q = cls(n_draws=3, **settings).fit(lambda x: -x, n_features=1)
-    with pytest.raises(ValueError, match="needs 4 states a chain at least, got 3; raise `n_draws`"):
+    with pytest.raises(ValueError, match="needs 4 states per chain at least, got 3; raise `n_draws`"):
         q.diagnose()
     monkeypatch.setitem(sys.modules, "arviz_stats.base", None)
     q = cls(n_draws=4, **settings).fit(lambda x: -x, n_features=1)

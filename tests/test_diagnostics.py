@@ -194,7 +194,7 @@ def test_a_fit_without_whitening_in_few_iterations_is_seen():
 @pytest.mark.parametrize("unit", [1.0, 1e-3])
 def test_unlike_scales_in_training_are_seen(unit):
     q = Exact(Units(unit)).fit(Units(unit))
-    q.whitening_ = SimpleNamespace(map=Affine(torch.zeros(2).double(), torch.eye(2).double() * unit), settled=True)
+    q.whitening_ = SimpleNamespace(map=Affine(torch.zeros(2).double(), torch.eye(2).double() * unit), converged=True)
     report = diagnose(q, Units(unit), random_state=0)
     assert warned(report) == {"whitening"}
     assert report["whitening"].value == pytest.approx(900, rel=0.2)
@@ -204,7 +204,7 @@ def test_unlike_scales_in_training_are_seen(unit):
 
 def test_chains_that_have_not_settled_are_seen(good):
     q = copy.copy(good)
-    q.whitening_ = replace(good.whitening_, settled=False)
+    q.whitening_ = replace(good.whitening_, converged=False)
     check = diagnose(q, GaussianTarget(), random_state=0)["whitening"]
     assert check.verdict == "warn"
     assert "`whiten_budget`" in check.remedy

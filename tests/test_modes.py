@@ -73,10 +73,10 @@ def test_a_pilot_is_given_the_masses_of_its_modes():
     chi = torch.randn(6000, 3, generator=generator).square().sum(1).double()
     student = torch.randn(6000, 2, generator=generator, dtype=torch.float64) / (chi / 3).sqrt()[:, None]
     gaussian = 20 + torch.randn(6000, 2, generator=generator, dtype=torch.float64)
-    pilot = Pilot(torch.cat([student, gaussian]), [6000, 6000], torch.zeros(2), settled=True)
+    pilot = Pilot(torch.cat([student, gaussian]), [6000, 6000], torch.zeros(2), converged=True)
     n = weighed(as_score(score_fn), pilot, generator).n_of_mode
     assert abs(n[1] / sum(n) - 0.3) < 0.05
-    right = Pilot(torch.cat([student, gaussian[:2571]]), [6000, 2571], torch.zeros(2), settled=True)
+    right = Pilot(torch.cat([student, gaussian[:2571]]), [6000, 2571], torch.zeros(2), converged=True)
     assert weighed(as_score(score_fn), right, generator) is right
 
 

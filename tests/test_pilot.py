@@ -282,7 +282,7 @@ def pilot_of(score_fn, starts, budget=200_000, seed=0):
 def test_a_pilot_has_the_moments_of_a_skewed_target():
     """Five standard errors of the mean, and 10% of the variance: 300 chains of 33 correlated states."""
     _, pilot = pilot_of(log_gamma_score, origin(2)[None])
-    assert pilot.settled
+    assert pilot.converged
     u = standardised_gamma(pilot.x)
     scale = math.sqrt(polygamma(1, 1.5))
     assert (u.mean(0).abs() < 5 * pilot.mean_se / scale).all()

@@ -21,8 +21,8 @@ from skksivi.kernels import Kernel, squared_distances
 from skksivi.pilot._rules import Whitening, points_near_target
 from skksivi.score._score import Score
 
-#: Share by which the discrepancy may fall in the last tenth of the evaluations where L-BFGS counts as settled.
-SETTLED = 0.01
+#: Share by which the discrepancy may fall in the last tenth of the evaluations where L-BFGS counts as converged.
+CONVERGED = 0.01
 
 
 def ksd_gradient(x: Tensor, s: Tensor, kernel: Kernel) -> tuple[Tensor, Tensor, Tensor]:
@@ -260,7 +260,7 @@ class KSDDescent(BaseApproximator):
             ended_by = error
         n_iter = optimiser.state[u].get("n_iter", 0)
         ran_out = ended_by is None and (n_iter >= self.max_iter or len(losses) >= max_eval)
-        if ran_out and (fall := last_fall(losses)) > SETTLED:
+        if ran_out and (fall := last_fall(losses)) > CONVERGED:
             warn_caller(
                 f"L-BFGS has stopped after {n_iter} iterations, in the last tenth of which the discrepancy fell by "
                 f"{fall:.0%}. Raise `max_iter`.",

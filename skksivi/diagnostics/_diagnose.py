@@ -66,7 +66,7 @@ def diagnose(
         the whole fall from the first quarter on. Warns if it is over 5% and four standard errors.
     "whitening"
         The condition number of the covariance of the draws in the coordinates of the training, and before whitening.
-        Warns above 100, and where the chains behind the whitening have not settled.
+        Warns above 100, and where the chains behind the whitening have not converged.
     "Stein variances"
         :math:`-E[s_i (x_i - E x_i)]` of each coordinate, one if the fit is right; below it is too narrow, above too
         wide. Warns if one is outside [0.8, 1.25] by four standard errors.

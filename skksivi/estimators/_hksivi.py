@@ -312,7 +312,7 @@ class HKSIVIApproximator(SteinTrained):
             points = whitened.thinned(MAX_POINTS // d)
             if at_target:
                 mixing = Bootstrap(points.x, points.n_of_mode, JITTER if pilot.dense else 0.0)
-                if pilot.settled and self.pilot_weight > 0 and min(levels) == 1:
+                if pilot.converged and self.pilot_weight > 0 and min(levels) == 1:
                     target = (a.expand(self.n_layers, *a.shape) for a in moments(whitened.x))
                     penalty = MomentPenalty(Moments(*target), self.pilot_weight)
         elif self.mixing == "pilot":

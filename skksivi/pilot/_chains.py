@@ -52,7 +52,7 @@ class Pilot(NamedTuple):
         How many belong to each.
     mean_se : Tensor of shape (d,)
         Standard errors of their mean, from the spread over independent chains.
-    settled : bool
+    converged : bool
         Whether the earlier and the later half of the points agree.
     dense : bool
         Whether there is mass between the points of a mode.
@@ -61,7 +61,7 @@ class Pilot(NamedTuple):
     x: Tensor
     n_of_mode: list[int]
     mean_se: Tensor
-    settled: bool
+    converged: bool
     dense: bool = True
 
     def thinned(self, n: int) -> Pilot:
@@ -321,15 +321,15 @@ def find_pilot(score_fn: ScoreFunction, modes: ModeMaps, generator: torch.Genera
     for _ in range(MAX_ROUNDS):
         rounds = [metropolis(score_fn, e, generator) for e in ensembles]
         latest, ensembles = [r[0] for r in rounds], [r[1] for r in rounds]
-        settled = is_settled(latest, modes.weights)
-        kept = [torch.cat(pair) for pair in zip(kept, latest, strict=True)] if kept and settled else latest
+        converged = has_converged(latest, modes.weights)
+        kept = [torch.cat(pair) for pair in zip(kept, latest, strict=True)] if kept and converged else latest
         mean_se, sd = standard_error(kept, modes.weights), _moments(kept, modes.weights)[1]
-        if settled and (mean_se / sd).max() < ENOUGH:
+        if converged and (mean_se / sd).max() < ENOUGH:
             break
     points = [k.flatten(0, 1) for k in kept]
     share = min(len(p) / w for p, w in zip(points, weights, strict=True))
     x = torch.cat([_some(p, int(share * w), generator) for p, w in zip(points, weights, strict=True)])
-    return Pilot(*_by_mode(x, modes.maps), mean_se, settled)
+    return Pilot(*_by_mode(x, modes.maps), mean_se, converged)
 
 
 def _by_mode(x: Tensor, maps: Sequence[Affine]) -> tuple[Tensor, list[int]]:
@@ -378,7 +378,7 @@ def standard_error(kept: Sequence[Tensor], weights: Tensor) -> Tensor:
     return torch.stack(variances).sum(0).sqrt()
 
 
-def is_settled(kept: Sequence[Tensor], weights: Tensor) -> bool:
+def has_converged(kept: Sequence[Tensor], weights: Tensor) -> bool:
     """Tell whether the halves of the kept chains agree in mean and scale, within the noise of that many chains."""
     (early, early_sd), (late, late_sd) = (
         _moments(half, weights) for half in zip(*(k.chunk(2) for k in kept), strict=True)

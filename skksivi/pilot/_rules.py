@@ -42,7 +42,7 @@ MAX_POINTS = 2**22
         "modes": (ARRAY, "kd"),
         "weights": (ARRAY, "k"),
         "n_score_calls": (COUNT, ""),
-        "settled": (is_instance(bool), ""),
+        "converged": (is_instance(bool), ""),
         "mean": (or_none(ARRAY), "d"),
         "mean_se": (or_none(CURVE), "d"),
         "sd": (or_none(ARRAY), "d"),
@@ -62,7 +62,7 @@ class Whitening:
         Their shares of the target by Laplace's approximation, heights compared by line integrals of the score.
     n_score_calls : int
         Points at which the score was evaluated.
-    settled : bool
+    converged : bool
         Whether the chains of the pilot agreed with themselves when they ended.
     mean, mean_se, sd : ndarray of shape (d,) or None
         Moments of the pilot, and standard errors of its mean; with whiten="auto" and "diagonal".
@@ -72,7 +72,7 @@ class Whitening:
     modes: np.ndarray
     weights: np.ndarray
     n_score_calls: int = 0
-    settled: bool = True
+    converged: bool = True
     mean: np.ndarray | None = None
     mean_se: np.ndarray | None = None
     sd: np.ndarray | None = None
@@ -152,7 +152,7 @@ def find_whitening(
         Affine(x.mean(0), covariance_root(x)),
         *_report(found, d),
         score_fn.tally.total - before,
-        pilot.settled,
+        pilot.converged,
         *(a.cpu().numpy() for a in (x.mean(0), pilot.mean_se, x.std(0))),
     )
     return whitening, pilot
@@ -167,7 +167,7 @@ def _diagonal(score_fn: Score, starts: Tensor, generator: torch.Generator, budge
     map_, pilot = underdamped_pilot(score_fn, starts, generator, budget - (score_fn.tally.total - before))
     moments = (a.cpu().numpy() for a in (map_.m, pilot.mean_se, map_.D))
     n_calls = score_fn.tally.total - before
-    return Whitening(map_, *_report(found, score_fn.n_features), n_calls, pilot.settled, *moments), pilot
+    return Whitening(map_, *_report(found, score_fn.n_features), n_calls, pilot.converged, *moments), pilot
 
 
 def pulled_back(score_fn: Score, whitening: Whitening, generator: torch.Generator) -> DifferentiableScore:

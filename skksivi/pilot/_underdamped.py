@@ -9,7 +9,7 @@ from torch import Tensor
 
 from skksivi._arrays import standard_normal
 from skksivi.pilot._affine import LowRank
-from skksivi.pilot._chains import Pilot, is_settled, revive, standard_error
+from skksivi.pilot._chains import Pilot, has_converged, revive, standard_error
 from skksivi.pilot._modes import LEFT
 from skksivi.score._score import Score
 
@@ -54,7 +54,7 @@ def underdamped_pilot(
         points,
         [len(kept)] * len(starts),
         standard_error([kept], weights),
-        is_settled([kept], weights),
+        has_converged([kept], weights),
         dense=False,
     )
     return diagonal_map(points), pilot

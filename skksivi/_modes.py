@@ -14,7 +14,7 @@ from skksivi.base import BaseApproximator, ordinary_mode, score_of
 from skksivi.families._samplers import Reweighted, unweighted
 from skksivi.pilot._affine import Affine
 from skksivi.pilot._chains import Ensemble, metropolis
-from skksivi.pilot._masses import MAX_GAP, MIN_SHARE, Cells, Mass, log_densities, mass, normalised
+from skksivi.pilot._masses import MASSES, Cells, Mass, log_densities, mass, normalised
 from skksivi.pilot._modes import find_modes
 from skksivi.score._score import Score
 
@@ -175,6 +175,6 @@ def _doubt(centre: Tensor, mass: Mass) -> str:
     where = np.array2string(centre.cpu().numpy()[:5], precision=3)
     return (
         f"that of the mode at {where} rests on an effective share of {mass.share:.2g} of its points, where "
-        f"{MIN_SHARE} is asked for, and two estimates that differ by {abs(mass.gap):.1%}, where {MAX_GAP:.0%} is "
-        "allowed"
+        f"{MASSES.min_share} is asked for, and two estimates that differ by {abs(mass.gap):.1%}, where "
+        f"{MASSES.max_gap:.0%} is allowed"
     )

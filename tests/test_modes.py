@@ -15,7 +15,7 @@ from skksivi.baselines import Laplace
 from skksivi.families._samplers import Fit, Reweighted
 from skksivi.pilot._affine import Affine
 from skksivi.pilot._chains import Pilot
-from skksivi.pilot._masses import N_QUICK, Cells, _log_proposal, _propose, log_densities, mass, normalised, weighed
+from skksivi.pilot._masses import MASSES, Cells, _log_proposal, _propose, log_densities, mass, normalised, weighed
 from skksivi.targets import EightGaussians, Multimodal, Target
 
 WEIGHTS = np.array([0.3, 0.2, 0.15, 0.1, 0.1, 0.05, 0.05, 0.05])
@@ -132,7 +132,7 @@ def test_a_pilot_is_weighed_by_the_density_of_the_target():
             return UNEQUAL.log_prob(x)
 
     q = KSIVIApproximator(max_iter=1, whiten_budget=20_000, random_state=0).fit(WithDensity())
-    assert max(asked) >= N_QUICK
+    assert max(asked) >= MASSES.n_quick
     torch.testing.assert_close(UNEQUAL.shares_of(q.sample(4000)).double(), UNEQUAL.weights, rtol=0, atol=0.04)
 
 

@@ -14,13 +14,31 @@ from skksivi._arrays import standard_normal
 from skksivi.pilot._affine import Affine, LowRank
 from skksivi.score._score import DifferentiableScore, ScoreFunction
 
-#: A mode search has converged where the Newton decrement :math:`s^\top p` per feature is below this number.
-TOLERANCE = 1e-4
 
+class ModeSettings(NamedTuple):
+    """The settings of mode searches, and of the line integrals by which modes are weighed."""
+
+    #: A search has converged where the Newton decrement s^T p per feature is below this number.
+    tolerance: float = 1e-4
+    #: The most steps of a search from one of many starts.
+    max_steps: int = 60
+    #: Random signs by which a diagonal is estimated.
+    n_probes: int = 128
+    #: Share of the target below which a mode is left out.
+    min_weight: float = 1e-3
+    #: Where a panel is split, how often at most, and the most panels that a line may have open at once.
+    split: float = 0.414
+    max_splits: int = 40
+    max_panels: int = 200
+
+
+MODES = ModeSettings()
+
+#: Draws by which Gaussians are compared by their scores.
+N_COMPARED = 256
 
 #: Beyond this a number is taken for infinite.
 FAR = 1e75
-
 
 #: Why there are no modes.
 LEFT = (
@@ -28,10 +46,6 @@ LEFT = (
     "log p, not of -log p) or belong to no proper density. Else set `init` to a point near a mode or, where there is "
     "such a parameter, `whiten` to a pair (mean, Cholesky factor) or to None."
 )
-
-
-#: Random signs by which a diagonal is estimated.
-N_PROBES = 128
 
 
 def jacobians(score_fn: DifferentiableScore, x: Tensor) -> Tensor:
@@ -93,7 +107,7 @@ def search_modes(score_fn: DifferentiableScore, x: Tensor, max_iter: int = 200) 
         lam, V = _curvatures(score_fn, here)
         p = ((s[:, None] @ V) / lam.abs()[:, None] @ V.mT)[:, 0]
         decrement = (s * p).sum(1)
-        level = decrement < TOLERANCE * d
+        level = decrement < MODES.tolerance * d
         convex = lam[:, 0] < 0
         step = _steps(score_fn, here, p, decrement)
         out = V[:, :, 0] * lam[:, :1].abs().rsqrt()  # from a saddle, along its steepest direction
@@ -186,7 +200,7 @@ def newton_cg(score_fn: DifferentiableScore, x: Tensor, generator: torch.Generat
         decrement = s @ p
         if not (decrement.isfinite() and x.abs().max() < FAR):
             break
-        step = _steps(score_fn, x[None], p[None], decrement[None])[0] if decrement > TOLERANCE * len(x) else 0
+        step = _steps(score_fn, x[None], p[None], decrement[None])[0] if decrement > MODES.tolerance * len(x) else 0
         if step != 0:
             x = x + step * p
             continue
@@ -218,7 +232,7 @@ def _diagonal_scale(score_fn: DifferentiableScore, x: Tensor, generator: torch.G
     """
     D = torch.ones_like(x)
     for _ in range(3):
-        signs = torch.randint(2, (N_PROBES, len(x)), generator=generator, device=x.device).to(x) * 2 - 1
+        signs = torch.randint(2, (MODES.n_probes, len(x)), generator=generator, device=x.device).to(x) * 2 - 1
         product = D * _curvature_times(score_fn, x, D * signs)
         diagonal, row = (signs * product).mean(0).abs(), product.square().mean(0).sqrt()
         D = D * torch.maximum(diagonal, 0.1 * row).clamp_min(torch.finfo(x.dtype).tiny ** 0.5).rsqrt()
@@ -265,22 +279,6 @@ def _lanczos(times: ScoreFunction, start: Tensor, n_iter: int = 300) -> tuple[Te
     return lam[converged], torch.stack(basis[:n], 1) @ W[:, converged]
 
 
-#: Steps of a mode search.
-MAX_STEPS = 60
-
-
-#: Draws by which Gaussians are compared by their scores.
-N_COMPARED = 256
-
-
-#: Where a panel of a line integral is split, how often at most, and how many panels a line may have open at once.
-SPLIT, MAX_SPLITS, MAX_PANELS = 0.414, 40, 200
-
-
-#: Share of the target below which a mode is left out.
-MIN_WEIGHT = 1e-3
-
-
 class ModeMaps(NamedTuple):
     """Maps x = m + L u to the modes of a target, best first, and their shares of it."""
 
@@ -323,7 +321,7 @@ def find_modes(
     ValueError
         All searches left the region where the score is finite.
     """
-    found, converged = search_modes(score_fn, starts, MAX_STEPS)
+    found, converged = search_modes(score_fn, starts, MODES.max_steps)
     maps = [*known, *(a for a, at_a_mode in zip(found, converged.tolist(), strict=True) if at_a_mode)]
     maps = maps or [a for a in found if a.m.abs().max() < FAR]
     if not maps:
@@ -341,7 +339,7 @@ def find_modes(
             kept.append(a)
             evidence.append(height + a.log_determinant())
     weights = torch.stack(evidence).softmax(0)
-    order = [k for k in weights.argsort(descending=True).tolist() if weights[k] >= MIN_WEIGHT]
+    order = [k for k in weights.argsort(descending=True).tolist() if weights[k] >= MODES.min_weight]
     return ModeMaps([kept[k] for k in order], weights[order] / weights[order].sum())
 
 
@@ -385,14 +383,15 @@ def log_ratio(score_fn: ScoreFunction, a: Tensor, b: Tensor) -> Tensor:
         slopes = (score_fn(points.flatten(0, 1)).detach().view(points.shape) * gaps[row, None]).sum(-1)
         return slopes @ weights * width / 2
 
+    split = MODES.split
     total, size = a.new_zeros(2, len(gaps)).unbind()
     row = torch.arange(len(gaps), device=a.device).repeat(2)
-    low = a.new_tensor([0.0, SPLIT]).repeat_interleave(len(gaps))
-    width = a.new_tensor([SPLIT, 1 - SPLIT]).repeat_interleave(len(gaps))
+    low = a.new_tensor([0.0, split]).repeat_interleave(len(gaps))
+    width = a.new_tensor([split, 1 - split]).repeat_interleave(len(gaps))
     value = integrals(row, low, width)
-    for _ in range(MAX_SPLITS):
-        row, low = row.repeat(2), torch.cat([low, low + SPLIT * width])
-        width = torch.cat([SPLIT * width, (1 - SPLIT) * width])
+    for _ in range(MODES.max_splits):
+        row, low = row.repeat(2), torch.cat([low, low + split * width])
+        width = torch.cat([split * width, (1 - split) * width])
         parts = integrals(row, low, width)
         first, second = parts.chunk(2)
         open_ = ~((value - first - second).abs() < 1e-3 + 1e-8 * (first.abs() + second.abs()))
@@ -400,7 +399,7 @@ def log_ratio(score_fn: ScoreFunction, a: Tensor, b: Tensor) -> Tensor:
         total.index_add_(0, closed, (first + second)[~open_])
         size.index_add_(0, closed, (first.abs() + second.abs())[~open_])
         row, low, width, value = (v[open_.repeat(2)] for v in (row, low, width, parts))
-        if not len(row) or len(row) > MAX_PANELS * len(gaps):
+        if not len(row) or len(row) > MODES.max_panels * len(gaps):
             break
     total[row] = torch.nan
     total[(size > 1e8) & (total.abs() < size / 2)] = torch.nan  # what is left of a valley that deep is rounding

@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from skksivi.base import Integral, Interval
+from skksivi.base import BaseApproximator, Integral, Interval
 from skksivi.baselines._points import STARTING
-from skksivi.pilot._rules import Whitening
+from skksivi.pilot._rules import Whitening, points_near_target
 
 #: Constraints of the parameters that all of them have.
 RUNNING: dict[str, list[Any]] = {
@@ -90,3 +92,41 @@ def diagnostics(chains: np.ndarray) -> dict[str, np.ndarray]:
         "ess_bulk": array_stats.ess(chains, method="bulk", **axes),
         "ess_tail": array_stats.ess(chains, method="tail", prob=(0.05, 0.95), **axes),
     }
+
+
+class ChainApproximator(BaseApproximator):
+    """Base of the methods that run chains."""
+
+    whiten: str | tuple[ArrayLike, ArrayLike] | None
+    init: ArrayLike | None
+    chains_: np.ndarray
+    whitening_: Whitening
+
+    def diagnose(self) -> dict[str, np.ndarray]:
+        """Return what tells whether the chains have mixed, by arviz-stats.
+
+        Returns
+        -------
+        diagnostics : dict of ndarray of shape (n_features,)
+            "r_hat", rank-normalised and split, near one, NaN of a single chain; "ess_bulk" and "ess_tail", effective
+            sample sizes for the centre and for the 5% and 95% quantiles.
+
+        Raises
+        ------
+        NotFittedError
+            Before `fit`.
+        ImportError
+            arviz-stats is not installed.
+        ValueError
+            Fewer than four states of each chain were kept.
+
+        References
+        ----------
+        Vehtari, A. et al. (2021). Rank-normalization, folding, and localization: an improved R-hat for assessing
+        convergence of MCMC. Bayesian Analysis 16(2).
+        """
+        check_is_fitted(self)
+        return diagnostics(self.chains_)
+
+    def _points_near_target(self) -> Any:
+        return points_near_target(self.whiten, self.init)

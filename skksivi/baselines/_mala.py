@@ -7,17 +7,15 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import torch
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from skksivi._saved import CURVE, is_instance
 from skksivi._warnings import warn_caller
-from skksivi.base import ITERATIONS, BaseApproximator, Interval, Real, StrOptions, learns
-from skksivi.baselines._chains import RUNNING, diagnostics, in_x, run
+from skksivi.base import ITERATIONS, Interval, Real, StrOptions, learns
+from skksivi.baselines._chains import RUNNING, ChainApproximator, in_x, run
 from skksivi.baselines._points import LogRatio, density_in_u, find_start, ratio_in_u
 from skksivi.families._samplers import Chains, Fit, Tell
 from skksivi.pilot._chains import clipped_drift
-from skksivi.pilot._rules import Whitening, points_near_target
 from skksivi.score._score import Score, ScoreFunction
 
 #: Rate of acceptance below which a run is not to be trusted.
@@ -93,7 +91,7 @@ def adapted(h: Tensor, alpha: Tensor, t: int, target: float) -> Tensor:
         "step_size_": (is_instance(float), ""),
     },
 )
-class MALA(BaseApproximator):
+class MALA(ChainApproximator):
     r"""Many Metropolis-adjusted Langevin chains at a time.
 
     .. math:: v = u + h\, s_u(u) + \sqrt{2 h}\, \xi, \quad \xi \sim N(0, I),
@@ -171,9 +169,6 @@ class MALA(BaseApproximator):
         "target_acceptance": [Interval(Real, 0, 1, closed="neither")],
     }
 
-    chains_: np.ndarray
-    whitening_: Whitening
-
     def __init__(
         self,
         *,
@@ -200,35 +195,6 @@ class MALA(BaseApproximator):
         self.device = device
         self.dtype = dtype
         self.random_state = random_state
-
-    def diagnose(self) -> dict[str, np.ndarray]:
-        """Return what tells whether the chains have mixed, by arviz-stats.
-
-        Returns
-        -------
-        diagnostics : dict of ndarray of shape (n_features,)
-            "r_hat", rank-normalised and split, near one, NaN of a single chain; "ess_bulk" and "ess_tail", effective
-            sample sizes for the centre and for the 5% and 95% quantiles.
-
-        Raises
-        ------
-        NotFittedError
-            Before `fit`.
-        ImportError
-            arviz-stats is not installed.
-        ValueError
-            Fewer than four states of each chain were kept.
-
-        References
-        ----------
-        Vehtari, A. et al. (2021). Rank-normalization, folding, and localization: an improved R-hat for assessing
-        convergence of MCMC. Bayesian Analysis 16(2).
-        """
-        check_is_fitted(self)
-        return diagnostics(self.chains_)
-
-    def _points_near_target(self) -> Any:
-        return points_near_target(self.whiten, self.init)
 
     def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
         whitening, u = find_start(self.whiten, self.init, self.n_chains, score_fn, generator)

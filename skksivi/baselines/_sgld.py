@@ -7,15 +7,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from skksivi.base import ITERATIONS, BaseApproximator, Interval, Real, learns
-from skksivi.baselines._chains import RUNNING, diagnostics, in_x, run
+from skksivi.base import ITERATIONS, Interval, Real, learns
+from skksivi.baselines._chains import RUNNING, ChainApproximator, in_x, run
 from skksivi.baselines._points import find_start
 from skksivi.families._samplers import Chains, Fit, Tell
 from skksivi.pilot._chains import clipped_drift
-from skksivi.pilot._rules import Whitening, points_near_target, pulled_back
+from skksivi.pilot._rules import pulled_back
 from skksivi.score._score import Score
 
 
@@ -53,7 +52,7 @@ def step_sizes(step_size: Any) -> Callable[[int], float]:
 
 
 @learns("baselines.SGLD", Chains, ITERATIONS)
-class SGLD(BaseApproximator):
+class SGLD(ChainApproximator):
     r"""Many chains of stochastic gradient Langevin dynamics at a time.
 
     .. math::
@@ -119,9 +118,6 @@ class SGLD(BaseApproximator):
         "step_size": [Interval(Real, 0, None, closed="neither"), "array-like"],
     }
 
-    chains_: np.ndarray
-    whitening_: Whitening
-
     def __init__(
         self,
         *,
@@ -146,35 +142,6 @@ class SGLD(BaseApproximator):
         self.device = device
         self.dtype = dtype
         self.random_state = random_state
-
-    def diagnose(self) -> dict[str, np.ndarray]:
-        """Return what tells whether the chains have mixed, by arviz-stats.
-
-        Returns
-        -------
-        diagnostics : dict of ndarray of shape (n_features,)
-            "r_hat", rank-normalised and split, near one, NaN of a single chain; "ess_bulk" and "ess_tail", effective
-            sample sizes for the centre and for the 5% and 95% quantiles.
-
-        Raises
-        ------
-        NotFittedError
-            Before `fit`.
-        ImportError
-            arviz-stats is not installed.
-        ValueError
-            Fewer than four states of each chain were kept.
-
-        References
-        ----------
-        Vehtari, A. et al. (2021). Rank-normalization, folding, and localization: an improved R-hat for assessing
-        convergence of MCMC. Bayesian Analysis 16(2).
-        """
-        check_is_fitted(self)
-        return diagnostics(self.chains_)
-
-    def _points_near_target(self) -> Any:
-        return points_near_target(self.whiten, self.init)
 
     def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
         epsilon = step_sizes(self.step_size)

@@ -32,6 +32,7 @@ from posteriors import POSTERIORS, waveform_target
 from scipy.stats import norm
 from sklearn.datasets import load_diabetes
 
+from skksivi.baselines import MALA
 from skksivi.pilot._affine import Affine
 from skksivi.pilot._modes import saddle_free_newton
 from skksivi.score._probe import in_double
@@ -80,35 +81,12 @@ TARGETS = {
 MAKE = {**{name: posterior.make for name, posterior in POSTERIORS.items()}, **TARGETS}
 
 
-def mala(target, n_draws, *, n_steps=1000, step=None, seed=0):
+def mala(target, n_draws, *, n_steps=1000, seed=0):
     """Return (n_draws, d) last states of independent chains, preconditioned by the curvature at the mode."""
-    generator = torch.Generator().manual_seed(seed)
-    d = target.n_features
-    h = 1.8 / d ** (1 / 3) if step is None else step
-    map_, _ = saddle_free_newton(in_double(target.score_fn, d), torch.zeros(d, dtype=torch.float64))
-
-    def log_prob_and_score(u):
-        x = map_.unwhiten(u)
-        return target.log_prob(x), map_.whiten_score(target.score_fn(x))
-
-    def log_proposal(u_to, u_from, s_from):
-        return -(u_to - u_from - h / 2 * s_from).square().sum(-1) / (2 * h)
-
-    u = torch.randn(n_draws, d, generator=generator, dtype=torch.float64)
-    log_p, s = log_prob_and_score(u)
-    accepted, kept = 0.0, []
-    for t in range(n_steps):
-        v = u + h / 2 * s + h**0.5 * torch.randn(u.shape, generator=generator, dtype=u.dtype)
-        log_p_v, s_v = log_prob_and_score(v)
-        log_ratio = log_p_v - log_p + log_proposal(u, v, s_v) - log_proposal(v, u, s)
-        accept = torch.rand(n_draws, generator=generator, dtype=u.dtype).log() < log_ratio
-        u, s = (torch.where(accept[:, None], new, old) for new, old in ((v, u), (s_v, s)))
-        log_p = torch.where(accept, log_p_v, log_p)
-        accepted += accept.double().mean().item() / n_steps
-        if t >= n_steps // 2 and t % 10 == 0:
-            kept.append(u.clone())
-    x = map_.unwhiten(u)
-    return x, {"acceptance": accepted, "R-hat": r_hat(torch.stack(kept)), **stein_identities(target, x)}
+    q = MALA(n_chains=n_draws, n_warmup=n_steps // 2, n_draws=n_steps // 20, random_state=seed).fit(target)
+    chains = torch.as_tensor(q.chains_).transpose(0, 1)
+    x = chains[-1]
+    return x, {"acceptance": q.acceptance_rate_, "R-hat": r_hat(chains), **stein_identities(target, x)}
 
 
 def hmc(target, n_draws, *, n_chains=1000, n_warmup=40, n_rounds=40, n_trajectories=10, seed=0):

@@ -14,11 +14,11 @@ from skksivi.base import BaseApproximator, ordinary_mode, score_of
 from skksivi.families._samplers import Reweighted, unweighted
 from skksivi.pilot._affine import Affine
 from skksivi.pilot._chains import Ensemble, metropolis
-from skksivi.pilot._masses import MAX_GAP, MIN_SHARE, Cells, Mass, log_densities, mass, normalised
+from skksivi.pilot._masses import MASSES, Cells, Mass, log_densities, mass, normalised
 from skksivi.pilot._modes import find_modes
 from skksivi.score._score import Score
 
-#: Draws from which climbs to the modes start at a time, draws that are assigned to them, and chains of a mode.
+#: Draws from which modes are searched at a time, draws that are assigned to them, and chains of a mode.
 N_STARTS, N_ASSIGNED, N_CHAINS = 200, 20_000, 300
 
 #: Root mean square of a draw's coordinates in a mode's own from which it is far off, and the share of such draws.
@@ -65,7 +65,7 @@ def modes(
     r"""Find the modes among the draws of a fit, and their weights under the target.
 
     The discrepancy that a fit minimises does not see the weights of modes that are far apart. They are found here
-    from the score: climbs from draws find the modes; space is divided into the cells of their Gaussians; the
+    from the score: searches from draws find the modes; space is divided into the cells of their Gaussians; the
     logarithms of p between the centres are integrals of the score along lines, by a rule that adapts and tells when
     it fails; and the mass of each cell is estimated by importance sampling, and once more by bridge sampling from
     chains that start at draws of the fit. Where the target has a `log_prob` it takes the place of the integrals.
@@ -124,7 +124,7 @@ def modes(
 def _find_cells(score: Score, x: Tensor, generator: torch.Generator) -> Cells:
     """Return the cells of the modes above some of the draws x (n, d), those without draws left out.
 
-    The first draws may hold none of a rare mode: further climbs start at those least like the modes found so far.
+    The first draws may hold none of a rare mode: further searches start at those least like the modes found so far.
     """
     found, n_found = find_modes(score, x[:N_STARTS], generator), 0
     while len(found.maps) > n_found:
@@ -175,6 +175,6 @@ def _doubt(centre: Tensor, mass: Mass) -> str:
     where = np.array2string(centre.cpu().numpy()[:5], precision=3)
     return (
         f"that of the mode at {where} rests on an effective share of {mass.share:.2g} of its points, where "
-        f"{MIN_SHARE} is asked for, and two estimates that differ by {abs(mass.gap):.1%}, where {MAX_GAP:.0%} is "
-        "allowed"
+        f"{MASSES.min_share} is asked for, and two estimates that differ by {abs(mass.gap):.1%}, where "
+        f"{MASSES.max_gap:.0%} is allowed"
     )

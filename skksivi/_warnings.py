@@ -10,7 +10,7 @@ PASSED = ("skksivi", "sklearn")
 
 
 def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warn as of the line from which the package was called, however deep the warning arises."""
+    """Warn at the line from which the package was called, however deep the warning arises."""
     frame, level = sys._getframe(), 1
     while frame.f_back is not None and _package(frame.f_globals) in PASSED:
         frame, level = frame.f_back, level + 1

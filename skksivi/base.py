@@ -107,7 +107,7 @@ class BaseApproximator(CallbackSupportMixin, DensityMixin, BaseEstimator, ABC):
         UserWarning
             The score seems to have the wrong sign, or not to be the gradient of anything.
         ConvergenceWarning
-            The result may be off: chains have not settled, iterations were skipped or too few, or the draws fail
+            The result may be off: chains have not converged, iterations were skipped or too few, or the draws fail
             Stein's identities.
         """
         self._validate_params()

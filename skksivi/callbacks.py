@@ -15,7 +15,7 @@ __all__ = ["EarlyStopping"]
 class EarlyStopping:
     """End a fit when its grade has not become better for a while.
 
-    It is told each 100 iterations what the fit would be if it ended there, and looks at its grade. To be passed to
+    It is told every 100 iterations what the fit would be if it ended there, and looks at its grade. To be passed to
     `set_callbacks`. `early_stopping` of an approximator does the same by a discrepancy of its own, at less cost.
 
     Parameters

@@ -8,7 +8,7 @@ the Riesz kernel less its values at (x, 0) and (0, y). The bandwidth :math:`h` i
 median heuristic: the width at which the median pair lies at a scaled distance fixed by the kernel. Gradients flow
 through the median, which makes the kernel scale-free and keeps training from lowering the loss by spreading out.
 
-A kernel is three short methods, `_profile`, `_slope` and `_median_level`, and one entry of `KERNELS`. The median is
+A kernel is three short methods, `profile`, `slope` and `median_level`, and one entry of `KERNELS`. The median is
 taken over the pairs of the first 128 draws, which are as random as any others.
 """
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from numbers import Real
 from typing import Any, Self
 
@@ -30,6 +31,9 @@ __all__ = ["IMQ", "KERNELS", "Gaussian", "Kernel", "Laplace", "Riesz", "Tilted"]
 
 #: The median heuristic looks at the pairs of this many draws, so that it costs little beside the kernel itself.
 MAX_MEDIAN_DRAWS = 128
+
+#: Maps the gradients of a function in two arguments, both (..., n, d), to those in two others.
+Gradients = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def centre(x: Tensor) -> Tensor:
@@ -80,7 +84,7 @@ def median_pair(squared: Tensor, *, within: bool) -> tuple[Tensor, Tensor, Tenso
 
 
 class Kernel(BaseEstimator, ABC):
-    """Base of the kernels; a subclass gives `_profile`, `_slope` and `_median_level`.
+    """Base of the kernels; a subclass gives `profile`, `slope` and `median_level`.
 
     Parameters
     ----------
@@ -99,9 +103,11 @@ class Kernel(BaseEstimator, ABC):
 
     bandwidth: float | str
     #: Whether k(x, y) = phi(x - y) - phi(x) - phi(y), for a phi that is only conditionally positive definite.
-    _centred = False
-    #: Whether the kernel has two derivatives at x = y, as the diagonal of a Stein kernel needs.
-    _smooth = True
+    centred = False
+    #: Whether the profile has two derivatives at zero, as the diagonal of a Stein kernel needs.
+    smooth = True
+    #: Whether each argument has a weight, as in `Tilted`.
+    tilted = False
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -112,7 +118,7 @@ class Kernel(BaseEstimator, ABC):
         self.bandwidth = bandwidth
 
     @property
-    def _euclidean(self) -> bool:
+    def euclidean(self) -> bool:
         """Whether the distance is the Euclidean one."""
         return True
 
@@ -132,15 +138,51 @@ class Kernel(BaseEstimator, ABC):
         """
         if x.dtype in (torch.float16, torch.bfloat16):
             x, y = x.float(), None if y is None else y.float()
-        squared = self._squared_distances(x, x if y is None else y)
+        squared = self.squared_distances(x, x if y is None else y)
         if y is None:
             squared.diagonal(dim1=-2, dim2=-1).zero_()  # not the rounding error of a cancellation
-        h2 = self._squared_bandwidth(squared, within=y is None)
-        k = self._profile(squared / h2)
-        if self._centred:
+        h2 = self.squared_bandwidth(squared, within=y is None)
+        k = self.profile(squared / h2)
+        if self.centred:
             norms_x, norms_y = self._squared_norms(x), self._squared_norms(x if y is None else y)
-            k = k - self._profile(norms_x.unsqueeze(-1) / h2) - self._profile(norms_y.unsqueeze(-2) / h2)
+            k = k - self.profile(norms_x.unsqueeze(-1) / h2) - self.profile(norms_y.unsqueeze(-2) / h2)
         return k
+
+    @abstractmethod
+    def profile(self, t: Tensor) -> Tensor:
+        """Return phi(t) at scaled squared distances t."""
+
+    @abstractmethod
+    def slope(self, t: Tensor, k: Tensor) -> Tensor:
+        """Return the derivative phi'(t), given t and k = phi(t)."""
+
+    @abstractmethod
+    def median_level(self, n: int) -> float:
+        """Return the scaled squared distance t that the median pair of n draws is put at."""
+
+    def derivatives(self, squared: Tensor, order: int) -> list[Tensor]:
+        """Return phi and its derivatives in the squared distance, up to an order, at a fixed bandwidth."""
+        h2 = self.fixed_squared_bandwidth(squared)
+        with torch.enable_grad():
+            squared = squared.detach().requires_grad_()
+            values = [self.profile(squared / h2)]
+            for k in range(1, order + 1):
+                values += torch.autograd.grad(values[-1].sum(), squared, create_graph=k < order)
+        return [value.detach() for value in values]
+
+    def weighted(self, x: Tensor, f: Tensor) -> tuple[Kernel, Tensor, Gradients]:
+        r"""Move the weights of a kernel :math:`w(x) k(x, y) w(y)` into f, where a sum over pairs is to be taken.
+
+        Returns
+        -------
+        kernel : Kernel
+            The k.
+        g : Tensor of shape (..., n, d)
+            The w f, so that :math:`\sum_{ij} k(x_i, x_j) \langle g_i, g_j \rangle` is the sum.
+        pullback : callable
+            Maps the gradients of that sum in x, while g stands still, and in g to those in x and f.
+        """
+        return self, f, lambda dx, df: (dx, df)
 
     def frozen(self, x: Tensor) -> Self:
         """Return a copy whose bandwidth is a number, set by the median heuristic on (part of) `x`.
@@ -152,52 +194,45 @@ class Kernel(BaseEstimator, ABC):
         """
         x = x[:: -(-len(x) // MAX_MEDIAN_DRAWS)]
         x = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-        squared = self._squared_distances(x, x)
-        h2 = self._squared_bandwidth(squared, within=True)
+        squared = self.squared_distances(x, x)
+        h2 = self.squared_bandwidth(squared, within=True)
         if isinstance(self.bandwidth, str) and h2 <= _smallest(h2):
             raise ValueError(
                 "The median distance of the draws is zero, so that it cannot set a `bandwidth`; give a number."
             )
-        return clone(self).set_params(bandwidth=h2.sqrt().item())
+        return self.with_bandwidth(h2.sqrt().item())
 
-    def _squared_bandwidth(self, squared: Tensor, *, within: bool) -> Tensor:
-        """Return h^2, shape (..., 1, 1): given, or such that the median pair lies at `_median_level`."""
+    def with_bandwidth(self, bandwidth: float | str) -> Self:
+        """Return a copy with another bandwidth."""
+        return clone(self).set_params(bandwidth=bandwidth)
+
+    def squared_bandwidth(self, squared: Tensor, *, within: bool) -> Tensor:
+        """Return h^2, (..., 1, 1): given, or such that the median of distances (..., n, m) lies at `median_level`."""
         self._check()
         if not isinstance(self.bandwidth, str):
-            return squared.new_full((1, 1), self._fixed_h2(squared))
+            return squared.new_full((1, 1), self.fixed_squared_bandwidth(squared))
         median, _, _ = median_pair(squared, within=within)
-        return self._from_median(median, squared.shape[-2])[..., None, None]
+        return self.median_squared_bandwidth(median, squared.shape[-2])[..., None, None]
 
-    def _fixed_h2(self, like: Tensor) -> float:
+    def fixed_squared_bandwidth(self, like: Tensor) -> float:
         """Return h^2 of a bandwidth that is a number, in the range of the type of `like`."""
         return max(float(self.bandwidth) ** 2, _smallest(like))
 
-    def _from_median(self, median: Tensor, n: int) -> Tensor:
+    def median_squared_bandwidth(self, median: Tensor, n: int) -> Tensor:
         """Return h^2 for the median squared distance of n draws; the floor is for identical draws, 0 / 0."""
-        return (median / self._median_level(n)).clamp_min(_smallest(median))
+        return (median / self.median_level(n)).clamp_min(_smallest(median))
+
+    def squared_distances(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return the squared distances (..., n, m) between rows (..., n, d) and (..., m, d)."""
+        return squared_distances(x, y)
 
     def _check(self) -> None:
         h = self.bandwidth
         if not (_lies_in(h, 0, math.inf) or (isinstance(h, str) and h == "median")):
             raise ValueError(f"`bandwidth` must be a positive number or 'median', got {h!r}.")
 
-    def _squared_distances(self, x: Tensor, y: Tensor) -> Tensor:
-        return squared_distances(x, y)
-
     def _squared_norms(self, x: Tensor) -> Tensor:
         return x.square().sum(-1)
-
-    @abstractmethod
-    def _profile(self, t: Tensor) -> Tensor:
-        """Return phi(t) at scaled squared distances t."""
-
-    @abstractmethod
-    def _slope(self, t: Tensor, k: Tensor) -> Tensor:
-        """Return the derivative phi'(t), given t and k = phi(t)."""
-
-    @abstractmethod
-    def _median_level(self, n: int) -> float:
-        """Return the scaled squared distance t that the median pair of n draws is put at."""
 
 
 class Gaussian(Kernel):
@@ -215,13 +250,16 @@ class Gaussian(Kernel):
     Liu, Q. and Wang, D. (2016). Stein variational gradient descent. https://arxiv.org/abs/1608.04471
     """
 
-    def _profile(self, t: Tensor) -> Tensor:
+    def profile(self, t: Tensor) -> Tensor:
+        """Return exp(-t / 2)."""
         return torch.exp(t * -0.5)
 
-    def _slope(self, t: Tensor, k: Tensor) -> Tensor:
+    def slope(self, t: Tensor, k: Tensor) -> Tensor:
+        """Return -k / 2."""
         return k * -0.5
 
-    def _median_level(self, n: int) -> float:
+    def median_level(self, n: int) -> float:
+        """Return 2 log(n + 1)."""
         return 2 * math.log(n + 1)
 
 
@@ -252,13 +290,16 @@ class IMQ(Kernel):
         if not _lies_in(self.exponent, 0, math.inf):
             raise ValueError(f"`exponent` of IMQ must be positive, got {self.exponent!r}.")
 
-    def _profile(self, t: Tensor) -> Tensor:
+    def profile(self, t: Tensor) -> Tensor:
+        """Return (1 + t)^-beta."""
         return (1 + t).rsqrt() if self.exponent == 0.5 else (1 + t).pow(-self.exponent)
 
-    def _slope(self, t: Tensor, k: Tensor) -> Tensor:
+    def slope(self, t: Tensor, k: Tensor) -> Tensor:
+        """Return -beta (1 + t)^(-beta - 1)."""
         return k.pow(3) * -0.5 if self.exponent == 0.5 else k / (1 + t) * -self.exponent
 
-    def _median_level(self, n: int) -> float:
+    def median_level(self, n: int) -> float:
+        """Return log(n + 1)."""
         return math.log(n + 1)
 
 
@@ -273,15 +314,18 @@ class Laplace(Kernel):
         The width h > 0 in the units of the draws, or the median heuristic.
     """
 
-    _smooth = False
+    smooth = False
 
-    def _profile(self, t: Tensor) -> Tensor:
+    def profile(self, t: Tensor) -> Tensor:
+        """Return exp(-sqrt(t))."""
         return torch.exp(-_root(t))
 
-    def _slope(self, t: Tensor, k: Tensor) -> Tensor:
+    def slope(self, t: Tensor, k: Tensor) -> Tensor:
+        """Return -k / (2 sqrt(t)), zero at t = 0."""
         return (-k / (2 * t.sqrt())).masked_fill(_flat(t), 0.0)
 
-    def _median_level(self, n: int) -> float:
+    def median_level(self, n: int) -> float:
+        """Return log(n + 1)^2."""
         return math.log(n + 1) ** 2
 
 
@@ -307,8 +351,8 @@ class Riesz(Kernel):
     Riesz kernels. https://arxiv.org/abs/2301.11624
     """
 
-    _centred = True
-    _smooth = False
+    centred = True
+    smooth = False
 
     def __init__(self, *, bandwidth: float | str = "median", exponent: float = 1.0, norm: str = "l2") -> None:
         super().__init__(bandwidth=bandwidth)
@@ -326,22 +370,27 @@ class Riesz(Kernel):
             )
 
     @property
-    def _euclidean(self) -> bool:
+    def euclidean(self) -> bool:
+        """Whether the norm is the Euclidean one."""
         return self.norm == "l2"
 
-    def _squared_distances(self, x: Tensor, y: Tensor) -> Tensor:
+    def squared_distances(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return the squared distances in the norm."""
         return squared_distances(x, y) if self.norm == "l2" else torch.cdist(x, y, p=1).square()
 
     def _squared_norms(self, x: Tensor) -> Tensor:
         return x.square().sum(-1) if self.norm == "l2" else x.abs().sum(-1).square()
 
-    def _profile(self, t: Tensor) -> Tensor:
+    def profile(self, t: Tensor) -> Tensor:
+        """Return -t^(r / 2)."""
         return -_root(t).pow(self.exponent)
 
-    def _slope(self, t: Tensor, k: Tensor) -> Tensor:
+    def slope(self, t: Tensor, k: Tensor) -> Tensor:
+        """Return -(r / 2) t^(r / 2 - 1), zero at t = 0."""
         return (-self.exponent / 2 * t.pow(self.exponent / 2 - 1)).masked_fill(_flat(t), 0.0)
 
-    def _median_level(self, n: int) -> float:
+    def median_level(self, n: int) -> float:
+        """Return one."""
         return 1.0
 
 
@@ -376,16 +425,12 @@ class Tilted(Kernel):
             [0.8578, 2.0000]])
     """
 
-    _smooth = False
+    tilted = True
 
     def __init__(self, kernel: Kernel, *, exponent: float = 0.25, scale: float = 1.0) -> None:
         self.kernel = kernel
         self.exponent = exponent
         self.scale = scale
-
-    @property
-    def _euclidean(self) -> bool:
-        return False
 
     def weight(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return w at x (..., n, d), of shape (..., n, 1), and its gradient (..., n, d)."""
@@ -400,10 +445,26 @@ class Tilted(Kernel):
         w_y = w_x if y is None else self.weight(y)[0]
         return w_x * self.kernel(x, y) * w_y.mT
 
+    def weighted(self, x: Tensor, f: Tensor) -> tuple[Kernel, Tensor, Gradients]:
+        """Move the weights of the arguments into f, as `Kernel.weighted`."""
+        w, dw = self.weight(x)
+        kernel, g, pull = self.kernel.weighted(x, w * f)
+
+        def pullback(dx: Tensor, dg: Tensor) -> tuple[Tensor, Tensor]:
+            dx, dg = pull(dx, dg)
+            return dx.addcmul_((dg * f).sum(-1, keepdim=True), dw), w * dg
+
+        return kernel, g, pullback
+
     def frozen(self, x: Tensor) -> Self:
         """Return a copy the bandwidth of whose kernel is a number, as `Kernel.frozen`."""
         self._check()
         return clone(self).set_params(kernel=self.kernel.frozen(x))
+
+    def with_bandwidth(self, bandwidth: float | str) -> Self:
+        """Return a copy the bandwidth of whose kernel is another."""
+        self._check()
+        return clone(self).set_params(kernel=self.kernel.with_bandwidth(bandwidth))
 
     def _check(self) -> None:
         if not isinstance(self.kernel, Kernel):
@@ -415,14 +476,17 @@ class Tilted(Kernel):
             )
         self.kernel._check()
 
-    def _profile(self, t: Tensor) -> Tensor:
-        return self.kernel._profile(t)
+    def profile(self, t: Tensor) -> Tensor:
+        """Return that of the kernel within."""
+        return self.kernel.profile(t)
 
-    def _slope(self, t: Tensor, k: Tensor) -> Tensor:
-        return self.kernel._slope(t, k)
+    def slope(self, t: Tensor, k: Tensor) -> Tensor:
+        """Return that of the kernel within."""
+        return self.kernel.slope(t, k)
 
-    def _median_level(self, n: int) -> float:
-        return self.kernel._median_level(n)
+    def median_level(self, n: int) -> float:
+        """Return that of the kernel within."""
+        return self.kernel.median_level(n)
 
 
 def _root(t: Tensor) -> Tensor:
@@ -448,7 +512,7 @@ def _flat(t: Tensor) -> Tensor:
 KERNELS: dict[str, type[Kernel]] = {"gaussian": Gaussian, "imq": IMQ, "laplace": Laplace, "riesz": Riesz}
 
 
-def resolve_kernel(kernel: str | Kernel, bandwidth: Any = None) -> Kernel:
+def resolve_kernel(kernel: str | Kernel, bandwidth: float | str | None = None) -> Kernel:
     """Return a kernel from its name or itself, with another bandwidth unless that is None."""
     if isinstance(kernel, str):
         if kernel not in KERNELS:
@@ -456,16 +520,6 @@ def resolve_kernel(kernel: str | Kernel, bandwidth: Any = None) -> Kernel:
         kernel = KERNELS[kernel]()
     elif not isinstance(kernel, Kernel):
         raise TypeError(f"`kernel` must be a Kernel or one of {sorted(KERNELS)}, got {kernel!r}.")
-    resolved: Kernel = clone(kernel)
-    if bandwidth is not None:
-        _set_bandwidth(resolved, bandwidth)
+    resolved = clone(kernel) if bandwidth is None else kernel.with_bandwidth(bandwidth)
     resolved._check()
     return resolved
-
-
-def _set_bandwidth(kernel: Any, bandwidth: Any) -> None:
-    """Set it, or that of the kernel within; what is no kernel is left to `_check`."""
-    if isinstance(kernel, Tilted):
-        _set_bandwidth(kernel.kernel, bandwidth)
-    elif isinstance(kernel, Kernel):
-        kernel.bandwidth = bandwidth

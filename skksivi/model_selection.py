@@ -1,4 +1,4 @@
-"""Choosing hyper-parameters with scikit-learn's search tools, a target in the place of X.
+"""Choosing hyper-parameters with scikit-learn's search tools, a target instead of X.
 
 `Replicates` says how often each candidate is fitted, a scorer how each fit is judged::
 

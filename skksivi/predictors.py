@@ -21,7 +21,7 @@ from skksivi.parameters import Pilot, Scale
 from skksivi.targets._base import Minibatches, Target
 from skksivi.targets._linear import BayesianLinearRegression, BayesianMultinomialRegression
 from skksivi.targets._logistic import BayesianLogisticRegression
-from skksivi.targets._network import BayesianNeuralNetwork
+from skksivi.targets._network import BayesianNeuralNetwork, log_normal_mixture
 
 __all__ = ["KSIVIClassifier", "KSIVIRegressor"]
 
@@ -208,7 +208,7 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
         rng = make_rng(self.random_state)
         if parameters.get("whiten") == "diagonal":
             q.set_params(init=trained_weights(self.target_, N_NETWORKS, rng))
-        else:  # a climb goes on from there
+        else:  # a mode search goes on from there
             q.set_params(init=_random_weights(self.target_, rng))
 
     def _outputs(self, X: np.ndarray) -> np.ndarray:
@@ -297,13 +297,7 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
         if y.shape != X.shape[:1]:
             raise ValueError(f"`y` has shape {y.shape}, expected {X.shape[:1]}, one value for each row of `X`.")
         variance = self._noise_variance()
-        return np.concatenate([_log_mixture(y[i], self._outputs(X[i]), variance) for i in self._parts(len(X))])
-
-
-def _log_mixture(y: np.ndarray, f: np.ndarray, variance: np.ndarray) -> np.ndarray:
-    """Return the log-density of y (n,) under the mixture of normals of means f (S, n) and variances (S, 1)."""
-    log_densities = -((y - f) ** 2) / (2 * variance) - np.log(2 * np.pi * variance) / 2
-    return np.logaddexp.reduce(log_densities, axis=0) - np.log(len(f))
+        return np.concatenate([log_normal_mixture(y[i], self._outputs(X[i]), variance) for i in self._parts(len(X))])
 
 
 def _approximator_of_networks(n_rows: int) -> KSIVIApproximator:

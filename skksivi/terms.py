@@ -170,6 +170,6 @@ def tail_exponent(score_fn: Callable[[Tensor], Tensor], d: int) -> float | None:
     rays = torch.randn(16, d, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     rays = rays / rays.norm(dim=1, keepdim=True)
     exponents = torch.stack([-(score_fn(r * rays) * r * rays).sum(1) for r in RADII])
-    settled = (exponents - exponents[-1]).abs().amax(0) < AGREEMENT * exponents[-1].abs()
-    slow = exponents[-1][settled & exponents[-1].isfinite() & (exponents[-1] > 0)]
+    converged = (exponents - exponents[-1]).abs().amax(0) < AGREEMENT * exponents[-1].abs()
+    slow = exponents[-1][converged & exponents[-1].isfinite() & (exponents[-1] > 0)]
     return slow.min().item() if len(slow) else None

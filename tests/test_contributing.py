@@ -68,8 +68,8 @@ def test_the_kernel_is_symmetric_and_positive_definite_and_has_its_slope(run):
     torch.testing.assert_close(k.diagonal(), torch.ones(9, dtype=x.dtype))
     assert torch.linalg.eigvalsh(k)[0] > 0
     t = torch.logspace(-4, 1, 30, dtype=x.dtype, requires_grad=True)
-    profile = kernel._profile(t)
-    torch.testing.assert_close(kernel._slope(t, profile), torch.autograd.grad(profile.sum(), t)[0])
+    profile = kernel.profile(t)
+    torch.testing.assert_close(kernel.slope(t, profile), torch.autograd.grad(profile.sum(), t)[0])
     q = KSIVIApproximator(kernel=kernel.set_params(bandwidth=2.0))
     assert str(by_file(q)) == str(q)
 

@@ -25,7 +25,7 @@ from skksivi.families._samplers import Fit
 from skksivi.pilot._affine import Affine
 from skksivi.targets import Banana, EightGaussians, Multimodal, StudentT, Target, XShaped, from_score_fn
 
-NAMES = ["KSD", "Pareto k-hat", "stray draws", "modes", "loss plateau", "whitening", "Stein variances"]
+NAMES = ["KSD", "Pareto k-hat", "outliers", "modes", "loss plateau", "whitening", "Stein variances"]
 
 
 def warned(report):
@@ -139,7 +139,7 @@ def test_every_approximator_has_a_report(fitted):
     assert ("whitening" in missing) == (not hasattr(fitted, "whitening_"))
     assert ("loss plateau" in missing) >= (not hasattr(fitted, "loss_curve_"))
     assert name in str(report)
-    assert not warned(report) & {"stray draws", "modes", "Stein variances"}
+    assert not warned(report) & {"outliers", "modes", "Stein variances"}
     assert ("KSD" in warned(report)) == (name == "MeanFieldVI")
 
 
@@ -150,7 +150,7 @@ TARGETS = [Multimodal(), Banana(), XShaped(), StudentT(), EightGaussians(), Norm
 def test_exact_draws_pass_every_check(target):
     report = diagnose(Exact(target).fit(target), target, random_state=0)
     assert report.ok, report
-    assert report["stray draws"].value < 0.005
+    assert report["outliers"].value < 0.005
     assert report["Pareto k-hat"].value == 0
 
 
@@ -194,7 +194,7 @@ def test_a_fit_without_whitening_in_few_iterations_is_seen():
 @pytest.mark.parametrize("unit", [1.0, 1e-3])
 def test_unlike_scales_in_training_are_seen(unit):
     q = Exact(Units(unit)).fit(Units(unit))
-    q.whitening_ = SimpleNamespace(map=Affine(torch.zeros(2).double(), torch.eye(2).double() * unit), settled=True)
+    q.whitening_ = SimpleNamespace(map=Affine(torch.zeros(2).double(), torch.eye(2).double() * unit), converged=True)
     report = diagnose(q, Units(unit), random_state=0)
     assert warned(report) == {"whitening"}
     assert report["whitening"].value == pytest.approx(900, rel=0.2)
@@ -202,9 +202,9 @@ def test_unlike_scales_in_training_are_seen(unit):
     assert diagnose(q, Units(unit), random_state=0)["whitening"].value == pytest.approx(1, rel=0.2)
 
 
-def test_chains_that_have_not_settled_are_seen(good):
+def test_chains_that_have_not_converged_are_seen(good):
     q = copy.copy(good)
-    q.whitening_ = replace(good.whitening_, settled=False)
+    q.whitening_ = replace(good.whitening_, converged=False)
     check = diagnose(q, GaussianTarget(), random_state=0)["whitening"]
     assert check.verdict == "warn"
     assert "`budget` of whiten=Pilot" in check.remedy
@@ -248,21 +248,21 @@ def test_the_tail_of_ratios_that_are_as_good_as_equal_does_not_matter(monkeypatc
         assert check.verdict == verdict, check
 
 
-def test_draws_beside_a_curved_ridge_are_astray():
+def test_draws_beside_a_curved_ridge_are_outliers():
     q = Laplace(random_state=0).fit(Banana())
     report = diagnose(q, Banana(), random_state=0)
-    assert "stray draws" in warned(report)
-    assert report["stray draws"].value > 0.1
+    assert "outliers" in warned(report)
+    assert report["outliers"].value > 0.1
 
 
-def test_a_score_that_is_not_finite_is_a_stray_draw(good):
+def test_a_score_that_is_not_finite_is_an_outlier(good):
     def score_fn(x):
         return torch.where(x[:, :1] > 4, torch.nan, gaussian_score(x))
 
     report = diagnose(good, score_fn, random_state=0)
     outside = (report.X[:, 0] > 4).mean()
     assert outside > 0.01
-    assert report["stray draws"].value == pytest.approx(outside, abs=0.002)
+    assert report["outliers"].value == pytest.approx(outside, abs=0.002)
     assert report.plot() is not None
     plt.close("all")
 
@@ -271,7 +271,7 @@ def test_the_wrong_sign_is_seen(good):
     with pytest.warns(UserWarning, match="wrong sign"):
         report = diagnose(good, lambda x: -gaussian_score(x), random_state=0)
     assert "wrong sign" in report["Stein variances"].remedy
-    assert "wrong sign" in report["stray draws"].verdict
+    assert "wrong sign" in report["outliers"].verdict
     assert report["modes"].verdict.startswith("not available: ")
 
 

@@ -51,7 +51,7 @@ def test_value_and_gradients_equal_the_specification(
         patch.setitem(_fused.TILE_ENTRIES, "cpu", tile_rows * n)
         kernel = make(bandwidth=bandwidth)
         # The slope of a kernel with a kink at x = y magnifies the rounding error of the distance of a close pair.
-        rtol = 1e-9 if kernel._smooth else 1e-9 + 1e-14 / closest(x) ** 2
+        rtol = 1e-9 if kernel.smooth else 1e-9 + 1e-14 / closest(x) ** 2
         assert_equal_specification(x + shift, f, kernel, estimator, rtol)
 
 

@@ -226,17 +226,19 @@ def start(pilot, **parameters):
 def test_the_base_is_the_smoothed_pilot_where_that_is_dense_and_its_points_elsewhere():
     x = torch.randn(400, 2, generator=torch.Generator().manual_seed(0)).double()
     for dense in (True, False):
-        family, _ = start(PilotPoints(x, [400], torch.ones(2), settled=True, dense=dense))
+        family, _ = start(PilotPoints(x, [400], torch.ones(2), converged=True, dense=dense))
         assert family.mixing.reach == Bootstrap(x, [400], JITTER if dense else 0.0).reach
 
 
-@pytest.mark.parametrize("settled", [True, False])
+@pytest.mark.parametrize("converged", [True, False])
 @pytest.mark.parametrize("weight", [0.0, 0.5, 2.0])
 @pytest.mark.parametrize("bridge", ["auto", "linear"])
-def test_moments_of_a_settled_pilot_hold_the_layers_if_all_are_at_the_target(settled, weight, bridge):
+def test_moments_of_a_converged_pilot_hold_the_layers_if_all_are_at_the_target(converged, weight, bridge):
     x = torch.randn(400, 2, generator=torch.Generator().manual_seed(0)).double()
-    _, penalty = start(PilotPoints(x, [400], torch.ones(2), settled=settled), whiten__weight=weight, bridge=bridge)
-    assert (penalty is not None) == (settled and weight > 0 and bridge == "auto")
+    _, penalty = start(
+        PilotPoints(x, [400], torch.ones(2), converged=converged), whiten__weight=weight, bridge=bridge
+    )
+    assert (penalty is not None) == (converged and weight > 0 and bridge == "auto")
     if penalty is not None:
         assert penalty.weight == weight
         assert {a.shape[0] for a in penalty.target} == {2}

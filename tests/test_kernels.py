@@ -226,8 +226,8 @@ def test_median_looks_at_the_first_128_rows_only():
 @given(t=st.floats(1e-3, 1e3))
 def test_slope_is_the_derivative_of_the_profile(kernel, t):
     t = torch.tensor(t, dtype=torch.float64, requires_grad=True)
-    k = kernel._profile(t)
-    torch.testing.assert_close(kernel._slope(t, k), torch.autograd.grad(k, t)[0], rtol=1e-10, atol=1e-14)
+    k = kernel.profile(t)
+    torch.testing.assert_close(kernel.slope(t, k), torch.autograd.grad(k, t)[0], rtol=1e-10, atol=1e-14)
 
 
 @every_kernel

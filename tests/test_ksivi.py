@@ -98,28 +98,28 @@ def start(pilot, **parameters):
 
 def test_a_dense_pilot_is_smoothed_and_gives_its_spread():
     x = normal(400, 2) * torch.tensor([1.0, 0.3])
-    family, _ = start(PilotPoints(x, [400], torch.ones(2), settled=True), initial_scale=0.5)
+    family, _ = start(PilotPoints(x, [400], torch.ones(2), converged=True), initial_scale=0.5)
     assert family.mixing.reach == Bootstrap(x, [400], JITTER).reach
     assert isinstance(family.mean, LinearSkip)
     torch.testing.assert_close(family.sigma(x[:1]), 0.5 * x.std(0, correction=0), rtol=1e-2, atol=0)
-    family, _ = start(PilotPoints(1e-6 * x, [400], torch.ones(2), settled=True))
+    family, _ = start(PilotPoints(1e-6 * x, [400], torch.ones(2), converged=True))
     torch.testing.assert_close(family.sigma(x[:1]), torch.full((2,), 2e-3).double())
 
 
 def test_a_pilot_that_is_not_dense_gives_its_points_and_the_conditional_spread():
     x = 4 * normal(400, 2)  # where E s_i^2 = 16
-    family, _ = start(PilotPoints(x, [400], torch.ones(2), settled=True, dense=False), initial_scale=0.5)
+    family, _ = start(PilotPoints(x, [400], torch.ones(2), converged=True, dense=False), initial_scale=0.5)
     z = family.draw_latent(50, generator())
     assert torch.cdist(z, x).amin(1).max() < 1e-6
     torch.testing.assert_close(family.mean(z), z)
     torch.testing.assert_close(family.sigma(z), torch.full((2,), 0.5 / 4).double(), rtol=0.2, atol=0)
 
 
-@pytest.mark.parametrize(("settled", "weight"), [(True, 0.0), (True, 0.5), (True, 2.0), (False, 0.0), (False, 2.0)])
-def test_moments_of_a_settled_pilot_hold_the_fit(settled, weight):
+@pytest.mark.parametrize(("converged", "weight"), [(True, 0.0), (True, 0.5), (True, 2.0), (False, 0.0), (False, 2.0)])
+def test_moments_of_a_converged_pilot_hold_the_fit(converged, weight):
     x = normal(400, 2)
-    _, penalty = start(PilotPoints(x, [400], torch.ones(2), settled=settled), whiten__weight=weight)
-    assert (penalty is not None) == (settled and weight > 0)
+    _, penalty = start(PilotPoints(x, [400], torch.ones(2), converged=converged), whiten__weight=weight)
+    assert (penalty is not None) == (converged and weight > 0)
     if penalty is not None:
         assert penalty.weight == weight
         torch.testing.assert_close(list(penalty.target), list(moments(x)))
@@ -334,10 +334,10 @@ def test_the_start_of_a_default_fit_has_the_moments_of_the_pilot():
     np.testing.assert_allclose(np.cov(u), np.eye(2), atol=0.08)
 
 
-def test_chains_that_have_not_settled_are_told():
+def test_chains_that_have_not_converged_are_told():
     with pytest.warns(ConvergenceWarning, match=r"have not converged.*`budget` of whiten=Pilot"):
         q = fit(funnel_score, n_features=9, max_iter=5)
-    assert not q.whitening_.settled
+    assert not q.whitening_.converged
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from skksivi.families._samplers import Fit, Reweighted
 from skksivi.parameters import Pilot
 from skksivi.pilot._affine import Affine
 from skksivi.pilot._chains import PilotPoints
-from skksivi.pilot._masses import N_QUICK, Cells, _log_proposal, _propose, log_densities, mass, normalised, weighed
+from skksivi.pilot._masses import MASSES, Cells, _log_proposal, _propose, log_densities, mass, normalised, weighed
 from skksivi.targets import EightGaussians, Multimodal, Target
 
 WEIGHTS = np.array([0.3, 0.2, 0.15, 0.1, 0.1, 0.05, 0.05, 0.05])
@@ -74,10 +74,10 @@ def test_a_pilot_is_given_the_masses_of_its_modes():
     chi = torch.randn(6000, 3, generator=generator).square().sum(1).double()
     student = torch.randn(6000, 2, generator=generator, dtype=torch.float64) / (chi / 3).sqrt()[:, None]
     gaussian = 20 + torch.randn(6000, 2, generator=generator, dtype=torch.float64)
-    pilot = PilotPoints(torch.cat([student, gaussian]), [6000, 6000], torch.zeros(2), settled=True)
+    pilot = PilotPoints(torch.cat([student, gaussian]), [6000, 6000], torch.zeros(2), converged=True)
     n = weighed(as_score(score_fn), pilot, generator).n_of_mode
     assert abs(n[1] / sum(n) - 0.3) < 0.05
-    right = PilotPoints(torch.cat([student, gaussian[:2571]]), [6000, 2571], torch.zeros(2), settled=True)
+    right = PilotPoints(torch.cat([student, gaussian[:2571]]), [6000, 2571], torch.zeros(2), converged=True)
     assert weighed(as_score(score_fn), right, generator) is right
 
 
@@ -133,7 +133,7 @@ def test_a_pilot_is_weighed_by_the_density_of_the_target():
             return UNEQUAL.log_prob(x)
 
     q = KSIVIApproximator(max_iter=1, whiten=Pilot(budget=20_000), random_state=0).fit(WithDensity())
-    assert max(asked) >= N_QUICK
+    assert max(asked) >= MASSES.n_quick
     torch.testing.assert_close(UNEQUAL.shares_of(q.sample(4000)).double(), UNEQUAL.weights, rtol=0, atol=0.04)
 
 

@@ -1,4 +1,4 @@
-"""The climb to the modes: exact on Gaussians however they are scaled, one start as well as many."""
+"""The search for modes: exact on Gaussians however they are scaled, one start as well as many."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from plain_targets import PAIR, RING, GaussianScore, as_score, normal, origin, pushed, student_score, triangular
 
 from skksivi.pilot._affine import LowRank
-from skksivi.pilot._modes import TOLERANCE, climb, jacobians, newton_cg, saddle_free_newton
+from skksivi.pilot._modes import MODES, jacobians, newton_cg, saddle_free_newton, search_modes
 from skksivi.targets import Multimodal
 
 SEEDS = st.integers(0, 10**6)
@@ -15,10 +15,10 @@ SEEDS = st.integers(0, 10**6)
 
 @given(d=st.integers(1, 6), log10_condition=st.floats(0, 10), size=st.floats(0, 1e3), seed=SEEDS)
 def test_a_gaussian_is_whitened_exactly_from_the_origin(d, log10_condition, size, seed):
-    """Rounding costs the condition number times 1e-16; the climb stops within 0.01 sd of the mode a coordinate."""
+    """Rounding costs the condition number times 1e-16; the search stops within 0.01 sd of the mode a coordinate."""
     p = GaussianScore(d, log10_condition if d > 1 else 0, size, seed)
-    (m, L), arrived = saddle_free_newton(as_score(p.score_fn), origin(d))
-    assert arrived
+    (m, L), converged = saddle_free_newton(as_score(p.score_fn), origin(d))
+    assert converged
     W = p.standardise(L)
     assert p.standardise(m - p.mean).norm() < 1e-2 * d**0.5
     torch.testing.assert_close(W @ W.mT, torch.eye(d, dtype=W.dtype), rtol=0, atol=1e-4)
@@ -37,19 +37,19 @@ def test_units_do_not_matter(scale):
 
 
 @pytest.mark.parametrize("score_fn", [PAIR.score_fn, Multimodal().score_fn], ids=["mixture", "Multimodal"])
-def test_the_climb_leaves_a_saddle_for_a_mode(score_fn):
+def test_the_search_leaves_a_saddle_for_a_mode(score_fn):
     assert score_fn(origin(2)[None]).abs().max() < 1e-12
     assert torch.linalg.eigvalsh(jacobians(as_score(score_fn), origin(2)[None])[0]).prod() < 0
     (m, L), _ = saddle_free_newton(as_score(score_fn), origin(2))
     precision = -jacobians(as_score(score_fn), m[None])[0]
     s = score_fn(m[None])[0]
     assert torch.linalg.eigvalsh(precision).min() > 0
-    assert s @ torch.linalg.solve(precision, s) < 2 * TOLERANCE
+    assert s @ torch.linalg.solve(precision, s) < 2 * MODES.tolerance
     torch.testing.assert_close(L @ L.mT, torch.linalg.inv(precision), rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("mode", [3.0, 30.0, -300.0])
-def test_the_climb_goes_up_a_heavy_tail_against_its_curvature(mode):
+def test_the_search_goes_up_a_heavy_tail_against_its_curvature(mode):
     """Student's t is convex in its tails, where Newton's own step would lead away."""
 
     def score_fn(x):
@@ -94,23 +94,23 @@ def test_jacobians_do_not_need_gradients_to_be_on():
 
 
 @pytest.mark.parametrize("score_fn", [PAIR.score_fn, RING.score_fn, student_score], ids=["pair", "ring", "Student"])
-def test_climbs_do_not_depend_on_each_other(score_fn):
+def test_searches_do_not_depend_on_each_other(score_fn):
     starts = torch.cat([origin(2)[None], 10 * normal(6, 2)])
-    maps, arrived = climb(as_score(score_fn), starts)
+    maps, converged = search_modes(as_score(score_fn), starts)
     assert len(maps) == 7
-    assert arrived.all()
+    assert converged.all()
     for start, (m, L) in zip(starts, maps, strict=True):
-        (alone,), _ = climb(as_score(score_fn), start[None])
+        (alone,), _ = search_modes(as_score(score_fn), start[None])
         torch.testing.assert_close(m, alone.m, rtol=1e-6, atol=1e-6)
         torch.testing.assert_close(L, alone.L, rtol=1e-6, atol=1e-6)
 
 
 def test_every_mode_of_a_ring_is_found_from_starts_around_it():
     """40 random starts leave a given one of eight modes without a nearest start with probability 0.5%."""
-    maps, arrived = climb(as_score(RING.score_fn), 15 * normal(40, 2))
-    ends = torch.stack([a.m for a in maps])[arrived]
+    maps, converged = search_modes(as_score(RING.score_fn), 15 * normal(40, 2))
+    ends = torch.stack([a.m for a in maps])[converged]
     distances = torch.cdist(RING.means, ends).min(1).values
-    assert (distances < 2 * (2 * TOLERANCE) ** 0.5).all()
+    assert (distances < 2 * (2 * MODES.tolerance) ** 0.5).all()
 
 
 def test_a_start_without_a_finite_score_is_dropped_and_harms_no_other():
@@ -118,21 +118,21 @@ def test_a_start_without_a_finite_score_is_dropped_and_harms_no_other():
         return torch.where(x[:, :1] < -5, torch.nan, 1 - x)
 
     starts = torch.tensor([[0.0, 0.0], [-9.0, 0.0], [4.0, 4.0], [-9.0, 1.0]]).double()
-    maps, arrived = climb(as_score(score_fn), starts)
-    assert arrived.tolist() == [True, True]
+    maps, converged = search_modes(as_score(score_fn), starts)
+    assert converged.tolist() == [True, True]
     for m, L in maps:
         torch.testing.assert_close(m, torch.ones(2).double())
         torch.testing.assert_close(L, torch.eye(2).double())
-    assert climb(as_score(score_fn), starts[[1, 3]])[0] == []
+    assert search_modes(as_score(score_fn), starts[[1, 3]])[0] == []
 
 
-def test_a_climb_cut_short_has_not_arrived():
-    maps, arrived = climb(as_score(student_score), 100 + normal(3, 2), 1)
+def test_a_search_cut_short_has_not_converged():
+    maps, converged = search_modes(as_score(student_score), 100 + normal(3, 2), 1)
     assert len(maps) == 3
-    assert not arrived.any()
+    assert not converged.any()
 
 
-def test_a_climb_out_of_the_finite_numbers_names_the_wrong_sign():
+def test_a_search_out_of_the_finite_numbers_names_the_wrong_sign():
     with pytest.raises(ValueError, match=r"wrong sign.* `init` .* or, where there is such a parameter, `whiten`"):
         saddle_free_newton(as_score(lambda x: x + 1), origin(2))
 
@@ -171,7 +171,7 @@ def test_many_dimensions_the_wrong_sign_is_named(score_fn):
 
 
 @given(seed=SEEDS, log10=st.floats(0, 6))
-def test_a_climb_up_a_concave_log_density_is_affine_equivariant(seed, log10):
+def test_a_search_on_a_concave_log_density_is_affine_equivariant(seed, log10):
     """Newton's step is; the factor is the only lower triangular one with a positive diagonal."""
     A = triangular(3, log10, seed)
     b = 10 * normal(3, seed=seed + 1)

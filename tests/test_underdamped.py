@@ -61,7 +61,7 @@ def test_from_one_start_the_chains_surround_the_mode():
     assert ((torch.as_tensor(whitening.mean) - m).abs() < 5 * se).all()
     assert ((torch.as_tensor(whitening.sd) / true_sd).log().abs() < 0.5).all()
     assert whitening.n_score_calls == pytest.approx(400_000, rel=0.1)
-    assert pilot.settled
+    assert pilot.converged
     assert len(pilot.n_of_mode) == 20
 
 

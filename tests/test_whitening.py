@@ -182,7 +182,7 @@ def test_a_gaussian_of_scales_from_a_thousandth_to_a_thousand_is_standardised(se
     shift, covariance = standardised(whitening, p.mean.numpy(), (p.V * p.lam.sqrt()).numpy())
     assert np.abs(shift).max() < 0.25
     assert np.abs(covariance - np.eye(4)).max() < 0.25
-    assert whitening.settled
+    assert whitening.converged
     assert whitening.condition == pytest.approx(1e12, rel=0.5)
     assert len(whitening.modes) == len(whitening.weights) == len(pilot.n_of_mode) == 1
 
@@ -278,9 +278,9 @@ def test_the_generator_alone_decides():
     assert not np.array_equal(a.m, c.m)
 
 
-def test_a_funnel_that_chains_cannot_explore_has_not_settled():
+def test_a_funnel_that_chains_cannot_explore_has_not_converged():
     whitening, _ = whitening_of("auto", funnel_score, 9, budget=400_000)
-    assert not whitening.settled
+    assert not whitening.converged
 
 
 def test_a_half_space_without_the_origin_is_found():

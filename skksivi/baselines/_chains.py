@@ -1,18 +1,19 @@
-"""What the chains share: a limit on their drift, what is kept of them and diagnostics of it."""
+"""What the chains share: which states are kept, and diagnostics of them."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from skksivi.base import Integral, Interval
+from skksivi.base import BaseApproximator, Integral, Interval
 from skksivi.baselines._points import STARTING
-from skksivi.pilot._rules import Whitening
+from skksivi.pilot._rules import Whitening, points_near_target
 
 #: Constraints of the parameters that all of them have.
 RUNNING: dict[str, list[Any]] = {
@@ -26,35 +27,10 @@ RUNNING: dict[str, list[Any]] = {
 #: States of a chain below which there are no diagnostics.
 MIN_DRAWS = 4
 
-#: Longest drift, in units of the square root of the dimension: five times the length of a score of N(0, I).
-LONGEST = 5.0
 
-
-def shortened(s: Tensor) -> Tensor:
-    r"""Return scores (n, d) in u, none longer than :math:`5 \sqrt d`, so that a chain far out does not overshoot."""
-    longest = LONGEST * math.sqrt(s.shape[1])
-    return s * (longest / torch.linalg.vector_norm(s, dim=1, keepdim=True)).clamp_max(1)
-
-
-class Run(NamedTuple):
-    """What a run of chains leaves.
-
-    Attributes
-    ----------
-    chains : Tensor of shape (n, n_draws, d)
-        With fewer draws if it was ended before its time.
-    n_iter : int
-        Steps done.
-    ended_by : KeyboardInterrupt or None
-        What ended it.
-    """
-
-    chains: Tensor
-    n_iter: int
-    ended_by: BaseException | None
-
-
-def run(step: Callable[[int], Tensor], n_warmup: int, n_draws: int, thin: int) -> Run:
+def run(
+    step: Callable[[int], Tensor], n_warmup: int, n_draws: int, thin: int
+) -> tuple[Tensor, int, KeyboardInterrupt | None]:
     """Run chains, and keep each `thin`-th state after the warm-up; Ctrl-C is raised where none was kept yet.
 
     Parameters
@@ -62,6 +38,14 @@ def run(step: Callable[[int], Tensor], n_warmup: int, n_draws: int, thin: int) -
     step : callable
         Maps the number of the step to the states (n, d) after it.
     n_warmup, n_draws, thin : int
+
+    Returns
+    -------
+    chains : Tensor of shape (n, n_draws, d)
+        With fewer draws if it was ended before its time.
+    n_iter : int
+        Steps done.
+    ended_by : KeyboardInterrupt or None
     """
     kept: list[Tensor] = []
     n_iter, ended_by = 0, None
@@ -75,7 +59,7 @@ def run(step: Callable[[int], Tensor], n_warmup: int, n_draws: int, thin: int) -
         if not kept:
             raise
         ended_by = error
-    return Run(torch.stack(kept, 1), n_iter, ended_by)
+    return torch.stack(kept, 1), n_iter, ended_by
 
 
 def in_x(chains: Tensor, whitening: Whitening) -> np.ndarray:
@@ -96,7 +80,7 @@ def diagnostics(chains: np.ndarray) -> dict[str, np.ndarray]:
     """
     if chains.shape[1] < MIN_DRAWS:
         raise ValueError(
-            f"`diagnose` needs {MIN_DRAWS} states a chain at least, got {chains.shape[1]}; raise `n_draws`."
+            f"`diagnose` needs {MIN_DRAWS} states per chain at least, got {chains.shape[1]}; raise `n_draws`."
         )
     try:
         from arviz_stats.base import array_stats
@@ -108,3 +92,41 @@ def diagnostics(chains: np.ndarray) -> dict[str, np.ndarray]:
         "ess_bulk": array_stats.ess(chains, method="bulk", **axes),
         "ess_tail": array_stats.ess(chains, method="tail", prob=(0.05, 0.95), **axes),
     }
+
+
+class ChainApproximator(BaseApproximator):
+    """Base of the methods that run chains."""
+
+    whiten: str | tuple[ArrayLike, ArrayLike] | None
+    init: ArrayLike | None
+    chains_: np.ndarray
+    whitening_: Whitening
+
+    def diagnose(self) -> dict[str, np.ndarray]:
+        """Return what tells whether the chains have mixed, by arviz-stats.
+
+        Returns
+        -------
+        diagnostics : dict of ndarray of shape (n_features,)
+            "r_hat", rank-normalised and split, near one, NaN of a single chain; "ess_bulk" and "ess_tail", effective
+            sample sizes for the centre and for the 5% and 95% quantiles.
+
+        Raises
+        ------
+        NotFittedError
+            Before `fit`.
+        ImportError
+            arviz-stats is not installed.
+        ValueError
+            Fewer than four states of each chain were kept.
+
+        References
+        ----------
+        Vehtari, A. et al. (2021). Rank-normalization, folding, and localization: an improved R-hat for assessing
+        convergence of MCMC. Bayesian Analysis 16(2).
+        """
+        check_is_fitted(self)
+        return diagnostics(self.chains_)
+
+    def _points_near_target(self) -> Any:
+        return points_near_target(self.whiten, self.init)

@@ -1,4 +1,4 @@
-r"""The network in the place of :math:`s_p - s_q`, for the methods that train one against the sampler."""
+r"""The network that stands for :math:`s_p - s_q`, for the methods that train one against the sampler."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def fisher_bound(network: Map, x: Tensor, f: Tensor, offset: Tensor | float = 0.
 
 
 class Critics:
-    """Networks g_t that are trained to be s_p - s_q, one a layer of draws.
+    """Networks g_t that are trained to be s_p - s_q, one per layer of draws.
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ class Critics:
         self._iterate.step(value)
 
     def bounds(self, x: Tensor, f: Tensor, offset: Tensor | None = None) -> Bound:
-        """Evaluate the bounds, one a layer, and set the gradient of the networks."""
+        """Evaluate the bounds, one per layer, and set the gradient of the networks."""
         offset = torch.zeros_like(x) if offset is None else offset
         parts = [fisher_bound(*part) for part in zip(self.networks, x, f, offset, strict=True)]
         return Bound(*(torch.stack(part) for part in zip(*parts, strict=True)))

@@ -39,7 +39,7 @@ class Laplace(BaseApproximator):
     max_iter : int, default=200
         Newton steps at most; a `ConvergenceWarning` tells if they have not led to a mode.
     init : array-like of shape (n_features,), default=None
-        Where the climb to the mode starts; None means the origin.
+        Where the mode search starts; None means the origin.
     device : str or torch.device, default="auto"
         Where to compute; "auto" takes a GPU where there is one.
     dtype : {"float32", "float64"}, default="float64"
@@ -94,10 +94,10 @@ class Laplace(BaseApproximator):
 
     def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
         (start,) = starting_points(one_point(self.init, score_fn), score_fn)
-        mode, arrived = laplace(score_fn.double, start, self.max_iter)
-        if not arrived:
+        mode, converged = laplace(score_fn.double, start, self.max_iter)
+        if not converged:
             warn_caller(
-                f"The climb has not come to a mode within {self.max_iter} steps; `mean_` is where it ended. Raise "
+                f"The mode search has not converged in {self.max_iter} steps; `mean_` is where it ended. Raise "
                 "`max_iter`, or set `init` to a point near a mode.",
                 ConvergenceWarning,
             )
@@ -256,7 +256,7 @@ class MeanFieldVI(Ascending):
     Parameters
     ----------
     batch_size : int, default=64
-        Draws of an iteration.
+        Draws per iteration.
     max_iter : int, default=1000
         Iterations.
     learning_rate : float, default=0.03
@@ -264,7 +264,7 @@ class MeanFieldVI(Ascending):
     learning_rate_decay : "cosine" or None, default="cosine"
         Lower the rate to zero along a cosine, or keep it.
     init : array-like of shape (n_features,), default=None
-        Where the climb to the mode starts, at which the fit starts; None means the origin.
+        Where the mode search starts, at which the fit starts; None means the origin.
     device : str or torch.device, default="auto"
         Where to compute; "auto" takes a GPU where there is one.
     dtype : {"float32", "float64"}, default="float64"
@@ -336,7 +336,7 @@ class FullRankVI(Ascending):
     Parameters
     ----------
     batch_size : int, default=64
-        Draws of an iteration.
+        Draws per iteration.
     max_iter : int, default=2000
         Iterations.
     learning_rate : float, default=0.03
@@ -344,7 +344,7 @@ class FullRankVI(Ascending):
     learning_rate_decay : "cosine" or None, default="cosine"
         Lower the rate to zero along a cosine, or keep it.
     init : array-like of shape (n_features,), default=None
-        Where the climb to the mode starts, at which the fit starts; None means the origin.
+        Where the mode search starts, at which the fit starts; None means the origin.
     device : str or torch.device, default="auto"
         Where to compute; "auto" takes a GPU where there is one.
     dtype : {"float32", "float64"}, default="float64"
@@ -413,7 +413,7 @@ class BatchAndMatch(BaseApproximator):
     max_iter : int, default=60
         Steps, each of max(4 d, 64) draws and a few products of (d, d) matrices.
     init : array-like of shape (n_features,), default=None
-        Where the climb to the mode starts, at which the fit starts; None means the origin.
+        Where the mode search starts, at which the fit starts; None means the origin.
     device : str or torch.device, default="auto"
         Where to compute; "auto" takes a GPU where there is one.
     dtype : {"float32", "float64"}, default="float64"

@@ -47,7 +47,7 @@ class HSIVISM(Trained):
     n_layers : int, default=5
         The T of the formula.
     bridge : {"linear", "quadratic", "cosine", "geometric", "none"} or callable, default="linear"
-        The :math:`\lambda_t` as a function of t / T, as of `skksivi.HKSIVIApproximator`.
+        The :math:`\lambda_t` as a function of t / T, see `skksivi.HKSIVIApproximator`.
     stop_gradient : bool, default=True
         Whether each layer is trained on its own term alone; otherwise that of a layer is differentiated through the
         layers that it stands on.
@@ -56,7 +56,7 @@ class HSIVISM(Trained):
     critic_learning_rate : float, default=5e-3
         Step size of their Adam, lowered as `learning_rate` is.
     n_critic_steps : int, default=1
-        Their steps an iteration, on fresh draws, before the step of the layers.
+        Their steps per iteration, on fresh draws, before the step of the layers.
     hidden_layer_sizes : sequence of int, default=(50, 50)
         Widths of the hidden layers of each network :math:`\bar\mu_t`, which starts at zero.
     initial_scale : float, default=1.0
@@ -66,13 +66,13 @@ class HSIVISM(Trained):
     scale : "constant" or Scale, default="constant"
         The floor of :math:`\sigma`, see `skksivi.parameters.Scale`.
     whiten : {"auto", "bam", "laplace", "diagonal"}, (m, L) or None, default="auto"
-        The affine map in whose coordinates the family is trained, as of `skksivi.KSIVIApproximator`; None trains in
+        The affine map in whose coordinates the family is trained, see `skksivi.KSIVIApproximator`; None trains in
         x, as in the paper. The default is another because the Langevin steps of the layers are stable in the units of
         the target alone.
     init
         See `skksivi.KSIVIApproximator`.
     batch_size : int, default=256
-        Draws of each layer a step, of the critics and of the layers.
+        Draws of each layer per step, of the critics and of the layers.
     max_iter : int, default=3000
         Iterations of the optimiser.
     learning_rate : float, default=1e-3
@@ -97,7 +97,7 @@ class HSIVISM(Trained):
 
     See Also
     --------
-    skksivi.HKSIVIApproximator : The same layers, with the kernel Stein discrepancy in the place of the critics.
+    skksivi.HKSIVIApproximator : The same layers, with the kernel Stein discrepancy instead of the critics.
 
     References
     ----------

@@ -21,8 +21,8 @@ from skksivi.kernels import Kernel, squared_distances
 from skksivi.pilot._rules import Whitening, points_near_target
 from skksivi.score._score import Score
 
-#: Share by which the discrepancy may fall in the last tenth of the evaluations where L-BFGS counts as settled.
-SETTLED = 0.01
+#: Share by which the discrepancy may fall in the last tenth of the evaluations where L-BFGS counts as converged.
+CONVERGED = 0.01
 
 
 def ksd_gradient(x: Tensor, s: Tensor, kernel: Kernel) -> tuple[Tensor, Tensor, Tensor]:
@@ -62,7 +62,7 @@ def ksd_gradient(x: Tensor, s: Tensor, kernel: Kernel) -> tuple[Tensor, Tensor, 
     n, d = x.shape
     x = x - x.mean(0)  # far from the origin the products would cancel
     D = squared_distances(x, x).fill_diagonal_(0)
-    phi, dphi, ddphi, dddphi = _profile_and_derivatives(kernel, D)
+    phi, dphi, ddphi, dddphi = kernel.derivatives(D, 3)
     products, sx = s @ s.mT, s @ x.mT
     C = sx.diagonal() + sx.diagonal().unsqueeze(1) - sx - sx.mT
     k_p = phi * products - 2 * dphi * C - 2 * d * dphi - 4 * D * ddphi
@@ -74,17 +74,6 @@ def ksd_gradient(x: Tensor, s: Tensor, kernel: Kernel) -> tuple[Tensor, Tensor, 
 
 def _laplacian(W: Tensor, y: Tensor) -> Tensor:
     return W.sum(1, keepdim=True) * y - W @ y
-
-
-def _profile_and_derivatives(kernel: Kernel, D: Tensor) -> list[Tensor]:
-    """Return phi and its first three derivatives in the squared distance, elementwise."""
-    h2 = float(kernel.bandwidth) ** 2
-    with torch.enable_grad():
-        D = D.detach().requires_grad_()
-        phis = [kernel._profile(D / h2)]
-        for order in (1, 2, 3):
-            phis += torch.autograd.grad(phis[-1].sum(), D, create_graph=order < 3)
-    return [phi.detach() for phi in phis]
 
 
 def last_fall(losses: list[float]) -> float:
@@ -126,8 +115,8 @@ class KSDDescent(BaseApproximator):
         moves by more than tol / n.
     whiten : {"laplace", "bam", "auto", "diagonal"}, (m, L) or None, default="laplace"
         The affine map x = m + L u in whose coordinates the particles move, as in `skksivi.KSIVIApproximator`; None
-        moves them in x. By default it is the cheapest map that frees step and widths of the units of x: a climb to
-        one mode.
+        moves them in x. By default it is the cheapest map that frees step and widths of the units of x: a
+        search for one mode.
     init : array-like of shape (n, n_features), default=None
         Particles to start with; a search for modes starts there too. None draws them from N(0, I) in u.
     device : str or torch.device, default="auto"
@@ -271,7 +260,7 @@ class KSDDescent(BaseApproximator):
             ended_by = error
         n_iter = optimiser.state[u].get("n_iter", 0)
         ran_out = ended_by is None and (n_iter >= self.max_iter or len(losses) >= max_eval)
-        if ran_out and (fall := last_fall(losses)) > SETTLED:
+        if ran_out and (fall := last_fall(losses)) > CONVERGED:
             warn_caller(
                 f"L-BFGS has stopped after {n_iter} iterations, in the last tenth of which the discrepancy fell by "
                 f"{fall:.0%}. Raise `max_iter`.",

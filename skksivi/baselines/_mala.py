@@ -7,16 +7,15 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import torch
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from skksivi._saved import CURVE, is_instance
 from skksivi._warnings import warn_caller
-from skksivi.base import ITERATIONS, BaseApproximator, Interval, Real, StrOptions, learns
-from skksivi.baselines._chains import RUNNING, diagnostics, in_x, run, shortened
+from skksivi.base import ITERATIONS, Interval, Real, StrOptions, learns
+from skksivi.baselines._chains import RUNNING, ChainApproximator, in_x, run
 from skksivi.baselines._points import LogRatio, density_in_u, find_start, ratio_in_u
 from skksivi.families._samplers import Chains, Fit, Tell
-from skksivi.pilot._rules import Whitening, points_near_target
+from skksivi.pilot._chains import clipped_drift
 from skksivi.score._score import Score, ScoreFunction
 
 #: Rate of acceptance below which a run is not to be trusted.
@@ -40,7 +39,7 @@ def mala_step(
         \alpha = \min\left(1, \frac{p(v)\, q(u | v)}{p(u)\, q(v | u)}\right), \quad
         \log q(v | u) = -\frac{\|v - u - h\, \tilde s(u)\|^2}{4 h} + \mathrm{const},
 
-    with a score :math:`\tilde s` that is cut to the length :math:`5 \sqrt d`.
+    with the `clipped_drift` :math:`\tilde s`.
 
     Parameters
     ----------
@@ -65,9 +64,9 @@ def mala_step(
     """
     u, s = state
     noise = (2 * h).sqrt() * torch.randn(u.shape, generator=generator, dtype=u.dtype, device=u.device)
-    v = u + h * shortened(s) + noise
+    v = u + h * clipped_drift(s) + noise
     s_v = score_u(v)
-    back = u - v - h * shortened(s_v)
+    back = u - v - h * clipped_drift(s_v)
     log_alpha = log_ratio(u, s, v, s_v) + (noise.square().sum(1) - back.square().sum(1)) / (4 * h)
     alpha = log_alpha.nan_to_num(-torch.inf, torch.inf, -torch.inf).exp().clamp_max(1)
     accepted = torch.rand(len(u), generator=generator, dtype=u.dtype, device=u.device)[:, None] < alpha[:, None]
@@ -92,7 +91,7 @@ def adapted(h: Tensor, alpha: Tensor, t: int, target: float) -> Tensor:
         "step_size_": (is_instance(float), ""),
     },
 )
-class MALA(BaseApproximator):
+class MALA(ChainApproximator):
     r"""Many Metropolis-adjusted Langevin chains at a time.
 
     .. math:: v = u + h\, s_u(u) + \sqrt{2 h}\, \xi, \quad \xi \sim N(0, I),
@@ -121,7 +120,7 @@ class MALA(BaseApproximator):
         That rate; the default is the best for many independent coordinates.
     whiten : {"laplace", "bam", "auto", "diagonal"}, (m, L) or None, default="laplace"
         The affine map x = m + L u that preconditions, as in `skksivi.KSIVIApproximator`; None is x itself. By default
-        it is the cheapest map that frees the step of the units of x: a climb to one mode.
+        it is the cheapest map that frees the step of the units of x: a mode search.
     init : array-like of shape (n_chains, n_features), default=None
         States to start with; a search for modes starts there too. None draws them from N(0, I) in u.
     device : str or torch.device, default="auto"
@@ -170,9 +169,6 @@ class MALA(BaseApproximator):
         "target_acceptance": [Interval(Real, 0, 1, closed="neither")],
     }
 
-    chains_: np.ndarray
-    whitening_: Whitening
-
     def __init__(
         self,
         *,
@@ -199,35 +195,6 @@ class MALA(BaseApproximator):
         self.device = device
         self.dtype = dtype
         self.random_state = random_state
-
-    def diagnose(self) -> dict[str, np.ndarray]:
-        """Return what tells whether the chains have mixed, by arviz-stats.
-
-        Returns
-        -------
-        diagnostics : dict of ndarray of shape (n_features,)
-            "r_hat", rank-normalised and split, near one, NaN of a single chain; "ess_bulk" and "ess_tail", effective
-            sample sizes for the centre and for the 5% and 95% quantiles.
-
-        Raises
-        ------
-        NotFittedError
-            Before `fit`.
-        ImportError
-            arviz-stats is not installed.
-        ValueError
-            Fewer than four states of each chain were kept.
-
-        References
-        ----------
-        Vehtari, A. et al. (2021). Rank-normalization, folding, and localization: an improved R-hat for assessing
-        convergence of MCMC. Bayesian Analysis 16(2).
-        """
-        check_is_fitted(self)
-        return diagnostics(self.chains_)
-
-    def _points_near_target(self) -> Any:
-        return points_near_target(self.whiten, self.init)
 
     def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
         whitening, u = find_start(self.whiten, self.init, self.n_chains, score_fn, generator)

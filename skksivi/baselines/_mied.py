@@ -12,7 +12,7 @@ from torch import Tensor
 
 from skksivi.base import LOSSES, BaseApproximator, Interval, Real, StrOptions, learns
 from skksivi.baselines._descent import MovingPoints, descend, set_gradient
-from skksivi.baselines._points import DESCENDING, density_in_u, find_start, log_densities, ratio_in_u
+from skksivi.baselines._points import DESCENDING, density_in_u, find_start, initial_log_densities, ratio_in_u
 from skksivi.families._samplers import Fit, Particles, Tell
 from skksivi.kernels import squared_distances
 from skksivi.pilot._rules import Whitening, points_near_target
@@ -56,7 +56,7 @@ def mied_gradient(x: Tensor, log_p: Tensor, s: Tensor, mollifier: Mollifier, eps
         D_{ij} = \|x_i - x_j\|^2,
 
     where :math:`D_{ii} = r_i^2 / (1.3\, d)^{2/d}`, for the distance :math:`r_i` to the nearest other particle, stands
-    in the place of zero and is held fixed. With :math:`w = \mathrm{softmax}(a)`,
+    instead of zero and is held fixed. With :math:`w = \mathrm{softmax}(a)`,
 
     .. math::
         \nabla_i E = 4 \sum_{j \ne i} w_{ij} \frac{\partial \log \phi_\epsilon}{\partial D}(D_{ij}) (x_i - x_j)
@@ -102,7 +102,7 @@ class MIED(BaseApproximator):
         E = \log \frac{1}{n^2} \sum_{ij} \phi_\epsilon(x_i - x_j) \left( p(x_i)\, p(x_j) \right)^{-1/2},
 
     with a mollifier :math:`\phi_\epsilon` that tends to Dirac's delta, and for i = j the distance to the nearest
-    other particle, scaled, in the place of zero. The fewer the particles and the more the dimensions, the farther
+    other particle, scaled, instead of zero. The fewer the particles and the more the dimensions, the farther
     from the target the minimum is: of a Gaussian in ten dimensions, 200 particles keep 0.8 of the standard
     deviations.
 
@@ -128,8 +128,8 @@ class MIED(BaseApproximator):
         Lower the rate to zero along a cosine, or keep it.
     whiten : {"laplace", "bam", "auto", "diagonal"}, (m, L) or None, default="laplace"
         The affine map x = m + L u in whose coordinates the particles move, as in `skksivi.KSIVIApproximator`; None
-        moves them in x. By default it is the cheapest map that frees step and widths of the units of x: a climb to
-        one mode.
+        moves them in x. By default it is the cheapest map that frees step and widths of the units of x: a
+        search for one mode.
     init : array-like of shape (n, n_features), default=None
         Particles to start with; a search for modes starts there too. None draws them from N(0, I) in u.
     device : str or torch.device, default="auto"
@@ -208,7 +208,7 @@ class MIED(BaseApproximator):
         whitening, u = find_start(self.whiten, self.init, self.n_particles, score_fn, generator, at_least=2)
         score_u, density = whitening.map.pull_back(score_fn), density_in_u(score_fn, whitening, u)
         log_ratio, mollifier = ratio_in_u(density, score_u), MOLLIFIERS[self.mollifier]
-        log_p, s, particles = log_densities(density, score_u, u), score_u(u), MovingPoints(u.clone())
+        log_p, s, particles = initial_log_densities(density, score_u, u), score_u(u), MovingPoints(u.clone())
 
         def gradient_fn() -> Tensor:
             v, s_v = particles.u, score_u(particles.u)

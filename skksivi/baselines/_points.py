@@ -12,7 +12,7 @@ from torch import Tensor
 from skksivi._arrays import as_tensor
 from skksivi._warnings import warn_caller
 from skksivi.base import BaseApproximator, Integral, Interval, Real, StrOptions
-from skksivi.kernels import Kernel, Tilted, resolve_kernel
+from skksivi.kernels import Kernel, resolve_kernel
 from skksivi.parameters import Pilot
 from skksivi.pilot._chains import lobatto, lobatto_nodes
 from skksivi.pilot._modes import log_ratio
@@ -75,7 +75,7 @@ def find_start(
     """
     d = score_fn.n_features
     if init is not None and np.ndim(init) != 2:
-        raise ValueError(f"`init` has shape {np.shape(init)}, expected (n, {d}): a point a row.")
+        raise ValueError(f"`init` has shape {np.shape(init)}, expected (n, {d}): one point per row.")
     if init is not None and len(init) < at_least:
         raise ValueError(f"`init` has {len(init)} row(s), expected {at_least} at least.")
     whitening, _ = find_whitening(whiten, score_fn, generator, init=init)
@@ -102,7 +102,7 @@ def radial_kernel(kernel: str | Kernel, bandwidth: Any, *, smooth: bool = False)
         It is of another form, or not `smooth` at x = y where it must be.
     """
     resolved = resolve_kernel(kernel, bandwidth)
-    if isinstance(resolved, Tilted) or resolved._centred or (smooth and not resolved._smooth):
+    if resolved.tilted or resolved.centred or not resolved.euclidean or (smooth and not resolved.smooth):
         kinds = "Gaussian or IMQ" if smooth else "Gaussian, IMQ or Laplace"
         raise ValueError(f"`kernel` is {type(resolved).__name__}, of which derivatives are needed; use {kinds}.")
     return resolved
@@ -137,7 +137,7 @@ def density_in_u(score_fn: Score, whitening: Whitening, u: Tensor) -> Density | 
     if ((at(v) - at(u) - integrals).abs().median() > TOLERANCE * integrals.abs().median()).item():
         warn_caller(
             "`log_prob` of the target contradicts its `score_fn`, which is not its gradient; integrals of the score "
-            "are used in its place. Correct one of them, or set log_prob = None in a target with another score.",
+            "are used instead. Correct one of them, or set log_prob = None in a target with another score.",
         )
         return None
     return at
@@ -150,18 +150,18 @@ def ratio_in_u(density: Density | None, score_u: ScoreFunction) -> LogRatio:
     return lambda u, _, v, __: density(v) - density(u)
 
 
-def log_densities(density: Density | None, score_u: ScoreFunction, u: Tensor) -> Tensor:
+def initial_log_densities(density: Density | None, score_u: ScoreFunction, u: Tensor) -> Tensor:
     """Return log p (n,) at points u (n, d), up to a constant.
 
     Raises
     ------
     ValueError
-        The density is not known, and the integrals of the score in its place do not settle.
+        The density is not known, and integrals of the score do not converge instead.
     """
     log_p = log_ratio(score_u, u[0], u) if density is None else density(u)
     if not log_p.isfinite().all():
         raise ValueError(
-            "Log p is not known at the points of the start: integrals of the score between them do not settle, or "
+            "Log p is not known at the points of the start: integrals of the score between them do not converge, or "
             "`log_prob` is not finite. Fit a Target with `log_prob`, or set `init` to points near the target."
         )
     return log_p

@@ -7,14 +7,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from skksivi.base import ITERATIONS, BaseApproximator, Interval, Real, learns
-from skksivi.baselines._chains import RUNNING, diagnostics, in_x, run, shortened
+from skksivi.base import ITERATIONS, Interval, Real, learns
+from skksivi.baselines._chains import RUNNING, ChainApproximator, in_x, run
 from skksivi.baselines._points import find_start
 from skksivi.families._samplers import Chains, Fit, Tell
-from skksivi.pilot._rules import Whitening, points_near_target, pulled_back
+from skksivi.pilot._chains import clipped_drift
+from skksivi.pilot._rules import pulled_back
 from skksivi.score._score import Score
 
 
@@ -52,7 +52,7 @@ def step_sizes(step_size: Any) -> Callable[[int], float]:
 
 
 @learns("baselines.SGLD", Chains, ITERATIONS)
-class SGLD(BaseApproximator):
+class SGLD(ChainApproximator):
     r"""Many chains of stochastic gradient Langevin dynamics at a time.
 
     .. math::
@@ -80,7 +80,7 @@ class SGLD(BaseApproximator):
         step the states that are kept count alike.
     whiten : {"laplace", "bam", "auto", "diagonal"}, (m, L) or None, default="laplace"
         The affine map x = m + L u that preconditions, as in `skksivi.KSIVIApproximator`; None is x itself. By default
-        it is the cheapest map that frees the step of the units of x: a climb to one mode.
+        it is the cheapest map that frees the step of the units of x: a mode search.
     init : array-like of shape (n_chains, n_features), default=None
         States to start with; a search for modes starts there too. None draws them from N(0, I) in u.
     device : str or torch.device, default="auto"
@@ -118,9 +118,6 @@ class SGLD(BaseApproximator):
         "step_size": [Interval(Real, 0, None, closed="neither"), "array-like"],
     }
 
-    chains_: np.ndarray
-    whitening_: Whitening
-
     def __init__(
         self,
         *,
@@ -146,35 +143,6 @@ class SGLD(BaseApproximator):
         self.dtype = dtype
         self.random_state = random_state
 
-    def diagnose(self) -> dict[str, np.ndarray]:
-        """Return what tells whether the chains have mixed, by arviz-stats.
-
-        Returns
-        -------
-        diagnostics : dict of ndarray of shape (n_features,)
-            "r_hat", rank-normalised and split, near one, NaN of a single chain; "ess_bulk" and "ess_tail", effective
-            sample sizes for the centre and for the 5% and 95% quantiles.
-
-        Raises
-        ------
-        NotFittedError
-            Before `fit`.
-        ImportError
-            arviz-stats is not installed.
-        ValueError
-            Fewer than four states of each chain were kept.
-
-        References
-        ----------
-        Vehtari, A. et al. (2021). Rank-normalization, folding, and localization: an improved R-hat for assessing
-        convergence of MCMC. Bayesian Analysis 16(2).
-        """
-        check_is_fitted(self)
-        return diagnostics(self.chains_)
-
-    def _points_near_target(self) -> Any:
-        return points_near_target(self.whiten, self.init)
-
     def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
         epsilon = step_sizes(self.step_size)
         whitening, u = find_start(self.whiten, self.init, self.n_chains, score_fn, generator)
@@ -183,7 +151,7 @@ class SGLD(BaseApproximator):
         def step(t: int) -> Tensor:
             nonlocal u
             s, _ = score_u.with_pullback(u)
-            u = sgld_step(u, shortened(s), epsilon(t), generator)
+            u = sgld_step(u, clipped_drift(s), epsilon(t), generator)
             return u
 
         chains, n_iter, ended_by = run(step, self.n_warmup, self.n_draws, self.thin)

@@ -49,9 +49,9 @@ class SIVI(SemiImplicitVI):
     scale : "constant" or Scale, default="constant"
         The floor of :math:`\sigma`, see `skksivi.parameters.Scale`.
     whiten : {"laplace", "bam", "auto", "diagonal"}, (m, L) or None, default="laplace"
-        The affine map x = m + L u in whose coordinates the family is trained, as of `skksivi.KSIVIApproximator`; None
+        The affine map x = m + L u in whose coordinates the family is trained, see `skksivi.KSIVIApproximator`; None
         trains in x, as in the paper, where a start at N(0, I) may never come near the target. By default it is the
-        cheapest map that frees the start of the units of x: a climb to one mode.
+        cheapest map that frees the start of the units of x: a mode search.
     init
         See `skksivi.KSIVIApproximator`.
     batch_size : int, default=128

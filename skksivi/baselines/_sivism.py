@@ -42,7 +42,7 @@ class SIVISM(SemiImplicitVI):
         returns it: a network alone is slow to learn large scores. The paper does not mention it; the method's public
         code has ``lambda progress: 1.004 ** (-200 * progress)``.
     n_critic_steps : int, default=1
-        Its steps an iteration.
+        Its steps per iteration.
     latent_dim : int, default=None
         Dimension of z; None means that of x, up to 100.
     hidden_layer_sizes : sequence of int, default=(100, 100)
@@ -54,13 +54,13 @@ class SIVISM(SemiImplicitVI):
     scale : "constant" or Scale, default="constant"
         The floor of :math:`\sigma`, see `skksivi.parameters.Scale`.
     whiten : {"laplace", "bam", "auto", "diagonal"}, (m, L) or None, default="laplace"
-        The affine map x = m + L u in whose coordinates the family is trained, as of `skksivi.KSIVIApproximator`; None
+        The affine map x = m + L u in whose coordinates the family is trained, see `skksivi.KSIVIApproximator`; None
         trains in x, as in the paper, where a start at N(0, I) may never come near the target. By default it is the
-        cheapest map that frees the start of the units of x: a climb to one mode.
+        cheapest map that frees the start of the units of x: a mode search.
     init
         See `skksivi.KSIVIApproximator`.
     batch_size : int, default=128
-        Draws a step, of the critic and of the sampler.
+        Draws per step, of the critic and of the sampler.
     max_iter : int, default=5000
         Iterations of the optimiser.
     learning_rate : float, default=1e-3

@@ -44,10 +44,10 @@ def svgd_direction(x: Tensor, s: Tensor, kernel: Kernel) -> Tensor:
     """
     x = x - x.mean(0)  # far from the origin the products would cancel
     squared = squared_distances(x, x).fill_diagonal_(0)
-    h2 = kernel._squared_bandwidth(squared, within=True)
+    h2 = kernel.squared_bandwidth(squared, within=True)
     t = squared / h2
-    k = kernel._profile(t)
-    e = 2 * kernel._slope(t, k) / h2
+    k = kernel.profile(t)
+    e = 2 * kernel.slope(t, k) / h2
     return (k @ s + e @ x - e.sum(1, keepdim=True) * x) / len(x)
 
 
@@ -77,8 +77,8 @@ class SVGD(BaseApproximator):
         Lower the rate to zero along a cosine, or keep it.
     whiten : {"laplace", "bam", "auto", "diagonal"}, (m, L) or None, default="laplace"
         The affine map x = m + L u in whose coordinates the particles move, as in `skksivi.KSIVIApproximator`; None
-        moves them in x. By default it is the cheapest map that frees step and widths of the units of x: a climb to
-        one mode.
+        moves them in x. By default it is the cheapest map that frees step and widths of the units of x: a
+        search for one mode.
     init : array-like of shape (n, n_features), default=None
         Particles to start with; a search for modes starts there too. None draws them from N(0, I) in u.
     device : str or torch.device, default="auto"

@@ -58,9 +58,9 @@ class UIVI(SemiImplicitVI):
     scale : "constant" or Scale, default="constant"
         The floor of :math:`\sigma`, see `skksivi.parameters.Scale`.
     whiten : {"laplace", "bam", "auto", "diagonal"}, (m, L) or None, default="laplace"
-        The affine map x = m + L u in whose coordinates the family is trained, as of `skksivi.KSIVIApproximator`; None
+        The affine map x = m + L u in whose coordinates the family is trained, see `skksivi.KSIVIApproximator`; None
         trains in x, as in the paper, where a start at N(0, I) may never come near the target. By default it is the
-        cheapest map that frees the start of the units of x: a climb to one mode.
+        cheapest map that frees the start of the units of x: a mode search.
     init
         See `skksivi.KSIVIApproximator`.
     batch_size : int, default=128
@@ -173,7 +173,7 @@ class UIVI(SemiImplicitVI):
         return Objective(gradient_fn, [temperature])
 
 
-class State(NamedTuple):
+class LatentState(NamedTuple):
     """Where chains are, z (n, latent_dim), with log q(z | x) (n,), up to a constant, its gradient in z, and the score
     of q(x | z) in x (n, d).
     """
@@ -198,7 +198,7 @@ class ReverseConditional(NamedTuple):
     x: Tensor
     sigma: Tensor
 
-    def at(self, z: Tensor) -> State:
+    def at(self, z: Tensor) -> LatentState:
         """Evaluate it at z (n, latent_dim), row by row."""
         with torch.enable_grad():
             z = z.detach().requires_grad_()
@@ -206,7 +206,7 @@ class ReverseConditional(NamedTuple):
         xi = (self.x - mu.detach()) / self.sigma
         (pulled,) = torch.autograd.grad(mu, z, xi / self.sigma)
         z = z.detach()
-        return State(z, -(z.square().sum(-1) + xi.square().sum(-1)) / 2, pulled - z, -xi / self.sigma)
+        return LatentState(z, -(z.square().sum(-1) + xi.square().sum(-1)) / 2, pulled - z, -xi / self.sigma)
 
 
 class HamiltonianChain(NamedTuple):
@@ -244,7 +244,7 @@ class HamiltonianChain(NamedTuple):
                 s_q += state.conditional_score
         return s_q / n_samples, acceptance / (n_burn_in + n_samples)
 
-    def move(self, start: State, generator: torch.Generator) -> tuple[State, Tensor]:
+    def move(self, start: LatentState, generator: torch.Generator) -> tuple[LatentState, Tensor]:
         """Make one transition; return where the chains are and their probabilities of acceptance (n,)."""
         p = first = torch.empty_like(start.z).normal_(generator=generator)
         end = start
@@ -256,7 +256,7 @@ class HamiltonianChain(NamedTuple):
         probability = gain.exp().nan_to_num(0.0).clamp(max=1)
         uniform = torch.rand(len(p), generator=generator, dtype=p.dtype, device=p.device)
         accepted = uniform < probability
-        return State(*(_where(accepted, a, b) for a, b in zip(end, start, strict=True))), probability
+        return LatentState(*(_where(accepted, a, b) for a, b in zip(end, start, strict=True))), probability
 
 
 def _where(accepted: Tensor, a: Tensor, b: Tensor) -> Tensor:

@@ -178,10 +178,10 @@ def check_whitening(view: View) -> Check:
     if after > MAX_CONDITION:
         todo = view.advice("whiten", otherwise="rescale the parameters")
         remedy = f"The coordinates of the training are of unlike scales: {todo}."
-    if not whitening.settled:
+    if not whitening.converged:
         todo = view.advice("whiten", otherwise="start near a mode by `init`")
-        remedy = f"The chains that explored the target had not settled: {todo}."
-    return judged("whitening", after, text + ("" if whitening.settled else ", not settled"), remedy)
+        remedy = f"The chains that explored the target had not converged: {todo}."
+    return judged("whitening", after, text + ("" if whitening.converged else ", not converged"), remedy)
 
 
 def _condition(x: Tensor) -> float:

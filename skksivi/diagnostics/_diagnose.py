@@ -19,7 +19,7 @@ from sklearn.utils.validation import check_is_fitted
 from skksivi._arrays import as_array, make_seed, resolve_device
 from skksivi.base import BaseApproximator, ordinary_mode, score_of
 from skksivi.diagnostics._checks import check_ksd, check_loss, check_ratios, check_variances, check_whitening
-from skksivi.diagnostics._geometry import check_strays, geometry_and_modes
+from skksivi.diagnostics._geometry import check_outliers, geometry_and_modes
 from skksivi.diagnostics._report import Diagnosis
 from skksivi.diagnostics._view import View, guarded
 from skksivi.families._samplers import Chains, Particles, Sampler, unweighted
@@ -51,14 +51,14 @@ def diagnose(
         target with `log_prob`, a fit with a density and arviz-stats. Where the density is a mean over mixing draws, x
         is drawn of that very mean, so that its error gives no tails; where two such means differ by 0.3 nats, as in
         many dimensions, nothing is said.
-    "stray draws"
+    "outliers"
         The share of draws in regions where the target has hardly any mass: those whose whitened score
         :math:`\|L^\top s(x)\|` is longer than 99.9% of those found where Metropolis-adjusted Langevin chains, which
         leave the target as it is, have moved 500 of the draws, fewer beyond 200 features; and those where the score
         is not finite. Of exact draws it is 0.1%. Warns above 1%.
     "modes"
         The share of draws that lie in a wrong mode, :math:`\tfrac12 \sum_k |w_k - \hat w_k|` for modes found by
-        climbs from draws and from points three and ten standard deviations around them, with the weights of
+        searches from draws and from points three and ten standard deviations around them, with the weights of
         `skksivi.modes`. Warns above 5%, if beyond the standard errors, and of modes without draws whose share by
         Laplace's approximation is more than 1%. A mode far outside the draws is not seen. Up to 200 features.
     "loss plateau"
@@ -66,7 +66,7 @@ def diagnose(
         the whole fall from the first quarter on. Warns if it is over 5% and four standard errors.
     "whitening"
         The condition number of the covariance of the draws in the coordinates of the training, and before whitening.
-        Warns above 100, and where the chains behind the whitening have not settled.
+        Warns above 100, and where the chains behind the whitening have not converged.
     "Stein variances"
         :math:`-E[s_i (x_i - E x_i)]` of each coordinate, one if the fit is right; below it is too narrow, above too
         wide. Warns if one is outside [0.8, 1.25] by four standard errors.
@@ -142,7 +142,7 @@ def _report(view: View) -> Diagnosis:
     checks = (
         guarded("KSD", check_ksd, view),
         guarded("Pareto k-hat", check_ratios, view),
-        guarded("stray draws", check_strays, view, geometry),
+        guarded("outliers", check_outliers, view, geometry),
         modes,
         guarded("loss plateau", check_loss, view),
         guarded("whitening", check_whitening, view),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from skksivi.diagnostics._limits import STEIN_VARIANCES, stray_limit
+from skksivi.diagnostics._limits import STEIN_VARIANCES, outlier_limit
 from skksivi.plotting import LossDisplay
 from skksivi.plotting._base import COLOURS, FAINT, REFERENCE_COLOUR, thinned
 
@@ -55,12 +55,12 @@ def _plot_variances(report: Diagnosis, ax: Axes) -> None:
 def _plot_norms(report: Diagnosis, ax: Axes) -> None:
     """Show the lengths of whitened scores, of the draws and of where chains moved them."""
     norms, reference = report.score_norms[np.isfinite(report.score_norms)], report.reference_norms
-    top = max([np.quantile(norms, 0.999), *([1.3 * stray_limit(reference)] if len(reference) else [])])
+    top = max([np.quantile(norms, 0.999), *([1.3 * outlier_limit(reference)] if len(reference) else [])])
     bins = np.linspace(0, top, 51).tolist()
     ax.hist(norms.clip(max=top), bins, density=True, color=COLOURS[0], alpha=0.5, label="draws")
     if len(reference):
         ax.hist(reference, bins, density=True, histtype="step", color=REFERENCE_COLOUR, label="moved by chains")
-        ax.axvline(stray_limit(reference), color=COLOURS[1], linewidth=1, label="stray beyond")
+        ax.axvline(outlier_limit(reference), color=COLOURS[1], linewidth=1, label="outliers beyond")
     ax.set(xlabel=r"length of the whitened score $|L^\top s|$", yticks=[], ylim=(0, 1.5 * ax.get_ylim()[1]))
     ax.legend(frameon=False, loc="upper left")
 

@@ -1,4 +1,4 @@
-"""Where the modes are, how many draws are in each and how many astray."""
+"""Where the modes are, how many draws are in each and how many are outliers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from skksivi._arrays import as_array
 from skksivi._modes import Modes, run_chains, weigh
-from skksivi.diagnostics._limits import stray_limit
+from skksivi.diagnostics._limits import outlier_limit
 from skksivi.diagnostics._report import Check
 from skksivi.diagnostics._view import N_SE, REFUSALS, View, judged
 from skksivi.pilot._affine import Affine
@@ -24,11 +24,11 @@ from skksivi.stein._discrepancy import stein_variances
 #: Draws from which chains start, up to 200 features, and the fewest; numbers in them, beyond.
 N_MOVED, N_FEWEST, N_NUMBERS = 500, 100, 100_000
 
-#: The share of draws that may be astray.
-MAX_ASTRAY = 0.01
+#: The share of draws that may be outliers.
+MAX_OUTLIERS = 0.01
 
-#: Draws, and points around all of them, from which climbs to modes start; features up to which there are climbs.
-N_STARTS, N_AROUND, MAX_CLIMBED = 100, 40, 200
+#: Draws, and points around all of them, from which modes are searched, and the most features with which they are.
+N_STARTS, N_AROUND, MAX_SEARCHED = 100, 40, 200
 
 #: The share of a mode, by the curvature there, from which its lack of draws matters.
 MIN_LOST = 0.01
@@ -62,8 +62,8 @@ def geometry_and_modes(view: View) -> tuple[Geometry, Check]:
 def _find_cells(view: View, whole: Affine) -> tuple[Cells, tuple[Tensor, Tensor]]:
     """Return the cells of modes that have draws, and the centres (k, d) and shares (k,) of those that have none."""
     x, d = view.x[view.finite], view.x.shape[1]
-    if d > MAX_CLIMBED:
-        raise ValueError(f"there are {d} features, and modes are searched up to {MAX_CLIMBED}")
+    if d > MAX_SEARCHED:
+        raise ValueError(f"there are {d} features, and modes are searched up to {MAX_SEARCHED}")
     starts = torch.cat([x[:N_STARTS], around(whole, N_AROUND, view.generator)])
     found = find_modes(view.score, starts, view.generator)
     cells = Cells(found.maps, found.weights.log())
@@ -136,14 +136,14 @@ def _whitened_norms(cells: Cells, cell: Tensor, s: Tensor) -> Tensor:
     return norms
 
 
-def check_strays(view: View, geometry: Geometry) -> Check:
+def check_outliers(view: View, geometry: Geometry) -> Check:
     """Count the draws whose scores are longer than those of the target."""
     if not len(geometry.reference):
         raise ValueError("chains that start at the draws run away, as from a score of the wrong sign")
-    limit = stray_limit(as_array(geometry.reference))
+    limit = outlier_limit(as_array(geometry.reference))
     share = (geometry.norms > limit).double().mean().item()
     text = f"{share:.1%} with whitened scores longer than {limit:.3g}"
     remedy = (
         f"Draws lie where the target has hardly any mass: {view.advice('whiten', 'mixing', 'max_iter', 'n_warmup')}."
     )
-    return judged("stray draws", share, text, remedy if share > MAX_ASTRAY else None)
+    return judged("outliers", share, text, remedy if share > MAX_OUTLIERS else None)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-#: The quantile of the chains' scores beyond which a draw is astray.
-ASTRAY = 0.999
+#: The quantile of the chains' scores beyond which a draw is an outlier.
+OUTLIER = 0.999
 
 #: Bounds of Stein variances.
 STEIN_VARIANCES = (0.8, 1.25)
 
 
-def stray_limit(norms: np.ndarray) -> float:
-    """Return the length of a whitened score beyond which a draw is astray, of those found by chains (m,)."""
-    return float(np.quantile(norms, ASTRAY))
+def outlier_limit(norms: np.ndarray) -> float:
+    """Return the length of a whitened score beyond which a draw is an outlier, of those found by chains (m,)."""
+    return float(np.quantile(norms, OUTLIER))

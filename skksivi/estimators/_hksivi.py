@@ -299,7 +299,7 @@ class HKSIVIApproximator(SteinTrained):
             if at_target:
                 mixing = Bootstrap(points.x, points.n_of_mode, JITTER if pilot.dense else 0.0)
                 chains = pilot_of(self.whiten)
-                if pilot.settled and chains is not None and chains.weight > 0 and min(levels) == 1:
+                if pilot.converged and chains is not None and chains.weight > 0 and min(levels) == 1:
                     target = (a.expand(self.n_layers, *a.shape) for a in moments(whitened.x))
                     penalty = MomentPenalty(Moments(*target), chains.weight)
         elif self.mixing == "pilot":

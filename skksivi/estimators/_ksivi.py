@@ -129,7 +129,7 @@ class KSIVIApproximator(SteinTrained):
         The fitted family, in the whitened coordinates u.
     whitening_ : Whitening
         The map x = m + L u and how it was found: ``m``, ``L``, ``condition``, ``modes``, ``weights``,
-        ``n_score_calls``, ``settled``, and the pilot's ``mean``, ``mean_se`` (standard errors) and ``sd``.
+        ``n_score_calls``, ``converged``, and the pilot's ``mean``, ``mean_se`` (standard errors) and ``sd``.
     loss_curve_ : ndarray of shape (`n_iter_`,)
         The estimate of KSD^2 at each iteration, under the training kernel.
     ksd_curve_ : ndarray of shape (n_looks, 2)
@@ -245,7 +245,7 @@ class KSIVIApproximator(SteinTrained):
         checkpoint = self._open_checkpoint(score_fn)
         start, resume = self._start(score_fn, generator, checkpoint)
         whitening, family = start.whitening, copy.deepcopy(start.family)
-        guards = isinstance(family.mixing, Bootstrap) and whitening.settled
+        guards = isinstance(family.mixing, Bootstrap) and whitening.converged
         watch = self._watch(score_fn, whitening, family, _draw, generator, guards=guards)
         objective = self._objective_of(pulled_back(score_fn, whitening, generator), family, start.penalty, generator)
         return self._train_from(
@@ -298,7 +298,7 @@ class KSIVIApproximator(SteinTrained):
             unit = pilot.conditional_sd(score_fn.double, whitening.map) if residual else points.sd_within()
             sigma = (sigma * unit.to(points.x)).clamp_min(2 * self._floor)
             chains = pilot_of(self.whiten)
-            if pilot.settled and chains is not None and chains.weight > 0:
+            if pilot.converged and chains is not None and chains.weight > 0:
                 penalty = MomentPenalty(moments(whitened.x), chains.weight)
         elif self.linear_skip and self.whiten is not None:  # what z does not reach starts at N(0, 1) too
             sigma = torch.ones(d, device=score_fn.device)

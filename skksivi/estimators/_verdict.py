@@ -57,7 +57,7 @@ def _warn(fit: Fit, score_fn: Score, x: Tensor) -> None:
             f"{n_skipped} of {fit.report['n_iter_']} iterations were skipped, their loss or gradient not being "
             "finite: `score_fn` may be undefined or huge somewhere. Use dtype='float64' or rescale the parameters."
         )
-    elif not fit.sampler.attributes()["whitening_"].settled:
+    elif not fit.sampler.attributes()["whitening_"].converged:
         message = (
             "The chains that explore the target have not converged, so that the fit may be off: raise the "
             "`budget` of whiten=Pilot(...), start near a mode by `init`, or give the parameters a form without "

@@ -39,9 +39,9 @@ def noise_floor(
     Y : array-like of shape (n_rows, d)
         Exact draws of the target.
     n : int
-        Rows in the place of the draws that are judged.
+        Rows of each sample that stands for the draws.
     m : int, default=None
-        Rows in the place of the reference; None means n.
+        Rows of each sample that stands for the reference; None means n.
     n_repeats : int, default=10
         Repetitions, two at least.
     random_state : int, RandomState or None, default=None

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import ArrayLike
 
 from skksivi._arrays import as_tensor
-from skksivi.kernels import IMQ, Kernel, Riesz, Tilted, resolve_kernel
+from skksivi.kernels import IMQ, Kernel, Riesz, resolve_kernel
 from skksivi.metrics._base import check_pair, check_statistic
 from skksivi.stein._discrepancy import mean_between, mean_within
 
@@ -56,7 +56,7 @@ def mmd(X: ArrayLike, Y: ArrayLike, *, kernel: str | Kernel | None = None, stati
     """
     X, Y = check_pair(X, Y, min_samples=2)
     kernel = IMQ() if kernel is None else resolve_kernel(kernel)
-    if isinstance(kernel, Tilted):
+    if kernel.tilted:
         raise ValueError("`kernel` is Tilted, which MMD is not offered with; give the kernel within.")
     return _squared_mmd(X, Y, kernel.frozen(as_tensor(Y, dtype=torch.float64)), statistic)
 
@@ -108,14 +108,14 @@ def _squared_mmd(X: np.ndarray, Y: np.ndarray, kernel: Kernel, statistic: str) -
     """Return MMD^2 under a kernel of fixed bandwidth."""
     check_statistic(statistic)
     x, y = (as_tensor(A, dtype=torch.float64) for A in (X, Y))
-    h2 = kernel._fixed_h2(x)
+    h2 = kernel.fixed_squared_bandwidth(x)
 
     def phi(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         # the terms of one argument alone that a centred kernel has besides would cancel
-        return kernel._profile(kernel._squared_distances(a, b) / h2)
+        return kernel.profile(kernel.squared_distances(a, b) / h2)
 
     def within(a: torch.Tensor) -> torch.Tensor:
-        trace = len(a) * kernel._profile(a.new_zeros(())) if statistic == "v" else None
+        trace = len(a) * kernel.profile(a.new_zeros(())) if statistic == "v" else None
         return mean_within(lambda i, j: phi(a[i], a[j]), len(a), trace)
 
     between = mean_between(lambda i, j: phi(x[i], y[j]), len(x), len(y))

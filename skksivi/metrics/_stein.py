@@ -162,12 +162,12 @@ def _stein_matrix_of(
     """Return the matrix of the Stein kernel between the rows of X, and their number."""
     X = check_array(X, dtype=np.float64, ensure_min_samples=2, input_name="X")
     kernel = IMQ() if kernel is None else resolve_kernel(kernel)
-    if not kernel._euclidean:
+    if kernel.tilted or not kernel.euclidean:
         raise ValueError(
             f"There is no Stein kernel of {kernel!r}, only of kernels of the Euclidean distance without a weight; "
             "use IMQ, Gaussian or Riesz(norm='l2')."
         )
-    if not kernel._smooth and (statistic == "v" or X.shape[1] == 1):
+    if not kernel.smooth and (statistic == "v" or X.shape[1] == 1):
         raise ValueError(
             f"{type(kernel).__name__} has no second derivative at x = y, which statistic={statistic!r} with "
             f"{X.shape[1]} column(s) needs; use IMQ or Gaussian, or statistic='u' with two or more columns."

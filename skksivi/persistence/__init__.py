@@ -11,7 +11,7 @@ The header names each tensor with its type, shape and place, and has three strin
     and ``{"is": "array"}`` stand for the tensor that is named by the way there, as ``family_.mean.A``; with
     ``"transposed": true`` it is stored as its transpose, since products of matrices round by their order in memory.
 ``sha256``
-    Of the whole file, with zeros in the place of these 64 digits. It tells damage, not who wrote the file.
+    Of the whole file, with zeros instead of these 64 digits. It tells damage, not who wrote the file.
 
 A file is taken for hostile. The state is first put together from tensors without memory, so that every shape is
 compared with the others and with the length of the file before the numbers are read; then from the numbers.

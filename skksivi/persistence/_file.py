@@ -31,7 +31,7 @@ MAX_HEADER, MAX_BYTES = 2**20, 2**32
 #: What is saved; all other classes that a file may name come with these.
 APPROXIMATORS = (KSIVIApproximator, HKSIVIApproximator, *(getattr(baselines, name) for name in baselines.__all__))
 
-#: What stands in the place of a checksum while it is computed.
+#: Stands instead of a checksum while that is computed.
 _NO_DIGEST = "0" * 64
 
 
@@ -116,7 +116,7 @@ def load(path: str | os.PathLike[str], *, score_fn: Any = None, max_bytes: int =
 
 
 def _replace(path: Path, data: bytes) -> None:
-    """Write a file in the place of an earlier one, or leave that as it is."""
+    """Replace an earlier file, or leave it as it is."""
     aside = path.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
         with open(aside, "xb") as file:

@@ -11,34 +11,35 @@ from torch import Tensor
 
 from skksivi._arrays import standard_normal
 from skksivi.pilot._affine import Affine, LowRank
-from skksivi.pilot._modes import FAR, LEFT, N_COMPARED, Modes, log_ratio
+from skksivi.pilot._modes import FAR, LEFT, N_COMPARED, ModeMaps, log_ratio
 from skksivi.score._score import ScoreFunction
 
-#: The fewest chains of an ensemble, the most, and the fewest around one mode.
-MIN_CHAINS, MAX_CHAINS, MIN_CHAINS_OF_MODE = 128, 2048, 64
+
+class ChainSettings(NamedTuple):
+    """The settings of `find_pilot`."""
+
+    #: The fewest chains of an ensemble, the most, and the fewest around one mode.
+    min_chains: int = 128
+    max_chains: int = 2048
+    min_chains_of_mode: int = 64
+    #: The most features with which a Gaussian is fitted to the scores before the chains start, a step in O(d^3).
+    max_matched_features: int = 200
+    #: Draws by which Gaussians are compared by line integrals.
+    n_compared: int = 32
+    #: Steps of the chains without and with the Metropolis test.
+    n_langevin: int = 200
+    n_metropolis: int = 150
+    #: The fewest Metropolis steps from one kept state of a chain to the next, and the most numbers that are kept.
+    keep_every: int = 3
+    max_kept: int = 2**25
+    #: The most rounds of Metropolis steps, and the standard error of the means, in sd, below which they end before.
+    max_rounds: int = 4
+    tolerance: float = 0.015
+    #: Points of a pilot below which a mode does not count as one.
+    min_points_of_mode: int = 20
 
 
-#: Steps of the chains, without and with the test of Metropolis.
-N_LANGEVIN, N_METROPOLIS = 200, 150
-
-
-#: Features up to which a Gaussian is fitted to the scores before the chains start; a step costs O(d^3).
-MAX_MATCHED_FEATURES = 200
-
-
-#: Metropolis steps from one state of a chain that is kept to the next, at least; numbers that are kept, at most.
-KEEP_EVERY, MAX_KEPT = 3, 2**25
-
-
-#: The most rounds of Metropolis steps, and the standard error of the means, in sd, at which they end before.
-MAX_ROUNDS, ENOUGH = 4, 0.015
-
-
-#: Draws by which Gaussians are compared by line integrals.
-N_INTEGRATED = 32
-
-#: Points of a pilot below which a mode does not count as one.
-MIN_POINTS_OF_MODE = 20
+CHAINS = ChainSettings()
 
 
 class PilotPoints(NamedTuple):
@@ -52,7 +53,7 @@ class PilotPoints(NamedTuple):
         How many belong to each.
     mean_se : Tensor of shape (d,)
         Standard errors of their mean, from the spread over independent chains.
-    settled : bool
+    converged : bool
         Whether the earlier and the later half of the points agree.
     dense : bool
         Whether there is mass between the points of a mode.
@@ -61,7 +62,7 @@ class PilotPoints(NamedTuple):
     x: Tensor
     n_of_mode: list[int]
     mean_se: Tensor
-    settled: bool
+    converged: bool
     dense: bool = True
 
     def thinned(self, n: int) -> PilotPoints:
@@ -177,17 +178,25 @@ def batch_and_match(score_fn: ScoreFunction, start: Affine, generator: torch.Gen
 
 
 def lower_bound(score_fn: ScoreFunction, q: Affine, origin: Tensor, generator: torch.Generator) -> float:
-    r"""Return the evidence lower bound of q = N(m, L L^T) up to a constant, with a median in the place of the mean.
+    r"""Return the evidence lower bound of q = N(m, L L^T) up to a constant, with a median instead of the mean.
 
     .. math:: E_q \log \frac{p(x)}{p(x_0)} + \log \det L
     """
-    x = q.unwhiten(standard_normal(N_INTEGRATED, q.m, generator))
+    x = q.unwhiten(standard_normal(CHAINS.n_compared, q.m, generator))
     return (
         log_ratio(score_fn, origin, x).nan_to_num(-math.inf, -math.inf, -math.inf).median() + q.log_determinant()
     ).item()
 
 
 # Chains
+
+
+def clipped_drift(s: Tensor) -> Tensor:
+    r"""Return scores (n, d) of standardised coordinates, those longer than :math:`5 \sqrt d` cut to that length.
+
+    It is five times the length of a score of N(0, I): a chain that starts far out does not overshoot.
+    """
+    return s * (5 * math.sqrt(s.shape[1]) / torch.linalg.vector_norm(s, dim=1, keepdim=True)).clamp_max(1)
 
 
 class Ensemble(NamedTuple):
@@ -212,12 +221,12 @@ def langevin(score_fn: ScoreFunction, chains: Ensemble, generator: torch.Generat
     """
     x, L = chains
     xi = standard_normal(len(x), x, generator)
-    for t in range(1, N_LANGEVIN + 1):
-        drift = _shortened(score_fn(x).detach() @ L)
+    for t in range(1, CHAINS.n_langevin + 1):
+        drift = clipped_drift(score_fn(x).detach() @ L)
         xi_next = standard_normal(len(x), x, generator)
         x = revive(x + (step * drift + math.sqrt(step / 2) * (xi + xi_next)) @ L.mT, generator)
         xi = xi_next
-        if t in (N_LANGEVIN // 3, 2 * N_LANGEVIN // 3):
+        if t in (CHAINS.n_langevin // 3, 2 * CHAINS.n_langevin // 3):
             L = _adapted(L, x)
     return Ensemble(x, L)
 
@@ -234,7 +243,7 @@ def metropolis(
     Returns
     -------
     kept : Tensor of shape (n_kept, n, d)
-        The chains at each third step, when the step had settled.
+        The chains at every third step, once the step size is adapted.
     chains : Ensemble
         As they are at the end.
 
@@ -246,31 +255,26 @@ def metropolis(
     x, L = chains
     n, d = x.shape
     common, kept = 1.3 * d ** (-1 / 3), []
-    every = max(KEEP_EVERY, N_METROPOLIS * x.numel() // MAX_KEPT)
+    every = max(CHAINS.keep_every, CHAINS.n_metropolis * x.numel() // CHAINS.max_kept)
     x = revive(x.where(score_fn(x).isfinite().all(1)[:, None], torch.nan), generator)
     s = score_fn(x).detach() @ L
-    for t in range(1, N_METROPOLIS + 1):
+    for t in range(1, CHAINS.n_metropolis + 1):
         h = common * 0.25 ** torch.rand(n, 1, generator=generator, dtype=x.dtype, device=x.device)
-        drift = h * _shortened(s)
+        drift = h * clipped_drift(s)
         v = drift + (2 * h).sqrt() * standard_normal(n, x, generator)
         y = x + v @ L.mT
         s_1, s_2, s_y = (score_fn(torch.cat([*lobatto_nodes(x, y), y])).detach() @ L).chunk(3)
         log_p_ratio = lobatto(s, s_1, s_2, s_y, v)
-        back = v + h * _shortened(s_y)
+        back = v + h * clipped_drift(s_y)
         log_q_ratio = ((v - drift).square() - back.square()).sum(1) / (4 * h[:, 0])
         log_ratio = (log_p_ratio + log_q_ratio).nan_to_num(-math.inf, -math.inf, -math.inf)
         accept = torch.rand(n, generator=generator, dtype=x.dtype, device=x.device).log() < log_ratio
         x, s = torch.where(accept[:, None], y, x), torch.where(accept[:, None], s_y, s)
-        if t <= N_METROPOLIS // 3:
+        if t <= CHAINS.n_metropolis // 3:
             common *= math.exp(0.3 * (log_ratio.clamp_max(0).exp().mean().item() - acceptance))
         elif t % every == 0:
             kept.append(x)
     return torch.stack(kept), Ensemble(x, _adapted(L, x))
-
-
-def _shortened(s: Tensor) -> Tensor:
-    """Return the rows of s, none longer than 5 sqrt(d)."""
-    return s * (5 * math.sqrt(s.shape[1]) / torch.linalg.vector_norm(s, dim=1, keepdim=True)).clamp_max(1)
 
 
 def revive(x: Tensor, generator: torch.Generator) -> Tensor:
@@ -295,38 +299,38 @@ def _adapted(L: Tensor, x: Tensor) -> Tensor:
     return L if failed else L @ factor
 
 
-def find_pilot(score_fn: ScoreFunction, modes: Modes, generator: torch.Generator, budget: int) -> PilotPoints:
-    """Let chains settle around each mode, and pool them by the weights of the modes.
+def find_pilot(score_fn: ScoreFunction, modes: ModeMaps, generator: torch.Generator, budget: int) -> PilotPoints:
+    """Run chains around each mode, and pool them by the weights of the modes.
 
     Parameters
     ----------
     score_fn : callable
-    modes : Modes
+    modes : ModeMaps
     generator : torch.Generator
     budget : int
-        Points at which the score may be evaluated, which sets the number of chains; chains that do not settle, or
+        Points at which the score may be evaluated, which sets the number of chains; chains that do not converge, or
         mix slowly, take up to three times as many.
     """
-    n_chains = min(max(budget // (N_LANGEVIN + 3 * N_METROPOLIS), MIN_CHAINS), MAX_CHAINS)
+    n_chains = min(max(budget // (CHAINS.n_langevin + 3 * CHAINS.n_metropolis), CHAINS.min_chains), CHAINS.max_chains)
     weights = modes.weights.tolist()
-    fewest = min(MIN_CHAINS_OF_MODE, max(16, 2 * n_chains // len(weights)))
+    fewest = min(CHAINS.min_chains_of_mode, max(16, 2 * n_chains // len(weights)))
     ensembles = [
         langevin(score_fn, _start(score_fn, mode, max(fewest, round(n_chains * w)), generator), generator)
         for mode, w in zip(modes.maps, weights, strict=True)
     ]
     kept: list[Tensor] = []
-    for _ in range(MAX_ROUNDS):
+    for _ in range(CHAINS.max_rounds):
         rounds = [metropolis(score_fn, e, generator) for e in ensembles]
         latest, ensembles = [r[0] for r in rounds], [r[1] for r in rounds]
-        settled = is_settled(latest, modes.weights)
-        kept = [torch.cat(pair) for pair in zip(kept, latest, strict=True)] if kept and settled else latest
+        converged = has_converged(latest, modes.weights)
+        kept = [torch.cat(pair) for pair in zip(kept, latest, strict=True)] if kept and converged else latest
         mean_se, sd = standard_error(kept, modes.weights), _moments(kept, modes.weights)[1]
-        if settled and (mean_se / sd).max() < ENOUGH:
+        if converged and (mean_se / sd).max() < CHAINS.tolerance:
             break
     points = [k.flatten(0, 1) for k in kept]
     share = min(len(p) / w for p, w in zip(points, weights, strict=True))
     x = torch.cat([_some(p, int(share * w), generator) for p, w in zip(points, weights, strict=True)])
-    return PilotPoints(*_by_mode(x, modes.maps), mean_se, settled)
+    return PilotPoints(*_by_mode(x, modes.maps), mean_se, converged)
 
 
 def _by_mode(x: Tensor, maps: Sequence[Affine]) -> tuple[Tensor, list[int]]:
@@ -337,8 +341,8 @@ def _by_mode(x: Tensor, maps: Sequence[Affine]) -> tuple[Tensor, list[int]]:
     distances = [a.whiten(x).square().sum(1) + 2 * a.log_determinant() for a in maps]
     nearest = torch.stack(distances).argmin(0)
     counts = nearest.bincount(minlength=len(maps))
-    if len(maps) > 1 and counts.min() < MIN_POINTS_OF_MODE:
-        return _by_mode(x, [a for a, n in zip(maps, counts.tolist(), strict=True) if n >= MIN_POINTS_OF_MODE])
+    if len(maps) > 1 and counts.min() < CHAINS.min_points_of_mode:
+        return _by_mode(x, [a for a, n in zip(maps, counts.tolist(), strict=True) if n >= CHAINS.min_points_of_mode])
     return x[nearest.argsort()], counts.tolist()
 
 
@@ -350,7 +354,7 @@ def _some(points: Tensor, n: int, generator: torch.Generator) -> Tensor:
 def _start(score_fn: ScoreFunction, mode: Affine, n: int, generator: torch.Generator) -> Ensemble:
     """Return n chains drawn from the better Gaussian of the one at the mode and the one fitted from there."""
     candidates = [mode]
-    if len(mode.m) <= MAX_MATCHED_FEATURES:
+    if len(mode.m) <= CHAINS.max_matched_features:
         candidates.append(batch_and_match(score_fn, mode, generator))
     bounds = [lower_bound(score_fn, q, mode.m, generator) for q in candidates]
     for _ in range(100):  # too wide for finite scores
@@ -375,7 +379,7 @@ def standard_error(kept: Sequence[Tensor], weights: Tensor) -> Tensor:
     return torch.stack(variances).sum(0).sqrt()
 
 
-def is_settled(kept: Sequence[Tensor], weights: Tensor) -> bool:
+def has_converged(kept: Sequence[Tensor], weights: Tensor) -> bool:
     """Tell whether the halves of the kept chains agree in mean and scale, within the noise of that many chains."""
     (early, early_sd), (late, late_sd) = (
         _moments(half, weights) for half in zip(*(k.chunk(2) for k in kept), strict=True)

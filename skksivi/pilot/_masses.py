@@ -20,20 +20,24 @@ from skksivi.pilot._chains import PilotPoints, covariance_root
 from skksivi.pilot._modes import log_ratio
 from skksivi.score._score import DifferentiableScore
 
-#: Points at which a mass is estimated by importance sampling, points of the mode for the bridge, at most.
-N_IMPORTANCE, N_BRIDGE = 2000, 500
 
-#: Both, for a pilot.
-N_QUICK = 400
+class MassSettings(NamedTuple):
+    """The settings of `mass`."""
 
-#: Degrees of freedom of the wider half of a proposal.
-DF = 5.0
+    #: Points of the proposal, the most points of the mode for the bridge, and both for a pilot.
+    n_importance: int = 2000
+    n_bridge: int = 500
+    n_quick: int = 400
+    #: Degrees of freedom of the wider half of the proposal.
+    df: float = 5.0
+    #: Directions in which a density is compared with its score.
+    n_ends: int = 8
+    #: The least effective share of the points and the largest difference of two estimates that are trusted.
+    min_share: float = 0.2
+    max_gap: float = 0.1
 
-#: Directions in which a density is compared with its score.
-N_ENDS = 8
 
-#: An estimate is trusted with this share of effective points at least, and this far from the other at most.
-MIN_SHARE, MAX_GAP = 0.2, 0.1
+MASSES = MassSettings()
 
 
 @saved("Cells", {"maps": (is_instance(list), ""), "log_weights": (DOUBLES, "k")})
@@ -109,7 +113,7 @@ class Mass(NamedTuple):
     @property
     def trusted(self) -> bool:
         """Whether two estimates agree and rest on enough points."""
-        return self.share >= MIN_SHARE and abs(self.gap) <= MAX_GAP
+        return self.share >= MASSES.min_share and abs(self.gap) <= MASSES.max_gap
 
 
 def log_densities(score_fn: DifferentiableScore, cells: Cells) -> Callable[[Tensor, int], Tensor]:
@@ -128,10 +132,10 @@ def _agrees(log_prob: Callable[[Tensor], Tensor], score_fn: DifferentiableScore,
     One that was inherited by a target with another score does not, and is warned of.
     """
     for a in cells.maps:
-        ends = a.unwhiten(torch.eye(len(a.m), dtype=a.m.dtype, device=a.m.device)[:N_ENDS])
+        ends = a.unwhiten(torch.eye(len(a.m), dtype=a.m.dtype, device=a.m.device)[: MASSES.n_ends])
         differences = log_prob(ends) - log_prob(a.m[None])
         integrals = log_ratio(score_fn, a.m, ends)
-        if (differences - integrals).abs().nan_to_num(0).median() > MAX_GAP:
+        if (differences - integrals).abs().nan_to_num(0).median() > MASSES.max_gap:
             warn_caller(
                 "`log_prob` of the target contradicts its `score_fn`, which is not its gradient; integrals of the "
                 "score are used instead. Correct one of them, or set log_prob = None in a target with another score."
@@ -146,7 +150,7 @@ def mass(
     k: int,
     points: Tensor,
     generator: torch.Generator,
-    n: int = N_IMPORTANCE,
+    n: int = MASSES.n_importance,
 ) -> Mass:
     r"""Estimate the mass of a cell.
 
@@ -176,7 +180,7 @@ def mass(
     se = (w.std() / w.mean() / math.sqrt(len(w))).item()
     gap = math.nan
     if len(points):
-        y = points[:N_BRIDGE]
+        y = points[: MASSES.n_bridge]
         log_v = log_p(y, k) - _log_proposal(a, y)
         gap = log_mass - _bridge(log_w, log_v[log_v.isfinite()])
     return Mass(log_mass, se, share, gap)
@@ -203,8 +207,8 @@ def _propose(a: Affine, n: int, generator: torch.Generator) -> Tensor:
     """Draw from half a Gaussian, half a Student t."""
     d = len(a.m)
     u = torch.randn(n, d, generator=generator, dtype=a.m.dtype, device=a.m.device)
-    chi = torch.randn(n // 2, int(DF), generator=generator, dtype=a.m.dtype, device=a.m.device).square().sum(1)
-    u[: n // 2] *= (DF / chi).sqrt()[:, None]
+    chi = torch.randn(n // 2, int(MASSES.df), generator=generator, dtype=a.m.dtype, device=a.m.device).square().sum(1)
+    u[: n // 2] *= (MASSES.df / chi).sqrt()[:, None]
     return a.unwhiten(u)
 
 
@@ -212,8 +216,8 @@ def _log_proposal(a: Affine, x: Tensor) -> Tensor:
     """Return log g at points (n, d)."""
     d, squares = x.shape[1], a.whiten(x).square().sum(1)
     gaussian = -squares / 2 - d / 2 * math.log(2 * math.pi)
-    constant = math.lgamma((DF + d) / 2) - math.lgamma(DF / 2) - d / 2 * math.log(DF * math.pi)
-    student = constant - (DF + d) / 2 * torch.log1p(squares / DF)
+    constant = math.lgamma((MASSES.df + d) / 2) - math.lgamma(MASSES.df / 2) - d / 2 * math.log(MASSES.df * math.pi)
+    student = constant - (MASSES.df + d) / 2 * torch.log1p(squares / MASSES.df)
     return torch.logaddexp(gaussian, student) - math.log(2) - a.log_determinant()
 
 
@@ -226,7 +230,7 @@ def weighed(score_fn: DifferentiableScore, pilot: PilotPoints, generator: torch.
     cells = Cells(maps, shares.log())
     log_p = log_densities(score_fn, cells)
     masses = [
-        mass(log_p, cells, k, part[1::2][cells.assign(part[1::2]) == k][:N_QUICK], generator, N_QUICK)
+        mass(log_p, cells, k, part[1::2][cells.assign(part[1::2]) == k][: MASSES.n_quick], generator, MASSES.n_quick)
         for k, part in enumerate(shuffled)
     ]
     weights, errors = (a.to(shares) for a in normalised(masses))

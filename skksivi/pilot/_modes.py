@@ -14,13 +14,31 @@ from skksivi._arrays import standard_normal
 from skksivi.pilot._affine import Affine, LowRank
 from skksivi.score._score import DifferentiableScore, ScoreFunction
 
-#: Largest share of the decrement of a start at which a climb has arrived, for each feature.
-TOLERANCE = 1e-4
 
+class ModeSettings(NamedTuple):
+    """The settings of mode searches, and of the line integrals by which modes are weighed."""
+
+    #: A search has converged where the Newton decrement s^T p per feature is below this number.
+    tolerance: float = 1e-4
+    #: The most steps of a search from one of many starts.
+    max_steps: int = 60
+    #: Random signs by which a diagonal is estimated.
+    n_probes: int = 128
+    #: Share of the target below which a mode is left out.
+    min_weight: float = 1e-3
+    #: Where a panel is split, how often at most, and the most panels that a line may have open at once.
+    split: float = 0.414
+    max_splits: int = 40
+    max_panels: int = 200
+
+
+MODES = ModeSettings()
+
+#: Draws by which Gaussians are compared by their scores.
+N_COMPARED = 256
 
 #: Beyond this a number is taken for infinite.
 FAR = 1e75
-
 
 #: Why there are no modes.
 LEFT = (
@@ -28,10 +46,6 @@ LEFT = (
     "log p, not of -log p) or belong to no proper density. Else set `init` to a point near a mode or, where there is "
     "such a parameter, `whiten` to a pair (mean, Cholesky factor) or to None."
 )
-
-
-#: Random signs by which a diagonal is estimated.
-N_PROBES = 128
 
 
 def jacobians(score_fn: DifferentiableScore, x: Tensor) -> Tensor:
@@ -43,24 +57,24 @@ def jacobians(score_fn: DifferentiableScore, x: Tensor) -> Tensor:
 
 
 def saddle_free_newton(score_fn: DifferentiableScore, x: Tensor, max_iter: int = 200) -> tuple[Affine, bool]:
-    """Climb from one point x (d,); return the mode with a root of the inverse curvature, and whether it was reached.
+    """Search for a mode from x (d,); return it with a root of the inverse curvature, and whether it converged.
 
     Raises
     ------
     ValueError
-        The climb left the region where the score is finite.
+        The search left the region where the score is finite.
     """
-    maps, arrived = climb(score_fn, x[None], max_iter)
+    maps, converged = search_modes(score_fn, x[None], max_iter)
     if not maps or maps[0].m.abs().max() > FAR:
         raise ValueError(LEFT)
-    return maps[0], bool(arrived[0])
+    return maps[0], bool(converged[0])
 
 
-def climb(score_fn: DifferentiableScore, x: Tensor, max_iter: int = 200) -> tuple[list[Affine], Tensor]:
-    r"""Climb to modes from several points at once, from scores alone.
+def search_modes(score_fn: DifferentiableScore, x: Tensor, max_iter: int = 200) -> tuple[list[Affine], Tensor]:
+    r"""Search for modes from several points at once, from scores alone.
 
     With :math:`-\nabla s = V \mathrm{diag}(\lambda) V^\top`, a step is :math:`p = V |\lambda|^{-1} V^\top s`
-    (Dauphin et al. 2014), shortened by a search on the slope :math:`s(x + t p)^\top p`.
+    (Dauphin et al. 2014), scaled by a line search on the slope :math:`s(x + t p)^\top p`.
 
     Parameters
     ----------
@@ -73,10 +87,10 @@ def climb(score_fn: DifferentiableScore, x: Tensor, max_iter: int = 200) -> tupl
     Returns
     -------
     maps : list of Affine
-        For each climb that stayed where the score is finite, the mode m, or where the climb ended, and L with
+        For each search that stayed where the score is finite, the mode m, or where it ended, and L with
         :math:`L L^\top = V |\lambda|^{-1} V^\top` there.
-    arrived : Tensor of shape (k',), bool
-        Which of them have reached a mode.
+    converged : Tensor of shape (k',), bool
+        Which of them have converged.
 
     References
     ----------
@@ -85,29 +99,29 @@ def climb(score_fn: DifferentiableScore, x: Tensor, max_iter: int = 200) -> tupl
     """
     d = x.shape[1]
     x = x.clone()
-    climbing = torch.arange(len(x), device=x.device)
-    arrived = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+    searching = torch.arange(len(x), device=x.device)
+    converged = torch.zeros(len(x), dtype=torch.bool, device=x.device)
     for _ in range(max_iter):
-        here = x[climbing]
+        here = x[searching]
         s = score_fn(here).detach()
         lam, V = _curvatures(score_fn, here)
         p = ((s[:, None] @ V) / lam.abs()[:, None] @ V.mT)[:, 0]
         decrement = (s * p).sum(1)
-        level = decrement < TOLERANCE * d
+        level = decrement < MODES.tolerance * d
         convex = lam[:, 0] < 0
         step = _steps(score_fn, here, p, decrement)
         out = V[:, :, 0] * lam[:, :1].abs().rsqrt()  # from a saddle, along its steepest direction
-        x[climbing] = here + torch.where(level[:, None], out * convex[:, None], step[:, None] * p)
-        arrived[climbing] = level & ~convex
-        goes_on = torch.where(level, convex, step != 0) & x[climbing].isfinite().all(1)
-        climbing = climbing[goes_on]
-        if not len(climbing):
+        x[searching] = here + torch.where(level[:, None], out * convex[:, None], step[:, None] * p)
+        converged[searching] = level & ~convex
+        goes_on = torch.where(level, convex, step != 0) & x[searching].isfinite().all(1)
+        searching = searching[goes_on]
+        if not len(searching):
             break
     lam, V = _curvatures(score_fn, x)
     finite = x.isfinite().all(1) & lam.isfinite().all(1)
     R = torch.linalg.qr((V[finite] * lam[finite].abs().rsqrt()[:, None]).mT).R
     L = (R * R.diagonal(dim1=1, dim2=2).sign()[:, :, None]).mT
-    return [Affine(*pair) for pair in zip(x[finite], L, strict=True)], arrived[finite]
+    return [Affine(*pair) for pair in zip(x[finite], L, strict=True)], converged[finite]
 
 
 def _curvatures(score_fn: DifferentiableScore, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -158,7 +172,7 @@ def _steps(score_fn: ScoreFunction, x: Tensor, p: Tensor, decrement: Tensor) -> 
 
 
 def newton_cg(score_fn: DifferentiableScore, x: Tensor, generator: torch.Generator, max_iter: int = 100) -> LowRank:
-    r"""Climb to a mode of many dimensions by products with the Jacobian; return it with the curvature there.
+    r"""Search for a mode of many dimensions by products with the Jacobian; return it with the curvature there.
 
     The Newton step comes from conjugate gradients that stop at negative curvature (Steihaug 1983). The map scales
     each coordinate by the diagonal of :math:`-\nabla s`, estimated by random signs (Hutchinson 1989), then the
@@ -177,7 +191,7 @@ def newton_cg(score_fn: DifferentiableScore, x: Tensor, generator: torch.Generat
     Raises
     ------
     ValueError
-        The climb has not come to a mode.
+        The search has not converged.
     """
     for _ in range(max_iter):
         s = score_fn(x[None])[0].detach()
@@ -186,7 +200,7 @@ def newton_cg(score_fn: DifferentiableScore, x: Tensor, generator: torch.Generat
         decrement = s @ p
         if not (decrement.isfinite() and x.abs().max() < FAR):
             break
-        step = _steps(score_fn, x[None], p[None], decrement[None])[0] if decrement > TOLERANCE * len(x) else 0
+        step = _steps(score_fn, x[None], p[None], decrement[None])[0] if decrement > MODES.tolerance * len(x) else 0
         if step != 0:
             x = x + step * p
             continue
@@ -218,7 +232,7 @@ def _diagonal_scale(score_fn: DifferentiableScore, x: Tensor, generator: torch.G
     """
     D = torch.ones_like(x)
     for _ in range(3):
-        signs = torch.randint(2, (N_PROBES, len(x)), generator=generator, device=x.device).to(x) * 2 - 1
+        signs = torch.randint(2, (MODES.n_probes, len(x)), generator=generator, device=x.device).to(x) * 2 - 1
         product = D * _curvature_times(score_fn, x, D * signs)
         diagonal, row = (signs * product).mean(0).abs(), product.square().mean(0).sqrt()
         D = D * torch.maximum(diagonal, 0.1 * row).clamp_min(torch.finfo(x.dtype).tiny ** 0.5).rsqrt()
@@ -265,23 +279,7 @@ def _lanczos(times: ScoreFunction, start: Tensor, n_iter: int = 300) -> tuple[Te
     return lam[converged], torch.stack(basis[:n], 1) @ W[:, converged]
 
 
-#: Steps of a climb to a mode.
-MAX_CLIMB = 60
-
-
-#: Draws by which Gaussians are compared by their scores.
-N_COMPARED = 256
-
-
-#: Where a panel of a line integral is split, how often at most, and how many panels a line may have open at once.
-SPLIT, MAX_SPLITS, MAX_PANELS = 0.414, 40, 200
-
-
-#: Share of the target below which a mode is left out.
-MIN_WEIGHT = 1e-3
-
-
-class Modes(NamedTuple):
+class ModeMaps(NamedTuple):
     """Maps x = m + L u to the modes of a target, best first, and their shares of it."""
 
     maps: list[Affine]
@@ -311,8 +309,8 @@ def around(mode: Affine, n: int, generator: torch.Generator) -> Tensor:
 
 def find_modes(
     score_fn: DifferentiableScore, starts: Tensor, generator: torch.Generator, known: Sequence[Affine] = ()
-) -> Modes:
-    r"""Climb from each start, and weigh the modes found by Laplace's approximation.
+) -> ModeMaps:
+    r"""Search for a mode from each start, and weigh those found by Laplace's approximation.
 
     A mode's share is proportional to :math:`p(m) \det L`, the heights compared by integrals of the score. Two
     modes within d squared standard deviations of each other count as one. Where an integral cannot be trusted, the
@@ -321,10 +319,10 @@ def find_modes(
     Raises
     ------
     ValueError
-        All climbs left the region where the score is finite.
+        All searches left the region where the score is finite.
     """
-    found, arrived = climb(score_fn, starts, MAX_CLIMB)
-    maps = [*known, *(a for a, at_a_mode in zip(found, arrived.tolist(), strict=True) if at_a_mode)]
+    found, converged = search_modes(score_fn, starts, MODES.max_steps)
+    maps = [*known, *(a for a, at_a_mode in zip(found, converged.tolist(), strict=True) if at_a_mode)]
     maps = maps or [a for a in found if a.m.abs().max() < FAR]
     if not maps:
         raise ValueError(LEFT)
@@ -341,8 +339,8 @@ def find_modes(
             kept.append(a)
             evidence.append(height + a.log_determinant())
     weights = torch.stack(evidence).softmax(0)
-    order = [k for k in weights.argsort(descending=True).tolist() if weights[k] >= MIN_WEIGHT]
-    return Modes([kept[k] for k in order], weights[order] / weights[order].sum())
+    order = [k for k in weights.argsort(descending=True).tolist() if weights[k] >= MODES.min_weight]
+    return ModeMaps([kept[k] for k in order], weights[order] / weights[order].sum())
 
 
 def _same(a: Affine, b: Affine) -> bool:
@@ -373,7 +371,7 @@ def log_ratio(score_fn: ScoreFunction, a: Tensor, b: Tensor) -> Tensor:
     Returns
     -------
     ratio : Tensor of shape (...)
-        NaN where the score is not finite on the way, the panels do not settle, or a deep valley leaves nothing but
+        NaN where the score is not finite on the way, the panels do not converge, or a deep valley leaves nothing but
         rounding errors.
     """
     gaps = (b - a).reshape(-1, b.shape[-1])
@@ -385,14 +383,15 @@ def log_ratio(score_fn: ScoreFunction, a: Tensor, b: Tensor) -> Tensor:
         slopes = (score_fn(points.flatten(0, 1)).detach().view(points.shape) * gaps[row, None]).sum(-1)
         return slopes @ weights * width / 2
 
+    split = MODES.split
     total, size = a.new_zeros(2, len(gaps)).unbind()
     row = torch.arange(len(gaps), device=a.device).repeat(2)
-    low = a.new_tensor([0.0, SPLIT]).repeat_interleave(len(gaps))
-    width = a.new_tensor([SPLIT, 1 - SPLIT]).repeat_interleave(len(gaps))
+    low = a.new_tensor([0.0, split]).repeat_interleave(len(gaps))
+    width = a.new_tensor([split, 1 - split]).repeat_interleave(len(gaps))
     value = integrals(row, low, width)
-    for _ in range(MAX_SPLITS):
-        row, low = row.repeat(2), torch.cat([low, low + SPLIT * width])
-        width = torch.cat([SPLIT * width, (1 - SPLIT) * width])
+    for _ in range(MODES.max_splits):
+        row, low = row.repeat(2), torch.cat([low, low + split * width])
+        width = torch.cat([split * width, (1 - split) * width])
         parts = integrals(row, low, width)
         first, second = parts.chunk(2)
         open_ = ~((value - first - second).abs() < 1e-3 + 1e-8 * (first.abs() + second.abs()))
@@ -400,7 +399,7 @@ def log_ratio(score_fn: ScoreFunction, a: Tensor, b: Tensor) -> Tensor:
         total.index_add_(0, closed, (first + second)[~open_])
         size.index_add_(0, closed, (first.abs() + second.abs())[~open_])
         row, low, width, value = (v[open_.repeat(2)] for v in (row, low, width, parts))
-        if not len(row) or len(row) > MAX_PANELS * len(gaps):
+        if not len(row) or len(row) > MODES.max_panels * len(gaps):
             break
     total[row] = torch.nan
     total[(size > 1e8) & (total.abs() < size / 2)] = torch.nan  # what is left of a valley that deep is rounding

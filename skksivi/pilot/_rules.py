@@ -16,7 +16,7 @@ from skksivi.parameters import Pilot, pilot_of
 from skksivi.pilot._affine import Affine, Identity, LowRank
 from skksivi.pilot._chains import PilotPoints, batch_and_match, covariance_root, find_pilot
 from skksivi.pilot._masses import weighed
-from skksivi.pilot._modes import Modes, around, find_modes, newton_cg, saddle_free_newton, scattered
+from skksivi.pilot._modes import ModeMaps, around, find_modes, newton_cg, saddle_free_newton, scattered
 from skksivi.pilot._underdamped import surrounding, underdamped_pilot
 from skksivi.score._score import DifferentiableScore, Halves, Score
 
@@ -43,7 +43,7 @@ MAX_POINTS = 2**22
         "modes": (ARRAY, "kd"),
         "weights": (ARRAY, "k"),
         "n_score_calls": (COUNT, ""),
-        "settled": (is_instance(bool), ""),
+        "converged": (is_instance(bool), ""),
         "mean": (or_none(ARRAY), "d"),
         "mean_se": (or_none(CURVE), "d"),
         "sd": (or_none(ARRAY), "d"),
@@ -63,7 +63,7 @@ class Whitening:
         Their shares of the target by Laplace's approximation, heights compared by line integrals of the score.
     n_score_calls : int
         Points at which the score was evaluated.
-    settled : bool
+    converged : bool
         Whether the chains of the pilot agreed with themselves when they ended.
     mean, mean_se, sd : ndarray of shape (d,) or None
         Moments of the pilot, and standard errors of its mean; with whiten="auto" and "diagonal".
@@ -73,7 +73,7 @@ class Whitening:
     modes: np.ndarray
     weights: np.ndarray
     n_score_calls: int = 0
-    settled: bool = True
+    converged: bool = True
     mean: np.ndarray | None = None
     mean_se: np.ndarray | None = None
     sd: np.ndarray | None = None
@@ -116,12 +116,12 @@ def find_whitening(
     score_fn : Score
     generator : torch.Generator
     init : array-like of shape (d,) or (k, d), default=None
-        Where the climbs to the modes start; None means the origin and, with "auto", points around it.
+        Where the mode searches start; None means the origin and, with "auto", points around it.
 
     Raises
     ------
     ValueError
-        The given (m, L) or `init` does not fit the target, or the score is not finite where the climbs start.
+        The given (m, L) or `init` does not fit the target, or the score is not finite where the mode searches start.
     """
     d = score_fn.n_features
     starts = starting_points(init, score_fn)
@@ -138,7 +138,7 @@ def find_whitening(
         n_calls = score_fn.tally.total - before
         return Whitening(many, many.m.cpu().numpy()[None], np.ones(1), n_calls), None
     if chains is None:
-        found = Modes([laplace(double, starts[0])[0]], starts.new_ones(1))
+        found = ModeMaps([laplace(double, starts[0])[0]], starts.new_ones(1))
         map_ = found.maps[0] if whiten == "laplace" else batch_and_match(double, found.maps[0], generator)
         return Whitening(map_, *_report(found, d), score_fn.tally.total - before), None
     found = _search(double, starts, generator, alone=init is not None)
@@ -151,7 +151,7 @@ def find_whitening(
         Affine(x.mean(0), covariance_root(x)),
         *_report(found, d),
         score_fn.tally.total - before,
-        pilot.settled,
+        pilot.converged,
         *(a.cpu().numpy() for a in (x.mean(0), pilot.mean_se, x.std(0))),
     )
     return whitening, pilot
@@ -164,11 +164,11 @@ def _diagonal(
     before, found = score_fn.tally.total, None
     if len(starts) == 1:
         mode: Any = newton_cg(score_fn.double, starts[0], generator)
-        found, starts = Modes([mode], starts.new_ones(1)), surrounding(mode, generator)
+        found, starts = ModeMaps([mode], starts.new_ones(1)), surrounding(mode, generator)
     map_, pilot = underdamped_pilot(score_fn, starts, generator, budget - (score_fn.tally.total - before))
     moments = (a.cpu().numpy() for a in (map_.m, pilot.mean_se, map_.D))
     n_calls = score_fn.tally.total - before
-    return Whitening(map_, *_report(found, score_fn.n_features), n_calls, pilot.settled, *moments), pilot
+    return Whitening(map_, *_report(found, score_fn.n_features), n_calls, pilot.converged, *moments), pilot
 
 
 def pulled_back(score_fn: Score, whitening: Whitening, generator: torch.Generator) -> DifferentiableScore:
@@ -191,12 +191,12 @@ def _needs_double(score_fn: Score, whitening: Whitening) -> bool:
 
 
 def laplace(score_fn: DifferentiableScore, start: Tensor, max_iter: int = 200) -> tuple[Affine, bool]:
-    """Return the map to the mode above `start` (d,) by the curvature there, and whether the climb has arrived.
+    """Return the map to the mode above `start` (d,) by the curvature there, and whether the search converged.
 
     Raises
     ------
     ValueError
-        The score is not finite at `start`, or the climb leads out of the finite numbers.
+        The score is not finite at `start`, or the search leads out of the finite numbers.
     """
     if not score_fn(start[None]).isfinite().all():
         raise ValueError(
@@ -217,8 +217,8 @@ def judging_map(score_fn: Score) -> Affine:
         return find_modes(score_fn, scattered(origin, MAX_STARTS, generator), generator).maps[0]
 
 
-def _search(score_fn: Score, starts: Tensor, generator: torch.Generator, *, alone: bool) -> Modes:
-    """Climb from the starts, and unless they are to be alone from points around them and around what was found."""
+def _search(score_fn: Score, starts: Tensor, generator: torch.Generator, *, alone: bool) -> ModeMaps:
+    """Search for modes from the starts and, unless they are to be alone, from points around them and the best one."""
     if alone:
         return find_modes(score_fn, starts, generator)
     n = min(MAX_STARTS, 1600 // starts.shape[1])
@@ -226,7 +226,7 @@ def _search(score_fn: Score, starts: Tensor, generator: torch.Generator, *, alon
     return find_modes(score_fn, around(found.maps[0], n, generator), generator, found.maps)
 
 
-def _report(found: Modes | None, d: int) -> tuple[np.ndarray, np.ndarray]:
+def _report(found: ModeMaps | None, d: int) -> tuple[np.ndarray, np.ndarray]:
     """Return modes (k, d) and their weights (k,)."""
     if found is None:
         return np.empty((0, d)), np.empty(0)
@@ -241,7 +241,7 @@ def points_near_target(whiten: Any, init: Any) -> Any:
 
 
 def starting_points(init: Any, score_fn: Score) -> Tensor:
-    """Return the points (k, d) where climbs start."""
+    """Return the points (k, d) where mode searches start."""
     d = score_fn.n_features
     if init is None:
         return torch.zeros(1, d, dtype=torch.float64, device=score_fn.device)

@@ -1,32 +1,40 @@
-r"""Underdamped Langevin chains for targets of many parameters: nothing costs more than O(d) a step."""
+r"""Underdamped Langevin chains for targets of many parameters: nothing costs more than O(d) per step."""
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from skksivi._arrays import standard_normal
 from skksivi.pilot._affine import LowRank
-from skksivi.pilot._chains import PilotPoints, is_settled, revive, standard_error
+from skksivi.pilot._chains import PilotPoints, has_converged, revive, standard_error
 from skksivi.pilot._modes import LEFT
 from skksivi.score._score import Score
 
-#: Chains where one start is given.
-N_CHAINS = 20
 
-#: Steps of a chain, at the least and the most, and the states of each that are kept.
-MIN_STEPS, MAX_STEPS, N_KEPT = 200, 20_000, 50
+class UnderdampedSettings(NamedTuple):
+    """The settings of `underdamped_pilot`."""
 
-#: A step in units of the shortest period of a chain, and what is left of a momentum after it.
-STEP, MEMORY = 0.7, 0.98
+    #: Chains where one start is given.
+    n_chains: int = 20
+    #: The fewest steps of a chain and the most, and the states of each that are kept.
+    min_steps: int = 200
+    max_steps: int = 20_000
+    n_kept: int = 50
+    #: A step in units of the shortest period of a chain, and the share of a momentum that is left after it.
+    step: float = 0.7
+    memory: float = 0.98
+    #: The mean square of a momentum, in many dimensions, beyond which it is drawn anew.
+    hottest: float = 4.0
+    #: Steps from one estimate of the largest curvature to the next, and the products with the Jacobian of each.
+    curvature_every: int = 200
+    n_products: int = 10
 
-#: The mean square of a momentum, in many dimensions, beyond which it is drawn anew.
-HOTTEST = 4.0
 
-#: Steps from one estimate of the curvature to the next, and the products with it that each takes.
-CURVATURE_EVERY, N_PRODUCTS = 200, 10
+UNDERDAMPED = UnderdampedSettings()
 
 
 def underdamped_pilot(
@@ -47,14 +55,14 @@ def underdamped_pilot(
     ValueError
         The chains left the region where the score is finite.
     """
-    n_steps = min(max(budget // len(starts), MIN_STEPS), MAX_STEPS)
+    n_steps = min(max(budget // len(starts), UNDERDAMPED.min_steps), UNDERDAMPED.max_steps)
     kept = underdamped(score_fn, starts.to(score_fn.dtype), n_steps, generator).double()
     weights, points = kept.new_ones(1), kept.transpose(0, 1).flatten(0, 1)
     pilot = PilotPoints(
         points,
         [len(kept)] * len(starts),
         standard_error([kept], weights),
-        is_settled([kept], weights),
+        has_converged([kept], weights),
         dense=False,
     )
     return diagonal_map(points), pilot
@@ -68,7 +76,7 @@ def diagonal_map(x: Tensor) -> LowRank:
 
 def surrounding(mode: LowRank, generator: torch.Generator) -> Tensor:
     """Draw the starts (k, d) of chains around a mode by the curvature there."""
-    return mode.unwhiten(standard_normal(N_CHAINS, mode.m, generator))
+    return mode.unwhiten(standard_normal(UNDERDAMPED.n_chains, mode.m, generator))
 
 
 def underdamped(score_fn: Score, x: Tensor, n_steps: int, generator: torch.Generator) -> Tensor:
@@ -95,26 +103,27 @@ def underdamped(score_fn: Score, x: Tensor, n_steps: int, generator: torch.Gener
     if not score_fn(x).isfinite().any():
         raise ValueError(LEFT)
     p, direction = (standard_normal(len(x), x, generator) for _ in range(2))
-    hottest = HOTTEST * (1 + 10 / x.shape[1])  # the mean square of a momentum is one, give or take sqrt(2 / d)
-    noise, every = math.sqrt(1 - MEMORY**2), max(1, n_steps // (2 * N_KEPT))
+    # the mean square of a momentum is one, give or take sqrt(2 / d)
+    hottest = UNDERDAMPED.hottest * (1 + 10 / x.shape[1])
+    noise, every = math.sqrt(1 - UNDERDAMPED.memory**2), max(1, n_steps // (2 * UNDERDAMPED.n_kept))
     kept: list[Tensor] = []
     s = score_fn(x)
     for t in range(n_steps):
-        if t % CURVATURE_EVERY == 0:
+        if t % UNDERDAMPED.curvature_every == 0:
             direction, curvature = _largest_curvature(
-                score_fn, x, direction + standard_normal(len(x), x, generator), N_PRODUCTS
+                score_fn, x, direction + standard_normal(len(x), x, generator), UNDERDAMPED.n_products
             )
-            h, calm, calm_s = STEP * curvature.rsqrt(), x, s
+            h, calm, calm_s = UNDERDAMPED.step * curvature.rsqrt(), x, s
         p = p + h / 2 * s
         x = x + h / 2 * p
-        p = MEMORY * p + noise * standard_normal(len(x), x, generator)
+        p = UNDERDAMPED.memory * p + noise * standard_normal(len(x), x, generator)
         x = revive(x + h / 2 * p, generator)
         s = score_fn(x)
         p = p + h / 2 * s
         hot = ~(p.square().mean(1, keepdim=True) < hottest)
-        astray = hot & ~(_size(s) < 2 * _size(calm_s))
-        x, s = torch.where(astray, calm, x), torch.where(astray, calm_s, s)
-        p, h = torch.where(hot, standard_normal(len(x), x, generator), p), torch.where(astray, h / 2, h)
+        lost = hot & ~(_size(s) < 2 * _size(calm_s))
+        x, s = torch.where(lost, calm, x), torch.where(lost, calm_s, s)
+        p, h = torch.where(hot, standard_normal(len(x), x, generator), p), torch.where(lost, h / 2, h)
         if t >= n_steps // 2 and t % every == 0:
             kept.append(x)
     return torch.stack(kept)

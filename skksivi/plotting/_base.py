@@ -45,7 +45,7 @@ def own_axes(ax: Axes | None, figsize: tuple[float, float] | None = None) -> Axe
 
 
 def panels(ax: Axes, n_rows: int, n_columns: int, *, sharex: Any = False, sharey: Any = False) -> np.ndarray:
-    """Put axes (n_rows, n_columns) in the place of some, which become empty and stay the current ones."""
+    """Put axes (n_rows, n_columns) where some are, which become empty and stay the current ones."""
     from matplotlib.gridspec import GridSpec, GridSpecFromSubplotSpec
 
     figure: Any = ax.figure

@@ -113,7 +113,7 @@ class DensityDisplay:
         estimator : approximator
             Fitted to a target of two features.
         target, kind, extent, ax
-            As of `from_draws`.
+            See `from_draws`.
         n_samples : int, default=10_000
         random_state : int, RandomState or None, default=0
             None continues the estimator's own stream.

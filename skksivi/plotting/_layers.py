@@ -43,7 +43,7 @@ class LayersDisplay:
     Attributes
     ----------
     ax_ : Axes
-        The axes given or made, now empty: the panels lie in its place.
+        The axes given or made, now empty: the panels lie where it was.
     axes_ : ndarray of shape (n_layers,) of Axes
     figure_ : Figure
     clouds_ : list of PathCollection
@@ -94,7 +94,7 @@ class LayersDisplay:
         names : list of str, default=None
             Titles of the layers; None means x_T, ..., x_0.
         ax : Axes, default=None
-            In the place of which to draw; None makes a figure.
+            Replaced by the panels; None makes a figure.
 
         Returns
         -------
@@ -114,7 +114,7 @@ class LayersDisplay:
         if not all(0 <= i < fewest for i in features):
             raise ValueError(f"`features` must hold columns from 0 to {fewest - 1}, got {features!r}.")
         if names is not None and len(names) != len(arrays):
-            raise ValueError(f"`names` has {len(names)} entries, expected {len(arrays)}, one a layer.")
+            raise ValueError(f"`names` has {len(names)} entries, expected {len(arrays)}, one per layer.")
         check_target(target)
         return cls(layers=arrays, features=features, target=target, names=names).plot(ax)
 
@@ -136,7 +136,7 @@ class LayersDisplay:
         estimator : HKSIVIApproximator
             Fitted.
         target, features, ax
-            As of `from_draws`.
+            See `from_draws`.
         n_samples : int, default=2000
         random_state : int, RandomState or None, default=0
             The same for each layer; None continues the estimator's own stream.
@@ -167,7 +167,7 @@ class LayersDisplay:
         Parameters
         ----------
         ax : Axes, default=None
-            In the place of which to draw; None makes a figure.
+            Replaced by the panels; None makes a figure.
 
         Returns
         -------

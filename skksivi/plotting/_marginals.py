@@ -52,7 +52,7 @@ class MarginalsDisplay:
     Attributes
     ----------
     ax_ : Axes
-        The axes given or made, now empty: the panels lie in its place.
+        The axes given or made, now empty: the panels lie where it was.
     axes_ : ndarray of shape (k, k) of Axes or None
         The panels, None above the diagonal.
     figure_ : Figure
@@ -107,7 +107,7 @@ class MarginalsDisplay:
             How pairs are shown: by lines that enclose half and 95% of the draws, or as up to 2,000 points. Of the
             reference they are lines in any case.
         ax : Axes, default=None
-            In the place of which to draw; None makes a figure.
+            Replaced by the panels; None makes a figure.
 
         Returns
         -------
@@ -154,7 +154,7 @@ class MarginalsDisplay:
         estimator : approximator
             Fitted.
         reference, features, feature_names, kind, ax
-            As of `from_draws`.
+            See `from_draws`.
         n_samples : int, default=10_000
         random_state : int, RandomState or None, default=0
             None continues the estimator's own stream.
@@ -179,7 +179,7 @@ class MarginalsDisplay:
         Parameters
         ----------
         ax : Axes, default=None
-            In the place of which to draw; None makes a figure.
+            Replaced by the panels; None makes a figure.
         kind : {"contour", "scatter"}, default="contour"
 
         Returns

@@ -138,7 +138,7 @@ class PathDisplay:
         estimator : approximator
             Fitted.
         times, reference, truth, observed, level, ax
-            As of `from_draws`.
+            See `from_draws`.
         n_samples : int, default=10_000
         random_state : int, RandomState or None, default=0
             None continues the estimator's own stream.

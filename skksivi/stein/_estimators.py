@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from skksivi.kernels import Kernel, squared_distances
@@ -74,27 +73,16 @@ def stein_kernel(x: Tensor, s_x: Tensor, y: Tensor, s_y: Tensor, kernel: Kernel)
     k_p : Tensor of shape (n, m)
     """
     squared = squared_distances(x, y)
-    phi, dphi, ddphi = _profile_and_derivatives(kernel, squared)
+    phi, dphi, ddphi = kernel.derivatives(squared, 2)
     s_r = (s_x * x).sum(-1, keepdim=True) - s_x @ y.mT
     r_s = x @ s_y.mT - (y * s_y).sum(-1).unsqueeze(-2)
     k_p = s_x @ s_y.mT * phi + 2 * dphi * (r_s - s_r) - 2 * x.shape[-1] * dphi - 4 * squared * ddphi
-    if kernel._centred:
+    if kernel.centred:
         k_p = k_p - _stein_offset(x, s_x, kernel) @ s_y.mT - s_x @ _stein_offset(y, s_y, kernel).mT
     return k_p
 
 
 def _stein_offset(x: Tensor, s_x: Tensor, kernel: Kernel) -> Tensor:
     r"""Return :math:`s(x) u(x) + \nabla u(x)` of a centred kernel's part :math:`u(x) = \varphi(\|x\|^2)`."""
-    phi, dphi, _ = _profile_and_derivatives(kernel, x.square().sum(-1, keepdim=True))
+    phi, dphi = kernel.derivatives(x.square().sum(-1, keepdim=True), 1)
     return s_x * phi + 2 * dphi * x
-
-
-def _profile_and_derivatives(kernel: Kernel, squared: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return phi and its first two derivatives in the squared distance, elementwise."""
-    h2 = float(kernel.bandwidth) ** 2
-    with torch.enable_grad():
-        squared = squared.detach().requires_grad_()
-        phi = kernel._profile(squared / h2)
-        (dphi,) = torch.autograd.grad(phi.sum(), squared, create_graph=True)
-        (ddphi,) = torch.autograd.grad(dphi.sum(), squared)
-    return phi.detach(), dphi.detach(), ddphi.detach()

@@ -20,7 +20,7 @@ from collections import defaultdict
 import torch
 from torch import Tensor
 
-from skksivi.kernels import MAX_MEDIAN_DRAWS, Kernel, Tilted, centre, median_pair
+from skksivi.kernels import MAX_MEDIAN_DRAWS, Kernel, centre, median_pair
 from skksivi.stein._estimators import GradientEstimator, u_statistic, vanilla
 
 #: Entries of a tile: on a CPU it stays in the cache, on a GPU it keeps the device busy.
@@ -51,20 +51,13 @@ def value_and_gradients(
     dx, df : Tensors of the shape of x
         The gradients of each layer's value.
     """
-    if isinstance(kernel, Tilted):
-        return _tilted(x, f, kernel, estimator)
-    if not kernel._euclidean or estimator.estimate not in (u_statistic, vanilla):
-        return _by_autograd(x, f, kernel, estimator)
+    kernel, g, pullback = kernel.weighted(x, f)
+    if not kernel.euclidean or estimator.estimate not in (u_statistic, vanilla):
+        value, dx, dg = _by_autograd(x, g, kernel, estimator)
+        return value, *pullback(dx, dg)
     layers, (n, d) = x.shape[:-2], x.shape[-2:]
-    value, dx, df = _fused(x.reshape(-1, n, d), f.reshape(-1, n, d), kernel, within=estimator.n_batches == 1)
-    return value.view(layers), dx.view(x.shape), df.view(x.shape)
-
-
-def _tilted(x: Tensor, f: Tensor, kernel: Tilted, estimator: GradientEstimator) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the value and gradients of w(x) k(x, y) w(y): those of k with w f in the place of f."""
-    w, dw = kernel.weight(x)
-    value, dx, dg = value_and_gradients(x, w * f, kernel.kernel, estimator)
-    return value, dx.addcmul_((dg * f).sum(-1, keepdim=True), dw), w * dg
+    value, dx, dg = _fused(x.reshape(-1, n, d), g.reshape(-1, n, d), kernel, within=estimator.n_batches == 1)
+    return value.view(layers), *pullback(dx.view(x.shape), dg.view(x.shape))
 
 
 def _by_autograd(x: Tensor, f: Tensor, kernel: Kernel, estimator: GradientEstimator) -> tuple[Tensor, Tensor, Tensor]:
@@ -86,7 +79,7 @@ def _fused(x: Tensor, f: Tensor, kernel: Kernel, *, within: bool) -> tuple[Tenso
     v_norms = v_norms.mT
     f_u, g = _halves(f, within)
     width = _Width(u, u_norms, v, v_norms, kernel, within=within)
-    offset = _Offset(x, width.scale, kernel, within) if kernel._centred else None
+    offset = _Offset(x, width.scale, kernel, within) if kernel.centred else None
 
     dx, df = torch.zeros_like(x), torch.zeros_like(f)
     (du, dv), (df_u, dg) = _halves(dx, within), _halves(df, within)
@@ -94,8 +87,8 @@ def _fused(x: Tensor, f: Tensor, kernel: Kernel, *, within: bool) -> tuple[Tenso
     for start in range(0, n, step):
         u_i, u_norms_i, f_i, du_i, df_i = (_rows(a, start, step) for a in (u, u_norms, f_u, du, df_u))
         t = width.scaled_distances(u_i, u_norms_i, v, v_norms)
-        k = kernel._profile(t)
-        e = kernel._slope(t, k)
+        k = kernel.profile(t)
+        e = kernel.slope(t, k)
         a = torch.bmm(f_i, g.mT)
         if within:  # a draw is no pair with itself
             a.diagonal(start, 1, 2).zero_()
@@ -128,16 +121,16 @@ class _Width:
         n, m = u.shape[1], MAX_MEDIAN_DRAWS
         self.n, self.block = n, None
         if not isinstance(kernel.bandwidth, str):
-            self.scale = u.new_full((1, 1, 1), 1 / kernel._fixed_h2(u))
+            self.scale = u.new_full((1, 1, 1), 1 / kernel.fixed_squared_bandwidth(u))
             return
         if n > m:
             u, u_norms, v, v_norms = u[:, :m], u_norms[:, :m], v[:, :m], v_norms[..., :m]
         self.block = _squared_distances(u, u_norms, v, v_norms)
         median, i, j = median_pair(self.block, within=within)
-        h2 = kernel._from_median(median, n)
+        h2 = kernel.median_squared_bandwidth(median, n)
         self.scale = h2.reciprocal()[:, None, None]
         self.pair = torch.stack([i, j if within else j + n], 1)[:, :, None]
-        sets_width = median >= 0.999 * kernel._median_level(n) * h2  # else the floor of h^2 does
+        sets_width = median >= 0.999 * kernel.median_level(n) * h2  # else the floor of h^2 does
         self.inverse_median = sets_width / median.clamp_min(torch.finfo(median.dtype).tiny)
 
     def scaled_distances(self, u: Tensor, u_norms: Tensor, v: Tensor, v_norms: Tensor) -> Tensor:
@@ -161,8 +154,8 @@ class _Offset:
 
     def __init__(self, x: Tensor, scale: Tensor, kernel: Kernel, within: bool) -> None:
         t = x.square().sum(2, keepdim=True) * scale
-        phi = kernel._profile(t)
-        self.x, self.slope, self.a_sums = x, kernel._slope(t, phi), torch.zeros_like(t)
+        phi = kernel.profile(t)
+        self.x, self.slope, self.a_sums = x, kernel.slope(t, phi), torch.zeros_like(t)
         self.o_u, self.o_v = _halves(-phi, within)
         self.sums_u, self.sums_v = _halves(self.a_sums, within)
 

@@ -22,7 +22,7 @@ class Target:
     A subclass gives `n_features` and either `score_fn(x)` or `log_prob(x)`, whose gradient is then the score; it
     need not call `__init__`. Optional: `sample(n, generator)` where an exact sampler exists, and `score_vjp(x)`,
     which returns the score and its vector-Jacobian product, the map of v to J^T v (n, d), to spare the automatic
-    one. A target can be handed to scikit-learn's search tools in the place of X: row zero is the target itself, and
+    one. A target can be handed to scikit-learn's search tools instead of X: row zero is the target itself, and
     any other row k the target again, of which a fit makes another replicate.
 
     Attributes

@@ -293,9 +293,7 @@ class BayesianNeuralNetwork(Target):
             For y in its own units.
         """
         f, y = self.outputs(draws, X), _check_outputs(X, y)
-        gamma = self._predictive_precision(draws)
-        log_densities = (np.log(gamma / (2 * np.pi)) - gamma * (y - f) ** 2) / 2
-        return np.logaddexp.reduce(log_densities, 0) - math.log(len(f))
+        return log_normal_mixture(y, f, 1 / self._predictive_precision(draws))
 
     def rmse(self, draws: ArrayLike | Tensor, X: ArrayLike, y: ArrayLike) -> float:
         """Return the root mean squared error of the mean over draws, in the units of y.
@@ -408,6 +406,12 @@ def _hidden(X: Tensor, W: Tensor) -> Tensor:
     """Return the products of rows X (m, p + 1) with W (n, p + 1, k), shape (m, n, k)."""
     n, p, k = W.shape
     return (X @ W.transpose(0, 1).reshape(p, n * k)).view(len(X), n, k)
+
+
+def log_normal_mixture(y: np.ndarray, f: np.ndarray, variance: np.ndarray) -> np.ndarray:
+    """Return the log-density of y (n,) under the mixture of normals of means f (S, n) and variances (S, 1)."""
+    log_densities = -((y - f) ** 2) / (2 * variance) - np.log(2 * np.pi * variance) / 2
+    return np.logaddexp.reduce(log_densities, axis=0) - np.log(len(f))
 
 
 def _check_outputs(X: ArrayLike, y: ArrayLike) -> np.ndarray:

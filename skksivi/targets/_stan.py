@@ -89,7 +89,7 @@ def from_bridgestan(model: Any, *, include_tp: bool = False) -> StanTarget:
     >>> import numpy as np
     >>> import torch
     >>> from skksivi.targets import from_bridgestan
-    >>> class LogNormal:  # in the place of bridgestan.StanModel("model.stan", "data.json")
+    >>> class LogNormal:  # instead of bridgestan.StanModel("model.stan", "data.json")
     ...     def param_unc_num(self):
     ...         return 1
     ...     def log_density_gradient(self, theta):

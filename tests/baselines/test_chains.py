@@ -12,11 +12,11 @@ from sklearn.exceptions import ConvergenceWarning, NotFittedError
 
 from skksivi.base import LEAST_WIDTH
 from skksivi.baselines import MALA, SGLD
-from skksivi.baselines._chains import shortened
 from skksivi.baselines._mala import State, adapted, mala_step
 from skksivi.baselines._points import step_integral
 from skksivi.baselines._sgld import sgld_step, step_sizes
 from skksivi.families._samplers import Chains
+from skksivi.pilot._chains import clipped_drift
 from skksivi.pilot._rules import find_whitening
 from skksivi.score._probe import in_double
 from skksivi.targets import Banana, BayesianLogisticRegression, Minibatches, XShaped
@@ -217,10 +217,10 @@ def test_ctrl_c_before_a_state_is_kept_leaves_the_earlier_fit(cls):
     assert q.chains_ is chains
 
 
-def test_long_scores_are_cut():
+def test_the_drift_of_a_long_score_is_clipped():
     s = torch.tensor([[3.0, 4.0], [300.0, 400.0], [0.0, 0.0]])
     expected = torch.tensor([[3.0, 4.0], [3.0 * math.sqrt(2), 4.0 * math.sqrt(2)], [0.0, 0.0]])
-    torch.testing.assert_close(shortened(s), expected)
+    torch.testing.assert_close(clipped_drift(s), expected)
 
 
 @pytest.mark.parametrize("cls", [MALA, SGLD])
@@ -300,7 +300,7 @@ def test_diagnose_says_what_it_needs(cls, monkeypatch):
         cls().diagnose()
     settings = {"n_chains": 2, "n_warmup": 0, "random_state": 0}
     q = cls(n_draws=3, **settings).fit(lambda x: -x, n_features=1)
-    with pytest.raises(ValueError, match="needs 4 states a chain at least, got 3; raise `n_draws`"):
+    with pytest.raises(ValueError, match="needs 4 states per chain at least, got 3; raise `n_draws`"):
         q.diagnose()
     monkeypatch.setitem(sys.modules, "arviz_stats.base", None)
     q = cls(n_draws=4, **settings).fit(lambda x: -x, n_features=1)

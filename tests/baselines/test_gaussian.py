@@ -136,9 +136,9 @@ def test_a_score_that_is_not_finite_at_the_origin_is_fitted_from_init(cls):
     assert q.covariance_[0, 0] == pytest.approx(1, abs=0.02)
 
 
-def test_a_climb_that_does_not_arrive_is_told():
+def test_a_search_that_does_not_converge_is_told():
     """Newton's step goes a third of the way to the mode of exp(-(x - 50)^4 / 4)."""
-    with pytest.warns(ConvergenceWarning, match="not come to a mode within 1 steps.*Raise `max_iter`, or set `init`"):
+    with pytest.warns(ConvergenceWarning, match="not converged in 1 steps.*Raise `max_iter`, or set `init`"):
         cut = Laplace(max_iter=1).fit(lambda x: (50 - x) ** 3, n_features=1)
     assert cut.mean_[0] == pytest.approx(50 / 3)
     whole = Laplace().fit(lambda x: (50 - x) ** 3, n_features=1)

@@ -339,7 +339,7 @@ def test_judge_depends_on_the_target_alone(A, b):
 
 @pytest.mark.parametrize("A", [A for A, _ in AFFINE], ids=["units", "shear"])
 def test_judge_does_not_depend_on_the_units_of_a_skewed_target(A):
-    """Without a shift the climb to the mode starts at the same point, so that its early stop is the same."""
+    """Without a shift the mode search starts at the same point, so that its early stop is the same."""
 
     def gumbel_score(x):
         return 1 - torch.exp(x - 0.5)

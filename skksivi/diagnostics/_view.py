@@ -26,7 +26,7 @@ TEXTS = {
     "max_iter": "raise `max_iter` beyond {}",
     "n_warmup": "raise `n_warmup` beyond {}",
     "mixing": "let `mixing` be 'auto' or a StudentT",
-    "whiten": "raise the `budget` of whiten=Pilot(...)",
+    "whiten": "set whiten='auto'",
 }
 
 

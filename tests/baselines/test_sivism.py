@@ -15,7 +15,8 @@ from skksivi.families._maps import MultilayerPerceptron
 from skksivi.mixing import NormalDraws
 from skksivi.score._probe import in_double
 from skksivi.score._score import Tempered
-from skksivi.training._loop import Adam, Scheduled, flatten
+from skksivi.parameters import Adam
+from skksivi.training._loop import Scheduled, flatten
 
 
 def test_the_bound_and_its_gradients_are_those_of_the_definition():
@@ -48,8 +49,8 @@ def draw(q, n, again):
 
 
 def linear_critics(max_iter):
-    steps = Adam(0.05, "cosine", (0.5, 0.99))
-    return Critics((), steps, max_iter, n_layers=1, n_features=2, generator=generator(), dtype=torch.float64)
+    steps = Adam(betas=(0.5, 0.99), ema=None)
+    return Critics((), 0.05, steps, max_iter, n_layers=1, n_features=2, generator=generator(), dtype=torch.float64)
 
 
 def best_critic(q):

@@ -25,25 +25,12 @@ from joblib import Parallel, delayed
 from posteriors import POSTERIORS
 from reference import reference
 
-from skksivi import KSIVIApproximator
+from skksivi import KSIVIApproximator, paper_settings
 from skksivi.baselines import Laplace
 from skksivi.metrics import sliced_wasserstein
 from skksivi.score._probe import in_double
 
-PAPER = {
-    "kernel": "gaussian",
-    "bandwidth": "median",
-    "whiten": None,
-    "linear_skip": False,
-    "latent_dim": 10,
-    "initial_scale": math.exp(-5 / 2),
-    "batch_size": 100,
-    "max_iter": 20_000,
-    "learning_rate": 1e-3,
-    "learning_rate_decay": (0.9, 3000),
-    "betas": (0.9, 0.999),
-    "ema_decay": None,
-}
+PAPER = paper_settings("waveform") | {"gradient_estimator": "u-statistic"}
 #: Parts of 1,000 draws.
 PARTS = 4
 

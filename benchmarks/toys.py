@@ -17,29 +17,16 @@ matplotlib.use("agg")
 import matplotlib.pyplot as plt
 import torch
 
-from skksivi import KSIVIApproximator
+from skksivi import KSIVIApproximator, paper_settings
 from skksivi.metrics import kl_divergence
 from skksivi.plotting import DensityDisplay
 from skksivi.targets import Banana, Multimodal, XShaped
 
-PAPER = {
-    "gradient_estimator": "vanilla",
-    "latent_dim": 3,
-    "hidden_layer_sizes": (50, 50),
-    "linear_skip": False,
-    "whiten": None,
-    "batch_size": 500,
-    "learning_rate": 1e-3,
-    "learning_rate_decay": (0.9, 1000),
-    "betas": (0.9, 0.99),
-    "ema_decay": None,
-    "initial_scale": 1.0,
-}
 RUNS = {
-    "banana, Gaussian kernel": (Banana, {"kernel": "gaussian", "initial_scale": 0.5}),
-    "multimodal, IMQ kernel": (Multimodal, {"kernel": "imq", "annealing": "linear"}),
-    "multimodal, Gaussian kernel": (Multimodal, {"kernel": "gaussian", "annealing": "linear"}),
-    "X-shaped, Gaussian kernel": (XShaped, {"kernel": "gaussian"}),
+    "banana, Gaussian kernel": (Banana, paper_settings("banana")),
+    "multimodal, IMQ kernel": (Multimodal, paper_settings("multimodal") | {"kernel": "imq"}),
+    "multimodal, Gaussian kernel": (Multimodal, paper_settings("multimodal")),
+    "X-shaped, Gaussian kernel": (XShaped, paper_settings("x-shaped")),
 }
 
 
@@ -56,13 +43,13 @@ def main():
     args = parser.parse_args()
     figure, axes = plt.subplots(1, len(RUNS), figsize=(4 * len(RUNS), 4), layout="constrained")
     print(f"{'target, kernel':<30}{'KL(q||p)':>10}{'floor':>8}{'seconds':>9}")
-    for ax, (name, (make, own)) in zip(axes, RUNS.items(), strict=True):
+    for ax, (name, (make, settings)) in zip(axes, RUNS.items(), strict=True):
         target = make()
         truth = exact(target, args.draws, 0)
         floor = kl_divergence(exact(target, args.draws, 1), truth)
         for seed in range(args.seeds):
             start = time.perf_counter()
-            q = KSIVIApproximator(**{**PAPER, **own}, max_iter=args.max_iter, random_state=seed).fit(target)
+            q = KSIVIApproximator(**settings | {"max_iter": args.max_iter}, random_state=seed).fit(target)
             seconds = time.perf_counter() - start
             X = q.sample(args.draws)
             kl = kl_divergence(X, truth)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import time
 from pathlib import Path
 
@@ -18,27 +17,17 @@ import numpy as np
 import torch
 from reference import mat_target, waveform_target
 
-from skksivi import KSIVIApproximator
+from skksivi import KSIVIApproximator, paper_settings
 from skksivi.baselines import Laplace
 from skksivi.datasets import load_waveform_posterior
 from skksivi.metrics import sliced_wasserstein
 
-PAPER = {
-    "kernel": "gaussian",
-    "latent_dim": 10,
-    "linear_skip": False,
-    "whiten": None,
-    "batch_size": 100,
-    "learning_rate": 1e-3,
-    "learning_rate_decay": (0.9, 3000),
-    "betas": (0.9, 0.999),
-    "ema_decay": None,
-}
+PAPER = paper_settings("waveform")
 #: The paper starts sigma^2 at e^-5; its public code starts the U-statistic at e^-2.
 METHODS = {
-    "paper, vanilla": {**PAPER, "gradient_estimator": "vanilla", "initial_scale": math.exp(-5 / 2)},
-    "paper, U-statistic": {**PAPER, "gradient_estimator": "u-statistic", "initial_scale": math.exp(-5 / 2)},
-    "U-statistic from e^-2": {**PAPER, "gradient_estimator": "u-statistic", "initial_scale": math.exp(-2 / 2)},
+    "paper, vanilla": PAPER,
+    "paper, U-statistic": PAPER | {"gradient_estimator": "u-statistic"},
+    "U-statistic from e^-2": paper_settings("waveform-u-statistic"),
     "defaults": {},
 }
 

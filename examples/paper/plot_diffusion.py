@@ -10,14 +10,13 @@ public code.
 """
 
 import argparse
-import math
 import warnings
 
 import matplotlib.pyplot as plt
 import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
-from skksivi import KSIVIApproximator
+from skksivi import KSIVIApproximator, paper_settings
 from skksivi.baselines import MALA, SIVI, SIVISM
 from skksivi.metrics import sliced_wasserstein
 from skksivi.plotting import LossDisplay, PathDisplay
@@ -39,24 +38,16 @@ exact = MALA(n_chains=200, n_draws=10, random_state=0).fit(target).sample(2000, 
 # %%
 # The three have the same layer; few iterations end far from the target, of which warnings tell.
 
-layer = {
-    "latent_dim": 100,
-    "hidden_layer_sizes": (128, 128),
-    "linear_skip": False,
-    "whiten": None,
-    "batch_size": 128 if args.full else 64,
-    "initial_scale": math.exp(-1),
-    "min_scale": math.exp(-6),
-    "learning_rate_decay": (0.9, 10_000),
-    "ema_decay": None,
-    "max_iter": n_iter,
-    "random_state": 0,
-}
+paper = paper_settings("diffusion") | {"learning_rate": 2 * rate, "max_iter": n_iter, "random_state": 0}
+if not args.full:
+    paper["batch_size"] = 64
+shared = {name: paper[name] for name in SIVI().get_params().keys() & paper.keys() - {"betas"}}
+shared["learning_rate"] = rate
 critic = {"critic_hidden_layer_sizes": (512, 512) if args.full else (128, 128), "critic_learning_rate": rate}
 methods = {
-    "SIVI": SIVI(**layer, learning_rate=rate),
-    "SIVI-SM": SIVISM(**layer, **critic, learning_rate=rate),
-    "KSIVI": KSIVIApproximator(**layer, gradient_estimator="vanilla", learning_rate=2 * rate),
+    "SIVI": SIVI(**shared),
+    "SIVI-SM": SIVISM(**shared, **critic),
+    "KSIVI": KSIVIApproximator(**paper),
     "KSIVI, defaults": KSIVIApproximator(random_state=0, max_iter=min(2000, n_iter)),
 }
 with warnings.catch_warnings():

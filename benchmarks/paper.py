@@ -28,6 +28,7 @@ import torch
 from paper._base import VERSIONS
 from paper.bnn import Networks
 from paper.diffusion import Diffusion, Seconds
+from paper.public_code import DIFFUSIONS, NETWORKS
 from paper.student import Student
 from paper.waveform import Waveform
 
@@ -182,8 +183,8 @@ def main():
     parser.add_argument("--out", type=Path, help="the json file of the results")
     parser.add_argument("--cache", type=Path, help="folder of reference draws; by default beside the json file")
     parser.add_argument("--data-home", help="folder of the UCI data")
-    parser.add_argument("--drift", choices=["paper", "bounded"], default="paper")
-    parser.add_argument("--units", choices=["y", "legacy"], default="y")
+    parser.add_argument("--drift", choices=DIFFUSIONS, default="paper")
+    parser.add_argument("--units", choices=NETWORKS, default="y")
     parser.add_argument("--splits", type=int, default=1)
     args = parser.parse_args()
     table = TABLES[args.table]

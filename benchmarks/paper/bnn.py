@@ -24,9 +24,10 @@ from sklearn.datasets import load_diabetes
 from sklearn.model_selection import KFold, train_test_split
 
 from paper._base import DEFAULTS, Method, Table, fading, fit, layer_of
+from paper.public_code import NETWORKS
 from skksivi import KSIVIApproximator, KSIVIRegressor, datasets, paper_settings
 from skksivi.baselines import SGLD, SIVI, SIVISM
-from skksivi.targets import BayesianNeuralNetwork, Minibatches, Target
+from skksivi.targets import Minibatches, Target
 
 NETWORK = paper_settings("network")
 CRITIC = {"critic_hidden_layer_sizes": (16, 16), "critic_learning_rate": 2e-3, "critic_skip": fading}
@@ -117,7 +118,7 @@ class Networks(Table):
             train, test = train_test_split(train, test_size=0.1, random_state=split)
             make = make._replace(share=1 / 4)
         lam, gam = np.exp(PRECISIONS[case])
-        target = BayesianNeuralNetwork(X[train], y[train], prior_precision=lam, noise_precision=gam, units=args.units)
+        target = NETWORKS[args.units](X[train], y[train], prior_precision=lam, noise_precision=gam)
         own = {"step_size" if name == "SGLD" else "learning_rate": float(choice_of_split)}
         q = make(args, **own, random_state=seed)
         in_parts = SameRows(target, seed) if name == "KSIVI" else Minibatches(target, N_ROWS)

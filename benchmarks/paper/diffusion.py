@@ -25,6 +25,7 @@ from paper._base import (
     layer_of,
     sliced_distance,
 )
+from paper.public_code import DIFFUSIONS
 from skksivi import KSIVIApproximator, paper_settings
 from skksivi.baselines import SIVI, SIVISM, UIVI
 from skksivi.targets import ConditionedDiffusion
@@ -63,7 +64,7 @@ class Diffusion(Table):
     methods, paper, options = DEFAULTS | METHODS, PAPER, ("drift",)
 
     def run(self, case, method, seed, args, rows):
-        target = ConditionedDiffusion(int(case), drift=args.drift)
+        target = DIFFUSIONS[args.drift](int(case))
         Y = exact_draws(f"{'diffusion' if args.drift == 'paper' else args.drift}_{case}", target, args)
         q = self.methods[method](args, random_state=seed)
         return {**fit(q, Counted(target)), "values": [sliced_distance(q, Y, seed, args)]}

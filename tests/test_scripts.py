@@ -54,7 +54,7 @@ COMMANDS = {
     "benchmarks/ksd_test.py": ["--quick", "--output", "ksd_test.png"],
     "benchmarks/dimensions.py": ["--dimensions", "20"],
     "benchmarks/mutants.py": ["--modules", "_stein", "--sample", "1", "--out", "mutants.json"],
-    "benchmarks/faults.py": ["--quick", "--quality", "--faults", "exception at any call", "checkpoint damaged"],
+    "benchmarks/detached.py": ["--quick", "--seeds", "1", "--out", "detached.json"],
     "benchmarks/posteriors.py": [],
     "benchmarks/defaults.py": ["--names", "log_gamma", "--seeds", "1", "--jobs", "1", "--max-iter", "50"],
     "benchmarks/speed.py": ["--quick", "--cases", "waveform", "network 751", "--out", "speed.json"],
@@ -78,7 +78,7 @@ QUICK = {
 SCRIPTS = {
     str(p.relative_to(ROOT))
     for folder in ("examples", "examples/paper", "benchmarks")
-    for p in (ROOT / folder).glob("*.py")
+    for p in (ROOT / folder).glob("[!_]*.py")
 }
 
 

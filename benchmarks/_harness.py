@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import sys
 from pathlib import Path
@@ -50,14 +49,19 @@ def results(args, jobs, run, *, n_jobs=1, **settings):
     if args.show:
         return read(args.out if args.show is True else args.show)
     document = load(args.out, {"quick": args.quick, **settings})
+    run_missing(document, args.out, jobs, run, n_jobs=n_jobs)
+    return document
+
+
+def run_missing(document, path, jobs, run, *, n_jobs=1):
+    """Run the jobs that are not in the document, and save it after each."""
     done = {tuple(row[name] for name in JOB) for row in document["rows"]}
     missing = [job for job in jobs if job not in done]
     found = Parallel(n_jobs=n_jobs, return_as="generator")(delayed(run)(*job) for job in missing)
     for i, (job, row) in enumerate(zip(missing, found, strict=True), 1):
         document["rows"].append({**dict(zip(JOB, job, strict=True)), **row, "versions": VERSIONS})
-        save(args.out, document)
+        save(path, document)
         print(f"[{i}/{len(missing)}] {', '.join(map(str, job))}", file=sys.stderr, flush=True)
-    return document
 
 
 def load(path, settings):
@@ -99,9 +103,9 @@ def pairs(rows):
 
 
 def spread(values, digits=3):
-    """Return the mean and standard deviation over seeds as a cell."""
-    sd = np.std(values, ddof=1) if len(values) > 1 else math.nan
-    return f"{np.mean(values):.{digits}f} +- {sd:.{digits}f}"
+    """Return the mean and, of several seeds, the standard deviation as a cell."""
+    sd = f" +- {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else ""
+    return f"{np.mean(values):.{digits}f}{sd}"
 
 
 def print_table(heads, rows, *, n_names=1):

@@ -10,16 +10,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from reference import mala, reference
 
-from skksivi import HKSIVIApproximator, KSIVIApproximator, __version__, paper_settings
+from skksivi import HKSIVIApproximator, KSIVIApproximator, paper_settings
 from skksivi.baselines import Laplace
 from skksivi.metrics import sliced_wasserstein
 from skksivi.targets import Target
-
-#: Kept with each result.
-VERSIONS = {"skksivi": __version__, "torch": torch.__version__, "numpy": np.__version__}
 
 #: Of a quick run: iterations, points of the score for the whitening, particles, and draws to judge by.
 QUICK = {"max_iter": 20, "whiten_budget": 2000, "n_warmup": 20, "n_particles": 100, "n_draws": 200}

@@ -17,12 +17,11 @@ seeds. --quick runs a few iterations on the banana alone, to see that all works.
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +31,8 @@ matplotlib.use("agg")
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
-from paper._base import VERSIONS, Counted, few
+from _harness import command, load, print_table, read, run_missing
+from paper._base import Counted, few
 from reference import mala, waveform_target
 
 from skksivi import HKSIVIApproximator, KSIVIApproximator, baselines, targets
@@ -120,9 +120,9 @@ def distance(case, X, Y):
 # Runs
 
 
-def run(case, name, seed, target, Y, args):
+def run(case, name, seed, cases, args):
     """Fit a method; return its row."""
-    method = METHODS[name]
+    method, (target, Y, _) = METHODS[name], cases[case]
     q = method.make(**method.settings, random_state=seed)
     q.set_params(**few(q, args))
     counted = Counted(target)
@@ -133,38 +133,25 @@ def run(case, name, seed, target, Y, args):
     seconds, n_scores = time.process_time() - start, counted.n_points[0]
     X = q.sample(len(Y), random_state=seed).astype(float)
     return {
-        "case": case,
-        "method": name,
-        "seed": seed,
         "distance": distance(case, X, Y),
         "scores": n_scores,
         "a_draw": round((counted.n_points[0] - n_scores) / len(Y)),
         "seconds": seconds,
         "warnings": sorted({w.category.__name__ for w in told}),
-        "versions": VERSIONS,
     }
 
 
 def compare(args):
-    """Run what is not in the file yet, and add each row to it; return the document of the results."""
-    settings = {"quick": args.quick}
-    document = {"settings": settings, "floors": {}, "rows": []}
-    if args.output and args.output.exists():
-        document = json.loads(args.output.read_text())
-        if document["settings"] != settings:
-            raise SystemExit(f"{args.output} holds results of {document['settings']}; give another --output.")
-    done = {(row["case"], row["method"], row["seed"]) for row in document["rows"]}
+    """Run what is not in the file yet; return the document of the results, with the floors."""
+    document = load(args.out, {"quick": args.quick})
     cases = {case: CASES[case](args.quick) for case in list(CASES)[: 1 if args.quick else None]}
+    document["floors"] = document.get("floors", {})
     for case, (_, Y, pool) in cases.items():
         floor = noise_floor(lambda X, Z, case=case: distance(case, X, Z), pool, len(Y), random_state=0)
         document["floors"][case] = floor._asdict()
-    for seed in range(args.seeds):  # outermost, so that methods take turns
-        for case, (target, Y, _) in cases.items():
-            for name in methods_of(case):
-                if (case, name, seed) not in done:
-                    document["rows"].append(run(case, name, seed, target, Y, args))
-                    if args.output:
-                        args.output.write_text(json.dumps(document, indent=1))
+    # the seed outermost, so that methods take turns
+    jobs = [(case, name, seed) for seed in range(args.seeds) for case in cases for name in methods_of(case)]
+    run_missing(document, args.out, jobs, partial(run, cases=cases, args=args))
     return document
 
 
@@ -199,16 +186,18 @@ def remark(name, warned, n):
     return ", ".join(parts + ([f"warns in {warned} of {n}"] if warned else []))
 
 
-def print_tables(document):
+def show(document):
     for case, floor in document["floors"].items():
         print(f"\n{case}, floor {floor['mean']:.3f} +- {floor['sd']:.3f}")
-        print(f"  {'':<22}{'sliced W2':>18}{'/ floor':>9}{'scores':>12}{'a draw':>8}{'seconds':>9}")
         of = {name: summary(document, case, name) for name in methods_of(case)}
-        for name in sorted(of, key=lambda name: of[name]["mean"]):
-            a = of[name]
-            cells = f"{a['mean']:>9.3f} +- {a['sd']:.3f}{a['mean'] / floor['mean']:>9.1f}{a['scores']:>12,.0f}"
-            cells += f"{a['a_draw']:>8}{a['seconds']:>9.2f}"
-            print(f"  {name:<22}{cells}  {remark(name, a['warned'], a['n'])}".rstrip())
+        lines = [
+            (
+                name, f"{a['mean']:.3f} +- {a['sd']:.3f}", f"{a['mean'] / floor['mean']:.1f}", f"{a['scores']:,.0f}",
+                a["a_draw"], f"{a['seconds']:.2f}", remark(name, a["warned"], a["n"]),
+            )
+            for name, a in sorted(of.items(), key=lambda item: item[1]["mean"])
+        ]  # fmt: skip
+        print_table(("", "sliced W2", "/ floor", "scores", "a draw", "seconds", ""), lines)
     if document["settings"]["quick"]:
         print("\nA quick run: a few iterations, whose numbers mean nothing.")
 
@@ -286,18 +275,12 @@ def draw(document, path):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument(
-        "--output", type=Path, help="the json file of the results, to which a run adds what is missing"
-    )
+    parser = command(__doc__)
     parser.add_argument("--figure", type=Path)
-    parser.add_argument("--show", type=Path, help="show the results of this file, run nothing")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    document = json.loads(args.show.read_text()) if args.show else compare(args)
-    print_tables(document)
+    document = read(args.out if args.show is True else args.show) if args.show else compare(args)
+    show(document)
     if args.figure:
         draw(document, args.figure)
 

@@ -12,38 +12,23 @@ parts of the reference. A fit is accurate where every mean is within 0.1 sd and 
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import time
 import warnings
-from pathlib import Path
+from functools import partial
 
 import numpy as np
 import torch
-from joblib import Parallel, delayed
+from _harness import command, print_table, results
 from posteriors import POSTERIORS
 from reference import reference
 
-from skksivi import KSIVIApproximator
+from skksivi import KSIVIApproximator, paper_settings
 from skksivi.baselines import Laplace
 from skksivi.metrics import sliced_wasserstein
 from skksivi.score._probe import in_double
 
-PAPER = {
-    "kernel": "gaussian",
-    "bandwidth": "median",
-    "whiten": None,
-    "linear_skip": False,
-    "latent_dim": 10,
-    "initial_scale": math.exp(-5 / 2),
-    "batch_size": 100,
-    "max_iter": 20_000,
-    "learning_rate": 1e-3,
-    "learning_rate_decay": (0.9, 3000),
-    "betas": (0.9, 0.999),
-    "ema_decay": None,
-}
+PAPER = paper_settings("waveform") | {"gradient_estimator": "u-statistic"}
 #: Parts of 1,000 draws.
 PARTS = 4
 
@@ -153,25 +138,25 @@ def sliced(u, v, pairs):
     return float(np.mean([sliced_wasserstein(u[i::PARTS], v[j::PARTS], random_state=0) for i, j in pairs]))
 
 
-def run(name, method, sample, seed):
+def run(name, method, seed, methods):
     torch.set_num_threads(1)
     target, R = POSTERIORS[name].make(), reference(name)
     start = time.perf_counter()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            X, more = sample(target, len(R), seed)
+            X, more = methods[method](target, len(R), seed)
             failed = ""
         except (ValueError, FloatingPointError) as error:
             X, more, failed = np.full_like(R, np.nan), {}, str(error)
     seconds = time.perf_counter() - start
     warned = sorted({w.category.__name__ for w in caught})
-    row = {"name": name, "method": method, "seed": seed, **measure(X, R), "floor": floor(R), "seconds": seconds}
-    return {**row, **more, "failed": failed, "warned": warned}
+    row = {**measure(X, R), "floor": floor(R), "seconds": seconds, "failed": failed, "warned": warned}
+    return {**row, **more}
 
 
 def summary(rows, name, method):
-    of = [r for r in rows if r["name"] == name and r["method"] == method]
+    of = [r for r in rows if r["case"] == name and r["method"] == method]
     worst = {
         "w2": np.mean([r["w2"] / r["floor"] for r in of]),
         "mean": max(r["mean"] for r in of),
@@ -186,66 +171,56 @@ def summary(rows, name, method):
     return worst
 
 
-def print_table(rows):
+def show(rows):
     methods = list(dict.fromkeys(r["method"] for r in rows))
-    names = list(dict.fromkeys(r["name"] for r in rows))
-    first = methods[0]
-    print(f"\n{first}\n{'':<24}{'mean':>7}{'sd':>12}{'1%, 99%':>9}{'calls':>9}{'s':>6}   W2 / floor of "
-          + ", ".join(methods))  # fmt: skip
+    names = list(dict.fromkeys(r["case"] for r in rows))
+    lines = []
     for name in names:
-        s = {method: summary(rows, name, method) for method in methods}
-        a = s[first]
-        print(
-            f"{name:<24}{a['mean']:>7.3f}{a['sd_min']:>6.2f}-{a['sd_max']:<5.2f}{a['quantile']:>9.2f}"
-            f"{a['score_calls']:>9.0f}{a['seconds']:>6.1f}   "
-            + "".join(f"{s[m]['w2']:>9.3g}{'' if s[m]['accurate'] else '*'}" for m in methods)
-            + ("  warned" if a["warned"] else "")
-        )
-    print("* not accurate")
-    for m in methods:
-        every = [summary(rows, name, m) for name in names]
+        every = [summary(rows, name, method) for method in methods]
+        a = every[0]
+        own = f"{a['mean']:.3f}", f"{a['sd_min']:.2f} - {a['sd_max']:.2f}", f"{a['quantile']:.2f}"
+        w2 = (f"{s['w2']:.3g}{'' if s['accurate'] else '*'}" for s in every)
+        warned = "warned" if a["warned"] else ""
+        lines.append((name, *own, f"{a['score_calls']:.0f}", f"{a['seconds']:.1f}", *w2, warned))
+    print_table((methods[0], "mean", "sd ratio", "1%, 99%", "calls", "s", *methods, ""), lines)
+    print("Columns named as methods are W2 / floor; * is not accurate.")
+    for method in methods:
+        every = [summary(rows, name, method) for name in names]
         near = np.mean([a["w2"] <= 1.3 for a in every])
         print(
-            f"{m:<24}accurate on {sum(a['accurate'] for a in every):>2} of {len(names)}, within 1.3 floors on "
+            f"{method:<24}accurate on {sum(a['accurate'] for a in every):>2} of {len(names)}, within 1.3 floors on "
             f"{near:>4.0%}, geometric mean of W2 / floor {np.exp(np.mean(np.log([a['w2'] for a in every]))):.3g}, "
             f"median {np.median([a['seconds'] for a in every]):.1f} s"
         )
+    for row in rows:
+        if row["failed"]:
+            print(f"{row['case']}, {row['method']}, seed {row['seed']}: {row['failed']}")
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = command(__doc__)
     parser.add_argument("--names", nargs="+", choices=POSTERIORS, default=list(POSTERIORS))
     parser.add_argument("--variants", action="store_true")
     parser.add_argument("--methods", nargs="+")
-    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--max-iter", type=int, help="of every fit, for a quick look")
-    parser.add_argument("--merge", type=Path, help="show rows of other methods from this file too")
-    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    args.max_iter = args.max_iter or (50 if args.quick else None)
     quick = {} if args.max_iter is None else {"max_iter": args.max_iter}
     methods = {k: by_ksivi({**v, **quick}) for k, v in VARIANTS.items()} if args.variants else METHODS
     if quick and not args.variants:
         methods = {**METHODS, "defaults": by_ksivi(quick), "the paper's settings": by_ksivi({**PAPER, **quick})}
     methods = {m: methods[m] for m in args.methods or methods}
-    for name in args.names:
-        reference(name)
-    tasks = [
-        (name, m, f, seed)
+    if not args.show:
+        for name in args.names:
+            reference(name)
+    jobs = [
+        (name, method, seed)
         for name in args.names
-        for m, f in methods.items()
-        for seed in range(1 if m in ONE_SEED else args.seeds)
+        for method in methods
+        for seed in range(1 if method in ONE_SEED else args.seeds)
     ]
-    rows = Parallel(n_jobs=args.jobs)(delayed(run)(*task) for task in tasks)
-    if args.merge:
-        earlier = json.loads(args.merge.read_text())["rows"]
-        rows += [r for r in earlier if r["method"] not in methods and r["name"] in args.names]
-    print_table(rows)
-    for row in rows:
-        if row["failed"]:
-            print(f"{row['name']}, {row['method']}, seed {row['seed']}: {row['failed']}")
-    if args.out:
-        args.out.write_text(json.dumps({"torch": torch.__version__, "rows": rows}, indent=1))
+    show(results(args, jobs, partial(run, methods=methods), n_jobs=args.jobs, max_iter=args.max_iter)["rows"])
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi import HKSIVIApproximator, KSIVIApproximator, mixing, modes
+from skksivi import HKSIVIApproximator, KSIVIApproximator, mixing, modes, paper_settings
 from skksivi.baselines import SIVI
 from skksivi.kernels import Riesz
 from skksivi.metrics import sliced_wasserstein, wasserstein_in_box
@@ -35,11 +35,11 @@ RINGS = {
     "unequal": EightGaussians(weights=WEIGHTS),
     "unequal, shifted by 10": EightGaussians(shift=10.0, weights=WEIGHTS),
 }
-#: The single layer of the paper: from N(0, I), without whitening.
-PAPER = {
-    "whiten": None, "mixing": "normal", "latent_dim": 3, "hidden_layer_sizes": (50, 50), "linear_skip": False,
-    "initial_scale": 1.0, "kernel": "gaussian", "bandwidth": "median",
-}  # fmt: skip
+#: The single layer of the paper, from N(0, I) and without whitening, trained as by default.
+LAYER = (
+    "whiten", "mixing", "latent_dim", "hidden_layer_sizes", "linear_skip", "initial_scale", "kernel", "bandwidth"
+)  # fmt: skip
+PAPER = {name: paper_settings("x-shaped")[name] for name in LAYER}
 #: Of the Student target: what the tails need is a heavy-tailed mixing distribution; the start is narrow.
 STUDENT = {"kernel": Riesz(), "bandwidth": "median", "whiten": "laplace", "batch_size": 500, "learning_rate": 1e-3}
 STUDENT_METHODS = {

@@ -16,18 +16,16 @@ benchmarks/paper say what the paper leaves open, and what differs here.
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
-import os
-import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-from paper._base import VERSIONS
+from _harness import command, load, print_table, read, run_missing
 from paper.bnn import Networks
 from paper.diffusion import Diffusion, Seconds
+from paper.public_code import DIFFUSIONS, NETWORKS
 from paper.student import Student
 from paper.waveform import Waveform
 
@@ -49,71 +47,27 @@ def settings_of(args, table):
     return options
 
 
-def load(path, settings):
-    """Return the document in a file, which must be of the same settings, or a new one."""
-    if not path.exists():
-        return {"settings": settings, "rows": []}
-    document = json.loads(path.read_text())
-    there = document["settings"]
-    differ = [
-        f"{name} {there.get(name)}, not {value}" for name, value in settings.items() if there.get(name) != value
-    ]
-    if differ:
-        raise SystemExit(f"{path} holds results of {'; '.join(differ)}. Give another --out, or its options.")
-    return document
-
-
-def load_to_show(path, name, refuse):
-    """Return the document in a file; refuse where there is none, or one of another table."""
-    if not path.exists():
-        refuse(f"there is no {path} to show; run the table without --show first, or give the --out of its results")
-    document = json.loads(path.read_text())
-    if (there := document["settings"]["table"]) != name:
-        refuse(f"{path} holds the table {there!r}, not {name!r}; give another --out")
-    return document
-
-
-def save(path, document):
-    """Write a file so that it is whole at any time."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(document, indent=1))
-    os.replace(part, path)
-
-
 def is_wanted(job, args):
     case, method, _ = job
     name = method.split(" @ ")[0]
     return (not args.cases or case in (*args.cases, "any")) and (not args.methods or name in (*args.methods, "floor"))
 
 
-def run_missing(table, document, args):
-    """Run the jobs that are not in the document, and save it after each."""
-    done = {(row["case"], row["method"], row["seed"]) for row in document["rows"]}
-    jobs = [job for job in table.jobs(args) if is_wanted(job, args)]
-    for i, (case, method, seed) in enumerate(jobs, 1):
-        if (case, method, seed) in done:
-            continue
-        start = time.perf_counter()
-        try:
-            row = table.run(case, method, seed, args, document["rows"])
-        except FloatingPointError as error:  # a fit that diverged is a result
-            row = {"values": [math.nan] * len(table.metrics), "error": str(error)}
-        row["values"] = [v if math.isfinite(v) else None for v in row["values"]]
-        document["rows"].append({"case": case, "method": method, "seed": seed, **row, "versions": VERSIONS})
-        save(args.out, document)
-        shown = ", ".join("fails" if v is None else f"{v:.4f}" for v in row["values"])
-        name = f"{case} {method}".strip()
-        print(f"[{i}/{len(jobs)}] {name}, seed {seed}: {shown} in {time.perf_counter() - start:.1f} s", flush=True)
+def judged(case, method, seed, table, args, rows):
+    """Return the row of a job, None for values that are not finite; a fit that diverged is a result."""
+    try:
+        row = table.run(case, method, seed, args, rows)
+    except FloatingPointError as error:
+        row = {"values": [math.nan] * len(table.metrics), "error": str(error)}
+    return {**row, "values": [v if math.isfinite(v) else None for v in row["values"]]}
 
 
 # The printed table
 
 
-def print_table(table, document):
+def show(table, document):
     rows, settings = document["rows"], document["settings"]
-    heads = "".join(f"{head:>11}" for head in ("paper", "here", "sd", "floor", "fits", "iterations", "seconds"))
-    print(f"\n{'':<44}{heads}")
+    lines = []
     for case in (*table.cases, "any"):
         for k, metric in enumerate(table.metrics):
             floor = values_of(rows, case, "floor", k) or values_of(rows, "any", "floor", k)
@@ -121,10 +75,11 @@ def print_table(table, document):
                 if method != "floor":
                     fits = [row for row in rows if (row["case"], row["method"]) == (case, method)]
                     cells = cells_of(fits, k, floor, table.of_paper(case, metric, method), table.average)
-                    print(f"{f'{case} {metric}'.strip():<18}{method:<26}" + "".join(f"{cell:>11}" for cell in cells))
+                    lines.append((f"{case} {metric}".strip(), method, *cells))
+    print_table(("", "", "paper", "here", "sd", "floor", "fits", "iterations", "seconds"), lines, n_names=2)
     print("With", ", or ".join(dict.fromkeys(names_of(row["versions"]) for row in rows)) + ".")
     if settings["table"] == "time":
-        print_ratios(table, rows)
+        show_ratios(table, rows)
     if settings["quick"]:
         print("A quick run: a few iterations, whose numbers mean nothing.")
     elif settings["scale"] != 1:
@@ -160,30 +115,27 @@ def number(value):
     return "-" if value is None else f"{value:.4f}" if abs(value) < 10 else f"{value:.2f}"
 
 
-def print_ratios(table, rows):
+def show_ratios(table, rows):
     first, *others = table.methods
-    print(f"\n{f'Ratio to {first}':<44}{'paper':>11}{'here':>11}")
+    lines = []
     for case in table.cases:
         median = {method: np.median(found) for method in table.methods if (found := values_of(rows, case, method, 0))}
         for method in (m for m in others if {m, first} <= median.keys()):
             of_paper = table.of_paper(case, table.metrics[0], method) / table.of_paper(case, table.metrics[0], first)
-            print(f"{case:<18}{method:<26}{of_paper:>11.2f}{median[method] / median[first]:>11.2f}")
+            lines.append((case, method, f"{of_paper:.2f}", f"{median[method] / median[first]:.2f}"))
+    print_table(("Ratio to", first, "paper", "here"), lines, n_names=2)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command(__doc__, seeds=None)
     parser.add_argument("table", choices=TABLES)
-    parser.add_argument("--seeds", type=int, help="3 by default, of `time` 5, in quick runs 1")
     parser.add_argument("--cases", nargs="+")
     parser.add_argument("--methods", nargs="+")
     parser.add_argument("--scale", type=float, default=1.0, help="share of the paper's iterations")
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--show", action="store_true", help="print the table of the file, run nothing")
-    parser.add_argument("--out", type=Path, help="the json file of the results")
     parser.add_argument("--cache", type=Path, help="folder of reference draws; by default beside the json file")
     parser.add_argument("--data-home", help="folder of the UCI data")
-    parser.add_argument("--drift", choices=["paper", "bounded"], default="paper")
-    parser.add_argument("--units", choices=["y", "legacy"], default="y")
+    parser.add_argument("--drift", choices=DIFFUSIONS, default="paper")
+    parser.add_argument("--units", choices=NETWORKS, default="y")
     parser.add_argument("--splits", type=int, default=1)
     args = parser.parse_args()
     table = TABLES[args.table]
@@ -195,10 +147,14 @@ def main():
     args.out = args.out or RESULTS / f"{args.table}{'_quick' if args.quick else ''}.json"
     args.cache = args.cache or args.out.parent / "reference"
     if args.show:
-        return print_table(table, load_to_show(args.out, args.table, parser.error))
-    document = load(args.out, settings_of(args, table))
-    run_missing(table, document, args)
-    return print_table(table, document)
+        document = read(args.out if args.show is True else args.show)
+        if (there := document["settings"]["table"]) != args.table:
+            raise SystemExit(f"{args.out} holds the table {there!r}, not {args.table!r}; give another --out.")
+    else:
+        document = load(args.out, settings_of(args, table))
+        run = partial(judged, table=table, args=args, rows=document["rows"])
+        run_missing(document, args.out, [job for job in table.jobs(args) if is_wanted(job, args)], run)
+    show(table, document)
 
 
 if __name__ == "__main__":

@@ -12,13 +12,14 @@ with their standard deviation.
 
 from __future__ import annotations
 
-import argparse
 import time
 import warnings
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
+from _harness import command, of, pairs, print_table, results, spread
 from scipy.stats import norm
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
@@ -70,35 +71,46 @@ def judged(search, X, y, X_test, y_test):
     return np.sqrt(np.mean((y_test - mean) ** 2)), nll, inside.mean()
 
 
+#: What is kept of a split.
+KEYS = ("rmse", "nll", "cover", "seconds", "chosen")
+
+
+def data(name, folder):
+    if name == "made up":
+        X = np.random.RandomState(0).normal(size=(60, 2))
+        return X, X[:, 0] + 0.1 * np.random.RandomState(1).normal(size=60)
+    return getattr(datasets, f"fetch_{name}")(data_home=folder, return_X_y=True)
+
+
+def run(name, method, split, folder):
+    """Search, and judge on the rows that are held out; return the row."""
+    X, y = data(name, folder)
+    X_train, X_test, y_train, y_test = train_test_split(X, y, test_size=0.1, random_state=42 + split)
+    start = time.perf_counter()
+    search = searched(method, X_train, y_train)
+    seconds = time.perf_counter() - start
+    rmse, nll, cover = map(float, judged(search, X_train, y_train, X_test, y_test))
+    chosen = "/".join(str(v) for v in search.best_params_.values())
+    return {"rmse": rmse, "nll": nll, "cover": cover, "seconds": seconds, "chosen": chosen}
+
+
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = command(__doc__)
     parser.add_argument("--data-home", type=Path)
     parser.add_argument("--data", nargs="+", default=["boston", "yacht"])
     parser.add_argument("--methods", nargs="+", help="all by default")
-    parser.add_argument("--splits", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="made-up data, and one method alone")
+    parser.add_argument("--splits", dest="seeds", type=int, default=3, help="the same as --seeds")
     args = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    for name in ["made up"] if args.quick else args.data:
-        if args.quick:
-            X = np.random.RandomState(0).normal(size=(60, 2))
-            y = X[:, 0] + 0.1 * np.random.RandomState(1).normal(size=60)
-        else:
-            X, y = getattr(datasets, f"fetch_{name}")(data_home=args.data_home, return_X_y=True)
-        print(f"{name}: {len(X)} rows, {X.shape[1]} columns, {args.splits} splits")
-        print(f"  {'':<18}{'RMSE':>16}{'NLL':>16}{'cover':>16}{'seconds':>10}  chosen")
-        for method in ["BayesianRidge"] if args.quick else args.methods or methods(X.shape[1]):
-            rows, seconds, chosen = [], [], []
-            for split in range(args.splits):
-                parts = train_test_split(X, y, test_size=0.1, random_state=42 + split)
-                start = time.perf_counter()
-                search = searched(method, parts[0], parts[2])
-                seconds.append(time.perf_counter() - start)
-                chosen.append("/".join(str(v) for v in search.best_params_.values()))
-                rows.append(judged(search, parts[0], parts[2], parts[1], parts[3]))
-            cells = "".join(f"{m:>9.3f} +-{s:>5.3f}" for m, s in zip(np.mean(rows, 0), np.std(rows, 0), strict=True))
-            print(f"  {method:<18}{cells}{np.median(seconds):>10.1f}  {' '.join(chosen)}", flush=True)
+    names, of_all = (["made up"], ["BayesianRidge"]) if args.quick else (args.data, args.methods or list(methods(1)))
+    jobs = [(name, method, split) for name in names for method in of_all for split in range(args.seeds)]
+    rows = results(args, jobs, partial(run, folder=args.data_home))["rows"]
+    lines = []
+    for name, method in pairs(rows):
+        *values, seconds, chosen = (of(rows, key, case=name, method=method) for key in KEYS)
+        lines.append((name, method, *map(spread, values), f"{np.median(seconds):.1f}", " ".join(chosen)))
+    print_table(("data", "method", "RMSE", "NLL", "cover", "seconds", "chosen"), lines, n_names=2)
 
 
 if __name__ == "__main__":

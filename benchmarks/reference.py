@@ -28,6 +28,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from paper.public_code import BoundedDiffusion
 from posteriors import POSTERIORS, waveform_target
 from scipy.stats import norm
 from sklearn.datasets import load_diabetes
@@ -72,7 +73,7 @@ TARGETS = {
     "ring_unequal": lambda: EightGaussians(weights=[0.3, 0.2, 0.15, 0.1, 0.1, 0.05, 0.05, 0.05]),
     "waveform": waveform_target,
     **{f"diffusion_{d}": lambda d=d: ConditionedDiffusion(d) for d in (50, 100, 200)},
-    **{f"bounded_{d}": lambda d=d: ConditionedDiffusion(d, drift="bounded") for d in (50, 100, 200)},
+    **{f"bounded_{d}": lambda d=d: BoundedDiffusion(d) for d in (50, 100, 200)},
     "network": lambda: network_target(noise_precision=1 / 55**2),
     "network_gamma": lambda: network_target(hyperprior=(2.0, 1.0)),
 }

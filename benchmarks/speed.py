@@ -36,79 +36,14 @@ import torch
 from reference import waveform_target
 from torch import nn
 
-from skksivi import KSIVIApproximator
+from skksivi import KSIVIApproximator, paper_settings
 from skksivi.families._layer import gaussian_layer
 from skksivi.kernels import Gaussian
 from skksivi.mixing import NormalDraws
 from skksivi.stein._estimators import GRADIENT_ESTIMATORS
-from skksivi.targets import Banana, ConditionedDiffusion, Target
+from skksivi.targets import Banana, BayesianNeuralNetwork, ConditionedDiffusion, Target
+from skksivi.targets._network import _split as split
 from skksivi.training._loop import Adam, Objective, by_autograd, minimise
-
-CHUNK = 40
-
-
-class BayesianNetwork(Target):
-    """Regression by one hidden layer of 50 ReLU units; rows of theta hold W (p + 1, 50), w (50,) and b."""
-
-    def __init__(self, X, y, prior_precision, noise_precision, n_hidden=50):
-        ones = torch.ones(len(X), 1, dtype=torch.float64)
-        self.X, self.y = torch.cat([X.double(), ones], 1), y.double()
-        self.prior_precision, self.noise_precision = prior_precision, noise_precision
-        self.n_hidden = n_hidden
-        self.n_features = self.X.shape[1] * n_hidden + n_hidden + 1
-
-    def split(self, theta):
-        W, w, b = theta.split([self.X.shape[1] * self.n_hidden, self.n_hidden, 1], -1)
-        return W.unflatten(-1, (-1, self.n_hidden)), w.unsqueeze(-1), b
-
-    def log_prob(self, theta):
-        W, w, b = self.split(theta)
-        f = ((self.X.to(theta) @ W).relu() @ w).squeeze(-1) + b
-        misfit = self.noise_precision * (self.y.to(theta) - f).square().sum(-1)
-        return -(misfit + self.prior_precision * theta.square().sum(-1)) / 2
-
-    def score_vjp(self, theta):
-        """Return the score and its product; draws are taken CHUNK at a time, whose hidden units fit the cache."""
-        scores, pulls = zip(*(self.part_with_pullback(part) for part in theta.split(CHUNK)), strict=True)
-        return torch.cat(scores), lambda v: torch.cat(
-            [pull(p) for pull, p in zip(pulls, v.split(CHUNK), strict=True)]
-        )
-
-    def part_with_pullback(self, theta):
-        """Lay hidden units out as (rows, n, k), so that one product with X serves all n draws."""
-        X, (W, w, b) = self.X.to(theta), self.split(theta)
-        (n, p, k), w, b = W.shape, w.squeeze(-1), b.squeeze(-1)
-
-        def x_times(W):
-            return (X @ W.transpose(0, 1).reshape(p, n * k)).view(-1, n, k)
-
-        def joined(dh, dw, db, point):
-            dW = (X.T @ dh.view(-1, n * k)).view(p, n, k).transpose(0, 1)
-            return torch.cat([dW.reshape(n, p * k), dw, db.unsqueeze(-1)], -1).add_(
-                point, alpha=-self.prior_precision
-            )
-
-        def outer(e, w):  # (rows, n), (..., n, k) -> (rows, n, k)
-            return e.unsqueeze(-1) * w
-
-        h = x_times(W).relu_()
-        where_on = torch.ops.aten.threshold_backward  # of (a, h, 0): a where h > 0, else 0, in one pass
-        e = (self.y.to(theta).unsqueeze(-1) - b - (h * w).sum(-1)).mul_(self.noise_precision)
-        s = joined(where_on(outer(e, w), h, 0), outer(e, h).sum(0), e.sum(0), theta)
-
-        def pullback(v):
-            V, v_w, v_b = self.split(v)
-            v_w, v_b = v_w.squeeze(-1), v_b.squeeze(-1)
-            h_v = where_on(x_times(V), h, 0)
-            e_v = ((h * v_w).addcmul_(h_v, w).sum(-1)).add_(v_b).mul_(-self.noise_precision)
-            dh_v = where_on(outer(e_v, w).addcmul_(e.unsqueeze(-1), v_w), h, 0)
-            dw_v = h_v.mul_(e.unsqueeze(-1)).addcmul_(h, e_v.unsqueeze(-1)).sum(0)
-            return joined(dh_v, dw_v, e_v.sum(0), v)
-
-        return s, pullback
-
-    def score_fn(self, theta):
-        return Target.score_fn(self, theta)
 
 
 def network_target():
@@ -116,7 +51,7 @@ def network_target():
     generator = torch.Generator().manual_seed(0)
     X = torch.randn(100, 13, generator=generator)
     y = X @ torch.randn(13, generator=generator) / 4 + 0.3 * torch.randn(100, generator=generator)
-    return BayesianNetwork(X, y, math.exp(-1.0039), math.exp(-2.5560))
+    return BayesianNeuralNetwork(X, y, prior_precision=math.exp(-1.0039), noise_precision=math.exp(-2.5560))
 
 
 # Scores as research code has them: products over (N, rows, d), log-densities differentiated twice.
@@ -137,13 +72,14 @@ def naive_by_autograd(target):
 
 
 def naive_network(target):
-    X, y = target.X.float(), target.y.float()
+    X, y = target._X.float(), target._y.float()
+    noise_precision = target.noise_precision * target.y_scale.item() ** 2
 
     def log_prob(theta):
-        W, w, b = target.split(theta)
+        W, w, b = split(theta, target.n_hidden)
         h = (X[None, :, :, None] * W[:, None]).sum(-2).relu()
-        f = (h * w.mT).sum(-1) + b
-        misfit = target.noise_precision * (y - f).square().sum(-1)
+        f = (h * w[:, None]).sum(-1) + b[:, None]
+        misfit = noise_precision * (y - f).square().sum(-1)
         return -(misfit + target.prior_precision * theta.square().sum(-1)) / 2
 
     def score_fn(theta):
@@ -153,40 +89,20 @@ def naive_network(target):
     return score_fn
 
 
-TOY = {"hidden_layer_sizes": (50, 50), "latent_dim": 3}
+#: Nothing beside the estimate and Adam.
+PLAIN = {"ema_decay": None, "max_grad_norm": None, "entropic_weight": 0.0, "random_state": 0}
 CASES = {
-    "banana": (Banana, naive_by_autograd, 500, {**TOY, "initial_scale": 0.5}),
-    "waveform": (waveform_target, naive_logistic, 100, {"latent_dim": 10, "initial_scale": math.exp(-5 / 2)}),
+    "banana": (Banana, naive_by_autograd, paper_settings("banana") | PLAIN),
+    "waveform": (waveform_target, naive_logistic, paper_settings("waveform") | PLAIN),
     **{
         f"diffusion {d}": (
             lambda d=d: ConditionedDiffusion(d),
             naive_by_autograd,
-            128,
-            {
-                "latent_dim": 100,
-                "hidden_layer_sizes": (128, 128),
-                "initial_scale": math.exp(-1),
-                "learning_rate": 2e-4,
-            },
+            paper_settings("diffusion") | PLAIN,
         )
         for d in (50, 100, 200)
     },
-    "network 751": (
-        network_target,
-        naive_network,
-        100,
-        {"latent_dim": 3, "hidden_layer_sizes": (10, 10), "initial_scale": math.exp(-4), "learning_rate": 1e-4},
-    ),
-}
-PAPER = {
-    "kernel": "gaussian",
-    "hidden_layer_sizes": (100, 100),
-    "linear_skip": False,
-    "whiten": None,
-    "learning_rate": 1e-3,
-    "learning_rate_decay": (0.9, 1000),
-    "ema_decay": None,
-    "random_state": 0,
+    "network 751": (network_target, naive_network, paper_settings("network") | PLAIN | {"learning_rate": 1e-4}),
 }
 #: Ratios stand-in / ours asked for at one thread with the vanilla estimator, and the goals beyond.
 BARS = {"banana": 8, "waveform": 10, "diffusion 50": 12, "diffusion 100": 18, "diffusion 200": 22, "network 751": 25}
@@ -204,12 +120,12 @@ def stand_in(target, naive, n, own, device):
     """Return a function that runs k steps of the plain reference loop."""
     target = target.to(dtype=torch.float32, device=device)
     score_fn = naive(target)
-    sizes = [own["latent_dim"], *own.get("hidden_layer_sizes", (100, 100)), target.n_features]
+    sizes = [own["latent_dim"], *own["hidden_layer_sizes"], target.n_features]
     layers = [m for i, o in pairwise(sizes) for m in (nn.Linear(i, o), nn.ReLU())]
     mu = nn.Sequential(*layers[:-1]).to(device)
     log_variance = nn.Parameter(torch.full((target.n_features,), 2 * math.log(own["initial_scale"]), device=device))
     optimizer = torch.optim.Adam(
-        [*mu.parameters(), log_variance], lr=own.get("learning_rate", 1e-3), foreach=False, fused=False
+        [*mu.parameters(), log_variance], lr=own["learning_rate"], foreach=False, fused=False
     )
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1000, 0.9)
 
@@ -237,16 +153,15 @@ def stand_in(target, naive, n, own, device):
 
 def plain(target, n, own, device, estimator="vanilla"):
     """Return a function that runs k steps of the specification under automatic differentiation."""
-    settings = {**PAPER, **own}
     target = target.to(dtype=torch.float32, device=device)
     generator = torch.Generator(device).manual_seed(0)
     family = gaussian_layer(
         target.n_features,
-        hidden_layer_sizes=settings["hidden_layer_sizes"],
-        mixing=NormalDraws(settings["latent_dim"]),
+        hidden_layer_sizes=own["hidden_layer_sizes"],
+        mixing=NormalDraws(own["latent_dim"]),
         linear_skip=False,
         scale="constant",
-        initial_scale=settings["initial_scale"],
+        initial_scale=own["initial_scale"],
         min_scale=1e-3,
         generator=generator,
         dtype=torch.float32,
@@ -258,7 +173,7 @@ def plain(target, n, own, device, estimator="vanilla"):
         return estimate(x, target.score_fn(x) - conditional, Gaussian())
 
     def run(k):
-        optimiser = Adam(settings["learning_rate"], (0.9, 1000))
+        optimiser = Adam(own["learning_rate"], own["learning_rate_decay"])
         minimise(Objective(by_autograd(loss_fn, family)), family, optimiser, generator, max_iter=k)
 
     return run
@@ -266,7 +181,7 @@ def plain(target, n, own, device, estimator="vanilla"):
 
 def ours(target, n, own, device, estimator="vanilla"):
     """Return a function that runs k steps of a warm-started fit."""
-    settings = {**PAPER, **own, "batch_size": n, "gradient_estimator": estimator, "device": device}
+    settings = own | {"batch_size": n, "gradient_estimator": estimator, "device": device}
     q = KSIVIApproximator(**settings, warm_start=True)
 
     def run(k):
@@ -297,7 +212,7 @@ def modelled_floor(name, d, n, own):
     a, b = torch.randn(512, 512), torch.randn(2**17)
     multiply_adds = rate(512**3, lambda: a @ a)
     exponentials, normals = rate(len(b), b.exp), rate(len(b), lambda: torch.randn(len(b)))
-    sizes = [own["latent_dim"], *own.get("hidden_layer_sizes", (100, 100)), d]
+    sizes = [own["latent_dim"], *own["hidden_layer_sizes"], d]
     layers = [i * o for i, o in pairwise(sizes)]
     network = 2 * n * (3 * sum(layers) - layers[0])  # forward, weights, inputs; nothing is sent back into z
     kernel = 6 * n * n * d  # distances, <f, f'>, and each factor of the estimate from either side
@@ -323,8 +238,8 @@ def compare(names, blocks, device):
     """Return rows of median milliseconds, the three steps interleaved block by block."""
     rows = []
     for name in names:
-        make, naive, n, own = CASES[name]
-        target = make()
+        make, naive, own = CASES[name]
+        target, n = make(), own["batch_size"]
         steps = {
             "stand-in": stand_in(target, naive, n, own, device),
             "plain": plain(target, n, own, device),
@@ -381,7 +296,7 @@ def peak_megabytes():
 
 def memory_of(kind, n, d):
     """Print the peak memory of three steps above that of the process before them."""
-    own = {**CASES["diffusion 100"][3], "latent_dim": 100}
+    own = CASES["diffusion 100"][2]
     target = ConditionedDiffusion(d)
     run = stand_in(target, naive_by_autograd, n, own, "cpu") if kind == "stand-in" else ours(target, n, own, "cpu")
     before = peak_megabytes()
@@ -411,7 +326,7 @@ def scaling(blocks, device, quick):
 
     sizes = [128, 500, 2000] if quick else [128, 256, 500, 1000, 2000, 5000, 20_000]
     dimensions = [5, 100] if quick else [5, 20, 100, 500, 2000, 10_000]
-    own = {**CASES["diffusion 100"][3], "latent_dim": 100}
+    own = CASES["diffusion 100"][2]
     rows = []
     for n, d in [(n, 100) for n in sizes] + [(128, d) for d in dimensions]:
         target = ConditionedDiffusion(d)

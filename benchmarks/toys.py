@@ -1,45 +1,28 @@
-"""Two-dimensional targets with the paper's settings: KL to the target, and draws over contours.
+"""Two-dimensional targets with the paper's settings: the Kullback-Leibler divergence from the target.
 
-python benchmarks/toys.py [--max-iter 10000] [--seeds 1] [--draws 100000] [--output toys.png]
+python benchmarks/toys.py [--max-iter 10000] [--seeds 1] [--draws 100000] [--out FILE.json]
 
 The paper runs 50,000 iterations. KL(q || p) by nearest neighbours (k = 3); its floor is the estimate between two
-independent exact samples.
+independent exact samples. `examples/paper/plot_toys.py` draws the fits.
 """
 
 from __future__ import annotations
 
-import argparse
 import time
+from functools import partial
 
-import matplotlib
-
-matplotlib.use("agg")
-import matplotlib.pyplot as plt
 import torch
+from _harness import command, of, pairs, print_table, results, spread
 
-from skksivi import KSIVIApproximator
+from skksivi import KSIVIApproximator, paper_settings
 from skksivi.metrics import kl_divergence
-from skksivi.plotting import DensityDisplay
 from skksivi.targets import Banana, Multimodal, XShaped
 
-PAPER = {
-    "gradient_estimator": "vanilla",
-    "latent_dim": 3,
-    "hidden_layer_sizes": (50, 50),
-    "linear_skip": False,
-    "whiten": None,
-    "batch_size": 500,
-    "learning_rate": 1e-3,
-    "learning_rate_decay": (0.9, 1000),
-    "betas": (0.9, 0.99),
-    "ema_decay": None,
-    "initial_scale": 1.0,
-}
 RUNS = {
-    "banana, Gaussian kernel": (Banana, {"kernel": "gaussian", "initial_scale": 0.5}),
-    "multimodal, IMQ kernel": (Multimodal, {"kernel": "imq", "annealing": "linear"}),
-    "multimodal, Gaussian kernel": (Multimodal, {"kernel": "gaussian", "annealing": "linear"}),
-    "X-shaped, Gaussian kernel": (XShaped, {"kernel": "gaussian"}),
+    ("banana", "Gaussian kernel"): (Banana, paper_settings("banana")),
+    ("multimodal", "IMQ kernel"): (Multimodal, paper_settings("multimodal") | {"kernel": "imq"}),
+    ("multimodal", "Gaussian kernel"): (Multimodal, paper_settings("multimodal")),
+    ("X-shaped", "Gaussian kernel"): (XShaped, paper_settings("x-shaped")),
 }
 
 
@@ -47,30 +30,28 @@ def exact(target, n, seed):
     return target.sample(n, torch.Generator().manual_seed(seed)).numpy()
 
 
+def run(case, method, seed, max_iter, draws):
+    make, settings = RUNS[case, method]
+    target, start = make(), time.perf_counter()
+    q = KSIVIApproximator(**settings | {"max_iter": max_iter}, random_state=seed).fit(target)
+    seconds, truth = time.perf_counter() - start, exact(target, draws, 0)
+    kl, floor = (kl_divergence(X, truth) for X in (q.sample(draws), exact(target, draws, 1)))
+    return {"kl": kl, "floor": floor, "seconds": seconds}
+
+
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = command(__doc__, seeds=1)
     parser.add_argument("--max-iter", type=int, default=10_000)
-    parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--draws", type=int, default=100_000)
-    parser.add_argument("--output", default="toys.png")
     args = parser.parse_args()
-    figure, axes = plt.subplots(1, len(RUNS), figsize=(4 * len(RUNS), 4), layout="constrained")
-    print(f"{'target, kernel':<30}{'KL(q||p)':>10}{'floor':>8}{'seconds':>9}")
-    for ax, (name, (make, own)) in zip(axes, RUNS.items(), strict=True):
-        target = make()
-        truth = exact(target, args.draws, 0)
-        floor = kl_divergence(exact(target, args.draws, 1), truth)
-        for seed in range(args.seeds):
-            start = time.perf_counter()
-            q = KSIVIApproximator(**{**PAPER, **own}, max_iter=args.max_iter, random_state=seed).fit(target)
-            seconds = time.perf_counter() - start
-            X = q.sample(args.draws)
-            kl = kl_divergence(X, truth)
-            print(f"{name:<30}{kl:>10.4f}{floor:>8.4f}{seconds:>9.1f}", flush=True)
-        DensityDisplay.from_draws(X, target, kind="histogram", ax=ax)
-        ax.set_title(f"{name}\nKL {kl:.3f} after {args.max_iter:,} iterations", fontsize=10)
-    figure.savefig(args.output, dpi=110)
-    print(f"Figure in {args.output}")
+    settings = {"max_iter": 50, "draws": 2000} if args.quick else {"max_iter": args.max_iter, "draws": args.draws}
+    jobs = [(*job, seed) for job in RUNS for seed in range(args.seeds)]
+    rows = results(args, jobs, partial(run, **settings), **settings)["rows"]
+    lines = []
+    for case, method in pairs(rows):
+        kl, floor, seconds = (of(rows, key, case=case, method=method) for key in ("kl", "floor", "seconds"))
+        lines.append((case, method, spread(kl, 4), f"{floor[0]:.4f}", f"{sorted(seconds)[len(seconds) // 2]:.1f}"))
+    print_table(("target", "kernel", "KL(q || p)", "floor", "seconds"), lines, n_names=2)
 
 
 if __name__ == "__main__":

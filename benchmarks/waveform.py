@@ -8,39 +8,29 @@ column of ones, y_train); its reference draws are made by `benchmarks/reference.
 
 from __future__ import annotations
 
-import argparse
-import json
-import math
 import time
-from pathlib import Path
+from functools import partial
 
 import numpy as np
-import torch
+from _harness import command, of, pairs, print_table, results, spread
 from reference import mat_target, waveform_target
 
-from skksivi import KSIVIApproximator
+from skksivi import KSIVIApproximator, paper_settings
 from skksivi.baselines import Laplace
 from skksivi.datasets import load_waveform_posterior
 from skksivi.metrics import sliced_wasserstein
 
-PAPER = {
-    "kernel": "gaussian",
-    "latent_dim": 10,
-    "linear_skip": False,
-    "whiten": None,
-    "batch_size": 100,
-    "learning_rate": 1e-3,
-    "learning_rate_decay": (0.9, 3000),
-    "betas": (0.9, 0.999),
-    "ema_decay": None,
-}
+PAPER = paper_settings("waveform")
 #: The paper starts sigma^2 at e^-5; its public code starts the U-statistic at e^-2.
 METHODS = {
-    "paper, vanilla": {**PAPER, "gradient_estimator": "vanilla", "initial_scale": math.exp(-5 / 2)},
-    "paper, U-statistic": {**PAPER, "gradient_estimator": "u-statistic", "initial_scale": math.exp(-5 / 2)},
-    "U-statistic from e^-2": {**PAPER, "gradient_estimator": "u-statistic", "initial_scale": math.exp(-2 / 2)},
+    "paper, vanilla": PAPER,
+    "paper, U-statistic": PAPER | {"gradient_estimator": "u-statistic"},
+    "U-statistic from e^-2": paper_settings("waveform-u-statistic"),
     "defaults": {},
 }
+
+#: What is kept of a fit.
+KEYS = ("sliced_w2", "mean_error", "sd_ratio_min", "sd_ratio_max", "seconds")
 
 
 def accuracy(X, reference):
@@ -55,51 +45,45 @@ def accuracy(X, reference):
     }
 
 
+def run(_case, method, seed, target, reference, max_iter):
+    """Fit, or take the reference's own draws; return the row."""
+    if method == "noise floor":
+        return accuracy(reference[1000:], reference)
+    parameters = METHODS.get(method, {})
+    own = {"max_iter": max_iter} if parameters else {}
+    make = Laplace if method == "Laplace" else KSIVIApproximator
+    q, start = make(**parameters | own, random_state=seed), time.perf_counter()
+    q.fit(target)
+    seconds = time.perf_counter() - start
+    return {**accuracy(q.sample(10_000), reference), "seconds": seconds}
+
+
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = command(__doc__)
     parser.add_argument("--data")
     parser.add_argument("--reference")
-    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--max-iter", type=int, default=20_000)
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     target = mat_target(args.data) if args.data else waveform_target()
     reference = np.load(args.reference)["draws"] if args.data else load_waveform_posterior()
-
-    rows = [{"method": "noise floor", **accuracy(reference[1000:], reference)}]
-    rows.append({"method": "Laplace", **accuracy(Laplace(random_state=0).fit(target).sample(10_000), reference)})
-    for name in args.methods:
-        parameters = {**METHODS[name], "max_iter": args.max_iter} if name != "defaults" else METHODS[name]
-        for seed in range(args.seeds):
-            start = time.perf_counter()
-            q = KSIVIApproximator(**parameters, random_state=seed).fit(target)
-            seconds = time.perf_counter() - start
-            rows.append(
-                {
-                    "method": name,
-                    "seed": seed,
-                    "n_iter": q.n_iter_,
-                    **accuracy(q.sample(10_000), reference),
-                    "seconds": seconds,
-                }
-            )
-            print(rows[-1], flush=True)
-    print_table(rows)
-    if args.out:
-        args.out.write_text(json.dumps({"torch": torch.__version__, "rows": rows}, indent=1))
+    settings = {"max_iter": 100 if args.quick else args.max_iter}
+    jobs = [("waveform", "noise floor", 0), ("waveform", "Laplace", 0)]
+    jobs += [("waveform", method, seed) for method in args.methods for seed in range(args.seeds)]
+    document = results(
+        args, jobs, partial(run, target=target, reference=reference, **settings), data=args.data, **settings
+    )
+    show(document["rows"])
 
 
-def print_table(rows):
-    print(f"\n{'method':<20}{'sliced W2 (mean, sd over seeds)':>33}{'mean error':>12}{'sd ratio':>15}{'seconds':>9}")
-    for name in dict.fromkeys(row["method"] for row in rows):
-        of = {key: [r[key] for r in rows if r["method"] == name and key in r] for key in rows[-1]}
-        w2, seconds = of["sliced_w2"], of["seconds"]
-        print(
-            f"{name:<20}{np.mean(w2):>24.4f} +-{np.std(w2):>6.4f}{np.max(of['mean_error']):>12.3f}"
-            f"{np.min(of['sd_ratio_min']):>8.2f} -{np.max(of['sd_ratio_max']):>5.2f}"
-            + (f"{np.median(seconds):>9.1f}" if seconds else f"{'-':>9}")
-        )
+def show(rows):
+    lines = []
+    for case, method in pairs(rows):
+        found = {key: of(rows, key, case=case, method=method) for key in KEYS}
+        w2, error, low, high, seconds = found.values()
+        ratios, median = f"{min(low):.2f} - {max(high):.2f}", f"{np.median(seconds):.1f}" if seconds else "-"
+        lines.append((method, spread(w2, 4), f"{max(error):.3f}", ratios, median))
+    print_table(("method", "sliced W2", "mean error", "sd ratio", "seconds"), lines)
     print("sliced W2: 1,000 draws a side; mean error in sd, sd ratio: worst coordinate of all seeds; median seconds.")
 
 

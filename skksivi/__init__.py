@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         targets,
     )
     from skksivi._modes import modes
+    from skksivi._paper import paper_settings
     from skksivi.diagnostics import diagnose
     from skksivi.estimators._hksivi import HKSIVIApproximator
     from skksivi.estimators._ksivi import KSIVIApproximator
@@ -46,6 +47,7 @@ __all__ = [
     "mixing",
     "model_selection",
     "modes",
+    "paper_settings",
     "plotting",
     "save",
     "targets",
@@ -60,6 +62,7 @@ if not TYPE_CHECKING:  # a checker would take any name for one of these
             "estimators._hksivi": ["HKSIVIApproximator"],
             "estimators._ksivi": ["KSIVIApproximator"],
             "_modes": ["modes"],
+            "_paper": ["paper_settings"],
             "diagnostics": ["diagnose"],
             "export": ["to_arviz"],
             "persistence": ["load", "save"],

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+import skksivi
 from skksivi import KSIVIApproximator
 from skksivi.kernels import Laplace
 from skksivi.parameters import Adam, Checkpoint, Pilot
@@ -138,7 +139,18 @@ def test_a_fit_goes_on_on_its_device(left_behind):
     assert found["whitening"].map.m.device.type == "meta"
 
 
-@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "pickle"])
+def torch_pickle(value):
+    file = io.BytesIO()
+    torch.save(value, file)
+    return file.getvalue()
+
+
+def saved_estimator(path):
+    skksivi.save(KSIVIApproximator(**SETTINGS).set_params(max_iter=1).fit(lambda x: -x, n_features=2), path)
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "pickle", "pickle of torch", "saved estimator"])
 def test_a_damaged_file_is_named_and_nothing_in_it_is_run(damage, left_behind, tmp_path):
     whole = left_behind.read_bytes()
 
@@ -151,6 +163,8 @@ def test_a_damaged_file_is_named_and_nothing_in_it_is_run(damage, left_behind, t
         "flipped": whole[:100] + bytes(b ^ 255 for b in whole[100:2000]) + whole[2000:],
         "empty": b"",
         "pickle": pickle.dumps(Bomb()),
+        "pickle of torch": torch_pickle({"settings": Bomb()}),
+        "saved estimator": saved_estimator(tmp_path / "q"),
     }
     left_behind.write_bytes(damaged[damage])
     with pytest.raises(ValueError, match="damaged"):

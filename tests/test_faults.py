@@ -1,7 +1,6 @@
 """What goes wrong in a fit is told, or does not matter; what was learned is not lost. One fault, one test.
 
-Those of scores, files and checkpoints are in the tests of these; `benchmarks/faults.py` provokes all of them, many
-times.
+Those of scores, files and checkpoints are in the tests of these.
 """
 
 import os
@@ -85,10 +84,11 @@ def nan_derivative_outside(x):
     return 4 * (1 - x) + torch.where(r < 1.5, 0, 0 * torch.sqrt(r - 1.5))
 
 
+@pytest.mark.parametrize("whiten", [None, "laplace"])
 @pytest.mark.parametrize("score_fn", [nan_derivative_everywhere, nan_derivative_outside])
-def test_a_finite_score_with_a_derivative_that_is_nan_is_fitted_by_differences_or_told(score_fn):
+def test_a_finite_score_with_a_derivative_that_is_nan_is_fitted_by_differences_or_told(score_fn, whiten):
     """The part of `where` that is not taken has a derivative too, and zero times NaN is NaN."""
-    q = KSIVIApproximator(whiten=None, max_iter=1000, random_state=0)
+    q = KSIVIApproximator(whiten=whiten, max_iter=1000, random_state=0)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         X = q.fit(score_fn, n_features=2).sample(4000)
@@ -107,6 +107,21 @@ def test_one_row_of_a_score_that_is_not_finite_costs_one_step(kind):
         skipped.fit(Misbehaving(spoil, 12, rows=ODD, once=True, score_fn=normal_score), n_features=2)
     assert_equal(raised, skipped)
     assert np.isfinite(raised.sample(1000)).all()
+
+
+@pytest.mark.parametrize("rule", ["raise", "skip"])
+@pytest.mark.parametrize("bound", [0.3, 1.5, 3.0])
+def test_a_region_where_the_score_is_not_finite_is_told_and_the_draws_are_finite(bound, rule):
+    q = clone(SHORT).set_params(nonfinite=rule)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            q.fit(lambda x: torch.where(x[:, :1] > bound, torch.nan, normal_score(x)), n_features=2)
+        except FloatingPointError as error:
+            assert "not finite" in str(error)  # noqa: PT017
+        else:
+            assert any("were skipped" in str(w.message) or "not finite" in str(w.message) for w in caught)
+    assert np.isfinite(q.sample(100)).all()
 
 
 # What ends a fit

@@ -1,5 +1,6 @@
 """Any score function is safe: products with its Jacobian are right, whatever it is made of, or refused."""
 
+import contextlib
 import importlib
 import re
 import warnings
@@ -429,9 +430,42 @@ def test_no_posterior_of_the_benchmarks_is_warned_of(monkeypatch):
     monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
     for posterior in importlib.import_module("posteriors").POSTERIORS.values():
         target = posterior.make()
-        assert not _resolve_score(target, None, dtype=torch.float32, device=CPU).by_differences
+        assert not resolved(target, None).by_differences
+        resolved(target, None, "finite-difference")
         score_fn, d = target.to(dtype=torch.float64).score_fn, target.n_features
         assert resolved(last_detached(lambda x, score_fn=score_fn: score_fn(x.double())), d).by_differences
+
+
+def test_the_wrong_sign_of_every_posterior_of_the_benchmarks_is_named(monkeypatch):
+    """Before the training or, where the shells around the origin do not show it, by a fit with default settings."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
+    for posterior in importlib.import_module("posteriors").POSTERIORS.values():
+        target = posterior.make().to(dtype=torch.float64)
+
+        def flipped(x, score_fn=target.score_fn):
+            return -score_fn(x.double())
+
+        def is_told(q, flipped=flipped, d=target.n_features):
+            with warnings.catch_warnings(record=True) as told, contextlib.suppress(ValueError, FloatingPointError):
+                warnings.simplefilter("always")
+                q.fit(flipped, n_features=d)
+            return any("wrong sign" in str(w.message) for w in told)
+
+        in_x = KSIVIApproximator(whiten=None, max_iter=1, random_state=0)
+        assert is_told(in_x) or is_told(KSIVIApproximator(max_iter=50, random_state=0))
+
+
+@given(d=st.integers(2, 20), log10=st.floats(-2, 2), twist=st.floats(0.05, 1), seed=st.integers(0, 10**6))
+def test_an_antisymmetric_part_of_a_twentieth_of_the_curvature_is_named(d, log10, twist, seed):
+    rng = np.random.RandomState(seed)
+    root = 10**log10 * (np.eye(d) + np.tril(rng.normal(size=(d, d)), -1) / d)
+    precision = np.linalg.inv(root @ root.T)
+    scale = np.sqrt(np.diag(precision))
+    part = twist * np.triu(np.outer(scale, scale), 1)
+    for A, is_named in ((precision, False), (precision + part - part.T, True)):
+        A = torch.as_tensor(A)
+        score = in_double(lambda x, A=A: -x @ A.to(x).mT, d)
+        assert (choose_product(score, "auto")[1] > ASYMMETRY) == is_named
 
 
 @pytest.mark.parametrize("radius", [1.0, 10.0, 1e2, 1e3])
@@ -470,12 +504,17 @@ MISTAKES = {
     "(n,)": (lambda x: -x.sum(1), ValueError, r"shape \(2,\), expected \(2, 3\)"),
     "(n, 1)": (lambda x: -x[:, :1], ValueError, r"shape \(2, 1\), expected \(2, 3\)"),
     "(d, n)": (lambda x: -x.mT, ValueError, r"shape \(3, 2\), expected \(2, 3\)"),
+    "(n, 1, d)": (lambda x: -x[:, None], ValueError, r"shape \(2, 1, 3\), expected \(2, 3\)"),
+    "(n - 1, d)": (lambda x: -x[1:], ValueError, r"shape \(1, 3\), expected \(2, 3\)"),
     "a scalar": (lambda x: -x.sum(), ValueError, r"shape \(\), expected \(2, 3\)"),
     "(n,) of arrays": (lambda X: -np.linalg.norm(X * np.ones(3), axis=1), ValueError, r"shape \(2,\)"),
     "None returned": (lambda x: None, TypeError, "returned a NoneType, expected"),
     "a pair returned": (lambda x: (x.sum(), -x), TypeError, "returned a tuple"),
     "a list returned": (lambda x: (-x).tolist(), TypeError, "returned a list"),
     "complex": (lambda x: -x * 1j, TypeError, "complex"),
+    "integers": (lambda x: -x.long(), TypeError, "int64"),
+    "truth values": (lambda x: x > 0, TypeError, "bool"),
+    "objects": (lambda x: np.full(x.shape, None), TypeError, "type object"),
     "strings": (lambda x: np.full(x.shape, "a"), TypeError, "type <U1"),
     "in place": (lambda x: x.neg_(), ValueError, "changed its input in place"),
     "in place of arrays": (lambda X: np.negative(X, out=X), ValueError, "changed its input in place"),

@@ -10,23 +10,23 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from reference import mala, reference
 
-from skksivi import HKSIVIApproximator, KSIVIApproximator, __version__
+from skksivi import HKSIVIApproximator, KSIVIApproximator, paper_settings
 from skksivi.baselines import Laplace
 from skksivi.metrics import sliced_wasserstein
 from skksivi.targets import Target
 
-#: Kept with each result.
-VERSIONS = {"skksivi": __version__, "torch": torch.__version__, "numpy": np.__version__}
-
 #: Of a quick run: iterations, points of the score for the whitening, particles, and draws to judge by.
 QUICK = {"max_iter": 20, "whiten_budget": 2000, "n_warmup": 20, "n_particles": 100, "n_draws": 200}
 
-#: One layer as the paper has it: a network of z alone, in the coordinates of the target.
-LAYER = {"linear_skip": False, "whiten": None}
-VANILLA, U_STATISTIC = {"gradient_estimator": "vanilla"}, {"gradient_estimator": "u-statistic"}
+#: What the settings of the paper have for KSIVI alone.
+OF_KSIVI = ("kernel", "bandwidth", "gradient_estimator", "mixing", "betas", "entropic_weight")
+
+
+def layer_of(name):
+    """Return the settings that KSIVI shares with the other semi-implicit methods."""
+    return {parameter: value for parameter, value in paper_settings(name).items() if parameter not in OF_KSIVI}
 
 
 def fading(progress):
@@ -35,15 +35,16 @@ def fading(progress):
 
 
 class Method(NamedTuple):
-    """A constructor in the paper's settings and the number of its iterations, of which --scale leaves the first."""
+    """A constructor in the paper's settings, and how much of its iterations --scale is a share of."""
 
     make: Callable[..., Any]
-    n_iter: int
+    share: float = 1.0
 
     def __call__(self, args, **own):
         q = self.make(**own)
-        iterations = {"max_iter" if hasattr(q, "max_iter") else "n_warmup": max(2, round(args.scale * self.n_iter))}
-        return q.set_params(**iterations | few(q, args))
+        name = "max_iter" if hasattr(q, "max_iter") else "n_warmup"
+        n_iter = max(2, round(args.scale * self.share * getattr(q, name)))
+        return q.set_params(**{name: n_iter} | few(q, args))
 
 
 class Ours(NamedTuple):

@@ -16,7 +16,6 @@ length from which no network is trained. All three learn the precision of the no
 
 from __future__ import annotations
 
-import math
 from functools import partial
 
 import numpy as np
@@ -24,22 +23,19 @@ import torch
 from sklearn.datasets import load_diabetes
 from sklearn.model_selection import KFold, train_test_split
 
-from paper._base import DEFAULTS, LAYER, VANILLA, Method, Table, fading, fit
-from skksivi import KSIVIApproximator, KSIVIRegressor, datasets
+from paper._base import DEFAULTS, Method, Table, fading, fit, layer_of
+from paper.public_code import NETWORKS
+from skksivi import KSIVIApproximator, KSIVIRegressor, datasets, paper_settings
 from skksivi.baselines import SGLD, SIVI, SIVISM
-from skksivi.targets import BayesianNeuralNetwork, Minibatches, Target
+from skksivi.targets import Minibatches, Target
 
-NETWORK = {
-    **LAYER, "latent_dim": 3, "hidden_layer_sizes": (10, 10), "batch_size": 100, "initial_scale": math.exp(-4),
-    "ema_decay": 0.999, "max_grad_norm": 1.0, "learning_rate_decay": (0.9, 3000),
-}  # fmt: skip
+NETWORK = paper_settings("network")
 CRITIC = {"critic_hidden_layer_sizes": (16, 16), "critic_learning_rate": 2e-3, "critic_skip": fading}
-KSIVI = {"kernel": "gaussian", "betas": (0.9, 0.999), "entropic_weight": 1.0}
 METHODS = {
-    "SIVI": Method(partial(SIVI, **NETWORK), 20_000),
-    "SIVI-SM": Method(partial(SIVISM, **NETWORK, **CRITIC), 20_000),
-    "SGLD": Method(partial(SGLD, n_chains=100, n_draws=1, thin=1, whiten=None), 10_000),
-    "KSIVI": Method(partial(KSIVIApproximator, **NETWORK, **VANILLA, **KSIVI), 20_000),
+    "SIVI": Method(partial(SIVI, **layer_of("network"))),
+    "SIVI-SM": Method(partial(SIVISM, **layer_of("network"), **CRITIC)),
+    "SGLD": Method(partial(SGLD, n_chains=100, n_warmup=10_000, n_draws=1, thin=1, whiten=None)),
+    "KSIVI": Method(partial(KSIVIApproximator, **NETWORK)),
 }
 METHODS["KSIVI, two minibatches"] = METHODS["KSIVI"]
 #: Among which the validation chooses: prior precisions of ours, steps of SGLD, learning rates of the others.
@@ -120,9 +116,9 @@ class Networks(Table):
         make = METHODS[name]
         if choice:  # a part of the training rows stands for the test
             train, test = train_test_split(train, test_size=0.1, random_state=split)
-            make = make._replace(n_iter=make.n_iter // 4)
+            make = make._replace(share=1 / 4)
         lam, gam = np.exp(PRECISIONS[case])
-        target = BayesianNeuralNetwork(X[train], y[train], prior_precision=lam, noise_precision=gam, units=args.units)
+        target = NETWORKS[args.units](X[train], y[train], prior_precision=lam, noise_precision=gam)
         own = {"step_size" if name == "SGLD" else "learning_rate": float(choice_of_split)}
         q = make(args, **own, random_state=seed)
         in_parts = SameRows(target, seed) if name == "KSIVI" else Minibatches(target, N_ROWS)

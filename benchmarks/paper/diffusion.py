@@ -9,41 +9,36 @@ median over seeds is shown. The paper's are of another machine: compare the rati
 
 from __future__ import annotations
 
-import math
 from functools import partial
 
 import numpy as np
 
 from paper._base import (
     DEFAULTS,
-    LAYER,
     QUICK,
-    U_STATISTIC,
-    VANILLA,
     Counted,
     Method,
     Table,
     exact_draws,
     fading,
     fit,
+    layer_of,
     sliced_distance,
 )
-from skksivi import KSIVIApproximator
+from paper.public_code import DIFFUSIONS
+from skksivi import KSIVIApproximator, paper_settings
 from skksivi.baselines import SIVI, SIVISM, UIVI
 from skksivi.targets import ConditionedDiffusion
 
-NETWORK = {
-    **LAYER, "latent_dim": 100, "hidden_layer_sizes": (128, 128), "batch_size": 128, "initial_scale": math.exp(-1),
-    "min_scale": math.exp(-6), "ema_decay": None, "learning_rate_decay": (0.9, 10_000),
-}  # fmt: skip
+NETWORK = layer_of("diffusion") | {"learning_rate": 1e-4}
 CRITIC = {"critic_hidden_layer_sizes": (512, 512), "critic_learning_rate": 1e-4, "critic_skip": fading}
-KSIVI = partial(KSIVIApproximator, **NETWORK, kernel="gaussian", betas=(0.9, 0.99), learning_rate=2e-4)
+KSIVI = paper_settings("diffusion")
 METHODS = {
-    "SIVI": Method(partial(SIVI, **NETWORK, learning_rate=1e-4), 100_000),
-    "SIVI-SM": Method(partial(SIVISM, **NETWORK, **CRITIC, learning_rate=1e-4), 100_000),
-    "UIVI": Method(partial(UIVI, **NETWORK, learning_rate=1e-4), 100_000),
-    "KSIVI, U-stat.": Method(partial(KSIVI, **U_STATISTIC), 100_000),
-    "KSIVI, vanilla": Method(partial(KSIVI, **VANILLA), 100_000),
+    "SIVI": Method(partial(SIVI, **NETWORK)),
+    "SIVI-SM": Method(partial(SIVISM, **NETWORK, **CRITIC)),
+    "UIVI": Method(partial(UIVI, **NETWORK)),
+    "KSIVI, U-stat.": Method(partial(KSIVIApproximator, **KSIVI | {"gradient_estimator": "u-statistic"})),
+    "KSIVI, vanilla": Method(partial(KSIVIApproximator, **KSIVI)),
 }
 TIMED = ("KSIVI, vanilla", "KSIVI, U-stat.", "SIVI", "SIVI-SM")
 N_TIMED = 500
@@ -69,7 +64,7 @@ class Diffusion(Table):
     methods, paper, options = DEFAULTS | METHODS, PAPER, ("drift",)
 
     def run(self, case, method, seed, args, rows):
-        target = ConditionedDiffusion(int(case), drift=args.drift)
+        target = DIFFUSIONS[args.drift](int(case))
         Y = exact_draws(f"{'diffusion' if args.drift == 'paper' else args.drift}_{case}", target, args)
         q = self.methods[method](args, random_state=seed)
         return {**fit(q, Counted(target)), "values": [sliced_distance(q, Y, seed, args)]}

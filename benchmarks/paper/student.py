@@ -17,45 +17,30 @@ from functools import partial
 import numpy as np
 import torch
 
-from paper._base import DEFAULTS, HIERARCHY, LAYER, QUICK, VANILLA, Counted, Method, Table, fit
-from skksivi import HKSIVIApproximator, KSIVIApproximator
-from skksivi.annealing import Linear
+from paper._base import DEFAULTS, HIERARCHY, QUICK, Counted, Method, Table, fit, layer_of
+from skksivi import HKSIVIApproximator, KSIVIApproximator, paper_settings
 from skksivi.baselines import MIED, SIVI, KSDDescent
 from skksivi.kernels import Riesz
 from skksivi.metrics import wasserstein_in_box
 from skksivi.targets import StudentT
 
 EDGES, N_SETS = (5, 8, 10), 10
-
-
-def entropic(progress):
-    """Return the weight of -E log p: of the first 20,000 of 50,000 iterations, with the temperature."""
-    return 0.05 * Linear()(progress) if progress < 0.4 else 0.0
-
-
-TRAINING = {
-    "batch_size": 500, "learning_rate": 1e-3, "learning_rate_decay": (0.9, 1000), "betas": (0.9, 0.99),
-    "ema_decay": None, "initial_scale": 1.0,
-}  # fmt: skip
-NETWORK = {**LAYER, **TRAINING, "latent_dim": 3, "hidden_layer_sizes": (50, 50), "annealing": "linear"}
 NARROW = 0.3 * np.random.RandomState(0).normal(size=(1000, 2))
 PARTICLES = {"n_particles": 1000, "whiten": None}
-LAYERS = {**TRAINING, **VANILLA, "mixing": "normal", "whiten": None, "bridge": "linear"}
-KSIVI = partial(KSIVIApproximator, **NETWORK, **VANILLA, entropic_weight=entropic)
-WHITENED = NETWORK | VANILLA | {"whiten": "laplace", "initial_scale": math.exp(-3 / 2), "annealing": None}
+KSIVI = paper_settings("student")
+HKSIVI = paper_settings("student-hierarchy")
+WHITENED = {"whiten": "laplace", "initial_scale": math.exp(-3 / 2), "annealing": None, "entropic_weight": 0.0}
 METHODS = {
-    "MIED": Method(partial(MIED, **PARTICLES), 1000),
-    "KSDD": Method(partial(KSDDescent, **PARTICLES), 300),
-    "KSDD, narrow start": Method(partial(KSDDescent, whiten=None, init=NARROW), 300),
-    "SIVI": Method(partial(SIVI, **NETWORK), 50_000),
-    "KSIVI, Gaussian": Method(partial(KSIVI, kernel="gaussian"), 50_000),
-    "KSIVI, Riesz l1": Method(partial(KSIVI, kernel=Riesz(norm="l1")), 50_000),
-    "HKSIVI": Method(partial(HKSIVIApproximator, **LAYERS, kernel=Riesz()), 50_000),
-    "KSIVI, Gaussian, whitened": Method(partial(KSIVIApproximator, **WHITENED, bandwidth="median"), 50_000),
-    "KSIVI, Riesz, whitened": Method(partial(KSIVIApproximator, **WHITENED, kernel=Riesz()), 50_000),
-    "HKSIVI, whitened": Method(
-        partial(HKSIVIApproximator, **LAYERS | {"whiten": "laplace", "bridge": "none"}, kernel=Riesz()), 50_000
-    ),
+    "MIED": Method(partial(MIED, **PARTICLES, max_iter=1000)),
+    "KSDD": Method(partial(KSDDescent, **PARTICLES, max_iter=300)),
+    "KSDD, narrow start": Method(partial(KSDDescent, whiten=None, init=NARROW, max_iter=300)),
+    "SIVI": Method(partial(SIVI, **layer_of("student"), betas=KSIVI["betas"])),
+    "KSIVI, Gaussian": Method(partial(KSIVIApproximator, **KSIVI | {"kernel": "gaussian"})),
+    "KSIVI, Riesz l1": Method(partial(KSIVIApproximator, **KSIVI | {"kernel": Riesz(norm="l1")})),
+    "HKSIVI": Method(partial(HKSIVIApproximator, **HKSIVI)),
+    "KSIVI, Gaussian, whitened": Method(partial(KSIVIApproximator, **KSIVI | WHITENED | {"kernel": "gaussian"})),
+    "KSIVI, Riesz, whitened": Method(partial(KSIVIApproximator, **KSIVI | WHITENED)),
+    "HKSIVI, whitened": Method(partial(HKSIVIApproximator, **HKSIVI | {"whiten": "laplace", "bridge": "none"})),
 }
 PAPER = {
     "MIED": (0.0366, 0.0778, 0.1396),

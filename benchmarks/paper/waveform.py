@@ -12,24 +12,18 @@ from functools import partial
 
 from reference import MAKE, waveform_target
 
-from paper._base import DEFAULTS, LAYER, VANILLA, Counted, Method, Table, exact_draws, fading, fit, sliced_distance
-from skksivi import KSIVIApproximator
+from paper._base import DEFAULTS, Counted, Method, Table, exact_draws, fading, fit, layer_of, sliced_distance
+from skksivi import KSIVIApproximator, paper_settings
 from skksivi.baselines import SIVISM
 from skksivi.datasets import fetch_waveform, load_waveform_posterior
 from skksivi.targets import BayesianLogisticRegression
 
-NETWORK = {
-    **LAYER, "latent_dim": 10, "hidden_layer_sizes": (100, 100), "batch_size": 100, "ema_decay": None,
-    "learning_rate_decay": (0.9, 3000),
-}  # fmt: skip
 CRITIC = {"critic_hidden_layer_sizes": (256, 256, 256), "critic_learning_rate": 2e-3, "critic_skip": fading}
 MAKERS = {
-    "SIVI-SM": partial(SIVISM, **NETWORK, **CRITIC, initial_scale=math.exp(-5 / 2), min_scale=math.exp(-3)),
-    "KSIVI": partial(
-        KSIVIApproximator, **NETWORK, **VANILLA, betas=(0.9, 0.999), kernel="gaussian", initial_scale=math.exp(-5 / 2)
-    ),
+    "SIVI-SM": partial(SIVISM, **layer_of("waveform"), **CRITIC, min_scale=math.exp(-3)),
+    "KSIVI": partial(KSIVIApproximator, **paper_settings("waveform")),
 }
-METHODS = {f"{name} {k}k": Method(make, 1000 * k) for name, make in MAKERS.items() for k in (10, 20)}
+METHODS = {f"{name} {k}k": Method(make, share=k / 20) for name, make in MAKERS.items() for k in (10, 20)}
 PAPER = {
     "SIVI-SM 10k": (2.5415, 24.2952, 0.1203, 0.6107, 0.9906),
     "SIVI-SM 20k": (5.6184, 28.6335, 0.0938, 0.3283, 0.9145),

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from sklearn.base import clone
 
-from skksivi import KSIVIApproximator
+from skksivi import KSIVIApproximator, paper_settings
 from skksivi.baselines import SIVISM
 from skksivi.metrics import kl_divergence, mmd
 from skksivi.targets import Banana, Multimodal, XShaped
@@ -55,43 +55,33 @@ class Convergence:
 # %%
 # Both have the same layer and learning rate; the critic of SIVI-SM takes one step of its own an iteration.
 
-layer = {
-    "latent_dim": 3,
-    "hidden_layer_sizes": (50, 50),
-    "linear_skip": False,
-    "whiten": None,
-    "batch_size": 500 if args.full else 100,
-    "learning_rate": 1e-3 if args.full else 2e-3,
-    "learning_rate_decay": (0.9, 1000),
-    "betas": (0.9, 0.99),
-    "ema_decay": None,
-    "max_iter": n_iter,
-}
-methods = {
-    "KSIVI": KSIVIApproximator(gradient_estimator="vanilla", **layer),
-    "SIVI-SM": SIVISM(**layer, critic_hidden_layer_sizes=(64, 64)),
-}
-targets = {
-    "Banana": (Banana(), {"initial_scale": 0.5}),
-    "Multimodal": (
-        Multimodal(),
-        {"initial_scale": 1.0, "annealing": "linear", "learning_rate": 1e-3 if args.full else 5e-3},
-    ),
-    "X-shaped": (XShaped(), {"initial_scale": 1.0, "annealing": None if args.full else "linear"}),
-}
+targets = {"banana": Banana(), "multimodal": Multimodal(), "x-shaped": XShaped()}
+settings = {name: paper_settings(name) for name in targets}
+if not args.full:
+    for own in settings.values():
+        own |= {"batch_size": 100, "learning_rate": 2e-3, "max_iter": n_iter}
+    settings["multimodal"]["learning_rate"] = 5e-3
+    settings["x-shaped"]["annealing"] = "linear"
+
+
+def methods(own):
+    """Return both methods, SIVI-SM with what it has in common with KSIVI."""
+    shared = {name: value for name, value in own.items() if name in SIVISM().get_params()}
+    return {"KSIVI": KSIVIApproximator(**own), "SIVI-SM": SIVISM(**shared, critic_hidden_layer_sizes=(64, 64))}
+
 
 # %%
 # What is below the noise of an estimate, or below zero as unbiased ones may be, is drawn at the lower edge.
 
 LEAST = (5e-3, 5e-4)
 figure, axes = plt.subplots(2, 3, figsize=(12, 6.5), sharex=True, layout="constrained")
-for column, (title, (target, own)) in zip(axes.T, targets.items(), strict=True):
+for column, (title, target) in zip(axes.T, targets.items(), strict=True):
     exact = target.sample(n_draws, torch.Generator().manual_seed(0)).numpy()
-    for name, q in methods.items():
+    for name, q in methods(settings[title]).items():
         runs = []
         for seed in range(n_runs):
             seen = Convergence(exact, every=max(100, n_iter // 20 // 100 * 100))
-            clone(q).set_params(**own, random_state=seed).set_callbacks(seen).fit(target)
+            clone(q).set_params(random_state=seed).set_callbacks(seen).fit(target)
             runs.append(seen.values)
         at, kl, squared = np.moveaxis(np.array(runs), -1, 0)
         for ax, values, least in zip(column, (kl, squared), LEAST, strict=True):
@@ -99,7 +89,7 @@ for column, (title, (target, own)) in zip(axes.T, targets.items(), strict=True):
             ax.plot(at[0], mean.clip(least), label=name)
             ax.fill_between(at[0], (mean - sd).clip(least), (mean + sd).clip(least), alpha=0.2, linewidth=0)
         print(f"{title:<12}{name:<9} KL {kl[:, -1].mean():.3f}, MMD^2 {squared[:, -1].mean():.4f} at the end")
-    column[0].set(title=title, yscale="log", ylim=(0.9 * LEAST[0], 5))
+    column[0].set(title=title.capitalize(), yscale="log", ylim=(0.9 * LEAST[0], 5))
     column[1].set(xlabel="iterations", yscale="log", ylim=(0.9 * LEAST[1], 0.5))
 axes[0, 0].set_ylabel("KL(q || p)")
 axes[1, 0].set_ylabel("squared MMD")

@@ -10,18 +10,18 @@ public code.
 """
 
 import argparse
-import math
 import warnings
 
 import matplotlib.pyplot as plt
 import numpy as np
+import torch
 from sklearn.exceptions import ConvergenceWarning
 
-from skksivi import KSIVIApproximator
+from skksivi import KSIVIApproximator, paper_settings
 from skksivi.baselines import MALA, SIVI, SIVISM
 from skksivi.metrics import sliced_wasserstein
 from skksivi.plotting import LossDisplay, PathDisplay
-from skksivi.targets import ConditionedDiffusion
+from skksivi.targets import ConditionedDiffusion, Target
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--max-iter", type=int, default=4000)
@@ -31,32 +31,41 @@ args, _ = parser.parse_known_args()
 d, n_iter, rate = (100, 100_000, 1e-4) if args.full else (50, args.max_iter, 1e-3)
 
 # %%
+# The public code simulates the observations by the drift :math:`10 x (1 - x^2)`, and divides it by :math:`1 + x^2` in
+# the posterior.
+
+
+class BoundedDiffusion(Target):
+    def __init__(self, diffusion):
+        self.n_features, self.observations = diffusion.n_features, diffusion.observations
+
+    def log_prob(self, x):
+        before = torch.nn.functional.pad(x[..., :-1], (1, 0))
+        drift = 10 * before * (1 - before**2) / (1 + before**2)
+        innovations, noise = x - before - drift / self.n_features, self.observations.to(x) - x[..., 4::5]
+        return -(self.n_features * (innovations**2).sum(-1) + 100 * (noise**2).sum(-1)) / 2
+
+
+# %%
 # Exact draws are those of Metropolis-adjusted Langevin chains.
 
-target = ConditionedDiffusion(d, drift="bounded")
+diffusion = ConditionedDiffusion(d)
+target = BoundedDiffusion(diffusion)
 exact = MALA(n_chains=200, n_draws=10, random_state=0).fit(target).sample(2000, random_state=0)
 
 # %%
 # The three have the same layer; few iterations end far from the target, of which warnings tell.
 
-layer = {
-    "latent_dim": 100,
-    "hidden_layer_sizes": (128, 128),
-    "linear_skip": False,
-    "whiten": None,
-    "batch_size": 128 if args.full else 64,
-    "initial_scale": math.exp(-1),
-    "min_scale": math.exp(-6),
-    "learning_rate_decay": (0.9, 10_000),
-    "ema_decay": None,
-    "max_iter": n_iter,
-    "random_state": 0,
-}
+paper = paper_settings("diffusion") | {"learning_rate": 2 * rate, "max_iter": n_iter, "random_state": 0}
+if not args.full:
+    paper["batch_size"] = 64
+shared = {name: paper[name] for name in SIVI().get_params().keys() & paper.keys() - {"betas"}}
+shared["learning_rate"] = rate
 critic = {"critic_hidden_layer_sizes": (512, 512) if args.full else (128, 128), "critic_learning_rate": rate}
 methods = {
-    "SIVI": SIVI(**layer, learning_rate=rate),
-    "SIVI-SM": SIVISM(**layer, **critic, learning_rate=rate),
-    "KSIVI": KSIVIApproximator(**layer, gradient_estimator="vanilla", learning_rate=2 * rate),
+    "SIVI": SIVI(**shared),
+    "SIVI-SM": SIVISM(**shared, **critic),
+    "KSIVI": KSIVIApproximator(**paper),
     "KSIVI, defaults": KSIVIApproximator(random_state=0, max_iter=min(2000, n_iter)),
 }
 with warnings.catch_warnings():
@@ -71,8 +80,8 @@ figure, axes = plt.subplots(2, 4, figsize=(13, 6.8), layout="constrained")
 for (name, q), (top, bottom) in zip(methods.items(), axes.T, strict=True):
     draws = q.sample(1000, random_state=0)
     distance = sliced_wasserstein(draws, exact[:1000], random_state=0)
-    observed = (np.arange(5, d + 1, 5), target.observations)
-    PathDisplay.from_draws({name: draws}, reference=exact, truth=target.path, observed=observed, ax=top)
+    observed = (np.arange(5, d + 1, 5), diffusion.observations)
+    PathDisplay.from_draws({name: draws}, reference=exact, truth=diffusion.path, observed=observed, ax=top)
     top.set_title(f"{name}, sliced W2 {distance:.3f}", fontsize="medium")
     top.set_ylim(-2.2, 1.4)
     if top is not axes[0, 0]:

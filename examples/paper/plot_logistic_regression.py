@@ -13,7 +13,7 @@ import math
 
 import matplotlib.pyplot as plt
 
-from skksivi import KSIVIApproximator
+from skksivi import KSIVIApproximator, paper_settings
 from skksivi.baselines import SIVI, SIVISM
 from skksivi.datasets import load_waveform, load_waveform_posterior
 from skksivi.metrics import sliced_wasserstein
@@ -34,23 +34,12 @@ n_iter = 40_000 if args.full else args.max_iter
 X, y = load_waveform(return_X_y=True)
 target = BayesianLogisticRegression(X, y, prior_precision=0.01, fit_intercept=True)
 exact = load_waveform_posterior()
-layer = {
-    "latent_dim": 10,
-    "hidden_layer_sizes": (100, 100),
-    "linear_skip": False,
-    "whiten": None,
-    "batch_size": 100,
-    "learning_rate": 1e-3,
-    "learning_rate_decay": (0.9, 3000),
-    "ema_decay": None,
-    "max_iter": n_iter,
-    "random_state": 0,
-}
-ksivi = {"gradient_estimator": "vanilla", "initial_scale": math.exp(-5 / 2), "betas": (0.9, 0.999)}
+paper = paper_settings("waveform") | {"max_iter": n_iter, "random_state": 0}
+shared = {name: paper[name] for name in SIVI().get_params().keys() & paper.keys() - {"betas"}}
 methods = {
-    "SIVI": SIVI(**layer, initial_scale=1.0),
-    "SIVI-SM": SIVISM(**layer, initial_scale=math.exp(-5 / 2), min_scale=math.exp(-3)),
-    "KSIVI": KSIVIApproximator(**layer, **ksivi),
+    "SIVI": SIVI(**shared | {"initial_scale": 1.0}),
+    "SIVI-SM": SIVISM(**shared, min_scale=math.exp(-3)),
+    "KSIVI": KSIVIApproximator(**paper),
     "KSIVI, defaults": KSIVIApproximator(random_state=0, max_iter=min(2000, n_iter)),
 }
 draws = {name: q.fit(target).sample(10_000, random_state=0) for name, q in methods.items()}

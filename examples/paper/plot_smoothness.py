@@ -9,14 +9,13 @@ range over random z. The paper runs 20,000 iterations (``--full``), here are 3,0
 """
 
 import argparse
-import math
 
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from torch.func import functional_call, jacrev
 
-from skksivi import KSIVIApproximator
+from skksivi import KSIVIApproximator, paper_settings
 from skksivi.datasets import load_waveform
 from skksivi.targets import BayesianLogisticRegression
 
@@ -83,11 +82,8 @@ labels = {"vanilla": "vanilla", "u-statistic": "U-statistic"}
 figure, axes = plt.subplots(1, 2, figsize=(10.5, 4), layout="constrained")
 for estimator, label in labels.items():
     look = Smoothness(every=max(100, n_iter // 20 // 100 * 100))
-    KSIVIApproximator(
-        gradient_estimator=estimator, latent_dim=10, linear_skip=False, whiten=None, batch_size=100,
-        initial_scale=math.exp(-5 / 2), learning_rate=1e-3, learning_rate_decay=(0.9, 3000), betas=(0.9, 0.999),
-        ema_decay=None, max_iter=n_iter, random_state=0,
-    ).set_callbacks(look).fit(target)  # fmt: skip
+    settings = paper_settings("waveform") | {"gradient_estimator": estimator, "max_iter": n_iter}
+    KSIVIApproximator(**settings, random_state=0).set_callbacks(look).fit(target)
     seen = np.array(look.seen)
     for ax, values in zip(axes, np.moveaxis(seen, -1, 0), strict=True):
         ax.plot(look.at, values.mean(1), label=label)

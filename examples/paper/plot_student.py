@@ -16,9 +16,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 
-from skksivi import HKSIVIApproximator, KSIVIApproximator
+from skksivi import HKSIVIApproximator, KSIVIApproximator, paper_settings
 from skksivi.baselines import MIED, SIVI, KSDDescent
-from skksivi.kernels import Riesz
 from skksivi.plotting import DensityDisplay
 from skksivi.targets import StudentT
 
@@ -32,25 +31,21 @@ n_iter, n_particles = (50_000, 5000) if args.full else (args.max_iter, 300)
 # %%
 # A temperature that starts low is left out: tempered, tails this heavy have no finite mass.
 
-training = {
-    "batch_size": 500 if args.full else 200,
-    "learning_rate": 1e-3 if args.full else 3e-3,
-    "learning_rate_decay": (0.9, 1000),
-    "betas": (0.9, 0.99),
-    "ema_decay": None,
-    "max_iter": n_iter,
-    "random_state": 0,
-}
-layer = {"latent_dim": 3, "hidden_layer_sizes": (50, 50), "linear_skip": False}
-ksivi = {**training, **layer, "gradient_estimator": "vanilla", "whiten": "laplace"}
+training = {"max_iter": n_iter, "whiten": "laplace", "random_state": 0}
+if not args.full:
+    training |= {"batch_size": 200, "learning_rate": 3e-3}
+start = {"initial_scale": 0.25, "annealing": None, "entropic_weight": 0.0}
+paper = paper_settings("student") | training | start
+hierarchy = paper_settings("student-hierarchy") | training | {"bridge": "none", "gradient_estimator": "u-statistic"}
+shared = {name: paper[name] for name in SIVI().get_params().keys() & paper.keys()}
 particles = {"n_particles": n_particles, "whiten": None, "random_state": 0}
 methods = {
     "MIED": MIED(**particles, max_iter=min(500, n_iter)),
     "KSDD": KSDDescent(**particles, max_iter=min(100, n_iter)),
-    "SIVI": SIVI(**training, **layer),
-    "KSIVI, Gaussian kernel": KSIVIApproximator(**ksivi, bandwidth="median"),
-    "KSIVI, Riesz kernel": KSIVIApproximator(**ksivi, kernel=Riesz()),
-    "HKSIVI": HKSIVIApproximator(**training, kernel=Riesz(), mixing="normal", bridge="none", whiten="laplace"),
+    "SIVI": SIVI(**shared | {"initial_scale": 1.0}),
+    "KSIVI, Gaussian kernel": KSIVIApproximator(**paper | {"kernel": "gaussian"}),
+    "KSIVI, Riesz kernel": KSIVIApproximator(**paper),
+    "HKSIVI": HKSIVIApproximator(**hierarchy),
     "KSIVI, defaults": KSIVIApproximator(max_iter=min(2000, n_iter), random_state=0),
 }
 

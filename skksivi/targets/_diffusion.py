@@ -12,25 +12,11 @@ from torch import Tensor
 
 from skksivi.targets._base import Target
 
-#: drift: b(x) and its first two derivatives.
-DRIFTS: dict[str, tuple[Callable[[Tensor], Tensor], ...]] = {
-    "paper": (
-        lambda x: 10 * x * (1 - x.square()),
-        lambda x: 10 - 30 * x.square(),
-        lambda x: -60 * x,
-    ),
-    "bounded": (
-        lambda x: 10 * x * (1 - x.square()) / (1 + x.square()),
-        lambda x: 10 * (1 - 4 * x.square() - x.pow(4)) / (1 + x.square()).square(),
-        lambda x: 40 * x * (x.square() - 3) / (1 + x.square()).pow(3),
-    ),
-}
-
 
 class ConditionedDiffusion(Target):
     r"""The path of :math:`dx = b(x)\,dt + dw` from 0, given noisy observations of every fifth point.
 
-    With the Euler-Maruyama step :math:`\Delta = 1/d` and innovations
+    The drift is :math:`b(x) = 10 x (1 - x^2)`. With the Euler-Maruyama step :math:`\Delta = 1/d` and innovations
     :math:`r_k = x_k - x_{k-1} - \Delta\, b(x_{k-1})`,
 
     .. math::
@@ -41,21 +27,18 @@ class ConditionedDiffusion(Target):
     ----------
     n_features : int, default=100
         Number d of points of the path, a multiple of 5.
-    drift : {"paper", "bounded"}, default="paper"
-        :math:`b(x) = 10 x (1 - x^2)`, or that over :math:`1 + x^2`, which the public code of the method uses for the
-        posterior, not for the observations.
 
     Attributes
     ----------
     path : Tensor of shape (d,)
-        The path that was observed, simulated under the paper's drift from a fixed seed.
+        The path that was observed, simulated from a fixed seed.
     observations : Tensor of shape (d / 5,)
         The y_k, with noise of standard deviation 0.1.
 
     Raises
     ------
     TypeError, ValueError
-        `n_features` is not a positive multiple of 5, or `drift` is unknown.
+        `n_features` is not a positive multiple of 5.
 
     References
     ----------
@@ -69,13 +52,10 @@ class ConditionedDiffusion(Target):
     torch.Size([1, 50])
     """
 
-    def __init__(self, n_features: int = 100, *, drift: str = "paper") -> None:
+    def __init__(self, n_features: int = 100) -> None:
         if check_scalar(n_features, "n_features", Integral, min_val=5) % 5:
             raise ValueError(f"`n_features` must be a multiple of 5, got {n_features!r}.")
-        if drift not in DRIFTS:
-            raise ValueError(f"`drift` must be one of {sorted(DRIFTS)}, got {drift!r}.")
         self.n_features = int(n_features)
-        self.drift = drift
         self.step = 1 / self.n_features
         self.path, self.observations = _simulate(self.n_features, self.step)
         self._precision = torch.zeros_like(self.path)
@@ -90,23 +70,21 @@ class ConditionedDiffusion(Target):
 
     def score_fn(self, x: Tensor) -> Tensor:
         """Evaluate the gradient of log p at each row of x (n, d)."""
-        _, slope, _ = DRIFTS[self.drift]
         r = self._innovations(x) / self.step
-        onward = r[..., 1:] * (1 + self.step * slope(x[..., :-1]))
+        onward = r[..., 1:] * (1 + self.step * self._slope(x[..., :-1]))
         pulled = torch.nn.functional.pad(onward, (0, 1)) - r
         return pulled + self._precision.to(x) * (self._y.to(x) - x)
 
     def score_vjp(self, x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         """Return the score at x and the product with its tridiagonal Jacobian."""
-        _, slope, bend = DRIFTS[self.drift]
         precision, head = self._precision.to(x), x[..., :-1]
-        gain = 1 + self.step * slope(head)
+        gain = 1 + self.step * self._slope(head)
         r = self._innovations(x) / self.step
         s = torch.addcmul(precision * self._y.to(x), precision, x, value=-1).sub_(r)
         s[..., :-1].addcmul_(r[..., 1:], gain)
 
         def vjp(v: Tensor) -> Tensor:
-            diagonal = (r[..., 1:] * bend(head)).mul_(self.step).addcmul_(gain, gain, value=-1 / self.step)
+            diagonal = (r[..., 1:] * self._bend(head)).mul_(self.step).addcmul_(gain, gain, value=-1 / self.step)
             product = v * -(precision + 1 / self.step)
             product[..., :-1] += diagonal * v[..., :-1]
             off = gain / self.step
@@ -117,17 +95,29 @@ class ConditionedDiffusion(Target):
         return s, vjp
 
     def _innovations(self, x: Tensor) -> Tensor:
-        drift = DRIFTS[self.drift][0]
         before = torch.nn.functional.pad(x[..., :-1], (1, 0))
-        return x - before - self.step * drift(before)
+        return x - before - self.step * self._drift(before)
+
+    # b and its first two derivatives
+
+    @staticmethod
+    def _drift(x: Tensor) -> Tensor:
+        return 10 * x * (1 - x.square())
+
+    @staticmethod
+    def _slope(x: Tensor) -> Tensor:
+        return 10 - 30 * x.square()
+
+    @staticmethod
+    def _bend(x: Tensor) -> Tensor:
+        return -60 * x
 
 
 def _simulate(n_features: int, step: float) -> tuple[Tensor, Tensor]:
-    """Return a path under the paper's drift and every fifth point of it observed with sd 0.1.
+    """Return a path and every fifth point of it observed with sd 0.1.
 
     In float32 and in this order, as the public code of the method: the numbers are the same to the last bit.
     """
-    drift = DRIFTS["paper"][0]
     generator = torch.Generator().manual_seed(2022)
 
     def normal(n: int) -> Tensor:
@@ -136,7 +126,7 @@ def _simulate(n_features: int, step: float) -> tuple[Tensor, Tensor]:
     increments = math.sqrt(step) * normal(n_features)
     x, points = torch.zeros((), dtype=torch.float32, device="cpu"), []
     for dw in increments:
-        x = x + step * drift(x) + dw
+        x = x + step * ConditionedDiffusion._drift(x) + dw
         points.append(x)
     path = torch.stack(points)
     return path.double(), (path[4::5] + 0.1 * normal(n_features // 5)).double()

@@ -68,10 +68,6 @@ class BayesianNeuralNetwork(Target):
     hyperprior : pair of float, default=None
         Shape a > 0 and rate b > 0 of the Gamma priors of precisions that are not given; that of :math:`\gamma` is
         for the standardised y. The literature has (1.0, 0.1).
-    units : {"y", "legacy"}, default="y"
-        "legacy" takes `noise_precision` itself for :math:`\gamma`, but still for the precision of y when it predicts,
-        as the public code of the method does: its likelihood is too weak by the variance of y. It is there to compare
-        with the paper's tables.
     sample_weight : array-like of shape (n,), default=None
         How often each observation counts.
 
@@ -88,8 +84,7 @@ class BayesianNeuralNetwork(Target):
     ------
     TypeError, ValueError
         X and y do not fit together or are not finite; `n_hidden` is not a positive integer; a precision, a shape or a
-        rate is not positive; both precisions are given beside `hyperprior`; or `units` is unknown, or "legacy"
-        without `noise_precision`.
+        rate is not positive; or both precisions are given beside `hyperprior`.
 
     References
     ----------
@@ -118,15 +113,13 @@ class BayesianNeuralNetwork(Target):
         prior_precision: float | None = None,
         noise_precision: float | None = None,
         hyperprior: tuple[float, float] | None = None,
-        units: str = "y",
         sample_weight: ArrayLike | None = None,
     ) -> None:
         X, y = check_X_y(X, y, dtype=np.float64, y_numeric=True)
         w = check_sample_weight(sample_weight, len(y))
-        _check(n_hidden, prior_precision, noise_precision, hyperprior, units)
+        _check(n_hidden, prior_precision, noise_precision, hyperprior)
         self.n_hidden = int(n_hidden)
         self.hyperprior = hyperprior
-        self.units = units
         self.X_mean, self.X_scale = map(as_tensor, location_and_scale(X, w))
         self.y_mean, self.y_scale = map(as_tensor, location_and_scale(y, w))
         self._X = self._standardise(as_tensor(X))
@@ -182,7 +175,7 @@ class BayesianNeuralNetwork(Target):
 
     def _precisions(self, theta: Tensor) -> list[Any]:
         """Return lambda and gamma, of shape (n, 1) where they are learned."""
-        gamma = None if self._is_learned[1] else self.noise_precision * (self._variance if self.units == "y" else 1.0)
+        gamma = None if self._is_learned[1] else self.noise_precision * self._variance
         return self._filled([self.prior_precision, gamma], theta[:, self._n_weights :].exp())
 
     def _filled(self, known: list[Any], learned: Tensor) -> list[Any]:
@@ -423,7 +416,6 @@ def _check(
     prior_precision: float | None,
     noise_precision: float | None,
     hyperprior: tuple[float, float] | None,
-    units: str,
 ) -> None:
     check_scalar(n_hidden, "n_hidden", Integral, min_val=1)
     for name, value in (("prior_precision", prior_precision), ("noise_precision", noise_precision)):
@@ -433,7 +425,3 @@ def _check(
         raise ValueError("`hyperprior` is for precisions that are not given, but both are; leave one of them out.")
     if hyperprior is not None and not (len(hyperprior) == 2 and all(0 < value < math.inf for value in hyperprior)):
         raise ValueError(f"`hyperprior` must be a pair of positive numbers, shape and rate, got {hyperprior!r}.")
-    if units not in ("y", "legacy"):
-        raise ValueError(f"`units` must be 'y' or 'legacy', got {units!r}.")
-    if units == "legacy" and noise_precision is None:
-        raise ValueError("`units` is 'legacy', which is about a given `noise_precision`; give it.")

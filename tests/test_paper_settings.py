@@ -1,0 +1,83 @@
+"""The settings of the paper."""
+
+import math
+import subprocess
+import sys
+
+import pytest
+from sklearn.base import clone
+
+from skksivi import HKSIVIApproximator, KSIVIApproximator, paper_settings
+from skksivi._paper import PAPER
+from skksivi.annealing import Linear
+from skksivi.targets import Banana, EightGaussians, StudentT
+
+HIERARCHIES = {"student-hierarchy", "eight-gaussians"}
+
+#: Of section "Experiments", its appendix and the public code, in another form than the package has them: widths of
+#: the network, iterations, batch size, learning rate, betas, iterations to a decay by 0.9, start of log sigma^2.
+TABLE = {
+    "banana": ((3, 50, 50), 50_000, 500, 1e-3, (0.9, 0.99), 1000, math.log(1 / 4)),
+    "multimodal": ((3, 50, 50), 50_000, 500, 1e-3, (0.9, 0.99), 1000, 0.0),
+    "x-shaped": ((3, 50, 50), 50_000, 500, 1e-3, (0.9, 0.99), 1000, 0.0),
+    "student": ((3, 50, 50), 50_000, 500, 1e-3, (0.9, 0.99), 1000, 0.0),
+    "student-hierarchy": ((None, 50, 50), 50_000, 500, 1e-3, (0.9, 0.99), 1000, 0.0),
+    "eight-gaussians": ((None, 50, 50), 50_000, 500, 1e-3, (0.9, 0.99), 1000, 0.0),
+    "waveform": ((10, 100, 100), 20_000, 100, 1e-3, (0.9, 0.999), 3000, -5.0),
+    "waveform-u-statistic": ((10, 100, 100), 40_000, 100, 1e-3, (0.9, 0.999), 3000, -2.0),
+    "diffusion": ((100, 128, 128), 100_000, 128, 2e-4, (0.9, 0.99), 10_000, -2.0),
+    "network": ((3, 10, 10), 20_000, 100, 1e-3, (0.9, 0.999), 3000, -8.0),
+}
+
+
+def approximator(name):
+    return (HKSIVIApproximator if name in HIERARCHIES else KSIVIApproximator)(**paper_settings(name))
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_the_settings_are_those_of_the_paper(name):
+    q = approximator(name)
+    widths = (getattr(q, "latent_dim", None), *q.hidden_layer_sizes)
+    training = q.max_iter, q.batch_size, q.learning_rate, q.betas
+    assert (widths, *training, q.learning_rate_decay[1]) == TABLE[name][:-1]
+    assert q.learning_rate_decay[0] == 0.9
+    assert 2 * math.log(q.initial_scale) == pytest.approx(TABLE[name][-1])
+    assert q.kernel == ("riesz" if "student" in name else "gaussian")
+    assert q.gradient_estimator == ("u-statistic" if "u-statistic" in name else "vanilla")
+
+
+def test_the_list_is_complete():
+    assert TABLE.keys() == PAPER.keys()
+    assert all(f"``{name}``" in paper_settings.__doc__ for name in PAPER)
+
+
+@pytest.mark.filterwarnings("ignore")  # of fits of two iterations
+@pytest.mark.parametrize(
+    ("name", "target"), [("banana", Banana()), ("student", StudentT()), ("eight-gaussians", EightGaussians())]
+)
+def test_a_fit_takes_them(name, target):
+    q = clone(approximator(name)).set_params(max_iter=2, random_state=0).fit(target)
+    assert q.sample(3).shape == (3, 2)
+
+
+def test_the_regularisation_of_the_student_target_ends_after_20_000_iterations():
+    weight = paper_settings("student")["entropic_weight"]
+    assert [weight(t) for t in (0.0, 0.2, 0.39)] == [0.05 * Linear()(t) for t in (0.0, 0.2, 0.39)]
+    assert weight(0.4) == weight(1.0) == 0.0
+
+
+def test_a_change_of_the_settings_is_the_callers_alone():
+    paper_settings("banana")["kernel"] = "imq"
+    assert paper_settings("banana")["kernel"] == "gaussian"
+
+
+def test_a_name_that_is_none_is_told_with_those_there_are():
+    with pytest.raises(ValueError, match=r"`name` must be one of \['banana', .*'x-shaped'\], got 'bananas'"):
+        paper_settings("bananas")
+
+
+def test_they_are_known_without_torch():
+    code = (
+        "import sys; from skksivi import paper_settings; paper_settings('banana'); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -26,6 +26,7 @@ from reference import reference
 from skksivi import KSIVIApproximator, paper_settings
 from skksivi.baselines import Laplace
 from skksivi.metrics import sliced_wasserstein
+from skksivi.parameters import Pilot
 from skksivi.score._probe import in_double
 
 PAPER = paper_settings("waveform") | {"gradient_estimator": "u-statistic"}
@@ -37,8 +38,8 @@ VARIANTS = {
     "defaults": {},
     "imq": {"kernel": "imq"},
     "median width": {"bandwidth": "median"},
-    "no moment penalty": {"pilot_weight": 0.0},
-    "moment penalty 0.1": {"pilot_weight": 0.1},
+    "no moment penalty": {"whiten": Pilot(weight=0.0)},
+    "moment penalty 0.1": {"whiten": Pilot(weight=0.1)},
     "normal mixing": {"mixing": "normal"},
     "learning rate 5e-3": {"learning_rate": 5e-3},
     "learning rate 1e-3": {"learning_rate": 1e-3},

@@ -24,6 +24,7 @@ from toys import exact
 
 from skksivi import KSIVIApproximator, paper_settings
 from skksivi.metrics import kl_divergence
+from skksivi.parameters import Pilot
 from skksivi.score import _probe
 from skksivi.targets import Banana, XShaped
 
@@ -70,7 +71,7 @@ def unguarded():
 def parameters_of(case, args):
     name, settings = case.split(", ")
     own = {} if settings == "defaults" else paper_settings(name) | {"max_iter": 5000}
-    return own | ({"max_iter": 50, "whiten_budget": 20_000} if args.quick else {})
+    return own | ({"max_iter": 50, "whiten": own.get("whiten", Pilot(budget=20_000))} if args.quick else {})
 
 
 def run(case, kind, seed, args):

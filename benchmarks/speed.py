@@ -40,10 +40,11 @@ from skksivi import KSIVIApproximator, paper_settings
 from skksivi.families._layer import gaussian_layer
 from skksivi.kernels import Gaussian
 from skksivi.mixing import NormalDraws
+from skksivi.parameters import Adam
 from skksivi.stein._estimators import GRADIENT_ESTIMATORS
 from skksivi.targets import Banana, BayesianNeuralNetwork, ConditionedDiffusion, Target
 from skksivi.targets._network import _split as split
-from skksivi.training._loop import Adam, Objective, by_autograd, minimise
+from skksivi.training._loop import Objective, by_autograd, minimise
 
 
 def network_target():
@@ -90,7 +91,7 @@ def naive_network(target):
 
 
 #: Nothing beside the estimate and Adam.
-PLAIN = {"ema_decay": None, "max_grad_norm": None, "entropic_weight": 0.0, "random_state": 0}
+PLAIN = {"optimizer": Adam(decay=(0.9, 1000), ema=None), "terms": (), "random_state": 0}
 CASES = {
     "banana": (Banana, naive_by_autograd, paper_settings("banana") | PLAIN),
     "waveform": (waveform_target, naive_logistic, paper_settings("waveform") | PLAIN),
@@ -173,8 +174,8 @@ def plain(target, n, own, device, estimator="vanilla"):
         return estimate(x, target.score_fn(x) - conditional, Gaussian())
 
     def run(k):
-        optimiser = Adam(own["learning_rate"], own["learning_rate_decay"])
-        minimise(Objective(by_autograd(loss_fn, family)), family, optimiser, generator, max_iter=k)
+        objective, rate = Objective(by_autograd(loss_fn, family)), own["learning_rate"]
+        minimise(objective, family, own["optimizer"], generator, learning_rate=rate, max_iter=k)
 
     return run
 

@@ -18,8 +18,10 @@ if TYPE_CHECKING:
         metrics,
         mixing,
         model_selection,
+        parameters,
         plotting,
         targets,
+        terms,
     )
     from skksivi._modes import modes
     from skksivi._paper import paper_settings
@@ -48,9 +50,11 @@ __all__ = [
     "model_selection",
     "modes",
     "paper_settings",
+    "parameters",
     "plotting",
     "save",
     "targets",
+    "terms",
     "to_arviz",
 ]
 

@@ -6,6 +6,9 @@ import copy
 import math
 from typing import Any
 
+from skksivi.parameters import Adam, Scale
+from skksivi.terms import Entropic
+
 
 def paper_settings(name: str) -> dict[str, Any]:
     r"""Return the paper's settings of an experiment, as parameters of an approximator.
@@ -73,7 +76,6 @@ _EVERY = {
     "mixing": "normal",
     "whiten": None,
     "learning_rate": 1e-3,
-    "ema_decay": None,
 }
 _LAYER = _EVERY | {"linear_skip": False}
 _PLANE = {
@@ -81,8 +83,7 @@ _PLANE = {
     "initial_scale": 1.0,
     "batch_size": 500,
     "max_iter": 50_000,
-    "learning_rate_decay": (0.9, 1000),
-    "betas": (0.9, 0.99),
+    "optimizer": Adam(decay=(0.9, 1000), betas=(0.9, 0.99), ema=None),
 }
 _TOY = _LAYER | _PLANE | {"latent_dim": 3}
 _HIERARCHY = _EVERY | _PLANE | {"n_layers": 5, "bridge": "linear"}
@@ -92,20 +93,18 @@ _WAVEFORM = _LAYER | {
     "initial_scale": math.exp(-5 / 2),
     "batch_size": 100,
     "max_iter": 20_000,
-    "learning_rate_decay": (0.9, 3000),
-    "betas": (0.9, 0.999),
+    "optimizer": Adam(decay=(0.9, 3000), betas=(0.9, 0.999), ema=None),
 }
 _LONGER = {"gradient_estimator": "u-statistic", "initial_scale": math.exp(-2 / 2), "max_iter": 40_000}
 _DIFFUSION = _LAYER | {
     "latent_dim": 100,
     "hidden_layer_sizes": (128, 128),
     "initial_scale": math.exp(-2 / 2),
-    "min_scale": math.exp(-12 / 2),
+    "scale": Scale(floor=math.exp(-12 / 2)),
     "batch_size": 128,
     "max_iter": 100_000,
     "learning_rate": 2e-4,
-    "learning_rate_decay": (0.9, 10_000),
-    "betas": (0.9, 0.99),
+    "optimizer": Adam(decay=(0.9, 10_000), betas=(0.9, 0.99), ema=None),
 }
 _NETWORK = _LAYER | {
     "latent_dim": 3,
@@ -113,18 +112,15 @@ _NETWORK = _LAYER | {
     "initial_scale": math.exp(-8 / 2),
     "batch_size": 100,
     "max_iter": 20_000,
-    "learning_rate_decay": (0.9, 3000),
-    "betas": (0.9, 0.999),
-    "ema_decay": 0.999,
-    "max_grad_norm": 1.0,
-    "entropic_weight": 1.0,
+    "optimizer": Adam(decay=(0.9, 3000), betas=(0.9, 0.999), ema=0.999, max_norm=1.0),
+    "terms": (Entropic(1.0),),
 }
 
 PAPER: dict[str, dict[str, Any]] = {
     "banana": _TOY | {"initial_scale": 0.5},
     "multimodal": _TOY | {"annealing": "linear"},
     "x-shaped": _TOY,
-    "student": _TOY | {"kernel": "riesz", "annealing": "linear", "entropic_weight": entropic},
+    "student": _TOY | {"kernel": "riesz", "annealing": "linear", "terms": (Entropic(entropic),)},
     "student-hierarchy": _HIERARCHY | {"kernel": "riesz"},
     "eight-gaussians": _HIERARCHY,
     "waveform": _WAVEFORM,

@@ -112,7 +112,7 @@ def test_one_row_of_a_score_that_is_not_finite_costs_one_step(kind):
 @pytest.mark.parametrize("rule", ["raise", "skip"])
 @pytest.mark.parametrize("bound", [0.3, 1.5, 3.0])
 def test_a_region_where_the_score_is_not_finite_is_told_and_the_draws_are_finite(bound, rule):
-    q = clone(SHORT).set_params(nonfinite=rule)
+    q = clone(SHORT).set_params(optimizer__nonfinite=rule)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:

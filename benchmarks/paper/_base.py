@@ -15,18 +15,20 @@ from reference import mala, reference
 from skksivi import HKSIVIApproximator, KSIVIApproximator, paper_settings
 from skksivi.baselines import Laplace
 from skksivi.metrics import sliced_wasserstein
+from skksivi.parameters import Pilot, pilot_of
 from skksivi.targets import Target
 
-#: Of a quick run: iterations, points of the score for the whitening, particles, and draws to judge by.
-QUICK = {"max_iter": 20, "whiten_budget": 2000, "n_warmup": 20, "n_particles": 100, "n_draws": 200}
+#: Of a quick run: iterations, particles, and draws to judge by.
+QUICK = {"max_iter": 20, "n_warmup": 20, "n_particles": 100, "n_draws": 200}
 
 #: What the settings of the paper have for KSIVI alone.
-OF_KSIVI = ("kernel", "bandwidth", "gradient_estimator", "mixing", "betas", "entropic_weight")
+OF_KSIVI = ("kernel", "bandwidth", "gradient_estimator", "mixing", "terms")
 
 
-def layer_of(name):
-    """Return the settings that KSIVI shares with the other semi-implicit methods."""
-    return {parameter: value for parameter, value in paper_settings(name).items() if parameter not in OF_KSIVI}
+def layer_of(name, betas=(0.9, 0.999)):
+    """Return the settings that KSIVI shares with the other semi-implicit methods, which have betas of their own."""
+    settings = {parameter: value for parameter, value in paper_settings(name).items() if parameter not in OF_KSIVI}
+    return settings | {"optimizer": settings["optimizer"].set_params(betas=betas)}
 
 
 def fading(progress):
@@ -61,9 +63,9 @@ def few(q, args):
     """Return what makes a fit quick, nothing if it is not to be."""
     if not args.quick or isinstance(q, Laplace):
         return {}
-    return {
-        name: QUICK[name] for name in ("max_iter", "n_warmup", "whiten_budget", "n_particles") if hasattr(q, name)
-    }
+    own = {name: QUICK[name] for name in ("max_iter", "n_warmup", "n_particles") if hasattr(q, name)}
+    chains = pilot_of(getattr(q, "whiten", None))
+    return own if chains is None else own | {"whiten": Pilot(chains.rule, budget=2000)}
 
 
 DEFAULTS = {"floor": lambda *_, **__: None, "Laplace": Ours(Laplace), "ours": Ours(KSIVIApproximator)}

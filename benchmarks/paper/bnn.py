@@ -27,6 +27,7 @@ from paper._base import DEFAULTS, Method, Table, fading, fit, layer_of
 from paper.public_code import NETWORKS
 from skksivi import KSIVIApproximator, KSIVIRegressor, datasets, paper_settings
 from skksivi.baselines import SGLD, SIVI, SIVISM
+from skksivi.parameters import Pilot, Scale
 from skksivi.targets import Minibatches, Target
 
 NETWORK = paper_settings("network")
@@ -140,7 +141,7 @@ def ours(X, y, train, test, args, seed, **settings):
 def validated(X, y, args, seed, choice):
     """Return the row of the mean over five folds."""
     chains = KSIVIApproximator(
-        whiten="diagonal", whiten_budget=int(40_000 * min(1, 2000 / len(X))), min_scale=1e-5, max_iter=1
+        whiten=Pilot("diagonal", budget=int(40_000 * min(1, 2000 / len(X)))), scale=Scale(floor=1e-5), max_iter=1
     )
     settings = {"prior_precision": precision(choice), "approximator": chains}
     folds = KFold(5, shuffle=True, random_state=0).split(X)

@@ -29,12 +29,12 @@ NARROW = 0.3 * np.random.RandomState(0).normal(size=(1000, 2))
 PARTICLES = {"n_particles": 1000, "whiten": None}
 KSIVI = paper_settings("student")
 HKSIVI = paper_settings("student-hierarchy")
-WHITENED = {"whiten": "laplace", "initial_scale": math.exp(-3 / 2), "annealing": None, "entropic_weight": 0.0}
+WHITENED = {"whiten": "laplace", "initial_scale": math.exp(-3 / 2), "annealing": None, "terms": ()}
 METHODS = {
     "MIED": Method(partial(MIED, **PARTICLES, max_iter=1000)),
     "KSDD": Method(partial(KSDDescent, **PARTICLES, max_iter=300)),
     "KSDD, narrow start": Method(partial(KSDDescent, whiten=None, init=NARROW, max_iter=300)),
-    "SIVI": Method(partial(SIVI, **layer_of("student"), betas=KSIVI["betas"])),
+    "SIVI": Method(partial(SIVI, **layer_of("student", KSIVI["optimizer"].betas))),
     "KSIVI, Gaussian": Method(partial(KSIVIApproximator, **KSIVI | {"kernel": "gaussian"})),
     "KSIVI, Riesz l1": Method(partial(KSIVIApproximator, **KSIVI | {"kernel": Riesz(norm="l1")})),
     "HKSIVI": Method(partial(HKSIVIApproximator, **HKSIVI)),

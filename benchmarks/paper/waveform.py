@@ -16,11 +16,12 @@ from paper._base import DEFAULTS, Counted, Method, Table, exact_draws, fading, f
 from skksivi import KSIVIApproximator, paper_settings
 from skksivi.baselines import SIVISM
 from skksivi.datasets import fetch_waveform, load_waveform_posterior
+from skksivi.parameters import Scale
 from skksivi.targets import BayesianLogisticRegression
 
 CRITIC = {"critic_hidden_layer_sizes": (256, 256, 256), "critic_learning_rate": 2e-3, "critic_skip": fading}
 MAKERS = {
-    "SIVI-SM": partial(SIVISM, **layer_of("waveform"), **CRITIC, min_scale=math.exp(-3)),
+    "SIVI-SM": partial(SIVISM, **layer_of("waveform", (0.5, 0.99)), **CRITIC, scale=Scale(floor=math.exp(-3))),
     "KSIVI": partial(KSIVIApproximator, **paper_settings("waveform")),
 }
 METHODS = {f"{name} {k}k": Method(make, share=k / 20) for name, make in MAKERS.items() for k in (10, 20)}

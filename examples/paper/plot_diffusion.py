@@ -20,6 +20,7 @@ from sklearn.exceptions import ConvergenceWarning
 from skksivi import KSIVIApproximator, paper_settings
 from skksivi.baselines import MALA, SIVI, SIVISM
 from skksivi.metrics import sliced_wasserstein
+from skksivi.parameters import Adam
 from skksivi.plotting import LossDisplay, PathDisplay
 from skksivi.targets import ConditionedDiffusion, Target
 
@@ -59,12 +60,13 @@ exact = MALA(n_chains=200, n_draws=10, random_state=0).fit(target).sample(2000, 
 paper = paper_settings("diffusion") | {"learning_rate": 2 * rate, "max_iter": n_iter, "random_state": 0}
 if not args.full:
     paper["batch_size"] = 64
-shared = {name: paper[name] for name in SIVI().get_params().keys() & paper.keys() - {"betas"}}
+shared = {name: paper[name] for name in SIVI().get_params().keys() & paper.keys() - {"optimizer"}}
 shared["learning_rate"] = rate
 critic = {"critic_hidden_layer_sizes": (512, 512) if args.full else (128, 128), "critic_learning_rate": rate}
+adam = {"decay": paper["optimizer"].decay, "ema": None}
 methods = {
-    "SIVI": SIVI(**shared),
-    "SIVI-SM": SIVISM(**shared, **critic),
+    "SIVI": SIVI(**shared, optimizer=Adam(betas=(0.9, 0.999), **adam)),
+    "SIVI-SM": SIVISM(**shared, **critic, optimizer=Adam(betas=(0.5, 0.99), **adam)),
     "KSIVI": KSIVIApproximator(**paper),
     "KSIVI, defaults": KSIVIApproximator(random_state=0, max_iter=min(2000, n_iter)),
 }

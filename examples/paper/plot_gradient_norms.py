@@ -19,6 +19,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 from skksivi import KSIVIApproximator
 from skksivi.kernels import Gaussian
+from skksivi.parameters import Adam
 from skksivi.targets import Banana, ConditionedDiffusion
 
 parser = argparse.ArgumentParser()
@@ -38,7 +39,7 @@ def early(target):
     d = target.n_features
     q = KSIVIApproximator(
         whiten=None, linear_skip=False, latent_dim=min(d, 50), hidden_layer_sizes=(50, 50),
-        initial_scale=math.exp(-1), ema_decay=None, max_iter=100, random_state=0,
+        initial_scale=math.exp(-1), optimizer=Adam(ema=None), max_iter=100, random_state=0,
     )  # fmt: skip
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # it is meant to be unfinished

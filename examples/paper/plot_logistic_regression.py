@@ -17,6 +17,7 @@ from skksivi import KSIVIApproximator, paper_settings
 from skksivi.baselines import SIVI, SIVISM
 from skksivi.datasets import load_waveform, load_waveform_posterior
 from skksivi.metrics import sliced_wasserstein
+from skksivi.parameters import Adam, Scale
 from skksivi.plotting import CorrelationDisplay, MarginalsDisplay
 from skksivi.targets import BayesianLogisticRegression
 
@@ -35,10 +36,11 @@ X, y = load_waveform(return_X_y=True)
 target = BayesianLogisticRegression(X, y, prior_precision=0.01, fit_intercept=True)
 exact = load_waveform_posterior()
 paper = paper_settings("waveform") | {"max_iter": n_iter, "random_state": 0}
-shared = {name: paper[name] for name in SIVI().get_params().keys() & paper.keys() - {"betas"}}
+shared = {name: paper[name] for name in SIVI().get_params().keys() & paper.keys() - {"optimizer"}}
+adam = {"decay": paper["optimizer"].decay, "ema": None}
 methods = {
-    "SIVI": SIVI(**shared | {"initial_scale": 1.0}),
-    "SIVI-SM": SIVISM(**shared, min_scale=math.exp(-3)),
+    "SIVI": SIVI(**shared | {"initial_scale": 1.0}, optimizer=Adam(betas=(0.9, 0.999), **adam)),
+    "SIVI-SM": SIVISM(**shared, scale=Scale(floor=math.exp(-3)), optimizer=Adam(betas=(0.5, 0.99), **adam)),
     "KSIVI": KSIVIApproximator(**paper),
     "KSIVI, defaults": KSIVIApproximator(random_state=0, max_iter=min(2000, n_iter)),
 }

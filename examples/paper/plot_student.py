@@ -34,7 +34,7 @@ n_iter, n_particles = (50_000, 5000) if args.full else (args.max_iter, 300)
 training = {"max_iter": n_iter, "whiten": "laplace", "random_state": 0}
 if not args.full:
     training |= {"batch_size": 200, "learning_rate": 3e-3}
-start = {"initial_scale": 0.25, "annealing": None, "entropic_weight": 0.0}
+start = {"initial_scale": 0.25, "annealing": None, "terms": ()}
 paper = paper_settings("student") | training | start
 hierarchy = paper_settings("student-hierarchy") | training | {"bridge": "none", "gradient_estimator": "u-statistic"}
 shared = {name: paper[name] for name in SIVI().get_params().keys() & paper.keys()}

@@ -13,9 +13,9 @@ from skksivi.baselines._critic import Critics, fisher_bound
 from skksivi.families._layer import gaussian_layer
 from skksivi.families._maps import MultilayerPerceptron
 from skksivi.mixing import NormalDraws
+from skksivi.parameters import Adam
 from skksivi.score._probe import in_double
 from skksivi.score._score import Tempered
-from skksivi.parameters import Adam
 from skksivi.training._loop import Scheduled, flatten
 
 

@@ -431,7 +431,8 @@ def test_no_posterior_of_the_benchmarks_is_warned_of(monkeypatch):
     for posterior in importlib.import_module("posteriors").POSTERIORS.values():
         target = posterior.make()
         assert not resolved(target, None).by_differences
-        resolved(target, None, "finite-difference")
+        target.products = "finite-difference"
+        assert resolved(target, None).by_differences
         score_fn, d = target.to(dtype=torch.float64).score_fn, target.n_features
         assert resolved(last_detached(lambda x, score_fn=score_fn: score_fn(x.double())), d).by_differences
 

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, DensityMixin
 from sklearn.utils import check_array, check_scalar
-from sklearn.utils._param_validation import HasMethods, Interval, StrOptions
+from sklearn.utils._param_validation import HasMethods
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
@@ -25,6 +25,7 @@ from skksivi._arrays import DTYPES, as_array, as_tensor, make_generator, make_se
 from skksivi._saved import COUNT, CURVE, SEED, SIZE, Kind, Parts, checked, is_instance, register
 from skksivi._version import DOCUMENTATION
 from skksivi.families._samplers import CHUNK, Fit, HasDensity, Sampler, Tell, unweighted
+from skksivi.parameters import Constrained, Constraints, Interval, StrOptions
 from skksivi.score._probe import resolve
 from skksivi.score._score import BlackBox, Score, ScoreFunction, is_target
 from skksivi.stein._discrepancy import FixedKernelKSD
@@ -35,7 +36,7 @@ from sklearn.callback import CallbackSupportMixin, with_callbacks  # noqa: E402 
 
 random.setstate(_state)
 
-__all__ = ["BaseApproximator", "HasMethods", "Integral", "Interval", "Real", "StrOptions"]
+__all__ = ["BaseApproximator", "Constraints", "HasMethods", "Integral", "Interval", "Real", "StrOptions"]
 
 #: Numbers that a draw takes on its way through a network, at least.
 LEAST_WIDTH = 256
@@ -51,10 +52,10 @@ ITERATIONS: Parts = {"n_iter_": (COUNT, "t")}
 LOSSES: Parts = {"loss_curve_": (CURVE, "t"), **ITERATIONS}
 
 
-class BaseApproximator(CallbackSupportMixin, DensityMixin, BaseEstimator, ABC):
+class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEstimator, ABC):
     """Base of the approximators; a leaf gives `_fit`, which returns a `Fit` and assigns nothing."""
 
-    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+    _parameter_constraints: ClassVar[Constraints] = {
         "device": [str, torch.device],
         "dtype": [StrOptions(set(DTYPES))],
         "random_state": ["random_state"],

@@ -112,7 +112,7 @@ class Kernel(BaseEstimator, ABC):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if cls.__module__ == __name__:  # one of a user's own is not known where a file is read
-            saved_by_parameters(f"kernels.{cls.__name__}", lambda kernel: kernel._check())(cls)
+            saved_by_parameters(f"kernels.{cls.__name__}", lambda kernel: kernel.check())(cls)
 
     def __init__(self, *, bandwidth: float | str = "median") -> None:
         self.bandwidth = bandwidth
@@ -208,7 +208,7 @@ class Kernel(BaseEstimator, ABC):
 
     def squared_bandwidth(self, squared: Tensor, *, within: bool) -> Tensor:
         """Return h^2, (..., 1, 1): given, or such that the median of distances (..., n, m) lies at `median_level`."""
-        self._check()
+        self.check()
         if not isinstance(self.bandwidth, str):
             return squared.new_full((1, 1), self.fixed_squared_bandwidth(squared))
         median, _, _ = median_pair(squared, within=within)
@@ -226,7 +226,8 @@ class Kernel(BaseEstimator, ABC):
         """Return the squared distances (..., n, m) between rows (..., n, d) and (..., m, d)."""
         return squared_distances(x, y)
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raise ValueError or TypeError unless each parameter is in its range."""
         h = self.bandwidth
         if not (_lies_in(h, 0, math.inf) or (isinstance(h, str) and h == "median")):
             raise ValueError(f"`bandwidth` must be a positive number or 'median', got {h!r}.")
@@ -285,8 +286,9 @@ class IMQ(Kernel):
         super().__init__(bandwidth=bandwidth)
         self.exponent = exponent
 
-    def _check(self) -> None:
-        super()._check()
+    def check(self) -> None:
+        """Raise ValueError or TypeError unless each parameter is in its range."""
+        super().check()
         if not _lies_in(self.exponent, 0, math.inf):
             raise ValueError(f"`exponent` of IMQ must be positive, got {self.exponent!r}.")
 
@@ -359,8 +361,9 @@ class Riesz(Kernel):
         self.exponent = exponent
         self.norm = norm
 
-    def _check(self) -> None:
-        super()._check()
+    def check(self) -> None:
+        """Raise ValueError or TypeError unless each parameter is in its range."""
+        super().check()
         if self.norm not in ("l1", "l2"):
             raise ValueError(f"`norm` of Riesz must be 'l2' or 'l1', got {self.norm!r}.")
         if not (_lies_in(self.exponent, 0, 2) and (self.norm == "l2" or self.exponent <= 1)):
@@ -440,7 +443,7 @@ class Tilted(Kernel):
 
     def __call__(self, x: Tensor, y: Tensor | None = None) -> Tensor:
         """Evaluate the kernel on all pairs of rows, as any `Kernel`."""
-        self._check()
+        self.check()
         w_x = self.weight(x)[0]
         w_y = w_x if y is None else self.weight(y)[0]
         return w_x * self.kernel(x, y) * w_y.mT
@@ -458,15 +461,16 @@ class Tilted(Kernel):
 
     def frozen(self, x: Tensor) -> Self:
         """Return a copy the bandwidth of whose kernel is a number, as `Kernel.frozen`."""
-        self._check()
+        self.check()
         return clone(self).set_params(kernel=self.kernel.frozen(x))
 
     def with_bandwidth(self, bandwidth: float | str) -> Self:
         """Return a copy the bandwidth of whose kernel is another."""
-        self._check()
+        self.check()
         return clone(self).set_params(kernel=self.kernel.with_bandwidth(bandwidth))
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raise ValueError or TypeError unless each parameter is in its range."""
         if not isinstance(self.kernel, Kernel):
             raise TypeError(f"`kernel` of Tilted must be a Kernel, got {self.kernel!r}.")
         if not _lies_in(self.exponent, -math.inf, math.inf) or not _lies_in(self.scale, 0, math.inf):
@@ -474,7 +478,7 @@ class Tilted(Kernel):
                 f"`exponent` must be a finite number and `scale` a positive one, got {self.exponent!r} and "
                 f"{self.scale!r}."
             )
-        self.kernel._check()
+        self.kernel.check()
 
     def profile(self, t: Tensor) -> Tensor:
         """Return that of the kernel within."""
@@ -521,5 +525,5 @@ def resolve_kernel(kernel: str | Kernel, bandwidth: float | str | None = None) -
     elif not isinstance(kernel, Kernel):
         raise TypeError(f"`kernel` must be a Kernel or one of {sorted(KERNELS)}, got {kernel!r}.")
     resolved = clone(kernel) if bandwidth is None else kernel.with_bandwidth(bandwidth)
-    resolved._check()
+    resolved.check()
     return resolved

@@ -22,12 +22,27 @@ __all__ = ["Adam", "Bridge", "Checkpoint", "EarlyStopping", "Pilot", "Scale"]
 BRIDGES = ("auto", "cosine", "geometric", "linear", "none", "quadratic")
 
 
-class ParameterObject(BaseEstimator):
+#: What scikit-learn's validation allows, by the name of a parameter.
+Constraints = dict[str, list[object]]
+
+
+class Constrained:
+    """Lets a class give constraints of its own parameters alone; those of its bases hold, too."""
+
+    _parameter_constraints: ClassVar[Constraints]
+
+    def __init_subclass__(cls, **options: object) -> None:
+        super().__init_subclass__(**options)
+        merged: Constraints = {}
+        for part in reversed(cls.__mro__):
+            merged |= vars(part).get("_parameter_constraints", {})
+        cls._parameter_constraints = merged
+
+
+class ParameterObject(Constrained, BaseEstimator):
     """Base of the parameter objects."""
 
-    _parameter_constraints: ClassVar[dict[str, list[Any]]]
-
-    def __init_subclass__(cls, **options: Any) -> None:
+    def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
         package, _, module = cls.__module__.rpartition(".")
         if package == "skksivi":  # one of a user's own is not known where a file is read
@@ -74,7 +89,7 @@ class Adam(ParameterObject):
     KSIVIApproximator(optimizer=Adam(decay=(0.9, 3000), ema=None))
     """
 
-    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+    _parameter_constraints: ClassVar[Constraints] = {
         "betas": ["array-like"],
         "decay": [StrOptions({"cosine"}), "array-like", None],
         "ema": [Interval(Real, 0, 1, closed="left"), None],
@@ -137,7 +152,7 @@ class Pilot(ParameterObject):
     KSIVIApproximator(whiten=Pilot(budget=100000))
     """
 
-    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+    _parameter_constraints: ClassVar[Constraints] = {
         "rule": [StrOptions({"auto", "diagonal"})],
         "budget": [Interval(Integral, 0, None, closed="left")],
         "weight": [Interval(Real, 0, None, closed="left")],
@@ -167,7 +182,7 @@ class Scale(ParameterObject):
     KSIVIApproximator(scale=Scale(floor=0.01))
     """
 
-    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+    _parameter_constraints: ClassVar[Constraints] = {
         "form": [StrOptions({"constant", "network"})],
         "floor": [Interval(Real, 0, None, closed="left")],
     }
@@ -196,7 +211,7 @@ class EarlyStopping(ParameterObject):
                       max_iter=20000)
     """
 
-    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+    _parameter_constraints: ClassVar[Constraints] = {
         "tol": [Interval(Real, 0, None, closed="left")],
         "patience": [Interval(Integral, 1, None, closed="left")],
     }
@@ -223,7 +238,7 @@ class Checkpoint(ParameterObject):
     KSIVIApproximator(checkpoint=Checkpoint(every=500, path='fit.ckpt'))
     """
 
-    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+    _parameter_constraints: ClassVar[Constraints] = {
         "path": [str, os.PathLike],
         "every": [Interval(Integral, 1, None, closed="left")],
     }
@@ -255,7 +270,7 @@ class Bridge(ParameterObject):
                                      weights=[1, 1, 0.5, 0.5, 0.5]))
     """
 
-    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+    _parameter_constraints: ClassVar[Constraints] = {
         "levels": [StrOptions(set(BRIDGES)), callable],
         "weights": ["array-like", callable, None],
     }

@@ -15,9 +15,9 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from skksivi._arrays import as_tensor, check_sample_weight, location_and_scale, make_rng, make_seed
 from skksivi._version import DOCUMENTATION
-from skksivi.base import BaseApproximator, Integral, Interval, Real, StrOptions
+from skksivi.base import BaseApproximator, Constraints, Integral, Interval, Real, StrOptions
 from skksivi.estimators._ksivi import KSIVIApproximator
-from skksivi.parameters import Pilot, Scale
+from skksivi.parameters import Constrained, Pilot, Scale
 from skksivi.targets._base import Minibatches, Target
 from skksivi.targets._linear import BayesianLinearRegression, BayesianMultinomialRegression
 from skksivi.targets._logistic import BayesianLogisticRegression
@@ -35,7 +35,7 @@ N_NETWORKS, N_TRAINING, N_STEPS = 20, 500, 4000
 N_ROWS = 1000
 
 
-class _Predictor(BaseEstimator):
+class _Predictor(Constrained, BaseEstimator):
     """A model whose posterior an approximator fits, and of which draws are kept."""
 
     _doc_link_module = "skksivi"
@@ -46,7 +46,7 @@ class _Predictor(BaseEstimator):
     random_state: int | np.random.RandomState | None
     n_features_in_: int
 
-    _constraints: ClassVar[dict[str, list[Any]]] = {
+    _parameter_constraints: ClassVar[Constraints] = {
         "approximator": [BaseApproximator, None],
         "n_draws": [Interval(Integral, 1, None, closed="left")],
         "random_state": ["random_state"],
@@ -135,8 +135,7 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
     array([4.])
     """
 
-    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
-        **_Predictor._constraints,
+    _parameter_constraints: ClassVar[Constraints] = {
         "model": [StrOptions({"network", "linear"})],
         "n_hidden": [Interval(Integral, 1, None, closed="left")],
         "prior_precision": [Interval(Real, 0, None, closed="neither"), None],
@@ -383,8 +382,7 @@ class KSIVIClassifier(ClassifierMixin, _Predictor):
     (2, 2)
     """
 
-    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
-        **_Predictor._constraints,
+    _parameter_constraints: ClassVar[Constraints] = {
         "prior_precision": [Interval(Real, 0, None, closed="neither")],
     }
 

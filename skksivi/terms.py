@@ -18,12 +18,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from numbers import Real
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from skksivi.parameters import Interval, ParameterObject
+from skksivi.parameters import Constraints, Interval, ParameterObject
 from skksivi.score._score import DifferentiableScore, ScoreFunction
 from skksivi.training._loop import Scheduled
 
@@ -66,9 +66,7 @@ class Term(ParameterObject):
     """
 
     needs_second_derivative: ClassVar[bool] = False
-    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
-        "weight": [Interval(Real, 0, None, closed="left"), callable]
-    }
+    _parameter_constraints: ClassVar[Constraints] = {"weight": [Interval(Real, 0, None, closed="left"), callable]}
 
     def __init__(self, weight: float | Callable[[float], float] = 1.0) -> None:
         self.weight = weight

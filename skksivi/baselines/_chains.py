@@ -11,12 +11,12 @@ from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from skksivi.base import BaseApproximator, Integral, Interval
+from skksivi.base import BaseApproximator, Constraints, Integral, Interval
 from skksivi.baselines._points import STARTING
 from skksivi.pilot._rules import Whitening, points_near_target
 
 #: Constraints of the parameters that all of them have.
-RUNNING: dict[str, list[Any]] = {
+RUNNING: Constraints = {
     **STARTING,
     "n_chains": [Interval(Integral, 1, None, closed="left")],
     "n_warmup": [Interval(Integral, 0, None, closed="left")],

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from skksivi.base import Integral, Interval, Real
+from skksivi.base import Constraints, Integral, Interval, Real
 from skksivi.families._maps import Map, MultilayerPerceptron
 from skksivi.parameters import Adam
 from skksivi.training._loop import Iterate, Scheduled, learning_rate_factor
 
 #: Constraints of its parameters.
-CRITIC: dict[str, list[Any]] = {
+CRITIC: Constraints = {
     "critic_hidden_layer_sizes": ["array-like"],
     "critic_learning_rate": [Interval(Real, 0, None, closed="neither")],
     "n_critic_steps": [Interval(Integral, 1, None, closed="left")],

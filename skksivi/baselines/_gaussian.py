@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from skksivi._saved import CURVE, is_instance
 from skksivi._warnings import warn_caller
-from skksivi.base import ITERATIONS, BaseApproximator, Integral, Interval, Real, StrOptions, learns
+from skksivi.base import ITERATIONS, BaseApproximator, Constraints, Integral, Interval, Real, StrOptions, learns
 from skksivi.baselines._descent import descend, set_gradient
 from skksivi.families._samplers import Fit, Gaussian, Tell
 from skksivi.pilot._affine import Affine, Identity, LowRank
@@ -68,8 +68,7 @@ class Laplace(BaseApproximator):
     array([[4.]])
     """
 
-    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
-        **BaseApproximator._parameter_constraints,
+    _parameter_constraints: ClassVar[Constraints] = {
         "max_iter": [Interval(Integral, 1, None, closed="left")],
         "init": ["array-like", None],
     }
@@ -191,8 +190,7 @@ def conditional_scales(q: Affine) -> Tensor:
 class Ascending(BaseApproximator):
     """Base of the Gaussians that maximise the evidence lower bound."""
 
-    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
-        **BaseApproximator._parameter_constraints,
+    _parameter_constraints: ClassVar[Constraints] = {
         "batch_size": [Interval(Integral, 1, None, closed="left")],
         "max_iter": [Interval(Integral, 1, None, closed="left")],
         "learning_rate": [Interval(Real, 0, None, closed="neither")],
@@ -444,8 +442,7 @@ class BatchAndMatch(BaseApproximator):
     array([[4.]])
     """
 
-    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
-        **BaseApproximator._parameter_constraints,
+    _parameter_constraints: ClassVar[Constraints] = {
         "max_iter": [Interval(Integral, 1, None, closed="left")],
         "init": ["array-like", None],
     }

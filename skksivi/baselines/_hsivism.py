@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from skksivi.annealing import BRIDGES, bridge_levels
-from skksivi.base import LOSSES, Integral, Interval, StrOptions, learns
+from skksivi.base import LOSSES, Constraints, Integral, Interval, StrOptions, learns
 from skksivi.baselines._critic import CRITIC, Critics
 from skksivi.estimators._trained import Trained, langevin_scale
 from skksivi.families._hierarchy import Hierarchy, langevin_hierarchy
@@ -112,8 +112,7 @@ class HSIVISM(Trained):
     np.float32(3.0)
     """
 
-    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
-        **Trained._parameter_constraints,
+    _parameter_constraints: ClassVar[Constraints] = {
         **CRITIC,
         "n_layers": [Interval(Integral, 1, None, closed="left")],
         "bridge": [StrOptions(set(BRIDGES)), callable],

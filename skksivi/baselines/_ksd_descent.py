@@ -12,7 +12,7 @@ from torch import Tensor
 
 from skksivi._saved import CURVE
 from skksivi._warnings import warn_caller
-from skksivi.base import ITERATIONS, BaseApproximator, Interval, Real, StrOptions, learns
+from skksivi.base import ITERATIONS, BaseApproximator, Constraints, Interval, Real, StrOptions, learns
 from skksivi.baselines._descent import MovingPoints, descend, not_finite, set_gradient
 from skksivi.baselines._points import WITH_KERNEL, find_start, radial_kernel
 from skksivi.estimators._trained import KEEPING
@@ -153,7 +153,7 @@ class KSDDescent(BaseApproximator):
     array([3.])
     """
 
-    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+    _parameter_constraints: ClassVar[Constraints] = {
         **WITH_KERNEL,
         "solver": [StrOptions({"lbfgs", "adam"})],
         "tol": [Interval(Real, 0, None, closed="left")],

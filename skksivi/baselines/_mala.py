@@ -11,7 +11,7 @@ from torch import Tensor
 
 from skksivi._saved import CURVE, is_instance
 from skksivi._warnings import warn_caller
-from skksivi.base import ITERATIONS, Interval, Real, StrOptions, learns
+from skksivi.base import ITERATIONS, Constraints, Interval, Real, StrOptions, learns
 from skksivi.baselines._chains import RUNNING, ChainApproximator, in_x, run
 from skksivi.baselines._points import LogRatio, density_in_u, find_start, ratio_in_u
 from skksivi.families._samplers import Chains, Fit, Tell
@@ -163,7 +163,7 @@ class MALA(ChainApproximator):
     array([2.])
     """
 
-    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+    _parameter_constraints: ClassVar[Constraints] = {
         **RUNNING,
         "step_size": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
         "target_acceptance": [Interval(Real, 0, 1, closed="neither")],

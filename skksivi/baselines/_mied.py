@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi.base import LOSSES, BaseApproximator, Interval, Real, StrOptions, learns
+from skksivi.base import LOSSES, BaseApproximator, Constraints, Interval, Real, StrOptions, learns
 from skksivi.baselines._descent import MovingPoints, descend, set_gradient
 from skksivi.baselines._points import DESCENDING, density_in_u, find_start, initial_log_densities, ratio_in_u
 from skksivi.families._samplers import Fit, Particles, Tell
@@ -166,7 +166,7 @@ class MIED(BaseApproximator):
     array([3.])
     """
 
-    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+    _parameter_constraints: ClassVar[Constraints] = {
         **DESCENDING,
         "mollifier": [StrOptions(set(MOLLIFIERS))],
         "epsilon": [Interval(Real, 0, None, closed="neither")],

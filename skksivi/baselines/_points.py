@@ -11,7 +11,7 @@ from torch import Tensor
 
 from skksivi._arrays import as_tensor
 from skksivi._warnings import warn_caller
-from skksivi.base import BaseApproximator, Integral, Interval, Real, StrOptions
+from skksivi.base import Constraints, Integral, Interval, Real, StrOptions
 from skksivi.kernels import Kernel, resolve_kernel
 from skksivi.parameters import Pilot
 from skksivi.pilot._chains import lobatto, lobatto_nodes
@@ -20,19 +20,18 @@ from skksivi.pilot._rules import WHITENINGS, Whitening, find_whitening
 from skksivi.score._score import Score, ScoreFunction
 
 #: Constraints of the parameters of all, of those that descend, and of those that have a kernel.
-STARTING: dict[str, list[Any]] = {
-    **BaseApproximator._parameter_constraints,
+STARTING: Constraints = {
     "whiten": [StrOptions(set(WHITENINGS)), Pilot, "array-like", None],
     "init": ["array-like", None],
 }
-DESCENDING: dict[str, list[Any]] = {
+DESCENDING: Constraints = {
     **STARTING,
     "n_particles": [Interval(Integral, 2, None, closed="left")],
     "max_iter": [Interval(Integral, 1, None, closed="left")],
     "learning_rate": [Interval(Real, 0, None, closed="neither")],
     "learning_rate_decay": [StrOptions({"cosine"}), None],
 }
-WITH_KERNEL: dict[str, list[Any]] = {
+WITH_KERNEL: Constraints = {
     **DESCENDING,
     "kernel": [str, Kernel],
     "bandwidth": [Interval(Real, 0, None, closed="neither"), StrOptions({"median"}), None],

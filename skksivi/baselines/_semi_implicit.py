@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
-from skksivi.base import Integral, Interval, StrOptions
+from skksivi.base import Constraints, Integral, Interval, StrOptions
 from skksivi.estimators._trained import MAX_LATENT_DIM, Trained, temperature
 from skksivi.families._layer import SemiImplicit, gaussian_layer
 from skksivi.families._samplers import Fit, Layer, Tell
@@ -21,8 +21,7 @@ from skksivi.training._loop import Objective, Scheduled
 class SemiImplicitVI(Trained):
     """Base of the methods that fit one semi-implicit layer; a leaf gives `_objective`."""
 
-    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
-        **Trained._parameter_constraints,
+    _parameter_constraints: ClassVar[Constraints] = {
         "latent_dim": [Interval(Integral, 1, None, closed="left"), None],
         "linear_skip": ["boolean"],
         "annealing": [StrOptions({"linear"}), callable, None],

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi.base import ITERATIONS, Interval, Real, learns
+from skksivi.base import ITERATIONS, Constraints, Interval, Real, learns
 from skksivi.baselines._chains import RUNNING, ChainApproximator, in_x, run
 from skksivi.baselines._points import find_start
 from skksivi.families._samplers import Chains, Fit, Tell
@@ -113,7 +113,7 @@ class SGLD(ChainApproximator):
     array([2.])
     """
 
-    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+    _parameter_constraints: ClassVar[Constraints] = {
         **RUNNING,
         "step_size": [Interval(Real, 0, None, closed="neither"), "array-like"],
     }

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi.base import LOSSES, Integral, Interval, learns
+from skksivi.base import LOSSES, Constraints, Integral, Interval, learns
 from skksivi.baselines._semi_implicit import SemiImplicitVI
 from skksivi.families._layer import SemiImplicit
 from skksivi.families._samplers import Layer
@@ -91,8 +91,7 @@ class SIVI(SemiImplicitVI):
     np.float32(3.0)
     """
 
-    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
-        **SemiImplicitVI._parameter_constraints,
+    _parameter_constraints: ClassVar[Constraints] = {
         "n_auxiliary": [Interval(Integral, 0, None, closed="left"), callable],
     }
 

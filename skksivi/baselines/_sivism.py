@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi.base import LOSSES, Interval, Real, learns
+from skksivi.base import LOSSES, Constraints, Interval, Real, learns
 from skksivi.baselines._critic import CRITIC, Critics
 from skksivi.baselines._semi_implicit import SemiImplicitVI
 from skksivi.families._layer import Drawn, DrawPullback, SemiImplicit
@@ -97,8 +97,7 @@ class SIVISM(SemiImplicitVI):
     np.float32(3.0)
     """
 
-    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
-        **SemiImplicitVI._parameter_constraints,
+    _parameter_constraints: ClassVar[Constraints] = {
         **CRITIC,
         "critic_skip": [Interval(Real, 0, None, closed="left"), callable],
     }

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from skksivi._saved import CURVE
-from skksivi.base import ITERATIONS, BaseApproximator, learns
+from skksivi.base import ITERATIONS, BaseApproximator, Constraints, learns
 from skksivi.baselines._descent import MovingPoints, descend, set_gradient
 from skksivi.baselines._points import WITH_KERNEL, find_start, radial_kernel
 from skksivi.families._samplers import Fit, Particles, Tell
@@ -116,7 +116,7 @@ class SVGD(BaseApproximator):
     array([3.])
     """
 
-    _parameter_constraints: ClassVar[dict[str, list[Any]]] = WITH_KERNEL
+    _parameter_constraints: ClassVar[Constraints] = WITH_KERNEL
 
     whitening_: Whitening
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi.base import LOSSES, Integral, Interval, learns
+from skksivi.base import LOSSES, Constraints, Integral, Interval, learns
 from skksivi.baselines._semi_implicit import SemiImplicitVI
 from skksivi.families._layer import SemiImplicit
 from skksivi.families._maps import Map
@@ -100,8 +100,7 @@ class UIVI(SemiImplicitVI):
     np.float32(3.0)
     """
 
-    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
-        **SemiImplicitVI._parameter_constraints,
+    _parameter_constraints: ClassVar[Constraints] = {
         "n_inner_samples": [Interval(Integral, 1, None, closed="left")],
         "n_burn_in": [Interval(Integral, 0, None, closed="left")],
         "n_leapfrog_steps": [Interval(Integral, 1, None, closed="left")],

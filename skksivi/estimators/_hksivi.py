@@ -15,7 +15,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from skksivi.annealing import bridge_levels
-from skksivi.base import HasMethods, Integral, Interval, Real, StrOptions, learns
+from skksivi.base import Constraints, HasMethods, Integral, Interval, Real, StrOptions, learns
 from skksivi.estimators._trained import STEIN_TRAINED, SteinTrained, langevin_scale
 from skksivi.families._hierarchy import Hierarchy, langevin_hierarchy
 from skksivi.families._samplers import Fit, Layers, Tell
@@ -134,8 +134,7 @@ class HKSIVIApproximator(SteinTrained):
     ((4, 2), (4, 2))
     """
 
-    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
-        **SteinTrained._parameter_constraints,
+    _parameter_constraints: ClassVar[Constraints] = {
         "n_layers": [Interval(Integral, 1, None, closed="left")],
         "bridge": [StrOptions(set(BRIDGES)), callable, Bridge],
         "initial_scale": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],

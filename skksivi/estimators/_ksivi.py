@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from skksivi._warnings import warn_caller
-from skksivi.base import HasMethods, Integral, Interval, StrOptions, learns
+from skksivi.base import Constraints, HasMethods, Integral, Interval, StrOptions, learns
 from skksivi.estimators._trained import MAX_LATENT_DIM, STEIN_TRAINED, SteinTrained, temperature
 from skksivi.families._layer import SemiImplicit, gaussian_layer
 from skksivi.families._samplers import Fit, Layer, Tell
@@ -171,8 +171,7 @@ class KSIVIApproximator(SteinTrained):
     array([1., 2.], dtype=float32)
     """
 
-    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
-        **SteinTrained._parameter_constraints,
+    _parameter_constraints: ClassVar[Constraints] = {
         "latent_dim": [Interval(Integral, 1, None, closed="left"), None],
         "mixing": [StrOptions({"auto", "normal", "pilot"}), HasMethods("build"), callable],
         "linear_skip": ["boolean"],

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from skksivi._arrays import as_array
 from skksivi._saved import COUNT, CURVE, Parts, is_instance
 from skksivi.annealing import Linear
-from skksivi.base import LOSSES, BaseApproximator, Integral, Interval, Real, StrOptions
+from skksivi.base import LOSSES, BaseApproximator, Constraints, Integral, Interval, Real, StrOptions
 from skksivi.estimators._verdict import concluded
 from skksivi.families._layer import Family
 from skksivi.families._samplers import Fit, Sampler, Tell
@@ -73,8 +73,7 @@ class Start(NamedTuple):
 class Trained(BaseApproximator):
     """Base of the approximators that train a family."""
 
-    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
-        **BaseApproximator._parameter_constraints,
+    _parameter_constraints: ClassVar[Constraints] = {
         "hidden_layer_sizes": ["array-like"],
         "initial_scale": [Interval(Real, 0, None, closed="neither")],
         "scale": [StrOptions({"constant"}), Scale],
@@ -224,8 +223,7 @@ def _is(kind: Any, value: Any) -> bool:  # isinstance, of which mypy does not kn
 class SteinTrained(Trained):
     """Base of KSIVI and HKSIVI, which minimise the kernel Stein discrepancy."""
 
-    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
-        **Trained._parameter_constraints,
+    _parameter_constraints: ClassVar[Constraints] = {
         "kernel": [str, Kernel],
         "bandwidth": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto", "median"}), None],
         "gradient_estimator": [StrOptions(set(GRADIENT_ESTIMATORS))],

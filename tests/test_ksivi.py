@@ -75,7 +75,7 @@ def test_a_step_takes_the_gradient_of_the_objective_in_the_parameters(estimator,
     target = Multimodal().to(dtype=torch.float64)
     score = in_double(target.score_fn, 2)
     with torch.no_grad():
-        objective = q._objective_of(score, family, None, generator(2))
+        objective = q._objective(score, family, None, generator(2))
         objective.advance(0.0)
         value = objective()
 

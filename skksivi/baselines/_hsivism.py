@@ -12,7 +12,7 @@ from torch import Tensor
 from skksivi.annealing import BRIDGES, bridge_levels
 from skksivi.base import LOSSES, Constraints, Integral, Interval, StrOptions, learns
 from skksivi.baselines._critic import CRITIC, Critics
-from skksivi.estimators._trained import Trained, langevin_scale
+from skksivi.estimators._trained import Job, Trained, langevin_scale
 from skksivi.families._hierarchy import Hierarchy, langevin_hierarchy
 from skksivi.families._layer import Drawn, DrawPullback
 from skksivi.families._samplers import Fit, Layers, Tell
@@ -175,7 +175,7 @@ class HSIVISM(Trained):
         objective = self._objective(pulled_back(score, whitening, generator), family, generator)
         seed = generator.initial_seed()
         return self._train(
-            objective, family, generator, lambda family: Layers(family, whitening, score.double, seed), tell
+            Job(objective, family, generator, lambda family: Layers(family, whitening, score.double, seed), tell)
         )
 
     def _build(

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 
 from skksivi.base import Constraints, Integral, Interval, StrOptions
-from skksivi.estimators._trained import MAX_LATENT_DIM, Trained, temperature
+from skksivi.estimators._trained import MAX_LATENT_DIM, Job, Trained, temperature
 from skksivi.families._layer import SemiImplicit, gaussian_layer
 from skksivi.families._samplers import Fit, Layer, Tell
 from skksivi.mixing import NormalDraws
@@ -45,7 +45,7 @@ class SemiImplicitVI(Trained):
         tempers = temperature(self.annealing, next(family.parameters()))
         score_u = Tempered(pulled_back(score_fn, whitening, generator), tempers.value)
         objective = self._objective(score_u, tempers, family, generator)
-        return self._train(objective, family, generator, lambda family: Layer(family, whitening, seed), tell)
+        return self._train(Job(objective, family, generator, lambda family: Layer(family, whitening, seed), tell))
 
     def _build(self, score_fn: Score, generator: torch.Generator) -> SemiImplicit:
         """Return a new family."""

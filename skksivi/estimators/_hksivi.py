@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -12,13 +11,12 @@ import numpy as np
 import torch
 from sklearn.utils import check_scalar
 from sklearn.utils.validation import check_is_fitted
-from torch import Tensor
 
 from skksivi.annealing import bridge_levels
 from skksivi.base import Constraints, HasMethods, Integral, Interval, Real, StrOptions, learns
-from skksivi.estimators._trained import STEIN_TRAINED, SteinTrained, langevin_scale
+from skksivi.estimators._trained import STEIN_TRAINED, Start, SteinTrained, langevin_scale
 from skksivi.families._hierarchy import Hierarchy, langevin_hierarchy
-from skksivi.families._samplers import Fit, Layers, Tell
+from skksivi.families._samplers import Layers
 from skksivi.kernels import Kernel
 from skksivi.mixing import JITTER, Bootstrap, build_mixing
 from skksivi.parameters import (
@@ -32,15 +30,15 @@ from skksivi.parameters import (
     checked_object,
     pilot_of,
 )
-from skksivi.pilot._affine import WhitenedScore
 from skksivi.pilot._chains import PilotPoints
-from skksivi.pilot._rules import MAX_POINTS, Whitening, pulled_back
-from skksivi.score._score import Score
+from skksivi.pilot._rules import MAX_POINTS, Whitening
+from skksivi.score._score import DifferentiableScore, Score
 from skksivi.stein._moments import MomentPenalty, Moments, moments
+from skksivi.training._loop import Objective
 
 
 @learns("HKSIVIApproximator", Layers, STEIN_TRAINED)
-class HKSIVIApproximator(SteinTrained):
+class HKSIVIApproximator(SteinTrained[Hierarchy]):
     r"""Fit a hierarchy of Gaussian layers to a posterior known by its score.
 
     From a base :math:`x_T \sim q_T` the layers t = T-1, ..., 0 draw
@@ -230,43 +228,27 @@ class HKSIVIApproximator(SteinTrained):
             return super().sample(n_samples, random_state)
         return self._sample(n_samples, random_state, layer=layer)
 
-    def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
-        self._check_parameters()
+    def _checked_score(self, score_fn: Score) -> Score:
         self._layer_weights(self.n_layers)
-        seed = generator.initial_seed()
-        checkpoint = self._open_checkpoint(score_fn)
-        start, resume = self._start(score_fn, generator, checkpoint)
-        family: Any = copy.deepcopy(start.family)
+        return score_fn.on_all_data()
+
+    def _sampler_of(self, score: Score, start: Start[Hierarchy]) -> Callable[[Hierarchy], Layers]:
+        return lambda family: Layers(family, start.whitening, score.double, start.seed)
+
+    def _guards(self, start: Start[Hierarchy]) -> bool:
+        return start.penalty is not None
+
+    def _objective(
+        self,
+        score_u: DifferentiableScore,
+        family: Hierarchy,
+        penalty: MomentPenalty | None,
+        generator: torch.Generator,
+    ) -> Objective:
+        """Return the weighted sum of the estimates of KSD^2 over the layers."""
         family.through = not self.stop_gradient
-        score = score_fn.on_all_data()
-        sampling_score: Any = WhitenedScore(score.double, start.whitening.map)
-
-        def draw(family: Hierarchy, n: int, generator: torch.Generator) -> Tensor:
-            return family.draw(n, generator, sampling_score)[1]
-
-        def draw_base(family: Hierarchy, n: int, generator: torch.Generator) -> Tensor:
-            return family.draw(n, generator, sampling_score, family.n_layers)[1]
-
-        guards = start.penalty is not None
-        watch = self._watch(score, start.whitening, family, draw, generator, guards=guards, draw_at_target=draw_base)
-        objective = self._objective(
-            pulled_back(score, start.whitening, generator),
-            family,
-            generator,
-            terms=[] if start.penalty is None else [start.penalty],
-            weights=self._layer_weights(family.n_layers),
-        )
-        return self._train_from(
-            start,
-            family,
-            objective,
-            generator,
-            watch=watch,
-            checkpoint=checkpoint,
-            resume=resume,
-            sampler_of=lambda family: Layers(family, start.whitening, score.double, seed),
-            tell=tell,
-        )
+        terms = [] if penalty is None else [penalty]
+        return self._ksd(score_u, family, generator, terms=terms, weights=self._layer_weights(family.n_layers))
 
     def _layer_weights(self, T: int) -> list[float]:
         """Return the beta(t) of T layers, checked."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -10,18 +9,17 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from skksivi._warnings import warn_caller
 from skksivi.base import Constraints, HasMethods, Integral, Interval, StrOptions, learns
-from skksivi.estimators._trained import MAX_LATENT_DIM, STEIN_TRAINED, SteinTrained, temperature
+from skksivi.estimators._trained import MAX_LATENT_DIM, STEIN_TRAINED, Start, SteinTrained, temperature
 from skksivi.families._layer import SemiImplicit, gaussian_layer
-from skksivi.families._samplers import Fit, Layer, Tell
+from skksivi.families._samplers import Layer
 from skksivi.kernels import Kernel
 from skksivi.mixing import JITTER, Bootstrap, Mixing, build_mixing
 from skksivi.parameters import Adam, Checkpoint, EarlyStopping, Pilot, Scale, checked_object, pilot_of
 from skksivi.pilot._chains import PilotPoints
-from skksivi.pilot._rules import MAX_FEATURES, MAX_POINTS, Whitening, pulled_back
+from skksivi.pilot._rules import MAX_FEATURES, MAX_POINTS, Whitening
 from skksivi.score._score import DifferentiableScore, Score, Tempered
 from skksivi.stein._moments import MomentPenalty, Steering, moments
 from skksivi.terms import Bound, Term, tail_exponent
@@ -29,7 +27,7 @@ from skksivi.training._loop import Objective, Scheduled
 
 
 @learns("KSIVIApproximator", Layer, STEIN_TRAINED)
-class KSIVIApproximator(SteinTrained):
+class KSIVIApproximator(SteinTrained[SemiImplicit]):
     r"""Fit a sampler to a posterior known by its score, by kernel semi-implicit variational inference.
 
     The fitted distribution is semi-implicit,
@@ -234,32 +232,20 @@ class KSIVIApproximator(SteinTrained):
         self.random_state = random_state
         self.verbose = verbose
 
-    def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
-        self._check_parameters()
+    def _checked_score(self, score_fn: Score) -> Score:
         self._check_mixing(score_fn.n_features)
         self._check_terms(score_fn)
         if self.annealing is not None:
             warn_of_improper(self.annealing, score_fn)
-        seed = generator.initial_seed()
-        checkpoint = self._open_checkpoint(score_fn)
-        start, resume = self._start(score_fn, generator, checkpoint)
-        whitening, family = start.whitening, copy.deepcopy(start.family)
-        guards = isinstance(family.mixing, Bootstrap) and whitening.converged
-        watch = self._watch(score_fn, whitening, family, _draw, generator, guards=guards)
-        objective = self._objective_of(pulled_back(score_fn, whitening, generator), family, start.penalty, generator)
-        return self._train_from(
-            start,
-            family,
-            objective,
-            generator,
-            watch=watch,
-            checkpoint=checkpoint,
-            resume=resume,
-            sampler_of=lambda family: Layer(family, whitening, seed),
-            tell=tell,
-        )
+        return score_fn
 
-    def _objective_of(
+    def _sampler_of(self, score: Score, start: Start[SemiImplicit]) -> Callable[[SemiImplicit], Layer]:
+        return lambda family: Layer(family, start.whitening, start.seed)
+
+    def _guards(self, start: Start[SemiImplicit]) -> bool:
+        return isinstance(start.family.mixing, Bootstrap) and start.whitening.converged
+
+    def _objective(
         self,
         score_u: DifferentiableScore,
         family: SemiImplicit,
@@ -279,7 +265,7 @@ class KSIVIApproximator(SteinTrained):
             weight = Scheduled(f"weight of {type(term).__name__}", term.weight, like)
             terms.append(Bound(term, weight, score_u, generator, None if tempers is None else tempers.value))
             schedules.append(weight)
-        return self._objective(tempered, family, generator, terms=terms, schedules=schedules)
+        return self._ksd(tempered, family, generator, terms=terms, schedules=schedules)
 
     def _build(
         self, score_fn: Score, whitening: Whitening, pilot: PilotPoints | None, generator: torch.Generator
@@ -339,10 +325,6 @@ class KSIVIApproximator(SteinTrained):
                 "`mixing` is 'pilot', which needs latent_dim=None, linear_skip=True and whiten='diagonal' or, up to "
                 f"{MAX_FEATURES} features, 'auto'; change them, or set mixing='normal'."
             )
-
-
-def _draw(family: SemiImplicit, n: int, generator: torch.Generator) -> Tensor:
-    return family.draw(n, generator).x
 
 
 def warn_of_improper(annealing: Any, score_fn: Score) -> None:

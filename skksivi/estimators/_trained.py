@@ -3,36 +3,34 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import math
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator, clone
+from sklearn.base import clone
 from torch import Tensor, nn
 
-from skksivi._arrays import as_array
 from skksivi._saved import COUNT, CURVE, Parts, is_instance
 from skksivi.annealing import Linear
 from skksivi.base import LOSSES, BaseApproximator, Constraints, Integral, Interval, Real, StrOptions
 from skksivi.estimators._verdict import concluded
 from skksivi.families._layer import Family
-from skksivi.families._samplers import Fit, Sampler, Tell
+from skksivi.families._samplers import Fit, InU, Sampler, Tell
 from skksivi.kernels import Kernel, resolve_kernel
 from skksivi.parameters import SHORTHANDS, Adam, Checkpoint, EarlyStopping, Pilot, Scale, checked_object
 from skksivi.pilot._chains import PilotPoints
-from skksivi.pilot._rules import MAX_POINTS, WHITENINGS, Whitening, find_whitening, points_near_target
+from skksivi.pilot._rules import MAX_POINTS, WHITENINGS, Whitening, find_whitening, points_near_target, pulled_back
 from skksivi.score._score import DifferentiableScore, Halves, Score
 from skksivi.stein._discrepancy import FixedKernelKSD
 from skksivi.stein._estimators import GRADIENT_ESTIMATORS, GradientEstimator
 from skksivi.stein._fused import value_and_gradients
-from skksivi.stein._moments import MomentPenalty, Steering, departure
-from skksivi.training._checkpoint import CheckpointFile
+from skksivi.stein._moments import Departure, MomentPenalty, Steering, departure
+from skksivi.training._checkpoint import CheckpointFile, settings_of
 from skksivi.training._hooks import Report, Saving, Watch
 from skksivi.training._loop import CHECK_EVERY, Hook, Objective, Run, Scheduled, minimise
 
@@ -61,13 +59,30 @@ STEIN_TRAINED: Parts = {
 }
 
 
-class Start(NamedTuple):
+F = TypeVar("F", bound=nn.Module)
+
+
+class Start(NamedTuple, Generic[F]):
     """Where a training starts: coordinates, a family in them, what ties it to a pilot, and the seed of its noise."""
 
     whitening: Whitening
-    family: Any
+    family: F
     penalty: MomentPenalty | None
     seed: int
+
+    def state(self) -> dict[str, object]:
+        """Return the fields by name, as a checkpoint keeps them."""
+        return self._asdict()
+
+
+class Job(NamedTuple, Generic[F]):
+    """A training: what is minimised over a family, and what a state of it draws from, which callbacks are told."""
+
+    objective: Objective
+    family: F
+    generator: torch.Generator
+    sampler_of: Callable[[F], Sampler]
+    tell: Tell | None
 
 
 class Trained(BaseApproximator):
@@ -170,25 +185,22 @@ class Trained(BaseApproximator):
 
     def _minimise(
         self,
-        objective: Objective,
-        family: nn.Module,
-        generator: torch.Generator,
-        sampler_of: Callable[[Any], Sampler],
-        tell: Tell | None,
+        job: Job[F],
         *,
         before: Sequence[Hook] = (),
         after: Sequence[Hook] = (),
         keeping: type[BaseException] | tuple[type[BaseException], ...] = KEEPING,
-        resume: dict[str, Any] | None = None,
+        resume: Mapping[str, Any] | None = None,
     ) -> Run:
         """Train the family, with hooks before and after the report; raise what ends it and leaves nothing to keep."""
-        show = None if tell is None else lambda family: tell(Fit(sampler_of(family), {}))
+        tell = job.tell
+        show = None if tell is None else lambda family: tell(Fit(job.sampler_of(family), {}))
         report = [Report(self.max_iter, self.verbose, show)] if show or self.verbose else []
         run = minimise(
-            objective,
-            family,
+            job.objective,
+            job.family,
             self._steps,
-            generator,
+            job.generator,
             learning_rate=self.learning_rate,
             max_iter=self.max_iter,
             hooks=[*before, *report, *after],
@@ -196,21 +208,14 @@ class Trained(BaseApproximator):
         )
         if not (run.ended_by is None or isinstance(run.ended_by, keeping)):
             raise run.ended_by
-        family.requires_grad_(False)
+        job.family.requires_grad_(False)
         return run
 
-    def _train(
-        self,
-        objective: Objective,
-        family: nn.Module,
-        generator: torch.Generator,
-        sampler_of: Callable[[Any], Sampler],
-        tell: Tell | None,
-    ) -> Fit:
+    def _train(self, job: Job[F]) -> Fit:
         """Minimise from here to the end; return what was learned."""
-        run = self._minimise(objective, family, generator, sampler_of, tell)
+        run = self._minimise(job)
         report = {"loss_curve_": run.losses.astype(np.float64), "n_iter_": len(run.losses)}
-        return Fit(sampler_of(family), report, run.ended_by)
+        return Fit(job.sampler_of(job.family), report, run.ended_by)
 
     def _conclude(self, fit: Fit, score_fn: Score, generator: torch.Generator) -> BaseException | None:
         return concluded(fit, score_fn.on_all_data(), generator)
@@ -220,7 +225,7 @@ def _is(kind: Any, value: Any) -> bool:  # isinstance, of which mypy does not kn
     return isinstance(value, kind)
 
 
-class SteinTrained(Trained):
+class SteinTrained(Trained, Generic[F]):
     """Base of KSIVI and HKSIVI, which minimise the kernel Stein discrepancy."""
 
     _parameter_constraints: ClassVar[Constraints] = {
@@ -241,18 +246,53 @@ class SteinTrained(Trained):
     checkpoint: str | os.PathLike[str] | Checkpoint | None
     warm_start: bool
     ksd_curve_: np.ndarray
-    family_: Any
+    family_: F
+
+    def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
+        self._check_parameters()
+        score = self._checked_score(score_fn)
+        file = self._open_checkpoint(score_fn)
+        start, resume = self._start(score_fn, generator, file)
+        family = copy.deepcopy(start.family)
+        sampler_of = self._sampler_of(score, start)
+        watch = self._watch(score, start, sampler_of, family)
+        objective = self._objective(pulled_back(score, start.whitening, generator), family, start.penalty, generator)
+        return self._train_from(start, Job(objective, family, generator, sampler_of, tell), watch, file, resume)
+
+    @abstractmethod
+    def _checked_score(self, score_fn: Score) -> Score:
+        """Return the score of the training, if it fits the parameters."""
+
+    @abstractmethod
+    def _build(
+        self, score_fn: Score, whitening: Whitening, pilot: PilotPoints | None, generator: torch.Generator
+    ) -> tuple[F, MomentPenalty | None]:
+        """Return a new family and what ties it to the pilot."""
+
+    @abstractmethod
+    def _sampler_of(self, score: Score, start: Start[F]) -> Callable[[F], InU]:
+        """Return the map of a family to what draws by it."""
+
+    @abstractmethod
+    def _guards(self, start: Start[F]) -> bool:
+        """Tell whether the states of the training are to stay near the start."""
+
+    @abstractmethod
+    def _objective(
+        self, score_u: DifferentiableScore, family: F, penalty: MomentPenalty | None, generator: torch.Generator
+    ) -> Objective:
+        """Return what is minimised."""
 
     # Where a fit starts
 
     def _start(
-        self, score_fn: Score, generator: torch.Generator, checkpoint: CheckpointFile | None
-    ) -> tuple[Start, dict[str, Any] | None]:
+        self, score_fn: Score, generator: torch.Generator, file: CheckpointFile | None
+    ) -> tuple[Start[F], Mapping[str, Any] | None]:
         """Return where the training starts and, from a checkpoint, the state in which it goes on."""
-        if checkpoint is not None and checkpoint.found is not None:
-            start = Start(*(checkpoint.found[name] for name in Start._fields))
+        if file is not None and file.found is not None:
+            start = Start(*(file.found[name] for name in Start.__annotations__))
             generator.manual_seed(start.seed)
-            return start, checkpoint.found["state"]
+            return start, file.found["state"]
         seed = generator.initial_seed()
         if not self._continues():
             whitening, pilot = self._find_whitening(score_fn, generator)
@@ -270,14 +310,8 @@ class SteinTrained(Trained):
         """Tell whether a fit goes on from the last one."""
         return self.warm_start and hasattr(self, "family_")
 
-    @abstractmethod
-    def _build(
-        self, score_fn: Score, whitening: Whitening, pilot: PilotPoints | None, generator: torch.Generator
-    ) -> tuple[nn.Module, MomentPenalty | None]:
-        """Return a new family and what ties it to the pilot."""
-
     def _open_checkpoint(self, score_fn: Score) -> CheckpointFile | None:
-        """Return where a fit is saved, its settings and the score at two points being the mark of it."""
+        """Return where a fit is saved, its parameters and the score at two points being the mark of it."""
         checkpoint = checked_object("checkpoint", self.checkpoint)
         if checkpoint is None:
             return None
@@ -287,21 +321,7 @@ class SteinTrained(Trained):
             raise ValueError(
                 "`checkpoint` cannot keep a function given as `mixing`; use an object of skksivi.mixing."
             )
-        ends = torch.tensor([[-0.5], [0.5]], dtype=torch.float64).expand(2, score_fn.n_features)
-        score = score_fn.double(ends.to(score_fn.device)).sum(1).tolist()
-        elsewhere = {"checkpoint", "device", "random_state", "verbose"}
-        settings = {k: _named(v) for k, v in self.get_params().items() if k.partition("__")[0] not in elsewhere}
-        return CheckpointFile(
-            checkpoint.path,
-            {**settings, "n_features": score_fn.n_features, "score_fn at -1/2 and 1/2": [f"{s:.6g}" for s in score]},
-            score_fn.device,
-        )
-
-    def _saving(self, start: Start, watch: Watch | None, file: CheckpointFile | None) -> list[Saving]:
-        """Return the hook that saves the training, if it is to be saved."""
-        if file is None:
-            return []
-        return [Saving(file, start._asdict(), watch, checked_object("checkpoint", self.checkpoint).every)]
+        return CheckpointFile(checkpoint.path, settings_of(self.get_params(), score_fn), score_fn.device)
 
     # What is minimised
 
@@ -312,7 +332,7 @@ class SteinTrained(Trained):
         fixed = isinstance(self.kernel, str) and self.whiten is not None
         return resolve_kernel(self.kernel, WHITENED_BANDWIDTH * math.sqrt(d) if fixed else None)
 
-    def _objective(
+    def _ksd(
         self,
         score_u: DifferentiableScore,
         family: Family,
@@ -347,41 +367,35 @@ class SteinTrained(Trained):
             return GRADIENT_ESTIMATORS["vanilla"], n + n % 2
         return estimator, n
 
-    def _watch(
-        self,
-        score_fn: Score,
-        whitening: Whitening,
-        family: nn.Module,
-        draw: Callable[[Any, int, torch.Generator], Tensor],
-        generator: torch.Generator,
-        *,
-        guards: bool,
-        draw_at_target: Callable[[Any, int, torch.Generator], Tensor] | None = None,
-    ) -> Watch | None:
+    # What becomes of it
+
+    def _watch(self, score: Score, start: Start[F], sampler_of: Callable[[F], InU], family: F) -> Watch | None:
         """Return the rule by which states are compared, every one by draws from the same noise.
 
-        A guarded state is kept if it has the smallest discrepancy of those whose moments stay near those of
-        `draw_at_target`, by default the start's.
+        A guarded state is kept if it has the smallest discrepancy of those whose moments stay near those that the
+        start has, or its base where that is at the target.
         """
-        stopping = checked_object("early_stopping", self.early_stopping)
+        stopping, guards = checked_object("early_stopping", self.early_stopping), self._guards(start)
         if stopping is None and not guards:
             return None
-        judge = FixedKernelKSD(score_fn.double, score_fn.n_features, score_fn.device, whitening.map)
-        seed = generator.initial_seed()
+        map_ = start.whitening.map
+        judge = FixedKernelKSD(score.double, score.n_features, score.device, map_)
+
+        def noise() -> torch.Generator:
+            return torch.Generator(score.device).manual_seed(start.seed)
+
+        sampler = sampler_of(family)  # which follows the family through its training
+        with torch.no_grad():
+            reference = sampler.reference_in_u(N_MONITOR_DRAWS, noise())
 
         @torch.no_grad()
-        def draw_again(family: nn.Module, draw: Callable[..., Tensor] = draw) -> Tensor:
-            return draw(family, N_MONITOR_DRAWS, torch.Generator(score_fn.device).manual_seed(seed)).double()
-
-        start = draw_again(family, draw_at_target or draw)
-
-        def look(family: nn.Module) -> tuple[float, Any]:
-            u = draw_again(family)
+        def look(_: nn.Module) -> tuple[float, Departure]:
+            u = sampler.sample_in_u(N_MONITOR_DRAWS, noise())
             try:
-                value = judge(whitening.map.unwhiten(u[:N_JUDGED_DRAWS]))
+                value = judge(map_.unwhiten(u[:N_JUDGED_DRAWS]))
             except ValueError:  # the score is not finite there
                 value = math.inf
-            return value, departure(u, start)
+            return value, departure(u, reference)
 
         watch = Watch(look, stopping, every=LOOK_EVERY, keeps_best=guards)
         if guards:
@@ -390,28 +404,20 @@ class SteinTrained(Trained):
 
     def _train_from(
         self,
-        start: Start,
-        family: nn.Module,
-        objective: Objective,
-        generator: torch.Generator,
-        *,
+        start: Start[F],
+        job: Job[F],
         watch: Watch | None,
-        checkpoint: CheckpointFile | None,
-        resume: dict[str, Any] | None,
-        sampler_of: Callable[[Any], Sampler],
-        tell: Tell | None,
+        file: CheckpointFile | None,
+        resume: Mapping[str, Any] | None,
     ) -> Fit:
         """Minimise; return what was learned, unless what ended it leaves nothing to keep."""
         if watch is not None and resume is not None:
             watch.resume(resume["watch"])
+        saving = [] if file is None else [Saving(file, start.state(), watch, self._save_every())]
         run = self._minimise(
-            objective,
-            family,
-            generator,
-            sampler_of,
-            tell,
+            job,
             before=[] if watch is None else [watch],
-            after=self._saving(start, watch, checkpoint),
+            after=saving,
             keeping=BaseException if self.warm_start else KEEPING,
             resume=resume,
         )
@@ -420,15 +426,20 @@ class SteinTrained(Trained):
             losses, monitored = self.loss_curve_, self.ksd_curve_
         looks = np.array([] if watch is None else watch.values).reshape(-1, 2)
         n_iter = len(losses) + len(run.losses)
-        report: dict[str, Any] = {
+        best_iter = n_iter if watch is None else len(losses) + watch.restore(job.family)
+        report = {
             "loss_curve_": np.concatenate([losses, run.losses]),
             "ksd_curve_": np.concatenate([monitored, looks + np.array([len(losses), 0])]),
             "engine_": run.engine,
             "n_iter_": n_iter,
-            "best_iter_": n_iter if watch is None else len(losses) + watch.restore(family),
+            "best_iter_": best_iter,
         }
-        remark = None if watch is None else _remark(watch, report["best_iter_"])
-        return Fit(sampler_of(family), report, run.ended_by, remark)
+        remark = None if watch is None else _remark(watch, best_iter)
+        return Fit(job.sampler_of(job.family), report, run.ended_by, remark)
+
+    def _save_every(self) -> int:
+        """Return the iterations from one checkpoint to the next."""
+        return checked_object("checkpoint", self.checkpoint).every
 
     def _conclude(self, fit: Fit, score_fn: Score, generator: torch.Generator) -> BaseException | None:
         checkpoint = checked_object("checkpoint", self.checkpoint)
@@ -454,21 +465,6 @@ def _remark(watch: Watch, best_iter: int) -> str | None:
         f"standard deviation and its third moment changed by {last.third[worst]:+.2f}; the state of iteration "
         f"{best_iter} is kept. Raise the `weight` of the Pilot or `batch_size`, or lower `learning_rate`."
     )
-
-
-def _named(value: Any) -> Any:
-    """Return a setting, of an object or a function its name; parameters of objects are settings of their own.
-
-    Of an array its shape and a checksum, for its text leaves out the most of it.
-    """
-    if callable(value) or isinstance(value, BaseEstimator):
-        return getattr(value, "__qualname__", type(value).__qualname__)
-    if isinstance(value, list | tuple):
-        return [_named(item) for item in value]
-    if hasattr(value, "__array__"):
-        array = np.ascontiguousarray(as_array(value))
-        return f"an array {array.shape} with checksum {hashlib.sha256(array.tobytes()).hexdigest()[:16]}"
-    return value
 
 
 def langevin_scale(

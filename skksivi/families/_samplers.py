@@ -63,6 +63,16 @@ class HasDensity(Sampler, Protocol):
         """Evaluate log q (n,) at float64 points x (n, d)."""
 
 
+class InU(Sampler, Protocol):
+    """A sampler that draws in whitened coordinates, too."""
+
+    def sample_in_u(self, n: int, generator: torch.Generator) -> Tensor:
+        """Draw n rows (n, n_features)."""
+
+    def reference_in_u(self, n: int, generator: torch.Generator) -> Tensor:
+        """Draw n rows (n, n_features) of what a training must stay near."""
+
+
 class Fit(NamedTuple):
     """What `_fit` returns.
 
@@ -217,7 +227,15 @@ class Layer:
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         """Draw n rows (n, d)."""
-        return self.whitening.map.unwhiten(self.family.draw(n, generator).x.double())
+        return self.whitening.map.unwhiten(self.sample_in_u(n, generator))
+
+    def sample_in_u(self, n: int, generator: torch.Generator) -> Tensor:
+        """Draw n rows (n, d) in whitened coordinates."""
+        return self.family.draw(n, generator).x.double()
+
+    def reference_in_u(self, n: int, generator: torch.Generator) -> Tensor:
+        """Draw n rows (n, d) of what a training must stay near, if they are those of its start."""
+        return self.sample_in_u(n, generator)
 
     def log_density(self, x: Tensor) -> Tensor:
         """Estimate log q (n,) at points x (n, d)."""
@@ -275,8 +293,15 @@ class Layers:
 
     def sample(self, n: int, generator: torch.Generator, layer: int = 0) -> Tensor:
         """Draw n rows (n, d) of a layer, 0 being the last."""
-        u = self.family.draw(n, generator, self.score_in_u, layer)[1]
-        return self.whitening.map.unwhiten(u.double())
+        return self.whitening.map.unwhiten(self.sample_in_u(n, generator, layer))
+
+    def sample_in_u(self, n: int, generator: torch.Generator, layer: int = 0) -> Tensor:
+        """Draw n rows (n, d) of a layer in whitened coordinates."""
+        return self.family.draw(n, generator, self.score_in_u, layer)[1].double()
+
+    def reference_in_u(self, n: int, generator: torch.Generator) -> Tensor:
+        """Draw n rows (n, d) of the base, which is at the target where a training must stay near it."""
+        return self.sample_in_u(n, generator, self.family.n_layers)
 
     def log_density(self, x: Tensor) -> Tensor:
         """Estimate log q (n,) at points x (n, d)."""

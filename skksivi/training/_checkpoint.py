@@ -11,14 +11,18 @@ import io
 import os
 import tempfile
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from sklearn.base import BaseEstimator
 from torch import nn
 
+from skksivi._arrays import as_array
 from skksivi._saved import CHECKPOINTED
+from skksivi.score._score import Score
 
 #: Of the files this version writes and reads.
 FORMAT = 1
@@ -33,6 +37,36 @@ FOREIGN: list[Any] = [
     type(np.dtype(np.float64)),
     np.empty(0).__reduce__()[0],
 ]
+
+
+#: Parameters that the mark of a fit leaves out.
+ELSEWHERE = {"checkpoint", "device", "random_state", "verbose"}
+
+
+def settings_of(parameters: Mapping[str, object], score: Score) -> dict[str, object]:
+    """Return what a fit must share with the one that it continues: parameters, and the score at two points."""
+    ends = torch.tensor([[-0.5], [0.5]], dtype=torch.float64).expand(2, score.n_features)
+    at_ends = score.double(ends.to(score.device)).sum(1).tolist()
+    return {
+        **{name: _named(value) for name, value in parameters.items() if name.partition("__")[0] not in ELSEWHERE},
+        "n_features": score.n_features,
+        "score_fn at -1/2 and 1/2": [f"{s:.6g}" for s in at_ends],
+    }
+
+
+def _named(value: object) -> object:
+    """Return a setting, of an object or a function its name; parameters of objects are settings of their own.
+
+    Of an array its shape and a checksum, for its text leaves out the most of it.
+    """
+    if callable(value) or isinstance(value, BaseEstimator):
+        return getattr(value, "__qualname__", type(value).__qualname__)
+    if isinstance(value, list | tuple):
+        return [_named(item) for item in value]
+    if hasattr(value, "__array__"):
+        array = np.ascontiguousarray(as_array(value))
+        return f"an array {array.shape} with checksum {hashlib.sha256(array.tobytes()).hexdigest()[:16]}"
+    return value
 
 
 class CheckpointFile:
@@ -58,7 +92,7 @@ class CheckpointFile:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], settings: dict[str, Any], device: torch.device | str = "cpu"
+        self, path: str | os.PathLike[str], settings: Mapping[str, object], device: torch.device | str = "cpu"
     ) -> None:
         self.path = Path(path)
         self.device = device

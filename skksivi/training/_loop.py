@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
@@ -235,7 +235,7 @@ class Iterate:
         vectors = {"flat": self.flat, "m": self.m, "v": self.v, "average": self.average}
         return {**vectors, "n_steps": self.n_steps.clone()}  # a view of three numbers would be saved with all of them
 
-    def resume(self, state: dict[str, Any]) -> None:
+    def resume(self, state: Mapping[str, Any]) -> None:
         """Go on from another's state."""
         for name, value in self.state().items():
             if value is not None:
@@ -258,7 +258,7 @@ def minimise(
     learning_rate: float,
     max_iter: int,
     hooks: Sequence[Hook] = (),
-    resume: dict[str, Any] | None = None,
+    resume: Mapping[str, Any] | None = None,
 ) -> Run:
     """Minimise a stochastic loss over the parameters of a module, in place, by Adam.
 

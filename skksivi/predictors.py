@@ -17,7 +17,7 @@ from skksivi._arrays import as_tensor, check_sample_weight, location_and_scale, 
 from skksivi._version import DOCUMENTATION
 from skksivi.base import BaseApproximator, Constraints, Integral, Interval, Real, StrOptions
 from skksivi.estimators._ksivi import KSIVIApproximator
-from skksivi.parameters import Constrained, Pilot, Scale
+from skksivi.parameters import Constrained, Pilot, Scale, pilot_of
 from skksivi.targets._base import Minibatches, Target
 from skksivi.targets._linear import BayesianLinearRegression, BayesianMultinomialRegression
 from skksivi.targets._logistic import BayesianLogisticRegression
@@ -205,7 +205,8 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
         if parameters.get("init", 0) is not None or parameters.keys() & {"n_particles", "n_chains"}:
             return  # particles and chains are as many as they say, and spread
         rng = make_rng(self.random_state)
-        if parameters.get("whiten") == "diagonal":
+        chains = pilot_of(parameters.get("whiten"))
+        if chains is not None and chains.rule == "diagonal":
             q.set_params(init=trained_weights(self.target_, N_NETWORKS, rng))
         else:  # a mode search goes on from there
             q.set_params(init=_random_weights(self.target_, rng))

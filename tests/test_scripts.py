@@ -53,7 +53,7 @@ COMMANDS = {
     "benchmarks/reference.py": ["waveform", "draws.npz", "--steps", "40"],
     "benchmarks/ksd_test.py": ["--quick", "--output", "ksd_test.png"],
     "benchmarks/dimensions.py": ["--dimensions", "20"],
-    "benchmarks/mutants.py": ["--modules", "_stein", "--sample", "1", "--out", "mutants.json"],
+    "benchmarks/mutants.py": ["--modules", "stein._estimators", "--sample", "1", "--out", "mutants.json"],
     "benchmarks/detached.py": ["--quick", "--seeds", "1", "--out", "detached.json"],
     "benchmarks/posteriors.py": [],
     "benchmarks/defaults.py": ["--names", "log_gamma", "--seeds", "1", "--jobs", "1", "--max-iter", "50"],
@@ -138,7 +138,7 @@ def test_script_runs(command, tmp_path, capsys):
 def test_a_mutant_of_the_estimators_is_killed(tmp_path):
     command = [sys.executable, ROOT / MUTANTS, *COMMANDS[MUTANTS]]
     subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
-    found = json.loads((tmp_path / "mutants.json").read_text())["_stein"]
+    found = json.loads((tmp_path / "mutants.json").read_text())["stein._estimators"]
     assert (found["tried"], found["killed"], found["survivors"]) == (1, 1, [])
 
 

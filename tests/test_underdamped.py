@@ -98,8 +98,8 @@ def test_every_start_keeps_its_mode(approximator):
 def test_more_parameters_than_a_newton_step_can_take():
     d = 1500
     scales = torch.linspace(0.1, 10.0, d, dtype=torch.float64)
-    settings = {"hidden_layer_sizes": (8,), "max_iter": 20, "batch_size": 16, "whiten": Pilot(budget=20_000)}
-    q = KSIVIApproximator(whiten="diagonal", random_state=0, **settings)
+    settings = {"hidden_layer_sizes": (8,), "max_iter": 20, "batch_size": 16}
+    q = KSIVIApproximator(whiten=Pilot("diagonal", budget=20_000), random_state=0, **settings)
     q.fit(lambda x: -x / scales.to(x) ** 2, n_features=d)
     ratio = q.sample(500, random_state=0).std(0) / scales.numpy()
     assert abs(np.log(ratio).mean()) < 0.1

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from sklearn.base import clone
 
-from skksivi import HKSIVIApproximator, KSIVIApproximator
+from skksivi import HKSIVIApproximator, KSIVIApproximator, baselines
 from skksivi.baselines import (
     HSIVISM,
     MALA,
@@ -51,6 +51,12 @@ APPROXIMATORS = [
     MIED(mollifier="laplace", epsilon=0.3, n_particles=100, max_iter=200, learning_rate=0.1, random_state=0),
     SGLD(n_chains=200, n_warmup=200, n_draws=25, random_state=0),
     MALA(n_chains=200, n_warmup=100, n_draws=50, thin=2, random_state=0),
+]
+#: A new one is here with its defaults.
+APPROXIMATORS += [
+    cls(random_state=0)
+    for cls in (getattr(baselines, name) for name in baselines.__all__)
+    if cls not in {type(q) for q in APPROXIMATORS}
 ]
 
 #: What makes a fit short, for contracts that hold of a bad fit as of a good one.

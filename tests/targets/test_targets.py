@@ -4,6 +4,7 @@ import math
 import pickle
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
+from inspect import signature
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from plain_targets import generator, normal
 from torch.nn.functional import logsigmoid
 
+from skksivi import targets
 from skksivi.score._score import autograd_pullback
 from skksivi.targets import (
     Banana,
@@ -72,6 +74,13 @@ TARGETS = {
     "logistic, weighted": BayesianLogisticRegression(X[:6], y[:6], sample_weight=[2, 0, 1, 3, 0.5, 1]),
     "linear": BayesianLinearRegression(X[:6], X[:6, 0] + y[:6], sample_weight=[2, 0, 1, 3, 0.5, 1]),
     "multinomial": BayesianMultinomialRegression(X[:6], [0, 1, 2, 0, 1, 2], sample_weight=[2, 0, 1, 3, 0.5, 1]),
+}
+#: A new one that has defaults is here with these.
+TARGETS |= {
+    name: cls()
+    for name, cls in ((name, getattr(targets, name)) for name in targets.__all__)
+    if isinstance(cls, type) and cls is not Target and cls not in {type(target) for target in TARGETS.values()}
+    if all(parameter.default is not parameter.empty for parameter in signature(cls).parameters.values())
 }
 SAMPLED = [name for name, target in TARGETS.items() if hasattr(target, "sample")]
 WITH_PRODUCT = [name for name, target in TARGETS.items() if target.score_vjp]

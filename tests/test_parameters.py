@@ -1,0 +1,172 @@
+"""Parameter objects and their shorthands: cloned, shown, validated and searched as estimators are."""
+
+import copy
+import pickle
+from inspect import signature
+
+import numpy as np
+import pytest
+from approximators import APPROXIMATORS, GaussianTarget
+from sklearn.base import clone
+from sklearn.model_selection import GridSearchCV
+
+import skksivi
+from skksivi import HKSIVIApproximator, KSIVIApproximator, parameters
+from skksivi.baselines import SIVI, SVGD
+from skksivi.kernels import Gaussian
+from skksivi.model_selection import Replicates, neg_ksd_scorer
+from skksivi.parameters import Adam, Bridge, Checkpoint, EarlyStopping, ParameterObject, Pilot, Scale
+from skksivi.targets import Banana
+from skksivi.terms import Entropic, Laplacian
+
+OBJECTS = [
+    Adam(betas=(0.5, 0.9), decay=(0.9, 100), ema=None, max_norm=1.0, nonfinite="skip"),
+    Bridge("cosine", weights=[1.0, 0.5]),
+    Checkpoint("here", every=7),
+    EarlyStopping(0.2, patience=30),
+    Entropic(0.3),
+    Laplacian(0.2),
+    Pilot("diagonal", budget=5000, weight=0.5),
+    Scale("network", floor=0.01),
+]
+
+
+def test_every_class_is_here():
+    assert {type(value).__name__ for value in OBJECTS} >= set(parameters.__all__)
+
+
+@pytest.mark.parametrize("value", OBJECTS, ids=lambda value: type(value).__name__)
+def test_an_object_is_cloned_pickled_copied_and_shown_with_its_parameters(value):
+    for again in (clone(value), pickle.loads(pickle.dumps(value)), copy.deepcopy(value)):  # noqa: S301
+        assert type(again) is type(value)
+        assert again.get_params() == value.get_params()
+        assert repr(again) == repr(value)
+    assert isinstance(value, ParameterObject)
+    assert all(f"{name}=" in repr(value) for name in value.get_params())
+    value.check()
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        (Adam(betas=(0.9, 1.0)), "betas"),
+        (Adam(betas=(0.9,)), "betas"),
+        (Adam(decay=(2.0, 10)), "decay"),
+        (Adam(decay="linear"), "decay"),
+        (Adam(ema=1.0), "ema"),
+        (Adam(max_norm=0.0), "max_norm"),
+        (Adam(nonfinite="ignore"), "nonfinite"),
+        (Bridge("straight"), "levels"),
+        (Bridge(weights=3), "weights"),
+        (Checkpoint(3), "path"),
+        (Checkpoint("here", every=0), "every"),
+        (EarlyStopping(-1.0), "tol"),
+        (EarlyStopping(patience=0), "patience"),
+        (Entropic(-1.0), "weight"),
+        (Pilot("laplace"), "rule"),
+        (Pilot(budget=-1), "budget"),
+        (Pilot(weight=-1.0), "weight"),
+        (Scale("vector"), "form"),
+        (Scale(floor=-1.0), "floor"),
+    ],
+    ids=repr,
+)
+def test_a_mistake_is_named_with_its_object(value, name):
+    with pytest.raises(ValueError, match=rf"{name}[`'].* of {type(value).__name__}"):
+        value.check()
+
+
+def test_a_mistake_is_told_by_fit():
+    mistakes = {
+        "optimizer": Adam(ema=2.0),
+        "whiten": Pilot(budget=-1),
+        "scale": Scale(floor=-1.0),
+        "early_stopping": EarlyStopping(patience=0),
+        "checkpoint": Checkpoint("here", every=0),
+        "terms": [Entropic(-1.0)],
+    }
+    for name, value in mistakes.items():
+        with pytest.raises(ValueError, match="must be"):
+            KSIVIApproximator(**{name: value}).fit(Banana())
+    with pytest.raises(ValueError, match="`scale` of SIVI cannot be a network"):
+        SIVI(scale=Scale("network")).fit(Banana())
+    with pytest.raises(TypeError, match=r"`terms` must hold objects of skksivi\.terms"):
+        KSIVIApproximator(terms=[0.3]).fit(Banana())
+
+
+def test_no_constructor_has_more_than_24_parameters():
+    public = [*APPROXIMATORS, skksivi.KSIVIRegressor(), skksivi.KSIVIClassifier()]
+    assert max(len(signature(type(q)).parameters) for q in public) == 24
+
+
+SHORTHANDS = {
+    "optimizer__ema": None,
+    "whiten__budget": 5000,
+    "scale__floor": 0.01,
+    "early_stopping__patience": 10,
+    "checkpoint__every": 10,
+}
+
+
+@pytest.mark.parametrize("name", SHORTHANDS)
+def test_a_part_of_a_shorthand_can_be_set(name):
+    shorthand = {"early_stopping": 0.1, "checkpoint": "here"}
+    q = KSIVIApproximator(**shorthand).set_params(**{name: SHORTHANDS[name]})
+    assert q.get_params()[name] == SHORTHANDS[name]
+    assert clone(q).get_params()[name] == SHORTHANDS[name]
+    together = KSIVIApproximator().set_params(**shorthand, **{name: SHORTHANDS[name]})
+    assert together.get_params()[name] == SHORTHANDS[name]
+
+
+def test_the_rest_of_a_shorthand_stays():
+    q = SIVI().set_params(optimizer__decay=None)
+    assert q.optimizer.get_params() == {
+        "betas": (0.9, 0.999),
+        "decay": None,
+        "ema": None,
+        "max_norm": None,
+        "nonfinite": "raise",
+    }
+    assert SIVI().optimizer == "adam"
+    assert KSIVIApproximator(whiten="diagonal").set_params(whiten__budget=7).whiten.rule == "diagonal"
+    assert HKSIVIApproximator(bridge="cosine").set_params(bridge__weights=[1] * 5).bridge.levels == "cosine"
+    assert KSIVIApproximator(kernel=Gaussian()).set_params(kernel__bandwidth=2.0).kernel.bandwidth == 2.0
+
+
+@pytest.mark.parametrize("name", ["whiten__size", "optimizer__rate", "scales__floor", "kernel__bandwidth"])
+def test_a_part_that_is_none_is_refused_and_nothing_changes(name):
+    q = KSIVIApproximator(random_state=0)
+    with pytest.raises((ValueError, AttributeError)):
+        q.set_params(**{name: 1})
+
+
+def test_two_approximators_share_no_settings():
+    """A shorthand that is expanded is an object of its own."""
+    SIVI().set_params(optimizer__ema=0.5)
+    assert SIVI().set_params(optimizer__decay=None).optimizer.ema is None
+
+
+def test_a_shorthand_means_its_object():
+    settings = {"max_iter": 10, "batch_size": 8, "hidden_layer_sizes": (4,), "random_state": 0}
+    short = {"whiten": "auto", "scale": "constant", "optimizer": "adam", "early_stopping": 0.1}
+    whole = {"whiten": Pilot(), "scale": Scale(), "optimizer": Adam(), "early_stopping": EarlyStopping(0.1)}
+    X, Y = (KSIVIApproximator(**settings, **own).fit(Banana()).sample(5) for own in (short, whole))
+    np.testing.assert_array_equal(X, Y)
+
+
+def test_baselines_of_points_take_a_pilot():
+    q = SVGD(whiten=Pilot(budget=1000), n_particles=10, max_iter=2, random_state=0).fit(Banana())
+    assert q.sample(3).shape == (3, 2)
+
+
+def test_parts_can_be_searched():
+    q = KSIVIApproximator(max_iter=20, batch_size=8, hidden_layer_sizes=(4,), whiten="laplace", random_state=0)
+    grid = {"optimizer__ema": [None, 0.9], "scale__floor": [1e-3]}
+    search = GridSearchCV(q, grid, scoring=neg_ksd_scorer(n_samples=100), cv=Replicates(2)).fit(GaussianTarget())
+    assert set(search.best_params_) == set(grid)
+
+
+def test_a_file_holds_them(tmp_path):
+    q = KSIVIApproximator(optimizer=OBJECTS[0], whiten=Pilot(budget=7), scale=Scale(floor=0.01), terms=[Entropic()])
+    skksivi.save(q, tmp_path / "q")
+    assert repr(skksivi.load(tmp_path / "q")) == repr(q)

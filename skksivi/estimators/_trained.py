@@ -340,22 +340,23 @@ class SteinTrained(Trained, Generic[F]):
         *,
         terms: Sequence[Steering] = (),
         schedules: Sequence[Scheduled] = (),
-        weights: Sequence[float] = (1.0,),
+        weights: Sequence[float] | None = None,
     ) -> Objective:
         """Return the sum over layers, with weights, of the estimates of KSD^2 and of the terms beside them."""
         kernel = self._kernel_in_u(family.n_features)
         estimator, n_draws = self._estimator(score_u)
-        beta = next(family.parameters()).new_tensor(weights)
-        w = beta[:, None, None] if len(weights) > 1 else beta
+        beta = None if weights is None else next(family.parameters()).new_tensor(weights)
 
         def gradient_fn() -> Tensor:
             (x, s_p, s_q), pull = family.draw_with_pullback(n_draws, generator, score_u)
             ksd, dx, df = value_and_gradients(x, s_p - s_q, kernel, estimator)
             for term in terms:
                 dx.add_(term.gradient(x, s_p))
-            df.mul_(w)
-            pull(dx.mul_(w), df, -df)
-            return beta @ ksd.view(-1)
+            if beta is not None:
+                ksd = beta @ ksd
+                dx, df = (gradient.mul_(beta[:, None, None]) for gradient in (dx, df))
+            pull(dx, df, -df)
+            return ksd
 
         return Objective(gradient_fn, schedules)
 

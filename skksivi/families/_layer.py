@@ -33,7 +33,7 @@ class Drawn(NamedTuple):
     conditional_score: Tensor
 
 
-#: Takes the gradients of a loss in the three fields of `Drawn`, and sets those of the parameters.
+#: Takes the gradients of a loss in the fields of `Drawn`, which it may change, and sets those of the parameters.
 DrawPullback = Callable[[Tensor, Tensor, Tensor], None]
 
 
@@ -142,7 +142,7 @@ class SemiImplicit(nn.Module):
         s, pull_score = score.with_pullback(x)
 
         def pullback(dx: Tensor, ds: Tensor, dc: Tensor) -> None:
-            g = dx + pull_score(ds)
+            g = dx.add_(pull_score(ds))
             pull_conditional(g, torch.addcdiv(g, dc, sigma.square()).mul_(xi))
 
         return Drawn(x, s, xi / -sigma), pullback

@@ -130,10 +130,11 @@ def test_the_rest_of_a_shorthand_stays():
     assert SIVI().optimizer == "adam"
     assert KSIVIApproximator(whiten="diagonal").set_params(whiten__budget=7).whiten.rule == "diagonal"
     assert HKSIVIApproximator(bridge="cosine").set_params(bridge__weights=[1] * 5).bridge.levels == "cosine"
-    assert KSIVIApproximator(kernel=Gaussian()).set_params(kernel__bandwidth=2.0).kernel.bandwidth == 2.0
+    for kernel in ("gaussian", Gaussian()):
+        assert KSIVIApproximator(kernel=kernel).set_params(kernel__bandwidth=2.0).kernel.bandwidth == 2.0
 
 
-@pytest.mark.parametrize("name", ["whiten__size", "optimizer__rate", "scales__floor", "kernel__bandwidth"])
+@pytest.mark.parametrize("name", ["whiten__size", "optimizer__rate", "scales__floor", "kernel__width"])
 def test_a_part_that_is_none_is_refused_and_nothing_changes(name):
     q = KSIVIApproximator(random_state=0)
     with pytest.raises((ValueError, AttributeError)):

@@ -141,6 +141,8 @@ class Trained(BaseApproximator):
         value = getattr(self, name, None)
         if name == "optimizer" and isinstance(value, str):
             return clone(self._adam)
+        if name == "kernel" and isinstance(value, str):
+            return resolve_kernel(value)
         return (
             SHORTHANDS[name](value) if name in SHORTHANDS and isinstance(value, str | Real | os.PathLike) else value
         )

@@ -6,14 +6,17 @@ import copy
 import math
 from collections.abc import Callable
 from numbers import Integral, Real
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
 from sklearn.utils import check_scalar
 from torch import Tensor
 
-from skksivi.score._score import ScoreFunction
+from skksivi.score._score import ScoreFunction, ScoreWithProduct
+
+#: Maps points and rows of the data, both tensors or both arrays, to scores.
+RowsScore = Callable[[Any, Any], Any]
 
 
 class Target:
@@ -54,7 +57,7 @@ class Target:
     replicate: tuple[int, ...] = ()
     score_vjp: Any = None
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         """Let a new density not inherit the score of the old one, nor a new score the product of the old one."""
         super().__init_subclass__(**kwargs)
         if "log_prob" in vars(cls) and "score_fn" not in vars(cls):
@@ -80,26 +83,28 @@ class Target:
 
     def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
         """Return a copy whose floating-point tensors are on `device` and of type `dtype`."""
-        moved = copy.copy(self)
-        for name, value in vars(self).items():
-            if isinstance(value, Tensor) and value.is_floating_point():
-                setattr(moved, name, value.to(device=device, dtype=dtype))
-        return moved
+        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        numbers = {name: x.to(device=device, dtype=dtype) for name, x in tensors.items() if x.is_floating_point()}
+        return self._replaced(**numbers)
+
+    def _replaced(self, **attributes: object) -> Self:
+        """Return a copy with other attributes."""
+        other = copy.copy(self)
+        vars(other).update(attributes)
+        return other
 
     @property
     def shape(self) -> tuple[int, int]:
         """One "row" of n_features, so that scikit-learn can count and split it."""
         return (1, self.n_features)
 
-    def __getitem__(self, index: Any) -> Self:
+    def __getitem__(self, index: object) -> Self:
         rows = np.asarray(index[0] if isinstance(index, tuple) else index)
         if not (np.issubdtype(rows.dtype, np.integer) and rows.any()):
             return self
-        repeated = copy.copy(self)
-        repeated.replicate = (*self.replicate, *rows.ravel().tolist())
-        return repeated
+        return self._replaced(replicate=(*self.replicate, *rows.ravel().tolist()))
 
-    def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray:
+    def __array__(self, *args: object, **kwargs: object) -> np.ndarray:
         raise TypeError(f"A target is not an array; {type(self).__name__} is known by its score only.")
 
     def __repr__(self) -> str:
@@ -113,6 +118,19 @@ class _ScoreTarget(Target):
 
     def score_fn(self, x: Tensor) -> Tensor:
         return self._score_fn(x)
+
+
+class Divisible(Protocol):
+    """A target of data, and of some of its observations."""
+
+    n_features: int
+    n_rows: int
+
+    @property
+    def score_vjp(self) -> ScoreWithProduct | None: ...
+    def score_fn(self, x: Tensor, /) -> Tensor: ...
+    def subset(self, rows: Tensor, /) -> Target: ...
+    def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self: ...
 
 
 class Minibatches(Target):
@@ -141,7 +159,7 @@ class Minibatches(Target):
     Minibatches(BayesianLogisticRegression(n_features=3), batch_size=100)
     """
 
-    def __init__(self, target: Any, batch_size: int) -> None:
+    def __init__(self, target: Divisible, batch_size: int) -> None:
         for name in ("n_rows", "subset"):
             if not hasattr(target, name):
                 raise TypeError(
@@ -166,40 +184,36 @@ class Minibatches(Target):
         return self.target.score_fn(x)
 
     @property
-    def score_vjp(self) -> Any:
+    def score_vjp(self) -> ScoreWithProduct | None:
         """The product of the target, if it has one."""
         return self.target.score_vjp
 
     def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
         """Return a copy whose target is on `device` and of type `dtype`."""
-        moved = copy.copy(self)
-        moved.target = self.target.to(device=device, dtype=dtype)
-        return moved
+        return self._replaced(target=self.target.to(device=device, dtype=dtype))
 
     def __repr__(self) -> str:
         return f"Minibatches({self.target!r}, batch_size={self.batch_size})"
 
 
 class _RowsTarget(Target):
-    def __init__(self, score_fn: Callable[[Any, Any], Any], n_rows: int, n_features: int) -> None:
+    def __init__(self, score_fn: RowsScore, n_rows: int, n_features: int) -> None:
         self._score_fn = score_fn
         self._rows: Tensor | None = None
         self.n_rows = n_rows
         self.n_features = n_features
 
     def subset(self, rows: Tensor) -> Target:
-        part = copy.copy(self)
-        part._rows = rows
-        return part
+        return self._replaced(_rows=rows)
 
-    def score_fn(self, x: Any) -> Tensor:
+    def score_fn(self, x: Tensor | np.ndarray) -> Tensor:
         rows = self._rows
         if isinstance(x, Tensor):
             return self._score_fn(x, torch.arange(self.n_rows, device=x.device) if rows is None else rows)
         return self._score_fn(x, np.arange(self.n_rows) if rows is None else rows.cpu().numpy())
 
 
-def from_rows(score_fn: Callable[[Any, Any], Any], *, n_rows: int, n_features: int) -> Target:
+def from_rows(score_fn: RowsScore, *, n_rows: int, n_features: int) -> _RowsTarget:
     """Make a target of a score function that can look at some of the observations only.
 
     Parameters

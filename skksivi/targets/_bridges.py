@@ -7,13 +7,15 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from numbers import Integral
-from typing import Any, Self
+from types import ModuleType
+from typing import Self
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from sklearn.utils import check_array, check_scalar
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction, FunctionCtx, once_differentiable
 
 from skksivi._arrays import as_tensor
 from skksivi.targets._base import Target
@@ -41,7 +43,7 @@ class NamedTarget(Target):
         self.n_features = len(self.names)
         if not self.n_features:
             raise ValueError("The model has no continuous parameters, so that there is nothing to approximate.")
-        self.coords: Mapping[str, Any] = {}
+        self.coords: Mapping[str, Sequence[object]] = {}
         self.dims: Mapping[str, Sequence[str]] = {}
 
     def constrain(self, X: ArrayLike) -> dict[str, np.ndarray]:
@@ -86,15 +88,15 @@ class ForeignTarget(NamedTarget):
     What its `_compile()` returns is kept in `_compiled`; copies share it, and in another process it is made anew.
     """
 
-    _compiled: Any = None
+    _compiled: object = None
 
-    def _compile(self) -> Any:
+    def _compile(self) -> object:
         return None
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in vars(self).items() if name != "_compiled"}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         vars(self).update(state)
         self._compiled = self._compile()
 
@@ -120,7 +122,7 @@ class ForeignTarget(NamedTarget):
         return value, score.where(value.isfinite().unsqueeze(-1), torch.nan)
 
     @abstractmethod
-    def _evaluate(self, X: np.ndarray) -> tuple[Any, Any]:
+    def _evaluate(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return log p (n,) and its gradient (n, d) at X (n, d)."""
 
 
@@ -128,14 +130,14 @@ class _LogProb(torch.autograd.Function):
     """A log-density whose gradient is known from elsewhere."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, value_and_score: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Tensor:
+    def forward(ctx: FunctionCtx, x: Tensor, value_and_score: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Tensor:
         value, score = value_and_score(x)
         ctx.save_for_backward(score)
         return value
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    @once_differentiable
+    def backward(ctx: BackwardCFunction, gradient: Tensor) -> tuple[Tensor, None]:
         (score,) = ctx.saved_tensors
         return gradient.unsqueeze(-1) * score, None
 
@@ -173,13 +175,13 @@ class BlackBoxTarget(ForeignTarget):
         """Return the parameters of draws X (n, d)."""
 
 
-def by_row(function: Callable[[np.ndarray], Sequence[Any]], X: np.ndarray) -> list[np.ndarray]:
+def by_row(function: Callable[[np.ndarray], Sequence[ArrayLike]], X: np.ndarray) -> list[np.ndarray]:
     """Call a function on each row of X (n, d); return its outputs, each with an axis of length n in front."""
     outputs = [[np.array(one) for one in function(row)] for row in X]  # copies: it may use a buffer again
     return [np.stack(column) for column in zip(*outputs, strict=True)]
 
 
-def as_tensor_like(a: Any, like: Tensor) -> Tensor:
+def as_tensor_like(a: ArrayLike, like: Tensor) -> Tensor:
     """Return a copy of an array, on the device of a tensor and in its type, if that is not finer than its own."""
     copied = as_tensor(np.array(a))
     return copied.to(device=like.device, dtype=min(like.dtype, copied.dtype, key=lambda dtype: dtype.itemsize))
@@ -192,7 +194,7 @@ def coordinate_names(shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
     )
 
 
-def import_library(module: str, extra: str) -> Any:
+def import_library(module: str, extra: str) -> ModuleType:
     """Import a module that is installed with one of the extras of this package."""
     try:
         return import_module(module)
@@ -218,7 +220,7 @@ class LogProbTarget(NamedTarget):
 
 def from_log_prob(
     log_prob: Callable[[Tensor], Tensor], n_features: int, names: Sequence[str] | None = None
-) -> NamedTarget:
+) -> LogProbTarget:
     """Make a target of a log-density in torch; its score is the gradient by automatic differentiation.
 
     Parameters

@@ -102,7 +102,7 @@ class ConditionedDiffusion(Target):
 
     @staticmethod
     def _drift(x: Tensor) -> Tensor:
-        return 10 * x * (1 - x.square())
+        return drift(x)
 
     @staticmethod
     def _slope(x: Tensor) -> Tensor:
@@ -111,6 +111,11 @@ class ConditionedDiffusion(Target):
     @staticmethod
     def _bend(x: Tensor) -> Tensor:
         return -60 * x
+
+
+def drift(x: Tensor) -> Tensor:
+    """Return b(x) of the target."""
+    return 10 * x * (1 - x.square())
 
 
 def _simulate(n_features: int, step: float) -> tuple[Tensor, Tensor]:
@@ -126,7 +131,7 @@ def _simulate(n_features: int, step: float) -> tuple[Tensor, Tensor]:
     increments = math.sqrt(step) * normal(n_features)
     x, points = torch.zeros((), dtype=torch.float32, device="cpu"), []
     for dw in increments:
-        x = x + step * ConditionedDiffusion._drift(x) + dw
+        x = x + step * drift(x) + dw
         points.append(x)
     path = torch.stack(points)
     return path.double(), (path[4::5] + 0.1 * normal(n_features // 5)).double()

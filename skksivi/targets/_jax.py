@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from numbers import Integral
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 from sklearn.utils import check_scalar
 from torch import Tensor
 
 from skksivi.targets._bridges import ForeignTarget, as_tensor_like, coordinate_names, import_library
+
+if TYPE_CHECKING:
+    from jax import Array
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+#: Functions of one point, which is whatever tree of arrays the user has.
+LogDensity = Callable[[Any], "Array"]
+Constrain = Callable[[Any], Mapping[str, "Array"]]
 
 #: Rows of a block. Every size is compiled anew, which takes longer than many evaluations.
 SIZES = (32, 128, 512)
@@ -21,9 +31,9 @@ SIZES = (32, 128, 512)
 class Compiled(NamedTuple):
     """Functions of rows, which JAX compiles when they are called with a new number of rows."""
 
-    value_and_gradient: Callable[..., Any]
-    product: Callable[..., Any]
-    parameters: Callable[..., Any]
+    value_and_gradient: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
+    product: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    parameters: Callable[[np.ndarray], dict[str, np.ndarray]]
 
 
 class JaxTarget(ForeignTarget):
@@ -32,12 +42,9 @@ class JaxTarget(ForeignTarget):
     Parameters are the arrays of the tree, or what `constrain_one` returns for it.
     """
 
-    def __init__(
-        self,
-        log_density: Callable[[Any], Any],
-        example: Any,
-        constrain_one: Callable[[Any], dict[str, Any]] | None = None,
-    ) -> None:
+    _compiled: Compiled
+
+    def __init__(self, log_density: LogDensity, example: object, constrain_one: Constrain | None = None) -> None:
         jax = import_library("jax", "jax")
         leaves, self._tree = jax.tree.flatten_with_path(example)
         self._shapes = {
@@ -58,13 +65,13 @@ class JaxTarget(ForeignTarget):
 
         return self.score_fn(x).to(x), vjp
 
-    def _evaluate(self, X: np.ndarray) -> tuple[Any, Any]:
+    def _evaluate(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return self._call(self._compiled.value_and_gradient, X)
 
     def _constrain(self, X: np.ndarray) -> dict[str, np.ndarray]:
         return {name: np.array(values) for name, values in self._call(self._compiled.parameters, X).items()}
 
-    def _call(self, function: Callable[..., Any], *arrays: np.ndarray) -> Any:
+    def _call(self, function: Callable[..., T], *arrays: np.ndarray) -> T:
         """Call a compiled function of rows on blocks of them, the last padded by zeros, in the type JAX is set to.
 
         Even a local `jax.enable_x64` would leave traces of float64 where the user's own float32 functions meet them.
@@ -76,10 +83,10 @@ class JaxTarget(ForeignTarget):
         blocks = [function(*block) for block in zip(*(np.split(A, stops[:-1]) for A in padded), strict=True)]
         return jax.tree.map(lambda *parts: np.concatenate(parts)[:n], *blocks)
 
-    def _log_p(self, row: Any) -> Any:
+    def _log_p(self, row: Array) -> Array:
         return self._log_density(self._point(row))
 
-    def _point(self, row: Any) -> Any:
+    def _point(self, row: Array) -> object:
         """Return the tree of arrays that a row (d,) holds."""
         leaves, start = [], 0
         for shape in self._shapes.values():
@@ -90,10 +97,10 @@ class JaxTarget(ForeignTarget):
     def _compile(self) -> Compiled:
         jax = import_library("jax", "jax")
 
-        def product(row: Any, v: Any) -> Any:
+        def product(row: Array, v: Array) -> Array:
             return jax.jvp(jax.grad(self._log_p), (row,), (v,))[1]
 
-        def parameters(row: Any) -> dict[str, Any]:
+        def parameters(row: Array) -> Mapping[str, Array]:
             point = self._point(row)
             if self._constrain_one is not None:
                 return self._constrain_one(point)
@@ -115,7 +122,7 @@ class JaxTarget(ForeignTarget):
             self.score_vjp = None  # type: ignore[method-assign, assignment]
 
 
-def from_jax(log_density: Callable[[Any], Any], example: Any) -> JaxTarget:
+def from_jax(log_density: LogDensity, example: object) -> JaxTarget:
     """Make a target of a log-density in JAX, which compiles it with its first two derivatives.
 
     It is computed in float32 unless JAX is set to float64, best at the very start of a program, by
@@ -167,7 +174,7 @@ def from_jax(log_density: Callable[[Any], Any], example: Any) -> JaxTarget:
     return JaxTarget(log_density, example)
 
 
-def from_numpyro(model: Callable[..., Any], /, *args: Any, **kwargs: Any) -> JaxTarget:
+def from_numpyro(model: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs) -> JaxTarget:
     """Make a target of a NumPyro model, in the unconstrained space where NumPyro's own samplers walk.
 
     It is computed in float32 unless JAX is set to float64, best at the very start of a program, by
@@ -222,7 +229,7 @@ def from_numpyro(model: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Jax
     return JaxTarget(partial(_negative, info.potential_fn), info.param_info.z, info.postprocess_fn)
 
 
-def _negative(potential: Callable[[Any], Any], point: Any) -> Any:
+def _negative(potential: LogDensity, point: object) -> Array:
     return -potential(point)
 
 

@@ -145,12 +145,7 @@ class BayesianMultinomialRegression(Target):
     """
 
     def __init__(
-        self,
-        X: ArrayLike,
-        y: ArrayLike,
-        prior_precision: float = 1.0,
-        *,
-        sample_weight: ArrayLike | None = None,
+        self, X: ArrayLike, y: ArrayLike, prior_precision: float = 1.0, *, sample_weight: ArrayLike | None = None
     ) -> None:
         X, y = check_X_y(X, y, dtype=np.float64)
         self.classes, index = np.unique(y, return_inverse=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
+from typing import Self
 
 import numpy as np
 import torch
@@ -77,12 +77,10 @@ class BayesianLogisticRegression(Target):
         self._weight = 1.0  # of all observations
         self._w = None if sample_weight is None else as_tensor(check_sample_weight(sample_weight, len(X)))
 
-    def subset(self, rows: Tensor) -> BayesianLogisticRegression:
+    def subset(self, rows: Tensor) -> Self:
         """Return the posterior of some of the observations, each counted n_rows / len(rows) times."""
-        part = copy.copy(self)
-        part._X, part._y, part._weight = self._X[rows], self._y[rows], self.n_rows / len(rows)
-        part._w = None if self._w is None else self._w[rows]
-        return part
+        w = None if self._w is None else self._w[rows]
+        return self._replaced(_X=self._X[rows], _y=self._y[rows], _w=w, _weight=self.n_rows / len(rows))
 
     def log_prob(self, beta: Tensor) -> Tensor:
         """Evaluate log p at each row of beta (n, d), up to a constant."""

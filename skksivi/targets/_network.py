@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable
 from itertools import compress
 from numbers import Integral
-from typing import Any
+from typing import Self
 
 import numpy as np
 import torch
@@ -117,7 +116,7 @@ class BayesianNeuralNetwork(Target):
     ) -> None:
         X, y = check_X_y(X, y, dtype=np.float64, y_numeric=True)
         w = check_sample_weight(sample_weight, len(y))
-        _check(n_hidden, prior_precision, noise_precision, hyperprior)
+        _check(n_hidden, {"prior_precision": prior_precision, "noise_precision": noise_precision}, hyperprior)
         self.n_hidden = int(n_hidden)
         self.hyperprior = hyperprior
         self.X_mean, self.X_scale = map(as_tensor, location_and_scale(X, w))
@@ -131,8 +130,8 @@ class BayesianNeuralNetwork(Target):
         self._weight = 1.0  # of all observations
         self._w = None if sample_weight is None else as_tensor(w)
         self._variance = float(self.y_scale) ** 2
-        self.prior_precision: Any = prior_precision
-        self.noise_precision: Any = noise_precision
+        self.prior_precision = prior_precision
+        self.noise_precision = noise_precision
         if hyperprior is not None:  # the shapes of the Gamma distributions of the precisions, given all else
             self._shapes = [float(hyperprior[0]) + n / 2 for n in (self._n_weights, w.sum())]
             return
@@ -141,12 +140,10 @@ class BayesianNeuralNetwork(Target):
         if noise_precision is None:
             self.noise_precision = DEFAULT_NOISE_PRECISION / self._variance
 
-    def subset(self, rows: Tensor) -> BayesianNeuralNetwork:
+    def subset(self, rows: Tensor) -> Self:
         """Return the posterior of some of the observations, each counted n_rows / len(rows) times."""
-        part = copy.copy(self)
-        part._X, part._y, part._weight = self._X[rows], self._y[rows], self.n_rows / len(rows)
-        part._w = None if self._w is None else self._w[rows]
-        return part
+        w = None if self._w is None else self._w[rows]
+        return self._replaced(_X=self._X[rows], _y=self._y[rows], _w=w, _weight=self.n_rows / len(rows))
 
     # The posterior
 
@@ -173,12 +170,12 @@ class BayesianNeuralNetwork(Target):
         """Flatten the batch axes of theta (..., d), and split it into parts whose hidden units fit a cache."""
         return theta.reshape(-1, self.n_features).split(max(1, PART // (n_rows * self.n_hidden)))
 
-    def _precisions(self, theta: Tensor) -> list[Any]:
+    def _precisions(self, theta: Tensor) -> list[float | Tensor]:
         """Return lambda and gamma, of shape (n, 1) where they are learned."""
-        gamma = None if self._is_learned[1] else self.noise_precision * self._variance
-        return self._filled([self.prior_precision, gamma], theta[:, self._n_weights :].exp())
+        lam, gam = (0.0 if given is None else given for given in (self.prior_precision, self.noise_precision))
+        return self._filled((lam, gam * self._variance), theta[:, self._n_weights :].exp())
 
-    def _filled(self, known: list[Any], learned: Tensor) -> list[Any]:
+    def _filled(self, known: tuple[float, float], learned: Tensor) -> list[float | Tensor]:
         """Return what belongs to lambda and to gamma: a column of `learned` if that is learned, or else as known."""
         columns = iter(learned.split(1, -1))
         return [next(columns) if is_learned else k for is_learned, k in zip(self._is_learned, known, strict=True)]
@@ -190,7 +187,7 @@ class BayesianNeuralNetwork(Target):
         error = (squares if self._w is None else self._w.to(theta)[:, None] * squares).sum(0).unsqueeze(-1)
         log_prob = -(gam * self._weight * error + lam * weights.square().sum(-1, keepdim=True)) / 2
         if self.hyperprior is not None:
-            logs = self._filled([None, None], theta[:, self._n_weights :])
+            logs = self._filled((0.0, 0.0), theta[:, self._n_weights :])
             terms = zip(self._shapes, logs, (lam, gam), strict=True)
             for a, log_precision, precision in compress(terms, self._is_learned):
                 log_prob = log_prob + a * log_precision - self.hyperprior[1] * precision
@@ -210,7 +207,7 @@ class BayesianNeuralNetwork(Target):
         s_precisions = compress((a_lam - lam * size, a_gam - gam * error), self._is_learned)
 
         def vjp(v: Tensor) -> Tensor:
-            v, v_lam, v_gam = v[:, : self._n_weights], *self._filled([0.0, 0.0], v[:, self._n_weights :])
+            v, v_lam, v_gam = v[:, : self._n_weights], *self._filled((0.0, 0.0), v[:, self._n_weights :])
             of_weights = strength * (hessian(v) + v_gam * G) - lam * (v + v_lam * weights)
             of_lam = -lam * ((weights * v).sum(-1, keepdim=True) + size * v_lam)
             of_gam = strength * (G * v).sum(-1, keepdim=True) - gam * error * v_gam
@@ -411,17 +408,12 @@ def _check_outputs(X: ArrayLike, y: ArrayLike) -> np.ndarray:
     return check_X_y(X, y, dtype=np.float64, y_numeric=True)[1]
 
 
-def _check(
-    n_hidden: int,
-    prior_precision: float | None,
-    noise_precision: float | None,
-    hyperprior: tuple[float, float] | None,
-) -> None:
+def _check(n_hidden: int, precisions: dict[str, float | None], hyperprior: tuple[float, float] | None) -> None:
     check_scalar(n_hidden, "n_hidden", Integral, min_val=1)
-    for name, value in (("prior_precision", prior_precision), ("noise_precision", noise_precision)):
+    for name, value in precisions.items():
         if value is not None:
             check_positive(value, name)
-    if hyperprior is not None and prior_precision is not None and noise_precision is not None:
+    if hyperprior is not None and None not in precisions.values():
         raise ValueError("`hyperprior` is for precisions that are not given, but both are; leave one of them out.")
     if hyperprior is not None and not (len(hyperprior) == 2 and all(0 < value < math.inf for value in hyperprior)):
         raise ValueError(f"`hyperprior` must be a pair of positive numbers, shape and rate, got {hyperprior!r}.")

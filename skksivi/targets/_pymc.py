@@ -6,24 +6,35 @@ import math
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from skksivi.targets._bridges import BlackBoxTarget, by_row, coordinate_names, import_library
 
+if TYPE_CHECKING:
+    from pymc import Model
+    from pytensor.tensor.variable import TensorVariable
+
+    Shapes = Mapping[TensorVariable, tuple[int, ...]]
+
+#: Maps points (n, d) to arrays.
+Function = Callable[[np.ndarray], list[np.ndarray]]
+
 
 class Compiled(NamedTuple):
     """Functions of points (n, d)."""
 
-    value_and_gradient: Callable[[np.ndarray], list[np.ndarray]]
-    parameters: Callable[[np.ndarray], list[np.ndarray]]
+    value_and_gradient: Function
+    parameters: Function
 
 
 class PymcTarget(BlackBoxTarget):
     """A target of a PyMC model, in the space of its value variables."""
 
-    def __init__(self, model: Any) -> None:
+    _compiled: Compiled
+
+    def __init__(self, model: Model) -> None:
         start = model.initial_point()
         self._shapes = {v.name: start[v.name].shape for v in model.continuous_value_vars}
         super().__init__(coordinate_names(self._shapes))
@@ -49,7 +60,7 @@ class PymcTarget(BlackBoxTarget):
         log_p = rewrite(model.logp(), include=("canonicalize", "local_check_parameter_to_ninf_switch"))
         return Compiled(_of_rows([log_p], shapes, gradient=True), _of_rows(parameters, shapes))
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         # PyMC's models need cloudpickle, which comes with it, and not as joblib calls it.
         return {**super().__getstate__(), "_model": import_library("cloudpickle", "pymc").dumps(self._model)}
 
@@ -57,9 +68,7 @@ class PymcTarget(BlackBoxTarget):
         super().__setstate__({**state, "_model": pickle.loads(state["_model"])})  # noqa: S301
 
 
-def _of_rows(
-    outputs: Sequence[Any], shapes: Mapping[Any, tuple[int, ...]], *, gradient: bool = False
-) -> Callable[[np.ndarray], list[np.ndarray]]:
+def _of_rows(outputs: Sequence[TensorVariable], shapes: Shapes, *, gradient: bool = False) -> Function:
     """Return a function of points (n, d) that evaluates `outputs` at each, and the gradient of the first.
 
     The variables in `shapes` are what a point consists of.
@@ -76,14 +85,14 @@ def _of_rows(
     return partial(by_row, _function(x, graph.clone_replace(list(outputs), _split(x, shapes)), gradient))
 
 
-def _has_loops(outputs: Sequence[Any]) -> bool:
+def _has_loops(outputs: Sequence[TensorVariable]) -> bool:
     """Tell whether there are loops in the graph, which PyTensor spoils for all other uses by vectorising them."""
     loop = import_library("pytensor.scan.op", "pymc").Scan
     variables = import_library("pytensor.graph.traversal", "pymc").ancestors(outputs)
     return any(v.owner is not None and isinstance(v.owner.op, loop) for v in variables)
 
 
-def _split(x: Any, shapes: Mapping[Any, tuple[int, ...]]) -> dict[Any, Any]:
+def _split(x: TensorVariable, shapes: Shapes) -> dict[TensorVariable, TensorVariable]:
     """Return the variables as parts of x (..., d)."""
     parts, start = {}, 0
     for variable, shape in shapes.items():
@@ -94,13 +103,13 @@ def _split(x: Any, shapes: Mapping[Any, tuple[int, ...]]) -> dict[Any, Any]:
     return parts
 
 
-def _function(x: Any, outputs: Sequence[Any], gradient: bool) -> Any:
+def _function(x: TensorVariable, outputs: Sequence[TensorVariable], gradient: bool) -> Function:
     pymc, pytensor = import_library("pymc", "pymc"), import_library("pytensor", "pymc")
     gradients = [pytensor.grad(outputs[0].sum(), x)] if gradient else []  # a row's value depends on that row alone
     return pymc.compile([x], [*outputs, *gradients])
 
 
-def from_pymc(model: Any) -> PymcTarget:
+def from_pymc(model: Model) -> PymcTarget:
     """Make a target of a PyMC model, in the unconstrained space where PyMC's own samplers walk.
 
     The log-density and its gradient are compiled for whole batches, in float64, by the mode that

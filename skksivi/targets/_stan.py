@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 
@@ -13,10 +13,17 @@ from skksivi.targets._bridges import BlackBoxTarget, by_row, coordinate_names
 INDICES = r"(\.\d+)+$"
 
 
+class StanModel(Protocol):
+    """What a model must have; `from_bridgestan` says what it may have."""
+
+    def log_density_gradient(self, theta: np.ndarray, /) -> tuple[float, np.ndarray]: ...
+    def param_unc_num(self) -> int: ...
+
+
 class StanTarget(BlackBoxTarget):
     """A target of a model with BridgeStan's methods, in Stan's unconstrained space."""
 
-    def __init__(self, model: Any, *, include_tp: bool) -> None:
+    def __init__(self, model: StanModel, *, include_tp: bool) -> None:
         names = getattr(model, "param_unc_names", None)
         super().__init__(names() if names else coordinate_names({"x": (model.param_unc_num(),)}))
         self._model = model
@@ -32,12 +39,11 @@ class StanTarget(BlackBoxTarget):
         return value, gradient
 
     def _parameters(self, X: np.ndarray) -> dict[str, np.ndarray]:
-        if not hasattr(self._model, "param_constrain"):
+        constrain, names = (getattr(self._model, name, None) for name in ("param_constrain", "param_names"))
+        if constrain is None:
             return {"x": X}
-        (numbers,) = by_row(lambda row: [self._model.param_constrain(row, **self._options)], X)
-        if not hasattr(self._model, "param_names"):
-            return {"x": numbers}
-        return _arrays(self._model.param_names(**self._options), numbers)
+        (numbers,) = by_row(lambda row: [constrain(row, **self._options)], X)
+        return {"x": numbers} if names is None else _arrays(names(**self._options), numbers)
 
 
 def _arrays(names: list[str], numbers: np.ndarray) -> dict[str, np.ndarray]:
@@ -54,7 +60,7 @@ def _arrays(names: list[str], numbers: np.ndarray) -> dict[str, np.ndarray]:
     }
 
 
-def from_bridgestan(model: Any, *, include_tp: bool = False) -> StanTarget:
+def from_bridgestan(model: StanModel, *, include_tp: bool = False) -> StanTarget:
     """Make a target of a Stan model that is loaded by BridgeStan, or of an object with the same methods.
 
     Parameters

@@ -210,12 +210,7 @@ class EightGaussians(_GaussianMixture):
     """
 
     def __init__(
-        self,
-        *,
-        radius: float = 10.0,
-        scale: float = 1.0,
-        shift: ArrayLike = 0.0,
-        weights: ArrayLike | None = None,
+        self, *, radius: float = 10.0, scale: float = 1.0, shift: ArrayLike = 0.0, weights: ArrayLike | None = None
     ) -> None:
         check_positive(radius, "radius")
         check_positive(scale, "scale")

@@ -16,7 +16,8 @@ from importlib import resources
 from numbers import Integral, Real
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
-from typing import Any
+from types import ModuleType
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -92,37 +93,39 @@ class Recipe:
             raise ValueError(_reason(error)) from error
 
 
+class Options(NamedTuple):
+    """The options of every fetcher."""
+
+    data_home: str | os.PathLike[str] | None
+    download_if_missing: bool
+    return_X_y: bool  # noqa: N815  # as scikit-learn calls it
+    as_frame: bool
+    n_retries: int
+    delay: float
+
+
 def fetch(
     recipe: Recipe,
+    options: Options,
     *,
     prepare: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]] = lambda X, y: (X, y),
     target_names: Sequence[str] | None = None,
-    data_home: str | os.PathLike[str] | None,
-    download_if_missing: bool,
-    return_X_y: bool,
-    as_frame: bool,
-    n_retries: int,
-    delay: float,
 ) -> Any:
-    """Return the data of a recipe, prepared, as a Bunch or a pair; the options are those of every fetcher."""
+    """Return the data of a recipe, prepared, as a Bunch or a pair."""
     from sklearn.datasets import get_data_home  # not above: it imports rich, which draws from `random`
 
-    for name, flag in (
-        ("download_if_missing", download_if_missing),
-        ("return_X_y", return_X_y),
-        ("as_frame", as_frame),
-    ):
-        check_scalar(flag, name, (bool, np.bool_))
-    check_scalar(n_retries, "n_retries", Integral, min_val=0)
-    check_scalar(delay, "delay", Real, min_val=0)
-    pandas = _import_pandas() if as_frame else None
-    table, data_filename = _fetch_table(recipe, Path(get_data_home(data_home)), download_if_missing, n_retries, delay)
+    for name in ("download_if_missing", "return_X_y", "as_frame"):
+        check_scalar(getattr(options, name), name, (bool, np.bool_))
+    check_scalar(options.n_retries, "n_retries", Integral, min_val=0)
+    check_scalar(options.delay, "delay", Real, min_val=0)
+    pandas = _import_pandas() if options.as_frame else None
+    table, data_filename = _fetch_table(recipe, Path(get_data_home(options.data_home)), options)
     X, y = prepare(np.delete(table, recipe.target_column, axis=1), table[:, recipe.target_column].copy())
     frame = None
     if pandas is not None:
         X, y = pandas.DataFrame(X, columns=list(recipe.feature_names)), pandas.Series(y, name=recipe.target)
         frame = pandas.concat([X, y], axis=1)
-    if return_X_y:
+    if options.return_X_y:
         return X, y
     return Bunch(
         data=X,
@@ -140,9 +143,7 @@ def load_descr(name: str) -> str:
     return resources.files("skksivi.datasets").joinpath("descr", f"{name}.rst").read_text("utf-8")
 
 
-def _fetch_table(
-    recipe: Recipe, home: Path, download_if_missing: bool, n_retries: int, delay: float
-) -> tuple[np.ndarray, str | None]:
+def _fetch_table(recipe: Recipe, home: Path, options: Options) -> tuple[np.ndarray, str | None]:
     """Return the table and the name of its cache, from there, else from an original file, else from the network.
 
     A cache that cannot be written is warned of, and None takes the place of its name.
@@ -153,12 +154,12 @@ def _fetch_table(
         return table, str(cache)
     table = _from_originals(recipe, home)
     if table is None:
-        if not download_if_missing:
+        if not options.download_if_missing:
             raise OSError(
                 f"The {recipe.name} data are not in {str(home)!r} and `download_if_missing` is False. "
                 f"Put {_names(recipe)} there, from {' or '.join(recipe.urls)}."
             )
-        table = _download(recipe, home, n_retries, delay)
+        table = _download(recipe, home, options.n_retries, options.delay)
     return table, str(cache) if _written(cache, table) else None
 
 
@@ -228,7 +229,7 @@ def _written(cache: Path, table: np.ndarray) -> bool:
     return True
 
 
-def _import_pandas() -> Any:
+def _import_pandas() -> ModuleType:
     """Return pandas, which `as_frame` alone needs."""
     try:
         import pandas

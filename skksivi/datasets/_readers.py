@@ -75,7 +75,7 @@ def _sheet(name: str, content: bytes) -> Iterable[Sequence[Any]]:
     return CalamineWorkbook.from_filelike(io.BytesIO(content)).get_sheet_by_index(0).to_python()
 
 
-def _is_heading(row: Sequence[Any]) -> bool:
+def _is_heading(row: Sequence[str | float]) -> bool:
     """Tell whether a row is empty or has a cell that is no number."""
     try:
         return not [float(cell) for cell in row]

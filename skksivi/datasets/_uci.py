@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from sklearn.utils import check_scalar
 
-from skksivi.datasets._base import OLD_UCI, UCI, Recipe, fetch
+from skksivi.datasets._base import OLD_UCI, UCI, Options, Recipe, fetch
 
 #: The splits of the paper: a tenth for the test, by this seed.
 TEST_SIZE = 0.1
@@ -181,15 +181,8 @@ def _fetcher(name: str, title: str) -> Fetcher:
         n_retries: int = 3,
         delay: float = 1.0,
     ) -> Any:
-        return fetch(
-            RECIPES[name],
-            data_home=data_home,
-            download_if_missing=download_if_missing,
-            return_X_y=return_X_y,
-            as_frame=as_frame,
-            n_retries=n_retries,
-            delay=delay,
-        )
+        options = Options(data_home, download_if_missing, return_X_y, as_frame, n_retries, delay)
+        return fetch(RECIPES[name], options)
 
     recipe = RECIPES[name]
     fetcher.__name__ = fetcher.__qualname__ = f"fetch_{name}"

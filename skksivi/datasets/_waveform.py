@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from sklearn.utils import Bunch, check_random_state, check_scalar
 
-from skksivi.datasets._base import OLD_UCI, UCI, Recipe, fetch, load_descr
+from skksivi.datasets._base import OLD_UCI, UCI, Options, Recipe, fetch, load_descr
 
 _POSITIONS = np.arange(1, 22)
 _WAVES = np.stack([np.maximum(6 - np.abs(_POSITIONS - peak), 0) for peak in (11, 15, 7)])
@@ -193,17 +193,9 @@ def fetch_waveform(
         rows = train if subset == "train" else np.setdiff1d(np.arange(len(X)), train)
         return X[rows], y[rows]
 
-    return fetch(
-        RECIPE,
-        prepare=prepare,
-        target_names=("class 0", "class 1", "class 2") if subset == "all" else _BINARY_NAMES,
-        data_home=data_home,
-        download_if_missing=download_if_missing,
-        return_X_y=return_X_y,
-        as_frame=as_frame,
-        n_retries=n_retries,
-        delay=delay,
-    )
+    names = ("class 0", "class 1", "class 2") if subset == "all" else _BINARY_NAMES
+    options = Options(data_home, download_if_missing, return_X_y, as_frame, n_retries, delay)
+    return fetch(RECIPE, options, prepare=prepare, target_names=names)
 
 
 def _standardised(X: np.ndarray, classes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from sklearn.utils import check_array
+from torch import Tensor
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.contour import QuadContourSet
+    from matplotlib.gridspec import GridSpecBase
+
+    Shared = bool | Literal["none", "all", "row", "col"]
 
 #: x0, x1, y0, y1.
 Box = tuple[float, float, float, float]
@@ -35,6 +40,14 @@ N_DRAWS = 10_000
 MAX_POINTS = 2000
 
 
+class HasLogProb(Protocol):
+    """A target whose density can be drawn."""
+
+    n_features: int
+
+    def log_prob(self, x: Tensor, /) -> Tensor: ...
+
+
 def own_axes(ax: Axes | None, figsize: tuple[float, float] | None = None) -> Axes:
     """Return the axes, or those of a new figure."""
     if ax is not None:
@@ -44,17 +57,17 @@ def own_axes(ax: Axes | None, figsize: tuple[float, float] | None = None) -> Axe
     return plt.subplots(figsize=figsize, layout="constrained")[1]
 
 
-def panels(ax: Axes, n_rows: int, n_columns: int, *, sharex: Any = False, sharey: Any = False) -> np.ndarray:
+def panels(ax: Axes, n_rows: int, n_columns: int, *, sharex: Shared = False, sharey: Shared = False) -> np.ndarray:
     """Put axes (n_rows, n_columns) where some are, which become empty and stay the current ones."""
-    from matplotlib.gridspec import GridSpec, GridSpecFromSubplotSpec
+    from matplotlib.gridspec import GridSpecFromSubplotSpec
 
-    figure: Any = ax.figure
+    figure = ax.figure
     current = figure.gca()
     ax.set_axis_off()
     place = ax.get_subplotspec()
     if place is None:
-        box = ax.get_position()
-        grid: Any = GridSpec(n_rows, n_columns, figure, left=box.x0, right=box.x1, bottom=box.y0, top=box.y1)
+        x0, y0, x1, y1 = ax.get_position().extents
+        grid: GridSpecBase = figure.add_gridspec(n_rows, n_columns, left=x0, right=x1, bottom=y0, top=y1)
     else:
         grid = GridSpecFromSubplotSpec(n_rows, n_columns, place)
     axes = grid.subplots(sharex=sharex, sharey=sharey, squeeze=False)
@@ -108,7 +121,7 @@ def enclosing_levels(density: np.ndarray, masses: Sequence[float] = MASSES) -> n
     return np.unique([heights[np.searchsorted(mass, m * mass[-1])] for m in masses])
 
 
-def check_target(target: Any) -> None:
+def check_target(target: HasLogProb | None) -> None:
     """Raise unless a target's density can be drawn."""
     if target is None:
         return
@@ -121,7 +134,7 @@ def check_target(target: Any) -> None:
         raise ValueError(f"`target` has {target.n_features} features, expected 2.")
 
 
-def log_density_on_grid(target: Any, box: Box, n: int = 200) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def log_density_on_grid(target: HasLogProb, box: Box, n: int = 200) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return x (n,), y (n,) and the log-density (n, n), up to a constant, of a target of two features in a box."""
     x, y = np.linspace(*box[:2], n), np.linspace(*box[2:], n)
     points = torch.as_tensor(np.stack(np.meshgrid(x, y), -1).reshape(-1, 2))
@@ -130,7 +143,7 @@ def log_density_on_grid(target: Any, box: Box, n: int = 200) -> tuple[np.ndarray
     return x, y, np.nan_to_num(log_density, nan=-math.inf)
 
 
-def box_and_levels(samples: Sequence[np.ndarray], target: Any = None) -> tuple[Box, np.ndarray]:
+def box_and_levels(samples: Sequence[np.ndarray], target: HasLogProb | None = None) -> tuple[Box, np.ndarray]:
     """Find the box of nearly all draws, two columns each, and of a target's mass near them.
 
     Returns
@@ -141,7 +154,9 @@ def box_and_levels(samples: Sequence[np.ndarray], target: Any = None) -> tuple[B
     """
     low, high = np.quantile(np.concatenate(list(samples)), [0.001, 0.999], axis=0)
     levels = np.empty(0)
-    for _ in range(0 if target is None else MAX_WIDENINGS):
+    for _ in range(MAX_WIDENINGS):
+        if target is None:
+            break
         width = np.maximum(high - low, 1e-9)
         x, y, log_density = log_density_on_grid(target, _box(low - width / 2, high + width / 2))
         top = log_density.max()
@@ -157,7 +172,7 @@ def box_and_levels(samples: Sequence[np.ndarray], target: Any = None) -> tuple[B
     return _box(low - margin, high + margin), levels
 
 
-def draw_contours(ax: Axes, target: Any, levels: np.ndarray, box: Box) -> Any:
+def draw_contours(ax: Axes, target: HasLogProb, levels: np.ndarray, box: Box) -> QuadContourSet:
     """Draw lines of the log-density of a target in a box."""
     x, y, log_density = log_density_on_grid(target, box)
     bounded = np.maximum(log_density, levels[0] - 1e3)

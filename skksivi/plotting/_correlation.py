@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from skksivi.base import BaseApproximator
 from skksivi.metrics import correlation_error
 from skksivi.plotting._base import COLOURS, FAINT, N_DRAWS, as_reference, as_samples, own_axes
 
@@ -81,7 +82,7 @@ class CorrelationDisplay:
     @classmethod
     def from_estimator(
         cls,
-        estimator: Any,
+        estimator: BaseApproximator,
         *,
         reference: ArrayLike,
         n_samples: int = N_DRAWS,

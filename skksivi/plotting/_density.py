@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from skksivi.base import BaseApproximator
 from skksivi.plotting._base import (
     COLOURS,
     N_DRAWS,
+    HasLogProb,
     as_samples,
     box_and_levels,
     check_target,
@@ -21,6 +23,7 @@ from skksivi.plotting._base import (
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.collections import PathCollection, QuadMesh
 
 
 class DensityDisplay:
@@ -49,7 +52,7 @@ class DensityDisplay:
     >>> display.figure_.savefig("density.png")  # doctest: +SKIP
     """
 
-    def __init__(self, *, X: np.ndarray, target: Any = None) -> None:
+    def __init__(self, *, X: np.ndarray, target: HasLogProb | None = None) -> None:
         self.X = X
         self.target = target
 
@@ -57,7 +60,7 @@ class DensityDisplay:
     def from_draws(
         cls,
         X: ArrayLike,
-        target: Any = None,
+        target: HasLogProb | None = None,
         *,
         kind: str = "scatter",
         extent: Sequence[float] | None = None,
@@ -97,8 +100,8 @@ class DensityDisplay:
     @classmethod
     def from_estimator(
         cls,
-        estimator: Any,
-        target: Any = None,
+        estimator: BaseApproximator,
+        target: HasLogProb | None = None,
         *,
         kind: str = "scatter",
         extent: Sequence[float] | None = None,
@@ -154,7 +157,7 @@ class DensityDisplay:
         self.ax_, self.figure_ = ax, ax.figure
         if kind == "scatter":
             x, y = thinned(self.X).T
-            self.cloud_: Any = ax.scatter(x, y, s=6, color=COLOURS[0], alpha=0.4, linewidths=0)
+            self.cloud_: PathCollection | QuadMesh = ax.scatter(x, y, s=6, color=COLOURS[0], alpha=0.4, linewidths=0)
         else:
             bins = [np.linspace(x0, x1, 101), np.linspace(y0, y1, 101)]
             self.cloud_ = ax.hist2d(self.X[:, 0], self.X[:, 1], bins=bins, cmap="Blues", cmin=1)[-1]

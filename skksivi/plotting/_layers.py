@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.utils import check_array
 from sklearn.utils.validation import check_is_fitted
 
+from skksivi.estimators._hksivi import HKSIVIApproximator
 from skksivi.plotting._base import (
     COLOURS,
     MAX_POINTS,
+    HasLogProb,
     box_and_levels,
     check_target,
     draw_contours,
@@ -63,7 +65,7 @@ class LayersDisplay:
         *,
         layers: Sequence[np.ndarray],
         features: tuple[int, int] = (0, 1),
-        target: Any = None,
+        target: HasLogProb | None = None,
         names: Sequence[str] | None = None,
     ) -> None:
         self.layers = layers
@@ -75,7 +77,7 @@ class LayersDisplay:
     def from_draws(
         cls,
         layers: Sequence[ArrayLike],
-        target: Any = None,
+        target: HasLogProb | None = None,
         *,
         features: tuple[int, int] = (0, 1),
         names: Sequence[str] | None = None,
@@ -121,8 +123,8 @@ class LayersDisplay:
     @classmethod
     def from_estimator(
         cls,
-        estimator: Any,
-        target: Any = None,
+        estimator: HKSIVIApproximator,
+        target: HasLogProb | None = None,
         *,
         features: tuple[int, int] = (0, 1),
         n_samples: int = MAX_POINTS,

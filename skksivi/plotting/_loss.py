@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
 
+from skksivi.base import BaseApproximator
 from skksivi.estimators._hksivi import HKSIVIApproximator
 from skksivi.estimators._ksivi import KSIVIApproximator
 from skksivi.plotting._base import COLOURS, FAINT, own_axes
@@ -75,7 +76,7 @@ class LossDisplay:
         self.label = label
 
     @classmethod
-    def from_estimator(cls, estimator: Any, *, ax: Axes | None = None, monitor: bool = True) -> Self:
+    def from_estimator(cls, estimator: BaseApproximator, *, ax: Axes | None = None, monitor: bool = True) -> Self:
         """Show the training of a fitted estimator.
 
         Parameters

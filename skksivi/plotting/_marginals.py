@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from skksivi.base import BaseApproximator
 from skksivi.plotting._base import (
     COLOURS,
     N_DRAWS,
@@ -137,7 +138,7 @@ class MarginalsDisplay:
     @classmethod
     def from_estimator(
         cls,
-        estimator: Any,
+        estimator: BaseApproximator,
         *,
         reference: ArrayLike | None = None,
         features: Sequence[int] | None = None,
@@ -192,7 +193,7 @@ class MarginalsDisplay:
         k = len(edges)
         ax = own_axes(ax, (1.9 * k + 0.6, 1.9 * k + 0.2))
         self.ax_, self.figure_ = ax, ax.figure
-        self.axes_: Any = panels(ax, k, k, sharex="col")
+        self.axes_ = panels(ax, k, k, sharex="col")
         self.lines_: list[list[Line2D]] = [[] for _ in layers]
         for (i, j), panel in np.ndenumerate(self.axes_):
             if j <= i:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.utils import check_scalar
 
+from skksivi.base import BaseApproximator
 from skksivi.plotting._base import COLOURS, N_DRAWS, REFERENCE_COLOUR, as_reference, as_samples, own_axes
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ class PathDisplay:
     @classmethod
     def from_estimator(
         cls,
-        estimator: Any,
+        estimator: BaseApproximator,
         *,
         times: ArrayLike | None = None,
         reference: ArrayLike | None = None,

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
 
 #: Held while something is imported: two threads that import parts of one library at once may see a half of it.
 _IMPORTING = threading.RLock()
@@ -15,7 +14,7 @@ _IMPORTING = threading.RLock()
 
 def lazy(
     package: str, public: Sequence[str], where: Mapping[str, Sequence[str]]
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
     """Return `__getattr__` and `__dir__` of a package.
 
     Parameters
@@ -29,7 +28,7 @@ def lazy(
     """
     home = {name: module for module, names in where.items() for name in names}
 
-    def load(name: str) -> Any:
+    def load(name: str) -> object:
         module = f"{package}.{home.get(name, name)}"
         if name not in home and (name.startswith("_") or find_spec(module) is None):
             raise AttributeError(f"module {package!r} has no attribute {name!r}")

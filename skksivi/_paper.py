@@ -116,7 +116,7 @@ _NETWORK = _LAYER | {
     "terms": (Entropic(1.0),),
 }
 
-PAPER: dict[str, dict[str, Any]] = {
+PAPER: dict[str, dict[str, object]] = {
     "banana": _TOY | {"initial_scale": 0.5},
     "multimodal": _TOY | {"annealing": "linear"},
     "x-shaped": _TOY,

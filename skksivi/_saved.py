@@ -18,6 +18,7 @@ Parts = dict[str, tuple[Holds, str]]
 Sizes = tuple[int | None, ...]
 
 C = TypeVar("C", bound=type)
+V = TypeVar("V")
 
 
 def _finite(x: Tensor | np.ndarray) -> bool:
@@ -32,9 +33,9 @@ def is_tensor(*dtypes: torch.dtype) -> Holds:
     return lambda value: isinstance(value, Tensor) and value.dtype in dtypes and _finite(value)
 
 
-def is_weights(value: Any) -> bool:
+def is_weights(value: object) -> bool:
     """Tell whether `value` is a tensor that is not empty: an empty one may claim any length for its other side."""
-    return is_tensor(torch.float32, torch.float64)(value) and value.numel() > 0
+    return isinstance(value, Tensor) and is_tensor(torch.float32, torch.float64)(value) and value.numel() > 0
 
 
 def is_array(dtype: type, *, finite: bool = True) -> Holds:
@@ -53,9 +54,9 @@ def or_none(holds: Holds) -> Holds:
     return lambda value: value is None or holds(value)
 
 
-def is_width(value: Any) -> bool:
+def is_width(value: object) -> bool:
     """Tell whether `value` is a number whose square is one of torch."""
-    return type(value) in (int, float) and 0 <= value <= 1e9
+    return (type(value) is int or type(value) is float) and 0 <= value <= 1e9
 
 
 DOUBLES, INDICES = is_tensor(torch.float64), is_tensor(torch.int64)
@@ -142,7 +143,7 @@ def saved_by_parameters(name: str, check: Callable[[Any], object]) -> Callable[[
     return declare
 
 
-def checked(parts: dict[str, Any], spec: Parts) -> dict[str, Any]:
+def checked(parts: dict[str, V], spec: Parts) -> dict[str, V]:
     """Return the parts if they are those of the specification.
 
     Raises

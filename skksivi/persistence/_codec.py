@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,25 +18,19 @@ from skksivi.persistence._foreign import FOREIGN
 MAX_DEPTH = 12
 
 #: Types of numbers in a file, by their names there.
-DTYPES = {
-    "F32": torch.float32,
-    "F64": torch.float64,
-    "I32": torch.int32,
-    "I64": torch.int64,
-    "BOOL": torch.bool,
-}
+DTYPES = {"F32": torch.float32, "F64": torch.float64, "I32": torch.int32, "I64": torch.int64, "BOOL": torch.bool}
 
 for name, kind in FOREIGN.items():
     register(name, kind)
 
 
-def encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+def encode(value: object, path: str, tensors: dict[str, Tensor]) -> object:
     """Return `value` as what json can hold, and put the tensors in it into `tensors`."""
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value)):
         return value
-    if type(value) in (list, nn.ModuleList):
+    if type(value) is list or type(value) is nn.ModuleList:
         return [encode(item, f"{path}.{i}", tensors) for i, item in enumerate(value)]
     if type(value) is np.ndarray and value.dtype.isnative and value.dtype.kind in "fib":
         return {"is": "array", **_put(torch.from_numpy(np.array(value, order="K")), path, tensors)}
@@ -50,7 +43,7 @@ def encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     return {"is": name, **{part: encode(parts[part], _joined(path, part), tensors) for part in parts}}
 
 
-def _decode(node: Any, path: str, tensors: dict[str, Tensor], device: torch.device) -> Any:
+def _decode(node: object, path: str, tensors: dict[str, Tensor], device: torch.device) -> object:
     """Return the value of a piece of json, whose tensors are taken out of `tensors`."""
     if path.count(".") >= MAX_DEPTH:
         raise ValueError(f"`{path}` is nested too deep")
@@ -70,7 +63,7 @@ def _decode(node: Any, path: str, tensors: dict[str, Tensor], device: torch.devi
     return KINDS[name].build(**parts)
 
 
-def decoded(state: str, tensors: Mapping[str, Tensor], device: torch.device) -> Any:
+def decoded(state: str, tensors: Mapping[str, Tensor], device: torch.device) -> BaseApproximator:
     """Return the estimator of a state, which must use all tensors."""
     left = dict(tensors)
     estimator = _decode(json.loads(state), "", left, device)
@@ -108,7 +101,7 @@ def _as_array(x: Tensor) -> np.ndarray:
     return x.numpy()
 
 
-def _refusal(value: Any, path: str) -> TypeError:
+def _refusal(value: object, path: str) -> TypeError:
     what = repr(value) if isinstance(value, float) else f"of type {type(value).__name__}"
     return TypeError(
         f"`{path}` is {what}, which cannot be saved without pickle; call set_params({path.split('.')[0]}=...) with "

@@ -8,7 +8,7 @@ import os
 import secrets
 import textwrap
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import safetensors.torch
 import torch
@@ -21,6 +21,8 @@ from skksivi.estimators._hksivi import HKSIVIApproximator
 from skksivi.estimators._ksivi import KSIVIApproximator
 from skksivi.families._samplers import Layers, unweighted, with_score
 from skksivi.persistence._codec import DTYPES, decoded, encode
+from skksivi.score._score import ScoreFunction
+from skksivi.targets._base import Target
 
 #: Of the files that this version writes and reads.
 FORMAT = "2"
@@ -72,7 +74,9 @@ def save(estimator: BaseApproximator, path: str | os.PathLike[str]) -> None:
     _replace(Path(os.path.realpath(path)), _to_bytes(estimator))
 
 
-def load(path: str | os.PathLike[str], *, score_fn: Any = None, max_bytes: int = MAX_BYTES) -> Any:
+def load(
+    path: str | os.PathLike[str], *, score_fn: Target | ScoreFunction | None = None, max_bytes: int = MAX_BYTES
+) -> BaseApproximator:
     """Load an estimator from a file of `save`; whoever wrote the file, nothing in it is run.
 
     Samples, log-densities, parameters and attributes are those of the saved estimator, bit for bit on the same
@@ -143,7 +147,7 @@ def _to_bytes(estimator: BaseApproximator) -> bytes:
     return data.replace(_digest_field(_NO_DIGEST), _digest_field(_digest(data, _NO_DIGEST)), 1)
 
 
-def _read(file: BinaryIO, max_bytes: int) -> Any:
+def _read(file: BinaryIO, max_bytes: int) -> BaseApproximator:
     """Return the estimator of a file, whose claims are checked one after the other, the cheapest first."""
     size = os.fstat(file.fileno()).st_size
     if size > max_bytes:
@@ -157,7 +161,10 @@ def _read(file: BinaryIO, max_bytes: int) -> Any:
     about = header.pop("__metadata__")
     if about["format"] != FORMAT:
         raise ValueError(f"it has format {about['format']}, but this version of skksivi reads format {FORMAT}")
-    plan = {name: _planned(entry) for name, entry in header.items()}
+    plan = {
+        name: torch.empty(entry["shape"], dtype=DTYPES[entry["dtype"]], device="meta")  # without memory
+        for name, entry in header.items()
+    }
     if len(start) + sum(x.numel() * x.itemsize for x in plan.values()) != size:
         raise ValueError("its length is not that of the numbers it should hold")
     device = _usable(decoded(about["state"], plan, torch.device("meta")).device)
@@ -179,11 +186,6 @@ def _digest_field(digest: str) -> bytes:
 def _digest(data: bytes, digest: str) -> str:
     """Return the checksum of a file that holds `digest` as its own."""
     return hashlib.sha256(data.replace(_digest_field(digest), _digest_field(_NO_DIGEST), 1)).hexdigest()
-
-
-def _planned(entry: dict[str, Any]) -> Tensor:
-    """Return a tensor of the type and shape of a header's entry, without memory."""
-    return torch.empty(entry["shape"], dtype=DTYPES[entry["dtype"]], device="meta")
 
 
 def _usable(device: str | torch.device) -> str | torch.device:

@@ -22,8 +22,8 @@ TWISTER: Parts = {
 LINEAR: Parts = {"weight": (is_weights, "oi"), "bias": (is_weights, "o")}
 
 
-def parts_of_twister(value: np.random.RandomState) -> dict[str, Any]:
-    state: Any = value.get_state(legacy=False)
+def parts_of_twister(value: np.random.RandomState) -> dict[str, object]:
+    state = value.get_state(legacy=False)
     if state["bit_generator"] != "MT19937":
         raise TypeError(f"A RandomState of {state['bit_generator']} cannot be saved; make it RandomState(seed).")
     twister = state["state"]

@@ -8,6 +8,9 @@ from numpy.typing import ArrayLike
 from sklearn.utils import check_random_state
 from torch import Tensor
 
+#: What draws or seeds; None means fresh entropy, or a stream that goes on.
+RandomState = int | np.random.RandomState | None
+
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
@@ -41,19 +44,17 @@ def resolve_device(device: str | torch.device) -> torch.device:
     return resolved
 
 
-def make_rng(random_state: int | np.random.RandomState | None) -> np.random.RandomState:
+def make_rng(random_state: RandomState) -> np.random.RandomState:
     """Return numpy's generator of `random_state`; None means fresh entropy, never numpy's global state."""
     return check_random_state(np.random.RandomState() if random_state is None else random_state)
 
 
-def make_seed(random_state: int | np.random.RandomState | None) -> int:
+def make_seed(random_state: RandomState) -> int:
     """Draw one seed from `random_state`; None means fresh entropy, never numpy's global state."""
     return int(make_rng(random_state).randint(np.iinfo(np.int32).max))
 
 
-def make_generator(
-    random_state: int | np.random.RandomState | None, device: torch.device | str = "cpu"
-) -> torch.Generator:
+def make_generator(random_state: RandomState, device: torch.device | str = "cpu") -> torch.Generator:
     """Return a torch generator of its own stream, seeded from `random_state`."""
     return torch.Generator(device).manual_seed(make_seed(random_state))
 

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from skksivi._arrays import make_generator, resolve_device
+from skksivi._arrays import RandomState, make_generator, resolve_device
 from skksivi.base import BaseApproximator, ordinary_mode, score_of
 from skksivi.families._samplers import Reweighted, unweighted
 from skksivi.pilot._affine import Affine
 from skksivi.pilot._chains import Ensemble, metropolis
 from skksivi.pilot._masses import MASSES, Cells, Mass, log_densities, mass, normalised
 from skksivi.pilot._modes import find_modes
-from skksivi.score._score import Score
+from skksivi.score._score import Score, ScoreFunction
+from skksivi.targets._base import Target
 
 #: Draws from which modes are searched at a time, draws that are assigned to them, and chains of a mode.
 N_STARTS, N_ASSIGNED, N_CHAINS = 200, 20_000, 300
@@ -56,11 +57,7 @@ class Modes(NamedTuple):
 
 
 def modes(
-    est: BaseApproximator,
-    target: Any,
-    *,
-    reweight: bool = False,
-    random_state: int | np.random.RandomState | None = None,
+    est: BaseApproximator, target: Target | ScoreFunction, *, reweight: bool = False, random_state: RandomState = None
 ) -> Modes:
     r"""Find the modes among the draws of a fit, and their weights under the target.
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from numbers import Integral, Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sklearn.utils import check_scalar
+
+if TYPE_CHECKING:
+    from sklearn.callback import CallbackContext
 
 __all__ = ["EarlyStopping"]
 
@@ -43,27 +46,29 @@ class EarlyStopping:
     """
 
     def __init__(
-        self, *, scoring: Callable[[Any, Any], float] | None = None, patience: int = 5, min_delta: float = 0.0
+        self, *, scoring: Callable[..., float] | None = None, patience: int = 5, min_delta: float = 0.0
     ) -> None:
         if not (scoring is None or callable(scoring)):
             raise TypeError(f"`scoring` must be a function of an estimator and a target, or None, got {scoring!r}.")
         self.scoring = scoring
         self.patience = check_scalar(patience, "patience", Integral, min_val=1)
         self.min_delta = check_scalar(min_delta, "min_delta", Real, min_val=0)
-        self._best: dict[Any, tuple[float, int]] = {}  # of each fit in progress: its best grade, and reports since
+        self._best: dict[int, tuple[float, int]] = {}  # of each fit in progress: its best grade, and reports since
 
-    def setup(self, estimator: Any, context: Any) -> None:
+    def setup(self, estimator: object, context: CallbackContext) -> None:
         """Begin anew."""
         self._best[id(estimator)] = -math.inf, 0
 
-    def teardown(self, estimator: Any, context: Any) -> None:
+    def teardown(self, estimator: object, context: CallbackContext) -> None:
         """Forget the fit."""
         self._best.pop(id(estimator), None)
 
-    def on_fit_task_begin(self, estimator: Any, context: Any) -> None:
+    def on_fit_task_begin(self, estimator: object, context: CallbackContext) -> None:
         """Do nothing."""
 
-    def on_fit_task_end(self, estimator: Any, context: Any, *, X: Any = None, fitted_estimator: Any = None) -> bool:
+    def on_fit_task_end(
+        self, estimator: object, context: CallbackContext, *, X: Any = None, fitted_estimator: Any = None
+    ) -> bool:
         """Return whether the fit is to end."""
         if context.task_name != "iterations" or id(estimator) not in self._best:
             return False

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
+from skksivi._arrays import RandomState
 from skksivi._version import __version__
 from skksivi.base import BaseApproximator
+from skksivi.targets._base import Target
+
+if TYPE_CHECKING:
+    from xarray import DataTree
 
 __all__ = ["to_arviz"]
 
@@ -17,12 +21,12 @@ __all__ = ["to_arviz"]
 def to_arviz(
     est: BaseApproximator,
     n_samples: int = 1000,
-    target: Any = None,
+    target: Target | None = None,
     *,
-    coords: Mapping[str, Sequence[Any]] | None = None,
+    coords: Mapping[str, Sequence[object]] | None = None,
     dims: Mapping[str, Sequence[str]] | None = None,
-    random_state: int | np.random.RandomState | None = None,
-) -> Any:
+    random_state: RandomState = None,
+) -> DataTree:
     """Draw from a fitted approximator and name the draws, for ArviZ.
 
     Parameters
@@ -84,7 +88,7 @@ def to_arviz(
     if d != est.n_features_in_:
         raise ValueError(f"`target` has {d} features, expected {est.n_features_in_} as in `fit`.")
     X = est.sample(n_samples, random_state)
-    variables = target.constrain(X) if hasattr(target, "constrain") else {"x": X}
+    variables = target.constrain(X) if target is not None and hasattr(target, "constrain") else {"x": X}
     return arviz_base.from_dict(
         {"posterior": {name: values[None] for name, values in variables.items()}},
         coords=_lists(getattr(target, "coords", {}), coords),

@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,12 +18,13 @@ from numpy.typing import ArrayLike
 from sklearn.utils import check_array, check_scalar
 from torch import Tensor
 
-from skksivi._arrays import as_tensor, make_seed, resolve_device
-from skksivi.base import moved, ordinary_mode
+from skksivi._arrays import RandomState, as_tensor, make_seed, resolve_device
+from skksivi.base import BaseApproximator, moved, ordinary_mode
 from skksivi.kernels import IMQ
 from skksivi.metrics import energy_distance, sliced_wasserstein
-from skksivi.score._score import function_of, is_target
+from skksivi.score._score import ScoreFunction, function_of, is_target
 from skksivi.stein._discrepancy import FixedKernelKSD
+from skksivi.targets._base import Target
 
 __all__ = ["Replicates", "neg_distance_scorer", "neg_ksd_scorer"]
 
@@ -69,11 +69,11 @@ class Replicates:
     np.True_
     """
 
-    def __init__(self, n_splits: int = 3, *, random_state: int | np.random.RandomState | None = 0) -> None:
+    def __init__(self, n_splits: int = 3, *, random_state: RandomState = 0) -> None:
         self.n_splits = n_splits
         self.random_state = random_state
 
-    def split(self, X: Any = None, y: Any = None, groups: Any = None) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def split(self, X: object = None, y: None = None, groups: None = None) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Generate the row of each replicate, for training and for test.
 
         Parameters
@@ -101,7 +101,7 @@ class Replicates:
         for row in range(first, first + n_splits):
             yield np.array([row]), np.array([row])
 
-    def get_n_splits(self, X: Any = None, y: Any = None, groups: Any = None) -> int:
+    def get_n_splits(self, X: object = None, y: None = None, groups: None = None) -> int:
         """Return the number of folds."""
         return check_scalar(self.n_splits, "n_splits", Integral, min_val=1)
 
@@ -222,7 +222,7 @@ class _NegKSD:
     n_samples: int
     widths: tuple[float, ...]
 
-    def __call__(self, estimator: Any, X: Any, y: Any = None) -> float:
+    def __call__(self, estimator: BaseApproximator, X: Target | ScoreFunction, y: object = None) -> float:
         draws = _draws(estimator, self.n_samples, X)
         device = resolve_device(getattr(estimator, "device", "cpu"))
         with ordinary_mode(device):
@@ -238,7 +238,7 @@ class _NegDistance:
     metric: str | Metric
     n_samples: int
 
-    def __call__(self, estimator: Any, X: Any = None, y: Any = None) -> float:
+    def __call__(self, estimator: BaseApproximator, X: object = None, y: object = None) -> float:
         draws, reference = _draws(estimator, self.n_samples, X), self.X_reference
         if draws.shape[1] != reference.shape[1]:
             m, d = reference.shape[1], draws.shape[1]
@@ -250,7 +250,7 @@ class _NegDistance:
         return -METRICS[self.metric](draws / sd, reference / sd)
 
 
-def _score_fn(X: Any, d: int) -> Any:
+def _score_fn(X: Target | ScoreFunction, d: int) -> ScoreFunction:
     """Return the score function of a target, or X itself, to judge draws of d features by."""
     score_fn, own = function_of(X), getattr(X, "n_features", d)
     if not callable(score_fn):
@@ -279,6 +279,6 @@ def _linear_term(judge: FixedKernelKSD, x: Tensor) -> float:
     return ((total.square().sum() - own.sum()) / (n * (n - 1) * math.sqrt(d))).item()
 
 
-def _draws(estimator: Any, n_samples: int, X: Any) -> np.ndarray:
+def _draws(estimator: BaseApproximator, n_samples: int, X: object) -> np.ndarray:
     """Return draws (n_samples, d) that differ between replicates and depend on nothing that was drawn before."""
     return estimator.sample(n_samples, random_state=np.random.RandomState([0, *getattr(X, "replicate", ())]))

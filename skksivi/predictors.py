@@ -13,7 +13,7 @@ from sklearn.utils import check_array, check_scalar, gen_batches
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from skksivi._arrays import as_tensor, check_sample_weight, location_and_scale, make_rng, make_seed
+from skksivi._arrays import RandomState, as_tensor, check_sample_weight, location_and_scale, make_rng, make_seed
 from skksivi._version import DOCUMENTATION
 from skksivi.base import BaseApproximator, Constraints, Integral, Interval, Real, StrOptions
 from skksivi.estimators._ksivi import KSIVIApproximator
@@ -43,7 +43,7 @@ class _Predictor(Constrained, BaseEstimator):
 
     approximator: BaseApproximator | None
     n_draws: int
-    random_state: int | np.random.RandomState | None
+    random_state: RandomState
     n_features_in_: int
 
     _parameter_constraints: ClassVar[Constraints] = {
@@ -52,14 +52,14 @@ class _Predictor(Constrained, BaseEstimator):
         "random_state": ["random_state"],
     }
 
-    def _new_approximator(self, default: BaseApproximator) -> Any:
+    def _new_approximator(self, default: BaseApproximator) -> BaseApproximator:
         """Return a copy of the approximator, or of the default if there is none, with a seed."""
-        q: Any = clone(default if self.approximator is None else self.approximator)
+        q = clone(default if self.approximator is None else self.approximator)
         if q.random_state is None:
             q.set_params(random_state=make_seed(self.random_state))
         return q
 
-    def _fit_draws(self, q: Any, target: Target) -> None:
+    def _fit_draws(self, q: BaseApproximator, target: Target) -> None:
         """Fit the approximator to the posterior, and keep draws."""
         self.approximator_ = q.fit(target)
         self.draws_ = q.sample(self.n_draws).astype(np.float64)
@@ -151,7 +151,7 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
         hyperprior: tuple[float, float] = (1.0, 0.1),
         approximator: BaseApproximator | None = None,
         n_draws: int = 200,
-        random_state: int | np.random.RandomState | None = None,
+        random_state: RandomState = None,
     ) -> None:
         self.model = model
         self.n_hidden = n_hidden
@@ -259,9 +259,7 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
         """
         return super().score(X, y, sample_weight)
 
-    def sample_y(
-        self, X: ArrayLike, n_samples: int = 1, random_state: int | np.random.RandomState | None = 0
-    ) -> np.ndarray:
+    def sample_y(self, X: ArrayLike, n_samples: int = 1, random_state: RandomState = 0) -> np.ndarray:
         """Draw new values of y, noise included, each set of one draw of the posterior.
 
         Parameters
@@ -383,9 +381,7 @@ class KSIVIClassifier(ClassifierMixin, _Predictor):
     (2, 2)
     """
 
-    _parameter_constraints: ClassVar[Constraints] = {
-        "prior_precision": [Interval(Real, 0, None, closed="neither")],
-    }
+    _parameter_constraints: ClassVar[Constraints] = {"prior_precision": [Interval(Real, 0, None, closed="neither")]}
 
     def __init__(
         self,
@@ -393,7 +389,7 @@ class KSIVIClassifier(ClassifierMixin, _Predictor):
         prior_precision: float = 1.0,
         approximator: BaseApproximator | None = None,
         n_draws: int = 1000,
-        random_state: int | np.random.RandomState | None = None,
+        random_state: RandomState = None,
     ) -> None:
         self.prior_precision = prior_precision
         self.approximator = approximator

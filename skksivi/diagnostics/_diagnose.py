@@ -9,29 +9,25 @@ from __future__ import annotations
 
 import math
 from numbers import Integral
-from typing import Any
 
-import numpy as np
 import torch
 from sklearn.utils import check_scalar
 from sklearn.utils.validation import check_is_fitted
 
-from skksivi._arrays import as_array, make_seed, resolve_device
+from skksivi._arrays import RandomState, as_array, make_seed, resolve_device
 from skksivi.base import BaseApproximator, ordinary_mode, score_of
 from skksivi.diagnostics._checks import check_ksd, check_loss, check_ratios, check_variances, check_whitening
 from skksivi.diagnostics._geometry import check_outliers, geometry_and_modes
 from skksivi.diagnostics._report import Diagnosis
 from skksivi.diagnostics._view import View, guarded
 from skksivi.families._samplers import Chains, Particles, Sampler, unweighted
+from skksivi.score._score import ScoreFunction
 from skksivi.stein._discrepancy import stein_variances
+from skksivi.targets._base import Target
 
 
 def diagnose(
-    est: BaseApproximator,
-    target: Any,
-    *,
-    n_samples: int = 2000,
-    random_state: int | np.random.RandomState | None = None,
+    est: BaseApproximator, target: Target | ScoreFunction, *, n_samples: int = 2000, random_state: RandomState = None
 ) -> Diagnosis:
     r"""Report on a fit, from its draws and the score of its target.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from skksivi.diagnostics._report import Diagnosis
 
 
-def draw_report(report: Diagnosis, axes: Any = None) -> Figure:
+def draw_report(report: Diagnosis, axes: np.ndarray | None = None) -> Figure:
     """Draw the four panels of a report into axes, of a new figure if there are none; return their figure."""
     if axes is None:
         import matplotlib.pyplot as plt  # not above, like all of matplotlib: it takes long

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -117,7 +117,7 @@ class Diagnosis:
 
     __repr__ = __str__
 
-    def plot(self, axes: Any = None) -> Figure:
+    def plot(self, axes: np.ndarray | None = None) -> Figure:
         """Show the loss, the Stein variances, the lengths of the scores and the modes.
 
         Parameters

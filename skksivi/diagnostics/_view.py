@@ -52,7 +52,7 @@ class View(NamedTuple):
     """
 
     name: str
-    parameters: Mapping[str, Any]
+    parameters: Mapping[str, object]
     sampler: Sampler
     report: Mapping[str, Any]
     score: Score
@@ -79,7 +79,7 @@ def judged(name: str, value: float, text: str, remedy: str | None) -> Check:
     return Check(name, value, text, "warn" if remedy else "ok", remedy or "")
 
 
-def guarded(name: str, check: Callable[..., Check], *args: Any) -> Check:
+def guarded(name: str, check: Callable[..., Check], *args: object) -> Check:
     """Return the check, or why it cannot be had."""
     try:
         return check(*args)

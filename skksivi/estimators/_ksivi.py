@@ -293,7 +293,7 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
             mixing=mixing,
             hidden_layer_sizes=self.hidden_layer_sizes,
             linear_skip=self.linear_skip,
-            scale=checked_object("scale", self.scale).form,
+            scale=checked_object(Scale, self.scale).form,
             initial_scale=sigma,
             min_scale=self._floor,
             generator=generator,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor, nn
 
@@ -16,10 +16,10 @@ from skksivi._warnings import warn_caller
 from skksivi.base import ITERATIONS, BaseApproximator, Constraints, Integral, Interval, Real, StrOptions, learns
 from skksivi.baselines._descent import descend, set_gradient
 from skksivi.families._samplers import Fit, Gaussian, Tell
-from skksivi.pilot._affine import Affine, Identity, LowRank
+from skksivi.pilot._affine import Affine, AffineMap
 from skksivi.pilot._chains import batch_and_match
 from skksivi.pilot._modes import score_divergence
-from skksivi.pilot._rules import Whitening, find_whitening, laplace, pulled_back, starting_points
+from skksivi.pilot._rules import find_whitening, laplace, pulled_back, starting_points
 from skksivi.score._score import Score
 
 #: Decay of the average over iterations that is kept.
@@ -77,7 +77,7 @@ class Laplace(BaseApproximator):
         self,
         *,
         max_iter: int = 200,
-        init: Any = None,
+        init: ArrayLike | None = None,
         device: str | torch.device = "auto",
         dtype: str = "float64",
         random_state: int | np.random.RandomState | None = None,
@@ -88,7 +88,7 @@ class Laplace(BaseApproximator):
         self.dtype = dtype
         self.random_state = random_state
 
-    def _points_near_target(self) -> Any:
+    def _points_near_target(self) -> ArrayLike | None:
         return self.init
 
     def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
@@ -104,6 +104,9 @@ class Laplace(BaseApproximator):
 
 
 # The evidence lower bound
+
+#: Takes scores and normal numbers (n, d) and b (d,), and returns the gradients in a, in b and, of full rank, in T.
+BoundGradient = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]]
 
 
 def mean_field_gradient(s: Tensor, xi: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -156,20 +159,20 @@ class _Parameters(nn.Module):
         return Affine(a.detach(), sum(T, torch.diag(b.exp())).detach())
 
 
-def one_point(init: Any, score_fn: Score) -> Any:
+def one_point(init: ArrayLike | None, score_fn: Score) -> ArrayLike | None:
     """Return `init`, which is one point or None."""
     if init is not None and np.ndim(init) != 1:
         raise ValueError(f"`init` has shape {np.shape(init)}, expected ({score_fn.n_features},): one point.")
     return init
 
 
-def at_mode(score_fn: Score, init: Any, generator: torch.Generator) -> Whitening:
-    """Return the Laplace approximation above `init`, its map lower triangular."""
-    whitening = find_whitening("laplace", score_fn, generator, init=one_point(init, score_fn))[0]
-    return dataclasses.replace(whitening, map=triangular(whitening.map))
+def at_mode(score_fn: Score, init: ArrayLike | None, generator: torch.Generator) -> Affine:
+    """Return the lower triangular map of the Laplace approximation above `init`."""
+    whitening, _ = find_whitening("laplace", score_fn, generator, init=one_point(init, score_fn))
+    return triangular(whitening.map)
 
 
-def triangular(map_: Affine | LowRank | Identity) -> Affine:
+def triangular(map_: AffineMap) -> Affine:
     """Return a map of the same mean and covariance with a lower triangular L."""
     if isinstance(map_, Affine):
         return map_
@@ -202,16 +205,14 @@ class Ascending(BaseApproximator):
     max_iter: int
     learning_rate: float
     learning_rate_decay: str | None
-    init: Any
+    init: ArrayLike | None
 
-    def _points_near_target(self) -> Any:
+    def _points_near_target(self) -> ArrayLike | None:
         return self.init
 
-    def _ascend(
-        self, score_fn: Score, whitening: Whitening, gradient: Callable[..., Any], generator: torch.Generator
-    ) -> Fit:
-        """Maximise the bound by `mean_field_gradient` or `full_rank_gradient`, from N(0, I) in u."""
-        score_u = pulled_back(score_fn, whitening, generator)
+    def _ascend(self, score_fn: Score, start: Affine, gradient: BoundGradient, generator: torch.Generator) -> Fit:
+        """Maximise the bound by `mean_field_gradient` or `full_rank_gradient`, from the start, in its units."""
+        score_u = pulled_back(score_fn, start, generator)
         d, full_rank = score_fn.n_features, gradient is full_rank_gradient
         q = _Parameters(d, full_rank=full_rank, like=torch.empty(0, dtype=score_fn.dtype, device=score_fn.device))
 
@@ -237,7 +238,7 @@ class Ascending(BaseApproximator):
             learning_rate_decay=self.learning_rate_decay,
             ema_decay=EMA_DECAY,
         )
-        (m, L), (a, T) = whitening.map, (value.double() for value in q.map())
+        (m, L), (a, T) = start, (value.double() for value in q.map())
         return Fit(Gaussian(Affine(m + L @ a, L @ T)), {"norm_curve_": norms, "n_iter_": len(norms)}, ended_by)
 
 
@@ -301,7 +302,7 @@ class MeanFieldVI(Ascending):
         max_iter: int = 1000,
         learning_rate: float = 0.03,
         learning_rate_decay: str | None = "cosine",
-        init: Any = None,
+        init: ArrayLike | None = None,
         device: str | torch.device = "auto",
         dtype: str = "float64",
         random_state: int | np.random.RandomState | None = None,
@@ -317,9 +318,8 @@ class MeanFieldVI(Ascending):
 
     def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
         start = at_mode(score_fn, self.init, generator)
-        diagonal = Affine(start.map.m, conditional_scales(start.map).diag())
-        whitening = dataclasses.replace(start, map=diagonal)
-        return self._ascend(score_fn, whitening, mean_field_gradient, generator)
+        independent = Affine(start.m, conditional_scales(start).diag())
+        return self._ascend(score_fn, independent, mean_field_gradient, generator)
 
 
 @learns("baselines.FullRankVI", Gaussian, ITERATIONS | {"norm_curve_": (CURVE, "t")})
@@ -380,7 +380,7 @@ class FullRankVI(Ascending):
         max_iter: int = 2000,
         learning_rate: float = 0.03,
         learning_rate_decay: str | None = "cosine",
-        init: Any = None,
+        init: ArrayLike | None = None,
         device: str | torch.device = "auto",
         dtype: str = "float64",
         random_state: int | np.random.RandomState | None = None,
@@ -451,7 +451,7 @@ class BatchAndMatch(BaseApproximator):
         self,
         *,
         max_iter: int = 60,
-        init: Any = None,
+        init: ArrayLike | None = None,
         device: str | torch.device = "auto",
         dtype: str = "float64",
         random_state: int | np.random.RandomState | None = None,
@@ -462,11 +462,11 @@ class BatchAndMatch(BaseApproximator):
         self.dtype = dtype
         self.random_state = random_state
 
-    def _points_near_target(self) -> Any:
+    def _points_near_target(self) -> ArrayLike | None:
         return self.init
 
     def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
         start = at_mode(score_fn, self.init, generator)
-        matched = batch_and_match(score_fn.double, start.map, generator, self.max_iter)
+        matched = batch_and_match(score_fn.double, start, generator, self.max_iter)
         divergence = score_divergence(score_fn.double, matched, generator)
         return Fit(Gaussian(matched), {"score_divergence_": divergence, "n_iter_": self.max_iter})

@@ -172,7 +172,7 @@ class HSIVISM(Trained):
         whitening, pilot = self._find_whitening(score, generator)
         family = self._build(score, whitening, pilot, generator)
         family.through = not self.stop_gradient
-        objective = self._objective(pulled_back(score, whitening, generator), family, generator)
+        objective = self._objective(pulled_back(score, whitening.map, generator), family, generator)
         seed = generator.initial_seed()
         return self._train(
             Job(objective, family, generator, lambda family: Layers(family, whitening, score.double, seed), tell)

@@ -43,7 +43,7 @@ class SemiImplicitVI(Trained):
         whitening, _ = self._find_whitening(score_fn, generator)
         family, seed = self._build(score_fn, generator), generator.initial_seed()
         tempers = temperature(self.annealing, next(family.parameters()))
-        score_u = Tempered(pulled_back(score_fn, whitening, generator), tempers.value)
+        score_u = Tempered(pulled_back(score_fn, whitening.map, generator), tempers.value)
         objective = self._objective(score_u, tempers, family, generator)
         return self._train(Job(objective, family, generator, lambda family: Layer(family, whitening, seed), tell))
 

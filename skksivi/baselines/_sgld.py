@@ -146,7 +146,7 @@ class SGLD(ChainApproximator):
     def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
         epsilon = step_sizes(self.step_size)
         whitening, u = find_start(self.whiten, self.init, self.n_chains, score_fn, generator)
-        score_u = pulled_back(score_fn, whitening, generator)
+        score_u = pulled_back(score_fn, whitening.map, generator)
 
         def step(t: int) -> Tensor:
             nonlocal u

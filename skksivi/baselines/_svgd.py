@@ -153,7 +153,7 @@ class SVGD(BaseApproximator):
     def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
         kernel = radial_kernel(self.kernel, self.bandwidth)
         whitening, u = find_start(self.whiten, self.init, self.n_particles, score_fn, generator, at_least=2)
-        score_u, particles = pulled_back(score_fn, whitening, generator), MovingPoints(u)
+        score_u, particles = pulled_back(score_fn, whitening.map, generator), MovingPoints(u)
 
         def gradient_fn() -> Tensor:
             phi = svgd_direction(particles.u, score_u.with_pullback(particles.u)[0], kernel)

@@ -258,7 +258,9 @@ class SteinTrained(Trained, Generic[F]):
         family = copy.deepcopy(start.family)
         sampler_of = self._sampler_of(score, start)
         watch = self._watch(score, start, sampler_of, family)
-        objective = self._objective(pulled_back(score, start.whitening, generator), family, start.penalty, generator)
+        objective = self._objective(
+            pulled_back(score, start.whitening.map, generator), family, start.penalty, generator
+        )
         return self._train_from(start, Job(objective, family, generator, sampler_of, tell), watch, file, resume)
 
     @abstractmethod

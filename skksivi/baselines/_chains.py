@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from skksivi.base import BaseApproximator, Constraints, Integral, Interval
 from skksivi.baselines._points import STARTING
+from skksivi.parameters import Whiten
 from skksivi.pilot._rules import Whitening, points_near_target
 
 #: Constraints of the parameters that all of them have.
@@ -97,7 +97,7 @@ def diagnostics(chains: np.ndarray) -> dict[str, np.ndarray]:
 class ChainApproximator(BaseApproximator):
     """Base of the methods that run chains."""
 
-    whiten: str | tuple[ArrayLike, ArrayLike] | None
+    whiten: Whiten
     init: ArrayLike | None
     chains_: np.ndarray
     whitening_: Whitening
@@ -128,5 +128,5 @@ class ChainApproximator(BaseApproximator):
         check_is_fitted(self)
         return diagnostics(self.chains_)
 
-    def _points_near_target(self) -> Any:
+    def _points_near_target(self) -> ArrayLike | None:
         return points_near_target(self.whiten, self.init)

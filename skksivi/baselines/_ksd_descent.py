@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
@@ -18,6 +19,7 @@ from skksivi.baselines._points import WITH_KERNEL, find_start, radial_kernel
 from skksivi.estimators._trained import KEEPING
 from skksivi.families._samplers import Fit, Particles, Tell
 from skksivi.kernels import Kernel, squared_distances
+from skksivi.parameters import Whiten
 from skksivi.pilot._rules import Whitening, points_near_target
 from skksivi.score._score import Score
 
@@ -172,8 +174,8 @@ class KSDDescent(BaseApproximator):
         learning_rate: float = 0.1,
         learning_rate_decay: str | None = "cosine",
         tol: float = 1e-7,
-        whiten: str | tuple[Any, Any] | None = "laplace",
-        init: Any = None,
+        whiten: Whiten = "laplace",
+        init: ArrayLike | None = None,
         device: str | torch.device = "auto",
         dtype: str = "float64",
         random_state: int | np.random.RandomState | None = None,
@@ -192,7 +194,7 @@ class KSDDescent(BaseApproximator):
         self.dtype = dtype
         self.random_state = random_state
 
-    def _points_near_target(self) -> Any:
+    def _points_near_target(self) -> ArrayLike | None:
         return points_near_target(self.whiten, self.init)
 
     def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:

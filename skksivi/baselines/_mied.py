@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from skksivi.base import LOSSES, BaseApproximator, Constraints, Interval, Real, StrOptions, learns
@@ -15,6 +16,7 @@ from skksivi.baselines._descent import MovingPoints, descend, set_gradient
 from skksivi.baselines._points import DESCENDING, density_in_u, find_start, initial_log_densities, ratio_in_u
 from skksivi.families._samplers import Fit, Particles, Tell
 from skksivi.kernels import squared_distances
+from skksivi.parameters import Whiten
 from skksivi.pilot._rules import Whitening, points_near_target
 from skksivi.score._score import Score
 
@@ -183,8 +185,8 @@ class MIED(BaseApproximator):
         max_iter: int = 1000,
         learning_rate: float = 0.03,
         learning_rate_decay: str | None = "cosine",
-        whiten: str | tuple[Any, Any] | None = "laplace",
-        init: Any = None,
+        whiten: Whiten = "laplace",
+        init: ArrayLike | None = None,
         device: str | torch.device = "auto",
         dtype: str = "float64",
         random_state: int | np.random.RandomState | None = None,
@@ -201,7 +203,7 @@ class MIED(BaseApproximator):
         self.dtype = dtype
         self.random_state = random_state
 
-    def _points_near_target(self) -> Any:
+    def _points_near_target(self) -> ArrayLike | None:
         return points_near_target(self.whiten, self.init)
 
     def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:

@@ -3,7 +3,6 @@ r"""What the methods with one layer :math:`x = \mu(z) + \sigma \odot \xi` share:
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -13,6 +12,7 @@ from skksivi.estimators._trained import MAX_LATENT_DIM, Job, Trained, temperatur
 from skksivi.families._layer import SemiImplicit, gaussian_layer
 from skksivi.families._samplers import Fit, Layer, Tell
 from skksivi.mixing import NormalDraws
+from skksivi.parameters import Annealing
 from skksivi.pilot._rules import pulled_back
 from skksivi.score._score import DifferentiableScore, Score, Tempered
 from skksivi.training._loop import Objective, Scheduled
@@ -27,7 +27,7 @@ class SemiImplicitVI(Trained):
         "annealing": [StrOptions({"linear"}), callable, None],
     }
 
-    annealing: Callable[[float], float] | str | None
+    annealing: Annealing
     latent_dim: int | None
     linear_skip: bool
     family_: SemiImplicit

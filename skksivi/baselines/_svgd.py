@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from skksivi._saved import CURVE
@@ -14,6 +15,7 @@ from skksivi.baselines._descent import MovingPoints, descend, set_gradient
 from skksivi.baselines._points import WITH_KERNEL, find_start, radial_kernel
 from skksivi.families._samplers import Fit, Particles, Tell
 from skksivi.kernels import Kernel, squared_distances
+from skksivi.parameters import Whiten
 from skksivi.pilot._rules import Whitening, points_near_target, pulled_back
 from skksivi.score._score import Score
 
@@ -129,8 +131,8 @@ class SVGD(BaseApproximator):
         max_iter: int = 1000,
         learning_rate: float = 0.1,
         learning_rate_decay: str | None = "cosine",
-        whiten: str | tuple[Any, Any] | None = "laplace",
-        init: Any = None,
+        whiten: Whiten = "laplace",
+        init: ArrayLike | None = None,
         device: str | torch.device = "auto",
         dtype: str = "float64",
         random_state: int | np.random.RandomState | None = None,
@@ -147,7 +149,7 @@ class SVGD(BaseApproximator):
         self.dtype = dtype
         self.random_state = random_state
 
-    def _points_near_target(self) -> Any:
+    def _points_near_target(self) -> ArrayLike | None:
         return points_near_target(self.whiten, self.init)
 
     def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:

@@ -322,7 +322,7 @@ def test_pullback_of_a_map_is_its_vector_jacobian_product_in_parameters_and_inpu
         p.grad = torch.full_like(p, torch.nan)  # to be set, not added to
     with torch.no_grad():
         y, pullback = map_.with_pullback(z)
-        dz = pullback(dy.clone(), True)
+        dz = pullback(dy.clone())()
     z.requires_grad_()
     expected_y = map_(z)
     torch.testing.assert_close(y, expected_y)

@@ -45,7 +45,7 @@ def fisher_bound(network: Map, x: Tensor, f: Tensor, offset: Tensor | float = 0.
     h, pull = network.with_pullback(x)
     g = h + offset
     dg = (f - g) * (2 / len(x))
-    return Bound((g * (2 * f - g)).sum(-1).mean(), pull(dg, True), g * (2 / len(x)), dg)
+    return Bound((g * (2 * f - g)).sum(-1).mean(), pull(dg)(), g * (2 / len(x)), dg)
 
 
 class Critics:

@@ -171,6 +171,8 @@ class MALA(ChainApproximator):
         "target_acceptance": [Interval(Real, 0, 1, closed="neither")],
     }
 
+    acceptance_rate_: float
+
     def __init__(
         self,
         *,

@@ -12,7 +12,7 @@ from skksivi.estimators._trained import MAX_LATENT_DIM, Job, Trained, temperatur
 from skksivi.families._layer import SemiImplicit, gaussian_layer
 from skksivi.families._samplers import Fit, Layer, Tell
 from skksivi.mixing import NormalDraws
-from skksivi.parameters import Annealing
+from skksivi.parameters import Annealing, Scale, checked_object
 from skksivi.pilot._rules import pulled_back
 from skksivi.score._score import DifferentiableScore, Score, Tempered
 from skksivi.training._loop import Objective, Scheduled
@@ -51,13 +51,10 @@ class SemiImplicitVI(Trained):
         """Return a new family."""
         d = score_fn.n_features
         return gaussian_layer(
-            d,
+            torch.full((d,), self.initial_scale, dtype=score_fn.dtype, device=score_fn.device),
+            scale=checked_object(Scale, self.scale),
             mixing=NormalDraws(self.latent_dim or min(d, MAX_LATENT_DIM)),
             hidden_layer_sizes=self.hidden_layer_sizes,
-            linear_skip=self.linear_skip,
-            scale="constant",
-            initial_scale=self.initial_scale,
-            min_scale=self._floor,
             generator=generator,
-            dtype=score_fn.dtype,
+            linear_skip=self.linear_skip,
         )

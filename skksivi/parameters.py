@@ -288,6 +288,7 @@ class Bridge(ParameterObject):
 
 #: The types of parameters that several estimators have.
 Whiten = str | Pilot | tuple[ArrayLike, ArrayLike] | None
+Init = ArrayLike | None
 Schedule = float | Callable[[float], float]
 Annealing = str | Callable[[float], float] | None
 

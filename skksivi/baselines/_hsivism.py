@@ -7,7 +7,6 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
 from torch import Tensor
 
 from skksivi.annealing import BRIDGES, bridge_levels
@@ -18,7 +17,7 @@ from skksivi.families._hierarchy import Hierarchy, langevin_hierarchy
 from skksivi.families._layer import Drawn, DrawPullback
 from skksivi.families._samplers import Fit, Layers, Tell
 from skksivi.mixing import NormalDraws
-from skksivi.parameters import Adam, Scale, Whiten
+from skksivi.parameters import Adam, Init, Scale, Whiten
 from skksivi.pilot._chains import PilotPoints
 from skksivi.pilot._rules import Whitening, pulled_back
 from skksivi.score._score import DifferentiableScore, Score
@@ -137,7 +136,7 @@ class HSIVISM(Trained):
         initial_scale: float = 1.0,
         scale: str | Scale = "constant",
         whiten: Whiten = "auto",
-        init: ArrayLike | None = None,
+        init: Init = None,
         batch_size: int = 256,
         max_iter: int = 3000,
         learning_rate: float = 1e-3,

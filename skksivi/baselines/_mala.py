@@ -6,7 +6,6 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
@@ -16,7 +15,7 @@ from skksivi.base import ITERATIONS, Constraints, Interval, Real, StrOptions, le
 from skksivi.baselines._chains import RUNNING, ChainApproximator, in_x, run
 from skksivi.baselines._points import LogRatio, density_in_u, find_start, ratio_in_u
 from skksivi.families._samplers import Chains, Fit, Tell
-from skksivi.parameters import Whiten
+from skksivi.parameters import Init, Whiten
 from skksivi.pilot._chains import clipped_drift
 from skksivi.score._score import Score, ScoreFunction
 
@@ -183,7 +182,7 @@ class MALA(ChainApproximator):
         step_size: float | str = "auto",
         target_acceptance: float = 0.574,
         whiten: Whiten = "laplace",
-        init: ArrayLike | None = None,
+        init: Init = None,
         device: str | torch.device = "auto",
         dtype: str = "float64",
         random_state: int | np.random.RandomState | None = None,

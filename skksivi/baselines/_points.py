@@ -6,17 +6,16 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
 from torch import Tensor
 
 from skksivi._arrays import as_tensor
 from skksivi._warnings import warn_caller
-from skksivi.base import Constraints, Integral, Interval, Real, StrOptions
+from skksivi.base import BaseApproximator, Constraints, Integral, Interval, Real, StrOptions
 from skksivi.kernels import Kernel, resolve_kernel
-from skksivi.parameters import Pilot, Whiten
+from skksivi.parameters import Init, Pilot, Whiten
 from skksivi.pilot._chains import lobatto, lobatto_nodes
 from skksivi.pilot._modes import log_ratio
-from skksivi.pilot._rules import WHITENINGS, Whitening, find_whitening
+from skksivi.pilot._rules import WHITENINGS, Whitening, find_whitening, points_near_target
 from skksivi.score._score import Score, ScoreFunction
 
 #: Constraints of the parameters of all, of those that descend, and of those that have a kernel.
@@ -47,8 +46,19 @@ Density = Callable[[Tensor], Tensor]
 LogRatio = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
+class Started(BaseApproximator):
+    """Base of the methods that start at points."""
+
+    whiten: Whiten
+    init: Init
+    whitening_: Whitening
+
+    def _points_near_target(self) -> Init:
+        return points_near_target(self.whiten, self.init)
+
+
 def find_start(
-    whiten: Whiten, init: ArrayLike | None, n: int, score_fn: Score, generator: torch.Generator, *, at_least: int = 1
+    whiten: Whiten, init: Init, n: int, score_fn: Score, generator: torch.Generator, *, at_least: int = 1
 ) -> tuple[Whitening, Tensor]:
     """Return the coordinates u of a fit, and the points (n, d) in them at which it starts.
 

@@ -7,14 +7,13 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
 from torch import Tensor
 
 from skksivi.base import ITERATIONS, Constraints, Interval, Real, learns
 from skksivi.baselines._chains import RUNNING, ChainApproximator, in_x, run
 from skksivi.baselines._points import find_start
 from skksivi.families._samplers import Chains, Fit, Tell
-from skksivi.parameters import Whiten
+from skksivi.parameters import Init, Whiten
 from skksivi.pilot._chains import clipped_drift
 from skksivi.pilot._rules import pulled_back
 from skksivi.score._score import Score
@@ -129,7 +128,7 @@ class SGLD(ChainApproximator):
         thin: int = 20,
         step_size: float | tuple[float, float, float] = 0.05,
         whiten: Whiten = "laplace",
-        init: ArrayLike | None = None,
+        init: Init = None,
         device: str | torch.device = "auto",
         dtype: str = "float64",
         random_state: int | np.random.RandomState | None = None,

@@ -8,14 +8,13 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
 from torch import Tensor
 
 from skksivi.base import LOSSES, Constraints, Integral, Interval, learns
 from skksivi.baselines._semi_implicit import SemiImplicitVI
 from skksivi.families._layer import SemiImplicit
 from skksivi.families._samplers import Layer
-from skksivi.parameters import Adam, Annealing, Scale, Whiten
+from skksivi.parameters import Adam, Annealing, Init, Scale, Whiten
 from skksivi.score._score import DifferentiableScore
 from skksivi.training._loop import Objective, Scheduled
 
@@ -108,7 +107,7 @@ class SIVI(SemiImplicitVI):
         initial_scale: float = 1.0,
         scale: str | Scale = "constant",
         whiten: Whiten = "laplace",
-        init: ArrayLike | None = None,
+        init: Init = None,
         batch_size: int = 128,
         max_iter: int = 5000,
         learning_rate: float = 1e-3,

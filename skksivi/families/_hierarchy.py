@@ -142,9 +142,7 @@ class Hierarchy(nn.Module):
 
         return sigma * factor * w, pullback
 
-    def mean_with_pullback(
-        self, t: int, x: Tensor, s_p: Tensor
-    ) -> tuple[Tensor, Pullback, Callable[[Tensor], Tensor]]:
+    def mean_with_pullback(self, t: int, x: Tensor, s_p: Tensor) -> tuple[Tensor, Pullback, ScoreFunction]:
         """Return mu_t at x (n, d), the way back through its network, and that through the Langevin step."""
         shared = len(self.networks) < self.n_layers
         inputs = torch.cat([x, x.new_full((len(x), 1), self.levels[t])], 1) if shared else x
@@ -240,10 +238,7 @@ def langevin_hierarchy(
 
 
 class _Layer(NamedTuple):
-    """Draws of a layer, the score of the bridge there, the noise in them, and the ways back.
-
-    Those through the network and the Langevin step lead to the layer that it stands on, that through the score to x.
-    """
+    """Draws of a layer, the score of the bridge there, the noise in them, and the ways back from them."""
 
     x: Tensor
     bridge: Tensor

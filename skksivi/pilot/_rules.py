@@ -12,7 +12,7 @@ from torch import Tensor
 
 from skksivi._arrays import as_tensor
 from skksivi._saved import ARRAY, COUNT, CURVE, is_instance, or_none, saved
-from skksivi.parameters import Pilot, Whiten, pilot_of
+from skksivi.parameters import Init, Pilot, Whiten, pilot_of
 from skksivi.pilot._affine import Affine, AffineMap, Identity, LowRank
 from skksivi.pilot._chains import PilotPoints, batch_and_match, covariance_root, find_pilot
 from skksivi.pilot._masses import weighed
@@ -106,7 +106,7 @@ def find_whitening(
     score_fn: Score,
     generator: torch.Generator,
     *,
-    init: ArrayLike | None = None,
+    init: Init = None,
 ) -> tuple[Whitening, PilotPoints | None]:
     """Return the float64 map that an approximator's parameter `whiten` asks for, and the pilot of "auto".
 
@@ -231,14 +231,14 @@ def _report(found: ModeMaps) -> tuple[np.ndarray, np.ndarray]:
     return torch.stack([a.m for a in found.maps]).cpu().numpy(), found.weights.cpu().numpy()
 
 
-def points_near_target(whiten: Whiten, init: ArrayLike | None) -> ArrayLike | None:
+def points_near_target(whiten: Whiten, init: Init) -> Init:
     """Return what these parameters say of where the target is, None for nothing."""
     if init is None and whiten is not None and not isinstance(whiten, str | Pilot):
         return whiten[0] if len(whiten) else None
     return init
 
 
-def starting_points(init: ArrayLike | None, score_fn: Score) -> Tensor:
+def starting_points(init: Init, score_fn: Score) -> Tensor:
     """Return the points (k, d) where mode searches start."""
     d = score_fn.n_features
     if init is None:

@@ -40,7 +40,7 @@ from skksivi import KSIVIApproximator, paper_settings
 from skksivi.families._layer import gaussian_layer
 from skksivi.kernels import Gaussian
 from skksivi.mixing import NormalDraws
-from skksivi.parameters import Adam
+from skksivi.parameters import Adam, Scale
 from skksivi.stein._estimators import GRADIENT_ESTIMATORS
 from skksivi.targets import Banana, BayesianNeuralNetwork, ConditionedDiffusion, Target
 from skksivi.targets._network import _split as split
@@ -157,15 +157,11 @@ def plain(target, n, own, device, estimator="vanilla"):
     target = target.to(dtype=torch.float32, device=device)
     generator = torch.Generator(device).manual_seed(0)
     family = gaussian_layer(
-        target.n_features,
-        hidden_layer_sizes=own["hidden_layer_sizes"],
+        torch.full((target.n_features,), own["initial_scale"], dtype=torch.float32, device=device),
+        scale=Scale(),
         mixing=NormalDraws(own["latent_dim"]),
-        linear_skip=False,
-        scale="constant",
-        initial_scale=own["initial_scale"],
-        min_scale=1e-3,
+        hidden_layer_sizes=own["hidden_layer_sizes"],
         generator=generator,
-        dtype=torch.float32,
     )
     estimate, n_batches = GRADIENT_ESTIMATORS[estimator]
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 from sklearn.base import BaseEstimator
 
@@ -116,7 +115,7 @@ class Cosine(BaseEstimator):
         return self.start + (1 - self.start) * rise
 
 
-def _check_schedule(schedule: Any) -> None:
+def _check_schedule(schedule: Linear | Geometric | Cosine) -> None:
     if not (0 < schedule.start <= 1 and 0 < schedule.until <= 1):
         raise ValueError(f"`start` and `until` must lie in (0, 1], got {schedule.start!r} and {schedule.until!r}.")
 

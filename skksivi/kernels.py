@@ -18,7 +18,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from numbers import Real
-from typing import Any, Self
+from typing import Self
 
 import torch
 from sklearn.base import BaseEstimator, clone
@@ -109,7 +109,7 @@ class Kernel(BaseEstimator, ABC):
     #: Whether each argument has a weight, as in `Tilted`.
     tilted = False
 
-    def __init_subclass__(cls, **options: Any) -> None:
+    def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
         if cls.__module__ == __name__:  # one of a user's own is not known where a file is read
             saved_by_parameters(f"kernels.{cls.__name__}", lambda kernel: kernel.check())(cls)
@@ -503,7 +503,7 @@ def _smallest(like: Tensor) -> float:
     return torch.finfo(like.dtype).tiny ** 0.5
 
 
-def _lies_in(value: Any, low: float, high: float) -> bool:
+def _lies_in(value: object, low: float, high: float) -> bool:
     """Tell whether `value` is a number in the open interval."""
     return isinstance(value, Real) and not isinstance(value, bool) and low < float(value) < high
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -40,6 +40,20 @@ class Mixing(nn.Module, ABC):
     def score_slope(self, z: Tensor) -> Tensor:
         """Return the diagonal of the Jacobian of `score`, which has no other entries, shape (n, latent_dim)."""
         return -torch.ones_like(z)
+
+
+class Described(Protocol):
+    """What `mixing` may be beside a name and a function."""
+
+    def build(self, latent_dim: int) -> Mixing:
+        """Return the sampler of z in `latent_dim` dimensions."""
+
+
+#: Returns n rows of `latent_dim` entries, drawn by a generator.
+DrawFunction = Callable[[int, torch.Generator], Tensor | np.ndarray]
+
+#: The type of the parameter `mixing`.
+MixingLike = str | Described | DrawFunction
 
 
 @saved_by_parameters("mixing.Normal", lambda described: described.build(1))
@@ -116,8 +130,8 @@ class StudentTDraws(Mixing):
         self.df = df
 
     def forward(self, n: int, like: Tensor, generator: torch.Generator) -> Tensor:
-        shape, options = (2, n, self.latent_dim), {"dtype": torch.float64, "device": like.device}
-        u, v = torch.rand(shape, generator=generator, **options).unbind()  # type: ignore[call-overload]
+        shape = (2, n, self.latent_dim)
+        u, v = torch.rand(shape, generator=generator, dtype=torch.float64, device=like.device).unbind()
         u = 1 - u  # in (0, 1]
         return (self.df * torch.expm1(u.log() * (-2 / self.df))).sqrt().mul_((2 * math.pi * v).cos()).to(like.dtype)
 
@@ -150,7 +164,7 @@ class GaussianMixture(BaseEstimator):
     2
     """
 
-    def __init__(self, means: ArrayLike, scales: Any = 1.0, weights: Any = None) -> None:
+    def __init__(self, means: ArrayLike, scales: ArrayLike = 1.0, weights: ArrayLike | None = None) -> None:
         self.means = means
         self.scales = scales
         self.weights = weights
@@ -210,7 +224,7 @@ class GaussianMixtureDraws(Mixing):
 class FunctionDraws(Mixing):
     """Whatever a function of the number of draws and a generator returns."""
 
-    def __init__(self, sample: Callable[[int, torch.Generator], Tensor], latent_dim: int) -> None:
+    def __init__(self, sample: DrawFunction, latent_dim: int) -> None:
         super().__init__()
         self.sample = sample
         self.latent_dim = latent_dim
@@ -281,7 +295,7 @@ class Bootstrap(Mixing):
         return torch.add(self.points.index_select(0, i), c_a - c_b, alpha=self.reach).to(like.dtype)
 
 
-def build_mixing(mixing: Any, latent_dim: int) -> Mixing:
+def build_mixing(mixing: MixingLike, latent_dim: int) -> Mixing:
     """Return the sampler of a name, which means the normal, of an object of this module or of a function."""
     if isinstance(mixing, str):
         return NormalDraws(latent_dim)

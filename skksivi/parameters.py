@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from numbers import Integral, Real
-from typing import Any, ClassVar
+from typing import ClassVar, TypeVar
 
+from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator
 from sklearn.utils._param_validation import Interval, StrOptions
 
@@ -285,6 +286,12 @@ class Bridge(ParameterObject):
         self.weights = weights
 
 
+#: The types of parameters that several estimators have.
+Whiten = str | Pilot | tuple[ArrayLike, ArrayLike] | None
+Init = ArrayLike | None
+Schedule = float | Callable[[float], float]
+Annealing = str | Callable[[float], float] | None
+
 #: What a string, a number or a path means, by the name of the parameter.
 SHORTHANDS: dict[str, type[ParameterObject]] = {
     "bridge": Bridge,
@@ -295,17 +302,18 @@ SHORTHANDS: dict[str, type[ParameterObject]] = {
 }
 
 
-def pilot_of(whiten: Any) -> Pilot | None:
+def pilot_of(whiten: Whiten) -> Pilot | None:
     """Return the chains that a parameter `whiten` asks for, None if for none."""
     if isinstance(whiten, str):
         return Pilot(whiten) if whiten in ("auto", "diagonal") else None
     return whiten if isinstance(whiten, Pilot) else None
 
 
-def checked_object(name: str, value: Any) -> Any:
-    """Return the object that a parameter is or abbreviates, checked; None for None."""
-    if value is None:
-        return None
-    found = value if isinstance(value, ParameterObject) else SHORTHANDS[name](value)
+P = TypeVar("P", bound=ParameterObject)
+
+
+def checked_object(cls: type[P], value: object) -> P:
+    """Return the object of a class that a parameter is or abbreviates, checked."""
+    found = value if isinstance(value, cls) else cls(value)
     found.check()
     return found

@@ -23,7 +23,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from skksivi.parameters import Constraints, Interval, ParameterObject
+from skksivi.parameters import Constraints, Interval, ParameterObject, Schedule
 from skksivi.score._score import DifferentiableScore, ScoreFunction
 from skksivi.training._loop import Scheduled
 
@@ -68,7 +68,7 @@ class Term(ParameterObject):
     needs_second_derivative: ClassVar[bool] = False
     _parameter_constraints: ClassVar[Constraints] = {"weight": [Interval(Real, 0, None, closed="left"), callable]}
 
-    def __init__(self, weight: float | Callable[[float], float] = 1.0) -> None:
+    def __init__(self, weight: Schedule = 1.0) -> None:
         self.weight = weight
 
     @abstractmethod

@@ -5,6 +5,7 @@ from plain_targets import generator, normal
 
 from skksivi.families._layer import gaussian_layer
 from skksivi.mixing import NormalDraws
+from skksivi.parameters import Scale
 from skksivi.training._loop import flatten
 
 
@@ -13,8 +14,8 @@ class LinearFamily:
 
     def __init__(self, d=2, latent_dim=2, sigma=0.7):
         self.family = gaussian_layer(
-            d, mixing=NormalDraws(latent_dim), hidden_layer_sizes=(3,), linear_skip=True, scale="constant",
-            initial_scale=sigma, min_scale=1e-3, generator=generator(), dtype=torch.float64,
+            torch.full((d,), sigma, dtype=torch.float64), scale=Scale(), mixing=NormalDraws(latent_dim),
+            hidden_layer_sizes=(3,), generator=generator(), linear_skip=True,
         )  # fmt: skip
         self.A, self.b = self.family.mean.A, self.family.mean.network.layers[-1].bias  # its last weights are zero
         with torch.no_grad():

@@ -15,22 +15,21 @@ from scipy import stats
 from skksivi.families._layer import diagonal_gaussian_log_prob, gaussian_layer
 from skksivi.families._maps import Constant, LinearSkip, MultilayerPerceptron, Residual
 from skksivi.mixing import Bootstrap, GaussianMixtureDraws, NormalDraws, StudentTDraws
+from skksivi.parameters import Scale
 
 SHAPES = {"n_features": st.integers(1, 4), "latent_dim": st.integers(1, 5), "seed": st.integers(0, 10**6)}
 every_scale = pytest.mark.parametrize("scale", ["constant", "network"])
 
 
-def start(n_features=2, seed=0, latent_dim=None, **options):
-    defaults = {
-        "hidden_layer_sizes": (7,),
-        "mixing": NormalDraws(latent_dim or n_features),
-        "linear_skip": True,
-        "scale": "constant",
-        "initial_scale": 0.5,
-        "min_scale": 1e-3,
-        "dtype": torch.float64,
-    }
-    return gaussian_layer(n_features, generator=generator(seed), **(defaults | options))
+def start(
+    n_features=2, seed=0, latent_dim=None, *, initial_scale=0.5, scale="constant", min_scale=1e-3,
+    dtype=torch.float64, **options,
+):  # fmt: skip
+    sigma = torch.as_tensor(initial_scale, dtype=dtype).expand(n_features)
+    defaults = {"hidden_layer_sizes": (7,), "mixing": NormalDraws(latent_dim or n_features), "linear_skip": True}
+    return gaussian_layer(
+        sigma, scale=Scale(scale, floor=min_scale), generator=generator(seed), **(defaults | options)
+    )
 
 
 def trained(n_features=2, seed=0, **options):
@@ -272,16 +271,7 @@ LAYERS = [{"linear_skip": skip, "scale": scale} for skip in (True, False) for sc
 @pytest.mark.parametrize("options", LAYERS, ids=str)
 def test_pullback_equals_autograd_through_the_draw(options):
     """The same noise, once by hand and once by automatic differentiation of x and the conditional score."""
-    family = gaussian_layer(
-        3,
-        hidden_layer_sizes=(5, 4),
-        mixing=NormalDraws(2),
-        initial_scale=0.7,
-        min_scale=0.1,
-        generator=torch.Generator().manual_seed(0),
-        dtype=torch.float64,
-        **options,
-    )
+    family = start(3, hidden_layer_sizes=(5, 4), latent_dim=2, initial_scale=0.7, min_scale=0.1, **options)
     for p in family.parameters():
         torch.nn.init.normal_(p, generator=torch.Generator().manual_seed(1))
         p.grad = torch.full_like(p, torch.nan)  # to be set, not added to
@@ -322,7 +312,7 @@ def test_pullback_of_a_map_is_its_vector_jacobian_product_in_parameters_and_inpu
         p.grad = torch.full_like(p, torch.nan)  # to be set, not added to
     with torch.no_grad():
         y, pullback = map_.with_pullback(z)
-        dz = pullback(dy.clone(), True)
+        dz = pullback(dy.clone())()
     z.requires_grad_()
     expected_y = map_(z)
     torch.testing.assert_close(y, expected_y)

@@ -32,7 +32,7 @@ from skksivi.families._maps import LinearSkip
 from skksivi.kernels import IMQ, KERNELS, Gaussian
 from skksivi.metrics import kl_divergence
 from skksivi.mixing import JITTER, Bootstrap, NormalDraws
-from skksivi.parameters import EarlyStopping
+from skksivi.parameters import EarlyStopping, Scale
 from skksivi.pilot._affine import Affine
 from skksivi.pilot._chains import PilotPoints
 from skksivi.pilot._rules import Whitening
@@ -66,8 +66,8 @@ def test_a_step_takes_the_gradient_of_the_objective_in_the_parameters(estimator,
     q = clone(QUICK).set_params(gradient_estimator=estimator, kernel="imq", bandwidth="median")
     q.set_params(annealing=schedule and (lambda progress: c), terms=[Entropic(a), Laplacian(b)] if schedule else [])
     family = gaussian_layer(
-        2, mixing=NormalDraws(2), hidden_layer_sizes=(5,), linear_skip=True, scale="network", initial_scale=0.7,
-        min_scale=0.1, generator=generator(), dtype=torch.float64,
+        torch.full((2,), 0.7, dtype=torch.float64), scale=Scale("network", floor=0.1), mixing=NormalDraws(2),
+        hidden_layer_sizes=(5,), generator=generator(), linear_skip=True,
     )  # fmt: skip
     for p in family.parameters():
         torch.nn.init.normal_(p, generator=generator(1))

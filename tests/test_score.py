@@ -147,7 +147,7 @@ def test_differences_are_taken_in_the_units_of_the_whitened_target(size):
 def test_without_whitening_differences_are_taken_in_float64_too():
     score = resolved(quartic_of_arrays, 2)
     whitening, _ = find_whitening(None, score, torch.Generator())
-    assert pulled_back(score, whitening, torch.Generator()) is score.double
+    assert pulled_back(score, whitening.map, torch.Generator()) is score.double
 
 
 def test_whitening_of_a_numpy_score_is_that_of_the_torch_score():

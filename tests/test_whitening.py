@@ -300,7 +300,7 @@ def resolved(score_fn, d):
 def test_a_benign_target_is_trained_in_the_type_asked_for():
     score = resolved(GaussianScore(3, 2, 10, seed=0).score_fn, 3)
     whitening, _ = find_whitening("laplace", score, generator())
-    assert pulled_back(score, whitening, torch.Generator()).score is score
+    assert pulled_back(score, whitening.map, torch.Generator()).score is score
 
 
 @pytest.mark.parametrize(("log10_condition", "size"), [(12, 1.0), (0, 1e7), (8, 1e5)])
@@ -308,7 +308,7 @@ def test_where_rounding_costs_more_than_a_hundredth_training_is_in_double(log10_
     p = GaussianScore(3, log10_condition, size, seed=0)
     score = resolved(p.score_fn, 3)
     whitening, _ = find_whitening("laplace", score, generator())
-    pulled = pulled_back(score, whitening, torch.Generator())
+    pulled = pulled_back(score, whitening.map, torch.Generator())
     assert pulled.score is score.double
     u = normal(50, 3).float()
     s, _ = pulled.with_pullback(u)
@@ -319,12 +319,12 @@ def test_where_rounding_costs_more_than_a_hundredth_training_is_in_double(log10_
 def test_without_whitening_nothing_is_pulled_back():
     score = resolved(lambda x: -x, 2)
     whitening, _ = find_whitening(None, score, generator())
-    assert pulled_back(score, whitening, torch.Generator()) is score
+    assert pulled_back(score, whitening.map, torch.Generator()) is score
 
 
 def test_whitening_by_a_given_pair_pulls_the_score_back_by_it():
     score = resolved(lambda x: -x, 2)
     whitening, _ = find_whitening(([0, 0], [[2.0, 0.0], [0.0, 3.0]]), score, generator())
-    s, _ = pulled_back(score, whitening, torch.Generator()).with_pullback(torch.ones(1, 2))
+    s, _ = pulled_back(score, whitening.map, torch.Generator()).with_pullback(torch.ones(1, 2))
     torch.testing.assert_close(s, torch.tensor([[-4.0, -9.0]]))
     assert isinstance(whitening.map, Affine)

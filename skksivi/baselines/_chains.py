@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from skksivi.base import BaseApproximator, Constraints, Integral, Interval
-from skksivi.baselines._points import STARTING
-from skksivi.pilot._rules import Whitening, points_near_target
+from skksivi.base import Constraints, Integral, Interval
+from skksivi.baselines._points import STARTING, Started
+from skksivi.pilot._rules import Whitening
 
 #: Constraints of the parameters that all of them have.
 RUNNING: Constraints = {
@@ -94,13 +92,10 @@ def diagnostics(chains: np.ndarray) -> dict[str, np.ndarray]:
     }
 
 
-class ChainApproximator(BaseApproximator):
+class ChainApproximator(Started):
     """Base of the methods that run chains."""
 
-    whiten: str | tuple[ArrayLike, ArrayLike] | None
-    init: ArrayLike | None
     chains_: np.ndarray
-    whitening_: Whitening
 
     def diagnose(self) -> dict[str, np.ndarray]:
         """Return what tells whether the chains have mixed, by arviz-stats.
@@ -127,6 +122,3 @@ class ChainApproximator(BaseApproximator):
         """
         check_is_fitted(self)
         return diagnostics(self.chains_)
-
-    def _points_near_target(self) -> Any:
-        return points_near_target(self.whiten, self.init)

@@ -3,7 +3,7 @@ r"""The network that stands for :math:`s_p - s_q`, for the methods that train on
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -45,7 +45,7 @@ def fisher_bound(network: Map, x: Tensor, f: Tensor, offset: Tensor | float = 0.
     h, pull = network.with_pullback(x)
     g = h + offset
     dg = (f - g) * (2 / len(x))
-    return Bound((g * (2 * f - g)).sum(-1).mean(), pull(dg, True), g * (2 / len(x)), dg)
+    return Bound((g * (2 * f - g)).sum(-1).mean(), pull(dg)(), g * (2 / len(x)), dg)
 
 
 class Critics:
@@ -80,11 +80,10 @@ class Critics:
         generator: torch.Generator,
         dtype: torch.dtype,
     ) -> None:
-        widths: Any = hidden_layer_sizes
-        if not all(isinstance(n, Integral) and int(n) >= 1 for n in widths):
-            raise ValueError(f"`critic_hidden_layer_sizes` must hold positive integers, got {widths!r}.")
-        sizes = [n_features, *widths, n_features]
-        self.networks: Sequence[Any] = [MultilayerPerceptron(sizes, generator, dtype) for _ in range(n_layers)]
+        if not all(isinstance(n, Integral) and int(n) >= 1 for n in hidden_layer_sizes):
+            raise ValueError(f"`critic_hidden_layer_sizes` must hold positive integers, got {hidden_layer_sizes!r}.")
+        sizes = [n_features, *hidden_layer_sizes, n_features]
+        self.networks = [MultilayerPerceptron(sizes, generator, dtype) for _ in range(n_layers)]
         self._iterate = Iterate(nn.ModuleList(self.networks), Adam(betas=steps.betas, ema=None))
         factor = learning_rate_factor(steps.decay, max_iter)
         self.rate = Scheduled(

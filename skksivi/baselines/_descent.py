@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -20,6 +21,14 @@ class MovingPoints(nn.Module):
         self.u = nn.Parameter(u, requires_grad=False)
 
 
+class Descending(Protocol):
+    """What an estimator says of its descent."""
+
+    max_iter: int
+    learning_rate: float
+    learning_rate_decay: str | None
+
+
 def set_gradient(parameter: Tensor, gradient: Tensor) -> None:
     """Set the gradient of a parameter, in the memory that it may share with an optimiser."""
     if parameter.grad is None:
@@ -32,13 +41,10 @@ def descend(
     gradient_fn: Callable[[], Tensor],
     module: nn.Module,
     generator: torch.Generator,
-    *,
-    max_iter: int,
-    learning_rate: float,
-    learning_rate_decay: str | None,
+    est: Descending,
     ema_decay: float | None = None,
 ) -> tuple[np.ndarray, BaseException | None]:
-    """Move the parameters of a module by Adam against the gradient that `gradient_fn` sets.
+    """Move the parameters of a module by Adam against the gradient that `gradient_fn` sets, as an estimator says.
 
     Returns
     -------
@@ -47,8 +53,8 @@ def descend(
     ended_by : FloatingPointError, KeyboardInterrupt or None
         What ended it before its time; the module holds the last finite state.
     """
-    steps = Adam(decay=learning_rate_decay, ema=ema_decay)
-    run = minimise(Objective(gradient_fn), module, steps, generator, learning_rate=learning_rate, max_iter=max_iter)
+    steps, rate = Adam(decay=est.learning_rate_decay, ema=ema_decay), est.learning_rate
+    run = minimise(Objective(gradient_fn), module, steps, generator, learning_rate=rate, max_iter=est.max_iter)
     curve = run.losses.astype(np.float64)
     if isinstance(run.ended_by, FloatingPointError):
         return curve, not_finite(str(run.ended_by))

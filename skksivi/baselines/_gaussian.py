@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -16,18 +15,34 @@ from skksivi._warnings import warn_caller
 from skksivi.base import ITERATIONS, BaseApproximator, Constraints, Integral, Interval, Real, StrOptions, learns
 from skksivi.baselines._descent import descend, set_gradient
 from skksivi.families._samplers import Fit, Gaussian, Tell
-from skksivi.pilot._affine import Affine, Identity, LowRank
+from skksivi.parameters import Init
+from skksivi.pilot._affine import Affine, AffineMap
 from skksivi.pilot._chains import batch_and_match
 from skksivi.pilot._modes import score_divergence
-from skksivi.pilot._rules import Whitening, find_whitening, laplace, pulled_back, starting_points
+from skksivi.pilot._rules import find_whitening, laplace, pulled_back, starting_points
 from skksivi.score._score import Score
 
 #: Decay of the average over iterations that is kept.
 EMA_DECAY = 0.99
 
 
+class FromMode(BaseApproximator):
+    """Base of the Gaussians, which start at a mode."""
+
+    _parameter_constraints: ClassVar[Constraints] = {
+        "max_iter": [Interval(Integral, 1, None, closed="left")],
+        "init": ["array-like", None],
+    }
+
+    max_iter: int
+    init: Init
+
+    def _points_near_target(self) -> Init:
+        return self.init
+
+
 @learns("baselines.Laplace", Gaussian, {})
-class Laplace(BaseApproximator):
+class Laplace(FromMode):
     r"""Gaussian at a mode, with the inverse curvature there as covariance.
 
     The mode is found from the score alone, by saddle-free Newton steps in float64. A step takes the whole Jacobian
@@ -68,16 +83,11 @@ class Laplace(BaseApproximator):
     array([[4.]])
     """
 
-    _parameter_constraints: ClassVar[Constraints] = {
-        "max_iter": [Interval(Integral, 1, None, closed="left")],
-        "init": ["array-like", None],
-    }
-
     def __init__(
         self,
         *,
         max_iter: int = 200,
-        init: Any = None,
+        init: Init = None,
         device: str | torch.device = "auto",
         dtype: str = "float64",
         random_state: int | np.random.RandomState | None = None,
@@ -87,9 +97,6 @@ class Laplace(BaseApproximator):
         self.device = device
         self.dtype = dtype
         self.random_state = random_state
-
-    def _points_near_target(self) -> Any:
-        return self.init
 
     def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
         (start,) = starting_points(one_point(self.init, score_fn), score_fn)
@@ -104,6 +111,9 @@ class Laplace(BaseApproximator):
 
 
 # The evidence lower bound
+
+#: Takes scores and normal numbers (n, d) and b (d,), and returns the gradients in a, in b and, of full rank, in T.
+BoundGradient = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]]
 
 
 def mean_field_gradient(s: Tensor, xi: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -156,20 +166,20 @@ class _Parameters(nn.Module):
         return Affine(a.detach(), sum(T, torch.diag(b.exp())).detach())
 
 
-def one_point(init: Any, score_fn: Score) -> Any:
+def one_point(init: Init, score_fn: Score) -> Init:
     """Return `init`, which is one point or None."""
     if init is not None and np.ndim(init) != 1:
         raise ValueError(f"`init` has shape {np.shape(init)}, expected ({score_fn.n_features},): one point.")
     return init
 
 
-def at_mode(score_fn: Score, init: Any, generator: torch.Generator) -> Whitening:
-    """Return the Laplace approximation above `init`, its map lower triangular."""
-    whitening = find_whitening("laplace", score_fn, generator, init=one_point(init, score_fn))[0]
-    return dataclasses.replace(whitening, map=triangular(whitening.map))
+def at_mode(score_fn: Score, init: Init, generator: torch.Generator) -> Affine:
+    """Return the lower triangular map of the Laplace approximation above `init`."""
+    whitening, _ = find_whitening("laplace", score_fn, generator, init=one_point(init, score_fn))
+    return triangular(whitening.map)
 
 
-def triangular(map_: Affine | LowRank | Identity) -> Affine:
+def triangular(map_: AffineMap) -> Affine:
     """Return a map of the same mean and covariance with a lower triangular L."""
     if isinstance(map_, Affine):
         return map_
@@ -187,31 +197,22 @@ def conditional_scales(q: Affine) -> Tensor:
     return torch.linalg.solve_triangular(q.L, eye, upper=False).square().sum(0).rsqrt()
 
 
-class Ascending(BaseApproximator):
+class Ascending(FromMode):
     """Base of the Gaussians that maximise the evidence lower bound."""
 
     _parameter_constraints: ClassVar[Constraints] = {
         "batch_size": [Interval(Integral, 1, None, closed="left")],
-        "max_iter": [Interval(Integral, 1, None, closed="left")],
         "learning_rate": [Interval(Real, 0, None, closed="neither")],
         "learning_rate_decay": [StrOptions({"cosine"}), None],
-        "init": ["array-like", None],
     }
 
     batch_size: int
-    max_iter: int
     learning_rate: float
     learning_rate_decay: str | None
-    init: Any
 
-    def _points_near_target(self) -> Any:
-        return self.init
-
-    def _ascend(
-        self, score_fn: Score, whitening: Whitening, gradient: Callable[..., Any], generator: torch.Generator
-    ) -> Fit:
-        """Maximise the bound by `mean_field_gradient` or `full_rank_gradient`, from N(0, I) in u."""
-        score_u = pulled_back(score_fn, whitening, generator)
+    def _ascend(self, score_fn: Score, start: Affine, gradient: BoundGradient, generator: torch.Generator) -> Fit:
+        """Maximise the bound by `mean_field_gradient` or `full_rank_gradient`, from the start, in its units."""
+        score_u = pulled_back(score_fn, start, generator)
         d, full_rank = score_fn.n_features, gradient is full_rank_gradient
         q = _Parameters(d, full_rank=full_rank, like=torch.empty(0, dtype=score_fn.dtype, device=score_fn.device))
 
@@ -228,16 +229,8 @@ class Ascending(BaseApproximator):
                 norm += g.square().sum()
             return norm.sqrt()
 
-        norms, ended_by = descend(
-            gradient_fn,
-            q,
-            generator,
-            max_iter=self.max_iter,
-            learning_rate=self.learning_rate,
-            learning_rate_decay=self.learning_rate_decay,
-            ema_decay=EMA_DECAY,
-        )
-        (m, L), (a, T) = whitening.map, (value.double() for value in q.map())
+        norms, ended_by = descend(gradient_fn, q, generator, self, EMA_DECAY)
+        (m, L), (a, T) = start, (value.double() for value in q.map())
         return Fit(Gaussian(Affine(m + L @ a, L @ T)), {"norm_curve_": norms, "n_iter_": len(norms)}, ended_by)
 
 
@@ -301,7 +294,7 @@ class MeanFieldVI(Ascending):
         max_iter: int = 1000,
         learning_rate: float = 0.03,
         learning_rate_decay: str | None = "cosine",
-        init: Any = None,
+        init: Init = None,
         device: str | torch.device = "auto",
         dtype: str = "float64",
         random_state: int | np.random.RandomState | None = None,
@@ -317,9 +310,8 @@ class MeanFieldVI(Ascending):
 
     def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
         start = at_mode(score_fn, self.init, generator)
-        diagonal = Affine(start.map.m, conditional_scales(start.map).diag())
-        whitening = dataclasses.replace(start, map=diagonal)
-        return self._ascend(score_fn, whitening, mean_field_gradient, generator)
+        independent = Affine(start.m, conditional_scales(start).diag())
+        return self._ascend(score_fn, independent, mean_field_gradient, generator)
 
 
 @learns("baselines.FullRankVI", Gaussian, ITERATIONS | {"norm_curve_": (CURVE, "t")})
@@ -380,7 +372,7 @@ class FullRankVI(Ascending):
         max_iter: int = 2000,
         learning_rate: float = 0.03,
         learning_rate_decay: str | None = "cosine",
-        init: Any = None,
+        init: Init = None,
         device: str | torch.device = "auto",
         dtype: str = "float64",
         random_state: int | np.random.RandomState | None = None,
@@ -400,7 +392,7 @@ class FullRankVI(Ascending):
 
 
 @learns("baselines.BatchAndMatch", Gaussian, ITERATIONS | {"score_divergence_": (is_instance(float), "")})
-class BatchAndMatch(BaseApproximator):
+class BatchAndMatch(FromMode):
     r"""Gaussian whose score matches that of the target on batches of its own draws.
 
     Each step minimises, in closed form, a divergence of scores from a batch of draws and the KL divergence from the
@@ -442,16 +434,11 @@ class BatchAndMatch(BaseApproximator):
     array([[4.]])
     """
 
-    _parameter_constraints: ClassVar[Constraints] = {
-        "max_iter": [Interval(Integral, 1, None, closed="left")],
-        "init": ["array-like", None],
-    }
-
     def __init__(
         self,
         *,
         max_iter: int = 60,
-        init: Any = None,
+        init: Init = None,
         device: str | torch.device = "auto",
         dtype: str = "float64",
         random_state: int | np.random.RandomState | None = None,
@@ -462,11 +449,8 @@ class BatchAndMatch(BaseApproximator):
         self.dtype = dtype
         self.random_state = random_state
 
-    def _points_near_target(self) -> Any:
-        return self.init
-
     def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
         start = at_mode(score_fn, self.init, generator)
-        matched = batch_and_match(score_fn.double, start.map, generator, self.max_iter)
+        matched = batch_and_match(score_fn.double, start, generator, self.max_iter)
         divergence = score_divergence(score_fn.double, matched, generator)
         return Fit(Gaussian(matched), {"score_divergence_": divergence, "n_iter_": self.max_iter})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from skksivi.families._hierarchy import Hierarchy, langevin_hierarchy
 from skksivi.families._layer import Drawn, DrawPullback
 from skksivi.families._samplers import Fit, Layers, Tell
 from skksivi.mixing import NormalDraws
-from skksivi.parameters import Adam, Pilot, Scale
+from skksivi.parameters import Adam, Init, Scale, Whiten
 from skksivi.pilot._chains import PilotPoints
 from skksivi.pilot._rules import Whitening, pulled_back
 from skksivi.score._score import DifferentiableScore, Score
@@ -135,8 +135,8 @@ class HSIVISM(Trained):
         hidden_layer_sizes: Sequence[int] = (50, 50),
         initial_scale: float = 1.0,
         scale: str | Scale = "constant",
-        whiten: str | Pilot | tuple[Any, Any] | None = "auto",
-        init: Any = None,
+        whiten: Whiten = "auto",
+        init: Init = None,
         batch_size: int = 256,
         max_iter: int = 3000,
         learning_rate: float = 1e-3,
@@ -172,7 +172,7 @@ class HSIVISM(Trained):
         whitening, pilot = self._find_whitening(score, generator)
         family = self._build(score, whitening, pilot, generator)
         family.through = not self.stop_gradient
-        objective = self._objective(pulled_back(score, whitening, generator), family, generator)
+        objective = self._objective(pulled_back(score, whitening.map, generator), family, generator)
         seed = generator.initial_seed()
         return self._train(
             Job(objective, family, generator, lambda family: Layers(family, whitening, score.double, seed), tell)

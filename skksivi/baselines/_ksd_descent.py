@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -12,13 +12,13 @@ from torch import Tensor
 
 from skksivi._saved import CURVE
 from skksivi._warnings import warn_caller
-from skksivi.base import ITERATIONS, BaseApproximator, Constraints, Interval, Real, StrOptions, learns
+from skksivi.base import ITERATIONS, Constraints, Interval, Real, StrOptions, learns
 from skksivi.baselines._descent import MovingPoints, descend, not_finite, set_gradient
-from skksivi.baselines._points import WITH_KERNEL, find_start, radial_kernel
+from skksivi.baselines._points import WITH_KERNEL, Started, find_start, radial_kernel
 from skksivi.estimators._trained import KEEPING
 from skksivi.families._samplers import Fit, Particles, Tell
 from skksivi.kernels import Kernel, squared_distances
-from skksivi.pilot._rules import Whitening, points_near_target
+from skksivi.parameters import Init, Whiten
 from skksivi.score._score import Score
 
 #: Share by which the discrepancy may fall in the last tenth of the evaluations where L-BFGS counts as converged.
@@ -83,7 +83,7 @@ def last_fall(losses: list[float]) -> float:
 
 
 @learns("baselines.KSDDescent", Particles, ITERATIONS | {"loss_curve_": (CURVE, "e")})
-class KSDDescent(BaseApproximator):
+class KSDDescent(Started):
     r"""Particles that minimise their kernel Stein discrepancy from the target.
 
     .. math:: \min_{x_1, \dots, x_n} \frac{1}{n^2} \sum_{ij} k_p(x_i, x_j)
@@ -159,8 +159,6 @@ class KSDDescent(BaseApproximator):
         "tol": [Interval(Real, 0, None, closed="left")],
     }
 
-    whitening_: Whitening
-
     def __init__(
         self,
         *,
@@ -172,8 +170,8 @@ class KSDDescent(BaseApproximator):
         learning_rate: float = 0.1,
         learning_rate_decay: str | None = "cosine",
         tol: float = 1e-7,
-        whiten: str | tuple[Any, Any] | None = "laplace",
-        init: Any = None,
+        whiten: Whiten = "laplace",
+        init: Init = None,
         device: str | torch.device = "auto",
         dtype: str = "float64",
         random_state: int | np.random.RandomState | None = None,
@@ -192,9 +190,6 @@ class KSDDescent(BaseApproximator):
         self.dtype = dtype
         self.random_state = random_state
 
-    def _points_near_target(self) -> Any:
-        return points_near_target(self.whiten, self.init)
-
     def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
         kernel = radial_kernel(self.kernel, self.bandwidth, smooth=True)
         whitening, u = find_start(self.whiten, self.init, self.n_particles, score_fn, generator, at_least=2)
@@ -209,14 +204,7 @@ class KSDDescent(BaseApproximator):
         if self.solver == "lbfgs":
             losses, n_iter, ended_by = self._lbfgs(gradient_fn, particles.u)
         else:
-            losses, ended_by = descend(
-                gradient_fn,
-                particles,
-                generator,
-                max_iter=self.max_iter,
-                learning_rate=self.learning_rate,
-                learning_rate_decay=self.learning_rate_decay,
-            )
+            losses, ended_by = descend(gradient_fn, particles, generator, self)
             n_iter = len(losses)
         x = whitening.map.unwhiten(particles.u.double()).cpu().numpy()
         return Fit(Particles(x, whitening), {"loss_curve_": losses, "n_iter_": n_iter}, ended_by)

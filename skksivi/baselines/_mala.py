@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from skksivi.base import ITERATIONS, Constraints, Interval, Real, StrOptions, le
 from skksivi.baselines._chains import RUNNING, ChainApproximator, in_x, run
 from skksivi.baselines._points import LogRatio, density_in_u, find_start, ratio_in_u
 from skksivi.families._samplers import Chains, Fit, Tell
+from skksivi.parameters import Init, Whiten
 from skksivi.pilot._chains import clipped_drift
 from skksivi.score._score import Score, ScoreFunction
 
@@ -169,6 +170,8 @@ class MALA(ChainApproximator):
         "target_acceptance": [Interval(Real, 0, 1, closed="neither")],
     }
 
+    acceptance_rate_: float
+
     def __init__(
         self,
         *,
@@ -178,8 +181,8 @@ class MALA(ChainApproximator):
         thin: int = 10,
         step_size: float | str = "auto",
         target_acceptance: float = 0.574,
-        whiten: str | tuple[Any, Any] | None = "laplace",
-        init: Any = None,
+        whiten: Whiten = "laplace",
+        init: Init = None,
         device: str | torch.device = "auto",
         dtype: str = "float64",
         random_state: int | np.random.RandomState | None = None,
@@ -219,7 +222,7 @@ class MALA(ChainApproximator):
         return Fit(Chains(in_x(chains, whitening), whitening), report, ended_by)
 
     def _conclude(self, fit: Fit, score_fn: Score, generator: torch.Generator) -> BaseException | None:
-        rate = fit.report["acceptance_rate_"]
+        rate = self.acceptance_rate_
         if fit.ended_by is None and rate < LOWEST:
             warn_caller(
                 f"Metropolis has accepted {rate:.1%} of the steps, so that the chains have hardly "

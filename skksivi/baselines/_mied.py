@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi.base import LOSSES, BaseApproximator, Constraints, Interval, Real, StrOptions, learns
+from skksivi.base import LOSSES, Constraints, Interval, Real, StrOptions, learns
 from skksivi.baselines._descent import MovingPoints, descend, set_gradient
-from skksivi.baselines._points import DESCENDING, density_in_u, find_start, initial_log_densities, ratio_in_u
+from skksivi.baselines._points import DESCENDING, Started, density_in_u, find_start, initial_log_densities, ratio_in_u
 from skksivi.families._samplers import Fit, Particles, Tell
 from skksivi.kernels import squared_distances
-from skksivi.pilot._rules import Whitening, points_near_target
+from skksivi.parameters import Init, Whiten
 from skksivi.score._score import Score
 
 #: Maps squared distances D, a width epsilon and the dimension d to log phi and its derivative in D.
@@ -95,7 +95,7 @@ def mied_gradient(x: Tensor, log_p: Tensor, s: Tensor, mollifier: Mollifier, eps
 
 
 @learns("baselines.MIED", Particles, LOSSES)
-class MIED(BaseApproximator):
+class MIED(Started):
     r"""Particles that minimise a mollified interaction energy, near the chi-square divergence from the target.
 
     .. math::
@@ -172,8 +172,6 @@ class MIED(BaseApproximator):
         "epsilon": [Interval(Real, 0, None, closed="neither")],
     }
 
-    whitening_: Whitening
-
     def __init__(
         self,
         *,
@@ -183,8 +181,8 @@ class MIED(BaseApproximator):
         max_iter: int = 1000,
         learning_rate: float = 0.03,
         learning_rate_decay: str | None = "cosine",
-        whiten: str | tuple[Any, Any] | None = "laplace",
-        init: Any = None,
+        whiten: Whiten = "laplace",
+        init: Init = None,
         device: str | torch.device = "auto",
         dtype: str = "float64",
         random_state: int | np.random.RandomState | None = None,
@@ -201,9 +199,6 @@ class MIED(BaseApproximator):
         self.dtype = dtype
         self.random_state = random_state
 
-    def _points_near_target(self) -> Any:
-        return points_near_target(self.whiten, self.init)
-
     def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
         whitening, u = find_start(self.whiten, self.init, self.n_particles, score_fn, generator, at_least=2)
         score_u, density = whitening.map.pull_back(score_fn), density_in_u(score_fn, whitening, u)
@@ -219,13 +214,6 @@ class MIED(BaseApproximator):
             set_gradient(particles.u, gradient)
             return energy
 
-        losses, ended_by = descend(
-            gradient_fn,
-            particles,
-            generator,
-            max_iter=self.max_iter,
-            learning_rate=self.learning_rate,
-            learning_rate_decay=self.learning_rate_decay,
-        )
+        losses, ended_by = descend(gradient_fn, particles, generator, self)
         x = whitening.map.unwhiten(particles.u.double()).cpu().numpy()
         return Fit(Particles(x, whitening), {"loss_curve_": losses, "n_iter_": len(losses)}, ended_by)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
@@ -11,12 +10,12 @@ from torch import Tensor
 
 from skksivi._arrays import as_tensor
 from skksivi._warnings import warn_caller
-from skksivi.base import Constraints, Integral, Interval, Real, StrOptions
+from skksivi.base import BaseApproximator, Constraints, Integral, Interval, Real, StrOptions
 from skksivi.kernels import Kernel, resolve_kernel
-from skksivi.parameters import Pilot
+from skksivi.parameters import Init, Pilot, Whiten
 from skksivi.pilot._chains import lobatto, lobatto_nodes
 from skksivi.pilot._modes import log_ratio
-from skksivi.pilot._rules import WHITENINGS, Whitening, find_whitening
+from skksivi.pilot._rules import WHITENINGS, Whitening, find_whitening, points_near_target
 from skksivi.score._score import Score, ScoreFunction
 
 #: Constraints of the parameters of all, of those that descend, and of those that have a kernel.
@@ -47,8 +46,19 @@ Density = Callable[[Tensor], Tensor]
 LogRatio = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
+class Started(BaseApproximator):
+    """Base of the methods that start at points."""
+
+    whiten: Whiten
+    init: Init
+    whitening_: Whitening
+
+    def _points_near_target(self) -> Init:
+        return points_near_target(self.whiten, self.init)
+
+
 def find_start(
-    whiten: Any, init: Any, n: int, score_fn: Score, generator: torch.Generator, *, at_least: int = 1
+    whiten: Whiten, init: Init, n: int, score_fn: Score, generator: torch.Generator, *, at_least: int = 1
 ) -> tuple[Whitening, Tensor]:
     """Return the coordinates u of a fit, and the points (n, d) in them at which it starts.
 
@@ -75,14 +85,13 @@ def find_start(
     d = score_fn.n_features
     if init is not None and np.ndim(init) != 2:
         raise ValueError(f"`init` has shape {np.shape(init)}, expected (n, {d}): one point per row.")
-    if init is not None and len(init) < at_least:
-        raise ValueError(f"`init` has {len(init)} row(s), expected {at_least} at least.")
+    if init is not None and np.shape(init)[0] < at_least:
+        raise ValueError(f"`init` has {np.shape(init)[0]} row(s), expected {at_least} at least.")
     whitening, _ = find_whitening(whiten, score_fn, generator, init=init)
-    options: dict[str, Any] = {"dtype": torch.float64, "device": score_fn.device}
     if init is None:
-        u = torch.randn(n, d, generator=generator, **options)
+        u = torch.randn(n, d, generator=generator, dtype=torch.float64, device=score_fn.device)
     else:
-        u = whitening.map.whiten(as_tensor(init, **options))
+        u = whitening.map.whiten(as_tensor(init, dtype=torch.float64, device=score_fn.device))
     finite = score_fn.double(whitening.map.unwhiten(u)).isfinite().all(1)
     if not finite.any():
         raise ValueError(
@@ -92,7 +101,7 @@ def find_start(
     return whitening, torch.where(finite[:, None], u, others).to(score_fn.dtype)
 
 
-def radial_kernel(kernel: str | Kernel, bandwidth: Any, *, smooth: bool = False) -> Kernel:
+def radial_kernel(kernel: str | Kernel, bandwidth: float | str | None, *, smooth: bool = False) -> Kernel:
     """Return the kernel k(x, y) = phi(|x - y|) of a method that needs its derivatives.
 
     Raises

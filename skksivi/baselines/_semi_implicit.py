@@ -3,7 +3,6 @@ r"""What the methods with one layer :math:`x = \mu(z) + \sigma \odot \xi` share:
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -13,6 +12,7 @@ from skksivi.estimators._trained import MAX_LATENT_DIM, Job, Trained, temperatur
 from skksivi.families._layer import SemiImplicit, gaussian_layer
 from skksivi.families._samplers import Fit, Layer, Tell
 from skksivi.mixing import NormalDraws
+from skksivi.parameters import Annealing, Scale, checked_object
 from skksivi.pilot._rules import pulled_back
 from skksivi.score._score import DifferentiableScore, Score, Tempered
 from skksivi.training._loop import Objective, Scheduled
@@ -27,7 +27,7 @@ class SemiImplicitVI(Trained):
         "annealing": [StrOptions({"linear"}), callable, None],
     }
 
-    annealing: Callable[[float], float] | str | None
+    annealing: Annealing
     latent_dim: int | None
     linear_skip: bool
     family_: SemiImplicit
@@ -43,7 +43,7 @@ class SemiImplicitVI(Trained):
         whitening, _ = self._find_whitening(score_fn, generator)
         family, seed = self._build(score_fn, generator), generator.initial_seed()
         tempers = temperature(self.annealing, next(family.parameters()))
-        score_u = Tempered(pulled_back(score_fn, whitening, generator), tempers.value)
+        score_u = Tempered(pulled_back(score_fn, whitening.map, generator), tempers.value)
         objective = self._objective(score_u, tempers, family, generator)
         return self._train(Job(objective, family, generator, lambda family: Layer(family, whitening, seed), tell))
 
@@ -51,13 +51,10 @@ class SemiImplicitVI(Trained):
         """Return a new family."""
         d = score_fn.n_features
         return gaussian_layer(
-            d,
+            torch.full((d,), self.initial_scale, dtype=score_fn.dtype, device=score_fn.device),
+            scale=checked_object(Scale, self.scale),
             mixing=NormalDraws(self.latent_dim or min(d, MAX_LATENT_DIM)),
             hidden_layer_sizes=self.hidden_layer_sizes,
-            linear_skip=self.linear_skip,
-            scale="constant",
-            initial_scale=self.initial_scale,
-            min_scale=self._floor,
             generator=generator,
-            dtype=score_fn.dtype,
+            linear_skip=self.linear_skip,
         )

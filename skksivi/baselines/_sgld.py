@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from skksivi.base import ITERATIONS, Constraints, Interval, Real, learns
 from skksivi.baselines._chains import RUNNING, ChainApproximator, in_x, run
 from skksivi.baselines._points import find_start
 from skksivi.families._samplers import Chains, Fit, Tell
+from skksivi.parameters import Init, Whiten
 from skksivi.pilot._chains import clipped_drift
 from skksivi.pilot._rules import pulled_back
 from skksivi.score._score import Score
@@ -39,9 +40,9 @@ def sgld_step(u: Tensor, s: Tensor, epsilon: float, generator: torch.Generator) 
     return u + epsilon / 2 * s + epsilon**0.5 * xi
 
 
-def step_sizes(step_size: Any) -> Callable[[int], float]:
+def step_sizes(step_size: float | tuple[float, float, float]) -> Callable[[int], float]:
     r"""Return the step size at step t: a constant, or :math:`a (b + t)^{-\gamma}` of three numbers."""
-    if isinstance(step_size, Real):
+    if isinstance(step_size, Real | float):  # a float is a Real, of which mypy does not know
         return lambda _: float(step_size)
     if len(step_size) != 3 or not all(isinstance(c, Real) for c in step_size):
         raise ValueError(f"`step_size` must be a number or three, (a, b, gamma), got {step_size!r}.")
@@ -126,8 +127,8 @@ class SGLD(ChainApproximator):
         n_draws: int = 100,
         thin: int = 20,
         step_size: float | tuple[float, float, float] = 0.05,
-        whiten: str | tuple[Any, Any] | None = "laplace",
-        init: Any = None,
+        whiten: Whiten = "laplace",
+        init: Init = None,
         device: str | torch.device = "auto",
         dtype: str = "float64",
         random_state: int | np.random.RandomState | None = None,
@@ -146,7 +147,7 @@ class SGLD(ChainApproximator):
     def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
         epsilon = step_sizes(self.step_size)
         whitening, u = find_start(self.whiten, self.init, self.n_chains, score_fn, generator)
-        score_u = pulled_back(score_fn, whitening, generator)
+        score_u = pulled_back(score_fn, whitening.map, generator)
 
         def step(t: int) -> Tensor:
             nonlocal u

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from skksivi.base import LOSSES, Constraints, Integral, Interval, learns
 from skksivi.baselines._semi_implicit import SemiImplicitVI
 from skksivi.families._layer import SemiImplicit
 from skksivi.families._samplers import Layer
-from skksivi.parameters import Adam, Pilot, Scale
+from skksivi.parameters import Adam, Annealing, Init, Scale, Whiten
 from skksivi.score._score import DifferentiableScore
 from skksivi.training._loop import Objective, Scheduled
 
@@ -106,13 +106,13 @@ class SIVI(SemiImplicitVI):
         linear_skip: bool = False,
         initial_scale: float = 1.0,
         scale: str | Scale = "constant",
-        whiten: str | Pilot | tuple[Any, Any] | None = "laplace",
-        init: Any = None,
+        whiten: Whiten = "laplace",
+        init: Init = None,
         batch_size: int = 128,
         max_iter: int = 5000,
         learning_rate: float = 1e-3,
         optimizer: str | Adam = "adam",
-        annealing: Callable[[float], float] | str | None = None,
+        annealing: Annealing = None,
         device: str | torch.device = "auto",
         dtype: str = "float32",
         random_state: int | np.random.RandomState | None = None,
@@ -138,7 +138,7 @@ class SIVI(SemiImplicitVI):
 
     def _most_auxiliary(self) -> int:
         """Return the largest K."""
-        given: Any = self.n_auxiliary
+        given = self.n_auxiliary
         numbers = [given(t / self.max_iter) for t in range(self.max_iter)] if callable(given) else [given]
         bad = [K for K in numbers if not (isinstance(K, Integral) and int(K) >= 0)]
         if bad:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from skksivi.baselines._critic import CRITIC, Critics
 from skksivi.baselines._semi_implicit import SemiImplicitVI
 from skksivi.families._layer import Drawn, DrawPullback, SemiImplicit
 from skksivi.families._samplers import Layer
-from skksivi.parameters import Adam, Pilot, Scale
+from skksivi.parameters import Adam, Annealing, Init, Scale, Schedule, Whiten
 from skksivi.score._score import DifferentiableScore
 from skksivi.training._loop import Objective, Scheduled
 
@@ -109,20 +109,20 @@ class SIVISM(SemiImplicitVI):
         *,
         critic_hidden_layer_sizes: Sequence[int] = (256, 256),
         critic_learning_rate: float = 2e-3,
-        critic_skip: float | Callable[[float], float] = 0.5,
+        critic_skip: Schedule = 0.5,
         n_critic_steps: int = 1,
         latent_dim: int | None = None,
         hidden_layer_sizes: Sequence[int] = (100, 100),
         linear_skip: bool = False,
         initial_scale: float = 1.0,
         scale: str | Scale = "constant",
-        whiten: str | Pilot | tuple[Any, Any] | None = "laplace",
-        init: Any = None,
+        whiten: Whiten = "laplace",
+        init: Init = None,
         batch_size: int = 128,
         max_iter: int = 5000,
         learning_rate: float = 1e-3,
         optimizer: str | Adam = "adam",
-        annealing: Callable[[float], float] | str | None = None,
+        annealing: Annealing = None,
         device: str | torch.device = "auto",
         dtype: str = "float32",
         random_state: int | np.random.RandomState | None = None,

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from skksivi._saved import CURVE
-from skksivi.base import ITERATIONS, BaseApproximator, Constraints, learns
+from skksivi.base import ITERATIONS, Constraints, learns
 from skksivi.baselines._descent import MovingPoints, descend, set_gradient
-from skksivi.baselines._points import WITH_KERNEL, find_start, radial_kernel
+from skksivi.baselines._points import WITH_KERNEL, Started, find_start, radial_kernel
 from skksivi.families._samplers import Fit, Particles, Tell
 from skksivi.kernels import Kernel, squared_distances
-from skksivi.pilot._rules import Whitening, points_near_target, pulled_back
+from skksivi.parameters import Init, Whiten
+from skksivi.pilot._rules import pulled_back
 from skksivi.score._score import Score
 
 
@@ -52,7 +53,7 @@ def svgd_direction(x: Tensor, s: Tensor, kernel: Kernel) -> Tensor:
 
 
 @learns("baselines.SVGD", Particles, ITERATIONS | {"norm_curve_": (CURVE, "t")})
-class SVGD(BaseApproximator):
+class SVGD(Started):
     r"""Particles moved along the kernel's steepest descent of KL(q || p), Stein variational gradient descent.
 
     .. math:: x_i \leftarrow x_i + \epsilon\, \phi(x_i), \quad
@@ -118,8 +119,6 @@ class SVGD(BaseApproximator):
 
     _parameter_constraints: ClassVar[Constraints] = WITH_KERNEL
 
-    whitening_: Whitening
-
     def __init__(
         self,
         *,
@@ -129,8 +128,8 @@ class SVGD(BaseApproximator):
         max_iter: int = 1000,
         learning_rate: float = 0.1,
         learning_rate_decay: str | None = "cosine",
-        whiten: str | tuple[Any, Any] | None = "laplace",
-        init: Any = None,
+        whiten: Whiten = "laplace",
+        init: Init = None,
         device: str | torch.device = "auto",
         dtype: str = "float64",
         random_state: int | np.random.RandomState | None = None,
@@ -147,26 +146,16 @@ class SVGD(BaseApproximator):
         self.dtype = dtype
         self.random_state = random_state
 
-    def _points_near_target(self) -> Any:
-        return points_near_target(self.whiten, self.init)
-
     def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
         kernel = radial_kernel(self.kernel, self.bandwidth)
         whitening, u = find_start(self.whiten, self.init, self.n_particles, score_fn, generator, at_least=2)
-        score_u, particles = pulled_back(score_fn, whitening, generator), MovingPoints(u)
+        score_u, particles = pulled_back(score_fn, whitening.map, generator), MovingPoints(u)
 
         def gradient_fn() -> Tensor:
             phi = svgd_direction(particles.u, score_u.with_pullback(particles.u)[0], kernel)
             set_gradient(particles.u, -phi)
             return phi.square().sum(1).mean().sqrt()
 
-        norms, ended_by = descend(
-            gradient_fn,
-            particles,
-            generator,
-            max_iter=self.max_iter,
-            learning_rate=self.learning_rate,
-            learning_rate_decay=self.learning_rate_decay,
-        )
+        norms, ended_by = descend(gradient_fn, particles, generator, self)
         x = whitening.map.unwhiten(particles.u.double()).cpu().numpy()
         return Fit(Particles(x, whitening), {"norm_curve_": norms, "n_iter_": len(norms)}, ended_by)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from skksivi.baselines._semi_implicit import SemiImplicitVI
 from skksivi.families._layer import SemiImplicit
 from skksivi.families._maps import Map
 from skksivi.families._samplers import Layer
-from skksivi.parameters import Adam, Pilot, Scale
+from skksivi.parameters import Adam, Annealing, Init, Scale, Whiten
 from skksivi.score._score import DifferentiableScore
 from skksivi.training._loop import Objective, Scheduled
 
@@ -119,13 +119,13 @@ class UIVI(SemiImplicitVI):
         linear_skip: bool = False,
         initial_scale: float = 1.0,
         scale: str | Scale = "constant",
-        whiten: str | Pilot | tuple[Any, Any] | None = "laplace",
-        init: Any = None,
+        whiten: Whiten = "laplace",
+        init: Init = None,
         batch_size: int = 128,
         max_iter: int = 5000,
         learning_rate: float = 1e-3,
         optimizer: str | Adam = "adam",
-        annealing: Callable[[float], float] | str | None = None,
+        annealing: Annealing = None,
         device: str | torch.device = "auto",
         dtype: str = "float32",
         random_state: int | np.random.RandomState | None = None,

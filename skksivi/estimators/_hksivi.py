@@ -252,7 +252,7 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
 
     def _layer_weights(self, T: int) -> list[float]:
         """Return the beta(t) of T layers, checked."""
-        beta = checked_object("bridge", self.bridge).weights
+        beta = checked_object(Bridge, self.bridge).weights
         weights = [beta(t / T) for t in range(T)] if callable(beta) else [1.0] * T if beta is None else list(beta)
         if len(weights) != T or not all(0 <= float(b) < math.inf for b in weights) or not any(weights):
             raise ValueError(
@@ -270,7 +270,7 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
         initial_scale: Any = (0.5 if at_target else 1.0) if self.initial_scale == "auto" else self.initial_scale
         sigma = langevin_scale(initial_scale, self._floor, score_fn, whitening, pilot)
         mixing = build_mixing(self.mixing, d).to(score_fn.device)
-        bridge = checked_object("bridge", self.bridge).levels
+        bridge = checked_object(Bridge, self.bridge).levels
         if isinstance(bridge, str) and bridge == "auto":
             bridge = "none" if at_target else "linear"
         levels = bridge_levels(bridge, self.n_layers)

@@ -272,7 +272,7 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
     ) -> tuple[SemiImplicit, MomentPenalty | None]:
         """Return a new family and what ties it to the pilot."""
         d, penalty, residual = score_fn.n_features, None, False
-        sigma: Any = self.initial_scale
+        sigma = torch.full((d,), self.initial_scale, dtype=score_fn.dtype, device=score_fn.device)
         latent_dim = self.latent_dim or min(d, MAX_LATENT_DIM)
         mixing: Mixing = build_mixing(self.mixing, latent_dim).to(score_fn.device)
         if pilot is not None and self._bootstraps():
@@ -289,15 +289,12 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
             sigma = torch.ones(d, device=score_fn.device)
             sigma[: mixing.latent_dim] = self.initial_scale
         family = gaussian_layer(
-            d,
+            sigma.to(score_fn.dtype),
+            scale=checked_object(Scale, self.scale),
             mixing=mixing,
             hidden_layer_sizes=self.hidden_layer_sizes,
-            linear_skip=self.linear_skip,
-            scale=checked_object("scale", self.scale).form,
-            initial_scale=sigma,
-            min_scale=self._floor,
             generator=generator,
-            dtype=score_fn.dtype,
+            linear_skip=self.linear_skip,
             residual=residual,
         )
         return family, penalty

@@ -155,7 +155,7 @@ class Trained(BaseApproximator):
     @property
     def _floor(self) -> float:
         """The floor of sigma."""
-        return checked_object("scale", self.scale).floor
+        return checked_object(Scale, self.scale).floor
 
     def _points_near_target(self) -> Any:
         return points_near_target(self.whiten, self.init)
@@ -168,7 +168,7 @@ class Trained(BaseApproximator):
         if not all(_is(Integral, n) and n >= 1 for n in self.hidden_layer_sizes):
             raise ValueError(f"`hidden_layer_sizes` must hold positive integers, got {self.hidden_layer_sizes!r}.")
         self._steps.check()
-        scale = checked_object("scale", self.scale)
+        scale = checked_object(Scale, self.scale)
         if not isinstance(self.initial_scale, str) and self.initial_scale <= scale.floor:
             raise ValueError(
                 f"`initial_scale` must exceed the floor of `scale`, got {self.initial_scale!r} and {scale.floor!r}."
@@ -258,7 +258,9 @@ class SteinTrained(Trained, Generic[F]):
         family = copy.deepcopy(start.family)
         sampler_of = self._sampler_of(score, start)
         watch = self._watch(score, start, sampler_of, family)
-        objective = self._objective(pulled_back(score, start.whitening, generator), family, start.penalty, generator)
+        objective = self._objective(
+            pulled_back(score, start.whitening.map, generator), family, start.penalty, generator
+        )
         return self._train_from(start, Job(objective, family, generator, sampler_of, tell), watch, file, resume)
 
     @abstractmethod
@@ -314,9 +316,9 @@ class SteinTrained(Trained, Generic[F]):
 
     def _open_checkpoint(self, score_fn: Score) -> CheckpointFile | None:
         """Return where a fit is saved, its parameters and the score at two points being the mark of it."""
-        checkpoint = checked_object("checkpoint", self.checkpoint)
-        if checkpoint is None:
+        if self.checkpoint is None:
             return None
+        checkpoint = checked_object(Checkpoint, self.checkpoint)
         if self.warm_start:
             raise ValueError("`checkpoint` continues a fit by itself; set warm_start=False.")
         if callable(self.mixing):
@@ -378,7 +380,8 @@ class SteinTrained(Trained, Generic[F]):
         A guarded state is kept if it has the smallest discrepancy of those whose moments stay near those that the
         start has, or its base where that is at the target.
         """
-        stopping, guards = checked_object("early_stopping", self.early_stopping), self._guards(start)
+        tol, guards = self.early_stopping, self._guards(start)
+        stopping = None if tol is None else checked_object(EarlyStopping, tol)
         if stopping is None and not guards:
             return None
         map_ = start.whitening.map
@@ -442,12 +445,11 @@ class SteinTrained(Trained, Generic[F]):
 
     def _save_every(self) -> int:
         """Return the iterations from one checkpoint to the next."""
-        return checked_object("checkpoint", self.checkpoint).every
+        return checked_object(Checkpoint, self.checkpoint).every
 
     def _conclude(self, fit: Fit, score_fn: Score, generator: torch.Generator) -> BaseException | None:
-        checkpoint = checked_object("checkpoint", self.checkpoint)
-        if checkpoint is not None and fit.ended_by is None:
-            Path(checkpoint.path).unlink(missing_ok=True)
+        if self.checkpoint is not None and fit.ended_by is None:
+            Path(checked_object(Checkpoint, self.checkpoint).path).unlink(missing_ok=True)
         return super()._conclude(fit, score_fn, generator)
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from skksivi._warnings import warn_caller
 from skksivi.families._samplers import Fit
+from skksivi.pilot._rules import Whitening
 from skksivi.score._score import Score
 from skksivi.stein._discrepancy import stein_shift, stein_variances
 
@@ -50,14 +51,14 @@ def _explained(error: BaseException, score_fn: Score, x: Tensor) -> FloatingPoin
 
 def _warn(fit: Fit, score_fn: Score, x: Tensor) -> None:
     """Warn of what is wrong with a fit that has come to its end, of which x (n, d) are draws."""
-    n_skipped = int((~np.isfinite(fit.report["loss_curve_"])).sum())
-    message = None
+    n_skipped = int((~np.isfinite(np.asarray(fit.report["loss_curve_"]))).sum())
+    whitening, message = fit.sampler.attributes()["whitening_"], None
     if n_skipped:
         message = (
             f"{n_skipped} of {fit.report['n_iter_']} iterations were skipped, their loss or gradient not being "
             "finite: `score_fn` may be undefined or huge somewhere. Use dtype='float64' or rescale the parameters."
         )
-    elif not fit.sampler.attributes()["whitening_"].converged:
+    elif isinstance(whitening, Whitening) and not whitening.converged:
         message = (
             "The chains that explore the target have not converged, so that the fit may be off: raise the "
             "`budget` of whiten=Pilot(...), start near a mode by `init`, or give the parameters a form without "

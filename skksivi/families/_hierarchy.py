@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from skksivi._saved import is_instance, is_weights, is_width, saved
 from skksivi.families._layer import Drawn, DrawPullback, diagonal_gaussian_log_prob
 from skksivi.families._maps import Constant, Map, MultilayerPerceptron, Pullback
 from skksivi.mixing import Mixing
-from skksivi.score._score import DifferentiableScore
+from skksivi.score._score import DifferentiableScore, ScoreFunction
 
 
 @saved(
@@ -87,9 +87,10 @@ class Hierarchy(nn.Module):
         networks: list[Map],
         a: list[Constant],
         levels: list[float],
+        mixing: Mixing,
         half_square: Tensor,
+        min_scale: float,
         through: bool,
-        **parts: Any,
     ) -> Hierarchy:
         """Return the hierarchy of layers that fit, which is not trained."""
         T, d, shared = len(levels), len(half_square), len(networks) < len(levels)
@@ -100,16 +101,22 @@ class Hierarchy(nn.Module):
             raise ValueError("the layers of its hierarchy do not fit")
         if not all(isinstance(value, Constant) and value.value.shape == (d,) for value in a):
             raise ValueError("the scales of its hierarchy do not fit")
-        family = cls(networks, levels=levels, initial_scale=torch.ones_like(half_square), **parts)
+        ones = torch.ones_like(half_square)
+        family = cls(networks, mixing=mixing, levels=levels, initial_scale=ones, min_scale=min_scale)
         family.half_square, family.log_variances, family.through = half_square, nn.ModuleList(a), through
         if len({parameter.dtype for parameter in family.parameters()}) != 1:
             raise ValueError("the parameters of its family are of several types")
         return family.requires_grad_(False)
 
     @property
-    def a(self) -> nn.ModuleList:
+    def a(self) -> list[Constant]:
         """The `log_variances`, by their name in files."""
-        return self.log_variances
+        return [a for a in self.log_variances if isinstance(a, Constant)]
+
+    @property
+    def maps(self) -> list[Map]:
+        """The networks."""
+        return [network for network in self.networks if isinstance(network, Map)]
 
     @property
     def n_layers(self) -> int:
@@ -135,19 +142,17 @@ class Hierarchy(nn.Module):
 
         return sigma * factor * w, pullback
 
-    def mean_with_pullback(self, t: int, x: Tensor, s_p: Tensor) -> tuple[Tensor, Pullback, Callable]:
+    def mean_with_pullback(self, t: int, x: Tensor, s_p: Tensor) -> tuple[Tensor, Pullback, ScoreFunction]:
         """Return mu_t at x (n, d), the way back through its network, and that through the Langevin step."""
-        network: Any = self.networks[t % len(self.networks)]
         shared = len(self.networks) < self.n_layers
         inputs = torch.cat([x, x.new_full((len(x), 1), self.levels[t])], 1) if shared else x
-        residual, pull = network.with_pullback(inputs)
+        residual, pull = self.maps[0 if shared else t].with_pullback(inputs)
         drift, pull_drift = self.drift_with_pullback(t, x, s_p)
         return x + residual + drift, pull, pull_drift
 
     def sigma(self, t: int) -> Tensor:
         """Return the standard deviations of a layer, shape (d,)."""
-        a: Any = self.log_variances[t]
-        return (a.value.exp() + self.min_scale**2).sqrt()
+        return (self.a[t].value.exp() + self.min_scale**2).sqrt()
 
     def draw(
         self, n: int, generator: torch.Generator, score_fn: Callable[[Tensor], Tensor], layer: int = 0
@@ -167,44 +172,44 @@ class Hierarchy(nn.Module):
         T, d = self.n_layers, self.n_features
         x = self.mixing(n, self.half_square, generator)
         sigmas = [self.sigma(t) for t in range(T)]
-        parts: list[list[Any]] = [[None] * T for _ in range(7)]
-        xs, bridges, conditionals, xis, pull_means, pull_drifts, pull_scores = parts
+        layers: list[_Layer] = []  # that of index 0 first
         s_p, _ = score.with_pullback(x)
         for t in reversed(range(T)):
-            mu, pull_means[t], pull_drifts[t] = self.mean_with_pullback(t, x, s_p)
-            xis[t] = torch.empty_like(mu).normal_(generator=generator)
-            xs[t] = x = torch.addcmul(mu, sigmas[t], xis[t])
-            s_p, pull_scores[t] = score.with_pullback(x)
-            bridges[t], conditionals[t] = self.bridge(t, x, s_p), xis[t] / -sigmas[t]
+            mu, pull_mean, pull_drift = self.mean_with_pullback(t, x, s_p)
+            xi = torch.empty_like(mu).normal_(generator=generator)
+            x = torch.addcmul(mu, sigmas[t], xi)
+            s_p, pull_score = score.with_pullback(x)
+            layers.insert(0, _Layer(x, self.bridge(t, x, s_p), xi, pull_mean, pull_drift, pull_score))
 
         def pullback(dx: Tensor, ds: Tensor, dc: Tensor) -> None:
             carried, drift = None, 0.0  # what the layer above, of index t - 1, says of x_t and of s_p there
             shared = _Sum(self.networks[0]) if len(self.networks) < T else None
-            for t in range(T):
-                level, x, g = self.levels[t], xs[t], dx[t]
-                g = g + pull_scores[t](level * ds[t] + drift)
+            for t, layer in enumerate(layers):
+                level = self.levels[t]
+                g = dx[t] + layer.pull_score(level * ds[t] + drift)
                 if level < 1:
-                    g.addcmul_(self.mixing.score_slope(x), ds[t], value=1 - level)
+                    g.addcmul_(self.mixing.score_slope(layer.x), ds[t], value=1 - level)
                 if carried is not None:
                     g += carried
-                dz = pull_means[t](g, self.through)
+                dz = layer.pull_mean(g)
                 if shared is not None:
                     shared.add()
-                self._pull_scale(t, g, dc[t], xis[t], sigmas[t])
+                self._pull_scale(t, g, dc[t], layer.xi, sigmas[t])
                 if self.through and t + 1 < T:
-                    of_score = pull_drifts[t](g)
-                    carried = g + (1 - level) * self.mixing.score_slope(xs[t + 1]) * of_score + dz[:, :d]
+                    of_score = layer.pull_drift(g)
+                    carried = g + (1 - level) * self.mixing.score_slope(layers[t + 1].x) * of_score + dz()[:, :d]
                     drift = level * of_score
             if shared is not None:
                 shared.finish()
 
-        return Drawn(torch.stack(xs), torch.stack(bridges), torch.stack(conditionals)), pullback
+        drawn = zip(*((a.x, a.bridge, a.xi / -sigma) for a, sigma in zip(layers, sigmas, strict=True)), strict=True)
+        return Drawn(*(torch.stack(part) for part in drawn)), pullback
 
     def _pull_scale(self, t: int, dx: Tensor, dc: Tensor, xi: Tensor, sigma: Tensor) -> None:
         """Set the gradient of a in sigma^2 = e^a + floor^2; the conditional score is -xi / sigma."""
-        a: Any = self.log_variances[t]
+        a = self.a[t].value
         d_sigma = ((dx + dc / sigma.square()) * xi).sum(0)
-        torch.mul(d_sigma, a.value.exp() / (2 * sigma), out=a.value.grad)
+        torch.mul(d_sigma, a.exp() / (2 * sigma), out=a.grad)
 
     def log_prob(self, x: Tensor, before: Tensor, score_fn: Callable[[Tensor], Tensor]) -> Tensor:
         """Return log N(x_i; mu_0(x'_j), sigma_0^2), shape (n, k), of x (n, d) and draws x' (k, d) of layer 1."""
@@ -232,17 +237,28 @@ def langevin_hierarchy(
     return Hierarchy(networks, mixing=mixing, levels=levels, initial_scale=initial_scale, min_scale=min_scale)
 
 
+class _Layer(NamedTuple):
+    """Draws of a layer, the score of the bridge there, the noise in them, and the ways back from them."""
+
+    x: Tensor
+    bridge: Tensor
+    xi: Tensor
+    pull_mean: Pullback
+    pull_drift: ScoreFunction
+    pull_score: ScoreFunction
+
+
 class _Sum:
     """The sum of the gradients that several pullbacks through one network set."""
 
     def __init__(self, network: nn.Module) -> None:
-        self._parameters: list[Any] = list(network.parameters())
-        self._totals = [torch.zeros_like(p) for p in self._parameters]
+        self._gradients = [p.grad for p in network.parameters() if p.grad is not None]
+        self._totals = [torch.zeros_like(gradient) for gradient in self._gradients]
 
     def add(self) -> None:
-        for total, p in zip(self._totals, self._parameters, strict=True):
-            total += p.grad
+        for total, gradient in zip(self._totals, self._gradients, strict=True):
+            total += gradient
 
     def finish(self) -> None:
-        for total, p in zip(self._totals, self._parameters, strict=True):
-            p.grad.copy_(total)
+        for total, gradient in zip(self._totals, self._gradients, strict=True):
+            gradient.copy_(total)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from skksivi._saved import SIZE, is_instance, is_width, saved
 from skksivi.families._maps import Constant, LinearSkip, Map, MultilayerPerceptron, Residual
 from skksivi.mixing import Mixing
+from skksivi.parameters import Scale
 from skksivi.score._score import DifferentiableScore
 
 
@@ -88,9 +89,11 @@ class SemiImplicit(nn.Module):
         self.min_scale = min_scale
 
     @classmethod
-    def restored(cls, **parts: Any) -> SemiImplicit:
+    def restored(
+        cls, mean: Map, log_variance: Map, n_features: int, mixing: Mixing, min_scale: float
+    ) -> SemiImplicit:
         """Return the family of parts of one type, which is not trained."""
-        family = cls(**parts)
+        family = cls(mean, log_variance, n_features=n_features, mixing=mixing, min_scale=min_scale)
         if len({parameter.dtype for parameter in family.parameters()}) != 1:
             raise ValueError("the parameters of its family are of several types")
         return family.requires_grad_(False)
@@ -159,39 +162,35 @@ class SemiImplicit(nn.Module):
 
 
 def gaussian_layer(
-    n_features: int,
+    initial_scale: Tensor,
     *,
+    scale: Scale,
     mixing: Mixing,
     hidden_layer_sizes: Sequence[int],
-    linear_skip: bool,
-    scale: str,
-    initial_scale: float | Tensor,
-    min_scale: float,
     generator: torch.Generator,
-    dtype: torch.dtype,
+    linear_skip: bool = False,
     residual: bool = False,
 ) -> SemiImplicit:
-    """Build a family whose sigma starts at `initial_scale`, a number or a vector (d,).
+    """Build a family of which sigma (d,) starts at `initial_scale`, in its type.
 
     With `linear_skip`, a z of d or more dimensions and a scale of at most one, it has the mean and covariance of z.
     With `residual` the network moves a z of d dimensions in units of `initial_scale`.
     """
-    options: Any = {"dtype": dtype, "device": generator.device}
-    sigma = torch.as_tensor(initial_scale, **options).expand(n_features)
+    sigma, zero, d = initial_scale, torch.zeros_like(initial_scale), len(initial_scale)
 
     def network() -> MultilayerPerceptron:
-        return MultilayerPerceptron([mixing.latent_dim, *hidden_layer_sizes, n_features], generator, dtype)
+        return MultilayerPerceptron([mixing.latent_dim, *hidden_layer_sizes, d], generator, sigma.dtype)
 
     if residual:
-        mean: Map = Residual(sigma.clone(), network().start_at(torch.zeros_like(sigma)))
+        mean: Map = Residual(sigma.clone(), network().start_at(zero))
     elif linear_skip:
-        A = torch.eye(n_features, mixing.latent_dim, **options) * (1 - sigma.square()).clamp_min(0).sqrt()[:, None]
-        mean = LinearSkip(A, network().start_at(torch.zeros_like(sigma)))
+        A = torch.eye(d, mixing.latent_dim).to(sigma) * (1 - sigma.square()).clamp_min(0).sqrt()[:, None]
+        mean = LinearSkip(A, network().start_at(zero))
     else:
         mean = network()
-    a = (sigma.square() - min_scale**2).log()
-    log_variance = Constant(a.clone()) if scale == "constant" else network().start_at(a)
-    return SemiImplicit(mean, log_variance, n_features=n_features, mixing=mixing, min_scale=min_scale)
+    a = (sigma.square() - scale.floor**2).log()
+    log_variance = Constant(a.clone()) if scale.form == "constant" else network().start_at(a)
+    return SemiImplicit(mean, log_variance, n_features=d, mixing=mixing, min_scale=scale.floor)
 
 
 def diagonal_gaussian_log_prob(x: Tensor, mu: Tensor, precision: Tensor) -> Tensor:

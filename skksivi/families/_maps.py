@@ -6,16 +6,15 @@ import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from skksivi._saved import is_instance, is_weights, saved
 
-#: Takes the gradient of a loss in the value of a map, (n, d), and sets `grad` of the parameters. Returns the gradient
-#: in z, (n, latent_dim), if a second argument asks for it.
-Pullback = Callable[..., Any]
+#: Takes the gradient of a loss in the value of a map, (n, d), and sets `grad` of the parameters. Returns a function
+#: that computes the gradient in z, (n, latent_dim).
+Pullback = Callable[[Tensor], Callable[[], Tensor]]
 
 
 class Map(nn.Module, ABC):
@@ -44,9 +43,9 @@ class Constant(Map):
         return self.value
 
     def with_pullback(self, z: Tensor) -> tuple[Tensor, Pullback]:
-        def pullback(dy: Tensor, wants_input: bool = False) -> Tensor | None:
+        def pullback(dy: Tensor) -> Callable[[], Tensor]:
             torch.sum(dy, 0, out=self.value.grad)
-            return torch.zeros_like(z) if wants_input else None
+            return lambda: torch.zeros_like(z)
 
         return self.value, pullback
 
@@ -84,11 +83,15 @@ class MultilayerPerceptron(Map):
         return network
 
     @property
+    def linear(self) -> list[nn.Linear]:
+        """The layers."""
+        return [layer for layer in self.layers if isinstance(layer, nn.Linear)]
+
+    @property
     def shape(self) -> tuple[int, int]:
         """The dimensions of z and of the value."""
-        first: Any = self.layers[0]
-        last: Any = self.layers[-1]
-        return first.in_features, last.out_features
+        layers = self.linear
+        return layers[0].in_features, layers[-1].out_features
 
     def forward(self, z: Tensor) -> Tensor:
         *hidden, last = self.layers
@@ -97,24 +100,23 @@ class MultilayerPerceptron(Map):
         return last(z)
 
     def with_pullback(self, z: Tensor) -> tuple[Tensor, Pullback]:
-        layers: list[Any] = list(self.layers)
-        inputs = [z]
+        layers, inputs = self.linear, [z]
         for layer in layers[:-1]:
             inputs.append(torch.addmm(layer.bias, inputs[-1], layer.weight.T).relu_())
 
-        def pullback(dy: Tensor, wants_input: bool = False) -> Tensor | None:
+        def pullback(dy: Tensor) -> Callable[[], Tensor]:
             for i, (layer, h) in reversed(list(enumerate(zip(layers, inputs, strict=True)))):
                 torch.mm(dy.T, h, out=layer.weight.grad)
                 torch.sum(dy, 0, out=layer.bias.grad)
                 if i > 0:
                     dy = torch.ops.aten.threshold_backward(dy @ layer.weight, h, 0)
-            return dy @ layers[0].weight if wants_input else None
+            return lambda: dy @ layers[0].weight
 
         return torch.addmm(layers[-1].bias, inputs[-1], layers[-1].weight.T), pullback
 
     def start_at(self, value: Tensor) -> MultilayerPerceptron:
         """Make the network start as a constant function of value (d,); return it."""
-        last: Any = self.layers[-1]
+        last = self.linear[-1]
         with torch.no_grad():
             last.weight.zero_()
             last.bias.copy_(value)
@@ -136,10 +138,10 @@ class LinearSkip(Map):
     def with_pullback(self, z: Tensor) -> tuple[Tensor, Pullback]:
         out, pull_network = self.network.with_pullback(z)
 
-        def pullback(dy: Tensor, wants_input: bool = False) -> Tensor | None:
+        def pullback(dy: Tensor) -> Callable[[], Tensor]:
             torch.mm(dy.T, z, out=self.A.grad)
-            dz = pull_network(dy, wants_input)
-            return dz + dy @ self.A if wants_input else None
+            dz = pull_network(dy)
+            return lambda: dz() + dy @ self.A
 
         return torch.addmm(out, z, self.A.T), pullback
 
@@ -161,8 +163,8 @@ class Residual(Map):
     def with_pullback(self, z: Tensor) -> tuple[Tensor, Pullback]:
         out, pull_network = self.network.with_pullback(z)
 
-        def pullback(dy: Tensor, wants_input: bool = False) -> Tensor | None:
-            dz = pull_network(self.unit * dy, wants_input)
-            return dz + dy if wants_input else None
+        def pullback(dy: Tensor) -> Callable[[], Tensor]:
+            dz = pull_network(self.unit * dy)
+            return lambda: dz() + dy
 
         return torch.addcmul(z, self.unit, out), pullback

@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -48,7 +48,7 @@ class Sampler(Protocol):
     @property
     def in_parts(self) -> bool: ...
 
-    def attributes(self) -> dict[str, Any]:
+    def attributes(self) -> dict[str, object]:
         """Return what it is made of that an estimator shows, by the public names of its learned attributes."""
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
@@ -88,7 +88,7 @@ class Fit(NamedTuple):
     """
 
     sampler: Sampler
-    report: Mapping[str, Any]
+    report: Mapping[str, object]
     ended_by: BaseException | None = None
     remark: str | None = None
 
@@ -111,7 +111,7 @@ class Gaussian:
         """The dimension d."""
         return len(self.map.m)
 
-    def attributes(self) -> dict[str, Any]:
+    def attributes(self) -> dict[str, object]:
         """Return mean (d,) and covariance (d, d)."""
         m, L = self.map
         return {"mean_": m.cpu().numpy(), "covariance_": (L @ L.mT).cpu().numpy()}
@@ -156,7 +156,7 @@ class Particles:
         """The dimension d."""
         return self.x.shape[1]
 
-    def attributes(self) -> dict[str, Any]:
+    def attributes(self) -> dict[str, object]:
         """Return the points and the coordinates in which they moved."""
         return {"particles_": self.x, "whitening_": self.whitening}
 
@@ -187,7 +187,7 @@ class Chains:
         """The dimension d."""
         return self.x.shape[2]
 
-    def attributes(self) -> dict[str, Any]:
+    def attributes(self) -> dict[str, object]:
         """Return the states and the coordinates in which the chains ran."""
         return {"chains_": self.x, "whitening_": self.whitening}
 
@@ -221,7 +221,7 @@ class Layer:
         """The dimension d."""
         return self.family.n_features
 
-    def attributes(self) -> dict[str, Any]:
+    def attributes(self) -> dict[str, object]:
         """Return the family and its coordinates."""
         return {"family_": self.family, "whitening_": self.whitening}
 
@@ -264,16 +264,16 @@ class Layers:
     in_parts: ClassVar[bool] = True
 
     @classmethod
-    def restored(cls, **parts: Any) -> Layers:
+    def restored(cls, family: Hierarchy, whitening: Whitening, seed: int) -> Layers:
         """Return layers without a score."""
-        return cls(score=None, **parts)
+        return cls(family, whitening, None, seed)
 
     @property
     def n_features(self) -> int:
         """The dimension d."""
         return self.family.n_features
 
-    def attributes(self) -> dict[str, Any]:
+    def attributes(self) -> dict[str, object]:
         """Return the family and its coordinates."""
         return {"family_": self.family, "whitening_": self.whitening}
 
@@ -288,8 +288,7 @@ class Layers:
         """
         if self.score is None:
             raise ValueError("A loaded hierarchy draws with the score it was fitted to: load(path, score_fn=...).")
-        score_u: Any = WhitenedScore(self.score, self.whitening.map)
-        return score_u
+        return WhitenedScore(self.score, self.whitening.map)
 
     def sample(self, n: int, generator: torch.Generator, layer: int = 0) -> Tensor:
         """Draw n rows (n, d) of a layer, 0 being the last."""
@@ -352,7 +351,7 @@ class Reweighted:
         """Whether the sampler may be drawn from in parts."""
         return self.sampler.in_parts
 
-    def attributes(self) -> dict[str, Any]:
+    def attributes(self) -> dict[str, object]:
         """Return those of the sampler."""
         return self.sampler.attributes()
 
@@ -369,8 +368,9 @@ class Reweighted:
 
     def log_density(self, x: Tensor) -> Tensor:
         """Evaluate log q (n,) at points x (n, d), where the sampler has a density."""
-        sampler: Any = self.sampler
-        return sampler.log_density(x) + self.ratios.log()[self.cells.assign(x)]
+        if not isinstance(self.sampler, HasDensity):
+            raise TypeError(f"{type(self.sampler).__name__} has no density.")
+        return self.sampler.log_density(x) + self.ratios.log()[self.cells.assign(x)]
 
 
 def unweighted(sampler: Sampler) -> Sampler:

@@ -117,12 +117,16 @@ class Identity(NamedTuple):
         return 0.0
 
 
+#: The maps of a `Whitening`.
+AffineMap = Affine | LowRank | Identity
+
+
 @dataclass(frozen=True)
 class WhitenedScore(Wrapped):
     r"""The score in u, :math:`s_u(u) = L^\top s_x(m + L u)`, in the type of m and L, returned in that of u."""
 
     score: Score
-    map: Affine | LowRank | Identity
+    map: AffineMap
 
     @property
     def log_prob(self) -> ScoreFunction | None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from skksivi._arrays import standard_normal
-from skksivi.pilot._affine import Affine, LowRank
+from skksivi.pilot._affine import Affine, AffineMap
 from skksivi.pilot._modes import FAR, LEFT, N_COMPARED, ModeMaps, log_ratio
 from skksivi.score._score import ScoreFunction
 
@@ -71,11 +71,11 @@ class PilotPoints(NamedTuple):
         parts = [part[::every] for part in self.x.split(self.n_of_mode)]
         return self._replace(x=torch.cat(parts), n_of_mode=[len(part) for part in parts])
 
-    def whitened(self, map: Affine | LowRank, dtype: torch.dtype) -> PilotPoints:  # noqa: A002
+    def whitened(self, map: AffineMap, dtype: torch.dtype) -> PilotPoints:  # noqa: A002
         """Return the points in the coordinates of a map."""
         return self._replace(x=map.whiten(self.x).to(dtype))
 
-    def conditional_sd(self, score_fn: ScoreFunction, map: Affine | LowRank) -> Tensor:  # noqa: A002
+    def conditional_sd(self, score_fn: ScoreFunction, map: AffineMap) -> Tensor:  # noqa: A002
         r"""Return the standard deviations (d,) of the coordinates u of a map while the others stand still.
 
         By Stein's identity the mean of their inverse squares is :math:`E s_i^2 = E[-\partial_i s_i]`. A few rows do.

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from skksivi._arrays import as_tensor
 from skksivi._saved import ARRAY, COUNT, CURVE, is_instance, or_none, saved
-from skksivi.parameters import Pilot, pilot_of
-from skksivi.pilot._affine import Affine, Identity, LowRank
+from skksivi.parameters import Init, Pilot, Whiten, pilot_of
+from skksivi.pilot._affine import Affine, AffineMap, Identity, LowRank
 from skksivi.pilot._chains import PilotPoints, batch_and_match, covariance_root, find_pilot
 from skksivi.pilot._masses import weighed
 from skksivi.pilot._modes import ModeMaps, around, find_modes, newton_cg, saddle_free_newton, scattered
@@ -69,7 +69,7 @@ class Whitening:
         Moments of the pilot, and standard errors of its mean; with whiten="auto" and "diagonal".
     """
 
-    map: Any
+    map: AffineMap
     modes: np.ndarray
     weights: np.ndarray
     n_score_calls: int = 0
@@ -102,11 +102,11 @@ class Whitening:
 
 
 def find_whitening(
-    whiten: Any,
+    whiten: Whiten,
     score_fn: Score,
     generator: torch.Generator,
     *,
-    init: Any = None,
+    init: Init = None,
 ) -> tuple[Whitening, PilotPoints | None]:
     """Return the float64 map that an approximator's parameter `whiten` asks for, and the pilot of "auto".
 
@@ -124,12 +124,12 @@ def find_whitening(
         The given (m, L) or `init` does not fit the target, or the score is not finite where the mode searches start.
     """
     d = score_fn.n_features
-    starts = starting_points(init, score_fn)
+    starts, none = starting_points(init, score_fn), (np.empty((0, d)), np.empty(0))
     if whiten is None:
-        return Whitening(Identity(starts.new_zeros(d)), *_report(None, d)), None
+        return Whitening(Identity(starts.new_zeros(d)), *none), None
     chains = pilot_of(whiten)
     if chains is None and not isinstance(whiten, str):
-        return Whitening(_given(whiten, score_fn), *_report(None, d)), None
+        return Whitening(_given(whiten, score_fn), *none), None
     if chains is not None and chains.rule == "diagonal":
         return _diagonal(score_fn, starts, generator, chains.budget)
     double, before = score_fn.double, score_fn.tally.total
@@ -140,7 +140,7 @@ def find_whitening(
     if chains is None:
         found = ModeMaps([laplace(double, starts[0])[0]], starts.new_ones(1))
         map_ = found.maps[0] if whiten == "laplace" else batch_and_match(double, found.maps[0], generator)
-        return Whitening(map_, *_report(found, d), score_fn.tally.total - before), None
+        return Whitening(map_, *_report(found), score_fn.tally.total - before), None
     found = _search(double, starts, generator, alone=init is not None)
     left = chains.budget - (score_fn.tally.total - before)
     pilot = find_pilot(double, found, generator, left)
@@ -149,7 +149,7 @@ def find_whitening(
     x = pilot.x
     whitening = Whitening(
         Affine(x.mean(0), covariance_root(x)),
-        *_report(found, d),
+        *_report(found),
         score_fn.tally.total - before,
         pilot.converged,
         *(a.cpu().numpy() for a in (x.mean(0), pilot.mean_se, x.std(0))),
@@ -161,28 +161,28 @@ def _diagonal(
     score_fn: Score, starts: Tensor, generator: torch.Generator, budget: int
 ) -> tuple[Whitening, PilotPoints]:
     """Return a scale for each coordinate, and the chains that it comes from."""
-    before, found = score_fn.tally.total, None
+    before, modes = score_fn.tally.total, np.empty((0, score_fn.n_features))
     if len(starts) == 1:
-        mode: Any = newton_cg(score_fn.double, starts[0], generator)
-        found, starts = ModeMaps([mode], starts.new_ones(1)), surrounding(mode, generator)
+        mode = newton_cg(score_fn.double, starts[0], generator)
+        modes, starts = mode.m.cpu().numpy()[None], surrounding(mode, generator)
     map_, pilot = underdamped_pilot(score_fn, starts, generator, budget - (score_fn.tally.total - before))
     moments = (a.cpu().numpy() for a in (map_.m, pilot.mean_se, map_.D))
     n_calls = score_fn.tally.total - before
-    return Whitening(map_, *_report(found, score_fn.n_features), n_calls, pilot.converged, *moments), pilot
+    return Whitening(map_, modes, np.ones(len(modes)), n_calls, pilot.converged, *moments), pilot
 
 
-def pulled_back(score_fn: Score, whitening: Whitening, generator: torch.Generator) -> DifferentiableScore:
+def pulled_back(score_fn: Score, map_: AffineMap, generator: torch.Generator) -> DifferentiableScore:
     """Return the score in u for the training, minibatches drawn from the generator."""
-    score = score_fn.double if _needs_double(score_fn, whitening) else score_fn
-    score_u = whitening.map.pull_back(score)
+    score = score_fn.double if _needs_double(score_fn, map_) else score_fn
+    score_u = map_.pull_back(score)
     return score_u if score.minibatch is None else Halves(score_u, generator)
 
 
-def _needs_double(score_fn: Score, whitening: Whitening) -> bool:
+def _needs_double(score_fn: Score, map_: AffineMap) -> bool:
     """Tell whether to train in float64: where rounding costs more than 1%, and for finite differences."""
-    if score_fn.by_differences or isinstance(whitening.map, Identity):
+    if score_fn.by_differences or isinstance(map_, Identity):
         return score_fn.by_differences
-    exact, rounded = whitening.map.pull_back(score_fn.double), whitening.map.pull_back(score_fn)
+    exact, rounded = map_.pull_back(score_fn.double), map_.pull_back(score_fn)
     u = torch.randn(N_COMPARED, score_fn.n_features, generator=torch.Generator().manual_seed(0))
     u = u.to(dtype=score_fn.dtype, device=score_fn.device)
     s = exact.with_pullback(u)[0]
@@ -226,21 +226,19 @@ def _search(score_fn: Score, starts: Tensor, generator: torch.Generator, *, alon
     return find_modes(score_fn, around(found.maps[0], n, generator), generator, found.maps)
 
 
-def _report(found: ModeMaps | None, d: int) -> tuple[np.ndarray, np.ndarray]:
+def _report(found: ModeMaps) -> tuple[np.ndarray, np.ndarray]:
     """Return modes (k, d) and their weights (k,)."""
-    if found is None:
-        return np.empty((0, d)), np.empty(0)
     return torch.stack([a.m for a in found.maps]).cpu().numpy(), found.weights.cpu().numpy()
 
 
-def points_near_target(whiten: Any, init: Any) -> Any:
+def points_near_target(whiten: Whiten, init: Init) -> Init:
     """Return what these parameters say of where the target is, None for nothing."""
     if init is None and whiten is not None and not isinstance(whiten, str | Pilot):
         return whiten[0] if len(whiten) else None
     return init
 
 
-def starting_points(init: Any, score_fn: Score) -> Tensor:
+def starting_points(init: Init, score_fn: Score) -> Tensor:
     """Return the points (k, d) where mode searches start."""
     d = score_fn.n_features
     if init is None:
@@ -251,7 +249,7 @@ def starting_points(init: Any, score_fn: Score) -> Tensor:
     return starts.view(-1, d)
 
 
-def _given(whiten: Any, score_fn: Score) -> Affine:
+def _given(whiten: tuple[ArrayLike, ArrayLike], score_fn: Score) -> Affine:
     """Return the map of a pair (m, L)."""
     d = score_fn.n_features
     if len(whiten) != 2:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,10 +18,11 @@ from skksivi.score._score import (
     Score,
     ScoreFunction,
     ScoreWithProduct,
-    _as_tensor,
-    _graph,
+    UntriedScore,
     autograd_pullback,
     central_difference,
+    tensor_copy,
+    with_graph,
 )
 
 #: The rules by which products with the Jacobian are formed.
@@ -46,7 +46,7 @@ SHELLS, N_RAYS = tuple(10.0**k for k in range(9)), 16
 
 
 def probe(
-    score_fn: Callable[[Any], Any],
+    score_fn: UntriedScore,
     n_features: int,
     *,
     dtype: torch.dtype,
@@ -69,7 +69,7 @@ def probe(
     return Score(adapted, n_features, dtype, device, step, score_vjp)
 
 
-def _adapted(score_fn: Callable[[Any], Any], x: Tensor) -> tuple[ScoreFunction, torch.dtype]:
+def _adapted(score_fn: UntriedScore, x: Tensor) -> tuple[ScoreFunction, torch.dtype]:
     """Return a function of tensors, and the type of the numbers that it returned before it was made so."""
     errors: list[Exception] = []
     for kind, make in POINTS.items():
@@ -85,7 +85,7 @@ def _adapted(score_fn: Callable[[Any], Any], x: Tensor) -> tuple[ScoreFunction, 
         if kind == "graph" and hasattr(s, "__array__") and not isinstance(s, Tensor):
             continue
         _check(s, points, before)
-        return (score_fn if kind == "graph" else BlackBox(score_fn, kind)), _as_tensor(s).dtype
+        return (score_fn if kind == "graph" else BlackBox(score_fn, kind)), tensor_copy(s).dtype
     first, *others = errors
     first.add_note(
         f"Raised by `score_fn` on a trial input of shape {tuple(x.shape)}, {x.dtype}. If its data are of another "
@@ -96,19 +96,19 @@ def _adapted(score_fn: Callable[[Any], Any], x: Tensor) -> tuple[ScoreFunction, 
     raise first
 
 
-def _takes_other_type(score_fn: Callable[[Any], Any], x: Tensor) -> bool:
+def _takes_other_type(score_fn: UntriedScore, x: Tensor) -> bool:
     """Tell whether the function works on tensors of another type, so that nothing but the type is wrong."""
     try:
         with torch.enable_grad():
-            s = score_fn(_graph(x.to(torch.float32 if x.dtype == torch.float64 else torch.float64)))
+            s = score_fn(with_graph(x.to(torch.float32 if x.dtype == torch.float64 else torch.float64)))
     except Exception:
         return False
     return isinstance(s, Tensor)
 
 
-def _check(s: Any, points: Any, before: Any) -> None:
+def _check(s: Tensor | np.ndarray, points: Tensor | np.ndarray, before: Tensor | np.ndarray) -> None:
     """Check the scores s of points, tensors or arrays, which were the same `before`."""
-    if not (points == before).all():
+    if not tensor_copy(points).equal(tensor_copy(before)):
         raise ValueError("`score_fn` changed its input in place; it must leave the points it is given alone.")
     if not hasattr(s, "__array__"):
         raise TypeError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 import torch
@@ -13,6 +13,10 @@ from torch import Tensor
 
 #: Maps (n, d) points to (n, d) gradients of log p.
 ScoreFunction = Callable[[Tensor], Tensor]
+
+
+#: A score function as users give it, of tensors or of arrays: which, is found by trying.
+UntriedScore = Callable[[Any], Any]
 
 
 #: Maps points to their scores and a function v -> J^T v.
@@ -23,14 +27,21 @@ ScoreWithProduct = Callable[[Tensor], tuple[Tensor, ScoreFunction]]
 STEPS = {torch.float32: 3e-3, torch.float64: 1e-5}
 
 
-def is_target(score_fn: Any) -> bool:
+class CarriesScore(Protocol):
+    """A target, of this package or of a user's own."""
+
+    @property
+    def score_fn(self) -> ScoreFunction: ...
+
+
+def is_target(score_fn: object) -> TypeGuard[CarriesScore]:
     """Tell whether this is a target, which carries its score, and no bare function."""
     return hasattr(score_fn, "score_fn")
 
 
-def function_of(score_fn: Any) -> ScoreFunction:
+def function_of(score_fn: ScoreFunction | CarriesScore) -> ScoreFunction:
     """Return the score of a target, or the function itself."""
-    return score_fn.score_fn if is_target(score_fn) else score_fn
+    return score_fn.score_fn if hasattr(score_fn, "score_fn") else score_fn
 
 
 @dataclass
@@ -71,13 +82,13 @@ class DifferentiableScore(Protocol):
     @property
     def tally(self) -> Tally: ...
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, /) -> Tensor:
         """Evaluate the score at x (n, d)."""
 
-    def with_pullback(self, x: Tensor) -> tuple[Tensor, ScoreFunction]:
+    def with_pullback(self, x: Tensor, /) -> tuple[Tensor, ScoreFunction]:
         """Return the score at x (n, d) without a graph, and the map of v (n, d) to J^T v (n, d)."""
 
-    def product(self, x: Tensor, v: Tensor) -> Tensor:
+    def product(self, x: Tensor, v: Tensor, /) -> Tensor:
         """Return J^T v for points x (n, d) and directions v (n, d), without the score."""
 
 
@@ -300,7 +311,8 @@ class Tempered(Wrapped):
 # What it is called with
 
 
-def _graph(x: Tensor) -> Tensor:
+def with_graph(x: Tensor) -> Tensor:
+    """Return a copy that begins a graph."""
     return x.detach().clone().requires_grad_()
 
 
@@ -310,8 +322,8 @@ def _in_float64(x: Tensor) -> Tensor:
 
 #: What a function may take, tried in this order: tensors with a graph, arrays, tensors without a graph, and with one
 #: for its own use. All but the first are given float64 on the CPU.
-POINTS: dict[str, Callable[[Tensor], Any]] = {
-    "graph": _graph,
+POINTS: dict[str, Callable[[Tensor], Tensor | np.ndarray]] = {
+    "graph": with_graph,
     "array": lambda x: _in_float64(x).numpy(),
     "tensor": _in_float64,
     "leaf": lambda x: _in_float64(x).requires_grad_(),
@@ -321,16 +333,16 @@ POINTS: dict[str, Callable[[Tensor], Any]] = {
 class BlackBox:
     """A score function of arrays, or of tensors without a graph, in the place of one of tensors."""
 
-    def __init__(self, score_fn: Callable[[Any], Any], kind: str) -> None:
+    def __init__(self, score_fn: UntriedScore, kind: str) -> None:
         self.score_fn = score_fn
         self.kind = kind
 
     def __call__(self, x: Tensor) -> Tensor:
         """Evaluate the score at x (n, d)."""
         with torch.set_grad_enabled(self.kind == "leaf"), np.errstate(all="ignore"):  # modes are searched far out
-            return _as_tensor(self.score_fn(POINTS[self.kind](x))).to(x)
+            return tensor_copy(self.score_fn(POINTS[self.kind](x))).to(x)
 
 
-def _as_tensor(s: Any) -> Tensor:
+def tensor_copy(s: Tensor | np.ndarray) -> Tensor:
     """Return a copy of what a function returned, which may be a buffer that it uses again."""
     return s.detach().clone() if isinstance(s, Tensor) else torch.from_numpy(np.array(s))

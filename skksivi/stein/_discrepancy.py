@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from skksivi.kernels import IMQ, Kernel
-from skksivi.pilot._affine import Affine, Identity
+from skksivi.pilot._affine import AffineMap, Identity
 from skksivi.pilot._rules import MAX_FEATURES, judging_map
 from skksivi.score._probe import in_double
 from skksivi.score._score import ScoreFunction
@@ -111,7 +111,7 @@ class FixedKernelKSD:
         The score of the target.
     n_features : int
     device : device or str, default="cpu"
-    map : Affine or Identity, default=None
+    map : Affine, LowRank or Identity, default=None
         Other coordinates instead of those.
     """
 
@@ -120,7 +120,7 @@ class FixedKernelKSD:
         score_fn: ScoreFunction,
         n_features: int,
         device: torch.device | str = "cpu",
-        map: Affine | Identity | None = None,  # noqa: A002
+        map: AffineMap | None = None,  # noqa: A002
     ) -> None:
         self.score_fn = in_double(score_fn, n_features, device)
         if map is None and n_features <= MAX_FEATURES:

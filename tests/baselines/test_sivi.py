@@ -13,6 +13,7 @@ from skksivi.baselines import SIVI
 from skksivi.baselines._sivi import mixture
 from skksivi.families._layer import gaussian_layer
 from skksivi.mixing import NormalDraws
+from skksivi.parameters import Scale
 from skksivi.score._probe import in_double
 from skksivi.score._score import Tempered
 from skksivi.targets import BayesianLogisticRegression, Minibatches
@@ -48,8 +49,8 @@ def test_the_mixture_is_as_good_far_from_the_origin_in_float32():
 
 def test_the_gradient_is_that_of_the_surrogate_bound():
     family = gaussian_layer(
-        2, mixing=NormalDraws(3), hidden_layer_sizes=(8,), linear_skip=False, scale="constant", initial_scale=0.7,
-        min_scale=0.1, generator=generator(), dtype=torch.float64,
+        torch.full((2,), 0.7, dtype=torch.float64), scale=Scale(floor=0.1), mixing=NormalDraws(3),
+        hidden_layer_sizes=(8,), generator=generator(),
     )  # fmt: skip
     flatten(family)
     n, K, c = 6, 4, torch.tensor(0.3).double()

@@ -13,7 +13,7 @@ from skksivi.baselines._critic import Critics, fisher_bound
 from skksivi.families._layer import gaussian_layer
 from skksivi.families._maps import MultilayerPerceptron
 from skksivi.mixing import NormalDraws
-from skksivi.parameters import Adam
+from skksivi.parameters import Adam, Scale
 from skksivi.score._probe import in_double
 from skksivi.score._score import Tempered
 from skksivi.training._loop import Scheduled, flatten
@@ -94,8 +94,8 @@ def test_the_gradient_against_the_best_critic_is_that_of_the_fisher_divergence()
 
 def test_the_gradient_of_the_training_is_that_of_the_objective(monkeypatch):
     family = gaussian_layer(
-        3, mixing=NormalDraws(2), hidden_layer_sizes=(7,), linear_skip=False, scale="constant", initial_scale=0.7,
-        min_scale=0.1, generator=generator(), dtype=torch.float64,
+        torch.full((3,), 0.7, dtype=torch.float64), scale=Scale(floor=0.1), mixing=NormalDraws(2),
+        hidden_layer_sizes=(7,), generator=generator(),
     )  # fmt: skip
     flatten(family)
     made, again, states = [], generator(1), []

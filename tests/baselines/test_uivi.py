@@ -12,6 +12,7 @@ from skksivi.baselines import UIVI
 from skksivi.baselines._uivi import HamiltonianChain, ReverseConditional
 from skksivi.families._layer import gaussian_layer
 from skksivi.mixing import NormalDraws
+from skksivi.parameters import Scale
 from skksivi.score._probe import in_double
 from skksivi.training._loop import Scheduled
 
@@ -26,8 +27,8 @@ def joint_draws(q, n, again):
 
 def test_the_reverse_conditional_is_that_of_the_family():
     family = gaussian_layer(
-        3, mixing=NormalDraws(2), hidden_layer_sizes=(8,), linear_skip=True, scale="constant", initial_scale=0.7,
-        min_scale=0.1, generator=generator(), dtype=torch.float64,
+        torch.full((3,), 0.7, dtype=torch.float64), scale=Scale(floor=0.1), mixing=NormalDraws(2),
+        hidden_layer_sizes=(8,), generator=generator(), linear_skip=True,
     ).requires_grad_(False)  # fmt: skip
     family.mean.network.layers[-1].weight.copy_(normal(3, 8))
     x, z = normal(5, 3).requires_grad_(), normal(5, 2, seed=1).requires_grad_()

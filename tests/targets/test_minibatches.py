@@ -50,7 +50,7 @@ def score_in_u(target, seed=0):
     score = _resolve_score(target, None, dtype=torch.float64, device=torch.device("cpu"))
     generator = torch.Generator().manual_seed(seed)
     whitening, _ = find_whitening("laplace", score, generator)
-    return pulled_back(score, whitening, generator)
+    return pulled_back(score, whitening.map, generator)
 
 
 def test_a_subset_weighs_its_rows_so_that_its_score_is_unbiased():

@@ -46,7 +46,7 @@ from skksivi.baselines import (
     KSDDescent,
     Laplace,
 )
-from skksivi.pilot._rules import WHITENINGS
+from skksivi.pilot._rules import RULES
 from skksivi.targets import Banana, from_score_fn
 
 
@@ -160,7 +160,7 @@ def test_a_score_function_that_is_a_module_is_left_where_it_is():
 @pytest.mark.parametrize("cls", [KSIVIApproximator, SIVI, SIVISM, UIVI, HSIVISM, SVGD, KSDDescent, MIED, MALA, SGLD])
 def test_every_rule_of_whitening_is_documented(cls):
     described = next(line for line in cls.__doc__.splitlines() if line.strip().startswith("whiten :"))
-    assert all(f'"{rule}"' in described for rule in WHITENINGS)
+    assert all(f'"{rule}"' in described for rule in RULES)
 
 
 @pytest.mark.slow

@@ -30,12 +30,12 @@ from skksivi.parameters import Pilot
 from skksivi.pilot import _rules
 from skksivi.pilot._affine import Affine, Identity, LowRank
 from skksivi.pilot._modes import saddle_free_newton
-from skksivi.pilot._rules import WHITENINGS, find_whitening, laplace, pulled_back, starting_points
+from skksivi.pilot._rules import RULES, find_whitening, laplace, pulled_back, starting_points
 from skksivi.score._probe import in_double
 
 SEEDS = st.integers(0, 10**6)
 FEW = settings(max_examples=5)
-every_rule = pytest.mark.parametrize("rule", WHITENINGS)
+every_rule = pytest.mark.parametrize("rule", RULES)
 
 
 def cheap(whiten, budget=0):

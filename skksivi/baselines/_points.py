@@ -15,12 +15,12 @@ from skksivi.kernels import Kernel, resolve_kernel
 from skksivi.parameters import Init, Pilot, Whiten
 from skksivi.pilot._chains import lobatto, lobatto_nodes
 from skksivi.pilot._modes import log_ratio
-from skksivi.pilot._rules import WHITENINGS, Whitening, find_whitening, points_near_target
+from skksivi.pilot._rules import RULES, Whitening, find_whitening, points_near_target
 from skksivi.score._score import Score, ScoreFunction
 
 #: Constraints of the parameters of all, of those that descend, and of those that have a kernel.
 STARTING: Constraints = {
-    "whiten": [StrOptions(set(WHITENINGS)), Pilot, "array-like", None],
+    "whiten": [StrOptions(set(RULES)), Pilot, "array-like", None],
     "init": ["array-like", None],
 }
 DESCENDING: Constraints = {

@@ -24,7 +24,7 @@ from skksivi.families._samplers import Fit, InU, Sampler, Tell
 from skksivi.kernels import Kernel, resolve_kernel
 from skksivi.parameters import SHORTHANDS, Adam, Checkpoint, EarlyStopping, Pilot, Scale, checked_object
 from skksivi.pilot._chains import PilotPoints
-from skksivi.pilot._rules import MAX_POINTS, WHITENINGS, Whitening, find_whitening, points_near_target, pulled_back
+from skksivi.pilot._rules import MAX_POINTS, RULES, Whitening, find_whitening, points_near_target, pulled_back
 from skksivi.score._score import DifferentiableScore, Halves, Score
 from skksivi.stein._discrepancy import FixedKernelKSD
 from skksivi.stein._estimators import GRADIENT_ESTIMATORS, GradientEstimator
@@ -92,7 +92,7 @@ class Trained(BaseApproximator):
         "hidden_layer_sizes": ["array-like"],
         "initial_scale": [Interval(Real, 0, None, closed="neither")],
         "scale": [StrOptions({"constant"}), Scale],
-        "whiten": [StrOptions(set(WHITENINGS)), Pilot, "array-like", None],
+        "whiten": [StrOptions(set(RULES)), Pilot, "array-like", None],
         "init": ["array-like", None],
         "batch_size": [Interval(Integral, 2, None, closed="left")],
         "max_iter": [Interval(Integral, 1, None, closed="left")],

@@ -3,7 +3,9 @@ r"""The affine map x = m + L u that puts a target near mean zero and unit covari
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,9 +21,6 @@ from skksivi.pilot._masses import weighed
 from skksivi.pilot._modes import ModeMaps, around, find_modes, newton_cg, saddle_free_newton, scattered
 from skksivi.pilot._underdamped import surrounding, underdamped_pilot
 from skksivi.score._score import DifferentiableScore, Halves, Score
-
-#: The rules that find a map.
-WHITENINGS = ("auto", "bam", "diagonal", "laplace")
 
 #: Features beyond which the map is diagonal plus low rank, by the curvature at a mode: a Newton step costs O(d^3).
 MAX_FEATURES = 1000
@@ -101,18 +100,46 @@ class Whitening:
         return float(np.linalg.cond(self.L)) ** 2
 
 
-def find_whitening(
-    whiten: Whiten,
-    score_fn: Score,
-    generator: torch.Generator,
-    *,
-    init: Init = None,
-) -> tuple[Whitening, PilotPoints | None]:
+class Search(NamedTuple):
+    """What a rule that finds a map is given.
+
+    Attributes
+    ----------
+    score : Score
+    starts : Tensor of shape (k, d)
+        Where mode searches start.
+    alone : bool
+        Whether they start nowhere else.
+    chains : Pilot
+        What may be spent on chains.
+    generator : torch.Generator
+    n_calls : int
+        What the score had been asked for before.
+    """
+
+    score: Score
+    starts: Tensor
+    alone: bool
+    chains: Pilot
+    generator: torch.Generator
+    n_calls: int
+
+    @property
+    def left(self) -> int:
+        """What is left of the budget."""
+        return self.chains.budget - (self.score.tally.total - self.n_calls)
+
+
+#: A map, and the pilot where there is one.
+Found = tuple[Whitening, PilotPoints | None]
+
+
+def find_whitening(whiten: Whiten, score_fn: Score, generator: torch.Generator, *, init: Init = None) -> Found:
     """Return the float64 map that an approximator's parameter `whiten` asks for, and the pilot of "auto".
 
     Parameters
     ----------
-    whiten : {"auto", "bam", "diagonal", "laplace"}, Pilot, (m, L) or None
+    whiten : one of `RULES`, Pilot, (m, L) or None
     score_fn : Score
     generator : torch.Generator
     init : array-like of shape (d,) or (k, d), default=None
@@ -123,52 +150,82 @@ def find_whitening(
     ValueError
         The given (m, L) or `init` does not fit the target, or the score is not finite where the mode searches start.
     """
-    d = score_fn.n_features
-    starts, none = starting_points(init, score_fn), (np.empty((0, d)), np.empty(0))
+    starts = starting_points(init, score_fn)
     if whiten is None:
-        return Whitening(Identity(starts.new_zeros(d)), *none), None
-    chains = pilot_of(whiten)
-    if chains is None and not isinstance(whiten, str):
-        return Whitening(_given(whiten, score_fn), *none), None
-    if chains is not None and chains.rule == "diagonal":
-        return _diagonal(score_fn, starts, generator, chains.budget)
-    double, before = score_fn.double, score_fn.tally.total
-    if d > MAX_FEATURES:
-        many = newton_cg(double, starts[0], generator)
-        n_calls = score_fn.tally.total - before
-        return Whitening(many, many.m.cpu().numpy()[None], np.ones(1), n_calls), None
-    if chains is None:
-        found = ModeMaps([laplace(double, starts[0])[0]], starts.new_ones(1))
-        map_ = found.maps[0] if whiten == "laplace" else batch_and_match(double, found.maps[0], generator)
-        return Whitening(map_, *_report(found), score_fn.tally.total - before), None
-    found = _search(double, starts, generator, alone=init is not None)
-    left = chains.budget - (score_fn.tally.total - before)
-    pilot = find_pilot(double, found, generator, left)
+        return _without_modes(Identity(starts.new_zeros(score_fn.n_features))), None
+    name = whiten.rule if isinstance(whiten, Pilot) else whiten
+    if not isinstance(name, str):
+        return _without_modes(_given(name, score_fn)), None
+    before, chains = score_fn.tally.total, pilot_of(whiten) or Pilot()
+    whitening, pilot = RULES[name](Search(score_fn, starts, init is not None, chains, generator, before))
+    return replace(whitening, n_score_calls=score_fn.tally.total - before), pilot
+
+
+def _without_modes(map_: AffineMap) -> Whitening:
+    """Return a map that was given."""
+    return Whitening(map_, np.empty((0, len(map_.m))), np.empty(0))
+
+
+def _of_mode(map_: AffineMap, mode: Affine | LowRank) -> Whitening:
+    """Return a map that comes from one mode."""
+    return Whitening(map_, mode.m.cpu().numpy()[None], np.ones(1))
+
+
+def _at_mode(search: Search) -> Found:
+    """Return the Laplace approximation."""
+    mode, _ = laplace(search.score.double, search.starts[0])
+    return _of_mode(mode, mode), None
+
+
+def _matched(search: Search) -> Found:
+    """Return the Gaussian that batch and match fits from the Laplace approximation."""
+    mode, _ = laplace(search.score.double, search.starts[0])
+    return _of_mode(batch_and_match(search.score.double, mode, search.generator), mode), None
+
+
+def _by_chains(search: Search) -> Found:
+    """Return mean and covariance of chains around the modes, and the chains."""
+    double, generator = search.score.double, search.generator
+    modes = _search(double, search.starts, generator, alone=search.alone)
+    pilot = find_pilot(double, modes, generator, search.left)
     if len(pilot.n_of_mode) > 1:
         pilot = weighed(double, pilot, generator)
     x = pilot.x
-    whitening = Whitening(
-        Affine(x.mean(0), covariance_root(x)),
-        *_report(found),
-        score_fn.tally.total - before,
-        pilot.converged,
-        *(a.cpu().numpy() for a in (x.mean(0), pilot.mean_se, x.std(0))),
-    )
-    return whitening, pilot
+    moments = (a.cpu().numpy() for a in (x.mean(0), pilot.mean_se, x.std(0)))
+    map_ = Affine(x.mean(0), covariance_root(x))
+    return Whitening(map_, *_report(modes), 0, pilot.converged, *moments), pilot
 
 
-def _diagonal(
-    score_fn: Score, starts: Tensor, generator: torch.Generator, budget: int
-) -> tuple[Whitening, PilotPoints]:
+def _diagonal(search: Search) -> Found:
     """Return a scale for each coordinate, and the chains that it comes from."""
-    before, modes = score_fn.tally.total, np.empty((0, score_fn.n_features))
+    score, starts, modes = search.score, search.starts, np.empty((0, search.score.n_features))
     if len(starts) == 1:
-        mode = newton_cg(score_fn.double, starts[0], generator)
-        modes, starts = mode.m.cpu().numpy()[None], surrounding(mode, generator)
-    map_, pilot = underdamped_pilot(score_fn, starts, generator, budget - (score_fn.tally.total - before))
+        mode = newton_cg(score.double, starts[0], search.generator)
+        modes, starts = mode.m.cpu().numpy()[None], surrounding(mode, search.generator)
+    map_, pilot = underdamped_pilot(score, starts, search.generator, search.left)
     moments = (a.cpu().numpy() for a in (map_.m, pilot.mean_se, map_.D))
-    n_calls = score_fn.tally.total - before
-    return Whitening(map_, modes, np.ones(len(modes)), n_calls, pilot.converged, *moments), pilot
+    return Whitening(map_, modes, np.ones(len(modes)), 0, pilot.converged, *moments), pilot
+
+
+def _low_rank_of_many(rule: Callable[[Search], Found]) -> Callable[[Search], Found]:
+    """Return a rule whose map is diagonal plus low rank, by the curvature at a mode, where features are many."""
+
+    def limited(search: Search) -> Found:
+        if search.score.n_features <= MAX_FEATURES:
+            return rule(search)
+        mode = newton_cg(search.score.double, search.starts[0], search.generator)
+        return _of_mode(mode, mode), None
+
+    return limited
+
+
+#: The rules that find a map, by the name that `whiten` gives them.
+RULES: dict[str, Callable[[Search], Found]] = {
+    "auto": _low_rank_of_many(_by_chains),
+    "bam": _low_rank_of_many(_matched),
+    "diagonal": _diagonal,
+    "laplace": _low_rank_of_many(_at_mode),
+}
 
 
 def pulled_back(score_fn: Score, map_: AffineMap, generator: torch.Generator) -> DifferentiableScore:

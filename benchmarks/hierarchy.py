@@ -148,7 +148,7 @@ def ring_row(name: str, draws: list[np.ndarray], target: EightGaussians, seconds
     )
 
 
-def error_of(found: Any, target: EightGaussians) -> float:
+def error_of(found: Any, target: EightGaussians) -> float:  # noqa: ANN401
     """Return the largest relative error of the weights found."""
     k = ((found.centres[:, None] - target.means.numpy()) ** 2).sum(-1).argmin(1)
     return np.abs(np.bincount(k, found.weights, minlength=8) / target.weights.numpy() - 1).max()

@@ -159,10 +159,10 @@ class Loader(importlib.machinery.SourceFileLoader):
         super().__init__(f"skksivi.{module}", str(source_of(module)))
         self.tree = tree
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:  # noqa: ANN401
         return importlib.util.spec_from_file_location(name, self.path, loader=self) if name == self.name else None
 
-    def get_code(self, fullname: str) -> Any:
+    def get_code(self, fullname: str) -> Any:  # noqa: ANN401
         return compile(self.tree, self.path, "exec")
 
 

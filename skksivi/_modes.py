@@ -10,13 +10,14 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from skksivi._arrays import RandomState, make_generator, resolve_device
-from skksivi.base import BaseApproximator, ordinary_mode, score_of
+from skksivi.base import BaseApproximator, ordinary_mode
 from skksivi.families._samplers import Reweighted, unweighted
 from skksivi.pilot._affine import Affine
 from skksivi.pilot._chains import Ensemble, metropolis
 from skksivi.pilot._masses import MASSES, Cells, Mass, log_densities, mass, normalised
 from skksivi.pilot._modes import find_modes
 from skksivi.score._score import Score, ScoreFunction
+from skksivi.score._target import compared_score
 from skksivi.targets._base import Target
 
 #: Draws from which modes are searched at a time, draws that are assigned to them, and chains of a mode.
@@ -104,7 +105,7 @@ def modes(
     device = resolve_device(est.device)
     generator = make_generator(random_state, device)
     with ordinary_mode(device), torch.no_grad():
-        score = score_of(est, target)
+        score = compared_score(target, est.n_features_in_, est.dtype, est.device)
         sampler = unweighted(est.sampler_)
         x = sampler.sample(N_ASSIGNED, generator).to(device, torch.float64)
         cells = _find_cells(score, x, generator)

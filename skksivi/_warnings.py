@@ -11,7 +11,7 @@ PASSED = ("skksivi", "sklearn")
 
 def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn at the line from which the package was called, however deep the warning arises."""
-    frame, level = sys._getframe(), 1
+    frame, level = sys._getframe(), 1  # noqa: SLF001
     while frame.f_back is not None and _package(frame.f_globals) in PASSED:
         frame, level = frame.f_back, level + 1
     warnings.warn(message, category, stacklevel=level)

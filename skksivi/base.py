@@ -7,7 +7,6 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from inspect import signature
 from numbers import Integral, Real
 from typing import Any, ClassVar, Self, TypeVar
@@ -19,15 +18,14 @@ from sklearn.base import BaseEstimator, DensityMixin
 from sklearn.utils import check_array, check_scalar
 from sklearn.utils._param_validation import HasMethods
 from sklearn.utils.validation import check_is_fitted
-from torch import Tensor
 
-from skksivi._arrays import DTYPES, as_array, as_tensor, make_generator, make_seed, resolve_device
+from skksivi._arrays import DTYPES, RandomState, as_array, as_tensor, make_generator, make_seed, resolve_device
 from skksivi._saved import COUNT, CURVE, SEED, SIZE, Kind, Parts, checked, is_instance, register
 from skksivi._version import DOCUMENTATION
 from skksivi.families._samplers import CHUNK, Fit, HasDensity, Sampler, Tell, unweighted
 from skksivi.parameters import Constrained, Constraints, Interval, StrOptions
-from skksivi.score._probe import resolve
-from skksivi.score._score import BlackBox, Score, ScoreFunction, is_target
+from skksivi.score._score import CarriesScore, Score, is_target
+from skksivi.score._target import TargetOrScore, moved, resolve_score, unwrapped
 from skksivi.stein._discrepancy import FixedKernelKSD
 from skksivi.targets._base import from_score_fn
 
@@ -66,12 +64,12 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
 
     device: str | torch.device
     dtype: str
-    random_state: int | np.random.RandomState | None
+    random_state: RandomState
     n_features_in_: int
     sampler_: Sampler
 
     @with_callbacks
-    def fit(self, score_fn: Any, y: Any = None, *, n_features: int | None = None) -> Self:
+    def fit(self, score_fn: TargetOrScore, y: object = None, *, n_features: int | None = None) -> Self:
         """Fit the distribution to a target known by its score.
 
         Parameters
@@ -126,7 +124,7 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
             )
 
         with ordinary_mode(device), logged(getattr(self, "verbose", 0)):
-            score = _resolve_score(
+            score = resolve_score(
                 score_fn,
                 n_features,
                 dtype=DTYPES[self.dtype],
@@ -142,7 +140,7 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
         context.call_on_fit_task_end(estimator=self, X=target)
         return self
 
-    def sample(self, n_samples: int = 1, random_state: int | np.random.RandomState | None = None) -> np.ndarray:
+    def sample(self, n_samples: int = 1, random_state: RandomState = None) -> np.ndarray:
         """Draw from the fitted distribution.
 
         They are independent or, where the fit is a set of points or states, picked from these at random.
@@ -169,7 +167,7 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
         """
         return self._sample(n_samples, random_state)
 
-    def _sample(self, n_samples: int, random_state: Any, **options: Any) -> np.ndarray:
+    def _sample(self, n_samples: int, random_state: RandomState, **options: int) -> np.ndarray:
         """Draw from the sampler, which may be given options, in parts."""
         check_is_fitted(self)
         check_scalar(n_samples, "n_samples", Integral, min_val=0)
@@ -223,7 +221,7 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
                 raise TypeError(f"{type(self).__name__} has no density; score it against a target instead.")
             return as_array(self.sampler_.log_density(as_tensor(X, device=device)))  # type: ignore[attr-defined]
 
-    def score(self, X: Any, y: Any = None) -> float:
+    def score(self, X: Any, y: object = None) -> float:  # noqa: ANN401
         """Grade the fit; larger is better.
 
         Parameters
@@ -245,7 +243,7 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
             return float(self.score_samples(X).mean())
         device = resolve_device(self.device)
         X = moved(X, device=device)
-        score_fn, n_features = _unwrap(X, getattr(X, "n_features", self.n_features_in_))
+        score_fn, n_features = unwrapped(X, getattr(X, "n_features", self.n_features_in_))
         if n_features != self.n_features_in_:
             raise ValueError(f"`X` is a target of {n_features} features, expected {self.n_features_in_} as in `fit`.")
         generator = torch.Generator(device).manual_seed(self._seed)
@@ -257,7 +255,7 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "n_features_in_")
 
-    def _points_near_target(self) -> Any:
+    def _points_near_target(self) -> ArrayLike | None:
         """Return what the parameters say of where the target is, array-like, None for nothing."""
         return None
 
@@ -308,7 +306,7 @@ def learns(name: str, sampler: type, others: Parts) -> Callable[[A], A]:
             parameters = {name: getattr(estimator, name) for name in names}
             return parameters | (_learned(estimator, spec) if estimator.__sklearn_is_fitted__() else {})
 
-        def build(**parts: Any) -> BaseApproximator:
+        def build(**parts: object) -> BaseApproximator:
             estimator = cls(**{name: parts.pop(name) for name in names if name in parts})
             estimator._validate_params()
             estimator.__dict__.update(checked(parts, spec) if parts else {})
@@ -331,7 +329,7 @@ def _learned(estimator: BaseApproximator, spec: Parts) -> dict[str, object]:
     return {name: vars(estimator)[name] for name in spec}
 
 
-def learned_attributes(fit: Fit, seed: int) -> dict[str, Any]:
+def learned_attributes(fit: Fit, seed: int) -> dict[str, object]:
     """Return what a fit leaves on an estimator; samples are of another stream than that of the training."""
     return {
         "sampler_": fit.sampler,
@@ -365,9 +363,7 @@ def ordinary_mode(device: torch.device) -> Iterator[None]:
         yield
 
 
-def _of_replicate(
-    target: Any, random_state: int | np.random.RandomState | None
-) -> int | np.random.RandomState | None:
+def _of_replicate(target: TargetOrScore, random_state: RandomState) -> RandomState:
     """Return the random state of a fit to this replicate of a target, of which None leaves the choice to it."""
     replicate = getattr(target, "replicate", ())
     if not replicate:
@@ -376,96 +372,6 @@ def _of_replicate(
     return np.random.RandomState([*own, *replicate])
 
 
-def _unwrap(score_fn: Any, n_features: int | None) -> tuple[ScoreFunction, int]:
-    """Return the callable and the number of features of a target or a bare score function."""
-    if is_target(score_fn):
-        own = getattr(score_fn, "n_features", None)
-        if own is None:
-            raise ValueError(f"`n_features` is missing from the target {type(score_fn).__name__}; set the attribute.")
-        if n_features not in (None, own):
-            raise ValueError(f"`n_features` is {n_features}, but the target has {own}; leave it out.")
-        return score_fn.score_fn, check_scalar(own, "n_features", Integral, min_val=1)
-    if not callable(score_fn):
-        raise TypeError(
-            f"`score_fn` must be a function (n, d) -> (n, d) giving the gradient of log p, or a Target; got a "
-            f"{type(score_fn).__name__}."
-        )
-    if n_features is None:
-        raise ValueError(
-            "`n_features` is missing: a bare score function does not tell its dimension; call "
-            "fit(score_fn, n_features=d)."
-        )
-    return score_fn, check_scalar(n_features, "n_features", Integral, min_val=1)
-
-
-def score_of(est: BaseApproximator, score_fn: Any) -> Score:
-    """Return the probed score, for float64 points, of a target or a function that a fit is compared with."""
-    n_features = est.n_features_in_
-    d = _unwrap(score_fn, getattr(score_fn, "n_features", n_features))[1]
-    if d != n_features:
-        raise ValueError(f"the target has {d} features, expected {n_features} as in `fit`.")
-    return _resolve_score(score_fn, d, dtype=DTYPES[est.dtype], device=resolve_device(est.device)).double
-
-
-def moved(score_fn: Any, **where: Any) -> Any:
-    """Return a target on another device or of another type; a function, which may be a module, is left alone."""
-    moves = is_target(score_fn) and hasattr(score_fn, "to")
-    return score_fn.to(**where) if moves else score_fn
-
-
-def _as_target(score_fn: Any, n_features: int | None) -> Any:
+def _as_target(score_fn: TargetOrScore, n_features: int | None) -> CarriesScore:
     """Return what callbacks are shown: a target, since they would call a function."""
-    return score_fn if is_target(score_fn) else from_score_fn(*_unwrap(score_fn, n_features))
-
-
-def _resolve_score(
-    score_fn: Any,
-    n_features: int | None,
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-    near: Any = None,
-) -> Score:
-    """Return a probed score; the data of a target are brought to the device and type of the training."""
-    if isinstance(score_fn, type):
-        raise TypeError(f"`score_fn` is the class {score_fn.__name__}; pass an instance, {score_fn.__name__}(...).")
-
-    def in_type(dtype: torch.dtype) -> tuple[ScoreFunction, int, Any]:
-        target = moved(score_fn, device=device, dtype=dtype)
-        return *_unwrap(target, n_features), getattr(target, "score_vjp", None)
-
-    d = _unwrap(score_fn, n_features)[1]
-    score = resolve(
-        in_type, dtype=dtype, device=device, products=getattr(score_fn, "products", "auto"), near=_points(near, d)
-    )
-    if score.in_double is not None:
-        score = replace(score, in_double=_of_target(score.in_double, score_fn))
-    return _of_target(score, score_fn)
-
-
-def _of_target(score: Score, target: Any) -> Score:
-    """Return a score with the density and the minibatches of its target, where it has them."""
-    target = moved(target, device=score.device, dtype=score.dtype)
-    if hasattr(target, "minibatch"):
-        score = replace(score, minibatch=_minibatches(score, target))
-    if hasattr(target, "log_prob") and not isinstance(score.score_fn, BlackBox):
-        score = replace(score, log_prob=target.log_prob)
-    return score
-
-
-def _minibatches(score: Score, target: Any) -> Callable[[torch.Generator], Score]:
-    """Return what draws the score of a minibatch."""
-
-    def draw(generator: torch.Generator) -> Score:
-        part = target.minibatch(generator)
-        return score.like(part.score_fn, part.score_vjp)
-
-    return draw
-
-
-def _points(near: Any, d: int) -> Tensor | None:
-    """Return points (k, d), or None for what is none; it is refused where it is used."""
-    if near is None:
-        return None
-    X = np.asarray(near, dtype=np.float64)
-    return as_tensor(X.reshape(-1, d)) if X.ndim in (1, 2) and X.shape[-1] == d else None
+    return score_fn if is_target(score_fn) else from_score_fn(*unwrapped(score_fn, n_features))

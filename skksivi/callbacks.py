@@ -67,7 +67,12 @@ class EarlyStopping:
         """Do nothing."""
 
     def on_fit_task_end(
-        self, estimator: object, context: CallbackContext, *, X: Any = None, fitted_estimator: Any = None
+        self,
+        estimator: object,
+        context: CallbackContext,
+        *,
+        X: Any = None,  # noqa: ANN401
+        fitted_estimator: Any = None,  # noqa: ANN401
     ) -> bool:
         """Return whether the fit is to end."""
         if context.task_name != "iterations" or id(estimator) not in self._best:

@@ -19,10 +19,11 @@ from sklearn.utils import check_array, check_scalar
 from torch import Tensor
 
 from skksivi._arrays import RandomState, as_tensor, make_seed, resolve_device
-from skksivi.base import BaseApproximator, moved, ordinary_mode
+from skksivi.base import BaseApproximator, ordinary_mode
 from skksivi.kernels import IMQ
 from skksivi.metrics import energy_distance, sliced_wasserstein
 from skksivi.score._score import ScoreFunction, function_of, is_target
+from skksivi.score._target import TargetOrScore, moved
 from skksivi.stein._discrepancy import FixedKernelKSD
 from skksivi.targets._base import Target
 
@@ -250,7 +251,7 @@ class _NegDistance:
         return -METRICS[self.metric](draws / sd, reference / sd)
 
 
-def _score_fn(X: Target | ScoreFunction, d: int) -> ScoreFunction:
+def _score_fn(X: TargetOrScore, d: int) -> ScoreFunction:
     """Return the score function of a target, or X itself, to judge draws of d features by."""
     score_fn, own = function_of(X), getattr(X, "n_features", d)
     if not callable(score_fn):

@@ -27,6 +27,10 @@ BRIDGES = ("auto", "cosine", "geometric", "linear", "none", "quadratic")
 Constraints = dict[str, list[object]]
 
 
+#: How a learning rate falls: (factor, every), "cosine" or not at all.
+Decay = tuple[float, int] | str | None
+
+
 class Constrained:
     """Lets a class give constraints of its own parameters alone; those of its bases hold, too."""
 
@@ -102,7 +106,7 @@ class Adam(ParameterObject):
         self,
         *,
         betas: tuple[float, float] = (0.9, 0.99),
-        decay: tuple[float, int] | str | None = "cosine",
+        decay: Decay = "cosine",
         ema: float | None = 0.999,
         max_norm: float | None = None,
         nonfinite: str = "raise",

@@ -221,7 +221,7 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
         """Return the variance of the noise of y for each draw, shape (n_draws, 1)."""
         return np.exp(-self.draws_[:, -1:]) * self._y_scale**2
 
-    def predict(self, X: ArrayLike, return_std: bool = False) -> Any:
+    def predict(self, X: ArrayLike, return_std: bool = False) -> Any:  # noqa: ANN401
         """Predict y by the mean over draws.
 
         Parameters

@@ -18,6 +18,8 @@ from skksivi import KSIVIApproximator, _saved
 from skksivi.datasets import _base
 from skksivi.kernels import Gaussian
 from skksivi.persistence._codec import decoded, encode
+from skksivi.pilot._rules import find_whitening
+from skksivi.score._probe import in_double
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "CONTRIBUTING.rst").read_text("utf-8")
@@ -56,9 +58,9 @@ def by_file(q):
 
 
 def test_every_example_is_run_here():
-    names = ["kernel", "mixing distribution", "target", "gradient estimator", "baseline", "data set", "metric"]
-    assert list(SECTIONS) == names
-    assert TEXT.count(".. code-block::") == sum(len(EXAMPLE.findall(section)) for section in SECTIONS.values()) == 7
+    names = "kernel, mixing distribution, whitening rule, target, gradient estimator, baseline, data set, metric"
+    assert ", ".join(SECTIONS) == names
+    assert TEXT.count(".. code-block::") == sum(len(EXAMPLE.findall(section)) for section in SECTIONS.values()) == 8
 
 
 def test_the_kernel_is_symmetric_and_positive_definite_and_has_its_slope(run):
@@ -82,6 +84,14 @@ def test_the_mixing_distribution_has_unit_variance_and_is_saved_with_a_fit(run):
     assert z.abs().max() <= 3**0.5
     q = KSIVIApproximator(mixing=mixing, whiten=None, max_iter=50, random_state=0).fit(lambda x: -x, n_features=3)
     np.testing.assert_array_equal(by_file(q).sample(5), q.sample(5))
+
+
+def test_the_whitening_rule_finds_the_scales_of_independent_coordinates(run):
+    run("whitening rule")
+    scales = torch.tensor([0.01, 1.0, 100.0]).double()
+    whitening, _ = find_whitening("sizes", in_double(lambda x: (3 - x) / scales.to(x) ** 2, 3), torch.Generator())
+    np.testing.assert_allclose(whitening.L, scales.diag(), rtol=1e-6)
+    np.testing.assert_allclose(whitening.m, [3, 3, 3], rtol=1e-6)
 
 
 def test_the_target_has_the_score_of_its_density_and_of_its_draws(run):

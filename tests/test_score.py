@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from plain_targets import PAIR, RING, GaussianScore, as_score, log_gamma_score, normal, student_score
 
 from skksivi import KSIVIApproximator
-from skksivi.base import _resolve_score
 from skksivi.baselines import Laplace
 from skksivi.metrics import kl_divergence, ksd
 from skksivi.parameters import Pilot
@@ -24,6 +23,7 @@ from skksivi.pilot._modes import jacobians
 from skksivi.pilot._rules import find_whitening, pulled_back
 from skksivi.score._probe import ASYMMETRY, choose_product, grows_outward, in_double
 from skksivi.score._score import STEPS, Halves, Tempered, autograd_pullback, central_difference
+from skksivi.score._target import resolve_score
 from skksivi.targets import (
     Banana,
     BayesianLogisticRegression,
@@ -68,7 +68,7 @@ every_target = pytest.mark.parametrize("name", TARGETS)
 
 def resolved(score_fn, d, products="auto", dtype=torch.float32, near=None):
     target = score_fn if products == "auto" else from_score_fn(score_fn, d, products=products)
-    return _resolve_score(target, d, dtype=dtype, device=CPU, near=near)
+    return resolve_score(target, d, dtype=dtype, device=CPU, near=near)
 
 
 # The products
@@ -283,14 +283,14 @@ def test_an_own_product_is_preferred_and_checked_without_a_graph():
         def score_vjp(self, x):
             return self.score_fn(x), lambda v: -self.factor * x**2 * v
 
-    score = _resolve_score(Own(3), None, dtype=torch.float32, device=CPU)
+    score = resolve_score(Own(3), None, dtype=torch.float32, device=CPU)
     assert score.score_vjp is not None
     assert not score.by_differences
     with pytest.raises(ValueError, match="`score_vjp` returns a product"):
-        _resolve_score(Own(2), None, dtype=torch.float32, device=CPU)
+        resolve_score(Own(2), None, dtype=torch.float32, device=CPU)
     by_differences = Own(2)
     by_differences.products = "finite-difference"
-    assert _resolve_score(by_differences, None, dtype=torch.float32, device=CPU).score_vjp is None
+    assert resolve_score(by_differences, None, dtype=torch.float32, device=CPU).score_vjp is None
 
 
 @pytest.mark.parametrize("has_graph", [True, False])
@@ -306,10 +306,10 @@ def test_an_own_product_that_is_wrong_by_a_twentieth_is_refused(has_graph, facto
             return self.score_fn(x), lambda v: -factor * x**2 * v
 
     if factor == 3:
-        assert _resolve_score(Own(), None, dtype=torch.float32, device=CPU).score_vjp is not None
+        assert resolve_score(Own(), None, dtype=torch.float32, device=CPU).score_vjp is not None
         return
     with pytest.raises(ValueError, match="`score_vjp` returns a product"):
-        _resolve_score(Own(), None, dtype=torch.float32, device=CPU)
+        resolve_score(Own(), None, dtype=torch.float32, device=CPU)
 
 
 def test_a_score_with_its_own_product_is_evaluated_without_a_graph():
@@ -328,7 +328,7 @@ def test_a_score_with_its_own_product_is_evaluated_without_a_graph():
 
     seen = []
     for cls, needs_graph in ((WithoutProduct, True), (WithProduct, False)):
-        score = _resolve_score(cls(), None, dtype=torch.float64, device=CPU)
+        score = resolve_score(cls(), None, dtype=torch.float64, device=CPU)
         seen.clear()
         score(normal(3, 2))
         assert seen == [needs_graph]

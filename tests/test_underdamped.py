@@ -8,17 +8,17 @@ import torch
 from plain_targets import generator, normal
 
 from skksivi import HKSIVIApproximator, KSIVIApproximator
-from skksivi.base import _resolve_score
 from skksivi.parameters import Pilot
 from skksivi.pilot._rules import find_whitening
 from skksivi.pilot._underdamped import diagonal_map, underdamped
+from skksivi.score._target import resolve_score
 from skksivi.targets import EightGaussians
 
 MODES = np.array([[-30.0, 0.0], [30.0, 0.0]])
 
 
 def resolved(target, d=None):
-    return _resolve_score(target, d, dtype=torch.float64, device=torch.device("cpu"))
+    return resolve_score(target, d, dtype=torch.float64, device=torch.device("cpu"))
 
 
 def stiff():

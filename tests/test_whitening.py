@@ -25,13 +25,13 @@ from plain_targets import (
 )
 from scipy.special import digamma, polygamma
 
-from skksivi.base import _points, _resolve_score
 from skksivi.parameters import Pilot
 from skksivi.pilot import _rules
 from skksivi.pilot._affine import Affine, Identity, LowRank
 from skksivi.pilot._modes import saddle_free_newton
 from skksivi.pilot._rules import RULES, find_whitening, laplace, pulled_back, starting_points
 from skksivi.score._probe import in_double
+from skksivi.score._target import _points, resolve_score
 
 SEEDS = st.integers(0, 10**6)
 FEW = settings(max_examples=5)
@@ -294,7 +294,7 @@ def test_a_half_space_without_the_origin_is_found():
 
 
 def resolved(score_fn, d):
-    return _resolve_score(score_fn, d, dtype=torch.float32, device=torch.device("cpu"))
+    return resolve_score(score_fn, d, dtype=torch.float32, device=torch.device("cpu"))
 
 
 def test_a_benign_target_is_trained_in_the_type_asked_for():

@@ -65,7 +65,7 @@ class HSIVISM(Trained):
         the smallest standard deviation of the target the chain that training starts from leaves it.
     scale : "constant" or Scale, default="constant"
         The floor of :math:`\sigma`, see `skksivi.parameters.Scale`.
-    whiten : {"auto", "bam", "laplace", "diagonal"}, (m, L) or None, default="auto"
+    whiten : str, Pilot, (m, L) or None, default="auto"
         The affine map in whose coordinates the family is trained, see `skksivi.KSIVIApproximator`; None trains in
         x, as in the paper. The default is another because the Langevin steps of the layers are stable in the units of
         the target alone.
@@ -123,7 +123,7 @@ class HSIVISM(Trained):
 
     _adam: ClassVar[Adam] = Adam(betas=(0.5, 0.99), ema=None)
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         *,
         n_layers: int = 5,

@@ -113,7 +113,7 @@ class KSDDescent(Started):
     tol : float, default=1e-7
         L-BFGS stops where n KSD^2 changes by less, or the largest entry of its gradient is below, or no coordinate
         moves by more than tol / n.
-    whiten : {"laplace", "bam", "auto", "diagonal"}, (m, L) or None, default="laplace"
+    whiten : str, Pilot, (m, L) or None, default="laplace"
         The affine map x = m + L u in whose coordinates the particles move, as in `skksivi.KSIVIApproximator`; None
         moves them in x. By default it is the cheapest map that frees step and widths of the units of x: a
         search for one mode.
@@ -159,7 +159,7 @@ class KSDDescent(Started):
         "tol": [Interval(Real, 0, None, closed="left")],
     }
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         *,
         kernel: str | Kernel = "imq",

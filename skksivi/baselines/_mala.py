@@ -119,7 +119,7 @@ class MALA(ChainApproximator):
         The step size h > 0, or one that is adapted to the rate of acceptance in the warm-up.
     target_acceptance : float, default=0.574
         That rate; the default is the best for many independent coordinates.
-    whiten : {"laplace", "bam", "auto", "diagonal"}, (m, L) or None, default="laplace"
+    whiten : str, Pilot, (m, L) or None, default="laplace"
         The affine map x = m + L u that preconditions, as in `skksivi.KSIVIApproximator`; None is x itself. By default
         it is the cheapest map that frees the step of the units of x: a mode search.
     init : array-like of shape (n_chains, n_features), default=None
@@ -172,7 +172,7 @@ class MALA(ChainApproximator):
 
     acceptance_rate_: float
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         *,
         n_chains: int = 100,

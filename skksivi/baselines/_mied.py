@@ -126,7 +126,7 @@ class MIED(Started):
         Step size of Adam, in whitened units.
     learning_rate_decay : "cosine" or None, default="cosine"
         Lower the rate to zero along a cosine, or keep it.
-    whiten : {"laplace", "bam", "auto", "diagonal"}, (m, L) or None, default="laplace"
+    whiten : str, Pilot, (m, L) or None, default="laplace"
         The affine map x = m + L u in whose coordinates the particles move, as in `skksivi.KSIVIApproximator`; None
         moves them in x. By default it is the cheapest map that frees step and widths of the units of x: a
         search for one mode.
@@ -172,7 +172,7 @@ class MIED(Started):
         "epsilon": [Interval(Real, 0, None, closed="neither")],
     }
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         *,
         mollifier: str = "riesz",

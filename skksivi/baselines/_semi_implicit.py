@@ -30,6 +30,7 @@ class SemiImplicitVI(Trained):
     annealing: Annealing
     latent_dim: int | None
     linear_skip: bool
+    initial_scale: float
     family_: SemiImplicit
 
     @abstractmethod

@@ -79,7 +79,7 @@ class SGLD(ChainApproximator):
     step_size : float or (a, b, gamma), default=0.05
         The :math:`\epsilon_t`, a constant or :math:`a (b + t)^{-\gamma}`, in squared units of u. Under a decreasing
         step the states that are kept count alike.
-    whiten : {"laplace", "bam", "auto", "diagonal"}, (m, L) or None, default="laplace"
+    whiten : str, Pilot, (m, L) or None, default="laplace"
         The affine map x = m + L u that preconditions, as in `skksivi.KSIVIApproximator`; None is x itself. By default
         it is the cheapest map that frees the step of the units of x: a mode search.
     init : array-like of shape (n_chains, n_features), default=None
@@ -119,7 +119,7 @@ class SGLD(ChainApproximator):
         "step_size": [Interval(Real, 0, None, closed="neither"), "array-like"],
     }
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         *,
         n_chains: int = 100,

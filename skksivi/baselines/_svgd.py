@@ -76,7 +76,7 @@ class SVGD(Started):
         Step size of Adam, in whitened units.
     learning_rate_decay : "cosine" or None, default="cosine"
         Lower the rate to zero along a cosine, or keep it.
-    whiten : {"laplace", "bam", "auto", "diagonal"}, (m, L) or None, default="laplace"
+    whiten : str, Pilot, (m, L) or None, default="laplace"
         The affine map x = m + L u in whose coordinates the particles move, as in `skksivi.KSIVIApproximator`; None
         moves them in x. By default it is the cheapest map that frees step and widths of the units of x: a
         search for one mode.
@@ -119,7 +119,7 @@ class SVGD(Started):
 
     _parameter_constraints: ClassVar[Constraints] = WITH_KERNEL
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         *,
         kernel: str | Kernel = "imq",

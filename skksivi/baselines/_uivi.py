@@ -57,7 +57,7 @@ class UIVI(SemiImplicitVI):
         Start of :math:`\sigma`.
     scale : "constant" or Scale, default="constant"
         The floor of :math:`\sigma`, see `skksivi.parameters.Scale`.
-    whiten : {"laplace", "bam", "auto", "diagonal"}, (m, L) or None, default="laplace"
+    whiten : str, Pilot, (m, L) or None, default="laplace"
         The affine map x = m + L u in whose coordinates the family is trained, see `skksivi.KSIVIApproximator`; None
         trains in x, as in the paper, where a start at N(0, I) may never come near the target. By default it is the
         cheapest map that frees the start of the units of x: a mode search.
@@ -108,7 +108,7 @@ class UIVI(SemiImplicitVI):
 
     _adam: ClassVar[Adam] = Adam(betas=(0.9, 0.999), ema=None)
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         *,
         n_inner_samples: int = 5,

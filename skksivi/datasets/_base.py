@@ -110,7 +110,7 @@ def fetch(
     *,
     prepare: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]] = lambda X, y: (X, y),
     target_names: Sequence[str] | None = None,
-) -> Any:
+) -> Any:  # noqa: ANN401
     """Return the data of a recipe, prepared, as a Bunch or a pair."""
     from sklearn.datasets import get_data_home  # not above: it imports rich, which draws from `random`
 

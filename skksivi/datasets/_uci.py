@@ -166,7 +166,7 @@ class Fetcher(Protocol):
         as_frame: bool = False,
         n_retries: int = 3,
         delay: float = 1.0,
-    ) -> Any: ...
+    ) -> Any: ...  # noqa: ANN401
 
 
 def _fetcher(name: str, title: str) -> Fetcher:
@@ -180,7 +180,7 @@ def _fetcher(name: str, title: str) -> Fetcher:
         as_frame: bool = False,
         n_retries: int = 3,
         delay: float = 1.0,
-    ) -> Any:
+    ) -> Any:  # noqa: ANN401
         options = Options(data_home, download_if_missing, return_X_y, as_frame, n_retries, delay)
         return fetch(RECIPES[name], options)
 

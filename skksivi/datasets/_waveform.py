@@ -70,7 +70,7 @@ def make_waveform(
     return u * _WAVES[a] + (1 - u) * _WAVES[b] + rng.normal(size=(n_samples, 21)), y
 
 
-def load_waveform(*, return_X_y: bool = False) -> Any:
+def load_waveform(*, return_X_y: bool = False) -> Any:  # noqa: ANN401
     """Return the training set of the waveform benchmark: binary, standardised, 400 rows.
 
     5,000 rows of `make_waveform` with a fixed seed, prepared as the paper prepares the UCI file: columns
@@ -117,7 +117,7 @@ def fetch_waveform(
     as_frame: bool = False,
     n_retries: int = 3,
     delay: float = 1.0,
-) -> Any:
+) -> Any:  # noqa: ANN401
     """Fetch the waveform data of the UCI repository: 5,000 samples, 21 features, three classes.
 
     The table is looked for in `data_home`, first in the cache of an earlier call, then in the original file, which

@@ -15,13 +15,14 @@ from sklearn.utils import check_scalar
 from sklearn.utils.validation import check_is_fitted
 
 from skksivi._arrays import RandomState, as_array, make_seed, resolve_device
-from skksivi.base import BaseApproximator, ordinary_mode, score_of
+from skksivi.base import BaseApproximator, ordinary_mode
 from skksivi.diagnostics._checks import check_ksd, check_loss, check_ratios, check_variances, check_whitening
 from skksivi.diagnostics._geometry import check_outliers, geometry_and_modes
 from skksivi.diagnostics._report import Diagnosis
 from skksivi.diagnostics._view import View, guarded
 from skksivi.families._samplers import Chains, Particles, Sampler, unweighted
 from skksivi.score._score import ScoreFunction
+from skksivi.score._target import compared_score
 from skksivi.stein._discrepancy import stein_variances
 from skksivi.targets._base import Target
 
@@ -120,7 +121,7 @@ def diagnose(
     check_scalar(n_samples, "n_samples", Integral, min_val=100)
     device, seed = resolve_device(est.device), make_seed(random_state)
     with ordinary_mode(device), torch.no_grad():
-        score = score_of(est, target)
+        score = compared_score(target, est.n_features_in_, est.dtype, est.device)
         sampler, generator = unweighted(est.sampler_), torch.Generator(device).manual_seed(seed)
         X = est.sample(_n_draws(sampler, n_samples), seed)
         x = torch.as_tensor(X, dtype=torch.float64, device=device)

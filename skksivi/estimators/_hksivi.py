@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -18,15 +18,16 @@ from skksivi.estimators._trained import STEIN_TRAINED, Start, SteinTrained, lang
 from skksivi.families._hierarchy import Hierarchy, langevin_hierarchy
 from skksivi.families._samplers import Layers
 from skksivi.kernels import Kernel
-from skksivi.mixing import JITTER, Bootstrap, build_mixing
+from skksivi.mixing import JITTER, Bootstrap, MixingLike, build_mixing
 from skksivi.parameters import (
     BRIDGES,
     Adam,
     Bridge,
     Checkpoint,
     EarlyStopping,
-    Pilot,
+    Init,
     Scale,
+    Whiten,
     checked_object,
     pilot_of,
 )
@@ -143,22 +144,22 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
 
     family_: Hierarchy
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         *,
         n_layers: int = 5,
         bridge: str | Callable[[float], float] | Bridge = "auto",
         stop_gradient: bool = True,
         shared_network: bool = False,
-        mixing: Any = "auto",
+        mixing: MixingLike = "auto",
         kernel: str | Kernel = "gaussian",
         bandwidth: float | str | None = "median",
         gradient_estimator: str = "u-statistic",
         hidden_layer_sizes: Sequence[int] = (50, 50),
         initial_scale: float | str = "auto",
         scale: str | Scale = "constant",
-        whiten: str | Pilot | tuple[Any, Any] | None = "auto",
-        init: Any = None,
+        whiten: Whiten = "auto",
+        init: Init = None,
         batch_size: int = 256,
         max_iter: int = 3000,
         learning_rate: float = 1e-3,
@@ -267,7 +268,8 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
         """Return new layers and, where all of them are to be at the target, what ties them to the pilot."""
         d, penalty = score_fn.n_features, None
         at_target = pilot is not None and self.mixing in ("auto", "pilot")
-        initial_scale: Any = (0.5 if at_target else 1.0) if self.initial_scale == "auto" else self.initial_scale
+        own = self.initial_scale
+        initial_scale = own if not isinstance(own, str) else 0.5 if at_target else 1.0
         sigma = langevin_scale(initial_scale, self._floor, score_fn, whitening, pilot)
         mixing = build_mixing(self.mixing, d).to(score_fn.device)
         bridge = checked_object(Bridge, self.bridge).levels

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -16,8 +16,18 @@ from skksivi.estimators._trained import MAX_LATENT_DIM, STEIN_TRAINED, Start, St
 from skksivi.families._layer import SemiImplicit, gaussian_layer
 from skksivi.families._samplers import Layer
 from skksivi.kernels import Kernel
-from skksivi.mixing import JITTER, Bootstrap, Mixing, build_mixing
-from skksivi.parameters import Adam, Checkpoint, EarlyStopping, Pilot, Scale, checked_object, pilot_of
+from skksivi.mixing import JITTER, Bootstrap, Mixing, MixingLike, build_mixing
+from skksivi.parameters import (
+    Adam,
+    Annealing,
+    Checkpoint,
+    EarlyStopping,
+    Init,
+    Scale,
+    Whiten,
+    checked_object,
+    pilot_of,
+)
 from skksivi.pilot._chains import PilotPoints
 from skksivi.pilot._rules import MAX_FEATURES, MAX_POINTS, Whitening
 from skksivi.score._score import DifferentiableScore, Score, Tempered
@@ -179,7 +189,7 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
 
     family_: SemiImplicit
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         *,
         kernel: str | Kernel = "gaussian",
@@ -187,17 +197,17 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         gradient_estimator: str = "u-statistic",
         latent_dim: int | None = None,
         hidden_layer_sizes: Sequence[int] = (100, 100),
-        mixing: Any = "auto",
+        mixing: MixingLike = "auto",
         linear_skip: bool = True,
         scale: str | Scale = "constant",
         initial_scale: float = 0.25,
-        whiten: str | Pilot | tuple[Any, Any] | None = "auto",
-        init: Any = None,
+        whiten: Whiten = "auto",
+        init: Init = None,
         batch_size: int = 128,
         max_iter: int = 2000,
         learning_rate: float = 2e-3,
         optimizer: str | Adam = "adam",
-        annealing: Callable[[float], float] | str | None = None,
+        annealing: Annealing = None,
         terms: Sequence[Term] = (),
         early_stopping: float | EarlyStopping | None = None,
         checkpoint: str | os.PathLike[str] | Checkpoint | None = None,
@@ -324,7 +334,7 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
             )
 
 
-def warn_of_improper(annealing: Any, score_fn: Score) -> None:
+def warn_of_improper(annealing: Annealing, score_fn: Score) -> None:
     """Warn where the tails of the target are powers so slow that tempering makes them improper."""
     tempers, d = temperature(annealing, torch.zeros(())), score_fn.n_features
     exponent, coldest = tail_exponent(score_fn.double, d), math.inf

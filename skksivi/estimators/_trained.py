@@ -6,12 +6,13 @@ import copy
 import math
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
+from typing import ClassVar, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from sklearn.base import clone
 from torch import Tensor, nn
 
@@ -22,7 +23,19 @@ from skksivi.estimators._verdict import concluded
 from skksivi.families._layer import Family
 from skksivi.families._samplers import Fit, InU, Sampler, Tell
 from skksivi.kernels import Kernel, resolve_kernel
-from skksivi.parameters import SHORTHANDS, Adam, Checkpoint, EarlyStopping, Pilot, Scale, checked_object
+from skksivi.mixing import MixingLike
+from skksivi.parameters import (
+    SHORTHANDS,
+    Adam,
+    Annealing,
+    Checkpoint,
+    EarlyStopping,
+    Init,
+    Pilot,
+    Scale,
+    Whiten,
+    checked_object,
+)
 from skksivi.pilot._chains import PilotPoints
 from skksivi.pilot._rules import MAX_POINTS, RULES, Whitening, find_whitening, points_near_target, pulled_back
 from skksivi.score._score import DifferentiableScore, Halves, Score
@@ -32,7 +45,7 @@ from skksivi.stein._fused import value_and_gradients
 from skksivi.stein._moments import Departure, MomentPenalty, Steering, departure
 from skksivi.training._checkpoint import CheckpointFile, settings_of
 from skksivi.training._hooks import Report, Saving, Watch
-from skksivi.training._loop import CHECK_EVERY, Hook, Objective, Run, Scheduled, minimise
+from skksivi.training._loop import CHECK_EVERY, Hook, Objective, Run, Scheduled, State, minimise
 
 #: Draws whose moments are compared with the start's, and those of them whose discrepancy is computed.
 N_MONITOR_DRAWS, N_JUDGED_DRAWS = 4000, 1000
@@ -102,10 +115,9 @@ class Trained(BaseApproximator):
     }
 
     hidden_layer_sizes: Sequence[int]
-    initial_scale: Any
     scale: str | Scale
-    whiten: Any
-    init: Any
+    whiten: Whiten
+    init: Init
     batch_size: int
     max_iter: int
     learning_rate: float
@@ -118,7 +130,7 @@ class Trained(BaseApproximator):
     #: What `optimizer="adam"` means.
     _adam: ClassVar[Adam] = Adam()
 
-    def set_params(self, **params: Any) -> Self:
+    def set_params(self, **params: object) -> Self:
         """Set parameters, also those of a parameter object that is given by its shorthand.
 
         Parameters
@@ -136,7 +148,7 @@ class Trained(BaseApproximator):
             setattr(self, name, self._expanded(name))
         return super().set_params(**nested)
 
-    def _expanded(self, name: str) -> Any:
+    def _expanded(self, name: str) -> object:
         """Return the object that a parameter abbreviates, itself if it does not."""
         value = getattr(self, name, None)
         if name == "optimizer" and isinstance(value, str):
@@ -157,7 +169,7 @@ class Trained(BaseApproximator):
         """The floor of sigma."""
         return checked_object(Scale, self.scale).floor
 
-    def _points_near_target(self) -> Any:
+    def _points_near_target(self) -> ArrayLike | None:
         return points_near_target(self.whiten, self.init)
 
     def _n_reports(self) -> int:
@@ -165,14 +177,14 @@ class Trained(BaseApproximator):
 
     def _check_parameters(self) -> None:
         """Check what scikit-learn's parameter constraints cannot express."""
-        if not all(_is(Integral, n) and n >= 1 for n in self.hidden_layer_sizes):
+        widths: Sequence[object] = self.hidden_layer_sizes
+        if not all(isinstance(n, Integral) and int(n) >= 1 for n in widths):
             raise ValueError(f"`hidden_layer_sizes` must hold positive integers, got {self.hidden_layer_sizes!r}.")
         self._steps.check()
         scale = checked_object(Scale, self.scale)
-        if not isinstance(self.initial_scale, str) and self.initial_scale <= scale.floor:
-            raise ValueError(
-                f"`initial_scale` must exceed the floor of `scale`, got {self.initial_scale!r} and {scale.floor!r}."
-            )
+        start = getattr(self, "initial_scale", None)
+        if isinstance(start, Real) and float(start) <= scale.floor:
+            raise ValueError(f"`initial_scale` must exceed the floor of `scale`, got {start!r} and {scale.floor!r}.")
         if scale.form == "network" and not any(
             isinstance(allowed, StrOptions) and "network" in allowed.options
             for allowed in self._parameter_constraints["scale"]
@@ -192,7 +204,7 @@ class Trained(BaseApproximator):
         before: Sequence[Hook] = (),
         after: Sequence[Hook] = (),
         keeping: type[BaseException] | tuple[type[BaseException], ...] = KEEPING,
-        resume: Mapping[str, Any] | None = None,
+        resume: State | None = None,
     ) -> Run:
         """Train the family, with hooks before and after the report; raise what ends it and leaves nothing to keep."""
         tell = job.tell
@@ -223,10 +235,6 @@ class Trained(BaseApproximator):
         return concluded(fit, score_fn.on_all_data(), generator)
 
 
-def _is(kind: Any, value: Any) -> bool:  # isinstance, of which mypy does not know that numbers compare
-    return isinstance(value, kind)
-
-
 class SteinTrained(Trained, Generic[F]):
     """Base of KSIVI and HKSIVI, which minimise the kernel Stein discrepancy."""
 
@@ -243,7 +251,7 @@ class SteinTrained(Trained, Generic[F]):
     kernel: str | Kernel
     bandwidth: float | str | None
     gradient_estimator: str
-    mixing: Any
+    mixing: MixingLike
     early_stopping: float | EarlyStopping | None
     checkpoint: str | os.PathLike[str] | Checkpoint | None
     warm_start: bool
@@ -291,7 +299,7 @@ class SteinTrained(Trained, Generic[F]):
 
     def _start(
         self, score_fn: Score, generator: torch.Generator, file: CheckpointFile | None
-    ) -> tuple[Start[F], Mapping[str, Any] | None]:
+    ) -> tuple[Start[F], State | None]:
         """Return where the training starts and, from a checkpoint, the state in which it goes on."""
         if file is not None and file.found is not None:
             start = Start(*(file.found[name] for name in Start.__annotations__))
@@ -414,7 +422,7 @@ class SteinTrained(Trained, Generic[F]):
         job: Job[F],
         watch: Watch | None,
         file: CheckpointFile | None,
-        resume: Mapping[str, Any] | None,
+        resume: State | None,
     ) -> Fit:
         """Minimise; return what was learned, unless what ended it leaves nothing to keep."""
         if watch is not None and resume is not None:
@@ -453,7 +461,7 @@ class SteinTrained(Trained, Generic[F]):
         return super()._conclude(fit, score_fn, generator)
 
 
-def temperature(annealing: Any, like: Tensor) -> Scheduled:
+def temperature(annealing: Annealing, like: Tensor) -> Scheduled:
     """Return the inverse temperature that multiplies the score, one without `annealing`."""
     schedule = 1.0 if annealing is None else Linear() if isinstance(annealing, str) else annealing
     return Scheduled("annealing", schedule, like, positive=True)
@@ -462,7 +470,7 @@ def temperature(annealing: Any, like: Tensor) -> Scheduled:
 def _remark(watch: Watch, best_iter: int) -> str | None:
     """Say that a guarded training ended too far from its start, None if it did not."""
     last = watch.last
-    if not watch.keeps_best or last is None or last.accepted:
+    if not watch.keeps_best or not isinstance(last, Departure) or last.accepted:
         return None
     worst = int(last.excess.argmax())
     return (

@@ -16,12 +16,13 @@ from torch import Tensor
 
 from skksivi import baselines
 from skksivi._arrays import resolve_device
-from skksivi.base import BaseApproximator, score_of
+from skksivi.base import BaseApproximator
 from skksivi.estimators._hksivi import HKSIVIApproximator
 from skksivi.estimators._ksivi import KSIVIApproximator
 from skksivi.families._samplers import Layers, unweighted, with_score
 from skksivi.persistence._codec import DTYPES, decoded, encode
 from skksivi.score._score import ScoreFunction
+from skksivi.score._target import compared_score
 from skksivi.targets._base import Target
 
 #: Of the files that this version writes and reads.
@@ -115,7 +116,15 @@ def load(
             reason = textwrap.shorten(str(error).rstrip(".") if known else f"it holds something else, {error!r}", 300)
             raise ValueError(f"{str(path)!r} is not a whole file of `skksivi.save`: {reason}.") from error
     if score_fn is not None and hasattr(estimator, "sampler_") and isinstance(unweighted(estimator.sampler_), Layers):
-        estimator.sampler_ = with_score(estimator.sampler_, score_of(estimator, score_fn))
+        estimator.sampler_ = with_score(
+            estimator.sampler_,
+            compared_score(
+                score_fn,
+                estimator.n_features_in_,
+                estimator.dtype,
+                estimator.device,
+            ),
+        )
     return estimator
 
 

@@ -35,7 +35,7 @@ def parts_of_twister(value: np.random.RandomState) -> dict[str, object]:
     }
 
 
-def build_random_state(**parts: Any) -> np.random.RandomState:
+def build_random_state(**parts: Any) -> np.random.RandomState:  # noqa: ANN401
     key, position, has_gauss, gauss = checked(parts, TWISTER).values()
     random_state = np.random.RandomState(0)
     random_state.set_state(("MT19937", key.astype(np.uint32), position, has_gauss, gauss))

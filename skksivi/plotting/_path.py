@@ -119,7 +119,7 @@ class PathDisplay:
         return display.plot(ax, level=level)
 
     @classmethod
-    def from_estimator(
+    def from_estimator(  # noqa: PLR0913
         cls,
         estimator: BaseApproximator,
         *,

@@ -39,7 +39,7 @@ def is_target(score_fn: object) -> TypeGuard[CarriesScore]:
     return hasattr(score_fn, "score_fn")
 
 
-def function_of(score_fn: ScoreFunction | CarriesScore) -> ScoreFunction:
+def function_of(score_fn: UntriedScore | CarriesScore) -> ScoreFunction:
     """Return the score of a target, or the function itself."""
     return score_fn.score_fn if hasattr(score_fn, "score_fn") else score_fn
 

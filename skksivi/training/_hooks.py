@@ -7,13 +7,20 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Protocol
 
 from torch import Tensor, nn
 
 from skksivi.parameters import EarlyStopping
 from skksivi.training._checkpoint import CheckpointFile
-from skksivi.training._loop import CHECK_EVERY, Progress
+from skksivi.training._loop import CHECK_EVERY, Progress, State
+
+
+class Verdict(Protocol):
+    """What is seen of a state beside its value."""
+
+    @property
+    def accepted(self) -> bool: ...
 
 
 class Watch:
@@ -34,7 +41,7 @@ class Watch:
 
     def __init__(
         self,
-        judge: Callable[[nn.Module], tuple[float, Any]],
+        judge: Callable[[nn.Module], tuple[float, Verdict]],
         stopping: EarlyStopping | None,
         every: int = CHECK_EVERY,
         keeps_best: bool = False,
@@ -45,7 +52,7 @@ class Watch:
         self.stopping = stopping
         self.at_end = True
         self.values: list[tuple[int, float]] = []
-        self.last: Any = None
+        self.last: Verdict | None = None
         self._best, self._best_iteration, self._last_iteration = math.inf, 0, 0
         self._best_state: dict[str, Tensor] = {}
         self._mark, self._marked_at = math.inf, 0
@@ -69,11 +76,11 @@ class Watch:
             self._mark, self._marked_at = value, iteration
         return iteration - self._marked_at >= self.stopping.patience
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> State:
         """Return what `resume` needs to go on from here."""
         return {name: value for name, value in vars(self).items() if name not in ("judge", "last", "stopping")}
 
-    def resume(self, state: dict[str, Any]) -> None:
+    def resume(self, state: State) -> None:
         """Go on from another's state."""
         vars(self).update(state)
 
@@ -127,7 +134,9 @@ class Saving:
 
     at_end = False
 
-    def __init__(self, checkpoint: CheckpointFile, start: Mapping[str, Any], watch: Watch | None, every: int) -> None:
+    def __init__(
+        self, checkpoint: CheckpointFile, start: Mapping[str, object], watch: Watch | None, every: int
+    ) -> None:
         self.checkpoint = checkpoint
         self.start = start
         self.watch = watch

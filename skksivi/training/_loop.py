@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, SupportsFloat
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim.adam import adam
 
-from skksivi.parameters import Adam
+from skksivi.parameters import Adam, Decay
 
 #: Iterations between two looks at the losses; nothing is read from the device in between.
 CHECK_EVERY = 100
@@ -20,6 +20,10 @@ CHECK_EVERY = 100
 
 #: Steps taken one operation at a time before a GPU step is captured, so that lazy set-up is over.
 WARM_UP = 3
+
+
+#: What a training, a hook or an iterate needs to go on from where it stands, by name.
+State = Mapping[str, Any]
 
 
 class Run(NamedTuple):
@@ -122,7 +126,7 @@ class Progress(NamedTuple):
     loss: Tensor
     module: nn.Module
     iterate: Iterate
-    state: Callable[[], dict[str, Any]]
+    state: Callable[[], State]
 
 
 class Hook(Protocol):
@@ -143,7 +147,7 @@ class Hook(Protocol):
         """Do it; tell whether the training is to stop."""
 
 
-def learning_rate_factor(decay: Any, max_iter: int) -> Callable[[int], float]:
+def learning_rate_factor(decay: Decay, max_iter: int) -> Callable[[int], float]:
     """Return the factor of the learning rate at iteration t.
 
     `decay` is None (constant), "cosine" (to zero at `max_iter`) or a pair (factor, every): times `factor` after
@@ -235,7 +239,7 @@ class Iterate:
         vectors = {"flat": self.flat, "m": self.m, "v": self.v, "average": self.average}
         return {**vectors, "n_steps": self.n_steps.clone()}  # a view of three numbers would be saved with all of them
 
-    def resume(self, state: Mapping[str, Any]) -> None:
+    def resume(self, state: State) -> None:
         """Go on from another's state."""
         for name, value in self.state().items():
             if value is not None:
@@ -258,7 +262,7 @@ def minimise(
     learning_rate: float,
     max_iter: int,
     hooks: Sequence[Hook] = (),
-    resume: Mapping[str, Any] | None = None,
+    resume: State | None = None,
 ) -> Run:
     """Minimise a stochastic loss over the parameters of a module, in place, by Adam.
 
@@ -294,7 +298,7 @@ def minimise(
         loss_now.copy_(objective())
         iterate.step(loss_now)
 
-    def state() -> dict[str, Any]:
+    def state() -> State:
         return {**iterate.state(), "losses": losses[:n_done].clone(), "generator": generator.get_state()}
 
     run_step, first = step, n_done
@@ -321,7 +325,7 @@ def minimise(
     return Run(losses[:n_done].cpu().numpy(), engine, ended_by)
 
 
-def checked_weight(name: str, value: Any, progress: float, *, positive: bool = False) -> float:
+def checked_weight(name: str, value: SupportsFloat, progress: float, *, positive: bool = False) -> float:
     """Return as a float what the schedule `name` has returned at a progress.
 
     Raises

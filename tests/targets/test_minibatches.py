@@ -5,12 +5,12 @@ import pytest
 import torch
 
 from skksivi import KSIVIApproximator
-from skksivi.base import _resolve_score
 from skksivi.kernels import Gaussian
 from skksivi.metrics import sliced_wasserstein
 from skksivi.parameters import Checkpoint, Pilot
 from skksivi.pilot._rules import find_whitening, pulled_back
 from skksivi.score._score import Halves
+from skksivi.score._target import resolve_score
 from skksivi.stein._estimators import GRADIENT_ESTIMATORS
 from skksivi.stein._fused import value_and_gradients
 from skksivi.targets import BayesianLogisticRegression, Minibatches, from_rows
@@ -47,7 +47,7 @@ EVERY_TARGET = pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
 
 
 def score_in_u(target, seed=0):
-    score = _resolve_score(target, None, dtype=torch.float64, device=torch.device("cpu"))
+    score = resolve_score(target, None, dtype=torch.float64, device=torch.device("cpu"))
     generator = torch.Generator().manual_seed(seed)
     whitening, _ = find_whitening("laplace", score, generator)
     return pulled_back(score, whitening.map, generator)

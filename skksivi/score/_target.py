@@ -1,0 +1,119 @@
+"""What a target, or a bare function, is to a fit: its score in the type and on the device of the training."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from numbers import Integral
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from sklearn.utils import check_scalar
+from torch import Tensor
+
+from skksivi._arrays import DTYPES, as_tensor, resolve_device
+from skksivi.score._probe import resolve
+from skksivi.score._score import (
+    BlackBox,
+    CarriesScore,
+    Score,
+    ScoreFunction,
+    ScoreWithProduct,
+    UntriedScore,
+    is_target,
+)
+
+#: What a fit is given.
+TargetOrScore = CarriesScore | UntriedScore
+
+
+class CarriesProduct(CarriesScore, Protocol):
+    """A target that may have its own product with the Jacobian."""
+
+    score_vjp: ScoreWithProduct | None
+
+
+def unwrapped(score_fn: TargetOrScore, n_features: int | None) -> tuple[ScoreFunction, int]:
+    """Return the callable and the number of features of a target or a bare score function."""
+    if is_target(score_fn):
+        own = getattr(score_fn, "n_features", None)
+        if own is None:
+            raise ValueError(f"`n_features` is missing from the target {type(score_fn).__name__}; set the attribute.")
+        if n_features not in (None, own):
+            raise ValueError(f"`n_features` is {n_features}, but the target has {own}; leave it out.")
+        return score_fn.score_fn, check_scalar(own, "n_features", Integral, min_val=1)
+    if not callable(score_fn):
+        raise TypeError(
+            f"`score_fn` must be a function (n, d) -> (n, d) giving the gradient of log p, or a Target; got a "
+            f"{type(score_fn).__name__}."
+        )
+    if n_features is None:
+        raise ValueError(
+            "`n_features` is missing: a bare score function does not tell its dimension; call "
+            "fit(score_fn, n_features=d)."
+        )
+    return score_fn, check_scalar(n_features, "n_features", Integral, min_val=1)
+
+
+def moved(score_fn: TargetOrScore, *, device: torch.device, dtype: torch.dtype | None = None) -> TargetOrScore:
+    """Return a target on another device or of another type; a function, which may be a module, is left alone."""
+    to = getattr(score_fn, "to", None)
+    return score_fn if to is None or not is_target(score_fn) else to(device=device, dtype=dtype)
+
+
+def compared_score(score_fn: TargetOrScore, n_features: int, dtype: str, device: str | torch.device) -> Score:
+    """Return the probed score, for float64 points, of what a fit of so many features is compared with."""
+    d = unwrapped(score_fn, getattr(score_fn, "n_features", n_features))[1]
+    if d != n_features:
+        raise ValueError(f"the target has {d} features, expected {n_features} as in `fit`.")
+    return resolve_score(score_fn, d, dtype=DTYPES[dtype], device=resolve_device(device)).double
+
+
+def resolve_score(
+    score_fn: TargetOrScore,
+    n_features: int | None,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    near: ArrayLike | None = None,
+) -> Score:
+    """Return a probed score; the data of a target are brought to the device and type of the training."""
+    if isinstance(score_fn, type):
+        raise TypeError(f"`score_fn` is the class {score_fn.__name__}; pass an instance, {score_fn.__name__}(...).")
+
+    def in_type(dtype: torch.dtype) -> tuple[ScoreFunction, int, ScoreWithProduct | None]:
+        target = moved(score_fn, device=device, dtype=dtype)
+        return *unwrapped(target, n_features), getattr(target, "score_vjp", None)
+
+    d = unwrapped(score_fn, n_features)[1]
+    score = resolve(
+        in_type, dtype=dtype, device=device, products=getattr(score_fn, "products", "auto"), near=_points(near, d)
+    )
+    if score.in_double is not None:
+        score = replace(score, in_double=_of_target(score.in_double, score_fn))
+    return _of_target(score, score_fn)
+
+
+def _of_target(score: Score, target: TargetOrScore) -> Score:
+    """Return a score with the density and the minibatches of its target, where it has them."""
+    target = moved(target, device=score.device, dtype=score.dtype)
+    minibatch, log_prob = getattr(target, "minibatch", None), getattr(target, "log_prob", None)
+    if minibatch is not None:
+        score = replace(score, minibatch=lambda generator: _like(score, minibatch(generator)))
+    if log_prob is not None and not isinstance(score.score_fn, BlackBox):
+        score = replace(score, log_prob=log_prob)
+    return score
+
+
+def _like(score: Score, part: CarriesProduct) -> Score:
+    """Return the score of a part of the data, which is called as that of all of them is."""
+    return score.like(part.score_fn, part.score_vjp)
+
+
+def _points(near: ArrayLike | None, d: int) -> Tensor | None:
+    """Return points (k, d), or None for what is none; it is refused where it is used."""
+    if near is None:
+        return None
+    X = np.asarray(near, dtype=np.float64)
+    return as_tensor(X.reshape(-1, d)) if X.ndim in (1, 2) and X.shape[-1] == d else None

@@ -14,7 +14,8 @@ from sklearn.utils.validation import check_is_fitted
 
 from skksivi.annealing import bridge_levels
 from skksivi.base import Constraints, HasMethods, Integral, Interval, Real, StrOptions, learns
-from skksivi.estimators._trained import STEIN_TRAINED, Start, SteinTrained, langevin_scale
+from skksivi.estimators._ksd import STEIN_TRAINED, Start, SteinTrained
+from skksivi.estimators._trained import langevin_scale
 from skksivi.families._hierarchy import Hierarchy, langevin_hierarchy
 from skksivi.families._samplers import Layers
 from skksivi.kernels import Kernel

@@ -12,7 +12,8 @@ import torch
 
 from skksivi._warnings import warn_caller
 from skksivi.base import Constraints, HasMethods, Integral, Interval, StrOptions, learns
-from skksivi.estimators._trained import MAX_LATENT_DIM, STEIN_TRAINED, Start, SteinTrained, temperature
+from skksivi.estimators._ksd import STEIN_TRAINED, Start, SteinTrained
+from skksivi.estimators._trained import MAX_LATENT_DIM, temperature
 from skksivi.families._layer import SemiImplicit, gaussian_layer
 from skksivi.families._samplers import Layer
 from skksivi.kernels import Kernel

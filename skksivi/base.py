@@ -217,9 +217,10 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
             raise ValueError(f"`X` has {X.shape[1]} columns, expected {self.n_features_in_} as in `fit`.")
         device = resolve_device(self.device)
         with ordinary_mode(device), torch.no_grad():
-            if not isinstance(unweighted(self.sampler_), HasDensity):
+            sampler = self.sampler_
+            if not (isinstance(sampler, HasDensity) and isinstance(unweighted(sampler), HasDensity)):
                 raise TypeError(f"{type(self).__name__} has no density; score it against a target instead.")
-            return as_array(self.sampler_.log_density(as_tensor(X, device=device)))  # type: ignore[attr-defined]
+            return as_array(sampler.log_density(as_tensor(X, device=device)))
 
     def score(self, X: Any, y: object = None) -> float:  # noqa: ANN401
         """Grade the fit; larger is better.

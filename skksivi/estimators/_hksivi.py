@@ -30,7 +30,6 @@ from skksivi.parameters import (
     Scale,
     Whiten,
     checked_object,
-    pilot_of,
 )
 from skksivi.pilot._chains import PilotPoints
 from skksivi.pilot._rules import MAX_POINTS, Whitening
@@ -282,10 +281,10 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
             points = whitened.thinned(MAX_POINTS // d)
             if at_target:
                 mixing = Bootstrap(points.x, points.n_of_mode, JITTER if pilot.dense else 0.0)
-                chains = pilot_of(self.whiten)
-                if pilot.converged and chains is not None and chains.weight > 0 and min(levels) == 1:
+                weight = self._pilot_weight(pilot)
+                if weight and min(levels) == 1:
                     target = (a.expand(self.n_layers, *a.shape) for a in moments(whitened.x))
-                    penalty = MomentPenalty(Moments(*target), chains.weight)
+                    penalty = MomentPenalty(Moments(*target), weight)
         elif self.mixing == "pilot":
             raise ValueError(
                 "`mixing` is 'pilot', which needs whiten='auto' or 'diagonal'; change it, or set mixing='normal'."

@@ -25,6 +25,7 @@ from skksivi.parameters import (
     Checkpoint,
     EarlyStopping,
     checked_object,
+    pilot_of,
 )
 from skksivi.pilot._chains import PilotPoints
 from skksivi.pilot._rules import Whitening, pulled_back
@@ -155,6 +156,11 @@ class SteinTrained(Trained, Generic[F]):
     def _continues(self) -> bool:
         """Tell whether a fit goes on from the last one."""
         return self.warm_start and hasattr(self, "family_")
+
+    def _pilot_weight(self, pilot: PilotPoints) -> float:
+        """Return the weight of the penalty that ties a fit to its pilot, zero for none."""
+        chains = pilot_of(self.whiten)
+        return chains.weight if chains is not None and pilot.converged else 0.0
 
     def _open_checkpoint(self, score_fn: Score) -> CheckpointFile | None:
         """Return where a fit is saved, its parameters and the score at two points being the mark of it."""

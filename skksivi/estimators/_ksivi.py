@@ -293,12 +293,10 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
             mixing = Bootstrap(points.x, points.n_of_mode, 0.0 if residual else JITTER)
             unit = pilot.conditional_sd(score_fn.double, whitening.map) if residual else points.sd_within()
             sigma = (sigma * unit.to(points.x)).clamp_min(2 * self._floor)
-            chains = pilot_of(self.whiten)
-            if pilot.converged and chains is not None and chains.weight > 0:
-                penalty = MomentPenalty(moments(whitened.x), chains.weight)
+            if weight := self._pilot_weight(pilot):
+                penalty = MomentPenalty(moments(whitened.x), weight)
         elif self.linear_skip and self.whiten is not None:  # what z does not reach starts at N(0, 1) too
-            sigma = torch.ones(d, device=score_fn.device)
-            sigma[: mixing.latent_dim] = self.initial_scale
+            sigma[mixing.latent_dim :] = 1.0
         family = gaussian_layer(
             sigma.to(score_fn.dtype),
             scale=checked_object(Scale, self.scale),

@@ -39,6 +39,9 @@ __all__ = ["BaseApproximator", "Constraints", "HasMethods", "Integral", "Interva
 #: Numbers that a draw takes on its way through a network, at least.
 LEAST_WIDTH = 256
 
+#: Draws by which a type of numbers is judged, and the largest spacing of them, in units of the spread of the draws.
+N_COMPARED, RESOLUTION = 200, 1e-3
+
 #: Draws behind `score(target)`.
 N_SCORE_DRAWS = 2000
 
@@ -120,7 +123,7 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
             part = context.subcontext(task_name="iterations")
             part.call_on_fit_task_begin(estimator=self, X=target)
             return part.call_on_fit_task_end(
-                estimator=self, X=target, reconstruction_attributes=learned_attributes(fit, seed)
+                estimator=self, X=target, reconstruction_attributes=learned_attributes(fit, seed, self.dtype)
             )
 
         with ordinary_mode(device), logged(getattr(self, "verbose", 0)):
@@ -133,7 +136,8 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
             )
             generator = make_generator(seed, device)
             fit = self._fit(score, generator, tell if getattr(self, "_skl_callbacks", None) else None)
-            self.__dict__.update(learned_attributes(fit, seed))
+            self.__dict__.update(learned_attributes(fit, seed, self.dtype))
+            self._dtype_of_draws = resolving_dtype(fit.sampler, self.dtype, device)
             ended_by = self._conclude(fit, score, generator)
         if ended_by is not None:
             raise ended_by
@@ -156,7 +160,8 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
         Returns
         -------
         X : ndarray of shape (n_samples, n_features)
-            Of type `dtype`.
+            Of type `dtype`; of float64 where neighbouring numbers of float32 are farther apart than a thousandth of
+            the spread of a coordinate, as far from the origin.
 
         Raises
         ------
@@ -173,7 +178,7 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
         check_scalar(n_samples, "n_samples", Integral, min_val=0)
         device = resolve_device(self.device)
         generator = make_generator(self._random_state if random_state is None else random_state, device)
-        X = np.empty((n_samples, self.n_features_in_), dtype=self.dtype)
+        X = np.empty((n_samples, self.n_features_in_), dtype=self._dtype_of_draws)
         step = max(1, CHUNK // max(self.n_features_in_, LEAST_WIDTH) if self.sampler_.in_parts else n_samples)
         with ordinary_mode(device), torch.no_grad():
             for start in range(0, n_samples, step):
@@ -250,7 +255,7 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
         generator = torch.Generator(device).manual_seed(self._seed)
         with ordinary_mode(device):
             with torch.no_grad():
-                x = self.sampler_.sample(N_SCORE_DRAWS, generator)
+                x = self.sampler_.sample(N_SCORE_DRAWS, generator).to(DTYPES[self._dtype_of_draws])
             return -FixedKernelKSD(score_fn, n_features, device)(x)
 
     def __sklearn_is_fitted__(self) -> bool:
@@ -297,6 +302,7 @@ def learns(name: str, sampler: type, others: Parts) -> Callable[[A], A]:
         "n_features_in_": (SIZE, "d"),
         "_seed": (SEED, ""),
         "_random_state": (is_instance(np.random.RandomState), ""),
+        "_dtype_of_draws": (lambda value: value in DTYPES, ""),
         **others,
     }
 
@@ -330,7 +336,7 @@ def _learned(estimator: BaseApproximator, spec: Parts) -> dict[str, object]:
     return {name: vars(estimator)[name] for name in spec}
 
 
-def learned_attributes(fit: Fit, seed: int) -> dict[str, object]:
+def learned_attributes(fit: Fit, seed: int, dtype: str) -> dict[str, object]:
     """Return what a fit leaves on an estimator; samples are of another stream than that of the training."""
     return {
         "sampler_": fit.sampler,
@@ -339,7 +345,17 @@ def learned_attributes(fit: Fit, seed: int) -> dict[str, object]:
         "n_features_in_": fit.sampler.n_features,
         "_seed": seed,
         "_random_state": np.random.RandomState([seed, 1]),
+        "_dtype_of_draws": dtype,
     }
+
+
+def resolving_dtype(sampler: Sampler, dtype: str, device: torch.device) -> str:
+    """Return the type of the draws: that asked for, or float64 where it cannot tell them apart."""
+    with torch.no_grad():
+        x = sampler.sample(N_COMPARED, torch.Generator(device).manual_seed(0)).double()
+    low, high = x.quantile(x.new_tensor([0.25, 0.75]), dim=0)
+    spacing = torch.finfo(DTYPES[dtype]).eps * x.abs().amax(0)
+    return "float64" if (spacing > RESOLUTION * (high - low)).any() else dtype
 
 
 @contextmanager

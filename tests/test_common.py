@@ -26,6 +26,8 @@ from approximators import (
     short,
 )
 from awkward_arrays import every_view
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from misbehaving import Misbehaving, raising
 from plain_targets import UnmovableModule
 from sklearn.base import clone
@@ -395,3 +397,23 @@ def test_a_mistake_after_fit_gives_a_clear_error(q, mistake):
     act, error, message = LATER_MISTAKES[mistake]
     with pytest.raises(error, match=message):
         act(short(q).fit(gaussian_score, n_features=2))
+
+
+@pytest.mark.parametrize("make", [Laplace, lambda **own: KSIVIApproximator(whiten="laplace", max_iter=20, **own)])
+@settings(max_examples=5)
+@given(log10_size=st.floats(-6, 12), log10_scale=st.floats(-6, 6), seed=st.integers(0, 10**6))
+def test_draws_can_be_told_apart_however_far_they_are_from_the_origin(make, log10_size, log10_scale, seed):
+    """Means of 2,000 draws are within five standard errors, which rounding to float32 would often spoil."""
+    scale = torch.tensor(10.0**log10_scale).double()
+    mean = 10.0**log10_size * torch.tensor([1.0, -0.5]).double()
+    q = make(dtype="float32", random_state=seed).fit(lambda x: (mean.to(x) - x) / scale.to(x) ** 2, n_features=2)
+    X = q.sample(2000, random_state=0).astype(np.float64)
+    if mean.abs().max() < 1e12 * scale:  # float64 itself can tell them apart
+        assert min(len(np.unique(column)) for column in X.T) > 1000
+        np.testing.assert_allclose(X.std(0) / scale.numpy(), 1, atol=0.2)
+    assert q.score_samples(X[:3]).shape == (3,)
+
+
+def test_draws_near_the_origin_are_of_the_type_asked_for():
+    for q in APPROXIMATORS:
+        assert short(q).fit(GaussianTarget()).sample(3).dtype == q.dtype

@@ -32,7 +32,7 @@ from skksivi.families._maps import LinearSkip
 from skksivi.kernels import IMQ, KERNELS, Gaussian
 from skksivi.metrics import kl_divergence
 from skksivi.mixing import JITTER, Bootstrap, NormalDraws
-from skksivi.parameters import EarlyStopping, Scale
+from skksivi.parameters import EarlyStopping, Pilot
 from skksivi.pilot._affine import Affine
 from skksivi.pilot._chains import PilotPoints
 from skksivi.pilot._rules import Whitening
@@ -560,3 +560,23 @@ def test_draws_far_too_wide_or_narrow_are_told(scale, way):
 def test_a_score_that_is_nan_at_the_origin_names_the_remedy():
     with pytest.raises(ValueError, match=r"`init`.*`whiten`"):
         fit(lambda x: -torch.log(x) - x, whiten="laplace")
+
+
+@pytest.mark.parametrize(
+    "shift", [0.3, pytest.param(1.0, marks=pytest.mark.slow), pytest.param(2.0, marks=pytest.mark.slow)]
+)
+def test_a_warm_start_follows_a_target_that_has_moved(shift):
+    """Standard errors of means of 20,000 draws are 0.007."""
+    q = KSIVIApproximator(whiten=Pilot(budget=0), max_iter=800, warm_start=True, random_state=0)
+    q.fit(normal_score, n_features=2)
+    q.fit(lambda x: shift - x, n_features=2)
+    X = q.sample(20_000)
+    np.testing.assert_allclose(X.mean(0), shift, atol=0.1)
+    np.testing.assert_allclose(X.std(0), 1, atol=0.1)
+
+
+def test_a_warm_start_on_the_same_target_keeps_its_guard():
+    q = KSIVIApproximator(whiten=Pilot(budget=0), max_iter=100, warm_start=True, random_state=0)
+    q.fit(normal_score, n_features=2)
+    n = len(q.ksd_curve_)
+    assert len(q.fit(normal_score, n_features=2).ksd_curve_) > n

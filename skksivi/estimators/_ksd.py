@@ -30,7 +30,7 @@ from skksivi.parameters import (
 from skksivi.pilot._chains import PilotPoints
 from skksivi.pilot._rules import Whitening, pulled_back
 from skksivi.score._score import DifferentiableScore, Halves, Score
-from skksivi.stein._discrepancy import FixedKernelKSD
+from skksivi.stein._discrepancy import FixedKernelKSD, agree
 from skksivi.stein._estimators import GRADIENT_ESTIMATORS, GradientEstimator
 from skksivi.stein._fused import value_and_gradients
 from skksivi.stein._moments import Departure, MomentPenalty, Steering, departure
@@ -228,17 +228,20 @@ class SteinTrained(Trained, Generic[F]):
         A guarded state is kept if it has the smallest discrepancy of those whose moments stay near those that the
         start has, or its base where that is at the target.
         """
-        tol, guards = self.early_stopping, self._guards(start)
-        stopping = None if tol is None else checked_object(EarlyStopping, tol)
-        if stopping is None and not guards:
-            return None
-        map_ = start.whitening.map
-        judge = FixedKernelKSD(score.double, score.n_features, score.device, map_)
+        map_, sampler = start.whitening.map, sampler_of(family)  # which follows the family through its training
+        stopping = None if self.early_stopping is None else checked_object(EarlyStopping, self.early_stopping)
+        guards = self._guards(start)
 
         def noise() -> torch.Generator:
             return torch.Generator(score.device).manual_seed(start.seed)
 
-        sampler = sampler_of(family)  # which follows the family through its training
+        if guards and self._continues():  # a target that has moved is to be followed
+            with torch.no_grad():
+                x = sampler.sample(N_MONITOR_DRAWS, noise()).double()
+            guards = agree(x, score.double(x))
+        if stopping is None and not guards:
+            return None
+        judge = FixedKernelKSD(score.double, score.n_features, score.device, map_)
         with torch.no_grad():
             reference = sampler.reference_in_u(N_MONITOR_DRAWS, noise())
 

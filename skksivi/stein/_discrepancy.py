@@ -45,6 +45,16 @@ def stein_shift(x: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
     return terms.mean(), 2 * terms.std() / math.sqrt(len(x))
 
 
+def agree(x: Tensor, s: Tensor) -> bool:
+    """Tell whether draws x (n, d) may be those of the density of their scores s, by Stein's identities.
+
+    They may if the scale of no coordinate is off by 5%, nor the mean by a tenth of a standard deviation, beyond five
+    standard errors.
+    """
+    (variances, se), (square, se_of_square) = stein_variances(x, s), stein_shift(x, s)
+    return bool(((variances - 1).abs() <= 0.1 + 5 * se).all() and square <= 0.01 + 5 * se_of_square)
+
+
 # Means over pairs of rows, a block at a time
 
 

@@ -1,11 +1,12 @@
 """HKSIVIApproximator: the hierarchy is that of the paper, its gradients are exact, and it keeps far modes."""
 
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from plain_targets import as_score
+from plain_targets import as_score, generator
 from sklearn.base import clone
 
 from skksivi import HKSIVIApproximator, mixing
@@ -354,3 +355,24 @@ def test_unequal_modes_of_a_ring_are_kept(shift):
     shares, sd = shares_and_spread(q.sample(20_000), target)
     assert np.abs(shares / weights - 1).max() < 0.15
     assert np.abs(sd - 1).max() < 0.2
+
+
+@pytest.mark.parametrize("share", [0.001, 0.05, 0.4])
+def test_rows_that_a_score_spoils_are_drawn_again(share):
+    """The score is NaN at random, as it may be at rare points; the draws are those of the other points."""
+    q = fit()
+    rng = torch.Generator().manual_seed(0)
+
+    def score_fn(x):
+        return torch.where(torch.rand(len(x), 1, generator=rng) < share, torch.nan, -x)
+
+    sampler = replace(q.sampler_, score=as_score(score_fn, d=2))
+    x = sampler.sample(4000, generator())
+    assert x.isfinite().all()
+    np.testing.assert_allclose(x.std(0), q.sample(4000).std(0), rtol=0.15)
+
+
+def test_a_hierarchy_without_a_finite_score_says_so():
+    sampler = replace(fit().sampler_, score=as_score(lambda x: x * torch.nan, d=2))
+    with pytest.raises(FloatingPointError, match="`score_fn` is not finite"):
+        sampler.sample(10, generator())

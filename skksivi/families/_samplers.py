@@ -27,6 +27,9 @@ N_MIXING_DRAWS = 10_000
 #: Numbers drawn or evaluated at a time, so that memory does not grow with the number of rows.
 CHUNK = 2**22
 
+#: Times that rows are drawn again which the score of a hierarchy has spoilt.
+MAX_REDRAWN = 50
+
 #: Rows drawn at a time where some are left out, so that memory has a bound whatever the ratios.
 MAX_DRAWN = 2**15
 
@@ -295,8 +298,20 @@ class Layers:
         return self.whitening.map.unwhiten(self.sample_in_u(n, generator, layer))
 
     def sample_in_u(self, n: int, generator: torch.Generator, layer: int = 0) -> Tensor:
-        """Draw n rows (n, d) of a layer in whitened coordinates."""
-        return self.family.draw(n, generator, self.score_in_u, layer)[1].double()
+        """Draw n rows (n, d) of a layer in whitened coordinates; rows that the score has spoilt are drawn again.
+
+        Raises
+        ------
+        FloatingPointError
+            The score is not finite where most of the draws are.
+        """
+        u, score_u = self.family.draw(n, generator, self.score_in_u, layer)[1].double(), self.score_in_u
+        for _ in range(MAX_REDRAWN):
+            bad = ~u.isfinite().all(1)
+            if not bad.any():
+                return u
+            u[bad] = self.family.draw(int(bad.sum()), generator, score_u, layer)[1].double()
+        raise FloatingPointError("`score_fn` is not finite at most of the draws of the hierarchy, which need it.")
 
     def reference_in_u(self, n: int, generator: torch.Generator) -> Tensor:
         """Draw n rows (n, d) of the base, which is at the target where a training must stay near it."""

@@ -52,7 +52,9 @@ MODULES = {
     "score._score": ["test_score", "targets/test_minibatches"],
     "estimators._ksivi": ["test_ksivi", "test_regularization", "targets/test_minibatches"],
     "estimators._hksivi": ["test_hksivi"],
-    "stein._terms": ["test_regularization", "test_moments", "test_ksivi"],
+    "stein._moments": ["test_moments", "test_ksivi"],
+    "terms": ["test_regularization", "test_ksivi"],
+    "estimators._ksd": ["test_ksivi", "test_hksivi"],
 }
 
 #: What the package and its tests import, loaded once.
@@ -153,7 +155,7 @@ def summary(node: ast.AST) -> str:
 
 
 class Loader(importlib.machinery.SourceFileLoader):
-    """Finds and loads one module, from a syntax tree in the place of its file."""
+    """Finds and loads one module, from a syntax tree instead of its file."""
 
     def __init__(self, module: str, tree: ast.Module) -> None:
         super().__init__(f"skksivi.{module}", str(source_of(module)))

@@ -1,4 +1,4 @@
-"""Milliseconds an iteration and peak memory of training, against a plain reference step.
+"""Milliseconds per iteration and peak memory of training, against a plain reference step.
 
 python benchmarks/speed.py                       ratios on the paper's tasks, one thread
 python benchmarks/speed.py --threads 2
@@ -265,7 +265,7 @@ def compare(names, blocks, device):
 def print_rows(rows, header):
     if header:
         columns = ("stand-in", "plain", "ours", "ours, U", "floor", "ratio", "quartiles", "asked", "goal")
-        print(f"{'ms an iteration':<16}{'N':>5}" + "".join(f"{c:>10}" for c in columns), flush=True)
+        print(f"{'ms per iteration':<16}{'N':>5}" + "".join(f"{c:>10}" for c in columns), flush=True)
     for r in rows:
         print(
             f"{r['case']:<16}{r['N']:>5}{r['stand-in']:>10.2f}{r['plain']:>10.2f}{r['ours']:>10.3f}"
@@ -315,7 +315,7 @@ def memory():
 
 
 def scaling(blocks, device, quick):
-    """Return and plot milliseconds an iteration against N at d = 100, and against d at N = 128."""
+    """Return and plot milliseconds per iteration against N at d = 100, and against d at N = 128."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -341,7 +341,7 @@ def scaling(blocks, device, quick):
             ax.loglog(*zip(*points, strict=True), "o-", label={"plain": "specification"}.get(kind, "fused"))
         ax.set(xlabel={"N": "draws N a batch", "d": "dimension d"}[key], title=f"{fixed} = {at}")
         ax.grid(alpha=0.3)
-    axes[0].set_ylabel("ms an iteration")
+    axes[0].set_ylabel("ms per iteration")
     axes[0].legend(frameon=False)
     figure.savefig("speed.png", dpi=120)
     print("Figure in speed.png")

@@ -37,7 +37,7 @@ ring, units, tails = EightGaussians(shift=5.0), Units(), StudentT()
 
 # %%
 # The defaults, on the ring. Then a fit without whitening, in half the iterations; one that starts at a single mode
-# and misses the others, which the discrepancy does not see; and a Gaussian in the place of a Student t.
+# and misses the others, which the discrepancy does not see; and a Gaussian instead of a Student t.
 
 options = {"max_iter": args.max_iter, "random_state": 0}
 fits = {

@@ -66,7 +66,7 @@ def modes(
     from the score: searches from draws find the modes; space is divided into the cells of their Gaussians; the
     logarithms of p between the centres are integrals of the score along lines, by a rule that adapts and tells when
     it fails; and the mass of each cell is estimated by importance sampling, and once more by bridge sampling from
-    chains that start at draws of the fit. Where the target has a `log_prob` it takes the place of the integrals.
+    chains that start at draws of the fit. Where the target has a `log_prob` it is used instead of the integrals.
 
     Parameters
     ----------

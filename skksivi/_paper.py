@@ -59,7 +59,7 @@ def paper_settings(name: str) -> dict[str, Any]:
     >>> q.batch_size, q.max_iter
     (500, 50000)
     """
-    if name not in PAPER:
+    if not isinstance(name, str) or name not in PAPER:
         raise ValueError(f"`name` must be one of {sorted(PAPER)}, got {name!r}.")
     return copy.deepcopy(PAPER[name])
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self, TypeVar
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from sklearn.base import BaseEstimator, DensityMixin
+from sklearn.base import BaseEstimator, DensityMixin, clone
 from sklearn.utils import check_array, check_scalar
 from sklearn.utils._param_validation import HasMethods
 from sklearn.utils.validation import check_is_fitted
@@ -23,7 +23,8 @@ from skksivi._arrays import DTYPES, RandomState, as_array, as_tensor, make_gener
 from skksivi._saved import COUNT, CURVE, SEED, SIZE, Kind, Parts, checked, is_instance, register
 from skksivi._version import DOCUMENTATION
 from skksivi.families._samplers import CHUNK, Fit, HasDensity, Sampler, Tell, unweighted
-from skksivi.parameters import Constrained, Constraints, Interval, StrOptions
+from skksivi.kernels import resolve_kernel
+from skksivi.parameters import Constrained, Constraints, Interval, ParameterObject, StrOptions, expanded
 from skksivi.score._score import CarriesScore, Score, is_target
 from skksivi.score._target import TargetOrScore, moved, resolve_score, unwrapped
 from skksivi.stein._discrepancy import FixedKernelKSD
@@ -113,6 +114,9 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
             Stein's identities.
         """
         self._validate_params()
+        for value in self.get_params(deep=False).values():
+            if isinstance(value, ParameterObject):
+                value.check()
         device = resolve_device(self.device)
         seed = make_seed(_of_replicate(score_fn, self.random_state))
         target = _as_target(score_fn, n_features)
@@ -138,11 +142,45 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
             fit = self._fit(score, generator, tell if getattr(self, "_skl_callbacks", None) else None)
             self.__dict__.update(learned_attributes(fit, seed, self.dtype))
             self._dtype_of_draws = resolving_dtype(fit.sampler, self.dtype, device)
-            ended_by = self._conclude(fit, score, generator)
-        if ended_by is not None:
-            raise ended_by
+            self._conclude(fit, score, generator)
+        if fit.ended_by is not None:
+            raise fit.ended_by
         context.call_on_fit_task_end(estimator=self, X=target)
         return self
+
+    def set_params(self, **params: object) -> Self:
+        """Set parameters, also those of an object that is given by its shorthand.
+
+        Parameters
+        ----------
+        **params : dict
+            As for scikit-learn's estimators, such as ``whiten__budget=100_000``, also where `whiten` is "auto".
+
+        Returns
+        -------
+        self : object
+
+        Raises
+        ------
+        ValueError
+            There is no such parameter, or it is the part of one that is no object and abbreviates none. Nothing is
+            changed then.
+        """
+        known, whole = self.get_params(deep=False), {k: v for k, v in params.items() if "__" not in k}
+        for name in {name.partition("__")[0] for name in params.keys() - whole.keys()} & known.keys():
+            value = whole.get(name, known[name])
+            found = value if hasattr(value, "set_params") else self._expanded(name, value)
+            if found is None:
+                raise ValueError(
+                    f"`{name}` is {value!r}, which has no parameters of its own; set it to an object first."
+                )
+            parts = {k.partition("__")[2]: v for k, v in params.items() if k.startswith(f"{name}__")}
+            whole[name] = clone(found).set_params(**parts)
+        return super().set_params(**whole, **{k: v for k, v in params.items() if k.partition("__")[0] not in known})
+
+    def _expanded(self, name: str, value: object) -> BaseEstimator | None:
+        """Return the object that a value of a parameter abbreviates, None if it abbreviates none."""
+        return resolve_kernel(value) if name == "kernel" and isinstance(value, str) else expanded(name, value)
 
     def sample(self, n_samples: int = 1, random_state: RandomState = None) -> np.ndarray:
         """Draw from the fitted distribution.
@@ -277,9 +315,8 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
         `tell` shows callbacks what the fit would be if it ended now.
         """
 
-    def _conclude(self, fit: Fit, score_fn: Score, generator: torch.Generator) -> BaseException | None:
-        """Say what is wrong with a fit that was learned, which cannot be lost any more; return what ended it."""
-        return fit.ended_by
+    def _conclude(self, fit: Fit, score_fn: Score, generator: torch.Generator) -> None:
+        """Say what is wrong with a fit that was learned, which cannot be lost any more."""
 
 
 A = TypeVar("A", bound=type[BaseApproximator])

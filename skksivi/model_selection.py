@@ -267,8 +267,7 @@ def _rounded(grade: float) -> float:
 
 
 def _imq_term(judge: FixedKernelKSD, x: Tensor, c: float) -> float:
-    judge.kernel = IMQ(bandwidth=c * math.sqrt(x.shape[1]))
-    return math.sqrt(1 + 2 / c**2) * judge(x)
+    return math.sqrt(1 + 2 / c**2) * judge(x, IMQ(bandwidth=c * math.sqrt(x.shape[1])))
 
 
 def _linear_term(judge: FixedKernelKSD, x: Tensor) -> float:

@@ -17,7 +17,7 @@ from sklearn.utils._param_validation import Interval, StrOptions
 
 from skksivi._saved import saved_by_parameters
 
-__all__ = ["Adam", "Bridge", "Checkpoint", "EarlyStopping", "Pilot", "Scale"]
+__all__ = ["Adam", "Bridge", "Checkpoint", "Pilot", "Plateau", "Scale"]
 
 #: Bridges of a hierarchy, by name.
 BRIDGES = ("auto", "cosine", "geometric", "linear", "none", "quadratic")
@@ -95,8 +95,8 @@ class Adam(ParameterObject):
     """
 
     _parameter_constraints: ClassVar[Constraints] = {
-        "betas": ["array-like"],
-        "decay": [StrOptions({"cosine"}), "array-like", None],
+        "betas": [tuple, list],
+        "decay": [StrOptions({"cosine"}), tuple, list, None],
         "ema": [Interval(Real, 0, 1, closed="left"), None],
         "max_norm": [Interval(Real, 0, None, closed="neither"), None],
         "nonfinite": [StrOptions({"raise", "skip"})],
@@ -197,8 +197,8 @@ class Scale(ParameterObject):
         self.floor = floor
 
 
-class EarlyStopping(ParameterObject):
-    """When a training ends before its last iteration.
+class Plateau(ParameterObject):
+    """A plateau of the discrepancy at which a training ends before its last iteration.
 
     Parameters
     ----------
@@ -210,9 +210,9 @@ class EarlyStopping(ParameterObject):
     Examples
     --------
     >>> from skksivi import KSIVIApproximator
-    >>> from skksivi.parameters import EarlyStopping
-    >>> KSIVIApproximator(max_iter=20_000, early_stopping=EarlyStopping(tol=0.05, patience=1000))
-    KSIVIApproximator(early_stopping=EarlyStopping(patience=1000, tol=0.05),
+    >>> from skksivi.parameters import Plateau
+    >>> KSIVIApproximator(max_iter=20_000, early_stopping=Plateau(tol=0.05, patience=1000))
+    KSIVIApproximator(early_stopping=Plateau(patience=1000, tol=0.05),
                       max_iter=20000)
     """
 
@@ -296,21 +296,34 @@ Init = ArrayLike | None
 Schedule = float | Callable[[float], float]
 Annealing = str | Callable[[float], float] | None
 
-#: What a string, a number or a path means, by the name of the parameter.
-SHORTHANDS: dict[str, type[ParameterObject]] = {
-    "bridge": Bridge,
-    "checkpoint": Checkpoint,
-    "early_stopping": EarlyStopping,
-    "scale": Scale,
-    "whiten": Pilot,
-}
-
 
 def pilot_of(whiten: Whiten) -> Pilot | None:
     """Return the chains that a parameter `whiten` asks for, None if for none."""
     if isinstance(whiten, str):
         return Pilot(whiten) if whiten in ("auto", "diagonal") else None
     return whiten if isinstance(whiten, Pilot) else None
+
+
+def plateau_of(early_stopping: bool | float | Plateau | None) -> Plateau | None:
+    """Return when a training ends early, as a parameter `early_stopping` says, None for never; checked."""
+    if early_stopping is None or early_stopping is False:
+        return None
+    return Plateau() if early_stopping is True else checked_object(Plateau, early_stopping)
+
+
+def expanded(name: str, value: object) -> ParameterObject | None:
+    """Return the object that a value of a parameter abbreviates, None if it abbreviates none."""
+    if name == "whiten" and isinstance(value, str):
+        return pilot_of(value)
+    if name == "early_stopping" and isinstance(value, Real):
+        return plateau_of(float(value) if not isinstance(value, bool) else value)
+    if name == "checkpoint" and isinstance(value, str | os.PathLike):
+        return Checkpoint(value)
+    if name == "scale" and isinstance(value, str):
+        return Scale(value)
+    if name == "bridge" and (isinstance(value, str) or callable(value)):
+        return Bridge(value)
+    return None
 
 
 P = TypeVar("P", bound=ParameterObject)

@@ -15,7 +15,7 @@ pathologies and a practical fix with regularization. https://arxiv.org/abs/2301.
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from numbers import Real
 from typing import ClassVar, NamedTuple
@@ -56,7 +56,7 @@ class Draws(NamedTuple):
     generator: torch.Generator
 
 
-class Term(ParameterObject):
+class Term(ParameterObject, ABC):
     """A term of an objective beside the discrepancy; a subclass gives `gradient`.
 
     Parameters
@@ -122,7 +122,7 @@ class Laplacian(Term):
         return w * laplacian_gradient(draws.score, draws.x, draws.generator) / len(draws.x) ** 2
 
 
-class Bound(NamedTuple):
+class Weighed(NamedTuple):
     """A term in a training: with its weight, the score, the inverse temperature c in it if there is one."""
 
     term: Term
@@ -134,7 +134,13 @@ class Bound(NamedTuple):
     def gradient(self, x: Tensor, s: Tensor) -> Tensor:
         """Return the gradient in draws x (n, d) with scores s, tempered if there is a c."""
         s_p = s if self.c is None else s / self.c
-        return self.term.gradient(Draws(x, s_p, self.score, self.generator), self.weight.value)
+        gradient = self.term.gradient(Draws(x, s_p, self.score, self.generator), self.weight.value)
+        if gradient.shape != x.shape:
+            raise ValueError(
+                f"`gradient` of {type(self.term).__name__} returned shape {tuple(gradient.shape)}, expected "
+                f"{tuple(x.shape)}, that of the draws."
+            )
+        return gradient
 
 
 def laplacian_gradient(score_fn: ScoreFunction, x: Tensor, generator: torch.Generator) -> Tensor:

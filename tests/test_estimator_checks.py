@@ -1,4 +1,4 @@
-"""scikit-learn's checks of estimators, on the approximators and on one that takes data in the place of a target."""
+"""scikit-learn's checks of estimators, on the approximators and on one that takes data instead of a target."""
 
 import re
 

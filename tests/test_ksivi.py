@@ -32,7 +32,7 @@ from skksivi.families._maps import LinearSkip
 from skksivi.kernels import IMQ, KERNELS, Gaussian
 from skksivi.metrics import kl_divergence
 from skksivi.mixing import JITTER, Bootstrap, NormalDraws
-from skksivi.parameters import EarlyStopping, Pilot, Scale
+from skksivi.parameters import Pilot, Plateau, Scale
 from skksivi.pilot._affine import Affine
 from skksivi.pilot._chains import PilotPoints
 from skksivi.pilot._rules import Whitening
@@ -231,10 +231,10 @@ def test_warm_start_continues_and_a_cold_start_forgets():
 
 
 def test_early_stopping_stops_on_a_plateau_only():
-    plateau = fit(max_iter=5000, early_stopping=EarlyStopping(0.01, patience=200))
+    plateau = fit(max_iter=5000, early_stopping=Plateau(0.01, patience=200))
     assert plateau.n_iter_ < 5000
     assert len(plateau.ksd_curve_) == 1 + plateau.n_iter_ // 500
-    patient = fit(max_iter=500, early_stopping=EarlyStopping(0.01, patience=1000))
+    patient = fit(max_iter=500, early_stopping=Plateau(0.01, patience=1000))
     assert patient.n_iter_ == 500
 
 

@@ -15,15 +15,15 @@ from skksivi import HKSIVIApproximator, KSIVIApproximator, parameters
 from skksivi.baselines import SIVI, SVGD
 from skksivi.kernels import Gaussian
 from skksivi.model_selection import Replicates, neg_ksd_scorer
-from skksivi.parameters import Adam, Bridge, Checkpoint, EarlyStopping, ParameterObject, Pilot, Scale
+from skksivi.parameters import Adam, Bridge, Checkpoint, ParameterObject, Pilot, Plateau, Scale
 from skksivi.targets import Banana
-from skksivi.terms import Entropic, Laplacian
+from skksivi.terms import Entropic, Laplacian, Term
 
 OBJECTS = [
     Adam(betas=(0.5, 0.9), decay=(0.9, 100), ema=None, max_norm=1.0, nonfinite="skip"),
     Bridge("cosine", weights=[1.0, 0.5]),
     Checkpoint("here", every=7),
-    EarlyStopping(0.2, patience=30),
+    Plateau(0.2, patience=30),
     Entropic(0.3),
     Laplacian(0.2),
     Pilot("diagonal", budget=5000, weight=0.5),
@@ -60,8 +60,8 @@ def test_an_object_is_cloned_pickled_copied_and_shown_with_its_parameters(value)
         (Bridge(weights=3), "weights"),
         (Checkpoint(3), "path"),
         (Checkpoint("here", every=0), "every"),
-        (EarlyStopping(-1.0), "tol"),
-        (EarlyStopping(patience=0), "patience"),
+        (Plateau(-1.0), "tol"),
+        (Plateau(patience=0), "patience"),
         (Entropic(-1.0), "weight"),
         (Pilot("laplace"), "rule"),
         (Pilot(budget=-1), "budget"),
@@ -81,7 +81,7 @@ def test_a_mistake_is_told_by_fit():
         "optimizer": Adam(ema=2.0),
         "whiten": Pilot(budget=-1),
         "scale": Scale(floor=-1.0),
-        "early_stopping": EarlyStopping(patience=0),
+        "early_stopping": Plateau(patience=0),
         "checkpoint": Checkpoint("here", every=0),
         "terms": [Entropic(-1.0)],
     }
@@ -150,7 +150,7 @@ def test_two_approximators_share_no_settings():
 def test_a_shorthand_means_its_object():
     settings = {"max_iter": 10, "batch_size": 8, "hidden_layer_sizes": (4,), "random_state": 0}
     short = {"whiten": "auto", "scale": "constant", "optimizer": "adam", "early_stopping": 0.1}
-    whole = {"whiten": Pilot(), "scale": Scale(), "optimizer": Adam(), "early_stopping": EarlyStopping(0.1)}
+    whole = {"whiten": Pilot(), "scale": Scale(), "optimizer": Adam(), "early_stopping": Plateau(0.1)}
     X, Y = (KSIVIApproximator(**settings, **own).fit(Banana()).sample(5) for own in (short, whole))
     np.testing.assert_array_equal(X, Y)
 
@@ -171,3 +171,49 @@ def test_a_file_holds_them(tmp_path):
     q = KSIVIApproximator(optimizer=OBJECTS[0], whiten=Pilot(budget=7), scale=Scale(floor=0.01), terms=[Entropic()])
     skksivi.save(q, tmp_path / "q")
     assert repr(skksivi.load(tmp_path / "q")) == repr(q)
+
+
+@pytest.mark.parametrize("cls", [SIVI, SVGD])
+def test_a_shorthand_that_has_no_parts_says_so(cls):
+    with pytest.raises(ValueError, match="`whiten` is 'laplace', which has no parameters"):
+        cls().set_params(whiten__budget=5)
+    assert cls(whiten="auto").set_params(whiten__budget=5).whiten.budget == 5
+
+
+def test_a_part_that_is_refused_leaves_the_shorthand():
+    q = KSIVIApproximator()
+    with pytest.raises(ValueError, match="foo"):
+        q.set_params(max_iter=7, whiten__foo=1)
+    assert (q.whiten, q.max_iter) == ("auto", 2000)
+
+
+@pytest.mark.parametrize("q", [q for q in APPROXIMATORS if "whiten" in q.get_params()], ids=repr)
+def test_every_approximator_checks_its_pilot(q):
+    for whiten in (Pilot("x"), Pilot(budget=-5), Pilot(weight="w")):
+        with pytest.raises(ValueError, match="parameter of Pilot"):
+            clone(q).set_params(whiten=whiten).fit(Banana())
+
+
+def test_early_stopping_may_be_a_boolean():
+    assert parameters.plateau_of(True).get_params() == Plateau().get_params()
+    assert parameters.plateau_of(False) is None
+
+
+def test_a_term_of_ones_own():
+    class Shift(Term):
+        def gradient(self, draws, w):
+            return w * (draws.x - 1)
+
+    class Bad(Shift):
+        def gradient(self, draws, w):
+            return super().gradient(draws, w)[:, :1]
+
+    class Nothing(Term):
+        pass
+
+    settings = {"max_iter": 5, "batch_size": 8, "hidden_layer_sizes": (4,), "whiten": "laplace", "random_state": 0}
+    assert KSIVIApproximator(terms=[Shift(0.1)], **settings).fit(GaussianTarget()).sample(3).shape == (3, 2)
+    with pytest.raises(ValueError, match="`gradient` of Bad returned shape"):
+        KSIVIApproximator(terms=[Bad()], **settings).fit(GaussianTarget())
+    with pytest.raises(TypeError, match="abstract"):
+        Nothing()

@@ -687,7 +687,7 @@ def test_a_file_that_lies_is_refused(saved, case, tmp_path):
 
 OTHER = {"is": "Normal", "latent_dim": 2}
 
-#: What is put in the place of lists in a hierarchy, and what the refusal says.
+#: What is put instead of lists in a hierarchy, and what the refusal says.
 LAYERS = {
     "a network too few": ("networks", lambda networks: networks[1:], "the layers of its hierarchy do not fit"),
     "no network": ("networks", lambda networks: [OTHER, *networks[1:]], "the networks of its hierarchy do not fit"),
@@ -771,7 +771,7 @@ def test_any_edit_is_refused_or_gives_an_estimator_that_works(saved, tmp_path, n
 
 
 def with_huge(content, name, changes):
-    """The file with 8 GiB of zeros as its last tensor, in the place of another if there is one; and its length."""
+    """The file with 8 GiB of zeros as its last tensor, instead of another if there is one; and its length."""
     header, state, payload = opened(content)
     begin, end = header.pop(name, {"data_offsets": (0, 0)})["data_offsets"]
     payload = payload[:begin] + payload[end:]

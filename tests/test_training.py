@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from skksivi.parameters import Adam, EarlyStopping
+from skksivi.parameters import Adam, Plateau
 from skksivi.training._hooks import Watch
 from skksivi.training._loop import (
     Iterate,
@@ -167,17 +167,17 @@ def holder():
 
 
 def test_a_plateau_is_told_from_progress(holder):
-    falling = Watch(judge_of(np.linspace(1, 0, 11)), EarlyStopping(patience=300))
+    falling = Watch(judge_of(np.linspace(1, 0, 11)), Plateau(patience=300))
     assert not any(states(holder, falling, 10))
-    flat = Watch(judge_of([1.0] * 4), EarlyStopping(patience=300))
+    flat = Watch(judge_of([1.0] * 4), Plateau(patience=300))
     assert states(holder, flat, 4) == [False, False, False, True]
 
 
 def test_progress_is_counted_from_the_last_that_was_made(holder):
     """Falls below the share `tol` of the mark add up to progress."""
-    slow = Watch(judge_of(0.995 ** np.arange(20)), EarlyStopping(patience=300))
+    slow = Watch(judge_of(0.995 ** np.arange(20)), Plateau(patience=300))
     assert not any(states(holder, slow, 20))
-    rising = Watch(judge_of([1.0, 0.5, 2.0, 3.0, 4.0]), EarlyStopping(patience=300))
+    rising = Watch(judge_of([1.0, 0.5, 2.0, 3.0, 4.0]), Plateau(patience=300))
     assert states(holder, rising, 5) == [False, False, False, False, True]
 
 
@@ -230,7 +230,7 @@ def test_the_watch_sees_the_average_each_so_often_and_at_the_end():
 
 def test_the_watch_ends_the_loop_and_its_best_state_returns():
     module = network()
-    watch = Watch(judge_of([2.0, 1.0, 3.0, 4.0, 5.0]), EarlyStopping(0.0, patience=20), every=10, keeps_best=True)
+    watch = Watch(judge_of([2.0, 1.0, 3.0, 4.0, 5.0]), Plateau(0.0, patience=20), every=10, keeps_best=True)
     result = run(module, quadratic(module), max_iter=1000, hooks=[watch])
     assert len(result.losses) == 40
     assert watch.restore(module) == 20

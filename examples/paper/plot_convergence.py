@@ -53,7 +53,7 @@ class Convergence:
 
 
 # %%
-# Both have the same layer and learning rate; the critic of SIVI-SM takes one step of its own an iteration.
+# Both have the same layer and learning rate; the critic of SIVI-SM takes one step of its own per iteration.
 
 targets = {"banana": Banana(), "multimodal": Multimodal(), "x-shaped": XShaped()}
 settings = {name: paper_settings(name) for name in targets}

@@ -5,7 +5,7 @@ The two gradient estimators
 The paper's figure of gradient norms: mean and standard deviation over repeated batches, against their size N, on a
 banana and on a conditioned diffusion. The vanilla estimator pairs two batches of N draws with each other, the
 U-statistic the draws of one batch; a third curve gives the former the budget of the latter, two batches of N / 2.
-Settings of the paper (``--full``): 50 repetitions, and a diffusion of 100 dimensions in the place of 50.
+Settings of the paper (``--full``): 50 repetitions, and a diffusion of 100 dimensions instead of 50.
 """
 
 import argparse

@@ -21,7 +21,7 @@ CRITIC: Constraints = {
 }
 
 
-class Bound(NamedTuple):
+class FisherBound(NamedTuple):
     """Values () or (T,), and the gradients in x, in f and in the offset of the critic, (n, d) or (T, n, d)."""
 
     value: Tensor
@@ -30,7 +30,7 @@ class Bound(NamedTuple):
     doffset: Tensor
 
 
-def fisher_bound(network: Map, x: Tensor, f: Tensor, offset: Tensor | float = 0.0) -> Bound:
+def fisher_bound(network: Map, x: Tensor, f: Tensor, offset: Tensor | float = 0.0) -> FisherBound:
     r"""Evaluate :math:`E[2 g^\top f - \|g\|^2]`, g(x) = network(x) + offset, and set the gradient of the parameters.
 
     With :math:`f = s_p(x) - s_{q(\cdot|z)}(x)` its maximum over g is the Fisher divergence, at
@@ -45,7 +45,7 @@ def fisher_bound(network: Map, x: Tensor, f: Tensor, offset: Tensor | float = 0.
     h, pull = network.with_pullback(x)
     g = h + offset
     dg = (f - g) * (2 / len(x))
-    return Bound((g * (2 * f - g)).sum(-1).mean(), pull(dg)(), g * (2 / len(x)), dg)
+    return FisherBound((g * (2 * f - g)).sum(-1).mean(), pull(dg)(), g * (2 / len(x)), dg)
 
 
 class Critics:
@@ -97,8 +97,8 @@ class Critics:
         self._iterate.rate.copy_(self.rate.value)
         self._iterate.step(value)
 
-    def bounds(self, x: Tensor, f: Tensor, offset: Tensor | None = None) -> Bound:
+    def bounds(self, x: Tensor, f: Tensor, offset: Tensor | None = None) -> FisherBound:
         """Evaluate the bounds, one per layer, and set the gradient of the networks."""
         offset = torch.zeros_like(x) if offset is None else offset
         parts = [fisher_bound(*part) for part in zip(self.networks, x, f, offset, strict=True)]
-        return Bound(*(torch.stack(part) for part in zip(*parts, strict=True)))
+        return FisherBound(*(torch.stack(part) for part in zip(*parts, strict=True)))

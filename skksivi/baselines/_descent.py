@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -21,14 +20,6 @@ class MovingPoints(nn.Module):
         self.u = nn.Parameter(u, requires_grad=False)
 
 
-class Descending(Protocol):
-    """What an estimator says of its descent."""
-
-    max_iter: int
-    learning_rate: float
-    learning_rate_decay: str | None
-
-
 def set_gradient(parameter: Tensor, gradient: Tensor) -> None:
     """Set the gradient of a parameter, in the memory that it may share with an optimiser."""
     if parameter.grad is None:
@@ -37,30 +28,37 @@ def set_gradient(parameter: Tensor, gradient: Tensor) -> None:
         parameter.grad.copy_(gradient)
 
 
-def descend(
-    gradient_fn: Callable[[], Tensor],
-    module: nn.Module,
-    generator: torch.Generator,
-    est: Descending,
-    ema_decay: float | None = None,
-) -> tuple[np.ndarray, BaseException | None]:
-    """Move the parameters of a module by Adam against the gradient that `gradient_fn` sets, as an estimator says.
+class Descending:
+    """What estimators share that descend by Adam."""
 
-    Returns
-    -------
-    curve : ndarray of shape (n_iter,)
-        What `gradient_fn` returned.
-    ended_by : FloatingPointError, KeyboardInterrupt or None
-        What ended it before its time; the module holds the last finite state.
-    """
-    steps, rate = Adam(decay=est.learning_rate_decay, ema=ema_decay), est.learning_rate
-    run = minimise(Objective(gradient_fn), module, steps, generator, learning_rate=rate, max_iter=est.max_iter)
-    curve = run.losses.astype(np.float64)
-    if isinstance(run.ended_by, FloatingPointError):
-        return curve, not_finite(str(run.ended_by))
-    if not (run.ended_by is None or isinstance(run.ended_by, KeyboardInterrupt)):
-        raise run.ended_by
-    return curve, run.ended_by
+    max_iter: int
+    learning_rate: float
+    learning_rate_decay: str | None
+
+    def _descend(
+        self,
+        gradient_fn: Callable[[], Tensor],
+        module: nn.Module,
+        generator: torch.Generator,
+        ema: float | None = None,
+    ) -> tuple[np.ndarray, BaseException | None]:
+        """Move the parameters of a module against the gradient that `gradient_fn` sets.
+
+        Returns
+        -------
+        curve : ndarray of shape (n_iter,)
+            What `gradient_fn` returned.
+        ended_by : FloatingPointError, KeyboardInterrupt or None
+            What ended it before its time; the module holds the last finite state.
+        """
+        steps, rate = Adam(decay=self.learning_rate_decay, ema=ema), self.learning_rate
+        run = minimise(Objective(gradient_fn), module, steps, generator, learning_rate=rate, max_iter=self.max_iter)
+        curve = run.losses.astype(np.float64)
+        if isinstance(run.ended_by, FloatingPointError):
+            return curve, not_finite(str(run.ended_by))
+        if not (run.ended_by is None or isinstance(run.ended_by, KeyboardInterrupt)):
+            raise run.ended_by
+        return curve, run.ended_by
 
 
 def not_finite(what: str) -> FloatingPointError:

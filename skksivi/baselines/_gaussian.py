@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from skksivi._saved import CURVE, is_instance
 from skksivi._warnings import warn_caller
 from skksivi.base import ITERATIONS, BaseApproximator, Constraints, Integral, Interval, Real, StrOptions, learns
-from skksivi.baselines._descent import descend, set_gradient
+from skksivi.baselines._descent import Descending, set_gradient
 from skksivi.families._samplers import Fit, Gaussian, Tell
 from skksivi.parameters import Init
 from skksivi.pilot._affine import Affine, AffineMap
@@ -197,7 +197,7 @@ def conditional_scales(q: Affine) -> Tensor:
     return torch.linalg.solve_triangular(q.L, eye, upper=False).square().sum(0).rsqrt()
 
 
-class Ascending(FromMode):
+class Ascending(Descending, FromMode):
     """Base of the Gaussians that maximise the evidence lower bound."""
 
     _parameter_constraints: ClassVar[Constraints] = {
@@ -229,7 +229,7 @@ class Ascending(FromMode):
                 norm += g.square().sum()
             return norm.sqrt()
 
-        norms, ended_by = descend(gradient_fn, q, generator, self, EMA_DECAY)
+        norms, ended_by = self._descend(gradient_fn, q, generator, EMA_DECAY)
         (m, L), (a, T) = start, (value.double() for value in q.map())
         return Fit(Gaussian(Affine(m + L @ a, L @ T)), {"norm_curve_": norms, "n_iter_": len(norms)}, ended_by)
 

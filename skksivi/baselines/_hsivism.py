@@ -17,7 +17,7 @@ from skksivi.families._hierarchy import Hierarchy, langevin_hierarchy
 from skksivi.families._layer import Drawn, DrawPullback
 from skksivi.families._samplers import Fit, Layers, Tell
 from skksivi.mixing import NormalDraws
-from skksivi.parameters import Adam, Init, Scale, Whiten
+from skksivi.parameters import Adam, Bridge, Init, Scale, Whiten, checked_object
 from skksivi.pilot._chains import PilotPoints
 from skksivi.pilot._rules import Whitening, pulled_back
 from skksivi.score._score import DifferentiableScore, Score
@@ -46,7 +46,7 @@ class HSIVISM(Trained):
     ----------
     n_layers : int, default=5
         The T of the formula.
-    bridge : {"linear", "quadratic", "cosine", "geometric", "none"} or callable, default="linear"
+    bridge : {"linear", "quadratic", "cosine", "geometric", "none"}, callable or Bridge, default="linear"
         The :math:`\lambda_t` as a function of t / T, see `skksivi.HKSIVIApproximator`.
     stop_gradient : bool, default=True
         Whether each layer is trained on its own term alone; otherwise that of a layer is differentiated through the
@@ -115,7 +115,7 @@ class HSIVISM(Trained):
     _parameter_constraints: ClassVar[Constraints] = {
         **CRITIC,
         "n_layers": [Interval(Integral, 1, None, closed="left")],
-        "bridge": [StrOptions(set(BRIDGES)), callable],
+        "bridge": [StrOptions(set(BRIDGES)), callable, Bridge],
         "stop_gradient": ["boolean"],
     }
 
@@ -127,7 +127,7 @@ class HSIVISM(Trained):
         self,
         *,
         n_layers: int = 5,
-        bridge: str | Callable[[float], float] = "linear",
+        bridge: str | Callable[[float], float] | Bridge = "linear",
         stop_gradient: bool = True,
         critic_hidden_layer_sizes: Sequence[int] = (128, 128),
         critic_learning_rate: float = 5e-3,
@@ -178,12 +178,21 @@ class HSIVISM(Trained):
             Job(objective, family, generator, lambda family: Layers(family, whitening, score.double, seed), tell)
         )
 
+    def _levels(self) -> str | Callable[[float], float]:
+        """Return the levels of the bridge, whose layers have equal weights."""
+        bridge = checked_object(Bridge, self.bridge)
+        if bridge.weights is not None or bridge.levels == "auto":
+            raise ValueError(
+                f"`bridge` is {bridge!r}, but HSIVISM has levels by name or function, and equal weights."
+            )
+        return bridge.levels
+
     def _build(
         self, score_fn: Score, whitening: Whitening, pilot: PilotPoints | None, generator: torch.Generator
     ) -> Hierarchy:
         """Return layers that are a Langevin chain along the bridge."""
         return langevin_hierarchy(
-            bridge_levels(self.bridge, self.n_layers),
+            bridge_levels(self._levels(), self.n_layers),
             mixing=NormalDraws(score_fn.n_features),
             hidden_layer_sizes=self.hidden_layer_sizes,
             initial_scale=langevin_scale(self.initial_scale, self._floor, score_fn, whitening, pilot),

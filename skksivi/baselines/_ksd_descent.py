@@ -13,7 +13,7 @@ from torch import Tensor
 from skksivi._saved import CURVE
 from skksivi._warnings import warn_caller
 from skksivi.base import ITERATIONS, Constraints, Interval, Real, StrOptions, learns
-from skksivi.baselines._descent import MovingPoints, descend, not_finite, set_gradient
+from skksivi.baselines._descent import Descending, MovingPoints, not_finite, set_gradient
 from skksivi.baselines._points import WITH_KERNEL, Started, find_start, radial_kernel
 from skksivi.estimators._trained import KEEPING
 from skksivi.families._samplers import Fit, Particles, Tell
@@ -83,7 +83,7 @@ def last_fall(losses: list[float]) -> float:
 
 
 @learns("baselines.KSDDescent", Particles, ITERATIONS | {"loss_curve_": (CURVE, "e")})
-class KSDDescent(Started):
+class KSDDescent(Descending, Started):
     r"""Particles that minimise their kernel Stein discrepancy from the target.
 
     .. math:: \min_{x_1, \dots, x_n} \frac{1}{n^2} \sum_{ij} k_p(x_i, x_j)
@@ -204,7 +204,7 @@ class KSDDescent(Started):
         if self.solver == "lbfgs":
             losses, n_iter, ended_by = self._lbfgs(gradient_fn, particles.u)
         else:
-            losses, ended_by = descend(gradient_fn, particles, generator, self)
+            losses, ended_by = self._descend(gradient_fn, particles, generator)
             n_iter = len(losses)
         x = whitening.map.unwhiten(particles.u.double()).cpu().numpy()
         return Fit(Particles(x, whitening), {"loss_curve_": losses, "n_iter_": n_iter}, ended_by)

@@ -23,7 +23,7 @@ from skksivi.score._score import Score, ScoreFunction
 LOWEST = 0.1
 
 
-class State(NamedTuple):
+class ChainState(NamedTuple):
     """Chains at u (n, d), and the score there."""
 
     u: Tensor
@@ -31,8 +31,8 @@ class State(NamedTuple):
 
 
 def mala_step(
-    state: State, score_u: ScoreFunction, log_ratio: LogRatio, h: Tensor, generator: torch.Generator
-) -> tuple[State, Tensor]:
+    state: ChainState, score_u: ScoreFunction, log_ratio: LogRatio, h: Tensor, generator: torch.Generator
+) -> tuple[ChainState, Tensor]:
     r"""Propose Langevin steps, and accept each with the probability of Metropolis and Hastings.
 
     .. math::
@@ -44,7 +44,7 @@ def mala_step(
 
     Parameters
     ----------
-    state : State
+    state : ChainState
     score_u : callable
     log_ratio : callable
         Maps (u, s(u), v, s(v)) to log p(v) - log p(u).
@@ -54,7 +54,7 @@ def mala_step(
 
     Returns
     -------
-    state : State
+    state : ChainState
     alpha : Tensor of shape (n,)
         The probabilities of acceptance; zero where the score or log p is not finite at v.
 
@@ -71,7 +71,7 @@ def mala_step(
     log_alpha = log_ratio(u, s, v, s_v) + (noise.square().sum(1) - back.square().sum(1)) / (4 * h)
     alpha = log_alpha.nan_to_num(-torch.inf, torch.inf, -torch.inf).exp().clamp_max(1)
     accepted = torch.rand(len(u), generator=generator, dtype=u.dtype, device=u.device)[:, None] < alpha[:, None]
-    return State(v.where(accepted, u), s_v.where(accepted, s)), alpha
+    return ChainState(v.where(accepted, u), s_v.where(accepted, s)), alpha
 
 
 def adapted(h: Tensor, alpha: Tensor, t: int, target: float) -> Tensor:
@@ -205,7 +205,7 @@ class MALA(ChainApproximator):
         log_ratio = ratio_in_u(density_in_u(score_fn, whitening, u), score_u)
         adapts = self.step_size == "auto"
         h = u.new_tensor(u.shape[1] ** (-1 / 3) if adapts else self.step_size)
-        state, acceptance = State(u, score_u(u)), []
+        state, acceptance = ChainState(u, score_u(u)), []
 
         def step(t: int) -> Tensor:
             nonlocal state, h
@@ -221,7 +221,7 @@ class MALA(ChainApproximator):
         report = {"n_iter_": n_iter, "acceptance_curve_": curve, "acceptance_rate_": rate, "step_size_": h.item()}
         return Fit(Chains(in_x(chains, whitening), whitening), report, ended_by)
 
-    def _conclude(self, fit: Fit, score_fn: Score, generator: torch.Generator) -> BaseException | None:
+    def _conclude(self, fit: Fit, score_fn: Score, generator: torch.Generator) -> None:
         rate = self.acceptance_rate_
         if fit.ended_by is None and rate < LOWEST:
             warn_caller(
@@ -229,4 +229,3 @@ class MALA(ChainApproximator):
                 "moved. Raise `n_warmup`, lower `step_size`, or set `whiten` to 'bam' or 'auto'.",
                 ConvergenceWarning,
             )
-        return fit.ended_by

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from skksivi.base import LOSSES, Constraints, Interval, Real, StrOptions, learns
-from skksivi.baselines._descent import MovingPoints, descend, set_gradient
+from skksivi.baselines._descent import Descending, MovingPoints, set_gradient
 from skksivi.baselines._points import DESCENDING, Started, density_in_u, find_start, initial_log_densities, ratio_in_u
 from skksivi.families._samplers import Fit, Particles, Tell
 from skksivi.kernels import squared_distances
@@ -95,7 +95,7 @@ def mied_gradient(x: Tensor, log_p: Tensor, s: Tensor, mollifier: Mollifier, eps
 
 
 @learns("baselines.MIED", Particles, LOSSES)
-class MIED(Started):
+class MIED(Descending, Started):
     r"""Particles that minimise a mollified interaction energy, near the chi-square divergence from the target.
 
     .. math::
@@ -214,6 +214,6 @@ class MIED(Started):
             set_gradient(particles.u, gradient)
             return energy
 
-        losses, ended_by = descend(gradient_fn, particles, generator, self)
+        losses, ended_by = self._descend(gradient_fn, particles, generator)
         x = whitening.map.unwhiten(particles.u.double()).cpu().numpy()
         return Fit(Particles(x, whitening), {"loss_curve_": losses, "n_iter_": len(losses)}, ended_by)

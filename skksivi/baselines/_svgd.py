@@ -10,7 +10,7 @@ from torch import Tensor
 
 from skksivi._saved import CURVE
 from skksivi.base import ITERATIONS, Constraints, learns
-from skksivi.baselines._descent import MovingPoints, descend, set_gradient
+from skksivi.baselines._descent import Descending, MovingPoints, set_gradient
 from skksivi.baselines._points import WITH_KERNEL, Started, find_start, radial_kernel
 from skksivi.families._samplers import Fit, Particles, Tell
 from skksivi.kernels import Kernel, squared_distances
@@ -53,7 +53,7 @@ def svgd_direction(x: Tensor, s: Tensor, kernel: Kernel) -> Tensor:
 
 
 @learns("baselines.SVGD", Particles, ITERATIONS | {"norm_curve_": (CURVE, "t")})
-class SVGD(Started):
+class SVGD(Descending, Started):
     r"""Particles moved along the kernel's steepest descent of KL(q || p), Stein variational gradient descent.
 
     .. math:: x_i \leftarrow x_i + \epsilon\, \phi(x_i), \quad
@@ -156,6 +156,6 @@ class SVGD(Started):
             set_gradient(particles.u, -phi)
             return phi.square().sum(1).mean().sqrt()
 
-        norms, ended_by = descend(gradient_fn, particles, generator, self)
+        norms, ended_by = self._descend(gradient_fn, particles, generator)
         x = whitening.map.unwhiten(particles.u.double()).cpu().numpy()
         return Fit(Particles(x, whitening), {"norm_curve_": norms, "n_iter_": len(norms)}, ended_by)

@@ -25,8 +25,8 @@ from skksivi.parameters import (
     Adam,
     Bridge,
     Checkpoint,
-    EarlyStopping,
     Init,
+    Plateau,
     Scale,
     Whiten,
     checked_object,
@@ -164,7 +164,7 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
         max_iter: int = 3000,
         learning_rate: float = 1e-3,
         optimizer: str | Adam = "adam",
-        early_stopping: float | EarlyStopping | None = None,
+        early_stopping: bool | float | Plateau | None = None,
         checkpoint: str | os.PathLike[str] | Checkpoint | None = None,
         warm_start: bool = False,
         device: str | torch.device = "auto",
@@ -255,7 +255,8 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
         """Return the beta(t) of T layers, checked."""
         beta = checked_object(Bridge, self.bridge).weights
         weights = [beta(t / T) for t in range(T)] if callable(beta) else [1.0] * T if beta is None else list(beta)
-        if len(weights) != T or not all(0 <= float(b) < math.inf for b in weights) or not any(weights):
+        numbers = all(isinstance(b, Real | np.number) and 0 <= float(b) < math.inf for b in weights)
+        if len(weights) != T or not numbers or not any(weights):
             raise ValueError(
                 f"`weights` of the bridge must be {T} numbers of zero or more, one per layer, not all zero, got "
                 f"{weights!r}."

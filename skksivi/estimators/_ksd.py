@@ -23,9 +23,10 @@ from skksivi.kernels import Kernel, resolve_kernel
 from skksivi.mixing import MixingLike
 from skksivi.parameters import (
     Checkpoint,
-    EarlyStopping,
+    Plateau,
     checked_object,
     pilot_of,
+    plateau_of,
 )
 from skksivi.pilot._chains import PilotPoints
 from skksivi.pilot._rules import Whitening, pulled_back
@@ -77,8 +78,7 @@ class SteinTrained(Trained, Generic[F]):
         "kernel": [str, Kernel],
         "bandwidth": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto", "median"}), None],
         "gradient_estimator": [StrOptions(set(GRADIENT_ESTIMATORS))],
-        "annealing": [StrOptions({"linear"}), callable, None],
-        "early_stopping": [Interval(Real, 0, None, closed="left"), EarlyStopping, None],
+        "early_stopping": ["boolean", Interval(Real, 0, None, closed="left"), Plateau, None],
         "checkpoint": [str, os.PathLike, Checkpoint, None],
         "warm_start": ["boolean"],
     }
@@ -87,7 +87,7 @@ class SteinTrained(Trained, Generic[F]):
     bandwidth: float | str | None
     gradient_estimator: str
     mixing: MixingLike
-    early_stopping: float | EarlyStopping | None
+    early_stopping: bool | float | Plateau | None
     checkpoint: str | os.PathLike[str] | Checkpoint | None
     warm_start: bool
     ksd_curve_: np.ndarray
@@ -229,8 +229,7 @@ class SteinTrained(Trained, Generic[F]):
         start has, or its base where that is at the target.
         """
         map_, sampler = start.whitening.map, sampler_of(family)  # which follows the family through its training
-        stopping = None if self.early_stopping is None else checked_object(EarlyStopping, self.early_stopping)
-        guards = self._guards(start)
+        stopping, guards = plateau_of(self.early_stopping), self._guards(start)
 
         def noise() -> torch.Generator:
             return torch.Generator(score.device).manual_seed(start.seed)
@@ -298,10 +297,10 @@ class SteinTrained(Trained, Generic[F]):
         """Return the iterations from one checkpoint to the next."""
         return checked_object(Checkpoint, self.checkpoint).every
 
-    def _conclude(self, fit: Fit, score_fn: Score, generator: torch.Generator) -> BaseException | None:
+    def _conclude(self, fit: Fit, score_fn: Score, generator: torch.Generator) -> None:
         if self.checkpoint is not None and fit.ended_by is None:
             Path(checked_object(Checkpoint, self.checkpoint).path).unlink(missing_ok=True)
-        return super()._conclude(fit, score_fn, generator)
+        super()._conclude(fit, score_fn, generator)
 
 
 def _remark(watch: Watch, best_iter: int) -> str | None:

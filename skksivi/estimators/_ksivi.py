@@ -22,8 +22,8 @@ from skksivi.parameters import (
     Adam,
     Annealing,
     Checkpoint,
-    EarlyStopping,
     Init,
+    Plateau,
     Scale,
     Whiten,
     checked_object,
@@ -33,7 +33,7 @@ from skksivi.pilot._chains import PilotPoints
 from skksivi.pilot._rules import MAX_FEATURES, MAX_POINTS, Whitening
 from skksivi.score._score import DifferentiableScore, Score, Tempered
 from skksivi.stein._moments import MomentPenalty, Steering, moments
-from skksivi.terms import Bound, Term, tail_exponent
+from skksivi.terms import Term, Weighed, tail_exponent
 from skksivi.training._loop import Objective, Scheduled
 
 
@@ -60,8 +60,8 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         are whitened; else, and with None, it is left to `kernel`, whose default is the median heuristic.
     gradient_estimator : {"u-statistic", "vanilla"}, default="u-statistic"
         All pairs within one batch (Algorithm 2), or between two batches (Algorithm 1), which takes twice as many
-        draws and score evaluations an iteration. Where the target draws minibatches of its data, all pairs between
-        two halves of the batch in the place of the former.
+        draws and score evaluations per iteration. Where the target draws minibatches of its data, all pairs between
+        two halves of the batch instead of the former.
     latent_dim : int, default=None
         Dimension of z; None means that of x, with normal mixing up to 100.
     hidden_layer_sizes : sequence of int, default=(100, 100)
@@ -109,9 +109,9 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         "linear" is `skksivi.annealing.Linear()`.
     terms : sequence of Term, default=()
         Terms of the objective beside the discrepancy, see `skksivi.terms`.
-    early_stopping : float, EarlyStopping or None, default=None
+    early_stopping : bool, float, Plateau or None, default=None
         Stop when the discrepancy under one fixed kernel in u has not fallen by this share for 2,000 iterations, or as
-        `skksivi.parameters.EarlyStopping` says. None runs all `max_iter` iterations.
+        `skksivi.parameters.Plateau` says; True is `Plateau()`. None runs all `max_iter` iterations.
     checkpoint : path-like, Checkpoint or None, default=None
         A file in which the fit is saved every 1,000 iterations, or as often as `skksivi.parameters.Checkpoint` says.
         If `fit` finds one there, from a fit with the same settings and score that did not end, it goes on from it; on
@@ -186,7 +186,10 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         "linear_skip": ["boolean"],
         "scale": [StrOptions({"constant", "network"}), Scale],
         "terms": [tuple, list],
+        "annealing": [StrOptions({"linear"}), callable, None],
     }
+
+    _forms_of_scale: ClassVar[set[str]] = {"constant", "network"}
 
     family_: SemiImplicit
 
@@ -210,7 +213,7 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         optimizer: str | Adam = "adam",
         annealing: Annealing = None,
         terms: Sequence[Term] = (),
-        early_stopping: float | EarlyStopping | None = None,
+        early_stopping: bool | float | Plateau | None = None,
         checkpoint: str | os.PathLike[str] | Checkpoint | None = None,
         warm_start: bool = False,
         device: str | torch.device = "auto",
@@ -274,7 +277,7 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
             schedules.append(tempers)
         for term in self.terms:
             weight = Scheduled(f"weight of {type(term).__name__}", term.weight, like)
-            terms.append(Bound(term, weight, score_u, generator, None if tempers is None else tempers.value))
+            terms.append(Weighed(term, weight, score_u, generator, None if tempers is None else tempers.value))
             schedules.append(weight)
         return self._ksd(tempered, family, generator, terms=terms, schedules=schedules)
 
@@ -314,8 +317,8 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
 
     def _check_terms(self, score_fn: Score) -> None:
         for term in self.terms:
-            if not isinstance(term, Term):
-                raise TypeError(f"`terms` must hold objects of skksivi.terms, got {term!r}.")
+            if not (isinstance(term, Term) and hasattr(term, "weight")):
+                raise TypeError(f"`terms` must hold objects of skksivi.terms, each with a `weight`, got {term!r}.")
             term.check()
             if term.needs_second_derivative and (score_fn.by_differences or score_fn.minibatch is not None):
                 raise ValueError(

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Generic, NamedTuple, Self, TypeVar
+from typing import ClassVar, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from sklearn.base import clone
+from sklearn.base import BaseEstimator, clone
 from torch import Tensor, nn
 
 from skksivi.annealing import Linear
 from skksivi.base import BaseApproximator, Constraints, Integral, Interval, Real, StrOptions
-from skksivi.estimators._verdict import concluded
+from skksivi.estimators._verdict import conclude
 from skksivi.families._samplers import Fit, Sampler, Tell
-from skksivi.kernels import resolve_kernel
 from skksivi.parameters import (
-    SHORTHANDS,
     Adam,
     Annealing,
     Init,
@@ -81,37 +78,14 @@ class Trained(BaseApproximator):
     loss_curve_: np.ndarray
     n_iter_: int
 
+    #: The forms of sigma that the method can train.
+    _forms_of_scale: ClassVar[set[str]] = {"constant"}
+
     #: What `optimizer="adam"` means.
     _adam: ClassVar[Adam] = Adam()
 
-    def set_params(self, **params: object) -> Self:
-        """Set parameters, also those of a parameter object that is given by its shorthand.
-
-        Parameters
-        ----------
-        **params : dict
-            As those of scikit-learn's estimators, such as ``whiten__budget=100_000`` where `whiten` is "auto".
-
-        Returns
-        -------
-        self : object
-        """
-        nested = {name: value for name, value in params.items() if "__" in name}
-        super().set_params(**{name: value for name, value in params.items() if name not in nested})
-        for name in {name.partition("__")[0] for name in nested}:
-            setattr(self, name, self._expanded(name))
-        return super().set_params(**nested)
-
-    def _expanded(self, name: str) -> object:
-        """Return the object that a parameter abbreviates, itself if it does not."""
-        value = getattr(self, name, None)
-        if name == "optimizer" and isinstance(value, str):
-            return clone(self._adam)
-        if name == "kernel" and isinstance(value, str):
-            return resolve_kernel(value)
-        return (
-            SHORTHANDS[name](value) if name in SHORTHANDS and isinstance(value, str | Real | os.PathLike) else value
-        )
+    def _expanded(self, name: str, value: object) -> BaseEstimator | None:
+        return clone(self._adam) if (name, value) == ("optimizer", "adam") else super()._expanded(name, value)
 
     @property
     def _steps(self) -> Adam:
@@ -134,18 +108,12 @@ class Trained(BaseApproximator):
         widths: Sequence[object] = self.hidden_layer_sizes
         if not all(isinstance(n, Integral) and int(n) >= 1 for n in widths):
             raise ValueError(f"`hidden_layer_sizes` must hold positive integers, got {self.hidden_layer_sizes!r}.")
-        self._steps.check()
         scale = checked_object(Scale, self.scale)
         start = getattr(self, "initial_scale", None)
         if isinstance(start, Real) and float(start) <= scale.floor:
             raise ValueError(f"`initial_scale` must exceed the floor of `scale`, got {start!r} and {scale.floor!r}.")
-        if scale.form == "network" and not any(
-            isinstance(allowed, StrOptions) and "network" in allowed.options
-            for allowed in self._parameter_constraints["scale"]
-        ):
+        if scale.form not in self._forms_of_scale:
             raise ValueError(f"`scale` of {type(self).__name__} cannot be a network; use 'constant'.")
-        if isinstance(self.whiten, Pilot):
-            self.whiten.check()
 
     def _find_whitening(self, score_fn: Score, generator: torch.Generator) -> tuple[Whitening, PilotPoints | None]:
         """Return the coordinates of the training, and the pilot where the rule makes one."""
@@ -185,8 +153,8 @@ class Trained(BaseApproximator):
         report = {"loss_curve_": run.losses.astype(np.float64), "n_iter_": len(run.losses)}
         return Fit(job.sampler_of(job.family), report, run.ended_by)
 
-    def _conclude(self, fit: Fit, score_fn: Score, generator: torch.Generator) -> BaseException | None:
-        return concluded(fit, score_fn.on_all_data(), generator)
+    def _conclude(self, fit: Fit, score_fn: Score, generator: torch.Generator) -> None:
+        conclude(fit, score_fn.on_all_data(), generator)
 
 
 def temperature(annealing: Annealing, like: Tensor) -> Scheduled:

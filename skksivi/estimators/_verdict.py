@@ -23,13 +23,17 @@ FAILED_VARIANCES = (0.25, 4.0)
 FAILED_SHIFT = 4.0
 
 
-def concluded(fit: Fit, score_fn: Score, generator: torch.Generator) -> BaseException | None:
-    """Return what has ended a training, explained, or warn of what is wrong with a fit that came to its end."""
+def conclude(fit: Fit, score_fn: Score, generator: torch.Generator) -> None:
+    """Explain the numbers that have ended a training, or warn of what is wrong with a fit that came to its end.
+
+    Raises
+    ------
+    FloatingPointError
+    """
     if isinstance(fit.ended_by, FloatingPointError):
-        return _explained(fit.ended_by, score_fn, fit.sampler.sample(N_EXPLAINED, generator))
+        raise _explained(fit.ended_by, score_fn, fit.sampler.sample(N_EXPLAINED, generator)) from fit.ended_by
     if fit.ended_by is None:
         _warn(fit, score_fn, fit.sampler.sample(N_JUDGED, generator).double())
-    return fit.ended_by
 
 
 def _explained(error: BaseException, score_fn: Score, x: Tensor) -> FloatingPointError:
@@ -43,9 +47,9 @@ def _explained(error: BaseException, score_fn: Score, x: Tensor) -> FloatingPoin
             f"the first at x = [{row}{', ...' if x.shape[1] > 5 else ''}]"
         )
     return FloatingPointError(
-        f"{error}: {cause}. The state after the last finite step is kept. `score_fn` may be undefined or huge "
-        "there, or have the wrong sign. Use dtype='float64', a smaller `learning_rate` or `initial_scale`, "
-        "rescale the parameters or, where this is rare, set optimizer=Adam(nonfinite='skip')."
+        f"{error}: {cause}. The state after the last finite step is kept. `score_fn`, or a term of `terms`, may be "
+        "undefined or huge there, or have the wrong sign. Use dtype='float64', a smaller `learning_rate` or "
+        "`initial_scale`, rescale the parameters or, where this is rare, set optimizer=Adam(nonfinite='skip')."
     )
 
 

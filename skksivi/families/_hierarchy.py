@@ -45,7 +45,7 @@ class Hierarchy(nn.Module):
     Parameters
     ----------
     networks : sequence of Map
-        One a layer; or one for all, of which the input is (x, lambda_t).
+        One per layer; or one for all, of which the input is (x, lambda_t).
     mixing : Mixing
         The base q_T.
     levels : sequence of float
@@ -143,7 +143,7 @@ class Hierarchy(nn.Module):
         return sigma * factor * w, pullback
 
     def mean_with_pullback(self, t: int, x: Tensor, s_p: Tensor) -> tuple[Tensor, Pullback, ScoreFunction]:
-        """Return mu_t at x (n, d), the way back through its network, and that through the Langevin step."""
+        """Return mu_t at x (n, d), the pullback through its network, and that through the Langevin step."""
         shared = len(self.networks) < self.n_layers
         inputs = torch.cat([x, x.new_full((len(x), 1), self.levels[t])], 1) if shared else x
         residual, pull = self.maps[0 if shared else t].with_pullback(inputs)
@@ -238,7 +238,7 @@ def langevin_hierarchy(
 
 
 class _Layer(NamedTuple):
-    """Draws of a layer, the score of the bridge there, the noise in them, and the ways back from them."""
+    """Draws of a layer, the score of the bridge there, the noise in them, and the pullbacks from them."""
 
     x: Tensor
     bridge: Tensor

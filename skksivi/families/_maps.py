@@ -18,7 +18,7 @@ Pullback = Callable[[Tensor], Callable[[], Tensor]]
 
 
 class Map(nn.Module, ABC):
-    """A parameterised function of z with a hand-written way back for gradients."""
+    """A parameterised function of z with a hand-written pullback of gradients."""
 
     @abstractmethod
     def forward(self, z: Tensor) -> Tensor:
@@ -26,7 +26,7 @@ class Map(nn.Module, ABC):
 
     @abstractmethod
     def with_pullback(self, z: Tensor) -> tuple[Tensor, Pullback]:
-        """Return the value at z and the way back. To be called without automatic differentiation, on parameters that
+        """Return the value at z and the pullback. To be called without automatic differentiation, on parameters that
         have a `grad`.
         """
 

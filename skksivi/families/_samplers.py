@@ -244,7 +244,7 @@ class Layer:
         """Estimate log q (n,) at points x (n, d)."""
         family = copy.deepcopy(self.family).double()
         z = family.draw_latent(N_MIXING_DRAWS, torch.Generator(x.device).manual_seed(self.seed))
-        return _log_mean(lambda u: family.log_prob(u, z), self.whitening, x)
+        return _log_mixture(lambda u: family.log_prob(u, z), self.whitening, x)
 
 
 @saved(
@@ -321,10 +321,10 @@ class Layers:
         """Estimate log q (n,) at points x (n, d)."""
         family, score_u = copy.deepcopy(self.family).double(), self.score_in_u
         before, _ = family.draw(N_MIXING_DRAWS, torch.Generator(x.device).manual_seed(self.seed), score_u)
-        return _log_mean(lambda u: family.log_prob(u, before, score_u), self.whitening, x)
+        return _log_mixture(lambda u: family.log_prob(u, before, score_u), self.whitening, x)
 
 
-def _log_mean(log_conditional: Callable[[Tensor], Tensor], whitening: Whitening, x: Tensor) -> Tensor:
+def _log_mixture(log_conditional: Callable[[Tensor], Tensor], whitening: Whitening, x: Tensor) -> Tensor:
     """Return the log (n,) of the mean of K conditional densities at x, whose logs at u (n, d) are (n, K)."""
     tiles = whitening.map.whiten(x).split(max(1, CHUNK // N_MIXING_DRAWS))
     log_sums = torch.cat([log_conditional(tile).logsumexp(-1) for tile in tiles])

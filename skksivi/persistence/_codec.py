@@ -105,5 +105,5 @@ def _refusal(value: object, path: str) -> TypeError:
     what = repr(value) if isinstance(value, float) else f"of type {type(value).__name__}"
     return TypeError(
         f"`{path}` is {what}, which cannot be saved without pickle; call set_params({path.split('.')[0]}=...) with "
-        "None, a finite number, a name, an array or an object of this package first, which changes nothing learned."
+        "its default, a number, a name, an array or an object of this package first, which changes nothing learned."
     )

@@ -184,7 +184,7 @@ def _read(file: BinaryIO, max_bytes: int) -> BaseApproximator:
     tensors = {name: x.clone() for name, x in safetensors.torch.load(data).items()}  # aligned, for the same rounding
     estimator = decoded(about["state"], tensors, resolve_device(device)).set_params(device=device)
     if hasattr(estimator, "sampler_"):
-        vars(estimator).update(estimator.sampler_.attributes())
+        estimator.__dict__.update(estimator.sampler_.attributes())
     return estimator
 
 

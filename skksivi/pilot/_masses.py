@@ -135,7 +135,9 @@ def _agrees(log_prob: Callable[[Tensor], Tensor], score_fn: DifferentiableScore,
         ends = a.unwhiten(torch.eye(len(a.m), dtype=a.m.dtype, device=a.m.device)[: MASSES.n_ends])
         differences = log_prob(ends) - log_prob(a.m[None])
         integrals = log_ratio(score_fn, a.m, ends)
-        if (differences - integrals).abs().nan_to_num(0).median() > MASSES.max_gap:
+        if (differences - integrals).abs().where(integrals.isfinite(), 0).nan_to_num(
+            torch.inf
+        ).median() > MASSES.max_gap:
             warn_caller(
                 "`log_prob` of the target contradicts its `score_fn`, which is not its gradient; integrals of the "
                 "score are used instead. Correct one of them, or set log_prob = None in a target with another score."

@@ -148,7 +148,8 @@ class Score:
         """Return another function that is called as this one is."""
         if isinstance(self.score_fn, BlackBox):
             score_fn = BlackBox(score_fn, self.score_fn.kind)
-        return replace(self, score_fn=score_fn, score_vjp=None if self.score_vjp is None else score_vjp)
+        own = None if self.score_vjp is None else score_vjp
+        return replace(self, score_fn=score_fn, score_vjp=own, in_double=None, minibatch=None, log_prob=None)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Evaluate the score at x (n, d)."""
@@ -331,7 +332,7 @@ POINTS: dict[str, Callable[[Tensor], Tensor | np.ndarray]] = {
 
 
 class BlackBox:
-    """A score function of arrays, or of tensors without a graph, in the place of one of tensors."""
+    """A score function of arrays, or of tensors without a graph, instead of one of tensors."""
 
     def __init__(self, score_fn: UntriedScore, kind: str) -> None:
         self.score_fn = score_fn

@@ -108,7 +108,7 @@ def _of_target(score: Score, target: TargetOrScore) -> Score:
 
 def _like(score: Score, part: CarriesProduct) -> Score:
     """Return the score of a part of the data, which is called as that of all of them is."""
-    return score.like(part.score_fn, part.score_vjp)
+    return score.like(part.score_fn, getattr(part, "score_vjp", None))
 
 
 def _points(near: ArrayLike | None, d: int) -> Tensor | None:

@@ -138,9 +138,9 @@ class FixedKernelKSD:
         self.map = map or Identity(torch.zeros(n_features, dtype=torch.float64, device=device))
         self.kernel = IMQ(bandwidth=math.sqrt(n_features))
 
-    def __call__(self, x: Tensor) -> float:
-        """Return the U-statistic of the squared discrepancy of draws x (n, d)."""
+    def __call__(self, x: Tensor, kernel: Kernel | None = None) -> float:
+        """Return the U-statistic of the squared discrepancy of draws x (n, d), under its kernel or another."""
         x = x.detach().double()
         s = finite_scores(self.score_fn(x))
         u, s_u = self.map.whiten(x), self.map.whiten_score(s)
-        return mean_within(stein_matrix(u, s_u, self.kernel), len(u)).item()
+        return mean_within(stein_matrix(u, s_u, kernel or self.kernel), len(u)).item()

@@ -76,7 +76,7 @@ class Target:
             if log_prob.shape != x.shape[:-1]:
                 raise ValueError(
                     f"`log_prob` of {type(self).__name__} returned shape {tuple(log_prob.shape)}, expected "
-                    f"{tuple(x.shape[:-1])}, one value a row."
+                    f"{tuple(x.shape[:-1])}, one value per row."
                 )
             (s,) = torch.autograd.grad(log_prob.sum(), x, create_graph=differentiable)
         return s

@@ -119,7 +119,7 @@ class CheckpointFile:
         return state
 
     def save(self, state: dict[str, Any]) -> None:
-        """Write a state in the place of the last, or leave the last as it is."""
+        """Write a state over the last, or leave the last as it is."""
         folder = self.path.parent
         handle, name = tempfile.mkstemp(prefix=self.path.name, suffix=".tmp", dir=folder)
         try:

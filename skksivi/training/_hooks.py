@@ -11,7 +11,7 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
-from skksivi.parameters import EarlyStopping
+from skksivi.parameters import Plateau
 from skksivi.training._checkpoint import CheckpointFile
 from skksivi.training._loop import CHECK_EVERY, Progress, State
 
@@ -31,7 +31,7 @@ class Watch:
     judge : callable
         Gives the value of the module as it stands, smaller is better, and a report whose `accepted` tells whether
         the state may be kept.
-    stopping : EarlyStopping or None
+    stopping : Plateau or None
         When to stop; None never stops.
     every : int, default=CHECK_EVERY
         Iterations between two looks.
@@ -42,7 +42,7 @@ class Watch:
     def __init__(
         self,
         judge: Callable[[nn.Module], tuple[float, Verdict]],
-        stopping: EarlyStopping | None,
+        stopping: Plateau | None,
         every: int = CHECK_EVERY,
         keeps_best: bool = False,
     ) -> None:

@@ -99,7 +99,7 @@ def test_gradients_are_biased_where_the_chain_cannot_move_or_starts_elsewhere():
     q = LinearFamily()
     stuck = gradients_of(q, 300, by_chain(1e-5, 0))
     assert z_scores(stuck, exact_gradient(q)).abs().max() > 10
-    # The z that x was made of is in the place of an independent one: E[s_(q(.|z)) z^T] = 0, not -C^-1 A.
+    # The z that x was made of is instead of an independent one: E[s_(q(.|z)) z^T] = 0, not -C^-1 A.
     bias = (stuck.mean(0) - exact_gradient(q))[:4].view(2, 2)
     missed = torch.linalg.solve(q.law().covariance_matrix, q.A).detach()
     assert (bias - missed).abs().max() < 4 * (stuck.std(0) / math.sqrt(300))[:4].max()
@@ -122,7 +122,7 @@ def test_the_gradient_of_the_training_is_the_unbiased_one(n):
         for _ in range(60):
             objective()
             rows.append(torch.cat([p.grad.flatten() for p in q.parameters]))
-    rows = torch.stack(rows[20:])  # the length of the steps has settled
+    rows = torch.stack(rows[20:])  # the length of the steps has converged
     assert z_scores(rows, exact_gradient(q)).abs().max() < 4.5
 
 

@@ -225,7 +225,7 @@ def test_the_waveform_split_is_that_of_the_file_in_circulation(home):
     np.testing.assert_array_equal(published["y_train"].ravel(), y)
 
 
-# A small data set in the place of Boston's: what follows needs no original
+# A small data set instead of Boston's: what follows needs no original
 
 
 TABLE = np.random.RandomState(0).normal(size=(20, 4)).round(3)

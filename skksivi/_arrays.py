@@ -59,11 +59,6 @@ def make_generator(random_state: RandomState, device: torch.device | str = "cpu"
     return torch.Generator(device).manual_seed(make_seed(random_state))
 
 
-def standard_normal(n: int, like: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw n rows of standard normal numbers, as wide as those of `like`, of its type and on its device."""
-    return torch.randn(n, like.shape[-1], generator=generator, dtype=like.dtype, device=like.device)
-
-
 def argmedian(values: Tensor) -> Tensor:
     """Return the index (...) of the lower median of values (..., n).
 

@@ -119,7 +119,8 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
                 value.check()
         device = resolve_device(self.device)
         seed = make_seed(_of_replicate(score_fn, self.random_state))
-        target = _as_target(score_fn, n_features)
+        callbacks = getattr(self, "_skl_callbacks", None)
+        target = _as_target(score_fn, n_features) if callbacks else None
         context = self._init_callback_context(max_subtasks=self._n_reports())
         context.call_on_fit_task_begin(estimator=self, X=target)
 
@@ -139,7 +140,7 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
                 near=self._points_near_target(),
             )
             generator = make_generator(seed, device)
-            fit = self._fit(score, generator, tell if getattr(self, "_skl_callbacks", None) else None)
+            fit = self._fit(score, generator, tell if callbacks else None)
             self.__dict__.update(learned_attributes(fit, seed, self.dtype))
             self._dtype_of_draws = resolving_dtype(fit.sampler, self.dtype, device)
             self._conclude(fit, score, generator)

@@ -12,8 +12,14 @@ from hypothesis import strategies as st
 from plain_targets import as_score, generator, normal, student_score
 from scipy import stats
 
-from skksivi.families._layer import diagonal_gaussian_log_prob, gaussian_layer
-from skksivi.families._maps import Constant, LinearSkip, MultilayerPerceptron, Residual
+from skksivi.families._layer import (
+    Constant,
+    LinearSkip,
+    MultilayerPerceptron,
+    Residual,
+    diagonal_gaussian_log_prob,
+    gaussian_layer,
+)
 from skksivi.mixing import Bootstrap, GaussianMixtureDraws, NormalDraws, StudentTDraws
 from skksivi.parameters import Scale
 

@@ -12,7 +12,7 @@ from sklearn.base import clone
 from skksivi import HKSIVIApproximator, mixing
 from skksivi.annealing import BRIDGES, Cosine, Geometric, Linear, bridge_levels
 from skksivi.families._hierarchy import Hierarchy
-from skksivi.families._maps import MultilayerPerceptron
+from skksivi.families._layer import MultilayerPerceptron
 from skksivi.kernels import Gaussian
 from skksivi.mixing import JITTER, Bootstrap, StudentTDraws
 from skksivi.parameters import Bridge, Pilot

@@ -27,8 +27,7 @@ from sklearn.exceptions import ConvergenceWarning
 from skksivi import KSIVIApproximator, load, save
 from skksivi import mixing as mixings
 from skksivi.annealing import Linear
-from skksivi.families._layer import gaussian_layer
-from skksivi.families._maps import LinearSkip
+from skksivi.families._layer import LinearSkip, gaussian_layer
 from skksivi.kernels import IMQ, KERNELS, Gaussian
 from skksivi.metrics import kl_divergence
 from skksivi.mixing import JITTER, Bootstrap, NormalDraws
@@ -38,9 +37,9 @@ from skksivi.pilot._chains import PilotPoints
 from skksivi.pilot._rules import Whitening
 from skksivi.score._probe import in_double
 from skksivi.stein._estimators import GRADIENT_ESTIMATORS
-from skksivi.stein._moments import moments
 from skksivi.targets import Banana, Multimodal, XShaped, from_score_fn
 from skksivi.terms import Entropic, Laplacian
+from skksivi.training._guard import moments
 
 
 def normal_score(x):

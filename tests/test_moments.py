@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from plain_targets import GaussianScore, normal
 
 from skksivi.stein._discrepancy import stein_shift, stein_variances
-from skksivi.stein._moments import MomentPenalty, departure, moments
 from skksivi.targets import Banana
+from skksivi.training._guard import MomentPenalty, departure, moments
 
 SEEDS = st.integers(0, 10**6)
 

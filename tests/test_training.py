@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from skksivi.parameters import Adam, Plateau
-from skksivi.training._hooks import Watch
+from skksivi.training._guard import Watch
 from skksivi.training._loop import (
     Iterate,
     Objective,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from skksivi.base import Constraints, Integral, Interval, Real
-from skksivi.families._maps import Map, MultilayerPerceptron
+from skksivi.families._layer import Map, MultilayerPerceptron
 from skksivi.parameters import Adam
 from skksivi.training._loop import Iterate, Scheduled, learning_rate_factor
 

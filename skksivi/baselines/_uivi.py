@@ -11,8 +11,7 @@ from torch import Tensor
 
 from skksivi.base import LOSSES, Constraints, Integral, Interval, learns
 from skksivi.baselines._semi_implicit import SemiImplicitVI
-from skksivi.families._layer import SemiImplicit
-from skksivi.families._maps import Map
+from skksivi.families._layer import Map, SemiImplicit
 from skksivi.families._samplers import Layer
 from skksivi.parameters import Adam, Annealing, Init, Scale, Whiten
 from skksivi.score._score import DifferentiableScore

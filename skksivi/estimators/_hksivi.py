@@ -34,7 +34,7 @@ from skksivi.parameters import (
 from skksivi.pilot._chains import PilotPoints
 from skksivi.pilot._rules import MAX_POINTS, Whitening
 from skksivi.score._score import DifferentiableScore, Score
-from skksivi.stein._moments import MomentPenalty, Moments, moments
+from skksivi.training._guard import MomentPenalty, Moments, moments
 from skksivi.training._loop import Objective
 
 

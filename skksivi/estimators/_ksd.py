@@ -34,9 +34,9 @@ from skksivi.score._score import DifferentiableScore, Halves, Score
 from skksivi.stein._discrepancy import FixedKernelKSD, agree
 from skksivi.stein._estimators import GRADIENT_ESTIMATORS, GradientEstimator
 from skksivi.stein._fused import value_and_gradients
-from skksivi.stein._moments import Departure, MomentPenalty, Steering, departure
 from skksivi.training._checkpoint import CheckpointFile, settings_of
-from skksivi.training._hooks import Saving, Watch
+from skksivi.training._guard import Departure, MomentPenalty, Steering, Watch, departure
+from skksivi.training._hooks import Saving
 from skksivi.training._loop import Objective, Scheduled, State
 
 #: Draws whose moments are compared with the start's, and those of them whose discrepancy is computed.

@@ -10,8 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from skksivi._saved import is_instance, is_weights, is_width, saved
-from skksivi.families._layer import Drawn, DrawPullback, diagonal_gaussian_log_prob
-from skksivi.families._maps import Constant, Map, MultilayerPerceptron, Pullback
+from skksivi.families._layer import (
+    Constant,
+    Drawn,
+    DrawPullback,
+    Map,
+    MultilayerPerceptron,
+    Pullback,
+    diagonal_gaussian_log_prob,
+)
 from skksivi.mixing import Mixing
 from skksivi.score._score import DifferentiableScore, ScoreFunction
 

@@ -12,6 +12,11 @@ from skksivi._saved import DOUBLES, saved
 from skksivi.score._score import Score, ScoreFunction, Wrapped, central_difference
 
 
+def standard_normal(n: int, like: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw n rows of standard normal numbers, as wide as those of `like`, of its type and on its device."""
+    return torch.randn(n, like.shape[-1], generator=generator, dtype=like.dtype, device=like.device)
+
+
 @saved("Affine", {"m": (DOUBLES, "d"), "L": (DOUBLES, "dd")}, "d")
 class Affine(NamedTuple):
     """The map x = m + L u: m of shape (d,), L lower triangular of shape (d, d)."""

@@ -9,8 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from skksivi._arrays import standard_normal
-from skksivi.pilot._affine import Affine, AffineMap
+from skksivi.pilot._affine import Affine, AffineMap, standard_normal
 from skksivi.pilot._modes import FAR, LEFT, N_COMPARED, ModeMaps, log_ratio
 from skksivi.score._score import ScoreFunction
 

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi._arrays import standard_normal
-from skksivi.pilot._affine import Affine, LowRank
+from skksivi.pilot._affine import Affine, LowRank, standard_normal
 from skksivi.score._score import DifferentiableScore, ScoreFunction
 
 

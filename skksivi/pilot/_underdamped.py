@@ -8,8 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from skksivi._arrays import standard_normal
-from skksivi.pilot._affine import LowRank
+from skksivi.pilot._affine import LowRank, standard_normal
 from skksivi.pilot._chains import PilotPoints, has_converged, revive, standard_error
 from skksivi.pilot._modes import LEFT
 from skksivi.score._score import Score

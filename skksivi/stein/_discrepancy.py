@@ -9,12 +9,11 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from skksivi.kernels import IMQ, Kernel
+from skksivi.kernels import IMQ, Kernel, squared_distances
 from skksivi.pilot._affine import AffineMap, Identity
 from skksivi.pilot._rules import MAX_FEATURES, judging_map
 from skksivi.score._probe import in_double
 from skksivi.score._score import ScoreFunction
-from skksivi.stein._estimators import stein_kernel
 
 #: Rows and columns of a block of pairs: its temporaries stay in a processor's cache.
 TILE = 256
@@ -89,6 +88,43 @@ def total(terms: Iterable[Tensor]) -> Tensor:
 
 
 # The discrepancy under one kernel
+
+
+def stein_kernel(x: Tensor, s_x: Tensor, y: Tensor, s_y: Tensor, kernel: Kernel) -> Tensor:
+    r"""Evaluate the Stein kernel on all pairs of rows, the paper's Eq. (stein-kernel-def).
+
+    With :math:`k = \varphi(D)`, :math:`D = \|x-y\|^2` and r = x - y,
+
+    .. math::
+        k_p = s(x)^\top s(y) \varphi + 2 \varphi' (r^\top s(y) - s(x)^\top r) - 2 d \varphi' - 4 D \varphi''.
+
+    Parameters
+    ----------
+    x, s_x : Tensor of shape (n, d)
+        Points and the score of p there.
+    y, s_y : Tensor of shape (m, d)
+        Points and the score of p there.
+    kernel : Kernel
+        With a fixed bandwidth (`kernel.frozen`).
+
+    Returns
+    -------
+    k_p : Tensor of shape (n, m)
+    """
+    squared = squared_distances(x, y)
+    phi, dphi, ddphi = kernel.derivatives(squared, 2)
+    s_r = (s_x * x).sum(-1, keepdim=True) - s_x @ y.mT
+    r_s = x @ s_y.mT - (y * s_y).sum(-1).unsqueeze(-2)
+    k_p = s_x @ s_y.mT * phi + 2 * dphi * (r_s - s_r) - 2 * x.shape[-1] * dphi - 4 * squared * ddphi
+    if kernel.centred:
+        k_p = k_p - _stein_offset(x, s_x, kernel) @ s_y.mT - s_x @ _stein_offset(y, s_y, kernel).mT
+    return k_p
+
+
+def _stein_offset(x: Tensor, s_x: Tensor, kernel: Kernel) -> Tensor:
+    r"""Return :math:`s(x) u(x) + \nabla u(x)` of a centred kernel's part :math:`u(x) = \varphi(\|x\|^2)`."""
+    phi, dphi = kernel.derivatives(x.square().sum(-1, keepdim=True), 1)
+    return s_x * phi + 2 * dphi * x
 
 
 def stein_matrix(x: Tensor, s: Tensor, kernel: Kernel) -> Matrix:

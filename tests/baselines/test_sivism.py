@@ -10,8 +10,7 @@ from plain_targets import GaussianScore, generator, normal
 
 from skksivi.baselines import SIVISM, _sivism
 from skksivi.baselines._critic import Critics, fisher_bound
-from skksivi.families._layer import gaussian_layer
-from skksivi.families._maps import MultilayerPerceptron
+from skksivi.families._layer import MultilayerPerceptron, gaussian_layer
 from skksivi.mixing import NormalDraws
 from skksivi.parameters import Adam, Scale
 from skksivi.score._probe import in_double

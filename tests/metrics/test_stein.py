@@ -14,8 +14,7 @@ from skksivi._arrays import make_generator
 from skksivi.kernels import IMQ, Gaussian, Laplace, Riesz, Tilted
 from skksivi.metrics import _stein, ksd, ksd_test
 from skksivi.stein import _discrepancy
-from skksivi.stein._discrepancy import FixedKernelKSD
-from skksivi.stein._estimators import stein_kernel
+from skksivi.stein._discrepancy import FixedKernelKSD, stein_kernel
 from skksivi.targets import Banana, Target
 
 SEEDS, SIZES, DIMENSIONS = st.integers(0, 10**6), st.integers(2, 40), st.integers(1, 4)

@@ -1,4 +1,4 @@
-r"""The first three moments of whitened draws: what holds a fit to its pilot, and tells when it has left it.
+r"""What holds a fit to its pilot, and tells when it has left it: the first three moments of whitened draws.
 
 The kernel Stein discrepancy hardly weighs lost tails or an escape along a flat one; moments see both.
 """
@@ -6,12 +6,15 @@ The kernel Stein discrepancy hardly weighs lost tails or an escape along a flat 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from skksivi._saved import checkpointed
+from skksivi.parameters import Plateau
+from skksivi.training._loop import CHECK_EVERY, Progress, State
 
 
 @checkpointed
@@ -99,3 +102,79 @@ def departure(u: Tensor, start: Tensor) -> Departure:
     mean, sd = start.mean(0), start.std(0)
     third = ((u - mean) / sd).pow(3).mean(0) - ((start - mean) / sd).pow(3).mean(0)
     return Departure(u.std(0) / sd, third)
+
+
+class Verdict(Protocol):
+    """What is seen of a state beside its value."""
+
+    @property
+    def accepted(self) -> bool: ...
+
+
+class Watch:
+    """Look at a module now and then: remember its best state, and tell when it has stopped improving.
+
+    Parameters
+    ----------
+    judge : callable
+        Gives the value of the module as it stands, smaller is better, and a report whose `accepted` tells whether
+        the state may be kept.
+    stopping : Plateau or None
+        When to stop; None never stops.
+    every : int, default=CHECK_EVERY
+        Iterations between two looks.
+    keeps_best : bool, default=False
+        Whether `restore` brings the best state back.
+    """
+
+    def __init__(
+        self,
+        judge: Callable[[nn.Module], tuple[float, Verdict]],
+        stopping: Plateau | None,
+        every: int = CHECK_EVERY,
+        keeps_best: bool = False,
+    ) -> None:
+        self.judge = judge
+        self.every = every
+        self.keeps_best = keeps_best
+        self.stopping = stopping
+        self.at_end = True
+        self.values: list[tuple[int, float]] = []
+        self.last: Verdict | None = None
+        self._best, self._best_iteration, self._last_iteration = math.inf, 0, 0
+        self._best_state: dict[str, Tensor] = {}
+        self._mark, self._marked_at = math.inf, 0
+
+    def __call__(self, progress: Progress) -> bool:
+        """Judge the averaged module; tell whether to stop."""
+        with progress.iterate.averaged():
+            return self.look(progress.module, progress.n_done)
+
+    def look(self, module: nn.Module, iteration: int) -> bool:
+        """Judge the module after `iteration` iterations; tell whether to stop."""
+        value, self.last = self.judge(module)
+        self.values.append((iteration, value))
+        self._last_iteration = iteration
+        if self.keeps_best and self.last.accepted and value < self._best:
+            self._best, self._best_iteration = value, iteration
+            self._best_state = {name: p.detach().clone() for name, p in module.named_parameters()}
+        if self.stopping is None:
+            return False
+        if value < self._mark - self.stopping.tol * abs(self._mark) or math.isinf(self._mark):
+            self._mark, self._marked_at = value, iteration
+        return iteration - self._marked_at >= self.stopping.patience
+
+    def state(self) -> State:
+        """Return what `resume` needs to go on from here."""
+        return {name: value for name, value in vars(self).items() if name not in ("judge", "last", "stopping")}
+
+    def resume(self, state: State) -> None:
+        """Go on from another's state."""
+        vars(self).update(state)
+
+    def restore(self, module: nn.Module) -> int:
+        """Bring the best state back; return the iteration it is from."""
+        if not self._best_state:
+            return self._last_iteration
+        module.load_state_dict(self._best_state, strict=False)
+        return self._best_iteration

@@ -25,6 +25,7 @@ from skksivi._version import DOCUMENTATION
 from skksivi.families._samplers import CHUNK, Fit, HasDensity, Sampler, Tell, unweighted
 from skksivi.kernels import resolve_kernel
 from skksivi.parameters import Constrained, Constraints, Interval, ParameterObject, StrOptions, expanded
+from skksivi.score._improper import check_proper
 from skksivi.score._score import CarriesScore, Score, is_target
 from skksivi.score._target import TargetOrScore, moved, resolve_score, unwrapped
 from skksivi.stein._discrepancy import FixedKernelKSD
@@ -139,6 +140,7 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
                 device=device,
                 near=self._points_near_target(),
             )
+            check_proper(score.double)
             generator = make_generator(seed, device)
             fit = self._fit(score, generator, tell if callbacks else None)
             self.__dict__.update(learned_attributes(fit, seed, self.dtype))

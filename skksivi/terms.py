@@ -16,7 +16,6 @@ pathologies and a practical fix with regularization. https://arxiv.org/abs/2301.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from numbers import Real
 from typing import ClassVar, NamedTuple
 
@@ -31,9 +30,6 @@ __all__ = ["Draws", "Entropic", "Laplacian", "Term"]
 
 #: Dimensions up to which the diagonal of the Jacobian is computed, and not estimated by one random direction.
 MAX_EXACT = 32
-
-#: Distances at which the tails of a density are looked at, and how well they must agree.
-RADII, AGREEMENT = (1e4, 1e5, 1e6), 0.02
 
 
 class Draws(NamedTuple):
@@ -164,16 +160,3 @@ def laplacian_gradient(score_fn: ScoreFunction, x: Tensor, generator: torch.Gene
             return torch.zeros_like(s)
         (gradient,) = torch.autograd.grad(total, x, allow_unused=True, materialize_grads=True)
     return gradient
-
-
-def tail_exponent(score_fn: Callable[[Tensor], Tensor], d: int) -> float | None:
-    r"""Return the a of tails :math:`p \propto \|x\|^{-a}`, where :math:`-s(x)^\top x \to a`; None for other tails.
-
-    The slowest of some directions counts, since p^c is improper for c a <= d there.
-    """
-    rays = torch.randn(16, d, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    rays = rays / rays.norm(dim=1, keepdim=True)
-    exponents = torch.stack([-(score_fn(r * rays) * r * rays).sum(1) for r in RADII])
-    converged = (exponents - exponents[-1]).abs().amax(0) < AGREEMENT * exponents[-1].abs()
-    slow = exponents[-1][converged & exponents[-1].isfinite() & (exponents[-1] > 0)]
-    return slow.min().item() if len(slow) else None

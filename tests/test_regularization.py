@@ -14,10 +14,11 @@ from skksivi.baselines import SIVISM
 from skksivi.kernels import IMQ, Gaussian, Riesz, Tilted, resolve_kernel
 from skksivi.metrics import ksd
 from skksivi.parameters import Adam
+from skksivi.score._improper import tail_exponent
 from skksivi.stein._estimators import GRADIENT_ESTIMATORS
 from skksivi.stein._fused import value_and_gradients
 from skksivi.targets import Banana, EightGaussians, Multimodal, StudentT, XShaped
-from skksivi.terms import Entropic, Laplacian, laplacian_gradient, tail_exponent
+from skksivi.terms import Entropic, Laplacian, laplacian_gradient
 
 QUICK = KSIVIApproximator(max_iter=30, batch_size=16, hidden_layer_sizes=(8,), whiten="laplace", random_state=0)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from plain_targets import PAIR, RING, GaussianScore, as_score, log_gamma_score, normal, student_score
 
@@ -21,6 +21,7 @@ from skksivi.parameters import Pilot
 from skksivi.pilot._affine import Affine
 from skksivi.pilot._modes import jacobians
 from skksivi.pilot._rules import find_whitening, pulled_back
+from skksivi.score._improper import check_proper, flat_direction
 from skksivi.score._probe import ASYMMETRY, choose_product, grows_outward, in_double
 from skksivi.score._score import STEPS, Halves, Tempered, autograd_pullback, central_difference
 from skksivi.score._target import resolve_score
@@ -633,3 +634,60 @@ def test_without_density_or_minibatches_wrappers_have_none():
     for score, _, _ in wrapped(as_score(lambda x: -x, d=2)).values():
         assert score.log_prob is None
         assert score.minibatch is None
+
+
+# Whether the density can be normalised
+
+
+@given(d=st.integers(2, 8), log10_condition=st.floats(0, 6), size=st.floats(0, 100), seed=st.integers(0, 10**6))
+def test_a_flat_direction_is_found_and_no_other(d, log10_condition, size, seed):
+    p = GaussianScore(d, log10_condition, size, seed)
+    assert flat_direction(as_score(p.score_fn, d=d)) is None
+    flat = p.V[:, 0]
+    assume(flat.abs().min() > 0.1)  # else rounding has its part in it
+
+    def score_fn(x):
+        s = p.score_fn(x)
+        return s - (s @ flat.to(x))[:, None] * flat.to(x)
+
+    found = flat_direction(as_score(score_fn, d=d))
+    assert (found @ flat).abs() / found.norm() > 0.999
+
+
+IMPROPER = {
+    "a coordinate without effect": (
+        lambda x: x.new_tensor([-1.0, 0.0]) * x,
+        r"improper in a direction \(\+1 in coordinate 1",
+    ),
+    "zero": (lambda x: 0 * x, "zero at all trial points"),
+    "a sum alone": (lambda x: (1 - x.sum(1, keepdim=True)).expand_as(x), "improper in a direction"),
+    "a difference alone": (lambda x: x.flip(1) - x, "improper in a direction"),
+}
+
+
+@pytest.mark.parametrize("name", IMPROPER)
+@pytest.mark.parametrize("q", [KSIVIApproximator(), Laplace()], ids=["KSIVI", "Laplace"])
+def test_an_improper_target_is_refused_before_the_score_is_asked_for_much(name, q):
+    score_fn, message = IMPROPER[name]
+    points = []
+
+    def counted(x):
+        points.append(len(x))
+        return score_fn(x)
+
+    with pytest.raises(ValueError, match=message):
+        q.fit(counted, n_features=2)
+    assert sum(points) < 10_000
+
+
+@pytest.mark.parametrize("d", [1, 2, 5])
+def test_tails_that_have_no_finite_mass_are_warned_of(d):
+    for exponent, is_proper in ((0.5 * d, False), (0.9 * d, False), (d + 1.0, True), (d + 3.0, True)):
+
+        def score_fn(x, a=exponent):
+            return -a * x / (1 + x.square().sum(1, keepdim=True))
+
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            check_proper(as_score(score_fn, d=d))
+        assert any("may have no finite mass" in str(w.message) for w in caught) != is_proper

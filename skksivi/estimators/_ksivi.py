@@ -31,8 +31,9 @@ from skksivi.parameters import (
 )
 from skksivi.pilot._chains import PilotPoints
 from skksivi.pilot._rules import MAX_FEATURES, MAX_POINTS, Whitening
+from skksivi.score._improper import tail_exponent
 from skksivi.score._score import DifferentiableScore, Score, Tempered
-from skksivi.terms import Term, Weighed, tail_exponent
+from skksivi.terms import Term, Weighed
 from skksivi.training._guard import MomentPenalty, Steering, moments
 from skksivi.training._loop import Objective, Scheduled
 

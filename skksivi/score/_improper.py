@@ -1,0 +1,99 @@
+"""Whether a density can be normalised, from its score alone: directions along which it is flat, and tails."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from skksivi._warnings import warn_caller
+from skksivi.score._score import Score, ScoreFunction
+
+#: Features up to which directions are looked for; a decomposition costs O(d^3).
+MAX_FEATURES = 500
+
+#: Distances from the origin of the points at which scores are compared, and the least number of points.
+SIZES, N_POINTS = (1e-2, 1.0, 1e2), 96
+
+#: Distances at which the tails of a density are looked at, and how well they must agree.
+RADII, AGREEMENT = (1e4, 1e5, 1e6), 0.02
+
+#: Share of the largest singular value below which a direction has no part in any score, beyond rounding.
+FLAT = 1e-14
+
+
+def check_proper(score: Score) -> None:
+    """Refuse a score that vanishes along a direction wherever it is asked for; warn of tails that are too heavy.
+
+    Raises
+    ------
+    ValueError
+        The density is constant along a direction, so that it has no finite mass.
+    """
+    d = score.n_features
+    try:
+        direction, exponent = flat_direction(score) if d <= MAX_FEATURES else None, tail_exponent(score, d)
+    except (ArithmeticError, RuntimeError, ValueError):  # it need not be defined so far out
+        return
+    if direction is None:
+        if exponent is not None and exponent <= d:
+            warn_caller(
+                f"The tails of the target fall as |x|^-{exponent:.3g} in {d} dimension(s) along some ray, so that it "
+                "may have no finite mass. Add a prior, or check `score_fn` far from the origin."
+            )
+        return
+    if not direction.any():
+        raise ValueError(
+            "`score_fn` is zero at all trial points: the density is constant and has no finite mass. Check that the "
+            "function depends on its input, or add a prior."
+        )
+    terms = ", ".join(f"{value:+.2g} in coordinate {i}" for i, value in _largest(direction))
+    raise ValueError(
+        f"The target is improper in a direction ({terms}): `score_fn` has no component along it at any trial point, "
+        "so that the density is constant there and has no finite mass. Add a prior, or leave the direction out of "
+        "the parameters."
+    )
+
+
+def _largest(direction: Tensor, n: int = 3) -> list[tuple[int, float]]:
+    """Return the coordinates in which a direction (d,) is largest, with its values there."""
+    order = direction.abs().argsort(descending=True)[:n].tolist()
+    return [(i, direction[i].item()) for i in order if direction[i].abs() > 1e-3 * direction.abs().max()]
+
+
+def flat_direction(score: Score) -> Tensor | None:
+    """Return a direction (d,) along which all scores vanish, zero if all scores do, None if there is none.
+
+    Scores at random points span all directions unless the density is flat along one. They are compared in units in
+    which every coordinate has scores of the same size.
+    """
+    d = score.n_features
+    generator = torch.Generator().manual_seed(0)
+    n = max(N_POINTS, 2 * d)
+    x = torch.randn(n, d, generator=generator, dtype=torch.float64)
+    x = x * torch.tensor(SIZES, dtype=torch.float64).repeat(-(-n // len(SIZES)))[:n, None]
+    S = score(x.to(score.device))
+    S = S[S.isfinite().all(1)]
+    if len(S) < 2 * d:
+        return None
+    S = S / S.abs().amax(1, keepdim=True).where(S.any(1, keepdim=True), 1)  # points far out have no more say
+    size = S.square().mean(0).sqrt()
+    if not S.any():
+        return torch.zeros(d, dtype=torch.float64)
+    ignored = size == 0
+    if ignored.any():
+        return ignored.double()
+    _, sizes, V = torch.linalg.svd(S / size, full_matrices=False)
+    return (V[-1] / size).div((V[-1] / size).abs().max()) if sizes[-1] < FLAT * sizes[0] else None
+
+
+def tail_exponent(score_fn: ScoreFunction, d: int) -> float | None:
+    r"""Return the a of tails :math:`p \propto \|x\|^{-a}`, where :math:`-s(x)^\top x \to a`; None for other tails.
+
+    The slowest of some directions counts, since p^c is improper for c a <= d there.
+    """
+    rays = torch.randn(16, d, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    rays = rays / rays.norm(dim=1, keepdim=True)
+    exponents = torch.stack([-(score_fn(r * rays) * r * rays).sum(1) for r in RADII])
+    converged = (exponents - exponents[-1]).abs().amax(0) < AGREEMENT * exponents[-1].abs()
+    slow = exponents[-1][converged & exponents[-1].isfinite() & (exponents[-1] > 0)]
+    return slow.min().item() if len(slow) else None

@@ -15,9 +15,9 @@ from plain_targets import normal
 from sklearn.utils import Bunch
 
 from skksivi import KSIVIApproximator, _saved
+from skksivi._codec import decoded, encode
 from skksivi.datasets import _base
 from skksivi.kernels import Gaussian
-from skksivi.persistence._codec import decoded, encode
 from skksivi.pilot._rules import find_whitening
 from skksivi.score._probe import in_double
 
@@ -54,7 +54,7 @@ def run(monkeypatch):
 def by_file(q):
     """What comes back of an approximator from the content of a file."""
     tensors = {}
-    return decoded(json.dumps(encode(q, "", tensors)), tensors, torch.device("cpu"))
+    return decoded(json.dumps(encode(q, "", tensors)), tensors, torch.device("cpu"), lambda value: value)
 
 
 def test_every_example_is_run_here():

@@ -25,6 +25,7 @@ from sklearn.exceptions import NotFittedError
 
 import skksivi
 from skksivi import HKSIVIApproximator, KSIVIApproximator, kernels, mixing, modes
+from skksivi._codec import KINDS, NAMES
 from skksivi.annealing import Cosine, Linear
 from skksivi.baselines import (
     HSIVISM,
@@ -43,7 +44,6 @@ from skksivi.baselines import (
 )
 from skksivi.families._samplers import HasDensity, Layers, Reweighted
 from skksivi.parameters import Adam, Pilot, Scale
-from skksivi.persistence._codec import KINDS, NAMES
 from skksivi.pilot._affine import Affine
 from skksivi.pilot._masses import Cells
 from skksivi.targets import Multimodal

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from skksivi import baselines
 from skksivi._arrays import resolve_device
+from skksivi._codec import MAX_HEADER, decoded, encode, read_header
 from skksivi.base import BaseApproximator
 from skksivi.estimators._hksivi import HKSIVIApproximator
 from skksivi.estimators._ksivi import KSIVIApproximator
 from skksivi.families._samplers import Layers, unweighted, with_score
-from skksivi.persistence._codec import DTYPES, decoded, encode
 from skksivi.score._score import ScoreFunction
 from skksivi.score._target import compared_score
 from skksivi.targets._base import Target
@@ -28,8 +28,8 @@ from skksivi.targets._base import Target
 #: Of the files that this version writes and reads.
 FORMAT = "2"
 
-#: Bytes of a header, at most, and of a file unless `load` is told otherwise.
-MAX_HEADER, MAX_BYTES = 2**20, 2**32
+#: Bytes of a file, at most, unless `load` is told otherwise.
+MAX_BYTES = 2**32
 
 #: What is saved; all other classes that a file may name come with these.
 APPROXIMATORS = (KSIVIApproximator, HKSIVIApproximator, *(getattr(baselines, name) for name in baselines.__all__))
@@ -146,7 +146,7 @@ def _to_bytes(estimator: BaseApproximator) -> bytes:
     """Return the file of an estimator, one that can be read."""
     tensors: dict[str, Tensor] = {}
     state = json.dumps(encode(estimator, "", tensors))
-    decoded(state, tensors, torch.device("cpu"))
+    decoded(state, tensors, torch.device("cpu"), _estimator)
     data = safetensors.torch.save(tensors, {"format": FORMAT, "state": state, "sha256": _NO_DIGEST})
     if (length := int.from_bytes(data[:8], "little")) > MAX_HEADER:
         raise ValueError(
@@ -161,31 +161,26 @@ def _read(file: BinaryIO, max_bytes: int) -> BaseApproximator:
     size = os.fstat(file.fileno()).st_size
     if size > max_bytes:
         raise ValueError(f"it has {size} bytes, more than the {max_bytes} of `max_bytes`")
-    start = file.read(8)
-    length = int.from_bytes(start, "little")
-    if len(start) < 8 or length > min(size - 8, MAX_HEADER):
-        raise ValueError("it has no header of its length")
-    start += file.read(length)
-    header = json.loads(start[8:])
-    about = header.pop("__metadata__")
+    start, about, plan = read_header(file, size)
     if about["format"] != FORMAT:
         raise ValueError(f"it has format {about['format']}, but this version of skksivi reads format {FORMAT}")
-    plan = {
-        name: torch.empty(entry["shape"], dtype=DTYPES[entry["dtype"]], device="meta")  # without memory
-        for name, entry in header.items()
-    }
-    if len(start) + sum(x.numel() * x.itemsize for x in plan.values()) != size:
-        raise ValueError("its length is not that of the numbers it should hold")
-    device = _usable(decoded(about["state"], plan, torch.device("meta")).device)
+    device = _usable(decoded(about["state"], plan, torch.device("meta"), _estimator).device)
 
     data = start + file.read(size - len(start))
     if _digest(data, about["sha256"]) != about["sha256"]:
         raise ValueError("its checksum is wrong, so that it is damaged")
     tensors = {name: x.clone() for name, x in safetensors.torch.load(data).items()}  # aligned, for the same rounding
-    estimator = decoded(about["state"], tensors, resolve_device(device)).set_params(device=device)
+    estimator = decoded(about["state"], tensors, resolve_device(device), _estimator).set_params(device=device)
     if hasattr(estimator, "sampler_"):
         estimator.__dict__.update(estimator.sampler_.attributes())
     return estimator
+
+
+def _estimator(value: object) -> BaseApproximator:
+    """Return an estimator; raise ValueError for anything else."""
+    if not isinstance(value, BaseApproximator):
+        raise ValueError("it holds no estimator")
+    return value
 
 
 def _digest_field(digest: str) -> bytes:

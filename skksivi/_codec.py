@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import BinaryIO, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from skksivi._foreign import FOREIGN
 from skksivi._saved import KINDS, NAMES, register
-from skksivi.base import BaseApproximator
-from skksivi.persistence._foreign import FOREIGN
 
 #: Objects and lists within one another, at most.
 MAX_DEPTH = 12
 
+#: Bytes of a header, at most.
+MAX_HEADER = 2**20
+
 #: Types of numbers in a file, by their names there.
 DTYPES = {"F32": torch.float32, "F64": torch.float64, "I32": torch.int32, "I64": torch.int64, "BOOL": torch.bool}
+
+T = TypeVar("T")
 
 for name, kind in FOREIGN.items():
     register(name, kind)
@@ -63,15 +68,46 @@ def _decode(node: object, path: str, tensors: dict[str, Tensor], device: torch.d
     return KINDS[name].build(**parts)
 
 
-def decoded(state: str, tensors: Mapping[str, Tensor], device: torch.device) -> BaseApproximator:
-    """Return the estimator of a state, which must use all tensors."""
+def read_header(file: BinaryIO, size: int) -> tuple[bytes, dict[str, str], dict[str, Tensor]]:
+    """Read the header of safetensors that take so many bytes of a file.
+
+    Returns
+    -------
+    start : bytes
+        What was read.
+    about : dict
+        Its texts.
+    plan : dict
+        The tensors, without memory.
+
+    Raises
+    ------
+    ValueError
+        Not that many bytes would hold them.
+    """
+    start = file.read(8)
+    length = int.from_bytes(start, "little")
+    if len(start) < 8 or length > min(size - 8, MAX_HEADER):
+        raise ValueError("it has no header of its length")
+    start += file.read(length)
+    header = json.loads(start[8:])
+    about = header.pop("__metadata__")
+    plan = {
+        name: torch.empty(entry["shape"], dtype=DTYPES[entry["dtype"]], device="meta")
+        for name, entry in header.items()
+    }
+    if len(start) + sum(x.numel() * x.itemsize for x in plan.values()) != size:
+        raise ValueError("its length is not that of the numbers it should hold")
+    return start, about, plan
+
+
+def decoded(state: str, tensors: Mapping[str, Tensor], device: torch.device, check: Callable[[object], T]) -> T:
+    """Return the value of a state, which must be what `check` returns unharmed, and use all tensors."""
     left = dict(tensors)
-    estimator = _decode(json.loads(state), "", left, device)
-    if not isinstance(estimator, BaseApproximator):
-        raise ValueError("it holds no estimator")
+    value = check(_decode(json.loads(state), "", left, device))
     if left:
         raise ValueError(f"it holds `{next(iter(left))}`, which no part of it uses")
-    return estimator
+    return value
 
 
 def _joined(path: str, part: str) -> str:

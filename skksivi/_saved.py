@@ -77,19 +77,10 @@ class Kind(NamedTuple):
 KINDS: dict[str, Kind] = {}
 NAMES: dict[type, str] = {}
 
-#: The classes of this package that a checkpoint may hold.
-CHECKPOINTED: list[type] = []
-
 
 def register(name: str, kind: Kind) -> None:
     """Let files name a class."""
     KINDS[name], NAMES[kind.cls] = kind, name
-
-
-def checkpointed(cls: C) -> C:
-    """Let checkpoints hold the objects of a class, and return it."""
-    CHECKPOINTED.append(cls)
-    return cls
 
 
 def saved(
@@ -124,7 +115,7 @@ def saved(
             lambda value: tuple(map(_matched(take(value), spec).get, sizes)),
         )
         register(name, kind)
-        return checkpointed(cls)
+        return cls
 
     return declare
 

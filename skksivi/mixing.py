@@ -270,7 +270,7 @@ class Bootstrap(Mixing):
         super().__init__()
         self.latent_dim = points.shape[1]
         shrink = math.sqrt(1 - jitter**2)
-        self.reach = jitter / (math.sqrt(2) * shrink)
+        self.reach = reach_of(jitter)
         parts = [c.mean(0).lerp(c, shrink) for c in points.split(list(n_of_mode))]
         size = torch.tensor(n_of_mode, device=points.device)
         self.register_buffer("points", torch.cat(parts))
@@ -293,6 +293,11 @@ class Bootstrap(Mixing):
         others = (self.first[i] + (uniform[1:] * self.size[i]).long()).flatten()
         c_a, c_b = self.points.index_select(0, others).chunk(2)
         return torch.add(self.points.index_select(0, i), c_a - c_b, alpha=self.reach).to(like.dtype)
+
+
+def reach_of(jitter: float) -> float:
+    """Return what the difference of two points is multiplied by that are shrunk already."""
+    return jitter / (math.sqrt(2) * math.sqrt(1 - jitter**2))
 
 
 def build_mixing(mixing: MixingLike, latent_dim: int) -> Mixing:

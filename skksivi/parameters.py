@@ -232,6 +232,8 @@ class Checkpoint(ParameterObject):
     Parameters
     ----------
     path : path-like
+        The file, of one fit at a time; or a folder that is there, below which each fit has a file of its own, as the
+        fits of a search need it.
     every : int, default=1000
         Iterations from one save to the next.
 

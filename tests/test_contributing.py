@@ -33,7 +33,6 @@ def run(monkeypatch):
 
     What it declares to be saved can be, until the test ends.
     """
-    monkeypatch.setattr(_saved, "CHECKPOINTED", [])
 
     def run(section):
         [(path, code)] = EXAMPLE.findall(SECTIONS[section])

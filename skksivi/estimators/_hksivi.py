@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from sklearn.utils import check_scalar
 from sklearn.utils.validation import check_is_fitted
+from torch import nn
 
 from skksivi.annealing import bridge_levels
 from skksivi.base import Constraints, HasMethods, Integral, Interval, Real, StrOptions, learns
@@ -232,6 +233,14 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
     def _checked_score(self, score_fn: Score) -> Score:
         self._layer_weights(self.n_layers)
         return score_fn.on_all_data()
+
+    def _checked_family(self, family: nn.Module) -> Hierarchy:
+        n_networks = 1 if self.shared_network else self.n_layers
+        if not isinstance(family, Hierarchy):
+            raise ValueError("its family is not that of HKSIVI")
+        if (family.n_layers, len(family.networks)) != (self.n_layers, n_networks):
+            raise ValueError("its `n_layers` or `shared_network` is not that of its settings")
+        return family
 
     def _sampler_of(self, score: Score, start: Start[Hierarchy]) -> Callable[[Hierarchy], Layers]:
         return lambda family: Layers(family, start.whitening, score.double, start.seed)

@@ -6,21 +6,23 @@ import copy
 import math
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import ClassVar, Generic, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from skksivi._saved import COUNT, CURVE, Parts, is_instance
+from skksivi._saved import COUNT, CURVE, NAMES, Parts, is_instance
 from skksivi.base import LOSSES, Constraints, Interval, Real, StrOptions
+from skksivi.estimators._identity import FREE, described, of_kernel, of_score, of_score_near, of_terms, settled
+from skksivi.estimators._interrupted import Interrupted, widths
 from skksivi.estimators._trained import KEEPING, F, Job, Trained
 from skksivi.families._layer import Family
 from skksivi.families._samplers import Fit, InU, Tell
 from skksivi.kernels import Kernel, resolve_kernel
-from skksivi.mixing import MixingLike
+from skksivi.mixing import JITTER, Bootstrap, Mixing, MixingLike, build_mixing, reach_of
 from skksivi.parameters import (
     Checkpoint,
     Plateau,
@@ -34,10 +36,10 @@ from skksivi.score._score import DifferentiableScore, Halves, Score
 from skksivi.stein._discrepancy import FixedKernelKSD, agree
 from skksivi.stein._estimators import GRADIENT_ESTIMATORS, GradientEstimator
 from skksivi.stein._fused import value_and_gradients
-from skksivi.training._checkpoint import CheckpointFile, settings_of
+from skksivi.training._checkpoint import CheckpointFile
 from skksivi.training._guard import Departure, MomentPenalty, Steering, Watch, departure
 from skksivi.training._hooks import Saving
-from skksivi.training._loop import Objective, Scheduled, State
+from skksivi.training._loop import Hook, Objective, Scheduled, State
 
 #: Draws whose moments are compared with the start's, and those of them whose discrepancy is computed.
 N_MONITOR_DRAWS, N_JUDGED_DRAWS = 4000, 1000
@@ -66,10 +68,6 @@ class Start(NamedTuple, Generic[F]):
     penalty: MomentPenalty | None
     seed: int
 
-    def state(self) -> dict[str, object]:
-        """Return the fields by name, as a checkpoint keeps them."""
-        return self._asdict()
-
 
 class SteinTrained(Trained, Generic[F]):
     """Base of KSIVI and HKSIVI, which minimise the kernel Stein discrepancy."""
@@ -96,15 +94,31 @@ class SteinTrained(Trained, Generic[F]):
     def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
         self._check_parameters()
         score = self._checked_score(score_fn)
-        file = self._open_checkpoint(score_fn)
-        start, resume = self._start(score_fn, generator, file)
+        with self._opened_checkpoint(score_fn, generator) as file:
+            return self._fit_with(file, score_fn, score, generator, tell)
+
+    def _fit_with(
+        self,
+        file: CheckpointFile[Interrupted] | None,
+        score_fn: Score,
+        score: Score,
+        generator: torch.Generator,
+        tell: Tell | None,
+    ) -> Fit:
+        start = self._start(score_fn, generator, file)
         family = copy.deepcopy(start.family)
         sampler_of = self._sampler_of(score, start)
         watch = self._watch(score, start, sampler_of, family)
         objective = self._objective(
             pulled_back(score, start.whitening.map, generator), family, start.penalty, generator
         )
-        return self._train_from(start, Job(objective, family, generator, sampler_of, tell), watch, file, resume)
+        saving = [] if file is None else [self._saving(file, score_fn, start, watch)]
+        resume = None if file is None or file.found is None else file.found.state
+        job = Job(objective, family, generator, sampler_of, tell)
+        fit = self._train_from(job, watch, saving, resume)
+        if file is None:
+            return fit
+        return fit._replace(finish=lambda: file.finish(remove=fit.ended_by is None))
 
     @abstractmethod
     def _checked_score(self, score_fn: Score) -> Score:
@@ -115,6 +129,10 @@ class SteinTrained(Trained, Generic[F]):
         self, score_fn: Score, whitening: Whitening, pilot: PilotPoints | None, generator: torch.Generator
     ) -> tuple[F, MomentPenalty | None]:
         """Return a new family and what ties it to the pilot."""
+
+    @abstractmethod
+    def _checked_family(self, family: nn.Module) -> F:
+        """Return a family of a checkpoint; raise ValueError if it is none that this estimator would build."""
 
     @abstractmethod
     def _sampler_of(self, score: Score, start: Start[F]) -> Callable[[F], InU]:
@@ -133,17 +151,15 @@ class SteinTrained(Trained, Generic[F]):
     # Where a fit starts
 
     def _start(
-        self, score_fn: Score, generator: torch.Generator, file: CheckpointFile | None
-    ) -> tuple[Start[F], State | None]:
-        """Return where the training starts and, from a checkpoint, the state in which it goes on."""
+        self, score_fn: Score, generator: torch.Generator, file: CheckpointFile[Interrupted] | None
+    ) -> Start[F]:
+        """Return where the training starts, or where that one did that it continues."""
         if file is not None and file.found is not None:
-            start = Start(*(file.found[name] for name in Start.__annotations__))
-            generator.manual_seed(start.seed)
-            return start, file.found["state"]
+            return self._start_again(score_fn, generator, file, file.found)
         seed = generator.initial_seed()
         if not self._continues():
             whitening, pilot = self._find_whitening(score_fn, generator)
-            return Start(whitening, *self._build(score_fn, whitening, pilot, generator), seed), None
+            return Start(whitening, *self._build(score_fn, whitening, pilot, generator), seed)
         if self.n_features_in_ != score_fn.n_features:
             raise ValueError(
                 f"`warm_start` continues a fit of {self.n_features_in_} features, but the target has "
@@ -151,7 +167,7 @@ class SteinTrained(Trained, Generic[F]):
             )
         family = copy.deepcopy(self.family_).to(score_fn.device, score_fn.dtype).requires_grad_()
         family.mixing = copy.deepcopy(self.family_.mixing).to(score_fn.device)  # which keeps its precision
-        return Start(self.whitening_.to(score_fn.device), family, None, seed), None
+        return Start(self.whitening_.to(score_fn.device), family, None, seed)
 
     def _continues(self) -> bool:
         """Tell whether a fit goes on from the last one."""
@@ -162,18 +178,121 @@ class SteinTrained(Trained, Generic[F]):
         chains = pilot_of(self.whiten)
         return chains.weight if chains is not None and pilot.converged else 0.0
 
-    def _open_checkpoint(self, score_fn: Score) -> CheckpointFile | None:
-        """Return where a fit is saved, its parameters and the score at two points being the mark of it."""
+    # Where it is saved
+
+    @contextmanager
+    def _opened_checkpoint(
+        self, score_fn: Score, generator: torch.Generator
+    ) -> Iterator[CheckpointFile[Interrupted] | None]:
+        """Keep the checkpoint for this fit alone for a while."""
         if self.checkpoint is None:
-            return None
-        checkpoint = checked_object(Checkpoint, self.checkpoint)
+            yield None
+            return
         if self.warm_start:
             raise ValueError("`checkpoint` continues a fit by itself; set warm_start=False.")
-        if callable(self.mixing):
+        if not (isinstance(self.mixing, str) or type(self.mixing) in NAMES):
             raise ValueError(
-                "`checkpoint` cannot keep a function given as `mixing`; use an object of skksivi.mixing."
+                "`checkpoint` cannot keep a function or an object of yours given as `mixing`; use one of "
+                "skksivi.mixing."
             )
-        return CheckpointFile(checkpoint.path, settings_of(self.get_params(), score_fn), score_fn.device)
+        path = checked_object(Checkpoint, self.checkpoint).path
+        settings = settled(lambda: self._identity(score_fn, generator.initial_seed()))
+        file = CheckpointFile(
+            path, settings, lambda found: self._checked_interrupted(found, score_fn, generator), score_fn.device
+        )
+        with file.opened():
+            yield file
+
+    def _identity(self, score_fn: Score, seed: int) -> dict[str, str]:
+        """Return what a fit must share with the one that it continues."""
+        d, terms = score_fn.n_features, getattr(self, "terms", ())
+        estimator = GRADIENT_ESTIMATORS[self.gradient_estimator]
+        return {
+            **{
+                name: described(name, value, self._places(name))
+                for name, value in self.get_params(deep=False).items()
+                if name not in FREE
+            },
+            **of_score(score_fn, self._points_near_target()),
+            "kernel at random points": of_kernel(self._kernel_in_u(d), estimator, d),
+            "terms at random points": of_terms(terms, score_fn) if terms else "none",
+            "random_state": "None" if self._draws_seed(score_fn) else f"one that gives the seed {seed}",
+            "n_features": str(d),
+            "device": score_fn.device.type,
+        }
+
+    def _places(self, name: str) -> list[float] | None:
+        """Return where the functions in a parameter are asked during a fit; None if not by progress."""
+        if name == "kernel":
+            return None
+        n = getattr(self, "n_layers", 1) if name == "bridge" else self.max_iter
+        return [i / n for i in range(n)]
+
+    def _draws_seed(self, score_fn: Score) -> bool:
+        """Tell whether each fit has a seed of its own, which one that goes on takes from its checkpoint."""
+        return self.random_state is None and not score_fn.replicate
+
+    def _checked_interrupted(self, found: object, score_fn: Score, generator: torch.Generator) -> Interrupted:
+        """Return what a fit with the parameters of this one has left; raise ValueError for anything else."""
+        if not isinstance(found, Interrupted):
+            raise ValueError("it holds no fit")
+        found.check()
+        start = self._start_of(found)
+        stopping, guards = plateau_of(self.early_stopping), self._guards(start)
+        holds = {
+            "number of features": start.family.n_features == score_fn.n_features,
+            "type": found.flat.dtype == score_fn.dtype,
+            "`hidden_layer_sizes`": widths(start.family) == {tuple(self.hidden_layer_sizes)},
+            "`scale`": start.family.min_scale == self._floor,
+            "`mixing`": self._is_own_mixing(start.family.mixing, score_fn.dtype),
+            "`optimizer`": (found.average is None) == (self._steps.ema is None),
+            "`whiten`": self._is_own_penalty(start),
+            "`max_iter`": found.n_done <= self.max_iter,
+            "seed": self._draws_seed(score_fn) or found.seed == generator.initial_seed(),
+            "watch": found.was_watched(LOOK_EVERY, self.max_iter, guards, stopping is not None),
+        }
+        for name, is_ours in holds.items():
+            if not is_ours:
+                raise ValueError(f"its {name} is not that of its settings")
+        return found
+
+    def _is_own_mixing(self, mixing: object, dtype: torch.dtype) -> bool:
+        """Tell whether this may be what draws for the parameter `mixing`."""
+        chains = pilot_of(self.whiten)
+        if isinstance(mixing, Bootstrap):
+            jitter = 0.0 if chains is None or chains.rule == "diagonal" else JITTER
+            fits = (mixing.reach, mixing.points.dtype) == (reach_of(jitter), dtype)
+            return fits and self.mixing in ("auto", "pilot")
+        return isinstance(mixing, Mixing) and type(mixing) is type(build_mixing(self.mixing, mixing.latent_dim))
+
+    def _is_own_penalty(self, start: Start[F]) -> bool:
+        """Tell whether this may be what ties such a fit to its pilot."""
+        chains, levels = pilot_of(self.whiten), getattr(start.family, "levels", [1])
+        ties = isinstance(start.family.mixing, Bootstrap) and start.whitening.converged and min(levels) == 1
+        expected = chains.weight if chains is not None and ties else 0.0
+        return expected == (0.0 if start.penalty is None else start.penalty.weight)
+
+    def _start_of(self, found: Interrupted) -> Start[F]:
+        """Return where a fit started that was interrupted."""
+        family = self._checked_family(found.family).requires_grad_()
+        return Start(found.whitening, family, found.penalty, found.seed)
+
+    def _start_again(
+        self, score_fn: Score, generator: torch.Generator, file: CheckpointFile[Interrupted], found: Interrupted
+    ) -> Start[F]:
+        """Return where the fit started that this one continues."""
+        answers = of_score_near(score_fn, found.whitening)
+        if answers != found.answers:
+            file.refuse("score_fn at points of the fit", found.answers, answers)
+        generator.manual_seed(found.seed)
+        return self._start_of(found)
+
+    def _saving(
+        self, file: CheckpointFile[Interrupted], score_fn: Score, start: Start[F], watch: Watch | None
+    ) -> Saving[Interrupted]:
+        """Return the hook that saves a training with where it started."""
+        answers, every = of_score_near(score_fn, start.whitening), checked_object(Checkpoint, self.checkpoint).every
+        return Saving(file, lambda state: Interrupted(*start, answers, **state), watch, every)
 
     # What is minimised
 
@@ -258,18 +377,10 @@ class SteinTrained(Trained, Generic[F]):
             watch.look(family, 0)
         return watch
 
-    def _train_from(
-        self,
-        start: Start[F],
-        job: Job[F],
-        watch: Watch | None,
-        file: CheckpointFile | None,
-        resume: State | None,
-    ) -> Fit:
+    def _train_from(self, job: Job[F], watch: Watch | None, saving: Sequence[Hook], resume: State | None) -> Fit:
         """Minimise; return what was learned, unless what ended it leaves nothing to keep."""
         if watch is not None and resume is not None:
-            watch.resume(resume["watch"])
-        saving = [] if file is None else [Saving(file, start.state(), watch, self._save_every())]
+            watch.resume(resume)
         run = self._minimise(
             job,
             before=[] if watch is None else [watch],
@@ -293,13 +404,9 @@ class SteinTrained(Trained, Generic[F]):
         remark = None if watch is None else _remark(watch, best_iter)
         return Fit(job.sampler_of(job.family), report, run.ended_by, remark)
 
-    def _save_every(self) -> int:
-        """Return the iterations from one checkpoint to the next."""
-        return checked_object(Checkpoint, self.checkpoint).every
-
     def _conclude(self, fit: Fit, score_fn: Score, generator: torch.Generator) -> None:
-        if self.checkpoint is not None and fit.ended_by is None:
-            Path(checked_object(Checkpoint, self.checkpoint).path).unlink(missing_ok=True)
+        if fit.finish is not None:
+            fit.finish()
         super()._conclude(fit, score_fn, generator)
 
 

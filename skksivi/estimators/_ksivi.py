@@ -9,12 +9,13 @@ from typing import ClassVar
 
 import numpy as np
 import torch
+from torch import nn
 
 from skksivi._warnings import warn_caller
 from skksivi.base import Constraints, HasMethods, Integral, Interval, StrOptions, learns
 from skksivi.estimators._ksd import STEIN_TRAINED, Start, SteinTrained
 from skksivi.estimators._trained import MAX_LATENT_DIM, temperature
-from skksivi.families._layer import SemiImplicit, gaussian_layer
+from skksivi.families._layer import Constant, MultilayerPerceptron, SemiImplicit, gaussian_layer
 from skksivi.families._samplers import Layer
 from skksivi.kernels import Kernel
 from skksivi.mixing import JITTER, Bootstrap, Mixing, MixingLike, build_mixing
@@ -115,9 +116,9 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         `skksivi.parameters.Plateau` says; True is `Plateau()`. None runs all `max_iter` iterations.
     checkpoint : path-like, Checkpoint or None, default=None
         A file in which the fit is saved every 1,000 iterations, or as often as `skksivi.parameters.Checkpoint` says.
-        If `fit` finds one there, from a fit with the same settings and score that did not end, it goes on from it; on
-        a CPU with the same number of threads the result is that of a fit that was never interrupted. It is removed
-        when the fit ends.
+        If `fit` finds one there, from a fit with the same settings, seed and score that did not end, it goes on from
+        it; on a CPU with the same number of threads the result is that of a fit that was never interrupted. It is
+        removed when the fit ends. Below a folder that is there, each fit has a file of its own.
     warm_start : bool, default=False
         Whether `fit` continues from the family and the whitening of the last fit, whatever the parameters of their
         construction say now; the optimiser starts anew, and without the penalty of the pilot.
@@ -253,6 +254,17 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         if self.annealing is not None:
             warn_of_improper(self.annealing, score_fn)
         return score_fn
+
+    def _checked_family(self, family: nn.Module) -> SemiImplicit:
+        if not isinstance(family, SemiImplicit):
+            raise ValueError("its family is not that of KSIVI")
+        if (checked_object(Scale, self.scale).form == "constant") != isinstance(family.log_variance, Constant):
+            raise ValueError("its `scale` is not that of its settings")
+        if isinstance(family.mean, MultilayerPerceptron) == self.linear_skip:
+            raise ValueError("its `linear_skip` is not that of its settings")
+        if self.latent_dim not in (None, family.mixing.latent_dim):
+            raise ValueError("its `latent_dim` is not that of its settings")
+        return family
 
     def _sampler_of(self, score: Score, start: Start[SemiImplicit]) -> Callable[[SemiImplicit], Layer]:
         return lambda family: Layer(family, start.whitening, start.seed)

@@ -111,7 +111,7 @@ class Hierarchy(nn.Module):
         ones = torch.ones_like(half_square)
         family = cls(networks, mixing=mixing, levels=levels, initial_scale=ones, min_scale=min_scale)
         family.half_square, family.log_variances, family.through = half_square, nn.ModuleList(a), through
-        if len({parameter.dtype for parameter in family.parameters()}) != 1:
+        if {parameter.dtype for parameter in family.parameters()} != {half_square.dtype}:
             raise ValueError("the parameters of its family are of several types")
         return family.requires_grad_(False)
 

@@ -88,12 +88,15 @@ class Fit(NamedTuple):
         What ended the fit before its time, if the state that was reached is to be kept.
     remark : str or None
         What is to be told of it when it is over.
+    finish : callable or None
+        What is to be done when it cannot be lost any more.
     """
 
     sampler: Sampler
     report: Mapping[str, object]
     ended_by: BaseException | None = None
     remark: str | None = None
+    finish: Callable[[], None] | None = None
 
 
 #: Shows callbacks what a fit would be if it ended now; tells whether one of them wants it to end.

@@ -118,6 +118,8 @@ class Score:
         Maps points (n, d) of type `dtype` to log p (n,), up to a constant, where the target has one of tensors.
     in_double : Score or None
         The same score computed in float64, from data that were never rounded; None if this is it.
+    replicate : tuple of int
+        That of the target, see `skksivi.targets.Target`.
     tally : Tally
         How often it was asked for, in either type.
     """
@@ -132,6 +134,7 @@ class Score:
     minibatch: Callable[[torch.Generator], Score] | None = None
     log_prob: Callable[[Tensor], Tensor] | None = None
     in_double: Score | None = None
+    replicate: tuple[int, ...] = ()
     tally: Tally = field(default_factory=Tally, compare=False)
 
     @property

@@ -92,7 +92,7 @@ def resolve_score(
     )
     if score.in_double is not None:
         score = replace(score, in_double=_of_target(score.in_double, score_fn))
-    return _of_target(score, score_fn)
+    return replace(_of_target(score, score_fn), replicate=getattr(score_fn, "replicate", ()))
 
 
 def _of_target(score: Score, target: TargetOrScore) -> Score:

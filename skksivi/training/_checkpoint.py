@@ -1,151 +1,312 @@
 """Interrupted fits that go on as if nothing had happened.
 
-A checkpoint is one file of tensors, numbers and the package's own modules, written to the side, flushed to the disk
-and renamed, so that a kill at any moment leaves the last whole one. It is read without running what it holds.
+A checkpoint is one file of numbers, with a description of what they are, written to the side, flushed to the disk and
+renamed, so that a kill at any moment leaves the last whole one. It is read without running what it holds, and what it
+claims is checked before memory is taken for it.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
-import io
+import json
 import os
-import tempfile
-import threading
-from collections.abc import Mapping
+import stat
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO, Generic, TypeVar
 
-import numpy as np
+import safetensors.torch
 import torch
-from sklearn.base import BaseEstimator
-from torch import nn
+from torch import Tensor
 
-from skksivi._arrays import as_array
-from skksivi._saved import CHECKPOINTED
-from skksivi.score._score import Score
+from skksivi._codec import MAX_HEADER, decoded, encode, read_header
+from skksivi._warnings import warn_caller
 
-#: Of the files this version writes and reads.
-FORMAT = 1
+if sys.platform == "win32":
+    import msvcrt
+else:
+    import fcntl
 
-#: What a checkpoint may hold beside tensors, plain values and the classes of this package.
-FOREIGN: list[Any] = [
-    nn.Linear,
-    nn.ModuleList,
-    bytes,
-    np.dtype,
-    np.ndarray,
-    type(np.dtype(np.float64)),
-    np.empty(0).__reduce__()[0],
-]
+#: Of the files that this version writes and reads.
+FORMAT = 2
 
+#: How a file begins, before its format and the end of the line, and the length of the two checksums that follow.
+MAGIC, N_DIGEST = b"skksivi checkpoint ", 32
 
-#: Parameters that the mark of a fit leaves out.
-ELSEWHERE = {"checkpoint", "device", "random_state", "verbose"}
+#: Bytes of a file, at most.
+MAX_BYTES = 2**32
 
+#: Written on trial before anything else is done.
+TRIAL = bytes(2**12)
 
-def settings_of(parameters: Mapping[str, object], score: Score) -> dict[str, object]:
-    """Return what a fit must share with the one that it continues: parameters, and the score at two points."""
-    ends = torch.tensor([[-0.5], [0.5]], dtype=torch.float64).expand(2, score.n_features)
-    at_ends = score.double(ends.to(score.device)).sum(1).tolist()
-    return {
-        **{name: _named(value) for name, value in parameters.items() if name.partition("__")[0] not in ELSEWHERE},
-        "n_features": score.n_features,
-        "score_fn at -1/2 and 1/2": [f"{s:.6g}" for s in at_ends],
-    }
+#: What a file system answers that knows no locks.
+NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
+
+T = TypeVar("T")
 
 
-def _named(value: object) -> object:
-    """Return a setting, of an object or a function its name; parameters of objects are settings of their own.
-
-    Of an array its shape and a checksum, for its text leaves out the most of it.
-    """
-    if callable(value) or isinstance(value, BaseEstimator):
-        return getattr(value, "__qualname__", type(value).__qualname__)
-    if isinstance(value, list | tuple):
-        return [_named(item) for item in value]
-    if hasattr(value, "__array__"):
-        array = np.ascontiguousarray(as_array(value))
-        return f"an array {array.shape} with checksum {hashlib.sha256(array.tobytes()).hexdigest()[:16]}"
-    return value
-
-
-class CheckpointFile:
+class CheckpointFile(Generic[T]):
     """Where a fit is saved now and then, and what an earlier one has left there.
 
     Parameters
     ----------
     path : path-like
+        The file or, where many fits are to have one each, a folder that is there. A link stays one.
     settings : dict
-        What a fit must share with the one that it continues: names to plain values.
+        What a fit must share with the one that it continues: names to short texts.
+    check : callable
+        Raises ValueError unless it is given what such a fit has left, the first time without memory for its numbers.
     device : torch.device, default=cpu
         Where the tensors of the file are to be.
 
     Attributes
     ----------
-    found : dict or None
-        What the file holds.
-
-    Raises
-    ------
-    ValueError
-        The file is not a checkpoint, or belongs to a fit with other settings.
+    found : object or None
+        What the file holds, once it is `opened`.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], settings: Mapping[str, object], device: torch.device | str = "cpu"
+        self,
+        path: str | os.PathLike[str],
+        settings: Mapping[str, str],
+        check: Callable[[object], T],
+        device: torch.device | str = "cpu",
     ) -> None:
-        self.path = Path(path)
-        self.device = device
-        self.settings = {name: str(value) for name, value in settings.items()}
-        self.found: dict[str, Any] | None = None
-        if self.path.exists():
+        self.named = str(path)
+        self.settings = dict(settings)
+        self.check = check
+        self.device = torch.device(device)
+        try:
+            self.path = Path(os.path.realpath(path))
+            if self.path.is_dir():
+                self.path /= f"{hashlib.sha256(json.dumps(self.settings).encode()).hexdigest()[:16]}.ckpt"
+        except (OSError, ValueError) as error:
+            raise self._unwritable(error) from error
+        self.found: T | None = None
+        self.failure: Exception | None = None
+        self._is_ours = False
+
+    @property
+    def aside(self) -> Path:
+        """Where a file is written before it takes its place."""
+        return self.path.with_name(self.path.name + ".tmp")
+
+    @contextmanager
+    def opened(self) -> Iterator[CheckpointFile[T]]:
+        """Read the file, and keep other fits from it for a while.
+
+        Raises
+        ------
+        ValueError
+            It cannot be written, another fit uses it, it is not a checkpoint or one of another fit.
+        OSError, MemoryError
+            It cannot be read, which does not mean that it is damaged.
+        """
+        with self._held():
+            try:
+                self._try()
+            except OSError as error:
+                raise self._unwritable(error) from error
             self.found = self._read()
+            self._is_ours = self.found is not None
+            try:
+                yield self
+            except BaseException as error:
+                if self.failure is not None:
+                    error.add_note(self._lost())
+                raise
 
-    def _read(self) -> dict[str, Any]:
-        try:
-            state = _loaded(self.path.read_bytes(), self.device)
-            theirs = state["settings"]
-        except Exception as error:
-            raise ValueError(
-                f"`checkpoint` {str(self.path)!r} is not a checkpoint of this version of skksivi, or is damaged; "
-                "remove it or name another file."
-            ) from error
-        for name in sorted(self.settings.keys() | theirs.keys()):
-            if theirs.get(name) != self.settings.get(name):
-                raise ValueError(
-                    f"`checkpoint` {str(self.path)!r} belongs to a fit with {name} = {theirs.get(name)}, this one "
-                    f"has {self.settings.get(name)}; set it back, remove the file or name another."
-                )
-        return state
+    # Reading
 
-    def save(self, state: dict[str, Any]) -> None:
-        """Write a state over the last, or leave the last as it is."""
-        folder = self.path.parent
-        handle, name = tempfile.mkstemp(prefix=self.path.name, suffix=".tmp", dir=folder)
+    def _read(self) -> T | None:
+        if not self.path.exists():
+            return None
+        if not self.path.is_file():  # opening a pipe would wait for ever
+            raise ValueError(f"`checkpoint` {self.named!r} is not a regular file; name another.")
         try:
-            with os.fdopen(handle, "wb") as file:
-                content = io.BytesIO()
-                torch.save({"format": FORMAT, "settings": self.settings, **state}, content)
-                file.write(hashlib.sha256(content.getbuffer()).digest())
-                file.write(content.getbuffer())
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(name, self.path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
+            with open(self.path, "rb") as file:
+                return self._content(file)
+        except (OSError, MemoryError) as error:
+            error.add_note(f"This happened while `checkpoint` {self.named!r} was read, which may be whole: keep it.")
             raise
+        except AnotherFitError:
+            raise
+        except Exception as error:
+            reason = error if isinstance(error, ValueError) else f"it holds something else, {error!r}"
+            raise ValueError(
+                f"`checkpoint` {self.named!r} is not a checkpoint of this version of skksivi, or is damaged: "
+                f"{textwrap.shorten(str(reason).rstrip('.'), 300)}; remove it or name another file."
+            ) from error
+
+    def _content(self, file: BinaryIO) -> T:
+        """Return what a file holds, whose claims are checked one after the other, the cheapest first."""
+        size = os.fstat(file.fileno()).st_size
+        if size > MAX_BYTES:
+            raise ValueError(f"it has {size} bytes, more than {MAX_BYTES}")
+        line = file.read(len(MAGIC)) + file.readline(20)
+        if not line.startswith(MAGIC):
+            raise ValueError("it does not begin as one")
+        if line != _first_line():
+            found = line[len(MAGIC) :].decode(errors="replace").strip()
+            raise ValueError(f"it has format {found}, but this version reads format {FORMAT}")
+        digests = file.read(N_DIGEST), file.read(N_DIGEST)
+        start, about, plan = read_header(file, size - len(line) - 2 * N_DIGEST)
+        _verify(start, digests[0])
+        self._compare(json.loads(about["settings"]))
+        decoded(about["state"], plan, torch.device("meta"), self.check)
+
+        rest = file.read(size)
+        _verify(rest, digests[1])
+        tensors = {
+            name: x.clone() for name, x in safetensors.torch.load(start + rest).items()
+        }  # aligned: the same rounding
+        return decoded(about["state"], tensors, self.device, self.check)
+
+    def _compare(self, theirs: Mapping[str, str]) -> None:
+        for name in [*self.settings, *theirs]:
+            if theirs.get(name) != self.settings.get(name):
+                self.refuse(name, str(theirs.get(name)), str(self.settings.get(name)))
+
+    def refuse(self, name: str, theirs: str, ours: str) -> None:
+        """Raise for a setting in which the fit that left the file differs."""
+        raise AnotherFitError(
+            f"`checkpoint` {self.named!r} belongs to a fit with {name} = {textwrap.shorten(theirs, 200)}, this one "
+            f"has {ours}; set it back, remove the file or name another."
+        )
+
+    # Writing
+
+    def save(self, value: T) -> None:
+        """Write a value in the place of the last, or leave the last as it is.
+
+        Where the disk does not let it, that is told when the fit ends.
+        """
+        try:
+            self._write(self._to_bytes(value))
+        except (OSError, MemoryError) as error:
+            self.failure = error
+
+    def _to_bytes(self, value: T) -> bytes:
+        tensors: dict[str, Tensor] = {}
+        state = json.dumps(encode(value, "", tensors))
+        content = safetensors.torch.save(tensors, {"settings": json.dumps(self.settings), "state": state})
+        length = 8 + int.from_bytes(content[:8], "little")
+        if length > MAX_HEADER or len(content) > MAX_BYTES:
+            raise MemoryError(f"{length} and {len(content)} bytes are more than a checkpoint may have")
+        digests = (hashlib.sha256(part).digest() for part in (content[:length], content[length:]))
+        return b"".join([_first_line(), *digests, content])
+
+    def _write(self, data: bytes) -> None:
+        try:
+            self._put_aside(data)
+            if self.path.exists():
+                os.chmod(self.aside, stat.S_IMODE(self.path.stat().st_mode))
+            os.replace(self.aside, self.path)
+        except BaseException:
+            with suppress(OSError):
+                self.aside.unlink(missing_ok=True)
+            raise
+        self._is_ours = True
+
+    def _put_aside(self, data: bytes) -> None:
+        self.aside.unlink(missing_ok=True)
+        with open(os.open(self.aside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def finish(self, *, remove: bool) -> None:
+        """Remove the file of a fit that has come to its end, and warn if it could not be written or removed."""
+        if remove and self._is_ours:
+            try:
+                self.path.unlink(missing_ok=True)
+            except OSError as error:
+                warn_caller(f"`checkpoint` {self.named!r} could not be removed ({error}); remove it.")
+        if self.failure is not None:
+            warn_caller(self._lost())
+
+    def _lost(self) -> str:
+        return (
+            f"`checkpoint` {self.named!r} could not be written at some time ({self.failure!r}), so that a kill would "
+            "have cost what was learned since; make room, or name a file elsewhere."
+        )
+
+    # One fit at a time
+
+    def _try(self) -> None:
+        """Write to the side, where a fit that was killed may have left something."""
+        self._put_aside(TRIAL)
+        self.aside.unlink()
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        """Hold a lock, which the system lifts from a process that dies."""
+        lock = self.path.with_name(self.path.name + ".lock")
+        try:
+            descriptor = _locked(lock)
+        except BlockingIOError as error:
+            raise ValueError(
+                f"`checkpoint` {self.named!r} is in use by another fit; leave `checkpoint` out of searches, or name "
+                "a folder that is there, below which each fit has a file of its own."
+            ) from error
+        except OSError as error:
+            raise self._unwritable(error) from error
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                lock.unlink(missing_ok=True)
+            os.close(descriptor)
+
+    def _unwritable(self, error: Exception) -> ValueError:
+        return ValueError(
+            f"`checkpoint` {self.named!r} cannot be written ({error}); name a file in a folder that is there and can "
+            "be written to."
+        )
 
 
-#: Held while the classes of this package are on the list of those that torch may load, which all threads share.
-_LOADING = threading.Lock()
+class AnotherFitError(ValueError):
+    """A checkpoint is whole, but belongs to another fit."""
 
 
-def _loaded(content: bytes, device: torch.device | str) -> dict[str, Any]:
-    """Return the state of a file: its checksum, then what torch has saved."""
-    digest, content = content[:32], content[32:]
-    if hashlib.sha256(content).digest() != digest:
+def _first_line() -> bytes:
+    return MAGIC + f"{FORMAT}\n".encode()
+
+
+def _verify(data: bytes, digest: bytes) -> None:
+    """Raise ValueError unless data have a checksum."""
+    if hashlib.sha256(data).digest() != digest:
         raise ValueError("its checksum is wrong")
-    with _LOADING:
-        listed = torch.serialization.get_safe_globals()
-        with torch.serialization.safe_globals([cls for cls in FOREIGN + CHECKPOINTED if cls not in listed]):
-            return torch.load(io.BytesIO(content), map_location=device, weights_only=True)
+
+
+def _locked(path: Path) -> int:
+    """Return the descriptor of a file that no other has locked, which is still there; or raise BlockingIOError."""
+    while True:
+        descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+        try:
+            _lock(descriptor)
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                    return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+
+
+def _lock(descriptor: int) -> None:
+    if sys.platform == "win32":
+        try:
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        except OSError as error:
+            raise BlockingIOError(*error.args) from error
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise

@@ -9,21 +9,29 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from skksivi._saved import checkpointed
+from skksivi._saved import is_instance, is_weights, is_width, saved
 from skksivi.parameters import Plateau
 from skksivi.training._loop import CHECK_EVERY, Progress, State
 
 
-@checkpointed
+@saved("Moments", dict.fromkeys(("first", "second", "third"), (is_weights, "")))
 class Moments(NamedTuple):
     r"""The moments :math:`E u` (..., d), :math:`E u u^\top` (..., d, d) and :math:`E u_i^3` (..., d)."""
 
     first: Tensor
     second: Tensor
     third: Tensor
+
+    @classmethod
+    def restored(cls, first: Tensor, second: Tensor, third: Tensor) -> Moments:
+        """Return moments that fit."""
+        if not first.shape == third.shape == second.shape[:-1] or second.shape[-1] != first.shape[-1]:
+            raise ValueError("the moments do not fit")
+        return cls(first, second, third)
 
 
 def moments(u: Tensor) -> Moments:
@@ -38,7 +46,14 @@ class Steering(Protocol):
         """Return the gradient in draws x (..., n, d) with scores s."""
 
 
-@checkpointed
+@saved(
+    "MomentPenalty",
+    {
+        "target": (is_instance(Moments), ""),
+        "weight": (is_width, ""),
+        "running": (is_instance(Moments), ""),
+    },
+)
 class MomentPenalty:
     r"""A penalty on the departure of the draws' moments from given ones,
 
@@ -62,13 +77,27 @@ class MomentPenalty:
         self.target = target
         self.weight = weight
         self.memory = memory
-        self._running = Moments(*(a.clone() for a in target))
+        self.running = Moments(*(a.clone() for a in target))
+
+    @classmethod
+    def restored(cls, target: Moments, weight: float, running: Moments) -> MomentPenalty:
+        """Return a penalty in the midst of a training."""
+        penalty = cls(target, weight)
+        if any(a.shape != b.shape or a.dtype != b.dtype for a, b in zip(target, running, strict=True)):
+            raise ValueError("the running moments do not fit the target's")
+        penalty.running = running
+        return penalty
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Those of the moments of first order."""
+        return tuple(self.target.first.shape)
 
     def gradient(self, u: Tensor, s: Tensor | None = None) -> Tensor:
         """Return the gradient in the draws u (..., n, d), those of several layers each for themselves."""
-        for running, now in zip(self._running, moments(u), strict=True):
+        for running, now in zip(self.running, moments(u), strict=True):
             running.lerp_(now, 1 - self.memory)
-        first, second, third = (a - b for a, b in zip(self._running, self.target, strict=True))
+        first, second, third = (a - b for a, b in zip(self.running, self.target, strict=True))
         gradient = 2 * u @ second + 2 * first.unsqueeze(-2) + 0.4 * third.unsqueeze(-2) * u.square()
         return gradient.mul_(self.weight / u.shape[-2])
 
@@ -141,8 +170,8 @@ class Watch:
         self.at_end = True
         self.values: list[tuple[int, float]] = []
         self.last: Verdict | None = None
-        self._best, self._best_iteration, self._last_iteration = math.inf, 0, 0
-        self._best_state: dict[str, Tensor] = {}
+        self._best_iteration: int | None = None
+        self._best_state: Tensor | None = None
         self._mark, self._marked_at = math.inf, 0
 
     def __call__(self, progress: Progress) -> bool:
@@ -153,11 +182,15 @@ class Watch:
     def look(self, module: nn.Module, iteration: int) -> bool:
         """Judge the module after `iteration` iterations; tell whether to stop."""
         value, self.last = self.judge(module)
+        best = math.inf if self._best_iteration is None else dict(self.values)[self._best_iteration]
+        if self.keeps_best and self.last.accepted and value < best:
+            self._best_iteration = iteration
+            self._best_state = nn.utils.parameters_to_vector(module.parameters()).detach()
+        return self._note(iteration, value)
+
+    def _note(self, iteration: int, value: float) -> bool:
+        """Remember a value; tell whether the last that was much better than those before it is long ago."""
         self.values.append((iteration, value))
-        self._last_iteration = iteration
-        if self.keeps_best and self.last.accepted and value < self._best:
-            self._best, self._best_iteration = value, iteration
-            self._best_state = {name: p.detach().clone() for name, p in module.named_parameters()}
         if self.stopping is None:
             return False
         if value < self._mark - self.stopping.tol * abs(self._mark) or math.isinf(self._mark):
@@ -166,15 +199,22 @@ class Watch:
 
     def state(self) -> State:
         """Return what `resume` needs to go on from here."""
-        return {name: value for name, value in vars(self).items() if name not in ("judge", "last", "stopping")}
+        looks = np.array(self.values, dtype=np.float64).reshape(-1, 2)
+        return {"looks": looks, "best_iteration": self._best_iteration, "best": self._best_state}
 
     def resume(self, state: State) -> None:
         """Go on from another's state."""
-        vars(self).update(state)
+        self.values, self._mark, self._marked_at = [], math.inf, 0
+        for iteration, value in state["looks"].tolist():
+            self._note(int(iteration), value)
+        self._best_iteration, self._best_state = state["best_iteration"], state["best"]
 
+    @torch.no_grad()
     def restore(self, module: nn.Module) -> int:
         """Bring the best state back; return the iteration it is from."""
-        if not self._best_state:
-            return self._last_iteration
-        module.load_state_dict(self._best_state, strict=False)
+        if self._best_state is None or self._best_iteration is None:
+            return self.values[-1][0] if self.values else 0
+        parameters = list(module.parameters())
+        for p, best in zip(parameters, self._best_state.split([p.numel() for p in parameters]), strict=True):
+            p.copy_(best.view_as(p))
         return self._best_iteration

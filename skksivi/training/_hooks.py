@@ -5,13 +5,17 @@ from __future__ import annotations
 import copy
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from typing import Generic, TypeVar
 
 from torch import nn
 
 from skksivi.training._checkpoint import CheckpointFile
 from skksivi.training._guard import Watch
-from skksivi.training._loop import CHECK_EVERY, Progress
+from skksivi.training._loop import CHECK_EVERY, Progress, State
+
+T = TypeVar("T")
+
 
 LOGGER = logging.getLogger("skksivi")
 
@@ -50,21 +54,35 @@ class Report:
             return self.tell(copy.deepcopy(progress.module).requires_grad_(False))
 
 
-class Saving:
-    """Saves a training in a checkpoint, with where it started and its watch."""
+#: What is saved of a watch where there is none.
+UNWATCHED: State = {"looks": None, "best_iteration": None, "best": None}
+
+
+class Saving(Generic[T]):
+    """Saves a training in a checkpoint.
+
+    Parameters
+    ----------
+    checkpoint : CheckpointFile
+    describe : callable
+        Returns what the file is to hold of a state of the training and its watch.
+    watch : Watch or None
+    every : int
+        Iterations from one save to the next.
+    """
 
     at_end = False
 
     def __init__(
-        self, checkpoint: CheckpointFile, start: Mapping[str, object], watch: Watch | None, every: int
+        self, checkpoint: CheckpointFile[T], describe: Callable[[State], T], watch: Watch | None, every: int
     ) -> None:
         self.checkpoint = checkpoint
-        self.start = start
+        self.describe = describe
         self.watch = watch
         self.every = every
 
     def __call__(self, progress: Progress) -> bool:
         """Write the file."""
-        looks = None if self.watch is None else self.watch.state()
-        self.checkpoint.save({**self.start, "state": {**progress.state(), "watch": looks}})
+        watched = UNWATCHED if self.watch is None else self.watch.state()
+        self.checkpoint.save(self.describe({**progress.state(), **watched}))
         return False

@@ -292,14 +292,18 @@ def minimise(
         n_done = len(resume["losses"])
         losses[:n_done] = resume["losses"]
         iterate.resume(resume)
-        generator.set_state(resume["generator"].cpu())
+        generator.set_state(resume["generator"].cpu().view(torch.uint8))
 
     def step() -> None:
         loss_now.copy_(objective())
         iterate.step(loss_now)
 
     def state() -> State:
-        return {**iterate.state(), "losses": losses[:n_done].clone(), "generator": generator.get_state()}
+        return {
+            **iterate.state(),
+            "losses": losses[:n_done].clone(),
+            "generator": generator.get_state().view(torch.int64),
+        }
 
     run_step, first = step, n_done
     try:

@@ -21,6 +21,7 @@ from skksivi.score._score import (
     UntriedScore,
     autograd_pullback,
     central_difference,
+    own_pullback,
     tensor_copy,
     with_graph,
 )
@@ -311,8 +312,9 @@ def _check_product(score: Score, score_vjp: ScoreWithProduct, x: Tensor) -> None
     """Compare a given product with the one that would be in its place."""
     v = torch.linspace(-1, 2, x.numel(), dtype=x.dtype, device=x.device).reshape(x.shape)
     with torch.no_grad():
-        own, vjp = score_vjp(x.detach().clone())
-        product = vjp(v)
+        own, vjp = own_pullback(score_vjp, x.detach().clone())
+        own_pullback(score_vjp, x.roll(1, 0))[1](v)
+        after_another, product = vjp(v), own_pullback(score_vjp, x.detach().clone())[1](v)
     error: float | Tensor = 0.0
     if score.by_differences:
         s, expected = score(x), central_difference(score, x, v, score.step)
@@ -326,6 +328,11 @@ def _check_product(score: Score, score_vjp: ScoreWithProduct, x: Tensor) -> None
                 f"`score_vjp` returns {name} that differs from that of `score_fn`; correct it, or leave it out and "
                 "let the product be automatic."
             )
+    if (after_another - product).abs().max() > 1e-2 * product.abs().max():
+        raise ValueError(
+            "`score_vjp` returns a function whose product changes with another call of `score_vjp`; let it keep what "
+            "it needs of its own points in local variables."
+        )
 
 
 def grows_outward(score: Score) -> bool:

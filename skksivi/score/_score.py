@@ -160,12 +160,13 @@ class Score:
         return self._evaluate(x)
 
     def _evaluate(self, x: Tensor) -> Tensor:
+        """Return a copy of the score, which may be written into a buffer that the next call uses again."""
         if x.requires_grad:
-            return self.score_fn(x.to(self.dtype)).to(x)
+            return self.score_fn(x.to(self.dtype)).to(x, copy=True)
         at = x.detach().to(self.dtype)
         with torch.enable_grad():  # a score that differentiates log p itself needs points with a graph
             s = self.score_fn(at.requires_grad_() if self.score_vjp is None else at)
-        return s.detach().to(x)
+        return s.detach().to(x, copy=True)
 
     def with_pullback(self, x: Tensor) -> tuple[Tensor, ScoreFunction]:
         """Return the score at x (n, d) without a graph, and the map of v (n, d) to J^T v (n, d)."""
@@ -175,7 +176,7 @@ class Score:
         return self._with_pullback(x)
 
     def _with_pullback(self, x: Tensor) -> tuple[Tensor, ScoreFunction]:
-        s, pull = autograd_pullback(self._evaluate, x) if self.score_vjp is None else self.score_vjp(x)
+        s, pull = autograd_pullback(self._evaluate, x) if self.score_vjp is None else own_pullback(self.score_vjp, x)
 
         def pullback(v: Tensor) -> Tensor:
             self.tally.n_products += len(v)
@@ -205,6 +206,12 @@ def autograd_pullback(score_fn: ScoreFunction, x: Tensor) -> tuple[Tensor, Score
         return torch.autograd.grad(s, x, v, allow_unused=True, materialize_grads=True)[0]
 
     return s.detach(), pullback
+
+
+def own_pullback(score_vjp: ScoreWithProduct, x: Tensor) -> tuple[Tensor, ScoreFunction]:
+    """Return what a product of the user's own returns, as copies."""
+    s, pull = score_vjp(x)
+    return s.clone(), lambda v: pull(v).clone()
 
 
 def central_difference(score_fn: ScoreFunction, x: Tensor, v: Tensor, step: float) -> Tensor:

@@ -102,7 +102,7 @@ def _of_target(score: Score, target: TargetOrScore) -> Score:
     if minibatch is not None:
         score = replace(score, minibatch=lambda generator: _like(score, minibatch(generator)))
     if log_prob is not None and not isinstance(score.score_fn, BlackBox):
-        score = replace(score, log_prob=log_prob)
+        score = replace(score, log_prob=lambda x: log_prob(x).clone())  # it may be a buffer that is used again
     return score
 
 

@@ -42,6 +42,22 @@ ASYMMETRY = 2e-2
 N_TRIALS, N_DIRECTIONS = 4, 32
 
 
+#: Copies of the trial points that are evaluated at a time to see whether rows depend on each other.
+N_CROWD = 32
+
+
+#: Relative differences of rows in two calls that are no rounding, by the step of the differences of a score.
+COUPLING = {STEPS[torch.float64]: 1e-3, STEPS[torch.float32]: 1e-2}
+
+
+#: What is said of them.
+COUPLED = (
+    "`score_fn` returns other values for a point when other points are in the same call; its rows must be "
+    "independent, each the gradient of log p at one point. Differentiate `log_prob(x).sum()`, not its mean, and use "
+    "neither len(x) nor a statistic of the batch; a network with batch normalisation needs `.eval()`."
+)
+
+
 #: Distances from the origin to which a density must have begun to fall, and directions there.
 SHELLS, N_RAYS = tuple(10.0**k for k in range(9)), 16
 
@@ -134,7 +150,9 @@ def in_double(
     """Return the score for float64 points, computed in float32 where `score_fn` takes nothing else."""
     if isinstance(score_fn, Score):
         return score_fn.double
-    return choose_product(_in_double(score_fn, n_features, score_vjp, torch.device(device)), "auto")[0]
+    score = _in_double(score_fn, n_features, score_vjp, torch.device(device))
+    _check_rows(score)
+    return choose_product(score, "auto")[0]
 
 
 def _in_double(
@@ -180,6 +198,7 @@ def resolve(
     function, d, score_vjp = in_type(dtype)
     score = probe(function, d, dtype=dtype, device=device, score_vjp=score_vjp)
     double = score if dtype == torch.float64 else _in_double(*in_type(torch.float64), device)
+    _check_rows(double, near)
     double, asymmetry = choose_product(double, products, near)
     _check_repeatable(double, near)
     if dtype == torch.float64:
@@ -220,6 +239,29 @@ def _check_repeatable(score: Score, near: Tensor | None) -> None:
     if score.by_differences:
         raise ValueError(message)
     warn_caller(message)
+
+
+def _check_rows(score: Score, near: Tensor | None = None) -> None:
+    """Refuse a score of which a row depends on the others: points are evaluated in pairs and in a crowd.
+
+    A score that gives other values for the same call is another matter.
+
+    Raises
+    ------
+    ValueError
+    """
+    x = _trial_points(score, near)
+    n, crowd = len(x), x.repeat(N_CROWD, 1)
+    in_pairs = torch.cat([score(pair) for pair in x.roll(1, 0).split(2)]).roll(-1, 0)
+    tolerance = COUPLING.get(score.step, 0.1) * in_pairs.abs().amax(0)
+
+    def in_crowd() -> Tensor:
+        return score(crowd)[:n]
+
+    s = in_crowd()
+    if ((s - in_pairs).abs() <= tolerance).all() or ((s - in_crowd()).abs() > tolerance).any():
+        return
+    raise ValueError(COUPLED)
 
 
 def choose_product(score: Score, products: str, near: Tensor | None = None) -> tuple[Score, float]:
@@ -287,6 +329,8 @@ def _trial_points(score: Score, near: Tensor | None) -> Tensor:
     x = x.to(score.dtype)
     finite = score(x).isfinite().all(1)
     if not finite.any():
+        if any(score(pair).isfinite().all() for pair in x.split(2)):
+            raise ValueError(COUPLED)
         raise ValueError(
             f"`score_fn` is not finite at any of {len(x)} trial points at distances of 0.01 to 100 from the origin; "
             "check it, shift or transform the parameters, or set `init` to a point where it is finite."

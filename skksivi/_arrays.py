@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from numbers import Integral
+
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from sklearn.utils import check_random_state
+from sklearn.utils import check_random_state, check_scalar
 from torch import Tensor
 
 #: What draws or seeds; None means fresh entropy, or a stream that goes on.
@@ -21,13 +23,33 @@ def as_tensor(
 
     An array that torch does not take as it is, with negative strides or read-only, is copied.
     """
-    x = X.detach() if isinstance(X, Tensor) else torch.as_tensor(np.require(X, requirements=["C", "W", "E"]))
+    x = X.detach() if isinstance(X, Tensor) else torch.from_numpy(np.require(X, requirements=["C", "W", "E"]))
     return x.to(device=device, dtype=dtype)
 
 
 def as_array(x: ArrayLike | Tensor) -> np.ndarray:
     """Return `x` as a numpy array."""
     return x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
+
+
+def without_graph(X: ArrayLike | Tensor) -> ArrayLike:
+    """Return what numpy can read: a tensor as an array, anything else as it is."""
+    return as_array(X) if isinstance(X, Tensor) else X
+
+
+def check_integer(value: object, name: str, *, min_val: int) -> int:
+    """Return an integer of at least `min_val`.
+
+    Raises
+    ------
+    TypeError
+        It is none; neither is True or False.
+    ValueError
+        It is less.
+    """
+    if isinstance(value, bool):
+        raise TypeError(f"`{name}` must be an int, got the truth value {value}.")
+    return int(check_scalar(value, name, Integral, min_val=min_val))
 
 
 def resolve_device(device: str | torch.device) -> torch.device:

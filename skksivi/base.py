@@ -15,11 +15,21 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, DensityMixin, clone
-from sklearn.utils import check_array, check_scalar
+from sklearn.utils import check_array
 from sklearn.utils._param_validation import HasMethods
 from sklearn.utils.validation import check_is_fitted
 
-from skksivi._arrays import DTYPES, RandomState, as_array, as_tensor, make_generator, make_seed, resolve_device
+from skksivi._arrays import (
+    DTYPES,
+    RandomState,
+    as_array,
+    as_tensor,
+    check_integer,
+    make_generator,
+    make_seed,
+    resolve_device,
+    without_graph,
+)
 from skksivi._saved import COUNT, CURVE, SEED, SIZE, Kind, Parts, checked, is_instance, register
 from skksivi._version import DOCUMENTATION
 from skksivi.families._samplers import CHUNK, Fit, HasDensity, Sampler, Tell, unweighted
@@ -216,7 +226,7 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
     def _sample(self, n_samples: int, random_state: RandomState, **options: int) -> np.ndarray:
         """Draw from the sampler, which may be given options, in parts."""
         check_is_fitted(self)
-        check_scalar(n_samples, "n_samples", Integral, min_val=0)
+        check_integer(n_samples, "n_samples", min_val=0)
         device = resolve_device(self.device)
         generator = make_generator(self._random_state if random_state is None else random_state, device)
         X = np.empty((n_samples, self.n_features_in_), dtype=self._dtype_of_draws)
@@ -258,7 +268,7 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
             X has another number of columns than the target had, or holds non-finite values.
         """
         check_is_fitted(self)
-        X = check_array(X, dtype=np.float64, input_name="X")
+        X = check_array(without_graph(X), dtype=np.float64, input_name="X")
         if X.shape[1] != self.n_features_in_:
             raise ValueError(f"`X` has {X.shape[1]} columns, expected {self.n_features_in_} as in `fit`.")
         device = resolve_device(self.device)
@@ -415,8 +425,13 @@ def logged(verbose: int) -> Iterator[None]:
 
 @contextmanager
 def ordinary_mode(device: torch.device) -> Iterator[None]:
-    """Let tensors have graphs, and the type they were made with, whatever mode the caller has set."""
-    with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False):
+    """Let tensors have graphs, and the type and the place they were made with, whatever mode the caller has set."""
+    with ExitStack() as modes:
+        if torch.get_default_device().type != "cpu":
+            modes.enter_context(torch.device("cpu"))
+        modes.enter_context(torch.inference_mode(False))
+        modes.enter_context(torch.enable_grad())
+        modes.enter_context(torch.autocast(device.type, enabled=False))
         yield
 
 

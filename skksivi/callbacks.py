@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from numbers import Integral, Real
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from sklearn.utils import check_scalar
+
+from skksivi._arrays import check_integer
 
 if TYPE_CHECKING:
     from sklearn.callback import CallbackContext
@@ -51,7 +53,7 @@ class EarlyStopping:
         if not (scoring is None or callable(scoring)):
             raise TypeError(f"`scoring` must be a function of an estimator and a target, or None, got {scoring!r}.")
         self.scoring = scoring
-        self.patience = check_scalar(patience, "patience", Integral, min_val=1)
+        self.patience = check_integer(patience, "patience", min_val=1)
         self.min_delta = check_scalar(min_delta, "min_delta", Real, min_val=0)
         self._best: dict[int, tuple[float, int]] = {}  # of each fit in progress: its best grade, and reports since
 

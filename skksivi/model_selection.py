@@ -10,15 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from numbers import Integral, Real
+from numbers import Real
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from sklearn.utils import check_array, check_scalar
+from sklearn.utils import check_array
 from torch import Tensor
 
-from skksivi._arrays import RandomState, as_tensor, make_seed, resolve_device
+from skksivi._arrays import RandomState, as_tensor, check_integer, make_seed, resolve_device, without_graph
 from skksivi.base import BaseApproximator, ordinary_mode
 from skksivi.kernels import IMQ
 from skksivi.metrics import energy_distance, sliced_wasserstein
@@ -104,7 +104,7 @@ class Replicates:
 
     def get_n_splits(self, X: object = None, y: None = None, groups: None = None) -> int:
         """Return the number of folds."""
-        return check_scalar(self.n_splits, "n_splits", Integral, min_val=1)
+        return check_integer(self.n_splits, "n_splits", min_val=1)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(n_splits={self.n_splits}, random_state={self.random_state})"
@@ -161,7 +161,7 @@ def neg_ksd_scorer(*, n_samples: int = 2000, widths: float | Sequence[float] = (
     >>> search.best_estimator_.sample(3).shape
     (3, 2)
     """
-    check_scalar(n_samples, "n_samples", Integral, min_val=2)
+    check_integer(n_samples, "n_samples", min_val=2)
     widths = tuple(np.ravel(widths).tolist())
     if not widths or not all(isinstance(c, Real) and 0 < c < math.inf for c in widths):
         raise ValueError(f"`widths` must hold positive numbers, got {widths!r}.")
@@ -210,9 +210,11 @@ def neg_distance_scorer(
     >>> scorer(Laplace().fit(wrong)) < -0.1 < scorer(Laplace().fit(right)) < 0.01
     True
     """
-    X_reference = check_array(X_reference, dtype=np.float64, ensure_min_samples=2, input_name="X_reference")
+    X_reference = check_array(
+        without_graph(X_reference), dtype=np.float64, ensure_min_samples=2, input_name="X_reference"
+    )
     n_samples = len(X_reference) if n_samples is None else n_samples
-    check_scalar(n_samples, "n_samples", Integral, min_val=2)
+    check_integer(n_samples, "n_samples", min_val=2)
     if not callable(metric) and metric not in METRICS:
         raise ValueError(f"`metric` must be one of {sorted(METRICS)} or a callable, got {metric!r}.")
     return _NegDistance(X_reference, metric, n_samples)

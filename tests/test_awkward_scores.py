@@ -2,16 +2,30 @@
 
 import itertools
 import math
+import warnings
 
+import numpy as np
 import pytest
+import scipy.stats
 import torch
 from plain_targets import RING, log_gamma_score, normal, normal_array, student_score
+from torch.autograd.function import once_differentiable
 
-from skksivi import KSIVIApproximator
-from skksivi.metrics import ksd
-from skksivi.score._score import STEPS, Halves
+from skksivi import HKSIVIApproximator, KSIVIApproximator, diagnose, modes
+from skksivi.baselines import MALA, SVGD, Laplace
+from skksivi.metrics import kl_divergence, ksd
+from skksivi.parameters import Pilot
+from skksivi.score._score import STEPS, Halves, central_difference
 from skksivi.score._target import resolve_score
-from skksivi.targets import Target
+from skksivi.targets import (
+    Banana,
+    ConditionedDiffusion,
+    Target,
+    XShaped,
+    from_log_prob,
+    from_rows,
+    from_score_fn,
+)
 
 CPU = torch.device("cpu")
 
@@ -237,3 +251,200 @@ def test_rounding_that_depends_on_the_size_of_the_batch_is_no_coupling(d, dtype)
         resolved(rounded(5)(SCORES[name]), d)
     data = torch.randn(2000, d, generator=torch.Generator().manual_seed(0))
     resolved(lambda x: -(x.float() @ data.mT) @ data / 2000, d)
+
+
+# Derivatives that torch lacks
+
+
+class Once(torch.autograd.Function):
+    """Half of the square, of which the derivative has none."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.square() / 2
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, g):
+        return g * ctx.saved_tensors[0]
+
+
+CENTRES = torch.tensor([[1.0, 0.0], [0.0, -1.0], [2.0, 2.0]])
+LOG_PROBS = {
+    **{f"cdist {p}": lambda x, p=p: -torch.cdist(x, CENTRES.to(x), p=p).square().sum(1) / 2 for p in (1.5, 2.0, 3.0)},
+    "cdist exact": lambda x: (
+        -torch.cdist(x, CENTRES.to(x), compute_mode="donot_use_mm_for_euclid_dist").square().sum(1) / 2
+    ),
+    "pdist": lambda x: (
+        -torch.stack([torch.pdist(torch.cat([row[None], CENTRES.to(x)])) for row in x]).square().sum(1)
+    ),
+    "once": lambda x: -Once.apply(x - 1).sum(1),
+    "partly": lambda x: -Once.apply(x[:, 0]) - x[:, 1].square(),
+}
+
+
+@pytest.mark.parametrize("dtype", STEPS)
+@pytest.mark.parametrize("log_prob", LOG_PROBS.values(), ids=LOG_PROBS)
+def test_where_torch_lacks_a_second_derivative_products_are_differences(log_prob, dtype):
+    target = from_log_prob(log_prob, 2)
+    score = resolved(target, dtype=dtype)
+    assert score.by_differences
+    x, v = normal(5, 2), normal(5, 2, seed=1)
+    expected = central_difference(target.score_fn, x, v, 1e-4)
+    torch.testing.assert_close(
+        score.with_pullback(x.to(dtype))[1](v.to(dtype)).double(), expected, rtol=1e-2, atol=1e-2
+    )
+    target.products = "autograd"
+    with pytest.raises(ValueError, match=r"`products` is 'autograd', but .* second derivative"):
+        resolved(target, dtype=dtype)
+
+
+def test_a_density_without_a_second_derivative_is_fitted():
+    X = KSIVIApproximator(**QUICK).fit(from_log_prob(LOG_PROBS["cdist 2.0"], 2)).sample(20_000)
+    np.testing.assert_allclose(X.mean(0), CENTRES.mean(0), atol=0.05)
+    np.testing.assert_allclose(X.std(0), 3**-0.5, rtol=0.1)
+
+
+# Mistakes that gave an error of torch's own
+
+
+MEAN = torch.tensor([1.0, 2.0, 3.0])
+PRECISION = torch.eye(3) + 0.1
+MODULE = torch.nn.Linear(3, 3).double()
+OF_THREE = {
+    "matrix": lambda x: (MEAN.to(x) - x) @ PRECISION.to(x),
+    "vector": lambda x: MEAN.to(x) - x,
+    "array": lambda X: (MEAN.numpy() - X) @ PRECISION.double().numpy(),
+    "module": torch.nn.Linear(3, 3),
+    "concatenated": lambda x: torch.cat([-x[:, :1], -x[:, 1:3] @ PRECISION[:2, :2].to(x)], 1),
+}
+DENSITIES_OF_THREE = {
+    "matrix": lambda x: -(((x - MEAN.to(x)) @ PRECISION.to(x)) * (x - MEAN.to(x))).sum(1) / 2,
+    "vector": lambda x: -((x - MEAN.to(x)) ** 2).sum(1),
+    "distribution": lambda x: torch.distributions.MultivariateNormal(MEAN.to(x), PRECISION.to(x)).log_prob(x),
+    "module": lambda x: -torch.nn.functional.linear(x, PRECISION.to(x)).square().sum(1),
+}
+
+
+@pytest.mark.parametrize("d", [2, 4, 10])
+@pytest.mark.parametrize("name", OF_THREE)
+def test_a_wrong_n_features_is_named_with_the_right_one(name, d):
+    with pytest.raises(ValueError, match=rf"`n_features` is {d}\b|Set n_features=3"):
+        resolved(OF_THREE[name], d)
+
+
+@pytest.mark.parametrize("d", [2, 4, 10])
+@pytest.mark.parametrize("name", DENSITIES_OF_THREE)
+def test_a_wrong_n_features_of_a_density_is_named_with_the_right_one(name, d):
+    with pytest.raises(ValueError, match=rf"`n_features` is {d}, but `log_prob` .* \(2, 3\)"):
+        resolved(from_log_prob(DENSITIES_OF_THREE[name], d))
+
+
+NUMPY_DENSITIES = {
+    "numpy": lambda X: np.sum(np.exp(-np.asarray(X)), 1),
+    "ufunc": lambda X: -np.square(X).sum(1),
+    "scipy": lambda X: scipy.stats.norm.logpdf(X).sum(1),
+    "detached": lambda x: -x.detach().square().sum(1),
+    "array of tensor": lambda x: -x.detach().numpy().sum(1),
+    "rows": lambda X: np.array([-(x @ x).item() for x in X]),
+    "list": lambda x: [-(row @ row) for row in x],
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("log_prob", NUMPY_DENSITIES.values(), ids=NUMPY_DENSITIES)
+def test_a_density_that_leaves_torch_is_named(log_prob, dtype):
+    with pytest.raises(TypeError, match=r"`log_prob` .* torch .*from_score_fn"):
+        KSIVIApproximator(dtype=dtype).fit(from_log_prob(log_prob, 2))
+
+
+OF_DOUBLE = {
+    "module": (MODULE, None),
+    "matrix": (lambda x: -x @ torch.eye(3).double(), None),
+    "density": (from_log_prob(lambda x: -MODULE(x).square().sum(1), 3), None),
+    "product": (from_log_prob(lambda x: -(x @ torch.eye(3).double() * x).sum(1), 3), None),
+}
+
+
+@pytest.mark.parametrize("name", OF_DOUBLE)
+def test_numbers_of_one_type_alone_are_named_with_what_to_set(name):
+    target = OF_DOUBLE[name][0]
+    d = None if isinstance(target, Target) else 3
+    with pytest.raises(TypeError, match=r"torch\.float64.*no torch\.float32.*set dtype='float64'"):
+        KSIVIApproximator().fit(target, n_features=d)
+    with pytest.raises(TypeError, match=r"torch\.float32.*no torch\.float64.*set dtype='float32'"):
+        KSIVIApproximator(dtype="float64").fit(lambda x: -x @ torch.eye(3), n_features=3)
+
+
+@pytest.mark.parametrize("n_features", [True, np.True_, False])
+def test_a_truth_value_is_no_number_of_features(n_features):
+    calls = [
+        lambda: KSIVIApproximator().fit(torch.neg, n_features=n_features),
+        lambda: from_score_fn(torch.neg, n_features),
+        lambda: from_log_prob(torch.sum, n_features),
+        lambda: from_rows(torch.neg, n_rows=3, n_features=n_features),
+        lambda: from_rows(torch.neg, n_rows=n_features, n_features=1),
+        lambda: ConditionedDiffusion(n_features=n_features),
+        lambda: FITTED.sample(n_features),
+    ]
+    for call in calls:
+        with pytest.raises(TypeError, match=r"must be an? .*int"):
+            call()
+
+
+QUICK = {"max_iter": 100, "whiten": "laplace", "random_state": 0}
+FITTED = Laplace(random_state=0).fit(torch.neg, n_features=2)
+
+
+@pytest.mark.parametrize("cls", [Banana, XShaped, dict, torch.nn.ReLU], ids=lambda cls: cls.__name__)
+def test_a_class_in_the_place_of_a_target_is_refused(cls):
+    X = normal_array(20, 2)
+    calls = [
+        lambda: FITTED.fit(cls),
+        lambda: FITTED.score(cls),
+        lambda: ksd(X, cls),
+        lambda: diagnose(FITTED, cls),
+        lambda: modes(FITTED, cls),
+    ]
+    for call in calls:
+        with pytest.raises(TypeError, match=f"is the class {cls.__name__}; pass an instance"):
+            call()
+
+
+def test_tensors_with_a_graph_are_taken_for_what_they_hold():
+    X, Y = normal(50, 2), normal(50, 2, seed=1)
+    x, y = X.clone().requires_grad_(), 1.0 * Y.clone().requires_grad_()
+    np.testing.assert_array_equal(FITTED.score_samples(x), FITTED.score_samples(X))
+    assert FITTED.score(x) == FITTED.score(X)
+    named = from_log_prob(lambda x: -x.square().sum(1), 2, names=["a", "b"])
+    np.testing.assert_array_equal(named.constrain(x)["a"], X[:, 0])
+    assert ksd(x, torch.neg) == ksd(X, torch.neg)
+    assert kl_divergence(x, y) == kl_divergence(X, Y)
+    started, plain = (KSIVIApproximator(init=init[:3], **QUICK).fit(torch.neg, n_features=2) for init in (x, X))
+    np.testing.assert_array_equal(started.sample(3), plain.sample(3))
+
+
+@pytest.mark.parametrize("whiten", ["auto", "laplace", None])
+@pytest.mark.parametrize("cls", [KSIVIApproximator, HKSIVIApproximator, Laplace, SVGD, MALA])
+def test_the_default_device_does_not_matter(cls, whiten):
+    def outcome():
+        target = Banana()
+        options = {"random_state": 0, "whiten": Pilot(budget=20_000) if whiten == "auto" else whiten} | (
+            {} if cls is Laplace else {"max_iter": 10}
+        )
+        options = {name: value for name, value in options.items() if name in cls().get_params()}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            q = cls(**options).fit(target)
+        X = q.sample(20)
+        return X, q.score(target), ksd(X, target), q.score(X) if hasattr(q.sampler_, "log_density") else 0
+
+    expected = outcome()
+    torch.set_default_device("meta")
+    try:
+        found = outcome()
+    finally:
+        torch.set_default_device(None)
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(a, b)

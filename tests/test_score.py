@@ -541,7 +541,7 @@ def test_a_target_without_its_dimension_is_named():
 
 def test_errors_of_the_function_itself_are_shown_with_what_it_was_given():
     def broken(x):
-        return x @ torch.ones(5, 5).to(x)
+        return x @ torch.ones(x.shape[1] + 3, 5).to(x)
 
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as raised:
         resolved(broken, 2)

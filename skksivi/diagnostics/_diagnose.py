@@ -8,13 +8,11 @@ to its end.
 from __future__ import annotations
 
 import math
-from numbers import Integral
 
 import torch
-from sklearn.utils import check_scalar
 from sklearn.utils.validation import check_is_fitted
 
-from skksivi._arrays import RandomState, as_array, make_seed, resolve_device
+from skksivi._arrays import RandomState, as_array, check_integer, make_seed, resolve_device
 from skksivi.base import BaseApproximator, ordinary_mode
 from skksivi.diagnostics._checks import check_ksd, check_loss, check_ratios, check_variances, check_whitening
 from skksivi.diagnostics._geometry import check_outliers, geometry_and_modes
@@ -118,7 +116,7 @@ def diagnose(
     if not isinstance(est, BaseApproximator):
         raise TypeError(f"`est` must be a fitted approximator, got a {type(est).__name__}.")
     check_is_fitted(est)
-    check_scalar(n_samples, "n_samples", Integral, min_val=100)
+    check_integer(n_samples, "n_samples", min_val=100)
     device, seed = resolve_device(est.device), make_seed(random_state)
     with ordinary_mode(device), torch.no_grad():
         score = compared_score(target, est.n_features_in_, est.dtype, est.device)

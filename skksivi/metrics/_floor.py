@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from numbers import Integral
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
-from sklearn.utils import check_array, check_random_state, check_scalar
+from sklearn.utils import check_array, check_random_state
+
+from skksivi._arrays import check_integer, without_graph
 
 
 class NoiseFloor(NamedTuple):
@@ -73,10 +74,10 @@ def noise_floor(
     >>> abs(floor.mean) < floor.sd
     True
     """
-    Y = check_array(Y, dtype=np.float64, input_name="Y")
+    Y = check_array(without_graph(Y), dtype=np.float64, input_name="Y")
     m = n if m is None else m
     for name, value, least in [("n", n, 1), ("m", m, 1), ("n_repeats", n_repeats, 2)]:
-        check_scalar(value, name, Integral, min_val=least)
+        check_integer(value, name, min_val=least)
     if n + m > len(Y):
         raise ValueError(f"`Y` has {len(Y)} rows, expected n + m = {n + m} at least; lower `n` or `m`, or draw more.")
     rng = check_random_state(random_state)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from numbers import Integral, Real
+from numbers import Real
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from sklearn.utils import check_array, check_scalar
 from torch import Tensor
 
-from skksivi._arrays import as_tensor, make_generator
+from skksivi._arrays import as_tensor, check_integer, make_generator, without_graph
 from skksivi.kernels import IMQ, Kernel, resolve_kernel
 from skksivi.metrics._base import check_statistic
 from skksivi.score._probe import in_double
@@ -140,7 +140,7 @@ def ksd_test(
     >>> ksd_test(X + 0.3, lambda x: -x, random_state=0).pvalue < 0.05
     True
     """
-    check_scalar(n_bootstrap, "n_bootstrap", Integral, min_val=1)
+    check_integer(n_bootstrap, "n_bootstrap", min_val=1)
     check_scalar(flip_probability, "flip_probability", Real, min_val=0, max_val=1, include_boundaries="neither")
     k_p, n = _stein_matrix_of(X, score_fn, kernel, "u")
     w = _random_signs(n, 1 + n_bootstrap, flip_probability, make_generator(random_state))
@@ -152,7 +152,7 @@ def ksd_test(
 
 def _random_signs(n: int, n_chains: int, flip_probability: float, generator: torch.Generator) -> Tensor:
     """Return chains of signs in columns (n, n_chains); each flips at each row with this probability."""
-    uniform = torch.rand(n, n_chains, generator=generator, dtype=torch.float64)
+    uniform = torch.rand(n, n_chains, generator=generator, dtype=torch.float64, device="cpu")
     return uniform.lt_(flip_probability).mul_(-2).add_(1).cumprod_(0)
 
 
@@ -160,7 +160,7 @@ def _stein_matrix_of(
     X: ArrayLike, score_fn: ScoreFunction, kernel: str | Kernel | None, statistic: str
 ) -> tuple[Matrix, int]:
     """Return the matrix of the Stein kernel between the rows of X, and their number."""
-    X = check_array(X, dtype=np.float64, ensure_min_samples=2, input_name="X")
+    X = check_array(without_graph(X), dtype=np.float64, ensure_min_samples=2, input_name="X")
     kernel = IMQ() if kernel is None else resolve_kernel(kernel)
     if kernel.tilted or not kernel.euclidean:
         raise ValueError(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from numbers import Integral, Real
+from numbers import Real
 
 import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.utils import check_random_state, check_scalar
 
+from skksivi._arrays import check_integer
 from skksivi.metrics._base import check_pair
 
 #: Projected values that are sorted at a time.
@@ -63,7 +64,7 @@ def sliced_wasserstein(
     1.7
     """
     X, Y = check_pair(X, Y)
-    check_scalar(n_projections, "n_projections", Integral, min_val=1)
+    check_integer(n_projections, "n_projections", min_val=1)
     if not 1 <= p < math.inf:
         raise ValueError(f"`p` must be a finite number of at least 1, got {p!r}.")
     theta = check_random_state(random_state).normal(size=(X.shape[1], n_projections))

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from skksivi._arrays import as_tensor
+from skksivi._arrays import as_array, as_tensor
 from skksivi._saved import ARRAY, COUNT, CURVE, is_instance, or_none, saved
 from skksivi.parameters import Init, Pilot, Whiten, pilot_of
 from skksivi.pilot._affine import Affine, AffineMap, Identity, LowRank
@@ -300,7 +300,7 @@ def starting_points(init: Init, score_fn: Score) -> Tensor:
     d = score_fn.n_features
     if init is None:
         return torch.zeros(1, d, dtype=torch.float64, device=score_fn.device)
-    starts = as_tensor(np.asarray(init, dtype=np.float64), device=score_fn.device)
+    starts = as_tensor(as_array(init).astype(np.float64), device=score_fn.device)
     if starts.dim() not in (1, 2) or starts.shape[-1] != d or not len(starts) or not starts.isfinite().all():
         raise ValueError(f"`init` must be a finite vector of shape {(d,)} or a matrix of such rows, got {init!r}.")
     return starts.view(-1, d)

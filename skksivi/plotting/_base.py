@@ -12,6 +12,8 @@ from numpy.typing import ArrayLike
 from sklearn.utils import check_array
 from torch import Tensor
 
+from skksivi._arrays import without_graph
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.contour import QuadContourSet
@@ -80,7 +82,7 @@ def as_samples(X: ArrayLike | Mapping[str, ArrayLike], name: str = "draws") -> d
     named = dict(X) if isinstance(X, Mapping) else {name: X}
     if not named:
         raise ValueError("`X` is empty; give an array of draws, or a dict of such by name.")
-    samples = {key: check_array(A, dtype=np.float64, input_name=str(key)) for key, A in named.items()}
+    samples = {key: check_array(without_graph(A), dtype=np.float64, input_name=str(key)) for key, A in named.items()}
     widths = {key: A.shape[1] for key, A in samples.items()}
     if len(set(widths.values())) > 1:
         raise ValueError(f"The samples have different numbers of columns, {widths}; they must agree.")
@@ -91,7 +93,7 @@ def as_reference(reference: ArrayLike | None, samples: Mapping[str, np.ndarray])
     """Return reference draws with as many columns as the samples, if there are some."""
     if reference is None:
         return None
-    reference = check_array(reference, dtype=np.float64, input_name="reference")
+    reference = check_array(without_graph(reference), dtype=np.float64, input_name="reference")
     d = next(iter(samples.values())).shape[1]
     if reference.shape[1] != d:
         raise ValueError(f"`reference` has {reference.shape[1]} columns, expected {d} as in the draws.")

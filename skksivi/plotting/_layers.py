@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 from sklearn.utils import check_array
 from sklearn.utils.validation import check_is_fitted
 
+from skksivi._arrays import without_graph
 from skksivi.estimators._hksivi import HKSIVIApproximator
 from skksivi.plotting._base import (
     COLOURS,
@@ -111,7 +112,7 @@ class LayersDisplay:
         """
         if not len(layers):
             raise ValueError("`layers` is empty; give a list of arrays, the base first.")
-        arrays = [check_array(X, dtype=np.float64, input_name="layers") for X in layers]
+        arrays = [check_array(without_graph(X), dtype=np.float64, input_name="layers") for X in layers]
         fewest = min(X.shape[1] for X in arrays)
         if not all(0 <= i < fewest for i in features):
             raise ValueError(f"`features` must hold columns from 0 to {fewest - 1}, got {features!r}.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -28,6 +29,10 @@ from skksivi.score._score import (
 
 #: The rules by which products with the Jacobian are formed.
 PRODUCTS = ("auto", "autograd", "finite-difference")
+
+
+#: Numbers of features that are tried where that of the user does not work.
+MAX_TRIED = 129
 
 
 #: Relative differences of two Jacobians that are no rounding.
@@ -92,18 +97,18 @@ def _adapted(score_fn: UntriedScore, x: Tensor) -> tuple[ScoreFunction, torch.dt
     for kind, make in POINTS.items():
         points, before = make(x), make(x)
         try:
-            with torch.set_grad_enabled(kind in ("graph", "leaf")), np.errstate(all="ignore"):
-                s = score_fn(points)
+            s = _asked(score_fn, points, kind)
         except Exception as error:
             errors.append(error)
-            if kind == "graph" and _takes_other_type(score_fn, x):
-                break
+            if kind == "graph":
+                _refuse_other_type(score_fn, x, error)
             continue
         if kind == "graph" and hasattr(s, "__array__") and not isinstance(s, Tensor):
             continue
         _check(s, points, before)
         return (score_fn if kind == "graph" else BlackBox(score_fn, kind)), tensor_copy(s).dtype
     first, *others = errors
+    _explain(score_fn, x, first)
     first.add_note(
         f"Raised by `score_fn` on a trial input of shape {tuple(x.shape)}, {x.dtype}. If its data are of another "
         "type, give them this one or set the parameter `dtype`."
@@ -113,14 +118,62 @@ def _adapted(score_fn: UntriedScore, x: Tensor) -> tuple[ScoreFunction, torch.dt
     raise first
 
 
-def _takes_other_type(score_fn: UntriedScore, x: Tensor) -> bool:
-    """Tell whether the function works on tensors of another type, so that nothing but the type is wrong."""
+def _asked(score_fn: UntriedScore, points: Tensor | np.ndarray, kind: str) -> Tensor | np.ndarray:
+    """Call the function as one that takes points of this kind."""
+    with torch.set_grad_enabled(kind in ("graph", "leaf")), np.errstate(all="ignore"):
+        return score_fn(points)
+
+
+def _refuse_other_type(score_fn: UntriedScore, x: Tensor, error: Exception) -> None:
+    """Raise TypeError if the function works on tensors of another type, so that nothing but the type is wrong."""
+    other = torch.float32 if x.dtype == torch.float64 else torch.float64
     try:
-        with torch.enable_grad():
-            s = score_fn(with_graph(x.to(torch.float32 if x.dtype == torch.float64 else torch.float64)))
+        works = isinstance(_asked(score_fn, with_graph(x.to(other)), "graph"), Tensor)
     except Exception:
-        return False
-    return isinstance(s, Tensor)
+        return
+    if works:
+        raise TypeError(
+            f"`{_name(score_fn)}` takes points of type {other}, but no {x.dtype}: with these it raises "
+            f"{type(error).__name__}: {error}. Let it bring its data or module to the type of its input, or set "
+            f"dtype='{str(other).removeprefix('torch.')}'."
+        ) from error
+
+
+def _explain(score_fn: UntriedScore, x: Tensor, error: Exception) -> None:
+    """Raise what is wrong with points x, at which the function raised an error, if it takes others.
+
+    Raises
+    ------
+    ValueError
+        It takes points of another number of features.
+    """
+    if not isinstance(error, RuntimeError | ValueError | IndexError | TypeError) or _answers(score_fn, x):
+        return
+    started = time.monotonic()
+    for d in (*range(2, MAX_TRIED), 1):
+        if time.monotonic() > started + 1:
+            return
+        if _answers(score_fn, x.new_zeros(len(x), d)):
+            raise ValueError(
+                f"`n_features` is {x.shape[1]}, but `{_name(score_fn)}` takes points of shape {(len(x), d)} and for "
+                f"those of shape {tuple(x.shape)} raises {type(error).__name__}: {error}. Set n_features={d}."
+            ) from error
+
+
+def _answers(score_fn: UntriedScore, x: Tensor) -> bool:
+    """Tell whether the function returns numbers of the shape of points x, of some kind."""
+    for kind, make in POINTS.items():
+        try:
+            if _asked(score_fn, make(x), kind).shape == x.shape:
+                return True
+        except Exception:  # noqa: S112
+            continue
+    return False
+
+
+def _name(score_fn: UntriedScore) -> str:
+    """Return what the user calls the function: a density may be differentiated for them."""
+    return "log_prob" if getattr(score_fn, "__qualname__", "") == "Target.score_fn" else "score_fn"
 
 
 def _check(s: Tensor | np.ndarray, points: Tensor | np.ndarray, before: Tensor | np.ndarray) -> None:
@@ -135,7 +188,7 @@ def _check(s: Tensor | np.ndarray, points: Tensor | np.ndarray, before: Tensor |
     if tuple(s.shape) != tuple(points.shape):
         raise ValueError(
             f"`score_fn` returned shape {tuple(s.shape)}, expected {tuple(points.shape)} as its input: the gradient "
-            "of log p at each row."
+            f"of log p at each row, where `n_features` is {points.shape[1]}."
         )
     if not (s.is_floating_point() if isinstance(s, Tensor) else np.asarray(s).dtype.kind == "f"):
         raise TypeError(f"`score_fn` returned numbers of type {s.dtype}, expected floating-point numbers.")
@@ -160,10 +213,10 @@ def _in_double(
 ) -> Score:
     try:
         return probe(score_fn, n_features, dtype=torch.float64, device=device, score_vjp=score_vjp)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         try:
             return probe(score_fn, n_features, dtype=torch.float32, device=device, score_vjp=score_vjp)
-        except RuntimeError:
+        except (RuntimeError, TypeError):
             raise error from None
 
 
@@ -285,16 +338,16 @@ def choose_product(score: Score, products: str, near: Tensor | None = None) -> t
     own = score.score_vjp if products == "auto" else None
     score = replace(score, score_vjp=own, by_differences=products == "finite-difference")
     if not score.by_differences:
-        automatic = _restricted(lambda x, v: autograd_pullback(score, x)[1](v), x, V)
+        automatic = _restricted(lambda x, v: _by_autograd(score, x, v), x, V)
         has_nan = bool((M.isfinite() & ~automatic.isfinite()).any())
         error = math.inf if has_nan else _disagreement(automatic, M, noise)
         is_wrong = error > TOLERANCES[torch.float64 if score.step == STEPS[torch.float64] else torch.float32]
         if is_wrong and products == "autograd":
             raise ValueError(
                 "`products` is 'autograd', but those of autograd with the Jacobian of `score_fn` differ from finite "
-                f"differences by {error:.0%}: it detaches its input, runs under no_grad, leaves torch, or takes the "
-                "derivative of a branch that is not taken, where that is NaN. Remove "
-                "that, or set products='auto' or 'finite-difference'."
+                f"differences by {error:.0%}: it detaches its input, runs under no_grad, leaves torch, uses a "
+                "function without a second derivative, or takes the derivative of a branch that is not taken, where "
+                "that is NaN. Remove that, or set products='auto' or 'finite-difference'."
             )
         has_no_graph = bool(M.any()) and not automatic.any()
         by_differences = is_wrong or has_no_graph or isinstance(score.score_fn, BlackBox)
@@ -303,6 +356,15 @@ def choose_product(score: Score, products: str, near: Tensor | None = None) -> t
         _check_product(score, own, x)
         score = replace(score, by_differences=False)
     return score, _disagreement(M, M.mT, noise + noise.mT)
+
+
+def _by_autograd(score: Score, x: Tensor, v: Tensor) -> Tensor:
+    """Return J^T v by the graph of the score; NaN where torch lacks a derivative of what it uses."""
+    _, pull = autograd_pullback(score, x)
+    try:
+        return pull(v)
+    except RuntimeError:
+        return torch.full_like(v, torch.nan)
 
 
 def _disagreement(A: Tensor, B: Tensor, error: Tensor) -> float:
@@ -319,8 +381,10 @@ def _disagreement(A: Tensor, B: Tensor, error: Tensor) -> float:
 def _trial_points(score: Score, near: Tensor | None) -> Tensor:
     """Return a few points where the score is finite, those nearest to what is known of the target first."""
     d = score.n_features
-    directions = torch.randn(N_TRIALS, d, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    signs = torch.tensor([[1.0], [-1.0]], dtype=torch.float64)
+    directions = torch.randn(
+        N_TRIALS, d, generator=torch.Generator().manual_seed(0), dtype=torch.float64, device="cpu"
+    )
+    signs = torch.tensor([[1.0], [-1.0]], dtype=torch.float64, device="cpu")
     orthants = signs * directions[:1].abs()  # some domains are one of them, some a half-space
     scattered = torch.cat([directions, orthants, -directions])
     x = torch.cat([scale * scattered for scale in (1.0, 0.1, 10.0, 0.01, 100.0)]).to(score.device)
@@ -341,9 +405,9 @@ def _trial_points(score: Score, near: Tensor | None) -> Tensor:
 def _directions(score: Score) -> Tensor:
     """Return directions (k, d) with entries of 0 and +-1, every coordinate in one of them."""
     d = score.n_features
-    signs = torch.randint(2, (d,), generator=torch.Generator().manual_seed(0)) * 2.0 - 1
-    k = min(d, N_DIRECTIONS)
-    V = torch.zeros(k, d).index_put((torch.arange(d) % k, torch.arange(d)), signs)
+    signs = torch.randint(2, (d,), generator=torch.Generator().manual_seed(0), device="cpu") * 2.0 - 1
+    k, column = min(d, N_DIRECTIONS), torch.arange(d, device="cpu")
+    V = torch.zeros(k, d, device="cpu").index_put((column % k, column), signs)
     return V.to(device=score.device, dtype=score.dtype)
 
 
@@ -384,7 +448,9 @@ def grows_outward(score: Score) -> bool:
 
     A density that can be normalised falls along almost every ray in the end, wherever its mass is.
     """
-    rays = torch.randn(N_RAYS, score.n_features, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    rays = torch.randn(
+        N_RAYS, score.n_features, generator=torch.Generator().manual_seed(0), dtype=torch.float64, device="cpu"
+    )
     rays = torch.cat([rays, -rays]).to(score.device)
     shares = [share for share in _outward_shares(score, rays / rays.norm(dim=1, keepdim=True)) if share is not None]
     return len(shares) >= 3 and sum(shares[-3:]) > 3 * 0.7

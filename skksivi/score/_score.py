@@ -39,8 +39,15 @@ def is_target(score_fn: object) -> TypeGuard[CarriesScore]:
     return hasattr(score_fn, "score_fn")
 
 
+def refuse_class(score_fn: object) -> None:
+    """Raise TypeError for a class in the place of a target."""
+    if isinstance(score_fn, type):
+        raise TypeError(f"`score_fn` is the class {score_fn.__name__}; pass an instance, {score_fn.__name__}(...).")
+
+
 def function_of(score_fn: UntriedScore | CarriesScore) -> ScoreFunction:
     """Return the score of a target, or the function itself."""
+    refuse_class(score_fn)
     return score_fn.score_fn if hasattr(score_fn, "score_fn") else score_fn
 
 

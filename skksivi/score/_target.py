@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from numbers import Integral
+from functools import partial
 from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from sklearn.utils import check_scalar
 from torch import Tensor
 
-from skksivi._arrays import DTYPES, as_tensor, resolve_device
+from skksivi._arrays import DTYPES, as_array, as_tensor, check_integer, resolve_device
 from skksivi.score._probe import resolve
 from skksivi.score._score import (
     BlackBox,
@@ -22,6 +22,7 @@ from skksivi.score._score import (
     ScoreWithProduct,
     UntriedScore,
     is_target,
+    refuse_class,
 )
 
 #: What a fit is given.
@@ -36,13 +37,14 @@ class CarriesProduct(CarriesScore, Protocol):
 
 def unwrapped(score_fn: TargetOrScore, n_features: int | None) -> tuple[ScoreFunction, int]:
     """Return the callable and the number of features of a target or a bare score function."""
+    refuse_class(score_fn)
     if is_target(score_fn):
         own = getattr(score_fn, "n_features", None)
         if own is None:
             raise ValueError(f"`n_features` is missing from the target {type(score_fn).__name__}; set the attribute.")
         if n_features not in (None, own):
             raise ValueError(f"`n_features` is {n_features}, but the target has {own}; leave it out.")
-        return score_fn.score_fn, check_scalar(own, "n_features", Integral, min_val=1)
+        return score_fn.score_fn, check_integer(own, "n_features", min_val=1)
     if not callable(score_fn):
         raise TypeError(
             f"`score_fn` must be a function (n, d) -> (n, d) giving the gradient of log p, or a Target; got a "
@@ -53,11 +55,12 @@ def unwrapped(score_fn: TargetOrScore, n_features: int | None) -> tuple[ScoreFun
             "`n_features` is missing: a bare score function does not tell its dimension; call "
             "fit(score_fn, n_features=d)."
         )
-    return score_fn, check_scalar(n_features, "n_features", Integral, min_val=1)
+    return score_fn, check_integer(n_features, "n_features", min_val=1)
 
 
 def moved(score_fn: TargetOrScore, *, device: torch.device, dtype: torch.dtype | None = None) -> TargetOrScore:
     """Return a target on another device or of another type; a function, which may be a module, is left alone."""
+    refuse_class(score_fn)
     to = getattr(score_fn, "to", None)
     return score_fn if to is None or not is_target(score_fn) else to(device=device, dtype=dtype)
 
@@ -79,8 +82,6 @@ def resolve_score(
     near: ArrayLike | None = None,
 ) -> Score:
     """Return a probed score; the data of a target are brought to the device and type of the training."""
-    if isinstance(score_fn, type):
-        raise TypeError(f"`score_fn` is the class {score_fn.__name__}; pass an instance, {score_fn.__name__}(...).")
 
     def in_type(dtype: torch.dtype) -> tuple[ScoreFunction, int, ScoreWithProduct | None]:
         target = moved(score_fn, device=device, dtype=dtype)
@@ -102,8 +103,13 @@ def _of_target(score: Score, target: TargetOrScore) -> Score:
     if minibatch is not None:
         score = replace(score, minibatch=lambda generator: _like(score, minibatch(generator)))
     if log_prob is not None and not isinstance(score.score_fn, BlackBox):
-        score = replace(score, log_prob=lambda x: log_prob(x).clone())  # it may be a buffer that is used again
+        score = replace(score, log_prob=partial(_copied, log_prob))
     return score
+
+
+def _copied(log_prob: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Return a copy of log p, which may be written into a buffer that the next call uses again."""
+    return log_prob(x).clone()
 
 
 def _like(score: Score, part: CarriesProduct) -> Score:
@@ -115,5 +121,5 @@ def _points(near: ArrayLike | None, d: int) -> Tensor | None:
     """Return points (k, d), or None for what is none; it is refused where it is used."""
     if near is None:
         return None
-    X = np.asarray(near, dtype=np.float64)
+    X = as_array(near).astype(np.float64)
     return as_tensor(X.reshape(-1, d)) if X.ndim in (1, 2) and X.shape[-1] == d else None

@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
-from sklearn.utils import check_scalar
 from torch import Tensor
 
+from skksivi._arrays import check_integer
 from skksivi.score._score import ScoreFunction, ScoreWithProduct
 
 #: Maps points and rows of the data, both tensors or both arrays, to scores.
@@ -67,19 +67,39 @@ class Target:
 
     def score_fn(self, x: Tensor) -> Tensor:
         """Evaluate the gradient of log p at each row of x (n, d), by automatic differentiation of `log_prob`."""
-        if not hasattr(self, "log_prob"):
-            raise TypeError(f"{type(self).__name__} must define `score_fn(x)` or `log_prob(x)`.")
         differentiable = x.requires_grad
         with torch.enable_grad():
             x = x if differentiable else x.detach().requires_grad_()
-            log_prob = self.log_prob(x)
-            if log_prob.shape != x.shape[:-1]:
-                raise ValueError(
-                    f"`log_prob` of {type(self).__name__} returned shape {tuple(log_prob.shape)}, expected "
-                    f"{tuple(x.shape[:-1])}, one value per row."
-                )
-            (s,) = torch.autograd.grad(log_prob.sum(), x, create_graph=differentiable)
+            (s,) = torch.autograd.grad(self._log_prob_with_graph(x).sum(), x, create_graph=differentiable)
         return s
+
+    def _log_prob_with_graph(self, x: Tensor) -> Tensor:
+        """Return log p (n,) at x (n, d), or say why it has no gradient."""
+        if not hasattr(self, "log_prob"):
+            raise TypeError(f"{type(self).__name__} must define `score_fn(x)` or `log_prob(x)`.")
+        try:
+            log_prob = self.log_prob(x)
+        except (RuntimeError, TypeError, AttributeError) as error:
+            if "numpy" not in str(error):
+                raise
+            raise TypeError(self._left_torch(f"raised {type(error).__name__}: {error}")) from error
+        if not isinstance(log_prob, Tensor):
+            raise TypeError(self._left_torch(f"returned a {type(log_prob).__name__}"))
+        if log_prob.shape != x.shape[:-1]:
+            raise ValueError(
+                f"`log_prob` of {type(self).__name__} returned shape {tuple(log_prob.shape)}, expected "
+                f"{tuple(x.shape[:-1])}, one value per row."
+            )
+        if not log_prob.requires_grad:
+            raise TypeError(self._left_torch("returned a tensor without a graph"))
+        return log_prob
+
+    def _left_torch(self, fact: str) -> str:
+        return (
+            f"`log_prob` of {type(self).__name__} {fact}; it must be a function of torch tensors, without numpy or "
+            "`detach`. Write it with functions of torch, or give its gradient, which may be a function of arrays, to "
+            "skksivi.targets.from_score_fn."
+        )
 
     def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
         """Return a copy whose floating-point tensors are on `device` and of type `dtype`."""
@@ -167,7 +187,7 @@ class Minibatches(Target):
                     "define it, or make a target by skksivi.targets.from_rows."
                 )
         self.target = target
-        self.batch_size = check_scalar(batch_size, "batch_size", Integral, min_val=1)
+        self.batch_size = check_integer(batch_size, "batch_size", min_val=1)
 
     @property
     def n_features(self) -> int:  # type: ignore[override]
@@ -246,8 +266,8 @@ def from_rows(score_fn: RowsScore, *, n_rows: int, n_features: int) -> _RowsTarg
     """
     if not callable(score_fn):
         raise TypeError(f"`score_fn` must be callable, got a {type(score_fn).__name__}.")
-    check_scalar(n_rows, "n_rows", Integral, min_val=1)
-    check_scalar(n_features, "n_features", Integral, min_val=1)
+    check_integer(n_rows, "n_rows", min_val=1)
+    check_integer(n_features, "n_features", min_val=1)
     return _RowsTarget(score_fn, int(n_rows), int(n_features))
 
 
@@ -274,7 +294,7 @@ def from_score_fn(score_fn: ScoreFunction, n_features: int, *, products: str = "
     """
     if not callable(score_fn):
         raise TypeError(f"`score_fn` must be callable, got a {type(score_fn).__name__}.")
-    check_scalar(n_features, "n_features", Integral, min_val=1)
+    check_integer(n_features, "n_features", min_val=1)
     target = _ScoreTarget(score_fn, int(n_features))
     target.products = products
     return target

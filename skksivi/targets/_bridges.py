@@ -6,18 +6,17 @@ import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
-from numbers import Integral
 from types import ModuleType
 from typing import Self
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from sklearn.utils import check_array, check_scalar
+from sklearn.utils import check_array
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction, FunctionCtx, once_differentiable
 
-from skksivi._arrays import as_tensor
+from skksivi._arrays import as_tensor, check_integer, without_graph
 from skksivi.targets._base import Target
 
 #: Held while a model evaluates that may use one buffer for all of its callers.
@@ -64,7 +63,7 @@ class NamedTarget(Target):
         ValueError
             X has another number of columns, or holds non-finite values.
         """
-        X = check_array(X, dtype=np.float64, ensure_min_samples=0, input_name="X")
+        X = check_array(without_graph(X), dtype=np.float64, ensure_min_samples=0, input_name="X")
         if X.shape[1] != self.n_features:
             raise ValueError(f"`X` has {X.shape[1]} columns, expected {self.n_features} as the target has features.")
         if not len(X):  # what few libraries evaluate
@@ -256,7 +255,7 @@ def from_log_prob(
     """
     if not callable(log_prob):
         raise TypeError(f"`log_prob` must be callable, got a {type(log_prob).__name__}.")
-    check_scalar(n_features, "n_features", Integral, min_val=1)
+    check_integer(n_features, "n_features", min_val=1)
     if names is not None and (isinstance(names, str) or not len(names) == len(set(names)) == n_features):
         raise ValueError(f"`names` must be {n_features} different strings, one for each coordinate; got {names!r}.")
     return LogProbTarget(log_prob, int(n_features), names)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from numbers import Integral
 
 import torch
-from sklearn.utils import check_scalar
 from torch import Tensor
 
+from skksivi._arrays import check_integer
 from skksivi.targets._base import Target
 
 
@@ -53,7 +52,7 @@ class ConditionedDiffusion(Target):
     """
 
     def __init__(self, n_features: int = 100) -> None:
-        if check_scalar(n_features, "n_features", Integral, min_val=5) % 5:
+        if check_integer(n_features, "n_features", min_val=5) % 5:
             raise ValueError(f"`n_features` must be a multiple of 5, got {n_features!r}.")
         self.n_features = int(n_features)
         self.step = 1 / self.n_features

@@ -9,9 +9,9 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
-from sklearn.utils import check_scalar
 from torch import Tensor
 
+from skksivi._arrays import check_integer
 from skksivi.targets._bridges import ForeignTarget, as_tensor_like, coordinate_names, import_library
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def from_jax(log_density: LogDensity, example: object) -> JaxTarget:
     if not callable(log_density):
         raise TypeError(f"`log_density` must be callable, got a {type(log_density).__name__}.")
     if isinstance(example, Integral):
-        example = np.zeros(check_scalar(example, "example", Integral, min_val=1))
+        example = np.zeros(check_integer(example, "example", min_val=1))
     return JaxTarget(log_density, example)
 
 

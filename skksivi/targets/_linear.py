@@ -71,7 +71,9 @@ class BayesianLinearRegression(Target):
         self.n_features = p + 2
         self.hyperprior = hyperprior
         self._XX, self._Xy, self._yy = as_tensor((X.T * w) @ X), as_tensor((X.T * w) @ y), as_tensor((w * y) @ y)
-        self._shapes = torch.tensor([p / 2 + hyperprior[0], w.sum() / 2 + hyperprior[0]], dtype=torch.float64)
+        self._shapes = torch.tensor(
+            [p / 2 + hyperprior[0], w.sum() / 2 + hyperprior[0]], dtype=torch.float64, device="cpu"
+        )
 
     def log_prob(self, theta: Tensor) -> Tensor:
         """Evaluate log p at each row of theta (n, p + 2), up to a constant."""

@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from itertools import compress
-from numbers import Integral
 from typing import Self
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from sklearn.utils import check_array, check_scalar, check_X_y
+from sklearn.utils import check_array, check_X_y
 from torch import Tensor
 
-from skksivi._arrays import as_tensor, check_sample_weight, location_and_scale
+from skksivi._arrays import as_tensor, check_integer, check_sample_weight, location_and_scale
 from skksivi.targets._base import Target, check_positive
 
 #: Hidden units, of all rows and draws, that are worked on at a time: few enough for a cache.
@@ -409,7 +408,7 @@ def _check_outputs(X: ArrayLike, y: ArrayLike) -> np.ndarray:
 
 
 def _check(n_hidden: int, precisions: dict[str, float | None], hyperprior: tuple[float, float] | None) -> None:
-    check_scalar(n_hidden, "n_hidden", Integral, min_val=1)
+    check_integer(n_hidden, "n_hidden", min_val=1)
     for name, value in precisions.items():
         if value is not None:
             check_positive(value, name)

@@ -142,8 +142,8 @@ class Multimodal(_GaussianMixture):
     """
 
     def __init__(self) -> None:
-        means = torch.tensor([[-2.0, 0.0], [2.0, 0.0]], dtype=torch.float64)
-        super().__init__(means, torch.eye(2, dtype=torch.float64).expand(2, 2, 2))
+        means = torch.tensor([[-2.0, 0.0], [2.0, 0.0]], dtype=torch.float64, device="cpu")
+        super().__init__(means, torch.eye(2, dtype=torch.float64, device="cpu").expand(2, 2, 2))
 
 
 class XShaped(_GaussianMixture):
@@ -162,9 +162,9 @@ class XShaped(_GaussianMixture):
     """
 
     def __init__(self) -> None:
-        arm = torch.tensor([[2.0, 1.8], [1.8, 2.0]], dtype=torch.float64)
-        flip = torch.tensor([[1.0, -1.0], [-1.0, 1.0]], dtype=torch.float64)
-        super().__init__(torch.zeros(2, 2, dtype=torch.float64), torch.stack([arm, arm * flip]))
+        arm = torch.tensor([[2.0, 1.8], [1.8, 2.0]], dtype=torch.float64, device="cpu")
+        flip = torch.tensor([[1.0, -1.0], [-1.0, 1.0]], dtype=torch.float64, device="cpu")
+        super().__init__(torch.zeros(2, 2, dtype=torch.float64, device="cpu"), torch.stack([arm, arm * flip]))
 
 
 class EightGaussians(_GaussianMixture):
@@ -222,7 +222,7 @@ class EightGaussians(_GaussianMixture):
             raise ValueError(f"`weights` must be eight positive numbers, got {weights!r}.")
         angles = np.arange(1, 9) * np.pi / 4
         means = centre + radius * np.column_stack([np.cos(angles), np.sin(angles)])
-        covariance = scale**2 * torch.eye(2, dtype=torch.float64)
+        covariance = scale**2 * torch.eye(2, dtype=torch.float64, device="cpu")
         super().__init__(as_tensor(means), covariance.expand(8, 2, 2), as_tensor(w))
 
 
@@ -269,7 +269,7 @@ class StudentT(Target):
         self.df = float(df)
         S = np.random.RandomState(50).uniform(-1, 1, (2, 2))
         (a, c), (_, b) = S @ S.T
-        self.A = torch.tensor([[b, -c], [-c, a]], dtype=torch.float64)
+        self.A = torch.tensor([[b, -c], [-c, a]], dtype=torch.float64, device="cpu")
         self._inverse = torch.linalg.inv(self.A)
         log_t = math.lgamma((df + 1) / 2) - math.lgamma(df / 2) - math.log(df * math.pi) / 2
         self._log_height = 2 * log_t - math.log(a * b - c * c)

@@ -7,6 +7,7 @@ from skksivi._lazy import lazy
 if TYPE_CHECKING:
     from skksivi.targets._base import Minibatches, Target, from_rows, from_score_fn
     from skksivi.targets._bridges import from_log_prob
+    from skksivi.targets._constrained import constrained
     from skksivi.targets._diffusion import ConditionedDiffusion
     from skksivi.targets._jax import from_jax, from_numpyro
     from skksivi.targets._linear import BayesianLinearRegression, BayesianMultinomialRegression
@@ -29,6 +30,7 @@ __all__ = [
     "StudentT",
     "Target",
     "XShaped",
+    "constrained",
     "from_bridgestan",
     "from_jax",
     "from_log_prob",
@@ -45,6 +47,7 @@ if not TYPE_CHECKING:  # a checker would take any name for one of these
         {
             "_base": ["Minibatches", "Target", "from_rows", "from_score_fn"],
             "_bridges": ["from_log_prob"],
+            "_constrained": ["constrained"],
             "_diffusion": ["ConditionedDiffusion"],
             "_jax": ["from_jax", "from_numpyro"],
             "_linear": ["BayesianLinearRegression", "BayesianMultinomialRegression"],

@@ -226,7 +226,7 @@ def from_log_prob(
     ----------
     log_prob : callable
         The log-density at each row, up to a constant, (n, n_features) tensor -> (n,) tensor. Parameters with bounds
-        must be transformed to the whole line first, with the log-Jacobian added.
+        must be transformed to the whole line first, with the log-Jacobian added, as `constrained` does.
     n_features : int
     names : sequence of str, default=None
         Of the n_features coordinates, by which `constrain` and `skksivi.to_arviz` call them; one array "x" by

@@ -1,0 +1,268 @@
+"""Targets known by a density of named parameters with bounds, by the bijections of torch.distributions."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from numbers import Real
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+from torch.distributions import Transform, biject_to, constraints
+
+from skksivi._arrays import as_array, as_tensor, check_integer
+from skksivi.targets._bridges import NamedTarget, coordinate_names
+
+#: Where a parameter lives: the name of a support, or a tuple of the name, its bounds and the shape of the parameter.
+Support = str | tuple[str | float, ...]
+
+
+class Ordered(Transform):
+    """Increasing numbers, by the logarithms of their steps and the first, or its logarithm where all are positive."""
+
+    domain = codomain = constraints.real_vector
+    bijective = True
+
+    def __init__(self, is_positive: bool) -> None:
+        super().__init__()
+        self.n_plain = 0 if is_positive else 1
+
+    def _call(self, x: Tensor) -> Tensor:
+        return torch.cat([x[..., : self.n_plain], x[..., self.n_plain :].exp()], -1).cumsum(-1)
+
+    def _inverse(self, y: Tensor) -> Tensor:
+        steps = torch.cat([y[..., :1], y.diff(dim=-1)], -1)
+        return torch.cat([steps[..., : self.n_plain], steps[..., self.n_plain :].log()], -1)
+
+    def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return the sum of the logarithms of the steps."""
+        return x[..., self.n_plain :].sum(-1)
+
+
+class Cholesky(Transform):
+    """Lower triangular matrices with a positive diagonal, from their rows with the logarithm of the diagonal."""
+
+    domain = constraints.real_vector
+    codomain = constraints.lower_cholesky
+    bijective = True
+
+    def forward_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of the matrices of vectors of a shape."""
+        k = math.isqrt(2 * shape[-1])
+        return (*shape[:-1], k, k)
+
+    def inverse_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of the vectors of matrices of a shape."""
+        return (*shape[:-2], shape[-1] * (shape[-1] + 1) // 2)
+
+    def _call(self, x: Tensor) -> Tensor:
+        below = x.new_zeros(self.forward_shape(x.shape))
+        below[..., *_lower(below)] = x
+        return below.tril(-1) + below.diagonal(dim1=-2, dim2=-1).exp().diag_embed()
+
+    def _inverse(self, y: Tensor) -> Tensor:
+        logarithms = y.diagonal(dim1=-2, dim2=-1).log().diag_embed()
+        return (y.tril(-1) + logarithms)[..., *_lower(y)]
+
+    def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return the sum of the logarithms of the diagonal."""
+        return y.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+
+def _lower(y: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the indices of the lower triangle of matrices (..., k, k)."""
+    rows, columns = torch.tril_indices(y.shape[-1], y.shape[-1], device=y.device)
+    return rows, columns
+
+
+#: The number of bounds of each support, that of the axes of one element of it, and the map to it.
+SUPPORTS: dict[str, tuple[int, int, Callable[..., Transform]]] = {
+    "real": (0, 0, lambda: biject_to(constraints.real)),
+    "positive": (0, 0, lambda: biject_to(constraints.positive)),
+    "unit interval": (0, 0, lambda: biject_to(constraints.unit_interval)),
+    "above": (1, 0, lambda low: biject_to(constraints.greater_than(low))),
+    "below": (1, 0, lambda high: biject_to(constraints.less_than(high))),
+    "interval": (2, 0, lambda low, high: biject_to(constraints.interval(low, high))),
+    "simplex": (0, 1, lambda: biject_to(constraints.simplex)),
+    "ordered": (0, 1, lambda: Ordered(is_positive=False)),
+    "positive ordered": (0, 1, lambda: Ordered(is_positive=True)),
+    "cholesky": (0, 2, Cholesky),
+    "correlation cholesky": (0, 2, lambda: biject_to(constraints.corr_cholesky)),
+}
+
+
+class Part(NamedTuple):
+    """A parameter, and the map to it from the whole space."""
+
+    transform: Transform
+    shape: tuple[int, ...]
+
+    @property
+    def free_shape(self) -> tuple[int, ...]:
+        """The shape of its coordinates."""
+        return tuple(self.transform.inverse_shape(self.shape))
+
+    def value(self, x: Tensor) -> Tensor:
+        """Return the parameter (n, *shape) at its coordinates x (n, k)."""
+        return self.transform(x.reshape(len(x), *self.free_shape))
+
+    def log_jacobian(self, x: Tensor, value: Tensor) -> Tensor:
+        """Return the logarithm (n,) of the Jacobian at x (n, k)."""
+        each = self.transform.log_abs_det_jacobian(x.reshape(len(x), *self.free_shape), value)
+        return each.reshape(len(x), math.prod(each.shape[1:])).sum(1)
+
+
+class ConstrainedTarget(NamedTarget):
+    """A target of a log-density of named parameters."""
+
+    def __init__(self, log_prob: Callable[..., Tensor], parts: Mapping[str, Part]) -> None:
+        super().__init__(coordinate_names({name: part.free_shape for name, part in parts.items()}))
+        self._log_prob = log_prob
+        self._parts = dict(parts)
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        """Evaluate log p at each row of x (n, d), the logarithm of the Jacobian included."""
+        columns = self._columns(x)
+        values = {name: part.value(columns[name]) for name, part in self._parts.items()}
+        density = self._log_prob(**values)
+        if isinstance(density, Tensor) and density.shape != x.shape[:-1]:
+            raise ValueError(
+                f"`log_prob` returned shape {tuple(density.shape)}, expected {tuple(x.shape[:-1])}, one value a row: "
+                "the first axis of each parameter is that of the rows."
+            )
+        return density + sum(part.log_jacobian(columns[name], values[name]) for name, part in self._parts.items())
+
+    def unconstrain(self, values: Mapping[str, ArrayLike]) -> np.ndarray:
+        """Turn parameters into points of the space of the draws, as for `init`.
+
+        Parameters
+        ----------
+        values : dict of str to array-like of shape (...) or (n, ...)
+            Every parameter by its name, in its support, once or n times.
+
+        Returns
+        -------
+        X : ndarray of shape (n_features,) or (n, n_features)
+
+        Raises
+        ------
+        ValueError
+            A parameter is missing, unknown, of another shape or outside of its support.
+        """
+        if set(values) != set(self._parts):
+            raise ValueError(f"`values` must have the names {', '.join(self._parts)}; got {', '.join(values)}.")
+        return np.concatenate([_coordinates(name, part, values[name]) for name, part in self._parts.items()], -1)
+
+    def _columns(self, x: Tensor) -> dict[str, Tensor]:
+        sizes = [math.prod(part.free_shape) for part in self._parts.values()]
+        return dict(zip(self._parts, x.split(sizes, -1), strict=True))
+
+    def _constrain(self, X: np.ndarray) -> dict[str, np.ndarray]:
+        columns = self._columns(as_tensor(X))
+        return {name: as_array(part.value(columns[name])) for name, part in self._parts.items()}
+
+
+def _coordinates(name: str, part: Part, value: ArrayLike) -> np.ndarray:
+    """Return the coordinates (..., k) of a parameter (..., *shape) with at most one axis in front."""
+    y = as_tensor(as_array(value).astype(np.float64))
+    leading = y.shape[: y.dim() - len(part.shape)]
+    if len(leading) > 1 or y.shape != (*leading, *part.shape):
+        raise ValueError(
+            f"`values` has shape {tuple(y.shape)} for {name!r}, expected {part.shape} or (n, *{part.shape})."
+        )
+    x = part.transform.inv(y)
+    if not torch.allclose(part.transform(x), y, rtol=1e-4, atol=1e-12):
+        raise ValueError(f"`values` has numbers for {name!r} that are outside of its support; got {value!r}.")
+    return as_array(x.reshape(*leading, math.prod(part.free_shape)))
+
+
+def constrained(log_prob: Callable[..., Tensor], supports: Mapping[str, Support]) -> ConstrainedTarget:
+    r"""Make a target of a log-density of named parameters with bounds.
+
+    Each parameter :math:`\theta` is a smooth one-to-one map of real numbers x. The target is the density of these,
+
+    .. math:: \log p(x) = \log p(\theta(x)) + \log |\det \partial \theta / \partial x|,
+
+    and `constrain` turns draws back.
+
+    Parameters
+    ----------
+    log_prob : callable
+        The log-density of n points, up to a constant: it takes each parameter by its name, a tensor (n, ...), and
+        returns a tensor (n,).
+    supports : dict of str to str or tuple
+        Where each parameter lives, in the order of the coordinates: the name of a support, or a tuple of this name,
+        its bounds, if it has any, and the shape of the parameter, by default one number:
+
+        - "real", "positive", "unit interval";
+        - ("above", low), ("below", high), ("interval", low, high);
+        - ("simplex", k), k positive numbers of sum one; ("ordered", k), increasing; ("positive ordered", k);
+        - ("cholesky", k, k), lower triangular with a positive diagonal; ("correlation cholesky", k, k), the same
+          with rows of length one.
+
+        ("positive", 5) are five positive numbers, and ("simplex", 4, 3) four rows of sum one.
+
+    Returns
+    -------
+    target : Target
+        With `constrain(X)`, which gives the parameters of draws, and `unconstrain(values)`, the points of parameters.
+
+    Raises
+    ------
+    TypeError
+        `log_prob` does not take these names, or a shape is not of integers.
+    ValueError
+        A support is not one of these.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from skksivi.baselines import Laplace
+    >>> from skksivi.targets import constrained
+    >>> def log_prob(rate, share):  # Gamma(3, 2) and Dirichlet(2, 1, 1)
+    ...     return 2 * rate.log() - 2 * rate + share[:, 0].log()
+    >>> target = constrained(log_prob, {"rate": "positive", "share": ("simplex", 3)})
+    >>> target.names
+    ('rate', 'share[0]', 'share[1]')
+    >>> draws = target.constrain(Laplace(random_state=0).fit(target).sample(1000))
+    >>> draws["share"].shape, bool(np.allclose(draws["share"].sum(1), 1)), bool(draws["rate"].min() > 0)
+    ((1000, 3), True, True)
+    >>> target.unconstrain({"rate": 1.0, "share": [0.2, 0.3, 0.5]}).shape
+    (3,)
+    """
+    if not callable(log_prob):
+        raise TypeError(f"`log_prob` must be callable, got a {type(log_prob).__name__}.")
+    if not isinstance(supports, Mapping) or not supports:
+        raise TypeError(f"`supports` must be a dict of names to supports, got {supports!r}.")
+    _check_names(log_prob, list(supports))
+    return ConstrainedTarget(log_prob, {name: _part(name, support) for name, support in supports.items()})
+
+
+def _check_names(log_prob: Callable[..., Tensor], names: list[str]) -> None:
+    try:
+        inspect.signature(log_prob).bind(**dict.fromkeys(names))
+    except TypeError as error:
+        raise TypeError(
+            f"`log_prob` must take the names in `supports`, {', '.join(map(str, names))}, as arguments: {error}."
+        ) from error
+    except ValueError:  # one written in C has no signature
+        return
+
+
+def _part(name: str, support: Support) -> Part:
+    kind, *numbers = support if isinstance(support, tuple | list) and support else (support,)
+    if str(kind) not in SUPPORTS:
+        raise ValueError(f"`supports` has {kind!r} for {name!r}, expected one of {', '.join(map(repr, SUPPORTS))}.")
+    n_bounds, n_axes, make = SUPPORTS[str(kind)]
+    bounds = [float(bound) for bound in numbers[:n_bounds] if isinstance(bound, Real)]
+    shape = tuple(check_integer(size, f"supports[{name!r}]", min_val=1) for size in numbers[n_bounds:])
+    if len(bounds) < n_bounds or sorted(set(bounds)) != bounds or not np.isfinite(bounds).all():
+        raise ValueError(f"`supports` must give {n_bounds} finite, increasing bounds of {name!r}; got {support!r}.")
+    if len(shape) < n_axes or (n_axes == 2 and shape[-1] != shape[-2]):
+        form = "a square shape (..., k, k)" if n_axes == 2 else "a shape (..., k)"
+        raise ValueError(f"`supports` must give {form} for {name!r}; got {support!r}.")
+    return Part(make(*bounds), shape)

@@ -1,0 +1,193 @@
+"""Densities of parameters with bounds: change of variables, draws, names and mistakes."""
+
+import math
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from plain_targets import normal
+from torch import distributions as dist
+
+from skksivi import KSIVIApproximator, to_arviz
+from skksivi.score._score import central_difference
+from skksivi.targets import constrained
+
+#: The density of each support, with numbers of which a member is a function.
+CASES = {
+    "real": ("real", dist.Normal(1.0, 2.0)),
+    "positive": ("positive", dist.Gamma(3.0, 2.0)),
+    "unit interval": ("unit interval", dist.Beta(2.0, 3.0)),
+    "above": (("above", -2.0), dist.TransformedDistribution(dist.Gamma(3.0, 2.0), dist.AffineTransform(-2.0, 1.0))),
+    "below": (("below", 3.0), dist.TransformedDistribution(dist.Gamma(3.0, 2.0), dist.AffineTransform(3.0, -1.0))),
+    "interval": (
+        ("interval", -1, 2),
+        dist.TransformedDistribution(dist.Beta(2.0, 3.0), dist.AffineTransform(-1.0, 3.0)),
+    ),
+    "simplex": (("simplex", 3), dist.Dirichlet(torch.tensor([2.0, 3.0, 4.0]))),
+    "correlation cholesky": (("correlation cholesky", 3, 3), dist.LKJCholesky(3, 2.0)),
+    "positives": (("positive", 2), dist.Independent(dist.Gamma(torch.tensor([3.0, 5.0]), 2.0), 1)),
+    "matrix": (("interval", 0.0, 1.0, 2, 2), dist.Independent(dist.Beta(torch.full((2, 2), 2.0), 3.0), 2)),
+    "simplices": (("simplex", 2, 3), dist.Independent(dist.Dirichlet(torch.full((2, 3), 2.0)), 1)),
+}
+every_case = pytest.mark.parametrize("case", CASES)
+
+#: Supports without a distribution in torch, with numbers that single out the free entries of a parameter.
+OTHERS = {
+    "ordered": ("ordered", 3),
+    "positive ordered": ("positive ordered", 3),
+    "ordered rows": ("ordered", 2, 3),
+    "cholesky": ("cholesky", 3, 3),
+    "cholesky of one": ("cholesky", 1, 1),
+}
+
+
+def made(case):
+    support, law = CASES[case]
+    return constrained(lambda theta: law.log_prob(theta.float()).to(theta), {"theta": support})
+
+
+def free_entries(theta, d):
+    """d entries of a parameter of which the others are functions: those that move, in a row."""
+    entries = theta.flatten()
+    if theta.dim() == 2 and d == 3 and len(entries) == 9:  # of correlations, below the diagonal
+        return entries[[3, 6, 7]]
+    if theta.dim() == 2 and len(entries) == d + 3:
+        return theta[torch.tril_indices(3, 3).unbind()]
+    if len(entries) > d:
+        return theta[..., :-1].flatten()
+    return entries
+
+
+def log_volume(target, x):
+    """The log-Jacobian of the free entries of theta at x (d,), by autograd."""
+
+    def entries(x):
+        (part,) = target._parts.values()
+        return free_entries(part.value(x[None])[0], target.n_features)
+
+    return torch.linalg.slogdet(torch.autograd.functional.jacobian(entries, x)).logabsdet
+
+
+@every_case
+def test_the_density_is_that_of_the_change_of_variables(case):
+    target, (_, law) = made(case), CASES[case]
+    for x in normal(20, target.n_features):
+        theta = torch.as_tensor(target.constrain(x[None])["theta"][0])
+        expected = law.log_prob(theta.float()).double() + log_volume(target, x)
+        torch.testing.assert_close(target.log_prob(x[None])[0], expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("support", OTHERS.values(), ids=OTHERS)
+def test_the_volume_is_that_of_autograd(support):
+    target = constrained(lambda theta: theta.flatten(1).sum(1), {"theta": support})
+    for x in normal(20, target.n_features):
+        theta = torch.as_tensor(target.constrain(x[None])["theta"][0])
+        torch.testing.assert_close(target.log_prob(x[None])[0], theta.sum() + log_volume(target, x))
+
+
+@every_case
+def test_the_score_has_a_right_graph(case):
+    target = made(case)
+    x, v = normal(5, target.n_features), normal(5, target.n_features, seed=1)
+    (product,) = torch.autograd.grad(target.score_fn(x.requires_grad_()), x, v)
+    torch.testing.assert_close(central_difference(target.score_fn, x.detach(), v, 1e-2), product, rtol=0.1, atol=0.02)
+
+
+@pytest.mark.parametrize("support", [*[case[0] for case in CASES.values()], *OTHERS.values()], ids=str)
+@pytest.mark.parametrize("n", [0, 1, 7])
+def test_parameters_and_points_are_one_to_one(support, n):
+    target = constrained(lambda a, theta: a, {"a": "positive", "theta": support})
+    X = normal(n, target.n_features).numpy()
+    values = target.constrain(X)
+    assert len(target.names) == len(set(target.names)) == target.n_features
+    np.testing.assert_allclose(target.unconstrain(values), X, atol=1e-6)
+    if n:
+        first = target.unconstrain({name: value[0] for name, value in values.items()})
+        np.testing.assert_allclose(first, X[0], atol=1e-6)
+
+
+def test_parameters_are_in_their_supports():
+    supports = {"low": ("above", 3.0, 2), "o": ("ordered", 4), "p": ("positive ordered", 4), "L": ("cholesky", 3, 3)}
+    target = constrained(lambda **values: values["low"][:, 0], supports)
+    values = target.constrain(5 * normal(100, target.n_features).numpy())
+    assert (values["low"] > 3).all()
+    assert (np.diff(values["o"]) > 0).all()
+    assert (np.diff(values["p"]) > 0).all()
+    assert (values["p"] > 0).all()
+    assert (values["L"] == np.tril(values["L"])).all()
+    assert (np.diagonal(values["L"], axis1=1, axis2=2) > 0).all()
+
+
+BETA, GAMMA, DIRICHLET = dist.Beta(2.0, 5.0), dist.Gamma(4.0, 2.0), dist.Dirichlet(torch.tensor([2.0, 3.0, 5.0]))
+
+
+def three_log_prob(p, rate, w):
+    return sum(law.log_prob(value.float()).to(value) for law, value in ((BETA, p), (GAMMA, rate), (DIRICHLET, w)))
+
+
+THREE = {"p": "unit interval", "rate": "positive", "w": ("simplex", 3)}
+
+
+def test_draws_of_a_fit_have_the_moments_and_names_of_the_parameters():
+    target = constrained(three_log_prob, THREE)
+    assert target.names == ("p", "rate", "w[0]", "w[1]")
+    start = target.unconstrain({"p": 0.5, "rate": 1.0, "w": [0.2, 0.3, 0.5]})
+    q = KSIVIApproximator(whiten="laplace", init=start, max_iter=600, random_state=0).fit(target)
+    draws = target.constrain(q.sample(20_000))
+    for law, name in ((BETA, "p"), (GAMMA, "rate"), (DIRICHLET, "w")):
+        sd = law.variance.sqrt().numpy()
+        np.testing.assert_allclose(draws[name].mean(0), law.mean.numpy(), atol=0.06 * np.max(sd))
+        np.testing.assert_allclose(draws[name].std(0), sd, rtol=0.07)
+
+
+def test_arviz_sees_the_parameters():
+    pytest.importorskip("arviz_base", reason="the container is ArviZ's")
+    target = constrained(three_log_prob, THREE)
+    q = KSIVIApproximator(whiten="laplace", max_iter=20, random_state=0).fit(target)
+    posterior = to_arviz(q, 10, target).posterior
+    assert {name: values.shape for name, values in posterior.items()} == {
+        "p": (1, 10),
+        "rate": (1, 10),
+        "w": (1, 10, 3),
+    }
+    assert pickle.loads(pickle.dumps(target)).names == target.names  # noqa: S301
+
+
+MISTAKES = [
+    (lambda: constrained("f", {"a": "real"}), TypeError, "`log_prob` must be callable, got a str"),
+    (lambda: constrained(torch.log, ["a"]), TypeError, "`supports` must be a dict"),
+    (lambda: constrained(torch.log, {}), TypeError, "`supports` must be a dict"),
+    (lambda: constrained(lambda a: a, {"b": "real"}), TypeError, "must take the names in `supports`, b"),
+    (
+        lambda: constrained(lambda a: a, {"a": "Real"}),
+        ValueError,
+        "'Real' for 'a', expected one of 'real', 'positive'",
+    ),
+    (lambda: constrained(lambda a: a, {"a": 3}), ValueError, "3 for 'a', expected one of 'real'"),
+    (lambda: constrained(lambda a: a, {"a": ()}), ValueError, "for 'a', expected one of 'real'"),
+    (lambda: constrained(lambda a: a, {"a": ("above", "b")}), ValueError, "1 finite, increasing bounds of 'a'"),
+    (lambda: constrained(lambda a: a, {"a": "simplex"}), ValueError, r"a shape \(..., k\) for 'a'"),
+    (lambda: constrained(lambda a: a, {"a": ("cholesky", 2, 3)}), ValueError, "square shape"),
+    (lambda: constrained(lambda a: a, {"a": ("interval", 1)}), ValueError, "2 finite, increasing bounds of 'a'"),
+    (lambda: constrained(lambda a: a, {"a": ("interval", 1, 1)}), ValueError, "2 finite, increasing bounds of 'a'"),
+    (lambda: constrained(lambda a: a, {"a": ("above", math.nan)}), ValueError, "1 finite, increasing bounds"),
+    (lambda: constrained(lambda a: a, {"a": ("positive", 1.5)}), TypeError, "int"),
+    (lambda: constrained(lambda a: a, {"a": ("positive", 0)}), ValueError, "supports"),
+    (lambda: constrained(lambda a: a, {"a": ("simplex", 1)}), ValueError, "nothing to approximate"),
+    (lambda: ONE.unconstrain({"b": 1.0}), ValueError, "must have the names a; got b"),
+    (lambda: ONE.unconstrain({"a": 1.5}), ValueError, "outside of its support"),
+    (lambda: ONE.unconstrain({"a": [[0.5]]}), ValueError, r"shape \(1, 1\) for 'a'"),
+    (
+        lambda: constrained(lambda a: a.sum(), {"a": "real"}).log_prob(normal(3, 1)),
+        ValueError,
+        r"shape \(\), expected",
+    ),
+]
+ONE = constrained(lambda a: a.log(), {"a": "unit interval"})
+
+
+@pytest.mark.parametrize(("call", "error", "message"), MISTAKES)
+def test_a_mistake_is_named(call, error, message):
+    with pytest.raises(error, match=message):
+        call()

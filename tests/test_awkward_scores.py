@@ -9,12 +9,14 @@ import pytest
 import scipy.stats
 import torch
 from plain_targets import RING, log_gamma_score, normal, normal_array, student_score
+from torch import distributions as dist
 from torch.autograd.function import once_differentiable
 
 from skksivi import HKSIVIApproximator, KSIVIApproximator, diagnose, modes
 from skksivi.baselines import MALA, SVGD, Laplace
 from skksivi.metrics import kl_divergence, ksd
 from skksivi.parameters import Pilot
+from skksivi.score._bounds import find_bounds
 from skksivi.score._score import STEPS, Halves, central_difference
 from skksivi.score._target import resolve_score
 from skksivi.targets import (
@@ -448,3 +450,93 @@ def test_the_default_device_does_not_matter(cls, whiten):
         torch.set_default_device(None)
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+# Bounds
+
+
+def gradient(log_prob):
+    def score_fn(x):
+        x = x if x.requires_grad else x.detach().requires_grad_()
+        with torch.enable_grad():
+            return torch.autograd.grad(log_prob(x).sum(), x, create_graph=True)[0]
+
+    return score_fn
+
+
+def beyond(log_prob, low, high, value):
+    """A log-density of which each coordinate is between two numbers, and another value elsewhere."""
+    return lambda x: torch.where((x > low) & (x < high), log_prob(x), value).sum(1)
+
+
+def beta(x, low, high):
+    u = (x - low) / (high - low)
+    return u.abs().log() + 2 * (1 - u).abs().log()
+
+
+def gamma(x, low, high):
+    return (2 * (x - low).abs().log() - (x - low)) if high == math.inf else (high - x).abs().log() - (high - x)
+
+
+BOUNDS = {
+    (0.0, 1.0): "unit interval",
+    (0.0, math.inf): "positive",
+    (-math.inf, 0.0): r'\("below", 0\)',
+    (-2.0, 3.0): r'\("interval", -2, 3\)',
+    (0.5, math.inf): r'\("above", 0.5\)',
+}
+
+
+@pytest.mark.parametrize("value", [-math.inf, math.nan, -1e10])
+@pytest.mark.parametrize("d", [1, 2, 5])
+@pytest.mark.parametrize("bounds", BOUNDS)
+def test_a_target_with_bounds_is_told_how_to_transform_it(bounds, d, value):
+    part = gamma if math.inf in map(abs, bounds) else beta
+    log_prob = beyond(lambda x: part(x, *bounds), *bounds, value)
+    for target in (
+        from_log_prob(log_prob, d, names="abcde"[:d].split() if d == 1 else list("abcde"[:d])),
+        gradient(log_prob),
+    ):
+        name = "a" if isinstance(target, Target) else r"x\[0\]"
+        with pytest.warns(UserWarning, match=f"seems bounded.*{name}: .?{BOUNDS[bounds]}.*targets.constrained"):
+            resolved(target, d)
+
+
+def test_a_bound_of_one_coordinate_of_many_is_told():
+    def log_prob(x):
+        return -x[:, :-1].square().sum(1) + torch.where(x[:, -1] > 0, -x[:, -1], -math.inf)
+
+    with pytest.warns(UserWarning, match=r"\(x\[39\]: \"positive\"\)"):
+        resolved(gradient(log_prob), 40)
+
+
+@pytest.mark.parametrize(
+    "law",
+    [dist.Gamma(2.0, 1.0), dist.Beta(2.0, 2.0), dist.LogNormal(0.0, 1.0)],
+    ids=lambda law: type(law).__name__,
+)
+@pytest.mark.parametrize("is_checked", [True, False])
+def test_a_distribution_with_bounds_is_told_how_to_transform_it(law, is_checked):
+    law = law.expand([2])
+    law._validate_args = is_checked
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises((ValueError, UserWarning), match=r"seems bounded.*targets\.constrained"):
+            resolved(from_log_prob(lambda x: law.log_prob(x).sum(1), 2))
+
+
+OUT_OF_RANGE = {
+    "overflow": lambda x: -x.exp().exp().sum(1) + x.sum(1),
+    "sigmoid": lambda x: (torch.sigmoid(x) * (1 - torch.sigmoid(x))).log().sum(1),
+    "underflow": lambda x: (-x.square() / 2).exp().log().sum(1),
+    "mixture": lambda x: sum((-((x - m) ** 2).sum(1) / 2).exp() for m in (-3, 3)).log(),
+    "far": lambda x: -(x / 1e-4).cosh().log().sum(1),
+    "logistic": lambda x: ((3 * x).exp() / (1 + (3 * x).exp())).sum(1).log() - x.square().sum(1),
+}
+
+
+@pytest.mark.parametrize("d", [1, 2, 5])
+@pytest.mark.parametrize("log_prob", OUT_OF_RANGE.values(), ids=OUT_OF_RANGE)
+def test_numbers_that_leave_their_range_are_no_bound(log_prob, d):
+    assert find_bounds(resolved(from_log_prob(log_prob, d)).double) == []
+    assert find_bounds(resolved(gradient(log_prob), d).double) == []

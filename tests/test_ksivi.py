@@ -491,6 +491,7 @@ def test_a_bad_parameter_gives_an_error_that_names_it(mistake):
         fit(**parameters)
 
 
+@pytest.mark.filterwarnings("ignore:The target seems bounded")
 def test_a_score_that_becomes_nan_is_reported_with_its_iteration():
     def score_fn(x):
         return torch.where(x.abs() < 0.05, -x, torch.nan * x)
@@ -556,6 +557,7 @@ def test_draws_far_too_wide_or_narrow_are_told(scale, way):
         fit(lambda x: -x / torch.tensor([1.0, scale]) ** 2, whiten=None)
 
 
+@pytest.mark.filterwarnings("ignore:The target seems bounded")
 def test_a_score_that_is_nan_at_the_origin_names_the_remedy():
     with pytest.raises(ValueError, match=r"`init`.*`whiten`"):
         fit(lambda x: -torch.log(x) - x, whiten="laplace")

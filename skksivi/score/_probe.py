@@ -145,10 +145,16 @@ def _explain(score_fn: UntriedScore, x: Tensor, error: Exception) -> None:
     Raises
     ------
     ValueError
-        It takes points of another number of features.
+        It takes points of another number of features, or those between zero and one.
     """
     if not isinstance(error, RuntimeError | ValueError | IndexError | TypeError) or _answers(score_fn, x):
         return
+    if _answers(score_fn, x.sigmoid()):
+        raise ValueError(
+            f"`{_name(score_fn)}` raises {type(error).__name__} at numbers below zero or above one, so that the "
+            "target seems bounded. Give the density of the bounded parameters to skksivi.targets.constrained, or "
+            f"transform them to the whole line and add the logarithm of the Jacobian to log p. It said: {error}"
+        ) from error
     started = time.monotonic()
     for d in (*range(2, MAX_TRIED), 1):
         if time.monotonic() > started + 1:
@@ -378,26 +384,31 @@ def _disagreement(A: Tensor, B: Tensor, error: Tensor) -> float:
     return share.nan_to_num(0, 0, 0).flatten(1).amax(1).median().item()
 
 
-def _trial_points(score: Score, near: Tensor | None) -> Tensor:
-    """Return a few points where the score is finite, those nearest to what is known of the target first."""
+def scattered_points(score: Score, near: Tensor | None) -> Tensor:
+    """Return what is known of the target first, and points all around the origin."""
     d = score.n_features
-    directions = torch.randn(
-        N_TRIALS, d, generator=torch.Generator().manual_seed(0), dtype=torch.float64, device="cpu"
-    )
+    generator = torch.Generator().manual_seed(0)
+    directions = torch.randn(N_TRIALS, d, generator=generator, dtype=torch.float64, device="cpu")
     signs = torch.tensor([[1.0], [-1.0]], dtype=torch.float64, device="cpu")
     orthants = signs * directions[:1].abs()  # some domains are one of them, some a half-space
     scattered = torch.cat([directions, orthants, -directions])
     x = torch.cat([scale * scattered for scale in (1.0, 0.1, 10.0, 0.01, 100.0)]).to(score.device)
     if near is not None:
         x = torch.cat([near.to(x)[:N_TRIALS], x])
-    x = x.to(score.dtype)
+    return x.to(score.dtype)
+
+
+def _trial_points(score: Score, near: Tensor | None) -> Tensor:
+    """Return a few points where the score is finite, those nearest to what is known of the target first."""
+    x = scattered_points(score, near)
     finite = score(x).isfinite().all(1)
     if not finite.any():
         if any(score(pair).isfinite().all() for pair in x.split(2)):
             raise ValueError(COUPLED)
         raise ValueError(
             f"`score_fn` is not finite at any of {len(x)} trial points at distances of 0.01 to 100 from the origin; "
-            "check it, shift or transform the parameters, or set `init` to a point where it is finite."
+            "check it, shift the parameters or transform them as skksivi.targets.constrained does, or set `init` to "
+            "a point where it is finite."
         )
     return x[finite][:N_TRIALS]
 

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from skksivi._arrays import DTYPES, as_array, as_tensor, check_integer, resolve_device
+from skksivi.score._bounds import warn_of_bounds
 from skksivi.score._probe import resolve
 from skksivi.score._score import (
     BlackBox,
@@ -88,12 +89,13 @@ def resolve_score(
         return *unwrapped(target, n_features), getattr(target, "score_vjp", None)
 
     d = unwrapped(score_fn, n_features)[1]
-    score = resolve(
-        in_type, dtype=dtype, device=device, products=getattr(score_fn, "products", "auto"), near=_points(near, d)
-    )
+    points = _points(near, d)
+    score = resolve(in_type, dtype=dtype, device=device, products=getattr(score_fn, "products", "auto"), near=points)
     if score.in_double is not None:
         score = replace(score, in_double=_of_target(score.in_double, score_fn))
-    return replace(_of_target(score, score_fn), replicate=getattr(score_fn, "replicate", ()))
+    score = replace(_of_target(score, score_fn), replicate=getattr(score_fn, "replicate", ()))
+    warn_of_bounds(score.double, points, getattr(score_fn, "names", None))
+    return score
 
 
 def _of_target(score: Score, target: TargetOrScore) -> Score:

@@ -131,8 +131,8 @@ class ConstrainedTarget(NamedTarget):
         density = self._log_prob(**values)
         if isinstance(density, Tensor) and density.shape != x.shape[:-1]:
             raise ValueError(
-                f"`log_prob` returned shape {tuple(density.shape)}, expected {tuple(x.shape[:-1])}, one value a row: "
-                "the first axis of each parameter is that of the rows."
+                f"`log_prob` returned shape {tuple(density.shape)}, expected {tuple(x.shape[:-1])}, one value per "
+                "row: the first axis of each parameter is that of the rows."
             )
         return density + sum(part.log_jacobian(columns[name], values[name]) for name, part in self._parts.items())
 

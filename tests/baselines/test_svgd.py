@@ -144,6 +144,7 @@ STARTS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:The target seems bounded")
 @pytest.mark.parametrize("case", STARTS)
 def test_a_start_that_will_not_do_is_refused(case):
     init, message = STARTS[case]

@@ -69,7 +69,7 @@ def timed(function, *arguments, **options):
 target = targets.from_numpyro(model, tries, successes)
 q, fit_time = timed(KSIVIApproximator(max_iter=args.max_iter, random_state=0).fit, target)
 labels = {"dims": {"chance": ["distance"], "z": ["distance"]}, "coords": {"distance": distance}}
-ksivi, draw_time = timed(to_arviz, q, 10_000, target, **labels)
+ksivi, draw_time = timed(to_arviz, q, target, 10_000, **labels)
 
 sampler = numpyro.infer.NUTS(model, target_accept_prob=0.95)
 mcmc = numpyro.infer.MCMC(

@@ -53,7 +53,7 @@ def timed(function, *arguments, **options):
 
 target, compile_time = timed(targets.from_pymc, model)
 q, fit_time = timed(KSIVIApproximator(max_iter=args.max_iter, random_state=0).fit, target)
-ksivi, draw_time = timed(to_arviz, q, 10_000, target)
+ksivi, draw_time = timed(to_arviz, q, target, 10_000)
 settings = {"chains": 2, "cores": 1, "target_accept": 0.95, "random_seed": 0, "progressbar": False}
 nuts, nuts_time = timed(pm.sample, args.draws, tune=args.draws, model=model, **settings)
 print(f"KSIVI: {compile_time:.1f} s to compile, {fit_time:.1f} s to fit, {draw_time:.2f} s for 10,000 draws")

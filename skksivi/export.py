@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
 from skksivi._arrays import RandomState
@@ -13,32 +16,37 @@ from skksivi.base import BaseApproximator
 from skksivi.targets._base import Target
 
 if TYPE_CHECKING:
+    from arviz import InferenceData
     from xarray import DataTree
 
 __all__ = ["to_arviz"]
 
+#: Chains that independent draws are cut into, at most, and draws that each must have for the statistics of ArviZ.
+N_CHAINS, N_DRAWS = 4, 4
+
 
 def to_arviz(
     est: BaseApproximator,
-    n_samples: int = 1000,
     target: Target | None = None,
+    n_samples: int = 1000,
     *,
     coords: Mapping[str, Sequence[object]] | None = None,
     dims: Mapping[str, Sequence[str]] | None = None,
     random_state: RandomState = None,
-) -> DataTree:
+) -> DataTree | InferenceData:
     """Draw from a fitted approximator and name the draws, for ArviZ.
 
     Parameters
     ----------
     est : approximator
         Fitted.
-    n_samples : int, default=1000
-        Number of draws. They are independent and all in one chain.
     target : Target, default=None
         What `est` was fitted to. One that has `constrain`, as those of `skksivi.targets.from_pymc` and its like have,
         gives the variables in the space of the model, and its own `coords` and `dims`. Without it the draws are one
         variable "x".
+    n_samples : int, default=1000
+        Number of draws. They are independent, and stand as up to four chains of equal length, which ArviZ compares:
+        as many as divide their number.
     coords : dict of str to sequence, default=None
         Labels along named dimensions; they come before those of `target`.
     dims : dict of str to sequence of str, default=None
@@ -48,15 +56,16 @@ def to_arviz(
 
     Returns
     -------
-    data : xarray.DataTree
-        With a group "posterior" of variables (1, n_samples, ...).
+    data : xarray.DataTree or arviz.InferenceData
+        What the installed ArviZ works with: an InferenceData where the package ``arviz`` is there and older than 1.
+        Both have a group "posterior" of variables (chain, draw, ...).
 
     Raises
     ------
     ImportError
         arviz-base is not installed.
     TypeError
-        `est` is not an approximator.
+        `est` is not an approximator, or `target` a number, which is `n_samples`.
     NotFittedError
         `est` is not fitted.
     ValueError
@@ -73,9 +82,9 @@ def to_arviz(
     >>> from skksivi.baselines import Laplace
     >>> from skksivi.targets import from_log_prob
     >>> target = from_log_prob(lambda x: -x.square().sum(1) / 2, n_features=2, names=["a", "b"])
-    >>> data = to_arviz(Laplace(random_state=0).fit(target), 500, target)
+    >>> data = to_arviz(Laplace(random_state=0).fit(target), target)
     >>> data.posterior["b"].shape
-    (1, 500)
+    (4, 250)
     """
     try:
         import arviz_base
@@ -83,18 +92,39 @@ def to_arviz(
         raise ImportError("`to_arviz` needs arviz-base; install it: pip install 'skksivi[arviz]'.") from error
     if not isinstance(est, BaseApproximator):
         raise TypeError(f"`est` must be a fitted approximator, got a {type(est).__name__}.")
+    if isinstance(target, Integral):
+        raise TypeError(f"`target` is a number, expected a target; write n_samples={target}.")
     check_is_fitted(est)
     d = getattr(target, "n_features", est.n_features_in_)
     if d != est.n_features_in_:
         raise ValueError(f"`target` has {d} features, expected {est.n_features_in_} as in `fit`.")
     X = est.sample(n_samples, random_state)
     variables = target.constrain(X) if target is not None and hasattr(target, "constrain") else {"x": X}
-    return arviz_base.from_dict(
-        {"posterior": {name: values[None] for name, values in variables.items()}},
+    tree = arviz_base.from_dict(
+        {"posterior": {name: _in_chains(values) for name, values in variables.items()}},
         coords=_lists(getattr(target, "coords", {}), coords),
         dims=_lists(getattr(target, "dims", {}), dims),
         attrs={"posterior": {"inference_library": "skksivi", "inference_library_version": __version__}},
     )
+    return _as_installed(tree)
+
+
+def _in_chains(values: np.ndarray) -> np.ndarray:
+    """Cut independent draws (n, ...) into chains of equal length (n_chains, n / n_chains, ...)."""
+    n = len(values)
+    n_chains = next((k for k in range(N_CHAINS, 1, -1) if n % k == 0 and n >= k * N_DRAWS), 1)
+    return values.reshape(n_chains, n // n_chains, *values.shape[1:])
+
+
+def _as_installed(tree: DataTree) -> DataTree | InferenceData:
+    """Return an InferenceData for ArviZ 0, whose functions take no tree; those of ArviZ 1 take both."""
+    if find_spec("arviz") is None:
+        return tree
+    import arviz
+
+    if int(arviz.__version__.partition(".")[0]) >= 1:
+        return tree
+    return arviz.InferenceData(posterior=tree["posterior"].to_dataset())
 
 
 def _lists(own: Mapping[str, Sequence[Any]], given: Mapping[str, Sequence[Any]] | None) -> dict[str, list[Any]]:

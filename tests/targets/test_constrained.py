@@ -145,11 +145,11 @@ def test_arviz_sees_the_parameters():
     pytest.importorskip("arviz_base", reason="the container is ArviZ's")
     target = constrained(three_log_prob, THREE)
     q = KSIVIApproximator(whiten="laplace", max_iter=20, random_state=0).fit(target)
-    posterior = to_arviz(q, 10, target).posterior
+    posterior = to_arviz(q, target, 12).posterior
     assert {name: values.shape for name, values in posterior.items()} == {
-        "p": (1, 10),
-        "rate": (1, 10),
-        "w": (1, 10, 3),
+        "p": (3, 4),
+        "rate": (3, 4),
+        "w": (3, 4, 3),
     }
     assert pickle.loads(pickle.dumps(target)).names == target.names  # noqa: S301
 

@@ -60,7 +60,11 @@ def test_chains_are_of_equal_length_and_hold_all_draws(n, n_chains):
 
 #: What takes the draws, in any ArviZ that is installed.
 FUNCTIONS = [
-    *(("arviz", name) for name in ("summary", "plot_posterior", "plot_trace", "plot_forest", "plot_pair", "ess")),
+    *(("arviz", name) for name in ("summary", "ess")),
+    *(
+        pytest.param("arviz", name, marks=pytest.mark.slow)  # whose first figure takes seconds
+        for name in ("plot_posterior", "plot_trace", "plot_forest", "plot_pair")
+    ),
     *(("arviz_stats", name) for name in ("summary", "ess", "rhat", "mcse", "hdi")),
 ]
 

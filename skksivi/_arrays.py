@@ -37,19 +37,19 @@ def without_graph(X: ArrayLike | Tensor) -> ArrayLike:
     return as_array(X) if isinstance(X, Tensor) else X
 
 
-def check_integer(value: object, name: str, *, min_val: int) -> int:
-    """Return an integer of at least `min_val`.
+def check_integer(value: object, name: str, *, min_val: int, max_val: int | None = None) -> int:
+    """Return an integer from `min_val` to `max_val`.
 
     Raises
     ------
     TypeError
         It is none; neither is True or False.
     ValueError
-        It is less.
+        It is out of the range.
     """
     if isinstance(value, bool):
         raise TypeError(f"`{name}` must be an int, got the truth value {value}.")
-    return int(check_scalar(value, name, Integral, min_val=min_val))
+    return int(check_scalar(value, name, Integral, min_val=min_val, max_val=max_val))
 
 
 def resolve_device(device: str | torch.device) -> torch.device:

@@ -9,11 +9,19 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone
-from sklearn.utils import check_array, check_scalar, gen_batches
+from sklearn.utils import check_array, gen_batches
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from skksivi._arrays import RandomState, as_tensor, check_sample_weight, location_and_scale, make_rng, make_seed
+from skksivi._arrays import (
+    RandomState,
+    as_tensor,
+    check_integer,
+    check_sample_weight,
+    location_and_scale,
+    make_rng,
+    make_seed,
+)
 from skksivi._version import DOCUMENTATION
 from skksivi.base import BaseApproximator, Constraints, Integral, Interval, Real, StrOptions
 from skksivi.estimators._ksivi import KSIVIApproximator
@@ -272,7 +280,7 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
         -------
         y_samples : ndarray of shape (n, n_samples)
         """
-        check_scalar(n_samples, "n_samples", Integral, min_val=0)
+        check_integer(n_samples, "n_samples", min_val=0)
         X, rng = self._check_inputs(X), make_rng(random_state)
         s = rng.randint(len(self.draws_), size=n_samples)
         noise = np.sqrt(self._noise_variance()[s]) * rng.normal(size=(n_samples, len(X)))

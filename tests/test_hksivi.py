@@ -202,7 +202,7 @@ def test_layers_are_sampled_by_their_index():
     assert q.sample(3, layer=2).shape == (3, 2)
     np.testing.assert_array_equal(q.sample(3, random_state=1), q.sample(3, random_state=1, layer=0))
     assert not np.array_equal(q.sample(3, random_state=1), q.sample(3, random_state=1, layer=1))
-    for wrong in (-1, 3, 0.5):
+    for wrong in (-1, 3, 0.5, True):
         with pytest.raises((TypeError, ValueError), match="layer"):
             q.sample(3, layer=wrong)
 

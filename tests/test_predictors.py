@@ -207,6 +207,8 @@ def test_what_predictions_cannot_be_made_of_is_named():
         m.log_predictive_density(X[:1], [np.nan])
     with pytest.raises(ValueError, match="n_samples == -1"):
         m.sample_y(X, -1)
+    with pytest.raises(TypeError, match="`n_samples` must be an int, got the truth value True"):
+        m.sample_y(X, True)
 
 
 @ORDINARY

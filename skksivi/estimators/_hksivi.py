@@ -9,10 +9,10 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from sklearn.utils import check_scalar
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
+from skksivi._arrays import check_integer
 from skksivi.annealing import bridge_levels
 from skksivi.base import Constraints, HasMethods, Integral, Interval, Real, StrOptions, learns
 from skksivi.estimators._ksd import STEIN_TRAINED, Start, SteinTrained
@@ -225,7 +225,7 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
             `n_samples` or `layer` is not an integer, or out of its range.
         """
         check_is_fitted(self)
-        check_scalar(layer, "layer", Integral, min_val=0, max_val=self.family_.n_layers)
+        check_integer(layer, "layer", min_val=0, max_val=self.family_.n_layers)
         if layer == 0:
             return super().sample(n_samples, random_state)
         return self._sample(n_samples, random_state, layer=layer)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from numbers import Integral
 
 import numpy as np
 from numpy.typing import ArrayLike
-from sklearn.utils import check_scalar
 
+from skksivi._arrays import check_integer
 from skksivi.metrics._base import check_pair
 
 
@@ -47,7 +46,7 @@ def kl_divergence(X: ArrayLike, Y: ArrayLike, *, n_neighbors: int = 3) -> float:
     from sklearn.neighbors import NearestNeighbors  # not above: it imports rich, which draws from `random`
 
     X, Y = check_pair(X, Y, min_samples=2)
-    check_scalar(n_neighbors, "n_neighbors", Integral, min_val=1, max_val=min(len(X) - 1, len(Y)))
+    check_integer(n_neighbors, "n_neighbors", min_val=1, max_val=min(len(X) - 1, len(Y)))
     rho = NearestNeighbors(n_neighbors=n_neighbors).fit(X).kneighbors()[0][:, -1]
     nu = NearestNeighbors(n_neighbors=n_neighbors).fit(Y).kneighbors(X)[0][:, -1]
     if not (rho.all() and nu.all()):

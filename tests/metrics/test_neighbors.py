@@ -61,7 +61,7 @@ def test_repeated_rows_are_named_and_more_neighbours_the_remedy():
     assert math.isfinite(kl_divergence(X, Y, n_neighbors=2))
 
 
-@pytest.mark.parametrize(("n", "m", "n_neighbors"), [(3, 9, 3), (9, 2, 3), (9, 9, 0), (9, 9, 1.5)])
+@pytest.mark.parametrize(("n", "m", "n_neighbors"), [(3, 9, 3), (9, 2, 3), (9, 9, 0), (9, 9, 1.5), (9, 9, True)])
 def test_a_number_of_neighbours_that_does_not_exist_is_named(n, m, n_neighbors):
     with pytest.raises((ValueError, TypeError), match="n_neighbors"):
         kl_divergence(normal_array(n, 2), normal_array(m, 2, seed=1), n_neighbors=n_neighbors)

@@ -237,35 +237,43 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
                 block[:] = as_array(self.sampler_.sample(len(block), generator, **options))
         return X
 
-    def score_samples(self, X: ArrayLike) -> np.ndarray:
+    def score_samples(self, X: ArrayLike, *, return_std: bool = False) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
         r"""Evaluate the log-density of the fitted distribution.
 
-        Of a semi-implicit fit it is an estimate,
+        It is exact where the fit is Gaussian. Of a semi-implicit fit,
 
-        .. math:: \log \frac{1}{K} \sum_{k=1}^{K} q(x | z_k), \quad z_k \sim q(z), \quad K = 10{,}000;
+        .. math:: q(x) = \int q(z)\, N(x; \mu(z), \mathrm{diag}\, \sigma(z)^2)\, dz,
 
-        in a hierarchy the draws of the layer before the last are the :math:`z_k`. The mean is unbiased for q(x), so
-        its logarithm is too small on average, by about :math:`\mathrm{Var}[q(x|z)] / (2 K q(x)^2)`: little in few
-        dimensions, much in many where :math:`\sigma` is small against the spread of :math:`\mu(z)`. All calls use
-        the same :math:`z_k`.
+        it is estimated by importance sampling of z, around the z that x most likely comes from: 128 draws for each x,
+        and up to 8,192 where the standard error is above 0.03 nats. Of a hierarchy the layers are followed back from
+        x, which asks for the score. All calls use the same random numbers.
 
         Parameters
         ----------
         X : array-like of shape (n, n_features)
+        return_std : bool, default=False
+            Whether to return the standard errors of the estimates, too.
 
         Returns
         -------
         log_density : ndarray of shape (n,)
             In nats, float64.
+        std : ndarray of shape (n,)
+            In nats; only with `return_std`.
 
         Raises
         ------
         NotFittedError
             Before `fit`.
         TypeError
-            The fit is a set of points or of states of chains, which has no density.
+            The fit has no density: it is a set of points or of states of chains, or its mixing distribution is such a
+            set or a function.
         ValueError
             X has another number of columns than the target had, or holds non-finite values.
+
+        References
+        ----------
+        Geweke, J. (1989). Bayesian inference in econometric models using Monte Carlo integration. Econometrica 57(6).
         """
         check_is_fitted(self)
         X = check_array(without_graph(X), dtype=np.float64, input_name="X")
@@ -276,7 +284,8 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
             sampler = self.sampler_
             if not (isinstance(sampler, HasDensity) and isinstance(unweighted(sampler), HasDensity)):
                 raise TypeError(f"{type(self).__name__} has no density; score it against a target instead.")
-            return as_array(sampler.log_density(as_tensor(X, device=device)))
+            value, se = map(as_array, sampler.log_density(as_tensor(X, device=device)))
+        return (value, se) if return_std else value
 
     def score(self, X: Any, y: object = None) -> float:  # noqa: ANN401
         """Grade the fit; larger is better.
@@ -297,7 +306,7 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
         """
         check_is_fitted(self)
         if not (is_target(X) or callable(X)):
-            return float(self.score_samples(X).mean())
+            return float(np.mean(self.score_samples(X)))
         device = resolve_device(self.device)
         X = moved(X, device=device)
         score_fn, n_features = unwrapped(X, getattr(X, "n_features", self.n_features_in_))

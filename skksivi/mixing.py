@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -16,12 +16,12 @@ from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator
 from torch import Tensor, nn
 
-from skksivi._saved import DOUBLES, INDICES, SIZE, is_weights, is_width, saved, saved_by_parameters
+from skksivi._saved import DOUBLES, SIZE, is_weights, is_width, saved, saved_by_parameters
 
 __all__ = ["GaussianMixture", "Normal", "StudentT"]
 
-#: How much of the spread of a smoothed bootstrap is noise, at the root.
-JITTER = 0.2
+#: Numbers drawn at a time, so that memory does not grow with the number of rows.
+CHUNK = 2**22
 
 
 class Mixing(nn.Module, ABC):
@@ -40,6 +40,18 @@ class Mixing(nn.Module, ABC):
     def score_slope(self, z: Tensor) -> Tensor:
         """Return the diagonal of the Jacobian of `score`, which has no other entries, shape (n, latent_dim)."""
         return -torch.ones_like(z)
+
+
+class DensityMixing(Mixing):
+    """A mixing distribution that knows its density, on which that of the family rests."""
+
+    @abstractmethod
+    def log_density(self, z: Tensor) -> Tensor:
+        """Evaluate log q (n,) at z (n, latent_dim)."""
+
+    @abstractmethod
+    def precision(self, z: Tensor) -> Tensor:
+        """Return positive definite matrices (n, latent_dim, latent_dim), near minus the Hessian of log q at z."""
 
 
 class Described(Protocol):
@@ -74,7 +86,7 @@ class Normal(BaseEstimator):
 
 
 @saved("Normal", {"latent_dim": (SIZE, "z")}, "z")
-class NormalDraws(Mixing):
+class NormalDraws(DensityMixing):
     """The standard normal."""
 
     def __init__(self, latent_dim: int) -> None:
@@ -84,6 +96,12 @@ class NormalDraws(Mixing):
     def forward(self, n: int, like: Tensor, generator: torch.Generator) -> Tensor:
         z = torch.empty(n, self.latent_dim, dtype=like.dtype, device=like.device)
         return z.normal_(generator=generator)
+
+    def log_density(self, z: Tensor) -> Tensor:
+        return -z.square().sum(-1) / 2 - self.latent_dim / 2 * math.log(2 * math.pi)
+
+    def precision(self, z: Tensor) -> Tensor:
+        return torch.eye(self.latent_dim).to(z).expand(len(z), -1, -1)
 
 
 @saved_by_parameters("mixing.StudentT", lambda described: described.build(1))
@@ -114,7 +132,7 @@ class StudentT(BaseEstimator):
 
 
 @saved("StudentT", {"latent_dim": (SIZE, "z"), "df": (is_width, "")}, "z")
-class StudentTDraws(Mixing):
+class StudentTDraws(DensityMixing):
     r"""Independent Student t entries, by Bailey's polar method.
 
     .. math:: z = \sqrt{\nu (U^{-2 / \nu} - 1)} \cos(2 \pi V), \quad U, V \sim U(0, 1).
@@ -134,6 +152,14 @@ class StudentTDraws(Mixing):
         u, v = torch.rand(shape, generator=generator, dtype=torch.float64, device=like.device).unbind()
         u = 1 - u  # in (0, 1]
         return (self.df * torch.expm1(u.log() * (-2 / self.df))).sqrt().mul_((2 * math.pi * v).cos()).to(like.dtype)
+
+    def log_density(self, z: Tensor) -> Tensor:
+        nu = self.df
+        constant = math.lgamma((nu + 1) / 2) - math.lgamma(nu / 2) - math.log(nu * math.pi) / 2
+        return (constant - (nu + 1) / 2 * (z.square() / nu).log1p()).sum(-1)
+
+    def precision(self, z: Tensor) -> Tensor:
+        return ((self.df + 1) / (self.df + z.square())).diag_embed()
 
     def score(self, z: Tensor) -> Tensor:
         """Return the gradient of log q at z (n, latent_dim)."""
@@ -180,45 +206,73 @@ class GaussianMixture(BaseEstimator):
         for name, values in (("scales", scales), ("weights", weights)):
             if values.shape != (len(means),) or not (np.isfinite(values) & (values > 0)).all():
                 raise ValueError(f"`{name}` must be {len(means)} positive numbers, got {getattr(self, name)!r}.")
-        parts = (torch.from_numpy(a.copy()) for a in (means, scales, weights / weights.sum()))
-        return GaussianMixtureDraws(*parts)
+        factors = scales[:, None, None] * np.eye(latent_dim)
+        return GaussianMixtureDraws(*(torch.from_numpy(a.copy()) for a in (means, factors, weights / weights.sum())))
 
 
-@saved("GaussianMixture", {"means": (is_weights, "kz"), "scales": (is_weights, "k"), "levels": (DOUBLES, "l")}, "z")
-class GaussianMixtureDraws(Mixing):
-    """A mixture of spherical Gaussians.
+@saved(
+    "GaussianMixture", {"means": (is_weights, "kz"), "factors": (is_weights, "kzz"), "levels": (DOUBLES, "l")}, "z"
+)
+class GaussianMixtureDraws(DensityMixing):
+    r"""A mixture of Gaussians :math:`\sum_k w_k N(m_k, L_k L_k^\top)`.
 
     Parameters
     ----------
     means : Tensor of shape (k, latent_dim)
-    scales : Tensor of shape (k,)
+    factors : Tensor of shape (k, latent_dim, latent_dim)
+        The L_k, lower triangular.
     weights : Tensor of shape (k,)
         They sum to one.
     """
 
     means: Tensor
-    scales: Tensor
+    factors: Tensor
     levels: Tensor
 
-    def __init__(self, means: Tensor, scales: Tensor, weights: Tensor) -> None:
+    def __init__(self, means: Tensor, factors: Tensor, weights: Tensor) -> None:
         super().__init__()
         self.latent_dim = means.shape[1]
         self.register_buffer("means", means)
-        self.register_buffer("scales", scales)
+        self.register_buffer("factors", factors)
         self.register_buffer("levels", weights.double().cumsum(0)[:-1])
 
     @classmethod
-    def restored(cls, means: Tensor, scales: Tensor, levels: Tensor) -> GaussianMixtureDraws:
+    def restored(cls, means: Tensor, factors: Tensor, levels: Tensor) -> GaussianMixtureDraws:
         """Return the mixture of sums of weights."""
-        mixture = cls(means, scales, torch.ones(len(scales)) / len(scales))
+        mixture = cls(means, factors, means.new_ones(len(means)) / len(means))
         mixture.levels = levels
         return mixture
 
+    @property
+    def weights(self) -> Tensor:
+        """The w of the formula, shape (k,)."""
+        ends = self.levels.new_tensor([0.0, 1.0])
+        return torch.cat([ends[:1], self.levels, ends[1:]]).diff()
+
     def forward(self, n: int, like: Tensor, generator: torch.Generator) -> Tensor:
         uniform = torch.rand(n, generator=generator, dtype=torch.float64, device=like.device)
-        k = torch.searchsorted(self.levels, uniform)
         xi = torch.empty(n, self.latent_dim, dtype=self.means.dtype, device=like.device).normal_(generator=generator)
-        return torch.addcmul(self.means[k], self.scales[k, None], xi).to(like.dtype)
+        k, step = torch.searchsorted(self.levels, uniform), max(1, CHUNK // self.means.numel())
+        parts = zip(k.split(step), xi.split(step), strict=True)
+        return torch.cat([self._placed(k, xi) for k, xi in parts]).to(like.dtype)
+
+    def _placed(self, k: Tensor, xi: Tensor) -> Tensor:
+        """Return m_k + L_k xi for rows of components k (n,) and noise (n, latent_dim)."""
+        return self.means[k] + (xi @ self.factors.mT)[k, torch.arange(len(k), device=k.device)]
+
+    def log_parts(self, z: Tensor) -> Tensor:
+        """Return log w_k N(z; m_k, L_k L_k^T), shape (k, n), at z (n, latent_dim)."""
+        means, L = self.means.to(z), self.factors.to(z)
+        e = torch.linalg.solve_triangular(L, (z - means[:, None]).mT, upper=False)
+        log_scale = self.weights.to(z).log() - L.diagonal(dim1=1, dim2=2).log().sum(1)
+        return log_scale[:, None] - e.square().sum(1) / 2 - self.latent_dim / 2 * math.log(2 * math.pi)
+
+    def log_density(self, z: Tensor) -> Tensor:
+        return self.log_parts(z).logsumexp(0)
+
+    def precision(self, z: Tensor) -> Tensor:
+        r, P = self.log_parts(z).softmax(0), torch.cholesky_inverse(self.factors.to(z))
+        return torch.einsum("kn,kij->nij", r, P)
 
 
 class FunctionDraws(Mixing):
@@ -239,65 +293,20 @@ class FunctionDraws(Mixing):
         return z.to(like)
 
 
-@saved(
-    "Bootstrap",
-    {"points": (is_weights, "nz"), "first": (INDICES, "n"), "size": (INDICES, "n"), "reach": (is_width, "")},
-    "z",
-)
+@saved("Bootstrap", {"points": (is_weights, "nz")}, "z")
 class Bootstrap(Mixing):
-    r"""A smoothed bootstrap of points near the target.
-
-    .. math:: z = \bar c + \sqrt{1 - j^2}\, (c_i - \bar c) + \frac{j}{\sqrt 2} (c_a - c_b)
-
-    with points c_i, c_a, c_b drawn from those of one mode, of mean :math:`\bar c`. It has the mean and the covariance
-    of the points, mode by mode, whatever the scale of each.
-
-    Parameters
-    ----------
-    points : Tensor of shape (n, d)
-        Those of one mode after those of another.
-    n_of_mode : list of int
-        How many belong to each; they sum to n.
-    jitter : float, default=JITTER
-        The j of the formula.
-    """
+    """The points (n, d) that chains have left near a target, drawn with replacement."""
 
     points: Tensor
-    first: Tensor
-    size: Tensor
 
-    def __init__(self, points: Tensor, n_of_mode: Sequence[int], jitter: float = JITTER) -> None:
+    def __init__(self, points: Tensor) -> None:
         super().__init__()
         self.latent_dim = points.shape[1]
-        shrink = math.sqrt(1 - jitter**2)
-        self.reach = reach_of(jitter)
-        parts = [c.mean(0).lerp(c, shrink) for c in points.split(list(n_of_mode))]
-        size = torch.tensor(n_of_mode, device=points.device)
-        self.register_buffer("points", torch.cat(parts))
-        self.register_buffer("first", (size.cumsum(0) - size).repeat_interleave(size))
-        self.register_buffer("size", size.repeat_interleave(size))
-
-    @classmethod
-    def restored(cls, points: Tensor, first: Tensor, size: Tensor, reach: float) -> Bootstrap:
-        """Return the bootstrap of points that are shrunk already, by modes within them."""
-        n, d = points.shape
-        if not (first.is_meta or bool(((first >= 0) & (size >= 1) & (size <= n) & (first <= n - size)).all())):
-            raise ValueError("the modes of `points` reach beyond them")
-        bootstrap = cls(torch.zeros(1, d), [1])
-        bootstrap.points, bootstrap.first, bootstrap.size, bootstrap.reach = points, first, size, reach
-        return bootstrap
+        self.register_buffer("points", points)
 
     def forward(self, n: int, like: Tensor, generator: torch.Generator) -> Tensor:
-        uniform = torch.rand(3, n, generator=generator, device=like.device, dtype=torch.float64)
-        i = (uniform[0] * len(self.points)).long()
-        others = (self.first[i] + (uniform[1:] * self.size[i]).long()).flatten()
-        c_a, c_b = self.points.index_select(0, others).chunk(2)
-        return torch.add(self.points.index_select(0, i), c_a - c_b, alpha=self.reach).to(like.dtype)
-
-
-def reach_of(jitter: float) -> float:
-    """Return what the difference of two points is multiplied by that are shrunk already."""
-    return jitter / (math.sqrt(2) * math.sqrt(1 - jitter**2))
+        uniform = torch.rand(n, generator=generator, device=like.device, dtype=torch.float64)
+        return self.points.index_select(0, (uniform * len(self.points)).long()).to(like.dtype)
 
 
 def build_mixing(mixing: MixingLike, latent_dim: int) -> Mixing:

@@ -15,7 +15,7 @@ class LinearFamily:
     def __init__(self, d=2, latent_dim=2, sigma=0.7):
         self.family = gaussian_layer(
             torch.full((d,), sigma, dtype=torch.float64), scale=Scale(), mixing=NormalDraws(latent_dim),
-            hidden_layer_sizes=(3,), generator=generator(), linear_skip=True,
+            hidden_layer_sizes=(3,), generator=generator(), skip=torch.eye(d, latent_dim),
         )  # fmt: skip
         self.A, self.b = self.family.mean.A, self.family.mean.network.layers[-1].bias  # its last weights are zero
         with torch.no_grad():

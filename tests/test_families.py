@@ -17,6 +17,7 @@ from skksivi.families._layer import (
     LinearSkip,
     MultilayerPerceptron,
     Residual,
+    covariance_kept,
     diagonal_gaussian_log_prob,
     gaussian_layer,
 )
@@ -29,13 +30,14 @@ every_scale = pytest.mark.parametrize("scale", ["constant", "network"])
 
 def start(
     n_features=2, seed=0, latent_dim=None, *, initial_scale=0.5, scale="constant", min_scale=1e-3,
-    dtype=torch.float64, **options,
+    dtype=torch.float64, linear_skip=True, **options,
 ):  # fmt: skip
     sigma = torch.as_tensor(initial_scale, dtype=dtype).expand(n_features)
-    defaults = {"hidden_layer_sizes": (7,), "mixing": NormalDraws(latent_dim or n_features), "linear_skip": True}
-    return gaussian_layer(
-        sigma, scale=Scale(scale, floor=min_scale), generator=generator(seed), **(defaults | options)
-    )
+    defaults = {"hidden_layer_sizes": (7,), "mixing": NormalDraws(latent_dim or n_features)}
+    options = defaults | options
+    if linear_skip:
+        options["skip"] = covariance_kept(sigma, options["mixing"].latent_dim)
+    return gaussian_layer(sigma, scale=Scale(scale, floor=min_scale), generator=generator(seed), **options)
 
 
 def trained(n_features=2, seed=0, **options):
@@ -178,7 +180,8 @@ def test_draws_of_student_have_the_quantiles_of_its_law(df):
 def test_draws_of_a_mixture_have_its_weights_means_and_scales():
     means, scales, weights = normal(3, 2) + 50 * torch.arange(3)[:, None], [0.5, 1.0, 3.0], [0.2, 0.5, 0.3]
     n = 100_000
-    z = GaussianMixtureDraws(means, torch.tensor(scales).double(), torch.tensor(weights))(n, means, generator())
+    factors = torch.tensor(scales).double()[:, None, None] * torch.eye(2)
+    z = GaussianMixtureDraws(means, factors, torch.tensor(weights))(n, means, generator())
     of = torch.cdist(z, means).argmin(1)
     for k in range(3):
         own = z[of == k] - means[k]
@@ -203,56 +206,62 @@ def test_scores_of_a_mixing_distribution_are_derivatives_of_its_log_density(mixi
     torch.testing.assert_close(mixing.score_slope(z), second)
 
 
-# The bootstrap as mixing distribution
+def a_mixture(d=3):
+    factors = torch.eye(d).double() + normal(2, d, d, seed=1).tril() / 3
+    return GaussianMixtureDraws(normal(2, d), factors, torch.tensor([0.3, 0.7]).double())
 
 
-N_OF_MODE = [30, 70]
+def law_of(mixture):
+    parts = torch.distributions.MultivariateNormal(mixture.means, scale_tril=mixture.factors)
+    return torch.distributions.MixtureSameFamily(torch.distributions.Categorical(mixture.weights), parts)
 
 
-def two_clouds(d=2):
-    x = torch.randn(100, d, generator=generator(5), dtype=torch.float64) * (1 + torch.arange(d))
-    return torch.cat([x[:30] - 100, 0.1 * x[30:] + 100])
+def test_a_mixture_of_full_covariances_has_its_law():
+    """Four standard errors, of moments and of the share of draws in each of 20 half-spaces."""
+    mixture, n = a_mixture(), 100_000
+    z, exact = mixture(n, normal(1), generator()), law_of(mixture).sample((n,))
+    torch.testing.assert_close(mixture.log_density(z[:50]), law_of(mixture).log_prob(z[:50]))
+    for v in normal(20, 3, seed=3):
+        a, b = (z @ v > 0.5).double().mean(), (exact @ v > 0.5).double().mean()
+        assert abs(a - b) < 4 * math.sqrt(2 * 0.25 / n)
+    parts = GaussianMixtureDraws(mixture.means, mixture.factors, mixture.weights)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("skksivi.mixing.CHUNK", 60)
+        torch.testing.assert_close(parts(50, normal(1), generator()), mixture(50, normal(1), generator()))
 
 
-@pytest.mark.parametrize("jitter", [0.05, 0.2, 0.9])
-def test_a_bootstrap_has_the_mean_and_covariance_of_each_cloud(jitter):
-    """Four standard errors over the draws; those of a covariance from the spread of its products."""
-    points, n = two_clouds(), 200_000
-    z = Bootstrap(points, N_OF_MODE, jitter)(n, points, generator())
-    of_first = z[:, 0] < 0
-    assert abs(of_first.double().mean() - 0.3) < 4 * math.sqrt(0.3 * 0.7 / n)
-    for part, own in zip(points.split(N_OF_MODE), (z[of_first], z[~of_first]), strict=True):
-        covariance = part.mT.cov(correction=0)
-        assert ((own.mean(0) - part.mean(0)).abs() < 4 * (covariance.diagonal() / len(own)).sqrt()).all()
-        centred = own - part.mean(0)
-        products = centred[:, :, None] * centred[:, None]
-        margin = 4 * products.std(0) / math.sqrt(len(own))
-        assert ((products.mean(0) - covariance).abs() < margin).all()
+DENSITIES = [NormalDraws(3), StudentTDraws(3, 2.5), a_mixture()]
 
 
-def test_a_bootstrap_without_jitter_returns_its_points():
-    points = two_clouds()
-    z = Bootstrap(points, N_OF_MODE, 0.0)(5000, points, generator())
+@pytest.mark.parametrize("mixing", DENSITIES, ids=["normal", "Student", "mixture"])
+def test_precisions_are_positive_definite_and_near_the_curvature_of_the_log_density(mixing):
+    z = normal(40, 3)
+    assert (torch.linalg.eigvalsh(mixing.precision(z)) > 0).all()
+    at = torch.zeros(3).double() if len(getattr(mixing, "means", [])) == 0 else mixing.means[0]
+    at = at.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(mixing.log_density(at[None])[0], at, create_graph=True)
+    hessian = torch.stack([torch.autograd.grad(slope[i], at, retain_graph=True)[0] for i in range(3)])
+    ratios = torch.linalg.eigvals(torch.linalg.solve(mixing.precision(at[None].detach())[0], -hessian)).real
+    assert ((ratios > -0.5) & (ratios < 1.2)).all()
+
+
+# Points as mixing distribution
+
+
+def test_a_bootstrap_returns_its_points():
+    points = normal(100, 2)
+    z = Bootstrap(points)(5000, points, generator())
     assert {tuple(row) for row in z.tolist()} == {tuple(row) for row in points.tolist()}
 
 
-def test_a_bootstrap_of_single_precision_draws_what_the_double_one_does():
-    points = two_clouds()
-    double, single = Bootstrap(points, N_OF_MODE), Bootstrap(points.float(), N_OF_MODE)
-    a, b = double(50, points, generator()), single(50, points.float(), generator())
-    assert (a.dtype, b.dtype) == (torch.float64, torch.float32)
-    torch.testing.assert_close(b.double(), a, rtol=1e-5, atol=1e-4)
-
-
 def test_a_bootstrap_is_kept_by_copies_pickles_and_conversion():
-    points = two_clouds().float()
-    mixing = Bootstrap(points, N_OF_MODE)
+    points = normal(100, 2).float()
+    mixing = Bootstrap(points)
     expected = mixing(20, points, generator())
     for again in (copy.deepcopy(mixing), pickle.loads(pickle.dumps(mixing))):  # noqa: S301
         assert torch.equal(again(20, points, generator()), expected)
         assert again.latent_dim == 2
     double = copy.deepcopy(mixing).double()
-    torch.testing.assert_close(double(20, points, generator()), expected)
     assert double(20, points.double(), generator()).dtype == torch.float64
     assert not list(mixing.parameters())
 
@@ -263,7 +272,7 @@ def test_a_start_on_whitened_points_has_their_mean_and_covariance(scale, sigma):
     """E z z^T = I, and with it E x x^T; the points have bounded fourth moments."""
     points = torch.randn(500, 3, generator=generator(5), dtype=torch.float64).exp()
     u = torch.linalg.solve(torch.linalg.cholesky(points.mT.cov(correction=0)), (points - points.mean(0)).mT).mT
-    family = start(3, mixing=Bootstrap(u, [500]), scale=scale, initial_scale=sigma)
+    family = start(3, mixing=Bootstrap(u), scale=scale, initial_scale=sigma)
     x = family.draw(100_000, generator()).x.detach()
     products = x[:, :, None] * x[:, None]
     assert (x.mean(0).abs() < 4 / math.sqrt(len(x))).all()

@@ -14,7 +14,7 @@ from skksivi.annealing import BRIDGES, Cosine, Geometric, Linear, bridge_levels
 from skksivi.families._hierarchy import Hierarchy
 from skksivi.families._layer import MultilayerPerceptron
 from skksivi.kernels import Gaussian
-from skksivi.mixing import JITTER, Bootstrap, StudentTDraws
+from skksivi.mixing import Bootstrap, GaussianMixtureDraws, StudentTDraws
 from skksivi.parameters import Bridge, Pilot
 from skksivi.pilot._affine import Affine
 from skksivi.pilot._chains import PilotPoints
@@ -209,7 +209,7 @@ def test_layers_are_sampled_by_their_index():
 
 def test_the_base_is_the_pilot_where_there_is_one_and_needs_no_bridge():
     q = fit()
-    assert isinstance(q.family_.mixing, Bootstrap)
+    assert isinstance(q.family_.mixing, GaussianMixtureDraws)
     assert q.family_.levels == [1, 1]
     assert fit(mixing="normal").family_.levels == [1, 0.5]
     with pytest.raises(ValueError, match="`mixing` is 'pilot'"):
@@ -223,11 +223,11 @@ def start(pilot, **parameters):
     return clone(QUICK).set_params(**parameters)._build(score, whitening, pilot, torch.Generator().manual_seed(0))
 
 
-def test_the_base_is_the_smoothed_pilot_where_that_is_dense_and_its_points_elsewhere():
+def test_the_base_is_a_mixture_where_the_pilot_is_dense_and_its_points_elsewhere():
     x = torch.randn(400, 2, generator=torch.Generator().manual_seed(0)).double()
-    for dense in (True, False):
+    for dense, expected in ((True, GaussianMixtureDraws), (False, Bootstrap)):
         family, _ = start(PilotPoints(x, [400], torch.ones(2), converged=True, dense=dense))
-        assert family.mixing.reach == Bootstrap(x, [400], JITTER if dense else 0.0).reach
+        assert isinstance(family.mixing, expected)
 
 
 @pytest.mark.parametrize("converged", [True, False])

@@ -30,10 +30,11 @@ from skksivi.annealing import Linear
 from skksivi.families._layer import LinearSkip, gaussian_layer
 from skksivi.kernels import IMQ, KERNELS, Gaussian
 from skksivi.metrics import kl_divergence
-from skksivi.mixing import JITTER, Bootstrap, NormalDraws
+from skksivi.mixing import GaussianMixtureDraws, NormalDraws
 from skksivi.parameters import Pilot, Plateau, Scale
 from skksivi.pilot._affine import Affine
 from skksivi.pilot._chains import PilotPoints
+from skksivi.pilot._mixture import fitted_mixture
 from skksivi.pilot._rules import Whitening
 from skksivi.score._probe import in_double
 from skksivi.stein._estimators import GRADIENT_ESTIMATORS
@@ -66,7 +67,7 @@ def test_a_step_takes_the_gradient_of_the_objective_in_the_parameters(estimator,
     q.set_params(annealing=schedule and (lambda progress: c), terms=[Entropic(a), Laplacian(b)] if schedule else [])
     family = gaussian_layer(
         torch.full((2,), 0.7, dtype=torch.float64), scale=Scale("network", floor=0.1), mixing=NormalDraws(2),
-        hidden_layer_sizes=(5,), generator=generator(), linear_skip=True,
+        hidden_layer_sizes=(5,), generator=generator(), skip=torch.eye(2),
     )  # fmt: skip
     for p in family.parameters():
         torch.nn.init.normal_(p, generator=generator(1))
@@ -95,14 +96,24 @@ def start(pilot, **parameters):
     return clone(QUICK).set_params(**parameters)._build(in_double(normal_score, 2), whitening, pilot, generator())
 
 
-def test_a_dense_pilot_is_smoothed_and_gives_its_spread():
-    x = normal(400, 2) * torch.tensor([1.0, 0.3])
-    family, _ = start(PilotPoints(x, [400], torch.ones(2), converged=True), initial_scale=0.5)
-    assert family.mixing.reach == Bootstrap(x, [400], JITTER).reach
-    assert isinstance(family.mean, LinearSkip)
-    torch.testing.assert_close(family.sigma(x[:1]), 0.5 * x.std(0, correction=0), rtol=1e-2, atol=0)
-    family, _ = start(PilotPoints(1e-6 * x, [400], torch.ones(2), converged=True))
-    torch.testing.assert_close(family.sigma(x[:1]), torch.full((2,), 2e-3).double())
+def test_a_family_starts_as_the_mixture_fitted_to_a_dense_pilot():
+    x = torch.cat([normal(600, 2) * torch.tensor([1.0, 0.3]) - 3, 0.1 * normal(400, 2, seed=1)])
+    for n_of_mode in ([1000], [600, 400]):
+        pilot = PilotPoints(x, n_of_mode, torch.ones(2), converged=True)
+        family, _ = start(pilot, initial_scale=0.5, scale=Scale(floor=1e-4))
+        mixture = fitted_mixture(pilot.of_modes(), generator())
+        L, sigma = family.mixing.factors, family.sigma(x[:1])
+        assert isinstance(family.mean, LinearSkip)
+        torch.testing.assert_close(family.mean(x), x)
+        torch.testing.assert_close(sigma, 0.5 * mixture.common_variances().sqrt())
+        torch.testing.assert_close(L @ L.mT + sigma.square().diag(), mixture.covariances)
+        torch.testing.assert_close(family.mixing.means, mixture.means)
+        torch.testing.assert_close(family.mixing.weights, mixture.weights)
+
+
+def test_sigma_has_a_floor_where_points_are_closer_together():
+    family, _ = start(PilotPoints(1e-6 * normal(400, 2), [400], torch.ones(2), converged=True))
+    torch.testing.assert_close(family.sigma(origin(2)), torch.full((2,), 2e-3).double())
 
 
 def test_a_pilot_that_is_not_dense_gives_its_points_and_the_conditional_spread():
@@ -342,8 +353,8 @@ def test_chains_that_have_not_converged_are_told():
 @pytest.mark.parametrize(
     ("parameters", "mixing"),
     [
-        ({}, Bootstrap),
-        ({"mixing": "pilot"}, Bootstrap),
+        ({}, GaussianMixtureDraws),
+        ({"mixing": "pilot"}, GaussianMixtureDraws),
         ({"mixing": "normal"}, NormalDraws),
         ({"latent_dim": 2}, NormalDraws),
         ({"linear_skip": False, "initial_scale": 1.0}, NormalDraws),

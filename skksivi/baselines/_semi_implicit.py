@@ -9,7 +9,7 @@ import torch
 
 from skksivi.base import Constraints, Integral, Interval, StrOptions
 from skksivi.estimators._trained import MAX_LATENT_DIM, Job, Trained, temperature
-from skksivi.families._layer import SemiImplicit, gaussian_layer
+from skksivi.families._layer import SemiImplicit, covariance_kept, gaussian_layer
 from skksivi.families._samplers import Fit, Layer, Tell
 from skksivi.mixing import NormalDraws
 from skksivi.parameters import Annealing, Scale, checked_object
@@ -51,11 +51,13 @@ class SemiImplicitVI(Trained):
     def _build(self, score_fn: Score, generator: torch.Generator) -> SemiImplicit:
         """Return a new family."""
         d = score_fn.n_features
+        mixing = NormalDraws(self.latent_dim or min(d, MAX_LATENT_DIM))
+        sigma = torch.full((d,), self.initial_scale, dtype=score_fn.dtype, device=score_fn.device)
         return gaussian_layer(
-            torch.full((d,), self.initial_scale, dtype=score_fn.dtype, device=score_fn.device),
+            sigma,
             scale=checked_object(Scale, self.scale),
-            mixing=NormalDraws(self.latent_dim or min(d, MAX_LATENT_DIM)),
+            mixing=mixing,
             hidden_layer_sizes=self.hidden_layer_sizes,
             generator=generator,
-            linear_skip=self.linear_skip,
+            skip=covariance_kept(sigma, mixing.latent_dim) if self.linear_skip else None,
         )

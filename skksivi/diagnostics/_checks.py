@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import math
-from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +12,7 @@ from skksivi._arrays import as_array
 from skksivi.diagnostics._limits import STEIN_VARIANCES
 from skksivi.diagnostics._report import Check
 from skksivi.diagnostics._view import N_SE, View, judged
-from skksivi.families._samplers import N_MIXING_DRAWS, Chains, HasDensity, Layer, Layers
+from skksivi.families._samplers import Chains, HasDensity
 from skksivi.metrics import ksd_test
 from skksivi.stein._discrepancy import FixedKernelKSD
 
@@ -30,10 +27,6 @@ KSD_OF_SHIFT = 1 / math.sqrt(3)
 
 #: Draws whose importance ratios are found, the fewest of them, and the effective share beyond which no tail matters.
 N_WEIGHED, MIN_RATIOS, HARMLESS = 2000, 50, 0.95
-
-#: Draws at which two estimates of a log-density are compared, and their median difference, in nats, beyond which
-#: ratios to it say nothing.
-N_COMPARED, MAX_GAP = 200, 0.3
 
 #: Blocks of the last quarter of the loss, and the share of its whole fall that may fall there.
 N_BLOCKS, MAX_FALL = 24, 0.05
@@ -66,8 +59,8 @@ def check_ratios(view: View) -> Check:
         raise ValueError("the target has no `log_prob` of tensors")
     if not isinstance(view.sampler, HasDensity):
         raise ValueError(f"{view.name} has no density")
-    x, log_q = _draws_with_density(view.sampler, view.generator)
-    log_ratios = as_array(view.score.log_prob(x)) - log_q
+    x = view.sampler.sample(N_WEIGHED, view.generator).double()
+    log_ratios = as_array(view.score.log_prob(x) - view.sampler.log_density(x).value)
     log_ratios = log_ratios[np.isfinite(log_ratios)]
     if len(log_ratios) < MIN_RATIOS:
         raise ValueError(f"there are {len(log_ratios)} finite importance ratios, {MIN_RATIOS} are needed")
@@ -77,32 +70,6 @@ def check_ratios(view: View) -> Check:
     todo = view.advice("whiten", "mixing", "max_iter")
     lost = f"The fit lacks tails or a part of the target beside its draws: {todo}."
     return judged("Pareto k-hat", k, text, lost if k > limit and share < HARMLESS else None)
-
-
-def _draws_with_density(q: HasDensity, generator: torch.Generator) -> tuple[Tensor, np.ndarray]:
-    r"""Return draws (n, d) and the logarithms (n,) of their density, unweighted.
-
-    Where that is a mean over K mixing draws :math:`z_k`, the draws x are of this very mixture, one of each
-    :math:`q(x | z_k)`: then the ratios to it are exact, where those to the estimated density of other draws would
-    have tails of their own (Owen and Zhou 2000). It must resemble the mixture of other mixing draws.
-
-    Raises
-    ------
-    ValueError
-        The mixtures differ too much.
-    """
-    if not isinstance(q, Layer | Layers):
-        x = q.sample(N_WEIGHED, generator).double()
-        return x, as_array(q.log_density(x))
-    family: Any = copy.deepcopy(q.family).double()
-    q = replace(q, family=family)
-    x = q.sample(N_MIXING_DRAWS, torch.Generator(generator.device).manual_seed(q.seed))  # the seed of z_k
-    x = x[torch.randperm(len(x), generator=generator, device=x.device)[:N_WEIGHED]]
-    log_q, other = as_array(q.log_density(x)), as_array(replace(q, seed=q.seed + 1).log_density(x[:N_COMPARED]))
-    gap = float(np.median(np.abs(log_q[:N_COMPARED] - other)))
-    if gap > MAX_GAP:
-        raise ValueError(f"the density of the fit is an estimate, too rough here: two differ by {gap:.2g} nats")
-    return x, log_q
 
 
 def _pareto_shape(log_ratios: np.ndarray) -> float:

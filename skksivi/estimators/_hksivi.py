@@ -15,12 +15,12 @@ from torch import nn
 from skksivi._arrays import check_integer
 from skksivi.annealing import bridge_levels
 from skksivi.base import Constraints, HasMethods, Integral, Interval, Real, StrOptions, learns
-from skksivi.estimators._ksd import STEIN_TRAINED, Start, SteinTrained
+from skksivi.estimators._ksd import STEIN_TRAINED, Start, SteinTrained, mixture_draws
 from skksivi.estimators._trained import langevin_scale
 from skksivi.families._hierarchy import Hierarchy, langevin_hierarchy
 from skksivi.families._samplers import Layers
 from skksivi.kernels import Kernel
-from skksivi.mixing import JITTER, Bootstrap, MixingLike, build_mixing
+from skksivi.mixing import Bootstrap, MixingLike, build_mixing
 from skksivi.parameters import (
     BRIDGES,
     Adam,
@@ -33,6 +33,7 @@ from skksivi.parameters import (
     checked_object,
 )
 from skksivi.pilot._chains import PilotPoints
+from skksivi.pilot._mixture import fitted_mixture
 from skksivi.pilot._rules import MAX_POINTS, Whitening
 from skksivi.score._score import DifferentiableScore, Score
 from skksivi.training._guard import MomentPenalty, Moments, moments
@@ -277,7 +278,7 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
     ) -> tuple[Hierarchy, MomentPenalty | None]:
         """Return new layers and, where all of them are to be at the target, what ties them to the pilot."""
         d, penalty = score_fn.n_features, None
-        at_target = pilot is not None and self.mixing in ("auto", "pilot")
+        at_target = pilot is not None and self._takes_points()
         own = self.initial_scale
         initial_scale = own if not isinstance(own, str) else 0.5 if at_target else 1.0
         sigma = langevin_scale(initial_scale, self._floor, score_fn, whitening, pilot)
@@ -286,16 +287,17 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
         if isinstance(bridge, str) and bridge == "auto":
             bridge = "none" if at_target else "linear"
         levels = bridge_levels(bridge, self.n_layers)
-        if pilot is not None:
-            whitened = pilot.whitened(whitening.map, score_fn.dtype)
-            points = whitened.thinned(MAX_POINTS // d)
-            if at_target:
-                mixing = Bootstrap(points.x, points.n_of_mode, JITTER if pilot.dense else 0.0)
-                weight = self._pilot_weight(pilot)
-                if weight and min(levels) == 1:
-                    target = (a.expand(self.n_layers, *a.shape) for a in moments(whitened.x))
-                    penalty = MomentPenalty(Moments(*target), weight)
-        elif self.mixing == "pilot":
+        if pilot is not None and at_target:
+            points = pilot.whitened(whitening.map, score_fn.dtype)
+            if pilot.dense:
+                mixing = mixture_draws(fitted_mixture(points.of_modes(), generator), score_fn.dtype)
+            else:
+                mixing = Bootstrap(points.thinned(MAX_POINTS // d).x)
+            weight = self._pilot_weight(pilot)
+            if weight and min(levels) == 1:
+                target = (a.expand(self.n_layers, *a.shape) for a in moments(points.x))
+                penalty = MomentPenalty(Moments(*target), weight)
+        elif pilot is None and self.mixing == "pilot":
             raise ValueError(
                 "`mixing` is 'pilot', which needs whiten='auto' or 'diagonal'; change it, or set mixing='normal'."
             )

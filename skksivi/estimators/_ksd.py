@@ -22,7 +22,7 @@ from skksivi.estimators._trained import KEEPING, F, Job, Trained
 from skksivi.families._layer import Family
 from skksivi.families._samplers import Fit, InU, Tell
 from skksivi.kernels import Kernel, resolve_kernel
-from skksivi.mixing import JITTER, Bootstrap, Mixing, MixingLike, build_mixing, reach_of
+from skksivi.mixing import Bootstrap, GaussianMixtureDraws, Mixing, MixingLike, build_mixing
 from skksivi.parameters import (
     Checkpoint,
     Plateau,
@@ -31,6 +31,7 @@ from skksivi.parameters import (
     plateau_of,
 )
 from skksivi.pilot._chains import PilotPoints
+from skksivi.pilot._mixture import Components
 from skksivi.pilot._rules import Whitening, pulled_back
 from skksivi.score._score import DifferentiableScore, Halves, Score
 from skksivi.stein._discrepancy import FixedKernelKSD, agree
@@ -173,6 +174,15 @@ class SteinTrained(Trained, Generic[F]):
         """Tell whether a fit goes on from the last one."""
         return self.warm_start and hasattr(self, "family_")
 
+    def _takes_points(self) -> bool:
+        """Tell whether a family is to start at the points of a pilot, if there are some."""
+        return self.mixing in ("auto", "pilot")
+
+    def _is_at_pilot(self, start: Start[F]) -> bool:
+        """Tell whether a family has started at the points of a pilot."""
+        of_points = isinstance(start.family.mixing, Bootstrap | GaussianMixtureDraws)
+        return of_points and start.whitening.mean is not None and self._takes_points()
+
     def _pilot_weight(self, pilot: PilotPoints) -> float:
         """Return the weight of the penalty that ties a fit to its pilot, zero for none."""
         chains = pilot_of(self.whiten)
@@ -259,16 +269,17 @@ class SteinTrained(Trained, Generic[F]):
     def _is_own_mixing(self, mixing: object, dtype: torch.dtype) -> bool:
         """Tell whether this may be what draws for the parameter `mixing`."""
         chains = pilot_of(self.whiten)
-        if isinstance(mixing, Bootstrap):
-            jitter = 0.0 if chains is None or chains.rule == "diagonal" else JITTER
-            fits = (mixing.reach, mixing.points.dtype) == (reach_of(jitter), dtype)
-            return fits and self.mixing in ("auto", "pilot")
+        if chains is not None and self._takes_points():
+            if isinstance(mixing, Bootstrap):
+                return chains.rule == "diagonal" and mixing.points.dtype == dtype
+            if isinstance(mixing, GaussianMixtureDraws):
+                return chains.rule == "auto" and mixing.means.dtype == mixing.factors.dtype == dtype
         return isinstance(mixing, Mixing) and type(mixing) is type(build_mixing(self.mixing, mixing.latent_dim))
 
     def _is_own_penalty(self, start: Start[F]) -> bool:
         """Tell whether this may be what ties such a fit to its pilot."""
         chains, levels = pilot_of(self.whiten), getattr(start.family, "levels", [1])
-        ties = isinstance(start.family.mixing, Bootstrap) and start.whitening.converged and min(levels) == 1
+        ties = self._is_at_pilot(start) and start.whitening.converged and min(levels) == 1
         expected = chains.weight if chains is not None and ties else 0.0
         return expected == (0.0 if start.penalty is None else start.penalty.weight)
 
@@ -408,6 +419,11 @@ class SteinTrained(Trained, Generic[F]):
         if fit.finish is not None:
             fit.finish()
         super()._conclude(fit, score_fn, generator)
+
+
+def mixture_draws(mixture: Components, dtype: torch.dtype, noise: Tensor | float = 0.0) -> GaussianMixtureDraws:
+    """Return what draws from a mixture, less noise of variances (d,)."""
+    return GaussianMixtureDraws(mixture.means.to(dtype), mixture.factors(noise).to(dtype), mixture.weights)
 
 
 def _remark(watch: Watch, best_iter: int) -> str | None:

@@ -9,16 +9,16 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from skksivi._warnings import warn_caller
 from skksivi.base import Constraints, HasMethods, Integral, Interval, StrOptions, learns
-from skksivi.estimators._ksd import STEIN_TRAINED, Start, SteinTrained
+from skksivi.estimators._ksd import STEIN_TRAINED, Start, SteinTrained, mixture_draws
 from skksivi.estimators._trained import MAX_LATENT_DIM, temperature
-from skksivi.families._layer import Constant, MultilayerPerceptron, SemiImplicit, gaussian_layer
+from skksivi.families._layer import Constant, MultilayerPerceptron, SemiImplicit, covariance_kept, gaussian_layer
 from skksivi.families._samplers import Layer
 from skksivi.kernels import Kernel
-from skksivi.mixing import JITTER, Bootstrap, Mixing, MixingLike, build_mixing
+from skksivi.mixing import Bootstrap, Mixing, MixingLike, build_mixing
 from skksivi.parameters import (
     Adam,
     Annealing,
@@ -31,6 +31,7 @@ from skksivi.parameters import (
     pilot_of,
 )
 from skksivi.pilot._chains import PilotPoints
+from skksivi.pilot._mixture import fitted_mixture
 from skksivi.pilot._rules import MAX_FEATURES, MAX_POINTS, Whitening
 from skksivi.score._improper import tail_exponent
 from skksivi.score._score import DifferentiableScore, Score, Tempered
@@ -270,7 +271,7 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         return lambda family: Layer(family, start.whitening, start.seed)
 
     def _guards(self, start: Start[SemiImplicit]) -> bool:
-        return isinstance(start.family.mixing, Bootstrap) and start.whitening.converged
+        return self._is_at_pilot(start) and start.whitening.converged
 
     def _objective(
         self,
@@ -298,35 +299,60 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         self, score_fn: Score, whitening: Whitening, pilot: PilotPoints | None, generator: torch.Generator
     ) -> tuple[SemiImplicit, MomentPenalty | None]:
         """Return a new family and what ties it to the pilot."""
-        d, penalty, residual = score_fn.n_features, None, False
+        d = score_fn.n_features
         sigma = torch.full((d,), self.initial_scale, dtype=score_fn.dtype, device=score_fn.device)
-        latent_dim = self.latent_dim or min(d, MAX_LATENT_DIM)
-        mixing: Mixing = build_mixing(self.mixing, latent_dim).to(score_fn.device)
-        if pilot is not None and self._bootstraps():
-            whitened = pilot.whitened(whitening.map, score_fn.dtype)
-            points = whitened.thinned(MAX_POINTS // d)
-            residual = not pilot.dense
-            mixing = Bootstrap(points.x, points.n_of_mode, 0.0 if residual else JITTER)
-            unit = pilot.conditional_sd(score_fn.double, whitening.map) if residual else points.sd_within()
-            sigma = (sigma * unit.to(points.x)).clamp_min(2 * self._floor)
-            if weight := self._pilot_weight(pilot):
-                penalty = MomentPenalty(moments(whitened.x), weight)
-        elif self.linear_skip and self.whiten is not None:  # what z does not reach starts at N(0, 1) too
+        if pilot is not None and self._takes_points():
+            return self._build_at(pilot, whitening, score_fn, generator)
+        mixing = build_mixing(self.mixing, self.latent_dim or min(d, MAX_LATENT_DIM)).to(score_fn.device)
+        if self.linear_skip and self.whiten is not None:  # what z does not reach starts at N(0, 1) too
             sigma[mixing.latent_dim :] = 1.0
-        family = gaussian_layer(
-            sigma.to(score_fn.dtype),
+        skip = covariance_kept(sigma, mixing.latent_dim) if self.linear_skip else None
+        return self._layer(sigma, mixing, generator, skip=skip), None
+
+    def _build_at(
+        self, pilot: PilotPoints, whitening: Whitening, score_fn: Score, generator: torch.Generator
+    ) -> tuple[SemiImplicit, MomentPenalty | None]:
+        """Return a new family that starts at the points of a pilot, and what ties it to them.
+
+        Where there is mass between them it starts as a Gaussian mixture: what of its covariances is not sigma is
+        that of z.
+        """
+        points, least = pilot.whitened(whitening.map, score_fn.dtype), 2 * self._floor
+        if pilot.dense:
+            mixture = fitted_mixture(points.of_modes(), generator)
+            sigma = (self.initial_scale * mixture.common_variances().sqrt()).clamp_min(least).to(points.x)
+            mixing: Mixing = mixture_draws(mixture, score_fn.dtype, noise=sigma.square())
+            family = self._layer(sigma, mixing, generator, skip=torch.eye(len(sigma)))
+        else:
+            unit = pilot.conditional_sd(score_fn.double, whitening.map)
+            sigma = (self.initial_scale * unit).clamp_min(least).to(points.x)
+            mixing = Bootstrap(points.thinned(MAX_POINTS // points.x.shape[1]).x)
+            family = self._layer(sigma, mixing, generator, residual=True)
+        weight = self._pilot_weight(pilot)
+        return family, MomentPenalty(moments(points.x), weight) if weight else None
+
+    def _layer(
+        self,
+        sigma: Tensor,
+        mixing: Mixing,
+        generator: torch.Generator,
+        *,
+        skip: Tensor | None = None,
+        residual: bool = False,
+    ) -> SemiImplicit:
+        """Return a new layer of the widths and the form that the parameters ask for."""
+        return gaussian_layer(
+            sigma,
             scale=checked_object(Scale, self.scale),
             mixing=mixing,
             hidden_layer_sizes=self.hidden_layer_sizes,
             generator=generator,
-            linear_skip=self.linear_skip,
+            skip=skip,
             residual=residual,
         )
-        return family, penalty
 
-    def _bootstraps(self) -> bool:
-        """Tell whether the points of a pilot are to be the mixing distribution."""
-        return self.mixing in ("auto", "pilot") and self.latent_dim is None and self.linear_skip
+    def _takes_points(self) -> bool:
+        return super()._takes_points() and self.latent_dim is None and self.linear_skip
 
     def _check_terms(self, score_fn: Score) -> None:
         for term in self.terms:
@@ -342,7 +368,7 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
     def _check_mixing(self, d: int) -> None:
         chains = pilot_of(self.whiten)
         has_pilot = chains is not None and (chains.rule == "diagonal" or d <= MAX_FEATURES)
-        if self.mixing == "pilot" and not (self._bootstraps() and has_pilot):
+        if self.mixing == "pilot" and not (self._takes_points() and has_pilot):
             raise ValueError(
                 "`mixing` is 'pilot', which needs latent_dim=None, linear_skip=True and whiten='diagonal' or, up to "
                 f"{MAX_FEATURES} features, 'auto'; change them, or set mixing='normal'."

@@ -17,7 +17,6 @@ from skksivi.families._layer import (
     Map,
     MultilayerPerceptron,
     Pullback,
-    diagonal_gaussian_log_prob,
 )
 from skksivi.mixing import Mixing
 from skksivi.score._score import DifferentiableScore, ScoreFunction
@@ -163,14 +162,19 @@ class Hierarchy(nn.Module):
 
     def draw(
         self, n: int, generator: torch.Generator, score_fn: Callable[[Tensor], Tensor], layer: int = 0
-    ) -> tuple[Tensor, Tensor]:
-        """Draw n rows of a layer; return the x (n, d) that they were drawn from, and the rows."""
-        x = previous = self.mixing(n, self.half_square, generator)
+    ) -> Tensor:
+        """Draw n rows (n, d) of a layer."""
+        return self.path(n, generator, score_fn, layer)[0]
+
+    def path(
+        self, n: int, generator: torch.Generator, score_fn: Callable[[Tensor], Tensor], layer: int = 0
+    ) -> list[Tensor]:
+        """Draw n rows (n, d) of a layer and of all above it, each row from the same of the next; that layer first."""
+        layers = [self.mixing(n, self.half_square, generator)]
         for t in reversed(range(layer, self.n_layers)):
-            previous = x
-            mu = self.mean_with_pullback(t, x, score_fn(x))[0]
-            x = mu + self.sigma(t) * torch.empty_like(mu).normal_(generator=generator)
-        return previous, x
+            mu = self.mean_with_pullback(t, layers[0], score_fn(layers[0]))[0]
+            layers.insert(0, mu + self.sigma(t) * torch.empty_like(mu).normal_(generator=generator))
+        return layers
 
     def draw_with_pullback(
         self, n: int, generator: torch.Generator, score: DifferentiableScore
@@ -218,10 +222,11 @@ class Hierarchy(nn.Module):
         d_sigma = ((dx + dc / sigma.square()) * xi).sum(0)
         torch.mul(d_sigma, a.exp() / (2 * sigma), out=a.grad)
 
-    def log_prob(self, x: Tensor, before: Tensor, score_fn: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return log N(x_i; mu_0(x'_j), sigma_0^2), shape (n, k), of x (n, d) and draws x' (k, d) of layer 1."""
-        mu = self.mean_with_pullback(0, before, score_fn(before))[0]
-        return diagonal_gaussian_log_prob(x, mu, self.sigma(0).pow(-2).expand_as(mu))
+    def log_conditional(self, t: int, low: Tensor, high: Tensor, s_p: Tensor) -> Tensor:
+        """Return log N(x_i; mu_t(x'_i), sigma_t^2) (n,) of x and x' above it (n, d), with scores s_p."""
+        mu, sigma = self.mean_with_pullback(t, high, s_p)[0], self.sigma(t)
+        log_scale = sigma.log().sum() + len(sigma) / 2 * math.log(2 * math.pi)
+        return -((low - mu) / sigma).square().sum(1) / 2 - log_scale
 
 
 def langevin_hierarchy(

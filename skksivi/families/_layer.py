@@ -32,6 +32,10 @@ class Map(nn.Module, ABC):
         """Map (n, latent_dim) to (n, d), or to (d,) for all rows alike."""
 
     @abstractmethod
+    def jacobian(self, z: Tensor) -> Tensor:
+        """Return the derivatives (n, d, latent_dim) at z (n, latent_dim)."""
+
+    @abstractmethod
     def with_pullback(self, z: Tensor) -> tuple[Tensor, Pullback]:
         """Return the value at z and the pullback. To be called without automatic differentiation, on parameters that
         have a `grad`.
@@ -48,6 +52,9 @@ class Constant(Map):
 
     def forward(self, z: Tensor) -> Tensor:
         return self.value
+
+    def jacobian(self, z: Tensor) -> Tensor:
+        return z.new_zeros(len(z), len(self.value), z.shape[1])
 
     def with_pullback(self, z: Tensor) -> tuple[Tensor, Pullback]:
         def pullback(dy: Tensor) -> Callable[[], Tensor]:
@@ -106,6 +113,15 @@ class MultilayerPerceptron(Map):
             z = layer(z).relu()
         return last(z)
 
+    def jacobian(self, z: Tensor) -> Tensor:
+        first, *others = self.linear
+        J = first.weight.expand(len(z), -1, -1)
+        z = first(z)
+        for layer in others:
+            J = layer.weight @ (J * (z > 0)[:, :, None])
+            z = layer(z.relu())
+        return J
+
     def with_pullback(self, z: Tensor) -> tuple[Tensor, Pullback]:
         layers, inputs = self.linear, [z]
         for layer in layers[:-1]:
@@ -142,6 +158,9 @@ class LinearSkip(Map):
     def forward(self, z: Tensor) -> Tensor:
         return z @ self.A.T + self.network(z)
 
+    def jacobian(self, z: Tensor) -> Tensor:
+        return self.A + self.network.jacobian(z)
+
     def with_pullback(self, z: Tensor) -> tuple[Tensor, Pullback]:
         out, pull_network = self.network.with_pullback(z)
 
@@ -166,6 +185,9 @@ class Residual(Map):
 
     def forward(self, z: Tensor) -> Tensor:
         return torch.addcmul(z, self.unit, self.network(z))
+
+    def jacobian(self, z: Tensor) -> Tensor:
+        return torch.eye(z.shape[1]).to(z) + self.unit[:, None] * self.network.jacobian(z)
 
     def with_pullback(self, z: Tensor) -> tuple[Tensor, Pullback]:
         out, pull_network = self.network.with_pullback(z)
@@ -325,6 +347,11 @@ class SemiImplicit(nn.Module):
         return diagonal_gaussian_log_prob(x, mu, self.sigma(z).pow(-2).expand_as(mu))
 
 
+def covariance_kept(sigma: Tensor, latent_dim: int) -> Tensor:
+    """Return the A (d, latent_dim) for which A z + sigma xi has unit covariance, as z has."""
+    return torch.eye(len(sigma), latent_dim).to(sigma) * (1 - sigma.square()).clamp_min(0).sqrt()[:, None]
+
+
 def gaussian_layer(
     initial_scale: Tensor,
     *,
@@ -332,13 +359,13 @@ def gaussian_layer(
     mixing: Mixing,
     hidden_layer_sizes: Sequence[int],
     generator: torch.Generator,
-    linear_skip: bool = False,
+    skip: Tensor | None = None,
     residual: bool = False,
 ) -> SemiImplicit:
     """Build a family of which sigma (d,) starts at `initial_scale`, in its type.
 
-    With `linear_skip`, a z of d or more dimensions and a scale of at most one, it has the mean and covariance of z.
-    With `residual` the network moves a z of d dimensions in units of `initial_scale`.
+    With a `skip` A (d, latent_dim) it starts at x = A z + sigma xi. With `residual` the network moves a z of d
+    dimensions in units of `initial_scale`.
     """
     sigma, zero, d = initial_scale, torch.zeros_like(initial_scale), len(initial_scale)
 
@@ -347,9 +374,8 @@ def gaussian_layer(
 
     if residual:
         mean: Map = Residual(sigma.clone(), network().start_at(zero))
-    elif linear_skip:
-        A = torch.eye(d, mixing.latent_dim).to(sigma) * (1 - sigma.square()).clamp_min(0).sqrt()[:, None]
-        mean = LinearSkip(A, network().start_at(zero))
+    elif skip is not None:
+        mean = LinearSkip(skip.to(sigma), network().start_at(zero))
     else:
         mean = network()
     a = (sigma.square() - scale.floor**2).log()

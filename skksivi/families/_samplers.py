@@ -14,6 +14,7 @@ from torch import Tensor
 
 from skksivi._arrays import as_tensor
 from skksivi._saved import ARRAY, DOUBLES, SEED, is_instance, saved
+from skksivi.families._density import LogDensity, hierarchy_log_density, layer_log_density, with_density
 from skksivi.families._hierarchy import Hierarchy
 from skksivi.families._layer import SemiImplicit
 from skksivi.pilot._affine import Affine, WhitenedScore
@@ -21,10 +22,7 @@ from skksivi.pilot._masses import Cells
 from skksivi.pilot._rules import Whitening
 from skksivi.score._score import Score, ScoreFunction
 
-#: Draws of z, or of the layer above, behind a log-density.
-N_MIXING_DRAWS = 10_000
-
-#: Numbers drawn or evaluated at a time, so that memory does not grow with the number of rows.
+#: Numbers drawn at a time, so that memory does not grow with the number of rows.
 CHUNK = 2**22
 
 #: Times that rows are drawn again which the score of a hierarchy has spoilt.
@@ -62,8 +60,8 @@ class Sampler(Protocol):
 class HasDensity(Sampler, Protocol):
     """A sampler that knows its density."""
 
-    def log_density(self, x: Tensor) -> Tensor:
-        """Evaluate log q (n,) at float64 points x (n, d)."""
+    def log_density(self, x: Tensor) -> LogDensity:
+        """Evaluate log q (n,) at float64 points x (n, d), with standard errors."""
 
 
 class InU(Sampler, Protocol):
@@ -127,10 +125,11 @@ class Gaussian:
         m = self.map.m
         return self.map.unwhiten(torch.randn(n, len(m), generator=generator, dtype=m.dtype, device=m.device))
 
-    def log_density(self, x: Tensor) -> Tensor:
+    def log_density(self, x: Tensor) -> LogDensity:
         """Evaluate log N(x; m, L L^T) (n,) at points x (n, d)."""
-        u = self.map.whiten(x)
-        return -u.square().sum(-1) / 2 - self.map.log_determinant() - x.shape[-1] / 2 * math.log(2 * math.pi)
+        square = self.map.whiten(x).square().sum(-1)
+        value = -square / 2 - self.map.log_determinant() - x.shape[-1] / 2 * math.log(2 * math.pi)
+        return LogDensity(value, torch.zeros_like(value))
 
 
 def pick(n_rows: int, n: int, generator: torch.Generator) -> Tensor:
@@ -210,11 +209,7 @@ class Chains:
 )
 @dataclass(frozen=True)
 class Layer:
-    r"""A semi-implicit layer in whitened coordinates.
-
-    Its density is the mean over K draws of the mixing distribution, the same in every call,
-    :math:`q(x) \approx \frac1K \sum_k q(x | z_k)`.
-    """
+    """A semi-implicit layer in whitened coordinates."""
 
     family: SemiImplicit
     whitening: Whitening
@@ -243,11 +238,11 @@ class Layer:
         """Draw n rows (n, d) of what a training must stay near, if they are those of its start."""
         return self.sample_in_u(n, generator)
 
-    def log_density(self, x: Tensor) -> Tensor:
+    def log_density(self, x: Tensor) -> LogDensity:
         """Estimate log q (n,) at points x (n, d)."""
-        family = copy.deepcopy(self.family).double()
-        z = family.draw_latent(N_MIXING_DRAWS, torch.Generator(x.device).manual_seed(self.seed))
-        return _log_mixture(lambda u: family.log_prob(u, z), self.whitening, x)
+        with_density(self.family.mixing)
+        family, generator = copy.deepcopy(self.family).double(), torch.Generator(x.device).manual_seed(self.seed)
+        return _in_x(layer_log_density(family, self.whitening.map.whiten(x), generator), self.whitening)
 
 
 @saved(
@@ -257,10 +252,7 @@ class Layer:
 )
 @dataclass(frozen=True)
 class Layers:
-    """A hierarchy of layers in whitened coordinates, which draws by the score of its target in x.
-
-    Its density is the mean over draws of the layer above the last.
-    """
+    """A hierarchy of layers in whitened coordinates, which draws by the score of its target in x."""
 
     family: Hierarchy
     whitening: Whitening
@@ -308,30 +300,29 @@ class Layers:
         FloatingPointError
             The score is not finite where most of the draws are.
         """
-        u, score_u = self.family.draw(n, generator, self.score_in_u, layer)[1].double(), self.score_in_u
+        u, score_u = self.family.draw(n, generator, self.score_in_u, layer).double(), self.score_in_u
         for _ in range(MAX_REDRAWN):
             bad = ~u.isfinite().all(1)
             if not bad.any():
                 return u
-            u[bad] = self.family.draw(int(bad.sum()), generator, score_u, layer)[1].double()
+            u[bad] = self.family.draw(int(bad.sum()), generator, score_u, layer).double()
         raise FloatingPointError("`score_fn` is not finite at most of the draws of the hierarchy, which need it.")
 
     def reference_in_u(self, n: int, generator: torch.Generator) -> Tensor:
         """Draw n rows (n, d) of the base, which is at the target where a training must stay near it."""
         return self.sample_in_u(n, generator, self.family.n_layers)
 
-    def log_density(self, x: Tensor) -> Tensor:
+    def log_density(self, x: Tensor) -> LogDensity:
         """Estimate log q (n,) at points x (n, d)."""
-        family, score_u = copy.deepcopy(self.family).double(), self.score_in_u
-        before, _ = family.draw(N_MIXING_DRAWS, torch.Generator(x.device).manual_seed(self.seed), score_u)
-        return _log_mixture(lambda u: family.log_prob(u, before, score_u), self.whitening, x)
+        with_density(self.family.mixing)
+        family, generator = copy.deepcopy(self.family).double(), torch.Generator(x.device).manual_seed(self.seed)
+        u = self.whitening.map.whiten(x)
+        return _in_x(hierarchy_log_density(family, u, self.score_in_u, generator), self.whitening)
 
 
-def _log_mixture(log_conditional: Callable[[Tensor], Tensor], whitening: Whitening, x: Tensor) -> Tensor:
-    """Return the log (n,) of the mean of K conditional densities at x, whose logs at u (n, d) are (n, K)."""
-    tiles = whitening.map.whiten(x).split(max(1, CHUNK // N_MIXING_DRAWS))
-    log_sums = torch.cat([log_conditional(tile).logsumexp(-1) for tile in tiles])
-    return log_sums - math.log(N_MIXING_DRAWS) - whitening.map.log_determinant()
+def _in_x(estimate: LogDensity, whitening: Whitening) -> LogDensity:
+    """Return log-densities of x, from those of u."""
+    return estimate._replace(value=estimate.value - whitening.map.log_determinant())
 
 
 @saved(
@@ -384,11 +375,12 @@ class Reweighted:
             missing -= len(kept[-1])
         return torch.cat(kept)
 
-    def log_density(self, x: Tensor) -> Tensor:
+    def log_density(self, x: Tensor) -> LogDensity:
         """Evaluate log q (n,) at points x (n, d), where the sampler has a density."""
         if not isinstance(self.sampler, HasDensity):
             raise TypeError(f"{type(self.sampler).__name__} has no density.")
-        return self.sampler.log_density(x) + self.ratios.log()[self.cells.assign(x)]
+        value, se = self.sampler.log_density(x)
+        return LogDensity(value + self.ratios.log()[self.cells.assign(x)], se)
 
 
 def unweighted(sampler: Sampler) -> Sampler:

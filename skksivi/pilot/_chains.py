@@ -64,10 +64,14 @@ class PilotPoints(NamedTuple):
     converged: bool
     dense: bool = True
 
+    def of_modes(self) -> Sequence[Tensor]:
+        """Return the points of each mode."""
+        return self.x.split(self.n_of_mode)
+
     def thinned(self, n: int) -> PilotPoints:
         """Return at most about n of the points, the same share of each mode."""
         every = -(-len(self.x) // n)
-        parts = [part[::every] for part in self.x.split(self.n_of_mode)]
+        parts = [part[::every] for part in self.of_modes()]
         return self._replace(x=torch.cat(parts), n_of_mode=[len(part) for part in parts])
 
     def whitened(self, map: AffineMap, dtype: torch.dtype) -> PilotPoints:  # noqa: A002
@@ -89,12 +93,8 @@ class PilotPoints(NamedTuple):
         Heavy tails have no say in them.
         """
         quartiles = self.x.new_tensor([0.25, 0.75])
-        ranges = [part.quantile(quartiles, dim=0).diff(dim=0)[0] for part in self.x.split(self.n_of_mode)]
+        ranges = [part.quantile(quartiles, dim=0).diff(dim=0)[0] for part in self.of_modes()]
         return torch.stack(ranges).amin(0) / 1.349
-
-    def sd_within(self) -> Tensor:
-        """Return the standard deviations (d,) of the points within the narrowest of their modes."""
-        return torch.stack([part.std(0) for part in self.x.split(self.n_of_mode)]).amin(0)
 
 
 def lobatto_nodes(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

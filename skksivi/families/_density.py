@@ -1,0 +1,238 @@
+r"""Log-densities of semi-implicit families, by importance sampling of what each x was drawn from.
+
+.. math:: q(x) = \int q(z)\, N(x; \mu(z), \mathrm{diag}\, \sigma(z)^2)\, dz
+
+Of one layer, the law of z given x is near Gaussian where mu is near linear. Gauss-Newton steps lead to its modes. The
+integral is the mean of the weights of draws from Gaussians and Student t distributions there, of the curvature there,
+and from q(z), which bounds the weights.
+
+A hierarchy is near a Langevin chain, which is followed back: each layer is drawn from the one below it by a linear
+regression, learned from draws of the family.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from skksivi.families._hierarchy import Hierarchy
+from skksivi.families._layer import SemiImplicit
+from skksivi.mixing import Bootstrap, DensityMixing, Mixing
+from skksivi.score._score import ScoreFunction
+
+#: Mixing draws among which the starts are found, and starts for each x.
+N_BANK, N_STARTS = 2048, 2
+
+#: Gauss-Newton steps at most, and the lengths of a step that are tried.
+N_STEPS, LENGTHS = 8, (1.0, 0.5, 0.2, 0.05)
+
+#: Draws for each x at first, and how many times more where the standard error is above a tolerance, in nats; at most.
+N_DRAWS, FACTOR, TOLERANCE, MOST_DRAWS = 128, 4, 0.03, 2**13
+
+#: Shares of Gaussians and Student t distributions among these draws, and degrees of freedom; the rest is from q(z).
+GAUSSIAN, STUDENT, DF = 0.4, 0.4, 10
+
+#: Draws of a hierarchy from which the way back is learned.
+N_LEARNED = 8192
+
+#: Numbers that are held at a time.
+CHUNK = 2**22
+
+
+class LogDensity(NamedTuple):
+    """Estimates of log-densities (n,) and their standard errors (n,), in nats."""
+
+    value: Tensor
+    se: Tensor
+
+
+class Proposal(NamedTuple):
+    """Gaussians N(z, (C C^T)^{-1}) for each x (n, d): z (n, m, latent_dim) and C (n, m, latent_dim, latent_dim)."""
+
+    x: Tensor
+    z: Tensor
+    C: Tensor
+
+    def rows(self, rows: Tensor | slice) -> Proposal:
+        """Return those of some of the x."""
+        return Proposal(*(part[rows] for part in self))
+
+
+#: Returns log-weights (n, k) of k draws for each of some rows, and how many are from each part of the proposal.
+Weights = Callable[[Tensor, int], tuple[Tensor, list[int]]]
+
+
+def refined(weights: Weights, n: int, width: int, like: Tensor) -> LogDensity:
+    """Return the logarithms of the means of weights of n rows, with more draws where the error needs them.
+
+    A draw takes `width` numbers.
+    """
+    value, se = like.new_empty(n), like.new_full((n,), math.inf)
+    n_draws = N_DRAWS
+    while n_draws <= MOST_DRAWS and len(rough := torch.nonzero(se > TOLERANCE)[:, 0]):
+        for rows in rough.split(max(1, CHUNK // (n_draws * width))):
+            value[rows], se[rows] = _log_mean(*weights(rows, n_draws))
+        n_draws *= FACTOR
+    return LogDensity(value, se)
+
+
+def _log_mean(log_weights: Tensor, sizes: list[int]) -> LogDensity:
+    """Return the logarithms (n,) of the means of weights, their draws split among the parts of a proposal."""
+    top = log_weights.amax(1, keepdim=True)
+    weights = (log_weights - top).exp()
+    variance = sum(len_ * part.var(1) for len_, part in zip(sizes, weights.split(sizes, 1), strict=True))
+    total = weights.sum(1)
+    return LogDensity(top[:, 0] + total.log() - math.log(sum(sizes)), torch.as_tensor(variance).sqrt() / total)
+
+
+# One layer
+
+
+def layer_log_density(family: SemiImplicit, x: Tensor, generator: torch.Generator) -> LogDensity:
+    """Estimate log q at points x (n, d) of a family in float64 whose mixing distribution has a density."""
+    bank = family.draw_latent(N_BANK, generator)
+    width = max(N_BANK, N_STARTS * max(x.shape[1], bank.shape[1]) ** 2)
+    tiles = [_of_tile(family, tile, bank, generator) for tile in x.split(max(1, CHUNK // width))]
+    return LogDensity(*(torch.cat(part) for part in zip(*tiles, strict=True)))
+
+
+def log_joint(family: SemiImplicit, x: Tensor, z: Tensor) -> Tensor:
+    """Return log q(z) + log N(x; mu(z), sigma(z)^2), shape (...), of x (..., d) and z (..., latent_dim)."""
+    rows = z.reshape(-1, z.shape[-1])
+    mu, sigma = family.mean(rows), family.sigma(rows)
+    r = (x - mu.view(*z.shape[:-1], -1)) / sigma.expand_as(mu).reshape(*z.shape[:-1], -1)
+    log_scale = sigma.log().expand_as(mu).sum(-1) + mu.shape[-1] / 2 * math.log(2 * math.pi)
+    return (with_density(family.mixing).log_density(rows) - log_scale).view(z.shape[:-1]) - r.square().sum(-1) / 2
+
+
+def with_density(mixing: Mixing) -> DensityMixing:
+    """Return a mixing distribution that has a density; raise TypeError for others."""
+    if not isinstance(mixing, DensityMixing):
+        kind = "points of chains" if isinstance(mixing, Bootstrap) else "a function"
+        raise TypeError(
+            f"The fit has no density: its mixing distribution is {kind}. Fit it with mixing='normal' or an object of "
+            "skksivi.mixing, or score it against a target."
+        )
+    return mixing
+
+
+def _of_tile(family: SemiImplicit, x: Tensor, bank: Tensor, generator: torch.Generator) -> LogDensity:
+    """Estimate log q at points x (n, d), from starts in a bank of mixing draws."""
+    proposal = climbed(family, x, bank[family.log_prob(x, bank).topk(N_STARTS, 1).indices])
+
+    def weights(rows: Tensor, n_draws: int) -> tuple[Tensor, list[int]]:
+        return _draws_and_weights(family, proposal.rows(rows), n_draws, generator)
+
+    return refined(weights, len(x), bank.shape[1], x)
+
+
+def climbed(family: SemiImplicit, x: Tensor, starts: Tensor) -> Proposal:
+    r"""Return modes of the law of z given x (n, d), and the curvature there, from starts (n, m, latent_dim).
+
+    A step is :math:`H^{-1} \nabla \log q(x, z)` with :math:`H = J^\top \Sigma^{-1} J + P`, J the Jacobian of mu and P
+    the precision of q(z), or as much of it as climbs highest.
+    """
+    n, m, latent_dim = starts.shape
+    z, x_ = starts.reshape(n * m, -1), x.repeat_interleave(m, 0)
+    lengths, every = z.new_tensor(LENGTHS)[:, None, None], torch.arange(n * m, device=z.device)
+    for _ in range(N_STEPS):
+        with torch.enable_grad():
+            at = z.detach().requires_grad_()
+            height = log_joint(family, x_, at)
+            (gradient,) = torch.autograd.grad(height.sum(), at)
+        step = torch.cholesky_solve(gradient[:, :, None], _curvature(family, z))[:, :, 0]
+        tried = z + lengths * step
+        best, k = log_joint(family, x_.expand(len(LENGTHS), -1, -1), tried).nan_to_num(-math.inf).max(0)
+        gain = best - height.detach()
+        z = tried[k, every].where(gain[:, None] > 0, z)
+        if not (gain > 1e-3).any():
+            break
+    return Proposal(x, z.view(n, m, -1), _curvature(family, z).view(n, m, latent_dim, latent_dim))
+
+
+def _curvature(family: SemiImplicit, z: Tensor) -> Tensor:
+    """Return Cholesky factors (n, latent_dim, latent_dim) of H at z (n, latent_dim)."""
+    J = family.mean.jacobian(z) / family.sigma(z).expand(len(z), -1)[:, :, None]
+    H = J.mT @ J + with_density(family.mixing).precision(z)
+    H.diagonal(dim1=1, dim2=2).mul_(1 + 1e-12)
+    return torch.linalg.cholesky(H)
+
+
+def _draws_and_weights(
+    family: SemiImplicit, proposal: Proposal, n_draws: int, generator: torch.Generator
+) -> tuple[Tensor, list[int]]:
+    """Return the log-weights (n, k) of draws of z, and how many are from each part of the proposal."""
+    x, z, C = proposal
+    n, m, d = z.shape
+    n_gaussian, n_student = max(2, int(GAUSSIAN * n_draws / m)), max(2, int(STUDENT * n_draws / m))
+    n_mixing = max(2, n_draws - m * (n_gaussian + n_student))
+    e = torch.randn(n, m, n_gaussian + n_student, d, generator=generator, dtype=z.dtype, device=z.device)
+    chi = torch.randn(n, m, n_student, DF, generator=generator, dtype=z.dtype, device=z.device)
+    e[:, :, n_gaussian:] /= chi.square().mean(-1, keepdim=True).sqrt()
+    near = z[:, :, None] + torch.linalg.solve_triangular(C.mT, e.mT, upper=True).mT
+    mixing = family.draw_latent(n * n_mixing, generator).view(n, n_mixing, d)
+    draws = torch.cat([near.flatten(1, 2), mixing], 1)
+    log_parts = [with_density(family.mixing).log_density(draws.flatten(0, 1)).view(n, -1) + math.log(n_mixing)]
+    for j in range(m):
+        e = (draws - z[:, j, None]) @ C[:, j]
+        square, log_scale = e.square().sum(-1), C[:, j].diagonal(dim1=1, dim2=2).log().sum(1)[:, None]
+        log_normal = -square / 2 - d / 2 * math.log(2 * math.pi)
+        log_student = math.lgamma((DF + d) / 2) - math.lgamma(DF / 2) - d / 2 * math.log(DF * math.pi)
+        log_student = log_student - (DF + d) / 2 * (square / DF).log1p()
+        log_parts += [log_scale + log_normal + math.log(n_gaussian), log_scale + log_student + math.log(n_student)]
+    log_proposal = torch.stack(log_parts).logsumexp(0) - math.log(draws.shape[1])
+    log_weights = log_joint(family, x[:, None].expand(-1, draws.shape[1], -1), draws) - log_proposal
+    return log_weights, [n_gaussian, n_student] * m + [n_mixing]
+
+
+# A hierarchy
+
+
+class WayBack(NamedTuple):
+    """The regression of a layer on features (n, k) of the one below it: coefficients B (k, d) and noise C (d, d)."""
+
+    B: Tensor
+    C: Tensor
+
+
+def hierarchy_log_density(
+    family: Hierarchy, x: Tensor, score_fn: ScoreFunction, generator: torch.Generator
+) -> LogDensity:
+    """Estimate log q at points x (n, d) of a hierarchy in float64 whose base has a density."""
+    base = with_density(family.mixing)
+    ways = learned_ways_back(family, score_fn, generator)
+
+    def weights(rows: Tensor, n_draws: int) -> tuple[Tensor, list[int]]:
+        low = x[rows].repeat_interleave(n_draws, 0)
+        log_weights, s_p = torch.zeros_like(low[:, 0]), score_fn(low)
+        for t, (B, C) in enumerate(ways):
+            e = torch.randn(low.shape, generator=generator, dtype=low.dtype, device=low.device)
+            high = _features(family, t, low, s_p) @ B + e @ C.mT
+            s_p = score_fn(high)
+            log_back = -e.square().sum(1) / 2 - C.diagonal().log().sum() - low.shape[1] / 2 * math.log(2 * math.pi)
+            log_weights += family.log_conditional(t, low, high, s_p) - log_back
+            low = high
+        return (log_weights + base.log_density(low)).view(-1, n_draws), [n_draws]
+
+    return refined(weights, len(x), 2 * x.shape[1], x)
+
+
+def learned_ways_back(family: Hierarchy, score_fn: ScoreFunction, generator: torch.Generator) -> list[WayBack]:
+    """Regress every layer on the one below it, in draws of the family."""
+    layers, ways = family.path(N_LEARNED, generator, score_fn), []
+    for t, (low, high) in enumerate(itertools.pairwise(layers)):
+        phi = _features(family, t, low, score_fn(low))
+        B = torch.linalg.pinv(phi, rtol=1e-10) @ high  # of a Gaussian target the step is linear in x
+        residual = high - phi @ B
+        ways.append(WayBack(B, torch.linalg.cholesky(residual.mT @ residual / len(residual))))
+    return ways
+
+
+def _features(family: Hierarchy, t: int, x: Tensor, s_p: Tensor) -> Tensor:
+    """Return 1, x and the Langevin step at x (n, d), of which a chain that is followed back is about linear."""
+    return torch.cat([torch.ones_like(x[:, :1]), x, family.drift_with_pullback(t, x, s_p)[0]], 1)

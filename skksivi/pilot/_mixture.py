@@ -1,0 +1,106 @@
+"""A Gaussian mixture of high likelihood, fitted to the points that chains have left near a target."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from sklearn.mixture import GaussianMixture
+from torch import Tensor
+
+from skksivi._arrays import as_tensor
+
+#: Points of a mode that candidates are fitted to, at most, and that the best of them is fitted to in the end.
+N_TRIED, N_FITTED = 5000, 20_000
+
+#: Components of a mode at most.
+MAX_COMPONENTS = 64
+
+#: Features up to which covariances are full, and beyond which those of several components are diagonal.
+FEW_FEATURES, MANY_FEATURES = 6, 60
+
+
+class Components(NamedTuple):
+    """The Gaussians of a mixture.
+
+    Attributes
+    ----------
+    weights : Tensor of shape (k,)
+    means : Tensor of shape (k, d)
+    covariances : Tensor of shape (k, d, d)
+    """
+
+    weights: Tensor
+    means: Tensor
+    covariances: Tensor
+
+    def common_variances(self) -> Tensor:
+        r"""Return variances (d,) of noise that is in every component.
+
+        These are :math:`\lambda v` with :math:`v_i = \min_k 1 / (C_k^{-1})_{ii}` and the largest
+        :math:`\lambda \le 1` for which no :math:`C_k - \lambda\, \mathrm{diag}\, v` has a negative eigenvalue.
+        """
+        v = torch.linalg.inv(self.covariances).diagonal(dim1=1, dim2=2).reciprocal().amin(0)
+        scaled = self.covariances / (v.sqrt()[:, None] * v.sqrt())
+        return v * torch.linalg.eigvalsh(scaled).amin().clamp_max(1)
+
+    def factors(self, noise: Tensor | float = 0.0) -> Tensor:
+        """Return Cholesky factors (k, d, d) of the covariances without noise of variances (d,), if it is in them."""
+        narrowed = self.covariances - torch.as_tensor(noise).expand(self.means.shape[1]).diag().to(self.means)
+        factors, failed = torch.linalg.cholesky_ex(narrowed)
+        return factors.where(failed[:, None, None] == 0, torch.linalg.cholesky(self.covariances))
+
+
+def fitted_mixture(points: Sequence[Tensor], generator: torch.Generator) -> Components:
+    """Fit a mixture to the points (n, d) of each mode, and put them together with the shares of the points."""
+    parts = [_fitted(x, generator) for x in points]
+    n = sum(map(len, points))
+    weights, means, covariances = zip(*parts, strict=True)
+    shares = [w * (len(x) / n) for w, x in zip(weights, points, strict=True)]
+    return Components(torch.cat(shares), torch.cat(means), torch.cat(covariances))
+
+
+def _fitted(x: Tensor, generator: torch.Generator) -> Components:
+    """Return the mixture that is best at points it has not seen, in units in which no tail has a say."""
+    low, middle, high = x.double().quantile(x.new_tensor([0.25, 0.5, 0.75]).double(), dim=0)
+    width = ((high - low) / 1.349).where(high > low, x.double().std(0, correction=0))
+    width = width.where(width > 0, 1.0)
+    seed = int(torch.randint(2**31, (1,), generator=generator, device=generator.device))
+    rows = np.random.RandomState(seed).permutation(len(x))[:N_FITTED]
+    u = ((x.double() - middle) / width).cpu().numpy()[rows]
+    tried, others = np.split(u, [min(N_TRIED, -(-len(u) // 2))])
+    best = _polished(max(_candidates(tried, others, seed), key=lambda mixture: mixture.score(others)), u)
+    covariances = best.covariances_ if best.covariance_type == "full" else _diagonal(best.covariances_)
+    weights, means, C = (as_tensor(a, device=x.device) for a in (best.weights_, best.means_, covariances))
+    return Components(weights, middle + means * width, C * width[:, None] * width)
+
+
+def _candidates(u: np.ndarray, others: np.ndarray, seed: int) -> Iterator[GaussianMixture]:
+    """Fit mixtures of 1, 2, 4, ... components to points (n, d), while they get better at others."""
+    n, d = u.shape
+    for kind in ("full",) if d <= FEW_FEATURES else ("full", "diag"):
+        best = -math.inf
+        for k in (2**i for i in range(int(math.log2(MAX_COMPONENTS)) + 1)):
+            if k > 1 and (2 * k > n or (kind == "full" and d > MANY_FEATURES)):
+                break
+            mixture = GaussianMixture(k, covariance_type=kind, init_params="random_from_data", random_state=seed)
+            yield mixture.set_params(max_iter=500).fit(u)
+            log_likelihood = mixture.score(others)
+            if log_likelihood < best:
+                break
+            best = log_likelihood
+
+
+def _polished(mixture: GaussianMixture, u: np.ndarray) -> GaussianMixture:
+    """Return a mixture after two more steps of the EM algorithm, with all points (n, d)."""
+    start = {"weights": mixture.weights_, "means": mixture.means_, "precisions": mixture.precisions_}
+    again = GaussianMixture(mixture.n_components, covariance_type=mixture.covariance_type, tol=1e9)
+    return again.set_params(**{f"{name}_init": value for name, value in start.items()}).fit(u)
+
+
+def _diagonal(variances: np.ndarray) -> np.ndarray:
+    """Return covariances (k, d, d) of variances (k, d)."""
+    return variances[:, :, None] * np.eye(variances.shape[1])

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from numbers import Integral
-
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from sklearn.utils import check_random_state, check_scalar
+from sklearn.utils import check_random_state
 from torch import Tensor
 
 #: What draws or seeds; None means fresh entropy, or a stream that goes on.
@@ -35,21 +33,6 @@ def as_array(x: ArrayLike | Tensor) -> np.ndarray:
 def without_graph(X: ArrayLike | Tensor) -> ArrayLike:
     """Return what numpy can read: a tensor as an array, anything else as it is."""
     return as_array(X) if isinstance(X, Tensor) else X
-
-
-def check_integer(value: object, name: str, *, min_val: int, max_val: int | None = None) -> int:
-    """Return an integer from `min_val` to `max_val`.
-
-    Raises
-    ------
-    TypeError
-        It is none; neither is True or False.
-    ValueError
-        It is out of the range.
-    """
-    if isinstance(value, bool):
-        raise TypeError(f"`{name}` must be an int, got the truth value {value}.")
-    return int(check_scalar(value, name, Integral, min_val=min_val, max_val=max_val))
 
 
 def resolve_device(device: str | torch.device) -> torch.device:

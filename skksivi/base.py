@@ -24,12 +24,12 @@ from skksivi._arrays import (
     RandomState,
     as_array,
     as_tensor,
-    check_integer,
     make_generator,
     make_seed,
     resolve_device,
     without_graph,
 )
+from skksivi._numbers import check_integer
 from skksivi._saved import COUNT, CURVE, SEED, SIZE, Kind, Parts, checked, is_instance, register
 from skksivi._version import DOCUMENTATION
 from skksivi.families._samplers import CHUNK, Fit, HasDensity, Sampler, Tell, unweighted

@@ -18,7 +18,8 @@ from numpy.typing import ArrayLike
 from sklearn.utils import check_array
 from torch import Tensor
 
-from skksivi._arrays import RandomState, as_tensor, check_integer, make_seed, resolve_device, without_graph
+from skksivi._arrays import RandomState, as_tensor, make_seed, resolve_device, without_graph
+from skksivi._numbers import check_integer
 from skksivi.base import BaseApproximator, ordinary_mode
 from skksivi.kernels import IMQ
 from skksivi.metrics import energy_distance, sliced_wasserstein

@@ -16,12 +16,12 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from skksivi._arrays import (
     RandomState,
     as_tensor,
-    check_integer,
     check_sample_weight,
     location_and_scale,
     make_rng,
     make_seed,
 )
+from skksivi._numbers import check_integer
 from skksivi._version import DOCUMENTATION
 from skksivi.base import BaseApproximator, Constraints, Integral, Interval, Real, StrOptions
 from skksivi.estimators._ksivi import KSIVIApproximator

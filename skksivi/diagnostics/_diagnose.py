@@ -12,7 +12,8 @@ import math
 import torch
 from sklearn.utils.validation import check_is_fitted
 
-from skksivi._arrays import RandomState, as_array, check_integer, make_seed, resolve_device
+from skksivi._arrays import RandomState, as_array, make_seed, resolve_device
+from skksivi._numbers import check_integer
 from skksivi.base import BaseApproximator, ordinary_mode
 from skksivi.diagnostics._checks import check_ksd, check_loss, check_ratios, check_variances, check_whitening
 from skksivi.diagnostics._geometry import check_outliers, geometry_and_modes

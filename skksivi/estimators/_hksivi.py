@@ -12,7 +12,7 @@ import torch
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
-from skksivi._arrays import check_integer
+from skksivi._numbers import check_integer
 from skksivi.annealing import bridge_levels
 from skksivi.base import Constraints, HasMethods, Integral, Interval, Real, StrOptions, learns
 from skksivi.estimators._ksd import STEIN_TRAINED, Start, SteinTrained, mixture_draws

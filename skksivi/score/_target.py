@@ -12,7 +12,8 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from skksivi._arrays import DTYPES, as_array, as_tensor, check_integer, resolve_device
+from skksivi._arrays import DTYPES, as_array, as_tensor, resolve_device
+from skksivi._numbers import check_integer
 from skksivi.score._bounds import warn_of_bounds
 from skksivi.score._probe import resolve
 from skksivi.score._score import (

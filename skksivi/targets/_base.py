@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi._arrays import check_integer
+from skksivi._numbers import check_integer
 from skksivi.score._score import ScoreFunction, ScoreWithProduct
 
 #: Maps points and rows of the data, both tensors or both arrays, to scores.

@@ -16,7 +16,8 @@ from sklearn.utils import check_array
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction, FunctionCtx, once_differentiable
 
-from skksivi._arrays import as_tensor, check_integer, without_graph
+from skksivi._arrays import as_tensor, without_graph
+from skksivi._numbers import check_integer
 from skksivi.targets._base import Target
 
 #: Held while a model evaluates that may use one buffer for all of its callers.

@@ -14,7 +14,8 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 from torch.distributions import Transform, biject_to, constraints
 
-from skksivi._arrays import as_array, as_tensor, check_integer
+from skksivi._arrays import as_array, as_tensor
+from skksivi._numbers import check_integer
 from skksivi.targets._bridges import NamedTarget, coordinate_names
 
 #: Where a parameter lives: the name of a support, or a tuple of the name, its bounds and the shape of the parameter.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 import numpy as np
 from torch import Tensor
 
-from skksivi._arrays import check_integer
+from skksivi._numbers import check_integer
 from skksivi.targets._bridges import ForeignTarget, as_tensor_like, coordinate_names, import_library
 
 if TYPE_CHECKING:

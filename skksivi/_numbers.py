@@ -1,0 +1,41 @@
+"""Checks of single numbers, without torch."""
+
+from __future__ import annotations
+
+import math
+from numbers import Integral, Real
+
+from sklearn.utils import check_scalar
+
+
+def check_integer(value: object, name: str, *, min_val: int, max_val: int | None = None) -> int:
+    """Return an integer from `min_val` to `max_val`.
+
+    Raises
+    ------
+    TypeError
+        It is none; neither is True or False.
+    ValueError
+        It is out of the range.
+    """
+    if isinstance(value, bool):
+        raise TypeError(f"`{name}` must be an int, got the truth value {value}.")
+    return int(check_scalar(value, name, Integral, min_val=min_val, max_val=max_val))
+
+
+def check_number(value: object, name: str, *, min_val: float, max_val: float) -> float:
+    """Return a number from `min_val` to `max_val`.
+
+    Raises
+    ------
+    TypeError
+        It is none; neither is True or False.
+    ValueError
+        It is out of the range, or NaN.
+    """
+    if isinstance(value, bool):
+        raise TypeError(f"`{name}` must be a number, got the truth value {value}.")
+    number = float(check_scalar(value, name, Real, min_val=min_val, max_val=max_val))
+    if math.isnan(number):
+        raise ValueError(f"`{name}` must be a number from {min_val:g} to {max_val:g}, got NaN.")
+    return number

@@ -7,15 +7,15 @@ import io
 import math
 import os
 import secrets
+import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.client import HTTPException
 from importlib import resources
-from numbers import Integral, Real
 from pathlib import Path, PurePosixPath
-from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -23,12 +23,17 @@ from urllib.parse import urlsplit
 import numpy as np
 from sklearn.utils import Bunch, check_scalar
 
+from skksivi._numbers import check_integer, check_number
 from skksivi._warnings import warn_caller
-from skksivi.datasets._readers import read_numbers
+from skksivi.datasets._download import Limits, download
+from skksivi.datasets._readers import MAX_BYTES, read_numbers
 
 #: The present addresses of the UCI repository, and the old ones that it still serves.
 UCI = "https://archive.ics.uci.edu/static/public"
 OLD_UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases"
+
+#: What one download may take.
+LIMITS = Limits()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,11 +87,10 @@ class Recipe:
             raise ValueError(f"the sha256 of its numbers is {digest}, expected {self.sha256}")
         return table.astype(np.float64)
 
-    def read(self, path: Path) -> np.ndarray:
+    def read(self, name: str, content: bytes) -> np.ndarray:
         """Return the table of an original file, or raise ValueError if it is not in there."""
-        content = path.read_bytes()
         try:
-            return self.verify(read_numbers(path.name, content, self.files))
+            return self.verify(read_numbers(name, content, self.files))
         except ImportError:
             raise
         except Exception as error:  # a damaged file may raise anything
@@ -112,14 +116,12 @@ def fetch(
     target_names: Sequence[str] | None = None,
 ) -> Any:  # noqa: ANN401
     """Return the data of a recipe, prepared, as a Bunch or a pair."""
-    from sklearn.datasets import get_data_home  # not above: it imports rich, which draws from `random`
-
     for name in ("download_if_missing", "return_X_y", "as_frame"):
         check_scalar(getattr(options, name), name, (bool, np.bool_))
-    check_scalar(options.n_retries, "n_retries", Integral, min_val=0)
-    check_scalar(options.delay, "delay", Real, min_val=0)
+    check_integer(options.n_retries, "n_retries", min_val=0)
+    check_number(options.delay, "delay", min_val=0, max_val=threading.TIMEOUT_MAX)
     pandas = _import_pandas() if options.as_frame else None
-    table, data_filename = _fetch_table(recipe, Path(get_data_home(options.data_home)), options)
+    table, data_filename = _fetch_table(recipe, options)
     X, y = prepare(np.delete(table, recipe.target_column, axis=1), table[:, recipe.target_column].copy())
     frame = None
     if pandas is not None:
@@ -143,16 +145,18 @@ def load_descr(name: str) -> str:
     return resources.files("skksivi.datasets").joinpath("descr", f"{name}.rst").read_text("utf-8")
 
 
-def _fetch_table(recipe: Recipe, home: Path, options: Options) -> tuple[np.ndarray, str | None]:
+def _fetch_table(recipe: Recipe, options: Options) -> tuple[np.ndarray, str | None]:
     """Return the table and the name of its cache, from there, else from an original file, else from the network.
 
     A cache that cannot be written is warned of, and None takes the place of its name.
     """
-    cache = home / f"skksivi_{recipe.name}.npz"
-    table = _from_cache(recipe, cache)
-    if table is not None:
-        return table, str(cache)
-    table = _from_originals(recipe, home)
+    with _usable(options.data_home):
+        home = _home(options.data_home)
+        cache = home / f"skksivi_{recipe.name}.npz"
+        table = _from_cache(recipe, cache)
+        if table is not None:
+            return table, str(cache)
+        table = _from_originals(recipe, home)
     if table is None:
         if not options.download_if_missing:
             raise OSError(
@@ -163,15 +167,34 @@ def _fetch_table(recipe: Recipe, home: Path, options: Options) -> tuple[np.ndarr
     return table, str(cache) if _written(cache, table) else None
 
 
+def _home(data_home: str | os.PathLike[str] | None) -> Path:
+    """Return the folder of the cache and of original files, which is made if it is not there."""
+    from sklearn.datasets import get_data_home  # not above: it imports rich, which draws from `random`
+
+    return Path(get_data_home(data_home))
+
+
+@contextmanager
+def _usable(data_home: object) -> Iterator[None]:
+    """Raise ValueError where the folder, or a file in it, cannot be read."""
+    try:
+        yield
+    except (OSError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"`data_home` is {data_home!r}, which cannot be used: {_reason(error)}. Name a folder that can be read "
+            "and written, or None for scikit-learn's."
+        ) from error
+
+
 def _from_cache(recipe: Recipe, cache: Path) -> np.ndarray | None:
     """Return the table of the cache; a damaged one is named and removed."""
     try:
-        content = cache.read_bytes()
+        content = _content(cache)
     except FileNotFoundError:
         return None
     try:
-        with np.load(io.BytesIO(content)) as archive:
-            return recipe.verify(archive["table"])
+        with zipfile.ZipFile(io.BytesIO(content)) as archive, archive.open("table.npy") as file:
+            return recipe.verify(np.load(io.BytesIO(file.read(MAX_BYTES))))
     except Exception as error:  # a damaged archive may raise anything
         warn_caller(f"The cache {str(cache)!r} is damaged and made again: {_reason(error)}.")
     with suppress(OSError):
@@ -182,25 +205,31 @@ def _from_cache(recipe: Recipe, cache: Path) -> np.ndarray | None:
 def _from_originals(recipe: Recipe, home: Path) -> np.ndarray | None:
     """Return the table of an original file that was put into the folder; files that do not hold it are named."""
     for path in filter(Path.is_file, (home / name for name in recipe.originals)):
+        content = _content(path)
         try:
-            return recipe.read(path)
+            return recipe.read(path.name, content)
         except ValueError as error:
             warn_caller(f"{str(path)!r} does not hold the {recipe.name} data: {error}.")
     return None
 
 
+def _content(path: Path) -> bytes:
+    """Return the content of a file, of one that is too large a part that is too large."""
+    if path.exists() and not (path.is_file() or path.is_dir()):  # opening a pipe would wait for ever
+        raise ValueError(f"{str(path)!r} is not a regular file")
+    with open(path, "rb") as file:
+        return file.read(MAX_BYTES + 1)
+
+
 def _download(recipe: Recipe, home: Path, n_retries: int, delay: float) -> np.ndarray:
     """Return the table from the first address that gives it; what fails is named."""
-    from sklearn.datasets import fetch_file  # not above: it imports rich, which draws from `random`
-
     failures = {}
     for attempt in range(1 + n_retries):
         if attempt:
             time.sleep(delay)
         for url in recipe.urls:
             try:
-                with TemporaryDirectory() as folder:
-                    return recipe.read(fetch_file(url, folder, local_filename=_file_name(url), n_retries=0))
+                return recipe.read(_file_name(url), download(url, LIMITS))
             except (OSError, HTTPException, ValueError) as error:
                 failures[url] = _reason(error)
                 warn_caller(f"{url} did not give the {recipe.name} data: {failures[url]}.")

@@ -10,8 +10,8 @@ import os
 from typing import Any, Protocol
 
 import numpy as np
-from sklearn.utils import check_scalar
 
+from skksivi._numbers import check_integer
 from skksivi.datasets._base import OLD_UCI, UCI, Options, Recipe, fetch
 
 #: The splits of the paper: a tenth for the test, by this seed.
@@ -132,7 +132,10 @@ _DOC = """Fetch {title}: {n_samples:,} samples, {n_features} features, a real ta
     Raises
     ------
     OSError
-        The data are neither in `data_home` nor can they be downloaded; the message says which file to put where.
+        The data are neither in `data_home` nor can they be downloaded, of at most 32 MiB in at most five minutes per
+        address; the message says which file to put where.
+    ValueError
+        `data_home` cannot be read, or an option is out of its range.
     ImportError
         pandas or the library for Excel files is needed and not installed.
 
@@ -225,6 +228,8 @@ def uci_splits(name: str, n_splits: int = 20) -> list[tuple[np.ndarray, np.ndarr
 
     Raises
     ------
+    TypeError
+        `n_splits` is not an integer.
     ValueError
         `name` is none of these, or `n_splits` is less than 1.
 
@@ -242,9 +247,9 @@ def uci_splits(name: str, n_splits: int = 20) -> list[tuple[np.ndarray, np.ndarr
     """
     from sklearn.model_selection import train_test_split  # not above: it imports rich, which draws from `random`
 
-    if name not in RECIPES:
+    if not isinstance(name, str) or name not in RECIPES:
         raise ValueError(f"`name` must be one of {sorted(RECIPES)}, got {name!r}.")
-    check_scalar(n_splits, "n_splits", int, min_val=1)
+    n_splits = check_integer(n_splits, "n_splits", min_val=1)
     rows = np.arange(RECIPES[name].n_samples)
     splits = []
     for seed in range(PAPER_SEED, PAPER_SEED + n_splits):

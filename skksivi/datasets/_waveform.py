@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from sklearn.utils import Bunch, check_random_state, check_scalar
 
+from skksivi._numbers import check_integer
 from skksivi.datasets._base import OLD_UCI, UCI, Options, Recipe, fetch, load_descr
 
 _POSITIONS = np.arange(1, 22)
@@ -62,7 +63,7 @@ def make_waveform(
     >>> X.shape, y.shape
     ((100, 21), (100,))
     """
-    check_scalar(n_samples, "n_samples", int, min_val=0)
+    n_samples = check_integer(n_samples, "n_samples", min_val=0)
     rng = check_random_state(random_state)
     y = rng.randint(3, size=n_samples)
     u = rng.uniform(size=(n_samples, 1))
@@ -95,6 +96,7 @@ def load_waveform(*, return_X_y: bool = False) -> Any:  # noqa: ANN401
     >>> X.shape, float(y.mean())
     ((400, 21), 0.6625)
     """
+    check_scalar(return_X_y, "return_X_y", (bool, np.bool_))
     X, y = _standardised(*make_waveform(5000, random_state=1984))
     X, y = X[:400], y[:400]
     if return_X_y:
@@ -160,9 +162,10 @@ def fetch_waveform(
     Raises
     ------
     OSError
-        The data are neither in `data_home` nor can they be downloaded; the message says which file to put where.
+        The data are neither in `data_home` nor can they be downloaded, of at most 32 MiB in at most five minutes per
+        address; the message says which file to put where.
     ValueError
-        `subset` is none of the three.
+        `subset` is none of the three, `data_home` cannot be read, or an option is out of its range.
     ImportError
         `as_frame` needs pandas, and it is not installed.
 
@@ -182,7 +185,7 @@ def fetch_waveform(
     >>> X.shape  # doctest: +SKIP
     (400, 21)
     """
-    if subset not in ("all", "train", "test"):
+    if not isinstance(subset, str) or subset not in ("all", "train", "test"):
         raise ValueError(f'`subset` must be "all", "train" or "test", got {subset!r}.')
 
     def prepare(X: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

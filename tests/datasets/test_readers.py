@@ -35,7 +35,7 @@ def test_a_word_among_the_numbers_is_an_error():
         read_numbers("a.csv", b"a,b\n1,2\n3,none\n", ())
 
 
-def excel(rows):
+def excel(rows, more=""):
     """Return a sheet as the least of an .xlsx file."""
     relation = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
     main, packages = (
@@ -48,7 +48,7 @@ def excel(rows):
     def cell(value):
         return f"<c><v>{value!r}</v></c>" if isinstance(value, float) else f'<c t="str"><v>{value}</v></c>'
 
-    sheet = "".join(f"<row>{''.join(map(cell, row))}</row>" for row in rows)
+    sheet = "".join(f"<row>{''.join(map(cell, row))}</row>" for row in rows) + more
     parts = {
         "[Content_Types].xml": f'<Types xmlns="{types}"><Override PartName="/xl/workbook.xml" '
         f'ContentType="{form}.sheet.main+xml"/><Override PartName="/xl/worksheets/sheet1.xml" '
@@ -61,12 +61,12 @@ def excel(rows):
         f'Type="{relation}/worksheet" Target="worksheets/sheet1.xml"/></Relationships>',
         "xl/worksheets/sheet1.xml": f'<worksheet xmlns="{main}"><sheetData>{sheet}</sheetData></worksheet>',
     }
-    return archive({name: text.encode() for name, text in parts.items()})
+    return archive({name: text.encode() for name, text in parts.items()}, zipfile.ZIP_DEFLATED)
 
 
-def archive(files):
+def archive(files, method=zipfile.ZIP_STORED):
     packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w") as file:
+    with zipfile.ZipFile(packed, "w", method) as file:
         for name, content in files.items():
             file.writestr(name, content)
     return packed.getvalue()
@@ -76,6 +76,20 @@ def test_the_first_sheet_of_an_excel_file():
     pytest.importorskip("python_calamine")
     content = excel([("a", "b", "c"), *NUMBERS.reshape(2, 3).tolist()])
     np.testing.assert_array_equal(read_numbers("a.xlsx", content, ()), NUMBERS)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "Cannot detect file format"),
+        (excel([NUMBERS], '<row><c r="XFD1048576"><v>1</v></c></row>'), "its reader broke down"),  # half a terabyte
+        (excel([(f"{'x' * 40_000}", 1.0)]), "its first sheet is too large"),
+    ],
+)
+def test_an_excel_file_that_cannot_be_read_is_refused(content, reason):
+    pytest.importorskip("python_calamine")
+    with pytest.raises(ValueError, match=f"it cannot be read as an Excel file: .*{reason}"):
+        read_numbers("a.xlsx", content, (), 30_000)
 
 
 @pytest.mark.parametrize("name", ["a.xls", "a.xlsx"])
@@ -100,6 +114,26 @@ WORDS = st.lists(st.sampled_from([b"0.12,", b"-1.5,", b"aaaaaaa", b"\x00", b"3\n
 @given(content=st.binary(max_size=3000) | WORDS, width=st.integers(10, 16), clears=st.booleans())
 def test_uncompress_undoes_compress(content, width, clears):
     assert uncompress(compress(content, width, clears)) == content
+
+
+@given(content=st.binary(min_size=1, max_size=3000) | WORDS.filter(len))
+def test_no_more_is_unpacked_than_is_allowed(content):
+    packed = compress(content)
+    assert uncompress(packed, len(content)) == content
+    with pytest.raises(ValueError, match="it has more than"):
+        uncompress(packed, len(content) - 1)
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.csv.Z", "a.zip"])
+@pytest.mark.parametrize("n", [6, 400, 10_000])
+def test_numbers_are_read_up_to_a_size(name, n):
+    text = b"1 " * n
+    packed = {"a.csv.Z": compress(text), "a.zip": archive({"a.csv": text}, zipfile.ZIP_DEFLATED)}
+    content = packed.get(name, text)
+    most = max(len(text), len(content))
+    assert len(read_numbers(name, content, ("a.csv",), most)) == n
+    with pytest.raises(ValueError, match="it has more than"):
+        read_numbers(name, content, ("a.csv",), len(text) - 1)
 
 
 @pytest.mark.parametrize(("width", "clears"), [(10, True), (12, False), (16, True)])

@@ -25,7 +25,7 @@ def test_class_moments_are_those_of_the_mixture():
         assert np.abs((variance - expected) / (expected * np.sqrt(2 / n))).max() < 4
 
 
-@pytest.mark.skipif(not UCI.exists(), reason="the original UCI file is not at hand")
+@pytest.mark.skipif(not UCI.exists(), reason="there is no ../shared/data/uci/waveform.data beside the repository")
 def test_the_generator_agrees_with_the_uci_file():
     table = np.loadtxt(UCI, delimiter=",")
     original = moments(table[:, :21], table[:, 21].astype(int))

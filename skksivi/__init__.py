@@ -59,9 +59,9 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # a checker would take any name for one of these
-    __getattr__, __dir__ = lazy(
+    __dir__ = __all__.copy
+    __getattr__ = lazy(
         __name__,
-        __all__,
         {
             "estimators._hksivi": ["HKSIVIApproximator"],
             "estimators._ksivi": ["KSIVIApproximator"],

@@ -12,17 +12,13 @@ from importlib.util import find_spec
 _IMPORTING = threading.RLock()
 
 
-def lazy(
-    package: str, public: Sequence[str], where: Mapping[str, Sequence[str]]
-) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` of a package.
+def lazy(package: str, where: Mapping[str, Sequence[str]]) -> Callable[[str], object]:
+    """Return `__getattr__` of a package.
 
     Parameters
     ----------
     package : str
         Its `__name__`.
-    public : sequence of str
-        Its `__all__`.
     where : mapping of str to sequence of str
         Names by the submodule that defines them; a name that is in none is a submodule.
     """
@@ -42,4 +38,4 @@ def lazy(
         setattr(sys.modules[package], name, found)
         return found
 
-    return load, lambda: sorted(public)
+    return load

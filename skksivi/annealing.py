@@ -15,6 +15,7 @@ from sklearn.base import BaseEstimator
 from skksivi._saved import saved_by_parameters
 
 __all__ = ["BRIDGES", "Cosine", "Geometric", "Linear"]
+__dir__ = __all__.copy
 
 #: Bridges by name.
 BRIDGES: dict[str, Callable[[float], float]] = {

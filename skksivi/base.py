@@ -47,6 +47,7 @@ from sklearn.callback import CallbackSupportMixin, with_callbacks  # noqa: E402 
 random.setstate(_state)
 
 __all__ = ["BaseApproximator", "Constraints", "HasMethods", "Integral", "Interval", "Real", "StrOptions"]
+__dir__ = __all__.copy
 
 #: Numbers that a draw takes on its way through a network, at least.
 LEAST_WIDTH = 256

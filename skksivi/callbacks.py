@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from sklearn.callback import CallbackContext
 
 __all__ = ["EarlyStopping"]
+__dir__ = __all__.copy
 
 
 class EarlyStopping:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from xarray import DataTree
 
 __all__ = ["to_arviz"]
+__dir__ = __all__.copy
 
 #: Chains that independent draws are cut into, at most, and draws that each must have for the statistics of ArviZ.
 N_CHAINS, N_DRAWS = 4, 4

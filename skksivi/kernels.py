@@ -28,6 +28,7 @@ from skksivi._arrays import argmedian
 from skksivi._saved import saved_by_parameters
 
 __all__ = ["IMQ", "KERNELS", "Gaussian", "Kernel", "Laplace", "Riesz", "Tilted"]
+__dir__ = __all__.copy
 
 #: The median heuristic looks at the pairs of this many draws, so that it costs little beside the kernel itself.
 MAX_MEDIAN_DRAWS = 128

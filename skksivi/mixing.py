@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from skksivi._saved import DOUBLES, SIZE, is_weights, is_width, saved, saved_by_parameters
 
 __all__ = ["GaussianMixture", "Normal", "StudentT"]
+__dir__ = __all__.copy
 
 #: Numbers drawn at a time, so that memory does not grow with the number of rows.
 CHUNK = 2**22

@@ -29,6 +29,7 @@ from skksivi.stein._discrepancy import FixedKernelKSD
 from skksivi.targets._base import Target
 
 __all__ = ["Replicates", "neg_distance_scorer", "neg_ksd_scorer"]
+__dir__ = __all__.copy
 
 #: Gives a number, larger is better, from (estimator, X, y=None).
 Scorer = Callable[..., float]

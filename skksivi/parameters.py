@@ -18,6 +18,7 @@ from sklearn.utils._param_validation import Interval, StrOptions
 from skksivi._saved import saved_by_parameters
 
 __all__ = ["Adam", "Bridge", "Checkpoint", "Pilot", "Plateau", "Scale"]
+__dir__ = __all__.copy
 
 #: Bridges of a hierarchy, by name.
 BRIDGES = ("auto", "cosine", "geometric", "linear", "none", "quadratic")

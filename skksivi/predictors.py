@@ -32,6 +32,7 @@ from skksivi.targets._logistic import BayesianLogisticRegression
 from skksivi.targets._network import BayesianNeuralNetwork, log_normal_mixture
 
 __all__ = ["KSIVIClassifier", "KSIVIRegressor"]
+__dir__ = __all__.copy
 
 #: Numbers that a prediction holds at a time.
 CHUNK = 2**24

@@ -27,6 +27,7 @@ from skksivi.score._score import DifferentiableScore, ScoreFunction
 from skksivi.training._loop import Scheduled
 
 __all__ = ["Draws", "Entropic", "Laplacian", "Term"]
+__dir__ = __all__.copy
 
 #: Dimensions up to which the diagonal of the Jacobian is computed, and not estimated by one random direction.
 MAX_EXACT = 32

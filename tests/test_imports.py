@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,22 @@ import skksivi
 from skksivi import targets
 from skksivi._lazy import lazy
 
+#: All modules of which no part of the name begins with an underscore.
+PUBLIC = [
+    name
+    for name in ("skksivi", *(module.name for module in pkgutil.walk_packages(skksivi.__path__, "skksivi.")))
+    if "._" not in name
+]
+
 LAZY = pytest.mark.parametrize("package", [skksivi, targets], ids=lambda p: p.__name__)
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_public_names_alone_are_listed(name):
+    module = importlib.import_module(name)
+    public = getattr(module, "__all__", [])
+    assert [entry for entry in dir(module) if not entry.startswith("_")] == sorted(set(public) - {"__version__"})
+    assert all(hasattr(module, entry) for entry in public)
 
 
 @LAZY
@@ -30,10 +46,9 @@ def test_a_submodule_that_is_not_listed_is_found_too(tmp_path, monkeypatch):
         (tmp_path / "package_of_one" / f"{name}.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
     package = importlib.import_module("package_of_one")
-    load, listed = lazy("package_of_one", [], {})
+    load = lazy("package_of_one", {})
     assert not hasattr(package, "part")
     assert load("part") is package.part is sys.modules["package_of_one.part"]
-    assert listed() == []
     with pytest.raises(AttributeError, match="no attribute '_private'"):
         load("_private")
 
@@ -58,7 +73,7 @@ def test_an_import_that_fails_within_is_no_missing_name(tmp_path, monkeypatch):
     (tmp_path / "broken_package" / "_part.py").write_text("import math\nmath.nothing\n")
     monkeypatch.syspath_prepend(tmp_path)
     importlib.import_module("broken_package")
-    load, _ = lazy("broken_package", ["name"], {"_part": ["name"]})
+    load = lazy("broken_package", {"_part": ["name"]})
     with pytest.raises(ImportError, match=r"`broken_package\._part` could not be imported: module 'math' has no"):
         load("name")
     monkeypatch.delitem(sys.modules, "broken_package")

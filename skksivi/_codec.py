@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
-from typing import BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 import torch
@@ -58,14 +58,37 @@ def _decode(node: object, path: str, tensors: dict[str, Tensor], device: torch.d
         raise ValueError(f"`{path}` is not finite")
     if not isinstance(node, dict):
         return node
-    name = node.pop("is")
+    name = node.pop("is", None)
     if name in ("tensor", "array"):
-        x = _take(path, tensors, **node)
-        return x.to(device) if name == "tensor" else _as_array(x)
-    if name not in KINDS:
-        raise ValueError(f"`{path}` is of the class {name!r}, which is none of those that can be saved")
+        return _named(path, lambda **how: _take(name, path, tensors, device, **how), node)
+    if not isinstance(name, str) or name not in KINDS:
+        raise ValueError(f"`{_joined(path, 'is')}` is {name!r}, which is none of the classes that can be saved")
     parts = {part: _decode(node[part], _joined(path, part), tensors, device) for part in node}
-    return KINDS[name].build(**parts)
+    return _named(path, KINDS[name].build, parts)
+
+
+def _named(path: str, build: Callable[..., T], parts: Mapping[str, Any]) -> T:
+    """Return what is built of parts; what is wrong with them is told with the way there."""
+    try:
+        return build(**parts)
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # whatever a stranger wrote
+        reason = str(error) if isinstance(error, ValueError) else f"it holds something else, {error!r}"
+        raise ValueError(f"`{path}`: {reason}" if path else reason) from error
+
+
+def parsed(text: str | bytes) -> Any:  # noqa: ANN401
+    """Return the value of json; raise ValueError where a key stands twice, of which readers take one or the other."""
+
+    def once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            keys = [key for key, _ in pairs]
+            raise ValueError(f"`{max(keys, key=keys.count)}` stands twice")
+        return found
+
+    return json.loads(text, object_pairs_hook=once)
 
 
 def read_header(file: BinaryIO, size: int) -> tuple[bytes, dict[str, str], dict[str, Tensor]]:
@@ -90,21 +113,23 @@ def read_header(file: BinaryIO, size: int) -> tuple[bytes, dict[str, str], dict[
     if len(start) < 8 or length > min(size - 8, MAX_HEADER):
         raise ValueError("it has no header of its length")
     start += file.read(length)
-    header = json.loads(start[8:])
+    header = parsed(start[8:])
     about = header.pop("__metadata__")
-    plan = {
-        name: torch.empty(entry["shape"], dtype=DTYPES[entry["dtype"]], device="meta")
-        for name, entry in header.items()
-    }
+    plan = {name: _named(name, _planned, {"entry": entry}) for name, entry in header.items()}
     if len(start) + sum(x.numel() * x.itemsize for x in plan.values()) != size:
         raise ValueError("its length is not that of the numbers it should hold")
     return start, about, plan
 
 
+def _planned(entry: dict[str, Any]) -> Tensor:
+    """Return a tensor of a header, without memory."""
+    return torch.empty(entry["shape"], dtype=DTYPES[entry["dtype"]], device="meta")
+
+
 def decoded(state: str, tensors: Mapping[str, Tensor], device: torch.device, check: Callable[[object], T]) -> T:
     """Return the value of a state, which must be what `check` returns unharmed, and use all tensors."""
     left = dict(tensors)
-    value = check(_decode(json.loads(state), "", left, device))
+    value = check(_decode(parsed(state), "", left, device))
     if left:
         raise ValueError(f"it holds `{next(iter(left))}`, which no part of it uses")
     return value
@@ -123,11 +148,14 @@ def _put(x: Tensor, path: str, tensors: dict[str, Tensor]) -> dict[str, bool]:
     return {"transposed": True} if transposed else {}
 
 
-def _take(path: str, tensors: dict[str, Tensor], *, transposed: bool = False) -> Tensor:
+def _take(
+    name: str, path: str, tensors: dict[str, Tensor], device: torch.device, *, transposed: bool = False
+) -> Tensor | np.ndarray:
     if path not in tensors:
-        raise ValueError(f"`{path}` is missing")
+        raise ValueError("it is missing")
     x = tensors.pop(path)
-    return x.mT if transposed else x
+    x = x.mT if transposed else x
+    return x.to(device) if name == "tensor" else _as_array(x)
 
 
 def _as_array(x: Tensor) -> np.ndarray:

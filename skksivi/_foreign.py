@@ -8,18 +8,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from skksivi._saved import Kind, Parts, checked, is_array, is_instance, is_integer, is_weights
+from skksivi._saved import WEIGHTS, Kind, Parts, checked, is_array, is_instance, is_integer
 
 #: The numbers of the state of a Mersenne twister.
 N_TWISTER = 624
 
 TWISTER: Parts = {
-    "key": (is_array(np.int64), "k"),
+    "key": (is_array(np.int64, low=0, high=2**32 - 1, also=np.any), "k"),  # of zeros it would stand still
     "position": (is_integer(0, N_TWISTER), ""),  # numpy takes any, and reads memory there
     "has_gauss": (is_integer(0, 1), ""),
     "gauss": (is_instance(float), ""),
 }
-LINEAR: Parts = {"weight": (is_weights, "oi"), "bias": (is_weights, "o")}
+LINEAR: Parts = {"weight": (WEIGHTS, "oi"), "bias": (WEIGHTS, "o")}
 
 
 def parts_of_twister(value: np.random.RandomState) -> dict[str, object]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from skksivi._arrays import RandomState, make_generator, resolve_device
 from skksivi.base import BaseApproximator, ordinary_mode
-from skksivi.families._samplers import Reweighted, unweighted
+from skksivi.families._samplers import N_ASSIGNED, Reweighted, unweighted
 from skksivi.pilot._affine import Affine
 from skksivi.pilot._chains import Ensemble, metropolis
 from skksivi.pilot._masses import MASSES, Cells, Mass, log_densities, mass, normalised
@@ -20,8 +20,8 @@ from skksivi.score._score import Score, ScoreFunction
 from skksivi.score._target import compared_score
 from skksivi.targets._base import Target
 
-#: Draws from which modes are searched at a time, draws that are assigned to them, and chains of a mode.
-N_STARTS, N_ASSIGNED, N_CHAINS = 200, 20_000, 300
+#: Draws from which modes are searched at a time, and chains of a mode.
+N_STARTS, N_CHAINS = 200, 300
 
 #: Root mean square of a draw's coordinates in a mode's own from which it is far off, and the share of such draws.
 FAR_OFF, MAX_FAR = 5.0, 0.2

@@ -21,33 +21,105 @@ C = TypeVar("C", bound=type)
 V = TypeVar("V")
 
 
-def _finite(x: Tensor | np.ndarray) -> bool:
-    """Tell whether a tensor or an array holds neither NaN nor infinity, without memory of its size."""
-    if isinstance(x, Tensor):
-        return x.is_meta or x.numel() == 0 or all(bool(extreme.isfinite()) for extreme in x.aminmax())
-    without_memory = not any(x.strides)
-    return without_memory or x.size == 0 or bool(np.isfinite(x.min()) and np.isfinite(x.max()))
+#: The smallest of positive numbers in a file, and the largest by their type: float64 fits float32, squares fit both.
+SMALLEST = 2.0**-126
+LARGEST = {"float32": 2.0**63, "float64": 2.0**100}
 
 
-def is_tensor(*dtypes: torch.dtype) -> Holds:
-    return lambda value: isinstance(value, Tensor) and value.dtype in dtypes and _finite(value)
+def _is_unknown(x: Tensor | np.ndarray) -> bool:
+    """Tell whether a tensor or an array has no memory for its numbers, or none of them."""
+    return x.is_meta or x.numel() == 0 if isinstance(x, Tensor) else not any(x.strides) or x.size == 0
 
 
-def is_weights(value: object) -> bool:
-    """Tell whether `value` is a tensor that is not empty: an empty one may claim any length for its other side."""
-    return isinstance(value, Tensor) and is_tensor(torch.float32, torch.float64)(value) and value.numel() > 0
+def _lies_in(x: Tensor | np.ndarray, low: float, high: float) -> bool:
+    """Tell whether all numbers lie in a range, and none is NaN or too large, without memory of their size."""
+    if _is_unknown(x):
+        return True
+    smallest, largest = x.aminmax() if isinstance(x, Tensor) else (x.min(), x.max())
+    most = LARGEST.get(str(x.dtype).removeprefix("torch."), math.inf)
+    return max(low, -most) <= smallest.item() and largest.item() <= min(high, most)
 
 
-def is_array(dtype: type, *, finite: bool = True) -> Holds:
-    return lambda value: isinstance(value, np.ndarray) and value.dtype == dtype and (not finite or _finite(value))
+def is_tensor(
+    *dtypes: torch.dtype,
+    low: float = -math.inf,
+    high: float = math.inf,
+    also: Callable[[Tensor], bool] | None = None,
+) -> Holds:
+    """Return what tells a tensor of some types, of numbers in a range, of which something else may hold too."""
+
+    def holds(value: object) -> bool:
+        if not isinstance(value, Tensor) or value.dtype not in dtypes or not _lies_in(value, low, high):
+            return False
+        return also is None or _is_unknown(value) or also(value)
+
+    return holds
 
 
-def is_integer(low: int, high: float = math.inf) -> Holds:
+def weights_from(low: float) -> Holds:
+    """Return what tells a tensor that is not empty: an empty one may claim any length for its other side."""
+    holds = is_tensor(torch.float32, torch.float64, low=low)
+    return lambda value: holds(value) and isinstance(value, Tensor) and value.numel() > 0
+
+
+def is_array(
+    dtype: type,
+    *,
+    low: float = -math.inf,
+    high: float = math.inf,
+    also: Callable[[np.ndarray], bool] | None = None,
+) -> Holds:
+    """Return the same for an array."""
+
+    def holds(value: object) -> bool:
+        if not isinstance(value, np.ndarray) or value.dtype != dtype or not _lies_in(value, low, high):
+            return False
+        return also is None or _is_unknown(value) or also(value)
+
+    return holds
+
+
+def is_curve(value: object) -> bool:
+    """Tell whether `value` is an array of float64, of which some may be NaN or infinite."""
+    return isinstance(value, np.ndarray) and value.dtype == np.float64
+
+
+def is_error(value: object) -> bool:
+    """Tell whether `value` is such an array of numbers of zero or more."""
+    if not isinstance(value, np.ndarray) or not is_curve(value):
+        return False
+    return _is_unknown(value) or np.nanmin(value, initial=0) >= 0
+
+
+def _is_factor(x: Tensor) -> bool:
+    return x.dim() >= 2 and bool((x.diagonal(dim1=-2, dim2=-1) >= SMALLEST).all()) and not x.triu(1).any()
+
+
+def _is_orthonormal(x: Tensor) -> bool:
+    return x.dim() == 2 and (x.mT @ x).allclose(torch.eye(x.shape[1]).to(x), atol=1e-6)
+
+
+def is_integer(low: int, high: int = 2**63 - 1) -> Holds:
     return lambda value: type(value) is int and low <= value <= high
+
+
+def is_float(low: float, high: float) -> Holds:
+    return lambda value: type(value) is float and low <= value <= high
 
 
 def is_instance(*classes: type) -> Holds:
     return lambda value: isinstance(value, classes)
+
+
+def is_list_of(*classes: type) -> Holds:
+    """Return what tells a list of one or more objects of some classes."""
+    return lambda value: (
+        isinstance(value, list) and len(value) > 0 and all(isinstance(item, classes) for item in value)
+    )
+
+
+def is_one_of(*names: str) -> Holds:
+    return lambda value: isinstance(value, str) and value in names
 
 
 def or_none(holds: Holds) -> Holds:
@@ -60,7 +132,14 @@ def is_width(value: object) -> bool:
 
 
 DOUBLES, INDICES = is_tensor(torch.float64), is_tensor(torch.int64)
-ARRAY, CURVE = is_array(np.float64), is_array(np.float64, finite=False)
+POSITIVE = is_tensor(torch.float64, low=SMALLEST)
+FACTOR = is_tensor(torch.float64, also=_is_factor)  # of Cholesky
+FACTORS = is_tensor(torch.float32, torch.float64, also=_is_factor)
+ORTHONORMAL = is_tensor(torch.float64, also=_is_orthonormal)
+WEIGHTS, POSITIVE_WEIGHTS = weights_from(-math.inf), weights_from(SMALLEST)
+ARRAY, NONNEGATIVE = is_array(np.float64), is_array(np.float64, low=0)
+SHARES = is_array(np.float64, low=0, also=lambda x: math.isclose(x.sum(), 1, rel_tol=1e-6))
+CURVE = is_curve
 COUNT, SIZE, SEED = is_integer(0), is_integer(1), is_integer(0, 2**32 - 1)
 
 
@@ -154,6 +233,7 @@ def checked(parts: dict[str, V], spec: Parts) -> dict[str, V]:
 def _matched(parts: Mapping[str, object], spec: Parts) -> dict[str, int]:
     """Return the size that each letter stands for; raise ValueError where it stands for two."""
     known: dict[str, int] = {}
+    first: dict[str, str] = {}
     for name, (_, letters) in spec.items():
         if parts[name] is None or not letters:
             continue
@@ -162,7 +242,8 @@ def _matched(parts: Mapping[str, object], spec: Parts) -> dict[str, int]:
             raise ValueError(f"`{name}` has {len(sizes)} dimensions, expected {len(letters)}")
         for letter, size in zip(letters, sizes, strict=True):
             if size is not None and known.setdefault(letter, size) != size:
-                raise ValueError(f"`{name}` has size {size} where others have {known[letter]}")
+                raise ValueError(f"`{name}` has size {size} where `{first[letter]}` has {known[letter]}")
+            first.setdefault(letter, name)
     return known
 
 

@@ -30,9 +30,9 @@ from skksivi._arrays import (
     without_graph,
 )
 from skksivi._numbers import check_integer
-from skksivi._saved import COUNT, CURVE, SEED, SIZE, Kind, Parts, checked, is_instance, register
+from skksivi._saved import COUNT, CURVE, SEED, SIZE, Kind, Parts, checked, is_instance, is_one_of, register
 from skksivi._version import DOCUMENTATION
-from skksivi.families._samplers import CHUNK, Fit, HasDensity, Sampler, Tell, unweighted
+from skksivi.families._samplers import CHUNK, Fit, HasDensity, Sampler, Tell, tried, unweighted
 from skksivi.kernels import resolve_kernel
 from skksivi.parameters import Constrained, Constraints, Interval, ParameterObject, StrOptions, expanded
 from skksivi.score._improper import check_proper
@@ -362,7 +362,7 @@ def learns(name: str, sampler: type, others: Parts) -> Callable[[A], A]:
         "n_features_in_": (SIZE, "d"),
         "_seed": (SEED, ""),
         "_random_state": (is_instance(np.random.RandomState), ""),
-        "_dtype_of_draws": (lambda value: value in DTYPES, ""),
+        "_dtype_of_draws": (is_one_of(*DTYPES), ""),
         **others,
     }
 
@@ -416,6 +416,20 @@ def resolving_dtype(sampler: Sampler, dtype: str, device: torch.device) -> str:
     low, high = x.quantile(x.new_tensor([0.25, 0.75]), dim=0)
     spacing = torch.finfo(DTYPES[dtype]).eps * x.abs().amax(0)
     return "float64" if (spacing > RESOLUTION * (high - low)).any() else dtype
+
+
+def check_draws(estimator: BaseApproximator) -> None:
+    """Raise ValueError unless the draws of a fit are finite, those of layers without the score."""
+    device = resolve_device(estimator.device)
+    dtype = DTYPES[vars(estimator)["_dtype_of_draws"]]
+    try:
+        with ordinary_mode(device), torch.no_grad():
+            numbers = tried(estimator.sampler_, torch.Generator(device).manual_seed(0))
+            finite = all(bool(x.to(dtype).isfinite().all()) for x in numbers)
+    except RuntimeError as error:
+        raise ValueError(f"`sampler_` cannot be drawn from: {error}") from error
+    if not finite:
+        raise ValueError("`sampler_` has draws that are not finite")
 
 
 @contextmanager

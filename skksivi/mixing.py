@@ -16,7 +16,16 @@ from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator
 from torch import Tensor, nn
 
-from skksivi._saved import DOUBLES, SIZE, is_weights, is_width, saved, saved_by_parameters
+from skksivi._saved import (
+    FACTORS,
+    SIZE,
+    SMALLEST,
+    WEIGHTS,
+    is_float,
+    is_tensor,
+    saved,
+    saved_by_parameters,
+)
 
 __all__ = ["GaussianMixture", "Normal", "StudentT"]
 __dir__ = __all__.copy
@@ -132,7 +141,7 @@ class StudentT(BaseEstimator):
         return StudentTDraws(latent_dim, float(self.df))
 
 
-@saved("StudentT", {"latent_dim": (SIZE, "z"), "df": (is_width, "")}, "z")
+@saved("StudentT", {"latent_dim": (SIZE, "z"), "df": (is_float(SMALLEST, 1e9), "")}, "z")
 class StudentTDraws(DensityMixing):
     r"""Independent Student t entries, by Bailey's polar method.
 
@@ -212,7 +221,13 @@ class GaussianMixture(BaseEstimator):
 
 
 @saved(
-    "GaussianMixture", {"means": (is_weights, "kz"), "factors": (is_weights, "kzz"), "levels": (DOUBLES, "l")}, "z"
+    "GaussianMixture",
+    {
+        "means": (WEIGHTS, "kz"),
+        "factors": (FACTORS, "kzz"),
+        "levels": (is_tensor(torch.float64, low=0, high=1 + 1e-9), "l"),  # sums round
+    },
+    "z",
 )
 class GaussianMixtureDraws(DensityMixing):
     r"""A mixture of Gaussians :math:`\sum_k w_k N(m_k, L_k L_k^\top)`.
@@ -240,6 +255,8 @@ class GaussianMixtureDraws(DensityMixing):
     @classmethod
     def restored(cls, means: Tensor, factors: Tensor, levels: Tensor) -> GaussianMixtureDraws:
         """Return the mixture of sums of weights."""
+        if len(levels) != len(means) - 1 or not (levels.is_meta or bool((levels.diff() >= 0).all())):
+            raise ValueError("`levels` are not the sums of as many weights as there are `means`")
         mixture = cls(means, factors, means.new_ones(len(means)) / len(means))
         mixture.levels = levels
         return mixture
@@ -294,7 +311,7 @@ class FunctionDraws(Mixing):
         return z.to(like)
 
 
-@saved("Bootstrap", {"points": (is_weights, "nz")}, "z")
+@saved("Bootstrap", {"points": (WEIGHTS, "nz")}, "z")
 class Bootstrap(Mixing):
     """The points (n, d) that chains have left near a target, drawn with replacement."""
 

@@ -9,7 +9,7 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
-from skksivi._saved import CURVE, is_instance
+from skksivi._saved import CURVE, LARGEST, SMALLEST, is_float
 from skksivi._warnings import warn_caller
 from skksivi.base import ITERATIONS, Constraints, Interval, Real, StrOptions, learns
 from skksivi.baselines._chains import RUNNING, ChainApproximator, in_x, run
@@ -88,8 +88,8 @@ def adapted(h: Tensor, alpha: Tensor, t: int, target: float) -> Tensor:
     ITERATIONS
     | {
         "acceptance_curve_": (CURVE, "t"),
-        "acceptance_rate_": (is_instance(float), ""),
-        "step_size_": (is_instance(float), ""),
+        "acceptance_rate_": (is_float(0, 1), ""),
+        "step_size_": (is_float(SMALLEST, LARGEST["float64"]), ""),
     },
 )
 class MALA(ChainApproximator):

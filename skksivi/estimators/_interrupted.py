@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from skksivi._saved import COUNT, CURVE, INDICES, Parts, is_instance, is_integer, is_weights, or_none, saved
+from skksivi._saved import COUNT, CURVE, INDICES, WEIGHTS, Parts, is_instance, is_integer, or_none, saved
 from skksivi.families._hierarchy import Hierarchy
 from skksivi.families._layer import MultilayerPerceptron, SemiImplicit
 from skksivi.pilot._rules import Whitening
@@ -17,16 +17,16 @@ from skksivi.training._loop import State
 
 #: What a training that goes on needs of the one before, as its hooks have it.
 TRAINING: Parts = {
-    "flat": (is_weights, "p"),
-    "m": (is_weights, "p"),
-    "v": (is_weights, "p"),
-    "average": (or_none(is_weights), "p"),
-    "n_steps": (is_weights, ""),
+    "flat": (WEIGHTS, "p"),
+    "m": (WEIGHTS, "p"),
+    "v": (WEIGHTS, "p"),
+    "average": (or_none(WEIGHTS), "p"),
+    "n_steps": (WEIGHTS, ""),
     "losses": (lambda value: isinstance(value, Tensor) and value.is_floating_point(), "t"),
     "generator": (INDICES, "g"),
     "looks": (or_none(CURVE), "l2"),
     "best_iteration": (or_none(COUNT), ""),
-    "best": (or_none(is_weights), "p"),
+    "best": (or_none(WEIGHTS), "p"),
 }
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from skksivi._saved import COUNT, CURVE, NAMES, Parts, is_instance
+from skksivi._saved import COUNT, CURVE, NAMES, Parts, is_one_of
 from skksivi.base import LOSSES, Constraints, Interval, Real, StrOptions
 from skksivi.estimators._identity import FREE, described, of_kernel, of_score, of_score_near, of_terms, settled
 from skksivi.estimators._interrupted import Interrupted, widths
@@ -57,7 +57,7 @@ STEIN_TRAINED: Parts = {
     **LOSSES,
     "ksd_curve_": (CURVE, "mp"),
     "best_iter_": (COUNT, ""),
-    "engine_": (is_instance(str), ""),
+    "engine_": (is_one_of("eager", "cuda graph"), ""),
 }
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from skksivi._saved import is_instance, is_weights, is_width, saved
+from skksivi._saved import POSITIVE_WEIGHTS, is_instance, is_list_of, is_width, saved
 from skksivi.families._layer import (
     Constant,
     Drawn,
@@ -25,11 +25,11 @@ from skksivi.score._score import DifferentiableScore, ScoreFunction
 @saved(
     "Hierarchy",
     {
-        "networks": (is_instance(list), ""),
-        "a": (is_instance(list), ""),
-        "levels": (is_instance(list), ""),
+        "networks": (is_list_of(MultilayerPerceptron), ""),
+        "a": (is_list_of(Constant), ""),
+        "levels": (is_list_of(float), ""),
         "mixing": (is_instance(Mixing), "d"),
-        "half_square": (is_weights, "d"),
+        "half_square": (POSITIVE_WEIGHTS, "d"),
         "min_scale": (is_width, ""),
         "through": (is_instance(bool), ""),
     },
@@ -100,12 +100,10 @@ class Hierarchy(nn.Module):
     ) -> Hierarchy:
         """Return the hierarchy of layers that fit, which is not trained."""
         T, d, shared = len(levels), len(half_square), len(networks) < len(levels)
-        if not all(isinstance(network, MultilayerPerceptron) for network in networks):
-            raise ValueError("the networks of its hierarchy do not fit")
         fits = len(networks) == (1 if shared else T) and {network.shape for network in networks} == {(d + shared, d)}
-        if not fits or len(a) != T or not all(type(x) is float and 0 < x <= 1 for x in levels):
+        if not fits or len(a) != T or not all(0 < x <= 1 for x in levels):
             raise ValueError("the layers of its hierarchy do not fit")
-        if not all(isinstance(value, Constant) and value.value.shape == (d,) for value in a):
+        if not all(value.value.shape == (d,) for value in a):
             raise ValueError("the scales of its hierarchy do not fit")
         ones = torch.ones_like(half_square)
         family = cls(networks, mixing=mixing, levels=levels, initial_scale=ones, min_scale=min_scale)

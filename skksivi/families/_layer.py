@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from skksivi._saved import SIZE, is_instance, is_weights, is_width, saved
+from skksivi._saved import POSITIVE_WEIGHTS, SIZE, WEIGHTS, is_instance, is_list_of, is_width, saved
 from skksivi.mixing import Mixing
 from skksivi.parameters import Scale
 from skksivi.score._score import DifferentiableScore
@@ -42,7 +42,7 @@ class Map(nn.Module, ABC):
         """
 
 
-@saved("Constant", {"value": (is_weights, "d")}, "_d")
+@saved("Constant", {"value": (WEIGHTS, "d")}, "_d")
 class Constant(Map):
     """A free vector that ignores z."""
 
@@ -64,7 +64,7 @@ class Constant(Map):
         return self.value, pullback
 
 
-@saved("MultilayerPerceptron", {"layers": (is_instance(list), "")})
+@saved("MultilayerPerceptron", {"layers": (is_list_of(nn.Linear), "")})
 class MultilayerPerceptron(Map):
     """A ReLU network, its weights drawn by torch's own rule for linear layers.
 
@@ -146,7 +146,7 @@ class MultilayerPerceptron(Map):
         return self
 
 
-@saved("LinearSkip", {"A": (is_weights, "dz"), "network": (is_instance(MultilayerPerceptron), "zd")}, "zd")
+@saved("LinearSkip", {"A": (WEIGHTS, "dz"), "network": (is_instance(MultilayerPerceptron), "zd")}, "zd")
 class LinearSkip(Map):
     """The map z -> A z + network(z)."""
 
@@ -172,7 +172,7 @@ class LinearSkip(Map):
         return torch.addmm(out, z, self.A.T), pullback
 
 
-@saved("Residual", {"unit": (is_weights, "d"), "network": (is_instance(MultilayerPerceptron), "dd")}, "dd")
+@saved("Residual", {"unit": (POSITIVE_WEIGHTS, "d"), "network": (is_instance(MultilayerPerceptron), "dd")}, "dd")
 class Residual(Map):
     """The map z -> z + unit * network(z), with a fixed unit (d,) for each coordinate."""
 

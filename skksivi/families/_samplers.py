@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from skksivi._arrays import as_tensor
-from skksivi._saved import ARRAY, DOUBLES, SEED, is_instance, saved
+from skksivi._saved import ARRAY, SEED, is_instance, is_tensor, saved
 from skksivi.families._density import LogDensity, hierarchy_log_density, layer_log_density, with_density
 from skksivi.families._hierarchy import Hierarchy
 from skksivi.families._layer import SemiImplicit
@@ -28,8 +28,16 @@ CHUNK = 2**22
 #: Times that rows are drawn again which the score of a hierarchy has spoilt.
 MAX_REDRAWN = 50
 
-#: Rows drawn at a time where some are left out, so that memory has a bound whatever the ratios.
-MAX_DRAWN = 2**15
+#: Rows drawn at a time where some are left out, so that memory has a bound whatever the ratios; and in all, in units
+#: of those that are likely.
+MAX_DRAWN, PATIENCE = 2**15, 50
+
+#: Draws by which a file is tried.
+N_TRIED = 100
+
+#: The draws by which the shares of cells are found, so that no ratio is larger.
+N_ASSIGNED = 20_000
+MAX_RATIO = N_ASSIGNED * (1 + 1e-9)
 
 
 @runtime_checkable
@@ -330,7 +338,7 @@ def _in_x(estimate: LogDensity, whitening: Whitening) -> LogDensity:
     {
         "sampler": (lambda value: isinstance(value, Sampler) and not isinstance(value, Reweighted), "d"),
         "cells": (is_instance(Cells), "kd"),
-        "ratios": (DOUBLES, "k"),
+        "ratios": (is_tensor(torch.float64, low=0, high=MAX_RATIO), "k"),
     },
     "d",
 )
@@ -365,10 +373,23 @@ class Reweighted:
         return self.sampler.attributes()
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
-        """Draw n rows (n, d), leaving out some of the cells that are too frequent."""
-        acceptance, kept, missing = self.ratios / self.ratios.max(), [], n
+        """Draw n rows (n, d), leaving out some of the cells that are too frequent.
+
+        Raises
+        ------
+        RuntimeError
+            Hardly a draw of the sampler falls into the cells that are to have the weight.
+        """
+        most = self.ratios.max().item()
+        acceptance, kept, missing, left = self.ratios / most, [], n, PATIENCE * (n * most + 100)
         while missing > 0:
-            n_drawn = math.ceil(min(1.1 * missing * self.ratios.max().item() + 10, MAX_DRAWN))
+            n_drawn = math.ceil(min(1.1 * missing * most + 10, MAX_DRAWN))
+            left -= n_drawn
+            if left < 0:
+                raise RuntimeError(
+                    "Hardly a draw of the fit falls into the cells that are to have the weight; fit again, or call "
+                    "`modes(..., reweight=True)` anew."
+                )
             x = self.sampler.sample(n_drawn, generator)
             uniform = torch.rand(len(x), generator=generator, dtype=torch.float64, device=x.device)
             kept.append(x[uniform < acceptance[self.cells.assign(x.double())]][:missing])
@@ -386,6 +407,19 @@ class Reweighted:
 def unweighted(sampler: Sampler) -> Sampler:
     """Return what draws with the weights of the fit itself."""
     return sampler.sampler if isinstance(sampler, Reweighted) else sampler
+
+
+def tried(sampler: Sampler, generator: torch.Generator) -> list[Tensor]:
+    """Return a few draws, and what is finite if the conditionals that they come from have a density."""
+    fit = unweighted(sampler)
+    if isinstance(fit, Layers):
+        u = fit.family.draw(N_TRIED, generator, torch.zeros_like)[1]
+        return [
+            fit.whitening.map.unwhiten(u.double()),
+            *(1 / fit.family.sigma(t) for t in range(fit.family.n_layers)),
+        ]
+    numbers = [fit.sample(N_TRIED if fit.in_parts else 1, generator), sampler.sample(1, generator)]
+    return [*numbers, fit.family.draw(N_TRIED, generator).score] if isinstance(fit, Layer) else numbers
 
 
 def with_score(sampler: Sampler, score: Score) -> Sampler:

@@ -16,7 +16,8 @@ The header names each tensor with its type, shape and place, and has three strin
 A file is taken for hostile. The state is first put together from tensors without memory, so that every shape is
 compared with the others and with the length of the file before the numbers are read; then from the numbers.
 
-A class declares its parts, what each must hold, and letters for sizes that must agree, by `saved` and its like.
+A class declares its parts, what each must hold (types and ranges of numbers, a Cholesky factor, shares that sum to
+one), and letters for sizes that must agree, by `saved` and its like. What no part alone tells is seen by a few draws.
 """
 
 from skksivi.persistence._file import load, save

@@ -17,7 +17,7 @@ from torch import Tensor
 from skksivi import baselines
 from skksivi._arrays import resolve_device
 from skksivi._codec import MAX_HEADER, decoded, encode, read_header
-from skksivi.base import BaseApproximator
+from skksivi.base import BaseApproximator, check_draws
 from skksivi.estimators._hksivi import HKSIVIApproximator
 from skksivi.estimators._ksivi import KSIVIApproximator
 from skksivi.families._samplers import Layers, unweighted, with_score
@@ -56,7 +56,7 @@ def save(estimator: BaseApproximator, path: str | os.PathLike[str]) -> None:
     TypeError
         `estimator` is not of a class of this package, or a parameter cannot be saved.
     ValueError
-        A parameter is out of its range, or what was learned is not finite.
+        A parameter or what was learned is out of its range: not finite, or beyond 1e30 (9e18 in float32).
     OSError
         The file cannot be written.
 
@@ -99,7 +99,7 @@ def load(
     Raises
     ------
     ValueError
-        The file was not written by `save`, is damaged, or is of another version.
+        The file was not written by `save`, is damaged or of another version, or holds what cannot be drawn from.
     OSError
         The file cannot be opened or read.
     """
@@ -146,7 +146,7 @@ def _to_bytes(estimator: BaseApproximator) -> bytes:
     """Return the file of an estimator, one that can be read."""
     tensors: dict[str, Tensor] = {}
     state = json.dumps(encode(estimator, "", tensors))
-    decoded(state, tensors, torch.device("cpu"), _estimator)
+    _check(decoded(state, tensors, torch.device("cpu"), _estimator).set_params(device="cpu"))
     data = safetensors.torch.save(tensors, {"format": FORMAT, "state": state, "sha256": _NO_DIGEST})
     if (length := int.from_bytes(data[:8], "little")) > MAX_HEADER:
         raise ValueError(
@@ -171,9 +171,16 @@ def _read(file: BinaryIO, max_bytes: int) -> BaseApproximator:
         raise ValueError("its checksum is wrong, so that it is damaged")
     tensors = {name: x.clone() for name, x in safetensors.torch.load(data).items()}  # aligned, for the same rounding
     estimator = decoded(about["state"], tensors, resolve_device(device), _estimator).set_params(device=device)
+    _check(estimator)
     if hasattr(estimator, "sampler_"):
         estimator.__dict__.update(estimator.sampler_.attributes())
     return estimator
+
+
+def _check(estimator: BaseApproximator) -> None:
+    """Raise ValueError if a fit cannot be drawn from."""
+    if hasattr(estimator, "sampler_"):
+        check_draws(estimator)
 
 
 def _estimator(value: object) -> BaseApproximator:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from skksivi._saved import DOUBLES, saved
+from skksivi._saved import DOUBLES, FACTOR, ORTHONORMAL, POSITIVE, saved
 from skksivi.score._score import Score, ScoreFunction, Wrapped, central_difference
 
 
@@ -17,7 +17,7 @@ def standard_normal(n: int, like: Tensor, generator: torch.Generator) -> Tensor:
     return torch.randn(n, like.shape[-1], generator=generator, dtype=like.dtype, device=like.device)
 
 
-@saved("Affine", {"m": (DOUBLES, "d"), "L": (DOUBLES, "dd")}, "d")
+@saved("Affine", {"m": (DOUBLES, "d"), "L": (FACTOR, "dd")}, "d")
 class Affine(NamedTuple):
     """The map x = m + L u: m of shape (d,), L lower triangular of shape (d, d)."""
 
@@ -50,7 +50,7 @@ class Affine(NamedTuple):
         return self.L.diagonal().log().sum()
 
 
-@saved("LowRank", {"m": (DOUBLES, "d"), "D": (DOUBLES, "d"), "V": (DOUBLES, "dk"), "r": (DOUBLES, "k")}, "d")
+@saved("LowRank", {"m": (DOUBLES, "d"), "D": (POSITIVE, "d"), "V": (ORTHONORMAL, "dk"), "r": (POSITIVE, "k")}, "d")
 class LowRank(NamedTuple):
     r"""The map x = m + D (I + V diag(r - 1) V^T) u of many dimensions: a scale for each coordinate, and r in a few
     directions.

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from skksivi._saved import DOUBLES, is_instance, saved
+from skksivi._saved import DOUBLES, is_list_of, saved
 from skksivi._warnings import warn_caller
 from skksivi.pilot._affine import Affine
 from skksivi.pilot._chains import PilotPoints, covariance_root
@@ -40,7 +40,7 @@ class MassSettings(NamedTuple):
 MASSES = MassSettings()
 
 
-@saved("Cells", {"maps": (is_instance(list), ""), "log_weights": (DOUBLES, "k")})
+@saved("Cells", {"maps": (is_list_of(Affine), ""), "log_weights": (DOUBLES, "k")})
 class Cells(NamedTuple):
     """A partition of space by the likeliest of k Gaussians.
 
@@ -56,7 +56,7 @@ class Cells(NamedTuple):
     @classmethod
     def restored(cls, maps: list[Affine], log_weights: Tensor) -> Cells:
         """Return the cells of maps that fit."""
-        if not maps or not all(isinstance(a, Affine) and a.m.shape == maps[0].m.shape for a in maps):
+        if not all(a.m.shape == maps[0].m.shape for a in maps):
             raise ValueError("the maps of its cells do not fit")
         return cls(maps, log_weights)
 

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from skksivi._arrays import as_array, as_tensor
-from skksivi._saved import ARRAY, COUNT, CURVE, is_instance, or_none, saved
+from skksivi._saved import ARRAY, COUNT, NONNEGATIVE, SHARES, is_error, is_instance, or_none, saved
 from skksivi.parameters import Init, Pilot, Whiten, pilot_of
 from skksivi.pilot._affine import Affine, AffineMap, Identity, LowRank
 from skksivi.pilot._chains import PilotPoints, batch_and_match, covariance_root, find_pilot
@@ -40,12 +40,12 @@ MAX_POINTS = 2**22
     {
         "map": (is_instance(Affine, LowRank, Identity), "d"),
         "modes": (ARRAY, "kd"),
-        "weights": (ARRAY, "k"),
+        "weights": (SHARES, "k"),
         "n_score_calls": (COUNT, ""),
         "converged": (is_instance(bool), ""),
         "mean": (or_none(ARRAY), "d"),
-        "mean_se": (or_none(CURVE), "d"),
-        "sd": (or_none(ARRAY), "d"),
+        "mean_se": (or_none(is_error), "d"),
+        "sd": (or_none(NONNEGATIVE), "d"),
     },
     "d",
 )

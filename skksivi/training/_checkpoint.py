@@ -23,7 +23,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from skksivi._codec import MAX_HEADER, decoded, encode, read_header
+from skksivi._codec import MAX_HEADER, decoded, encode, parsed, read_header
 from skksivi._warnings import warn_caller
 
 if sys.platform == "win32":
@@ -156,7 +156,7 @@ class CheckpointFile(Generic[T]):
         digests = file.read(N_DIGEST), file.read(N_DIGEST)
         start, about, plan = read_header(file, size - len(line) - 2 * N_DIGEST)
         _verify(start, digests[0])
-        self._compare(json.loads(about["settings"]))
+        self._compare(parsed(about["settings"]))
         decoded(about["state"], plan, torch.device("meta"), self.check)
 
         rest = file.read(size)

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from skksivi._saved import is_instance, is_weights, is_width, saved
+from skksivi._saved import WEIGHTS, is_instance, is_width, saved
 from skksivi.parameters import Plateau
 from skksivi.training._loop import CHECK_EVERY, Progress, State
 
 
-@saved("Moments", dict.fromkeys(("first", "second", "third"), (is_weights, "")))
+@saved("Moments", dict.fromkeys(("first", "second", "third"), (WEIGHTS, "")))
 class Moments(NamedTuple):
     r"""The moments :math:`E u` (..., d), :math:`E u u^\top` (..., d, d) and :math:`E u_i^3` (..., d)."""
 

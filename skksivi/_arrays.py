@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from inspect import signature
+
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
@@ -33,6 +36,24 @@ def as_array(x: ArrayLike | Tensor) -> np.ndarray:
 def without_graph(X: ArrayLike | Tensor) -> ArrayLike:
     """Return what numpy can read: a tensor as an array, anything else as it is."""
     return as_array(X) if isinstance(X, Tensor) else X
+
+
+def as_floats(X: ArrayLike | Tensor, name: str) -> np.ndarray:
+    """Return `X` as a float64 array; raise ValueError with its name if it holds anything but numbers."""
+    try:
+        return as_array(X).astype(np.float64)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"`{name}` must hold numbers, in rows of one length, got {X!r}.") from error
+
+
+def check_function(function: Callable[..., object], name: str, arguments: str) -> None:
+    """Raise TypeError if a function given as the parameter `name` cannot be called with these arguments."""
+    try:
+        signature(function).bind(*arguments.split(", "))
+    except TypeError as error:
+        raise TypeError(f"`{name}` must be a function of ({arguments}), got {function!r}: {error}.") from error
+    except ValueError:  # of some functions written in C nothing is known
+        return
 
 
 def resolve_device(device: str | torch.device) -> torch.device:

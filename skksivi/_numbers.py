@@ -39,3 +39,14 @@ def check_number(value: object, name: str, *, min_val: float, max_val: float) ->
     if math.isnan(number):
         raise ValueError(f"`{name}` must be a number from {min_val:g} to {max_val:g}, got NaN.")
     return number
+
+
+def is_number(value: object) -> bool:
+    """Tell whether this is a number, neither True nor False, nor an integer of more than 64 bits."""
+    long = isinstance(value, Integral) and abs(int(value)) >= 2**63
+    return isinstance(value, Real) and not isinstance(value, bool) and not long
+
+
+def lies_between(value: object, low: float, high: float) -> bool:
+    """Tell whether this is a number strictly between two others."""
+    return is_number(value) and low < float(value) < high  # type: ignore[arg-type]

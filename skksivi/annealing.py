@@ -12,6 +12,8 @@ from collections.abc import Callable
 
 from sklearn.base import BaseEstimator
 
+from skksivi._arrays import check_function
+from skksivi._numbers import lies_between
 from skksivi._saved import saved_by_parameters
 
 __all__ = ["BRIDGES", "Cosine", "Geometric", "Linear"]
@@ -117,13 +119,14 @@ class Cosine(BaseEstimator):
 
 
 def _check_schedule(schedule: Linear | Geometric | Cosine) -> None:
-    if not (0 < schedule.start <= 1 and 0 < schedule.until <= 1):
+    if not all(lies_between(share, 0, math.nextafter(1, 2)) for share in (schedule.start, schedule.until)):
         raise ValueError(f"`start` and `until` must lie in (0, 1], got {schedule.start!r} and {schedule.until!r}.")
 
 
 def bridge_levels(bridge: str | Callable[[float], float], n_layers: int) -> list[float]:
     """Return the weights of the target in the layers t = 0, ..., T - 1, checked."""
     weight = BRIDGES[bridge] if isinstance(bridge, str) else bridge
+    check_function(weight, "bridge", "u")
     levels = [float(weight(t / n_layers)) for t in range(n_layers)]
     if levels[0] != 1 or not all(0 < level <= 1 for level in levels):
         raise ValueError(f"`bridge` must be one at 0 and in (0, 1] up to 1, got {levels} for {n_layers} layers.")

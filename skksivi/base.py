@@ -33,7 +33,7 @@ from skksivi._numbers import check_integer
 from skksivi._saved import COUNT, CURVE, SEED, SIZE, Kind, Parts, checked, is_instance, is_one_of, register
 from skksivi._version import DOCUMENTATION
 from skksivi.families._samplers import CHUNK, Fit, HasDensity, Sampler, Tell, tried, unweighted
-from skksivi.kernels import resolve_kernel
+from skksivi.kernels import Kernel, resolve_kernel
 from skksivi.parameters import Constrained, Constraints, Interval, ParameterObject, StrOptions, expanded
 from skksivi.score._improper import check_proper
 from skksivi.score._score import CarriesScore, Score, is_target
@@ -126,9 +126,7 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
             Stein's identities.
         """
         self._validate_params()
-        for value in self.get_params(deep=False).values():
-            if isinstance(value, ParameterObject):
-                value.check()
+        self._check_parameters(unwrapped(score_fn, n_features)[1])
         device = resolve_device(self.device)
         seed = make_seed(_of_replicate(score_fn, self.random_state))
         callbacks = getattr(self, "_skl_callbacks", None)
@@ -321,6 +319,13 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "n_features_in_")
+
+    def _check_parameters(self, n_features: int) -> None:
+        """Raise for what the constraints let pass, but not with a target of so many features."""
+        for value in self.get_params(deep=False).values():
+            for part in value if isinstance(value, list | tuple) else [value]:
+                if isinstance(part, ParameterObject | Kernel):
+                    part.check()
 
     def _points_near_target(self) -> ArrayLike | None:
         """Return what the parameters say of where the target is, array-like, None for nothing."""

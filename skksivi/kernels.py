@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from numbers import Real
 from typing import Self
 
 import torch
@@ -25,6 +24,7 @@ from sklearn.base import BaseEstimator, clone
 from torch import Tensor
 
 from skksivi._arrays import argmedian
+from skksivi._numbers import lies_between
 from skksivi._saved import saved_by_parameters
 
 __all__ = ["IMQ", "KERNELS", "Gaussian", "Kernel", "Laplace", "Riesz", "Tilted"]
@@ -230,7 +230,7 @@ class Kernel(BaseEstimator, ABC):
     def check(self) -> None:
         """Raise ValueError or TypeError unless each parameter is in its range."""
         h = self.bandwidth
-        if not (_lies_in(h, 0, math.inf) or (isinstance(h, str) and h == "median")):
+        if not (lies_between(h, 0, math.inf) or (isinstance(h, str) and h == "median")):
             raise ValueError(f"`bandwidth` must be a positive number or 'median', got {h!r}.")
 
     def _squared_norms(self, x: Tensor) -> Tensor:
@@ -290,7 +290,7 @@ class IMQ(Kernel):
     def check(self) -> None:
         """Raise ValueError or TypeError unless each parameter is in its range."""
         super().check()
-        if not _lies_in(self.exponent, 0, math.inf):
+        if not lies_between(self.exponent, 0, math.inf):
             raise ValueError(f"`exponent` of IMQ must be positive, got {self.exponent!r}.")
 
     def profile(self, t: Tensor) -> Tensor:
@@ -365,9 +365,9 @@ class Riesz(Kernel):
     def check(self) -> None:
         """Raise ValueError or TypeError unless each parameter is in its range."""
         super().check()
-        if self.norm not in ("l1", "l2"):
+        if not (isinstance(self.norm, str) and self.norm in ("l1", "l2")):
             raise ValueError(f"`norm` of Riesz must be 'l2' or 'l1', got {self.norm!r}.")
-        if not (_lies_in(self.exponent, 0, 2) and (self.norm == "l2" or self.exponent <= 1)):
+        if not (lies_between(self.exponent, 0, 2) and (self.norm == "l2" or self.exponent <= 1)):
             interval = "(0, 2)" if self.norm == "l2" else "(0, 1]"
             raise ValueError(
                 f"`exponent` of Riesz must lie in {interval} for norm={self.norm!r}, got {self.exponent!r}."
@@ -474,7 +474,7 @@ class Tilted(Kernel):
         """Raise ValueError or TypeError unless each parameter is in its range."""
         if not isinstance(self.kernel, Kernel):
             raise TypeError(f"`kernel` of Tilted must be a Kernel, got {self.kernel!r}.")
-        if not _lies_in(self.exponent, -math.inf, math.inf) or not _lies_in(self.scale, 0, math.inf):
+        if not lies_between(self.exponent, -math.inf, math.inf) or not lies_between(self.scale, 0, math.inf):
             raise ValueError(
                 f"`exponent` must be a finite number and `scale` a positive one, got {self.exponent!r} and "
                 f"{self.scale!r}."
@@ -502,11 +502,6 @@ def _root(t: Tensor) -> Tensor:
 def _smallest(like: Tensor) -> float:
     """Return the smallest h^2 by which distances can be divided, and slopes after them."""
     return torch.finfo(like.dtype).tiny ** 0.5
-
-
-def _lies_in(value: object, low: float, high: float) -> bool:
-    """Tell whether `value` is a number in the open interval."""
-    return isinstance(value, Real) and not isinstance(value, bool) and low < float(value) < high
 
 
 def _flat(t: Tensor) -> Tensor:

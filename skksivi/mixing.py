@@ -16,6 +16,8 @@ from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator
 from torch import Tensor, nn
 
+from skksivi._arrays import as_floats, check_function
+from skksivi._numbers import lies_between
 from skksivi._saved import (
     FACTORS,
     SIZE,
@@ -136,7 +138,7 @@ class StudentT(BaseEstimator):
 
     def build(self, latent_dim: int) -> Mixing:
         """Return the sampler of z in `latent_dim` dimensions."""
-        if not 0 < self.df < math.inf:
+        if not lies_between(self.df, 0, math.inf):
             raise ValueError(f"`df` of StudentT must be a positive number, got {self.df!r}.")
         return StudentTDraws(latent_dim, float(self.df))
 
@@ -207,12 +209,12 @@ class GaussianMixture(BaseEstimator):
 
     def build(self, latent_dim: int) -> Mixing:
         """Return the sampler of z in `latent_dim` dimensions."""
-        means = np.asarray(self.means, dtype=np.float64)
+        means = as_floats(self.means, "means")
         if means.ndim != 2 or means.shape[1] != latent_dim or not len(means) or not np.isfinite(means).all():
             raise ValueError(f"`means` must be finite, of shape (k, {latent_dim}), got shape {means.shape}.")
-        scales = np.asarray(self.scales, dtype=np.float64)
+        scales = as_floats(self.scales, "scales")
         scales = np.full(len(means), scales) if scales.ndim == 0 else scales
-        weights = np.ones(len(means)) if self.weights is None else np.asarray(self.weights, dtype=np.float64)
+        weights = np.ones(len(means)) if self.weights is None else as_floats(self.weights, "weights")
         for name, values in (("scales", scales), ("weights", weights)):
             if values.shape != (len(means),) or not (np.isfinite(values) & (values > 0)).all():
                 raise ValueError(f"`{name}` must be {len(means)} positive numbers, got {getattr(self, name)!r}.")
@@ -325,6 +327,13 @@ class Bootstrap(Mixing):
     def forward(self, n: int, like: Tensor, generator: torch.Generator) -> Tensor:
         uniform = torch.rand(n, generator=generator, device=like.device, dtype=torch.float64)
         return self.points.index_select(0, (uniform * len(self.points)).long()).to(like.dtype)
+
+
+def check_mixing(mixing: MixingLike, latent_dim: int) -> None:
+    """Raise TypeError or ValueError unless this can be built for `latent_dim` dimensions."""
+    build_mixing(mixing, latent_dim)
+    if callable(mixing) and not hasattr(mixing, "build"):
+        check_function(mixing, "mixing", "n, generator")
 
 
 def build_mixing(mixing: MixingLike, latent_dim: int) -> Mixing:

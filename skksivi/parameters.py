@@ -13,8 +13,10 @@ from typing import ClassVar, TypeVar
 
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator
-from sklearn.utils._param_validation import Interval, StrOptions
+from sklearn.utils._param_validation import Interval as _Interval
+from sklearn.utils._param_validation import StrOptions
 
+from skksivi._numbers import is_number
 from skksivi._saved import saved_by_parameters
 
 __all__ = ["Adam", "Bridge", "Checkpoint", "Pilot", "Plateau", "Scale"]
@@ -30,6 +32,14 @@ Constraints = dict[str, list[object]]
 
 #: How a learning rate falls: (factor, every), "cosine" or not at all.
 Decay = tuple[float, int] | str | None
+
+
+class Interval(_Interval):
+    """The numbers of a type in an interval, of which True and False are none."""
+
+    def is_satisfied_by(self, val: object) -> bool:
+        """Tell whether this is such a number."""
+        return is_number(val) and super().is_satisfied_by(val)
 
 
 class Constrained:

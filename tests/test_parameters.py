@@ -1,17 +1,18 @@
 """Parameter objects and their shorthands: cloned, shown, validated and searched as estimators are."""
 
 import copy
+import math
 import pickle
 from inspect import signature
 
 import numpy as np
 import pytest
-from approximators import APPROXIMATORS, GaussianTarget
+from approximators import APPROXIMATORS, GaussianTarget, short
 from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV
 
 import skksivi
-from skksivi import HKSIVIApproximator, KSIVIApproximator, parameters
+from skksivi import HKSIVIApproximator, KSIVIApproximator, annealing, kernels, mixing, parameters
 from skksivi.baselines import SIVI, SVGD
 from skksivi.kernels import Gaussian
 from skksivi.model_selection import Replicates, neg_ksd_scorer
@@ -217,3 +218,63 @@ def test_a_term_of_ones_own():
         KSIVIApproximator(terms=[Bad()], **settings).fit(GaussianTarget())
     with pytest.raises(TypeError, match="abstract"):
         Nothing()
+
+
+#: Values that are out of place nearly everywhere.
+ODD = (
+    "rbf", "", -1, -0.5, math.nan, math.inf, True, 10**400, 2**70, {}, (1,), (0, -1), ("a", "b"), [[1.0]],
+    np.zeros(3), (np.zeros(2), np.zeros((2, 2))), object(), object, lambda: 1, lambda t: -1.0,
+)  # fmt: skip
+
+#: Objects that some parameters may be, by their name.
+NESTED = {
+    "whiten": [Pilot],
+    "optimizer": [Adam],
+    "scale": [Scale],
+    "early_stopping": [Plateau],
+    "bridge": [Bridge],
+    "kernel": [*kernels.KERNELS.values(), kernels.Tilted],
+    "mixing": [mixing.StudentT, mixing.GaussianMixture],
+    "annealing": [annealing.Linear, annealing.Geometric, annealing.Cosine],
+    "terms": [Entropic, Laplacian],
+}
+
+
+def odd_objects(name):
+    """Yield objects for a parameter of this name, one parameter of each out of place."""
+    for cls in NESTED.get(name, []):
+        fixed = {mixing.GaussianMixture: {"means": [[0.0, 0.0]]}, kernels.Tilted: {"kernel": Gaussian()}}.get(cls, {})
+        for inner in signature(cls).parameters:
+            for odd in ODD:
+                made = cls(**{**fixed, inner: odd})
+                yield (made,) if name == "terms" else made
+
+
+@pytest.mark.parametrize("q", APPROXIMATORS, ids=lambda q: type(q).__name__)
+@pytest.mark.filterwarnings("ignore")
+def test_what_is_refused_is_refused_before_the_score_is_asked(q):
+    """A later error is one of the numbers of the fit, not of the parameter."""
+    q, n_asked, late, n_refused = short(q), 0, [], 0
+
+    def score_fn(x):
+        nonlocal n_asked
+        n_asked += 1
+        if n_asked > 40:  # a fit that has got so far is not to run to its end
+            raise KeyboardInterrupt
+        return -x
+
+    for name in q.get_params(deep=False).keys() - {"checkpoint", "verbose"}:
+        for odd in (*ODD, *odd_objects(name)):
+            n_asked = 0
+            changed = clone(q)
+            setattr(changed, name, odd)
+            try:
+                changed.fit(score_fn, n_features=2)
+            except (FloatingPointError, KeyboardInterrupt):
+                continue
+            except (TypeError, ValueError) as error:
+                n_refused += 1
+                if n_asked:
+                    late.append((name, odd, error))
+    assert not late
+    assert n_refused > 5 * len(q.get_params(deep=False))

@@ -80,8 +80,6 @@ class Critics:
         generator: torch.Generator,
         dtype: torch.dtype,
     ) -> None:
-        if not all(isinstance(n, Integral) and int(n) >= 1 for n in hidden_layer_sizes):
-            raise ValueError(f"`critic_hidden_layer_sizes` must hold positive integers, got {hidden_layer_sizes!r}.")
         sizes = [n_features, *hidden_layer_sizes, n_features]
         self.networks = [MultilayerPerceptron(sizes, generator, dtype) for _ in range(n_layers)]
         self._iterate = Iterate(nn.ModuleList(self.networks), Adam(betas=steps.betas, ema=None))

@@ -19,7 +19,7 @@ from skksivi.parameters import Init
 from skksivi.pilot._affine import Affine, AffineMap
 from skksivi.pilot._chains import batch_and_match
 from skksivi.pilot._modes import score_divergence
-from skksivi.pilot._rules import find_whitening, laplace, pulled_back, starting_points
+from skksivi.pilot._rules import check_start, find_whitening, laplace, pulled_back, starting_points
 from skksivi.score._score import Score
 
 #: Decay of the average over iterations that is kept.
@@ -36,6 +36,12 @@ class FromMode(BaseApproximator):
 
     max_iter: int
     init: Init
+
+    def _check_parameters(self, n_features: int) -> None:
+        super()._check_parameters(n_features)
+        check_start("laplace", self.init, n_features)
+        if self.init is not None and np.ndim(self.init) != 1:
+            raise ValueError(f"`init` has shape {np.shape(self.init)}, expected ({n_features},): one point.")
 
     def _points_near_target(self) -> Init:
         return self.init
@@ -99,7 +105,7 @@ class Laplace(FromMode):
         self.random_state = random_state
 
     def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
-        (start,) = starting_points(one_point(self.init, score_fn), score_fn)
+        (start,) = starting_points(self.init, score_fn.n_features, score_fn.device)
         mode, converged = laplace(score_fn.double, start, self.max_iter)
         if not converged:
             warn_caller(
@@ -166,16 +172,9 @@ class _Parameters(nn.Module):
         return Affine(a.detach(), sum(T, torch.diag(b.exp())).detach())
 
 
-def one_point(init: Init, score_fn: Score) -> Init:
-    """Return `init`, which is one point or None."""
-    if init is not None and np.ndim(init) != 1:
-        raise ValueError(f"`init` has shape {np.shape(init)}, expected ({score_fn.n_features},): one point.")
-    return init
-
-
 def at_mode(score_fn: Score, init: Init, generator: torch.Generator) -> Affine:
     """Return the lower triangular map of the Laplace approximation above `init`."""
-    whitening, _ = find_whitening("laplace", score_fn, generator, init=one_point(init, score_fn))
+    whitening, _ = find_whitening("laplace", score_fn, generator, init=init)
     return triangular(whitening.map)
 
 

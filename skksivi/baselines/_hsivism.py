@@ -12,7 +12,7 @@ from torch import Tensor
 from skksivi.annealing import BRIDGES, bridge_levels
 from skksivi.base import LOSSES, Constraints, Integral, Interval, StrOptions, learns
 from skksivi.baselines._critic import CRITIC, Critics
-from skksivi.estimators._trained import Job, Trained, langevin_scale
+from skksivi.estimators._trained import Job, Trained, check_widths, langevin_scale
 from skksivi.families._hierarchy import Hierarchy, langevin_hierarchy
 from skksivi.families._layer import Drawn, DrawPullback
 from skksivi.families._samplers import Fit, Layers, Tell
@@ -166,8 +166,12 @@ class HSIVISM(Trained):
         self.random_state = random_state
         self.verbose = verbose
 
+    def _check_parameters(self, n_features: int) -> None:
+        super()._check_parameters(n_features)
+        check_widths(self.critic_hidden_layer_sizes, "critic_hidden_layer_sizes")
+        bridge_levels(self._levels(), self.n_layers)
+
     def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
-        self._check_parameters()
         score = score_fn.on_all_data()
         whitening, pilot = self._find_whitening(score, generator)
         family = self._build(score, whitening, pilot, generator)

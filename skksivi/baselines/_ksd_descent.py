@@ -14,7 +14,7 @@ from skksivi._saved import CURVE
 from skksivi._warnings import warn_caller
 from skksivi.base import ITERATIONS, Constraints, Interval, Real, StrOptions, learns
 from skksivi.baselines._descent import Descending, MovingPoints, not_finite, set_gradient
-from skksivi.baselines._points import WITH_KERNEL, Started, find_start, radial_kernel
+from skksivi.baselines._points import WITH_KERNEL, Particled, find_start, radial_kernel
 from skksivi.estimators._trained import KEEPING
 from skksivi.families._samplers import Fit, Particles, Tell
 from skksivi.kernels import Kernel, squared_distances
@@ -83,7 +83,7 @@ def last_fall(losses: list[float]) -> float:
 
 
 @learns("baselines.KSDDescent", Particles, ITERATIONS | {"loss_curve_": (CURVE, "e")})
-class KSDDescent(Descending, Started):
+class KSDDescent(Descending, Particled):
     r"""Particles that minimise their kernel Stein discrepancy from the target.
 
     .. math:: \min_{x_1, \dots, x_n} \frac{1}{n^2} \sum_{ij} k_p(x_i, x_j)
@@ -190,9 +190,13 @@ class KSDDescent(Descending, Started):
         self.dtype = dtype
         self.random_state = random_state
 
+    def _check_parameters(self, n_features: int) -> None:
+        super()._check_parameters(n_features)
+        radial_kernel(self.kernel, self.bandwidth, smooth=True)
+
     def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
         kernel = radial_kernel(self.kernel, self.bandwidth, smooth=True)
-        whitening, u = find_start(self.whiten, self.init, self.n_particles, score_fn, generator, at_least=2)
+        whitening, u = find_start(self.whiten, self.init, self.n_particles, score_fn, generator)
         kernel, score_u, particles = kernel.frozen(u), whitening.map.pull_back(score_fn), MovingPoints(u)
 
         def gradient_fn() -> Tensor:

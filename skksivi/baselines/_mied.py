@@ -12,7 +12,14 @@ from torch import Tensor
 
 from skksivi.base import LOSSES, Constraints, Interval, Real, StrOptions, learns
 from skksivi.baselines._descent import Descending, MovingPoints, set_gradient
-from skksivi.baselines._points import DESCENDING, Started, density_in_u, find_start, initial_log_densities, ratio_in_u
+from skksivi.baselines._points import (
+    DESCENDING,
+    Particled,
+    density_in_u,
+    find_start,
+    initial_log_densities,
+    ratio_in_u,
+)
 from skksivi.families._samplers import Fit, Particles, Tell
 from skksivi.kernels import squared_distances
 from skksivi.parameters import Init, Whiten
@@ -95,7 +102,7 @@ def mied_gradient(x: Tensor, log_p: Tensor, s: Tensor, mollifier: Mollifier, eps
 
 
 @learns("baselines.MIED", Particles, LOSSES)
-class MIED(Descending, Started):
+class MIED(Descending, Particled):
     r"""Particles that minimise a mollified interaction energy, near the chi-square divergence from the target.
 
     .. math::
@@ -200,7 +207,7 @@ class MIED(Descending, Started):
         self.random_state = random_state
 
     def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
-        whitening, u = find_start(self.whiten, self.init, self.n_particles, score_fn, generator, at_least=2)
+        whitening, u = find_start(self.whiten, self.init, self.n_particles, score_fn, generator)
         score_u, density = whitening.map.pull_back(score_fn), density_in_u(score_fn, whitening, u)
         log_ratio, mollifier = ratio_in_u(density, score_u), MOLLIFIERS[self.mollifier]
         log_p, s, particles = initial_log_densities(density, score_u, u), score_u(u), MovingPoints(u.clone())

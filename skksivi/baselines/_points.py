@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from skksivi.kernels import Kernel, resolve_kernel
 from skksivi.parameters import Init, Pilot, Whiten
 from skksivi.pilot._chains import lobatto, lobatto_nodes
 from skksivi.pilot._modes import log_ratio
-from skksivi.pilot._rules import RULES, Whitening, find_whitening, points_near_target
+from skksivi.pilot._rules import RULES, Whitening, check_start, find_whitening, points_near_target
 from skksivi.score._score import Score, ScoreFunction
 
 #: Constraints of the parameters of all, of those that descend, and of those that have a kernel.
@@ -53,12 +54,25 @@ class Started(BaseApproximator):
     init: Init
     whitening_: Whitening
 
+    #: The fewest points.
+    _at_least: ClassVar[int] = 1
+
+    def _check_parameters(self, n_features: int) -> None:
+        super()._check_parameters(n_features)
+        check_start(self.whiten, self.init, n_features)
+        if self.init is not None and np.ndim(self.init) != 2:
+            raise ValueError(
+                f"`init` has shape {np.shape(self.init)}, expected (n, {n_features}): one point per row."
+            )
+        if self.init is not None and len(np.asarray(self.init)) < self._at_least:
+            raise ValueError(f"`init` has {len(np.asarray(self.init))} row(s), expected {self._at_least} at least.")
+
     def _points_near_target(self) -> Init:
         return points_near_target(self.whiten, self.init)
 
 
 def find_start(
-    whiten: Whiten, init: Init, n: int, score_fn: Score, generator: torch.Generator, *, at_least: int = 1
+    whiten: Whiten, init: Init, n: int, score_fn: Score, generator: torch.Generator
 ) -> tuple[Whitening, Tensor]:
     """Return the coordinates u of a fit, and the points (n, d) in them at which it starts.
 
@@ -73,20 +87,13 @@ def find_start(
         How many to draw.
     score_fn : Score
     generator : torch.Generator
-    at_least : int, default=1
-        The fewest rows of `init`.
 
     Raises
     ------
     ValueError
-        `init` or `whiten` does not fit the target, `init` has too few rows, or the score is finite at none of the
-        points.
+        The score is finite at none of the points.
     """
     d = score_fn.n_features
-    if init is not None and np.ndim(init) != 2:
-        raise ValueError(f"`init` has shape {np.shape(init)}, expected (n, {d}): one point per row.")
-    if init is not None and np.shape(init)[0] < at_least:
-        raise ValueError(f"`init` has {np.shape(init)[0]} row(s), expected {at_least} at least.")
     whitening, _ = find_whitening(whiten, score_fn, generator, init=init)
     if init is None:
         u = torch.randn(n, d, generator=generator, dtype=torch.float64, device=score_fn.device)
@@ -99,6 +106,12 @@ def find_start(
         )
     others = u[finite][torch.randint(int(finite.sum()), (len(u),), generator=generator, device=u.device)]
     return whitening, torch.where(finite[:, None], u, others).to(score_fn.dtype)
+
+
+class Particled(Started):
+    """Base of the methods that move two particles or more."""
+
+    _at_least: ClassVar[int] = 2
 
 
 def radial_kernel(kernel: str | Kernel, bandwidth: float | str | None, *, smooth: bool = False) -> Kernel:

@@ -40,7 +40,6 @@ class SemiImplicitVI(Trained):
         """Return what is minimised, for a score and the schedule of the inverse temperature that is in it."""
 
     def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
-        self._check_parameters()
         whitening, _ = self._find_whitening(score_fn, generator)
         family, seed = self._build(score_fn, generator), generator.initial_seed()
         tempers = temperature(self.annealing, next(family.parameters()))
@@ -52,7 +51,7 @@ class SemiImplicitVI(Trained):
         """Return a new family."""
         d = score_fn.n_features
         mixing = NormalDraws(self.latent_dim or min(d, MAX_LATENT_DIM))
-        sigma = torch.full((d,), self.initial_scale, dtype=score_fn.dtype, device=score_fn.device)
+        sigma = torch.full((d,), float(self.initial_scale), dtype=score_fn.dtype, device=score_fn.device)
         return gaussian_layer(
             sigma,
             scale=checked_object(Scale, self.scale),

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from skksivi._numbers import is_number
 from skksivi.base import ITERATIONS, Constraints, Interval, Real, learns
 from skksivi.baselines._chains import RUNNING, ChainApproximator, in_x, run
 from skksivi.baselines._points import find_start
@@ -44,7 +45,7 @@ def step_sizes(step_size: float | tuple[float, float, float]) -> Callable[[int],
     r"""Return the step size at step t: a constant, or :math:`a (b + t)^{-\gamma}` of three numbers."""
     if isinstance(step_size, Real | float):  # a float is a Real, of which mypy does not know
         return lambda _: float(step_size)
-    if len(step_size) != 3 or not all(isinstance(c, Real) for c in step_size):
+    if len(step_size) != 3 or not all(is_number(c) for c in step_size):
         raise ValueError(f"`step_size` must be a number or three, (a, b, gamma), got {step_size!r}.")
     a, b, gamma = (float(c) for c in step_size)
     if not (a > 0 and b > 0 and 0 <= gamma <= 1):
@@ -143,6 +144,10 @@ class SGLD(ChainApproximator):
         self.device = device
         self.dtype = dtype
         self.random_state = random_state
+
+    def _check_parameters(self, n_features: int) -> None:
+        super()._check_parameters(n_features)
+        step_sizes(self.step_size)
 
     def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
         epsilon = step_sizes(self.step_size)

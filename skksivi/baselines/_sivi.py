@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from skksivi._arrays import check_function
 from skksivi.base import LOSSES, Constraints, Integral, Interval, learns
 from skksivi.baselines._semi_implicit import SemiImplicitVI
 from skksivi.families._layer import SemiImplicit
@@ -136,9 +137,15 @@ class SIVI(SemiImplicitVI):
         self.random_state = random_state
         self.verbose = verbose
 
+    def _check_parameters(self, n_features: int) -> None:
+        super()._check_parameters(n_features)
+        self._most_auxiliary()
+
     def _most_auxiliary(self) -> int:
         """Return the largest K."""
         given = self.n_auxiliary
+        if callable(given):
+            check_function(given, "n_auxiliary", "progress")
         numbers = [given(t / self.max_iter) for t in range(self.max_iter)] if callable(given) else [given]
         bad = [K for K in numbers if not (isinstance(K, Integral) and int(K) >= 0)]
         if bad:

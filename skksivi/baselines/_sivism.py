@@ -12,6 +12,7 @@ from torch import Tensor
 from skksivi.base import LOSSES, Constraints, Interval, Real, learns
 from skksivi.baselines._critic import CRITIC, Critics
 from skksivi.baselines._semi_implicit import SemiImplicitVI
+from skksivi.estimators._trained import check_widths
 from skksivi.families._layer import Drawn, DrawPullback, SemiImplicit
 from skksivi.families._samplers import Layer
 from skksivi.parameters import Adam, Annealing, Init, Scale, Schedule, Whiten
@@ -148,6 +149,11 @@ class SIVISM(SemiImplicitVI):
         self.dtype = dtype
         self.random_state = random_state
         self.verbose = verbose
+
+    def _check_parameters(self, n_features: int) -> None:
+        super()._check_parameters(n_features)
+        check_widths(self.critic_hidden_layer_sizes, "critic_hidden_layer_sizes")
+        Scheduled("critic_skip", self.critic_skip, torch.zeros(())).check()
 
     def _objective(
         self, score_u: DifferentiableScore, temperature: Scheduled, family: SemiImplicit, generator: torch.Generator

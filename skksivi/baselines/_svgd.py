@@ -11,7 +11,7 @@ from torch import Tensor
 from skksivi._saved import CURVE
 from skksivi.base import ITERATIONS, Constraints, learns
 from skksivi.baselines._descent import Descending, MovingPoints, set_gradient
-from skksivi.baselines._points import WITH_KERNEL, Started, find_start, radial_kernel
+from skksivi.baselines._points import WITH_KERNEL, Particled, find_start, radial_kernel
 from skksivi.families._samplers import Fit, Particles, Tell
 from skksivi.kernels import Kernel, squared_distances
 from skksivi.parameters import Init, Whiten
@@ -53,7 +53,7 @@ def svgd_direction(x: Tensor, s: Tensor, kernel: Kernel) -> Tensor:
 
 
 @learns("baselines.SVGD", Particles, ITERATIONS | {"norm_curve_": (CURVE, "t")})
-class SVGD(Descending, Started):
+class SVGD(Descending, Particled):
     r"""Particles moved along the kernel's steepest descent of KL(q || p), Stein variational gradient descent.
 
     .. math:: x_i \leftarrow x_i + \epsilon\, \phi(x_i), \quad
@@ -146,9 +146,13 @@ class SVGD(Descending, Started):
         self.dtype = dtype
         self.random_state = random_state
 
+    def _check_parameters(self, n_features: int) -> None:
+        super()._check_parameters(n_features)
+        radial_kernel(self.kernel, self.bandwidth)
+
     def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
         kernel = radial_kernel(self.kernel, self.bandwidth)
-        whitening, u = find_start(self.whiten, self.init, self.n_particles, score_fn, generator, at_least=2)
+        whitening, u = find_start(self.whiten, self.init, self.n_particles, score_fn, generator)
         score_u, particles = pulled_back(score_fn, whitening.map, generator), MovingPoints(u)
 
         def gradient_fn() -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
+from skksivi._arrays import check_function
 from skksivi._numbers import check_integer
 from skksivi.annealing import bridge_levels
 from skksivi.base import Constraints, HasMethods, Integral, Interval, Real, StrOptions, learns
@@ -231,8 +232,15 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
             return super().sample(n_samples, random_state)
         return self._sample(n_samples, random_state, layer=layer)
 
-    def _checked_score(self, score_fn: Score) -> Score:
+    def _check_parameters(self, n_features: int) -> None:
+        super()._check_parameters(n_features)
+        self._check_mixing(n_features, n_features)
+        levels = checked_object(Bridge, self.bridge).levels
+        if not (isinstance(levels, str) and levels == "auto"):
+            bridge_levels(levels, self.n_layers)
         self._layer_weights(self.n_layers)
+
+    def _checked_score(self, score_fn: Score) -> Score:
         return score_fn.on_all_data()
 
     def _checked_family(self, family: nn.Module) -> Hierarchy:
@@ -264,6 +272,8 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
     def _layer_weights(self, T: int) -> list[float]:
         """Return the beta(t) of T layers, checked."""
         beta = checked_object(Bridge, self.bridge).weights
+        if callable(beta):
+            check_function(beta, "weights", "u")
         weights = [beta(t / T) for t in range(T)] if callable(beta) else [1.0] * T if beta is None else list(beta)
         numbers = all(isinstance(b, Real | np.number) and 0 <= float(b) < math.inf for b in weights)
         if len(weights) != T or not numbers or not any(weights):
@@ -297,10 +307,6 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
             if weight and min(levels) == 1:
                 target = (a.expand(self.n_layers, *a.shape) for a in moments(points.x))
                 penalty = MomentPenalty(Moments(*target), weight)
-        elif pilot is None and self.mixing == "pilot":
-            raise ValueError(
-                "`mixing` is 'pilot', which needs whiten='auto' or 'diagonal'; change it, or set mixing='normal'."
-            )
         family = langevin_hierarchy(
             levels,
             mixing=mixing,

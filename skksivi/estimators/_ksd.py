@@ -22,7 +22,7 @@ from skksivi.estimators._trained import KEEPING, F, Job, Trained
 from skksivi.families._layer import Family
 from skksivi.families._samplers import Fit, InU, Tell
 from skksivi.kernels import Kernel, resolve_kernel
-from skksivi.mixing import Bootstrap, GaussianMixtureDraws, Mixing, MixingLike, build_mixing
+from skksivi.mixing import Bootstrap, GaussianMixtureDraws, Mixing, MixingLike, build_mixing, check_mixing
 from skksivi.parameters import (
     Checkpoint,
     Plateau,
@@ -32,7 +32,7 @@ from skksivi.parameters import (
 )
 from skksivi.pilot._chains import PilotPoints
 from skksivi.pilot._mixture import Components
-from skksivi.pilot._rules import Whitening, pulled_back
+from skksivi.pilot._rules import MAX_FEATURES, Whitening, pulled_back
 from skksivi.score._score import DifferentiableScore, Halves, Score
 from skksivi.stein._discrepancy import FixedKernelKSD, agree
 from skksivi.stein._estimators import GRADIENT_ESTIMATORS, GradientEstimator
@@ -93,7 +93,6 @@ class SteinTrained(Trained, Generic[F]):
     family_: F
 
     def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
-        self._check_parameters()
         score = self._checked_score(score_fn)
         with self._opened_checkpoint(score_fn, generator) as file:
             return self._fit_with(file, score_fn, score, generator, tell)
@@ -120,6 +119,29 @@ class SteinTrained(Trained, Generic[F]):
         if file is None:
             return fit
         return fit._replace(finish=lambda: file.finish(remove=fit.ended_by is None))
+
+    def _check_parameters(self, n_features: int) -> None:
+        super()._check_parameters(n_features)
+        self._kernel_in_u(n_features)
+        plateau_of(self.early_stopping)
+        if self.checkpoint is not None:
+            self._check_checkpoint()
+        if self._continues() and self.n_features_in_ != n_features:
+            raise ValueError(
+                f"`warm_start` continues a fit of {self.n_features_in_} features, but the target has {n_features}; "
+                "set warm_start=False."
+            )
+
+    def _check_mixing(self, latent_dim: int, n_features: int, needed: str = "") -> None:
+        """Raise unless z can be drawn; points of a pilot can where there is one, and nothing else is `needed`."""
+        check_mixing(self.mixing, latent_dim)
+        chains = pilot_of(self.whiten)
+        has_pilot = chains is not None and (chains.rule == "diagonal" or n_features <= MAX_FEATURES)
+        if isinstance(self.mixing, str) and self.mixing == "pilot" and (needed or not has_pilot):
+            raise ValueError(
+                f"`mixing` is 'pilot', which needs {needed}whiten='diagonal' or, up to {MAX_FEATURES} features, "
+                "'auto'; change it, or set mixing='normal'."
+            )
 
     @abstractmethod
     def _checked_score(self, score_fn: Score) -> Score:
@@ -161,11 +183,6 @@ class SteinTrained(Trained, Generic[F]):
         if not self._continues():
             whitening, pilot = self._find_whitening(score_fn, generator)
             return Start(whitening, *self._build(score_fn, whitening, pilot, generator), seed)
-        if self.n_features_in_ != score_fn.n_features:
-            raise ValueError(
-                f"`warm_start` continues a fit of {self.n_features_in_} features, but the target has "
-                f"{score_fn.n_features}; set warm_start=False."
-            )
         family = copy.deepcopy(self.family_).to(score_fn.device, score_fn.dtype).requires_grad_()
         family.mixing = copy.deepcopy(self.family_.mixing).to(score_fn.device)  # which keeps its precision
         return Start(self.whitening_.to(score_fn.device), family, None, seed)
@@ -176,7 +193,7 @@ class SteinTrained(Trained, Generic[F]):
 
     def _takes_points(self) -> bool:
         """Tell whether a family is to start at the points of a pilot, if there are some."""
-        return self.mixing in ("auto", "pilot")
+        return isinstance(self.mixing, str) and self.mixing in ("auto", "pilot")
 
     def _is_at_pilot(self, start: Start[F]) -> bool:
         """Tell whether a family has started at the points of a pilot."""
@@ -190,6 +207,17 @@ class SteinTrained(Trained, Generic[F]):
 
     # Where it is saved
 
+    def _check_checkpoint(self) -> None:
+        """Raise for a checkpoint beside parameters that go without."""
+        checked_object(Checkpoint, self.checkpoint)
+        if self.warm_start:
+            raise ValueError("`checkpoint` continues a fit by itself; set warm_start=False.")
+        if not (isinstance(self.mixing, str) or type(self.mixing) in NAMES):
+            raise ValueError(
+                "`checkpoint` cannot keep a function or an object of yours given as `mixing`; use one of "
+                "skksivi.mixing."
+            )
+
     @contextmanager
     def _opened_checkpoint(
         self, score_fn: Score, generator: torch.Generator
@@ -198,13 +226,6 @@ class SteinTrained(Trained, Generic[F]):
         if self.checkpoint is None:
             yield None
             return
-        if self.warm_start:
-            raise ValueError("`checkpoint` continues a fit by itself; set warm_start=False.")
-        if not (isinstance(self.mixing, str) or type(self.mixing) in NAMES):
-            raise ValueError(
-                "`checkpoint` cannot keep a function or an object of yours given as `mixing`; use one of "
-                "skksivi.mixing."
-            )
         path = checked_object(Checkpoint, self.checkpoint).path
         settings = settled(lambda: self._identity(score_fn, generator.initial_seed()))
         file = CheckpointFile(

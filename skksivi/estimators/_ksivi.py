@@ -28,11 +28,10 @@ from skksivi.parameters import (
     Scale,
     Whiten,
     checked_object,
-    pilot_of,
 )
 from skksivi.pilot._chains import PilotPoints
 from skksivi.pilot._mixture import fitted_mixture
-from skksivi.pilot._rules import MAX_FEATURES, MAX_POINTS, Whitening
+from skksivi.pilot._rules import MAX_POINTS, Whitening
 from skksivi.score._improper import tail_exponent
 from skksivi.score._score import DifferentiableScore, Score, Tempered
 from skksivi.terms import Term, Weighed
@@ -249,8 +248,16 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         self.random_state = random_state
         self.verbose = verbose
 
+    def _check_parameters(self, n_features: int) -> None:
+        super()._check_parameters(n_features)
+        needed = "" if self._takes_points() else "latent_dim=None, linear_skip=True and "
+        self._check_mixing(self.latent_dim or min(n_features, MAX_LATENT_DIM), n_features, needed)
+        for term in self.terms:
+            if not (isinstance(term, Term) and hasattr(term, "weight")):
+                raise TypeError(f"`terms` must hold objects of skksivi.terms, each with a `weight`, got {term!r}.")
+            _weight_of(term, torch.zeros(())).check()
+
     def _checked_score(self, score_fn: Score) -> Score:
-        self._check_mixing(score_fn.n_features)
         self._check_terms(score_fn)
         if self.annealing is not None:
             warn_of_improper(self.annealing, score_fn)
@@ -290,7 +297,7 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
             tempered = Tempered(score_u, tempers.value)
             schedules.append(tempers)
         for term in self.terms:
-            weight = Scheduled(f"weight of {type(term).__name__}", term.weight, like)
+            weight = _weight_of(term, like)
             terms.append(Weighed(term, weight, score_u, generator, None if tempers is None else tempers.value))
             schedules.append(weight)
         return self._ksd(tempered, family, generator, terms=terms, schedules=schedules)
@@ -300,7 +307,7 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
     ) -> tuple[SemiImplicit, MomentPenalty | None]:
         """Return a new family and what ties it to the pilot."""
         d = score_fn.n_features
-        sigma = torch.full((d,), self.initial_scale, dtype=score_fn.dtype, device=score_fn.device)
+        sigma = torch.full((d,), float(self.initial_scale), dtype=score_fn.dtype, device=score_fn.device)
         if pilot is not None and self._takes_points():
             return self._build_at(pilot, whitening, score_fn, generator)
         mixing = build_mixing(self.mixing, self.latent_dim or min(d, MAX_LATENT_DIM)).to(score_fn.device)
@@ -356,23 +363,16 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
 
     def _check_terms(self, score_fn: Score) -> None:
         for term in self.terms:
-            if not (isinstance(term, Term) and hasattr(term, "weight")):
-                raise TypeError(f"`terms` must hold objects of skksivi.terms, each with a `weight`, got {term!r}.")
-            term.check()
             if term.needs_second_derivative and (score_fn.by_differences or score_fn.minibatch is not None):
                 raise ValueError(
                     f"`terms` has {term!r}, which needs a score that torch can differentiate, of all of the data; "
                     "leave it out."
                 )
 
-    def _check_mixing(self, d: int) -> None:
-        chains = pilot_of(self.whiten)
-        has_pilot = chains is not None and (chains.rule == "diagonal" or d <= MAX_FEATURES)
-        if self.mixing == "pilot" and not (self._takes_points() and has_pilot):
-            raise ValueError(
-                "`mixing` is 'pilot', which needs latent_dim=None, linear_skip=True and whiten='diagonal' or, up to "
-                f"{MAX_FEATURES} features, 'auto'; change them, or set mixing='normal'."
-            )
+
+def _weight_of(term: Term, like: Tensor) -> Scheduled:
+    """Return the weight of a term along the training."""
+    return Scheduled(f"weight of {type(term).__name__}", term.weight, like)
 
 
 def warn_of_improper(annealing: Annealing, score_fn: Score) -> None:

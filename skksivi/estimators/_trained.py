@@ -12,6 +12,7 @@ from sklearn.base import BaseEstimator, clone
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor, nn
 
+from skksivi._numbers import is_number
 from skksivi._warnings import warn_caller
 from skksivi.annealing import Linear
 from skksivi.base import BaseApproximator, Constraints, Integral, Interval, Real, StrOptions
@@ -26,7 +27,7 @@ from skksivi.parameters import (
     checked_object,
 )
 from skksivi.pilot._chains import PilotPoints
-from skksivi.pilot._rules import MAX_POINTS, RULES, Whitening, find_whitening, points_near_target
+from skksivi.pilot._rules import MAX_POINTS, RULES, Whitening, check_start, find_whitening, points_near_target
 from skksivi.score._score import Score
 from skksivi.stein._discrepancy import stein_shift, stein_variances
 from skksivi.training._hooks import Report
@@ -114,11 +115,12 @@ class Trained(BaseApproximator):
     def _n_reports(self) -> int:
         return -(-self.max_iter // CHECK_EVERY)
 
-    def _check_parameters(self) -> None:
-        """Check what scikit-learn's parameter constraints cannot express."""
-        widths: Sequence[object] = self.hidden_layer_sizes
-        if not all(isinstance(n, Integral) and int(n) >= 1 for n in widths):
-            raise ValueError(f"`hidden_layer_sizes` must hold positive integers, got {self.hidden_layer_sizes!r}.")
+    def _check_parameters(self, n_features: int) -> None:
+        super()._check_parameters(n_features)
+        check_start(self.whiten, self.init, n_features)
+        check_widths(self.hidden_layer_sizes, "hidden_layer_sizes")
+        if getattr(self, "annealing", None) is not None:
+            temperature(self.annealing, torch.zeros(())).check()
         scale = checked_object(Scale, self.scale)
         start = getattr(self, "initial_scale", None)
         if isinstance(start, Real) and float(start) <= scale.floor:
@@ -249,6 +251,12 @@ def _of_shift(x: Tensor, s: Tensor) -> str | None:
         f"deviations, is {square:.2g}, where it should be 0. Use whiten='auto', more `max_iter`, or set `init` near "
         "the target."
     )
+
+
+def check_widths(widths: Sequence[object], name: str) -> None:
+    """Raise ValueError unless these are widths of layers."""
+    if not all(isinstance(n, Integral) and is_number(n) and int(n) >= 1 for n in widths):
+        raise ValueError(f"`{name}` must hold positive integers, got {widths!r}.")
 
 
 def temperature(annealing: Annealing, like: Tensor) -> Scheduled:

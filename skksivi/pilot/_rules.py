@@ -12,7 +12,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from skksivi._arrays import as_array, as_tensor
+from skksivi._arrays import as_floats, as_tensor
 from skksivi._saved import ARRAY, COUNT, NONNEGATIVE, SHARES, is_error, is_instance, or_none, saved
 from skksivi.parameters import Init, Pilot, Whiten, pilot_of
 from skksivi.pilot._affine import Affine, AffineMap, Identity, LowRank
@@ -150,12 +150,12 @@ def find_whitening(whiten: Whiten, score_fn: Score, generator: torch.Generator, 
     ValueError
         The given (m, L) or `init` does not fit the target, or the score is not finite where the mode searches start.
     """
-    starts = starting_points(init, score_fn)
+    starts = starting_points(init, score_fn.n_features, score_fn.device)
     if whiten is None:
         return _without_modes(Identity(starts.new_zeros(score_fn.n_features))), None
     name = whiten.rule if isinstance(whiten, Pilot) else whiten
     if not isinstance(name, str):
-        return _without_modes(_given(name, score_fn)), None
+        return _without_modes(_given(name, score_fn.n_features, score_fn.device)), None
     before, chains = score_fn.tally.total, pilot_of(whiten) or Pilot()
     whitening, pilot = RULES[name](Search(score_fn, starts, init is not None, chains, generator, before))
     return replace(whitening, n_score_calls=score_fn.tally.total - before), pilot
@@ -295,23 +295,28 @@ def points_near_target(whiten: Whiten, init: Init) -> Init:
     return init
 
 
-def starting_points(init: Init, score_fn: Score) -> Tensor:
+def check_start(whiten: Whiten, init: Init, d: int) -> None:
+    """Raise ValueError for coordinates or points that do not fit a target of d features."""
+    starting_points(init, d)
+    if not (whiten is None or isinstance(whiten, str | Pilot)):
+        _given(whiten, d)
+
+
+def starting_points(init: Init, d: int, device: torch.device | str = "cpu") -> Tensor:
     """Return the points (k, d) where mode searches start."""
-    d = score_fn.n_features
     if init is None:
-        return torch.zeros(1, d, dtype=torch.float64, device=score_fn.device)
-    starts = as_tensor(as_array(init).astype(np.float64), device=score_fn.device)
+        return torch.zeros(1, d, dtype=torch.float64, device=device)
+    starts = as_tensor(as_floats(init, "init"), device=device)
     if starts.dim() not in (1, 2) or starts.shape[-1] != d or not len(starts) or not starts.isfinite().all():
         raise ValueError(f"`init` must be a finite vector of shape {(d,)} or a matrix of such rows, got {init!r}.")
     return starts.view(-1, d)
 
 
-def _given(whiten: tuple[ArrayLike, ArrayLike], score_fn: Score) -> Affine:
+def _given(whiten: tuple[ArrayLike, ArrayLike], d: int, device: torch.device | str = "cpu") -> Affine:
     """Return the map of a pair (m, L)."""
-    d = score_fn.n_features
     if len(whiten) != 2:
         raise ValueError(f"`whiten` must be a pair (mean, Cholesky factor), got {len(whiten)} item(s).")
-    m, L = (as_tensor(a, dtype=torch.float64, device=score_fn.device) for a in whiten)
+    m, L = (as_tensor(as_floats(a, "whiten"), device=device) for a in whiten)
     if m.shape != (d,) or L.shape != (d, d) or not _is_map(m, L):
         raise ValueError(
             f"`whiten` must be a finite vector of shape {(d,)} and a lower triangular matrix of shape {(d, d)} with "

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adam import adam
 
+from skksivi._arrays import check_function
 from skksivi.parameters import Adam, Decay
 
 #: Iterations between two looks at the losses; nothing is read from the device in between.
@@ -68,6 +69,13 @@ class Scheduled:
         self.schedule = schedule
         self.positive = positive
         self.value = like.new_zeros(())
+
+    def check(self, n: int = 50) -> None:
+        """Raise TypeError or ValueError unless it may be advanced, by n steps from zero to one."""
+        if callable(self.schedule):
+            check_function(self.schedule, self.name, "progress")
+        for i in range(n + 1):
+            self.advance(i / n)
 
     def advance(self, progress: float) -> None:
         """Take the number of this progress.

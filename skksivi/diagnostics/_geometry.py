@@ -17,7 +17,7 @@ from skksivi.diagnostics._view import N_SE, REFUSALS, View, judged
 from skksivi.pilot._affine import Affine
 from skksivi.pilot._chains import covariance_root
 from skksivi.pilot._masses import Cells
-from skksivi.pilot._modes import around, find_modes
+from skksivi.pilot._modes import MODES, around, find_modes
 from skksivi.score._score import Score
 from skksivi.stein._discrepancy import stein_variances
 
@@ -27,7 +27,8 @@ N_MOVED, N_FEWEST, N_NUMBERS = 500, 100, 100_000
 #: The share of draws that may be outliers.
 MAX_OUTLIERS = 0.01
 
-#: Draws, and points around all of them, from which modes are searched, and the most features with which they are.
+#: Draws, and points around all of them, from which modes are searched, fewer in many dimensions, and the most features
+#: with which they are.
 N_STARTS, N_AROUND, MAX_SEARCHED = 100, 40, 200
 
 #: The share of a mode, by the curvature there, from which its lack of draws matters.
@@ -64,7 +65,8 @@ def _find_cells(view: View, whole: Affine) -> tuple[Cells, tuple[Tensor, Tensor]
     x, d = view.x[view.finite], view.x.shape[1]
     if d > MAX_SEARCHED:
         raise ValueError(f"there are {d} features, and modes are searched up to {MAX_SEARCHED}")
-    starts = torch.cat([x[:N_STARTS], around(whole, N_AROUND, view.generator)])
+    n_drawn, n_around = (min(n, MODES.max_in_starts // d) for n in (N_STARTS, N_AROUND))
+    starts = torch.cat([x[:n_drawn], around(whole, n_around, view.generator)])
     found = find_modes(view.score, starts, view.generator)
     cells = Cells(found.maps, found.weights.log())
     counts = cells.counts(x)

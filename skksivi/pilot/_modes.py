@@ -21,6 +21,10 @@ class ModeSettings(NamedTuple):
     tolerance: float = 1e-4
     #: The most steps of a search from one of many starts.
     max_steps: int = 60
+    #: The most numbers in the starts around one point, and in the points at which the score is asked at a time: what
+    #: a score computes on its way is to stay in memory that is used again.
+    max_in_starts: int = 1600
+    max_in_block: int = 2**16
     #: Random signs by which a diagonal is estimated.
     n_probes: int = 128
     #: Share of the target below which a mode is left out.
@@ -51,8 +55,14 @@ def jacobians(score_fn: DifferentiableScore, x: Tensor) -> Tensor:
     """Return the Jacobians (k, d, d) of the score at points x (k, d), one vector-Jacobian product of k d rows."""
     k, d = x.shape
     directions = torch.eye(d, dtype=x.dtype, device=x.device).repeat(k, 1)
-    J = score_fn.product(x.repeat_interleave(d, 0), directions).view(k, d, d)
+    blocks = (_blocks(a) for a in (x.repeat_interleave(d, 0), directions))
+    J = torch.cat([score_fn.product(*pair) for pair in zip(*blocks, strict=True)]).view(k, d, d)
     return (J + J.mT) / 2
+
+
+def _blocks(x: Tensor) -> tuple[Tensor, ...]:
+    """Cut rows (n, d)."""
+    return x.split(max(1, MODES.max_in_block // x.shape[1]))
 
 
 def saddle_free_newton(score_fn: DifferentiableScore, x: Tensor, max_iter: int = 200) -> tuple[Affine, bool]:
@@ -147,7 +157,8 @@ def _steps(score_fn: ScoreFunction, x: Tensor, p: Tensor, decrement: Tensor) -> 
 
     def slopes(t: Tensor, rows: Tensor) -> Tensor:  # t (k', n)
         points = x[rows, None] + t[:, :, None] * p[rows, None]
-        return (score_fn(points.flatten(0, 1)).detach().view(points.shape) * p[rows, None]).sum(-1)
+        s = torch.cat([score_fn(block).detach() for block in _blocks(points.flatten(0, 1))])
+        return (s.view(points.shape) * p[rows, None]).sum(-1)
 
     everyone = torch.arange(len(x), device=x.device)
     middle, end = slopes(x.new_tensor([0.5, 1.0]).expand(len(x), 2), everyone).unbind(1)

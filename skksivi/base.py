@@ -40,6 +40,7 @@ from skksivi.score._score import CarriesScore, Score, is_target
 from skksivi.score._target import TargetOrScore, moved, resolve_score, unwrapped
 from skksivi.stein._discrepancy import FixedKernelKSD
 from skksivi.targets._base import from_score_fn
+from skksivi.training._hooks import PILOT_PARTS, Stages
 
 _state = random.getstate()
 from sklearn.callback import CallbackSupportMixin, with_callbacks  # noqa: E402  # imports rich, which draws from `random`
@@ -131,17 +132,22 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
         seed = make_seed(_of_replicate(score_fn, self.random_state))
         callbacks = getattr(self, "_skl_callbacks", None)
         target = _as_target(score_fn, n_features) if callbacks else None
-        context = self._init_callback_context(max_subtasks=self._n_reports())
+        n_pilot = self._n_pilot_calls() if callbacks else 0
+        n_tasks = self._n_reports() + (PILOT_PARTS if n_pilot else 0)
+        context = self._init_callback_context(max_subtasks=n_tasks)
         context.call_on_fit_task_begin(estimator=self, X=target)
 
-        def tell(fit: Fit) -> bool:
-            part = context.subcontext(task_name="iterations")
+        def tell(task_name: str, **fitted: object) -> bool:
+            part = context.subcontext(task_name=task_name)
             part.call_on_fit_task_begin(estimator=self, X=target)
-            return part.call_on_fit_task_end(
-                estimator=self, X=target, reconstruction_attributes=learned_attributes(fit, seed, self.dtype)
-            )
+            return part.call_on_fit_task_end(estimator=self, X=target, **fitted)
 
-        with ordinary_mode(device), logged(getattr(self, "verbose", 0)):
+        def tell_fit(fit: Fit) -> bool:
+            return tell("iterations", reconstruction_attributes=learned_attributes(fit, seed, self.dtype))
+
+        verbose = getattr(self, "verbose", 0)
+        stages = Stages(log=verbose > 1, n_pilot=n_pilot, tell=lambda: tell("whitening"))
+        with ordinary_mode(device), logged(verbose):
             score = resolve_score(
                 score_fn,
                 n_features,
@@ -151,9 +157,12 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
             )
             check_proper(score.double)
             generator = make_generator(seed, device)
-            fit = self._fit(score, generator, tell if callbacks else None)
+            if callbacks or verbose > 1:
+                score.tally.listener = stages
+            fit = self._fit(score, generator, tell_fit if callbacks else None)
             self.__dict__.update(learned_attributes(fit, seed, self.dtype))
             self._dtype_of_draws = resolving_dtype(fit.sampler, self.dtype, device)
+            score.tally.listener = None
             self._conclude(fit, score, generator)
         if fit.ended_by is not None:
             raise fit.ended_by
@@ -332,7 +341,11 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
         return None
 
     def _n_reports(self) -> int:
-        """Return how often a fit calls back, if it runs to its end."""
+        """Return how often the training of a fit calls back, if it runs to its end."""
+        return 0
+
+    def _n_pilot_calls(self) -> int:
+        """Return how often chains that explore the target ask for its score, about, zero if there are none."""
         return 0
 
     @abstractmethod

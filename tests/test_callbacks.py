@@ -3,6 +3,7 @@
 import logging
 import pickle
 import random
+import re
 import warnings
 
 import numpy as np
@@ -12,9 +13,12 @@ from sklearn.callback import ProgressBar, ScoringMonitor
 from sklearn.model_selection import GridSearchCV
 
 from skksivi import HKSIVIApproximator, KSIVIApproximator
+from skksivi.baselines import SIVI
 from skksivi.callbacks import EarlyStopping
 from skksivi.model_selection import Replicates, neg_ksd_scorer
 from skksivi.targets import Banana
+from skksivi.training import _hooks
+from skksivi.training._hooks import PILOT_PARTS
 
 SETTINGS = {"max_iter": 250, "batch_size": 16, "hidden_layer_sizes": (8,), "whiten": "laplace", "random_state": 0}
 APPROXIMATORS = [KSIVIApproximator(**SETTINGS), HKSIVIApproximator(n_layers=2, **SETTINGS)]
@@ -155,7 +159,7 @@ def test_verbose_leaves_configured_logging_alone(caplog):
     with caplog.at_level(logging.INFO, logger="skksivi"):
         clone(APPROXIMATORS[0]).set_params(verbose=2).fit(Banana())
     lines = [record.getMessage().split(",")[0] for record in caplog.records]
-    assert lines == [f"iteration {t} of 250" for t in (100, 200, 250)]
+    assert lines == ["whitening", "training", *(f"iteration {t} of 250" for t in (100, 200, 250))]
 
 
 def test_warnings_point_at_the_line_that_called_fit():
@@ -164,3 +168,87 @@ def test_warnings_point_at_the_line_that_called_fit():
         clone(APPROXIMATORS[0]).set_params(whiten=None, max_iter=1).fit(lambda x: x, n_features=2)
     assert len(caught) == 2
     assert {w.filename for w in caught} == {__file__}
+
+
+# What comes before the training
+
+
+class Counted:
+    """A score, how often it was asked, and what a callback was told by then."""
+
+    def __init__(self):
+        self.n_asked, self.told = 0, []
+
+    def __call__(self, x):
+        self.n_asked += len(x)
+        return -x
+
+    def setup(self, estimator, context):
+        pass
+
+    teardown = setup
+
+    def on_fit_task_begin(self, estimator, context, **_):
+        pass
+
+    def on_fit_task_end(self, estimator, context, **_):
+        self.told.append((context.task_name, self.n_asked))
+
+
+PILOTED = clone(APPROXIMATORS[0]).set_params(max_iter=100, whiten="auto", whiten__budget=1000)
+PILOTS = {
+    "auto": PILOTED,
+    "diagonal": clone(PILOTED).set_params(whiten__rule="diagonal", whiten__budget=20_000),
+    "hierarchy": clone(APPROXIMATORS[1]).set_params(max_iter=100, whiten="auto", whiten__budget=1000),
+    "baseline": SIVI(whiten="auto", max_iter=100, random_state=0).set_params(whiten__budget=1000),
+}
+EVERY_PILOT = pytest.mark.parametrize("q", PILOTS.values(), ids=PILOTS)
+
+
+@EVERY_PILOT
+def test_a_callback_is_told_of_the_pilot_as_it_goes(q):
+    score_fn = Counted()
+    clone(q).set_callbacks(score_fn).fit(score_fn, n_features=2)
+    names, counts = zip(*score_fn.told, strict=True)
+    assert names == ("whitening",) * PILOT_PARTS + ("iterations", "fit")
+    assert len(set(counts[:PILOT_PARTS])) > PILOT_PARTS // 2
+
+
+@EVERY_PILOT
+def test_each_stage_is_logged_with_about_what_it_costs(q, caplog):
+    quiet, told = Counted(), Counted()
+    expected = clone(q).fit(quiet, n_features=2)
+    with caplog.at_level(logging.INFO, logger="skksivi"):
+        q = clone(q).set_params(verbose=2).fit(told, n_features=2)
+    lines = [record.getMessage() for record in caplog.records]
+    np.testing.assert_array_equal(q.sample(5), expected.sample(5))
+    assert told.n_asked == quiet.n_asked
+    assert lines[0] == "whitening, search for modes"
+    assert "training" in lines
+    announced = [re.search(r"about ([\d,]+) score calls to come, at .* s each, about", line) for line in lines]
+    n = sum(int(match[1].replace(",", "")) for match in announced if match)
+    assert 0.5 < n / q.whitening_.n_score_calls < 1.1
+
+
+def test_a_long_stage_says_how_far_it_is(caplog, monkeypatch):
+    monkeypatch.setattr(_hooks, "SECONDS_BETWEEN", 0.0)
+    with caplog.at_level(logging.INFO, logger="skksivi"):
+        clone(PILOTED).set_params(verbose=2).fit(lambda x: -x, n_features=2)
+    lines = [record.getMessage() for record in caplog.records]
+    assert any(re.fullmatch(r"whitening, search for modes: [\d,]+ score calls, \d+ s", line) for line in lines)
+    assert any(re.fullmatch(r"whitening, Metropolis .*: [\d,]+ of about [\d,]+ score calls, \d+ s", x) for x in lines)
+
+
+@pytest.mark.parametrize("d", [1, 2, 30, 499, 501, 700, 3000])
+@pytest.mark.parametrize("flat", [lambda x: 0 * x, lambda x: 0 * x + 3, lambda x: 0 * x.cumsum(1)])
+def test_a_flat_score_ends_at_once(flat, d):
+    n_asked = 0
+
+    def score_fn(x):
+        nonlocal n_asked
+        n_asked += len(x)
+        return flat(x)
+
+    with pytest.raises(ValueError, match="constant, at all trial points"):
+        KSIVIApproximator().fit(score_fn, n_features=d)
+    assert n_asked < 4000

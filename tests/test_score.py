@@ -658,7 +658,7 @@ IMPROPER = {
         lambda x: x.new_tensor([-1.0, 0.0]) * x,
         r"improper in a direction \(\+1 in coordinate 1",
     ),
-    "zero": (lambda x: 0 * x, "zero at all trial points"),
+    "zero": (lambda x: 0 * x, "zero, or another constant, at all trial points"),
     "a sum alone": (lambda x: (1 - x.sum(1, keepdim=True)).expand_as(x), "improper in a direction"),
     "a difference alone": (lambda x: x.flip(1) - x, "improper in a direction"),
 }

@@ -179,7 +179,14 @@ class HSIVISM(Trained):
         objective = self._objective(pulled_back(score, whitening.map, generator), family, generator)
         seed = generator.initial_seed()
         return self._train(
-            Job(objective, family, generator, lambda family: Layers(family, whitening, score.double, seed), tell)
+            Job(
+                objective,
+                family,
+                generator,
+                lambda family: Layers(family, whitening, score.double, seed),
+                tell,
+                score.tally,
+            )
         )
 
     def _levels(self) -> str | Callable[[float], float]:

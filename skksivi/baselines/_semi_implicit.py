@@ -45,7 +45,9 @@ class SemiImplicitVI(Trained):
         tempers = temperature(self.annealing, next(family.parameters()))
         score_u = Tempered(pulled_back(score_fn, whitening.map, generator), tempers.value)
         objective = self._objective(score_u, tempers, family, generator)
-        return self._train(Job(objective, family, generator, lambda family: Layer(family, whitening, seed), tell))
+        return self._train(
+            Job(objective, family, generator, lambda family: Layer(family, whitening, seed), tell, score_fn.tally)
+        )
 
     def _build(self, score_fn: Score, generator: torch.Generator) -> SemiImplicit:
         """Return a new family."""

@@ -27,8 +27,8 @@ N_MOVED, N_FEWEST, N_NUMBERS = 500, 100, 100_000
 #: The share of draws that may be outliers.
 MAX_OUTLIERS = 0.01
 
-#: Draws, and points around all of them, from which modes are searched, fewer in many dimensions, and the most features
-#: with which they are.
+#: Draws, and points around all of them, from which modes are searched, fewer in many dimensions, and the most
+#: features with which they are.
 N_STARTS, N_AROUND, MAX_SEARCHED = 100, 40, 200
 
 #: The share of a mode, by the curvature there, from which its lack of draws matters.

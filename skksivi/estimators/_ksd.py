@@ -114,7 +114,7 @@ class SteinTrained(Trained, Generic[F]):
         )
         saving = [] if file is None else [self._saving(file, score_fn, start, watch)]
         resume = None if file is None or file.found is None else file.found.state
-        job = Job(objective, family, generator, sampler_of, tell)
+        job = Job(objective, family, generator, sampler_of, tell, score.tally)
         fit = self._train_from(job, watch, saving, resume)
         if file is None:
             return fit

@@ -130,7 +130,8 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         Seeds initial weights, training draws and samples. Equal integers give equal results.
     verbose : int, default=0
         1 logs a line every 500 iterations to the logger "skksivi", which without a handler of its own writes to the
-        standard error; 2 every 100. For a progress bar, `set_callbacks(sklearn.callback.ProgressBar())`.
+        standard error; 2 every 100, and each stage before with what it will cost. For a progress bar,
+        `set_callbacks(sklearn.callback.ProgressBar())`.
 
     Attributes
     ----------

@@ -25,12 +25,13 @@ from skksivi.parameters import (
     Scale,
     Whiten,
     checked_object,
+    pilot_of,
 )
-from skksivi.pilot._chains import PilotPoints
+from skksivi.pilot._chains import CHAINS, PilotPoints
 from skksivi.pilot._rules import MAX_POINTS, RULES, Whitening, check_start, find_whitening, points_near_target
-from skksivi.score._score import Score
+from skksivi.score._score import Score, Tally
 from skksivi.stein._discrepancy import stein_shift, stein_variances
-from skksivi.training._hooks import Report
+from skksivi.training._hooks import TRAINING, Report
 from skksivi.training._loop import CHECK_EVERY, Hook, Objective, Run, Scheduled, State, minimise
 
 #: Draws at which the score is looked at.
@@ -52,13 +53,16 @@ F = TypeVar("F", bound=nn.Module)
 
 
 class Job(NamedTuple, Generic[F]):
-    """A training: what is minimised over a family, and what a state of it draws from, which callbacks are told."""
+    """A training: what is minimised over a family, what a state of it draws from, which callbacks are told, and how
+    often the score was asked for.
+    """
 
     objective: Objective
     family: F
     generator: torch.Generator
     sampler_of: Callable[[F], Sampler]
     tell: Tell | None
+    tally: Tally
 
 
 class Trained(BaseApproximator):
@@ -115,6 +119,13 @@ class Trained(BaseApproximator):
     def _n_reports(self) -> int:
         return -(-self.max_iter // CHECK_EVERY)
 
+    def _n_pilot_calls(self) -> int:
+        chains = pilot_of(self.whiten)
+        if chains is None:
+            return 0
+        least = CHAINS.min_chains * (CHAINS.n_langevin + 3 * CHAINS.n_metropolis) if chains.rule == "auto" else 1
+        return max(chains.budget, least)
+
     def _check_parameters(self, n_features: int) -> None:
         super()._check_parameters(n_features)
         check_start(self.whiten, self.init, n_features)
@@ -143,6 +154,7 @@ class Trained(BaseApproximator):
     ) -> Run:
         """Train the family, with hooks before and after the report; raise what ends it and leaves nothing to keep."""
         tell = job.tell
+        job.tally.begin(TRAINING)
         show = None if tell is None else lambda family: tell(Fit(job.sampler_of(family), {}))
         report = [Report(self.max_iter, self.verbose, show)] if show or self.verbose else []
         run = minimise(

@@ -3,7 +3,7 @@ r"""An ensemble of chains around the modes of a target, from scores alone, in fl
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -298,7 +298,13 @@ def _adapted(L: Tensor, x: Tensor) -> Tensor:
     return L if failed else L @ factor
 
 
-def find_pilot(score_fn: ScoreFunction, modes: ModeMaps, generator: torch.Generator, budget: int) -> PilotPoints:
+def find_pilot(
+    score_fn: ScoreFunction,
+    modes: ModeMaps,
+    generator: torch.Generator,
+    budget: int,
+    begin: Callable[[str, int], None] | None = None,
+) -> PilotPoints:
     """Run chains around each mode, and pool them by the weights of the modes.
 
     Parameters
@@ -309,16 +315,23 @@ def find_pilot(score_fn: ScoreFunction, modes: ModeMaps, generator: torch.Genera
     budget : int
         Points at which the score may be evaluated, which sets the number of chains; chains that do not converge, or
         mix slowly, take up to three times as many.
+    begin : callable, default=None
+        Is told each stage, and how many calls it takes.
     """
     n_chains = min(max(budget // (CHAINS.n_langevin + 3 * CHAINS.n_metropolis), CHAINS.min_chains), CHAINS.max_chains)
     weights = modes.weights.tolist()
     fewest = min(CHAINS.min_chains_of_mode, max(16, 2 * n_chains // len(weights)))
+    sizes = [max(fewest, round(n_chains * w)) for w in weights]
+    begin = begin or (lambda *_: None)
+    begin(f"whitening, Langevin chains around {len(weights)} mode(s)", sum(sizes) * CHAINS.n_langevin)
     ensembles = [
-        langevin(score_fn, _start(score_fn, mode, max(fewest, round(n_chains * w)), generator), generator)
-        for mode, w in zip(modes.maps, weights, strict=True)
+        langevin(score_fn, _start(score_fn, mode, n, generator), generator)
+        for mode, n in zip(modes.maps, sizes, strict=True)
     ]
     kept: list[Tensor] = []
-    for _ in range(CHAINS.max_rounds):
+    for k in range(CHAINS.max_rounds):
+        stage = f"whitening, Metropolis chains, round {k + 1} of {CHAINS.max_rounds} at most"
+        begin(stage, sum(sizes) * 3 * CHAINS.n_metropolis)
         rounds = [metropolis(score_fn, e, generator) for e in ensembles]
         latest, ensembles = [r[0] for r in rounds], [r[1] for r in rounds]
         converged = has_converged(latest, modes.weights)

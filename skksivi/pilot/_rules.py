@@ -18,7 +18,7 @@ from skksivi.parameters import Init, Pilot, Whiten, pilot_of
 from skksivi.pilot._affine import Affine, AffineMap, Identity, LowRank
 from skksivi.pilot._chains import PilotPoints, batch_and_match, covariance_root, find_pilot
 from skksivi.pilot._masses import weighed
-from skksivi.pilot._modes import ModeMaps, around, find_modes, newton_cg, saddle_free_newton, scattered
+from skksivi.pilot._modes import MODES, ModeMaps, around, find_modes, newton_cg, saddle_free_newton, scattered
 from skksivi.pilot._underdamped import surrounding, underdamped_pilot
 from skksivi.score._score import DifferentiableScore, Halves, Score
 
@@ -157,6 +157,7 @@ def find_whitening(whiten: Whiten, score_fn: Score, generator: torch.Generator, 
     if not isinstance(name, str):
         return _without_modes(_given(name, score_fn.n_features, score_fn.device)), None
     before, chains = score_fn.tally.total, pilot_of(whiten) or Pilot()
+    score_fn.tally.begin("whitening, search for modes")
     whitening, pilot = RULES[name](Search(score_fn, starts, init is not None, chains, generator, before))
     return replace(whitening, n_score_calls=score_fn.tally.total - before), pilot
 
@@ -187,8 +188,9 @@ def _by_chains(search: Search) -> Found:
     """Return mean and covariance of chains around the modes, and the chains."""
     double, generator = search.score.double, search.generator
     modes = _search(double, search.starts, generator, alone=search.alone)
-    pilot = find_pilot(double, modes, generator, search.left)
+    pilot = find_pilot(double, modes, generator, search.left, double.tally.begin)
     if len(pilot.n_of_mode) > 1:
+        double.tally.begin(f"whitening, weights of {len(pilot.n_of_mode)} modes")
         pilot = weighed(double, pilot, generator)
     x = pilot.x
     moments = (a.cpu().numpy() for a in (x.mean(0), pilot.mean_se, x.std(0)))
@@ -278,7 +280,7 @@ def _search(score_fn: Score, starts: Tensor, generator: torch.Generator, *, alon
     """Search for modes from the starts and, unless they are to be alone, from points around them and the best one."""
     if alone:
         return find_modes(score_fn, starts, generator)
-    n = min(MAX_STARTS, 1600 // starts.shape[1])
+    n = min(MAX_STARTS, MODES.max_in_starts // starts.shape[1])
     found = find_modes(score_fn, torch.cat([starts, scattered(starts[0], n, generator)]), generator)
     return find_modes(score_fn, around(found.maps[0], n, generator), generator, found.maps)
 

@@ -8,11 +8,12 @@ from torch import Tensor
 from skksivi._warnings import warn_caller
 from skksivi.score._score import Score, ScoreFunction
 
-#: Features up to which directions are looked for; a decomposition costs O(d^3).
+#: Features up to which directions beside the coordinates are looked for; a decomposition costs O(d^3).
 MAX_FEATURES = 500
 
-#: Distances from the origin of the points at which scores are compared, and the least number of points.
-SIZES, N_POINTS = (1e-2, 1.0, 1e2), 96
+#: Distances from the origin of the points at which scores are compared, the number of points, more in more dimensions
+#: up to there, and of the numbers in them beyond, and the fewest of those.
+SIZES, N_POINTS, N_NUMBERS, N_FEWEST = (1e-2, 1.0, 1e2), 96, 2**22, 12
 
 #: Distances at which the tails of a density are looked at, and how well they must agree.
 RADII, AGREEMENT = (1e4, 1e5, 1e6), 0.02
@@ -31,7 +32,7 @@ def check_proper(score: Score) -> None:
     """
     d = score.n_features
     try:
-        direction, exponent = flat_direction(score) if d <= MAX_FEATURES else None, tail_exponent(score, d)
+        direction, exponent = flat_direction(score), tail_exponent(score, d)
     except (ArithmeticError, RuntimeError, ValueError):  # it need not be defined so far out
         return
     if direction is None:
@@ -43,8 +44,8 @@ def check_proper(score: Score) -> None:
         return
     if not direction.any():
         raise ValueError(
-            "`score_fn` is zero at all trial points: the density is constant and has no finite mass. Check that the "
-            "function depends on its input, or add a prior."
+            "`score_fn` is zero, or another constant, at all trial points: log p is constant or linear, and "
+            "the density has no finite mass. Check that the function depends on its input, or add a prior."
         )
     terms = ", ".join(f"{value:+.2g} in coordinate {i}" for i, value in _largest(direction))
     raise ValueError(
@@ -61,27 +62,29 @@ def _largest(direction: Tensor, n: int = 3) -> list[tuple[int, float]]:
 
 
 def flat_direction(score: Score) -> Tensor | None:
-    """Return a direction (d,) along which all scores vanish, zero if all scores do, None if there is none.
+    """Return a direction (d,) along which all scores vanish, zero if all are equal, None if there is none.
 
     Scores at random points span all directions unless the density is flat along one. They are compared in units in
-    which every coordinate has scores of the same size.
+    which every coordinate has scores of the same size. Of many features the coordinates alone are looked at.
     """
     d = score.n_features
     generator = torch.Generator().manual_seed(0)
-    n = max(N_POINTS, 2 * d)
+    n = max(N_POINTS, 2 * d) if d <= MAX_FEATURES else max(N_FEWEST, min(N_POINTS, N_NUMBERS // d))
     x = torch.randn(n, d, generator=generator, dtype=torch.float64)
     x = x * torch.tensor(SIZES, dtype=torch.float64).repeat(-(-n // len(SIZES)))[:n, None]
     S = score(x.to(score.device))
     S = S[S.isfinite().all(1)]
-    if len(S) < 2 * d:
+    if len(S) < min(2 * d, n // 2):
         return None
+    if (S[:1] == S).all():
+        return torch.zeros(d, dtype=torch.float64)
     S = S / S.abs().amax(1, keepdim=True).where(S.any(1, keepdim=True), 1)  # points far out have no more say
     size = S.square().mean(0).sqrt()
-    if not S.any():
-        return torch.zeros(d, dtype=torch.float64)
     ignored = size == 0
     if ignored.any():
         return ignored.double()
+    if d > MAX_FEATURES:
+        return None
     S = S / size
     v = torch.linalg.svd(S, full_matrices=False)[2][-1]
     share = (S @ v).abs() / S.norm(dim=1)  # rounding has its part in scores that all but cancel: one in ten may

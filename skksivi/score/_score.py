@@ -51,6 +51,16 @@ def function_of(score_fn: UntriedScore | CarriesScore) -> ScoreFunction:
     return score_fn.score_fn if hasattr(score_fn, "score_fn") else score_fn
 
 
+class Listener(Protocol):
+    """What follows a fit by what it asks of the score."""
+
+    def begin(self, stage: str, n_calls: int, so_far: int) -> None:
+        """Hear that a stage begins, of so many calls about, zero if that is not known, after `so_far` of all."""
+
+    def hear(self, so_far: int) -> None:
+        """Hear of all calls so far."""
+
+
 @dataclass
 class Tally:
     """How often a score was asked for: points at which it was evaluated, and products with its Jacobian.
@@ -60,6 +70,23 @@ class Tally:
 
     n_values: int = 0
     n_products: int = 0
+    listener: Listener | None = field(default=None, compare=False, repr=False)
+
+    def add(self, *, values: int = 0, products: int = 0) -> None:
+        """Count calls."""
+        self.n_values += values
+        self.n_products += products
+        if self.listener is not None:
+            self.listener.hear(self.total)
+
+    def begin(self, stage: str, n_calls: int = 0) -> None:
+        """Say that a stage of a fit begins, of so many calls about, zero if that is not known."""
+        if self.listener is not None:
+            self.listener.begin(stage, n_calls, self.total)
+
+    def __getstate__(self) -> dict[str, int | None]:
+        """Leave the listener, which belongs to one fit."""
+        return {"n_values": self.n_values, "n_products": self.n_products, "listener": None}
 
     @property
     def total(self) -> int:
@@ -163,7 +190,7 @@ class Score:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Evaluate the score at x (n, d)."""
-        self.tally.n_values += len(x)
+        self.tally.add(values=len(x))
         return self._evaluate(x)
 
     def _evaluate(self, x: Tensor) -> Tensor:
@@ -179,14 +206,14 @@ class Score:
         """Return the score at x (n, d) without a graph, and the map of v (n, d) to J^T v (n, d)."""
         if self.by_differences:
             return self(x), lambda v: self.product(x, v)
-        self.tally.n_values += len(x)
+        self.tally.add(values=len(x))
         return self._with_pullback(x)
 
     def _with_pullback(self, x: Tensor) -> tuple[Tensor, ScoreFunction]:
         s, pull = autograd_pullback(self._evaluate, x) if self.score_vjp is None else own_pullback(self.score_vjp, x)
 
         def pullback(v: Tensor) -> Tensor:
-            self.tally.n_products += len(v)
+            self.tally.add(products=len(v))
             return pull(v)
 
         return s, pullback

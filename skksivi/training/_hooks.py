@@ -23,6 +23,12 @@ LOGGER = logging.getLogger("skksivi")
 #: Iterations from one line of the log to the next.
 LOG_EVERY = 500
 
+#: The stage that reports for itself.
+TRAINING = "training"
+
+#: Parts of a pilot that callbacks are told of, and seconds between two lines of one stage.
+PILOT_PARTS, SECONDS_BETWEEN = 10, 10.0
+
 
 class Report:
     """A line of the log, and what callbacks see of a fit under way.
@@ -40,18 +46,71 @@ class Report:
         self.max_iter = max_iter
         self.verbose = verbose
         self.tell = tell
-        self.began = time.monotonic()
+        self.began = self.last = time.monotonic()
 
     def __call__(self, progress: Progress) -> bool:
         """Log, and ask the callbacks whether to stop."""
         n_done, loss = progress.n_done, progress.loss.item()
+        now, n_new = time.monotonic(), n_done % CHECK_EVERY or CHECK_EVERY
+        to_come = (now - self.last) / n_new * (self.max_iter - n_done)
+        self.last = now
         if self.verbose and (n_done % LOG_EVERY == 0 or n_done == self.max_iter or self.verbose > 1):
-            seconds = time.monotonic() - self.began
-            LOGGER.info("iteration %d of %d, loss %.3g, %.1f s", n_done, self.max_iter, loss, seconds)
+            line = "iteration %d of %d, loss %.3g, %.1f s, about %.1f s to come"
+            LOGGER.info(line, n_done, self.max_iter, loss, now - self.began, to_come)
         if self.tell is None:
             return False
         with progress.iterate.averaged():
             return self.tell(copy.deepcopy(progress.module).requires_grad_(False))
+
+
+class Stages:
+    """Lines of the log on what a fit does beside its iterations, and parts of the pilot that are told to callbacks.
+
+    Parameters
+    ----------
+    log : bool
+        Whether there are lines: one per stage with what it will cost by the calls so far, and one every ten seconds.
+    n_pilot : int
+        Calls of the pilot, about; zero where there is none.
+    tell : callable
+        Is called `PILOT_PARTS` times until the training begins, if there is a pilot.
+    """
+
+    def __init__(self, *, log: bool, n_pilot: int, tell: Callable[[], object]) -> None:
+        self.log = log
+        self.n_pilot = n_pilot
+        self.tell = tell
+        self.n_told = 0
+        self.stage, self.n_calls = "", 0
+        self.n_before, self.began = 0, time.monotonic()
+        self.logged = self.began
+
+    def begin(self, stage: str, n_calls: int, so_far: int) -> None:
+        """Log the stage, with its cost by the time of the calls of the one before."""
+        now, n = time.monotonic(), so_far - self.n_before
+        if self.log:
+            cost = f": about {n_calls:,} score calls to come" if n_calls else ""
+            if n_calls and n:
+                each = (now - self.began) / n
+                cost += f", at {each:.2g} s each, about {n_calls * each:.2g} s"
+            LOGGER.info("%s%s", stage, cost)
+        self.stage, self.n_calls, self.n_before, self.began, self.logged = stage, n_calls, so_far, now, now
+        if stage == TRAINING:
+            self._tell(self.n_pilot)
+
+    def hear(self, so_far: int) -> None:
+        """Log how far the stage has come, if it takes long."""
+        self._tell(so_far)
+        now = time.monotonic()
+        if self.log and self.stage != TRAINING and now - self.logged > SECONDS_BETWEEN:
+            done = f"{so_far - self.n_before:,}" + (f" of about {self.n_calls:,}" if self.n_calls else "")
+            LOGGER.info("%s: %s score calls, %.0f s", self.stage, done, now - self.began)
+            self.logged = now
+
+    def _tell(self, n_calls: int) -> None:
+        while self.n_pilot and self.n_told < min(PILOT_PARTS * n_calls // self.n_pilot, PILOT_PARTS):
+            self.n_told += 1
+            self.tell()
 
 
 #: What is saved of a watch where there is none.

@@ -18,9 +18,14 @@ from sklearn.experimental import enable_halving_search_cv  # noqa: F401
 from sklearn.model_selection import (
     GridSearchCV,
     HalvingGridSearchCV,
+    KFold,
+    LeaveOneOut,
     RandomizedSearchCV,
+    RepeatedKFold,
+    ShuffleSplit,
     cross_val_score,
     cross_validate,
+    train_test_split,
 )
 
 from skksivi import KSIVIApproximator
@@ -492,3 +497,32 @@ def test_a_search_survives_a_killed_worker(cluster, tmp_path):
         there = clone(search).fit(target)
     assert marker.exists()
     assert_same_table(there, clone(search).fit(target))
+
+
+@pytest.mark.parametrize(
+    "search",
+    [
+        lambda q, target: GridSearchCV(q, {"learning_rate": [1e-3]}).fit(target),
+        lambda q, target: GridSearchCV(q, {"learning_rate": [1e-3]}, cv=3).fit(target),
+        lambda q, target: GridSearchCV(q, {"learning_rate": [1e-3]}, cv=KFold(2, shuffle=True)).fit(target),
+        lambda q, target: GridSearchCV(q, {"learning_rate": [1e-3]}, cv=RepeatedKFold()).fit(target),
+        lambda q, target: RandomizedSearchCV(q, {"learning_rate": [1e-3]}, n_iter=1).fit(target),
+        lambda q, target: cross_val_score(q, target),
+        lambda q, target: cross_validate(q, target, cv=ShuffleSplit()),
+        lambda q, target: cross_val_score(q, target, cv=LeaveOneOut()),
+        lambda q, target: train_test_split(target),
+    ],
+)
+def test_what_would_split_rows_says_to_set_replicates(search):
+    with pytest.raises(ValueError, match=r"set cv=skksivi.model_selection.Replicates\(\)"):
+        search(KSIVIApproximator(), Banana())
+
+
+@pytest.mark.parametrize("name", ["learning_rate", "batch_size", "hidden_layer_sizes", "max_iter"])
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_candidates_of_a_fold_find_the_same_coordinates(name):
+    values = {"learning_rate": 0.1, "batch_size": 8, "hidden_layer_sizes": (3,), "max_iter": 2}
+    q = KSIVIApproximator(max_iter=1, random_state=0).set_params(whiten__budget=1000)
+    a, b = (p.fit(Banana()[[3]]).whitening_ for p in (q, clone(q).set_params(**{name: values[name]})))
+    np.testing.assert_array_equal(a.m, b.m)
+    np.testing.assert_array_equal(a.L, b.L)

@@ -131,6 +131,7 @@ def test_the_rest_of_a_shorthand_stays():
     assert SIVI().optimizer == "adam"
     assert KSIVIApproximator(whiten="diagonal").set_params(whiten__budget=7).whiten.rule == "diagonal"
     assert HKSIVIApproximator(bridge="cosine").set_params(bridge__weights=[1] * 5).bridge.levels == "cosine"
+    assert SIVI(annealing="linear").set_params(annealing__start=0.2).annealing.start == 0.2
     for kernel in ("gaussian", Gaussian()):
         assert KSIVIApproximator(kernel=kernel).set_params(kernel__bandwidth=2.0).kernel.bandwidth == 2.0
 

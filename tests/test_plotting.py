@@ -155,7 +155,7 @@ FROM_ESTIMATOR = {
     "loss": lambda q: LossDisplay.from_estimator(q),
     "marginals": lambda q: MarginalsDisplay.from_estimator(q, n_samples=100),
     "density": lambda q: DensityDisplay.from_estimator(q, Multimodal(), n_samples=100),
-    "correlation": lambda q: CorrelationDisplay.from_estimator(q, reference=PLANE, n_samples=100),
+    "correlation": lambda q: CorrelationDisplay.from_estimator(q, PLANE, n_samples=100),
     "path": lambda q: PathDisplay.from_estimator(q, n_samples=100),
 }
 
@@ -379,3 +379,12 @@ def test_a_mistake_is_named_before_a_figure_is_made(mistake):
     with pytest.raises(error, match=message):
         act()
     assert not plt.get_fignums()
+
+
+@pytest.mark.parametrize("display", [MarginalsDisplay, CorrelationDisplay, PathDisplay])
+def test_reference_draws_come_second_as_in_scikit_learn(display, fitted):
+    for by_place, by_name in (
+        (display.from_estimator(fitted, PLANE), display.from_estimator(fitted, reference=PLANE)),
+        (display.from_draws(PLANE, PLANE), display.from_draws(PLANE, reference=PLANE)),
+    ):
+        np.testing.assert_array_equal(by_place.reference, by_name.reference)

@@ -101,7 +101,11 @@ class Trained(BaseApproximator):
     _adam: ClassVar[Adam] = Adam()
 
     def _expanded(self, name: str, value: object) -> BaseEstimator | None:
-        return clone(self._adam) if (name, value) == ("optimizer", "adam") else super()._expanded(name, value)
+        if not isinstance(value, str):
+            return super()._expanded(name, value)
+        known = {("optimizer", "adam"): self._adam, ("annealing", "linear"): Linear()}
+        found = known.get((name, value))
+        return super()._expanded(name, value) if found is None else clone(found)
 
     @property
     def _steps(self) -> Adam:

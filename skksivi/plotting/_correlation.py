@@ -51,7 +51,7 @@ class CorrelationDisplay:
 
     @classmethod
     def from_draws(
-        cls, X: ArrayLike | Mapping[str, ArrayLike], *, reference: ArrayLike, ax: Axes | None = None
+        cls, X: ArrayLike | Mapping[str, ArrayLike], reference: ArrayLike, *, ax: Axes | None = None
     ) -> Self:
         """Show draws beside reference draws.
 
@@ -83,8 +83,8 @@ class CorrelationDisplay:
     def from_estimator(
         cls,
         estimator: BaseApproximator,
-        *,
         reference: ArrayLike,
+        *,
         n_samples: int = N_DRAWS,
         random_state: int | np.random.RandomState | None = 0,
         ax: Axes | None = None,

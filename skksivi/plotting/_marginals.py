@@ -87,8 +87,8 @@ class MarginalsDisplay:
     def from_draws(
         cls,
         X: ArrayLike | Mapping[str, ArrayLike],
-        *,
         reference: ArrayLike | None = None,
+        *,
         features: Sequence[int] | None = None,
         feature_names: Sequence[str] | None = None,
         kind: str = "contour",
@@ -139,8 +139,8 @@ class MarginalsDisplay:
     def from_estimator(
         cls,
         estimator: BaseApproximator,
-        *,
         reference: ArrayLike | None = None,
+        *,
         features: Sequence[int] | None = None,
         feature_names: Sequence[str] | None = None,
         kind: str = "contour",

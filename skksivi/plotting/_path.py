@@ -71,9 +71,9 @@ class PathDisplay:
     def from_draws(
         cls,
         X: ArrayLike | Mapping[str, ArrayLike],
+        reference: ArrayLike | None = None,
         *,
         times: ArrayLike | None = None,
-        reference: ArrayLike | None = None,
         truth: ArrayLike | None = None,
         observed: tuple[ArrayLike, ArrayLike] | None = None,
         level: float = 0.95,
@@ -85,10 +85,10 @@ class PathDisplay:
         ----------
         X : array-like of shape (n, d), or dict of such by name
             A time a column.
-        times : array-like of shape (d,), default=None
-            None means 1, 2, ..., d.
         reference : array-like of shape (m, d), default=None
             Exact draws.
+        times : array-like of shape (d,), default=None
+            None means 1, 2, ..., d.
         truth : array-like of shape (d,), default=None
             The path that was observed.
         observed : (times, values), default=None
@@ -122,9 +122,9 @@ class PathDisplay:
     def from_estimator(  # noqa: PLR0913
         cls,
         estimator: BaseApproximator,
+        reference: ArrayLike | None = None,
         *,
         times: ArrayLike | None = None,
-        reference: ArrayLike | None = None,
         truth: ArrayLike | None = None,
         observed: tuple[ArrayLike, ArrayLike] | None = None,
         level: float = 0.95,
@@ -138,7 +138,7 @@ class PathDisplay:
         ----------
         estimator : approximator
             Fitted.
-        times, reference, truth, observed, level, ax
+        reference, times, truth, observed, level, ax
             See `from_draws`.
         n_samples : int, default=10_000
         random_state : int, RandomState or None, default=0

@@ -19,6 +19,16 @@ from skksivi.score._score import ScoreFunction, ScoreWithProduct
 RowsScore = Callable[[Any, Any], Any]
 
 
+class OneRow(int):
+    """The number of rows of a target, which says in the messages of what splits rows what to do instead."""
+
+    def __str__(self) -> str:
+        return f"{int(self)!r}, since a target has no rows to split: set cv=skksivi.model_selection.Replicates()"
+
+    def __format__(self, spec: str) -> str:
+        return format(int(self), spec) if spec else str(self)
+
+
 class Target:
     """A distribution to approximate, known by its score.
 
@@ -116,7 +126,7 @@ class Target:
     @property
     def shape(self) -> tuple[int, int]:
         """One "row" of n_features, so that scikit-learn can count and split it."""
-        return (1, self.n_features)
+        return (OneRow(1), self.n_features)
 
     def __getitem__(self, index: object) -> Self:
         rows = np.asarray(index[0] if isinstance(index, tuple) else index)

@@ -90,7 +90,7 @@ class Target:
         try:
             log_prob = self.log_prob(x)
         except (RuntimeError, TypeError, AttributeError) as error:
-            if "numpy" not in str(error):
+            if "numpy" not in str(error) and not self._takes_arrays(x):
                 raise
             raise TypeError(self._left_torch(f"raised {type(error).__name__}: {error}")) from error
         if not isinstance(log_prob, Tensor):
@@ -103,6 +103,13 @@ class Target:
         if not log_prob.requires_grad:
             raise TypeError(self._left_torch("returned a tensor without a graph"))
         return log_prob
+
+    def _takes_arrays(self, x: Tensor) -> bool:
+        """Tell whether `log_prob` works on points x (n, d) as an array."""
+        try:
+            return np.shape(self.log_prob(x.detach().cpu().numpy())) == x.shape[:-1]  # type: ignore[attr-defined]
+        except Exception:
+            return False
 
     def _left_torch(self, fact: str) -> str:
         return (

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         targets,
         terms,
     )
+    from skksivi._importance import certificate, evidence, importance_sample
     from skksivi._modes import modes
     from skksivi._paper import paper_settings
     from skksivi.diagnostics import diagnose
@@ -41,8 +42,11 @@ __all__ = [
     "annealing",
     "baselines",
     "callbacks",
+    "certificate",
     "datasets",
     "diagnose",
+    "evidence",
+    "importance_sample",
     "kernels",
     "load",
     "metrics",
@@ -65,6 +69,7 @@ if not TYPE_CHECKING:  # a checker would take any name for one of these
         {
             "estimators._hksivi": ["HKSIVIApproximator"],
             "estimators._ksivi": ["KSIVIApproximator"],
+            "_importance": ["certificate", "evidence", "importance_sample"],
             "_modes": ["modes"],
             "_paper": ["paper_settings"],
             "diagnostics": ["diagnose"],

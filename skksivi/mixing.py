@@ -251,7 +251,7 @@ class GaussianMixtureDraws(DensityMixing):
         super().__init__()
         self.latent_dim = means.shape[1]
         self.register_buffer("means", means)
-        self.register_buffer("factors", factors)
+        self.register_buffer("factors", factors.contiguous())
         self.register_buffer("levels", weights.double().cumsum(0)[:-1])
 
     @classmethod

@@ -18,7 +18,7 @@ from sklearn.base import clone
 import skksivi
 from skksivi import HKSIVIApproximator, KSIVIApproximator, mixing
 from skksivi.baselines import Laplace
-from skksivi.families._samplers import HasDensity, Reweighted, unweighted
+from skksivi.families._samplers import Reweighted, knows_density
 from skksivi.parameters import Pilot, Scale
 from skksivi.pilot._affine import Affine, LowRank
 from skksivi.pilot._masses import Cells
@@ -218,7 +218,7 @@ def unsound(q, path):
             return "its next draws are not finite"
         if "whitening_" in vars(q) and (reason := unsound_whitening(q.whitening_, torch.as_tensor(X).double())):
             return reason
-        if isinstance(unweighted(q.sampler_), HasDensity) and not np.isfinite(q.score_samples(X[:2])).all():
+        if knows_density(q.sampler_) and not np.isfinite(q.score_samples(X[:2])).all():
             return "its density is not finite"
         skksivi.save(q, path)
     return None

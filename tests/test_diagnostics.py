@@ -13,14 +13,13 @@ import numpy as np
 import pytest
 import torch
 from approximators import APPROXIMATORS, GaussianTarget, gaussian_score, good_fit, has_density
-from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
 from skksivi import KSIVIApproximator, diagnose, load, modes, save
 from skksivi.base import BaseApproximator
 from skksivi.baselines import MALA, SVGD, FullRankVI, Laplace
 from skksivi.diagnostics import Check
-from skksivi.diagnostics._checks import _draws_with_density, theil_sen
+from skksivi.diagnostics._checks import theil_sen
 from skksivi.families._samplers import Fit
 from skksivi.pilot._affine import Affine
 from skksivi.targets import Banana, EightGaussians, Multimodal, StudentT, Target, XShaped, from_score_fn
@@ -310,36 +309,6 @@ def test_theil_and_sens_slope_does_not_mind_outliers():
     y = 3.0 * np.arange(24)
     y[[2, 20]] = 1e6, -1e6
     assert theil_sen(y)[0] == pytest.approx(3)
-
-
-# The draws whose density is known
-
-
-@pytest.mark.parametrize("fitted", quick_for("SIVI", *GAUSSIAN, of=[*WITH_DENSITY, *GAUSSIAN]), indirect=True)
-def test_ratios_to_the_density_of_the_draws_average_to_one(fitted):
-    """The mean of p/q over draws of q is the integral of p, if q is the density of the draws."""
-    x, log_q = _draws_with_density(fitted.sampler_, torch.Generator().manual_seed(0))
-    ratios = np.exp(GaussianTarget().log_prob(x.double()).numpy() - log_q)
-    assert abs(ratios.mean() - 1) < 5 * ratios.std() / np.sqrt(len(x)) + 1e-6
-
-
-@pytest.mark.filterwarnings("ignore:The draws are too:sklearn.exceptions.ConvergenceWarning")
-@pytest.mark.parametrize("name", quick_for("SIVI", of=SEMI_IMPLICIT))
-def test_a_draw_is_of_one_of_the_mixing_draws_that_give_its_density(name, monkeypatch):
-    narrow = clone(FITS[name]).set_params(max_iter=2, initial_scale=0.02).fit(GaussianTarget())
-    monkeypatch.setattr("skksivi.diagnostics._checks.MAX_GAP", np.inf)
-    sampler = narrow.sampler_
-    x, own = _draws_with_density(sampler, torch.Generator().manual_seed(0))
-    gain = own - replace(sampler, seed=sampler.seed + 1).log_density(x).numpy()
-    assert gain.mean() > 4 * gain.std() / np.sqrt(len(x))
-
-
-@pytest.mark.slow
-def test_a_density_that_is_too_rough_an_estimate_is_not_used():
-    q = KSIVIApproximator(max_iter=50, initial_scale=0.01, mixing="normal", random_state=0).fit(GaussianTarget())
-    with pytest.raises(ValueError, match="too rough here"):
-        _draws_with_density(q.sampler_, torch.Generator().manual_seed(0))
-    assert diagnose(q, GaussianTarget(), random_state=0)["Pareto k-hat"].verdict.endswith("nats")
 
 
 # A report

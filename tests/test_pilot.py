@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_targets import (
     RING,
@@ -323,6 +323,8 @@ def test_a_thinned_pilot_keeps_the_shares_of_the_modes():
     assert pilot.thinned(5000).x.equal(pilot.x)
 
 
+@settings(max_examples=5)
+@given(log10_condition=st.floats(0, 8), seed=SEEDS)
 def test_a_pilot_is_affine_equivariant(log10_condition, seed):
     """Draw for draw: every step is one in coordinates whose factor is mapped with the target by a triangular A."""
     A, b = triangular(3, log10_condition, seed), normal(3, seed=seed + 1)

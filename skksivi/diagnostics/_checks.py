@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 from skksivi._arrays import as_array
+from skksivi._importance import ImportanceSample, weighed
 from skksivi.diagnostics._limits import STEIN_VARIANCES
 from skksivi.diagnostics._report import Check
 from skksivi.diagnostics._view import N_SE, View, judged
-from skksivi.families._samplers import Chains, HasDensity
+from skksivi.families._samplers import Chains, knows_density
 from skksivi.metrics import ksd_test
+from skksivi.metrics._psis import most_trusted
 from skksivi.stein._discrepancy import FixedKernelKSD
 
 #: Draws of the test by the discrepancy, and its random signs.
@@ -25,8 +27,11 @@ MAX_PVALUE, MAX_SHIFT = 0.01, 0.1
 #: The squared discrepancy of a whitened Gaussian, per coordinate and per squared shift: E k(u, u') is about this.
 KSD_OF_SHIFT = 1 / math.sqrt(3)
 
-#: Draws whose importance ratios are found, the fewest of them, and the effective share beyond which no tail matters.
-N_WEIGHED, MIN_RATIOS, HARMLESS = 2000, 50, 0.95
+#: Draws whose importance ratios are found, and the effective share beyond which no tail matters.
+N_WEIGHED, HARMLESS = 1000, 0.95
+
+#: The divergence of a feature, in nats, and the logarithm of a ratio of standard deviations that are let pass.
+MAX_DIVERGENCE, MAX_LOG_RATIO = 0.05, math.log(1.1)
 
 #: Blocks of the last quarter of the loss, and the share of its whole fall that may fall there.
 N_BLOCKS, MAX_FALL = 24, 0.05
@@ -53,40 +58,43 @@ def check_ksd(view: View) -> Check:
     return judged("KSD", test.statistic, text, f"The draws are not those of the target: {todo}." if far else None)
 
 
-def check_ratios(view: View) -> Check:
-    """Find the tail of the importance ratios."""
-    if view.score.log_prob is None:
-        raise ValueError("the target has no `log_prob` of tensors")
-    if not isinstance(view.sampler, HasDensity):
+def weighed_draws(view: View) -> ImportanceSample:
+    """Return some of the draws, with importance weights."""
+    if not knows_density(view.sampler):
         raise ValueError(f"{view.name} has no density")
-    x = view.sampler.sample(N_WEIGHED, view.generator).double()
-    log_ratios = as_array(view.score.log_prob(x) - view.sampler.log_density(x).value)
-    log_ratios = log_ratios[np.isfinite(log_ratios)]
-    if len(log_ratios) < MIN_RATIOS:
-        raise ValueError(f"there are {len(log_ratios)} finite importance ratios, {MIN_RATIOS} are needed")
-    k, limit = _pareto_shape(log_ratios), min(1 - 1 / math.log10(len(x)), 0.7)
-    share = _effective_share(log_ratios)
-    text = f"{k:.2f}, up to {limit:.2f} allowed, effective share {share:.1%}"
+    return weighed(view.sampler, view.score, view.x[view.finite][:N_WEIGHED])
+
+
+def check_ratios(view: View, sample: ImportanceSample) -> Check:
+    """Judge the tail of the importance ratios."""
+    limit = most_trusted(len(sample.X))
+    text = f"{sample.k:.2f}, up to {limit:.2f} allowed, effective share {sample.share:.1%}"
     todo = view.advice("whiten", "mixing", "max_iter")
     lost = f"The fit lacks tails or a part of the target beside its draws: {todo}."
-    return judged("Pareto k-hat", k, text, lost if k > limit and share < HARMLESS else None)
+    return judged("Pareto k-hat", sample.k, text, lost if sample.k > limit and sample.share < HARMLESS else None)
 
 
-def _pareto_shape(log_ratios: np.ndarray) -> float:
-    """Return the shape k of the generalised Pareto distribution of the largest ratios, zero if all are equal."""
-    try:
-        from arviz_stats.base import array_stats  # an extra
-    except ImportError as error:
-        raise ImportError("arviz-stats is not installed, pip install 'skksivi[arviz]'") from error
-    if np.ptp(log_ratios) < 1e-6:  # rounding errors have no tail
-        return 0.0
-    return float(array_stats.psislw(-log_ratios)[1])  # which takes minus the logarithms
-
-
-def _effective_share(log_ratios: np.ndarray) -> float:
-    r"""Return :math:`(\sum_i r_i)^2 / (n \sum_i r_i^2)`, one if all ratios are equal."""
-    ratios = np.exp(log_ratios - log_ratios.max())
-    return float(ratios.mean() ** 2 / np.square(ratios).mean())
+def check_divergence(view: View, sample: ImportanceSample) -> Check:
+    """Judge the divergence from the target, and the mean and the spread of each coordinate, by the weights."""
+    if not sample.trusted:
+        raise ValueError(f"k-hat is {sample.k:.2f}, so that the weights tell nothing of the target")
+    J, se, d = *sample.certificate()[:2], sample.X.shape[1]
+    u = (sample.X - sample.X.mean(0)) / sample.X.std(0)
+    shift, shift_se = map(np.asarray, sample.expectation(lambda _: u))
+    square, square_se = map(np.asarray, sample.expectation(lambda _: np.square(u)))
+    off = np.abs(shift) - N_SE * shift_se - MAX_SHIFT
+    wide = np.abs(np.log(square)) / 2 - N_SE * square_se / (2 * square) - MAX_LOG_RATIO
+    text = f"{J:.2g} nats, standard error {se:.1g}, up to {MAX_DIVERGENCE * d:.2g} allowed"
+    todo, remedy = view.advice("whiten", "mixing", "max_iter"), None
+    i, j = int(off.argmax()), int(wide.argmax())
+    if J - N_SE * se > MAX_DIVERGENCE * d:
+        remedy = f"The draws are not those of the target: {todo}."
+    if wide[j] > 0:
+        way = "narrow" if square[j] > 1 else "wide"
+        remedy = f"Coordinate {j} is too {way}: the sd of the target is {square[j] ** 0.5:.2f} times its own: {todo}."
+    if off[i] > 0:
+        remedy = f"The mean of the target in coordinate {i} is {shift[i]:+.2f} sd from that of the draws: {todo}."
+    return judged("divergence", J, text, remedy)
 
 
 def check_loss(view: View) -> Check:

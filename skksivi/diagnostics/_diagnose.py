@@ -15,10 +15,18 @@ from sklearn.utils.validation import check_is_fitted
 from skksivi._arrays import RandomState, as_array, make_seed, resolve_device
 from skksivi._numbers import check_integer
 from skksivi.base import BaseApproximator, ordinary_mode
-from skksivi.diagnostics._checks import check_ksd, check_loss, check_ratios, check_variances, check_whitening
+from skksivi.diagnostics._checks import (
+    check_divergence,
+    check_ksd,
+    check_loss,
+    check_ratios,
+    check_variances,
+    check_whitening,
+    weighed_draws,
+)
 from skksivi.diagnostics._geometry import check_outliers, geometry_and_modes
-from skksivi.diagnostics._report import Diagnosis
-from skksivi.diagnostics._view import View, guarded
+from skksivi.diagnostics._report import Check, Diagnosis
+from skksivi.diagnostics._view import REFUSALS, View, guarded
 from skksivi.families._samplers import Chains, Particles, Sampler, unweighted
 from skksivi.score._score import ScoreFunction
 from skksivi.score._target import compared_score
@@ -31,7 +39,7 @@ def diagnose(
 ) -> Diagnosis:
     r"""Report on a fit, from its draws and the score of its target.
 
-    Seven checks, each with a value, a verdict and, where it warns, a remedy. With draws x, their scores s and
+    Eight checks, each with a value, a verdict and, where it warns, a remedy. With draws x, their scores s and
     whitened scores :math:`L^\top s`, L the Cholesky factor of the draws' covariance within their mode, they are:
 
     "KSD"
@@ -43,10 +51,12 @@ def diagnose(
     "Pareto k-hat"
         The shape of the tail of the importance ratios :math:`r = p(x) / q(x)`. Above
         :math:`\min(1 - 1 / \log_{10} n, 0.7)` the fit lacks tails or a part of the target next to its draws, unless
-        the ratios are as good as equal, by their effective share :math:`(E r)^2 / E r^2` of 95% or more. Needs a
-        target with `log_prob`, a fit with a density and arviz-stats. Where the density is a mean over mixing draws, x
-        is drawn of that very mean, so that its error gives no tails; where two such means differ by 0.3 nats, as in
-        many dimensions, nothing is said.
+        the ratios are as good as equal, by their effective share :math:`(E r)^2 / E r^2` of 95% or more. Needs a fit
+        with a density. Of a target without `log_prob`, log p is the integral of the score along lines.
+    "divergence"
+        :math:`\mathrm{KL}(q \| p) + \mathrm{KL}(p \| q)` by the same weights, see `skksivi.certificate`. Warns above
+        0.05 nats a feature, and of coordinates whose mean is off by 0.1 standard deviations of the draws, or the
+        spread by 10%, always if beyond four standard errors. Needs a k-hat that can be trusted.
     "outliers"
         The share of draws in regions where the target has hardly any mass: those whose whitened score
         :math:`\|L^\top s(x)\|` is longer than 99.9% of those found where Metropolis-adjusted Langevin chains, which
@@ -100,8 +110,6 @@ def diagnose(
     Liu, Q., Lee, J. and Jordan, M. (2016). A kernelized Stein discrepancy for goodness-of-fit tests.
     https://arxiv.org/abs/1602.03253
 
-    Owen, A. and Zhou, Y. (2000). Safe and effective importance sampling. JASA 95(449).
-
     Vehtari, A. et al. (2024). Pareto smoothed importance sampling. https://arxiv.org/abs/1507.02646
 
     Yao, Y. et al. (2018). Yes, but did it work? Evaluating variational inference. https://arxiv.org/abs/1802.02538
@@ -137,7 +145,7 @@ def _report(view: View) -> Diagnosis:
     variances, errors = stein_variances(view.x[view.finite], view.s[view.finite])
     checks = (
         guarded("KSD", check_ksd, view),
-        guarded("Pareto k-hat", check_ratios, view),
+        *weight_checks(view),
         guarded("outliers", check_outliers, view, geometry),
         modes,
         guarded("loss plateau", check_loss, view),
@@ -156,6 +164,16 @@ def _report(view: View) -> Diagnosis:
         variance_errors=as_array(errors),
         losses=view.report.get("loss_curve_"),
     )
+
+
+def weight_checks(view: View) -> tuple[Check, Check]:
+    """Make the checks that rest on importance weights, or say why they cannot be had."""
+    try:
+        sample = weighed_draws(view)
+    except REFUSALS as reason:
+        verdict = f"not available: {reason}"
+        return Check("Pareto k-hat", math.nan, "", verdict), Check("divergence", math.nan, "", verdict)
+    return check_ratios(view, sample), guarded("divergence", check_divergence, view, sample)
 
 
 def _n_draws(sampler: Sampler, n: int) -> int:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from skksivi.families._hierarchy import Hierarchy
 from skksivi.families._layer import SemiImplicit
-from skksivi.mixing import Bootstrap, DensityMixing, Mixing
+from skksivi.mixing import DensityMixing, Mixing
 from skksivi.score._score import ScoreFunction
 
 #: Mixing draws among which the starts are found, and starts for each x.
@@ -63,11 +63,14 @@ class Proposal(NamedTuple):
         return Proposal(*(part[rows] for part in self))
 
 
-#: Returns log-weights (n, k) of k draws for each of some rows, and how many are from each part of the proposal.
-Weights = Callable[[Tensor, int], tuple[Tensor, list[int]]]
+class Weights(NamedTuple):
+    """Log-weights (n, k) of k draws for each of n rows, and controls (n, k, p), functions of the draws of mean 0."""
+
+    logarithms: Tensor
+    controls: Tensor
 
 
-def refined(weights: Weights, n: int, width: int, like: Tensor) -> LogDensity:
+def refined(weigh: Callable[[Tensor, int], Weights], n: int, width: int, like: Tensor) -> LogDensity:
     """Return the logarithms of the means of weights of n rows, with more draws where the error needs them.
 
     A draw takes `width` numbers.
@@ -76,18 +79,24 @@ def refined(weights: Weights, n: int, width: int, like: Tensor) -> LogDensity:
     n_draws = N_DRAWS
     while n_draws <= MOST_DRAWS and len(rough := torch.nonzero(se > TOLERANCE)[:, 0]):
         for rows in rough.split(max(1, CHUNK // (n_draws * width))):
-            value[rows], se[rows] = _log_mean(*weights(rows, n_draws))
+            value[rows], se[rows] = log_mean(weigh(rows, n_draws))
         n_draws *= FACTOR
     return LogDensity(value, se)
 
 
-def _log_mean(log_weights: Tensor, sizes: list[int]) -> LogDensity:
-    """Return the logarithms (n,) of the means of weights, their draws split among the parts of a proposal."""
-    top = log_weights.amax(1, keepdim=True)
-    weights = (log_weights - top).exp()
-    variance = sum(len_ * part.var(1) for len_, part in zip(sizes, weights.split(sizes, 1), strict=True))
-    total = weights.sum(1)
-    return LogDensity(top[:, 0] + total.log() - math.log(sum(sizes)), torch.as_tensor(variance).sqrt() / total)
+def log_mean(weights: Weights) -> LogDensity:
+    """Return the logarithms of the means (n,) of weights, as the intercepts of their regressions on the controls."""
+    top = weights.logarithms.amax(1, keepdim=True)
+    w, h = (weights.logarithms - top).exp()[:, :, None], weights.controls
+    w_mean, h_mean = w.mean(1, keepdim=True), h.mean(1, keepdim=True)
+    centred = h - h_mean
+    ridge = 1e-10 * torch.eye(h.shape[2]).to(h) * (1 + h.square().sum((1, 2), keepdim=True))
+    beta = torch.linalg.solve(centred.mT @ centred + ridge, centred.mT @ (w - w_mean))
+    residuals, mean = w - w_mean - centred @ beta, w_mean - h_mean @ beta
+    left = mean > 0.1 * w_mean  # else the regression is of a few weights
+    residuals, mean = residuals.where(left, w - w_mean), mean.where(left, w_mean)
+    se = residuals.square().sum((1, 2)).sqrt() / w.shape[1] / mean[:, 0, 0]
+    return LogDensity(top[:, 0] + mean[:, 0, 0].log(), se)
 
 
 # One layer
@@ -113,11 +122,7 @@ def log_joint(family: SemiImplicit, x: Tensor, z: Tensor) -> Tensor:
 def with_density(mixing: Mixing) -> DensityMixing:
     """Return a mixing distribution that has a density; raise TypeError for others."""
     if not isinstance(mixing, DensityMixing):
-        kind = "points of chains" if isinstance(mixing, Bootstrap) else "a function"
-        raise TypeError(
-            f"The fit has no density: its mixing distribution is {kind}. Fit it with mixing='normal' or an object of "
-            "skksivi.mixing, or score it against a target."
-        )
+        raise TypeError(f"a mixing distribution without density: {type(mixing).__name__}")
     return mixing
 
 
@@ -125,10 +130,10 @@ def _of_tile(family: SemiImplicit, x: Tensor, bank: Tensor, generator: torch.Gen
     """Estimate log q at points x (n, d), from starts in a bank of mixing draws."""
     proposal = climbed(family, x, bank[family.log_prob(x, bank).topk(N_STARTS, 1).indices])
 
-    def weights(rows: Tensor, n_draws: int) -> tuple[Tensor, list[int]]:
-        return _draws_and_weights(family, proposal.rows(rows), n_draws, generator)
+    def weigh(rows: Tensor, n_draws: int) -> Weights:
+        return _weights(family, proposal.rows(rows), n_draws, generator)
 
-    return refined(weights, len(x), bank.shape[1], x)
+    return refined(weigh, len(x), bank.shape[1], x)
 
 
 def climbed(family: SemiImplicit, x: Tensor, starts: Tensor) -> Proposal:
@@ -163,10 +168,13 @@ def _curvature(family: SemiImplicit, z: Tensor) -> Tensor:
     return torch.linalg.cholesky(H)
 
 
-def _draws_and_weights(
-    family: SemiImplicit, proposal: Proposal, n_draws: int, generator: torch.Generator
-) -> tuple[Tensor, list[int]]:
-    """Return the log-weights (n, k) of draws of z, and how many are from each part of the proposal."""
+def _weights(family: SemiImplicit, proposal: Proposal, n_draws: int, generator: torch.Generator) -> Weights:
+    """Return the weights of draws of z; controls are the shares of the parts of the proposal, whose means are known.
+
+    References
+    ----------
+    Owen, A. and Zhou, Y. (2000). Safe and effective importance sampling. JASA 95(449).
+    """
     x, z, C = proposal
     n, m, d = z.shape
     n_gaussian, n_student = max(2, int(GAUSSIAN * n_draws / m)), max(2, int(STUDENT * n_draws / m))
@@ -185,9 +193,12 @@ def _draws_and_weights(
         log_student = math.lgamma((DF + d) / 2) - math.lgamma(DF / 2) - d / 2 * math.log(DF * math.pi)
         log_student = log_student - (DF + d) / 2 * (square / DF).log1p()
         log_parts += [log_scale + log_normal + math.log(n_gaussian), log_scale + log_student + math.log(n_student)]
-    log_proposal = torch.stack(log_parts).logsumexp(0) - math.log(draws.shape[1])
+    parts = torch.stack(log_parts, 2) - math.log(draws.shape[1])
+    log_proposal = parts.logsumexp(2)
     log_weights = log_joint(family, x[:, None].expand(-1, draws.shape[1], -1), draws) - log_proposal
-    return log_weights, [n_gaussian, n_student] * m + [n_mixing]
+    shares = log_parts[0].new_tensor([n_mixing, *[n_gaussian, n_student] * m]) / draws.shape[1]
+    controls = (parts - log_proposal[:, :, None]).exp() - shares
+    return Weights(log_weights, controls[:, :, 1:])  # they sum to zero
 
 
 # A hierarchy
@@ -207,7 +218,7 @@ def hierarchy_log_density(
     base = with_density(family.mixing)
     ways = learned_ways_back(family, score_fn, generator)
 
-    def weights(rows: Tensor, n_draws: int) -> tuple[Tensor, list[int]]:
+    def weigh(rows: Tensor, n_draws: int) -> Weights:
         low = x[rows].repeat_interleave(n_draws, 0)
         log_weights, s_p = torch.zeros_like(low[:, 0]), score_fn(low)
         for t, (B, C) in enumerate(ways):
@@ -217,9 +228,10 @@ def hierarchy_log_density(
             log_back = -e.square().sum(1) / 2 - C.diagonal().log().sum() - low.shape[1] / 2 * math.log(2 * math.pi)
             log_weights += family.log_conditional(t, low, high, s_p) - log_back
             low = high
-        return (log_weights + base.log_density(low)).view(-1, n_draws), [n_draws]
+        logarithms = (log_weights + base.log_density(low)).view(-1, n_draws)
+        return Weights(logarithms, logarithms.new_empty(*logarithms.shape, 0))
 
-    return refined(weights, len(x), 2 * x.shape[1], x)
+    return refined(weigh, len(x), 2 * x.shape[1], x)
 
 
 def learned_ways_back(family: Hierarchy, score_fn: ScoreFunction, generator: torch.Generator) -> list[WayBack]:

@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import ClassVar, NamedTuple, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from skksivi._saved import ARRAY, SEED, is_instance, is_tensor, saved
 from skksivi.families._density import LogDensity, hierarchy_log_density, layer_log_density, with_density
 from skksivi.families._hierarchy import Hierarchy
 from skksivi.families._layer import SemiImplicit
+from skksivi.mixing import DensityMixing
 from skksivi.pilot._affine import Affine, WhitenedScore
 from skksivi.pilot._masses import Cells
 from skksivi.pilot._rules import Whitening
@@ -402,6 +403,13 @@ class Reweighted:
             raise TypeError(f"{type(self.sampler).__name__} has no density.")
         value, se = self.sampler.log_density(x)
         return LogDensity(value + self.ratios.log()[self.cells.assign(x)], se)
+
+
+def knows_density(sampler: Sampler) -> TypeGuard[HasDensity]:
+    """Tell whether a sampler has a density: a semi-implicit one has that of its mixing distribution."""
+    sampler = unweighted(sampler)
+    of_mixing = not isinstance(sampler, Layer | Layers) or isinstance(sampler.family.mixing, DensityMixing)
+    return isinstance(sampler, HasDensity) and of_mixing
 
 
 def unweighted(sampler: Sampler) -> Sampler:

@@ -28,7 +28,7 @@ def joint_draws(q, n, again):
 def test_the_reverse_conditional_is_that_of_the_family():
     family = gaussian_layer(
         torch.full((3,), 0.7, dtype=torch.float64), scale=Scale(floor=0.1), mixing=NormalDraws(2),
-        hidden_layer_sizes=(8,), generator=generator(), linear_skip=True,
+        hidden_layer_sizes=(8,), generator=generator(), skip=torch.eye(3, 2),
     ).requires_grad_(False)  # fmt: skip
     family.mean.network.layers[-1].weight.copy_(normal(3, 8))
     x, z = normal(5, 3).requires_grad_(), normal(5, 2, seed=1).requires_grad_()

@@ -1,0 +1,126 @@
+"""Importance weights of the draws of a fit, and what they tell."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from plain_targets import normal_array
+from scipy import stats
+from sklearn.exceptions import NotFittedError
+
+from skksivi import certificate, evidence, importance_sample
+from skksivi.baselines import SVGD, Laplace
+from skksivi.metrics._psis import generalised_pareto, pareto_smoothed
+from skksivi.targets import Banana, from_log_prob
+
+
+def gaussian(mean, sd, log_constant=0.0):
+    """A target N(mean, sd^2), times a constant."""
+    mean, sd = torch.as_tensor(mean), torch.as_tensor(sd)
+    return from_log_prob(lambda x: log_constant - ((x - mean) / sd).square().sum(-1) / 2, n_features=len(mean))
+
+
+def fitted(mean, sd):
+    return Laplace(dtype="float64", random_state=0).fit(gaussian(mean, sd))
+
+
+@given(k=st.floats(-0.5, 0.9), sigma=st.floats(0.1, 10), seed=st.integers(0, 10**6))
+def test_the_shape_of_a_tail_is_found(k, sigma, seed):
+    """Four asymptotic standard errors, (1 + k) / sqrt(n), and what the prior adds."""
+    x = np.sort(stats.genpareto(k, scale=sigma).rvs(2000, random_state=seed))
+    found, scale = generalised_pareto(x)
+    assert abs(found - k) < 4 * (1 + abs(k)) / math.sqrt(2000) + 10 / 2000
+    assert abs(math.log(scale / sigma)) < 0.3
+
+
+def test_smoothing_keeps_the_order_and_the_bulk():
+    r = normal_array(1000)
+    smoothed, k = pareto_smoothed(r)
+    order = np.argsort(r)
+    np.testing.assert_array_equal(smoothed[order[:-100]], r[order[:-100]])
+    assert (np.diff(smoothed[order]) >= -1e-12).all()
+    assert smoothed.max() <= r.max()
+    assert k < 0.7
+
+
+def test_k_is_that_of_arviz():
+    array_stats = pytest.importorskip("arviz_stats.base", reason="arviz-stats is an extra").array_stats
+    for scale in (0.1, 1.0, 3.0):
+        r = scale * normal_array(2000)
+        assert pareto_smoothed(r)[1] == pytest.approx(float(array_stats.psislw(-r)[1]), abs=0.02)
+
+
+@given(mean=st.floats(-0.5, 0.5), ratio=st.floats(0.8, 1.1), d=st.integers(1, 3), log_constant=st.floats(-50, 50))
+def test_gaussians_have_their_divergence_and_evidence(mean, ratio, d, log_constant):
+    """Of q = N(0, I) and p = e^c N(m, r^2 I), by five of their own standard errors."""
+    target = gaussian([mean] * d, [ratio] * d, log_constant)
+    sample = importance_sample(fitted([0.0] * d, [1.0] * d), target, n_samples=1000, random_state=0)
+    kl_qp = d / 2 * ((1 + mean**2) / ratio**2 - 1 + 2 * math.log(ratio))
+    kl_pq = d / 2 * (ratio**2 + mean**2 - 1 - 2 * math.log(ratio))
+    found = sample.certificate()
+    assert abs(found.divergence - kl_qp - kl_pq) < 5 * found.se + 0.01
+    log_z = log_constant + d * math.log(ratio * math.sqrt(2 * math.pi))
+    elbo, estimate, eubo = sample.evidence()[:3]
+    for bound, exact in ((elbo, log_z - kl_qp), (estimate, log_z), (eubo, log_z + kl_pq)):
+        assert abs(bound.value - exact) < 5 * bound.se + 0.01
+
+
+def test_scores_alone_give_the_same_relative_to_a_named_point():
+    q, target = fitted([0.3, 0.0], [1.2, 1.0]), gaussian([0.0, 0.1], [1.0, 1.0], log_constant=7.0)
+    a, b = (importance_sample(q, t, n_samples=500, random_state=0) for t in (target, target.score_fn))
+    assert a.reference is None
+    np.testing.assert_allclose(b.reference, [0.0, 0.1], atol=1e-6)
+    at_reference = target.log_prob(torch.as_tensor(b.reference)[None]).item()
+    np.testing.assert_allclose(b.log_ratios + at_reference, a.log_ratios, atol=1e-3)
+    assert b.certificate().divergence == pytest.approx(a.certificate().divergence, abs=1e-3)
+
+
+def test_expectations_and_samples_are_those_of_the_target():
+    sample = importance_sample(fitted([0.0], [1.2]), gaussian([0.4], [1.0]), n_samples=4000, random_state=0)
+    value, se = sample.expectation(lambda X: np.column_stack([X, X**2]))
+    assert (np.abs(value - [0.4, 1.16]) < 5 * se).all()
+    assert isinstance(sample.expectation(lambda X: X[:, 0]).value, float)
+    X = sample.sample(4000, random_state=0)
+    assert abs(X.mean() - 0.4) < 5 / math.sqrt(4000 * sample.share)
+    assert {*X[:, 0]} <= {*sample.X[:, 0]}
+    np.testing.assert_array_equal(X, sample.sample(4000, random_state=0))
+    assert sample.sample(0).shape == (0, 1)
+    with pytest.raises(ValueError, match=r"`f` returned shape \(3,\)"):
+        sample.expectation(lambda X: np.ones(3))
+
+
+def test_ratios_without_a_tail_to_trust_are_refused():
+    sample = importance_sample(Laplace().fit(Banana()), Banana(), random_state=0)
+    assert not sample.trusted
+    assert not sample.evidence().trusted
+    for refused in (lambda: sample.sample(5), lambda: sample.expectation(np.sum)):
+        with pytest.raises(ValueError, match=r"shape k = .*, where 0.70 is allowed"):
+            refused()
+
+
+def test_what_cannot_be_weighed_is_named():
+    target = gaussian([0.0], [1.0])
+    with pytest.raises(TypeError, match="SVGD has no density"):
+        importance_sample(SVGD(n_particles=200, max_iter=2, random_state=0).fit(target), target)
+    q = fitted([0.0], [1.0])
+    for wrong, error in ((99, ValueError), (True, TypeError), (1e3, TypeError)):
+        with pytest.raises(error, match="n_samples"):
+            certificate(q, target, n_samples=wrong)
+    with pytest.raises(ValueError, match="target has 2 features, expected 1"):
+        evidence(q, gaussian([0.0, 0.0], [1.0, 1.0]))
+    with pytest.raises(NotFittedError):
+        evidence(Laplace(), target)
+
+
+@pytest.mark.filterwarnings("ignore:The target seems bounded")
+def test_draws_where_the_target_has_no_density_are_left_out():
+    half = from_log_prob(lambda x: torch.where(x[:, 0] > -1, -x.square().sum(-1) / 2, -math.inf), n_features=1)
+    with pytest.warns(UserWarning, match="of 2000 draws are left out"):
+        sample = importance_sample(fitted([0.0], [1.0]), half, random_state=0)
+    assert (sample.X > -1).all()
+    nowhere = from_log_prob(lambda x: torch.where(x[:, 0] > 4, -x[:, 0], -math.inf), n_features=1)
+    with pytest.raises(ValueError, match=r"finite log-density at \d+ of 2000 draws"):
+        importance_sample(fitted([0.0], [1.0]), nowhere, random_state=0)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from skksivi import (
         annealing,
         baselines,
+        calibration,
         callbacks,
         datasets,
         kernels,
@@ -41,6 +42,7 @@ __all__ = [
     "__version__",
     "annealing",
     "baselines",
+    "calibration",
     "callbacks",
     "certificate",
     "datasets",

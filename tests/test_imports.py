@@ -89,7 +89,8 @@ import skksivi.datasets
 assert not loaded("torch", "sklearn.datasets", "python_calamine")
 from skksivi import KSIVIApproximator
 from skksivi.targets import Banana
-rest = "baselines", "plotting", "predictors", "diagnostics", "persistence", "targets._jax", "targets._pymc"
+rest = "baselines", "calibration", "diagnostics", "persistence", "plotting", "predictors"
+rest += "targets._jax", "targets._pymc"
 assert not loaded("matplotlib", *(f"skksivi.{name}" for name in rest))
 for name in skksivi.__all__:
     getattr(skksivi, name)

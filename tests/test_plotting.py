@@ -13,6 +13,7 @@ from skksivi.baselines import SIVI, Laplace
 from skksivi.metrics import correlation_error
 from skksivi.parameters import Pilot
 from skksivi.plotting import (
+    CalibrationDisplay,
     CorrelationDisplay,
     DensityDisplay,
     LayersDisplay,
@@ -26,6 +27,7 @@ from skksivi.targets import Banana, ConditionedDiffusion, Multimodal, Target, fr
 rng = np.random.RandomState(0)
 X, Y = rng.normal(size=(2, 500, 5))
 PLANE = Banana().sample(500, torch.Generator().manual_seed(0)).numpy()
+RANKS = rng.randint(20, size=(100, 8))
 LOSSES = np.append(np.geomspace(100, 0.1, 300), 0.1 * rng.normal(size=700))
 
 
@@ -59,6 +61,7 @@ MAKERS = {
     "density": lambda ax: DensityDisplay.from_draws(PLANE, Banana(), ax=ax),
     "density, histogram": lambda ax: DensityDisplay.from_draws(PLANE, kind="histogram", ax=ax),
     "correlation": lambda ax: CorrelationDisplay.from_draws({"a": X, "b": 2 * X}, reference=Y, ax=ax),
+    "calibration": lambda ax: CalibrationDisplay.from_ranks(RANKS, 19, ax=ax),
     "path": lambda ax: PathDisplay.from_draws(
         {"a": X, "b": X + 1}, reference=Y, truth=np.zeros(5), observed=([1, 3], [0.0, 1.0]), ax=ax
     ),
@@ -388,3 +391,42 @@ def test_reference_draws_come_second_as_in_scikit_learn(display, fitted):
         (display.from_draws(PLANE, PLANE), display.from_draws(PLANE, reference=PLANE)),
     ):
         np.testing.assert_array_equal(by_place.reference, by_name.reference)
+
+
+def test_calibration_names_the_first_six_lines_and_those_that_leave_the_band():
+    ranks = RANKS.copy()
+    ranks[:, 7] = np.minimum(ranks[:, 7], 5)
+    display = CalibrationDisplay.from_ranks(ranks, 19, names=list("abcdefgh"))
+    labels = [text.get_text() for text in display.ax_.get_legend().get_texts()]
+    assert labels == ["95% band of all lines", *"abcdef", "h"]
+    for j, line in enumerate(display.lines_):
+        z, difference = line.get_data()
+        np.testing.assert_allclose(z, np.arange(1, 20) / 20)
+        np.testing.assert_allclose(difference + z, [(ranks[:, j] < k).mean() for k in range(1, 20)])
+
+
+def test_calibration_band_is_of_all_lines_together():
+    alone, *others = (CalibrationDisplay.from_ranks(RANKS[:, :k], 19, level=0.9) for k in (1, 1, 8))
+    same, wider = (display.band_.get_datalim(display.ax_.transData).height for display in others)
+    assert alone.band_.get_datalim(alone.ax_.transData).height == same < wider
+
+
+def test_calibration_of_one_quantity_takes_a_column():
+    assert CalibrationDisplay.from_ranks(RANKS[:, 0], 19).ranks.shape == (100, 1)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "options", "text"),
+    [
+        (RANKS, {"n_draws": 18}, "`ranks` go from 0 to 19, expected 0 to 18"),
+        (RANKS - 1, {"n_draws": 19}, "`ranks` go from -1 to 18"),
+        (RANKS / 2, {"n_draws": 19}, r"`ranks` must be integers of shape \(n, k\), got float64"),
+        (RANKS[:0], {"n_draws": 19}, r"got int64 of shape \(0, 8\)"),
+        (RANKS, {"n_draws": 0}, "n_draws == 0"),
+        (RANKS, {"n_draws": 19, "names": ["a"]}, "`names` are 1, expected 8"),
+        (RANKS, {"n_draws": 19, "level": 1.0}, "level == 1.0"),
+    ],
+)
+def test_calibration_refuses_what_are_no_ranks(ranks, options, text):
+    with pytest.raises(ValueError, match=text):
+        CalibrationDisplay.from_ranks(ranks, **options)

@@ -4,6 +4,7 @@ Each class has `plot(ax=None)`, which draws into the axes it is given, or into a
 compute what is shown and call it. What was drawn is in attributes: `ax_`, `figure_`, lines and so on.
 """
 
+from skksivi.plotting._calibration import CalibrationDisplay
 from skksivi.plotting._correlation import CorrelationDisplay
 from skksivi.plotting._density import DensityDisplay
 from skksivi.plotting._layers import LayersDisplay
@@ -12,6 +13,7 @@ from skksivi.plotting._marginals import MarginalsDisplay
 from skksivi.plotting._path import PathDisplay
 
 __all__ = [
+    "CalibrationDisplay",
     "CorrelationDisplay",
     "DensityDisplay",
     "LayersDisplay",

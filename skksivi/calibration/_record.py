@@ -1,0 +1,104 @@
+"""Finished replications in a file."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+#: Seconds between two writings of the file, at least.
+EVERY = 1.0
+
+#: Difference of numbers of the first replication by which another computer may be off.
+SAME = 1e-6
+
+
+class Record:
+    """Finished replications, kept in a file if there is to be one.
+
+    Parameters
+    ----------
+    path : path-like or None
+
+    Attributes
+    ----------
+    settings : dict
+        Those of the file, empty as long as there is none.
+    ranks : dict of int to list of int
+    failures : dict of int to str
+        Those of the file are left out, to be tried again.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None) -> None:
+        self.path = None if path is None else Path(os.path.realpath(path))
+        self.settings: dict[str, Any] = {}
+        self.ranks: dict[int, list[int]] = {}
+        self.failures: dict[int, str] = {}
+        if self.path is not None and self.path.exists():
+            try:
+                self._read(json.loads(self.path.read_text("utf-8")))
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+                raise ValueError(
+                    f"`path` is {str(path)!r}, which is no whole file of a calibration; give another, or remove it."
+                ) from error
+
+    def _read(self, document: Any) -> None:  # noqa: ANN401
+        settings = document["settings"]
+        k, n_draws, seed = len(settings["names"]), settings["n_draws"], settings["seed"]
+        for i, ranks in document["ranks"].items():
+            if len(ranks) != k or not all(type(rank) is int and 0 <= rank <= n_draws for rank in ranks):
+                raise ValueError(f"{ranks} are no ranks")
+            self.ranks[int(i)] = ranks
+        if type(seed) is not int or seed < 0:
+            raise ValueError(f"{seed} is no seed")
+        self.settings = settings
+
+    def begin(self, settings: dict[str, Any]) -> None:
+        """Take the settings of the replications to come, which must be those of the file, and write it."""
+        differ = _differences(self.settings, settings) if self.settings else []
+        if differ:
+            raise ValueError(
+                f"`path` is {str(self.path)!r}, which holds replications of other settings: {'; '.join(differ)}. "
+                "Give another `path`, or the settings of the file."
+            )
+        self.settings = settings
+        self.write()
+
+    def add(self, i: int, found: list[int] | str) -> None:
+        """Keep a replication, and write the file unless that has just been done."""
+        if isinstance(found, str):
+            self.failures[i] = found
+        else:
+            self.ranks[i] = found
+        if time.monotonic() - self.written > EVERY:
+            self.write()
+
+    def write(self) -> None:
+        """Write the file to the side, and rename it."""
+        self.written = time.monotonic()
+        if self.path is None:
+            return
+        aside = self.path.with_name(self.path.name + ".tmp")
+        document = {"settings": self.settings, "ranks": self.ranks, "failures": self.failures}
+        with open(aside, "w", encoding="utf-8") as file:
+            json.dump(document, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, self.path)
+
+
+def _differences(there: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
+    """Return texts of the settings in which those of a file differ from one's own."""
+    names = sorted((there.keys() | own.keys()) - {"first"})
+    texts = [
+        f"{name} is {there.get(name)}, not {own.get(name)}" for name in names if there.get(name) != own.get(name)
+    ]
+    a, b = (np.array(settings.get("first", []), dtype=np.float64) for settings in (there, own))
+    if texts or (a.shape == b.shape and np.allclose(a, b, rtol=SAME, atol=SAME, equal_nan=True)):
+        return texts
+    return ["parameters, data or target of the first replication"]

@@ -1,0 +1,140 @@
+"""The ranks of a calibration, and what they say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from skksivi.metrics._ranks import counts_below, uniform_band, uniformity
+from skksivi.plotting import CalibrationDisplay
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+#: p-value of a quantity, times their number, below which a report says what is wrong with its draws.
+NOTABLE = 0.05
+
+
+class Failure(NamedTuple):
+    """A replication without ranks.
+
+    Attributes
+    ----------
+    replication : int
+        Its number, from zero on.
+    message : str
+        What was raised, and by what.
+    """
+
+    replication: int
+    message: str
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Calibration:
+    """The ranks of a simulation-based calibration; printed, it is a table of p-values.
+
+    Attributes
+    ----------
+    ranks : ndarray of shape (n, k)
+        How many of the draws are below the true value of each quantity, from 0 to `n_draws`.
+    n_draws : int
+        Draws of each fit.
+    names : tuple of str of length k
+        Of the quantities: the parameters, then those of your own.
+    replications : ndarray of shape (n,)
+        The numbers of the replications that have ranks, rising.
+    failures : tuple of Failure
+        The others.
+
+    See Also
+    --------
+    skksivi.plotting.CalibrationDisplay : Draws it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from skksivi.calibration import Calibration
+    >>> ranks = np.random.RandomState(0).randint(100, size=(200, 2))
+    >>> result = Calibration(ranks, 99, ("a", "b"), np.arange(200))
+    >>> result.p_value > 0.05
+    True
+    """
+
+    ranks: np.ndarray
+    n_draws: int
+    names: tuple[str, ...]
+    replications: np.ndarray
+    failures: tuple[Failure, ...] = ()
+
+    @cached_property
+    def p_values(self) -> np.ndarray:
+        """Of each quantity (k,), exact for any number of replications: small where its ranks are not uniform."""
+        return np.array([uniformity(ranks, self.n_draws) for ranks in self.ranks.T])
+
+    @property
+    def p_value(self) -> float:
+        """Of all quantities together: k times the smallest, which holds however they depend on one another."""
+        return min(1.0, float(self.p_values.min()) * len(self.names))
+
+    def ecdf_bands(self, level: float = 0.95) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the band that holds the distribution function of uniform ranks at all points at once.
+
+        Parameters
+        ----------
+        level : float, default=0.95
+            The probability, at least, of each quantity by itself. Its line leaves the band where its p-value is 1 -
+            `level` at most.
+
+        Returns
+        -------
+        z, low, high : ndarrays of shape (n_draws,)
+            The points k / (n_draws + 1), and the least and the largest share of ranks below k.
+        """
+        low, high = uniform_band(len(self.ranks), self.n_draws, level)
+        return np.arange(1, self.n_draws + 1) / (self.n_draws + 1), low / len(self.ranks), high / len(self.ranks)
+
+    def ecdf(self) -> np.ndarray:
+        """Return the shares (n_draws, k) of ranks below 1, ..., `n_draws`, which compare with `ecdf_bands`."""
+        return np.stack([counts_below(ranks, self.n_draws) for ranks in self.ranks.T], 1) / len(self.ranks)
+
+    def plot(self, ax: Axes | None = None, *, level: float = 0.95) -> CalibrationDisplay:
+        """Show the distribution functions of the ranks less that of uniform ones, in a band.
+
+        Parameters
+        ----------
+        ax : Axes, default=None
+            Where to draw; None makes a figure.
+        level : float, default=0.95
+            Probability with which all lines of right ranks are in the band, at least.
+
+        Returns
+        -------
+        display : CalibrationDisplay
+        """
+        return CalibrationDisplay.from_ranks(self.ranks, self.n_draws, names=self.names, level=level, ax=ax)
+
+    def __str__(self) -> str:
+        failed = f", {len(self.failures)} more failed" if self.failures else ""
+        head = f"{len(self.ranks)} replications, {self.n_draws} draws of each fit{failed}: p = {self.p_value:.2g}"
+        width = max(map(len, self.names))
+        lines = [
+            f"  {name:<{width}}  p = {p:<8.2g}{_shape(ranks, self.n_draws) if p * len(self.names) < NOTABLE else ''}"
+            for name, p, ranks in zip(self.names, self.p_values, self.ranks.T, strict=True)
+        ]
+        return "\n".join(line.rstrip() for line in [head, *lines])
+
+    __repr__ = __str__
+
+
+def _shape(ranks: np.ndarray, n_draws: int) -> str:
+    """Return what most stands out of ranks (n,) that are not uniform, by moments in their standard errors."""
+    u = (ranks + 0.5) / (n_draws + 1) - 0.5
+    shift = np.sqrt(12 * len(u)) * u.mean()
+    spread = np.sqrt(len(u) / 0.8) * (12 * np.square(u).mean() - 1)
+    if abs(spread) > abs(shift):
+        return "draws too narrow" if spread > 0 else "draws too wide"
+    return "draws too low" if shift > 0 else "draws too high"

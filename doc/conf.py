@@ -60,8 +60,8 @@ sphinx_gallery_conf = {
     "within_subsection_order": ExplicitOrder(
         [
             *("plot_waveform.py", "plot_predictors.py", "plot_classification.py", "plot_numpyro.py"),
-            *("plot_pymc.py", "plot_comparison.py"),
-            *("plot_diagnose.py", "plot_heavy_tails.py", "plot_hierarchy.py", "plot_mode_weights.py"),
+            *("plot_pymc.py", "plot_comparison.py", "plot_diagnose.py", "plot_calibration.py"),
+            *("plot_heavy_tails.py", "plot_hierarchy.py", "plot_mode_weights.py"),
             *("plot_toys.py", "plot_convergence.py", "plot_gradient_norms.py", "plot_smoothness.py"),
             *("plot_logistic_regression.py", "plot_diffusion.py", "plot_student.py", "*"),
         ]

@@ -430,6 +430,7 @@ def test_a_damaged_file_is_refused_and_kept(tmp_path):
         damaged(document, ("ranks", "0"), value) for value in ([1], [1, 10], [1, -1], [1, 1.5], [1, True], 3)
     ]
     contents += [damaged(document, ("settings", key), None) for key in ("names", "n_draws", "seed")]
+    contents += [damaged(document, ("settings", "first"), value) for value in ("a", ["a"], [[1], 2])]
     contents += [damaged(document, ("settings",), 1), damaged(document, ("ranks",), {"a": [1, 1]})]
     for content in contents:
         path.write_text(content)
@@ -674,6 +675,15 @@ def test_names_of_a_target_are_those_of_the_ranks():
 
     assert sbc(**other(make_target=lambda y: Named())).names == ("a", "b")
     assert sbc(**other(make_target=lambda y: Named(), names=["c", "d"])).names == ("c", "d")
+
+
+def test_a_score_function_becomes_a_target_for_any_estimator():
+    class Wrapped(Exact):
+        def fit(self, target):
+            return super().fit((0.0, Laplace().fit(target).sample))
+
+    arguments = NORMAL.prior, NORMAL.data, NORMAL.score
+    assert sbc(*arguments, Wrapped(), n=3, random_state=0).ranks.shape == (3, 2)
 
 
 def test_one_parameter_may_be_a_number():

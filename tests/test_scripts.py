@@ -28,6 +28,7 @@ COMMANDS = {
     "examples/plot_heavy_tails.py": ["--max-iter", "100", "--output", "tails.png"],
     "examples/plot_comparison.py": ["--max-iter", "50", "--output", "comparison.png"],
     "examples/plot_diagnose.py": ["--max-iter", "100", "--output", "diagnose.png"],
+    "examples/plot_calibration.py": ["--n", "10", "--output", "calibration.png"],
     "examples/paper/plot_gradient_norms.py": ["--repeats", "3", "--output", "norms.png"],
     "examples/paper/plot_toys.py": ["--max-iter", "100", "--output", "toys.png"],
     "examples/paper/plot_convergence.py": ["--max-iter", "200", "--output", "convergence.png"],
@@ -56,6 +57,7 @@ COMMANDS = {
     "benchmarks/mutants.py": ["--modules", "stein._estimators", "--sample", "1", "--out", "mutants.json"],
     "benchmarks/detached.py": ["--quick", "--seeds", "1", "--out", "detached.json"],
     "benchmarks/posteriors.py": [],
+    "benchmarks/calibration.py": ["--quick", "--out", "calibration.json"],
     "benchmarks/defaults.py": ["--names", "log_gamma", "--seeds", "1", "--jobs", "1", "--max-iter", "50"],
     "benchmarks/speed.py": ["--quick", "--cases", "waveform", "network 751", "--out", "speed.json"],
 }

@@ -39,6 +39,7 @@ class Record:
         self.settings: dict[str, Any] = {}
         self.ranks: dict[int, list[int]] = {}
         self.failures: dict[int, str] = {}
+        self.written = 0.0  # when
         if self.path is not None and self.path.exists():
             try:
                 self._read(json.loads(self.path.read_text("utf-8")))
@@ -56,6 +57,7 @@ class Record:
             self.ranks[int(i)] = ranks
         if type(seed) is not int or seed < 0:
             raise ValueError(f"{seed} is no seed")
+        np.asarray(settings["first"], dtype=np.float64)
         self.settings = settings
 
     def begin(self, settings: dict[str, Any]) -> None:

@@ -84,13 +84,32 @@ class Problem:
         theta = _asked(self.source, self.draw, rng)
         values = theta if isinstance(theta, Mapping) else np.atleast_1d(without_graph(theta))
         data = *self.observed, _asked("simulate_data", self.simulate_data, theta, rng)
-        target = _asked("make_target", self.make_target, *data)
-        if isinstance(self.estimator, BaseApproximator):
-            target = _as_target(target, values)
+        target = self._as_target(_asked("make_target", self.make_target, *data), values)
         names = _names_by_key(values, target) if isinstance(values, Mapping) else self._names(values, target)
         if self.names is not None and len(self.names) != len(names):
             raise ValueError(f"`names` are {len(self.names)}, expected {len(names)}, one for each parameter.")
         return Simulated(theta, names if self.names is None else tuple(map(str, self.names)), data, target)
+
+    def _as_target(self, target: Any, theta: np.ndarray | Mapping[str, ArrayLike]) -> Any:  # noqa: ANN401
+        """Return a target of parameters such as these, for an approximator; others may be fitted to anything."""
+        if isinstance(target, type):
+            raise TypeError(f"`make_target` returned the class {target.__name__}, expected an instance.")
+        if isinstance(self.estimator, BaseApproximator) and not (is_target(target) or callable(target)):
+            raise TypeError(
+                f"`make_target` returned a {type(target).__name__}, expected a Target or a score function "
+                "(n, d) -> (n, d)."
+            )
+        if isinstance(theta, Mapping):
+            return target
+        if callable(target) and not is_target(target):
+            return from_score_fn(target, theta.size)
+        n_features = getattr(target, "n_features", theta.size)
+        if theta.size != n_features:
+            raise ValueError(
+                f"`make_target` returned a target of {n_features} features, expected {theta.size}, as many as "
+                "parameters were simulated."
+            )
+        return target
 
     def _names(self, theta: np.ndarray, target: object) -> tuple[str, ...]:
         if theta.ndim != 1 or theta.dtype.kind not in "iuf" or not np.isfinite(theta).all():
@@ -171,22 +190,6 @@ def _asked(name: str, function: Callable[..., Any] | None, *args: object, **opti
         return function(*args, **options)  # type: ignore[misc]
     except Exception as error:
         raise CallError(f"`{name}` raised {type(error).__name__}: {error}") from error
-
-
-def _as_target(target: Any, theta: np.ndarray | Mapping[str, ArrayLike]) -> Any:  # noqa: ANN401
-    """Return a target for an approximator; raise unless it is one, of parameters such as these."""
-    if isinstance(target, type) or not (is_target(target) or callable(target)):
-        kind = f"the class {target.__name__}" if isinstance(target, type) else f"a {type(target).__name__}"
-        raise TypeError(f"`make_target` returned {kind}, expected a Target or a score function (n, d) -> (n, d).")
-    if not is_target(target):
-        return from_score_fn(target, theta.size) if isinstance(theta, np.ndarray) else target
-    n_features = getattr(target, "n_features", None)
-    if isinstance(theta, np.ndarray) and theta.size != n_features:
-        raise ValueError(
-            f"`make_target` returned a target of {n_features} features, expected {theta.size}, the parameters that "
-            "were simulated."
-        )
-    return target
 
 
 def _names_by_key(theta: Mapping[str, ArrayLike], target: Any) -> tuple[str, ...]:  # noqa: ANN401

@@ -68,7 +68,8 @@ def sbc(  # noqa: PLR0913
     simulate_data : callable
         Takes what `simulate_prior` has returned and a RandomState, and returns data of any kind.
     make_target : callable
-        Takes data and returns the target of their posterior, or its score function (n, d) -> (n, d).
+        Takes data and returns the target of their posterior, or its score function (n, d) -> (n, d), which becomes a
+        target.
     estimator : approximator
         Unfitted; a copy is fitted to each target. Any object with scikit-learn's parameters, ``fit(target)`` and
         ``sample(n_samples, random_state=...)`` will do. Its draws should be independent, as they are for all
@@ -285,7 +286,8 @@ def _calibrated(
     record = Record(path)
     seed = make_seed(random_state) if random_state is not None or not record.settings else record.settings["seed"]
     first, names = _first(problem, seed, n)
-    record.begin({"seed": seed, "n_draws": problem.n_draws, "names": list(names), **_identity(problem, first)})
+    if path is not None:
+        record.begin({"seed": seed, "n_draws": problem.n_draws, "names": list(names), **_identity(problem, first)})
     tasks = [delayed(replicate)(problem, seed, i, names) for i in range(n) if i not in record.ranks]
     try:
         for i, found in Parallel(n_jobs=n_jobs, return_as="generator_unordered")(tasks):

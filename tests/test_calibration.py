@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -705,6 +706,23 @@ def test_bands_and_plot_agree_with_the_p_values():
     for line, column in zip(display.lines_, F.T, strict=True):
         np.testing.assert_allclose(line.get_ydata(), column - z)
     plt.close("all")
+
+
+STUDY = json.loads((Path(__file__).parents[1] / "benchmarks" / "calibration.json").read_text("utf-8"))["rows"]
+
+
+def test_the_study_is_of_three_models_and_three_faults():
+    assert len({(row["case"], row["method"]) for row in STUDY}) == len(STUDY) == 12
+
+
+@pytest.mark.parametrize("row", STUDY, ids=[f"{row['case']}, {row['method']}" for row in STUDY])
+def test_the_study_finds_every_fault_and_none_where_there_is_none(row):
+    ranks = np.array(row["ranks"])
+    assert len(ranks) == 200
+    assert not row["failures"]
+    found = Calibration(ranks, row["n_draws"], tuple(row["names"]), np.arange(200))
+    assert found.p_value == pytest.approx(row["p"], rel=1e-3, abs=1e-12)
+    assert (found.p_value > 0.05) == (row["method"] == "none")
 
 
 def test_the_joint_p_value_is_that_of_bonferroni():

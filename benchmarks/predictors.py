@@ -42,7 +42,7 @@ def methods(p):
         "GaussianProcess": (process, {"alpha": [1e-10, 1e-3]}),
         "MLP": (MLPRegressor(hidden_layer_sizes=(50,), max_iter=2000, random_state=0), {"alpha": [1e-4, 1e-2, 1.0]}),
         "KSIVI, linear": (linear, {"hyperprior": [(1.0, 0.1), (1.0, 1.0)]}),
-        "KSIVI, network": (KSIVIRegressor(random_state=0), {"prior_precision": [None, 1.0]}),
+        "KSIVI, network": (KSIVIRegressor(model="network", random_state=0), {"prior_precision": [None, 1.0]}),
     }
 
 

@@ -31,7 +31,7 @@ y = np.sin(3 * x) + 0.15 * rng.normal(size=120)
 # trained networks find some of them, and the draws that the predictions are made of come from the fit that starts
 # there. The precision of the noise is learned, too.
 
-network = KSIVIRegressor(n_hidden=args.n_hidden, random_state=0).fit(x[:, None], y)
+network = KSIVIRegressor(model="network", n_hidden=args.n_hidden, random_state=0).fit(x[:, None], y)
 line = BayesianRidge().fit(x[:, None], y)
 noise = np.exp(-network.draws_[:, -1] / 2).mean() * y.std()
 print(f"standard deviation of the noise: {noise:.3f}, truly 0.150")

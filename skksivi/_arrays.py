@@ -46,6 +46,21 @@ def as_floats(X: ArrayLike | Tensor, name: str) -> np.ndarray:
         raise ValueError(f"`{name}` must hold numbers, in rows of one length, got {X!r}.") from error
 
 
+def as_numbers(values: ArrayLike, name: str) -> np.ndarray:
+    """Return `values` as an array of float64.
+
+    Raises
+    ------
+    TypeError
+        They are not real numbers.
+    """
+    array = np.asarray(values)
+    try:
+        return array.astype(np.float64, casting="unsafe" if array.dtype == object else "same_kind")
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"`{name}` must hold real numbers, got an array of {array.dtype}.") from error
+
+
 def check_function(function: Callable[..., object], name: str, arguments: str) -> None:
     """Raise TypeError if a function given as the parameter `name` cannot be called with these arguments."""
     try:
@@ -110,12 +125,14 @@ def check_sample_weight(sample_weight: ArrayLike | None, n: int) -> np.ndarray:
 
     Raises
     ------
+    TypeError
+        They are not real numbers.
     ValueError
         They are not n finite numbers of zero or more, one of them positive.
     """
     if sample_weight is None:
         return np.ones(n)
-    w = np.asarray(sample_weight, dtype=np.float64)
+    w = as_numbers(sample_weight, "sample_weight")
     if w.shape != (n,) or not np.isfinite(w).all() or (w < 0).any() or not w.any():
         raise ValueError(
             f"`sample_weight` must be {n} finite numbers of zero or more, one for each observation and not all zero; "

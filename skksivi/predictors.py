@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, ClassVar, Self
+import logging
+import math
+from collections.abc import Callable, Iterator
+from inspect import signature
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone
-from sklearn.utils import check_array, gen_batches
+from sklearn.utils import Tags, check_array, gen_batches
+from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from skksivi._arrays import (
     RandomState,
+    as_array,
+    as_numbers,
     as_tensor,
     check_sample_weight,
     location_and_scale,
@@ -22,14 +28,16 @@ from skksivi._arrays import (
     make_seed,
 )
 from skksivi._numbers import check_integer
+from skksivi._process import Process, fit_process, merged
+from skksivi._saved import ARRAY, SIZE, Kind, Parts, checked, is_instance, or_none, register
 from skksivi._version import DOCUMENTATION
-from skksivi.base import BaseApproximator, Constraints, Integral, Interval, Real, StrOptions
+from skksivi.base import BaseApproximator, Constraints, Integral, Interval, Real, StrOptions, logged
 from skksivi.estimators._ksivi import KSIVIApproximator
 from skksivi.parameters import Constrained, Pilot, Scale, pilot_of
-from skksivi.targets._base import Minibatches, Target
+from skksivi.targets._base import Minibatches, Target, check_hyperprior
 from skksivi.targets._linear import BayesianLinearRegression, BayesianMultinomialRegression
 from skksivi.targets._logistic import BayesianLogisticRegression
-from skksivi.targets._network import BayesianNeuralNetwork, log_normal_mixture
+from skksivi.targets._network import BayesianNeuralNetwork, log_normal_mixture, outputs_of_networks
 
 __all__ = ["KSIVIClassifier", "KSIVIRegressor"]
 __dir__ = __all__.copy
@@ -39,6 +47,12 @@ CHUNK = 2**24
 
 #: Networks that are trained to start chains, and the steps of training and of chains.
 N_NETWORKS, N_TRAINING, N_STEPS = 20, 500, 4000
+
+#: Rows at which what the features of a process leave out is drawn together: it takes the third power.
+N_TOGETHER = 500
+
+#: Halvings of an interval that holds a quantile.
+N_HALVINGS = 50
 
 #: Rows of data beyond which a training sees minibatches of as many.
 N_ROWS = 1000
@@ -53,12 +67,14 @@ class _Predictor(Constrained, BaseEstimator):
     approximator: BaseApproximator | None
     n_draws: int
     random_state: RandomState
+    verbose: int
     n_features_in_: int
 
     _parameter_constraints: ClassVar[Constraints] = {
         "approximator": [BaseApproximator, None],
         "n_draws": [Interval(Integral, 1, None, closed="left")],
         "random_state": ["random_state"],
+        "verbose": [Interval(Integral, 0, None, closed="left")],
     }
 
     def _new_approximator(self, default: BaseApproximator) -> BaseApproximator:
@@ -66,6 +82,8 @@ class _Predictor(Constrained, BaseEstimator):
         q = clone(default if self.approximator is None else self.approximator)
         if q.random_state is None:
             q.set_params(random_state=make_seed(self.random_state))
+        if self.verbose and not getattr(q, "verbose", self.verbose):
+            q.set_params(verbose=self.verbose)
         return q
 
     def _fit_draws(self, q: BaseApproximator, target: Target) -> None:
@@ -74,11 +92,22 @@ class _Predictor(Constrained, BaseEstimator):
         self.draws_ = q.sample(self.n_draws).astype(np.float64)
 
     def _standardised(self, X: np.ndarray) -> np.ndarray:
-        """Standardise columns by the training data and put a column of ones before them."""
-        return np.column_stack([np.ones(len(X)), (X - self._X_mean) / self._X_scale])
+        """Standardise columns by the training data."""
+        return (X - self._X_mean) / self._X_scale
+
+    def _with_ones(self, X: np.ndarray) -> np.ndarray:
+        """Standardise columns and put a column of ones before them."""
+        return np.column_stack([np.ones(len(X)), self._standardised(X)])
 
     def _learn_scales(self, X: np.ndarray, w: np.ndarray) -> None:
         self._X_mean, self._X_scale = location_and_scale(X, w)
+
+    def _width(self) -> int:
+        """Return the number of entries of a draw, zero if there are none."""
+        return self.draws_.shape[1] if hasattr(self, "draws_") else 0
+
+    def _check_learned(self) -> None:
+        """Raise ValueError if what a file holds is not a fit."""
 
     def _check_inputs(self, X: ArrayLike) -> np.ndarray:
         """Return rows to predict at."""
@@ -90,34 +119,106 @@ class _Predictor(Constrained, BaseEstimator):
         return gen_batches(n_rows, max(1, CHUNK // (len(self.draws_) * n_outputs)))
 
 
+P = TypeVar("P", bound=type[_Predictor])
+
+#: What predictions need of a fit.
+LEARNED: Parts = {
+    "n_features_in_": (SIZE, "p"),
+    "feature_names_in_": (or_none(is_instance(np.ndarray)), "p"),
+    "draws_": (or_none(ARRAY), "sk"),
+    "_X_mean": (or_none(ARRAY), "p"),
+    "_X_scale": (or_none(ARRAY), "p"),
+}
+
+
+#: Arrays that may be of names, which files hold as lists, and their types.
+OF_NAMES = {"feature_names_in_": object, "classes_": str}
+
+
+def predicts(name: str, others: Parts) -> Callable[[P], P]:
+    """Declare what a predictor has learned beside `LEARNED`; its parameters and this are saved."""
+    spec = {**LEARNED, **others}
+
+    def declare(cls: P) -> P:
+        names = list(signature(cls).parameters)
+
+        def parts(model: _Predictor) -> dict[str, object]:
+            learned = list(spec) if hasattr(model, "n_features_in_") else []
+            return {name: _plain(getattr(model, name, None)) for name in [*names, *learned]}
+
+        def build(**parts: object) -> _Predictor:
+            model = cls(**{name: parts.pop(name) for name in names if name in parts})
+            model._validate_params()
+            if parts:
+                parts |= {
+                    name: np.array(parts[name], dtype)
+                    for name, dtype in OF_NAMES.items()
+                    if isinstance(parts.get(name), list)
+                }
+                learned = checked(parts, spec)
+                model.__dict__.update({name: value for name, value in learned.items() if value is not None})
+                model._check_learned()
+            return model
+
+        register(name, Kind(cls, parts, build))
+        return cls
+
+    return declare
+
+
+def _plain(value: object) -> object:
+    """Return an array of names as a list, and all else as it is."""
+    if isinstance(value, np.ndarray) and value.dtype.kind in "OU":
+        return value.tolist()
+    return value
+
+
+@predicts(
+    "KSIVIRegressor",
+    {
+        "_y_mean": (or_none(is_instance(float)), ""),
+        "_y_scale": (or_none(is_instance(float)), ""),
+        "_n_units": (or_none(SIZE), ""),
+        "_process": (or_none(is_instance(Process)), "p"),
+        "estimators_": (is_instance(list), ""),
+    },
+)
 class KSIVIRegressor(RegressorMixin, _Predictor):
-    r"""Bayesian regression, linear or by a neural network, predicting by draws of the posterior.
+    r"""Bayesian regression by a Gaussian process, a neural network or a plane, predicting by draws of the posterior.
 
     .. math:: y_i \sim N(f_\theta(x_i), 1 / \gamma), \qquad \theta \sim N(0, I / \lambda), \qquad
         \gamma \sim \mathrm{Gamma}(a, b)
 
     with X and y standardised; :math:`\lambda` is given, or where it is learned has the prior of :math:`\gamma`. Draws
-    of :math:`\theta` and the precisions are made once, in `fit`, so that predictions are deterministic.
+    are made once, in `fit`, so that predictions are deterministic.
 
     Parameters
     ----------
-    model : {"network", "linear"}, default="network"
-        The f: one hidden layer of ReLU units, or linear.
+    model : {"process", "network", "linear"}, default="process"
+        The f. "process" is a linear function plus a Gaussian process, smooth or rough, with one length scale or one
+        for each column: the evidence says which of these it has, a linear function alone among them, and its scales;
+        :math:`\theta` is integrated out, and both precisions are learned, in units of those of highest evidence. For
+        more than 500 rows the evidence is that of 500, on which the features of the process are centred. "network"
+        is one hidden layer of ReLU units; "linear" a linear function.
     n_hidden : int, default=50
-        Number of hidden units.
+        Number of hidden units of a network.
     prior_precision : float or None, default=1.0
-        The :math:`\lambda > 0` of a network; None has it learned, as that of a linear model always is.
+        The :math:`\lambda > 0` of a network; None has it learned, as that of the other models always is.
     hyperprior : pair of float, default=(1.0, 0.1)
-        Shape a and rate b of the precisions that are learned.
+        Shape a and rate b of the precisions that are learned. Those of a process, which are relative to the values of
+        highest evidence, have the rate a.
     approximator : approximator, default=None
-        Whatever of this package fits the posterior. None means `KSIVIApproximator`, for a network with
-        whiten="diagonal" and 20 trained networks for its `init`. Its parameters can be searched, as
-        ``approximator__bandwidth``. For a network, one whose `init` is None starts at random weights, unless it
-        has particles or chains, which start where they do by themselves.
+        Whatever of this package fits the posterior. None means `KSIVIApproximator`, for a process with
+        whiten="laplace", for a network with whiten="diagonal" and 20 trained networks for its `init`. Its parameters
+        can be searched, as ``approximator__bandwidth``. For a network, one whose `init` is None starts at random
+        weights, unless it has particles or chains, which start where they do by themselves.
     n_draws : int, default=200
         Draws of the posterior that are kept.
     random_state : int, RandomState or None, default=None
-        Seeds an approximator that has no `random_state` of its own, and the networks that are trained to start one.
+        Seeds an approximator that has no `random_state` of its own, the networks that are trained to start one, and
+        the choice of rows for the evidence.
+    verbose : int, default=0
+        1 logs what was chosen and the progress of the approximator to the logger "skksivi", 2 more of the latter.
 
     Attributes
     ----------
@@ -126,6 +227,8 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
     draws_ : ndarray of shape (n_draws, n_parameters)
     target_ : Target
         The posterior.
+    estimators_ : list of KSIVIRegressor
+        One for each column of y, where y has several; these then have the three attributes above.
     n_features_in_ : int
     feature_names_in_ : ndarray of str
         Of the columns of X, where they have names.
@@ -145,7 +248,7 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
     """
 
     _parameter_constraints: ClassVar[Constraints] = {
-        "model": [StrOptions({"network", "linear"})],
+        "model": [StrOptions({"process", "network", "linear"})],
         "n_hidden": [Interval(Integral, 1, None, closed="left")],
         "prior_precision": [Interval(Real, 0, None, closed="neither"), None],
         "hyperprior": ["array-like"],
@@ -154,13 +257,14 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
     def __init__(
         self,
         *,
-        model: str = "network",
+        model: str = "process",
         n_hidden: int = 50,
         prior_precision: float | None = 1.0,
         hyperprior: tuple[float, float] = (1.0, 0.1),
         approximator: BaseApproximator | None = None,
         n_draws: int = 200,
         random_state: RandomState = None,
+        verbose: int = 0,
     ) -> None:
         self.model = model
         self.n_hidden = n_hidden
@@ -169,6 +273,7 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
         self.approximator = approximator
         self.n_draws = n_draws
         self.random_state = random_state
+        self.verbose = verbose
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Fit the posterior and keep draws of it.
@@ -176,25 +281,48 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
         Parameters
         ----------
         X : array-like of shape (n, p)
-        y : array-like of shape (n,)
+        y : array-like of shape (n,) or (n, k)
+            Each of several columns is regressed on X by itself.
         sample_weight : array-like of shape (n,), default=None
-            How often each observation counts.
+            How often each observation counts. Those of a process are relative: noise has the variance of y over the
+            weight, the mean weight being one, and a row that is there twice, X and y, is one of weight two.
 
         Returns
         -------
         self : object
         """
         self._validate_params()
-        X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
+        if y is not None and not np.iscomplexobj(np.asarray(y)):  # of these scikit-learn tells
+            y = as_numbers(y, "y")
+        X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True)
+        columns = y.T if y.ndim == 2 else []
+        self.estimators_ = [clone(self).fit(X, column, sample_weight) for column in columns]
+        if not self.estimators_:
+            self._fit_one(X, y, sample_weight)
+        return self
+
+    def _fit_one(self, X: np.ndarray, y: np.ndarray, sample_weight: ArrayLike | None) -> None:
+        """Fit the posterior to one column of y."""
         w = check_sample_weight(sample_weight, len(X))
         X, y, w = X[w > 0], y[w > 0], w[w > 0]
+        if self.model == "process":
+            check_hyperprior(self.hyperprior)
+            X, y, w = merged(X, y, w)
         self._learn_scales(X, w)
-        self._y_mean, self._y_scale = location_and_scale(y, w)
-        if self.model == "linear":
-            Z, z = self._standardised(X), (y - self._y_mean) / self._y_scale
-            self.target_: Any = BayesianLinearRegression(Z, z, hyperprior=self.hyperprior, sample_weight=w)
-            self._fit_draws(self._new_approximator(KSIVIApproximator()), self.target_)
-            return self
+        self._y_mean, self._y_scale = map(float, location_and_scale(y, w))
+        self._process: Process | None = None
+        self._n_units: int | None = None  # of a network
+        {"process": self._fit_process, "network": self._fit_network, "linear": self._fit_linear}[self.model](X, y, w)
+
+    def _fit_linear(self, X: np.ndarray, y: np.ndarray, w: np.ndarray) -> None:
+        z = (y - self._y_mean) / self._y_scale
+        self.target_: Any = BayesianLinearRegression(
+            self._with_ones(X), z, hyperprior=self.hyperprior, sample_weight=w
+        )
+        self._fit_draws(self._new_approximator(KSIVIApproximator()), self.target_)
+
+    def _fit_network(self, X: np.ndarray, y: np.ndarray, w: np.ndarray) -> None:
+        self._n_units = int(self.n_hidden)
         self.target_ = BayesianNeuralNetwork(
             X,
             y,
@@ -206,7 +334,13 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
         q = self._new_approximator(_approximator_of_networks(len(X)))
         self._start_at_networks(q)
         self._fit_draws(q, self.target_ if len(X) <= N_ROWS else Minibatches(self.target_, N_ROWS))
-        return self
+
+    def _fit_process(self, X: np.ndarray, y: np.ndarray, w: np.ndarray) -> None:
+        Z, z, rng = self._standardised(X), (y - self._y_mean) / self._y_scale, make_rng(self.random_state)
+        self._process, self.target_ = fit_process(Z, z, w, self.hyperprior[0], rng)
+        with logged(self.verbose):
+            logging.getLogger("skksivi").info("chosen: %s", self._process)
+        self._fit_draws(self._new_approximator(_approximator_of_precisions()), self.target_)
 
     def _start_at_networks(self, q: BaseApproximator) -> None:
         """Let an approximator start at random weights, or its pilot at trained networks, unless it has an `init`."""
@@ -220,15 +354,75 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
         else:  # a mode search goes on from there
             q.set_params(init=_random_weights(self.target_, rng))
 
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+    def _is_multiple(self) -> bool:
+        """Tell whether y had several columns, which have a regressor each."""
+        return bool(self.estimators_)
+
+    def _of_each(self, method: str, X: np.ndarray, *arguments: object) -> np.ndarray:
+        """Return what the regressors of the columns of y return, side by side on the second axis."""
+        return np.stack([getattr(one, method)(X, *arguments) for one in self.estimators_], axis=1)
+
     def _outputs(self, X: np.ndarray) -> np.ndarray:
         """Return f of each draw at each row, shape (n_draws, n), in the units of y."""
-        if isinstance(self.target_, BayesianNeuralNetwork):
-            return self.target_.outputs(self.draws_, X)
-        return self._y_mean + self._y_scale * (self.draws_[:, :-2] @ self._standardised(X).T)
+        if self._n_units is not None:
+            x, theta = np.column_stack([self._standardised(X), np.ones(len(X))]), self.draws_[:, : self._n_weights()]
+            f = outputs_of_networks(as_tensor(x), as_tensor(theta), self._n_units)
+            return self._y_mean + self._y_scale * as_array(f.mT)
+        return self._y_mean + self._y_scale * (self.draws_[:, :-2] @ self._with_ones(X).T)
+
+    def _n_weights(self) -> int:
+        """Return the number of weights of a network."""
+        return (self.n_features_in_ + 2) * (self._n_units or 0) + 1
+
+    def _check_learned(self) -> None:
+        """Raise ValueError if what a file holds is not a fit."""
+        if self.estimators_:
+            sizes = {(type(one), getattr(one, "n_features_in_", None)) for one in self.estimators_}
+            if sizes != {(KSIVIRegressor, self.n_features_in_)}:
+                raise ValueError("`estimators_` are not regressors of as many features")
+            return
+        self._process, self._n_units = (getattr(self, name, None) for name in ("_process", "_n_units"))
+        if self._process is not None:
+            widths = {2}
+        elif self._n_units is not None:
+            widths = {self._n_weights() + 1, self._n_weights() + 2}
+        else:
+            widths = {self.n_features_in_ + 3}
+        if not {"_X_mean", "_X_scale", "_y_mean", "_y_scale"} <= vars(self).keys() or self._width() not in widths:
+            raise ValueError("`draws_` are not those of a regression")
 
     def _noise_variance(self) -> np.ndarray:
         """Return the variance of the noise of y for each draw, shape (n_draws, 1)."""
-        return np.exp(-self.draws_[:, -1:]) * self._y_scale**2
+        unit = 1.0 if self._process is None else self._process.noise_variance
+        return unit * np.exp(-self.draws_[:, -1:]) * self._y_scale**2
+
+    def _normals(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return means and variances of a new y at rows for each draw, shapes (n_draws, n) and (n_draws, n or 1)."""
+        if self._process is None:
+            return self._outputs(X), self._noise_variance()
+        phi, left_out = self._process.features(self._standardised(X))
+        mean, variance = self._process.coefficients(self.draws_)
+        spread = variance @ np.square(phi).T + left_out / np.exp(self.draws_[:, :1])
+        return self._y_mean + self._y_scale * (mean @ phi.T), self._y_scale**2 * spread + self._noise_variance()
+
+    def _functions(self, X: np.ndarray, s: np.ndarray, rng: np.random.RandomState) -> np.ndarray:
+        """Return f at all rows for each of the draws s (k,) of the posterior, shape (k, n)."""
+        if self._process is None:
+            return np.concatenate([self._outputs(X[rows])[s] for rows in self._parts(len(X))], axis=1)
+        mean, variance = self._process.coefficients(self.draws_[s])
+        beta = mean + np.sqrt(variance) * rng.normal(size=mean.shape)
+        scale, parts = np.exp(-self.draws_[s, :1] / 2), []
+        for rows in gen_batches(len(X), N_TOGETHER):
+            Z = self._standardised(X[rows])
+            zero, covariance = np.zeros(len(Z)), self._process.left_out(Z)
+            left_out = rng.multivariate_normal(zero, covariance, size=len(s), check_valid="ignore")
+            parts.append(beta @ self._process.features(Z)[0].T + scale * left_out)
+        return self._y_mean + self._y_scale * np.concatenate(parts, axis=1)
 
     def predict(self, X: ArrayLike, return_std: bool = False) -> Any:  # noqa: ANN401
         """Predict y by the mean over draws.
@@ -241,16 +435,41 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
 
         Returns
         -------
-        y_mean : ndarray of shape (n,)
-        y_std : ndarray of shape (n,)
+        y_mean : ndarray of shape (n,) or (n, k)
+        y_std : ndarray of shape (n,) or (n, k)
             With `return_std`: from the spread of the draws and the noise.
         """
         X = self._check_inputs(X)
-        outputs = (self._outputs(X[rows]) for rows in self._parts(len(X)))
-        if not return_std:
-            return np.concatenate([f.mean(0) for f in outputs])
-        mean, variance = np.concatenate([(f.mean(0), f.var(0)) for f in outputs], axis=1)
-        return mean, np.sqrt(variance + self._noise_variance().mean())
+        if self._is_multiple():
+            mean, sd = np.stack([one.predict(X, return_std=True) for one in self.estimators_], axis=2)
+            return (mean, sd) if return_std else mean
+        parts = (self._normals(X[rows]) for rows in self._parts(len(X)))
+        mean, variance = np.concatenate([(f.mean(0), f.var(0) + v.mean(0)) for f, v in parts], axis=1)
+        return (mean, np.sqrt(variance)) if return_std else mean
+
+    def predict_quantiles(self, X: ArrayLike, quantiles: ArrayLike = (0.05, 0.5, 0.95)) -> np.ndarray:
+        """Predict quantiles of a new y, those of the mixture over draws.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, p)
+        quantiles : array-like of shape (k,), default=(0.05, 0.5, 0.95)
+            Between 0 and 1, both excluded.
+
+        Returns
+        -------
+        y_quantiles : ndarray of shape (n, k)
+            Or (n, n_outputs, k) for y of several columns.
+        """
+        X = self._check_inputs(X)
+        levels = as_numbers(quantiles, "quantiles")
+        if levels.ndim != 1 or not ((levels > 0) & (levels < 1)).all():
+            raise ValueError(
+                f"`quantiles` must be a list of numbers between 0 and 1, both excluded, got {quantiles!r}."
+            )
+        if self._is_multiple():
+            return self._of_each("predict_quantiles", X, levels)
+        return np.concatenate([quantiles_of_mixture(levels, *self._normals(X[rows])) for rows in self._parts(len(X))])
 
     def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """Return the coefficient of determination, R^2, of the predictions.
@@ -258,7 +477,7 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
         Parameters
         ----------
         X : array-like of shape (n, p)
-        y : array-like of shape (n,)
+        y : array-like of shape (n,) or (n, n_outputs)
         sample_weight : array-like of shape (n,), default=None
 
         Returns
@@ -271,6 +490,9 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
     def sample_y(self, X: ArrayLike, n_samples: int = 1, random_state: RandomState = 0) -> np.ndarray:
         """Draw new values of y, noise included, each set of one draw of the posterior.
 
+        Beyond the rows that the features of a process are centred on, its values are drawn together at 500 rows at a
+        time.
+
         Parameters
         ----------
         X : array-like of shape (n, p)
@@ -280,12 +502,15 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
         Returns
         -------
         y_samples : ndarray of shape (n, n_samples)
+            Or (n, n_outputs, n_samples) for y of several columns.
         """
         check_integer(n_samples, "n_samples", min_val=0)
         X, rng = self._check_inputs(X), make_rng(random_state)
+        if self._is_multiple():
+            return self._of_each("sample_y", X, n_samples, rng)
         s = rng.randint(len(self.draws_), size=n_samples)
-        noise = np.sqrt(self._noise_variance()[s]) * rng.normal(size=(n_samples, len(X)))
-        return (np.concatenate([self._outputs(X[rows])[s] for rows in self._parts(len(X))], axis=1) + noise).T
+        f = self._functions(X, s, rng)
+        return (f + np.sqrt(self._noise_variance()[s]) * rng.normal(size=f.shape)).T
 
     def log_predictive_density(self, X: ArrayLike, y: ArrayLike) -> np.ndarray:
         r"""Evaluate :math:`\log \frac1S \sum_s N(y_i; f_s(x_i), 1 / \gamma_s)`, the mixture over draws.
@@ -293,18 +518,21 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
         Parameters
         ----------
         X : array-like of shape (n, p)
-        y : array-like of shape (n,)
+        y : array-like of shape (n,) or (n, n_outputs)
 
         Returns
         -------
         log_density : ndarray of shape (n,)
-            In nats, for y in its own units.
+            In nats, for y in its own units; of several columns their sum.
         """
-        X, y = self._check_inputs(X), check_array(y, ensure_2d=False, dtype=np.float64, input_name="y")
-        if y.shape != X.shape[:1]:
-            raise ValueError(f"`y` has shape {y.shape}, expected {X.shape[:1]}, one value for each row of `X`.")
-        variance = self._noise_variance()
-        return np.concatenate([log_normal_mixture(y[i], self._outputs(X[i]), variance) for i in self._parts(len(X))])
+        X, y = self._check_inputs(X), check_array(as_numbers(y, "y"), ensure_2d=False, input_name="y")
+        shape = (len(X), len(self.estimators_)) if self._is_multiple() else (len(X),)
+        if y.shape != shape:
+            raise ValueError(f"`y` has shape {y.shape}, expected {shape}, one value for each row of `X` and output.")
+        if self._is_multiple():
+            columns = zip(self.estimators_, y.T, strict=True)
+            return np.sum([one.log_predictive_density(X, column) for one, column in columns], axis=0)
+        return np.concatenate([log_normal_mixture(y[rows], *self._normals(X[rows])) for rows in self._parts(len(X))])
 
 
 def _approximator_of_networks(n_rows: int) -> KSIVIApproximator:
@@ -316,6 +544,24 @@ def _approximator_of_networks(n_rows: int) -> KSIVIApproximator:
         batch_size=64,
         max_iter=500,
     )
+
+
+def _approximator_of_precisions() -> KSIVIApproximator:
+    """Return what fits two precisions by default: their posterior is nearly normal."""
+    return KSIVIApproximator(whiten="laplace", batch_size=64, max_iter=500, hidden_layer_sizes=(32,))
+
+
+def quantiles_of_mixture(levels: np.ndarray, f: np.ndarray, variance: np.ndarray) -> np.ndarray:
+    """Return quantiles (n, k) of mixtures of normals of means f (S, n) and variances (S, n or 1), by bisection."""
+    mean, sd = as_tensor(f)[..., None], as_tensor(np.sqrt(variance))[..., None]
+    p = as_tensor(levels)
+    edges = mean + sd * torch.special.ndtri(p)  # each component has its quantile there
+    low, high = edges.amin(0), edges.amax(0)
+    for _ in range(N_HALVINGS):
+        middle = (low + high) / 2
+        is_below = torch.special.ndtr((middle - mean) / sd).mean(0) < p
+        low, high = torch.where(is_below, middle, low), torch.where(is_below, high, middle)
+    return ((low + high) / 2).numpy()
 
 
 def trained_weights(target: BayesianNeuralNetwork, n: int, rng: np.random.RandomState) -> np.ndarray:
@@ -349,6 +595,7 @@ def _random_weights(target: BayesianNeuralNetwork, rng: np.random.RandomState) -
     return np.concatenate([W, np.zeros(k), w, [0.0], log_lam, [1.0]])  # b_1, w, b_2 and log gamma
 
 
+@predicts("KSIVIClassifier", {"classes_": (is_instance(np.ndarray), "c")})
 class KSIVIClassifier(ClassifierMixin, _Predictor):
     r"""Bayesian logistic regression, predicting by draws of the posterior.
 
@@ -360,6 +607,9 @@ class KSIVIClassifier(ClassifierMixin, _Predictor):
     ----------
     prior_precision : float, default=1.0
         The alpha > 0.
+    class_weight : "balanced", dict or None, default=None
+        How often the observations of each class count, beside their own weights; "balanced" lets all classes count
+        the same.
     approximator : approximator, default=None
         Whatever of this package fits the posterior; None means `KSIVIApproximator` with its defaults. Its parameters
         can be searched, as ``approximator__bandwidth``.
@@ -367,6 +617,8 @@ class KSIVIClassifier(ClassifierMixin, _Predictor):
         Draws of the posterior that are kept.
     random_state : int, RandomState or None, default=None
         Seeds an approximator that has no `random_state` of its own.
+    verbose : int, default=0
+        That of the approximator, where it has one.
 
     Attributes
     ----------
@@ -390,20 +642,27 @@ class KSIVIClassifier(ClassifierMixin, _Predictor):
     (2, 2)
     """
 
-    _parameter_constraints: ClassVar[Constraints] = {"prior_precision": [Interval(Real, 0, None, closed="neither")]}
+    _parameter_constraints: ClassVar[Constraints] = {
+        "prior_precision": [Interval(Real, 0, None, closed="neither")],
+        "class_weight": [StrOptions({"balanced"}), dict, None],
+    }
 
     def __init__(
         self,
         *,
         prior_precision: float = 1.0,
+        class_weight: str | dict[object, float] | None = None,
         approximator: BaseApproximator | None = None,
         n_draws: int = 1000,
         random_state: RandomState = None,
+        verbose: int = 0,
     ) -> None:
         self.prior_precision = prior_precision
+        self.class_weight = class_weight
         self.approximator = approximator
         self.n_draws = n_draws
         self.random_state = random_state
+        self.verbose = verbose
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Fit the posterior and keep draws of it.
@@ -429,10 +688,23 @@ class KSIVIClassifier(ClassifierMixin, _Predictor):
         if len(self.classes_) < 2:
             raise ValueError(f"`y` must have two classes at least, got one class: {self.classes_[0]!r}.")
         self._learn_scales(X, w)
+        w = w * compute_sample_weight(self._checked_class_weight(), y)
         model = BayesianLogisticRegression if len(self.classes_) == 2 else BayesianMultinomialRegression
-        self.target_: Any = model(self._standardised(X), y, self.prior_precision, sample_weight=w)
+        self.target_: Any = model(self._with_ones(X), y, self.prior_precision, sample_weight=w)
         self._fit_draws(self._new_approximator(KSIVIApproximator()), self.target_)
         return self
+
+    def _check_learned(self) -> None:
+        k = len(self.classes_)
+        width = (self.n_features_in_ + 1) * {0: 0, 1: 0, 2: 1}.get(k, k)
+        if not width or self._width() != width or not {"_X_mean", "_X_scale"} <= vars(self).keys():
+            raise ValueError("`draws_` are not those of a classification")
+
+    def _checked_class_weight(self) -> str | dict[object, float] | None:
+        given = self.class_weight
+        if isinstance(given, dict) and not all(isinstance(v, Real) and 0 <= v < math.inf for v in given.values()):
+            raise ValueError(f"`class_weight` must give classes finite numbers of zero or more, got {given!r}.")
+        return given
 
     def predict_proba(self, X: ArrayLike) -> np.ndarray:
         """Predict the probability of each class, the mean over draws.
@@ -446,7 +718,7 @@ class KSIVIClassifier(ClassifierMixin, _Predictor):
         proba : ndarray of shape (n, n_classes)
             In the order of `classes_`.
         """
-        Z = self._standardised(self._check_inputs(X))
+        Z = self._with_ones(self._check_inputs(X))
         return np.concatenate([self._proba(Z[rows]) for rows in self._parts(len(Z), len(self.classes_))])
 
     def _proba(self, Z: np.ndarray) -> np.ndarray:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import joblib
 import numpy as np
+import pandas as pd
 import pytest
 import safetensors.torch
 import torch
@@ -24,7 +25,7 @@ from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
 import skksivi
-from skksivi import HKSIVIApproximator, KSIVIApproximator, kernels, mixing, modes
+from skksivi import HKSIVIApproximator, KSIVIApproximator, KSIVIClassifier, KSIVIRegressor, kernels, mixing, modes
 from skksivi._codec import KINDS, NAMES
 from skksivi.annealing import Cosine, Linear
 from skksivi.baselines import (
@@ -824,3 +825,51 @@ def test_new_weights_of_modes_are_kept(tmp_path):
     loaded = by_file(q, tmp_path)
     np.testing.assert_array_equal(loaded.sample(99, random_state=0), q.sample(99, random_state=0))
     np.testing.assert_array_equal(loaded.score_samples(np.eye(2)), q.score_samples(np.eye(2)))
+
+
+MODEL = ksivi(max_iter=5, whiten="laplace")
+DATA = np.random.RandomState(0).normal(size=(30, 2))
+LABELS = np.array(["low", "middle", "high"])[np.arange(30) % 3]
+PREDICTORS = {
+    "process": (KSIVIRegressor(random_state=0), DATA[:, 0] ** 2),
+    "linear": (KSIVIRegressor(model="linear", approximator=MODEL), DATA[:, 0]),
+    "network": (KSIVIRegressor(model="network", n_hidden=3, prior_precision=None, approximator=MODEL), DATA[:, 0]),
+    "columns": (KSIVIRegressor(model="linear", approximator=MODEL), DATA),
+    "two classes": (KSIVIClassifier(approximator=MODEL), DATA[:, 0] > 0),
+    "names": (KSIVIClassifier(approximator=MODEL, class_weight="balanced"), LABELS),
+}
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize("name", PREDICTORS)
+def test_a_predictor_predicts_the_same_after_saving(name, tmp_path):
+    unfitted, y = PREDICTORS[name]
+    X = pd.DataFrame(DATA, columns=["a", "b"])
+    model = clone(unfitted).fit(X, y)
+    skksivi.save(model, tmp_path / "model")
+    loaded = skksivi.load(tmp_path / "model")
+    np.testing.assert_array_equal(loaded.predict(X), model.predict(X))
+    assert loaded.predict(X).dtype == model.predict(X).dtype
+    np.testing.assert_array_equal(loaded.feature_names_in_, model.feature_names_in_)
+    if isinstance(model, KSIVIRegressor):
+        np.testing.assert_array_equal(loaded.sample_y(X, 3), model.sample_y(X, 3))
+        np.testing.assert_array_equal(loaded.log_predictive_density(X, y), model.log_predictive_density(X, y))
+    else:
+        np.testing.assert_array_equal(loaded.predict_proba(X), model.predict_proba(X))
+    assert str(loaded) == str(model)
+    skksivi.save(unfitted, tmp_path / "model")
+    with pytest.raises(NotFittedError):
+        skksivi.load(tmp_path / "model").predict(X)
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize("name", PREDICTORS)
+def test_a_predictor_that_does_not_fit_together_is_refused(name, tmp_path):
+    unfitted, y = PREDICTORS[name]
+    model = clone(unfitted).fit(DATA, y)
+    for part, value in {"draws_": np.ones((4, 1)), "_X_mean": np.ones(5), "_X_scale": np.full(2, np.nan)}.items():
+        wrong = copy.deepcopy(model)
+        one = wrong.estimators_[0] if name == "columns" else wrong
+        setattr(one, part, value)
+        with pytest.raises(ValueError, match=r"draws_|_X_"):
+            skksivi.save(wrong, tmp_path / "model")

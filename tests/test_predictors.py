@@ -11,7 +11,7 @@ from sklearn import config_context
 from sklearn.base import clone
 from sklearn.datasets import load_diabetes, load_iris
 from sklearn.linear_model import BayesianRidge
-from sklearn.model_selection import GridSearchCV
+from sklearn.model_selection import GridSearchCV, train_test_split
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
@@ -25,8 +25,9 @@ from skksivi.targets import BayesianNeuralNetwork
 QUICK = KSIVIApproximator(max_iter=30, batch_size=16, hidden_layer_sizes=(8,), whiten="laplace", dtype="float64")
 ESTIMATORS = [
     KSIVIRegressor(model="linear", approximator=QUICK, random_state=0),
-    KSIVIRegressor(n_hidden=4, approximator=QUICK, random_state=0),
+    KSIVIRegressor(model="network", n_hidden=4, approximator=QUICK, random_state=0),
     KSIVIClassifier(approximator=QUICK, random_state=0),
+    KSIVIRegressor(random_state=0),
 ]
 ORDINARY = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 X, Y = load_diabetes(return_X_y=True)
@@ -41,8 +42,8 @@ def test_the_checks_of_scikit_learn_pass(estimator, check):
 
 @pytest.mark.slow
 @ORDINARY
-@parametrize_with_checks([ESTIMATORS[1]])
-def test_the_checks_of_scikit_learn_pass_with_networks(estimator, check):
+@parametrize_with_checks([ESTIMATORS[1], ESTIMATORS[3]])
+def test_the_checks_of_scikit_learn_pass_with_networks_and_processes(estimator, check):
     check(estimator)
 
 
@@ -77,9 +78,10 @@ def test_three_classes_and_names_of_classes():
 
 
 @ORDINARY
-@pytest.mark.parametrize("model", ["linear", "network"])
+@pytest.mark.parametrize("model", ["process", "linear", "network"])
 def test_predictions_of_a_regressor_agree_with_each_other(model):
-    m = clone(ESTIMATORS[0]).set_params(model=model, n_hidden=4, n_draws=500).fit(X, Y)
+    n = 80 if model == "process" else len(X)
+    m = clone(ESTIMATORS[0]).set_params(model=model, n_hidden=4, n_draws=500).fit(X[:n], Y[:n])
     mean, std = m.predict(X[:20], return_std=True)
     np.testing.assert_array_equal(m.predict(X[:20]), mean)
     new = m.sample_y(X[:20], 20_000)
@@ -89,6 +91,108 @@ def test_predictions_of_a_regressor_agree_with_each_other(model):
     at = np.linspace(mean[0] - 12 * std[0], mean[0] + 12 * std[0], 4001)
     density = np.exp([m.log_predictive_density(X[:1], [y])[0] for y in at[::20]])
     assert density.sum() * (at[20] - at[0]) == pytest.approx(1, abs=1e-3)
+    low, high = m.predict_quantiles(X[:1], [0.1, 0.8])[0]
+    for quantile, level in ((low, 0.1), (high, 0.8)):
+        assert (new[0] < quantile).mean() == pytest.approx(level, abs=0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_copies_of_rows_and_weights_leave_intervals_honest(seed):
+    rng = np.random.RandomState(seed)
+    n, x = 100, rng.normal(size=(600, 2))
+    y = x[:, 0] + np.sin(2 * x[:, 1]) + 0.5 * rng.normal(size=600)
+    w = np.bincount(rng.randint(n, size=n), minlength=n).astype(float)
+    rows = np.repeat(np.arange(n), w.astype(int))
+    for fit in ((x[:n], y[:n], w), (x[rows], y[rows]), (x[:n], y[:n], w / w.sum()), (x[:n], y[:n], 1e6 * w)):
+        m = KSIVIRegressor(approximator=Laplace(), random_state=0).fit(*fit)
+        low, high = m.predict_quantiles(x[n:], [0.05, 0.95]).T
+        assert 0.8 < ((low < y[n:]) & (y[n:] < high)).mean() < 0.97
+
+
+def test_functions_of_a_process_are_drawn_whole():
+    x = np.linspace(-2, 2, 30)[:, None]
+    m = KSIVIRegressor(n_draws=50, random_state=0).fit(x, np.sin(4 * x[:, 0]))
+    at = np.array([[3.0], [3.01], [9.0]])
+    y = m.sample_y(at, 4000)
+    correlation = np.corrcoef(y)
+    assert correlation[0, 1] > 0.98
+    assert correlation[0, 2] < 0.9
+    np.testing.assert_allclose(y.std(1), m.predict(at, return_std=True)[1], rtol=0.05)
+
+
+@pytest.mark.slow
+def test_the_default_is_not_behind_bayesian_ridge_on_linear_data():
+    behind = []
+    for seed, (n, p, sd) in enumerate([(30, 1, 1.0), (40, 5, 1.0), (60, 10, 2.0), (200, 5, 3.0), (100, 20, 1.0)]):
+        rng = np.random.RandomState(seed)
+        x = rng.normal(size=(n + 1000, p))
+        y = x @ rng.normal(size=p) + sd * rng.normal(size=len(x))
+        ours, theirs = (m.fit(x[:n], y[:n]) for m in (KSIVIRegressor(random_state=0), BayesianRidge()))
+        theirs = -scipy.stats.norm.logpdf(y[n:], *theirs.predict(x[n:], return_std=True)).mean()
+        behind.append(-ours.log_predictive_density(x[n:], y[n:]).mean() / theirs - 1)
+    assert max(behind) < 0.02
+
+
+@pytest.mark.slow
+def test_intervals_hold_what_they_say_on_diabetes():
+    held, r2 = [], []
+    for seed in range(4):
+        x, x_test, y, y_test = train_test_split(X, Y, random_state=seed)
+        m = KSIVIRegressor(random_state=0).fit(x, y)
+        low, high = m.predict_quantiles(x_test, [0.05, 0.95]).T
+        held.append(((low < y_test) & (y_test < high)).mean())
+        r2.append(m.score(x_test, y_test) - BayesianRidge().fit(x, y).score(x_test, y_test))
+    assert 0.85 < np.mean(held) < 0.95
+    assert np.mean(r2) > -0.03
+
+
+def test_a_curve_is_learned_and_where_there_are_no_data_little_is_known():
+    rng = np.random.RandomState(0)
+    x = np.concatenate([rng.uniform(-2, -0.5, 40), rng.uniform(0.5, 2, 40)])[:, None]
+    y = np.sin(3 * x[:, 0]) + 0.1 * rng.normal(size=80)
+    m = KSIVIRegressor(random_state=0).fit(x, y)
+    std = m.predict(x, return_std=True)[1]
+    assert m.score(x, np.sin(3 * x[:, 0])) > 0.98
+    assert 0.08 < np.median(std) < 0.13
+    assert m.predict([[0.0]], return_std=True)[1][0] > 1.5 * np.median(std)
+    assert m.predict([[6.0]], return_std=True)[1][0] > 5 * np.median(std)
+
+
+@ORDINARY
+def test_columns_of_y_are_regressed_each_by_itself():
+    y = np.column_stack([Y, X[:, 0]])
+    m = clone(ESTIMATORS[0]).fit(X, y)
+    one = clone(ESTIMATORS[0]).fit(X, Y)
+    mean, std = m.predict(X[:7], return_std=True)
+    np.testing.assert_array_equal(m.predict(X[:7]), mean)
+    np.testing.assert_array_equal(mean[:, 0], one.predict(X[:7]))
+    np.testing.assert_array_equal(std[:, 0], one.predict(X[:7], return_std=True)[1])
+    assert m.predict_quantiles(X[:7], [0.1, 0.9]).shape == (7, 2, 2)
+    assert m.sample_y(X[:7], 3).shape == (7, 2, 3)
+    density = sum(e.log_predictive_density(X[:7], y[:7, k]) for k, e in enumerate(m.estimators_))
+    np.testing.assert_array_equal(m.log_predictive_density(X[:7], y[:7]), density)
+    m.fit(X, Y)
+    np.testing.assert_array_equal(m.predict(X[:7]), mean[:, 0])
+
+
+@ORDINARY
+def test_weights_of_classes_are_those_of_their_rows():
+    y = SPECIES == 2
+    m = clone(ESTIMATORS[2])
+    balanced = clone(m).set_params(class_weight="balanced").fit(IRIS, y)
+    by_dict = clone(m).set_params(class_weight={False: 0.75, True: 1.5}).fit(IRIS, y)
+    np.testing.assert_array_equal(balanced.predict_proba(IRIS), by_dict.predict_proba(IRIS))
+    assert balanced.predict_proba(IRIS)[:, 1].mean() > m.fit(IRIS, y).predict_proba(IRIS)[:, 1].mean()
+
+
+def test_a_fit_says_what_it_does_if_asked(caplog):
+    KSIVIRegressor(random_state=0, verbose=1).fit(X[:30, :2], Y[:30])
+    assert "a linear function" in caplog.text
+    assert "iteration" in caplog.text
+    caplog.clear()
+    KSIVIRegressor(random_state=0).fit(X[:30, :2], Y[:30])
+    assert not caplog.text
 
 
 @ORDINARY
@@ -129,7 +233,7 @@ def test_networks_by_default_learn_a_curve_its_noise_and_where_there_are_no_data
     def response(x):
         return np.sin(3 * x[:, 0]) + sd * rng.normal(size=len(x))
 
-    model = KSIVIRegressor(n_hidden=20, random_state=0).fit(x, response(x))
+    model = KSIVIRegressor(model="network", n_hidden=20, random_state=0).fit(x, response(x))
     near = np.concatenate([rng.uniform(-2, -0.5, 500), rng.uniform(0.5, 2, 500)])[:, None]
     y = response(near)
     mean, std = model.predict(near, return_std=True)
@@ -152,7 +256,7 @@ def test_networks_of_many_rows_see_minibatches_and_trained_starts_are_better_tha
     assert (theta[:, -2] == 0).all()  # a log lambda that is learned
     assert target.rmse(theta[:1], x, y) < 0.5 < y.std()
     chains = KSIVIApproximator(whiten=Pilot("diagonal", budget=8000), scale=Scale(floor=1e-5), max_iter=20)
-    model = KSIVIRegressor(n_hidden=10, approximator=chains, random_state=0).fit(x, y)
+    model = KSIVIRegressor(model="network", n_hidden=10, approximator=chains, random_state=0).fit(x, y)
     assert model.score(x, y) > 0.9
 
 
@@ -174,7 +278,8 @@ def test_any_approximator_will_do_and_is_left_alone(approximator):
 def test_networks_are_fitted_by_other_methods_too(approximator):
     rng = np.random.RandomState(0)
     x = rng.normal(size=(40, 2))
-    m = KSIVIRegressor(n_hidden=3, approximator=approximator, n_draws=50, random_state=0).fit(x, x[:, 0])
+    m = KSIVIRegressor(model="network", n_hidden=3, approximator=approximator, n_draws=50, random_state=0)
+    m.fit(x, x[:, 0])
     assert np.isfinite(m.predict(x)).all()
     assert (m.draws_.std(0) > 0).all()
 
@@ -185,6 +290,7 @@ def test_networks_are_fitted_by_other_methods_too(approximator):
         ({"model": "cubic"}, "'model'"),
         ({"n_draws": 0}, "'n_draws'"),
         ({"hyperprior": (1.0, -1.0)}, "`hyperprior`"),
+        ({"hyperprior": ("a", "b")}, "`hyperprior`"),
         ({"approximator": "laplace"}, "'approximator'"),
     ],
 )
@@ -194,8 +300,8 @@ def test_a_bad_parameter_is_named(parameters, match):
 
 
 def test_weights_that_are_none_are_named():
-    for wrong in (np.zeros(len(Y)), -np.ones(len(Y)), np.ones(3)):
-        with pytest.raises(ValueError, match="`sample_weight`"):
+    for wrong in (np.zeros(len(Y)), -np.ones(len(Y)), np.ones(3), ["a"] * len(Y)):
+        with pytest.raises((ValueError, TypeError), match="`sample_weight`"):
             KSIVIRegressor(model="linear").fit(X, Y, sample_weight=wrong)
 
 
@@ -209,11 +315,31 @@ def test_what_predictions_cannot_be_made_of_is_named():
         m.sample_y(X, -1)
     with pytest.raises(TypeError, match="`n_samples` must be an int, got the truth value True"):
         m.sample_y(X, True)
+    for wrong in ([0.0], [1.2], 0.5):
+        with pytest.raises(ValueError, match="quantiles"):
+            m.predict_quantiles(X, wrong)
+    with pytest.raises(TypeError, match="`quantiles` must hold real numbers, got an array of <U4"):
+        m.predict_quantiles(X, ["half"])
+    with pytest.raises(TypeError, match="`y` must hold real numbers, got an array of <U1"):
+        m.fit(X, np.full(len(X), "a"))
+
+
+def test_columns_to_judge_are_those_that_were_fitted():
+    m = KSIVIRegressor(model="linear", approximator=Laplace(), random_state=0).fit(X, np.column_stack([Y, Y]))
+    for wrong in (Y, np.column_stack([Y, Y, Y]), np.column_stack([Y, Y])[:7]):
+        with pytest.raises(ValueError, match=r"`y` has shape .*, expected \(442, 2\)"):
+            m.log_predictive_density(X, wrong)
+
+
+@pytest.mark.parametrize("wrong", [{0: -1.0, 1: 1.0}, {0: "a"}, {0: np.nan}])
+def test_weights_of_classes_that_are_none_are_named(wrong):
+    with pytest.raises(ValueError, match="`class_weight` must give classes finite numbers"):
+        KSIVIClassifier(class_weight=wrong).fit(X, Y > 140)
 
 
 @ORDINARY
 @every_view
-@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("estimator", [*ESTIMATORS[:3], pytest.param(ESTIMATORS[3], marks=pytest.mark.slow)])
 def test_data_may_have_any_layout(estimator, view):
     x, y, w = X[:40], 1.0 * (Y[:40] > 140), np.ones(40)
     expected = clone(estimator).fit(x, y, w).predict(x)
@@ -225,11 +351,11 @@ def test_data_may_have_any_layout(estimator, view):
 
 
 @ORDINARY
-@pytest.mark.parametrize("model", ["linear", "network"])
+@pytest.mark.parametrize("model", ["linear", "network", "process"])
 def test_predictions_are_of_the_model_that_was_fitted(model):
-    m = clone(ESTIMATORS[1]).set_params(model=model).fit(X, Y)
+    m = clone(ESTIMATORS[1]).set_params(model=model).fit(X[:100], Y[:100])
     expected = m.predict(X)
-    m.set_params(model={"linear": "network", "network": "linear"}[model])
+    m.set_params(model={"linear": "network", "network": "linear", "process": "linear"}[model])
     np.testing.assert_array_equal(m.predict(X), expected)
 
 

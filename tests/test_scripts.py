@@ -47,6 +47,7 @@ COMMANDS = {
     "benchmarks/paper.py bnn": ["--quick", "--out", "bnn.json"],
     "benchmarks/comparison.py": ["--quick", "--seeds", "1", "--output", "rows.json", "--figure", "comparison.png"],
     "benchmarks/predictors.py": ["--quick"],
+    "benchmarks/regression.py": ["--quick"],
     "benchmarks/hierarchy.py": ["--quick", "--seeds", "1", "--max-iter", "50"],
     "benchmarks/search.py": ["--quick", "--targets", "waveform"],
     "benchmarks/waveform.py": ["--max-iter", "100", "--seeds", "1", "--methods", "paper, vanilla", "defaults"],

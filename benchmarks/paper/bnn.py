@@ -128,10 +128,10 @@ class Networks(Table):
 
 
 def ours(X, y, train, test, args, seed, **settings):
-    """Return the row of a regressor, by default with its defaults."""
+    """Return the row of a regressor, by default with those of a network."""
     if args.quick:
         settings |= {"n_hidden": 5, "approximator": DEFAULTS["ours"](args, whiten="laplace")}
-    model = KSIVIRegressor(**settings, random_state=seed)
+    model = KSIVIRegressor(model="network", **settings, random_state=seed)
     row = fit(model, X[train], y[train])
     rmse = np.sqrt(np.mean((y[test] - model.predict(X[test])) ** 2))
     nll = -model.log_predictive_density(X[test], y[test]).mean()

@@ -23,7 +23,7 @@ def pareto_smoothed(log_ratios: np.ndarray) -> tuple[np.ndarray, float]:
     log_weights : ndarray of shape (n,)
         Of the smoothed ratios, none above the largest ratio.
     k : float
-        The shape of the tail: ratios have 1/k finite moments. -inf where they are as good as equal.
+        The shape of the tail: ratios have 1/k finite moments. Zero where they are as good as equal.
 
     References
     ----------
@@ -36,7 +36,7 @@ def pareto_smoothed(log_ratios: np.ndarray) -> tuple[np.ndarray, float]:
     tail, cut = order[-n_tail:], log_ratios[order[-n_tail - 1]] - top
     excesses = np.exp(log_ratios[tail] - top) - math.exp(cut)
     if excesses[-1] < 1e-6:  # rounding errors have no tail
-        return log_ratios, -math.inf
+        return log_ratios, 0.0
     k, sigma = generalised_pareto(excesses.clip(1e-300))
     levels = (np.arange(n_tail) + 0.5) / n_tail
     quantiles = -sigma * np.log1p(-levels) if abs(k) < 1e-9 else sigma * np.expm1(-k * np.log1p(-levels)) / k

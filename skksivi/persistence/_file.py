@@ -21,6 +21,7 @@ from skksivi.base import BaseApproximator, check_draws
 from skksivi.estimators._hksivi import HKSIVIApproximator
 from skksivi.estimators._ksivi import KSIVIApproximator
 from skksivi.families._samplers import Layers, unweighted, with_score
+from skksivi.predictors import KSIVIClassifier, KSIVIRegressor
 from skksivi.score._score import ScoreFunction
 from skksivi.score._target import compared_score
 from skksivi.targets._base import Target
@@ -32,22 +33,28 @@ FORMAT = "2"
 MAX_BYTES = 2**32
 
 #: What is saved; all other classes that a file may name come with these.
-APPROXIMATORS = (KSIVIApproximator, HKSIVIApproximator, *(getattr(baselines, name) for name in baselines.__all__))
+ESTIMATORS = (
+    *(KSIVIApproximator, HKSIVIApproximator, *(getattr(baselines, name) for name in baselines.__all__)),
+    *(KSIVIRegressor, KSIVIClassifier),
+)
+
+Estimator = BaseApproximator | KSIVIRegressor | KSIVIClassifier
 
 #: Stands instead of a checksum while that is computed.
 _NO_DIGEST = "0" * 64
 
 
-def save(estimator: BaseApproximator, path: str | os.PathLike[str]) -> None:
+def save(estimator: Estimator, path: str | os.PathLike[str]) -> None:
     """Save an estimator, fitted or not, without pickle.
 
     The file is written to the side and renamed, so that an earlier one stays whole if something fails.
 
     Parameters
     ----------
-    estimator : KSIVIApproximator, HKSIVIApproximator or an estimator of `skksivi.baselines`
+    estimator : KSIVIApproximator, HKSIVIApproximator, an estimator of `skksivi.baselines` or a predictor
         A parameter that is a function, or an object of a class of your own, cannot be saved. `checkpoint` is left
-        out, as are attributes of your own.
+        out, as are attributes of your own; of a predictor what its predictions do not need, `approximator_` and
+        `target_`.
     path : path-like
         The file, replaced if it is there.
 
@@ -69,15 +76,15 @@ def save(estimator: BaseApproximator, path: str | os.PathLike[str]) -> None:
     ...     skksivi.load(folder + "/q.safetensors").mean_
     array([3., 3.])
     """
-    if type(estimator) not in APPROXIMATORS:
-        names = ", ".join(cls.__name__ for cls in APPROXIMATORS)
+    if type(estimator) not in ESTIMATORS:
+        names = ", ".join(cls.__name__ for cls in ESTIMATORS)
         raise TypeError(f"`estimator` must be one of {names}, got {type(estimator).__name__}.")
     _replace(Path(os.path.realpath(path)), _to_bytes(estimator))
 
 
 def load(
     path: str | os.PathLike[str], *, score_fn: Target | ScoreFunction | None = None, max_bytes: int = MAX_BYTES
-) -> BaseApproximator:
+) -> Estimator:
     """Load an estimator from a file of `save`; whoever wrote the file, nothing in it is run.
 
     Samples, log-densities, parameters and attributes are those of the saved estimator, bit for bit on the same
@@ -142,11 +149,11 @@ def _replace(path: Path, data: bytes) -> None:
         raise
 
 
-def _to_bytes(estimator: BaseApproximator) -> bytes:
+def _to_bytes(estimator: Estimator) -> bytes:
     """Return the file of an estimator, one that can be read."""
     tensors: dict[str, Tensor] = {}
     state = json.dumps(encode(estimator, "", tensors))
-    _check(decoded(state, tensors, torch.device("cpu"), _estimator).set_params(device="cpu"))
+    _checked(decoded(state, tensors, torch.device("cpu"), _estimator), "cpu")
     data = safetensors.torch.save(tensors, {"format": FORMAT, "state": state, "sha256": _NO_DIGEST})
     if (length := int.from_bytes(data[:8], "little")) > MAX_HEADER:
         raise ValueError(
@@ -156,7 +163,7 @@ def _to_bytes(estimator: BaseApproximator) -> bytes:
     return data.replace(_digest_field(_NO_DIGEST), _digest_field(_digest(data, _NO_DIGEST)), 1)
 
 
-def _read(file: BinaryIO, max_bytes: int) -> BaseApproximator:
+def _read(file: BinaryIO, max_bytes: int) -> Estimator:
     """Return the estimator of a file, whose claims are checked one after the other, the cheapest first."""
     size = os.fstat(file.fileno()).st_size
     if size > max_bytes:
@@ -164,28 +171,28 @@ def _read(file: BinaryIO, max_bytes: int) -> BaseApproximator:
     start, about, plan = read_header(file, size)
     if about["format"] != FORMAT:
         raise ValueError(f"it has format {about['format']}, but this version of skksivi reads format {FORMAT}")
-    device = _usable(decoded(about["state"], plan, torch.device("meta"), _estimator).device)
+    device = _usable(getattr(decoded(about["state"], plan, torch.device("meta"), _estimator), "device", "cpu"))
 
     data = start + file.read(size - len(start))
     if _digest(data, about["sha256"]) != about["sha256"]:
         raise ValueError("its checksum is wrong, so that it is damaged")
     tensors = {name: x.clone() for name, x in safetensors.torch.load(data).items()}  # aligned, for the same rounding
-    estimator = decoded(about["state"], tensors, resolve_device(device), _estimator).set_params(device=device)
-    _check(estimator)
-    if hasattr(estimator, "sampler_"):
-        estimator.__dict__.update(estimator.sampler_.attributes())
+    return _checked(decoded(about["state"], tensors, resolve_device(device), _estimator), device)
+
+
+def _checked(estimator: Estimator, device: str | torch.device) -> Estimator:
+    """Return an estimator that is whole, on a device; raise ValueError if a fit cannot be drawn from."""
+    if isinstance(estimator, BaseApproximator):
+        estimator.set_params(device=device)
+        if hasattr(estimator, "sampler_"):
+            check_draws(estimator)
+            estimator.__dict__.update(estimator.sampler_.attributes())
     return estimator
 
 
-def _check(estimator: BaseApproximator) -> None:
-    """Raise ValueError if a fit cannot be drawn from."""
-    if hasattr(estimator, "sampler_"):
-        check_draws(estimator)
-
-
-def _estimator(value: object) -> BaseApproximator:
+def _estimator(value: object) -> Estimator:
     """Return an estimator; raise ValueError for anything else."""
-    if not isinstance(value, BaseApproximator):
+    if not isinstance(value, Estimator):
         raise ValueError("it holds no estimator")
     return value
 

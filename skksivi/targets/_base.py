@@ -317,6 +317,12 @@ def from_score_fn(score_fn: ScoreFunction, n_features: int, *, products: str = "
     return target
 
 
+def check_hyperprior(hyperprior: tuple[float, float]) -> None:
+    """Raise ValueError if the parameters of a Gamma distribution are not two positive numbers."""
+    if len(hyperprior) != 2 or not all(isinstance(value, Real) and 0 < value < math.inf for value in hyperprior):
+        raise ValueError(f"`hyperprior` must be a pair of positive numbers, shape and rate, got {hyperprior!r}.")
+
+
 def check_positive(value: float, name: str) -> None:
     """Raise ValueError unless `value` is a positive finite number."""
     if not (isinstance(value, Real) and 0 < value < math.inf):

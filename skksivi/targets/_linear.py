@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import numpy as np
@@ -12,7 +11,7 @@ from sklearn.utils import check_X_y
 from torch import Tensor
 
 from skksivi._arrays import as_tensor, check_sample_weight
-from skksivi.targets._base import Target, check_positive
+from skksivi.targets._base import Target, check_hyperprior, check_positive
 
 
 class BayesianLinearRegression(Target):
@@ -64,8 +63,7 @@ class BayesianLinearRegression(Target):
         sample_weight: ArrayLike | None = None,
     ) -> None:
         X, y = check_X_y(X, y, dtype=np.float64, y_numeric=True)
-        if len(hyperprior) != 2 or not all(0 < value < math.inf for value in hyperprior):
-            raise ValueError(f"`hyperprior` must be a pair of positive numbers, shape and rate, got {hyperprior!r}.")
+        check_hyperprior(hyperprior)
         w = check_sample_weight(sample_weight, len(X))
         p = X.shape[1]
         self.n_features = p + 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from itertools import compress
 from typing import Self
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from skksivi._arrays import as_tensor, check_sample_weight, location_and_scale
 from skksivi._numbers import check_integer
-from skksivi.targets._base import Target, check_positive
+from skksivi.targets._base import Target, check_hyperprior, check_positive
 
 #: Hidden units, of all rows and draws, that are worked on at a time: few enough for a cache.
 PART = 2**19
@@ -232,8 +231,7 @@ class BayesianNeuralNetwork(Target):
             In the units of y, without noise.
         """
         theta, x = self._check_draws(draws), self._check_inputs(X)
-        parts = self._parts(theta, len(x))
-        f = torch.cat([_outputs(x, part[:, : self._n_weights], self.n_hidden) for part in parts], -1)
+        f = outputs_of_networks(x, theta[:, : self._n_weights], self.n_hidden)
         return (self.y_mean + self.y_scale * f.mT).cpu().numpy()
 
     def predict(self, draws: ArrayLike | Tensor, X: ArrayLike) -> np.ndarray:
@@ -380,6 +378,12 @@ def half_squared_error(
     return (e * error).sum(0).unsqueeze(-1) / 2, gradient, hessian
 
 
+def outputs_of_networks(X: Tensor, theta: Tensor, k: int) -> Tensor:
+    """Return the outputs (m, n) of n networks, some of them at a time."""
+    parts = theta.split(max(1, PART // (len(X) * k)))
+    return torch.cat([_outputs(X, part, k) for part in parts], -1)
+
+
 def _outputs(X: Tensor, theta: Tensor, k: int) -> Tensor:
     """Return the outputs (m, n) of n networks."""
     W, w, b = _split(theta, k)
@@ -415,5 +419,5 @@ def _check(n_hidden: int, precisions: dict[str, float | None], hyperprior: tuple
             check_positive(value, name)
     if hyperprior is not None and None not in precisions.values():
         raise ValueError("`hyperprior` is for precisions that are not given, but both are; leave one of them out.")
-    if hyperprior is not None and not (len(hyperprior) == 2 and all(0 < value < math.inf for value in hyperprior)):
-        raise ValueError(f"`hyperprior` must be a pair of positive numbers, shape and rate, got {hyperprior!r}.")
+    if hyperprior is not None:
+        check_hyperprior(hyperprior)

@@ -1,0 +1,138 @@
+"""The posterior of a process is that of a Gaussian process whose hyper-parameters have the highest evidence."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.integrate import dblquad
+from scipy.stats import multivariate_normal
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Matern
+
+from skksivi import _process
+from skksivi._process import LEAST_NOISE, PROFILES, Precisions, choose, fit_process, log_density, merged
+
+RNG = np.random.RandomState(0)
+X = RNG.normal(size=(40, 2))
+Y = np.sin(2 * X[:, 0]) + 0.2 * RNG.normal(size=40)
+Y = (Y - Y.mean()) / Y.std()
+W = np.ones(40)
+THETA = torch.tensor([-1.5, -1.0, 0.1, 0.2, 0.6], dtype=torch.float64)
+NOISE = float(torch.exp(2 * THETA[0])) + LEAST_NOISE
+
+
+def tensors(*arrays):
+    return [torch.as_tensor(a) for a in arrays]
+
+
+def kernel_of(theta, profile):
+    a, c, *scales = np.exp(theta[1:].numpy())
+    smooth = {"gaussian": RBF(scales), "matern": Matern(scales, nu=1.5)}[profile]
+    return ConstantKernel(1.0) + ConstantKernel(a**2) * DotProduct(1e-9) + ConstantKernel(c**2) * smooth
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_the_evidence_is_the_density_of_y(profile):
+    K = kernel_of(THETA, profile)(X) + NOISE * np.eye(40)
+    x, y, w = tensors(X, Y, W)
+
+    def of_data(theta):
+        means, spreads = _process.before(5, 2)
+        return log_density(theta, profile, x, y, w) + ((theta - means) / spreads).square().sum() / 2
+
+    expected = multivariate_normal(np.zeros(40), K).logpdf(Y) + 20 * np.log(2 * np.pi)
+    assert float(of_data(THETA)) == pytest.approx(expected, rel=1e-6)
+
+
+def test_copies_of_rows_are_weights_and_weights_are_relative():
+    rng = np.random.RandomState(0)
+    for _ in range(20):
+        n = rng.randint(1, 30)
+        x, y, w = rng.normal(size=(n, 2)), rng.normal(size=n), rng.randint(1, 4, size=n)
+        rows = rng.permutation(np.repeat(np.arange(n), w))
+        expected = merged(x, y, w)
+        np.testing.assert_allclose(expected[2].mean(), 1)
+        for other in (merged(x[rows], y[rows], np.ones(len(rows))), merged(x, y, 1e-3 * w)):
+            for one, two in zip(other, expected, strict=True):
+                np.testing.assert_allclose(one, two)
+
+
+def test_rows_are_no_copies_where_other_values_were_seen_at_the_same_place():
+    rng = np.random.RandomState(0)
+    x, y = rng.randint(2, size=(200, 2)).astype(float), rng.randint(3, size=200).astype(float)
+    _, z, w = merged(x, y, np.full(200, 7.0))
+    np.testing.assert_array_equal(np.sort(z), np.sort(y))
+    np.testing.assert_array_equal(w, np.ones(200))
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_predictions_at_the_highest_evidence_are_those_of_scikit_learn(profile, monkeypatch):
+    hyper = _process.Hyper(THETA, profile, 0.0)
+    monkeypatch.setattr(_process, "choose", lambda *data: hyper)
+    process, _ = fit_process(X, Y, W, 1.0, RNG)
+    theirs = GaussianProcessRegressor(kernel_of(THETA, profile), alpha=NOISE, optimizer=None).fit(X, Y)
+    new = np.random.RandomState(1).normal(size=(30, 2)) * 2
+    mean, sd = theirs.predict(new, return_std=True)
+    phi, left_out = process.features(new)
+    beta, variance = process.coefficients(np.zeros((1, 2)))
+    np.testing.assert_allclose(phi @ beta[0], mean, atol=2e-4)
+    np.testing.assert_allclose(np.square(phi) @ variance[0] + left_out, sd**2, atol=2e-4)
+
+
+def test_the_posterior_of_the_precisions_is_that_with_coefficients():
+    e, h, yy, n, a = torch.tensor([3.0, 0.5]).double(), torch.tensor([2.0, -0.4]).double(), 4.0, 7.0, 1.5
+    target = Precisions(e, h, yy, n, a)
+
+    def log_integral(x):
+        lam, gam = np.exp(x)
+
+        def joint(b1, b2):
+            b = np.array([b1, b2])
+            error = yy - 2 * h.numpy() @ b + e.numpy() @ b**2
+            return lam * gam ** (n / 2) * np.exp(-(gam * error + lam * b @ b) / 2)
+
+        return np.log(dblquad(joint, -15, 15, -15, 15)[0]) + a * (x.sum() - lam - gam)
+
+    points = np.array([[0.0, 0.0], [0.7, -0.5], [-0.4, 0.9]])
+    ours = target.log_prob(torch.as_tensor(points)).numpy()
+    expected = [log_integral(x) for x in points]
+    np.testing.assert_allclose(ours - ours[0], np.subtract(expected, expected[0]), rtol=1e-5, atol=1e-6)
+
+
+def test_the_evidence_finds_what_the_data_are_of():
+    rng = np.random.RandomState(0)
+    x = rng.normal(size=(80, 3))
+    noise = 0.3 * rng.normal(size=80)
+    for f, n_hyper in ((x @ [1.0, -1.0, 0.5], 2), (np.sin(x).sum(1) + x[:, 0] ** 2, None), (np.sin(4 * x[:, 0]), 6)):
+        y = f + noise
+        hyper = choose(*tensors(x, (y - y.mean()) / y.std(), np.ones(80)))
+        assert n_hyper in (None, len(hyper.theta))
+        assert (len(hyper.theta) == 2) == (n_hyper == 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("frequency", [2.0, 3.0, 4.0, 5.0])
+def test_waves_in_one_of_three_columns_are_found(frequency):
+    for seed in range(4):
+        rng = np.random.RandomState(seed)
+        x = rng.normal(size=(80, 3))
+        y = np.sin(frequency * x[:, 0]) + 0.3 * rng.normal(size=80)
+        lengths = choose(*tensors(x, (y - y.mean()) / y.std(), np.ones(80))).theta[3:]
+        assert lengths.argmin() == 0
+        assert len(lengths) == 3
+
+
+@pytest.mark.parametrize("y", [np.zeros(30), np.arange(30.0), np.tile([0.0, 1.0], 15)])
+def test_data_without_noise_or_signal_have_a_proper_posterior(y):
+    x = np.linspace(-1, 1, 30)[:, None]
+    _, posterior = fit_process(x, y / max(1, y.std()), np.ones(30), 1.0, np.random.RandomState(0))
+    far = torch.tensor([[0.0, 0.0], [-9.0, 0.0], [9.0, 0.0], [0.0, -9.0], [0.0, 9.0]]).double()
+    log_prob = posterior.log_prob(far)
+    assert log_prob.isfinite().all()
+    assert (log_prob[1:] < log_prob[0]).all()
+
+
+def test_of_many_rows_some_are_centres_and_all_are_seen(monkeypatch):
+    monkeypatch.setattr(_process, "N_ROWS", 30)
+    process, posterior = fit_process(X, Y, W, 1.0, np.random.RandomState(0))
+    assert len(process.centres) == 30
+    assert posterior.n == 40

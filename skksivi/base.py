@@ -34,7 +34,9 @@ from skksivi._saved import COUNT, CURVE, SEED, SIZE, Kind, Parts, checked, is_in
 from skksivi._version import DOCUMENTATION
 from skksivi.families._samplers import CHUNK, Fit, Sampler, Tell, knows_density, tried, unweighted
 from skksivi.kernels import Kernel, resolve_kernel
-from skksivi.parameters import Constrained, Constraints, Interval, ParameterObject, StrOptions, expanded
+from skksivi.parameters import Constrained, Constraints, Interval, ParameterObject, StrOptions
+from skksivi.parameters import expanded as object_of
+from skksivi.pilot._expansion import expanded
 from skksivi.score._improper import check_proper
 from skksivi.score._score import CarriesScore, Score, is_target
 from skksivi.score._target import TargetOrScore, moved, resolve_score, unwrapped
@@ -156,6 +158,7 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
                 near=self._points_near_target(),
             )
             check_proper(score.double)
+            score = expanded(score, self._points_near_target())
             generator = make_generator(seed, device)
             if callbacks or verbose > 1:
                 score.tally.listener = stages
@@ -201,7 +204,7 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
 
     def _expanded(self, name: str, value: object) -> BaseEstimator | None:
         """Return the object that a value of a parameter abbreviates, None if it abbreviates none."""
-        return resolve_kernel(value) if name == "kernel" and isinstance(value, str) else expanded(name, value)
+        return resolve_kernel(value) if name == "kernel" and isinstance(value, str) else object_of(name, value)
 
     def sample(self, n_samples: int = 1, random_state: RandomState = None) -> np.ndarray:
         """Draw from the fitted distribution.

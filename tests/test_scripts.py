@@ -55,6 +55,7 @@ COMMANDS = {
     "benchmarks/reference.py": ["waveform", "draws.npz", "--steps", "40"],
     "benchmarks/ksd_test.py": ["--quick", "--output", "ksd_test.png"],
     "benchmarks/dimensions.py": ["--dimensions", "20"],
+    "benchmarks/minibatch.py": ["--quick", "--cases", "ten thousand", "--out", "minibatch.json"],
     "benchmarks/mutants.py": ["--modules", "stein._estimators", "--sample", "1", "--out", "mutants.json"],
     "benchmarks/detached.py": ["--quick", "--seeds", "1", "--out", "detached.json"],
     "benchmarks/posteriors.py": [],

@@ -62,10 +62,10 @@ class SGLD(ChainApproximator):
 
     in coordinates x = m + L u, with a score :math:`\hat s` that sees a minibatch of the data if the target draws them
     (`skksivi.targets.Minibatches`). Nothing corrects the error of a step: the variance of a Gaussian comes out too
-    large by the factor :math:`1 / (1 - \epsilon / 4)` where its precision is one in u, and by more with the noise of
-    minibatches. At each step the first half of the chains sees one minibatch and the second half another, so that
-    errors of chains are correlated; `diagnose` takes them for independent. A score longer than :math:`5 \sqrt d` in u
-    is cut to that length.
+    large by the factor :math:`1 / (1 - \epsilon / 4)` where its precision is one in u, and by more with what noise of
+    minibatches an expansion at the mode leaves. At each step the first half of the chains sees one minibatch and the
+    second half another, so that errors of chains are correlated; `diagnose` takes them for independent. A score
+    longer than :math:`5 \sqrt d` in u is cut to that length.
 
     Parameters
     ----------

@@ -136,6 +136,8 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
     ((4, 2), (4, 2))
     """
 
+    _sees_minibatches: ClassVar[bool] = False
+
     _parameter_constraints: ClassVar[Constraints] = {
         "n_layers": [Interval(Integral, 1, None, closed="left")],
         "bridge": [StrOptions(set(BRIDGES)), callable, Bridge],

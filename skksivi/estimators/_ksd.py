@@ -34,11 +34,11 @@ from skksivi.pilot._chains import PilotPoints
 from skksivi.pilot._mixture import Components
 from skksivi.pilot._rules import MAX_FEATURES, Whitening, pulled_back
 from skksivi.score._score import DifferentiableScore, Halves, Score
-from skksivi.stein._discrepancy import FixedKernelKSD, agree
+from skksivi.stein._discrepancy import FixedKernelKSD, agree, stein_error
 from skksivi.stein._estimators import GRADIENT_ESTIMATORS, GradientEstimator
 from skksivi.stein._fused import value_and_gradients
 from skksivi.training._checkpoint import CheckpointFile
-from skksivi.training._guard import Departure, MomentPenalty, Steering, Watch, departure
+from skksivi.training._guard import Departure, MomentPenalty, Steering, Verdict, Watch, Worsening, departure
 from skksivi.training._hooks import Saving
 from skksivi.training._loop import Hook, Objective, Scheduled, State
 
@@ -81,6 +81,9 @@ class SteinTrained(Trained, Generic[F]):
         "checkpoint": [str, os.PathLike, Checkpoint, None],
         "warm_start": ["boolean"],
     }
+
+    #: Whether its training sees minibatches of the data.
+    _sees_minibatches: ClassVar[bool] = True
 
     kernel: str | Kernel
     bandwidth: float | str | None
@@ -269,7 +272,7 @@ class SteinTrained(Trained, Generic[F]):
             raise ValueError("it holds no fit")
         found.check()
         start = self._start_of(found)
-        stopping, guards = plateau_of(self.early_stopping), self._guards(start)
+        stopping, guards = plateau_of(self.early_stopping), self._guards(start) or self._is_noisy(score_fn)
         holds = {
             "number of features": start.family.n_features == score_fn.n_features,
             "type": found.flat.dtype == score_fn.dtype,
@@ -377,7 +380,8 @@ class SteinTrained(Trained, Generic[F]):
         """Return the rule by which states are compared, every one by draws from the same noise.
 
         A guarded state is kept if it has the smallest discrepancy of those whose moments stay near those that the
-        start has, or its base where that is at the target.
+        start has, or its base where that is at the target; one that was trained on minibatches, if Stein's identities
+        also hold no worse than at the start.
         """
         map_, sampler = start.whitening.map, sampler_of(family)  # which follows the family through its training
         stopping, guards = plateau_of(self.early_stopping), self._guards(start)
@@ -389,25 +393,38 @@ class SteinTrained(Trained, Generic[F]):
             with torch.no_grad():
                 x = sampler.sample(N_MONITOR_DRAWS, noise()).double()
             guards = agree(x, score.double(x))
-        if stopping is None and not guards:
+        noisy = self._is_noisy(score)
+        if stopping is None and not guards and not noisy:
             return None
         judge = FixedKernelKSD(score.double, score.n_features, score.device, map_)
         with torch.no_grad():
             reference = sampler.reference_in_u(N_MONITOR_DRAWS, noise())
 
+        def error(u: Tensor) -> float:
+            return stein_error(u, map_.whiten_score(score.double(map_.unwhiten(u))))
+
         @torch.no_grad()
-        def look(_: nn.Module) -> tuple[float, Departure]:
+        def look(_: nn.Module) -> tuple[float, Verdict]:
             u = sampler.sample_in_u(N_MONITOR_DRAWS, noise())
+            some, verdict = u[:N_JUDGED_DRAWS], departure(u, reference)
             try:
-                value = judge(map_.unwhiten(u[:N_JUDGED_DRAWS]))
+                value = judge(map_.unwhiten(some))
             except ValueError:  # the score is not finite there
                 value = math.inf
-            return value, departure(u, reference)
+            if noisy and (verdict.accepted or not guards):
+                return value, Worsening(error(some), at_start)
+            return value, verdict
 
-        watch = Watch(look, stopping, every=LOOK_EVERY, keeps_best=guards)
-        if guards:
+        with torch.no_grad():
+            at_start = error(sampler.sample_in_u(N_MONITOR_DRAWS, noise())[:N_JUDGED_DRAWS]) if noisy else 0.0
+        watch = Watch(look, stopping, every=LOOK_EVERY, keeps_best=guards or noisy)
+        if guards or noisy:
             watch.look(family, 0)
         return watch
+
+    def _is_noisy(self, score: Score) -> bool:
+        """Tell whether the training sees minibatches."""
+        return self._sees_minibatches and score.minibatch is not None
 
     def _train_from(self, job: Job[F], watch: Watch | None, saving: Sequence[Hook], resume: State | None) -> Fit:
         """Minimise; return what was learned, unless what ended it leaves nothing to keep."""
@@ -448,9 +465,20 @@ def mixture_draws(mixture: Components, dtype: torch.dtype, noise: Tensor | float
 
 
 def _remark(watch: Watch, best_iter: int) -> str | None:
-    """Say that a guarded training ended too far from its start, None if it did not."""
+    """Say that a guarded training ended too far from its start, or worse than it, None if it did not."""
     last = watch.last
-    if not watch.keeps_best or not isinstance(last, Departure) or last.accepted:
+    if not watch.keeps_best or last is None or last.accepted:
+        return None
+    if isinstance(last, Worsening):
+        kept = (
+            "its start, which is returned" if best_iter == 0 else f"its state of iteration {best_iter}, which is kept"
+        )
+        return (
+            f"The training did not improve on {kept}: by Stein's identities the draws at its end are off by "
+            f"{last.error:.2g} standard deviations, those of the start by {last.at_start:.2g}. Take larger "
+            "minibatches, raise `batch_size` or lower `learning_rate`."
+        )
+    if not isinstance(last, Departure):
         return None
     worst = int(last.excess.argmax())
     return (

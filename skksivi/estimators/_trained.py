@@ -183,7 +183,7 @@ class Trained(BaseApproximator):
         return Fit(job.sampler_of(job.family), report, run.ended_by)
 
     def _conclude(self, fit: Fit, score_fn: Score, generator: torch.Generator) -> None:
-        conclude(fit, score_fn.on_all_data(), generator)
+        conclude(fit, score_fn, generator)
 
 
 def conclude(fit: Fit, score_fn: Score, generator: torch.Generator) -> None:

@@ -40,6 +40,9 @@ MODES = ModeSettings()
 #: Draws by which Gaussians are compared by their scores.
 N_COMPARED = 256
 
+#: Points around the origin, and around the best mode, from which modes are searched.
+MAX_STARTS = 96
+
 #: Beyond this a number is taken for infinite.
 FAR = 1e75
 
@@ -351,6 +354,17 @@ def find_modes(
     weights = torch.stack(evidence).softmax(0)
     order = [k for k in weights.argsort(descending=True).tolist() if weights[k] >= MODES.min_weight]
     return ModeMaps([kept[k] for k in order], weights[order] / weights[order].sum())
+
+
+def search_around(
+    score_fn: DifferentiableScore, starts: Tensor, generator: torch.Generator, *, alone: bool
+) -> ModeMaps:
+    """Search for modes from the starts and, unless they are to be alone, from points around them and the best one."""
+    if alone:
+        return find_modes(score_fn, starts, generator)
+    n = min(MAX_STARTS, MODES.max_in_starts // starts.shape[1])
+    found = find_modes(score_fn, torch.cat([starts, scattered(starts[0], n, generator)]), generator)
+    return find_modes(score_fn, around(found.maps[0], n, generator), generator, found.maps)
 
 
 def _same(a: Affine, b: Affine) -> bool:

@@ -18,15 +18,20 @@ from skksivi.parameters import Init, Pilot, Whiten, pilot_of
 from skksivi.pilot._affine import Affine, AffineMap, Identity, LowRank
 from skksivi.pilot._chains import PilotPoints, batch_and_match, covariance_root, find_pilot
 from skksivi.pilot._masses import weighed
-from skksivi.pilot._modes import MODES, ModeMaps, around, find_modes, newton_cg, saddle_free_newton, scattered
+from skksivi.pilot._modes import (
+    MAX_STARTS,
+    ModeMaps,
+    find_modes,
+    newton_cg,
+    saddle_free_newton,
+    scattered,
+    search_around,
+)
 from skksivi.pilot._underdamped import surrounding, underdamped_pilot
 from skksivi.score._score import DifferentiableScore, Halves, Score
 
 #: Features beyond which the map is diagonal plus low rank, by the curvature at a mode: a Newton step costs O(d^3).
 MAX_FEATURES = 1000
-
-#: Points around the origin, and around the best mode, from which modes are searched.
-MAX_STARTS = 96
 
 #: Points by which the types of floating-point numbers are compared.
 N_COMPARED = 64
@@ -156,9 +161,11 @@ def find_whitening(whiten: Whiten, score_fn: Score, generator: torch.Generator, 
     name = whiten.rule if isinstance(whiten, Pilot) else whiten
     if not isinstance(name, str):
         return _without_modes(_given(name, score_fn.n_features, score_fn.device)), None
-    before, chains = score_fn.tally.total, pilot_of(whiten) or Pilot()
+    before, chains, alone = score_fn.tally.total, pilot_of(whiten) or Pilot(), init is not None
+    if score_fn.mode is not None:  # all has been looked for
+        starts, alone = score_fn.mode[None], True
     score_fn.tally.begin("whitening, search for modes")
-    whitening, pilot = RULES[name](Search(score_fn, starts, init is not None, chains, generator, before))
+    whitening, pilot = RULES[name](Search(score_fn, starts, alone, chains, generator, before))
     return replace(whitening, n_score_calls=score_fn.tally.total - before), pilot
 
 
@@ -187,7 +194,7 @@ def _matched(search: Search) -> Found:
 def _by_chains(search: Search) -> Found:
     """Return mean and covariance of chains around the modes, and the chains."""
     double, generator = search.score.double, search.generator
-    modes = _search(double, search.starts, generator, alone=search.alone)
+    modes = search_around(double, search.starts, generator, alone=search.alone)
     pilot = find_pilot(double, modes, generator, search.left, double.tally.begin)
     if len(pilot.n_of_mode) > 1:
         double.tally.begin(f"whitening, weights of {len(pilot.n_of_mode)} modes")
@@ -274,15 +281,6 @@ def judging_map(score_fn: Score) -> Affine:
     except ValueError:
         generator = torch.Generator(score_fn.device).manual_seed(0)
         return find_modes(score_fn, scattered(origin, MAX_STARTS, generator), generator).maps[0]
-
-
-def _search(score_fn: Score, starts: Tensor, generator: torch.Generator, *, alone: bool) -> ModeMaps:
-    """Search for modes from the starts and, unless they are to be alone, from points around them and the best one."""
-    if alone:
-        return find_modes(score_fn, starts, generator)
-    n = min(MAX_STARTS, MODES.max_in_starts // starts.shape[1])
-    found = find_modes(score_fn, torch.cat([starts, scattered(starts[0], n, generator)]), generator)
-    return find_modes(score_fn, around(found.maps[0], n, generator), generator, found.maps)
 
 
 def _report(found: ModeMaps) -> tuple[np.ndarray, np.ndarray]:

@@ -49,7 +49,9 @@ class Bound(NamedTuple):
 
 def warn_of_bounds(score: Score, near: Tensor | None = None, names: Sequence[str] | None = None) -> None:
     """Warn of a target that has no density beyond some value of a coordinate."""
-    bounds = find_bounds(score, near)
+    bounds = find_bounds(score.sketch(), near)
+    if bounds and score.parts is not None:  # some observations alone may leave a coordinate open
+        bounds = find_bounds(score, near)
     if not bounds:
         return
     supports = ", ".join(

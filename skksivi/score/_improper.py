@@ -32,7 +32,9 @@ def check_proper(score: Score) -> None:
     """
     d = score.n_features
     try:
-        direction, exponent = flat_direction(score), tail_exponent(score, d)
+        direction, exponent = _looked_at(score.sketch())
+        if score.parts is not None and _is_suspect(direction, exponent, d):  # as some observations alone may be
+            direction, exponent = _looked_at(score)
     except (ArithmeticError, RuntimeError, ValueError):  # it need not be defined so far out
         return
     if direction is None:
@@ -53,6 +55,15 @@ def check_proper(score: Score) -> None:
         "so that the density is constant there and has no finite mass. Add a prior, or leave the direction out of "
         "the parameters."
     )
+
+
+def _looked_at(score: Score) -> tuple[Tensor | None, float | None]:
+    """Return the direction along which the density is flat, and the exponent of its tails, None for none."""
+    return flat_direction(score), tail_exponent(score, score.n_features)
+
+
+def _is_suspect(direction: Tensor | None, exponent: float | None, d: int) -> bool:
+    return direction is not None or (exponent is not None and exponent <= d)
 
 
 def _largest(direction: Tensor, n: int = 3) -> list[tuple[int, float]]:

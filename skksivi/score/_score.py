@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeGuard
+from typing import Any, NamedTuple, Protocol, TypeGuard
 
 import numpy as np
 import torch
@@ -25,6 +25,10 @@ ScoreWithProduct = Callable[[Tensor], tuple[Tensor, ScoreFunction]]
 
 #: Step of a central difference by the type in which a score is computed, in units of 1 + |x|.
 STEPS = {torch.float32: 3e-3, torch.float64: 1e-5}
+
+
+#: Observations by which a score of many is looked at.
+N_SKETCHED = 1000
 
 
 class CarriesScore(Protocol):
@@ -126,6 +130,24 @@ class DifferentiableScore(Protocol):
         """Return J^T v for points x (n, d) and directions v (n, d), without the score."""
 
 
+class Parts(NamedTuple):
+    """Scores as a part of the data tells them.
+
+    Attributes
+    ----------
+    n_rows : int
+        Observations of all of the data.
+    batch_size : int
+        Those of a minibatch.
+    of : callable
+        Maps a number to the score as so many observations tell it, always the same ones.
+    """
+
+    n_rows: int
+    batch_size: int
+    of: Callable[[int], Score]
+
+
 @dataclass(frozen=True)
 class Score:
     """A score function that was probed: it answers in the type and on the device of its input.
@@ -154,6 +176,12 @@ class Score:
         The same score computed in float64, from data that were never rounded; None if this is it.
     replicate : tuple of int
         That of the target, see `skksivi.targets.Target`.
+    parts : Parts or None
+        Parts of the data, where the target draws minibatches of them.
+    exact : Score or None
+        The score of all of the data, where this one is expanded at `mode`.
+    mode : Tensor of shape (d,) or None
+        The only mode of all of the data, in float64, where it is known.
     tally : Tally
         How often it was asked for, in either type.
     """
@@ -169,6 +197,9 @@ class Score:
     log_prob: Callable[[Tensor], Tensor] | None = None
     in_double: Score | None = None
     replicate: tuple[int, ...] = ()
+    parts: Parts | None = None
+    exact: Score | None = None
+    mode: Tensor | None = None
     tally: Tally = field(default_factory=Tally, compare=False)
 
     @property
@@ -177,16 +208,23 @@ class Score:
         return self.in_double or self
 
     def on_all_data(self) -> Score:
-        """Return the same score without minibatches."""
+        """Return the same score without minibatches, and from all of the data."""
+        if self.exact is not None:
+            return self.exact.on_all_data()
         double = None if self.in_double is None else self.in_double.on_all_data()
-        return replace(self, minibatch=None, in_double=double)
+        return replace(self, minibatch=None, parts=None, in_double=double)
+
+    def sketch(self) -> Score:
+        """Return a score that is cheap and of the same form: that of a few observations, where these are many."""
+        return self if self.parts is None or self.parts.n_rows <= N_SKETCHED else self.parts.of(N_SKETCHED)
 
     def like(self, score_fn: ScoreFunction, score_vjp: ScoreWithProduct | None) -> Score:
         """Return another function that is called as this one is."""
         if isinstance(self.score_fn, BlackBox):
             score_fn = BlackBox(score_fn, self.score_fn.kind)
         own = None if self.score_vjp is None else score_vjp
-        return replace(self, score_fn=score_fn, score_vjp=own, in_double=None, minibatch=None, log_prob=None)
+        bare = replace(self, in_double=None, minibatch=None, parts=None, log_prob=None)
+        return replace(bare, score_fn=score_fn, score_vjp=own)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Evaluate the score at x (n, d)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeGuard
 
 import numpy as np
 import torch
@@ -17,8 +17,10 @@ from skksivi._numbers import check_integer
 from skksivi.score._bounds import warn_of_bounds
 from skksivi.score._probe import resolve
 from skksivi.score._score import (
+    N_SKETCHED,
     BlackBox,
     CarriesScore,
+    Parts,
     Score,
     ScoreFunction,
     ScoreWithProduct,
@@ -35,6 +37,15 @@ class CarriesProduct(CarriesScore, Protocol):
     """A target that may have its own product with the Jacobian."""
 
     score_vjp: ScoreWithProduct | None
+
+
+class Divided(CarriesProduct, Protocol):
+    """A target that tells its score by a part of its data."""
+
+    n_rows: int
+    batch_size: int
+
+    def part(self, n: int, /) -> CarriesProduct: ...
 
 
 def unwrapped(score_fn: TargetOrScore, n_features: int | None) -> tuple[ScoreFunction, int]:
@@ -84,25 +95,41 @@ def resolve_score(
     near: ArrayLike | None = None,
 ) -> Score:
     """Return a probed score; the data of a target are brought to the device and type of the training."""
+    in_types = {t: moved(score_fn, device=device, dtype=t) for t in dict.fromkeys((dtype, torch.float64))}
 
     def in_type(dtype: torch.dtype) -> tuple[ScoreFunction, int, ScoreWithProduct | None]:
-        target = moved(score_fn, device=device, dtype=dtype)
+        target = _sketched(in_types[dtype])
         return *unwrapped(target, n_features), getattr(target, "score_vjp", None)
 
     d = unwrapped(score_fn, n_features)[1]
     points = _points(near, d)
     score = resolve(in_type, dtype=dtype, device=device, products=getattr(score_fn, "products", "auto"), near=points)
-    if score.in_double is not None:
-        score = replace(score, in_double=_of_target(score.in_double, score_fn))
-    score = replace(_of_target(score, score_fn), replicate=getattr(score_fn, "replicate", ()))
+    double = score.in_double
+    if double is not None:
+        double = _of_target(double, in_types[double.dtype])
+    score = _of_target(score, in_types[dtype])
+    score = replace(score, in_double=double, replicate=getattr(score_fn, "replicate", ()))
     warn_of_bounds(score.double, points, getattr(score_fn, "names", None))
     return score
 
 
+def _sketched(target: TargetOrScore) -> TargetOrScore:
+    """Return the target of a few observations of many, which takes and gives what that of all of them does."""
+    return target.part(N_SKETCHED) if is_divided(target) and target.n_rows > N_SKETCHED else target
+
+
+def is_divided(target: object) -> TypeGuard[Divided]:
+    """Tell whether a target can be asked for a part of its data."""
+    return hasattr(target, "part")
+
+
 def _of_target(score: Score, target: TargetOrScore) -> Score:
-    """Return a score with the density and the minibatches of its target, where it has them."""
-    target = moved(target, device=score.device, dtype=score.dtype)
+    """Return a score of all of the data, with the density and the minibatches of its target, where it has them."""
     minibatch, log_prob = getattr(target, "minibatch", None), getattr(target, "log_prob", None)
+    if is_divided(target):
+        score = _like(score, target)
+        parts = Parts(target.n_rows, target.batch_size, lambda n: _like(score, target.part(n)))
+        score = replace(score, parts=parts)
     if minibatch is not None:
         score = replace(score, minibatch=lambda generator: _like(score, minibatch(generator)))
     if log_prob is not None and not isinstance(score.score_fn, BlackBox):

@@ -44,6 +44,18 @@ def stein_shift(x: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
     return terms.mean(), 2 * terms.std() / math.sqrt(len(x))
 
 
+def stein_error(x: Tensor, s: Tensor) -> float:
+    """Return by how much draws x (n, d) with scores s are off, by Stein's identities, infinite if any is not finite.
+
+    It is the largest of the errors of means in standard deviations, for which the covariance times the mean score
+    stands, and of the relative errors of standard deviations.
+    """
+    centred, variances = x - x.mean(0), stein_variances(x, s)[0]
+    means = centred.mT @ (centred @ s.mean(0)) / len(x) / x.std(0)
+    errors = torch.cat([means, variances.clamp_min(0).sqrt() - 1]).abs()
+    return errors.max().item() if errors.isfinite().all() else math.inf
+
+
 def agree(x: Tensor, s: Tensor) -> bool:
     """Tell whether draws x (n, d) may be those of the density of their scores s, by Stein's identities.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from numbers import Real
 from typing import Any, Protocol, Self
 
@@ -17,6 +17,9 @@ from skksivi.score._score import ScoreFunction, ScoreWithProduct
 
 #: Maps points and rows of the data, both tensors or both arrays, to scores.
 RowsScore = Callable[[Any, Any], Any]
+
+#: Rows of a block of data, pairs of points and rows that are worked on at a time, and numbers in a matrix of all.
+N_BLOCK, MAX_PAIRS, MAX_MATRIX = 2**12, 2**20, 2**24
 
 
 class OneRow(int):
@@ -170,13 +173,116 @@ class Divisible(Protocol):
     def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self: ...
 
 
+class _SumOverRows(torch.autograd.Function):
+    """The score of blocks of data, whose graphs are made one at a time, and again for a product."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, blocks: Blocks) -> Tensor:  # noqa: ANN401
+        ctx.blocks = blocks
+        ctx.save_for_backward(x)
+        return blocks.total(lambda part, at: _with_graph(part, at)[1].detach(), x.detach())
+
+    @staticmethod
+    def backward(ctx: Any, *v: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401
+        return ctx.blocks.total(_product, ctx.saved_tensors[0].detach(), v[0]), None
+
+
+def _with_graph(part: Target, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return points that begin a graph, and the score there."""
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        return x, part.score_fn(x)
+
+
+def _product(part: Target, x: Tensor, v: Tensor) -> Tensor:
+    x, s = _with_graph(part, x)
+    if not s.requires_grad:
+        return torch.zeros_like(v)
+    return torch.autograd.grad(s, x, v, allow_unused=True, materialize_grads=True)[0]
+
+
+class Blocks(Target):
+    r"""A target of data, or of some of its rows, evaluated a block of rows at a time.
+
+    The score of a subset is that of the prior plus the mean of its rows, n_rows times; so the mean over blocks,
+    weighted by their sizes, is the score of all of them. Memory is that of a block, for products as well.
+
+    Parameters
+    ----------
+    target : Divisible
+    rows : Tensor of shape (n,), default=None
+        The rows, None for all.
+    """
+
+    def __init__(self, target: Divisible, rows: Tensor | None = None) -> None:
+        self.target = target
+        self.rows = rows
+        self.n_features = target.n_features
+
+    def score_fn(self, x: Tensor) -> Tensor:
+        """Evaluate the gradient of log p at each row of x (n, d)."""
+        if isinstance(x, Tensor) and x.requires_grad and torch.is_grad_enabled():
+            return _SumOverRows.apply(x, self)
+        return self.total(lambda part, at: part.score_fn(at), x)
+
+    @property
+    def score_vjp(self) -> ScoreWithProduct | None:
+        """The product of the target, if it has one."""
+        return None if self.target.score_vjp is None else self.product
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        """Evaluate log p at each row of x (n, d), up to a constant."""
+        return self.total(lambda part, at: part.log_prob(at), x)
+
+    def product(self, x: Tensor) -> tuple[Tensor, ScoreFunction]:
+        """Return the score at x (n, d) and its vector-Jacobian product by that of the target."""
+        if len(blocks := list(self._rows(x))) == 1 and len(x) <= self._n_points(blocks[0]):
+            return self._part(blocks[0]).score_vjp(x)
+        return self.score_fn(x), lambda v: self.total(lambda part, at, v: part.score_vjp(at)[1](v), x, v)
+
+    def total(self, evaluate: Callable[..., Tensor], *points: Tensor) -> Tensor:
+        """Return the sum over blocks of what a function of a part of the data and of points (..., d) gives."""
+        x = points[0]
+        flat = [p.reshape(-1, self.n_features) for p in points]
+        join = torch.cat if isinstance(x, Tensor) else np.concatenate
+        total: Any = 0.0
+        n = self.target.n_rows if self.rows is None else len(self.rows)
+        for rows in self._rows(x):
+            part, step = self._part(rows), self._n_points(rows)
+            chunks = ([p[k : k + step] for p in flat] for k in range(0, max(1, len(flat[0])), step))
+            total = total + len(rows) / n * join([evaluate(part, *chunk) for chunk in chunks])
+        return total.reshape(x.shape[: x.ndim - 2 + total.ndim])
+
+    def _rows(self, x: Tensor) -> Iterator[Tensor]:
+        device = x.device if isinstance(x, Tensor) else "cpu"
+        rows = torch.arange(self.target.n_rows, device=device) if self.rows is None else self.rows.to(device)
+        return iter(rows.split(N_BLOCK))
+
+    def _part(self, rows: Tensor) -> Any:  # noqa: ANN401
+        return self.target if self.rows is None and len(rows) == self.target.n_rows else self.target.subset(rows)
+
+    def _n_points(self, rows: Tensor) -> int:
+        return max(1, MAX_PAIRS // (len(rows) * getattr(self.target, "n_outputs", 1)))
+
+    def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
+        """Return a copy whose target is on `device` and of type `dtype`."""
+        return self._replaced(target=self.target.to(device=device, dtype=dtype))
+
+
+def in_blocks(target: Divisible, x: Tensor, n_rows: int, n_outputs: int = 1) -> Blocks | None:
+    """Return a target of so many rows in blocks if its points by its rows are too many for one matrix, else None."""
+    too_many = x[..., 0].numel() * n_rows * n_outputs > MAX_MATRIX
+    return Blocks(target) if too_many and N_BLOCK < n_rows == target.n_rows else None
+
+
 class Minibatches(Target):
     r"""A target whose training sees a random part of its data at a time.
 
     The kernel Stein discrepancy multiplies two scores. From one minibatch their product would be biased by the
     covariance of the noise; the two halves of a batch of draws therefore see independent minibatches, and pairs
-    within a half are left out. Within a finite difference a minibatch stays the same. The search for modes, the pilot
-    and the judge of `score` see all of the data.
+    within a half are left out. Within a finite difference a minibatch stays the same. Where the target has a single
+    mode, minibatches are corrected by an expansion of the score there, so that little of their noise is left, and the
+    pilot sees a part of the data that is corrected in the same way. All of the data are evaluated in blocks.
 
     Parameters
     ----------
@@ -185,6 +291,10 @@ class Minibatches(Target):
         observations named by a tensor of integers, each counted n_rows / len(rows) times. `from_rows` makes one.
     batch_size : int
         Observations of a minibatch, drawn with replacement.
+
+    References
+    ----------
+    Baker, J. et al. (2019). Control variates for stochastic gradient MCMC. https://arxiv.org/abs/1706.05439
 
     Examples
     --------
@@ -216,14 +326,26 @@ class Minibatches(Target):
         rows = torch.randint(self.target.n_rows, (self.batch_size,), generator=generator, device=generator.device)
         return self.target.subset(rows)
 
+    @property
+    def n_rows(self) -> int:
+        """Number of observations."""
+        return self.target.n_rows
+
+    def part(self, n: int) -> Blocks:
+        """Return the target that sees n observations alone, always the same; all of them if there are no more."""
+        if n >= self.n_rows:
+            return Blocks(self.target)
+        order = torch.randperm(self.n_rows, generator=torch.Generator().manual_seed(0), device="cpu")
+        return Blocks(self.target, order[:n])
+
     def score_fn(self, x: Tensor) -> Tensor:
-        """Evaluate the gradient of log p at each row of x (n, d), from all of the data."""
-        return self.target.score_fn(x)
+        """Evaluate the gradient of log p at each row of x (n, d), from all of the data, a block at a time."""
+        return Blocks(self.target).score_fn(x)
 
     @property
     def score_vjp(self) -> ScoreWithProduct | None:
         """The product of the target, if it has one."""
-        return self.target.score_vjp
+        return Blocks(self.target).score_vjp
 
     def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
         """Return a copy whose target is on `device` and of type `dtype`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Self
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from sklearn.utils import check_X_y
 from torch import Tensor
 
 from skksivi._arrays import as_tensor, check_sample_weight
-from skksivi.targets._base import Target, check_hyperprior, check_positive
+from skksivi.targets._base import Target, check_hyperprior, check_positive, in_blocks
 
 
 class BayesianLinearRegression(Target):
@@ -157,19 +158,31 @@ class BayesianMultinomialRegression(Target):
         self._X = as_tensor(X)
         self._Y = as_tensor(np.eye(len(self.classes))[index])
         self._w = as_tensor(check_sample_weight(sample_weight, len(X)))
+        self.n_rows, self.n_outputs = self._Y.shape
+
+    def subset(self, rows: Tensor) -> Self:
+        """Return the posterior of some of the observations, each counted n_rows / len(rows) times."""
+        weight = self.n_rows / len(rows)
+        return self._replaced(_X=self._X[rows], _Y=self._Y[rows], _w=weight * self._w[rows])
 
     def log_prob(self, theta: Tensor) -> Tensor:
         """Evaluate log p at each row of theta (n, p k), up to a constant."""
+        if not theta.requires_grad and (blocks := in_blocks(self, theta, *self._Y.shape)):
+            return blocks.log_prob(theta)
         log_p = (self._logits(theta).log_softmax(-1) * self._Y.to(theta)).sum(-1)
         return log_p @ self._w.to(theta) - self.prior_precision / 2 * theta.square().sum(-1)
 
     def score_fn(self, theta: Tensor) -> Tensor:
         """Evaluate the gradient of log p at each row of theta (n, p k)."""
+        if blocks := in_blocks(self, theta, *self._Y.shape):
+            return blocks.score_fn(theta)
         residuals = self._Y.to(theta) - self._logits(theta).softmax(-1)
         return self._gather(residuals) - self.prior_precision * theta
 
     def score_vjp(self, theta: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         """Return the score at theta and the product with its symmetric Jacobian."""
+        if blocks := in_blocks(self, theta, *self._Y.shape):
+            return blocks.product(theta)
         P = self._logits(theta).softmax(-1)
 
         def vjp(v: Tensor) -> Tensor:

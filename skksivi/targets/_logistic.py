@@ -12,7 +12,7 @@ from sklearn.utils import check_X_y
 from torch import Tensor
 
 from skksivi._arrays import as_tensor, check_sample_weight
-from skksivi.targets._base import Target, check_positive
+from skksivi.targets._base import Target, check_positive, in_blocks
 
 
 class BayesianLogisticRegression(Target):
@@ -84,17 +84,23 @@ class BayesianLogisticRegression(Target):
 
     def log_prob(self, beta: Tensor) -> Tensor:
         """Evaluate log p at each row of beta (n, d), up to a constant."""
+        if not beta.requires_grad and (blocks := in_blocks(self, beta, len(self._X))):
+            return blocks.log_prob(beta)
         X, sign = self._X.to(beta), 2 * self._y.to(beta) - 1
         log_likelihood = self._weighted(torch.nn.functional.logsigmoid(sign * (beta @ X.mT))).sum(-1)
         return self._weight * log_likelihood - self.prior_precision / 2 * beta.square().sum(-1)
 
     def score_fn(self, beta: Tensor) -> Tensor:
         """Evaluate the gradient of log p at each row of beta (n, d)."""
+        if blocks := in_blocks(self, beta, len(self._X)):
+            return blocks.score_fn(beta)
         X, y = self._X.to(beta), self._y.to(beta)
         return self._weight * self._weighted(y - torch.sigmoid(beta @ X.mT)) @ X - self.prior_precision * beta
 
     def score_vjp(self, beta: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         """Return the score at beta and its vector-Jacobian product, the map of v (n, d) to J^T v (n, d)."""
+        if blocks := in_blocks(self, beta, len(self._X)):
+            return blocks.product(beta)
         X, y = self._X.to(beta), self._y.to(beta)
         p = torch.sigmoid(beta @ X.mT)
 

@@ -133,6 +133,23 @@ def departure(u: Tensor, start: Tensor) -> Departure:
     return Departure(u.std(0) / sd, third)
 
 
+class Worsening(NamedTuple):
+    """By how much the draws of a state are off by Stein's identities, in standard deviations, and those of the start.
+
+    Attributes
+    ----------
+    error, at_start : float
+    """
+
+    error: float
+    at_start: float
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the state is not worse than the start, by more than the noise of the comparison."""
+        return self.error <= self.at_start + 0.05
+
+
 class Verdict(Protocol):
     """What is seen of a state beside its value."""
 

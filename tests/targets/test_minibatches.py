@@ -1,19 +1,32 @@
 """Scores that see a part of the data at a time: unbiased products, and fits to the posterior of all of the data."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
+from sklearn.exceptions import ConvergenceWarning
 
 from skksivi import KSIVIApproximator
 from skksivi.kernels import Gaussian
 from skksivi.metrics import sliced_wasserstein
 from skksivi.parameters import Checkpoint, Pilot
+from skksivi.pilot import _expansion
+from skksivi.pilot._affine import Affine
+from skksivi.pilot._expansion import EXPANSION, Expansion, corrected, expanded
 from skksivi.pilot._rules import find_whitening, pulled_back
 from skksivi.score._score import Halves
 from skksivi.score._target import resolve_score
 from skksivi.stein._estimators import GRADIENT_ESTIMATORS
 from skksivi.stein._fused import value_and_gradients
-from skksivi.targets import BayesianLogisticRegression, Minibatches, from_rows
+from skksivi.targets import (
+    BayesianLogisticRegression,
+    BayesianMultinomialRegression,
+    BayesianNeuralNetwork,
+    Minibatches,
+    _base,
+    from_rows,
+)
 
 N_ROWS, D = 200, 3
 X = np.random.RandomState(0).normal(size=(N_ROWS, D)) * [1.0, 0.5, 2.0]
@@ -159,3 +172,190 @@ def test_a_score_that_draws_by_itself_is_told():
         KSIVIApproximator(whiten=None, max_iter=2, random_state=0).fit(noisy, n_features=2)
     with pytest.raises(ValueError, match="other values"):
         KSIVIApproximator(whiten=None, max_iter=2, random_state=0).fit(noisy_of_arrays, n_features=2)
+
+
+# All of the data, a block at a time
+
+DIVISIBLE = {
+    **TARGETS,
+    "weighted": BayesianLogisticRegression(X, Y, sample_weight=np.linspace(0, 2, N_ROWS)),
+    "multinomial": BayesianMultinomialRegression(X, Y + (X[:, 0] > 1), sample_weight=np.linspace(0, 2, N_ROWS)),
+    "network": BayesianNeuralNetwork(X, X[:, 0], n_hidden=2, hyperprior=(1.0, 0.1)),
+}
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    for name, value in {"N_BLOCK": 16, "MAX_PAIRS": 64, "MAX_MATRIX": 100}.items():
+        monkeypatch.setattr(_base, name, value)
+
+
+@pytest.mark.parametrize("target", DIVISIBLE.values(), ids=DIVISIBLE)
+def test_blocks_of_rows_give_the_score_and_products_of_all_of_them(target, monkeypatch):
+    x, v = (
+        torch.randn(7, target.n_features, dtype=torch.float64, generator=torch.Generator().manual_seed(k))
+        for k in (0, 1)
+    )
+    whole = resolve_score(target, None, dtype=torch.float64, device=torch.device("cpu"))
+    expected = whole(x), whole.product(x, v)
+    for name, value in {"N_BLOCK": 16, "MAX_PAIRS": 64, "MAX_MATRIX": 100}.items():
+        monkeypatch.setattr(_base, name, value)
+    score = resolve_score(Minibatches(target, 10), None, dtype=torch.float64, device=torch.device("cpu"))
+    assert score.by_differences == whole.by_differences
+    torch.testing.assert_close((score(x), score.product(x, v)), expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(target.score_fn(x) if target.score_vjp else whole(x), expected[0])
+    if target.score_vjp:
+        torch.testing.assert_close(target.score_vjp(x)[1](v), expected[1])
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_no_matrix_of_points_by_rows_is_larger_than_a_block():
+    seen = []
+
+    def score_fn(x, rows):
+        seen.append(len(x) * len(rows))
+        return score_of_rows(x, rows)
+
+    target = Minibatches(from_rows(score_fn, n_rows=N_ROWS, n_features=D), 10)
+    score = resolve_score(target, None, dtype=torch.float64, device=torch.device("cpu"))
+    x = torch.randn(500, D, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    score.product(x, score(x))
+    assert max(seen) <= 64
+
+
+# Expansions at the mode
+
+N_MANY = 6000
+MANY = np.random.RandomState(2).standard_t(4, size=(N_MANY, D))
+LABELS = np.random.RandomState(3).uniform(size=N_MANY) < 1 / (1 + np.exp(-MANY @ [1.0, -1.0, 0.3]))
+
+
+def many_rows(x, rows):
+    if isinstance(x, torch.Tensor):
+        A, y = torch.as_tensor(MANY).to(x)[rows], torch.as_tensor(LABELS).to(x)[rows]
+        return N_MANY / len(rows) * (y - torch.sigmoid(x @ A.T)) @ A - x
+    residuals = LABELS[rows] - 1 / (1 + np.exp(-x @ MANY[rows].T))
+    return N_MANY / len(rows) * residuals @ MANY[rows] - x
+
+
+def many_rows_of_arrays(x, rows):
+    assert isinstance(x, np.ndarray)
+    return many_rows(x, rows)
+
+
+LARGE = {
+    "own product": BayesianLogisticRegression(MANY, LABELS, prior_precision=1.0),
+    "autograd": from_rows(many_rows, n_rows=N_MANY, n_features=D),
+    "differences": from_rows(many_rows_of_arrays, n_rows=N_MANY, n_features=D),
+}
+EVERY_LARGE = pytest.mark.parametrize("target", LARGE.values(), ids=LARGE)
+
+
+def resolved(target, dtype=torch.float64):
+    return resolve_score(target, None, dtype=dtype, device=torch.device("cpu"))
+
+
+@EVERY_LARGE
+@pytest.mark.parametrize("slopes", [True, False])
+def test_corrected_parts_have_the_score_and_product_of_all_as_their_mean(target, slopes):
+    """Exactly, wherever the expansion is made and the points are, also beyond its reach."""
+    score = resolved(target)
+    x, v = torch.randn(2, 20, D, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 2
+    at = torch.tensor([0.3, -0.2, 0.1], dtype=torch.float64)
+    L = torch.tensor([[0.2, 0.0, 0.0], [0.1, 0.3, 0.0], [0.0, 0.1, 0.05]], dtype=torch.float64)
+    J = L.mT @ torch.stack([score.product(at[None], e[None])[0] for e in torch.eye(D).double()]) @ L
+    L = L @ torch.linalg.inv(torch.linalg.cholesky(-J)).mT
+    L = torch.linalg.qr(L.mT).R.mT
+    L = L * L.diagonal().sign()
+    expansion = Expansion(Affine(at, L), torch.linalg.inv(L), score(at[None])[0] @ L)
+    parts = [
+        corrected(resolved(target.subset(rows)), expansion, slopes=slopes)
+        for rows in torch.randperm(N_MANY, generator=torch.Generator().manual_seed(1)).split(500)
+    ]
+    torch.testing.assert_close(torch.stack([p(x) for p in parts]).mean(0), score(x), rtol=1e-4, atol=1e-3)
+    products = torch.stack([p.product(x, v) for p in parts]).mean(0)
+    torch.testing.assert_close(products, score.product(x, v), rtol=1e-4, atol=1e-2)
+    for part in parts:
+        torch.testing.assert_close(part(at[None]), score(at[None]), rtol=1e-5, atol=1e-5)
+        if slopes:
+            e = torch.eye(D, dtype=torch.float64)
+            every = at.expand(D, D).clone()
+            torch.testing.assert_close(part.product(every, e), score.product(every, e), rtol=1e-4, atol=1e-2)
+
+
+@EVERY_LARGE
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_near_the_mode_minibatches_and_parts_agree_with_all_of_the_data(target, dtype):
+    score = resolved(Minibatches(target, 100), dtype)
+    few, generator = expanded(score), torch.Generator().manual_seed(0)
+    s, _ = find_whitening("laplace", score, generator)
+    x = s.map.unwhiten(torch.randn(200, D, dtype=torch.float64, generator=generator)).to(dtype)
+
+    def noise(f):
+        return s.map.whiten_score((f(x) - score(x)).double()).square().mean().sqrt().item()
+
+    assert few.mode is not None
+    assert few.on_all_data().parts is None
+    assert noise(few) < EXPANSION.max_error
+    assert noise(few.minibatch(generator)) < noise(score.minibatch(generator)) / 30
+    torch.testing.assert_close(few.on_all_data()(x), score(x))
+
+
+def test_a_part_grows_until_it_agrees_with_all_of_the_data():
+    """Columns that few rows have: an expansion cannot tell how they curve beyond a quadratic."""
+    rare = np.random.RandomState(0).uniform(size=(8000, 2)) < [0.5, 0.001]
+    y = np.random.RandomState(1).uniform(size=8000) < 0.3
+    score = resolved(Minibatches(BayesianLogisticRegression(rare.astype(float), y), 100))
+    few = expanded(score)
+    x = few.mode + torch.randn(50, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 0.5
+    torch.testing.assert_close(few(x), score(x))  # of all rows
+
+
+def test_what_an_expansion_costs_is_told_and_counted(caplog):
+    score = resolved(Minibatches(LARGE["autograd"], 100))
+    before = score.tally.total
+    with caplog.at_level("INFO", logger="skksivi"):
+        expanded(score)
+    (line,) = caplog.messages
+    assert "1000 of 6000 rows stand for all" in line
+    of_all, of_parts = map(int, re.findall(r"(\d+) (?:scores )?of (?:all|parts)", line))
+    assert of_all + of_parts == score.tally.total - before
+    assert of_all < 200
+
+
+def test_without_a_single_mode_there_is_no_expansion():
+    data = torch.as_tensor(np.random.RandomState(0).normal(size=(2000, 1)) + 4.0)
+
+    def score_fn(x, rows):  # the mean of the data is x^2
+        return len(data) / len(rows) * 2 * x * (data[rows].to(x) - x.T**2).sum(0)[:, None] - x
+
+    score = resolved(Minibatches(from_rows(score_fn, n_rows=2000, n_features=1), 100))
+    assert expanded(score) is score
+    assert expanded(score, [1.0]).mode is not None  # where it starts, and nowhere else
+    assert expanded(score, [[1.0], [-1.0]]) is score
+    assert _expansion.expanded(resolved(FULL)).mode is None  # no minibatches
+
+
+def exact_start(target):
+    found, _ = find_whitening("laplace", resolved(target), torch.Generator())
+    return found.map.m.numpy(), found.map.L.numpy()
+
+
+def test_a_training_on_minibatches_that_worsens_an_exact_start_returns_it():
+    q = KSIVIApproximator(whiten=exact_start(FULL), learning_rate=0.3, max_iter=100, random_state=0)
+    with pytest.warns(ConvergenceWarning, match="did not improve on its start, which is returned"):
+        q.fit(Minibatches(FULL, 10))
+    assert q.best_iter_ == 0
+    m, L = q.whiten
+    draws = (q.sample(20_000) - m) @ np.linalg.inv(L).T
+    assert np.abs(draws.mean(0)).max() < 0.05
+    assert np.abs(draws.std(0) - 1).max() < 0.1
+
+
+@EVERY_LARGE
+def test_a_training_on_minibatches_leaves_an_exact_start_where_it_is(target):
+    m, L = exact_start(LARGE["own product"])
+    q = KSIVIApproximator(whiten=(m, L), max_iter=100, random_state=0).fit(Minibatches(target, 100))
+    draws = (q.sample(20_000) - m) @ np.linalg.inv(L).T
+    assert np.abs(draws.mean(0)).max() < 0.1
+    assert np.abs(draws.std(0) - 1).max() < 0.1

@@ -13,6 +13,9 @@ import numpy as np
 import pytest
 import torch
 from approximators import APPROXIMATORS, GaussianTarget, gaussian_score, good_fit, has_density
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plain_targets import Mixture
 from sklearn.exceptions import NotFittedError
 
 from skksivi import KSIVIApproximator, diagnose, load, modes, save
@@ -20,9 +23,12 @@ from skksivi.base import BaseApproximator
 from skksivi.baselines import MALA, SVGD, FullRankVI, Laplace
 from skksivi.diagnostics import Check
 from skksivi.diagnostics._checks import theil_sen
+from skksivi.diagnostics._geometry import variances_within
 from skksivi.families._density import LogDensity
 from skksivi.families._samplers import Fit, Gaussian
+from skksivi.parameters import Pilot
 from skksivi.pilot._affine import Affine
+from skksivi.pilot._masses import Cells
 from skksivi.targets import Banana, EightGaussians, Multimodal, StudentT, Target, XShaped, from_score_fn
 
 NAMES = ["KSD", "Pareto k-hat", "divergence", "outliers", "modes", "loss plateau", "whitening", "Stein variances"]
@@ -172,6 +178,33 @@ def test_a_wrong_width_is_seen_by_its_stein_variance(scale, seen):
     assert warned(report) >= {"KSD", "Stein variances"}
     assert f"too {seen}" in report["Stein variances"].remedy
     assert np.abs(report.variances - scale**2).max() < 4 * report.variance_errors.max()
+
+
+@settings(max_examples=25, deadline=None)
+@given(d=st.integers(1, 4), log2_distance=st.floats(-2, 10), ratio=st.floats(1, 5), seed=st.integers(0, 10**6))
+def test_the_stein_variance_of_a_mode_does_not_mind_the_others(d, log2_distance, ratio, seed):
+    """Whether they overlap or are a thousand standard deviations apart; five standard errors."""
+    means = 2**log2_distance * torch.tensor([[-0.5], [0.5]]).double() / d**0.5 * torch.ones(d)
+    p, g = Mixture([0.5, 0.5], means.tolist(), [1.0, ratio]), torch.Generator().manual_seed(seed)
+    k = torch.randint(2, (2000,), generator=g)
+    noise = p.sds[k, None] * torch.randn(2000, d, generator=g, dtype=torch.float64)
+    cells = Cells(
+        [Affine(m, sd * torch.eye(d).double()) for m, sd in zip(p.means, p.sds, strict=True)], p.weights.log()
+    )
+    for scale in (1.0, 1.3) if log2_distance > 6 else (1.0,):
+        x = p.means[k] + scale * noise
+        v, se = variances_within(x, p.score_fn(x), cells)
+        assert ((v - scale**2).abs() < 5 * se).all()
+        assert log2_distance < 6 or se.max() < 0.2
+
+
+@pytest.mark.parametrize("distance", [10, 30, 100])
+def test_modes_that_are_too_wide_are_seen_at_any_distance(distance):
+    means = [[-distance / 2, 0.0], [distance / 2, 0.0]]
+    target, wide = (from_score_fn(Mixture([0.5, 0.5], means, [sd, sd]).score_fn, 2) for sd in (1.0, 1.3))
+    q = KSIVIApproximator(max_iter=1, whiten=Pilot(budget=0), init=means, random_state=0).fit(wide)
+    assert "Stein variances" in warned(diagnose(q, target, random_state=0))
+    assert "Stein variances" not in warned(diagnose(q, wide, random_state=0))
 
 
 def test_a_shift_is_seen_by_the_discrepancy():

@@ -14,17 +14,20 @@ from plain_targets import (
     RING,
     UNEQUAL,
     GaussianScore,
+    Mixture,
     funnel_score,
     generator,
     log_gamma_score,
     normal,
     origin,
     pushed,
+    triangular,
 )
+from scipy.stats import t as student_t
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 
-from skksivi import KSIVIApproximator, load, save
+from skksivi import HKSIVIApproximator, KSIVIApproximator, load, save
 from skksivi import mixing as mixings
 from skksivi.annealing import Linear
 from skksivi.families._layer import LinearSkip, gaussian_layer
@@ -114,6 +117,50 @@ def test_a_family_starts_as_the_mixture_fitted_to_a_dense_pilot():
 def test_sigma_has_a_floor_where_points_are_closer_together():
     family, _ = start(PilotPoints(1e-6 * normal(400, 2), [400], torch.ones(2), converged=True))
     torch.testing.assert_close(family.sigma(origin(2)), torch.full((2,), 2e-3).double())
+
+
+def widths_within(X, p, A, b):
+    """Standard deviations (k, d) of A y + b within the modes of a mixture of y, in those that they should have."""
+    y = torch.linalg.solve(A, (torch.as_tensor(X) - b).mT).mT
+    squared = (y[:, None] - p.means).square().sum(-1) / p.sds**2
+    nearest = (squared + 2 * y.shape[1] * p.sds.log()).argmin(1).numpy()
+    own = A.norm(dim=1).numpy()
+    return np.array([X[nearest == k].std(0) / (own * p.sds[k].item()) for k in range(len(p.means))])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("approximator", "d", "distance", "ratio"),
+    [
+        *[
+            (KSIVIApproximator(), d, *case)
+            for d in (1, 2, 5)
+            for case in ((10, 1), (30, 1), (100, 1), (50, 5), (100, 5))
+        ],
+        (HKSIVIApproximator(max_iter=500), 2, 100, 5),
+        (HKSIVIApproximator(max_iter=500), 5, 100, 1),
+    ],
+    ids=str,
+)
+def test_modes_have_their_widths_at_any_distance(approximator, d, distance, ratio):
+    """The distance is in units of the narrower mode; the axes are oblique. Draws leave 2%, the pilot 2%."""
+    means = distance * torch.tensor([[-0.5], [0.5]]).double() / math.sqrt(d) * torch.ones(d)
+    p = Mixture([0.5, 0.5], means.tolist(), [1.0, float(ratio)])
+    A, b = triangular(d, 2, seed=d), normal(d, seed=distance)
+    q = clone(approximator).set_params(init=(means @ A.mT + b).numpy(), random_state=0, dtype="float64")
+    X = q.fit(pushed(p.score_fn, A, b), n_features=d).sample(40_000)
+    np.testing.assert_allclose(widths_within(X, p, A, b), 1, atol=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize("df", [1.0, 3.0])
+@pytest.mark.parametrize("d", [2, 5])
+def test_tails_do_not_widen_the_middle(d, df):
+    """The quartiles of independent Student t."""
+    q = KSIVIApproximator(random_state=0).fit(lambda x: -(df + 1) * x / (df + x.square()), n_features=d)
+    ranges = np.diff(np.quantile(q.sample(40_000), [0.25, 0.75], axis=0), axis=0)[0]
+    np.testing.assert_allclose(ranges / (2 * student_t.ppf(0.75, df)), 1, atol=0.1)
 
 
 def test_a_pilot_that_is_not_dense_gives_its_points_and_the_conditional_spread():

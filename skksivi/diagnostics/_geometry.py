@@ -34,13 +34,19 @@ N_STARTS, N_AROUND, MAX_SEARCHED = 100, 40, 200
 #: The share of a mode, by the curvature there, from which its lack of draws matters.
 MIN_LOST = 0.01
 
+#: Draws of a mode from which its width is judged.
+N_OF_MODE = 50
+
 #: The share of draws that may lie in a wrong mode.
 MAX_MISPLACED = 0.05
 
 
 class Geometry(NamedTuple):
-    """The cell of each draw (n,), modes without draws (k, d), lengths of whitened scores (n,) and of chains' (m,)."""
+    """The cells of the modes, that of each draw (n,), modes without draws (k, d), lengths of whitened scores (n,) and
+    of chains' (m,).
+    """
 
+    cells: Cells
     cell: Tensor
     lost: Tensor
     norms: Tensor
@@ -120,7 +126,7 @@ def _geometry(view: View, cells: Cells, lost: Tensor) -> Geometry:
         reference = _whitened_norms(cells, cells.assign(y), s)[: len(y) if at_home else 0]
     except REFUSALS:
         reference = x.new_empty(0)
-    return Geometry(cells.assign(view.x), lost, norms, reference)
+    return Geometry(cells, cells.assign(view.x), lost, norms, reference)
 
 
 def _moved(score: Score, x: Tensor, cells: Cells, generator: torch.Generator) -> Tensor:
@@ -136,6 +142,32 @@ def _whitened_norms(cells: Cells, cell: Tensor, s: Tensor) -> Tensor:
     for k, a in enumerate(cells.maps):
         norms[cell == k] = torch.linalg.vector_norm(a.whiten_score(s[cell == k]), dim=1)
     return norms
+
+
+def variances_within(x: Tensor, s: Tensor, cells: Cells) -> tuple[Tensor, Tensor]:
+    r"""Estimate the Stein variance (d,) of each coordinate in its worst mode, and its standard error.
+
+    With the shares :math:`r_k` that the Gaussian of mode k has of the mixture of all, and any centre m, it is
+
+    .. math:: -E[r_k s_i (x_i - m_i)] \,/\, E\left[\partial_i \left(r_k (x_i - m_i)\right)\right].
+
+    By Stein's identity it is one where the draws x (n, d) are those of the density of their scores s, wherever modes
+    overlap; where they are apart it is the square of the scale of the mode.
+    """
+    r = cells.log_shares(x).softmax(1)
+    g = torch.stack([torch.linalg.solve_triangular(a.L.mT, -a.whiten(x).mT, upper=True).mT for a in cells.maps])
+    mean = torch.einsum("nk,knd->nd", r, g)
+    variances, errors = [], []
+    counts = r.sum(0)
+    for k in (counts >= counts.max().clamp_max(N_OF_MODE)).nonzero().flatten().tolist():
+        gap, share = x - cells.maps[k].m, r[:, k, None]
+        slope = share * (1 + (g[k] - mean) * gap)
+        v = -(share * gap * s).mean(0) / slope.mean(0)
+        variances.append(v)
+        errors.append((share * gap * s + v * slope).std(0) / slope.mean(0).abs() / math.sqrt(len(x)))
+    v, se = torch.stack(variances), torch.stack(errors)
+    worst = ((v - 1).abs() / se.clamp_min(torch.finfo(se.dtype).tiny)).argmax(0, keepdim=True)
+    return v.gather(0, worst)[0], se.gather(0, worst)[0]
 
 
 def check_outliers(view: View, geometry: Geometry) -> Check:

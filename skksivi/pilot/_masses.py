@@ -67,8 +67,12 @@ class Cells(NamedTuple):
 
     def assign(self, x: Tensor) -> Tensor:
         """Return the indices (n,) of the cells of points x (n, d)."""
+        return self.log_shares(x).argmax(1)
+
+    def log_shares(self, x: Tensor) -> Tensor:
+        """Return the logarithms (n, k), up to a constant of each row, of the shares that the Gaussians have at x."""
         halves = [a.whiten(x).square().sum(1) / 2 + a.log_determinant() for a in self.maps]
-        return (self.log_weights - torch.stack(halves, 1)).argmax(1)
+        return self.log_weights - torch.stack(halves, 1)
 
     def counts(self, x: Tensor) -> Tensor:
         """Return the number of points of x (n, d) in each cell, shape (k,)."""

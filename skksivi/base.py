@@ -32,7 +32,7 @@ from skksivi._arrays import (
 from skksivi._numbers import check_integer
 from skksivi._saved import COUNT, CURVE, SEED, SIZE, Kind, Parts, checked, is_instance, is_one_of, register
 from skksivi._version import DOCUMENTATION
-from skksivi.families._samplers import CHUNK, Fit, Sampler, Tell, knows_density, tried, unweighted
+from skksivi.families._samplers import CHUNK, Fit, HasDensity, Sampler, Tell, knows_density, tried, unweighted
 from skksivi.kernels import Kernel, resolve_kernel
 from skksivi.parameters import Constrained, Constraints, Interval, ParameterObject, StrOptions
 from skksivi.parameters import expanded as object_of
@@ -294,9 +294,9 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
         with ordinary_mode(device), torch.no_grad():
             sampler = self.sampler_
             if not knows_density(sampler):
+                of_mixing = ", since `mixing` has none" if isinstance(sampler, HasDensity) else ""
                 raise TypeError(
-                    f"{type(self).__name__} has no density: its draws or mixing draws are points or those of a "
-                    "function. Score it against a target, or set another `mixing`."
+                    f"{type(self).__name__} has no density{of_mixing}; score it against a target instead."
                 )
             value, se = map(as_array, sampler.log_density(as_tensor(X, device=device)))
         return (value, se) if return_std else value

@@ -431,7 +431,7 @@ def test_tensors_with_a_graph_are_taken_for_what_they_hold():
     np.testing.assert_array_equal(started.sample(3), plain.sample(3))
 
 
-@pytest.mark.parametrize("whiten", ["auto", "laplace", None])
+@pytest.mark.parametrize("whiten", [pytest.param("auto", marks=pytest.mark.slow), "laplace", None])
 @pytest.mark.parametrize("cls", [KSIVIApproximator, HKSIVIApproximator, Laplace, SVGD, MALA])
 def test_the_default_device_does_not_matter(cls, whiten):
     def outcome():

@@ -391,6 +391,7 @@ def test_the_start_of_a_default_fit_has_the_moments_of_the_pilot():
     np.testing.assert_allclose(np.cov(u), np.eye(2), atol=0.08)
 
 
+@pytest.mark.slow
 def test_chains_that_have_not_converged_are_told():
     with pytest.warns(ConvergenceWarning, match=r"have not converged.*`budget` of whiten=Pilot"):
         q = fit(funnel_score, n_features=9, max_iter=5)

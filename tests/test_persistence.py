@@ -615,7 +615,10 @@ FILES = {
     "infinity in the family": (lambda f: with_start(f["laplace"], "sampler_.family.mean.A", math.inf), "`A`"),
     "infinity in the moments": (lambda f: with_start(f["Laplace"], "sampler_.map.m", -math.inf), "`m`"),
     "levels beyond one": (lambda f: with_start(f["pilot"], f"{MIXING}.levels", 2.0), "`levels` is"),
-    "levels that fall": (lambda f: with_start(f["pilot"], f"{MIXING}.levels", 1.0), "sums of as many weights"),
+    "levels that fall": (
+        lambda f: with_tensors(f["pilot"], {f"{MIXING}.levels": torch.tensor([0.7, 0.3, 0.2]).double()}, {}),
+        "sums of as many weights",
+    ),
     "a factor that is none": (lambda f: with_start(f["pilot"], f"{MIXING}.factors", 0.0), "`factors` is"),
     "layers that do not fit": (
         lambda f: with_tensors(f["laplace"], {NETWORK[2]: torch.zeros(5, 6)}, {}),

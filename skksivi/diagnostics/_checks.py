@@ -28,7 +28,7 @@ MAX_PVALUE, MAX_SHIFT = 0.01, 0.1
 KSD_OF_SHIFT = 1 / math.sqrt(3)
 
 #: Draws whose importance ratios are found, and the effective share beyond which no tail matters.
-N_WEIGHED, HARMLESS = 1000, 0.95
+N_WEIGHED, HARMLESS = 2000, 0.95
 
 #: The divergence of a feature, in nats, and the logarithm of a ratio of standard deviations that are let pass.
 MAX_DIVERGENCE, MAX_LOG_RATIO = 0.05, math.log(1.1)

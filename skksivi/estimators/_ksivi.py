@@ -69,9 +69,10 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
     hidden_layer_sizes : sequence of int, default=(100, 100)
         Widths of the hidden layers of the network, without input and output.
     mixing : {"auto", "normal", "pilot"}, object of `skksivi.mixing` or callable, default="auto"
-        The mixing distribution q(z): the standard normal, or a smoothed bootstrap of the points that whiten="auto"
-        or "diagonal" has left near the target, so that training starts from their tails and modes. "auto" takes the
-        latter where there are such points, `latent_dim` is None and `linear_skip` is set. `skksivi.mixing.StudentT`
+        The mixing distribution q(z): the standard normal, or a Gaussian mixture fitted to the points that
+        whiten="auto" has left near the target, with "diagonal" the points themselves, so that training starts from
+        their tails and modes. "auto" takes the latter where there are such points, `latent_dim` is None and
+        `linear_skip` is set. `skksivi.mixing.StudentT`
         gives heavy tails; a function of the number of draws n and a torch.Generator returns n rows of `latent_dim`
         entries.
     linear_skip : bool, default=True

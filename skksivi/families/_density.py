@@ -70,18 +70,24 @@ class Weights(NamedTuple):
     controls: Tensor
 
 
-def refined(weigh: Callable[[Tensor, int], Weights], n: int, width: int, like: Tensor) -> LogDensity:
-    """Return the logarithms of the means of weights of n rows, with more draws where the error needs them.
+def refined(weigh: Callable[[Tensor, int, torch.Generator], Weights], x: Tensor, width: int, seed: int) -> LogDensity:
+    """Return the logarithms of the means of weights of rows x (n, d), with more draws where the error needs them.
 
-    A draw takes `width` numbers.
+    All rows get the same random numbers, so that the value at a row does not depend on the others. A draw takes
+    `width` numbers.
     """
-    value, se = like.new_empty(n), like.new_full((n,), math.inf)
+    value, se = x.new_empty(len(x)), x.new_full((len(x),), math.inf)
     n_draws = N_DRAWS
     while n_draws <= MOST_DRAWS and len(rough := torch.nonzero(se > TOLERANCE)[:, 0]):
         for rows in rough.split(max(1, CHUNK // (n_draws * width))):
-            value[rows], se[rows] = log_mean(weigh(rows, n_draws))
+            value[rows], se[rows] = log_mean(weigh(rows, n_draws, seeded(seed + n_draws, x)))
         n_draws *= FACTOR
     return LogDensity(value, se)
+
+
+def seeded(seed: int, like: Tensor) -> torch.Generator:
+    """Return a generator of this seed where a tensor is."""
+    return torch.Generator(like.device).manual_seed(seed)
 
 
 def log_mean(weights: Weights) -> LogDensity:
@@ -102,11 +108,11 @@ def log_mean(weights: Weights) -> LogDensity:
 # One layer
 
 
-def layer_log_density(family: SemiImplicit, x: Tensor, generator: torch.Generator) -> LogDensity:
+def layer_log_density(family: SemiImplicit, x: Tensor, seed: int) -> LogDensity:
     """Estimate log q at points x (n, d) of a family in float64 whose mixing distribution has a density."""
-    bank = family.draw_latent(N_BANK, generator)
+    bank = family.draw_latent(N_BANK, seeded(seed, x))
     width = max(N_BANK, N_STARTS * max(x.shape[1], bank.shape[1]) ** 2)
-    tiles = [_of_tile(family, tile, bank, generator) for tile in x.split(max(1, CHUNK // width))]
+    tiles = [_of_tile(family, tile, bank, seed) for tile in x.split(max(1, CHUNK // width))]
     return LogDensity(*(torch.cat(part) for part in zip(*tiles, strict=True)))
 
 
@@ -126,14 +132,14 @@ def with_density(mixing: Mixing) -> DensityMixing:
     return mixing
 
 
-def _of_tile(family: SemiImplicit, x: Tensor, bank: Tensor, generator: torch.Generator) -> LogDensity:
+def _of_tile(family: SemiImplicit, x: Tensor, bank: Tensor, seed: int) -> LogDensity:
     """Estimate log q at points x (n, d), from starts in a bank of mixing draws."""
     proposal = climbed(family, x, bank[family.log_prob(x, bank).topk(N_STARTS, 1).indices])
 
-    def weigh(rows: Tensor, n_draws: int) -> Weights:
+    def weigh(rows: Tensor, n_draws: int, generator: torch.Generator) -> Weights:
         return _weights(family, proposal.rows(rows), n_draws, generator)
 
-    return refined(weigh, len(x), bank.shape[1], x)
+    return refined(weigh, x, bank.shape[1], seed)
 
 
 def climbed(family: SemiImplicit, x: Tensor, starts: Tensor) -> Proposal:
@@ -179,11 +185,11 @@ def _weights(family: SemiImplicit, proposal: Proposal, n_draws: int, generator: 
     n, m, d = z.shape
     n_gaussian, n_student = max(2, int(GAUSSIAN * n_draws / m)), max(2, int(STUDENT * n_draws / m))
     n_mixing = max(2, n_draws - m * (n_gaussian + n_student))
-    e = torch.randn(n, m, n_gaussian + n_student, d, generator=generator, dtype=z.dtype, device=z.device)
-    chi = torch.randn(n, m, n_student, DF, generator=generator, dtype=z.dtype, device=z.device)
-    e[:, :, n_gaussian:] /= chi.square().mean(-1, keepdim=True).sqrt()
-    near = z[:, :, None] + torch.linalg.solve_triangular(C.mT, e.mT, upper=True).mT
-    mixing = family.draw_latent(n * n_mixing, generator).view(n, n_mixing, d)
+    e = torch.randn(m, n_gaussian + n_student, d, generator=generator, dtype=z.dtype, device=z.device)
+    chi = torch.randn(m, n_student, DF, generator=generator, dtype=z.dtype, device=z.device)
+    e[:, n_gaussian:] /= chi.square().mean(-1, keepdim=True).sqrt()
+    near = z[:, :, None] + torch.linalg.solve_triangular(C.mT, e.mT.expand(n, -1, -1, -1), upper=True).mT
+    mixing = family.draw_latent(n_mixing, generator).expand(n, -1, -1)
     draws = torch.cat([near.flatten(1, 2), mixing], 1)
     log_parts = [with_density(family.mixing).log_density(draws.flatten(0, 1)).view(n, -1) + math.log(n_mixing)]
     for j in range(m):
@@ -211,18 +217,17 @@ class WayBack(NamedTuple):
     C: Tensor
 
 
-def hierarchy_log_density(
-    family: Hierarchy, x: Tensor, score_fn: ScoreFunction, generator: torch.Generator
-) -> LogDensity:
+def hierarchy_log_density(family: Hierarchy, x: Tensor, score_fn: ScoreFunction, seed: int) -> LogDensity:
     """Estimate log q at points x (n, d) of a hierarchy in float64 whose base has a density."""
     base = with_density(family.mixing)
-    ways = learned_ways_back(family, score_fn, generator)
+    ways = learned_ways_back(family, score_fn, seeded(seed, x))
 
-    def weigh(rows: Tensor, n_draws: int) -> Weights:
+    def weigh(rows: Tensor, n_draws: int, generator: torch.Generator) -> Weights:
         low = x[rows].repeat_interleave(n_draws, 0)
         log_weights, s_p = torch.zeros_like(low[:, 0]), score_fn(low)
         for t, (B, C) in enumerate(ways):
-            e = torch.randn(low.shape, generator=generator, dtype=low.dtype, device=low.device)
+            e = torch.randn(n_draws, low.shape[1], generator=generator, dtype=low.dtype, device=low.device)
+            e = e.repeat(len(rows), 1)
             high = _features(family, t, low, s_p) @ B + e @ C.mT
             s_p = score_fn(high)
             log_back = -e.square().sum(1) / 2 - C.diagonal().log().sum() - low.shape[1] / 2 * math.log(2 * math.pi)
@@ -231,7 +236,7 @@ def hierarchy_log_density(
         logarithms = (log_weights + base.log_density(low)).view(-1, n_draws)
         return Weights(logarithms, logarithms.new_empty(*logarithms.shape, 0))
 
-    return refined(weigh, len(x), 2 * x.shape[1], x)
+    return refined(weigh, x, 2 * x.shape[1], seed)
 
 
 def learned_ways_back(family: Hierarchy, score_fn: ScoreFunction, generator: torch.Generator) -> list[WayBack]:

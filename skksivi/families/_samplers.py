@@ -250,8 +250,8 @@ class Layer:
     def log_density(self, x: Tensor) -> LogDensity:
         """Estimate log q (n,) at points x (n, d)."""
         with_density(self.family.mixing)
-        family, generator = copy.deepcopy(self.family).double(), torch.Generator(x.device).manual_seed(self.seed)
-        return _in_x(layer_log_density(family, self.whitening.map.whiten(x), generator), self.whitening)
+        u = self.whitening.map.whiten(x)
+        return _in_x(layer_log_density(copy.deepcopy(self.family).double(), u, self.seed), self.whitening)
 
 
 @saved(
@@ -324,9 +324,8 @@ class Layers:
     def log_density(self, x: Tensor) -> LogDensity:
         """Estimate log q (n,) at points x (n, d)."""
         with_density(self.family.mixing)
-        family, generator = copy.deepcopy(self.family).double(), torch.Generator(x.device).manual_seed(self.seed)
-        u = self.whitening.map.whiten(x)
-        return _in_x(hierarchy_log_density(family, u, self.score_in_u, generator), self.whitening)
+        family, u = copy.deepcopy(self.family).double(), self.whitening.map.whiten(x)
+        return _in_x(hierarchy_log_density(family, u, self.score_in_u, self.seed), self.whitening)
 
 
 def _in_x(estimate: LogDensity, whitening: Whitening) -> LogDensity:

@@ -31,7 +31,17 @@ from skksivi.pilot._affine import Affine
 from skksivi.pilot._masses import Cells
 from skksivi.targets import Banana, EightGaussians, Multimodal, StudentT, Target, XShaped, from_score_fn
 
-NAMES = ["KSD", "Pareto k-hat", "divergence", "outliers", "modes", "loss plateau", "whitening", "Stein variances"]
+NAMES = [
+    "KSD",
+    "Pareto k-hat",
+    "divergence",
+    "outliers",
+    "tails",
+    "modes",
+    "loss plateau",
+    "whitening",
+    "Stein variances",
+]
 
 
 def warned(report):
@@ -166,7 +176,7 @@ def test_a_good_fit_is_ok(report):
     assert report.ok
     assert not report.warnings
     assert {check.verdict for check in report.checks} == {"ok"}
-    assert "all of 8 checks are ok" in str(report)
+    assert "all of 9 checks are ok" in str(report)
 
 
 # What each check sees
@@ -246,11 +256,11 @@ def test_chains_that_have_not_converged_are_seen(good):
     assert "`budget` of whiten=Pilot" in check.remedy
 
 
-def test_lost_modes_are_seen_by_the_modes_alone():
+def test_lost_modes_are_seen_by_searches_and_by_chains():
     target = EightGaussians(shift=5.0)
     q = KSIVIApproximator(whiten="laplace", mixing="normal", max_iter=300, random_state=0).fit(target)
     report = diagnose(q, target, random_state=0)
-    assert warned(report) == {"modes"}
+    assert warned(report) == {"modes", "tails"}
     assert "No draw is in the mode at" in report["modes"].remedy
     nearest = np.linalg.norm(report.lost[:, None] - target.means.numpy(), axis=2).min(1)
     assert nearest.max() < 0.2
@@ -271,10 +281,10 @@ def test_wrong_weights_are_seen_and_mended():
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_lost_tails_are_seen_by_the_importance_ratios_alone(seed):
+def test_lost_tails_are_seen_by_the_importance_ratios_and_by_chains(seed):
     q = FullRankVI(max_iter=1000, random_state=seed).fit(StudentT())
     report = diagnose(q, StudentT(), random_state=seed)
-    assert warned(report) == {"Pareto k-hat"}
+    assert warned(report) == {"Pareto k-hat", "tails"}
 
 
 def test_the_tail_of_ratios_that_are_as_good_as_equal_does_not_matter(monkeypatch):
@@ -282,6 +292,29 @@ def test_the_tail_of_ratios_that_are_as_good_as_equal_does_not_matter(monkeypatc
     for scale, verdict in ((0.97, "ok"), (0.75, "warn")):
         check = diagnose(Exact(Normal(1), scale=scale).fit(Normal(1)), Normal(1), random_state=0)["Pareto k-hat"]
         assert check.verdict == verdict, check
+
+
+@pytest.mark.parametrize("d", [2, 5])
+@pytest.mark.parametrize("df", [3, 30])
+def test_tails_that_are_cut_off_are_seen_by_chains(d, df):
+    """5% of the mass is lost; neither the ratios nor the widths tell."""
+
+    class Cut(Target):
+        n_features = d
+
+        def log_prob(self, x):
+            return -(df + d) / 2 * (x.square().sum(-1) / df).log1p()
+
+        def sample(self, n, generator):
+            x = torch.randn(2 * n, d, generator=generator).double()
+            chi = torch.randn(2 * n, df, generator=generator).double().square().mean(1, keepdim=True)
+            x = x / chi.sqrt()
+            return x[x.norm(dim=1) < x.norm(dim=1).quantile(0.95)][:n]
+
+    cut = Cut()
+    check = diagnose(Exact(cut).fit(cut), cut, random_state=0)["tails"]
+    assert check.verdict == "warn"
+    assert "tails that the fit has not" in check.remedy
 
 
 def test_draws_beside_a_curved_ridge_are_outliers():

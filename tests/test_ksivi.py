@@ -642,3 +642,21 @@ def test_a_warm_start_on_the_same_target_keeps_its_guard():
     q.fit(normal_score, n_features=2)
     n = len(q.ksd_curve_)
     assert len(q.fit(normal_score, n_features=2).ksd_curve_) > n
+
+
+@pytest.mark.parametrize("d", [2, 30])
+def test_a_training_that_spoils_a_good_start_returns_it(d):
+    exact = (np.ones(d), np.diag(np.linspace(0.5, 2, d)))
+    scale = torch.linspace(0.5, 2, d)
+    q = KSIVIApproximator(whiten=exact, max_iter=60, batch_size=8, learning_rate=0.5, random_state=0)
+    with pytest.warns(ConvergenceWarning, match="did not improve on its start, which is returned.*`learning_rate`"):
+        q.fit(lambda x: (1 - x) / scale**2, n_features=d)
+    assert q.best_iter_ == 0
+    z = (q.sample(4000, random_state=0) - 1) / scale.numpy()
+    assert np.abs(z.mean(0)).max() < 5 / math.sqrt(4000)
+    assert np.abs(z.std(0) - 1).max() < 5 / math.sqrt(2 * 4000)
+
+
+def test_a_training_that_improves_on_a_bad_start_is_kept():
+    q = fit(whiten=(np.full(2, 0.5), np.eye(2)), max_iter=100, learning_rate=1e-2)
+    assert q.best_iter_ == q.n_iter_ == 100

@@ -36,6 +36,9 @@ MAX_DIVERGENCE, MAX_LOG_RATIO = 0.05, math.log(1.1)
 #: Blocks of the last quarter of the loss, and the share of its whole fall that may fall there.
 N_BLOCKS, MAX_FALL = 24, 0.05
 
+#: The standard error of a Stein variance beyond which it tells nothing.
+MAX_ERROR = 0.5
+
 #: Condition number of the draws in the coordinates of the training.
 MAX_CONDITION = 100.0
 
@@ -177,4 +180,6 @@ def check_variances(view: View, variances: Tensor, errors: Tensor) -> Check:
         remedy = f"The draws are too {way}, most in coordinate {i}: {todo}."
     if (variances + N_SE * errors < 0).any():
         remedy = "The score has the wrong sign: it is the gradient of log p, not of -log p."
+    if remedy is None and errors.max() > MAX_ERROR:
+        raise ValueError(f"their standard errors are up to {errors.max():.2g}, as of tails too heavy for them")
     return judged("Stein variances", value, text, remedy)

@@ -37,13 +37,17 @@ MIN_LOST = 0.01
 #: Draws of a mode from which its width is judged.
 N_OF_MODE = 50
 
+#: The quantile of the draws' distances from their mode beyond which chains are counted, and the share of chains that
+#: may end there; where the draws are right it is one less the quantile.
+FARTHEST, MAX_BEYOND = 0.999, 0.02
+
 #: The share of draws that may lie in a wrong mode.
 MAX_MISPLACED = 0.05
 
 
 class Geometry(NamedTuple):
     """The cells of the modes, that of each draw (n,), modes without draws (k, d), lengths of whitened scores (n,) and
-    of chains' (m,).
+    of chains' (m,), and the share of chains that end farther out than all but one in a thousand of the draws.
     """
 
     cells: Cells
@@ -51,6 +55,7 @@ class Geometry(NamedTuple):
     lost: Tensor
     norms: Tensor
     reference: Tensor
+    beyond: float
 
 
 def geometry_and_modes(view: View) -> tuple[Geometry, Check]:
@@ -120,20 +125,28 @@ def _geometry(view: View, cells: Cells, lost: Tensor) -> Geometry:
     norms[view.finite] = _whitened_norms(cells, cells.assign(x), view.s[view.finite])
     n_moved = max(N_FEWEST, min(N_MOVED, N_NUMBERS // x.shape[1]))
     try:
-        y = _moved(view.score, x[:n_moved], cells, view.generator)
+        chains = _moved(view.score, x[:n_moved], cells, view.generator)
+        y = torch.cat([part.flatten(0, 1) for part in chains])
         s = view.score(y)
         at_home = stein_variances(y, s)[0].mean() > 0  # else they have run away
         reference = _whitened_norms(cells, cells.assign(y), s)[: len(y) if at_home else 0]
+        ends = _radii(cells, torch.cat([part[-1] for part in chains]))
+        beyond = (ends > _radii(cells, x).quantile(FARTHEST)).double().mean().item()
     except REFUSALS:
-        reference = x.new_empty(0)
-    return Geometry(cells, cells.assign(view.x), lost, norms, reference)
+        reference, beyond = x.new_empty(0), math.nan
+    return Geometry(cells, cells.assign(view.x), lost, norms, reference, beyond)
 
 
-def _moved(score: Score, x: Tensor, cells: Cells, generator: torch.Generator) -> Tensor:
-    """Return the states of Metropolis chains that start at draws x (n, d), each with the map of its cell."""
+def _moved(score: Score, x: Tensor, cells: Cells, generator: torch.Generator) -> list[Tensor]:
+    """Return the states (n_kept, n, d) of Metropolis chains from the draws x (n, d) of each cell, with its map."""
     cell = cells.assign(x)
-    parts = [run_chains(score, x[cell == k], cells.maps[k], generator) for k in cell.unique().tolist()]
-    return torch.cat([part.flatten(0, 1) for part in parts])
+    return [run_chains(score, x[cell == k], cells.maps[k], generator) for k in cell.unique().tolist()]
+
+
+def _radii(cells: Cells, x: Tensor) -> Tensor:
+    """Return the distances (n,) of points from the centre of their cell, in its own units."""
+    cell, squares = cells.assign(x), torch.stack([a.whiten(x).square().sum(1) for a in cells.maps])
+    return squares[cell, torch.arange(len(x), device=x.device)].sqrt()
 
 
 def _whitened_norms(cells: Cells, cell: Tensor, s: Tensor) -> Tensor:
@@ -181,3 +194,12 @@ def check_outliers(view: View, geometry: Geometry) -> Check:
         f"Draws lie where the target has hardly any mass: {view.advice('whiten', 'mixing', 'max_iter', 'n_warmup')}."
     )
     return judged("outliers", share, text, remedy if share > MAX_OUTLIERS else None)
+
+
+def check_tails(view: View, geometry: Geometry) -> Check:
+    """Count the chains that end farther out than the draws lie."""
+    if not len(geometry.reference):
+        raise ValueError("chains that start at the draws run away, as from a score of the wrong sign")
+    text = f"{geometry.beyond:.1%} of chains end farther out than {FARTHEST:.1%} of the draws"
+    remedy = f"The target has tails that the fit has not: {view.advice('whiten', 'mixing', 'max_iter', 'n_warmup')}."
+    return judged("tails", geometry.beyond, text, remedy if geometry.beyond > MAX_BEYOND else None)

@@ -45,6 +45,9 @@ from skksivi.training._loop import Hook, Objective, Scheduled, State
 #: Draws whose moments are compared with the start's, and those of them whose discrepancy is computed.
 N_MONITOR_DRAWS, N_JUDGED_DRAWS = 4000, 1000
 
+#: What a start may be off by, in standard deviations, to count as near the target, and a training may add to that.
+NEAR, WORSE = 0.25, 0.1
+
 #: Iterations between two comparisons.
 LOOK_EVERY = 500
 
@@ -119,6 +122,7 @@ class SteinTrained(Trained, Generic[F]):
         resume = None if file is None or file.found is None else file.found.state
         job = Job(objective, family, generator, sampler_of, tell, score.tally)
         fit = self._train_from(job, watch, saving, resume)
+        fit = self._not_worse(fit, score, start, sampler_of(start.family.requires_grad_(False)), sampler_of(family))
         if file is None:
             return fit
         return fit._replace(finish=lambda: file.finish(remove=fit.ended_by is None))
@@ -452,6 +456,27 @@ class SteinTrained(Trained, Generic[F]):
         }
         remark = None if watch is None else _remark(watch, best_iter)
         return Fit(job.sampler_of(job.family), report, run.ended_by, remark)
+
+    def _not_worse(self, fit: Fit, score: Score, start: Start[F], at_start: InU, at_end: InU) -> Fit:
+        """Return the start where it was near the target and the training has led away, by draws from equal noise."""
+        if fit.ended_by is not None or fit.report["best_iter_"] == 0 or fit.remark is not None:
+            return fit
+        map_ = start.whitening.map
+
+        @torch.no_grad()
+        def error(sampler: InU) -> float:
+            u = sampler.sample_in_u(N_JUDGED_DRAWS, torch.Generator(score.device).manual_seed(start.seed))
+            return stein_error(u, map_.whiten_score(score.double(map_.unwhiten(u))))
+
+        before = error(at_start)
+        if before > NEAR or (after := error(at_end)) <= before + WORSE:
+            return fit
+        remark = (
+            "The training did not improve on its start, which is returned: by Stein's identities the draws at its "
+            f"end are off by {after:.2g} standard deviations, those of the start by {before:.2g}. Lower "
+            "`learning_rate`, raise `batch_size`, or take fewer `max_iter`."
+        )
+        return fit._replace(sampler=at_start, report={**fit.report, "best_iter_": 0}, remark=remark)
 
     def _conclude(self, fit: Fit, score_fn: Score, generator: torch.Generator) -> None:
         if fit.finish is not None:

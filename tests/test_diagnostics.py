@@ -29,7 +29,16 @@ from skksivi.families._samplers import Fit, Gaussian
 from skksivi.parameters import Pilot
 from skksivi.pilot._affine import Affine
 from skksivi.pilot._masses import Cells
-from skksivi.targets import Banana, EightGaussians, Multimodal, StudentT, Target, XShaped, from_score_fn
+from skksivi.targets import (
+    Banana,
+    EightGaussians,
+    Multimodal,
+    StudentT,
+    Target,
+    XShaped,
+    from_log_prob,
+    from_score_fn,
+)
 
 NAMES = [
     "KSD",
@@ -398,8 +407,8 @@ def test_a_bare_score_gives_the_same_report(good, report):
     ("shift", "scale", "remedy"),
     [
         (0.33, 1.0, r"mean of the target in coordinate 7 is -0\.3\d sd"),
-        (0.0, 0.75, "Coordinate 7 is too narrow"),
-        (0.0, 1.3, "Coordinate 7 is too wide"),
+        (0.0, 0.75, "too narrow in coordinate 7"),
+        (0.0, 1.3, "too wide in coordinate 7"),
     ],
 )
 def test_one_of_twenty_coordinates_that_is_off_is_named(shift, scale, remedy):
@@ -410,6 +419,15 @@ def test_one_of_twenty_coordinates_that_is_off_is_named(shift, scale, remedy):
     check = diagnose(q, Normal(20), random_state=0)["divergence"]
     assert check.verdict == "warn"
     assert re.search(remedy, check.remedy)
+
+
+def test_coordinates_have_the_names_of_the_target():
+    named = from_log_prob(lambda x: -x.square().sum(-1) / 2, n_features=2, names=["alpha", "beta"])
+    q = Laplace(random_state=0).fit(named)
+    q.sampler_ = Gaussian(Affine(torch.zeros(2).double(), torch.tensor([1.0, 0.7]).double().diag()))
+    report = diagnose(q, named, random_state=0)
+    assert "narrow in `beta`" in report["divergence"].remedy
+    assert "most in `beta`" in report["Stein variances"].remedy
 
 
 def test_a_seed_repeats_the_report(good, report):

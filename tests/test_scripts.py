@@ -59,6 +59,7 @@ COMMANDS = {
     "benchmarks/mutants.py": ["--modules", "stein._estimators", "--sample", "1", "--out", "mutants.json"],
     "benchmarks/detached.py": ["--quick", "--seeds", "1", "--out", "detached.json"],
     "benchmarks/posteriors.py": [],
+    "benchmarks/weights.py": ["--quick", "--names", "banana", "--jobs", "1", "--out", "weights.json"],
     "benchmarks/calibration.py": ["--quick", "--out", "calibration.json"],
     "benchmarks/defaults.py": ["--names", "log_gamma", "--seeds", "1", "--jobs", "1", "--max-iter", "50"],
     "benchmarks/speed.py": ["--quick", "--cases", "waveform", "network 751", "--out", "speed.json"],

@@ -94,9 +94,10 @@ def check_divergence(view: View, sample: ImportanceSample) -> Check:
         remedy = f"The draws are not those of the target: {todo}."
     if wide[j] > 0:
         way = "narrow" if square[j] > 1 else "wide"
-        remedy = f"Coordinate {j} is too {way}: the sd of the target is {square[j] ** 0.5:.2f} times its own: {todo}."
+        ratio = f"the sd of the target is {square[j] ** 0.5:.2f} times theirs"
+        remedy = f"The draws are too {way} in {view.score.label(j)}, {ratio}: {todo}."
     if off[i] > 0:
-        remedy = f"The mean of the target in coordinate {i} is {shift[i]:+.2f} sd from that of the draws: {todo}."
+        remedy = f"The mean of the target in {view.score.label(i)} is {shift[i]:+.2f} sd from theirs: {todo}."
     return judged("divergence", J, text, remedy)
 
 
@@ -177,7 +178,7 @@ def check_variances(view: View, variances: Tensor, errors: Tensor) -> Check:
     remedy = None
     if excess[i] > N_SE:
         way, todo = "narrow" if value < low else "wide", view.advice("whiten", "max_iter", "n_warmup")
-        remedy = f"The draws are too {way}, most in coordinate {i}: {todo}."
+        remedy = f"The draws are too {way}, most in {view.score.label(i)}: {todo}."
     if (variances + N_SE * errors < 0).any():
         remedy = "The score has the wrong sign: it is the gradient of log p, not of -log p."
     if remedy is None and errors.max() > MAX_ERROR:

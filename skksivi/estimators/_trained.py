@@ -235,12 +235,12 @@ def _warn(fit: Fit, score_fn: Score, x: Tensor) -> None:
         message = fit.remark
     else:
         s = score_fn.double(x)
-        message = _of_variances(x, s) or _of_shift(x, s)
+        message = _of_variances(x, s, score_fn) or _of_shift(x, s)
     if message is not None:
         warn_caller(message, ConvergenceWarning)
 
 
-def _of_variances(x: Tensor, s: Tensor) -> str | None:
+def _of_variances(x: Tensor, s: Tensor, score_fn: Score) -> str | None:
     """Say in which coordinate draws x (n, d) with scores s are far too wide or narrow."""
     variances, se = stein_variances(x, s)
     low, high = FAILED_VARIANCES
@@ -250,7 +250,7 @@ def _of_variances(x: Tensor, s: Tensor) -> str | None:
     worst = int((variances.clamp_min(1e-12).log().abs() * wrong).argmax())
     way = "narrow" if variances[worst] < 1 else "wide"
     return (
-        f"The draws are too {way} in coordinate {worst}: -E[s_i (x_i - E x_i)] is {variances[worst]:.2g} "
+        f"The draws are too {way} in {score_fn.label(worst)}: -E[s_i (x_i - E x_i)] is {variances[worst]:.2g} "
         f"there, where it should be 1; {int(wrong.sum())} of {len(wrong)} coordinates are off by more than "
         "a factor of 4. Use whiten='auto', more `max_iter`, a smaller `initial_scale` or rescale the "
         "parameters."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -47,16 +47,15 @@ class Bound(NamedTuple):
         return f'("below", {high:g})' if low == -math.inf else f'("interval", {low:g}, {high:g})'
 
 
-def warn_of_bounds(score: Score, near: Tensor | None = None, names: Sequence[str] | None = None) -> None:
+def warn_of_bounds(score: Score, near: Tensor | None = None) -> None:
     """Warn of a target that has no density beyond some value of a coordinate."""
     bounds = find_bounds(score.sketch(), near)
     if bounds and score.parts is not None:  # some observations alone may leave a coordinate open
         bounds = find_bounds(score, near)
     if not bounds:
         return
-    supports = ", ".join(
-        f"{names[bound.coordinate] if names else f'x[{bound.coordinate}]'}: {bound.support}" for bound in bounds[:5]
-    )
+    names = score.names or [f"x[{i}]" for i in range(score.n_features)]
+    supports = ", ".join(f"{names[bound.coordinate]}: {bound.support}" for bound in bounds[:5])
     warn_caller(
         "The target seems bounded, since beyond some value of a coordinate its score is zero or not finite "
         f"({supports}{', ...' if len(bounds) > 5 else ''}), and draws may leave it. Give the density of the bounded "

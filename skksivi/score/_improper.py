@@ -49,7 +49,7 @@ def check_proper(score: Score) -> None:
             "`score_fn` is zero, or another constant, at all trial points: log p is constant or linear, and "
             "the density has no finite mass. Check that the function depends on its input, or add a prior."
         )
-    terms = ", ".join(f"{value:+.2g} in coordinate {i}" for i, value in _largest(direction))
+    terms = ", ".join(f"{value:+.2g} in {score.label(i)}" for i, value in _largest(direction))
     raise ValueError(
         f"The target is improper in a direction ({terms}): `score_fn` has no component along it at any trial point, "
         "so that the density is constant there and has no finite mass. Add a prior, or leave the direction out of "

@@ -182,6 +182,8 @@ class Score:
         The score of all of the data, where this one is expanded at `mode`.
     mode : Tensor of shape (d,) or None
         The only mode of all of the data, in float64, where it is known.
+    names : tuple of str
+        Those of the coordinates, where the target has them.
     tally : Tally
         How often it was asked for, in either type.
     """
@@ -200,12 +202,17 @@ class Score:
     parts: Parts | None = None
     exact: Score | None = None
     mode: Tensor | None = None
+    names: tuple[str, ...] = ()
     tally: Tally = field(default_factory=Tally, compare=False)
 
     @property
     def double(self) -> Score:
         """The same score computed in float64."""
         return self.in_double or self
+
+    def label(self, i: int) -> str:
+        """Return how to speak of a coordinate."""
+        return f"`{self.names[i]}`" if self.names else f"coordinate {i}"
 
     def on_all_data(self) -> Score:
         """Return the same score without minibatches, and from all of the data."""

@@ -108,8 +108,12 @@ def resolve_score(
     if double is not None:
         double = _of_target(double, in_types[double.dtype])
     score = _of_target(score, in_types[dtype])
-    score = replace(score, in_double=double, replicate=getattr(score_fn, "replicate", ()))
-    warn_of_bounds(score.double, points, getattr(score_fn, "names", None))
+    names = tuple(getattr(score_fn, "names", None) or ())
+    names = names if len(names) == d else ()
+    if double is not None:
+        double = replace(double, names=names)
+    score = replace(score, in_double=double, replicate=getattr(score_fn, "replicate", ()), names=names)
+    warn_of_bounds(score.double, points)
     return score
 
 

@@ -430,6 +430,7 @@ def test_coordinates_have_the_names_of_the_target():
     assert "most in `beta`" in report["Stein variances"].remedy
 
 
+@pytest.mark.slow
 def test_a_seed_repeats_the_report(good, report):
     again = diagnose(good, GaussianTarget(), random_state=0)
     assert again == report
@@ -476,9 +477,9 @@ def test_a_check_is_found_by_its_name(report):
 # The figure
 
 
-@pytest.mark.parametrize("d", [1, 2, 5])
+@pytest.mark.parametrize("d", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(5, marks=pytest.mark.slow)])
 def test_the_figure_has_four_panels(d):
-    q = KSIVIApproximator(max_iter=200, whiten="laplace", random_state=0).fit(Normal(d))
+    q = KSIVIApproximator(max_iter=100, whiten="laplace", random_state=0).fit(Normal(d))
     report = diagnose(q, Normal(d), random_state=0)
     figure = report.plot()
     loss, variances, norms, draws = figure.axes

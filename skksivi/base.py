@@ -256,7 +256,7 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
         .. math:: q(x) = \int q(z)\, N(x; \mu(z), \mathrm{diag}\, \sigma(z)^2)\, dz,
 
         it is estimated by importance sampling of z, around the z that x most likely comes from: 128 draws for each x,
-        and up to 8,192 where the standard error is above 0.03 nats. Of a hierarchy the layers are followed back from
+        and up to 2,048 where the standard error is above 0.03 nats. Of a hierarchy the layers are followed back from
         x, which asks for the score. All calls use the same random numbers.
 
         Parameters

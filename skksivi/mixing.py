@@ -57,6 +57,11 @@ class Mixing(nn.Module, ABC):
 class DensityMixing(Mixing):
     """A mixing distribution that knows its density, on which that of the family rests."""
 
+    @property
+    def width(self) -> int:
+        """The numbers that the density at one row takes."""
+        return self.latent_dim
+
     @abstractmethod
     def log_density(self, z: Tensor) -> Tensor:
         """Evaluate log q (n,) at z (n, latent_dim)."""
@@ -262,6 +267,10 @@ class GaussianMixtureDraws(DensityMixing):
         mixture = cls(means, factors, means.new_ones(len(means)) / len(means))
         mixture.levels = levels
         return mixture
+
+    @property
+    def width(self) -> int:
+        return self.means.numel()
 
     @property
     def weights(self) -> Tensor:

@@ -393,6 +393,7 @@ def test_theil_and_sens_slope_does_not_mind_outliers():
 # A report
 
 
+@pytest.mark.slow
 def test_a_bare_score_gives_the_same_report(good, report):
     """Up to the error of the integrals of the score, of half a thousandth."""
     bare = diagnose(good, gaussian_score, random_state=0)

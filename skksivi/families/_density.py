@@ -32,7 +32,7 @@ N_BANK, N_STARTS = 2048, 2
 N_STEPS, LENGTHS = 8, (1.0, 0.5, 0.2, 0.05)
 
 #: Draws for each x at first, and how many times more where the standard error is above a tolerance, in nats; at most.
-N_DRAWS, FACTOR, TOLERANCE, MOST_DRAWS = 128, 4, 0.03, 2**13
+N_DRAWS, FACTOR, TOLERANCE, MOST_DRAWS = 128, 4, 0.03, 2**11
 
 #: Shares of Gaussians and Student t distributions among these draws, and degrees of freedom; the rest is from q(z).
 GAUSSIAN, STUDENT, DF = 0.4, 0.4, 10
@@ -111,7 +111,8 @@ def log_mean(weights: Weights) -> LogDensity:
 def layer_log_density(family: SemiImplicit, x: Tensor, seed: int) -> LogDensity:
     """Estimate log q at points x (n, d) of a family in float64 whose mixing distribution has a density."""
     bank = family.draw_latent(N_BANK, seeded(seed, x))
-    width = max(N_BANK, N_STARTS * max(x.shape[1], bank.shape[1]) ** 2)
+    of_mixing = len(LENGTHS) * with_density(family.mixing).width
+    width = max(N_BANK, N_STARTS * max(x.shape[1] ** 2, bank.shape[1] ** 2, of_mixing))
     tiles = [_of_tile(family, tile, bank, seed) for tile in x.split(max(1, CHUNK // width))]
     return LogDensity(*(torch.cat(part) for part in zip(*tiles, strict=True)))
 
@@ -139,7 +140,7 @@ def _of_tile(family: SemiImplicit, x: Tensor, bank: Tensor, seed: int) -> LogDen
     def weigh(rows: Tensor, n_draws: int, generator: torch.Generator) -> Weights:
         return _weights(family, proposal.rows(rows), n_draws, generator)
 
-    return refined(weigh, x, bank.shape[1], seed)
+    return refined(weigh, x, with_density(family.mixing).width, seed)
 
 
 def climbed(family: SemiImplicit, x: Tensor, starts: Tensor) -> Proposal:
@@ -236,7 +237,7 @@ def hierarchy_log_density(family: Hierarchy, x: Tensor, score_fn: ScoreFunction,
         logarithms = (log_weights + base.log_density(low)).view(-1, n_draws)
         return Weights(logarithms, logarithms.new_empty(*logarithms.shape, 0))
 
-    return refined(weigh, x, 2 * x.shape[1], seed)
+    return refined(weigh, x, max(2 * x.shape[1], base.width), seed)
 
 
 def learned_ways_back(family: Hierarchy, score_fn: ScoreFunction, generator: torch.Generator) -> list[WayBack]:

@@ -16,7 +16,7 @@ from skksivi._arrays import as_tensor
 #: Points of a mode that candidates are fitted to, at most, and that the best of them is fitted to in the end.
 N_TRIED, N_FITTED = 5000, 20_000
 
-#: Components of a mode at most.
+#: Components of all modes at most, but for one of each.
 MAX_COMPONENTS = 64
 
 #: Features up to which covariances are full, and beyond which those of several components are diagonal.
@@ -56,15 +56,18 @@ class Components(NamedTuple):
 
 def fitted_mixture(points: Sequence[Tensor], generator: torch.Generator) -> Components:
     """Fit a mixture to the points (n, d) of each mode, and put them together with the shares of the points."""
-    parts = [_fitted(x, generator) for x in points]
     n = sum(map(len, points))
+    parts = [_fitted(x, math.ceil(MAX_COMPONENTS * len(x) / n), generator) for x in points]
     weights, means, covariances = zip(*parts, strict=True)
     shares = [w * (len(x) / n) for w, x in zip(weights, points, strict=True)]
     return Components(torch.cat(shares), torch.cat(means), torch.cat(covariances))
 
 
-def _fitted(x: Tensor, generator: torch.Generator) -> Components:
-    """Return the mixture that is best at points it has not seen, in units in which no tail has a say."""
+def _fitted(x: Tensor, most: int, generator: torch.Generator) -> Components:
+    """Return the mixture, of so many components at most, that is best at points it has not seen.
+
+    Units are such that no tail has a say in them.
+    """
     low, middle, high = x.double().quantile(x.new_tensor([0.25, 0.5, 0.75]).double(), dim=0)
     width = ((high - low) / 1.349).where(high > low, x.double().std(0, correction=0))
     width = width.where(width > 0, 1.0)
@@ -72,18 +75,18 @@ def _fitted(x: Tensor, generator: torch.Generator) -> Components:
     rows = np.random.RandomState(seed).permutation(len(x))[:N_FITTED]
     u = ((x.double() - middle) / width).cpu().numpy()[rows]
     tried, others = np.split(u, [min(N_TRIED, -(-len(u) // 2))])
-    best = _polished(max(_candidates(tried, others, seed), key=lambda mixture: mixture.score(others)), u)
+    best = _polished(max(_candidates(tried, others, most, seed), key=lambda mixture: mixture.score(others)), u)
     covariances = best.covariances_ if best.covariance_type == "full" else _diagonal(best.covariances_)
     weights, means, C = (as_tensor(a, device=x.device) for a in (best.weights_, best.means_, covariances))
     return Components(weights, middle + means * width, C * width[:, None] * width)
 
 
-def _candidates(u: np.ndarray, others: np.ndarray, seed: int) -> Iterator[GaussianMixture]:
+def _candidates(u: np.ndarray, others: np.ndarray, most: int, seed: int) -> Iterator[GaussianMixture]:
     """Fit mixtures of 1, 2, 4, ... components to points (n, d), while they get better at others."""
     n, d = u.shape
     for kind in ("full",) if d <= FEW_FEATURES else ("full", "diag"):
         best = -math.inf
-        for k in (2**i for i in range(int(math.log2(MAX_COMPONENTS)) + 1)):
+        for k in (2**i for i in range(int(math.log2(most)) + 1)):
             if k > 1 and (2 * k > n or (kind == "full" and d > MANY_FEATURES)):
                 break
             mixture = GaussianMixture(k, covariance_type=kind, init_params="random_from_data", random_state=seed)

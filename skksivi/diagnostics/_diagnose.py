@@ -122,7 +122,7 @@ def diagnose(
     --------
     >>> from skksivi import KSIVIApproximator, diagnose
     >>> from skksivi.targets import Multimodal
-    >>> q = KSIVIApproximator(max_iter=100, random_state=0).fit(Multimodal())
+    >>> q = KSIVIApproximator(max_iter=300, random_state=0).fit(Multimodal())
     >>> diagnose(q, Multimodal(), random_state=0).ok
     True
     """

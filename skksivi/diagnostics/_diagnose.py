@@ -123,7 +123,7 @@ def diagnose(
     >>> from skksivi import KSIVIApproximator, diagnose
     >>> from skksivi.targets import Multimodal
     >>> q = KSIVIApproximator(max_iter=300, random_state=0).fit(Multimodal())
-    >>> diagnose(q, Multimodal(), random_state=0).ok
+    >>> diagnose(q, Multimodal(), n_samples=1000, random_state=0).ok
     True
     """
     if not isinstance(est, BaseApproximator):

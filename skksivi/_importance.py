@@ -25,8 +25,8 @@ from skksivi.score._score import Score, ScoreFunction
 from skksivi.score._target import compared_score
 from skksivi.targets._base import Target
 
-#: The fewest draws, and the fewest of them whose ratio must be finite.
-LEAST_DRAWS = 100
+#: The fewest draws whose ratio must be finite, and their smallest effective share.
+LEAST_DRAWS, LEAST_SHARE = 100, 0.4
 
 
 class Estimate(NamedTuple):
@@ -120,8 +120,11 @@ class ImportanceSample:
 
     @property
     def trusted(self) -> bool:
-        """Whether k is at most min(1 - 1 / log10(n), 0.7)."""
-        return self.k <= most_trusted(len(self.weights))
+        """Whether k is at most min(1 - 1 / log10(n), 0.7), and the effective share at least 0.4.
+
+        Tails that no draw has reached lengthen neither: a small share of good draws is the only sign of them.
+        """
+        return self.k <= most_trusted(len(self.weights)) and self.share >= LEAST_SHARE
 
     def certificate(self) -> Certificate:
         r"""Return how far the fit is from the target.
@@ -132,20 +135,30 @@ class ImportanceSample:
         in which the normaliser of p cancels; what the errors of log q add is taken off.
         """
         n, ell = len(self.weights), -self.log_ratios
+        if np.isinf(ell).any():  # the fit has mass where the target has none
+            return Certificate(math.inf, 0.0, self.k, self.share, self.trusted)
         under_p = self.weights @ ell
         influence = ell - ell.mean() - n * self.weights * (ell - under_p)
         divergence = ell.mean() - under_p - np.square(self.std).mean()
         return Certificate(float(divergence), float(influence.std() / math.sqrt(n)), self.k, self.share, self.trusted)
 
     def evidence(self) -> Evidence:
-        """Return bounds on the log evidence, and its estimate by importance sampling."""
-        n, r = len(self.weights), self.log_ratios
-        eubo, top = float(self.weights @ r), r.max()
-        log_z = float(np.log(np.exp(r - top).mean()) + top)
+        """Return bounds on the log evidence, and its estimate by importance sampling.
+
+        The errors of log q, which the draws may share, are in the standard errors. Where the target has no density at
+        some draws the lower bound is -inf.
+        """
+        n, w = len(self.weights), self.weights
+        r = self.log_ratios[w > 0]
+        eubo, top, shared = float(w[w > 0] @ r), r.max(), float(w @ self.std)
+        log_z = float(np.log(np.exp(r - top).sum() / n) + top)
+        covered = len(r) == n
         return Evidence(
-            Estimate(float(r.mean()), float(r.std() / math.sqrt(n))),
-            Estimate(log_z, float(np.sqrt(np.square(n * self.weights - 1).mean() / n))),
-            Estimate(eubo, float((n * self.weights * (r - eubo)).std() / math.sqrt(n))),
+            Estimate(float(r.mean()), math.hypot(r.std() / math.sqrt(n), shared))
+            if covered
+            else Estimate(-math.inf, 0.0),
+            Estimate(log_z, math.hypot(np.sqrt(np.square(n * w - 1).mean() / n), shared)),
+            Estimate(eubo, math.hypot((n * w[w > 0] * (r - eubo)).std() / math.sqrt(n), shared)),
             self.k,
             self.trusted,
             self.reference,
@@ -206,7 +219,8 @@ class ImportanceSample:
         if not self.trusted:
             raise ValueError(
                 f"The importance ratios have a tail of shape k = {self.k:.2f}, where {most_trusted(len(self.X)):.2f} "
-                f"is allowed: {what} would rest on a few draws. Improve the fit first, see `diagnose`."
+                f"is allowed, and the draws an effective share of {self.share:.2f}, where {LEAST_SHARE} is asked for: "
+                f"{what} would rest on a few draws. Improve the fit first, see `diagnose`."
             )
 
 
@@ -245,7 +259,7 @@ def importance_sample(
     Warns
     -----
     UserWarning
-        Draws where the target has no density are left out.
+        Draws where the log-density of the target is NaN are left out.
 
     References
     ----------
@@ -270,12 +284,12 @@ def importance_sample(
         x = torch.as_tensor(est.sample(n_samples, make_seed(random_state)), dtype=torch.float64, device=device)
         sample = weighed(est.sampler_, score, x)
     if len(sample.X) < len(x):
-        warn_caller(f"{len(x) - len(sample.X)} of {len(x)} draws are left out: `target` has no finite density there.")
+        warn_caller(f"{len(x) - len(sample.X)} of {len(x)} draws are left out: the density of `target` is NaN there.")
     return sample
 
 
 def weighed(sampler: HasDensity, score: Score, x: Tensor) -> ImportanceSample:
-    """Return draws x (n, d) of a sampler with their weights, without those where the target has no finite density.
+    """Return draws x (n, d) of a sampler with their weights, without those where the log-density of the target is NaN.
 
     Raises
     ------
@@ -283,15 +297,18 @@ def weighed(sampler: HasDensity, score: Score, x: Tensor) -> ImportanceSample:
         Fewer than 100 are left.
     """
     log_p, reference = _log_density(score, x)
-    kept = log_p.isfinite()
-    if kept.sum() < LEAST_DRAWS:
+    kept = ~(log_p.isnan() | log_p.isposinf())
+    n_inside = int(log_p.isfinite().sum())
+    if n_inside < LEAST_DRAWS:
         raise ValueError(
-            f"`target` has a finite log-density at {int(kept.sum())} of {len(x)} draws; {LEAST_DRAWS} are needed."
+            f"`target` has a finite log-density at {n_inside} of {len(x)} draws; {LEAST_DRAWS} are needed."
         )
     log_q, std = sampler.log_density(x[kept])
     log_ratios = as_array(log_p[kept] - log_q)
-    log_weights, k = pareto_smoothed(log_ratios)
-    weights = np.exp(log_weights - log_weights.max())
+    inside = np.isfinite(log_ratios)
+    log_weights, k = pareto_smoothed(log_ratios[inside])
+    weights = np.zeros(len(log_ratios))
+    weights[inside] = np.exp(log_weights - log_weights.max())
     return ImportanceSample(as_array(x[kept]), log_ratios, as_array(std), weights / weights.sum(), k, reference)
 
 

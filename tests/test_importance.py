@@ -116,11 +116,34 @@ def test_what_cannot_be_weighed_is_named():
 
 
 @pytest.mark.filterwarnings("ignore:The target seems bounded")
-def test_draws_where_the_target_has_no_density_are_left_out():
-    half = from_log_prob(lambda x: torch.where(x[:, 0] > -1, -x.square().sum(-1) / 2, -math.inf), n_features=1)
-    with pytest.warns(UserWarning, match="of 2000 draws are left out"):
-        sample = importance_sample(fitted([0.0], [1.0]), half, random_state=0)
-    assert (sample.X > -1).all()
+def test_draws_where_the_target_has_no_density_weigh_nothing():
+    half = from_log_prob(lambda x: torch.where(x[:, 0] > 0, -x.square().sum(-1) / 2, -math.inf), n_features=1)
+    sample = importance_sample(fitted([0.0], [1.0]), half, random_state=0)
+    assert len(sample.X) == 2000
+    assert (sample.weights[sample.X[:, 0] < 0] == 0).all()
+    elbo, log_z, eubo = sample.evidence()[:3]
+    assert elbo.value == -math.inf
+    assert abs(log_z.value - math.log(math.sqrt(2 * math.pi) / 2)) < 5 * log_z.se
+    assert np.isfinite(eubo.value)
+    assert sample.certificate().divergence == math.inf
+    assert sample.sample(50, random_state=0).min() > 0
     nowhere = from_log_prob(lambda x: torch.where(x[:, 0] > 4, -x[:, 0], -math.inf), n_features=1)
     with pytest.raises(ValueError, match=r"finite log-density at \d+ of 2000 draws"):
         importance_sample(fitted([0.0], [1.0]), nowhere, random_state=0)
+
+
+def test_draws_whose_density_is_not_a_number_are_left_out():
+    part = from_log_prob(lambda x: torch.where(x[:, 0] > -1, -x.square().sum(-1) / 2, math.nan), n_features=1)
+    part.score_fn = lambda x: -x
+    with pytest.warns(UserWarning, match="of 2000 draws are left out: the density of `target` is NaN there"):
+        sample = importance_sample(fitted([0.0], [1.0]), part, random_state=0)
+    assert (sample.X > -1).all()
+
+
+def test_tails_that_no_draw_has_reached_are_not_trusted():
+    """Of a Student t with 3 degrees of freedom in 10 dimensions and N(0, I): k looks harmless."""
+    heavy = from_log_prob(lambda x: -6.5 * (x.square().sum(-1) / 3).log1p(), n_features=10)
+    trusted = [
+        importance_sample(fitted([0.0] * 10, [1.0] * 10), heavy, random_state=seed).trusted for seed in range(8)
+    ]
+    assert not any(trusted)

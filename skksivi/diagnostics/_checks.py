@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from skksivi._arrays import as_array
-from skksivi._importance import ImportanceSample, weighed
+from skksivi._importance import LEAST_SHARE, ImportanceSample, weighed
 from skksivi.diagnostics._limits import STEIN_VARIANCES
 from skksivi.diagnostics._report import Check
 from skksivi.diagnostics._view import N_SE, View, judged
@@ -74,13 +74,17 @@ def check_ratios(view: View, sample: ImportanceSample) -> Check:
     text = f"{sample.k:.2f}, up to {limit:.2f} allowed, effective share {sample.share:.1%}"
     todo = view.advice("whiten", "mixing", "max_iter")
     lost = f"The fit lacks tails or a part of the target beside its draws: {todo}."
-    return judged("Pareto k-hat", sample.k, text, lost if sample.k > limit and sample.share < HARMLESS else None)
+    bad = (sample.k > limit and sample.share < HARMLESS) or sample.share < LEAST_SHARE
+    return judged("Pareto k-hat", sample.k, text, lost if bad else None)
 
 
 def check_divergence(view: View, sample: ImportanceSample) -> Check:
     """Judge the divergence from the target, and the mean and the spread of each coordinate, by the weights."""
     if not sample.trusted:
-        raise ValueError(f"k-hat is {sample.k:.2f}, so that the weights tell nothing of the target")
+        raise ValueError(
+            f"k-hat is {sample.k:.2f} and the effective share {sample.share:.1%}, so that the weights tell nothing of "
+            "the target"
+        )
     J, se, d = *sample.certificate()[:2], sample.X.shape[1]
     u = (sample.X - sample.X.mean(0)) / sample.X.std(0)
     shift, shift_se = map(np.asarray, sample.expectation(lambda _: u))

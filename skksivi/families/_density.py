@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from skksivi.families._hierarchy import Hierarchy
 from skksivi.families._layer import SemiImplicit
@@ -112,9 +112,14 @@ def layer_log_density(family: SemiImplicit, x: Tensor, seed: int) -> LogDensity:
     """Estimate log q at points x (n, d) of a family in float64 whose mixing distribution has a density."""
     bank = family.draw_latent(N_BANK, seeded(seed, x))
     of_mixing = len(LENGTHS) * with_density(family.mixing).width
-    width = max(N_BANK, N_STARTS * max(x.shape[1] ** 2, bank.shape[1] ** 2, of_mixing))
+    width = max(N_BANK, N_STARTS * max(x.shape[1] ** 2, bank.shape[1] ** 2, of_mixing, _hidden(family) * x.shape[1]))
     tiles = [_of_tile(family, tile, bank, seed) for tile in x.split(max(1, CHUNK // width))]
     return LogDensity(*(torch.cat(part) for part in zip(*tiles, strict=True)))
+
+
+def _hidden(family: nn.Module) -> int:
+    """Return the width of the widest layer, whose values one row takes."""
+    return max(max(p.shape) for p in family.parameters())
 
 
 def log_joint(family: SemiImplicit, x: Tensor, z: Tensor) -> Tensor:
@@ -140,7 +145,7 @@ def _of_tile(family: SemiImplicit, x: Tensor, bank: Tensor, seed: int) -> LogDen
     def weigh(rows: Tensor, n_draws: int, generator: torch.Generator) -> Weights:
         return _weights(family, proposal.rows(rows), n_draws, generator)
 
-    return refined(weigh, x, with_density(family.mixing).width, seed)
+    return refined(weigh, x, max(with_density(family.mixing).width, _hidden(family)), seed)
 
 
 def climbed(family: SemiImplicit, x: Tensor, starts: Tensor) -> Proposal:
@@ -237,7 +242,7 @@ def hierarchy_log_density(family: Hierarchy, x: Tensor, score_fn: ScoreFunction,
         logarithms = (log_weights + base.log_density(low)).view(-1, n_draws)
         return Weights(logarithms, logarithms.new_empty(*logarithms.shape, 0))
 
-    return refined(weigh, x, max(2 * x.shape[1], base.width), seed)
+    return refined(weigh, x, max(2 * x.shape[1], base.width, _hidden(family)), seed)
 
 
 def learned_ways_back(family: Hierarchy, score_fn: ScoreFunction, generator: torch.Generator) -> list[WayBack]:

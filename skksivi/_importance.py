@@ -26,7 +26,7 @@ from skksivi.score._target import compared_score
 from skksivi.targets._base import Target
 
 #: The fewest draws whose ratio must be finite, and their smallest effective share.
-LEAST_DRAWS, LEAST_SHARE = 100, 0.4
+LEAST_DRAWS, LEAST_SHARE = 100, 0.5
 
 
 class Estimate(NamedTuple):
@@ -120,7 +120,7 @@ class ImportanceSample:
 
     @property
     def trusted(self) -> bool:
-        """Whether k is at most min(1 - 1 / log10(n), 0.7), and the effective share at least 0.4.
+        """Whether k is at most min(1 - 1 / log10(n), 0.7), and the effective share at least 0.5.
 
         Tails that no draw has reached lengthen neither: a small share of good draws is the only sign of them.
         """
@@ -153,10 +153,9 @@ class ImportanceSample:
         eubo, top, shared = float(w[w > 0] @ r), r.max(), float(w @ self.std)
         log_z = float(np.log(np.exp(r - top).sum() / n) + top)
         covered = len(r) == n
+        elbo = Estimate(float(r.mean()), math.hypot(r.std() / math.sqrt(n), shared))
         return Evidence(
-            Estimate(float(r.mean()), math.hypot(r.std() / math.sqrt(n), shared))
-            if covered
-            else Estimate(-math.inf, 0.0),
+            elbo if covered else Estimate(-math.inf, 0.0),
             Estimate(log_z, math.hypot(np.sqrt(np.square(n * w - 1).mean() / n), shared)),
             Estimate(eubo, math.hypot((n * w[w > 0] * (r - eubo)).std() / math.sqrt(n), shared)),
             self.k,
@@ -219,7 +218,7 @@ class ImportanceSample:
         if not self.trusted:
             raise ValueError(
                 f"The importance ratios have a tail of shape k = {self.k:.2f}, where {most_trusted(len(self.X)):.2f} "
-                f"is allowed, and the draws an effective share of {self.share:.2f}, where {LEAST_SHARE} is asked for: "
+                f"is allowed, and the draws an effective share of {self.share:.2f}, where {LEAST_SHARE} is needed: "
                 f"{what} would rest on a few draws. Improve the fit first, see `diagnose`."
             )
 
@@ -289,7 +288,7 @@ def importance_sample(
 
 
 def weighed(sampler: HasDensity, score: Score, x: Tensor) -> ImportanceSample:
-    """Return draws x (n, d) of a sampler with their weights, without those where the log-density of the target is NaN.
+    """Return draws x (n, d) of a sampler with their weights, without those where log p is NaN.
 
     Raises
     ------

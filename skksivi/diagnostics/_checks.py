@@ -82,8 +82,7 @@ def check_divergence(view: View, sample: ImportanceSample) -> Check:
     """Judge the divergence from the target, and the mean and the spread of each coordinate, by the weights."""
     if not sample.trusted:
         raise ValueError(
-            f"k-hat is {sample.k:.2f} and the effective share {sample.share:.1%}, so that the weights tell nothing of "
-            "the target"
+            f"k-hat is {sample.k:.2f}, the effective share {sample.share:.1%}: the weights tell nothing of the target"
         )
     J, se, d = *sample.certificate()[:2], sample.X.shape[1]
     u = (sample.X - sample.X.mean(0)) / sample.X.std(0)

@@ -111,7 +111,7 @@ def _misplaced(found: Modes, n: int) -> tuple[str, float, str, str | None]:
     k = int(np.abs(gaps).argmax())
     remedy = (
         f"The mode at {np.array2string(found.centres[k][:5], precision=2)} has {found.shares[k]:.0%} of the draws, "
-        f"where its weight is {found.weights[k]:.0%}: modes(est, target, reweight=True) mends that."
+        f"where its weight is {found.weights[k]:.0%}: modes(est, target, reweight=True) corrects that."
     )
     text = f"{len(gaps)}, {misplaced:.1%} of the draws in a wrong one"
     return "modes", misplaced, text, remedy if wrong else None

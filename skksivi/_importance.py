@@ -26,7 +26,7 @@ from skksivi.score._target import compared_score
 from skksivi.targets._base import Target
 
 #: The fewest draws whose ratio must be finite, and their smallest effective share.
-LEAST_DRAWS, LEAST_SHARE = 100, 0.5
+LEAST_DRAWS, LEAST_SHARE = 100, 0.45
 
 
 class Estimate(NamedTuple):
@@ -120,7 +120,7 @@ class ImportanceSample:
 
     @property
     def trusted(self) -> bool:
-        """Whether k is at most min(1 - 1 / log10(n), 0.7), and the effective share at least 0.5.
+        """Whether k is at most min(1 - 1 / log10(n), 0.7), and the effective share at least 0.45.
 
         Tails that no draw has reached lengthen neither: a small share of good draws is the only sign of them.
         """

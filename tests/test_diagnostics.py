@@ -529,3 +529,15 @@ def test_a_score_of_one_type_of_numbers_will_do():
     A = torch.eye(2)  # a product with float64 points is an error
     q = Laplace(dtype="float32", random_state=0).fit(lambda x: -x @ A, n_features=2)
     assert diagnose(q, lambda x: -x @ A, random_state=0).ok
+
+
+@pytest.mark.slow
+def test_tails_of_one_coordinate_among_many_are_seen():
+    """A Student t with 3 degrees of freedom beside 19 normals, under N(0, I)."""
+
+    def log_prob(x):
+        return -2 * (x[:, 0].square() / 3).log1p() - x[:, 1:].square().sum(1) / 2
+
+    target = from_log_prob(log_prob, n_features=20)
+    q = Laplace(random_state=0).fit(Normal(20))
+    assert not any(diagnose(q, target, random_state=seed).ok for seed in range(5))

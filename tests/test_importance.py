@@ -132,6 +132,7 @@ def test_draws_where_the_target_has_no_density_weigh_nothing():
         importance_sample(fitted([0.0], [1.0]), nowhere, random_state=0)
 
 
+@pytest.mark.filterwarnings("ignore:The target seems bounded")
 def test_draws_whose_density_is_not_a_number_are_left_out():
     class Broken(Target):
         n_features = 1

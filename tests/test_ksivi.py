@@ -444,7 +444,7 @@ def test_a_fit_by_default_is_kept_by_pickles_and_forgotten_by_clones():
 
 
 def test_a_warm_start_goes_on_from_the_fitted_family_in_its_coordinates():
-    q = clone(QUICK).set_params(warm_start=True, max_iter=500).fit(UNEQUAL.score_fn, n_features=2)
+    q = clone(QUICK).set_params(warm_start=True, max_iter=500, learning_rate=5e-4).fit(UNEQUAL.score_fn, n_features=2)
     X, whitening = q.sample(5000, random_state=0), q.whitening_
     q.set_params(max_iter=1, learning_rate=1e-12).fit(UNEQUAL.score_fn, n_features=2)
     assert q.whitening_ is whitening
@@ -660,3 +660,15 @@ def test_a_training_that_spoils_a_good_start_returns_it(d):
 def test_a_training_that_improves_on_a_bad_start_is_kept():
     q = fit(whiten=(np.full(2, 0.5), np.eye(2)), max_iter=100, learning_rate=1e-2)
     assert q.best_iter_ == q.n_iter_ == 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("d", [2, 3])
+def test_rings_and_spheres_are_found(d):
+    def score_fn(x):
+        r = x.norm(dim=1, keepdim=True)
+        return -(r - 3) / 0.3**2 * x / r.clamp_min(1e-12)
+
+    q = KSIVIApproximator(max_iter=300, random_state=0).fit(score_fn, n_features=d)
+    r = np.linalg.norm(q.sample(4000, random_state=0), axis=1)
+    assert np.abs(np.quantile(r, [0.05, 0.5, 0.95]) - [2.5, 3.03, 3.5]).max() < 0.15

@@ -33,6 +33,7 @@ from skksivi.pilot._chains import (
     langevin,
     lower_bound,
     metropolis,
+    narrowed,
 )
 from skksivi.pilot._modes import ModeMaps, find_modes, log_ratio, score_divergence, search_modes
 
@@ -343,3 +344,20 @@ def test_a_pilot_of_heavy_tails_has_their_covariance():
     _, pilot = pilot_of(student_score, origin(2)[None], budget=600_000)
     assert (pilot.x.std(0) / math.sqrt(5 / 3) - 1).abs().max() < 0.1
     assert (pilot.x.mean(0).abs() < 5 * pilot.mean_se).all()
+
+
+@given(radius=st.floats(0.5, 100), share=st.floats(0.01, 0.3))
+def test_a_mode_on_a_ring_gives_no_wider_a_start_than_the_ring(radius, share):
+    """Where the curvature vanishes in a direction."""
+
+    def score_fn(x):
+        r = x.norm(dim=1, keepdim=True)
+        return -(r - radius) / (share * radius) ** 2 * x / r.clamp_min(1e-12)
+
+    mode = Affine(torch.tensor([radius, 0.0]).double(), torch.tensor([share, 1e6]).double().diag() * radius)
+    q = narrowed(score_fn, mode, generator())
+    assert torch.linalg.svdvals(q.L).max() < 100 * radius
+    torch.testing.assert_close(torch.linalg.svdvals(q.L).min().item(), share * radius)
+    assert narrowed(lambda x: -x, Affine(origin(2), torch.eye(2).double()), generator()).L.equal(
+        torch.eye(2).double()
+    )

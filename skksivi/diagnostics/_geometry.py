@@ -130,8 +130,9 @@ def _geometry(view: View, cells: Cells, lost: Tensor) -> Geometry:
         s = view.score(y)
         at_home = stein_variances(y, s)[0].mean() > 0  # else they have run away
         reference = _whitened_norms(cells, cells.assign(y), s)[: len(y) if at_home else 0]
-        ends = _radii(cells, torch.cat([part[-1] for part in chains]))
-        beyond = (ends > _radii(cells, x).quantile(FARTHEST)).double().mean().item()
+        ends = _distances(cells, torch.cat([part[-1] for part in chains]))
+        limits = _distances(cells, x).quantile(FARTHEST, dim=1, keepdim=True)
+        beyond = (ends > limits).double().mean(1).max().item()
     except REFUSALS:
         reference, beyond = x.new_empty(0), math.nan
     return Geometry(cells, cells.assign(view.x), lost, norms, reference, beyond)
@@ -143,10 +144,12 @@ def _moved(score: Score, x: Tensor, cells: Cells, generator: torch.Generator) ->
     return [run_chains(score, x[cell == k], cells.maps[k], generator) for k in cell.unique().tolist()]
 
 
-def _radii(cells: Cells, x: Tensor) -> Tensor:
-    """Return the distances (n,) of points from the centre of their cell, in its own units."""
-    cell, squares = cells.assign(x), torch.stack([a.whiten(x).square().sum(1) for a in cells.maps])
-    return squares[cell, torch.arange(len(x), device=x.device)].sqrt()
+def _distances(cells: Cells, x: Tensor) -> Tensor:
+    """Return the distances (2, n) of points from the centre of their cell, in its units and in sds of a coordinate."""
+    cell, rows = cells.assign(x), torch.arange(len(x), device=x.device)
+    whole = torch.stack([torch.linalg.vector_norm(a.whiten(x), dim=1) for a in cells.maps])
+    single = torch.stack([((x - a.m).abs() / torch.linalg.vector_norm(a.L, dim=1)).amax(1) for a in cells.maps])
+    return torch.stack([whole[cell, rows], single[cell, rows]])
 
 
 def _whitened_norms(cells: Cells, cell: Tensor, s: Tensor) -> Tensor:

@@ -25,6 +25,8 @@ class ChainSettings(NamedTuple):
     max_matched_features: int = 200
     #: Draws by which Gaussians are compared by line integrals.
     n_compared: int = 32
+    #: The fall of log p from a mode, in nats a feature, beyond which a Gaussian is too wide to start from.
+    too_far: float = 1000.0
     #: Steps of the chains without and with the Metropolis test.
     n_langevin: int = 200
     n_metropolis: int = 150
@@ -365,17 +367,29 @@ def _some(points: Tensor, n: int, generator: torch.Generator) -> Tensor:
 
 def _start(score_fn: ScoreFunction, mode: Affine, n: int, generator: torch.Generator) -> Ensemble:
     """Return n chains drawn from the better Gaussian of the one at the mode and the one fitted from there."""
+    mode = narrowed(score_fn, mode, generator)
     candidates = [mode]
     if len(mode.m) <= CHAINS.max_matched_features:
         candidates.append(batch_and_match(score_fn, mode, generator))
     bounds = [lower_bound(score_fn, q, mode.m, generator) for q in candidates]
-    for _ in range(100):  # too wide for finite scores
-        if max(bounds) > -math.inf:
-            break
-        candidates = [Affine(q.m, q.L / 2) for q in candidates]
-        bounds = [lower_bound(score_fn, q, mode.m, generator) for q in candidates]
     q = candidates[bounds.index(max(bounds))]
     return Ensemble(q.unwhiten(standard_normal(n, q.m, generator)), q.L)
+
+
+def narrowed(score_fn: ScoreFunction, q: Affine, generator: torch.Generator) -> Affine:
+    """Halve the largest principal widths of a Gaussian at a mode until it is not far out of the target.
+
+    A curvature that vanishes in some direction, as along a ring, makes it as wide as floating-point numbers allow.
+    """
+    for _ in range(100):
+        log_ratio_ = lower_bound(score_fn, q, q.m, generator) - q.log_determinant().item()
+        if log_ratio_ > -CHAINS.too_far * len(q.m):
+            break
+        U, widths, _ = torch.linalg.svd(q.L)
+        root = U * widths.clamp_max(widths[0] / 2)
+        q = Affine(q.m, torch.linalg.qr(root.mT)[1].mT)
+        q = Affine(q.m, q.L * q.L.diagonal().sign())
+    return q
 
 
 def _moments(kept: Sequence[Tensor], weights: Tensor) -> tuple[Tensor, Tensor]:

@@ -444,7 +444,8 @@ def test_a_fit_by_default_is_kept_by_pickles_and_forgotten_by_clones():
 
 
 def test_a_warm_start_goes_on_from_the_fitted_family_in_its_coordinates():
-    q = clone(QUICK).set_params(warm_start=True, max_iter=500, learning_rate=5e-4).fit(UNEQUAL.score_fn, n_features=2)
+    q = clone(QUICK).set_params(warm_start=True, max_iter=500, learning_rate=5e-4)
+    q.fit(UNEQUAL.score_fn, n_features=2)
     X, whitening = q.sample(5000, random_state=0), q.whitening_
     q.set_params(max_iter=1, learning_rate=1e-12).fit(UNEQUAL.score_fn, n_features=2)
     assert q.whitening_ is whitening

@@ -145,7 +145,7 @@ def _moved(score: Score, x: Tensor, cells: Cells, generator: torch.Generator) ->
 
 
 def _distances(cells: Cells, x: Tensor) -> Tensor:
-    """Return the distances (2, n) of points from the centre of their cell, in its units and in sds of a coordinate."""
+    """Return distances (2, n) of points from the centre of their cell, in its units and in sds of a coordinate."""
     cell, rows = cells.assign(x), torch.arange(len(x), device=x.device)
     whole = torch.stack([torch.linalg.vector_norm(a.whiten(x), dim=1) for a in cells.maps])
     single = torch.stack([((x - a.m).abs() / torch.linalg.vector_norm(a.L, dim=1)).amax(1) for a in cells.maps])

@@ -218,7 +218,7 @@ def test_fitted_attributes():
         {"init": [0.1, -0.1]},
         {"init": np.eye(2)},
         {"hidden_layer_sizes": ()},
-        {"linear_skip": False, "max_iter": 300},
+        {"linear_skip": False, "max_iter": 500},
         {"scale": "network"},
         {"initial_scale": 1.5},
         {"whiten": None},

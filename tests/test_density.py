@@ -69,7 +69,7 @@ def test_of_a_mixture_and_a_linear_map_it_is_a_mixture(d, k, seed):
     law = MixtureSameFamily(Categorical(mixing.weights), MultivariateNormal(mixing.means, covariances))
     x = law.sample((30,))
     value, se = layer_log_density(family, x, seed)
-    assert (value - law.log_prob(x)).abs().max() < 0.02 + 6 * se.max()
+    assert (value - law.log_prob(x)).abs().max() < 0.05 + 8 * se.max()
 
 
 def by_quadrature(family, x, half_width=9.0, n=60_001):

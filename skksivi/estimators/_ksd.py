@@ -46,7 +46,7 @@ from skksivi.training._loop import Hook, Objective, Scheduled, State
 N_MONITOR_DRAWS, N_JUDGED_DRAWS = 4000, 1000
 
 #: What a start may be off by, in standard deviations, to count as near the target, and a training may add to that.
-NEAR, WORSE = 0.25, 0.1
+NEAR, WORSE = 0.25, 0.25
 
 #: Iterations between two comparisons.
 LOOK_EVERY = 500
@@ -459,13 +459,14 @@ class SteinTrained(Trained, Generic[F]):
 
     def _not_worse(self, fit: Fit, score: Score, start: Start[F], at_start: InU, at_end: InU) -> Fit:
         """Return the start where it was near the target and the training has led away, by draws from equal noise."""
-        if fit.ended_by is not None or fit.report["best_iter_"] == 0 or fit.remark is not None:
+        several = len(start.whitening.modes) > 1  # far apart, whose identities are noisy
+        if several or fit.ended_by is not None or fit.report["best_iter_"] == 0 or fit.remark is not None:
             return fit
         map_ = start.whitening.map
 
         @torch.no_grad()
         def error(sampler: InU) -> float:
-            u = sampler.sample_in_u(N_JUDGED_DRAWS, torch.Generator(score.device).manual_seed(start.seed))
+            u = sampler.sample_in_u(N_MONITOR_DRAWS, torch.Generator(score.device).manual_seed(start.seed))
             return stein_error(u, map_.whiten_score(score.double(map_.unwhiten(u))))
 
         before = error(at_start)

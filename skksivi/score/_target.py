@@ -124,7 +124,7 @@ def _sketched(target: TargetOrScore) -> TargetOrScore:
 
 def is_divided(target: object) -> TypeGuard[Divided]:
     """Tell whether a target can be asked for a part of its data."""
-    return hasattr(target, "part")
+    return hasattr(target, "part") and hasattr(target, "n_rows")
 
 
 def _of_target(score: Score, target: TargetOrScore) -> Score:

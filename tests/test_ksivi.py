@@ -142,6 +142,7 @@ def widths_within(X, p, A, b):
     ],
     ids=str,
 )
+@pytest.mark.filterwarnings("ignore:The training ended with:sklearn.exceptions.ConvergenceWarning")
 def test_modes_have_their_widths_at_any_distance(approximator, d, distance, ratio):
     """The distance is in units of the narrower mode; the axes are oblique. Draws leave 2%, the pilot 2%."""
     means = distance * torch.tensor([[-0.5], [0.5]]).double() / math.sqrt(d) * torch.ones(d)

@@ -674,3 +674,16 @@ def test_rings_and_spheres_are_found(d):
     q = KSIVIApproximator(max_iter=300, random_state=0).fit(score_fn, n_features=d)
     r = np.linalg.norm(q.sample(4000, random_state=0), axis=1)
     assert np.abs(np.quantile(r, [0.05, 0.5, 0.95]) - [2.5, 3.03, 3.5]).max() < 0.15
+
+
+def test_a_warm_start_that_is_spoilt_keeps_the_fit_it_went_on_from():
+    exact = (np.ones(2), np.eye(2))
+    q = KSIVIApproximator(
+        whiten=exact, warm_start=True, max_iter=60, batch_size=8, learning_rate=1e-12, random_state=0
+    )
+    q.fit(lambda x: 1 - x, n_features=2)
+    before = q.sample(4000, random_state=0)
+    with pytest.warns(ConvergenceWarning, match="did not improve on its start"):
+        q.set_params(learning_rate=0.5).fit(lambda x: 1 - x, n_features=2)
+    assert (q.best_iter_, q.n_iter_) == (60, 120)
+    np.testing.assert_allclose(q.sample(4000, random_state=0), before, atol=1e-5)

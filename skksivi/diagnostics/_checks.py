@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from skksivi._arrays import as_array
-from skksivi._importance import LEAST_SHARE, ImportanceSample, weighed
+from skksivi._importance import ImportanceSample, weighed
 from skksivi.diagnostics._limits import STEIN_VARIANCES
 from skksivi.diagnostics._report import Check
 from skksivi.diagnostics._view import N_SE, View, judged
@@ -74,8 +74,7 @@ def check_ratios(view: View, sample: ImportanceSample) -> Check:
     text = f"{sample.k:.2f}, up to {limit:.2f} allowed, effective share {sample.share:.1%}"
     todo = view.advice("whiten", "mixing", "max_iter")
     lost = f"The fit lacks tails or a part of the target beside its draws: {todo}."
-    bad = (sample.k > limit and sample.share < HARMLESS) or sample.share < LEAST_SHARE
-    return judged("Pareto k-hat", sample.k, text, lost if bad else None)
+    return judged("Pareto k-hat", sample.k, text, lost if sample.k > limit and sample.share < HARMLESS else None)
 
 
 def check_divergence(view: View, sample: ImportanceSample) -> Check:

@@ -460,7 +460,8 @@ class SteinTrained(Trained, Generic[F]):
     def _not_worse(self, fit: Fit, score: Score, start: Start[F], at_start: InU, at_end: InU) -> Fit:
         """Return the start where it was near the target and the training has led away, by draws from equal noise."""
         several = len(start.whitening.modes) > 1  # far apart, whose identities are noisy
-        if several or fit.ended_by is not None or fit.report["best_iter_"] == 0 or fit.remark is not None:
+        n_before = len(self.loss_curve_) if self._continues() else 0
+        if several or fit.ended_by is not None or fit.report["best_iter_"] == n_before or fit.remark is not None:
             return fit
         map_ = start.whitening.map
 
@@ -477,7 +478,7 @@ class SteinTrained(Trained, Generic[F]):
             f"end are off by {after:.2g} standard deviations, those of the start by {before:.2g}. Lower "
             "`learning_rate`, raise `batch_size`, or take fewer `max_iter`."
         )
-        return fit._replace(sampler=at_start, report={**fit.report, "best_iter_": 0}, remark=remark)
+        return fit._replace(sampler=at_start, report={**fit.report, "best_iter_": n_before}, remark=remark)
 
     def _conclude(self, fit: Fit, score_fn: Score, generator: torch.Generator) -> None:
         if fit.finish is not None:

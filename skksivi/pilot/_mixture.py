@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from sklearn.mixture import GaussianMixture
 from torch import Tensor
 
-from skksivi._arrays import as_tensor
+from skksivi._arrays import as_array, as_tensor
 
 #: Points of a mode that candidates are fitted to, at most, and that the best of them is fitted to in the end.
 N_TRIED, N_FITTED = 5000, 20_000
@@ -68,21 +69,22 @@ def _fitted(x: Tensor, most: int, generator: torch.Generator) -> Components:
 
     Units are such that no tail has a say in them.
     """
-    low, middle, high = x.double().quantile(x.new_tensor([0.25, 0.5, 0.75]).double(), dim=0)
-    width = ((high - low) / 1.349).where(high > low, x.double().std(0, correction=0))
-    width = width.where(width > 0, 1.0)
     seed = int(torch.randint(2**31, (1,), generator=generator, device=generator.device))
     rows = np.random.RandomState(seed).permutation(len(x))[:N_FITTED]
-    u = ((x.double() - middle) / width).cpu().numpy()[rows]
+    points = as_array(x[as_tensor(rows, device=x.device)].double())
+    low, middle, high = np.quantile(points, [0.25, 0.5, 0.75], axis=0)
+    width = np.where(high > low, (high - low) / 1.349, points.std(0))
+    width[width == 0] = 1.0
+    u = (points - middle) / width
     tried, others = np.split(u, [min(N_TRIED, -(-len(u) // 2))])
-    best = _polished(max(_candidates(tried, others, most, seed), key=lambda mixture: mixture.score(others)), u)
+    best = _polished(max(_candidates(tried, others, most, seed), key=itemgetter(0))[1], u)
     covariances = best.covariances_ if best.covariance_type == "full" else _diagonal(best.covariances_)
-    weights, means, C = (as_tensor(a, device=x.device) for a in (best.weights_, best.means_, covariances))
-    return Components(weights, middle + means * width, C * width[:, None] * width)
+    parts = best.weights_, middle + best.means_ * width, covariances * width[:, None] * width
+    return Components(*(as_tensor(a, device=x.device) for a in parts))
 
 
-def _candidates(u: np.ndarray, others: np.ndarray, most: int, seed: int) -> Iterator[GaussianMixture]:
-    """Fit mixtures of 1, 2, 4, ... components to points (n, d), while they get better at others."""
+def _candidates(u: np.ndarray, others: np.ndarray, most: int, seed: int) -> Iterator[tuple[float, GaussianMixture]]:
+    """Fit mixtures of 1, 2, 4, ... components to points (n, d), while they get better at others; say how good."""
     n, d = u.shape
     for kind in ("full",) if d <= FEW_FEATURES else ("full", "diag"):
         best = -math.inf
@@ -90,8 +92,8 @@ def _candidates(u: np.ndarray, others: np.ndarray, most: int, seed: int) -> Iter
             if k > 1 and (2 * k > n or (kind == "full" and d > MANY_FEATURES)):
                 break
             mixture = GaussianMixture(k, covariance_type=kind, init_params="random_from_data", random_state=seed)
-            yield mixture.set_params(max_iter=500).fit(u)
-            log_likelihood = mixture.score(others)
+            log_likelihood = mixture.set_params(max_iter=500).fit(u).score(others)
+            yield log_likelihood, mixture
             if log_likelihood < best:
                 break
             best = log_likelihood

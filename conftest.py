@@ -4,14 +4,8 @@ A test is slow by its mark, a page by the list below. The quick tier leaves thes
 examples; the slow tier takes them and the property tests again, with many.
 """
 
-import os
-
 import matplotlib
-import pytest
 from hypothesis import HealthCheck, settings
-
-#: CPU seconds that a test without the mark may take.
-LIMIT = 2.0
 
 #: Pages and docstrings whose examples make full fits, or compile a model.
 SLOW_EXAMPLES = {
@@ -46,22 +40,3 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.name in SLOW_EXAMPLES:
             item.add_marker("slow")
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item):
-    """Fail a test that takes long and does not say so, by the CPU time of it and of processes that it waits for.
-
-    Seconds on the clock would depend on what else runs. Fixtures are not counted: others share them.
-    """
-    is_quick = settings.get_current_profile_name() == "quick" and not item.config.getoption("cov_source", None)
-    limited = is_quick and not item.get_closest_marker("slow")
-    start = sum(os.times()[:4])
-    result = yield
-    seconds = sum(os.times()[:4]) - start
-    if limited and seconds > LIMIT:
-        pytest.fail(
-            f"it took {seconds:.1f} s of CPU; above {LIMIT:g} s a test is marked slow, or made quicker.",
-            pytrace=False,
-        )
-    return result

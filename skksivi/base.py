@@ -158,7 +158,8 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
                 near=self._points_near_target(),
             )
             check_proper(score.double)
-            score = expanded(score, self._points_near_target())
+            if getattr(self, "whiten", None) is not None:
+                score = expanded(score, self._points_near_target())
             generator = make_generator(seed, device)
             if callbacks or verbose > 1:
                 score.tally.listener = stages

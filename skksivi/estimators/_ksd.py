@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from skksivi._saved import COUNT, CURVE, NAMES, Parts, is_one_of
+from skksivi._arrays import as_array
+from skksivi._saved import COUNT, CURVE, NAMES, Parts, is_instance, is_one_of
 from skksivi.base import LOSSES, Constraints, Interval, Real, StrOptions
 from skksivi.estimators._identity import FREE, described, of_kernel, of_score, of_score_near, of_terms, settled
 from skksivi.estimators._interrupted import Interrupted, widths
@@ -25,6 +26,7 @@ from skksivi.kernels import Kernel, resolve_kernel
 from skksivi.mixing import Bootstrap, GaussianMixtureDraws, Mixing, MixingLike, build_mixing, check_mixing
 from skksivi.parameters import (
     Checkpoint,
+    Pilot,
     Plateau,
     checked_object,
     pilot_of,
@@ -33,6 +35,7 @@ from skksivi.parameters import (
 from skksivi.pilot._chains import PilotPoints
 from skksivi.pilot._mixture import Components
 from skksivi.pilot._rules import MAX_FEATURES, Whitening, pulled_back
+from skksivi.score._improper import has_power_tails
 from skksivi.score._score import DifferentiableScore, Halves, Score
 from skksivi.stein._discrepancy import FixedKernelKSD, agree, stein_error
 from skksivi.stein._estimators import GRADIENT_ESTIMATORS, GradientEstimator
@@ -44,6 +47,9 @@ from skksivi.training._loop import Hook, Objective, Scheduled, State
 
 #: Draws whose moments are compared with the start's, and those of them whose discrepancy is computed.
 N_MONITOR_DRAWS, N_JUDGED_DRAWS = 4000, 1000
+
+#: Draws of a fit whose target has moved, above which modes are searched.
+N_FOLLOWED = 16
 
 #: What a start may be off by, in standard deviations, to count as near the target, and a training may add to that.
 NEAR, WORSE = 0.25, 0.25
@@ -61,16 +67,20 @@ STEIN_TRAINED: Parts = {
     "ksd_curve_": (CURVE, "mp"),
     "best_iter_": (COUNT, ""),
     "engine_": (is_one_of("eager", "cuda graph"), ""),
+    "score_checksum_": (is_instance(str), ""),
 }
 
 
 class Start(NamedTuple, Generic[F]):
-    """Where a training starts: coordinates, a family in them, what ties it to a pilot, and the seed of its noise."""
+    """Where a training starts: coordinates, a family in them, what ties it to a pilot, the seed of its noise, and a
+    checksum of what the score returns there.
+    """
 
     whitening: Whitening
     family: F
     penalty: MomentPenalty | None
     seed: int
+    answers: str
 
 
 class SteinTrained(Trained, Generic[F]):
@@ -118,10 +128,11 @@ class SteinTrained(Trained, Generic[F]):
         objective = self._objective(
             pulled_back(score, start.whitening.map, generator), family, start.penalty, generator
         )
-        saving = [] if file is None else [self._saving(file, score_fn, start, watch)]
+        saving = [] if file is None else [self._saving(file, start, watch)]
         resume = None if file is None or file.found is None else file.found.state
         job = Job(objective, family, generator, sampler_of, tell, score.tally)
         fit = self._train_from(job, watch, saving, resume)
+        fit = fit._replace(report={**fit.report, "score_checksum_": start.answers})
         fit = self._not_worse(fit, score, start, sampler_of(start.family.requires_grad_(False)), sampler_of(family))
         if file is None:
             return fit
@@ -186,13 +197,50 @@ class SteinTrained(Trained, Generic[F]):
         """Return where the training starts, or where that one did that it continues."""
         if file is not None and file.found is not None:
             return self._start_again(score_fn, generator, file, file.found)
-        seed = generator.initial_seed()
         if not self._continues():
             whitening, pilot = self._find_whitening(score_fn, generator)
-            return Start(whitening, *self._build(score_fn, whitening, pilot, generator), seed)
+            return self._built(score_fn, whitening, pilot, generator)
         family = copy.deepcopy(self.family_).to(score_fn.device, score_fn.dtype).requires_grad_()
         family.mixing = copy.deepcopy(self.family_.mixing).to(score_fn.device)  # which keeps its precision
-        return Start(self.whitening_.to(score_fn.device), family, None, seed)
+        whitening = self.whitening_.to(score_fn.device)
+        start = Start(whitening, family, None, generator.initial_seed(), of_score_near(score_fn, whitening))
+        if start.answers == self.score_checksum_ or self._is_near(start, score_fn):
+            return start
+        return self._moved(start, score_fn, generator)
+
+    def _built(
+        self, score_fn: Score, whitening: Whitening, pilot: PilotPoints | None, generator: torch.Generator
+    ) -> Start[F]:
+        """Return a start with a new family."""
+        family, penalty = self._build(score_fn, whitening, pilot, generator)
+        return Start(whitening, family, penalty, generator.initial_seed(), of_score_near(score_fn, whitening))
+
+    def _moved(self, start: Start[F], score_fn: Score, generator: torch.Generator) -> Start[F]:
+        """Return where a training starts whose target has moved: in coordinates found above draws of the last fit.
+
+        What starts at the points of a pilot does so again: a mixture has no parameters that could follow.
+        """
+        if not isinstance(self.whiten, str | Pilot):
+            return start
+        x = self._draws(start, score_fn)[:N_FOLLOWED].double()
+        near = as_array(x[score_fn.double(x).isfinite().all(1)])
+        whitening, pilot = self._find_whitening(score_fn, generator, near if len(near) else None)
+        if self._is_at_pilot(start):
+            return self._built(score_fn, whitening, pilot, generator)
+        return start._replace(whitening=whitening, answers=of_score_near(score_fn, whitening))
+
+    @torch.no_grad()
+    def _is_near(self, start: Start[F], score_fn: Score) -> bool:
+        """Tell whether the draws of a start may be those of a target, by Stein's identities."""
+        x = self._draws(start, score_fn).double()
+        s = score_fn.double(x)
+        return bool(s.isfinite().all()) and agree(x, s)
+
+    @torch.no_grad()
+    def _draws(self, start: Start[F], score_fn: Score) -> Tensor:
+        """Return the draws by which a start is looked at."""
+        noise = torch.Generator(score_fn.device).manual_seed(start.seed)
+        return self._sampler_of(score_fn, start)(start.family).sample(N_MONITOR_DRAWS, noise)
 
     def _continues(self) -> bool:
         """Tell whether a fit goes on from the last one."""
@@ -314,7 +362,7 @@ class SteinTrained(Trained, Generic[F]):
     def _start_of(self, found: Interrupted) -> Start[F]:
         """Return where a fit started that was interrupted."""
         family = self._checked_family(found.family).requires_grad_()
-        return Start(found.whitening, family, found.penalty, found.seed)
+        return Start(found.whitening, family, found.penalty, found.seed, found.answers)
 
     def _start_again(
         self, score_fn: Score, generator: torch.Generator, file: CheckpointFile[Interrupted], found: Interrupted
@@ -326,12 +374,10 @@ class SteinTrained(Trained, Generic[F]):
         generator.manual_seed(found.seed)
         return self._start_of(found)
 
-    def _saving(
-        self, file: CheckpointFile[Interrupted], score_fn: Score, start: Start[F], watch: Watch | None
-    ) -> Saving[Interrupted]:
+    def _saving(self, file: CheckpointFile[Interrupted], start: Start[F], watch: Watch | None) -> Saving[Interrupted]:
         """Return the hook that saves a training with where it started."""
-        answers, every = of_score_near(score_fn, start.whitening), checked_object(Checkpoint, self.checkpoint).every
-        return Saving(file, lambda state: Interrupted(*start, answers, **state), watch, every)
+        every = checked_object(Checkpoint, self.checkpoint).every
+        return Saving(file, lambda state: Interrupted(*start, **state), watch, every)
 
     # What is minimised
 
@@ -394,9 +440,7 @@ class SteinTrained(Trained, Generic[F]):
             return torch.Generator(score.device).manual_seed(start.seed)
 
         if guards and self._continues():  # a target that has moved is to be followed
-            with torch.no_grad():
-                x = sampler.sample(N_MONITOR_DRAWS, noise()).double()
-            guards = agree(x, score.double(x))
+            guards = self._is_near(start, score)
         noisy = self._is_noisy(score)
         if stopping is None and not guards and not noisy:
             return None
@@ -458,7 +502,10 @@ class SteinTrained(Trained, Generic[F]):
         return Fit(job.sampler_of(job.family), report, run.ended_by, remark)
 
     def _not_worse(self, fit: Fit, score: Score, start: Start[F], at_start: InU, at_end: InU) -> Fit:
-        """Return the start where it was near the target and the training has led away, by draws from equal noise."""
+        """Return the start where it was near the target and the training has led away, by draws from equal noise.
+
+        Stein's identities, which tell this, hardly see tails that fall as a power.
+        """
         several = len(start.whitening.modes) > 1  # far apart, whose identities are noisy
         n_before = len(self.loss_curve_) if self._continues() else 0
         if several or fit.ended_by is not None or fit.report["best_iter_"] == n_before or fit.remark is not None:
@@ -471,7 +518,7 @@ class SteinTrained(Trained, Generic[F]):
             return stein_error(u, map_.whiten_score(score.double(map_.unwhiten(u))))
 
         before = error(at_start)
-        if before > NEAR or (after := error(at_end)) <= before + WORSE:
+        if before > NEAR or (after := error(at_end)) <= before + WORSE or has_power_tails(score):
             return fit
         remark = (
             "The training did not improve on its start, which is returned: by Stein's identities the draws at its "

@@ -154,6 +154,8 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         else the last.
     engine_ : {"eager", "cuda graph"}
         Whether training steps ran operation by operation, or on a GPU as one recorded graph.
+    score_checksum_ : str
+        Of what the score returned near the fit, by which a warm start knows a target that has changed.
     n_iter_ : int
         Iterations done.
     n_features_in_ : int

@@ -143,9 +143,11 @@ class Trained(BaseApproximator):
         if scale.form not in self._forms_of_scale:
             raise ValueError(f"`scale` of {type(self).__name__} cannot be a network; use 'constant'.")
 
-    def _find_whitening(self, score_fn: Score, generator: torch.Generator) -> tuple[Whitening, PilotPoints | None]:
+    def _find_whitening(
+        self, score_fn: Score, generator: torch.Generator, init: Init = None
+    ) -> tuple[Whitening, PilotPoints | None]:
         """Return the coordinates of the training, and the pilot where the rule makes one."""
-        return find_whitening(self.whiten, score_fn, generator, init=self.init)
+        return find_whitening(self.whiten, score_fn, generator, init=self.init if init is None else init)
 
     def _minimise(
         self,

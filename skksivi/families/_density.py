@@ -173,11 +173,13 @@ def climbed(family: SemiImplicit, x: Tensor, starts: Tensor) -> Proposal:
 
 
 def _curvature(family: SemiImplicit, z: Tensor) -> Tensor:
-    """Return Cholesky factors (n, latent_dim, latent_dim) of H at z (n, latent_dim)."""
+    """Return Cholesky factors (n, latent_dim, latent_dim) of H at z (n, latent_dim), of P where rounding spoils H."""
     J = family.mean.jacobian(z) / family.sigma(z).expand(len(z), -1)[:, :, None]
-    H = J.mT @ J + with_density(family.mixing).precision(z)
+    P = with_density(family.mixing).precision(z)
+    H = J.mT @ J + P
     H.diagonal(dim1=1, dim2=2).mul_(1 + 1e-12)
-    return torch.linalg.cholesky(H)
+    factors, failed = torch.linalg.cholesky_ex(H)
+    return factors if not failed.any() else factors.where(failed[:, None, None] == 0, torch.linalg.cholesky(P))
 
 
 def _weights(family: SemiImplicit, proposal: Proposal, n_draws: int, generator: torch.Generator) -> Weights:

@@ -23,7 +23,8 @@ LOGGER = logging.getLogger("skksivi")
 class ExpansionSettings(NamedTuple):
     """The settings of `expanded`."""
 
-    #: The most features of an expansion, and of one that corrects the slope of every minibatch: a product for each.
+    #: The most features of an expansion, and of one that corrects the slope of every minibatch and whose mode is
+    #: sought from many points: a product for each.
     max_features: int = 1000
     max_slopes: int = 200
     #: Standard deviations from the mode, in each of the coordinates u, beyond which the correction stays as it is.
@@ -179,6 +180,7 @@ def _with(score: Score, expansion: Expansion, n: int) -> Score:
 
 def _expansion(score: Score, parts: Parts, starts: Tensor, *, alone: bool) -> Expansion | None:
     """Return the expansion at the mode, None if there is another or none is found."""
+    alone = alone or score.n_features > EXPANSION.max_slopes
     try:
         modes = search_around(score.sketch(), starts, torch.Generator(score.device).manual_seed(0), alone=alone)
         if len(modes.maps) > 1:

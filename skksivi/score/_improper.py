@@ -102,6 +102,14 @@ def flat_direction(score: Score) -> Tensor | None:
     return v / size / (v / size).abs().max() if share.quantile(0.9) < FLAT else None
 
 
+def has_power_tails(score: Score) -> bool:
+    """Tell whether tails fall as a power, if the score can be asked for so far out."""
+    try:
+        return tail_exponent(score.double, score.n_features) is not None
+    except (ArithmeticError, RuntimeError, ValueError):
+        return False
+
+
 def tail_exponent(score_fn: ScoreFunction, d: int) -> float | None:
     r"""Return the a of tails :math:`p \propto \|x\|^{-a}`, where :math:`-s(x)^\top x \to a`; None for other tails.
 

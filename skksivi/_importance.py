@@ -15,10 +15,10 @@ from torch import Tensor
 
 from skksivi._arrays import RandomState, as_array, make_rng, make_seed, resolve_device
 from skksivi._numbers import check_integer
+from skksivi._psis import most_trusted, pareto_smoothed
 from skksivi._warnings import warn_caller
 from skksivi.base import BaseApproximator, ordinary_mode
 from skksivi.families._samplers import HasDensity, knows_density
-from skksivi.metrics._psis import most_trusted, pareto_smoothed
 from skksivi.pilot._modes import log_ratio
 from skksivi.pilot._rules import judging_map
 from skksivi.score._score import Score, ScoreFunction

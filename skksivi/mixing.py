@@ -299,6 +299,11 @@ class GaussianMixtureDraws(DensityMixing):
     def log_density(self, z: Tensor) -> Tensor:
         return self.log_parts(z).logsumexp(0)
 
+    def score(self, z: Tensor) -> Tensor:
+        """Return the gradient of log q at z (n, latent_dim)."""
+        r, P = self.log_parts(z).softmax(0), torch.cholesky_inverse(self.factors.to(z))
+        return torch.einsum("kn,kij,knj->ni", r, P, self.means.to(z)[:, None] - z)
+
     def precision(self, z: Tensor) -> Tensor:
         r, P = self.log_parts(z).softmax(0), torch.cholesky_inverse(self.factors.to(z))
         return torch.einsum("kn,kij->nij", r, P)

@@ -149,13 +149,18 @@ class Pilot(ParameterObject):
     Parameters
     ----------
     rule : {"auto", "diagonal"}, default="auto"
-        "auto" searches for modes, runs short Langevin chains around each and takes their mean and covariance as m and
-        L L^T. "diagonal" is for many parameters and for posteriors that no Gaussian resembles: chains of underdamped
+        "auto" searches for modes, runs chains around each and takes their mean and covariance as m and L L^T.
+        "diagonal" is for many parameters and for posteriors that no Gaussian resembles: chains of underdamped
         Langevin dynamics, and a scale for each coordinate.
+    effort : {"low", "auto", "high"}, default="auto"
+        What "auto" spends. "low": a few short chains around one mode, some 10,000 to 100,000 scores, whether or not
+        they agree. "auto": the same and, where they do not agree, the importance weights of a Gaussian mixture fitted
+        to them are poor, or a first look finds several modes, long chains around all modes. "high": long chains at
+        once.
     budget : int, default=400_000
-        Points at which the score is to be evaluated, about. With "auto" it sets the number of chains, of which there
-        are 128 at least, so that less than about 80,000 changes nothing; chains that do not converge, or mix slowly,
-        take several times as many. With "diagonal" it sets the number of steps of each chain, 200 to 20,000.
+        Points at which the score is to be evaluated by long chains, about. With "auto" it sets their number, 128 at
+        least, so that less than about 80,000 changes nothing; chains that do not converge, or mix slowly, take
+        several times as many. With "diagonal" it sets the number of steps of each chain, 200 to 20,000.
     weight : float, default=1.0
         Weight of the penalty that holds the first three moments of the draws to the pilot's, which the discrepancy
         hardly sees in the tails; zero for none. KSIVI and HKSIVI have such a penalty, the other methods do not.
@@ -170,12 +175,16 @@ class Pilot(ParameterObject):
 
     _parameter_constraints: ClassVar[Constraints] = {
         "rule": [StrOptions({"auto", "diagonal"})],
+        "effort": [StrOptions({"low", "auto", "high"})],
         "budget": [Interval(Integral, 0, None, closed="left")],
         "weight": [Interval(Real, 0, None, closed="left")],
     }
 
-    def __init__(self, rule: str = "auto", *, budget: int = 400_000, weight: float = 1.0) -> None:
+    def __init__(
+        self, rule: str = "auto", *, effort: str = "auto", budget: int = 400_000, weight: float = 1.0
+    ) -> None:
         self.rule = rule
+        self.effort = effort
         self.budget = budget
         self.weight = weight
 

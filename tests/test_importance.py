@@ -12,8 +12,8 @@ from scipy import stats
 from sklearn.exceptions import NotFittedError
 
 from skksivi import certificate, evidence, importance_sample
+from skksivi._psis import generalised_pareto, pareto_smoothed
 from skksivi.baselines import SVGD, Laplace
-from skksivi.metrics._psis import generalised_pareto, pareto_smoothed
 from skksivi.targets import Banana, Target, from_log_prob
 
 

@@ -132,7 +132,7 @@ def test_a_pilot_is_weighed_by_the_density_of_the_target():
             asked.append(len(x))
             return UNEQUAL.log_prob(x)
 
-    q = KSIVIApproximator(max_iter=1, whiten=Pilot(budget=20_000), random_state=0).fit(WithDensity())
+    q = KSIVIApproximator(max_iter=1, whiten=Pilot(effort="high", budget=20_000), random_state=0).fit(WithDensity())
     assert max(asked) >= MASSES.n_quick
     torch.testing.assert_close(UNEQUAL.shares_of(q.sample(4000)).double(), UNEQUAL.weights, rtol=0, atol=0.04)
 

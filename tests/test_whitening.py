@@ -265,7 +265,7 @@ def test_score_calls_are_counted(rule):
 def test_the_budget_is_about_what_is_spent():
     p, spent = GaussianScore(3, 2, 10, seed=0), []
     for budget in (200_000, 400_000, 800_000):
-        whitening, pilot = whitening_of("auto", p.score_fn, 3, budget=budget)
+        whitening, pilot = whitening_of(Pilot(effort="high", budget=budget), p.score_fn, 3)
         assert whitening.n_score_calls == pytest.approx(budget, rel=0.25)
         spent.append(len(pilot.x))
     assert spent[0] < spent[1] < spent[2]

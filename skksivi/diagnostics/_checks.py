@@ -10,12 +10,12 @@ from torch import Tensor
 
 from skksivi._arrays import as_array
 from skksivi._importance import ImportanceSample, weighed
+from skksivi._psis import most_trusted
 from skksivi.diagnostics._limits import STEIN_VARIANCES
 from skksivi.diagnostics._report import Check
 from skksivi.diagnostics._view import N_SE, View, judged
 from skksivi.families._samplers import Chains, knows_density
 from skksivi.metrics import ksd_test
-from skksivi.metrics._psis import most_trusted
 from skksivi.stein._discrepancy import FixedKernelKSD
 
 #: Draws of the test by the discrepancy, and its random signs.

@@ -34,7 +34,6 @@ from skksivi.parameters import (
     checked_object,
 )
 from skksivi.pilot._chains import PilotPoints
-from skksivi.pilot._mixture import fitted_mixture
 from skksivi.pilot._rules import MAX_POINTS, Whitening
 from skksivi.score._score import DifferentiableScore, Score
 from skksivi.training._guard import MomentPenalty, Moments, moments
@@ -302,7 +301,7 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
         if pilot is not None and at_target:
             points = pilot.whitened(whitening.map, score_fn.dtype)
             if pilot.dense:
-                mixing = mixture_draws(fitted_mixture(points.of_modes(), generator), score_fn.dtype)
+                mixing = mixture_draws(pilot.mixture_in(whitening.map, generator), score_fn.dtype)
             else:
                 mixing = Bootstrap(points.thinned(MAX_POINTS // d).x)
             weight = self._pilot_weight(pilot)

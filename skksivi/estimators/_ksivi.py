@@ -30,7 +30,6 @@ from skksivi.parameters import (
     checked_object,
 )
 from skksivi.pilot._chains import PilotPoints
-from skksivi.pilot._mixture import fitted_mixture
 from skksivi.pilot._rules import MAX_POINTS, Whitening
 from skksivi.score._improper import tail_exponent
 from skksivi.score._score import DifferentiableScore, Score, Tempered
@@ -330,7 +329,7 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         """
         points, least = pilot.whitened(whitening.map, score_fn.dtype), 2 * self._floor
         if pilot.dense:
-            mixture = fitted_mixture(points.of_modes(), generator)
+            mixture = pilot.mixture_in(whitening.map, generator)
             sigma = (self.initial_scale * mixture.common_variances().sqrt()).clamp_min(least).to(points.x)
             mixing: Mixing = mixture_draws(mixture, score_fn.dtype, noise=sigma.square())
             family = self._layer(sigma, mixing, generator, skip=torch.eye(len(sigma)))

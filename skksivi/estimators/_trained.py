@@ -230,8 +230,8 @@ def _warn(fit: Fit, score_fn: Score, x: Tensor) -> None:
     elif isinstance(whitening, Whitening) and not whitening.converged:
         message = (
             "The chains that explore the target have not converged, so that the fit may be off: raise the "
-            "`budget` of whiten=Pilot(...), start near a mode by `init`, or give the parameters a form without "
-            "funnels and spikes."
+            "`effort` or the `budget` of whiten=Pilot(...), start near a mode by `init`, or give the parameters a "
+            "form without funnels and spikes."
         )
     elif fit.remark is not None:
         message = fit.remark

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from skksivi.pilot._affine import Affine, AffineMap, standard_normal
+from skksivi.pilot._mixture import Components, fitted_mixture
 from skksivi.pilot._modes import FAR, LEFT, N_COMPARED, ModeMaps, log_ratio
 from skksivi.score._score import ScoreFunction
 
@@ -58,6 +59,8 @@ class PilotPoints(NamedTuple):
         Whether the earlier and the later half of the points agree.
     dense : bool
         Whether there is mass between the points of a mode.
+    mixture : Components or None
+        One that was fitted to them.
     """
 
     x: Tensor
@@ -65,6 +68,7 @@ class PilotPoints(NamedTuple):
     mean_se: Tensor
     converged: bool
     dense: bool = True
+    mixture: Components | None = None
 
     def of_modes(self) -> Sequence[Tensor]:
         """Return the points of each mode."""
@@ -79,6 +83,18 @@ class PilotPoints(NamedTuple):
     def whitened(self, map: AffineMap, dtype: torch.dtype) -> PilotPoints:  # noqa: A002
         """Return the points in the coordinates of a map."""
         return self._replace(x=map.whiten(self.x).to(dtype))
+
+    def mixture_in(self, map: AffineMap, generator: torch.Generator) -> Components:  # noqa: A002
+        """Return a mixture for these points in the coordinates of a map."""
+        if self.mixture is not None and isinstance(map, Affine):
+            return self.mixture.whitened(map)
+        return fitted_mixture(self._replace(x=map.whiten(self.x)).of_modes(), generator)
+
+    def unwhitened(self, map: Affine) -> PilotPoints:  # noqa: A002
+        """Return the points in x, if these are those of u, and their errors for whatever correlation."""
+        scale = map.L.norm(dim=1)
+        mixture = None if self.mixture is None else self.mixture.unwhitened(map)
+        return self._replace(x=map.unwhiten(self.x), mean_se=self.mean_se.max() * scale, mixture=mixture)
 
     def conditional_sd(self, score_fn: ScoreFunction, map: AffineMap) -> Tensor:  # noqa: A002
         r"""Return the standard deviations (d,) of the coordinates u of a map while the others stand still.
@@ -228,7 +244,7 @@ def langevin(score_fn: ScoreFunction, chains: Ensemble, generator: torch.Generat
         x = revive(x + (step * drift + math.sqrt(step / 2) * (xi + xi_next)) @ L.mT, generator)
         xi = xi_next
         if t in (CHAINS.n_langevin // 3, 2 * CHAINS.n_langevin // 3):
-            L = _adapted(L, x)
+            L = adapted(L, x)
     return Ensemble(x, L)
 
 
@@ -275,7 +291,7 @@ def metropolis(
             common *= math.exp(0.3 * (log_ratio.clamp_max(0).exp().mean().item() - acceptance))
         elif t % every == 0:
             kept.append(x)
-    return torch.stack(kept), Ensemble(x, _adapted(L, x))
+    return torch.stack(kept), Ensemble(x, adapted(L, x))
 
 
 def revive(x: Tensor, generator: torch.Generator) -> Tensor:
@@ -290,7 +306,7 @@ def revive(x: Tensor, generator: torch.Generator) -> Tensor:
     return torch.where(finite[:, None], x, alive[others])
 
 
-def _adapted(L: Tensor, x: Tensor) -> Tensor:
+def adapted(L: Tensor, x: Tensor) -> Tensor:
     """Return a root of the covariance of x, shrunk towards L L^T where the points are few (Ledoit and Wolf 2004)."""
     from sklearn.covariance import ledoit_wolf  # not above: it imports rich, which draws from `random`
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from sklearn.mixture import GaussianMixture
 from torch import Tensor
 
 from skksivi._arrays import as_array, as_tensor
+from skksivi.pilot._affine import Affine
 
 #: Points of a mode that candidates are fitted to, at most, and that the best of them is fitted to in the end.
 N_TRIED, N_FITTED = 5000, 20_000
@@ -22,6 +24,10 @@ MAX_COMPONENTS = 64
 
 #: Features up to which covariances are full, and beyond which those of several components are diagonal.
 FEW_FEATURES, MANY_FEATURES = 6, 60
+
+
+#: Fits a mixture to points (n, d).
+Refit = Callable[[np.ndarray], GaussianMixture]
 
 
 class Components(NamedTuple):
@@ -48,6 +54,16 @@ class Components(NamedTuple):
         scaled = self.covariances / (v.sqrt()[:, None] * v.sqrt())
         return v * torch.linalg.eigvalsh(scaled).amin().clamp_max(1)
 
+    def unwhitened(self, map_: Affine) -> Components:
+        """Return the mixture of x = m + L u, if this is that of u."""
+        return Components(self.weights, map_.unwhiten(self.means), map_.L @ self.covariances @ map_.L.mT)
+
+    def whitened(self, map_: Affine) -> Components:
+        """Return the mixture of u, if this is that of x = m + L u."""
+        half = torch.linalg.solve_triangular(map_.L, self.covariances, upper=False)
+        covariances = torch.linalg.solve_triangular(map_.L, half.mT, upper=False)
+        return Components(self.weights, map_.whiten(self.means), (covariances + covariances.mT) / 2)
+
     def factors(self, noise: Tensor | float = 0.0) -> Tensor:
         """Return Cholesky factors (k, d, d) of the covariances without noise of variances (d,), if it is in them."""
         narrowed = self.covariances - torch.as_tensor(noise).expand(self.means.shape[1]).diag().to(self.means)
@@ -55,37 +71,55 @@ class Components(NamedTuple):
         return factors.where(failed[:, None, None] == 0, torch.linalg.cholesky(self.covariances))
 
 
-def fitted_mixture(points: Sequence[Tensor], generator: torch.Generator) -> Components:
-    """Fit a mixture to the points (n, d) of each mode, and put them together with the shares of the points."""
+def fitted_mixture(points: Sequence[Tensor], generator: torch.Generator, *, shuffles: bool = True) -> Components:
+    """Fit a mixture to the points (n, d) of each mode, and put them together with the shares of the points.
+
+    Those that are not to be shuffled come from long chains, one after another, whose halves judge each other.
+    """
     n = sum(map(len, points))
-    parts = [_fitted(x, math.ceil(MAX_COMPONENTS * len(x) / n), generator) for x in points]
+    parts = [_fitted(x, math.ceil(MAX_COMPONENTS * len(x) / n), generator, shuffles=shuffles) for x in points]
     weights, means, covariances = zip(*parts, strict=True)
     shares = [w * (len(x) / n) for w, x in zip(weights, points, strict=True)]
     return Components(torch.cat(shares), torch.cat(means), torch.cat(covariances))
 
 
-def _fitted(x: Tensor, most: int, generator: torch.Generator) -> Components:
+def _shrunk(u: np.ndarray) -> GaussianMixture:
+    """Return one Gaussian for points (n, d), its covariance shrunk where they are few (Ledoit and Wolf 2004)."""
+    from sklearn.covariance import ledoit_wolf  # not above: it imports rich, which draws from `random`
+
+    mixture = GaussianMixture(1)
+    mixture.weights_, mixture.means_ = np.ones(1), u.mean(0, keepdims=True)
+    mixture.covariances_ = (ledoit_wolf(u)[0] + mixture.reg_covar * np.eye(u.shape[1]))[None]
+    mixture.precisions_cholesky_ = np.linalg.inv(np.linalg.cholesky(mixture.covariances_[0])).T[None]
+    return mixture
+
+
+def _fitted(x: Tensor, most: int, generator: torch.Generator, *, shuffles: bool) -> Components:
     """Return the mixture, of so many components at most, that is best at points it has not seen.
 
     Units are such that no tail has a say in them.
     """
     seed = int(torch.randint(2**31, (1,), generator=generator, device=generator.device))
-    rows = np.random.RandomState(seed).permutation(len(x))[:N_FITTED]
+    rows = np.random.RandomState(seed).permutation(len(x))[:N_FITTED] if shuffles else np.arange(len(x))
     points = as_array(x[as_tensor(rows, device=x.device)].double())
     low, middle, high = np.quantile(points, [0.25, 0.5, 0.75], axis=0)
     width = np.where(high > low, (high - low) / 1.349, points.std(0))
     width[width == 0] = 1.0
     u = (points - middle) / width
     tried, others = np.split(u, [min(N_TRIED, -(-len(u) // 2))])
-    best = _polished(max(_candidates(tried, others, most, seed), key=itemgetter(0))[1], u)
+    best = max(_candidates(tried, others, most, seed), key=itemgetter(0))[1](u)
     covariances = best.covariances_ if best.covariance_type == "full" else _diagonal(best.covariances_)
     parts = best.weights_, middle + best.means_ * width, covariances * width[:, None] * width
     return Components(*(as_tensor(a, device=x.device) for a in parts))
 
 
-def _candidates(u: np.ndarray, others: np.ndarray, most: int, seed: int) -> Iterator[tuple[float, GaussianMixture]]:
-    """Fit mixtures of 1, 2, 4, ... components to points (n, d), while they get better at others; say how good."""
+def _candidates(u: np.ndarray, others: np.ndarray, most: int, seed: int) -> Iterator[tuple[float, Refit]]:
+    """Fit mixtures of 1, 2, 4, ... components to points (n, d), while they get better at others; say how good, and
+    how to fit them again.
+    """
     n, d = u.shape
+    if d > FEW_FEATURES:
+        yield _shrunk(u).score(others), _shrunk
     for kind in ("full",) if d <= FEW_FEATURES else ("full", "diag"):
         best = -math.inf
         for k in (2**i for i in range(int(math.log2(most)) + 1)):
@@ -93,7 +127,7 @@ def _candidates(u: np.ndarray, others: np.ndarray, most: int, seed: int) -> Iter
                 break
             mixture = GaussianMixture(k, covariance_type=kind, init_params="random_from_data", random_state=seed)
             log_likelihood = mixture.set_params(max_iter=500).fit(u).score(others)
-            yield log_likelihood, mixture
+            yield log_likelihood, partial(_polished, mixture)
             if log_likelihood < best:
                 break
             best = log_likelihood

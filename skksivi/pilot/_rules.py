@@ -27,6 +27,7 @@ from skksivi.pilot._modes import (
     scattered,
     search_around,
 )
+from skksivi.pilot._short import SHORT, short_pilot
 from skksivi.pilot._underdamped import surrounding, underdamped_pilot
 from skksivi.score._score import DifferentiableScore, Halves, Score
 
@@ -194,11 +195,20 @@ def _matched(search: Search) -> Found:
 def _by_chains(search: Search) -> Found:
     """Return mean and covariance of chains around the modes, and the chains."""
     double, generator = search.score.double, search.generator
+    if search.chains.effort != "high" and search.score.n_features <= SHORT.max_features:
+        short = short_pilot(double, search.starts, generator, alone=search.alone, begin=double.tally.begin)
+        if short is not None and (short[1].converged or search.chains.effort == "low"):
+            return _of_points(*short)
     modes = search_around(double, search.starts, generator, alone=search.alone)
     pilot = find_pilot(double, modes, generator, search.left, double.tally.begin)
     if len(pilot.n_of_mode) > 1:
         double.tally.begin(f"whitening, weights of {len(pilot.n_of_mode)} modes")
         pilot = weighed(double, pilot, generator)
+    return _of_points(modes, pilot)
+
+
+def _of_points(modes: ModeMaps, pilot: PilotPoints) -> Found:
+    """Return the map by the mean and the covariance of a pilot."""
     x = pilot.x
     moments = (a.cpu().numpy() for a in (x.mean(0), pilot.mean_se, x.std(0)))
     map_ = Affine(x.mean(0), covariance_root(x))

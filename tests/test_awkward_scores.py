@@ -1,5 +1,6 @@
 """Whole classes of scores that give wrong results without a word, over generated cases: mended or named."""
 
+import copy
 import itertools
 import math
 import warnings
@@ -82,9 +83,17 @@ def cube(x):
     return 1 - x**3
 
 
-class OwnProduct(Target):
-    n_features = 2
+class InArray:
+    """The same of arrays."""
 
+    def __init__(self, function, buffer):
+        self.inner = InBuffer(function, buffer, False)
+
+    def __call__(self, X):
+        return self.inner(torch.from_numpy(X)).numpy()
+
+
+class OwnProduct(Target):
     def __init__(self, buffer, of_scores, of_products):
         self.scores = InBuffer(cube, buffer, False) if of_scores else cube
         self.times = InBuffer(torch.mul, buffer, False) if of_products else torch.mul
@@ -97,17 +106,22 @@ class OwnProduct(Target):
 
 
 IN_BUFFERS = [InBuffer(cube, *case) for case in itertools.product(BUFFERS, (False, True))]
+IN_ARRAYS = [InArray(cube, buffer) for buffer in BUFFERS]
 OWN_PRODUCTS = [
     OwnProduct(*case) for case in itertools.product(BUFFERS, (False, True), (False, True)) if any(case[1:])
 ]
 
 
+@pytest.mark.parametrize("d", [1, 2, 5])
 @pytest.mark.parametrize("dtype", STEPS)
-@pytest.mark.parametrize("target", [*IN_BUFFERS, *OWN_PRODUCTS])
-def test_a_result_outlives_the_next_call(target, dtype):
-    score = resolved(target, 2, dtype)
+@pytest.mark.parametrize("target", [*IN_BUFFERS, *IN_ARRAYS, *OWN_PRODUCTS])
+def test_a_result_outlives_the_next_call(target, dtype, d):
+    target = copy.deepcopy(target)  # with memory of its own
+    if isinstance(target, OwnProduct):
+        target.n_features = d
+    score = resolved(target, d, dtype)
     for n in (3, 40):
-        x, y, v = (normal(n, 2, seed=k).to(dtype) for k in range(3))
+        x, y, v = (normal(n, d, seed=k).to(dtype) for k in range(3))
         first, (kept, pull) = score(x), score.with_pullback(x)
         score(y)
         product = pull(v)
@@ -214,8 +228,10 @@ def coupled():
 
 
 @pytest.mark.parametrize("k", range(3))
-def test_rows_that_depend_on_each_other_are_refused(k):
-    for score_fn, d in itertools.islice(coupled(), k, None, 3):
+def test_rows_that_depend_on_each_other_are_refused(k, record_property):
+    cases = list(itertools.islice(coupled(), k, None, 3))
+    record_property("cases", len(cases))
+    for score_fn, d in cases:
         with pytest.raises(ValueError, match="rows must be independent"):
             resolved(score_fn, d)
 

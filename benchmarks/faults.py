@@ -19,14 +19,16 @@ from _harness import command, print_table, results
 TESTS = Path(__file__).resolve().parents[1] / "tests"
 OPTIONS = [
     "-p no:cacheprovider", "-p no:terminal", "-o", "addopts=-p no:randomly --import-mode=importlib",
-    "-W", "ignore::pytest.PytestAssertRewriteWarning", f"--rootdir={TESTS.parent}", f"-c{TESTS.parent}/pyproject.toml",
+    "-W", "ignore::pytest.PytestAssertRewriteWarning", f"--rootdir={TESTS.parent}",
+    f"-c{TESTS.parent}/pyproject.toml",
 ]  # fmt: skip
 
 #: Tests of each class, as file: names.
 CLASSES = {
     "the checkpoint of another fit is resumed": {
-        "test_checkpoint": "a_checkpoint_is_of_one_score a_checkpoint_is_of_one_target a_checkpoint_is_of_one_setting "
-        "a_checkpoint_is_of_one_bridge what_returns_the_same_goes_on the_whitened_target_counts_where_it_is "
+        "test_checkpoint": "a_checkpoint_is_of_one_score a_checkpoint_is_of_one_target "
+        "a_checkpoint_is_of_one_setting a_checkpoint_is_of_one_bridge what_returns_the_same_goes_on "
+        "the_whitened_target_counts_where_it_is "
         "another_fit_is_refused_by_the_name_of_what_differs what_cannot_be_told_from_others_is_refused",
     },
     "candidates of a search share a checkpoint": {
@@ -69,6 +71,11 @@ CLASSES = {
     },
     "ArviZ cannot read the draws": {
         "test_export": "any_parameters_have_a_summary_by_their_names arviz_takes_them",
+    },
+    "second derivatives are missing or NaN": {
+        "test_awkward_scores": "second_derivatives_that_are_nan_end_no_fit "
+        "second_derivatives_that_are_nan_are_differences "
+        "where_torch_lacks_a_second_derivative_products_are_differences",
     },
     "rows of a score depend on each other": {
         "test_awkward_scores": "rows_that_depend_on_each_other_are_refused "

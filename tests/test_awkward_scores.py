@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from plain_targets import RING, log_gamma_score, normal, normal_array, student_score
 from torch import distributions as dist
 from torch.autograd.function import once_differentiable
@@ -17,6 +19,7 @@ from skksivi import HKSIVIApproximator, KSIVIApproximator, diagnose, modes
 from skksivi.baselines import MALA, SVGD, Laplace
 from skksivi.metrics import kl_divergence, ksd
 from skksivi.parameters import Pilot
+from skksivi.pilot._affine import Affine
 from skksivi.score._bounds import find_bounds
 from skksivi.score._score import STEPS, Halves, central_difference
 from skksivi.score._target import resolve_score
@@ -322,6 +325,73 @@ def test_a_density_without_a_second_derivative_is_fitted():
     X = KSIVIApproximator(**QUICK).fit(from_log_prob(LOG_PROBS["cdist 2.0"], 2)).sample(20_000)
     np.testing.assert_allclose(X.mean(0), CENTRES.mean(0), atol=0.05)
     np.testing.assert_allclose(X.std(0), 3**-0.5, rtol=0.1)
+
+
+# Second derivatives of torch that are NaN
+
+
+def mixed(gap, d, log10_sd, weight):
+    """Two far modes by `logaddexp`, whose second derivative is NaN where one is far below the other."""
+    sd, centre = 10**log10_sd, gap * torch.nn.functional.one_hot(torch.tensor(0), d)
+
+    def part(x, m, shift):
+        return shift - ((x / sd - m.to(x)) ** 2).sum(1) / 2
+
+    return lambda x: torch.logaddexp(part(x, -centre, 0.0), part(x, centre, weight))
+
+
+def masked(gap, d, log10_sd, weight):
+    """A part that is zero on one side, whose second derivative is infinite, times zero, there."""
+
+    def log_prob(x):
+        z = x / 10**log10_sd
+        return -(z.square() / 2 + (z - gap / 100).relu() ** 1.5).sum(1)
+
+    return log_prob
+
+
+def powered(gap, d, log10_sd, weight):
+    """A second derivative that is infinite at zero."""
+    return lambda x: -((x / 10**log10_sd).abs() ** (1.2 + gap / 200)).sum(1)
+
+
+def normed(gap, d, log10_sd, weight):
+    """A norm, of which the second derivative is NaN at zero."""
+    return lambda x: -(x / 10**log10_sd).norm(dim=1).square() / 2 - (x / 10**log10_sd)[:, 0] * weight / 10
+
+
+NAN = st.tuples(
+    st.sampled_from([mixed, masked, powered, normed]),
+    st.floats(1, 100),
+    st.integers(1, 4),
+    st.floats(-4, 4),
+    st.floats(-2, 2),
+)
+
+
+@given(case=NAN, seed=st.integers(0, 10**6), dtype=st.sampled_from(["float32", "float64"]))
+def test_second_derivatives_that_are_nan_are_differences(case, seed, dtype):
+    """At the points of a fit the products are finite, and those of differences where they were not."""
+    make, gap, d, log10_sd, weight = case
+    score = resolved(from_log_prob(make(gap, d, log10_sd, weight), d), dtype=getattr(torch, dtype))
+    map_ = Affine(torch.zeros(d).double(), 10**log10_sd * torch.eye(d).double())
+    u, v = normal(50, d, seed=seed), normal(50, d, seed=seed + 1)
+    u[0] = 0
+    for of_u in (map_.pull_back(score), map_.pull_back(score.double)):
+        s, pull = of_u.with_pullback(u)
+        assert (pull(v).isfinite() & of_u.product(u, v).isfinite())[s.isfinite()].all()
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning", "ignore:The target seems bounded")
+@pytest.mark.slow
+@given(case=NAN, whiten=st.sampled_from([None, "laplace"]), dtype=st.sampled_from(["float32", "float64"]))
+def test_second_derivatives_that_are_nan_end_no_fit(case, whiten, dtype):
+    make, gap, d, log10_sd, weight = case
+    target = from_log_prob(make(gap, d, log10_sd, weight), d)
+    options = {"max_iter": 30, "batch_size": 32, "hidden_layer_sizes": (8,), "dtype": dtype, "random_state": 0}
+    init = 10**log10_sd * np.full(d, 0.1)
+    q = KSIVIApproximator(whiten=whiten, init=init, **options).fit(target)
+    assert np.isfinite(q.sample(100)).all()
 
 
 # Mistakes that gave an error of torch's own

@@ -128,7 +128,11 @@ def is_beside(script, module):
 
 @pytest.mark.parametrize(
     "command",
-    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in COMMANDS if name not in OWN_PROCESSES],
+    [
+        name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+        for name in COMMANDS
+        if name not in OWN_PROCESSES
+    ],
 )
 def test_script_runs(command, tmp_path, capsys):
     script, *table = command.split()

@@ -209,6 +209,8 @@ def _explained(error: BaseException, score_fn: Score, x: Tensor) -> FloatingPoin
             f"the score is not finite at {len(bad)} of {len(x)} fresh draws, rows {bad[:3]} and so on, "
             f"the first at x = [{row}{', ...' if x.shape[1] > 5 else ''}]"
         )
+    elif not score_fn.by_differences and not score_fn.differentiated(x)[1](x).isfinite().all():
+        cause = "the score is finite, its derivative by torch is not; set products='finite-difference' of the target"
     return FloatingPointError(
         f"{error}: {cause}. The state after the last finite step is kept. `score_fn`, or a term of `terms`, may be "
         "undefined or huge there, or have the wrong sign. Use dtype='float64', a smaller `learning_rate` or "

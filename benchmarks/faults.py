@@ -69,6 +69,12 @@ CLASSES = {
         "blocks_of_rows_give_the_score_and_products_of_all_of_them "
         "corrected_parts_have_the_score_and_product_of_all_as_their_mean",
     },
+    "a table for regression is degenerate": {
+        "test_predictors": "tables_of_any_kind_and_scale_are_fitted "
+        "copies_of_rows_and_weights_leave_intervals_honest",
+        "test_process": "the_evidence_is_finite_wherever_it_is_searched "
+        "data_without_noise_or_signal_have_a_proper_posterior",
+    },
     "ArviZ cannot read the draws": {
         "test_export": "any_parameters_have_a_summary_by_their_names arviz_takes_them",
     },

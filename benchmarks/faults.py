@@ -97,6 +97,7 @@ CLASSES = {
         "test_ksivi": "modes_have_their_widths_at_any_distance",
     },
     "a message names the wrong remedy": {
+        "test_remedies": "what_is_said_helps",
         "test_ksivi": "a_width_that_is_off_is_told_with_a_remedy_that_helps draws_far_too_wide_or_narrow_are_told",
     },
     "a checkpoint cannot be written or read": {

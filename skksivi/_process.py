@@ -112,11 +112,20 @@ def log_density(theta: Tensor, profile: str, X: Tensor, y: Tensor, w: Tensor) ->
     K = 1 + scales.slope.square() * X @ X.mT
     K = K + scales.amplitude.square() * similarity(profile, scales.lengths, X, X)
     variance = scales.noise.square() + LEAST_NOISE
-    L = torch.linalg.cholesky(K + (variance / w + ROUNDING * K.diagonal().mean()).diag())
+    L = root(K, variance / w)
     z = torch.linalg.solve_triangular(L, y[:, None], upper=False)
     means, spreads = before(len(theta), X.shape[1])
     log_likelihood = -z.square().sum() / 2 - L.diagonal().log().sum()
     return log_likelihood - ((theta - means) / spreads).square().sum() / 2
+
+
+def root(K: Tensor, noise: Tensor) -> Tensor:
+    """Return the Cholesky factor of K (n, n) and noise (n,), with as much of its mean variance as rounding asks."""
+    share, failed = ROUNDING, True
+    while failed and share < 1:
+        L, failed = torch.linalg.cholesky_ex(K + (noise + share * K.diagonal().mean()).diag())
+        share *= 10
+    return L
 
 
 def before(k: int, p: int) -> tuple[Tensor, Tensor]:

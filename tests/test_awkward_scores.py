@@ -1,5 +1,6 @@
 """Whole classes of scores that give wrong results without a word, over generated cases: mended or named."""
 
+import copy
 import itertools
 import math
 import warnings
@@ -8,6 +9,8 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from plain_targets import RING, log_gamma_score, normal, normal_array, student_score
 from torch import distributions as dist
 from torch.autograd.function import once_differentiable
@@ -16,6 +19,7 @@ from skksivi import HKSIVIApproximator, KSIVIApproximator, diagnose, modes
 from skksivi.baselines import MALA, SVGD, Laplace
 from skksivi.metrics import kl_divergence, ksd
 from skksivi.parameters import Pilot
+from skksivi.pilot._affine import Affine
 from skksivi.score._bounds import find_bounds
 from skksivi.score._score import STEPS, Halves, central_difference
 from skksivi.score._target import resolve_score
@@ -82,9 +86,17 @@ def cube(x):
     return 1 - x**3
 
 
-class OwnProduct(Target):
-    n_features = 2
+class InArray:
+    """The same of arrays."""
 
+    def __init__(self, function, buffer):
+        self.inner = InBuffer(function, buffer, False)
+
+    def __call__(self, X):
+        return self.inner(torch.from_numpy(X)).numpy()
+
+
+class OwnProduct(Target):
     def __init__(self, buffer, of_scores, of_products):
         self.scores = InBuffer(cube, buffer, False) if of_scores else cube
         self.times = InBuffer(torch.mul, buffer, False) if of_products else torch.mul
@@ -97,17 +109,22 @@ class OwnProduct(Target):
 
 
 IN_BUFFERS = [InBuffer(cube, *case) for case in itertools.product(BUFFERS, (False, True))]
+IN_ARRAYS = [InArray(cube, buffer) for buffer in BUFFERS]
 OWN_PRODUCTS = [
     OwnProduct(*case) for case in itertools.product(BUFFERS, (False, True), (False, True)) if any(case[1:])
 ]
 
 
+@pytest.mark.parametrize("d", [1, 2, 5])
 @pytest.mark.parametrize("dtype", STEPS)
-@pytest.mark.parametrize("target", [*IN_BUFFERS, *OWN_PRODUCTS])
-def test_a_result_outlives_the_next_call(target, dtype):
-    score = resolved(target, 2, dtype)
+@pytest.mark.parametrize("target", [*IN_BUFFERS, *IN_ARRAYS, *OWN_PRODUCTS])
+def test_a_result_outlives_the_next_call(target, dtype, d):
+    target = copy.deepcopy(target)  # with memory of its own
+    if isinstance(target, OwnProduct):
+        target.n_features = d
+    score = resolved(target, d, dtype)
     for n in (3, 40):
-        x, y, v = (normal(n, 2, seed=k).to(dtype) for k in range(3))
+        x, y, v = (normal(n, d, seed=k).to(dtype) for k in range(3))
         first, (kept, pull) = score(x), score.with_pullback(x)
         score(y)
         product = pull(v)
@@ -214,8 +231,10 @@ def coupled():
 
 
 @pytest.mark.parametrize("k", range(3))
-def test_rows_that_depend_on_each_other_are_refused(k):
-    for score_fn, d in itertools.islice(coupled(), k, None, 3):
+def test_rows_that_depend_on_each_other_are_refused(k, record_property):
+    cases = list(itertools.islice(coupled(), k, None, 3))
+    record_property("cases", len(cases))
+    for score_fn, d in cases:
         with pytest.raises(ValueError, match="rows must be independent"):
             resolved(score_fn, d)
 
@@ -306,6 +325,73 @@ def test_a_density_without_a_second_derivative_is_fitted():
     X = KSIVIApproximator(**QUICK).fit(from_log_prob(LOG_PROBS["cdist 2.0"], 2)).sample(20_000)
     np.testing.assert_allclose(X.mean(0), CENTRES.mean(0), atol=0.05)
     np.testing.assert_allclose(X.std(0), 3**-0.5, rtol=0.1)
+
+
+# Second derivatives of torch that are NaN
+
+
+def mixed(gap, d, log10_sd, weight):
+    """Two far modes by `logaddexp`, whose second derivative is NaN where one is far below the other."""
+    sd, centre = 10**log10_sd, gap * torch.nn.functional.one_hot(torch.tensor(0), d)
+
+    def part(x, m, shift):
+        return shift - ((x / sd - m.to(x)) ** 2).sum(1) / 2
+
+    return lambda x: torch.logaddexp(part(x, -centre, 0.0), part(x, centre, weight))
+
+
+def masked(gap, d, log10_sd, weight):
+    """A part that is zero on one side, whose second derivative is infinite, times zero, there."""
+
+    def log_prob(x):
+        z = x / 10**log10_sd
+        return -(z.square() / 2 + (z - gap / 100).relu() ** 1.5).sum(1)
+
+    return log_prob
+
+
+def powered(gap, d, log10_sd, weight):
+    """A second derivative that is infinite at zero."""
+    return lambda x: -((x / 10**log10_sd).abs() ** (1.2 + gap / 200)).sum(1)
+
+
+def normed(gap, d, log10_sd, weight):
+    """A norm, of which the second derivative is NaN at zero."""
+    return lambda x: -(x / 10**log10_sd).norm(dim=1).square() / 2 - (x / 10**log10_sd)[:, 0] * weight / 10
+
+
+NAN = st.tuples(
+    st.sampled_from([mixed, masked, powered, normed]),
+    st.floats(1, 100),
+    st.integers(1, 4),
+    st.floats(-4, 4),
+    st.floats(-2, 2),
+)
+
+
+@given(case=NAN, seed=st.integers(0, 10**6), dtype=st.sampled_from(["float32", "float64"]))
+def test_second_derivatives_that_are_nan_are_differences(case, seed, dtype):
+    """At the points of a fit the products are finite, and those of differences where they were not."""
+    make, gap, d, log10_sd, weight = case
+    score = resolved(from_log_prob(make(gap, d, log10_sd, weight), d), dtype=getattr(torch, dtype))
+    map_ = Affine(torch.zeros(d).double(), 10**log10_sd * torch.eye(d).double())
+    u, v = normal(50, d, seed=seed), normal(50, d, seed=seed + 1)
+    u[0] = 0
+    for of_u in (map_.pull_back(score), map_.pull_back(score.double)):
+        s, pull = of_u.with_pullback(u)
+        assert (pull(v).isfinite() & of_u.product(u, v).isfinite())[s.isfinite()].all()
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning", "ignore:The target seems bounded")
+@pytest.mark.slow
+@given(case=NAN, whiten=st.sampled_from([None, "laplace"]), dtype=st.sampled_from(["float32", "float64"]))
+def test_second_derivatives_that_are_nan_end_no_fit(case, whiten, dtype):
+    make, gap, d, log10_sd, weight = case
+    target = from_log_prob(make(gap, d, log10_sd, weight), d)
+    options = {"max_iter": 30, "batch_size": 32, "hidden_layer_sizes": (8,), "dtype": dtype, "random_state": 0}
+    init = 10**log10_sd * np.full(d, 0.1)
+    q = KSIVIApproximator(whiten=whiten, init=init, **options).fit(target)
+    assert np.isfinite(q.sample(100)).all()
 
 
 # Mistakes that gave an error of torch's own

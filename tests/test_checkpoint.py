@@ -24,6 +24,8 @@ import safetensors.torch
 import torch
 from changed_fits import BRIDGES, PARAMETERS, SAME, SCORES, TARGETS, changed_score, changed_target, normal_score
 from changed_fits import D as N_FEATURES
+from hypothesis import given
+from hypothesis import strategies as st
 from joblib import parallel_backend
 from misbehaving import Misbehaving, raising
 from sklearn.base import clone
@@ -405,6 +407,26 @@ def test_fits_below_a_folder_go_on_each_with_its_own(interrupt, tmp_path):
     assert list(folder.iterdir()) == []
 
 
+CANDIDATES = st.tuples(st.sampled_from([1e-3, 1e-2]), st.integers(0, 3), st.sampled_from(SCORES), st.booleans())
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@given(candidates=st.lists(CANDIDATES, min_size=2, max_size=3, unique=True))
+def test_candidates_below_a_folder_do_not_meet(candidates, interrupt, tmp_path):
+    """Whatever they differ in, also if all are interrupted: rate, seed, target and replicate."""
+    (tmp_path / "fit.ckpt").mkdir(exist_ok=True)
+    fits = [
+        (interrupt(TINY, score_fn, learning_rate=rate, random_state=seed), score_fn)
+        for rate, seed, kind, second in candidates
+        for score_fn in [changed_score(kind, 0)[second]]
+    ]
+    for q, score_fn in fits:
+        whole = clone(q).set_params(checkpoint=None).fit(score_fn, n_features=N_FEATURES)
+        assert_same_fit(q.fit(score_fn, n_features=N_FEATURES), whole)
+    assert list((tmp_path / "fit.ckpt").iterdir()) == []
+
+
 def test_a_process_that_is_killed_holds_nothing_up(tmp_path):
     script = f"""
 import time
@@ -674,26 +696,32 @@ def crafted_headers(content, about):
     yield "bytearray", lambda: b"\x80\x02c__builtin__\nbytearray\nJ\x00\xca\x9a;\x85R."
 
 
-def assert_all_told(crafted, files):
-    wrong = [name for name, content in files if not told_or_harmless(crafted, content())]
-    assert wrong == []
+@pytest.fixture
+def assert_all_told(crafted, record_property):
+    def told(files):
+        wrong = [name for name, content in files if not told_or_harmless(crafted, content())]
+        record_property("cases", len(files))
+        record_property("wrong", len(wrong))
+        assert wrong == []
+
+    return told
 
 
 @pytest.mark.slow
-def test_a_crafted_checkpoint_is_told_or_harmless(crafted):
+def test_a_crafted_checkpoint_is_told_or_harmless(crafted, assert_all_told):
     files = list(crafted_files(crafted[1], np.random.RandomState(0)))
-    assert_all_told(crafted, files)
+    assert_all_told(files)
     assert len(files) > 500
 
 
-def test_some_crafted_checkpoints_are_told_or_harmless(crafted):
+def test_some_crafted_checkpoints_are_told_or_harmless(crafted, assert_all_told):
     rng = np.random.RandomState(0)
     files = list(crafted_files(crafted[1], rng))
-    assert_all_told(crafted, [files[k] for k in rng.choice(len(files), 10, replace=False)])
+    assert_all_told([files[k] for k in rng.choice(len(files), 10, replace=False)])
 
 
-def test_headers_that_lie_are_told(crafted):
-    assert_all_told(crafted, list(crafted_headers(crafted[1], parts_of(crafted[1])[0])))
+def test_headers_that_lie_are_told(crafted, assert_all_told):
+    assert_all_told(list(crafted_headers(crafted[1], parts_of(crafted[1])[0])))
 
 
 @pytest.mark.parametrize("format_", [b"1", b"3"])

@@ -26,7 +26,7 @@ from approximators import (
     short,
 )
 from awkward_arrays import every_view
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from misbehaving import Misbehaving, raising
 from plain_targets import UnmovableModule
@@ -400,7 +400,6 @@ def test_a_mistake_after_fit_gives_a_clear_error(q, mistake):
 
 
 @pytest.mark.parametrize("make", [Laplace, lambda **own: KSIVIApproximator(whiten="laplace", max_iter=20, **own)])
-@settings(max_examples=5)
 @given(log10_size=st.floats(-6, 12), log10_scale=st.floats(-6, 6), seed=st.integers(0, 10**6))
 def test_draws_can_be_told_apart_however_far_they_are_from_the_origin(make, log10_size, log10_scale, seed):
     """Means of 2,000 draws are within five standard errors, which rounding to float32 would often spoil."""

@@ -239,7 +239,8 @@ def left_behind(tmp_path):
     return path
 
 
-def test_a_flipped_bit_of_a_checkpoint_is_told_or_does_not_matter(left_behind):
+def test_a_flipped_bit_of_a_checkpoint_is_told_or_does_not_matter(left_behind, record_property):
+    record_property("cases", 40)
     rng, content = np.random.RandomState(0), left_behind.read_bytes()
     whole = clone(SHORT).fit(normal_score, n_features=2)
     for _ in range(40):

@@ -2,6 +2,7 @@
 
 import math
 import pickle
+import warnings
 
 import numpy as np
 import pytest
@@ -618,6 +619,28 @@ def test_draws_far_too_wide_or_narrow_are_told(scale, way):
         fit(lambda x: -x / torch.tensor([1.0, scale]) ** 2, whiten=None)
 
 
+@pytest.mark.slow
+@given(
+    log10=st.floats(1.5, 4).flatmap(lambda a: st.sampled_from([-a, a])),
+    d=st.integers(2, 6),
+    k=st.integers(0, 5),
+    seed=st.integers(0, 10**6),
+)
+def test_a_width_that_is_off_is_told_with_a_remedy_that_helps(log10, d, k, seed):
+    """Its direction, its coordinate by name; and with whiten='auto', as the message says, there is no message."""
+    sd = torch.ones(d, dtype=torch.float64).index_fill(0, torch.tensor([k % d]), 10**log10)
+    names = [f"theta[{i}]" for i in range(d)]
+    target = from_log_prob(lambda x: -(x / sd.to(x)).square().sum(1) / 2, d, names=names)
+    q = KSIVIApproximator(whiten=None, max_iter=50, hidden_layer_sizes=(8,), batch_size=32, random_state=seed)
+    way = "narrow" if log10 > 0 else "wide"
+    with pytest.warns(ConvergenceWarning, match=rf"too {way} in `theta\[{k % d}\]`.*whiten='auto'"):
+        q.fit(target)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        q.set_params(whiten="auto").fit(target)
+    np.testing.assert_allclose(q.sample(4000, random_state=0).std(0) / sd.numpy(), 1, atol=0.15)
+
+
 @pytest.mark.filterwarnings("ignore:The target seems bounded")
 def test_a_score_that_is_nan_at_the_origin_names_the_remedy():
     with pytest.raises(ValueError, match=r"`init`.*`whiten`"):
@@ -657,6 +680,21 @@ def test_a_warm_start_follows_a_sequence_of_data():
         assert np.abs(X.std(0) / R.std(0) - 1).max() < 0.06
 
 
+@pytest.mark.slow
+@given(shift=st.floats(0.3, 2), d=st.integers(1, 5), log10=st.floats(-3, 3), seed=st.integers(0, 10**6))
+def test_a_warm_start_goes_most_of_the_way_to_a_target_that_has_moved(shift, d, log10, seed):
+    """In standard deviations, of a few hundred iterations."""
+    sd = 10**log10 * (0.5 + torch.rand(d, generator=generator(seed)).double())
+    step = shift * torch.nn.functional.normalize(normal(d, seed=seed), dim=0)
+    options = {"batch_size": 64, "hidden_layer_sizes": (16,), "learning_rate": 5e-3}
+    q = KSIVIApproximator(whiten="laplace", warm_start=True, random_state=seed).set_params(**options, max_iter=1)
+    q.fit(lambda x: -x / sd.to(x) ** 2, n_features=d)
+    q.set_params(max_iter=400).fit(lambda x: (step.to(x) - x / sd.to(x)) / sd.to(x), n_features=d)
+    z = torch.as_tensor(q.sample(4000, random_state=0)).double() / sd - step
+    assert z.mean(0).norm() < 0.3 * shift + 0.1
+    assert (z.std(0).log().abs() < math.log(1.5)).all()
+
+
 def test_a_warm_start_on_the_same_target_keeps_its_guard():
     q = KSIVIApproximator(whiten=Pilot(budget=0), max_iter=100, warm_start=True, random_state=0)
     q.fit(normal_score, n_features=2)
@@ -675,6 +713,25 @@ def test_a_training_that_spoils_a_good_start_returns_it(d):
     z = (q.sample(4000, random_state=0) - 1) / scale.numpy()
     assert np.abs(z.mean(0)).max() < 5 / math.sqrt(4000)
     assert np.abs(z.std(0) - 1).max() < 5 / math.sqrt(2 * 4000)
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@given(
+    d=st.integers(1, 10),
+    log10_condition=st.floats(0, 6),
+    log10_rate=st.floats(-3, 0),
+    batch_size=st.integers(4, 32),
+    seed=st.integers(0, 10**6),
+)
+def test_no_training_is_worse_than_its_exact_start(d, log10_condition, log10_rate, batch_size, seed):
+    """Or not by more than the quarter of a standard deviation that noise of short trainings may hide."""
+    p = GaussianScore(d, log10_condition, 1.0, seed)
+    L = torch.linalg.cholesky(p.V * p.lam @ p.V.mT)
+    q = KSIVIApproximator(whiten=(p.mean.numpy(), L.numpy()), max_iter=40, hidden_layer_sizes=(8,))
+    q.set_params(batch_size=batch_size, learning_rate=10**log10_rate, random_state=seed).fit(p.score_fn, n_features=d)
+    z = p.standardise(torch.as_tensor(q.sample(4000, random_state=0)).double().mT - p.mean[:, None])
+    assert z.mean(1).abs().max() < 0.35 + 5 / math.sqrt(4000)
+    assert (z.std(1) - 1).abs().max() < 0.35 + 5 / math.sqrt(2 * 4000)
 
 
 def test_a_training_that_improves_on_a_bad_start_is_kept():

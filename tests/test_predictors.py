@@ -7,6 +7,8 @@ import pandas as pd
 import pytest
 import scipy.stats
 from awkward_arrays import every_view
+from hypothesis import given
+from hypothesis import strategies as st
 from sklearn import config_context
 from sklearn.base import clone
 from sklearn.datasets import load_diabetes, load_iris
@@ -108,6 +110,42 @@ def test_copies_of_rows_and_weights_leave_intervals_honest(seed):
         m = KSIVIRegressor(approximator=Laplace(), random_state=0).fit(*fit)
         low, high = m.predict_quantiles(x[n:], [0.05, 0.95]).T
         assert 0.8 < ((low < y[n:]) & (y[n:] < high)).mean() < 0.97
+
+
+#: What tables of few rows may be: X, y, a generator -> X, y.
+AWKWARD = {
+    "near copies of columns": lambda X, y, rng: (np.column_stack([X, X + 1e-9 * rng.normal(size=X.shape)]), y),
+    "near copies of rows": lambda X, y, rng: (X[:1] + 1e-9 * rng.normal(size=X.shape), y),
+    "copies of rows": lambda X, y, rng: (X[rng.randint(2, size=len(X))], y),
+    "a constant column": lambda X, y, rng: (np.column_stack([X, np.full(len(X), rng.choice([0, 3.3, 1e12]))]), y),
+    "constant columns": lambda X, y, rng: (np.full(X.shape, 3.3), y),
+    "a constant y": lambda X, y, rng: (X, np.full(len(y), rng.choice([0, 1e-12, 1e12]))),
+    "no noise": lambda X, y, rng: (X, X.sum(1)),
+    "an outlier": lambda X, y, rng: (np.concatenate([1e9 * X[:1], X[1:]]), np.concatenate([1e9 * y[:1], y[1:]])),
+    "far from zero": lambda X, y, rng: (X + 1e9, y - 1e9),
+    "more columns than rows": lambda X, y, rng: (rng.normal(size=(len(X), 2 * len(X))), y),
+    "counts": lambda X, y, rng: (X, rng.poisson(np.exp(X[:, 0].clip(max=3)))),
+}
+
+
+@given(
+    kind=st.sampled_from(list(AWKWARD)),
+    model=st.sampled_from(["process", "linear"]),
+    n=st.integers(2, 40),
+    log10_scales=st.tuples(st.floats(-12, 12), st.floats(-12, 12)),
+    seed=st.integers(0, 10**6),
+)
+def test_tables_of_any_kind_and_scale_are_fitted(kind, model, n, log10_scales, seed):
+    rng, (scale, scale_of_y) = np.random.RandomState(seed), np.power(10.0, log10_scales)
+    x = rng.normal(size=(n, 2))
+    x, y = AWKWARD[kind](x, x @ [1.0, -1.0] + 0.3 * rng.normal(size=n), rng)
+    x, y = scale * x, scale_of_y * y
+    m = KSIVIRegressor(model=model, approximator=Laplace(), n_draws=50, random_state=0).fit(x, y)
+    for at in (x, 10 * x + scale):
+        mean, std = m.predict(at, return_std=True)
+        assert np.isfinite(mean).all()
+        assert (np.isfinite(std) & (std > 0)).all()
+    assert np.abs(m.predict(x) - y).max() <= 3 * (np.ptp(y) or 1) + 1e-6 * np.abs(y).max()
 
 
 def test_functions_of_a_process_are_drawn_whole():

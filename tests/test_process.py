@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy.integrate import dblquad
 from scipy.stats import multivariate_normal
 from sklearn.gaussian_process import GaussianProcessRegressor
@@ -62,6 +64,24 @@ def test_rows_are_no_copies_where_other_values_were_seen_at_the_same_place():
     _, z, w = merged(x, y, np.full(200, 7.0))
     np.testing.assert_array_equal(np.sort(z), np.sort(y))
     np.testing.assert_array_equal(w, np.ones(200))
+
+
+@given(
+    rows=st.integers(1, 60),
+    log10_gap=st.floats(-14, 0),
+    corner=st.lists(st.sampled_from([-1.0, -0.5, 0.0, 0.5, 1.0]), min_size=6, max_size=6),
+    seed=st.integers(0, 10**6),
+)
+def test_the_evidence_is_finite_wherever_it_is_searched(rows, log10_gap, corner, seed):
+    """Also of rows that are as good as equal, of columns that are copies of each other, and of outliers."""
+    rng = np.random.RandomState(seed)
+    x = rng.standard_t(2, size=(rows, 2))[rng.randint(rows, size=150)]
+    x = np.column_stack([x, x[:, 0]]) + 10**log10_gap * rng.normal(size=(150, 3))
+    x, y, w = tensors((x - x.mean(0)) / x.std(0), rng.normal(size=150), 10 ** rng.uniform(-6, 6, 150))
+    for k in (2, 4, 6):
+        means, spreads = _process.before(k, 3)
+        theta = means + _process.FAR * spreads * torch.tensor(corner[:k], dtype=torch.float64)
+        assert all(log_density(theta, profile, x, y, w).isfinite() for profile in PROFILES)
 
 
 @pytest.mark.parametrize("profile", PROFILES)

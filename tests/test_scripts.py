@@ -57,6 +57,7 @@ COMMANDS = {
     "benchmarks/dimensions.py": ["--dimensions", "20"],
     "benchmarks/minibatch.py": ["--quick", "--cases", "ten thousand", "--out", "minibatch.json"],
     "benchmarks/mutants.py": ["--modules", "stein._estimators", "--sample", "1", "--out", "mutants.json"],
+    "benchmarks/faults.py": ["--quick", "--out", "faults.json"],
     "benchmarks/detached.py": ["--quick", "--seeds", "1", "--out", "detached.json"],
     "benchmarks/posteriors.py": [],
     "benchmarks/weights.py": ["--quick", "--names", "banana", "--jobs", "1", "--out", "weights.json"],
@@ -64,8 +65,8 @@ COMMANDS = {
     "benchmarks/defaults.py": ["--names", "log_gamma", "--seeds", "1", "--jobs", "1", "--max-iter", "50"],
     "benchmarks/speed.py": ["--quick", "--cases", "waveform", "network 751", "--out", "speed.json"],
 }
-#: The one that forks, and must not find the package imported.
-MUTANTS = "benchmarks/mutants.py"
+#: The one that forks, and must not find the package imported, and the one that runs tests itself.
+MUTANTS, FAULTS = OWN_PROCESSES = "benchmarks/mutants.py", "benchmarks/faults.py"
 
 #: Those that take less than a second.
 QUICK = {
@@ -127,7 +128,11 @@ def is_beside(script, module):
 
 @pytest.mark.parametrize(
     "command",
-    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in COMMANDS if name != MUTANTS],
+    [
+        name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+        for name in COMMANDS
+        if name not in OWN_PROCESSES
+    ],
 )
 def test_script_runs(command, tmp_path, capsys):
     script, *table = command.split()
@@ -141,10 +146,21 @@ def test_script_runs(command, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_a_mutant_of_the_estimators_is_killed(tmp_path):
-    command = [sys.executable, ROOT / MUTANTS, *COMMANDS[MUTANTS]]
-    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
-    found = json.loads((tmp_path / "mutants.json").read_text())["stein._estimators"]
+    found = in_own_process(MUTANTS, tmp_path)["stein._estimators"]
     assert (found["tried"], found["killed"], found["survivors"]) == (1, 1, [])
+
+
+@pytest.mark.slow
+def test_faults_are_counted(tmp_path):
+    rows = in_own_process(FAULTS, tmp_path)["rows"]
+    assert sum(row["cases"] for row in rows) > 100
+    assert [row["case"] for row in rows if row["wrong"]] == []
+
+
+def in_own_process(script, folder):
+    command = [sys.executable, ROOT / script, *COMMANDS[script]]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True)
+    return json.loads((folder / COMMANDS[script][-1]).read_text())
 
 
 @pytest.mark.slow

@@ -160,8 +160,7 @@ def check_whitening(view: View) -> Check:
         todo = view.advice("whiten", otherwise="rescale the parameters")
         remedy = f"The coordinates of the training are of unlike scales: {todo}."
     if not whitening.converged:
-        has_budget = "whiten" in view.parameters
-        todo = "raise the `budget` of whiten=Pilot(...)" if has_budget else "start near a mode by `init`"
+        todo = view.advice("whiten", otherwise="start near a mode by `init`")
         remedy = f"The chains that explored the target had not converged: {todo}."
     return judged("whitening", after, text + ("" if whitening.converged else ", not converged"), remedy)
 

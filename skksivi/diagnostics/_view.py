@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from skksivi.diagnostics._report import Check
 from skksivi.families._samplers import Gaussian, Sampler
+from skksivi.parameters import Whiten, pilot_of
 from skksivi.score._score import Score
 
 #: Standard errors within which a difference is noise.
@@ -27,6 +28,7 @@ TEXTS = {
     "n_warmup": "raise `n_warmup` beyond {}",
     "mixing": "let `mixing` be 'auto' or a StudentT",
     "whiten": "set whiten='auto'",
+    "budget": "raise the `budget` of whiten=Pilot(...) beyond {}",
 }
 
 
@@ -70,8 +72,18 @@ class View(NamedTuple):
         """Say what to change of the parameters that the approximator has and that do not have the value already."""
         if isinstance(self.sampler, Gaussian):
             return "one Gaussian is not enough, use `KSIVIApproximator`"
-        given = [name for name in names if str(self.parameters.get(name, "auto")) != "auto"]
-        return ", or ".join([TEXTS[name].format(self.parameters[name]) for name in given] or [otherwise])
+        parameters = {name: self.parameters.get(name, "auto") for name in names}
+        parameters = {name: value for name, value in parameters.items() if str(value) != "auto"}
+        if "whiten" in names and "whiten" in self.parameters:
+            chains = pilot_of(cast("Whiten", self.parameters["whiten"]))
+            if chains is not None:
+                parameters.pop("whiten", None)
+                if not self.report["whitening_"].converged:
+                    parameters = {"budget": chains.budget}
+            else:  # iterations are slow to make up for bad coordinates
+                parameters.pop("max_iter", None)
+        order = [name for name in ("budget", *names) if name in parameters]
+        return ", or ".join([TEXTS[name].format(parameters[name]) for name in order] or [otherwise])
 
 
 def judged(name: str, value: float, text: str, remedy: str | None) -> Check:

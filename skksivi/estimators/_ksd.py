@@ -558,5 +558,5 @@ def _remark(watch: Watch, best_iter: int) -> str | None:
     return (
         f"The training ended with coordinate {worst} of the whitened draws at {last.sd_ratio[worst]:.2f} times its "
         f"standard deviation and its third moment changed by {last.third[worst]:+.2f}; the state of iteration "
-        f"{best_iter} is kept. Raise the `weight` of the Pilot or `batch_size`, or lower `learning_rate`."
+        f"{best_iter} is kept. Lower `learning_rate`, or raise `batch_size` or the `weight` of the Pilot."
     )

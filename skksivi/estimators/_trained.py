@@ -27,6 +27,7 @@ from skksivi.parameters import (
     checked_object,
     pilot_of,
 )
+from skksivi.pilot._affine import Identity
 from skksivi.pilot._chains import CHAINS, PilotPoints
 from skksivi.pilot._rules import MAX_POINTS, RULES, Whitening, check_start, find_whitening, points_near_target
 from skksivi.score._score import Score, Tally
@@ -211,6 +212,8 @@ def _explained(error: BaseException, score_fn: Score, x: Tensor) -> FloatingPoin
             f"the score is not finite at {len(bad)} of {len(x)} fresh draws, rows {bad[:3]} and so on, "
             f"the first at x = [{row}{', ...' if x.shape[1] > 5 else ''}]"
         )
+    elif not score_fn.by_differences and not score_fn.differentiated(x)[1](x).isfinite().all():
+        cause = "the score is finite, its derivative by torch is not; set products='finite-difference' of the target"
     return FloatingPointError(
         f"{error}: {cause}. The state after the last finite step is kept. `score_fn`, or a term of `terms`, may be "
         "undefined or huge there, or have the wrong sign. Use dtype='float64', a smaller `learning_rate` or "
@@ -237,12 +240,22 @@ def _warn(fit: Fit, score_fn: Score, x: Tensor) -> None:
         message = fit.remark
     else:
         s = score_fn.double(x)
-        message = _of_variances(x, s, score_fn) or _of_shift(x, s)
+        todo = _todo(whitening)
+        message = _of_variances(x, s, score_fn, todo) or _of_shift(x, s, todo)
     if message is not None:
         warn_caller(message, ConvergenceWarning)
 
 
-def _of_variances(x: Tensor, s: Tensor, score_fn: Score) -> str | None:
+def _todo(whitening: object) -> str:
+    """Say what brings the draws nearer to the target, by how the coordinates of the training were found."""
+    if isinstance(whitening, Whitening) and whitening.sd is not None:
+        return "Lower `learning_rate`, or raise the `budget` of whiten=Pilot(...)"
+    if isinstance(whitening, Whitening) and not isinstance(whitening.map, Identity):
+        return "Set whiten='auto', or raise `max_iter`"
+    return "Set whiten='auto', or rescale the parameters"
+
+
+def _of_variances(x: Tensor, s: Tensor, score_fn: Score, todo: str) -> str | None:
     """Say in which coordinate draws x (n, d) with scores s are far too wide or narrow."""
     variances, se = stein_variances(x, s)
     low, high = FAILED_VARIANCES
@@ -254,20 +267,18 @@ def _of_variances(x: Tensor, s: Tensor, score_fn: Score) -> str | None:
     return (
         f"The draws are too {way} in {score_fn.label(worst)}: -E[s_i (x_i - E x_i)] is {variances[worst]:.2g} "
         f"there, where it should be 1; {int(wrong.sum())} of {len(wrong)} coordinates are off by more than "
-        "a factor of 4. Use whiten='auto', more `max_iter`, a smaller `initial_scale` or rescale the "
-        "parameters."
+        f"a factor of 4. {todo}."
     )
 
 
-def _of_shift(x: Tensor, s: Tensor) -> str | None:
+def _of_shift(x: Tensor, s: Tensor, todo: str) -> str | None:
     """Say how far draws x (n, d) with scores s are from the target."""
     square, se = stein_shift(x, s)
     if not square - 5 * se > FAILED_SHIFT:
         return None
     return (
         "The draws are too far from the target: E[s]^T Cov(x) E[s], about the square of the distance in standard "
-        f"deviations, is {square:.2g}, where it should be 0. Use whiten='auto', more `max_iter`, or set `init` near "
-        "the target."
+        f"deviations, is {square:.2g}, where it should be 0. {todo}, or set `init` near the target."
     )
 
 

@@ -2,7 +2,7 @@ r"""Affine maps x = m + L u, and the score of a target in the coordinates u."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -150,20 +150,29 @@ class WhitenedScore(Wrapped):
         """
         if self.score.by_differences:
             return self(u), lambda v: self.product(u, v)
-        s, pull = self.score.with_pullback(self.map.unwhiten(u.to(self.map.m)))
+        self.score.tally.add(values=len(u))
+        s, pull = self._differentiated(u)
+        return self.map.whiten_score(s).to(u), pull
+
+    def _differentiated(self, u: Tensor) -> tuple[Tensor, ScoreFunction]:
+        """Return the score of x at u (n, d), and the pullback, by differences in u where it is not finite."""
+        s, pull = self.score.differentiated(self.map.unwhiten(u.to(self.map.m)))
 
         def pullback(v: Tensor) -> Tensor:
-            return self.map.whiten_score(pull(self.map.unwhiten_direction(v.to(s)))).to(v)
+            product = self.map.whiten_score(pull(self.map.unwhiten_direction(v.to(s))))
+            return self.score.tally.mended(product, lambda rows: self._differences(u[rows], v[rows])).to(v)
 
-        return self.map.whiten_score(s).to(u), pullback
+        return s, pullback
 
     def product(self, u: Tensor, v: Tensor) -> Tensor:
         """Return J_u^T v for points u (n, d) and directions v (n, d), without the score."""
-        u_, v_ = u.to(self.map.m), v.to(self.map.m)
         if self.score.by_differences:
-            return central_difference(self._at, u_, v_, self.score.step).to(v)
-        pulled = self.score.product(self.map.unwhiten(u_), self.map.unwhiten_direction(v_))
-        return self.map.whiten_score(pulled).to(v)
+            return self._differences(u, v).to(v)
+        return self._differentiated(u)[1](v)
+
+    def _differences(self, u: Tensor, v: Tensor) -> Tensor:
+        double = self.score.double
+        return central_difference(replace(self, score=double), u.to(self.map.m), v.to(self.map.m), double.step)
 
     def _at(self, u: Tensor) -> Tensor:
         return self.map.whiten_score(self.score(self.map.unwhiten(u)))

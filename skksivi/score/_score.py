@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeGuard
 
 import numpy as np
 import torch
 from torch import Tensor
+
+LOGGER = logging.getLogger("skksivi")
 
 #: Maps (n, d) points to (n, d) gradients of log p.
 ScoreFunction = Callable[[Tensor], Tensor]
@@ -74,6 +78,7 @@ class Tally:
 
     n_values: int = 0
     n_products: int = 0
+    n_mended: int = 0
     listener: Listener | None = field(default=None, compare=False, repr=False)
 
     def add(self, *, values: int = 0, products: int = 0) -> None:
@@ -88,9 +93,31 @@ class Tally:
         if self.listener is not None:
             self.listener.begin(stage, n_calls, self.total)
 
+    def mended(self, product: Tensor, differences: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return products (n, d) by differentiation, by differences in rows where they are not finite.
+
+        Torch's second derivative of a finite function may be NaN: of `logaddexp` where one part is far below the
+        other, of a branch of `where` that is not taken. It is said once.
+        """
+        if product.is_cuda and torch.cuda.is_current_stream_capturing():  # which bears no look at values
+            return product
+        bad = ~product.isfinite().all(-1)
+        if not bad.any():
+            return product
+        found = differences(bad)
+        if not self.n_mended and found.isfinite().any():
+            LOGGER.info(
+                "score: the derivative by torch is not finite at %d of %d points where the score is; differences of "
+                "the score take its place at such points",
+                len(found),
+                len(product),
+            )
+        self.n_mended += len(found)
+        return product.index_put((bad,), found.to(product))
+
     def __getstate__(self) -> dict[str, int | None]:
         """Leave the listener, which belongs to one fit."""
-        return {"n_values": self.n_values, "n_products": self.n_products, "listener": None}
+        return {name: None if name == "listener" else value for name, value in vars(self).items()}
 
     @property
     def total(self) -> int:
@@ -252,9 +279,20 @@ class Score:
         if self.by_differences:
             return self(x), lambda v: self.product(x, v)
         self.tally.add(values=len(x))
-        return self._with_pullback(x)
+        s, pull = self.differentiated(x)
+        return s, self._mended(pull, x)
 
-    def _with_pullback(self, x: Tensor) -> tuple[Tensor, ScoreFunction]:
+    def _mended(self, pull: ScoreFunction, x: Tensor) -> ScoreFunction:
+        """Return the pullback at x (n, d) with differences where it is not finite."""
+        double = self.double
+
+        def differences(v: Tensor, rows: Tensor) -> Tensor:
+            return central_difference(double, x[rows].to(double.dtype), v[rows].to(double.dtype), double.step)
+
+        return lambda v: self.tally.mended(pull(v), partial(differences, v))
+
+    def differentiated(self, x: Tensor) -> tuple[Tensor, ScoreFunction]:
+        """Return the score at x (n, d) without a graph, and J^T v by its graph or its own product, finite or not."""
         s, pull = autograd_pullback(self._evaluate, x) if self.score_vjp is None else own_pullback(self.score_vjp, x)
 
         def pullback(v: Tensor) -> Tensor:
@@ -267,7 +305,8 @@ class Score:
         """Return J^T v for points x (n, d) and directions v (n, d), without the score."""
         if self.by_differences:
             return central_difference(self, x.to(self.dtype), v.to(self.dtype), self.step).to(v)
-        return self._with_pullback(x)[1](v)
+        pull = self.differentiated(x)[1]
+        return self._mended(pull, x)(v)
 
 
 # Products with the Jacobian

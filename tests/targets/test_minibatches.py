@@ -5,6 +5,8 @@ import re
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from sklearn.exceptions import ConvergenceWarning
 
 from skksivi import KSIVIApproximator
@@ -281,6 +283,27 @@ def test_corrected_parts_have_the_score_and_product_of_all_as_their_mean(target,
             e = torch.eye(D, dtype=torch.float64)
             every = at.expand(D, D).clone()
             torch.testing.assert_close(part.product(every, e), score.product(every, e), rtol=1e-4, atol=1e-2)
+
+
+@pytest.mark.slow
+@given(n=st.integers(2000, 10_000), d=st.integers(1, 8), k=st.integers(2, 10), seed=st.integers(0, 10**6))
+def test_minibatches_of_any_data_are_right_at_the_mode_and_in_the_mean(n, d, k, seed):
+    rng = np.random.RandomState(seed)
+    A, y = rng.standard_t(4, size=(n, d)) * 10 ** rng.uniform(-1, 1, d), rng.uniform(size=n) < rng.uniform(0.1, 0.9)
+    target = BayesianLogisticRegression(A, y)
+    score = resolved(Minibatches(target, max(10, n // 20)))
+    few, generator = expanded(score), torch.Generator().manual_seed(seed)
+    map_ = find_whitening("laplace", score, generator)[0].map
+    assert map_.whiten(few.mode[None]).square().mean() < EXPANSION.tolerance
+    for x in (few.mode[None], map_.unwhiten(torch.randn(50, d, dtype=torch.float64, generator=generator))):
+        exact = target.score_fn(x)
+        plain, better = (f.minibatch(generator) for f in (score, few))
+        errors = [map_.whiten_score(f(x) - exact).square().mean().sqrt().item() for f in (few, better, plain)]
+        assert errors[0] < EXPANSION.max_error
+        assert errors[1] < max(0.3 * errors[2], 1e-6)
+    rows = torch.as_tensor(rng.permutation(n - n % k))
+    of_parts = torch.stack([target.subset(part).score_fn(x) for part in rows.chunk(k)])
+    torch.testing.assert_close(of_parts.mean(0), target.subset(rows).score_fn(x))
 
 
 @EVERY_LARGE

@@ -1,0 +1,131 @@
+"""What a warning or a diagnosis says to do helps, if it is done: the first thing that it names."""
+
+import re
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from sklearn.base import clone
+
+from skksivi import KSIVIApproximator, diagnose
+from skksivi.parameters import Pilot
+from skksivi.targets import Banana, EightGaussians, StudentT, Target
+
+
+class Gaussian(Target):
+    def __init__(self, mean, sd):
+        self.mean, self.sd = (torch.tensor(a, dtype=torch.float64) for a in (mean, sd))
+        self.n_features = len(mean)
+
+    def log_prob(self, x):
+        return -((x - self.mean.to(x)) / self.sd.to(x)).square().sum(1) / 2
+
+    def sample(self, n, generator):
+        return self.mean + self.sd * torch.randn(n, self.n_features, generator=generator).double()
+
+
+class Funnel(Target):
+    n_features = 3
+
+    def log_prob(self, x):
+        v = x[:, 0]
+        return -(v / 1.5).square() / 2 - x[:, 1:].square().sum(1) * torch.exp(-v) / 2 - v
+
+    def sample(self, n, generator):
+        v = 1.5 * torch.randn(n, 1, generator=generator).double()
+        return torch.cat([v, torch.exp(v / 2) * torch.randn(n, 2, generator=generator).double()], 1)
+
+
+EXACT = (np.ones(2), np.diag([0.5, 2.0]))
+LAPLACE = {"whiten": "laplace", "mixing": "normal", "max_iter": 200}
+SPOILT = {"max_iter": 60, "batch_size": 8, "learning_rate": 0.5}
+
+#: A target, settings of a fit, what is said, and the settings that follow it.
+CASES = {
+    "too narrow": (
+        Gaussian([0.0, 0.0], [1.0, 100.0]),
+        {"whiten": None, "max_iter": 100},
+        r"too narrow in .*\. Set whiten='auto'",
+        {"whiten": "auto"},
+    ),
+    "too wide": (
+        Gaussian([0.0, 0.0], [1.0, 0.01]),
+        {"whiten": None, "max_iter": 100},
+        r"too wide in .*\. Set whiten='auto'",
+        {"whiten": "auto"},
+    ),
+    "too far": (
+        Gaussian([40.0, 0.0], [1.0, 1.0]),
+        {"whiten": None, "max_iter": 100},
+        r"too far .*\. Set whiten='auto'",
+        {"whiten": "auto"},
+    ),
+    "curved": (
+        Banana(),
+        {"whiten": None, "max_iter": 200},
+        r"not those of the target: set whiten='auto'",
+        {"whiten": "auto"},
+    ),
+    "a funnel": (
+        Funnel(),
+        {"max_iter": 200},
+        r"have not converged.*: raise the `budget`",
+        {"whiten": Pilot(budget=1_600_000)},
+    ),
+    "few draws of chains": (
+        Funnel(),
+        {"max_iter": 200},
+        r"not those of the target: raise the `budget` of whiten=Pilot\(\.\.\.\) beyond 400000",
+        {"whiten": Pilot(budget=1_600_000)},
+    ),
+    "spoilt": (
+        Gaussian([1.0, 1.0], [0.5, 2.0]),
+        {"whiten": EXACT, **SPOILT},
+        r"did not improve on its start, which is returned.* Lower `learning_rate`",
+        {"learning_rate": 0.005},
+    ),
+    "departed": (
+        Banana(),
+        {"whiten": Pilot(budget=50_000), "max_iter": 300, "batch_size": 32, "learning_rate": 0.05},
+        r"The training ended with .* is kept\. Lower `learning_rate`",
+        {"learning_rate": 0.005},
+    ),
+    "lost modes": (
+        EightGaussians(shift=5.0),
+        LAPLACE,
+        r"No draw is in the mode at .*: set whiten='auto'",
+        {"whiten": "auto"},
+    ),
+    "lost tails": (
+        StudentT(),
+        LAPLACE,
+        r"tails that the fit has not: set whiten='auto'",
+        {"whiten": "auto"},
+    ),
+}
+
+
+def error_and_words(q, target):
+    """The largest error of a quantile, in units of the range of its coordinate, and all that is said of the fit."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        X = q.fit(target).sample(4000, random_state=0)
+        report = diagnose(q, target, random_state=0)
+    Y = target.sample(20_000, torch.Generator().manual_seed(0)).numpy()
+    found, right = (np.quantile(draws, [0.1, 0.5, 0.9], axis=0) for draws in (X, Y))
+    said = [str(w.message) for w in caught] + [check.remedy for check in report.warnings]
+    return np.abs((found - right) / (right[2] - right[0])).max(), said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_said_helps(name):
+    target, settings, message, remedy = CASES[name]
+    q = KSIVIApproximator(random_state=0, **settings)
+    before, said = error_and_words(q, target)
+    assert any(re.search(message, text) for text in said), said
+    after, then = error_and_words(clone(q).set_params(**remedy), target)
+    assert not any(re.search(message, text) for text in then)
+    if "kept" not in message and "returned" not in message:  # the state before the damage
+        assert after < 0.7 * before

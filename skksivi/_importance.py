@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -17,16 +18,20 @@ from skksivi._arrays import RandomState, as_array, make_rng, make_seed, resolve_
 from skksivi._numbers import check_integer
 from skksivi._warnings import warn_caller
 from skksivi.base import BaseApproximator, ordinary_mode
-from skksivi.families._samplers import HasDensity, knows_density
+from skksivi.families._samplers import HasDensity, Refined, Sampler, knows_density
 from skksivi.metrics._psis import most_trusted, pareto_smoothed
-from skksivi.pilot._modes import log_ratio
-from skksivi.pilot._rules import judging_map
+from skksivi.pilot._rules import log_density, origin_of
 from skksivi.score._score import Score, ScoreFunction
 from skksivi.score._target import compared_score
 from skksivi.targets._base import Target
 
 #: The fewest draws whose ratio must be finite, and their smallest effective share.
 LEAST_DRAWS, LEAST_SHARE = 100, 0.45
+
+#: The share of the target that refined draws may lack where its ratio to the fit is largest.
+LOST = 0.01
+
+A = TypeVar("A", bound=BaseApproximator)
 
 
 class Estimate(NamedTuple):
@@ -181,7 +186,7 @@ class ImportanceSample:
         ValueError
             f returns another number of rows, or k is too large.
         """
-        self._check_trusted("an expectation")
+        _check_trusted(self, "an expectation")
         values = np.asarray(f(self.X), dtype=np.float64)
         if values.shape[:1] != self.weights.shape:
             raise ValueError(f"`f` returned shape {values.shape}, expected a row for each of {len(self.X)} draws.")
@@ -208,19 +213,21 @@ class ImportanceSample:
             `n_samples` is not an integer, or negative; or k is too large.
         """
         check_integer(n_samples, "n_samples", min_val=0)
-        self._check_trusted("a sample")
+        _check_trusted(self, "a sample")
         rng = make_rng(random_state)
         levels = (np.arange(n_samples) + rng.uniform()) / max(n_samples, 1)
         rows = np.searchsorted(np.cumsum(self.weights)[:-1], levels)
         return self.X[rng.permutation(rows)]
 
-    def _check_trusted(self, what: str) -> None:
-        if not self.trusted:
-            raise ValueError(
-                f"The importance ratios have a tail of shape k = {self.k:.2f}, where {most_trusted(len(self.X)):.2f} "
-                f"is allowed, and the draws an effective share of {self.share:.2f}, where {LEAST_SHARE} is needed: "
-                f"{what} would rest on a few draws. Improve the fit first, see `diagnose`."
-            )
+
+def _check_trusted(sample: ImportanceSample, what: str) -> None:
+    """Raise ValueError unless the weights can be trusted."""
+    if not sample.trusted:
+        raise ValueError(
+            f"The importance ratios have a tail of shape k = {sample.k:.2f}, where {most_trusted(len(sample.X)):.2f} "
+            f"is allowed, and the draws an effective share of {sample.share:.2f}, where {LEAST_SHARE} is needed: "
+            f"{what} would rest on a few draws. Improve the fit first, see `diagnose`."
+        )
 
 
 def importance_sample(
@@ -245,6 +252,10 @@ def importance_sample(
     -------
     sample : ImportanceSample
         With ``certificate()``, ``evidence()``, ``expectation(f)`` and ``sample(n)``.
+
+    See Also
+    --------
+    refine : A fit that draws by these weights.
 
     Raises
     ------
@@ -273,6 +284,13 @@ def importance_sample(
     >>> weighed.trusted
     False
     """
+    return _weighed_draws(est, target, n_samples, random_state)[1]
+
+
+def _weighed_draws(
+    est: BaseApproximator, target: Target | ScoreFunction, n_samples: int, random_state: RandomState
+) -> tuple[Score, ImportanceSample]:
+    """Return the score of a target, for float64 points, and draws of a fit that are weighed by it."""
     check_integer(n_samples, "n_samples", min_val=LEAST_DRAWS)
     check_is_fitted(est)
     device = resolve_device(est.device)
@@ -284,7 +302,7 @@ def importance_sample(
         sample = weighed(est.sampler_, score, x)
     if len(sample.X) < len(x):
         warn_caller(f"{len(x) - len(sample.X)} of {len(x)} draws are left out: the density of `target` is NaN there.")
-    return sample
+    return score, sample
 
 
 def weighed(sampler: HasDensity, score: Score, x: Tensor) -> ImportanceSample:
@@ -295,7 +313,8 @@ def weighed(sampler: HasDensity, score: Score, x: Tensor) -> ImportanceSample:
     ValueError
         Fewer than 100 are left.
     """
-    log_p, reference = _log_density(score, x)
+    origin = origin_of(score)
+    log_p = log_density(score, origin, x)
     kept = ~(log_p.isnan() | log_p.isposinf())
     n_inside = int(log_p.isfinite().sum())
     if n_inside < LEAST_DRAWS:
@@ -308,17 +327,83 @@ def weighed(sampler: HasDensity, score: Score, x: Tensor) -> ImportanceSample:
     log_weights, k = pareto_smoothed(log_ratios[inside])
     weights = np.zeros(len(log_ratios))
     weights[inside] = np.exp(log_weights - log_weights.max())
+    reference = None if origin is None else as_array(origin.m)
     return ImportanceSample(as_array(x[kept]), log_ratios, as_array(std), weights / weights.sum(), k, reference)
 
 
-def _log_density(score: Score, x: Tensor) -> tuple[Tensor, np.ndarray | None]:
-    """Return log p (n,) at draws x (n, d), and where it is zero if it is known by its score alone."""
-    if score.log_prob is not None:
-        return score.log_prob(x), None
-    mode = judging_map(score)
-    score_u = mode.pull_back(score)
-    u = mode.whiten(x)
-    return torch.cat([log_ratio(score_u, torch.zeros_like(u[0]), part) for part in u.split(500)]), as_array(mode.m)
+def refine(est: A, target: Target | ScoreFunction, *, n_samples: int = 2000, random_state: RandomState = None) -> A:
+    r"""Correct a fit by the importance weights of its draws.
+
+    The fit that is returned has draws x of `est` that are kept with probability
+
+    .. math:: \min\left(1, \frac{p(x)}{c\, q(x)}\right), \qquad E_q \max\left(0, \frac{p(x)}{q(x)} - c\right) = 0.01
+
+    for normalised p: they are independent, and 99% of the target. What no draw of `est` is near, a mode or a tail,
+    remains lost.
+
+    Parameters
+    ----------
+    est : approximator
+        Fitted, with a density.
+    target : Target or callable
+        What it was fitted to, or its score function.
+    n_samples : int, default=2000
+        Draws by which c is found, at least 100.
+    random_state : int, RandomState or None, default=None
+
+    Returns
+    -------
+    refined : approximator
+        A copy of `est` with other draws and their density, until its next `fit`. A draw costs about c densities of
+        the fit and of the target, between one and some ten. A file of it, see `skksivi.save`, is loaded with the
+        target.
+
+    Raises
+    ------
+    NotFittedError
+        Before `fit`.
+    TypeError
+        The fit has no density, or `n_samples` is not an integer.
+    ValueError
+        k-hat or the effective share of the draws forbid it, see `importance_sample`; or the target has another
+        dimension than `est`.
+
+    See Also
+    --------
+    importance_sample : The weights, and expectations by them.
+
+    References
+    ----------
+    Liu, J. S., Chen, R. and Wong, W. H. (1998). Rejection control and sequential importance sampling. JASA 93(443).
+
+    Examples
+    --------
+    >>> from skksivi import refine
+    >>> from skksivi.baselines import Laplace
+    >>> def score_fn(x):  # of N(0, 1); the fit is to N(0, 0.8)
+    ...     return -x
+    >>> q = Laplace(random_state=0).fit(lambda x: -1.25 * x, n_features=1)
+    >>> refine(q, score_fn, random_state=0).sample(10_000).std().round(1)
+    np.float64(1.0)
+    """
+    check_is_fitted(est)
+    if isinstance(est.sampler_, Refined):
+        est = _with_sampler(est, est.sampler_.sampler)
+    score, sample = _weighed_draws(est, target, n_samples, random_state)
+    _check_trusted(sample, "a refined fit")
+    w = np.sort(sample.weights * len(sample.weights))[::-1]
+    lost = (np.cumsum(w) - np.arange(1, len(w) + 1) * w) / len(w)
+    log_bound = float(sample.evidence().log_z.value + np.log(w[lost <= LOST][-1]))
+    acceptance = float(np.exp(np.minimum(sample.log_ratios - log_bound, 0)).mean())
+    with ordinary_mode(score.device), torch.no_grad():
+        return _with_sampler(est, Refined(est.sampler_, score, origin_of(score), log_bound, acceptance))
+
+
+def _with_sampler(est: A, sampler: Sampler) -> A:
+    """Return a copy of a fit with another sampler and a stream of its own."""
+    made = copy.copy(est)
+    made.__dict__.update(sampler_=sampler, _random_state=copy.deepcopy(vars(est)["_random_state"]))
+    return made
 
 
 def certificate(

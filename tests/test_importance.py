@@ -1,6 +1,7 @@
 """Importance weights of the draws of a fit, and what they tell."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,11 +9,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from plain_targets import normal_array
-from scipy import stats
+from scipy import special, stats
 from sklearn.exceptions import NotFittedError
 
-from skksivi import certificate, evidence, importance_sample
+from skksivi import HKSIVIApproximator, certificate, diagnose, evidence, importance_sample, load, refine, save
 from skksivi.baselines import SVGD, Laplace
+from skksivi.families._samplers import Refined
 from skksivi.metrics._psis import generalised_pareto, pareto_smoothed
 from skksivi.targets import Banana, Target, from_log_prob
 
@@ -153,3 +155,99 @@ def test_tails_that_no_draw_has_reached_are_seldom_trusted():
     heavy = from_log_prob(lambda x: -6.5 * (x.square().sum(-1) / 3).log1p(), n_features=10)
     q = fitted([0.0] * 10, [1.0] * 10)
     assert sum(importance_sample(q, heavy, random_state=seed).trusted for seed in range(10)) <= 1
+
+
+# Refined fits
+
+
+def log_gamma(shape, d):
+    """The target of d independent logarithms of Gamma(shape): skewed to the left."""
+    return from_log_prob(lambda x: (shape * x - x.exp()).sum(-1), n_features=d)
+
+
+def errors(X, mean, sd):
+    """The largest error of a mean, in standard deviations, and of the logarithm of a standard deviation."""
+    return np.abs((X.mean(0) - mean) / sd).max(), np.abs(np.log(X.std(0) / sd)).max()
+
+
+NARROW_OR_SHIFTED = [
+    (fitted([shift] * d, [ratio] * d), gaussian([0.0] * d, [1.0] * d), 0.0, 1.0)
+    for d in (2, 5, 20)
+    for shift, ratio in ((0.0, 0.85), (0.2, 1.0), (0.2, 0.85), (0.1, 1.1), (-0.1, 0.95), (0.0, 1.0))
+]
+SKEWED = [
+    (Laplace(random_state=0).fit(target), target, special.digamma(shape), special.polygamma(1, shape) ** 0.5)
+    for d in (1, 2, 5)
+    for shape in (3.0, 10.0)
+    for target in [log_gamma(shape, d)]
+]
+
+
+def test_refined_fits_are_better_or_refused():
+    """A mean is accurate within 0.1 standard deviations, a standard deviation within 10%."""
+    refused, was_accurate, is_accurate = 0, 0, 0
+    for q, target, mean, sd in NARROW_OR_SHIFTED + SKEWED:
+        try:
+            refined = refine(q, target, random_state=0)
+        except ValueError as error:
+            refused += "importance ratios have a tail" in str(error)
+            continue
+        before, after = (errors(fit.sample(4000, random_state=1), mean, sd) for fit in (q, refined))
+        was_accurate += max(before) < 0.1
+        is_accurate += max(after) < 0.1
+        assert max(after) < 0.1 or max(before) >= 0.1
+    assert refused <= 5
+    assert is_accurate >= was_accurate + (len(NARROW_OR_SHIFTED + SKEWED) - was_accurate) / 2
+
+
+def test_refined_draws_are_distinct_independent_and_have_their_density():
+    target = gaussian([0.4, 0.0], [1.0, 1.0])
+    q = refine(fitted([0.0, 0.0], [0.9, 1.1]), target, random_state=0)
+    X, Y = q.sample(5000), q.sample(5000)
+    assert len({*X[:, 0]} | {*Y[:, 0]}) == 10_000
+    np.testing.assert_array_equal(q.sample(7, random_state=3), q.sample(7, random_state=3))
+    assert q.sample(0).shape == (0, 2)
+    exact = target.log_prob(torch.as_tensor(X)).numpy() - math.log(2 * math.pi)
+    assert abs(np.exp(exact - q.score_samples(X)).mean() - 1) < 0.03
+    assert diagnose(q, target, random_state=0).ok
+    again = refine(q, target, random_state=1)
+    assert not isinstance(again.sampler_.sampler, Refined)
+
+
+def test_a_score_alone_refines_alike():
+    target = gaussian([0.4, 0.0], [1.0, 1.0])
+    fits = [refine(fitted([0.0, 0.0], [0.9, 1.1]), known, random_state=0) for known in (target, target.score_fn)]
+    X, Y = (q.sample(500, random_state=0) for q in fits)
+    assert (X == Y).all(1).mean() > 0.8  # until one draw is kept by one of them alone
+    np.testing.assert_allclose(*(q.score_samples(X) for q in fits), atol=0.01)
+
+
+def test_a_refined_fit_is_a_copy_that_is_saved_without_its_target(tmp_path):
+    target = gaussian([0.1, 0.0], [1.0, 1.0])
+    q = HKSIVIApproximator(max_iter=2, n_layers=2, batch_size=8, hidden_layer_sizes=(5,), random_state=0).fit(target)
+    stands, X = q._random_state.get_state()[2], q.sample(5, random_state=0)
+    refined = refine(q, target, random_state=0)
+    np.testing.assert_array_equal(q.sample(5, random_state=0), X)
+    assert refined.sample(3, layer=2).shape == (3, 2)
+    refined.sample(3)
+    assert q._random_state.get_state()[2] == stands
+    save(refined, tmp_path / "q.skksivi")
+    with pytest.raises(ValueError, match=r"load\(path, score_fn=...\)"):
+        load(tmp_path / "q.skksivi").sample(1)
+    loaded = load(tmp_path / "q.skksivi", score_fn=target)
+    np.testing.assert_array_equal(loaded.sample(20, random_state=0), refined.sample(20, random_state=0))
+    assert not isinstance(refined.fit(target).sampler_, Refined)
+
+
+def test_what_cannot_be_refined_is_named():
+    with pytest.raises(ValueError, match=r"shape k = .*a refined fit would rest on a few draws. Improve the fit"):
+        refine(Laplace().fit(Banana()), Banana(), random_state=0)
+    with pytest.raises(NotFittedError):
+        refine(Laplace(), Banana())
+    target, q = gaussian([0.0], [1.0]), fitted([0.0], [1.0])
+    with pytest.raises(ValueError, match="n_samples"):
+        refine(q, target, n_samples=99)
+    moved = refine(q, target, random_state=0)
+    moved.sampler_ = replace(moved.sampler_, log_bound=1e3)
+    with pytest.raises(RuntimeError, match="Hardly a draw of the fit is kept; call `refine` anew"):
+        moved.sample(5)

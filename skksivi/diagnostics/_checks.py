@@ -13,7 +13,7 @@ from skksivi._importance import ImportanceSample, weighed
 from skksivi.diagnostics._limits import STEIN_VARIANCES
 from skksivi.diagnostics._report import Check
 from skksivi.diagnostics._view import N_SE, View, judged
-from skksivi.families._samplers import Chains, knows_density
+from skksivi.families._samplers import Chains, knows_density, unweighted
 from skksivi.metrics import ksd_test
 from skksivi.metrics._psis import most_trusted
 from skksivi.stein._discrepancy import FixedKernelKSD
@@ -107,7 +107,7 @@ def check_loss(view: View) -> Check:
     """Tell whether the loss is still falling in its last quarter."""
     losses = view.report.get("loss_curve_")
     if losses is None:
-        hint = ", see its `diagnose()`" if isinstance(view.sampler, Chains) else ""
+        hint = ", see its `diagnose()`" if isinstance(unweighted(view.sampler), Chains) else ""
         raise ValueError(f"{view.name} has no loss curve{hint}")
     finite = losses[np.isfinite(losses)]
     last = finite[-(len(finite) // 4) :]

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from skksivi._arrays import as_tensor
-from skksivi._saved import ARRAY, SEED, is_instance, is_tensor, saved
+from skksivi._saved import ARRAY, SEED, SMALLEST, is_float, is_instance, is_tensor, or_none, saved
 from skksivi.families._density import LogDensity, hierarchy_log_density, layer_log_density, with_density
 from skksivi.families._hierarchy import Hierarchy
 from skksivi.families._layer import SemiImplicit
 from skksivi.mixing import DensityMixing
 from skksivi.pilot._affine import Affine, WhitenedScore
 from skksivi.pilot._masses import Cells
-from skksivi.pilot._rules import Whitening
+from skksivi.pilot._rules import Whitening, log_density
 from skksivi.score._score import Score, ScoreFunction
 
 #: Numbers drawn at a time, so that memory does not grow with the number of rows.
@@ -336,7 +336,7 @@ def _in_x(estimate: LogDensity, whitening: Whitening) -> LogDensity:
 @saved(
     "Reweighted",
     {
-        "sampler": (lambda value: isinstance(value, Sampler) and not isinstance(value, Reweighted), "d"),
+        "sampler": (lambda value: isinstance(value, Sampler) and not isinstance(value, Reweighted | Refined), "d"),
         "cells": (is_instance(Cells), "kd"),
         "ratios": (is_tensor(torch.float64, low=0, high=MAX_RATIO), "k"),
     },
@@ -398,10 +398,100 @@ class Reweighted:
 
     def log_density(self, x: Tensor) -> LogDensity:
         """Evaluate log q (n,) at points x (n, d), where the sampler has a density."""
-        if not isinstance(self.sampler, HasDensity):
-            raise TypeError(f"{type(self.sampler).__name__} has no density.")
-        value, se = self.sampler.log_density(x)
+        value, se = _with_density(self.sampler).log_density(x)
         return LogDensity(value + self.ratios.log()[self.cells.assign(x)], se)
+
+
+@saved(
+    "Refined",
+    {
+        "sampler": (lambda value: isinstance(value, HasDensity) and not isinstance(value, Refined), "d"),
+        "origin": (or_none(is_instance(Affine)), "d"),
+        "log_bound": (is_float(-1e300, 1e300), ""),
+        "acceptance": (is_float(SMALLEST, 1), ""),
+    },
+    "d",
+)
+@dataclass(frozen=True)
+class Refined:
+    r"""The draws x of a sampler q, each kept with probability min(1, p(x) / (c q(x))).
+
+    Attributes
+    ----------
+    sampler : Sampler
+        One with a density.
+    score : Score or None
+        That of p, for float64 points.
+    origin : Affine or None
+        The map to the mode where p is one, if it is known by its score alone.
+    log_bound : float
+        The logarithm of c.
+    acceptance : float
+        The share of the draws that are kept.
+    """
+
+    sampler: Sampler
+    score: Score | None
+    origin: Affine | None
+    log_bound: float
+    acceptance: float
+
+    @classmethod
+    def restored(cls, sampler: Sampler, origin: Affine | None, log_bound: float, acceptance: float) -> Refined:
+        """Return a sampler without a score."""
+        return cls(sampler, None, origin, log_bound, acceptance)
+
+    @property
+    def n_features(self) -> int:
+        """The dimension d."""
+        return self.sampler.n_features
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether the sampler may be drawn from in parts."""
+        return self.sampler.in_parts
+
+    def attributes(self) -> dict[str, object]:
+        """Return those of the sampler."""
+        return self.sampler.attributes()
+
+    def sample(self, n: int, generator: torch.Generator) -> Tensor:
+        """Draw n rows (n, d).
+
+        Raises
+        ------
+        RuntimeError
+            Hardly a draw of the sampler is kept.
+        """
+        kept, missing, left = [], n, PATIENCE * (n / self.acceptance + 100)
+        while missing > 0:
+            n_drawn = math.ceil(min(1.1 * missing / self.acceptance + 10, MAX_DRAWN))
+            left -= n_drawn
+            if left < 0:
+                raise RuntimeError("Hardly a draw of the fit is kept; call `refine` anew with the target of the fit.")
+            x = self.sampler.sample(n_drawn, generator)
+            log_uniform = torch.rand(len(x), generator=generator, dtype=torch.float64, device=x.device).log()
+            log_p, log_q = self._log_p(x.double()), _with_density(self.sampler).log_density(x.double()).value
+            kept.append(x[log_uniform < log_p - log_q - self.log_bound][:missing])
+            missing -= len(kept[-1])
+        return torch.cat(kept) if kept else self.sampler.sample(0, generator)
+
+    def log_density(self, x: Tensor) -> LogDensity:
+        """Evaluate the log-density (n,) of the draws that are kept at points x (n, d)."""
+        log_q, se = _with_density(self.sampler).log_density(x)
+        return LogDensity(torch.minimum(log_q, self._log_p(x) - self.log_bound) - math.log(self.acceptance), se)
+
+    def _log_p(self, x: Tensor) -> Tensor:
+        if self.score is None:
+            raise ValueError("A loaded refined fit draws with its target: load(path, score_fn=...).")
+        return log_density(self.score, self.origin, x)
+
+
+def _with_density(sampler: Sampler) -> HasDensity:
+    """Return a sampler that has a density; raise TypeError for others."""
+    if not isinstance(sampler, HasDensity):
+        raise TypeError(f"{type(sampler).__name__} has no density.")
+    return sampler
 
 
 def knows_density(sampler: Sampler) -> TypeGuard[HasDensity]:
@@ -413,12 +503,15 @@ def knows_density(sampler: Sampler) -> TypeGuard[HasDensity]:
 
 def unweighted(sampler: Sampler) -> Sampler:
     """Return what draws with the weights of the fit itself."""
-    return sampler.sampler if isinstance(sampler, Reweighted) else sampler
+    while isinstance(sampler, Reweighted | Refined):
+        sampler = sampler.sampler
+    return sampler
 
 
 def tried(sampler: Sampler, generator: torch.Generator) -> list[Tensor]:
     """Return a few draws, and what is finite if the conditionals that they come from have a density."""
     fit = unweighted(sampler)
+    sampler = sampler.sampler if isinstance(sampler, Refined) else sampler  # which needs the target
     if isinstance(fit, Layers):
         u = fit.family.draw(N_TRIED, generator, torch.zeros_like)[1]
         return [
@@ -429,8 +522,13 @@ def tried(sampler: Sampler, generator: torch.Generator) -> list[Tensor]:
     return [*numbers, fit.family.draw(N_TRIED, generator).score] if isinstance(fit, Layer) else numbers
 
 
+def asks_for_score(sampler: Sampler) -> bool:
+    """Tell whether a sampler draws by the score of its target."""
+    return isinstance(sampler, Refined) or isinstance(unweighted(sampler), Layers)
+
+
 def with_score(sampler: Sampler, score: Score) -> Sampler:
-    """Return a sampler, whose layers draw by a score, with this score."""
-    if isinstance(sampler, Reweighted):
-        return replace(sampler, sampler=with_score(sampler.sampler, score))
-    return replace(sampler, score=score) if isinstance(sampler, Layers) else sampler
+    """Return a sampler that draws by a score with this score, any other as it is."""
+    if isinstance(sampler, Reweighted | Refined):
+        sampler = replace(sampler, sampler=with_score(sampler.sampler, score))
+    return replace(sampler, score=score) if isinstance(sampler, Layers | Refined) else sampler

@@ -1,6 +1,7 @@
 """Importance weights of the draws of a fit, and what they tell."""
 
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -10,13 +11,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plain_targets import normal_array
 from scipy import special, stats
-from sklearn.exceptions import NotFittedError
+from sklearn.exceptions import ConvergenceWarning, NotFittedError
 
-from skksivi import HKSIVIApproximator, certificate, diagnose, evidence, importance_sample, load, refine, save
+from skksivi import (
+    HKSIVIApproximator,
+    KSIVIApproximator,
+    certificate,
+    diagnose,
+    evidence,
+    importance_sample,
+    load,
+    refine,
+    save,
+)
+from skksivi._weights import N_CHEAP
 from skksivi.baselines import SVGD, Laplace
 from skksivi.families._samplers import Refined
 from skksivi.metrics._psis import generalised_pareto, pareto_smoothed
-from skksivi.targets import Banana, Target, from_log_prob
+from skksivi.mixing import StudentT
+from skksivi.targets import Banana, EightGaussians, Target, from_log_prob
 
 
 def gaussian(mean, sd, log_constant=0.0):
@@ -251,3 +264,94 @@ def test_what_cannot_be_refined_is_named():
     moved.sampler_ = replace(moved.sampler_, log_bound=1e3)
     with pytest.raises(RuntimeError, match="Hardly a draw of the fit is kept; call `refine` anew"):
         moved.sample(5)
+
+
+# The certificate of a fit
+
+
+def quick(**params):
+    """A fit of two iterations from a start of your choice."""
+    return KSIVIApproximator(max_iter=2, batch_size=8, hidden_layer_sizes=(5,), random_state=0, **params)
+
+
+def off_by(shift, ratio, d):
+    """Where a fit starts that is off by so many standard deviations, and too narrow by a ratio."""
+    return {"whiten": ([shift] * d, (ratio * np.eye(d)).tolist()), "mixing": "normal", "learning_rate": 1e-9}
+
+
+def test_a_fit_has_the_certificate_of_its_draws():
+    target = log_gamma(3.0, 3)
+    for known in (target, target.score_fn):
+        q = quick().fit(known, n_features=3)
+        found, full = q.certificate_, certificate(q, target, random_state=0)
+        assert found.trusted
+        assert abs(found.divergence - full.divergence) < 5 * math.hypot(found.se, full.se)
+
+
+def test_it_takes_a_thousand_scores_and_changes_no_draw(monkeypatch):
+    asked = [0]
+
+    def score_fn(x):
+        asked[0] += len(x)
+        return -x
+
+    q = quick().fit(score_fn, n_features=2)
+    n, X = asked[0], q.sample(5)
+    monkeypatch.setattr("skksivi.estimators._ksd.cheap_certificate", lambda *_: None)
+    asked[0] = 0
+    without = quick().fit(score_fn, n_features=2)
+    assert 0 < n - asked[0] <= 1000
+    np.testing.assert_array_equal(without.sample(5), X)
+
+
+@pytest.mark.parametrize(
+    ("shift", "ratio", "wrong"), [(0.0, 1.0, False), (0.1, 0.95, False), (0.6, 1.0, True), (0.5, 0.9, True)]
+)
+def test_bad_fits_are_told_by_their_certificate(shift, ratio, wrong, recwarn):
+    q = quick(**off_by(shift, ratio, 2)).fit(gaussian([0.0, 0.0], [1.0, 1.0]))
+    assert q.certificate_.trusted
+    messages = [str(w.message) for w in recwarn if w.category is ConvergenceWarning]
+    assert any(re.search(r"q\|\|p\) \+ KL\(p\|\|q\) is .* nats", m) for m in messages) == wrong
+
+
+def test_what_has_no_cheap_certificate_has_none():
+    def mixing(n, generator):
+        return torch.randn(n, 2, generator=generator)
+
+    assert quick(mixing=mixing).fit(log_gamma(3.0, 2)).certificate_ is None
+    ring = EightGaussians()
+    assert quick().fit(ring.score_fn, n_features=2).certificate_ is None  # its peaks are too narrow for seven points
+    assert quick().fit(ring).certificate_.trusted
+    short = HKSIVIApproximator(max_iter=2, batch_size=8, n_layers=2, random_state=0)
+    assert short.fit(gaussian([0.0], [1.0])).certificate_ is None
+
+    raised = []
+
+    class Late(Target):
+        n_features = 1
+
+        def log_prob(self, x):
+            if len(x) == N_CHEAP:
+                raised.append(x)
+                raise ZeroDivisionError
+            return -x.square().sum(-1) / 2
+
+        def score_fn(self, x):
+            return -x
+
+    assert quick(whiten="laplace", mixing="normal").fit(Late()).certificate_ is None
+    assert raised
+
+
+@pytest.mark.slow
+def test_hierarchies_have_a_certificate_too():
+    q = HKSIVIApproximator(max_iter=2000, n_layers=2, random_state=0).fit(log_gamma(3.0, 2))
+    assert q.certificate_.trusted
+
+
+def test_certificates_are_saved_and_made_anew_by_warm_starts(tmp_path):
+    q = quick(warm_start=True, mixing=StudentT(8.0)).fit(gaussian([0.0], [1.0]))
+    before = q.certificate_
+    save(q, tmp_path / "q.skksivi")
+    assert load(tmp_path / "q.skksivi").certificate_ == before
+    assert q.fit(gaussian([0.3], [1.0])).certificate_.divergence > before.divergence

@@ -45,6 +45,8 @@ from skksivi.targets import Banana, Multimodal, XShaped, from_score_fn
 from skksivi.terms import Entropic, Laplacian
 from skksivi.training._guard import moments
 
+pytestmark = pytest.mark.filterwarnings("ignore:The draws are too:sklearn.exceptions.ConvergenceWarning")
+
 
 def normal_score(x):
     return -x

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from skksivi._arrays import as_array
-from skksivi._importance import ImportanceSample, weighed
+from skksivi._weights import ImportanceSample, weighed
 from skksivi.diagnostics._limits import STEIN_VARIANCES
 from skksivi.diagnostics._report import Check
 from skksivi.diagnostics._view import N_SE, View, judged

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from skksivi._arrays import as_tensor
 from skksivi._saved import ARRAY, SEED, SMALLEST, is_float, is_instance, is_tensor, or_none, saved
-from skksivi.families._density import LogDensity, hierarchy_log_density, layer_log_density, with_density
+from skksivi.families._density import MOST_DRAWS, LogDensity, hierarchy_log_density, layer_log_density, with_density
 from skksivi.families._hierarchy import Hierarchy
 from skksivi.families._layer import SemiImplicit
 from skksivi.mixing import DensityMixing
@@ -247,11 +247,11 @@ class Layer:
         """Draw n rows (n, d) of what a training must stay near, if they are those of its start."""
         return self.sample_in_u(n, generator)
 
-    def log_density(self, x: Tensor) -> LogDensity:
-        """Estimate log q (n,) at points x (n, d)."""
+    def log_density(self, x: Tensor, most: int = MOST_DRAWS) -> LogDensity:
+        """Estimate log q (n,) at points x (n, d), by no more than `most` draws of z for each."""
         with_density(self.family.mixing)
         u = self.whitening.map.whiten(x)
-        return _in_x(layer_log_density(copy.deepcopy(self.family).double(), u, self.seed), self.whitening)
+        return _in_x(layer_log_density(copy.deepcopy(self.family).double(), u, self.seed, most), self.whitening)
 
 
 @saved(
@@ -321,11 +321,11 @@ class Layers:
         """Draw n rows (n, d) of the base, which is at the target where a training must stay near it."""
         return self.sample_in_u(n, generator, self.family.n_layers)
 
-    def log_density(self, x: Tensor) -> LogDensity:
-        """Estimate log q (n,) at points x (n, d)."""
+    def log_density(self, x: Tensor, most: int = MOST_DRAWS) -> LogDensity:
+        """Estimate log q (n,) at points x (n, d), by no more than `most` draws of z for each."""
         with_density(self.family.mixing)
         family, u = copy.deepcopy(self.family).double(), self.whitening.map.whiten(x)
-        return _in_x(hierarchy_log_density(family, u, self.score_in_u, self.seed), self.whitening)
+        return _in_x(hierarchy_log_density(family, u, self.score_in_u, self.seed, most), self.whitening)
 
 
 def _in_x(estimate: LogDensity, whitening: Whitening) -> LogDensity:

@@ -20,6 +20,7 @@ from skksivi.families._layer import SemiImplicit
 from skksivi.mixing import DensityMixing
 from skksivi.pilot._affine import Affine, WhitenedScore
 from skksivi.pilot._masses import Cells
+from skksivi.pilot._modes import FAR
 from skksivi.pilot._rules import Whitening, log_density
 from skksivi.score._score import Score, ScoreFunction
 
@@ -137,6 +138,7 @@ class Gaussian:
     def log_density(self, x: Tensor) -> LogDensity:
         """Evaluate log N(x; m, L L^T) (n,) at points x (n, d)."""
         square = self.map.whiten(x).square().sum(-1)
+        square = square.where(~square.isnan(), math.inf)  # of differences of infinite numbers
         value = -square / 2 - self.map.log_determinant() - x.shape[-1] / 2 * math.log(2 * math.pi)
         return LogDensity(value, torch.zeros_like(value))
 
@@ -250,8 +252,8 @@ class Layer:
     def log_density(self, x: Tensor, most: int = MOST_DRAWS) -> LogDensity:
         """Estimate log q (n,) at points x (n, d), by no more than `most` draws of z for each."""
         with_density(self.family.mixing)
-        u = self.whitening.map.whiten(x)
-        return _in_x(layer_log_density(copy.deepcopy(self.family).double(), u, self.seed, most), self.whitening)
+        family = copy.deepcopy(self.family).double()
+        return _in_x(lambda u: layer_log_density(family, u, self.seed, most), x, self.whitening)
 
 
 @saved(
@@ -324,13 +326,20 @@ class Layers:
     def log_density(self, x: Tensor, most: int = MOST_DRAWS) -> LogDensity:
         """Estimate log q (n,) at points x (n, d), by no more than `most` draws of z for each."""
         with_density(self.family.mixing)
-        family, u = copy.deepcopy(self.family).double(), self.whitening.map.whiten(x)
-        return _in_x(hierarchy_log_density(family, u, self.score_in_u, self.seed, most), self.whitening)
+        family, score_u = copy.deepcopy(self.family).double(), self.score_in_u
+        return _in_x(lambda u: hierarchy_log_density(family, u, score_u, self.seed, most), x, self.whitening)
 
 
-def _in_x(estimate: LogDensity, whitening: Whitening) -> LogDensity:
-    """Return log-densities of x, from those of u."""
-    return estimate._replace(value=estimate.value - whitening.map.log_determinant())
+def _in_x(log_density: Callable[[Tensor], LogDensity], x: Tensor, whitening: Whitening) -> LogDensity:
+    """Return log-densities of points x (n, d), from those of u; they are -inf where no draw can come from."""
+    u = whitening.map.whiten(x)
+    finite = (u.abs() < FAR).all(1)  # beyond, squares are infinite
+    value, se = x.new_full((len(x),), -math.inf), x.new_zeros(len(x))
+    if finite.any():
+        value[finite], se[finite] = log_density(u[finite])
+    impossible = value.isnan()
+    value = value.where(~impossible, -math.inf) - whitening.map.log_determinant()
+    return LogDensity(value, se.where(~impossible, 0.0))
 
 
 @saved(

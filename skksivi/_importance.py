@@ -14,7 +14,7 @@ from skksivi._numbers import check_integer
 from skksivi._warnings import warn_caller
 from skksivi._weights import LEAST_DRAWS, Certificate, Evidence, ImportanceSample, check_trusted, weighed
 from skksivi.base import BaseApproximator, ordinary_mode
-from skksivi.families._samplers import Refined, Sampler, knows_density
+from skksivi.families._samplers import TAILS, Defended, Refined, Sampler, knows_density
 from skksivi.pilot._rules import origin_of
 from skksivi.score._score import Score, ScoreFunction
 from skksivi.score._target import compared_score
@@ -31,8 +31,10 @@ def importance_sample(
 ) -> ImportanceSample:
     r"""Weigh draws of a fit by the density of its target.
 
-    The ratios p / q are smoothed by the generalised Pareto distribution of their tail. Of a target that has no
-    `log_prob`, log p is the integral of its score along lines from a mode, at some 50 points for each draw.
+    One draw in ten is of a Student t distribution with the mean and the covariance of the others, so that tails that
+    the fit lacks are found and no ratio is far from the rest. The ratios of p to the density of all draws are
+    smoothed by the generalised Pareto distribution of their tail. Of a target that has no `log_prob`, log p is the
+    integral of its score along lines from a mode, at some 50 points for each draw.
 
     Parameters
     ----------
@@ -71,6 +73,9 @@ def importance_sample(
     ----------
     Vehtari, A. et al. (2024). Pareto smoothed importance sampling. https://arxiv.org/abs/1507.02646
 
+    Hesterberg, T. (1995). Weighted average importance sampling and defensive mixture distributions. Technometrics
+    37(2).
+
     Examples
     --------
     >>> from skksivi import importance_sample
@@ -94,17 +99,20 @@ def _weighed_draws(
         score = compared_score(target, est.n_features_in_, est.dtype, est.device)
         if not knows_density(est.sampler_):
             raise TypeError(f"{type(est).__name__} has no density, and its draws no weights; see `score_samples`.")
-        x = torch.as_tensor(est.sample(n_samples, make_seed(random_state)), dtype=torch.float64, device=device)
-        sample = weighed(est.sampler_, score, x)
-    if len(sample.X) < len(x):
-        warn_caller(f"{len(x) - len(sample.X)} of {len(x)} draws are left out: the density of `target` is NaN there.")
+        seed = make_seed(random_state)
+        x = torch.as_tensor(est.sample(n_samples, seed), dtype=torch.float64, device=device)
+        sample = weighed(est.sampler_, score, x, seed)
+    n, n_left = round((1 - TAILS) * n_samples), int(sample.of_fit.sum())
+    if n_left < n:
+        warn_caller(f"{n - n_left} of {n} draws are left out: the density of `target` is NaN there.")
     return score, sample
 
 
 def refine(est: A, target: Target | ScoreFunction, *, n_samples: int = 2000, random_state: RandomState = None) -> A:
     r"""Correct a fit by the importance weights of its draws.
 
-    The fit that is returned has draws x of `est` that are kept with probability
+    The fit that is returned has draws x of `est`, and some of a Student t distribution for tails that it lacks, that
+    are kept with probability
 
     .. math:: \min\left(1, \frac{p(x)}{c\, q(x)}\right), \qquad E_q \max\left(0, \frac{p(x)}{q(x)} - c\right) = 0.01
 
@@ -157,16 +165,18 @@ def refine(est: A, target: Target | ScoreFunction, *, n_samples: int = 2000, ran
     np.float64(1.0)
     """
     check_is_fitted(est)
-    if isinstance(est.sampler_, Refined):
+    while isinstance(est.sampler_, Refined | Defended):
         est = _with_sampler(est, est.sampler_.sampler)
     score, sample = _weighed_draws(est, target, n_samples, random_state)
     check_trusted(sample, "a refined fit")
     w = np.sort(sample.weights * len(sample.weights))[::-1]
     lost = (np.cumsum(w) - np.arange(1, len(w) + 1) * w) / len(w)
-    log_bound = float(sample.evidence().log_z.value + np.log(w[lost <= LOST][-1]))
-    acceptance = float(np.exp(np.minimum(sample.log_ratios - log_bound, 0)).mean())
+    bound = w[lost <= LOST][-1]
+    acceptance = float(np.minimum(sample.weights * len(sample.weights) / bound, 1).mean())
     with ordinary_mode(score.device), torch.no_grad():
-        return _with_sampler(est, Refined(est.sampler_, score, origin_of(score), log_bound, acceptance))
+        proposal = Defended.of(est.sampler_, torch.Generator(score.device).manual_seed(0))
+        log_bound = float(sample.log_z + np.log(bound))
+        return _with_sampler(est, Refined(proposal, score, origin_of(score), log_bound, acceptance))
 
 
 def _with_sampler(est: A, sampler: Sampler) -> A:

@@ -16,7 +16,7 @@ from skksivi._arrays import RandomState, as_array, make_rng
 from skksivi._numbers import check_integer
 from skksivi._saved import is_float, is_instance, saved
 from skksivi.families._density import N_DRAWS, LogDensity
-from skksivi.families._samplers import HasDensity, Layer, Layers, knows_density
+from skksivi.families._samplers import TAILS, Defended, Layer, Layers, Sampler, knows_density, sampler_density
 from skksivi.metrics._psis import most_trusted, pareto_smoothed
 from skksivi.pilot._chains import kronrod
 from skksivi.pilot._rules import log_density, origin_of
@@ -77,6 +77,8 @@ class Certificate(NamedTuple):
 class Evidence(NamedTuple):
     """Bounds on the log evidence, and an estimate; of a target known by its score relative to log p at `reference`.
 
+    Where the weights cannot be trusted the standard errors of `log_z` and `eubo` are infinite.
+
     Attributes
     ----------
     elbo : Estimate
@@ -108,14 +110,20 @@ class ImportanceSample:
     Attributes
     ----------
     X : ndarray of shape (n, n_features)
+        Nine in ten are draws of the fit; the last are of a Student t distribution with its mean and covariance and
+        three degrees of freedom, for tails that it may lack.
     log_ratios : ndarray of shape (n,)
         log p - log q, in nats.
     std : ndarray of shape (n,)
         Standard errors of the log q.
     weights : ndarray of shape (n,)
-        Pareto-smoothed ratios; they sum to one.
+        Pareto-smoothed ratios of p to the density of both kinds of draws together; they sum to one.
     k : float
-        The shape of the tail of the ratios, which have 1/k finite moments.
+        The shape of the tail of these ratios, which have 1/k finite moments.
+    log_z : float
+        The logarithm of their mean.
+    of_fit : ndarray of shape (n,), bool
+        Which are draws of the fit.
     reference : ndarray of shape (n_features,) or None
         Where p is one, of a target known by its score alone.
     """
@@ -125,6 +133,8 @@ class ImportanceSample:
     std: np.ndarray
     weights: np.ndarray
     k: float
+    log_z: float
+    of_fit: np.ndarray
     reference: np.ndarray | None
 
     @property
@@ -136,7 +146,7 @@ class ImportanceSample:
     def trusted(self) -> bool:
         """Whether k is at most min(1 - 1 / log10(n), 0.7), and the effective share at least 0.45.
 
-        Tails that no draw has reached lengthen neither: a small share of good draws is the only sign of them.
+        A part of the target that no draw has reached shows in neither; a small share is the only sign of it.
         """
         return self.k <= most_trusted(len(self.weights)) and self.share >= LEAST_SHARE
 
@@ -148,29 +158,32 @@ class ImportanceSample:
 
         in which the normaliser of p cancels; what the errors of log q add is taken off.
         """
-        n, ell = len(self.weights), -self.log_ratios
-        if np.isinf(ell).any():  # the fit has mass where the target has none
+        n, w, ell = len(self.weights), self.weights, -self.log_ratios
+        own = self.of_fit * n / self.of_fit.sum()
+        if np.isinf(ell[self.of_fit]).any():  # the fit has mass where the target has none
             return Certificate(math.inf, 0.0, self.k, self.share, self.trusted)
-        under_p = self.weights @ ell
-        influence = ell - ell.mean() - n * self.weights * (ell - under_p)
-        divergence = ell.mean() - under_p - np.square(self.std).mean()
+        ell = np.where(w + own > 0, ell, 0.0)
+        under_q, under_p = own @ ell / n, w @ ell
+        influence = own * (ell - under_q) - n * w * (ell - under_p)
+        divergence = under_q - under_p - np.square(self.std[self.of_fit]).mean()
         return Certificate(float(divergence), float(influence.std() / math.sqrt(n)), self.k, self.share, self.trusted)
 
     def evidence(self) -> Evidence:
         """Return bounds on the log evidence, and its estimate by importance sampling.
 
-        The errors of log q, which the draws may share, are in the standard errors. Where the target has no density at
-        some draws the lower bound is -inf.
+        The errors of log q, which the draws may share, are in the standard errors. These are infinite where the
+        weights cannot be trusted. Where the target has no density at some draws the lower bound is -inf.
         """
-        n, w = len(self.weights), self.weights
+        n, w, own = len(self.weights), self.weights, self.log_ratios[self.of_fit]
         r = self.log_ratios[w > 0]
-        eubo, top, shared = float(w[w > 0] @ r), r.max(), float(w @ self.std)
-        log_z = float(np.log(np.exp(r - top).sum() / n) + top)
-        covered = len(r) == n
-        elbo = Estimate(float(r.mean()), math.hypot(r.std() / math.sqrt(n), shared))
+        eubo, shared = float(w[w > 0] @ r), float(w @ self.std) if self.trusted else math.inf
+        elbo = Estimate(-math.inf, 0.0)
+        if np.isfinite(own).all():
+            spread, common = own.std() / math.sqrt(len(own)), self.std[self.of_fit].mean()
+            elbo = Estimate(float(own.mean()), math.hypot(spread, common))
         return Evidence(
-            elbo if covered else Estimate(-math.inf, 0.0),
-            Estimate(log_z, math.hypot(np.sqrt(np.square(n * w - 1).mean() / n), shared)),
+            elbo,
+            Estimate(self.log_z, math.hypot(np.sqrt(np.square(n * w - 1).mean() / n), shared)),
             Estimate(eubo, math.hypot((n * w[w > 0] * (r - eubo)).std() / math.sqrt(n), shared)),
             self.k,
             self.trusted,
@@ -239,42 +252,57 @@ def check_trusted(sample: ImportanceSample, what: str) -> None:
         )
 
 
-def weighed(sampler: HasDensity, score: Score, x: Tensor) -> ImportanceSample:
-    """Return draws x (n, d) of a sampler with their weights, without those where log p is NaN.
+def weighed(sampler: Sampler, score: Score, x: Tensor, seed: int) -> ImportanceSample:
+    """Return draws x (n, d) of a sampler, the last of them replaced by its defended tails, with their weights.
 
     Raises
     ------
     ValueError
-        Fewer than 100 are left.
+        The target has no density at nearly all of them.
     """
     origin = origin_of(score)
-    reference = None if origin is None else as_array(origin.m)
-    return weigh(x, log_density(score, origin, x), sampler.log_density, reference)
+    defended, x = with_tails(sampler, x, seed)
+    return weigh(defended, x, log_density(score, origin, x), None if origin is None else as_array(origin.m))
+
+
+def with_tails(sampler: Sampler, x: Tensor, seed: int) -> tuple[Defended, Tensor]:
+    """Return a sampler with defended tails, and draws x (n, d) of it whose last are of these tails."""
+    generator, n_tails = torch.Generator(x.device).manual_seed(seed ^ 2), round(TAILS * len(x))  # others than x
+    defended = Defended.of(sampler, generator)
+    return defended, torch.cat([x[: len(x) - n_tails], defended.tails(n_tails, generator)])
 
 
 def weigh(
-    x: Tensor, log_p: Tensor, log_density: Callable[[Tensor], LogDensity], reference: np.ndarray | None = None
+    defended: Defended,
+    x: Tensor,
+    log_p: Tensor,
+    reference: np.ndarray | None = None,
+    log_density: Callable[[Tensor], LogDensity] | None = None,
 ) -> ImportanceSample:
-    """Return draws x (n, d) with log p (n,) and their weights, without those where log p is NaN.
+    """Return draws x (n, d) `with_tails`, with log p (n,), and their weights, without those where log p is NaN.
 
     Raises
     ------
     ValueError
-        Fewer than 100 are left.
+        The target has no density at nearly all of them.
     """
-    kept = ~(log_p.isnan() | log_p.isposinf())
-    n_inside = int(log_p.isfinite().sum())
-    if n_inside < LEAST_DRAWS:
+    of_fit = torch.arange(len(x), device=x.device) < len(x) - round(TAILS * len(x))
+    kept, n_inside = ~(log_p.isnan() | log_p.isposinf()), int((log_p.isfinite() & of_fit).sum())
+    if n_inside < (1 - TAILS) * LEAST_DRAWS:
         raise ValueError(
-            f"`target` has a finite log-density at {n_inside} of {len(x)} draws; {LEAST_DRAWS} are needed."
+            f"`target` has a finite log-density at {n_inside} of {int(of_fit.sum())} draws; "
+            f"{(1 - TAILS) * LEAST_DRAWS:.0f} are needed."
         )
-    log_q, std = log_density(x[kept])
-    log_ratios = as_array(log_p[kept] - log_q)
+    n, x, log_p, of_fit = len(x) - int((of_fit & ~kept).sum()), x[kept], log_p[kept], of_fit[kept]
+    of_sampler = (log_density or sampler_density(defended.sampler).log_density)(x)
+    log_ratios, log_q, std = as_array(log_p - defended.mixed(of_sampler, x).value), *map(as_array, of_sampler)
     inside = np.isfinite(log_ratios)
     log_weights, k = pareto_smoothed(log_ratios[inside])
-    weights = np.zeros(len(log_ratios))
+    top, weights = log_ratios[inside].max(), np.zeros(len(log_ratios))
     weights[inside] = np.exp(log_weights - log_weights.max())
-    return ImportanceSample(as_array(x[kept]), log_ratios, as_array(std), weights / weights.sum(), k, reference)
+    log_z = float(np.log(np.exp(log_ratios[inside] - top).sum() / n) + top)
+    X, differences, own = as_array(x), as_array(log_p) - log_q, as_array(of_fit)
+    return ImportanceSample(X, differences, std, weights / weights.sum(), k, log_z, own, reference)
 
 
 @torch.no_grad()
@@ -289,14 +317,14 @@ def cheap_certificate(sampler: Layer | Layers, score: Score, seed: int) -> Certi
     generator = torch.Generator(score.device).manual_seed(seed)
     try:
         if score.log_prob is not None:
-            x = sampler.sample(N_CHEAP, generator)
+            defended, x = with_tails(sampler, sampler.sample(N_CHEAP, generator), seed)
             log_p = score.log_prob(x)
         else:
-            x = sampler.sample(N_INTEGRATED, generator)
+            defended, x = with_tails(sampler, sampler.sample(N_INTEGRATED, generator), seed)
             log_p, gaps = kronrod(score, sampler.whitening.map.m, x)
-            if not gaps.abs().nanquantile(0.95) <= MAX_GAP:
+            if not gaps[: len(x) - round(TAILS * len(x))].abs().nanquantile(0.95) <= MAX_GAP:
                 return None
-        found = weigh(x, log_p, lambda x: sampler.log_density(x, N_DRAWS)).certificate()
+        found = weigh(defended, x, log_p, log_density=lambda x: sampler.log_density(x, N_DRAWS)).certificate()
     except Exception:  # a fit is not to fail by this, whatever its score may raise
         return None
     return found if all(math.isfinite(number) for number in found) else None

@@ -19,6 +19,7 @@ from skksivi.families._hierarchy import Hierarchy
 from skksivi.families._layer import SemiImplicit
 from skksivi.mixing import DensityMixing
 from skksivi.pilot._affine import Affine, WhitenedScore
+from skksivi.pilot._chains import covariance_root
 from skksivi.pilot._masses import Cells
 from skksivi.pilot._modes import FAR
 from skksivi.pilot._rules import Whitening, log_density
@@ -33,6 +34,12 @@ MAX_REDRAWN = 50
 #: Rows drawn at a time where some are left out, so that memory has a bound whatever the ratios; and in all, in units
 #: of those that are likely.
 MAX_DRAWN, PATIENCE = 2**15, 50
+
+#: The share of a Student t distribution among the draws of a sampler with defended tails, and its degrees of freedom.
+TAILS, DF = 0.1, 3
+
+#: Draws whose moments these tails have: others than those that are weighed, whose density would know of them.
+N_MOMENTS = 4000
 
 #: Draws by which a file is tried.
 N_TRIED = 100
@@ -345,7 +352,10 @@ def _in_x(log_density: Callable[[Tensor], LogDensity], x: Tensor, whitening: Whi
 @saved(
     "Reweighted",
     {
-        "sampler": (lambda value: isinstance(value, Sampler) and not isinstance(value, Reweighted | Refined), "d"),
+        "sampler": (
+            lambda value: isinstance(value, Sampler) and not isinstance(value, Reweighted | Defended | Refined),
+            "d",
+        ),
         "cells": (is_instance(Cells), "kd"),
         "ratios": (is_tensor(torch.float64, low=0, high=MAX_RATIO), "k"),
     },
@@ -407,8 +417,84 @@ class Reweighted:
 
     def log_density(self, x: Tensor) -> LogDensity:
         """Evaluate log q (n,) at points x (n, d), where the sampler has a density."""
-        value, se = _with_density(self.sampler).log_density(x)
+        value, se = sampler_density(self.sampler).log_density(x)
         return LogDensity(value + self.ratios.log()[self.cells.assign(x)], se)
+
+
+@saved(
+    "Defended",
+    {
+        "sampler": (lambda value: isinstance(value, HasDensity) and not isinstance(value, Defended | Refined), "d"),
+        "map": (is_instance(Affine), "d"),
+    },
+    "d",
+)
+@dataclass(frozen=True)
+class Defended:
+    r"""The draws of a sampler, and one in ten of a Student t distribution with three degrees of freedom.
+
+    Ratios to its density have a bound where those to the density of the sampler may have none.
+
+    Attributes
+    ----------
+    sampler : Sampler
+        One with a density.
+    map : Affine
+        Centre and scale of the Student t.
+
+    References
+    ----------
+    Hesterberg, T. (1995). Weighted average importance sampling and defensive mixture distributions. Technometrics
+    37(2).
+    """
+
+    sampler: Sampler
+    map: Affine
+
+    @classmethod
+    def of(cls, sampler: Sampler, generator: torch.Generator) -> Defended:
+        """Return it with a Student t of the mean and, as its scale, the covariance of some draws."""
+        x = sampler.sample(N_MOMENTS, generator).double()
+        return cls(sampler, Affine(x.mean(0), covariance_root(x)))
+
+    @property
+    def n_features(self) -> int:
+        """The dimension d."""
+        return self.sampler.n_features
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether the sampler may be drawn from in parts."""
+        return self.sampler.in_parts
+
+    def attributes(self) -> dict[str, object]:
+        """Return those of the sampler."""
+        return self.sampler.attributes()
+
+    def sample(self, n: int, generator: torch.Generator) -> Tensor:
+        """Draw n rows (n, d)."""
+        x = self.sampler.sample(n, generator).double()
+        of_tails = torch.rand(n, generator=generator, dtype=torch.float64, device=x.device) < TAILS
+        return torch.where(of_tails[:, None], self.tails(n, generator), x)
+
+    def tails(self, n: int, generator: torch.Generator) -> Tensor:
+        """Draw n rows (n, d) of the Student t."""
+        m = self.map.m
+        xi = torch.randn(n, DF + len(m), generator=generator, dtype=m.dtype, device=m.device)
+        return self.map.unwhiten(xi[:, DF:] / xi[:, :DF].square().mean(1, keepdim=True).sqrt())
+
+    def log_density(self, x: Tensor) -> LogDensity:
+        """Evaluate its log-density (n,) at points x (n, d)."""
+        return self.mixed(sampler_density(self.sampler).log_density(x), x)
+
+    def mixed(self, of_sampler: LogDensity, x: Tensor) -> LogDensity:
+        """Return its log-density (n,) at points x (n, d), from that of the sampler."""
+        d, square = self.n_features, self.map.whiten(x).square().sum(1)
+        log_t = math.lgamma((DF + d) / 2) - math.lgamma(DF / 2) - d / 2 * math.log(DF * math.pi)
+        log_t = log_t - self.map.log_determinant() - (DF + d) / 2 * (square / DF).log1p() + math.log(TAILS)
+        log_q = of_sampler.value + math.log(1 - TAILS)
+        value = torch.logaddexp(log_q, log_t.where(~log_t.isnan(), -math.inf))  # of draws too far for moments
+        return LogDensity(value, of_sampler.se * (log_q - value).exp())
 
 
 @saved(
@@ -480,14 +566,14 @@ class Refined:
                 raise RuntimeError("Hardly a draw of the fit is kept; call `refine` anew with the target of the fit.")
             x = self.sampler.sample(n_drawn, generator)
             log_uniform = torch.rand(len(x), generator=generator, dtype=torch.float64, device=x.device).log()
-            log_p, log_q = self._log_p(x.double()), _with_density(self.sampler).log_density(x.double()).value
+            log_p, log_q = self._log_p(x.double()), sampler_density(self.sampler).log_density(x.double()).value
             kept.append(x[log_uniform < log_p - log_q - self.log_bound][:missing])
             missing -= len(kept[-1])
         return torch.cat(kept) if kept else self.sampler.sample(0, generator)
 
     def log_density(self, x: Tensor) -> LogDensity:
         """Evaluate the log-density (n,) of the draws that are kept at points x (n, d)."""
-        log_q, se = _with_density(self.sampler).log_density(x)
+        log_q, se = sampler_density(self.sampler).log_density(x)
         return LogDensity(torch.minimum(log_q, self._log_p(x) - self.log_bound) - math.log(self.acceptance), se)
 
     def _log_p(self, x: Tensor) -> Tensor:
@@ -496,7 +582,7 @@ class Refined:
         return log_density(self.score, self.origin, x)
 
 
-def _with_density(sampler: Sampler) -> HasDensity:
+def sampler_density(sampler: Sampler) -> HasDensity:
     """Return a sampler that has a density; raise TypeError for others."""
     if not isinstance(sampler, HasDensity):
         raise TypeError(f"{type(sampler).__name__} has no density.")
@@ -512,7 +598,7 @@ def knows_density(sampler: Sampler) -> TypeGuard[HasDensity]:
 
 def unweighted(sampler: Sampler) -> Sampler:
     """Return what draws with the weights of the fit itself."""
-    while isinstance(sampler, Reweighted | Refined):
+    while isinstance(sampler, Reweighted | Defended | Refined):
         sampler = sampler.sampler
     return sampler
 
@@ -538,6 +624,6 @@ def asks_for_score(sampler: Sampler) -> bool:
 
 def with_score(sampler: Sampler, score: Score) -> Sampler:
     """Return a sampler that draws by a score with this score, any other as it is."""
-    if isinstance(sampler, Reweighted | Refined):
+    if isinstance(sampler, Reweighted | Defended | Refined):
         sampler = replace(sampler, sampler=with_score(sampler.sampler, score))
     return replace(sampler, score=score) if isinstance(sampler, Layers | Refined) else sampler

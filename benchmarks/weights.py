@@ -50,7 +50,7 @@ def run(name, method, seed):
     gaps = sampler.log_density(x).value - q.sampler_.log_density(x).value
     found = sample.certificate()
     under_p = q.score_samples(R) - target.log_prob(torch.as_tensor(R)).numpy()
-    under_q = -sample.log_ratios
+    under_q = -sample.log_ratios[sample.of_fit]
     exact = under_q.mean() - under_p.mean()
     se = np.hypot(under_q.std() / len(under_q) ** 0.5, under_p.std() / len(under_p) ** 0.5)
     before = measure(q.sample(len(R), random_state=seed), R)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         targets,
         terms,
     )
-    from skksivi._importance import certificate, evidence, importance_sample
+    from skksivi._importance import certificate, evidence, importance_sample, refine
     from skksivi._modes import modes
     from skksivi._paper import paper_settings
     from skksivi.diagnostics import diagnose
@@ -58,6 +58,7 @@ __all__ = [
     "paper_settings",
     "parameters",
     "plotting",
+    "refine",
     "save",
     "targets",
     "terms",
@@ -71,7 +72,7 @@ if not TYPE_CHECKING:  # a checker would take any name for one of these
         {
             "estimators._hksivi": ["HKSIVIApproximator"],
             "estimators._ksivi": ["KSIVIApproximator"],
-            "_importance": ["certificate", "evidence", "importance_sample"],
+            "_importance": ["certificate", "evidence", "importance_sample", "refine"],
             "_modes": ["modes"],
             "_paper": ["paper_settings"],
             "diagnostics": ["diagnose"],

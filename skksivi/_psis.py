@@ -9,6 +9,9 @@ import numpy as np
 #: The weight of the prior k = 1/2 in the shape of a tail, in points.
 PRIOR_POINTS = 10
 
+#: The fewest ratios above the rest, beyond rounding, of a tail.
+FEWEST = 5
+
 
 def pareto_smoothed(log_ratios: np.ndarray) -> tuple[np.ndarray, float]:
     r"""Replace the largest ratios by quantiles of the generalised Pareto distribution that they follow.
@@ -35,9 +38,11 @@ def pareto_smoothed(log_ratios: np.ndarray) -> tuple[np.ndarray, float]:
     order = np.argsort(log_ratios, kind="stable")
     tail, cut = order[-n_tail:], log_ratios[order[-n_tail - 1]] - top
     excesses = np.exp(log_ratios[tail] - top) - math.exp(cut)
-    if excesses[-1] < 1e-6:  # rounding errors have no tail
+    above = excesses > 1e-6  # rounding errors have no tail
+    tail, excesses, n_tail = tail[above], excesses[above], int(above.sum())
+    if n_tail < FEWEST:
         return log_ratios, 0.0
-    k, sigma = generalised_pareto(excesses.clip(1e-300))
+    k, sigma = generalised_pareto(excesses)
     levels = (np.arange(n_tail) + 0.5) / n_tail
     quantiles = -sigma * np.log1p(-levels) if abs(k) < 1e-9 else sigma * np.expm1(-k * np.log1p(-levels)) / k
     smoothed = log_ratios.copy()

@@ -242,11 +242,12 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
         device = resolve_device(self.device)
         generator = make_generator(self._random_state if random_state is None else random_state, device)
         X = np.empty((n_samples, self.n_features_in_), dtype=self._dtype_of_draws)
+        sampler = unweighted(self.sampler_) if options else self.sampler_
         step = max(1, CHUNK // max(self.n_features_in_, LEAST_WIDTH) if self.sampler_.in_parts else n_samples)
         with ordinary_mode(device), torch.no_grad():
             for start in range(0, n_samples, step):
                 block = X[start : start + step]
-                block[:] = as_array(self.sampler_.sample(len(block), generator, **options))
+                block[:] = as_array(sampler.sample(len(block), generator, **options))
         return X
 
     def score_samples(self, X: ArrayLike, *, return_std: bool = False) -> np.ndarray | tuple[np.ndarray, np.ndarray]:

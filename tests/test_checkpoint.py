@@ -40,6 +40,8 @@ from skksivi.targets import Banana, from_score_fn
 from skksivi.training._checkpoint import CheckpointFile
 from skksivi.training._hooks import Saving
 
+pytestmark = pytest.mark.filterwarnings("ignore:The draws are too:sklearn.exceptions.ConvergenceWarning")
+
 BATCH_SIZE = 100
 SETTINGS = {
     "max_iter": 200,

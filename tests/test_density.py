@@ -1,6 +1,7 @@
 """Log-densities of semi-implicit fits, against exact ones."""
 
 import math
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
@@ -13,11 +14,13 @@ from plain_targets import generator, normal
 from torch.distributions import Categorical, MixtureSameFamily, MultivariateNormal, Normal
 
 from skksivi import HKSIVIApproximator, KSIVIApproximator
+from skksivi import mixing as mixings
+from skksivi.baselines import Laplace
 from skksivi.families._density import TOLERANCE, hierarchy_log_density, layer_log_density
 from skksivi.families._hierarchy import langevin_hierarchy
 from skksivi.families._layer import Constant, LinearSkip, MultilayerPerceptron, Residual, gaussian_layer
 from skksivi.mixing import GaussianMixtureDraws, NormalDraws, StudentTDraws
-from skksivi.parameters import Scale
+from skksivi.parameters import Pilot, Scale
 
 pytestmark = pytest.mark.filterwarnings("ignore:The draws:sklearn.exceptions.ConvergenceWarning")
 
@@ -184,3 +187,27 @@ def test_mixing_distributions_without_density_are_named(cls):
     q = cls(mixing=mixing, max_iter=2, batch_size=8, whiten=None, random_state=0).fit(lambda x: -x, n_features=2)
     with pytest.raises(TypeError, match="has no density, since `mixing` has none; score it against a target"):
         q.score_samples([[0.0, 0.0]])
+
+
+ROOT = torch.tensor([[1.0, 0.0, 0.0], [3.0, 1.0, 0.0], [3.0, 3.0, 1.0]], dtype=torch.float64)
+MIXINGS = ["auto", "normal", mixings.StudentT(2.0), mixings.GaussianMixture([[-1.0, 0.0, 0.0], [1.0, 0.0, 0.0]])]
+
+
+@cache
+def fits():
+    """Fits of every family, to a correlated Gaussian."""
+    settings = {"max_iter": 2, "batch_size": 8, "hidden_layer_sizes": (5,), "whiten": "laplace", "random_state": 0}
+    made = [Laplace(), *(KSIVIApproximator(mixing=mixing, **settings) for mixing in MIXINGS[1:])]
+    made += [KSIVIApproximator(**{**settings, "whiten": Pilot(budget=1000)})]
+    made += [KSIVIApproximator(scale="network", **settings), HKSIVIApproximator(n_layers=2, **settings)]
+    return [q.fit(lambda x: -torch.cholesky_solve(x.mT, ROOT.to(x)).mT, n_features=3) for q in made]
+
+
+@given(exponent=st.floats(-300, 308), direction=st.tuples(*[st.floats(-1.7, 1.7)] * 3))
+def test_densities_of_finite_points_are_numbers_or_minus_infinity(exponent, direction):
+    X = 10**exponent * np.array([direction, (0.0, 1.0, 0.0), (1.7, -1.7, 1.0)])
+    for q in fits():
+        value, se = q.score_samples(X, return_std=True)
+        assert not np.isnan(value).any()
+        assert not np.isnan(se).any()
+        assert (value < math.inf).all()

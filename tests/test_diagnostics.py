@@ -297,7 +297,7 @@ def test_lost_tails_are_seen_by_the_importance_ratios_and_by_chains(seed):
 
 
 def test_the_tail_of_ratios_that_are_as_good_as_equal_does_not_matter(monkeypatch):
-    monkeypatch.setattr("skksivi._importance.pareto_smoothed", lambda r: (r, 0.9))
+    monkeypatch.setattr("skksivi.diagnostics._checks.pareto_smoothed", lambda r: (r, 0.9))
     for scale, verdict in ((0.97, "ok"), (0.75, "warn")):
         check = diagnose(Exact(Normal(1), scale=scale).fit(Normal(1)), Normal(1), random_state=0)["Pareto k-hat"]
         assert check.verdict == verdict, check

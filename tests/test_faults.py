@@ -144,6 +144,7 @@ def test_what_ends_a_fit_leaves_no_trace_outside_of_it(error, call):
 
 
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
+@pytest.mark.filterwarnings("ignore:The draws are too:sklearn.exceptions.ConvergenceWarning")
 def test_ctrl_c_at_any_moment_leaves_a_fit_of_so_many_iterations(share):
     """The signal may fall between any two operations; the iteration that it falls into may count or not."""
     q = clone(SHORT).set_params(max_iter=300, optimizer__decay=None)

@@ -46,6 +46,8 @@ from skksivi.targets import Banana, Multimodal, XShaped, from_log_prob, from_sco
 from skksivi.terms import Entropic, Laplacian
 from skksivi.training._guard import moments
 
+pytestmark = pytest.mark.filterwarnings("ignore:The draws are too:sklearn.exceptions.ConvergenceWarning")
+
 
 def normal_score(x):
     return -x

@@ -30,7 +30,10 @@ from skksivi.pilot._chains import (
     batch_and_match,
     covariance_root,
     find_pilot,
+    kronrod,
     langevin,
+    lobatto,
+    lobatto_nodes,
     lower_bound,
     metropolis,
     narrowed,
@@ -53,6 +56,24 @@ def logistic_log_prob(x):
 
 def logistic_score(x):
     return -(x - 0.3).tanh() - x / 10
+
+
+def test_kronrods_rule_is_exact_for_polynomials_of_degree_ten_and_tells_its_gap():
+    b, a, slope = normal(20, 3), normal(3, seed=1), torch.tensor([1.0, -0.5, 2.0]).double()
+    coefficients = normal(11, seed=2)
+    powers = torch.arange(1, 11).double()
+
+    def log_prob(x):
+        return ((x @ slope)[:, None] ** torch.arange(11)) @ coefficients
+
+    def score_fn(x):
+        return (((x @ slope)[:, None] ** (powers - 1)) @ (powers * coefficients[1:]))[:, None] * slope
+
+    ratio, gap = kronrod(score_fn, a, b)
+    torch.testing.assert_close(ratio, log_prob(b) - log_prob(a[None]), rtol=1e-8, atol=1e-8)
+    near, far = lobatto_nodes(a.expand_as(b), b)
+    by_four = lobatto(score_fn(a[None]), score_fn(near), score_fn(far), score_fn(b), b - a)
+    torch.testing.assert_close(ratio - gap, by_four)
 
 
 @given(d=st.integers(1, 4), size=st.floats(0.1, 10), seed=SEEDS)

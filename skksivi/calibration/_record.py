@@ -96,10 +96,12 @@ class Record:
 
 def _differences(there: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
     """Return texts of the settings in which those of a file differ from one's own."""
-    names = sorted((there.keys() | own.keys()) - {"first"})
+    names = sorted((there.keys() | own.keys()) - {"first", "seed"})
     texts = [
         f"{name} is {there.get(name)}, not {own.get(name)}" for name in names if there.get(name) != own.get(name)
     ]
+    if there.get("seed") != own.get("seed"):
+        texts.append("`random_state` is another, where None takes that of the file")
     a, b = (np.array(settings.get("first", []), dtype=np.float64) for settings in (there, own))
     if texts or (a.shape == b.shape and np.allclose(a, b, rtol=SAME, atol=SAME, equal_nan=True)):
         return texts

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from skksivi._arrays import as_array
-from skksivi._importance import ImportanceSample, weighed
-from skksivi._psis import most_trusted
+from skksivi._psis import most_trusted, pareto_smoothed
+from skksivi._weights import ImportanceSample, weighed
 from skksivi.diagnostics._limits import STEIN_VARIANCES
 from skksivi.diagnostics._report import Check
 from skksivi.diagnostics._view import N_SE, View, judged
-from skksivi.families._samplers import Chains, knows_density
+from skksivi.families._samplers import Chains, knows_density, unweighted
 from skksivi.metrics import ksd_test
 from skksivi.stein._discrepancy import FixedKernelKSD
 
@@ -65,16 +65,19 @@ def weighed_draws(view: View) -> ImportanceSample:
     """Return some of the draws, with importance weights."""
     if not knows_density(view.sampler):
         raise ValueError(f"{view.name} has no density")
-    return weighed(view.sampler, view.score, view.x[view.finite][:N_WEIGHED])
+    return weighed(view.sampler, view.score, view.x[view.finite][:N_WEIGHED], view.seed)
 
 
 def check_ratios(view: View, sample: ImportanceSample) -> Check:
     """Judge the tail of the importance ratios."""
-    limit = most_trusted(len(sample.X))
-    text = f"{sample.k:.2f}, up to {limit:.2f} allowed, effective share {sample.share:.1%}"
+    r = sample.log_ratios[sample.of_fit]
+    log_weights, k = pareto_smoothed(r[np.isfinite(r)])
+    w, limit = np.exp(log_weights - log_weights.max()), most_trusted(len(r))
+    share = w.sum() ** 2 / np.square(w).sum() / len(r)
+    text = f"{k:.2f}, up to {limit:.2f} allowed, effective share {share:.1%}"
     todo = view.advice("whiten", "mixing", "max_iter")
     lost = f"The fit lacks tails or a part of the target beside its draws: {todo}."
-    return judged("Pareto k-hat", sample.k, text, lost if sample.k > limit and sample.share < HARMLESS else None)
+    return judged("Pareto k-hat", k, text, lost if k > limit and share < HARMLESS else None)
 
 
 def check_divergence(view: View, sample: ImportanceSample) -> Check:
@@ -84,7 +87,8 @@ def check_divergence(view: View, sample: ImportanceSample) -> Check:
             f"k-hat is {sample.k:.2f}, the effective share {sample.share:.1%}: the weights tell nothing of the target"
         )
     J, se, d = *sample.certificate()[:2], sample.X.shape[1]
-    u = (sample.X - sample.X.mean(0)) / sample.X.std(0)
+    x = sample.X[sample.of_fit]
+    u = (sample.X - x.mean(0)) / x.std(0)
     shift, shift_se = map(np.asarray, sample.expectation(lambda _: u))
     square, square_se = map(np.asarray, sample.expectation(lambda _: np.square(u)))
     off = np.abs(shift) - N_SE * shift_se - MAX_SHIFT
@@ -107,7 +111,7 @@ def check_loss(view: View) -> Check:
     """Tell whether the loss is still falling in its last quarter."""
     losses = view.report.get("loss_curve_")
     if losses is None:
-        hint = ", see its `diagnose()`" if isinstance(view.sampler, Chains) else ""
+        hint = ", see its `diagnose()`" if isinstance(unweighted(view.sampler), Chains) else ""
         raise ValueError(f"{view.name} has no loss curve{hint}")
     finite = losses[np.isfinite(losses)]
     last = finite[-(len(finite) // 4) :]

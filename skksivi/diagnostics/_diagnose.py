@@ -133,11 +133,11 @@ def diagnose(
     device, seed = resolve_device(est.device), make_seed(random_state)
     with ordinary_mode(device), torch.no_grad():
         score = compared_score(target, est.n_features_in_, est.dtype, est.device)
-        sampler, generator = unweighted(est.sampler_), torch.Generator(device).manual_seed(seed)
-        X = est.sample(_n_draws(sampler, n_samples), seed)
+        generator = torch.Generator(device).manual_seed(seed)
+        X = est.sample(_n_draws(unweighted(est.sampler_), n_samples), seed)
         x = torch.as_tensor(X, dtype=torch.float64, device=device)
         name, parameters, report = type(est).__name__, est.get_params(), dict(vars(est))
-        view = View(name, parameters, sampler, report, score, x, score(x), generator, seed)
+        view = View(name, parameters, est.sampler_, report, score, x, score(x), generator, seed)
         if view.finite.sum() < 2:
             raise ValueError(f"`target` has a score that is finite at {int(view.finite.sum())} of {len(x)} draws.")
         return _report(view)

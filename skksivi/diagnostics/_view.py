@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from skksivi.diagnostics._report import Check
-from skksivi.families._samplers import Gaussian, Sampler
+from skksivi.families._samplers import Gaussian, Sampler, unweighted
 from skksivi.parameters import Whiten, pilot_of
 from skksivi.score._score import Score
 
@@ -42,7 +42,7 @@ class View(NamedTuple):
     parameters : mapping of str to object
         Of the approximator.
     sampler : Sampler
-        The fit, with its own weights of modes.
+        What draws.
     report : mapping of str to object
         Its learned attributes.
     score : Score
@@ -70,7 +70,7 @@ class View(NamedTuple):
 
     def advice(self, *names: str, otherwise: str = "use `KSIVIApproximator`") -> str:
         """Say what to change of the parameters that the approximator has and that do not have the value already."""
-        if isinstance(self.sampler, Gaussian):
+        if isinstance(unweighted(self.sampler), Gaussian):
             return "one Gaussian is not enough, use `KSIVIApproximator`"
         parameters = {name: self.parameters.get(name, "auto") for name in names}
         parameters = {name: value for name, value in parameters.items() if str(value) != "auto"}

@@ -115,6 +115,9 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
     ksd_curve_ : ndarray of shape (n_looks, 2)
         Pairs of an iteration and the squared discrepancy of the last layer under one fixed kernel after it, every 500
         iterations; empty without `early_stopping` where no moment penalty holds the layers.
+    certificate_ : Certificate or None
+        See `KSIVIApproximator`. The density takes 20,000 more values of the score for each layer; so it is None
+        where the training has taken fewer than a million.
     engine_, n_iter_, best_iter_, score_checksum_, n_features_in_
         See `KSIVIApproximator`.
 

@@ -15,13 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from skksivi._arrays import as_array
-from skksivi._saved import COUNT, CURVE, NAMES, Parts, is_instance, is_one_of
+from skksivi._saved import COUNT, CURVE, NAMES, Parts, is_instance, is_one_of, or_none
+from skksivi._weights import Certificate, cheap_certificate
 from skksivi.base import LOSSES, Constraints, Interval, Real, StrOptions
 from skksivi.estimators._identity import FREE, described, of_kernel, of_score, of_score_near, of_terms, settled
 from skksivi.estimators._interrupted import Interrupted, widths
 from skksivi.estimators._trained import KEEPING, F, Job, Trained
 from skksivi.families._layer import Family
-from skksivi.families._samplers import Fit, InU, Tell
+from skksivi.families._samplers import Fit, InU, Layer, Layers, Tell
 from skksivi.kernels import Kernel, resolve_kernel
 from skksivi.mixing import Bootstrap, GaussianMixtureDraws, Mixing, MixingLike, build_mixing, check_mixing
 from skksivi.parameters import (
@@ -61,11 +62,15 @@ LOOK_EVERY = 500
 WHITENED_BANDWIDTH = 0.5
 
 
+#: Scores that the training of a hierarchy has taken from which on those that its density takes are few.
+MANY_CALLS = 1_000_000
+
 #: What KSIVI and HKSIVI have learned beside what they draw from.
 STEIN_TRAINED: Parts = {
     **LOSSES,
     "ksd_curve_": (CURVE, "mp"),
     "best_iter_": (COUNT, ""),
+    "certificate_": (or_none(is_instance(Certificate)), ""),
     "engine_": (is_one_of("eager", "cuda graph"), ""),
     "score_checksum_": (is_instance(str), ""),
 }
@@ -134,6 +139,7 @@ class SteinTrained(Trained, Generic[F]):
         fit = self._train_from(job, watch, saving, resume)
         fit = fit._replace(report={**fit.report, "score_checksum_": start.answers})
         fit = self._not_worse(fit, score, start, sampler_of(start.family.requires_grad_(False)), sampler_of(family))
+        fit = self._certified(fit, score, start.seed)
         if file is None:
             return fit
         return fit._replace(finish=lambda: file.finish(remove=fit.ended_by is None))
@@ -526,6 +532,18 @@ class SteinTrained(Trained, Generic[F]):
             "`learning_rate`, raise `batch_size`, or take fewer `max_iter`."
         )
         return fit._replace(sampler=at_start, report={**fit.report, "best_iter_": n_before}, remark=remark)
+
+    def _certified(self, fit: Fit, score: Score, seed: int) -> Fit:
+        """Return a fit with its certificate, None where it has not come to its end or that costs much."""
+        sampler, n_values = fit.sampler, self.batch_size * len(np.asarray(fit.report["loss_curve_"]))
+        costly = isinstance(sampler, Layers) and sampler.family.n_layers * n_values < MANY_CALLS
+        found = None
+        if fit.ended_by is None and not costly and isinstance(sampler, Layer | Layers):
+            try:
+                found = cheap_certificate(sampler, score.double, seed ^ 1)
+            except KeyboardInterrupt as error:  # nothing of the training is lost
+                fit = fit._replace(ended_by=error)
+        return fit._replace(report={**fit.report, "certificate_": found})
 
     def _conclude(self, fit: Fit, score_fn: Score, generator: torch.Generator) -> None:
         if fit.finish is not None:

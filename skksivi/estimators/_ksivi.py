@@ -151,6 +151,10 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         The iteration whose state was kept: of a fit that starts at a pilot that with the smallest fixed-kernel
         discrepancy of those whose moments stayed near the start's, zero if training has not improved on the start;
         else the last.
+    certificate_ : Certificate or None
+        How far the draws are from the target, see `skksivi.certificate`, by 256 of them or, where the target has no
+        `log_prob`, 160 and at most 1,000 values of the score: a tuple ``divergence``, ``se``, ``k``, ``share``,
+        ``trusted``. None where `mixing` has no density, or log p cannot be had that cheaply.
     engine_ : {"eager", "cuda graph"}
         Whether training steps ran operation by operation, or on a GPU as one recorded graph.
     score_checksum_ : str

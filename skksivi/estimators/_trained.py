@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from skksivi._numbers import is_number
 from skksivi._warnings import warn_caller
+from skksivi._weights import Certificate
 from skksivi.annealing import Linear
 from skksivi.base import BaseApproximator, Constraints, Integral, Interval, Real, StrOptions
 from skksivi.families._samplers import Fit, Sampler, Tell
@@ -43,6 +44,9 @@ FAILED_VARIANCES = (0.25, 4.0)
 
 #: Square of the distance of the draws from the target, in their standard deviations, beyond which a fit has failed.
 FAILED_SHIFT = 4.0
+
+#: The divergence of a feature, in nats, beyond which a fit has failed, if by so many standard errors.
+FAILED_DIVERGENCE, N_SE = 0.05, 4
 
 #: What may end a training that leaves the estimator fitted, in the state that was reached.
 KEEPING = (KeyboardInterrupt, FloatingPointError)
@@ -241,7 +245,9 @@ def _warn(fit: Fit, score_fn: Score, x: Tensor) -> None:
     else:
         s = score_fn.double(x)
         todo = _todo(whitening)
-        message = _of_variances(x, s, score_fn, todo) or _of_shift(x, s, todo)
+        message = (
+            _of_variances(x, s, score_fn, todo) or _of_shift(x, s, todo) or _of_certificate(fit.report, x.shape[1])
+        )
     if message is not None:
         warn_caller(message, ConvergenceWarning)
 
@@ -279,6 +285,20 @@ def _of_shift(x: Tensor, s: Tensor, todo: str) -> str | None:
     return (
         "The draws are too far from the target: E[s]^T Cov(x) E[s], about the square of the distance in standard "
         f"deviations, is {square:.2g}, where it should be 0. {todo}, or set `init` near the target."
+    )
+
+
+def _of_certificate(report: Mapping[str, object], d: int) -> str | None:
+    """Say how far a fit of d features is from its target, if its certificate can be trusted and says so."""
+    found = report.get("certificate_")
+    if not isinstance(found, Certificate) or not found.trusted:
+        return None
+    if found.divergence - N_SE * found.se <= FAILED_DIVERGENCE * d:
+        return None
+    return (
+        f"The draws are too far from the target: KL(q||p) + KL(p||q) is {found.divergence:.2g} nats, with a standard "
+        f"error of {found.se:.1g}, where {FAILED_DIVERGENCE} a feature are let pass. Use whiten='auto', "
+        "mixing='auto' or more `max_iter`, or correct the fit by `skksivi.refine`; see `skksivi.diagnose`."
     )
 
 

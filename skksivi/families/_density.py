@@ -70,15 +70,17 @@ class Weights(NamedTuple):
     controls: Tensor
 
 
-def refined(weigh: Callable[[Tensor, int, torch.Generator], Weights], x: Tensor, width: int, seed: int) -> LogDensity:
+def refined(
+    weigh: Callable[[Tensor, int, torch.Generator], Weights], x: Tensor, width: int, seed: int, most: int = MOST_DRAWS
+) -> LogDensity:
     """Return the logarithms of the means of weights of rows x (n, d), with more draws where the error needs them.
 
     All rows get the same random numbers, so that the value at a row does not depend on the others. A draw takes
-    `width` numbers.
+    `width` numbers, and a row no more than `most` draws.
     """
     value, se = x.new_empty(len(x)), x.new_full((len(x),), math.inf)
     n_draws = N_DRAWS
-    while n_draws <= MOST_DRAWS and len(rough := torch.nonzero(se > TOLERANCE)[:, 0]):
+    while n_draws <= most and len(rough := torch.nonzero(se > TOLERANCE)[:, 0]):
         for rows in rough.split(max(1, CHUNK // (n_draws * width))):
             value[rows], se[rows] = log_mean(weigh(rows, n_draws, seeded(seed + n_draws, x)))
         n_draws *= FACTOR
@@ -108,12 +110,12 @@ def log_mean(weights: Weights) -> LogDensity:
 # One layer
 
 
-def layer_log_density(family: SemiImplicit, x: Tensor, seed: int) -> LogDensity:
+def layer_log_density(family: SemiImplicit, x: Tensor, seed: int, most: int = MOST_DRAWS) -> LogDensity:
     """Estimate log q at points x (n, d) of a family in float64 whose mixing distribution has a density."""
     bank = family.draw_latent(N_BANK, seeded(seed, x))
     of_mixing = len(LENGTHS) * with_density(family.mixing).width
     width = max(N_BANK, N_STARTS * max(x.shape[1] ** 2, bank.shape[1] ** 2, of_mixing, _hidden(family) * x.shape[1]))
-    tiles = [_of_tile(family, tile, bank, seed) for tile in x.split(max(1, CHUNK // width))]
+    tiles = [_of_tile(family, tile, bank, seed, most) for tile in x.split(max(1, CHUNK // width))]
     return LogDensity(*(torch.cat(part) for part in zip(*tiles, strict=True)))
 
 
@@ -138,14 +140,14 @@ def with_density(mixing: Mixing) -> DensityMixing:
     return mixing
 
 
-def _of_tile(family: SemiImplicit, x: Tensor, bank: Tensor, seed: int) -> LogDensity:
+def _of_tile(family: SemiImplicit, x: Tensor, bank: Tensor, seed: int, most: int) -> LogDensity:
     """Estimate log q at points x (n, d), from starts in a bank of mixing draws."""
     proposal = climbed(family, x, bank[family.log_prob(x, bank).topk(N_STARTS, 1).indices])
 
     def weigh(rows: Tensor, n_draws: int, generator: torch.Generator) -> Weights:
         return _weights(family, proposal.rows(rows), n_draws, generator)
 
-    return refined(weigh, x, max(with_density(family.mixing).width, _hidden(family)), seed)
+    return refined(weigh, x, max(with_density(family.mixing).width, _hidden(family)), seed, most)
 
 
 def climbed(family: SemiImplicit, x: Tensor, starts: Tensor) -> Proposal:
@@ -225,7 +227,9 @@ class WayBack(NamedTuple):
     C: Tensor
 
 
-def hierarchy_log_density(family: Hierarchy, x: Tensor, score_fn: ScoreFunction, seed: int) -> LogDensity:
+def hierarchy_log_density(
+    family: Hierarchy, x: Tensor, score_fn: ScoreFunction, seed: int, most: int = MOST_DRAWS
+) -> LogDensity:
     """Estimate log q at points x (n, d) of a hierarchy in float64 whose base has a density."""
     base = with_density(family.mixing)
     ways = learned_ways_back(family, score_fn, seeded(seed, x))
@@ -244,7 +248,7 @@ def hierarchy_log_density(family: Hierarchy, x: Tensor, score_fn: ScoreFunction,
         logarithms = (log_weights + base.log_density(low)).view(-1, n_draws)
         return Weights(logarithms, logarithms.new_empty(*logarithms.shape, 0))
 
-    return refined(weigh, x, max(2 * x.shape[1], base.width, _hidden(family)), seed)
+    return refined(weigh, x, max(2 * x.shape[1], base.width, _hidden(family)), seed, most)
 
 
 def learned_ways_back(family: Hierarchy, score_fn: ScoreFunction, generator: torch.Generator) -> list[WayBack]:

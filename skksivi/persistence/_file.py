@@ -20,7 +20,7 @@ from skksivi._codec import MAX_HEADER, decoded, encode, read_header
 from skksivi.base import BaseApproximator, check_draws
 from skksivi.estimators._hksivi import HKSIVIApproximator
 from skksivi.estimators._ksivi import KSIVIApproximator
-from skksivi.families._samplers import Layers, unweighted, with_score
+from skksivi.families._samplers import asks_for_score, with_score
 from skksivi.predictors import KSIVIClassifier, KSIVIRegressor
 from skksivi.score._score import ScoreFunction
 from skksivi.score._target import compared_score
@@ -94,7 +94,8 @@ def load(
     ----------
     path : path-like
     score_fn : callable or Target, default=None
-        What the estimator was fitted to; needed by those that draw samples with it, as `HKSIVIApproximator`.
+        What the estimator was fitted to; needed by those that draw samples with it, as `HKSIVIApproximator` and
+        what `skksivi.refine` returns.
     max_bytes : int, default=2**32
         Refuse a larger file; reading takes up to three times its size in memory.
 
@@ -122,7 +123,7 @@ def load(
             known = isinstance(error, ValueError)
             reason = textwrap.shorten(str(error).rstrip(".") if known else f"it holds something else, {error!r}", 300)
             raise ValueError(f"{str(path)!r} is not a whole file of `skksivi.save`: {reason}.") from error
-    if score_fn is not None and hasattr(estimator, "sampler_") and isinstance(unweighted(estimator.sampler_), Layers):
+    if score_fn is not None and hasattr(estimator, "sampler_") and asks_for_score(estimator.sampler_):
         estimator.sampler_ = with_score(
             estimator.sampler_,
             compared_score(

@@ -148,6 +148,36 @@ def lobatto(s_x: Tensor, s_1: Tensor, s_2: Tensor, s_y: Tensor, gap: Tensor) -> 
     return ((s_x + 5 * (s_1 + s_2) + s_y) * gap).sum(1) / 12
 
 
+def kronrod(score_fn: ScoreFunction, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Integrate the score along lines by Kronrod's extension of Lobatto's rule of four points, to seven.
+
+    Parameters
+    ----------
+    score_fn : callable
+    a : Tensor of shape (d,)
+    b : Tensor of shape (n, d)
+
+    Returns
+    -------
+    log_ratio : Tensor of shape (n,)
+        :math:`\log p(b) - \log p(a)`.
+    gap : Tensor of shape (n,)
+        What Lobatto's rule would say less; the error is much smaller.
+
+    References
+    ----------
+    Gander, W. and Gautschi, W. (2000). Adaptive quadrature: revisited. BIT 40(1).
+    """
+    outer, inner = math.sqrt(2 / 3), 1 / math.sqrt(5)
+    nodes = a.new_tensor([1 - outer, 1 - inner, 1, 1 + inner, 1 + outer, 2])
+    points = torch.lerp(a, b, nodes[:, None, None] / 2)
+    s_a, s = score_fn(a[None]).detach(), score_fn(points.flatten(0, 1)).detach().view(points.shape)
+    f1, f2, f3, f4, f5, f_b = (s * (b - a)).sum(-1)
+    ends = (s_a * (b - a)).sum(-1) + f_b
+    ratio = (77 * ends + 432 * (f1 + f5) + 625 * (f2 + f4) + 672 * f3) / 2940
+    return ratio, ratio - (ends + 5 * (f2 + f4)) / 12
+
+
 # A Gaussian
 
 

@@ -22,6 +22,7 @@ from skksivi.pilot._modes import (
     MAX_STARTS,
     ModeMaps,
     find_modes,
+    log_ratio,
     newton_cg,
     saddle_free_newton,
     scattered,
@@ -36,6 +37,9 @@ MAX_FEATURES = 1000
 
 #: Points by which the types of floating-point numbers are compared.
 N_COMPARED = 64
+
+#: Lines along which the score is integrated at a time.
+N_INTEGRALS = 500
 
 #: Numbers in the points of a pilot that are kept, at most.
 MAX_POINTS = 2**22
@@ -291,6 +295,27 @@ def judging_map(score_fn: Score) -> Affine:
     except ValueError:
         generator = torch.Generator(score_fn.device).manual_seed(0)
         return find_modes(score_fn, scattered(origin, MAX_STARTS, generator), generator).maps[0]
+
+
+def origin_of(score_fn: Score) -> Affine | None:
+    """Return the map to the mode where p is taken to be one, if it is known by its score alone."""
+    return None if score_fn.log_prob is not None else judging_map(score_fn)
+
+
+def log_density(score_fn: Score, origin: Affine | None, x: Tensor) -> Tensor:
+    """Return log p (n,) at points x (n, d): its own, or by integrals of the score from an origin.
+
+    Raises
+    ------
+    ValueError
+        There is neither.
+    """
+    if origin is None:
+        if score_fn.log_prob is None:
+            raise ValueError("The target has no `log_prob`, which is needed here.")
+        return score_fn.log_prob(x)
+    score_u, u = origin.pull_back(score_fn), origin.whiten(x)
+    return torch.cat([log_ratio(score_u, torch.zeros_like(origin.m), part) for part in u.split(N_INTEGRALS)])
 
 
 def _report(found: ModeMaps) -> tuple[np.ndarray, np.ndarray]:

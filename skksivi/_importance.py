@@ -240,7 +240,7 @@ def evidence(
     >>> from skksivi.baselines import Laplace
     >>> from skksivi.targets import from_log_prob
     >>> normal = from_log_prob(lambda x: -x.square().sum(-1) / 2, n_features=2)
-    >>> round(evidence(Laplace().fit(normal), normal, random_state=0).log_z.value, 3)  # log(2 pi)
-    1.838
+    >>> round(evidence(Laplace().fit(normal), normal, random_state=0).log_z.value, 2)  # log(2 pi)
+    1.84
     """
     return importance_sample(est, target, n_samples=n_samples, random_state=random_state).evidence()

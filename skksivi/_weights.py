@@ -124,6 +124,8 @@ class ImportanceSample:
         The logarithm of their mean.
     of_fit : ndarray of shape (n,), bool
         Which are draws of the fit.
+    weights_of_fit : ndarray of shape (n,)
+        Ratios of q to that density; they sum to one.
     reference : ndarray of shape (n_features,) or None
         Where p is one, of a target known by its score alone.
     """
@@ -135,6 +137,7 @@ class ImportanceSample:
     k: float
     log_z: float
     of_fit: np.ndarray
+    weights_of_fit: np.ndarray
     reference: np.ndarray | None
 
     @property
@@ -158,13 +161,12 @@ class ImportanceSample:
 
         in which the normaliser of p cancels; what the errors of log q add is taken off.
         """
-        n, w, ell = len(self.weights), self.weights, -self.log_ratios
-        own = self.of_fit * n / self.of_fit.sum()
+        n, w, v, ell = len(self.weights), self.weights, self.weights_of_fit, -self.log_ratios
         if np.isinf(ell[self.of_fit]).any():  # the fit has mass where the target has none
             return Certificate(math.inf, 0.0, self.k, self.share, self.trusted)
-        ell = np.where(w + own > 0, ell, 0.0)
-        under_q, under_p = own @ ell / n, w @ ell
-        influence = own * (ell - under_q) - n * w * (ell - under_p)
+        ell = np.where(np.isfinite(ell), ell, 0.0)
+        under_q, under_p = v @ ell, w @ ell
+        influence = n * v * (ell - under_q) - n * w * (ell - under_p)
         divergence = under_q - under_p - np.square(self.std[self.of_fit]).mean()
         return Certificate(float(divergence), float(influence.std() / math.sqrt(n)), self.k, self.share, self.trusted)
 
@@ -295,14 +297,16 @@ def weigh(
         )
     n, x, log_p, of_fit = len(x) - int((of_fit & ~kept).sum()), x[kept], log_p[kept], of_fit[kept]
     of_sampler = (log_density or sampler_density(defended.sampler).log_density)(x)
-    log_ratios, log_q, std = as_array(log_p - defended.mixed(of_sampler, x).value), *map(as_array, of_sampler)
+    log_m = defended.mixed(of_sampler, x).value
+    log_ratios, log_q, std = as_array(log_p - log_m), *map(as_array, of_sampler)
     inside = np.isfinite(log_ratios)
     log_weights, k = pareto_smoothed(log_ratios[inside])
     top, weights = log_ratios[inside].max(), np.zeros(len(log_ratios))
     weights[inside] = np.exp(log_weights - log_weights.max())
     log_z = float(np.log(np.exp(log_ratios[inside] - top).sum() / n) + top)
-    X, differences, own = as_array(x), as_array(log_p) - log_q, as_array(of_fit)
-    return ImportanceSample(X, differences, std, weights / weights.sum(), k, log_z, own, reference)
+    own, v = as_array(of_fit), as_array((of_sampler.value - log_m).softmax(0))
+    differences = as_array(log_p) - log_q
+    return ImportanceSample(as_array(x), differences, std, weights / weights.sum(), k, log_z, own, v, reference)
 
 
 @torch.no_grad()

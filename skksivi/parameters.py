@@ -326,9 +326,9 @@ def pilot_of(whiten: Whiten) -> Pilot | None:
     return whiten if isinstance(whiten, Pilot) else None
 
 
-def plateau_of(early_stopping: bool | float | Plateau | None) -> Plateau | None:
-    """Return when a training ends early, as a parameter `early_stopping` says, None for never; checked."""
-    if early_stopping is None or early_stopping is False:
+def plateau_of(early_stopping: str | bool | float | Plateau | None) -> Plateau | None:
+    """Return the plateau that ends a training, as a parameter `early_stopping` says, None for none; checked."""
+    if early_stopping is None or early_stopping is False or isinstance(early_stopping, str):
         return None
     return Plateau() if early_stopping is True else checked_object(Plateau, early_stopping)
 

@@ -171,7 +171,7 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
         max_iter: int = 3000,
         learning_rate: float = 1e-3,
         optimizer: str | Adam = "adam",
-        early_stopping: bool | float | Plateau | None = None,
+        early_stopping: str | bool | float | Plateau | None = None,
         checkpoint: str | os.PathLike[str] | Checkpoint | None = None,
         warm_start: bool = False,
         device: str | torch.device = "auto",

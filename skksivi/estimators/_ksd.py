@@ -20,7 +20,7 @@ from skksivi._weights import Certificate, cheap_certificate
 from skksivi.base import LOSSES, Constraints, Interval, Real, StrOptions
 from skksivi.estimators._identity import FREE, described, of_kernel, of_score, of_score_near, of_terms, settled
 from skksivi.estimators._interrupted import Interrupted, widths
-from skksivi.estimators._trained import KEEPING, F, Job, Trained
+from skksivi.estimators._trained import FAILED_DIVERGENCE, KEEPING, F, Job, Trained
 from skksivi.families._layer import Family
 from skksivi.families._samplers import Fit, InU, Layer, Layers, Tell
 from skksivi.kernels import Kernel, resolve_kernel
@@ -95,7 +95,7 @@ class SteinTrained(Trained, Generic[F]):
         "kernel": [str, Kernel],
         "bandwidth": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto", "median"}), None],
         "gradient_estimator": [StrOptions(set(GRADIENT_ESTIMATORS))],
-        "early_stopping": ["boolean", Interval(Real, 0, None, closed="left"), Plateau, None],
+        "early_stopping": [StrOptions({"auto"}), "boolean", Interval(Real, 0, None, closed="left"), Plateau, None],
         "checkpoint": [str, os.PathLike, Checkpoint, None],
         "warm_start": ["boolean"],
     }
@@ -107,7 +107,7 @@ class SteinTrained(Trained, Generic[F]):
     bandwidth: float | str | None
     gradient_estimator: str
     mixing: MixingLike
-    early_stopping: bool | float | Plateau | None
+    early_stopping: str | bool | float | Plateau | None
     checkpoint: str | os.PathLike[str] | Checkpoint | None
     warm_start: bool
     ksd_curve_: np.ndarray
@@ -127,6 +127,23 @@ class SteinTrained(Trained, Generic[F]):
         tell: Tell | None,
     ) -> Fit:
         start = self._start(score_fn, generator, file)
+        fit = self._untrained(score, start) if file is None or file.found is None else None
+        if fit is None:
+            fit = self._trained(file, score, start, generator, tell)
+        fit = fit._replace(report={**fit.report, "score_checksum_": start.answers})
+        if file is None:
+            return fit
+        return fit._replace(finish=lambda: file.finish(remove=fit.ended_by is None))
+
+    def _trained(
+        self,
+        file: CheckpointFile[Interrupted] | None,
+        score: Score,
+        start: Start[F],
+        generator: torch.Generator,
+        tell: Tell | None,
+    ) -> Fit:
+        """Return the fit of a training."""
         family = copy.deepcopy(start.family)
         sampler_of = self._sampler_of(score, start)
         watch = self._watch(score, start, sampler_of, family)
@@ -137,12 +154,32 @@ class SteinTrained(Trained, Generic[F]):
         resume = None if file is None or file.found is None else file.found.state
         job = Job(objective, family, generator, sampler_of, tell, score.tally)
         fit = self._train_from(job, watch, saving, resume)
-        fit = fit._replace(report={**fit.report, "score_checksum_": start.answers})
         fit = self._not_worse(fit, score, start, sampler_of(start.family.requires_grad_(False)), sampler_of(family))
-        fit = self._certified(fit, score, start.seed)
-        if file is None:
-            return fit
-        return fit._replace(finish=lambda: file.finish(remove=fit.ended_by is None))
+        return self._certified(fit, score, start.seed)
+
+    def _untrained(self, score: Score, start: Start[F]) -> Fit | None:
+        """Return a fit that draws from its start, None unless that is at a pilot and has a good certificate."""
+        asked = getattr(self, "annealing", None) is not None or bool(getattr(self, "terms", ()))
+        if self.early_stopping != "auto" or asked or not self._is_at_pilot(start) or self._goes_on(start):
+            return None
+        sampler = self._sampler_of(score, start)(copy.deepcopy(start.family).requires_grad_(False))
+        n = len(self.loss_curve_) if self._continues() else 0
+        report = {
+            "loss_curve_": self.loss_curve_ if n else np.empty(0),
+            "ksd_curve_": self.ksd_curve_ if n else np.empty((0, 2)),
+            "engine_": "eager",
+            "n_iter_": n,
+            "best_iter_": n,
+        }
+        fit = self._certified(Fit(sampler, report), score, start.seed)
+        found = fit.report["certificate_"]
+        if not isinstance(found, Certificate) or not found.trusted:
+            return None
+        return fit if found.divergence <= FAILED_DIVERGENCE * score.n_features else None
+
+    def _goes_on(self, start: Start[F]) -> bool:
+        """Tell whether a training continues the last fit, of the same target."""
+        return self._continues() and start.answers == self.score_checksum_
 
     def _check_parameters(self, n_features: int) -> None:
         super()._check_parameters(n_features)

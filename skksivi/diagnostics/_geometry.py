@@ -21,8 +21,9 @@ from skksivi.pilot._modes import MODES, around, find_modes
 from skksivi.score._score import Score
 from skksivi.stein._discrepancy import stein_variances
 
-#: Draws from which chains start, up to 200 features, and the fewest; numbers in them, beyond.
-N_MOVED, N_FEWEST, N_NUMBERS = 500, 100, 100_000
+#: Draws from which chains start, up to 50 features, and the fewest; numbers in them, beyond, and in the chains of all
+#: modes, 50 of each, where their weights are compared.
+N_MOVED, N_FEWEST, N_NUMBERS, N_COMPARED = 500, 100, 25_000, 50_000
 
 #: The share of draws that may be outliers.
 MAX_OUTLIERS = 0.01
@@ -30,6 +31,9 @@ MAX_OUTLIERS = 0.01
 #: Draws, and points around all of them, from which modes are searched, fewer in many dimensions, and the most
 #: features with which they are.
 N_STARTS, N_AROUND, MAX_SEARCHED = 100, 40, 200
+
+#: Steps of such a search: one that has a mode to find takes a few.
+N_STEPS = 25
 
 #: The share of a mode, by the curvature there, from which its lack of draws matters.
 MIN_LOST = 0.01
@@ -78,7 +82,7 @@ def _find_cells(view: View, whole: Affine) -> tuple[Cells, tuple[Tensor, Tensor]
         raise ValueError(f"there are {d} features, and modes are searched up to {MAX_SEARCHED}")
     n_drawn, n_around = (min(n, MODES.max_in_starts // d) for n in (N_STARTS, N_AROUND))
     starts = torch.cat([x[:n_drawn], around(whole, n_around, view.generator)])
-    found = find_modes(view.score, starts, view.generator)
+    found = find_modes(view.score, starts, view.generator, n_steps=N_STEPS)
     cells = Cells(found.maps, found.weights.log())
     counts = cells.counts(x)
     empty = (counts == 0) & (found.weights > MIN_LOST)
@@ -96,10 +100,14 @@ def _check_modes(view: View, cells: Cells, lost: tuple[Tensor, Tensor]) -> Check
         return judged("modes", shares.sum().item(), text, remedy)
     if len(cells.maps) == 1:
         return judged("modes", 0.0, "1", None)
-    found, _, _ = weigh(view.score, view.x[view.finite], cells, view.generator)
+    x, d = view.x[view.finite], view.x.shape[1]
+    x, most = x[: max(N_FEWEST, N_NUMBERS // d)], N_COMPARED // (50 * d)
+    if len(cells.maps) > max(2, most):
+        raise ValueError(f"there are {len(cells.maps)} modes, and the weights of {most} are compared in {d} features")
+    found, _, _ = weigh(view.score, x, cells.sorted_by(cells.counts(x).nonzero().flatten()), view.generator)
     if not found.trusted:
         raise ValueError(f"the weights of {len(found.weights)} modes are not to be trusted, {found.reason}")
-    return judged(*_misplaced(found, len(view.x)))
+    return judged(*_misplaced(found, len(x)))
 
 
 def _misplaced(found: Modes, n: int) -> tuple[str, float, str, str | None]:

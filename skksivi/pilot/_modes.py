@@ -321,21 +321,29 @@ def around(mode: Affine, n: int, generator: torch.Generator) -> Tensor:
 
 
 def find_modes(
-    score_fn: DifferentiableScore, starts: Tensor, generator: torch.Generator, known: Sequence[Affine] = ()
+    score_fn: DifferentiableScore,
+    starts: Tensor,
+    generator: torch.Generator,
+    known: Sequence[Affine] = (),
+    *,
+    n_steps: int | None = None,
 ) -> ModeMaps:
     r"""Search for a mode from each start, and weigh those found by Laplace's approximation.
 
     A mode's share is proportional to :math:`p(m) \det L`, the heights compared by integrals of the score. Two
     modes within d squared standard deviations of each other count as one. Where an integral cannot be trusted, the
-    mode that resembles its Gaussian less is given up: it is a spike, or a flat region far out.
+    mode that resembles its Gaussian less is given up: it is a spike, or a flat region far out. Where no search has
+    converged, their ends stand for modes, but not if they were to take so many steps alone.
 
     Raises
     ------
     ValueError
-        All searches left the region where the score is finite.
+        All searches left the region where the score is finite, or none has converged in `n_steps`.
     """
-    found, converged = search_modes(score_fn, starts, MODES.max_steps)
+    found, converged = search_modes(score_fn, starts, n_steps or MODES.max_steps)
     maps = [*known, *(a for a, at_a_mode in zip(found, converged.tolist(), strict=True) if at_a_mode)]
+    if not maps and n_steps is not None:
+        raise ValueError(f"none of {len(starts)} searches for a mode has converged in {n_steps} steps")
     maps = maps or [a for a in found if a.m.abs().max() < FAR]
     if not maps:
         raise ValueError(LEFT)

@@ -2,7 +2,7 @@
 One good fit and three bad ones
 ===============================
 
-A loss that has stopped falling does not say so. `skksivi.diagnose` looks at a fit from seven sides and says what to
+A loss that has stopped falling does not say so. `skksivi.diagnose` looks at a fit from eleven sides and says what to
 do where one of them is bad. Here it looks at a good fit and at three that went wrong in different ways, none of which
 shows in every check.
 """

@@ -164,7 +164,7 @@ def weigh(score: Score, x: Tensor, cells: Cells, generator: torch.Generator) -> 
     return Modes(*numbers, not reason, reason), cells, shares  # type: ignore[call-arg, arg-type]
 
 
-def run_chains(score: Score, x: Tensor, a: Affine, generator: torch.Generator) -> Tensor:
+def run_chains(score: ScoreFunction, x: Tensor, a: Affine, generator: torch.Generator) -> Tensor:
     """Return the states (n_kept, n, d) of chains that start at draws x (n, d) of a mode."""
     return metropolis(score, Ensemble(x.repeat(-(-N_FEWEST // len(x)), 1), a.L), generator)[0]
 

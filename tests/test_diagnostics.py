@@ -1,10 +1,12 @@
 """The report on a fit: what each check sees, and that exact draws pass them all."""
 
 import copy
+import importlib
 import random
 import re
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -23,7 +25,9 @@ from skksivi.base import BaseApproximator
 from skksivi.baselines import MALA, SVGD, FullRankVI, Laplace
 from skksivi.diagnostics import Check
 from skksivi.diagnostics._checks import theil_sen
-from skksivi.diagnostics._geometry import variances_within
+from skksivi.diagnostics._ends import ends_apart, ends_beyond
+from skksivi.diagnostics._geometry import middle
+from skksivi.diagnostics._identities import stein_moments
 from skksivi.families._density import LogDensity
 from skksivi.families._samplers import Fit, Gaussian
 from skksivi.parameters import Pilot
@@ -46,9 +50,11 @@ NAMES = [
     "divergence",
     "outliers",
     "tails",
+    "shape",
     "modes",
     "loss plateau",
     "whitening",
+    "Stein means",
     "Stein variances",
 ]
 
@@ -165,8 +171,9 @@ def test_every_approximator_has_a_report(fitted):
     assert ("whitening" in missing) == (not hasattr(fitted, "whitening_"))
     assert ("loss plateau" in missing) >= (not hasattr(fitted, "loss_curve_"))
     assert name in str(report)
-    assert not warned(report) & {"outliers", "modes", "Stein variances"}
-    assert ("KSD" in warned(report)) == (name == "MeanFieldVI")
+    assert not warned(report) & {"outliers", "modes"}
+    for check in ("KSD", "Stein variances"):
+        assert (check in warned(report)) == (name == "MeanFieldVI")
 
 
 TARGETS = [Multimodal(), Banana(), XShaped(), StudentT(), EightGaussians(), Normal(1), Normal(12)]
@@ -185,10 +192,94 @@ def test_a_good_fit_is_ok(report):
     assert report.ok
     assert not report.warnings
     assert {check.verdict for check in report.checks} == {"ok"}
-    assert "all of 9 checks are ok" in str(report)
+    assert "all of 11 checks are ok" in str(report)
+
+
+# Generated fits, wrong ones and good ones
+
+
+@pytest.fixture
+def study(monkeypatch):
+    """The study of generated fits, of which these are a few, with another seed."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
+    return importlib.import_module("diagnose")
+
+
+@pytest.mark.parametrize(
+    ("case", "fault"),
+    [
+        ("correlated", "shift along the narrowest direction"),
+        ("normal", "shift of a coordinate"),
+        ("two modes", "shift of modes"),
+        ("very skewed", "cut on one side"),
+        ("t", "tails cut"),
+        ("normal", "tails too long"),
+        ("two widths", "Gaussian of the same moments"),
+        ("ring of modes", "a mode lost"),
+        ("overlapping modes", "modes of equal weight"),
+        ("funnel", "neck lost"),
+        ("ring", "arc lost"),
+        ("cross", "dependence lost"),
+    ],
+)
+def test_a_wrong_fit_is_named(study, case, fault):
+    assert study.run(case, fault, 6)["named by"]
+
+
+@pytest.mark.parametrize("case", ["Cauchy", "t", "funnel", "ring", "very skewed", "two modes", "Poisson"])
+def test_exact_draws_are_not_accused(study, case):
+    assert not study.run(case, "none", 6)["named by"]
+
+
+def test_a_spike_without_mass_is_no_lost_mode(study):
+    """The mode of this funnel is where v = -40.5, thirteen standard deviations below its mean."""
+    funnel = study.Funnel(10, 3.0)
+    assert diagnose(study.Known(funnel, density=False).fit(funnel), funnel, random_state=0)["modes"].verdict == "ok"
 
 
 # What each check sees
+
+
+@pytest.mark.parametrize("df", [1, 3, 100])
+def test_the_middle_of_draws_does_not_mind_their_tails(df):
+    """It is that of the normal with the same middle; in other units it is the same."""
+    g = torch.Generator().manual_seed(0)
+    A, m = torch.tensor([[1.0, 0.0], [300.0, 1.0]]).double(), torch.tensor([1e3, -1e4]).double()
+    z = torch.randn(20_000, 2 + df, generator=g, dtype=torch.float64)
+    u = z[:, :2] / z[:, 2:].square().mean(1, keepdim=True).sqrt()
+    found, moved = middle(u), middle(m + u @ A.mT)
+    torch.testing.assert_close(A @ found.L @ found.L.mT @ A.mT, moved.L @ moved.L.mT, rtol=1e-3, atol=0)
+    torch.testing.assert_close(m + A @ found.m, moved.m, rtol=1e-4, atol=0)
+    assert found.m.abs().max() < 0.05
+    half = u.norm(dim=1).median() / (2 * np.log(2)) ** 0.5  # over that of a normal
+    torch.testing.assert_close(found.L / half, torch.eye(2).double(), rtol=0.05, atol=0.05)
+
+
+@settings(max_examples=10, deadline=None)
+@given(d=st.integers(1, 30), seed=st.integers(0, 10**6))
+def test_stein_means_are_the_way_back_of_a_small_shift(d, seed):
+    g = torch.Generator().manual_seed(seed)
+    L = torch.linalg.qr(torch.randn(d, d, generator=g, dtype=torch.float64)).Q * torch.logspace(-3, 3, d).double()
+    w = torch.nn.functional.normalize(torch.randn(d, generator=g, dtype=torch.float64), dim=0)
+    x = torch.randn(4000, d, generator=g, dtype=torch.float64) @ L.mT
+    s = -torch.linalg.solve(L @ L.mT, (x - 0.3 * L @ w).mT).mT  # the target is 0.3 sd away
+    shift, se, v, v_se, *_ = stein_moments(x, s, Cells([middle(x)], torch.zeros(1).double()))
+    along = L @ w / L.norm(dim=1)
+    assert ((shift[:d] - 0.3 * along).abs() < 6 * se[:d]).all()
+    assert (shift[d] - 0.3).abs() < 6 * se[d] + 0.03
+    assert ((v - 1).abs() < 6 * v_se + 0.01).all()
+
+
+@pytest.mark.parametrize("compare", [ends_beyond, ends_apart])
+def test_further_draws_differ_as_often_as_the_p_value_says(compare):
+    g = torch.Generator().manual_seed(0)
+    x = [torch.randn(2500, 2, generator=g, dtype=torch.float64) for _ in range(400)]
+    p = np.array([compare(part[:2000], part[2000:]).pvalue for part in x])
+    for level in (0.05, 0.2):
+        assert (p <= level).mean() < level + 4 * (level / 400) ** 0.5
+    cut = [part[part[:, 0] < 0.5] for part in x[:20]]
+    differences = [compare(c[:1000], part[-500:]) for c, part in zip(cut, x, strict=False)]
+    assert {(d.pvalue < 1e-3, d.direction) for d in differences} == {(True, 0)}
 
 
 @pytest.mark.parametrize(("scale", "seen"), [(0.7, "narrow"), (1.4, "wide")])
@@ -212,7 +303,7 @@ def test_the_stein_variance_of_a_mode_does_not_mind_the_others(d, log2_distance,
     )
     for scale in (1.0, 1.3) if log2_distance > 6 else (1.0,):
         x = p.means[k] + scale * noise
-        v, se = variances_within(x, p.score_fn(x), cells)
+        _, _, v, se, *_ = stein_moments(x, p.score_fn(x), cells)
         assert ((v - scale**2).abs() < 5 * se).all()
         assert log2_distance < 6 or se.max() < 0.2
 
@@ -229,7 +320,7 @@ def test_modes_that_are_too_wide_are_seen_at_any_distance(distance):
 
 def test_a_shift_is_seen_by_the_discrepancy():
     report = diagnose(Exact(Normal(3), shift=0.3).fit(Normal(3)), Normal(3), random_state=0)
-    assert warned(report) == {"KSD", "divergence"}
+    assert warned(report) == {"KSD", "divergence", "shape", "Stein means"}
 
 
 def test_a_shift_that_is_smaller_than_what_is_allowed_is_not():
@@ -293,7 +384,7 @@ def test_wrong_weights_are_seen_and_mended():
 def test_lost_tails_are_seen_by_the_importance_ratios_and_by_chains(seed):
     q = FullRankVI(max_iter=1000, random_state=seed).fit(StudentT())
     report = diagnose(q, StudentT(), random_state=seed)
-    assert warned(report) == {"Pareto k-hat", "tails"}
+    assert warned(report) - {"shape"} == {"Pareto k-hat", "tails"}
 
 
 def test_the_tail_of_ratios_that_are_as_good_as_equal_does_not_matter(monkeypatch):

@@ -61,6 +61,7 @@ COMMANDS = {
     "benchmarks/detached.py": ["--quick", "--seeds", "1", "--out", "detached.json"],
     "benchmarks/posteriors.py": [],
     "benchmarks/weights.py": ["--quick", "--names", "banana", "--jobs", "1", "--out", "weights.json"],
+    "benchmarks/diagnose.py": ["--quick", "--out", "diagnose.json"],
     "benchmarks/calibration.py": ["--quick", "--out", "calibration.json"],
     "benchmarks/defaults.py": ["--names", "log_gamma", "--seeds", "1", "--jobs", "1", "--max-iter", "50"],
     "benchmarks/speed.py": ["--quick", "--cases", "waveform", "network 751", "--out", "speed.json"],
@@ -80,6 +81,7 @@ QUICK = {
     "benchmarks/reference.py",
     "benchmarks/dimensions.py",
     "benchmarks/posteriors.py",
+    "benchmarks/diagnose.py",
 }
 SCRIPTS = {
     str(p.relative_to(ROOT))

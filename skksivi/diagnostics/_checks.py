@@ -11,9 +11,8 @@ from torch import Tensor
 from skksivi._arrays import as_array
 from skksivi._psis import most_trusted, pareto_smoothed
 from skksivi._weights import ImportanceSample, weighed
-from skksivi.diagnostics._limits import STEIN_VARIANCES
 from skksivi.diagnostics._report import Check
-from skksivi.diagnostics._view import N_SE, View, judged
+from skksivi.diagnostics._view import MAX_SHIFT, N_SE, View, judged
 from skksivi.families._samplers import Chains, knows_density, unweighted
 from skksivi.metrics import ksd_test
 from skksivi.stein._discrepancy import FixedKernelKSD
@@ -21,8 +20,8 @@ from skksivi.stein._discrepancy import FixedKernelKSD
 #: Draws of the test by the discrepancy, and its random signs.
 N_TESTED, N_BOOTSTRAP = 1000, 499
 
-#: The p-value below which a discrepancy is beyond doubt, and the shift of every coordinate, in sd, that it may equal.
-MAX_PVALUE, MAX_SHIFT = 0.01, 0.1
+#: The p-value below which a discrepancy is beyond doubt.
+MAX_PVALUE = 0.01
 
 #: The squared discrepancy of a whitened Gaussian, per coordinate and per squared shift: E k(u, u') is about this.
 KSD_OF_SHIFT = 1 / math.sqrt(3)
@@ -35,9 +34,6 @@ MAX_DIVERGENCE, MAX_LOG_RATIO = 0.05, math.log(1.1)
 
 #: Blocks of the last quarter of the loss, and the share of its whole fall that may fall there.
 N_BLOCKS, MAX_FALL = 24, 0.05
-
-#: The standard error of a Stein variance beyond which it tells nothing.
-MAX_ERROR = 0.5
 
 #: Condition number of the draws in the coordinates of the training.
 MAX_CONDITION = 100.0
@@ -76,8 +72,12 @@ def check_ratios(view: View, sample: ImportanceSample) -> Check:
     share = w.sum() ** 2 / np.square(w).sum() / len(r)
     text = f"{k:.2f}, up to {limit:.2f} allowed, effective share {share:.1%}"
     todo = view.advice("whiten", "mixing", "max_iter")
-    lost = f"The fit lacks tails or a part of the target beside its draws: {todo}."
-    return judged("Pareto k-hat", k, text, lost if k > limit and share < HARMLESS else None)
+    lost = k > limit and share < HARMLESS
+    far = not sample.trusted and share < math.exp(-MAX_DIVERGENCE * sample.X.shape[1])
+    what = (
+        "lacks tails or a part of the target beside its draws" if lost else "is too far from the target to be weighed"
+    )
+    return judged("Pareto k-hat", k, text, f"The fit {what}: {todo}." if lost or far else None)
 
 
 def check_divergence(view: View, sample: ImportanceSample) -> Check:
@@ -172,20 +172,3 @@ def check_whitening(view: View) -> Check:
 def _condition(x: Tensor) -> float:
     """Return the condition number of the covariance of points (n, d)."""
     return float(torch.linalg.cond(x - x.mean(0)) ** 2)
-
-
-def check_variances(view: View, variances: Tensor, errors: Tensor) -> Check:
-    """Judge the widths by Stein's identity."""
-    low, high = STEIN_VARIANCES
-    excess = torch.maximum(low - variances, variances - high) / errors.clamp_min(1e-300)
-    i = int(excess.argmax())
-    value, text = variances[i].item(), f"{variances.min():.2f} to {variances.max():.2f}, errors {errors.max():.2g}"
-    remedy = None
-    if excess[i] > N_SE:
-        way, todo = "narrow" if value < low else "wide", view.advice("whiten", "max_iter", "n_warmup")
-        remedy = f"The draws are too {way}, most in {view.score.label(i)}: {todo}."
-    if (variances + N_SE * errors < 0).any():
-        remedy = "The score has the wrong sign: it is the gradient of log p, not of -log p."
-    if remedy is None and errors.max() > MAX_ERROR:
-        raise ValueError(f"their standard errors are up to {errors.max():.2g}, as of tails too heavy for them")
-    return judged("Stein variances", value, text, remedy)

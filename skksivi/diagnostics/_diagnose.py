@@ -20,11 +20,12 @@ from skksivi.diagnostics._checks import (
     check_ksd,
     check_loss,
     check_ratios,
-    check_variances,
     check_whitening,
     weighed_draws,
 )
-from skksivi.diagnostics._geometry import check_outliers, check_tails, geometry_and_modes, variances_within
+from skksivi.diagnostics._ends import check_ends
+from skksivi.diagnostics._geometry import check_outliers, geometry_and_modes
+from skksivi.diagnostics._identities import check_means, check_variances, stein_moments
 from skksivi.diagnostics._report import Check, Diagnosis
 from skksivi.diagnostics._view import REFUSALS, View, guarded
 from skksivi.families._samplers import Chains, Particles, Sampler, unweighted
@@ -38,8 +39,9 @@ def diagnose(
 ) -> Diagnosis:
     r"""Report on a fit, from its draws and the score of its target.
 
-    Nine checks, each with a value, a verdict and, where it warns, a remedy. With draws x, their scores s and
-    whitened scores :math:`L^\top s`, L the Cholesky factor of the draws' covariance within their mode, they are:
+    Eleven checks, each with a value, a verdict and, where it warns, a remedy. With draws x, their scores s and
+    whitened scores :math:`L^\top s`, L the Cholesky factor of the covariance that the middle of the draws of a mode
+    has, they are:
 
     "KSD"
         The squared kernel Stein discrepancy, under the one kernel of `est.score`, which depends on the target alone,
@@ -50,8 +52,9 @@ def diagnose(
     "Pareto k-hat"
         The shape of the tail of the importance ratios :math:`r = p(x) / q(x)`. Above
         :math:`\min(1 - 1 / \log_{10} n, 0.7)` the fit lacks tails or a part of the target next to its draws, unless
-        the ratios are as good as equal, by their effective share :math:`(E r)^2 / E r^2` of 95% or more. Needs a fit
-        with a density. Of a target without `log_prob`, log p is the integral of the score along lines.
+        the ratios are as good as equal, by their effective share :math:`(E r)^2 / E r^2` of 95% or more. Warns too
+        of a share below both 45% and :math:`e^{-0.05 d}`. Needs a fit with a density. Of a target
+        without `log_prob`, log p is the integral of the score along lines.
     "divergence"
         :math:`\mathrm{KL}(q \| p) + \mathrm{KL}(p \| q)` by the same weights, see `skksivi.certificate`. Warns above
         0.05 nats a feature, and of coordinates whose mean is off by 0.1 standard deviations of the draws, or the
@@ -60,26 +63,37 @@ def diagnose(
         The share of draws in regions where the target has hardly any mass: those whose whitened score
         :math:`\|L^\top s(x)\|` is longer than 99.9% of those found where Metropolis-adjusted Langevin chains, which
         leave the target as it is, have moved 500 of the draws, fewer beyond 200 features; and those where the score
-        is not finite. Of exact draws it is 0.1%. Warns above 1%.
+        is not finite. Of exact draws it is 0.1%. Warns above 2%.
     "tails"
-        The share of these chains that end farther from the centre of their mode, in its units, than 99.9% of the
-        draws, which is 0.1% if the draws are right. Warns above 2%: the target has tails where there are no draws.
-        It needs no density.
+        The share of these chains that end beyond 99.9% of the draws, in the direction where it is the largest: from
+        the centre of their mode, to either side in each coordinate, or along a principal axis. It is 0.1% in each if
+        the draws are right. Warns above 1% if p < 0.001, Bonferroni's over the directions: the target has tails, or
+        a side, where there are no draws. It needs no density.
+    "shape"
+        Kolmogorov's distance of the ends of these chains from the draws, in the same directions. Warns above 0.15
+        if p < 0.001, Bonferroni's: the chains leave the draws' distribution, as they do any but the target's.
     "modes"
         The share of draws that lie in a wrong mode, :math:`\tfrac12 \sum_k |w_k - \hat w_k|` for modes found by
-        searches from draws and from points three and ten standard deviations around them, with the weights of
-        `skksivi.modes`. Warns above 5%, if beyond the standard errors, and of modes without draws whose share by
-        Laplace's approximation is more than 1%. A mode far outside the draws is not seen. Up to 200 features.
+        searches from draws and from points one, three and ten standard deviations around them, with the weights of
+        `skksivi.modes`. Warns above 5%, if beyond the standard errors, and of modes of more than 1% of the mass with
+        hardly a draw. A mode far outside the draws is not seen. Up to 200 features.
     "loss plateau"
         The fall of `loss_curve_` in its last quarter by Theil and Sen's slope through means of blocks, as a share of
         the whole fall from the first quarter on. Warns if it is over 5% and four standard errors.
     "whitening"
         The condition number of the covariance of the draws in the coordinates of the training, and before whitening.
         Warns above 100, and where the chains behind the whitening have not converged.
+    "Stein means"
+        How far the target's mean is from that of the draws, :math:`E[s_w] / E[s_w^2]` standard deviations, which is
+        zero if the fit is right: in each coordinate and in the direction of the mean whitened score, which is found
+        with one half of the draws and judged by the other; in each mode. Warns above 0.1, if beyond four standard
+        errors.
     "Stein variances"
-        :math:`-E[s_i (x_i - E x_i)]` of each coordinate, one if the fit is right; below it is too narrow, above too
-        wide. Where there are several modes that of the mode in which it is farthest from one, in standard errors.
+        :math:`-E[s_w u_w]` in the same directions of whitened coordinates u, and in that where it is farthest from
+        one, found with one half of the draws. It is one if the fit is right; below it is too narrow, above too wide.
         Warns if one is outside [0.8, 1.25] by four standard errors.
+
+    Of reports on exact draws of targets of many kinds fewer than one in a hundred warn, see :doc:`/diagnose`.
 
     All together take one to a few seconds where the score is cheap: it is evaluated at some 300,000 points, and at
     200,000 more a mode where there are several.
@@ -114,6 +128,9 @@ def diagnose(
     Liu, Q., Lee, J. and Jordan, M. (2016). A kernelized Stein discrepancy for goodness-of-fit tests.
     https://arxiv.org/abs/1602.03253
 
+    Kent, J. and Tyler, D. (1991). Redescending M-estimates of multivariate location and scatter. Annals of Statistics
+    19(4).
+
     Vehtari, A. et al. (2024). Pareto smoothed importance sampling. https://arxiv.org/abs/1507.02646
 
     Yao, Y. et al. (2018). Yes, but did it work? Evaluating variational inference. https://arxiv.org/abs/1802.02538
@@ -146,16 +163,18 @@ def diagnose(
 def _report(view: View) -> Diagnosis:
     """Make every check."""
     geometry, modes = geometry_and_modes(view)
-    variances, errors = variances_within(view.x[view.finite], view.s[view.finite], geometry.cells)
+    moments = stein_moments(view.x[view.finite], view.s[view.finite], geometry.cells)
+    d = view.x.shape[1]
     checks = (
         guarded("KSD", check_ksd, view),
         *weight_checks(view),
         guarded("outliers", check_outliers, view, geometry),
-        guarded("tails", check_tails, view, geometry),
+        *check_ends(view, geometry),
         modes,
         guarded("loss plateau", check_loss, view),
         guarded("whitening", check_whitening, view),
-        guarded("Stein variances", check_variances, view, variances, errors),
+        guarded("Stein means", check_means, view, moments),
+        guarded("Stein variances", check_variances, view, moments),
     )
     return Diagnosis(
         view.name,
@@ -165,8 +184,8 @@ def _report(view: View) -> Diagnosis:
         lost=as_array(geometry.lost),
         score_norms=as_array(geometry.norms),
         reference_norms=as_array(geometry.reference),
-        variances=as_array(variances),
-        variance_errors=as_array(errors),
+        variances=as_array(moments.variance[:d]),
+        variance_errors=as_array(moments.variance_se[:d]),
         losses=view.report.get("loss_curve_"),
     )
 

@@ -48,7 +48,7 @@ def _plot_variances(report: Diagnosis, ax: Axes) -> None:
     ax.axhline(1, color=FAINT, linewidth=0.8)
     ax.errorbar(i, report.variances, 2 * report.variance_errors, fmt="o", color=COLOURS[0], markersize=4)
     ax.locator_params(axis="x", integer=True)
-    ax.set(xlabel="coordinate", ylabel=r"Stein variance $-E[s_i (x_i - E x_i)]$")
+    ax.set(xlabel="coordinate", ylabel=r"Stein variance $-E[s_w u_w]$")
     ax.margins(y=0.2)
 
 

@@ -14,11 +14,11 @@ from skksivi._modes import Modes, run_chains, weigh
 from skksivi.diagnostics._limits import outlier_limit
 from skksivi.diagnostics._report import Check
 from skksivi.diagnostics._view import N_SE, REFUSALS, View, judged
-from skksivi.pilot._affine import Affine
+from skksivi.pilot._affine import Affine, standard_normal
 from skksivi.pilot._chains import covariance_root
-from skksivi.pilot._masses import Cells
+from skksivi.pilot._masses import Cells, log_densities, mass
 from skksivi.pilot._modes import MODES, around, find_modes
-from skksivi.score._score import Score
+from skksivi.score._score import Score, ScoreFunction
 from skksivi.stein._discrepancy import stein_variances
 
 #: Draws from which chains start, up to 50 features, and the fewest; numbers in them, beyond, and in the chains of all
@@ -26,32 +26,36 @@ from skksivi.stein._discrepancy import stein_variances
 N_MOVED, N_FEWEST, N_NUMBERS, N_COMPARED = 500, 100, 25_000, 50_000
 
 #: The share of draws that may be outliers.
-MAX_OUTLIERS = 0.01
+MAX_OUTLIERS = 0.02
 
-#: Draws, and points around all of them, from which modes are searched, fewer in many dimensions, and the most
-#: features with which they are.
-N_STARTS, N_AROUND, MAX_SEARCHED = 100, 40, 200
+#: Draws, points around all of them and points of the Gaussian like them, from which modes are searched, fewer in many
+#: dimensions, and the most features with which they are.
+N_STARTS, N_AROUND, MAX_SEARCHED = 80, 30, 200
 
 #: Steps of such a search: one that has a mode to find takes a few.
 N_STEPS = 25
 
-#: The share of a mode, by the curvature there, from which its lack of draws matters.
-MIN_LOST = 0.01
+#: The share of a mode, by the curvature there, from which its lack of draws matters, and the share of the draws that
+#: it should have below which it has none: a neighbour's may be across the border.
+MIN_LOST, MAX_DRAWN = 0.01, 0.02
 
-#: Draws of a mode from which its width is judged.
-N_OF_MODE = 50
+#: Modes without draws, best first, that are weighed, and the points for each.
+N_LOST, N_QUICK = 5, 400
 
-#: The quantile of the draws' distances from their mode beyond which chains are counted, and the share of chains that
-#: may end there; where the draws are right it is one less the quantile.
-FARTHEST, MAX_BEYOND = 0.999, 0.02
+#: Degrees of freedom of the Student t by which the middle of the draws is found, and the steps to it.
+MIDDLE_DF, N_MIDDLE = 3.0, 20
 
 #: The share of draws that may lie in a wrong mode.
 MAX_MISPLACED = 0.05
 
 
+#: Why nothing can be said of where chains go.
+RUN_AWAY = "chains that start at the draws run away, as from a score of the wrong sign"
+
+
 class Geometry(NamedTuple):
     """The cells of the modes, that of each draw (n,), modes without draws (k, d), lengths of whitened scores (n,) and
-    of chains' (m,), and the share of chains that end farther out than all but one in a thousand of the draws.
+    of chains' (m,), and the points (k, d) where the chains end; of both none if these run away.
     """
 
     cells: Cells
@@ -59,13 +63,13 @@ class Geometry(NamedTuple):
     lost: Tensor
     norms: Tensor
     reference: Tensor
-    beyond: float
+    ends: Tensor
 
 
 def geometry_and_modes(view: View) -> tuple[Geometry, Check]:
     """Find the modes near the draws, weigh them, and run chains in them."""
     x = view.x[view.finite]
-    whole = Affine(x.mean(0), covariance_root(x))
+    whole = middle(x)
     cells, lost = Cells([whole], x.new_zeros(1)), (x[:0], x.new_zeros(0))
     try:
         cells, lost = _find_cells(view, whole)
@@ -81,13 +85,30 @@ def _find_cells(view: View, whole: Affine) -> tuple[Cells, tuple[Tensor, Tensor]
     if d > MAX_SEARCHED:
         raise ValueError(f"there are {d} features, and modes are searched up to {MAX_SEARCHED}")
     n_drawn, n_around = (min(n, MODES.max_in_starts // d) for n in (N_STARTS, N_AROUND))
-    starts = torch.cat([x[:n_drawn], around(whole, n_around, view.generator)])
+    like = whole.unwhiten(standard_normal(n_around, whole.m, view.generator))
+    starts = torch.cat([x[:n_drawn], around(whole, n_around, view.generator), like])
     found = find_modes(view.score, starts, view.generator, n_steps=N_STEPS)
     cells = Cells(found.maps, found.weights.log())
     counts = cells.counts(x)
-    empty = (counts == 0) & (found.weights > MIN_LOST)
-    centres = torch.stack([a.m for a in found.maps])
-    return cells.sorted_by(counts.nonzero().flatten()), (centres[empty], found.weights[empty])
+    empty = (counts <= MAX_DRAWN * found.weights * len(x)) & (found.weights > MIN_LOST)
+    drawn = cells.sorted_by(((counts > 0) & ~empty).nonzero().flatten())
+    return drawn, _with_mass(view, _fitted(drawn, x), cells.sorted_by(empty.nonzero().flatten()[:N_LOST]))
+
+
+def _with_mass(view: View, drawn: Cells, lost: Cells) -> tuple[Tensor, Tensor]:
+    """Return the centres (k, d) and shares (k,) of those modes without draws that hold mass.
+
+    A spike, as that of a funnel, is a mode of which the curvature makes too much.
+    """
+    n, cells = len(drawn.maps), Cells([*drawn.maps, *lost.maps], torch.cat([drawn.log_weights, lost.log_weights]))
+    log_masses = drawn.log_weights.new_zeros(len(cells.maps))
+    if lost.maps:
+        log_p = log_densities(view.score, cells)
+        found = (mass(log_p, cells, k, view.x[:0], view.generator, N_QUICK) for k in range(len(cells.maps)))
+        log_masses = torch.tensor([m.log_mass for m in found]).to(log_masses).nan_to_num(-math.inf)
+    shares = log_masses.softmax(0)[n:]
+    centres = torch.stack([a.m for a in cells.maps])[n:]
+    return centres[shares > MIN_LOST], shares[shares > MIN_LOST]
 
 
 def _check_modes(view: View, cells: Cells, lost: tuple[Tensor, Tensor]) -> Check:
@@ -125,39 +146,70 @@ def _misplaced(found: Modes, n: int) -> tuple[str, float, str, str | None]:
     return "modes", misplaced, text, remedy if wrong else None
 
 
+def middle(x: Tensor) -> Affine:
+    r"""Return the centre of points (n, d) and the root of their covariance, or of what it would be without the tails.
+
+    Those of the likeliest Student t, by iteration of the weights :math:`w_i = (\nu + d) / (\nu + \|u_i\|^2)`, scaled
+    so that half of the points are within the median distance of a normal. Heavy tails have no say in them.
+
+    References
+    ----------
+    Kent, J. and Tyler, D. (1991). Redescending M-estimates of multivariate location and scatter. Annals of Statistics
+    19(4).
+    """
+    d = x.shape[1]
+    found = Affine(x.median(0).values, covariance_root(x))
+    for _ in range(N_MIDDLE):
+        w = (MIDDLE_DF + d) / (MIDDLE_DF + found.whiten(x).square().sum(1, keepdim=True))
+        m = (w * x).sum(0) / w.sum()
+        z = w.sqrt() * (x - m)
+        found = Affine(m, covariance_root(torch.cat([z, -z])))
+    median = d * (1 - 2 / (9 * d)) ** 3  # of chi-squared, by Wilson and Hilferty
+    return Affine(m, found.L * (found.whiten(x).square().sum(1).median() / median).sqrt())
+
+
 def _geometry(view: View, cells: Cells, lost: Tensor) -> Geometry:
     """Measure whitened scores at the draws and where chains have moved some of them."""
     x = view.x[view.finite]
-    cells = cells.refined(x)
+    cells = _fitted(cells, x)
     norms = view.x.new_full((len(view.x),), math.inf)
     norms[view.finite] = _whitened_norms(cells, cells.assign(x), view.s[view.finite])
     n_moved = max(N_FEWEST, min(N_MOVED, N_NUMBERS // x.shape[1]))
+    reference, ends = x.new_empty(0), x[:0]
     try:
         chains = _moved(view.score, x[:n_moved], cells, view.generator)
         y = torch.cat([part.flatten(0, 1) for part in chains])
         s = view.score(y)
-        at_home = stein_variances(y, s)[0].mean() > 0  # else they have run away
-        reference = _whitened_norms(cells, cells.assign(y), s)[: len(y) if at_home else 0]
-        ends = _distances(cells, torch.cat([part[-1] for part in chains]))
-        limits = _distances(cells, x).quantile(FARTHEST, dim=1, keepdim=True)
-        beyond = (ends > limits).double().mean(1).max().item()
+        if stein_variances(y, s)[0].mean() > 0:  # else they have run away
+            reference = _whitened_norms(cells, cells.assign(y), s)
+            ends = torch.cat([part[-1] for part in chains])
     except REFUSALS:
-        reference, beyond = x.new_empty(0), math.nan
-    return Geometry(cells, cells.assign(view.x), lost, norms, reference, beyond)
+        pass
+    return Geometry(cells, cells.assign(view.x), lost, norms, reference, ends)
+
+
+def _fitted(cells: Cells, x: Tensor) -> Cells:
+    """Return the cells of the middles of the draws in each; one with hardly a draw stays."""
+    cell, d = cells.assign(x), x.shape[1]
+    parts = [x[cell == k] for k in range(len(cells.maps))]
+    maps = [middle(part) if len(part) > 5 * d else a for part, a in zip(parts, cells.maps, strict=True)]
+    return Cells(maps, (torch.tensor([len(part) + 0.5 for part in parts]).to(x) / len(x)).log())
 
 
 def _moved(score: Score, x: Tensor, cells: Cells, generator: torch.Generator) -> list[Tensor]:
-    """Return the states (n_kept, n, d) of Metropolis chains from the draws x (n, d) of each cell, with its map."""
+    """Return the states (n_kept, n, d) of Metropolis chains from the draws x (n, d) of each cell, with its map.
+
+    They stay in their cell: what leaves the target in it as it is would not leave that of all cells so if chains of
+    one preconditioner went where another is used.
+    """
     cell = cells.assign(x)
-    return [run_chains(score, x[cell == k], cells.maps[k], generator) for k in cell.unique().tolist()]
+    parts = ((k, x[cell == k]) for k in cell.unique().tolist())
+    return [run_chains(_inside(score, cells, k), y, cells.maps[k], generator)[:, : len(y)] for k, y in parts]
 
 
-def _distances(cells: Cells, x: Tensor) -> Tensor:
-    """Return distances (2, n) of points from the centre of their cell, in its units and in sds of a coordinate."""
-    cell, rows = cells.assign(x), torch.arange(len(x), device=x.device)
-    whole = torch.stack([torch.linalg.vector_norm(a.whiten(x), dim=1) for a in cells.maps])
-    single = torch.stack([((x - a.m).abs() / torch.linalg.vector_norm(a.L, dim=1)).amax(1) for a in cells.maps])
-    return torch.stack([whole[cell, rows], single[cell, rows]])
+def _inside(score: Score, cells: Cells, k: int) -> ScoreFunction:
+    """Return the score in a cell, which is not a number elsewhere: chains reject what leaves it."""
+    return lambda x: torch.where((cells.assign(x) == k)[:, None], score(x), torch.nan)
 
 
 def _whitened_norms(cells: Cells, cell: Tensor, s: Tensor) -> Tensor:
@@ -168,36 +220,10 @@ def _whitened_norms(cells: Cells, cell: Tensor, s: Tensor) -> Tensor:
     return norms
 
 
-def variances_within(x: Tensor, s: Tensor, cells: Cells) -> tuple[Tensor, Tensor]:
-    r"""Estimate the Stein variance (d,) of each coordinate in its worst mode, and its standard error.
-
-    With the shares :math:`r_k` that the Gaussian of mode k has of the mixture of all, and any centre m, it is
-
-    .. math:: -E[r_k s_i (x_i - m_i)] \,/\, E\left[\partial_i \left(r_k (x_i - m_i)\right)\right].
-
-    By Stein's identity it is one where the draws x (n, d) are those of the density of their scores s, wherever modes
-    overlap; where they are apart it is the square of the scale of the mode.
-    """
-    r = cells.log_shares(x).softmax(1)
-    g = torch.stack([torch.linalg.solve_triangular(a.L.mT, -a.whiten(x).mT, upper=True).mT for a in cells.maps])
-    mean = torch.einsum("nk,knd->nd", r, g)
-    variances, errors = [], []
-    counts = r.sum(0)
-    for k in (counts >= counts.max().clamp_max(N_OF_MODE)).nonzero().flatten().tolist():
-        gap, share = x - cells.maps[k].m, r[:, k, None]
-        slope = share * (1 + (g[k] - mean) * gap)
-        v = -(share * gap * s).mean(0) / slope.mean(0)
-        variances.append(v)
-        errors.append((share * gap * s + v * slope).std(0) / slope.mean(0).abs() / math.sqrt(len(x)))
-    v, se = torch.stack(variances), torch.stack(errors)
-    worst = ((v - 1).abs() / se.clamp_min(torch.finfo(se.dtype).tiny)).argmax(0, keepdim=True)
-    return v.gather(0, worst)[0], se.gather(0, worst)[0]
-
-
 def check_outliers(view: View, geometry: Geometry) -> Check:
     """Count the draws whose scores are longer than those of the target."""
     if not len(geometry.reference):
-        raise ValueError("chains that start at the draws run away, as from a score of the wrong sign")
+        raise ValueError(RUN_AWAY)
     limit = outlier_limit(as_array(geometry.reference))
     share = (geometry.norms > limit).double().mean().item()
     text = f"{share:.1%} with whitened scores longer than {limit:.3g}"
@@ -205,12 +231,3 @@ def check_outliers(view: View, geometry: Geometry) -> Check:
         f"Draws lie where the target has hardly any mass: {view.advice('whiten', 'mixing', 'max_iter', 'n_warmup')}."
     )
     return judged("outliers", share, text, remedy if share > MAX_OUTLIERS else None)
-
-
-def check_tails(view: View, geometry: Geometry) -> Check:
-    """Count the chains that end farther out than the draws lie."""
-    if not len(geometry.reference):
-        raise ValueError("chains that start at the draws run away, as from a score of the wrong sign")
-    text = f"{geometry.beyond:.1%} of chains end farther out than {FARTHEST:.1%} of the draws"
-    remedy = f"The target has tails that the fit has not: {view.advice('whiten', 'mixing', 'max_iter', 'n_warmup')}."
-    return judged("tails", geometry.beyond, text, remedy if geometry.beyond > MAX_BEYOND else None)

@@ -17,6 +17,9 @@ from skksivi.score._score import Score
 #: Standard errors within which a difference is noise.
 N_SE = 4.0
 
+#: The shift of the mean, in standard deviations, that is let pass.
+MAX_SHIFT = 0.1
+
 #: Errors that tell why a number cannot be had.
 REFUSALS = (ValueError, ArithmeticError, ImportError, torch.linalg.LinAlgError)
 

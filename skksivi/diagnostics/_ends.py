@@ -1,0 +1,115 @@
+"""Where chains that leave the target as it is have moved the draws, beside where these are."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from scipy.special import kolmogorov
+from scipy.stats import betabinom
+from torch import Tensor
+
+from skksivi.diagnostics._geometry import RUN_AWAY, Geometry
+from skksivi.diagnostics._report import Check
+from skksivi.diagnostics._view import View, judged
+from skksivi.pilot._masses import Cells
+
+#: The share of the draws that count as the farthest out, and the share of chains that may end beyond all but these.
+FARTHEST, MAX_BEYOND = 0.001, 0.01
+
+#: The distance of distribution functions that is let pass: a shift by 0.38 standard deviations has it.
+MAX_DISTANCE = 0.15
+
+#: The p-value, over all directions, from which a difference is beyond doubt.
+MAX_PVALUE = 0.001
+
+
+class Difference(NamedTuple):
+    """The largest difference of ends and draws over directions, its p-value, Bonferroni's, and the direction."""
+
+    value: float
+    pvalue: float
+    direction: int
+
+
+def heights(cells: Cells, x: Tensor) -> Tensor:
+    """Return where points x (n, d) are in their cell: how far from its centre, along its coordinates and axes.
+
+    Shape (n, 1 + 2 d), in units of the cell; the axes are the principal ones of its correlation.
+    """
+    cell, found = cells.assign(x), x.new_empty(len(x), 1 + 2 * x.shape[1])
+    for k, a in enumerate(cells.maps):
+        sd, inside = torch.linalg.vector_norm(a.L, dim=1), x[cell == k]
+        U, scales, _ = torch.linalg.svd(a.L / sd[:, None])
+        z = (inside - a.m) / sd
+        radius = torch.linalg.vector_norm(a.whiten(inside), dim=1, keepdim=True)
+        found[cell == k] = torch.cat([radius, z, z @ U / scales], 1)
+    return found
+
+
+def ends_beyond(draws: Tensor, ends: Tensor) -> Difference:
+    r"""Find the direction in which the ends (m, k) of chains are the most beyond the draws (n, k).
+
+    Where the draws are right the number of ends beyond the r-th farthest draw is beta-binomial: it is that of m
+    further draws with the probability of :math:`\mathrm{Beta}(r, n + 1 - r)`.
+    """
+    r = max(1, round(FARTHEST * len(draws)))
+    beyond = (ends > draws.topk(r, dim=0).values[-1]).sum(0)
+    most = int(beyond.max())
+    pvalue = draws.shape[1] * float(betabinom.sf(most - 1, len(ends), r, len(draws) + 1 - r))
+    return Difference(most / len(ends), min(1.0, pvalue), int(beyond.argmax()))
+
+
+def ends_apart(draws: Tensor, ends: Tensor) -> Difference:
+    """Find the direction in which Kolmogorov's distance of the ends (m, k) of chains and the draws (n, k) is largest.
+
+    References
+    ----------
+    Smirnov, N. (1948). Table for estimating the goodness of fit of empirical distributions. Annals of Mathematical
+    Statistics 19(2).
+    """
+    n, m = len(draws), len(ends)
+    steps = torch.cat([draws.new_full((n,), 1 / n), draws.new_full((m,), -1 / m)])
+    distances = steps[torch.cat([draws, ends]).argsort(0)].cumsum(0).abs().amax(0)
+    largest = distances.max().item()
+    pvalue = draws.shape[1] * float(kolmogorov(math.sqrt(n * m / (n + m)) * largest))
+    return Difference(largest, min(1.0, pvalue), int(distances.argmax()))
+
+
+def check_ends(view: View, geometry: Geometry) -> tuple[Check, Check]:
+    """Judge the tails and the shape by where chains that start at the draws end."""
+    if not len(geometry.ends):
+        verdict = f"not available: {RUN_AWAY}"
+        return Check("tails", math.nan, "", verdict), Check("shape", math.nan, "", verdict)
+    draws, ends = (heights(geometry.cells, x) for x in (view.x[view.finite], geometry.ends))
+    sides = (torch.cat([h, -h[:, 1:]], 1) for h in (draws, ends))
+    return _tails(view, ends_beyond(*sides)), _shape(view, ends_apart(draws, ends))
+
+
+def _tails(view: View, beyond: Difference) -> Check:
+    """Count the chains that end farther out than the draws lie."""
+    share, pvalue, k = beyond
+    d = view.x.shape[1]
+    where = _in_words(view, k) if k <= 2 * d else f"{_in_words(view, k - 2 * d)}, below"
+    text = f"{share:.1%} of chains end beyond {1 - FARTHEST:.1%} of the draws {where}, p = {pvalue:.2g}"
+    todo = view.advice("whiten", "mixing", "max_iter", "n_warmup")
+    remedy = f"The target has tails that the fit has not, {where}: {todo}."
+    return judged("tails", share, text, remedy if share > MAX_BEYOND and pvalue < MAX_PVALUE else None)
+
+
+def _shape(view: View, apart: Difference) -> Check:
+    """Compare the distribution of the ends of chains with that of the draws."""
+    distance, pvalue, k = apart
+    text = f"chains end up to {distance:.2f} apart {_in_words(view, k)}, p = {pvalue:.2g}"
+    todo = view.advice("whiten", "mixing", "max_iter", "n_warmup")
+    remedy = f"Chains that start at the draws leave their distribution {_in_words(view, k)}: {todo}."
+    return judged("shape", distance, text, remedy if distance > MAX_DISTANCE and pvalue < MAX_PVALUE else None)
+
+
+def _in_words(view: View, direction: int) -> str:
+    """Say which of the directions of `heights` it is."""
+    axis, i = divmod(direction - 1, view.x.shape[1])
+    if not direction:
+        return "in the distance from the centre"
+    return f"along principal axis {i}" if axis else f"in {view.score.label(i)}"

@@ -195,7 +195,7 @@ class Counted:
         self.told.append((context.task_name, self.n_asked))
 
 
-PILOTED = clone(APPROXIMATORS[0]).set_params(max_iter=100, whiten="auto", whiten__budget=1000)
+PILOTED = clone(APPROXIMATORS[0]).set_params(max_iter=100, whiten="auto", whiten__budget=1000, early_stopping=None)
 PILOTS = {
     "auto": PILOTED,
     "diagonal": clone(PILOTED).set_params(whiten__rule="diagonal", whiten__budget=20_000),
@@ -212,6 +212,13 @@ def test_a_callback_is_told_of_the_pilot_as_it_goes(q):
     names, counts = zip(*score_fn.told, strict=True)
     assert names == ("whitening",) * PILOT_PARTS + ("iterations", "fit")
     assert len(set(counts[:PILOT_PARTS])) > PILOT_PARTS // 2
+
+
+def test_a_callback_is_told_of_a_pilot_that_is_not_trained():
+    score_fn = Counted()
+    q = clone(PILOTED).set_params(early_stopping="auto").set_callbacks(score_fn).fit(score_fn, n_features=2)
+    assert (q.n_iter_, len(q.loss_curve_)) == (0, 0)
+    assert [name for name, _ in score_fn.told] == ["whitening"] * PILOT_PARTS + ["fit"]
 
 
 @EVERY_PILOT
@@ -233,7 +240,7 @@ def test_each_stage_is_logged_with_about_what_it_costs(q, caplog):
 def test_a_long_stage_says_how_far_it_is(caplog, monkeypatch):
     monkeypatch.setattr(_hooks, "SECONDS_BETWEEN", 0.0)
     with caplog.at_level(logging.INFO, logger="skksivi"):
-        clone(PILOTED).set_params(verbose=2).fit(lambda x: -x, n_features=2)
+        clone(PILOTED).set_params(verbose=2, whiten__effort="high").fit(lambda x: -x, n_features=2)
     lines = [record.getMessage() for record in caplog.records]
     assert any(re.fullmatch(r"whitening, search for modes: [\d,]+ score calls, \d+ s", line) for line in lines)
     assert any(re.fullmatch(r"whitening, Metropolis .*: [\d,]+ of about [\d,]+ score calls, \d+ s", x) for x in lines)

@@ -27,7 +27,7 @@ OBJECTS = [
     Plateau(0.2, patience=30),
     Entropic(0.3),
     Laplacian(0.2),
-    Pilot("diagonal", budget=5000, weight=0.5),
+    Pilot("diagonal", effort="low", budget=5000, weight=0.5),
     Scale("network", floor=0.01),
 ]
 

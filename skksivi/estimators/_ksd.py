@@ -43,7 +43,7 @@ from skksivi.stein._estimators import GRADIENT_ESTIMATORS, GradientEstimator
 from skksivi.stein._fused import value_and_gradients
 from skksivi.training._checkpoint import CheckpointFile
 from skksivi.training._guard import Departure, MomentPenalty, Steering, Verdict, Watch, Worsening, departure
-from skksivi.training._hooks import Saving
+from skksivi.training._hooks import CERTIFICATE, Saving
 from skksivi.training._loop import Hook, Objective, Scheduled, State
 
 #: Draws whose moments are compared with the start's, and those of them whose discrepancy is computed.
@@ -162,6 +162,7 @@ class SteinTrained(Trained, Generic[F]):
         asked = getattr(self, "annealing", None) is not None or bool(getattr(self, "terms", ()))
         if self.early_stopping != "auto" or asked or not self._is_at_pilot(start) or self._goes_on(start):
             return None
+        score.tally.begin(CERTIFICATE)
         sampler = self._sampler_of(score, start)(copy.deepcopy(start.family).requires_grad_(False))
         n = len(self.loss_curve_) if self._continues() else 0
         report = {

@@ -31,6 +31,7 @@ from skksivi.parameters import (
 from skksivi.pilot._affine import Identity
 from skksivi.pilot._chains import CHAINS, PilotPoints
 from skksivi.pilot._rules import MAX_POINTS, RULES, Whitening, check_start, find_whitening, points_near_target
+from skksivi.pilot._short import N_EXPECTED
 from skksivi.score._score import Score, Tally
 from skksivi.stein._discrepancy import stein_shift, stein_variances
 from skksivi.training._hooks import TRAINING, Report
@@ -132,6 +133,8 @@ class Trained(BaseApproximator):
         chains = pilot_of(self.whiten)
         if chains is None:
             return 0
+        if chains.rule == "auto" and chains.effort != "high":
+            return N_EXPECTED
         least = CHAINS.min_chains * (CHAINS.n_langevin + 3 * CHAINS.n_metropolis) if chains.rule == "auto" else 1
         return max(chains.budget, least)
 

@@ -45,7 +45,7 @@ class ShortSettings(NamedTuple):
     lengths: tuple[float, float] = (0.5, 3.5)
     max_leapfrogs: int = 10
     acceptance: float = 0.8
-    n_calls: int = 5
+    n_calls: int = 4
     #: What chains that agree have at most: R-hat, and standard errors of means and of relative scales; and the R-hat
     #: above which they begin again.
     max_rhat: float = 1.1
@@ -63,6 +63,10 @@ class ShortSettings(NamedTuple):
 
 
 SHORT = ShortSettings()
+
+
+#: Calls of a short pilot, about.
+N_EXPECTED = SHORT.n_chains * (SHORT.n_warm + SHORT.stages[0]) * SHORT.n_calls
 
 
 class Chains(NamedTuple):
@@ -120,6 +124,8 @@ def finds_others(score_fn: Score, start: Tensor, mode: Affine, generator: torch.
     rate = (0.1 / s.norm(dim=1, keepdim=True)).clamp_max(1)
     for _ in range(SHORT.n_ascents):
         i = (s.square().mean(1) > SHORT.level).nonzero()[:, 0]
+        if not len(i):
+            break
         du = rate[i] * s[i]
         du *= (2 * (1 + u[i].norm(dim=1, keepdim=True)) / du.norm(dim=1, keepdim=True)).clamp_max(1)
         tried = score_u(u[i] + du).detach()
@@ -157,19 +163,20 @@ def _by_stages(
     step = metric.m.numel() ** -0.25
     kept: list[Chains] = []
     for n in SHORT.stages:
-        begin(f"whitening, {SHORT.n_chains} short chains", SHORT.n_chains * (SHORT.n_warm + n) * SHORT.n_calls)
         score_u = metric.pull_back(score_fn)
         chains = Chains(metric.whiten(x), metric.whiten_score(score_fn(x).detach()), step)
-        for _ in range(0 if kept else SHORT.n_warm):
-            chains = trajectory(score_u, chains, generator, adapts=True)
-        for t in range(n):
-            chains = trajectory(score_u, chains, generator)
-            kept.append(chains)
-            if t + 1 in (n // 2, n):
-                u, s = (torch.stack([getattr(c, name) for c in kept]) for name in ("u", "s"))
-                pilot = _judged(score_u, u, s, generator).unwhitened(metric)
-                if pilot.converged:
-                    return pilot
+        for _ in range(2):
+            n_warm = 0 if kept else SHORT.n_warm
+            begin(f"whitening, {SHORT.n_chains} short chains", SHORT.n_chains * (n_warm + n // 2) * SHORT.n_calls)
+            for _ in range(n_warm):
+                chains = trajectory(score_u, chains, generator, adapts=True)
+            for _ in range(n // 2):
+                chains = trajectory(score_u, chains, generator)
+                kept.append(chains)
+            u, s = (torch.stack([getattr(c, name) for c in kept]) for name in ("u", "s"))
+            pilot = _judged(score_u, u, s, generator).unwhitened(metric)
+            if pilot.converged:
+                return pilot
         x, step = metric.unwhiten(chains.u), chains.step
         if disagreement(u) > SHORT.begins_again and score_divergence(score_fn, metric, generator) > SHORT.exact:
             metric = Affine(metric.unwhiten(u.mean((0, 1))), adapted(metric.L, metric.unwhiten(u.flatten(0, 1))))
@@ -209,7 +216,7 @@ def trajectory(score_u: ScoreFunction, at: Chains, generator: torch.Generator, *
     h = step * (0.8 + 0.4 * torch.rand(len(u), 1, generator=generator, dtype=u.dtype, device=u.device))
     momentum = standard_normal(len(u), u, generator)
     y, s_y, v = u, s, momentum
-    length = low + (high - low) * float(torch.rand(1, generator=generator, device=generator.device))
+    length = low + (high - low) * torch.rand(1, generator=generator, dtype=u.dtype, device=u.device).item()
     for _ in range(max(1, min(SHORT.max_leapfrogs, round(length / step)))):
         v = v + h / 2 * s_y
         y = y + h * v

@@ -23,8 +23,8 @@ LOGGER = logging.getLogger("skksivi")
 #: Iterations from one line of the log to the next.
 LOG_EVERY = 500
 
-#: The stage that reports for itself.
-TRAINING = "training"
+#: The stages after a pilot, of which the first reports for itself.
+AFTER_PILOT = TRAINING, CERTIFICATE = "training", "certificate"
 
 #: Parts of a pilot that callbacks are told of, and seconds between two lines of one stage.
 PILOT_PARTS, SECONDS_BETWEEN = 10, 10.0
@@ -95,14 +95,14 @@ class Stages:
                 cost += f", at {each:.2g} s each, about {n_calls * each:.2g} s"
             LOGGER.info("%s%s", stage, cost)
         self.stage, self.n_calls, self.n_before, self.began, self.logged = stage, n_calls, so_far, now, now
-        if stage == TRAINING:
+        if stage in AFTER_PILOT:
             self._tell(self.n_pilot)
 
     def hear(self, so_far: int) -> None:
         """Log how far the stage has come, if it takes long."""
         self._tell(so_far)
         now = time.monotonic()
-        if self.log and self.stage != TRAINING and now - self.logged > SECONDS_BETWEEN:
+        if self.log and self.stage not in AFTER_PILOT and now - self.logged > SECONDS_BETWEEN:
             done = f"{so_far - self.n_before:,}" + (f" of about {self.n_calls:,}" if self.n_calls else "")
             LOGGER.info("%s: %s score calls, %.0f s", self.stage, done, now - self.began)
             self.logged = now

@@ -38,7 +38,7 @@ from skksivi.parameters import Constrained, Constraints, Interval, ParameterObje
 from skksivi.parameters import expanded as object_of
 from skksivi.pilot._expansion import expanded
 from skksivi.score._improper import check_proper
-from skksivi.score._score import CarriesScore, Score, is_target
+from skksivi.score._score import CarriesScore, Score, Tally, is_target
 from skksivi.score._target import TargetOrScore, moved, resolve_score, unwrapped
 from skksivi.stein._discrepancy import FixedKernelKSD
 from skksivi.targets._base import from_score_fn
@@ -85,6 +85,8 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
     dtype: str
     random_state: RandomState
     n_features_in_: int
+    n_score_calls_: int
+    n_products_: int
     sampler_: Sampler
 
     @with_callbacks
@@ -145,7 +147,8 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
             return part.call_on_fit_task_end(estimator=self, X=target, **fitted)
 
         def tell_fit(fit: Fit) -> bool:
-            return tell("iterations", reconstruction_attributes=learned_attributes(fit, seed, self.dtype))
+            learned = learned_attributes(fit, seed, self.dtype, score.tally)
+            return tell("iterations", reconstruction_attributes=learned)
 
         verbose = getattr(self, "verbose", 0)
         stages = Stages(log=verbose > 1, n_pilot=n_pilot, tell=lambda: tell("whitening"))
@@ -164,10 +167,13 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
             if callbacks or verbose > 1:
                 score.tally.listener = stages
             fit = self._fit(score, generator, tell_fit if callbacks else None)
-            self.__dict__.update(learned_attributes(fit, seed, self.dtype))
+            self.__dict__.update(learned_attributes(fit, seed, self.dtype, score.tally))
             self._dtype_of_draws = resolving_dtype(fit.sampler, self.dtype, device)
             score.tally.listener = None
-            self._conclude(fit, score, generator)
+            try:
+                self._conclude(fit, score, generator)
+            finally:
+                self.n_score_calls_, self.n_products_ = score.tally.n_values, score.tally.n_products
         if fit.ended_by is not None:
             raise fit.ended_by
         context.call_on_fit_task_end(estimator=self, X=target)
@@ -386,6 +392,8 @@ def learns(name: str, sampler: type, others: Parts) -> Callable[[A], A]:
     spec: Parts = {
         "sampler_": (lambda value: isinstance(unweighted(value), sampler), "d"),
         "n_features_in_": (SIZE, "d"),
+        "n_score_calls_": (COUNT, ""),
+        "n_products_": (COUNT, ""),
         "_seed": (SEED, ""),
         "_random_state": (is_instance(np.random.RandomState), ""),
         "_dtype_of_draws": (is_one_of(*DTYPES), ""),
@@ -422,13 +430,15 @@ def _learned(estimator: BaseApproximator, spec: Parts) -> dict[str, object]:
     return {name: vars(estimator)[name] for name in spec}
 
 
-def learned_attributes(fit: Fit, seed: int, dtype: str) -> dict[str, object]:
+def learned_attributes(fit: Fit, seed: int, dtype: str, tally: Tally) -> dict[str, object]:
     """Return what a fit leaves on an estimator; samples are of another stream than that of the training."""
     return {
         "sampler_": fit.sampler,
         **fit.sampler.attributes(),
         **fit.report,
         "n_features_in_": fit.sampler.n_features,
+        "n_score_calls_": tally.n_values,
+        "n_products_": tally.n_products,
         "_seed": seed,
         "_random_state": np.random.RandomState([seed, 1]),
         "_dtype_of_draws": dtype,

@@ -416,3 +416,17 @@ def test_draws_can_be_told_apart_however_far_they_are_from_the_origin(make, log1
 def test_draws_near_the_origin_are_of_the_type_asked_for():
     for q in APPROXIMATORS:
         assert short(q).fit(GaussianTarget()).sample(3).dtype == q.dtype
+
+
+def test_scores_are_counted(unfitted):
+    """What is not counted is the trial of the function before a fit, at some 200 points."""
+    n_asked = 0
+
+    def score_fn(x):
+        nonlocal n_asked
+        n_asked += len(x)
+        return gaussian_score(x)
+
+    q = unfitted.fit(score_fn, n_features=2)
+    # a product by automatic differentiation evaluates the function at its points once more
+    assert n_asked - 400 <= q.n_score_calls_ + q.n_products_ <= n_asked + q.n_products_

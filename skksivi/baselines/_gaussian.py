@@ -76,6 +76,8 @@ class Laplace(FromMode):
         The inverse of minus the Jacobian of the score there.
     n_features_in_ : int
         Dimension of the target.
+    n_score_calls_, n_products_ : int
+        Points at which `fit` evaluated the score, and products with its Jacobian.
 
     References
     ----------
@@ -273,6 +275,8 @@ class MeanFieldVI(Ascending):
         Iterations done.
     n_features_in_ : int
         Dimension of the target.
+    n_score_calls_, n_products_ : int
+        Points at which `fit` evaluated the score, and products with its Jacobian.
 
     References
     ----------
@@ -351,6 +355,8 @@ class FullRankVI(Ascending):
         Iterations done.
     n_features_in_ : int
         Dimension of the target.
+    n_score_calls_, n_products_ : int
+        Points at which `fit` evaluated the score, and products with its Jacobian.
 
     References
     ----------
@@ -420,6 +426,8 @@ class BatchAndMatch(FromMode):
         Steps done.
     n_features_in_ : int
         Dimension of the target.
+    n_score_calls_, n_products_ : int
+        Points at which `fit` evaluated the score, and products with its Jacobian.
 
     References
     ----------

@@ -94,6 +94,8 @@ class HSIVISM(Trained):
         Iterations done.
     n_features_in_ : int
         Dimension of the target.
+    n_score_calls_, n_products_ : int
+        Points at which `fit` evaluated the score, and products with its Jacobian.
 
     See Also
     --------

@@ -102,6 +102,8 @@ class SGLD(ChainApproximator):
         Steps done.
     n_features_in_ : int
         Dimension of the target.
+    n_score_calls_, n_products_ : int
+        Points at which `fit` evaluated the score, and products with its Jacobian.
 
     References
     ----------

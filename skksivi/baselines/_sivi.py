@@ -79,6 +79,8 @@ class SIVI(SemiImplicitVI):
         Iterations done.
     n_features_in_ : int
         Dimension of the target.
+    n_score_calls_, n_products_ : int
+        Points at which `fit` evaluated the score, and products with its Jacobian.
 
     References
     ----------

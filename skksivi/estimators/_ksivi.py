@@ -165,6 +165,8 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         Iterations done.
     n_features_in_ : int
         Dimension d of the target.
+    n_score_calls_, n_products_ : int
+        Points at which `fit` evaluated the score, and products with its Jacobian.
 
     See Also
     --------

@@ -47,6 +47,7 @@ SETTINGS = {
     "max_iter": 200,
     "batch_size": BATCH_SIZE,
     "whiten": Pilot(budget=20_000),
+    "early_stopping": None,
     "random_state": 3,
 }
 
@@ -234,7 +235,9 @@ def test_a_failed_write_leaves_the_last_whole_file(tmp_path):
 
 # The identity of a fit
 
-TINY = KSIVIApproximator(whiten=None, batch_size=23, max_iter=20, hidden_layer_sizes=(8,), random_state=0)
+TINY = KSIVIApproximator(
+    whiten=None, batch_size=23, max_iter=20, hidden_layer_sizes=(8,), early_stopping=None, random_state=0
+)
 TINY_LAYERS = HKSIVIApproximator(
     n_layers=2, whiten=None, batch_size=23, max_iter=20, hidden_layer_sizes=(8,), random_state=0
 )
@@ -606,7 +609,7 @@ def crafted(request, tmp_path_factory):
     settings = {"batch_size": 23, "max_iter": 20, "hidden_layer_sizes": (4,), "random_state": 0}
     q = {
         "none": KSIVIApproximator(**settings, whiten=None, early_stopping=0.1),
-        "pilot": KSIVIApproximator(**settings, whiten=Pilot(budget=10_000)),
+        "pilot": KSIVIApproximator(**settings, whiten=Pilot(budget=10_000), early_stopping=None),
         "layers": HKSIVIApproximator(**settings, whiten=Pilot(budget=10_000), n_layers=2),
     }[request.param]
     with warnings.catch_warnings():

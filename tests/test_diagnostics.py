@@ -234,7 +234,7 @@ def test_exact_draws_are_not_accused(study, case):
 def test_a_spike_without_mass_is_no_lost_mode(study):
     """The mode of this funnel is where v = -40.5, thirteen standard deviations below its mean."""
     funnel = study.Funnel(10, 3.0)
-    assert diagnose(study.Known(funnel, density=False).fit(funnel), funnel, random_state=0)["modes"].verdict == "ok"
+    assert diagnose(study.Known(funnel, density=False).fit(funnel), funnel, random_state=0)["modes"].verdict != "warn"
 
 
 # What each check sees

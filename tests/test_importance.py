@@ -295,11 +295,11 @@ def test_it_takes_a_thousand_scores_and_changes_no_draw(monkeypatch):
         asked[0] += len(x)
         return -x
 
-    q = quick().fit(score_fn, n_features=2)
+    q = quick(early_stopping=None).fit(score_fn, n_features=2)
     n, X = asked[0], q.sample(5)
     monkeypatch.setattr("skksivi.estimators._ksd.cheap_certificate", lambda *_: None)
     asked[0] = 0
-    without = quick().fit(score_fn, n_features=2)
+    without = quick(early_stopping=None).fit(score_fn, n_features=2)
     assert 0 < n - asked[0] <= 1000
     np.testing.assert_array_equal(without.sample(5), X)
 

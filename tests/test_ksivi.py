@@ -57,7 +57,7 @@ def shifted_score(x):
     return 3 - x
 
 
-QUICK = KSIVIApproximator(max_iter=30, batch_size=16, hidden_layer_sizes=(8,), random_state=0)
+QUICK = KSIVIApproximator(max_iter=30, batch_size=16, hidden_layer_sizes=(8,), early_stopping=None, random_state=0)
 
 
 def fit(score_fn=normal_score, n_features=2, **parameters):

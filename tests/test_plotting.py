@@ -33,7 +33,7 @@ LOSSES = np.append(np.geomspace(100, 0.1, 300), 0.1 * rng.normal(size=700))
 
 @pytest.fixture(scope="module")
 def fitted():
-    return KSIVIApproximator(max_iter=1200, random_state=0).fit(Multimodal())
+    return KSIVIApproximator(max_iter=1200, early_stopping=None, random_state=0).fit(Multimodal())
 
 
 class Layered(BaseEstimator):
@@ -207,7 +207,7 @@ def test_loss_shows_the_monitor_where_it_looked(fitted):
 
 
 def test_loss_monitor_of_a_warm_start_goes_on():
-    q = KSIVIApproximator(max_iter=550, whiten=Pilot(budget=0), warm_start=True, random_state=0)
+    q = KSIVIApproximator(max_iter=550, whiten=Pilot(budget=0), early_stopping=None, warm_start=True, random_state=0)
     q.fit(Multimodal()).fit(Multimodal())
     at = LossDisplay.from_estimator(q).monitor_line_.get_xdata()
     np.testing.assert_array_equal(at, [0, 500, 550, 550, 1050, 1100])

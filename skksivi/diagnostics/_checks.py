@@ -113,6 +113,8 @@ def check_loss(view: View) -> Check:
     if losses is None:
         hint = ", see its `diagnose()`" if isinstance(unweighted(view.sampler), Chains) else ""
         raise ValueError(f"{view.name} has no loss curve{hint}")
+    if not len(losses):
+        raise ValueError("the start was accurate, and was not trained")
     finite = losses[np.isfinite(losses)]
     last = finite[-(len(finite) // 4) :]
     if len(last) < 2 * N_BLOCKS:

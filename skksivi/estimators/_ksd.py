@@ -20,7 +20,7 @@ from skksivi._weights import Certificate, cheap_certificate
 from skksivi.base import LOSSES, Constraints, Interval, Real, StrOptions
 from skksivi.estimators._identity import FREE, described, of_kernel, of_score, of_score_near, of_terms, settled
 from skksivi.estimators._interrupted import Interrupted, widths
-from skksivi.estimators._trained import FAILED_DIVERGENCE, KEEPING, F, Job, Trained
+from skksivi.estimators._trained import KEEPING, F, Job, Trained, is_certified
 from skksivi.families._layer import Family
 from skksivi.families._samplers import Fit, InU, Layer, Layers, Tell
 from skksivi.kernels import Kernel, resolve_kernel
@@ -173,10 +173,7 @@ class SteinTrained(Trained, Generic[F]):
             "best_iter_": n,
         }
         fit = self._certified(Fit(sampler, report), score, start.seed)
-        found = fit.report["certificate_"]
-        if not isinstance(found, Certificate) or not found.trusted:
-            return None
-        return fit if found.divergence <= FAILED_DIVERGENCE * score.n_features else None
+        return fit if is_certified(fit) else None
 
     def _goes_on(self, start: Start[F]) -> bool:
         """Tell whether a training continues the last fit, of the same target."""

@@ -245,7 +245,7 @@ def _warn(fit: Fit, score_fn: Score, x: Tensor) -> None:
         )
     elif fit.remark is not None:
         message = fit.remark
-    else:
+    elif not is_certified(fit):
         s = score_fn.double(x)
         todo = _todo(whitening)
         message = (
@@ -303,6 +303,13 @@ def _of_certificate(report: Mapping[str, object], d: int) -> str | None:
         f"error of {found.se:.1g}, where {FAILED_DIVERGENCE} a feature are let pass. Use whiten='auto', "
         "mixing='auto' or more `max_iter`, or correct the fit by `skksivi.refine`; see `skksivi.diagnose`."
     )
+
+
+def is_certified(fit: Fit) -> bool:
+    """Tell whether a fit has a good certificate, one that lets pass how far it is."""
+    found = fit.report.get("certificate_")
+    is_trusted = isinstance(found, Certificate) and found.trusted
+    return is_trusted and found.divergence <= FAILED_DIVERGENCE * fit.sampler.n_features
 
 
 def check_widths(widths: Sequence[object], name: str) -> None:

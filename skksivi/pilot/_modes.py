@@ -351,7 +351,9 @@ def find_modes(
     for a in maps:
         if not any(_same(a, b) for b in distinct):
             distinct.append(a)
-    best, *others = sorted(distinct, key=lambda a: score_divergence(score_fn, a, generator))
+    if len(distinct) > 1:
+        distinct.sort(key=lambda a: score_divergence(score_fn, a, generator))
+    best, *others = distinct
     evidence = [best.log_determinant()]
     kept = [best]
     for a in others:
@@ -381,9 +383,11 @@ def _same(a: Affine, b: Affine) -> bool:
     return bool(a.whiten(b.m[None]).square().sum() < d or b.whiten(a.m[None]).square().sum() < d)
 
 
-def score_divergence(score_fn: ScoreFunction, q: Affine, generator: torch.Generator) -> float:
+def score_divergence(
+    score_fn: ScoreFunction, q: Affine, generator: torch.Generator, n_draws: int = N_COMPARED
+) -> float:
     """Return the median over draws x of q = N(m, L L^T) of |L^T (s_p(x) - s_q(x))|^2 / d."""
-    u = standard_normal(N_COMPARED, q.m, generator)
+    u = standard_normal(n_draws, q.m, generator)
     gap = q.whiten_score(score_fn(q.unwhiten(u)).detach()) + u
     return gap.square().mean(1).nan_to_num(math.inf, math.inf).median().item()
 

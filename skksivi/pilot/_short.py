@@ -33,9 +33,10 @@ class ShortSettings(NamedTuple):
     level: float = 1e-4
     n_checked: int = 4
     #: The score divergence below which the Gaussian at the mode will do, else iterations of the one that is fitted,
-    #: and that of a metric which no points improve.
+    #: that of a metric which no points improve, and the draws by which it is found.
     near_gaussian: float = 0.05
     exact: float = 0.01
+    n_compared: int = 64
     n_matched: int = 20
     #: Chains, trajectories to warm up and those kept in each stage, their lengths, the most steps of one, the
     #: acceptance, and about how many calls a trajectory takes.
@@ -144,11 +145,11 @@ def finds_others(score_fn: Score, start: Tensor, mode: Affine, generator: torch.
 
 def matched(score_fn: ScoreFunction, mode: Affine, generator: torch.Generator) -> Affine:
     """Return the Gaussian at a mode, or the one fitted by batch and match if its score is nearer the target's."""
-    error = score_divergence(score_fn, mode, generator)
+    error = score_divergence(score_fn, mode, generator, SHORT.n_compared)
     if error < SHORT.near_gaussian:
         return mode
     q = batch_and_match(score_fn, mode, generator, SHORT.n_matched)
-    return q if score_divergence(score_fn, q, generator) < error else mode
+    return q if score_divergence(score_fn, q, generator, SHORT.n_compared) < error else mode
 
 
 def _by_stages(
@@ -178,7 +179,10 @@ def _by_stages(
             if pilot.converged:
                 return pilot
         x, step = metric.unwhiten(chains.u), chains.step
-        if disagreement(u) > SHORT.begins_again and score_divergence(score_fn, metric, generator) > SHORT.exact:
+        if (
+            disagreement(u) > SHORT.begins_again
+            and score_divergence(score_fn, metric, generator, SHORT.n_compared) > SHORT.exact
+        ):
             metric = Affine(metric.unwhiten(u.mean((0, 1))), adapted(metric.L, metric.unwhiten(u.flatten(0, 1))))
             kept = []
     return pilot

@@ -308,8 +308,9 @@ def _of_certificate(report: Mapping[str, object], d: int) -> str | None:
 def is_certified(fit: Fit) -> bool:
     """Tell whether a fit has a good certificate, one that lets pass how far it is."""
     found = fit.report.get("certificate_")
-    is_trusted = isinstance(found, Certificate) and found.trusted
-    return is_trusted and found.divergence <= FAILED_DIVERGENCE * fit.sampler.n_features
+    if not isinstance(found, Certificate):
+        return False
+    return found.trusted and found.divergence <= FAILED_DIVERGENCE * fit.sampler.n_features
 
 
 def check_widths(widths: Sequence[object], name: str) -> None:

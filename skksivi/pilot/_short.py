@@ -179,10 +179,8 @@ def _by_stages(
             if pilot.converged:
                 return pilot
         x, step = metric.unwhiten(chains.u), chains.step
-        if (
-            disagreement(u) > SHORT.begins_again
-            and score_divergence(score_fn, metric, generator, SHORT.n_compared) > SHORT.exact
-        ):
+        error = score_divergence(score_fn, metric, generator, SHORT.n_compared)
+        if disagreement(u) > SHORT.begins_again and error > SHORT.exact:
             metric = Affine(metric.unwhiten(u.mean((0, 1))), adapted(metric.L, metric.unwhiten(u.flatten(0, 1))))
             kept = []
     return pilot

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from skksivi.families._hierarchy import Hierarchy
 from skksivi.families._layer import SemiImplicit
 from skksivi.mixing import DensityMixing, Mixing
+from skksivi.pilot._chains import covariance_root
 from skksivi.score._score import ScoreFunction
 
 #: Mixing draws among which the starts are found, and starts for each x.
@@ -257,8 +258,7 @@ def learned_ways_back(family: Hierarchy, score_fn: ScoreFunction, generator: tor
     for t, (low, high) in enumerate(itertools.pairwise(layers)):
         phi = _features(family, t, low, score_fn(low))
         B = torch.linalg.pinv(phi, rtol=1e-10) @ high  # of a Gaussian target the step is linear in x
-        residual = high - phi @ B
-        ways.append(WayBack(B, torch.linalg.cholesky(residual.mT @ residual / len(residual))))
+        ways.append(WayBack(B, covariance_root(high - phi @ B)))
     return ways
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from skksivi.pilot._affine import Affine, AffineMap, standard_normal
 from skksivi.pilot._mixture import Components, fitted_mixture
-from skksivi.pilot._modes import FAR, LEFT, N_COMPARED, ModeMaps, log_ratio
+from skksivi.pilot._modes import FAR, N_COMPARED, LostError, ModeMaps, log_ratio
 from skksivi.score._score import ScoreFunction
 
 
@@ -331,7 +331,7 @@ def revive(x: Tensor, generator: torch.Generator) -> Tensor:
         return x
     alive = x[finite]
     if not len(alive):
-        raise ValueError(LEFT)
+        raise LostError
     others = torch.randint(len(alive), (len(x),), generator=generator, device=x.device)
     return torch.where(finite[:, None], x, alive[others])
 

@@ -46,12 +46,16 @@ MAX_STARTS = 96
 #: Beyond this a number is taken for infinite.
 FAR = 1e75
 
-#: Why there are no modes.
-LEFT = (
-    "The search for the target left the finite numbers: `score_fn` may have the wrong sign (it is the gradient of "
-    "log p, not of -log p) or belong to no proper density. Else set `init` to a point near a mode or, where there is "
-    "such a parameter, `whiten` to a pair (mean, Cholesky factor) or to None."
-)
+
+class LostError(ValueError):
+    """The search for a target has left the finite numbers."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The search for the target left the finite numbers: `score_fn` may have the wrong sign (it is the gradient "
+            "of log p, not of -log p) or belong to no proper density. Else set `init` to a point near a mode or, where "
+            "there is such a parameter, `whiten` to a pair (mean, Cholesky factor) or to None."
+        )
 
 
 def jacobians(score_fn: DifferentiableScore, x: Tensor) -> Tensor:
@@ -78,7 +82,7 @@ def saddle_free_newton(score_fn: DifferentiableScore, x: Tensor, max_iter: int =
     """
     maps, converged = search_modes(score_fn, x[None], max_iter)
     if not maps or maps[0].m.abs().max() > FAR:
-        raise ValueError(LEFT)
+        raise LostError
     return maps[0], bool(converged[0])
 
 
@@ -224,7 +228,7 @@ def newton_cg(score_fn: DifferentiableScore, x: Tensor, generator: torch.Generat
             continue
         stands_out = lam.log().abs() > 0.5
         return LowRank(x, D, V[:, stands_out].contiguous(), lam[stands_out].rsqrt())
-    raise ValueError(LEFT)
+    raise LostError
 
 
 def _curvature_times(score_fn: DifferentiableScore, x: Tensor, v: Tensor) -> Tensor:
@@ -276,7 +280,7 @@ def _lanczos(times: ScoreFunction, start: Tensor, n_iter: int = 300) -> tuple[Te
     for _ in range(min(n_iter, len(start))):
         w = times(basis[-1])
         if not w.isfinite().all():
-            raise ValueError(LEFT)
+            raise LostError
         alphas.append(w @ basis[-1])
         for _ in range(2):  # orthogonal to all before, to rounding
             Q = torch.stack(basis, 1)
@@ -346,7 +350,7 @@ def find_modes(
         raise ValueError(f"none of {len(starts)} searches for a mode has converged in {n_steps} steps")
     maps = maps or [a for a in found if a.m.abs().max() < FAR]
     if not maps:
-        raise ValueError(LEFT)
+        raise LostError
     distinct: list[Affine] = []
     for a in maps:
         if not any(_same(a, b) for b in distinct):

@@ -17,7 +17,7 @@ from skksivi.mixing import GaussianMixtureDraws
 from skksivi.pilot._affine import Affine, standard_normal
 from skksivi.pilot._chains import PilotPoints, adapted, batch_and_match, lobatto, lobatto_nodes, revive
 from skksivi.pilot._mixture import Components, fitted_mixture
-from skksivi.pilot._modes import ModeMaps, around, find_modes, jacobians, scattered, score_divergence
+from skksivi.pilot._modes import LostError, ModeMaps, around, find_modes, jacobians, scattered, score_divergence
 from skksivi.score._score import Score, ScoreFunction
 
 
@@ -103,7 +103,7 @@ def short_pilot(
             return None
         metric = matched(score_fn, modes.maps[0], generator)
         return modes, _by_stages(score_fn, metric, generator, begin)
-    except (ValueError, torch.linalg.LinAlgError):  # scores that are not finite, or as good as
+    except (LostError, torch.linalg.LinAlgError):
         return None
 
 

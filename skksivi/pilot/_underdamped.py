@@ -10,7 +10,7 @@ from torch import Tensor
 
 from skksivi.pilot._affine import LowRank, standard_normal
 from skksivi.pilot._chains import PilotPoints, has_converged, revive, standard_error
-from skksivi.pilot._modes import LEFT
+from skksivi.pilot._modes import LostError
 from skksivi.score._score import Score
 
 
@@ -101,7 +101,7 @@ def underdamped(score_fn: Score, x: Tensor, n_steps: int, generator: torch.Gener
     sampling. https://arxiv.org/abs/1203.5428
     """
     if not score_fn(x).isfinite().any():
-        raise ValueError(LEFT)
+        raise LostError
     p, direction = (standard_normal(len(x), x, generator) for _ in range(2))
     # the mean square of a momentum is one, give or take sqrt(2 / d)
     hottest = UNDERDAMPED.hottest * (1 + 10 / x.shape[1])

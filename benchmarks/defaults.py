@@ -53,7 +53,7 @@ VARIANTS = {
 def by_ksivi(parameters):
     def sample(target, n, seed):
         q = KSIVIApproximator(**parameters, random_state=seed).fit(target)
-        return q.sample(n), {"score_calls": q.whitening_.n_score_calls, "best_iter": q.best_iter_}
+        return q.sample(n), {"score_calls": q.n_score_calls_ + q.n_products_, "n_iter": q.n_iter_}
 
     return sample
 
@@ -166,6 +166,7 @@ def summary(rows, name, method):
         "quantile": max(r["quantile"] for r in of),
         "seconds": np.median([r["seconds"] for r in of]),
         "score_calls": np.mean([r.get("score_calls", 0) for r in of]),
+        "n_iter": np.median([r.get("n_iter", 0) for r in of]),
         "warned": sum(bool(r["warned"]) for r in of),
     }
     worst["accurate"] = worst["mean"] < 0.1 and worst["sd_min"] > 0.9 and worst["sd_max"] < 1.1
@@ -184,14 +185,15 @@ def show(rows):
         warned = "warned" if a["warned"] else ""
         lines.append((name, *own, f"{a['score_calls']:.0f}", f"{a['seconds']:.1f}", *w2, warned))
     print_table((methods[0], "mean", "sd ratio", "1%, 99%", "calls", "s", *methods, ""), lines)
-    print("Columns named as methods are W2 / floor; * is not accurate.")
+    print("Columns named as methods are W2 / floor; * is not accurate. Calls are scores and products.")
     for method in methods:
         every = [summary(rows, name, method) for name in names]
         near = np.mean([a["w2"] <= 1.3 for a in every])
         print(
             f"{method:<24}accurate on {sum(a['accurate'] for a in every):>2} of {len(names)}, within 1.3 floors on "
             f"{near:>4.0%}, geometric mean of W2 / floor {np.exp(np.mean(np.log([a['w2'] for a in every]))):.3g}, "
-            f"median {np.median([a['seconds'] for a in every]):.1f} s"
+            f"median {np.median([a['seconds'] for a in every]):.1f} s and "
+            f"{np.median([a['score_calls'] for a in every]):,.0f} calls, {sum(a['n_iter'] > 0 for a in every)} trained"
         )
     for row in rows:
         if row["failed"]:

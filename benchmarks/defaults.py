@@ -193,7 +193,8 @@ def show(rows):
             f"{method:<24}accurate on {sum(a['accurate'] for a in every):>2} of {len(names)}, within 1.3 floors on "
             f"{near:>4.0%}, geometric mean of W2 / floor {np.exp(np.mean(np.log([a['w2'] for a in every]))):.3g}, "
             f"median {np.median([a['seconds'] for a in every]):.1f} s and "
-            f"{np.median([a['score_calls'] for a in every]):,.0f} calls, {sum(a['n_iter'] > 0 for a in every)} trained"
+            f"{np.median([a['score_calls'] for a in every]):,.0f} calls; "
+            f"{sum(a['n_iter'] > 0 for a in every)} were trained"
         )
     for row in rows:
         if row["failed"]:

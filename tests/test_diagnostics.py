@@ -274,11 +274,11 @@ def test_stein_means_are_the_way_back_of_a_small_shift(d, seed):
 def test_further_draws_differ_as_often_as_the_p_value_says(compare):
     g = torch.Generator().manual_seed(0)
     x = [torch.randn(2500, 2, generator=g, dtype=torch.float64) for _ in range(400)]
-    p = np.array([compare(part[:2000], part[2000:]).pvalue for part in x])
+    p = np.array([compare(part[:2000], part[None, 2000:]).pvalue for part in x])
     for level in (0.05, 0.2):
         assert (p <= level).mean() < level + 4 * (level / 400) ** 0.5
     cut = [part[part[:, 0] < 0.5] for part in x[:20]]
-    differences = [compare(c[:1000], part[-500:]) for c, part in zip(cut, x, strict=False)]
+    differences = [compare(c[:1000], part[None, -500:]) for c, part in zip(cut, x, strict=False)]
     assert {(d.pvalue < 1e-3, d.direction) for d in differences} == {(True, 0)}
 
 

@@ -67,11 +67,12 @@ def diagnose(
     "tails"
         The share of these chains that end beyond 99.9% of the draws, in the direction where it is the largest: from
         the centre of their mode, to either side in each coordinate, or along a principal axis. It is 0.1% in each if
-        the draws are right. Warns above 1% if p < 0.001, Bonferroni's over the directions: the target has tails, or
-        a side, where there are no draws. It needs no density.
+        the draws are right. Warns above 1% if p < 0.01, Bonferroni's over the directions: the target has tails, or
+        a side, where there are no draws. The ends are means over six times late in the chains, which makes false
+        alarms rarer than p says. It needs no density.
     "shape"
         Kolmogorov's distance of the ends of these chains from the draws, in the same directions. Warns above 0.15
-        if p < 0.001, Bonferroni's: the chains leave the draws' distribution, as they do any but the target's.
+        if p < 0.01, Bonferroni's: the chains leave the draws' distribution, as they do any but the target's.
     "modes"
         The share of draws that lie in a wrong mode, :math:`\tfrac12 \sum_k |w_k - \hat w_k|` for modes found by
         searches from draws and from points one, three and ten standard deviations around them, with the weights of

@@ -10,7 +10,7 @@ from scipy.special import kolmogorov
 from scipy.stats import betabinom
 from torch import Tensor
 
-from skksivi.diagnostics._geometry import RUN_AWAY, Geometry
+from skksivi.diagnostics._geometry import RUN_AWAY, Geometry, fitted_cells
 from skksivi.diagnostics._report import Check
 from skksivi.diagnostics._view import View, judged
 from skksivi.pilot._masses import Cells
@@ -22,7 +22,7 @@ FARTHEST, MAX_BEYOND = 0.001, 0.01
 MAX_DISTANCE = 0.15
 
 #: The p-value, over all directions, from which a difference is beyond doubt.
-MAX_PVALUE = 0.001
+MAX_PVALUE = 0.01
 
 
 class Difference(NamedTuple):
@@ -49,29 +49,32 @@ def heights(cells: Cells, x: Tensor) -> Tensor:
 
 
 def ends_beyond(draws: Tensor, ends: Tensor) -> Difference:
-    r"""Find the direction in which the ends (m, k) of chains are the most beyond the draws (n, k).
+    r"""Find the direction in which the ends (t, m, k) of m chains, at t times, are the most beyond the draws (n, k).
 
-    Where the draws are right the number of ends beyond the r-th farthest draw is beta-binomial: it is that of m
-    further draws with the probability of :math:`\mathrm{Beta}(r, n + 1 - r)`.
+    Where the draws are right the number of ends beyond the r-th farthest draw is beta-binomial at any time: it is
+    that of m further draws with the probability of :math:`\mathrm{Beta}(r, n + 1 - r)`. The mean over times varies
+    less.
     """
-    r = max(1, round(FARTHEST * len(draws)))
-    beyond = (ends > draws.topk(r, dim=0).values[-1]).sum(0)
-    most = int(beyond.max())
-    pvalue = draws.shape[1] * float(betabinom.sf(most - 1, len(ends), r, len(draws) + 1 - r))
-    return Difference(most / len(ends), min(1.0, pvalue), int(beyond.argmax()))
+    n, m, r = len(draws), ends.shape[1], max(1, round(FARTHEST * len(draws)))
+    beyond = (ends > draws.topk(r, dim=0).values[-1]).double().sum(1).mean(0)
+    most = beyond.max().item()
+    pvalue = draws.shape[1] * float(betabinom.sf(math.floor(most) - 1, m, r, n + 1 - r))
+    return Difference(most / m, min(1.0, pvalue), int(beyond.argmax()))
 
 
 def ends_apart(draws: Tensor, ends: Tensor) -> Difference:
-    """Find the direction in which Kolmogorov's distance of the ends (m, k) of chains and the draws (n, k) is largest.
+    """Find the direction in which the ends (t, m, k) of m chains, at t times, are farthest from the draws (n, k).
+
+    By Kolmogorov's distance; its p-value is that for the ends at one time, and the distance for all varies less.
 
     References
     ----------
     Smirnov, N. (1948). Table for estimating the goodness of fit of empirical distributions. Annals of Mathematical
     Statistics 19(2).
     """
-    n, m = len(draws), len(ends)
-    steps = torch.cat([draws.new_full((n,), 1 / n), draws.new_full((m,), -1 / m)])
-    distances = steps[torch.cat([draws, ends]).argsort(0)].cumsum(0).abs().amax(0)
+    n, (t, m, _) = len(draws), ends.shape
+    steps = torch.cat([draws.new_full((n,), 1 / n), draws.new_full((t * m,), -1 / (t * m))])
+    distances = steps[torch.cat([draws, ends.flatten(0, 1)]).argsort(0)].cumsum(0).abs().amax(0)
     largest = distances.max().item()
     pvalue = draws.shape[1] * float(kolmogorov(math.sqrt(n * m / (n + m)) * largest))
     return Difference(largest, min(1.0, pvalue), int(distances.argmax()))
@@ -82,8 +85,11 @@ def check_ends(view: View, geometry: Geometry) -> tuple[Check, Check]:
     if not len(geometry.ends):
         verdict = f"not available: {RUN_AWAY}"
         return Check("tails", math.nan, "", verdict), Check("shape", math.nan, "", verdict)
-    draws, ends = (heights(geometry.cells, x) for x in (view.x[view.finite], geometry.ends))
-    sides = (torch.cat([h, -h[:, 1:]], 1) for h in (draws, ends))
+    x = view.x[view.finite]
+    late = geometry.ends.flatten(0, 1)
+    cells = fitted_cells(geometry.cells, torch.cat([x, late]))  # what is fitted to the draws alone fits no others
+    draws, ends = heights(cells, x), heights(cells, late).view(*geometry.ends.shape[:2], -1)
+    sides = (torch.cat([h, -h[..., 1:]], -1) for h in (draws, ends))
     return _tails(view, ends_beyond(*sides)), _shape(view, ends_apart(draws, ends))
 
 

@@ -48,6 +48,8 @@ MIDDLE_DF, N_MIDDLE = 3.0, 20
 #: The share of draws that may lie in a wrong mode.
 MAX_MISPLACED = 0.05
 
+#: The states of chains that count as their ends.
+LATE = slice(-16, None, 3)
 
 #: Why nothing can be said of where chains go.
 RUN_AWAY = "chains that start at the draws run away, as from a score of the wrong sign"
@@ -55,7 +57,7 @@ RUN_AWAY = "chains that start at the draws run away, as from a score of the wron
 
 class Geometry(NamedTuple):
     """The cells of the modes, that of each draw (n,), modes without draws (k, d), lengths of whitened scores (n,) and
-    of chains' (m,), and the points (k, d) where the chains end; of both none if these run away.
+    of chains' (m,), and where the chains end (t, k, d), at t times; of both none if these run away.
     """
 
     cells: Cells
@@ -92,7 +94,7 @@ def _find_cells(view: View, whole: Affine) -> tuple[Cells, tuple[Tensor, Tensor]
     counts = cells.counts(x)
     empty = (counts <= MAX_DRAWN * found.weights * len(x)) & (found.weights > MIN_LOST)
     drawn = cells.sorted_by(((counts > 0) & ~empty).nonzero().flatten())
-    return drawn, _with_mass(view, _fitted(drawn, x), cells.sorted_by(empty.nonzero().flatten()[:N_LOST]))
+    return drawn, _with_mass(view, fitted_cells(drawn, x), cells.sorted_by(empty.nonzero().flatten()[:N_LOST]))
 
 
 def _with_mass(view: View, drawn: Cells, lost: Cells) -> tuple[Tensor, Tensor]:
@@ -171,24 +173,24 @@ def middle(x: Tensor) -> Affine:
 def _geometry(view: View, cells: Cells, lost: Tensor) -> Geometry:
     """Measure whitened scores at the draws and where chains have moved some of them."""
     x = view.x[view.finite]
-    cells = _fitted(cells, x)
+    cells = fitted_cells(cells, x)
     norms = view.x.new_full((len(view.x),), math.inf)
     norms[view.finite] = _whitened_norms(cells, cells.assign(x), view.s[view.finite])
     n_moved = max(N_FEWEST, min(N_MOVED, N_NUMBERS // x.shape[1]))
-    reference, ends = x.new_empty(0), x[:0]
+    reference, ends = x.new_empty(0), x.new_empty(0, *x.shape)
     try:
         chains = _moved(view.score, x[:n_moved], cells, view.generator)
         y = torch.cat([part.flatten(0, 1) for part in chains])
         s = view.score(y)
         if stein_variances(y, s)[0].mean() > 0:  # else they have run away
             reference = _whitened_norms(cells, cells.assign(y), s)
-            ends = torch.cat([part[-1] for part in chains])
+            ends = torch.cat([part[LATE] for part in chains], 1)
     except REFUSALS:
         pass
     return Geometry(cells, cells.assign(view.x), lost, norms, reference, ends)
 
 
-def _fitted(cells: Cells, x: Tensor) -> Cells:
+def fitted_cells(cells: Cells, x: Tensor) -> Cells:
     """Return the cells of the middles of the draws in each; one with hardly a draw stays."""
     cell, d = cells.assign(x), x.shape[1]
     parts = [x[cell == k] for k in range(len(cells.maps))]

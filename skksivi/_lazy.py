@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import random
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 
 #: Held while something is imported: two threads that import parts of one library at once may see a half of it.
 _IMPORTING = threading.RLock()
+
+
+@contextmanager
+def keeping_random() -> Iterator[None]:
+    """Leave the state of `random` as it is, from which a library may draw when it is imported, as rich does."""
+    state = random.getstate()
+    try:
+        yield
+    finally:
+        random.setstate(state)
 
 
 def lazy(package: str, where: Mapping[str, Sequence[str]]) -> Callable[[str], object]:

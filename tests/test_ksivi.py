@@ -147,13 +147,15 @@ def widths_within(X, p, A, b):
 )
 @pytest.mark.filterwarnings("ignore:The training ended with:sklearn.exceptions.ConvergenceWarning")
 def test_modes_have_their_widths_at_any_distance(approximator, d, distance, ratio):
-    """The distance is in units of the narrower mode; the axes are oblique. Draws leave 2%, the pilot 2%."""
+    """The distance is in units of the narrower mode; the axes are oblique. Draws leave 2%, the pilot 2%, which makes
+    7% two and a half standard errors.
+    """
     means = distance * torch.tensor([[-0.5], [0.5]]).double() / math.sqrt(d) * torch.ones(d)
     p = Mixture([0.5, 0.5], means.tolist(), [1.0, float(ratio)])
     A, b = triangular(d, 2, seed=d), normal(d, seed=distance)
     q = clone(approximator).set_params(init=(means @ A.mT + b).numpy(), random_state=0, dtype="float64")
     X = q.fit(pushed(p.score_fn, A, b), n_features=d).sample(40_000)
-    np.testing.assert_allclose(widths_within(X, p, A, b), 1, atol=0.05)
+    np.testing.assert_allclose(widths_within(X, p, A, b), 1, atol=0.07)
 
 
 @pytest.mark.slow
@@ -162,7 +164,9 @@ def test_modes_have_their_widths_at_any_distance(approximator, d, distance, rati
 @pytest.mark.parametrize("d", [2, 5])
 def test_tails_do_not_widen_the_middle(d, df):
     """The quartiles of independent Student t."""
-    q = KSIVIApproximator(random_state=0).fit(lambda x: -(df + 1) * x / (df + x.square()), n_features=d)
+    q = KSIVIApproximator(whiten=Pilot(effort="high"), random_state=0).fit(
+        lambda x: -(df + 1) * x / (df + x.square()), n_features=d
+    )
     ranges = np.diff(np.quantile(q.sample(40_000), [0.25, 0.75], axis=0), axis=0)[0]
     np.testing.assert_allclose(ranges / (2 * student_t.ppf(0.75, df)), 1, atol=0.1)
 
@@ -327,7 +331,7 @@ def skewed_score(x):
 
 def skewed_fit(A, b):
     """Draws of a fit to A x + b, brought back to x."""
-    q = KSIVIApproximator(max_iter=500, dtype="float64", random_state=0)
+    q = KSIVIApproximator(max_iter=500, whiten=Pilot(effort="high"), dtype="float64", random_state=0)
     q.fit(pushed(skewed_score, A, b), n_features=len(b))
     return torch.linalg.solve(A, (torch.as_tensor(q.sample(20_000, random_state=1)) - b).mT).mT
 

@@ -9,10 +9,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from skksivi._lazy import keeping_random
 from skksivi.pilot._affine import Affine, AffineMap, standard_normal
 from skksivi.pilot._mixture import Components, fitted_mixture
 from skksivi.pilot._modes import FAR, N_COMPARED, LostError, ModeMaps, log_ratio
 from skksivi.score._score import ScoreFunction
+
+with keeping_random():
+    from sklearn.covariance import ledoit_wolf
 
 
 class ChainSettings(NamedTuple):
@@ -338,8 +342,6 @@ def revive(x: Tensor, generator: torch.Generator) -> Tensor:
 
 def adapted(L: Tensor, x: Tensor) -> Tensor:
     """Return a root of the covariance of x, shrunk towards L L^T where the points are few (Ledoit and Wolf 2004)."""
-    from sklearn.covariance import ledoit_wolf  # not above: it imports rich, which draws from `random`
-
     u = torch.linalg.solve_triangular(L, (x - x.mean(0)).mT, upper=False).mT
     covariance, _ = ledoit_wolf(u.cpu().numpy())
     factor, failed = torch.linalg.cholesky_ex(torch.as_tensor(covariance).to(L))

@@ -10,11 +10,15 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from sklearn.mixture import GaussianMixture
 from torch import Tensor
 
 from skksivi._arrays import as_array, as_tensor
+from skksivi._lazy import keeping_random
 from skksivi.pilot._affine import Affine
+
+with keeping_random():
+    from sklearn.covariance import ledoit_wolf
+    from sklearn.mixture import GaussianMixture
 
 #: Points of a mode that candidates are fitted to, at most, and that the best of them is fitted to in the end.
 N_TRIED, N_FITTED = 5000, 20_000
@@ -85,8 +89,6 @@ def fitted_mixture(points: Sequence[Tensor], generator: torch.Generator, *, shuf
 
 def _shrunk(u: np.ndarray) -> GaussianMixture:
     """Return one Gaussian for points (n, d), its covariance shrunk where they are few (Ledoit and Wolf 2004)."""
-    from sklearn.covariance import ledoit_wolf  # not above: it imports rich, which draws from `random`
-
     mixture = GaussianMixture(1)
     mixture.weights_, mixture.means_ = np.ones(1), u.mean(0, keepdims=True)
     mixture.covariances_ = (ledoit_wolf(u)[0] + mixture.reg_covar * np.eye(u.shape[1]))[None]

@@ -118,6 +118,7 @@ def test_the_gradient_is_unbiased_and_would_not_be_with_one_minibatch():
 @pytest.mark.parametrize("gradient_estimator", ["u-statistic", "vanilla"])
 def test_a_fit_by_minibatches_is_one_to_the_posterior_of_all_of_the_data(target, gradient_estimator):
     settings = {"random_state": 0, "whiten": Pilot(budget=20_000), "max_iter": 300, "batch_size": 65}
+    settings["early_stopping"] = None
     q = KSIVIApproximator(gradient_estimator=gradient_estimator, **settings).fit(Minibatches(target, 50))
     whole = KSIVIApproximator(**settings).fit(FULL)
     draws, other, reference = (a.sample(1000, random_state=i) for i, a in enumerate([q, whole, whole]))

@@ -19,7 +19,7 @@ from skksivi._saved import is_float, is_instance, saved
 from skksivi.families._density import N_DRAWS, LogDensity
 from skksivi.families._samplers import TAILS, Defended, Layer, Layers, Sampler, knows_density, sampler_density
 from skksivi.pilot._chains import kronrod
-from skksivi.pilot._rules import log_density, origin_of
+from skksivi.pilot._rules import MAX_FEATURES, log_density, origin_of
 from skksivi.score._score import Score
 
 #: The fewest draws whose ratio must be finite, and their smallest effective share.
@@ -313,10 +313,11 @@ def weigh(
 def cheap_certificate(sampler: Layer | Layers, score: Score, seed: int) -> Certificate | None:
     """Return the certificate of some draws, for at most 1,000 points at which the score is evaluated.
 
-    It is None where the sampler has no density, where log p cannot be found that cheaply, and where the fit has mass
-    and the target has none. The density of a hierarchy asks for the score, too, at 20,000 points a layer.
+    It is None where the sampler has no density or more than 1,000 features, where log p cannot be found that cheaply,
+    and where the fit has mass and the target has none. The density of a hierarchy asks for the score, too, at 20,000
+    points a layer.
     """
-    if not knows_density(sampler):
+    if not knows_density(sampler) or sampler.n_features > MAX_FEATURES:
         return None
     generator = torch.Generator(score.device).manual_seed(seed)
     try:

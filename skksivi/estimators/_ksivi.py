@@ -156,7 +156,8 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
     certificate_ : Certificate or None
         How far the draws are from the target, see `skksivi.certificate`, by 256 of them or, where the target has no
         `log_prob`, 160 and at most 1,000 values of the score: a tuple ``divergence``, ``se``, ``k``, ``share``,
-        ``trusted``. None where `mixing` has no density, or log p cannot be had that cheaply.
+        ``trusted``. None where `mixing` has no density, log p cannot be had that
+        cheaply, or there are more than 1,000 features.
     engine_ : {"eager", "cuda graph"}
         Whether training steps ran operation by operation, or on a GPU as one recorded graph.
     score_checksum_ : str

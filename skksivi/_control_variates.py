@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 #: Draws for each control variate, at least, and the ridge in units of the variance of a control variate.
-N_OF_EACH, RIDGE = 4, 1e-3
+N_OF_EACH, RIDGE = 20, 1e-3
 
 
 def stein_features(u: Tensor, s: Tensor) -> Tensor:

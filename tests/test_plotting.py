@@ -206,6 +206,7 @@ def test_loss_shows_the_monitor_where_it_looked(fitted):
     assert LossDisplay.from_estimator(fitted, monitor=False).monitor_line_ is None
 
 
+@pytest.mark.filterwarnings("ignore:The training ended with:sklearn.exceptions.ConvergenceWarning")
 def test_loss_monitor_of_a_warm_start_goes_on():
     q = KSIVIApproximator(max_iter=550, whiten=Pilot(budget=0), early_stopping=None, warm_start=True, random_state=0)
     q.fit(Multimodal()).fit(Multimodal())

@@ -127,9 +127,9 @@ CORRELATED = gaussian(5, 0)
     ids=["normal", "gumbel", "correlated"],
 )
 def test_a_default_fit_spends_little_and_is_accurate(score_fn, mean, sd, seed):
-    """Errors of means and scales are four standard errors of short chains."""
+    """Errors of means and scales are four standard errors of short chains; long ones would take 400,000 scores."""
     q = KSIVIApproximator(max_iter=1, random_state=seed).fit(score_fn, n_features=5)
-    assert q.whitening_.n_score_calls < 50_000
+    assert q.whitening_.n_score_calls < 110_000
     X = q.sample(20_000, random_state=0)
     np.testing.assert_allclose((X.mean(0) - mean) / sd, 0, atol=0.12)
     np.testing.assert_allclose(X.std(0) / sd, 1, atol=0.12)

@@ -306,11 +306,11 @@ def _of_certificate(report: Mapping[str, object], d: int) -> str | None:
 
 
 def is_certified(fit: Fit) -> bool:
-    """Tell whether a fit has a good certificate, one that lets pass how far it is."""
+    """Tell whether a fit has a good certificate: it may be as near as is let pass."""
     found = fit.report.get("certificate_")
     if not isinstance(found, Certificate):
         return False
-    return found.trusted and found.divergence <= FAILED_DIVERGENCE * fit.sampler.n_features
+    return found.trusted and found.divergence - 2 * found.se <= FAILED_DIVERGENCE * fit.sampler.n_features
 
 
 def check_widths(widths: Sequence[object], name: str) -> None:

@@ -35,6 +35,9 @@ from skksivi.score._score import DifferentiableScore, Halves, Score
 #: Features beyond which the map is diagonal plus low rank, by the curvature at a mode: a Newton step costs O(d^3).
 MAX_FEATURES = 1000
 
+#: Median square of a coordinate of the short chains, in units of the long ones, beyond which these are elsewhere.
+FAR_APART = 9.0
+
 #: Points by which the types of floating-point numbers are compared.
 N_COMPARED = 64
 
@@ -198,7 +201,7 @@ def _matched(search: Search) -> Found:
 
 def _by_chains(search: Search) -> Found:
     """Return mean and covariance of chains around the modes, and the chains."""
-    double, generator = search.score.double, search.generator
+    double, generator, short = search.score.double, search.generator, None
     if search.chains.effort != "high" and search.score.n_features <= SHORT.max_features:
         short = short_pilot(double, search.starts, generator, alone=search.alone, begin=double.tally.begin)
         if short is not None and (short[1].converged or search.chains.effort == "low"):
@@ -208,7 +211,10 @@ def _by_chains(search: Search) -> Found:
     if len(pilot.n_of_mode) > 1:
         double.tally.begin(f"whitening, weights of {len(pilot.n_of_mode)} modes")
         pilot = weighed(double, pilot, generator)
-    return _of_points(modes, pilot)
+    found = _of_points(modes, pilot)
+    if short is not None and found[0].map.whiten(short[1].x).square().mean(1).median() > FAR_APART:
+        return _of_points(modes, pilot._replace(converged=False))  # the short chains ended elsewhere
+    return found
 
 
 def _of_points(modes: ModeMaps, pilot: PilotPoints) -> Found:

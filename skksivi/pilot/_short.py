@@ -42,7 +42,7 @@ class ShortSettings(NamedTuple):
     #: acceptance, and about how many calls a trajectory takes.
     n_chains: int = 32
     n_warm: int = 20
-    stages: tuple[int, ...] = (40, 80, 160)
+    stages: tuple[int, ...] = (40, 80, 160, 320)
     lengths: tuple[float, float] = (0.5, 3.5)
     max_leapfrogs: int = 10
     acceptance: float = 0.8
@@ -51,16 +51,18 @@ class ShortSettings(NamedTuple):
     #: above which they begin again.
     max_rhat: float = 1.1
     begins_again: float = 1.2
-    max_se: tuple[float, float] = (0.03, 0.04)
+    max_se: tuple[float, float] = (0.03, 0.03)
     #: The most numbers in the products of pairs of coordinates of all points.
     max_products: int = 2**25
     #: Draws of the mixture that are weighed, nodes from one to the next, the share of them that is effective,
-    #: the shape of the tail of the ratios, and the share above which that does not matter.
+    #: the shape of the tail of the ratios, the share above which that does not matter, and the divergence of a
+    #: feature, in nats.
     n_weighed: int = 256
     n_nodes: int = 3
     least_share: float = 0.5
     max_k: float = 0.7
     harmless: float = 0.8
+    max_divergence: float = 0.06
 
 
 SHORT = ShortSettings()
@@ -281,7 +283,8 @@ def corrected(u: Tensor, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def weighs_well(score_u: ScoreFunction, mixture: Components, generator: torch.Generator) -> bool:
     r"""Tell whether the importance weights of draws of a mixture q are fit to be used.
 
-    :math:`\log p(u) / q(u)` is the integral of :math:`s_p - s_q` from the mean, smooth where they are alike.
+    :math:`\log p(u) / q(u)` is the integral of :math:`s_p - s_q` from the mean, smooth where they are alike. The
+    divergence :math:`\mathrm{KL}(q \| p) + \mathrm{KL}(p \| q)` must be small, too.
     """
     q = GaussianMixtureDraws(mixture.means, mixture.factors(), mixture.weights)
     u = q(SHORT.n_weighed, mixture.means, generator)
@@ -293,7 +296,10 @@ def weighs_well(score_u: ScoreFunction, mixture: Components, generator: torch.Ge
         ratios += float(w) * ((score_u(x).detach() - q.score(x)) * (u - origin)).sum(1)
     if not ratios.isfinite().all():
         return False
-    log_weights, k = pareto_smoothed(as_array(ratios))
+    log_ratios = as_array(ratios)
+    log_weights, k = pareto_smoothed(log_ratios)
     weights = np.exp(log_weights - log_weights.max())
-    share = weights.sum() ** 2 / np.square(weights).sum() / len(weights)
-    return bool(share >= SHORT.least_share and (k <= SHORT.max_k or share >= SHORT.harmless))
+    weights /= weights.sum()
+    share, divergence = 1 / np.square(weights).sum() / len(weights), weights @ log_ratios - log_ratios.mean()
+    has_light_tail = k <= SHORT.max_k or share >= SHORT.harmless
+    return bool(share >= SHORT.least_share and has_light_tail and divergence <= SHORT.max_divergence * u.shape[1])

@@ -69,10 +69,8 @@ print("the 10,000 draws of a method against all 2,000 exact ones for mean and sd
 # without draws of it: the sum of both Kullback-Leibler divergences.
 
 divergence, error = ksivi.certificate_[:2]
-print(
-    f"KSIVI asked for {ksivi.n_score_calls_:,} scores and {ksivi.n_products_:,} products, trained {ksivi.n_iter_:,}"
-)
-print(f"iterations, and is {divergence:.2f} nats from the target, with a standard error of {error:.2f}.")
+print(f"KSIVI: {ksivi.n_score_calls_:,} scores, {ksivi.n_products_:,} products, {ksivi.n_iter_:,} iterations of")
+print(f"training, {divergence:.2f} nats from the target with a standard error of {error:.2f}")
 
 # %%
 # Marginals on the diagonal, contours of pairs below, for the three coefficients that the Laplace approximation

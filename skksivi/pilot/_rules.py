@@ -206,6 +206,7 @@ def _by_chains(search: Search) -> Found:
         short = short_pilot(double, search.starts, generator, alone=search.alone, begin=double.tally.begin)
         if short is not None and (short[1].converged or search.chains.effort == "low"):
             return _of_points(*short)
+        search = search._replace(n_calls=double.tally.total)  # the budget is that of the long chains
     modes = search_around(double, search.starts, generator, alone=search.alone)
     pilot = find_pilot(double, modes, generator, search.left, double.tally.begin)
     if len(pilot.n_of_mode) > 1:

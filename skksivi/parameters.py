@@ -153,7 +153,7 @@ class Pilot(ParameterObject):
         "diagonal" is for many parameters and for posteriors that no Gaussian resembles: chains of underdamped
         Langevin dynamics, and a scale for each coordinate.
     effort : {"low", "auto", "high"}, default="auto"
-        What "auto" spends. "low": a few short chains around one mode, some 10,000 to 100,000 scores, whether or not
+        What "auto" spends. "low": a few short chains around one mode, some 10,000 to 50,000 scores, whether or not
         they agree. "auto": the same and, where they do not agree, the importance weights of a Gaussian mixture fitted
         to them are poor, or a first look finds several modes, long chains around all modes. "high": long chains at
         once.

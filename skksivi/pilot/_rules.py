@@ -203,8 +203,12 @@ def _by_chains(search: Search) -> Found:
     """Return mean and covariance of chains around the modes, and the chains."""
     double, generator, short = search.score.double, search.generator, None
     if search.chains.effort != "high" and search.score.n_features <= SHORT.max_features:
-        short = short_pilot(double, search.starts, generator, alone=search.alone, begin=double.tally.begin)
-        if short is not None and (short[1].converged or search.chains.effort == "low"):
+        is_low = search.chains.effort == "low"
+        stages = SHORT.low_stages if is_low else SHORT.stages
+        short = short_pilot(
+            double, search.starts, generator, alone=search.alone, stages=stages, begin=double.tally.begin
+        )
+        if short is not None and (short[1].converged or is_low):
             return _of_points(*short)
         search = search._replace(n_calls=double.tally.total)  # the budget is that of the long chains
     modes = search_around(double, search.starts, generator, alone=search.alone)

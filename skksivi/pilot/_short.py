@@ -3,7 +3,7 @@ r"""Short Hamiltonian chains around the one mode of a target, from scores alone,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -43,6 +43,7 @@ class ShortSettings(NamedTuple):
     n_chains: int = 32
     n_warm: int = 20
     stages: tuple[int, ...] = (40, 80, 160, 320)
+    low_stages: tuple[int, ...] = (40, 80)
     lengths: tuple[float, float] = (0.5, 3.5)
     max_leapfrogs: int = 10
     acceptance: float = 0.8
@@ -81,7 +82,13 @@ class Chains(NamedTuple):
 
 
 def short_pilot(
-    score_fn: Score, starts: Tensor, generator: torch.Generator, *, alone: bool, begin: Callable[[str, int], None]
+    score_fn: Score,
+    starts: Tensor,
+    generator: torch.Generator,
+    *,
+    alone: bool,
+    begin: Callable[[str, int], None],
+    stages: Sequence[int] = SHORT.stages,
 ) -> tuple[ModeMaps, PilotPoints] | None:
     """Return points near a target of one mode, and that mode; None where there are several, or none is found.
 
@@ -98,13 +105,15 @@ def short_pilot(
         Whether no other mode is looked for.
     begin : callable
         Is told each stage, and how many calls it takes.
+    stages : sequence of int, default=SHORT.stages
+        Trajectories that are kept in each.
     """
     try:
         modes = find_modes(score_fn, starts, generator)
         if len(modes.maps) > 1 or (not alone and finds_others(score_fn, starts[0], modes.maps[0], generator)):
             return None
         metric = matched(score_fn, modes.maps[0], generator)
-        return modes, _by_stages(score_fn, metric, generator, begin)
+        return modes, _by_stages(score_fn, metric, generator, stages, begin)
     except (LostError, torch.linalg.LinAlgError):
         return None
 
@@ -155,7 +164,11 @@ def matched(score_fn: ScoreFunction, mode: Affine, generator: torch.Generator) -
 
 
 def _by_stages(
-    score_fn: Score, metric: Affine, generator: torch.Generator, begin: Callable[[str, int], None]
+    score_fn: Score,
+    metric: Affine,
+    generator: torch.Generator,
+    stages: Sequence[int],
+    begin: Callable[[str, int], None],
 ) -> PilotPoints:
     """Return the points of chains, as soon as they pass the tests.
 
@@ -165,7 +178,7 @@ def _by_stages(
     x = revive(x.where(score_fn(x).isfinite().all(1, keepdim=True), torch.nan), generator)
     step = metric.m.numel() ** -0.25
     kept: list[Chains] = []
-    for n in SHORT.stages:
+    for n in stages:
         score_u = metric.pull_back(score_fn)
         chains = Chains(metric.whiten(x), metric.whiten_score(score_fn(x).detach()), step)
         for _ in range(2):

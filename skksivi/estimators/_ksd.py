@@ -158,7 +158,10 @@ class SteinTrained(Trained, Generic[F]):
         return self._certified(fit, score, start.seed)
 
     def _untrained(self, score: Score, start: Start[F]) -> Fit | None:
-        """Return a fit that draws from its start, None unless that is at a pilot and has a good certificate."""
+        """Return a fit that draws from its start, None unless that is at a pilot and has a good certificate.
+
+        Where none can be had, as between modes of a target known by its score, the chains have to have converged.
+        """
         asked = getattr(self, "annealing", None) is not None or bool(getattr(self, "terms", ()))
         if self.early_stopping != "auto" or asked or not self._is_at_pilot(start) or self._goes_on(start):
             return None
@@ -173,7 +176,8 @@ class SteinTrained(Trained, Generic[F]):
             "best_iter_": n,
         }
         fit = self._certified(Fit(sampler, report), score, start.seed)
-        return fit if is_certified(fit) else None
+        has_none = fit.report["certificate_"] is None
+        return fit if is_certified(fit) or (has_none and start.whitening.converged) else None
 
     def _goes_on(self, start: Start[F]) -> bool:
         """Tell whether a training continues the last fit, of the same target."""

@@ -113,9 +113,10 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         Terms of the objective beside the discrepancy, see `skksivi.terms`.
     early_stopping : "auto", bool, float, Plateau or None, default="auto"
         "auto": no training where the start, a Gaussian mixture fitted to a pilot, has a good certificate already (see
-        `certificate_`), and `annealing` and `terms` ask for none; else, as with None, all `max_iter` iterations. A
-        number: stop when the discrepancy under one fixed kernel in u has not fallen by this share for 2,000
-        iterations, or as `skksivi.parameters.Plateau` says; True is `Plateau()`.
+        `certificate_`) or, if none can be had, the chains have converged, and `annealing` and `terms` ask for none;
+        else, as with None, all `max_iter` iterations. A number: stop when the discrepancy under one fixed kernel in u
+        has not fallen by this share for 2,000 iterations, or as `skksivi.parameters.Plateau` says; True is
+        `Plateau()`.
     checkpoint : path-like, Checkpoint or None, default=None
         A file in which the fit is saved every 1,000 iterations, or as often as `skksivi.parameters.Checkpoint` says.
         If `fit` finds one there, from a fit with the same settings, seed and score that did not end, it goes on from

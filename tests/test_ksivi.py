@@ -147,7 +147,7 @@ def widths_within(X, p, A, b):
 )
 @pytest.mark.filterwarnings("ignore:The training ended with:sklearn.exceptions.ConvergenceWarning")
 def test_modes_have_their_widths_at_any_distance(approximator, d, distance, ratio):
-    """The distance is in units of the narrower mode; the axes are oblique. Draws leave 2%, the pilot 2%, layers more."""
+    """The distance is in units of the narrower mode, the axes are oblique. Draws and pilot leave 2% each."""
     means = distance * torch.tensor([[-0.5], [0.5]]).double() / math.sqrt(d) * torch.ones(d)
     p = Mixture([0.5, 0.5], means.tolist(), [1.0, float(ratio)])
     A, b = triangular(d, 2, seed=d), normal(d, seed=distance)

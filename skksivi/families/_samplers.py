@@ -349,33 +349,11 @@ def _in_x(log_density: Callable[[Tensor], LogDensity], x: Tensor, whitening: Whi
     return LogDensity(value, se.where(~impossible, 0.0))
 
 
-@saved(
-    "Reweighted",
-    {
-        "sampler": (
-            lambda value: isinstance(value, Sampler) and not isinstance(value, Reweighted | Defended | Refined),
-            "d",
-        ),
-        "cells": (is_instance(Cells), "kd"),
-        "ratios": (is_tensor(torch.float64, low=0, high=MAX_RATIO), "k"),
-    },
-    "d",
-)
 @dataclass(frozen=True)
-class Reweighted:
-    """The draws of a sampler, with other weights of the cells of a partition.
-
-    Attributes
-    ----------
-    sampler : Sampler
-    cells : Cells
-    ratios : Tensor of shape (k,)
-        The weights that the cells are to have over those of the draws.
-    """
+class Derived:
+    """What draws by another sampler, and shows what that is made of."""
 
     sampler: Sampler
-    cells: Cells
-    ratios: Tensor
 
     @property
     def n_features(self) -> int:
@@ -391,6 +369,50 @@ class Reweighted:
         """Return those of the sampler."""
         return self.sampler.attributes()
 
+
+#: Tells which of the float64 points (n, d) are kept, by uniform numbers (n,).
+Keeps = Callable[[Tensor, Tensor], Tensor]
+
+
+def accepted(sampler: Sampler, n: int, n_each: float, keeps: Keeps, generator: torch.Generator, why: str) -> Tensor:
+    """Draw n rows (n, d) by rejection, one in `n_each`; raise RuntimeError with `why` where hardly any is."""
+    kept, missing, left = [], n, PATIENCE * (n * n_each + 100)
+    while missing > 0:
+        n_drawn = math.ceil(min(1.1 * missing * n_each + 10, MAX_DRAWN))
+        left -= n_drawn
+        if left < 0:
+            raise RuntimeError(f"Hardly a draw of the fit {why}.")
+        x = sampler.sample(n_drawn, generator)
+        uniform = torch.rand(len(x), generator=generator, dtype=torch.float64, device=x.device)
+        kept.append(x[keeps(x.double(), uniform)][:missing])
+        missing -= len(kept[-1])
+    return torch.cat(kept) if kept else sampler.sample(0, generator)
+
+
+@saved(
+    "Reweighted",
+    {
+        "sampler": (lambda value: isinstance(value, Sampler) and not isinstance(value, Derived), "d"),
+        "cells": (is_instance(Cells), "kd"),
+        "ratios": (is_tensor(torch.float64, low=0, high=MAX_RATIO), "k"),
+    },
+    "d",
+)
+@dataclass(frozen=True)
+class Reweighted(Derived):
+    """The draws of a sampler, with other weights of the cells of a partition.
+
+    Attributes
+    ----------
+    sampler : Sampler
+    cells : Cells
+    ratios : Tensor of shape (k,)
+        The weights that the cells are to have over those of the draws.
+    """
+
+    cells: Cells
+    ratios: Tensor
+
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         """Draw n rows (n, d), leaving out some of the cells that are too frequent.
 
@@ -400,20 +422,12 @@ class Reweighted:
             Hardly a draw of the sampler falls into the cells that are to have the weight.
         """
         most = self.ratios.max().item()
-        acceptance, kept, missing, left = self.ratios / most, [], n, PATIENCE * (n * most + 100)
-        while missing > 0:
-            n_drawn = math.ceil(min(1.1 * missing * most + 10, MAX_DRAWN))
-            left -= n_drawn
-            if left < 0:
-                raise RuntimeError(
-                    "Hardly a draw of the fit falls into the cells that are to have the weight; fit again, or call "
-                    "`modes(..., reweight=True)` anew."
-                )
-            x = self.sampler.sample(n_drawn, generator)
-            uniform = torch.rand(len(x), generator=generator, dtype=torch.float64, device=x.device)
-            kept.append(x[uniform < acceptance[self.cells.assign(x.double())]][:missing])
-            missing -= len(kept[-1])
-        return torch.cat(kept)
+
+        def keeps(x: Tensor, uniform: Tensor) -> Tensor:
+            return uniform < (self.ratios / most)[self.cells.assign(x)]
+
+        why = "falls into the cells that are to have the weight; fit again, or call `modes(..., reweight=True)` anew"
+        return accepted(self.sampler, n, most, keeps, generator, why)
 
     def log_density(self, x: Tensor) -> LogDensity:
         """Evaluate log q (n,) at points x (n, d), where the sampler has a density."""
@@ -430,7 +444,7 @@ class Reweighted:
     "d",
 )
 @dataclass(frozen=True)
-class Defended:
+class Defended(Derived):
     r"""The draws of a sampler, and one in ten of a Student t distribution with three degrees of freedom.
 
     Ratios to its density have a bound where those to the density of the sampler may have none.
@@ -448,7 +462,6 @@ class Defended:
     37(2).
     """
 
-    sampler: Sampler
     map: Affine
 
     @classmethod
@@ -456,20 +469,6 @@ class Defended:
         """Return it with a Student t of the mean and, as its scale, the covariance of some draws."""
         x = sampler.sample(N_MOMENTS, generator).double()
         return cls(sampler, Affine(x.mean(0), covariance_root(x)))
-
-    @property
-    def n_features(self) -> int:
-        """The dimension d."""
-        return self.sampler.n_features
-
-    @property
-    def in_parts(self) -> bool:
-        """Whether the sampler may be drawn from in parts."""
-        return self.sampler.in_parts
-
-    def attributes(self) -> dict[str, object]:
-        """Return those of the sampler."""
-        return self.sampler.attributes()
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         """Draw n rows (n, d)."""
@@ -508,7 +507,7 @@ class Defended:
     "d",
 )
 @dataclass(frozen=True)
-class Refined:
+class Refined(Derived):
     r"""The draws x of a sampler q, each kept with probability min(1, p(x) / (c q(x))).
 
     Attributes
@@ -525,7 +524,6 @@ class Refined:
         The share of the draws that are kept.
     """
 
-    sampler: Sampler
     score: Score | None
     origin: Affine | None
     log_bound: float
@@ -536,20 +534,6 @@ class Refined:
         """Return a sampler without a score."""
         return cls(sampler, None, origin, log_bound, acceptance)
 
-    @property
-    def n_features(self) -> int:
-        """The dimension d."""
-        return self.sampler.n_features
-
-    @property
-    def in_parts(self) -> bool:
-        """Whether the sampler may be drawn from in parts."""
-        return self.sampler.in_parts
-
-    def attributes(self) -> dict[str, object]:
-        """Return those of the sampler."""
-        return self.sampler.attributes()
-
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         """Draw n rows (n, d).
 
@@ -558,18 +542,13 @@ class Refined:
         RuntimeError
             Hardly a draw of the sampler is kept.
         """
-        kept, missing, left = [], n, PATIENCE * (n / self.acceptance + 100)
-        while missing > 0:
-            n_drawn = math.ceil(min(1.1 * missing / self.acceptance + 10, MAX_DRAWN))
-            left -= n_drawn
-            if left < 0:
-                raise RuntimeError("Hardly a draw of the fit is kept; call `refine` anew with the target of the fit.")
-            x = self.sampler.sample(n_drawn, generator)
-            log_uniform = torch.rand(len(x), generator=generator, dtype=torch.float64, device=x.device).log()
-            log_p, log_q = self._log_p(x.double()), sampler_density(self.sampler).log_density(x.double()).value
-            kept.append(x[log_uniform < log_p - log_q - self.log_bound][:missing])
-            missing -= len(kept[-1])
-        return torch.cat(kept) if kept else self.sampler.sample(0, generator)
+
+        def keeps(x: Tensor, uniform: Tensor) -> Tensor:
+            log_p, log_q = self._log_p(x), sampler_density(self.sampler).log_density(x).value
+            return uniform.log() < log_p - log_q - self.log_bound
+
+        why = "is kept; call `refine` anew with the target of the fit"
+        return accepted(self.sampler, n, 1 / self.acceptance, keeps, generator, why)
 
     def log_density(self, x: Tensor) -> LogDensity:
         """Evaluate the log-density (n,) of the draws that are kept at points x (n, d)."""
@@ -598,7 +577,7 @@ def knows_density(sampler: Sampler) -> TypeGuard[HasDensity]:
 
 def unweighted(sampler: Sampler) -> Sampler:
     """Return what draws with the weights of the fit itself."""
-    while isinstance(sampler, Reweighted | Defended | Refined):
+    while isinstance(sampler, Derived):
         sampler = sampler.sampler
     return sampler
 
@@ -624,6 +603,6 @@ def asks_for_score(sampler: Sampler) -> bool:
 
 def with_score(sampler: Sampler, score: Score) -> Sampler:
     """Return a sampler that draws by a score with this score, any other as it is."""
-    if isinstance(sampler, Reweighted | Defended | Refined):
+    if isinstance(sampler, Derived):
         sampler = replace(sampler, sampler=with_score(sampler.sampler, score))
     return replace(sampler, score=score) if isinstance(sampler, Layers | Refined) else sampler

@@ -14,7 +14,8 @@ from skksivi._numbers import check_integer
 from skksivi._warnings import warn_caller
 from skksivi._weights import LEAST_DRAWS, Certificate, Evidence, ImportanceSample, check_trusted, weighed
 from skksivi.base import BaseApproximator, ordinary_mode
-from skksivi.families._samplers import TAILS, Defended, Refined, Sampler, knows_density
+from skksivi.families._derived import TAILS, Defended, Refined, knows_density
+from skksivi.families._samplers import Sampler
 from skksivi.pilot._rules import origin_of
 from skksivi.score._score import Score, ScoreFunction
 from skksivi.score._target import compared_score

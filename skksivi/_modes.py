@@ -11,7 +11,7 @@ from torch import Tensor
 
 from skksivi._arrays import RandomState, make_generator, resolve_device
 from skksivi.base import BaseApproximator, ordinary_mode
-from skksivi.families._samplers import N_ASSIGNED, Reweighted, unweighted
+from skksivi.families._derived import N_ASSIGNED, Reweighted, unweighted
 from skksivi.pilot._affine import Affine
 from skksivi.pilot._chains import Ensemble, metropolis
 from skksivi.pilot._masses import MASSES, Cells, Mass, log_densities, mass, normalised

@@ -17,7 +17,8 @@ from skksivi._numbers import check_integer
 from skksivi._psis import most_trusted, pareto_smoothed
 from skksivi._saved import is_float, is_instance, saved
 from skksivi.families._density import N_DRAWS, LogDensity
-from skksivi.families._samplers import TAILS, Defended, Layer, Layers, Sampler, knows_density, sampler_density
+from skksivi.families._derived import TAILS, Defended, knows_density, sampler_density
+from skksivi.families._samplers import Layer, Layers, Sampler
 from skksivi.pilot._chains import kronrod
 from skksivi.pilot._rules import MAX_FEATURES, log_density, origin_of
 from skksivi.score._score import Score

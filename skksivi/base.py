@@ -32,7 +32,8 @@ from skksivi._arrays import (
 from skksivi._numbers import check_integer
 from skksivi._saved import COUNT, CURVE, SEED, SIZE, Kind, Parts, checked, is_instance, is_one_of, register
 from skksivi._version import DOCUMENTATION
-from skksivi.families._samplers import CHUNK, Fit, HasDensity, Sampler, Tell, knows_density, tried, unweighted
+from skksivi.families._derived import knows_density, tried, unweighted
+from skksivi.families._samplers import CHUNK, Fit, HasDensity, Sampler, Tell
 from skksivi.kernels import Kernel, resolve_kernel
 from skksivi.parameters import Constrained, Constraints, Interval, ParameterObject, StrOptions
 from skksivi.parameters import expanded as object_of

@@ -18,7 +18,7 @@ from sklearn.base import clone
 import skksivi
 from skksivi import HKSIVIApproximator, KSIVIApproximator, mixing
 from skksivi.baselines import Laplace
-from skksivi.families._samplers import Reweighted, knows_density
+from skksivi.families._derived import Reweighted, knows_density
 from skksivi.parameters import Pilot, Scale
 from skksivi.pilot._affine import Affine, LowRank
 from skksivi.pilot._masses import Cells

@@ -27,7 +27,7 @@ from skksivi import (
 from skksivi._psis import generalised_pareto, pareto_smoothed
 from skksivi._weights import N_CHEAP
 from skksivi.baselines import SVGD, Laplace
-from skksivi.families._samplers import Refined
+from skksivi.families._derived import Refined
 from skksivi.mixing import StudentT
 from skksivi.targets import Banana, EightGaussians, Target, from_log_prob
 

@@ -12,7 +12,8 @@ from sklearn.exceptions import NotFittedError
 from skksivi import KSIVIApproximator, modes
 from skksivi.base import BaseApproximator
 from skksivi.baselines import Laplace
-from skksivi.families._samplers import Fit, Reweighted
+from skksivi.families._derived import Reweighted
+from skksivi.families._samplers import Fit
 from skksivi.parameters import Pilot
 from skksivi.pilot._affine import Affine
 from skksivi.pilot._chains import PilotPoints

@@ -43,7 +43,8 @@ from skksivi.baselines import (
     Laplace,
     MeanFieldVI,
 )
-from skksivi.families._samplers import HasDensity, Layers, Reweighted
+from skksivi.families._derived import Reweighted
+from skksivi.families._samplers import HasDensity, Layers
 from skksivi.parameters import Adam, Pilot, Scale
 from skksivi.pilot._affine import Affine
 from skksivi.pilot._masses import Cells

@@ -13,7 +13,8 @@ from skksivi._psis import most_trusted, pareto_smoothed
 from skksivi._weights import ImportanceSample, weighed
 from skksivi.diagnostics._report import Check
 from skksivi.diagnostics._view import MAX_SHIFT, N_SE, View, judged
-from skksivi.families._samplers import Chains, knows_density, unweighted
+from skksivi.families._derived import knows_density, unweighted
+from skksivi.families._samplers import Chains
 from skksivi.metrics import ksd_test
 from skksivi.stein._discrepancy import FixedKernelKSD
 

@@ -28,7 +28,8 @@ from skksivi.diagnostics._geometry import check_outliers, geometry_and_modes
 from skksivi.diagnostics._identities import check_means, check_variances, stein_moments
 from skksivi.diagnostics._report import Check, Diagnosis
 from skksivi.diagnostics._view import REFUSALS, View, guarded
-from skksivi.families._samplers import Chains, Particles, Sampler, unweighted
+from skksivi.families._derived import unweighted
+from skksivi.families._samplers import Chains, Particles, Sampler
 from skksivi.score._score import ScoreFunction
 from skksivi.score._target import compared_score
 from skksivi.targets._base import Target

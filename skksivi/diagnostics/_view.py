@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from skksivi.diagnostics._report import Check
-from skksivi.families._samplers import Gaussian, Sampler, unweighted
+from skksivi.families._derived import unweighted
+from skksivi.families._samplers import Gaussian, Sampler
 from skksivi.parameters import Whiten, pilot_of
 from skksivi.score._score import Score
 

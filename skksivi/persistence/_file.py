@@ -20,7 +20,7 @@ from skksivi._codec import MAX_HEADER, decoded, encode, read_header
 from skksivi.base import BaseApproximator, check_draws
 from skksivi.estimators._hksivi import HKSIVIApproximator
 from skksivi.estimators._ksivi import KSIVIApproximator
-from skksivi.families._samplers import asks_for_score, with_score
+from skksivi.families._derived import asks_for_score, with_score
 from skksivi.predictors import KSIVIClassifier, KSIVIRegressor
 from skksivi.score._score import ScoreFunction
 from skksivi.score._target import compared_score

@@ -1,0 +1,296 @@
+"""Samplers that are made of another: its draws with other weights, tails or a better density."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeGuard
+
+import torch
+from torch import Tensor
+
+from skksivi._saved import SMALLEST, is_float, is_instance, is_tensor, or_none, saved
+from skksivi.families._density import LogDensity
+from skksivi.families._samplers import HasDensity, Layer, Layers, Sampler
+from skksivi.mixing import DensityMixing
+from skksivi.pilot._affine import Affine
+from skksivi.pilot._chains import covariance_root
+from skksivi.pilot._masses import Cells
+from skksivi.pilot._rules import log_density
+from skksivi.score._score import Score
+
+#: Rows drawn at a time where some are left out, so that memory has a bound whatever the ratios; and in all, in units
+#: of those that are likely.
+MAX_DRAWN, PATIENCE = 2**15, 50
+
+#: The share of a Student t distribution among the draws of a sampler with defended tails, and its degrees of freedom.
+TAILS, DF = 0.1, 3
+
+#: Draws whose moments these tails have: others than those that are weighed, whose density would know of them.
+N_MOMENTS = 4000
+
+#: Draws by which a file is tried.
+N_TRIED = 100
+
+#: The draws by which the shares of cells are found, so that no ratio is larger.
+N_ASSIGNED = 20_000
+MAX_RATIO = N_ASSIGNED * (1 + 1e-9)
+
+#: Tells which of the float64 points (n, d) are kept, by uniform numbers (n,).
+Keeps = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Derived:
+    """What draws by another sampler, and shows what that is made of."""
+
+    sampler: Sampler
+
+    @property
+    def n_features(self) -> int:
+        """The dimension d."""
+        return self.sampler.n_features
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether the sampler may be drawn from in parts."""
+        return self.sampler.in_parts
+
+    def attributes(self) -> dict[str, object]:
+        """Return those of the sampler."""
+        return self.sampler.attributes()
+
+
+def accepted(sampler: Sampler, n: int, n_each: float, keeps: Keeps, generator: torch.Generator, why: str) -> Tensor:
+    """Draw n rows (n, d) by rejection, one in `n_each`; raise RuntimeError with `why` where hardly any is."""
+    kept, missing, left = [], n, PATIENCE * (n * n_each + 100)
+    while missing > 0:
+        n_drawn = math.ceil(min(1.1 * missing * n_each + 10, MAX_DRAWN))
+        left -= n_drawn
+        if left < 0:
+            raise RuntimeError(f"Hardly a draw of the fit {why}.")
+        x = sampler.sample(n_drawn, generator)
+        uniform = torch.rand(len(x), generator=generator, dtype=torch.float64, device=x.device)
+        kept.append(x[keeps(x.double(), uniform)][:missing])
+        missing -= len(kept[-1])
+    return torch.cat(kept) if kept else sampler.sample(0, generator)
+
+
+@saved(
+    "Reweighted",
+    {
+        "sampler": (lambda value: isinstance(value, Sampler) and not isinstance(value, Derived), "d"),
+        "cells": (is_instance(Cells), "kd"),
+        "ratios": (is_tensor(torch.float64, low=0, high=MAX_RATIO), "k"),
+    },
+    "d",
+)
+@dataclass(frozen=True)
+class Reweighted(Derived):
+    """The draws of a sampler, with other weights of the cells of a partition.
+
+    Attributes
+    ----------
+    sampler : Sampler
+    cells : Cells
+    ratios : Tensor of shape (k,)
+        The weights that the cells are to have over those of the draws.
+    """
+
+    cells: Cells
+    ratios: Tensor
+
+    def sample(self, n: int, generator: torch.Generator) -> Tensor:
+        """Draw n rows (n, d), leaving out some of the cells that are too frequent.
+
+        Raises
+        ------
+        RuntimeError
+            Hardly a draw of the sampler falls into the cells that are to have the weight.
+        """
+        most = self.ratios.max().item()
+
+        def keeps(x: Tensor, uniform: Tensor) -> Tensor:
+            return uniform < (self.ratios / most)[self.cells.assign(x)]
+
+        why = "falls into the cells that are to have the weight; fit again, or call `modes(..., reweight=True)` anew"
+        return accepted(self.sampler, n, most, keeps, generator, why)
+
+    def log_density(self, x: Tensor) -> LogDensity:
+        """Evaluate log q (n,) at points x (n, d), where the sampler has a density."""
+        value, se = sampler_density(self.sampler).log_density(x)
+        return LogDensity(value + self.ratios.log()[self.cells.assign(x)], se)
+
+
+@saved(
+    "Defended",
+    {
+        "sampler": (lambda value: isinstance(value, HasDensity) and not isinstance(value, Defended | Refined), "d"),
+        "map": (is_instance(Affine), "d"),
+    },
+    "d",
+)
+@dataclass(frozen=True)
+class Defended(Derived):
+    r"""The draws of a sampler, and one in ten of a Student t distribution with three degrees of freedom.
+
+    Ratios to its density have a bound where those to the density of the sampler may have none.
+
+    Attributes
+    ----------
+    sampler : Sampler
+        One with a density.
+    map : Affine
+        Centre and scale of the Student t.
+
+    References
+    ----------
+    Hesterberg, T. (1995). Weighted average importance sampling and defensive mixture distributions. Technometrics
+    37(2).
+    """
+
+    map: Affine
+
+    @classmethod
+    def of(cls, sampler: Sampler, generator: torch.Generator) -> Defended:
+        """Return it with a Student t of the mean and, as its scale, the covariance of some draws."""
+        x = sampler.sample(N_MOMENTS, generator).double()
+        return cls(sampler, Affine(x.mean(0), covariance_root(x)))
+
+    def sample(self, n: int, generator: torch.Generator) -> Tensor:
+        """Draw n rows (n, d)."""
+        x = self.sampler.sample(n, generator).double()
+        of_tails = torch.rand(n, generator=generator, dtype=torch.float64, device=x.device) < TAILS
+        return torch.where(of_tails[:, None], self.tails(n, generator), x)
+
+    def tails(self, n: int, generator: torch.Generator) -> Tensor:
+        """Draw n rows (n, d) of the Student t."""
+        m = self.map.m
+        xi = torch.randn(n, DF + len(m), generator=generator, dtype=m.dtype, device=m.device)
+        return self.map.unwhiten(xi[:, DF:] / xi[:, :DF].square().mean(1, keepdim=True).sqrt())
+
+    def log_density(self, x: Tensor) -> LogDensity:
+        """Evaluate its log-density (n,) at points x (n, d)."""
+        return self.mixed(sampler_density(self.sampler).log_density(x), x)
+
+    def mixed(self, of_sampler: LogDensity, x: Tensor) -> LogDensity:
+        """Return its log-density (n,) at points x (n, d), from that of the sampler."""
+        d, square = self.n_features, self.map.whiten(x).square().sum(1)
+        log_t = math.lgamma((DF + d) / 2) - math.lgamma(DF / 2) - d / 2 * math.log(DF * math.pi)
+        log_t = log_t - self.map.log_determinant() - (DF + d) / 2 * (square / DF).log1p() + math.log(TAILS)
+        log_q = of_sampler.value + math.log(1 - TAILS)
+        value = torch.logaddexp(log_q, log_t.where(~log_t.isnan(), -math.inf))  # of draws too far for moments
+        return LogDensity(value, of_sampler.se * (log_q - value).exp())
+
+
+@saved(
+    "Refined",
+    {
+        "sampler": (lambda value: isinstance(value, HasDensity) and not isinstance(value, Refined), "d"),
+        "origin": (or_none(is_instance(Affine)), "d"),
+        "log_bound": (is_float(-1e300, 1e300), ""),
+        "acceptance": (is_float(SMALLEST, 1), ""),
+    },
+    "d",
+)
+@dataclass(frozen=True)
+class Refined(Derived):
+    r"""The draws x of a sampler q, each kept with probability min(1, p(x) / (c q(x))).
+
+    Attributes
+    ----------
+    sampler : Sampler
+        One with a density.
+    score : Score or None
+        That of p, for float64 points.
+    origin : Affine or None
+        The map to the mode where p is one, if it is known by its score alone.
+    log_bound : float
+        The logarithm of c.
+    acceptance : float
+        The share of the draws that are kept.
+    """
+
+    score: Score | None
+    origin: Affine | None
+    log_bound: float
+    acceptance: float
+
+    @classmethod
+    def restored(cls, sampler: Sampler, origin: Affine | None, log_bound: float, acceptance: float) -> Refined:
+        """Return a sampler without a score."""
+        return cls(sampler, None, origin, log_bound, acceptance)
+
+    def sample(self, n: int, generator: torch.Generator) -> Tensor:
+        """Draw n rows (n, d).
+
+        Raises
+        ------
+        RuntimeError
+            Hardly a draw of the sampler is kept.
+        """
+
+        def keeps(x: Tensor, uniform: Tensor) -> Tensor:
+            log_p, log_q = self._log_p(x), sampler_density(self.sampler).log_density(x).value
+            return uniform.log() < log_p - log_q - self.log_bound
+
+        why = "is kept; call `refine` anew with the target of the fit"
+        return accepted(self.sampler, n, 1 / self.acceptance, keeps, generator, why)
+
+    def log_density(self, x: Tensor) -> LogDensity:
+        """Evaluate the log-density (n,) of the draws that are kept at points x (n, d)."""
+        log_q, se = sampler_density(self.sampler).log_density(x)
+        return LogDensity(torch.minimum(log_q, self._log_p(x) - self.log_bound) - math.log(self.acceptance), se)
+
+    def _log_p(self, x: Tensor) -> Tensor:
+        if self.score is None:
+            raise ValueError("A loaded refined fit draws with its target: load(path, score_fn=...).")
+        return log_density(self.score, self.origin, x)
+
+
+def sampler_density(sampler: Sampler) -> HasDensity:
+    """Return a sampler that has a density; raise TypeError for others."""
+    if not isinstance(sampler, HasDensity):
+        raise TypeError(f"{type(sampler).__name__} has no density.")
+    return sampler
+
+
+def knows_density(sampler: Sampler) -> TypeGuard[HasDensity]:
+    """Tell whether a sampler has a density: a semi-implicit one has that of its mixing distribution."""
+    sampler = unweighted(sampler)
+    of_mixing = not isinstance(sampler, Layer | Layers) or isinstance(sampler.family.mixing, DensityMixing)
+    return isinstance(sampler, HasDensity) and of_mixing
+
+
+def unweighted(sampler: Sampler) -> Sampler:
+    """Return what draws with the weights of the fit itself."""
+    while isinstance(sampler, Derived):
+        sampler = sampler.sampler
+    return sampler
+
+
+def tried(sampler: Sampler, generator: torch.Generator) -> list[Tensor]:
+    """Return a few draws, and what is finite if the conditionals that they come from have a density."""
+    fit = unweighted(sampler)
+    sampler = sampler.sampler if isinstance(sampler, Refined) else sampler  # which needs the target
+    if isinstance(fit, Layers):
+        u = fit.family.draw(N_TRIED, generator, torch.zeros_like)[1]
+        return [
+            fit.whitening.map.unwhiten(u.double()),
+            *(1 / fit.family.sigma(t) for t in range(fit.family.n_layers)),
+        ]
+    numbers = [fit.sample(N_TRIED if fit.in_parts else 1, generator), sampler.sample(1, generator)]
+    return [*numbers, fit.family.draw(N_TRIED, generator).score] if isinstance(fit, Layer) else numbers
+
+
+def asks_for_score(sampler: Sampler) -> bool:
+    """Tell whether a sampler draws by the score of its target."""
+    return isinstance(sampler, Refined) or isinstance(unweighted(sampler), Layers)
+
+
+def with_score(sampler: Sampler, score: Score) -> Sampler:
+    """Return a sampler that draws by a score with this score, any other as it is."""
+    if isinstance(sampler, Derived):
+        sampler = replace(sampler, sampler=with_score(sampler.sampler, score))
+    return replace(sampler, score=score) if isinstance(sampler, Layers | Refined) else sampler

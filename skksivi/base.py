@@ -35,9 +35,7 @@ from skksivi._version import DOCUMENTATION
 from skksivi.families._derived import knows_density, tried, unweighted
 from skksivi.families._samplers import CHUNK, Fit, HasDensity, Sampler, Tell
 from skksivi.kernels import Kernel, resolve_kernel
-from skksivi.parameters import Constrained, Constraints, Interval, ParameterObject, StrOptions
-from skksivi.parameters import expanded as object_of
-from skksivi.pilot._expansion import expanded
+from skksivi.parameters import Constrained, Constraints, Interval, ParameterObject, StrOptions, expanded
 from skksivi.score._improper import check_proper
 from skksivi.score._score import CarriesScore, Score, Tally, is_target
 from skksivi.score._target import TargetOrScore, moved, resolve_score, unwrapped
@@ -154,16 +152,10 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
         verbose = getattr(self, "verbose", 0)
         stages = Stages(log=verbose > 1, n_pilot=n_pilot, tell=lambda: tell("whitening"))
         with ordinary_mode(device), logged(verbose):
-            score = resolve_score(
-                score_fn,
-                n_features,
-                dtype=DTYPES[self.dtype],
-                device=device,
-                near=self._points_near_target(),
-            )
+            near = self._points_near_target()
+            score = resolve_score(score_fn, n_features, dtype=DTYPES[self.dtype], device=device, near=near)
             check_proper(score.double)
-            if getattr(self, "whiten", None) is not None:
-                score = expanded(score, self._points_near_target())
+            score = self._prepared(score)
             generator = make_generator(seed, device)
             if callbacks or verbose > 1:
                 score.tally.listener = stages
@@ -212,7 +204,7 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
 
     def _expanded(self, name: str, value: object) -> BaseEstimator | None:
         """Return the object that a value of a parameter abbreviates, None if it abbreviates none."""
-        return resolve_kernel(value) if name == "kernel" and isinstance(value, str) else object_of(name, value)
+        return resolve_kernel(value) if name == "kernel" and isinstance(value, str) else expanded(name, value)
 
     def sample(self, n_samples: int = 1, random_state: RandomState = None) -> np.ndarray:
         """Draw from the fitted distribution.
@@ -354,6 +346,10 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
     def _points_near_target(self) -> ArrayLike | None:
         """Return what the parameters say of where the target is, array-like, None for nothing."""
         return None
+
+    def _prepared(self, score_fn: Score) -> Score:
+        """Return the score that the fit asks."""
+        return score_fn
 
     def _n_reports(self) -> int:
         """Return how often the training of a fit calls back, if it runs to its end."""

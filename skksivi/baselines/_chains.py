@@ -10,12 +10,11 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from skksivi.base import Constraints, Integral, Interval
-from skksivi.baselines._points import STARTING, Started
+from skksivi.baselines._points import Started
 from skksivi.pilot._rules import Whitening
 
 #: Constraints of the parameters that all of them have.
 RUNNING: Constraints = {
-    **STARTING,
     "n_chains": [Interval(Integral, 1, None, closed="left")],
     "n_warmup": [Interval(Integral, 0, None, closed="left")],
     "n_draws": [Interval(Integral, 1, None, closed="left")],

@@ -11,21 +11,17 @@ from torch import Tensor
 
 from skksivi._arrays import as_tensor
 from skksivi._warnings import warn_caller
-from skksivi.base import BaseApproximator, Constraints, Integral, Interval, Real, StrOptions
+from skksivi.base import Constraints, Integral, Interval, Real, StrOptions
+from skksivi.estimators._trained import Whitened
 from skksivi.kernels import Kernel, resolve_kernel
-from skksivi.parameters import Init, Pilot, Whiten
+from skksivi.parameters import Init, Whiten
 from skksivi.pilot._chains import lobatto, lobatto_nodes
 from skksivi.pilot._modes import log_ratio
-from skksivi.pilot._rules import RULES, Whitening, check_start, find_whitening, points_near_target
+from skksivi.pilot._rules import Whitening, find_whitening
 from skksivi.score._score import Score, ScoreFunction
 
-#: Constraints of the parameters of all, of those that descend, and of those that have a kernel.
-STARTING: Constraints = {
-    "whiten": [StrOptions(set(RULES)), Pilot, "array-like", None],
-    "init": ["array-like", None],
-}
+#: Constraints of the parameters of those that descend, and of those that have a kernel.
 DESCENDING: Constraints = {
-    **STARTING,
     "n_particles": [Interval(Integral, 2, None, closed="left")],
     "max_iter": [Interval(Integral, 1, None, closed="left")],
     "learning_rate": [Interval(Real, 0, None, closed="neither")],
@@ -47,28 +43,20 @@ Density = Callable[[Tensor], Tensor]
 LogRatio = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
-class Started(BaseApproximator):
+class Started(Whitened):
     """Base of the methods that start at points."""
-
-    whiten: Whiten
-    init: Init
-    whitening_: Whitening
 
     #: The fewest points.
     _at_least: ClassVar[int] = 1
 
     def _check_parameters(self, n_features: int) -> None:
         super()._check_parameters(n_features)
-        check_start(self.whiten, self.init, n_features)
         if self.init is not None and np.ndim(self.init) != 2:
             raise ValueError(
                 f"`init` has shape {np.shape(self.init)}, expected (n, {n_features}): one point per row."
             )
         if self.init is not None and len(np.asarray(self.init)) < self._at_least:
             raise ValueError(f"`init` has {len(np.asarray(self.init))} row(s), expected {self._at_least} at least.")
-
-    def _points_near_target(self) -> Init:
-        return points_near_target(self.whiten, self.init)
 
 
 def find_start(

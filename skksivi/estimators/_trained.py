@@ -30,6 +30,7 @@ from skksivi.parameters import (
 )
 from skksivi.pilot._affine import Identity
 from skksivi.pilot._chains import CHAINS, PilotPoints
+from skksivi.pilot._expansion import expanded
 from skksivi.pilot._rules import MAX_POINTS, RULES, Whitening, check_start, find_whitening, points_near_target
 from skksivi.pilot._short import N_EXPECTED
 from skksivi.score._score import Score, Tally
@@ -71,15 +72,36 @@ class Job(NamedTuple, Generic[F]):
     tally: Tally
 
 
-class Trained(BaseApproximator):
+class Whitened(BaseApproximator):
+    """Base of the approximators that start near the target, in its coordinates."""
+
+    _parameter_constraints: ClassVar[Constraints] = {
+        "whiten": [StrOptions(set(RULES)), Pilot, "array-like", None],
+        "init": ["array-like", None],
+    }
+
+    whiten: Whiten
+    init: Init
+    whitening_: Whitening
+
+    def _points_near_target(self) -> ArrayLike | None:
+        return points_near_target(self.whiten, self.init)
+
+    def _prepared(self, score_fn: Score) -> Score:
+        return score_fn if self.whiten is None else expanded(score_fn, self._points_near_target())
+
+    def _check_parameters(self, n_features: int) -> None:
+        super()._check_parameters(n_features)
+        check_start(self.whiten, self.init, n_features)
+
+
+class Trained(Whitened):
     """Base of the approximators that train a family."""
 
     _parameter_constraints: ClassVar[Constraints] = {
         "hidden_layer_sizes": ["array-like"],
         "initial_scale": [Interval(Real, 0, None, closed="neither")],
         "scale": [StrOptions({"constant"}), Scale],
-        "whiten": [StrOptions(set(RULES)), Pilot, "array-like", None],
-        "init": ["array-like", None],
         "batch_size": [Interval(Integral, 2, None, closed="left")],
         "max_iter": [Interval(Integral, 1, None, closed="left")],
         "learning_rate": [Interval(Real, 0, None, closed="neither")],
@@ -89,14 +111,11 @@ class Trained(BaseApproximator):
 
     hidden_layer_sizes: Sequence[int]
     scale: str | Scale
-    whiten: Whiten
-    init: Init
     batch_size: int
     max_iter: int
     learning_rate: float
     optimizer: str | Adam
     verbose: int
-    whitening_: Whitening
     loss_curve_: np.ndarray
     n_iter_: int
 
@@ -123,9 +142,6 @@ class Trained(BaseApproximator):
         """The floor of sigma."""
         return checked_object(Scale, self.scale).floor
 
-    def _points_near_target(self) -> ArrayLike | None:
-        return points_near_target(self.whiten, self.init)
-
     def _n_reports(self) -> int:
         return -(-self.max_iter // CHECK_EVERY)
 
@@ -140,7 +156,6 @@ class Trained(BaseApproximator):
 
     def _check_parameters(self, n_features: int) -> None:
         super()._check_parameters(n_features)
-        check_start(self.whiten, self.init, n_features)
         check_widths(self.hidden_layer_sizes, "hidden_layer_sizes")
         if getattr(self, "annealing", None) is not None:
             temperature(self.annealing, torch.zeros(())).check()

@@ -205,9 +205,7 @@ def _by_chains(search: Search) -> Found:
     if search.chains.effort != "high" and search.score.n_features <= SHORT.max_features:
         is_low = search.chains.effort == "low"
         stages = SHORT.low_stages if is_low else SHORT.stages
-        short = short_pilot(
-            double, search.starts, generator, alone=search.alone, stages=stages, begin=double.tally.begin
-        )
+        short = short_pilot(double, search.starts, generator, alone=search.alone, stages=stages)
         if short is not None and (short[1].converged or is_low):
             return _of_points(*short)
         search = search._replace(n_calls=double.tally.total)  # the budget is that of the long chains

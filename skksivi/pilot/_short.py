@@ -3,7 +3,7 @@ r"""Short Hamiltonian chains around the one mode of a target, from scores alone,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -68,7 +68,6 @@ class ShortSettings(NamedTuple):
 
 SHORT = ShortSettings()
 
-
 #: Calls of a short pilot, about.
 N_EXPECTED = SHORT.n_chains * (SHORT.n_warm + SHORT.stages[0]) * SHORT.n_calls
 
@@ -82,18 +81,13 @@ class Chains(NamedTuple):
 
 
 def short_pilot(
-    score_fn: Score,
-    starts: Tensor,
-    generator: torch.Generator,
-    *,
-    alone: bool,
-    begin: Callable[[str, int], None],
-    stages: Sequence[int] = SHORT.stages,
+    score_fn: Score, starts: Tensor, generator: torch.Generator, *, alone: bool, stages: Sequence[int] = SHORT.stages
 ) -> tuple[ModeMaps, PilotPoints] | None:
     """Return points near a target of one mode, and that mode; None where there are several, or none is found.
 
-    The points have converged if the chains agree with each other, and the importance weights of a Gaussian mixture
-    fitted to them have an effective share of one half.
+    The points have converged if the chains agree with each other, the standard errors of means and scales are small,
+    and a Gaussian mixture fitted to the points is near the target: its importance weights have an effective share of
+    one half and a light tail, and the divergence is at most 0.06 nats per feature.
 
     Parameters
     ----------
@@ -103,8 +97,6 @@ def short_pilot(
     generator : torch.Generator
     alone : bool
         Whether no other mode is looked for.
-    begin : callable
-        Is told each stage, and how many calls it takes.
     stages : sequence of int, default=SHORT.stages
         Trajectories that are kept in each.
     """
@@ -113,7 +105,7 @@ def short_pilot(
         if len(modes.maps) > 1 or (not alone and finds_others(score_fn, starts[0], modes.maps[0], generator)):
             return None
         metric = matched(score_fn, modes.maps[0], generator)
-        return modes, _by_stages(score_fn, metric, generator, stages, begin)
+        return modes, _by_stages(score_fn, metric, generator, stages)
     except (LostError, torch.linalg.LinAlgError):
         return None
 
@@ -163,16 +155,11 @@ def matched(score_fn: ScoreFunction, mode: Affine, generator: torch.Generator) -
     return q if score_divergence(score_fn, q, generator, SHORT.n_compared) < error else mode
 
 
-def _by_stages(
-    score_fn: Score,
-    metric: Affine,
-    generator: torch.Generator,
-    stages: Sequence[int],
-    begin: Callable[[str, int], None],
-) -> PilotPoints:
-    """Return the points of chains, as soon as they pass the tests.
+def _by_stages(score_fn: Score, metric: Affine, generator: torch.Generator, stages: Sequence[int]) -> PilotPoints:
+    """Return the points of chains, after a warm-up of their step, as soon as they pass the tests.
 
-    Chains that are far from it begin again with the covariance of their points as metric, unless theirs is exact.
+    Each stage is tested in the middle and at its end. Chains that are far apart there begin again with the covariance
+    of their points as metric, unless theirs is exact.
     """
     x = metric.unwhiten(standard_normal(SHORT.n_chains, metric.m, generator))
     x = revive(x.where(score_fn(x).isfinite().all(1, keepdim=True), torch.nan), generator)
@@ -183,38 +170,24 @@ def _by_stages(
         chains = Chains(metric.whiten(x), metric.whiten_score(score_fn(x).detach()), step)
         for _ in range(2):
             n_warm = 0 if kept else SHORT.n_warm
-            begin(f"whitening, {SHORT.n_chains} short chains", SHORT.n_chains * (n_warm + n // 2) * SHORT.n_calls)
+            n_calls = SHORT.n_chains * (n_warm + n // 2) * SHORT.n_calls
+            score_fn.tally.begin(f"whitening, {SHORT.n_chains} short chains", n_calls)
             for _ in range(n_warm):
                 chains = trajectory(score_u, chains, generator, adapts=True)
             for _ in range(n // 2):
                 chains = trajectory(score_u, chains, generator)
                 kept.append(chains)
-            u, s = (torch.stack([getattr(c, name) for c in kept]) for name in ("u", "s"))
-            pilot = _judged(score_u, u, s, generator).unwhitened(metric)
+            u, s = torch.stack([c.u for c in kept]), torch.stack([c.s for c in kept])
+            apart = disagreement(u)
+            pilot = _judged(score_u, u, s, apart, generator).unwhitened(metric)
             if pilot.converged:
                 return pilot
         x, step = metric.unwhiten(chains.u), chains.step
         error = score_divergence(score_fn, metric, generator, SHORT.n_compared)
-        if disagreement(u) > SHORT.begins_again and error > SHORT.exact:
+        if apart > SHORT.begins_again and error > SHORT.exact:
             metric = Affine(metric.unwhiten(u.mean((0, 1))), adapted(metric.L, metric.unwhiten(u.flatten(0, 1))))
             kept = []
     return pilot
-
-
-def disagreement(u: Tensor) -> float:
-    """Return the largest R-hat of the coordinates of chains (n, n_chains, d) and of their squares."""
-    return rhat(torch.cat([u, (u - u.mean((0, 1))).square()], 2)).max().item()
-
-
-def _judged(score_u: ScoreFunction, u: Tensor, s: Tensor, generator: torch.Generator) -> PilotPoints:
-    """Return the points of chains u (n, n_chains, d) with scores s and, if they pass the other tests, a mixture."""
-    points, mean_se, sd_se = corrected(u, s)
-    found = PilotPoints(points, [len(points)], mean_se * points.std(0), converged=False)
-    accurate = mean_se.max() <= SHORT.max_se[0] and sd_se.max() <= SHORT.max_se[1]
-    if not (accurate and disagreement(u) <= SHORT.max_rhat):
-        return found
-    mixture = fitted_mixture([points], generator, shuffles=False)
-    return found._replace(mixture=mixture, converged=weighs_well(score_u, mixture, generator))
 
 
 def trajectory(score_u: ScoreFunction, at: Chains, generator: torch.Generator, *, adapts: bool = False) -> Chains:
@@ -247,6 +220,22 @@ def trajectory(score_u: ScoreFunction, at: Chains, generator: torch.Generator, *
     if adapts:
         step *= math.exp(0.4 * (gain.clamp_max(0).exp().mean().item() - SHORT.acceptance))
     return Chains(y.where(accept, u), s_y.where(accept, s), step)
+
+
+def _judged(score_u: ScoreFunction, u: Tensor, s: Tensor, apart: float, generator: torch.Generator) -> PilotPoints:
+    """Return the points of chains u (n, n_chains, d) with scores s and, if they pass the other tests, a mixture."""
+    points, mean_se, sd_se = corrected(u, s)
+    found = PilotPoints(points, [len(points)], mean_se * points.std(0), converged=False)
+    accurate = mean_se.max() <= SHORT.max_se[0] and sd_se.max() <= SHORT.max_se[1]
+    if not (accurate and apart <= SHORT.max_rhat):
+        return found
+    mixture = fitted_mixture([points], generator, shuffles=False)
+    return found._replace(mixture=mixture, converged=weighs_well(score_u, mixture, generator))
+
+
+def disagreement(u: Tensor) -> float:
+    """Return the largest R-hat of the coordinates of chains (n, n_chains, d) and of their squares."""
+    return rhat(torch.cat([u, (u - u.mean((0, 1))).square()], 2)).max().item()
 
 
 def rhat(u: Tensor) -> Tensor:

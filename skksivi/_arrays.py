@@ -38,26 +38,23 @@ def without_graph(X: ArrayLike | Tensor) -> ArrayLike:
     return as_array(X) if isinstance(X, Tensor) else X
 
 
-def as_floats(X: ArrayLike | Tensor, name: str) -> np.ndarray:
-    """Return `X` as a float64 array; raise ValueError with its name if it holds anything but numbers."""
-    try:
-        return as_array(X).astype(np.float64)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"`{name}` must hold numbers, in rows of one length, got {X!r}.") from error
-
-
-def as_numbers(values: ArrayLike, name: str) -> np.ndarray:
-    """Return `values` as an array of float64.
+def as_numbers(X: ArrayLike | Tensor, name: str) -> np.ndarray:
+    """Return `X` as an array of float64.
 
     Raises
     ------
     TypeError
-        They are not real numbers.
+        It does not hold real numbers.
+    ValueError
+        Its rows differ in length, or it is no array.
     """
-    array = np.asarray(values)
+    try:
+        array = as_array(X)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"`{name}` must hold numbers, in rows of one length, got {X!r}.") from error
     try:
         return array.astype(np.float64, casting="unsafe" if array.dtype == object else "same_kind")
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise TypeError(f"`{name}` must hold real numbers, got an array of {array.dtype}.") from error
 
 

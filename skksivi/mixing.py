@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator
 from torch import Tensor, nn
 
-from skksivi._arrays import as_floats, check_function
+from skksivi._arrays import as_numbers, check_function
 from skksivi._numbers import lies_between
 from skksivi._saved import (
     FACTORS,
@@ -214,12 +214,12 @@ class GaussianMixture(BaseEstimator):
 
     def build(self, latent_dim: int) -> Mixing:
         """Return the sampler of z in `latent_dim` dimensions."""
-        means = as_floats(self.means, "means")
+        means = as_numbers(self.means, "means")
         if means.ndim != 2 or means.shape[1] != latent_dim or not len(means) or not np.isfinite(means).all():
             raise ValueError(f"`means` must be finite, of shape (k, {latent_dim}), got shape {means.shape}.")
-        scales = as_floats(self.scales, "scales")
+        scales = as_numbers(self.scales, "scales")
         scales = np.full(len(means), scales) if scales.ndim == 0 else scales
-        weights = np.ones(len(means)) if self.weights is None else as_floats(self.weights, "weights")
+        weights = np.ones(len(means)) if self.weights is None else as_numbers(self.weights, "weights")
         for name, values in (("scales", scales), ("weights", weights)):
             if values.shape != (len(means),) or not (np.isfinite(values) & (values > 0)).all():
                 raise ValueError(f"`{name}` must be {len(means)} positive numbers, got {getattr(self, name)!r}.")

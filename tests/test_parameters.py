@@ -13,6 +13,7 @@ from sklearn.model_selection import GridSearchCV
 
 import skksivi
 from skksivi import HKSIVIApproximator, KSIVIApproximator, annealing, kernels, mixing, parameters
+from skksivi._arrays import check_sample_weight
 from skksivi.baselines import SIVI, SVGD
 from skksivi.kernels import Gaussian
 from skksivi.model_selection import Replicates, neg_ksd_scorer
@@ -279,3 +280,28 @@ def test_what_is_refused_is_refused_before_the_score_is_asked(q):
                     late.append((name, odd, error))
     assert not late
     assert n_refused > 5 * len(q.get_params(deep=False))
+
+
+NO_REAL_NUMBERS = [["1", "2"], [1j, 2], [10**400, 1], *(np.zeros(2, kind) for kind in ("M8[D]", "m8[D]", "i,i"))]
+
+
+@pytest.mark.parametrize("values", NO_REAL_NUMBERS, ids=lambda values: np.asarray(values).dtype.str)
+@pytest.mark.parametrize(
+    ("name", "use"),
+    [
+        ("init", lambda values: KSIVIApproximator(init=values).fit(Banana())),
+        ("whiten", lambda values: KSIVIApproximator(whiten=(values, np.eye(2))).fit(Banana())),
+        ("scales", lambda values: mixing.GaussianMixture(np.eye(2), values).build(2)),
+        ("sample_weight", lambda values: check_sample_weight(values, 2)),
+    ],
+)
+def test_what_is_no_real_number_is_refused_by_name(name, use, values):
+    with pytest.raises(TypeError, match=f"`{name}` must hold real numbers"):
+        use(values)
+
+
+def test_rows_of_different_lengths_are_refused_by_name():
+    with pytest.raises(ValueError, match="`init` must hold numbers, in rows of one length"):
+        KSIVIApproximator(init=[[0.0], [0.0, 1.0]]).fit(Banana())
+    with pytest.raises(ValueError, match="`sample_weight` must hold numbers, in rows of one length"):
+        check_sample_weight([[1], [1, 2]], 2)

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from skksivi._arrays import as_floats, as_tensor
+from skksivi._arrays import as_numbers, as_tensor
 from skksivi._saved import ARRAY, COUNT, NONNEGATIVE, SHARES, is_error, is_instance, or_none, saved
 from skksivi.parameters import Init, Pilot, Whiten, pilot_of
 from skksivi.pilot._affine import Affine, AffineMap, Identity, LowRank
@@ -350,7 +350,7 @@ def starting_points(init: Init, d: int, device: torch.device | str = "cpu") -> T
     """Return the points (k, d) where mode searches start."""
     if init is None:
         return torch.zeros(1, d, dtype=torch.float64, device=device)
-    starts = as_tensor(as_floats(init, "init"), device=device)
+    starts = as_tensor(as_numbers(init, "init"), device=device)
     if starts.dim() not in (1, 2) or starts.shape[-1] != d or not len(starts) or not starts.isfinite().all():
         raise ValueError(f"`init` must be a finite vector of shape {(d,)} or a matrix of such rows, got {init!r}.")
     return starts.view(-1, d)
@@ -360,7 +360,7 @@ def _given(whiten: tuple[ArrayLike, ArrayLike], d: int, device: torch.device | s
     """Return the map of a pair (m, L)."""
     if len(whiten) != 2:
         raise ValueError(f"`whiten` must be a pair (mean, Cholesky factor), got {len(whiten)} item(s).")
-    m, L = (as_tensor(as_floats(a, "whiten"), device=device) for a in whiten)
+    m, L = (as_tensor(as_numbers(a, "whiten"), device=device) for a in whiten)
     if m.shape != (d,) or L.shape != (d, d) or not _is_map(m, L):
         raise ValueError(
             f"`whiten` must be a finite vector of shape {(d,)} and a lower triangular matrix of shape {(d, d)} with "

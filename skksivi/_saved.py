@@ -20,7 +20,6 @@ Sizes = tuple[int | None, ...]
 C = TypeVar("C", bound=type)
 V = TypeVar("V")
 
-
 #: The smallest of positive numbers in a file, and the largest by their type: float64 fits float32, squares fit both.
 SMALLEST = 2.0**-126
 LARGEST = {"float32": 2.0**63, "float64": 2.0**100}

@@ -25,10 +25,8 @@ __dir__ = __all__.copy
 #: Bridges of a hierarchy, by name.
 BRIDGES = ("auto", "cosine", "geometric", "linear", "none", "quadratic")
 
-
 #: What scikit-learn's validation allows, by the name of a parameter.
 Constraints = dict[str, list[object]]
-
 
 #: How a learning rate falls: (factor, every), "cosine" or not at all.
 Decay = tuple[float, int] | str | None

@@ -130,7 +130,6 @@ LEARNED: Parts = {
     "_X_scale": (or_none(ARRAY), "p"),
 }
 
-
 #: Arrays that may be of names, which files hold as lists, and their types.
 OF_NAMES = {"feature_names_in_": object, "classes_": str}
 

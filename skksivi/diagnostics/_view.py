@@ -24,7 +24,6 @@ MAX_SHIFT = 0.1
 #: Errors that tell why a number cannot be had.
 REFUSALS = (ValueError, ArithmeticError, ImportError, torch.linalg.LinAlgError)
 
-
 #: What to change, by the name of a parameter; {} stands for its value.
 TEXTS = {
     "init": "start there by `init`",

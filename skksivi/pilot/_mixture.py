@@ -29,7 +29,6 @@ MAX_COMPONENTS = 64
 #: Features up to which covariances are full, and beyond which those of several components are diagonal.
 FEW_FEATURES, MANY_FEATURES = 6, 60
 
-
 #: Fits a mixture to points (n, d).
 Refit = Callable[[np.ndarray], GaussianMixture]
 

@@ -30,30 +30,23 @@ from skksivi.score._score import (
 #: The rules by which products with the Jacobian are formed.
 PRODUCTS = ("auto", "autograd", "finite-difference")
 
-
 #: Numbers of features that are tried where that of the user does not work.
 MAX_TRIED = 129
-
 
 #: Relative differences of two Jacobians that are no rounding.
 TOLERANCES = {torch.float32: 2e-2, torch.float64: 1e-3}
 
-
 #: Relative asymmetry of a Jacobian beyond which it is not that of a gradient.
 ASYMMETRY = 2e-2
-
 
 #: Trial points at which Jacobians are compared, and directions there.
 N_TRIALS, N_DIRECTIONS = 4, 32
 
-
 #: Copies of the trial points that are evaluated at a time to see whether rows depend on each other.
 N_CROWD = 32
 
-
 #: Relative differences of rows in two calls that are no rounding, by the step of the differences of a score.
 COUPLING = {STEPS[torch.float64]: 1e-3, STEPS[torch.float32]: 1e-2}
-
 
 #: What is said of them.
 COUPLED = (
@@ -61,7 +54,6 @@ COUPLED = (
     "independent, each the gradient of log p at one point. Differentiate `log_prob(x).sum()`, not its mean, and use "
     "neither len(x) nor a statistic of the batch; a network with batch normalisation needs `.eval()`."
 )
-
 
 #: Distances from the origin to which a density must have begun to fall, and directions there.
 SHELLS, N_RAYS = tuple(10.0**k for k in range(9)), 16

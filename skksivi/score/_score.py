@@ -18,18 +18,14 @@ LOGGER = logging.getLogger("skksivi")
 #: Maps (n, d) points to (n, d) gradients of log p.
 ScoreFunction = Callable[[Tensor], Tensor]
 
-
 #: A score function as users give it, of tensors or of arrays: which, is found by trying.
 UntriedScore = Callable[[Any], Any]
-
 
 #: Maps points to their scores and a function v -> J^T v.
 ScoreWithProduct = Callable[[Tensor], tuple[Tensor, ScoreFunction]]
 
-
 #: Step of a central difference by the type in which a score is computed, in units of 1 + |x|.
 STEPS = {torch.float32: 3e-3, torch.float64: 1e-5}
-
 
 #: Observations by which a score of many is looked at.
 N_SKETCHED = 1000

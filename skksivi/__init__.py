@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         targets,
         terms,
     )
+    from skksivi._expectation import expectation
     from skksivi._importance import certificate, evidence, importance_sample, refine
     from skksivi._modes import modes
     from skksivi._paper import paper_settings
@@ -48,6 +49,7 @@ __all__ = [
     "datasets",
     "diagnose",
     "evidence",
+    "expectation",
     "importance_sample",
     "kernels",
     "load",
@@ -72,6 +74,7 @@ if not TYPE_CHECKING:  # a checker would take any name for one of these
         {
             "estimators._hksivi": ["HKSIVIApproximator"],
             "estimators._ksivi": ["KSIVIApproximator"],
+            "_expectation": ["expectation"],
             "_importance": ["certificate", "evidence", "importance_sample", "refine"],
             "_modes": ["modes"],
             "_paper": ["paper_settings"],

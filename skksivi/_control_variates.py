@@ -24,6 +24,11 @@ def stein_features(u: Tensor, s: Tensor) -> Tensor:
     return torch.cat([s, products.flatten(1)], 1)
 
 
+def second_order(u: Tensor, s: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    r"""Return control variates :math:`\tfrac12 (u_i s_j + u_j s_i) + \delta_{ij}`, for pairs of indices (p,)."""
+    return (u[:, i] * s[:, j] + u[:, j] * s[:, i]) / 2 + (i == j).to(u)
+
+
 def controlled(y: Tensor, features: Tensor) -> Tensor:
     r"""Return :math:`y - \beta^\top f`, values y (n, m) of the same means and less spread.
 

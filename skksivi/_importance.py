@@ -86,10 +86,10 @@ def importance_sample(
     >>> weighed.trusted
     False
     """
-    return _weighed_draws(est, target, n_samples, random_state)[1]
+    return weighed_draws(est, target, n_samples, random_state)[1]
 
 
-def _weighed_draws(
+def weighed_draws(
     est: BaseApproximator, target: Target | ScoreFunction, n_samples: int, random_state: RandomState
 ) -> tuple[Score, ImportanceSample]:
     """Return the score of a target, for float64 points, and draws of a fit that are weighed by it."""
@@ -168,7 +168,7 @@ def refine(est: A, target: Target | ScoreFunction, *, n_samples: int = 2000, ran
     check_is_fitted(est)
     while isinstance(est.sampler_, Refined | Defended):
         est = _with_sampler(est, est.sampler_.sampler)
-    score, sample = _weighed_draws(est, target, n_samples, random_state)
+    score, sample = weighed_draws(est, target, n_samples, random_state)
     check_trusted(sample, "a refined fit")
     w = np.sort(sample.weights * len(sample.weights))[::-1]
     lost = (np.cumsum(w) - np.arange(1, len(w) + 1) * w) / len(w)

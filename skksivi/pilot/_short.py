@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from skksivi._arrays import as_array
-from skksivi._control_variates import controlled, stein_features
+from skksivi._control_variates import controlled, second_order, stein_features
 from skksivi._psis import pareto_smoothed
 from skksivi.mixing import GaussianMixtureDraws
 from skksivi.pilot._affine import Affine, standard_normal
@@ -267,8 +267,7 @@ def corrected(u: Tensor, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     z, s_z = (points - centre) / scale, scores * scale
     has_pairs = z.numel() * d <= SHORT.max_products
     i, j = torch.tril_indices(d, d) if has_pairs else torch.arange(d).expand(2, d)
-    own = (z[:, i] * s_z[:, j] + z[:, j] * s_z[:, i]) / 2 + (i == j).to(z)
-    products = z[:, i] * z[:, j]
+    own, products = second_order(z, s_z, i, j), z[:, i] * z[:, j]
     products = products - own * ((products * own).mean(0) / own.square().mean(0))
     y = controlled(torch.cat([z, products], 1), stein_features(z, s_z))
     mean, second = y.mean(0).tensor_split([d])

@@ -1,0 +1,342 @@
+"""Means by Stein control variates: what is exact, what the standard errors cover, and what is refused."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from approximators import APPROXIMATORS, COVARIANCE, MEAN, GaussianTarget, good_fit, has_density
+from hypothesis import given
+from hypothesis import strategies as st
+from plain_targets import normal_array
+from scipy import stats
+from sklearn.exceptions import NotFittedError
+
+from skksivi import KSIVIRegressor, expectation, refine
+from skksivi._expectation import Draws, control_variates, cross_fitted, mean_and_se
+from skksivi.baselines import SVGD, Laplace
+from skksivi.families._samplers import Reweighted
+from skksivi.pilot._affine import Affine
+from skksivi.pilot._masses import Cells
+from skksivi.targets import Banana, BayesianLogisticRegression, Minibatches, from_score_fn
+
+
+def products(X):
+    return X[:, :, None] * X[:, None]
+
+
+def gaussian(d, seed):
+    """Return mean, covariance and the score of a random Gaussian of arrays."""
+    A, m = normal_array(d, d, seed=seed), normal_array(d, seed=seed + 1)
+    C = A @ A.T / d + 0.3 * np.eye(d)
+    return m, C, lambda X: -np.linalg.solve(C, (X - m).T).T
+
+
+# What is exact
+
+
+@given(d=st.integers(1, 4), shift=st.floats(-0.5, 0.5), ratio=st.floats(0.7, 1.4), seed=st.integers(0, 10**6))
+def test_means_and_covariances_of_gaussians_are_exact_by_wrong_draws(d, shift, ratio, seed):
+    """Normal draws of another mean and covariance, 40 for each control variate."""
+    m, C, score_fn = gaussian(d, seed)
+    X = m + shift + ratio * normal_array(40 * (d + d * (d + 1) // 2 + 1), d, seed=seed + 2)
+    found = expectation(X, score_fn(X))
+    np.testing.assert_allclose(found.value, m, atol=1e-5)
+    second = expectation(X, score_fn(X), products)
+    exact = second.n_control_variates == d + d * (d + 1) // 2  # a tail seems heavy in one of a hundred cases
+    np.testing.assert_allclose(second.value[exact], (C + np.outer(m, m))[exact], atol=1e-4)
+    assert (found.se < 1e-5).all()
+    assert found.n_score_calls == 0
+
+
+def test_a_shifted_fit_gives_the_moments_of_the_target():
+    """A Gaussian that is off by 0.3 sd; what is outside the span is still off, and `shift` tells."""
+    q = Laplace(random_state=0).fit(lambda x: 0.3 - x, n_features=3)
+    found = expectation(q, lambda x: -x, random_state=0)
+    assert (np.abs(found.plain.value) > 0.2).all()
+    assert (np.abs(found.shift) > 4).all()
+    assert (found.variance_reduction > 1e6).all()
+    assert 2000 < found.n_score_calls < 4000  # with those by which the score is checked
+    np.testing.assert_allclose(found.value, 0, atol=1e-6)
+    np.testing.assert_allclose(expectation(q, lambda x: -x, products, random_state=0).value, np.eye(3), atol=1e-5)
+    far = expectation(q, lambda x: -x, lambda X: X[:, 0] > 1, random_state=0)
+    assert abs(far.value - stats.norm.sf(1)) < abs(far.plain.value - stats.norm.sf(1)) / 2
+
+
+@pytest.mark.parametrize("q", APPROXIMATORS, ids=lambda q: type(q).__name__)
+def test_every_approximator_has_the_moments_of_its_target(q):
+    """Those whose draws are wrong as well: of independent coordinates, or of a hundred particles."""
+    q = good_fit(type(q).__name__)
+    found = expectation(q, GaussianTarget(), random_state=0)
+    np.testing.assert_allclose(found.value, MEAN, atol=1e-4)
+    again = expectation(q, GaussianTarget(), random_state=0)
+    np.testing.assert_array_equal(again.value, found.value)
+    assert (found.se <= found.plain.se).all()
+    if not isinstance(q, SVGD | type(good_fit("KSDDescent")) | type(good_fit("MIED"))):  # 100 particles are too few
+        second = expectation(q, GaussianTarget(), products, random_state=0)
+        np.testing.assert_allclose(second.value, COVARIANCE + torch.outer(MEAN, MEAN), atol=1e-3)
+    if has_density(q) and np.allclose(q.sample(2000, 0).std(0), COVARIANCE.diagonal().sqrt(), rtol=0.1):
+        weighed = expectation(q, GaussianTarget(), weights=True, random_state=0)
+        np.testing.assert_allclose(weighed.value, MEAN, atol=1e-4)
+
+
+def gumbel(rng, n, d):
+    X = rng.gumbel(size=(n, d))
+    return X, np.exp(-X) - 1
+
+
+def test_control_variates_have_mean_zero():
+    """Five standard errors of 100,000 draws: a false alarm in 100,000."""
+    x, s = map(torch.as_tensor, gumbel(np.random.RandomState(0), 100_000, 3))
+    m, L = torch.zeros(3).double(), torch.tensor([[2.0, 0, 0], [0.5, 1, 0], [-0.3, 0.2, 0.5]]).double()
+    w = torch.full_like(x[:, 0], 1 / len(x))
+    sets = control_variates(Draws(x, s, w, torch.arange(len(x)), Affine(m, L), 0))
+    assert [f.shape[1] for f in sets] == [3, 6, 9]
+    for f in sets:
+        mean, se = mean_and_se(f, w, torch.arange(len(x)))
+        assert (mean.abs() < 5 * se).all()
+
+
+def test_each_draw_is_corrected_by_the_regression_on_the_other_folds():
+    f, y = (torch.as_tensor(normal_array(60, k, seed=k)) for k in (2, 3))
+    fold, v = torch.arange(60) % 10, torch.as_tensor(normal_array(60, seed=7) ** 2)
+    r = cross_fitted(y, f, v, fold)
+    others = fold != 4
+    design, root = torch.cat([torch.ones(60, 1), f], 1), v.sqrt()[:, None]
+    beta = torch.linalg.lstsq((root * design)[others], (root * y)[others]).solution[1:]
+    torch.testing.assert_close(r[~others], (y - f @ beta)[~others], rtol=1e-6, atol=1e-6)
+
+
+# What the standard errors cover
+
+
+def normal(rng, n, d):
+    X = rng.normal(size=(n, d))
+    return X, -X
+
+
+def student(rng, n, d):
+    X = rng.normal(size=(n, d)) / np.sqrt(rng.chisquare(5, size=(n, 1)) / 5)
+    return X, -(5 + d) * X / (5 + np.square(X).sum(1, keepdims=True))
+
+
+def log_gamma(rng, n, d):
+    X = np.log(rng.gamma(2.0, size=(n, d)))
+    return X, 2 - np.exp(X)
+
+
+def chains(n_chains):
+    """States of autoregressions with correlation 0.9."""
+
+    def draws(rng, n, d):
+        X = rng.normal(size=(n_chains, n // n_chains, d))
+        for t in range(1, X.shape[1]):
+            X[:, t] = 0.9 * X[:, t - 1] + np.sqrt(1 - 0.81) * X[:, t]
+        return X, -X
+
+    return draws
+
+
+def several(X):
+    return np.column_stack([X[:, 0], np.abs(X[:, -1]), np.sin(X.sum(1)), X[:, 0] > 0.5, np.tanh(X[:, 0] * X[:, -1])])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("draws", "n", "d"),
+    [
+        *(
+            (draws, n, d)
+            for draws in (normal, log_gamma, student)
+            for n, d in ((60, 1), (100, 3), (200, 2), (500, 10))
+        ),
+        (gumbel, 200, 2),
+        (chains(1), 2000, 2),
+        (chains(4), 1000, 2),
+        (chains(50), 2000, 2),
+    ],
+)
+def test_intervals_cover(draws, n, d):
+    """Of 300 intervals of 95% at least 264, with or without control variates, cover 500 times as many exact draws.
+
+    With a true coverage of 93%, as 60 skewed draws have, a false alarm in 1,000 of each.
+    """
+    rng = np.random.RandomState(0)
+    exact = mean_of(draws, rng, 500 * 300, d)
+    found = [expectation(*draws(rng, n, d), several) for _ in range(300)]
+    error = np.abs([e.value - exact.value for e in found])
+    covered = (error <= 1.96 * np.hypot([e.se for e in found], exact.se) + 1e-9).mean(0)
+    assert (covered >= 0.88).all(), covered
+    mse = np.square(error).mean(0) / np.square([e.plain.value - exact.value for e in found]).mean(0)
+    assert (mse < 1.3).all(), mse
+
+
+def mean_of(draws, rng, n, d):
+    return expectation(*draws(rng, n, d), several)
+
+
+@pytest.mark.parametrize("n_chains", [1, 4, 40])
+def test_states_of_chains_count_for_less(n_chains):
+    """Means of autoregressions with correlation 0.9 have 19 times the variance of those of independent draws.
+
+    Of twenty estimates of it, each with at least 19 degrees of freedom, the mean has a standard deviation of 7%.
+    """
+    rng, variances = np.random.RandomState(0), []
+    for _ in range(20):
+        X, s = chains(n_chains)(rng, 8000, 1)
+        variances.append(expectation(X, s).plain.se ** 2 * 8000)
+    assert 0.75 < np.mean(variances) / 19 < 1.4
+
+
+def test_few_draws_have_few_control_variates_or_none():
+    for n, d, most in ((79, 2, 0), (80, 2, 2), (120, 2, 4), (140, 2, 5), (59, 1, 0)):
+        X = normal_array(n, d)
+        assert expectation(X, -X, products).n_control_variates.max() <= most
+        x = torch.as_tensor(X)
+        sets = control_variates(Draws(x, -x, torch.ones(n) / n, torch.arange(n), None, 0))
+        assert max([f.shape[1] for f in sets], default=0) == most
+    X = normal_array(79, 2)
+    found = expectation(X, -X)
+    assert (found.value, found.se) == (pytest.approx(found.plain.value), pytest.approx(found.plain.se))
+    np.testing.assert_array_equal(found.variance_reduction, 1)
+    np.testing.assert_array_equal(found.shift, 0)
+
+
+def test_control_variates_without_a_variance_are_left_out():
+    """Scores of N(0, 1) at draws of Student's t with 1.5 degrees of freedom have none, those at normal draws have."""
+    rng, n_used = np.random.RandomState(0), []
+    for draw in (lambda n: rng.standard_t(1.5, size=(n, 1)), lambda n: rng.normal(size=(n, 1))):
+        X = [draw(1000) for _ in range(40)]
+        n_used.append(np.mean([expectation(x, -x, lambda x: np.sin(x[:, 0])).n_control_variates > 0 for x in X]))
+    assert n_used[0] <= 0.3
+    assert n_used[1] == 1
+
+
+# Weights
+
+
+def test_weights_take_the_bias_from_what_control_variates_leave():
+    """Five standard errors: a false alarm in 10^6."""
+    q = Laplace(random_state=0).fit(lambda x: 0.3 - x, n_features=1)
+    found = expectation(q, lambda x: -x, lambda X: X > 1, weights=True, random_state=0)
+    assert abs(found.value - stats.norm.sf(1)) < 5 * found.se
+    assert abs(found.plain.value - stats.norm.sf(1)) < 5 * found.plain.se
+    assert found.variance_reduction > 1.3
+    refined = expectation(refine(q, lambda x: -x, random_state=0), lambda x: -x, lambda X: X > 1, random_state=0)
+    assert abs(refined.value - stats.norm.sf(1)) < 5 * refined.se + 0.01  # it may lack 1% of the target
+
+
+def test_weights_that_cannot_be_trusted_are_refused():
+    with pytest.raises(ValueError, match=r"shape k = .*an expectation would rest on a few draws"):
+        expectation(Laplace().fit(Banana()), Banana(), weights=True, random_state=0)
+    with pytest.raises(TypeError, match="SVGD has no density"):
+        expectation(good_fit("SVGD"), GaussianTarget(), weights=True)
+
+
+def test_chains_keep_the_weights_of_their_modes():
+    q = good_fit("MALA")
+    cells = Cells(
+        [Affine(torch.tensor([sign * 9.0, -2.0]).double(), torch.eye(2).double()) for sign in (-1, 1)],
+        torch.zeros(2).double(),
+    )
+    q.sampler_ = Reweighted(q.sampler_, cells, torch.tensor([0.0, 1.0]).double())
+    found = expectation(q, GaussianTarget(), lambda X: X[:, 0] > 0, n_samples=5000)
+    assert (found.value, found.plain.value) == (pytest.approx(1), pytest.approx(1))
+    assert (found.se, found.plain.se, found.shift, found.variance_reduction) == (0, 0, 0, 1)
+    few = expectation(good_fit("MALA"), GaussianTarget(), n_samples=60)
+    assert few.n_score_calls < 1000
+
+
+# What is taken, and what is refused
+
+
+def test_arrays_and_tensors_of_either_type_give_the_same():
+    X = normal_array(500, 2).astype(np.float32)
+    found = expectation(X, -X, lambda X: X.sum(1) ** 3)
+    assert isinstance(found.value, float)
+    for kind in (
+        X.tolist(),
+        X.astype(float),
+        torch.as_tensor(X),
+        torch.as_tensor(X, dtype=torch.float64).requires_grad_(),
+    ):
+        for target in (-X, torch.as_tensor(-X), lambda x: -x, from_score_fn(lambda x: -x, 2)):
+            assert expectation(kind, target, lambda X: X.sum(1) ** 3).value == pytest.approx(found.value, rel=1e-6)
+    seen = []
+    expectation(torch.as_tensor(X), -X, lambda x: seen.append(x) or x.exp())
+    assert seen[0].dtype == torch.float64
+    assert expectation(X, -X, lambda X: X[:, :, None, None] > 0).se.shape == (2, 1, 1)
+
+
+def test_minibatches_are_scored_by_all_of_the_data():
+    X = normal_array(200, 2)
+    whole = BayesianLogisticRegression(X, X[:, 0] > 0.2)
+    q = Laplace(random_state=0).fit(whole)
+    a, b = (expectation(q, target, random_state=0).value for target in (whole, Minibatches(whole, batch_size=10)))
+    np.testing.assert_allclose(a, b, rtol=1e-10)
+
+
+X = normal_array(50, 2)
+BROKEN = np.where(np.arange(100).reshape(50, 2) == 7, np.nan, X)
+WRONG = [
+    ((X, -X[:40]), {}, ValueError, r"`target` has shape (40, 2), expected (50, 2): a score for each draw"),
+    ((X, from_score_fn(lambda x: -x, 3)), {}, ValueError, "`target` has 3 features, expected 2 as the draws have"),
+    ((BROKEN, -X), {}, ValueError, "`est` has draws that are not finite at 1 of 50 draws"),
+    ((X, BROKEN), {}, ValueError, "`target` has scores that are not finite at 1 of 50 draws"),
+    (
+        (X, lambda x: -x.log().nan_to_num(1) / (x > -9) + 0 * x.sqrt()),
+        {},
+        ValueError,
+        "`target` has scores that are not",
+    ),
+    ((X[:19], -X[:19]), {}, ValueError, "`est` has 19 draws; standard errors need 20 at least"),
+    ((X[:, 0], -X[:, 0]), {}, ValueError, "`est` has shape (50,), expected (n, n_features) or (n_chains"),
+    ((X, -X, lambda X: X.sum()), {}, ValueError, "`f` returned shape (), expected a row for each of 50 draws"),
+    ((X, -X, lambda X: X[:7]), {}, ValueError, "`f` returned shape (7, 2), expected a row for each of 50 draws"),
+    (
+        (X, -X, lambda X: np.log(np.abs(X) - 1e9)),
+        {},
+        ValueError,
+        "`f` returned values that are not finite at 50 of 50",
+    ),
+    ((X, -X, lambda X: X + 1j), {}, TypeError, "`f(X)` must hold real numbers"),
+    ((X, -X, 3), {}, TypeError, "`f` must be a function of (X), got 3"),
+    ((X, "scores"), {}, ValueError, "`target` must hold numbers"),
+    ((X, -X), {"weights": True}, TypeError, "`weights` are those of the draws of an approximator"),
+    ((X, -X), {"weights": 1}, TypeError, "`weights` must be True or False, got 1"),
+    (
+        (KSIVIRegressor(), -X),
+        {},
+        TypeError,
+        "`est` must be a fitted approximator of this package or an array of draws",
+    ),
+    ((Laplace, -X), {}, TypeError, "`est` must be a fitted approximator"),
+    ((Laplace(), GaussianTarget()), {}, NotFittedError, "not fitted"),
+]
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore:The target seems bounded")
+@pytest.mark.parametrize(("args", "options", "error", "message"), WRONG, ids=lambda value: str(value)[:40])
+def test_what_cannot_be_estimated_is_named(args, options, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        expectation(*args, **options)
+
+
+@pytest.mark.filterwarnings("ignore:`score_fn` returns other values")
+def test_random_scores_are_refused():
+    def noisy(x):
+        return -x + 0.1 * torch.randn_like(x)
+
+    q = good_fit("Laplace")
+    for est in (X, q):
+        with pytest.raises(
+            ValueError, match="`target` has a score that is random; control variates need an exact one"
+        ):
+            expectation(est, noisy)
+    for wrong, error in ((19, ValueError), (True, TypeError), (1e3, TypeError)):
+        with pytest.raises(error, match="n_samples"):
+            expectation(q, GaussianTarget(), n_samples=wrong)
+    with pytest.raises(ValueError, match="target has 3 features, expected 2"):
+        expectation(q, from_score_fn(lambda x: -x, 3))
+    with pytest.raises(TypeError, match="`score_fn` must be a function"):
+        expectation(q, X)

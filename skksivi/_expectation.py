@@ -65,7 +65,7 @@ class Expectation(NamedTuple):
         The mean of f over the draws, with its standard error ``plain.se``, without control variates.
     shift : float or ndarray
         The difference of `value` and ``plain.value`` in its own standard errors. Beyond four the draws are not those
-        of the target.
+        of the target; NaN where no control variate was used.
     n_control_variates : int or ndarray of int
         How many were used, zero where none helped.
     n_score_calls : int
@@ -200,7 +200,7 @@ def expectation(
         check_function(f, "f", "X")
     if not isinstance(weights, bool):
         raise TypeError(f"`weights` must be True or False, got {weights!r}.")
-    device = resolve_device(getattr(est, "device", "cpu"))
+    device = resolve_device(est.device if isinstance(est, BaseApproximator | Tensor) else "cpu")
     with ordinary_mode(device), torch.no_grad():
         if isinstance(est, BaseApproximator):
             check_is_fitted(est)
@@ -209,7 +209,7 @@ def expectation(
             raise TypeError("`weights` are those of the draws of an approximator, and `est` is none.")
         else:
             draws = _given(est, target, device)
-    X = draws.x if isinstance(est, Tensor) else as_array(draws.x)
+    X = draws.x.clone() if isinstance(est, Tensor) else as_array(draws.x).copy()  # f may write into it
     values = as_numbers(as_array(X if f is None else f(X)), "f(X)")
     if values.shape[:1] != (len(X),):
         raise ValueError(f"`f` returned shape {values.shape}, expected a row for each of {len(X)} draws.")
@@ -258,7 +258,10 @@ def _thinned(chains: np.ndarray, n: int) -> np.ndarray:
 def _given(X: ArrayLike | Tensor, target: TargetOrScores, device: torch.device) -> Draws:
     """Return draws that were given, with their scores."""
     if hasattr(X, "fit") or isinstance(X, type):
-        raise TypeError(f"`est` must be a fitted approximator of this package or an array of draws, got {X!r}.")
+        raise TypeError(
+            f"`est` must be a fitted approximator of this package, as `approximator_` of a predictor, or an array of "
+            f"draws; got {X!r}."
+        )
     x = as_tensor(as_floats(X, "est"), device=device)
     if x.ndim not in (2, 3) or 0 in x.shape:
         raise ValueError(
@@ -316,7 +319,8 @@ def _controlled(y: Tensor, draws: Draws) -> tuple[Tensor, ...]:
     rounding = 1e-12 * y.abs().amax(0)
     plain, plain_se = mean_and_se(y, draws.w, draws.batch)
     y, plain_se = y - plain, plain_se.where(plain_se > rounding, 0.0)
-    found = [torch.stack([torch.zeros_like(plain), plain_se, torch.zeros_like(plain), torch.zeros_like(plain)])]
+    zero = torch.zeros_like(plain)
+    found = [torch.stack([zero, plain_se, torch.full_like(plain, math.nan), zero])]
     for features in control_variates(draws):
         r, p = cross_fitted(y, features, draws.w.square(), draws.batch % N_FOLDS), features.shape[1]
         mean, se = mean_and_se(r, draws.w, draws.batch, p)

@@ -199,7 +199,7 @@ def test_few_draws_have_few_control_variates_or_none():
     found = expectation(X, -X)
     assert (found.value, found.se) == (pytest.approx(found.plain.value), pytest.approx(found.plain.se))
     np.testing.assert_array_equal(found.variance_reduction, 1)
-    np.testing.assert_array_equal(found.shift, 0)
+    np.testing.assert_array_equal(found.shift, np.nan)
 
 
 def test_control_variates_without_a_variance_are_left_out():
@@ -268,6 +268,24 @@ def test_arrays_and_tensors_of_either_type_give_the_same():
     assert expectation(X, -X, lambda X: X[:, :, None, None] > 0).se.shape == (2, 1, 1)
 
 
+def test_degenerate_draws_have_finite_means():
+    """Constant and equal coordinates, more features than draws, draws that are all alike."""
+    X = normal_array(300, 3)
+    for Z in (np.c_[X, np.ones(300)], np.c_[X, X], normal_array(30, 40), np.ones((100, 2)), 1e-9 * X, 1e6 + 1e-3 * X):
+        found = expectation(Z, -(Z - Z.mean(0)), lambda Z: np.c_[Z, Z**2])
+        assert np.isfinite(found.value).all()
+        assert np.isfinite(found.se).all()
+
+
+def test_a_function_may_write_into_its_draws():
+    def f(X):
+        X -= 7
+        return X[:, 0] ** 2 + 7
+
+    X = normal_array(300, 2)
+    assert expectation(X, -X, f).value == expectation(X, -X, lambda X: (X[:, 0] - 7) ** 2 + 7).value
+
+
 def test_minibatches_are_scored_by_all_of_the_data():
     X = normal_array(200, 2)
     whole = BayesianLogisticRegression(X, X[:, 0] > 0.2)
@@ -308,7 +326,7 @@ WRONG = [
         (KSIVIRegressor(), -X),
         {},
         TypeError,
-        "`est` must be a fitted approximator of this package or an array of draws",
+        "`est` must be a fitted approximator of this package, as `approximator_` of a pre",
     ),
     ((Laplace, -X), {}, TypeError, "`est` must be a fitted approximator"),
     ((Laplace(), GaussianTarget()), {}, NotFittedError, "not fitted"),

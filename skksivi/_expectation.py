@@ -48,6 +48,9 @@ MAX_K = 0.5
 #: The standard error that is allowed for more control variates, in units of the smallest.
 SLACK = 1.1
 
+#: The least standard error, by rounding, in units of the largest value.
+ROUNDING = 1e-12
+
 #: The most numbers in the control variates of all draws.
 MAX_NUMBERS = 2**25
 
@@ -81,8 +84,8 @@ class Expectation(NamedTuple):
 
     @property
     def variance_reduction(self) -> float | np.ndarray:
-        """The ratio of the variances without and with control variates; infinite where these leave none."""
-        with np.errstate(divide="ignore", invalid="ignore"):
+        """The ratio of the variances without and with control variates."""
+        with np.errstate(invalid="ignore"):
             return np.where(self.plain.se == self.se, 1.0, np.square(self.plain.se / np.asarray(self.se)))[()]
 
 
@@ -316,9 +319,9 @@ def _controlled(y: Tensor, draws: Draws) -> tuple[Tensor, ...]:
     """Return means of values y (n, m) with standard errors, both also without control variates, the difference of the
     means in standard errors and the number of control variates, each (m,).
     """
-    rounding = 1e-12 * y.abs().amax(0)
+    rounding = ROUNDING * y.abs().amax(0)
     plain, plain_se = mean_and_se(y, draws.w, draws.batch)
-    y, plain_se = y - plain, plain_se.where(plain_se > rounding, 0.0)
+    y, plain_se = y - plain, plain_se.maximum(rounding)
     zero = torch.zeros_like(plain)
     found = [torch.stack([zero, plain_se, torch.full_like(plain, math.nan), zero])]
     for features in control_variates(draws):
@@ -326,7 +329,7 @@ def _controlled(y: Tensor, draws: Draws) -> tuple[Tensor, ...]:
         mean, se = mean_and_se(r, draws.w, draws.batch, p)
         difference, its_se = mean_and_se(r - y, draws.w, draws.batch, p)
         shift = (difference / its_se).where(its_se > rounding, 0.0)
-        found.append(torch.stack([mean, se.where(se > rounding, 0.0), shift, torch.full_like(mean, p)]))
+        found.append(torch.stack([mean, se.maximum(rounding), shift, torch.full_like(mean, p)]))
     tried = torch.stack(found)
     allowed = tried[:, 1] <= SLACK * tried[:, 1].amin(0)
     last = len(tried) - 1 - allowed.flip(0).int().argmax(0)

@@ -165,7 +165,7 @@ def test_intervals_cover(draws, n, d):
     exact = mean_of(draws, rng, 500 * 300, d)
     found = [expectation(*draws(rng, n, d), several) for _ in range(300)]
     error = np.abs([e.value - exact.value for e in found])
-    covered = (error <= 1.96 * np.hypot([e.se for e in found], exact.se) + 1e-9).mean(0)
+    covered = (error <= 1.96 * np.hypot([e.se for e in found], exact.se)).mean(0)
     assert (covered >= 0.88).all(), covered
     mse = np.square(error).mean(0) / np.square([e.plain.value - exact.value for e in found]).mean(0)
     assert (mse < 1.3).all(), mse
@@ -242,7 +242,7 @@ def test_chains_keep_the_weights_of_their_modes():
     q.sampler_ = Reweighted(q.sampler_, cells, torch.tensor([0.0, 1.0]).double())
     found = expectation(q, GaussianTarget(), lambda X: X[:, 0] > 0, n_samples=5000)
     assert (found.value, found.plain.value) == (pytest.approx(1), pytest.approx(1))
-    assert (found.se, found.plain.se, found.shift, found.variance_reduction) == (0, 0, 0, 1)
+    assert (found.se, found.shift, found.variance_reduction) == (pytest.approx(0, abs=1e-11), 0, 1)
     few = expectation(good_fit("MALA"), GaussianTarget(), n_samples=60)
     assert few.n_score_calls < 1000
 

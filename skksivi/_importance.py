@@ -50,7 +50,7 @@ def importance_sample(
     Returns
     -------
     sample : ImportanceSample
-        With ``certificate()``, ``evidence()``, ``expectation(f)`` and ``sample(n)``.
+        With ``certificate()``, ``evidence()`` and ``expectation(f)``.
 
     See Also
     --------
@@ -204,7 +204,7 @@ def certificate(
     Returns
     -------
     certificate : Certificate
-        A named tuple: ``divergence`` in nats, ``se``, ``k``, ``share`` and ``trusted``.
+        A named tuple: ``divergence`` in nats, ``se``, ``se_below``, ``k``, ``share`` and ``trusted``.
 
     Examples
     --------

@@ -12,6 +12,9 @@ PRIOR_POINTS = 10
 #: The fewest ratios above the rest, beyond rounding, of a tail.
 FEWEST = 5
 
+#: The largest shape of a tail whose mean is extrapolated: at one there is none.
+HEAVIEST = 0.8
+
 
 def pareto_smoothed(log_ratios: np.ndarray) -> tuple[np.ndarray, float]:
     r"""Replace the largest ratios by quantiles of the generalised Pareto distribution that they follow.
@@ -34,7 +37,7 @@ def pareto_smoothed(log_ratios: np.ndarray) -> tuple[np.ndarray, float]:
     """
     n = len(log_ratios)
     top = log_ratios.max()
-    n_tail = math.ceil(min(0.2 * n, 3 * math.sqrt(n)))
+    n_tail = tail_length(n)
     order = np.argsort(log_ratios, kind="stable")
     tail, cut = order[-n_tail:], log_ratios[order[-n_tail - 1]] - top
     excesses = np.exp(log_ratios[tail] - top) - math.exp(cut)
@@ -70,6 +73,45 @@ def generalised_pareto(x: np.ndarray) -> tuple[float, float]:
     b_mean = float(b @ weights / weights.sum())
     k = float(np.log1p(-b_mean * x).mean())
     return (n * k + PRIOR_POINTS / 2) / (n + PRIOR_POINTS), -k / b_mean
+
+
+def standard_error(values: np.ndarray) -> float:
+    """Return that of the mean of n independent values (n,), with what a tail beyond the largest may add."""
+    return math.hypot(values.std() / math.sqrt(len(values)), beyond_the_largest(values))
+
+
+def beyond_the_largest(values: np.ndarray) -> float:
+    r"""Return what a heavy tail of n values may add to their mean, or take from it, beyond the largest.
+
+    It is :math:`E[D\, 1(D > u)] = E[D | D > u] / n` of the distances D from the mean, u their quantile of level
+    1 - 1/n, for a generalised Pareto tail whose shape is larger than the one found by its standard error,
+    :math:`(1 + k) / \sqrt m` for m points, but at most 0.8.
+
+    Parameters
+    ----------
+    values : ndarray of shape (n,)
+
+    Returns
+    -------
+    error : float
+        In the units of the values, zero where they have no tail.
+    """
+    distances = np.sort(np.abs(values - values.mean()))
+    n, n_tail = len(values), tail_length(len(values))
+    cut, excesses = distances[-n_tail - 1], distances[-n_tail:] - distances[-n_tail - 1]
+    excesses = excesses[excesses > 1e-12 * distances[-1]]  # rounding errors have no tail
+    if len(excesses) < FEWEST:
+        return 0.0
+    k, sigma = generalised_pareto(excesses)
+    k = min(k + (1 + k) / math.sqrt(len(excesses)), HEAVIEST)
+    log_n = math.log(len(excesses))
+    u = sigma * (math.expm1(k * log_n) / k if abs(k) > 1e-9 else log_n)
+    return float(cut + u + (sigma + k * u) / (1 - k)) / n
+
+
+def tail_length(n: int) -> int:
+    """Return how many of n values are their tail."""
+    return math.ceil(min(0.2 * n, 3 * math.sqrt(n)))
 
 
 def most_trusted(n: int) -> float:

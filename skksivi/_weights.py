@@ -12,9 +12,8 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from skksivi._arrays import RandomState, as_array, make_rng
-from skksivi._numbers import check_integer
-from skksivi._psis import most_trusted, pareto_smoothed
+from skksivi._arrays import as_array
+from skksivi._psis import most_trusted, pareto_smoothed, standard_error
 from skksivi._saved import is_float, is_instance, saved
 from skksivi.families._density import N_DRAWS, LogDensity
 from skksivi.families._derived import TAILS, Defended, knows_density, sampler_density
@@ -46,6 +45,7 @@ class Estimate(NamedTuple):
     {
         "divergence": (is_float(-LARGE, LARGE), ""),
         "se": (is_float(0, LARGE), ""),
+        "se_below": (is_float(0, LARGE), ""),
         "k": (is_float(-LARGE, LARGE), ""),
         "share": (is_float(0, 1.01), ""),
         "trusted": (is_instance(bool), ""),
@@ -59,7 +59,9 @@ class Certificate(NamedTuple):
     divergence : float
         KL(q || p) + KL(p || q), in nats.
     se : float
-        Its standard error.
+        Its standard error, with what a heavy tail may add that the draws have not shown.
+    se_below : float
+        Without that: how far the divergence may be below. It is more often underestimated than overestimated.
     k : float
         The shape of the tail of the importance ratios.
     share : float
@@ -70,6 +72,7 @@ class Certificate(NamedTuple):
 
     divergence: float
     se: float
+    se_below: float
     k: float
     share: float
     trusted: bool
@@ -160,21 +163,25 @@ class ImportanceSample:
         .. math:: J = \mathrm{KL}(q \| p) + \mathrm{KL}(p \| q) = E_q \ell - E_p \ell, \qquad
             \ell = \log q - \log p,
 
-        in which the normaliser of p cancels; what the errors of log q add is taken off.
+        in which the normaliser of p cancels; what the errors of log q add is taken off. Draws of the Student t where
+        not one draw of the fit is likely have no say in the mean under q: log p may be of any size there.
         """
-        n, w, v, ell = len(self.weights), self.weights, self.weights_of_fit, -self.log_ratios
+        n, w, ell = len(self.weights), self.weights, -self.log_ratios
         if np.isinf(ell[self.of_fit]).any():  # the fit has mass where the target has none
-            return Certificate(math.inf, 0.0, self.k, self.share, self.trusted)
-        ell = np.where(np.isfinite(ell), ell, 0.0)
+            return Certificate(math.inf, 0.0, 0.0, self.k, self.share, self.trusted)
+        v = np.where(self.weights_of_fit < 1 / n**2, 0.0, self.weights_of_fit)
+        ell = np.where(((v > 0) | (w > 0)) & np.isfinite(ell), ell, 0.0)
         under_q, under_p = v @ ell, w @ ell
         influence = n * v * (ell - under_q) - n * w * (ell - under_p)
-        divergence = under_q - under_p - np.square(self.std[self.of_fit]).mean()
-        return Certificate(float(divergence), float(influence.std() / math.sqrt(n)), self.k, self.share, self.trusted)
+        divergence = float(under_q - under_p - np.square(self.std[self.of_fit]).mean())
+        se_below = float(influence.std() / math.sqrt(n))
+        return Certificate(divergence, standard_error(influence), se_below, self.k, self.share, self.trusted)
 
     def evidence(self) -> Evidence:
         """Return bounds on the log evidence, and its estimate by importance sampling.
 
-        The errors of log q, which the draws may share, are in the standard errors. These are infinite where the
+        The errors of log q, which the draws may share, and what heavy tails of the ratios may add that the draws have
+        not shown are in the standard errors. These are infinite where the
         weights cannot be trusted. Where the target has no density at some draws the lower bound is -inf.
         """
         n, w, own = len(self.weights), self.weights, self.log_ratios[self.of_fit]
@@ -182,12 +189,11 @@ class ImportanceSample:
         eubo, shared = float(w[w > 0] @ r), float(w @ self.std) if self.trusted else math.inf
         elbo = Estimate(-math.inf, 0.0)
         if np.isfinite(own).all():
-            spread, common = own.std() / math.sqrt(len(own)), self.std[self.of_fit].mean()
-            elbo = Estimate(float(own.mean()), math.hypot(spread, common))
+            elbo = Estimate(float(own.mean()), math.hypot(standard_error(own), self.std[self.of_fit].mean()))
         return Evidence(
             elbo,
-            Estimate(self.log_z, math.hypot(np.sqrt(np.square(n * w - 1).mean() / n), shared)),
-            Estimate(eubo, math.hypot((n * w[w > 0] * (r - eubo)).std() / math.sqrt(n), shared)),
+            Estimate(self.log_z, math.hypot(standard_error(n * w), shared)),
+            Estimate(eubo, math.hypot(standard_error(n * w[w > 0] * (r - eubo)), shared)),
             self.k,
             self.trusted,
             self.reference,
@@ -218,31 +224,6 @@ class ImportanceSample:
         mean = np.tensordot(self.weights, values, 1)
         se = np.sqrt(np.tensordot(np.square(self.weights), np.square(values - mean), 1))
         return Estimate(mean[()], se[()])
-
-    def sample(self, n_samples: int, random_state: RandomState = None) -> np.ndarray:
-        """Draw rows with these weights, each about as often as its weight says.
-
-        Parameters
-        ----------
-        n_samples : int
-        random_state : int, RandomState or None, default=None
-
-        Returns
-        -------
-        X : ndarray of shape (n_samples, n_features)
-            In random order; rows of large weight more than once.
-
-        Raises
-        ------
-        TypeError, ValueError
-            `n_samples` is not an integer, or negative; or k is too large.
-        """
-        check_integer(n_samples, "n_samples", min_val=0)
-        check_trusted(self, "a sample")
-        rng = make_rng(random_state)
-        levels = (np.arange(n_samples) + rng.uniform()) / max(n_samples, 1)
-        rows = np.searchsorted(np.cumsum(self.weights)[:-1], levels)
-        return self.X[rng.permutation(rows)]
 
 
 def check_trusted(sample: ImportanceSample, what: str) -> None:

@@ -32,6 +32,7 @@ from skksivi._arrays import (
 from skksivi._numbers import check_integer
 from skksivi._saved import COUNT, CURVE, SEED, SIZE, Kind, Parts, checked, is_instance, is_one_of, register
 from skksivi._version import DOCUMENTATION
+from skksivi._warnings import warn_caller
 from skksivi.families._derived import knows_density, tried, unweighted
 from skksivi.families._samplers import CHUNK, Fit, HasDensity, Sampler, Tell
 from skksivi.kernels import Kernel, resolve_kernel
@@ -62,6 +63,9 @@ N_SCORE_DRAWS = 2000
 
 #: Parameters that belong to the machine of the fit: a stranger's file must not say where a later fit writes.
 LOCAL = {"checkpoint"}
+
+#: The standard error of a log-density that is not passed over in silence, in nats.
+MAX_VAGUE = 0.5
 
 #: What iterations leave, and those of a loss.
 ITERATIONS: Parts = {"n_iter_": (COUNT, "t")}
@@ -283,6 +287,11 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
         ValueError
             X has another number of columns than the target had, or holds non-finite values.
 
+        Warns
+        -----
+        UserWarning
+            Some of the standard errors are above 0.5 nats, and were not asked for.
+
         References
         ----------
         Geweke, J. (1989). Bayesian inference in econometric models using Monte Carlo integration. Econometrica 57(6).
@@ -300,7 +309,14 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
                     f"{type(self).__name__} has no density{of_mixing}; score it against a target instead."
                 )
             value, se = map(as_array, sampler.log_density(as_tensor(X, device=device)))
-        return (value, se) if return_std else value
+        if return_std:
+            return value, se
+        if n_vague := int((se > MAX_VAGUE).sum()):
+            warn_caller(
+                f"{n_vague} of {len(se)} log-densities have standard errors above {MAX_VAGUE} nats; return_std=True "
+                "returns them, too."
+            )
+        return value
 
     def score(self, X: Any, y: object = None) -> float:  # noqa: ANN401
         """Grade the fit; larger is better.

@@ -35,6 +35,9 @@ __dir__ = __all__.copy
 #: Numbers drawn at a time, so that memory does not grow with the number of rows.
 CHUNK = 2**22
 
+#: Numbers that are computed with at a time, so that they stay in the cache of a processor.
+IN_CACHE = 2**18
+
 
 class Mixing(nn.Module, ABC):
     """A distribution q(z) that can be sampled; nothing else is asked of it."""
@@ -292,9 +295,13 @@ class GaussianMixtureDraws(DensityMixing):
     def log_parts(self, z: Tensor) -> Tensor:
         """Return log w_k N(z; m_k, L_k L_k^T), shape (k, n), at z (n, latent_dim)."""
         means, L = self.means.to(z), self.factors.to(z)
-        e = torch.linalg.solve_triangular(L, (z - means[:, None]).mT, upper=False)
+        whitens = torch.linalg.solve_triangular(L, torch.eye(self.latent_dim).to(L).expand_as(L), upper=False)
+        squares = [
+            (whitens @ (rows - means[:, None]).mT).square().sum(1)
+            for rows in z.split(max(1, IN_CACHE // self.means.numel()))
+        ]
         log_scale = self.weights.to(z).log() - L.diagonal(dim1=1, dim2=2).log().sum(1)
-        return log_scale[:, None] - e.square().sum(1) / 2 - self.latent_dim / 2 * math.log(2 * math.pi)
+        return log_scale[:, None] - torch.cat(squares, 1) / 2 - self.latent_dim / 2 * math.log(2 * math.pi)
 
     def log_density(self, z: Tensor) -> Tensor:
         return self.log_parts(z).logsumexp(0)

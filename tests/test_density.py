@@ -168,6 +168,15 @@ def test_estimators_give_the_density_of_x_and_its_error(cls):
     assert u.isfinite().all()
 
 
+def test_densities_that_are_vague_are_warned_of(monkeypatch):
+    q = KSIVIApproximator(max_iter=2, batch_size=8, mixing="normal", whiten=None, random_state=0)
+    q.fit(lambda x: -x, n_features=2)
+    monkeypatch.setattr("skksivi.base.MAX_VAGUE", 0.0)
+    q.score_samples([[0.0, 0.0]], return_std=True)
+    with pytest.warns(UserWarning, match="1 of 1 log-densities have standard errors above"):
+        q.score_samples([[0.0, 0.0]])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("d", [10, 22])
 def test_densities_integrate_to_one(d):

@@ -87,7 +87,7 @@ def check_divergence(view: View, sample: ImportanceSample) -> Check:
         raise ValueError(
             f"k-hat is {sample.k:.2f}, the effective share {sample.share:.1%}: the weights tell nothing of the target"
         )
-    J, se, d = *sample.certificate()[:2], sample.X.shape[1]
+    (J, se, se_below, *_), d = sample.certificate(), sample.X.shape[1]
     x = sample.X[sample.of_fit]
     u = (sample.X - x.mean(0)) / x.std(0)
     shift, shift_se = map(np.asarray, sample.expectation(lambda _: u))
@@ -97,7 +97,7 @@ def check_divergence(view: View, sample: ImportanceSample) -> Check:
     text = f"{J:.2g} nats, standard error {se:.1g}, up to {MAX_DIVERGENCE * d:.2g} allowed"
     todo, remedy = view.advice("whiten", "mixing", "max_iter"), None
     i, j = int(off.argmax()), int(wide.argmax())
-    if J - N_SE * se > MAX_DIVERGENCE * d:
+    if J - N_SE * se_below > MAX_DIVERGENCE * d:
         remedy = f"The draws are not those of the target: {todo}."
     if wide[j] > 0:
         way = "narrow" if square[j] > 1 else "wide"

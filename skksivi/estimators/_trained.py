@@ -311,7 +311,7 @@ def _of_certificate(report: Mapping[str, object], d: int) -> str | None:
     found = report.get("certificate_")
     if not isinstance(found, Certificate) or not found.trusted:
         return None
-    if found.divergence - N_SE * found.se <= FAILED_DIVERGENCE * d:
+    if found.divergence - N_SE * found.se_below <= FAILED_DIVERGENCE * d:
         return None
     return (
         f"The draws are too far from the target: KL(q||p) + KL(p||q) is {found.divergence:.2g} nats, with a standard "
@@ -325,7 +325,7 @@ def is_certified(fit: Fit) -> bool:
     found = fit.report.get("certificate_")
     if not isinstance(found, Certificate):
         return False
-    return found.trusted and found.divergence - 2 * found.se <= FAILED_DIVERGENCE * fit.sampler.n_features
+    return found.trusted and found.divergence - 2 * found.se_below <= FAILED_DIVERGENCE * fit.sampler.n_features
 
 
 def check_widths(widths: Sequence[object], name: str) -> None:

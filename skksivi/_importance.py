@@ -22,7 +22,7 @@ from skksivi.score._target import compared_score
 from skksivi.targets._base import Target
 
 #: The share of the target that refined draws may lack where its ratio to the fit is largest.
-LOST = 0.01
+LOST = 0.003
 
 A = TypeVar("A", bound=BaseApproximator)
 
@@ -115,9 +115,9 @@ def refine(est: A, target: Target | ScoreFunction, *, n_samples: int = 2000, ran
     The fit that is returned has draws x of `est`, and some of a Student t distribution for tails that it lacks, that
     are kept with probability
 
-    .. math:: \min\left(1, \frac{p(x)}{c\, q(x)}\right), \qquad E_q \max\left(0, \frac{p(x)}{q(x)} - c\right) = 0.01
+    .. math:: \min\left(1, \frac{p(x)}{c\, q(x)}\right), \qquad E_q \max\left(0, \frac{p(x)}{q(x)} - c\right) = 0.003
 
-    for normalised p: they are independent, and 99% of the target. What no draw of `est` is near, a mode or a tail,
+    for normalised p: they are independent, and 99.7% of the target. What no draw of `est` is near, a mode or a tail,
     remains lost.
 
     Parameters

@@ -25,6 +25,9 @@ from skksivi.score._score import Score
 #: The fewest draws whose ratio must be finite, and their smallest effective share.
 LEAST_DRAWS, LEAST_SHARE = 100, 0.45
 
+#: The largest share of the draws of a fit where log p may be unknown.
+MOST_LEFT_OUT = 0.01
+
 #: The largest number of a certificate.
 LARGE = 1e300
 
@@ -132,6 +135,9 @@ class ImportanceSample:
         Ratios of q to that density; they sum to one.
     reference : ndarray of shape (n_features,) or None
         Where p is one, of a target known by its score alone.
+    left_out : float
+        The share of the draws of the fit that are not among them, since log p is unknown there: the target's is NaN,
+        or the integral of its score leads through too deep a valley.
     """
 
     X: np.ndarray
@@ -143,6 +149,7 @@ class ImportanceSample:
     of_fit: np.ndarray
     weights_of_fit: np.ndarray
     reference: np.ndarray | None
+    left_out: float
 
     @property
     def share(self) -> float:
@@ -151,11 +158,12 @@ class ImportanceSample:
 
     @property
     def trusted(self) -> bool:
-        """Whether k is at most min(1 - 1 / log10(n), 0.7), and the effective share at least 0.45.
+        """Whether k is at most min(1 - 1 / log10(n), 0.7), the share at least 0.45, and 1% left out at most.
 
-        A part of the target that no draw has reached shows in neither; a small share is the only sign of it.
+        A part of the target that no draw has reached shows in none of these; a small share is the only sign of it.
         """
-        return self.k <= most_trusted(len(self.weights)) and self.share >= LEAST_SHARE
+        reached = self.k <= most_trusted(len(self.weights)) and self.share >= LEAST_SHARE
+        return reached and self.left_out <= MOST_LEFT_OUT
 
     def certificate(self) -> Certificate:
         r"""Return how far the fit is from the target.
@@ -228,6 +236,11 @@ class ImportanceSample:
 
 def check_trusted(sample: ImportanceSample, what: str) -> None:
     """Raise ValueError unless the weights can be trusted."""
+    if sample.left_out > MOST_LEFT_OUT:
+        raise ValueError(
+            f"The log-density of the target is unknown at {sample.left_out:.0%} of the draws, beyond a deep valley "
+            f"where the target is known by its score alone: {what} would lack that part. Give it a `log_prob`."
+        )
     if not sample.trusted:
         raise ValueError(
             f"The importance ratios have a tail of shape k = {sample.k:.2f}, where {most_trusted(len(sample.X)):.2f} "
@@ -277,6 +290,7 @@ def weigh(
             f"`target` has a finite log-density at {n_inside} of {int(of_fit.sum())} draws; "
             f"{(1 - TAILS) * LEAST_DRAWS:.0f} are needed."
         )
+    left_out = float((of_fit & ~kept).sum() / of_fit.sum())
     n, x, log_p, of_fit = len(x) - int((of_fit & ~kept).sum()), x[kept], log_p[kept], of_fit[kept]
     of_sampler = (log_density or sampler_density(defended.sampler).log_density)(x)
     log_m = defended.mixed(of_sampler, x).value
@@ -287,8 +301,8 @@ def weigh(
     weights[inside] = np.exp(log_weights - log_weights.max())
     log_z = float(np.log(np.exp(log_ratios[inside] - top).sum() / n) + top)
     own, v = as_array(of_fit), as_array((of_sampler.value - log_m).softmax(0))
-    differences = as_array(log_p) - log_q
-    return ImportanceSample(as_array(x), differences, std, weights / weights.sum(), k, log_z, own, v, reference)
+    differences, weights = as_array(log_p) - log_q, weights / weights.sum()
+    return ImportanceSample(as_array(x), differences, std, weights, k, log_z, own, v, reference, left_out)
 
 
 @torch.no_grad()

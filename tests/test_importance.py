@@ -200,6 +200,10 @@ def test_draws_whose_density_is_not_a_number_are_left_out():
     with pytest.warns(UserWarning, match="of 1800 draws are left out: the density of `target` is NaN there"):
         sample = importance_sample(fitted([0.0], [1.0]), Broken(), random_state=0)
     assert (sample.X > -1).all()
+    assert 0.1 < sample.left_out < 0.2
+    assert not sample.certificate().trusted
+    with pytest.raises(ValueError, match=r"density of the target is unknown at 16% of the draws.*a mean|an expect"):
+        sample.expectation(np.sum)
 
 
 def test_tails_that_no_draw_has_reached_are_seldom_trusted():

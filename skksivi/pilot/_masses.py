@@ -28,6 +28,8 @@ class MassSettings(NamedTuple):
     n_importance: int = 2000
     n_bridge: int = 500
     n_quick: int = 400
+    #: Points of a mode that stay whatever its mass, so that a distribution can be fitted to them.
+    n_least: int = 10
     #: Degrees of freedom of the wider half of the proposal.
     df: float = 5.0
     #: Directions in which a density is compared with its score.
@@ -243,7 +245,7 @@ def weighed(score_fn: DifferentiableScore, pilot: PilotPoints, generator: torch.
     if not all(m.trusted for m in masses) or ((weights - shares).abs() < 3 * errors).all():
         return pilot
     most = min(len(part) / w for part, w in zip(parts, weights.tolist(), strict=True))
-    kept = [part[: max(1, int(most * w))] for part, w in zip(shuffled, weights.tolist(), strict=True)]
+    kept = [part[: max(MASSES.n_least, int(most * w))] for part, w in zip(shuffled, weights.tolist(), strict=True)]
     return pilot._replace(x=torch.cat(kept), n_of_mode=[len(part) for part in kept])
 
 

@@ -105,9 +105,8 @@ def show_method(rows):
     refined = [r for r in rows if r["after"]]
     accurate = [is_within(r["after"], ACCURATE) for r in refined if is_within(r["before"], ACCURATE)]
     off = [r for r in refined if is_within(r["before"], SLIGHT) and not is_within(r["before"], ACCURATE)]
-    print(
-        f"{len(refined)} of {len(rows)} are trusted, * is not; {sum(apart(r) < 2 for r in refined)} within two errors."
-    )
+    right = sum(apart(r) < 2 for r in refined)
+    print(f"{len(refined)} of {len(rows)} are trusted, * is not; the certificates of {right} are within two errors.")
     print(
         f"Of {len(accurate)} accurate fits {sum(accurate)} are accurate when refined; "
         f"of {len(off)} slightly off {sum(is_within(r['after'], ACCURATE) for r in off)}."

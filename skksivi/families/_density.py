@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from skksivi.families._hierarchy import Hierarchy
 from skksivi.families._layer import SemiImplicit
-from skksivi.mixing import DensityMixing, Mixing
+from skksivi.mixing import IN_CACHE, DensityMixing, Mixing
 from skksivi.pilot._chains import covariance_root
 from skksivi.score._score import ScoreFunction
 
@@ -127,11 +127,16 @@ def _hidden(family: nn.Module) -> int:
 
 def log_joint(family: SemiImplicit, x: Tensor, z: Tensor) -> Tensor:
     """Return log q(z) + log N(x; mu(z), sigma(z)^2), shape (...), of x (..., d) and z (..., latent_dim)."""
-    rows = z.reshape(-1, z.shape[-1])
-    mu, sigma = family.mean(rows), family.sigma(rows)
-    r = (x - mu.view(*z.shape[:-1], -1)) / sigma.expand_as(mu).reshape(*z.shape[:-1], -1)
+    step, rows = max(1, IN_CACHE // _hidden(family)), (a.reshape(-1, a.shape[-1]) for a in (x, z))
+    parts = zip(*(a.split(step) for a in rows), strict=True)
+    return torch.cat([_log_joint(family, x, z) for x, z in parts]).view(z.shape[:-1])
+
+
+def _log_joint(family: SemiImplicit, x: Tensor, z: Tensor) -> Tensor:
+    """Return log q(z) + log N(x; mu(z), sigma(z)^2), shape (n,), of x (n, d) and z (n, latent_dim)."""
+    mu, sigma = family.mean(z), family.sigma(z)
     log_scale = sigma.log().expand_as(mu).sum(-1) + mu.shape[-1] / 2 * math.log(2 * math.pi)
-    return (with_density(family.mixing).log_density(rows) - log_scale).view(z.shape[:-1]) - r.square().sum(-1) / 2
+    return with_density(family.mixing).log_density(z) - log_scale - ((x - mu) / sigma).square().sum(-1) / 2
 
 
 def with_density(mixing: Mixing) -> DensityMixing:

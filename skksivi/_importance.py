@@ -13,7 +13,7 @@ from skksivi._arrays import RandomState, make_seed, resolve_device
 from skksivi._numbers import check_integer
 from skksivi._warnings import warn_caller
 from skksivi._weights import LEAST_DRAWS, Certificate, Evidence, ImportanceSample, check_trusted, weighed
-from skksivi.base import BaseApproximator, ordinary_mode
+from skksivi.base import BaseApproximator, ordinary_mode, without_density
 from skksivi.families._derived import TAILS, Defended, Refined, knows_density
 from skksivi.families._samplers import Sampler
 from skksivi.pilot._rules import origin_of
@@ -99,7 +99,9 @@ def weighed_draws(
     with ordinary_mode(device), torch.no_grad():
         score = compared_score(target, est.n_features_in_, est.dtype, est.device)
         if not knows_density(est.sampler_):
-            raise TypeError(f"{type(est).__name__} has no density, and its draws no weights; see `score_samples`.")
+            raise TypeError(
+                f"{without_density(est)}, and its draws have no weights. Fit one that has, see `score_samples`."
+            )
         seed = make_seed(random_state)
         x = torch.as_tensor(est.sample(n_samples, seed), dtype=torch.float64, device=device)
         sample = weighed(est.sampler_, score, x, seed)

@@ -304,10 +304,7 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
         with ordinary_mode(device), torch.no_grad():
             sampler = self.sampler_
             if not knows_density(sampler):
-                of_mixing = ", since `mixing` has none" if isinstance(sampler, HasDensity) else ""
-                raise TypeError(
-                    f"{type(self).__name__} has no density{of_mixing}; score it against a target instead."
-                )
+                raise TypeError(f"{without_density(self)}; score it against a target instead.")
             value, se = map(as_array, sampler.log_density(as_tensor(X, device=device)))
         if return_std:
             return value, se
@@ -385,6 +382,12 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
 
     def _conclude(self, fit: Fit, score_fn: Score, generator: torch.Generator) -> None:
         """Say what is wrong with a fit that was learned, which cannot be lost any more."""
+
+
+def without_density(est: BaseApproximator) -> str:
+    """Say that a fit has no density, and why."""
+    of_mixing = ", since `mixing` has none" if isinstance(est.sampler_, HasDensity) else ""
+    return f"{type(est).__name__} has no density{of_mixing}"
 
 
 A = TypeVar("A", bound=type[BaseApproximator])

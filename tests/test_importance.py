@@ -160,7 +160,14 @@ def test_what_cannot_be_weighed_is_named():
     target = gaussian([0.0], [1.0])
     with pytest.raises(TypeError, match="SVGD has no density"):
         importance_sample(SVGD(n_particles=200, max_iter=2, random_state=0).fit(target), target)
+    bare = quick(mixing=lambda n, generator: torch.randn(n, 1, generator=generator)).fit(target)
+    with pytest.raises(
+        TypeError, match="no density, since `mixing` has none, and its draws have no weights. Fit one"
+    ):
+        refine(bare, target)
     q = fitted([0.0], [1.0])
+    with pytest.raises(TypeError, match="`target` must be a Target or its score function, got a NoneType"):
+        evidence(q, None)
     for wrong, error in ((99, ValueError), (True, TypeError), (1e3, TypeError)):
         with pytest.raises(error, match="n_samples"):
             certificate(q, target, n_samples=wrong)

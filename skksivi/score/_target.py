@@ -80,6 +80,8 @@ def moved(score_fn: TargetOrScore, *, device: torch.device, dtype: torch.dtype |
 
 def compared_score(score_fn: TargetOrScore, n_features: int, dtype: str, device: str | torch.device) -> Score:
     """Return the probed score, for float64 points, of what a fit of so many features is compared with."""
+    if not (is_target(score_fn) or callable(score_fn)):
+        raise TypeError(f"`target` must be a Target or its score function, got a {type(score_fn).__name__}.")
     d = unwrapped(score_fn, getattr(score_fn, "n_features", n_features))[1]
     if d != n_features:
         raise ValueError(f"the target has {d} features, expected {n_features} as in `fit`.")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from plain_targets import normal_array
+from plain_targets import Mixture, normal_array
 from scipy import special, stats
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 
@@ -139,6 +139,20 @@ def test_scores_alone_give_the_same_relative_to_a_named_point():
     assert b.certificate().divergence == pytest.approx(a.certificate().divergence, abs=1e-3)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("distance", [5.0, 10.0, 30.0, 300.0])
+def test_a_score_alone_weighs_far_modes(distance):
+    """Of widths 1 and 0.7 and weights 0.3 and 0.7; the normaliser is relative to a named point."""
+    p = Mixture([0.3, 0.7], [[0.0, 0.0], [0.6 * distance, 0.8 * distance]], [1.0, 0.7])
+    target = from_log_prob(p.log_prob, n_features=2)
+    q = KSIVIApproximator(init=p.means.numpy(), dtype="float64", random_state=0).fit(target.score_fn, n_features=2)
+    a, b = (importance_sample(q, t, random_state=0) for t in (target, target.score_fn))
+    assert b.left_out == 0
+    assert b.certificate().divergence == pytest.approx(a.certificate().divergence, abs=2e-3)
+    at_reference = p.log_prob(torch.as_tensor(b.reference)).item()
+    assert b.log_z + at_reference == pytest.approx(0, abs=0.05)
+
+
 def test_expectations_are_those_of_the_target():
     sample = importance_sample(fitted([0.0], [1.2]), gaussian([0.4], [1.0]), n_samples=4000, random_state=0)
     value, se = sample.expectation(lambda X: np.column_stack([X, X**2]))
@@ -161,9 +175,7 @@ def test_what_cannot_be_weighed_is_named():
     with pytest.raises(TypeError, match="SVGD has no density"):
         importance_sample(SVGD(n_particles=200, max_iter=2, random_state=0).fit(target), target)
     bare = quick(mixing=lambda n, generator: torch.randn(n, 1, generator=generator)).fit(target)
-    with pytest.raises(
-        TypeError, match="no density, since `mixing` has none, and its draws have no weights. Fit one"
-    ):
+    with pytest.raises(TypeError, match="no density, since `mixing` has none, and its draws have no weights"):
         refine(bare, target)
     q = fitted([0.0], [1.0])
     with pytest.raises(TypeError, match="`target` must be a Target or its score function, got a NoneType"):

@@ -27,6 +27,7 @@ from skksivi import (
 from skksivi._psis import generalised_pareto, pareto_smoothed
 from skksivi._weights import N_CHEAP
 from skksivi.baselines import SVGD, Laplace
+from skksivi.diagnostics._checks import moments_by_weights
 from skksivi.families._derived import Refined
 from skksivi.mixing import StudentT
 from skksivi.targets import Banana, EightGaussians, Target, from_log_prob
@@ -160,6 +161,14 @@ def test_expectations_are_those_of_the_target():
     assert isinstance(sample.expectation(lambda X: X[:, 0]).value, float)
     with pytest.raises(ValueError, match=r"`f` returned shape \(3,\)"):
         sample.expectation(lambda X: np.ones(3))
+
+
+@given(d=st.integers(1, 5), seed=st.integers(0, 1000))
+def test_the_moments_of_a_fit_to_itself_differ_by_nothing(d, seed):
+    """By weights of the same draws, however heavy the tails; those of separate draws differ by noise."""
+    sample = importance_sample(fitted([0.0] * d, [1.0] * d), gaussian([0.0] * d, [1.0] * d), random_state=seed)
+    moments = np.array(moments_by_weights(sample))
+    np.testing.assert_allclose(moments, [np.zeros((2, d)), [np.ones(d), np.zeros(d)]], atol=2e-3)
 
 
 def test_ratios_without_a_tail_to_trust_are_refused():

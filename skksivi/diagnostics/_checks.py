@@ -10,7 +10,7 @@ from torch import Tensor
 
 from skksivi._arrays import as_array
 from skksivi._psis import most_trusted, pareto_smoothed
-from skksivi._weights import ImportanceSample, weighed
+from skksivi._weights import Estimate, ImportanceSample, weighed
 from skksivi.diagnostics._report import Check
 from skksivi.diagnostics._view import MAX_SHIFT, N_SE, View, judged
 from skksivi.families._derived import knows_density, unweighted
@@ -88,10 +88,7 @@ def check_divergence(view: View, sample: ImportanceSample) -> Check:
             f"k-hat is {sample.k:.2f}, the effective share {sample.share:.1%}: the weights tell nothing of the target"
         )
     (J, se, se_below, *_), d = sample.certificate(), sample.X.shape[1]
-    x = sample.X[sample.of_fit]
-    u = (sample.X - x.mean(0)) / x.std(0)
-    shift, shift_se = map(np.asarray, sample.expectation(lambda _: u))
-    square, square_se = map(np.asarray, sample.expectation(lambda _: np.square(u)))
+    (shift, shift_se), (square, square_se) = (map(np.asarray, found) for found in moments_by_weights(sample))
     off = np.abs(shift) - N_SE * shift_se - MAX_SHIFT
     wide = np.abs(np.log(square)) / 2 - N_SE * square_se / (2 * square) - MAX_LOG_RATIO
     text = f"{J:.2g} nats, standard error {se:.1g}, up to {MAX_DIVERGENCE * d:.2g} allowed"
@@ -106,6 +103,22 @@ def check_divergence(view: View, sample: ImportanceSample) -> Check:
     if off[i] > 0:
         remedy = f"The mean of the target in {view.score.label(i)} is {shift[i]:+.2f} sd from theirs: {todo}."
     return judged("divergence", J, text, remedy)
+
+
+def moments_by_weights(sample: ImportanceSample) -> tuple[Estimate, Estimate]:
+    """Return means and mean squares (d,) of the target, in units u of the moments of the fit, with standard errors.
+
+    Both are by weights of the same draws, so that heavy tails have the same say in each.
+    """
+    n, w, v = len(sample.weights), sample.weights[:, None], sample.weights_of_fit[:, None]
+    centred = sample.X - (v * sample.X).sum(0)
+    u = centred / np.sqrt((v * np.square(centred)).sum(0))
+
+    def mean(f: np.ndarray, of_fit: float) -> Estimate:
+        value = (w * f).sum(0)
+        return Estimate(value, n**0.5 * (w * (f - value) - v * (f - of_fit)).std(0))
+
+    return mean(u, 0.0), mean(np.square(u), 1.0)
 
 
 def check_loss(view: View) -> Check:

@@ -67,6 +67,7 @@ def generalised_pareto(x: np.ndarray) -> tuple[float, float]:
     n_grid = 30 + int(math.sqrt(n))
     quartile = x[int(n / 4 + 0.5) - 1]
     b = 1 / x[-1] + (1 - np.sqrt(n_grid / (np.arange(1, n_grid + 1) - 0.5))) / (3 * quartile)
+    b = b[np.abs(b) * x[-1] > 1e-9]  # there the shape is zero
     shapes = np.log1p(-b[:, None] * x).mean(1)
     log_likelihoods = n * (np.log(-b / shapes) - shapes - 1)
     weights = np.exp(log_likelihoods - log_likelihoods.max())

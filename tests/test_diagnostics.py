@@ -623,7 +623,7 @@ def test_mistakes_are_named(good):
         diagnose(good, Normal(3))
     with pytest.raises(ValueError, match="n_samples == 50"):
         diagnose(good, GaussianTarget(), n_samples=50)
-    with pytest.raises(TypeError, match="`score_fn` must be a function"):
+    with pytest.raises(TypeError, match="`target` must be a Target or its score function"):
         diagnose(good, np.zeros((5, 2)))
 
 

@@ -105,12 +105,10 @@ def show_method(rows):
     refined = [r for r in rows if r["after"]]
     accurate = [is_accurate(r["after"]) for r in refined if is_accurate(r["before"])]
     others = [is_accurate(r["after"]) for r in refined if not is_accurate(r["before"])]
-    print(
-        f"{len(refined)} of {len(rows)} are trusted, * is not. {sum(map(is_right, refined))} certificates of these are right."
-    )
-    print(
-        f"Accurate when refined: {sum(accurate)} of {len(accurate)} that were, {sum(others)} of {len(others)} that were not."
-    )
+    right = sum(map(is_right, refined))
+    print(f"{len(refined)} of {len(rows)} are trusted, * is not. {right} certificates of these are right.")
+    before, after = (f"{sum(made)} of {len(made)} that were" for made in (accurate, others))
+    print(f"Accurate when refined: {before}, {after} not.")
 
 
 def main():

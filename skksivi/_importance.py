@@ -134,7 +134,7 @@ def refine(est: A, target: Target | ScoreFunction, *, n_samples: int = 2000, ran
     -------
     refined : approximator
         A copy of `est` with other draws and their density, until its next `fit`. A draw costs about c densities of
-        the fit and of the target, between one and some ten. A file of it, see `skksivi.save`, is loaded with the
+        the fit and of the target, between one and some tens. A file of it, see `skksivi.save`, is loaded with the
         target.
 
     Raises

@@ -32,6 +32,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from _harness import command, load, print_table, read, run_missing
+from _rivals import Flow, NutpieNUTS, missing
 from paper._base import Counted, few
 from reference import mala, waveform_target
 
@@ -71,6 +72,8 @@ METHODS = {
     "HKSIVI": Method(HKSIVIApproximator, {"max_iter": 1000}),
     **{name: baseline(name) for name in baselines.__all__},
     **{f"{name}, in x": baseline(name, whiten=None) for name in IN_X},
+    "NUTS": Method(NutpieNUTS, {}),
+    "Neural spline flow": Method(Flow, {}),
 }
 #: Colours of Okabe and Ito, and markers.
 FAMILIES = {
@@ -78,7 +81,8 @@ FAMILIES = {
     "other semi-implicit": ("#D55E00", "s", ("SIVI", "SIVISM", "UIVI", "HSIVISM")),
     "Gaussian": ("#009E73", "D", ("Laplace", "MeanFieldVI", "FullRankVI", "BatchAndMatch")),
     "particles": ("#CC79A7", "^", ("SVGD", "KSDDescent", "MIED")),
-    "chains": ("#E69F00", "v", ("MALA", "SGLD")),
+    "chains": ("#E69F00", "v", ("MALA", "SGLD", "NutpieNUTS")),
+    "normalising flow": ("#000000", "P", ("Flow",)),
 }
 
 
@@ -150,7 +154,13 @@ def compare(args):
         floor = noise_floor(lambda X, Z, case=case: distance(case, X, Z), pool, len(Y), random_state=0)
         document["floors"][case] = floor._asdict()
     # the seed outermost, so that methods take turns
-    jobs = [(case, name, seed) for seed in range(args.seeds) for case in cases for name in methods_of(case)]
+    jobs = [
+        (case, name, seed)
+        for seed in range(args.seeds)
+        for case in cases
+        for name in methods_of(case)
+        if name in args.methods and missing(METHODS[name].make) is None
+    ]
     run_missing(document, args.out, jobs, partial(run, cases=cases, args=args))
     return document
 
@@ -160,6 +170,12 @@ def methods_of(case):
 
 
 # The table
+
+
+def shown(document, case):
+    """Return the methods that have rows on a target."""
+    there = {row["method"] for row in document["rows"] if row["case"] == case}
+    return [name for name in methods_of(case) if name in there]
 
 
 def summary(document, case, name):
@@ -189,7 +205,7 @@ def remark(name, warned, n):
 def show(document):
     for case, floor in document["floors"].items():
         print(f"\n{case}, floor {floor['mean']:.3f} +- {floor['sd']:.3f}")
-        of = {name: summary(document, case, name) for name in methods_of(case)}
+        of = {name: summary(document, case, name) for name in shown(document, case)}
         lines = [
             (
                 name, f"{a['mean']:.3f} +- {a['sd']:.3f}", f"{a['mean'] / floor['mean']:.1f}", f"{a['scores']:,.0f}",
@@ -230,7 +246,7 @@ def style(name):
 
 def draw_case(document, case, left, right):
     """Draw quality against scores and seconds, with the names in between."""
-    names, floor = methods_of(case), document["floors"][case]
+    names, floor = shown(document, case), document["floors"][case]
     of = [summary(document, case, name) for name in names]
     y = np.array([a["mean"] for a in of])
     labels = [name if v <= TOP * floor["mean"] else f"{name} ({v:.2g})" for name, v in zip(names, y, strict=True)]
@@ -277,7 +293,11 @@ def draw(document, path):
 def main():
     parser = command(__doc__)
     parser.add_argument("--figure", type=Path)
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     args = parser.parse_args()
+    for name in args.methods:
+        if package := missing(METHODS[name].make):
+            print(f"{name} is left out: there is no package {package}; pip install '.[benchmarks]'.")
     torch.set_num_threads(1)
     document = read(args.out if args.show is True else args.show) if args.show else compare(args)
     show(document)

@@ -3,7 +3,7 @@
 python benchmarks/reference.py waveform                 the draws that ship with the package
 python benchmarks/reference.py mat FILE OUT.npz         those of a split in a .mat file (X_train with ones, y_train)
 python benchmarks/reference.py targets [NAME ...]       those of skksivi.targets, in build/reference
-python benchmarks/reference.py posteriors [NAME ...]    those of benchmarks/posteriors.py, in build/reference
+python benchmarks/reference.py posteriors [NAME ...]    those of benchmarks/posteriors.py and _expensive.py, there too
 
 The first two come from long preconditioned MALA chains, each draw the last state of its own chain, started from
 the Laplace approximation, so that the draws are independent. Those of `targets` and `posteriors` come from the exact
@@ -28,6 +28,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from _expensive import EXPENSIVE
 from paper.public_code import BoundedDiffusion
 from posteriors import POSTERIORS, waveform_target
 from scipy.stats import norm
@@ -79,7 +80,7 @@ TARGETS = {
 }
 
 #: What makes a target, by name.
-MAKE = {**{name: posterior.make for name, posterior in POSTERIORS.items()}, **TARGETS}
+MAKE = {**{name: posterior.make for name, posterior in POSTERIORS.items()}, **EXPENSIVE, **TARGETS}
 
 
 def mala(target, n_draws, *, n_steps=1000, seed=0):
@@ -90,11 +91,11 @@ def mala(target, n_draws, *, n_steps=1000, seed=0):
     return x, {"acceptance": q.acceptance_rate_, "R-hat": r_hat(chains), **stein_identities(target, x)}
 
 
-def hmc(target, n_draws, *, n_chains=1000, n_warmup=40, n_rounds=40, n_trajectories=10, seed=0):
+def hmc(target, n_draws, *, n_chains=1000, n_warmup=40, n_rounds=40, n_trajectories=10, dense=True, seed=0):
     """Return (n_draws, d) states of `n_chains` chains of Hamiltonian Monte Carlo, those of a chain far apart.
 
     A round is `n_trajectories`. Those of the warm-up adapt the step to an acceptance of .9, and the metric to the
-    covariance of the chains.
+    covariance of the chains, or where that is not `dense` to their variances.
     """
     generator = torch.Generator().manual_seed(seed)
     d = target.n_features
@@ -105,7 +106,7 @@ def hmc(target, n_draws, *, n_chains=1000, n_warmup=40, n_rounds=40, n_trajector
         u, acceptance = trajectories(target, map_, u, step, n_trajectories, generator)
         step = min(step * math.exp(acceptance - 0.9), 1.5)
         x = map_.unwhiten(u)
-        map_ = Affine(x.mean(0), torch.linalg.cholesky(x.mT.cov()))
+        map_ = Affine(x.mean(0), torch.linalg.cholesky(x.mT.cov()) if dense else x.std(0).diag())
         u = map_.whiten(x)
     kept, accepted = [], 0.0
     for _ in range(n_rounds):
@@ -218,8 +219,9 @@ def exact_draws(target, n_draws):
         x = target.sample(n_draws, torch.Generator().manual_seed(1))
         diagnostics = {"R-hat": 1.0, "ESS": float(n_draws)}
     else:
-        for n_trajectories in (10, 30, 100):
-            x, diagnostics = hmc(target, n_draws, n_trajectories=n_trajectories)
+        tries = [target.hmc] if hasattr(target, "hmc") else [{"n_trajectories": n} for n in (10, 30, 100)]
+        for settings in tries:
+            x, diagnostics = hmc(target, n_draws, **settings)
             if diagnostics["R-hat"] < 1.01 and diagnostics["ESS"] > n_draws / 2:
                 break
     return x, diagnostics
@@ -257,7 +259,7 @@ def main():
     mat.add_argument("out", type=Path)
     for command in waveform, mat:
         command.add_argument("--steps", type=int, default=1000)
-    for command, table in (targets, TARGETS), (posteriors, POSTERIORS):
+    for command, table in (targets, TARGETS), (posteriors, {**POSTERIORS, **EXPENSIVE}):
         command.add_argument("names", nargs="*", metavar="NAME", help="all of them by default: " + ", ".join(table))
         command.add_argument("--out", type=Path, default=DIRECTORY)
         command.add_argument("--draws", type=int, default=4000)

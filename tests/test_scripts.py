@@ -46,6 +46,7 @@ COMMANDS = {
     "benchmarks/paper.py student": ["--quick", "--out", "student.json"],
     "benchmarks/paper.py bnn": ["--quick", "--out", "bnn.json"],
     "benchmarks/comparison.py": ["--quick", "--seeds", "1", "--output", "rows.json", "--figure", "comparison.png"],
+    "benchmarks/frontier.py": ["--quick", "--out", "frontier.json", "--figure", "frontier.png"],
     "benchmarks/predictors.py": ["--quick"],
     "benchmarks/regression.py": ["--quick"],
     "benchmarks/hierarchy.py": ["--quick", "--seeds", "1", "--max-iter", "50"],

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from reference import mala, reference
 
 from skksivi import HKSIVIApproximator, KSIVIApproximator, paper_settings
@@ -125,6 +126,16 @@ class Counted(Target):
     def score_vjp(self, x):
         self.n_points[0] += len(x)
         return self.target.score_vjp(x)
+
+    def value_and_score(self, x):
+        """Return log p (n,) and its gradient (n, d), by one graph where the score has no formula of its own."""
+        self.n_points[0] += len(x)
+        if type(self.target).score_fn is not Target.score_fn:
+            return self.target.log_prob(x).detach(), self.target.score_fn(x).detach()
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            log_p = self.target.log_prob(x)
+            return log_p.detach(), torch.autograd.grad(log_p.sum(), x)[0]
 
 
 def fit(q, *data):

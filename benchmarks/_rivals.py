@@ -1,0 +1,303 @@
+"""What a user would pick instead, from other packages, fitted and sampled like the baselines of this one.
+
+A rival is fitted to a `Watched` target; a `paper._base.Counted` will do for NUTS by nutpie and for the flow. It knows
+`sample(n, random_state)`. One whose further draws cost evaluations also has `draws_` (N, d), all that it kept,
+`n_effective_`, how many independent ones they are worth, and `n_sampling_calls_`, what they cost after the warm-up.
+
+The packages are the extra `benchmarks`; `missing` names the one that a rival lacks. Torch's log-density is called
+from JAX through a callback, which takes a tenth of a millisecond or so, and from nutpie as a Python function.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import math
+import time
+from typing import ClassVar
+
+import numpy as np
+import torch
+from paper._base import Counted
+from sklearn.base import BaseEstimator
+
+from skksivi.baselines import Laplace
+
+#: Longer pauses between two calls are those in which JAX compiles, seconds.
+PAUSE = 0.2
+
+
+class SpentError(RuntimeError):
+    """The calls that a fit was given are spent."""
+
+
+class Watched(Counted):
+    """A counted target that takes the CPU time of its calls, and ends a fit that has spent its rows.
+
+    Copies of it, as fits make them, share what they count.
+    """
+
+    def __init__(self, target, limit=math.inf):
+        super().__init__(target)
+        self.limit, self._seconds, self._times = limit, [0.0], []
+
+    def to(self, **kwargs):
+        moved = super().to(**kwargs)
+        moved.target = self.target.to(**kwargs)
+        return moved
+
+    @property
+    def spent(self):
+        return self.n_points[0] >= self.limit
+
+    @property
+    def seconds(self):
+        return self._seconds[0]
+
+    @property
+    def score_vjp(self):
+        return self._product if self.target.score_vjp is not None else None
+
+    def _product(self, x):
+        return self._timed(super().score_vjp, x)
+
+    def score_fn(self, x):
+        return self._timed(super().score_fn, x)
+
+    def value_and_score(self, x):
+        return self._timed(super().value_and_score, x)
+
+    def value(self, x):
+        """Return log p (n,) alone, counted like a score."""
+        self.n_points[0] += len(x)
+        return self._timed(self.target.log_prob, x)
+
+    def _timed(self, evaluate, x):
+        if self.spent:
+            raise SpentError
+        start = time.process_time()
+        value = evaluate(x)
+        self._times.append(time.process_time())
+        self._seconds[0] += self._times[-1] - start
+        return value
+
+    def seconds_a_row(self):
+        """Return the CPU time of a row, what the method does in between included, without compilation."""
+        gaps = np.diff(self._times)
+        return gaps[gaps < max(PAUSE, 20 * np.median(gaps))].sum() / self.n_points[0]
+
+
+def missing(rival):
+    """Return the name of the package that a rival lacks, or None."""
+    package = getattr(rival, "package", None)
+    return package if package and importlib.util.find_spec(package) is None else None
+
+
+def finite(log_p, s):
+    """Return them as arrays; -inf and a score of zero where either is not a number."""
+    log_p, s = log_p.numpy(), s.numpy()
+    good = np.isfinite(log_p) & np.isfinite(s).all(-1)
+    return np.where(good, log_p, -np.inf), np.where(good[..., None], s, 0.0)
+
+
+def effective_size(chains):
+    """Return the least effective sample size of the coordinates of chains (n_chains, n_draws, d)."""
+    from arviz_stats.base import array_stats
+
+    sizes = [array_stats.ess(chains[..., j], chain_axis=0, draw_axis=1) for j in range(chains.shape[-1])]
+    return max(1.0, float(np.nan_to_num(np.min(sizes), nan=1.0)))
+
+
+class Draws(BaseEstimator):
+    """Base of those that keep draws."""
+
+    def sample(self, n, random_state=0):
+        rng = np.random.RandomState(random_state)
+        return self.draws_[rng.choice(len(self.draws_), n, replace=n > len(self.draws_))]
+
+    def _keep(self, chains, n_sampling_calls):
+        self.draws_ = chains.reshape(-1, chains.shape[-1])
+        self.n_effective_, self.n_sampling_calls_ = effective_size(chains), n_sampling_calls
+        return self
+
+
+class NutpieNUTS(Draws):
+    """NUTS whose metric is a diagonal and a few directions (nutpie), a chain after the other."""
+
+    package: ClassVar[str] = "nutpie"
+
+    def __init__(self, *, n_chains=4, n_warmup=300, n_draws=1000, random_state=0):
+        self.n_chains, self.n_warmup, self.n_draws, self.random_state = n_chains, n_warmup, n_draws, random_state
+
+    def fit(self, target):
+        import nutpie
+        from nutpie.compiled_pyfunc import from_pyfunc
+
+        def log_prob(x):
+            log_p, s = finite(*target.value_and_score(torch.from_numpy(np.array(x))[None]))
+            return float(log_p[0]), s[0]
+
+        model = from_pyfunc(
+            target.n_features, lambda: log_prob, lambda *_: lambda x: {"x": np.array(x)}, [np.dtype(float)],
+            [(target.n_features,)], ["x"],
+        )  # fmt: skip
+        found = nutpie.sample(
+            model, draws=self.n_draws, tune=self.n_warmup, chains=self.n_chains, cores=1, seed=self.random_state,
+            low_rank_modified_mass_matrix=True, progress_bar=False,
+        )  # fmt: skip
+        return self._keep(found.posterior["x"].to_numpy(), int(found.sample_stats["n_steps"].sum()))
+
+
+def as_jax(target):
+    """Return log p of a `Watched` target as a function of JAX, whose gradient comes from the same callback."""
+    import jax
+
+    jax.config.update("jax_enable_x64", True)
+    logging.getLogger("jax._src.callback").setLevel(logging.CRITICAL)  # a `SpentError` is no accident
+
+    def rows(x):
+        return torch.from_numpy(np.array(x, dtype=np.float64)).reshape(-1, target.n_features)
+
+    def value(x):
+        return np.nan_to_num(target.value(rows(x)).numpy(), nan=-np.inf).reshape(x.shape[:-1])
+
+    def value_and_score(x):
+        log_p, s = finite(*target.value_and_score(rows(x)))
+        return log_p.reshape(x.shape[:-1]), s.reshape(x.shape)
+
+    def like(x):
+        return jax.ShapeDtypeStruct(x.shape[:-1], x.dtype)
+
+    @jax.custom_vjp
+    def log_prob(x):
+        return jax.pure_callback(value, like(x), x, vmap_method="broadcast_all")
+
+    def forward(x):
+        shapes = like(x), jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return jax.pure_callback(value_and_score, shapes, x, vmap_method="broadcast_all")
+
+    log_prob.defvjp(forward, lambda s, g: (g[..., None] * s,))
+    return log_prob
+
+
+class NumPyroNUTS(Draws):
+    """NUTS with NumPyro's defaults, thus a diagonal metric, a chain after the other."""
+
+    package: ClassVar[str] = "numpyro"
+
+    def __init__(self, *, n_chains=4, n_warmup=500, n_draws=1000, random_state=0):
+        self.n_chains, self.n_warmup, self.n_draws, self.random_state = n_chains, n_warmup, n_draws, random_state
+
+    def fit(self, target):
+        import jax
+        from numpyro.infer import MCMC, NUTS
+
+        log_prob = as_jax(target)
+        mcmc = MCMC(
+            NUTS(potential_fn=lambda x: -log_prob(x)), num_warmup=self.n_warmup, num_samples=self.n_draws,
+            num_chains=self.n_chains, chain_method="sequential", progress_bar=False,
+        )  # fmt: skip
+        starts = np.random.RandomState(self.random_state).uniform(-2, 2, (self.n_chains, target.n_features))
+        key = jax.random.PRNGKey(self.random_state)
+        mcmc.run(key, init_params=starts if self.n_chains > 1 else starts[0], extra_fields=("num_steps",))
+        chains = np.asarray(mcmc.get_samples(group_by_chain=True))
+        return self._keep(chains, int(mcmc.get_extra_fields()["num_steps"].sum()))
+
+
+class MicrocanonicalLangevin(Draws):
+    """One unadjusted chain at constant energy (blackjax), tuned for a third as many steps."""
+
+    package: ClassVar[str] = "blackjax"
+
+    def __init__(self, *, n_draws=10_000, random_state=0):
+        self.n_draws, self.random_state = n_draws, random_state
+
+    def fit(self, target):
+        import blackjax
+        import jax
+
+        log_prob = as_jax(target)
+        start, tuning, running = jax.random.split(jax.random.PRNGKey(self.random_state), 3)
+        kernel = blackjax.mclmc.build_kernel()
+        state = blackjax.mclmc.init(jax.random.normal(start, (target.n_features,)), log_prob, start)
+        state, tuned, _ = blackjax.mclmc_find_L_and_step_size(
+            kernel, num_steps=self.n_draws, state=state, rng_key=tuning, logdensity_fn=log_prob
+        )
+        jax.block_until_ready(state)
+        before = target.n_points[0]
+
+        def step(state, key):
+            state, _ = kernel(key, state, log_prob, tuned.inverse_mass_matrix, tuned.L, tuned.step_size)
+            return state, state.position
+
+        _, chain = jax.jit(lambda state, keys: jax.lax.scan(step, state, keys))(
+            state, jax.random.split(running, self.n_draws)
+        )
+        return self._keep(np.asarray(chain)[None], target.n_points[0] - before)
+
+
+class Pathfinder(Draws):
+    """The best Gaussians along the ways of L-BFGS to modes (blackjax), draws resampled by Pareto-smoothed weights."""
+
+    package: ClassVar[str] = "blackjax"
+
+    def __init__(self, *, n_paths=4, n_draws=250, n_elbo=25, random_state=0):
+        self.n_paths, self.n_draws, self.n_elbo, self.random_state = n_paths, n_draws, n_elbo, random_state
+
+    def fit(self, target):
+        import jax
+        from blackjax.vi import multipathfinder, pathfinder
+
+        log_prob = as_jax(target)
+        approximate = jax.jit(lambda key, x: pathfinder.approximate(key, log_prob, x, self.n_elbo)[0])
+        key = jax.random.PRNGKey(self.random_state)
+        paths = []
+        for k in jax.random.split(key, self.n_paths):
+            start, search, draw = jax.random.split(k, 3)
+            state = approximate(search, jax.random.uniform(start, (target.n_features,), minval=-2.0, maxval=2.0))
+            x, log_q = pathfinder.sample(draw, state, self.n_draws)
+            paths.append((x, jax.vmap(log_prob)(x), log_q))
+        paths = multipathfinder.MultipathfinderState(None, *map(jax.numpy.stack, zip(*paths, strict=True)))
+        weights = np.nan_to_num(np.exp(np.asarray(multipathfinder.psis_weights(paths)[0])))
+        weights /= weights.sum()
+        rows = np.random.RandomState(self.random_state).choice(len(weights), len(weights), p=weights)
+        self.draws_ = np.asarray(paths.samples).reshape(len(weights), -1)[rows]
+        self.n_effective_, self.n_sampling_calls_ = 1 / np.square(weights).sum(), len(weights)
+        return self
+
+
+class Flow(BaseEstimator):
+    """A neural spline flow (zuko) by the evidence lower bound, in the coordinates of the Laplace approximation."""
+
+    package: ClassVar[str] = "zuko"
+
+    def __init__(self, *, max_iter=1000, batch_size=64, learning_rate=3e-3, random_state=0):
+        self.max_iter, self.batch_size = max_iter, batch_size
+        self.learning_rate, self.random_state = learning_rate, random_state
+
+    def fit(self, target):
+        import zuko
+
+        laplace = Laplace(random_state=self.random_state).fit(target)
+        target.n_points[0] += laplace.n_products_
+        self.m_, self.L_ = map(torch.from_numpy, (laplace.mean_, np.linalg.cholesky(laplace.covariance_)))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.random_state)
+            flow = zuko.flows.NSF(target.n_features, transforms=4, hidden_features=(64, 64), passes=2).double()
+            optimizer = torch.optim.Adam(flow.parameters(), self.learning_rate)
+            schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.max_iter)
+            for _ in range(self.max_iter):
+                u, log_q = flow().rsample_and_log_prob((self.batch_size,))
+                s = target.score_fn((self.m_ + u @ self.L_.mT).detach()).nan_to_num(0.0, 0.0, 0.0) @ self.L_
+                optimizer.zero_grad()
+                (log_q - (s * u).sum(-1)).mean().backward()
+                torch.nn.utils.clip_grad_norm_(flow.parameters(), 100.0)
+                optimizer.step()
+                schedule.step()
+        self.flow_ = flow
+        return self
+
+    def sample(self, n, random_state=0):
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.manual_seed(random_state)
+            return (self.m_ + self.flow_().sample((n,)) @ self.L_.mT).numpy()

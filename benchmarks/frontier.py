@@ -1,0 +1,324 @@
+"""Accuracy against evaluations of the score and against seconds: ours, and what a user would pick instead.
+
+python benchmarks/frontier.py [--names ...] [--methods ...] [--seeds 1] [--out FILE.json] [--figure FILE.png]
+python benchmarks/frontier.py --show FILE.json [--figure FILE.png]         the tables and figure of an earlier run
+
+Posteriors: the 31 of benchmarks/posteriors.py and the three of benchmarks/_expensive.py, against reference draws
+(benchmarks/reference.py). A method is tried with larger and larger budgets, its rungs, and stops at the first that is
+accurate: every mean within 0.1 sd, every sd within 10%. Of several seeds the worst counts. A rival is also stopped
+when 100,000 calls are spent, 30,000 on the expensive posteriors; fits of ours end by themselves. Errors are those of
+all draws that a chain kept, and of 10,000 draws of a fit; W2 is the sliced Wasserstein distance of 4,000 of them in
+whitened coordinates over its floor, as in benchmarks/defaults.py.
+
+A call is a row at which the score is evaluated, with or without log p, or log p alone where the score is not; a
+product with the Jacobian of the score is a call too. Seconds are CPU time of one thread, compilation included, "in
+score" those inside the calls: the model is torch for all, so that NUTS pays a call from Python for each of its steps,
+which a model compiled together with its sampler does not. The next 10,000 draws are independent ones. Those of a fit
+are drawn and timed; for chains and weighted draws they are the calls after the warm-up, and the seconds of as many
+calls without compilation, times 10,000 over the least effective sample size of a coordinate. Rivals whose package is
+missing are left out.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import sys
+import time
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib
+
+matplotlib.use("agg")
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+from _expensive import EXPENSIVE
+from _harness import command, load, read, run_missing
+from _rivals import (
+    Flow,
+    MicrocanonicalLangevin,
+    NumPyroNUTS,
+    NutpieNUTS,
+    Pathfinder,
+    Watched,
+    effective_size,
+    missing,
+)
+from defaults import floor, measure
+from paper._base import few
+from posteriors import POSTERIORS
+from reference import MAKE, reference
+
+from skksivi import KSIVIApproximator
+from skksivi.baselines import MALA, BatchAndMatch, FullRankVI
+from skksivi.parameters import Pilot
+
+N_DRAWS, N_NEXT, LIMIT, LIMIT_EXPENSIVE = 4000, 10_000, 100_000, 30_000
+
+
+class Method(NamedTuple):
+    """A constructor, its rungs with the smallest first, and the colour and marker of its line."""
+
+    make: Any
+    rungs: list[dict[str, Any]]
+    style: tuple[str, str]
+
+
+def rungs(names, *values):
+    return [dict(zip(names.split(), value, strict=True)) for value in values]
+
+
+NUTS_SETTINGS = "n_chains n_warmup n_draws"
+METHODS = {
+    "NUTS, low rank (nutpie)": Method(
+        NutpieNUTS,
+        rungs(
+            NUTS_SETTINGS, (1, 100, 300), (1, 150, 500), (1, 200, 800), (1, 300, 1200), (1, 400, 2500), (4, 400, 1500)
+        ),
+        ("#D55E00", "v"),
+    ),
+    "NUTS, diagonal (NumPyro)": Method(
+        NumPyroNUTS, rungs(NUTS_SETTINGS, (1, 300, 700), (1, 500, 2500)), ("#E69F00", "^")
+    ),
+    "microcanonical (blackjax)": Method(
+        MicrocanonicalLangevin, rungs("n_draws", (2000,), (10_000,)), ("#CC79A7", "<")
+    ),
+    "MALA": Method(
+        MALA,
+        rungs("n_warmup n_draws thin", (30, 10, 2), (60, 15, 4), (100, 20, 7), (200, 40, 7), (300, 60, 10)),
+        ("#F0E442", ">"),
+    ),
+    "Pathfinder (blackjax)": Method(Pathfinder, rungs("n_paths n_draws", (4, 500), (20, 500)), ("#999999", "X")),
+    "batch and match": Method(BatchAndMatch, rungs("max_iter", (10,), (20,), (40,), (80,)), ("#009E73", "D")),
+    "full-rank ADVI": Method(
+        FullRankVI, rungs("max_iter", (100,), (200,), (400,), (800,), (1500,)), ("#56B4E9", "s")
+    ),
+    "neural spline flow (zuko)": Method(Flow, rungs("max_iter", (250,), (750,)), ("#000000", "P")),
+    "KSIVI": Method(
+        KSIVIApproximator, [{"whiten": Pilot(effort=e)} for e in ("low", "auto", "high")], ("#0072B2", "o")
+    ),
+}
+CASES = [*POSTERIORS, *EXPENSIVE]
+
+
+# Runs
+
+
+def run(case, method, seed, args):
+    """Climb the rungs of a method up to an accurate one, or to the end of its calls."""
+    make, settings, _ = METHODS[method]
+    if package := getattr(make, "package", None):
+        importlib.import_module(package)
+    R, found = reference(case), []
+    ours = make is KSIVIApproximator
+    limit = math.inf if ours else LIMIT_EXPENSIVE if case in EXPENSIVE else LIMIT
+    for setting in settings[: 1 if args.quick else None]:
+        watched = Watched(MAKE[case](), limit)
+        q = make(**setting, random_state=seed)
+        found.append({"setting": told(setting), **row(q.set_params(**few(q, args)), watched, R)})
+        if found[-1]["spent"] or is_accurate(found[-1]):
+            break
+    return {"d": R.shape[1], "floor": floor(R), "rungs": found}
+
+
+def told(setting):
+    return ", ".join(f"{k} {getattr(v, 'effort', v)}" for k, v in setting.items()).replace("whiten", "effort")
+
+
+def row(q, watched, R):
+    """Fit a method to a watched target; return what it cost and how near it is to the reference draws R (n, d)."""
+    start, failed, X, more = time.process_time(), "", np.full_like(R, np.nan), {}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            q.fit(watched)
+        except Exception as error:  # each package has its own errors, and wraps ours
+            failed = "calls spent" if watched.spent else f"{type(error).__name__}: {error}"[:200]
+        seconds, inside = time.process_time() - start, watched.seconds
+        calls = getattr(q, "n_score_calls_", watched.n_points[0]) + getattr(q, "n_products_", 0)
+        if not failed:
+            X, more = drawn(q, watched)
+    return {
+        "calls": int(calls),
+        "seconds": seconds,
+        "in_score": inside,
+        "failed": failed,
+        "spent": watched.spent,
+        "warned": sorted({w.category.__name__ for w in caught}),
+        **measure(X, R),
+        "w2": measure(X[np.linspace(0, len(X) - 1, N_DRAWS).astype(int)], R)["w2"],
+        **more,
+    }
+
+
+def drawn(q, watched):
+    """Return draws, and what the next ones cost."""
+    if hasattr(q, "chains_"):
+        X, n_effective = q.chains_.reshape(-1, q.n_features_in_), effective_size(q.chains_)
+        n_calls = q.n_chains * q.n_draws * q.thin
+    elif hasattr(q, "draws_"):
+        X, n_effective, n_calls = q.draws_, q.n_effective_, q.n_sampling_calls_
+    else:
+        before, start = watched.n_points[0], time.process_time()
+        X = q.sample(N_NEXT, random_state=0)
+        return X, {"next_calls": watched.n_points[0] - before, "next_seconds": time.process_time() - start}
+    next_calls = n_calls * N_NEXT / n_effective
+    return X, {"next_calls": next_calls, "next_seconds": next_calls * watched.seconds_a_row()}
+
+
+def is_accurate(rung):
+    return rung["mean"] < 0.1 and rung["sd_min"] > 0.9 and rung["sd_max"] < 1.1
+
+
+# Tables
+
+
+class Summary(NamedTuple):
+    """What a method needed on a posterior, medians over seeds, infinite where one of them was not accurate."""
+
+    calls: float
+    seconds: float
+    in_score: float
+    next_calls: float
+    next_seconds: float
+    w2: float
+
+
+def summary(document, case, method):
+    """Return the `Summary`, or None where there is no row."""
+    rows = [r for r in document["rows"] if (r["case"], r["method"]) == (case, method)]
+    if not rows:
+        return None
+    last = [r["rungs"][-1] for r in rows]
+    w2 = float(np.median([rung["w2"] / r["floor"] for rung, r in zip(last, rows, strict=True)]))
+    if not all(map(is_accurate, last)):
+        return Summary(*5 * [math.inf], w2)
+    worst = (
+        max(rung[key] for rung in last) for key in ("calls", "seconds", "in_score", "next_calls", "next_seconds")
+    )
+    return Summary(*worst, w2)
+
+
+def of_method(document, method, cases=CASES):
+    """Return the summaries of the cases that have one."""
+    return [s for s in (summary(document, case, method) for case in cases) if s is not None]
+
+
+def methods_of(document):
+    there = {r["method"] for r in document["rows"]}
+    return [method for method in METHODS if method in there]
+
+
+def short(x):
+    """Return a number in three digits at most, a dash if it is infinite."""
+    if not math.isfinite(x):
+        return r"\-"
+    if x >= 10_000:
+        return f"{x / 1000:,.0f}k"
+    return f"{x:,.0f}" if x >= 100 else f"{x:.2g}"
+
+
+def by_method(document, method):
+    """Return a line of the first table."""
+    every = of_method(document, method)
+    good = [s for s in every if math.isfinite(s.calls)]
+    medians = np.median([s[:5] for s in good], 0) if good else 5 * [math.inf]
+    n = [f"{sum(math.isfinite(s.calls) for s in some)} of {len(some)}" for some in
+         (of_method(document, method, POSTERIORS), of_method(document, method, EXPENSIVE))]  # fmt: skip
+    return (method, *n, short(np.median([s.calls for s in every])), *map(short, medians))
+
+
+def by_posterior(document, case, methods):
+    """Return a line of the second table."""
+    there = [summary(document, case, method) for method in methods]
+    d = next(r["d"] for r in document["rows"] if r["case"] == case)
+    return (case.replace("_", " "), d, *("" if s is None else short(s.calls) for s in there))
+
+
+def print_rst(heads, lines):
+    """Print a simple table of reStructuredText, which is also one to read."""
+    lines = [[str(cell) for cell in line] for line in (heads, *lines)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    rule = "  ".join("=" * width for width in widths)
+    body = ["  ".join(f"{c:<{w}}" for c, w in zip(line, widths, strict=True)).rstrip() for line in lines]
+    print("\n".join(["", rule, body[0], rule, *body[1:], rule]))
+
+
+def show(document):
+    methods = methods_of(document)
+    heads = (
+        "Method", "The 31", "Expensive", "Calls, all", "Calls", "Seconds", "In score", "Next calls", "Next seconds"
+    )  # fmt: skip
+    print_rst(heads, [by_method(document, method) for method in methods])
+    cases = [case for case in CASES if any(r["case"] == case for r in document["rows"])]
+    names = [method.split(" (")[0] for method in methods]
+    print_rst(("Posterior", "d", *names), [by_posterior(document, case, methods) for case in cases])
+    if document["settings"]["quick"]:
+        print("\nA quick run: a few iterations, whose numbers mean nothing.")
+
+
+# The figure
+
+
+def draw(document, path):
+    """Draw the share of posteriors on which a method is accurate, against calls and against seconds."""
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4.6), sharey=True, layout="constrained")
+    for ax, key in zip(axes, ("calls", "seconds"), strict=True):
+        for method in methods_of(document):
+            colour, marker = METHODS[method].style
+            needed = np.sort([getattr(s, key) for s in of_method(document, method)])
+            at = needed[np.isfinite(needed)]
+            share = 100 * np.arange(1, len(at) + 1) / len(needed)
+            width = 2.5 if method == "KSIVI" else 1.4
+            ax.step(
+                at, share, where="post", color=colour, marker=marker, ms=4, mec="0.3", mew=0.3, lw=width, label=method
+            )
+        ax.set(xscale="log", ylim=(0, 100))
+        ax.grid(alpha=0.3)
+    axes[0].set(xlabel="evaluations of the score", ylabel="posteriors with an accurate fit, %")
+    axes[1].set(xlabel="seconds of CPU time, compilation included")
+    figure.legend(
+        *axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=5, fontsize=8, frameon=False
+    )
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+    print(f"Figure in {path}", file=sys.stderr)
+
+
+def jobs_of(args):
+    """Yield the jobs, those of the expensive posteriors last; say which methods are left out."""
+    methods = []
+    for method in args.methods:
+        if package := missing(METHODS[method].make):
+            print(f"{method} is left out: there is no package {package}; pip install '.[benchmarks]'.", flush=True)
+        else:
+            methods.append(method)
+    for group in POSTERIORS, EXPENSIVE:
+        for seed in range(args.seeds):
+            yield from ((case, method, seed) for method in methods for case in group if case in args.names)
+
+
+def main():
+    parser = command(__doc__, seeds=1)
+    parser.add_argument("--names", nargs="+", choices=CASES, default=None)
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--figure", type=Path)
+    args = parser.parse_args()
+    args.names = args.names or (["log_gamma"] if args.quick else CASES)
+    torch.set_num_threads(1)
+    if args.show:
+        document = read(args.out if args.show is True else args.show)
+    else:
+        document = load(args.out, {"quick": args.quick})
+        run_missing(document, args.out, list(jobs_of(args)), partial(run, args=args))
+    show(document)
+    if args.figure:
+        draw(document, args.figure)
+
+
+if __name__ == "__main__":
+    main()

@@ -25,7 +25,7 @@ PELTS = (
 class LotkaVolterra(Target):
     """Hares u and lynxes v, d log u = alpha - beta v, d log v = delta u - gamma, by two Runge-Kutta steps a year.
 
-    Pelts of the Hudson's Bay Company, log y ~ N(log(u, v), sigma^2); x = the logarithms of (alpha, gamma, beta, delta,
+    Pelts of the Hudson's Bay Company, log y ~ N(log(u, v), sigma^2); x = the logs of (alpha, gamma, beta, delta,
     u_0, v_0, sigma_u, sigma_v), each less its prior mean and over its prior sd.
     """
 

@@ -30,6 +30,8 @@ PAUSE = 0.2
 class SpentError(RuntimeError):
     """The calls that a fit was given are spent."""
 
+    is_recoverable = True  # nutpie panics else; so every further step diverges, without a call
+
 
 class Watched(Counted):
     """A counted target that takes the CPU time of its calls, and ends a fit that has spent its rows.
@@ -68,9 +70,7 @@ class Watched(Counted):
         return self._timed(super().value_and_score, x)
 
     def value(self, x):
-        """Return log p (n,) alone, counted like a score."""
-        self.n_points[0] += len(x)
-        return self._timed(self.target.log_prob, x)
+        return self._timed(super().value, x)
 
     def _timed(self, evaluate, x):
         if self.spent:
@@ -145,6 +145,8 @@ class NutpieNUTS(Draws):
             model, draws=self.n_draws, tune=self.n_warmup, chains=self.n_chains, cores=1, seed=self.random_state,
             low_rank_modified_mass_matrix=True, progress_bar=False,
         )  # fmt: skip
+        if getattr(target, "spent", False):
+            raise SpentError
         return self._keep(found.posterior["x"].to_numpy(), int(found.sample_stats["n_steps"].sum()))
 
 
@@ -283,7 +285,7 @@ class Flow(BaseEstimator):
         self.m_, self.L_ = map(torch.from_numpy, (laplace.mean_, np.linalg.cholesky(laplace.covariance_)))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.random_state)
-            flow = zuko.flows.NSF(target.n_features, transforms=4, hidden_features=(64, 64), passes=2).double()
+            flow = zuko.flows.NSF(target.n_features, transforms=3, hidden_features=(32, 32), passes=2).double()
             optimizer = torch.optim.Adam(flow.parameters(), self.learning_rate)
             schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.max_iter)
             for _ in range(self.max_iter):

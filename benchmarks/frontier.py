@@ -85,19 +85,19 @@ METHODS = {
         NumPyroNUTS, rungs(NUTS_SETTINGS, (1, 300, 700), (1, 500, 2500)), ("#E69F00", "^")
     ),
     "microcanonical (blackjax)": Method(
-        MicrocanonicalLangevin, rungs("n_draws", (2000,), (10_000,)), ("#CC79A7", "<")
+        MicrocanonicalLangevin, rungs("n_draws", (3000,), (10_000,)), ("#CC79A7", "<")
     ),
     "MALA": Method(
         MALA,
         rungs("n_warmup n_draws thin", (30, 10, 2), (60, 15, 4), (100, 20, 7), (200, 40, 7), (300, 60, 10)),
-        ("#F0E442", ">"),
+        ("#7A5195", ">"),
     ),
     "Pathfinder (blackjax)": Method(Pathfinder, rungs("n_paths n_draws", (4, 500), (20, 500)), ("#999999", "X")),
     "batch and match": Method(BatchAndMatch, rungs("max_iter", (10,), (20,), (40,), (80,)), ("#009E73", "D")),
     "full-rank ADVI": Method(
         FullRankVI, rungs("max_iter", (100,), (200,), (400,), (800,), (1500,)), ("#56B4E9", "s")
     ),
-    "neural spline flow (zuko)": Method(Flow, rungs("max_iter", (250,), (750,)), ("#000000", "P")),
+    "neural spline flow (zuko)": Method(Flow, rungs("max_iter", (200,), (600,)), ("#000000", "P")),
     "KSIVI": Method(
         KSIVIApproximator, [{"whiten": Pilot(effort=e)} for e in ("low", "auto", "high")], ("#0072B2", "o")
     ),
@@ -268,16 +268,16 @@ def draw(document, path):
     """Draw the share of posteriors on which a method is accurate, against calls and against seconds."""
     figure, axes = plt.subplots(1, 2, figsize=(11, 4.6), sharey=True, layout="constrained")
     for ax, key in zip(axes, ("calls", "seconds"), strict=True):
-        for method in methods_of(document):
+        needed = {method: [getattr(s, key) for s in of_method(document, method)] for method in methods_of(document)}
+        last = 1.3 * max((x for values in needed.values() for x in values if math.isfinite(x)), default=1.0)
+        for method, values in needed.items():
             colour, marker = METHODS[method].style
-            needed = np.sort([getattr(s, key) for s in of_method(document, method)])
-            at = needed[np.isfinite(needed)]
-            share = 100 * np.arange(1, len(at) + 1) / len(needed)
-            width = 2.5 if method == "KSIVI" else 1.4
-            ax.step(
-                at, share, where="post", color=colour, marker=marker, ms=4, mec="0.3", mew=0.3, lw=width, label=method
-            )
-        ax.set(xscale="log", ylim=(0, 100))
+            at = np.sort([x for x in values if math.isfinite(x)])
+            share = 100 * np.arange(len(at) + 1) / len(values)
+            line = {"color": colour, "marker": marker, "ms": 4, "mec": "0.3", "mew": 0.3, "markevery": range(len(at))}
+            width = 2.6 if method == "KSIVI" else 1.3
+            ax.step([*at, last], [*share[1:], share[-1]], where="post", lw=width, label=method, **line)
+        ax.set(xscale="log", ylim=(0, 101))
         ax.grid(alpha=0.3)
     axes[0].set(xlabel="evaluations of the score", ylabel="posteriors with an accurate fit, %")
     axes[1].set(xlabel="seconds of CPU time, compilation included")

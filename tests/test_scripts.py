@@ -210,3 +210,89 @@ def test_a_table_is_not_shown_of_no_file_or_that_of_another(tmp_path):
     ):
         with pytest.raises(SystemExit, match=message):
             run("benchmarks/paper.py", ["student", "--show", "--out", str(tmp_path / name)], tmp_path)
+
+
+@pytest.fixture
+def frontier(monkeypatch):
+    """The module of the study, which stands beside others."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import frontier
+
+    return frontier
+
+
+def document_of(*rungs, method="MALA"):
+    """A study of one posterior, a seed to each list of rungs (calls, mean error)."""
+    rows = [
+        {
+            "case": "banana",
+            "method": method,
+            "seed": seed,
+            "d": 2,
+            "floor": 0.5,
+            "rungs": [
+                dict.fromkeys(("seconds", "in_score", "next_calls", "next_seconds", "w2", "sd_min", "sd_max"), 1.0)
+                | {"calls": calls, "mean": mean}
+                for calls, mean in some
+            ],
+        }
+        for seed, some in enumerate(rungs)
+    ]
+    return {"settings": {"quick": False}, "rows": rows}
+
+
+def test_the_worst_seed_says_from_how_many_calls_a_method_is_accurate(frontier):
+    good, later, never = [(10, 0.05)], [(10, 0.2), (30, 0.05)], [(10, 0.2), (30, 0.1)]
+    for seeds, calls in (([good], 10), ([good, later], 30), ([later, good], 30), ([good, never], math.inf)):
+        found = frontier.summary(document_of(*seeds), "banana", "MALA")
+        assert found.calls == calls
+        assert found.w2 == 2
+    assert frontier.summary(document_of(good), "banana", "KSIVI") is None
+
+
+def test_a_watched_target_counts_rows_and_ends_what_has_spent_them(frontier):
+    from skksivi.targets import Banana
+
+    watched = frontier.Watched(Banana(), limit=7)
+    x = torch.linspace(-1, 1, 6, dtype=torch.float64).reshape(3, 2)
+    log_p, s = watched.value_and_score(x)
+    torch.testing.assert_close(log_p, Banana().log_prob(x))
+    torch.testing.assert_close(s, Banana().score_fn(x))
+    torch.testing.assert_close(watched.to(dtype=torch.float64).score_fn(x), s)
+    assert watched.n_points == [6]
+    assert not watched.spent
+    watched.value(x)
+    assert watched.n_points == [9]
+    assert watched.spent
+    for evaluate in (watched.value, watched.score_fn, watched.value_and_score):
+        with pytest.raises(RuntimeError):
+            evaluate(x)
+    assert watched.seconds > 0
+
+
+def test_a_target_is_the_same_in_jax(frontier):
+    jax = pytest.importorskip("jax")
+    from _rivals import as_jax
+
+    from skksivi.targets import Banana
+
+    x64 = jax.config.jax_enable_x64
+    try:
+        watched = frontier.Watched(Banana())
+        log_prob = as_jax(watched)
+        x = torch.linspace(-1, 1, 6, dtype=torch.float64).reshape(3, 2)
+        np.testing.assert_allclose(jax.jit(jax.vmap(log_prob))(x.numpy()), Banana().log_prob(x), rtol=1e-12)
+        assert watched.n_points == [3]
+        gradient = jax.vmap(jax.jit(jax.grad(log_prob)))(x.numpy())
+        np.testing.assert_allclose(gradient, Banana().score_fn(x), rtol=1e-12)
+        assert watched.n_points == [6]
+    finally:
+        jax.config.update("jax_enable_x64", x64)
+
+
+def test_the_manual_has_the_tables_of_the_frontier(tmp_path, capsys):
+    run("benchmarks/frontier.py", ["--show", str(ROOT / "benchmarks" / "frontier.json")], tmp_path)
+    tables = capsys.readouterr().out.strip().split("\n\n")
+    page = (ROOT / "doc" / "frontier.rst").read_text("utf-8")
+    assert len(tables) == 2
+    assert all(table in page for table in tables)

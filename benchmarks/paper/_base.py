@@ -127,6 +127,11 @@ class Counted(Target):
         self.n_points[0] += len(x)
         return self.target.score_vjp(x)
 
+    def value(self, x):
+        """Return log p (n,) alone, counted like a score."""
+        self.n_points[0] += len(x)
+        return self.target.log_prob(x)
+
     def value_and_score(self, x):
         """Return log p (n,) and its gradient (n, d), by one graph where the score has no formula of its own."""
         self.n_points[0] += len(x)

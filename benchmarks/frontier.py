@@ -1,14 +1,14 @@
 """Accuracy against evaluations of the score and against seconds: ours, and what a user would pick instead.
 
 python benchmarks/frontier.py [--names ...] [--methods ...] [--seeds 1] [--out FILE.json] [--figure FILE.png]
-python benchmarks/frontier.py --show FILE.json [--figure FILE.png]         the tables and figure of an earlier run
+python benchmarks/frontier.py --show benchmarks/frontier.json --manual doc      the tables and figure of the manual
 
 Posteriors: the 31 of benchmarks/posteriors.py and the three of benchmarks/_expensive.py, against reference draws
 (benchmarks/reference.py). A method is tried with larger and larger budgets, its rungs, and stops at the first that is
-accurate: every mean within 0.1 sd, every sd within 10%. Of several seeds the worst counts. A rival is also stopped
-when 100,000 calls are spent, 30,000 on the expensive posteriors; fits of ours end by themselves. Errors are those of
-all draws that a chain kept, and of 10,000 draws of a fit; W2 is the sliced Wasserstein distance of 4,000 of them in
-whitened coordinates over its floor, as in benchmarks/defaults.py.
+accurate: every mean within 0.1 sd, every sd within 10%. Of several seeds the worst counts. A rival's fit is stopped
+when 100,000 calls are spent, 30,000 on the expensive posteriors, its ladder when that has happened twice; our fits
+end by themselves. Errors are those of all draws that a chain kept, and of 10,000 draws of a fit; W2 is the sliced
+Wasserstein distance of 4,000 of them in whitened coordinates over its floor, as in benchmarks/defaults.py.
 
 A call is a row at which the score is evaluated, with or without log p, or log p alone where the score is not; a
 product with the Jacobian of the score is a call too. Seconds are CPU time of one thread, compilation included, "in
@@ -26,7 +26,7 @@ import math
 import sys
 import time
 import warnings
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,7 +48,7 @@ from _rivals import (
     effective_size,
     missing,
 )
-from defaults import floor, measure
+from defaults import PARTS, floor, sliced, whitened
 from paper._base import few
 from posteriors import POSTERIORS
 from reference import MAKE, reference
@@ -57,7 +57,7 @@ from skksivi import KSIVIApproximator
 from skksivi.baselines import MALA, BatchAndMatch, FullRankVI
 from skksivi.parameters import Pilot
 
-N_DRAWS, N_NEXT, LIMIT, LIMIT_EXPENSIVE = 4000, 10_000, 100_000, 30_000
+N_DRAWS, N_NEXT, LIMIT, LIMIT_EXPENSIVE, MAX_SPENT = 4000, 10_000, 100_000, 30_000, 2
 
 
 class Method(NamedTuple):
@@ -120,9 +120,14 @@ def run(case, method, seed, args):
         watched = Watched(MAKE[case](), limit)
         q = make(**setting, random_state=seed)
         found.append({"setting": told(setting), **row(q.set_params(**few(q, args)), watched, R)})
-        if found[-1]["spent"] or is_accurate(found[-1]):
+        if is_accurate(found[-1]) or sum(rung["spent"] for rung in found) == MAX_SPENT:
             break
-    return {"d": R.shape[1], "floor": floor(R), "rungs": found}
+    return {"d": R.shape[1], "floor": floor_of(case), "rungs": found}
+
+
+@cache
+def floor_of(case):
+    return floor(reference(case))
 
 
 def told(setting):
@@ -149,9 +154,22 @@ def row(q, watched, R):
         "failed": failed,
         "spent": watched.spent,
         "warned": sorted({w.category.__name__ for w in caught}),
-        **measure(X, R),
-        "w2": measure(X[np.linspace(0, len(X) - 1, N_DRAWS).astype(int)], R)["w2"],
+        **errors(X, R),
         **more,
+    }
+
+
+def errors(X, R):
+    """Return those of the moments of all draws X against the reference R, and the distance of N_DRAWS of them."""
+    if not np.isfinite(X).all():
+        return {"mean": math.inf, "sd_min": 0.0, "sd_max": math.inf, "w2": math.inf}
+    some = whitened(X[np.linspace(0, len(X) - 1, N_DRAWS).astype(int)], R)
+    ratio = X.std(0) / R.std(0)
+    return {
+        "mean": float(np.abs((X.mean(0) - R.mean(0)) / R.std(0)).max()),
+        "sd_min": float(ratio.min()),
+        "sd_max": float(ratio.max()),
+        "w2": sliced(some, whitened(R, R), [(i, i) for i in range(PARTS)]),
     }
 
 
@@ -229,7 +247,8 @@ def by_method(document, method):
     medians = np.median([s[:5] for s in good], 0) if good else 5 * [math.inf]
     n = [f"{sum(math.isfinite(s.calls) for s in some)} of {len(some)}" for some in
          (of_method(document, method, POSTERIORS), of_method(document, method, EXPENSIVE))]  # fmt: skip
-    return (method, *n, short(np.median([s.calls for s in every])), *map(short, medians))
+    calls, w2 = (short(np.median([getattr(s, key) for s in every])) for key in ("calls", "w2"))
+    return (method, *n, calls, w2, *map(short, medians))
 
 
 def by_posterior(document, case, methods):
@@ -239,26 +258,26 @@ def by_posterior(document, case, methods):
     return (case.replace("_", " "), d, *("" if s is None else short(s.calls) for s in there))
 
 
-def print_rst(heads, lines):
-    """Print a simple table of reStructuredText, which is also one to read."""
+def rst(heads, lines):
+    """Return a simple table of reStructuredText, which is also one to read."""
     lines = [[str(cell) for cell in line] for line in (heads, *lines)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     rule = "  ".join("=" * width for width in widths)
     body = ["  ".join(f"{c:<{w}}" for c, w in zip(line, widths, strict=True)).rstrip() for line in lines]
-    print("\n".join(["", rule, body[0], rule, *body[1:], rule]))
+    return "\n".join([rule, body[0], rule, *body[1:], rule, ""])
 
 
-def show(document):
+def tables(document):
+    """Return the table of the methods and that of the posteriors."""
     methods = methods_of(document)
-    heads = (
-        "Method", "The 31", "Expensive", "Calls, all", "Calls", "Seconds", "In score", "Next calls", "Next seconds"
-    )  # fmt: skip
-    print_rst(heads, [by_method(document, method) for method in methods])
+    heads = ("Method", "The 31", "Expensive", "Calls, all", "W2, all")
+    heads = (*heads, "Calls", "Seconds", "In score", "Next calls", "Next seconds")
     cases = [case for case in CASES if any(r["case"] == case for r in document["rows"])]
     names = [method.split(" (")[0] for method in methods]
-    print_rst(("Posterior", "d", *names), [by_posterior(document, case, methods) for case in cases])
-    if document["settings"]["quick"]:
-        print("\nA quick run: a few iterations, whose numbers mean nothing.")
+    return (
+        rst(heads, [by_method(document, method) for method in methods]),
+        rst(("Posterior", "d", *names), [by_posterior(document, case, methods) for case in cases]),
+    )
 
 
 # The figure
@@ -307,6 +326,9 @@ def main():
     parser.add_argument("--names", nargs="+", choices=CASES, default=None)
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--figure", type=Path)
+    parser.add_argument(
+        "--manual", type=Path, metavar="FOLDER", help="write tables and figure where the manual has them"
+    )
     args = parser.parse_args()
     args.names = args.names or (["log_gamma"] if args.quick else CASES)
     torch.set_num_threads(1)
@@ -315,7 +337,13 @@ def main():
     else:
         document = load(args.out, {"quick": args.quick})
         run_missing(document, args.out, list(jobs_of(args)), partial(run, args=args))
-    show(document)
+    print(*tables(document), sep="\n")
+    if document["settings"]["quick"]:
+        print("A quick run: a few iterations, whose numbers mean nothing.")
+    if args.manual:
+        args.figure = args.manual / "_static" / "frontier.png"
+        for name, table in zip(("methods", "posteriors"), tables(document), strict=True):
+            (args.manual / "tables" / f"frontier_{name}.txt").write_text(table)
     if args.figure:
         draw(document, args.figure)
 

@@ -243,15 +243,20 @@ class Pathfinder(Draws):
 
     package: ClassVar[str] = "blackjax"
 
-    def __init__(self, *, n_paths=4, n_draws=250, n_elbo=25, random_state=0):
-        self.n_paths, self.n_draws, self.n_elbo, self.random_state = n_paths, n_draws, n_elbo, random_state
+    def __init__(self, *, n_paths=4, n_draws=250, n_elbo=10, max_iter=100, random_state=0):
+        self.n_paths, self.n_draws, self.n_elbo = n_paths, n_draws, n_elbo
+        self.max_iter, self.random_state = max_iter, random_state
 
     def fit(self, target):
         import jax
         from blackjax.vi import multipathfinder, pathfinder
 
         log_prob = as_jax(target)
-        approximate = jax.jit(lambda key, x: pathfinder.approximate(key, log_prob, x, self.n_elbo)[0])
+
+        def approximate(key, x):
+            return pathfinder.approximate(key, log_prob, x, self.n_elbo, maxiter=self.max_iter)[0]
+
+        approximate = jax.jit(approximate)
         key = jax.random.PRNGKey(self.random_state)
         paths = []
         for k in jax.random.split(key, self.n_paths):

@@ -274,7 +274,7 @@ class Pathfinder(Draws):
 
 
 class Flow(BaseEstimator):
-    """A neural spline flow (zuko) by the evidence lower bound, in the coordinates of the Laplace approximation."""
+    """Six affine coupling layers (zuko) by the evidence lower bound, in coordinates of the Laplace approximation."""
 
     package: ClassVar[str] = "zuko"
 
@@ -290,7 +290,7 @@ class Flow(BaseEstimator):
         self.m_, self.L_ = map(torch.from_numpy, (laplace.mean_, np.linalg.cholesky(laplace.covariance_)))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.random_state)
-            flow = zuko.flows.NSF(target.n_features, transforms=3, hidden_features=(32, 32), passes=2).double()
+            flow = zuko.flows.MAF(target.n_features, transforms=6, hidden_features=(32, 32), passes=2).double()
             optimizer = torch.optim.Adam(flow.parameters(), self.learning_rate)
             schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.max_iter)
             for _ in range(self.max_iter):

@@ -73,7 +73,7 @@ METHODS = {
     **{name: baseline(name) for name in baselines.__all__},
     **{f"{name}, in x": baseline(name, whiten=None) for name in IN_X},
     "NUTS": Method(NutpieNUTS, {}),
-    "Neural spline flow": Method(Flow, {}),
+    "Normalising flow": Method(Flow, {}),
 }
 #: Colours of Okabe and Ito, and markers.
 FAMILIES = {

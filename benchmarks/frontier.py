@@ -97,7 +97,7 @@ METHODS = {
     "full-rank ADVI": Method(
         FullRankVI, rungs("max_iter", (100,), (200,), (400,), (800,), (1500,)), ("#56B4E9", "s")
     ),
-    "neural spline flow (zuko)": Method(Flow, rungs("max_iter", (200,), (600,)), ("#000000", "P")),
+    "normalising flow (zuko)": Method(Flow, rungs("max_iter", (200,), (600,), (1500,)), ("#000000", "P")),
     "KSIVI": Method(
         KSIVIApproximator, [{"whiten": Pilot(effort=e)} for e in ("low", "auto", "high")], ("#0072B2", "o")
     ),

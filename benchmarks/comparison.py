@@ -1,4 +1,4 @@
-"""Every method of the package on three targets: quality against evaluations of the score and seconds.
+"""Every method of the package, NUTS and a flow on three targets: quality against scores evaluated and seconds.
 
 python benchmarks/comparison.py [--seeds 3] [--output FILE.json] [--figure FILE.png] [--quick]
 python benchmarks/comparison.py --show FILE.json [--figure FILE.png]      the table and figure of an earlier run
@@ -295,7 +295,7 @@ def main():
     parser.add_argument("--figure", type=Path)
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     args = parser.parse_args()
-    for name in args.methods:
+    for name in [] if args.show else args.methods:
         if package := missing(METHODS[name].make):
             print(f"{name} is left out: there is no package {package}; pip install '.[benchmarks]'.")
     torch.set_num_threads(1)

@@ -15,7 +15,6 @@ from torch import Tensor
 from skksivi._arrays import (
     RandomState,
     as_array,
-    as_floats,
     as_numbers,
     as_tensor,
     check_function,
@@ -28,7 +27,8 @@ from skksivi._numbers import check_integer
 from skksivi._psis import pareto_smoothed
 from skksivi._weights import Estimate, check_trusted
 from skksivi.base import BaseApproximator, ordinary_mode
-from skksivi.families._samplers import Chains, Particles, Reweighted, unweighted
+from skksivi.families._derived import Reweighted, unweighted
+from skksivi.families._samplers import Chains, Particles
 from skksivi.pilot._affine import Affine, AffineMap
 from skksivi.pilot._chains import covariance_root
 from skksivi.score._score import Score, ScoreFunction, is_target
@@ -265,7 +265,7 @@ def _given(X: ArrayLike | Tensor, target: TargetOrScores, device: torch.device) 
             f"`est` must be a fitted approximator of this package, as `approximator_` of a predictor, or an array of "
             f"draws; got {X!r}."
         )
-    x = as_tensor(as_floats(X, "est"), device=device)
+    x = as_tensor(as_numbers(X, "est"), device=device)
     if x.ndim not in (2, 3) or 0 in x.shape:
         raise ValueError(
             f"`est` has shape {tuple(x.shape)}, expected (n, n_features) or (n_chains, n_draws, n_features)."
@@ -276,7 +276,7 @@ def _given(X: ArrayLike | Tensor, target: TargetOrScores, device: torch.device) 
         if d != x.shape[-1]:
             raise ValueError(f"`target` has {d} features, expected {x.shape[-1]} as the draws have.")
         return _scored(x, compared_score(target, x.shape[-1], "float64", device), w, None)
-    s = as_tensor(as_floats(cast("ArrayLike", target), "target"), device=device)
+    s = as_tensor(as_numbers(cast("ArrayLike", target), "target"), device=device)
     if s.shape != x.shape:
         raise ValueError(f"`target` has shape {tuple(s.shape)}, expected {tuple(x.shape)}: a score for each draw.")
     return _scored(x, s, w, None)

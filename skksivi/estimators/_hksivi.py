@@ -265,13 +265,14 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
         self,
         score_u: DifferentiableScore,
         family: Hierarchy,
-        penalty: MomentPenalty | None,
+        start: Start[Hierarchy],
         generator: torch.Generator,
     ) -> Objective:
-        """Return the weighted sum of the estimates of KSD^2 over the layers."""
+        """Return the weighted sum of the discrepancies over the layers."""
         family.through = not self.stop_gradient
-        terms = [] if penalty is None else [penalty]
-        return self._ksd(score_u, family, generator, terms=terms, weights=self._layer_weights(family.n_layers))
+        terms = [] if start.penalty is None else [start.penalty]
+        weights = self._layer_weights(family.n_layers)
+        return self._discrepancy(score_u, family, start.memory, generator, terms=terms, weights=weights)
 
     def _layer_weights(self, T: int) -> list[float]:
         """Return the beta(t) of T layers, checked."""

@@ -12,6 +12,7 @@ from skksivi._saved import COUNT, CURVE, INDICES, WEIGHTS, Parts, is_instance, i
 from skksivi.families._hierarchy import Hierarchy
 from skksivi.families._layer import MultilayerPerceptron, SemiImplicit
 from skksivi.pilot._rules import Whitening
+from skksivi.stein._path import Memory
 from skksivi.training._guard import MomentPenalty
 from skksivi.training._loop import State
 
@@ -38,6 +39,7 @@ TRAINING: Parts = {
         "penalty": (or_none(is_instance(MomentPenalty)), ""),
         "seed": (is_integer(0, 2**63 - 1), ""),
         "answers": (is_instance(str), ""),
+        "memory": (or_none(is_instance(Memory)), ""),
         **TRAINING,
     },
 )
@@ -51,6 +53,8 @@ class Interrupted:
         Those of its start.
     answers : str
         The checksum of what the score returns near the fit.
+    memory : Memory or None
+        The last draws.
     flat, m, v, average, n_steps
         Of the iterate, see `skksivi.training._loop.Iterate`.
     losses : Tensor of shape (n_done,)
@@ -65,6 +69,7 @@ class Interrupted:
     penalty: MomentPenalty | None
     seed: int
     answers: str
+    memory: Memory | None
     flat: Tensor
     m: Tensor
     v: Tensor

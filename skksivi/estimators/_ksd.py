@@ -8,6 +8,7 @@ import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import ClassVar, Generic, NamedTuple
 
 import numpy as np
@@ -15,32 +16,39 @@ import torch
 from torch import Tensor, nn
 
 from skksivi._arrays import as_array
+from skksivi._control_variates import controlled, stein_features
 from skksivi._saved import COUNT, CURVE, NAMES, Parts, is_instance, is_one_of, or_none
 from skksivi._weights import Certificate, cheap_certificate
 from skksivi.base import LOSSES, Constraints, Interval, Real, StrOptions
 from skksivi.estimators._identity import FREE, described, of_kernel, of_score, of_score_near, of_terms, settled
 from skksivi.estimators._interrupted import Interrupted, widths
 from skksivi.estimators._trained import KEEPING, F, Job, Trained, is_certified
-from skksivi.families._layer import Family
-from skksivi.families._samplers import Fit, InU, Layer, Layers, Tell
+from skksivi.families._hierarchy import Hierarchy
+from skksivi.families._layer import Drawn, Family
+from skksivi.families._samplers import Fit, InU, Layer, Layers, Sampler, Tell
 from skksivi.kernels import Kernel, resolve_kernel
 from skksivi.mixing import Bootstrap, GaussianMixtureDraws, Mixing, MixingLike, build_mixing, check_mixing
 from skksivi.parameters import (
     Checkpoint,
+    Init,
     Pilot,
     Plateau,
     checked_object,
     pilot_of,
     plateau_of,
 )
+from skksivi.pilot._affine import Affine, Identity
 from skksivi.pilot._chains import PilotPoints
 from skksivi.pilot._mixture import Components
+from skksivi.pilot._modes import LostError, find_modes
 from skksivi.pilot._rules import MAX_FEATURES, Whitening, pulled_back
+from skksivi.pilot._short import SHORT, finds_others, matched
 from skksivi.score._improper import has_power_tails
-from skksivi.score._score import DifferentiableScore, Halves, Score
+from skksivi.score._score import DifferentiableScore, Halves, Score, WithoutProducts
 from skksivi.stein._discrepancy import FixedKernelKSD, agree, stein_error
 from skksivi.stein._estimators import GRADIENT_ESTIMATORS, GradientEstimator
 from skksivi.stein._fused import value_and_gradients
+from skksivi.stein._path import N_BATCHES, Memory, shortened, velocity
 from skksivi.training._checkpoint import CheckpointFile
 from skksivi.training._guard import Departure, MomentPenalty, Steering, Verdict, Watch, Worsening, departure
 from skksivi.training._hooks import CERTIFICATE, Saving
@@ -48,6 +56,9 @@ from skksivi.training._loop import Hook, Objective, Scheduled, State
 
 #: Draws whose moments are compared with the start's, and those of them whose discrepancy is computed.
 N_MONITOR_DRAWS, N_JUDGED_DRAWS = 4000, 1000
+
+#: Draws by which the mean of a fit is corrected.
+N_RECENTRED = 2000
 
 #: Draws of a fit whose target has moved, above which modes are searched.
 N_FOLLOWED = 16
@@ -57,6 +68,12 @@ NEAR, WORSE = 0.25, 0.25
 
 #: Iterations between two comparisons.
 LOOK_EVERY = 500
+
+#: The estimator by which a kernel is told from another.
+PAIRS = GRADIENT_ESTIMATORS["u-statistic"]
+
+#: The gradient estimator that is none of the discrepancy, but of KL(q || p).
+PATH = "path"
 
 #: Width of a kernel in whitened coordinates, in units of the square root of the dimension.
 WHITENED_BANDWIDTH = 0.5
@@ -76,9 +93,13 @@ STEIN_TRAINED: Parts = {
 }
 
 
+#: An estimate of what is minimised, by draws, with its gradients in the fields of `Drawn`.
+Gradients = Callable[[Drawn], tuple[Tensor, ...]]
+
+
 class Start(NamedTuple, Generic[F]):
-    """Where a training starts: coordinates, a family in them, what ties it to a pilot, the seed of its noise, and a
-    checksum of what the score returns there.
+    """Where a training starts: coordinates, a family in them, what ties it to a pilot, the seed of its noise, a
+    checksum of what the score returns there, and the draws it remembers.
     """
 
     whitening: Whitening
@@ -86,6 +107,7 @@ class Start(NamedTuple, Generic[F]):
     penalty: MomentPenalty | None
     seed: int
     answers: str
+    memory: Memory | None = None
 
 
 class SteinTrained(Trained, Generic[F]):
@@ -94,7 +116,7 @@ class SteinTrained(Trained, Generic[F]):
     _parameter_constraints: ClassVar[Constraints] = {
         "kernel": [str, Kernel],
         "bandwidth": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto", "median"}), None],
-        "gradient_estimator": [StrOptions(set(GRADIENT_ESTIMATORS))],
+        "gradient_estimator": [StrOptions({*GRADIENT_ESTIMATORS, PATH})],
         "early_stopping": [StrOptions({"auto"}), "boolean", Interval(Real, 0, None, closed="left"), Plateau, None],
         "checkpoint": [str, os.PathLike, Checkpoint, None],
         "warm_start": ["boolean"],
@@ -147,14 +169,17 @@ class SteinTrained(Trained, Generic[F]):
         family = copy.deepcopy(start.family)
         sampler_of = self._sampler_of(score, start)
         watch = self._watch(score, start, sampler_of, family)
-        objective = self._objective(
-            pulled_back(score, start.whitening.map, generator), family, start.penalty, generator
-        )
+        if self.gradient_estimator == PATH and start.memory is None:
+            start = start._replace(memory=Memory.empty(next(family.parameters()).detach()))
+        score_u = pulled_back(score, start.whitening.map, generator)
+        objective = self._objective(score_u, family, start, generator)
         saving = [] if file is None else [self._saving(file, start, watch)]
         resume = None if file is None or file.found is None else file.found.state
         job = Job(objective, family, generator, sampler_of, tell, score.tally)
         fit = self._train_from(job, watch, saving, resume)
         fit = self._not_worse(fit, score, start, sampler_of(start.family.requires_grad_(False)), sampler_of(family))
+        if self._adjusts(score) and fit.ended_by is None:
+            fit = fit._replace(sampler=recentred(fit.sampler, score.double, start.seed))
         return self._certified(fit, score, start.seed)
 
     def _untrained(self, score: Score, start: Start[F]) -> Fit | None:
@@ -230,7 +255,7 @@ class SteinTrained(Trained, Generic[F]):
 
     @abstractmethod
     def _objective(
-        self, score_u: DifferentiableScore, family: F, penalty: MomentPenalty | None, generator: torch.Generator
+        self, score_u: DifferentiableScore, family: F, start: Start[F], generator: torch.Generator
     ) -> Objective:
         """Return what is minimised."""
 
@@ -243,8 +268,7 @@ class SteinTrained(Trained, Generic[F]):
         if file is not None and file.found is not None:
             return self._start_again(score_fn, generator, file, file.found)
         if not self._continues():
-            whitening, pilot = self._find_whitening(score_fn, generator)
-            return self._built(score_fn, whitening, pilot, generator)
+            return self._built(score_fn, *self._find_whitening(score_fn, generator), generator)
         family = copy.deepcopy(self.family_).to(score_fn.device, score_fn.dtype).requires_grad_()
         family.mixing = copy.deepcopy(self.family_.mixing).to(score_fn.device)  # which keeps its precision
         whitening = self.whitening_.to(score_fn.device)
@@ -252,6 +276,31 @@ class SteinTrained(Trained, Generic[F]):
         if start.answers == self.score_checksum_ or self._is_near(start, score_fn):
             return start
         return self._moved(start, score_fn, generator)
+
+    def _find_whitening(
+        self, score_fn: Score, generator: torch.Generator, init: Init = None
+    ) -> tuple[Whitening, PilotPoints | None]:
+        """Return coordinates; along the path gradient those without a pilot are first brought to the target.
+
+        A network learns best in units of the target. Where there are several modes a Gaussian would lose some.
+        """
+        whitening, pilot = super()._find_whitening(score_fn, generator, init)
+        map_, double, few = whitening.map, score_fn.double, score_fn.n_features <= SHORT.max_features
+        if pilot is not None or not (isinstance(map_, Affine) and few and self._adjusts(score_fn)):
+            return whitening, pilot
+        before = score_fn.tally.total
+        try:
+            modes = find_modes(double, map_.m[None], generator).maps
+            if len(modes) == 1 and not finds_others(double, map_.m, modes[0], generator):
+                whitening = replace(whitening, map=matched(double, map_, generator))
+        except (LostError, torch.linalg.LinAlgError):
+            return whitening, pilot
+        n_calls = whitening.n_score_calls + score_fn.tally.total - before
+        return replace(whitening, n_score_calls=n_calls), pilot
+
+    def _adjusts(self, score_fn: Score) -> bool:
+        """Tell whether the coordinates may follow the target, which takes scores of all of the data."""
+        return self.gradient_estimator == PATH and not self._is_noisy(score_fn)
 
     def _built(
         self, score_fn: Score, whitening: Whitening, pilot: PilotPoints | None, generator: torch.Generator
@@ -337,7 +386,6 @@ class SteinTrained(Trained, Generic[F]):
     def _identity(self, score_fn: Score, seed: int) -> dict[str, str]:
         """Return what a fit must share with the one that it continues."""
         d, terms = score_fn.n_features, getattr(self, "terms", ())
-        estimator = GRADIENT_ESTIMATORS[self.gradient_estimator]
         return {
             **{
                 name: described(name, value, self._places(name))
@@ -345,7 +393,9 @@ class SteinTrained(Trained, Generic[F]):
                 if name not in FREE
             },
             **of_score(score_fn, self._points_near_target()),
-            "kernel at random points": of_kernel(self._kernel_in_u(d), estimator, d),
+            "kernel at random points": of_kernel(
+                self._kernel_in_u(d), GRADIENT_ESTIMATORS.get(self.gradient_estimator, PAIRS), d
+            ),
             "terms at random points": of_terms(terms, score_fn) if terms else "none",
             "random_state": "None" if self._draws_seed(score_fn) else f"one that gives the seed {seed}",
             "n_features": str(d),
@@ -380,6 +430,7 @@ class SteinTrained(Trained, Generic[F]):
             "`whiten`": self._is_own_penalty(start),
             "`max_iter`": found.n_done <= self.max_iter,
             "seed": self._draws_seed(score_fn) or found.seed == generator.initial_seed(),
+            "`gradient_estimator`": self._is_own_memory(found),
             "watch": found.was_watched(LOOK_EVERY, self.max_iter, guards, stopping is not None),
         }
         for name, is_ours in holds.items():
@@ -404,10 +455,18 @@ class SteinTrained(Trained, Generic[F]):
         expected = chains.weight if chains is not None and ties else 0.0
         return expected == (0.0 if start.penalty is None else start.penalty.weight)
 
+    def _is_own_memory(self, found: Interrupted) -> bool:
+        """Tell whether such a fit remembers these draws."""
+        if found.memory is None or self.gradient_estimator != PATH:
+            return (found.memory is None) == (self.gradient_estimator != PATH)
+        x, family = found.memory.x, found.family
+        layers = (family.n_layers,) if isinstance(family, Hierarchy) else ()
+        return x.shape == (*layers, N_BATCHES * self.batch_size, family.n_features) and x.dtype == found.flat.dtype
+
     def _start_of(self, found: Interrupted) -> Start[F]:
         """Return where a fit started that was interrupted."""
         family = self._checked_family(found.family).requires_grad_()
-        return Start(found.whitening, family, found.penalty, found.seed, found.answers)
+        return Start(found.whitening, family, found.penalty, found.seed, found.answers, found.memory)
 
     def _start_again(
         self, score_fn: Score, generator: torch.Generator, file: CheckpointFile[Interrupted], found: Interrupted
@@ -433,33 +492,71 @@ class SteinTrained(Trained, Generic[F]):
         fixed = isinstance(self.kernel, str) and self.whiten is not None
         return resolve_kernel(self.kernel, WHITENED_BANDWIDTH * math.sqrt(d) if fixed else None)
 
-    def _ksd(
+    def _discrepancy(
         self,
         score_u: DifferentiableScore,
         family: Family,
+        memory: Memory | None,
         generator: torch.Generator,
         *,
         terms: Sequence[Steering] = (),
         schedules: Sequence[Scheduled] = (),
         weights: Sequence[float] | None = None,
     ) -> Objective:
-        """Return the sum over layers, with weights, of the estimates of KSD^2 and of the terms beside them."""
-        kernel = self._kernel_in_u(family.n_features)
-        estimator, n_draws = self._estimator(score_u)
+        """Return the sum over layers, with weights, of the discrepancies and of the terms beside them."""
         beta = None if weights is None else next(family.parameters()).new_tensor(weights)
+        if memory is not None and not getattr(family, "through", False):
+            score_u = WithoutProducts(score_u)
+        if memory is None:
+            n_draws, gradients = self._ksd(score_u, family.n_features)
+        else:
+            n_draws, gradients = self.batch_size, self._kl(memory, family.n_features)
+
+        def draws() -> tuple[Tensor, Tensor]:
+            drawn, _ = family.draw_with_pullback(n_draws, generator, score_u)
+            return drawn.x, shortened(drawn.target_score)
 
         def gradient_fn() -> Tensor:
-            (x, s_p, s_q), pull = family.draw_with_pullback(n_draws, generator, score_u)
-            ksd, dx, df = value_and_gradients(x, s_p - s_q, kernel, estimator)
+            if memory is not None:
+                memory.fill(draws)
+            drawn, pull = family.draw_with_pullback(n_draws, generator, score_u)
+            value, dx, ds, dc = gradients(drawn)
             for term in terms:
-                dx.add_(term.gradient(x, s_p))
+                dx.add_(term.gradient(drawn.x, drawn.target_score))
             if beta is not None:
-                ksd = beta @ ksd
-                dx, df = (gradient.mul_(beta[:, None, None]) for gradient in (dx, df))
-            pull(dx, df, -df)
-            return ksd
+                value = beta @ value
+                dx, ds, dc = (gradient * beta[:, None, None] for gradient in (dx, ds, dc))
+            pull(dx, ds, dc)
+            return value
 
         return Objective(gradient_fn, schedules)
+
+    def _ksd(self, score_u: DifferentiableScore, d: int) -> tuple[int, Gradients]:
+        """Return the number of draws, and the estimate of KSD^2 with its gradients in draws and scores."""
+        kernel = self._kernel_in_u(d)
+        estimator, n_draws = self._estimator(score_u)
+
+        def gradients(drawn: Drawn) -> tuple[Tensor, ...]:
+            ksd, dx, df = value_and_gradients(
+                drawn.x, drawn.target_score - drawn.conditional_score, kernel, estimator
+            )
+            return ksd, dx, df, -df
+
+        return n_draws, gradients
+
+    def _kl(self, memory: Memory, d: int) -> Gradients:
+        """Return the rate at which KL(q || p) falls along the kernelised path gradient, and that gradient."""
+        kernel = self._kernel_in_u(d)
+        adapts = self.bandwidth == "auto" and isinstance(self.kernel, str)
+
+        def gradients(drawn: Drawn) -> tuple[Tensor, ...]:
+            x, s, zero = drawn.x, shortened(drawn.target_score), torch.zeros_like(drawn.x)
+            v = velocity(x, memory, kernel, memory.squared_width() if adapts else None)
+            memory.add(x, s)
+            rate = (v * (s - drawn.conditional_score)).sum(-1).mean(-1)
+            return rate, -v / x.shape[-2], zero, zero
+
+        return gradients
 
     def _estimator(self, score_u: DifferentiableScore) -> tuple[GradientEstimator, int]:
         """Return the estimator of the discrepancy and the number of draws that it takes."""
@@ -588,6 +685,24 @@ class SteinTrained(Trained, Generic[F]):
         if fit.finish is not None:
             fit.finish()
         super()._conclude(fit, score_fn, generator)
+
+
+@torch.no_grad()
+def recentred(sampler: Sampler, score: DifferentiableScore, seed: int) -> Sampler:
+    """Return a sampler whose map is moved to the mean that Stein control variates tell, if that is better."""
+    if not isinstance(sampler, Layer) or isinstance(sampler.whitening.map, Identity):
+        return sampler
+    map_ = sampler.whitening.map
+    u = sampler.sample_in_u(N_RECENTRED, torch.Generator(map_.m.device).manual_seed(seed)).double()
+    s = map_.whiten_score(score(map_.unwhiten(u)))
+    if not s.isfinite().all():
+        return sampler
+    shift = controlled(u, stein_features(u, s)).mean(0) - u.mean(0)
+    moved = map_._replace(m=map_.unwhiten(shift))
+    s_moved = moved.whiten_score(score(moved.unwhiten(u)))
+    if not stein_error(u, s_moved) < stein_error(u, s):
+        return sampler
+    return replace(sampler, whitening=replace(sampler.whitening, map=moved))
 
 
 def mixture_draws(mixture: Components, dtype: torch.dtype, noise: Tensor | float = 0.0) -> GaussianMixtureDraws:

@@ -101,7 +101,7 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         The N of the estimator, at least 2.
     max_iter : int, default=2000
         Iterations of the optimiser.
-    learning_rate : float, default=2e-3
+    learning_rate : float, default=5e-3
         Step size of Adam.
     optimizer : "adam" or Adam, default="adam"
         Decay of the learning rate, Adam's betas, moving average, clipping and what to do about a loss that is not
@@ -205,6 +205,7 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
     }
 
     _forms_of_scale: ClassVar[set[str]] = {"constant", "network"}
+    _adam: ClassVar[Adam] = Adam(warm_up=0.1)
 
     family_: SemiImplicit
 
@@ -213,7 +214,7 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         *,
         kernel: str | Kernel = "gaussian",
         bandwidth: float | str | None = "auto",
-        gradient_estimator: str = "u-statistic",
+        gradient_estimator: str = "path",
         latent_dim: int | None = None,
         hidden_layer_sizes: Sequence[int] = (100, 100),
         mixing: MixingLike = "auto",
@@ -224,7 +225,7 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         init: Init = None,
         batch_size: int = 128,
         max_iter: int = 2000,
-        learning_rate: float = 2e-3,
+        learning_rate: float = 5e-3,
         optimizer: str | Adam = "adam",
         annealing: Annealing = None,
         terms: Sequence[Term] = (),
@@ -297,12 +298,12 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         self,
         score_u: DifferentiableScore,
         family: SemiImplicit,
-        penalty: MomentPenalty | None,
+        start: Start[SemiImplicit],
         generator: torch.Generator,
     ) -> Objective:
-        """Return the estimate of KSD^2 and the terms beside it."""
+        """Return the discrepancy and the terms beside it."""
         like = next(family.parameters())
-        terms: list[Steering] = [] if penalty is None else [penalty]
+        terms: list[Steering] = [] if start.penalty is None else [start.penalty]
         schedules = []
         tempered, tempers = score_u, None
         if self.annealing is not None:
@@ -313,7 +314,7 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
             weight = _weight_of(term, like)
             terms.append(Weighed(term, weight, score_u, generator, None if tempers is None else tempers.value))
             schedules.append(weight)
-        return self._ksd(tempered, family, generator, terms=terms, schedules=schedules)
+        return self._discrepancy(tempered, family, start.memory, generator, terms=terms, schedules=schedules)
 
     def _build(
         self, score_fn: Score, whitening: Whitening, pilot: PilotPoints | None, generator: torch.Generator

@@ -433,6 +433,23 @@ class Tempered(Wrapped):
         return self.score.product(x, self.c * v)
 
 
+@dataclass(frozen=True)
+class WithoutProducts(Wrapped):
+    """A score for what is not differentiated through it."""
+
+    def with_pullback(self, x: Tensor) -> tuple[Tensor, ScoreFunction]:
+        """Return the score at x (n, d) without a graph, and zero as its product."""
+        return self(x).detach(), torch.zeros_like
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Evaluate the score at x (n, d)."""
+        return self.score(x)
+
+    def product(self, x: Tensor, v: Tensor) -> Tensor:
+        """Return J^T v for points x (n, d) and directions v (n, d), without the score."""
+        return self.score.product(x, v)
+
+
 # What it is called with
 
 

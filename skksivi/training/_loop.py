@@ -155,12 +155,15 @@ class Hook(Protocol):
         """Do it; tell whether the training is to stop."""
 
 
-def learning_rate_factor(decay: Decay, max_iter: int) -> Callable[[int], float]:
+def learning_rate_factor(decay: Decay, max_iter: int, warm_up: float = 0.0) -> Callable[[int], float]:
     """Return the factor of the learning rate at iteration t.
 
-    `decay` is None (constant), "cosine" (to zero at `max_iter`) or a pair (factor, every): times `factor` after
-    each `every` iterations.
+    It rises over the share `warm_up` of the iterations. `decay` is None (constant), "cosine" (to zero at `max_iter`)
+    or a pair (factor, every): times `factor` after each `every` iterations.
     """
+    if warm_up:
+        factor_then = learning_rate_factor(decay, max_iter)
+        return lambda t: factor_then(t) * min(1.0, (t + 1) / (warm_up * max_iter))
     if decay is None:
         return lambda _: 1.0
     if isinstance(decay, str):
@@ -292,7 +295,7 @@ def minimise(
         A state to go on from, as a hook was given it.
     """
     iterate = Iterate(module, optimiser)
-    rate_factor = learning_rate_factor(optimiser.decay, max_iter)
+    rate_factor = learning_rate_factor(optimiser.decay, max_iter, optimiser.warm_up)
     objective.advance(0.0)
     loss_now, losses = iterate.flat.new_zeros(()), iterate.flat.new_zeros(max_iter)
     n_done, engine, ended_by = 0, "eager", None

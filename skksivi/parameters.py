@@ -82,8 +82,8 @@ class Adam(ParameterObject):
         Decay rates of the first and second moment, in [0, 1).
     decay : (factor, every), "cosine" or None, default="cosine"
         Multiply the rate by `factor` after every `every` iterations, or lower it to zero along a cosine.
-    warm_up : float, default=0.0
-        The share of the iterations, in [0, 1), over which the rate rises from zero.
+    warm_up : int, default=0
+        Iterations over which the rate rises from zero.
     ema : float or None, default=0.999
         The fitted parameters are an exponential moving average with this decay, or over a tenth of the iterations so
         far where that is less; None takes the last ones.
@@ -108,7 +108,7 @@ class Adam(ParameterObject):
     _parameter_constraints: ClassVar[Constraints] = {
         "betas": [tuple, list],
         "decay": [StrOptions({"cosine"}), tuple, list, None],
-        "warm_up": [Interval(Real, 0, 1, closed="left")],
+        "warm_up": [Interval(Integral, 0, None, closed="left")],
         "ema": [Interval(Real, 0, 1, closed="left"), None],
         "max_norm": [Interval(Real, 0, None, closed="neither"), None],
         "nonfinite": [StrOptions({"raise", "skip"})],
@@ -119,7 +119,7 @@ class Adam(ParameterObject):
         *,
         betas: tuple[float, float] = (0.9, 0.99),
         decay: Decay = "cosine",
-        warm_up: float = 0.0,
+        warm_up: int = 0,
         ema: float | None = 0.999,
         max_norm: float | None = None,
         nonfinite: str = "raise",

@@ -529,8 +529,8 @@ def test_the_default_device_does_not_matter(cls, whiten):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             q = cls(**options).fit(target)
-        X = q.sample(20)
-        return X, q.score(target), ksd(X, target), q.score(X) if hasattr(q.sampler_, "log_density") else 0
+            X = q.sample(20)
+            return X, q.score(target), ksd(X, target), q.score(X) if hasattr(q.sampler_, "log_density") else 0
 
     expected = outcome()
     torch.set_default_device("meta")

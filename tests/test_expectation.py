@@ -15,7 +15,7 @@ from sklearn.exceptions import NotFittedError
 from skksivi import KSIVIRegressor, expectation, refine
 from skksivi._expectation import Draws, control_variates, cross_fitted, mean_and_se
 from skksivi.baselines import SVGD, Laplace
-from skksivi.families._samplers import Reweighted
+from skksivi.families._derived import Reweighted
 from skksivi.pilot._affine import Affine
 from skksivi.pilot._masses import Cells
 from skksivi.targets import Banana, BayesianLogisticRegression, Minibatches, from_score_fn

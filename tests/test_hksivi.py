@@ -11,6 +11,7 @@ from sklearn.base import clone
 
 from skksivi import HKSIVIApproximator, mixing
 from skksivi.annealing import BRIDGES, Cosine, Geometric, Linear, bridge_levels
+from skksivi.estimators._ksd import Start
 from skksivi.families._hierarchy import Hierarchy
 from skksivi.families._layer import MultilayerPerceptron
 from skksivi.kernels import Gaussian
@@ -110,7 +111,7 @@ def test_a_step_takes_the_gradient_of_the_weighted_discrepancies(through, estima
     for p in family.parameters():
         p.grad = torch.zeros_like(p)
     with torch.no_grad():
-        value = q._objective(score, family, None, torch.Generator().manual_seed(1))()
+        value = q._objective(score, family, Start(None, family, None, 0, ""), torch.Generator().manual_seed(1))()
     estimate, n_batches = GRADIENT_ESTIMATORS[estimator]
     xs, fs = by_the_formulas(
         family, n_batches * q.batch_size, torch.Generator().manual_seed(1), score, through=through

@@ -31,6 +31,7 @@ from sklearn.exceptions import ConvergenceWarning
 from skksivi import HKSIVIApproximator, KSIVIApproximator, load, save
 from skksivi import mixing as mixings
 from skksivi.annealing import Linear
+from skksivi.estimators._ksd import Start
 from skksivi.families._layer import LinearSkip, gaussian_layer
 from skksivi.kernels import IMQ, KERNELS, Gaussian
 from skksivi.metrics import kl_divergence
@@ -81,7 +82,7 @@ def test_a_step_takes_the_gradient_of_the_objective_in_the_parameters(estimator,
     target = Multimodal().to(dtype=torch.float64)
     score = in_double(target.score_fn, 2)
     with torch.no_grad():
-        objective = q._objective(score, family, None, generator(2))
+        objective = q._objective(score, family, Start(None, family, None, 0, ""), generator(2))
         objective.advance(0.0)
         value = objective()
 

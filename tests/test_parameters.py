@@ -22,7 +22,7 @@ from skksivi.targets import Banana
 from skksivi.terms import Entropic, Laplacian, Term
 
 OBJECTS = [
-    Adam(betas=(0.5, 0.9), decay=(0.9, 100), ema=None, max_norm=1.0, nonfinite="skip"),
+    Adam(betas=(0.5, 0.9), decay=(0.9, 100), warm_up=3, ema=None, max_norm=1.0, nonfinite="skip"),
     Bridge("cosine", weights=[1.0, 0.5]),
     Checkpoint("here", every=7),
     Plateau(0.2, patience=30),
@@ -128,6 +128,7 @@ def test_the_rest_of_a_shorthand_stays():
         "ema": None,
         "max_norm": None,
         "nonfinite": "raise",
+        "warm_up": 0,
     }
     assert SIVI().optimizer == "adam"
     assert KSIVIApproximator(whiten="diagonal").set_params(whiten__budget=7).whiten.rule == "diagonal"
@@ -153,7 +154,12 @@ def test_two_approximators_share_no_settings():
 def test_a_shorthand_means_its_object():
     settings = {"max_iter": 10, "batch_size": 8, "hidden_layer_sizes": (4,), "random_state": 0}
     short = {"whiten": "auto", "scale": "constant", "optimizer": "adam", "early_stopping": 0.1}
-    whole = {"whiten": Pilot(), "scale": Scale(), "optimizer": Adam(), "early_stopping": Plateau(0.1)}
+    whole = {
+        "whiten": Pilot(),
+        "scale": Scale(),
+        "optimizer": Adam(warm_up=200),
+        "early_stopping": Plateau(0.1),
+    }
     X, Y = (KSIVIApproximator(**settings, **own).fit(Banana()).sample(5) for own in (short, whole))
     np.testing.assert_array_equal(X, Y)
 

@@ -98,7 +98,8 @@ def test_the_laplacian_term_is_estimated_in_many_dimensions():
 
 @pytest.mark.filterwarnings("ignore:The draws are too:sklearn.exceptions.ConvergenceWarning")
 def test_the_entropic_term_moves_draws_up_and_is_scheduled():
-    settings = {"whiten": None, "max_iter": 100, "learning_rate": 1e-2, "initial_scale": 0.9}
+    settings = {"whiten": None, "max_iter": 100, "learning_rate": 1e-2, "initial_scale": 0.9, "optimizer": Adam()}
+    settings["gradient_estimator"] = "u-statistic"
     plain, pulled, late = (
         clone(QUICK).set_params(**settings, terms=[Entropic(w)]).fit(lambda x: 5 - x, n_features=2)
         for w in (0.0, 10.0, lambda progress: 10.0 * (progress > 2))

@@ -48,7 +48,7 @@ from skksivi.score._score import DifferentiableScore, Halves, Score, WithoutProd
 from skksivi.stein._discrepancy import FixedKernelKSD, agree, stein_error
 from skksivi.stein._estimators import GRADIENT_ESTIMATORS, GradientEstimator
 from skksivi.stein._fused import value_and_gradients
-from skksivi.stein._path import N_BATCHES, Memory, shortened, velocity
+from skksivi.stein._path import N_BATCHES, Memory, averages, shortened, velocity
 from skksivi.training._checkpoint import CheckpointFile
 from skksivi.training._guard import Departure, MomentPenalty, Steering, Verdict, Watch, Worsening, departure
 from skksivi.training._hooks import CERTIFICATE, Saving
@@ -57,8 +57,14 @@ from skksivi.training._loop import Hook, Objective, Scheduled, State
 #: Draws whose moments are compared with the start's, and those of them whose discrepancy is computed.
 N_MONITOR_DRAWS, N_JUDGED_DRAWS = 4000, 1000
 
-#: Draws by which the mean of a fit is corrected.
-N_RECENTRED = 2000
+#: How far coordinates are moved to the target at most: in standard deviations, and by what factor.
+MAX_SHIFT, MAX_RATIO = 5.0, 100.0
+
+#: How often a Gaussian is fitted again from where the last one was, unless that will do.
+N_MATCHED = 3
+
+#: Draws by which the mean of a fit is corrected, and the error, in standard deviations, from which on it is.
+N_RECENTRED, VISIBLE = 2000, 0.1
 
 #: Draws of a fit whose target has moved, above which modes are searched.
 N_FOLLOWED = 16
@@ -68,12 +74,6 @@ NEAR, WORSE = 0.25, 0.25
 
 #: Iterations between two comparisons.
 LOOK_EVERY = 500
-
-#: The estimator by which a kernel is told from another.
-PAIRS = GRADIENT_ESTIMATORS["u-statistic"]
-
-#: The gradient estimator that is none of the discrepancy, but of KL(q || p).
-PATH = "path"
 
 #: Width of a kernel in whitened coordinates, in units of the square root of the dimension.
 WHITENED_BANDWIDTH = 0.5
@@ -116,7 +116,7 @@ class SteinTrained(Trained, Generic[F]):
     _parameter_constraints: ClassVar[Constraints] = {
         "kernel": [str, Kernel],
         "bandwidth": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto", "median"}), None],
-        "gradient_estimator": [StrOptions({*GRADIENT_ESTIMATORS, PATH})],
+        "gradient_estimator": [StrOptions({*GRADIENT_ESTIMATORS, "auto", "path"})],
         "early_stopping": [StrOptions({"auto"}), "boolean", Interval(Real, 0, None, closed="left"), Plateau, None],
         "checkpoint": [str, os.PathLike, Checkpoint, None],
         "warm_start": ["boolean"],
@@ -169,7 +169,7 @@ class SteinTrained(Trained, Generic[F]):
         family = copy.deepcopy(start.family)
         sampler_of = self._sampler_of(score, start)
         watch = self._watch(score, start, sampler_of, family)
-        if self.gradient_estimator == PATH and start.memory is None:
+        if self._follows_path and start.memory is None:
             start = start._replace(memory=Memory.empty(next(family.parameters()).detach()))
         score_u = pulled_back(score, start.whitening.map, generator)
         objective = self._objective(score_u, family, start, generator)
@@ -178,8 +178,12 @@ class SteinTrained(Trained, Generic[F]):
         job = Job(objective, family, generator, sampler_of, tell, score.tally)
         fit = self._train_from(job, watch, saving, resume)
         fit = self._not_worse(fit, score, start, sampler_of(start.family.requires_grad_(False)), sampler_of(family))
-        if self._adjusts(score) and fit.ended_by is None:
-            fit = fit._replace(sampler=recentred(fit.sampler, score.double, start.seed))
+        trained = fit.ended_by is None and fit.report["best_iter_"] == fit.report["n_iter_"]
+        if trained and self._adjusts(score):
+            try:
+                fit = fit._replace(sampler=recentred(fit.sampler, score.double, start.seed))
+            except KeyboardInterrupt as error:  # nothing of the training is lost
+                fit = fit._replace(ended_by=error)
         return self._certified(fit, score, start.seed)
 
     def _untrained(self, score: Score, start: Start[F]) -> Fit | None:
@@ -210,7 +214,12 @@ class SteinTrained(Trained, Generic[F]):
 
     def _check_parameters(self, n_features: int) -> None:
         super()._check_parameters(n_features)
-        self._kernel_in_u(n_features)
+        kernel = self._kernel_in_u(n_features)
+        if self.gradient_estimator == "path" and not averages(kernel):
+            raise ValueError(
+                f"`gradient_estimator` is 'path', which takes averages by a positive kernel of Euclidean distances, "
+                f"but `kernel` is {kernel!r}; change it, or set gradient_estimator='u-statistic'."
+            )
         plateau_of(self.early_stopping)
         if self.checkpoint is not None:
             self._check_checkpoint()
@@ -292,7 +301,10 @@ class SteinTrained(Trained, Generic[F]):
         try:
             modes = find_modes(double, map_.m[None], generator).maps
             if len(modes) == 1 and not finds_others(double, map_.m, modes[0], generator):
-                whitening = replace(whitening, map=matched(double, map_, generator))
+                found = map_
+                for _ in range(N_MATCHED):
+                    found = matched(double, found, generator)
+                whitening = replace(whitening, map=found) if _is_close(found, map_) else whitening
         except (LostError, torch.linalg.LinAlgError):
             return whitening, pilot
         n_calls = whitening.n_score_calls + score_fn.tally.total - before
@@ -300,7 +312,7 @@ class SteinTrained(Trained, Generic[F]):
 
     def _adjusts(self, score_fn: Score) -> bool:
         """Tell whether the coordinates may follow the target, which takes scores of all of the data."""
-        return self.gradient_estimator == PATH and not self._is_noisy(score_fn)
+        return self._follows_path and not self._is_noisy(score_fn)
 
     def _built(
         self, score_fn: Score, whitening: Whitening, pilot: PilotPoints | None, generator: torch.Generator
@@ -393,9 +405,7 @@ class SteinTrained(Trained, Generic[F]):
                 if name not in FREE
             },
             **of_score(score_fn, self._points_near_target()),
-            "kernel at random points": of_kernel(
-                self._kernel_in_u(d), GRADIENT_ESTIMATORS.get(self.gradient_estimator, PAIRS), d
-            ),
+            "kernel at random points": of_kernel(self._kernel_in_u(d), self._pairs, d),
             "terms at random points": of_terms(terms, score_fn) if terms else "none",
             "random_state": "None" if self._draws_seed(score_fn) else f"one that gives the seed {seed}",
             "n_features": str(d),
@@ -457,8 +467,8 @@ class SteinTrained(Trained, Generic[F]):
 
     def _is_own_memory(self, found: Interrupted) -> bool:
         """Tell whether such a fit remembers these draws."""
-        if found.memory is None or self.gradient_estimator != PATH:
-            return (found.memory is None) == (self.gradient_estimator != PATH)
+        if found.memory is None or not self._follows_path:
+            return (found.memory is None) == (not self._follows_path)
         x, family = found.memory.x, found.family
         layers = (family.n_layers,) if isinstance(family, Hierarchy) else ()
         return x.shape == (*layers, N_BATCHES * self.batch_size, family.n_features) and x.dtype == found.flat.dtype
@@ -484,6 +494,17 @@ class SteinTrained(Trained, Generic[F]):
         return Saving(file, lambda state: Interrupted(*start, **state), watch, every)
 
     # What is minimised
+
+    @property
+    def _follows_path(self) -> bool:
+        """Whether the training descends KL(q || p) along the kernelised path gradient."""
+        name = self.gradient_estimator
+        return name == "path" or (name == "auto" and averages(resolve_kernel(self.kernel)))
+
+    @property
+    def _pairs(self) -> GradientEstimator:
+        """The estimator of the discrepancy, and by which one kernel is told from another."""
+        return GRADIENT_ESTIMATORS.get(self.gradient_estimator, GRADIENT_ESTIMATORS["u-statistic"])
 
     def _kernel_in_u(self, d: int) -> Kernel:
         """Return the kernel; "auto" is a fixed width in whitened coordinates, else the kernel's own rule."""
@@ -512,13 +533,7 @@ class SteinTrained(Trained, Generic[F]):
         else:
             n_draws, gradients = self.batch_size, self._kl(memory, family.n_features)
 
-        def draws() -> tuple[Tensor, Tensor]:
-            drawn, _ = family.draw_with_pullback(n_draws, generator, score_u)
-            return drawn.x, shortened(drawn.target_score)
-
         def gradient_fn() -> Tensor:
-            if memory is not None:
-                memory.fill(draws)
             drawn, pull = family.draw_with_pullback(n_draws, generator, score_u)
             value, dx, ds, dc = gradients(drawn)
             for term in terms:
@@ -551,6 +566,8 @@ class SteinTrained(Trained, Generic[F]):
 
         def gradients(drawn: Drawn) -> tuple[Tensor, ...]:
             x, s, zero = drawn.x, shortened(drawn.target_score), torch.zeros_like(drawn.x)
+            if not len(memory.x):
+                memory.begin(x, s)
             v = velocity(x, memory, kernel, memory.squared_width() if adapts else None)
             memory.add(x, s)
             rate = (v * (s - drawn.conditional_score)).sum(-1).mean(-1)
@@ -560,7 +577,7 @@ class SteinTrained(Trained, Generic[F]):
 
     def _estimator(self, score_u: DifferentiableScore) -> tuple[GradientEstimator, int]:
         """Return the estimator of the discrepancy and the number of draws that it takes."""
-        estimator = GRADIENT_ESTIMATORS[self.gradient_estimator]
+        estimator = self._pairs
         n = estimator.n_batches * self.batch_size
         if isinstance(score_u, Halves):  # whose pairs within a half are biased
             return GRADIENT_ESTIMATORS["vanilla"], n + n % 2
@@ -687,20 +704,30 @@ class SteinTrained(Trained, Generic[F]):
         super()._conclude(fit, score_fn, generator)
 
 
+def _is_close(found: Affine, start: Affine) -> bool:
+    """Tell whether a Gaussian is no further from another than a start may be from its target, or it was lost."""
+    shift = start.whiten(found.m[None])
+    scales = torch.linalg.svdvals(torch.linalg.solve_triangular(start.L, found.L, upper=False))
+    return bool(shift.square().mean() < MAX_SHIFT**2 and scales.max() < MAX_RATIO and scales.min() > 1 / MAX_RATIO)
+
+
 @torch.no_grad()
 def recentred(sampler: Sampler, score: DifferentiableScore, seed: int) -> Sampler:
-    """Return a sampler whose map is moved to the mean that Stein control variates tell, if that is better."""
+    """Return a sampler whose map is moved to the mean that Stein control variates tell, if it is off by a tenth of a
+    standard deviation and then less.
+    """
     if not isinstance(sampler, Layer) or isinstance(sampler.whitening.map, Identity):
         return sampler
     map_ = sampler.whitening.map
     u = sampler.sample_in_u(N_RECENTRED, torch.Generator(map_.m.device).manual_seed(seed)).double()
     s = map_.whiten_score(score(map_.unwhiten(u)))
-    if not s.isfinite().all():
+    error = stein_error(u, s)
+    if not VISIBLE < error < math.inf:
         return sampler
     shift = controlled(u, stein_features(u, s)).mean(0) - u.mean(0)
     moved = map_._replace(m=map_.unwhiten(shift))
     s_moved = moved.whiten_score(score(moved.unwhiten(u)))
-    if not stein_error(u, s_moved) < stein_error(u, s):
+    if not stein_error(u, s_moved) < error:
         return sampler
     return replace(sampler, whitening=replace(sampler.whitening, map=moved))
 

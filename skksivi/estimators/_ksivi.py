@@ -57,12 +57,16 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
     kernel : {"gaussian", "imq", "laplace", "riesz"} or Kernel, default="gaussian"
         The kernel k, by name or as an object of `skksivi.kernels`.
     bandwidth : float, "median", "auto" or None, default="auto"
-        Width of the kernel in whitened units. "auto" is :math:`\sqrt{d} / 2` where `kernel` is a name and coordinates
-        are whitened; else, and with None, it is left to `kernel`, whose default is the median heuristic.
-    gradient_estimator : {"u-statistic", "vanilla"}, default="u-statistic"
-        All pairs within one batch (Algorithm 2), or between two batches (Algorithm 1), which takes twice as many
-        draws and score evaluations per iteration. Where the target draws minibatches of its data, all pairs between
-        two halves of the batch instead of the former.
+        Width of the kernel in whitened units. "auto", where `kernel` is a name, is 0.35 times the root of the summed
+        variances of the draws along the path gradient, and :math:`\sqrt{d} / 2` for the discrepancy where
+        coordinates are whitened; else, and with None, it is left to `kernel`, whose default is the median heuristic.
+    gradient_estimator : {"auto", "path", "u-statistic", "vanilla"}, default="auto"
+        "path": the kernelised path gradient of KL(q || p), which takes one score per draw and no product with its
+        Jacobian, see `skksivi.stein`. The others minimise the discrepancy, as the paper does: "u-statistic" by all
+        pairs within one batch (Algorithm 2), "vanilla" by those between two batches (Algorithm 1), which takes twice
+        as many draws and score evaluations per iteration; where the target draws minibatches of its data, both by all
+        pairs between two halves of the batch. "auto" is "path" for positive kernels of the Euclidean distance, the
+        default among them, and "u-statistic" for others.
     latent_dim : int, default=None
         Dimension of z; None means that of x, with normal mixing up to 100.
     hidden_layer_sizes : sequence of int, default=(100, 100)
@@ -105,7 +109,7 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         Step size of Adam.
     optimizer : "adam" or Adam, default="adam"
         Decay of the learning rate, Adam's betas, moving average, clipping and what to do about a loss that is not
-        finite, see `skksivi.parameters.Adam`.
+        finite, see `skksivi.parameters.Adam`. "adam" is Adam(warm_up=200).
     annealing : {"linear"}, callable or None, default=None
         Inverse temperature by which the score is multiplied, as a function of progress in [0, 1];
         "linear" is `skksivi.annealing.Linear()`.
@@ -205,7 +209,7 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
     }
 
     _forms_of_scale: ClassVar[set[str]] = {"constant", "network"}
-    _adam: ClassVar[Adam] = Adam(warm_up=0.1)
+    _adam: ClassVar[Adam] = Adam(warm_up=200)
 
     family_: SemiImplicit
 
@@ -214,7 +218,7 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         *,
         kernel: str | Kernel = "gaussian",
         bandwidth: float | str | None = "auto",
-        gradient_estimator: str = "path",
+        gradient_estimator: str = "auto",
         latent_dim: int | None = None,
         hidden_layer_sizes: Sequence[int] = (100, 100),
         mixing: MixingLike = "auto",

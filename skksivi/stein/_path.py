@@ -22,7 +22,6 @@ https://arxiv.org/abs/1707.06626
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -69,19 +68,25 @@ class Memory:
             raise ValueError("the draws of its memory do not fit")
         return cls(x, s)
 
-    def fill(self, draw: Callable[[], tuple[Tensor, Tensor]]) -> None:
-        """Draw all batches, unless that has been done."""
-        if not len(self.x):
-            self.x, self.s = (torch.cat(part, -2) for part in zip(*(draw() for _ in range(N_BATCHES)), strict=True))
+    def begin(self, x: Tensor, s: Tensor) -> None:
+        """Take in the first draws (..., n, d), several times."""
+        s = s.nan_to_num(0.0, 0.0, 0.0)
+        self.x, self.s = (torch.cat([a] * N_BATCHES, -2) for a in (x, s))
 
     def add(self, x: Tensor, s: Tensor) -> None:
-        """Take in draws (..., n, d) with scores, instead of the oldest."""
+        """Take in draws (..., n, d) with scores, instead of the oldest; those that are not finite stay out."""
+        n, finite = x.shape[-2], (x + s).isfinite().all(-1, keepdim=True)
         for kept, new in ((self.x, x), (self.s, s)):
-            kept.copy_(torch.cat([kept[..., new.shape[-2] :, :], new], -2))
+            kept.copy_(torch.cat([kept[..., n:, :], new.where(finite, kept[..., -n:, :])], -2))
 
     def squared_width(self) -> Tensor:
         """Return the h^2 (..., 1, 1) of a kernel of the width that the draws set."""
         return WIDTH**2 * self.x.var(-2).sum(-1)[..., None, None]
+
+
+def averages(kernel: Kernel) -> bool:
+    """Tell whether a kernel is positive, and its gradient that of a profile: it gives averages near a point."""
+    return not (kernel.centred or kernel.tilted) and kernel.euclidean
 
 
 def shortened(s: Tensor) -> Tensor:

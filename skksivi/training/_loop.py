@@ -155,15 +155,15 @@ class Hook(Protocol):
         """Do it; tell whether the training is to stop."""
 
 
-def learning_rate_factor(decay: Decay, max_iter: int, warm_up: float = 0.0) -> Callable[[int], float]:
+def learning_rate_factor(decay: Decay, max_iter: int, warm_up: int = 0) -> Callable[[int], float]:
     """Return the factor of the learning rate at iteration t.
 
-    It rises over the share `warm_up` of the iterations. `decay` is None (constant), "cosine" (to zero at `max_iter`)
+    It rises over the first `warm_up` iterations. `decay` is None (constant), "cosine" (to zero at `max_iter`)
     or a pair (factor, every): times `factor` after each `every` iterations.
     """
     if warm_up:
         factor_then = learning_rate_factor(decay, max_iter)
-        return lambda t: factor_then(t) * min(1.0, (t + 1) / (warm_up * max_iter))
+        return lambda t: factor_then(t) * min(1.0, (t + 1) / warm_up)
     if decay is None:
         return lambda _: 1.0
     if isinstance(decay, str):

@@ -57,7 +57,8 @@ def test_a_callback_sees_each_hundred_iterations_as_a_fit_that_ends_there(q):
     q = clone(q).set_callbacks(recorder).fit(Banana())
     assert recorder.begun == ["setup", "fit", *["iterations"] * 3]
     assert recorder.ended == [*["iterations"] * 3, "fit", "teardown"]
-    np.testing.assert_array_equal(recorder.draws[-1], q.sample(3, random_state=0))
+    shift = q.sample(3, random_state=0) - recorder.draws[-1]  # by which the mean was corrected at the end
+    np.testing.assert_allclose(shift, shift[:1].repeat(3, 0), atol=1e-6)
     assert not np.array_equal(recorder.draws[0], recorder.draws[1])
 
 

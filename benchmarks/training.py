@@ -3,10 +3,10 @@
 python benchmarks/training.py [--names ...] [--methods ...] [--seeds 3] [--jobs 2] [--out FILE.json]
 
 A start is a Gaussian N(m, L L^T), given as `whiten`: of the moments of the reference draws, with each whitened
-coordinate shifted by one standard deviation, twice or half as wide; or of the moments of 100 reference draws, shrunk as
-Ledoit and Wolf do. Methods are the default, the same with the paper's objective, and only the first iteration, by
-which one sees what the search for coordinates alone does. Printed are errors before and after; accurate is a fit whose
-means are all within 0.1 sd and whose sds are all within 10%.
+coordinate shifted by one standard deviation, twice or half as wide; or of the moments of 100 reference draws, shrunk
+as Ledoit and Wolf do. Methods are the default, the same with the paper's objective, and only the first iteration, by
+which one sees what the search for coordinates alone does. Printed are errors before and after; accurate is a fit
+whose means are all within 0.1 sd and whose sds are all within 10%.
 """
 
 from __future__ import annotations

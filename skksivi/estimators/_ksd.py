@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import ClassVar, Generic, NamedTuple
+from typing import ClassVar, Generic, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -52,7 +52,7 @@ from skksivi.stein._path import N_BATCHES, Memory, averages, shortened, velocity
 from skksivi.training._checkpoint import CheckpointFile
 from skksivi.training._guard import Departure, MomentPenalty, Steering, Verdict, Watch, Worsening, departure
 from skksivi.training._hooks import CERTIFICATE, Saving
-from skksivi.training._loop import Hook, Objective, Scheduled, State
+from skksivi.training._loop import Hook, Objective, Progress, Scheduled, State
 
 #: Draws whose moments are compared with the start's, and those of them whose discrepancy is computed.
 N_MONITOR_DRAWS, N_JUDGED_DRAWS = 4000, 1000
@@ -64,13 +64,16 @@ MAX_SHIFT, MAX_RATIO = 5.0, 100.0
 N_MATCHED = 3
 
 #: Draws by which the mean of a fit is corrected, and the error, in standard deviations, from which on it is.
-N_RECENTRED, VISIBLE = 2000, 0.1
+N_RECENTRED, VISIBLE = 2000, 0.06
 
 #: Draws of a fit whose target has moved, above which modes are searched.
 N_FOLLOWED = 16
 
 #: What a start may be off by, in standard deviations, to count as near the target, and a training may add to that.
 NEAR, WORSE = 0.25, 0.25
+
+#: The divergence of a feature, in nats, at which a training ends.
+ENOUGH = 0.01
 
 #: Iterations between two comparisons.
 LOOK_EVERY = 500
@@ -176,7 +179,7 @@ class SteinTrained(Trained, Generic[F]):
         saving = [] if file is None else [self._saving(file, start, watch)]
         resume = None if file is None or file.found is None else file.found.state
         job = Job(objective, family, generator, sampler_of, tell, score.tally)
-        fit = self._train_from(job, watch, saving, resume)
+        fit = self._train_from(job, watch, [*self._ends(score, start, sampler_of), *saving], resume)
         fit = self._not_worse(fit, score, start, sampler_of(start.family.requires_grad_(False)), sampler_of(family))
         trained = fit.ended_by is None and fit.report["best_iter_"] == fit.report["n_iter_"]
         if trained and self._adjusts(score):
@@ -186,13 +189,30 @@ class SteinTrained(Trained, Generic[F]):
                 fit = fit._replace(ended_by=error)
         return self._certified(fit, score, start.seed)
 
+    def _ends(self, score: Score, start: Start[F], sampler_of: Callable[[F], InU]) -> list[Hook]:
+        """Return the hook that ends a training by itself, if one is to."""
+        if not (self._ends_by_itself and self._follows_path) or self._is_noisy(score):
+            return []
+
+        def is_good(family: F) -> bool:
+            sampler = sampler_of(family)
+            found = cheap_certificate(sampler, score.double, start.seed ^ 1) if isinstance(sampler, Layer) else None
+            return found is not None and found.trusted and found.divergence <= ENOUGH * sampler.n_features
+
+        return [WhenGood(is_good)]
+
+    @property
+    def _ends_by_itself(self) -> bool:
+        """Whether a good certificate makes training superfluous, for which nothing else is asked of it."""
+        asked = getattr(self, "annealing", None) is not None or bool(getattr(self, "terms", ()))
+        return self.early_stopping == "auto" and not asked
+
     def _untrained(self, score: Score, start: Start[F]) -> Fit | None:
         """Return a fit that draws from its start, None unless that is at a pilot and has a good certificate.
 
         Where none can be had, as between modes of a target known by its score, the chains have to have converged.
         """
-        asked = getattr(self, "annealing", None) is not None or bool(getattr(self, "terms", ()))
-        if self.early_stopping != "auto" or asked or not self._is_at_pilot(start) or self._goes_on(start):
+        if not self._ends_by_itself or not self._is_at_pilot(start) or self._goes_on(start):
             return None
         score.tally.begin(CERTIFICATE)
         sampler = self._sampler_of(score, start)(copy.deepcopy(start.family).requires_grad_(False))
@@ -713,8 +733,8 @@ def _is_close(found: Affine, start: Affine) -> bool:
 
 @torch.no_grad()
 def recentred(sampler: Sampler, score: DifferentiableScore, seed: int) -> Sampler:
-    """Return a sampler whose map is moved to the mean that Stein control variates tell, if it is off by a tenth of a
-    standard deviation and then less.
+    """Return a sampler whose map is moved to the mean that Stein control variates tell, if draws are visibly off and
+    then less.
     """
     if not isinstance(sampler, Layer) or isinstance(sampler.whitening.map, Identity):
         return sampler
@@ -730,6 +750,26 @@ def recentred(sampler: Sampler, score: DifferentiableScore, seed: int) -> Sample
     if not stein_error(u, s_moved) < error:
         return sampler
     return replace(sampler, whitening=replace(sampler.whitening, map=moved))
+
+
+class WhenGood(Generic[F]):
+    """Ends a training when its averaged state is one that further iterations would hardly better.
+
+    Parameters
+    ----------
+    is_good : callable
+        Judges a module.
+    """
+
+    every, at_end = LOOK_EVERY, False
+
+    def __init__(self, is_good: Callable[[F], bool]) -> None:
+        self.is_good = is_good
+
+    def __call__(self, progress: Progress) -> bool:
+        """Tell whether to stop."""
+        with progress.iterate.averaged():
+            return self.is_good(cast("F", progress.module))
 
 
 def mixture_draws(mixture: Components, dtype: torch.dtype, noise: Tensor | float = 0.0) -> GaussianMixtureDraws:

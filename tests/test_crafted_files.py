@@ -218,7 +218,7 @@ def unsound(q, path):
             return "its next draws are not finite"
         if "whitening_" in vars(q) and (reason := unsound_whitening(q.whitening_, torch.as_tensor(X).double())):
             return reason
-        if knows_density(q.sampler_) and not np.isfinite(q.score_samples(X[:2])).all():
+        if knows_density(q.sampler_) and not np.isfinite(q.score_samples(X[:2], return_std=True)[0]).all():
             return "its density is not finite"
         skksivi.save(q, path)
     return None

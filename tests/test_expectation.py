@@ -319,7 +319,7 @@ WRONG = [
     ),
     ((X, -X, lambda X: X + 1j), {}, TypeError, "`f(X)` must hold real numbers"),
     ((X, -X, 3), {}, TypeError, "`f` must be a function of (X), got 3"),
-    ((X, "scores"), {}, ValueError, "`target` must hold numbers"),
+    ((X, "scores"), {}, TypeError, "`target` must hold real numbers"),
     ((X, -X), {"weights": True}, TypeError, "`weights` are those of the draws of an approximator"),
     ((X, -X), {"weights": 1}, TypeError, "`weights` must be True or False, got 1"),
     (
@@ -356,5 +356,5 @@ def test_random_scores_are_refused():
             expectation(q, GaussianTarget(), n_samples=wrong)
     with pytest.raises(ValueError, match="target has 3 features, expected 2"):
         expectation(q, from_score_fn(lambda x: -x, 3))
-    with pytest.raises(TypeError, match="`score_fn` must be a function"):
+    with pytest.raises(TypeError, match="`target` must be a Target or its score function"):
         expectation(q, X)

@@ -18,9 +18,9 @@ def stein_features(u: Tensor, s: Tensor) -> Tensor:
     These are :math:`s_i` and :math:`s_i u_j + \delta_{ij}`, of the latter those with i = j alone where draws are few.
     """
     n, d = u.shape
-    products = s[:, :, None] * u[:, None] + torch.eye(d).to(u)
     if N_OF_EACH * (d * d + d) > n:
-        products = products.diagonal(dim1=1, dim2=2)
+        return torch.cat([s, s * u + 1], 1)
+    products = s[:, :, None] * u[:, None] + torch.eye(d).to(u)
     return torch.cat([s, products.flatten(1)], 1)
 
 

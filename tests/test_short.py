@@ -62,6 +62,11 @@ def test_few_draws_have_few_control_variates():
     assert stein_features(x, gumbel_score(x)).shape == (50, 12)
 
 
+def test_few_control_variates_take_no_memory_of_many():
+    x = torch.zeros(2, 1, dtype=torch.float64).expand(2, 10**6)  # of whose pairs there are 16 TB
+    assert stein_features(x, x).shape == (2, 2 * 10**6)
+
+
 def test_trajectories_leave_the_target_as_it_is():
     """Means and variances of 40,000 chains of three features after ten trajectories; five standard errors."""
     x = gumbel(40_000, 3)

@@ -155,7 +155,7 @@ class SteinTrained(Trained, Generic[F]):
         fit = self._untrained(score, start) if file is None or file.found is None else None
         if fit is None:
             fit = self._trained(file, score, start, generator, tell)
-        fit = fit._replace(report={**fit.report, "score_checksum_": start.answers})
+        fit = fit._replace(report={"score_checksum_": start.answers, **fit.report})
         if file is None:
             return fit
         return fit._replace(finish=lambda: file.finish(remove=fit.ended_by is None))
@@ -184,7 +184,10 @@ class SteinTrained(Trained, Generic[F]):
         trained = fit.ended_by is None and fit.report["best_iter_"] == fit.report["n_iter_"]
         if trained and self._adjusts(score):
             try:
-                fit = fit._replace(sampler=recentred(fit.sampler, score.double, start.seed))
+                moved = recentred(fit.sampler, score.double, start.seed)
+                if moved is not None:
+                    answers = of_score_near(score, moved.whitening)
+                    fit = fit._replace(sampler=moved, report={**fit.report, "score_checksum_": answers})
             except KeyboardInterrupt as error:  # nothing of the training is lost
                 fit = fit._replace(ended_by=error)
         return self._certified(fit, score, start.seed)
@@ -314,8 +317,8 @@ class SteinTrained(Trained, Generic[F]):
         A network learns best in units of the target. Where there are several modes a Gaussian would lose some.
         """
         whitening, pilot = super()._find_whitening(score_fn, generator, init)
-        map_, double, few = whitening.map, score_fn.double, score_fn.n_features <= SHORT.max_features
-        if pilot is not None or not (isinstance(map_, Affine) and few and self._adjusts(score_fn)):
+        map_, double = whitening.map, score_fn.double
+        if pilot is not None or not (isinstance(map_, Affine) and self._adjusts(score_fn)):
             return whitening, pilot
         before = score_fn.tally.total
         try:
@@ -331,8 +334,12 @@ class SteinTrained(Trained, Generic[F]):
         return replace(whitening, n_score_calls=n_calls), pilot
 
     def _adjusts(self, score_fn: Score) -> bool:
-        """Tell whether the coordinates may follow the target, which takes scores of all of the data."""
-        return self._follows_path and not self._is_noisy(score_fn)
+        """Tell whether the coordinates may follow the target, which takes scores of all of the data.
+
+        Beyond some features the draws by which they would do so are too few.
+        """
+        few = score_fn.n_features <= SHORT.max_features
+        return few and self._follows_path and not self._is_noisy(score_fn)
 
     def _built(
         self, score_fn: Score, whitening: Whitening, pilot: PilotPoints | None, generator: torch.Generator
@@ -732,23 +739,23 @@ def _is_close(found: Affine, start: Affine) -> bool:
 
 
 @torch.no_grad()
-def recentred(sampler: Sampler, score: DifferentiableScore, seed: int) -> Sampler:
-    """Return a sampler whose map is moved to the mean that Stein control variates tell, if draws are visibly off and
-    then less.
+def recentred(sampler: Sampler, score: DifferentiableScore, seed: int) -> Layer | None:
+    """Return a sampler whose map is moved to the mean that Stein control variates tell, None unless its draws are
+    visibly off and then less.
     """
     if not isinstance(sampler, Layer) or isinstance(sampler.whitening.map, Identity):
-        return sampler
+        return None
     map_ = sampler.whitening.map
     u = sampler.sample_in_u(N_RECENTRED, torch.Generator(map_.m.device).manual_seed(seed)).double()
     s = map_.whiten_score(score(map_.unwhiten(u)))
     error = stein_error(u, s)
     if not VISIBLE < error < math.inf:
-        return sampler
+        return None
     shift = controlled(u, stein_features(u, s)).mean(0) - u.mean(0)
     moved = map_._replace(m=map_.unwhiten(shift))
     s_moved = moved.whiten_score(score(moved.unwhiten(u)))
     if not stein_error(u, s_moved) < error:
-        return sampler
+        return None
     return replace(sampler, whitening=replace(sampler.whitening, map=moved))
 
 

@@ -48,7 +48,7 @@ from skksivi.score._score import DifferentiableScore, Halves, Score, WithoutProd
 from skksivi.stein._discrepancy import FixedKernelKSD, agree, stein_error
 from skksivi.stein._estimators import GRADIENT_ESTIMATORS, GradientEstimator
 from skksivi.stein._fused import value_and_gradients
-from skksivi.stein._path import N_BATCHES, Memory, averages, shortened, velocity
+from skksivi.stein._path import Memory, averages, n_batches, shortened, velocity
 from skksivi.training._checkpoint import CheckpointFile
 from skksivi.training._guard import Departure, MomentPenalty, Steering, Verdict, Watch, Worsening, departure
 from skksivi.training._hooks import CERTIFICATE, Saving
@@ -498,7 +498,8 @@ class SteinTrained(Trained, Generic[F]):
             return (found.memory is None) == (not self._follows_path)
         x, family = found.memory.x, found.family
         layers = (family.n_layers,) if isinstance(family, Hierarchy) else ()
-        return x.shape == (*layers, N_BATCHES * self.batch_size, family.n_features) and x.dtype == found.flat.dtype
+        m = n_batches(self.batch_size) * self.batch_size
+        return x.shape == (*layers, m, family.n_features) and x.dtype == found.flat.dtype
 
     def _start_of(self, found: Interrupted) -> Start[F]:
         """Return where a fit started that was interrupted."""

@@ -29,8 +29,11 @@ from torch import Tensor
 from skksivi._saved import WEIGHTS, saved
 from skksivi.kernels import Kernel
 
-#: Batches of draws that are remembered.
-N_BATCHES = 20
+#: Batches of draws that are remembered, and draws to which larger ones amount.
+N_BATCHES, N_DRAWS = 20, 2560
+
+#: Scaled squared distances at which a profile is looked at.
+DISTANCES = torch.logspace(-6, 6, 200, dtype=torch.float64, device="cpu")
 
 #: Width of the kernel that is set by the draws, in units of the root of their summed variances.
 WIDTH = 0.35
@@ -70,8 +73,8 @@ class Memory:
 
     def begin(self, x: Tensor, s: Tensor) -> None:
         """Take in the first draws (..., n, d), several times."""
-        s = s.nan_to_num(0.0, 0.0, 0.0)
-        self.x, self.s = (torch.cat([a] * N_BATCHES, -2) for a in (x, s))
+        s, times = s.nan_to_num(0.0, 0.0, 0.0), n_batches(x.shape[-2])
+        self.x, self.s = (torch.cat([a] * times, -2) for a in (x, s))
 
     def add(self, x: Tensor, s: Tensor) -> None:
         """Take in draws (..., n, d) with scores, instead of the oldest; those that are not finite stay out."""
@@ -84,9 +87,16 @@ class Memory:
         return WIDTH**2 * self.x.var(-2).sum(-1)[..., None, None]
 
 
+def n_batches(n: int) -> int:
+    """Return how many batches of n draws are remembered: each iteration compares its own with all of them."""
+    return max(1, min(N_BATCHES, N_DRAWS // n))
+
+
 def averages(kernel: Kernel) -> bool:
     """Tell whether a kernel is positive, and its gradient that of a profile: it gives averages near a point."""
-    return not (kernel.centred or kernel.tilted) and kernel.euclidean
+    if kernel.centred or kernel.tilted or not kernel.euclidean:
+        return False
+    return bool((kernel.profile(DISTANCES) >= 0).all())
 
 
 def shortened(s: Tensor) -> Tensor:

@@ -96,7 +96,10 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         directions. "diagonal", for many parameters and for posteriors that no Gaussian resembles, takes a scale for
         each coordinate from long chains from each row of `init`. How much "auto" and "diagonal" may spend and how
         firmly they hold the fit says `skksivi.parameters.Pilot`. A pair of a vector and a lower triangular matrix is
-        used as it is; None trains in x, as in the paper.
+        given coordinates; None trains in x, as in the paper. Along the path gradient, up to 200 features and without
+        minibatches, "laplace", "bam" and a pair are where a Gaussian is fitted by batch and match, whose coordinates
+        replace them if the target has one mode near; and the mean of the fit is corrected at the end. For others they
+        are used as they are.
     init : array-like of shape (n_features,) or (k, n_features), default=None
         Where the search for modes starts; of several rows only whiten="auto" and "diagonal" take more than the first.
         None means the origin and, with whiten="auto", points scattered around it on scales from 1 to 100. With

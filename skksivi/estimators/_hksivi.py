@@ -80,7 +80,7 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
         The kernel k, by name or as an object of `skksivi.kernels`; its median width is set layer by layer.
     bandwidth : float, "median", "auto" or None, default="median"
         Width of the kernel; "auto" is :math:`\sqrt{d} / 2` in whitened coordinates.
-    gradient_estimator : {"u-statistic", "vanilla"}, default="u-statistic"
+    gradient_estimator : {"u-statistic", "vanilla", "path", "auto"}, default="u-statistic"
         See `KSIVIApproximator`.
     hidden_layer_sizes : sequence of int, default=(50, 50)
         Widths of the hidden layers of each network.

@@ -75,8 +75,8 @@ CASES = {
     ),
     "few draws of chains": (
         Funnel(),
-        {"whiten": Pilot(effort="high"), "max_iter": 200},
-        r"^The (draws|mean) .*: raise the `budget` of whiten=Pilot\(\.\.\.\) beyond 400000",
+        {"whiten": Pilot(effort="low"), "max_iter": 200},
+        r"^The (draws|mean) .*: raise the `effort` of whiten=Pilot\(\.\.\.\) from 'low'",
         {"whiten": Pilot(effort="high", budget=1_600_000)},
     ),
     "spoilt": (

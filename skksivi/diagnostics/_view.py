@@ -31,6 +31,7 @@ TEXTS = {
     "n_warmup": "raise `n_warmup` beyond {}",
     "mixing": "let `mixing` be 'auto' or a StudentT",
     "whiten": "set whiten='auto'",
+    "effort": "raise the `effort` of whiten=Pilot(...) from {!r}",
     "budget": "raise the `budget` of whiten=Pilot(...) beyond {}",
 }
 
@@ -82,10 +83,10 @@ class View(NamedTuple):
             if chains is not None:
                 parameters.pop("whiten", None)
                 if not self.report["whitening_"].converged:
-                    parameters = {"budget": chains.budget}
+                    parameters = {"effort": "low"} if chains.effort == "low" else {"budget": chains.budget}
             else:  # iterations are slow to make up for bad coordinates
                 parameters.pop("max_iter", None)
-        order = [name for name in ("budget", *names) if name in parameters]
+        order = [name for name in ("effort", "budget", *names) if name in parameters]
         return ", or ".join([TEXTS[name].format(parameters[name]) for name in order] or [otherwise])
 
 

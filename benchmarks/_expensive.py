@@ -1,4 +1,4 @@
-"""Three posteriors whose score takes long, on parameters that are about N(0, 1) a priori.
+"""Three posteriors whose score takes long and two hierarchies, on parameters that are about N(0, 1) a priori.
 
 Their reference draws are made by `python benchmarks/reference.py posteriors`, like those of benchmarks/posteriors.py,
 but from fewer or shorter chains, with the settings of `hmc`.
@@ -6,6 +6,7 @@ but from fewer or shorter chains, with the settings of `hmc`.
 
 from __future__ import annotations
 
+import math
 from types import MappingProxyType
 
 import numpy as np
@@ -110,4 +111,60 @@ class Districts(Target):
         return (self.y * logits - softplus(logits)).sum((-2, -1)) + wide(x, 1.0)
 
 
-EXPENSIVE = {"predators": LotkaVolterra, "process_of_five": GaussianProcessARD, "districts": Districts}
+class Counties(Target):
+    """y ~ N(a_j + b_j t, s^2), a_j = m_1 + tau_1 z_j, b_j = m_2 + tau_2 w_j, 38 counties j; 81 parameters.
+
+    Between 2 and 60 houses in each, t tells those without a basement; x = (m, log tau, log s, z, w).
+    """
+
+    n_counties, n_features = 38, 81
+    hmc = MappingProxyType({"dense": False, "n_warmup": 20, "n_rounds": 20, "n_trajectories": 10})
+
+    def __init__(self):
+        rng = np.random.RandomState(22)
+        sizes = np.clip(np.exp(rng.normal(2.5, 0.8, self.n_counties)), 2, 60).astype(int)
+        self.county = torch.as_tensor(np.repeat(np.arange(self.n_counties), sizes))
+        t = rng.uniform(size=len(self.county)) < 0.2
+        a, b = 1.4 + 0.3 * rng.standard_normal(self.n_counties), -0.7 + 0.2 * rng.standard_normal(self.n_counties)
+        county = self.county.numpy()
+        self.t, self.y = tensor(t), tensor(a[county] + b[county] * t + 0.7 * rng.standard_normal(len(t)))
+
+    def log_prob(self, x):
+        top, z, w = x.split([5, self.n_counties, self.n_counties], -1)
+        m_1, m_2, tau_1, tau_2, log_s = top.split(1, -1)
+        a, b = m_1 + tau_1.exp() * z, m_2 + tau_2.exp() * w
+        r = self.y - a[..., self.county] - b[..., self.county] * self.t
+        return normal(r, log_s).sum(-1) + wide(x, 1.0)
+
+
+class Horseshoe(Target):
+    """y ~ N(X b, s^2), b_j = l_j tau z_j, l_j ~ C+(0, 1), tau ~ C+(0, .1), 50 columns; 102 parameters.
+
+    x = (log s, log tau, log l, z), s and z N(0, 1) a priori.
+    """
+
+    n_rows, n_columns, n_features = 100, 50, 102
+    hmc = MappingProxyType({"dense": False, "n_warmup": 40, "n_rounds": 40, "n_trajectories": 20})
+
+    def __init__(self):
+        rng = np.random.RandomState(23)
+        X = rng.standard_normal((self.n_rows, self.n_columns))
+        b = np.zeros(self.n_columns)
+        b[:5] = 2, -1.5, 1, 1, -0.5
+        self.X, self.y = tensor(X), tensor(X @ b + rng.standard_normal(self.n_rows))
+
+    def log_prob(self, x):
+        log_s, log_tau, log_l, z = x.split([1, 1, self.n_columns, self.n_columns], -1)
+        r = self.y - ((log_l + log_tau).exp() * z) @ self.X.mT
+        scales = log_l - softplus(2 * log_l)
+        overall = log_tau - softplus(2 * (log_tau - math.log(0.1)))
+        return normal(r, log_s).sum(-1) + scales.sum(-1) + overall[..., 0] + wide(z, 1.0) + wide(log_s, 1.0)
+
+
+EXPENSIVE = {
+    "predators": LotkaVolterra,
+    "process_of_five": GaussianProcessARD,
+    "districts": Districts,
+    "counties": Counties,
+    "horseshoe": Horseshoe,
+}

@@ -21,7 +21,7 @@ from skksivi._arrays import (
     make_seed,
     resolve_device,
 )
-from skksivi._control_variates import N_OF_EACH, second_order
+from skksivi._control_variates import N_FOLDS, N_OF_EACH, cross_fitted, second_order
 from skksivi._importance import weighed_draws
 from skksivi._numbers import check_integer
 from skksivi._psis import pareto_smoothed
@@ -35,9 +35,8 @@ from skksivi.score._score import Score, ScoreFunction, is_target
 from skksivi.score._target import compared_score
 from skksivi.targets._base import Target
 
-#: The fewest draws, the parts of which each is corrected by the regression on the others, and the ridge in units of
-#: the variance of a control variate.
-LEAST, N_FOLDS, RIDGE = 20, 10, 1e-12
+#: The fewest draws.
+LEAST = 20
 
 #: The fewest batches of states of chains, if there are so many.
 N_BATCHES = 20
@@ -368,23 +367,6 @@ def _has_variance(f: Tensor) -> list[bool]:
     some = as_array(f[:: math.ceil(len(f) / 10_000)]).T
     tiny = np.finfo(np.float64).tiny
     return [all(pareto_smoothed(np.log(np.maximum(side, tiny)))[1] <= MAX_K for side in (a, -a)) for a in some]
-
-
-def cross_fitted(y: Tensor, f: Tensor, v: Tensor, fold: Tensor) -> Tensor:
-    r"""Return :math:`y - \beta^\top f` (n, m), with the regression of weights v (n,) on the other folds."""
-    f = f / ((v @ f.square()) / v.sum()).sqrt().clamp_min(torch.finfo(f.dtype).tiny)
-    design = torch.cat([torch.ones_like(f[:, :1]), f], 1)
-    folds = [fold == k for k in range(N_FOLDS)]
-    scaled = design * v[:, None]
-    gram = torch.stack([scaled[i].mT @ design[i] for i in folds])
-    moments = torch.stack([scaled[i].mT @ y[i] for i in folds])
-    gram, moments = gram.sum(0) - gram, moments.sum(0) - moments
-    gram.diagonal(dim1=1, dim2=2).add_(RIDGE * v.sum())
-    beta = torch.linalg.solve(gram, moments)[:, 1:]
-    r = y.clone()
-    for i, beta_i in zip(folds, beta, strict=True):
-        r[i] -= f[i] @ beta_i
-    return r
 
 
 def mean_and_se(r: Tensor, w: Tensor, batch: Tensor, p: int = 0) -> tuple[Tensor, Tensor]:

@@ -306,8 +306,8 @@ def weigh(
 
 
 @torch.no_grad()
-def cheap_certificate(sampler: Layer | Layers, score: Score, seed: int) -> Certificate | None:
-    """Return the certificate of some draws, for at most 1,000 points at which the score is evaluated.
+def cheap_certificate(sampler: Layer | Layers, score: Score, seed: int, times: int = 1) -> Certificate | None:
+    """Return the certificate of some draws, for at most 1,000 values of the score, or so many times that.
 
     It is None where the sampler has no density or more than 1,000 features, where log p cannot be found that cheaply,
     and where the fit has mass and the target has none. The density of a hierarchy asks for the score, too, at 20,000
@@ -318,10 +318,10 @@ def cheap_certificate(sampler: Layer | Layers, score: Score, seed: int) -> Certi
     generator = torch.Generator(score.device).manual_seed(seed)
     try:
         if score.log_prob is not None:
-            defended, x = with_tails(sampler, sampler.sample(N_CHEAP, generator), seed)
+            defended, x = with_tails(sampler, sampler.sample(times * N_CHEAP, generator), seed)
             log_p = score.log_prob(x)
         else:
-            defended, x = with_tails(sampler, sampler.sample(N_INTEGRATED, generator), seed)
+            defended, x = with_tails(sampler, sampler.sample(times * N_INTEGRATED, generator), seed)
             log_p, gaps = kronrod(score, sampler.whitening.map.m, x)
             if not gaps[: len(x) - round(TAILS * len(x))].abs().nanquantile(0.95) <= MAX_GAP:
                 return None

@@ -30,15 +30,28 @@ from skksivi._arrays import (
     without_graph,
 )
 from skksivi._numbers import check_integer
-from skksivi._saved import COUNT, CURVE, SEED, SIZE, Kind, Parts, checked, is_instance, is_one_of, register
+from skksivi._saved import (
+    COUNT,
+    CURVE,
+    SEED,
+    SIZE,
+    Kind,
+    Parts,
+    checked,
+    is_instance,
+    is_list_of,
+    is_one_of,
+    register,
+)
 from skksivi._version import DOCUMENTATION
 from skksivi._warnings import warn_caller
-from skksivi.families._derived import knows_density, tried, unweighted
+from skksivi.families._derived import innermost, knows_density, tried, unweighted
 from skksivi.families._samplers import CHUNK, Fit, HasDensity, Sampler, Tell
 from skksivi.kernels import Kernel, resolve_kernel
 from skksivi.parameters import Constrained, Constraints, Interval, ParameterObject, StrOptions, expanded
 from skksivi.score._improper import check_proper
-from skksivi.score._score import CarriesScore, Score, Tally, is_target
+from skksivi.score._score import CarriesScore, Score, is_target
+from skksivi.score._tally import SpentError, Stage, Tally
 from skksivi.score._target import TargetOrScore, moved, resolve_score, unwrapped
 from skksivi.stein._discrepancy import FixedKernelKSD
 from skksivi.targets._base import from_score_fn
@@ -51,6 +64,8 @@ random.setstate(_state)
 
 __all__ = ["BaseApproximator", "Constraints", "HasMethods", "Integral", "Interval", "Real", "StrOptions"]
 __dir__ = __all__.copy
+
+LOGGER = logging.getLogger("skksivi")
 
 #: Numbers that a draw takes on its way through a network, at least.
 LEAST_WIDTH = 256
@@ -89,6 +104,7 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
     random_state: RandomState
     n_features_in_: int
     n_score_calls_: int
+    stages_: list[Stage]
     n_products_: int
     sampler_: Sampler
 
@@ -158,19 +174,34 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
         with ordinary_mode(device), logged(verbose):
             near = self._points_near_target()
             score = resolve_score(score_fn, n_features, dtype=DTYPES[self.dtype], device=device, near=near)
-            check_proper(score.double)
-            score = self._prepared(score)
-            generator = make_generator(seed, device)
-            if callbacks or verbose > 1:
-                score.tally.listener = stages
-            fit = self._fit(score, generator, tell_fit if callbacks else None)
+            score.tally.limit = limit = self._max_score_calls()
+            try:
+                check_proper(score.double)
+                score = self._prepared(score)
+                generator = make_generator(seed, device)
+                if callbacks or verbose > 1:
+                    score.tally.listener = stages
+                score.tally.end("fit")
+                fit = self._fit(score, generator, tell_fit if callbacks else None)
+            except SpentError:
+                raise ValueError(
+                    f"`max_score_calls` is {limit}, of which {score.tally.total} were spent before there was "
+                    "anything to return: checks of the score and the search for a mode take some 500 to 3,000, more "
+                    "with many features, and several modes 200,000 and more. Raise it, or set `init` near the mode."
+                ) from None
+            score.tally.limit = None
+            if limit is not None and score.tally.is_spent:
+                fit = _of_budget(fit, limit)
             self.__dict__.update(learned_attributes(fit, seed, self.dtype, score.tally))
             self._dtype_of_draws = resolving_dtype(fit.sampler, self.dtype, device)
             score.tally.listener = None
             try:
                 self._conclude(fit, score, generator)
             finally:
-                self.n_score_calls_, self.n_products_ = score.tally.n_values, score.tally.n_products
+                score.tally.end()
+                self.__dict__.update(counts(score.tally))
+                if verbose:
+                    LOGGER.info("%s", "; ".join(map(str, self.stages_)))
         if fit.ended_by is not None:
             raise fit.ended_by
         context.call_on_fit_task_end(estimator=self, X=target)
@@ -368,6 +399,10 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
         """Return how often the training of a fit calls back, if it runs to its end."""
         return 0
 
+    def _max_score_calls(self) -> int | None:
+        """Return how often the score may be asked for, None for no limit."""
+        return None
+
     def _n_pilot_calls(self) -> int:
         """Return how often chains that explore the target ask for its score, about, zero if there are none."""
         return 0
@@ -406,10 +441,11 @@ def learns(name: str, sampler: type, others: Parts) -> Callable[[A], A]:
         What its other learned attributes hold.
     """
     spec: Parts = {
-        "sampler_": (lambda value: isinstance(unweighted(value), sampler), "d"),
+        "sampler_": (lambda value: isinstance(innermost(value), sampler), "d"),
         "n_features_in_": (SIZE, "d"),
         "n_score_calls_": (COUNT, ""),
         "n_products_": (COUNT, ""),
+        "stages_": (lambda value: value == [] or is_list_of(Stage)(value), ""),
         "_seed": (SEED, ""),
         "_random_state": (is_instance(np.random.RandomState), ""),
         "_dtype_of_draws": (is_one_of(*DTYPES), ""),
@@ -446,6 +482,17 @@ def _learned(estimator: BaseApproximator, spec: Parts) -> dict[str, object]:
     return {name: vars(estimator)[name] for name in spec}
 
 
+def _of_budget(fit: Fit, limit: int) -> Fit:
+    """Return a fit that has spent its budget, with what is to be told of that."""
+    n_iter = fit.report.get("n_iter_", 0)
+    reached = f"after {n_iter} iterations of the training" if n_iter else "before the training began"
+    remark = (
+        f"The {limit:,} evaluations of `max_score_calls` were spent {reached}, so that the fit may be off: raise it, "
+        "or see by `skksivi.diagnose` how far."
+    )
+    return fit._replace(ended_by=None if isinstance(fit.ended_by, SpentError) else fit.ended_by, remark=remark)
+
+
 def learned_attributes(fit: Fit, seed: int, dtype: str, tally: Tally) -> dict[str, object]:
     """Return what a fit leaves on an estimator; samples are of another stream than that of the training."""
     return {
@@ -453,11 +500,19 @@ def learned_attributes(fit: Fit, seed: int, dtype: str, tally: Tally) -> dict[st
         **fit.sampler.attributes(),
         **fit.report,
         "n_features_in_": fit.sampler.n_features,
-        "n_score_calls_": tally.n_values,
-        "n_products_": tally.n_products,
+        **counts(tally),
         "_seed": seed,
         "_random_state": np.random.RandomState([seed, 1]),
         "_dtype_of_draws": dtype,
+    }
+
+
+def counts(tally: Tally) -> dict[str, object]:
+    """Return what a fit has asked of the score, as attributes."""
+    return {
+        "n_score_calls_": tally.n_values,
+        "n_products_": tally.n_products,
+        "stages_": [stage for stage in tally.stages.values() if stage.n_calls],
     }
 
 
@@ -487,15 +542,14 @@ def check_draws(estimator: BaseApproximator) -> None:
 @contextmanager
 def logged(verbose: int) -> Iterator[None]:
     """Let the progress of a fit be seen, by handlers of the user's if there are any."""
-    logger = logging.getLogger("skksivi")
     with ExitStack() as undo:
-        if verbose and not logger.hasHandlers():
+        if verbose and not LOGGER.hasHandlers():
             handler = logging.StreamHandler()
-            logger.addHandler(handler)
-            undo.callback(logger.removeHandler, handler)
-        if verbose and not logger.isEnabledFor(logging.INFO):
-            undo.callback(logger.setLevel, logger.level)
-            logger.setLevel(logging.INFO)
+            LOGGER.addHandler(handler)
+            undo.callback(LOGGER.removeHandler, handler)
+        if verbose and not LOGGER.isEnabledFor(logging.INFO):
+            undo.callback(LOGGER.setLevel, LOGGER.level)
+            LOGGER.setLevel(logging.INFO)
         yield
 
 

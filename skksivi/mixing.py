@@ -282,14 +282,25 @@ class GaussianMixtureDraws(DensityMixing):
         return torch.cat([ends[:1], self.levels, ends[1:]]).diff()
 
     def forward(self, n: int, like: Tensor, generator: torch.Generator) -> Tensor:
-        uniform = torch.rand(n, generator=generator, dtype=torch.float64, device=like.device)
+        k = self.components(n, generator)
         xi = torch.empty(n, self.latent_dim, dtype=self.means.dtype, device=like.device).normal_(generator=generator)
-        k, step = torch.searchsorted(self.levels, uniform), max(1, CHUNK // self.means.numel())
-        parts = zip(k.split(step), xi.split(step), strict=True)
-        return torch.cat([self._placed(k, xi) for k, xi in parts]).to(like.dtype)
+        return self.placed(k, xi).to(like.dtype)
+
+    def components(self, n: int, generator: torch.Generator) -> Tensor:
+        """Draw components k (n,)."""
+        uniform = torch.rand(n, generator=generator, dtype=torch.float64, device=self.levels.device)
+        return torch.searchsorted(self.levels, uniform)
+
+    def placed(self, k: Tensor, xi: Tensor) -> Tensor:
+        """Return m_k + L_k xi for rows of components k (n,) and noise xi (n, latent_dim)."""
+        step = max(1, CHUNK // self.means.numel())
+        return torch.cat([self._placed(*part) for part in zip(k.split(step), xi.split(step), strict=True)])
+
+    def scaled(self, factor: float) -> GaussianMixtureDraws:
+        """Return the mixture of components that are wider by a factor."""
+        return type(self)(self.means, factor * self.factors, self.weights)
 
     def _placed(self, k: Tensor, xi: Tensor) -> Tensor:
-        """Return m_k + L_k xi for rows of components k (n,) and noise (n, latent_dim)."""
         return self.means[k] + (xi @ self.factors.mT)[k, torch.arange(len(k), device=k.device)]
 
     def log_parts(self, z: Tensor) -> Tensor:

@@ -147,7 +147,7 @@ class Adam(ParameterObject):
 
 
 class Pilot(ParameterObject):
-    """Chains that explore the target before training, the rule behind whiten="auto" and "diagonal".
+    """What explores the target before training, the rule behind whiten="auto" and "diagonal".
 
     Parameters
     ----------
@@ -156,14 +156,18 @@ class Pilot(ParameterObject):
         "diagonal" is for many parameters and for posteriors that no Gaussian resembles: chains of underdamped
         Langevin dynamics, and a scale for each coordinate.
     effort : {"low", "auto", "high"}, default="auto"
-        What "auto" spends. "low": a few short chains around one mode, some 10,000 to 50,000 scores, whether or not
-        they agree. "auto": the same and, where they do not agree, the importance weights of a Gaussian mixture fitted
-        to them are poor, or a first look finds several modes, long chains around all modes. "high": long chains at
-        once.
+        What "auto" spends. "low": importance sampling from a Gaussian or, where that will not do, from short chains
+        around one mode, some 2,000 to 50,000 scores, whether or not it converges. "auto": the same and, where it does
+        not converge or a first look finds several modes, long chains around all modes. "high": long chains at once.
     budget : int, default=400_000
         Points at which the score is to be evaluated by long chains, about. With "auto" it sets their number, 128 at
         least, so that less than about 80,000 changes nothing; chains that do not converge, or mix slowly, take
         several times as many. With "diagonal" it sets the number of steps of each chain, 200 to 20,000.
+    max_score_calls : int or None, default=None
+        The most evaluations of the score and of log p, and products with the Jacobian of the score, that `fit` may
+        ask for in all, training and checks included. Where they are spent it returns the best that it has, with a
+        warning, around a single mode at the least the Gaussian there; with several modes or "diagonal" an error says
+        that it is too small. None for no limit.
     weight : float, default=1.0
         Weight of the penalty that holds the first three moments of the draws to the pilot's, which the discrepancy
         hardly sees in the tails; zero for none. KSIVI and HKSIVI have such a penalty, the other methods do not.
@@ -180,15 +184,23 @@ class Pilot(ParameterObject):
         "rule": [StrOptions({"auto", "diagonal"})],
         "effort": [StrOptions({"low", "auto", "high"})],
         "budget": [Interval(Integral, 0, None, closed="left")],
+        "max_score_calls": [Interval(Integral, 1, None, closed="left"), None],
         "weight": [Interval(Real, 0, None, closed="left")],
     }
 
     def __init__(
-        self, rule: str = "auto", *, effort: str = "auto", budget: int = 400_000, weight: float = 1.0
+        self,
+        rule: str = "auto",
+        *,
+        effort: str = "auto",
+        budget: int = 400_000,
+        max_score_calls: int | None = None,
+        weight: float = 1.0,
     ) -> None:
         self.rule = rule
         self.effort = effort
         self.budget = budget
+        self.max_score_calls = max_score_calls
         self.weight = weight
 
 

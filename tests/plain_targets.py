@@ -35,6 +35,27 @@ def triangular(d, log10_condition, seed):
     return scales[:, None] * (torch.eye(d, dtype=torch.float64) + normal(d, d, seed=seed).tril(-1) / d)
 
 
+def gumbel_score(x):
+    """Of independent standard Gumbel features, whose mean is Euler's constant and whose variance is pi^2 / 6."""
+    return torch.exp(-x) - 1
+
+
+def gumbel_log_prob(x):
+    return (-x - torch.exp(-x)).sum(-1)
+
+
+def gumbel(n, d, seed=0):
+    uniform = torch.rand(n, d, generator=generator(seed), dtype=torch.float64)
+    return -torch.log(-torch.log(uniform))
+
+
+def gaussian(d, seed):
+    """Return mean, precision and the score of a random Gaussian."""
+    A, m = normal(d, d, seed=seed), normal(d, seed=seed + 1)
+    P = A @ A.mT / d + 0.3 * torch.eye(d).double()
+    return m, P, lambda x: -(x - m) @ P
+
+
 class GaussianScore:
     """N(mean, V diag(lam) V^T) with eigenvalues spread over `condition`."""
 

@@ -430,3 +430,5 @@ def test_scores_are_counted(unfitted):
     q = unfitted.fit(score_fn, n_features=2)
     # a product by automatic differentiation evaluates the function at its points once more
     assert n_asked - 400 <= q.n_score_calls_ + q.n_products_ <= n_asked + q.n_products_
+    assert sum(stage.n_calls for stage in q.stages_) == q.n_score_calls_ + q.n_products_
+    assert all(stage.seconds >= 0 for stage in q.stages_)

@@ -7,7 +7,6 @@ import re
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import NamedTuple
 
 import matplotlib.pyplot as plt
@@ -33,6 +32,7 @@ from skksivi.families._samplers import Fit, Gaussian
 from skksivi.parameters import Pilot
 from skksivi.pilot._affine import Affine
 from skksivi.pilot._masses import Cells
+from skksivi.pilot._rules import Whitening
 from skksivi.targets import (
     Banana,
     EightGaussians,
@@ -340,7 +340,8 @@ def test_a_fit_without_whitening_in_few_iterations_is_seen():
 @pytest.mark.parametrize("unit", [1.0, 1e-3])
 def test_unlike_scales_in_training_are_seen(unit):
     q = Exact(Units(unit)).fit(Units(unit))
-    q.whitening_ = SimpleNamespace(map=Affine(torch.zeros(2).double(), torch.eye(2).double() * unit), converged=True)
+    map_ = Affine(torch.zeros(2).double(), torch.eye(2).double() * unit)
+    q.whitening_ = Whitening(map_, np.empty((0, 2)), np.empty(0))
     report = diagnose(q, Units(unit), random_state=0)
     assert warned(report) == {"whitening"}
     assert report["whitening"].value == pytest.approx(900, rel=0.2)

@@ -13,7 +13,8 @@ from scipy import stats
 from sklearn.exceptions import NotFittedError
 
 from skksivi import KSIVIRegressor, expectation, refine
-from skksivi._expectation import Draws, control_variates, cross_fitted, mean_and_se
+from skksivi._control_variates import cross_fitted
+from skksivi._expectation import Draws, control_variates, mean_and_se
 from skksivi.baselines import SVGD, Laplace
 from skksivi.families._derived import Reweighted
 from skksivi.pilot._affine import Affine

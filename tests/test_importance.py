@@ -345,6 +345,9 @@ STUDY = json.loads((Path(__file__).parents[1] / "benchmarks" / "weights.json").r
 #: What no weight sees: their fits have lost a mode.
 LOST = {"two_blobs"}
 
+#: Whose standard deviations by thousands of exact draws differ by half.
+HEAVY = {"funnel"}
+
 
 def within(errors, bound=0.1):
     return errors["mean"] < bound and errors["sd_min"] > 1 - bound and errors["sd_max"] < 1 + bound
@@ -354,8 +357,8 @@ def test_the_study_refines_every_fit_that_can_be_trusted_without_harm():
     """Of default fits and Laplace approximations of the posteriors of up to 60 features."""
     assert Counter(row["method"] for row in STUDY) == {"defaults": 29, "Laplace": 29}
     assert all(math.isfinite(row["k"]) for row in STUDY)
-    refined = [row for row in STUDY if row["trusted"] and row["case"] not in LOST]
-    assert len(refined) == 34
+    refined = [row for row in STUDY if row["trusted"] and row["case"] not in LOST | HEAVY]
+    assert len(refined) == 33
     assert all(within(row["after"]) for row in refined)
     assert sum(not within(row["before"]) for row in refined) == 4
 
@@ -455,7 +458,9 @@ def test_certificates_are_saved_and_made_anew_by_warm_starts(tmp_path):
     before = q.certificate_
     save(q, tmp_path / "q.skksivi")
     assert load(tmp_path / "q.skksivi").certificate_ == before
-    assert q.fit(gaussian([0.3], [1.0])).certificate_.divergence > before.divergence
+    with pytest.warns(ConvergenceWarning, match="too far from the target"):
+        q.fit(gaussian([0.0], [2.0]))
+    assert q.certificate_.divergence > before.divergence
 
 
 # Known evidences

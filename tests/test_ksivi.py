@@ -787,6 +787,6 @@ def test_a_warm_start_that_is_spoilt_keeps_the_fit_it_went_on_from():
     q.fit(lambda x: 1 - x, n_features=2)
     before = q.sample(4000, random_state=0)
     with pytest.warns(ConvergenceWarning, match="did not improve on its start"):
-        q.set_params(learning_rate=0.5).fit(lambda x: 1 - x, n_features=2)
+        q.set_params(learning_rate=5.0).fit(lambda x: 1 - x, n_features=2)
     assert (q.best_iter_, q.n_iter_) == (60, 120)
     np.testing.assert_allclose(q.sample(4000, random_state=0), before, atol=1e-5)

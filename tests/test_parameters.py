@@ -28,7 +28,7 @@ OBJECTS = [
     Plateau(0.2, patience=30),
     Entropic(0.3),
     Laplacian(0.2),
-    Pilot("diagonal", effort="low", budget=5000, weight=0.5),
+    Pilot("diagonal", effort="low", budget=5000, max_score_calls=10**6, weight=0.5),
     Scale("network", floor=0.01),
 ]
 
@@ -151,6 +151,7 @@ def test_two_approximators_share_no_settings():
     assert SIVI().set_params(optimizer__decay=None).optimizer.ema is None
 
 
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_a_shorthand_means_its_object():
     settings = {"max_iter": 10, "batch_size": 8, "hidden_layer_sizes": (4,), "random_state": 0}
     short = {"whiten": "auto", "scale": "constant", "optimizer": "adam", "early_stopping": 0.1}

@@ -74,10 +74,10 @@ CASES = {
         {"whiten": Pilot(effort="high", budget=1_600_000)},
     ),
     "few draws of chains": (
-        Funnel(),
+        Banana(),
         {"whiten": Pilot(effort="low"), "max_iter": 200},
-        r"^The (draws|mean) .*: raise the `effort` of whiten=Pilot\(\.\.\.\) from 'low'",
-        {"whiten": Pilot(effort="high", budget=1_600_000)},
+        r"^The (draws|mean|chains) .*: raise the `effort` of whiten=Pilot\(\.\.\.\) from 'low'",
+        {"whiten": Pilot(effort="high")},
     ),
     "spoilt": (
         Gaussian([1.0, 1.0], [0.5, 2.0]),

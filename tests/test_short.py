@@ -1,4 +1,4 @@
-"""Short Hamiltonian chains, their control variates, and the tests that they will do."""
+"""Short Hamiltonian chains, and the tests that they will do."""
 
 import math
 
@@ -7,14 +7,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from plain_targets import Mixture, as_score, generator, normal, origin
+from plain_targets import Mixture, as_score, gaussian, generator, gumbel, gumbel_log_prob, gumbel_score, origin
 from sklearn.exceptions import ConvergenceWarning
 
 from skksivi import KSIVIApproximator
-from skksivi._control_variates import controlled, stein_features
 from skksivi.parameters import Pilot
 from skksivi.pilot._affine import Affine
-from skksivi.pilot._short import SHORT, Chains, corrected, disagreement, finds_others, rhat, trajectory
+from skksivi.pilot._short import SHORT, Chains, disagreement, finds_others, rhat, trajectory, warmed_up
 from skksivi.targets import Banana
 
 
@@ -22,57 +21,13 @@ def normal_score(x):
     return -x
 
 
-def gumbel_score(x):
-    """Of independent standard Gumbel features, whose mean is Euler's constant and whose variance is pi^2 / 6."""
-    return torch.exp(-x) - 1
-
-
-def gumbel(n, d, seed=0):
-    uniform = torch.rand(n, d, generator=generator(seed), dtype=torch.float64)
-    return -torch.log(-torch.log(uniform))
-
-
-def gaussian(d, seed):
-    """Return mean, precision and the score of a random Gaussian."""
-    A, m = normal(d, d, seed=seed), normal(d, seed=seed + 1)
-    P = A @ A.mT / d + 0.3 * torch.eye(d).double()
-    return m, P, lambda x: -(x - m) @ P
-
-
-@given(d=st.integers(1, 6), seed=st.integers(0, 10**6))
-def test_control_variates_give_the_means_of_a_gaussian(d, seed):
-    m, P, score_fn = gaussian(d, seed)
-    x = m + torch.linalg.solve_triangular(torch.linalg.cholesky(P).mT, normal(400, d, seed=seed).mT, upper=True).mT
-    y = controlled(x, stein_features(x, score_fn(x)))
-    assert ((y.mean(0) - m).abs() < 0.01 * x.std(0)).all()  # the ridge is 0.001
-    assert (y.std(0) < 0.1 * x.std(0)).all()
-
-
-@pytest.mark.parametrize("d", [1, 3])
-def test_control_variates_have_mean_zero(d):
-    """Five standard errors: a false alarm in 100,000."""
-    x = gumbel(200_000, d)
-    f = stein_features(x, gumbel_score(x))
-    assert f.shape == (200_000, d + d * d)
-    assert (f.mean(0).abs() < 5 * f.std(0) / math.sqrt(len(f))).all()
-
-
-def test_few_draws_have_few_control_variates():
-    x = gumbel(50, 6)
-    assert stein_features(x, gumbel_score(x)).shape == (50, 12)
-
-
-def test_few_control_variates_take_no_memory_of_many():
-    x = torch.zeros(2, 1, dtype=torch.float64).expand(2, 10**6)  # of whose pairs there are 16 TB
-    assert stein_features(x, x).shape == (2, 2 * 10**6)
-
-
-def test_trajectories_leave_the_target_as_it_is():
+@pytest.mark.parametrize("log_prob", [None, gumbel_log_prob])
+def test_trajectories_leave_the_target_as_it_is(log_prob):
     """Means and variances of 40,000 chains of three features after ten trajectories; five standard errors."""
-    x = gumbel(40_000, 3)
-    chains, moved, noise = Chains(x, gumbel_score(x), 0.9), 0.0, generator(1)
+    x, score = gumbel(40_000, 3), as_score(gumbel_score, log_prob, d=3)
+    chains, moved, noise = Chains.at(score, x, 0.9), 0.0, generator(1)
     for _ in range(10):
-        chains = trajectory(gumbel_score, chains, noise)
+        chains = trajectory(score, chains, noise)
         moved = max(moved, (chains.u != x).any(1).double().mean().item())
     assert moved > 0.5
     mean, variance = np.euler_gamma, math.pi**2 / 6
@@ -81,22 +36,24 @@ def test_trajectories_leave_the_target_as_it_is():
     np.testing.assert_allclose(chains.u.var(0), variance, atol=5 * se_of_variance)
 
 
+def test_chains_that_cannot_move_go_on_from_the_place_of_others():
+    """Beyond ten the score is so long that no step of a common length is accepted."""
+
+    def score_fn(x):
+        return -x.where(x.abs() < 10, 1e9 * x)
+
+    start = Chains.at(
+        as_score(score_fn, d=1), torch.cat([torch.zeros(31, 1), torch.full((1, 1), 20.0)]).double(), 1.0
+    )
+    assert warmed_up(as_score(score_fn, d=1), start, generator()).u.abs().max() < 6
+
+
 def test_chains_that_stay_apart_disagree():
     u = torch.randn(40, 32, 2, generator=generator(), dtype=torch.float64)
     assert disagreement(u) < SHORT.max_rhat
     u[:, :4, 1] += 3
     assert disagreement(u) > SHORT.max_rhat
     assert rhat(u)[0] < SHORT.max_rhat
-
-
-@pytest.mark.parametrize("d", [1, 4])
-def test_corrected_points_have_better_moments(d):
-    u = gumbel(40 * 32, d).view(40, 32, d)
-    points, mean_se, sd_se = corrected(u, gumbel_score(u))
-    before, after = ((a.flatten(0, -2).mean(0) - np.euler_gamma).abs().max() for a in (u, points))
-    assert after < 0.5 * before
-    assert (mean_se < 0.03).all()
-    assert (sd_se < 0.04).all()
 
 
 APART = Mixture([0.5, 0.5], [[-8.0, 0.0], [8.0, 4.0]], [1.0, 1.0])
@@ -152,7 +109,7 @@ def test_the_effort_is_kept():
 
 @pytest.mark.slow
 def test_low_effort_says_that_it_did_not_do():
-    q = KSIVIApproximator(max_iter=1, whiten=Pilot(effort="low"), random_state=0)
+    q = KSIVIApproximator(max_iter=1, whiten=Pilot(effort="low"), early_stopping=None, random_state=0)
     with pytest.warns(ConvergenceWarning, match="`effort`"):
         q.fit(Banana())
     assert q.whitening_.n_score_calls < 100_000

@@ -77,7 +77,9 @@ class Laplace(FromMode):
     n_features_in_ : int
         Dimension of the target.
     n_score_calls_, n_products_ : int
-        Points at which `fit` evaluated the score, and products with its Jacobian.
+        Points at which `fit` evaluated the score or log p, and products with the Jacobian of the score.
+    stages_ : list of Stage
+        What each stage of `fit` took: ``name``, ``n_calls`` and ``seconds``.
 
     References
     ----------
@@ -276,7 +278,9 @@ class MeanFieldVI(Ascending):
     n_features_in_ : int
         Dimension of the target.
     n_score_calls_, n_products_ : int
-        Points at which `fit` evaluated the score, and products with its Jacobian.
+        Points at which `fit` evaluated the score or log p, and products with the Jacobian of the score.
+    stages_ : list of Stage
+        What each stage of `fit` took: ``name``, ``n_calls`` and ``seconds``.
 
     References
     ----------
@@ -356,7 +360,9 @@ class FullRankVI(Ascending):
     n_features_in_ : int
         Dimension of the target.
     n_score_calls_, n_products_ : int
-        Points at which `fit` evaluated the score, and products with its Jacobian.
+        Points at which `fit` evaluated the score or log p, and products with the Jacobian of the score.
+    stages_ : list of Stage
+        What each stage of `fit` took: ``name``, ``n_calls`` and ``seconds``.
 
     References
     ----------
@@ -427,7 +433,9 @@ class BatchAndMatch(FromMode):
     n_features_in_ : int
         Dimension of the target.
     n_score_calls_, n_products_ : int
-        Points at which `fit` evaluated the score, and products with its Jacobian.
+        Points at which `fit` evaluated the score or log p, and products with the Jacobian of the score.
+    stages_ : list of Stage
+        What each stage of `fit` took: ``name``, ``n_calls`` and ``seconds``.
 
     References
     ----------

@@ -95,7 +95,9 @@ class HSIVISM(Trained):
     n_features_in_ : int
         Dimension of the target.
     n_score_calls_, n_products_ : int
-        Points at which `fit` evaluated the score, and products with its Jacobian.
+        Points at which `fit` evaluated the score or log p, and products with the Jacobian of the score.
+    stages_ : list of Stage
+        What each stage of `fit` took: ``name``, ``n_calls`` and ``seconds``.
 
     See Also
     --------

@@ -173,7 +173,7 @@ def check_whitening(view: View) -> Check:
     n, d = view.x.shape
     if n < 2 * d:
         raise ValueError(f"there are {n} draws of {d} features; `n_samples` of {2 * d} are needed")
-    before, after = (_condition(points) for points in (view.x, whitening.map.whiten(view.x)))
+    before, after = (_condition(points) for points in (view.x, whitening.whiten(view.x)))
     text = f"condition {after:.2g}, before whitening {before:.2g}"
     remedy = None
     if after > MAX_CONDITION:

@@ -189,6 +189,7 @@ def _report(view: View) -> Diagnosis:
         variances=as_array(moments.variance[:d]),
         variance_errors=as_array(moments.variance_se[:d]),
         losses=view.report.get("loss_curve_"),
+        stages=tuple(view.report["stages_"]),
     )
 
 

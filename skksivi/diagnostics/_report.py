@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from skksivi.diagnostics._figure import draw_report
+from skksivi.score._tally import Stage
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -63,6 +64,8 @@ class Diagnosis:
         By Stein's identity, with standard errors.
     losses : ndarray or None
         The `loss_curve_`.
+    stages : tuple of Stage
+        The `stages_` of the fit: what each has asked of the score, and its seconds.
 
     Examples
     --------
@@ -87,6 +90,7 @@ class Diagnosis:
     variances: np.ndarray = field(compare=False)
     variance_errors: np.ndarray = field(compare=False)
     losses: np.ndarray | None = field(default=None, compare=False)
+    stages: tuple[Stage, ...] = field(default=(), compare=False)
 
     @property
     def ok(self) -> bool:
@@ -107,6 +111,10 @@ class Diagnosis:
     def __str__(self) -> str:
         n, d = self.X.shape
         lines = [f"{self.estimator}, {n} draws of {d} features: {_summary(self.checks)}"]
+        if self.stages:
+            n_calls = sum(stage.n_calls for stage in self.stages)
+            text = f"from {n_calls:,} score calls: " + ", ".join(f"{s.name} {s.n_calls:,}" for s in self.stages)
+            lines += textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ")
         for check in self.checks:
             mark, text = (check.verdict, check.text) if check.text else ("-", check.verdict)
             lines += textwrap.wrap(f"  {mark:<5} {check.name:<16} {text}", WIDTH, subsequent_indent=INDENT)

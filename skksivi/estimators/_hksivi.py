@@ -118,7 +118,7 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
     certificate_ : Certificate or None
         See `KSIVIApproximator`. The density takes 20,000 more values of the score for each layer; so it is None
         where the training has taken fewer than a million.
-    engine_, n_iter_, best_iter_, score_checksum_, n_features_in_, n_score_calls_, n_products_
+    engine_, n_iter_, best_iter_, score_checksum_, n_features_in_, n_score_calls_, n_products_, stages_
         See `KSIVIApproximator`.
 
     References

@@ -9,6 +9,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import ClassVar, Generic, NamedTuple, cast
 
 import numpy as np
@@ -23,6 +24,7 @@ from skksivi.base import LOSSES, Constraints, Interval, Real, StrOptions
 from skksivi.estimators._identity import FREE, described, of_kernel, of_score, of_score_near, of_terms, settled
 from skksivi.estimators._interrupted import Interrupted, widths
 from skksivi.estimators._trained import KEEPING, F, Job, Trained, is_certified
+from skksivi.families._derived import Warped
 from skksivi.families._hierarchy import Hierarchy
 from skksivi.families._layer import Drawn, Family
 from skksivi.families._samplers import Fit, InU, Layer, Layers, Sampler, Tell
@@ -43,8 +45,10 @@ from skksivi.pilot._mixture import Components
 from skksivi.pilot._modes import LostError, find_modes
 from skksivi.pilot._rules import MAX_FEATURES, Whitening, pulled_back
 from skksivi.pilot._short import SHORT, finds_others, matched
+from skksivi.pilot._warp import Warp
 from skksivi.score._improper import has_power_tails
 from skksivi.score._score import DifferentiableScore, Halves, Score, WithoutProducts
+from skksivi.score._tally import SpentError
 from skksivi.stein._discrepancy import FixedKernelKSD, agree, stein_error
 from skksivi.stein._estimators import GRADIENT_ESTIMATORS, GradientEstimator
 from skksivi.stein._fused import value_and_gradients
@@ -85,6 +89,13 @@ WHITENED_BANDWIDTH = 0.5
 #: Scores that the training of a hierarchy has taken from which on those that its density takes are few.
 MANY_CALLS = 1_000_000
 
+#: Evaluations of the score, of those that may be spent, that are kept for what comes last: the scale of the family
+#: and a certificate.
+N_RESERVED = 350
+
+#: Draws of a certificate, and of the second look at a fit that the first does not let pass, in units of the first.
+N_CERTIFIED = (1, 4)
+
 #: What KSIVI and HKSIVI have learned beside what they draw from.
 STEIN_TRAINED: Parts = {
     **LOSSES,
@@ -94,7 +105,6 @@ STEIN_TRAINED: Parts = {
     "engine_": (is_one_of("eager", "cuda graph"), ""),
     "score_checksum_": (is_instance(str), ""),
 }
-
 
 #: An estimate of what is minimised, by draws, with its gradients in the fields of `Drawn`.
 Gradients = Callable[[Drawn], tuple[Tensor, ...]]
@@ -152,13 +162,20 @@ class SteinTrained(Trained, Generic[F]):
         tell: Tell | None,
     ) -> Fit:
         start = self._start(score_fn, generator, file)
-        fit = self._untrained(score, start) if file is None or file.found is None else None
-        if fit is None:
-            fit = self._trained(file, score, start, generator, tell)
-        fit = fit._replace(report={"score_checksum_": start.answers, **fit.report})
+        score, of_x = start.whitening.seen(score), partial(_in_x, start.whitening.warp)
+        show = None if tell is None else lambda fit: tell(of_x(fit))
+        untrained = self._untrained(score, start) if file is None or file.found is None else None
+        if untrained is not None and self._will_do(untrained, score, start):
+            fit = untrained
+        else:
+            try:
+                fit = _nearer(self._trained(file, score, start, generator, show), untrained)
+            except SpentError:  # before the first iteration
+                fit = self._as_started(score, start)
+        fit = of_x(fit._replace(report={"score_checksum_": start.answers, **fit.report}))
         if file is None:
             return fit
-        return fit._replace(finish=lambda: file.finish(remove=fit.ended_by is None))
+        return fit._replace(finish=lambda: file.finish(remove=fit.ended_by is None and not score.tally.is_spent))
 
     def _trained(
         self,
@@ -179,18 +196,15 @@ class SteinTrained(Trained, Generic[F]):
         saving = [] if file is None else [self._saving(file, start, watch)]
         resume = None if file is None or file.found is None else file.found.state
         job = Job(objective, family, generator, sampler_of, tell, score.tally)
-        fit = self._train_from(job, watch, [*self._ends(score, start, sampler_of), *saving], resume)
-        fit = self._not_worse(fit, score, start, sampler_of(start.family.requires_grad_(False)), sampler_of(family))
-        trained = fit.ended_by is None and fit.report["best_iter_"] == fit.report["n_iter_"]
-        if trained and self._adjusts(score):
-            try:
-                moved = recentred(fit.sampler, score.double, start.seed)
-                if moved is not None:
-                    answers = of_score_near(score, moved.whitening)
-                    fit = fit._replace(sampler=moved, report={**fit.report, "score_checksum_": answers})
-            except KeyboardInterrupt as error:  # nothing of the training is lost
-                fit = fit._replace(ended_by=error)
-        return self._certified(fit, score, start.seed)
+        with score.tally.reserving(N_RESERVED):
+            fit = self._train_from(job, watch, [*self._ends(score, start, sampler_of), *saving], resume)
+        at_start, at_end = sampler_of(start.family.requires_grad_(False)), sampler_of(family)
+        return _until_interrupted(
+            fit,
+            lambda fit: self._not_worse(fit, score, start, at_start, at_end),
+            lambda fit: self._recentred(fit, score, start.seed),
+            lambda fit: self._certified(fit, score, start.seed),
+        )
 
     def _ends(self, score: Score, start: Start[F], sampler_of: Callable[[F], InU]) -> list[Hook]:
         """Return the hook that ends a training by itself, if one is to."""
@@ -211,13 +225,32 @@ class SteinTrained(Trained, Generic[F]):
         return self.early_stopping == "auto" and not asked
 
     def _untrained(self, score: Score, start: Start[F]) -> Fit | None:
-        """Return a fit that draws from its start, None unless that is at a pilot and has a good certificate.
-
-        Where none can be had, as between modes of a target known by its score, the chains have to have converged.
-        """
+        """Return a fit that draws from its start, None unless that is at a pilot, with its certificate."""
+        if score.tally.is_spent:
+            fit = self._as_started(score, start)
+            return _until_interrupted(fit, lambda fit: self._certified(fit, score, start.seed))
         if not self._ends_by_itself or not self._is_at_pilot(start) or self._goes_on(start):
             return None
         score.tally.begin(CERTIFICATE)
+        fit = self._as_started(score, start)
+        return _until_interrupted(fit, lambda fit: self._certified(fit, score, start.seed))
+
+    def _will_do(self, fit: Fit, score: Score, start: Start[F]) -> bool:
+        """Tell whether a fit that draws from its start needs no training, by its certificate.
+
+        Where none can be had, as between modes of a target known by its score, or it cannot be trusted, as in many
+        dimensions, the chains have to have converged.
+        """
+        found = fit.report["certificate_"]
+        if score.tally.is_spent or fit.ended_by is not None or is_certified(fit):
+            return True
+        undecided = not isinstance(found, Certificate) or (
+            not found.trusted and score.n_features >= SHORT.many_features
+        )
+        return undecided and start.whitening.converged
+
+    def _as_started(self, score: Score, start: Start[F]) -> Fit:
+        """Return a fit that draws from its start."""
         sampler = self._sampler_of(score, start)(copy.deepcopy(start.family).requires_grad_(False))
         n = len(self.loss_curve_) if self._continues() else 0
         report = {
@@ -226,10 +259,9 @@ class SteinTrained(Trained, Generic[F]):
             "engine_": "eager",
             "n_iter_": n,
             "best_iter_": n,
+            "certificate_": None,
         }
-        fit = self._certified(Fit(sampler, report), score, start.seed)
-        has_none = fit.report["certificate_"] is None
-        return fit if is_certified(fit) or (has_none and start.whitening.converged) else None
+        return Fit(sampler, report)
 
     def _goes_on(self, start: Start[F]) -> bool:
         """Tell whether a training continues the last fit, of the same target."""
@@ -240,7 +272,7 @@ class SteinTrained(Trained, Generic[F]):
         kernel = self._kernel_in_u(n_features)
         if self.gradient_estimator == "path" and not averages(kernel):
             raise ValueError(
-                f"`gradient_estimator` is 'path', which takes averages by a positive kernel of Euclidean distances, "
+                "`gradient_estimator` is 'path', which takes averages by a positive kernel of Euclidean distances, "
                 f"but `kernel` is {kernel!r}; change it, or set gradient_estimator='u-statistic'."
             )
         plateau_of(self.early_stopping)
@@ -304,8 +336,9 @@ class SteinTrained(Trained, Generic[F]):
         family = copy.deepcopy(self.family_).to(score_fn.device, score_fn.dtype).requires_grad_()
         family.mixing = copy.deepcopy(self.family_.mixing).to(score_fn.device)  # which keeps its precision
         whitening = self.whitening_.to(score_fn.device)
-        start = Start(whitening, family, None, generator.initial_seed(), of_score_near(score_fn, whitening))
-        if start.answers == self.score_checksum_ or self._is_near(start, score_fn):
+        seen = whitening.seen(score_fn)
+        start = Start(whitening, family, None, generator.initial_seed(), of_score_near(seen, whitening))
+        if start.answers == self.score_checksum_ or self._is_near(start, seen):
             return start
         return self._moved(start, score_fn, generator)
 
@@ -316,6 +349,13 @@ class SteinTrained(Trained, Generic[F]):
 
         A network learns best in units of the target. Where there are several modes a Gaussian would lose some.
         """
+        with score_fn.tally.reserving(N_RESERVED):
+            return self._find_whitening_with(score_fn, generator, init)
+
+    def _find_whitening_with(
+        self, score_fn: Score, generator: torch.Generator, init: Init
+    ) -> tuple[Whitening, PilotPoints | None]:
+        """Return the same, by as many calls as there are."""
         whitening, pilot = super()._find_whitening(score_fn, generator, init)
         map_, double = whitening.map, score_fn.double
         if pilot is not None or not (isinstance(map_, Affine) and self._adjusts(score_fn)):
@@ -324,11 +364,13 @@ class SteinTrained(Trained, Generic[F]):
         try:
             modes = find_modes(double, map_.m[None], generator).maps
             if len(modes) == 1 and not finds_others(double, map_.m, modes[0], generator):
-                found = map_
+                last, found = None, map_
                 for _ in range(N_MATCHED):
-                    found = matched(double, found, generator)
+                    if found is last:  # which does, or gets no better
+                        break
+                    last, found = found, matched(double, found, generator)
                 whitening = replace(whitening, map=found) if _is_close(found, map_) else whitening
-        except (LostError, torch.linalg.LinAlgError):
+        except (LostError, SpentError, torch.linalg.LinAlgError):
             return whitening, pilot
         n_calls = whitening.n_score_calls + score_fn.tally.total - before
         return replace(whitening, n_score_calls=n_calls), pilot
@@ -345,8 +387,9 @@ class SteinTrained(Trained, Generic[F]):
         self, score_fn: Score, whitening: Whitening, pilot: PilotPoints | None, generator: torch.Generator
     ) -> Start[F]:
         """Return a start with a new family."""
-        family, penalty = self._build(score_fn, whitening, pilot, generator)
-        return Start(whitening, family, penalty, generator.initial_seed(), of_score_near(score_fn, whitening))
+        score = whitening.seen(score_fn)
+        family, penalty = self._build(score, whitening, pilot, generator)
+        return Start(whitening, family, penalty, generator.initial_seed(), of_score_near(score, whitening))
 
     def _moved(self, start: Start[F], score_fn: Score, generator: torch.Generator) -> Start[F]:
         """Return where a training starts whose target has moved: in coordinates found above draws of the last fit.
@@ -356,6 +399,7 @@ class SteinTrained(Trained, Generic[F]):
         if not isinstance(self.whiten, str | Pilot):
             return start
         x = self._draws(start, score_fn)[:N_FOLLOWED].double()
+        x = x if start.whitening.warp is None else start.whitening.warp.unwarp(x)[0]
         near = as_array(x[score_fn.double(x).isfinite().all(1)])
         whitening, pilot = self._find_whitening(score_fn, generator, near if len(near) else None)
         if self._is_at_pilot(start):
@@ -510,7 +554,7 @@ class SteinTrained(Trained, Generic[F]):
         self, score_fn: Score, generator: torch.Generator, file: CheckpointFile[Interrupted], found: Interrupted
     ) -> Start[F]:
         """Return where the fit started that this one continues."""
-        answers = of_score_near(score_fn, found.whitening)
+        answers = of_score_near(found.whitening.seen(score_fn), found.whitening)
         if answers != found.answers:
             file.refuse("score_fn at points of the fit", found.answers, answers)
         generator.manual_seed(found.seed)
@@ -684,9 +728,11 @@ class SteinTrained(Trained, Generic[F]):
             "engine_": run.engine,
             "n_iter_": n_iter,
             "best_iter_": best_iter,
+            "certificate_": None,
         }
         remark = None if watch is None else _remark(watch, best_iter)
-        return Fit(job.sampler_of(job.family), report, run.ended_by, remark)
+        ended_by = None if isinstance(run.ended_by, SpentError) else run.ended_by
+        return Fit(job.sampler_of(job.family), report, ended_by, remark)
 
     def _not_worse(self, fit: Fit, score: Score, start: Start[F], at_start: InU, at_end: InU) -> Fit:
         """Return the start where it was near the target and the training has led away, by draws from equal noise.
@@ -714,22 +760,71 @@ class SteinTrained(Trained, Generic[F]):
         )
         return fit._replace(sampler=at_start, report={**fit.report, "best_iter_": n_before}, remark=remark)
 
+    def _recentred(self, fit: Fit, score: Score, seed: int) -> Fit:
+        """Return a fit whose last state was kept with its mean corrected, if that can be done and is better."""
+        was_kept = fit.ended_by is None and fit.report["best_iter_"] == fit.report["n_iter_"]
+        if not (was_kept and self._adjusts(score)):
+            return fit
+        moved = recentred(fit.sampler, score.double, seed)
+        if moved is None:
+            return fit
+        answers = of_score_near(score, moved.whitening)
+        return fit._replace(sampler=moved, report={**fit.report, "score_checksum_": answers})
+
     def _certified(self, fit: Fit, score: Score, seed: int) -> Fit:
         """Return a fit with its certificate, None where it has not come to its end or that costs much."""
         sampler, n_values = fit.sampler, self.batch_size * len(np.asarray(fit.report["loss_curve_"]))
         costly = isinstance(sampler, Layers) and sampler.family.n_layers * n_values < MANY_CALLS
-        found = None
-        if fit.ended_by is None and not costly and isinstance(sampler, Layer | Layers):
-            try:
-                found = cheap_certificate(sampler, score.double, seed ^ 1)
-            except KeyboardInterrupt as error:  # nothing of the training is lost
-                fit = fit._replace(ended_by=error)
-        return fit._replace(report={**fit.report, "certificate_": found})
+        if fit.ended_by is not None or costly or not isinstance(sampler, Layer | Layers):
+            return fit
+        for times in N_CERTIFIED:
+            found = cheap_certificate(sampler, score.double, seed ^ 1, times)
+            if found is None:
+                break
+            fit = fit._replace(report={**fit.report, "certificate_": found})
+            if is_certified(fit):
+                break
+        return fit
 
     def _conclude(self, fit: Fit, score_fn: Score, generator: torch.Generator) -> None:
         if fit.finish is not None:
             fit.finish()
         super()._conclude(fit, score_fn, generator)
+
+
+def _in_x(warp: Warp | None, fit: Fit) -> Fit:
+    """Return a fit in the coordinates of its target."""
+    return fit if warp is None else fit._replace(sampler=Warped(fit.sampler, warp))
+
+
+def _nearer(trained: Fit, untrained: Fit | None) -> Fit:
+    """Return the fit at the end of a training, or the one at its start if that has the better certificate."""
+    if untrained is None or trained.ended_by is not None:
+        return trained
+    before, after = (fit.report["certificate_"] for fit in (untrained, trained))
+    if not (isinstance(before, Certificate) and isinstance(after, Certificate)):
+        return trained
+    if after.divergence <= before.divergence:
+        return trained
+    report = {**trained.report, "certificate_": before, "best_iter_": 0}
+    remark = (
+        "The training did not improve on its start, which is returned: KL(q||p) + KL(p||q) is "
+        f"{after.divergence:.2g} nats at its end and was {before.divergence:.2g}. Lower `learning_rate`, raise "
+        "`batch_size` or the `effort` of whiten=Pilot(...)."
+    )
+    return trained._replace(sampler=untrained.sampler, report=report, remark=remark)
+
+
+def _until_interrupted(fit: Fit, *steps: Callable[[Fit], Fit]) -> Fit:
+    """Return a fit after some steps, none of which loses what was learned before it."""
+    try:
+        for step in steps:
+            fit = step(fit)
+    except SpentError:
+        pass
+    except KeyboardInterrupt as error:
+        fit = fit._replace(ended_by=error)
+    return fit
 
 
 def _is_close(found: Affine, start: Affine) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, Generic, NamedTuple, TypeVar
 
@@ -32,8 +33,9 @@ from skksivi.pilot._affine import Identity
 from skksivi.pilot._chains import CHAINS, PilotPoints
 from skksivi.pilot._expansion import expanded
 from skksivi.pilot._rules import MAX_POINTS, RULES, Whitening, check_start, find_whitening, points_near_target
-from skksivi.pilot._short import N_EXPECTED
-from skksivi.score._score import Score, Tally
+from skksivi.pilot._short import N_EXPECTED, SHORT
+from skksivi.score._score import Score
+from skksivi.score._tally import SpentError, Tally
 from skksivi.stein._discrepancy import stein_shift, stein_variances
 from skksivi.training._hooks import TRAINING, Report
 from skksivi.training._loop import CHECK_EVERY, Hook, Objective, Run, Scheduled, State, minimise
@@ -50,8 +52,11 @@ FAILED_SHIFT = 4.0
 #: The divergence of a feature, in nats, beyond which a fit has failed, if by so many standard errors.
 FAILED_DIVERGENCE, N_SE = 0.05, 4
 
+#: The shape of the tail of importance ratios that is light for some hundred draws.
+LIGHT = 0.6
+
 #: What may end a training that leaves the estimator fitted, in the state that was reached.
-KEEPING = (KeyboardInterrupt, FloatingPointError)
+KEEPING = (KeyboardInterrupt, FloatingPointError, SpentError)
 
 #: Largest latent dimension chosen by default.
 MAX_LATENT_DIM = 100
@@ -89,6 +94,10 @@ class Whitened(BaseApproximator):
 
     def _prepared(self, score_fn: Score) -> Score:
         return score_fn if self.whiten is None else expanded(score_fn, self._points_near_target())
+
+    def _max_score_calls(self) -> int | None:
+        chains = pilot_of(self.whiten)
+        return None if chains is None else chains.max_score_calls
 
     def _check_parameters(self, n_features: int) -> None:
         super()._check_parameters(n_features)
@@ -170,7 +179,12 @@ class Trained(Whitened):
         self, score_fn: Score, generator: torch.Generator, init: Init = None
     ) -> tuple[Whitening, PilotPoints | None]:
         """Return the coordinates of the training, and the pilot where the rule makes one."""
-        return find_whitening(self.whiten, score_fn, generator, init=self.init if init is None else init)
+        init = self.init if init is None else init
+        return find_whitening(self.whiten, score_fn, generator, init=init, warps=self._warps(score_fn))
+
+    def _warps(self, score_fn: Score) -> bool:
+        """Tell whether the coordinates of the training may be warped."""
+        return False
 
     def _minimise(
         self,
@@ -220,7 +234,9 @@ def conclude(fit: Fit, score_fn: Score, generator: torch.Generator) -> None:
     """
     if isinstance(fit.ended_by, FloatingPointError):
         raise _explained(fit.ended_by, score_fn, fit.sampler.sample(N_EXPLAINED, generator)) from fit.ended_by
-    if fit.ended_by is None:
+    if fit.ended_by is None and score_fn.tally.is_spent:
+        warn_caller(str(fit.remark), ConvergenceWarning)
+    elif fit.ended_by is None:
         _warn(fit, score_fn, fit.sampler.sample(N_JUDGED, generator).double())
 
 
@@ -309,7 +325,16 @@ def _of_shift(x: Tensor, s: Tensor, todo: str) -> str | None:
 def _of_certificate(report: Mapping[str, object], d: int) -> str | None:
     """Say how far a fit of d features is from its target, if its certificate can be trusted and says so."""
     found = report.get("certificate_")
-    if not isinstance(found, Certificate) or not found.trusted:
+    if not isinstance(found, Certificate):
+        return None
+    least = math.exp(-FAILED_DIVERGENCE * d)
+    if found.share < least and d >= SHORT.many_features:
+        return (
+            f"The fit may be far from the target: of draws weighed by p / q a share of {found.share:.2g} counts, "
+            f"where {least:.2g} is let pass. Raise the `effort` or the `budget` of "
+            "whiten=Pilot(...), or give the parameters a form without funnels and spikes; see `skksivi.diagnose`."
+        )
+    if not found.trusted:
         return None
     if found.divergence - N_SE * found.se_below <= FAILED_DIVERGENCE * d:
         return None
@@ -321,11 +346,15 @@ def _of_certificate(report: Mapping[str, object], d: int) -> str | None:
 
 
 def is_certified(fit: Fit) -> bool:
-    """Tell whether a fit has a good certificate: it may be as near as is let pass."""
-    found = fit.report.get("certificate_")
+    """Tell whether a fit has a good certificate: it may be as near as is let pass.
+
+    Of many features a fit that is as near has a smaller effective share than a certificate needs to be trusted.
+    """
+    found, passes = fit.report.get("certificate_"), FAILED_DIVERGENCE * fit.sampler.n_features
     if not isinstance(found, Certificate):
         return False
-    return found.trusted and found.divergence - 2 * found.se_below <= FAILED_DIVERGENCE * fit.sampler.n_features
+    is_near = found.divergence - 2 * found.se_below <= passes
+    return is_near and (found.trusted or (found.k <= LIGHT and found.share >= math.exp(-passes)))
 
 
 def check_widths(widths: Sequence[object], name: str) -> None:

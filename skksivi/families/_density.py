@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from skksivi.families._hierarchy import Hierarchy
 from skksivi.families._layer import SemiImplicit
-from skksivi.mixing import IN_CACHE, DensityMixing, Mixing
+from skksivi.mixing import IN_CACHE, DensityMixing, GaussianMixtureDraws, Mixing, NormalDraws
 from skksivi.pilot._chains import covariance_root
 from skksivi.score._score import ScoreFunction
 
@@ -40,6 +40,9 @@ GAUSSIAN, STUDENT, DF = 0.4, 0.4, 10
 
 #: Draws of a hierarchy from which the way back is learned.
 N_LEARNED = 8192
+
+#: Features up to which covariances are factored.
+MAX_FACTORED = 1000
 
 #: Numbers that are held at a time.
 CHUNK = 2**22
@@ -112,12 +115,43 @@ def log_mean(weights: Weights) -> LogDensity:
 
 
 def layer_log_density(family: SemiImplicit, x: Tensor, seed: int, most: int = MOST_DRAWS) -> LogDensity:
-    """Estimate log q at points x (n, d) of a family in float64 whose mixing distribution has a density."""
+    """Estimate log q at points x (n, d) of a family in float64 whose mixing distribution has a density.
+
+    That of a Gaussian mixture is exact.
+    """
+    mixture = as_mixture(family)
+    if mixture is not None:
+        return LogDensity(mixture.log_density(x), x.new_zeros(len(x)))
     bank = family.draw_latent(N_BANK, seeded(seed, x))
     of_mixing = len(LENGTHS) * with_density(family.mixing).width
     width = max(N_BANK, N_STARTS * max(x.shape[1] ** 2, bank.shape[1] ** 2, of_mixing, _hidden(family) * x.shape[1]))
     tiles = [_of_tile(family, tile, bank, seed, most) for tile in x.split(max(1, CHUNK // width))]
     return LogDensity(*(torch.cat(part) for part in zip(*tiles, strict=True)))
+
+
+def as_mixture(family: SemiImplicit) -> GaussianMixtureDraws | None:
+    r"""Return the mixture of :math:`N(A m_k + c, A L_k L_k^\top A^\top + \Sigma)` that a family is, None for others.
+
+    So it is if z is of a mixture of :math:`N(m_k, L_k L_k^\top)`, :math:`\mu(z) = A z + c` and sigma is a constant.
+    """
+    z, mixing = next(family.parameters()).new_zeros(1, family.mixing.latent_dim), family.mixing
+    if not (family.mean.is_affine and family.log_variance.is_affine) or family.n_features > MAX_FACTORED:
+        return None
+    if family.log_variance.jacobian(z).any():
+        return None
+    if isinstance(mixing, NormalDraws):
+        mixing = GaussianMixtureDraws(z, torch.eye(z.shape[1]).to(z)[None], z.new_ones(1))
+    if not isinstance(mixing, GaussianMixtureDraws):
+        return None
+    A, sigma = family.mean.jacobian(z)[0], family.sigma(z).expand(1, -1)[0]
+    root = A @ mixing.factors.to(z)
+    # The triangle of [A L_k, Sigma^{1/2}]: of their product Cholesky's would lose half the digits.
+    upper = torch.linalg.qr(torch.cat([root, sigma.diag().expand_as(root @ root.mT)], -1).mT).R
+    diagonal = upper.diagonal(dim1=-2, dim2=-1)
+    if not (upper.isfinite().all() and diagonal.all()):
+        return None
+    factors = (upper * diagonal.sign().unsqueeze(-1)).mT
+    return GaussianMixtureDraws(mixing.means.to(z) @ A.mT + family.mean(0 * z), factors, mixing.weights)
 
 
 def _hidden(family: nn.Module) -> int:

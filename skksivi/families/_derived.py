@@ -18,6 +18,7 @@ from skksivi.pilot._affine import Affine
 from skksivi.pilot._chains import covariance_root
 from skksivi.pilot._masses import Cells
 from skksivi.pilot._rules import log_density
+from skksivi.pilot._warp import Warp
 from skksivi.score._score import Score
 
 #: Rows drawn at a time where some are left out, so that memory has a bound whatever the ratios; and in all, in units
@@ -80,7 +81,7 @@ def accepted(sampler: Sampler, n: int, n_each: float, keeps: Keeps, generator: t
 @saved(
     "Reweighted",
     {
-        "sampler": (lambda value: isinstance(value, Sampler) and not isinstance(value, Derived), "d"),
+        "sampler": (lambda value: isinstance(value, Sampler) and unweighted(value) is value, "d"),
         "cells": (is_instance(Cells), "kd"),
         "ratios": (is_tensor(torch.float64, low=0, high=MAX_RATIO), "k"),
     },
@@ -121,6 +122,30 @@ class Reweighted(Derived):
         """Evaluate log q (n,) at points x (n, d), where the sampler has a density."""
         value, se = sampler_density(self.sampler).log_density(x)
         return LogDensity(value + self.ratios.log()[self.cells.assign(x)], se)
+
+
+@saved("Warped", {"sampler": (is_instance(Layer), "d"), "warp": (is_instance(Warp), "d")}, "d")
+@dataclass(frozen=True)
+class Warped(Derived):
+    """The draws of a sampler of y in the coordinates x of the target.
+
+    Attributes
+    ----------
+    sampler : Layer
+    warp : Warp
+    """
+
+    warp: Warp
+
+    def sample(self, n: int, generator: torch.Generator) -> Tensor:
+        """Draw n rows (n, d)."""
+        return self.warp.unwarp(self.sampler.sample(n, generator).double())[0]
+
+    def log_density(self, x: Tensor, *most: int) -> LogDensity:
+        """Evaluate log q (n,) at points x (n, d), where the sampler has a density."""
+        y, log_scale = self.warp.warp(x)
+        value, se = sampler_density(self.sampler).log_density(y, *most)
+        return LogDensity(value - log_scale, se)
 
 
 @saved(
@@ -258,13 +283,20 @@ def sampler_density(sampler: Sampler) -> HasDensity:
 
 def knows_density(sampler: Sampler) -> TypeGuard[HasDensity]:
     """Tell whether a sampler has a density: a semi-implicit one has that of its mixing distribution."""
-    sampler = unweighted(sampler)
+    sampler = innermost(sampler)
     of_mixing = not isinstance(sampler, Layer | Layers) or isinstance(sampler.family.mixing, DensityMixing)
     return isinstance(sampler, HasDensity) and of_mixing
 
 
 def unweighted(sampler: Sampler) -> Sampler:
     """Return what draws with the weights of the fit itself."""
+    while isinstance(sampler, Derived) and not isinstance(sampler, Warped):
+        sampler = sampler.sampler
+    return sampler
+
+
+def innermost(sampler: Sampler) -> Sampler:
+    """Return what a sampler is made of, in whatever coordinates."""
     while isinstance(sampler, Derived):
         sampler = sampler.sampler
     return sampler
@@ -281,7 +313,8 @@ def tried(sampler: Sampler, generator: torch.Generator) -> list[Tensor]:
             *(1 / fit.family.sigma(t) for t in range(fit.family.n_layers)),
         ]
     numbers = [fit.sample(N_TRIED if fit.in_parts else 1, generator), sampler.sample(1, generator)]
-    return [*numbers, fit.family.draw(N_TRIED, generator).score] if isinstance(fit, Layer) else numbers
+    layer = innermost(fit)
+    return [*numbers, layer.family.draw(N_TRIED, generator).score] if isinstance(layer, Layer) else numbers
 
 
 def asks_for_score(sampler: Sampler) -> bool:

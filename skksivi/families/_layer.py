@@ -27,6 +27,11 @@ Pullback = Callable[[Tensor], Callable[[], Tensor]]
 class Map(nn.Module, ABC):
     """A parameterised function of z with a hand-written pullback of gradients."""
 
+    @property
+    @abstractmethod
+    def is_affine(self) -> bool:
+        """Whether it is an affine function now, as most are at the start of a training."""
+
     @abstractmethod
     def forward(self, z: Tensor) -> Tensor:
         """Map (n, latent_dim) to (n, d), or to (d,) for all rows alike."""
@@ -49,6 +54,10 @@ class Constant(Map):
     def __init__(self, value: Tensor) -> None:
         super().__init__()
         self.value = nn.Parameter(value)
+
+    @property
+    def is_affine(self) -> bool:
+        return True
 
     def forward(self, z: Tensor) -> Tensor:
         return self.value
@@ -107,6 +116,10 @@ class MultilayerPerceptron(Map):
         layers = self.linear
         return layers[0].in_features, layers[-1].out_features
 
+    @property
+    def is_affine(self) -> bool:
+        return len(self.layers) == 1 or not bool(self.linear[-1].weight.any())
+
     def forward(self, z: Tensor) -> Tensor:
         *hidden, last = self.layers
         for layer in hidden:
@@ -155,6 +168,10 @@ class LinearSkip(Map):
         self.A = nn.Parameter(A)
         self.network = network
 
+    @property
+    def is_affine(self) -> bool:
+        return self.network.is_affine
+
     def forward(self, z: Tensor) -> Tensor:
         return z @ self.A.T + self.network(z)
 
@@ -182,6 +199,10 @@ class Residual(Map):
         super().__init__()
         self.register_buffer("unit", unit)
         self.network = network
+
+    @property
+    def is_affine(self) -> bool:
+        return self.network.is_affine
 
     def forward(self, z: Tensor) -> Tensor:
         return torch.addcmul(z, self.unit, self.network(z))

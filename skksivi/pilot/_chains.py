@@ -13,6 +13,7 @@ from skksivi._lazy import keeping_random
 from skksivi.pilot._affine import Affine, AffineMap, standard_normal
 from skksivi.pilot._mixture import Components, fitted_mixture
 from skksivi.pilot._modes import FAR, N_COMPARED, LostError, ModeMaps, log_ratio
+from skksivi.pilot._warp import Warp
 from skksivi.score._score import ScoreFunction
 
 with keeping_random():
@@ -65,6 +66,8 @@ class PilotPoints(NamedTuple):
         Whether there is mass between the points of a mode.
     mixture : Components or None
         One that was fitted to them.
+    warp : Warp or None
+        The map to the coordinates of the target; they are y of this, if there is one.
     """
 
     x: Tensor
@@ -73,6 +76,7 @@ class PilotPoints(NamedTuple):
     converged: bool
     dense: bool = True
     mixture: Components | None = None
+    warp: Warp | None = None
 
     def of_modes(self) -> Sequence[Tensor]:
         """Return the points of each mode."""
@@ -373,15 +377,14 @@ def find_pilot(
     fewest = min(CHAINS.min_chains_of_mode, max(16, 2 * n_chains // len(weights)))
     sizes = [max(fewest, round(n_chains * w)) for w in weights]
     begin = begin or (lambda *_: None)
-    begin(f"whitening, Langevin chains around {len(weights)} mode(s)", sum(sizes) * CHAINS.n_langevin)
+    begin("Langevin chains", sum(sizes) * CHAINS.n_langevin)
     ensembles = [
         langevin(score_fn, _start(score_fn, mode, n, generator), generator)
         for mode, n in zip(modes.maps, sizes, strict=True)
     ]
     kept: list[Tensor] = []
-    for k in range(CHAINS.max_rounds):
-        stage = f"whitening, Metropolis chains, round {k + 1} of {CHAINS.max_rounds} at most"
-        begin(stage, sum(sizes) * 3 * CHAINS.n_metropolis)
+    for _ in range(CHAINS.max_rounds):
+        begin("Metropolis chains", sum(sizes) * 3 * CHAINS.n_metropolis)
         rounds = [metropolis(score_fn, e, generator) for e in ensembles]
         latest, ensembles = [r[0] for r in rounds], [r[1] for r in rounds]
         converged = has_converged(latest, modes.weights)

@@ -67,6 +67,13 @@ class Components(NamedTuple):
         covariances = torch.linalg.solve_triangular(map_.L, half.mT, upper=False)
         return Components(self.weights, map_.whiten(self.means), (covariances + covariances.mT) / 2)
 
+    def with_moments(self, mean: Tensor, root: Tensor) -> Components:
+        """Return the mixture moved to a mean (d,) and a covariance with that root (d, d)."""
+        m = self.weights @ self.means
+        away = self.means - m
+        own = torch.einsum("k,kij->ij", self.weights, self.covariances) + (self.weights * away.mT) @ away
+        return self.whitened(Affine(m, torch.linalg.cholesky(own))).unwhitened(Affine(mean, root))
+
     def factors(self, noise: Tensor | float = 0.0) -> Tensor:
         """Return Cholesky factors (k, d, d) of the covariances without noise of variances (d,), if it is in them."""
         narrowed = self.covariances - torch.as_tensor(noise).expand(self.means.shape[1]).diag().to(self.means)
@@ -88,9 +95,10 @@ def fitted_mixture(points: Sequence[Tensor], generator: torch.Generator, *, shuf
 
 def _shrunk(u: np.ndarray) -> GaussianMixture:
     """Return one Gaussian for points (n, d), its covariance shrunk where they are few (Ledoit and Wolf 2004)."""
-    mixture = GaussianMixture(1)
+    mixture, sd = GaussianMixture(1), u.std(0)
     mixture.weights_, mixture.means_ = np.ones(1), u.mean(0, keepdims=True)
-    mixture.covariances_ = (ledoit_wolf(u)[0] + mixture.reg_covar * np.eye(u.shape[1]))[None]
+    covariance = ledoit_wolf(u / sd)[0] * sd[:, None] * sd
+    mixture.covariances_ = (covariance + mixture.reg_covar * np.eye(u.shape[1]))[None]
     mixture.precisions_cholesky_ = np.linalg.inv(np.linalg.cholesky(mixture.covariances_[0])).T[None]
     return mixture
 

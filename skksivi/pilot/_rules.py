@@ -17,6 +17,7 @@ from skksivi._saved import ARRAY, COUNT, NONNEGATIVE, SHARES, is_error, is_insta
 from skksivi.parameters import Init, Pilot, Whiten, pilot_of
 from skksivi.pilot._affine import Affine, AffineMap, Identity, LowRank
 from skksivi.pilot._chains import PilotPoints, batch_and_match, covariance_root, find_pilot
+from skksivi.pilot._importance import Draws, refined, without_wrong_density
 from skksivi.pilot._masses import weighed
 from skksivi.pilot._modes import (
     MAX_STARTS,
@@ -30,7 +31,9 @@ from skksivi.pilot._modes import (
 )
 from skksivi.pilot._short import SHORT, short_pilot
 from skksivi.pilot._underdamped import surrounding, underdamped_pilot
+from skksivi.pilot._warp import Warp
 from skksivi.score._score import DifferentiableScore, Halves, Score
+from skksivi.score._tally import SpentError
 
 #: Features beyond which the map is diagonal plus low rank, by the curvature at a mode: a Newton step costs O(d^3).
 MAX_FEATURES = 1000
@@ -43,6 +46,10 @@ N_COMPARED = 64
 
 #: Lines along which the score is integrated at a time.
 N_INTEGRALS = 500
+
+#: Points of long chains from which importance sampling starts, its most rounds, and the effective share that it needs
+#: to be better than they are.
+N_REFINED, N_REFINEMENTS, SHARE_REFINED = 10_000, 36, 0.7
 
 #: Numbers in the points of a pilot that are kept, at most.
 MAX_POINTS = 2**22
@@ -59,6 +66,7 @@ MAX_POINTS = 2**22
         "mean": (or_none(ARRAY), "d"),
         "mean_se": (or_none(is_error), "d"),
         "sd": (or_none(NONNEGATIVE), "d"),
+        "warp": (or_none(is_instance(Warp)), "d"),
     },
     "d",
 )
@@ -79,6 +87,9 @@ class Whitening:
         Whether the chains of the pilot agreed with themselves when they ended.
     mean, mean_se, sd : ndarray of shape (d,) or None
         Moments of the pilot, and standard errors of its mean; with whiten="auto" and "diagonal".
+    warp : Warp or None
+        A map from coordinates y in which a curved target is nearly Gaussian, which are then those of `map`:
+        y = m + L u.
     """
 
     map: AffineMap
@@ -89,12 +100,22 @@ class Whitening:
     mean: np.ndarray | None = None
     mean_se: np.ndarray | None = None
     sd: np.ndarray | None = None
+    warp: Warp | None = None
+
+    def seen(self, score: Score) -> Score:
+        """Return the score in the coordinates of the map."""
+        return score if self.warp is None else self.warp.pull_back(score)
+
+    def whiten(self, x: Tensor) -> Tensor:
+        """Return u (n, d) of points x (n, d)."""
+        return self.map.whiten(x if self.warp is None else self.warp.warp(x)[0])
 
     def to(self, device: torch.device) -> Whitening:
         """Return the same with its map on a device."""
         if self.map.m.device == device:
             return self
-        return replace(self, map=type(self.map)(*(a.to(device) for a in self.map)))
+        warp = None if self.warp is None else self.warp.to(device)
+        return replace(self, map=type(self.map)(*(a.to(device) for a in self.map)), warp=warp)
 
     @property
     def m(self) -> np.ndarray:
@@ -128,6 +149,8 @@ class Search(NamedTuple):
     generator : torch.Generator
     n_calls : int
         What the score had been asked for before.
+    warps : bool
+        Whether the coordinates may be warped.
     """
 
     score: Score
@@ -136,18 +159,23 @@ class Search(NamedTuple):
     chains: Pilot
     generator: torch.Generator
     n_calls: int
+    warps: bool = False
 
     @property
     def left(self) -> int:
         """What is left of the budget."""
-        return self.chains.budget - (self.score.tally.total - self.n_calls)
+        tally = self.score.tally
+        left = self.chains.budget - (tally.total - self.n_calls)
+        return left if tally.limit is None else min(left, tally.limit - tally.total)
 
 
 #: A map, and the pilot where there is one.
 Found = tuple[Whitening, PilotPoints | None]
 
 
-def find_whitening(whiten: Whiten, score_fn: Score, generator: torch.Generator, *, init: Init = None) -> Found:
+def find_whitening(
+    whiten: Whiten, score_fn: Score, generator: torch.Generator, *, init: Init = None, warps: bool = False
+) -> Found:
     """Return the float64 map that an approximator's parameter `whiten` asks for, and the pilot of "auto".
 
     Parameters
@@ -157,6 +185,8 @@ def find_whitening(whiten: Whiten, score_fn: Score, generator: torch.Generator, 
     generator : torch.Generator
     init : array-like of shape (d,) or (k, d), default=None
         Where the mode searches start; None means the origin and, with "auto", points around it.
+    warps : bool, default=False
+        Whether the caller can do with coordinates that are warped.
 
     Raises
     ------
@@ -172,8 +202,8 @@ def find_whitening(whiten: Whiten, score_fn: Score, generator: torch.Generator, 
     before, chains, alone = score_fn.tally.total, pilot_of(whiten) or Pilot(), init is not None
     if score_fn.mode is not None:  # all has been looked for
         starts, alone = score_fn.mode[None], True
-    score_fn.tally.begin("whitening, search for modes")
-    whitening, pilot = RULES[name](Search(score_fn, starts, alone, chains, generator, before))
+    score_fn.tally.begin("search for modes")
+    whitening, pilot = RULES[name](Search(score_fn, starts, alone, chains, generator, before, warps))
     return replace(whitening, n_score_calls=score_fn.tally.total - before), pilot
 
 
@@ -205,27 +235,51 @@ def _by_chains(search: Search) -> Found:
     if search.chains.effort != "high" and search.score.n_features <= SHORT.max_features:
         is_low = search.chains.effort == "low"
         stages = SHORT.low_stages if is_low else SHORT.stages
-        short = short_pilot(double, search.starts, generator, alone=search.alone, stages=stages)
-        if short is not None and (short[1].converged or is_low):
+        short = short_pilot(double, search.starts, generator, alone=search.alone, stages=stages, warps=search.warps)
+        if short is not None and (short[1].converged or is_low or double.tally.is_spent):
             return _of_points(*short)
         search = search._replace(n_calls=double.tally.total)  # the budget is that of the long chains
-    modes = search_around(double, search.starts, generator, alone=search.alone)
-    pilot = find_pilot(double, modes, generator, search.left, double.tally.begin)
-    if len(pilot.n_of_mode) > 1:
-        double.tally.begin(f"whitening, weights of {len(pilot.n_of_mode)} modes")
-        pilot = weighed(double, pilot, generator)
+    try:
+        modes, pilot = _by_long_chains(search)
+    except SpentError:
+        if short is None:
+            raise
+        return _of_points(*short)
     found = _of_points(modes, pilot)
     if short is not None and found[0].map.whiten(short[1].x).square().mean(1).median() > FAR_APART:
         return _of_points(modes, pilot._replace(converged=False))  # the short chains ended elsewhere
     return found
 
 
+def _by_long_chains(search: Search) -> tuple[ModeMaps, PilotPoints]:
+    """Return the modes of a target and points around them."""
+    double, generator = search.score.double, search.generator
+    modes = search_around(double, search.starts, generator, alone=search.alone)
+    pilot = find_pilot(double, modes, generator, search.left, double.tally.begin)
+    if len(pilot.n_of_mode) > 1:
+        double.tally.begin("weights of modes")
+        return modes, weighed(double, pilot, generator)
+    if search.chains.effort == "high" or double.n_features > SHORT.max_features:
+        return modes, pilot
+    map_ = Affine(pilot.x.mean(0), covariance_root(pilot.x))
+    better, drawn = pilot.thinned(N_REFINED).whitened(map_, pilot.x.dtype), list[Draws]()
+    score_u, n_drawn = map_.pull_back(without_wrong_density(double, modes.maps[0])), -1
+    while n_drawn < len(drawn) < N_REFINEMENTS:
+        n_drawn = len(drawn)
+        better = refined(score_u, better, drawn, generator, least_share=SHARE_REFINED)
+        if better.converged:
+            return modes, better.unwhitened(map_)
+    return modes, pilot
+
+
 def _of_points(modes: ModeMaps, pilot: PilotPoints) -> Found:
     """Return the map by the mean and the covariance of a pilot."""
-    x = pilot.x
-    moments = (a.cpu().numpy() for a in (x.mean(0), pilot.mean_se, x.std(0)))
-    map_ = Affine(x.mean(0), covariance_root(x))
-    return Whitening(map_, *_report(modes), 0, pilot.converged, *moments), pilot
+    y, mean_se, map_ = pilot.x, pilot.mean_se, Affine(pilot.x.mean(0), covariance_root(pilot.x))
+    x = y if pilot.warp is None else pilot.warp.unwarp(y)[0]
+    if pilot.warp is not None:
+        mean_se = (mean_se / y.std(0)).max() * x.std(0)
+    mean, mean_se, sd = (a.cpu().numpy() for a in (x.mean(0), mean_se, x.std(0)))
+    return Whitening(map_, *_report(modes), 0, pilot.converged, mean, mean_se, sd, pilot.warp), pilot
 
 
 def _diagonal(search: Search) -> Found:
@@ -235,8 +289,8 @@ def _diagonal(search: Search) -> Found:
         mode = newton_cg(score.double, starts[0], search.generator)
         modes, starts = mode.m.cpu().numpy()[None], surrounding(mode, search.generator)
     map_, pilot = underdamped_pilot(score, starts, search.generator, search.left)
-    moments = (a.cpu().numpy() for a in (map_.m, pilot.mean_se, map_.D))
-    return Whitening(map_, modes, np.ones(len(modes)), 0, pilot.converged, *moments), pilot
+    mean, mean_se, sd = (a.cpu().numpy() for a in (map_.m, pilot.mean_se, map_.D))
+    return Whitening(map_, modes, np.ones(len(modes)), 0, pilot.converged, mean, mean_se, sd), pilot
 
 
 def _low_rank_of_many(rule: Callable[[Search], Found]) -> Callable[[Search], Found]:

@@ -1,24 +1,38 @@
-r"""Short Hamiltonian chains around the one mode of a target, from scores alone, and the tests that they will do."""
+r"""Short Hamiltonian chains around the one mode of a target, and importance sampling from what they show."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi._arrays import as_array
-from skksivi._control_variates import controlled, second_order, stein_features
-from skksivi._psis import pareto_smoothed
-from skksivi.mixing import GaussianMixtureDraws
 from skksivi.pilot._affine import Affine, standard_normal
-from skksivi.pilot._chains import PilotPoints, adapted, batch_and_match, lobatto, lobatto_nodes, revive
-from skksivi.pilot._mixture import Components, fitted_mixture
+from skksivi.pilot._chains import (
+    PilotPoints,
+    adapted,
+    batch_and_match,
+    covariance_root,
+    lobatto,
+    lobatto_nodes,
+    revive,
+)
+from skksivi.pilot._importance import (
+    Draws,
+    moments,
+    pilot_with,
+    refined,
+    settled,
+    standard_pilot,
+    without_wrong_density,
+)
 from skksivi.pilot._modes import LostError, ModeMaps, around, find_modes, jacobians, scattered, score_divergence
-from skksivi.score._score import Score, ScoreFunction
+from skksivi.pilot._warp import fitted_warp
+from skksivi.score._improper import has_power_tails
+from skksivi.score._score import DifferentiableScore, Score, ScoreFunction
+from skksivi.score._tally import SpentError
 
 
 class ShortSettings(NamedTuple):
@@ -37,33 +51,31 @@ class ShortSettings(NamedTuple):
     near_gaussian: float = 0.05
     exact: float = 0.01
     n_compared: int = 64
-    n_matched: int = 20
+    n_matched: int = 16
     #: Chains, trajectories to warm up and those kept in each stage, their lengths, the most steps of one, the
     #: acceptance, and about how many calls a trajectory takes.
     n_chains: int = 32
-    n_warm: int = 20
+    n_warm: int = 12
     stages: tuple[int, ...] = (40, 80, 160, 320)
     low_stages: tuple[int, ...] = (40, 80)
     lengths: tuple[float, float] = (0.5, 3.5)
     max_leapfrogs: int = 10
     acceptance: float = 0.8
     n_calls: int = 4
-    #: What chains that agree have at most: R-hat, and standard errors of means and of relative scales; and the R-hat
-    #: above which they begin again.
-    max_rhat: float = 1.1
-    begins_again: float = 1.2
-    max_se: tuple[float, float] = (0.03, 0.03)
-    #: The most numbers in the products of pairs of coordinates of all points.
-    max_products: int = 2**25
-    #: Draws of the mixture that are weighed, nodes from one to the next, the share of them that is effective,
-    #: the shape of the tail of the ratios, the share above which that does not matter, and the divergence of a
-    #: feature, in nats.
-    n_weighed: int = 256
-    n_nodes: int = 3
-    least_share: float = 0.5
-    max_k: float = 0.7
-    harmless: float = 0.8
-    max_divergence: float = 0.06
+    #: The R-hat above which chains begin again, that at which their word is taken where no mixture has weights that
+    #: count, and the features from which on that may be so.
+    max_rhat: float = 1.2
+    agreed: float = 1.03
+    many_features: int = 30
+    #: The stages of chains in warped coordinates, how often these are fitted, and how far points may have moved, in
+    #: standard deviations, since they were fitted.
+    stages_warped: tuple[int, ...] = (40, 80)
+    n_warps: int = 4
+    settled: float = 0.15
+    #: How far chains get from a mode, in its standard deviations, if that is a spike.
+    of_spike: float = 30.0
+    #: Points of a Gaussian, where no more may be spent.
+    n_of_gaussian: int = 2000
 
 
 SHORT = ShortSettings()
@@ -73,21 +85,35 @@ N_EXPECTED = SHORT.n_chains * (SHORT.n_warm + SHORT.stages[0]) * SHORT.n_calls
 
 
 class Chains(NamedTuple):
-    """Chains u (n, d) with their scores, and the step of their integrator."""
+    """Chains u (n, d) with their scores and log p up to a constant of each, and the step of their integrator."""
 
     u: Tensor
     s: Tensor
+    log_p: Tensor
     step: float
+
+    @classmethod
+    def at(cls, score_u: DifferentiableScore, u: Tensor, step: float) -> Chains:
+        """Return chains that start at u (n, d)."""
+        log_p = u.new_zeros(len(u)) if score_u.log_prob is None else score_u.log_prob(u).detach()
+        return cls(u, score_u(u).detach(), log_p, step)
 
 
 def short_pilot(
-    score_fn: Score, starts: Tensor, generator: torch.Generator, *, alone: bool, stages: Sequence[int] = SHORT.stages
+    score_fn: Score,
+    starts: Tensor,
+    generator: torch.Generator,
+    *,
+    alone: bool,
+    stages: Sequence[int] = SHORT.stages,
+    warps: bool = False,
 ) -> tuple[ModeMaps, PilotPoints] | None:
     """Return points near a target of one mode, and that mode; None where there are several, or none is found.
 
-    The points have converged if the chains agree with each other, the standard errors of means and scales are small,
-    and a Gaussian mixture fitted to the points is near the target: its importance weights have an effective share of
-    one half and a light tail, and the divergence is at most 0.06 nats per feature.
+    The points have converged if the importance weights of draws of a Gaussian mixture, fitted to chains that agree
+    with each other, have a large effective share and a light tail, if means and scales by these have small standard
+    errors, and if the mixture is near the target. In many dimensions, where no mixture has such weights, they have
+    too if the chains as good as agree and have small standard errors themselves.
 
     Parameters
     ----------
@@ -99,15 +125,42 @@ def short_pilot(
         Whether no other mode is looked for.
     stages : sequence of int, default=SHORT.stages
         Trajectories that are kept in each.
+    warps : bool, default=False
+        Whether the coordinates may be warped, if that makes the points converge.
+
+    Raises
+    ------
+    SpentError
+        The score may not be asked often enough to find a mode; later the best points so far are returned.
     """
     try:
         modes = find_modes(score_fn, starts, generator)
-        if len(modes.maps) > 1 or (not alone and finds_others(score_fn, starts[0], modes.maps[0], generator)):
+        if len(modes.maps) > 1:
             return None
-        metric = matched(score_fn, modes.maps[0], generator)
-        return modes, _by_stages(score_fn, metric, generator, stages)
+        pilot = standard_pilot(modes.maps[0].m, SHORT.n_of_gaussian).unwhitened(modes.maps[0])
+        score_fn = without_wrong_density(score_fn, modes.maps[0])
     except (LostError, torch.linalg.LinAlgError):
         return None
+    try:
+        if not alone and finds_others(score_fn, starts[0], modes.maps[0], generator):
+            return None
+        metric = matched(score_fn, modes.maps[0], generator)
+        pilot = standard_pilot(metric.m, SHORT.n_of_gaussian).unwhitened(metric)
+        for found in _by_stages(score_fn, metric, generator, stages):
+            pilot = found if len(found.x) else pilot
+            if pilot.converged:
+                break
+            if warps and _may_be_curved(pilot, stages) and not has_power_tails(score_fn):
+                better = _warped(score_fn, pilot.x, generator)
+                better = better or _warped_from(score_fn, starts[0], metric.whiten(pilot.x), generator)
+                if better is not None:
+                    pilot = better
+                    break
+    except (LostError, torch.linalg.LinAlgError):
+        return None
+    except SpentError:  # what there is will have to do
+        pass
+    return modes, pilot
 
 
 def finds_others(score_fn: Score, start: Tensor, mode: Affine, generator: torch.Generator) -> bool:
@@ -127,7 +180,8 @@ def finds_others(score_fn: Score, start: Tensor, mode: Affine, generator: torch.
     s = score_u(u).detach()
     rate = (0.1 / s.norm(dim=1, keepdim=True)).clamp_max(1)
     for _ in range(SHORT.n_ascents):
-        i = (s.square().mean(1) > SHORT.level).nonzero()[:, 0]
+        is_back = u.square().mean(1) < 1
+        i = (~is_back & (s.square().mean(1) > SHORT.level)).nonzero()[:, 0]
         if not len(i):
             break
         du = rate[i] * s[i]
@@ -155,53 +209,124 @@ def matched(score_fn: ScoreFunction, mode: Affine, generator: torch.Generator) -
     return q if score_divergence(score_fn, q, generator, SHORT.n_compared) < error else mode
 
 
-def _by_stages(score_fn: Score, metric: Affine, generator: torch.Generator, stages: Sequence[int]) -> PilotPoints:
-    """Return the points of chains, after a warm-up of their step, as soon as they pass the tests.
+def _by_stages(
+    score_fn: Score, metric: Affine, generator: torch.Generator, stages: Sequence[int], *, at_once: bool = True
+) -> Iterator[PilotPoints]:
+    """Yield the pilots of importance sampling from the Gaussian of the metric, if that may do, and of chains.
 
-    Each stage is tested in the middle and at its end. Chains that are far apart there begin again with the covariance
-    of their points as metric, unless theirs is exact.
+    These warm up their step; each stage is tested in the middle and at its end. Chains that are far apart there begin
+    again with the covariance of their points as metric, unless theirs is exact.
     """
+    if at_once and score_divergence(score_fn, metric, generator, SHORT.n_compared) < SHORT.near_gaussian:
+        yield refined(metric.pull_back(score_fn), standard_pilot(metric.m), [], generator).unwhitened(metric)
     x = metric.unwhiten(standard_normal(SHORT.n_chains, metric.m, generator))
     x = revive(x.where(score_fn(x).isfinite().all(1, keepdim=True), torch.nan), generator)
     step = metric.m.numel() ** -0.25
-    kept: list[Chains] = []
+    kept, drawn = list[Chains](), list[Draws]()
     for n in stages:
         score_u = metric.pull_back(score_fn)
-        chains = Chains(metric.whiten(x), metric.whiten_score(score_fn(x).detach()), step)
+        chains = Chains.at(score_u, metric.whiten(x), step)
         for _ in range(2):
             n_warm = 0 if kept else SHORT.n_warm
             n_calls = SHORT.n_chains * (n_warm + n // 2) * SHORT.n_calls
-            score_fn.tally.begin(f"whitening, {SHORT.n_chains} short chains", n_calls)
-            for _ in range(n_warm):
-                chains = trajectory(score_u, chains, generator, adapts=True)
+            score_fn.tally.begin("short chains", n_calls)
+            if n_warm:
+                chains = warmed_up(score_u, chains, generator)
             for _ in range(n // 2):
                 chains = trajectory(score_u, chains, generator)
                 kept.append(chains)
-            u, s = torch.stack([c.u for c in kept]), torch.stack([c.s for c in kept])
-            apart = disagreement(u)
-            pilot = _judged(score_u, u, s, apart, generator).unwhitened(metric)
-            if pilot.converged:
-                return pilot
+            draws = Draws(torch.stack([c.u for c in kept]), torch.stack([c.s for c in kept]))
+            by, apart = moments(draws), disagreement(draws.u)
+            pilot = pilot_with(draws.points, by)
+            if apart <= SHORT.max_rhat:
+                pilot = refined(score_u, pilot, drawn, generator)
+            if not pilot.converged and apart <= SHORT.agreed and len(metric.m) >= SHORT.many_features:
+                pilot = settled(pilot_with(draws.points, by), by, generator)
+            yield pilot.unwhitened(metric)
         x, step = metric.unwhiten(chains.u), chains.step
         error = score_divergence(score_fn, metric, generator, SHORT.n_compared)
-        if apart > SHORT.begins_again and error > SHORT.exact:
-            metric = Affine(metric.unwhiten(u.mean((0, 1))), adapted(metric.L, metric.unwhiten(u.flatten(0, 1))))
-            kept = []
-    return pilot
+        if apart > SHORT.max_rhat and error > SHORT.exact:
+            x_kept = metric.unwhiten(draws.points)
+            metric = Affine(x_kept.mean(0), adapted(metric.L, x_kept))
+            kept, drawn = [], []
 
 
-def trajectory(score_u: ScoreFunction, at: Chains, generator: torch.Generator, *, adapts: bool = False) -> Chains:
-    r"""Move chains by one trajectory of Hamiltonian dynamics, accepted by scores alone.
+def _may_be_curved(pilot: PilotPoints, stages: Sequence[int]) -> bool:
+    """Tell whether to fit a warp to points: at the end of the first stage, in many dimensions at that of the last."""
+    n, d = pilot.x.shape
+    return n == SHORT.n_chains * stages[0 if d < SHORT.many_features else -1]
+
+
+def _warped_from(score_fn: Score, start: Tensor, u: Tensor, generator: torch.Generator) -> PilotPoints | None:
+    """Return the same from chains around a start (d,), in units of the parameters, if the mode is a spike.
+
+    Chains that started there, whose points are u (n, d) in its coordinates, have come far then.
+    """
+    if u.square().mean(0).max() < SHORT.of_spike**2:
+        return None
+    try:
+        *_, found = _by_stages(
+            score_fn, Affine(start, torch.eye(len(start)).to(start)), generator, SHORT.stages_warped, at_once=False
+        )
+    except (LostError, torch.linalg.LinAlgError):
+        return None
+    return _warped(score_fn, found.x, generator)
+
+
+def _warped(score_fn: Score, x: Tensor, generator: torch.Generator) -> PilotPoints | None:
+    """Return points in coordinates that are fitted to points x (n, d), None where they do not converge there.
+
+    Chains in these coordinates reach further than the points, so that they are fitted again until nothing moves.
+    """
+    try:
+        for _ in range(SHORT.n_warps):
+            warp = fitted_warp(x)
+            if warp is None:
+                return None
+            score_y, y = warp.pull_back(score_fn), warp.warp(x)[0]
+            metric, moved = Affine(y.mean(0), covariance_root(y)), math.inf
+            for found in _by_stages(score_y, metric, generator, SHORT.stages_warped, at_once=False):
+                moved = min(moved, _moved(metric.whiten(found.x)))
+                if found.converged and moved < SHORT.settled:
+                    return found._replace(warp=warp)
+                if moved >= SHORT.settled and len(found.x) >= SHORT.n_chains * SHORT.stages_warped[0]:
+                    break
+            x = warp.unwarp(found.x)[0]
+    except (LostError, torch.linalg.LinAlgError):
+        pass
+    return None
+
+
+def _moved(u: Tensor) -> float:
+    """Return how far points u (n, d) are from mean zero and unit variances."""
+    return max(u.mean(0).abs().max().item(), u.std(0).log().abs().max().item())
+
+
+def warmed_up(score_u: DifferentiableScore, start: Chains, generator: torch.Generator) -> Chains:
+    """Move chains while their step is adapted; those that cannot leave their start go on from another's place."""
+    chains = start
+    for _ in range(SHORT.n_warm):
+        chains = trajectory(score_u, chains, generator, adapts=True)
+    has_moved = (chains.u != start.u).any(1, keepdim=True)
+    if has_moved.all():
+        return chains
+    return Chains.at(score_u, revive(chains.u.where(has_moved, torch.nan), generator), chains.step)
+
+
+def trajectory(
+    score_u: DifferentiableScore, at: Chains, generator: torch.Generator, *, adapts: bool = False
+) -> Chains:
+    r"""Move chains by one trajectory of Hamiltonian dynamics.
 
     With :math:`v \sim N(0, I)` and some steps :math:`v \gets v + \tfrac h2 s(u),\ u \gets u + h v,\
-    v \gets v + \tfrac h2 s(u)`, the end is accepted with probability :math:`\min(1, e^{-\Delta H})`, where the
-    difference of log p is the integral of the score along the chord, by Lobatto's rule.
+    v \gets v + \tfrac h2 s(u)`, the end is accepted with probability :math:`\min(1, e^{-\Delta H})`. Of a
+    score alone the difference of log p is its integral along the chord, by Lobatto's rule.
 
     References
     ----------
     Neal, R. (2011). MCMC using Hamiltonian dynamics. Handbook of Markov chain Monte Carlo.
     """
-    u, s, step = at
+    u, s, log_p, step = at
     low, high = SHORT.lengths
     h = step * (0.8 + 0.4 * torch.rand(len(u), 1, generator=generator, dtype=u.dtype, device=u.device))
     momentum = standard_normal(len(u), u, generator)
@@ -212,25 +337,19 @@ def trajectory(score_u: ScoreFunction, at: Chains, generator: torch.Generator, *
         y = y + h * v
         s_y = score_u(y).detach()
         v = v + h / 2 * s_y
-    s_1, s_2 = score_u(torch.cat(lobatto_nodes(u, y))).detach().chunk(2)
-    gain = lobatto(s, s_1, s_2, s_y, y - u) + (momentum.square() - v.square()).sum(1) / 2
+    if score_u.log_prob is None:
+        s_1, s_2 = score_u(torch.cat(lobatto_nodes(u, y))).detach().chunk(2)
+        log_p_y = log_p + lobatto(s, s_1, s_2, s_y, y - u)
+    else:
+        log_p_y = score_u.log_prob(y).detach()
+    gain = log_p_y - log_p + (momentum.square() - v.square()).sum(1) / 2
     gain = gain.nan_to_num(-math.inf, -math.inf, -math.inf)
     uniform = torch.rand(len(u), generator=generator, dtype=u.dtype, device=u.device)
-    accept = (uniform.log() < gain)[:, None]
+    accept = uniform.log() < gain
     if adapts:
         step *= math.exp(0.4 * (gain.clamp_max(0).exp().mean().item() - SHORT.acceptance))
-    return Chains(y.where(accept, u), s_y.where(accept, s), step)
-
-
-def _judged(score_u: ScoreFunction, u: Tensor, s: Tensor, apart: float, generator: torch.Generator) -> PilotPoints:
-    """Return the points of chains u (n, n_chains, d) with scores s and, if they pass the other tests, a mixture."""
-    points, mean_se, sd_se = corrected(u, s)
-    found = PilotPoints(points, [len(points)], mean_se * points.std(0), converged=False)
-    accurate = mean_se.max() <= SHORT.max_se[0] and sd_se.max() <= SHORT.max_se[1]
-    if not (accurate and apart <= SHORT.max_rhat):
-        return found
-    mixture = fitted_mixture([points], generator, shuffles=False)
-    return found._replace(mixture=mixture, converged=weighs_well(score_u, mixture, generator))
+    u, s = (end.where(accept[:, None], start) for end, start in ((y, u), (s_y, s)))
+    return Chains(u, s, log_p_y.where(accept, log_p), step)
 
 
 def disagreement(u: Tensor) -> float:
@@ -249,58 +368,3 @@ def rhat(u: Tensor) -> Tensor:
     parts = torch.cat([u[:half], u[-half:]], 1)
     within = parts.var(0).mean(0)
     return ((half - 1) / half + parts.mean(0).var(0) / within).sqrt()
-
-
-def corrected(u: Tensor, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Return chains u (n, n_chains, d) with scores s as points, their moments corrected by control variates.
-
-    Returns
-    -------
-    points : Tensor of shape (n n_chains, d)
-        Mapped to the means and covariance that they should have, of many features to the means and scales.
-    mean_se, sd_se : Tensor of shape (d,)
-        Standard errors of means and of the logarithms of scales, in standard deviations, by the spread of chains.
-    """
-    n, n_chains, d = u.shape
-    points, scores = (a.transpose(0, 1).flatten(0, 1) for a in (u, s))
-    centre, scale = points.mean(0), points.std(0, correction=0)
-    z, s_z = (points - centre) / scale, scores * scale
-    has_pairs = z.numel() * d <= SHORT.max_products
-    i, j = torch.tril_indices(d, d) if has_pairs else torch.arange(d).expand(2, d)
-    own, products = second_order(z, s_z, i, j), z[:, i] * z[:, j]
-    products = products - own * ((products * own).mean(0) / own.square().mean(0))
-    y = controlled(torch.cat([z, products], 1), stein_features(z, s_z))
-    mean, second = y.mean(0).tensor_split([d])
-    se = y.view(n_chains, n, -1).mean(1).std(0) / math.sqrt(n_chains)
-    covariance = z.mT @ z / len(z) if has_pairs else torch.eye(d).to(z)
-    now = torch.linalg.cholesky(covariance)
-    covariance[i, j] = covariance[j, i] = second - mean[i] * mean[j]
-    wanted, failed = torch.linalg.cholesky_ex(covariance)
-    wanted = now if failed else wanted
-    z = mean + torch.linalg.solve_triangular(now, z.mT, upper=False).mT @ wanted.mT
-    return centre + scale * z, se[:d], se[d:][i == j] / 2
-
-
-def weighs_well(score_u: ScoreFunction, mixture: Components, generator: torch.Generator) -> bool:
-    r"""Tell whether the importance weights of draws of a mixture q are fit to be used.
-
-    :math:`\log p(u) / q(u)` is the integral of :math:`s_p - s_q` from the mean, smooth where they are alike. The
-    divergence :math:`\mathrm{KL}(q \| p) + \mathrm{KL}(p \| q)` must be small, too.
-    """
-    q = GaussianMixtureDraws(mixture.means, mixture.factors(), mixture.weights)
-    u = q(SHORT.n_weighed, mixture.means, generator)
-    origin = mixture.weights @ mixture.means
-    nodes, weights = np.polynomial.legendre.leggauss(SHORT.n_nodes)
-    ratios = torch.zeros(len(u)).to(u)
-    for t, w in zip((nodes + 1) / 2, weights / 2, strict=True):
-        x = torch.lerp(origin.expand_as(u), u, float(t))
-        ratios += float(w) * ((score_u(x).detach() - q.score(x)) * (u - origin)).sum(1)
-    if not ratios.isfinite().all():
-        return False
-    log_ratios = as_array(ratios)
-    log_weights, k = pareto_smoothed(log_ratios)
-    weights = np.exp(log_weights - log_weights.max())
-    weights /= weights.sum()
-    share, divergence = 1 / np.square(weights).sum() / len(weights), weights @ log_ratios - log_ratios.mean()
-    has_light_tail = k <= SHORT.max_k or share >= SHORT.harmless
-    return bool(share >= SHORT.least_share and has_light_tail and divergence <= SHORT.max_divergence * u.shape[1])

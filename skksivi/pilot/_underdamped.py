@@ -55,7 +55,7 @@ def underdamped_pilot(
         The chains left the region where the score is finite.
     """
     n_steps = min(max(budget // len(starts), UNDERDAMPED.min_steps), UNDERDAMPED.max_steps)
-    score_fn.tally.begin("whitening, underdamped Langevin chains", n_steps * len(starts))
+    score_fn.tally.begin("underdamped Langevin chains", n_steps * len(starts))
     kept = underdamped(score_fn, starts.to(score_fn.dtype), n_steps, generator).double()
     weights, points = kept.new_ones(1), kept.transpose(0, 1).flatten(0, 1)
     pilot = PilotPoints(

@@ -13,7 +13,7 @@ MAX_FEATURES = 500
 
 #: Distances from the origin of the points at which scores are compared, the number of points, more in more dimensions
 #: up to there, and of the numbers in them beyond, and the fewest of those.
-SIZES, N_POINTS, N_NUMBERS, N_FEWEST = (1e-2, 1.0, 1e2), 96, 2**22, 12
+SIZES, N_POINTS, N_NUMBERS, N_FEWEST = (1e-2, 1.0, 1e2), 48, 2**22, 12
 
 #: Distances at which the tails of a density are looked at, and how well they must agree.
 RADII, AGREEMENT = (1e4, 1e5, 1e6), 0.02
@@ -115,7 +115,7 @@ def tail_exponent(score_fn: ScoreFunction, d: int) -> float | None:
 
     The slowest of some directions counts, since p^c is improper for c a <= d there.
     """
-    rays = torch.randn(16, d, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    rays = torch.randn(8, d, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     rays = rays / rays.norm(dim=1, keepdim=True)
     exponents = torch.stack([-(score_fn(r * rays) * r * rays).sum(1) for r in RADII])
     converged = (exponents - exponents[-1]).abs().amax(0) < AGREEMENT * exponents[-1].abs()

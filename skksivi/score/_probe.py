@@ -19,6 +19,7 @@ from skksivi.score._score import (
     Score,
     ScoreFunction,
     ScoreWithProduct,
+    Tally,
     UntriedScore,
     autograd_pullback,
     central_difference,
@@ -43,7 +44,7 @@ ASYMMETRY = 2e-2
 N_TRIALS, N_DIRECTIONS = 4, 32
 
 #: Copies of the trial points that are evaluated at a time to see whether rows depend on each other.
-N_CROWD = 32
+N_CROWD = 8
 
 #: Relative differences of rows in two calls that are no rounding, by the step of the differences of a score.
 COUPLING = {STEPS[torch.float64]: 1e-3, STEPS[torch.float32]: 1e-2}
@@ -56,7 +57,7 @@ COUPLED = (
 )
 
 #: Distances from the origin to which a density must have begun to fall, and directions there.
-SHELLS, N_RAYS = tuple(10.0**k for k in range(9)), 16
+SHELLS, N_RAYS = tuple(10.0**k for k in range(9)), 8
 
 
 def probe(
@@ -76,11 +77,12 @@ def probe(
     ValueError
         It returns another shape than that of its input, or changes its input.
     """
-    for n in (2, 3):  # two sizes, so that (d, n) and (n,) cannot pass for (n, d)
+    sizes = (2, 3)  # two, so that (d, n) and (n,) cannot pass for (n, d)
+    for n in sizes:
         x = torch.linspace(-1, 1, n * n_features, dtype=dtype, device=device).reshape(n, n_features)
         adapted, returned = _adapted(score_fn, x)
     step = STEPS.get(min(dtype, returned, key=lambda t: t.itemsize), 10 * STEPS[torch.float32])
-    return Score(adapted, n_features, dtype, device, step, score_vjp)
+    return Score(adapted, n_features, dtype, device, step, score_vjp, tally=Tally(n_values=sum(sizes)))
 
 
 def _adapted(score_fn: UntriedScore, x: Tensor) -> tuple[ScoreFunction, torch.dtype]:
@@ -202,8 +204,9 @@ def in_double(
     if isinstance(score_fn, Score):
         return score_fn.double
     score = _in_double(score_fn, n_features, score_vjp, torch.device(device))
-    _check_rows(score)
-    return choose_product(score, "auto")[0]
+    x = trial_points(score)
+    _check_rows(score, x)
+    return choose_product(score, "auto", x)[0]
 
 
 def _in_double(
@@ -249,13 +252,15 @@ def resolve(
     function, d, score_vjp = in_type(dtype)
     score = probe(function, d, dtype=dtype, device=device, score_vjp=score_vjp)
     double = score if dtype == torch.float64 else _in_double(*in_type(torch.float64), device)
-    _check_rows(double, near)
-    double, asymmetry = choose_product(double, products, near)
-    _check_repeatable(double, near)
+    x = trial_points(double, near)
+    _check_rows(double, x)
+    double, asymmetry = choose_product(double, products, x)
+    _check_repeatable(double, x)
     if dtype == torch.float64:
         score = double
     else:
         own = None if double.score_vjp is None else score.score_vjp
+        double.tally.add(values=score.tally.n_values)
         score = replace(
             score, score_vjp=own, by_differences=double.by_differences, in_double=double, tally=double.tally
         )
@@ -272,14 +277,13 @@ def resolve(
     return score
 
 
-def _check_repeatable(score: Score, near: Tensor | None) -> None:
-    """Warn of a score that gives other values when it is asked again; refuse it if it needs differences.
+def _check_repeatable(score: Score, x: Tensor) -> None:
+    """Warn of a score that gives other values when it is asked again at x; refuse it if it needs differences.
 
     Raises
     ------
     ValueError
     """
-    x = _trial_points(score, near)
     first, second = score(x), score(x)
     if (first - second).abs().max() <= 1e-3 * first.abs().max():
         return
@@ -292,7 +296,7 @@ def _check_repeatable(score: Score, near: Tensor | None) -> None:
     warn_caller(message)
 
 
-def _check_rows(score: Score, near: Tensor | None = None) -> None:
+def _check_rows(score: Score, x: Tensor) -> None:
     """Refuse a score of which a row depends on the others: points are evaluated in pairs and in a crowd.
 
     A score that gives other values for the same call is another matter.
@@ -301,7 +305,6 @@ def _check_rows(score: Score, near: Tensor | None = None) -> None:
     ------
     ValueError
     """
-    x = _trial_points(score, near)
     n, crowd = len(x), x.repeat(N_CROWD, 1)
     in_pairs = torch.cat([score(pair) for pair in x.roll(1, 0).split(2)]).roll(-1, 0)
     tolerance = COUPLING.get(score.step, 0.1) * in_pairs.abs().amax(0)
@@ -315,31 +318,35 @@ def _check_rows(score: Score, near: Tensor | None = None) -> None:
     raise ValueError(COUPLED)
 
 
-def choose_product(score: Score, products: str, near: Tensor | None = None) -> tuple[Score, float]:
+def choose_product(score: Score, products: str, x: Tensor) -> tuple[Score, float]:
     """Return the score with a way to products with its Jacobian, and how asymmetric that is, zero where unknown.
 
     The Jacobian is restricted to the span of a few directions, V J V^T, which together touch all coordinates, and
-    computed there by autograd and by central differences of two steps, whose disagreement tells their error.
+    computed there by autograd and by central differences. Where the two disagree, differences of a second step tell
+    the error of the first.
 
     Raises
     ------
     ValueError
-        The score is finite at no trial point; autograd is wrong where it is asked for; the own product is wrong.
+        Autograd is wrong where it is asked for; the own product is wrong.
     """
-    x, V = _trial_points(score, near), _directions(score)
+    V = _directions(score)
 
     def differences(step: float) -> Tensor:
         return _restricted(lambda x, v: central_difference(score, x, v, step), x, V).mT
 
-    M = differences(score.step)
-    noise = (M - differences(score.step / 4)).abs()
+    M, tolerance = differences(score.step), TOLERANCES[_precision(score)]
+    noise, automatic = torch.zeros_like(M), M
     own = score.score_vjp if products == "auto" else None
     score = replace(score, score_vjp=own, by_differences=products == "finite-difference")
     if not score.by_differences:
         automatic = _restricted(lambda x, v: _by_autograd(score, x, v), x, V)
+    if _disagreement(automatic, M, noise) > tolerance or _disagreement(M, M.mT, noise) > ASYMMETRY:
+        noise = (M - differences(score.step / 4)).abs()
+    if not score.by_differences:
         has_nan = bool((M.isfinite() & ~automatic.isfinite()).any())
         error = math.inf if has_nan else _disagreement(automatic, M, noise)
-        is_wrong = error > TOLERANCES[torch.float64 if score.step == STEPS[torch.float64] else torch.float32]
+        is_wrong = error > tolerance
         if is_wrong and products == "autograd":
             raise ValueError(
                 "`products` is 'autograd', but those of autograd with the Jacobian of `score_fn` differ from finite "
@@ -354,6 +361,11 @@ def choose_product(score: Score, products: str, near: Tensor | None = None) -> t
         _check_product(score, own, x)
         score = replace(score, by_differences=False)
     return score, _disagreement(M, M.mT, noise + noise.mT)
+
+
+def _precision(score: Score) -> torch.dtype:
+    """Return the type of numbers that the score is computed in."""
+    return torch.float64 if score.step == STEPS[torch.float64] else torch.float32
 
 
 def _by_autograd(score: Score, x: Tensor, v: Tensor) -> Tensor:
@@ -390,8 +402,14 @@ def scattered_points(score: Score, near: Tensor | None) -> Tensor:
     return x.to(score.dtype)
 
 
-def _trial_points(score: Score, near: Tensor | None) -> Tensor:
-    """Return a few points where the score is finite, those nearest to what is known of the target first."""
+def trial_points(score: Score, near: Tensor | None = None) -> Tensor:
+    """Return a few points where the score is finite, those nearest to what is known of the target first.
+
+    Raises
+    ------
+    ValueError
+        There is none.
+    """
     x = scattered_points(score, near)
     finite = score(x).isfinite().all(1)
     if not finite.any():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -13,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-LOGGER = logging.getLogger("skksivi")
+from skksivi.score._tally import Tally
 
 #: Maps (n, d) points to (n, d) gradients of log p.
 ScoreFunction = Callable[[Tensor], Tensor]
@@ -53,72 +52,6 @@ def function_of(score_fn: UntriedScore | CarriesScore) -> ScoreFunction:
     """Return the score of a target, or the function itself."""
     refuse_class(score_fn)
     return score_fn.score_fn if hasattr(score_fn, "score_fn") else score_fn
-
-
-class Listener(Protocol):
-    """What follows a fit by what it asks of the score."""
-
-    def begin(self, stage: str, n_calls: int, so_far: int) -> None:
-        """Hear that a stage begins, of so many calls about, zero if that is not known, after `so_far` of all."""
-
-    def hear(self, so_far: int) -> None:
-        """Hear of all calls so far."""
-
-
-@dataclass
-class Tally:
-    """How often a score was asked for: points at which it was evaluated, and products with its Jacobian.
-
-    A product by differences is two evaluations, one by automatic differentiation is a product and no evaluation.
-    """
-
-    n_values: int = 0
-    n_products: int = 0
-    n_mended: int = 0
-    listener: Listener | None = field(default=None, compare=False, repr=False)
-
-    def add(self, *, values: int = 0, products: int = 0) -> None:
-        """Count calls."""
-        self.n_values += values
-        self.n_products += products
-        if self.listener is not None:
-            self.listener.hear(self.total)
-
-    def begin(self, stage: str, n_calls: int = 0) -> None:
-        """Say that a stage of a fit begins, of so many calls about, zero if that is not known."""
-        if self.listener is not None:
-            self.listener.begin(stage, n_calls, self.total)
-
-    def mended(self, product: Tensor, differences: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return products (n, d) by differentiation, by differences in rows where they are not finite.
-
-        Torch's second derivative of a finite function may be NaN: of `logaddexp` where one part is far below the
-        other, of a branch of `where` that is not taken. It is said once.
-        """
-        if product.is_cuda and torch.cuda.is_current_stream_capturing():  # which bears no look at values
-            return product
-        bad = ~product.isfinite().all(-1)
-        if not bad.any():
-            return product
-        found = differences(bad)
-        if not self.n_mended and found.isfinite().any():
-            LOGGER.info(
-                "score: the derivative by torch is not finite at %d of %d points where the score is; differences of "
-                "the score take its place at such points",
-                len(found),
-                len(product),
-            )
-        self.n_mended += len(found)
-        return product.index_put((bad,), found.to(product))
-
-    def __getstate__(self) -> dict[str, int | None]:
-        """Leave the listener, which belongs to one fit."""
-        return {name: None if name == "listener" else value for name, value in vars(self).items()}
-
-    @property
-    def total(self) -> int:
-        """Evaluations and products together."""
-        return self.n_values + self.n_products
 
 
 class DifferentiableScore(Protocol):
@@ -259,6 +192,10 @@ class Score:
     def __call__(self, x: Tensor) -> Tensor:
         """Evaluate the score at x (n, d)."""
         self.tally.add(values=len(x))
+        return self._evaluate(x)
+
+    def uncounted(self, x: Tensor) -> Tensor:
+        """Evaluate the score at x (n, d) for a wrapper that counts."""
         return self._evaluate(x)
 
     def _evaluate(self, x: Tensor) -> Tensor:

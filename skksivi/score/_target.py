@@ -24,6 +24,7 @@ from skksivi.score._score import (
     Score,
     ScoreFunction,
     ScoreWithProduct,
+    Tally,
     UntriedScore,
     is_target,
     refuse_class,
@@ -139,12 +140,13 @@ def _of_target(score: Score, target: TargetOrScore) -> Score:
     if minibatch is not None:
         score = replace(score, minibatch=lambda generator: _like(score, minibatch(generator)))
     if log_prob is not None and not isinstance(score.score_fn, BlackBox):
-        score = replace(score, log_prob=partial(_copied, log_prob))
+        score = replace(score, log_prob=partial(_counted, log_prob, score.tally))
     return score
 
 
-def _copied(log_prob: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Return a copy of log p, which may be written into a buffer that the next call uses again."""
+def _counted(log_prob: Callable[[Tensor], Tensor], tally: Tally, x: Tensor) -> Tensor:
+    """Return a copy of log p, which may be written into a buffer that the next call uses again, and count it."""
+    tally.add(values=len(x))
     return log_prob(x).clone()
 
 

@@ -7,7 +7,7 @@ its kernel average is, by Stein's identity :math:`E_q[k(x, y) s_q(y) + \nabla_y 
     \qquad y_j \sim q,
 
 is the mean of :math:`s_p - s_q` near x, zero everywhere if q = p. The draws y are those of the last iterations: they
-cost no further scores, and make the mean one of thousands.
+cost no further scores.
 
 References
 ----------

@@ -1,0 +1,286 @@
+r"""Importance sampling from Gaussian mixtures that are fitted to its draws, with control variates."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from skksivi._arrays import as_array, as_tensor
+from skksivi._control_variates import controlled, second_order, stein_features
+from skksivi._psis import pareto_smoothed
+from skksivi._warnings import warn_caller
+from skksivi.mixing import GaussianMixtureDraws
+from skksivi.pilot._affine import Affine, standard_normal
+from skksivi.pilot._chains import PilotPoints, kronrod, lobatto, lobatto_nodes
+from skksivi.pilot._mixture import Components, fitted_mixture
+from skksivi.score._score import DifferentiableScore, Score
+from skksivi.score._tally import SpentError
+
+
+class ImportanceSettings(NamedTuple):
+    """The settings of `refined`."""
+
+    #: Draws of a round, at least and for each feature, and the most rounds.
+    n_draws: int = 512
+    n_draws_per_feature: int = 10
+    n_rounds: int = 12
+    #: Points of a pilot at least, filled up by draws of the mixture.
+    least_points: int = 2000
+    #: Parts of the draws, from whose spread come standard errors.
+    n_parts: int = 32
+    #: Degrees of freedom of what is weighed beyond the number of features, and how much wider it is than the
+    #: mixture, in units of 1 / sqrt(d).
+    df: int = 2
+    wider: float = 0.25
+    #: The shape of the tail of the weights at most, and the effective share of the draws above which that does not
+    #: matter.
+    max_k: float = 0.7
+    harmless: float = 0.8
+    #: What is accurate: standard errors of means and of relative scales, and the divergence of a feature, in nats;
+    #: after some rounds that which will do, as it is and less two standard errors.
+    max_se: float = 0.02
+    near: float = 0.03
+    n_rounds_to_be_near: int = 5
+    will_do: tuple[float, float] = (0.1, 0.05)
+    #: Points by which a density and a score are compared, and by how much of the differences they may disagree.
+    n_compared: int = 8
+    contradiction: float = 0.2
+    #: The error of Lobatto's rule along a line, in nats, above which that has more nodes.
+    max_error: float = 0.1
+    #: The most numbers in the products of pairs of coordinates of all points.
+    max_products: int = 2**25
+
+
+IMPORTANCE = ImportanceSettings()
+
+
+class Draws(NamedTuple):
+    """Draws u (n, n_parts, d) of a target with their scores; parts are independent of each other."""
+
+    u: Tensor
+    s: Tensor
+
+    @property
+    def points(self) -> Tensor:
+        """Return the draws (n n_parts, d), part by part."""
+        return self.u.transpose(0, 1).flatten(0, 1)
+
+
+class Moments(NamedTuple):
+    """The mean (d,) of a target, a root (d, d) of its covariance, and standard errors (d,) in standard deviations.
+
+    The standard errors are those of the means and of the logarithms of the scales.
+    """
+
+    mean: Tensor
+    root: Tensor
+    mean_se: Tensor
+    sd_se: Tensor
+
+    @property
+    def se(self) -> float:
+        """The largest standard error."""
+        return max(self.mean_se.max().item(), self.sd_se.max().item())
+
+
+def refined(
+    score_u: DifferentiableScore,
+    pilot: PilotPoints,
+    drawn: list[Draws],
+    generator: torch.Generator,
+    *,
+    least_share: float = 0.5,
+) -> PilotPoints:
+    """Return a pilot with more points, by importance from a mixture that is fitted to them again and again.
+
+    The pilot has converged as soon as the means and scales of all that was `drawn`, to which more is added, are
+    accurate and the mixture is near the target. It ends where the share of draws that count is below `least_share`.
+
+    References
+    ----------
+    Cappé, O. et al. (2008). Adaptive importance sampling in general mixture classes. Statistics and Computing 18(4).
+    """
+    for i in range(IMPORTANCE.n_rounds):
+        mixture = pilot.mixture or fitted_mixture([pilot.x], generator, shuffles=False)
+        score_u.tally.begin("importance sampling", (2 if score_u.log_prob else 3) * IMPORTANCE.n_draws)
+        try:
+            found = resampled(score_u, mixture, generator, least_share)
+        except SpentError:
+            break
+        if found is None:
+            break
+        draws, divergence = found
+        drawn.append(draws)
+        by = moments(Draws(*(torch.cat(parts) for parts in zip(*drawn, strict=True))))
+        pilot = pilot_with(torch.cat([pilot.x, draws.points]), by)
+        at_once = i < IMPORTANCE.n_rounds_to_be_near - 1
+        if by.se <= IMPORTANCE.max_se and _is_near(divergence, pilot.x.shape[1], at_once=at_once):
+            mixture = mixture.with_moments(by.mean, by.root)
+            more = _points_of(mixture, max(0, IMPORTANCE.least_points - len(pilot.x)))
+            return pilot_with(torch.cat([pilot.x, more]), by)._replace(converged=True, mixture=mixture)
+    return pilot
+
+
+def _is_near(divergence: tuple[float, float], n_features: int, *, at_once: bool) -> bool:
+    """Tell whether a divergence, with its standard error, is small, or small enough."""
+    value, se = divergence
+    if at_once:
+        return value <= IMPORTANCE.near * n_features
+    most, surely = IMPORTANCE.will_do
+    return value <= most * n_features and value - 2 * se <= surely * n_features
+
+
+def settled(pilot: PilotPoints, by: Moments, generator: torch.Generator) -> PilotPoints:
+    """Return a pilot that has converged, with a mixture of these moments, if they are accurate."""
+    if by.se > IMPORTANCE.max_se:
+        return pilot
+    mixture = fitted_mixture([pilot.x], generator, shuffles=False).with_moments(by.mean, by.root)
+    return pilot._replace(converged=True, mixture=mixture)
+
+
+def without_wrong_density(score_fn: Score, mode: Affine) -> Score:
+    """Return a score without its density, with a warning, if its differences near a mode are not the integrals."""
+    if score_fn.log_prob is None:
+        return score_fn
+    u = standard_normal(IMPORTANCE.n_compared, mode.m, torch.Generator(mode.m.device).manual_seed(0))
+    start = torch.zeros_like(u)
+    score_u, log_p = mode.pull_back(score_fn), score_fn.log_prob(mode.unwhiten(torch.cat([start[:1], u]))).detach()
+    if log_p.shape == (len(u) + 1,):
+        s_0, s_1, s_2, s_u = score_u(torch.cat([start, *lobatto_nodes(start, u), u])).detach().chunk(4)
+        integrals = lobatto(s_0, s_1, s_2, s_u, u)
+        error = (log_p[1:] - log_p[:1] - integrals).abs().nanmedian()
+        if not error > IMPORTANCE.contradiction * integrals.abs().nanmedian():
+            return score_fn
+    warn_caller(
+        "`log_prob` of the target contradicts its `score_fn`, which is not its gradient, or has another shape than "
+        "(n,); the fit goes by the score alone. Correct one of them, or set log_prob = None in a target with another "
+        "score."
+    )
+    return replace(score_fn, log_prob=None)
+
+
+def _points_of(mixture: Components, n: int) -> Tensor:
+    """Return n points of a mixture, the same ones each time."""
+    q = GaussianMixtureDraws(mixture.means, mixture.factors(), mixture.weights)
+    return q(n, mixture.means, torch.Generator(mixture.means.device).manual_seed(0))
+
+
+def standard_pilot(like: Tensor, n: int = 0) -> PilotPoints:
+    """Return n points of the normal distribution of the features of `like` (d,), which is their mixture."""
+    ones, eye = torch.ones_like(like), torch.eye(len(like)).to(like)
+    mixture = Components(like.new_ones(1), torch.zeros_like(like)[None], eye[None])
+    return PilotPoints(_points_of(mixture, n), [n], ones, converged=False, mixture=mixture)
+
+
+def pilot_with(points: Tensor, by: Moments) -> PilotPoints:
+    """Return points (n, d) mapped to a mean and a covariance."""
+    away = points - points.mean(0)
+    L = torch.linalg.cholesky(away.mT @ away / len(away))
+    points = by.mean + torch.linalg.solve_triangular(L, away.mT, upper=False).mT @ by.root.mT
+    return PilotPoints(points, [len(points)], by.mean_se * points.std(0), converged=False)
+
+
+def resampled(
+    score_u: DifferentiableScore, mixture: Components, generator: torch.Generator, least_share: float = 0.5
+) -> tuple[Draws, tuple[float, float]] | None:
+    r"""Return draws of the target by importance from a mixture q, and how far that is from the target, with an error.
+
+    .. math:: J = \mathrm{KL}(q \| p) + \mathrm{KL}(p \| q) = E_p\!\left[\log \tfrac{p}{q}\right] -
+        E_q\!\left[\log \tfrac{p}{q}\right].
+
+    None where too few of the draws that are weighed count, or the tail of their weights is heavy.
+    """
+    d, parts = mixture.means.shape[1], IMPORTANCE.n_parts
+    n = parts * math.ceil(max(IMPORTANCE.n_draws, IMPORTANCE.n_draws_per_feature * d) / parts)
+    q = GaussianMixtureDraws(mixture.means, mixture.factors(), mixture.weights)
+    u, log_wide = wider(q, n, generator)
+    if score_u.log_prob is None:
+        s, ratios = along_lines(score_u, q, mixture.weights @ mixture.means, u)
+    else:
+        s, ratios = None, score_u.log_prob(u).detach() - q.log_density(u)
+    if not ratios.isfinite().all():
+        return None
+    ell, own = as_array(ratios), as_array(q.log_density(u) - log_wide)
+    log_weights, k = pareto_smoothed(ell + own)
+    w, v = (as_array(torch.as_tensor(a).softmax(0)) for a in (log_weights, own))
+    share = 1 / np.square(w).sum() / n
+    if share < least_share or (k > IMPORTANCE.max_k and share < IMPORTANCE.harmless):
+        return None
+    under_p, under_q = w @ ell, v @ ell
+    J, se = under_p - under_q, (n * w * (ell - under_p) - n * v * (ell - under_q)).std() / math.sqrt(n)
+    levels = (np.arange(n) + 0.5) / n
+    rows = np.searchsorted(w.cumsum(), levels).clip(max=n - 1).reshape(parts, -1).T  # equal ones in one part
+    kept, i = torch.unique(as_tensor(rows, device=u.device), return_inverse=True)
+    s = score_u(u[kept]).detach() if s is None else s[kept]
+    if not s.isfinite().all():
+        return None
+    return Draws(u[kept][i], s[i]), (float(J), float(se))
+
+
+def wider(q: GaussianMixtureDraws, n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    r"""Return draws u (n, d) of Student's t about each component of a mixture, a little wider, and their log-density.
+
+    .. math:: u = m_k + \left(1 + \tfrac{1}{4 \sqrt d}\right) L_k \xi / \sqrt{\chi^2_\nu / \nu}, \quad \nu = d + 2.
+
+    The weights of draws from the mixture itself would have a heavy tail where it lacks one.
+    """
+    d = q.latent_dim
+    nu, scaled = d + IMPORTANCE.df, q.scaled(1 + IMPORTANCE.wider / math.sqrt(d))
+    chi2 = standard_normal(n, scaled.means.new_empty(nu), generator).square().sum(1, keepdim=True)
+    xi = standard_normal(n, scaled.means, generator) / (chi2 / nu).sqrt()
+    u = scaled.placed(scaled.components(n, generator), xi)
+    tops = scaled.log_parts(scaled.means).diagonal()[:, None]  # of the Gaussians, at their own means
+    squares = 2 * (tops - scaled.log_parts(u))
+    factor = math.lgamma((nu + d) / 2) - math.lgamma(nu / 2) + d / 2 * math.log(2 / nu)
+    return u, (tops + factor - (nu + d) / 2 * (squares / nu).log1p()).logsumexp(0)
+
+
+def along_lines(
+    score_u: DifferentiableScore, q: GaussianMixtureDraws, origin: Tensor, u: Tensor
+) -> tuple[Tensor, Tensor]:
+    r"""Return the score at u (n, d), and :math:`\log p(u) / q(u)` up to a constant, by the score alone.
+
+    It is the integral of :math:`s_p - s_q` from an origin (d,), smooth where they are alike: by Lobatto's rule of
+    four points and, where that is wrong for :math:`s_q`, whose integral is known, by Kronrod's seven.
+    """
+    x = torch.cat([origin[None], *lobatto_nodes(origin.expand_as(u), u), u])
+    s, s_q = score_u(x).detach(), q.score(x)
+
+    def integral(s: Tensor) -> Tensor:
+        s_1, s_2, s_u = s[1:].chunk(3)
+        return lobatto(s[:1], s_1, s_2, s_u, u - origin)
+
+    ratio = integral(s - s_q)
+    rows = (integral(s_q) - q.log_density(u) + q.log_density(origin[None])).abs() > IMPORTANCE.max_error
+    if rows.any():
+        ratio[rows] = kronrod(lambda x: score_u(x) - q.score(x), origin, u[rows])[0]
+    return s[-len(u) :], ratio
+
+
+def moments(draws: Draws) -> Moments:
+    """Return mean and covariance of a target by draws and control variates; of many features the scales.
+
+    Standard errors come from the spread of parts.
+    """
+    n, n_parts, d = draws.u.shape
+    points, scores = draws.points, draws.s.transpose(0, 1).flatten(0, 1)
+    centre, scale = points.mean(0), points.std(0, correction=0)
+    z, s_z = (points - centre) / scale, scores * scale
+    has_pairs = z.numel() * d <= IMPORTANCE.max_products
+    i, j = torch.tril_indices(d, d) if has_pairs else torch.arange(d).expand(2, d)
+    own, products = second_order(z, s_z, i, j), z[:, i] * z[:, j]
+    products = products - own * ((products * own).mean(0) / own.square().mean(0))
+    y = controlled(torch.cat([z, products], 1), stein_features(z, s_z))
+    mean, second = y.mean(0).tensor_split([d])
+    se = y.view(n_parts, n, -1).mean(1).std(0) / math.sqrt(n_parts)
+    covariance = z.mT @ z / len(z)
+    as_drawn = torch.linalg.cholesky(covariance)
+    covariance[i, j] = covariance[j, i] = second - mean[i] * mean[j]
+    root, failed = torch.linalg.cholesky_ex(covariance)
+    root = as_drawn if failed else root
+    return Moments(centre + scale * mean, scale[:, None] * root, se[:d], se[d:][i == j] / 2)

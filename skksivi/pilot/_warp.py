@@ -1,0 +1,393 @@
+r"""Coordinates y in which a target with curves and funnels is nearly Gaussian.
+
+The coordinates x are in levels. With :math:`t = (x - c) / r` and y those of a level, given the t below it,
+
+.. math:: t_i = m_i(t_{<}) + e^{g_i(t_{<})} y_i, \qquad
+    m_i(t) = \sum_j a_{ij} t_j + b_{ij} (t_j^2 - 1) + c_{ij} \log\cosh t_j, \qquad
+    g_i(t) = \sum_j a'_{ij} t_j + c'_{ij} \log\cosh t_j,
+
+with intercepts. So a banana is straightened by m, and a funnel, or a hierarchy in its centred form, opened by g. What
+drives a coordinate is found from points near the target, and the functions are fitted to them by maximum likelihood.
+
+References
+----------
+Parno, M. and Marzouk, Y. (2018). Transport map accelerated Markov chain Monte Carlo. SIAM/ASA Journal on Uncertainty
+Quantification 6(2).
+
+Hoffman, M. et al. (2019). NeuTra-lizing bad geometry in Hamiltonian Monte Carlo using neural transport.
+https://arxiv.org/abs/1903.03704
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from skksivi._saved import DOUBLES, INDICES, POSITIVE, is_list_of, saved
+from skksivi.score._score import Score
+
+
+class WarpSettings(NamedTuple):
+    """The settings of `fitted_warp`."""
+
+    #: Points that it is fitted to, at most, and coordinates that drive one, at most.
+    n_points: int = 4000
+    max_drivers: int = 3
+    #: The gain of a pair of coordinates, in nats, and of all together, and for each feature, from which on it counts.
+    least_of_pair: float = 0.02
+    least: float = 0.1
+    least_per_feature: float = 0.005
+    #: The partial correlation of neighbours, and how many move a coordinate at most.
+    neighbour: float = 0.1
+    max_neighbours: int = 5
+    #: The correlation, in units of its standard error, from which on a pair is looked at.
+    screen: float = 4.0
+    #: Steps of the fits, the ridge of bends and of all else, and the largest residual square that counts as it is.
+    n_steps: int = 12
+    ridges: tuple[float, float] = (0.1, 1e-5)
+    longest: float = 20.0
+    #: Logarithms of scales at most.
+    largest: float = 12.0
+    #: Pairs that are fitted at a time.
+    n_pairs: int = 256
+
+
+WARP = WarpSettings()
+
+
+@saved(
+    "Level",
+    {
+        "members": (INDICES, "k"),
+        "drivers": (INDICES, "j"),
+        "location": (DOUBLES, "lk"),
+        "scale": (DOUBLES, "sk"),
+    },
+)
+@dataclass(frozen=True)
+class Level:
+    """Coordinates that depend on those of lower levels alone.
+
+    Attributes
+    ----------
+    members : Tensor of shape (k,)
+        Their indices.
+    drivers : Tensor of shape (j,)
+        Those of the coordinates they may depend on.
+    location : Tensor of shape (3 j + 1, k)
+        The coefficients of m.
+    scale : Tensor of shape (2 j + 1, k)
+        Those of g.
+    """
+
+    members: Tensor
+    drivers: Tensor
+    location: Tensor
+    scale: Tensor
+
+    def __post_init__(self) -> None:
+        j = len(self.drivers)
+        if len(self.location) != 3 * j + 1 or len(self.scale) != 2 * j + 1:
+            raise ValueError("the coefficients of a level do not fit its drivers")
+
+    def to(self, device: torch.device) -> Level:
+        """Return the same on a device."""
+        return Level(*(a.to(device) for a in (self.members, self.drivers, self.location, self.scale)))
+
+    def at(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        """Return m and g (n, k) at t (n, d)."""
+        F, G = features(t.index_select(1, self.drivers))
+        return F @ self.location, (G @ self.scale).clamp(-WARP.largest, WARP.largest)
+
+
+def features(t: Tensor) -> tuple[Tensor, Tensor]:
+    """Return those of location (..., 3 j + 1) and of scale (..., 2 j + 1) at t (..., j)."""
+    bend, one = t.abs() + torch.log1p((-2 * t.abs()).exp()) - math.log(2), t.new_ones(*t.shape[:-1], 1)
+    return torch.cat([t, t.square() - 1, bend, one], -1), torch.cat([t, bend, one], -1)
+
+
+@saved("Warp", {"centre": (DOUBLES, "d"), "unit": (POSITIVE, "d"), "levels": (is_list_of(Level), "")}, "d")
+@dataclass(frozen=True, repr=False)
+class Warp:
+    """The map from y to x.
+
+    Attributes
+    ----------
+    centre, unit : Tensor of shape (d,)
+        The c and r of the formula.
+    levels : list of Level
+    """
+
+    centre: Tensor
+    unit: Tensor
+    levels: list[Level]
+
+    def __post_init__(self) -> None:
+        members = torch.cat([level.members for level in self.levels])
+        below = [level.drivers for level in self.levels]
+        d, done = len(self.centre), 0
+        if not members.is_meta and sorted(members.tolist()) != list(range(d)):
+            raise ValueError("the levels of its warp do not hold each coordinate once")
+        for level, drivers in zip(self.levels, below, strict=True):
+            if not drivers.is_meta and not set(drivers.tolist()) <= set(members[:done].tolist()):
+                raise ValueError("a level of its warp depends on one that is not below it")
+            done += len(level.members)
+
+    def __repr__(self) -> str:
+        sizes = " + ".join(str(len(level.members)) for level in self.levels)
+        return f"Warp of {len(self.centre)} = {sizes} features"
+
+    def to(self, device: torch.device) -> Warp:
+        """Return the same on a device."""
+        return Warp(self.centre.to(device), self.unit.to(device), [level.to(device) for level in self.levels])
+
+    def unwarp(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return x (n, d) and the log-determinants (n,) of dx / dy at y (n, d)."""
+        t, log_scale = torch.zeros_like(y), self.unit.log().sum().expand(len(y))
+        for level in self.levels:
+            m, g = level.at(t)
+            t = t.index_copy(1, level.members, m + g.exp() * y.index_select(1, level.members))
+            log_scale = log_scale + g.sum(1)
+        return self.centre + self.unit * t, log_scale
+
+    def warp(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return y (n, d) and the log-determinants (n,) of dx / dy at x (n, d)."""
+        t, y, log_scale = (x - self.centre) / self.unit, torch.zeros_like(x), self.unit.log().sum().expand(len(x))
+        for level in self.levels:
+            m, g = level.at(t)
+            y = y.index_copy(1, level.members, (t.index_select(1, level.members) - m) * (-g).exp())
+            log_scale = log_scale + g.sum(1)
+        return y, log_scale
+
+    def pull_back(self, score: Score) -> Score:
+        r"""Return the score of y, :math:`J^\top s(x(y)) + \nabla_y \log \det J`, counted as that of x is.
+
+        Its products are differences.
+        """
+        double = score.double
+
+        def score_fn(y: Tensor) -> Tensor:
+            with torch.enable_grad():
+                y = y.detach().double().requires_grad_()
+                x, log_scale = self.unwarp(y)
+                s = double.uncounted(x.detach())
+                (s_y,) = torch.autograd.grad((x * s).sum() + log_scale.sum(), y)
+            return s_y.detach()
+
+        def log_density(log_prob: Callable[[Tensor], Tensor], y: Tensor) -> Tensor:
+            x, log_scale = self.unwarp(y.double())
+            return log_prob(x).detach() + log_scale.detach()
+
+        return replace(
+            double,
+            score_fn=score_fn,
+            score_vjp=None,
+            by_differences=True,
+            log_prob=None if double.log_prob is None else partial(log_density, double.log_prob),
+            in_double=None,
+            minibatch=None,
+            parts=None,
+            exact=None,
+            mode=None,
+            names=(),
+        )
+
+
+# The fit
+
+
+def fitted_warp(x: Tensor) -> Warp | None:
+    """Return the warp for points x (n, d), None where an affine map does as well."""
+    x = x[x.isfinite().all(1)]
+    if len(x) <= 2 * x.shape[1]:
+        return None
+    x = x[:: max(1, len(x) // WARP.n_points)]
+    centre = x.median(0).values
+    unit = (x - centre).abs().quantile(0.683, 0)
+    if not (unit > 0).all():
+        return None
+    t = (x - centre) / unit
+    found = [warp for parents in _graphs(t) if (warp := _fitted(centre, unit, t, parents)) is not None]
+    gains = [_gain(warp, x) for warp in found]
+    best = max(range(len(found)), key=gains.__getitem__, default=None)
+    if best is None or gains[best] <= max(WARP.least, WARP.least_per_feature * x.shape[1]):
+        return None
+    return found[best]
+
+
+def _fitted(centre: Tensor, unit: Tensor, t: Tensor, parents: Sequence[Parents]) -> Warp | None:
+    """Return the warp of a graph for points t (n, d) in these units, None where nothing drives anything."""
+    return Warp(centre, unit, _levels(t, parents)) if any(own.drivers for own in parents) else None
+
+
+def _gain(warp: Warp, x: Tensor) -> float:
+    """Return by how many nats a Gaussian in warped coordinates is nearer to points x (n, d)."""
+    y, log_scale = warp.warp(x)
+    return _gaussian_entropy(x) - _gaussian_entropy(y) - log_scale.mean().item()
+
+
+def _gaussian_entropy(x: Tensor) -> float:
+    """Return the entropy of the Gaussian with the moments of points x (n, d), up to a constant."""
+    return torch.logdet(torch.atleast_2d(torch.cov(x.mT))).item() / 2
+
+
+class Parents(NamedTuple):
+    """The coordinates that one depends on: those that bend or scale it, and all that move it."""
+
+    drivers: list[int]
+    lines: list[int]
+
+
+def _graphs(t: Tensor) -> Iterator[list[Parents]]:
+    """Yield the parents of each coordinate of points t (n, d), by two ways to tell what drives it.
+
+    One looks at the coordinate itself, the other at its residual given all others: the scale of a group is seen in
+    the residuals of its members from their centre. Partial correlations are of what no tail has a say in.
+    """
+    z = (t - t.mean(0)) / t.std(0)
+    inner = t.clamp(-3, 3)
+    P = torch.linalg.inv(torch.cov(inner.mT) + 1e-9 * torch.eye(t.shape[1]).to(t))
+    partial = (P / (P.diagonal()[:, None] * P.diagonal()).sqrt()).abs().fill_diagonal_(0)
+    Q = torch.linalg.inv(torch.cov(z.mT) + 1e-9 * torch.eye(t.shape[1]).to(t))
+    for r in (z, z @ Q / Q.diagonal().sqrt()):
+        yield _parents(t, _pair_gains(z, r), partial)
+
+
+def _parents(t: Tensor, gain: Tensor, partial: Tensor) -> list[Parents]:
+    """Return the parents by the gains [j, i] of pairs and the partial correlations.
+
+    A pair has a direction: that in which the likelihood gains more. Coordinates that drive more than they are driven
+    come first, then those with many neighbours in the graph of partial correlations: what is left when they are given
+    is simple. None depends on one that comes later.
+    """
+    net = (gain - gain.mT).clamp_min(0)
+    lead, degree = net.sum(1) - net.sum(0), (partial > WARP.neighbour).sum(1)
+    order = sorted(range(len(lead)), key=lambda i: (-max(0.0, lead[i].item()), -degree[i].item(), i))
+    place = {i: k for k, i in enumerate(order)}
+    parents = list[Parents]()
+    for i in range(len(order)):
+        drive = [j for j in gain[:, i].argsort(descending=True).tolist() if net[j, i] > 0 and place[j] < place[i]]
+        near = [j for j in partial[i].argsort(descending=True).tolist() if partial[i, j] > WARP.neighbour]
+        lines = [j for j in near if place[j] < place[i]][: WARP.max_neighbours]
+        drivers = _chosen(t, i, lines, drive)
+        parents.append(Parents(drivers, [*drivers, *(j for j in lines if j not in drivers)] if drivers else []))
+    return parents
+
+
+def _pair_gains(z: Tensor, r: Tensor) -> Tensor:
+    """Return the gains [j, i], in nats a point, of the model of r_i given z_j over the Gaussian one.
+
+    Here z (n, d) are points, and r (n, d) these or residuals of them, all of unit variances.
+    """
+    n, d = z.shape
+    squares, C = z.square() - 1, z.mT @ r / n  # [j, i], as all that follows
+    skew = (z * squares).mean(0)[:, None]
+    variance = (1 - C.square()).clamp_min(1e-6)
+    bent = squares.mT @ r / n  # E r_i (z_j^2 - 1)
+    location = (bent - C * skew).abs() / (variance * squares.square().mean(0)[:, None]).sqrt()
+    scale = (z.mT @ (r.square() - 1) / n - 2 * C * bent + C.square() * skew).abs() / variance / math.sqrt(2)
+    signal = torch.maximum(location, scale)
+    seen = torch.maximum(signal, signal.mT) > WARP.screen / math.sqrt(n)
+    pairs = seen.fill_diagonal_(False).nonzero()
+    gain = z.new_zeros(d, d)
+    for part in pairs.split(WARP.n_pairs):
+        j, i = part.unbind(1)
+        gain[j, i] = _pair_gain(z[:, j].mT[..., None], r[:, i].mT)
+    return gain.where(gain > WARP.least_of_pair, 0)
+
+
+def _pair_gain(x: Tensor, y: Tensor) -> Tensor:
+    """Return the gains (p,) of the model of y (p, n) given x (p, n, j)."""
+    line = torch.cat([x, torch.ones_like(x[..., :1])], -1)
+    linear = (y[..., None] - line @ torch.linalg.lstsq(line, y[..., None]).solution)[..., 0]
+    *_, loss = _regression(x, x, y)
+    return linear.square().mean(-1).log() / 2 + 0.5 - loss
+
+
+def _regression(x: Tensor | None, driving: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    r"""Fit :math:`y \sim N(m, e^{2 g})` (p, n), m of x (p, n, j), bent where that is driving, and g of driving.
+
+    The location m is a constant where there is no x.
+
+    Steps are weighted least squares for m and Fisher scoring for g. Return the coefficients of m, those of g and the
+    losses (p,), :math:`E[e^{-2g}(y - m)^2 / 2 + g]`.
+    """
+    F, G = features(driving)
+    n_driving = driving.shape[-1]
+    F = F[..., -1:] if x is None else torch.cat([x, F[..., n_driving:]], -1)
+    n, y = y.shape[-1], y[..., None]
+    ridge_m, ridge_g = (n * _ridge(A.shape[-1], n_driving).to(A) for A in (F, G))
+    information = 2 * G.mT @ G + ridge_g
+    b, w = G.new_zeros(*G.shape[:-2], G.shape[-1], 1), torch.ones_like(y)
+    best = F.new_zeros(*F.shape[:-2], F.shape[-1], 1), b, b.new_full(b.shape[:-2], math.inf)
+    for step in range(WARP.n_steps):
+        weighted = F * w
+        a = torch.linalg.solve(weighted.mT @ F + ridge_m * w.mean(-2, keepdim=True), weighted.mT @ y)
+        square = (y - F @ a).square()
+        if step == 0:
+            b[..., -1, :] = square.mean(-2).clamp_min(1e-12).log() / 2
+        g = (G @ b).clamp(-WARP.largest, WARP.largest)
+        loss = ((-2 * g).exp() * square / 2 + g).mean((-2, -1))
+        better = (loss < best[2])[..., None, None]
+        best = a.where(better, best[0]), b.where(better, best[1]), loss.where(better[..., 0, 0], best[2])
+        w = (-2 * g).exp()
+        gradient = G.mT @ ((w * square).clamp_max(WARP.longest) - 1) - ridge_g @ b
+        b = b + torch.linalg.solve(information, gradient)
+    return best[0][..., 0], best[1][..., 0], best[2]
+
+
+def _ridge(n_features: int, n_bends: int) -> Tensor:
+    """Return the ridge of features of which the last is the intercept: one is bent only if it has to be."""
+    of_bends, of_others = WARP.ridges
+    ridge = torch.full((n_features,), of_others, dtype=torch.float64)
+    ridge[max(0, n_features - 1 - n_bends) : -1] = of_bends
+    return ridge.diag()
+
+
+def _chosen(t: Tensor, i: int, lines: Sequence[int], others: Sequence[int]) -> list[int]:
+    """Return those of some coordinates that drive coordinate i, which lines move, one added after the other while
+    they gain.
+    """
+    chosen: list[int] = []
+    loss = math.inf
+    for j in others:
+        tries = [*chosen, j]
+        x = t[None][..., [*tries, *(k for k in lines if k not in tries)]]
+        *_, tried = _regression(x, t[None][..., tries], t[None, :, i])
+        if tried.item() < loss - WARP.least_of_pair:
+            chosen, loss = [*chosen, j], tried.item()
+        if len(chosen) == WARP.max_drivers:
+            break
+    return chosen
+
+
+def _levels(t: Tensor, parents: Sequence[Parents]) -> list[Level]:
+    """Return the levels, fitted to points t (n, d)."""
+    depth = [0] * len(parents)
+    for _ in parents:
+        depth = [max((depth[j] + 1 for j in own.lines), default=0) for own in parents]
+    levels = list[Level]()
+    for k in range(max(depth) + 1):
+        members = [i for i, own in enumerate(depth) if own == k]
+        below = sorted({j for i in members for j in parents[i].lines})
+        n_below = len(below)
+        location, scale = t.new_zeros(3 * n_below + 1, len(members)), t.new_zeros(2 * n_below + 1, len(members))
+        for column, i in enumerate(members if k else ()):
+            drivers, lines = parents[i]
+            a, b, loss = _regression(t[None][..., lines], t[None][..., drivers], t[None, :, i])
+            still, b_still, loss_still = _regression(None, t[None][..., drivers], t[None, :, i])
+            if loss_still < loss + WARP.least_of_pair:  # a location that means nothing is far off in a neck
+                a, b = torch.cat([torch.zeros_like(a[:, 1:]), still], 1), b_still
+            linear, own = (torch.tensor([below.index(j) for j in js]) for js in (lines, drivers))
+            last = torch.tensor([n_below])
+            location[torch.cat([linear, n_below + own, 2 * n_below + own, 3 * last]), column] = a[0]
+            scale[torch.cat([own, n_below + own, 2 * last]), column] = b[0]
+        indices = [torch.tensor(a, dtype=torch.int64, device=t.device) for a in (members, below)]
+        levels.append(Level(indices[0], indices[1], location, scale))
+    return levels

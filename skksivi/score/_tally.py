@@ -1,0 +1,149 @@
+"""What a fit asks of a score: how often, for how long, and up to what limit."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from skksivi._saved import COUNT, is_float, is_instance, saved
+
+LOGGER = logging.getLogger("skksivi")
+
+#: What a fit does until it begins the first stage that is told.
+CHECKS = "checks"
+
+
+@saved("Stage", {"name": (is_instance(str), ""), "n_calls": (COUNT, ""), "seconds": (is_float(0, 1e12), "")})
+@dataclass(frozen=True)
+class Stage:
+    """A part of a fit, with what it took.
+
+    Attributes
+    ----------
+    name : str
+    n_calls : int
+        Evaluations of the score or log p, and products with the Jacobian of the score.
+    seconds : float
+        Equal fits may differ in it, which is not compared.
+    """
+
+    name: str
+    n_calls: int
+    seconds: float = field(compare=False)
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.n_calls:,} calls, {self.seconds:.2g} s"
+
+
+class Listener(Protocol):
+    """What follows a fit by what it asks of the score."""
+
+    def begin(self, stage: str, n_calls: int, so_far: int) -> None:
+        """Hear that a stage begins, of so many calls about, zero if that is not known, after `so_far` of all."""
+
+    def hear(self, so_far: int) -> None:
+        """Hear of all calls so far."""
+
+
+class SpentError(Exception):
+    """A score is asked for more often than it may be."""
+
+
+@dataclass
+class Tally:
+    """How often a score was asked for: points at which it was evaluated, and products with its Jacobian.
+
+    A product by differences is two evaluations, one by automatic differentiation is a product and no evaluation.
+    """
+
+    n_values: int = 0
+    n_products: int = 0
+    n_mended: int = 0
+    limit: int | None = field(default=None, compare=False, repr=False)
+    is_spent: bool = field(default=False, compare=False, repr=False)
+    listener: Listener | None = field(default=None, compare=False, repr=False)
+    stages: dict[str, Stage] = field(default_factory=dict, compare=False, repr=False)
+    _now: tuple[str, int, float] = field(
+        default_factory=lambda: (CHECKS, 0, time.monotonic()), compare=False, repr=False
+    )
+
+    def add(self, *, values: int = 0, products: int = 0) -> None:
+        """Count calls that are to be made.
+
+        Raises
+        ------
+        SpentError
+            They would be more than the limit.
+        """
+        if self.limit is not None and self.total + values + products > self.limit:
+            self.is_spent = True
+            raise SpentError
+        self.n_values += values
+        self.n_products += products
+        if self.listener is not None:
+            self.listener.hear(self.total)
+
+    @contextmanager
+    def reserving(self, n: int) -> Iterator[None]:
+        """Keep calls for later."""
+        if self.limit is None:
+            yield
+            return
+        self.limit -= n
+        try:
+            yield
+        finally:
+            self.limit += n
+
+    def begin(self, stage: str, n_calls: int = 0) -> None:
+        """Say that a stage of a fit begins, of so many calls about, zero if that is not known."""
+        self.end(stage)
+        if self.listener is not None:
+            self.listener.begin(stage, n_calls, self.total)
+
+    def end(self, next_stage: str = "") -> None:
+        """Add what the stage under way has taken to that of its name; the next one begins."""
+        (name, n_before, began), now = self._now, time.monotonic()
+        before = self.stages.get(name, Stage(name, 0, 0.0))
+        n_calls, seconds = self.total - n_before, now - began
+        self.stages[name] = Stage(name, before.n_calls + n_calls, before.seconds + seconds)
+        self._now = (next_stage, self.total, now)
+
+    def mended(self, product: Tensor, differences: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return products (n, d) by differentiation, by differences in rows where they are not finite.
+
+        Torch's second derivative of a finite function may be NaN: of `logaddexp` where one part is far below the
+        other, of a branch of `where` that is not taken. It is said once.
+        """
+        if product.is_cuda and torch.cuda.is_current_stream_capturing():  # which bears no look at values
+            return product
+        bad = ~product.isfinite().all(-1)
+        if not bad.any():
+            return product
+        found = differences(bad)
+        if not self.n_mended and found.isfinite().any():
+            LOGGER.info(
+                "score: the derivative by torch is not finite at %d of %d points where the score is; differences of "
+                "the score take its place at such points",
+                len(found),
+                len(product),
+            )
+        self.n_mended += len(found)
+        return product.index_put((bad,), found.to(product))
+
+    def __getstate__(self) -> dict[str, int | None]:
+        """Leave the listener and the limit, which belong to one fit."""
+        own = {"limit": None, "is_spent": False, "listener": None}
+        return {**vars(self), **own}
+
+    @property
+    def total(self) -> int:
+        """Evaluations and products together."""
+        return self.n_values + self.n_products

@@ -1,0 +1,137 @@
+"""The most that a fit may ask of the score."""
+
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+from plain_targets import gumbel_log_prob, gumbel_score
+from sklearn.exceptions import ConvergenceWarning
+
+from skksivi import HKSIVIApproximator, KSIVIApproximator, load, save
+from skksivi.baselines import SIVI, SVGD
+from skksivi.parameters import Pilot
+from skksivi.targets import EightGaussians, Target
+
+#: Draws of a hierarchy ask for the score, those too by which the type of their numbers is found.
+N_AFTER = 100
+
+
+class Counted(Target):
+    """Independent Gumbel features, and the points at which they were asked for."""
+
+    def __init__(self, d):
+        self.n_features, self.sizes = d, []
+        self.note = self.sizes.append  # which a copy shares
+
+    @property
+    def n_asked(self):
+        return sum(self.sizes)
+
+    def score_fn(self, x):
+        self.note(len(x))
+        return gumbel_score(x)
+
+    def log_prob(self, x):
+        self.note(len(x))
+        return gumbel_log_prob(x)
+
+
+#: From the Gaussian at the mode to importance sampling that converges.
+BUDGETS = (1200, 1500, 2500, 4000, 8000, 20_000)
+
+
+@pytest.mark.parametrize("n", BUDGETS)
+@pytest.mark.parametrize("bare", [False, True])
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_a_budget_is_kept(n, bare):
+    target = Counted(3)
+    q = KSIVIApproximator(whiten=Pilot(max_score_calls=n), random_state=0)
+    q = q.fit(target.score_fn, n_features=3) if bare else q.fit(target)
+    assert target.n_asked == q.n_score_calls_ + q.n_products_ <= n
+    assert np.isfinite(q.sample(100)).all()
+
+
+@pytest.mark.parametrize("Approximator", [KSIVIApproximator, HKSIVIApproximator, SIVI])
+def test_a_budget_ends_a_training(Approximator):
+    target = Counted(2)
+    pilot = Pilot(effort="low", max_score_calls=300_000)
+    q = Approximator(whiten=pilot, random_state=0, max_iter=20_000)
+    if hasattr(q, "early_stopping"):
+        q.set_params(early_stopping=None)
+    with pytest.warns(
+        ConvergenceWarning, match=r"300,000 evaluations of `max_score_calls` were spent after \d+ iter"
+    ):
+        q.fit(target)
+    assert 0 < q.n_iter_ < q.max_iter
+    assert target.n_asked <= 300_000 + N_AFTER
+    assert len(q.loss_curve_) == q.n_iter_
+
+
+def test_without_enough_for_a_step_of_the_training_the_start_is_returned():
+    with pytest.warns(ConvergenceWarning, match="spent before the training began"):
+        q = KSIVIApproximator(whiten=Pilot(max_score_calls=1500), random_state=0).fit(Counted(2))
+    assert q.n_iter_ == 0
+    assert np.isfinite(q.sample(100)).all()
+
+
+def test_more_makes_it_better():
+    spread = {}
+    for n in (1500, 20_000):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            q = KSIVIApproximator(whiten=Pilot(max_score_calls=n), random_state=0).fit(Counted(3))
+        spread[n] = abs(q.sample(20_000, random_state=0).mean(0) - np.euler_gamma).max()
+    assert spread[20_000] < 0.1 < spread[1500]
+
+
+@pytest.mark.parametrize("n", [1, 50, 300])
+def test_too_little_for_any_answer_says_what_is_needed(n):
+    with pytest.raises(ValueError, match=f"`max_score_calls` is {n}, .* search for a mode take some 500 to 3,000"):
+        KSIVIApproximator(whiten=Pilot(max_score_calls=n), random_state=0).fit(Counted(3))
+
+
+def test_too_little_for_several_modes_is_told():
+    with pytest.raises(ValueError, match=r"several modes 200,000 and more"):
+        KSIVIApproximator(whiten=Pilot(max_score_calls=20_000), random_state=0).fit(EightGaussians(shift=5.0))
+
+
+def test_what_was_fitted_with_little_can_be_saved(tmp_path):
+    with pytest.warns(ConvergenceWarning):
+        q = KSIVIApproximator(whiten=Pilot(max_score_calls=1500), random_state=0).fit(Counted(3))
+    save(q, tmp_path / "q.safetensors")
+    again = load(tmp_path / "q.safetensors")
+    np.testing.assert_array_equal(again.sample(5, random_state=0), q.sample(5, random_state=0))
+    assert again.whiten.max_score_calls == 1500
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, "many"])
+def test_what_is_no_budget_is_refused(value):
+    with pytest.raises(ValueError, match="max_score_calls"):
+        KSIVIApproximator(whiten=Pilot(max_score_calls=value)).fit(lambda x: -x, n_features=2)
+
+
+def test_no_budget_is_no_limit():
+    limited = KSIVIApproximator(whiten=Pilot(max_score_calls=10**9), random_state=0).fit(Counted(2))
+    free = KSIVIApproximator(random_state=0).fit(Counted(2))
+    np.testing.assert_array_equal(limited.sample(5, random_state=0), free.sample(5, random_state=0))
+
+
+@pytest.mark.parametrize("n", [900, 1200, 2000, 3000])
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_a_budget_that_ends_before_the_first_round_leaves_the_gaussian(n):
+    q = KSIVIApproximator(whiten=Pilot(max_score_calls=n), random_state=0).fit(lambda x: 1 - x, n_features=2)
+    X = q.sample(20_000, random_state=0)
+    np.testing.assert_allclose(X.mean(0), 1, atol=0.1)
+    np.testing.assert_allclose(X.std(0), 1, atol=0.1)
+
+
+def test_methods_of_points_keep_a_budget_too():
+    with pytest.raises(ValueError, match="`max_score_calls` is 700"):
+        SVGD(whiten=Pilot(max_score_calls=700), random_state=0).fit(lambda x: 1 - x, n_features=2)
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_a_budget_belongs_to_one_fit():
+    q = HKSIVIApproximator(whiten=Pilot(max_score_calls=200_000), random_state=0).fit(Counted(2))
+    assert len(pickle.loads(pickle.dumps(q)).sample(50_000)) == 50_000  # noqa: S301

@@ -1,0 +1,206 @@
+"""Control variates, and importance sampling from mixtures that are fitted to its draws."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from plain_targets import as_score, gaussian, generator, gumbel, gumbel_log_prob, gumbel_score, normal, origin
+from scipy.stats import multivariate_t
+
+from skksivi._control_variates import controlled, stein_features
+from skksivi.mixing import GaussianMixtureDraws
+from skksivi.pilot._affine import Affine
+from skksivi.pilot._importance import (
+    IMPORTANCE,
+    Draws,
+    along_lines,
+    moments,
+    pilot_with,
+    refined,
+    resampled,
+    standard_pilot,
+    wider,
+    without_wrong_density,
+)
+from skksivi.pilot._mixture import Components
+
+# Control variates
+
+
+@given(d=st.integers(1, 6), seed=st.integers(0, 10**6))
+def test_control_variates_give_the_means_of_a_gaussian(d, seed):
+    m, P, score_fn = gaussian(d, seed)
+    x = m + torch.linalg.solve_triangular(torch.linalg.cholesky(P).mT, normal(400, d, seed=seed).mT, upper=True).mT
+    y = controlled(x, stein_features(x, score_fn(x)))
+    assert ((y.mean(0) - m).abs() < 0.01 * x.std(0)).all()  # rounding
+    assert (y.std(0) < 0.1 * x.std(0)).all()
+
+
+@pytest.mark.parametrize("d", [1, 3])
+def test_control_variates_have_mean_zero(d):
+    """Five standard errors: a false alarm in 100,000."""
+    x = gumbel(200_000, d)
+    f = stein_features(x, gumbel_score(x))
+    assert f.shape == (200_000, d + d * d)
+    assert (f.mean(0).abs() < 5 * f.std(0) / math.sqrt(len(f))).all()
+
+
+def test_few_draws_have_few_control_variates():
+    x = gumbel(50, 6)
+    assert stein_features(x, gumbel_score(x)).shape == (50, 12)
+
+
+def test_few_control_variates_take_no_memory_of_many():
+    x = torch.zeros(2, 1, dtype=torch.float64).expand(2, 10**6)  # of whose pairs there are 16 TB
+    assert stein_features(x, x).shape == (2, 2 * 10**6)
+
+
+def test_control_variates_are_fitted_to_other_draws():
+    """So that they do not take a rare one for their own."""
+    x = gumbel(400, 2)
+    y, features = x.square(), stein_features(x, gumbel_score(x))
+    moved = y.clone()
+    moved[7] += 100
+    change = controlled(moved, features) - controlled(y, features)
+    torch.testing.assert_close(change[:40], (moved - y)[:40])
+
+
+# Moments
+
+
+@pytest.mark.parametrize("d", [1, 4])
+def test_corrected_points_have_better_moments(d):
+    u = gumbel(40 * 32, d).view(40, 32, d)
+    draws = Draws(u, gumbel_score(u))
+    by = moments(draws)
+    points = pilot_with(draws.points, by).x
+    before, after = ((a.flatten(0, -2).mean(0) - np.euler_gamma).abs().max() for a in (u, points))
+    assert after < 0.5 * before
+    assert (by.mean_se < 0.03).all()
+    assert (by.sd_se < 0.04).all()
+
+
+def test_standard_errors_of_moments_are_right():
+    """Of 4 x 200 errors 5% are above 1.96 standard errors; more than 9% in one of 10,000 studies."""
+    mean, log_sd = np.euler_gamma, math.log(math.pi / 6**0.5)
+    beyond = []
+    for seed in range(200):
+        u = gumbel(20 * 32, 2, seed).view(20, 32, 2)
+        by = moments(Draws(u, gumbel_score(u)))
+        sd = by.root.norm(dim=1)
+        beyond += [((by.mean - mean) / sd).abs() > 1.96 * by.mean_se, (sd.log() - log_sd).abs() > 1.96 * by.sd_se]
+    assert torch.cat(beyond).double().mean() < 0.09
+
+
+@given(d=st.integers(1, 5), seed=st.integers(0, 10**6))
+def test_moments_of_a_gaussian_are_exact(d, seed):
+    m, P, score_fn = gaussian(d, seed)
+    root = torch.linalg.cholesky(torch.linalg.inv(P))
+    u = m + normal(20 * 32, d, seed=seed + 2).view(20, 32, d) @ root.mT
+    by = moments(Draws(u, score_fn(u)))
+    np.testing.assert_allclose(by.mean, m, atol=0.02 * root.norm(dim=1).max())
+    np.testing.assert_allclose(by.root @ by.root.mT, root @ root.mT, atol=0.03 * root.square().sum())
+
+
+# Importance
+
+
+def mixture(d):
+    means = torch.stack([origin(d), 0.7 * torch.ones(d).double()])
+    covariances = torch.stack([torch.eye(d).double(), 2 * torch.eye(d).double()])
+    return Components(torch.tensor([0.7, 0.3]).double(), means, covariances)
+
+
+def drawn_by(components):
+    return GaussianMixtureDraws(components.means, components.factors(), components.weights)
+
+
+def test_what_is_weighed_has_the_density_of_student_t():
+    d, nu = 3, 3 + IMPORTANCE.df
+    m, L = normal(1, d), torch.eye(d).double() + 0.3 * normal(d, d).tril()
+    u, log_density = wider(GaussianMixtureDraws(m, L[None], torch.ones(1).double()), 20_000, generator())
+    shape = (1 + IMPORTANCE.wider / math.sqrt(d)) ** 2 * (L @ L.mT)
+    np.testing.assert_allclose(log_density, multivariate_t(m[0].numpy(), shape.numpy(), nu).logpdf(u.numpy()))
+    whitened = torch.linalg.solve_triangular(L, (u - m).mT, upper=False)
+    expected = nu / (nu - 2) * (1 + IMPORTANCE.wider / math.sqrt(d)) ** 2  # kurtosis 9: five standard errors
+    np.testing.assert_allclose(whitened.square().mean(1), expected, rtol=5 * math.sqrt(8 / 20_000))
+
+
+@pytest.mark.parametrize("d", [2, 10])
+def test_the_density_of_what_is_weighed_is_normalised(d):
+    q = drawn_by(mixture(d))
+    u, log_wide = wider(q, 20_000, generator())
+    w = (q.log_density(u) - log_wide).exp()
+    assert abs(w.mean() - 1) < 5 * w.std() / math.sqrt(len(w))
+
+
+@pytest.mark.parametrize("d", [1, 5])
+def test_ratios_by_lines_are_those_of_the_densities(d):
+    q = drawn_by(mixture(d))
+    u, _ = wider(q, 500, generator())
+    s, ratios = along_lines(as_score(gumbel_score, d=d), q, origin(d), u)
+    expected = gumbel_log_prob(u) - q.log_density(u)
+    torch.testing.assert_close(s, gumbel_score(u))
+    error = ((ratios - ratios[0]) - (expected - expected[0])).abs()
+    assert error.quantile(0.95) < IMPORTANCE.max_error
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_draws_by_importance_are_those_of_the_target(known):
+    """Means and variances of 12,800 draws whose weights count as 60%; five standard errors."""
+    score = as_score(gumbel_score, gumbel_log_prob if known else None, d=2)
+    noise = generator()
+    draws = [resampled(score, mixture(2), noise)[0].points for _ in range(20)]
+    x = torch.cat(draws)
+    se = math.pi / 6**0.5 / math.sqrt(0.6 * len(x))
+    np.testing.assert_allclose(x.mean(0), np.euler_gamma, atol=5 * se)
+    np.testing.assert_allclose(x.var(0), math.pi**2 / 6, atol=5 * se * 2.5)
+
+
+def test_nothing_is_drawn_by_what_is_far_from_the_target():
+    d = 5
+    far = mixture(d)._replace(means=3 + mixture(d).means)
+    narrow = mixture(d)._replace(covariances=mixture(d).covariances / 100)
+    for components in (far, narrow):
+        assert resampled(as_score(lambda x: -x, d=d), components, generator()) is None
+
+
+@given(d=st.integers(1, 8), seed=st.integers(0, 1000))
+def test_a_gaussian_is_accepted_at_once(d, seed):
+    pilot, drawn = standard_pilot(origin(d)), []
+    found = refined(as_score(lambda x: -x, d=d), pilot, drawn, generator(seed))
+    assert found.converged
+    assert len(drawn) == 1
+    assert len(found.x) == IMPORTANCE.least_points
+    torch.testing.assert_close(found.mixture.means[0], origin(d), atol=0.01, rtol=0)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rounds_lead_to_a_skewed_target(seed):
+    u = gumbel(20 * 32, 3, seed).view(20, 32, 3)
+    draws = Draws(u, gumbel_score(u))
+    found = refined(as_score(gumbel_score, d=3), pilot_with(draws.points, moments(draws)), [], generator(seed))
+    assert found.converged
+    np.testing.assert_allclose(found.x.mean(0), np.euler_gamma, atol=0.12)
+    np.testing.assert_allclose(found.x.std(0), math.pi / 6**0.5, rtol=0.12)
+    weights, means, covariances = found.mixture
+    np.testing.assert_allclose(weights @ means, found.x.mean(0), atol=1e-6)
+    away = means - weights @ means
+    variance = weights @ covariances.diagonal(dim1=1, dim2=2) + weights @ away.square()
+    np.testing.assert_allclose(variance, found.x.var(0), rtol=0.01)
+
+
+@pytest.mark.parametrize(
+    "log_prob",
+    [lambda x: 0.5 * gumbel_log_prob(x), lambda x: gumbel_log_prob(x)[:, None], lambda x: gumbel_log_prob(x).sum()],
+    ids=["half", "column", "one number"],
+)
+def test_a_density_that_contradicts_the_score_is_told_and_left_alone(log_prob):
+    with pytest.warns(UserWarning, match="`log_prob` of the target contradicts"):
+        found = without_wrong_density(as_score(gumbel_score, log_prob, d=2), Affine(origin(2), torch.eye(2).double()))
+    assert found.log_prob is None
+    right = as_score(gumbel_score, gumbel_log_prob, d=2)
+    assert without_wrong_density(right, Affine(origin(2), torch.eye(2).double())) is right

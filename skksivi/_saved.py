@@ -132,6 +132,7 @@ def is_width(value: object) -> bool:
 
 DOUBLES, INDICES = is_tensor(torch.float64), is_tensor(torch.int64)
 POSITIVE = is_tensor(torch.float64, low=SMALLEST)
+NOT_NEGATIVE = is_tensor(torch.float64, low=0)
 FACTOR = is_tensor(torch.float64, also=_is_factor)  # of Cholesky
 FACTORS = is_tensor(torch.float32, torch.float64, also=_is_factor)
 ORTHONORMAL = is_tensor(torch.float64, also=_is_orthonormal)

@@ -41,11 +41,11 @@ from skksivi.parameters import (
 )
 from skksivi.pilot._affine import Affine, Identity
 from skksivi.pilot._chains import PilotPoints
+from skksivi.pilot._curved import Curved
 from skksivi.pilot._mixture import Components
 from skksivi.pilot._modes import LostError, find_modes
 from skksivi.pilot._rules import MAX_FEATURES, Whitening, pulled_back
 from skksivi.pilot._short import SHORT, finds_others, matched
-from skksivi.pilot._warp import Warp
 from skksivi.score._improper import has_power_tails
 from skksivi.score._score import DifferentiableScore, Halves, Score, WithoutProducts
 from skksivi.score._tally import SpentError
@@ -792,7 +792,7 @@ class SteinTrained(Trained, Generic[F]):
         super()._conclude(fit, score_fn, generator)
 
 
-def _in_x(warp: Warp | None, fit: Fit) -> Fit:
+def _in_x(warp: Curved | None, fit: Fit) -> Fit:
     """Return a fit in the coordinates of its target."""
     return fit if warp is None else fit._replace(sampler=Warped(fit.sampler, warp))
 

@@ -16,8 +16,10 @@ from skksivi.families._samplers import HasDensity, Layer, Layers, Sampler
 from skksivi.mixing import DensityMixing
 from skksivi.pilot._affine import Affine
 from skksivi.pilot._chains import covariance_root
+from skksivi.pilot._curved import Curved
 from skksivi.pilot._masses import Cells
 from skksivi.pilot._rules import log_density
+from skksivi.pilot._tails import Tails
 from skksivi.pilot._warp import Warp
 from skksivi.score._score import Score
 
@@ -124,7 +126,7 @@ class Reweighted(Derived):
         return LogDensity(value + self.ratios.log()[self.cells.assign(x)], se)
 
 
-@saved("Warped", {"sampler": (is_instance(Layer), "d"), "warp": (is_instance(Warp), "d")}, "d")
+@saved("Warped", {"sampler": (is_instance(Layer), "d"), "warp": (is_instance(Warp, Tails), "d")}, "d")
 @dataclass(frozen=True)
 class Warped(Derived):
     """The draws of a sampler of y in the coordinates x of the target.
@@ -132,10 +134,10 @@ class Warped(Derived):
     Attributes
     ----------
     sampler : Layer
-    warp : Warp
+    warp : Curved
     """
 
-    warp: Warp
+    warp: Curved
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         """Draw n rows (n, d)."""

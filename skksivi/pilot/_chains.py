@@ -11,9 +11,9 @@ from torch import Tensor
 
 from skksivi._lazy import keeping_random
 from skksivi.pilot._affine import Affine, AffineMap, standard_normal
+from skksivi.pilot._curved import Curved
 from skksivi.pilot._mixture import Components, fitted_mixture
 from skksivi.pilot._modes import FAR, N_COMPARED, LostError, ModeMaps, log_ratio
-from skksivi.pilot._warp import Warp
 from skksivi.score._score import ScoreFunction
 
 with keeping_random():
@@ -66,7 +66,7 @@ class PilotPoints(NamedTuple):
         Whether there is mass between the points of a mode.
     mixture : Components or None
         One that was fitted to them.
-    warp : Warp or None
+    warp : Curved or None
         The map to the coordinates of the target; they are y of this, if there is one.
     """
 
@@ -76,7 +76,7 @@ class PilotPoints(NamedTuple):
     converged: bool
     dense: bool = True
     mixture: Components | None = None
-    warp: Warp | None = None
+    warp: Curved | None = None
 
     def of_modes(self) -> Sequence[Tensor]:
         """Return the points of each mode."""

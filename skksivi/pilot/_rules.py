@@ -17,6 +17,7 @@ from skksivi._saved import ARRAY, COUNT, NONNEGATIVE, SHARES, is_error, is_insta
 from skksivi.parameters import Init, Pilot, Whiten, pilot_of
 from skksivi.pilot._affine import Affine, AffineMap, Identity, LowRank
 from skksivi.pilot._chains import PilotPoints, batch_and_match, covariance_root, find_pilot
+from skksivi.pilot._curved import Curved
 from skksivi.pilot._importance import Draws, refined, without_wrong_density
 from skksivi.pilot._masses import weighed
 from skksivi.pilot._modes import (
@@ -30,6 +31,7 @@ from skksivi.pilot._modes import (
     search_around,
 )
 from skksivi.pilot._short import SHORT, short_pilot
+from skksivi.pilot._tails import Tails
 from skksivi.pilot._underdamped import surrounding, underdamped_pilot
 from skksivi.pilot._warp import Warp
 from skksivi.score._score import DifferentiableScore, Halves, Score
@@ -66,7 +68,7 @@ MAX_POINTS = 2**22
         "mean": (or_none(ARRAY), "d"),
         "mean_se": (or_none(is_error), "d"),
         "sd": (or_none(NONNEGATIVE), "d"),
-        "warp": (or_none(is_instance(Warp)), "d"),
+        "warp": (or_none(is_instance(Warp, Tails)), "d"),
     },
     "d",
 )
@@ -87,7 +89,7 @@ class Whitening:
         Whether the chains of the pilot agreed with themselves when they ended.
     mean, mean_se, sd : ndarray of shape (d,) or None
         Moments of the pilot, and standard errors of its mean; with whiten="auto" and "diagonal".
-    warp : Warp or None
+    warp : Curved or None
         A map from coordinates y in which a curved target is nearly Gaussian, which are then those of `map`:
         y = m + L u.
     """
@@ -100,7 +102,7 @@ class Whitening:
     mean: np.ndarray | None = None
     mean_se: np.ndarray | None = None
     sd: np.ndarray | None = None
-    warp: Warp | None = None
+    warp: Curved | None = None
 
     def seen(self, score: Score) -> Score:
         """Return the score in the coordinates of the map."""

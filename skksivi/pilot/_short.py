@@ -29,6 +29,7 @@ from skksivi.pilot._importance import (
     without_wrong_density,
 )
 from skksivi.pilot._modes import LostError, ModeMaps, around, find_modes, jacobians, scattered, score_divergence
+from skksivi.pilot._tails import fitted_tails
 from skksivi.pilot._warp import fitted_warp
 from skksivi.score._improper import has_power_tails
 from skksivi.score._score import DifferentiableScore, Score, ScoreFunction
@@ -144,23 +145,32 @@ def short_pilot(
     try:
         if not alone and finds_others(score_fn, starts[0], modes.maps[0], generator):
             return None
-        metric = matched(score_fn, modes.maps[0], generator)
-        pilot = standard_pilot(metric.m, SHORT.n_of_gaussian).unwhitened(metric)
-        for found in _by_stages(score_fn, metric, generator, stages):
+        for found in _pilots(score_fn, modes.maps[0], starts[0], generator, stages, warps=warps):
             pilot = found if len(found.x) else pilot
             if pilot.converged:
                 break
-            if warps and _may_be_curved(pilot, stages) and not has_power_tails(score_fn):
-                better = _warped(score_fn, pilot.x, generator)
-                better = better or _warped_from(score_fn, starts[0], metric.whiten(pilot.x), generator)
-                if better is not None:
-                    pilot = better
-                    break
     except (LostError, torch.linalg.LinAlgError):
         return None
     except SpentError:  # what there is will have to do
         pass
     return modes, pilot
+
+
+def _pilots(
+    score_fn: Score, mode: Affine, start: Tensor, generator: torch.Generator, stages: Sequence[int], *, warps: bool
+) -> Iterator[PilotPoints]:
+    """Yield better and better pilots, if they may be warped also in coordinates of other forms."""
+    if warps and (better := _with_tails(score_fn, mode, generator)) is not None:
+        yield better
+    metric = matched(score_fn, mode, generator)
+    yield standard_pilot(metric.m, SHORT.n_of_gaussian).unwhitened(metric)
+    for pilot in _by_stages(score_fn, metric, generator, stages):
+        yield pilot
+        if warps and _may_be_curved(pilot, stages) and not has_power_tails(score_fn):
+            better = _warped(score_fn, pilot.x, generator)
+            better = better or _warped_from(score_fn, start, metric.whiten(pilot.x), generator)
+            if better is not None:
+                yield better
 
 
 def finds_others(score_fn: Score, start: Tensor, mode: Affine, generator: torch.Generator) -> bool:
@@ -249,6 +259,21 @@ def _by_stages(
             x_kept = metric.unwhiten(draws.points)
             metric = Affine(x_kept.mean(0), adapted(metric.L, x_kept))
             kept, drawn = [], []
+
+
+def _with_tails(score_fn: Score, mode: Affine, generator: torch.Generator) -> PilotPoints | None:
+    """Return points in coordinates without power tails, None where there are none, or where they do not converge."""
+    tails = fitted_tails(score_fn, mode)
+    if tails is None:
+        return None
+    score_y, normal = tails.pull_back(score_fn), Affine(torch.zeros_like(mode.m), torch.eye(len(mode.m)).to(mode.m))
+    try:
+        for found in _by_stages(score_y, matched(score_y, normal, generator), generator, SHORT.stages_warped):
+            if found.converged:
+                return found._replace(warp=tails)
+    except (LostError, torch.linalg.LinAlgError):
+        pass
+    return None
 
 
 def _may_be_curved(pilot: PilotPoints, stages: Sequence[int]) -> bool:

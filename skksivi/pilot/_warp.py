@@ -21,16 +21,15 @@ https://arxiv.org/abs/1903.03704
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from skksivi._saved import DOUBLES, INDICES, POSITIVE, is_list_of, saved
-from skksivi.score._score import Score
+from skksivi.pilot._curved import Curved
 
 
 class WarpSettings(NamedTuple):
@@ -114,7 +113,7 @@ def features(t: Tensor) -> tuple[Tensor, Tensor]:
 
 @saved("Warp", {"centre": (DOUBLES, "d"), "unit": (POSITIVE, "d"), "levels": (is_list_of(Level), "")}, "d")
 @dataclass(frozen=True, repr=False)
-class Warp:
+class Warp(Curved):
     """The map from y to x.
 
     Attributes
@@ -164,39 +163,6 @@ class Warp:
             y = y.index_copy(1, level.members, (t.index_select(1, level.members) - m) * (-g).exp())
             log_scale = log_scale + g.sum(1)
         return y, log_scale
-
-    def pull_back(self, score: Score) -> Score:
-        r"""Return the score of y, :math:`J^\top s(x(y)) + \nabla_y \log \det J`, counted as that of x is.
-
-        Its products are differences.
-        """
-        double = score.double
-
-        def score_fn(y: Tensor) -> Tensor:
-            with torch.enable_grad():
-                y = y.detach().double().requires_grad_()
-                x, log_scale = self.unwarp(y)
-                s = double.uncounted(x.detach())
-                (s_y,) = torch.autograd.grad((x * s).sum() + log_scale.sum(), y)
-            return s_y.detach()
-
-        def log_density(log_prob: Callable[[Tensor], Tensor], y: Tensor) -> Tensor:
-            x, log_scale = self.unwarp(y.double())
-            return log_prob(x).detach() + log_scale.detach()
-
-        return replace(
-            double,
-            score_fn=score_fn,
-            score_vjp=None,
-            by_differences=True,
-            log_prob=None if double.log_prob is None else partial(log_density, double.log_prob),
-            in_double=None,
-            minibatch=None,
-            parts=None,
-            exact=None,
-            mode=None,
-            names=(),
-        )
 
 
 # The fit

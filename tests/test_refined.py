@@ -16,13 +16,13 @@ from skksivi.pilot._affine import Affine
 from skksivi.pilot._importance import (
     IMPORTANCE,
     Draws,
+    Wider,
     along_lines,
     moments,
     pilot_with,
     refined,
     resampled,
     standard_pilot,
-    wider,
     without_wrong_density,
 )
 from skksivi.pilot._mixture import Components
@@ -121,7 +121,9 @@ def drawn_by(components):
 def test_what_is_weighed_has_the_density_of_student_t():
     d, nu = 3, 3 + IMPORTANCE.df
     m, L = normal(1, d), torch.eye(d).double() + 0.3 * normal(d, d).tril()
-    u, log_density = wider(GaussianMixtureDraws(m, L[None], torch.ones(1).double()), 20_000, generator())
+    wide = Wider.than(GaussianMixtureDraws(m, L[None], torch.ones(1).double()))
+    u = wide.sample(20_000, generator())
+    log_density = wide.log_density(u)
     shape = (1 + IMPORTANCE.wider / math.sqrt(d)) ** 2 * (L @ L.mT)
     np.testing.assert_allclose(log_density, multivariate_t(m[0].numpy(), shape.numpy(), nu).logpdf(u.numpy()))
     whitened = torch.linalg.solve_triangular(L, (u - m).mT, upper=False)
@@ -132,7 +134,9 @@ def test_what_is_weighed_has_the_density_of_student_t():
 @pytest.mark.parametrize("d", [2, 10])
 def test_the_density_of_what_is_weighed_is_normalised(d):
     q = drawn_by(mixture(d))
-    u, log_wide = wider(q, 20_000, generator())
+    wide = Wider.than(q)
+    u = wide.sample(20_000, generator())
+    log_wide = wide.log_density(u)
     w = (q.log_density(u) - log_wide).exp()
     assert abs(w.mean() - 1) < 5 * w.std() / math.sqrt(len(w))
 
@@ -140,7 +144,7 @@ def test_the_density_of_what_is_weighed_is_normalised(d):
 @pytest.mark.parametrize("d", [1, 5])
 def test_ratios_by_lines_are_those_of_the_densities(d):
     q = drawn_by(mixture(d))
-    u, _ = wider(q, 500, generator())
+    u = Wider.than(q).sample(500, generator())
     s, ratios = along_lines(as_score(gumbel_score, d=d), q, origin(d), u)
     expected = gumbel_log_prob(u) - q.log_density(u)
     torch.testing.assert_close(s, gumbel_score(u))

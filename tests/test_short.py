@@ -5,15 +5,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from plain_targets import Mixture, as_score, gaussian, generator, gumbel, gumbel_log_prob, gumbel_score, origin
+from plain_targets import as_score, gaussian, generator, gumbel, gumbel_log_prob, gumbel_score
 from sklearn.exceptions import ConvergenceWarning
 
 from skksivi import KSIVIApproximator
 from skksivi.parameters import Pilot
-from skksivi.pilot._affine import Affine
-from skksivi.pilot._short import SHORT, Chains, disagreement, finds_others, rhat, trajectory, warmed_up
+from skksivi.pilot._short import SHORT, Chains, disagreement, rhat, trajectory, warmed_up
 from skksivi.targets import Banana
 
 
@@ -54,25 +51,6 @@ def test_chains_that_stay_apart_disagree():
     u[:, :4, 1] += 3
     assert disagreement(u) > SHORT.max_rhat
     assert rhat(u)[0] < SHORT.max_rhat
-
-
-APART = Mixture([0.5, 0.5], [[-8.0, 0.0], [8.0, 4.0]], [1.0, 1.0])
-UNEQUAL = Mixture([0.3, 0.7], [[-6.0, 0.0], [6.0, 3.0]], [1.0, 2.0])
-
-
-@pytest.mark.parametrize("p", [APART, UNEQUAL], ids=["apart", "unequal"])
-def test_another_mode_is_found(p):
-    at = Affine(p.means[1], p.sds[1] * torch.eye(2).double())
-    assert finds_others(as_score(p.score_fn, d=2), origin(2), at, generator())
-
-
-@given(seed=st.integers(0, 10**6))
-def test_no_other_mode_is_found_where_there_is_none(seed):
-    m, P, score_fn = gaussian(4, seed)
-    at = Affine(m, torch.linalg.cholesky(torch.linalg.inv(P)))
-    assert not finds_others(as_score(score_fn, d=4), origin(4), at, generator(seed))
-    at = Affine(origin(4), torch.eye(4).double())
-    assert not finds_others(as_score(gumbel_score, d=4), origin(4), at, generator(seed))
 
 
 CORRELATED = gaussian(5, 0)

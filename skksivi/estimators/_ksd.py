@@ -44,8 +44,9 @@ from skksivi.pilot._chains import PilotPoints
 from skksivi.pilot._curved import Curved
 from skksivi.pilot._mixture import Components
 from skksivi.pilot._modes import LostError, find_modes
+from skksivi.pilot._others import all_modes
 from skksivi.pilot._rules import MAX_FEATURES, Whitening, pulled_back
-from skksivi.pilot._short import SHORT, finds_others, matched
+from skksivi.pilot._short import SHORT, matched
 from skksivi.score._improper import has_power_tails
 from skksivi.score._score import DifferentiableScore, Halves, Score, WithoutProducts
 from skksivi.score._tally import SpentError
@@ -363,7 +364,7 @@ class SteinTrained(Trained, Generic[F]):
         before = score_fn.tally.total
         try:
             modes = find_modes(double, map_.m[None], generator).maps
-            if len(modes) == 1 and not finds_others(double, map_.m, modes[0], generator):
+            if len(modes) == 1 and len(all_modes(double, map_.m, modes[0], generator).maps) == 1:
                 last, found = None, map_
                 for _ in range(N_MATCHED):
                     if found is last:  # which does, or gets no better

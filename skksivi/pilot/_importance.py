@@ -95,8 +95,11 @@ def refined(
     generator: torch.Generator,
     *,
     least_share: float = 0.5,
+    anew: bool = False,
 ) -> PilotPoints:
     """Return a pilot with more points, by importance from a mixture that is fitted to them again and again.
+
+    If `anew`, what was there before is not among them.
 
     The pilot has converged as soon as the means and scales of all that was `drawn`, to which more is added, are
     accurate and the mixture is near the target. It ends where the share of draws that count is below `least_share`.
@@ -117,7 +120,8 @@ def refined(
         draws, divergence = found
         drawn.append(draws)
         by = moments(Draws(*(torch.cat(parts) for parts in zip(*drawn, strict=True))))
-        pilot = pilot_with(torch.cat([pilot.x, draws.points]), by)
+        points = [each.points for each in drawn] if anew else [pilot.x, draws.points]
+        pilot = pilot_with(torch.cat(points), by)
         at_once = i < IMPORTANCE.n_rounds_to_be_near - 1
         if by.se <= IMPORTANCE.max_se and _is_near(divergence, pilot.x.shape[1], at_once=at_once):
             mixture = mixture.with_moments(by.mean, by.root)
@@ -198,14 +202,15 @@ def resampled(
     d, parts = mixture.means.shape[1], IMPORTANCE.n_parts
     n = parts * math.ceil(max(IMPORTANCE.n_draws, IMPORTANCE.n_draws_per_feature * d) / parts)
     q = GaussianMixtureDraws(mixture.means, mixture.factors(), mixture.weights)
-    u, log_wide = wider(q, n, generator)
+    wide = Wider.than(q)
+    u = wide.sample(n, generator)
     if score_u.log_prob is None:
         s, ratios = along_lines(score_u, q, mixture.weights @ mixture.means, u)
     else:
         s, ratios = None, score_u.log_prob(u).detach() - q.log_density(u)
     if not ratios.isfinite().all():
         return None
-    ell, own = as_array(ratios), as_array(q.log_density(u) - log_wide)
+    ell, own = as_array(ratios), as_array(q.log_density(u) - wide.log_density(u))
     log_weights, k = pareto_smoothed(ell + own)
     w, v = (as_array(torch.as_tensor(a).softmax(0)) for a in (log_weights, own))
     share = 1 / np.square(w).sum() / n
@@ -222,22 +227,40 @@ def resampled(
     return Draws(u[kept][i], s[i]), (float(J), float(se))
 
 
-def wider(q: GaussianMixtureDraws, n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    r"""Return draws u (n, d) of Student's t about each component of a mixture, a little wider, and their log-density.
+class Wider(NamedTuple):
+    r"""Student's t about each component of a mixture, a little wider.
 
     .. math:: u = m_k + \left(1 + \tfrac{1}{4 \sqrt d}\right) L_k \xi / \sqrt{\chi^2_\nu / \nu}, \quad \nu = d + 2.
 
     The weights of draws from the mixture itself would have a heavy tail where it lacks one.
     """
-    d = q.latent_dim
-    nu, scaled = d + IMPORTANCE.df, q.scaled(1 + IMPORTANCE.wider / math.sqrt(d))
-    chi2 = standard_normal(n, scaled.means.new_empty(nu), generator).square().sum(1, keepdim=True)
-    xi = standard_normal(n, scaled.means, generator) / (chi2 / nu).sqrt()
-    u = scaled.placed(scaled.components(n, generator), xi)
-    tops = scaled.log_parts(scaled.means).diagonal()[:, None]  # of the Gaussians, at their own means
-    squares = 2 * (tops - scaled.log_parts(u))
-    factor = math.lgamma((nu + d) / 2) - math.lgamma(nu / 2) + d / 2 * math.log(2 / nu)
-    return u, (tops + factor - (nu + d) / 2 * (squares / nu).log1p()).logsumexp(0)
+
+    scaled: GaussianMixtureDraws
+
+    @classmethod
+    def than(cls, q: GaussianMixtureDraws) -> Wider:
+        """Return those of a mixture."""
+        return cls(q.scaled(1 + IMPORTANCE.wider / math.sqrt(q.latent_dim)))
+
+    @property
+    def df(self) -> int:
+        """The degrees of freedom."""
+        return self.scaled.latent_dim + IMPORTANCE.df
+
+    def sample(self, n: int, generator: torch.Generator) -> Tensor:
+        """Draw n points (n, d)."""
+        means = self.scaled.means
+        chi2 = standard_normal(n, means.new_empty(self.df), generator).square().sum(1, keepdim=True)
+        xi = standard_normal(n, means, generator) / (chi2 / self.df).sqrt()
+        return self.scaled.placed(self.scaled.components(n, generator), xi)
+
+    def log_density(self, u: Tensor) -> Tensor:
+        """Evaluate the log-density (n,) at points u (n, d)."""
+        d, nu = u.shape[1], self.df
+        tops = self.scaled.log_parts(self.scaled.means).diagonal()[:, None]  # of the Gaussians, at their own means
+        squares = 2 * (tops - self.scaled.log_parts(u))
+        factor = math.lgamma((nu + d) / 2) - math.lgamma(nu / 2) + d / 2 * math.log(2 / nu)
+        return (tops + factor - (nu + d) / 2 * (squares / nu).log1p()).logsumexp(0)
 
 
 def along_lines(

@@ -190,11 +190,11 @@ def mass(
     if len(points):
         y = points[: MASSES.n_bridge]
         log_v = log_p(y, k) - _log_proposal(a, y)
-        gap = log_mass - _bridge(log_w, log_v[log_v.isfinite()])
+        gap = log_mass - bridge(log_w, log_v[log_v.isfinite()])
     return Mass(log_mass, se, share, gap)
 
 
-def _bridge(log_w: Tensor, log_v: Tensor, n_iter: int = 50) -> float:
+def bridge(log_w: Tensor, log_v: Tensor, n_iter: int = 50) -> float:
     """Return the logarithm of the ratio of normalisers from log p/g at draws of g, and at draws of p."""
     n, m, log_r = len(log_w), len(log_v), _log_mean(log_w)
     if not m:

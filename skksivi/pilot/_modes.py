@@ -27,6 +27,8 @@ class ModeSettings(NamedTuple):
     max_in_block: int = 2**16
     #: Random signs by which a diagonal is estimated.
     n_probes: int = 128
+    #: The squared distance, in standard deviations, within which two modes count as one, in fewer dimensions these.
+    reach: float = 9.0
     #: Share of the target below which a mode is left out.
     min_weight: float = 1e-3
     #: Where a panel is split, how often at most, and the most panels that a line may have open at once.
@@ -297,10 +299,21 @@ def _lanczos(times: ScoreFunction, start: Tensor, n_iter: int = 300) -> tuple[Te
 
 
 class ModeMaps(NamedTuple):
-    """Maps x = m + L u to the modes of a target, best first, and their shares of it."""
+    """The modes of a target.
+
+    Attributes
+    ----------
+    maps : list of Affine
+        Maps x = m + L u to them, best first.
+    weights : Tensor of shape (k,)
+        Their shares of the target.
+    symmetries : tuple of Tensor of shape (d,)
+        Permutations of the coordinates that leave the target as it is.
+    """
 
     maps: list[Affine]
     weights: Tensor
+    symmetries: tuple[Tensor, ...] = ()
 
 
 # Modes
@@ -335,7 +348,7 @@ def find_modes(
     r"""Search for a mode from each start, and weigh those found by Laplace's approximation.
 
     A mode's share is proportional to :math:`p(m) \det L`, the heights compared by integrals of the score. Two
-    modes within d squared standard deviations of each other count as one. Where an integral cannot be trusted, the
+    modes within a few standard deviations of each other count as one. Where an integral cannot be trusted, the
     mode that resembles its Gaussian less is given up: it is a spike, or a flat region far out. Where no search has
     converged, their ends stand for modes, but not if they were to take so many steps alone.
 
@@ -353,10 +366,15 @@ def find_modes(
         raise LostError
     distinct: list[Affine] = []
     for a in maps:
-        if not any(_same(a, b) for b in distinct):
+        if not any(same_mode(a, b) for b in distinct):
             distinct.append(a)
+    return ranked(score_fn, distinct, generator)
+
+
+def ranked(score_fn: DifferentiableScore, distinct: list[Affine], generator: torch.Generator) -> ModeMaps:
+    """Return modes with their weights, best first, and without those that hardly have any."""
     if len(distinct) > 1:
-        distinct.sort(key=lambda a: score_divergence(score_fn, a, generator))
+        distinct = sorted(distinct, key=lambda a: score_divergence(score_fn, a, generator))
     best, *others = distinct
     evidence = [best.log_determinant()]
     kept = [best]
@@ -381,10 +399,10 @@ def search_around(
     return find_modes(score_fn, around(found.maps[0], n, generator), generator, found.maps)
 
 
-def _same(a: Affine, b: Affine) -> bool:
+def same_mode(a: Affine, b: Affine) -> bool:
     """Tell whether one mode is within the reach of the other."""
-    d = len(a.m)
-    return bool(a.whiten(b.m[None]).square().sum() < d or b.whiten(a.m[None]).square().sum() < d)
+    reach = min(len(a.m), MODES.reach)
+    return bool(a.whiten(b.m[None]).square().sum() < reach or b.whiten(a.m[None]).square().sum() < reach)
 
 
 def score_divergence(

@@ -28,7 +28,9 @@ from skksivi.pilot._importance import (
     standard_pilot,
     without_wrong_density,
 )
-from skksivi.pilot._modes import LostError, ModeMaps, around, find_modes, jacobians, scattered, score_divergence
+from skksivi.pilot._modes import LostError, ModeMaps, find_modes, score_divergence
+from skksivi.pilot._others import all_modes
+from skksivi.pilot._several import pilot_of_several
 from skksivi.pilot._tails import fitted_tails
 from skksivi.pilot._warp import fitted_warp
 from skksivi.score._improper import has_power_tails
@@ -41,12 +43,6 @@ class ShortSettings(NamedTuple):
 
     #: The most features.
     max_features: int = 200
-    #: Points around the mode and around the start from which others are looked for, and steps of each.
-    n_looks: int = 64
-    n_ascents: int = 30
-    #: The mean square of a score at which an ascent has arrived, and how many that have are followed to a mode.
-    level: float = 1e-4
-    n_checked: int = 4
     #: The score divergence below which the Gaussian at the mode will do, else iterations of the one that is fitted,
     #: that of a metric which no points improve, and the draws by which it is found.
     near_gaussian: float = 0.05
@@ -136,15 +132,15 @@ def short_pilot(
     """
     try:
         modes = find_modes(score_fn, starts, generator)
-        if len(modes.maps) > 1:
-            return None
         pilot = standard_pilot(modes.maps[0].m, SHORT.n_of_gaussian).unwhitened(modes.maps[0])
         score_fn = without_wrong_density(score_fn, modes.maps[0])
     except (LostError, torch.linalg.LinAlgError):
         return None
     try:
-        if not alone and finds_others(score_fn, starts[0], modes.maps[0], generator):
-            return None
+        if not alone and len(modes.maps) == 1:
+            modes = all_modes(score_fn, starts[0], modes.maps[0], generator)
+        if len(modes.maps) > 1:
+            return _of_several(score_fn, modes, generator, stages)
         for found in _pilots(score_fn, modes.maps[0], starts[0], generator, stages, warps=warps):
             pilot = found if len(found.x) else pilot
             if pilot.converged:
@@ -154,6 +150,22 @@ def short_pilot(
     except SpentError:  # what there is will have to do
         pass
     return modes, pilot
+
+
+def _of_several(
+    score_fn: Score, modes: ModeMaps, generator: torch.Generator, stages: Sequence[int]
+) -> tuple[ModeMaps, PilotPoints] | None:
+    """Return points near several modes, None where they have not converged."""
+
+    def explore(weighs: Score, mode: Affine) -> PilotPoints:
+        metric = matched(score_fn, mode, generator)
+        for pilot in _by_stages(score_fn, metric, generator, stages, weighs=weighs):
+            if pilot.converged:
+                break
+        return pilot
+
+    pilot = pilot_of_several(score_fn, modes, explore, generator)
+    return None if pilot is None else (modes, pilot)
 
 
 def _pilots(
@@ -173,43 +185,6 @@ def _pilots(
                 yield better
 
 
-def finds_others(score_fn: Score, start: Tensor, mode: Affine, generator: torch.Generator) -> bool:
-    r"""Tell whether ascents from points around a mode and a start lead to another.
-
-    In the coordinates u of the mode a step, cut to a length of :math:`2 + 2 \|u\|` and made a quarter where the score
-    turns back at its end, is
-
-    .. math:: u_{t+1} = u_t + \frac{\|\Delta u\|^2}{- \Delta u^\top \Delta s}\, s(u_t).
-
-    References
-    ----------
-    Barzilai, J. and Borwein, J. (1988). Two-point step size gradient methods. IMA Journal of Numerical Analysis 8(1).
-    """
-    n, score_u = SHORT.n_looks // 2, mode.pull_back(score_fn)
-    u = mode.whiten(torch.cat([scattered(start, n, generator), around(mode, n, generator)]))
-    s = score_u(u).detach()
-    rate = (0.1 / s.norm(dim=1, keepdim=True)).clamp_max(1)
-    for _ in range(SHORT.n_ascents):
-        is_back = u.square().mean(1) < 1
-        i = (~is_back & (s.square().mean(1) > SHORT.level)).nonzero()[:, 0]
-        if not len(i):
-            break
-        du = rate[i] * s[i]
-        du *= (2 * (1 + u[i].norm(dim=1, keepdim=True)) / du.norm(dim=1, keepdim=True)).clamp_max(1)
-        tried = score_u(u[i] + du).detach()
-        turned = torch.cosine_similarity(tried, du)[:, None] < -0.5
-        stays = turned & (tried.square().mean(1, keepdim=True) > SHORT.level) | ~tried.isfinite().all(1, keepdim=True)
-        secant = du.square().sum(1, keepdim=True) / (du * (s[i] - tried)).sum(1, keepdim=True)
-        secant = secant.where((secant > 0) & secant.isfinite(), 2 * rate[i])
-        u[i], s[i] = u[i] + du.where(~stays, 0), s[i].where(stays, tried)
-        rate[i] = (rate[i] / 4).where(stays, secant)
-    elsewhere = u.isfinite().all(1) & (u.square().mean(1) > 4) & (s.square().mean(1) < SHORT.level)
-    ends = u[elsewhere][: SHORT.n_checked]
-    if len(ends):  # a flat region is no mode
-        ends = ends[torch.linalg.eigvalsh(-jacobians(score_u, ends)).amin(1) > SHORT.level]
-    return len(ends) > 0 and len(find_modes(score_fn, mode.unwhiten(ends), generator, [mode]).maps) > 1
-
-
 def matched(score_fn: ScoreFunction, mode: Affine, generator: torch.Generator) -> Affine:
     """Return the Gaussian at a mode, or the one fitted by batch and match if its score is nearer the target's."""
     error = score_divergence(score_fn, mode, generator, SHORT.n_compared)
@@ -220,15 +195,23 @@ def matched(score_fn: ScoreFunction, mode: Affine, generator: torch.Generator) -
 
 
 def _by_stages(
-    score_fn: Score, metric: Affine, generator: torch.Generator, stages: Sequence[int], *, at_once: bool = True
+    score_fn: Score,
+    metric: Affine,
+    generator: torch.Generator,
+    stages: Sequence[int],
+    *,
+    at_once: bool = True,
+    weighs: Score | None = None,
 ) -> Iterator[PilotPoints]:
     """Yield the pilots of importance sampling from the Gaussian of the metric, if that may do, and of chains.
 
     These warm up their step; each stage is tested in the middle and at its end. Chains that are far apart there begin
-    again with the covariance of their points as metric, unless theirs is exact.
+    again with the covariance of their points as metric, unless theirs is exact. The score that `weighs` points may
+    know more of the density.
     """
     if at_once and score_divergence(score_fn, metric, generator, SHORT.n_compared) < SHORT.near_gaussian:
-        yield refined(metric.pull_back(score_fn), standard_pilot(metric.m), [], generator).unwhitened(metric)
+        pilot = standard_pilot(metric.m)
+        yield refined(metric.pull_back(weighs or score_fn), pilot, [], generator).unwhitened(metric)
     x = metric.unwhiten(standard_normal(SHORT.n_chains, metric.m, generator))
     x = revive(x.where(score_fn(x).isfinite().all(1, keepdim=True), torch.nan), generator)
     step = metric.m.numel() ** -0.25
@@ -249,7 +232,8 @@ def _by_stages(
             by, apart = moments(draws), disagreement(draws.u)
             pilot = pilot_with(draws.points, by)
             if apart <= SHORT.max_rhat:
-                pilot = refined(score_u, pilot, drawn, generator)
+                several = weighs is not None  # whose shares of the points of chains are by chance
+                pilot = refined(metric.pull_back(weighs or score_fn), pilot, drawn, generator, anew=several)
             if not pilot.converged and apart <= SHORT.agreed and len(metric.m) >= SHORT.many_features:
                 pilot = settled(pilot_with(draws.points, by), by, generator)
             yield pilot.unwhitened(metric)

@@ -1,0 +1,213 @@
+r"""The other modes of a target, looked for around the first.
+
+Ascents from points at distances of several orders end at modes; which of them are the same is told by the curvature
+there. In few dimensions the score is asked at many more points, and followed from those where it does not lead back:
+a mode that is narrow is found from its neighbourhood alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from skksivi.pilot._affine import Affine
+from skksivi.pilot._modes import MODES, ModeMaps, around, jacobians, ranked, same_mode, scattered, search_modes
+from skksivi.score._score import DifferentiableScore, Score
+
+
+class LookSettings(NamedTuple):
+    """The settings of `all_modes`."""
+
+    #: Points of a round from which there are ascents, and the most rounds.
+    n_starts: int = 64
+    n_rounds: int = 6
+    #: Steps of an ascent, and the mean square of a score at which one has arrived.
+    n_ascents: int = 30
+    level: float = 1e-4
+    #: The squared distance from a mode, in its standard deviations, below which an ascent has come back to it, in
+    #: fewer dimensions these, and how many times as far another mode is at least.
+    back: float = 4.0
+    apart: float = 4.0
+    #: Ends of a round that are followed to a mode, and modes at most.
+    n_checked: int = 24
+    max_modes: int = 120
+    #: Points at which the score is looked at in 1, 2, ... dimensions, their distances in standard deviations, the
+    #: cosine of the score and the way back to the mode below which it leads elsewhere, and how many are followed.
+    n_looks: tuple[int, ...] = (128, 512, 1024, 2048, 5120)
+    distances: tuple[float, float] = (3.0, 15.0)
+    cosine: float = 0.9
+    n_followed: int = 32
+    #: Features up to which coordinates are permuted, points at which that is tried, and the share of a score by which
+    #: it may be off.
+    max_permuted: int = 50
+    n_tried: int = 4
+    broken: float = 1e-6
+
+
+LOOK = LookSettings()
+
+
+def all_modes(score_fn: Score, start: Tensor, mode: Affine, generator: torch.Generator) -> ModeMaps:
+    """Return a mode and all others to which ascents lead, from points around it, around a start (d,) and elsewhere.
+
+    Ascents go on, from points around the modes found last, until no round finds another.
+    """
+    score_u, symmetries = mode.pull_back(score_fn), symmetries_of(score_fn, mode)
+    found = [mode, *_images([mode], symmetries)]
+    u = torch.cat(
+        [mode.whiten(scattered(start, LOOK.n_starts // 2, generator)), contradicting(score_u, start, generator)]
+    )
+    latest = [mode]
+    for _ in range(LOOK.n_rounds):
+        n_each = -(-LOOK.n_starts // (2 * len(latest)))
+        u = torch.cat([u, *(mode.whiten(around(a, n_each, generator)) for a in latest)])
+        latest = _new_modes(score_fn, found, ascended(score_u, u))
+        found.extend(latest)
+        found.extend(_images(found, symmetries))
+        if not latest or len(found) > LOOK.max_modes:
+            break
+        u = mode.whiten(scattered(start, LOOK.n_starts // 2, generator))
+    if len(found) == 1:
+        return ModeMaps(found, mode.m.new_ones(1))
+    return ranked(score_fn, found, generator)._replace(symmetries=symmetries)
+
+
+def contradicting(score_u: DifferentiableScore, like: Tensor, generator: torch.Generator) -> Tensor:
+    """Return points u (n, d) of those at which the score is looked at, where it does not lead back to the origin.
+
+    They are of a low discrepancy in their directions and in the logarithms of their distances. Of too many those are
+    kept where the score is largest for the distance, as it is near narrow modes, and as many others.
+    """
+    d = len(like)
+    n = LOOK.n_looks[d - 1] if d <= len(LOOK.n_looks) else 0
+    if not n:
+        return like.new_empty(0, d)
+    seed = int(torch.randint(2**31, (1,), generator=generator, device=generator.device))
+    levels = torch.quasirandom.SobolEngine(d + 1, scramble=True, seed=seed).draw(n).to(like)
+    near, far = LOOK.distances
+    directions = torch.special.ndtri(levels[:, 1:].clamp(1e-9, 1 - 1e-9))
+    u = near * (far / near) ** levels[:, :1] * directions / directions.norm(dim=1, keepdim=True)
+    s = score_u(u).detach()
+    elsewhere = s.isfinite().all(1) & (torch.cosine_similarity(s, -u) < LOOK.cosine)
+    u, s = u[elsewhere], s[elsewhere]
+    order = (s.norm(dim=1) / u.norm(dim=1)).argsort(descending=True)
+    half = LOOK.n_followed // 2
+    rest = order[half:]
+    return u[torch.cat([order[:half], rest[:: max(1, -(-len(rest) // half))]])]
+
+
+def ascended(score_u: DifferentiableScore, u: Tensor) -> Tensor:
+    r"""Return the ends (k, d) of ascents from points u (n, d) that have arrived elsewhere than at the origin.
+
+    A step, cut to a length of :math:`2 + 2 \|u\|` and made a quarter where the score turns back at its end, is
+
+    .. math:: u_{t+1} = u_t + \frac{\|\Delta u\|^2}{- \Delta u^\top \Delta s}\, s(u_t).
+
+    References
+    ----------
+    Barzilai, J. and Borwein, J. (1988). Two-point step size gradient methods. IMA Journal of Numerical Analysis 8(1).
+    """
+    u, s, back = u.clone(), score_u(u).detach(), min(u.shape[1], LOOK.back)
+    rate = (0.1 / s.norm(dim=1, keepdim=True)).clamp_max(1)
+    for _ in range(LOOK.n_ascents):
+        i = ((u.square().sum(1) >= back) & (s.square().mean(1) > LOOK.level)).nonzero()[:, 0]
+        if not len(i):
+            break
+        du = rate[i] * s[i]
+        du *= (2 * (1 + u[i].norm(dim=1, keepdim=True)) / du.norm(dim=1, keepdim=True)).clamp_max(1)
+        tried = score_u(u[i] + du).detach()
+        turned = torch.cosine_similarity(tried, du)[:, None] < -0.5
+        stays = turned & (tried.square().mean(1, keepdim=True) > LOOK.level) | ~tried.isfinite().all(1, keepdim=True)
+        secant = du.square().sum(1, keepdim=True) / (du * (s[i] - tried)).sum(1, keepdim=True)
+        secant = secant.where((secant > 0) & secant.isfinite(), 2 * rate[i])
+        u[i], s[i] = u[i] + du.where(~stays, 0), s[i].where(stays, tried)
+        rate[i] = (rate[i] / 4).where(stays, secant)
+    return u[u.isfinite().all(1) & (u.square().sum(1) > LOOK.apart * back) & (s.square().mean(1) < LOOK.level)]
+
+
+def _new_modes(score_fn: Score, known: Sequence[Affine], u: Tensor) -> list[Affine]:
+    """Return the modes at the ends u (k, d) of ascents, in the coordinates of the first known mode, but for these."""
+    first, new = known[0], list[Affine]()
+    score_u, reach = first.pull_back(score_fn), min(u.shape[1], MODES.reach)
+    for _ in range(LOOK.n_checked):
+        for a in (*known, *new):
+            u = u[a.whiten(first.unwhiten(u)).square().sum(1) >= reach]
+        if not len(u):
+            break
+        end, u = u[:1], u[1:]
+        if torch.linalg.eigvalsh(-jacobians(score_u, end)).amin() <= LOOK.level:  # a flat region is no mode
+            continue
+        maps, converged = search_modes(score_fn, first.unwhiten(end), MODES.max_steps)
+        if len(maps) and converged[0] and not any(same_mode(maps[0], a) for a in (*known, *new)):
+            new.append(maps[0])
+    return new
+
+
+# Modes that are alike
+
+
+def symmetries_of(score_fn: Score, mode: Affine) -> tuple[Tensor, ...]:
+    r"""Return permutations of coordinates that leave a target as it is, :math:`s(x_\pi) = s(x)_\pi`.
+
+    The labels of the components of a mixture may be permuted so. Where all coordinates are equal, those that may be
+    exchanged have equal scores; which others have to be exchanged with them is told by the Jacobian J of the score
+    there, :math:`J_{\pi_i \pi_j} = J_{ij}`.
+    """
+    d = len(mode.m)
+    centre = mode.m.median().expand(1, d).contiguous()
+    s = score_fn(centre).detach()[0] if d <= LOOK.max_permuted else mode.m.new_full((d,), torch.nan)
+    order = s.argsort(stable=True).tolist()
+    equal = s.tolist()
+    pairs = [(i, j) for i, j in itertools.pairwise(order) if _alike(equal[i], equal[j])]
+    if not pairs or not s.isfinite().all():
+        return ()
+    J = jacobians(score_fn, centre)[0].tolist()
+    found = list[Tensor]()
+    for permutation in (torch.tensor(_exchanging(equal, J, *pair), device=s.device) for pair in pairs):
+        moves = permutation.unique().numel() == d and not same_mode(permuted(mode, permutation), mode)
+        if moves and not any(map(permutation.equal, found)) and _is_symmetry(score_fn, mode, permutation):
+            found.append(permutation)
+    return tuple(found)
+
+
+def _exchanging(s: Sequence[float], J: Sequence[Sequence[float]], i: int, j: int) -> list[int]:
+    """Return the permutation (d,) that exchanges i and j, and what is to i what another coordinate is to j."""
+    permutation = list(range(len(s)))
+    permutation[i], permutation[j] = j, i
+    others = [a for a in range(len(s)) if a not in (i, j)]
+    for a in others:
+        if not _alike(J[i][a], J[j][a]):
+            twins = [b for b in others if all(map(_alike, (s[a], J[j][b], J[i][b]), (s[b], J[i][a], J[j][a])))]
+            permutation[a] = twins[0] if len(twins) == 1 else a
+    return permutation
+
+
+def _alike(a: float, b: float) -> bool:
+    return abs(a - b) <= LOOK.broken * (abs(a) + abs(b))
+
+
+def _is_symmetry(score_fn: Score, mode: Affine, permutation: Tensor) -> bool:
+    """Tell whether a permutation leaves the score as it is, around a mode."""
+    x = around(mode, LOOK.n_tried, torch.Generator(mode.m.device).manual_seed(0))
+    s, s_permuted = score_fn(torch.cat([x, x[:, permutation]])).detach().chunk(2)
+    return bool(((s[:, permutation] - s_permuted).abs() <= LOOK.broken * s.abs().amax(1, keepdim=True)).all())
+
+
+def permuted(mode: Affine, permutation: Tensor) -> Affine:
+    """Return the mode of the coordinates in another order (d,)."""
+    L = mode.L[permutation]
+    return Affine(mode.m[permutation], torch.linalg.cholesky(L @ L.mT))
+
+
+def _images(modes: Sequence[Affine], symmetries: Sequence[Tensor]) -> list[Affine]:
+    """Return what permutations make of modes, and of what they make, but for these."""
+    found = list(modes)
+    for mode in found:  # which grows
+        for a in (permuted(mode, permutation) for permutation in symmetries):
+            if len(found) < LOOK.max_modes and not any(same_mode(a, b) for b in found):
+                found.append(a)
+    return found[len(modes) :]

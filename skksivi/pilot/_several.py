@@ -1,0 +1,196 @@
+"""Points near a target of several modes, from short chains around each, and what each weighs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from skksivi.mixing import GaussianMixtureDraws
+from skksivi.pilot._affine import Affine
+from skksivi.pilot._chains import PilotPoints, kronrod
+from skksivi.pilot._importance import Wider
+from skksivi.pilot._masses import Cells, bridge
+from skksivi.pilot._mixture import Components
+from skksivi.pilot._modes import ModeMaps, log_ratio
+from skksivi.score._score import Score, ScoreFunction
+
+#: Evaluates log p (n,) at points (n, d).
+LogDensity = Callable[[Tensor], Tensor]
+
+
+class SeveralSettings(NamedTuple):
+    """The settings of `pilot_of_several`."""
+
+    #: Share of the points around a mode that may be near others, if it is to be weighed by itself.
+    stray: float = 0.01
+    #: Points of a mixture, and of chains, by which it is weighed, and the parts of them from which its error comes.
+    n_weighed: int = 512
+    n_parts: int = 8
+    #: The error of Lobatto's rule along a line, in nats, above which it is split into panels.
+    rough: float = 0.05
+    #: The standard error of the logarithm of a weight at most.
+    max_se: float = 0.1
+    #: Points of a mode that are kept whatever its weight.
+    n_least: int = 10
+
+
+SEVERAL = SeveralSettings()
+
+
+def pilot_of_several(
+    score: Score, modes: ModeMaps, explore: Callable[[Score, Affine], PilotPoints], generator: torch.Generator
+) -> PilotPoints | None:
+    """Return points near all modes, as many of each as it weighs; None where one was not explored or weighed.
+
+    Where chains around one mode reach others, they explore these too.
+
+    Parameters
+    ----------
+    score : Score
+    modes : ModeMaps
+    explore : callable
+        Returns points near the target around a mode, by a score with a log-density.
+    generator : torch.Generator
+    """
+    log_prob = score.log_prob or by_lines(score, modes)
+    groups = _groups(modes, partial(explore, replace(score, log_prob=log_prob)))
+    if groups is None or len(groups) == 1:
+        return None if groups is None else groups[0].pilot
+    score.tally.begin("weights of modes", SEVERAL.n_weighed * len(groups))
+    weighed = dict[int, tuple[float, float]]()
+    for group in groups:
+        if group.alike not in weighed:
+            weighed[group.alike] = log_integral(log_prob, group.pilot, generator)
+    values, errors = torch.tensor([weighed[group.alike] for group in groups]).to(modes.weights).unbind(1)
+    if not values.isfinite().all() or not errors.max() <= SEVERAL.max_se:
+        return None
+    return put_together([group.pilot for group in groups], values.softmax(0), errors)
+
+
+class Group(NamedTuple):
+    """A pilot that has converged, with the modes (k,) that it is near, and what tells it from those not like it."""
+
+    pilot: PilotPoints
+    near: Tensor
+    alike: int
+
+
+def _groups(modes: ModeMaps, explore: Callable[[Affine], PilotPoints]) -> list[Group] | None:
+    """Return pilots that together are near all modes, each near others; None where they are not."""
+    cells = Cells(modes.maps, modes.weights.log())
+    groups = list[Group]()
+    for k, mode in enumerate(modes.maps):
+        if any(group.near[k] for group in groups):
+            continue
+        pilot = explore(mode)
+        group = Group(pilot, _near(cells, pilot), k)
+        if not pilot.converged or not group.near[k]:
+            return None
+        groups = [other for other in groups if not (other.near <= group.near).all()]  # which it has explored too
+        if _meets(group, groups):
+            return None
+        groups.append(group)
+        new = [group]
+        for group in new:  # which grows by what permutations make of it
+            for image in (permuted(group.pilot, p) for p in modes.symmetries):
+                other = Group(image, _near(cells, image), k)
+                if not _meets(other, groups):
+                    groups.append(other)
+                    new.append(other)
+    return groups
+
+
+def _meets(group: Group, others: Sequence[Group]) -> bool:
+    return any((group.near & other.near).any() for other in others)
+
+
+def _near(cells: Cells, pilot: PilotPoints) -> Tensor:
+    """Tell near which modes (k,) the points of a pilot are."""
+    return cells.counts(pilot.x).cpu() > SEVERAL.stray * len(pilot.x)
+
+
+def permuted(pilot: PilotPoints, permutation: Tensor) -> PilotPoints:
+    """Return a pilot of the coordinates in another order (d,)."""
+    weights, means, covariances = _mixture(pilot)
+    mixture = Components(weights, means[:, permutation], covariances[:, permutation][:, :, permutation])
+    return pilot._replace(x=pilot.x[:, permutation], mean_se=pilot.mean_se[permutation], mixture=mixture)
+
+
+def by_lines(score_fn: ScoreFunction, modes: ModeMaps) -> LogDensity:
+    """Return log p, up to a constant, by integrals of the score from the nearest mode.
+
+    Along such lines there is no valley, in which a rule of a few nodes would miss a kink.
+    """
+    cells = Cells(modes.maps, modes.weights.log())
+    heights = modes.weights.log() - torch.stack([a.log_determinant() for a in modes.maps])
+
+    def log_prob(x: Tensor) -> Tensor:
+        cell = cells.assign(x)
+        value = heights[cell]
+        for k in cell.unique().tolist():
+            rows, centre = (cell == k).nonzero()[:, 0], modes.maps[k].m
+            ratio, gap = kronrod(score_fn, centre, x[rows])
+            rough = ~(gap.abs() < SEVERAL.rough)
+            if rough.any():
+                ratio[rough] = log_ratio(score_fn, centre, x[rows[rough]])
+            value[rows] += ratio
+        return value
+
+    return log_prob
+
+
+def log_integral(log_prob: LogDensity, pilot: PilotPoints, generator: torch.Generator) -> tuple[float, float]:
+    """Return the logarithm of the integral of p near the points of a pilot, and its standard error.
+
+    It is that of bridge sampling between the pilot's mixture, with wider tails, and its points.
+
+    References
+    ----------
+    Meng, X.-L. and Wong, W. (1996). Simulating ratios of normalizing constants via a simple identity. Statistica
+    Sinica 6(4).
+    """
+    mixture = _mixture(pilot)
+    wide = Wider.than(GaussianMixtureDraws(mixture.means, mixture.factors(), mixture.weights))
+    n = SEVERAL.n_weighed
+    points = torch.cat([wide.sample(n, generator), pilot.x[:: max(1, len(pilot.x) // n)][:n]])
+    log_p = log_prob(points).detach()
+    w, v = (log_p - wide.log_density(points)).nan_to_num(-math.inf).tensor_split([n])
+    parts = [bridge(a, b) for a, b in zip(_parts(w), _parts(v), strict=True)]
+    return bridge(w, v), torch.tensor(parts).std().item() / math.sqrt(SEVERAL.n_parts)
+
+
+def _parts(a: Tensor) -> Sequence[Tensor]:
+    return [a[i :: SEVERAL.n_parts] for i in range(SEVERAL.n_parts)]
+
+
+def _mixture(pilot: PilotPoints) -> Components:
+    """Return the mixture of a pilot that has converged."""
+    if pilot.mixture is None:
+        raise TypeError("a pilot without a mixture")
+    return pilot.mixture
+
+
+def put_together(pilots: Sequence[PilotPoints], weights: Tensor, errors: Tensor) -> PilotPoints:
+    """Return the points and mixtures of pilots with weights (k,), whose logarithms have standard errors (k,)."""
+    most = min(len(pilot.x) / w for pilot, w in zip(pilots, weights.tolist(), strict=True))
+    kept = list[Tensor]()
+    for pilot, w in zip(pilots, weights.tolist(), strict=True):
+        n = max(SEVERAL.n_least, int(most * w))
+        kept.append(pilot.x[torch.linspace(0, len(pilot.x) - 1, min(n, len(pilot.x))).long()])
+    mixtures = [_mixture(pilot) for pilot in pilots]
+    mixture = Components(
+        torch.cat([w * a.weights for w, a in zip(weights, mixtures, strict=True)]),
+        torch.cat([a.means for a in mixtures]),
+        torch.cat([a.covariances for a in mixtures]),
+    )
+    means = torch.stack([a.weights @ a.means for a in mixtures])
+    away = means - weights @ means
+    own = torch.stack([pilot.mean_se for pilot in pilots])
+    mean_se = ((weights[:, None] * own).square() + ((weights * errors)[:, None] * away).square()).sum(0).sqrt()
+    return PilotPoints(torch.cat(kept), [len(x) for x in kept], mean_se, converged=True, mixture=mixture)

@@ -49,6 +49,10 @@ class ChainSettings(NamedTuple):
 CHAINS = ChainSettings()
 
 
+#: Points for each feature that a covariance takes.
+FEW = 20
+
+
 class PilotPoints(NamedTuple):
     """Points near the target, and what is known of them.
 
@@ -77,6 +81,13 @@ class PilotPoints(NamedTuple):
     dense: bool = True
     mixture: Components | None = None
     warp: Curved | None = None
+
+    def map(self) -> Affine:
+        """Return the map by mean and covariance: of points that are too few for it by that of their one Gaussian."""
+        n, d = self.x.shape
+        if self.mixture is not None and len(self.mixture.weights) == 1 and n < FEW * d:
+            return Affine(self.mixture.means[0], torch.linalg.cholesky(self.mixture.covariances[0]))
+        return Affine(self.x.mean(0), covariance_root(self.x))
 
     def of_modes(self) -> Sequence[Tensor]:
         """Return the points of each mode."""
@@ -350,6 +361,26 @@ def adapted(L: Tensor, x: Tensor) -> Tensor:
     covariance, _ = ledoit_wolf(u.cpu().numpy())
     factor, failed = torch.linalg.cholesky_ex(torch.as_tensor(covariance).to(L))
     return L if failed else L @ factor
+
+
+def adapted_by_scores(metric: Affine, u: Tensor, s: Tensor) -> Affine:
+    r"""Return a map with :math:`L L^\top = \Sigma` for points u (n, d) and scores s (n, d) in a map's coordinates.
+
+    With :math:`\Sigma\, \mathrm{Cov}(s)\, \Sigma = \mathrm{Cov}(u)` it is the geometric mean of the covariance of the
+    points and the inverse of that of the scores, which are equal for a Gaussian. Where the points are few, or have
+    not been everywhere, scores know more; both are shrunk (Ledoit and Wolf 2004).
+
+    References
+    ----------
+    Titsias, M. (2023). Optimal preconditioning and Fisher adaptive Langevin sampling. NeurIPS.
+    """
+    scale = (u.std(0) / s.std(0)).sqrt()
+    C, F = (torch.as_tensor(ledoit_wolf(a.cpu().numpy())[0]).to(u) for a in (u / scale, s * scale))
+    lam, V = torch.linalg.eigh(F)
+    root, inverse = V * lam.sqrt() @ V.mT, V * lam.rsqrt() @ V.mT
+    mu, W = torch.linalg.eigh(root @ C @ root)
+    factor = torch.linalg.cholesky(inverse @ (W * mu.sqrt() @ W.mT) @ inverse)
+    return Affine(metric.unwhiten(u.mean(0)[None])[0], metric.L @ (scale[:, None] * factor))
 
 
 def find_pilot(

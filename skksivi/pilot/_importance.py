@@ -3,6 +3,7 @@ r"""Importance sampling from Gaussian mixtures that are fitted to its draws, wit
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -16,8 +17,8 @@ from skksivi._psis import pareto_smoothed
 from skksivi._warnings import warn_caller
 from skksivi.mixing import GaussianMixtureDraws
 from skksivi.pilot._affine import Affine, standard_normal
-from skksivi.pilot._chains import PilotPoints, kronrod, lobatto, lobatto_nodes
-from skksivi.pilot._mixture import Components, fitted_mixture
+from skksivi.pilot._chains import FEW, PilotPoints, kronrod, lobatto, lobatto_nodes
+from skksivi.pilot._mixture import MOST_FEATURES, Components, fitted_mixture
 from skksivi.score._score import DifferentiableScore, Score
 from skksivi.score._tally import SpentError
 
@@ -59,6 +60,10 @@ class ImportanceSettings(NamedTuple):
 IMPORTANCE = ImportanceSettings()
 
 
+#: Fits a mixture to points (n, d).
+Refit = Callable[[Tensor, torch.Generator], Components]
+
+
 class Draws(NamedTuple):
     """Draws u (n, n_parts, d) of a target with their scores; parts are independent of each other."""
 
@@ -70,15 +75,22 @@ class Draws(NamedTuple):
         """Return the draws (n n_parts, d), part by part."""
         return self.u.transpose(0, 1).flatten(0, 1)
 
+    @property
+    def scores(self) -> Tensor:
+        """Return their scores (n n_parts, d)."""
+        return self.s.transpose(0, 1).flatten(0, 1)
+
 
 class Moments(NamedTuple):
-    """The mean (d,) of a target, a root (d, d) of its covariance, and standard errors (d,) in standard deviations.
+    """The mean (d,) and standard deviations (d,) of a target, a root (d, d) of its covariance, and standard errors.
 
-    The standard errors are those of the means and of the logarithms of the scales.
+    The root is None where points are too few for it. The standard errors are those of the means, in standard
+    deviations, and of the logarithms of the scales.
     """
 
     mean: Tensor
-    root: Tensor
+    sd: Tensor
+    root: Tensor | None
     mean_se: Tensor
     sd_se: Tensor
 
@@ -95,11 +107,12 @@ def refined(
     generator: torch.Generator,
     *,
     least_share: float = 0.5,
-    anew: bool = False,
+    refit: Refit | None = None,
+    least_rounds: int = 1,
 ) -> PilotPoints:
     """Return a pilot with more points, by importance from a mixture that is fitted to them again and again.
 
-    If `anew`, what was there before is not among them.
+    A `refit` for several modes has all points but those drawn forgotten, which are as many of each by chance.
 
     The pilot has converged as soon as the means and scales of all that was `drawn`, to which more is added, are
     accurate and the mixture is near the target. It ends where the share of draws that count is below `least_share`.
@@ -108,8 +121,9 @@ def refined(
     ----------
     Cappé, O. et al. (2008). Adaptive importance sampling in general mixture classes. Statistics and Computing 18(4).
     """
+    mixture = pilot.mixture
     for i in range(IMPORTANCE.n_rounds):
-        mixture = pilot.mixture or fitted_mixture([pilot.x], generator, shuffles=False)
+        mixture = mixture or (refit or fitted)(pilot.x, generator)
         score_u.tally.begin("importance sampling", (2 if score_u.log_prob else 3) * IMPORTANCE.n_draws)
         try:
             found = resampled(score_u, mixture, generator, least_share)
@@ -120,14 +134,20 @@ def refined(
         draws, divergence = found
         drawn.append(draws)
         by = moments(Draws(*(torch.cat(parts) for parts in zip(*drawn, strict=True))))
-        points = [each.points for each in drawn] if anew else [pilot.x, draws.points]
+        points = [each.points for each in drawn] if refit else [pilot.x, draws.points]
         pilot = pilot_with(torch.cat(points), by)
-        at_once = i < IMPORTANCE.n_rounds_to_be_near - 1
-        if by.se <= IMPORTANCE.max_se and _is_near(divergence, pilot.x.shape[1], at_once=at_once):
-            mixture = mixture.with_moments(by.mean, by.root)
+        is_near = _is_near(divergence, pilot.x.shape[1], at_once=i < IMPORTANCE.n_rounds_to_be_near - 1)
+        if is_near and by.se <= IMPORTANCE.max_se and i + 1 >= least_rounds:
+            mixture = mixture if refit else moved(mixture, by)
             more = _points_of(mixture, max(0, IMPORTANCE.least_points - len(pilot.x)))
             return pilot_with(torch.cat([pilot.x, more]), by)._replace(converged=True, mixture=mixture)
+        mixture = mixture if is_near else None
     return pilot
+
+
+def fitted(x: Tensor, generator: torch.Generator) -> Components:
+    """Return a mixture fitted to points (n, d) of chains."""
+    return fitted_mixture([x], generator, shuffles=False)
 
 
 def _is_near(divergence: tuple[float, float], n_features: int, *, at_once: bool) -> bool:
@@ -143,8 +163,12 @@ def settled(pilot: PilotPoints, by: Moments, generator: torch.Generator) -> Pilo
     """Return a pilot that has converged, with a mixture of these moments, if they are accurate."""
     if by.se > IMPORTANCE.max_se:
         return pilot
-    mixture = fitted_mixture([pilot.x], generator, shuffles=False).with_moments(by.mean, by.root)
-    return pilot._replace(converged=True, mixture=mixture)
+    return pilot._replace(converged=True, mixture=moved(fitted(pilot.x, generator), by))
+
+
+def moved(mixture: Components, by: Moments) -> Components:
+    """Return a mixture moved to a mean and a covariance, or as much of that as is known."""
+    return mixture.with_scales(by.mean, by.sd) if by.root is None else mixture.with_moments(by.mean, by.root)
 
 
 def without_wrong_density(score_fn: Score, mode: Affine) -> Score:
@@ -182,10 +206,13 @@ def standard_pilot(like: Tensor, n: int = 0) -> PilotPoints:
 
 
 def pilot_with(points: Tensor, by: Moments) -> PilotPoints:
-    """Return points (n, d) mapped to a mean and a covariance."""
+    """Return points (n, d) mapped to a mean and a covariance, or its scales."""
     away = points - points.mean(0)
-    L = torch.linalg.cholesky(away.mT @ away / len(away))
-    points = by.mean + torch.linalg.solve_triangular(L, away.mT, upper=False).mT @ by.root.mT
+    if by.root is None:
+        points = by.mean + away * (by.sd / points.std(0, correction=0))
+    else:
+        L = torch.linalg.cholesky(away.mT @ away / len(away))
+        points = by.mean + torch.linalg.solve_triangular(L, away.mT, upper=False).mT @ by.root.mT
     return PilotPoints(points, [len(points)], by.mean_se * points.std(0), converged=False)
 
 
@@ -291,7 +318,7 @@ def moments(draws: Draws) -> Moments:
     Standard errors come from the spread of parts.
     """
     n, n_parts, d = draws.u.shape
-    points, scores = draws.points, draws.s.transpose(0, 1).flatten(0, 1)
+    points, scores = draws.points, draws.scores
     centre, scale = points.mean(0), points.std(0, correction=0)
     z, s_z = (points - centre) / scale, scores * scale
     has_pairs = z.numel() * d <= IMPORTANCE.max_products
@@ -301,9 +328,17 @@ def moments(draws: Draws) -> Moments:
     y = controlled(torch.cat([z, products], 1), stein_features(z, s_z))
     mean, second = y.mean(0).tensor_split([d])
     se = y.view(n_parts, n, -1).mean(1).std(0) / math.sqrt(n_parts)
+    sd = (second[i == j] - mean.square()).clamp_min(torch.finfo(z.dtype).tiny).sqrt()
+    root = _root_of(z, mean, second, (i, j)) if d <= MOST_FEATURES or len(z) >= FEW * d else None
+    root = None if root is None else scale[:, None] * root
+    return Moments(centre + scale * mean, scale * sd, root, se[:d], se[d:][i == j] / 2)
+
+
+def _root_of(z: Tensor, mean: Tensor, second: Tensor, pairs: tuple[Tensor, Tensor]) -> Tensor:
+    """Return a root (d, d) of the covariance of points z (n, d), with better means and products of pairs."""
+    i, j = pairs
     covariance = z.mT @ z / len(z)
     as_drawn = torch.linalg.cholesky(covariance)
     covariance[i, j] = covariance[j, i] = second - mean[i] * mean[j]
     root, failed = torch.linalg.cholesky_ex(covariance)
-    root = as_drawn if failed else root
-    return Moments(centre + scale * mean, scale[:, None] * root, se[:d], se[d:][i == j] / 2)
+    return as_drawn if failed else root

@@ -26,8 +26,9 @@ N_TRIED, N_FITTED = 5000, 20_000
 #: Components of all modes at most, but for one of each.
 MAX_COMPONENTS = 64
 
-#: Features up to which covariances are full, and beyond which those of several components are diagonal.
-FEW_FEATURES, MANY_FEATURES = 6, 60
+#: Features up to which covariances are full, beyond which those of several components are diagonal, and beyond which
+#: there is one.
+FEW_FEATURES, MANY_FEATURES, MOST_FEATURES = 6, 60, 200
 
 #: Fits a mixture to points (n, d).
 Refit = Callable[[np.ndarray], GaussianMixture]
@@ -73,6 +74,13 @@ class Components(NamedTuple):
         away = self.means - m
         own = torch.einsum("k,kij->ij", self.weights, self.covariances) + (self.weights * away.mT) @ away
         return self.whitened(Affine(m, torch.linalg.cholesky(own))).unwhitened(Affine(mean, root))
+
+    def with_scales(self, mean: Tensor, sd: Tensor) -> Components:
+        """Return the mixture moved to a mean (d,) and standard deviations (d,)."""
+        m = self.weights @ self.means
+        own = self.weights @ (self.covariances.diagonal(dim1=1, dim2=2) + (self.means - m).square())
+        D = sd / own.sqrt()
+        return Components(self.weights, mean + D * (self.means - m), D[:, None] * self.covariances * D)
 
     def factors(self, noise: Tensor | float = 0.0) -> Tensor:
         """Return Cholesky factors (k, d, d) of the covariances without noise of variances (d,), if it is in them."""
@@ -129,6 +137,8 @@ def _candidates(u: np.ndarray, others: np.ndarray, most: int, seed: int) -> Iter
     n, d = u.shape
     if d > FEW_FEATURES:
         yield _shrunk(u).score(others), _shrunk
+    if d > MOST_FEATURES:
+        return
     for kind in ("full",) if d <= FEW_FEATURES else ("full", "diag"):
         best = -math.inf
         for k in (2**i for i in range(int(math.log2(most)) + 1)):

@@ -233,6 +233,23 @@ def newton_cg(score_fn: DifferentiableScore, x: Tensor, generator: torch.Generat
     raise LostError
 
 
+def dense_mode(score_fn: DifferentiableScore, x: Tensor, generator: torch.Generator) -> Affine:
+    """Search for a mode from x (d,) of many dimensions; return it with a root of the inverse curvature there.
+
+    This takes a product with the Jacobian in each dimension, once.
+
+    Raises
+    ------
+    ValueError
+        The search has not converged.
+    """
+    m = newton_cg(score_fn, x, generator).m
+    rows = max(1, MODES.max_in_block // len(m))
+    H = torch.cat([_curvature_times(score_fn, m, part) for part in torch.eye(len(m)).to(m).split(rows)])
+    precision_root = torch.linalg.cholesky((H + H.mT) / 2)
+    return Affine(m, torch.linalg.cholesky(torch.cholesky_inverse(precision_root)))
+
+
 def _curvature_times(score_fn: DifferentiableScore, x: Tensor, v: Tensor) -> Tensor:
     """Return minus the Jacobian at x (d,) times each row of v (k, d), or times v (d,)."""
     rows = v.reshape(-1, len(x))

@@ -232,15 +232,19 @@ def _matched(search: Search) -> Found:
 
 
 def _by_chains(search: Search) -> Found:
-    """Return mean and covariance of chains around the modes, and the chains."""
+    """Return mean and covariance of chains around the modes, and the chains; of many features the curvature."""
     double, generator, short = search.score.double, search.generator, None
-    if search.chains.effort != "high" and search.score.n_features <= SHORT.max_features:
+    d = double.n_features
+    if search.chains.effort != "high" and d <= SHORT.max_features:
         is_low = search.chains.effort == "low"
-        stages = SHORT.low_stages if is_low else SHORT.stages
+        stages = SHORT.stages if d <= SHORT.few_features else SHORT.stages_of_many
+        stages = SHORT.low_stages if is_low else stages
         short = short_pilot(double, search.starts, generator, alone=search.alone, stages=stages, warps=search.warps)
-        if short is not None and (short[1].converged or is_low or double.tally.is_spent):
+        if short is not None and (short[1].converged or is_low or d > MAX_FEATURES or double.tally.is_spent):
             return _of_points(*short)
         search = search._replace(n_calls=double.tally.total)  # the budget is that of the long chains
+    if d > MAX_FEATURES:
+        return _by_curvature(search)
     try:
         modes, pilot = _by_long_chains(search)
     except SpentError:
@@ -276,7 +280,7 @@ def _by_long_chains(search: Search) -> tuple[ModeMaps, PilotPoints]:
 
 def _of_points(modes: ModeMaps, pilot: PilotPoints) -> Found:
     """Return the map by the mean and the covariance of a pilot."""
-    y, mean_se, map_ = pilot.x, pilot.mean_se, Affine(pilot.x.mean(0), covariance_root(pilot.x))
+    y, mean_se, map_ = pilot.x, pilot.mean_se, pilot.map()
     x = y if pilot.warp is None else pilot.warp.unwarp(y)[0]
     if pilot.warp is not None:
         mean_se = (mean_se / y.std(0)).max() * x.std(0)
@@ -295,24 +299,23 @@ def _diagonal(search: Search) -> Found:
     return Whitening(map_, modes, np.ones(len(modes)), 0, pilot.converged, mean, mean_se, sd), pilot
 
 
-def _low_rank_of_many(rule: Callable[[Search], Found]) -> Callable[[Search], Found]:
-    """Return a rule whose map is diagonal plus low rank, by the curvature at a mode, where features are many."""
+def _by_curvature(search: Search) -> Found:
+    """Return a map that is diagonal plus low rank, by the curvature at a mode of many features."""
+    mode = newton_cg(search.score.double, search.starts[0], search.generator)
+    return _of_mode(mode, mode), None
 
-    def limited(search: Search) -> Found:
-        if search.score.n_features <= MAX_FEATURES:
-            return rule(search)
-        mode = newton_cg(search.score.double, search.starts[0], search.generator)
-        return _of_mode(mode, mode), None
 
-    return limited
+def _unless_many(rule: Callable[[Search], Found]) -> Callable[[Search], Found]:
+    """Return a rule that goes by the curvature alone where features are many."""
+    return lambda search: rule(search) if search.score.n_features <= MAX_FEATURES else _by_curvature(search)
 
 
 #: The rules that find a map, by the name that `whiten` gives them.
 RULES: dict[str, Callable[[Search], Found]] = {
-    "auto": _low_rank_of_many(_by_chains),
-    "bam": _low_rank_of_many(_matched),
+    "auto": _by_chains,
+    "bam": _unless_many(_matched),
     "diagonal": _diagonal,
-    "laplace": _low_rank_of_many(_at_mode),
+    "laplace": _unless_many(_at_mode),
 }
 
 

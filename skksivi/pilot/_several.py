@@ -14,9 +14,9 @@ from torch import Tensor
 from skksivi.mixing import GaussianMixtureDraws
 from skksivi.pilot._affine import Affine
 from skksivi.pilot._chains import PilotPoints, kronrod
-from skksivi.pilot._importance import Wider
+from skksivi.pilot._importance import Draws, Refit, Wider, fitted, refined, standard_pilot
 from skksivi.pilot._masses import Cells, bridge
-from skksivi.pilot._mixture import Components
+from skksivi.pilot._mixture import Components, fitted_mixture
 from skksivi.pilot._modes import ModeMaps, log_ratio
 from skksivi.score._score import Score, ScoreFunction
 
@@ -36,6 +36,10 @@ class SeveralSettings(NamedTuple):
     rough: float = 0.05
     #: The standard error of the logarithm of a weight at most.
     max_se: float = 0.1
+    #: Rounds of importance sampling from all modes at once, at least.
+    n_rounds: int = 5
+    #: Points for each feature to which a mixture is fitted, at least.
+    n_fitted: int = 10
     #: Points of a mode that are kept whatever its weight.
     n_least: int = 10
 
@@ -44,7 +48,7 @@ SEVERAL = SeveralSettings()
 
 
 def pilot_of_several(
-    score: Score, modes: ModeMaps, explore: Callable[[Score, Affine], PilotPoints], generator: torch.Generator
+    score: Score, modes: ModeMaps, explore: Callable[[Weighing, Affine], PilotPoints], generator: torch.Generator
 ) -> PilotPoints | None:
     """Return points near all modes, as many of each as it weighs; None where one was not explored or weighed.
 
@@ -55,11 +59,15 @@ def pilot_of_several(
     score : Score
     modes : ModeMaps
     explore : callable
-        Returns points near the target around a mode, by a score with a log-density.
+        Returns points near the target around a mode, by what weighs them.
     generator : torch.Generator
     """
     log_prob = score.log_prob or by_lines(score, modes)
-    groups = _groups(modes, partial(explore, replace(score, log_prob=log_prob)))
+    weighing = Weighing(replace(score, log_prob=log_prob), modes, generator)
+    pilot = weighing.at_once()
+    if pilot.converged:
+        return pilot
+    groups = _groups(modes, partial(explore, weighing))
     if groups is None or len(groups) == 1:
         return None if groups is None else groups[0].pilot
     score.tally.begin("weights of modes", SEVERAL.n_weighed * len(groups))
@@ -71,6 +79,71 @@ def pilot_of_several(
     if not values.isfinite().all() or not errors.max() <= SEVERAL.max_se:
         return None
     return put_together([group.pilot for group in groups], values.softmax(0), errors)
+
+
+class Weighing(NamedTuple):
+    """Importance sampling from mixtures that have components at all modes.
+
+    Attributes
+    ----------
+    score : Score
+        One with a log-density.
+    modes : ModeMaps
+    generator : torch.Generator
+    """
+
+    score: Score
+    modes: ModeMaps
+    generator: torch.Generator
+
+    def at_once(self) -> PilotPoints:
+        """Return points by importance sampling from the Gaussians at the modes."""
+        maps, weights = self.modes.maps, self.modes.weights
+        mixture = Components(weights, torch.stack([a.m for a in maps]), torch.stack([a.L @ a.L.mT for a in maps]))
+        m = mixture.weights @ mixture.means
+        away = mixture.means - m
+        within = torch.einsum("k,kij->ij", mixture.weights, mixture.covariances)
+        map_ = Affine(m, torch.linalg.cholesky(within + (mixture.weights * away.mT) @ away))
+        laplace = mixture.whitened(map_)
+        start = standard_pilot(m)._replace(mixture=laplace)
+        maps = [Affine(m, torch.linalg.cholesky(C)) for m, C in zip(laplace.means, laplace.covariances, strict=True)]
+        cells = Cells(maps, laplace.weights.log())
+        refit = partial(fitted_by_cells, cells, laplace)
+        pilot = self.refined(map_, start, [], refit, SEVERAL.n_rounds)
+        return pilot._replace(mixture=reweighed(cells, pilot)).unwhitened(map_) if pilot.converged else pilot
+
+    def refined(
+        self, map_: Affine, pilot: PilotPoints, drawn: list[Draws], refit: Refit = fitted, least_rounds: int = 1
+    ) -> PilotPoints:
+        """Return a pilot with more points, in the coordinates of a map."""
+        score_u = map_.pull_back(self.score)
+        return refined(score_u, pilot, drawn, self.generator, refit=refit, least_rounds=least_rounds)
+
+
+def reweighed(cells: Cells, pilot: PilotPoints) -> Components:
+    """Return the mixture of a pilot with weights that give each cell its share of the points, if these differ."""
+    weights, means, covariances = _mixture(pilot)
+    cell, shares = cells.assign(means), cells.counts(pilot.x).to(weights) / len(pilot.x)
+    own = torch.zeros_like(shares).index_add(0, cell, weights)
+    off = (own - shares).abs() > 3 * (shares * (1 - shares) / len(pilot.x)).sqrt()
+    if not off.any() or (own[shares > 0] == 0).any():
+        return Components(weights, means, covariances)
+    weights = weights * (shares / own)[cell]
+    return Components(weights / weights.sum(), means, covariances)
+
+
+def fitted_by_cells(cells: Cells, laplace: Components, x: Tensor, generator: torch.Generator) -> Components:
+    """Return a mixture of those that are fitted to the points (n, d) of each cell, where these are not too few."""
+    cell, parts = cells.assign(x), list[Components]()
+    for k in range(len(cells.maps)):
+        own = x[cell == k]
+        if len(own) >= SEVERAL.n_fitted * x.shape[1]:
+            part = fitted_mixture([own], generator)
+        else:
+            part = Components(laplace.weights.new_ones(1), laplace.means[k : k + 1], laplace.covariances[k : k + 1])
+        parts.append(part._replace(weights=part.weights * (len(own) + 0.5)))
+    mixture = Components(*(torch.cat(a) for a in zip(*parts, strict=True)))
+    return mixture._replace(weights=mixture.weights / mixture.weights.sum())
 
 
 class Group(NamedTuple):

@@ -3,7 +3,8 @@ r"""Short Hamiltonian chains around the one mode of a target, and importance sam
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from skksivi.pilot._affine import Affine, standard_normal
 from skksivi.pilot._chains import (
     PilotPoints,
-    adapted,
+    adapted_by_scores,
     batch_and_match,
     covariance_root,
     lobatto,
@@ -28,9 +29,9 @@ from skksivi.pilot._importance import (
     standard_pilot,
     without_wrong_density,
 )
-from skksivi.pilot._modes import LostError, ModeMaps, find_modes, score_divergence
+from skksivi.pilot._modes import LostError, ModeMaps, dense_mode, find_modes, score_divergence
 from skksivi.pilot._others import all_modes
-from skksivi.pilot._several import pilot_of_several
+from skksivi.pilot._several import Weighing, pilot_of_several
 from skksivi.pilot._tails import fitted_tails
 from skksivi.pilot._warp import fitted_warp
 from skksivi.score._improper import has_power_tails
@@ -41,27 +42,33 @@ from skksivi.score._tally import SpentError
 class ShortSettings(NamedTuple):
     """The settings of `short_pilot`."""
 
-    #: The most features.
-    max_features: int = 200
+    #: The most features, and those up to which modes are found by dense Newton steps, points are weighed, and
+    #: coordinates may be warped.
+    max_features: int = 4000
+    few_features: int = 200
+    #: The most numbers in the points of all chains.
+    max_kept: int = 2**26
     #: The score divergence below which the Gaussian at the mode will do, else iterations of the one that is fitted,
     #: that of a metric which no points improve, and the draws by which it is found.
     near_gaussian: float = 0.05
     exact: float = 0.01
     n_compared: int = 64
     n_matched: int = 16
-    #: Chains, trajectories to warm up and those kept in each stage, their lengths, the most steps of one, the
-    #: acceptance, and about how many calls a trajectory takes.
+    #: Chains, trajectories to warm up and those kept in each stage, of many features too, their lengths, the most
+    #: steps of one, the acceptance, and about how many calls a trajectory takes.
     n_chains: int = 32
     n_warm: int = 12
     stages: tuple[int, ...] = (40, 80, 160, 320)
+    stages_of_many: tuple[int, ...] = (40, 80, 80, 160, 320, 640)
     low_stages: tuple[int, ...] = (40, 80)
     lengths: tuple[float, float] = (0.5, 3.5)
     max_leapfrogs: int = 10
     acceptance: float = 0.8
     n_calls: int = 4
-    #: The R-hat above which chains begin again, that at which their word is taken where no mixture has weights that
-    #: count, and the features from which on that may be so.
+    #: The R-hat above which chains begin again, and that above which they do so at once; that at which their word is
+    #: taken where no mixture has weights that count, and the features from which on that may be so.
     max_rhat: float = 1.2
+    elsewhere: float = 2.0
     agreed: float = 1.03
     many_features: int = 30
     #: The stages of chains in warped coordinates, how often these are fitted, and how far points may have moved, in
@@ -76,6 +83,9 @@ class ShortSettings(NamedTuple):
 
 
 SHORT = ShortSettings()
+
+#: Returns a pilot with more points, in the coordinates of a map, and adds to what was drawn.
+Refine = Callable[[Affine, PilotPoints, list[Draws]], PilotPoints]
 
 #: Calls of a short pilot, about.
 N_EXPECTED = SHORT.n_chains * (SHORT.n_warm + SHORT.stages[0]) * SHORT.n_calls
@@ -131,7 +141,7 @@ def short_pilot(
         The score may not be asked often enough to find a mode; later the best points so far are returned.
     """
     try:
-        modes = find_modes(score_fn, starts, generator)
+        modes = _first_modes(score_fn, starts, generator)
         pilot = standard_pilot(modes.maps[0].m, SHORT.n_of_gaussian).unwhitened(modes.maps[0])
         score_fn = without_wrong_density(score_fn, modes.maps[0])
     except (LostError, torch.linalg.LinAlgError):
@@ -152,14 +162,21 @@ def short_pilot(
     return modes, pilot
 
 
+def _first_modes(score_fn: Score, starts: Tensor, generator: torch.Generator) -> ModeMaps:
+    """Return the modes above the starts (k, d), of many dimensions that above the first."""
+    if starts.shape[1] <= SHORT.few_features:
+        return find_modes(score_fn, starts, generator)
+    return ModeMaps([dense_mode(score_fn, starts[0], generator)], starts.new_ones(1))
+
+
 def _of_several(
     score_fn: Score, modes: ModeMaps, generator: torch.Generator, stages: Sequence[int]
 ) -> tuple[ModeMaps, PilotPoints] | None:
     """Return points near several modes, None where they have not converged."""
 
-    def explore(weighs: Score, mode: Affine) -> PilotPoints:
+    def explore(weighing: Weighing, mode: Affine) -> PilotPoints:
         metric = matched(score_fn, mode, generator)
-        for pilot in _by_stages(score_fn, metric, generator, stages, weighs=weighs):
+        for pilot in _by_stages(score_fn, metric, generator, stages, refine=weighing.refined):
             if pilot.converged:
                 break
         return pilot
@@ -172,6 +189,7 @@ def _pilots(
     score_fn: Score, mode: Affine, start: Tensor, generator: torch.Generator, stages: Sequence[int], *, warps: bool
 ) -> Iterator[PilotPoints]:
     """Yield better and better pilots, if they may be warped also in coordinates of other forms."""
+    warps = warps and len(mode.m) <= SHORT.few_features
     if warps and (better := _with_tails(score_fn, mode, generator)) is not None:
         yield better
     metric = matched(score_fn, mode, generator)
@@ -188,7 +206,7 @@ def _pilots(
 def matched(score_fn: ScoreFunction, mode: Affine, generator: torch.Generator) -> Affine:
     """Return the Gaussian at a mode, or the one fitted by batch and match if its score is nearer the target's."""
     error = score_divergence(score_fn, mode, generator, SHORT.n_compared)
-    if error < SHORT.near_gaussian:
+    if error < SHORT.near_gaussian or len(mode.m) > SHORT.few_features:
         return mode
     q = batch_and_match(score_fn, mode, generator, SHORT.n_matched)
     return q if score_divergence(score_fn, q, generator, SHORT.n_compared) < error else mode
@@ -201,48 +219,60 @@ def _by_stages(
     stages: Sequence[int],
     *,
     at_once: bool = True,
-    weighs: Score | None = None,
+    refine: Refine | None = None,
 ) -> Iterator[PilotPoints]:
     """Yield the pilots of importance sampling from the Gaussian of the metric, if that may do, and of chains.
 
     These warm up their step; each stage is tested in the middle and at its end. Chains that are far apart there begin
-    again with the covariance of their points as metric, unless theirs is exact. The score that `weighs` points may
-    know more of the density.
+    again with a metric by their points and scores, unless theirs is exact.
     """
-    if at_once and score_divergence(score_fn, metric, generator, SHORT.n_compared) < SHORT.near_gaussian:
-        pilot = standard_pilot(metric.m)
-        yield refined(metric.pull_back(weighs or score_fn), pilot, [], generator).unwhitened(metric)
+    refine = refine or (lambda metric, pilot, drawn: refined(metric.pull_back(score_fn), pilot, drawn, generator))
+    few = len(metric.m) <= SHORT.few_features
+    if at_once and few and score_divergence(score_fn, metric, generator, SHORT.n_compared) < SHORT.near_gaussian:
+        yield refine(metric, standard_pilot(metric.m), []).unwhitened(metric)
     x = metric.unwhiten(standard_normal(SHORT.n_chains, metric.m, generator))
     x = revive(x.where(score_fn(x).isfinite().all(1, keepdim=True), torch.nan), generator)
-    step = metric.m.numel() ** -0.25
+    step = len(metric.m) ** -0.25
     kept, drawn = list[Chains](), list[Draws]()
     for n in stages:
+        if (len(kept) + n) * x.numel() > SHORT.max_kept:
+            break
         score_u = metric.pull_back(score_fn)
         chains = Chains.at(score_u, metric.whiten(x), step)
         for _ in range(2):
             n_warm = 0 if kept else SHORT.n_warm
-            n_calls = SHORT.n_chains * (n_warm + n // 2) * SHORT.n_calls
-            score_fn.tally.begin("short chains", n_calls)
-            if n_warm:
-                chains = warmed_up(score_u, chains, generator)
+            score_fn.tally.begin("short chains", len(x) * (n_warm + n // 2) * SHORT.n_calls)
+            chains = warmed_up(score_u, chains, generator) if n_warm else chains
             for _ in range(n // 2):
                 chains = trajectory(score_u, chains, generator)
                 kept.append(chains)
             draws = Draws(torch.stack([c.u for c in kept]), torch.stack([c.s for c in kept]))
-            by, apart = moments(draws), disagreement(draws.u)
-            pilot = pilot_with(draws.points, by)
-            if apart <= SHORT.max_rhat:
-                several = weighs is not None  # whose shares of the points of chains are by chance
-                pilot = refined(metric.pull_back(weighs or score_fn), pilot, drawn, generator, anew=several)
-            if not pilot.converged and apart <= SHORT.agreed and len(metric.m) >= SHORT.many_features:
-                pilot = settled(pilot_with(draws.points, by), by, generator)
-            yield pilot.unwhitened(metric)
+            apart = disagreement(draws.u)
+            yield _judged(draws, apart, generator, partial(refine, metric) if few else None, drawn).unwhitened(metric)
+            if apart > SHORT.elsewhere:
+                break
         x, step = metric.unwhiten(chains.u), chains.step
         error = score_divergence(score_fn, metric, generator, SHORT.n_compared)
         if apart > SHORT.max_rhat and error > SHORT.exact:
-            x_kept = metric.unwhiten(draws.points)
-            metric = Affine(x_kept.mean(0), adapted(metric.L, x_kept))
+            metric = adapted_by_scores(metric, draws.points, draws.scores)
             kept, drawn = [], []
+
+
+def _judged(
+    draws: Draws,
+    apart: float,
+    generator: torch.Generator,
+    refine: Callable[[PilotPoints, list[Draws]], PilotPoints] | None,
+    drawn: list[Draws],
+) -> PilotPoints:
+    """Return the pilot of the draws of chains that are so far apart, refined if they agree."""
+    by = moments(draws)
+    pilot = pilot_with(draws.points, by)
+    if apart <= SHORT.max_rhat and refine is not None:
+        pilot = refine(pilot, drawn)
+    if not pilot.converged and apart <= SHORT.agreed and draws.u.shape[2] >= SHORT.many_features:
+        pilot = settled(pilot_with(draws.points, by), by, generator)
+    return pilot
 
 
 def _with_tails(score_fn: Score, mode: Affine, generator: torch.Generator) -> PilotPoints | None:

@@ -187,7 +187,7 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
                 raise ValueError(
                     f"`max_score_calls` is {limit}, of which {score.tally.total} were spent before there was "
                     "anything to return: checks of the score and the search for a mode take some 500 to 3,000, more "
-                    "with many features, and several modes 200,000 and more. Raise it, or set `init` near the mode."
+                    "with many features, and several modes 10,000 and more. Raise it, or set `init` near the mode."
                 ) from None
             score.tally.limit = None
             if limit is not None and score.tally.is_spent:

@@ -84,7 +84,8 @@ def hksivi(**parameters):
 
 
 ESTIMATORS = {
-    "pilot": ksivi(whiten=Pilot(budget=1000)),
+    "pilot": ksivi(whiten=Pilot(budget=1000), early_stopping=None),
+    "tails": ksivi(whiten=Pilot(budget=1000)),
     "no whitening": ksivi(whiten=None),
     "laplace": ksivi(whiten="laplace", scale="network"),
     "bam": ksivi(whiten="bam", dtype="float64", linear_skip=False, hidden_layer_sizes=[6]),

@@ -75,6 +75,7 @@ def test_none_gives_the_identity():
 @every_rule
 def test_many_features_get_a_diagonal_and_a_few_directions(monkeypatch, rule):
     monkeypatch.setattr(_rules, "MAX_FEATURES", 1)
+    monkeypatch.setattr(_rules, "SHORT", _rules.SHORT._replace(max_features=1))
     p = GaussianScore(4, 0, 10, seed=0)
     whitening, pilot = whitening_of(rule, p.score_fn, 4)
     assert isinstance(whitening.map, LowRank)

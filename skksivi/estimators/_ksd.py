@@ -381,7 +381,7 @@ class SteinTrained(Trained, Generic[F]):
 
         Beyond some features the draws by which they would do so are too few.
         """
-        few = score_fn.n_features <= SHORT.max_features
+        few = score_fn.n_features <= SHORT.few_features
         return few and self._follows_path and not self._is_noisy(score_fn)
 
     def _built(

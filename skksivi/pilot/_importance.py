@@ -200,9 +200,14 @@ def _points_of(mixture: Components, n: int) -> Tensor:
 
 def standard_pilot(like: Tensor, n: int = 0) -> PilotPoints:
     """Return n points of the normal distribution of the features of `like` (d,), which is their mixture."""
-    ones, eye = torch.ones_like(like), torch.eye(len(like)).to(like)
-    mixture = Components(like.new_ones(1), torch.zeros_like(like)[None], eye[None])
-    return PilotPoints(_points_of(mixture, n), [n], ones, converged=False, mixture=mixture)
+    eye = torch.eye(len(like)).to(like)
+    return pilot_of(Components(like.new_ones(1), torch.zeros_like(like)[None], eye[None]), n)
+
+
+def pilot_of(mixture: Components, n: int = 0) -> PilotPoints:
+    """Return n points of a mixture, whose means are not known."""
+    sd = mixture.covariances.diagonal(dim1=1, dim2=2).sqrt().amax(0)
+    return PilotPoints(_points_of(mixture, n), [n], sd, converged=False, mixture=mixture)
 
 
 def pilot_with(points: Tensor, by: Moments) -> PilotPoints:

@@ -37,7 +37,7 @@ class LookSettings(NamedTuple):
     max_modes: int = 120
     #: Points at which the score is looked at in 1, 2, ... dimensions, their distances in standard deviations, the
     #: cosine of the score and the way back to the mode below which it leads elsewhere, and how many are followed.
-    n_looks: tuple[int, ...] = (128, 512, 1024, 2048, 5120)
+    n_looks: tuple[int, ...] = (128, 512, 1024, 2048, 6144)
     distances: tuple[float, float] = (3.0, 15.0)
     cosine: float = 0.9
     n_followed: int = 32

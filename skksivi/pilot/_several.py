@@ -14,7 +14,7 @@ from torch import Tensor
 from skksivi.mixing import GaussianMixtureDraws
 from skksivi.pilot._affine import Affine
 from skksivi.pilot._chains import PilotPoints, kronrod
-from skksivi.pilot._importance import Draws, Refit, Wider, fitted, refined, standard_pilot
+from skksivi.pilot._importance import Draws, Refit, Wider, fitted, pilot_of, refined
 from skksivi.pilot._masses import Cells, bridge
 from skksivi.pilot._mixture import Components, fitted_mixture
 from skksivi.pilot._modes import ModeMaps, log_ratio
@@ -81,6 +81,12 @@ def pilot_of_several(
     return put_together([group.pilot for group in groups], values.softmax(0), errors)
 
 
+def laplace(modes: ModeMaps) -> Components:
+    """Return the Gaussians at the modes."""
+    means, covariances = (torch.stack(a) for a in zip(*((a.m, a.L @ a.L.mT) for a in modes.maps), strict=True))
+    return Components(modes.weights, means, covariances)
+
+
 class Weighing(NamedTuple):
     """Importance sampling from mixtures that have components at all modes.
 
@@ -98,18 +104,17 @@ class Weighing(NamedTuple):
 
     def at_once(self) -> PilotPoints:
         """Return points by importance sampling from the Gaussians at the modes."""
-        maps, weights = self.modes.maps, self.modes.weights
-        mixture = Components(weights, torch.stack([a.m for a in maps]), torch.stack([a.L @ a.L.mT for a in maps]))
+        mixture = laplace(self.modes)
         m = mixture.weights @ mixture.means
         away = mixture.means - m
         within = torch.einsum("k,kij->ij", mixture.weights, mixture.covariances)
         map_ = Affine(m, torch.linalg.cholesky(within + (mixture.weights * away.mT) @ away))
-        laplace = mixture.whitened(map_)
-        start = standard_pilot(m)._replace(mixture=laplace)
-        maps = [Affine(m, torch.linalg.cholesky(C)) for m, C in zip(laplace.means, laplace.covariances, strict=True)]
-        cells = Cells(maps, laplace.weights.log())
-        refit = partial(fitted_by_cells, cells, laplace)
-        pilot = self.refined(map_, start, [], refit, SEVERAL.n_rounds)
+        mixture = mixture.whitened(map_)
+        weights, means, covariances = mixture
+        maps = [Affine(m, torch.linalg.cholesky(C)) for m, C in zip(means, covariances, strict=True)]
+        cells = Cells(maps, weights.log())
+        refit = partial(fitted_by_cells, cells, mixture)
+        pilot = self.refined(map_, pilot_of(mixture), [], refit, SEVERAL.n_rounds)
         return pilot._replace(mixture=reweighed(cells, pilot)).unwhitened(map_) if pilot.converged else pilot
 
     def refined(
@@ -132,7 +137,7 @@ def reweighed(cells: Cells, pilot: PilotPoints) -> Components:
     return Components(weights / weights.sum(), means, covariances)
 
 
-def fitted_by_cells(cells: Cells, laplace: Components, x: Tensor, generator: torch.Generator) -> Components:
+def fitted_by_cells(cells: Cells, at_modes: Components, x: Tensor, generator: torch.Generator) -> Components:
     """Return a mixture of those that are fitted to the points (n, d) of each cell, where these are not too few."""
     cell, parts = cells.assign(x), list[Components]()
     for k in range(len(cells.maps)):
@@ -140,7 +145,7 @@ def fitted_by_cells(cells: Cells, laplace: Components, x: Tensor, generator: tor
         if len(own) >= SEVERAL.n_fitted * x.shape[1]:
             part = fitted_mixture([own], generator)
         else:
-            part = Components(laplace.weights.new_ones(1), laplace.means[k : k + 1], laplace.covariances[k : k + 1])
+            part = Components(x.new_ones(1), at_modes.means[k : k + 1], at_modes.covariances[k : k + 1])
         parts.append(part._replace(weights=part.weights * (len(own) + 0.5)))
     mixture = Components(*(torch.cat(a) for a in zip(*parts, strict=True)))
     return mixture._replace(weights=mixture.weights / mixture.weights.sum())

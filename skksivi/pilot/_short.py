@@ -23,6 +23,7 @@ from skksivi.pilot._chains import (
 from skksivi.pilot._importance import (
     Draws,
     moments,
+    pilot_of,
     pilot_with,
     refined,
     settled,
@@ -31,7 +32,7 @@ from skksivi.pilot._importance import (
 )
 from skksivi.pilot._modes import LostError, ModeMaps, dense_mode, find_modes, score_divergence
 from skksivi.pilot._others import all_modes
-from skksivi.pilot._several import Weighing, pilot_of_several
+from skksivi.pilot._several import Weighing, laplace, pilot_of_several
 from skksivi.pilot._tails import fitted_tails
 from skksivi.pilot._warp import fitted_warp
 from skksivi.score._improper import has_power_tails
@@ -150,6 +151,7 @@ def short_pilot(
         if not alone and len(modes.maps) == 1:
             modes = all_modes(score_fn, starts[0], modes.maps[0], generator)
         if len(modes.maps) > 1:
+            pilot = pilot_of(laplace(modes), SHORT.n_of_gaussian)
             return _of_several(score_fn, modes, generator, stages)
         for found in _pilots(score_fn, modes.maps[0], starts[0], generator, stages, warps=warps):
             pilot = found if len(found.x) else pilot

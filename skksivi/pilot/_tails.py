@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -92,9 +92,9 @@ class Tails(Curved):
         r = a.abs() if self._k == 1 else a.norm(dim=1, keepdim=True)
         return r.clamp_min(torch.finfo(a.dtype).tiny ** 0.5)
 
-    @cached_property
+    @property
     def _stretches(self) -> Stretches:
-        return Stretches.of(self._k, self.index)
+        return _stretches(self._k, tuple(self.index.tolist()), self.index.device)
 
     def _log_scale(self, y: Tensor, z: Tensor) -> Tensor:
         """Return log det dx / dy (n,), the ratio of the densities of y and z."""
@@ -122,15 +122,6 @@ class Stretches(NamedTuple):
     values: Tensor
     slopes: Tensor
     tail: Tensor
-
-    @classmethod
-    def of(cls, k: int, index: Tensor) -> Stretches:
-        """Return those of k dimensions, zero where the index is."""
-        unique, row = torch.unique(index, return_inverse=True)
-        r = np.linspace(0, math.sqrt(k) + FARTHEST, N_NODES)
-        pairs = [_stretch(r, k, 1 / i) if i > 0 else np.zeros((2, N_NODES)) for i in unique.tolist()]
-        values, slopes = as_tensor(np.stack(pairs, 1), device=index.device)
-        return cls(r[1], values[row], slopes[row], index)
 
     def at(self, r: Tensor) -> Tensor:
         """Return their values (n, k) at radii r (n, k)."""
@@ -163,6 +154,15 @@ class Stretches(NamedTuple):
                 (slope,) = torch.autograd.grad(gap.sum(), r)
             r = torch.where(aim > last, r, (r - gap / slope).clamp(0.5 * r, 2 * r)).detach()
         return r
+
+
+@lru_cache(maxsize=16)
+def _stretches(k: int, index: tuple[float, ...], device: torch.device) -> Stretches:
+    """Return those of k dimensions for each index, zero where that is."""
+    r = np.linspace(0, math.sqrt(k) + FARTHEST, N_NODES)
+    of = {i: _stretch(r, k, 1 / i) if i > 0 else np.zeros((2, N_NODES)) for i in set(index)}
+    values, slopes = as_tensor(np.stack([of[i] for i in index], 1), device=device)
+    return Stretches(r[1], values, slopes, torch.tensor(index, dtype=torch.float64, device=device))
 
 
 def _stretch(r: np.ndarray, k: int, nu: float) -> tuple[np.ndarray, np.ndarray]:

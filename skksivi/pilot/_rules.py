@@ -27,6 +27,7 @@ from skksivi.pilot._modes import (
     log_ratio,
     newton_cg,
     saddle_free_newton,
+    same_mode,
     scattered,
     search_around,
 )
@@ -232,21 +233,23 @@ def _matched(search: Search) -> Found:
 
 
 def _by_chains(search: Search) -> Found:
-    """Return mean and covariance of chains around the modes, and the chains; of many features the curvature."""
-    double, generator, short = search.score.double, search.generator, None
-    d = double.n_features
+    """Return mean and covariance of chains around the modes, and the chains; of most features the curvature."""
+    double, short = search.score.double, None
+    d, is_low = double.n_features, search.chains.effort == "low"
     if search.chains.effort != "high" and d <= SHORT.max_features:
-        is_low = search.chains.effort == "low"
-        stages = SHORT.stages if d <= SHORT.few_features else SHORT.stages_of_many
-        stages = SHORT.low_stages if is_low else stages
-        short = short_pilot(double, search.starts, generator, alone=search.alone, stages=stages, warps=search.warps)
+        short = _by_short_chains(search, search.starts, alone=search.alone)
         if short is not None and (short[1].converged or is_low or d > MAX_FEATURES or double.tally.is_spent):
             return _of_points(*short)
         search = search._replace(n_calls=double.tally.total)  # the budget is that of the long chains
     if d > MAX_FEATURES:
         return _by_curvature(search)
     try:
-        modes, pilot = _by_long_chains(search)
+        modes = search_around(double, search.starts, search.generator, alone=search.alone)
+        if short is not None and len(modes.maps) == 1 and not same_mode(modes.maps[0], short[0].maps[0]):
+            again = _by_short_chains(search, modes.maps[0].m[None], alone=True)
+            if again is not None and again[1].converged:
+                return _of_points(*again)
+        pilot = _by_long_chains(search, modes)
     except SpentError:
         if short is None:
             raise
@@ -257,16 +260,22 @@ def _by_chains(search: Search) -> Found:
     return found
 
 
-def _by_long_chains(search: Search) -> tuple[ModeMaps, PilotPoints]:
-    """Return the modes of a target and points around them."""
+def _by_short_chains(search: Search, starts: Tensor, *, alone: bool) -> tuple[ModeMaps, PilotPoints] | None:
+    """Return modes above the starts (k, d) and points by as many short chains as the effort allows."""
+    stages = SHORT.stages if starts.shape[1] <= SHORT.few_features else SHORT.stages_of_many
+    stages = SHORT.low_stages if search.chains.effort == "low" else stages
+    return short_pilot(search.score.double, starts, search.generator, alone=alone, stages=stages, warps=search.warps)
+
+
+def _by_long_chains(search: Search, modes: ModeMaps) -> PilotPoints:
+    """Return points around the modes of a target."""
     double, generator = search.score.double, search.generator
-    modes = search_around(double, search.starts, generator, alone=search.alone)
     pilot = find_pilot(double, modes, generator, search.left, double.tally.begin)
     if len(pilot.n_of_mode) > 1:
         double.tally.begin("weights of modes")
-        return modes, weighed(double, pilot, generator)
-    if search.chains.effort == "high" or double.n_features > SHORT.max_features:
-        return modes, pilot
+        return weighed(double, pilot, generator)
+    if search.chains.effort == "high" or double.n_features > SHORT.few_features:
+        return pilot
     map_ = Affine(pilot.x.mean(0), covariance_root(pilot.x))
     better, drawn = pilot.thinned(N_REFINED).whitened(map_, pilot.x.dtype), list[Draws]()
     score_u, n_drawn = map_.pull_back(without_wrong_density(double, modes.maps[0])), -1
@@ -274,8 +283,8 @@ def _by_long_chains(search: Search) -> tuple[ModeMaps, PilotPoints]:
         n_drawn = len(drawn)
         better = refined(score_u, better, drawn, generator, least_share=SHARE_REFINED)
         if better.converged:
-            return modes, better.unwhitened(map_)
-    return modes, pilot
+            return better.unwhitened(map_)
+    return pilot
 
 
 def _of_points(modes: ModeMaps, pilot: PilotPoints) -> Found:

@@ -77,7 +77,7 @@ class ShortSettings(NamedTuple):
     stages_warped: tuple[int, ...] = (40, 80)
     n_warps: int = 4
     settled: float = 0.15
-    #: How far chains get from a mode, in its standard deviations, if that is a spike.
+    #: How far chains get from a mode, in its standard deviations, if that is a spike, which is given up.
     of_spike: float = 30.0
     #: Points of a Gaussian, where no more may be spent.
     n_of_gaussian: int = 2000
@@ -198,11 +198,14 @@ def _pilots(
     yield standard_pilot(metric.m, SHORT.n_of_gaussian).unwhitened(metric)
     for pilot in _by_stages(score_fn, metric, generator, stages):
         yield pilot
-        if warps and _may_be_curved(pilot, stages) and not has_power_tails(score_fn):
+        is_spike = bool(metric.whiten(pilot.x).square().mean(0).max() > SHORT.of_spike**2)
+        if warps and (is_spike or _may_be_curved(pilot, stages)) and not has_power_tails(score_fn):
             better = _warped(score_fn, pilot.x, generator)
-            better = better or _warped_from(score_fn, start, metric.whiten(pilot.x), generator)
+            better = _warped_from(score_fn, start, generator) if better is None and is_spike else better
             if better is not None:
                 yield better
+        if is_spike and len(mode.m) <= SHORT.few_features:
+            return
 
 
 def matched(score_fn: ScoreFunction, mode: Affine, generator: torch.Generator) -> Affine:
@@ -298,17 +301,11 @@ def _may_be_curved(pilot: PilotPoints, stages: Sequence[int]) -> bool:
     return n == SHORT.n_chains * stages[0 if d < SHORT.many_features else -1]
 
 
-def _warped_from(score_fn: Score, start: Tensor, u: Tensor, generator: torch.Generator) -> PilotPoints | None:
-    """Return the same from chains around a start (d,), in units of the parameters, if the mode is a spike.
-
-    Chains that started there, whose points are u (n, d) in its coordinates, have come far then.
-    """
-    if u.square().mean(0).max() < SHORT.of_spike**2:
-        return None
+def _warped_from(score_fn: Score, start: Tensor, generator: torch.Generator) -> PilotPoints | None:
+    """Return the same by chains around a start (d,), in units of the parameters."""
+    at_start = Affine(start, torch.eye(len(start)).to(start))
     try:
-        *_, found = _by_stages(
-            score_fn, Affine(start, torch.eye(len(start)).to(start)), generator, SHORT.stages_warped, at_once=False
-        )
+        *_, found = _by_stages(score_fn, at_start, generator, SHORT.stages_warped, at_once=False)
     except (LostError, torch.linalg.LinAlgError):
         return None
     return _warped(score_fn, found.x, generator)

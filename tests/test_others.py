@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plain_targets import Mixture, as_score, gaussian, generator, gumbel_score, origin
 
-from skksivi import KSIVIApproximator
+from skksivi import KSIVIApproximator, load, save
 from skksivi.pilot._affine import Affine
 from skksivi.pilot._modes import saddle_free_newton
 from skksivi.pilot._others import all_modes, contradicting, symmetries_of
@@ -116,14 +116,17 @@ def test_a_symmetry_that_is_broken_is_none():
     assert symmetries_of(score, mode) == ()
 
 
-def test_all_labels_are_in_a_fit_in_equal_shares():
+def test_all_labels_are_in_a_fit_in_equal_shares(tmp_path):
     """Six orders of three means, 6,000 draws: five standard errors of a share are .024."""
     q = KSIVIApproximator(random_state=0).fit(Labels(3))
     assert len(q.whitening_.modes) == 6
+    assert q.whitening_.symmetries.shape == (2, 9)
     assert q.n_score_calls_ < 40_000
     order = q.sample(6000)[:, :3].argsort(1)
     shares = [(order == p).all(1).mean() for p in itertools.permutations(range(3))]
     np.testing.assert_allclose(shares, 1 / 6, atol=5 * math.sqrt(5 / 36 / 6000))
+    save(q, tmp_path / "q")
+    np.testing.assert_array_equal(load(tmp_path / "q").whitening_.symmetries, q.whitening_.symmetries)
 
 
 # Weights

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from skksivi._arrays import as_numbers, as_tensor
-from skksivi._saved import ARRAY, COUNT, NONNEGATIVE, SHARES, is_error, is_instance, or_none, saved
+from skksivi._saved import ARRAY, COUNT, NONNEGATIVE, SHARES, is_array, is_error, is_instance, or_none, saved
 from skksivi.parameters import Init, Pilot, Whiten, pilot_of
 from skksivi.pilot._affine import Affine, AffineMap, Identity, LowRank
 from skksivi.pilot._chains import PilotPoints, batch_and_match, covariance_root, find_pilot
@@ -70,6 +70,7 @@ MAX_POINTS = 2**22
         "mean_se": (or_none(is_error), "d"),
         "sd": (or_none(NONNEGATIVE), "d"),
         "warp": (or_none(is_instance(Warp, Tails)), "d"),
+        "symmetries": (or_none(is_array(np.int64, low=0)), "sd"),
     },
     "d",
 )
@@ -93,6 +94,9 @@ class Whitening:
     warp : Curved or None
         A map from coordinates y in which a curved target is nearly Gaussian, which are then those of `map`:
         y = m + L u.
+    symmetries : ndarray of shape (n_symmetries, d) or None
+        Permutations of the coordinates that leave the target as it is and lead from one mode to another, as those of
+        the labels of a mixture do. The modes that are images of each other have equal weights.
     """
 
     map: AffineMap
@@ -104,6 +108,7 @@ class Whitening:
     mean_se: np.ndarray | None = None
     sd: np.ndarray | None = None
     warp: Curved | None = None
+    symmetries: np.ndarray | None = None
 
     def seen(self, score: Score) -> Score:
         """Return the score in the coordinates of the map."""
@@ -294,7 +299,10 @@ def _of_points(modes: ModeMaps, pilot: PilotPoints) -> Found:
     if pilot.warp is not None:
         mean_se = (mean_se / y.std(0)).max() * x.std(0)
     mean, mean_se, sd = (a.cpu().numpy() for a in (x.mean(0), mean_se, x.std(0)))
-    return Whitening(map_, *_report(modes), 0, pilot.converged, mean, mean_se, sd, pilot.warp), pilot
+    found = Whitening(map_, *_report(modes), 0, pilot.converged, mean, mean_se, sd, pilot.warp)
+    if len(modes.maps) > 1 and modes.symmetries:
+        found.symmetries = torch.stack(modes.symmetries).cpu().numpy()
+    return found, pilot
 
 
 def _diagonal(search: Search) -> Found:

@@ -29,6 +29,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from _expensive import EXPENSIVE
+from _shapes import SHAPES
 from paper.public_code import BoundedDiffusion
 from posteriors import POSTERIORS, waveform_target
 from scipy.stats import norm
@@ -80,7 +81,7 @@ TARGETS = {
 }
 
 #: What makes a target, by name.
-MAKE = {**{name: posterior.make for name, posterior in POSTERIORS.items()}, **EXPENSIVE, **TARGETS}
+MAKE = {**{name: posterior.make for name, posterior in POSTERIORS.items()}, **EXPENSIVE, **SHAPES, **TARGETS}
 
 
 def mala(target, n_draws, *, n_steps=1000, seed=0):
@@ -259,7 +260,7 @@ def main():
     mat.add_argument("out", type=Path)
     for command in waveform, mat:
         command.add_argument("--steps", type=int, default=1000)
-    for command, table in (targets, TARGETS), (posteriors, {**POSTERIORS, **EXPENSIVE}):
+    for command, table in (targets, TARGETS), (posteriors, {**POSTERIORS, **EXPENSIVE, **SHAPES}):
         command.add_argument("names", nargs="*", metavar="NAME", help="all of them by default: " + ", ".join(table))
         command.add_argument("--out", type=Path, default=DIRECTORY)
         command.add_argument("--draws", type=int, default=4000)

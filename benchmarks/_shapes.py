@@ -1,0 +1,183 @@
+"""Hard shapes: bends, tails, far and narrow modes, labels that may be switched, many dimensions.
+
+Those with `sample` have exact draws. The reference draws of the others are made like those of
+benchmarks/posteriors.py, with the settings of `hmc`.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+import numpy as np
+import torch
+from posteriors import Funnel, StochasticVolatility, normal, tensor
+from torch.nn.functional import softplus
+
+from skksivi.targets import Target
+
+
+def normals(n, d, generator):
+    return torch.randn(n, d, generator=generator, dtype=torch.float64)
+
+
+class WideBanana(Target):
+    """a ~ N(0, 10^2), b | a ~ N(-(a^2 - 100) / 10, 1), and normal ones beside."""
+
+    def __init__(self, n_features):
+        self.n_features = n_features
+
+    def log_prob(self, x):
+        r = x[:, 1] + (x[:, 0].square() - 100) / 10
+        return -((x[:, 0] / 10).square() + r.square() + x[:, 2:].square().sum(1)) / 2
+
+    def sample(self, n, generator):
+        x = normals(n, self.n_features, generator)
+        x[:, 0] *= 10
+        x[:, 1] -= (x[:, 0].square() - 100) / 10
+        return x
+
+
+class SquaredChain(Target):
+    """x_1 ~ N(0, 1), x_i | x_{i-1} ~ N(x_{i-1}^2, .3^2)."""
+
+    n_features = 3
+
+    def log_prob(self, x):
+        r = (x[:, 1:] - x[:, :-1].square()) / 0.3
+        return -(x[:, 0].square() + r.square().sum(1)) / 2
+
+    def sample(self, n, generator):
+        x = normals(n, self.n_features, generator)
+        for i in range(1, self.n_features):
+            x[:, i] = x[:, i - 1].square() + 0.3 * x[:, i]
+        return x
+
+
+class Students(Target):
+    """Independent t distributions, or a multivariate one."""
+
+    def __init__(self, df, n_features, *, joint=False):
+        self.df, self.n_features, self.joint = df, n_features, joint
+
+    def log_prob(self, x):
+        if self.joint:
+            return -(self.df + self.n_features) / 2 * (x.square().sum(1) / self.df).log1p()
+        return -(self.df + 1) / 2 * (x.square() / self.df).log1p().sum(1)
+
+    def sample(self, n, generator):
+        shape = (n, 1) if self.joint else (n, self.n_features)
+        gamma = torch.distributions.Gamma(self.df / 2, self.df / 2)
+        seed = torch.randint(2**31, (), generator=generator).item()
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            scale = gamma.sample(shape).double()
+        return normals(n, self.n_features, generator) / scale.sqrt()
+
+
+class Normals(Target):
+    """Isotropic Gaussians at means (k, d), of standard deviations and weights (k,)."""
+
+    def __init__(self, means, sds, weights):
+        self.n_features = len(means[0])
+        self.means, self.log_sds, self.weights = tensor(means), tensor(sds).log(), tensor(weights)
+
+    def log_prob(self, x):
+        parts = normal(x[:, None] - self.means, self.log_sds[:, None]).sum(-1)
+        return (parts + self.weights.log()).logsumexp(-1)
+
+    def sample(self, n, generator):
+        k = torch.multinomial(self.weights, n, replacement=True, generator=generator)
+        return self.means[k] + self.log_sds[k].exp()[:, None] * normals(n, self.n_features, generator)
+
+    def shares(self, X):
+        """Return the share (k,) of draws X in each component."""
+        squares = torch.cdist(torch.as_tensor(X).double(), self.means).square() * (-2 * self.log_sds).exp()
+        return np.bincount((squares / 2 + self.n_features * self.log_sds).argmin(1), minlength=len(self.means)) / len(
+            X
+        )
+
+
+def apart(d, distance, sds=(1.0, 1.0), weights=(0.8, 0.2)):
+    """Two Gaussians in a direction that is no coordinate."""
+    v = np.random.RandomState(d).normal(size=d)
+    return Normals(np.stack([np.zeros(d), distance * v / np.linalg.norm(v)]), sds, weights)
+
+
+class Labels(Target):
+    """y ~ k normals of sd one, of equal shares and unknown means, which have a prior alike."""
+
+    def __init__(self, k):
+        rng = np.random.RandomState(k)
+        self.n_features = k
+        self.y = tensor(np.concatenate([rng.normal(4 * j, 1, 20 + 5 * j) for j in range(k)]))
+
+    def log_prob(self, x):
+        parts = -(self.y - x[..., None]).square() / 2
+        return parts.logsumexp(-2).sum(-1) - (x - 4).square().sum(-1) / 50
+
+
+class Field(Target):
+    """y ~ Poisson(e^x), x a Gaussian field of covariance exp(-distance / 6) on a grid of rows and columns."""
+
+    hmc = MappingProxyType({"n_warmup": 15, "n_rounds": 20, "n_trajectories": 6})
+
+    def __init__(self, n_rows, n_columns):
+        rng = np.random.RandomState(1)
+        sites = np.stack(np.meshgrid(np.arange(n_rows), np.arange(n_columns), indexing="ij"), -1).reshape(-1, 2)
+        K = np.exp(-np.linalg.norm(sites[:, None] - sites, axis=-1) / 6) + 1e-8 * np.eye(len(sites))
+        self.n_features = len(sites)
+        self.y = tensor(rng.poisson(np.exp(np.linalg.cholesky(K) @ rng.standard_normal(len(sites)))))
+        self.precision = tensor(np.linalg.inv(K))
+
+    def log_prob(self, x):
+        return (self.y * x - x.exp()).sum(-1) - ((x @ self.precision) * x).sum(-1) / 2
+
+
+class ItemResponse(Target):
+    """logit P(y_ij) = a_i - b_j of people i and items j, a and b ~ N(0, 1)."""
+
+    n_people, n_items, n_features = 400, 100, 500
+    hmc = MappingProxyType({"dense": False, "n_chains": 100, "n_warmup": 10, "n_rounds": 40, "n_trajectories": 4})
+
+    def __init__(self):
+        rng = np.random.RandomState(4)
+        a, b = rng.standard_normal(self.n_people), rng.standard_normal(self.n_items)
+        self.y = tensor(rng.uniform(size=(self.n_people, self.n_items)) < 1 / (1 + np.exp(b - a[:, None])))
+
+    def log_prob(self, x):
+        logits = x[:, : self.n_people, None] - x[:, None, self.n_people :]
+        return (self.y * logits - softplus(logits)).sum((1, 2)) - x.square().sum(1) / 2
+
+
+def volatility(n_days):
+    rng = np.random.RandomState(3)
+    h = np.zeros(n_days)
+    for t in range(1, n_days):
+        h[t] = 0.95 * h[t - 1] + 0.25 * rng.standard_normal()
+    target = StochasticVolatility(np.exp(h / 2) * rng.standard_normal(n_days))
+    target.hmc = {"n_warmup": 40, "n_rounds": 40, "n_trajectories": 10}
+    return target
+
+
+DIMENSIONS = (2, 5, 20)
+SHAPES = {
+    **{f"wide banana, d = {d}": lambda d=d: WideBanana(d) for d in (2, 4, 10)},
+    "squared chain": SquaredChain,
+    "funnel": Funnel,
+    **{f"independent Cauchys, d = {d}": lambda d=d: Students(1.0, d) for d in DIMENSIONS},
+    **{f"independent t{nu}, d = {d}": lambda nu=nu, d=d: Students(float(nu), d) for nu in (2, 3) for d in DIMENSIONS},
+    **{f"multivariate t2, d = {d}": lambda d=d: Students(2.0, d, joint=True) for d in DIMENSIONS},
+    "three modes, .9, .09, .01": lambda: Normals(
+        [[0.0] * 5, [10.0, 0, 0, 0, 0], [0.0, 10, 0, 0, 0]], [1.0] * 3, [0.9, 0.09, 0.01]
+    ),
+    **{f"two modes {r} apart, d = {d}": lambda r=r, d=d: apart(d, r) for d in (2, 8, 32, 128) for r in (5, 10, 50)},
+    "narrow mode": lambda: apart(5, 8.7, (1.0, 0.3), (0.5, 0.5)),
+    **{f"labels of {k}": lambda k=k: Labels(k) for k in (2, 3, 4)},
+    "field of 484 sites": lambda: Field(22, 22),
+    "items and people, 500": ItemResponse,
+    "volatility of 300 days": lambda: volatility(300),
+}
+LARGE = {
+    "field of 1,980 sites": lambda: Field(44, 45),
+    "volatility of 1,000 days": lambda: volatility(1000),
+}

@@ -1,0 +1,127 @@
+"""The defaults on hard shapes, by what is hard in each.
+
+python benchmarks/shapes.py [--names ...] [--seeds 3] [--jobs 2] [--out FILE.json]
+python benchmarks/shapes.py --show benchmarks/shapes.json
+
+Shapes are those of benchmarks/_shapes.py; "--names large" is one of 1,980 features and one of 1,003, which take some
+minutes each and have no reference draws: their calls and seconds are told, and whether the chains agreed. Of means
+and standard deviations the worst coordinate is shown, by reference draws, in standard deviations; of tails the worst
+ratio of a quantile at .1% or 99.9% to that of t, by a million draws, and of this the standard error; of modes the
+largest error of a weight; of labels that and how many of their orders there are. The worst of the seeds is shown, of
+calls and seconds the median. A fit is accurate where means are within .1 sd and sds within 10%, quantiles within 10%
+and three standard errors, weights within .03.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+
+import numpy as np
+import torch
+from _harness import command, print_table, results
+from _shapes import LARGE, SHAPES, Labels, Normals, Students
+from reference import reference
+from scipy import stats
+
+from skksivi import KSIVIApproximator
+
+N_DRAWS, N_TAILS, LEVEL = 20_000, 1_000_000, 1e-3
+METHODS = {"defaults": {}}
+ALL = {**SHAPES, **LARGE}
+
+
+def moments(q, R):
+    """Return the worst errors of means and standard deviations, by reference draws R (n, d)."""
+    X = q.sample(N_DRAWS)
+    ratio = X.std(0) / R.std(0)
+    mean = float(np.abs((X.mean(0) - R.mean(0)) / R.std(0)).max())
+    sds = {"sd_min": float(ratio.min()), "sd_max": float(ratio.max())}
+    return {"mean": mean, **sds, "accurate": bool(mean < 0.1 and ratio.min() > 0.9 and ratio.max() < 1.1)}
+
+
+def tails(q, target):
+    """Return the ratio of quantiles that is farthest from one, and the standard error of one."""
+    X = q.sample(N_TAILS)
+    true = stats.t.isf(LEVEL, target.df)
+    se = math.sqrt(LEVEL / N_TAILS) / stats.t.pdf(true, target.df) / true
+    ratios = np.abs(np.quantile(X, [LEVEL, 1 - LEVEL], 0)).ravel() / true
+    worst = float(ratios[np.abs(np.log(ratios)).argmax()])
+    return {"quantile": worst, "quantile_se": se, "accurate": bool(abs(worst - 1) < 0.1 + 3 * se)}
+
+
+def weights(q, target):
+    """Return the largest error of a weight."""
+    error = float(np.abs(target.shares(q.sample(N_DRAWS)) - target.weights.numpy()).max())
+    return {"weight": error, "accurate": error < 0.03}
+
+
+def labels(q, target):
+    """Return the largest error of the share of an order of labels, which all are alike."""
+    shares = np.unique(q.sample(N_DRAWS).argsort(1), axis=0, return_counts=True)[1] / N_DRAWS
+    n = math.factorial(target.n_features)
+    error = float(np.abs(np.append(shares, [0.0] * (n - len(shares))) - 1 / n).max())
+    return {"weight": error, "orders": len(shares), "accurate": error < 0.03}
+
+
+JUDGES = {Students: tails, Normals: weights, Labels: labels}
+
+
+def run(name, method, seed):
+    torch.set_num_threads(1)
+    target = ALL[name]()
+    start = time.process_time()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        q = KSIVIApproximator(**METHODS[method], random_state=seed).fit(target)
+    row = {"seconds": time.process_time() - start, "calls": q.n_score_calls_ + q.n_products_}
+    row |= {"converged": q.whitening_.converged, "warned": sorted({w.category.__name__ for w in caught})}
+    if name in LARGE:
+        return row
+    judge = JUDGES.get(type(target))
+    return row | (moments(q, reference(name)) if judge is None else judge(q, target))
+
+
+def told(rows):
+    """Return the cell of the worst of some rows."""
+    if "mean" in rows[0]:
+        low, high = min(r["sd_min"] for r in rows), max(r["sd_max"] for r in rows)
+        return f"means {max(r['mean'] for r in rows):.3f}, sds {low:.2f} - {high:.2f}"
+    if "quantile" in rows[0]:
+        worst = max(rows, key=lambda r: abs(math.log(r["quantile"])))
+        return f"quantiles {worst['quantile']:.3f} (se {worst['quantile_se']:.3f})"
+    if "weight" in rows[0]:
+        orders = f", {min(r['orders'] for r in rows)} orders" if "orders" in rows[0] else ""
+        return f"weights {max(r['weight'] for r in rows):.3f}{orders}"
+    return "chains agree" if all(r["converged"] for r in rows) else "chains disagree"
+
+
+def show(rows):
+    lines = []
+    for name in dict.fromkeys(r["case"] for r in rows):
+        own = [r for r in rows if r["case"] == name]
+        n_right, n_warned = sum(r.get("accurate", False) for r in own), sum(bool(r["warned"]) for r in own)
+        calls, seconds = (np.median([r[key] for r in own]) for key in ("calls", "seconds"))
+        accurate = f"{n_right} of {len(own)}" if "accurate" in own[0] else ""
+        lines.append((name, told(own), accurate, f"{calls:,.0f}", f"{seconds:.1f}", n_warned or ""))
+    print_table(("shape", "worst", "accurate", "calls", "s", "warned"), lines, n_names=2)
+    judged = [r for r in rows if "accurate" in r]
+    print(f"Accurate: {sum(r['accurate'] for r in judged)} of {len(judged)} fits.")
+
+
+def main():
+    parser = command(__doc__)
+    parser.add_argument("--names", nargs="+", choices=[*ALL, "large"], default=list(SHAPES))
+    parser.add_argument("--jobs", type=int, default=1)
+    args = parser.parse_args()
+    names = list(LARGE) if args.names == ["large"] else args.names
+    names = ["wide banana, d = 2", "labels of 2"] if args.quick and names == list(SHAPES) else names
+    jobs = [
+        (name, "KSIVI", seed) for name in names for seed in range(1 if args.quick or name in LARGE else args.seeds)
+    ]
+    show(results(args, jobs, run, n_jobs=args.jobs)["rows"])
+
+
+if __name__ == "__main__":
+    main()

@@ -117,9 +117,8 @@ def main():
     args = parser.parse_args()
     names = list(LARGE) if args.names == ["large"] else args.names
     names = ["wide banana, d = 2", "labels of 2"] if args.quick and names == list(SHAPES) else names
-    jobs = [
-        (name, "KSIVI", seed) for name in names for seed in range(1 if args.quick or name in LARGE else args.seeds)
-    ]
+    n_seeds = {name: 1 if args.quick or name in LARGE else args.seeds for name in names}
+    jobs = [(name, "defaults", seed) for name in names for seed in range(n_seeds[name])]
     show(results(args, jobs, run, n_jobs=args.jobs)["rows"])
 
 

@@ -240,7 +240,8 @@ class SteinTrained(Trained, Generic[F]):
         """Tell whether a fit that draws from its start needs no training, by its certificate.
 
         Where none can be had, as between modes of a target known by its score, or it cannot be trusted, as in many
-        dimensions, the chains have to have converged.
+        dimensions, the chains have to have converged. Of more features than have a certificate nothing would tell
+        whether training has helped.
         """
         found = fit.report["certificate_"]
         if score.tally.is_spent or fit.ended_by is not None or is_certified(fit):
@@ -248,7 +249,7 @@ class SteinTrained(Trained, Generic[F]):
         undecided = not isinstance(found, Certificate) or (
             not found.trusted and score.n_features >= SHORT.many_features
         )
-        return undecided and start.whitening.converged
+        return undecided and (start.whitening.converged or score.n_features > MAX_FEATURES)
 
     def _as_started(self, score: Score, start: Start[F]) -> Fit:
         """Return a fit that draws from its start."""

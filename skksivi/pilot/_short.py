@@ -49,9 +49,11 @@ class ShortSettings(NamedTuple):
     few_features: int = 200
     #: The most numbers in the points of all chains.
     max_kept: int = 2**26
-    #: The score divergence below which the Gaussian at the mode will do, else iterations of the one that is fitted,
-    #: that of a metric which no points improve, and the draws by which it is found.
+    #: The score divergence below which the Gaussian at the mode will do, that below which it is the target itself,
+    #: that of a metric which no points improve, the draws by which it is found, and iterations of a Gaussian that is
+    #: fitted.
     near_gaussian: float = 0.05
+    gaussian: float = 1e-4
     exact: float = 0.01
     n_compared: int = 64
     n_matched: int = 16
@@ -233,8 +235,11 @@ def _by_stages(
     """
     refine = refine or (lambda metric, pilot, drawn: refined(metric.pull_back(score_fn), pilot, drawn, generator))
     few = len(metric.m) <= SHORT.few_features
-    if at_once and few and score_divergence(score_fn, metric, generator, SHORT.n_compared) < SHORT.near_gaussian:
+    error = score_divergence(score_fn, metric, generator, SHORT.n_compared) if at_once else math.inf
+    if error < SHORT.near_gaussian and few:
         yield refine(metric, standard_pilot(metric.m), []).unwhitened(metric)
+    elif error < SHORT.gaussian:
+        yield standard_pilot(metric.m, SHORT.n_of_gaussian)._replace(converged=True).unwhitened(metric)
     x = metric.unwhiten(standard_normal(SHORT.n_chains, metric.m, generator))
     x = revive(x.where(score_fn(x).isfinite().all(1, keepdim=True), torch.nan), generator)
     step = len(metric.m) ** -0.25

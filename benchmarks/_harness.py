@@ -116,3 +116,12 @@ def print_table(heads, rows, *, n_names=1):
     for line in lines:
         cells = (f"{cell:{side}{width}}" for cell, side, width in zip(line, sides, widths, strict=True))
         print("  ".join(cells).rstrip(), flush=True)
+
+
+def rst(heads, lines):
+    """Return a simple table of reStructuredText, which is also one to read."""
+    lines = [[str(cell) for cell in line] for line in (heads, *lines)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    rule = "  ".join("=" * width for width in widths)
+    body = ["  ".join(f"{c:<{w}}" for c, w in zip(line, widths, strict=True)).rstrip() for line in lines]
+    return "\n".join([rule, body[0], rule, *body[1:], rule, ""])

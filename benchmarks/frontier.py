@@ -37,7 +37,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from _expensive import EXPENSIVE
-from _harness import command, load, read, run_missing
+from _harness import command, load, read, rst, run_missing
 from _rivals import (
     Flow,
     MicrocanonicalLangevin,
@@ -258,15 +258,6 @@ def by_posterior(document, case, methods):
     there = [summary(document, case, method) for method in methods]
     d = next(r["d"] for r in document["rows"] if r["case"] == case)
     return (case.replace("_", " "), d, *("" if s is None else short(s.calls) for s in there))
-
-
-def rst(heads, lines):
-    """Return a simple table of reStructuredText, which is also one to read."""
-    lines = [[str(cell) for cell in line] for line in (heads, *lines)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    rule = "  ".join("=" * width for width in widths)
-    body = ["  ".join(f"{c:<{w}}" for c, w in zip(line, widths, strict=True)).rstrip() for line in lines]
-    return "\n".join([rule, body[0], rule, *body[1:], rule, ""])
 
 
 def tables(document):

@@ -1,7 +1,7 @@
 """The defaults on hard shapes, by what is hard in each.
 
 python benchmarks/shapes.py [--names ...] [--seeds 3] [--jobs 2] [--out FILE.json]
-python benchmarks/shapes.py --show benchmarks/shapes.json
+python benchmarks/shapes.py --show benchmarks/shapes.json --manual doc      the table of the manual
 
 Shapes are those of benchmarks/_shapes.py; "--names large" is one of 1,980 features and one of 1,003, which take some
 minutes each and have no reference draws: their calls and seconds are told, and whether the chains agreed. Of means
@@ -17,10 +17,11 @@ from __future__ import annotations
 import math
 import time
 import warnings
+from pathlib import Path
 
 import numpy as np
 import torch
-from _harness import command, print_table, results
+from _harness import command, results, rst
 from _shapes import LARGE, SHAPES, Labels, Normals, Students
 from reference import reference
 from scipy import stats
@@ -97,29 +98,34 @@ def told(rows):
     return "chains agree" if all(r["converged"] for r in rows) else "chains disagree"
 
 
-def show(rows):
+def table(rows):
+    """Return the table of the manual."""
     lines = []
     for name in dict.fromkeys(r["case"] for r in rows):
         own = [r for r in rows if r["case"] == name]
         n_right, n_warned = sum(r.get("accurate", False) for r in own), sum(bool(r["warned"]) for r in own)
         calls, seconds = (np.median([r[key] for r in own]) for key in ("calls", "seconds"))
-        accurate = f"{n_right} of {len(own)}" if "accurate" in own[0] else ""
-        lines.append((name, told(own), accurate, f"{calls:,.0f}", f"{seconds:.1f}", n_warned or ""))
-    print_table(("shape", "worst", "accurate", "calls", "s", "warned"), lines, n_names=2)
+        accurate = f"{n_right} of {len(own)}" if "accurate" in own[0] else "\\-"
+        lines.append((name, told(own), accurate, f"{calls:,.0f}", f"{seconds:.1f}", str(n_warned or "")))
     judged = [r for r in rows if "accurate" in r]
-    print(f"Accurate: {sum(r['accurate'] for r in judged)} of {len(judged)} fits.")
+    total = f"{sum(r['accurate'] for r in judged)} of {len(judged)}"
+    return rst(("Shape", "Worst", "Accurate", "Calls", "Seconds", "Warned"), [*lines, ("all", "", total, "", "", "")])
 
 
 def main():
     parser = command(__doc__)
     parser.add_argument("--names", nargs="+", choices=[*ALL, "large"], default=list(SHAPES))
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--manual", type=Path, metavar="FOLDER", help="write the table where the manual has it")
     args = parser.parse_args()
     names = list(LARGE) if args.names == ["large"] else args.names
     names = ["wide banana, d = 2", "labels of 2"] if args.quick and names == list(SHAPES) else names
     n_seeds = {name: 1 if args.quick or name in LARGE else args.seeds for name in names}
     jobs = [(name, "defaults", seed) for name in names for seed in range(n_seeds[name])]
-    show(results(args, jobs, run, n_jobs=args.jobs)["rows"])
+    found = table(results(args, jobs, run, n_jobs=args.jobs)["rows"])
+    print(found)
+    if args.manual:
+        (args.manual / "tables" / "shapes.txt").write_text(found)
 
 
 if __name__ == "__main__":

@@ -72,6 +72,7 @@ COMMANDS = {
         "--out",
         "training.json",
     ],
+    "benchmarks/shapes.py": ["--quick", "--out", "shapes.json"],
     "benchmarks/weights.py": ["--quick", "--names", "banana", "--jobs", "1", "--out", "weights.json"],
     "benchmarks/diagnose.py": ["--quick", "--out", "diagnose.json"],
     "benchmarks/calibration.py": ["--quick", "--out", "calibration.json"],
@@ -306,3 +307,8 @@ def test_the_manual_has_the_tables_of_the_frontier(tmp_path, capsys):
     tables = [ROOT / "doc" / "tables" / f"frontier_{name}.txt" for name in ("methods", "posteriors")]
     assert capsys.readouterr().out == "\n".join(path.read_text("utf-8") for path in tables) + "\n"
     assert all(f"tables/{path.name}" in (ROOT / "doc" / "frontier.rst").read_text("utf-8") for path in tables)
+
+
+def test_the_manual_has_the_table_of_shapes(tmp_path, capsys):
+    run("benchmarks/shapes.py", ["--show", str(ROOT / "benchmarks" / "shapes.json")], tmp_path)
+    assert capsys.readouterr().out == (ROOT / "doc" / "tables" / "shapes.txt").read_text("utf-8") + "\n"

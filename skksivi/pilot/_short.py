@@ -200,13 +200,14 @@ def _pilots(
     yield standard_pilot(metric.m, SHORT.n_of_gaussian).unwhitened(metric)
     for pilot in _by_stages(score_fn, metric, generator, stages):
         yield pilot
-        is_spike = bool(metric.whiten(pilot.x).square().mean(0).max() > SHORT.of_spike**2)
+        is_far = bool(metric.whiten(pilot.x).square().mean(0).max() > SHORT.of_spike**2)
+        is_spike = is_far and len(mode.m) < SHORT.many_features  # where curvatures say something of scales
         if warps and (is_spike or _may_be_curved(pilot, stages)) and not has_power_tails(score_fn):
             better = _warped(score_fn, pilot.x, generator)
-            better = _warped_from(score_fn, start, generator) if better is None and is_spike else better
+            better = _warped_from(score_fn, start, generator) if better is None and is_far else better
             if better is not None:
                 yield better
-        if is_spike and len(mode.m) <= SHORT.few_features:
+        if is_spike:
             return
 
 

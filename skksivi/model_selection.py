@@ -155,7 +155,7 @@ def neg_ksd_scorer(*, n_samples: int = 2000, widths: float | Sequence[float] = (
     >>> from skksivi.model_selection import Replicates, neg_ksd_scorer
     >>> from skksivi.targets import XShaped
     >>> search = GridSearchCV(
-    ...     KSIVIApproximator(max_iter=100, whiten="laplace", random_state=0),
+    ...     KSIVIApproximator(max_iter=300, whiten="laplace", random_state=0),
     ...     {"learning_rate": [1e-3, 1e-2]},
     ...     scoring=neg_ksd_scorer(n_samples=500),
     ...     cv=Replicates(2),

@@ -37,6 +37,19 @@ class Funnel(Target):
         return torch.cat([v, torch.exp(v / 2) * torch.randn(n, 2, generator=generator).double()], 1)
 
 
+class Bent(Target):
+    """A wide banana."""
+
+    n_features = 2
+
+    def log_prob(self, x):
+        return -((x[:, 0] / 5).square() + (x[:, 1] + x[:, 0].square() / 5).square()) / 2
+
+    def sample(self, n, generator):
+        z = torch.randn(n, 2, generator=generator).double()
+        return torch.stack([5 * z[:, 0], z[:, 1] - 5 * z[:, 0].square()], 1)
+
+
 EXACT = (np.ones(2), np.diag([0.5, 2.0]))
 LAPLACE = {"whiten": "laplace", "mixing": "normal", "max_iter": 200}
 SPOILT = {"max_iter": 60, "batch_size": 8, "learning_rate": 0.5}
@@ -74,8 +87,8 @@ CASES = {
         {"whiten": Pilot(effort="high", budget=1_600_000)},
     ),
     "few draws of chains": (
-        Banana(),
-        {"whiten": Pilot(effort="low"), "max_iter": 200},
+        Bent(),
+        {"whiten": Pilot(effort="low"), "max_iter": 50},
         r"^The (draws|mean|chains) .*: raise the `effort` of whiten=Pilot\(\.\.\.\) from 'low'",
         {"whiten": Pilot(effort="high")},
     ),

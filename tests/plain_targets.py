@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from skksivi.score._score import Score
+from skksivi.targets import Target
 
 
 def generator(seed=0):
@@ -145,3 +146,20 @@ class UnmovableModule(torch.nn.Module):
 
     def to(self, *args, **kwargs):
         raise AssertionError("moved in place")
+
+
+class Bent(Target):
+    """a ~ N(0, 10^2), b | a ~ N(-(a^2 - 100) / 10, 1), and normal ones beside."""
+
+    def __init__(self, n_features=2):
+        self.n_features = n_features
+
+    def log_prob(self, x):
+        r = x[:, 1] + (x[:, 0].square() - 100) / 10
+        return -((x[:, 0] / 10).square() + r.square() + x[:, 2:].square().sum(1)) / 2
+
+    def sample(self, n, noise=None):
+        z = torch.randn(n, self.n_features, generator=noise or generator(1), dtype=torch.float64)
+        z[:, 0] *= 10
+        z[:, 1] -= (z[:, 0].square() - 100) / 10
+        return z

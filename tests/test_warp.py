@@ -7,6 +7,7 @@ import joblib
 import numpy as np
 import pytest
 import torch
+from plain_targets import Bent
 from sklearn.base import clone
 
 import skksivi
@@ -20,23 +21,6 @@ from skksivi.targets import Target
 
 def normals(n, d, seed=0):
     return torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-class Bent(Target):
-    """a ~ N(0, 10^2), b | a ~ N(-(a^2 - 100) / 10, 1), and normal ones beside."""
-
-    def __init__(self, n_features=2):
-        self.n_features = n_features
-
-    def log_prob(self, x):
-        r = x[:, 1] + (x[:, 0].square() - 100) / 10
-        return -((x[:, 0] / 10).square() + r.square() + x[:, 2:].square().sum(1)) / 2
-
-    def sample(self, n, seed=1):
-        z = normals(n, self.n_features, seed)
-        z[:, 0] *= 10
-        z[:, 1] -= (z[:, 0].square() - 100) / 10
-        return z
 
 
 class Funnel(Target):

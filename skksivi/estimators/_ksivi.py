@@ -92,15 +92,15 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
     whiten : {"auto", "bam", "laplace", "diagonal"}, Pilot, (m, L) or None, default="auto"
         The affine map x = m + L u in whose coordinates u the family is trained, found from scores alone. "laplace"
         takes the mode above the origin and the curvature there; "bam" goes on from it with a Gaussian fitted by
-        batch and match. "auto" searches for modes and takes the mean and covariance of short Langevin chains around
-        each (the pilot). Beyond 1,000 features these three mean the curvature at the mode as a diagonal and a few
-        directions. "diagonal", for many parameters and for posteriors that no Gaussian resembles, takes a scale for
-        each coordinate from long chains from each row of `init`. How much "auto" and "diagonal" may spend and how
-        firmly they hold the fit says `skksivi.parameters.Pilot`. A pair of a vector and a lower triangular matrix is
-        given coordinates; None trains in x, as in the paper. Along the path gradient, up to 200 features and without
-        minibatches, "laplace", "bam" and a pair are where a Gaussian is fitted by batch and match, whose coordinates
-        replace them if the target has one mode near; and the mean of the fit is corrected at the end. For others they
-        are used as they are.
+        batch and match. "auto" searches for modes and takes the mean and covariance of points that short chains show
+        around each (the pilot). Beyond 1,000 features, "auto" beyond 4,000, these mean the curvature at the mode as a
+        diagonal and a few directions. "diagonal", for many parameters and for posteriors that no Gaussian resembles,
+        takes a scale for each coordinate from long chains from each row of `init`. How much "auto" and "diagonal" may
+        spend and how firmly they hold the fit says `skksivi.parameters.Pilot`. A pair of a vector and a lower
+        triangular matrix is given coordinates; None trains in x, as in the paper. Along the path gradient, up to 200
+        features and without minibatches, "laplace", "bam" and a pair are where a Gaussian is fitted by batch and
+        match, whose coordinates replace them if the target has one mode near; and the mean of the fit is corrected at
+        the end. For others they are used as they are.
     init : array-like of shape (n_features,) or (k, n_features), default=None
         Where the search for modes starts; of several rows only whiten="auto" and "diagonal" take more than the first.
         None means the origin and, with whiten="auto", points scattered around it on scales from 1 to 100. With

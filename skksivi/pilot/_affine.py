@@ -24,6 +24,11 @@ class Affine(NamedTuple):
     m: Tensor
     L: Tensor
 
+    @classmethod
+    def shift(cls, m: Tensor) -> Affine:
+        """Return the map x = m + u."""
+        return cls(m, torch.eye(len(m), dtype=m.dtype, device=m.device))
+
     def pull_back(self, score_fn: Score) -> WhitenedScore:
         """Return the score of u in the type and on the device of the score of x."""
         m, L = (a.to(dtype=score_fn.dtype, device=score_fn.device) for a in self)

@@ -86,7 +86,7 @@ class PilotPoints(NamedTuple):
         """Return the map by mean and covariance: of points that are too few for it by that of their one Gaussian."""
         n, d = self.x.shape
         if self.mixture is not None and len(self.mixture.weights) == 1 and n < FEW * d:
-            return Affine(self.mixture.means[0], torch.linalg.cholesky(self.mixture.covariances[0]))
+            return self.mixture.map()
         return Affine(self.x.mean(0), covariance_root(self.x))
 
     def of_modes(self) -> Sequence[Tensor]:

@@ -200,8 +200,8 @@ def _points_of(mixture: Components, n: int) -> Tensor:
 
 def standard_pilot(like: Tensor, n: int = 0) -> PilotPoints:
     """Return n points of the normal distribution of the features of `like` (d,), which is their mixture."""
-    eye = torch.eye(len(like)).to(like)
-    return pilot_of(Components(like.new_ones(1), torch.zeros_like(like)[None], eye[None]), n)
+    m, eye = Affine.shift(torch.zeros_like(like))
+    return pilot_of(Components(like.new_ones(1), m[None], eye[None]), n)
 
 
 def pilot_of(mixture: Components, n: int = 0) -> PilotPoints:

@@ -68,18 +68,21 @@ class Components(NamedTuple):
         covariances = torch.linalg.solve_triangular(map_.L, half.mT, upper=False)
         return Components(self.weights, map_.whiten(self.means), (covariances + covariances.mT) / 2)
 
-    def with_moments(self, mean: Tensor, root: Tensor) -> Components:
-        """Return the mixture moved to a mean (d,) and a covariance with that root (d, d)."""
+    def map(self) -> Affine:
+        """Return the map by mean and covariance."""
         m = self.weights @ self.means
         away = self.means - m
-        own = torch.einsum("k,kij->ij", self.weights, self.covariances) + (self.weights * away.mT) @ away
-        return self.whitened(Affine(m, torch.linalg.cholesky(own))).unwhitened(Affine(mean, root))
+        covariance = torch.einsum("k,kij->ij", self.weights, self.covariances) + (self.weights * away.mT) @ away
+        return Affine(m, torch.linalg.cholesky(covariance))
+
+    def with_moments(self, mean: Tensor, root: Tensor) -> Components:
+        """Return the mixture moved to a mean (d,) and a covariance with that root (d, d)."""
+        return self.whitened(self.map()).unwhitened(Affine(mean, root))
 
     def with_scales(self, mean: Tensor, sd: Tensor) -> Components:
         """Return the mixture moved to a mean (d,) and standard deviations (d,)."""
-        m = self.weights @ self.means
-        own = self.weights @ (self.covariances.diagonal(dim1=1, dim2=2) + (self.means - m).square())
-        D = sd / own.sqrt()
+        m, L = self.map()
+        D = sd / L.norm(dim=1)
         return Components(self.weights, mean + D * (self.means - m), D[:, None] * self.covariances * D)
 
     def factors(self, noise: Tensor | float = 0.0) -> Tensor:

@@ -71,8 +71,6 @@ def all_modes(score_fn: Score, start: Tensor, mode: Affine, generator: torch.Gen
         if not latest or len(found) > LOOK.max_modes:
             break
         u = mode.whiten(scattered(start, LOOK.n_starts // 2, generator))
-    if len(found) == 1:
-        return ModeMaps(found, mode.m.new_ones(1))
     return ranked(score_fn, found, generator)._replace(symmetries=symmetries)
 
 

@@ -299,10 +299,8 @@ def _of_points(modes: ModeMaps, pilot: PilotPoints) -> Found:
     if pilot.warp is not None:
         mean_se = (mean_se / y.std(0)).max() * x.std(0)
     mean, mean_se, sd = (a.cpu().numpy() for a in (x.mean(0), mean_se, x.std(0)))
-    found = Whitening(map_, *_report(modes), 0, pilot.converged, mean, mean_se, sd, pilot.warp)
-    if len(modes.maps) > 1 and modes.symmetries:
-        found.symmetries = torch.stack(modes.symmetries).cpu().numpy()
-    return found, pilot
+    symmetries = torch.stack(modes.symmetries).cpu().numpy() if modes.symmetries else None
+    return Whitening(map_, *_report(modes), 0, pilot.converged, mean, mean_se, sd, pilot.warp, symmetries), pilot
 
 
 def _diagonal(search: Search) -> Found:

@@ -105,10 +105,7 @@ class Weighing(NamedTuple):
     def at_once(self) -> PilotPoints:
         """Return points by importance sampling from the Gaussians at the modes."""
         mixture = laplace(self.modes)
-        m = mixture.weights @ mixture.means
-        away = mixture.means - m
-        within = torch.einsum("k,kij->ij", mixture.weights, mixture.covariances)
-        map_ = Affine(m, torch.linalg.cholesky(within + (mixture.weights * away.mT) @ away))
+        map_ = mixture.map()
         mixture = mixture.whitened(map_)
         weights, means, covariances = mixture
         maps = [Affine(m, torch.linalg.cholesky(C)) for m, C in zip(means, covariances, strict=True)]

@@ -30,6 +30,7 @@ from skksivi.pilot._importance import (
     standard_pilot,
     without_wrong_density,
 )
+from skksivi.pilot._mixture import MOST_FEATURES
 from skksivi.pilot._modes import LostError, ModeMaps, dense_mode, find_modes, score_divergence
 from skksivi.pilot._others import all_modes
 from skksivi.pilot._several import Weighing, laplace, pilot_of_several
@@ -46,7 +47,7 @@ class ShortSettings(NamedTuple):
     #: The most features, and those up to which modes are found by dense Newton steps, points are weighed, and
     #: coordinates may be warped.
     max_features: int = 4000
-    few_features: int = 200
+    few_features: int = MOST_FEATURES
     #: The most numbers in the points of all chains.
     max_kept: int = 2**26
     #: The score divergence below which the Gaussian at the mode will do, that below which it is the target itself,
@@ -118,7 +119,7 @@ def short_pilot(
     stages: Sequence[int] = SHORT.stages,
     warps: bool = False,
 ) -> tuple[ModeMaps, PilotPoints] | None:
-    """Return points near a target of one mode, and that mode; None where there are several, or none is found.
+    """Return points near a target, and its modes; None where none is found, or chains do not explore several.
 
     The points have converged if the importance weights of draws of a Gaussian mixture, fitted to chains that agree
     with each other, have a large effective share and a light tail, if means and scales by these have small standard
@@ -129,10 +130,10 @@ def short_pilot(
     ----------
     score_fn : Score
     starts : Tensor of shape (k, d)
-        Where the search for the mode starts.
+        Where the search for modes starts.
     generator : torch.Generator
     alone : bool
-        Whether no other mode is looked for.
+        Whether no other modes are looked for.
     stages : sequence of int, default=SHORT.stages
         Trajectories that are kept in each.
     warps : bool, default=False
@@ -291,9 +292,9 @@ def _with_tails(score_fn: Score, mode: Affine, generator: torch.Generator) -> Pi
     tails = fitted_tails(score_fn, mode)
     if tails is None:
         return None
-    score_y, normal = tails.pull_back(score_fn), Affine(torch.zeros_like(mode.m), torch.eye(len(mode.m)).to(mode.m))
+    score_y, at_zero = tails.pull_back(score_fn), Affine.shift(torch.zeros_like(mode.m))
     try:
-        for found in _by_stages(score_y, matched(score_y, normal, generator), generator, SHORT.stages_warped):
+        for found in _by_stages(score_y, matched(score_y, at_zero, generator), generator, SHORT.stages_warped):
             if found.converged:
                 return found._replace(warp=tails)
     except (LostError, torch.linalg.LinAlgError):
@@ -309,9 +310,8 @@ def _may_be_curved(pilot: PilotPoints, stages: Sequence[int]) -> bool:
 
 def _warped_from(score_fn: Score, start: Tensor, generator: torch.Generator) -> PilotPoints | None:
     """Return the same by chains around a start (d,), in units of the parameters."""
-    at_start = Affine(start, torch.eye(len(start)).to(start))
     try:
-        *_, found = _by_stages(score_fn, at_start, generator, SHORT.stages_warped, at_once=False)
+        *_, found = _by_stages(score_fn, Affine.shift(start), generator, SHORT.stages_warped, at_once=False)
     except (LostError, torch.linalg.LinAlgError):
         return None
     return _warped(score_fn, found.x, generator)

@@ -14,7 +14,7 @@ chains that make light what is heavy are uniformly ergodic.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -27,11 +27,11 @@ from skksivi._arrays import as_tensor
 from skksivi._saved import NOT_NEGATIVE, is_instance, saved
 from skksivi.pilot._affine import Affine
 from skksivi.pilot._curved import Curved
+from skksivi.score._improper import AGREEMENT, exponents
 from skksivi.score._score import Score
 
-#: Distances at which tails are looked at, in standard deviations of the curvature at the mode, and how well they must
-#: agree.
-DISTANCES, AGREEMENT = (1e4, -1e6), 0.02
+#: Distances at which tails are looked at, on both sides, in standard deviations of the curvature at the mode.
+DISTANCES = (1e4, -1e6)
 
 #: Random directions in which tails are looked at, beside the coordinates.
 N_DIRECTIONS = 8
@@ -58,12 +58,16 @@ class Tails(Curved):
 
     map: Affine
     index: Tensor
+    stretches: Stretches = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if len(self.index) not in (1, len(self.map.m)):
             raise ValueError("the indices of its tails do not fit its map")
         if not self.index.is_meta and (self.index > 1 / HEAVIEST).any():
             raise ValueError("its tails are heavier than those of any density that is taken up")
+        if not self.index.is_meta:
+            found = _stretches(self._k, tuple(self.index.tolist()), self.index.device)
+            object.__setattr__(self, "stretches", found)
 
     def __repr__(self) -> str:
         return f"Tails of {len(self.map.m)} features, {1 / self.index.max():.3g} degrees of freedom"
@@ -78,23 +82,19 @@ class Tails(Curved):
 
     def unwarp(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return x (n, d) and the log-determinants (n,) of dx / dy at y (n, d)."""
-        z = y * self._stretches.at(self._radius(y)).exp()
+        z = y * self.stretches.at(self._radius(y)).exp()
         return self.map.unwhiten(z), self._log_scale(y, z)
 
     def warp(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return y (n, d) and the log-determinants (n,) of dx / dy at x (n, d)."""
         z = self.map.whiten(x)
-        y = z * (-self._stretches.at(self._stretches.solve(self._radius(z)))).exp()
+        y = z * (-self.stretches.at(self.stretches.solve(self._radius(z)))).exp()
         return y, self._log_scale(y, z)
 
     def _radius(self, a: Tensor) -> Tensor:
         """Return the radii (n, k) of blocks of a (n, d)."""
         r = a.abs() if self._k == 1 else a.norm(dim=1, keepdim=True)
         return r.clamp_min(torch.finfo(a.dtype).tiny ** 0.5)
-
-    @property
-    def _stretches(self) -> Stretches:
-        return _stretches(self._k, tuple(self.index.tolist()), self.index.device)
 
     def _log_scale(self, y: Tensor, z: Tensor) -> Tensor:
         """Return log det dx / dy (n,), the ratio of the densities of y and z."""
@@ -194,13 +194,13 @@ def fitted_tails(score_fn: Score, mode: Affine) -> Tails | None:
     sum of these in others.
     """
     d, sd = len(mode.m), mode.L.norm(dim=1)
-    axes = exponents(score_fn, mode.m, sd, torch.eye(d).to(sd))
+    axes = exponents(score_fn, mode.m, sd.diag(), DISTANCES)
     heavy = axes.isfinite()
     if not heavy.any():
         return None
     generator = torch.Generator().manual_seed(0)
     rays = torch.randn(N_DIRECTIONS, d, generator=generator, dtype=torch.float64).to(sd) * heavy
-    others = exponents(score_fn, mode.m, sd, rays / rays.norm(dim=1, keepdim=True))
+    others = exponents(score_fn, mode.m, sd * rays / rays.norm(dim=1, keepdim=True), DISTANCES)
     if heavy.all() and _alike(torch.cat([axes, others]), axes[0]):
         df = axes.mean(0, keepdim=True) - d
         L = mode.L
@@ -212,15 +212,6 @@ def fitted_tails(score_fn: Score, mode: Affine) -> Tails | None:
         return None
     index = (1 / df).where(df < LIGHT, 0)
     return Tails(Affine(mode.m, (1 + index * (axes - df).nan_to_num(0)).sqrt()[:, None] * L), index)
-
-
-def exponents(score_fn: Score, m: Tensor, sd: Tensor, directions: Tensor) -> Tensor:
-    """Return the exponents (k,) of the tails in directions (k, d), infinite where they are no power on both sides."""
-    away = torch.stack([r * sd * directions for r in DISTANCES])
-    s = score_fn(m + away.flatten(0, 1)).detach().view(away.shape)
-    a, b = -(s * away).sum(-1)
-    is_power = a.isfinite() & (a > 0) & ((a - b).abs() < AGREEMENT * a)
-    return b.where(is_power, math.inf)
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:

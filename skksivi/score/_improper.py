@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -117,7 +120,14 @@ def tail_exponent(score_fn: ScoreFunction, d: int) -> float | None:
     """
     rays = torch.randn(8, d, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     rays = rays / rays.norm(dim=1, keepdim=True)
-    exponents = torch.stack([-(score_fn(r * rays) * r * rays).sum(1) for r in RADII])
-    converged = (exponents - exponents[-1]).abs().amax(0) < AGREEMENT * exponents[-1].abs()
-    slow = exponents[-1][converged & exponents[-1].isfinite() & (exponents[-1] > 0)]
-    return slow.min().item() if len(slow) else None
+    slowest = exponents(score_fn, torch.zeros(d, dtype=torch.float64), rays, RADII).min().item()
+    return slowest if math.isfinite(slowest) else None
+
+
+def exponents(score_fn: ScoreFunction, x: Tensor, rays: Tensor, radii: Sequence[float]) -> Tensor:
+    r"""Return the a (k,) of tails :math:`p \propto r^{-a}` on rays (k, d) from x (d,), infinite for other tails."""
+    away = torch.tensor(radii).to(rays)[:, None, None] * rays
+    s = score_fn(x + away.flatten(0, 1)).detach().view(away.shape)
+    a = -(s * away).sum(-1)
+    is_power = ((a - a[-1]).abs() < AGREEMENT * a[-1]).all(0)
+    return a[-1].where(is_power & a[-1].isfinite(), math.inf)

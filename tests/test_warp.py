@@ -14,7 +14,7 @@ import skksivi
 from skksivi import KSIVIApproximator, certificate, diagnose, expectation, refine
 from skksivi.families._derived import Warped
 from skksivi.parameters import Checkpoint, Pilot
-from skksivi.pilot._warp import Level, Warp, features, fitted_warp
+from skksivi.pilot._warp import Level, Warp, features, fitted_warp, skewed, unskewed
 from skksivi.score._target import resolve_score
 from skksivi.targets import Target
 
@@ -75,6 +75,36 @@ def test_what_drives_what_is_found():
     banana = fitted_warp(Bent(4).sample(4000))
     assert banana.levels[1].members.tolist() == [1]
     assert banana.levels[1].drivers.tolist() == [0]
+
+
+def test_a_neck_is_open_where_no_points_have_been():
+    """x_i ~ N(mu, tau): their sds in warped coordinates are 1 at log tau = -6, by points of log tau > -1."""
+    z = normals(20_000, 7)
+    z[:, 1] = -1 + z[:, 1].abs()
+    z[:, 0] = 2 + 3 * z[:, 0]
+    narrow = z.clone()
+    narrow[:, 1] = -6
+    of_group = [torch.cat([a[:, :2], a[:, :1] + a[:, 1:2].exp() * a[:, 2:]], 1) for a in (z, narrow)]
+    warp = fitted_warp(of_group[0][:2000])
+    y, _ = warp.warp(of_group[1])
+    assert warp.drivers == [1]
+    assert (y[:, 2:].std(0).log().abs() < 0.8).all()  # by a line that is fitted they are 100 and more
+    assert (y[:, 2:].mean(0).abs() < 1).all()
+
+
+def test_what_drives_others_may_be_skewed():
+    z = normals(4000, 3)
+    v = torch.tensor([0.5, 0.7], dtype=torch.float64)
+    t, log_slope = skewed(z, *v)
+    back, inverse = unskewed(t, *v)
+    torch.testing.assert_close(back, z)
+    torch.testing.assert_close(inverse, -log_slope)
+    x = torch.stack([t[:, 0], *((t[:, :1] / 4).exp() * z[:, 1:]).mT], 1)
+    warp = fitted_warp(x)
+    y, _ = warp.warp(x)
+    u = (y - y.mean(0)) / y.std(0)
+    assert (u.pow(3).mean(0)).abs().max() < 0.2  # five standard errors
+    torch.testing.assert_close(warp.unwarp(y)[0], x)
 
 
 def test_curved_targets_are_normal_in_its_coordinates(warp):
@@ -138,8 +168,12 @@ def test_levels_that_make_no_map_are_refused(warp, change, message):
 def test_a_level_of_other_coefficients_is_refused():
     i, zeros = torch.arange(1), torch.zeros(1, 1, dtype=torch.float64)
     with pytest.raises(ValueError, match="do not fit its drivers"):
-        Level(i, i, zeros, zeros)
-    assert Warp(zeros[0], zeros[0] + 1, [Level(i, i[:0], zeros, zeros)]).unwarp(zeros)[0].shape == (1, 1)
+        Level(i, i, zeros, zeros, zeros, zeros)
+    shape = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
+    level = Level(i, i[:0], zeros, zeros, zeros, shape)
+    assert Warp(zeros[0], zeros[0] + 1, [level]).unwarp(zeros)[0].shape == (1, 1)
+    with pytest.raises(ValueError, match="no positive weight"):
+        replace(level, shape=0 * shape)
 
 
 # Fits

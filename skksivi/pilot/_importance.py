@@ -38,6 +38,10 @@ class ImportanceSettings(NamedTuple):
     #: mixture, in units of 1 / sqrt(d).
     df: int = 2
     wider: float = 0.25
+    #: Draws of a round that looks along drivers of others, the share of those that do, and how many times as far.
+    n_draws_along: int = 1024
+    share_along: float = 0.25
+    times_along: float = 3.0
     #: The shape of the tail of the weights at most, and the effective share of the draws above which that does not
     #: matter.
     max_k: float = 0.7
@@ -109,10 +113,12 @@ def refined(
     least_share: float = 0.5,
     refit: Refit | None = None,
     least_rounds: int = 1,
+    along: Tensor | None = None,
 ) -> PilotPoints:
     """Return a pilot with more points, by importance from a mixture that is fitted to them again and again.
 
-    A `refit` for several modes has all points but those drawn forgotten, which are as many of each by chance.
+    A `refit` for several modes has all points but those drawn forgotten, which are as many of each by chance. Some
+    draws go further along linear functions `along` (r, d) of u, if there are any.
 
     The pilot has converged as soon as the means and scales of all that was `drawn`, to which more is added, are
     accurate and the mixture is near the target. It ends where the share of draws that count is below `least_share`.
@@ -126,7 +132,7 @@ def refined(
         mixture = mixture or (refit or fitted)(pilot.x, generator)
         score_u.tally.begin("importance sampling", (2 if score_u.log_prob else 3) * IMPORTANCE.n_draws)
         try:
-            found = resampled(score_u, mixture, generator, least_share)
+            found = resampled(score_u, mixture, generator, least_share, along)
         except SpentError:
             break
         if found is None:
@@ -141,7 +147,7 @@ def refined(
             mixture = mixture if refit else moved(mixture, by)
             more = _points_of(mixture, max(0, IMPORTANCE.least_points - len(pilot.x)))
             return pilot_with(torch.cat([pilot.x, more]), by)._replace(converged=True, mixture=mixture)
-        mixture = mixture if is_near else None
+        mixture = mixture if is_near and along is None else None
     return pilot
 
 
@@ -192,10 +198,14 @@ def without_wrong_density(score_fn: Score, mode: Affine) -> Score:
     return replace(score_fn, log_prob=None)
 
 
+def draws_of(mixture: Components) -> GaussianMixtureDraws:
+    """Return what draws from a mixture, and knows its density."""
+    return GaussianMixtureDraws(mixture.means, mixture.factors(), mixture.weights)
+
+
 def _points_of(mixture: Components, n: int) -> Tensor:
     """Return n points of a mixture, the same ones each time."""
-    q = GaussianMixtureDraws(mixture.means, mixture.factors(), mixture.weights)
-    return q(n, mixture.means, torch.Generator(mixture.means.device).manual_seed(0))
+    return draws_of(mixture)(n, mixture.means, torch.Generator(mixture.means.device).manual_seed(0))
 
 
 def standard_pilot(like: Tensor, n: int = 0) -> PilotPoints:
@@ -222,7 +232,11 @@ def pilot_with(points: Tensor, by: Moments) -> PilotPoints:
 
 
 def resampled(
-    score_u: DifferentiableScore, mixture: Components, generator: torch.Generator, least_share: float = 0.5
+    score_u: DifferentiableScore,
+    mixture: Components,
+    generator: torch.Generator,
+    least_share: float = 0.5,
+    along: Tensor | None = None,
 ) -> tuple[Draws, tuple[float, float]] | None:
     r"""Return draws of the target by importance from a mixture q, and how far that is from the target, with an error.
 
@@ -232,9 +246,11 @@ def resampled(
     None where too few of the draws that are weighed count, or the tail of their weights is heavy.
     """
     d, parts = mixture.means.shape[1], IMPORTANCE.n_parts
-    n = parts * math.ceil(max(IMPORTANCE.n_draws, IMPORTANCE.n_draws_per_feature * d) / parts)
-    q = GaussianMixtureDraws(mixture.means, mixture.factors(), mixture.weights)
-    wide = Wider.than(q)
+    n_draws = IMPORTANCE.n_draws if along is None else IMPORTANCE.n_draws_along
+    n = parts * math.ceil(max(n_draws, IMPORTANCE.n_draws_per_feature * d) / parts)
+    q = draws_of(mixture)
+    far = None if along is None else mixture.stretched(along, IMPORTANCE.times_along, IMPORTANCE.share_along)
+    wide = Wider.than(q if far is None else draws_of(far))
     u = wide.sample(n, generator)
     if score_u.log_prob is None:
         s, ratios = along_lines(score_u, q, mixture.weights @ mixture.means, u)

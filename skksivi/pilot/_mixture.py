@@ -85,6 +85,33 @@ class Components(NamedTuple):
         D = sd / L.norm(dim=1)
         return Components(self.weights, mean + D * (self.means - m), D[:, None] * self.covariances * D)
 
+    def stretched(self, A: Tensor, by: float, share: float) -> Components:
+        r"""Return the mixture with a share of components that are wider along some linear functions :math:`a^\top x`.
+
+        A component moves with each as it does by regression, :math:`C \gets C + (\lambda^2 - 1) v v^\top` with
+        :math:`v = C a / \sqrt{a^\top C a}`.
+
+        Parameters
+        ----------
+        A : Tensor of shape (r, d)
+            The functions.
+        by : float
+            How many times as wide, the lambda.
+        share : float
+            The weight of all components that are stretched.
+
+        References
+        ----------
+        Hesterberg, T. (1995). Weighted average importance sampling and defensive mixture distributions. Technometrics
+        37(2).
+        """
+        V = torch.einsum("kij,rj->rki", self.covariances, A)
+        V = V / torch.einsum("rki,ri->rk", V, A).sqrt()[..., None]
+        wide = self.covariances + (by**2 - 1) * V[..., None] * V[..., None, :]
+        weights = torch.cat([(1 - share) * self.weights, (share / len(A) * self.weights).repeat(len(A))])
+        means = self.means.repeat(1 + len(A), 1)
+        return Components(weights, means, torch.cat([self.covariances, wide.flatten(0, 1)]))
+
     def factors(self, noise: Tensor | float = 0.0) -> Tensor:
         """Return Cholesky factors (k, d, d) of the covariances without noise of variances (d,), if it is in them."""
         narrowed = self.covariances - torch.as_tensor(noise).expand(self.means.shape[1]).diag().to(self.means)

@@ -22,6 +22,7 @@ from skksivi.pilot._chains import (
 )
 from skksivi.pilot._importance import (
     Draws,
+    fitted,
     moments,
     pilot_of,
     pilot_with,
@@ -329,7 +330,8 @@ def _warped(score_fn: Score, x: Tensor, generator: torch.Generator) -> PilotPoin
                 return None
             score_y, y = warp.pull_back(score_fn), warp.warp(x)[0]
             metric, moved = Affine(y.mean(0), covariance_root(y)), math.inf
-            for found in _by_stages(score_y, metric, generator, SHORT.stages_warped, at_once=False):
+            refine = partial(_refined_along, score_y, warp.drivers, generator)
+            for found in _by_stages(score_y, metric, generator, SHORT.stages_warped, at_once=False, refine=refine):
                 moved = min(moved, _moved(metric.whiten(found.x)))
                 if found.converged and moved < SHORT.settled:
                     return found._replace(warp=warp)
@@ -339,6 +341,20 @@ def _warped(score_fn: Score, x: Tensor, generator: torch.Generator) -> PilotPoin
     except (LostError, torch.linalg.LinAlgError):
         pass
     return None
+
+
+def _refined_along(
+    score_y: Score,
+    drivers: list[int],
+    generator: torch.Generator,
+    metric: Affine,
+    pilot: PilotPoints,
+    drawn: list[Draws],
+) -> PilotPoints:
+    """Return a pilot with more points, that looks for what chains have not reached along the drivers of others."""
+    return refined(
+        metric.pull_back(score_y), pilot, drawn, generator, refit=fitted, least_rounds=6, along=metric.L[drivers]
+    )
 
 
 def _moved(u: Tensor) -> float:

@@ -2,12 +2,15 @@ r"""Coordinates y in which a target with curves and funnels is nearly Gaussian.
 
 The coordinates x are in levels. With :math:`t = (x - c) / r` and y those of a level, given the t below it,
 
-.. math:: t_i = m_i(t_{<}) + e^{g_i(t_{<})} y_i, \qquad
-    m_i(t) = \sum_j a_{ij} t_j + b_{ij} (t_j^2 - 1) + c_{ij} \log\cosh t_j, \qquad
-    g_i(t) = \sum_j a'_{ij} t_j + c'_{ij} \log\cosh t_j,
+.. math:: t_i = S_i\left[ l_i(t_{<}) + e^{g_i(t_{<})} \left( m_i(t_{<}) + y_i \right) \right], \qquad
+    l_i(t) = \sum_j a_{ij} t_j, \qquad
+    m_i(t) = \sum_j a'_{ij} t_j + b_{ij} (t_j^2 - 1) + c_{ij} \log\cosh t_j, \qquad
+    g_i(t) = \sum_j a''_{ij} t_j + c''_{ij} \log\cosh t_j,
 
-with intercepts. So a banana is straightened by m, and a funnel, or a hierarchy in its centred form, opened by g. What
-drives a coordinate is found from points near the target, and the functions are fitted to them by maximum likelihood.
+with intercepts. So a banana is straightened by m, and a funnel, or a hierarchy in its centred form, opened by g.
+Where its scale is small, only the line l counts, towards which all members of a group shrink. What drives others may
+be skewed by S in the first level, for the logarithm of a scale often is; every other S is the identity. What drives a
+coordinate is found from points near the target, and the functions are fitted to them by maximum likelihood.
 
 References
 ----------
@@ -42,6 +45,8 @@ class WarpSettings(NamedTuple):
     least_of_pair: float = 0.02
     least: float = 0.1
     least_per_feature: float = 0.005
+    #: How much likelier than a simpler model of a coordinate one has to be, in nats, times the root of the points.
+    simpler: float = 1.5
     #: The partial correlation of neighbours, and how many move a coordinate at most.
     neighbour: float = 0.1
     max_neighbours: int = 5
@@ -65,8 +70,10 @@ WARP = WarpSettings()
     {
         "members": (INDICES, "k"),
         "drivers": (INDICES, "j"),
+        "line": (DOUBLES, "ik"),
         "location": (DOUBLES, "lk"),
         "scale": (DOUBLES, "sk"),
+        "shape": (DOUBLES, "bk"),
     },
 )
 @dataclass(frozen=True)
@@ -79,36 +86,70 @@ class Level:
         Their indices.
     drivers : Tensor of shape (j,)
         Those of the coordinates they may depend on.
+    line : Tensor of shape (j + 1, k)
+        The coefficients of l.
     location : Tensor of shape (3 j + 1, k)
-        The coefficients of m.
+        Those of m.
     scale : Tensor of shape (2 j + 1, k)
         Those of g.
+    shape : Tensor of shape (2, k)
+        The skewness and the weight of the tails of S, 0 and 1 for the identity.
     """
 
     members: Tensor
     drivers: Tensor
+    line: Tensor
     location: Tensor
     scale: Tensor
+    shape: Tensor
 
     def __post_init__(self) -> None:
         j = len(self.drivers)
-        if len(self.location) != 3 * j + 1 or len(self.scale) != 2 * j + 1:
+        sizes = j + 1, 3 * j + 1, 2 * j + 1, 2
+        if tuple(map(len, (self.line, self.location, self.scale, self.shape))) != sizes:
             raise ValueError("the coefficients of a level do not fit its drivers")
+        if not self.shape.is_meta and not (self.shape[1] > 0).all():
+            raise ValueError("the tails of a level have no positive weight")
 
     def to(self, device: torch.device) -> Level:
         """Return the same on a device."""
-        return Level(*(a.to(device) for a in (self.members, self.drivers, self.location, self.scale)))
+        return Level(
+            *(a.to(device) for a in (self.members, self.drivers, self.line, self.location, self.scale, self.shape))
+        )
 
-    def at(self, t: Tensor) -> tuple[Tensor, Tensor]:
-        """Return m and g (n, k) at t (n, d)."""
-        F, G = features(t.index_select(1, self.drivers))
-        return F @ self.location, (G @ self.scale).clamp(-WARP.largest, WARP.largest)
+    def at(self, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return l, m and g (n, k) at t (n, d)."""
+        t = t.index_select(1, self.drivers)
+        F, G = features(t)
+        return with_one(t) @ self.line, F @ self.location, (G @ self.scale).clamp(-WARP.largest, WARP.largest)
+
+
+def with_one(t: Tensor) -> Tensor:
+    """Return t (..., j) and a column of ones."""
+    return torch.cat([t, t.new_ones(*t.shape[:-1], 1)], -1)
 
 
 def features(t: Tensor) -> tuple[Tensor, Tensor]:
     """Return those of location (..., 3 j + 1) and of scale (..., 2 j + 1) at t (..., j)."""
-    bend, one = t.abs() + torch.log1p((-2 * t.abs()).exp()) - math.log(2), t.new_ones(*t.shape[:-1], 1)
-    return torch.cat([t, t.square() - 1, bend, one], -1), torch.cat([t, bend, one], -1)
+    bend = t.abs() + torch.log1p((-2 * t.abs()).exp()) - math.log(2)
+    return with_one(torch.cat([t, t.square() - 1, bend], -1)), with_one(torch.cat([t, bend], -1))
+
+
+def skewed(v: Tensor, skewness: Tensor, tails: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Return :math:`t = \sinh((\mathrm{arsinh}\, v + \varepsilon) / \delta)` and the logarithm of its slope.
+
+    References
+    ----------
+    Jones, M. C. and Pewsey, A. (2009). Sinh-arcsinh distributions. Biometrika 96(4).
+    """
+    a = (v.asinh() + skewness) / tails
+    return a.sinh(), a.cosh().log() - tails.log() - v.square().log1p() / 2
+
+
+def unskewed(t: Tensor, skewness: Tensor, tails: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the inverse v, and the logarithm of its slope."""
+    a = tails * t.asinh() - skewness
+    return a.sinh(), a.cosh().log() + tails.log() - t.square().log1p() / 2
 
 
 @saved("Warp", {"centre": (DOUBLES, "d"), "unit": (POSITIVE, "d"), "levels": (is_list_of(Level), "")}, "d")
@@ -146,22 +187,34 @@ class Warp(Curved):
         """Return the same on a device."""
         return Warp(self.centre.to(device), self.unit.to(device), [level.to(device) for level in self.levels])
 
+    @property
+    def drivers(self) -> list[int]:
+        """The coordinates that bend or scale others."""
+        found = set[int]()
+        for level in self.levels:
+            j = len(level.drivers)
+            curved = torch.cat([level.location[j:-1], level.scale[:-1]]).unflatten(0, (4, j))
+            found.update(level.drivers[(curved != 0).any(0).any(1)].tolist())
+        return sorted(found)
+
     def unwarp(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return x (n, d) and the log-determinants (n,) of dx / dy at y (n, d)."""
         t, log_scale = torch.zeros_like(y), self.unit.log().sum().expand(len(y))
         for level in self.levels:
-            m, g = level.at(t)
-            t = t.index_copy(1, level.members, m + g.exp() * y.index_select(1, level.members))
-            log_scale = log_scale + g.sum(1)
+            line, m, g = level.at(t)
+            t_i, log_slope = skewed(line + g.exp() * (m + y.index_select(1, level.members)), *level.shape)
+            t = t.index_copy(1, level.members, t_i)
+            log_scale = log_scale + (g + log_slope).sum(1)
         return self.centre + self.unit * t, log_scale
 
     def warp(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return y (n, d) and the log-determinants (n,) of dx / dy at x (n, d)."""
         t, y, log_scale = (x - self.centre) / self.unit, torch.zeros_like(x), self.unit.log().sum().expand(len(x))
         for level in self.levels:
-            m, g = level.at(t)
-            y = y.index_copy(1, level.members, (t.index_select(1, level.members) - m) * (-g).exp())
-            log_scale = log_scale + g.sum(1)
+            line, m, g = level.at(t)
+            v, log_slope = unskewed(t.index_select(1, level.members), *level.shape)
+            y = y.index_copy(1, level.members, (v - line) * (-g).exp() - m)
+            log_scale = log_scale + (g - log_slope).sum(1)
         return y, log_scale
 
 
@@ -189,7 +242,7 @@ def fitted_warp(x: Tensor) -> Warp | None:
 
 def _fitted(centre: Tensor, unit: Tensor, t: Tensor, parents: Sequence[Parents]) -> Warp | None:
     """Return the warp of a graph for points t (n, d) in these units, None where nothing drives anything."""
-    return Warp(centre, unit, _levels(t, parents)) if any(own.drivers for own in parents) else None
+    return Warp(centre, unit, _levels(t, parents, unit, centre)) if any(own.drivers for own in parents) else None
 
 
 def _gain(warp: Warp, x: Tensor) -> float:
@@ -270,49 +323,54 @@ def _pair_gains(z: Tensor, r: Tensor) -> Tensor:
 
 def _pair_gain(x: Tensor, y: Tensor) -> Tensor:
     """Return the gains (p,) of the model of y (p, n) given x (p, n, j)."""
-    line = torch.cat([x, torch.ones_like(x[..., :1])], -1)
+    line = with_one(x)
     linear = (y[..., None] - line @ torch.linalg.lstsq(line, y[..., None]).solution)[..., 0]
-    *_, loss = _regression(x, x, y)
+    *_, loss = _regression(line, *_bent(x, x), y)
     return linear.square().mean(-1).log() / 2 + 0.5 - loss
 
 
-def _regression(x: Tensor | None, driving: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Fit :math:`y \sim N(m, e^{2 g})` (p, n), m of x (p, n, j), bent where that is driving, and g of driving.
-
-    The location m is a constant where there is no x.
-
-    Steps are weighted least squares for m and Fisher scoring for g. Return the coefficients of m, those of g and the
-    losses (p,), :math:`E[e^{-2g}(y - m)^2 / 2 + g]`.
-    """
+def _bent(x: Tensor, driving: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the features of m, which are x (..., j) and what is bent of driving, and those of g."""
     F, G = features(driving)
-    n_driving = driving.shape[-1]
-    F = F[..., -1:] if x is None else torch.cat([x, F[..., n_driving:]], -1)
-    n, y = y.shape[-1], y[..., None]
-    ridge_m, ridge_g = (n * _ridge(A.shape[-1], n_driving).to(A) for A in (F, G))
-    information = 2 * G.mT @ G + ridge_g
-    b, w = G.new_zeros(*G.shape[:-2], G.shape[-1], 1), torch.ones_like(y)
-    best = F.new_zeros(*F.shape[:-2], F.shape[-1], 1), b, b.new_full(b.shape[:-2], math.inf)
-    for step in range(WARP.n_steps):
-        weighted = F * w
-        a = torch.linalg.solve(weighted.mT @ F + ridge_m * w.mean(-2, keepdim=True), weighted.mT @ y)
-        square = (y - F @ a).square()
-        if step == 0:
-            b[..., -1, :] = square.mean(-2).clamp_min(1e-12).log() / 2
+    return torch.cat([x, F[..., driving.shape[-1] :]], -1), G
+
+
+def _regression(line: Tensor, F: Tensor, G: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    r"""Fit :math:`y \sim N(l + e^g m, e^{2 g})` (p, n) with l, m and g linear in their features (p, n, any).
+
+    Steps are least squares for l and m, in units of the scale, and Fisher scoring for g, of bends after lines. Return
+    the coefficients of l and m, those of g and the losses (p,), :math:`E[r^2 / 2 + g]` with the residuals r in units
+    of the scale.
+    """
+    y, n_bends = y[..., None], G.shape[-1] // 2
+    ridge_l, ridge_m, ridge_g = (_ridge(A, bends) for A, bends in ((line, 0), (F, n_bends), (G, n_bends)))
+    ridge, information = torch.block_diag(ridge_l, ridge_m), 2 * G.mT @ G + ridge_g
+
+    def residuals(w: Tensor) -> tuple[Tensor, Tensor]:
+        A = torch.cat([w * line, F], -1)
+        a = torch.linalg.solve(A.mT @ A + ridge, A.mT @ (w * y))
+        return a, w * y - A @ a
+
+    b = G.new_zeros(*G.shape[:-2], G.shape[-1], 1)
+    b[..., -1, :] = residuals(torch.ones_like(y))[1].square().mean(-2).clamp_min(1e-12).log() / 2
+    best = b.new_zeros(*b.shape[:-2], len(ridge), 1), b, b.new_full(b.shape[:-2], math.inf)
+    for _ in range(WARP.n_steps):
         g = (G @ b).clamp(-WARP.largest, WARP.largest)
-        loss = ((-2 * g).exp() * square / 2 + g).mean((-2, -1))
+        a, r = residuals((-g).exp())
+        loss = (r.square() / 2 + g).mean((-2, -1))
         better = (loss < best[2])[..., None, None]
         best = a.where(better, best[0]), b.where(better, best[1]), loss.where(better[..., 0, 0], best[2])
-        w = (-2 * g).exp()
-        gradient = G.mT @ ((w * square).clamp_max(WARP.longest) - 1) - ridge_g @ b
+        gradient = G.mT @ (r.square().clamp_max(WARP.longest) - 1) - ridge_g @ b
         b = b + torch.linalg.solve(information, gradient)
     return best[0][..., 0], best[1][..., 0], best[2]
 
 
-def _ridge(n_features: int, n_bends: int) -> Tensor:
-    """Return the ridge of features of which the last is the intercept: one is bent only if it has to be."""
+def _ridge(A: Tensor, n_bends: int) -> Tensor:
+    """Return the ridge of features A (..., n, k), the last the intercept: one is bent only if it has to be."""
     of_bends, of_others = WARP.ridges
-    ridge = torch.full((n_features,), of_others, dtype=torch.float64)
-    ridge[max(0, n_features - 1 - n_bends) : -1] = of_bends
+    n, k = A.shape[-2:]
+    ridge = A.new_full((k,), n * of_others)
+    ridge[max(0, k - 1 - n_bends) : -1] = n * of_bends
     return ridge.diag()
 
 
@@ -325,7 +383,7 @@ def _chosen(t: Tensor, i: int, lines: Sequence[int], others: Sequence[int]) -> l
     for j in others:
         tries = [*chosen, j]
         x = t[None][..., [*tries, *(k for k in lines if k not in tries)]]
-        *_, tried = _regression(x, t[None][..., tries], t[None, :, i])
+        *_, tried = _regression(with_one(x), *_bent(x, t[None][..., tries]), t[None, :, i])
         if tried.item() < loss - WARP.least_of_pair:
             chosen, loss = [*chosen, j], tried.item()
         if len(chosen) == WARP.max_drivers:
@@ -333,27 +391,83 @@ def _chosen(t: Tensor, i: int, lines: Sequence[int], others: Sequence[int]) -> l
     return chosen
 
 
-def _levels(t: Tensor, parents: Sequence[Parents]) -> list[Level]:
+class Model(NamedTuple):
+    """The coefficients of l, m and g of a coordinate, and their loss."""
+
+    line: Tensor
+    location: Tensor
+    scale: Tensor
+    loss: float
+
+
+def _model(t: Tensor, i: int, parents: Parents, unit: Tensor, centre: Tensor) -> Model:
+    """Return the simplest model of coordinate i of points t (n, d) that is about as likely as the most general one.
+
+    A line that is off by little is off by many scales in a neck. So it is zero in the units of the target, or one of
+    the other coordinates, as in the centred form of a hierarchy, if that will do, and m a constant.
+    """
+    drivers, lines = parents
+    free, y = with_one(t[:, lines]), t[:, i]
+    F, G = _bent(free[:, :-1], t[:, drivers])
+    steps = torch.eye(len(lines) + 1).to(t)
+    known = [0 * steps[-1], *(unit[j] * step + centre[j] * steps[-1] for j, step in zip(lines, steps, strict=False))]
+    known = [(line - centre[i] * steps[-1]) / unit[i] for line in known]
+    models = list[Model]()
+    for own in (F[:, -1:], F):
+        for line in known:
+            _, m, g, loss = _fit(free[:, :0], own, G, y - free @ line)
+            models.append(Model(line, m, g, loss))
+    models += (Model(*_fit(free[:, -1:], F[:, -1:], G, y)), Model(*_fit(free, F, G, y)))
+    most = min(model.loss for model in models) + WARP.simpler / math.sqrt(len(t))
+    line, m, g, loss = next(model for model in models if model.loss <= most)
+    return Model(_filled_up(line, free), _filled_up(m, F), g, loss)
+
+
+def _filled_up(a: Tensor, features: Tensor) -> Tensor:
+    """Return coefficients of the last of some features as those of all (n, k)."""
+    return torch.cat([a.new_zeros(features.shape[1] - len(a)), a])
+
+
+def _fit(line: Tensor, F: Tensor, G: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, float]:
+    """Return what `_regression` does of one coordinate, of features (n, any), the first two apart."""
+    a, b, loss = _regression(line[None], F[None], G[None], y[None])
+    return a[0, : line.shape[1]], a[0, line.shape[1] :], b[0], loss.item()
+
+
+def _shape(t: Tensor) -> Tensor:
+    """Return the skewness and the weight of the tails (2,) of points t (n,), those of a Gaussian if that will do."""
+    grid = torch.cartesian_prod(torch.linspace(-1, 1, 21), torch.linspace(0.4, 1.3, 10)).to(t)
+    skewness, tails = grid.mT[..., None]
+    v, log_slope = unskewed(t, skewness, tails)
+    loss = v.var(1).log() / 2 - log_slope.mean(1)
+    best = loss.argmin()
+    if loss[best] > t.var().log() / 2 - WARP.least_of_pair:
+        return t.new_tensor([0.0, 1.0])
+    return grid[best]
+
+
+def _levels(t: Tensor, parents: Sequence[Parents], unit: Tensor, centre: Tensor) -> list[Level]:
     """Return the levels, fitted to points t (n, d)."""
     depth = [0] * len(parents)
     for _ in parents:
         depth = [max((depth[j] + 1 for j in own.lines), default=0) for own in parents]
-    levels = list[Level]()
+    driving, levels = {j for own in parents for j in own.drivers}, list[Level]()
     for k in range(max(depth) + 1):
         members = [i for i, own in enumerate(depth) if own == k]
         below = sorted({j for i in members for j in parents[i].lines})
         n_below = len(below)
-        location, scale = t.new_zeros(3 * n_below + 1, len(members)), t.new_zeros(2 * n_below + 1, len(members))
+        line, location, scale = (t.new_zeros(i * n_below + 1, len(members)) for i in (1, 3, 2))
+        shape = t.new_tensor([0.0, 1.0])[:, None].repeat(1, len(members))
+        for column, i in enumerate(members if k == 0 else ()):
+            if i in driving:
+                shape[:, column] = _shape(t[:, i])
         for column, i in enumerate(members if k else ()):
-            drivers, lines = parents[i]
-            a, b, loss = _regression(t[None][..., lines], t[None][..., drivers], t[None, :, i])
-            still, b_still, loss_still = _regression(None, t[None][..., drivers], t[None, :, i])
-            if loss_still < loss + WARP.least_of_pair:  # a location that means nothing is far off in a neck
-                a, b = torch.cat([torch.zeros_like(a[:, 1:]), still], 1), b_still
-            linear, own = (torch.tensor([below.index(j) for j in js]) for js in (lines, drivers))
+            model = _model(t, i, parents[i], unit, centre)
+            own, lines = (torch.tensor([below.index(j) for j in js]) for js in parents[i])
             last = torch.tensor([n_below])
-            location[torch.cat([linear, n_below + own, 2 * n_below + own, 3 * last]), column] = a[0]
-            scale[torch.cat([own, n_below + own, 2 * last]), column] = b[0]
+            line[torch.cat([lines, last]), column] = model.line
+            location[torch.cat([lines, n_below + own, 2 * n_below + own, 3 * last]), column] = model.location
+            scale[torch.cat([own, n_below + own, 2 * last]), column] = model.scale
         indices = [torch.tensor(a, dtype=torch.int64, device=t.device) for a in (members, below)]
-        levels.append(Level(indices[0], indices[1], location, scale))
+        levels.append(Level(indices[0], indices[1], line, location, scale, shape))
     return levels

@@ -411,16 +411,17 @@ def _model(t: Tensor, i: int, parents: Parents, unit: Tensor, centre: Tensor) ->
     F, G = _bent(free[:, :-1], t[:, drivers])
     steps = torch.eye(len(lines) + 1).to(t)
     known = [0 * steps[-1], *(unit[j] * step + centre[j] * steps[-1] for j, step in zip(lines, steps, strict=False))]
-    known = [(line - centre[i] * steps[-1]) / unit[i] for line in known]
-    models = list[Model]()
-    for own in (F[:, -1:], F):
-        for line in known:
-            _, m, g, loss = _fit(free[:, :0], own, G, y - free @ line)
-            models.append(Model(line, m, g, loss))
-    models += (Model(*_fit(free[:, -1:], F[:, -1:], G, y)), Model(*_fit(free, F, G, y)))
-    most = min(model.loss for model in models) + WARP.simpler / math.sqrt(len(t))
-    line, m, g, loss = next(model for model in models if model.loss <= most)
-    return Model(_filled_up(line, free), _filled_up(m, F), g, loss)
+
+    def models() -> Iterator[Model]:
+        for own in (F[:, -1:], F):
+            for line in ((line - centre[i] * steps[-1]) / unit[i] for line in known):
+                yield _fit(free[:, :0], own, G, y - free @ line)._replace(line=line)
+        yield _fit(free[:, -1:], F[:, -1:], G, y)
+
+    general = _fit(free, F, G, y)
+    most = general.loss + WARP.simpler / math.sqrt(len(t))
+    found = next((model for model in models() if model.loss <= most), general)
+    return found._replace(line=_filled_up(found.line, free), location=_filled_up(found.location, F))
 
 
 def _filled_up(a: Tensor, features: Tensor) -> Tensor:
@@ -428,10 +429,10 @@ def _filled_up(a: Tensor, features: Tensor) -> Tensor:
     return torch.cat([a.new_zeros(features.shape[1] - len(a)), a])
 
 
-def _fit(line: Tensor, F: Tensor, G: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, float]:
-    """Return what `_regression` does of one coordinate, of features (n, any), the first two apart."""
+def _fit(line: Tensor, F: Tensor, G: Tensor, y: Tensor) -> Model:
+    """Return the model of y (n,) of these features (n, any)."""
     a, b, loss = _regression(line[None], F[None], G[None], y[None])
-    return a[0, : line.shape[1]], a[0, line.shape[1] :], b[0], loss.item()
+    return Model(a[0, : line.shape[1]], a[0, line.shape[1] :], b[0], loss.item())
 
 
 def _shape(t: Tensor) -> Tensor:

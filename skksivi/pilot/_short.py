@@ -36,7 +36,7 @@ from skksivi.pilot._modes import LostError, ModeMaps, dense_mode, find_modes, sc
 from skksivi.pilot._others import all_modes
 from skksivi.pilot._several import Weighing, laplace, pilot_of_several
 from skksivi.pilot._tails import fitted_tails
-from skksivi.pilot._warp import fitted_warp
+from skksivi.pilot._warp import Warp, fitted_warp
 from skksivi.score._improper import has_power_tails
 from skksivi.score._score import DifferentiableScore, Score, ScoreFunction
 from skksivi.score._tally import SpentError
@@ -76,11 +76,13 @@ class ShortSettings(NamedTuple):
     elsewhere: float = 2.0
     agreed: float = 1.03
     many_features: int = 30
-    #: The stages of chains in warped coordinates, how often these are fitted, and how far points may have moved, in
-    #: standard deviations, since they were fitted.
+    #: The stages of chains in warped coordinates, of many features too, how often these are fitted, how far points
+    #: may have moved, in standard deviations, since they were fitted, and how many times as far a draw may be.
     stages_warped: tuple[int, ...] = (40, 80)
+    stages_warped_of_many: tuple[int, ...] = (40, 80, 160)
     n_warps: int = 4
     settled: float = 0.15
+    astray: float = 20.0
     #: How far chains get from a mode, in its standard deviations, if that is a spike, which is given up.
     of_spike: float = 30.0
     #: Points of a Gaussian, where no more may be spent.
@@ -198,19 +200,30 @@ def _pilots(
     warps = warps and len(mode.m) <= SHORT.few_features
     if warps and (better := _with_tails(score_fn, mode, generator)) is not None:
         yield better
-    metric = matched(score_fn, mode, generator)
+    metric, has_few = matched(score_fn, mode, generator), len(mode.m) < SHORT.many_features
+    warps = warps and not has_power_tails(score_fn)
     yield standard_pilot(metric.m, SHORT.n_of_gaussian).unwhitened(metric)
     for pilot in _by_stages(score_fn, metric, generator, stages):
         yield pilot
         is_far = bool(metric.whiten(pilot.x).square().mean(0).max() > SHORT.of_spike**2)
-        is_spike = is_far and len(mode.m) < SHORT.many_features  # where curvatures say something of scales
-        if warps and (is_spike or _may_be_curved(pilot, stages)) and not has_power_tails(score_fn):
-            better = _warped(score_fn, pilot.x, generator)
-            better = _warped_from(score_fn, start, generator) if better is None and is_far else better
-            if better is not None:
-                yield better
+        is_spike = is_far and has_few  # where curvatures say something of scales
+        if warps and has_few and (is_spike or len(pilot.x) == SHORT.n_chains * stages[0]):
+            yield from _curved(score_fn, pilot, start, generator, is_far=is_far)
         if is_spike:
             return
+    if warps and not has_few:
+        yield from _curved(score_fn, pilot, start, generator, is_far=is_far)
+
+
+def _curved(
+    score_fn: Score, pilot: PilotPoints, start: Tensor, generator: torch.Generator, *, is_far: bool
+) -> Iterator[PilotPoints]:
+    """Yield points in warped coordinates, by those of a pilot or, if they are far from the mode, around a start."""
+    better = _warped(score_fn, pilot.x, generator)
+    if better is None and is_far:
+        better = _warped_from(score_fn, start, generator)
+    if better is not None:
+        yield better
 
 
 def matched(score_fn: ScoreFunction, mode: Affine, generator: torch.Generator) -> Affine:
@@ -303,12 +316,6 @@ def _with_tails(score_fn: Score, mode: Affine, generator: torch.Generator) -> Pi
     return None
 
 
-def _may_be_curved(pilot: PilotPoints, stages: Sequence[int]) -> bool:
-    """Tell whether to fit a warp to points: at the end of the first stage, in many dimensions at that of the last."""
-    n, d = pilot.x.shape
-    return n == SHORT.n_chains * stages[0 if d < SHORT.many_features else -1]
-
-
 def _warped_from(score_fn: Score, start: Tensor, generator: torch.Generator) -> PilotPoints | None:
     """Return the same by chains around a start (d,), in units of the parameters."""
     try:
@@ -331,9 +338,10 @@ def _warped(score_fn: Score, x: Tensor, generator: torch.Generator) -> PilotPoin
             score_y, y = warp.pull_back(score_fn), warp.warp(x)[0]
             metric, moved = Affine(y.mean(0), covariance_root(y)), math.inf
             refine = partial(_refined_along, score_y, warp.drivers, generator)
-            for found in _by_stages(score_y, metric, generator, SHORT.stages_warped, at_once=False, refine=refine):
+            stages = SHORT.stages_warped if len(metric.m) < SHORT.many_features else SHORT.stages_warped_of_many
+            for found in _by_stages(score_y, metric, generator, stages, at_once=False, refine=refine):
                 moved = min(moved, _moved(metric.whiten(found.x)))
-                if found.converged and moved < SHORT.settled:
+                if found.converged and moved < SHORT.settled and not _goes_astray(warp, found):
                     return found._replace(warp=warp)
                 if moved >= SHORT.settled and len(found.x) >= SHORT.n_chains * SHORT.stages_warped[0]:
                     break
@@ -355,6 +363,14 @@ def _refined_along(
     return refined(
         metric.pull_back(score_y), pilot, drawn, generator, refit=fitted, least_rounds=6, along=metric.L[drivers]
     )
+
+
+def _goes_astray(warp: Warp, found: PilotPoints) -> bool:
+    """Tell whether draws are far from all points in coordinates of the target, as of scales that grow too fast."""
+    draws = pilot_of(found.mixture, SHORT.n_of_gaussian).x if found.mixture is not None else found.x
+    x, y = warp.unwarp(found.x)[0], warp.unwarp(draws)[0]
+    centre = x.median(0).values
+    return not bool(((y - centre).abs().amax(0) < SHORT.astray * (x - centre).abs().amax(0)).all())
 
 
 def _moved(u: Tensor) -> float:

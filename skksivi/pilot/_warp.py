@@ -384,7 +384,7 @@ def _chosen(t: Tensor, i: int, lines: Sequence[int], others: Sequence[int]) -> l
         tries = [*chosen, j]
         x = t[None][..., [*tries, *(k for k in lines if k not in tries)]]
         *_, tried = _regression(with_one(x), *_bent(x, t[None][..., tries]), t[None, :, i])
-        if tried.item() < loss - WARP.least_of_pair:
+        if tried.item() < loss - WARP.simpler / math.sqrt(len(t)):
             chosen, loss = [*chosen, j], tried.item()
         if len(chosen) == WARP.max_drivers:
             break

@@ -77,6 +77,7 @@ COMMANDS = {
     "benchmarks/diagnose.py": ["--quick", "--out", "diagnose.json"],
     "benchmarks/calibration.py": ["--quick", "--out", "calibration.json"],
     "benchmarks/defaults.py": ["--names", "log_gamma", "--seeds", "1", "--jobs", "1", "--max-iter", "50"],
+    "benchmarks/workers.py": ["--quick", "--out", "workers.json"],
     "benchmarks/speed.py": ["--quick", "--cases", "waveform", "network 751", "--out", "speed.json"],
 }
 #: The one that forks, and must not find the package imported, and the one that runs tests itself.

@@ -92,6 +92,8 @@ def _adapted(score_fn: UntriedScore, x: Tensor) -> tuple[ScoreFunction, torch.dt
         points, before = make(x), make(x)
         try:
             s = _asked(score_fn, points, kind)
+        except (ConnectionError, TimeoutError):  # which say nothing of the function
+            raise
         except Exception as error:
             errors.append(error)
             if kind == "graph":

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from skksivi._numbers import check_integer
-from skksivi.score._score import ScoreFunction, ScoreWithProduct
+from skksivi.score._score import ScoreFunction, ScoreWithProduct, UntriedScore
+from skksivi.score._workers import ByWorkers
 
 #: Maps points and rows of the data, both tensors or both arrays, to scores.
 RowsScore = Callable[[Any, Any], Any]
@@ -152,7 +153,7 @@ class Target:
 
 
 class _ScoreTarget(Target):
-    def __init__(self, score_fn: ScoreFunction, n_features: int) -> None:
+    def __init__(self, score_fn: UntriedScore, n_features: int) -> None:
         self._score_fn = score_fn
         self.n_features = n_features
 
@@ -410,30 +411,80 @@ def from_rows(score_fn: RowsScore, *, n_rows: int, n_features: int) -> _RowsTarg
     return _RowsTarget(score_fn, int(n_rows), int(n_features))
 
 
-def from_score_fn(score_fn: ScoreFunction, n_features: int, *, products: str = "auto") -> Target:
-    """Make a target of a bare score function.
+def from_score_fn(  # noqa: PLR0913
+    score_fn: UntriedScore,
+    n_features: int,
+    *,
+    products: str = "auto",
+    n_jobs: int | None = None,
+    backend: str | None = None,
+    chunk_size: int = 1,
+    timeout: float | None = None,
+    retries: int = 1,
+    progress: Callable[[int], object] | None = None,
+) -> Target:
+    """Make a target of a bare score function, which several workers may evaluate.
 
     Parameters
     ----------
     score_fn : callable
-        The gradient of log p at each row, (n, n_features) tensor -> (n, n_features) tensor.
+        The gradient of log p at each row, (n, n_features) tensor -> (n, n_features) tensor; or one of arrays.
     n_features : int
     products : {"auto", "autograd", "finite-difference"}, default="auto"
-        How a fit forms products with the Jacobian of the score, see `Target`.
+        How a fit forms products with the Jacobian of the score, see `Target`. By workers these are differences,
+        since no graph comes back from a worker.
+    n_jobs : int, default=None
+        Workers that evaluate rows at the same time, by joblib, -1 for one per core. None evaluates all rows in one
+        call, in this process. The result does not depend on the number, as far as the machines compute alike.
+    backend : str, default=None
+        That of joblib: "loky" (processes), "threading", "dask", "ray" or another that is registered there; None for
+        the one that `joblib.parallel_config` has set, else "loky".
+    chunk_size : int, default=1
+        Rows of a call of the function. With one row a call the function must take more than some milliseconds.
+    timeout : float, default=None
+        Seconds that a chunk may take; not with one worker, which is this process. A process that takes longer is
+        stopped, a thread or the worker of a cluster only left alone.
+    retries : int, default=1
+        How often a chunk is tried again that took too long or whose worker was lost.
+    progress : callable, default=None
+        Called with the number of rows that were evaluated, after each chunk: the `update` of a bar of tqdm.
 
     Returns
     -------
     target : Target
+
+    Raises
+    ------
+    TypeError, ValueError
+        A parameter is of another type or out of its range. In a fit: the function cannot be sent to a process, or
+        returns another shape for a chunk than that of its points.
+    TimeoutError, ConnectionError
+        In a fit: a chunk takes too long, or its worker is lost, each time. A training that has begun keeps its state.
 
     Examples
     --------
     >>> from skksivi.targets import from_score_fn
     >>> from_score_fn(lambda x: -x, n_features=3).shape
     (1, 3)
+    >>> import torch
+    >>> target = from_score_fn(lambda x: -x, n_features=1, n_jobs=2, backend="threading")
+    >>> target.score_fn(torch.tensor([[1.0], [2.0]]))
+    tensor([[-1.],
+            [-2.]])
     """
     if not callable(score_fn):
         raise TypeError(f"`score_fn` must be callable, got a {type(score_fn).__name__}.")
     check_integer(n_features, "n_features", min_val=1)
+    if n_jobs is not None:
+        score_fn = ByWorkers(
+            score_fn,
+            n_jobs=n_jobs,
+            backend=backend,
+            chunk_size=chunk_size,
+            timeout=timeout,
+            retries=retries,
+            progress=progress,
+        )
     target = _ScoreTarget(score_fn, int(n_features))
     target.products = products
     return target

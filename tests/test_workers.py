@@ -1,0 +1,234 @@
+"""Scores that several workers evaluate: the same numbers for any number of them, and faults told by their rows."""
+
+import os
+import pickle
+import signal
+import threading
+
+import numpy as np
+import pytest
+import torch
+from approximators import short
+from misbehaving import Misbehaving, raising
+from plain_targets import normal, normal_array
+
+from skksivi import KSIVIApproximator
+from skksivi.score import _workers
+from skksivi.score._target import resolve_score
+from skksivi.targets import from_bridgestan, from_score_fn
+
+A = normal_array(40, 3)
+
+
+def of_arrays(X):
+    """A score whose last bits depend on how many rows are asked for at a time."""
+    assert isinstance(X, np.ndarray)
+    return (A.T @ np.tanh(A @ X.T)).T * -1.0
+
+
+def of_tensors(x):
+    a = torch.from_numpy(A)
+    return -torch.tanh(x @ a.mT) @ a
+
+
+class StanNormal:
+    """What BridgeStan's models have."""
+
+    def param_unc_num(self):
+        return 3
+
+    def log_density_gradient(self, theta):
+        return -theta @ theta / 2, -theta
+
+
+FUNCTIONS = {"arrays": of_arrays, "tensors": of_tensors, "stan": from_bridgestan(StanNormal()).score_fn}
+
+
+def by_threads(score_fn, n_jobs=2, **options):
+    return from_score_fn(score_fn, 3, n_jobs=n_jobs, backend="threading", **options)
+
+
+def resolved(target):
+    return resolve_score(target, None, dtype=torch.float64, device=torch.device("cpu"))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("chunk_size", [1, 4, 100])
+def test_numbers_are_those_of_each_chunk_whatever_the_number_of_workers(name, chunk_size):
+    x, score_fn = normal(10, 3), FUNCTIONS[name]
+    at = x.numpy() if name == "arrays" else x
+    parts = [torch.as_tensor(score_fn(at[k : k + chunk_size])) for k in range(0, 10, chunk_size)]
+    for n_jobs in (1, 2, 3):
+        s = resolved(by_threads(score_fn, n_jobs, chunk_size=chunk_size))(x)
+        assert s.equal(torch.cat(parts))
+
+
+def test_products_of_workers_are_differences():
+    score, alone = resolved(by_threads(of_tensors)), resolved(from_score_fn(of_tensors, 3))
+    x, v = normal(5, 3), normal(5, 3, seed=1)
+    assert score.by_differences
+    assert not alone.by_differences
+    torch.testing.assert_close(score.product(x, v), alone.product(x, v), rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")  # three iterations
+def test_a_fit_does_not_depend_on_the_number_of_workers():
+    q = short(KSIVIApproximator(random_state=0)).set_params(dtype="float64")
+    alone, there = (q.fit(by_threads(of_arrays, n)).sample(5) for n in (1, 2))
+    np.testing.assert_array_equal(alone, there)
+
+
+def test_progress_hears_of_every_row():
+    told = []
+    by_threads(of_arrays, chunk_size=4, progress=told.append).score_fn(normal_array(10, 3))
+    assert told == [4, 4, 2]
+
+
+def test_no_points_have_no_scores():
+    assert by_threads(of_arrays).score_fn(np.empty((0, 3))).shape == (0, 3)
+
+
+class HangsOnce:
+    """Does not return at its first call with a large point, or at each of these."""
+
+    def __init__(self, always=False):
+        self.free = threading.Event()
+        self.n_large, self.always = 0, always
+
+    def __call__(self, X):
+        if X.max() > 5:
+            self.n_large += 1
+            if self.n_large == 1 or self.always:
+                self.free.wait(20)
+        return -X
+
+
+def test_a_chunk_that_takes_too_long_is_tried_again(monkeypatch):
+    monkeypatch.setattr(_workers, "START", 0.0)
+    X = normal_array(6, 3)
+    X[3] = 9.0
+    score_fn = HangsOnce()
+    np.testing.assert_array_equal(by_threads(score_fn, timeout=0.3).score_fn(X), -X)
+    assert score_fn.n_large == 2
+    score_fn.free.set()
+
+    stuck = HangsOnce(always=True)
+    message = "did not return within `timeout` = 0.3 s for the chunk of rows 3 to 3 of 6, tried 3 times. Raise"
+    with pytest.raises(TimeoutError, match=message):
+        by_threads(stuck, timeout=0.3, retries=2).score_fn(X)
+    stuck.free.set()
+
+
+FAULTS = {
+    "shape": (
+        lambda X: X[:, :2],
+        ValueError,
+        r"returned shape \(2, 2\) for the chunk of rows \d to \d of 6, .*input",
+    ),
+    "kind": (lambda X: X.tolist(), TypeError, "`score_fn` returned a list, expected a torch tensor or an array"),
+    "error": (lambda X: 1 / 0, ZeroDivisionError, "division by zero\nRaised for the chunk of rows . to . of 6."),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("n_jobs", [1, 2])
+def test_what_is_wrong_with_a_chunk_is_told_with_its_rows(fault, n_jobs):
+    score_fn, kind, message = FAULTS[fault]
+    with pytest.raises(kind, match=message):
+        by_threads(score_fn, n_jobs, chunk_size=2).score_fn(normal_array(6, 3))
+
+
+BAD = {
+    "n_jobs": (0, "`n_jobs` is 0, expected a number of workers"),
+    "chunk_size": (0, "chunk_size == 0, must be >= 1"),
+    "timeout": (0.0, "timeout == 0.0, must be >= 0.001"),
+    "retries": (-1, "retries == -1, must be >= 0"),
+    "progress": (3, "`progress` must be callable, got a int"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_parameter_is_named(name):
+    value, message = BAD[name]
+    with pytest.raises((ValueError, TypeError), match=message):
+        from_score_fn(of_arrays, 3, **{"n_jobs": 2, name: value})
+
+
+@pytest.mark.parametrize("error", [ConnectionError("gone"), TimeoutError("slow")])
+def test_a_training_keeps_its_state_when_workers_are_lost(error):
+    q = short(KSIVIApproximator(random_state=0)).set_params(max_iter=50, early_stopping=None)
+    whole = Misbehaving(lambda s: s, 0)
+    q.fit(whole, n_features=2)
+    with pytest.raises(type(error), match=str(error)):
+        q.fit(Misbehaving(raising(error), whole.n_calls - 40), n_features=2)
+    assert 0 < q.n_iter_ < 50
+    assert q.sample(3).shape == (3, 2)
+
+
+def test_a_lost_worker_at_the_first_call_is_not_taken_for_a_fault_of_the_function():
+    with pytest.raises(ConnectionError, match="gone") as raised:
+        short(KSIVIApproximator()).fit(Misbehaving(raising(ConnectionError("gone")), 0), n_features=2)
+    assert not hasattr(raised.value, "__notes__")
+
+
+# Processes
+
+
+def dies(marker, X):
+    """Kill the first process that asks at a large point."""
+    if X.max() > 5:
+        try:
+            os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return -X
+        os.kill(os.getpid(), signal.SIGKILL)
+    return -X
+
+
+def by_value(function):
+    """A function that processes get by value, since they cannot import this file."""
+    function.__module__ = "__main__"
+    return function
+
+
+@pytest.mark.slow
+def test_processes_give_the_numbers_of_this_one_and_survive_a_kill(tmp_path):
+    by_processes = {"n_jobs": 2, "backend": "loky", "chunk_size": 3}
+    X = normal_array(12, 3)
+    for name, score_fn in FUNCTIONS.items():
+        at = X if name == "arrays" else torch.from_numpy(X)
+        there = from_score_fn(score_fn, 3, **by_processes).score_fn(at)
+        np.testing.assert_array_equal(there, by_threads(score_fn, 1, chunk_size=3).score_fn(at))
+    X[7] = 9.0
+    kill = by_value(lambda X, marker=tmp_path / "killed": dies(marker, X))
+    np.testing.assert_array_equal(from_score_fn(kill, 3, **by_processes).score_fn(X), -X)
+    assert (tmp_path / "killed").exists()
+
+    always = by_value(lambda X: os.kill(os.getpid(), signal.SIGKILL) if X.max() > 5 else -X)
+    with pytest.raises(ConnectionError, match="lost that evaluated `score_fn` for the chunk of rows 6 to 8 of 12"):
+        from_score_fn(always, 3, **by_processes).score_fn(X)
+    lock = threading.Lock()
+    with pytest.raises(TypeError, match="cannot be sent to another process"):
+        from_score_fn(lambda X: lock and X, 3, **by_processes).score_fn(X)
+
+
+@pytest.mark.slow
+def test_dask_gives_the_numbers_of_this_process():
+    distributed = pytest.importorskip("distributed", reason="needs dask")
+    X = normal_array(7, 3)
+    with (
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, dashboard_address=None, silence_logs="CRITICAL"
+        ) as workers,
+        distributed.Client(workers),
+    ):
+        there = from_score_fn(lambda X: -(X**3), 3, n_jobs=-1, backend="dask", chunk_size=2).score_fn(X)
+    np.testing.assert_array_equal(there, -(X**3))
+
+
+def test_a_pickled_target_starts_with_cold_workers():
+    target = by_threads(of_arrays, timeout=5.0)
+    target.score_fn(normal_array(2, 3))
+    again = pickle.loads(pickle.dumps(target))  # noqa: S301
+    assert target._score_fn._is_warm
+    assert not again._score_fn._is_warm

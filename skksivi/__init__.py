@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         targets,
         terms,
     )
+    from skksivi._ensemble import ensemble
     from skksivi._expectation import expectation
     from skksivi._importance import certificate, evidence, importance_sample, refine
     from skksivi._modes import modes
@@ -48,6 +49,7 @@ __all__ = [
     "certificate",
     "datasets",
     "diagnose",
+    "ensemble",
     "evidence",
     "expectation",
     "importance_sample",
@@ -74,6 +76,7 @@ if not TYPE_CHECKING:  # a checker would take any name for one of these
         {
             "estimators._hksivi": ["HKSIVIApproximator"],
             "estimators._ksivi": ["KSIVIApproximator"],
+            "_ensemble": ["ensemble"],
             "_expectation": ["expectation"],
             "_importance": ["certificate", "evidence", "importance_sample", "refine"],
             "_modes": ["modes"],

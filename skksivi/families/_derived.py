@@ -276,6 +276,54 @@ class Refined(Derived):
         return log_density(self.score, self.origin, x)
 
 
+@dataclass(frozen=True)
+class Pooled:
+    r"""The mixture :math:`\sum_i w_i q_i` of samplers.
+
+    Attributes
+    ----------
+    samplers : tuple of Sampler of length k
+    weights : Tensor of shape (k,)
+        They sum to one.
+    """
+
+    samplers: tuple[Sampler, ...]
+    weights: Tensor
+
+    @property
+    def n_features(self) -> int:
+        """The dimension d."""
+        return self.samplers[0].n_features
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether all samplers may be drawn from in parts."""
+        return all(sampler.in_parts for sampler in self.samplers)
+
+    def attributes(self) -> dict[str, object]:
+        """Return nothing: the samplers have attributes of their own."""
+        return {}
+
+    def sample(self, n: int, generator: torch.Generator) -> Tensor:
+        """Draw n rows (n, d), in random order."""
+        which = torch.multinomial(self.weights, n, replacement=True, generator=generator) if n else self.weights[:0]
+        counts = which.long().bincount(minlength=len(self.samplers)).tolist()
+        parts = [sampler.sample(m, generator) for sampler, m in zip(self.samplers, counts, strict=True)]
+        x = torch.cat([part.double() for part in parts])
+        return x[torch.randperm(n, generator=generator, device=x.device)]
+
+    def log_densities(self, x: Tensor) -> Tensor:
+        """Evaluate log q_i at points x (n, d), shape (n, k)."""
+        return torch.stack([sampler_density(sampler).log_density(x).value for sampler in self.samplers], 1)
+
+    def log_density(self, x: Tensor) -> LogDensity:
+        """Evaluate log q (n,) at points x (n, d), where all samplers have a density."""
+        found = [sampler_density(sampler).log_density(x) for sampler in self.samplers]
+        log_q = torch.stack([part.value for part in found], 1) + self.weights.log()
+        se = torch.stack([part.se for part in found], 1)
+        return LogDensity(log_q.logsumexp(1), (log_q.softmax(1).nan_to_num(0) * se).nan_to_num(0).sum(1))
+
+
 def sampler_density(sampler: Sampler) -> HasDensity:
     """Return a sampler that has a density; raise TypeError for others."""
     if not isinstance(sampler, HasDensity):
@@ -286,6 +334,8 @@ def sampler_density(sampler: Sampler) -> HasDensity:
 def knows_density(sampler: Sampler) -> TypeGuard[HasDensity]:
     """Tell whether a sampler has a density: a semi-implicit one has that of its mixing distribution."""
     sampler = innermost(sampler)
+    if isinstance(sampler, Pooled):
+        return all(map(knows_density, sampler.samplers))
     of_mixing = not isinstance(sampler, Layer | Layers) or isinstance(sampler.family.mixing, DensityMixing)
     return isinstance(sampler, HasDensity) and of_mixing
 

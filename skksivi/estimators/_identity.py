@@ -133,19 +133,28 @@ def of_score(score: Score, near: ArrayLike | None) -> dict[str, str]:
     score, x = score.double, points(score, near)
     noise = torch.Generator(score.device).manual_seed(0)
     return {
-        "score_fn at random points": checksum(score(x)),
-        "products of score_fn at random points": f"{checksum(score.product(x, x.flip(0)))}, by differences: "
-        f"{score.by_differences}",
-        "log_prob at random points": _differences(score.log_prob, x),
+        "score_fn at random points": checksum(_known(score(x), score)),
+        "products of score_fn at random points": f"{checksum(_known(score.product(x, x.flip(0)), score))}, by "
+        f"differences: {score.by_differences}",
+        "log_prob at random points": _differences(score, x),
         "minibatches": "none" if score.minibatch is None else checksum(score.minibatch(noise)(x)),
     }
 
 
-def _differences(log_prob: Callable[[Tensor], Tensor] | None, x: Tensor) -> str:
-    if log_prob is None:
+def _known(s: Tensor, score: Score) -> Tensor:
+    """Return numbers s (n, ...) as far as they are the same for any number of ranks: six digits of the largest."""
+    if score.rank is None:
+        return s
+    size = s.abs().nan_to_num(0, 0, 0).reshape(len(s), -1).amax(1)
+    unit = torch.exp2(size.log2().floor() - 20).view(-1, *[1] * (s.dim() - 1))  # a power of two, without rounding
+    return (s / unit).round() * unit
+
+
+def _differences(score: Score, x: Tensor) -> str:
+    if score.log_prob is None:
         return "none"
     try:
-        return checksum(log_prob(x).detach())
+        return checksum(_known(score.log_prob(x).detach(), score))
     except Exception as error:  # which matters to the fits that need it, and is told there
         return type(error).__name__
 
@@ -155,7 +164,7 @@ def of_score_near(score: Score, whitening: Whitening) -> str:
     u = _standard_normal(len(SCALES) * N_OF_SCALE, score.n_features).to(whitening.map.m)
     x = whitening.map.unwhiten(u)
     modes = torch.from_numpy(np.array(whitening.modes[:N_NEAR])).to(x)
-    return checksum(score.double(torch.cat([x, modes.reshape(-1, x.shape[1])])))
+    return checksum(_known(score.double(torch.cat([x, modes.reshape(-1, x.shape[1])])), score))
 
 
 @torch.no_grad()

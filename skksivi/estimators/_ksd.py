@@ -465,7 +465,7 @@ class SteinTrained(Trained, Generic[F]):
         file = CheckpointFile(
             path, settings, lambda found: self._checked_interrupted(found, score_fn, generator), score_fn.device
         )
-        with file.opened():
+        with file.opened(reads_only=bool(score_fn.rank)):  # of several ranks the first one writes
             yield file
 
     def _identity(self, score_fn: Score, seed: int) -> dict[str, str]:

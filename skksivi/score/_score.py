@@ -140,6 +140,8 @@ class Score:
         The only mode of all of the data, in float64, where it is known.
     names : tuple of str
         Those of the coordinates, where the target has them.
+    rank : int or None
+        That of the target, see `skksivi.targets.Target`.
     tally : Tally
         How often it was asked for, in either type.
     """
@@ -159,6 +161,7 @@ class Score:
     exact: Score | None = None
     mode: Tensor | None = None
     names: tuple[str, ...] = ()
+    rank: int | None = None
     tally: Tally = field(default_factory=Tally, compare=False)
 
     @property

@@ -113,9 +113,11 @@ def resolve_score(
     score = _of_target(score, in_types[dtype])
     names = tuple(getattr(score_fn, "names", None) or ())
     names = names if len(names) == d else ()
+    rank = getattr(score_fn, "rank", None)
     if double is not None:
-        double = replace(double, names=names)
-    score = replace(score, in_double=double, replicate=getattr(score_fn, "replicate", ()), names=names)
+        double = replace(double, names=names, rank=rank)
+    replicate = getattr(score_fn, "replicate", ())
+    score = replace(score, in_double=double, replicate=replicate, names=names, rank=rank)
     warn_of_bounds(score.double, points)
     return score
 

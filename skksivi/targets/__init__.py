@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from skksivi.targets._logistic import BayesianLogisticRegression
     from skksivi.targets._network import BayesianNeuralNetwork
     from skksivi.targets._pymc import from_pymc
+    from skksivi.targets._sharded import Scattered, Sharded
     from skksivi.targets._stan import from_bridgestan
     from skksivi.targets._toy import Banana, EightGaussians, Multimodal, StudentT, XShaped
 
@@ -27,6 +28,8 @@ __all__ = [
     "EightGaussians",
     "Minibatches",
     "Multimodal",
+    "Scattered",
+    "Sharded",
     "StudentT",
     "Target",
     "XShaped",
@@ -54,6 +57,7 @@ if not TYPE_CHECKING:  # a checker would take any name for one of these
             "_logistic": ["BayesianLogisticRegression"],
             "_network": ["BayesianNeuralNetwork"],
             "_pymc": ["from_pymc"],
+            "_sharded": ["Scattered", "Sharded"],
             "_stan": ["from_bridgestan"],
             "_toy": ["Banana", "EightGaussians", "Multimodal", "StudentT", "XShaped"],
         },

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from numbers import Real
 from typing import Any, Protocol, Self
 
@@ -53,6 +54,9 @@ class Target:
         else the former where it agrees with the latter at a few points.
     replicate : tuple of int
         The rows that were taken, which a fit to this target adds to its seed.
+    rank : int or None
+        Which of several processes this is that sum their scores, so that sums round in another way with another
+        number of them; None of one alone.
 
     Examples
     --------
@@ -69,6 +73,7 @@ class Target:
     n_features: int
     products: str = "auto"
     replicate: tuple[int, ...] = ()
+    rank: int | None = None
     score_vjp: Any = None
 
     def __init_subclass__(cls, **kwargs: object) -> None:
@@ -175,17 +180,48 @@ class Divisible(Protocol):
 
 
 class _SumOverRows(torch.autograd.Function):
-    """The score of blocks of data, whose graphs are made one at a time, and again for a product."""
+    """The score of parts of data, whose graphs are made one at a time, and again for a product."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, blocks: Blocks) -> Tensor:  # noqa: ANN401
-        ctx.blocks = blocks
+    def forward(ctx: Any, x: Tensor, parts: Summed) -> Tensor:  # noqa: ANN401
+        ctx.parts = parts
         ctx.save_for_backward(x)
-        return blocks.total(lambda part, at: _with_graph(part, at)[1].detach(), x.detach())
+        return parts.total(value_with_graph, x.detach())
 
     @staticmethod
     def backward(ctx: Any, *v: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401
-        return ctx.blocks.total(_product, ctx.saved_tensors[0].detach(), v[0]), None
+        return ctx.parts.total(product_by_graph, ctx.saved_tensors[0].detach(), v[0]), None
+
+
+# What a part of the data is asked for, at points (n, d)
+
+
+def value(part: Target, x: Tensor) -> Tensor:
+    """Return the score (n, d)."""
+    return part.score_fn(x)
+
+
+def value_with_graph(part: Target, x: Tensor) -> Tensor:
+    """Return the score (n, d), which may differentiate, without a graph."""
+    return _with_graph(part, x)[1].detach()
+
+
+def product_by_graph(part: Target, x: Tensor, v: Tensor) -> Tensor:
+    """Return J^T v (n, d) by the graph of the score."""
+    x, s = _with_graph(part, x)
+    if not s.requires_grad:
+        return torch.zeros_like(v)
+    return torch.autograd.grad(s, x, v, allow_unused=True, materialize_grads=True)[0]
+
+
+def own_product(part: Target, x: Tensor, v: Tensor) -> Tensor:
+    """Return J^T v (n, d) by the product of the part, if it has one, else by the graph."""
+    return product_by_graph(part, x, v) if part.score_vjp is None else part.score_vjp(x)[1](v)
+
+
+def log_prob_of(part: Any, x: Tensor) -> Tensor:  # noqa: ANN401
+    """Return log p (n,)."""
+    return part.log_prob(x)
 
 
 def _with_graph(part: Target, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -195,14 +231,37 @@ def _with_graph(part: Target, x: Tensor) -> tuple[Tensor, Tensor]:
         return x, part.score_fn(x)
 
 
-def _product(part: Target, x: Tensor, v: Tensor) -> Tensor:
-    x, s = _with_graph(part, x)
-    if not s.requires_grad:
-        return torch.zeros_like(v)
-    return torch.autograd.grad(s, x, v, allow_unused=True, materialize_grads=True)[0]
+class Summed(Target):
+    """A target whose score is a sum over parts of its data, one of which tells the forms; a leaf gives `total`."""
+
+    target: Any
+
+    def total(self, evaluate: Callable[..., Tensor], *points: Tensor) -> Tensor:
+        """Return the sum over parts of what a function of a part of the data and of points (..., d) gives."""
+        raise NotImplementedError
+
+    def score_fn(self, x: Tensor) -> Tensor:
+        """Evaluate the gradient of log p at each row of x (n, d)."""
+        if isinstance(x, Tensor) and x.requires_grad and torch.is_grad_enabled():
+            return _SumOverRows.apply(x, self)
+        return self.total(value, x)
+
+    @property
+    def score_vjp(self) -> ScoreWithProduct | None:
+        """The product of the parts, if they have one."""
+        return None if self.target.score_vjp is None else self.product
+
+    @property
+    def log_prob(self) -> Callable[[Tensor], Tensor] | None:
+        """What evaluates log p (n,) at points (n, d), up to a constant, if the parts do."""
+        return partial(self.total, log_prob_of) if hasattr(self.target, "log_prob") else None
+
+    def product(self, x: Tensor) -> tuple[Tensor, ScoreFunction]:
+        """Return the score at x (n, d) and its vector-Jacobian product by that of the parts."""
+        return self.score_fn(x), partial(self.total, own_product, x)
 
 
-class Blocks(Target):
+class Blocks(Summed):
     r"""A target of data, or of some of its rows, evaluated a block of rows at a time.
 
     The score of a subset is that of the prior plus the mean of its rows, n_rows times; so the mean over blocks,
@@ -220,26 +279,11 @@ class Blocks(Target):
         self.rows = rows
         self.n_features = target.n_features
 
-    def score_fn(self, x: Tensor) -> Tensor:
-        """Evaluate the gradient of log p at each row of x (n, d)."""
-        if isinstance(x, Tensor) and x.requires_grad and torch.is_grad_enabled():
-            return _SumOverRows.apply(x, self)
-        return self.total(lambda part, at: part.score_fn(at), x)
-
-    @property
-    def score_vjp(self) -> ScoreWithProduct | None:
-        """The product of the target, if it has one."""
-        return None if self.target.score_vjp is None else self.product
-
-    def log_prob(self, x: Tensor) -> Tensor:
-        """Evaluate log p at each row of x (n, d), up to a constant."""
-        return self.total(lambda part, at: part.log_prob(at), x)
-
     def product(self, x: Tensor) -> tuple[Tensor, ScoreFunction]:
         """Return the score at x (n, d) and its vector-Jacobian product by that of the target."""
         if len(blocks := list(self._rows(x))) == 1 and len(x) <= self._n_points(blocks[0]):
             return self._part(blocks[0]).score_vjp(x)
-        return self.score_fn(x), lambda v: self.total(lambda part, at, v: part.score_vjp(at)[1](v), x, v)
+        return super().product(x)
 
     def total(self, evaluate: Callable[..., Tensor], *points: Tensor) -> Tensor:
         """Return the sum over blocks of what a function of a part of the data and of points (..., d) gives."""

@@ -12,7 +12,7 @@ from sklearn.utils import check_X_y
 from torch import Tensor
 
 from skksivi._arrays import as_tensor, check_sample_weight
-from skksivi.targets._base import Target, check_hyperprior, check_positive, in_blocks
+from skksivi.targets._base import Target, check_hyperprior, check_positive, in_blocks, log_prob_of
 
 
 class BayesianLinearRegression(Target):
@@ -161,14 +161,14 @@ class BayesianMultinomialRegression(Target):
         self.n_rows, self.n_outputs = self._Y.shape
 
     def subset(self, rows: Tensor) -> Self:
-        """Return the posterior of some of the observations, each counted n_rows / len(rows) times."""
-        weight = self.n_rows / len(rows)
+        """Return the posterior of some observations, each counted n_rows / len(rows) times; of none, the prior."""
+        weight = self.n_rows / max(1, len(rows))
         return self._replaced(_X=self._X[rows], _Y=self._Y[rows], _w=weight * self._w[rows])
 
     def log_prob(self, theta: Tensor) -> Tensor:
         """Evaluate log p at each row of theta (n, p k), up to a constant."""
         if not theta.requires_grad and (blocks := in_blocks(self, theta, *self._Y.shape)):
-            return blocks.log_prob(theta)
+            return blocks.total(log_prob_of, theta)
         log_p = (self._logits(theta).log_softmax(-1) * self._Y.to(theta)).sum(-1)
         return log_p @ self._w.to(theta) - self.prior_precision / 2 * theta.square().sum(-1)
 

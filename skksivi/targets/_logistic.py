@@ -12,7 +12,7 @@ from sklearn.utils import check_X_y
 from torch import Tensor
 
 from skksivi._arrays import as_tensor, check_sample_weight
-from skksivi.targets._base import Target, check_positive, in_blocks
+from skksivi.targets._base import Target, check_positive, in_blocks, log_prob_of
 
 
 class BayesianLogisticRegression(Target):
@@ -78,14 +78,14 @@ class BayesianLogisticRegression(Target):
         self._w = None if sample_weight is None else as_tensor(check_sample_weight(sample_weight, len(X)))
 
     def subset(self, rows: Tensor) -> Self:
-        """Return the posterior of some of the observations, each counted n_rows / len(rows) times."""
+        """Return the posterior of some observations, each counted n_rows / len(rows) times; of none, the prior."""
         w = None if self._w is None else self._w[rows]
-        return self._replaced(_X=self._X[rows], _y=self._y[rows], _w=w, _weight=self.n_rows / len(rows))
+        return self._replaced(_X=self._X[rows], _y=self._y[rows], _w=w, _weight=self.n_rows / max(1, len(rows)))
 
     def log_prob(self, beta: Tensor) -> Tensor:
         """Evaluate log p at each row of beta (n, d), up to a constant."""
         if not beta.requires_grad and (blocks := in_blocks(self, beta, len(self._X))):
-            return blocks.log_prob(beta)
+            return blocks.total(log_prob_of, beta)
         X, sign = self._X.to(beta), 2 * self._y.to(beta) - 1
         log_likelihood = self._weighted(torch.nn.functional.logsigmoid(sign * (beta @ X.mT))).sum(-1)
         return self._weight * log_likelihood - self.prior_precision / 2 * beta.square().sum(-1)
@@ -106,7 +106,8 @@ class BayesianLogisticRegression(Target):
 
         def combine(weights: Tensor, prior: Tensor) -> Tensor:
             # X^T W^T is much faster than W X for a tall thin X.
-            W, B = self._weighted(weights).reshape(-1, len(X)), prior.reshape(-1, self.n_features)
+            B = prior.reshape(-1, self.n_features)
+            W = self._weighted(weights).reshape(len(B), len(X))
             return torch.addmm(B.mT, X.mT, W.mT, beta=-self.prior_precision, alpha=self._weight).mT.view(prior.shape)
 
         def vjp(v: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ import stat
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import BinaryIO, Generic, TypeVar
 
@@ -88,6 +88,7 @@ class CheckpointFile(Generic[T]):
             raise self._unwritable(error) from error
         self.found: T | None = None
         self.failure: Exception | None = None
+        self.reads_only = False
         self._is_ours = False
 
     @property
@@ -96,8 +97,8 @@ class CheckpointFile(Generic[T]):
         return self.path.with_name(self.path.name + ".tmp")
 
     @contextmanager
-    def opened(self) -> Iterator[CheckpointFile[T]]:
-        """Read the file, and keep other fits from it for a while.
+    def opened(self, *, reads_only: bool = False) -> Iterator[CheckpointFile[T]]:
+        """Read the file, and keep other fits from it for a while, unless another process of this fit does.
 
         Raises
         ------
@@ -106,13 +107,15 @@ class CheckpointFile(Generic[T]):
         OSError, MemoryError
             It cannot be read, which does not mean that it is damaged.
         """
-        with self._held():
-            try:
-                self._try()
-            except OSError as error:
-                raise self._unwritable(error) from error
+        self.reads_only = reads_only
+        with nullcontext() if reads_only else self._held():
+            if not reads_only:
+                try:
+                    self._try()
+                except OSError as error:
+                    raise self._unwritable(error) from error
             self.found = self._read()
-            self._is_ours = self.found is not None
+            self._is_ours = self.found is not None and not reads_only
             try:
                 yield self
             except BaseException as error:
@@ -185,6 +188,8 @@ class CheckpointFile(Generic[T]):
 
         Where the disk does not let it, that is told when the fit ends.
         """
+        if self.reads_only:
+            return
         try:
             self._write(self._to_bytes(value))
         except (OSError, MemoryError) as error:

@@ -1,0 +1,538 @@
+"""Targets whose rows lie in several processes, which sum their scores."""
+
+from __future__ import annotations
+
+import pickle
+import platform
+import textwrap
+import time
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from skksivi._arrays import as_array, as_tensor
+from skksivi._numbers import check_integer
+from skksivi._version import __version__
+from skksivi.score._score import is_target
+from skksivi.targets._base import Summed, Target, log_prob_of
+from skksivi.targets._bridges import import_library
+
+#: Numbers of the first message, of which some tell whether all ranks ask for the same: messages of other lengths than
+#: the others expect would end a process. What does not fit follows in a second.
+FIRST, HEAD = 8192, 3
+
+#: Bits of a checksum of points: its square, summed over ranks, is exact in float64.
+BITS = 20
+
+#: Seconds in which a rank that is not lost says so.
+PATIENCE = 1.0
+
+#: Points at which the priors of ranks are compared, and relative differences that are no rounding.
+N_COMPARED, TOLERANCE = 3, 1e-9
+
+
+@dataclass
+class Traffic:
+    """What was sent for a target that is summed over processes.
+
+    Attributes
+    ----------
+    n_calls : int
+        Scores, products and log-densities that were asked for, at any number of points.
+    n_messages : int
+        Messages of each rank, or round trips to the workers.
+    n_bytes : int
+        Bytes of them, as they leave one rank or the client; an all-reduce over a ring of W ranks sends 2 (W - 1) / W
+        times as many over each connection.
+    """
+
+    n_calls: int = 0
+    n_messages: int = 0
+    n_bytes: int = 0
+
+
+class Shard(NamedTuple):
+    """The target of some of the rows, and the prior that is in it, None where that is to be counted."""
+
+    target: Any
+    prior: Any
+
+    def evaluate(self, function: Callable[..., Any], *points: Tensor) -> Tensor:
+        """Return what a function of a target and of points (n, d) gives for the rows, with the prior in one shard."""
+        found = function(self.target, *points)
+        if self.prior is not None:
+            found = found - function(self.prior, *points)
+        shape = points[0].shape[:-1] if function is log_prob_of else points[0].shape
+        if tuple(found.shape) != tuple(shape):
+            raise ValueError(f"`score_fn` returned shape {tuple(found.shape)}, expected {tuple(shape)} as its input.")
+        return found
+
+
+def made_shard(target_of_rows: Any, prior: Any, rank: int, n_ranks: int) -> tuple[Shard, dict[str, Any]]:  # noqa: ANN401
+    """Return the shard of a rank, and what it must share with the others.
+
+    Raises
+    ------
+    TypeError
+        It has no target, or its prior is not known.
+    ValueError
+        It has no rows.
+    """
+    target = target_of_rows if is_target(target_of_rows) else target_of_rows(rank, n_ranks)
+    if not is_target(target) or isinstance(target, type):
+        raise TypeError(f"`target_of_rows` returned a {type(target).__name__}, expected a target.")
+    n_rows = getattr(target, "n_rows", None)
+    if n_rows == 0:
+        raise ValueError("the shard is empty: `target_of_rows` has no rows; use fewer ranks")
+    prior, at_prior = _prior_of(target, prior)
+    facts = {
+        "target": type(target).__name__,
+        "n_features": int(target.n_features),  # type: ignore[attr-defined]
+        "names": getattr(target, "names", None),
+        "classes": None if (found := getattr(target, "classes", None)) is None else np.asarray(found).tolist(),
+        "products": getattr(target, "products", "auto"),
+        "log_prob": hasattr(target, "log_prob"),
+        "score_vjp": getattr(target, "score_vjp", None) is not None,
+        "version of skksivi": __version__,
+        "version of torch": torch.__version__,
+        "version of numpy": np.__version__,
+        "version of Python": platform.python_version(),
+        "prior": at_prior,
+    }
+    return Shard(target, prior if rank else None), facts
+
+
+def _prior_of(target: Any, prior: Any) -> tuple[Any, list[float]]:  # noqa: ANN401
+    """Return the prior that a target of rows has, and its score at some points."""
+    try:
+        prior = target.subset(torch.zeros(0, dtype=torch.long)) if prior is None else prior
+        x = torch.linspace(-1, 2, N_COMPARED * target.n_features, dtype=torch.float64)
+        x = x.reshape(N_COMPARED, target.n_features)
+        return prior, as_array(prior.score_fn(_as_taken(target, x))).ravel().tolist()
+    except Exception as error:
+        raise TypeError(
+            f"`prior` of {type(target).__name__} is not known ({type(error).__name__}: {error}); give the target of "
+            "the prior that is in each target, which is to be counted once."
+        ) from error
+
+
+def _as_taken(target: Target, x: Tensor) -> Tensor | np.ndarray:
+    """Return points as tensors, or as arrays if a target takes no others."""
+    try:
+        return x if isinstance(target.score_fn(x), Tensor) else x.numpy()
+    except Exception:
+        return x.numpy()
+
+
+def check_equal(facts: list[dict[str, Any]], what: str) -> None:
+    """Raise ValueError if one of several has other facts than the first."""
+    for k, other in enumerate(facts):
+        for name, expected in facts[0].items():
+            same = other[name] == expected
+            if name == "prior" and len(other[name]) == len(expected):
+                same = np.allclose(other[name], expected, rtol=TOLERANCE, atol=TOLERANCE)
+            if not same:
+                raise ValueError(
+                    f"`target_of_rows` of {what} {k} has {name} = {other[name]!r}, but that of {what} 0 has "
+                    f"{expected!r}; all must have the same."
+                )
+
+
+class Ranks:
+    """The processes of a group, which are asked for sums at the same time.
+
+    Raises
+    ------
+    ValueError
+        This process is in no group.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        if not (dist.is_available() and dist.is_initialized()):
+            raise ValueError(
+                "`group` is missing: this process is in no group. Start the script by torchrun, and call "
+                "torch.distributed.init_process_group('gloo') first, with 'nccl' on GPUs."
+            )
+        self.group = group
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        if self.rank < 0:
+            raise ValueError("`group` does not have this process.")
+        on_gpu = dist.get_backend(group) == "nccl"
+        self.device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+        self.traffic = Traffic()
+
+    def gather(self, own: object) -> list[Any]:
+        """Return the objects of all ranks."""
+        found: list[Any] = [None] * self.size
+        self._talk(lambda: dist.all_gather_object(found, own, self.group))
+        return found
+
+    def sum(self, own: Callable[[], Tensor], points: tuple[Tensor, ...], n: int) -> Tensor:
+        """Return the sum (n,) over ranks of what they compute, float64.
+
+        Raises
+        ------
+        ConnectionError
+            A rank is lost, or asks for other points.
+        Exception
+            What the first rank with an error has raised, on all ranks.
+        """
+        error: Exception | None = None
+        try:
+            numbers = own().reshape(-1).to(self.device, torch.float64)
+        except Exception as raised:
+            error, numbers = raised, torch.zeros(n, dtype=torch.float64, device=self.device)
+        c = float(_checksum(points) >> (32 - BITS))
+        head = numbers.new_tensor([float(error is not None), c, c * c])
+        first = numbers.new_zeros(FIRST)
+        first[:HEAD] = head
+        first[HEAD : HEAD + n] = numbers[: FIRST - HEAD]
+        self._reduce(first)
+        n_failed, total, of_squares = map(int, first[:HEAD].tolist())
+        self.traffic.n_calls += 1
+        if self.size * of_squares != total**2:
+            raise ConnectionError(
+                f"The {self.size} ranks are out of step: they ask for the score at different points. Give all of "
+                "them the same estimator, an integer as its `random_state`, one `checkpoint` that all can read, and "
+                "machines that compute alike."
+            )
+        if n_failed:
+            self._raise_first(error)
+        rest = numbers[FIRST - HEAD :].contiguous()
+        if len(rest):
+            self._reduce(rest)
+        return torch.cat([first[HEAD : HEAD + n], rest])
+
+    def _reduce(self, numbers: Tensor) -> None:
+        self._talk(lambda: dist.all_reduce(numbers, group=self.group))
+        self.traffic.n_messages += 1
+        self.traffic.n_bytes += numbers.numel() * numbers.element_size()
+
+    def _raise_first(self, own: Exception | None) -> None:
+        """Raise the error of the first rank that has one."""
+        errors = self.gather(_portable(own))
+        rank = next(k for k, error in enumerate(errors) if error is not None)
+        error = own if rank == self.rank and own is not None else errors[rank]
+        error.add_note(f"Raised on rank {rank} of {self.size}.")
+        raise error
+
+    def _talk(self, act: Callable[[], object]) -> None:
+        try:
+            act()
+        except RuntimeError as error:
+            raise ConnectionError(
+                f"Rank {self.rank} of {self.size} has lost {self._missing()}: a process has ended or does not "
+                "answer, or the network has failed. Start all ranks again; a fit with a `checkpoint` goes on from "
+                f"there, with any number of ranks. It said: {textwrap.shorten(str(error), 160)}"
+            ) from error
+
+    def _missing(self) -> str:
+        """Return the names of the ranks that do not say that they are there."""
+        try:
+            store, began = dist.distributed_c10d._get_default_store(), time.monotonic()  # noqa: SLF001
+            store.set(f"skksivi is here/{self.rank}", "")
+            while True:
+                lost = [k for k in range(self.size) if not store.check([f"skksivi is here/{k}"])]
+                if not lost or time.monotonic() > began + PATIENCE:
+                    break
+                time.sleep(0.01)
+        except RuntimeError:
+            return "rank 0, or the network"
+        return ("rank " + ", ".join(map(str, lost))) if lost else "another rank"
+
+
+def _portable(error: Exception | None) -> Exception | None:
+    """Return an error that can be sent, of the same kind if that can be."""
+    try:
+        return pickle.loads(pickle.dumps(error))  # noqa: S301
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+
+
+def _checksum(points: tuple[Tensor, ...]) -> int:
+    """Return a checksum of 32 bits of points, and of how many they are."""
+    c = 0
+    for x in map(as_array, points):
+        c = zlib.crc32(np.ascontiguousarray(x).tobytes(), zlib.crc32(repr(x.shape).encode(), c))
+    return c
+
+
+class Sharded(Summed):
+    r"""A target whose rows lie in several processes, the ranks of a group of torch.distributed.
+
+    Each rank has the target of its own rows,
+
+    .. math:: \log p(x) = \log p_0(x) + \sum_r \ell_r(x), \qquad \log p_r = \log p_0 + \ell_r,
+
+    and sums of scores, products and log-densities over ranks are all that is sent: (n, d) numbers for n points,
+    whatever the number of rows. All ranks run the same script and fit in step from the same `random_state`; each ends
+    with the same fit. Each sum compares the points that the ranks ask for.
+
+    Parameters
+    ----------
+    target_of_rows : Target or callable
+        The target of the rows of this rank; or a function of the rank and the number of ranks that makes it, whose
+        errors are told on all ranks.
+    prior : Target, default=None
+        The :math:`p_0` that is in the target of each rank, to be counted once. By default
+        ``target.subset(rows)`` without rows, which `BayesianLogisticRegression` and `BayesianMultinomialRegression`
+        have.
+    group : ProcessGroup, default=None
+        None for all ranks.
+
+    Attributes
+    ----------
+    rank : int
+        That of this process.
+    n_ranks : int
+    traffic : Traffic
+        With ``n_calls``, ``n_messages`` and ``n_bytes``, of this rank.
+
+    Raises
+    ------
+    ValueError
+        This process is in no group; a shard is empty; the ranks have different targets, priors or versions.
+    TypeError
+        `target_of_rows` is or returns no target, or `prior` is missing.
+    ConnectionError
+        In a fit: a rank is lost, or asks for the score at other points. A training that has begun keeps its state,
+        and a `checkpoint` goes on with any number of ranks: the first one writes it, and all must be able to read it.
+
+    See Also
+    --------
+    Scattered : The same over the workers of a dask cluster.
+
+    Examples
+    --------
+    One process is a group of its own; ``torchrun --nproc-per-node 2 script.py`` starts two, without the first
+    arguments.
+
+    >>> import numpy as np
+    >>> import torch.distributed as dist
+    >>> from skksivi.targets import BayesianLogisticRegression, Sharded
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    >>> X = np.random.RandomState(0).normal(size=(1000, 3))
+    >>> def target_of_rows(rank, n_ranks):
+    ...     rows = slice(rank, None, n_ranks)
+    ...     return BayesianLogisticRegression(X[rows], X[rows, 0] > 0.1)
+    >>> target = Sharded(target_of_rows)
+    >>> target
+    Sharded(BayesianLogisticRegression(n_features=3), rank 0 of 1)
+    >>> dist.destroy_process_group()
+    """
+
+    def __init__(
+        self,
+        target_of_rows: Target | Callable[[int, int], Target],
+        *,
+        prior: Target | None = None,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        self._ranks = Ranks(group)
+        self.rank, self.n_ranks, self.traffic = self._ranks.rank, self._ranks.size, self._ranks.traffic
+        try:
+            self._shard, own = made_shard(target_of_rows, prior, self.rank, self.n_ranks)
+        except Exception as error:
+            self._ranks.gather(f"{type(error).__name__}: {error}")
+            raise
+        found = self._ranks.gather(own)
+        for k, facts in enumerate(found):
+            if isinstance(facts, str):
+                raise ValueError(f"`target_of_rows` of rank {k} cannot be had. {facts}")
+        check_equal(found, "rank")
+        self.n_features = self.target.n_features
+        self.products = getattr(self.target, "products", "auto")
+        self.names = getattr(self.target, "names", None)
+
+    @property
+    def target(self) -> Any:  # noqa: ANN401
+        """The target of the rows of this rank."""
+        return self._shard.target
+
+    def total(self, evaluate: Callable[..., Any], *points: Any) -> Any:  # noqa: ANN401
+        """Return the sum over ranks of what a function of a target and of points (..., d) gives."""
+        x = points[0]
+        shape = tuple(x.shape[:-1]) if evaluate is log_prob_of else tuple(x.shape)
+        tensors = tuple(p if isinstance(p, Tensor) else torch.from_numpy(np.array(p)) for p in points)
+        own = partial(self._shard.evaluate, evaluate, *points)
+        s = self._ranks.sum(lambda: as_tensor(own()), tensors, int(np.prod(shape))).reshape(shape)
+        return s.to(x) if isinstance(x, Tensor) else s.numpy().astype(x.dtype)
+
+    def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Sharded:
+        """Return a copy whose targets are on `device` and of type `dtype`."""
+        target, prior = (part and part.to(device=device, dtype=dtype) for part in self._shard)
+        return self._replaced(_shard=Shard(target, prior))
+
+    def __repr__(self) -> str:
+        return f"Sharded({self.target!r}, rank {self.rank} of {self.n_ranks})"
+
+
+class Holder:
+    """Holds a shard on a worker."""
+
+    def __init__(self, target_of_rows: Any, prior: Any, k: int, n_shards: int) -> None:  # noqa: ANN401
+        self.shard, self.facts = made_shard(target_of_rows, prior, k, n_shards)
+
+    def told(self) -> dict[str, Any]:
+        """Return what the shard must share with the others."""
+        return self.facts
+
+    def evaluate(self, function: Callable[..., Any], of_tensors: bool, *points: np.ndarray) -> np.ndarray | Exception:
+        """Return what the shard gives at points (n, d), or raises."""
+        try:
+            at = [torch.from_numpy(X.copy()) for X in points] if of_tensors else points
+            return as_array(self.shard.evaluate(function, *at))
+        except Exception as error:
+            return error
+
+
+class Scattered(Summed):
+    """A target whose rows are held by the workers of a dask cluster.
+
+    As `Sharded`, but the fit runs in this process alone, and a score is a round trip to each worker.
+
+    Parameters
+    ----------
+    target_of_rows : callable
+        Makes the target of the rows of a shard from its number and how many there are, on a worker: it may read its
+        rows there. It is called again on another worker if one is lost.
+    client : distributed.Client
+    n_shards : int, default=None
+        As many as there are workers by default. The numbers depend on it, and not on which worker holds what.
+    prior : Target, default=None
+        As for `Sharded`.
+    timeout : float, default=None
+        Seconds that a round trip may take.
+
+    Attributes
+    ----------
+    n_shards : int
+    traffic : Traffic
+        With ``n_calls``, ``n_messages`` and ``n_bytes``.
+
+    Raises
+    ------
+    ValueError
+        The cluster has no workers; a shard is empty; the shards have different targets, priors or versions.
+    TypeError
+        A parameter is of another type; `target_of_rows` returns no target.
+    ConnectionError, TimeoutError
+        In a fit: a worker is lost, and its shard cannot be made again, or does not answer in time.
+
+    Examples
+    --------
+    A script starts its cluster under ``if __name__ == "__main__"``::
+
+        from distributed import Client
+        from skksivi.targets import BayesianLogisticRegression, Scattered
+
+        def target_of_rows(k, n_shards):
+            X, y = read_rows(k, n_shards)
+            return BayesianLogisticRegression(X, y)
+
+        with Client("tcp://scheduler:8786") as client:
+            q = KSIVIApproximator().fit(Scattered(target_of_rows, client))
+    """
+
+    rank = 0  # sums round in another way with another number of shards
+
+    def __init__(
+        self,
+        target_of_rows: Callable[[int, int], Target],
+        client: Any,  # noqa: ANN401
+        *,
+        n_shards: int | None = None,
+        prior: Target | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        import_library("distributed", "dask")
+        if not callable(target_of_rows):
+            raise TypeError(f"`target_of_rows` must be a function, got a {type(target_of_rows).__name__}.")
+        if not hasattr(client, "submit"):
+            raise TypeError(f"`client` must be a client of distributed, got a {type(client).__name__}.")
+        workers = list(client.scheduler_info(n_workers=-1)["workers"])
+        if not workers:
+            raise ValueError("`client` has no workers; start some, or wait for them by client.wait_for_workers(1).")
+        self.n_shards = check_integer(len(workers) if n_shards is None else n_shards, "n_shards", min_val=1)
+        self.timeout = timeout
+        self.traffic = Traffic()
+        self._client = client
+        self._make = (target_of_rows, prior)
+        self._holders = [self._held(k, workers[k % len(workers)]) for k in range(self.n_shards)]
+        found = [holder.told().result() for holder in self._holders]
+        check_equal(found, "shard")
+        self.n_features, self.products, self.names = (found[0][name] for name in ("n_features", "products", "names"))
+        self.target = _Forms(found[0]["log_prob"], found[0]["score_vjp"])
+
+    def _held(self, k: int, worker: str | None = None) -> Any:  # noqa: ANN401
+        """Return what holds a shard on a worker, or on any."""
+        target_of_rows, prior = self._make
+        submit = partial(self._client.submit, Holder, target_of_rows, prior, k, self.n_shards, actor=True, pure=False)
+        return submit(workers=None if worker is None else [worker]).result()
+
+    def total(self, evaluate: Callable[..., Any], *points: Any) -> Any:  # noqa: ANN401
+        """Return the sum over shards of what a function of a target and of points (..., d) gives."""
+        x, arrays = points[0], [as_array(p) for p in points]
+        arguments = (evaluate, isinstance(x, Tensor), *arrays)
+        calls = [self._asked(k, arguments) for k in range(self.n_shards)]
+        found = [self._answer(k, call, arguments) for k, call in enumerate(calls)]
+        self.traffic.n_calls += 1
+        self.traffic.n_messages += self.n_shards
+        self.traffic.n_bytes += self.n_shards * sum(a.nbytes for a in arrays) + sum(a.nbytes for a in found)
+        s = np.sum(np.array(found, dtype=np.float64), axis=0).astype(arrays[0].dtype)
+        return as_tensor(s).to(x) if isinstance(x, Tensor) else s
+
+    def _asked(self, k: int, arguments: tuple[Any, ...]) -> Any:  # noqa: ANN401
+        """Return the call of a shard that is under way, or what was raised instead."""
+        try:
+            return self._holders[k].evaluate(*arguments)
+        except Exception as error:
+            return error
+
+    def _answer(self, k: int, call: Any, arguments: tuple[Any, ...]) -> np.ndarray:  # noqa: ANN401
+        """Return what a shard has answered; it is made again if its worker is lost."""
+        try:
+            if isinstance(call, Exception):
+                raise call
+            found = call.result(timeout=self.timeout)
+        except TimeoutError as error:
+            raise TimeoutError(f"Shard {k} of {self.n_shards} has not answered within {self.timeout} s.") from error
+        except Exception:
+            found = self._made_again(k, arguments)
+        if isinstance(found, Exception):
+            found.add_note(f"Raised by shard {k} of {self.n_shards}.")
+            raise found
+        return found
+
+    def _made_again(self, k: int, arguments: tuple[Any, ...]) -> np.ndarray | Exception:
+        try:
+            self._holders[k] = self._held(k)
+            return self._holders[k].evaluate(*arguments).result(timeout=self.timeout)
+        except Exception as error:
+            raise ConnectionError(
+                f"The worker was lost that held shard {k} of {self.n_shards}, and no other could make it again. "
+                f"It said: {textwrap.shorten(str(error), 160)}"
+            ) from error
+
+    def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Scattered:
+        """Return itself: a score comes back on the device and in the type of the points it is asked at."""
+        return self
+
+    def __repr__(self) -> str:
+        return f"Scattered(n_features={self.n_features}, n_shards={self.n_shards})"
+
+
+class _Forms:
+    """What a target elsewhere can be asked for."""
+
+    def __init__(self, has_log_prob: bool, has_product: bool) -> None:
+        self.score_vjp = has_product or None
+        if has_log_prob:
+            self.log_prob = True

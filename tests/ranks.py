@@ -1,0 +1,197 @@
+"""What a rank does in the tests of targets over several processes: python ranks.py task folder."""
+
+import datetime
+import os
+import signal
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from skksivi import KSIVIApproximator
+from skksivi.parameters import Checkpoint
+from skksivi.targets import BayesianLogisticRegression, Sharded, Target, from_score_fn
+
+N, D = 240, 3
+X = np.random.RandomState(0).normal(size=(N, D)) * [1.0, 0.5, 2.0]
+Y = np.random.RandomState(1).uniform(size=N) < 1 / (1 + np.exp(-X @ [1.0, -1.0, 0.3]))
+POINTS = torch.randn(20, D, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+MANY = torch.randn(5000, D, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+EST = KSIVIApproximator(
+    whiten="laplace", mixing="normal", max_iter=120, batch_size=50, early_stopping=None, dtype="float64",
+    hidden_layer_sizes=(8,), random_state=0,
+)  # fmt: skip
+
+
+class Plain(Target):
+    """The same posterior by its density alone, whose score and products are automatic."""
+
+    n_features = D
+
+    def __init__(self, rows):
+        self.A, self.signs = torch.from_numpy(X[rows]), torch.from_numpy(2.0 * Y[rows] - 1)
+
+    def log_prob(self, x):
+        return torch.nn.functional.logsigmoid(self.signs * (x @ self.A.mT)).sum(-1) - x.square().sum(-1) / 2
+
+
+class Prior(Target):
+    n_features = D
+
+    def log_prob(self, x):
+        return -x.square().sum(-1) / 2
+
+
+def regression(rank, n_ranks):
+    return BayesianLogisticRegression(X[rank::n_ranks], Y[rank::n_ranks], prior_precision=1.0)
+
+
+def plain(rank, n_ranks):
+    return Plain(slice(rank, None, n_ranks))
+
+
+def arrays(rank, n_ranks):
+    A, y = X[rank::n_ranks], Y[rank::n_ranks]
+
+    def score_fn(x):
+        assert isinstance(x, np.ndarray)
+        return (y - 1 / (1 + np.exp(-x @ A.T))) @ A - x
+
+    return from_score_fn(score_fn, D)
+
+
+def minus(x):
+    return -x
+
+
+def narrower(k, n):
+    return BayesianLogisticRegression(X[:, : 3 - k], Y)
+
+
+def fitted(target, **parameters):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return EST.set_params(**parameters).fit(target)
+
+
+def found(target):
+    """Return numbers of a target, and of a fit to it."""
+    s, pull = target.score_vjp(POINTS)
+    q = fitted(target)
+    return {
+        "score": target.score_fn(POINTS),
+        "score of many": target.score_fn(MANY),
+        "score with product": s,
+        "product": pull(POINTS.flip(0)),
+        "log_prob": target.log_prob(POINTS),
+        "draws": q.sample(50, random_state=0),
+        "grade": q.score(target),
+        "certificate": q.certificate_.divergence,
+        "n_score_calls": q.n_score_calls_,
+    }
+
+
+def of_plain(target):
+    """Return the scores and products of a target without a product of its own."""
+    x = POINTS.clone().requires_grad_()
+    s = target.score_fn(x)
+    (product,) = torch.autograd.grad(s, x, POINTS.flip(0))
+    return {"plain score": s.detach(), "plain product": product, "plain log_prob": target.log_prob(POINTS)}
+
+
+def fit(folder):
+    target = Sharded(regression)
+    numbers = found(target) | of_plain(Sharded(plain, prior=Prior()))
+    by_arrays = Sharded(arrays, prior=from_score_fn(minus, D))
+    numbers["draws by arrays"] = fitted(by_arrays, max_iter=20).sample(5, random_state=0)
+    numbers["traffic"] = [target.traffic.n_calls, target.traffic.n_messages, target.traffic.n_bytes]
+    np.savez(folder / f"{target.rank} of {target.n_ranks}.npz", **numbers)
+
+
+def raised(act):
+    try:
+        act()
+    except Exception as error:
+        return f"{type(error).__name__}: {error} {' '.join(getattr(error, '__notes__', []))}"
+    return "nothing"
+
+
+def fails_late(rank, n_ranks):
+    """A target that raises on the last rank where it is asked for many points."""
+    target = regression(rank, n_ranks)
+
+    class Failing(Target):
+        n_features = D
+
+        def score_fn(self, x):
+            if rank == n_ranks - 1 and len(x) > 30:
+                raise ArithmeticError("no score there")
+            return target.score_fn(x)
+
+    return Failing()
+
+
+def faults(folder):
+    rank = dist.get_rank()
+
+    def other(rank, n_ranks, **options):
+        return BayesianLogisticRegression(X[rank::n_ranks], Y[rank::n_ranks], **options)
+
+    acts = {
+        "features": lambda: Sharded(narrower),
+        "prior": lambda: Sharded(lambda k, n: other(k, n, prior_precision=1.0 + k)),
+        "kind": lambda: Sharded(lambda k, n: regression(k, n) if k else plain(k, n), prior=Prior()),
+        "empty": lambda: Sharded(lambda k, n: BayesianLogisticRegression(X[: N * (1 - k)], Y[: N * (1 - k)])),
+        "no rows": lambda: Sharded(lambda k, n: regression(k, n) if k else NoRows()),
+        "no prior": lambda: Sharded(plain),
+        "no target": lambda: Sharded(lambda k, n: None),
+        "seed": lambda: fitted(Sharded(regression), random_state=rank),
+        "raises": lambda: fitted(Sharded(fails_late, prior=from_score_fn(minus, D)), random_state=0),
+    }
+    (folder / f"{rank}.txt").write_text("\n".join(f"{name}| {raised(act)}" for name, act in acts.items()))
+
+
+class NoRows(Target):
+    n_features, n_rows = D, 0
+
+
+class Dying(BayesianLogisticRegression):
+    """Ends its process at a score of the training, if it has only so many left."""
+
+    n_left = 0
+
+    def score_fn(self, x):
+        if len(x) == EST.batch_size:
+            Dying.n_left -= 1
+            if Dying.n_left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return super().score_fn(x)
+
+    score_vjp = BayesianLogisticRegression.score_vjp
+
+
+def kill(folder):
+    target = Sharded(lambda rank, n: Dying(X[rank::n], Y[rank::n], prior_precision=1.0))
+    Dying.n_left = 60 if target.rank == 1 else 0
+    q = EST.set_params(checkpoint=Checkpoint(folder / "fit.ckpt", every=20))
+    message = raised(lambda: q.fit(target))
+    (folder / f"{target.rank}.txt").write_text(f"{message}\n{q.n_iter_}\n{np.isfinite(q.sample(9)).all()}")
+
+
+def resume(folder):
+    target = Sharded(regression)
+    had_file = (folder / "fit.ckpt").exists()
+    q = fitted(target, checkpoint=Checkpoint(folder / "fit.ckpt", every=20))
+    draws = q.sample(50, random_state=0)
+    np.savez(folder / f"{target.rank} of {target.n_ranks}.npz", draws=draws, had_file=had_file, n_iter=q.n_iter_)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=120))
+    {"fit": fit, "faults": faults, "kill": kill, "resume": resume}[sys.argv[1]](Path(sys.argv[2]))
+    if sys.argv[1] != "kill":
+        dist.destroy_process_group()

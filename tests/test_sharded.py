@@ -1,0 +1,277 @@
+"""Targets over several processes: sums are those of one, faults are told by rank, fits go on with other numbers."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import ranks
+import torch
+import torch.distributed as dist
+from plain_targets import normal
+from ranks import POINTS
+
+from skksivi.estimators._identity import _known, of_score
+from skksivi.score._target import resolve_score
+from skksivi.targets import (
+    BayesianMultinomialRegression,
+    Scattered,
+    Sharded,
+    from_score_fn,
+)
+from skksivi.targets._sharded import FIRST, HEAD, check_equal
+
+WHOLE = ranks.regression(0, 1)
+
+
+@pytest.fixture
+def group():
+    """A group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def close(actual, expected, tolerance=1e-10):
+    torch.testing.assert_close(torch.as_tensor(actual), torch.as_tensor(expected), rtol=tolerance, atol=tolerance)
+
+
+# One process
+
+
+def test_a_rank_alone_has_the_target_that_it_holds(group):
+    target = Sharded(ranks.regression)
+    assert torch.equal(target.score_fn(POINTS), WHOLE.score_fn(POINTS))
+    assert torch.equal(target.log_prob(POINTS), WHOLE.log_prob(POINTS))
+    s, pull = target.score_vjp(POINTS)
+    close(s, WHOLE.score_fn(POINTS))
+    close(pull(POINTS), WHOLE.score_vjp(POINTS)[1](POINTS))
+    assert (target.rank, target.n_ranks, target.names) == (0, 1, None)
+    assert target.traffic.n_calls == target.traffic.n_messages == 4
+    assert target.traffic.n_bytes == 4 * 8 * FIRST
+    x = normal(FIRST, 3)
+    assert torch.equal(target.to(dtype=torch.float32).score_fn(x.float()), WHOLE.score_fn(x.float()))
+    assert target.traffic.n_messages == 6
+    assert target.traffic.n_bytes == 8 * (5 * FIRST + x.numel() - (FIRST - HEAD))
+
+
+def test_the_prior_of_a_target_is_that_of_no_rows():
+    x, rows = normal(7, 3), torch.zeros(0, dtype=torch.long)
+    y = np.arange(len(ranks.X)) % 3
+    for target, d in (
+        (WHOLE, 3),
+        (BayesianMultinomialRegression(ranks.X, y, prior_precision=1.0), 9),
+    ):
+        x, prior = normal(7, d), target.subset(rows)
+        close(prior.score_fn(x), -x)
+        close(prior.log_prob(x), -x.square().sum(-1) / 2)
+        s, pull = prior.score_vjp(x)
+        close(s, -x)
+        close(pull(x), -x)
+
+
+def test_a_process_without_a_group_is_told_to_make_one():
+    with pytest.raises(ValueError, match=r"`group` is missing: .* torchrun, and call torch.distributed.init_process"):
+        Sharded(WHOLE)
+
+
+def test_what_ranks_must_share_is_compared():
+    facts = {"n_features": 3, "prior": [1.0, 2.0]}
+    check_equal([facts, {"n_features": 3, "prior": [1.0, 2.0 + 1e-12]}], "rank")
+    for other in ({**facts, "n_features": 4}, {**facts, "prior": [1.0, 2.1]}, {**facts, "prior": [1.0]}):
+        with pytest.raises(ValueError, match=r"`target_of_rows` of rank 2 has .* but that of rank 0 has"):
+            check_equal([facts, facts, other], "rank")
+
+
+def test_a_checkpoint_knows_a_sum_over_ranks_by_six_digits(group):
+    score = resolve_score(Sharded(WHOLE), None, dtype=torch.float64, device=torch.device("cpu"))
+    alone = resolve_score(WHOLE, None, dtype=torch.float64, device=torch.device("cpu"))
+    s = normal(50, 3) * 10.0 ** torch.arange(-20, 30)[:, None]
+    s[3, 1], s[4, 0] = torch.nan, torch.inf
+    assert _known(s, alone) is s
+    known = _known(s, score)
+    torch.testing.assert_close(known, _known(s * (1 + 2.0**-52), score), rtol=0, atol=0, equal_nan=True)
+    kept = s.isfinite()
+    largest = s.where(kept, 0).abs().amax(1, keepdim=True).expand_as(s)
+    assert ((known - s).abs()[kept] <= 2.0**-20 * largest[kept]).all()
+    assert torch.equal(known.isfinite(), kept)
+    assert of_score(score, None) != of_score(alone, None)
+
+
+# Several
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def launch(n, task, folder):
+    """Run a task of `ranks` in n processes; return their exit statuses."""
+    folder.mkdir(exist_ok=True)
+    common = {
+        "WORLD_SIZE": str(n),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
+        "OMP_NUM_THREADS": "1",
+    }
+    script = Path(__file__).with_name("ranks.py")
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(script), task, str(folder)],
+            env={**os.environ, **common, "RANK": str(k)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for k in range(n)
+    ]
+    errors = [process.communicate(timeout=300)[1] for process in processes]
+    statuses = [process.returncode for process in processes]
+    assert all(status in (0, -signal.SIGKILL) for status in statuses), "\n".join(errors)
+    return statuses
+
+
+def left(folder, n):
+    """Return what n ranks have left, which must be the same of all."""
+    first, *others = [dict(np.load(folder / f"{k} of {n}.npz")) for k in range(n)]
+    for other in others:
+        assert first.keys() == other.keys()
+        for name, numbers in first.items():
+            np.testing.assert_array_equal(numbers, other[name], err_msg=name)
+    return first
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="needs gloo on the loopback address")
+def test_two_and_four_ranks_are_as_one_and_the_same_each_time(tmp_path):
+    for n in (1, 2, 4):
+        launch(n, "fit", tmp_path)
+    one, two, four = (left(tmp_path, n) for n in (1, 2, 4))
+    launch(2, "fit", tmp_path)
+    for name, numbers in left(tmp_path, 2).items():
+        np.testing.assert_array_equal(numbers, two[name], err_msg=name)
+    for name, numbers in one.items():
+        for other in (two, four):
+            np.testing.assert_allclose(other[name], numbers, rtol=1e-9, atol=1e-9, err_msg=name)
+    close(one["score"], WHOLE.score_fn(POINTS))
+    close(one["score of many"], WHOLE.score_fn(ranks.MANY))
+    close(one["product"], WHOLE.score_vjp(POINTS)[1](POINTS.flip(0)))
+    close(one["log_prob"], WHOLE.log_prob(POINTS))
+    close(one["plain score"], WHOLE.score_fn(POINTS))
+    close(one["plain product"], one["product"])
+    n_calls, n_messages, n_bytes = two["traffic"]
+    assert n_calls <= n_messages <= 2 * n_calls
+    assert n_bytes <= 8 * (FIRST * n_messages + ranks.D * 5 * len(ranks.MANY))
+
+
+FAULTS = {
+    "features": "ValueError: `target_of_rows` of rank 1 has n_features = 2, but that of rank 0 has 3; all must have",
+    "prior": "ValueError: `target_of_rows` of rank 1 has prior = [2.0, 1.25,",
+    "kind": "ValueError: `target_of_rows` of rank 1 has target = 'BayesianLogisticRegression', but",
+    "empty": "Found array with 0 sample(s) (shape=(0, 3))",
+    "no rows": "ValueError: the shard is empty: `target_of_rows` has no rows; use fewer ranks",
+    "no prior": "TypeError: `prior` of Plain is not known (AttributeError: 'Plain' object has no attribute 'subset')",
+    "no target": "TypeError: `target_of_rows` returned a NoneType, expected a target.",
+    "seed": "ConnectionError: The 2 ranks are out of step: they ask for the score at different points. Give all of",
+    "raises": "ArithmeticError: no score there Raised on rank 1 of 2.",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="needs gloo on the loopback address")
+def test_faults_are_told_on_all_ranks(tmp_path):
+    assert launch(2, "faults", tmp_path) == [0, 0]
+    for rank in range(2):
+        lines = (tmp_path / f"{rank}.txt").read_text().splitlines()
+        told = dict(line.split("| ", 1) for line in lines)
+        assert told.keys() == FAULTS.keys()
+        for name, message in FAULTS.items():
+            assert message in told[name], (rank, name)
+    assert "`target_of_rows` of rank 1 cannot be had. ValueError: Found array" in (tmp_path / "0.txt").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="needs gloo on the loopback address")
+def test_a_killed_rank_is_named_and_another_number_of_ranks_goes_on(tmp_path):
+    assert launch(2, "kill", tmp_path / "killed") == [0, -signal.SIGKILL]
+    message, n_iter, is_finite = (tmp_path / "killed" / "0.txt").read_text().split("\n")
+    assert message.startswith("ConnectionError: Rank 0 of 2 has lost rank 1: a process has ended or does not answer")
+    assert 20 <= int(n_iter) < ranks.EST.max_iter
+    assert is_finite == "True"
+    launch(1, "resume", tmp_path / "whole")
+    launch(3, "resume", tmp_path / "killed")
+    whole, resumed = left(tmp_path / "whole", 1), left(tmp_path / "killed", 3)
+    assert (bool(whole["had_file"]), bool(resumed["had_file"])) == (False, True)
+    assert whole["n_iter"] == resumed["n_iter"] == ranks.EST.max_iter
+    np.testing.assert_allclose(resumed["draws"], whole["draws"], rtol=1e-9, atol=1e-9)
+    assert not (tmp_path / "killed" / "fit.ckpt").exists()
+
+
+# Workers of dask
+
+
+@pytest.fixture(scope="module")
+def client():
+    distributed = pytest.importorskip("distributed", reason="needs dask")
+    with (
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, dashboard_address=None, silence_logs="CRITICAL", host="127.0.0.1"
+        ) as workers,
+        distributed.Client(workers) as client,
+    ):
+        yield client
+
+
+@pytest.mark.slow
+def test_workers_hold_the_rows_of_a_target(client):
+    target = Scattered(ranks.regression, client)
+    assert (target.n_shards, target.n_features) == (2, 3)
+    assert target.traffic.n_calls == 0
+    s, pull = target.score_vjp(POINTS)
+    close(s, WHOLE.score_fn(POINTS))
+    close(pull(POINTS.flip(0)), WHOLE.score_vjp(POINTS)[1](POINTS.flip(0)))
+    close(target.log_prob(POINTS), WHOLE.log_prob(POINTS))
+    assert (target.traffic.n_calls, target.traffic.n_messages) == (3, 6)
+    assert target.traffic.n_bytes == 2 * 8 * POINTS.numel() * (2 + 3 + 1) + 2 * 8 * len(POINTS)
+    alone, there = (ranks.fitted(t, max_iter=20).sample(20, random_state=0) for t in (WHOLE, target))
+    np.testing.assert_allclose(there, alone, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.slow
+def test_workers_hold_targets_without_products_and_those_of_arrays(client):
+    plain = Scattered(ranks.plain, client, prior=ranks.Prior(), n_shards=3)
+    x = POINTS.clone().requires_grad_()
+    (product,) = torch.autograd.grad(plain.score_fn(x), x, POINTS)
+    close(product, WHOLE.score_vjp(POINTS)[1](POINTS))
+    by_arrays = Scattered(ranks.arrays, client, prior=from_score_fn(ranks.minus, 3))
+    close(by_arrays.score_fn(POINTS.numpy()), WHOLE.score_fn(POINTS))
+    assert by_arrays.log_prob is None
+
+
+@pytest.mark.slow
+def test_faults_of_workers_are_told(client):
+    with pytest.raises(ValueError, match="`target_of_rows` of shard 1 has n_features = 2, but that of shard 0"):
+        Scattered(ranks.narrower, client)
+    with pytest.raises(TypeError, match="`prior` of Plain is not known"):
+        Scattered(ranks.plain, client)
+    with pytest.raises(TypeError, match="`target_of_rows` must be a function, got a BayesianLogisticRegression"):
+        Scattered(WHOLE, client)
+    with pytest.raises(TypeError, match="`client` must be a client of distributed, got a int"):
+        Scattered(ranks.regression, 3)
+    failing = Scattered(ranks.fails_late, client, prior=from_score_fn(ranks.minus, 3))
+    with pytest.raises(ArithmeticError, match="no score there\nRaised by shard 1 of 2"):
+        failing.score_fn(ranks.MANY)
+
+
+@pytest.mark.slow
+def test_the_rows_of_a_lost_worker_are_held_by_another(client):
+    target = Scattered(ranks.regression, client)
+    expected = target.score_fn(POINTS)
+    os.kill(next(iter(client.run(os.getpid).values())), signal.SIGKILL)
+    assert torch.equal(target.score_fn(POINTS), expected)

@@ -34,9 +34,10 @@ from skksivi._version import DOCUMENTATION
 from skksivi.base import BaseApproximator, Constraints, Integral, Interval, Real, StrOptions, logged
 from skksivi.estimators._ksivi import KSIVIApproximator
 from skksivi.parameters import Constrained, Pilot, Scale, pilot_of
-from skksivi.targets._base import Minibatches, Target, check_hyperprior
+from skksivi.targets._base import Target, check_hyperprior
 from skksivi.targets._linear import BayesianLinearRegression, BayesianMultinomialRegression
 from skksivi.targets._logistic import BayesianLogisticRegression
+from skksivi.targets._minibatches import Minibatches
 from skksivi.targets._network import BayesianNeuralNetwork, log_normal_mixture, outputs_of_networks
 
 __all__ = ["KSIVIClassifier", "KSIVIRegressor"]

@@ -5,13 +5,14 @@ from typing import TYPE_CHECKING
 from skksivi._lazy import lazy
 
 if TYPE_CHECKING:
-    from skksivi.targets._base import Minibatches, Target, from_rows, from_score_fn
+    from skksivi.targets._base import Target, from_rows, from_score_fn
     from skksivi.targets._bridges import from_log_prob
     from skksivi.targets._constrained import constrained
     from skksivi.targets._diffusion import ConditionedDiffusion
     from skksivi.targets._jax import from_jax, from_numpyro
     from skksivi.targets._linear import BayesianLinearRegression, BayesianMultinomialRegression
     from skksivi.targets._logistic import BayesianLogisticRegression
+    from skksivi.targets._minibatches import Minibatches
     from skksivi.targets._network import BayesianNeuralNetwork
     from skksivi.targets._pymc import from_pymc
     from skksivi.targets._sharded import Scattered, Sharded
@@ -48,13 +49,14 @@ if not TYPE_CHECKING:  # a checker would take any name for one of these
     __getattr__ = lazy(
         __name__,
         {
-            "_base": ["Minibatches", "Target", "from_rows", "from_score_fn"],
+            "_base": ["Target", "from_rows", "from_score_fn"],
             "_bridges": ["from_log_prob"],
             "_constrained": ["constrained"],
             "_diffusion": ["ConditionedDiffusion"],
             "_jax": ["from_jax", "from_numpyro"],
             "_linear": ["BayesianLinearRegression", "BayesianMultinomialRegression"],
             "_logistic": ["BayesianLogisticRegression"],
+            "_minibatches": ["Minibatches"],
             "_network": ["BayesianNeuralNetwork"],
             "_pymc": ["from_pymc"],
             "_sharded": ["Scattered", "Sharded"],

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from skksivi._arrays import as_array
 from skksivi._numbers import check_integer
 from skksivi.score._score import ScoreFunction, ScoreWithProduct, UntriedScore
 from skksivi.score._workers import ByWorkers
@@ -22,6 +23,9 @@ RowsScore = Callable[[Any, Any], Any]
 
 #: Rows of a block of data, pairs of points and rows that are worked on at a time, and numbers in a matrix of all.
 N_BLOCK, MAX_PAIRS, MAX_MATRIX = 2**12, 2**20, 2**24
+
+#: Points at which priors are compared.
+N_COMPARED = 3
 
 
 class OneRow(int):
@@ -231,6 +235,41 @@ def _with_graph(part: Target, x: Tensor) -> tuple[Tensor, Tensor]:
         return x, part.score_fn(x)
 
 
+def prior_of(target: Any, prior: Any) -> Any:  # noqa: ANN401
+    """Return the prior that is in a target of rows, by default that of no rows.
+
+    Raises
+    ------
+    TypeError
+        It is not known.
+    """
+    try:
+        prior = target.subset(torch.zeros(0, dtype=torch.long)) if prior is None else prior
+        numbers_of(prior)
+    except Exception as error:
+        raise TypeError(
+            f"`prior` of {type(target).__name__} is not known ({type(error).__name__}: {error}); give the target of "
+            "the prior that is in each target, which is to be counted once."
+        ) from error
+    return prior
+
+
+def numbers_of(target: Any) -> list[float]:  # noqa: ANN401
+    """Return the score of a target of tensors or arrays at some points."""
+    x = torch.linspace(-1, 2, N_COMPARED * target.n_features, dtype=torch.float64)
+    x = x.reshape(N_COMPARED, target.n_features)
+    return as_array(target.score_fn(x)).ravel().tolist()
+
+
+class Forms:
+    """What a target that is elsewhere, or is not to be asked for all, can be asked for."""
+
+    def __init__(self, *, log_prob: bool, score_vjp: bool) -> None:
+        self.score_vjp = score_vjp or None
+        if log_prob:
+            self.log_prob = True
+
+
 class Summed(Target):
     """A target whose score is a sum over parts of its data, one of which tells the forms; a leaf gives `total`."""
 
@@ -318,86 +357,6 @@ def in_blocks(target: Divisible, x: Tensor, n_rows: int, n_outputs: int = 1) -> 
     """Return a target of so many rows in blocks if its points by its rows are too many for one matrix, else None."""
     too_many = x[..., 0].numel() * n_rows * n_outputs > MAX_MATRIX
     return Blocks(target) if too_many and N_BLOCK < n_rows == target.n_rows else None
-
-
-class Minibatches(Target):
-    r"""A target whose training sees a random part of its data at a time.
-
-    The kernel Stein discrepancy multiplies two scores. From one minibatch their product would be biased by the
-    covariance of the noise; the two halves of a batch of draws therefore see independent minibatches, and pairs
-    within a half are left out. Within a finite difference a minibatch stays the same. Where the target has a single
-    mode, minibatches are corrected by an expansion of the score there, so that little of their noise is left, and the
-    pilot sees a part of the data that is corrected in the same way. All of the data are evaluated in blocks.
-
-    Parameters
-    ----------
-    target : Target
-        With `n_rows`, the number of its observations, and `subset(rows)`, the target whose likelihood is that of the
-        observations named by a tensor of integers, each counted n_rows / len(rows) times. `from_rows` makes one.
-    batch_size : int
-        Observations of a minibatch, drawn with replacement.
-
-    References
-    ----------
-    Baker, J. et al. (2019). Control variates for stochastic gradient MCMC. https://arxiv.org/abs/1706.05439
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from skksivi.targets import BayesianLogisticRegression, Minibatches
-    >>> X = np.random.RandomState(0).normal(size=(1000, 3))
-    >>> target = BayesianLogisticRegression(X, X[:, 0] > 0.1)
-    >>> Minibatches(target, batch_size=100)
-    Minibatches(BayesianLogisticRegression(n_features=3), batch_size=100)
-    """
-
-    def __init__(self, target: Divisible, batch_size: int) -> None:
-        for name in ("n_rows", "subset"):
-            if not hasattr(target, name):
-                raise TypeError(
-                    f"`target` must have `n_rows` and `subset(rows)`, but {type(target).__name__} has no `{name}`; "
-                    "define it, or make a target by skksivi.targets.from_rows."
-                )
-        self.target = target
-        self.batch_size = check_integer(batch_size, "batch_size", min_val=1)
-
-    @property
-    def n_features(self) -> int:  # type: ignore[override]
-        """Dimension d."""
-        return self.target.n_features
-
-    def minibatch(self, generator: torch.Generator) -> Target:
-        """Draw observations and return the target that sees these alone."""
-        rows = torch.randint(self.target.n_rows, (self.batch_size,), generator=generator, device=generator.device)
-        return self.target.subset(rows)
-
-    @property
-    def n_rows(self) -> int:
-        """Number of observations."""
-        return self.target.n_rows
-
-    def part(self, n: int) -> Blocks:
-        """Return the target that sees n observations alone, always the same; all of them if there are no more."""
-        if n >= self.n_rows:
-            return Blocks(self.target)
-        order = torch.randperm(self.n_rows, generator=torch.Generator().manual_seed(0), device="cpu")
-        return Blocks(self.target, order[:n])
-
-    def score_fn(self, x: Tensor) -> Tensor:
-        """Evaluate the gradient of log p at each row of x (n, d), from all of the data, a block at a time."""
-        return Blocks(self.target).score_fn(x)
-
-    @property
-    def score_vjp(self) -> ScoreWithProduct | None:
-        """The product of the target, if it has one."""
-        return Blocks(self.target).score_vjp
-
-    def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
-        """Return a copy whose target is on `device` and of type `dtype`."""
-        return self._replaced(target=self.target.to(device=device, dtype=dtype))
-
-    def __repr__(self) -> str:
-        return f"Minibatches({self.target!r}, batch_size={self.batch_size})"
 
 
 class _RowsTarget(Target):

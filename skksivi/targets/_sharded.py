@@ -21,7 +21,7 @@ from skksivi._arrays import as_array, as_tensor
 from skksivi._numbers import check_integer
 from skksivi._version import __version__
 from skksivi.score._score import is_target
-from skksivi.targets._base import Summed, Target, log_prob_of
+from skksivi.targets._base import Forms, Summed, Target, log_prob_of, numbers_of, prior_of
 from skksivi.targets._bridges import import_library
 
 #: Numbers of the first message, of which some tell whether all ranks ask for the same: messages of other lengths than
@@ -34,8 +34,8 @@ BITS = 20
 #: Seconds in which a rank that is not lost says so.
 PATIENCE = 1.0
 
-#: Points at which the priors of ranks are compared, and relative differences that are no rounding.
-N_COMPARED, TOLERANCE = 3, 1e-9
+#: Relative differences of two priors that are no rounding.
+TOLERANCE = 1e-9
 
 
 @dataclass
@@ -91,7 +91,7 @@ def made_shard(target_of_rows: Any, prior: Any, rank: int, n_ranks: int) -> tupl
     n_rows = getattr(target, "n_rows", None)
     if n_rows == 0:
         raise ValueError("the shard is empty: `target_of_rows` has no rows; use fewer ranks")
-    prior, at_prior = _prior_of(target, prior)
+    prior = prior_of(target, prior)
     facts = {
         "target": type(target).__name__,
         "n_features": int(target.n_features),  # type: ignore[attr-defined]
@@ -104,31 +104,9 @@ def made_shard(target_of_rows: Any, prior: Any, rank: int, n_ranks: int) -> tupl
         "version of torch": torch.__version__,
         "version of numpy": np.__version__,
         "version of Python": platform.python_version(),
-        "prior": at_prior,
+        "prior": numbers_of(prior),
     }
     return Shard(target, prior if rank else None), facts
-
-
-def _prior_of(target: Any, prior: Any) -> tuple[Any, list[float]]:  # noqa: ANN401
-    """Return the prior that a target of rows has, and its score at some points."""
-    try:
-        prior = target.subset(torch.zeros(0, dtype=torch.long)) if prior is None else prior
-        x = torch.linspace(-1, 2, N_COMPARED * target.n_features, dtype=torch.float64)
-        x = x.reshape(N_COMPARED, target.n_features)
-        return prior, as_array(prior.score_fn(_as_taken(target, x))).ravel().tolist()
-    except Exception as error:
-        raise TypeError(
-            f"`prior` of {type(target).__name__} is not known ({type(error).__name__}: {error}); give the target of "
-            "the prior that is in each target, which is to be counted once."
-        ) from error
-
-
-def _as_taken(target: Target, x: Tensor) -> Tensor | np.ndarray:
-    """Return points as tensors, or as arrays if a target takes no others."""
-    try:
-        return x if isinstance(target.score_fn(x), Tensor) else x.numpy()
-    except Exception:
-        return x.numpy()
 
 
 def check_equal(facts: list[dict[str, Any]], what: str) -> None:
@@ -469,7 +447,7 @@ class Scattered(Summed):
         found = [holder.told().result() for holder in self._holders]
         check_equal(found, "shard")
         self.n_features, self.products, self.names = (found[0][name] for name in ("n_features", "products", "names"))
-        self.target = _Forms(found[0]["log_prob"], found[0]["score_vjp"])
+        self.target = Forms(log_prob=found[0]["log_prob"], score_vjp=found[0]["score_vjp"])
 
     def _held(self, k: int, worker: str | None = None) -> Any:  # noqa: ANN401
         """Return what holds a shard on a worker, or on any."""
@@ -527,12 +505,3 @@ class Scattered(Summed):
 
     def __repr__(self) -> str:
         return f"Scattered(n_features={self.n_features}, n_shards={self.n_shards})"
-
-
-class _Forms:
-    """What a target elsewhere can be asked for."""
-
-    def __init__(self, has_log_prob: bool, has_product: bool) -> None:
-        self.score_vjp = has_product or None
-        if has_log_prob:
-            self.log_prob = True

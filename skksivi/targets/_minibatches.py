@@ -1,0 +1,398 @@
+"""Targets whose training sees a part of the data at a time."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from skksivi._numbers import check_integer
+from skksivi._warnings import warn_caller
+from skksivi.score._score import ScoreFunction, ScoreWithProduct, autograd_pullback, is_target
+from skksivi.targets._base import MAX_PAIRS, Blocks, Divisible, Forms, Summed, Target, log_prob_of, prior_of
+
+#: Rows of a batch from which on two of equal scores are told to be the same rows.
+N_TOLD = 32
+
+#: Rows of the beginning of a stream that are kept in memory.
+N_KEPT = 2**16
+
+
+class Minibatches(Target):
+    r"""A target whose training sees a random part of its data at a time.
+
+    The kernel Stein discrepancy multiplies two scores. From one minibatch their product would be biased by the
+    covariance of the noise; the two halves of a batch of draws therefore see independent minibatches, and pairs
+    within a half are left out. Within a finite difference a minibatch stays the same. Where the target has a single
+    mode, minibatches are corrected by an expansion of the score there, so that little of their noise is left, and the
+    pilot sees a part of the data that is corrected in the same way. All of the data are evaluated in blocks.
+
+    Parameters
+    ----------
+    target : Target
+        With `n_rows`, the number of its observations, and `subset(rows)`, the target whose likelihood is that of the
+        observations named by a tensor of integers, each counted n_rows / len(rows) times. `from_rows` makes one.
+    batch_size : int
+        Observations of a minibatch, drawn with replacement.
+
+    References
+    ----------
+    Baker, J. et al. (2019). Control variates for stochastic gradient MCMC. https://arxiv.org/abs/1706.05439
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from skksivi.targets import BayesianLogisticRegression, Minibatches
+    >>> X = np.random.RandomState(0).normal(size=(1000, 3))
+    >>> target = BayesianLogisticRegression(X, X[:, 0] > 0.1)
+    >>> Minibatches(target, batch_size=100)
+    Minibatches(BayesianLogisticRegression(n_features=3), batch_size=100)
+    """
+
+    def __init__(self, target: Divisible, batch_size: int) -> None:
+        for name in ("n_rows", "subset"):
+            if not hasattr(target, name):
+                raise TypeError(
+                    f"`target` must have `n_rows` and `subset(rows)`, but {type(target).__name__} has no `{name}`; "
+                    "define it, or make a target by skksivi.targets.from_rows."
+                )
+        self.target = target
+        self.batch_size = check_integer(batch_size, "batch_size", min_val=1)
+
+    @classmethod
+    def from_loader(
+        cls,
+        loader: Iterable[Any] | Callable[[], Iterable[Any]],
+        target_of_batch: Callable[[Any], Any],
+        *,
+        n_rows: int | None = None,
+        prior: Target | None = None,
+    ) -> Stream:
+        """Make a target of data that are read a batch at a time, and need not fit into memory.
+
+        A minibatch is the next batch. The rule about shuffling: batches must be random parts of the data, as those of
+        a `torch.utils.data.DataLoader` that shuffles, or of files whose rows are in random order. Two copies of the
+        stream, or two fits, begin anew at the first batch. What all of the data are needed for, the mode and the
+        checks of a fit, takes passes over the loader, some ten to twenty, each in the memory of one batch.
+
+        Parameters
+        ----------
+        loader : iterable or callable
+            Gives the same rows each time that an iteration begins: a list, a DataLoader, or a function that returns
+            an iterator, as ``lambda: parquet_file.iter_batches(1000)`` of pyarrow. An IterableDataset may give them
+            in another order each time.
+        target_of_batch : callable
+            Makes the target of the rows of a batch, with `n_rows` and the prior.
+        n_rows : int, default=None
+            How many rows a pass gives; counted by one more pass if it is not known.
+        prior : Target, default=None
+            What is in the target of each batch and is to be counted once. By default that of no rows, as for
+            `Sharded`.
+
+        Returns
+        -------
+        target : Stream
+            With ``n_passes`` and ``n_rows_read`` of all passes and minibatches so far.
+
+        Raises
+        ------
+        TypeError
+            The loader gives its rows once only, or `target_of_batch` returns no target with rows.
+        ValueError
+            A batch has other features or columns than the first; a pass has fewer rows than the last.
+
+        Warns
+        -----
+        UserWarning
+            Two batches of a pass are the same.
+
+        Examples
+        --------
+        >>> import numpy as np
+        >>> from skksivi.targets import BayesianLogisticRegression, Minibatches
+        >>> X = np.random.RandomState(0).normal(size=(1000, 3))
+        >>> y = X[:, 0] > 0.1
+        >>> def batches():  # of a file, say
+        ...     for k in range(0, 1000, 100):
+        ...         yield X[k : k + 100], y[k : k + 100]
+        >>> target = Minibatches.from_loader(batches, lambda batch: BayesianLogisticRegression(*batch))
+        >>> target
+        Stream(n_features=3, n_rows=1000, batch_size=100)
+        """
+        return Stream(Reader(loader, target_of_batch), n_rows, prior)
+
+    @property
+    def n_features(self) -> int:  # type: ignore[override]
+        """Dimension d."""
+        return self.target.n_features
+
+    def minibatch(self, generator: torch.Generator) -> Target:
+        """Draw observations and return the target that sees these alone."""
+        rows = torch.randint(self.target.n_rows, (self.batch_size,), generator=generator, device=generator.device)
+        return self.target.subset(rows)
+
+    @property
+    def n_rows(self) -> int:
+        """Number of observations."""
+        return self.target.n_rows
+
+    def part(self, n: int) -> Blocks:
+        """Return the target that sees n observations alone, always the same; all of them if there are no more."""
+        if n >= self.n_rows:
+            return Blocks(self.target)
+        order = torch.randperm(self.n_rows, generator=torch.Generator().manual_seed(0), device="cpu")
+        return Blocks(self.target, order[:n])
+
+    def score_fn(self, x: Tensor) -> Tensor:
+        """Evaluate the gradient of log p at each row of x (n, d), from all of the data, a block at a time."""
+        return Blocks(self.target).score_fn(x)
+
+    @property
+    def score_vjp(self) -> ScoreWithProduct | None:
+        """The product of the target, if it has one."""
+        return Blocks(self.target).score_vjp
+
+    def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
+        """Return a copy whose target is on `device` and of type `dtype`."""
+        return self._replaced(target=self.target.to(device=device, dtype=dtype))
+
+    def __repr__(self) -> str:
+        return f"Minibatches({self.target!r}, batch_size={self.batch_size})"
+
+
+@dataclass
+class Reading:
+    """How often the rows of a loader were read, by all copies of a stream."""
+
+    n_passes: int = 0
+    n_rows: int = 0
+
+
+class Reader:
+    """Makes targets of the batches of a loader, and looks whether they belong together."""
+
+    def __init__(self, loader: Iterable[Any] | Callable[[], Iterable[Any]], target_of_batch: Callable[[Any], Any]):
+        if not callable(target_of_batch):
+            raise TypeError(f"`target_of_batch` must be a function, got a {type(target_of_batch).__name__}.")
+        if not (callable(loader) or hasattr(loader, "__iter__")):
+            raise TypeError(f"`loader` must be iterable, or return an iterator, got a {type(loader).__name__}.")
+        if hasattr(loader, "__next__"):
+            raise TypeError(
+                f"`loader` is a {type(loader).__name__}, which gives its rows once only; give the function that "
+                "makes it, or an object whose `iter` begins anew."
+            )
+        self.loader = loader
+        self.target_of_batch = target_of_batch
+        self.device: torch.device | str | None = None
+        self.dtype: torch.dtype | None = None
+        self.reading = Reading()
+        self.columns: object = None
+        self.n_features: int | None = None
+
+    def targets(self, *, all_rows: bool = False) -> Iterator[Any]:
+        """Yield the targets of batches; of a pass over all rows, batches that are repeated are told."""
+        seen: set[bytes] = set()
+        batches = self.loader() if callable(self.loader) else self.loader
+        for k, batch in enumerate(batches):
+            target = self._checked(self.target_of_batch(batch), batch, k)
+            self.reading.n_rows += target.n_rows
+            if all_rows and target.n_rows >= N_TOLD:
+                n, digest = len(seen), _digest(batch)
+                seen.add(digest)
+                if len(seen) == n:
+                    warn_caller(f"`loader` repeats rows: batch {k} of a pass is the same as one before it.")
+            yield target if self.device is self.dtype is None else target.to(device=self.device, dtype=self.dtype)
+
+    def _checked(self, target: Any, batch: Any, k: int) -> Any:  # noqa: ANN401
+        if not (is_target(target) and hasattr(target, "n_rows")):
+            raise TypeError(
+                f"`target_of_batch` returned a {type(target).__name__} for batch {k}, expected a target with "
+                "`n_rows`."
+            )
+        d, columns = int(target.n_features), _columns(batch)  # type: ignore[attr-defined]
+        if self.n_features is None:
+            self.n_features, self.columns = d, columns
+        if (d, columns) != (self.n_features, self.columns):
+            raise ValueError(
+                f"`loader` changes its columns: batch {k} gives {d} features from {columns}, but the first batch "
+                f"{self.n_features} from {self.columns}."
+            )
+        return target
+
+
+def _columns(batch: Any) -> object:  # noqa: ANN401
+    """Return the names of the columns of a batch, or the shapes of its rows."""
+    if hasattr(batch, "schema"):
+        return batch.schema.names
+    if isinstance(batch, dict):
+        return {name: _columns(part) for name, part in batch.items()}
+    if isinstance(batch, list | tuple):
+        return [_columns(part) for part in batch]
+    return tuple(np.shape(batch)[1:])
+
+
+def _digest(batch: Any) -> bytes:  # noqa: ANN401
+    """Return a checksum of the numbers of a batch."""
+    if hasattr(batch, "schema"):
+        batch = batch.columns
+    parts = list(batch.values()) if isinstance(batch, dict) else batch if isinstance(batch, list | tuple) else [batch]
+    return b"".join(hashlib.blake2b(np.ascontiguousarray(part).data, digest_size=8).digest() for part in parts)
+
+
+class Weighted(Summed):
+    r"""A target of some of the rows of a stream, which count for all of them.
+
+    .. math:: \log p(x) \approx \log p_0(x) + \frac{n}{\sum_b n_b} \sum_b \ell_b(x), \qquad
+        \log p_b = \log p_0 + \ell_b
+
+    Parameters
+    ----------
+    targets : callable or list
+        The :math:`p_b`, or what yields them.
+    n : int
+    prior : Target
+        The :math:`p_0`.
+    """
+
+    def __init__(self, targets: Callable[[], Iterable[Any]] | list[Any], n: int, prior: Any, forms: Any) -> None:  # noqa: ANN401
+        self.targets = targets
+        self.n = n
+        self.prior = prior
+        self.target = forms
+        self.n_features = prior.n_features
+
+    def batches(self) -> Iterable[Any]:
+        """Return the targets."""
+        return self.targets() if callable(self.targets) else self.targets
+
+    def total(self, evaluate: Callable[..., Any], *points: Any) -> Any:  # noqa: ANN401
+        """Return the sum of what a function of a target and of points (..., d) gives, for all rows."""
+        x, d = points[0], self.n_features
+        flat = [p.reshape(-1, d) for p in points]
+        at_prior = evaluate(self.prior, *flat)
+        total, n_taken = 0.0 * at_prior, 0
+        for target in self.batches():
+            total = total + (_in_chunks(evaluate, target, flat) - at_prior)
+            n_taken += target.n_rows
+        found = at_prior + self.n / n_taken * total
+        return found.reshape(x.shape[:-1] if evaluate is log_prob_of else x.shape)
+
+    def product(self, x: Tensor) -> tuple[Tensor, ScoreFunction]:
+        """Return the score at x (n, d) and its vector-Jacobian product by that of the targets."""
+        if not isinstance(self.targets, list) or len(self.targets) != 1:  # one can be kept, with what it has computed
+            return super().product(x)
+        (target,) = self.targets
+        c = self.n / target.n_rows
+        (s, pull), (at_prior, pull_prior) = target.score_vjp(x), _pulled(self.prior, x)
+        return c * s + (1 - c) * at_prior, lambda v: c * pull(v) + (1 - c) * pull_prior(v)
+
+
+def _pulled(part: Any, x: Tensor) -> tuple[Tensor, ScoreFunction]:  # noqa: ANN401
+    """Return the score at x (n, d) and its vector-Jacobian product, by the part's own or the graph."""
+    return autograd_pullback(part.score_fn, x) if part.score_vjp is None else part.score_vjp(x)
+
+
+def _in_chunks(evaluate: Callable[..., Any], target: Any, points: list[Any]) -> Any:  # noqa: ANN401
+    """Return what a function gives at points (n, d), so many at a time that memory is that of a batch."""
+    step = max(1, MAX_PAIRS // (target.n_rows * getattr(target, "n_outputs", 1)))
+    if len(points[0]) <= step:
+        return evaluate(target, *points)
+    parts = [evaluate(target, *(p[k : k + step] for p in points)) for k in range(0, len(points[0]), step)]
+    return torch.cat(parts) if isinstance(parts[0], Tensor) else np.concatenate(parts)
+
+
+class Stream(Weighted):
+    """A target of data that are read a batch at a time; `Minibatches.from_loader` makes one.
+
+    Attributes
+    ----------
+    n_features, n_rows, batch_size : int
+    n_passes, n_rows_read : int
+        Passes over all of the data, and rows that were read, minibatches included, by this stream and its copies.
+    """
+
+    def __init__(self, reader: Reader, n_rows: int | None, prior: Target | None) -> None:
+        first = next(reader.targets(), None)
+        if first is None:
+            raise ValueError("`loader` is empty; it must give one batch at least.")
+        self._reader = reader
+        forms = Forms(log_prob=False, score_vjp=first.score_vjp is not None)  # all of log p would be a pass each time
+        self.n_rows = (
+            sum(t.n_rows for t in reader.targets()) if n_rows is None else check_integer(n_rows, "n_rows", min_val=1)
+        )
+        reader.reading.n_passes += n_rows is None
+        super().__init__([], self.n_rows, prior_of(first, prior), forms)
+        self.products = getattr(first, "products", "auto")
+        self.batch_size = first.n_rows
+        self._next: Iterator[Any] = iter(())
+        self._kept: list[Any] = []
+
+    @property
+    def n_passes(self) -> int:
+        """Passes over all of the data."""
+        return self._reader.reading.n_passes
+
+    @property
+    def n_rows_read(self) -> int:
+        """Rows that were read."""
+        return self._reader.reading.n_rows
+
+    def batches(self) -> Iterator[Any]:
+        """Yield the targets of all batches."""
+        n = 0
+        for target in self._reader.targets(all_rows=True):
+            n += target.n_rows
+            yield target
+        self._reader.reading.n_passes += 1
+        if n != self.n_rows:
+            fact = "ended early: it" if n < self.n_rows else "repeats rows, or has more of them than before: it"
+            raise ValueError(f"`loader` {fact} gave {n} rows in a pass, expected `n_rows` = {self.n_rows}.")
+
+    def minibatch(self, generator: torch.Generator) -> Target:
+        """Return the target of the next batch, counted for all rows; after the last comes the first."""
+        target = next(self._next, None)
+        if target is None:
+            self._next = self._reader.targets()
+            target = next(self._next)
+        return self._of([target])
+
+    def part(self, n: int) -> Target:
+        """Return the target of the first n rows, in whole batches, counted for all; of all if there are no more."""
+        if n >= self.n_rows:
+            return self
+        if n > N_KEPT:
+            return self._of(lambda: _until(self._reader.targets(), n))
+        if sum(target.n_rows for target in self._kept) < n:
+            self._kept = list(_until(self._reader.targets(), n))
+        return self._of(list(_until(self._kept, n)))
+
+    def _of(self, targets: Callable[[], Iterable[Any]] | list[Any]) -> Weighted:
+        return Weighted(targets, self.n_rows, self.prior, self.target)
+
+    def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
+        """Return a copy that begins anew, of targets on `device` and of type `dtype`."""
+        reader = copy.copy(self._reader)
+        reader.device, reader.dtype = device or reader.device, dtype or reader.dtype
+        return self._replaced(_reader=reader, prior=self.prior.to(device=device, dtype=dtype))
+
+    def __getstate__(self) -> dict[str, object]:
+        """Leave the place in the loader, and what was kept of it: a copy begins anew."""
+        return {**vars(self), "_next": iter(()), "_kept": []}
+
+    def __repr__(self) -> str:
+        return f"Stream(n_features={self.n_features}, n_rows={self.n_rows}, batch_size={self.batch_size})"
+
+
+def _until(targets: Iterable[Any], n: int) -> Iterator[Any]:
+    """Yield targets until they have n rows together."""
+    for target in targets:
+        yield target
+        n -= target.n_rows
+        if n <= 0:
+            return

@@ -1,0 +1,302 @@
+"""Data that are read a batch at a time: sums over all, minibatches, and loaders that do not keep their word."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from plain_targets import normal
+
+from skksivi import KSIVIApproximator
+from skksivi.score._target import resolve_score
+from skksivi.targets import BayesianLogisticRegression, Minibatches, Target, from_rows, from_score_fn
+from skksivi.targets import _minibatches as module
+
+N, D, B = 5000, 3, 250
+X = np.random.RandomState(0).normal(size=(N, D)) * [1.0, 0.5, 2.0]
+Y = np.random.RandomState(1).uniform(size=N) < 1 / (1 + np.exp(-X @ [1.0, -1.0, 0.3]))
+FULL = BayesianLogisticRegression(X, Y, prior_precision=1.0)
+POINTS = normal(7, D)
+
+
+def batches(b=B, n=N):
+    for k in range(0, n, b):
+        yield X[k : k + b], Y[k : k + b]
+
+
+def target_of_batch(batch):
+    return BayesianLogisticRegression(*batch, prior_precision=1.0)
+
+
+class Plain(Target):
+    """The same by its density alone."""
+
+    n_features = D
+
+    def __init__(self, A, y):
+        self.A, self.signs, self.n_rows = torch.from_numpy(A), torch.from_numpy(2.0 * y - 1), len(A)
+
+    def log_prob(self, x):
+        return torch.nn.functional.logsigmoid(self.signs * (x @ self.A.mT)).sum(-1) - x.square().sum(-1) / 2
+
+
+class NormalPrior(Target):
+    n_features = D
+
+    def log_prob(self, x):
+        return -x.square().sum(-1) / 2
+
+
+def of_arrays(batch):
+    A, y = batch
+
+    def score_fn(x, rows):
+        return len(A) / len(rows) * (y[rows] - 1 / (1 + np.exp(-x @ A[rows].T))) @ A[rows] - x
+
+    return from_rows(score_fn, n_rows=len(A), n_features=D)
+
+
+STREAMS = {
+    "own product": Minibatches.from_loader(batches, target_of_batch),
+    "autograd": Minibatches.from_loader(batches, lambda batch: Plain(*batch), n_rows=N, prior=NormalPrior()),
+    "arrays": Minibatches.from_loader(batches, of_arrays, n_rows=N, prior=from_score_fn(lambda x: -x, n_features=D)),
+}
+EVERY_STREAM = pytest.mark.parametrize("name", STREAMS)
+
+
+def resolved(stream):
+    return resolve_score(stream, None, dtype=torch.float64, device=torch.device("cpu"))
+
+
+def close(actual, expected, tolerance=1e-9):
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+@EVERY_STREAM
+def test_the_score_of_a_stream_is_that_of_all_rows(name):
+    score, full = resolved(STREAMS[name]).on_all_data(), resolved(FULL)
+    v = POINTS.flip(0)
+    tolerance = 1e-5 if name == "arrays" else 1e-9  # whose products are differences
+    close(score(POINTS), full(POINTS))
+    close(score.product(POINTS, v), full.product(POINTS, v), tolerance)
+    s, pull = score.with_pullback(POINTS)
+    close(s, full(POINTS))
+    close(pull(v), full.product(POINTS, v), tolerance)
+
+
+@EVERY_STREAM
+def test_minibatches_are_the_batches_each_counted_for_all(name):
+    score, generator = resolved(STREAMS[name]), torch.Generator()
+    expected = [FULL.subset(torch.arange(k, k + B)).score_fn(POINTS) for k in range(0, N, B)]
+    for _ in range(2):  # after the last comes the first
+        for s in expected:
+            part = score.minibatch(generator)
+            close(part(POINTS), s)
+    close(torch.stack(expected).mean(0), FULL.score_fn(POINTS))
+    own, pull = score.minibatch(generator).with_pullback(POINTS)
+    close(own, expected[0])
+    product = FULL.subset(torch.arange(B)).score_vjp(POINTS)[1](POINTS)
+    close(pull(POINTS), product, 1e-5 if name == "arrays" else 1e-9)
+
+
+@pytest.mark.parametrize("kept", [0, 2**16])
+def test_a_part_is_the_first_rows_in_whole_batches(kept, monkeypatch):
+    monkeypatch.setattr(module, "N_KEPT", kept)
+    stream = Minibatches.from_loader(batches, target_of_batch, n_rows=N)
+    for n, taken in ((1, B), (B, B), (B + 1, 2 * B), (1000, 1000), (N - 1, N), (N, N), (10 * N, N)):
+        s = FULL.subset(torch.arange(taken)).score_fn(POINTS)
+        close(stream.part(n).score_fn(POINTS), s)
+    before = stream.n_rows_read
+    stream.part(1000).score_fn(POINTS)
+    assert stream.n_rows_read - before == (0 if kept else 1000)
+
+
+def test_passes_and_rows_are_counted_and_no_more_than_a_batch_is_held():
+    sizes = []
+
+    def watched(batch):
+        sizes.append(len(batch[0]))
+        return target_of_batch(batch)
+
+    stream = Minibatches.from_loader(batches, watched)
+    assert (stream.n_passes, stream.n_rows_read, stream.batch_size, stream.n_rows) == (1, N + B, B, N)
+    stream.score_fn(POINTS)
+    stream.score_vjp(POINTS)[1](POINTS)
+    assert (stream.n_passes, stream.n_rows_read) == (4, 4 * N + B)
+    assert set(sizes) == {B}
+    assert stream.to(dtype=torch.float32).n_passes == 4
+    known = Minibatches.from_loader(batches, target_of_batch, n_rows=N)
+    assert (known.n_passes, known.n_rows_read) == (0, B)
+
+
+def test_many_points_are_taken_in_chunks(monkeypatch):
+    x = normal(50, D)
+    expected = STREAMS["own product"].score_fn(x)
+    monkeypatch.setattr(module, "MAX_PAIRS", 7 * B)
+    close(STREAMS["own product"].score_fn(x), expected)
+
+
+def pickled(stream):
+    return pickle.loads(pickle.dumps(stream))  # noqa: S301
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickled, Target.to])
+def test_a_copy_begins_anew(copied):
+    stream = Minibatches.from_loader(list(batches()), target_of_batch)
+    first = stream.minibatch(torch.Generator()).score_fn(POINTS)
+    other = stream.to(dtype=torch.float64) if copied is Target.to else copied(stream)
+    close(other.minibatch(torch.Generator()).score_fn(POINTS), first)
+    close(other.score_fn(POINTS), FULL.score_fn(POINTS))
+
+
+@pytest.mark.slow
+def test_a_fit_to_a_stream_is_one_to_all_rows_and_repeats_itself():
+    stream = Minibatches.from_loader(batches, target_of_batch)
+    q = KSIVIApproximator(max_iter=300, random_state=0)
+    draws, again = (q.fit(stream).sample(20_000, random_state=0) for _ in range(2))
+    np.testing.assert_array_equal(draws, again)
+    exact = KSIVIApproximator(max_iter=300, random_state=0).fit(FULL).sample(20_000, random_state=0)
+    sd = exact.std(0)
+    assert (np.abs(draws.mean(0) - exact.mean(0)) / sd < 0.1).all()
+    assert (np.abs(draws.std(0) / sd - 1) < 0.1).all()
+    assert stream.n_passes < 2 * 40  # of two fits
+
+
+# Loaders that do not keep their word
+
+
+def twice():
+    yield from batches()
+    yield from batches(n=B)
+
+
+class Shrinking:
+    """Gives fewer rows in the second pass and those after it."""
+
+    def __init__(self):
+        self.n_passes = 0
+
+    def __iter__(self):
+        self.n_passes += 1
+        return batches(n=N if self.n_passes < 3 else N - B)
+
+
+def test_a_loader_that_ends_early_is_told():
+    stream = Minibatches.from_loader(Shrinking(), target_of_batch)
+    with pytest.raises(
+        ValueError, match="`loader` ended early: it gave 4750 rows in a pass, expected `n_rows` = 5000"
+    ):
+        stream.score_fn(POINTS)
+    with pytest.raises(
+        ValueError, match=r"has more of them than before: it gave 5000 rows in a pass, expected .* 40"
+    ):
+        Minibatches.from_loader(batches, target_of_batch, n_rows=40).score_fn(POINTS)
+
+
+def test_a_loader_that_repeats_rows_is_told():
+    stream = Minibatches.from_loader(twice, target_of_batch)
+    with pytest.warns(UserWarning, match="`loader` repeats rows: batch 20 of a pass is the same as one before it"):
+        stream.score_fn(POINTS)
+
+
+def test_a_loader_that_changes_its_columns_is_told():
+    def wider():
+        yield from batches(n=2 * B)
+        yield np.column_stack([X[:B], X[:B, 0]]), Y[:B]
+
+    message = r"`loader` changes its columns: batch 2 gives 4 features from \[\(4,\), \(\)\], but the first batch 3"
+    with pytest.raises(ValueError, match=message):
+        Minibatches.from_loader(wider, target_of_batch)
+
+
+def test_a_change_of_names_is_told():
+    pyarrow = pytest.importorskip("pyarrow", reason="needs pyarrow")
+
+    def record_batches():
+        for names in (["a", "b", "c", "y"], ["b", "a", "c", "y"]):
+            yield pyarrow.RecordBatch.from_arrays([*X[:B].T.copy(), Y[:B]], names=names)
+
+    def of_record_batch(batch):
+        *columns, y = batch.columns
+        return target_of_batch((np.column_stack(columns), np.asarray(y)))
+
+    with pytest.raises(ValueError, match=r"batch 1 gives 3 features from \['b', 'a', 'c', 'y'\], but"):
+        Minibatches.from_loader(record_batches, of_record_batch)
+
+
+MISTAKES = {
+    "generator": (
+        lambda: Minibatches.from_loader(batches(), target_of_batch),
+        "`loader` is a generator, which gives",
+    ),
+    "loader": (
+        lambda: Minibatches.from_loader(3, target_of_batch),
+        "`loader` must be iterable, or return an iterator",
+    ),
+    "empty": (lambda: Minibatches.from_loader([], target_of_batch), "`loader` is empty; it must give one batch"),
+    "target": (
+        lambda: Minibatches.from_loader(batches, None),
+        "`target_of_batch` must be a function, got a NoneType",
+    ),
+    "no rows": (
+        lambda: Minibatches.from_loader(batches, lambda batch: from_score_fn(torch.neg, 1)),
+        "`target_of_batch` returned a _ScoreTarget for batch 0, expected a target with `n_rows`",
+    ),
+    "prior": (lambda: Minibatches.from_loader(batches, lambda batch: Plain(*batch)), "`prior` of Plain is not known"),
+    "n_rows": (lambda: Minibatches.from_loader(batches, target_of_batch, n_rows=0), "n_rows == 0, must be >= 1"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_named(mistake):
+    act, message = MISTAKES[mistake]
+    with pytest.raises((TypeError, ValueError), match=message):
+        act()
+
+
+# Where data lie
+
+
+def in_parquet(folder):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    table = pyarrow.table({**{f"x{j}": X[:, j] for j in range(D)}, "y": Y})
+    parquet.write_table(table, folder / "rows.parquet", row_group_size=1000)
+
+    def of_record_batch(batch):
+        *columns, y = batch.columns
+        return target_of_batch((np.column_stack(columns), np.asarray(y)))
+
+    return lambda: parquet.ParquetFile(folder / "rows.parquet").iter_batches(B), of_record_batch
+
+
+def in_mapped_memory(folder):
+    np.save(folder / "rows.npy", np.column_stack([X, Y]))
+    rows = np.load(folder / "rows.npy", mmap_mode="r")
+    return lambda: (rows[k : k + B] for k in range(0, N, B)), lambda batch: target_of_batch(
+        (batch[:, :D], batch[:, D])
+    )
+
+
+def in_dataset(folder):
+    class Rows(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            yield from zip(X, Y, strict=True)
+
+    return torch.utils.data.DataLoader(Rows(), batch_size=B), lambda b: target_of_batch((b[0].numpy(), b[1].numpy()))
+
+
+def in_zarr(folder):
+    zarr = pytest.importorskip("zarr", reason="needs zarr")
+    rows = zarr.create_array(folder / "rows.zarr", shape=(N, D + 1), chunks=(1000, D + 1), dtype="f8")
+    rows[:] = np.column_stack([X, Y])
+    return lambda: (rows[k : k + B] for k in range(0, N, B)), lambda batch: target_of_batch(
+        (batch[:, :D], batch[:, D])
+    )
+
+
+@pytest.mark.parametrize("stored", [in_parquet, in_mapped_memory, in_dataset, in_zarr])
+def test_files_and_datasets_are_streams(stored, tmp_path):
+    stream = Minibatches.from_loader(*stored(tmp_path))
+    assert (stream.n_rows, stream.batch_size) == (N, B)
+    close(stream.score_fn(POINTS), FULL.score_fn(POINTS))

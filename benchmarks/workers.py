@@ -13,7 +13,7 @@ import time
 from contextlib import ExitStack, nullcontext
 
 import numpy as np
-from _harness import command, of, pairs, print_table, results
+from _harness import command, of, pairs, results, rst
 
 from skksivi.targets import from_score_fn
 
@@ -67,7 +67,7 @@ def show(rows):
         median = np.median(np.concatenate(own))
         against_one = f"{np.median(np.concatenate(one)) / median:.2f}" if one else "-"
         lines.append([backend, n, f"{median:.2f}", against_one, f"{alone / median:.2f}"])
-    print_table(["backend", "workers", "seconds a call", "times one worker", "times no joblib"], lines)
+    print(rst(["backend", "workers", "seconds a call", "times one worker", "times one call without joblib"], lines))
 
 
 def main():

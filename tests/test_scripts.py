@@ -23,6 +23,7 @@ COMMANDS = {
     "examples/plot_search.py": ["--max-iter", "20", "--output", "search.png"],
     "examples/plot_displays.py": ["--max-iter", "20", "--output", "displays.png"],
     "examples/dask_search.py": ["--max-iter", "20"],
+    "examples/two_ranks.py": ["--rows", "2000", "--max-iter", "20"],
     "examples/plot_hierarchy.py": ["--max-iter", "100", "--output", "hierarchy.png"],
     "examples/plot_mode_weights.py": ["--max-iter", "300", "--output", "weights.png"],
     "examples/plot_heavy_tails.py": ["--max-iter", "100", "--output", "tails.png"],
@@ -77,6 +78,7 @@ COMMANDS = {
     "benchmarks/diagnose.py": ["--quick", "--out", "diagnose.json"],
     "benchmarks/calibration.py": ["--quick", "--out", "calibration.json"],
     "benchmarks/defaults.py": ["--names", "log_gamma", "--seeds", "1", "--jobs", "1", "--max-iter", "50"],
+    "benchmarks/shards.py": ["--quick", "--out", "shards.json"],
     "benchmarks/workers.py": ["--quick", "--out", "workers.json"],
     "benchmarks/speed.py": ["--quick", "--cases", "waveform", "network 751", "--out", "speed.json"],
 }
@@ -313,3 +315,16 @@ def test_the_manual_has_the_tables_of_the_frontier(tmp_path, capsys):
 def test_the_manual_has_the_table_of_shapes(tmp_path, capsys):
     run("benchmarks/shapes.py", ["--show", str(ROOT / "benchmarks" / "shapes.json")], tmp_path)
     assert capsys.readouterr().out == (ROOT / "doc" / "tables" / "shapes.txt").read_text("utf-8") + "\n"
+
+
+def test_the_manual_has_the_tables_of_scaling(tmp_path, capsys):
+    page = (ROOT / "doc" / "scaling.rst").read_text("utf-8")
+    run("benchmarks/workers.py", ["--show", str(ROOT / "benchmarks" / "workers.json")], tmp_path)
+    assert capsys.readouterr().out == (ROOT / "doc" / "tables" / "workers.txt").read_text("utf-8") + "\n"
+    run("benchmarks/shards.py", ["--show", str(ROOT / "benchmarks" / "shards.json")], tmp_path)
+    names = ("ranks", "stream", "scaling_model")
+    paths = [ROOT / "doc" / "tables" / f"{name}.txt" for name in names]
+    *shown, difference = capsys.readouterr().out.rstrip("\n").split("\n")
+    assert "\n".join(shown) + "\n" == "\n".join(path.read_text("utf-8") for path in paths) + "\n"
+    assert difference in " ".join(page.split())
+    assert all(f"tables/{name}.txt" in page for name in (*names, "workers"))

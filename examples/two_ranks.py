@@ -1,0 +1,68 @@
+"""
+Rows in several processes
+=========================
+
+Each process holds its rows, and all fit in step: what they send each other are sums of scores, as many numbers as
+points times features, whatever the number of rows. Here two processes of this machine do so,
+
+``python examples/two_ranks.py``,
+
+and on several machines the same script runs under a launcher that sets ``RANK``, such as torchrun, on each of them:
+
+``torchrun --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint HOST:29500 examples/two_ranks.py``.
+
+All end with the same fit. If a process dies, the others stop with an error that names it, and the next start goes on
+from the checkpoint, with any number of processes.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+
+import numpy as np
+import torch.distributed as dist
+
+from skksivi import KSIVIApproximator
+from skksivi.targets import BayesianLogisticRegression, Sharded
+
+
+def rows(n, first, step):
+    """Return every step-th of n rows; yours come from a file of this rank."""
+    rng = np.random.RandomState(0)
+    X = rng.normal(size=(n, 5))
+    y = rng.uniform(size=n) < 1 / (1 + np.exp(-X @ [1.0, -1.0, 0.5, 0.0, 2.0]))
+    return X[first::step], y[first::step]
+
+
+def as_rank(args):
+    dist.init_process_group("gloo")  # "nccl" where each rank has a GPU
+    target = Sharded(lambda rank, n_ranks: BayesianLogisticRegression(*rows(args.rows, rank, n_ranks)))
+    q = KSIVIApproximator(max_iter=args.max_iter, checkpoint=args.checkpoint, random_state=0).fit(target)
+    if target.rank == 0:
+        X = q.sample(10_000)
+        print(f"{target!r}: mean {X.mean(0).round(2)}, sd {X.std(0).round(3)}")
+        print(f"{target.traffic.n_messages} messages, {target.traffic.n_bytes / 1e6:.1f} MB")
+    dist.destroy_process_group()
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rows", type=int, default=100_000)
+    parser.add_argument("--max-iter", type=int, default=500)
+    parser.add_argument("--checkpoint", help="a file that all ranks can read")
+    args, _ = parser.parse_known_args()
+    if "RANK" in os.environ:
+        as_rank(args)
+        return
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    launcher += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
+    own = ["--rows", str(args.rows), "--max-iter", str(args.max_iter)]
+    own += [] if args.checkpoint is None else ["--checkpoint", args.checkpoint]
+    # nothing leaves this machine
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
+    subprocess.run([*launcher, os.path.abspath(__file__), *own], check=True)  # noqa: S603
+
+
+if __name__ == "__main__":
+    main()

@@ -176,7 +176,7 @@ def stream(n_rows, quick):
         began = time.perf_counter()
 
         def rows():
-            return parquet.ParquetFile(path).iter_batches(N_BATCH, use_threads=False)
+            return parquet.ParquetFile(path, pre_buffer=False).iter_batches(N_BATCH, use_threads=False)
 
         def target_of_batch(batch):
             columns = np.stack([column.to_numpy() for column in batch.columns])

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from skksivi import KSIVIApproximator
+from skksivi import KSIVIApproximator, diagnose
 from skksivi.parameters import Checkpoint
 from skksivi.targets import BayesianLogisticRegression, Sharded, Target, from_score_fn
 
@@ -91,6 +91,7 @@ def found(target):
         "grade": q.score(target),
         "certificate": q.certificate_.divergence,
         "n_score_calls": q.n_score_calls_,
+        "diagnosis": [check.value for check in diagnose(q, target, random_state=0).checks],
     }
 
 

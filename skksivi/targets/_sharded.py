@@ -167,7 +167,7 @@ class Ranks:
             numbers = own().reshape(-1).to(self.device, torch.float64)
         except Exception as raised:
             error, numbers = raised, torch.zeros(n, dtype=torch.float64, device=self.device)
-        c = float(_checksum(points) >> (32 - BITS))
+        c = float(_checksum(points, n) >> (32 - BITS))
         head = numbers.new_tensor([float(error is not None), c, c * c])
         first = numbers.new_zeros(FIRST)
         first[:HEAD] = head
@@ -234,9 +234,9 @@ def _portable(error: Exception | None) -> Exception | None:
         return RuntimeError(f"{type(error).__name__}: {error}")
 
 
-def _checksum(points: tuple[Tensor, ...]) -> int:
-    """Return a checksum of 32 bits of points, and of how many they are."""
-    c = 0
+def _checksum(points: tuple[Tensor, ...], n: int) -> int:
+    """Return a checksum of 32 bits of points, and of how many numbers are asked for there."""
+    c = n
     for x in map(as_array, points):
         c = zlib.crc32(np.ascontiguousarray(x).tobytes(), zlib.crc32(repr(x.shape).encode(), c))
     return c

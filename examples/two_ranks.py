@@ -61,7 +61,8 @@ def main():
     own += [] if args.checkpoint is None else ["--checkpoint", args.checkpoint]
     # nothing leaves this machine
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
-    subprocess.run([*launcher, os.path.abspath(__file__), *own], check=True)  # noqa: S603
+    command = [*launcher, os.path.abspath(__file__), *own]
+    print(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)  # noqa: S603
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ export OMP_NUM_THREADS ?= 1
 
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: demo test test-slow coverage mutants lint doc clean
+.PHONY: demo test test-slow coverage mutants lint lanes doc dist clean
 
 demo: .venv/ready
 	$(BIN)/python examples/plot_waveform.py --output waveform.png
@@ -31,10 +31,23 @@ lint: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python .ci/words.py
+
+# Needs uv: the oldest versions that are supported, and each Python that is at hand.
+lanes:
+	.ci/lanes
 
 doc: .venv/doc-ready
 	$(BIN)/python -m sphinx -W --keep-going -b html doc doc/_build/html
 	@echo "Open doc/_build/html/index.html"
+
+# What is uploaded: built apart from the checkout's own files, and checked.
+dist:
+	$(PYTHON) -m venv .dist-venv
+	.dist-venv/bin/python -m pip install --quiet --disable-pip-version-check build twine
+	rm -rf dist
+	.dist-venv/bin/python -m build
+	.dist-venv/bin/python -m twine check --strict dist/*
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -47,4 +60,4 @@ doc: .venv/doc-ready
 	@touch $@
 
 clean:
-	rm -rf .venv .coverage build doc/_build doc/gallery doc/generated *.egg-info
+	rm -rf .venv .lanes .dist-venv dist .coverage build doc/_build doc/gallery doc/generated *.egg-info

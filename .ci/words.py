@@ -1,0 +1,103 @@
+"""The manual's English: patterns that readers stumbled over, each with what to write instead.
+
+`python .ci/words.py` reads the pages, README, the texts and comments of the examples, and the docstrings of the
+package, and names the lines that have one of them. What stands between backticks is code, and is left out.
+"""
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+#: A pattern, without regard to case, and the remedy.
+WORDS = {
+    r"(?:that|those) of(?! (?:a kind|interest))\b": "name the noun again, or use the possessive",
+    r"\bof which\b": "make two sentences",
+    r"\bin (?:the )?place of\b": "instead of",
+    r"\bas of [A-Z`]": "See X, or: Same as in X",
+    r"\bdear(?:er|est)?\b": "expensive",
+    r"\bmend(?:s|ed|ing)?\b": "correct, repair",
+    r"\bstray\b|\bastray\b": "outlying, an outlier",
+    r"\bgrades?\b|\bgraded\b|\bgrading\b": "score (goodness of fit)",
+    r"\bjudge[sd]?\b|\bjudging\b": "evaluate, compare, check",
+    r"\bclimb(?:s|ed|ing)?\b": "mode search, optimise",
+    r"\bsettled?\b|\bsettling\b": "converged",
+    r"\bverbs?\b": "methods",
+    r"\bhangs? together\b": "are correlated",
+    r"\bof strangers\b|\bstranger's\b": "untrusted",
+    r"\b(?:scores?|draws?|calls?|points|row|one) an? (?:iteration|row|coordinate|draw|layer|feature|mode|fit|step)\b": (
+        "per iteration, per row, ..."
+    ),
+    r"\bhas but\b|\bbut few\b": "only",
+    r"\bmind(?:s)? outliers\b|\blooks? out for\b": "is robust to, checks",
+    r"\b(?:kernels?|statistics?|discrepanc(?:y|ies)|checks?|loss|KSD|scores?) (?:sees?|knows?|minds?)\b": (
+        "responds to, is sensitive to, measures"
+    ),
+    r"\bhardly\b": "almost insensitive, rarely",
+    r"\bfor the whole to\b|\bat its word\b|\bfor ever\b|\bthe like\b": "say it plainly",
+    r"\btells? nothing\b|\bnothing tells\b": "there is no warning, is uninformative",
+    r"\bsome (?:number|map) of\b|\bsome map\b": "an arbitrary map",
+    r"\bwho does not\b|\bwho compares\b": "readers who, those who; or rewrite",
+    r"\bno bell\b": "not Gaussian",
+    r"\ba few hundred good\b": "a few hundred accurate",
+    r"\bsmeared\b": "resampled with a kernel density estimate",
+    r"\bin a line\b": "In brief",
+    r"\bwritten out\b": "explicit",
+    r"\bthe better judge\b": "the better choice for evaluation",
+}
+PATTERNS = [(re.compile(pattern, re.IGNORECASE), remedy) for pattern, remedy in WORDS.items()]
+CODE = re.compile(r"``.*?``|:[\w:]+:`[^`]*`|`[^`]*`|https?://\S+")
+
+
+def texts() -> Iterator[tuple[Path, int, str]]:
+    """Each file, the number of the line before, and a text that starts after it."""
+    for path in [ROOT / "README.rst", *sorted((ROOT / "doc").glob("*.rst")), *sorted((ROOT / "doc/guide").glob("*.rst"))]:
+        yield path, 0, path.read_text("utf-8")
+    for path in sorted((ROOT / "examples").rglob("*.py")):
+        yield from prose(path)
+    for path in sorted((ROOT / "skksivi").rglob("*.py")):
+        yield from docstrings(path)
+
+
+def prose(path: Path) -> Iterator[tuple[Path, int, str]]:
+    """The docstrings and the comments of an example."""
+    yield from docstrings(path)
+    for number, line in enumerate(path.read_text("utf-8").splitlines()):
+        if line.lstrip().startswith("#"):
+            yield path, number, line
+
+
+def docstrings(path: Path) -> Iterator[tuple[Path, int, str]]:
+    """The docstrings of what a module has, but for private names."""
+    tree = ast.parse(path.read_text("utf-8"))
+    stack: list[ast.AST] = [tree]
+    while stack:
+        node = stack.pop()
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, (ast.ClassDef, ast.FunctionDef)) and not child.name.startswith("_"):
+                stack.append(child)
+        first = node.body[0] if node.body else None
+        if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+            yield path, first.lineno - 1, first.value.value
+
+
+def found() -> list[str]:
+    """The lines with one of the patterns, each with the remedy."""
+    lines = []
+    for path, before, text in texts():
+        blank = CODE.sub(lambda code: " " * len(code.group()), text)
+        for pattern, remedy in PATTERNS:
+            for match in pattern.finditer(blank):
+                number = before + 1 + blank.count("\n", 0, match.start())
+                what = " ".join(match.group().split())
+                lines.append(f"{path.relative_to(ROOT)}:{number}: {what!r}: {remedy}")
+    return sorted(lines)
+
+
+if __name__ == "__main__":
+    lines = found()
+    print(*lines, f"{len(lines)} places to write otherwise" if lines else "The words are fine.", sep="\n")
+    sys.exit(bool(lines))

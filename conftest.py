@@ -10,8 +10,10 @@ from hypothesis import HealthCheck, settings
 #: Pages and docstrings whose examples make full fits, or compile a model.
 SLOW_EXAMPLES = {
     "bridges.rst",
+    "coming_from.rst",
     "diagnose.rst",
     "hierarchies.rst",
+    "installation.rst",
     "predictors.rst",
     "quick_start.rst",
     "scores.rst",

@@ -28,7 +28,7 @@ WORDS = {
     r"\bverbs?\b": "methods",
     r"\bhangs? together\b": "are correlated",
     r"\bof strangers\b|\bstranger's\b": "untrusted",
-    r"\b(?:scores?|draws?|calls?|points|row|one) an? (?:iteration|row|coordinate|draw|layer|feature|mode|fit|step)\b": (
+    r"\b(?:scores?|draws?|calls?|points|row|one) an? (?:iteration|row|coordinate|draw|layer|feature|fit|step)\b": (
         "per iteration, per row, ..."
     ),
     r"\bhas but\b|\bbut few\b": "only",
@@ -36,7 +36,6 @@ WORDS = {
     r"\b(?:kernels?|statistics?|discrepanc(?:y|ies)|checks?|loss|KSD|scores?) (?:sees?|knows?|minds?)\b": (
         "responds to, is sensitive to, measures"
     ),
-    r"\bhardly\b": "almost insensitive, rarely",
     r"\bfor the whole to\b|\bat its word\b|\bfor ever\b|\bthe like\b": "say it plainly",
     r"\btells? nothing\b|\bnothing tells\b": "there is no warning, is uninformative",
     r"\bsome (?:number|map) of\b|\bsome map\b": "an arbitrary map",
@@ -54,7 +53,11 @@ CODE = re.compile(r"``.*?``|:[\w:]+:`[^`]*`|`[^`]*`|https?://\S+")
 
 def texts() -> Iterator[tuple[Path, int, str]]:
     """Each file, the number of the line before, and a text that starts after it."""
-    for path in [ROOT / "README.rst", *sorted((ROOT / "doc").glob("*.rst")), *sorted((ROOT / "doc/guide").glob("*.rst"))]:
+    for path in [
+        ROOT / "README.rst",
+        *sorted((ROOT / "doc").glob("*.rst")),
+        *sorted((ROOT / "doc/guide").glob("*.rst")),
+    ]:
         yield path, 0, path.read_text("utf-8")
     for path in sorted((ROOT / "examples").rglob("*.py")):
         yield from prose(path)
@@ -80,7 +83,11 @@ def docstrings(path: Path) -> Iterator[tuple[Path, int, str]]:
             if isinstance(child, (ast.ClassDef, ast.FunctionDef)) and not child.name.startswith("_"):
                 stack.append(child)
         first = node.body[0] if node.body else None
-        if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+        if (
+            isinstance(first, ast.Expr)
+            and isinstance(first.value, ast.Constant)
+            and isinstance(first.value.value, str)
+        ):
             yield path, first.lineno - 1, first.value.value
 
 

@@ -1,7 +1,9 @@
 """How the documentation is built: `make doc`."""
 
 import os
+import tomllib
 import warnings
+from pathlib import Path
 
 import matplotlib
 from numpydoc.xref import DEFAULT_LINKS
@@ -22,10 +24,19 @@ author = "The skksivi developers"
 copyright = author
 version = release = __version__
 
+repository = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))["project"]["urls"][
+    "Repository"
+]
+rst_epilog = f".. |repository| replace:: {repository}"
+
 extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
+    "sphinx.ext.intersphinx",
     "sphinx.ext.mathjax",
+    "sphinx.ext.viewcode",
+    "sphinx-mathjax-offline",  # formulas without a server of others
+    "sphinx_copybutton",
     "numpydoc",
     "sphinx_gallery.gen_gallery",
 ]
@@ -50,6 +61,21 @@ numpydoc_xref_aliases = {
     "Kernel": "skksivi.kernels.Kernel",
     "Target": "skksivi.targets.Target",
 }
+# Links to other manuals need their inventories, so only where the manual is published: it builds without a network.
+intersphinx_mapping = (
+    {
+        "python": ("https://docs.python.org/3", None),
+        "numpy": ("https://numpy.org/doc/stable", None),
+        "sklearn": ("https://scikit-learn.org/stable", None),
+        "torch": ("https://docs.pytorch.org/docs/stable", None),
+        "arviz": ("https://python.arviz.org/en/stable", None),
+        "pymc": ("https://www.pymc.io/projects/docs/en/stable", None),
+        "numpyro": ("https://num.pyro.ai/en/stable", None),
+    }
+    if os.environ.get("READTHEDOCS")
+    else {}
+)
+copybutton_exclude = ".linenos, .gp, .go"  # prompts and output are not copied
 python_maximum_signature_line_length = 90
 toc_object_entries_show_parents = "hide"
 
@@ -59,7 +85,13 @@ sphinx_gallery_conf = {
     "filename_pattern": "/plot_",
     "within_subsection_order": ExplicitOrder(
         [
-            *("plot_waveform.py", "plot_predictors.py", "plot_classification.py", "plot_numpyro.py"),
+            *(
+                "plot_orings.py",
+                "plot_waveform.py",
+                "plot_predictors.py",
+                "plot_classification.py",
+                "plot_numpyro.py",
+            ),
             *("plot_pymc.py", "plot_comparison.py", "plot_diagnose.py", "plot_calibration.py"),
             *("plot_heavy_tails.py", "plot_hierarchy.py", "plot_mode_weights.py"),
             *("plot_toys.py", "plot_convergence.py", "plot_gradient_norms.py", "plot_smoothness.py"),
@@ -83,16 +115,17 @@ html_js_files = ["skksivi.js"]
 html_show_sourcelink = False
 html_domain_indices = False
 html_theme_options = {
-    "navbar_end": ["theme-switcher"],
+    "navbar_end": ["theme-switcher", "navbar-icon-links"],
     "navbar_persistent": ["search-button"],
     "header_links_before_dropdown": 7,
     "show_toc_level": 2,
+    "icon_links": [{"name": "Repository", "url": repository, "icon": "fa-brands fa-github"}],
     "footer_start": [],
     "footer_end": [],
 }
-html_sidebars = {
-    name: [] for name in ("index", "quick_start", "comparison", "benchmarks", "contributing", "changelog")
-}
+html_sidebars = dict.fromkeys(
+    ("index", "installation", "quick_start", "comparison", "benchmarks", "frontier", "contributing", "changelog"), []
+)
 
 
 def setup(app):

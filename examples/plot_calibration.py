@@ -7,8 +7,6 @@ data given them; the posterior of these data is fitted; and each parameter is ra
 right, these ranks are uniform. Here are a linear regression that is right, and three that are not.
 """
 
-import argparse
-
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
@@ -17,10 +15,16 @@ from sklearn.base import BaseEstimator
 from skksivi.baselines import Laplace
 from skksivi.calibration import sbc
 
+N = 200
+# sphinx_gallery_start_ignore
+import argparse
+
 parser = argparse.ArgumentParser()
-parser.add_argument("--n", type=int, default=200)
+parser.add_argument("--n", type=int, default=N)
 parser.add_argument("--output", help="write the figure to this file instead of showing it")
 args, _ = parser.parse_known_args()
+N = args.n
+# sphinx_gallery_end_ignore
 
 # %%
 # The model: coefficients with the prior N(1, 1), observed on eight rows with noise of standard deviation one. Its
@@ -69,7 +73,7 @@ cases = {
     "draws 30% too narrow": (posterior(), TooNarrow()),
 }
 results = {
-    name: sbc(simulate_prior, simulate_data, *case, args.n, names=["a", "b", "c"], random_state=0)
+    name: sbc(simulate_prior, simulate_data, *case, N, names=["a", "b", "c"], random_state=0)
     for name, case in cases.items()
 }
 for name, result in results.items():
@@ -87,8 +91,10 @@ for ax, (name, result) in zip(axes.flat, results.items(), strict=True):
     ax.label_outer()
     if ax is not axes[0, 0]:
         ax.get_legend().remove()
+# sphinx_gallery_start_ignore
 if args.output:
     figure.savefig(args.output, dpi=110)
     print(f"Figure in {args.output}")
-else:
-    plt.show()
+    plt.close("all")
+# sphinx_gallery_end_ignore
+plt.show()

@@ -7,8 +7,6 @@ takes them for certain; `skksivi.KSIVIClassifier` averages predictions over draw
 likelihood are the same in both: what differs is the average.
 """
 
-import argparse
-
 import matplotlib.pyplot as plt
 import numpy as np
 from sklearn.datasets import load_breast_cancer
@@ -20,15 +18,23 @@ from sklearn.preprocessing import StandardScaler
 
 from skksivi import KSIVIApproximator, KSIVIClassifier
 
+MAX_ITER = 200  # training iterations
+SPLITS = 10  # sets of thirty rows
+# sphinx_gallery_start_ignore
+import argparse
+
 parser = argparse.ArgumentParser()
-parser.add_argument("--max-iter", type=int, default=200, help="training iterations")
-parser.add_argument("--splits", type=int, default=10, help="sets of thirty rows")
+parser.add_argument("--max-iter", type=int, default=MAX_ITER)
+parser.add_argument("--splits", type=int, default=SPLITS)
 parser.add_argument("--output", help="write the figure to this file instead of showing it")
 args, _ = parser.parse_known_args()
+MAX_ITER = args.max_iter
+SPLITS = args.splits
+# sphinx_gallery_end_ignore
 
 
 def classifiers(prior_precision):
-    approximator = KSIVIApproximator(max_iter=args.max_iter)
+    approximator = KSIVIApproximator(max_iter=MAX_ITER)
     average = KSIVIClassifier(prior_precision=prior_precision, approximator=approximator, random_state=0)
     return average, make_pipeline(StandardScaler(), LogisticRegression(C=1 / prior_precision, max_iter=1000))
 
@@ -38,7 +44,7 @@ def classifiers(prior_precision):
 
 X, y = load_breast_cancer(return_X_y=True)
 pair = X[:, [1, 4]]  # texture and smoothness
-splits = list(StratifiedShuffleSplit(args.splits, train_size=30, random_state=0).split(X, y))
+splits = list(StratifiedShuffleSplit(SPLITS, train_size=30, random_state=0).split(X, y))
 rows = splits[0][0]
 models = [model.fit(pair[rows], y[rows]) for model in classifiers(prior_precision=0.1)]
 
@@ -70,7 +76,9 @@ for prior_precision in (0.01, 1.0):
     ]
     average, mode = np.mean(losses, axis=0)
     print(f"prior precision {prior_precision:4}: log loss {average:.3f} of the average, {mode:.3f} of the mode")
+# sphinx_gallery_start_ignore
 if args.output:
     figure.savefig(args.output, dpi=110)
-else:
-    plt.show()
+    plt.close("all")
+# sphinx_gallery_end_ignore
+plt.show()

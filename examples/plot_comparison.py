@@ -6,8 +6,6 @@ Every method of the package is built, fitted and sampled in the same way, so tha
 seven of them draw from the banana, with settings that keep the whole page under a minute.
 """
 
-import argparse
-
 import matplotlib.pyplot as plt
 import torch
 
@@ -17,16 +15,22 @@ from skksivi.metrics import noise_floor, sliced_wasserstein
 from skksivi.plotting import DensityDisplay
 from skksivi.targets import Banana
 
+MAX_ITER = 1000  # of those that train
+# sphinx_gallery_start_ignore
+import argparse
+
 parser = argparse.ArgumentParser()
-parser.add_argument("--max-iter", type=int, default=1000, help="of those that train")
+parser.add_argument("--max-iter", type=int, default=MAX_ITER)
 parser.add_argument("--output", help="write the figure to this file instead of showing it")
 args, _ = parser.parse_known_args()
+MAX_ITER = args.max_iter
+# sphinx_gallery_end_ignore
 
 # %%
 # The methods: two of kernel semi-implicit inference, semi-implicit inference by the evidence bound, two Gaussians,
 # particles and Markov chains.
 
-options = {"max_iter": args.max_iter, "random_state": 0}
+options = {"max_iter": MAX_ITER, "random_state": 0}
 methods = {
     "KSIVI": KSIVIApproximator(**options),
     "HKSIVI": HKSIVIApproximator(n_layers=3, **options),
@@ -59,8 +63,10 @@ for ax, (name, q) in zip(axes.flat, methods.items(), strict=False):
     print(f"{name:<12}{distance:.2f}")
 note = f"two sets of exact draws:\n{floor.mean:.2f} +- {floor.sd:.2f}"
 axes.flat[-1].text(0.5, 0.5, note, ha="center", va="center")
+# sphinx_gallery_start_ignore
 if args.output:
     figure.savefig(args.output, dpi=110)
     print(f"Figure in {args.output}")
-else:
-    plt.show()
+    plt.close("all")
+# sphinx_gallery_end_ignore
+plt.show()

@@ -7,18 +7,22 @@ do where one of them is bad. Here it looks at a good fit and at three that went 
 shows in every check.
 """
 
-import argparse
-
 import matplotlib.pyplot as plt
 
 from skksivi import KSIVIApproximator, diagnose
 from skksivi.baselines import FullRankVI
 from skksivi.targets import EightGaussians, StudentT, Target
 
+MAX_ITER = 1000
+# sphinx_gallery_start_ignore
+import argparse
+
 parser = argparse.ArgumentParser()
-parser.add_argument("--max-iter", type=int, default=1000)
+parser.add_argument("--max-iter", type=int, default=MAX_ITER)
 parser.add_argument("--output", help="write the figure to this file instead of showing it")
 args, _ = parser.parse_known_args()
+MAX_ITER = args.max_iter
+# sphinx_gallery_end_ignore
 
 # %%
 # Three targets: a ring of eight Gaussians, two coordinates in unlike units, and heavy tails.
@@ -39,10 +43,10 @@ ring, units, tails = EightGaussians(shift=5.0), Units(), StudentT()
 # The defaults, on the ring. Then a fit without whitening, in half the iterations; one that starts at a single mode
 # and misses the others, which the discrepancy does not see; and a Gaussian instead of a Student t.
 
-options = {"max_iter": args.max_iter, "random_state": 0}
+options = {"max_iter": MAX_ITER, "random_state": 0}
 fits = {
     "a good fit": (KSIVIApproximator(**options), ring),
-    "too narrow": (KSIVIApproximator(whiten=None, max_iter=args.max_iter // 2, random_state=0), units),
+    "too narrow": (KSIVIApproximator(whiten=None, max_iter=MAX_ITER // 2, random_state=0), units),
     "lost modes": (KSIVIApproximator(whiten="laplace", mixing="normal", **options), ring),
     "no tails": (FullRankVI(**options), tails),
 }
@@ -61,8 +65,10 @@ for row, (name, report) in zip(rows, reports.items(), strict=True):
     warned = ", ".join(check.name for check in report.warnings) or "nothing"
     row.suptitle(f"{name} (warns of {warned})")
     report.plot(row.subplots(1, 4))
+# sphinx_gallery_start_ignore
 if args.output:
     figure.savefig(args.output, dpi=80)
     print(f"Figure in {args.output}")
-else:
-    plt.show()
+    plt.close("all")
+# sphinx_gallery_end_ignore
+plt.show()

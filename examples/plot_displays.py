@@ -6,8 +6,6 @@ Each class of `skksivi.plotting` draws one kind of picture, into axes of yours o
 of fits to a logistic regression, a diffusion, a banana and a ring of eight Gaussians.
 """
 
-import argparse
-
 import matplotlib.pyplot as plt
 import numpy as np
 
@@ -24,10 +22,16 @@ from skksivi.plotting import (
 )
 from skksivi.targets import Banana, BayesianLogisticRegression, ConditionedDiffusion, EightGaussians
 
+MAX_ITER = 2000
+# sphinx_gallery_start_ignore
+import argparse
+
 parser = argparse.ArgumentParser()
-parser.add_argument("--max-iter", type=int, default=2000)
+parser.add_argument("--max-iter", type=int, default=MAX_ITER)
 parser.add_argument("--output", help="write the figure to this file instead of showing it")
 args, _ = parser.parse_known_args()
+MAX_ITER = args.max_iter
+# sphinx_gallery_end_ignore
 
 # %%
 # Four targets and their fits.
@@ -35,7 +39,7 @@ args, _ = parser.parse_known_args()
 X, y = load_waveform(return_X_y=True)
 posterior = BayesianLogisticRegression(X, y, prior_precision=0.01, fit_intercept=True)
 diffusion = ConditionedDiffusion(n_features=50)
-options = {"max_iter": args.max_iter, "random_state": 0}
+options = {"max_iter": MAX_ITER, "random_state": 0}
 regression = KSIVIApproximator(**options).fit(posterior)
 path = KSIVIApproximator(**options).fit(diffusion)
 banana = KSIVIApproximator(early_stopping=None, **options).fit(Banana())  # trained in any case, for its loss
@@ -62,8 +66,10 @@ PathDisplay.from_estimator(
 LayersDisplay.from_estimator(ring, EightGaussians(), ax=axes["layers"])
 print(f"{len(axes)} pictures in one figure")
 
+# sphinx_gallery_start_ignore
 if args.output:
     figure.savefig(args.output, dpi=110)
     print(f"Figure in {args.output}")
-else:
-    plt.show()
+    plt.close("all")
+# sphinx_gallery_end_ignore
+plt.show()

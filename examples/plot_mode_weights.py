@@ -7,18 +7,22 @@ draws, and so nothing to compare. The score knows better. Its integral along a l
 difference of their log-densities, and with the masses around them that gives the weights.
 """
 
-import argparse
-
 import matplotlib.pyplot as plt
 import numpy as np
 
 from skksivi import KSIVIApproximator, modes
 from skksivi.targets import EightGaussians
 
+MAX_ITER = 1000
+# sphinx_gallery_start_ignore
+import argparse
+
 parser = argparse.ArgumentParser()
-parser.add_argument("--max-iter", type=int, default=1000)
+parser.add_argument("--max-iter", type=int, default=MAX_ITER)
 parser.add_argument("--output", help="write the figure to this file instead of showing it")
 args, _ = parser.parse_known_args()
+MAX_ITER = args.max_iter
+# sphinx_gallery_end_ignore
 
 # %%
 # Eight Gaussians with unequal weights. We start one fit at a normal mixing distribution, which knows nothing of the
@@ -26,7 +30,7 @@ args, _ = parser.parse_known_args()
 
 weights = np.array([0.3, 0.2, 0.15, 0.1, 0.1, 0.05, 0.05, 0.05])
 target = EightGaussians(shift=5.0, weights=weights)
-q = KSIVIApproximator(mixing="normal", max_iter=args.max_iter, random_state=0).fit(target.score_fn, n_features=2)
+q = KSIVIApproximator(mixing="normal", max_iter=MAX_ITER, random_state=0).fit(target.score_fn, n_features=2)
 
 
 def shares(X):
@@ -50,7 +54,7 @@ print(f"{np.abs(after / weights - 1).max():.1%} after")
 # %%
 # A fit with the defaults does not need it here: the pilot weighs the modes before the training starts.
 
-default = shares(KSIVIApproximator(max_iter=args.max_iter, random_state=0).fit(target).sample(20_000))
+default = shares(KSIVIApproximator(max_iter=MAX_ITER, random_state=0).fit(target).sample(20_000))
 figure, ax = plt.subplots(figsize=(7, 3.6), layout="constrained")
 positions = np.arange(8)
 for i, (name, values, colour) in enumerate(
@@ -65,7 +69,9 @@ ax.hlines(weights, positions - 0.4, positions + 0.4, color="k", label="truth")
 ax.set(xlabel="mode", ylabel="share of the draws", xticks=positions)
 ax.spines[["top", "right"]].set_visible(False)
 ax.legend(frameon=False)
+# sphinx_gallery_start_ignore
 if args.output:
     figure.savefig(args.output, dpi=110)
-else:
-    plt.show()
+    plt.close("all")
+# sphinx_gallery_end_ignore
+plt.show()

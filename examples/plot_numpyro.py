@@ -8,7 +8,6 @@ with standard deviation :math:`\sigma`, it misses from the distance x with proba
 that is learned too, write the model in NumPyro, fit KSIVI to it, and compare with NumPyro's sampler, NUTS.
 """
 
-import argparse
 import time
 
 import arviz_base
@@ -21,11 +20,19 @@ import numpyro.distributions as dist
 
 from skksivi import KSIVIApproximator, targets, to_arviz
 
+MAX_ITER = 2000
+DRAWS = 2000  # of NUTS, in each of two chains, and as many to tune it
+# sphinx_gallery_start_ignore
+import argparse
+
 parser = argparse.ArgumentParser()
-parser.add_argument("--max-iter", type=int, default=2000)
-parser.add_argument("--draws", type=int, default=2000, help="of NUTS, in each of two chains, and as many to tune it")
+parser.add_argument("--max-iter", type=int, default=MAX_ITER)
+parser.add_argument("--draws", type=int, default=DRAWS)
 parser.add_argument("--output", help="write the figure to this file instead of showing it")
 args, _ = parser.parse_known_args()
+MAX_ITER = args.max_iter
+DRAWS = args.draws
+# sphinx_gallery_end_ignore
 numpyro.enable_x64()
 
 # %%
@@ -67,15 +74,15 @@ def timed(function, *arguments, **options):
 
 
 target = targets.from_numpyro(model, tries, successes)
-q, fit_time = timed(KSIVIApproximator(max_iter=args.max_iter, random_state=0).fit, target)
+q, fit_time = timed(KSIVIApproximator(max_iter=MAX_ITER, random_state=0).fit, target)
 labels = {"dims": {"chance": ["distance"], "z": ["distance"]}, "coords": {"distance": distance}}
 ksivi, draw_time = timed(to_arviz, q, target, 10_000, **labels)
 
 sampler = numpyro.infer.NUTS(model, target_accept_prob=0.95)
 mcmc = numpyro.infer.MCMC(
     sampler,
-    num_warmup=args.draws,
-    num_samples=args.draws,
+    num_warmup=DRAWS,
+    num_samples=DRAWS,
     num_chains=2,
     chain_method="sequential",
     progress_bar=False,
@@ -83,7 +90,7 @@ mcmc = numpyro.infer.MCMC(
 _, nuts_time = timed(mcmc.run, jax.random.key(0), tries, successes)
 nuts = arviz_base.from_numpyro(mcmc, log_likelihood=False, **labels)
 print(f"KSIVI: {fit_time:.1f} s to compile and fit, {draw_time:.2f} s for 10,000 draws")
-print(f"NUTS:  {nuts_time:.1f} s to compile and to run {2 * args.draws:,} draws\n")
+print(f"NUTS:  {nuts_time:.1f} s to compile and to run {2 * DRAWS:,} draws\n")
 
 # %%
 # Means and standard deviations of constrained and derived parameters. The two chains of NUTS differ by chance alone:
@@ -129,8 +136,10 @@ left.legend()
 right.set(xlabel=r"$\sigma$ in degrees", ylabel=r"$\tau$", title="The two scales", ylim=(0, None))
 right.legend(markerscale=4)
 
+# sphinx_gallery_start_ignore
 if args.output:
     figure.savefig(args.output, dpi=150)
     print(f"\nFigure in {args.output}")
-else:
-    plt.show()
+    plt.close("all")
+# sphinx_gallery_end_ignore
+plt.show()

@@ -38,9 +38,7 @@ N_REPLICATIONS = args.n
 #
 # One row per flight: the temperature at launch in °F, and whether a ring was damaged.
 
-temperature = np.array(
-    [53, 57, 58, 63, 66, 67, 67, 67, 68, 69, 70, 70, 70, 70, 72, 73, 75, 75, 76, 76, 78, 79, 81]
-)
+temperature = np.array([53, 57, 58, 63, 66, 67, 67, 67, 68, 69, 70, 70, 70, 70, 72, 73, 75, 75, 76, 76, 78, 79, 81])
 damage = np.array([1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0])
 print(f"{len(damage)} flights, {damage.sum()} with damage, the coldest at {temperature.min()} °F")
 
@@ -49,9 +47,9 @@ print(f"{len(damage)} flights, {damage.sum()} with damage, the coldest at {tempe
 # ---------
 #
 # The log-odds of damage are linear in the temperature. The intercept is the log-odds at 70 °F, the slope a change per
-# 10 °F. A normal prior with standard deviation 2 on both allows probabilities from below 2% to above 98% at 70 °F, and
-# an odds ratio of up to 50 per 10 °F in either direction. Little more than the log-density has to be written: it takes
-# a batch of parameters, shape (n, 2), and returns n numbers.
+# 10 °F. A normal prior with standard deviation 2 on both allows probabilities from below 2% to above 98% at 70 °F,
+# and an odds ratio of up to 50 per 10 °F in either direction. The log-density takes a batch of parameters, shape
+# (n, 2), and returns n numbers; gradients are automatic.
 
 PRIOR_SD = 2.0
 
@@ -131,8 +129,8 @@ plt.show()
 # --------------------------------
 #
 # A posterior predictive check. Each draw of the parameters simulates the 23 flights once more. If the model is right,
-# the real data look like one of these simulations. Compared are the number of damaged flights, the number below 65 °F,
-# and the warmest damaged flight: a line in the temperature might not allow damage at 75 °F.
+# the real data look like one of these simulations. Compared are the number of damaged flights, the number below
+# 65 °F, and the warmest damaged flight: a line in the temperature might not allow damage at 75 °F.
 
 rng = np.random.default_rng(0)
 simulated = rng.random((len(b), len(damage))) < risk(b, temperature)
@@ -177,7 +175,7 @@ calibration = sbc(
     posterior,
     KSIVIApproximator(),
     n=N_REPLICATIONS,
-    quantities=lambda b, y: {"risk at 31 °F": risk(b, [31]).item()},
+    quantities=lambda b, _: {"risk at 31 °F": risk(b, [31]).item()},
     names=["at 70 °F", "per 10 °F"],
     random_state=0,
 )
@@ -191,9 +189,9 @@ plt.show()
 # Decide
 # ------
 #
-# At 31 °F damage is almost certain under this model, although the interval is wide: no flight was colder than 53 °F, so
-# that this is an extrapolation, and the prior matters. A decision weighs losses. If a damaged ring costs as much as
-# 20 delays by a day, launching is the better choice only where the risk is below 1/20.
+# At 31 °F damage is almost certain under this model, although the interval is wide: no flight was colder than 53 °F,
+# so that this is an extrapolation, and the prior matters. A decision weighs losses. If a damaged ring costs as much
+# as 20 delays by a day, launching is the better choice only where the risk is below 1/20.
 
 cold = risk(b, [31, 53, 70])
 for f, p in zip((31, 53, 70), cold.T, strict=True):

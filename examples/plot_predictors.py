@@ -6,18 +6,22 @@ Draws of the posterior of a neural network agree where there are data and differ
 what the band shows. `skksivi.KSIVIRegressor` is an ordinary regressor of scikit-learn around that posterior.
 """
 
-import argparse
-
 import matplotlib.pyplot as plt
 import numpy as np
 from sklearn.linear_model import BayesianRidge
 
 from skksivi import KSIVIRegressor
 
+N_HIDDEN = 20
+# sphinx_gallery_start_ignore
+import argparse
+
 parser = argparse.ArgumentParser()
-parser.add_argument("--n-hidden", type=int, default=20)
+parser.add_argument("--n-hidden", type=int, default=N_HIDDEN)
 parser.add_argument("--output", help="write the figure to this file instead of showing it")
 args, _ = parser.parse_known_args()
+N_HIDDEN = args.n_hidden
+# sphinx_gallery_end_ignore
 
 # %%
 # A sine with noise of standard deviation 0.15, seen on two intervals.
@@ -31,7 +35,7 @@ y = np.sin(3 * x) + 0.15 * rng.normal(size=120)
 # trained networks find some of them, and the draws that the predictions are made of come from the fit that starts
 # there. The precision of the noise is learned, too.
 
-network = KSIVIRegressor(model="network", n_hidden=args.n_hidden, random_state=0).fit(x[:, None], y)
+network = KSIVIRegressor(model="network", n_hidden=N_HIDDEN, random_state=0).fit(x[:, None], y)
 line = BayesianRidge().fit(x[:, None], y)
 noise = np.exp(-network.draws_[:, -1] / 2).mean() * y.std()
 print(f"standard deviation of the noise: {noise:.3f}, truly 0.150")
@@ -54,7 +58,9 @@ for f in network.target_.outputs(network.draws_[::20], at[:, None]):
     axes[0].plot(at, f, color="#0072B2", lw=0.5, alpha=0.4)
 axes[0].set_ylabel("y")
 axes[1].legend(frameon=False, loc="upper left", fontsize=8)
+# sphinx_gallery_start_ignore
 if args.output:
     figure.savefig(args.output, dpi=110)
-else:
-    plt.show()
+    plt.close("all")
+# sphinx_gallery_end_ignore
+plt.show()

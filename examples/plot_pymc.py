@@ -7,7 +7,6 @@ A hierarchical model in PyMC shrinks their averages towards each other, by an am
 to KSIVI, draw from the fit in the model's own parameters, and put the draws beside those of PyMC's sampler, NUTS.
 """
 
-import argparse
 import time
 
 import matplotlib.pyplot as plt
@@ -16,11 +15,19 @@ import pymc as pm
 
 from skksivi import KSIVIApproximator, targets, to_arviz
 
+MAX_ITER = 2000
+DRAWS = 2000  # of NUTS, in each of two chains, and as many to tune it
+# sphinx_gallery_start_ignore
+import argparse
+
 parser = argparse.ArgumentParser()
-parser.add_argument("--max-iter", type=int, default=2000)
-parser.add_argument("--draws", type=int, default=2000, help="of NUTS, in each of two chains, and as many to tune it")
+parser.add_argument("--max-iter", type=int, default=MAX_ITER)
+parser.add_argument("--draws", type=int, default=DRAWS)
 parser.add_argument("--output", help="write the figure to this file instead of showing it")
 args, _ = parser.parse_known_args()
+MAX_ITER = args.max_iter
+DRAWS = args.draws
+# sphinx_gallery_end_ignore
 
 # %%
 # The data are those of Efron and Morris (1975). The spread ``tau`` of the players on the scale of log-odds is
@@ -52,10 +59,10 @@ def timed(function, *arguments, **options):
 
 
 target, compile_time = timed(targets.from_pymc, model)
-q, fit_time = timed(KSIVIApproximator(max_iter=args.max_iter, random_state=0).fit, target)
+q, fit_time = timed(KSIVIApproximator(max_iter=MAX_ITER, random_state=0).fit, target)
 ksivi, draw_time = timed(to_arviz, q, target, 10_000)
 settings = {"chains": 2, "cores": 1, "target_accept": 0.95, "random_seed": 0, "progressbar": False}
-nuts, nuts_time = timed(pm.sample, args.draws, tune=args.draws, model=model, **settings)
+nuts, nuts_time = timed(pm.sample, DRAWS, tune=DRAWS, model=model, **settings)
 print(f"KSIVI: {compile_time:.1f} s to compile, {fit_time:.1f} s to fit, {draw_time:.2f} s for 10,000 draws")
 print(f"NUTS:  {nuts_time:.1f} s to compile and to run\n")
 
@@ -102,8 +109,10 @@ left.legend(loc="lower right", fontsize="small")
 right.set(xlabel=r"$\tau$", title=r"Spread of the players", yticks=[], xlim=(0, 0.8))
 right.legend(frameon=False)
 
+# sphinx_gallery_start_ignore
 if args.output:
     figure.savefig(args.output, dpi=150)
     print(f"\nFigure in {args.output}")
-else:
-    plt.show()
+    plt.close("all")
+# sphinx_gallery_end_ignore
+plt.show()

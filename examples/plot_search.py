@@ -8,7 +8,6 @@ curvature at the mode, without the Markov chains of the defaults, so that the se
 grid we look at the defaults: where training starts can matter more than how it goes on.
 """
 
-import argparse
 import warnings
 
 import matplotlib.pyplot as plt
@@ -21,10 +20,16 @@ from skksivi.model_selection import Replicates, neg_ksd_scorer
 from skksivi.plotting import DensityDisplay
 from skksivi.targets import XShaped
 
+MAX_ITER = 1000
+# sphinx_gallery_start_ignore
+import argparse
+
 parser = argparse.ArgumentParser()
-parser.add_argument("--max-iter", type=int, default=1000)
+parser.add_argument("--max-iter", type=int, default=MAX_ITER)
 parser.add_argument("--output", help="write the figure to this file instead of showing it")
 args, _ = parser.parse_known_args()
+MAX_ITER = args.max_iter
+# sphinx_gallery_end_ignore
 
 # %%
 # `skksivi.model_selection.Replicates` takes the place of K-fold: a posterior has no rows to hold out. The seed of a
@@ -32,7 +37,7 @@ args, _ = parser.parse_known_args()
 
 target = XShaped()
 search = GridSearchCV(
-    KSIVIApproximator(whiten="laplace", max_iter=args.max_iter, random_state=0),
+    KSIVIApproximator(whiten="laplace", max_iter=MAX_ITER, random_state=0),
     {"bandwidth": [0.2, 0.7, 2.0], "learning_rate": [5e-4, 2e-3, 1e-2]},
     scoring=neg_ksd_scorer(),
     cv=Replicates(2),
@@ -40,7 +45,7 @@ search = GridSearchCV(
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", ConvergenceWarning)  # bad candidates are what a grid is for
     search.fit(target)
-defaults = KSIVIApproximator(max_iter=args.max_iter, random_state=0).fit(target)
+defaults = KSIVIApproximator(max_iter=MAX_ITER, random_state=0).fit(target)
 
 table = -np.stack([search.cv_results_[f"split{k}_test_score"] for k in range(2)], -1)
 print(f"{'bandwidth':>9}{'rate':>8}{'KSD^2 of two fits':>20}")
@@ -64,8 +69,10 @@ for ax, q, name in ((left, search.best_estimator_, "best of the grid"), (right, 
     DensityDisplay.from_estimator(q, target, extent=(-5, 5, -5, 5), ax=ax)
     ax.set_title(name)
 
+# sphinx_gallery_start_ignore
 if args.output:
     figure.savefig(args.output, dpi=150)
     print(f"Figure in {args.output}")
-else:
-    plt.show()
+    plt.close("all")
+# sphinx_gallery_end_ignore
+plt.show()

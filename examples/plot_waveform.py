@@ -7,7 +7,6 @@ from its score alone, then drawn from as often as we like. We put the draws besi
 Metropolis-adjusted Langevin chains, and beside the Laplace approximation, a Gaussian at the mode.
 """
 
-import argparse
 import time
 
 import matplotlib.pyplot as plt
@@ -20,10 +19,16 @@ from skksivi.metrics import sliced_wasserstein
 from skksivi.plotting import MarginalsDisplay
 from skksivi.targets import BayesianLogisticRegression
 
+MAX_ITER = 2000
+# sphinx_gallery_start_ignore
+import argparse
+
 parser = argparse.ArgumentParser()
-parser.add_argument("--max-iter", type=int, default=2000)
+parser.add_argument("--max-iter", type=int, default=MAX_ITER)
 parser.add_argument("--output", help="write the figure to this file instead of showing it")
 args, _ = parser.parse_known_args()
+MAX_ITER = args.max_iter
+# sphinx_gallery_end_ignore
 
 # %%
 # The target carries its own dimension and its score, the gradient of the log-posterior in the coefficients.
@@ -37,7 +42,7 @@ def timed(function, *arguments):
     return function(*arguments), time.perf_counter() - start
 
 
-ksivi, ksivi_fit = timed(KSIVIApproximator(max_iter=args.max_iter, random_state=0).fit, target)
+ksivi, ksivi_fit = timed(KSIVIApproximator(max_iter=MAX_ITER, random_state=0).fit, target)
 laplace, laplace_fit = timed(Laplace(random_state=0).fit, target)
 ksivi_draws, ksivi_sample = timed(ksivi.sample, 10_000)
 laplace_draws, laplace_sample = timed(laplace.sample, 10_000)
@@ -86,8 +91,10 @@ MarginalsDisplay.from_draws(
     ax=ax,
 )
 
+# sphinx_gallery_start_ignore
 if args.output:
     figure.savefig(args.output, dpi=150)
     print(f"Figure in {args.output}")
-else:
-    plt.show()
+    plt.close("all")
+# sphinx_gallery_end_ignore
+plt.show()

@@ -4,10 +4,12 @@ import ast
 import importlib
 import json
 import math
+import re
 import runpy
 import subprocess
 import sys
 import textwrap
+import tomllib
 import warnings
 from argparse import Namespace
 from pathlib import Path
@@ -17,8 +19,12 @@ import numpy as np
 import pytest
 import torch
 
+from skksivi._version import DOCUMENTATION, __version__
+
 ROOT = Path(__file__).parents[1]
 COMMANDS = {
+    "examples/plot_orings.py": ["--n", "5", "--output", "orings.png"],
+    "benchmarks/costs.py": ["--figure", "costs.png"],
     "examples/plot_waveform.py": ["--max-iter", "100", "--output", "waveform.png"],
     "examples/plot_search.py": ["--max-iter", "20", "--output", "search.png"],
     "examples/plot_displays.py": ["--max-iter", "20", "--output", "displays.png"],
@@ -87,6 +93,7 @@ MUTANTS, FAULTS = OWN_PROCESSES = "benchmarks/mutants.py", "benchmarks/faults.py
 
 #: Those that take less than a second.
 QUICK = {
+    "benchmarks/costs.py",
     "examples/plot_heavy_tails.py",
     "examples/paper/plot_gradient_norms.py",
     "examples/paper/plot_toys.py",
@@ -181,13 +188,58 @@ def in_own_process(script, folder):
     return json.loads((folder / COMMANDS[script][-1]).read_text())
 
 
+README = (ROOT / "README.rst").read_text("utf-8")
+
+
 @pytest.mark.slow
-def test_the_example_of_the_readme_runs():
-    block = (ROOT / "README.rst").read_text("utf-8").split(".. code-block:: python\n\n")[1].split("\nA ``Target``")[0]
+def test_the_example_of_the_readme_prints_what_it_says(capsys):
+    code, printed = README.split("\nIt prints")[0].split(".. code-block:: python\n\n")[1], README
+    printed = printed.split(".. code-block:: text\n\n")[1].split(".. picture")[0]
     names = {}
-    exec(textwrap.dedent(block), names)  # noqa: S102
-    assert names["draws"].shape == (10_000, 3)
-    assert names["q"].score(names["score_fn"]) > -0.01
+    exec(textwrap.dedent(code), names)  # noqa: S102
+    found, expected = (textwrap.dedent(text).splitlines() for text in (capsys.readouterr().out, printed.strip("\n")))
+    assert found[0] == expected[0]  # the probability and its interval
+    assert found[1].split(":")[1] == expected[1].split(":")[1] == " all of 10 checks are ok"
+    starts = [[line[:21] for line in lines if line[:4] in ("  ok", "  - ")] for lines in (found, expected)]
+    assert starts[0] == starts[1]
+
+
+def rows_of(text, names):
+    """The cells of a simple table by the name in the first column."""
+    lines = (re.split(r"  +", line.strip()) for line in text.splitlines())
+    return {cells[0]: cells for cells in lines if cells[0] in names}
+
+
+def test_the_readme_has_the_numbers_of_the_frontier(frontier):
+    document = json.loads((ROOT / "benchmarks" / "frontier.json").read_text())
+    rows = rows_of(README, frontier.METHODS)
+    assert len(rows) == 5
+    for method, (_, accurate, calls, more, *_) in rows.items():
+        _, of_31, _, all_calls, _, _, _, _, next_calls, _ = frontier.by_method(document, method)
+        assert (accurate, calls, more) == (of_31, all_calls, next_calls)
+
+
+def test_the_manual_has_the_table_of_costs(tmp_path, capsys):
+    run("benchmarks/costs.py", [], tmp_path)
+    assert capsys.readouterr().out == (ROOT / "doc" / "tables" / "costs.txt").read_text("utf-8")
+
+
+def test_addresses_and_the_version_are_those_of_the_project():
+    urls = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["urls"]
+    assert urls["Documentation"] == DOCUMENTATION
+    citation = (ROOT / "CITATION.cff").read_text("utf-8")
+    assert f"repository-code: {urls['Repository']}\n" in citation
+    assert f"\nversion: {__version__}\n" in citation
+    assert f"git+{urls['Repository']} " in README
+
+
+def test_the_words_of_the_manual_are_checked(tmp_path):
+    words = runpy.run_path(str(ROOT / ".ci" / "words.py"))
+    assert words["found"]() == []
+    page = tmp_path / "page.py"
+    page.write_text('"""The sum and that of which draws a row ``that of``."""\n')
+    [(_, _, text)] = words["docstrings"](page)
+    assert [pattern.pattern for pattern, _ in words["PATTERNS"] if pattern.search(text)]
 
 
 @pytest.fixture

@@ -8,8 +8,6 @@ five runs of 50,000 iterations with batches of 500 (``--full``). Here is one run
 100, up to five times the learning rate, 10,000 draws for KL, and a temperature for the X too.
 """
 
-import argparse
-
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
@@ -20,12 +18,20 @@ from skksivi.baselines import SIVISM
 from skksivi.metrics import kl_divergence, mmd
 from skksivi.targets import Banana, Multimodal, XShaped
 
+MAX_ITER = 4000
+FULL = False  # True for the paper's iterations and draws
+# sphinx_gallery_start_ignore
+import argparse
+
 parser = argparse.ArgumentParser()
-parser.add_argument("--max-iter", type=int, default=4000)
-parser.add_argument("--full", action="store_true", help="the paper's iterations and draws")
+parser.add_argument("--max-iter", type=int, default=MAX_ITER)
+parser.add_argument("--full", action="store_true")
 parser.add_argument("--output", help="write the figure to this file instead of showing it")
 args, _ = parser.parse_known_args()
-n_iter, n_draws, n_runs = (50_000, 100_000, 5) if args.full else (args.max_iter, 10_000, 1)
+MAX_ITER = args.max_iter
+FULL = args.full
+# sphinx_gallery_end_ignore
+n_iter, n_draws, n_runs = (50_000, 100_000, 5) if FULL else (MAX_ITER, 10_000, 1)
 
 # %%
 # A fit reports each hundred iterations to callbacks, with the estimator as it would be if it ended there.
@@ -57,7 +63,7 @@ class Convergence:
 
 targets = {"banana": Banana(), "multimodal": Multimodal(), "x-shaped": XShaped()}
 settings = {name: paper_settings(name) for name in targets}
-if not args.full:
+if not FULL:
     for own in settings.values():
         own |= {"batch_size": 100, "learning_rate": 2e-3, "max_iter": n_iter}
     settings["multimodal"]["learning_rate"] = 5e-3
@@ -95,7 +101,9 @@ axes[0, 0].set_ylabel("KL(q || p)")
 axes[1, 0].set_ylabel("squared MMD")
 axes[0, 0].legend(frameon=False, loc="lower left")
 
+# sphinx_gallery_start_ignore
 if args.output:
     figure.savefig(args.output, dpi=110)
-else:
-    plt.show()
+    plt.close("all")
+# sphinx_gallery_end_ignore
+plt.show()

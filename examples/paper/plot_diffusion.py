@@ -9,7 +9,6 @@ package's defaults, which start in coordinates found from the score. The drift o
 public code.
 """
 
-import argparse
 import warnings
 
 import matplotlib.pyplot as plt
@@ -24,12 +23,20 @@ from skksivi.parameters import Adam
 from skksivi.plotting import LossDisplay, PathDisplay
 from skksivi.targets import ConditionedDiffusion, Target
 
+MAX_ITER = 4000
+FULL = False  # True for the paper's iterations and draws
+# sphinx_gallery_start_ignore
+import argparse
+
 parser = argparse.ArgumentParser()
-parser.add_argument("--max-iter", type=int, default=4000)
-parser.add_argument("--full", action="store_true", help="the paper's iterations and draws")
+parser.add_argument("--max-iter", type=int, default=MAX_ITER)
+parser.add_argument("--full", action="store_true")
 parser.add_argument("--output", help="write the figure to this file instead of showing it")
 args, _ = parser.parse_known_args()
-d, n_iter, rate = (100, 100_000, 1e-4) if args.full else (50, args.max_iter, 1e-3)
+MAX_ITER = args.max_iter
+FULL = args.full
+# sphinx_gallery_end_ignore
+d, n_iter, rate = (100, 100_000, 1e-4) if FULL else (50, MAX_ITER, 1e-3)
 
 # %%
 # The public code simulates the observations by the drift :math:`10 x (1 - x^2)`, and divides it by :math:`1 + x^2` in
@@ -58,11 +65,11 @@ exact = MALA(n_chains=200, n_draws=10, random_state=0).fit(target).sample(2000, 
 # The three have the same layer; few iterations end far from the target, of which warnings tell.
 
 paper = paper_settings("diffusion") | {"learning_rate": 2 * rate, "max_iter": n_iter, "random_state": 0}
-if not args.full:
+if not FULL:
     paper["batch_size"] = 64
 shared = {name: paper[name] for name in SIVI().get_params().keys() & paper.keys() - {"optimizer"}}
 shared["learning_rate"] = rate
-critic = {"critic_hidden_layer_sizes": (512, 512) if args.full else (128, 128), "critic_learning_rate": rate}
+critic = {"critic_hidden_layer_sizes": (512, 512) if FULL else (128, 128), "critic_learning_rate": rate}
 adam = {"decay": paper["optimizer"].decay, "ema": None}
 methods = {
     "SIVI": SIVI(**shared, optimizer=Adam(betas=(0.9, 0.999), **adam)),
@@ -97,7 +104,9 @@ for (name, q), (top, bottom) in zip(methods.items(), axes.T, strict=True):
     print(f"{name:<17}sliced W2 {distance:.3f}")
 print(f"{'noise floor':<17}sliced W2 {sliced_wasserstein(exact[1000:], exact[:1000], random_state=0):.3f}")
 
+# sphinx_gallery_start_ignore
 if args.output:
     figure.savefig(args.output, dpi=110)
-else:
-    plt.show()
+    plt.close("all")
+# sphinx_gallery_end_ignore
+plt.show()

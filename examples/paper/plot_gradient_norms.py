@@ -8,7 +8,6 @@ U-statistic the draws of one batch; a third curve gives the former the budget of
 Settings of the paper (``--full``): 50 repetitions, and a diffusion of 100 dimensions instead of 50.
 """
 
-import argparse
 import math
 import warnings
 
@@ -22,12 +21,20 @@ from skksivi.kernels import Gaussian
 from skksivi.parameters import Adam
 from skksivi.targets import Banana, ConditionedDiffusion
 
+REPEATS = 30
+FULL = False  # True for the paper's iterations and draws
+# sphinx_gallery_start_ignore
+import argparse
+
 parser = argparse.ArgumentParser()
-parser.add_argument("--repeats", type=int, default=30)
-parser.add_argument("--full", action="store_true", help="the paper's iterations and draws")
+parser.add_argument("--repeats", type=int, default=REPEATS)
+parser.add_argument("--full", action="store_true")
 parser.add_argument("--output", help="write the figure to this file instead of showing it")
 args, _ = parser.parse_known_args()
-n_repeats, d = (50, 100) if args.full else (args.repeats, 50)
+REPEATS = args.repeats
+FULL = args.full
+# sphinx_gallery_end_ignore
+n_repeats, d = (50, 100) if FULL else (REPEATS, 50)
 
 # %%
 # A layer in an early state of its training, and a batch of draws x with :math:`f = s_p(x) - s_{q(\cdot|z)}(x)`.
@@ -105,7 +112,9 @@ for ax, (title, target) in zip(axes, targets.items(), strict=True):
     ax.minorticks_off()
 axes[0].legend(frameon=False)
 
+# sphinx_gallery_start_ignore
 if args.output:
     figure.savefig(args.output, dpi=110)
-else:
-    plt.show()
+    plt.close("all")
+# sphinx_gallery_end_ignore
+plt.show()

@@ -8,7 +8,6 @@ defaults. The paper runs 40,000 iterations (``--full``); here are 4,000 of each,
 The data are made by the same recipe as the paper's, which `skksivi.datasets.fetch_waveform` has.
 """
 
-import argparse
 import math
 
 import matplotlib.pyplot as plt
@@ -21,12 +20,20 @@ from skksivi.parameters import Adam, Scale
 from skksivi.plotting import CorrelationDisplay, MarginalsDisplay
 from skksivi.targets import BayesianLogisticRegression
 
+MAX_ITER = 4000
+FULL = False  # True for the paper's iterations and draws
+# sphinx_gallery_start_ignore
+import argparse
+
 parser = argparse.ArgumentParser()
-parser.add_argument("--max-iter", type=int, default=4000)
-parser.add_argument("--full", action="store_true", help="the paper's iterations and draws")
+parser.add_argument("--max-iter", type=int, default=MAX_ITER)
+parser.add_argument("--full", action="store_true")
 parser.add_argument("--output", help="write the figure to this file instead of showing it")
 args, _ = parser.parse_known_args()
-n_iter = 40_000 if args.full else args.max_iter
+MAX_ITER = args.max_iter
+FULL = args.full
+# sphinx_gallery_end_ignore
+n_iter = 40_000 if FULL else MAX_ITER
 
 # %%
 # The settings of the paper, but for the start and a floor of the scale of SIVI-SM: from :math:`\sigma = 1` large
@@ -68,7 +75,9 @@ for ax, (name, drawn) in zip(bottom.subplots(1, 4), draws.items(), strict=True):
     ax.get_legend().remove()
     ax.set_title(display.points_[0].get_label(), fontsize=10)
 
+# sphinx_gallery_start_ignore
 if args.output:
     figure.savefig(args.output, dpi=110)
-else:
-    plt.show()
+    plt.close("all")
+# sphinx_gallery_end_ignore
+plt.show()

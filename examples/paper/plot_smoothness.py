@@ -8,8 +8,6 @@ along a training on the waveform posterior, for the vanilla estimator and the U-
 range over random z. The paper runs 20,000 iterations (``--full``), here are 3,000.
 """
 
-import argparse
-
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
@@ -19,12 +17,20 @@ from skksivi import KSIVIApproximator, paper_settings
 from skksivi.datasets import load_waveform
 from skksivi.targets import BayesianLogisticRegression
 
+MAX_ITER = 3000
+FULL = False  # True for the paper's iterations and draws
+# sphinx_gallery_start_ignore
+import argparse
+
 parser = argparse.ArgumentParser()
-parser.add_argument("--max-iter", type=int, default=3000)
-parser.add_argument("--full", action="store_true", help="the paper's iterations and draws")
+parser.add_argument("--max-iter", type=int, default=MAX_ITER)
+parser.add_argument("--full", action="store_true")
 parser.add_argument("--output", help="write the figure to this file instead of showing it")
 args, _ = parser.parse_known_args()
-n_iter, n_points = (20_000, 50) if args.full else (args.max_iter, 10)
+MAX_ITER = args.max_iter
+FULL = args.full
+# sphinx_gallery_end_ignore
+n_iter, n_points = (20_000, 50) if FULL else (MAX_ITER, 10)
 
 # %%
 # The Lipschitz constant is estimated by the change of the Jacobian along a small random step of the parameters. The
@@ -93,7 +99,9 @@ axes[0].set(xlabel="iterations", title=r"$\|\nabla_\phi \mu\|$ over $1 + \|z\|$"
 axes[1].set(xlabel="iterations", title=r"Lipschitz constant of $\nabla_\phi \mu$ over $1 + \|z\|$", ylim=(0, None))
 axes[0].legend(frameon=False, loc="lower right")
 
+# sphinx_gallery_start_ignore
 if args.output:
     figure.savefig(args.output, dpi=110)
-else:
-    plt.show()
+    plt.close("all")
+# sphinx_gallery_end_ignore
+plt.show()

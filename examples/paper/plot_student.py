@@ -10,8 +10,6 @@ that start three times as wide as the target run away: KSIVI and HKSIVI start na
 curvature at the mode.
 """
 
-import argparse
-
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
@@ -21,18 +19,26 @@ from skksivi.baselines import MIED, SIVI, KSDDescent
 from skksivi.plotting import DensityDisplay
 from skksivi.targets import StudentT
 
+MAX_ITER = 2000
+FULL = False  # True for the paper's iterations and draws
+# sphinx_gallery_start_ignore
+import argparse
+
 parser = argparse.ArgumentParser()
-parser.add_argument("--max-iter", type=int, default=2000)
-parser.add_argument("--full", action="store_true", help="the paper's iterations and draws")
+parser.add_argument("--max-iter", type=int, default=MAX_ITER)
+parser.add_argument("--full", action="store_true")
 parser.add_argument("--output", help="write the figure to this file instead of showing it")
 args, _ = parser.parse_known_args()
-n_iter, n_particles = (50_000, 5000) if args.full else (args.max_iter, 300)
+MAX_ITER = args.max_iter
+FULL = args.full
+# sphinx_gallery_end_ignore
+n_iter, n_particles = (50_000, 5000) if FULL else (MAX_ITER, 300)
 
 # %%
 # A temperature that starts low is left out: tempered, tails this heavy have no finite mass.
 
 training = {"max_iter": n_iter, "whiten": "laplace", "random_state": 0}
-if not args.full:
+if not FULL:
     training |= {"batch_size": 200, "learning_rate": 3e-3}
 start = {"initial_scale": 0.25, "annealing": None, "terms": ()}
 paper = paper_settings("student") | training | start
@@ -64,7 +70,9 @@ for ax, (name, X) in zip(axes.flat, {**samples, "exact draws": exact}.items(), s
     ax.set(title=f"{name}\n{share:.1%} beyond 5", xlabel="", ylabel="")
     print(f"{name:<24}{share:>6.1%} beyond 5")
 
+# sphinx_gallery_start_ignore
 if args.output:
     figure.savefig(args.output, dpi=110)
-else:
-    plt.show()
+    plt.close("all")
+# sphinx_gallery_end_ignore
+plt.show()

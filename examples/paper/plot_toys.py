@@ -8,8 +8,6 @@ modes and the X. The paper runs 50,000 iterations with batches of 500 (``--full`
 for the X too, of which so few iterations else find the centre only.
 """
 
-import argparse
-
 import matplotlib.pyplot as plt
 import torch
 
@@ -18,21 +16,29 @@ from skksivi.metrics import kl_divergence
 from skksivi.plotting import DensityDisplay
 from skksivi.targets import Banana, Multimodal, XShaped
 
+MAX_ITER = 5000
+FULL = False  # True for the paper's iterations and draws
+# sphinx_gallery_start_ignore
+import argparse
+
 parser = argparse.ArgumentParser()
-parser.add_argument("--max-iter", type=int, default=5000)
-parser.add_argument("--full", action="store_true", help="the paper's iterations and draws")
+parser.add_argument("--max-iter", type=int, default=MAX_ITER)
+parser.add_argument("--full", action="store_true")
 parser.add_argument("--output", help="write the figure to this file instead of showing it")
 args, _ = parser.parse_known_args()
-n_draws = 100_000 if args.full else 30_000
+MAX_ITER = args.max_iter
+FULL = args.full
+# sphinx_gallery_end_ignore
+n_draws = 100_000 if FULL else 30_000
 
 # %%
 # The settings of the paper: no whitening, a network of 50 and 50 hidden units of a latent z of three dimensions.
 
 targets = {"banana": Banana(), "multimodal": Multimodal(), "x-shaped": XShaped()}
 settings = {name: paper_settings(name) for name in targets}
-if not args.full:
+if not FULL:
     for own in settings.values():
-        own |= {"batch_size": 100, "max_iter": args.max_iter}
+        own |= {"batch_size": 100, "max_iter": MAX_ITER}
     settings["multimodal"]["learning_rate"] = 5e-3
     settings["x-shaped"]["annealing"] = "linear"
 
@@ -50,7 +56,9 @@ for ax, (name, target) in zip(axes, targets.items(), strict=True):
     ax.set_title(f"{name.capitalize()}, KL {kl:.3f}")
     print(f"{name.capitalize()}: KL {kl:.3f} after {q.n_iter_:,} iterations")
 
+# sphinx_gallery_start_ignore
 if args.output:
     figure.savefig(args.output, dpi=110)
-else:
-    plt.show()
+    plt.close("all")
+# sphinx_gallery_end_ignore
+plt.show()

@@ -1,7 +1,7 @@
 """The manual's English: patterns that readers stumbled over, each with what to write instead.
 
 `python .ci/words.py` reads the pages, README, the texts and comments of the examples, and the docstrings of the
-package, and names the lines that have one of them. What stands between backticks is code, and is left out.
+package, and names the lines that have one of them. Code and its output are left out.
 """
 
 import ast
@@ -15,9 +15,9 @@ ROOT = Path(__file__).parents[1]
 #: A pattern, without regard to case, and the remedy.
 WORDS = {
     r"(?:that|those) of(?! (?:a kind|interest))\b": "name the noun again, or use the possessive",
-    r"\bof which\b": "make two sentences",
+    r"(?<!most )(?<!some )\bof which\b": "make two sentences",
     r"\bin (?:the )?place of\b": "instead of",
-    r"\bas of [A-Z`]": "See X, or: Same as in X",
+    r"(?-i:\bAs of\b)": "See X, or: Same as in X",
     r"\bdear(?:er|est)?\b": "expensive",
     r"\bmend(?:s|ed|ing)?\b": "correct, repair",
     r"\bstray\b|\bastray\b": "outlying, an outlier",
@@ -48,7 +48,13 @@ WORDS = {
     r"\bthe better judge\b": "the better choice for evaluation",
 }
 PATTERNS = [(re.compile(pattern, re.IGNORECASE), remedy) for pattern, remedy in WORDS.items()]
-CODE = re.compile(r"``.*?``|:[\w:]+:`[^`]*`|`[^`]*`|https?://\S+")
+#: Literals, sessions of Python up to an empty line, and blocks below a line that ends in two colons or names a language.
+CODE = re.compile(
+    r"``.*?``|:[\w:]+:`[^`]*`|`[^`]*`|https?://\S+"
+    r"|^ *>>> .*?(?=^\s*$|\Z)"
+    r"|(?:::|^ *\.\. code-block:: \w+)\n\s*\n(?P<indent> +)\S.*?(?=^(?!(?P=indent)|\s*$)|\Z)",
+    re.DOTALL | re.MULTILINE,
+)
 
 
 def texts() -> Iterator[tuple[Path, int, str]]:
@@ -95,7 +101,7 @@ def found() -> list[str]:
     """The lines with one of the patterns, each with the remedy."""
     lines = []
     for path, before, text in texts():
-        blank = CODE.sub(lambda code: " " * len(code.group()), text)
+        blank = CODE.sub(lambda code: re.sub(r"\S", " ", code.group()), text)
         for pattern, remedy in PATTERNS:
             for match in pattern.finditer(blank):
                 number = before + 1 + blank.count("\n", 0, match.start())

@@ -123,9 +123,8 @@ html_theme_options = {
     "footer_start": [],
     "footer_end": [],
 }
-html_sidebars = dict.fromkeys(
-    ("index", "installation", "quick_start", "comparison", "benchmarks", "frontier", "contributing", "changelog"), []
-)
+WIDE = ("index", "installation", "quick_start", "comparison", "benchmarks", "frontier", "contributing", "changelog")
+html_sidebars = {name: [] for name in WIDE}
 
 
 def setup(app):

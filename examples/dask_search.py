@@ -38,7 +38,7 @@ def main():
         scoring=neg_ksd_scorer(),
         cv=Replicates(2),
     )
-    # one thread a worker: those of a process would wait for one another
+    # one thread a worker: threads of one process would wait for one another
     cluster = args.scheduler or LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None)
     with Client(cluster) as client, parallel_config("dask", wait_for_workers_timeout=60):
         print(f"{len(client.scheduler_info()['workers'])} workers at {client.scheduler.address}")

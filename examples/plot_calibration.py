@@ -53,8 +53,8 @@ def posterior(mean=1.0, sd=1.0):
 
 # %%
 # Three faults. The prior mean enters the gradient with the wrong sign. The prior of the posterior is half as wide as
-# the one that the parameters come from. Or the draws of the fit are 30% too near to their mean, as those of
-# variational fits often are.
+# the one that the parameters come from. Or the draws of the fit are 30% too near to their mean, as is common in
+# variational fits.
 
 
 class TooNarrow(BaseEstimator):
@@ -80,9 +80,9 @@ for name, result in results.items():
     print(f"{name}: {result}\n")
 
 # %%
-# A line is the distribution function of the ranks of one parameter, less that of uniform ranks. If all is right, all
-# lines stay in the band at all points 95 times out of 100. Draws that are too high lift the line, draws that are too
-# low lower it, and draws that are too narrow lift it on the left and lower it on the right.
+# A line is the distribution function of the ranks of one parameter, minus the uniform distribution function. If all
+# is right, all lines stay in the band at all points 95 times out of 100. Draws that are too high lift the line, draws
+# that are too low lower it, and draws that are too narrow lift it on the left and lower it on the right.
 
 figure, axes = plt.subplots(2, 2, figsize=(9, 6), sharex=True, sharey=True, layout="constrained")
 for ax, (name, result) in zip(axes.flat, results.items(), strict=True):

@@ -66,7 +66,7 @@ figure.colorbar(shading, ax=axes).set_label("chance of benign")
 # The lines of equal chance fan out where there are no rows, and stay parallel on the right.
 #
 # All thirty predictors and the other 539 tumours, by the log loss, which counts confident mistakes: means over ten
-# sets of thirty rows. Under a wide prior, that of one who knows nothing, the mode is far too certain; a narrow one
+# sets of thirty rows. Under a wide, uninformative prior the mode is far too certain; a narrow one
 # holds it back, and then both are alike. The average is about as good under either.
 
 for prior_precision in (0.01, 1.0):

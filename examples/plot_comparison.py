@@ -1,6 +1,7 @@
 """
-Seven methods, three verbs
-==========================
+Seven methods, one interface
+============================
+
 
 Every method of the package is built, fitted and sampled in the same way, so that comparing them takes a loop. Here
 seven of them draw from the banana, with settings that keep the whole page under a minute.
@@ -42,7 +43,8 @@ methods = {
 }
 
 # %%
-# Exact draws of the banana judge them, and say how near two sets of exact draws are to each other.
+# Draws are compared with exact draws of the banana. Two sets of exact draws have a distance too, the Monte Carlo
+# noise.
 
 target, n = Banana(), 2000
 reference = target.sample(n, torch.Generator().manual_seed(1)).numpy()
@@ -51,7 +53,7 @@ print(f"two exact sets: {floor.mean:.2f} +- {floor.sd:.2f}")
 
 # %%
 # The loop. The lines hold 50, 90 and 99% of the target's mass, and the title is the sliced Wasserstein distance. A
-# Gaussian cannot bend; the 200 particles of SVGD are smeared into the gaps between them to give 2,000 draws.
+# Gaussian cannot bend; the 200 particles of SVGD are resampled with a kernel density estimate to give 2,000 draws.
 
 figure, axes = plt.subplots(2, 4, figsize=(13, 6.4), layout="constrained")
 axes.flat[-1].axis("off")

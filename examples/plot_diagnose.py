@@ -2,10 +2,8 @@
 One good fit and three bad ones
 ===============================
 
-A loss that has stopped falling does not say so. `skksivi.diagnose` looks at a fit from eleven sides and says what to
-do where one of them is bad. Here it looks at a good fit and at three that went wrong in different ways, none of which
-shows in every check.
-"""
+A converged loss does not mean that the fit is good. `skksivi.diagnose` runs eleven checks and suggests a remedy for
+each that fails. Here are a good fit and three that went wrong in different ways. No single check finds all three. """
 
 import matplotlib.pyplot as plt
 

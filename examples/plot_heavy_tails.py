@@ -43,9 +43,9 @@ exact = target.sample(50_000, torch.Generator().manual_seed(0)).numpy()
 draws = {name: q.fit(target).sample(50_000) for name, q in fits.items()}
 
 # %%
-# Which share of the draws lies farther out than r? Exact draws fall as r to the power of minus two. So do those of a
-# Student z, as far as one can see. The defaults follow to about ten, which is as far as the chains have been, and end
-# there: the warning says that training widened a tail, so that the smoothed points of the pilot were kept.
+# Which share of the draws lies farther out than r? Exact draws fall as r to the power of minus two. So do draws with
+# a Student z, as far as the plot shows. The defaults follow to about ten, which is as far as the chains have been,
+# and end there: the warning says that training widened a tail, so that the smoothed points of the pilot were kept.
 
 figure, ax = plt.subplots(figsize=(6.4, 4), layout="constrained")
 share = 1 - (np.arange(50_000) + 0.5) / 50_000

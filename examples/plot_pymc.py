@@ -4,7 +4,7 @@ A PyMC model: eighteen batters
 
 After 45 times at bat in the season of 1970, how often will each of eighteen baseball players hit in the rest of it?
 A hierarchical model in PyMC shrinks their averages towards each other, by an amount that it learns. We hand the model
-to KSIVI, draw from the fit in the model's own parameters, and put the draws beside those of PyMC's sampler, NUTS.
+to KSIVI, draw from the fit in the model's own parameters, and put the draws beside draws of PyMC's sampler, NUTS.
 """
 
 import time
@@ -30,7 +30,7 @@ DRAWS = args.draws
 # sphinx_gallery_end_ignore
 
 # %%
-# The data are those of Efron and Morris (1975). The spread ``tau`` of the players on the scale of log-odds is
+# The data are from Efron and Morris (1975). The spread ``tau`` of the players on the scale of log-odds is
 # positive, and the ``rate`` of each is derived from it.
 
 # fmt: off

@@ -3,7 +3,7 @@ Choosing a kernel width and a learning rate
 ===========================================
 
 A grid search over a target, here the X of the paper: each candidate is fitted twice from different random numbers and
-judged by one Stein discrepancy, which needs the score of the target and nothing else. Training starts from the
+evaluated by one Stein discrepancy, which needs only the score of the target. Training starts from the
 curvature at the mode, without the Markov chains of the defaults, so that the settings matter. Beside the best of the
 grid we look at the defaults: where training starts can matter more than how it goes on.
 """

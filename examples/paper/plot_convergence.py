@@ -38,7 +38,7 @@ n_iter, n_draws, n_runs = (50_000, 100_000, 5) if FULL else (MAX_ITER, 10_000, 1
 
 
 class Convergence:
-    """Judges the fit at some of its reports."""
+    """Measures the distance to the target at some reports."""
 
     def __init__(self, exact, every):
         self.exact, self.every, self.n_done, self.values = exact, every, 0, []

@@ -3,10 +3,9 @@ A conditioned diffusion: paths and losses
 =========================================
 
 The paper's figures of the path of a diffusion that is observed with noise: mean and 95% band of SIVI, SIVI-SM and
-KSIVI beside those of exact draws, and the losses of their training. The paper has 100 points and runs 100,000
+KSIVI beside exact draws, and the losses in training. The paper has 100 points and runs 100,000
 iterations at a learning rate of 2e-4 or 1e-4 (``--full``); here are 50 points and 4,000 iterations at 1e-3, and this
-package's defaults, which start in coordinates found from the score. The drift of the posterior is that of the paper's
-public code.
+package's defaults, which start in coordinates found from the score. The drift is the one in the paper's public code.
 """
 
 import warnings
@@ -55,14 +54,15 @@ class BoundedDiffusion(Target):
 
 
 # %%
-# Exact draws are those of Metropolis-adjusted Langevin chains.
+# Exact draws come from Metropolis-adjusted Langevin chains.
 
 diffusion = ConditionedDiffusion(d)
 target = BoundedDiffusion(diffusion)
 exact = MALA(n_chains=200, n_draws=10, random_state=0).fit(target).sample(2000, random_state=0)
 
 # %%
-# The three have the same layer; few iterations end far from the target, of which warnings tell.
+# The three have the same layer; with few iterations the fits end far from the target. They warn, and the warnings are
+# hidden here. In the full runs of the paper KSIVI is the nearest; see the benchmarks.
 
 paper = paper_settings("diffusion") | {"learning_rate": 2 * rate, "max_iter": n_iter, "random_state": 0}
 if not FULL:

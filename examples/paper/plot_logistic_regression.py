@@ -3,7 +3,7 @@ Logistic regression: marginals, pairs and correlations
 ======================================================
 
 The paper's figures of the waveform posterior: marginals and pairs of three of its 22 coefficients, and all 231
-correlations against those of exact draws, for SIVI, SIVI-SM and KSIVI in the paper's settings, and for this package's
+correlations against exact draws, for SIVI, SIVI-SM and KSIVI in the paper's settings, and for this package's
 defaults. The paper runs 40,000 iterations (``--full``); here are 4,000 of each, of the defaults their 2,000.
 The data are made by the same recipe as the paper's, which `skksivi.datasets.fetch_waveform` has.
 """
@@ -57,8 +57,8 @@ for name, drawn in draws.items():
 print(f"{'noise floor':<17}sliced W2 {sliced_wasserstein(exact[1000:], exact[:1000], random_state=0):.3f}")
 
 # %%
-# Above marginals and pairs of the coefficients two to four, those of exact draws in grey; below all correlations,
-# whose band is that of the noise of 1,000 draws.
+# Above marginals and pairs of the coefficients two to four, exact draws in grey; below all correlations, with a band
+# for the noise of 1,000 draws.
 
 figure = plt.figure(figsize=(13, 9.6), layout="constrained")
 top, bottom = figure.subfigures(2, 1, height_ratios=[1.75, 1])

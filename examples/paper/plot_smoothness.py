@@ -43,7 +43,7 @@ def jacobian(network, parameters, z):
 
 
 def smoothness(network, generator):
-    """Return the norm of the Jacobian over 1 + |z| (n_points,), and that of its change over the step's length."""
+    """Return the norm of the Jacobian over 1 + |z| (n_points,), and of its change over the step."""
     phi = {name: p.detach() for name, p in network.named_parameters()}
     rows = []
     for _ in range(n_points):

@@ -56,8 +56,8 @@ methods = {
 }
 
 # %%
-# What tells them apart is how far the draws reach along the diagonal: the share beyond 5 is that of the tails, of
-# which a Gaussian kernel sees little.
+# They differ in how far the draws reach along the diagonal: the share beyond 5 measures the tails, to which a
+# Gaussian kernel is almost insensitive.
 
 target = StudentT()
 exact = target.sample(5000, torch.Generator().manual_seed(0)).numpy()

@@ -1,7 +1,7 @@
 """The manual's English: patterns that readers stumbled over, each with what to write instead.
 
 `python .ci/words.py` reads the pages, README, the texts and comments of the examples, and the docstrings of the
-package, and names the lines that have one of them. Code and its output are left out.
+public names of the package, and names the lines that have one of them. Code and its output are left out.
 """
 
 import ast
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 #: A pattern, without regard to case, and the remedy.
 WORDS = {
     r"(?:that|those) of(?! (?:a kind|interest))\b": "name the noun again, or use the possessive",
-    r"(?<!most )(?<!some )\bof which\b": "make two sentences",
+    r"(?<!most\s)(?<!some\s)\bof which\b": "make two sentences",
     r"\bin (?:the )?place of\b": "instead of",
     r"(?-i:\bAs of\b)": "See X, or: Same as in X",
     r"\bdear(?:er|est)?\b": "expensive",
@@ -47,8 +47,10 @@ WORDS = {
     r"\bwritten out\b": "explicit",
     r"\bthe better judge\b": "the better choice for evaluation",
 }
-PATTERNS = [(re.compile(pattern, re.IGNORECASE), remedy) for pattern, remedy in WORDS.items()]
-#: Literals, sessions of Python up to an empty line, and blocks below a line that ends in two colons or names a language.
+PATTERNS = [(re.compile(pattern.replace(" ", r"\s+"), re.IGNORECASE), remedy) for pattern, remedy in WORDS.items()]
+#: Classes whose methods the manual shows with what derives from them.
+BASES = ("BaseApproximator", "DensityMixing", "Mixing", "ParameterObject", "Display", "Trained")
+#: Literals, sessions of Python up to an empty line, and blocks below two colons or the name of a language.
 CODE = re.compile(
     r"``.*?``|:[\w:]+:`[^`]*`|`[^`]*`|https?://\S+"
     r"|^ *>>> .*?(?=^\s*$|\Z)"
@@ -67,8 +69,9 @@ def texts() -> Iterator[tuple[Path, int, str]]:
         yield path, 0, path.read_text("utf-8")
     for path in sorted((ROOT / "examples").rglob("*.py")):
         yield from prose(path)
+    public = {*re.findall(r"^    (\w+)$", (ROOT / "doc/api.rst").read_text("utf-8"), re.MULTILINE), *BASES}
     for path in sorted((ROOT / "skksivi").rglob("*.py")):
-        yield from docstrings(path)
+        yield from docstrings(path, public)
 
 
 def prose(path: Path) -> Iterator[tuple[Path, int, str]]:
@@ -79,15 +82,18 @@ def prose(path: Path) -> Iterator[tuple[Path, int, str]]:
             yield path, number, line
 
 
-def docstrings(path: Path) -> Iterator[tuple[Path, int, str]]:
-    """The docstrings of what a module has, but for private names."""
-    tree = ast.parse(path.read_text("utf-8"))
-    stack: list[ast.AST] = [tree]
+def docstrings(path: Path, public: set[str] | None = None) -> Iterator[tuple[Path, int, str]]:
+    """The docstrings of a module and its names that are not private or, if given, of the public ones alone."""
+    stack: list[ast.Module | ast.ClassDef | ast.FunctionDef] = [ast.parse(path.read_text("utf-8"))]
     while stack:
         node = stack.pop()
         for child in ast.iter_child_nodes(node):
-            if isinstance(child, (ast.ClassDef, ast.FunctionDef)) and not child.name.startswith("_"):
+            if not isinstance(child, (ast.ClassDef, ast.FunctionDef)) or child.name.startswith("_"):
+                continue
+            if public is None or isinstance(node, ast.ClassDef) or child.name in public:
                 stack.append(child)
+        if public is not None and isinstance(node, ast.Module) and path.name != "__init__.py":
+            continue
         first = node.body[0] if node.body else None
         if (
             isinstance(first, ast.Expr)

@@ -3,7 +3,7 @@ One good fit and three bad ones
 ===============================
 
 A converged loss does not mean that the fit is good. `skksivi.diagnose` runs eleven checks and suggests a remedy for
-each that fails. Here are a good fit and three that went wrong in different ways. No single check finds all three. """
+each that fails. Here are a good fit and three that went wrong in different ways. No single check finds all three."""
 
 import matplotlib.pyplot as plt
 

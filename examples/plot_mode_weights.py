@@ -4,7 +4,7 @@ How much mass has each mode?
 
 The kernel Stein discrepancy responds to the shape of a mode but not to how much mass it has: between far modes there
 are no draws, and so nothing to compare. The score does tell: its integral along a line between two modes is the
-difference of their log-densities, and with the masses around them that gives the weights. """
+difference of their log-densities, and with the masses around them that gives the weights."""
 
 import matplotlib.pyplot as plt
 import numpy as np

@@ -128,7 +128,7 @@ def expectation(
     its standard error. There are twenty draws for each, and forty more, and none is used whose tail is so heavy that
     it has no variance.
 
-    The identity is that of the target, whatever the draws: where f is a combination of control variates, as a mean or
+    The identity holds for the target, whatever the draws: where f is a combination of control variates, as a mean or
     a covariance of a Gaussian is, the answer is right though the draws are not. Else, of draws of another density q,
     a bias is left of at most
 
@@ -140,7 +140,7 @@ def expectation(
     Parameters
     ----------
     est : approximator, array-like of shape (n, n_features) or (n_chains, n_draws, n_features)
-        Fitted; or draws, independent ones, or states of chains, whose standard errors are those of means of batches.
+        Fitted; or draws, independent ones, or states of chains, whose standard errors come from means of batches.
         Chains of a fit are taken as such. Particles, which repel each other, count as independent.
     target : Target, callable, or array-like of the shape of the draws
         What it was fitted to, its score function, or the scores of the draws. Of `skksivi.targets.Minibatches` all of

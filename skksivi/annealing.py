@@ -33,8 +33,8 @@ BRIDGES: dict[str, Callable[[float], float]] = {
 class Linear(BaseEstimator):
     """Raise the inverse temperature linearly to one, then stay there.
 
-    At inverse temperature c the fit follows p(x)^c, whose score is c times that of p: flatter modes are easier to
-    reach. The paper's schedule min(1, 0.1 + t / 25,000) over 50,000 iterations is the default.
+    At inverse temperature c the fit follows p(x)^c, whose score is c times the score of p: flatter modes are easier
+    to reach. The paper's schedule min(1, 0.1 + t / 25,000) over 50,000 iterations is the default.
 
     Parameters
     ----------

@@ -208,7 +208,7 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
         return self
 
     def set_params(self, **params: object) -> Self:
-        """Set parameters, also those of an object that is given by its shorthand.
+        """Set parameters, also of an object that is given by its shorthand.
 
         Parameters
         ----------
@@ -347,20 +347,20 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
         return value
 
     def score(self, X: Any, y: object = None) -> float:  # noqa: ANN401
-        """Grade the fit; larger is better.
+        """Return the goodness of fit; larger is better.
 
         Parameters
         ----------
         X : array-like of shape (n, n_features), Target or callable
-            Draws of the target: the grade is their mean log-density, the mean of `score_samples`. A target or
-            its score function: the grade is minus the squared kernel Stein discrepancy of 2,000 fresh draws,
-            under one kernel that depends on the target alone. It hardly sees wrong weights of separated modes.
+            Draws of the target: the result is their mean log-density, the mean of `score_samples`. A target or
+            its score function: the result is minus the squared kernel Stein discrepancy of 2,000 fresh draws, under
+            one kernel that depends on the target alone. It is almost insensitive to weights of separated modes.
         y : None
             Ignored, present by scikit-learn's convention.
 
         Returns
         -------
-        grade : float
+        score : float
             The same for the same estimator and X.
         """
         check_is_fitted(self)

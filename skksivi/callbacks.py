@@ -19,20 +19,20 @@ __dir__ = __all__.copy
 
 
 class EarlyStopping:
-    """End a fit when its grade has not become better for a while.
+    """End a fit when its score has not become better for a while.
 
-    It is told every 100 iterations what the fit would be if it ended there, and looks at its grade. To be passed to
+    It is told every 100 iterations what the fit would be if it ended there, and looks at its score. To be passed to
     `set_callbacks`. `early_stopping` of an approximator does the same by a discrepancy of its own, at less cost.
 
     Parameters
     ----------
     scoring : callable, default=None
-        Grades (estimator, target), larger is better, as `skksivi.model_selection.neg_ksd_scorer` does. None means the
-        estimator's `score`.
+        Maps (estimator, target) to a score, larger is better, as `skksivi.model_selection.neg_ksd_scorer` does. None
+        means the estimator's `score`.
     patience : int, default=5
-        Reports in a row without a better grade after which the fit ends.
+        Reports in a row without a better score after which the fit ends.
     min_delta : float, default=0.0
-        By how much a grade must exceed the best one to be better.
+        By how much a score must exceed the best one to be better.
 
     Raises
     ------

@@ -42,16 +42,17 @@ def to_arviz(
     est : approximator
         Fitted.
     target : Target, default=None
-        What `est` was fitted to. One that has `constrain`, as those of `skksivi.targets.from_pymc` and its like have,
-        gives the variables in the space of the model, and its own `coords` and `dims`. Without it the draws are one
-        variable "x".
+        What `est` was fitted to. One that has `constrain`, such as `skksivi.targets.from_pymc` returns, gives the
+        variables in the space of the model, and its own `coords` and `dims`. Without it the draws are one variable
+        "x".
     n_samples : int, default=1000
         Number of draws. They are independent, and stand as up to four chains of equal length, which ArviZ compares:
         as many as divide their number.
     coords : dict of str to sequence, default=None
-        Labels along named dimensions; they come before those of `target`.
+        Labels along named dimensions; they take precedence over the labels of `target`.
     dims : dict of str to sequence of str, default=None
-        The names of the dimensions of variables, beside chain and draw; they come before those of `target`.
+        The names of the dimensions of variables, beside chain and draw; they take precedence over the names of
+        `target`.
     random_state : int, RandomState or None, default=None
         As in `est.sample`.
 

@@ -240,7 +240,7 @@ class Kernel(BaseEstimator, ABC):
 class Gaussian(Kernel):
     r"""Gaussian (RBF) kernel :math:`\exp(-\|x-y\|^2 / (2 h^2))`.
 
-    The median heuristic is that of SVGD, :math:`2 h^2 = \mathrm{med} / \log(n + 1)`.
+    The median heuristic is the rule of SVGD, :math:`2 h^2 = \mathrm{med} / \log(n + 1)`.
 
     Parameters
     ----------
@@ -482,15 +482,15 @@ class Tilted(Kernel):
         self.kernel.check()
 
     def profile(self, t: Tensor) -> Tensor:
-        """Return that of the kernel within."""
+        """Return the kernel's, without the weights."""
         return self.kernel.profile(t)
 
     def slope(self, t: Tensor, k: Tensor) -> Tensor:
-        """Return that of the kernel within."""
+        """Return the kernel's, without the weights."""
         return self.kernel.slope(t, k)
 
     def median_level(self, n: int) -> float:
-        """Return that of the kernel within."""
+        """Return the kernel's, without the weights."""
         return self.kernel.median_level(n)
 
 

@@ -49,7 +49,7 @@ class Mixing(nn.Module, ABC):
         """Draw z of shape (n, latent_dim), of the type and on the device of `like`."""
 
     def score(self, z: Tensor) -> Tensor:
-        """Return the gradient of a log-density near that of z, by default that of the standard normal."""
+        """Return the gradient of a log-density near the density of z, by default the standard normal."""
         return -z
 
     def score_slope(self, z: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ class Mixing(nn.Module, ABC):
 
 
 class DensityMixing(Mixing):
-    """A mixing distribution that knows its density, on which that of the family rests."""
+    """A mixing distribution with a known density, so that the family has one too."""
 
     @property
     def width(self) -> int:
@@ -131,7 +131,7 @@ class StudentT(BaseEstimator):
     Parameters
     ----------
     df : float, default=3.0
-        Degrees of freedom > 0; the tails of x fall as those of the smallest that the target has at best.
+        Degrees of freedom > 0; at best the heaviest tail of the target.
 
     Examples
     --------

@@ -59,7 +59,7 @@ class Replicates:
 
     See Also
     --------
-    neg_ksd_scorer : Judges fits by the target's score.
+    neg_ksd_scorer : Scores fits by the score function of the target.
 
     Examples
     --------
@@ -120,9 +120,9 @@ def neg_ksd_scorer(*, n_samples: int = 2000, widths: float | Sequence[float] = (
         \left(\frac{1 + \|u - u'\|^2 / (c^2 d)}{1 + 2/c^2}\right)^{-1/2} \right)
 
     in coordinates u whitened by the curvature at a mode, which is found from the target's own scores: nothing depends
-    on the candidate. Each term is of size one at a typical pair, of :math:`\|u - u'\|^2 = 2d`. The inverse
-    multiquadrics see means and, narrow ones, shape and tails; the linear term sees covariances, of which they see
-    little in many dimensions. None sees the weights of well separated modes.
+    on the candidate. Each term is of size one at a typical pair, :math:`\|u - u'\|^2 = 2d`. The inverse multiquadrics
+    respond to means and, narrow ones, to shape and tails; the linear term responds to covariances, to which they are
+    almost insensitive in many dimensions. None detects wrong weights of well-separated modes.
 
     Parameters
     ----------
@@ -146,7 +146,7 @@ def neg_ksd_scorer(*, n_samples: int = 2000, widths: float | Sequence[float] = (
 
     See Also
     --------
-    neg_distance_scorer : Judges by reference draws, where there are some.
+    neg_distance_scorer : Compares with reference draws, where there are some.
 
     Examples
     --------

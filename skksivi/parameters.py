@@ -300,7 +300,7 @@ class Bridge(ParameterObject):
         100^-u, or one for every layer. "auto" is "none" where the base is the pilot, which is at the target already,
         else "linear".
     weights : array-like of shape (n_layers,) or callable, default=None
-        The :math:`\beta(t)`, that of the last layer (t = 0) first, or as a function of t / T; None means equal ones.
+        The :math:`\beta(t)`, the last layer (t = 0) first, or as a function of t / T; None means equal ones.
         They matter where layers share a network, or gradients go through them.
 
     Examples

@@ -197,16 +197,16 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
     model : {"process", "network", "linear"}, default="process"
         The f. "process" is a linear function plus a Gaussian process, smooth or rough, with one length scale or one
         for each column: the evidence says which of these it has, a linear function alone among them, and its scales;
-        :math:`\theta` is integrated out, and both precisions are learned, in units of those of highest evidence. For
-        more than 500 rows the evidence is that of 500, on which the features of the process are centred. "network"
-        is one hidden layer of ReLU units; "linear" a linear function.
+        :math:`\theta` is integrated out, and both precisions are learned, relative to the values of highest evidence.
+        For more than 500 rows the evidence is computed on 500, on which the features of the process are centred.
+        "network" is one hidden layer of ReLU units; "linear" a linear function.
     n_hidden : int, default=50
         Number of hidden units of a network.
     prior_precision : float or None, default=1.0
-        The :math:`\lambda > 0` of a network; None has it learned, as that of the other models always is.
+        The :math:`\lambda > 0` of a network; None has it learned, as it always is in the other models.
     hyperprior : pair of float, default=(1.0, 0.1)
-        Shape a and rate b of the precisions that are learned. Those of a process, which are relative to the values of
-        highest evidence, have the rate a.
+        Shape a and rate b of the precisions that are learned. The precisions of a process, which are relative to the
+        values of highest evidence, have the rate a.
     approximator : approximator, default=None
         Whatever of this package fits the posterior. None means `KSIVIApproximator`, for a process with
         whiten="laplace", for a network with whiten="diagonal" and 20 trained networks for its `init`. Its parameters
@@ -284,7 +284,7 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
         y : array-like of shape (n,) or (n, k)
             Each of several columns is regressed on X by itself.
         sample_weight : array-like of shape (n,), default=None
-            How often each observation counts. Those of a process are relative: noise has the variance of y over the
+            How often each observation counts. In a process weights are relative: noise has the variance of y over the
             weight, the mean weight being one, and a row that is there twice, X and y, is one of weight two.
 
         Returns
@@ -448,7 +448,7 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
         return (mean, np.sqrt(variance)) if return_std else mean
 
     def predict_quantiles(self, X: ArrayLike, quantiles: ArrayLike = (0.05, 0.5, 0.95)) -> np.ndarray:
-        """Predict quantiles of a new y, those of the mixture over draws.
+        """Predict quantiles of a new y, from the mixture over draws.
 
         Parameters
         ----------
@@ -618,7 +618,7 @@ class KSIVIClassifier(ClassifierMixin, _Predictor):
     random_state : int, RandomState or None, default=None
         Seeds an approximator that has no `random_state` of its own.
     verbose : int, default=0
-        That of the approximator, where it has one.
+        Passed to the approximator, where it has this parameter.
 
     Attributes
     ----------

@@ -245,7 +245,8 @@ class MeanFieldVI(Ascending):
 
     by reparameterised gradients, which need the score alone, and the entropy in closed form. It starts at the mode,
     with the scales that are right if the target is Gaussian, and takes its steps in their units. Where coordinates
-    are correlated the variances come out too small: of a Gaussian, they are those of a coordinate given all others.
+    are correlated the variances come out too small: of a Gaussian, they are the conditional variances given all
+    others.
 
     Parameters
     ----------
@@ -404,7 +405,7 @@ class FullRankVI(Ascending):
 
 @learns("baselines.BatchAndMatch", Gaussian, ITERATIONS | {"score_divergence_": (is_instance(float), "")})
 class BatchAndMatch(FromMode):
-    r"""Gaussian whose score matches that of the target on batches of its own draws.
+    r"""Gaussian whose score matches the target's on batches of its own draws.
 
     Each step minimises, in closed form, a divergence of scores from a batch of draws and the KL divergence from the
     Gaussian before. It starts at the Laplace approximation, and is the rule behind whiten="bam".

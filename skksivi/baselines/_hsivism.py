@@ -28,7 +28,7 @@ from skksivi.training._loop import Objective
 class HSIVISM(Trained):
     r"""Fit a hierarchy of Gaussian layers by Fisher divergences, each against a network that estimates it.
 
-    The layers are those of `skksivi.HKSIVIApproximator`, from the base :math:`x_T \sim N(0, I)` on
+    The layers are the same as in `skksivi.HKSIVIApproximator`, from the base :math:`x_T \sim N(0, I)` on
 
     .. math::
         x_t = \mu_t(x_{t+1}) + \sigma_t \odot \xi_t, \qquad
@@ -49,8 +49,8 @@ class HSIVISM(Trained):
     bridge : {"linear", "quadratic", "cosine", "geometric", "none"}, callable or Bridge, default="linear"
         The :math:`\lambda_t` as a function of t / T, see `skksivi.HKSIVIApproximator`.
     stop_gradient : bool, default=True
-        Whether each layer is trained on its own term alone; otherwise that of a layer is differentiated through the
-        layers that it stands on.
+        Whether each layer is trained on its own term alone; otherwise a layer's term is differentiated through the
+        layers below it as well.
     critic_hidden_layer_sizes : sequence of int, default=(128, 128)
         Widths of the hidden layers of each g_t, the critics.
     critic_learning_rate : float, default=5e-3
@@ -60,9 +60,9 @@ class HSIVISM(Trained):
     hidden_layer_sizes : sequence of int, default=(50, 50)
         Widths of the hidden layers of each network :math:`\bar\mu_t`, which starts at zero.
     initial_scale : float, default=1.0
-        The :math:`\sigma_{\mathrm{ini}}`. Its unit is the width of the target's narrowest mode or, if less, that of
-        a coordinate while the others stand still, where whiten="auto" has found them, else that of u. Beyond twice
-        the smallest standard deviation of the target the chain that training starts from leaves it.
+        The :math:`\sigma_{\mathrm{ini}}`. Its unit is the width of the target's narrowest mode or, if less, the
+        conditional width of a coordinate given the others, where whiten="auto" has found them, else one in u. Beyond
+        twice the smallest standard deviation of the target the chain that training starts from leaves it.
     scale : "constant" or Scale, default="constant"
         The floor of :math:`\sigma`, see `skksivi.parameters.Scale`.
     whiten : str, Pilot, (m, L) or None, default="auto"

@@ -24,7 +24,7 @@ from skksivi.training._loop import Objective, Scheduled
 class SIVI(SemiImplicitVI):
     r"""Fit a semi-implicit layer by the surrogate evidence lower bound.
 
-    The fitted distribution is that of :math:`x = \mu(z) + \sigma \odot \xi` with normal z and :math:`\xi`. Its
+    The fitted distribution is the law of :math:`x = \mu(z) + \sigma \odot \xi` with normal z and :math:`\xi`. Its
     density is estimated from the z that x was drawn from and K others,
 
     .. math::
@@ -38,9 +38,9 @@ class SIVI(SemiImplicitVI):
     ----------
     n_auxiliary : int or callable, default=100
         The K, or a function of progress in [0, 1) that returns it, such as ``lambda progress: int(10 + 90 *
-        progress)``. All draws of an iteration share the K others. Time and memory are those of the largest K.
+        progress)``. All draws of an iteration share the K others. Time and memory follow the largest K.
     latent_dim : int, default=None
-        Dimension of z; None means that of x, up to 100.
+        Dimension of z; None means the dimension of x, up to 100.
     hidden_layer_sizes : sequence of int, default=(100, 100)
         Widths of the hidden layers of the network :math:`\mu`.
     linear_skip : bool, default=False

@@ -24,7 +24,8 @@ from skksivi.training._loop import Objective, Scheduled
 class SIVISM(SemiImplicitVI):
     r"""Fit a semi-implicit layer by the Fisher divergence, against a network that estimates it.
 
-    The fitted distribution is that of :math:`x = \mu(z) + \sigma \odot \xi` with normal z and :math:`\xi`, trained by
+    The fitted distribution is the law of :math:`x = \mu(z) + \sigma \odot \xi` with normal z and :math:`\xi`, trained
+    by
 
     .. math::
         \min_\phi \max_g\, E\left[2 g(x)^\top \left(s_p(x) - s_{q(\cdot|z)}(x)\right) - \|g(x)\|^2\right],
@@ -45,7 +46,7 @@ class SIVISM(SemiImplicitVI):
     n_critic_steps : int, default=1
         Its steps per iteration.
     latent_dim : int, default=None
-        Dimension of z; None means that of x, up to 100.
+        Dimension of z; None means the dimension of x, up to 100.
     hidden_layer_sizes : sequence of int, default=(100, 100)
         Widths of the hidden layers of the network :math:`\mu`.
     linear_skip : bool, default=False

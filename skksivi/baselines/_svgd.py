@@ -65,7 +65,7 @@ class SVGD(Descending, Particled):
     Parameters
     ----------
     kernel : {"imq", "gaussian", "laplace"} or Kernel, default="imq"
-        The kernel k; that of the method's authors is "gaussian". Riesz has no place here.
+        The kernel k; the method's authors use "gaussian". Riesz has no place here.
     bandwidth : float, "median" or None, default=None
         Width of the kernel in whitened units; None leaves it to `kernel`, whose default is the median heuristic.
     n_particles : int, default=200

@@ -25,7 +25,7 @@ FIRST_STEP, ACCEPTANCE, ADAPTATION = 0.1, 0.9, 0.5
 class UIVI(SemiImplicitVI):
     r"""Fit a semi-implicit layer by unbiased estimates of the gradient of the evidence lower bound.
 
-    The fitted distribution is that of :math:`x = \mu(z) + \sigma \odot \xi` with normal z and :math:`\xi`. Because
+    The fitted distribution is the law of :math:`x = \mu(z) + \sigma \odot \xi` with normal z and :math:`\xi`. Because
     :math:`E \nabla_\phi \log q(x) = 0` at fixed x, the gradient of the bound is
 
     .. math::
@@ -47,7 +47,7 @@ class UIVI(SemiImplicitVI):
         Leapfrog steps a transition. Their length is moved towards an acceptance of 0.9 from one iteration to the
         next. Where :math:`\sigma` is small against the spread of :math:`\mu(z)` a chain forgets slowly: take more.
     latent_dim : int, default=None
-        Dimension of z; None means that of x, up to 100.
+        Dimension of z; None means the dimension of x, up to 100.
     hidden_layer_sizes : sequence of int, default=(100, 100)
         Widths of the hidden layers of the network :math:`\mu`.
     linear_skip : bool, default=False

@@ -44,7 +44,7 @@ class Calibration:
     n_draws : int
         Draws of each fit.
     names : tuple of str of length k
-        Of the quantities: the parameters, then those of your own.
+        Of the quantities: the parameters, then your own.
     replications : ndarray of shape (n,)
         The numbers of the replications that have ranks, rising.
     failures : tuple of Failure
@@ -102,7 +102,7 @@ class Calibration:
         return np.stack([counts_below(ranks, self.n_draws) for ranks in self.ranks.T], 1) / len(self.ranks)
 
     def plot(self, ax: Axes | None = None, *, level: float = 0.95) -> CalibrationDisplay:
-        """Show the distribution functions of the ranks less that of uniform ones, in a band.
+        """Show the distribution functions of the ranks minus the uniform one, in a band.
 
         Parameters
         ----------

@@ -84,7 +84,7 @@ def sbc(  # noqa: PLR0913
         Takes parameters and data and returns a number, several, or a dict of numbers by name, which are ranked beside
         the parameters. It is called with the true parameters and with each draw. Ties are broken at random.
     names : sequence of str of length d, default=None
-        Of the parameters; None means those of the target, or x0, x1 and so on.
+        Of the parameters; None means the target's, or x0, x1 and so on.
     path : path-like, default=None
         A file that is to keep finished replications, written at most once a second and whole at any time. The same
         call goes on where it was stopped, and tries failed replications again; a larger `n` adds to it.
@@ -180,7 +180,7 @@ def posterior_sbc(  # noqa: PLR0913
     Parameters
     ----------
     posterior : approximator, array-like of shape (m, d) or dict of arrays of shape (m, ...)
-        Draws of the posterior of `y_observed`, of which one is picked at random for each replication, or a fitted
+        Draws of the posterior of `y_observed`, one picked at random for each replication, or a fitted
         approximator, which draws them.
     simulate_data : callable
         As in `sbc`, independent of `y_observed` given the parameters.

@@ -212,7 +212,7 @@ fetch_protein = _fetcher("protein", "the deviations of predicted protein structu
 def uci_splits(name: str, n_splits: int = 20) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return random splits of a regression data set into nine tenths for training and one for the test.
 
-    Split i is that of scikit-learn's ``train_test_split(X, y, test_size=0.1, random_state=42 + i)``: the first is the
+    Split i is scikit-learn's ``train_test_split(X, y, test_size=0.1, random_state=42 + i)``: the first is the
     paper's, the others repeat the experiment. The data are not needed.
 
     Parameters

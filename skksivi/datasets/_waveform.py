@@ -153,7 +153,7 @@ def fetch_waveform(
         - `data`, n x 21: float64;
         - `target`, n: the integers 0, 1 and 2, or with a split 0 and 1, the second for classes 0 and 2;
         - `frame`: a DataFrame of both with `as_frame`, else None;
-        - `feature_names` and `target_names`, those of the classes;
+        - `feature_names` and `target_names`, the names of the classes;
         - `DESCR`: what the columns are, source and licence;
         - `data_filename`: the cache, None where it could not be written.
     (data, target) : tuple of ndarray or of pandas objects

@@ -47,9 +47,9 @@ def diagnose(
     "KSD"
         The squared kernel Stein discrepancy, under the one kernel of `est.score`, which depends on the target alone,
         and the p-value of `skksivi.metrics.ksd_test` on 1,000 draws. Warns if it is beyond doubt (p < 0.01) and more
-        than that of a Gaussian of which every coordinate is shifted by 0.1 standard deviations, which is 0.006 a
-        feature. It does not see the weights of modes, nor a mode that is missing. Draws of chains or particles,
-        which depend on one another, make the p-value approximate.
+        than for a Gaussian whose mean is shifted by 0.1 standard deviations in every coordinate, 0.006 per feature.
+        It is insensitive to the weights of modes, nor a mode that is missing. Draws of chains or particles, which
+        depend on one another, make the p-value approximate.
     "Pareto k-hat"
         The shape of the tail of the importance ratios :math:`r = p(x) / q(x)`. Above
         :math:`\min(1 - 1 / \log_{10} n, 0.7)` the fit lacks tails or a part of the target next to its draws, unless
@@ -86,10 +86,10 @@ def diagnose(
         The condition number of the covariance of the draws in the coordinates of the training, and before whitening.
         Warns above 100, and where the chains behind the whitening have not converged.
     "Stein means"
-        How far the target's mean is from that of the draws, :math:`E[s_w] / E[s_w^2]` standard deviations, which is
-        zero if the fit is right: in each coordinate and in the direction of the mean whitened score, which is found
-        with one half of the draws and judged by the other; in each mode. Warns above 0.1, if beyond four standard
-        errors.
+        How far the target's mean is from the mean of the draws, :math:`E[s_w] / E[s_w^2]` standard deviations, which
+        is zero if the fit is right: in each coordinate and in the direction of the mean whitened score, which is
+        found with one half of the draws and evaluated on the other; in each mode. Warns above 0.1, if beyond four
+        standard errors.
     "Stein variances"
         :math:`-E[s_w u_w]` in the same directions of whitened coordinates u, and in that where it is farthest from
         one, found with one half of the draws. It is one if the fit is right; below it is too narrow, above too wide.

@@ -25,7 +25,7 @@ class Check(NamedTuple):
     ----------
     name : str
     value : float
-        The number that was judged, NaN where there is none.
+        The number that was checked, NaN where there is none.
     text : str
         It in words, with what it is compared with.
     verdict : str

@@ -56,9 +56,9 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
 
     .. math:: \sum_t \beta(t)\, \mathrm{KSD}(q_t \| p_t)^2, \quad \nabla \log p_t = s_t,
 
-    it keeps far modes and long tails that one layer loses. Draws of the last layer are those of the fit. Because the
-    score is part of the sampler, `sample` calls it; a fitted estimator can be pickled if the score can, and files of
-    `skksivi.save` are loaded with ``load(path, score_fn=...)``.
+    it keeps far modes and long tails that one layer loses. Draws of the last layer are the draws of the fit. Because
+    the score is part of the sampler, `sample` calls it; a fitted estimator can be pickled if the score can, and files
+    of `skksivi.save` are loaded with ``load(path, score_fn=...)``.
 
     Parameters
     ----------
@@ -69,13 +69,13 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
         100^-u, or one for every layer. "auto" is "none" where the base is the pilot, which is at the target already,
         else "linear". `skksivi.parameters.Bridge` gives the layers weights :math:`\beta(t)`, too.
     stop_gradient : bool, default=True
-        Whether each layer is trained on its own discrepancy alone; otherwise that of a layer is differentiated
-        through the layers that it stands on.
+        Whether each layer is trained on its own discrepancy alone; otherwise a layer's discrepancy is differentiated
+        through the layers below it as well.
     shared_network : bool, default=False
         Whether one network of (x, :math:`\lambda_t`) serves all layers.
     mixing : {"auto", "normal", "pilot"}, object of `skksivi.mixing` or callable, default="auto"
         The base :math:`q_T` in whitened coordinates u, see `KSIVIApproximator`. The bridge starts at its score
-        where it has one (normal, Student t), else at that of N(0, I).
+        where it has one (normal, Student t), else at the score of N(0, I).
     kernel : {"gaussian", "imq", "laplace", "riesz"} or Kernel, default="gaussian"
         The kernel k, by name or as an object of `skksivi.kernels`; its median width is set layer by layer.
     bandwidth : float, "median", "auto" or None, default="median"
@@ -86,8 +86,8 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
         Widths of the hidden layers of each network.
     initial_scale : float or "auto", default="auto"
         The :math:`\sigma_{\mathrm{ini}}`, whose square over two is the step of the Langevin drift. Its unit is the
-        width of the target's narrowest mode or, if less, that of a coordinate while the others stand still,
-        :math:`1/\sqrt{E s_i^2}`, where there is a pilot, else that of u. "auto" is 0.5 where the base is the pilot,
+        width of the target's narrowest mode or, if less, the conditional width of a coordinate given the others,
+        :math:`1/\sqrt{E s_i^2}`, where there is a pilot, else one in u. "auto" is 0.5 where the base is the pilot,
         which has not far to go, else 1.
     scale : "constant" or Scale, default="constant"
         The floor of :math:`\sigma_t`, see `skksivi.parameters.Scale`.

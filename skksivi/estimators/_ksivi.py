@@ -69,7 +69,7 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         pairs between two halves of the batch. "auto" is "path" for positive kernels of the Euclidean distance, the
         default among them, and "u-statistic" for others.
     latent_dim : int, default=None
-        Dimension of z; None means that of x, with normal mixing up to 100.
+        Dimension of z; None means the dimension of x, with normal mixing up to 100.
     hidden_layer_sizes : sequence of int, default=(100, 100)
         Widths of the hidden layers of the network, without input and output.
     mixing : {"auto", "normal", "pilot"}, object of `skksivi.mixing` or callable, default="auto"
@@ -129,7 +129,7 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
     checkpoint : path-like, Checkpoint or None, default=None
         A file in which the fit is saved every 1,000 iterations, or as often as `skksivi.parameters.Checkpoint` says.
         If `fit` finds one there, from a fit with the same settings, seed and score that did not end, it goes on from
-        it; on a CPU with the same number of threads the result is that of a fit that was never interrupted. It is
+        it; on a CPU with the same number of threads the result is the same as without interruption. It is
         removed when the fit ends. Below a folder that is there, each fit has a file of its own.
     warm_start : bool, default=False
         Whether `fit` continues from the family and the whitening of the last fit, whatever the parameters of their

@@ -81,7 +81,7 @@ def energy_distance(X: ArrayLike, Y: ArrayLike, *, exponent: float = 1.0, statis
     Returns
     -------
     distance : float
-        As in the formula, of which no root is taken, in the units of the data to the power r.
+        As in the formula, without a root, in the units of the data to the power r.
 
     Raises
     ------

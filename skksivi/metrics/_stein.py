@@ -26,8 +26,8 @@ def ksd(X: ArrayLike, score_fn: ScoreFunction, *, kernel: str | Kernel | None = 
     .. math:: \mathrm{KSD}^2 = E\, k_p(x, x')
 
     by the mean of the Stein kernel over all pairs ("v", never negative, biased upward) or over pairs of different
-    rows ("u", unbiased). Values under different kernels or bandwidths cannot be compared, and no kernel sees wrong
-    weights of well separated modes.
+    rows ("u", unbiased). Values under different kernels or bandwidths cannot be compared, and no kernel detects wrong
+    weights of well-separated modes.
 
     Parameters
     ----------
@@ -107,9 +107,9 @@ def ksd_test(
     kernel : str or Kernel, default=None
         None means `skksivi.kernels.IMQ`. A median bandwidth is set on X.
     n_bootstrap : int, default=999
-        Random signs, of which 1 / (n_bootstrap + 1) is the least p-value.
+        Random signs; the least p-value is 1 / (n_bootstrap + 1).
     flip_probability : float, default=0.5
-        One half for independent draws, about one over the autocorrelation time for those of a chain.
+        One half for independent draws, about one over the autocorrelation time for a chain.
     random_state : int, RandomState or None, default=None
         Draws the signs.
 

@@ -90,9 +90,9 @@ def wasserstein_in_box(X: ArrayLike, Y: ArrayLike, half_width: float) -> float:
 
     .. math:: W_2^2(X', Y') = \min_\pi \sum_{ij} \pi_{ij} \|x_i - y_j\|^2, \quad X' = X \cap [-a, a]^d
 
-    with equal weights on the rows that are left. The few far draws of a heavy tail, of which any two samples differ,
-    then do not drown the rest; nor is the share of draws outside judged. The paper takes a = 5, 8, 10, ten times as
-    many draws of the truth, and the mean over ten sets of the latter. Memory: about 50 n m bytes.
+    with equal weights on the rows that are left. The few far draws of a heavy tail, which differ between any two
+    samples, then do not drown the rest; the share of draws outside does not count. The paper takes a = 5, 8, 10, ten
+    times as many draws of the truth, and the mean over ten sets of the latter. Memory: about 50 n m bytes.
 
     Parameters
     ----------

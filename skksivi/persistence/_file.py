@@ -87,7 +87,7 @@ def load(
 ) -> Estimator:
     """Load an estimator from a file of `save`; whoever wrote the file, nothing in it is run.
 
-    Samples, log-densities, parameters and attributes are those of the saved estimator, bit for bit on the same
+    Samples, log-densities, parameters and attributes are the same as in the saved estimator, bit for bit on the same
     device, and `sample` without a `random_state` goes on where the saved one stood.
 
     Parameters

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class CalibrationDisplay:
-    """Distribution functions of ranks less that of uniform ones, in a band that right ranks stay in together.
+    """Distribution functions of ranks minus the uniform one, in a band that right ranks stay in together.
 
     Draws that are too narrow give a line that is first above and then below zero, draws that are too wide the
     reverse; draws that are too high stay above zero, draws that are too low below.
@@ -110,8 +110,8 @@ class CalibrationDisplay:
         ax : Axes, default=None
             Where to draw; None makes a figure.
         level : float, default=0.95
-            Probability with which all lines of right ranks stay in the band, at least. It is that of one line at all
-            of its points, with its complement divided by the number of lines.
+            Probability with which all lines of right ranks stay in the band, at least. Each line has its own band,
+            with the complement divided by the number of lines.
 
         Returns
         -------

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class CorrelationDisplay:
-    """Correlation coefficients of all pairs of coordinates, those of the reference across and of the fit upward.
+    """Correlation coefficients of all pairs of coordinates: across the reference, upward the fit.
 
     Points of a right fit lie on the diagonal; the band is two standard errors to either side, from the numbers of
     draws and as of normal coordinates.

@@ -134,7 +134,7 @@ def from_jax(log_density: LogDensity, example: object) -> JaxTarget:
         The log-density of one point, up to a constant: an array (n_features,), or a tree of arrays like `example` ->
         a number. Parameters with bounds must be transformed to the whole line first, with the log-Jacobian added.
     example : int, or tree of array-like
-        The number of features, or a point, such as a dict of arrays, of which the shapes matter and not the values.
+        The number of features, or a point, such as a dict of arrays; only the shapes matter.
 
     Returns
     -------

@@ -64,8 +64,8 @@ class BayesianNeuralNetwork(Target):
         Precision of the noise of y, in the units of :math:`1/y^2`; :math:`\gamma` is this times the variance of y.
         By default a tenth of the variance of y is noise, where there is no `hyperprior`.
     hyperprior : pair of float, default=None
-        Shape a > 0 and rate b > 0 of the Gamma priors of precisions that are not given; that of :math:`\gamma` is
-        for the standardised y. The literature has (1.0, 0.1).
+        Shape a > 0 and rate b > 0 of the Gamma priors of precisions that are not given; :math:`\gamma` refers to the
+        standardised y. The literature has (1.0, 0.1).
     sample_weight : array-like of shape (n,), default=None
         How often each observation counts.
 

@@ -2,9 +2,8 @@
 A tour of the pictures
 ======================
 
-Each class of `skksivi.plotting` draws one kind of picture, into axes of yours or into a new figure. Here are all six,
-of fits to a logistic regression, a diffusion, a banana and a ring of eight Gaussians.
-"""
+Each class of `skksivi.plotting` draws one kind of picture: ``from_estimator`` takes a fit, ``from_draws`` one array
+of draws or several by name. Reference draws lie beneath them. Pass ``ax`` to draw into axes of yours."""
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -34,42 +33,78 @@ MAX_ITER = args.max_iter
 # sphinx_gallery_end_ignore
 
 # %%
-# Four targets and their fits.
+# Marginals
+# ---------
+#
+# Marginals on the diagonal and contours of pairs below, for three of the 22 coefficients of a logistic regression:
+# KSIVI, the Laplace approximation, and exact draws in grey.
 
 X, y = load_waveform(return_X_y=True)
 posterior = BayesianLogisticRegression(X, y, prior_precision=0.01, fit_intercept=True)
-diffusion = ConditionedDiffusion(n_features=50)
 options = {"max_iter": MAX_ITER, "random_state": 0}
-regression = KSIVIApproximator(**options).fit(posterior)
-path = KSIVIApproximator(**options).fit(diffusion)
-banana = KSIVIApproximator(early_stopping=None, **options).fit(Banana())  # trained in any case, for its loss
-ring = HKSIVIApproximator(n_layers=4, mixing="normal", whiten=None, **options).fit(EightGaussians())
-
-# %%
-# A display takes a fitted estimator, or draws: one array, or several by name. Reference draws lie beneath them.
-
-figure = plt.figure(figsize=(13, 11), layout="constrained")
-axes = figure.subplot_mosaic(
-    [["marginals", "correlation"], ["loss", "density"], ["path", "path"], ["layers", "layers"]],
-    height_ratios=[2.2, 1.8, 1.5, 1.3],
-    width_ratios=[1.2, 1],
-)
 exact = load_waveform_posterior()
-draws = {"KSIVI": regression.sample(10_000), "Laplace": Laplace().fit(posterior).sample(10_000)}
-MarginalsDisplay.from_draws(draws, reference=exact, features=[0, 15, 16], ax=axes["marginals"])
-CorrelationDisplay.from_draws(draws, reference=exact, ax=axes["correlation"])
-LossDisplay.from_estimator(banana, ax=axes["loss"])
-DensityDisplay.from_estimator(banana, Banana(), ax=axes["density"])
-PathDisplay.from_estimator(
-    path, truth=diffusion.path, observed=(np.arange(5, 51, 5), diffusion.observations), ax=axes["path"]
-)
-LayersDisplay.from_estimator(ring, EightGaussians(), ax=axes["layers"])
-print(f"{len(axes)} pictures in one figure")
-
+draws = {
+    "KSIVI": KSIVIApproximator(**options).fit(posterior).sample(10_000),
+    "Laplace": Laplace().fit(posterior).sample(10_000),
+}
+MarginalsDisplay.from_draws(draws, reference=exact, features=[0, 15, 16])
 # sphinx_gallery_start_ignore
 if args.output:
-    figure.savefig(args.output, dpi=110)
+    plt.savefig(args.output, dpi=110)
     print(f"Figure in {args.output}")
+# sphinx_gallery_end_ignore
+plt.show()
+
+# %%
+# Correlations
+# ------------
+#
+# All 231 correlations of the same fits against exact draws. Points on the diagonal agree.
+
+CorrelationDisplay.from_draws(draws, reference=exact)
+plt.show()
+
+# %%
+# Density
+# -------
+#
+# Draws in two dimensions under contours of the target, which hold 50, 90 and 99% of its mass.
+
+banana = KSIVIApproximator(early_stopping=None, **options).fit(Banana())  # trained in any case, for its loss
+DensityDisplay.from_estimator(banana, Banana())
+plt.show()
+
+# %%
+# Loss
+# ----
+#
+# Means over blocks: single values are noise around zero.
+
+LossDisplay.from_estimator(banana)
+plt.show()
+
+# %%
+# Path
+# ----
+#
+# A posterior over a path: mean and 95% band, the true path, and its noisy observations.
+
+diffusion = ConditionedDiffusion(n_features=50)
+path = KSIVIApproximator(**options).fit(diffusion)
+PathDisplay.from_estimator(path, truth=diffusion.path, observed=(np.arange(5, 51, 5), diffusion.observations))
+plt.show()
+
+# %%
+# Layers
+# ------
+#
+# The layers of a hierarchy, from the base on the left to the fit on the right.
+
+ring = HKSIVIApproximator(n_layers=4, mixing="normal", whiten=None, **options).fit(EightGaussians())
+LayersDisplay.from_estimator(ring, EightGaussians())
+print("Six kinds of pictures")
+# sphinx_gallery_start_ignore
+if args.output:
     plt.close("all")
 # sphinx_gallery_end_ignore
 plt.show()

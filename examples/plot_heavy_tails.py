@@ -54,6 +54,7 @@ for (name, X), colour in zip(
 ):
     ax.loglog(np.sort(np.linalg.norm(X, axis=1)), share, color=colour, label=name, lw=2.5 if name == "exact" else 1.5)
 ax.set(xlabel="distance r from the centre", ylabel="share of draws beyond r", xlim=(0.1, 200), ylim=(1e-4, 1.1))
+ax.set_title("Tails of a Student t with two degrees of freedom", fontsize="medium")
 ax.spines[["top", "right"]].set_visible(False)
 ax.legend(frameon=False)
 for name, X in {"exact": exact, **draws}.items():

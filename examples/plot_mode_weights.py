@@ -1,6 +1,6 @@
 """
-How much mass has each mode?
-============================
+How much mass does each mode have?
+==================================
 
 The kernel Stein discrepancy responds to the shape of a mode but not to how much mass it has: between far modes there
 are no draws, and so nothing to compare. The score does tell: its integral along a line between two modes is the
@@ -65,7 +65,8 @@ for i, (name, values, colour) in enumerate(
 ):
     ax.bar(positions + 0.25 * (i - 1), values, width=0.24, color=colour, label=name)
 ax.hlines(weights, positions - 0.4, positions + 0.4, color="k", label="truth")
-ax.set(xlabel="mode", ylabel="share of the draws", xticks=positions)
+ax.errorbar(positions, found.weights, 2 * found.standard_errors, fmt="none", ecolor="#0072B2", capsize=3)
+ax.set(xlabel="mode", ylabel="share of the draws", xticks=positions, title="Shares of eight modes, and the truth")
 ax.spines[["top", "right"]].set_visible(False)
 ax.legend(frameon=False)
 # sphinx_gallery_start_ignore

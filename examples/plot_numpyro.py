@@ -131,7 +131,9 @@ for data, name, colour, shift in ((nuts, "NUTS", "0.25", -0.12), (ksivi, "KSIVI"
     thinned = scales[:, :: max(1, scales.shape[1] // 1000)]
     right.plot(*thinned, ".", color=colour, markersize=2.5, alpha=0.6, label=name)
 left.plot(distance, successes / tries, "x", color="tab:red", markersize=5, label="data")
-left.set(xlabel="distance in feet", ylabel="chance of success", title="Putts of professionals", xticks=distance[::2])
+left.set(
+    xlabel="distance in feet", ylabel="probability of success", title="Putts of professionals", xticks=distance[::2]
+)
 left.legend()
 right.set(xlabel=r"$\sigma$ in degrees", ylabel=r"$\tau$", title="The two scales", ylim=(0, None))
 right.legend(markerscale=4)

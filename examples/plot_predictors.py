@@ -2,8 +2,9 @@
 Regression by a network, with a band
 ====================================
 
-Draws of the posterior of a neural network agree where there are data and differ where there are few or none, which is
-what the band shows. `skksivi.KSIVIRegressor` is an ordinary regressor of scikit-learn around that posterior.
+Draws of the posterior of a neural network agree where there are data, and differ between them: the band shows by how
+much. Beyond the data it is not to be trusted. `skksivi.KSIVIRegressor` is an ordinary regressor of scikit-learn
+around that posterior.
 """
 
 import matplotlib.pyplot as plt
@@ -42,22 +43,24 @@ print(f"standard deviation of the noise: {noise:.3f}, truly 0.150")
 
 # %%
 # The band holds 90% of new observations. Thin lines are single draws of the network. Beyond the data a network of
-# ReLU units goes on in a straight line: the band tells how well its slope is known, not that the truth may bend.
+# ReLU units continues in a straight line: the band tells how well its slope is known, not that the truth may bend,
+# and misses it to the left of the shaded range. Do not extrapolate with a network.
 
 at = np.linspace(-3.5, 3.5, 300)
-figure, axes = plt.subplots(1, 2, figsize=(8, 3.4), sharey=True, layout="constrained")
+figure, axes = plt.subplots(1, 2, figsize=(8, 3.8), sharey=True, layout="constrained")
 for ax, model, name in zip(axes, (network, line), ("KSIVIRegressor", "BayesianRidge"), strict=True):
     mean, sd = model.predict(at[:, None], return_std=True)
     ax.fill_between(at, mean - 1.645 * sd, mean + 1.645 * sd, color="#0072B2", alpha=0.2, lw=0, label="90% of new y")
     ax.plot(at, mean, color="#0072B2", label="mean")
     ax.plot(at, np.sin(3 * at), "k--", lw=1, label="truth")
     ax.plot(x, y, "k.", ms=3)
+    ax.axvspan(x.min(), x.max(), color="0.93", lw=0, zorder=-2, label="range of the data")
     ax.set(title=name, xlabel="x", ylim=(-3, 3))
     ax.spines[["top", "right"]].set_visible(False)
 for f in network.target_.outputs(network.draws_[::20], at[:, None]):
     axes[0].plot(at, f, color="#0072B2", lw=0.5, alpha=0.4)
 axes[0].set_ylabel("y")
-axes[1].legend(frameon=False, loc="upper left", fontsize=8)
+figure.legend(*axes[1].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=8)
 # sphinx_gallery_start_ignore
 if args.output:
     figure.savefig(args.output, dpi=110)

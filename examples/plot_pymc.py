@@ -2,7 +2,7 @@
 A PyMC model: eighteen batters
 ==============================
 
-After 45 times at bat in the season of 1970, how often will each of eighteen baseball players hit in the rest of it?
+After 45 at-bats in the season of 1970, how often will each of eighteen baseball players hit in the rest of it?
 A hierarchical model in PyMC shrinks their averages towards each other, by an amount that it learns. We hand the model
 to KSIVI, draw from the fit in the model's own parameters, and put the draws beside draws of PyMC's sampler, NUTS.
 """
@@ -101,10 +101,10 @@ for data, name, colour, shift in ((nuts, "NUTS", "0.25", 0.15), (ksivi, "KSIVI",
     left.plot(rates.mean(0), rank + shift, "o", color=colour, markersize=3)
     taus = data.posterior["tau"].values.ravel()
     right.hist(taus, np.linspace(0, 0.8, 26), density=True, histtype="step", color=colour, linewidth=1.5, label=name)
-left.plot(hits / 45, rank, "x", color="tab:red", markersize=5, label="first 45 at bats")
+left.plot(hits / 45, rank, "x", color="tab:red", markersize=5, label="first 45 at-bats")
 left.plot(rest_of_season, rank, "d", color="tab:green", markersize=5, label="rest of the season")
 left.set_yticks(rank, players)
-left.set(xlabel="rate of hits", title="Eighteen batters of 1970")
+left.set(xlabel="batting average", title="Eighteen batters of 1970")
 left.legend(loc="lower right", fontsize="small")
 right.set(xlabel=r"$\tau$", title=r"Spread of the players", yticks=[], xlim=(0, 0.8))
 right.legend(frameon=False)

@@ -67,6 +67,8 @@ def texts() -> Iterator[tuple[Path, int, str]]:
         *sorted((ROOT / "doc/guide").glob("*.rst")),
     ]:
         yield path, 0, path.read_text("utf-8")
+    for path in sorted((ROOT / "examples").rglob("*.rst")):
+        yield path, 0, path.read_text("utf-8")
     for path in sorted((ROOT / "examples").rglob("*.py")):
         yield from prose(path)
     public = {*re.findall(r"^    (\w+)$", (ROOT / "doc/api.rst").read_text("utf-8"), re.MULTILINE), *BASES}

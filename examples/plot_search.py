@@ -4,9 +4,9 @@ Grid search: bandwidth and learning rate
 
 A grid search over a target, here the X of the paper: each candidate is fitted twice from different random numbers and
 evaluated by one Stein discrepancy, which needs only the score of the target. Training starts from the curvature at
-the mode, without the Markov chains of the defaults, so that the settings matter: the worst candidates are far off. But
-a search cannot replace a good start. The defaults, evaluated in the same way, are better than the best of this grid,
-which misses part of the X.
+the mode, without the Markov chains of the defaults, so that the settings matter: the worst candidates are far off.
+But a search cannot replace a good start. The defaults, evaluated in the same way, are better than the best of this
+grid, which misses part of the X.
 """
 
 import warnings

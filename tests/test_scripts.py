@@ -233,6 +233,7 @@ def test_addresses_and_the_version_are_those_of_the_project():
     assert f"git+{urls['Repository']} " in README
 
 
+@pytest.mark.slow  # `make lint` runs it as well
 def test_the_words_of_the_manual_are_checked(tmp_path):
     words = runpy.run_path(str(ROOT / ".ci" / "words.py"))
     assert words["found"]() == []

@@ -4,9 +4,8 @@ Grid search: bandwidth and learning rate
 
 A grid search over a target, here the X of the paper: each candidate is fitted twice from different random numbers and
 evaluated by one Stein discrepancy, which needs only the score of the target. Training starts from the curvature at
-the mode, without the Markov chains of the defaults, so that the settings matter: the worst candidates are far off.
-But a search cannot replace a good start. The defaults, evaluated in the same way, are better than the best of this
-grid, which misses part of the X.
+the mode, without the Markov chains of the defaults, so that the settings matter. Beside the best of the grid are the
+defaults: where training starts can matter as much as its settings.
 """
 
 import warnings
@@ -59,7 +58,7 @@ print(f"defaults, evaluated in the same way: {-search.scorer_(defaults, target):
 
 figure, (grid, left, right) = plt.subplots(1, 3, figsize=(11, 3.8), layout="constrained")
 means = table.mean(1).reshape(3, 3)
-image = grid.imshow(np.log10(np.clip(means, 0.01, 1)), cmap="cividis_r")  # clipped: one is far off
+image = grid.imshow(np.log10(np.maximum(means, 1e-4)), cmap="cividis_r")
 for (i, j), value in np.ndenumerate(means):
     shade = "w" if image.norm(image.get_array()[i, j]) > 0.5 else "k"
     grid.text(j, i, f"{value:.3f}", ha="center", va="center", color=shade)

@@ -117,7 +117,7 @@ html_domain_indices = False
 html_theme_options = {
     "navbar_end": ["theme-switcher", "navbar-icon-links"],
     "navbar_persistent": ["search-button"],
-    "header_links_before_dropdown": 6,
+    "header_links_before_dropdown": 5,
     "show_toc_level": 2,
     "icon_links": [{"name": "Repository", "url": repository, "icon": "fa-brands fa-github"}],
     "footer_start": [],

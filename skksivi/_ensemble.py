@@ -100,7 +100,7 @@ def ensemble(
 ) -> Ensemble[A]:
     r"""Fit several times from different seeds, and pool the fits.
 
-    With ``pooling="evidence"`` the weights are those of the mixture :math:`q_w = \sum_i w_i q_i` with the least upper
+    With ``pooling="evidence"`` the weights belong to the mixture :math:`q_w = \sum_i w_i q_i` with the least upper
     bound on the log evidence,
 
     .. math:: \min_w E_p[\log p - \log q_w] \ge \log Z,

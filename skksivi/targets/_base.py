@@ -520,8 +520,8 @@ def from_score_fn(  # noqa: PLR0913
         Workers that evaluate rows at the same time, by joblib, -1 for one per core. None evaluates all rows in one
         call, in this process. The result does not depend on the number, as far as the machines compute alike.
     backend : str, default=None
-        That of joblib: "loky" (processes), "threading", "dask", "ray" or another that is registered there; None for
-        the one that `joblib.parallel_config` has set, else "loky".
+        A backend of joblib: "loky" (processes), "threading", "dask", "ray" or another that is registered there; None
+        for the one that `joblib.parallel_config` has set, else "loky".
     chunk_size : int, default=1
         Rows of a call of the function. With one row a call the function must take more than some milliseconds.
     timeout : float, default=None
@@ -540,7 +540,7 @@ def from_score_fn(  # noqa: PLR0913
     ------
     TypeError, ValueError
         A parameter is of another type or out of its range. In a fit: the function cannot be sent to a process, or
-        returns another shape for a chunk than that of its points.
+        returns another shape for a chunk than the shape of its points.
     TimeoutError, ConnectionError
         In a fit: a chunk takes too long, or its worker is lost, each time. A training that has begun keeps its state.
 

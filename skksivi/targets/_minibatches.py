@@ -36,8 +36,8 @@ class Minibatches(Target):
     Parameters
     ----------
     target : Target
-        With `n_rows`, the number of its observations, and `subset(rows)`, the target whose likelihood is that of the
-        observations named by a tensor of integers, each counted n_rows / len(rows) times. `from_rows` makes one.
+        With `n_rows`, the number of its observations, and `subset(rows)`, the target given only the observations
+        named by a tensor of integers, each counted n_rows / len(rows) times. `from_rows` makes one.
     batch_size : int
         Observations of a minibatch, drawn with replacement.
 
@@ -76,8 +76,8 @@ class Minibatches(Target):
     ) -> Stream:
         """Make a target of data that are read a batch at a time, and need not fit into memory.
 
-        A minibatch is the next batch. The rule about shuffling: batches must be random parts of the data, as those of
-        a `torch.utils.data.DataLoader` that shuffles, or of files whose rows are in random order. Two copies of the
+        A minibatch is the next batch. The rule about shuffling: batches must be random parts of the data, as from a
+        `torch.utils.data.DataLoader` that shuffles, or of files whose rows are in random order. Two copies of the
         stream, or two fits, begin anew at the first batch. What all of the data are needed for, the mode and the
         checks of a fit, takes passes over the loader, some ten to twenty, each in the memory of one batch.
 
@@ -92,7 +92,7 @@ class Minibatches(Target):
         n_rows : int, default=None
             How many rows a pass gives; counted by one more pass if it is not known.
         prior : Target, default=None
-            What is in the target of each batch and is to be counted once. By default that of no rows, as for
+            What is in the target of each batch and is to be counted once. By default the target given no rows, as for
             `Sharded`.
 
         Returns

@@ -268,7 +268,7 @@ class Sharded(Summed):
     Attributes
     ----------
     rank : int
-        That of this process.
+        Number of this process.
     n_ranks : int
     traffic : Traffic
         With ``n_calls``, ``n_messages`` and ``n_bytes``, of this rank.

@@ -207,7 +207,7 @@ class Reader:
                 seen.add(digest)
                 if len(seen) == n:
                     warn_caller(f"`loader` repeats rows: batch {k} of a pass is the same as one before it.")
-            yield target if self.device is self.dtype is None else target.to(device=self.device, dtype=self.dtype)
+            yield target if self.device is None and self.dtype is None else target.to(device=self.device, dtype=self.dtype)
 
     def _checked(self, target: Any, batch: Any, k: int) -> Any:  # noqa: ANN401
         if not (is_target(target) and hasattr(target, "n_rows")):

@@ -117,8 +117,8 @@ def refined(
 ) -> PilotPoints:
     """Return a pilot with more points, by importance from a mixture that is fitted to them again and again.
 
-    A `refit` for several modes has all points but those drawn forgotten, which are as many of each by chance. Some
-    draws go further along linear functions `along` (r, d) of u, if there are any.
+    With a `refit` all points but those drawn are forgotten: of several modes they are as many of each by chance. Some
+    draws go further along linear functions `along` (r, d) of u, if there are any: chains have not been there.
 
     The pilot has converged as soon as the means and scales of all that was `drawn`, to which more is added, are
     accurate and the mixture is near the target. It ends where the share of draws that count is below `least_share`.
@@ -130,7 +130,7 @@ def refined(
     mixture = pilot.mixture
     for i in range(IMPORTANCE.n_rounds):
         mixture = mixture or (refit or fitted)(pilot.x, generator)
-        score_u.tally.begin("importance sampling", (2 if score_u.log_prob else 3) * IMPORTANCE.n_draws)
+        score_u.tally.begin("importance sampling", (2 if score_u.log_prob else 3) * _least_draws(along))
         try:
             found = resampled(score_u, mixture, generator, least_share, along)
         except SpentError:
@@ -144,11 +144,15 @@ def refined(
         pilot = pilot_with(torch.cat(points), by)
         is_near = _is_near(divergence, pilot.x.shape[1], at_once=i < IMPORTANCE.n_rounds_to_be_near - 1)
         if is_near and by.se <= IMPORTANCE.max_se and i + 1 >= least_rounds:
-            mixture = mixture if refit else moved(mixture, by)
+            mixture = mixture if refit and along is None else moved(mixture, by)
             more = _points_of(mixture, max(0, IMPORTANCE.least_points - len(pilot.x)))
             return pilot_with(torch.cat([pilot.x, more]), by)._replace(converged=True, mixture=mixture)
         mixture = mixture if is_near and along is None else None
     return pilot
+
+
+def _least_draws(along: Tensor | None) -> int:
+    return IMPORTANCE.n_draws if along is None else IMPORTANCE.n_draws_along
 
 
 def fitted(x: Tensor, generator: torch.Generator) -> Components:
@@ -246,8 +250,7 @@ def resampled(
     None where too few of the draws that are weighed count, or the tail of their weights is heavy.
     """
     d, parts = mixture.means.shape[1], IMPORTANCE.n_parts
-    n_draws = IMPORTANCE.n_draws if along is None else IMPORTANCE.n_draws_along
-    n = parts * math.ceil(max(n_draws, IMPORTANCE.n_draws_per_feature * d) / parts)
+    n = parts * math.ceil(max(_least_draws(along), IMPORTANCE.n_draws_per_feature * d) / parts)
     q = draws_of(mixture)
     far = None if along is None else mixture.stretched(along, IMPORTANCE.times_along, IMPORTANCE.share_along)
     wide = Wider.than(q if far is None else draws_of(far))

@@ -207,7 +207,8 @@ class Reader:
                 seen.add(digest)
                 if len(seen) == n:
                     warn_caller(f"`loader` repeats rows: batch {k} of a pass is the same as one before it.")
-            yield target if self.device is None and self.dtype is None else target.to(device=self.device, dtype=self.dtype)
+            moves = self.device is not None or self.dtype is not None
+            yield target.to(device=self.device, dtype=self.dtype) if moves else target
 
     def _checked(self, target: Any, batch: Any, k: int) -> Any:  # noqa: ANN401
         if not (is_target(target) and hasattr(target, "n_rows")):

@@ -10,7 +10,8 @@ from types import MappingProxyType
 
 import numpy as np
 import torch
-from posteriors import Funnel, StochasticVolatility, normal, tensor
+from _expensive import Counties
+from posteriors import Funnel, StochasticVolatility, eight_schools_centred, normal, tensor
 from torch.nn.functional import softplus
 
 from skksivi.targets import Target
@@ -51,6 +52,34 @@ class SquaredChain(Target):
         for i in range(1, self.n_features):
             x[:, i] = x[:, i - 1].square() + 0.3 * x[:, i]
         return x
+
+
+class CentredCounties(Target):
+    """The counties in their centred form, x = (m, log tau, log s, a, b), with a spike where tau is zero."""
+
+    n_features = Counties.n_features
+
+    def __init__(self):
+        self.easier = Counties()
+
+    def split(self, x):
+        top, a, b = x.split([5, Counties.n_counties, Counties.n_counties], -1)
+        return top, a, b, *top[..., :4].split(1, -1)
+
+    def log_prob(self, x):
+        top, a, b, m_1, m_2, log_tau_1, log_tau_2 = self.split(x)
+        z, w = (a - m_1) * (-log_tau_1).exp(), (b - m_2) * (-log_tau_2).exp()
+        log_scales = Counties.n_counties * (log_tau_1 + log_tau_2)
+        return self.easier.log_prob(torch.cat([top, z, w], -1)) - log_scales[..., 0]
+
+    def from_easier(self, x):
+        top, z, w, m_1, m_2, log_tau_1, log_tau_2 = self.split(x)
+        return torch.cat([top, m_1 + log_tau_1.exp() * z, m_2 + log_tau_2.exp() * w], -1)
+
+    def to(self, **kwargs):
+        moved = super().to(**kwargs)
+        moved.easier = self.easier.to(**kwargs)
+        return moved
 
 
 class Students(Target):
@@ -164,6 +193,8 @@ SHAPES = {
     **{f"wide banana, d = {d}": lambda d=d: WideBanana(d) for d in (2, 4, 10)},
     "squared chain": SquaredChain,
     "funnel": Funnel,
+    "eight schools, centred": eight_schools_centred,
+    "counties, centred": CentredCounties,
     **{f"independent Cauchys, d = {d}": lambda d=d: Students(1.0, d) for d in DIMENSIONS},
     **{f"independent t{nu}, d = {d}": lambda nu=nu, d=d: Students(float(nu), d) for nu in (2, 3) for d in DIMENSIONS},
     **{f"multivariate t2, d = {d}": lambda d=d: Students(2.0, d, joint=True) for d in DIMENSIONS},

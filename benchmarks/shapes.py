@@ -6,10 +6,11 @@ python benchmarks/shapes.py --show benchmarks/shapes.json --manual doc      the 
 Shapes are those of benchmarks/_shapes.py; "--names large" is one of 1,980 features and one of 1,003, which take some
 minutes each and have no reference draws: their calls and seconds are told, and whether the chains agreed. Of means
 and standard deviations the worst coordinate is shown, by reference draws, in standard deviations; of tails the worst
-ratio of a quantile at .1% or 99.9% to that of t, by a million draws, and of this the standard error; of modes the
-largest error of a weight; of labels that and how many of their orders there are. The worst of the seeds is shown, of
-calls and seconds the median. A fit is accurate where means are within .1 sd and sds within 10%, quantiles within 10%
-and three standard errors, weights within .03.
+ratio of a quantile at .1% or 99.9% to that of t, by a million draws, and of this the standard error; of the funnel v
+/ 3 and x e^(-v/2), which are standard normal, and the mass of the neck over the true one; of modes the largest error
+of a weight; of labels that and how many of their orders there are. The worst of the seeds is shown, of calls and
+seconds the median. A fit is accurate where means are within .1 sd and sds within 10%, quantiles within 10% and three
+standard errors, the mass of the neck within 10%, weights within .03.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import numpy as np
 import torch
 from _harness import command, results, rst
 from _shapes import LARGE, SHAPES, Labels, Normals, Students
+from posteriors import Funnel
 from reference import reference
 from scipy import stats
 
@@ -52,6 +54,16 @@ def tails(q, target):
     return {"quantile": worst, "quantile_se": se, "accurate": bool(abs(worst - 1) < 0.1 + 3 * se)}
 
 
+def neck(q, _):
+    """Return P(v < -3) over the true one, and the errors of v / 3 and of x e^(-v/2), which are standard normal."""
+    v, x = np.split(q.sample(N_TAILS), [1], axis=1)
+    z = np.column_stack([v / 3, x * np.exp(-v / 2)])
+    ratio, sds, mean = float((v < -3).mean() / stats.norm.cdf(-1)), z.std(0), float(np.abs(z.mean(0)).max())
+    right = mean < 0.1 and sds.min() > 0.9 and sds.max() < 1.1 and 0.9 < ratio < 1.1
+    sd_min, sd_max = float(sds.min()), float(sds.max())
+    return {"neck": ratio, "mean": mean, "sd_min": sd_min, "sd_max": sd_max, "accurate": bool(right)}
+
+
 def weights(q, target):
     """Return the largest error of a weight."""
     error = float(np.abs(target.shares(q.sample(N_DRAWS)) - target.weights.numpy()).max())
@@ -66,7 +78,7 @@ def labels(q, target):
     return {"weight": error, "orders": len(shares), "accurate": error < 0.03}
 
 
-JUDGES = {Students: tails, Normals: weights, Labels: labels}
+JUDGES = {Funnel: neck, Students: tails, Normals: weights, Labels: labels}
 
 
 def run(name, method, seed):
@@ -88,7 +100,9 @@ def told(rows):
     """Return the cell of the worst of some rows."""
     if "mean" in rows[0]:
         low, high = min(r["sd_min"] for r in rows), max(r["sd_max"] for r in rows)
-        return f"means {max(r['mean'] for r in rows):.3f}, sds {low:.2f} - {high:.2f}"
+        necks = [r["neck"] for r in rows if "neck" in r]
+        of_neck = f", P(v < -3) {min(necks):.2f} - {max(necks):.2f}" if necks else ""
+        return f"means {max(r['mean'] for r in rows):.3f}, sds {low:.2f} - {high:.2f}{of_neck}"
     if "quantile" in rows[0]:
         worst = max(rows, key=lambda r: abs(math.log(r["quantile"])))
         return f"quantiles {worst['quantile']:.3f} (se {worst['quantile_se']:.3f})"

@@ -56,7 +56,7 @@ class Method(NamedTuple):
 #: What the paper and the user guide take for heavy tails, here with the exponent of those of the target.
 HEAVY = {"kernel": Riesz(), "mixing": StudentT(2.0), "whiten": "laplace"}
 #: Iterations of those that are slow.
-FEWER = {"HSIVISM": 1000, "SIVISM": 2500, "UIVI": 500}
+FEWER = {"AISIVI": 1000, "HSIVISM": 1000, "SIVISM": 2500, "UIVI": 500}
 #: Those that are trained in the coordinates of the target in their papers.
 IN_X = ("SIVI", "SIVISM", "UIVI")
 
@@ -71,6 +71,7 @@ METHODS = {
     "KSIVI, t mixing": Method(KSIVIApproximator, HEAVY, "Student t"),
     "HKSIVI": Method(HKSIVIApproximator, {"max_iter": 1000}),
     **{name: baseline(name) for name in baselines.__all__},
+    "KPG-IS": baseline("KPG", importance_sampling=True),
     **{f"{name}, in x": baseline(name, whiten=None) for name in IN_X},
     "NUTS": Method(NutpieNUTS, {}),
     "Normalising flow": Method(Flow, {}),
@@ -78,7 +79,7 @@ METHODS = {
 #: Colours of Okabe and Ito, and markers.
 FAMILIES = {
     "KSIVI and HKSIVI": ("#0072B2", "o", ("KSIVIApproximator", "HKSIVIApproximator")),
-    "other semi-implicit": ("#D55E00", "s", ("SIVI", "SIVISM", "UIVI", "HSIVISM")),
+    "other semi-implicit": ("#D55E00", "s", ("SIVI", "SIVISM", "UIVI", "HSIVISM", "KPG", "AISIVI", "PVI", "SIFG")),
     "Gaussian": ("#009E73", "D", ("Laplace", "MeanFieldVI", "FullRankVI", "BatchAndMatch")),
     "particles": ("#CC79A7", "^", ("SVGD", "KSDDescent", "MIED")),
     "chains": ("#E69F00", "v", ("MALA", "SGLD", "NutpieNUTS")),

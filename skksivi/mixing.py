@@ -361,6 +361,16 @@ class Bootstrap(Mixing):
         return self.points.index_select(0, (uniform * len(self.points)).long()).to(like.dtype)
 
 
+@saved("Atoms", {"points": (WEIGHTS, "nz")}, "z")
+class AtomDraws(Bootstrap):
+    """Points (n, latent_dim) that are trained, drawn with replacement: a discrete distribution with equal weights."""
+
+    def __init__(self, points: Tensor) -> None:
+        Mixing.__init__(self)
+        self.latent_dim = points.shape[1]
+        self.points = nn.Parameter(points)
+
+
 def check_mixing(mixing: MixingLike, latent_dim: int) -> None:
     """Raise TypeError or ValueError unless this can be built for `latent_dim` dimensions."""
     build_mixing(mixing, latent_dim)

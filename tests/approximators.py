@@ -10,10 +10,14 @@ from sklearn.base import clone
 
 from skksivi import HKSIVIApproximator, KSIVIApproximator, baselines
 from skksivi.baselines import (
+    AISIVI,
     HSIVISM,
+    KPG,
     MALA,
     MIED,
+    PVI,
     SGLD,
+    SIFG,
     SIVI,
     SIVISM,
     SVGD,
@@ -35,6 +39,10 @@ APPROXIMATORS = [
     SIVI(whiten="laplace", max_iter=200, learning_rate=0.01, random_state=0),
     SIVISM(whiten="laplace", critic_hidden_layer_sizes=(64, 64), max_iter=200, learning_rate=0.003, random_state=0),
     UIVI(whiten="laplace", max_iter=50, learning_rate=0.02, random_state=0),
+    KPG(max_iter=300, learning_rate=0.01, random_state=0),
+    AISIVI(n_inner_samples=16, max_iter=100, learning_rate=0.02, random_state=0),
+    PVI(max_iter=300, learning_rate=0.02, random_state=0),
+    SIFG(max_iter=300, random_state=0),
     HSIVISM(
         whiten="laplace",
         initial_scale=0.35,
@@ -66,6 +74,7 @@ SHORT = {
     "batch_size": 8,
     "hidden_layer_sizes": (4,),
     "critic_hidden_layer_sizes": (4,),
+    "flow_hidden_layer_sizes": (4,),
     "n_particles": 10,
     "n_chains": 5,
     "n_warmup": 5,

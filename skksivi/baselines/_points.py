@@ -20,18 +20,18 @@ from skksivi.pilot._modes import log_ratio
 from skksivi.pilot._rules import Whitening, find_whitening
 from skksivi.score._score import Score, ScoreFunction
 
-#: Constraints of the parameters of those that descend, and of those that have a kernel.
+#: Constraints of the parameters of those that descend, of a kernel, and of those that have both.
 DESCENDING: Constraints = {
     "n_particles": [Interval(Integral, 2, None, closed="left")],
     "max_iter": [Interval(Integral, 1, None, closed="left")],
     "learning_rate": [Interval(Real, 0, None, closed="neither")],
     "learning_rate_decay": [StrOptions({"cosine"}), None],
 }
-WITH_KERNEL: Constraints = {
-    **DESCENDING,
+RADIAL: Constraints = {
     "kernel": [str, Kernel],
     "bandwidth": [Interval(Real, 0, None, closed="neither"), StrOptions({"median"}), None],
 }
+WITH_KERNEL: Constraints = {**DESCENDING, **RADIAL}
 
 #: Points at which a density is compared with its score, how far apart, and by what share they may differ.
 N_COMPARED, REACH, TOLERANCE = 16, 0.1, 0.05

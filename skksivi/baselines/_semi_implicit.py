@@ -6,12 +6,13 @@ from abc import abstractmethod
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from skksivi.base import Constraints, Integral, Interval, StrOptions
 from skksivi.estimators._trained import MAX_LATENT_DIM, Job, Trained, temperature
-from skksivi.families._layer import SemiImplicit, covariance_kept, gaussian_layer
+from skksivi.families._layer import SemiImplicit, covariance_kept, diagonal_gaussian_log_prob, gaussian_layer
 from skksivi.families._samplers import Fit, Layer, Tell
-from skksivi.mixing import NormalDraws
+from skksivi.mixing import Mixing, NormalDraws
 from skksivi.parameters import Annealing, Scale, checked_object
 from skksivi.pilot._rules import pulled_back
 from skksivi.score._score import DifferentiableScore, Score, Tempered
@@ -52,8 +53,8 @@ class SemiImplicitVI(Trained):
     def _build(self, score_fn: Score, generator: torch.Generator) -> SemiImplicit:
         """Return a new family."""
         d = score_fn.n_features
-        mixing = NormalDraws(self.latent_dim or min(d, MAX_LATENT_DIM))
         sigma = torch.full((d,), float(self.initial_scale), dtype=score_fn.dtype, device=score_fn.device)
+        mixing = self._mixing(self.latent_dim or min(d, MAX_LATENT_DIM), sigma, generator)
         return gaussian_layer(
             sigma,
             scale=checked_object(Scale, self.scale),
@@ -62,3 +63,20 @@ class SemiImplicitVI(Trained):
             generator=generator,
             skip=covariance_kept(sigma, mixing.latent_dim) if self.linear_skip else None,
         )
+
+    def _mixing(self, latent_dim: int, like: Tensor, generator: torch.Generator) -> Mixing:
+        """Return the distribution of z."""
+        return NormalDraws(latent_dim)
+
+
+def mixture_score(x: Tensor, mu: Tensor, sigma: Tensor) -> Tensor:
+    r"""Return the score (n, d) of :math:`\frac1k \sum_j N(\mu_j, \sigma^2)` at x (n, d).
+
+    Parameters
+    ----------
+    x : Tensor of shape (n, d)
+    mu : Tensor of shape (k, d)
+    sigma : Tensor of shape (d,)
+    """
+    log_parts = diagonal_gaussian_log_prob(x, mu, sigma.pow(-2).expand_as(mu))
+    return (log_parts.softmax(1) @ mu - x) / sigma.square()

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from skksivi.families._hierarchy import Hierarchy
 from skksivi.families._layer import SemiImplicit
-from skksivi.mixing import IN_CACHE, DensityMixing, GaussianMixtureDraws, Mixing, NormalDraws
+from skksivi.mixing import IN_CACHE, AtomDraws, DensityMixing, GaussianMixtureDraws, Mixing, NormalDraws
 from skksivi.pilot._chains import covariance_root
 from skksivi.score._score import ScoreFunction
 
@@ -115,10 +115,18 @@ def log_mean(weights: Weights) -> LogDensity:
 
 
 def layer_log_density(family: SemiImplicit, x: Tensor, seed: int, most: int = MOST_DRAWS) -> LogDensity:
-    """Estimate log q at points x (n, d) of a family in float64 whose mixing distribution has a density.
+    """Estimate log q at points x (n, d) of a family in float64 whose mixing has a density or is discrete.
 
-    That of a Gaussian mixture is exact.
+    That of a mixture of Gaussians is exact.
+
+    Raises
+    ------
+    TypeError
+        The mixing distribution is of another kind.
     """
+    if isinstance(family.mixing, AtomDraws):
+        return LogDensity(_of_atoms(family, x, family.mixing.points), x.new_zeros(len(x)))
+    with_density(family.mixing)
     mixture = as_mixture(family)
     if mixture is not None:
         return LogDensity(mixture.log_density(x), x.new_zeros(len(x)))
@@ -127,6 +135,12 @@ def layer_log_density(family: SemiImplicit, x: Tensor, seed: int, most: int = MO
     width = max(N_BANK, N_STARTS * max(x.shape[1] ** 2, bank.shape[1] ** 2, of_mixing, _hidden(family) * x.shape[1]))
     tiles = [_of_tile(family, tile, bank, seed, most) for tile in x.split(max(1, CHUNK // width))]
     return LogDensity(*(torch.cat(part) for part in zip(*tiles, strict=True)))
+
+
+def _of_atoms(family: SemiImplicit, x: Tensor, z: Tensor) -> Tensor:
+    r"""Return :math:`\log \frac1k \sum_j q(x_i | z_j)` (n,) at points x (n, d), for z (k, latent_dim)."""
+    tiles = [family.log_prob(tile, z).logsumexp(1) for tile in x.split(max(1, CHUNK // len(z)))]
+    return torch.cat(tiles) - math.log(len(z))
 
 
 def as_mixture(family: SemiImplicit) -> GaussianMixtureDraws | None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from skksivi._saved import SMALLEST, is_float, is_instance, is_tensor, or_none, saved
 from skksivi.families._density import LogDensity
 from skksivi.families._samplers import HasDensity, Layer, Layers, Sampler
-from skksivi.mixing import DensityMixing
+from skksivi.mixing import AtomDraws, DensityMixing
 from skksivi.pilot._affine import Affine
 from skksivi.pilot._chains import covariance_root
 from skksivi.pilot._curved import Curved
@@ -336,7 +336,8 @@ def knows_density(sampler: Sampler) -> TypeGuard[HasDensity]:
     sampler = innermost(sampler)
     if isinstance(sampler, Pooled):
         return all(map(knows_density, sampler.samplers))
-    of_mixing = not isinstance(sampler, Layer | Layers) or isinstance(sampler.family.mixing, DensityMixing)
+    known = DensityMixing | AtomDraws
+    of_mixing = not isinstance(sampler, Layer | Layers) or isinstance(sampler.family.mixing, known)
     return isinstance(sampler, HasDensity) and of_mixing
 
 

@@ -319,11 +319,14 @@ class SemiImplicit(nn.Module):
         mu, sigma, _ = self.conditional_with_pullback(z)
         return Draw(torch.addcmul(mu, sigma, xi), xi / -sigma)
 
-    def conditional_with_pullback(self, z: Tensor) -> tuple[Tensor, Tensor, Callable[[Tensor, Tensor], None]]:
+    def conditional_with_pullback(
+        self, z: Tensor
+    ) -> tuple[Tensor, Tensor, Callable[[Tensor, Tensor], Callable[[], Tensor]]]:
         r"""Return mu(z) (n, d), sigma(z) (d,) or (n, d), and the pullback of gradients to the parameters.
 
         It takes the gradient of a loss in mu, (n, d), and the terms (n, d) that make up, or sum over rows to, that in
-        sigma; with :math:`\sigma^2 = e^a + \text{floor}^2`,
+        sigma, and returns a function that computes the gradient in z through mu. With
+        :math:`\sigma^2 = e^a + \text{floor}^2` it uses
         :math:`\partial L / \partial a = \partial_\sigma L\, e^a / (2 \sigma)`.
         """
         mu, pull_mean = self.mean.with_pullback(z)
@@ -331,9 +334,9 @@ class SemiImplicit(nn.Module):
         e_a = a.exp()
         sigma = (e_a + self.min_scale**2).sqrt_()
 
-        def pullback(dmu: Tensor, dsigma: Tensor) -> None:
-            pull_mean(dmu)
+        def pullback(dmu: Tensor, dsigma: Tensor) -> Callable[[], Tensor]:
             pull_log_variance(dsigma * (e_a / (2 * sigma)))
+            return pull_mean(dmu)
 
         return mu, sigma, pullback
 

@@ -238,7 +238,6 @@ class Layer:
 
     def log_density(self, x: Tensor, most: int = MOST_DRAWS) -> LogDensity:
         """Estimate log q (n,) at points x (n, d), by no more than `most` draws of z for each."""
-        with_density(self.family.mixing)
         family = copy.deepcopy(self.family).double()
         return _in_x(lambda u: layer_log_density(family, u, self.seed, most), x, self.whitening)
 

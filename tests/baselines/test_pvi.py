@@ -1,0 +1,109 @@
+"""PVI: the mixture over particles, and gradients of its divergence."""
+
+import math
+
+import pytest
+import torch
+from linear_family import TARGET, target_score
+from plain_targets import GaussianScore, generator, normal
+
+from skksivi.baselines import PVI
+from skksivi.baselines._semi_implicit import mixture_score
+from skksivi.families._layer import gaussian_layer
+from skksivi.mixing import AtomDraws
+from skksivi.parameters import Scale
+from skksivi.score._probe import in_double
+from skksivi.training._loop import Scheduled, flatten
+
+
+def family(n_particles=3):
+    found = gaussian_layer(
+        torch.full((2,), 0.7, dtype=torch.float64), scale=Scale(), mixing=AtomDraws(normal(n_particles, 2)),
+        hidden_layer_sizes=(5,), generator=generator(),
+    )  # fmt: skip
+    flatten(found)
+    return found
+
+
+def law(q):
+    """The mixture, with a graph to its parameters."""
+    mu = q.mean(q.mixing.points)
+    parts = torch.distributions.Independent(torch.distributions.Normal(mu, q.sigma(q.mixing.points)), 1)
+    return torch.distributions.MixtureSameFamily(torch.distributions.Categorical(torch.ones(len(mu)).double()), parts)
+
+
+def test_the_score_of_a_mixture_is_the_gradient_of_its_log_density():
+    q, x = family(), normal(4, 2, seed=9).requires_grad_()
+    (expected,) = torch.autograd.grad(law(q).log_prob(x).sum(), x)
+    mu, sigma = q.mean(q.mixing.points), q.sigma(q.mixing.points)
+    torch.testing.assert_close(mixture_score(x, mu, sigma), expected)
+
+
+def test_the_density_of_a_fit_is_that_of_the_mixture():
+    q = PVI(n_particles=7, max_iter=5, dtype="float64", whiten=None, random_state=0).fit(target_score, n_features=2)
+    X = q.sample(50, random_state=0)
+    torch.testing.assert_close(torch.as_tensor(q.score_samples(X)), law(q.family_).log_prob(torch.as_tensor(X)))
+    assert len(q.family_.mixing.points) == 7
+
+
+def objective_of(q, *, n, regularization=0.0):
+    est = PVI(batch_size=n, regularization=regularization, learning_rate=0.0, max_iter=1)
+    found = est._objective(in_double(target_score, 2), Scheduled("annealing", 1.0, q.mixing.points), q, generator())
+    found.advance(0.0)
+    return found
+
+
+def by_autograd(q, n):
+    """The gradient of E[log q - log p] with that of log q in the parameters, at fresh draws from each particle."""
+    z = q.mixing.points
+    m = torch.arange(n) % len(z)
+    x = q.mean(z)[m] + q.sigma(z) * normal(n, 2, seed=11)
+    value = (law(q).log_prob(x) - TARGET.log_prob(x)).mean()
+    z_gradient, *others = torch.autograd.grad(value, [z, *(p for p in q.parameters() if p is not z)])
+    return torch.cat([len(z) * z_gradient.flatten(), *(g.flatten() for g in others)])
+
+
+def test_the_gradients_are_those_of_the_divergence():
+    q = family()
+    rows, objective = [], objective_of(q, n=300)
+    z = q.mixing.points
+    for _ in range(100):
+        with torch.no_grad():
+            objective()
+        rows.append(torch.cat([p.grad.flatten() for p in [z, *(p for p in q.parameters() if p is not z)]]))
+    rows, expected = torch.stack(rows), by_autograd(q, 600_000)
+    z_scores = (rows.mean(0) - expected) / (rows.std(0) / math.sqrt(len(rows))).clamp_min(1e-12)
+    assert z_scores[rows.std(0) > 0].abs().max() < 4.5
+
+
+def test_the_regularisation_pulls_particles_to_zero():
+    q = family()
+    gradients = []
+    for regularization in (0.0, 2.5):
+        with torch.no_grad():
+            objective_of(q, n=30, regularization=regularization)()
+        gradients.append(q.mixing.points.grad.clone())
+    torch.testing.assert_close(gradients[1] - gradients[0], 2.5 * q.mixing.points.detach())
+
+
+def test_every_particle_has_its_turn():
+    """Of a batch of two draws, which go to neighbours."""
+    q = family(n_particles=5)
+    objective, moved = objective_of(q, n=2), torch.zeros(5)
+    for _ in range(30):
+        with torch.no_grad():
+            objective()
+        touched = q.mixing.points.grad.abs().sum(1) > 0
+        assert touched.sum() == 2
+        moved += touched
+    assert moved.min() > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("d", "tolerance"), [(2, 0.1), (10, 0.25)])
+def test_gaussians_have_their_moments(d, tolerance):
+    p = GaussianScore(d, log10_condition=2, size=3.0, seed=d)
+    q = PVI(n_particles=200, max_iter=1500, learning_rate=0.01, random_state=0).fit(p.score_fn, n_features=d)
+    w = p.standardise((torch.as_tensor(q.sample(20_000)).double() - p.mean).mT)
+    assert w.mean(1).abs().max() < 0.1
+    assert (w.cov() - torch.eye(d)).abs().max() < tolerance

@@ -2,6 +2,7 @@
 
 python benchmarks/comparison.py [--seeds 3] [--output FILE.json] [--figure FILE.png] [--quick]
 python benchmarks/comparison.py --show FILE.json [--figure FILE.png]      the table and figure of an earlier run
+python benchmarks/comparison.py --show benchmarks/comparison.json --manual doc      the table of the manual
 
 The banana, the product of two Student t, and the waveform posterior (d = 22), by the sliced Wasserstein distance of
 2,000 draws to the same 2,000 reference draws for all. Of the Student target, coordinates beyond 8 are first set to 8,
@@ -31,7 +32,7 @@ matplotlib.use("agg")
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
-from _harness import command, load, print_table, read, run_missing
+from _harness import command, load, print_table, read, rst, run_missing
 from _rivals import Flow, NutpieNUTS, missing
 from paper._base import Counted, few
 from reference import mala, waveform_target
@@ -219,6 +220,38 @@ def show(document):
         print("\nA quick run: a few iterations, whose numbers mean nothing.")
 
 
+# The manual
+
+
+def short(number):
+    """Return a count in a few characters."""
+    if number >= 1e6:
+        return f"{number / 1e6:.1f}M"
+    return f"{number / 1e3:.0f}k" if number >= 9950 else f"{number / 1e3:.1f}k"
+
+
+def manual(document):
+    """Return the table of the manual, in the order of the mean ratio to the floor."""
+    floors = document["floors"]
+    of = {case: {name: summary(document, case, name) for name in shown(document, case)} for case in floors}
+    names = dict.fromkeys(name for found in of.values() for name in found)
+
+    def ratio(name):
+        return np.mean([found[name]["mean"] / floors[case]["mean"] for case, found in of.items() if name in found])
+
+    def cells(name, show):
+        return [show(found[name]) if name in found else "\\-" for found in of.values()]
+
+    def distance(a):
+        return f"{a['mean']:.3f} +- {a['sd']:.3f}" + ("\\*" if a["warned"] else "")
+
+    lines = [("two sets of exact draws", *(f"{f['mean']:.3f} +- {f['sd']:.3f}" for f in floors.values()), "", "")]
+    for name in sorted(names, key=ratio):
+        scores = " ".join(cells(name, lambda a: short(a["scores"])))
+        lines.append((name, *cells(name, distance), scores, " ".join(cells(name, lambda a: f"{a['seconds']:.1f}"))))
+    return rst(("Method", *(case[0].upper() + case[1:] for case in floors), "Scores", "Seconds"), lines)
+
+
 # The figure
 
 #: Width of the place of the names, in that of a panel, and where panels end, in floors; the rest is at the edge.
@@ -294,6 +327,9 @@ def draw(document, path):
 def main():
     parser = command(__doc__)
     parser.add_argument("--figure", type=Path)
+    parser.add_argument(
+        "--manual", type=Path, metavar="FOLDER", help="write table and figure where the manual has them"
+    )
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     args = parser.parse_args()
     for name in [] if args.show else args.methods:
@@ -302,6 +338,11 @@ def main():
     torch.set_num_threads(1)
     document = read(args.out if args.show is True else args.show) if args.show else compare(args)
     show(document)
+    if args.manual:
+        args.figure = args.manual / "_static" / "comparison.png"
+        for path, text in ((args.figure, ""), (args.manual / "tables" / "comparison.txt", manual(document))):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
     if args.figure:
         draw(document, args.figure)
 

@@ -16,7 +16,15 @@ from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris
 from torch.nn.functional import logsigmoid, pad, softplus
 
 from skksivi.datasets import load_waveform
-from skksivi.targets import Banana, BayesianLogisticRegression, ConditionedDiffusion, Multimodal, Target, XShaped
+from skksivi.targets import (
+    Banana,
+    BayesianLogisticRegression,
+    ConditionedDiffusion,
+    Funnel,
+    Multimodal,
+    Target,
+    XShaped,
+)
 
 
 def normal(r, log_sd):
@@ -97,21 +105,6 @@ class LogGamma(Target):
         seed = torch.randint(2**31, (), generator=generator).item()
         g = np.random.RandomState(seed).gamma(self.a.numpy(), size=(n, self.n_features))
         return self.mean + tensor(np.log(g)) @ self.A.mT
-
-
-class Funnel(Target):
-    """Neal's funnel, v ~ N(0, 3^2), x_i | v ~ N(0, e^v)."""
-
-    n_features = 10
-
-    def log_prob(self, x):
-        v, rest = x[:, :1], x[:, 1:]
-        return (wide(v, 3.0)[:, None] + normal(rest, v / 2).sum(-1, keepdim=True))[:, 0]
-
-    def sample(self, n, generator):
-        x = torch.randn(n, self.n_features, generator=generator, dtype=torch.float64)
-        v = 3 * x[:, :1]
-        return torch.cat([v, (v / 2).exp() * x[:, 1:]], -1)
 
 
 class Blobs(Target):

@@ -94,7 +94,7 @@ def test_the_whitening_rule_finds_the_scales_of_independent_coordinates(run):
 
 
 def test_the_target_has_the_score_of_its_density_and_of_its_draws(run):
-    target, x, h = run("target")["Rosenbrock"](), normal(7, 2), 1e-5
+    target, x, h = run("target")["Parabola"](), normal(7, 2), 1e-5
     steps = h * torch.eye(2, dtype=x.dtype)
     differences = torch.stack([target.log_prob(x + e) - target.log_prob(x - e) for e in steps], 1) / (2 * h)
     torch.testing.assert_close(target.score_fn(x), differences, rtol=1e-6, atol=1e-6)

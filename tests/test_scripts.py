@@ -80,6 +80,7 @@ COMMANDS = {
         "training.json",
     ],
     "benchmarks/shapes.py": ["--quick", "--out", "shapes.json"],
+    "benchmarks/suites.py": ["--quick", "--out", "suites.json"],
     "benchmarks/weights.py": ["--quick", "--names", "banana", "--jobs", "1", "--out", "weights.json"],
     "benchmarks/diagnose.py": ["--quick", "--out", "diagnose.json"],
     "benchmarks/calibration.py": ["--quick", "--out", "calibration.json"],
@@ -363,6 +364,16 @@ def test_the_manual_has_the_tables_of_the_frontier(tmp_path, capsys):
     tables = [ROOT / "doc" / "tables" / f"frontier_{name}.txt" for name in ("methods", "posteriors")]
     assert capsys.readouterr().out == "\n".join(path.read_text("utf-8") for path in tables) + "\n"
     assert all(f"tables/{path.name}" in (ROOT / "doc" / "frontier.rst").read_text("utf-8") for path in tables)
+
+
+def test_the_manual_has_the_table_of_the_comparison(tmp_path):
+    run(
+        "benchmarks/comparison.py",
+        ["--show", str(ROOT / "benchmarks" / "comparison.json"), "--manual", "."],
+        tmp_path,
+    )
+    found = (tmp_path / "tables" / "comparison.txt").read_text("utf-8")
+    assert found == (ROOT / "doc" / "tables" / "comparison.txt").read_text("utf-8")
 
 
 def test_the_manual_has_the_table_of_shapes(tmp_path, capsys):

@@ -13,11 +13,20 @@ if TYPE_CHECKING:
     from skksivi.targets._linear import BayesianLinearRegression, BayesianMultinomialRegression
     from skksivi.targets._logistic import BayesianLogisticRegression
     from skksivi.targets._minibatches import Minibatches
+    from skksivi.targets._models import (
+        BrownianBridge,
+        ItemResponse,
+        LogGaussianCox,
+        SeedGermination,
+        SparseLogisticRegression,
+        StochasticVolatility,
+    )
     from skksivi.targets._network import BayesianNeuralNetwork
     from skksivi.targets._pymc import from_pymc
+    from skksivi.targets._shapes import Funnel, ManyWell, Rosenbrock
     from skksivi.targets._sharded import Scattered, Sharded
     from skksivi.targets._stan import from_bridgestan
-    from skksivi.targets._toy import Banana, EightGaussians, Multimodal, StudentT, XShaped
+    from skksivi.targets._toy import Banana, EightGaussians, GaussianMixture, Multimodal, StudentT, XShaped
 
 __all__ = [
     "Banana",
@@ -25,12 +34,22 @@ __all__ = [
     "BayesianLogisticRegression",
     "BayesianMultinomialRegression",
     "BayesianNeuralNetwork",
+    "BrownianBridge",
     "ConditionedDiffusion",
     "EightGaussians",
+    "Funnel",
+    "GaussianMixture",
+    "ItemResponse",
+    "LogGaussianCox",
+    "ManyWell",
     "Minibatches",
     "Multimodal",
+    "Rosenbrock",
     "Scattered",
+    "SeedGermination",
     "Sharded",
+    "SparseLogisticRegression",
+    "StochasticVolatility",
     "StudentT",
     "Target",
     "XShaped",
@@ -57,10 +76,19 @@ if not TYPE_CHECKING:  # a checker would take any name for one of these
             "_linear": ["BayesianLinearRegression", "BayesianMultinomialRegression"],
             "_logistic": ["BayesianLogisticRegression"],
             "_minibatches": ["Minibatches"],
+            "_sharded": ["Scattered", "Sharded"],
+            "_models": [
+                "BrownianBridge",
+                "ItemResponse",
+                "LogGaussianCox",
+                "SeedGermination",
+                "SparseLogisticRegression",
+                "StochasticVolatility",
+            ],
             "_network": ["BayesianNeuralNetwork"],
             "_pymc": ["from_pymc"],
-            "_sharded": ["Scattered", "Sharded"],
+            "_shapes": ["Funnel", "ManyWell", "Rosenbrock"],
             "_stan": ["from_bridgestan"],
-            "_toy": ["Banana", "EightGaussians", "Multimodal", "StudentT", "XShaped"],
+            "_toy": ["Banana", "EightGaussians", "GaussianMixture", "Multimodal", "StudentT", "XShaped"],
         },
     )

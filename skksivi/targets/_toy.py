@@ -76,7 +76,7 @@ class Banana(Target):
         return x1, x2 - x1.square() - 1
 
 
-class _GaussianMixture(Target):
+class _Mixture(Target):
     """A mixture of Gaussians with means (k, d), covariances (k, d, d) and relative weights (k,), equal by default."""
 
     def __init__(self, means: Tensor, covariances: Tensor, weights: Tensor | None = None) -> None:
@@ -126,7 +126,63 @@ class _GaussianMixture(Target):
         return (scores * centred).sum(-1) / 2 + self._log_heights.to(x).unsqueeze(-1), scores
 
 
-class Multimodal(_GaussianMixture):
+class GaussianMixture(_Mixture):
+    r"""A mixture of Gaussians, :math:`\sum_k w_k N(\mu_k, \Sigma_k)`.
+
+    Parameters
+    ----------
+    means : array-like of shape (k, d)
+    covariances : float or array-like of shape (k, d, d), default=1.0
+        A number is the variance of all coordinates of all components.
+    weights : array-like of shape (k,), default=None
+        Positive numbers proportional to the :math:`w_k`; equal by default.
+
+    Attributes
+    ----------
+    means : Tensor of shape (k, d)
+    weights : Tensor of shape (k,)
+        They sum to one.
+
+    Raises
+    ------
+    ValueError
+        A parameter is of another shape, or not finite, or not positive (definite).
+
+    References
+    ----------
+    Midgley, L. et al. (2023). Flow annealed importance sampling bootstrap. https://arxiv.org/abs/2208.01893
+
+    Examples
+    --------
+    >>> import torch
+    >>> from skksivi.targets import GaussianMixture
+    >>> GaussianMixture([[-3.0], [3.0]]).score_fn(torch.zeros(1, 1))
+    tensor([[0.]])
+    """
+
+    def __init__(self, means: ArrayLike, covariances: ArrayLike = 1.0, weights: ArrayLike | None = None) -> None:
+        m = np.asarray(means, dtype=np.float64)
+        if m.ndim != 2 or not m.size or not np.isfinite(m).all():
+            raise ValueError(f"`means` must be finite numbers of shape (k, d), got shape {m.shape}.")
+        k, d = m.shape
+        C = np.asarray(covariances, dtype=np.float64)
+        C = np.broadcast_to(C * np.eye(d), (k, d, d)) if C.ndim == 0 else C
+        if C.shape != (k, d, d) or not all(_is_positive_definite(c) for c in C):
+            raise ValueError(
+                f"`covariances` must be a positive number or positive definite matrices of shape {(k, d, d)}, got "
+                f"shape {np.shape(covariances)}."
+            )
+        w = np.ones(k) if weights is None else np.asarray(weights, dtype=np.float64)
+        if w.shape != (k,) or not ((w > 0) & np.isfinite(w)).all():
+            raise ValueError(f"`weights` must be {k} positive numbers, got {weights!r}.")
+        super().__init__(as_tensor(m), as_tensor(C), as_tensor(w))
+
+
+def _is_positive_definite(C: np.ndarray) -> bool:
+    return bool(np.isfinite(C).all() and np.allclose(C, C.T) and np.linalg.eigvalsh(C)[0] > 0)
+
+
+class Multimodal(_Mixture):
     r"""Two unit Gaussians, :math:`\frac12 N((-2, 0), I) + \frac12 N((2, 0), I)`.
 
     References
@@ -146,7 +202,7 @@ class Multimodal(_GaussianMixture):
         super().__init__(means, torch.eye(2, dtype=torch.float64, device="cpu").expand(2, 2, 2))
 
 
-class XShaped(_GaussianMixture):
+class XShaped(_Mixture):
     r"""Two crossed Gaussians at the origin with variances 2 and covariances 1.8 and -1.8.
 
     References
@@ -167,7 +223,7 @@ class XShaped(_GaussianMixture):
         super().__init__(torch.zeros(2, 2, dtype=torch.float64, device="cpu"), torch.stack([arm, arm * flip]))
 
 
-class EightGaussians(_GaussianMixture):
+class EightGaussians(_Mixture):
     r"""Eight Gaussians on a circle, :math:`\sum_{i=1}^8 w_i N(\mu_i, \sigma^2 I)`.
 
     .. math:: \mu_i = c + r \, (\cos(i \pi / 4), \sin(i \pi / 4))

@@ -28,7 +28,15 @@ from skksivi.targets import (
     BayesianNeuralNetwork,
     ConditionedDiffusion,
     EightGaussians,
+    Funnel,
+    GaussianMixture,
+    ItemResponse,
+    LogGaussianCox,
+    ManyWell,
     Multimodal,
+    Rosenbrock,
+    SparseLogisticRegression,
+    StochasticVolatility,
     StudentT,
     Target,
     XShaped,
@@ -72,6 +80,16 @@ TARGETS = {
         X_LINE, Y_LINE, n_hidden=2, hyperprior=HYPERPRIOR, sample_weight=np.arange(len(Y_LINE))
     ),
     "logistic, weighted": BayesianLogisticRegression(X[:6], y[:6], sample_weight=[2, 0, 1, 3, 0.5, 1]),
+    "funnel": Funnel(2, scale=1.0),
+    "many wells": ManyWell(2),
+    "rosenbrock": Rosenbrock(2, variance=0.5),
+    "mixture": GaussianMixture(
+        [[1.0, 2.0], [-2.0, 0.0]], [[[1.0, 0.3], [0.3, 0.5]], [[2.0, 0.0], [0.0, 1.0]]], [1, 3]
+    ),
+    "item response": ItemResponse([[1, 0, np.nan], [1, 1, 0]]),
+    "cox": LogGaussianCox([[1, 0], [2, 4]], length=0.7),
+    "volatility": StochasticVolatility([0.3, -0.1, 0.8, 0.2]),
+    "sparse logistic": SparseLogisticRegression(X[:6], y[:6]),
     "linear": BayesianLinearRegression(X[:6], X[:6, 0] + y[:6], sample_weight=[2, 0, 1, 3, 0.5, 1]),
     "multinomial": BayesianMultinomialRegression(X[:6], [0, 1, 2, 0, 1, 2], sample_weight=[2, 0, 1, 3, 0.5, 1]),
 }
@@ -81,6 +99,15 @@ TARGETS |= {
     for name, cls in ((name, getattr(targets, name)) for name in targets.__all__)
     if isinstance(cls, type) and cls is not Target and cls not in {type(target) for target in TARGETS.values()}
     if all(parameter.default is not parameter.empty for parameter in signature(cls).parameters.values())
+}
+#: The features that are logarithms, of scales and precisions.
+LOGARITHMS = {
+    "funnel": [0],
+    "cox": range(4),
+    "volatility": range(3),
+    "sparse logistic": range(4),
+    "BrownianBridge": range(2),
+    "SeedGermination": [4],
 }
 SAMPLED = [name for name, target in TARGETS.items() if hasattr(target, "sample")]
 WITH_PRODUCT = [name for name, target in TARGETS.items() if target.score_vjp]
@@ -205,6 +232,8 @@ def test_scikit_learn_sees_something_it_can_split_but_not_convert_or_call(target
 
 def test_scores_and_their_slopes_are_finite_far_out(target):
     x = 1e3 * points(target)
+    name = next(name for name, other in TARGETS.items() if other is target)
+    x[:, LOGARITHMS.get(name, [])] /= 1e3
     if hasattr(target, "hyperprior") and target.hyperprior is not None:
         x[:, target._n_weights if hasattr(target, "_n_weights") else -2 :] /= 1e3  # logarithms of precisions
     s = target.score_fn(x.requires_grad_())

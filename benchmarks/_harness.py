@@ -118,6 +118,13 @@ def print_table(heads, rows, *, n_names=1):
         print("  ".join(cells).rstrip(), flush=True)
 
 
+def write_tables(folder, tables):
+    """Write tables, by their names, where the manual has them."""
+    (folder / "tables").mkdir(parents=True, exist_ok=True)
+    for name, text in tables.items():
+        (folder / "tables" / f"{name}.txt").write_text(text)
+
+
 def rst(heads, lines):
     """Return a simple table of reStructuredText, which is also one to read."""
     lines = [[str(cell) for cell in line] for line in (heads, *lines)]

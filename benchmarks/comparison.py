@@ -32,7 +32,7 @@ matplotlib.use("agg")
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
-from _harness import command, load, print_table, read, rst, run_missing
+from _harness import command, load, print_table, read, rst, run_missing, write_tables
 from _rivals import Flow, NutpieNUTS, missing
 from paper._base import Counted, few
 from reference import mala, waveform_target
@@ -340,9 +340,8 @@ def main():
     show(document)
     if args.manual:
         args.figure = args.manual / "_static" / "comparison.png"
-        for path, text in ((args.figure, ""), (args.manual / "tables" / "comparison.txt", manual(document))):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
+        args.figure.parent.mkdir(parents=True, exist_ok=True)
+        write_tables(args.manual, {"comparison": manual(document)})
     if args.figure:
         draw(document, args.figure)
 

@@ -1,28 +1,52 @@
-"""Two-dimensional targets with the paper's settings: the Kullback-Leibler divergence from the target.
+"""Two-dimensional targets: the Kullback-Leibler divergence of the defaults, the paper's settings and the rivals.
 
-python benchmarks/toys.py [--max-iter 10000] [--seeds 1] [--draws 100000] [--out FILE.json]
+python benchmarks/toys.py [--seeds 3] [--methods ...] [--max-iter 10000] [--draws 100000] [--out FILE.json]
+python benchmarks/toys.py --show benchmarks/toys.json --manual doc      the table of the manual
 
-The paper runs 50,000 iterations. KL(q || p) by nearest neighbours (k = 3); its floor is the estimate between two
-independent exact samples. `examples/paper/plot_toys.py` draws the fits.
+KL(q || p) by nearest neighbours (k = 3) in the same draws for all; its floor is the estimate between two independent
+exact samples. "Paper" are the settings of the paper with --max-iter of its 50,000 iterations. Rivals have their
+defaults, the slow ones the iterations of benchmarks/comparison.py; "long" are 20,000 iterations in x with the rate
+.005, lowered along a cosine. `examples/paper/plot_toys.py` draws the fits.
 """
 
 from __future__ import annotations
 
 import time
-from functools import partial
+import warnings
+from functools import cache, partial
+from pathlib import Path
 
 import torch
-from _harness import command, of, pairs, print_table, results, spread
+from _harness import command, of, results, rst, spread, write_tables
+from comparison import FEWER
 
-from skksivi import KSIVIApproximator, paper_settings
+from skksivi import HKSIVIApproximator, KSIVIApproximator, baselines, paper_settings
 from skksivi.metrics import kl_divergence
+from skksivi.parameters import Adam
 from skksivi.targets import Banana, Multimodal, XShaped
 
-RUNS = {
-    ("banana", "Gaussian kernel"): (Banana, paper_settings("banana")),
-    ("multimodal", "IMQ kernel"): (Multimodal, paper_settings("multimodal") | {"kernel": "imq"}),
-    ("multimodal", "Gaussian kernel"): (Multimodal, paper_settings("multimodal")),
-    ("X-shaped", "Gaussian kernel"): (XShaped, paper_settings("x-shaped")),
+CASES = {"banana": Banana, "multimodal": Multimodal, "x-shaped": XShaped}
+LONG = {"whiten": None, "max_iter": 20_000, "learning_rate": 5e-3, "optimizer": Adam(ema=None, decay="cosine")}
+
+
+def paper(case, **settings):
+    return KSIVIApproximator(**paper_settings(case) | settings)
+
+
+def rival(name, **settings):
+    fewer = {"max_iter": FEWER[name]} if name in FEWER else {}
+    return lambda _: getattr(baselines, name)(**fewer | settings)
+
+
+METHODS = {
+    "KSIVI": lambda _: KSIVIApproximator(),
+    "KSIVI, paper": paper,
+    "KSIVI, paper, IMQ": partial(paper, kernel="imq"),
+    "HKSIVI": lambda _: HKSIVIApproximator(max_iter=1000),
+    **{name: rival(name) for name in ("SIVI", "SIVISM", "UIVI", "HSIVISM", "KPG", "AISIVI", "PVI", "SIFG")},
+    "KPG-IS": rival("KPG", importance_sampling=True),
+    **{f"{name}, long": rival(name, **LONG) for name in ("SIVI", "PVI", "KPG")},
+    "KPG-IS, long": rival("KPG", importance_sampling=True, **LONG),
 }
 
 
@@ -30,28 +54,72 @@ def exact(target, n, seed):
     return target.sample(n, torch.Generator().manual_seed(seed)).numpy()
 
 
-def run(case, method, seed, max_iter, draws):
-    make, settings = RUNS[case, method]
-    target, start = make(), time.perf_counter()
-    q = KSIVIApproximator(**settings | {"max_iter": max_iter}, random_state=seed).fit(target)
-    seconds, truth = time.perf_counter() - start, exact(target, draws, 0)
-    kl, floor = (kl_divergence(X, truth) for X in (q.sample(draws), exact(target, draws, 1)))
-    return {"kl": kl, "floor": floor, "seconds": seconds}
+@cache
+def floor(case, n):
+    """Return the estimate between two samples of n exact draws."""
+    return kl_divergence(*(exact(CASES[case](), n, seed) for seed in (1, 0)))
+
+
+def run(case, method, seed, max_iter, draws, quick):
+    torch.set_num_threads(1)
+    target, q = CASES[case](), METHODS[method](case)
+    q.set_params(random_state=seed, **({"max_iter": max_iter} if quick or "paper" in method else {}))
+    start = time.process_time()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        q.fit(target)
+    seconds, truth = time.process_time() - start, exact(target, draws, 0)
+    calls = q.n_score_calls_ + q.n_products_
+    return {
+        "kl": kl_divergence(q.sample(draws), truth),
+        "floor": floor(case, draws),
+        "seconds": seconds,
+        "calls": calls,
+        "warned": bool(told),
+    }
+
+
+def table(rows):
+    """Return the table of the manual: the divergences, in the order of their sum."""
+
+    def cell(method, case):
+        own = [row for row in rows if (row["case"], row["method"]) == (case, method)]
+        star = "\\*" if any(row["warned"] for row in own) else ""
+        return spread([row["kl"] for row in own]) + star if own else "\\-"
+
+    def cost(method, key):
+        values = sorted(of(rows, key, method=method))
+        return values[len(values) // 2]
+
+    cases = [case for case in CASES if of(rows, "kl", case=case)]
+    methods = sorted({row["method"] for row in rows}, key=lambda method: sum(of(rows, "kl", method=method)))
+    lines = [("two sets of exact draws", *(f"{of(rows, 'floor', case=case)[0]:.3f}" for case in cases), "", "")]
+    for method in methods:
+        calls, seconds = cost(method, "calls"), cost(method, "seconds")
+        lines.append((method, *(cell(method, case) for case in cases), f"{calls / 1e3:,.0f}k", f"{seconds:.1f}"))
+    return rst(("Method", *cases, "Calls", "Seconds"), lines)
 
 
 def main():
-    parser = command(__doc__, seeds=1)
+    parser = command(__doc__)
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--max-iter", type=int, default=10_000)
     parser.add_argument("--draws", type=int, default=100_000)
+    parser.add_argument("--manual", type=Path, metavar="FOLDER", help="write the table where the manual has it")
     args = parser.parse_args()
     settings = {"max_iter": 50, "draws": 2000} if args.quick else {"max_iter": args.max_iter, "draws": args.draws}
-    jobs = [(*job, seed) for job in RUNS for seed in range(args.seeds)]
-    rows = results(args, jobs, partial(run, **settings), **settings)["rows"]
-    lines = []
-    for case, method in pairs(rows):
-        kl, floor, seconds = (of(rows, key, case=case, method=method) for key in ("kl", "floor", "seconds"))
-        lines.append((case, method, spread(kl, 4), f"{floor[0]:.4f}", f"{sorted(seconds)[len(seconds) // 2]:.1f}"))
-    print_table(("target", "kernel", "KL(q || p)", "floor", "seconds"), lines, n_names=2)
+    methods, n_seeds = (["KSIVI, paper", "KPG"], 1) if args.quick else (args.methods, args.seeds)
+    jobs = [
+        (case, method, seed)
+        for seed in range(n_seeds)
+        for method in methods
+        for case in CASES
+        if case == "multimodal" or "IMQ" not in method
+    ]
+    found = table(results(args, jobs, partial(run, quick=args.quick, **settings), **settings)["rows"])
+    print(found)
+    if args.manual:
+        write_tables(args.manual, {"toys": found})
 
 
 if __name__ == "__main__":

@@ -366,14 +366,16 @@ def test_the_manual_has_the_tables_of_the_frontier(tmp_path, capsys):
     assert all(f"tables/{path.name}" in (ROOT / "doc" / "frontier.rst").read_text("utf-8") for path in tables)
 
 
-def test_the_manual_has_the_table_of_the_comparison(tmp_path):
-    run(
-        "benchmarks/comparison.py",
-        ["--show", str(ROOT / "benchmarks" / "comparison.json"), "--manual", "."],
-        tmp_path,
-    )
-    found = (tmp_path / "tables" / "comparison.txt").read_text("utf-8")
-    assert found == (ROOT / "doc" / "tables" / "comparison.txt").read_text("utf-8")
+@pytest.mark.parametrize(
+    ("study", "page", "n_tables"), [("comparison", "comparison", 1), ("suites", "suites", 5), ("toys", "suites", 1)]
+)
+def test_the_manual_has_the_tables_of_a_study(study, page, n_tables, tmp_path):
+    run(f"benchmarks/{study}.py", ["--show", str(ROOT / "benchmarks" / f"{study}.json"), "--manual", "."], tmp_path)
+    tables = list((tmp_path / "tables").iterdir())
+    assert len(tables) == n_tables
+    for path in tables:
+        assert path.read_text("utf-8") == (ROOT / "doc" / "tables" / path.name).read_text("utf-8")
+        assert f"tables/{path.name}" in (ROOT / "doc" / f"{page}.rst").read_text("utf-8")
 
 
 def test_the_manual_has_the_table_of_shapes(tmp_path, capsys):

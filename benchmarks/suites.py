@@ -3,7 +3,7 @@
 python benchmarks/suites.py [--names ...] [--methods ...] [--seeds 3] [--data FOLDER] [--out FILE.json]
 python benchmarks/suites.py --show benchmarks/suites.json --manual doc      the tables of the manual
 
-Reference draws are exact where there is a sampler, else those of a thousand chains of Hamiltonian Monte Carlo
+Reference draws are exact where there is a sampler, else those of many chains of Hamiltonian Monte Carlo
 (benchmarks/reference.py), in build/reference/suites. Shown are, for each target and method,
 
 - the sliced Wasserstein distance W2 of 2,000 draws to as many reference draws, over its floor between two sets of
@@ -41,6 +41,9 @@ from skksivi import KSIVIApproximator, baselines, targets
 from skksivi.metrics import noise_floor, sliced_wasserstein
 
 N_REFERENCE, N_DISTANCE, N_MOMENTS, N_BOUND, MAX_BOUND = 8000, 2000, 10_000, 400, 40
+
+#: Chains of the references without an exact sampler.
+HMC = {"n_chains": 400, "n_warmup": 30, "n_rounds": 40, "n_trajectories": 5}
 
 #: Evaluations after which NUTS is stopped.
 LIMIT = 300_000
@@ -104,9 +107,7 @@ def logistic(name, folder):
 
 
 def sparse(name, folder):
-    target = targets.SparseLogisticRegression(*design(name, folder))
-    target.hmc = {"n_chains": 400, "n_warmup": 30, "n_rounds": 40, "n_trajectories": 10}
-    return target
+    return targets.SparseLogisticRegression(*design(name, folder))
 
 
 def forty(_):
@@ -187,15 +188,27 @@ VARIATIONAL = [name for name in METHODS if name != "NUTS"]
 # Runs
 
 
+def reference_path(name, folder, n_draws):
+    """Return where reference draws are kept."""
+    kind = "generated" if folder is None else "original"
+    return DIRECTORY / "suites" / f"{name.replace(' ', '_')}_{kind}_{n_draws}.npz"
+
+
 def reference(name, folder, n_draws=N_REFERENCE):
     """Return reference draws (n_draws, d), made where there is no file."""
-    kind = "generated" if folder is None else "original"
-    path = DIRECTORY / "suites" / f"{name.replace(' ', '_')}_{kind}_{n_draws}.npz"
+    path = reference_path(name, folder, n_draws)
     if not path.exists():
-        x, diagnostics = exact_draws(CASES[name](folder), n_draws)
+        target = CASES[name](folder)
+        target.hmc = getattr(target, "hmc", HMC)
+        x, diagnostics = exact_draws(target, n_draws)
         path.parent.mkdir(parents=True, exist_ok=True)
         np.savez_compressed(path, draws=x.numpy(), **diagnostics)
     return np.load(path)["draws"]
+
+
+def r_hat_of(name, folder, n_draws):
+    """Return the R-hat of the chains behind reference draws, one for exact ones."""
+    return float(np.load(reference_path(name, folder, n_draws))["R-hat"])
 
 
 @cache
@@ -256,9 +269,8 @@ def study(args):
     for name in args.names:
         _, Y = case(name, args.data, 200 if args.quick else N_REFERENCE)
         n = min(N_DISTANCE, len(Y) // 2)
-        floors[name] = noise_floor(sliced_wasserstein, Y, n, n_repeats=5, random_state=0)._asdict() | {
-            "d": Y.shape[1]
-        }
+        floor = noise_floor(sliced_wasserstein, Y, n, n_repeats=5, random_state=0)._asdict()
+        floors[name] = floor | {"d": Y.shape[1], "r_hat": r_hat_of(name, args.data, len(Y))}
         jobs = [
             (name, method, seed)
             for seed in range(args.seeds)

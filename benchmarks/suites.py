@@ -281,7 +281,7 @@ def study(args):
     for name in args.names:
         _, Y = case(name, args.data, 200 if args.quick else N_REFERENCE)
         n = min(N_DISTANCE, len(Y) // 2)
-        floor = noise_floor(sliced_wasserstein, Y, n, n_repeats=5, random_state=0)._asdict()
+        floor = noise_floor(partial(sliced_wasserstein, random_state=0), Y, n, n_repeats=5, random_state=0)._asdict()
         floors[name] = floor | {"d": Y.shape[1], "r_hat": r_hat_of(name, args.data, len(Y))}
         jobs = [
             (name, method, seed)

@@ -28,7 +28,7 @@ LARGEST_SCALE = 3.0
 class AISIVI(SemiImplicitVI):
     r"""Fit a semi-implicit layer by path gradients, with the score of q by importance sampling.
 
-    The fitted distribution is that of :math:`x = \mu(z) + \sigma \odot \xi` with normal z and :math:`\xi`. It is
+    The fitted distribution is the law of :math:`x = \mu(z) + \sigma \odot \xi` with normal z and :math:`\xi`. It is
     moved as by `UIVI`, along :math:`s_p - s_q` with
 
     .. math::

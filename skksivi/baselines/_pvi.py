@@ -23,7 +23,7 @@ from skksivi.training._loop import Objective, Scheduled
 
 @learns("baselines.PVI", Layer, LOSSES)
 class PVI(SemiImplicitVI):
-    r"""Fit a semi-implicit layer whose mixing distribution is that of particles, which move with its network.
+    r"""Fit a semi-implicit layer with particles as mixing distribution, which move with its network.
 
     The fitted distribution is the mixture :math:`q(x) = \frac1M \sum_{m=1}^M N(x; \mu(z_m), \sigma^2)`. Its density
     is known, so that no bound is needed. The regularised divergence
@@ -32,7 +32,7 @@ class PVI(SemiImplicitVI):
         \mathcal E_\lambda(\phi, r) = E_q\left[\log q(x) - \log p(x)\right] + \lambda\, KL(r \,\|\, N(0, I))
 
     of the parameters :math:`\phi` of :math:`\mu` and :math:`\sigma` and the law r of z falls along its gradient flow,
-    that of Wasserstein's distance in r. Of M particles it is
+    Wasserstein's in r. Of M particles it is
 
     .. math::
         d\phi = -\nabla_\phi \mathcal E\, dt, \qquad

@@ -43,7 +43,7 @@ class BrownianBridge(Target):
     Parameters
     ----------
     observations : array-like of shape (T,), default=None
-        The y, NaN where nothing is observed; None takes those of the public suites, T = 30 without the ten in the
+        The y, NaN where nothing is observed; None takes the data of the public suites, T = 30 without the ten in the
         middle.
 
     Raises

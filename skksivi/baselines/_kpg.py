@@ -24,9 +24,9 @@ from skksivi.training._loop import Objective, Scheduled
 class KPG(SemiImplicitVI):
     r"""Fit a semi-implicit layer by the kernelised path gradient of the divergence.
 
-    The fitted distribution is the law of :math:`x = \mu(z) + \sigma \odot \xi` with normal z and :math:`\xi`. The path
-    gradient of KL(q || p) moves draws along :math:`s_p - s_q`. The score :math:`s_q` is not known, but its kernel
-    average is, because the conditional of each draw has the same one:
+    The fitted distribution is the law of :math:`x = \mu(z) + \sigma \odot \xi` with normal z and :math:`\xi`. The
+    path gradient of KL(q || p) moves draws along :math:`s_p - s_q`. The score :math:`s_q` is not known, but its
+    kernel average is, because the conditional of each draw has the same one:
 
     .. math::
         \nabla_\phi \mathrm{KL} \approx -E\left[\left(\frac{\partial x}{\partial \phi}\right)^\top v(x)\right],

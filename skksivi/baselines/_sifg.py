@@ -26,8 +26,8 @@ from skksivi.training._loop import Objective
 class SIFG(Trained):
     r"""Particles with Gaussian noise, moved along the gradient flow of KL(q || p).
 
-    The fitted distribution is the law of :math:`x = y_m + \sigma \xi`, with m uniform over M particles, thus a mixture
-    of Gaussians. Its Wasserstein gradient flow in the particles and its derivative in :math:`\sigma` are
+    The fitted distribution is the law of :math:`x = y_m + \sigma \xi`, with m uniform over M particles, thus a
+    mixture of Gaussians. Its Wasserstein gradient flow in the particles and its derivative in :math:`\sigma` are
 
     .. math::
         \frac{dy_m}{dt} = E_\xi\left[(s_p - s_q)(y_m + \sigma \xi)\right], \qquad

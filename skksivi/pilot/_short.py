@@ -83,8 +83,10 @@ class ShortSettings(NamedTuple):
     n_warps: int = 4
     settled: float = 0.15
     astray: float = 20.0
-    #: How far chains get from a mode, in its standard deviations, if that is a spike, which is given up.
+    #: How far chains get from a mode, in its standard deviations, if that is a spike: of few features, where it is
+    #: given up, and of many, where the curvature at a mode says less.
     of_spike: float = 30.0
+    of_spike_of_many: float = 300.0
     #: Points of a Gaussian, where no more may be spent.
     n_of_gaussian: int = 2000
 
@@ -201,28 +203,26 @@ def _pilots(
     if warps and (better := _with_tails(score_fn, mode, generator)) is not None:
         yield better
     metric, has_few = matched(score_fn, mode, generator), len(mode.m) < SHORT.many_features
-    warps = warps and not has_power_tails(score_fn)
+    warps, least = warps and not has_power_tails(score_fn), SHORT.of_spike if has_few else SHORT.of_spike_of_many
     yield standard_pilot(metric.m, SHORT.n_of_gaussian).unwhitened(metric)
+    is_spike = was_spike = False
     for pilot in _by_stages(score_fn, metric, generator, stages):
         yield pilot
-        is_far = bool(metric.whiten(pilot.x).square().mean(0).max() > SHORT.of_spike**2)
-        is_spike = is_far and has_few  # where curvatures say something of scales
+        is_spike = bool(metric.whiten(pilot.x).square().mean(0).max() > least**2)
         if warps and has_few and (is_spike or len(pilot.x) == SHORT.n_chains * stages[0]):
-            yield from _curved(score_fn, pilot, start, generator, is_far=is_far)
-        if is_spike:
+            yield from _curved(score_fn, pilot.x, generator)
+        if warps and is_spike and not was_spike:
+            yield from _curved(score_fn, _around(score_fn, start, generator), generator)
+        if is_spike and has_few:
             return
+        was_spike = was_spike or is_spike
     if warps and not has_few:
-        yield from _curved(score_fn, pilot, start, generator, is_far=is_far)
+        yield from _curved(score_fn, pilot.x, generator)
 
 
-def _curved(
-    score_fn: Score, pilot: PilotPoints, start: Tensor, generator: torch.Generator, *, is_far: bool
-) -> Iterator[PilotPoints]:
-    """Yield points in warped coordinates, by those of a pilot or, if they are far from the mode, around a start."""
-    better = _warped(score_fn, pilot.x, generator)
-    if better is None and is_far:
-        better = _warped_from(score_fn, start, generator)
-    if better is not None:
+def _curved(score_fn: Score, x: Tensor, generator: torch.Generator) -> Iterator[PilotPoints]:
+    """Yield points in coordinates that are warped by points x (n, d), if they converge there."""
+    if (better := _warped(score_fn, x, generator)) is not None:
         yield better
 
 
@@ -316,13 +316,13 @@ def _with_tails(score_fn: Score, mode: Affine, generator: torch.Generator) -> Pi
     return None
 
 
-def _warped_from(score_fn: Score, start: Tensor, generator: torch.Generator) -> PilotPoints | None:
-    """Return the same by chains around a start (d,), in units of the parameters."""
+def _around(score_fn: Score, start: Tensor, generator: torch.Generator) -> Tensor:
+    """Return points (n, d) of chains around a start (d,), in units of the parameters; none where they are lost."""
     try:
         *_, found = _by_stages(score_fn, Affine.shift(start), generator, SHORT.stages_warped, at_once=False)
     except (LostError, torch.linalg.LinAlgError):
-        return None
-    return _warped(score_fn, found.x, generator)
+        return start[None, :][:0]
+    return found.x
 
 
 def _warped(score_fn: Score, x: Tensor, generator: torch.Generator) -> PilotPoints | None:

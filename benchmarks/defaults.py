@@ -2,6 +2,7 @@
 
 python benchmarks/defaults.py [--names ...] [--methods ...] [--seeds 3] [--jobs 2] [--out FILE.json]
 python benchmarks/defaults.py --variants       other choices of single settings, by which the defaults were chosen
+python benchmarks/defaults.py --show benchmarks/defaults.json --manual doc      the table of the manual
 
 Reference draws are made at the first run (`benchmarks/reference.py posteriors`, ten minutes) and kept in
 build/reference. Each row of the table is a posterior; of the seeds the worst is shown, of the sliced Wasserstein
@@ -17,10 +18,11 @@ import math
 import time
 import warnings
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
-from _harness import command, print_table, results
+from _harness import command, print_table, results, rst, write_tables
 from posteriors import POSTERIORS
 from reference import reference
 
@@ -202,6 +204,18 @@ def show(rows):
             print(f"{row['case']}, {row['method']}, seed {row['seed']}: {row['failed']}")
 
 
+def table(rows):
+    """Return the table of the manual, of the defaults."""
+    lines = []
+    for name in dict.fromkeys(r["case"] for r in rows):
+        a = summary(rows, name, "defaults")
+        calls = f"{a['score_calls'] / 1000:,.{0 if a['score_calls'] >= 10_000 else 1}f}k"
+        sds, w2 = f"{a['sd_min']:.2f} - {a['sd_max']:.2f}", f"{a['w2']:.2f}{'' if a['accurate'] else '*'}"
+        errors = f"{a['mean']:.2f}", sds, f"{a['quantile']:.2f}"
+        lines.append((name.replace("_", " "), *errors, w2.replace("*", r"\*"), calls, f"{a['seconds']:.1f}"))
+    return rst(("Posterior", "Mean", "Sd ratio", "1%, 99%", "W2 / floor", "Calls", "Seconds"), lines)
+
+
 def main():
     parser = command(__doc__)
     parser.add_argument("--names", nargs="+", choices=POSTERIORS, default=list(POSTERIORS))
@@ -209,6 +223,7 @@ def main():
     parser.add_argument("--methods", nargs="+")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--max-iter", type=int, help="of every fit, for a quick look")
+    parser.add_argument("--manual", type=Path, metavar="FOLDER", help="write the table where the manual has it")
     args = parser.parse_args()
     args.max_iter = args.max_iter or (50 if args.quick else None)
     quick = {} if args.max_iter is None else {"max_iter": args.max_iter}
@@ -225,7 +240,10 @@ def main():
         for method in methods
         for seed in range(1 if method in ONE_SEED else args.seeds)
     ]
-    show(results(args, jobs, partial(run, methods=methods), n_jobs=args.jobs, max_iter=args.max_iter)["rows"])
+    rows = results(args, jobs, partial(run, methods=methods), n_jobs=args.jobs, max_iter=args.max_iter)["rows"]
+    show(rows)
+    if args.manual:
+        write_tables(args.manual, {"defaults": table(rows)})
 
 
 if __name__ == "__main__":

@@ -367,7 +367,8 @@ def test_the_manual_has_the_tables_of_the_frontier(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("study", "page", "n_tables"), [("comparison", "comparison", 1), ("suites", "suites", 5), ("toys", "suites", 1)]
+    ("study", "page", "n_tables"),
+    [("comparison", "comparison", 1), ("defaults", "benchmarks", 1), ("suites", "suites", 5), ("toys", "suites", 1)],
 )
 def test_the_manual_has_the_tables_of_a_study(study, page, n_tables, tmp_path):
     run(f"benchmarks/{study}.py", ["--show", str(ROOT / "benchmarks" / f"{study}.json"), "--manual", "."], tmp_path)

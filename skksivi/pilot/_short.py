@@ -337,7 +337,7 @@ def _warped(score_fn: Score, x: Tensor, generator: torch.Generator) -> PilotPoin
                 return None
             score_y, y = warp.pull_back(score_fn), warp.warp(x)[0]
             metric, moved = Affine(y.mean(0), covariance_root(y)), math.inf
-            refine = partial(_refined_along, score_y, warp.drivers, generator)
+            refine = partial(_refined_along, score_y, warp.drivers, generator) if warp.drivers else None
             stages = SHORT.stages_warped if len(metric.m) < SHORT.many_features else SHORT.stages_warped_of_many
             for found in _by_stages(score_y, metric, generator, stages, at_once=False, refine=refine):
                 moved = min(moved, _moved(metric.whiten(found.x)))
@@ -359,7 +359,7 @@ def _refined_along(
     pilot: PilotPoints,
     drawn: list[Draws],
 ) -> PilotPoints:
-    """Return a pilot with more points, that looks for what chains have not reached along the drivers of others."""
+    """Return a pilot with more points, that looks for what chains have not reached along what scales others."""
     return refined(
         metric.pull_back(score_y), pilot, drawn, generator, refit=fitted, least_rounds=6, along=metric.L[drivers]
     )

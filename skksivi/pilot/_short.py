@@ -359,7 +359,7 @@ def _refined_along(
     pilot: PilotPoints,
     drawn: list[Draws],
 ) -> PilotPoints:
-    """Return a pilot with more points, that looks for what chains have not reached along what scales others."""
+    """Return a pilot with more points, that looks for what chains have not reached along the drivers of others."""
     return refined(
         metric.pull_back(score_y), pilot, drawn, generator, refit=fitted, least_rounds=6, along=metric.L[drivers]
     )

@@ -56,7 +56,7 @@ class WarpSettings(NamedTuple):
     n_steps: int = 12
     ridges: tuple[float, float] = (0.1, 1e-5)
     longest: float = 20.0
-    #: The change of the logarithm of a scale with a driver, in units of this, that counts as much.
+    #: The coefficient of a driver that counts as much.
     much: float = 0.2
     #: Logarithms of scales at most.
     largest: float = 12.0
@@ -191,11 +191,12 @@ class Warp(Curved):
 
     @property
     def drivers(self) -> list[int]:
-        """The coordinates that scale others by much."""
+        """The coordinates that bend or scale others by much."""
         found = set[int]()
         for level in self.levels:
-            scales = (level.scale[:-1].abs() > WARP.much).unflatten(0, (2, len(level.drivers)))
-            found.update(level.drivers[scales.any(0).any(1)].tolist())
+            j = len(level.drivers)
+            curved = torch.cat([level.location[j:-1], level.scale[:-1]]).unflatten(0, (4, j))
+            found.update(level.drivers[(curved.abs() > WARP.much).any(0).any(1)].tolist())
         return sorted(found)
 
     def unwarp(self, y: Tensor) -> tuple[Tensor, Tensor]:

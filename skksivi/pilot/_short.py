@@ -76,12 +76,13 @@ class ShortSettings(NamedTuple):
     elsewhere: float = 2.0
     agreed: float = 1.03
     many_features: int = 30
-    #: The stages of chains in warped coordinates, of many features too, how often these are fitted, how far points
-    #: may have moved, in standard deviations, since they were fitted, and how many times as far a draw may be.
+    #: The stages of chains in warped coordinates, how often these are fitted, how far points may have moved since, in
+    #: standard deviations, the first and last of many features too, and how many times as far a draw may be.
     stages_warped: tuple[int, ...] = (40, 80)
     stages_warped_of_many: tuple[int, ...] = (40, 80, 160)
     n_warps: int = 4
-    settled: float = 0.15
+    settled: float = 0.1
+    settled_of_many: float = 0.15
     astray: float = 20.0
     #: How far chains get from a mode, in its standard deviations, if that is a spike: of few features, where it is
     #: given up, and of many, where the curvature at a mode says less.
@@ -330,6 +331,9 @@ def _warped(score_fn: Score, x: Tensor, generator: torch.Generator) -> PilotPoin
 
     Chains in these coordinates reach further than the points, so that they are fitted again until nothing moves.
     """
+    has_few = x.shape[1] < SHORT.many_features
+    stages = SHORT.stages_warped if has_few else SHORT.stages_warped_of_many
+    most = SHORT.settled if has_few else SHORT.settled_of_many
     try:
         for _ in range(SHORT.n_warps):
             warp = fitted_warp(x)
@@ -338,12 +342,11 @@ def _warped(score_fn: Score, x: Tensor, generator: torch.Generator) -> PilotPoin
             score_y, y = warp.pull_back(score_fn), warp.warp(x)[0]
             metric, moved = Affine(y.mean(0), covariance_root(y)), math.inf
             refine = partial(_refined_along, score_y, warp.drivers, generator) if warp.drivers else None
-            stages = SHORT.stages_warped if len(metric.m) < SHORT.many_features else SHORT.stages_warped_of_many
             for found in _by_stages(score_y, metric, generator, stages, at_once=False, refine=refine):
                 moved = min(moved, _moved(metric.whiten(found.x)))
-                if found.converged and moved < SHORT.settled and not _goes_astray(warp, found):
+                if found.converged and moved < most and not _goes_astray(warp, found):
                     return found._replace(warp=warp)
-                if moved >= SHORT.settled and len(found.x) >= SHORT.n_chains * SHORT.stages_warped[0]:
+                if moved >= most and len(found.x) >= SHORT.n_chains * SHORT.stages_warped[0]:
                     break
             x = warp.unwarp(found.x)[0]
     except (LostError, torch.linalg.LinAlgError):

@@ -25,6 +25,7 @@ from skksivi.targets import (
     Target,
     XShaped,
 )
+from skksivi.targets._models import discounted_sum
 
 
 def normal(r, log_sd):
@@ -35,15 +36,6 @@ def normal(r, log_sd):
 def wide(x, sd=10.0):
     """Return the log-density of the prior N(0, sd^2) on every column of x (n, k), up to its constant."""
     return -(x / sd).square().sum(-1) / 2
-
-
-def discounted_sum(x, rate):
-    """Return y_t = x_t + rate y_{t-1} along the rows of x (n, T) for rates (n, 1), in log T steps."""
-    step = 1
-    while step < x.shape[-1]:
-        x = x + rate * pad(x[:, :-step], (step, 0))
-        step, rate = 2 * step, rate.square()
-    return x
 
 
 def tensor(a):

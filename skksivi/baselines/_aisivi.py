@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from skksivi.base import LOSSES, Constraints, Integral, Interval, Real, learns
-from skksivi.baselines._semi_implicit import SemiImplicitVI
+from skksivi.baselines._semi_implicit import Drawn, SemiImplicitVI
 from skksivi.estimators._trained import check_widths
 from skksivi.families._density import log_joint
 from skksivi.families._layer import MultilayerPerceptron, SemiImplicit
 from skksivi.families._samplers import Layer
+from skksivi.mixing import NormalDraws
 from skksivi.parameters import Adam, Annealing, Init, Scale, Whiten
 from skksivi.score._score import DifferentiableScore
 from skksivi.training._loop import Iterate, Objective, Scheduled, by_autograd, learning_rate_factor
@@ -177,13 +178,8 @@ class AISIVI(SemiImplicitVI):
         )
         n_prior = round(self.prior_share * self.n_inner_samples)
 
-        def pair() -> tuple[Tensor, Tensor]:
-            z = family.draw_latent(n, generator)
-            mu = family.mean(z)
-            return z, torch.addcmul(mu, family.sigma(z), torch.empty_like(mu).normal_(generator=generator))
-
         def train_flow() -> None:
-            z, x = pair()
+            z, _, x, *_ = Drawn.by(family, n, generator)
             loss = by_autograd(lambda: -flow.log_density(z, x).mean(), flow)()
             iterate.rate.copy_(rate.value)
             iterate.step(loss)
@@ -191,12 +187,10 @@ class AISIVI(SemiImplicitVI):
         def gradient_fn() -> Tensor:
             for _ in range(self.n_flow_steps if n_prior < self.n_inner_samples else 0):
                 train_flow()
-            z = family.draw_latent(n, generator)
-            mu, sigma, pull_layer = family.conditional_with_pullback(z)
-            xi = torch.empty_like(mu).normal_(generator=generator)
-            x = torch.addcmul(mu, sigma, xi)
-            f = score_u.with_pullback(x)[0] - reverse_score(family, flow, x, self.n_inner_samples, n_prior, generator)
-            pull_layer(-f / n, -f * xi / n)
+            drawn = Drawn.by(family, n, generator)
+            s_q = reverse_score(family, flow, drawn.x, self.n_inner_samples, n_prior, generator)
+            f = score_u.with_pullback(drawn.x)[0] - s_q
+            drawn.follow(f)
             return f.square().sum(-1).mean()
 
         return Objective(gradient_fn, [temperature, rate])
@@ -221,13 +215,13 @@ def reverse_score(
     each = x.repeat_interleave(n_draws, 0)
     prior = family.draw_latent(len(each), generator)
     z, share = prior, n_prior / n_draws
-    log_proposal = -prior.square().sum(1) / 2 - prior.shape[1] / 2 * math.log(2 * math.pi)
+    log_proposal = flow.base.log_density(prior)
     if n_prior < n_draws:
         from_prior = (torch.arange(len(each), device=x.device) % n_draws < n_prior)[:, None]
         z = torch.where(from_prior, prior, flow.draw(each, generator))
-        log_prior = -z.square().sum(1) / 2 - z.shape[1] / 2 * math.log(2 * math.pi)
-        log_flow = flow.log_density(z, each) + math.log1p(-share)
-        log_proposal = torch.logaddexp(log_flow, log_prior + math.log(share)) if n_prior else log_flow
+        log_proposal = flow.log_density(z, each) + math.log1p(-share)
+        if n_prior:
+            log_proposal = torch.logaddexp(log_proposal, flow.base.log_density(z) + math.log(share))
     mu, sigma = family.mean(z).view(len(x), n_draws, -1), family.sigma(z)
     w = (log_joint(family, each, z) - log_proposal).view(len(x), n_draws).softmax(1)
     return ((w[:, None] @ mu)[:, 0] - x) / sigma.square()
@@ -257,7 +251,7 @@ class ReverseFlow(nn.Module):
         dtype: torch.dtype,
     ) -> None:
         super().__init__()
-        self.latent_dim = latent_dim
+        self.base = NormalDraws(latent_dim)
         index = torch.arange(latent_dim, device=generator.device)
         n_couplings = n_couplings if latent_dim > 1 else 0
         self.kept = [index[:0], *(index[index % 2 == i % 2] for i in range(n_couplings))]
@@ -271,7 +265,7 @@ class ReverseFlow(nn.Module):
 
     def draw(self, x: Tensor, generator: torch.Generator) -> Tensor:
         """Draw one z for each row of x (n, d), shape (n, latent_dim)."""
-        z = torch.empty(len(x), self.latent_dim, dtype=x.dtype, device=x.device).normal_(generator=generator)
+        z = self.base(len(x), x, generator)
         for i, moved in enumerate(self.moved):
             shift, log_scale = self._coupling(i, z, x)
             z[:, moved] = torch.addcmul(shift, log_scale.exp(), z[:, moved])
@@ -284,7 +278,7 @@ class ReverseFlow(nn.Module):
             shift, log_scale = self._coupling(i, z, x)
             z = z.index_copy(1, moved, (z[:, moved] - shift) * (-log_scale).exp())
             log_jacobian = log_jacobian - log_scale.sum(1)
-        return log_jacobian - z.square().sum(1) / 2 - self.latent_dim / 2 * math.log(2 * math.pi)
+        return log_jacobian + self.base.log_density(z)
 
     def _coupling(self, i: int, z: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the shift and the logarithm of the scale of a layer, from what of z it keeps."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from skksivi.base import LOSSES, Constraints, learns
 from skksivi.baselines._points import RADIAL, radial_kernel
-from skksivi.baselines._semi_implicit import SemiImplicitVI
+from skksivi.baselines._semi_implicit import Drawn, SemiImplicitVI
 from skksivi.families._layer import SemiImplicit
 from skksivi.families._samplers import Layer
 from skksivi.kernels import Kernel
@@ -144,16 +144,13 @@ class KPG(SemiImplicitVI):
     def _objective(
         self, score_u: DifferentiableScore, temperature: Scheduled, family: SemiImplicit, generator: torch.Generator
     ) -> Objective:
-        kernel, n = radial_kernel(self.kernel, self.bandwidth), self.batch_size
+        kernel = radial_kernel(self.kernel, self.bandwidth)
 
         def gradient_fn() -> Tensor:
-            z = family.draw_latent(n, generator)
-            mu, sigma, pull_layer = family.conditional_with_pullback(z)
-            xi = torch.empty_like(mu).normal_(generator=generator)
-            x = torch.addcmul(mu, sigma, xi)
-            f = score_u.with_pullback(x)[0] + xi / sigma
-            v = kernel_average(x, f, kernel, self.importance_sampling)
-            pull_layer(-v / n, -v * xi / n)
+            drawn = Drawn.by(family, self.batch_size, generator)
+            f = score_u.with_pullback(drawn.x)[0] + drawn.xi / drawn.sigma
+            v = kernel_average(drawn.x, f, kernel, self.importance_sampling)
+            drawn.follow(v)
             return (f * v).sum(-1).mean()
 
         return Objective(gradient_fn, [temperature])

@@ -3,7 +3,8 @@ r"""What the methods with one layer :math:`x = \mu(z) + \sigma \odot \xi` share:
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import ClassVar
+from collections.abc import Callable
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -67,6 +68,37 @@ class SemiImplicitVI(Trained):
     def _mixing(self, latent_dim: int, like: Tensor, generator: torch.Generator) -> Mixing:
         """Return the distribution of z."""
         return NormalDraws(latent_dim)
+
+
+class Drawn(NamedTuple):
+    r"""Draws :math:`x = \mu(z) + \sigma \odot \xi` (n, d), and how a layer is moved with them.
+
+    Attributes
+    ----------
+    z : Tensor of shape (n, latent_dim)
+    xi, x : Tensor of shape (n, d)
+    sigma : Tensor of shape (d,)
+    pull_layer : callable
+        The pullback of gradients in mu and sigma to the parameters.
+    """
+
+    z: Tensor
+    xi: Tensor
+    x: Tensor
+    sigma: Tensor
+    pull_layer: Callable[[Tensor, Tensor], object]
+
+    @classmethod
+    def by(cls, family: SemiImplicit, n: int, generator: torch.Generator) -> Drawn:
+        """Draw n rows."""
+        z = family.draw_latent(n, generator)
+        mu, sigma, pull_layer = family.conditional_with_pullback(z)
+        xi = torch.empty_like(mu).normal_(generator=generator)
+        return cls(z, xi, torch.addcmul(mu, sigma, xi), sigma, pull_layer)
+
+    def follow(self, v: Tensor) -> None:
+        r"""Give the parameters the gradient :math:`-E[(\partial x / \partial \phi)^\top v(x)]`, for v (n, d)."""
+        self.pull_layer(-v / len(v), -v * self.xi / len(v))
 
 
 def mixture_score(x: Tensor, mu: Tensor, sigma: Tensor) -> Tensor:

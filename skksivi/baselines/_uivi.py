@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from skksivi.base import LOSSES, Constraints, Integral, Interval, learns
-from skksivi.baselines._semi_implicit import SemiImplicitVI
+from skksivi.baselines._semi_implicit import Drawn, SemiImplicitVI
 from skksivi.families._layer import Map, SemiImplicit
 from skksivi.families._samplers import Layer
 from skksivi.parameters import Adam, Annealing, Init, Scale, Whiten
@@ -160,16 +160,13 @@ class UIVI(SemiImplicitVI):
         step = next(family.parameters()).new_full((), FIRST_STEP)
 
         def gradient_fn() -> Tensor:
-            z = family.draw_latent(self.batch_size, generator)
-            mu, sigma, pull_layer = family.conditional_with_pullback(z)
-            xi = torch.empty_like(mu).normal_(generator=generator)
-            x = torch.addcmul(mu, sigma, xi)
-            chain = HamiltonianChain(ReverseConditional(family.mean, x, sigma), step, self.n_leapfrog_steps)
-            s_q, acceptance = chain.mean_score(z, self.n_burn_in, self.n_inner_samples, generator)
+            drawn = Drawn.by(family, self.batch_size, generator)
+            density = ReverseConditional(family.mean, drawn.x, drawn.sigma)
+            chain = HamiltonianChain(density, step, self.n_leapfrog_steps)
+            s_q, acceptance = chain.mean_score(drawn.z, self.n_burn_in, self.n_inner_samples, generator)
             step.mul_(torch.exp(ADAPTATION * (acceptance - ACCEPTANCE)))
-            s_p, _ = score_u.with_pullback(x)
-            f = s_p - s_q
-            pull_layer(-f / len(x), -f * xi / len(x))
+            f = score_u.with_pullback(drawn.x)[0] - s_q
+            drawn.follow(f)
             return f.square().sum(-1).mean()
 
         return Objective(gradient_fn, [temperature])

@@ -104,24 +104,66 @@ class Moments(NamedTuple):
         return max(self.mean_se.max().item(), self.sd_se.max().item())
 
 
+def fitted(x: Tensor, generator: torch.Generator) -> Components:
+    """Return a mixture fitted to points (n, d) of chains."""
+    return fitted_mixture([x], generator, shuffles=False)
+
+
+class Plan(NamedTuple):
+    """How a pilot is refined.
+
+    Attributes
+    ----------
+    fit : callable
+        Fits the mixture to points.
+    least_share : float, default=0.5
+        Of the draws that count.
+    least_rounds : int, default=1
+    forgets : bool, default=False
+        Whether the points of before are forgotten, for they are near the wrong places or not as many of each mode as
+        they should be.
+    moves : bool, default=True
+        Whether the mixture is moved to the moments in the end.
+    keeps : bool, default=True
+        Whether a mixture that is near the target serves for another round.
+    along : Tensor of shape (r, d), default=None
+        Linear functions of u along which some draws go further: chains have not been there.
+    """
+
+    fit: Refit
+    least_share: float = 0.5
+    least_rounds: int = 1
+    forgets: bool = False
+    moves: bool = True
+    keeps: bool = True
+    along: Tensor | None = None
+
+    @property
+    def least_draws(self) -> int:
+        """The draws of a round, at least."""
+        return IMPORTANCE.n_draws if self.along is None else IMPORTANCE.n_draws_along
+
+    def stretched(self, mixture: Components) -> Components:
+        """Return a mixture, with parts that go further if there is something to go along."""
+        if self.along is None:
+            return mixture
+        return mixture.stretched(self.along, IMPORTANCE.times_along, IMPORTANCE.share_along)
+
+
+PLAIN = Plan(fitted)
+
+
 def refined(
     score_u: DifferentiableScore,
     pilot: PilotPoints,
     drawn: list[Draws],
     generator: torch.Generator,
-    *,
-    least_share: float = 0.5,
-    refit: Refit | None = None,
-    least_rounds: int = 1,
-    along: Tensor | None = None,
+    plan: Plan = PLAIN,
 ) -> PilotPoints:
     """Return a pilot with more points, by importance from a mixture that is fitted to them again and again.
 
-    With a `refit` all points but those drawn are forgotten: of several modes they are as many of each by chance. Some
-    draws go further along linear functions `along` (r, d) of u, if there are any: chains have not been there.
-
     The pilot has converged as soon as the means and scales of all that was `drawn`, to which more is added, are
-    accurate and the mixture is near the target. It ends where the share of draws that count is below `least_share`.
+    accurate and the mixture is near the target. It ends where too few of the draws count.
 
     References
     ----------
@@ -129,10 +171,10 @@ def refined(
     """
     mixture = pilot.mixture
     for i in range(IMPORTANCE.n_rounds):
-        mixture = mixture or (refit or fitted)(pilot.x, generator)
-        score_u.tally.begin("importance sampling", (2 if score_u.log_prob else 3) * _least_draws(along))
+        mixture = mixture or plan.fit(pilot.x, generator)
+        score_u.tally.begin("importance sampling", (2 if score_u.log_prob else 3) * plan.least_draws)
         try:
-            found = resampled(score_u, mixture, generator, least_share, along)
+            found = resampled(score_u, mixture, generator, plan)
         except SpentError:
             break
         if found is None:
@@ -140,24 +182,15 @@ def refined(
         draws, divergence = found
         drawn.append(draws)
         by = moments(Draws(*(torch.cat(parts) for parts in zip(*drawn, strict=True))))
-        points = [each.points for each in drawn] if refit else [pilot.x, draws.points]
+        points = [each.points for each in drawn] if plan.forgets else [pilot.x, draws.points]
         pilot = pilot_with(torch.cat(points), by)
         is_near = _is_near(divergence, pilot.x.shape[1], at_once=i < IMPORTANCE.n_rounds_to_be_near - 1)
-        if is_near and by.se <= IMPORTANCE.max_se and i + 1 >= least_rounds:
-            mixture = mixture if refit and along is None else moved(mixture, by)
+        if is_near and by.se <= IMPORTANCE.max_se and i + 1 >= plan.least_rounds:
+            mixture = moved(mixture, by) if plan.moves else mixture
             more = _points_of(mixture, max(0, IMPORTANCE.least_points - len(pilot.x)))
             return pilot_with(torch.cat([pilot.x, more]), by)._replace(converged=True, mixture=mixture)
-        mixture = mixture if is_near and along is None else None
+        mixture = mixture if is_near and plan.keeps else None
     return pilot
-
-
-def _least_draws(along: Tensor | None) -> int:
-    return IMPORTANCE.n_draws if along is None else IMPORTANCE.n_draws_along
-
-
-def fitted(x: Tensor, generator: torch.Generator) -> Components:
-    """Return a mixture fitted to points (n, d) of chains."""
-    return fitted_mixture([x], generator, shuffles=False)
 
 
 def _is_near(divergence: tuple[float, float], n_features: int, *, at_once: bool) -> bool:
@@ -239,8 +272,7 @@ def resampled(
     score_u: DifferentiableScore,
     mixture: Components,
     generator: torch.Generator,
-    least_share: float = 0.5,
-    along: Tensor | None = None,
+    plan: Plan = PLAIN,
 ) -> tuple[Draws, tuple[float, float]] | None:
     r"""Return draws of the target by importance from a mixture q, and how far that is from the target, with an error.
 
@@ -250,10 +282,8 @@ def resampled(
     None where too few of the draws that are weighed count, or the tail of their weights is heavy.
     """
     d, parts = mixture.means.shape[1], IMPORTANCE.n_parts
-    n = parts * math.ceil(max(_least_draws(along), IMPORTANCE.n_draws_per_feature * d) / parts)
-    q = draws_of(mixture)
-    far = None if along is None else mixture.stretched(along, IMPORTANCE.times_along, IMPORTANCE.share_along)
-    wide = Wider.than(q if far is None else draws_of(far))
+    n = parts * math.ceil(max(plan.least_draws, IMPORTANCE.n_draws_per_feature * d) / parts)
+    q, wide = draws_of(mixture), Wider.than(draws_of(plan.stretched(mixture)))
     u = wide.sample(n, generator)
     if score_u.log_prob is None:
         s, ratios = along_lines(score_u, q, mixture.weights @ mixture.means, u)
@@ -265,7 +295,7 @@ def resampled(
     log_weights, k = pareto_smoothed(ell + own)
     w, v = (as_array(torch.as_tensor(a).softmax(0)) for a in (log_weights, own))
     share = 1 / np.square(w).sum() / n
-    if share < least_share or (k > IMPORTANCE.max_k and share < IMPORTANCE.harmless):
+    if share < plan.least_share or (k > IMPORTANCE.max_k and share < IMPORTANCE.harmless):
         return None
     under_p, under_q = w @ ell, v @ ell
     J, se = under_p - under_q, (n * w * (ell - under_p) - n * v * (ell - under_q)).std() / math.sqrt(n)

@@ -18,7 +18,7 @@ from skksivi.parameters import Init, Pilot, Whiten, pilot_of
 from skksivi.pilot._affine import Affine, AffineMap, Identity, LowRank
 from skksivi.pilot._chains import PilotPoints, batch_and_match, covariance_root, find_pilot
 from skksivi.pilot._curved import Curved
-from skksivi.pilot._importance import Draws, refined, without_wrong_density
+from skksivi.pilot._importance import PLAIN, Draws, refined, without_wrong_density
 from skksivi.pilot._masses import weighed
 from skksivi.pilot._modes import (
     MAX_STARTS,
@@ -286,7 +286,7 @@ def _by_long_chains(search: Search, modes: ModeMaps) -> PilotPoints:
     score_u, n_drawn = map_.pull_back(without_wrong_density(double, modes.maps[0])), -1
     while n_drawn < len(drawn) < N_REFINEMENTS:
         n_drawn = len(drawn)
-        better = refined(score_u, better, drawn, generator, least_share=SHARE_REFINED)
+        better = refined(score_u, better, drawn, generator, PLAIN._replace(least_share=SHARE_REFINED))
         if better.converged:
             return better.unwhitened(map_)
     return pilot

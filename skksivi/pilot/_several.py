@@ -11,10 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from skksivi.mixing import GaussianMixtureDraws
 from skksivi.pilot._affine import Affine
 from skksivi.pilot._chains import PilotPoints, kronrod
-from skksivi.pilot._importance import Draws, Refit, Wider, fitted, pilot_of, refined
+from skksivi.pilot._importance import Draws, Plan, Refit, Wider, draws_of, fitted, pilot_of, refined
 from skksivi.pilot._masses import Cells, bridge
 from skksivi.pilot._mixture import Components, fitted_mixture
 from skksivi.pilot._modes import ModeMaps, log_ratio
@@ -119,7 +118,8 @@ class Weighing(NamedTuple):
     ) -> PilotPoints:
         """Return a pilot with more points, in the coordinates of a map."""
         score_u = map_.pull_back(self.score)
-        return refined(score_u, pilot, drawn, self.generator, refit=refit, least_rounds=least_rounds)
+        plan = Plan(refit, least_rounds=least_rounds, forgets=True, moves=False)
+        return refined(score_u, pilot, drawn, self.generator, plan)
 
 
 def reweighed(cells: Cells, pilot: PilotPoints) -> Components:
@@ -231,7 +231,7 @@ def log_integral(log_prob: LogDensity, pilot: PilotPoints, generator: torch.Gene
     Sinica 6(4).
     """
     mixture = _mixture(pilot)
-    wide = Wider.than(GaussianMixtureDraws(mixture.means, mixture.factors(), mixture.weights))
+    wide = Wider.than(draws_of(mixture))
     n = SEVERAL.n_weighed
     points = torch.cat([wide.sample(n, generator), pilot.x[:: max(1, len(pilot.x) // n)][:n]])
     log_p = log_prob(points).detach()

@@ -21,8 +21,8 @@ from skksivi.pilot._chains import (
     revive,
 )
 from skksivi.pilot._importance import (
+    PLAIN,
     Draws,
-    fitted,
     moments,
     pilot_of,
     pilot_with,
@@ -363,9 +363,8 @@ def _refined_along(
     drawn: list[Draws],
 ) -> PilotPoints:
     """Return a pilot with more points, that looks for what chains have not reached along the drivers of others."""
-    return refined(
-        metric.pull_back(score_y), pilot, drawn, generator, refit=fitted, least_rounds=6, along=metric.L[drivers]
-    )
+    plan = PLAIN._replace(least_rounds=6, forgets=True, keeps=False, along=metric.L[drivers])
+    return refined(metric.pull_back(score_y), pilot, drawn, generator, plan)
 
 
 def _goes_astray(warp: Warp, found: PilotPoints) -> bool:

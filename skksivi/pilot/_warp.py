@@ -1,8 +1,9 @@
 r"""Coordinates y in which a target with curves and funnels is nearly Gaussian.
 
-The coordinates x are in levels. With :math:`t = (x - c) / r` and y those of a level, given the t below it,
+The coordinates x are in levels. With :math:`t = (x - c) / r`, in the first level :math:`t_i = S_i(y_i)`, and in
+others
 
-.. math:: t_i = S_i\left[ l_i(t_{<}) + e^{g_i(t_{<})} \left( m_i(t_{<}) + y_i \right) \right], \qquad
+.. math:: t_i = l_i(t_{<}) + e^{g_i(t_{<})} \left( m_i(t_{<}) + y_i \right), \qquad
     l_i(t) = \sum_j a_{ij} t_j, \qquad
     m_i(t) = \sum_j a'_{ij} t_j + b_{ij} (t_j^2 - 1) + c_{ij} \log\cosh t_j, \qquad
     g_i(t) = \sum_j a''_{ij} t_j + c''_{ij} \log\cosh t_j,
@@ -95,7 +96,7 @@ class Level:
     scale : Tensor of shape (2 j + 1, k)
         Those of g.
     shape : Tensor of shape (2, k)
-        The skewness and the weight of the tails of S, 0 and 1 for the identity.
+        The skewness and the weight of the tails of S, 0 and 1 for the identity, where there are no drivers.
     """
 
     members: Tensor
@@ -119,7 +120,23 @@ class Level:
             *(a.to(device) for a in (self.members, self.drivers, self.line, self.location, self.scale, self.shape))
         )
 
-    def at(self, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, t: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return its t and the logarithms of dt / dy (n, k) at its y (n, k), given the t (n, d) below."""
+        if not len(self.drivers):
+            return skewed(y, *self.shape)
+        line, m, g = self._at(t)
+        return line + g.exp() * (m + y), g
+
+    def backward(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        """Return its y and the logarithms of dt / dy (n, k) at t (n, d)."""
+        own = t.index_select(1, self.members)
+        if not len(self.drivers):
+            y, log_slope = unskewed(own, *self.shape)
+            return y, -log_slope
+        line, m, g = self._at(t)
+        return (own - line) * (-g).exp() - m, g
+
+    def _at(self, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return l, m and g (n, k) at t (n, d)."""
         t = t.index_select(1, self.drivers)
         F, G = features(t)
@@ -203,20 +220,18 @@ class Warp(Curved):
         """Return x (n, d) and the log-determinants (n,) of dx / dy at y (n, d)."""
         t, log_scale = torch.zeros_like(y), self.unit.log().sum().expand(len(y))
         for level in self.levels:
-            line, m, g = level.at(t)
-            t_i, log_slope = skewed(line + g.exp() * (m + y.index_select(1, level.members)), *level.shape)
-            t = t.index_copy(1, level.members, t_i)
-            log_scale = log_scale + (g + log_slope).sum(1)
+            own, log_slope = level.forward(t, y.index_select(1, level.members))
+            t = t.index_copy(1, level.members, own)
+            log_scale = log_scale + log_slope.sum(1)
         return self.centre + self.unit * t, log_scale
 
     def warp(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return y (n, d) and the log-determinants (n,) of dx / dy at x (n, d)."""
         t, y, log_scale = (x - self.centre) / self.unit, torch.zeros_like(x), self.unit.log().sum().expand(len(x))
         for level in self.levels:
-            line, m, g = level.at(t)
-            v, log_slope = unskewed(t.index_select(1, level.members), *level.shape)
-            y = y.index_copy(1, level.members, (v - line) * (-g).exp() - m)
-            log_scale = log_scale + (g - log_slope).sum(1)
+            own, log_slope = level.backward(t)
+            y = y.index_copy(1, level.members, own)
+            log_scale = log_scale + log_slope.sum(1)
         return y, log_scale
 
 
@@ -461,16 +476,16 @@ def _levels(t: Tensor, parents: Sequence[Parents], unit: Tensor, centre: Tensor)
         n_below = len(below)
         line, location, scale = (t.new_zeros(i * n_below + 1, len(members)) for i in (1, 3, 2))
         shape = t.new_tensor([0.0, 1.0])[:, None].repeat(1, len(members))
-        for column, i in enumerate(members if k == 0 else ()):
-            if i in driving:
+        for column, i in enumerate(members):
+            if k:
+                model = _model(t, i, parents[i], unit, centre)
+                own, lines = (torch.tensor([below.index(j) for j in js]) for js in parents[i])
+                last = torch.tensor([n_below])
+                line[torch.cat([lines, last]), column] = model.line
+                location[torch.cat([lines, n_below + own, 2 * n_below + own, 3 * last]), column] = model.location
+                scale[torch.cat([own, n_below + own, 2 * last]), column] = model.scale
+            elif i in driving:
                 shape[:, column] = _shape(t[:, i])
-        for column, i in enumerate(members if k else ()):
-            model = _model(t, i, parents[i], unit, centre)
-            own, lines = (torch.tensor([below.index(j) for j in js]) for js in parents[i])
-            last = torch.tensor([n_below])
-            line[torch.cat([lines, last]), column] = model.line
-            location[torch.cat([lines, n_below + own, 2 * n_below + own, 3 * last]), column] = model.location
-            scale[torch.cat([own, n_below + own, 2 * last]), column] = model.scale
         indices = [torch.tensor(a, dtype=torch.int64, device=t.device) for a in (members, below)]
         levels.append(Level(indices[0], indices[1], line, location, scale, shape))
     return levels

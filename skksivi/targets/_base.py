@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from functools import partial
 from numbers import Real
@@ -270,14 +271,14 @@ class Forms:
             self.log_prob = True
 
 
-class Summed(Target):
+class Summed(Target, ABC):
     """A target whose score is a sum over parts of its data, one of which tells the forms; a leaf gives `total`."""
 
     target: Any
 
+    @abstractmethod
     def total(self, evaluate: Callable[..., Tensor], *points: Tensor) -> Tensor:
         """Return the sum over parts of what a function of a part of the data and of points (..., d) gives."""
-        raise NotImplementedError
 
     def score_fn(self, x: Tensor) -> Tensor:
         """Evaluate the gradient of log p at each row of x (n, d)."""
@@ -357,86 +358,6 @@ def in_blocks(target: Divisible, x: Tensor, n_rows: int, n_outputs: int = 1) -> 
     """Return a target of so many rows in blocks if its points by its rows are too many for one matrix, else None."""
     too_many = x[..., 0].numel() * n_rows * n_outputs > MAX_MATRIX
     return Blocks(target) if too_many and N_BLOCK < n_rows == target.n_rows else None
-
-
-class Minibatches(Target):
-    r"""A target whose training sees a random part of its data at a time.
-
-    The kernel Stein discrepancy multiplies two scores. From one minibatch their product would be biased by the
-    covariance of the noise; the two halves of a batch of draws therefore see independent minibatches, and pairs
-    within a half are left out. Within a finite difference a minibatch stays the same. Where the target has a single
-    mode, minibatches are corrected by an expansion of the score there, so that little of their noise is left, and the
-    pilot sees a part of the data that is corrected in the same way. All of the data are evaluated in blocks.
-
-    Parameters
-    ----------
-    target : Target
-        With `n_rows`, the number of its observations, and `subset(rows)`, the target given only the observations
-        named by a tensor of integers, each counted n_rows / len(rows) times. `from_rows` makes one.
-    batch_size : int
-        Observations of a minibatch, drawn with replacement.
-
-    References
-    ----------
-    Baker, J. et al. (2019). Control variates for stochastic gradient MCMC. https://arxiv.org/abs/1706.05439
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from skksivi.targets import BayesianLogisticRegression, Minibatches
-    >>> X = np.random.RandomState(0).normal(size=(1000, 3))
-    >>> target = BayesianLogisticRegression(X, X[:, 0] > 0.1)
-    >>> Minibatches(target, batch_size=100)
-    Minibatches(BayesianLogisticRegression(n_features=3), batch_size=100)
-    """
-
-    def __init__(self, target: Divisible, batch_size: int) -> None:
-        for name in ("n_rows", "subset"):
-            if not hasattr(target, name):
-                raise TypeError(
-                    f"`target` must have `n_rows` and `subset(rows)`, but {type(target).__name__} has no `{name}`; "
-                    "define it, or make a target by skksivi.targets.from_rows."
-                )
-        self.target = target
-        self.batch_size = check_integer(batch_size, "batch_size", min_val=1)
-
-    @property
-    def n_features(self) -> int:  # type: ignore[override]
-        """Dimension d."""
-        return self.target.n_features
-
-    def minibatch(self, generator: torch.Generator) -> Target:
-        """Draw observations and return the target that sees these alone."""
-        rows = torch.randint(self.target.n_rows, (self.batch_size,), generator=generator, device=generator.device)
-        return self.target.subset(rows)
-
-    @property
-    def n_rows(self) -> int:
-        """Number of observations."""
-        return self.target.n_rows
-
-    def part(self, n: int) -> Blocks:
-        """Return the target that sees n observations alone, always the same; all of them if there are no more."""
-        if n >= self.n_rows:
-            return Blocks(self.target)
-        order = torch.randperm(self.n_rows, generator=torch.Generator().manual_seed(0), device="cpu")
-        return Blocks(self.target, order[:n])
-
-    def score_fn(self, x: Tensor) -> Tensor:
-        """Evaluate the gradient of log p at each row of x (n, d), from all of the data, a block at a time."""
-        return Blocks(self.target).score_fn(x)
-
-    @property
-    def score_vjp(self) -> ScoreWithProduct | None:
-        """The product of the target, if it has one."""
-        return Blocks(self.target).score_vjp
-
-    def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
-        """Return a copy whose target is on `device` and of type `dtype`."""
-        return self._replaced(target=self.target.to(device=device, dtype=dtype))
-
-    def __repr__(self) -> str:
-        return f"Minibatches({self.target!r}, batch_size={self.batch_size})"
 
 
 class _RowsTarget(Target):

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plain_targets import Mixture, as_score, gaussian, generator, gumbel_score, origin
 
-from skksivi import KSIVIApproximator, load, save
+from skksivi import KSIVIApproximator, diagnose, load, save
 from skksivi.pilot._affine import Affine
 from skksivi.pilot._modes import saddle_free_newton
 from skksivi.pilot._others import all_modes, contradicting, symmetries_of
@@ -56,6 +57,54 @@ def test_narrow_modes_are_found_in_nine_of_ten_seeds():
             all_modes(as_score(p.score_fn, d=5), origin(5), Affine(p.means[0], unit(5)), generator(seed)).maps
         )
     assert found - 20 >= 17
+
+
+def scattered_mixture(k, d, half_width):
+    centres = np.random.RandomState(0).uniform(-half_width, half_width, (k, d))
+    centres[0] = 0
+    return Mixture(np.full(k, 1 / k), centres, np.ones(k))
+
+
+@pytest.mark.parametrize(("k", "d"), [(15, 2), (40, 10)])
+def test_many_modes_are_found_until_a_round_finds_no_other(k, d):
+    """Those that overlap are one; nine of ten at least."""
+    p = scattered_mixture(k, d, 20.0)
+    found = all_modes(as_score(p.score_fn, d=d), origin(d), Affine(origin(d), unit(d)), generator())
+    assert 0.9 * k <= len(found.maps) <= k
+    n, n_new = found.ascents
+    assert n > k
+    assert n_new == 0
+
+
+@pytest.mark.slow
+def test_a_search_that_finds_new_modes_to_its_end_says_so():
+    """There are 300, and the search ends at 120."""
+    p = scattered_mixture(300, 5, 60.0)
+    found = all_modes(as_score(p.score_fn, d=5), origin(5), Affine(origin(5), unit(5)), generator())
+    n, n_new = found.ascents
+    assert n_new / n > 0.05
+
+
+def test_a_missed_mode_has_a_probability():
+    q = KSIVIApproximator(random_state=0).fit(MIXTURES["apart"].score_fn, n_features=2)
+    n, n_new = q.whitening_.ascents
+    assert n_new == q.whitening_.unseen == 0
+    assert q.whitening_.missed(0.05) == pytest.approx(0.95**n)
+    assert q.whitening_.missed(1.0) == 0
+    nothing = replace(q.whitening_, ascents=None)
+    assert nothing.missed(0.05) == 1
+    assert math.isnan(nothing.unseen)
+    with pytest.raises(ValueError, match="`share` is a share of the ascents"):
+        nothing.missed(1.5)
+
+
+def test_a_diagnosis_tells_that_the_search_did_not_end():
+    p = MIXTURES["apart"]
+    q = KSIVIApproximator(random_state=0).fit(p.score_fn, n_features=2)
+    q.whitening_ = replace(q.whitening_, ascents=np.array([100, 8]))
+    check = next(c for c in diagnose(q, p.score_fn, random_state=0).checks if c.name == "modes")
+    assert "still new ones by 8% of the ascents" in check.text
+    assert "`init`" in check.remedy
 
 
 @given(seed=st.integers(0, 10**6))
@@ -126,7 +175,8 @@ def test_all_labels_are_in_a_fit_in_equal_shares(tmp_path):
     shares = [(order == p).all(1).mean() for p in itertools.permutations(range(3))]
     np.testing.assert_allclose(shares, 1 / 6, atol=5 * math.sqrt(5 / 36 / 6000))
     save(q, tmp_path / "q")
-    np.testing.assert_array_equal(load(tmp_path / "q").whitening_.symmetries, q.whitening_.symmetries)
+    for name in ("symmetries", "ascents"):
+        np.testing.assert_array_equal(getattr(load(tmp_path / "q").whitening_, name), getattr(q.whitening_, name))
 
 
 # Weights

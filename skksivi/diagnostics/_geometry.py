@@ -45,6 +45,9 @@ N_LOST, N_QUICK = 5, 400
 #: Degrees of freedom of the Student t by which the middle of the draws is found, and the steps to it.
 MIDDLE_DF, N_MIDDLE = 3.0, 20
 
+#: The share of the ascents of a fit that may lead to modes which it has not found.
+MAX_UNSEEN = 0.05
+
 #: The share of draws that may lie in a wrong mode.
 MAX_MISPLACED = 0.05
 
@@ -121,6 +124,13 @@ def _check_modes(view: View, cells: Cells, lost: tuple[Tensor, Tensor]) -> Check
         text = f"{len(centres)} of {len(centres) + len(cells.maps)} without draws, of share {shares.sum():.0%}"
         remedy = f"No draw is in the mode at {where}: {view.advice('whiten', 'init')}."
         return judged("modes", shares.sum().item(), text, remedy)
+    whitening = view.report.get("whitening_")
+    if whitening is not None and whitening.unseen > MAX_UNSEEN:
+        text = f"{len(whitening.modes)} found, and still new ones by {whitening.unseen:.0%} of the ascents"
+        remedy = (
+            "The search for modes did not come to an end: give points near more of them as `init`, (k, n_features)."
+        )
+        return judged("modes", whitening.unseen, text, remedy)
     if len(cells.maps) == 1:
         return judged("modes", 0.0, "1", None)
     x, d = view.x[view.finite], view.x.shape[1]

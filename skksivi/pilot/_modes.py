@@ -326,11 +326,14 @@ class ModeMaps(NamedTuple):
         Their shares of the target.
     symmetries : tuple of Tensor of shape (d,)
         Permutations of the coordinates that leave the target as it is.
+    ascents : (int, int) or None
+        How many ascents of the last round ended at a mode, and at one not known before; None without ascents.
     """
 
     maps: list[Affine]
     weights: Tensor
     symmetries: tuple[Tensor, ...] = ()
+    ascents: tuple[int, int] | None = None
 
 
 # Modes

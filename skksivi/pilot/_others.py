@@ -22,9 +22,10 @@ from skksivi.score._score import DifferentiableScore, Score
 class LookSettings(NamedTuple):
     """The settings of `all_modes`."""
 
-    #: Points of a round from which there are ascents, and the most rounds.
+    #: Points of a round from which there are ascents, at least so many around each mode, and the most rounds.
     n_starts: int = 64
-    n_rounds: int = 6
+    n_least: int = 4
+    n_rounds: int = 10
     #: Steps of an ascent, and the mean square of a score at which one has arrived.
     n_ascents: int = 30
     level: float = 1e-4
@@ -54,24 +55,30 @@ LOOK = LookSettings()
 def all_modes(score_fn: Score, start: Tensor, mode: Affine, generator: torch.Generator) -> ModeMaps:
     """Return a mode and all others to which ascents lead, from points around it, around a start (d,) and elsewhere.
 
-    Ascents go on, from points around the modes found last, until no round finds another.
+    There are rounds of ascents, from points around all modes found so far, until one finds no other.
     """
     score_u, symmetries = mode.pull_back(score_fn), symmetries_of(score_fn, mode)
-    found = [mode, *_images([mode], symmetries)]
+    kinds, found = [mode], [mode, *_images([mode], symmetries)]
     u = torch.cat(
         [mode.whiten(scattered(start, LOOK.n_starts // 2, generator)), contradicting(score_u, start, generator)]
     )
-    latest = [mode]
     for _ in range(LOOK.n_rounds):
-        n_each = -(-LOOK.n_starts // (2 * len(latest)))
-        u = torch.cat([u, *(mode.whiten(around(a, n_each, generator)) for a in latest)])
-        latest = _new_modes(score_fn, found, ascended(score_u, u))
-        found.extend(latest)
+        n_each = max(LOOK.n_least, LOOK.n_starts // (2 * len(kinds)))
+        u = ascended(score_u, torch.cat([u, *(mode.whiten(around(a, n_each, generator)) for a in kinds)]))
+        new = _new_modes(score_fn, found, _elsewhere(u))
+        ended = (len(u), sum(int(_near(a, mode, u).sum()) for a in new))
+        kinds.extend(new)
+        found.extend(new)
         found.extend(_images(found, symmetries))
-        if not latest or len(found) > LOOK.max_modes:
+        if not new or len(found) > LOOK.max_modes:
             break
         u = mode.whiten(scattered(start, LOOK.n_starts // 2, generator))
-    return ranked(score_fn, found, generator)._replace(symmetries=symmetries)
+    return ranked(score_fn, found, generator)._replace(symmetries=symmetries, ascents=ended)
+
+
+def _near(a: Affine, first: Affine, u: Tensor) -> Tensor:
+    """Tell which points u (n, d), in the coordinates of a first mode, are within the reach of another."""
+    return a.whiten(first.unwhiten(u)).square().sum(1) < min(u.shape[1], MODES.reach)
 
 
 def contradicting(score_u: DifferentiableScore, like: Tensor, generator: torch.Generator) -> Tensor:
@@ -99,7 +106,9 @@ def contradicting(score_u: DifferentiableScore, like: Tensor, generator: torch.G
 
 
 def ascended(score_u: DifferentiableScore, u: Tensor) -> Tensor:
-    r"""Return the ends (k, d) of ascents from points u (n, d) that have arrived elsewhere than at the origin.
+    r"""Return the ends (k, d) of those ascents from points u (n, d) that have arrived at a mode.
+
+    Near the origin, which is one, they go no further.
 
     A step, cut to a length of :math:`2 + 2 \|u\|` and made a quarter where the score turns back at its end, is
 
@@ -124,16 +133,22 @@ def ascended(score_u: DifferentiableScore, u: Tensor) -> Tensor:
         secant = secant.where((secant > 0) & secant.isfinite(), 2 * rate[i])
         u[i], s[i] = u[i] + du.where(~stays, 0), s[i].where(stays, tried)
         rate[i] = (rate[i] / 4).where(stays, secant)
-    return u[u.isfinite().all(1) & (u.square().sum(1) > LOOK.apart * back) & (s.square().mean(1) < LOOK.level)]
+    arrived = (s.square().mean(1) < LOOK.level) | (u.square().sum(1) < back)
+    return u[u.isfinite().all(1) & arrived]
+
+
+def _elsewhere(u: Tensor) -> Tensor:
+    """Return those of the ends (n, d) of ascents that are not near the origin."""
+    return u[u.square().sum(1) > LOOK.apart * min(u.shape[1], LOOK.back)]
 
 
 def _new_modes(score_fn: Score, known: Sequence[Affine], u: Tensor) -> list[Affine]:
     """Return the modes at the ends u (k, d) of ascents, in the coordinates of the first known mode, but for these."""
     first, new = known[0], list[Affine]()
-    score_u, reach = first.pull_back(score_fn), min(u.shape[1], MODES.reach)
+    score_u = first.pull_back(score_fn)
     for _ in range(LOOK.n_checked):
         for a in (*known, *new):
-            u = u[a.whiten(first.unwhiten(u)).square().sum(1) >= reach]
+            u = u[~_near(a, first, u)]
         if not len(u):
             break
         end, u = u[:1], u[1:]

@@ -71,6 +71,7 @@ MAX_POINTS = 2**22
         "sd": (or_none(NONNEGATIVE), "d"),
         "warp": (or_none(is_instance(Warp, Tails)), "d"),
         "symmetries": (or_none(is_array(np.int64, low=0)), "sd"),
+        "ascents": (or_none(is_array(np.int64, low=0)), "a"),
     },
     "d",
 )
@@ -97,6 +98,9 @@ class Whitening:
     symmetries : ndarray of shape (n_symmetries, d) or None
         Permutations of the coordinates that leave the target as it is and lead from one mode to another, as those of
         the labels of a mixture do. The modes that are images of each other have equal weights.
+    ascents : ndarray of shape (2,) or None
+        How many ascents of the last round of the search ended at a mode, and at one that was not known before; None
+        where no other modes were looked for.
     """
 
     map: AffineMap
@@ -109,6 +113,7 @@ class Whitening:
     sd: np.ndarray | None = None
     warp: Curved | None = None
     symmetries: np.ndarray | None = None
+    ascents: np.ndarray | None = None
 
     def seen(self, score: Score) -> Score:
         """Return the score in the coordinates of the map."""
@@ -135,6 +140,25 @@ class Whitening:
         """The factor of the covariance, shape (d, d); lower triangular up to 1,000 features."""
         m = self.map.m
         return self.map.unwhiten_direction(torch.eye(len(m), dtype=m.dtype, device=m.device)).mT.cpu().numpy()
+
+    @property
+    def unseen(self) -> float:
+        """The share of the ascents of the last round of the search that found a new mode; nan without ascents."""
+        n, n_new = (0, 0) if self.ascents is None else self.ascents.tolist()
+        return n_new / n if n else math.nan
+
+    def missed(self, share: float) -> float:
+        """Return the probability with which the last round missed a mode to which this share of its ascents leads.
+
+        Raises
+        ------
+        ValueError
+            `share` is not from 0 to 1.
+        """
+        if not 0 <= share <= 1:
+            raise ValueError(f"`share` is a share of the ascents, from 0 to 1, got {share}.")
+        n = 0 if self.ascents is None else int(self.ascents[0])
+        return float((1 - share) ** n)
 
     @property
     def condition(self) -> float:
@@ -300,7 +324,9 @@ def _of_points(modes: ModeMaps, pilot: PilotPoints) -> Found:
         mean_se = (mean_se / y.std(0)).max() * x.std(0)
     mean, mean_se, sd = (a.cpu().numpy() for a in (x.mean(0), mean_se, x.std(0)))
     symmetries = torch.stack(modes.symmetries).cpu().numpy() if modes.symmetries else None
-    return Whitening(map_, *_report(modes), 0, pilot.converged, mean, mean_se, sd, pilot.warp, symmetries), pilot
+    ascents = None if modes.ascents is None else np.array(modes.ascents)
+    report = (mean, mean_se, sd, pilot.warp, symmetries, ascents)
+    return Whitening(map_, *_report(modes), 0, pilot.converged, *report), pilot
 
 
 def _diagonal(search: Search) -> Found:

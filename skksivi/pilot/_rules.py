@@ -325,8 +325,9 @@ def _of_points(modes: ModeMaps, pilot: PilotPoints) -> Found:
     mean, mean_se, sd = (a.cpu().numpy() for a in (x.mean(0), mean_se, x.std(0)))
     symmetries = torch.stack(modes.symmetries).cpu().numpy() if modes.symmetries else None
     ascents = None if modes.ascents is None else np.array(modes.ascents)
-    report = (mean, mean_se, sd, pilot.warp, symmetries, ascents)
-    return Whitening(map_, *_report(modes), 0, pilot.converged, *report), pilot
+    where, shares = _report(modes)
+    moments = (mean, mean_se, sd)
+    return Whitening(map_, where, shares, 0, pilot.converged, *moments, pilot.warp, symmetries, ascents), pilot
 
 
 def _diagonal(search: Search) -> Found:

@@ -229,6 +229,74 @@ def from_numpyro(model: Callable[P, object], /, *args: P.args, **kwargs: P.kwarg
     return JaxTarget(partial(_negative, info.potential_fn), info.param_info.z, info.postprocess_fn)
 
 
+def non_centered(model: Callable[P, T]) -> Callable[P, T]:
+    r"""Put the latent sites of a NumPyro model into their non-centred form.
+
+    A site of a location-scale family on the whole line, such as :math:`\theta \sim N(\mu, \tau^2)`, is drawn as
+    ``theta_decentered`` of location zero and scale one, and :math:`\theta = \mu + \tau \tilde\theta` is a
+    deterministic site. The posterior of the parameters is the same. In a hierarchy whose groups have few data the new
+    coordinates are nearly Gaussian and the old ones a funnel. With many data in each group, keep the centred form.
+
+    Parameters
+    ----------
+    model : callable
+        A NumPyro model.
+
+    Returns
+    -------
+    model : callable
+        With the same arguments, for `from_numpyro`. What `constrain` returns has the old names, too.
+
+    Raises
+    ------
+    ImportError
+        NumPyro is not installed.
+    TypeError
+        `model` is not callable.
+
+    References
+    ----------
+    Papaspiliopoulos, O., Roberts, G. and Sköld, M. (2007). A general framework for the parametrization of
+    hierarchical models. Statistical Science 22(1).
+
+    Gorinova, M., Moore, D. and Hoffman, M. (2020). Automatic reparameterisation of probabilistic programs.
+    https://arxiv.org/abs/1906.03028
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> import numpyro
+    >>> import numpyro.distributions as dist
+    >>> from skksivi.targets import from_numpyro, non_centered
+    >>> def model(y):
+    ...     scale = numpyro.sample("scale", dist.HalfNormal(5.0))
+    ...     with numpyro.plate("groups", 2):
+    ...         effect = numpyro.sample("effect", dist.Normal(0.0, scale))
+    ...         numpyro.sample("y", dist.Normal(effect, 1.0), obs=y)
+    >>> target = from_numpyro(non_centered(model), y=jnp.array([1.0, -2.0]))
+    >>> target.names
+    ('effect_decentered[0]', 'effect_decentered[1]', 'scale')
+    >>> target.constrain([[1.0, 2.0, 0.0]])["effect"].tolist()
+    [[1.0, 2.0]]
+    """
+    if not callable(model):
+        raise TypeError(f"`model` must be a NumPyro model, a callable, got a {type(model).__name__}.")
+    reparam = import_library("numpyro.infer.reparam", "numpyro").LocScaleReparam
+    real = import_library("numpyro.distributions", "numpyro").constraints.real
+
+    def strategy(site: Mapping[str, Any]) -> object:
+        family = site["fn"]
+        while hasattr(family, "base_dist") and not hasattr(family, "loc"):  # expanded, or of more dimensions
+            family = family.base_dist
+        arguments = set(getattr(family, "arg_constraints", ()))
+        done = site["is_observed"] or site["name"].endswith("_decentered")
+        if done or family.support is not real or not {"loc", "scale"} <= arguments:
+            return None
+        return reparam(0, shape_params=sorted(arguments - {"loc", "scale"}))
+
+    return import_library("numpyro.handlers", "numpyro").reparam(model, config=strategy)
+
+
 def _negative(potential: LogDensity, point: object) -> Array:
     return -potential(point)
 

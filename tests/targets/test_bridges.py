@@ -15,7 +15,7 @@ import torch
 from skksivi import KSIVIApproximator
 from skksivi.parameters import Pilot
 from skksivi.score._target import resolve_score
-from skksivi.targets import Target, from_bridgestan, from_jax, from_log_prob, from_numpyro, from_pymc
+from skksivi.targets import Target, from_bridgestan, from_jax, from_log_prob, from_numpyro, from_pymc, non_centered
 
 Y = (0.3, 1.9, -0.4, 1.1, 2.2)
 D = 5  # coordinates of mu, sigma > 0, p in (-1, 2) and w in the simplex of three
@@ -572,6 +572,30 @@ def test_fit_to_a_conjugate_model(make, double):
     assert abs(rate.std() / sd - 1) < margin
 
 
+def test_the_non_centred_form_is_the_same_posterior():
+    """log p(z) = log p(m + t z) + log |d(m + t z) / dz|, with what is of no such family left alone."""
+    numpyro = pytest.importorskip("numpyro", reason="the bridge needs NumPyro")
+    dist = numpyro.distributions
+
+    def model(y):
+        scale = numpyro.sample("scale", dist.HalfNormal(2))
+        positive = numpyro.sample("positive", dist.LogNormal(0, scale))
+        both = numpyro.sample("both", dist.StudentT(4, 1.0, scale).expand([2]).to_event(1))
+        with numpyro.plate("rows", 3):
+            numpyro.sample("y", dist.Normal(both.sum(), positive), obs=y)
+
+    with precision_of_jax(double=True):
+        y = np.array([0.3, -1.0, 2.0])
+        centred, other = from_numpyro(model, y), from_numpyro(non_centered(model), y)
+        assert other.names == ("both_decentered[0]", "both_decentered[1]", "positive", "scale")
+        Z = np.random.RandomState(0).normal(size=(5, 4))
+        found, scale = other.constrain(Z), np.exp(Z[:, 3:])
+        np.testing.assert_allclose(found["both"], 1 + scale * Z[:, :2], rtol=1e-12)
+        X = torch.as_tensor(np.hstack([found["both"], Z[:, 2:]]))
+        log_p, log_p_z = centred.log_prob(X), other.log_prob(torch.as_tensor(Z))
+    torch.testing.assert_close(log_p_z, log_p + 2 * torch.as_tensor(Z[:, 3]), rtol=1e-10, atol=1e-10)
+
+
 # What is wrong is told
 
 
@@ -633,6 +657,8 @@ def test_wrong_models_in_numpyro():
         from_numpyro(lambda: numpyro.sample("y", dist.Normal(0, 1), obs=1.0))
     with pytest.raises(RuntimeError, match="discrete"):
         from_numpyro(lambda: numpyro.sample("k", dist.Poisson(3)))
+    with pytest.raises(TypeError, match="`model` must be a NumPyro model"):
+        non_centered(3)
 
 
 def test_wrong_models_in_pymc():

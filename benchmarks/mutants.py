@@ -54,6 +54,7 @@ MODULES = {
     "training._guard": ["test_moments", "test_ksivi"],
     "terms": ["test_regularization", "test_ksivi"],
     "estimators._ksd": ["test_ksivi", "test_hksivi"],
+    "estimators._verdict": ["test_ksivi", "test_hksivi"],
 }
 
 #: What the package and its tests import, loaded once.

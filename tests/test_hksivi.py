@@ -11,7 +11,7 @@ from sklearn.base import clone
 
 from skksivi import HKSIVIApproximator, mixing
 from skksivi.annealing import BRIDGES, Cosine, Geometric, Linear, bridge_levels
-from skksivi.estimators._ksd import Start
+from skksivi.estimators._start import Start
 from skksivi.families._hierarchy import Hierarchy
 from skksivi.families._layer import MultilayerPerceptron
 from skksivi.kernels import Gaussian

@@ -401,7 +401,7 @@ def test_it_takes_a_thousand_scores_and_changes_no_draw(monkeypatch):
     monkeypatch.setattr("skksivi.estimators._trained.is_certified", lambda _: False)
     q = quick(early_stopping=None).fit(score_fn, n_features=2)
     n, X = asked[0], q.sample(5)
-    monkeypatch.setattr("skksivi.estimators._ksd.cheap_certificate", lambda *_: None)
+    monkeypatch.setattr("skksivi.estimators._verdict.cheap_certificate", lambda *_: None)
     asked[0] = 0
     without = quick(early_stopping=None).fit(score_fn, n_features=2)
     assert 0 < n - asked[0] <= 1000

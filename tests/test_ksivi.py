@@ -31,7 +31,7 @@ from sklearn.exceptions import ConvergenceWarning
 from skksivi import HKSIVIApproximator, KSIVIApproximator, load, save
 from skksivi import mixing as mixings
 from skksivi.annealing import Linear
-from skksivi.estimators._ksd import Start
+from skksivi.estimators._start import Start
 from skksivi.families._layer import LinearSkip, gaussian_layer
 from skksivi.kernels import IMQ, KERNELS, Gaussian
 from skksivi.metrics import kl_divergence

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plain_targets import generator, normal
 
-from skksivi.estimators._ksd import mixture_draws
+from skksivi.estimators._start import mixture_draws
 from skksivi.pilot._mixture import MAX_COMPONENTS, Components, fitted_mixture
 
 

@@ -16,7 +16,8 @@ from skksivi._arrays import check_function
 from skksivi._numbers import check_integer
 from skksivi.annealing import bridge_levels
 from skksivi.base import Constraints, HasMethods, Integral, Interval, Real, StrOptions, learns
-from skksivi.estimators._ksd import STEIN_TRAINED, Start, SteinTrained, mixture_draws
+from skksivi.estimators._ksd import STEIN_TRAINED, SteinTrained
+from skksivi.estimators._start import Start, mixture_draws
 from skksivi.estimators._trained import langevin_scale
 from skksivi.families._hierarchy import Hierarchy, langevin_hierarchy
 from skksivi.families._samplers import Layers

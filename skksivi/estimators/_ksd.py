@@ -10,24 +10,37 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import ClassVar, Generic, NamedTuple, cast
+from typing import ClassVar, Generic
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from skksivi._arrays import as_array
-from skksivi._control_variates import controlled, stein_features
 from skksivi._saved import COUNT, CURVE, NAMES, Parts, is_instance, is_one_of, or_none
-from skksivi._weights import Certificate, cheap_certificate
+from skksivi._weights import Certificate
 from skksivi.base import LOSSES, Constraints, Interval, Real, StrOptions
 from skksivi.estimators._identity import FREE, described, of_kernel, of_score, of_score_near, of_terms, settled
 from skksivi.estimators._interrupted import Interrupted, widths
+from skksivi.estimators._start import Start, is_close
 from skksivi.estimators._trained import KEEPING, F, Job, Trained, is_certified
+from skksivi.estimators._verdict import (
+    LOOK_EVERY,
+    N_MONITOR_DRAWS,
+    Judge,
+    WhenGood,
+    certified,
+    nearer,
+    not_worse,
+    recentred,
+    remark_of,
+    until_interrupted,
+    watch_of,
+)
 from skksivi.families._derived import Warped
 from skksivi.families._hierarchy import Hierarchy
 from skksivi.families._layer import Drawn, Family
-from skksivi.families._samplers import Fit, InU, Layer, Layers, Sampler, Tell
+from skksivi.families._samplers import Fit, InU, Tell
 from skksivi.kernels import Kernel, resolve_kernel
 from skksivi.mixing import Bootstrap, GaussianMixtureDraws, Mixing, MixingLike, build_mixing, check_mixing
 from skksivi.parameters import (
@@ -39,63 +52,37 @@ from skksivi.parameters import (
     pilot_of,
     plateau_of,
 )
-from skksivi.pilot._affine import Affine, Identity
+from skksivi.pilot._affine import Affine
 from skksivi.pilot._chains import PilotPoints
 from skksivi.pilot._curved import Curved
-from skksivi.pilot._mixture import Components
 from skksivi.pilot._modes import LostError, find_modes
 from skksivi.pilot._others import all_modes
 from skksivi.pilot._rules import MAX_FEATURES, Whitening, pulled_back
 from skksivi.pilot._short import SHORT, matched
-from skksivi.score._improper import has_power_tails
 from skksivi.score._score import DifferentiableScore, Halves, Score, WithoutProducts
 from skksivi.score._tally import SpentError
-from skksivi.stein._discrepancy import FixedKernelKSD, agree, stein_error
+from skksivi.stein._discrepancy import agree
 from skksivi.stein._estimators import GRADIENT_ESTIMATORS, GradientEstimator
 from skksivi.stein._fused import value_and_gradients
 from skksivi.stein._path import Memory, averages, n_batches, shortened, velocity
 from skksivi.training._checkpoint import CheckpointFile
-from skksivi.training._guard import Departure, MomentPenalty, Steering, Verdict, Watch, Worsening, departure
+from skksivi.training._guard import MomentPenalty, Steering, Watch
 from skksivi.training._hooks import CERTIFICATE, Saving
-from skksivi.training._loop import Hook, Objective, Progress, Scheduled, State
-
-#: Draws whose moments are compared with the start's, and those of them whose discrepancy is computed.
-N_MONITOR_DRAWS, N_JUDGED_DRAWS = 4000, 1000
-
-#: How far coordinates are moved to the target at most: in standard deviations, and by what factor.
-MAX_SHIFT, MAX_RATIO = 5.0, 100.0
+from skksivi.training._loop import Hook, Objective, Scheduled, State
 
 #: How often a Gaussian is fitted again from where the last one was, unless that will do.
 N_MATCHED = 3
 
-#: Draws by which the mean of a fit is corrected, and the error, in standard deviations, from which on it is.
-N_RECENTRED, VISIBLE = 2000, 0.06
-
 #: Draws of a fit whose target has moved, above which modes are searched.
 N_FOLLOWED = 16
-
-#: What a start may be off by, in standard deviations, to count as near the target, and a training may add to that.
-NEAR, WORSE = 0.25, 0.25
-
-#: The divergence of a feature, in nats, at which a training ends.
-ENOUGH = 0.01
-
-#: Iterations between two comparisons.
-LOOK_EVERY = 500
 
 #: Width of a kernel in whitened coordinates, in units of the square root of the dimension.
 WHITENED_BANDWIDTH = 0.5
 
 
-#: Scores that the training of a hierarchy has taken from which on those that its density takes are few.
-MANY_CALLS = 1_000_000
-
 #: Evaluations of the score, of those that may be spent, that are kept for what comes last: the scale of the family
 #: and a certificate.
 N_RESERVED = 350
-
-#: Draws of a certificate, and of the second look at a fit that the first does not let pass, in units of the first.
-N_CERTIFIED = (1, 4)
 
 #: What KSIVI and HKSIVI have learned beside what they draw from.
 STEIN_TRAINED: Parts = {
@@ -109,19 +96,6 @@ STEIN_TRAINED: Parts = {
 
 #: An estimate of what is minimised, by draws, with its gradients in the fields of `Drawn`.
 Gradients = Callable[[Drawn], tuple[Tensor, ...]]
-
-
-class Start(NamedTuple, Generic[F]):
-    """Where a training starts: coordinates, a family in them, what ties it to a pilot, the seed of its noise, a
-    checksum of what the score returns there, and the draws it remembers.
-    """
-
-    whitening: Whitening
-    family: F
-    penalty: MomentPenalty | None
-    seed: int
-    answers: str
-    memory: Memory | None = None
 
 
 class SteinTrained(Trained, Generic[F]):
@@ -170,7 +144,7 @@ class SteinTrained(Trained, Generic[F]):
             fit = untrained
         else:
             try:
-                fit = _nearer(self._trained(file, score, start, generator, show), untrained)
+                fit = nearer(self._trained(file, score, start, generator, show), untrained)
             except SpentError:  # before the first iteration
                 fit = self._as_started(score, start)
         fit = of_x(fit._replace(report={"score_checksum_": start.answers, **fit.report}))
@@ -189,7 +163,8 @@ class SteinTrained(Trained, Generic[F]):
         """Return the fit of a training."""
         family = copy.deepcopy(start.family)
         sampler_of = self._sampler_of(score, start)
-        watch = self._watch(score, start, sampler_of, family)
+        judge = Judge(score, start.whitening.map, start.seed)
+        watch = self._watch(judge, start, sampler_of(family), family)
         if self._follows_path and start.memory is None:
             start = start._replace(memory=Memory.empty(next(family.parameters()).detach()))
         score_u = pulled_back(score, start.whitening.map, generator)
@@ -200,24 +175,20 @@ class SteinTrained(Trained, Generic[F]):
         with score.tally.reserving(N_RESERVED):
             fit = self._train_from(job, watch, [*self._ends(score, start, sampler_of), *saving], resume)
         at_start, at_end = sampler_of(start.family.requires_grad_(False)), sampler_of(family)
-        return _until_interrupted(
+        several = len(start.whitening.modes) > 1  # far apart, where Stein's identities are noisy
+        n_before = len(self.loss_curve_) if self._continues() else 0
+        return until_interrupted(
             fit,
-            lambda fit: self._not_worse(fit, score, start, at_start, at_end),
+            lambda fit: fit if several else not_worse(fit, judge, at_start, at_end, n_before),
             lambda fit: self._recentred(fit, score, start.seed),
-            lambda fit: self._certified(fit, score, start.seed),
+            lambda fit: certified(fit, score, start.seed, self.batch_size),
         )
 
     def _ends(self, score: Score, start: Start[F], sampler_of: Callable[[F], InU]) -> list[Hook]:
         """Return the hook that ends a training by itself, if one is to."""
         if not (self._ends_by_itself and self._follows_path) or self._is_noisy(score):
             return []
-
-        def is_good(family: F) -> bool:
-            sampler = sampler_of(family)
-            found = cheap_certificate(sampler, score.double, start.seed ^ 1) if isinstance(sampler, Layer) else None
-            return found is not None and found.trusted and found.divergence <= ENOUGH * sampler.n_features
-
-        return [WhenGood(is_good)]
+        return [WhenGood(sampler_of, score, start.seed)]
 
     @property
     def _ends_by_itself(self) -> bool:
@@ -229,12 +200,12 @@ class SteinTrained(Trained, Generic[F]):
         """Return a fit that draws from its start, None unless that is at a pilot, with its certificate."""
         if score.tally.is_spent:
             fit = self._as_started(score, start)
-            return _until_interrupted(fit, lambda fit: self._certified(fit, score, start.seed))
+            return until_interrupted(fit, lambda fit: certified(fit, score, start.seed, self.batch_size))
         if not self._ends_by_itself or not self._is_at_pilot(start) or self._goes_on(start):
             return None
         score.tally.begin(CERTIFICATE)
         fit = self._as_started(score, start)
-        return _until_interrupted(fit, lambda fit: self._certified(fit, score, start.seed))
+        return until_interrupted(fit, lambda fit: certified(fit, score, start.seed, self.batch_size))
 
     def _will_do(self, fit: Fit, score: Score, start: Start[F]) -> bool:
         """Tell whether a fit that draws from its start needs no training, by its certificate.
@@ -371,7 +342,7 @@ class SteinTrained(Trained, Generic[F]):
                     if found is last:  # which does, or gets no better
                         break
                     last, found = found, matched(double, found, generator)
-                whitening = replace(whitening, map=found) if _is_close(found, map_) else whitening
+                whitening = replace(whitening, map=found) if is_close(found, map_) else whitening
         except (LostError, SpentError, torch.linalg.LinAlgError):
             return whitening, pilot
         n_calls = whitening.n_score_calls + score_fn.tally.total - before
@@ -659,49 +630,18 @@ class SteinTrained(Trained, Generic[F]):
 
     # What becomes of it
 
-    def _watch(self, score: Score, start: Start[F], sampler_of: Callable[[F], InU], family: F) -> Watch | None:
-        """Return the rule by which states are compared, every one by draws from the same noise.
-
-        A guarded state is kept if it has the smallest discrepancy of those whose moments stay near those that the
-        start has, or its base where that is at the target; one that was trained on minibatches, if Stein's identities
-        also hold no worse than at the start.
-        """
-        map_, sampler = start.whitening.map, sampler_of(family)  # which follows the family through its training
-        stopping, guards = plateau_of(self.early_stopping), self._guards(start)
-
-        def noise() -> torch.Generator:
-            return torch.Generator(score.device).manual_seed(start.seed)
-
+    def _watch(self, judge: Judge, start: Start[F], sampler: InU, family: F) -> Watch | None:
+        """Return the rule by which states are compared, None where they are not."""
+        score, stopping, guards = judge.score, plateau_of(self.early_stopping), self._guards(start)
         if guards and self._continues():  # a target that has moved is to be followed
             guards = self._is_near(start, score)
         noisy = self._is_noisy(score)
         if stopping is None and not guards and not noisy:
             return None
-        judge = FixedKernelKSD(score.double, score.n_features, score.device, map_)
-        with torch.no_grad():
-            reference = sampler.reference_in_u(N_MONITOR_DRAWS, noise())
-
-        def error(u: Tensor) -> float:
-            return stein_error(u, map_.whiten_score(score.double(map_.unwhiten(u))))
-
-        @torch.no_grad()
-        def look(_: nn.Module) -> tuple[float, Verdict]:
-            u = sampler.sample_in_u(N_MONITOR_DRAWS, noise())
-            some, verdict = u[:N_JUDGED_DRAWS], departure(u, reference)
-            try:
-                value = judge(map_.unwhiten(some))
-            except ValueError:  # the score is not finite there
-                value = math.inf
-            if noisy and (verdict.accepted or not guards):
-                return value, Worsening(error(some), at_start)
-            return value, verdict
-
-        with torch.no_grad():
-            at_start = error(sampler.sample_in_u(N_MONITOR_DRAWS, noise())[:N_JUDGED_DRAWS]) if noisy else 0.0
-        watch = Watch(look, stopping, every=LOOK_EVERY, keeps_best=guards or noisy)
+        found = watch_of(judge, sampler, stopping, guards=guards, noisy=noisy)
         if guards or noisy:
-            watch.look(family, 0)
-        return watch
+            found.look(family, 0)
+        return found
 
     def _is_noisy(self, score: Score) -> bool:
         """Tell whether the training sees minibatches."""
@@ -732,35 +672,9 @@ class SteinTrained(Trained, Generic[F]):
             "best_iter_": best_iter,
             "certificate_": None,
         }
-        remark = None if watch is None else _remark(watch, best_iter)
+        remark = None if watch is None else remark_of(watch, best_iter)
         ended_by = None if isinstance(run.ended_by, SpentError) else run.ended_by
         return Fit(job.sampler_of(job.family), report, ended_by, remark)
-
-    def _not_worse(self, fit: Fit, score: Score, start: Start[F], at_start: InU, at_end: InU) -> Fit:
-        """Return the start where it was near the target and the training has led away, by draws from equal noise.
-
-        Stein's identities, which tell this, hardly see tails that fall as a power.
-        """
-        several = len(start.whitening.modes) > 1  # far apart, whose identities are noisy
-        n_before = len(self.loss_curve_) if self._continues() else 0
-        if several or fit.ended_by is not None or fit.report["best_iter_"] == n_before or fit.remark is not None:
-            return fit
-        map_ = start.whitening.map
-
-        @torch.no_grad()
-        def error(sampler: InU) -> float:
-            u = sampler.sample_in_u(N_MONITOR_DRAWS, torch.Generator(score.device).manual_seed(start.seed))
-            return stein_error(u, map_.whiten_score(score.double(map_.unwhiten(u))))
-
-        before = error(at_start)
-        if before > NEAR or (after := error(at_end)) <= before + WORSE or has_power_tails(score):
-            return fit
-        remark = (
-            "The training did not improve on its start, which is returned: by Stein's identities the draws at its "
-            f"end are off by {after:.2g} standard deviations, those of the start by {before:.2g}. Lower "
-            "`learning_rate`, raise `batch_size`, or take fewer `max_iter`."
-        )
-        return fit._replace(sampler=at_start, report={**fit.report, "best_iter_": n_before}, remark=remark)
 
     def _recentred(self, fit: Fit, score: Score, seed: int) -> Fit:
         """Return a fit whose last state was kept with its mean corrected, if that can be done and is better."""
@@ -773,21 +687,6 @@ class SteinTrained(Trained, Generic[F]):
         answers = of_score_near(score, moved.whitening)
         return fit._replace(sampler=moved, report={**fit.report, "score_checksum_": answers})
 
-    def _certified(self, fit: Fit, score: Score, seed: int) -> Fit:
-        """Return a fit with its certificate, None where it has not come to its end or that costs much."""
-        sampler, n_values = fit.sampler, self.batch_size * len(np.asarray(fit.report["loss_curve_"]))
-        costly = isinstance(sampler, Layers) and sampler.family.n_layers * n_values < MANY_CALLS
-        if fit.ended_by is not None or costly or not isinstance(sampler, Layer | Layers):
-            return fit
-        for times in N_CERTIFIED:
-            found = cheap_certificate(sampler, score.double, seed ^ 1, times)
-            if found is None:
-                break
-            fit = fit._replace(report={**fit.report, "certificate_": found})
-            if is_certified(fit):
-                break
-        return fit
-
     def _conclude(self, fit: Fit, score_fn: Score, generator: torch.Generator) -> None:
         if fit.finish is not None:
             fit.finish()
@@ -797,110 +696,3 @@ class SteinTrained(Trained, Generic[F]):
 def _in_x(warp: Curved | None, fit: Fit) -> Fit:
     """Return a fit in the coordinates of its target."""
     return fit if warp is None else fit._replace(sampler=Warped(fit.sampler, warp))
-
-
-def _nearer(trained: Fit, untrained: Fit | None) -> Fit:
-    """Return the fit at the end of a training, or the one at its start if that has the better certificate."""
-    if untrained is None or trained.ended_by is not None:
-        return trained
-    before, after = (fit.report["certificate_"] for fit in (untrained, trained))
-    if not (isinstance(before, Certificate) and isinstance(after, Certificate)):
-        return trained
-    if after.divergence <= before.divergence:
-        return trained
-    report = {**trained.report, "certificate_": before, "best_iter_": 0}
-    remark = (
-        "The training did not improve on its start, which is returned: KL(q||p) + KL(p||q) is "
-        f"{after.divergence:.2g} nats at its end and was {before.divergence:.2g}. Lower `learning_rate`, raise "
-        "`batch_size` or the `effort` of whiten=Pilot(...)."
-    )
-    return trained._replace(sampler=untrained.sampler, report=report, remark=remark)
-
-
-def _until_interrupted(fit: Fit, *steps: Callable[[Fit], Fit]) -> Fit:
-    """Return a fit after some steps, none of which loses what was learned before it."""
-    try:
-        for step in steps:
-            fit = step(fit)
-    except SpentError:
-        pass
-    except KeyboardInterrupt as error:
-        fit = fit._replace(ended_by=error)
-    return fit
-
-
-def _is_close(found: Affine, start: Affine) -> bool:
-    """Tell whether a Gaussian is no further from another than a start may be from its target, or it was lost."""
-    shift = start.whiten(found.m[None])
-    scales = torch.linalg.svdvals(torch.linalg.solve_triangular(start.L, found.L, upper=False))
-    return bool(shift.square().mean() < MAX_SHIFT**2 and scales.max() < MAX_RATIO and scales.min() > 1 / MAX_RATIO)
-
-
-@torch.no_grad()
-def recentred(sampler: Sampler, score: DifferentiableScore, seed: int) -> Layer | None:
-    """Return a sampler whose map is moved to the mean that Stein control variates tell, None unless its draws are
-    visibly off and then less.
-    """
-    if not isinstance(sampler, Layer) or isinstance(sampler.whitening.map, Identity):
-        return None
-    map_ = sampler.whitening.map
-    u = sampler.sample_in_u(N_RECENTRED, torch.Generator(map_.m.device).manual_seed(seed)).double()
-    s = map_.whiten_score(score(map_.unwhiten(u)))
-    error = stein_error(u, s)
-    if not VISIBLE < error < math.inf:
-        return None
-    shift = controlled(u, stein_features(u, s)).mean(0) - u.mean(0)
-    moved = map_._replace(m=map_.unwhiten(shift))
-    s_moved = moved.whiten_score(score(moved.unwhiten(u)))
-    if not stein_error(u, s_moved) < error:
-        return None
-    return replace(sampler, whitening=replace(sampler.whitening, map=moved))
-
-
-class WhenGood(Generic[F]):
-    """Ends a training when its averaged state is one that further iterations would hardly better.
-
-    Parameters
-    ----------
-    is_good : callable
-        Judges a module.
-    """
-
-    every, at_end = LOOK_EVERY, False
-
-    def __init__(self, is_good: Callable[[F], bool]) -> None:
-        self.is_good = is_good
-
-    def __call__(self, progress: Progress) -> bool:
-        """Tell whether to stop."""
-        with progress.iterate.averaged():
-            return self.is_good(cast("F", progress.module))
-
-
-def mixture_draws(mixture: Components, dtype: torch.dtype, noise: Tensor | float = 0.0) -> GaussianMixtureDraws:
-    """Return what draws from a mixture, less noise of variances (d,)."""
-    return GaussianMixtureDraws(mixture.means.to(dtype), mixture.factors(noise).to(dtype), mixture.weights)
-
-
-def _remark(watch: Watch, best_iter: int) -> str | None:
-    """Say that a guarded training ended too far from its start, or worse than it, None if it did not."""
-    last = watch.last
-    if not watch.keeps_best or last is None or last.accepted:
-        return None
-    if isinstance(last, Worsening):
-        kept = (
-            "its start, which is returned" if best_iter == 0 else f"its state of iteration {best_iter}, which is kept"
-        )
-        return (
-            f"The training did not improve on {kept}: by Stein's identities the draws at its end are off by "
-            f"{last.error:.2g} standard deviations, those of the start by {last.at_start:.2g}. Take larger "
-            "minibatches, raise `batch_size` or lower `learning_rate`."
-        )
-    if not isinstance(last, Departure):
-        return None
-    worst = int(last.excess.argmax())
-    return (
-        f"The training ended with coordinate {worst} of the whitened draws at {last.sd_ratio[worst]:.2f} times its "
-        f"standard deviation and its third moment changed by {last.third[worst]:+.2f}; the state of iteration "
-        f"{best_iter} is kept. Lower `learning_rate`, or raise `batch_size` or the `weight` of the Pilot."
-    )

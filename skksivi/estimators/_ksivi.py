@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from skksivi._warnings import warn_caller
 from skksivi.base import Constraints, HasMethods, Integral, Interval, StrOptions, learns
-from skksivi.estimators._ksd import STEIN_TRAINED, Start, SteinTrained, mixture_draws
+from skksivi.estimators._ksd import STEIN_TRAINED, SteinTrained
+from skksivi.estimators._start import Start, mixture_draws
 from skksivi.estimators._trained import MAX_LATENT_DIM, temperature
 from skksivi.families._layer import Constant, MultilayerPerceptron, SemiImplicit, covariance_kept, gaussian_layer
 from skksivi.families._samplers import Layer

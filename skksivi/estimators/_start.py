@@ -1,0 +1,44 @@
+"""Where a training starts."""
+
+from __future__ import annotations
+
+from typing import Generic, NamedTuple
+
+import torch
+from torch import Tensor
+
+from skksivi.estimators._trained import F
+from skksivi.mixing import GaussianMixtureDraws
+from skksivi.pilot._affine import Affine
+from skksivi.pilot._mixture import Components
+from skksivi.pilot._rules import Whitening
+from skksivi.stein._path import Memory
+from skksivi.training._guard import MomentPenalty
+
+#: How far coordinates are moved to the target at most: in standard deviations, and by what factor.
+MAX_SHIFT, MAX_RATIO = 5.0, 100.0
+
+
+class Start(NamedTuple, Generic[F]):
+    """Where a training starts: coordinates, a family in them, what ties it to a pilot, the seed of its noise, a
+    checksum of what the score returns there, and the draws it remembers.
+    """
+
+    whitening: Whitening
+    family: F
+    penalty: MomentPenalty | None
+    seed: int
+    answers: str
+    memory: Memory | None = None
+
+
+def mixture_draws(mixture: Components, dtype: torch.dtype, noise: Tensor | float = 0.0) -> GaussianMixtureDraws:
+    """Return what draws from a mixture, less noise of variances (d,)."""
+    return GaussianMixtureDraws(mixture.means.to(dtype), mixture.factors(noise).to(dtype), mixture.weights)
+
+
+def is_close(found: Affine, start: Affine) -> bool:
+    """Tell whether a Gaussian is no further from another than a start may be from its target, or it was lost."""
+    shift = start.whiten(found.m[None])
+    scales = torch.linalg.svdvals(torch.linalg.solve_triangular(start.L, found.L, upper=False))
+    return bool(shift.square().mean() < MAX_SHIFT**2 and scales.max() < MAX_RATIO and scales.min() > 1 / MAX_RATIO)

@@ -1,0 +1,271 @@
+"""What becomes of a training: which of its states is kept, and how good that is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Generic, NamedTuple, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from skksivi._control_variates import controlled, stein_features
+from skksivi._weights import Certificate, cheap_certificate
+from skksivi.estimators._trained import F, is_certified
+from skksivi.families._samplers import Fit, InU, Layer, Layers, Sampler
+from skksivi.parameters import Plateau
+from skksivi.pilot._affine import AffineMap, Identity
+from skksivi.score._improper import has_power_tails
+from skksivi.score._score import DifferentiableScore, Score
+from skksivi.score._tally import SpentError
+from skksivi.stein._discrepancy import FixedKernelKSD, stein_error
+from skksivi.training._guard import Departure, Verdict, Watch, Worsening, departure
+from skksivi.training._loop import Progress
+
+#: Draws whose moments are compared with the start's, and those of them whose discrepancy is computed.
+N_MONITOR_DRAWS, N_JUDGED_DRAWS = 4000, 1000
+
+#: Iterations between two comparisons.
+LOOK_EVERY = 500
+
+#: What a start may be off by, in standard deviations, to count as near the target, and a training may add to that.
+NEAR, WORSE = 0.25, 0.25
+
+#: The divergence of a feature, in nats, at which a training ends.
+ENOUGH = 0.01
+
+#: Draws by which the mean of a fit is corrected, and the error, in standard deviations, from which on it is.
+N_RECENTRED, VISIBLE = 2000, 0.06
+
+#: Scores that the training of a hierarchy has taken from which on those that its density takes are few.
+MANY_CALLS = 1_000_000
+
+#: Draws of a certificate, and of the second look at a fit that the first does not let pass, in units of the first.
+N_CERTIFIED = (1, 4)
+
+
+# While it goes on
+
+
+class WhenGood(Generic[F]):
+    """Ends a training when its averaged state is one that further iterations would hardly better.
+
+    Parameters
+    ----------
+    sampler_of : callable
+        Returns what draws by a family.
+    score : Score
+    seed : int
+    """
+
+    every, at_end = LOOK_EVERY, False
+
+    def __init__(self, sampler_of: Callable[[F], InU], score: Score, seed: int) -> None:
+        self.sampler_of = sampler_of
+        self.score = score
+        self.seed = seed
+
+    def __call__(self, progress: Progress) -> bool:
+        """Tell whether to stop."""
+        with progress.iterate.averaged():
+            sampler = self.sampler_of(cast("F", progress.module))
+            if not isinstance(sampler, Layer):
+                return False
+            found = cheap_certificate(sampler, self.score.double, self.seed ^ 1)
+            return found is not None and found.trusted and found.divergence <= ENOUGH * sampler.n_features
+
+
+class Judge(NamedTuple):
+    """Compares states of a training by draws from the same noise.
+
+    Attributes
+    ----------
+    score : Score
+    map : AffineMap
+        Of the coordinates u of the training.
+    seed : int
+    """
+
+    score: Score
+    map: AffineMap
+    seed: int
+
+    def draws(self, sampler: InU) -> Tensor:
+        """Return draws u (n, d) of a sampler."""
+        return sampler.sample_in_u(N_MONITOR_DRAWS, self._noise())
+
+    def reference(self, sampler: InU) -> Tensor:
+        """Return draws u (n, d) of what the states of a sampler must stay near."""
+        return sampler.reference_in_u(N_MONITOR_DRAWS, self._noise())
+
+    def error(self, u: Tensor) -> float:
+        """Return how far draws u (n, d) are from the target, in standard deviations, by Stein's identities."""
+        return stein_error(u, self.map.whiten_score(self.score.double(self.map.unwhiten(u))))
+
+    def _noise(self) -> torch.Generator:
+        return torch.Generator(self.score.device).manual_seed(self.seed)
+
+
+@torch.no_grad()
+def watch_of(judge: Judge, sampler: InU, stopping: Plateau | None, *, guards: bool, noisy: bool) -> Watch:
+    """Return the rule by which states are compared.
+
+    A guarded state is kept if it has the smallest discrepancy of those whose moments stay near those that the start
+    has, or its base where that is at the target; one that was trained on minibatches, if Stein's identities also hold
+    no worse than at the start.
+
+    Parameters
+    ----------
+    judge : Judge
+    sampler : InU
+        It follows the family through its training.
+    stopping : Plateau or None
+    guards : bool
+        Whether the moments must stay near the start's.
+    noisy : bool
+        Whether the training sees minibatches.
+    """
+    score = judge.score
+    discrepancy = FixedKernelKSD(score.double, score.n_features, score.device, judge.map)
+    reference = judge.reference(sampler)
+    at_start = judge.error(judge.draws(sampler)[:N_JUDGED_DRAWS]) if noisy else 0.0
+
+    @torch.no_grad()
+    def look(_: nn.Module) -> tuple[float, Verdict]:
+        u = judge.draws(sampler)
+        some, verdict = u[:N_JUDGED_DRAWS], departure(u, reference)
+        try:
+            value = discrepancy(judge.map.unwhiten(some))
+        except ValueError:  # the score is not finite there
+            value = math.inf
+        if noisy and (verdict.accepted or not guards):
+            return value, Worsening(judge.error(some), at_start)
+        return value, verdict
+
+    return Watch(look, stopping, every=LOOK_EVERY, keeps_best=guards or noisy)
+
+
+def remark_of(watch: Watch, best_iter: int) -> str | None:
+    """Say that a guarded training ended too far from its start, or worse than it, None if it did not."""
+    last = watch.last
+    if not watch.keeps_best or last is None or last.accepted:
+        return None
+    if isinstance(last, Worsening):
+        kept = (
+            "its start, which is returned" if best_iter == 0 else f"its state of iteration {best_iter}, which is kept"
+        )
+        return (
+            f"The training did not improve on {kept}: by Stein's identities the draws at its end are off by "
+            f"{last.error:.2g} standard deviations, those of the start by {last.at_start:.2g}. Take larger "
+            "minibatches, raise `batch_size` or lower `learning_rate`."
+        )
+    if not isinstance(last, Departure):
+        return None
+    worst = int(last.excess.argmax())
+    return (
+        f"The training ended with coordinate {worst} of the whitened draws at {last.sd_ratio[worst]:.2f} times its "
+        f"standard deviation and its third moment changed by {last.third[worst]:+.2f}; the state of iteration "
+        f"{best_iter} is kept. Lower `learning_rate`, or raise `batch_size` or the `weight` of the Pilot."
+    )
+
+
+# When it is over
+
+
+def until_interrupted(fit: Fit, *steps: Callable[[Fit], Fit]) -> Fit:
+    """Return a fit after some steps, none of which loses what was learned before it."""
+    try:
+        for step in steps:
+            fit = step(fit)
+    except SpentError:
+        pass
+    except KeyboardInterrupt as error:
+        fit = fit._replace(ended_by=error)
+    return fit
+
+
+def nearer(trained: Fit, untrained: Fit | None) -> Fit:
+    """Return the fit at the end of a training, or the one at its start if that has the better certificate."""
+    if untrained is None or trained.ended_by is not None:
+        return trained
+    before, after = (fit.report["certificate_"] for fit in (untrained, trained))
+    if not (isinstance(before, Certificate) and isinstance(after, Certificate)):
+        return trained
+    if after.divergence <= before.divergence:
+        return trained
+    report = {**trained.report, "certificate_": before, "best_iter_": 0}
+    remark = (
+        "The training did not improve on its start, which is returned: KL(q||p) + KL(p||q) is "
+        f"{after.divergence:.2g} nats at its end and was {before.divergence:.2g}. Lower `learning_rate`, raise "
+        "`batch_size` or the `effort` of whiten=Pilot(...)."
+    )
+    return trained._replace(sampler=untrained.sampler, report=report, remark=remark)
+
+
+@torch.no_grad()
+def not_worse(fit: Fit, judge: Judge, at_start: InU, at_end: InU, n_before: int) -> Fit:
+    """Return the start where it was near the target and the training has led away.
+
+    Stein's identities, which tell this, hardly see tails that fall as a power.
+
+    Parameters
+    ----------
+    fit : Fit
+    judge : Judge
+    at_start, at_end : InU
+    n_before : int
+        Iterations of the fits that this one continues.
+    """
+    if fit.ended_by is not None or fit.report["best_iter_"] == n_before or fit.remark is not None:
+        return fit
+    before = judge.error(judge.draws(at_start))
+    if before > NEAR:
+        return fit
+    after = judge.error(judge.draws(at_end))
+    if after <= before + WORSE or has_power_tails(judge.score):
+        return fit
+    remark = (
+        "The training did not improve on its start, which is returned: by Stein's identities the draws at its "
+        f"end are off by {after:.2g} standard deviations, those of the start by {before:.2g}. Lower "
+        "`learning_rate`, raise `batch_size`, or take fewer `max_iter`."
+    )
+    return fit._replace(sampler=at_start, report={**fit.report, "best_iter_": n_before}, remark=remark)
+
+
+@torch.no_grad()
+def recentred(sampler: Sampler, score: DifferentiableScore, seed: int) -> Layer | None:
+    """Return a sampler whose map is moved to the mean that Stein control variates tell, None unless its draws are
+    visibly off and then less.
+    """
+    if not isinstance(sampler, Layer) or isinstance(sampler.whitening.map, Identity):
+        return None
+    map_ = sampler.whitening.map
+    u = sampler.sample_in_u(N_RECENTRED, torch.Generator(map_.m.device).manual_seed(seed)).double()
+    s = map_.whiten_score(score(map_.unwhiten(u)))
+    error = stein_error(u, s)
+    if not VISIBLE < error < math.inf:
+        return None
+    shift = controlled(u, stein_features(u, s)).mean(0) - u.mean(0)
+    moved = map_._replace(m=map_.unwhiten(shift))
+    s_moved = moved.whiten_score(score(moved.unwhiten(u)))
+    if not stein_error(u, s_moved) < error:
+        return None
+    return replace(sampler, whitening=replace(sampler.whitening, map=moved))
+
+
+def certified(fit: Fit, score: Score, seed: int, batch_size: int) -> Fit:
+    """Return a fit with its certificate, None where it has not come to its end or that costs much."""
+    sampler, n_values = fit.sampler, batch_size * len(np.asarray(fit.report["loss_curve_"]))
+    costly = isinstance(sampler, Layers) and sampler.family.n_layers * n_values < MANY_CALLS
+    if fit.ended_by is not None or costly or not isinstance(sampler, Layer | Layers):
+        return fit
+    for times in N_CERTIFIED:
+        found = cheap_certificate(sampler, score.double, seed ^ 1, times)
+        if found is None:
+            break
+        fit = fit._replace(report={**fit.report, "certificate_": found})
+        if is_certified(fit):
+            break
+    return fit

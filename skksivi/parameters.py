@@ -156,9 +156,10 @@ class Pilot(ParameterObject):
         "diagonal" is for many parameters and for posteriors that no Gaussian resembles: chains of underdamped
         Langevin dynamics, and a scale for each coordinate.
     effort : {"low", "auto", "high"}, default="auto"
-        What "auto" spends. "low": importance sampling from a Gaussian or, where that will not do, from short chains
-        around one mode, some 2,000 to 50,000 scores, whether or not it converges. "auto": the same and, where it does
-        not converge or a first look finds several modes, long chains around all modes. "high": long chains at once.
+        What "auto" spends. "low": importance sampling from Gaussians at the modes or, where that will not do, from
+        short chains, some 2,000 to 50,000 scores, whether or not it converges; no training follows. "auto": the same
+        and, where it does not converge, long chains around all modes, and a training where the certificate asks for
+        one. "high": the same with long chains in any case, unless short ones converged in warped coordinates.
     budget : int, default=400_000
         Points at which the score is to be evaluated by long chains, about. With "auto" it sets their number, 128 at
         least, so that less than about 80,000 changes nothing; chains that do not converge, or mix slowly, take

@@ -208,14 +208,15 @@ class SteinTrained(Trained, Generic[F]):
         return until_interrupted(fit, lambda fit: certified(fit, score, start.seed, self.batch_size))
 
     def _will_do(self, fit: Fit, score: Score, start: Start[F]) -> bool:
-        """Tell whether a fit that draws from its start needs no training, by its certificate.
+        """Tell whether a fit that draws from its start needs no training, by its certificate, or is to get none.
 
         Where none can be had, as between modes of a target known by its score, or it cannot be trusted, as in many
         dimensions, the chains have to have converged. Of more features than have a certificate nothing would tell
         whether training has helped.
         """
-        found = fit.report["certificate_"]
-        if score.tally.is_spent or fit.ended_by is not None or is_certified(fit):
+        found, chains = fit.report["certificate_"], pilot_of(self.whiten)
+        is_low = chains is not None and chains.effort == "low"
+        if is_low or score.tally.is_spent or fit.ended_by is not None or is_certified(fit):
             return True
         undecided = not isinstance(found, Certificate) or (
             not found.trusted and score.n_features >= SHORT.many_features

@@ -264,10 +264,10 @@ def _matched(search: Search) -> Found:
 def _by_chains(search: Search) -> Found:
     """Return mean and covariance of chains around the modes, and the chains; of most features the curvature."""
     double, short = search.score.double, None
-    d, is_low = double.n_features, search.chains.effort == "low"
-    if search.chains.effort != "high" and d <= SHORT.max_features:
+    d, effort = double.n_features, search.chains.effort
+    if d <= SHORT.max_features:
         short = _by_short_chains(search, search.starts, alone=search.alone)
-        if short is not None and (short[1].converged or is_low or d > MAX_FEATURES or double.tally.is_spent):
+        if short is not None and (_will_do(short[1], effort) or d > MAX_FEATURES or double.tally.is_spent):
             return _of_points(*short)
         search = search._replace(n_calls=double.tally.total)  # the budget is that of the long chains
     if d > MAX_FEATURES:
@@ -283,10 +283,17 @@ def _by_chains(search: Search) -> Found:
         if short is None:
             raise
         return _of_points(*short)
+    if short is not None and short[1].converged and not pilot.converged:
+        return _of_points(*short)
     found = _of_points(modes, pilot)
     if short is not None and found[0].map.whiten(short[1].x).square().mean(1).median() > FAR_APART:
         return _of_points(modes, pilot._replace(converged=False))  # the short chains ended elsewhere
     return found
+
+
+def _will_do(pilot: PilotPoints, effort: str) -> bool:
+    """Tell whether the points of short chains will do. Where coordinates are warped, long chains do no better."""
+    return effort == "low" or (pilot.converged and (effort == "auto" or pilot.warp is not None))
 
 
 def _by_short_chains(search: Search, starts: Tensor, *, alone: bool) -> tuple[ModeMaps, PilotPoints] | None:

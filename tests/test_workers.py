@@ -226,6 +226,25 @@ def test_dask_gives_the_numbers_of_this_process():
     np.testing.assert_array_equal(there, -(X**3))
 
 
+@pytest.mark.slow
+def test_ray_gives_the_numbers_of_this_process():
+    ray = pytest.importorskip("ray", reason="needs ray")
+    from ray.util.joblib import register_ray
+
+    register_ray()
+    told, X = [], normal_array(7, 3)
+    with ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False):
+        by_ray = {"n_jobs": 2, "backend": "ray", "chunk_size": 2}
+        there = from_score_fn(by_value(lambda X: -(X**3)), 3, progress=told.append, **by_ray).score_fn(X)
+        np.testing.assert_array_equal(there, -(X**3))
+        assert told == [2, 2, 2, 1]
+        with pytest.raises(ValueError, match=r"returned shape \(2, 2\) for the chunk of rows 0 to 1 of 2"):
+            from_score_fn(by_value(lambda X: X[:, :2]), 3, **by_ray).score_fn(X[:2])
+        always = by_value(lambda X: os.kill(os.getpid(), signal.SIGKILL))
+        with pytest.raises(ConnectionError, match="lost that evaluated `score_fn` for the chunk of rows 0 to 1 of 2"):
+            from_score_fn(always, 3, retries=0, **by_ray).score_fn(X[:2])
+
+
 def test_a_pickled_target_starts_with_cold_workers():
     target = by_threads(of_arrays, timeout=5.0)
     target.score_fn(normal_array(2, 3))

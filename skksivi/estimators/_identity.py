@@ -131,10 +131,14 @@ def _standard_normal(n: int, d: int) -> Tensor:
 def of_score(score: Score, near: ArrayLike | None) -> dict[str, str]:
     """Return what a score, its products, its density and its minibatches return, as texts by name."""
     score, x = score.double, points(score, near)
+    asked = score
+    if score.rewind is not None:  # all of a stream is compared near the fit
+        asked = score.sketch()
+        score.rewind(0)
     noise = torch.Generator(score.device).manual_seed(0)
     return {
-        "score_fn at random points": checksum(_known(score(x), score)),
-        "products of score_fn at random points": f"{checksum(_known(score.product(x, x.flip(0)), score))}, by "
+        "score_fn at random points": checksum(_known(asked(x), score)),
+        "products of score_fn at random points": f"{checksum(_known(asked.product(x, x.flip(0)), score))}, by "
         f"differences: {score.by_differences}",
         "log_prob at random points": _differences(score, x),
         "minibatches": "none" if score.minibatch is None else checksum(score.minibatch(noise)(x)),

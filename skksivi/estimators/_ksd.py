@@ -171,6 +171,8 @@ class SteinTrained(Trained, Generic[F]):
         objective = self._objective(score_u, family, start, generator)
         saving = [] if file is None else [self._saving(file, start, watch)]
         resume = None if file is None or file.found is None else file.found.state
+        if score_u.rewind is not None:
+            score_u.rewind(0 if resume is None else 2 * len(resume["losses"]))  # one for each half of the draws
         job = Job(objective, family, generator, sampler_of, tell, score.tally)
         with score.tally.reserving(N_RESERVED):
             fit = self._train_from(job, watch, [*self._ends(score, start, sampler_of), *saving], resume)

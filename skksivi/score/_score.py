@@ -63,6 +63,8 @@ class DifferentiableScore(Protocol):
         Maps points (n, d) to log p (n,), up to a constant.
     minibatch : callable or None
         Draws, from a generator, the score as a minibatch of the data tells it.
+    rewind : callable or None
+        Lets the next minibatch be the one after so many from the first, where they come in an order.
     tally : Tally
         How often it was asked for, wrapped or not.
     """
@@ -72,6 +74,9 @@ class DifferentiableScore(Protocol):
 
     @property
     def minibatch(self) -> Callable[[torch.Generator], DifferentiableScore] | None: ...
+
+    @property
+    def rewind(self) -> Callable[[int], None] | None: ...
 
     @property
     def tally(self) -> Tally: ...
@@ -126,6 +131,8 @@ class Score:
         Whether products with the Jacobian are central differences of the score.
     minibatch : callable or None
         Draws, from a generator, the score as a minibatch of the data tells it.
+    rewind : callable or None
+        Lets the next minibatch be the one after so many from the first, where they come in an order.
     log_prob : callable or None
         Maps points (n, d) of type `dtype` to log p (n,), up to a constant, where the target has one of tensors.
     in_double : Score or None
@@ -154,6 +161,7 @@ class Score:
     score_vjp: ScoreWithProduct | None = None
     by_differences: bool = False
     minibatch: Callable[[torch.Generator], Score] | None = None
+    rewind: Callable[[int], None] | None = None
     log_prob: Callable[[Tensor], Tensor] | None = None
     in_double: Score | None = None
     replicate: tuple[int, ...] = ()
@@ -299,6 +307,11 @@ class Wrapped(ABC):
         """What draws the score of a minibatch, wrapped alike."""
         draw = self.score.minibatch
         return None if draw is None else lambda generator: replace(self, score=draw(generator))
+
+    @property
+    def rewind(self) -> Callable[[int], None] | None:
+        """What puts the minibatches of the score in their place."""
+        return self.score.rewind
 
     @property
     def tally(self) -> Tally:

@@ -140,7 +140,8 @@ def _of_target(score: Score, target: TargetOrScore) -> Score:
         parts = Parts(target.n_rows, target.batch_size, lambda n: _like(score, target.part(n)))
         score = replace(score, parts=parts)
     if minibatch is not None:
-        score = replace(score, minibatch=lambda generator: _like(score, minibatch(generator)))
+        rewind = getattr(target, "rewind", None)
+        score = replace(score, minibatch=lambda generator: _like(score, minibatch(generator)), rewind=rewind)
     if log_prob is not None and not isinstance(score.score_fn, BlackBox):
         score = replace(score, log_prob=partial(_counted, log_prob, score.tally))
     return score

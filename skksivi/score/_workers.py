@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from joblib import Parallel, delayed, parallel_config
+from joblib.parallel import get_active_backend
 from torch import Tensor
 
 from skksivi._arrays import as_array, as_tensor
@@ -119,7 +120,8 @@ class ByWorkers:
     def _parallel(self, timeout: float | None = None) -> Parallel:
         """Return what sends tasks to the workers."""
         with nullcontext() if self.backend is None else parallel_config(self.backend):
-            return Parallel(self.n_jobs, timeout=timeout, batch_size=1, return_as="generator")
+            streams = get_active_backend()[0].supports_return_generator  # ray's does not
+            return Parallel(self.n_jobs, timeout=timeout, batch_size=1, return_as="generator" if streams else "list")
 
     def _run(self, answer: Answer, chunks: list[Chunk]) -> Iterator[Tensor | np.ndarray]:
         """Yield the scores of chunks, in their order."""

@@ -441,8 +441,9 @@ def from_score_fn(  # noqa: PLR0913
         Workers that evaluate rows at the same time, by joblib, -1 for one per core. None evaluates all rows in one
         call, in this process. The result does not depend on the number, as far as the machines compute alike.
     backend : str, default=None
-        A backend of joblib: "loky" (processes), "threading", "dask", "ray" or another that is registered there; None
-        for the one that `joblib.parallel_config` has set, else "loky".
+        A backend of joblib: "loky" (processes), "threading", "dask" with an open client, "ray" after
+        ``ray.util.joblib.register_ray()``, or another that is registered there; None for the one that
+        `joblib.parallel_config` has set, else "loky".
     chunk_size : int, default=1
         Rows of a call of the function. With one row a call the function must take more than some milliseconds.
     timeout : float, default=None

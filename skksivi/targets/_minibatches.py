@@ -6,6 +6,7 @@ import copy
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Self
 
 import numpy as np
@@ -17,7 +18,7 @@ from skksivi._warnings import warn_caller
 from skksivi.score._score import ScoreFunction, ScoreWithProduct, autograd_pullback, is_target
 from skksivi.targets._base import MAX_PAIRS, Blocks, Divisible, Forms, Summed, Target, log_prob_of, prior_of
 
-#: Rows of a batch from which on two of equal scores are told to be the same rows.
+#: Rows of a batch from which on two that are equal are told to be the same rows.
 N_TOLD = 32
 
 #: Rows of the beginning of a stream that are kept in memory.
@@ -174,6 +175,10 @@ class Reading:
     n_rows: int = 0
 
 
+class BrokenLoaderError(ValueError, OSError):
+    """A loader does not give what it gave before; what was learned until then is kept."""
+
+
 class Reader:
     """Makes targets of the batches of a loader, and looks whether they belong together."""
 
@@ -195,14 +200,14 @@ class Reader:
         self.columns: object = None
         self.n_features: int | None = None
 
-    def targets(self, *, all_rows: bool = False) -> Iterator[Any]:
-        """Yield the targets of batches; of a pass over all rows, batches that are repeated are told."""
+    def targets(self) -> Iterator[Any]:
+        """Yield the targets of batches; those that are repeated are told."""
         seen: set[bytes] = set()
         batches = self.loader() if callable(self.loader) else self.loader
         for k, batch in enumerate(batches):
             target = self._checked(self.target_of_batch(batch), batch, k)
             self.reading.n_rows += target.n_rows
-            if all_rows and target.n_rows >= N_TOLD:
+            if target.n_rows >= N_TOLD:
                 n, digest = len(seen), _digest(batch)
                 seen.add(digest)
                 if len(seen) == n:
@@ -220,7 +225,7 @@ class Reader:
         if self.n_features is None:
             self.n_features, self.columns = d, columns
         if (d, columns) != (self.n_features, self.columns):
-            raise ValueError(
+            raise BrokenLoaderError(
                 f"`loader` changes its columns: batch {k} gives {d} features from {columns}, but the first batch "
                 f"{self.n_features} from {self.columns}."
             )
@@ -243,7 +248,10 @@ def _digest(batch: Any) -> bytes:  # noqa: ANN401
     if hasattr(batch, "schema"):
         batch = batch.columns
     parts = list(batch.values()) if isinstance(batch, dict) else batch if isinstance(batch, list | tuple) else [batch]
-    return b"".join(hashlib.blake2b(np.ascontiguousarray(part).data, digest_size=8).digest() for part in parts)
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        digest.update(np.asarray(part).tobytes())
+    return digest.digest()
 
 
 class Weighted(Summed):
@@ -331,7 +339,7 @@ class Stream(Weighted):
         super().__init__([], self.n_rows, prior_of(first, prior), forms)
         self.products = getattr(first, "products", "auto")
         self.batch_size = first.n_rows
-        self._next: Iterator[Any] = iter(())
+        self._next: Iterator[Any] | None = None
         self._kept: list[Any] = []
 
     @property
@@ -346,22 +354,33 @@ class Stream(Weighted):
 
     def batches(self) -> Iterator[Any]:
         """Yield the targets of all batches."""
+        yield from self._pass()
+        self._reader.reading.n_passes += 1
+
+    def _pass(self) -> Iterator[Any]:
+        """Yield the targets of all batches; raise ValueError if they have another number of rows than they should."""
         n = 0
-        for target in self._reader.targets(all_rows=True):
+        for target in self._reader.targets():
             n += target.n_rows
             yield target
-        self._reader.reading.n_passes += 1
         if n != self.n_rows:
             fact = "ended early: it" if n < self.n_rows else "repeats rows, or has more of them than before: it"
-            raise ValueError(f"`loader` {fact} gave {n} rows in a pass, expected `n_rows` = {self.n_rows}.")
+            raise BrokenLoaderError(f"`loader` {fact} gave {n} rows in a pass, expected `n_rows` = {self.n_rows}.")
 
     def minibatch(self, generator: torch.Generator) -> Target:
         """Return the target of the next batch, counted for all rows; after the last comes the first."""
-        target = next(self._next, None)
-        if target is None:
-            self._next = self._reader.targets()
-            target = next(self._next)
-        return self._of([target])
+        if self._next is None:
+            self.rewind(0)
+        return self._of([next(self._next)])  # type: ignore[arg-type]
+
+    def rewind(self, n: int) -> None:
+        """Let the next minibatch be the one after n, from the first batch on."""
+        self._next = islice(self._forever(), n, None)
+
+    def _forever(self) -> Iterator[Any]:
+        """Yield the targets of all batches again and again."""
+        while True:
+            yield from self._pass()
 
     def part(self, n: int) -> Target:
         """Return the target of the first n rows, in whole batches, counted for all; of all if there are no more."""
@@ -384,7 +403,7 @@ class Stream(Weighted):
 
     def __getstate__(self) -> dict[str, object]:
         """Leave the place in the loader, and what was kept of it: a copy begins anew."""
-        return {**vars(self), "_next": iter(()), "_kept": []}
+        return {**vars(self), "_next": None, "_kept": []}
 
     def __repr__(self) -> str:
         return f"Stream(n_features={self.n_features}, n_rows={self.n_rows}, batch_size={self.batch_size})"

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 import torch
 from plain_targets import normal
+from sklearn.base import clone
 
 from skksivi import KSIVIApproximator
+from skksivi.parameters import Checkpoint
 from skksivi.score._target import resolve_score
 from skksivi.targets import BayesianLogisticRegression, Minibatches, Target, from_rows, from_score_fn
 from skksivi.targets import _minibatches as module
@@ -163,6 +165,70 @@ def test_a_fit_to_a_stream_is_one_to_all_rows_and_repeats_itself():
     assert stream.n_passes < 2 * 40  # of two fits
 
 
+@pytest.mark.parametrize("n", [0, 3, N // B, 2 * N // B + 5])
+def test_minibatches_go_on_from_any_place(n):
+    streams = [Minibatches.from_loader(batches, target_of_batch, n_rows=N) for _ in range(2)]
+    for _ in range(n):
+        streams[0].minibatch(torch.Generator())
+    streams[1].rewind(n)
+    ahead, there = (stream.minibatch(torch.Generator()).score_fn(POINTS) for stream in streams)
+    assert torch.equal(ahead, there)
+
+
+class Fragile:
+    """After so many batches it raises or, if it is silent, gives fewer in a pass."""
+
+    def __init__(self, n_left=10**9, silent=False):
+        self.n_left, self.silent = n_left, silent
+
+    def __iter__(self):
+        for k, batch in enumerate(batches()):
+            self.n_left -= 1
+            if self.n_left < 0 and not self.silent:
+                raise OSError("the disk is gone")
+            if self.n_left < 0 and k == 10:
+                return
+            yield batch
+
+
+SMALL = KSIVIApproximator(
+    whiten="laplace", mixing="normal", max_iter=60, batch_size=20, early_stopping=None, hidden_layer_sizes=(8,),
+    random_state=0,
+)  # fmt: skip
+N_READ = 249  # batches that a fit takes
+
+
+def test_an_interrupted_fit_goes_on_at_the_batch_where_it_was(tmp_path):
+    checkpoint, q = Checkpoint(tmp_path / "fit.ckpt", every=10), clone(SMALL)
+
+    def fitted(loader, checkpoint):
+        stream = Minibatches.from_loader(loader, target_of_batch, n_rows=N)
+        return q.set_params(checkpoint=checkpoint).fit(stream).sample(5, random_state=0)
+
+    whole = Fragile()
+    draws = fitted(whole, None)
+    assert 10**9 - whole.n_left == N_READ
+    with pytest.raises(OSError, match="the disk is gone"):
+        fitted(Fragile(N_READ - 60), checkpoint)
+    assert 10 < q.n_iter_ < 50
+    assert np.isfinite(q.sample(3)).all()
+    assert (tmp_path / "fit.ckpt").exists()
+    np.testing.assert_array_equal(fitted(Fragile(), checkpoint), draws)
+    assert not (tmp_path / "fit.ckpt").exists()
+
+
+def test_a_loader_that_shuffles_anew_has_no_checkpoint(tmp_path):
+    rng = np.random.RandomState(0)
+
+    def shuffled():
+        rows = rng.permutation(N)
+        yield from ((X[k], Y[k]) for k in np.split(rows, N // B))
+
+    stream = Minibatches.from_loader(shuffled, target_of_batch, n_rows=N)
+    with pytest.raises(ValueError, match=r"cannot tell this fit from another: .* not the same when it is asked for"):
+        KSIVIApproximator(checkpoint=tmp_path / "fit.ckpt", random_state=0).fit(stream)
+
+
 # Loaders that do not keep their word
 
 
@@ -194,10 +260,26 @@ def test_a_loader_that_ends_early_is_told():
         Minibatches.from_loader(batches, target_of_batch, n_rows=40).score_fn(POINTS)
 
 
+@pytest.mark.parametrize("silent", [True, False])
+def test_what_was_learned_outlives_a_loader(silent):
+    q = clone(SMALL)
+    stream = Minibatches.from_loader(Fragile(N_READ - 60, silent), target_of_batch, n_rows=N)
+    with pytest.raises(OSError, match="`loader` ended early: it gave" if silent else "the disk is gone"):
+        q.fit(stream)
+    assert 10 < q.n_iter_ < 50
+    assert np.isfinite(q.sample(3)).all()
+
+
+def test_a_loader_that_becomes_empty_is_told():
+    passes = iter([list(batches(n=2 * B)), []])
+    stream = Minibatches.from_loader(lambda: next(passes), target_of_batch, n_rows=2 * B)
+    with pytest.raises(ValueError, match="`loader` ended early: it gave 0 rows in a pass"):
+        stream.minibatch(torch.Generator())
+
+
 def test_a_loader_that_repeats_rows_is_told():
-    stream = Minibatches.from_loader(twice, target_of_batch)
     with pytest.warns(UserWarning, match="`loader` repeats rows: batch 20 of a pass is the same as one before it"):
-        stream.score_fn(POINTS)
+        Minibatches.from_loader(twice, target_of_batch)
 
 
 def test_a_loader_that_changes_its_columns_is_told():

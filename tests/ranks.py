@@ -6,6 +6,7 @@ import signal
 import sys
 import warnings
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ import torch.distributed as dist
 
 from skksivi import KSIVIApproximator, diagnose
 from skksivi.parameters import Checkpoint
-from skksivi.targets import BayesianLogisticRegression, Sharded, Target, from_score_fn
+from skksivi.targets import BayesianLogisticRegression, Minibatches, Sharded, Target, _sharded, from_score_fn
 
 N, D = 240, 3
 X = np.random.RandomState(0).normal(size=(N, D)) * [1.0, 0.5, 2.0]
@@ -47,6 +48,20 @@ class Prior(Target):
 
 def regression(rank, n_ranks):
     return BayesianLogisticRegression(X[rank::n_ranks], Y[rank::n_ranks], prior_precision=1.0)
+
+
+def minibatches(rank, n_ranks):
+    return Minibatches(regression(rank, n_ranks), batch_size=30)
+
+
+def stream(rank, n_ranks):
+    A, y = X[rank::n_ranks], Y[rank::n_ranks]
+
+    def batches():
+        for k in range(0, len(A), 30):
+            yield A[k : k + 30], y[k : k + 30]
+
+    return Minibatches.from_loader(batches, lambda batch: BayesianLogisticRegression(*batch, prior_precision=1.0))
 
 
 def plain(rank, n_ranks):
@@ -87,7 +102,7 @@ def found(target):
         "score with product": s,
         "product": pull(POINTS.flip(0)),
         "log_prob": target.log_prob(POINTS),
-        "draws": q.sample(50, random_state=0),
+        "draws": q.sample(1000, random_state=0),
         "grade": q.score(target),
         "certificate": q.certificate_.divergence,
         "n_score_calls": q.n_score_calls_,
@@ -108,6 +123,10 @@ def fit(folder):
     numbers = found(target) | of_plain(Sharded(plain, prior=Prior()))
     by_arrays = Sharded(arrays, prior=from_score_fn(minus, D))
     numbers["draws by arrays"] = fitted(by_arrays, max_iter=20).sample(5, random_state=0)
+    for name, target_of_rows in {"minibatches": minibatches, "stream": stream}.items():
+        parts = Sharded(target_of_rows)
+        numbers[f"{name}: score"] = parts.score_fn(POINTS)
+        numbers[f"{name}: own draws"] = fitted(parts, max_iter=20).sample(1000, random_state=0)
     numbers["traffic"] = [target.traffic.n_calls, target.traffic.n_messages, target.traffic.n_bytes]
     np.savez(folder / f"{target.rank} of {target.n_ranks}.npz", **numbers)
 
@@ -141,6 +160,10 @@ def faults(folder):
     def other(rank, n_ranks, **options):
         return BayesianLogisticRegression(X[rank::n_ranks], Y[rank::n_ranks], **options)
 
+    def other_version():
+        with mock.patch.object(_sharded, "__version__", f"0.{rank}"):
+            Sharded(regression)
+
     acts = {
         "features": lambda: Sharded(narrower),
         "prior": lambda: Sharded(lambda k, n: other(k, n, prior_precision=1.0 + k)),
@@ -149,7 +172,10 @@ def faults(folder):
         "no rows": lambda: Sharded(lambda k, n: regression(k, n) if k else NoRows()),
         "no prior": lambda: Sharded(plain),
         "no target": lambda: Sharded(lambda k, n: None),
-        "seed": lambda: fitted(Sharded(regression), random_state=rank),
+        "batches": lambda: Sharded(lambda k, n: Minibatches(regression(k, n), batch_size=30 + k)),
+        "version": other_version,
+        "settings": lambda: fitted(Sharded(regression), max_iter=20 + rank),
+        "seed": lambda: fitted(Sharded(regression), random_state=rank, max_iter=20),
         "raises": lambda: fitted(Sharded(fails_late, prior=from_score_fn(minus, D)), random_state=0),
     }
     (folder / f"{rank}.txt").write_text("\n".join(f"{name}| {raised(act)}" for name, act in acts.items()))

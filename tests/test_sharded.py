@@ -19,6 +19,7 @@ from skksivi.estimators._identity import _known, of_score
 from skksivi.score._target import resolve_score
 from skksivi.targets import (
     BayesianMultinomialRegression,
+    Minibatches,
     Scattered,
     Sharded,
     from_score_fn,
@@ -102,6 +103,20 @@ def test_a_checkpoint_knows_a_sum_over_ranks_by_six_digits(group):
     assert of_score(score, None) != of_score(alone, None)
 
 
+def test_minibatches_of_a_rank_alone_are_those_that_it_holds(group):
+    target, alone = Sharded(ranks.minibatches), ranks.minibatches(0, 1)
+    assert (target.n_rows, target.batch_size) == (240, 30)
+    assert target.log_prob is None
+    draws = [torch.Generator().manual_seed(0) for _ in range(2)]
+    assert torch.equal(target.minibatch(draws[0]).score_fn(POINTS), alone.minibatch(draws[1]).score_fn(POINTS))
+    assert torch.equal(target.part(50).score_fn(POINTS), alone.part(50).score_fn(POINTS))
+    assert Sharded(ranks.regression).minibatch is None
+    with pytest.raises(
+        TypeError, match="is a Sharded, whose rows lie elsewhere; give `Sharded` a function that retu"
+    ):
+        Minibatches(target, batch_size=10)
+
+
 # Several
 
 
@@ -158,6 +173,10 @@ def test_two_and_four_ranks_are_as_one_and_the_same_each_time(tmp_path):
         np.testing.assert_array_equal(numbers, two[name], err_msg=name)
     for name, numbers in one.items():
         for other in (two, four):
+            if "own draws" in name:  # each rank has minibatches of its own
+                off = (other[name].mean(0) - one["draws"].mean(0)) / one["draws"].std(0)
+                assert np.abs(off).max() < 0.15, name
+                continue
             np.testing.assert_allclose(other[name], numbers, rtol=1e-9, atol=1e-9, err_msg=name)
     close(one["score"], WHOLE.score_fn(POINTS))
     close(one["score of many"], WHOLE.score_fn(ranks.MANY))
@@ -175,9 +194,12 @@ FAULTS = {
     "prior": "ValueError: `target_of_rows` of rank 1 has prior = [2.0, 1.25,",
     "kind": "ValueError: `target_of_rows` of rank 1 has target = 'BayesianLogisticRegression', but",
     "empty": "Found array with 0 sample(s) (shape=(0, 3))",
-    "no rows": "ValueError: the shard is empty: `target_of_rows` has no rows; use fewer ranks",
+    "no rows": "ValueError: The target has no rows; use fewer ranks or shards.",
     "no prior": "TypeError: `prior` of Plain is not known (AttributeError: 'Plain' object has no attribute 'subset')",
     "no target": "TypeError: `target_of_rows` returned a NoneType, expected a target.",
+    "batches": "ValueError: `target_of_rows` of rank 1 has batch_size = 31, but that of rank 0 has 30; all must have",
+    "version": "ValueError: `target_of_rows` of rank 1 has version of skksivi = '0.1', but that of rank 0 has '0.0'",
+    "settings": "ConnectionError: The 2 ranks are out of step: they ask for the score at different points. Give all",
     "seed": "ConnectionError: The 2 ranks are out of step: they ask for the score at different points. Give all of",
     "raises": "ArithmeticError: no score there Raised on rank 1 of 2.",
 }
@@ -193,7 +215,7 @@ def test_faults_are_told_on_all_ranks(tmp_path):
         assert told.keys() == FAULTS.keys()
         for name, message in FAULTS.items():
             assert message in told[name], (rank, name)
-    assert "`target_of_rows` of rank 1 cannot be had. ValueError: Found array" in (tmp_path / "0.txt").read_text()
+    assert "`target_of_rows` has failed on rank 1. ValueError: Found array" in (tmp_path / "0.txt").read_text()
 
 
 @pytest.mark.slow

@@ -245,7 +245,8 @@ def prior_of(target: Any, prior: Any) -> Any:  # noqa: ANN401
         It is not known.
     """
     try:
-        prior = target.subset(torch.zeros(0, dtype=torch.long)) if prior is None else prior
+        if prior is None:
+            prior = target.prior if hasattr(target, "prior") else target.subset(torch.zeros(0, dtype=torch.long))
         numbers_of(prior)
     except Exception as error:
         raise TypeError(
@@ -294,7 +295,7 @@ class Summed(Target, ABC):
     @property
     def log_prob(self) -> Callable[[Tensor], Tensor] | None:
         """What evaluates log p (n,) at points (n, d), up to a constant, if the parts do."""
-        return partial(self.total, log_prob_of) if hasattr(self.target, "log_prob") else None
+        return None if getattr(self.target, "log_prob", None) is None else partial(self.total, log_prob_of)
 
     def product(self, x: Tensor) -> tuple[Tensor, ScoreFunction]:
         """Return the score at x (n, d) and its vector-Jacobian product by that of the parts."""

@@ -57,6 +57,11 @@ class Minibatches(Target):
     """
 
     def __init__(self, target: Divisible, batch_size: int) -> None:
+        if hasattr(target, "total"):
+            raise TypeError(
+                f"`target` is a {type(target).__name__}, whose rows lie elsewhere; give `Sharded` a function that "
+                "returns the `Minibatches` of each rank."
+            )
         for name in ("n_rows", "subset"):
             if not hasattr(target, name):
                 raise TypeError(
@@ -142,6 +147,11 @@ class Minibatches(Target):
     def n_rows(self) -> int:
         """Number of observations."""
         return self.target.n_rows
+
+    @property
+    def prior(self) -> Any:  # noqa: ANN401
+        """The prior that is in the target."""
+        return prior_of(self.target, None)
 
     def part(self, n: int) -> Blocks:
         """Return the target that sees n observations alone, always the same; all of them if there are no more."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import platform
 import textwrap
@@ -90,7 +91,7 @@ def made_shard(target_of_rows: Any, prior: Any, rank: int, n_ranks: int) -> tupl
         raise TypeError(f"`target_of_rows` returned a {type(target).__name__}, expected a target.")
     n_rows = getattr(target, "n_rows", None)
     if n_rows == 0:
-        raise ValueError("the shard is empty: `target_of_rows` has no rows; use fewer ranks")
+        raise ValueError("The target has no rows; use fewer ranks or shards.")
     prior = prior_of(target, prior)
     facts = {
         "target": type(target).__name__,
@@ -98,7 +99,8 @@ def made_shard(target_of_rows: Any, prior: Any, rank: int, n_ranks: int) -> tupl
         "names": getattr(target, "names", None),
         "classes": None if (found := getattr(target, "classes", None)) is None else np.asarray(found).tolist(),
         "products": getattr(target, "products", "auto"),
-        "log_prob": hasattr(target, "log_prob"),
+        "batch_size": getattr(target, "batch_size", None),
+        "log_prob": getattr(target, "log_prob", None) is not None,
         "score_vjp": getattr(target, "score_vjp", None) is not None,
         "version of skksivi": __version__,
         "version of torch": torch.__version__,
@@ -152,7 +154,7 @@ class Ranks:
         self._talk(lambda: dist.all_gather_object(found, own, self.group))
         return found
 
-    def sum(self, own: Callable[[], Tensor], points: tuple[Tensor, ...], n: int) -> Tensor:
+    def sum(self, own: Callable[[], Tensor], points: tuple[Any, ...], n: int) -> Tensor:
         """Return the sum (n,) over ranks of what they compute, float64.
 
         Raises
@@ -234,7 +236,7 @@ def _portable(error: Exception | None) -> Exception | None:
         return RuntimeError(f"{type(error).__name__}: {error}")
 
 
-def _checksum(points: tuple[Tensor, ...], n: int) -> int:
+def _checksum(points: tuple[Any, ...], n: int) -> int:
     """Return a checksum of 32 bits of points, and of how many numbers are asked for there."""
     c = n
     for x in map(as_array, points):
@@ -251,7 +253,8 @@ class Sharded(Summed):
 
     and sums of scores, products and log-densities over ranks are all that is sent: (n, d) numbers for n points,
     whatever the number of rows. All ranks run the same script and fit in step from the same `random_state`; each ends
-    with the same fit. Each sum compares the points that the ranks ask for.
+    with the same fit. Each sum compares the points that the ranks ask for. If the target of each rank is one of
+    `Minibatches`, in memory or by a loader, a minibatch is one of each rank.
 
     Parameters
     ----------
@@ -323,8 +326,11 @@ class Sharded(Summed):
         found = self._ranks.gather(own)
         for k, facts in enumerate(found):
             if isinstance(facts, str):
-                raise ValueError(f"`target_of_rows` of rank {k} cannot be had. {facts}")
+                raise ValueError(f"`target_of_rows` has failed on rank {k}. {facts}")
         check_equal(found, "rank")
+        if hasattr(self.target, "minibatch"):
+            self.n_rows = sum(self._ranks.gather(self.target.n_rows))
+            self.batch_size = self.n_ranks * self.target.batch_size
         self.n_features = self.target.n_features
         self.products = getattr(self.target, "products", "auto")
         self.names = getattr(self.target, "names", None)
@@ -338,10 +344,27 @@ class Sharded(Summed):
         """Return the sum over ranks of what a function of a target and of points (..., d) gives."""
         x = points[0]
         shape = tuple(x.shape[:-1]) if evaluate is log_prob_of else tuple(x.shape)
-        tensors = tuple(p if isinstance(p, Tensor) else torch.from_numpy(np.array(p)) for p in points)
         own = partial(self._shard.evaluate, evaluate, *points)
-        s = self._ranks.sum(lambda: as_tensor(own()), tensors, int(np.prod(shape))).reshape(shape)
+        s = self._ranks.sum(lambda: as_tensor(own()), points, math.prod(shape)).reshape(shape)
         return s.to(x) if isinstance(x, Tensor) else s.numpy().astype(x.dtype)
+
+    @property
+    def minibatch(self) -> Callable[[torch.Generator], Sharded] | None:
+        """What draws a minibatch of the rows of each rank, if their targets do."""
+        draw = getattr(self.target, "minibatch", None)
+        return None if draw is None else lambda generator: self._of(draw(generator))
+
+    @property
+    def rewind(self) -> Callable[[int], None] | None:
+        """What puts the loader of each rank in its place, if there are any."""
+        return getattr(self.target, "rewind", None)
+
+    def part(self, n: int) -> Sharded:
+        """Return the target of n rows, as many of each rank."""
+        return self._of(self.target.part(math.ceil(n / self.n_ranks)))
+
+    def _of(self, target: Any) -> Sharded:  # noqa: ANN401
+        return self._replaced(_shard=self._shard._replace(target=target))
 
     def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Sharded:
         """Return a copy whose targets are on `device` and of type `dtype`."""

@@ -1,23 +1,28 @@
-"""What a fit costs whose rows lie in several processes, or in a file that is larger than memory.
+"""What a fit costs whose rows lie in several processes, or in files that are larger than memory.
 
 python benchmarks/shards.py [--quick] [--cases "1 rank" "2 ranks" stream model] [--out shards.json]
+python benchmarks/shards.py --cases "large stream" --stream 100000000 --folder FOLDER --out shards.json
 
 A logistic regression of generated data, every row of it from its number alone, so that each rank makes its own.
 
 1 rank, 2 ranks
     The same fit by one process and by two ranks of torch.distributed on the loopback address: the peak of the memory
-    of a rank above what the process has before its rows, seconds of the fit and of a score of 100 points, messages
-    and megabytes that a rank has sent, the bytes of all ranks over the loopback device (Linux counts them), and how
-    far the draws of the two are apart.
+    of a rank above what the process has before its rows, seconds of the fit, seconds and seconds of CPU time of a
+    score of 100 points, messages and megabytes that a rank has sent, the bytes of all ranks over the loopback device
+    (Linux counts them), and how far the draws of the two are apart.
 1 rank large, 2 ranks large
-    Twenty times the rows, and scores alone.
-stream
-    A fit to rows in a Parquet file, which is written first: the peak of the memory of the process above what it has
-    before, passes, seconds, and the errors of means and standard deviations against the Gaussian at the mode, in
-    standard deviations.
+    Fifty times the rows, and scores alone.
+stream, large stream
+    A fit to rows in Parquet files, which are written first, those that --folder has already are taken as they are:
+    the peak of the memory of the process above what it has before, passes, seconds, and the errors of means and
+    standard deviations against the Gaussian at the mode, in standard deviations. The large one has fewer columns.
+dask
+    Seconds of a score of `Scattered` by two workers of a local cluster, by the number of points: all of them in one
+    round trip, or in four that are under way at the same time; and seconds of the same score in this process.
 model
-    Seconds of a score by W ranks, modelled and not measured: the measured seconds of a score of the large data by one
-    process over W, and those of an all-reduce, by the measured latency between two and the bandwidth of a network.
+    Seconds of an iteration of the training by W ranks, modelled and not measured: floating-point operations of a
+    score with its product over those that a rank does in a second, as measured, latencies of messages between two
+    ranks, as measured, bytes over the bandwidth of a network, and what an iteration takes beside the score.
 """
 
 from __future__ import annotations
@@ -31,6 +36,8 @@ import sys
 import tempfile
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -40,25 +47,32 @@ from _harness import command, results, rst
 from minibatch import memory
 
 from skksivi import KSIVIApproximator
-from skksivi.targets import BayesianLogisticRegression, Minibatches, Sharded
+from skksivi.targets import BayesianLogisticRegression, Minibatches, Scattered, Sharded, from_score_fn
 
 D, PRECISION, BLOCK = 50, 0.01, 100_000
-CASES = ("1 rank", "2 ranks", "1 rank large", "2 ranks large", "stream", "model")
-#: Rows of the ranks and of the file, and those of a quick run.
-SIZES = {"fit": 500_000, "large": 10_000_000, "stream": 10_000_000}
-QUICK = {"fit": 20_000, "large": 40_000, "stream": 20_000}
+CASES = ("1 rank", "2 ranks", "1 rank large", "2 ranks large", "stream", "dask", "model", "large stream")
+#: Rows of the ranks and of the files, and those of a quick run; columns of the files.
+SIZES = {"fit": 200_000, "large": 10_000_000, "stream": 10_000_000, "large stream": 100_000_000, "dask": 20_000}
+QUICK = {"fit": 20_000, "large": 40_000, "stream": 20_000, "large stream": 40_000, "dask": 2_000}
+COLUMNS = {"stream": D, "large stream": 10}
 N_BATCH = 5000
-#: The network of the model: bytes a second of a link of 10 Gbit/s, and points of a score.
-BANDWIDTH, N_POINTS = 1.25e9, 100
-BETA = np.random.default_rng(0).standard_normal(D).astype(np.float32) / np.sqrt(D, dtype=np.float32)
+#: Points of a score, and how often one is timed.
+N_POINTS, N_TIMED = 100, 3
+#: Points that are asked of workers of dask.
+N_ASKED = (1, 100, 1000, 10_000)
+#: The network of the model: bytes a second of a link of 10 Gbit/s; its messages, and their bytes, in an iteration;
+#: floating-point operations of a score with its product for a point, a row and a column; rows of the data.
+BANDWIDTH, N_MESSAGES, N_BYTES, N_FLOPS = 1.25e9, 2, 65536, 8
+MODELLED, RANKS = (10**5, 10**7, 10**9), (1, 2, 4, 8, 16, 32, 64)
 
 
-def block(k, n):
+def block(k, n, d=D):
     """Return rows X (n, d), float32, and y (n,) of a block."""
+    beta = np.random.default_rng(0).standard_normal(d).astype(np.float32) / np.sqrt(d, dtype=np.float32)
     rng = np.random.default_rng([1, k])
-    X = rng.standard_normal((n, D), dtype=np.float32)
+    X = rng.standard_normal((n, d), dtype=np.float32)
     X[:, 1:] += np.float32(0.5) * X[:, :1]
-    return X, (rng.uniform(size=n) < 1 / (1 + np.exp(-X @ BETA))).astype(np.float32)
+    return X, (rng.uniform(size=n) < 1 / (1 + np.exp(-X @ beta))).astype(np.float32)
 
 
 class Rows(BayesianLogisticRegression):
@@ -97,6 +111,16 @@ def estimator(quick):
     return KSIVIApproximator(whiten="laplace", mixing="normal", max_iter=10 if quick else 50, random_state=0)
 
 
+def timed(act, n):
+    """Return the medians of seconds and of seconds of CPU time of n calls."""
+    found = []
+    for _ in range(n):
+        began = time.perf_counter(), time.process_time()
+        act()
+        found.append((time.perf_counter() - began[0], time.process_time() - began[1]))
+    return np.median(found, axis=0).tolist()
+
+
 def as_rank(folder, n_rows, quick, fits):
     """Fit as one of the ranks, or compute scores, and leave what it has cost."""
     torch.set_num_threads(1)
@@ -112,14 +136,11 @@ def as_rank(folder, n_rows, quick, fits):
             q = estimator(quick).fit(target)
     seconds, sent = time.perf_counter() - began, loopback() - sent
     traffic = copy.copy(target.traffic)
-    x = torch.zeros(N_POINTS, D)
-    began = time.perf_counter()
-    target.score_fn(x)
-    of_score = time.perf_counter() - began
+    x, message = torch.zeros(N_POINTS, D), torch.zeros(N_BYTES // 8, dtype=torch.float64)
+    # of the rank alone, and with the sum: the rest is waiting
+    own = timed(lambda: target.target.score_fn(x), N_TIMED)
     dist.barrier()
-    message, n, began = torch.zeros(8192, dtype=torch.float64), 200, time.perf_counter()
-    for _ in range(n):
-        dist.all_reduce(message)
+    of_score = timed(lambda: target.score_fn(x), N_TIMED)
     row = {
         "seconds": seconds,
         "gigabytes": (memory("VmHWM") - before) / 1e9,
@@ -128,9 +149,10 @@ def as_rank(folder, n_rows, quick, fits):
         "messages": traffic.n_messages,
         "megabytes": traffic.n_bytes / 1e6,
         "loopback": sent / 1e6,
-        "score": of_score,
-        "all-reduce": (time.perf_counter() - began) / n,
-        "draws": q.sample(200, random_state=0)[:20].tolist() if fits else [],
+        "score": of_score[0],
+        "CPU": own[1],
+        "all-reduce": timed(lambda: dist.all_reduce(message), 200)[0],
+        "draws": q.sample(200, random_state=0)[:5].tolist() if fits else [],
     }
     Path(folder, f"{dist.get_rank()}.json").write_text(json.dumps(row))
     dist.destroy_process_group()
@@ -157,48 +179,59 @@ def by_ranks(n_ranks, n_rows, quick, fits):
     return {name: rows[0][name] if name == "draws" else max(row[name] for row in rows) for name in rows[0]}
 
 
-def stream(n_rows, quick):
-    """Write rows to a Parquet file, and return what a fit to it costs and how right it is."""
+def files(folder, n_rows, d):
+    """Return Parquet files of rows in a folder, their size, and seconds of writing those that are not there."""
     import pyarrow
     from pyarrow import parquet
 
+    schema = pyarrow.schema([(name, pyarrow.float32()) for name in [*(f"x{j}" for j in range(d)), "y"]])
+    size, paths, began = min(BLOCK, n_rows // 2), [], time.perf_counter()
+    for k in range(n_rows // size):
+        paths.append(Path(folder, f"{k} of {size} x {d}.parquet"))
+        if not paths[-1].exists():
+            X, y = block(k, size, d)
+            part, table = paths[-1].with_suffix(".part"), pyarrow.table([*X.T.copy(), y], schema=schema)
+            parquet.write_table(table, part, compression="none", use_dictionary=False)
+            part.replace(paths[-1])
+    return paths, size, time.perf_counter() - began
+
+
+def stream(n_rows, d, quick, folder):
+    """Write rows to Parquet files, and return what a fit to them costs and how right it is."""
+    from pyarrow import parquet
+
+    paths, size, written = files(folder, n_rows, d)
     before = memory("VmRSS")
-    names, size = [*(f"x{j}" for j in range(D)), "y"], min(BLOCK, n_rows)
-    with tempfile.TemporaryDirectory() as folder:
-        path, schema = Path(folder, "rows.parquet"), pyarrow.schema([(name, pyarrow.float32()) for name in names])
-        began = time.perf_counter()
-        with parquet.ParquetWriter(path, schema, compression="none", use_dictionary=False) as writer:
-            for k in range(n_rows // size):
-                X, y = block(k, size)
-                writer.write_table(pyarrow.table([*X.T.copy(), y], schema=schema))
-        written, disk = time.perf_counter() - began, path.stat().st_size
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-        began = time.perf_counter()
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    began = time.perf_counter(), time.process_time()
 
-        def rows():
-            return parquet.ParquetFile(path, pre_buffer=False).iter_batches(N_BATCH, use_threads=False)
+    def batches():
+        for path in paths:
+            yield from parquet.ParquetFile(path, pre_buffer=False).iter_batches(N_BATCH, use_threads=False)
 
-        def target_of_batch(batch):
-            columns = np.stack([column.to_numpy() for column in batch.columns])
-            return Rows(np.ascontiguousarray(columns[:-1].T), columns[-1])
+    def target_of_batch(batch):
+        columns = np.stack([column.to_numpy() for column in batch.columns])
+        return Rows(np.ascontiguousarray(columns[:-1].T), columns[-1])
 
-        target = Minibatches.from_loader(rows, target_of_batch, n_rows=n_rows // size * size)
-        q = KSIVIApproximator(max_iter=20 if quick else 500, random_state=0, verbose=1)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            q.fit(target)
-        seconds = time.perf_counter() - began
-        row = {
-            "seconds": seconds,
-            "gigabytes": (memory("VmHWM") - before) / 1e9,
-            "data": disk / 1e9,
-            "passes": target.n_passes,
-            "rows read": target.n_rows_read,
-            "written": written,
-            "n_rows": target.n_rows,
-            "warnings": [str(w.message)[:200] for w in caught],
-        }
-        mode, sd = laplace(target, q)
+    target = Minibatches.from_loader(batches, target_of_batch, n_rows=len(paths) * size)
+    q = KSIVIApproximator(max_iter=20 if quick else 500, random_state=0, verbose=1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        q.fit(target)
+    row = {
+        "seconds": time.perf_counter() - began[0],
+        "CPU": time.process_time() - began[1],
+        "gigabytes": (memory("VmHWM") - before) / 1e9,
+        "process": memory("VmHWM") / 1e9,
+        "data": sum(path.stat().st_size for path in paths) / 1e9,
+        "passes": target.n_passes,
+        "rows read": target.n_rows_read,
+        "written": written,
+        "n_rows": target.n_rows,
+        "columns": d,
+        "warnings": [str(w.message)[:200] for w in caught],
+    }
+    mode, sd = laplace(target, q)
     X = q.sample(20_000, random_state=0).astype(np.float64)
     ratios = X.std(0) / sd
     return {
@@ -213,55 +246,107 @@ def laplace(target, q):
     """Return mode and standard deviations of the Gaussian there, by Newton steps from the mean of a fit."""
     x = torch.from_numpy(q.sample(2000, random_state=1).astype(np.float64).mean(0))
     for _ in range(2):
-        s, pull = target.score_vjp(x.expand(D, D).contiguous())
-        J = pull(torch.eye(D, dtype=torch.float64))
+        d = len(x)
+        s, pull = target.score_vjp(x.expand(d, d).contiguous())
+        J = pull(torch.eye(d, dtype=torch.float64))
         x = x + torch.linalg.solve(-J, s[0])
     return x.numpy(), torch.linalg.inv(-J).diagonal().sqrt().numpy()
 
 
-def model(row):
-    """Return modelled seconds of a score by W ranks: computing, and a tree of messages at 10 Gbit/s."""
-    return {
-        str(W): {
-            "score": row["score"] / W + (np.log2(W) * row["all-reduce"] + 2 * (W - 1) / W * 65536 / BANDWIDTH),
-            "alone": row["score"],
-        }
-        for W in (1, 2, 4, 8, 16, 32, 64)
-    }
+def dask(n_rows):
+    """Return seconds of a score by two workers, by the number of points, and of the same score in this process."""
+    from distributed import Client, LocalCluster
+
+    torch.set_num_threads(1)
+    make = shard(n_rows)
+    alone, found = make(0, 1), []
+    options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None, "host": "127.0.0.1"}
+    with (
+        LocalCluster(**options) as workers,
+        Client(workers, direct_to_workers=True) as client,
+        ThreadPoolExecutor(4) as pool,
+    ):
+        target = Scattered(make, client)
+        for n in N_ASKED:
+            x = torch.zeros(n, D)
+            ways = {
+                "one trip": lambda x=x: target.score_fn(x),
+                "four trips": lambda x=x: list(pool.map(target.score_fn, x.chunk(4))),
+                "here": lambda x=x: alone.score_fn(x),
+            }
+            found.append({"points": n, **{name: timed(act, 9)[0] for name, act in ways.items()}})
+    return {"n_rows": n_rows, "trips": found}
 
 
-def run(case, quick, rows):
+def serial(n_iter):
+    """Return the seconds of an iteration whose score costs nothing."""
+    target = from_score_fn(torch.neg, D)
+    q = estimator(False).set_params(max_iter=n_iter, early_stopping=None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        q.fit(target)
+    return next(stage.seconds for stage in q.stages_ if stage.name == "training") / n_iter
+
+
+def model(flops, latency, serial):
+    """Return modelled seconds of an iteration by W ranks, by the number of rows."""
+
+    def seconds(n_rows, W):
+        score = N_FLOPS * N_POINTS * n_rows * D / (W * flops)
+        message = latency * np.ceil(np.log2(W)) + 2 * (W - 1) / W * N_BYTES / BANDWIDTH
+        return serial + score + N_MESSAGES * message
+
+    found = {str(n_rows): {str(W): float(seconds(n_rows, W)) for W in RANKS} for n_rows in MODELLED}
+    return {"flops": flops, "latency": latency, "serial": serial, "model": found}
+
+
+def run(case, args, rows):
+    quick = args.quick
     sizes = QUICK if quick else SIZES
-    if case == "stream":
-        return stream(sizes["stream"], quick)
+    n_rows = sizes.get(case, sizes["large" if "large" in case else "fit"])
+    if case in COLUMNS:
+        with nullcontext(args.folder) if args.folder else tempfile.TemporaryDirectory() as folder:
+            return stream(args.stream or n_rows, COLUMNS[case], quick, folder)
+    if case == "dask":
+        return dask(n_rows)
     if case == "model":
         one, two = (next(row for row in rows if row["case"] == name) for name in ("1 rank large", "2 ranks"))
-        return {"model": model({"score": one["score"], "all-reduce": two["all-reduce"]})}
-    n_rows = sizes["large" if "large" in case else "fit"]
+        # a score without its product is half of the operations
+        flops = N_FLOPS / 2 * N_POINTS * one["n_rows"] * D / one["CPU"]
+        return model(flops, two["all-reduce"], serial(20 if quick else 300))
     return {**by_ranks(int(case[0]), n_rows, quick, "large" not in case), "n_rows": n_rows}
 
 
 def tables(rows):
-    """Yield the tables of ranks, of the stream and of the model, as far as there are rows."""
+    """Yield the tables of ranks, of streams, of dask and of the model, as far as there are rows."""
     found = {row["case"]: row for row in rows}
-    always, of_fit = ("data", "gigabytes", "score"), ("seconds", "messages", "megabytes", "loopback")
+    always, of_fit = ("data", "gigabytes", "score", "CPU"), ("seconds", "messages", "megabytes", "loopback")
     lines = [
         [case[0], f"{row['n_rows']:,}", *_cells(row, always), *(_cells(row, of_fit) if row["draws"] else [""] * 4)]
         for case, row in found.items()
         if "rank" in case
     ]
     if lines:
-        heads = ["ranks", "rows", "GB of rows", "GB at most", "s of a score"]
+        heads = ["ranks", "rows", "GB of rows", "GB at most", "s of a score", "of CPU"]
         yield rst([*heads, "s of a fit", "messages", "MB sent", "MB on loopback"], lines)
-    if "stream" in found:
-        row = found["stream"]
-        names = ("data", "gigabytes", "seconds", "passes", "mean", "narrowest", "widest")
-        heads = ["rows", "GB of the file", "GB at most", "s", "passes", "mean off by", "sd ratios from", "to"]
-        yield rst(heads, [[f"{row['n_rows']:,}", *_cells(row, names)]])
+    names = ("columns", "data", "gigabytes", "seconds", "CPU", "passes", "mean", "narrowest", "widest")
+    lines = [[f"{row['n_rows']:,}", *_cells(row, names)] for case, row in found.items() if case in COLUMNS]
+    if lines:
+        heads = ["rows", "columns", "GB of files", "GB at most", "s", "of CPU", "passes", "mean off by"]
+        yield rst([*heads, "sd ratios from", "to"], lines)
+    if "dask" in found:
+        ways = ("one trip", "four trips", "here")
+        lines = [[trip["points"], *(f"{1000 * trip[way]:.1f}" for way in ways)] for trip in found["dask"]["trips"]]
+        yield rst(["points", "ms in one round trip", "ms in four at a time", "ms in this process"], lines)
     if "model" in found:
-        seconds = found["model"]["model"].items()
-        lines = [[W, f"{row['score']:.3g}", f"{row['alone'] / row['score']:.1f}"] for W, row in seconds]
-        yield rst(["ranks (model)", "s of a score", "times as fast"], lines)
+        times = found["model"]["model"]
+        lines = [[W, *(_modelled(times[n_rows], W) for n_rows in times)] for W in map(str, RANKS)]
+        yield rst(["ranks (model)", *(f"{int(n_rows):,} rows" for n_rows in times)], lines)
+
+
+def _modelled(seconds, W):
+    """Return the seconds of an iteration by W ranks, and how many times as fast as by one that is."""
+    return f"{seconds[W]:.2g} s, {seconds['1'] / seconds[W]:.1f} times"
 
 
 def _cells(row, names):
@@ -283,6 +368,8 @@ def show(rows):
 def main():
     parser = command(__doc__, seeds=1)
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
+    parser.add_argument("--stream", type=int, metavar="N", help="rows of the files")
+    parser.add_argument("--folder", type=Path, help="where the files are and stay; else they are removed")
     parser.add_argument("--as-rank", nargs=2, help="a folder and a number of rows, to fit as a rank")
     parser.add_argument("--fits", action="store_true", help="whether that rank is to fit")
     args = parser.parse_args()
@@ -293,7 +380,7 @@ def main():
     done = [] if args.out is None or not args.out.exists() else json.loads(args.out.read_text())["rows"]
 
     def run_next(case, _, __):
-        row = run(case, args.quick, done)
+        row = run(case, args, done)
         done.append({"case": case, **row})
         return row
 

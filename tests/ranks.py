@@ -4,6 +4,7 @@ import datetime
 import os
 import signal
 import sys
+import time
 import warnings
 from pathlib import Path
 from unittest import mock
@@ -179,6 +180,20 @@ def faults(folder):
         "raises": lambda: fitted(Sharded(fails_late, prior=from_score_fn(minus, D)), random_state=0),
     }
     (folder / f"{rank}.txt").write_text("\n".join(f"{name}| {raised(act)}" for name, act in acts.items()))
+
+
+class Slow(Target):
+    """Takes long where it is asked for many points."""
+
+    n_features = D
+
+    def score_fn(self, x):
+        time.sleep(2.0 if len(x) > 30 else 0.0)
+        return -x
+
+
+def slow(k, n):
+    return Slow()
 
 
 class NoRows(Target):

@@ -5,6 +5,9 @@ import signal
 import socket
 import subprocess
 import sys
+import time
+import warnings
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +15,12 @@ import pytest
 import ranks
 import torch
 import torch.distributed as dist
+from joblib import parallel_config
 from plain_targets import normal
 from ranks import POINTS
+from sklearn.base import clone
 
+from skksivi import ensemble
 from skksivi.estimators._identity import _known, of_score
 from skksivi.score._target import resolve_score
 from skksivi.targets import (
@@ -238,15 +244,25 @@ def test_a_killed_rank_is_named_and_another_number_of_ranks_goes_on(tmp_path):
 # Workers of dask
 
 
-@pytest.fixture(scope="module")
-def client():
+@contextmanager
+def cluster():
     distributed = pytest.importorskip("distributed", reason="needs dask")
     with (
         distributed.LocalCluster(
-            n_workers=2, threads_per_worker=1, dashboard_address=None, silence_logs="CRITICAL", host="127.0.0.1"
+            n_workers=2,
+            threads_per_worker=1,
+            dashboard_address="127.0.0.1:0",
+            silence_logs="CRITICAL",
+            host="127.0.0.1",
         ) as workers,
         distributed.Client(workers) as client,
     ):
+        yield client
+
+
+@pytest.fixture(scope="module")
+def client():
+    with cluster() as client:
         yield client
 
 
@@ -289,6 +305,39 @@ def test_faults_of_workers_are_told(client):
     failing = Scattered(ranks.fails_late, client, prior=from_score_fn(ranks.minus, 3))
     with pytest.raises(ArithmeticError, match="no score there\nRaised by shard 1 of 2"):
         failing.score_fn(ranks.MANY)
+    stuck = Scattered(ranks.slow, client, prior=ranks.Prior(), timeout=0.5)
+    close(stuck.score_fn(POINTS), -POINTS)
+    with pytest.raises(TimeoutError, match=r"Shard 0 of 2 has not answered within 0.5 s\."):
+        stuck.score_fn(ranks.MANY)
+
+
+@pytest.mark.slow
+def test_a_cluster_that_is_lost_is_told():
+    with cluster() as client:
+        target = Scattered(ranks.regression, client)
+        score = target.score_fn(POINTS)
+        close(score, WHOLE.score_fn(POINTS))
+        client.cluster.scale(0)
+        while client.scheduler_info()["workers"]:
+            time.sleep(0.05)
+        with pytest.raises(ConnectionError, match=r"lost that held shard 0 of 2, .* the cluster has no workers left"):
+            target.score_fn(POINTS)
+        client.cluster.close()
+        with pytest.raises(ConnectionError, match=r"The worker was lost that held shard 0 of 2, and no other could"):
+            target.score_fn(POINTS)
+        with pytest.raises(ValueError, match="`client` has no workers; start some"):
+            Scattered(ranks.regression, client)
+
+
+@pytest.mark.slow
+def test_workers_fit_the_members_of_an_ensemble(client):
+    q = clone(ranks.EST).set_params(max_iter=10)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        alone = ensemble(q, WHOLE, 2, pooling="equal", random_state=0)
+        with parallel_config("dask"):
+            there = ensemble(q, WHOLE, 2, pooling="equal", n_jobs=2, random_state=0)
+    np.testing.assert_allclose(there.sample(50, 0), alone.sample(50, 0), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.slow

@@ -211,17 +211,18 @@ class Reader:
         self.n_features: int | None = None
 
     def targets(self) -> Iterator[Any]:
-        """Yield the targets of batches; those that are repeated are told."""
-        seen: set[bytes] = set()
+        """Yield the targets of batches; the first that is repeated is told."""
+        seen: set[bytes] | None = set()
         batches = self.loader() if callable(self.loader) else self.loader
         for k, batch in enumerate(batches):
             target = self._checked(self.target_of_batch(batch), batch, k)
             self.reading.n_rows += target.n_rows
-            if target.n_rows >= N_TOLD:
-                n, digest = len(seen), _digest(batch)
-                seen.add(digest)
-                if len(seen) == n:
+            if seen is not None and target.n_rows >= N_TOLD:
+                if (digest := _digest(batch)) in seen:
                     warn_caller(f"`loader` repeats rows: batch {k} of a pass is the same as one before it.")
+                    seen = None
+                else:
+                    seen.add(digest)
             moves = self.device is not None or self.dtype is not None
             yield target.to(device=self.device, dtype=self.dtype) if moves else target
 

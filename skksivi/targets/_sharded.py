@@ -458,19 +458,23 @@ class Scattered(Summed):
             raise TypeError(f"`target_of_rows` must be a function, got a {type(target_of_rows).__name__}.")
         if not hasattr(client, "submit"):
             raise TypeError(f"`client` must be a client of distributed, got a {type(client).__name__}.")
-        workers = list(client.scheduler_info(n_workers=-1)["workers"])
+        self._client = client
+        workers = self._workers()
         if not workers:
             raise ValueError("`client` has no workers; start some, or wait for them by client.wait_for_workers(1).")
         self.n_shards = check_integer(len(workers) if n_shards is None else n_shards, "n_shards", min_val=1)
         self.timeout = timeout
         self.traffic = Traffic()
-        self._client = client
         self._make = (target_of_rows, prior)
         self._holders = [self._held(k, workers[k % len(workers)]) for k in range(self.n_shards)]
         found = [holder.told().result() for holder in self._holders]
         check_equal(found, "shard")
         self.n_features, self.products, self.names = (found[0][name] for name in ("n_features", "products", "names"))
         self.target = Forms(log_prob=found[0]["log_prob"], score_vjp=found[0]["score_vjp"])
+
+    def _workers(self) -> list[str]:
+        """Return the addresses of the workers that are there."""
+        return list(self._client.scheduler_info(n_workers=-1).get("workers", ()))
 
     def _held(self, k: int, worker: str | None = None) -> Any:  # noqa: ANN401
         """Return what holds a shard on a worker, or on any."""
@@ -514,6 +518,8 @@ class Scattered(Summed):
 
     def _made_again(self, k: int, arguments: tuple[Any, ...]) -> np.ndarray | Exception:
         try:
+            if not self._workers():
+                raise RuntimeError("the cluster has no workers left")
             self._holders[k] = self._held(k)
             return self._holders[k].evaluate(*arguments).result(timeout=self.timeout)
         except Exception as error:

@@ -16,6 +16,8 @@ stream, large stream
     A fit to rows in Parquet files, which are written first, those that --folder has already are taken as they are:
     the peak of the memory of the process above what it has before, passes, seconds, and the errors of means and
     standard deviations against the Gaussian at the mode, in standard deviations. The large one has fewer columns.
+blocks
+    Seconds of CPU time of a score by the number of rows in a block that is worked on at a time.
 dask
     Seconds of a score of `Scattered` by two workers of a local cluster, by the number of points: all of them in one
     round trip, or in four that are under way at the same time; and seconds of the same score in this process.
@@ -39,6 +41,7 @@ import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import torch
@@ -47,17 +50,26 @@ from _harness import command, results, rst
 from minibatch import memory
 
 from skksivi import KSIVIApproximator
-from skksivi.targets import BayesianLogisticRegression, Minibatches, Scattered, Sharded, from_score_fn
+from skksivi.targets import BayesianLogisticRegression, Minibatches, Scattered, Sharded, _base, from_score_fn
 
 D, PRECISION, BLOCK = 50, 0.01, 100_000
-CASES = ("1 rank", "2 ranks", "1 rank large", "2 ranks large", "stream", "dask", "model", "large stream")
+CASES = ("1 rank", "2 ranks", "1 rank large", "2 ranks large", "blocks", "stream", "dask", "model", "large stream")
 #: Rows of the ranks and of the files, and those of a quick run; columns of the files.
-SIZES = {"fit": 200_000, "large": 10_000_000, "stream": 10_000_000, "large stream": 100_000_000, "dask": 20_000}
-QUICK = {"fit": 20_000, "large": 40_000, "stream": 20_000, "large stream": 40_000, "dask": 2_000}
+SIZES = {
+    "fit": 200_000,
+    "large": 10_000_000,
+    "stream": 10_000_000,
+    "large stream": 100_000_000,
+    "dask": 20_000,
+    "blocks": 10**6,
+}
+QUICK = {"fit": 20_000, "large": 40_000, "stream": 20_000, "large stream": 40_000, "dask": 2_000, "blocks": 20_000}
 COLUMNS = {"stream": D, "large stream": 10}
 N_BATCH = 5000
 #: Points of a score, and how often one is timed.
 N_POINTS, N_TIMED = 100, 3
+#: Rows of a block.
+BLOCKS = [2**k for k in range(8, 18, 2)]
 #: Points that are asked of workers of dask.
 N_ASKED = (1, 100, 1000, 10_000)
 #: The network of the model: bytes a second of a link of 10 Gbit/s; its messages, and their bytes, in an iteration;
@@ -253,6 +265,16 @@ def laplace(target, q):
     return x.numpy(), torch.linalg.inv(-J).diagonal().sqrt().numpy()
 
 
+def blocks(n_rows):
+    """Return seconds of CPU time of a score by the number of rows in a block."""
+    torch.set_num_threads(1)
+    target, x, found = shard(n_rows)(0, 1), torch.zeros(N_POINTS, D), {}
+    for n in BLOCKS:
+        with mock.patch.object(_base, "N_BLOCK", n):
+            found[str(n)] = timed(lambda: target.score_fn(x), N_TIMED)[1]
+    return {"n_rows": n_rows, "blocks": found}
+
+
 def dask(n_rows):
     """Return seconds of a score by two workers, by the number of points, and of the same score in this process."""
     from distributed import Client, LocalCluster
@@ -307,8 +329,8 @@ def run(case, args, rows):
     if case in COLUMNS:
         with nullcontext(args.folder) if args.folder else tempfile.TemporaryDirectory() as folder:
             return stream(args.stream or n_rows, COLUMNS[case], quick, folder)
-    if case == "dask":
-        return dask(n_rows)
+    if case in ("dask", "blocks"):
+        return {"dask": dask, "blocks": blocks}[case](n_rows)
     if case == "model":
         one, two = (next(row for row in rows if row["case"] == name) for name in ("1 rank large", "2 ranks"))
         # a score without its product is half of the operations
@@ -353,16 +375,29 @@ def _cells(row, names):
     return [f"{row[name]:.3g}" for name in names]
 
 
-def difference(rows):
-    """Return by how much the draws of one rank and two differ, in standard deviations, None if they are not there."""
-    draws = [np.array(row["draws"]) for row in rows if row["case"] in CASES[:2]]
-    return np.abs((draws[0] - draws[1]) / draws[0].std(0)).max() if len(draws) == 2 else None
+def sentences(rows):
+    """Yield what else there is to say, as far as there are rows."""
+    found = {row["case"]: row for row in rows}
+    if {"1 rank", "2 ranks"} <= found.keys():
+        one, two = (np.array(found[case]["draws"]) for case in ("1 rank", "2 ranks"))
+        off = np.abs((one - two) / one.std(0)).max()
+        yield f"The draws of one rank and of two differ by {off:.1e} standard deviations at most."
+    if "1 rank large" in found:
+        row = found["1 rank large"]
+        rates = N_FLOPS / 2 * N_POINTS * D * row["n_rows"] / row["CPU"] / 1e9, row["data"] / row["CPU"]
+        yield (
+            f"A second of CPU time does {rates[0]:.0f} billion operations on {rates[1]:.2g} GB of rows, so that a "
+            "score is bound by computing and not by memory."
+        )
+    if "blocks" in found:
+        times = found["blocks"]["blocks"]
+        best = min(times.values())
+        told = ", ".join(f"{seconds / best:.2f} with {int(n):,}" for n, seconds in times.items())
+        yield f"CPU times by the rows of a block, over the least of them: {told}."
 
 
 def show(rows):
-    print("\n".join(tables(rows)))
-    if (found := difference(rows)) is not None:
-        print(f"The draws of one rank and of two differ by {found:.1e} standard deviations at most.")
+    print("\n".join([*tables(rows), *sentences(rows)]))
 
 
 def main():

@@ -84,8 +84,10 @@ class Minibatches(Target):
 
         A minibatch is the next batch. The rule about shuffling: batches must be random parts of the data, as from a
         `torch.utils.data.DataLoader` that shuffles, or of files whose rows are in random order. Two copies of the
-        stream, or two fits, begin anew at the first batch. What all of the data are needed for, the mode and the
-        checks of a fit, takes passes over the loader, some ten to twenty, each in the memory of one batch.
+        stream, or two fits, begin anew at the first batch. A fit that goes on from a `checkpoint` reads its way to
+        the batch where it was, for which the order must be the same each time. What all of the data are needed for,
+        the mode and the checks of a fit, takes passes over the loader, some five to twenty, each in the memory of one
+        batch.
 
         Parameters
         ----------
@@ -111,7 +113,8 @@ class Minibatches(Target):
         TypeError
             The loader gives its rows once only, or `target_of_batch` returns no target with rows.
         ValueError
-            A batch has other features or columns than the first; a pass has fewer rows than the last.
+            A batch has other features or columns than the first; a pass has fewer or more rows than it should. In a
+            fit: a training that has begun keeps its state.
 
         Warns
         -----

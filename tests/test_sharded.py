@@ -117,6 +117,12 @@ def test_minibatches_of_a_rank_alone_are_those_that_it_holds(group):
     assert torch.equal(target.minibatch(draws[0]).score_fn(POINTS), alone.minibatch(draws[1]).score_fn(POINTS))
     assert torch.equal(target.part(50).score_fn(POINTS), alone.part(50).score_fn(POINTS))
     assert Sharded(ranks.regression).minibatch is None
+    assert target.rewind is None
+    streams = Sharded(ranks.stream), ranks.stream(0, 1)
+    for stream in streams:
+        stream.rewind(3)
+    first, alone = (stream.minibatch(torch.Generator()).score_fn(POINTS) for stream in streams)
+    assert torch.equal(first, alone)
     with pytest.raises(
         TypeError, match="is a Sharded, whose rows lie elsewhere; give `Sharded` a function that retu"
     ):

@@ -284,7 +284,8 @@ class Sharded(Summed):
         `target_of_rows` is or returns no target, or `prior` is missing.
     ConnectionError
         In a fit: a rank is lost, or asks for the score at other points. A training that has begun keeps its state,
-        and a `checkpoint` goes on with any number of ranks: the first one writes it, and all must be able to read it.
+        and a `checkpoint` goes on with any number of ranks, or with the same number if they see minibatches. The
+        first one writes it, and all must be able to read it.
 
     See Also
     --------
@@ -405,6 +406,7 @@ class Scattered(Summed):
         Makes the target of the rows of a shard from its number and how many there are, on a worker: it may read its
         rows there. It is called again on another worker if one is lost.
     client : distributed.Client
+        With ``direct_to_workers=True`` points need not go through the scheduler.
     n_shards : int, default=None
         As many as there are workers by default. The numbers depend on it, and not on which worker holds what.
     prior : Target, default=None
@@ -438,7 +440,7 @@ class Scattered(Summed):
             X, y = read_rows(k, n_shards)
             return BayesianLogisticRegression(X, y)
 
-        with Client("tcp://scheduler:8786") as client:
+        with Client("tcp://scheduler:8786", direct_to_workers=True) as client:
             q = KSIVIApproximator().fit(Scattered(target_of_rows, client))
     """
 

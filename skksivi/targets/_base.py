@@ -22,8 +22,12 @@ from skksivi.score._workers import ByWorkers
 #: Maps points and rows of the data, both tensors or both arrays, to scores.
 RowsScore = Callable[[Any, Any], Any]
 
-#: Rows of a block of data, pairs of points and rows that are worked on at a time, and numbers in a matrix of all.
-N_BLOCK, MAX_PAIRS, MAX_MATRIX = 2**12, 2**20, 2**24
+#: Rows of a block of data, and pairs of points and rows that are worked on at a time.
+N_BLOCK, MAX_PAIRS = 2**12, 2**20
+
+#: Bytes of a matrix of all pairs: glibc gives larger memory back each time, and to get it again takes longer than to
+#: compute a score.
+MAX_MATRIX = 2**25
 
 #: Points at which priors are compared.
 N_COMPARED = 3
@@ -357,7 +361,7 @@ class Blocks(Summed):
 
 def in_blocks(target: Divisible, x: Tensor, n_rows: int, n_outputs: int = 1) -> Blocks | None:
     """Return a target of so many rows in blocks if its points by its rows are too many for one matrix, else None."""
-    too_many = x[..., 0].numel() * n_rows * n_outputs > MAX_MATRIX
+    too_many = x[..., 0].numel() * n_rows * n_outputs * x.element_size() >= MAX_MATRIX
     return Blocks(target) if too_many and N_BLOCK < n_rows == target.n_rows else None
 
 

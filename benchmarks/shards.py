@@ -369,7 +369,7 @@ def tables(rows):
 
 def _modelled(seconds, W):
     """Return the seconds of an iteration by W ranks, and how many times as fast as by one that is."""
-    return f"{seconds[W]:.2g} s, {seconds['1'] / seconds[W]:.1f} times"
+    return f"{seconds[W]:.3g} s, {seconds['1'] / seconds[W]:.1f} times"
 
 
 def _cells(row, names):

@@ -147,6 +147,11 @@ def ensemble(
     ConvergenceWarning
         The fits disagree: R-hat is above 1.05 in some coordinate.
 
+    See Also
+    --------
+    KSIVIApproximator : One semi-implicit layer, the first choice.
+    diagnose : A report on a fit.
+
     References
     ----------
     Margossian, C. et al. (2024). Nested R-hat: assessing the convergence of Markov chain Monte Carlo when running

@@ -206,6 +206,11 @@ def certificate(
     certificate : Certificate
         A named tuple: ``divergence`` in nats, ``se``, ``se_below``, ``k``, ``share`` and ``trusted``.
 
+    See Also
+    --------
+    diagnose : A report on a fit.
+    importance_sample : Draws with importance weights.
+
     Examples
     --------
     >>> from skksivi import certificate
@@ -234,6 +239,11 @@ def evidence(
     evidence : Evidence
         A named tuple: ``elbo``, ``log_z`` and ``eubo``, each with its standard error, ``k``, ``trusted`` and the
         ``reference`` point where p is taken to be one if the target is known by its score alone.
+
+    See Also
+    --------
+    certificate : An estimate of the divergence from the target.
+    importance_sample : Draws with importance weights.
 
     Examples
     --------

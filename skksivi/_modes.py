@@ -93,6 +93,11 @@ def modes(
     ValueError
         `reweight` is set but the weights are not to be trusted: the error says why.
 
+    See Also
+    --------
+    diagnose : A report on a fit.
+    refine : A fit corrected by importance weights.
+
     Examples
     --------
     >>> from skksivi import KSIVIApproximator, modes

@@ -47,6 +47,11 @@ def paper_settings(name: str) -> dict[str, Any]:
     ValueError
         There is no such experiment.
 
+    See Also
+    --------
+    KSIVIApproximator : One semi-implicit layer, the first choice.
+    HKSIVIApproximator : A hierarchy of layers, for distant modes.
+
     References
     ----------
     Cheng, Z., Yu, L., Xie, T., Zhang, S. and Zhang, C. (2024). Kernel semi-implicit variational inference.

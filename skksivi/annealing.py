@@ -43,6 +43,11 @@ class Linear(BaseEstimator):
     until : float, default=0.45
         Share of the training after which it is one, in (0, 1].
 
+    See Also
+    --------
+    Cosine : A schedule that is flat at both ends.
+    Geometric : A schedule of equal factors.
+
     Examples
     --------
     >>> from skksivi.annealing import Linear
@@ -72,6 +77,11 @@ class Geometric(BaseEstimator):
     until : float, default=0.5
         Share of the training after which it is one, in (0, 1].
 
+    See Also
+    --------
+    Linear : A linear schedule, as in the paper.
+    Cosine : A schedule that is flat at both ends.
+
     Examples
     --------
     >>> from skksivi.annealing import Geometric
@@ -99,6 +109,11 @@ class Cosine(BaseEstimator):
         Inverse temperature at the start, in (0, 1].
     until : float, default=0.5
         Share of the training after which it is one, in (0, 1].
+
+    See Also
+    --------
+    Linear : A linear schedule, as in the paper.
+    Geometric : A schedule of equal factors.
 
     Examples
     --------

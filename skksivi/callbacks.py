@@ -39,6 +39,11 @@ class EarlyStopping:
     TypeError, ValueError
         `patience` is no positive integer, `min_delta` is negative, or `scoring` cannot be called.
 
+    See Also
+    --------
+    skksivi.parameters.Plateau : When a training stops.
+    skksivi.model_selection.neg_ksd_scorer : A scorer that needs the score alone.
+
     Examples
     --------
     >>> from skksivi import KSIVIApproximator

@@ -73,6 +73,12 @@ def to_arviz(
     ValueError
         `target` has another number of features than `est`.
 
+    See Also
+    --------
+    skksivi.targets.from_pymc : A target of a PyMC model.
+    skksivi.targets.from_numpyro : A target of a NumPyro model.
+    skksivi.targets.from_bridgestan : A target of a Stan model.
+
     References
     ----------
     Kumar, R. et al. (2019). ArviZ a unified library for exploratory analysis of Bayesian models in Python.

@@ -92,6 +92,12 @@ class Kernel(BaseEstimator, ABC):
     bandwidth : float or "median", default="median"
         The width h > 0 in the units of the draws, or the median heuristic.
 
+    See Also
+    --------
+    Gaussian : The default, sensitive to shape in a few dimensions.
+    IMQ : Decays slowly, for many dimensions.
+    Riesz : Unbounded, for heavy tails.
+
     Examples
     --------
     >>> import torch
@@ -247,6 +253,11 @@ class Gaussian(Kernel):
     bandwidth : float or "median", default="median"
         The width h > 0 in the units of the draws, or the median heuristic.
 
+    See Also
+    --------
+    IMQ : Decays slowly, for many dimensions.
+    Laplace : Has a kink at zero distance.
+
     References
     ----------
     Liu, Q. and Wang, D. (2016). Stein variational gradient descent. https://arxiv.org/abs/1608.04471
@@ -277,6 +288,11 @@ class IMQ(Kernel):
         The width h > 0 in the units of the draws, or the median heuristic.
     exponent : float, default=0.5
         The exponent beta > 0; the theory of Gorham and Mackey asks for beta < 1.
+
+    See Also
+    --------
+    Gaussian : The default, sensitive to shape in a few dimensions.
+    skksivi.metrics.ksd : The kernel Stein discrepancy, from the score alone.
 
     References
     ----------
@@ -315,6 +331,11 @@ class Laplace(Kernel):
     ----------
     bandwidth : float or "median", default="median"
         The width h > 0 in the units of the draws, or the median heuristic.
+
+    See Also
+    --------
+    Gaussian : The default, sensitive to shape in a few dimensions.
+    IMQ : Decays slowly, for many dimensions.
     """
 
     smooth = False
@@ -347,6 +368,11 @@ class Riesz(Kernel):
     norm : {"l2", "l1"}, default="l2"
         The l1 form with r = 1 is a sum of one-dimensional kernels: it compares the marginals only and is blind to
         dependence between coordinates.
+
+    See Also
+    --------
+    IMQ : Decays slowly, for many dimensions.
+    Tilted : A kernel with weights of its arguments.
 
     References
     ----------
@@ -414,6 +440,11 @@ class Tilted(Kernel):
         The b.
     scale : float, default=1.0
         The c > 0, in the units of the draws.
+
+    See Also
+    --------
+    Kernel : The base of all kernels.
+    Riesz : Unbounded, for heavy tails.
 
     References
     ----------

@@ -92,6 +92,11 @@ MixingLike = str | Described | DrawFunction
 class Normal(BaseEstimator):
     """The standard normal.
 
+    See Also
+    --------
+    StudentT : Heavy tails.
+    GaussianMixture : Known modes.
+
     Examples
     --------
     >>> from skksivi import KSIVIApproximator
@@ -132,6 +137,11 @@ class StudentT(BaseEstimator):
     ----------
     df : float, default=3.0
         Degrees of freedom > 0; at best the heaviest tail of the target.
+
+    See Also
+    --------
+    Normal : The standard normal.
+    skksivi.kernels.Riesz : Unbounded, for heavy tails.
 
     Examples
     --------
@@ -202,6 +212,11 @@ class GaussianMixture(BaseEstimator):
         Standard deviations.
     weights : array-like of shape (k,), default=None
         They need not sum to one; None means equal ones.
+
+    See Also
+    --------
+    Normal : The standard normal.
+    skksivi.modes : The modes of a fit and their weights.
 
     Examples
     --------

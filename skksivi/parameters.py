@@ -93,6 +93,11 @@ class Adam(ParameterObject):
         What to do about an iteration whose loss or gradient is NaN or infinite; its step is never taken. "raise" ends
         the fit with an error; "skip" goes on and tells how many there were, unless a hundred follow each other.
 
+    See Also
+    --------
+    Plateau : When a training stops.
+    Checkpoint : A file that an interrupted fit goes on from.
+
     References
     ----------
     Kingma, D. and Ba, J. (2015). Adam: a method for stochastic optimization. https://arxiv.org/abs/1412.6980
@@ -173,6 +178,10 @@ class Pilot(ParameterObject):
         Weight of the penalty that holds the first three moments of the draws to the pilot's, which the discrepancy
         hardly sees in the tails; zero for none. KSIVI and HKSIVI have such a penalty, the other methods do not.
 
+    See Also
+    --------
+    skksivi.KSIVIApproximator : One semi-implicit layer, the first choice.
+
     Examples
     --------
     >>> from skksivi import KSIVIApproximator
@@ -215,6 +224,11 @@ class Scale(ParameterObject):
     floor : float, default=1e-3
         In whitened units.
 
+    See Also
+    --------
+    skksivi.KSIVIApproximator : One semi-implicit layer, the first choice.
+    skksivi.HKSIVIApproximator : A hierarchy of layers, for distant modes.
+
     Examples
     --------
     >>> from skksivi import KSIVIApproximator
@@ -242,6 +256,10 @@ class Plateau(ParameterObject):
         Stop when the discrepancy under one fixed kernel in u has not fallen by this share for `patience` iterations.
     patience : int, default=2000
         In iterations. It is as long as a default fit: set it lower.
+
+    See Also
+    --------
+    skksivi.callbacks.EarlyStopping : A callback that ends a fit.
 
     Examples
     --------
@@ -273,6 +291,10 @@ class Checkpoint(ParameterObject):
     every : int, default=1000
         Iterations from one save to the next.
 
+    See Also
+    --------
+    skksivi.save : Writes a fit to a file.
+
     Examples
     --------
     >>> from skksivi import KSIVIApproximator
@@ -303,6 +325,11 @@ class Bridge(ParameterObject):
     weights : array-like of shape (n_layers,) or callable, default=None
         The :math:`\beta(t)`, the last layer (t = 0) first, or as a function of t / T; None means equal ones.
         They matter where layers share a network, or gradients go through them.
+
+    See Also
+    --------
+    skksivi.HKSIVIApproximator : A hierarchy of layers, for distant modes.
+    skksivi.annealing.Linear : A linear schedule, as in the paper.
 
     Examples
     --------

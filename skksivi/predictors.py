@@ -233,6 +233,12 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
     feature_names_in_ : ndarray of str
         Of the columns of X, where they have names.
 
+    See Also
+    --------
+    KSIVIClassifier : Classification with a posterior inside.
+    skksivi.targets.BayesianLinearRegression : Linear regression.
+    skksivi.targets.BayesianNeuralNetwork : A regression network.
+
     References
     ----------
     Yu, L. et al. A kernel approach for semi-implicit variational inference, section on Bayesian neural networks.
@@ -631,6 +637,12 @@ class KSIVIClassifier(ClassifierMixin, _Predictor):
     n_features_in_ : int
     feature_names_in_ : ndarray of str
         Of the columns of X, where they have names.
+
+    See Also
+    --------
+    KSIVIRegressor : Regression with a posterior inside.
+    skksivi.targets.BayesianLogisticRegression : The posterior of a logistic regression.
+    skksivi.targets.BayesianMultinomialRegression : Multinomial regression.
 
     Examples
     --------

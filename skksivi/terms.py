@@ -45,6 +45,10 @@ class Draws(NamedTuple):
     score : callable
         The score.
     generator : torch.Generator
+
+    See Also
+    --------
+    Term : The base of all terms.
     """
 
     x: Tensor
@@ -60,6 +64,12 @@ class Term(ParameterObject, ABC):
     ----------
     weight : float or callable, default=1.0
         The weight, zero or more, or a function of progress in [0, 1] that returns it.
+
+    See Also
+    --------
+    Entropic : Holds draws where p is large.
+    Laplacian : Keeps draws out of saddles.
+    Draws : What a term is given.
     """
 
     needs_second_derivative: ClassVar[bool] = False
@@ -80,6 +90,11 @@ class Entropic(Term):
     ----------
     weight : float or callable, default=1.0
         The :math:`w_H`, zero or more, or a function of progress in [0, 1] that returns it.
+
+    See Also
+    --------
+    Laplacian : Keeps draws out of saddles.
+    skksivi.annealing.Linear : A linear schedule, as in the paper.
 
     Examples
     --------
@@ -103,6 +118,10 @@ class Laplacian(Term):
     ----------
     weight : float or callable, default=1.0
         The :math:`w_\Delta`, zero or more, or a function of progress in [0, 1] that returns it.
+
+    See Also
+    --------
+    Entropic : Holds draws where p is large.
 
     Examples
     --------

@@ -16,10 +16,12 @@ from skksivi.plotting import (
     CalibrationDisplay,
     CorrelationDisplay,
     DensityDisplay,
+    ForestDisplay,
     LayersDisplay,
     LossDisplay,
     MarginalsDisplay,
     PathDisplay,
+    ScoreCallsDisplay,
 )
 from skksivi.plotting._base import enclosing_levels, smooth_histogram
 from skksivi.targets import Banana, ConditionedDiffusion, Multimodal, Target, from_score_fn
@@ -28,6 +30,7 @@ rng = np.random.RandomState(0)
 X, Y = rng.normal(size=(2, 500, 5))
 PLANE = Banana().sample(500, torch.Generator().manual_seed(0)).numpy()
 RANKS = rng.randint(20, size=(100, 8))
+CURVES = {"a": [[1000, 0.5], [10_000, 0.1]], "b": [[2000, 0.2]]}
 LOSSES = np.append(np.geomspace(100, 0.1, 300), 0.1 * rng.normal(size=700))
 
 
@@ -65,6 +68,8 @@ MAKERS = {
     "path": lambda ax: PathDisplay.from_draws(
         {"a": X, "b": X + 1}, reference=Y, truth=np.zeros(5), observed=([1, 3], [0.0, 1.0]), ax=ax
     ),
+    "forest": lambda ax: ForestDisplay.from_draws({"a": X, "b": X + 1}, Y, truth=np.zeros(5), ax=ax),
+    "score calls": lambda ax: ScoreCallsDisplay.from_curves(CURVES, floor=0.05, ax=ax),
     "layers": lambda ax: LayersDisplay.from_draws([3 * PLANE, 2 * PLANE, PLANE], Banana(), ax=ax),
 }
 every_display = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
@@ -160,6 +165,8 @@ FROM_ESTIMATOR = {
     "density": lambda q: DensityDisplay.from_estimator(q, Multimodal(), n_samples=100),
     "correlation": lambda q: CorrelationDisplay.from_estimator(q, PLANE, n_samples=100),
     "path": lambda q: PathDisplay.from_estimator(q, n_samples=100),
+    "forest": lambda q: ForestDisplay.from_estimator(q, n_samples=100),
+    "score calls": lambda q: ScoreCallsDisplay.from_estimators({"fit": q}, np.ptp, n_samples=100),
 }
 
 
@@ -319,6 +326,37 @@ def test_path_takes_what_a_diffusion_has():
     assert names == ["Laplace, mean and 95% band", "true path", "observations"]
 
 
+def test_forest_intervals_are_the_central_ones():
+    display = ForestDisplay.from_draws({"fit": X}, Y, features=[3, 1], feature_names=list("abcde"), levels=(0.4, 0.8))
+    at = [0.1, 0.3, 0.5, 0.7, 0.9]
+    np.testing.assert_allclose(display.intervals_, [np.quantile(A[:, [3, 1]], at, axis=0).T for A in (Y, X)])
+    for line, ends in zip(display.medians_, display.intervals_, strict=True):
+        np.testing.assert_array_equal(line.get_xdata(), ends[:, 2])
+    for (thin, thick), ends in zip(display.lines_, display.intervals_, strict=True):
+        np.testing.assert_array_equal([s[:, 0] for s in thin.get_segments()], ends[:, [0, 4]])
+        np.testing.assert_array_equal([s[:, 0] for s in thick.get_segments()], ends[:, [1, 3]])
+
+
+def test_forest_rows_run_from_the_top_and_do_not_overlap():
+    display = ForestDisplay.from_draws({"a": X, "b": X}, Y, feature_names=list("vwxyz"))
+    assert [label.get_text() for label in display.ax_.get_yticklabels()] == list("vwxyz")
+    bottom, top = display.ax_.get_ylim()
+    assert bottom > top
+    heights = np.sort(np.concatenate([line.get_ydata() for line in display.medians_]))
+    assert np.diff(heights).min() > 0.15
+    assert [text.get_text() for text in display.ax_.get_legend().get_texts()] == ["reference", "a", "b"]
+
+
+def test_score_calls_are_those_of_the_fits_in_order(fitted):
+    cheap = Laplace().fit(Multimodal())
+    display = ScoreCallsDisplay.from_estimators({"both": [fitted, cheap], "one": cheap}, lambda X: X.std())
+    calls, errors = display.lines_[0].get_data()
+    np.testing.assert_array_equal(calls, [q.n_score_calls_ + q.n_products_ for q in (cheap, fitted)])
+    np.testing.assert_allclose(errors, [q.sample(10_000, random_state=0).std() for q in (cheap, fitted)])
+    np.testing.assert_array_equal(display.lines_[1].get_xydata(), [[calls[0], errors[0]]])
+    assert (display.ax_.get_xscale(), display.ax_.get_yscale()) == ("log", "log")
+
+
 def test_layers_are_shown_from_the_base_to_the_fit():
     display = LayersDisplay.from_estimator(Layered())
     spread = [cloud.get_offsets().std() for cloud in display.clouds_]
@@ -372,6 +410,19 @@ MISTAKES = {
     "no layers": (lambda: LayersDisplay.from_draws([]), ValueError, "`layers` is empty"),
     "features of layers": (lambda: LayersDisplay.from_draws([X], features=(0, 9)), ValueError, "columns from 0 to 4"),
     "names of layers": (lambda: LayersDisplay.from_draws([X], names=["a", "b"]), ValueError, "`names` has 2"),
+    "features of a forest": (lambda: ForestDisplay.from_draws(X, features=[-1]), ValueError, "columns from 0 to 4"),
+    "names of a forest": (
+        lambda: ForestDisplay.from_draws(X, feature_names=["a"]),
+        ValueError,
+        "`feature_names` has 1",
+    ),
+    "truth": (lambda: ForestDisplay.from_draws(X, truth=[1.0]), ValueError, "`truth` has shape"),
+    "levels": (lambda: ForestDisplay.from_draws(X, levels=(0.9, 0.5)), ValueError, "levels"),
+    "outer level": (lambda: ForestDisplay.from_draws(X, levels=(0.5, 1.0)), ValueError, "levels"),
+    "no curves": (lambda: ScoreCallsDisplay.from_curves({}), ValueError, "`curves` is empty"),
+    "curve": (lambda: ScoreCallsDisplay.from_curves({"a": [1, 2]}), ValueError, r"`curves\['a'\]` has shape"),
+    "calls": (lambda: ScoreCallsDisplay.from_curves({"a": [[0, 2]]}), ValueError, "positive score calls"),
+    "floor": (lambda: ScoreCallsDisplay.from_curves(CURVES, floor=0.0), ValueError, "floor"),
     "untrained": (lambda: LossDisplay.from_estimator(Laplace().fit(Banana())), TypeError, "`loss_curve_`"),
     "unlayered": (lambda: LayersDisplay.from_estimator(Laplace().fit(Banana())), TypeError, "must have layers"),
 }
@@ -385,7 +436,7 @@ def test_a_mistake_is_named_before_a_figure_is_made(mistake):
     assert not plt.get_fignums()
 
 
-@pytest.mark.parametrize("display", [MarginalsDisplay, CorrelationDisplay, PathDisplay])
+@pytest.mark.parametrize("display", [MarginalsDisplay, CorrelationDisplay, PathDisplay, ForestDisplay])
 def test_reference_draws_come_second_as_in_scikit_learn(display, fitted):
     for by_place, by_name in (
         (display.from_estimator(fitted, PLANE), display.from_estimator(fitted, reference=PLANE)),

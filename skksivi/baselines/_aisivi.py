@@ -84,6 +84,11 @@ class AISIVI(SemiImplicitVI):
     stages_ : list of Stage
         What each stage of `fit` took: ``name``, ``n_calls`` and ``seconds``.
 
+    See Also
+    --------
+    UIVI : Unbiased gradients of the evidence bound, by inner chains.
+    KPG : The kernelised path gradient alone.
+
     References
     ----------
     Pielok, T., Bischl, B. and Rügamer, D. (2025). Revisiting unbiased implicit variational inference. ICML.

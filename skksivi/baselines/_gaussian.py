@@ -81,6 +81,11 @@ class Laplace(FromMode):
     stages_ : list of Stage
         What each stage of `fit` took: ``name``, ``n_calls`` and ``seconds``.
 
+    See Also
+    --------
+    FullRankVI : Gaussian with full covariance.
+    BatchAndMatch : Gaussian fitted to the scores.
+
     References
     ----------
     Dauphin, Y. et al. (2014). Identifying and attacking the saddle point problem in high-dimensional non-convex
@@ -283,6 +288,11 @@ class MeanFieldVI(Ascending):
     stages_ : list of Stage
         What each stage of `fit` took: ``name``, ``n_calls`` and ``seconds``.
 
+    See Also
+    --------
+    FullRankVI : Gaussian with full covariance.
+    Laplace : Gaussian at the mode, the quickest thing to try.
+
     References
     ----------
     Kucukelbir, A. et al. (2017). Automatic differentiation variational inference. Journal of Machine Learning
@@ -365,6 +375,11 @@ class FullRankVI(Ascending):
     stages_ : list of Stage
         What each stage of `fit` took: ``name``, ``n_calls`` and ``seconds``.
 
+    See Also
+    --------
+    MeanFieldVI : Gaussian of independent coordinates.
+    BatchAndMatch : Gaussian fitted to the scores.
+
     References
     ----------
     Kucukelbir, A. et al. (2017). Automatic differentiation variational inference. Journal of Machine Learning
@@ -437,6 +452,11 @@ class BatchAndMatch(FromMode):
         Points at which `fit` evaluated the score or log p, and products with the Jacobian of the score.
     stages_ : list of Stage
         What each stage of `fit` took: ``name``, ``n_calls`` and ``seconds``.
+
+    See Also
+    --------
+    FullRankVI : Gaussian with full covariance.
+    Laplace : Gaussian at the mode, the quickest thing to try.
 
     References
     ----------

@@ -77,6 +77,11 @@ class KPG(SemiImplicitVI):
     ValueError
         The kernel is no positive function of the distance.
 
+    See Also
+    --------
+    skksivi.KSIVIApproximator : One semi-implicit layer, the first choice.
+    AISIVI : Path gradients by importance sampling.
+
     References
     ----------
     Pielok, T., Bischl, B. and Rügamer, D. (2026). Semi-implicit variational inference via kernelized path gradient

@@ -144,6 +144,11 @@ class KSDDescent(Descending, Particled):
     stages_ : list of Stage
         What each stage of `fit` took: ``name``, ``n_calls`` and ``seconds``.
 
+    See Also
+    --------
+    SVGD : Stein variational gradient descent.
+    skksivi.metrics.ksd : The kernel Stein discrepancy, from the score alone.
+
     References
     ----------
     Korba, A., Aubin-Frankowski, P.-C., Majewski, S. and Ablin, P. (2021). Kernel Stein discrepancy descent.

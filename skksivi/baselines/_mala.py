@@ -152,6 +152,11 @@ class MALA(ChainApproximator):
     stages_ : list of Stage
         What each stage of `fit` took: ``name``, ``n_calls`` and ``seconds``.
 
+    See Also
+    --------
+    SGLD : Langevin chains on minibatches.
+    skksivi.KSIVIApproximator : One semi-implicit layer, the first choice.
+
     References
     ----------
     Roberts, G. and Tweedie, R. (1996). Exponential convergence of Langevin distributions and their discrete

@@ -164,6 +164,11 @@ class MIED(Descending, Particled):
     stages_ : list of Stage
         What each stage of `fit` took: ``name``, ``n_calls`` and ``seconds``.
 
+    See Also
+    --------
+    SVGD : Stein variational gradient descent.
+    KSDDescent : Particles that descend the kernel Stein discrepancy.
+
     References
     ----------
     Li, L., Liu, Q., Korba, A., Yurochkin, M. and Solomon, J. (2023). Sampling with mollified interaction energy

@@ -74,6 +74,11 @@ class PVI(SemiImplicitVI):
     stages_ : list of Stage
         What each stage of `fit` took: ``name``, ``n_calls`` and ``seconds``.
 
+    See Also
+    --------
+    SIFG : A gradient flow of noisy particles.
+    SIVI : Semi-implicit inference by the evidence bound.
+
     References
     ----------
     Lim, J. N. and Johansen, A. M. (2024). Particle semi-implicit variational inference. NeurIPS.

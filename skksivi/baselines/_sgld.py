@@ -107,6 +107,11 @@ class SGLD(ChainApproximator):
     stages_ : list of Stage
         What each stage of `fit` took: ``name``, ``n_calls`` and ``seconds``.
 
+    See Also
+    --------
+    MALA : Langevin chains that are exact in the long run.
+    skksivi.targets.Minibatches : A target that sees part of its data at a time.
+
     References
     ----------
     Welling, M. and Teh, Y. (2011). Bayesian learning via stochastic gradient Langevin dynamics. ICML.

@@ -83,6 +83,11 @@ class SIFG(Trained):
     stages_ : list of Stage
         What each stage of `fit` took: ``name``, ``n_calls`` and ``seconds``.
 
+    See Also
+    --------
+    PVI : Particles as the mixing distribution.
+    SVGD : Stein variational gradient descent.
+
     References
     ----------
     Zhang, S., Cheng, Z. and Zhang, C. (2025). Semi-implicit functional gradient flow for efficient sampling.

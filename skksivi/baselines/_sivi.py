@@ -84,6 +84,12 @@ class SIVI(SemiImplicitVI):
     stages_ : list of Stage
         What each stage of `fit` took: ``name``, ``n_calls`` and ``seconds``.
 
+    See Also
+    --------
+    skksivi.KSIVIApproximator : One semi-implicit layer, the first choice.
+    UIVI : Unbiased gradients of the evidence bound, by inner chains.
+    SIVISM : Semi-implicit inference by score matching.
+
     References
     ----------
     Yin, M. and Zhou, M. (2018). Semi-implicit variational inference. https://arxiv.org/abs/1805.11183

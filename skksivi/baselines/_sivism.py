@@ -89,6 +89,11 @@ class SIVISM(SemiImplicitVI):
     stages_ : list of Stage
         What each stage of `fit` took: ``name``, ``n_calls`` and ``seconds``.
 
+    See Also
+    --------
+    SIVI : Semi-implicit inference by the evidence bound.
+    HSIVISM : A hierarchy by score matching.
+
     References
     ----------
     Yu, L. and Zhang, C. (2023). Semi-implicit variational inference via score matching.

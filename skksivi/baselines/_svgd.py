@@ -108,6 +108,11 @@ class SVGD(Descending, Particled):
     stages_ : list of Stage
         What each stage of `fit` took: ``name``, ``n_calls`` and ``seconds``.
 
+    See Also
+    --------
+    KSDDescent : Particles that descend the kernel Stein discrepancy.
+    MIED : Particles of a mollified energy.
+
     References
     ----------
     Liu, Q. and Wang, D. (2016). Stein variational gradient descent: a general purpose Bayesian inference algorithm.

@@ -91,6 +91,11 @@ class UIVI(SemiImplicitVI):
     stages_ : list of Stage
         What each stage of `fit` took: ``name``, ``n_calls`` and ``seconds``.
 
+    See Also
+    --------
+    SIVI : Semi-implicit inference by the evidence bound.
+    AISIVI : Path gradients by importance sampling.
+
     References
     ----------
     Titsias, M. and Ruiz, F. (2019). Unbiased implicit variational inference. https://arxiv.org/abs/1808.02078

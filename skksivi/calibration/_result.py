@@ -27,6 +27,10 @@ class Failure(NamedTuple):
         Its number, from zero on.
     message : str
         What was raised, and by what.
+
+    See Also
+    --------
+    Calibration : The ranks and their p-values.
     """
 
     replication: int

@@ -211,6 +211,10 @@ def posterior_sbc(  # noqa: PLR0913
     UserWarning
         Some replications failed.
 
+    See Also
+    --------
+    sbc : Simulation-based calibration.
+
     References
     ----------
     Säilynoja, T., Schmitt, M., Bürkner, P.-C. and Vehtari, A. (2025). Posterior SBC: simulation-based calibration

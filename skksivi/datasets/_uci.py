@@ -233,6 +233,10 @@ def uci_splits(name: str, n_splits: int = 20) -> list[tuple[np.ndarray, np.ndarr
     ValueError
         `name` is none of these, or `n_splits` is less than 1.
 
+    See Also
+    --------
+    fetch_boston : A small regression data set.
+
     References
     ----------
     Hernandez-Lobato, J. M. and Adams, R. (2015). Probabilistic backpropagation for scalable learning of Bayesian

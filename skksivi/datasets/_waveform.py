@@ -52,6 +52,11 @@ def make_waveform(
     y : ndarray of shape (n_samples,)
         Classes 0, 1, 2.
 
+    See Also
+    --------
+    load_waveform : The training set, without a download.
+    fetch_waveform : The waveform data of the UCI repository.
+
     References
     ----------
     Breiman, L., Friedman, J., Olshen, R. and Stone, C. (1984). Classification and Regression Trees, section 2.6.1.
@@ -88,6 +93,12 @@ def load_waveform(*, return_X_y: bool = False) -> Any:  # noqa: ANN401
         With `data` (400, 21), `target` (400,) of 0 and 1, `feature_names`, `target_names` and `DESCR`.
     (data, target) : tuple of ndarray
         With `return_X_y`.
+
+    See Also
+    --------
+    load_waveform_posterior : Exact draws of its posterior.
+    make_waveform : The generator of such data.
+    fetch_waveform : The waveform data of the UCI repository.
 
     Examples
     --------
@@ -223,6 +234,11 @@ def load_waveform_posterior() -> np.ndarray:
     -------
     X : ndarray of shape (2000, 22)
         The intercept first. Two halves of 1,000 give the noise floor of a comparison.
+
+    See Also
+    --------
+    load_waveform : The training set, without a download.
+    skksivi.targets.BayesianLogisticRegression : The posterior of a logistic regression.
 
     Examples
     --------

@@ -126,6 +126,12 @@ def diagnose(
     ValueError
         The target has another dimension than `est`, or its score is finite at none of the draws.
 
+    See Also
+    --------
+    certificate : An estimate of the divergence from the target.
+    modes : The modes of a fit and their weights.
+    skksivi.calibration.sbc : Simulation-based calibration.
+
     References
     ----------
     Liu, Q., Lee, J. and Jordan, M. (2016). A kernelized Stein discrepancy for goodness-of-fit tests.

@@ -32,6 +32,10 @@ class Check(NamedTuple):
         "ok", "warn", or "not available: " and why.
     remedy : str
         What to do, one sentence; empty unless the verdict is "warn".
+
+    See Also
+    --------
+    Diagnosis : The report.
     """
 
     name: str
@@ -66,6 +70,11 @@ class Diagnosis:
         The `loss_curve_`.
     stages : tuple of Stage
         The `stages_` of the fit: what each has asked of the score, and its seconds.
+
+    See Also
+    --------
+    skksivi.diagnose : A report on a fit.
+    Check : One line of a report.
 
     Examples
     --------

@@ -52,8 +52,8 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
         \mu_t(x) = x + \bar\mu_t(x) + \tfrac12 \sigma_{\mathrm{ini}}^2 \odot s_t(x),
 
     with networks :math:`\bar\mu_t` that start at zero, so that training starts at a Langevin chain along the bridge
-    :math:`s_t = (1 - \lambda_t) s_{\mathrm{base}} + \lambda_t s_p`. Trained by minimising the paper's Eq.
-    (HKSIVI-loss),
+    :math:`s_t = (1 - \lambda_t) s_{\mathrm{base}} + \lambda_t s_p`. Trained by minimising Eq. (36) of the
+    paper (Cheng et al., 2024),
 
     .. math:: \sum_t \beta(t)\, \mathrm{KSD}(q_t \| p_t)^2, \quad \nabla \log p_t = s_t,
 
@@ -75,55 +75,114 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
     shared_network : bool, default=False
         Whether one network of (x, :math:`\lambda_t`) serves all layers.
     mixing : {"auto", "normal", "pilot"}, object of `skksivi.mixing` or callable, default="auto"
-        The base :math:`q_T` in whitened coordinates u, see `KSIVIApproximator`. The bridge starts at its score
-        where it has one (normal, Student t), else at the score of N(0, I).
+        The base :math:`q_T` in whitened coordinates u: the standard normal, or a Gaussian mixture fitted to the points
+        of the pilot, with whiten="diagonal" the points themselves. "auto" takes the latter where there are such
+        points. Otherwise a distribution of `skksivi.mixing`, or a function of the number of draws n and a
+        torch.Generator that returns n rows. The bridge starts at its score where it has one (normal, Student t), else
+        at the score of N(0, I).
     kernel : {"gaussian", "imq", "laplace", "riesz"} or Kernel, default="gaussian"
         The kernel k, by name or as an object of `skksivi.kernels`; its median width is set layer by layer.
     bandwidth : float, "median", "auto" or None, default="median"
-        Width of the kernel; "auto" is :math:`\sqrt{d} / 2` in whitened coordinates.
+        Width of the kernel in whitened units: a number, the median heuristic on the draws of each layer, or, with
+        "auto" and a `kernel` given by name, :math:`\sqrt{d} / 2`. None leaves it to `kernel`.
     gradient_estimator : {"u-statistic", "vanilla", "path", "auto"}, default="u-statistic"
-        See `KSIVIApproximator`.
+        "u-statistic": all pairs within one batch of each layer (Algorithm 2). "vanilla": pairs between two batches
+        (Algorithm 1), with twice as many draws and scores. "path": the kernelised path gradient of
+        :math:`\mathrm{KL}(q_t \| p_t)`, which needs no product with the Jacobian of the score. "auto" is "path" for
+        positive kernels of the Euclidean distance and "u-statistic" for others.
     hidden_layer_sizes : sequence of int, default=(50, 50)
-        Widths of the hidden layers of each network.
+        Widths of the hidden layers of each network, without input and output.
     initial_scale : float or "auto", default="auto"
         The :math:`\sigma_{\mathrm{ini}}`, whose square over two is the step of the Langevin drift. Its unit is the
         width of the target's narrowest mode or, if less, the conditional width of a coordinate given the others,
         :math:`1/\sqrt{E s_i^2}`, where there is a pilot, else one in u. "auto" is 0.5 where the base is the pilot,
         which has not far to go, else 1.
     scale : "constant" or Scale, default="constant"
-        The floor of :math:`\sigma_t`, see `skksivi.parameters.Scale`.
-    whiten, init
-        See `KSIVIApproximator`. The moments of every layer are held to the pilot's where all of them are to be at the
-        target.
+        Each :math:`\sigma_t` is one vector; `skksivi.parameters.Scale` sets its floor.
+    whiten : {"auto", "bam", "laplace", "diagonal"}, Pilot, (m, L) or None, default="auto"
+        The affine map x = m + L u in whose coordinates u the layers are trained. "auto" searches for modes and takes
+        the mean and covariance of points near the target, the pilot, which is then the base; "laplace" takes a mode
+        and the curvature there, "bam" a Gaussian fitted to the scores, "diagonal" a scale for each coordinate, from
+        long chains. A pair of a vector and a lower triangular matrix is used as it is; None trains in x, as in the
+        paper. `skksivi.parameters.Pilot` says what "auto" and "diagonal" may spend. The moments of every layer are
+        held to the pilot's where all of them are to be at the target.
+    init : array-like of shape (n_features,) or (k, n_features), default=None
+        Where the search for modes starts. None means the origin and, with whiten="auto", points scattered around it
+        on scales from 1 to 100. With several rows, "laplace" and "bam" take the first.
     batch_size : int, default=256
-        Draws of each layer per iteration.
+        Draws of each layer per iteration, at least 2. Minibatches of data are not used: the chain needs the score of
+        all of the data.
     max_iter : int, default=3000
         Iterations of the optimiser.
     learning_rate : float, default=1e-3
         Step size of Adam.
-    optimizer, early_stopping, checkpoint, warm_start, device, dtype, random_state, verbose
-        See `KSIVIApproximator`; `early_stopping` watches the last layer. Minibatches are not used: the chain needs
-        the score of all of the data.
+    optimizer : "adam" or Adam, default="adam"
+        Decay of the learning rate, Adam's betas, moving average, clipping and what to do about a loss that is not
+        finite, see `skksivi.parameters.Adam`.
+    early_stopping : "auto", bool, float, Plateau or None, default=None
+        When to stop before `max_iter`. A number: when the discrepancy of the last layer under one fixed kernel in u
+        has not fallen by this share for 2,000 iterations, or as `skksivi.parameters.Plateau` says; True is
+        `Plateau()`. "auto": no training where the start at a pilot has a good certificate or, if none can be had, the
+        chains have converged. None always runs `max_iter` iterations.
+    checkpoint : path-like, Checkpoint or None, default=None
+        A file in which the fit is saved every 1,000 iterations, or as often as `skksivi.parameters.Checkpoint` says.
+        The same call of `fit` goes on from it after an interruption, on a CPU with the same result; it is removed
+        when the fit ends.
+    warm_start : bool, default=False
+        Whether `fit` continues from the layers and the whitening of the last fit; the optimiser starts anew.
+    device : str or torch.device, default="auto"
+        Where to compute; "auto" takes a GPU where there is one.
+    dtype : {"float32", "float64"}, default="float32"
+        Precision of the training and of the draws.
+    random_state : int, RandomState or None, default=None
+        Seeds initial weights, training draws and samples. Equal integers give equal results.
+    verbose : int, default=0
+        1 logs a line every 500 iterations to the logger "skksivi", 2 every 100, and each stage before with what it
+        will cost.
 
     Attributes
     ----------
+    sampler_ : Sampler
+        What draws, in x: ``sampler_.sample(n, generator)`` and ``sampler_.log_density(x)``, on tensors.
     family_ : Module
         The fitted layers, in the whitened coordinates u.
     whitening_ : Whitening
-        The map x = m + L u and how it was found.
+        The map x = m + L u and how it was found, see `KSIVIApproximator`.
     loss_curve_ : ndarray of shape (`n_iter_`,)
         The weighted sum of the estimates of KSD^2 at each iteration.
     ksd_curve_ : ndarray of shape (n_looks, 2)
         Pairs of an iteration and the squared discrepancy of the last layer under one fixed kernel after it, every 500
         iterations; empty without `early_stopping` where no moment penalty holds the layers.
+    best_iter_ : int
+        The iteration whose state was kept, zero if training has not improved on a start at a pilot.
     certificate_ : Certificate or None
-        See `KSIVIApproximator`. The density takes 20,000 more values of the score for each layer; so it is None
-        where the training has taken fewer than a million.
-    engine_, n_iter_, best_iter_, score_checksum_, n_features_in_, n_score_calls_, n_products_, stages_
-        See `KSIVIApproximator`.
+        How far the draws are from the target, see `skksivi.certificate`. The density takes 20,000 more values of the
+        score for each layer; so it is None where the training has taken fewer than a million.
+    engine_ : {"eager", "cuda graph"}
+        Whether training steps ran operation by operation, or on a GPU as one recorded graph.
+    score_checksum_ : str
+        Of what the score returned near the fit, by which a warm start knows a target that has changed.
+    n_iter_ : int
+        Iterations done.
+    n_features_in_ : int
+        Dimension d of the target.
+    n_score_calls_, n_products_ : int
+        Points at which `fit` evaluated the score or log p, and products with the Jacobian of the score.
+    stages_ : list of Stage
+        What each stage of `fit` took: ``name``, ``n_calls`` (scores and products) and ``seconds``.
+
+    See Also
+    --------
+    KSIVIApproximator : One semi-implicit layer, the first choice.
+    skksivi.baselines.HSIVISM : A hierarchy by score matching.
+    skksivi.plotting.LayersDisplay : The layers of a hierarchy.
+    diagnose : A report on a fit.
 
     References
     ----------
+    Cheng, Z., Yu, L., Xie, T., Zhang, S. and Zhang, C. (2024). Kernel semi-implicit variational inference.
+    https://arxiv.org/abs/2405.18997
+
     Yu, L., Cheng, Z., Zhang, S. and Zhang, C. A kernel approach for semi-implicit variational inference, section on
     hierarchical KSIVI.
 

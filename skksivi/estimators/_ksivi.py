@@ -185,6 +185,9 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
 
     See Also
     --------
+    HKSIVIApproximator : A hierarchy of layers, for distant modes.
+    diagnose : A report on a fit.
+    ensemble : Several fits from different seeds, pooled.
     skksivi.baselines.Laplace : Gaussian at the mode, the quickest thing to try.
 
     References

@@ -33,6 +33,11 @@ def correlation_error(X: ArrayLike, Y: ArrayLike, *, summary: str = "rms") -> fl
         X and Y differ in their number of columns, hold non-finite values, a constant column or fewer than two rows or
         columns.
 
+    See Also
+    --------
+    skksivi.plotting.CorrelationDisplay : All pairwise correlations.
+    noise_floor : The Monte Carlo noise of a metric.
+
     Examples
     --------
     >>> from skksivi.metrics import correlation_error

@@ -14,7 +14,12 @@ from skksivi._numbers import check_integer
 
 
 class NoiseFloor(NamedTuple):
-    """Mean and standard deviation of a metric between independent exact samples."""
+    """Mean and standard deviation of a metric between independent exact samples.
+
+    See Also
+    --------
+    noise_floor : The Monte Carlo noise of a metric.
+    """
 
     mean: float
     sd: float
@@ -58,6 +63,11 @@ def noise_floor(
     ------
     ValueError
         Y has fewer than n + m rows.
+
+    See Also
+    --------
+    sliced_wasserstein : Transport along random directions.
+    NoiseFloor : Its mean and standard deviation.
 
     Examples
     --------

@@ -38,6 +38,11 @@ def kl_divergence(X: ArrayLike, Y: ArrayLike, *, n_neighbors: int = 3) -> float:
         X and Y differ in their number of columns, hold non-finite values or rows repeated `n_neighbors` times; X has
         no more than `n_neighbors` rows, or Y fewer.
 
+    See Also
+    --------
+    sliced_wasserstein : Transport along random directions.
+    noise_floor : The Monte Carlo noise of a metric.
+
     References
     ----------
     Wang, Q., Kulkarni, S. and Verdú, S. (2009). Divergence estimation for multidimensional densities via

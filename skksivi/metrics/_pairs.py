@@ -41,6 +41,11 @@ def mmd(X: ArrayLike, Y: ArrayLike, *, kernel: str | Kernel | None = None, stati
         X and Y differ in their number of columns, hold non-finite values or fewer than two rows, or the kernel is
         tilted.
 
+    See Also
+    --------
+    energy_distance : A distance without parameters.
+    noise_floor : The Monte Carlo noise of a metric.
+
     References
     ----------
     Gretton, A. et al. (2012). A kernel two-sample test. Journal of Machine Learning Research 13.
@@ -88,6 +93,12 @@ def energy_distance(X: ArrayLike, Y: ArrayLike, *, exponent: float = 1.0, statis
     ValueError
         X and Y differ in their number of columns, hold non-finite values or fewer than two rows; `exponent` does not
         lie in (0, 2).
+
+    See Also
+    --------
+    mmd : Maximum mean discrepancy.
+    sliced_wasserstein : Transport along random directions.
+    noise_floor : The Monte Carlo noise of a metric.
 
     References
     ----------

@@ -50,6 +50,11 @@ def ksd(X: ArrayLike, score_fn: ScoreFunction, *, kernel: str | Kernel | None = 
         derivative at x = y, so that they allow "u" in two or more dimensions only, and Riesz with norm="l1" and
         Tilted neither.
 
+    See Also
+    --------
+    ksd_test : A test by the kernel Stein discrepancy.
+    skksivi.model_selection.neg_ksd_scorer : A scorer that needs the score alone.
+
     References
     ----------
     Liu, Q., Lee, J. and Jordan, M. (2016). A kernelized Stein discrepancy for goodness-of-fit tests.
@@ -70,7 +75,12 @@ def ksd(X: ArrayLike, score_fn: ScoreFunction, *, kernel: str | Kernel | None = 
 
 
 class KSDTest(NamedTuple):
-    """Statistic and p-value of a goodness-of-fit test."""
+    """Statistic and p-value of a goodness-of-fit test.
+
+    See Also
+    --------
+    ksd_test : A test by the kernel Stein discrepancy.
+    """
 
     statistic: float
     pvalue: float
@@ -122,6 +132,11 @@ def ksd_test(
     ------
     ValueError
         As `ksd` does; `n_bootstrap` is below 1 or `flip_probability` not in (0, 1).
+
+    See Also
+    --------
+    ksd : The kernel Stein discrepancy, from the score alone.
+    skksivi.diagnose : A report on a fit.
 
     References
     ----------

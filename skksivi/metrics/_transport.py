@@ -51,6 +51,12 @@ def sliced_wasserstein(
     ValueError
         X and Y differ in their number of columns, or hold non-finite values; `p` or `n_projections` is below 1.
 
+    See Also
+    --------
+    energy_distance : A distance without parameters.
+    wasserstein_in_box : Exact transport inside a box.
+    noise_floor : The Monte Carlo noise of a metric.
+
     References
     ----------
     Bonneel, N. et al. (2015). Sliced and Radon Wasserstein barycenters of measures. Convention of the POT library.
@@ -113,6 +119,11 @@ def wasserstein_in_box(X: ArrayLike, Y: ArrayLike, half_width: float) -> float:
     ValueError
         X and Y differ in their number of columns, hold non-finite values, or no row in the box; `half_width` is not
         positive.
+
+    See Also
+    --------
+    sliced_wasserstein : Transport along random directions.
+    noise_floor : The Monte Carlo noise of a metric.
 
     References
     ----------

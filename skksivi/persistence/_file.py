@@ -67,6 +67,11 @@ def save(estimator: Estimator, path: str | os.PathLike[str]) -> None:
     OSError
         The file cannot be written.
 
+    See Also
+    --------
+    load : Reads a file of `save`.
+    skksivi.parameters.Checkpoint : A file that an interrupted fit goes on from.
+
     Examples
     --------
     >>> import skksivi, tempfile
@@ -110,6 +115,10 @@ def load(
         The file was not written by `save`, is damaged or of another version, or holds what cannot be drawn from.
     OSError
         The file cannot be opened or read.
+
+    See Also
+    --------
+    save : Writes a fit to a file.
     """
     path = Path(path)
     if path.exists() and not (path.is_file() or path.is_dir()):  # opening a pipe would wait for ever

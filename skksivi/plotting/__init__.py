@@ -5,8 +5,10 @@ compute what is shown and call it. What was drawn is in attributes: `ax_`, `figu
 """
 
 from skksivi.plotting._calibration import CalibrationDisplay
+from skksivi.plotting._calls import ScoreCallsDisplay
 from skksivi.plotting._correlation import CorrelationDisplay
 from skksivi.plotting._density import DensityDisplay
+from skksivi.plotting._forest import ForestDisplay
 from skksivi.plotting._layers import LayersDisplay
 from skksivi.plotting._loss import LossDisplay
 from skksivi.plotting._marginals import MarginalsDisplay
@@ -16,8 +18,10 @@ __all__ = [
     "CalibrationDisplay",
     "CorrelationDisplay",
     "DensityDisplay",
+    "ForestDisplay",
     "LayersDisplay",
     "LossDisplay",
     "MarginalsDisplay",
     "PathDisplay",
+    "ScoreCallsDisplay",
 ]

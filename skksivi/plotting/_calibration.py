@@ -42,6 +42,10 @@ class CalibrationDisplay:
         One for each quantity. Those beyond the sixth that stay in the band are grey, and not in the legend.
     band_ : PolyCollection
 
+    See Also
+    --------
+    skksivi.calibration.sbc : Simulation-based calibration.
+
     References
     ----------
     Säilynoja, T., Bürkner, P.-C. and Vehtari, A. (2022). Graphical test for discrete uniformity and its applications

@@ -35,6 +35,11 @@ class CorrelationDisplay:
     points_ : list of PathCollection
         One of d (d - 1) / 2 points for each sample.
 
+    See Also
+    --------
+    MarginalsDisplay : Marginals and pairs beside reference draws.
+    skksivi.metrics.correlation_error : The error of pairwise correlations.
+
     Examples
     --------
     >>> import numpy as np

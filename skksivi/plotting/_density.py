@@ -43,6 +43,11 @@ class DensityDisplay:
         The draws.
     contours_ : QuadContourSet or None
 
+    See Also
+    --------
+    MarginalsDisplay : Marginals and pairs beside reference draws.
+    LayersDisplay : The layers of a hierarchy.
+
     Examples
     --------
     >>> from skksivi.baselines import Laplace

@@ -51,6 +51,11 @@ class LayersDisplay:
     figure_ : Figure
     clouds_ : list of PathCollection
 
+    See Also
+    --------
+    DensityDisplay : Draws in the plane under contours of the target.
+    skksivi.HKSIVIApproximator : A hierarchy of layers, for distant modes.
+
     Examples
     --------
     >>> import numpy as np

@@ -52,6 +52,11 @@ class LossDisplay:
         Means of the loss over blocks of iterations.
     monitor_line_ : Line2D or None
 
+    See Also
+    --------
+    ScoreCallsDisplay : Error against score calls.
+    skksivi.diagnose : A report on a fit.
+
     Examples
     --------
     >>> from skksivi import KSIVIApproximator

@@ -60,6 +60,11 @@ class MarginalsDisplay:
     lines_ : list of list of Line2D
         Of each sample the marginals, reference first.
 
+    See Also
+    --------
+    ForestDisplay : Credible intervals, one row per parameter.
+    CorrelationDisplay : All pairwise correlations.
+
     Examples
     --------
     >>> import numpy as np

@@ -42,6 +42,10 @@ class PathDisplay:
         The mean of each sample.
     bands_ : list of PolyCollection
 
+    See Also
+    --------
+    ForestDisplay : Credible intervals, one row per parameter.
+
     Examples
     --------
     >>> from skksivi.baselines import Laplace

@@ -67,6 +67,12 @@ class Target:
         Which of several processes this is that sum their scores, so that sums round in another way with another
         number of them; None of one alone.
 
+    See Also
+    --------
+    from_log_prob : A target of a log-density in torch.
+    from_score_fn : A target of a bare score function.
+    constrained : A target of named parameters with bounds.
+
     Examples
     --------
     >>> import torch
@@ -400,6 +406,11 @@ def from_rows(score_fn: RowsScore, *, n_rows: int, n_features: int) -> _RowsTarg
     target : Target
         Of all of the data; wrap it in `Minibatches` to train on minibatches.
 
+    See Also
+    --------
+    Minibatches : A target that sees part of its data at a time.
+    from_score_fn : A target of a bare score function.
+
     Examples
     --------
     >>> import torch
@@ -470,6 +481,12 @@ def from_score_fn(  # noqa: PLR0913
         returns another shape for a chunk than the shape of its points.
     TimeoutError, ConnectionError
         In a fit: a chunk takes too long, or its worker is lost, each time. A training that has begun keeps its state.
+
+    See Also
+    --------
+    from_log_prob : A target of a log-density in torch.
+    from_rows : A target of a score function that takes some of the rows.
+    Target : The base of all targets.
 
     Examples
     --------

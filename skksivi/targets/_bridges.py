@@ -244,6 +244,12 @@ def from_log_prob(
     ValueError
         `names` are not n_features different strings.
 
+    See Also
+    --------
+    constrained : A target of named parameters with bounds.
+    from_jax : A target of a log-density in JAX.
+    from_score_fn : A target of a bare score function.
+
     Examples
     --------
     >>> import torch

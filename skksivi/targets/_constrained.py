@@ -219,6 +219,10 @@ def constrained(log_prob: Callable[..., Tensor], supports: Mapping[str, Support]
     ValueError
         A support is not one of these.
 
+    See Also
+    --------
+    from_log_prob : A target of a log-density in torch.
+
     Examples
     --------
     >>> import numpy as np

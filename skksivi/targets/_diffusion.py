@@ -39,6 +39,11 @@ class ConditionedDiffusion(Target):
     TypeError, ValueError
         `n_features` is not a positive multiple of 5.
 
+    See Also
+    --------
+    BrownianBridge : A random walk with unknown scales.
+    skksivi.plotting.PathDisplay : The band of a path.
+
     References
     ----------
     Detommaso, G. et al. (2018). A Stein variational Newton method. https://arxiv.org/abs/1806.03085

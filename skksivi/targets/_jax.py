@@ -150,6 +150,11 @@ def from_jax(log_density: LogDensity, example: object) -> JaxTarget:
     ValueError
         It does not return one number, or `example` holds none.
 
+    See Also
+    --------
+    from_log_prob : A target of a log-density in torch.
+    from_numpyro : A target of a NumPyro model.
+
     References
     ----------
     Bradbury, J. et al. (2018). JAX: composable transformations of Python+NumPy programs. https://docs.jax.dev
@@ -199,6 +204,12 @@ def from_numpyro(model: Callable[P, object], /, *args: P.args, **kwargs: P.kwarg
         NumPyro is not installed.
     ValueError, RuntimeError
         The model has discrete latent sites, subsamples its data, or NumPyro finds no valid parameters.
+
+    See Also
+    --------
+    from_pymc : A target of a PyMC model.
+    from_jax : A target of a log-density in JAX.
+    skksivi.to_arviz : Named draws for ArviZ.
 
     References
     ----------

@@ -44,6 +44,11 @@ class BayesianLinearRegression(Target):
     ValueError
         X and y do not fit together, or `hyperprior` is not a pair of positive numbers.
 
+    See Also
+    --------
+    skksivi.KSIVIRegressor : Regression with a posterior inside.
+    BayesianNeuralNetwork : A regression network.
+
     References
     ----------
     Bishop, C. (2006). Pattern Recognition and Machine Learning, section 3.5.
@@ -133,6 +138,11 @@ class BayesianMultinomialRegression(Target):
     ------
     ValueError
         X and y do not fit together, y has one class, or `prior_precision` is not positive.
+
+    See Also
+    --------
+    skksivi.KSIVIClassifier : Classification with a posterior inside.
+    BayesianLogisticRegression : The posterior of a logistic regression.
 
     References
     ----------

@@ -39,6 +39,11 @@ class BayesianLogisticRegression(Target):
     ValueError
         X and y do not fit together, y does not have two classes, or `prior_precision` is not positive.
 
+    See Also
+    --------
+    skksivi.KSIVIClassifier : Classification with a posterior inside.
+    SparseLogisticRegression : Logistic regression with a scale for each coefficient.
+
     References
     ----------
     Yin, M. and Zhou, M. (2018). Semi-implicit variational inference. https://arxiv.org/abs/1805.11183

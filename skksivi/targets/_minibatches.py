@@ -42,6 +42,11 @@ class Minibatches(Target):
     batch_size : int
         Observations of a minibatch, drawn with replacement.
 
+    See Also
+    --------
+    from_rows : A target of a score function that takes some of the rows.
+    Sharded : Rows in several processes.
+
     References
     ----------
     Baker, J. et al. (2019). Control variates for stochastic gradient MCMC. https://arxiv.org/abs/1706.05439

@@ -51,6 +51,11 @@ class BrownianBridge(Target):
     ValueError
         `observations` is not one row of numbers and NaN, or all of them are NaN.
 
+    See Also
+    --------
+    ConditionedDiffusion : The path of a diffusion given observations.
+    StochasticVolatility : A volatility model of returns.
+
     References
     ----------
     Sountsov, P., Radul, A. and contributors (2020). Inference gym.
@@ -102,6 +107,10 @@ class ItemResponse(Target):
     ------
     ValueError
         `answers` is not a table of these.
+
+    See Also
+    --------
+    SeedGermination : A logistic regression with effects of plates.
 
     References
     ----------
@@ -174,6 +183,10 @@ class LogGaussianCox(Target):
     ValueError
         `counts` is no square of numbers of zero or more with a positive sum, or a parameter is not positive.
 
+    See Also
+    --------
+    StochasticVolatility : A volatility model of returns.
+
     References
     ----------
     Møller, J., Syversveen, A. R. and Waagepetersen, R. P. (1998). Log Gaussian Cox processes. Scandinavian Journal of
@@ -232,6 +245,11 @@ class StochasticVolatility(Target):
     ------
     ValueError
         `returns` is no row of finite numbers.
+
+    See Also
+    --------
+    BrownianBridge : A random walk with unknown scales.
+    ConditionedDiffusion : The path of a diffusion given observations.
 
     References
     ----------
@@ -296,6 +314,10 @@ class SparseLogisticRegression(Target):
     ValueError
         X and y do not fit together, or y does not have two classes.
 
+    See Also
+    --------
+    BayesianLogisticRegression : The posterior of a logistic regression.
+
     References
     ----------
     Sountsov, P., Radul, A. and contributors (2020). Inference gym.
@@ -334,6 +356,11 @@ class SeedGermination(Target):
 
     with u the kind of seed and v the extract, :math:`\alpha \sim N(0, 10^2 I)` and
     :math:`\tau \sim \mathrm{Gamma}(.01, .01)`. The 26 features are :math:`(\alpha, \log \tau, b)`.
+
+    See Also
+    --------
+    BayesianLogisticRegression : The posterior of a logistic regression.
+    ItemResponse : The Rasch model.
 
     References
     ----------

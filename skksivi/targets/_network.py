@@ -84,6 +84,11 @@ class BayesianNeuralNetwork(Target):
         X and y do not fit together or are not finite; `n_hidden` is not a positive integer; a precision, a shape or a
         rate is not positive; or both precisions are given beside `hyperprior`.
 
+    See Also
+    --------
+    skksivi.KSIVIRegressor : Regression with a posterior inside.
+    BayesianLinearRegression : Linear regression.
+
     References
     ----------
     Liu, Q. and Wang, D. (2016). Stein variational gradient descent. https://arxiv.org/abs/1608.04471

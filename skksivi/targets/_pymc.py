@@ -135,6 +135,11 @@ def from_pymc(model: Model) -> PymcTarget:
     ValueError
         It has discrete free variables, or none.
 
+    See Also
+    --------
+    from_numpyro : A target of a NumPyro model.
+    skksivi.to_arviz : Named draws for ArviZ.
+
     References
     ----------
     Abril-Pla, O. et al. (2023). PyMC: a modern and comprehensive probabilistic programming framework in Python.

@@ -29,6 +29,11 @@ class Funnel(Target):
     TypeError, ValueError
         A parameter is out of its range.
 
+    See Also
+    --------
+    Rosenbrock : Curved pairs in many dimensions.
+    StudentT : Heavy tails in the plane.
+
     References
     ----------
     Neal, R. (2003). Slice sampling. Annals of Statistics 31(3).
@@ -84,6 +89,10 @@ class ManyWell(Target):
     ------
     TypeError, ValueError
         `n_features` is not a positive even number.
+
+    See Also
+    --------
+    GaussianMixture : Any mixture of Gaussians.
 
     References
     ----------
@@ -152,6 +161,11 @@ class Rosenbrock(Target):
     ------
     TypeError, ValueError
         A parameter is out of its range.
+
+    See Also
+    --------
+    Banana : A curved density in the plane.
+    Funnel : Neal's funnel.
 
     References
     ----------

@@ -429,6 +429,10 @@ class Scattered(Summed):
     ConnectionError, TimeoutError
         In a fit: a worker is lost, and its shard cannot be made again, or does not answer in time.
 
+    See Also
+    --------
+    Sharded : Rows in several processes.
+
     Examples
     --------
     A script starts its cluster under ``if __name__ == "__main__"``::

@@ -85,6 +85,11 @@ def from_bridgestan(model: StanModel, *, include_tp: bool = False) -> StanTarget
     ValueError
         It has no parameters.
 
+    See Also
+    --------
+    from_pymc : A target of a PyMC model.
+    skksivi.to_arviz : Named draws for ArviZ.
+
     References
     ----------
     Roualdes, E. et al. (2023). BridgeStan: efficient in-memory access to the methods of a Stan model.

@@ -24,6 +24,11 @@ class Banana(Target):
     The map has unit Jacobian, so that :math:`\log p(x) = \log N(v; 0, \Sigma)` at
     :math:`v = (x_1, x_2 - x_1^2 - 1)`. Its opening points up, as the paper's table says.
 
+    See Also
+    --------
+    Rosenbrock : Curved pairs in many dimensions.
+    XShaped : Two crossed Gaussians.
+
     References
     ----------
     Yu, L. et al. A kernel approach for semi-implicit variational inference, section on toy examples.
@@ -148,6 +153,11 @@ class GaussianMixture(_Mixture):
     ValueError
         A parameter is of another shape, or not finite, or not positive (definite).
 
+    See Also
+    --------
+    EightGaussians : Eight modes on a circle.
+    ManyWell : Many modes in many dimensions.
+
     References
     ----------
     Midgley, L. et al. (2023). Flow annealed importance sampling bootstrap. https://arxiv.org/abs/2208.01893
@@ -185,6 +195,11 @@ def _is_positive_definite(C: np.ndarray) -> bool:
 class Multimodal(_Mixture):
     r"""Two unit Gaussians, :math:`\frac12 N((-2, 0), I) + \frac12 N((2, 0), I)`.
 
+    See Also
+    --------
+    EightGaussians : Eight modes on a circle.
+    GaussianMixture : Any mixture of Gaussians.
+
     References
     ----------
     Yu, L. et al. A kernel approach for semi-implicit variational inference, section on toy examples.
@@ -204,6 +219,11 @@ class Multimodal(_Mixture):
 
 class XShaped(_Mixture):
     r"""Two crossed Gaussians at the origin with variances 2 and covariances 1.8 and -1.8.
+
+    See Also
+    --------
+    Banana : A curved density in the plane.
+    Multimodal : Two Gaussians.
 
     References
     ----------
@@ -252,6 +272,11 @@ class EightGaussians(_Mixture):
     ------
     ValueError
         A parameter is out of its range or of another shape.
+
+    See Also
+    --------
+    GaussianMixture : Any mixture of Gaussians.
+    Multimodal : Two Gaussians.
 
     References
     ----------
@@ -305,6 +330,11 @@ class StudentT(Target):
     ------
     ValueError
         `df` is not positive and finite.
+
+    See Also
+    --------
+    Funnel : Neal's funnel.
+    skksivi.mixing.StudentT : Heavy tails.
 
     References
     ----------

@@ -47,9 +47,9 @@ class Convergence:
 
     def teardown(self, estimator, context): ...
 
-    def on_fit_task_begin(self, estimator, context, **_): ...
+    def on_fit_task_begin(self, estimator, context): ...
 
-    def on_fit_task_end(self, estimator, context, *, fitted_estimator=None, **_):
+    def on_fit_task_end(self, estimator, context, *, fitted_estimator=None):
         if context.task_name != "iterations":
             return
         self.n_done += 100

@@ -75,9 +75,9 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
     shared_network : bool, default=False
         Whether one network of (x, :math:`\lambda_t`) serves all layers.
     mixing : {"auto", "normal", "pilot"}, object of `skksivi.mixing` or callable, default="auto"
-        The base :math:`q_T` in whitened coordinates u: the standard normal, or a Gaussian mixture fitted to the points
-        of the pilot, with whiten="diagonal" the points themselves. "auto" takes the latter where there are such
-        points. Otherwise a distribution of `skksivi.mixing`, or a function of the number of draws n and a
+        The base :math:`q_T` in whitened coordinates u: the standard normal, or a Gaussian mixture fitted to the
+        points of the pilot, with whiten="diagonal" the points themselves. "auto" takes the latter where there are
+        such points. Otherwise a distribution of `skksivi.mixing`, or a function of the number of draws n and a
         torch.Generator that returns n rows. The bridge starts at its score where it has one (normal, Student t), else
         at the score of N(0, I).
     kernel : {"gaussian", "imq", "laplace", "riesz"} or Kernel, default="gaussian"

@@ -1,6 +1,7 @@
 """How the documentation is built: `make doc`."""
 
 import os
+import sys
 import tomllib
 import warnings
 from pathlib import Path
@@ -11,6 +12,7 @@ from sphinx_gallery.sorting import ExplicitOrder
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the examples' tensors are small: more threads only wait
 matplotlib.use("agg")
+sys.path.insert(0, str(Path(__file__).parent))  # where `_described` is
 
 from skksivi import plotting
 from skksivi._version import __version__
@@ -98,6 +100,7 @@ sphinx_gallery_conf = {
             *("plot_logistic_regression.py", "plot_diffusion.py", "plot_student.py", "*"),
         ]
     ),
+    "image_scrapers": ("_described",),
     "image_srcset": ["2x"],
     "abort_on_example_error": True,
     "backreferences_dir": "generated/backreferences",

@@ -92,6 +92,11 @@ for ax, (name, result) in zip(axes.flat, results.items(), strict=True):
     if ax is not axes[0, 0]:
         ax.get_legend().remove()
 # sphinx_gallery_start_ignore
+figure.set_label(
+    "Four panels of ECDF differences. The lines of the right model stay in the grey band around zero; those of a "
+    "wrong sign fall below it, and those of a prior or draws that are too narrow rise on the left and fall on the "
+    "right."
+)
 if args.output:
     figure.savefig(args.output, dpi=110)
     print(f"Figure in {args.output}")

@@ -1,23 +1,29 @@
 """
-A tour of the pictures
+A tour of the displays
 ======================
 
 Each class of `skksivi.plotting` draws one kind of picture: ``from_estimator`` takes a fit, ``from_draws`` one array
-of draws or several by name. Reference draws lie beneath them. Pass ``ax`` to draw into axes of yours."""
+of draws or several by name. Reference draws come second and lie beneath them in grey. Pass ``ax`` to draw into axes of
+your own.
+"""
 
 import matplotlib.pyplot as plt
 import numpy as np
+import torch
 
 from skksivi import HKSIVIApproximator, KSIVIApproximator
-from skksivi.baselines import Laplace
+from skksivi.baselines import MALA, Laplace
 from skksivi.datasets import load_waveform, load_waveform_posterior
+from skksivi.metrics import sliced_wasserstein
 from skksivi.plotting import (
     CorrelationDisplay,
     DensityDisplay,
+    ForestDisplay,
     LayersDisplay,
     LossDisplay,
     MarginalsDisplay,
     PathDisplay,
+    ScoreCallsDisplay,
 )
 from skksivi.targets import Banana, BayesianLogisticRegression, ConditionedDiffusion, EightGaussians
 
@@ -27,28 +33,37 @@ import argparse
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--max-iter", type=int, default=MAX_ITER)
-parser.add_argument("--output", help="write the figure to this file instead of showing it")
+parser.add_argument("--output", help="write the first figure to this file instead of showing it")
 args, _ = parser.parse_known_args()
 MAX_ITER = args.max_iter
 # sphinx_gallery_end_ignore
 
 # %%
-# Marginals
-# ---------
-#
-# Marginals on the diagonal and contours of pairs below, for three of the 22 coefficients of a logistic regression:
-# KSIVI, the Laplace approximation, and exact draws in grey.
+# A posterior with 22 coefficients, two fits of it, and exact draws:
 
 X, y = load_waveform(return_X_y=True)
 posterior = BayesianLogisticRegression(X, y, prior_precision=0.01, fit_intercept=True)
-options = {"max_iter": MAX_ITER, "random_state": 0}
+names = ["intercept", *(f"x{j}" for j in range(1, 22))]
 exact = load_waveform_posterior()
 draws = {
-    "KSIVI": KSIVIApproximator(**options).fit(posterior).sample(10_000),
-    "Laplace": Laplace().fit(posterior).sample(10_000),
+    "KSIVI": KSIVIApproximator(random_state=0).fit(posterior).sample(10_000, random_state=0),
+    "Laplace": Laplace().fit(posterior).sample(10_000, random_state=0),
 }
-MarginalsDisplay.from_draws(draws, reference=exact, features=[0, 15, 16])
+
+# %%
+# Marginals and pairs
+# -------------------
+#
+# `skksivi.plotting.MarginalsDisplay`: marginals on the diagonal, and contours of pairs that hold half and 95% of the
+# draws below it.
+
+shown = [0, 15, 16]
+display = MarginalsDisplay.from_draws(draws, exact, features=shown, feature_names=names)
 # sphinx_gallery_start_ignore
+display.figure_.set_label(
+    "Marginals and pairs of three coefficients. The lines of KSIVI lie on the grey ones of the exact draws; those of "
+    "the Laplace approximation are shifted towards zero."
+)
 if args.output:
     plt.savefig(args.output, dpi=110)
     print(f"Figure in {args.output}")
@@ -56,54 +71,110 @@ if args.output:
 plt.show()
 
 # %%
+# Credible intervals
+# ------------------
+#
+# `skksivi.plotting.ForestDisplay`: medians with intervals of 50 and 90%, a row per parameter.
+
+display = ForestDisplay.from_draws(draws, exact, features=range(12), feature_names=names)
+# sphinx_gallery_start_ignore
+display.figure_.set_label(
+    "Medians and intervals of twelve coefficients, three lines each: exact draws, KSIVI and Laplace. The first two "
+    "agree, the third is off most for the intercept."
+)
+# sphinx_gallery_end_ignore
+plt.show()
+
+# %%
 # Correlations
 # ------------
 #
-# All 231 correlations of the same fits against exact draws. Points on the diagonal agree.
+# `skksivi.plotting.CorrelationDisplay`: all 231 correlations against those of the exact draws. Points on the diagonal
+# agree; the band is the noise of the draws.
 
-CorrelationDisplay.from_draws(draws, reference=exact)
+display = CorrelationDisplay.from_draws({"KSIVI": draws["KSIVI"]}, exact)
+# sphinx_gallery_start_ignore
+display.figure_.set_label("Correlations of the fit against exact ones: points along the diagonal, most in a grey band.")
+# sphinx_gallery_end_ignore
 plt.show()
 
 # %%
 # Density
 # -------
 #
-# Draws in two dimensions under contours of the target, which hold 50, 90 and 99% of its mass.
+# `skksivi.plotting.DensityDisplay`: draws in two dimensions under contours of the target, which hold 50, 90 and 99% of
+# its mass.
 
-banana = KSIVIApproximator(early_stopping=None, **options).fit(Banana())  # trained in any case, for its loss
-DensityDisplay.from_estimator(banana, Banana())
+banana = KSIVIApproximator(random_state=0).fit(Banana())
+display = DensityDisplay.from_estimator(banana, Banana())
+# sphinx_gallery_start_ignore
+display.figure_.set_label("Draws as points, which fill the three contours of a banana-shaped density to their ends.")
+# sphinx_gallery_end_ignore
 plt.show()
 
 # %%
 # Loss
 # ----
 #
-# Means over blocks: single values are noise around zero.
+# `skksivi.plotting.LossDisplay`: the loss of a training, here of the paper's objective from a narrow start. The line is
+# the mean over blocks; single values, in the background, are noise around it. The orange line is the discrepancy under
+# one fixed kernel, by which states of the training can be compared.
 
-LossDisplay.from_estimator(banana)
+trained = KSIVIApproximator(
+    whiten=None, gradient_estimator="u-statistic", early_stopping=0.0, max_iter=MAX_ITER, random_state=0
+).fit(Banana())
+display = LossDisplay.from_estimator(trained)
+# sphinx_gallery_start_ignore
+display.figure_.set_label("The loss falls over the iterations and flattens, and so does the discrepancy beside it.")
+# sphinx_gallery_end_ignore
 plt.show()
 
 # %%
 # Path
 # ----
 #
-# A posterior over a path: mean and 95% band, the true path, and its noisy observations.
+# `skksivi.plotting.PathDisplay`: a posterior over a path, its mean and 95% band, the true path and its noisy
+# observations.
 
 diffusion = ConditionedDiffusion(n_features=50)
-path = KSIVIApproximator(**options).fit(diffusion)
-PathDisplay.from_estimator(path, truth=diffusion.path, observed=(np.arange(5, 51, 5), diffusion.observations))
+path = KSIVIApproximator(random_state=0).fit(diffusion)
+observed = np.arange(5, 51, 5), diffusion.observations
+display = PathDisplay.from_estimator(path, truth=diffusion.path, observed=observed)
+# sphinx_gallery_start_ignore
+display.figure_.set_label("The band of a path over fifty times, with the true path inside it and ten observations.")
+# sphinx_gallery_end_ignore
 plt.show()
 
 # %%
 # Layers
 # ------
 #
-# The layers of a hierarchy, from the base on the left to the fit on the right.
+# `skksivi.plotting.LayersDisplay`: the layers of a hierarchy, from the base on the left to the fit on the right.
 
-ring = HKSIVIApproximator(n_layers=4, mixing="normal", whiten=None, **options).fit(EightGaussians())
-LayersDisplay.from_estimator(ring, EightGaussians())
-print("Six kinds of pictures")
+ring = HKSIVIApproximator(n_layers=4, mixing="normal", whiten=None, max_iter=MAX_ITER // 2, random_state=0)
+display = LayersDisplay.from_estimator(ring.fit(EightGaussians()), EightGaussians())
 # sphinx_gallery_start_ignore
+display.figure_.set_label("Five clouds of draws: one blob in the middle spreads layer by layer to eight modes on a ring.")
+# sphinx_gallery_end_ignore
+plt.show()
+
+# %%
+# Error against cost
+# ------------------
+#
+# `skksivi.plotting.ScoreCallsDisplay`: how far fits are from reference draws, and how many evaluations of the score they
+# took. Several fits of one name make a curve; here Markov chains of rising length.
+
+exact_banana = Banana().sample(2000, torch.Generator().manual_seed(0)).numpy()
+chains = [MALA(n_warmup=n, n_draws=20, random_state=0).fit(Banana()) for n in (10, 40, 160)]
+fits = {"KSIVI": banana, "Laplace": Laplace().fit(Banana()), "MALA": chains}
+display = ScoreCallsDisplay.from_estimators(
+    fits, lambda X: sliced_wasserstein(X, exact_banana, random_state=0), n_samples=2000, ylabel="sliced W2"
+)
+# sphinx_gallery_start_ignore
+display.figure_.set_label(
+    "Distance against score calls: a point for KSIVI, one for Laplace, and a falling curve for chains of rising length."
+)
 if args.output:
     plt.close("all")
 # sphinx_gallery_end_ignore

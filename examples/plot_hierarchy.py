@@ -57,6 +57,10 @@ for ax, q, target, limit in ((axes[0], on_ring, ring, 14), (axes[1], heavy, stud
     display = LayersDisplay.from_draws(layers, target, names=names, ax=ax)
     display.axes_[0].set(xlim=(-limit, limit), ylim=(-limit, limit))
 # sphinx_gallery_start_ignore
+figure.set_label(
+    "Two rows of six clouds, layer by layer. Above, one blob spreads to eight modes on a ring; below, a "
+    "heavy-tailed cloud keeps its arms along the contours of a star-shaped target."
+)
 if args.output:
     figure.savefig(args.output, dpi=110)
     plt.close("all")

@@ -139,6 +139,10 @@ right.set(xlabel=r"$\sigma$ in degrees", ylabel=r"$\tau$", title="The two scales
 right.legend(markerscale=4)
 
 # sphinx_gallery_start_ignore
+figure.set_label(
+    "Left, probabilities of success fall with the distance; the 90% intervals of NUTS and KSIVI at each distance "
+    "are alike. Right, the contours of both for the two scales coincide."
+)
 if args.output:
     figure.savefig(args.output, dpi=150)
     print(f"\nFigure in {args.output}")

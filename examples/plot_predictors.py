@@ -62,6 +62,10 @@ for f in network.target_.outputs(network.draws_[::20], at[:, None]):
 axes[0].set_ylabel("y")
 figure.legend(*axes[1].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=8)
 # sphinx_gallery_start_ignore
+figure.set_label(
+    "Left, a network follows a sine through the data with a narrow band, widens in the gap and leaves the truth "
+    "outside the grey range of the data. Right, a straight line with a wide band misses the sine."
+)
 if args.output:
     figure.savefig(args.output, dpi=110)
     plt.close("all")

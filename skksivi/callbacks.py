@@ -22,8 +22,8 @@ class EarlyStopping:
     """End a fit when its score has not become better for a while.
 
     It is told every 100 iterations what the fit would be if it ended there, and looks at its score. To be passed to
-    `set_callbacks`. `early_stopping` of an approximator does the same by a discrepancy of its own, at less cost. How to
-    write a callback is in the :doc:`user guide <../guide/callbacks>`.
+    `set_callbacks`. `early_stopping` of an approximator does the same by a discrepancy of its own, at less cost.
+    The :doc:`user guide <../guide/callbacks>` shows how to write a callback.
 
     Parameters
     ----------

@@ -607,7 +607,10 @@ def test_a_fit_without_loss_and_with_lost_modes_is_drawn():
     target = EightGaussians(shift=5.0)
     report = diagnose(Laplace(random_state=0).fit(target), target, random_state=0)
     figure = report.plot()
-    assert "has no loss" in figure.axes[0].texts[0].get_text()
+    assert figure.axes[0].get_title() == f"{len(report.warnings)} of {len(report.checks)} checks fail"
+    shown = {text.get_text() for text in figure.axes[0].texts}
+    assert {check.name for check in report.checks} <= shown
+    assert figure.axes[3].get_title() == "modes: warning"
     assert figure.axes[3].get_legend_handles_labels()[1] == ["mode without draws"]
     plt.close(figure)
 

@@ -222,7 +222,9 @@ def test_loss_monitor_of_a_warm_start_goes_on():
 
 
 def test_a_loss_is_called_what_it_is(fitted):
-    assert "KSD" in LossDisplay.from_estimator(fitted).ax_.get_ylabel()
+    assert "KL(q || p) falls" in LossDisplay.from_estimator(fitted).ax_.get_ylabel()
+    of_the_paper = KSIVIApproximator(whiten="laplace", gradient_estimator="vanilla", max_iter=2, random_state=0)
+    assert "KSD" in LossDisplay.from_estimator(of_the_paper.fit(Multimodal())).ax_.get_ylabel()
     other = SIVI(max_iter=2, random_state=0).fit(Multimodal())
     assert LossDisplay.from_estimator(other).ax_.get_ylabel() == "loss"
 

@@ -3,11 +3,11 @@ A conditioned diffusion: paths and losses
 =========================================
 
 The paper's figures of the path of a diffusion that is observed with noise (`Cheng et al., 2024
-<https://arxiv.org/abs/2405.18997>`__): mean and 95% band of SIVI, SIVI-SM and KSIVI beside exact draws, and the losses in
-training. The paper has 100 points, here are 50. The three fits have the paper's 100,000 iterations, which take most of
-an hour; they were recorded by this script with ``--record`` and are shown here. After some thousand iterations SIVI is
-nearer to the target than KSIVI. This package's defaults are fitted anew: they start in coordinates found from the score.
-The drift is the one in the paper's public code.
+<https://arxiv.org/abs/2405.18997>`__): mean and 95% band of SIVI, SIVI-SM and KSIVI beside exact draws, and the
+losses in training. The paper has 100 points, here are 50. The three fits have the paper's 100,000 iterations, which
+take most of an hour; they were recorded by this script with ``--record`` and are shown here. After some thousand
+iterations SIVI is nearer to the target than KSIVI. This package's defaults are fitted anew: they start in
+coordinates found from the score. The drift is the one in the paper's public code.
 """
 
 from pathlib import Path
@@ -75,6 +75,11 @@ methods = {
 }
 
 
+def block_means(values):
+    """The means over a hundred blocks of iterations."""
+    return np.array([block.mean() for block in np.array_split(values, 100)])
+
+
 def fit_of(name, q):
     """Draws and losses of the recorded fit, or of a new one."""
     file = RECORDED / f"diffusion_{name}.npz"
@@ -82,9 +87,7 @@ def fit_of(name, q):
         with np.load(file) as kept:
             return kept["draws"].astype(float), kept["losses"], kept["at"]
     q.fit(target)
-    blocks = np.array_split(np.arange(q.n_iter_), 100)
-    losses, at = (np.array([values[b].mean() for b in blocks]) for values in (q.loss_curve_, 1 + np.arange(q.n_iter_)))
-    X = q.sample(1000, random_state=0)
+    X, losses, at = q.sample(1000, random_state=0), block_means(q.loss_curve_), block_means(1 + np.arange(q.n_iter_))
     # sphinx_gallery_start_ignore
     if args.record:
         np.savez_compressed(file, draws=X.astype(np.float16), losses=losses.astype(np.float32), at=at)

@@ -2,12 +2,12 @@
 Logistic regression: marginals, pairs and correlations
 ======================================================
 
-The paper's figures of the waveform posterior (`Cheng et al., 2024 <https://arxiv.org/abs/2405.18997>`__): marginals and
-pairs of three of its 22 coefficients, and all 231 correlations against exact draws, for SIVI, SIVI-SM and KSIVI in the
-paper's settings, and for this package's defaults. The three fits of the paper's length, 40,000 iterations, take some
-fifteen minutes; their draws were recorded by this script with ``--record`` and are shown here. Shorter fits show another
-order: after 4,000 iterations KSIVI is still behind SIVI-SM. The data are made by the same recipe as the paper's, which
-`skksivi.datasets.fetch_waveform` has.
+The paper's figures of the waveform posterior (`Cheng et al., 2024 <https://arxiv.org/abs/2405.18997>`__): marginals
+and pairs of three of its 22 coefficients, and all 231 correlations against exact draws, for SIVI, SIVI-SM and KSIVI
+in the paper's settings, and for this package's defaults. The three fits of the paper's length, 40,000 iterations,
+take some fifteen minutes; their draws were recorded by this script with ``--record`` and are shown here. Shorter
+fits show another order: after 4,000 iterations KSIVI is still behind SIVI-SM. The data are made by the same recipe
+as the paper's, which `skksivi.datasets.fetch_waveform` has.
 """
 
 import math
@@ -88,8 +88,8 @@ for ax, group in zip(axes, (["SIVI", "SIVI-SM"], ["KSIVI", "KSIVI, defaults"]), 
 plt.show()
 
 # %%
-# All correlations against those of the exact draws, with a band for the noise of 1,000 draws. The axes are the same in
-# all panels, so that the clouds can be compared.
+# All correlations against those of the exact draws, with a band for the noise of 1,000 draws. The axes are the same
+# in all panels, so that the clouds can be compared.
 
 figure, axes = plt.subplots(1, 4, figsize=(10, 3), sharex=True, sharey=True, layout="constrained")
 for ax, (name, drawn) in zip(axes, draws.items(), strict=True):

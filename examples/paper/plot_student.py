@@ -71,6 +71,10 @@ for ax, (name, X) in zip(axes.flat, {**samples, "exact draws": exact}.items(), s
     print(f"{name:<24}{share:>6.1%} beyond 5")
 
 # sphinx_gallery_start_ignore
+figure.set_label(
+    "Eight clouds of draws over the contours of a star-shaped, heavy-tailed density. MIED and the defaults reach "
+    "as far out as the exact draws, KSDD throws some draws far off, the others stay in the middle."
+)
 if args.output:
     figure.savefig(args.output, dpi=110)
     plt.close("all")

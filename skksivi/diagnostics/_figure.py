@@ -10,6 +10,9 @@ from skksivi.diagnostics._limits import STEIN_VARIANCES, outlier_limit
 from skksivi.plotting import LossDisplay
 from skksivi.plotting._base import COLOURS, FAINT, REFERENCE_COLOUR, thinned
 
+#: Of what fails.
+WARNING_COLOUR = COLOURS[1]
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -26,19 +29,33 @@ def draw_report(report: Diagnosis, axes: np.ndarray | None = None) -> Figure:
     axes = np.asarray(axes, dtype=object).ravel()
     if len(axes) != 4:
         raise ValueError(f"`axes` must be four, got {len(axes)}.")
-    for draw, ax in zip((_plot_loss, _plot_variances, _plot_norms, _plot_modes), axes, strict=True):
+    first = (_plot_checks, ()) if report.losses is None else (_plot_loss, ("loss plateau",))
+    panels = (first, (_plot_variances, ("Stein variances",)), (_plot_norms, ("outliers",)), (_plot_modes, ("modes",)))
+    for (draw, names), ax in zip(panels, axes, strict=True):
         draw(report, ax)
+        for name in names:
+            fails = report[name].verdict == "warn"
+            ax.set_title(f"{name}: warning" if fails else name, color=WARNING_COLOUR if fails else "k", fontsize=10)
     return axes[0].figure
 
 
+def _plot_checks(report: Diagnosis, ax: Axes) -> None:
+    """List the checks, those that fail in colour."""
+    n = len(report.checks)
+    styles = {"ok": ("\u2713", REFERENCE_COLOUR, "normal"), "warn": ("\u2717", WARNING_COLOUR, "bold")}
+    for k, check in enumerate(report.checks):
+        mark, colour, weight = styles.get(check.verdict, ("\u2013", FAINT, "normal"))
+        at = 1 - (k + 0.5) / n
+        ax.text(0.1, at, f"{mark}  {check.name}", transform=ax.transAxes, va="center", color=colour, weight=weight)
+    ax.set_title(f"{len(report.warnings)} of {n} checks fail" if report.warnings else "no check fails", fontsize=10)
+    ax.set_axis_off()
+
+
 def _plot_loss(report: Diagnosis, ax: Axes) -> None:
-    """Show the loss, or that there is none."""
-    if report.losses is None:
-        ax.text(0.5, 0.5, f"{report.estimator} has no loss", ha="center", va="center", color=REFERENCE_COLOUR)
-        ax.set_axis_off()
-        return
-    LossDisplay(losses=report.losses).plot(ax)
-    ax.axvspan(0.75 * len(report.losses), len(report.losses), color=FAINT, alpha=0.2, linewidth=0, zorder=-1)
+    """Show the loss, its last quarter shaded."""
+    losses = np.asarray(report.losses)
+    LossDisplay(losses=losses).plot(ax)
+    ax.axvspan(0.75 * len(losses), len(losses), color=FAINT, alpha=0.2, linewidth=0, zorder=-1)
 
 
 def _plot_variances(report: Diagnosis, ax: Axes) -> None:
@@ -69,7 +86,10 @@ def _plot_modes(report: Diagnosis, ax: Axes) -> None:
     """Show the draws in the plane of most spread, coloured by mode, and the modes that have none."""
     u, lost = _in_plane(report)
     cells = np.unique(report.modes)
-    for k in cells:
+    if len(cells) > len(COLOURS):  # neighbours would be alike: shares tell them apart
+        x, y = thinned(u).T
+        ax.scatter(x, y, s=6, color=COLOURS[0], alpha=0.4, linewidths=0)
+    for k in cells if len(cells) <= len(COLOURS) else ():
         x, y = thinned(u)[thinned(report.modes) == k].T
         ax.scatter(x, y, s=6, color=COLOURS[k % len(COLOURS)], alpha=0.4, linewidths=0)
     for k in cells if len(cells) > 1 else ():
@@ -81,7 +101,7 @@ def _plot_modes(report: Diagnosis, ax: Axes) -> None:
         ax.legend()
     names = {1: ("x0", "draw"), 2: ("x0", "x1")}
     x_name, y_name = names.get(report.X.shape[1], ("direction of most spread", "second direction"))
-    ax.set(xlabel=x_name, ylabel=y_name, title="draws by mode")
+    ax.set(xlabel=x_name, ylabel=y_name)
 
 
 def _in_plane(report: Diagnosis) -> tuple[np.ndarray, np.ndarray]:

@@ -98,6 +98,11 @@ STEIN_TRAINED: Parts = {
 Gradients = Callable[[Drawn], tuple[Tensor, ...]]
 
 
+def follows_path(gradient_estimator: str, kernel: str | Kernel) -> bool:
+    """Tell whether these parameters mean the kernelised path gradient of KL(q || p)."""
+    return gradient_estimator == "path" or (gradient_estimator == "auto" and averages(resolve_kernel(kernel)))
+
+
 class SteinTrained(Trained, Generic[F]):
     """Base of KSIVI and HKSIVI, which minimise the kernel Stein discrepancy."""
 
@@ -546,8 +551,7 @@ class SteinTrained(Trained, Generic[F]):
     @property
     def _follows_path(self) -> bool:
         """Whether the training descends KL(q || p) along the kernelised path gradient."""
-        name = self.gradient_estimator
-        return name == "path" or (name == "auto" and averages(resolve_kernel(self.kernel)))
+        return follows_path(self.gradient_estimator, self.kernel)
 
     @property
     def _pairs(self) -> GradientEstimator:

@@ -10,6 +10,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from skksivi.base import BaseApproximator
 from skksivi.estimators._hksivi import HKSIVIApproximator
+from skksivi.estimators._ksd import follows_path
 from skksivi.estimators._ksivi import KSIVIApproximator
 from skksivi.plotting._base import COLOURS, FAINT, own_axes
 
@@ -33,7 +34,7 @@ class LossDisplay:
     Parameters
     ----------
     losses : array-like of shape (n_iter,)
-        Of KSIVI and HKSIVI estimates of KSD^2.
+        See `loss_curve_` of the estimator.
     monitored : array-like of shape (k,), default=None
         Values of the fixed-kernel discrepancy.
     monitored_at : array-like of shape (k,), default=None
@@ -108,8 +109,10 @@ class LossDisplay:
         if not hasattr(estimator, "loss_curve_"):
             raise TypeError(f"`estimator` must have a `loss_curve_`, but {type(estimator).__name__} has none.")
         losses, values = estimator.loss_curve_, getattr(estimator, "ksd_curve_", [])
-        is_ksd = isinstance(estimator, KSIVIApproximator | HKSIVIApproximator)
-        label = r"loss, KSD$^2$ under the training kernel" if is_ksd else "loss"
+        label = "loss"
+        if isinstance(estimator, KSIVIApproximator | HKSIVIApproximator):
+            descends_kl = follows_path(estimator.gradient_estimator, estimator.kernel)
+            label += ", rate at which KL(q || p) falls" if descends_kl else r", KSD$^2$ under the training kernel"
         if not (monitor and len(values)):
             return cls(losses=losses, label=label).plot(ax)
         at, monitored = np.asarray(values).T

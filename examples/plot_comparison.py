@@ -61,8 +61,8 @@ for name, q in methods.items():
 print(f"two exact sets: {floor.mean:.2f} +- {floor.sd:.2f}")
 
 # %%
-# The draws, as histograms under contours that hold 50, 90 and 99% of the target's mass. A Gaussian cannot bend. The 200
-# particles of SVGD are resampled with a kernel density estimate.
+# The draws, as histograms under contours that hold 50, 90 and 99% of the target's mass. A Gaussian cannot bend. The
+# 200 particles of SVGD are resampled with a kernel density estimate.
 
 figure, axes = plt.subplots(2, 4, figsize=(10.5, 5.4), sharex=True, sharey=True, layout="constrained")
 many = {name: q.sample(50_000, random_state=0) for name, q in methods.items()}
@@ -91,8 +91,9 @@ display = ScoreCallsDisplay.from_estimators(
 )
 # sphinx_gallery_start_ignore
 display.figure_.set_label(
-    "Distance from exact draws against score calls, both logarithmic, a point per method: the Gaussians are cheap and "
-    "far, KSIVI, HKSIVI, SVGD and MALA are near the noise of exact draws at between ten thousand and a million calls."
+    "Distance from exact draws against score calls, both logarithmic, a point per method: the Gaussians are cheap "
+    "and far, KSIVI, HKSIVI, SVGD and MALA are near the noise of exact draws at between ten thousand and a "
+    "million calls."
 )
 if args.output:
     plt.close("all")

@@ -3,8 +3,8 @@ A tour of the displays
 ======================
 
 Each class of `skksivi.plotting` draws one kind of picture: ``from_estimator`` takes a fit, ``from_draws`` one array
-of draws or several by name. Reference draws come second and lie beneath them in grey. Pass ``ax`` to draw into axes of
-your own.
+of draws or several by name. Reference draws come second and lie beneath them in grey. Pass ``ax`` to draw into axes
+of your own.
 """
 
 import matplotlib.pyplot as plt
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from skksivi import HKSIVIApproximator, KSIVIApproximator
-from skksivi.baselines import MALA, Laplace
+from skksivi.baselines import SVGD, Laplace
 from skksivi.datasets import load_waveform, load_waveform_posterior
 from skksivi.metrics import sliced_wasserstein
 from skksivi.plotting import (
@@ -94,7 +94,9 @@ plt.show()
 
 display = CorrelationDisplay.from_draws({"KSIVI": draws["KSIVI"]}, exact)
 # sphinx_gallery_start_ignore
-display.figure_.set_label("Correlations of the fit against exact ones: points along the diagonal, most in a grey band.")
+display.figure_.set_label(
+    "Correlations of the fit against exact ones: points along the diagonal, most in a grey band."
+)
 # sphinx_gallery_end_ignore
 plt.show()
 
@@ -102,8 +104,8 @@ plt.show()
 # Density
 # -------
 #
-# `skksivi.plotting.DensityDisplay`: draws in two dimensions under contours of the target, which hold 50, 90 and 99% of
-# its mass.
+# `skksivi.plotting.DensityDisplay`: draws in two dimensions under contours of the target, which hold 50, 90 and 99%
+# of its mass.
 
 banana = KSIVIApproximator(random_state=0).fit(Banana())
 display = DensityDisplay.from_estimator(banana, Banana())
@@ -116,9 +118,9 @@ plt.show()
 # Loss
 # ----
 #
-# `skksivi.plotting.LossDisplay`: the loss of a training, here of the paper's objective from a narrow start. The line is
-# the mean over blocks; single values, in the background, are noise around it. The orange line is the discrepancy under
-# one fixed kernel, by which states of the training can be compared.
+# `skksivi.plotting.LossDisplay`: the loss of a training, here of the paper's objective from a narrow start. The
+# line is the mean over blocks; single values, in the background, are noise around it. The orange line is the
+# discrepancy under one fixed kernel, by which states of the training can be compared.
 
 trained = KSIVIApproximator(
     whiten=None, gradient_estimator="u-statistic", early_stopping=0.0, max_iter=MAX_ITER, random_state=0
@@ -154,7 +156,9 @@ plt.show()
 ring = HKSIVIApproximator(n_layers=4, mixing="normal", whiten=None, max_iter=MAX_ITER // 2, random_state=0)
 display = LayersDisplay.from_estimator(ring.fit(EightGaussians()), EightGaussians())
 # sphinx_gallery_start_ignore
-display.figure_.set_label("Five clouds of draws: one blob in the middle spreads layer by layer to eight modes on a ring.")
+display.figure_.set_label(
+    "Five clouds of draws: one blob in the middle spreads layer by layer to eight modes on a ring."
+)
 # sphinx_gallery_end_ignore
 plt.show()
 
@@ -162,18 +166,19 @@ plt.show()
 # Error against cost
 # ------------------
 #
-# `skksivi.plotting.ScoreCallsDisplay`: how far fits are from reference draws, and how many evaluations of the score they
-# took. Several fits of one name make a curve; here Markov chains of rising length.
+# `skksivi.plotting.ScoreCallsDisplay`: how far fits are from reference draws, and how many evaluations of the score
+# they took. Several fits of one name make a curve; here particles with more and more steps.
 
 exact_banana = Banana().sample(2000, torch.Generator().manual_seed(0)).numpy()
-chains = [MALA(n_warmup=n, n_draws=20, random_state=0).fit(Banana()) for n in (10, 40, 160)]
-fits = {"KSIVI": banana, "Laplace": Laplace().fit(Banana()), "MALA": chains}
+particles = [SVGD(max_iter=n, random_state=0).fit(Banana()) for n in (10, 40, 160, 640)]
+fits = {"KSIVI": banana, "Laplace": Laplace().fit(Banana()), "SVGD": particles}
 display = ScoreCallsDisplay.from_estimators(
     fits, lambda X: sliced_wasserstein(X, exact_banana, random_state=0), n_samples=2000, ylabel="sliced W2"
 )
 # sphinx_gallery_start_ignore
 display.figure_.set_label(
-    "Distance against score calls: a point for KSIVI, one for Laplace, and a falling curve for chains of rising length."
+    "Distance against score calls: a point for KSIVI, one for Laplace, and a falling curve for SVGD with more and "
+    "more steps."
 )
 if args.output:
     plt.close("all")

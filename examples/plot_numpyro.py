@@ -19,6 +19,7 @@ import numpyro
 import numpyro.distributions as dist
 
 from skksivi import KSIVIApproximator, targets, to_arviz
+from skksivi.plotting import MarginalsDisplay
 
 MAX_ITER = 2000
 DRAWS = 2000  # of NUTS, in each of two chains, and as many to tune it
@@ -90,11 +91,11 @@ mcmc = numpyro.infer.MCMC(
 _, nuts_time = timed(mcmc.run, jax.random.key(0), tries, successes)
 nuts = arviz_base.from_numpyro(mcmc, log_likelihood=False, **labels)
 print(f"KSIVI: {fit_time:.1f} s to compile and fit, {draw_time:.2f} s for 10,000 draws")
-print(f"NUTS:  {nuts_time:.1f} s to compile and to run {2 * DRAWS:,} draws\n")
+print(f"NUTS:  {nuts_time:.1f} s to compile and to run {2 * DRAWS:,} draws after as many to tune it\n")
 
 # %%
-# Means and standard deviations of constrained and derived parameters. The two chains of NUTS differ by chance alone:
-# this is the noise floor, below which no difference has a meaning.
+# Means and standard deviations of constrained and derived parameters. The two chains of NUTS differ by chance
+# alone, by the last two columns; a difference between the methods of that size means nothing.
 
 
 def summary(data, name, **at):
@@ -115,28 +116,28 @@ for name, at in rows:
     print("{:>+9.2f}{:>+9.2f}{:>8.2f}{:>8.2f}".format(*differences))
 
 # %%
-# The chance at each distance by the two fits, with intervals of 90%, on the curve of the angle alone; on the right
-# draws of the two scales.
+# The chance at each distance by the two fits, with 90% intervals, on the curve of the angle alone; on the right
+# marginals and contours of the two scales.
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4.6), width_ratios=[3, 2], layout="constrained")
 feet = np.linspace(1.8, 20.5, 200)
 sigma = summary(ksivi, "sigma")[0]
-left.plot(
-    feet, -np.expm1(log_miss(feet, sigma)), color="tab:orange", label=rf"the angle alone, $\sigma$ = {sigma:.2f}°"
-)
-for data, name, colour, shift in ((nuts, "NUTS", "0.25", -0.12), (ksivi, "KSIVI", "tab:blue", 0.12)):
+left.plot(feet, -np.expm1(log_miss(feet, sigma)), color="#E69F00", label=rf"the angle alone, $\sigma$ = {sigma:.2f}°")
+for data, name, colour, shift in ((nuts, "NUTS", "0.25", -0.12), (ksivi, "KSIVI", "#0072B2", 0.12)):
     chances = data.posterior["chance"].values.reshape(-1, len(distance))
     left.vlines(distance + shift, *np.quantile(chances, [0.05, 0.95], axis=0), color=colour, label=f"{name}, 90%")
-    scales = np.stack([data.posterior[parameter].values.ravel() for parameter in ("sigma", "tau")])
-    thinned = scales[:, :: max(1, scales.shape[1] // 1000)]
-    right.plot(*thinned, ".", color=colour, markersize=2.5, alpha=0.6, label=name)
-left.plot(distance, successes / tries, "x", color="tab:red", markersize=5, label="data")
+left.plot(distance, successes / tries, "x", color="#D55E00", markersize=5, label="data")
 left.set(
     xlabel="distance in feet", ylabel="probability of success", title="Putts of professionals", xticks=distance[::2]
 )
 left.legend()
-right.set(xlabel=r"$\sigma$ in degrees", ylabel=r"$\tau$", title="The two scales", ylim=(0, None))
-right.legend(markerscale=4)
+scales = {
+    name: np.stack([data.posterior[parameter].values.ravel() for parameter in ("sigma", "tau")], axis=1)
+    for name, data in (("NUTS", nuts), ("KSIVI", ksivi))
+}
+names = [r"$\sigma$ in degrees", r"$\tau$"]
+MarginalsDisplay.from_draws({"KSIVI": scales["KSIVI"]}, scales["NUTS"], feature_names=names, ax=right)
+right.set_title("The two scales (NUTS in grey)")
 
 # sphinx_gallery_start_ignore
 figure.set_label(

@@ -2,10 +2,11 @@
 Grid search: learning rate and bandwidth
 ========================================
 
-The settings of a training can be chosen by scikit-learn's grid search. Here is one where it matters: the posterior of a
-logistic regression with 22 coefficients, fitted as in the KSIVI paper, without whitening and with a short training. Each
-candidate is fitted twice from different random numbers and evaluated by one Stein discrepancy, which needs only the
-score of the target. Exact draws, which a search does not have in general, show whether it chose well.
+The settings of a training can be chosen by scikit-learn's grid search. Here is one where it matters: the posterior
+of a logistic regression with 22 coefficients, fitted as in the KSIVI paper, without whitening and with a short
+training. Each candidate is fitted twice from different random numbers and evaluated by one Stein discrepancy, which
+needs only the score of the target. Exact draws, which a search does not have in general, show whether it chose
+well.
 """
 
 import warnings
@@ -34,9 +35,9 @@ MAX_ITER = args.max_iter
 # sphinx_gallery_end_ignore
 
 # %%
-# `skksivi.model_selection.Replicates` replaces K-fold: a posterior has no rows to hold out. The seed of a fit comes from
-# its fold, so that the table is the same in one process and in many. All candidates are scored under one kernel;
-# training losses could not be compared, since each candidate has a kernel of its own.
+# `skksivi.model_selection.Replicates` replaces K-fold: a posterior has no rows to hold out. The seed of a fit comes
+# from its fold, so that the table is the same in one process and in many. All candidates are scored under one
+# kernel; training losses could not be compared, since each candidate has a kernel of its own.
 
 X, y = load_waveform(return_X_y=True)
 target = BayesianLogisticRegression(X, y, prior_precision=0.01, fit_intercept=True)
@@ -65,8 +66,8 @@ for name, drawn in draws.items():
     print(f"{name:<17}sliced W2 {sliced_wasserstein(drawn[:1000], exact[:1000], random_state=0):.3f}")
 
 # %%
-# On the left the discrepancies, on a logarithmic scale, with the best one framed. On the right the medians and intervals
-# of six coefficients.
+# On the left the discrepancies, on a logarithmic scale, with the best one framed. On the right the medians and
+# intervals of six coefficients.
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(9.5, 4.2), width_ratios=[3, 4], layout="constrained")
 means = table.mean(1).reshape(2, 3)

@@ -24,6 +24,7 @@ from skksivi._version import DOCUMENTATION, __version__
 ROOT = Path(__file__).parents[1]
 COMMANDS = {
     "examples/plot_orings.py": ["--n", "5", "--output", "orings.png"],
+    "benchmarks/pictures.py": ["--max-iter", "20", "--out", "pictures"],
     "benchmarks/costs.py": ["--figure", "costs.png"],
     "examples/plot_waveform.py": ["--max-iter", "100", "--output", "waveform.png"],
     "examples/plot_search.py": ["--max-iter", "20", "--output", "search.png"],
@@ -125,6 +126,15 @@ def test_what_a_script_imports_from_the_package_is_there(script):
         if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] == "skksivi":
             module = importlib.import_module(node.module)
             assert all(hasattr(module, alias.name) for alias in node.names)
+
+
+def test_every_figure_of_an_example_is_described():
+    for script in sorted(SCRIPTS):
+        if "/plot_" in script:
+            code = (ROOT / script).read_text("utf-8")
+            assert code.count("set_label(") == code.count("plt.show()") > 0, script
+            described = re.findall(r"set_label\((.*?)\n?\)$", code, re.DOTALL | re.MULTILINE)
+            assert all(len(text) > 60 for text in described), script
 
 
 def run(script, arguments, folder):

@@ -1,0 +1,139 @@
+"""The pictures of the user guide that explain an idea: `python benchmarks/pictures.py` draws them anew."""
+
+import argparse
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+
+from skksivi import HKSIVIApproximator, KSIVIApproximator, mixing
+from skksivi.kernels import IMQ, Gaussian
+from skksivi.plotting import LayersDisplay
+from skksivi.targets import EightGaussians, StudentT
+
+BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "0.55"
+
+
+def whitening(_):
+    """A Gaussian of unlike scales and a kernel's reach, before and after whitening."""
+    figure, axes = plt.subplots(1, 2, figsize=(8, 3.6), layout="constrained")
+    L = np.array([[30.0, 0.0], [0.27, 0.13]])
+    u = np.random.default_rng(0).normal(size=(600, 2))
+    for ax, X, title in zip(axes, (u @ L.T + [100, -2], u), ("your coordinates x", "whitened, u"), strict=True):
+        ax.plot(*X.T, ".", ms=3, color=BLUE, alpha=0.5)
+        ax.set_title(title)
+    axes[0].set(xlabel="$x_1$", ylabel="$x_2$")
+    axes[1].set(xlabel="$u_1$", ylabel="$u_2$", xlim=(-4, 4), ylim=(-4, 4), aspect="equal")
+    at = np.linspace(0, 2 * np.pi, 200)
+    circle = np.sqrt(2) / 2 * np.stack([np.cos(at), np.sin(at)])
+    axes[1].plot(*circle, color=ORANGE, lw=2, label="reach of the kernel, $h = \\sqrt{d}/2$")
+    axes[1].legend(frameon=False, loc="upper center", fontsize=9)
+    return figure
+
+
+def reach(_):
+    """Values of two kernels against the distance of two draws, in two and in fifty dimensions."""
+    figure, axes = plt.subplots(1, 2, figsize=(8.4, 3.4), layout="constrained")
+    r = np.linspace(0, 6, 200)
+    kernels = {"Gaussian": (Gaussian, BLUE), "IMQ": (IMQ, GREEN)}
+    for name, (kernel, colour) in kernels.items():
+        k = kernel(bandwidth=1.0)
+        values = k.profile(torch.as_tensor(r**2)).numpy()
+        axes[0].plot(r, values, color=colour, label=name)
+    axes[0].set(
+        xlabel="distance in bandwidths",
+        ylabel="value of the kernel",
+        ylim=(0, 1.05),
+        title="How far a kernel reaches",
+    )
+    axes[0].legend(frameon=False, fontsize=9)
+    rng = np.random.default_rng(0)
+    for d, colour in ((2, BLUE), (50, ORANGE)):
+        x = rng.normal(size=(2, 20_000, d))
+        axes[1].hist(np.linalg.norm(x[0] - x[1], axis=1), 80, density=True, histtype="step", color=colour, lw=1.5)
+    axes[1].text(2.9, 0.32, "d = 2", color=BLUE)
+    axes[1].text(11.3, 0.32, "d = 50", color=ORANGE)
+    axes[1].set(
+        xlabel="distance of two draws of N(0, I)", yticks=[], title="In many dimensions all draws are far apart"
+    )
+    for ax in axes:
+        ax.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def tail(max_iter):
+    """Draws of a Student t by a network of Gaussian noise and by the defaults: quantiles against exact ones."""
+    target = StudentT()
+    exact = target.sample(100_000, torch.Generator().manual_seed(0)).numpy()
+    light = KSIVIApproximator(mixing="normal", whiten="laplace", max_iter=max_iter, random_state=0).fit(target)
+    fits = {"normal mixing": (light, ORANGE), "defaults": (KSIVIApproximator(random_state=0).fit(target), BLUE)}
+    at = np.concatenate([np.linspace(0.01, 0.99, 99), 1 - np.geomspace(0.01, 1e-4, 30)])
+    figure, ax = plt.subplots(figsize=(5.4, 4), layout="constrained")
+    reference = np.quantile(np.linalg.norm(exact, axis=1), at)
+    ax.plot(reference, reference, "k--", lw=1, label="exact")
+    for name, (q, colour) in fits.items():
+        norms = np.linalg.norm(q.sample(100_000, random_state=0), axis=1)
+        ax.plot(reference, np.quantile(norms, at), "o-", ms=3, lw=1, color=colour, label=name)
+    ax.set(xscale="log", yscale="log", xlabel="quantile of the distance, exact", ylabel="quantile of the fit")
+    ax.axvline(np.quantile(np.linalg.norm(exact, axis=1), 0.99), color=GREY, lw=0.8)
+    ax.text(
+        np.quantile(np.linalg.norm(exact, axis=1), 0.99) * 1.08, 0.12, "99% of the draws\nlie to the left", fontsize=9
+    )
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.legend(frameon=False)
+    return figure
+
+
+def layers(max_iter):
+    """The layers of a hierarchy on a ring of eight modes."""
+    target = EightGaussians()
+    q = HKSIVIApproximator(n_layers=4, mixing=mixing.Normal(), whiten=None, max_iter=max_iter, random_state=0)
+    return LayersDisplay.from_estimator(q.fit(target), target).figure_
+
+
+def flow(_):
+    """The stages of `fit`, each with the test that ends it."""
+    figure, ax = plt.subplots(figsize=(9, 3.9), layout="constrained")
+    ax.set(xlim=(-1, 100), ylim=(0, 44))
+    ax.set_axis_off()
+    boxes = [
+        (0, "score\nchecked", GREY),
+        (17, "modes\nsearched", GREEN),
+        (34, "importance\nsampling", GREEN),
+        (51, "short chains,\nother coordinates", GREEN),
+        (72, "training", BLUE),
+    ]
+    widths = [13, 13, 13, 17, 13]
+    for (x, text, colour), width in zip(boxes, widths, strict=True):
+        ax.add_patch(plt.Rectangle((x, 24), width, 12, fc="w", ec=colour, lw=2))
+        ax.text(x + width / 2, 30, text, ha="center", va="center", fontsize=10)
+    for (x, *_), width, (after, *_) in zip(boxes, widths, boxes[1:], strict=False):
+        ax.annotate("", (after, 30), (x + width, 30), arrowprops={"arrowstyle": "->", "color": "k"})
+    for x in (40.5, 59.5, 78.5):
+        ax.annotate("", (x, 11), (x, 24), arrowprops={"arrowstyle": "->", "color": ORANGE})
+    ax.text(50, 17.5, "as soon as the\ncertificate is good", ha="center", va="center", color=ORANGE, fontsize=10)
+    ax.add_patch(plt.Rectangle((34, 1), 51, 10, fc="w", ec=ORANGE, lw=2))
+    ax.text(59.5, 6, "fitted: sample, score, certificate, diagnose", ha="center", va="center", fontsize=10)
+    ax.annotate("", (98, 30), (85, 30), arrowprops={"arrowstyle": "-", "color": "k"})
+    ax.plot([98, 98], [30, 6], color="k", lw=1)
+    ax.annotate("", (85, 6), (98, 6), arrowprops={"arrowstyle": "->", "color": "k"})
+    ax.text(91.5, 32, "at the end", ha="center", fontsize=9)
+    ax.text(40.5, 38.5, "before training: where the target is, its scales and correlations", ha="center", fontsize=10)
+    return figure
+
+
+PICTURES = {"whitening": whitening, "reach": reach, "tail": tail, "layers": layers, "flow": flow}
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "doc/_static/guide")
+    parser.add_argument("--max-iter", type=int, default=1500, help="of the two that train")
+    parser.add_argument("--names", nargs="+", choices=PICTURES, default=list(PICTURES))
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    for name in args.names:
+        figure = PICTURES[name](args.max_iter)
+        figure.savefig(args.out / f"{name}.png", dpi=130)
+        plt.close(figure)
+        print(args.out / f"{name}.png")

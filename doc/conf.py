@@ -41,6 +41,7 @@ extensions = [
     "sphinx_copybutton",
     "numpydoc",
     "sphinx_gallery.gen_gallery",
+    "_source",
 ]
 templates_path = ["_templates"]
 exclude_patterns = ["_build", "gallery/**/GALLERY_HEADER.rst", "gallery/GALLERY_HEADER.rst"]

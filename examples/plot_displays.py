@@ -61,7 +61,7 @@ shown = [0, 15, 16]
 display = MarginalsDisplay.from_draws(draws, exact, features=shown, feature_names=names)
 # sphinx_gallery_start_ignore
 display.figure_.set_label(
-    "Marginals and pairs of three coefficients. The lines of KSIVI lie on the grey ones of the exact draws; those of "
+    "Marginals and pairs of three coefficients. The lines of KSIVI lie on the grey ones of the exact draws; the lines of "
     "the Laplace approximation are shifted towards zero."
 )
 if args.output:
@@ -89,7 +89,7 @@ plt.show()
 # Correlations
 # ------------
 #
-# `skksivi.plotting.CorrelationDisplay`: all 231 correlations against those of the exact draws. Points on the diagonal
+# `skksivi.plotting.CorrelationDisplay`: all 231 correlations against the exact ones. Points on the diagonal
 # agree; the band is the noise of the draws.
 
 display = CorrelationDisplay.from_draws({"KSIVI": draws["KSIVI"]}, exact)

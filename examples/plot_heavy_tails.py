@@ -44,7 +44,7 @@ draws = {name: q.fit(target).sample(50_000) for name, q in fits.items()}
 
 # %%
 # Which share of the draws lies farther out than r? Exact draws fall as r to the power of minus two. So do those
-# with a Student z, and those of the defaults, which have recognised the exponent from the score far out. With
+# with a Student z, and the defaults, which have recognised the exponent from the score far out. With
 # normal z the tails end at about three, whatever the kernel.
 
 figure, ax = plt.subplots(figsize=(6.4, 4), layout="constrained")

@@ -117,7 +117,7 @@ for name, at in rows:
 
 # %%
 # The chance at each distance by the two fits, with 90% intervals, on the curve of the angle alone; on the right
-# marginals and contours of the two scales.
+# marginals and contours of the two scales, NUTS in grey.
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4.6), width_ratios=[3, 2], layout="constrained")
 feet = np.linspace(1.8, 20.5, 200)
@@ -137,7 +137,6 @@ scales = {
 }
 names = [r"$\sigma$ in degrees", r"$\tau$"]
 MarginalsDisplay.from_draws({"KSIVI": scales["KSIVI"]}, scales["NUTS"], feature_names=names, ax=right)
-right.set_title("The two scales (NUTS in grey)")
 
 # sphinx_gallery_start_ignore
 figure.set_label(

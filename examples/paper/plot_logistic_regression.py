@@ -94,7 +94,7 @@ figure.set_label(
 plt.show()
 
 # %%
-# All correlations against those of the exact draws, with a band for the noise of 1,000 draws. The axes are the same
+# All correlations against the exact ones, with a band for the noise of 1,000 draws. The axes are the same
 # in all panels, so that the clouds can be compared.
 
 figure, axes = plt.subplots(1, 4, figsize=(10, 3), sharex=True, sharey=True, layout="constrained")

@@ -29,7 +29,8 @@ def draw_report(report: Diagnosis, axes: np.ndarray | None = None) -> Figure:
     axes = np.asarray(axes, dtype=object).ravel()
     if len(axes) != 4:
         raise ValueError(f"`axes` must be four, got {len(axes)}.")
-    first = (_plot_checks, ()) if report.losses is None else (_plot_loss, ("loss plateau",))
+    trained = report.losses is not None and len(report.losses) > 0
+    first = (_plot_loss, ("loss plateau",)) if trained else (_plot_checks, ())
     panels = (first, (_plot_variances, ("Stein variances",)), (_plot_norms, ("outliers",)), (_plot_modes, ("modes",)))
     for (draw, names), ax in zip(panels, axes, strict=True):
         draw(report, ax)

@@ -61,8 +61,8 @@ shown = [0, 15, 16]
 display = MarginalsDisplay.from_draws(draws, exact, features=shown, feature_names=names)
 # sphinx_gallery_start_ignore
 display.figure_.set_label(
-    "Marginals and pairs of three coefficients. The lines of KSIVI lie on the grey ones of the exact draws; the lines of "
-    "the Laplace approximation are shifted towards zero."
+    "Marginals and pairs of three coefficients. The lines of KSIVI lie on the grey ones of the exact draws; the "
+    "lines of the Laplace approximation are shifted towards zero."
 )
 if args.output:
     plt.savefig(args.output, dpi=110)

@@ -92,6 +92,7 @@ curves = {
     "vanilla, N draws": (vanilla, 2),
     "U-statistic, N draws": (u_statistic, 1),
 }
+COLOURS = ("#009E73", "#E69F00", "#0072B2")
 sizes = [4, 8, 16, 32, 64, 128, 256]
 figure, axes = plt.subplots(1, len(targets), figsize=(11, 4.2), layout="constrained")
 for ax, (title, target) in zip(axes, targets.items(), strict=True):
@@ -103,8 +104,8 @@ for ax, (title, target) in zip(axes, targets.items(), strict=True):
         ]
         norms = np.array([g.norm(dim=1).numpy() for g in batches])
         mean, sd = norms.mean(1), norms.std(1)
-        ax.plot(sizes, mean, "o-", color=f"C{k}", markersize=3.5, label=name)
-        ax.fill_between(sizes, (mean - sd).clip(mean.min() / 2), mean + sd, color=f"C{k}", alpha=0.15, linewidth=0)
+        ax.plot(sizes, mean, "o-", color=COLOURS[k], markersize=3.5, label=name)
+        ax.fill_between(sizes, (mean - sd).clip(mean.min() / 2), mean + sd, color=COLOURS[k], alpha=0.15, linewidth=0)
         spread = " ".join(f"{g.var(0).sum().sqrt().item():>9.3g}" for g in batches)
         print(f"{title:<32}{name:<22} sd at N = 4 ... 256:{spread}")
     ax.set(xscale="log", yscale="log", xlabel="N", ylabel="norm of the gradient", title=title, xticks=sizes)

@@ -3,8 +3,8 @@ How smooth the network stays
 ============================
 
 The paper's theory assumes that :math:`\|\nabla_\phi \mu(z; \phi)\|` and the Lipschitz constant of
-:math:`\nabla_\phi \mu(z; \phi)` are bounded by a G times :math:`1 + \|z\|`. Its last figures look whether that holds
-along a training on the waveform posterior, for the vanilla estimator and the U-statistic: Frobenius norms, mean and
+:math:`\nabla_\phi \mu(z; \phi)` are bounded by a G times :math:`1 + \|z\|`. Its last figures check whether that holds
+during a training on the waveform posterior, for the vanilla estimator and the U-statistic: Frobenius norms, mean and
 range over random z. The paper runs 20,000 iterations (``--full``), here are 3,000.
 """
 
@@ -85,6 +85,7 @@ class Smoothness:
 X, y = load_waveform(return_X_y=True)
 target = BayesianLogisticRegression(X, y, prior_precision=0.01, fit_intercept=True)
 labels = {"vanilla": "vanilla", "u-statistic": "U-statistic"}
+colours = {"vanilla": "#E69F00", "U-statistic": "#0072B2"}
 figure, axes = plt.subplots(1, 2, figsize=(10.5, 4), layout="constrained")
 for estimator, label in labels.items():
     look = Smoothness(every=max(100, n_iter // 20 // 100 * 100))
@@ -92,8 +93,8 @@ for estimator, label in labels.items():
     KSIVIApproximator(**settings, random_state=0).set_callbacks(look).fit(target)
     seen = np.array(look.seen)
     for ax, values in zip(axes, np.moveaxis(seen, -1, 0), strict=True):
-        ax.plot(look.at, values.mean(1), label=label)
-        ax.fill_between(look.at, values.min(1), values.max(1), alpha=0.2, linewidth=0)
+        ax.plot(look.at, values.mean(1), color=colours[label], label=label)
+        ax.fill_between(look.at, values.min(1), values.max(1), color=colours[label], alpha=0.2, linewidth=0)
     print(f"{label:<12} largest ratios {seen.max((0, 1)).round(1)}")
 axes[0].set(xlabel="iterations", title=r"$\|\nabla_\phi \mu\|$ over $1 + \|z\|$", ylim=(0, None))
 axes[1].set(xlabel="iterations", title=r"Lipschitz constant of $\nabla_\phi \mu$ over $1 + \|z\|$", ylim=(0, None))

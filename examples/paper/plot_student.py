@@ -6,9 +6,12 @@ The paper's figure of the product of two Student t distributions: particles of m
 kernel Stein discrepancy (KSDD), SIVI, KSIVI with a Gaussian and with Riesz's kernel, HKSIVI, and this package's
 defaults, over the contours of the target. The paper has 5,000 draws of fits of 50,000 iterations with batches of 500
 (``--full``); here are 2,000 iterations with batches of 200 at three times its learning rate, and 300 particles. Draws
-that start three times as wide as the target run away: KSIVI and HKSIVI start narrow here, in coordinates of the
+that start three times as wide as the target diverge: KSIVI and HKSIVI start narrow here, in coordinates of the
 curvature at the mode.
 """
+
+import json
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -80,3 +83,13 @@ if args.output:
     plt.close("all")
 # sphinx_gallery_end_ignore
 plt.show()
+
+# %%
+# With so few iterations no trained layer has tails, whatever its kernel. In the full runs of ``python
+# benchmarks/paper.py student``, recorded in ``benchmarks/paper/results/student.json``, the order is the paper's for
+# SIVI and KSIVI: squared Wasserstein distances to exact draws, inside the square to 5. The hierarchy in the paper's
+# settings left the target in that run, the hierarchy at its defaults did not.
+
+recorded = json.loads((Path(__file__).parents[2] / "benchmarks/paper/results/student.json").read_text())
+for row in recorded["rows"]:
+    print(f"{row['method']:<26}{row['values'][0]:>8.3f}")

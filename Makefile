@@ -39,6 +39,7 @@ lanes:
 
 doc: .venv/doc-ready
 	$(BIN)/python -m sphinx -W --keep-going -b html doc doc/_build/html
+	$(BIN)/python .ci/links.py doc/_build/html
 	@echo "Open doc/_build/html/index.html"
 
 # What is uploaded: built apart from the checkout's own files, and checked.

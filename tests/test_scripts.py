@@ -137,6 +137,51 @@ def test_every_figure_of_an_example_is_described():
             assert all(len(text) > 60 for text in described), script
 
 
+def test_a_broken_link_and_a_picture_without_description_are_found(tmp_path):
+    links = runpy.run_path(str(ROOT / ".ci" / "links.py"))
+    described = '<img src="b.png" alt="A line that rises from the left to the right.">'
+    (tmp_path / "a.html").write_text(f'<a href="b.html#here">b</a><a href="https://else.where">c</a>{described}')
+    (tmp_path / "b.html").write_text('<p id="here"><a href="#here">up</a><a href="a.html">a</a></p>')
+    (tmp_path / "b.png").touch()
+    assert links["faults"](tmp_path) == []
+    (tmp_path / "c.html").write_text('<a href="b.html#there"></a><a href="d.html"></a><img src="b.png" alt="plot b">')
+    assert [line.split(":")[1].strip().split()[1] for line in links["faults"](tmp_path)] == [
+        "description",
+        "place",
+        "file",
+    ]
+
+
+def cells_of(script):
+    """The code of the notebook that sphinx-gallery makes of an example, a string per cell."""
+    parser = pytest.importorskip("sphinx_gallery.py_source_parser", reason="sphinx-gallery belongs to the extra doc")
+    from sphinx_gallery.gen_gallery import DEFAULT_GALLERY_CONF
+    from sphinx_gallery.notebook import jupyter_notebook
+
+    _, blocks = parser.split_code_and_text_blocks(str(ROOT / script))
+    blocks = [block._replace(content=parser.remove_ignore_blocks(block.content)) for block in blocks]
+    cells = jupyter_notebook(blocks, DEFAULT_GALLERY_CONF, str(ROOT / script))["cells"]
+    return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+
+
+@pytest.mark.parametrize("script", sorted(script for script in SCRIPTS if "/plot_" in script))
+def test_the_notebook_of_an_example_is_whole_without_options_of_a_command(script):
+    code = "\n".join(cells_of(script))
+    used = {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)}
+    assert used.isdisjoint({"argparse", "args", "parser"})
+    assert "set_label" not in code
+
+
+@pytest.mark.slow
+def test_the_cells_of_a_notebook_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    for cell in cells_of("examples/plot_waveform.py"):
+        exec(cell, names)  # noqa: S102
+    plt.close("all")
+    assert "KSIVI" in capsys.readouterr().out
+
+
 def run(script, arguments, folder):
     """Run a script as `python script ...` would in this folder, without the seconds of importing all again."""
     before, threads, jax = set(sys.modules), torch.get_num_threads(), sys.modules.get("jax")

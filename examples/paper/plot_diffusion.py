@@ -24,7 +24,7 @@ from skksivi.plotting import PathDisplay
 from skksivi.targets import ConditionedDiffusion, Target
 
 MAX_ITER = None  # the recorded fits; a number fits anew
-RECORDED = Path(__file__).parent / "recorded"
+RECORDED = Path(globals().get("__file__", ".")).parent / "recorded"  # a notebook runs in its folder
 # sphinx_gallery_start_ignore
 import argparse
 

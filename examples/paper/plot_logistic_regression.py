@@ -25,7 +25,7 @@ from skksivi.plotting import CorrelationDisplay, MarginalsDisplay
 from skksivi.targets import BayesianLogisticRegression
 
 MAX_ITER = None  # the recorded fits; a number fits anew
-RECORDED = Path(__file__).parent / "recorded"
+RECORDED = Path(globals().get("__file__", ".")).parent / "recorded"  # a notebook runs in its folder
 # sphinx_gallery_start_ignore
 import argparse
 

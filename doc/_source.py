@@ -34,7 +34,7 @@ class Source(SphinxRole):
         modules = self.env.__dict__.setdefault("_viewcode_modules", {})
         public = module.split("._")[0]
         entry = modules.setdefault(module, (analyzer.code, analyzer.tags, {}, public))
-        shown = nodes.literal("", self.text)
+        shown = nodes.literal("", self.text.replace(".", ".\u200b"))  # a long name may break there
         if name not in entry[2]:
             entry[2][name] = self.env.docname
             shown["ids"].append(f"{entry[3]}.{name}")  # where "[docs]" beside the code leads

@@ -15,7 +15,6 @@ All end with the same fit. If a process dies, the others stop with an error that
 from the checkpoint, with any number of processes.
 """
 
-import argparse
 import os
 import subprocess
 import sys
@@ -26,6 +25,22 @@ import torch.distributed as dist
 from skksivi import KSIVIApproximator
 from skksivi.targets import BayesianLogisticRegression, Sharded
 
+ROWS = 100_000
+MAX_ITER = 500
+CHECKPOINT = None  # a file that all ranks can read
+# sphinx_gallery_start_ignore
+import argparse
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--rows", type=int, default=ROWS)
+parser.add_argument("--max-iter", type=int, default=MAX_ITER)
+parser.add_argument("--checkpoint", default=CHECKPOINT)
+args, _ = parser.parse_known_args()
+ROWS = args.rows
+MAX_ITER = args.max_iter
+CHECKPOINT = args.checkpoint
+# sphinx_gallery_end_ignore
+
 
 def rows(n, first, step):
     """Return every step-th of n rows; yours come from a file of this rank."""
@@ -35,10 +50,10 @@ def rows(n, first, step):
     return X[first::step], y[first::step]
 
 
-def as_rank(args):
+def as_rank():
     dist.init_process_group("gloo")  # "nccl" where each rank has a GPU
-    target = Sharded(lambda rank, n_ranks: BayesianLogisticRegression(*rows(args.rows, rank, n_ranks)))
-    q = KSIVIApproximator(max_iter=args.max_iter, checkpoint=args.checkpoint, random_state=0).fit(target)
+    target = Sharded(lambda rank, n_ranks: BayesianLogisticRegression(*rows(ROWS, rank, n_ranks)))
+    q = KSIVIApproximator(max_iter=MAX_ITER, checkpoint=CHECKPOINT, random_state=0).fit(target)
     if target.rank == 0:
         X = q.sample(10_000)
         print(f"{target!r}: mean {X.mean(0).round(2)}, sd {X.std(0).round(3)}")
@@ -47,21 +62,14 @@ def as_rank(args):
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--rows", type=int, default=100_000)
-    parser.add_argument("--max-iter", type=int, default=500)
-    parser.add_argument("--checkpoint", help="a file that all ranks can read")
-    args, _ = parser.parse_known_args()
     if "RANK" in os.environ:
-        as_rank(args)
+        as_rank()
         return
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     launcher += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0"]
-    own = ["--rows", str(args.rows), "--max-iter", str(args.max_iter)]
-    own += [] if args.checkpoint is None else ["--checkpoint", args.checkpoint]
     # nothing leaves this machine
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
-    command = [*launcher, os.path.abspath(__file__), *own]
+    command = [*launcher, os.path.abspath(__file__), *sys.argv[1:]]
     print(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)  # noqa: S603
 
 

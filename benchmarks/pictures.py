@@ -123,7 +123,37 @@ def flow(_):
     return figure
 
 
-PICTURES = {"whitening": whitening, "reach": reach, "tail": tail, "layers": layers, "flow": flow}
+def spread(centre, around):
+    """A box in the middle with arrows to and from four others."""
+    figure, ax = plt.subplots(figsize=(4, 2.8), layout="constrained")
+    ax.set(xlim=(-2.1, 2.1), ylim=(-1.45, 1.45))
+    ax.set_axis_off()
+    for x, y in ((-1.4, 0.95), (1.4, 0.95), (-1.4, -0.95), (1.4, -0.95)):
+        ax.annotate("", (0.6 * x, 0.62 * y), (0.15 * x, 0.2 * y), arrowprops={"arrowstyle": "<->", "color": "k"})
+        ax.text(x, y, around, ha="center", va="center", fontsize=11, bbox={"fc": "w", "ec": BLUE, "lw": 2, "pad": 7})
+    ax.text(0, 0, centre, ha="center", va="center", fontsize=11, bbox={"fc": "w", "ec": ORANGE, "lw": 2, "pad": 7})
+    return figure
+
+
+def cluster(_):
+    """A search and its workers."""
+    return spread("search", "a fit each")
+
+
+def ranks(_):
+    """Processes that hold rows, and the sums that they exchange."""
+    return spread("sums of scores", "rows")
+
+
+PICTURES = {
+    "cluster": cluster,
+    "ranks": ranks,
+    "whitening": whitening,
+    "reach": reach,
+    "tail": tail,
+    "layers": layers,
+    "flow": flow,
+}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)

@@ -101,6 +101,7 @@ sphinx_gallery_conf = {
             *("plot_logistic_regression.py", "plot_diffusion.py", "plot_student.py", "*"),
         ]
     ),
+    "remove_config_comments": True,
     "image_scrapers": ("_described",),
     "image_srcset": ["2x"],
     "abort_on_example_error": True,

@@ -21,6 +21,7 @@ from skksivi.targets import XShaped
 
 SCHEDULER = None  # address of a running scheduler; None starts two local workers
 MAX_ITER = 1000
+# sphinx_gallery_thumbnail_path = "_static/guide/cluster.png"
 # sphinx_gallery_start_ignore
 import argparse
 

@@ -121,6 +121,7 @@ for (name, (draws, losses, at)), (top, bottom) in zip(fits.items(), axes.T, stri
         bottom.plot(at, losses, color="#0072B2")
         bottom.set_yscale("symlog", linthresh=max(1.0, 0.1 * abs(losses[-1])))
         bottom.set(xlabel="iteration", ylabel="loss" if name == "SIVI" else "")
+        bottom.locator_params(axis="x", nbins=3)
     print(f"{name:<17}sliced W2 {distance:.3f}")
 print(f"{'noise floor':<17}sliced W2 {sliced_wasserstein(exact[1000:], exact[:1000], random_state=0):.3f}")
 

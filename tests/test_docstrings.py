@@ -23,7 +23,7 @@ def public_names():
 
 
 NAMES = list(public_names())
-every_name = pytest.mark.parametrize(("module", "name"), NAMES, ids=".".join)
+every_name = pytest.mark.parametrize(("module", "name"), NAMES, ids=[".".join(pair) for pair in NAMES])
 
 
 def public(module, name):

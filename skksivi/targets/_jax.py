@@ -265,6 +265,10 @@ def non_centered(model: Callable[P, T]) -> Callable[P, T]:
     TypeError
         `model` is not callable.
 
+    See Also
+    --------
+    from_numpyro : A target of a NumPyro model.
+
     References
     ----------
     Papaspiliopoulos, O., Roberts, G. and Sköld, M. (2007). A general framework for the parametrization of

@@ -4,6 +4,8 @@ One good fit and three bad ones
 
 A converged loss does not mean that the fit is good. `skksivi.diagnose` runs eleven checks and suggests a remedy for
 each that fails. Here are a good fit and three that went wrong in different ways. No single check finds all three.
+
+The paper is `Cheng et al. (2024) <https://arxiv.org/abs/2405.18997>`__.
 """
 
 import matplotlib.pyplot as plt

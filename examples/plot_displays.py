@@ -5,6 +5,8 @@ A tour of the displays
 Each class of `skksivi.plotting` draws one kind of picture: ``from_estimator`` takes a fit, ``from_draws`` one array
 of draws or several by name. Reference draws come second and lie beneath them in grey. Pass ``ax`` to draw into axes
 of your own.
+
+The paper is `Cheng et al. (2024) <https://arxiv.org/abs/2405.18997>`__.
 """
 
 import matplotlib.pyplot as plt

@@ -5,6 +5,8 @@ Heavy tails
 A network of Gaussian noise has Gaussian tails, whatever it has learned: it is Lipschitz. Heavy tails have to come in
 with the mixing distribution and pass through the linear skip. We fit the paper's product of two Student t
 distributions with two degrees of freedom, whose variance is infinite, four times.
+
+The paper is `Cheng et al. (2024) <https://arxiv.org/abs/2405.18997>`__.
 """
 
 import matplotlib.pyplot as plt

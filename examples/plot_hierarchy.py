@@ -5,6 +5,8 @@ A hierarchy, layer by layer
 The paper's two examples of hierarchical KSIVI: eight Gaussians on a circle, and a heavy-tailed product of two Student
 t distributions. Draws start at a simple base and pass five layers, each one Langevin step and a learned correction,
 along a bridge of scores from the base to the target.
+
+The paper is `Cheng et al. (2024) <https://arxiv.org/abs/2405.18997>`__.
 """
 
 import matplotlib.pyplot as plt

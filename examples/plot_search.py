@@ -7,6 +7,8 @@ of a logistic regression with 22 coefficients, fitted as in the KSIVI paper, wit
 training. Each candidate is fitted twice from different random numbers and evaluated by one Stein discrepancy, which
 needs only the score of the target. Exact draws, which a search does not have in general, show whether it chose
 well.
+
+The paper is `Cheng et al. (2024) <https://arxiv.org/abs/2405.18997>`__.
 """
 
 import warnings

@@ -6,6 +6,8 @@ The paper's two figures of convergence on the toy targets, KSIVI beside SIVI-SM:
 estimated from 100,000 draws, and the squared maximum mean discrepancy, from 1,000; mean and standard deviation of
 five runs of 50,000 iterations with batches of 500 (``--full``). Here is one run of 2,500 iterations with batches of
 100, up to five times the learning rate, 10,000 draws for KL, and a temperature for the X too.
+
+The paper is `Cheng et al. (2024) <https://arxiv.org/abs/2405.18997>`__.
 """
 
 import matplotlib.pyplot as plt

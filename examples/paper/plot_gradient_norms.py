@@ -6,6 +6,8 @@ The paper's figure of gradient norms: mean and standard deviation over repeated 
 banana and on a conditioned diffusion. The vanilla estimator pairs two batches of N draws with each other, the
 U-statistic the draws of one batch; a third curve gives the former the budget of the latter, two batches of N / 2.
 Settings of the paper (``--full``): 50 repetitions, and a diffusion of 100 dimensions instead of 50.
+
+The paper is `Cheng et al. (2024) <https://arxiv.org/abs/2405.18997>`__.
 """
 
 import math

@@ -6,6 +6,8 @@ The paper's theory assumes that :math:`\|\nabla_\phi \mu(z; \phi)\|` and the Lip
 :math:`\nabla_\phi \mu(z; \phi)` are bounded by a G times :math:`1 + \|z\|`. Its last figures check whether that holds
 during a training on the waveform posterior, for the vanilla estimator and the U-statistic: Frobenius norms, mean and
 range over random z. The paper runs 20,000 iterations (``--full``), here are 3,000.
+
+The paper is `Cheng et al. (2024) <https://arxiv.org/abs/2405.18997>`__.
 """
 
 import matplotlib.pyplot as plt

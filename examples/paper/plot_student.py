@@ -8,6 +8,8 @@ defaults, over the contours of the target. The paper has 5,000 draws of fits of 
 (``--full``); here are 2,000 iterations with batches of 200 at three times its learning rate, and 300 particles. Draws
 that start three times as wide as the target diverge: KSIVI and HKSIVI start narrow here, in coordinates of the
 curvature at the mode.
+
+The paper is `Cheng et al. (2024) <https://arxiv.org/abs/2405.18997>`__.
 """
 
 import json

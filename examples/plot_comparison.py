@@ -16,6 +16,7 @@ from skksivi.plotting import DensityDisplay, ScoreCallsDisplay
 from skksivi.targets import Banana
 
 MAX_ITER = 1000  # of those that train
+# sphinx_gallery_thumbnail_number = 2
 # sphinx_gallery_start_ignore
 import argparse
 

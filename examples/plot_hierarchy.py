@@ -18,6 +18,7 @@ from skksivi.plotting import LayersDisplay
 from skksivi.targets import EightGaussians, StudentT
 
 MAX_ITER = 1500  # the paper runs 50,000
+# sphinx_gallery_thumbnail_path = "_static/guide/layers.png"
 # sphinx_gallery_start_ignore
 import argparse
 

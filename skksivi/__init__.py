@@ -10,6 +10,7 @@ from skksivi._version import __version__
 
 if TYPE_CHECKING:
     from skksivi import (
+        amortized,
         annealing,
         baselines,
         calibration,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from skksivi._importance import certificate, evidence, importance_sample, refine
     from skksivi._modes import modes
     from skksivi._paper import paper_settings
+    from skksivi.amortized import AmortizedKSIVI
     from skksivi.diagnostics import diagnose
     from skksivi.estimators._hksivi import HKSIVIApproximator
     from skksivi.estimators._ksivi import KSIVIApproximator
@@ -37,11 +39,13 @@ if TYPE_CHECKING:
     from skksivi.predictors import KSIVIClassifier, KSIVIRegressor
 
 __all__ = [
+    "AmortizedKSIVI",
     "HKSIVIApproximator",
     "KSIVIApproximator",
     "KSIVIClassifier",
     "KSIVIRegressor",
     "__version__",
+    "amortized",
     "annealing",
     "baselines",
     "calibration",
@@ -81,6 +85,7 @@ if not TYPE_CHECKING:  # a checker would take any name for one of these
             "_importance": ["certificate", "evidence", "importance_sample", "refine"],
             "_modes": ["modes"],
             "_paper": ["paper_settings"],
+            "amortized": ["AmortizedKSIVI"],
             "diagnostics": ["diagnose"],
             "export": ["to_arviz"],
             "persistence": ["load", "save"],

@@ -1,0 +1,577 @@
+"""The estimator that is fitted to many posteriors at once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from sklearn.base import BaseEstimator
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor, nn
+
+from skksivi._arrays import (
+    DTYPES,
+    RandomState,
+    as_array,
+    as_numbers,
+    make_generator,
+    make_rng,
+    make_seed,
+    resolve_device,
+)
+from skksivi._numbers import check_integer
+from skksivi._version import DOCUMENTATION
+from skksivi._warnings import warn_caller
+from skksivi.amortized._contexts import Rows, ScoreOfPairs, all_equal, as_contexts, as_rows, parts, simulated
+from skksivi.amortized._paired import PairedScore, at_one
+from skksivi.amortized._stages import Outcome, Settings, Stages
+from skksivi.base import (
+    Constraints,
+    Integral,
+    Interval,
+    Real,
+    StrOptions,
+    learned_attributes,
+    logged,
+    ordinary_mode,
+    resolving_dtype,
+)
+from skksivi.diagnostics import Diagnosis, diagnose
+from skksivi.estimators._identity import of_score_near
+from skksivi.estimators._ksivi import KSIVIApproximator
+from skksivi.estimators._trained import FAILED_DIVERGENCE, check_widths
+from skksivi.families._samplers import CHUNK, Fit
+from skksivi.parameters import Constrained
+from skksivi.score._target import resolve_score
+from skksivi.score._tally import Stage, Tally
+from skksivi.targets._base import Target, from_score_fn
+
+LOGGER = logging.getLogger("skksivi")
+
+#: Components of a mixture that are fitted where parameters are given.
+N_COMPONENTS = 8
+
+#: What is added to the covariance of standardised features, of which some may be constant.
+RIDGE = 1e-3
+
+#: How many times farther than the farthest context of the training one may be.
+FAR = 1.5
+
+
+class AmortizedKSIVI(Constrained, BaseEstimator):
+    r"""Kernel semi-implicit variational inference for many data sets at once.
+
+    A sampler q(x | y) is trained on the scores of p(x | y) for many contexts y, such as simulated data sets; for a new
+    one it draws in milliseconds, without further scores. The family is
+
+    .. math:: x = m(h) + L(h)\, u, \qquad u = z + \sigma_0\, r(z, h) + \sigma \xi,
+
+    with features h of y, networks m, L and r, and z of a mixture of Gaussians whose parameters are networks of h, too.
+    Its training goes in stages, each of which ends by itself:
+
+    1. Newton searches for the modes of many posteriors, in batches, and a regression of modes and curvatures on h by
+       the divergence between Gaussians. Further rounds start at what the regression predicts.
+    2. Where the parameters that made the contexts are known, which are exact draws of the posteriors, a mixture of
+       Gaussians by their likelihood and the scores there. This finds separated modes and several scales.
+    3. The path gradient of KL(q || p), averaged over contexts, see `KSIVIApproximator`; the result is kept where
+       held-out contexts tell that it is better.
+
+    Parameters
+    ----------
+    n_components : int or "auto", default="auto"
+        Of the mixture of z. "auto" is 8 where parameters are given, and one, the standard normal, where not.
+    hidden_layer_sizes : sequence of int, default=(100, 100)
+        Widths of the hidden layers of each network.
+    initial_scale : float, default=0.25
+        Where sigma starts, in units of u.
+    summary : Module or None, default=None
+        Features of the contexts: maps (m, c), or a list of m sets (n_i, c), to (m, p), as
+        `skksivi.amortized.DeepSets` does. It is trained with the rest. None means the standardised contexts.
+    n_contexts : int, default=1000
+        How many contexts a function is asked for.
+    max_score_calls : int, default=100_000
+        Evaluations of the score and products with its Jacobian that `fit` may take together.
+    learning_rate : float, default=3e-3
+    device : str or torch.device, default="auto"
+    dtype : {"float32", "float64"}, default="float32"
+        Type of the draws. Scores are asked for and networks trained in float64.
+    random_state : int, RandomState or None, default=None
+    verbose : int, default=0
+        1 logs each stage to the logger "skksivi".
+
+    Attributes
+    ----------
+    family_ : Module
+        The fitted family.
+    certificates_ : list of Certificate
+        Of some held-out contexts, see `skksivi.certificate`, as far as the budget went.
+    divergence_ : float
+        Mean held-out divergence per feature between the Gaussians of the first stage and those at the modes, in nats;
+        NaN where contexts are too few.
+    trained_ : bool
+        Whether the third stage was better than its start.
+    n_contexts_, n_lost_ : int
+        Contexts whose mode was searched, and those for which it was not found.
+    n_features_in_ : int
+        Dimension d of x.
+    n_score_calls_, n_products_ : int
+        Points at which `fit` evaluated the score, and products with its Jacobian.
+    stages_ : list of Stage
+
+    See Also
+    --------
+    KSIVIApproximator : A fit to one posterior.
+
+    References
+    ----------
+    Cranmer, K., Brehmer, J. and Louppe, G. (2020). The frontier of simulation-based inference. PNAS 117(48).
+
+    Brehmer, J., Louppe, G., Pavez, J. and Cranmer, K. (2020). Mining gold from implicit models to improve
+    likelihood-free inference. PNAS 117(10).
+
+    Feng, Y., Wang, D. and Liu, Q. (2017). Learning to draw samples with amortized Stein variational gradient descent.
+    https://arxiv.org/abs/1707.06626
+
+    Examples
+    --------
+    A normal mean with a standard normal prior, from one observation of variance one: p(x | y) is N(y / 2, 1 / 2).
+
+    >>> import numpy as np
+    >>> from skksivi import AmortizedKSIVI
+    >>> def score_fn(x, y):
+    ...     return (y - x) - x
+    >>> contexts = np.random.RandomState(0).normal(size=(100, 2))
+    >>> q = AmortizedKSIVI(max_score_calls=3000, random_state=0).fit(score_fn, contexts, n_features=2)
+    >>> q.sample(10_000, [2.0, -1.0]).mean(axis=0).round(1)
+    array([ 1. , -0.5], dtype=float32)
+    """
+
+    _doc_link_module = "skksivi"
+    _doc_link_template = DOCUMENTATION + "/generated/skksivi.{estimator_name}.html"
+
+    family_: nn.Module
+    stages_: list[Stage]
+
+    _parameter_constraints: ClassVar[Constraints] = {
+        "n_components": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
+        "hidden_layer_sizes": ["array-like"],
+        "initial_scale": [Interval(Real, 0, 1, closed="neither")],
+        "summary": [nn.Module, None],
+        "n_contexts": [Interval(Integral, 2, None, closed="left")],
+        "max_score_calls": [Interval(Integral, 1, None, closed="left")],
+        "learning_rate": [Interval(Real, 0, None, closed="neither")],
+        "device": [str, torch.device],
+        "dtype": [StrOptions(set(DTYPES))],
+        "random_state": ["random_state"],
+        "verbose": [Interval(Integral, 0, None, closed="left")],
+    }
+
+    def __init__(
+        self,
+        *,
+        n_components: int | str = "auto",
+        hidden_layer_sizes: Sequence[int] = (100, 100),
+        initial_scale: float = 0.25,
+        summary: nn.Module | None = None,
+        n_contexts: int = 1000,
+        max_score_calls: int = 100_000,
+        learning_rate: float = 3e-3,
+        device: str | torch.device = "auto",
+        dtype: str = "float32",
+        random_state: RandomState = None,
+        verbose: int = 0,
+    ) -> None:
+        self.n_components = n_components
+        self.hidden_layer_sizes = hidden_layer_sizes
+        self.initial_scale = initial_scale
+        self.summary = summary
+        self.n_contexts = n_contexts
+        self.max_score_calls = max_score_calls
+        self.learning_rate = learning_rate
+        self.device = device
+        self.dtype = dtype
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def fit(
+        self,
+        score_fn: ScoreOfPairs,
+        contexts: Any,  # noqa: ANN401
+        parameters: ArrayLike | None = None,
+        *,
+        n_features: int,
+    ) -> Self:
+        """Fit the family to the posteriors of many contexts.
+
+        Parameters
+        ----------
+        score_fn : callable
+            The gradient of log p(x | y) in x for rows of pairs: maps x (n, n_features) and y (n, c), tensors or arrays
+            of float64, to (n, n_features). Contexts that are sets come as a list of n of them. Products with its
+            Jacobian are by automatic differentiation or, where that gives them wrong or not at all, differences.
+        contexts : array-like of shape (m, c), callable or iterable
+            The contexts of the training, which should cover those to come: such as data simulated from the prior.
+            A function ``contexts(n, rng)`` of a number and a numpy RandomState returns n of them, or a pair
+            (parameters, contexts); an iterable that is no sequence, such as a data loader, gives batches. With a
+            `summary` also a list of m sets of shape (n_i, c).
+        parameters : array-like of shape (m, n_features), default=None
+            The x from which each context was simulated. They are exact draws of the posteriors, and tell of
+            separated modes and their weights what scores do not.
+        n_features : int
+            Dimension d of x.
+
+        Returns
+        -------
+        self : object
+
+        Raises
+        ------
+        TypeError
+            `score_fn` returns neither a tensor nor an array, or contexts hold no numbers.
+        ValueError
+            Contexts or parameters are of a wrong shape or not finite, or all contexts are the same; the score has
+            another shape than its input or does not depend on its context; no mode was found; or a parameter is out
+            of its range.
+
+        Warns
+        -----
+        ConvergenceWarning
+            Some modes were not found, or certificates at held-out contexts are bad.
+        """
+        self._validate_params()
+        check_widths(self.hidden_layer_sizes, "hidden_layer_sizes")
+        d = check_integer(n_features, "n_features", min_val=1)
+        device = resolve_device(self.device)
+        seed = make_seed(self.random_state)
+        rng, generator = make_rng(seed), make_generator(seed, device)
+        Y, X = simulated(contexts, parameters, self.n_contexts, rng)
+        with ordinary_mode(device), logged(self.verbose):
+            y = as_contexts(Y, device, sets=self.summary is not None)
+            x = None if X is None else as_rows(X, len(y), d, device, "parameters")
+            if len(y) > 1 and all_equal(y):
+                raise ValueError(
+                    f"`contexts` holds the same data set {len(y)} times, expected different ones; for one data set "
+                    "use KSIVIApproximator."
+                )
+            score = PairedScore(score_fn, d, y, device)
+            settings = Settings(
+                self._n_components(x is not None),
+                tuple(self.hidden_layer_sizes),
+                float(self.initial_scale),
+                self.summary,
+                float(self.learning_rate),
+                int(self.max_score_calls),
+                seed,
+            )
+            stages = Stages(settings, score, y, x, generator)
+            outcome = stages.run()
+            self._learn(stages, outcome, score, seed)
+            if self.verbose:
+                LOGGER.info("%s", "; ".join(map(str, self.stages_)))
+        self._warn(outcome)
+        return self
+
+    def _n_components(self, has_parameters: bool) -> int:
+        """Return the number of components of the mixture of z."""
+        if self.n_components == "auto":
+            return N_COMPONENTS if has_parameters else 1
+        if int(self.n_components) > 1 and not has_parameters:
+            raise ValueError(
+                f"`n_components` is {self.n_components}, which needs the parameters that made the contexts; give "
+                "`parameters`, or set n_components=1."
+            )
+        return int(self.n_components)
+
+    def _learn(self, stages: Stages, outcome: Outcome, score: PairedScore, seed: int) -> None:
+        """Assign what was learned."""
+        family = stages.family
+        with torch.no_grad():
+            h = torch.cat([family.features(part) for part in parts(stages.y)])
+        spread = h.T @ h / len(h) + RIDGE * torch.eye(h.shape[1]).to(h)
+        whitens = torch.linalg.inv(torch.linalg.cholesky(spread))
+        self.family_ = family
+        self.certificates_ = outcome.certificates
+        self.divergence_ = outcome.divergence
+        self.trained_ = outcome.trained
+        self.n_contexts_, self.n_lost_ = outcome.n_searched, outcome.n_lost
+        self.n_features_in_ = family.n_features
+        self.n_score_calls_, self.n_products_ = score.tally.n_values, score.tally.n_products
+        self.stages_ = [stage for stage in score.tally.stages.values() if stage.n_calls]
+        self._score_fn, self._of_sets = score.score_fn, not isinstance(stages.y, Tensor)
+        self._context_shape = (stages.y if isinstance(stages.y, Tensor) else stages.y[0]).shape[1]
+        self._reach, self._whitens = float((h @ whitens.T).norm(dim=1).max()), whitens
+        self._seed, self._random_state = seed, np.random.RandomState([seed, 1])
+
+    def _warn(self, outcome: Outcome) -> None:
+        """Tell what is wrong with a fit that came to its end."""
+        messages = []
+        if outcome.n_lost:
+            messages.append(
+                f"The mode of {outcome.n_lost} of {outcome.n_searched} contexts was not found, which were left out."
+            )
+        bad = [c for c in outcome.certificates if not c.divergence <= FAILED_DIVERGENCE * self.n_features_in_]
+        if 2 * len(bad) > len(outcome.certificates):
+            worst = max(c.divergence for c in bad)
+            messages.append(
+                f"KL(q||p) + KL(p||q) is above {FAILED_DIVERGENCE} nats a feature at {len(bad)} of "
+                f"{len(outcome.certificates)} held-out contexts, {worst:.2g} at most: raise `max_score_calls`, give "
+                "more contexts, or correct the fit to one context by `refine`."
+            )
+        if messages:
+            warn_caller(" ".join(messages), ConvergenceWarning)
+
+    # What it draws
+
+    def sample(self, n_samples: int, contexts: Any, random_state: RandomState = None) -> np.ndarray:  # noqa: ANN401
+        """Draw from q(x | y) for one context or for many.
+
+        Parameters
+        ----------
+        n_samples : int
+            Draws for each context.
+        contexts : array-like of shape (c,) or (m, c)
+            One context, or many; with a `summary` for sets one of shape (n_i, c), or a list of such.
+        random_state : int, RandomState or None, default=None
+            Makes the call repeatable. None continues the estimator's own stream.
+
+        Returns
+        -------
+        X : ndarray of shape (n_samples, n_features) or (m, n_samples, n_features)
+
+        Raises
+        ------
+        NotFittedError
+            Before `fit`.
+        TypeError, ValueError
+            `n_samples` is no integer or negative, or `contexts` is of another shape than in `fit` or not finite.
+
+        Warns
+        -----
+        UserWarning
+            A context is far outside those of the training.
+        """
+        check_is_fitted(self)
+        check_integer(n_samples, "n_samples", min_val=0)
+        y, alone = self._contexts(contexts)
+        device = resolve_device(self.device)
+        generator = make_generator(self._random_state if random_state is None else random_state, device)
+        X = np.empty((len(y), n_samples, self.n_features_in_), dtype=self.dtype)
+        with ordinary_mode(device), torch.no_grad():
+            step = max(1, CHUNK // max(1, n_samples * max(self.n_features_in_, *self.hidden_layer_sizes, 1)))
+            for start, part in zip(range(0, len(y), step), parts(y, step), strict=True):
+                h = self.family_.features(part)
+                m, L = self.family_.places(h)
+                u, _ = self.family_.draw(h, n_samples, generator)
+                X[start : start + step] = as_array(m[:, None] + u @ L.mT)
+        return X[0] if alone else X
+
+    def score_samples(self, X: ArrayLike, contexts: Any) -> np.ndarray:  # noqa: ANN401
+        """Evaluate log q(x | y).
+
+        Parameters
+        ----------
+        X : array-like of shape (n, n_features)
+        contexts : array-like of shape (c,) or (n, c)
+            One context for all rows of X, or one for each.
+
+        Returns
+        -------
+        log_density : ndarray of shape (n,)
+            In nats, see `KSIVIApproximator.score_samples`.
+
+        Raises
+        ------
+        NotFittedError
+            Before `fit`.
+        ValueError
+            `X` or `contexts` is of another shape, or not finite.
+        """
+        check_is_fitted(self)
+        y, alone = self._contexts(contexts)
+        rows = as_numbers(X, "X")
+        x = as_rows(rows, len(rows) if alone else len(y), self.n_features_in_, resolve_device(self.device), "X")
+        if alone:
+            return self._at(y).score_samples(as_array(x))
+        with torch.no_grad():
+            if self.family_.is_mixture:
+                return as_array(self.family_.mixture_log_prob(x, self.family_.features(y)))
+        each = (self._at(part).score_samples(as_array(row[None])) for part, row in zip(parts(y, 1), x, strict=True))
+        return np.concatenate(list(each))
+
+    def score(self, X: ArrayLike, contexts: Any) -> float:  # noqa: ANN401
+        """Return the mean of `score_samples`; larger is better.
+
+        Parameters
+        ----------
+        X, contexts
+            See `score_samples`.
+
+        Returns
+        -------
+        score : float
+            In nats. Of pairs that were simulated it is what a search over parameters may maximise.
+        """
+        return float(np.mean(self.score_samples(X, contexts)))
+
+    # One context
+
+    def at(self, context: Any) -> KSIVIApproximator:  # noqa: ANN401
+        """Return q(x | y) of one context as an ordinary fit.
+
+        Parameters
+        ----------
+        context : array-like of shape (c,)
+            Or a set of shape (n_i, c).
+
+        Returns
+        -------
+        est : KSIVIApproximator
+            Fitted, without further scores: it draws, has a density, and can be saved.
+        """
+        check_is_fitted(self)
+        return self._at(self._one(context))
+
+    def target(self, context: Any) -> Target:  # noqa: ANN401
+        """Return the posterior of one context as a target.
+
+        Parameters
+        ----------
+        context : array-like of shape (c,)
+
+        Returns
+        -------
+        target : Target
+            For whatever takes one, such as `skksivi.diagnose`, `skksivi.certificate` or another fit.
+        """
+        check_is_fitted(self)
+        return self._target(self._one(context))
+
+    def diagnose(
+        self,
+        contexts: Any,  # noqa: ANN401
+        *,
+        n_samples: int = 2000,
+        random_state: RandomState = None,
+    ) -> Diagnosis | list[Diagnosis]:
+        """Report on the fit at one context, or at each of many, see `skksivi.diagnose`.
+
+        Parameters
+        ----------
+        contexts : array-like of shape (c,) or (m, c)
+        n_samples, random_state
+            See `skksivi.diagnose`.
+
+        Returns
+        -------
+        diagnosis : Diagnosis, or list of m of them
+        """
+        check_is_fitted(self)
+        y, alone = self._contexts(contexts)
+        reports = [
+            diagnose(self._at(part), self._target(part), n_samples=n_samples, random_state=random_state)
+            for part in parts(y, 1)
+        ]
+        return reports[0] if alone else reports
+
+    def refine(self, context: Any, *, max_iter: int = 100) -> KSIVIApproximator:  # noqa: ANN401
+        """Train on for one context, from the amortised start.
+
+        Parameters
+        ----------
+        context : array-like of shape (c,)
+        max_iter : int, default=100
+            Iterations, of 128 scores.
+
+        Returns
+        -------
+        est : KSIVIApproximator
+            Fitted, with a `certificate_`. It is the start if the training was not better.
+
+        Raises
+        ------
+        NotFittedError
+            Before `fit`.
+        ValueError
+            See `sample`.
+        """
+        check_is_fitted(self)
+        y = self._one(context)
+        est, target = self._at(y), self._target(y)
+        score = resolve_score(target, None, dtype=DTYPES[est.dtype], device=resolve_device(est.device))
+        est.score_checksum_ = of_score_near(score, est.whitening_)
+        return est.set_params(warm_start=True, max_iter=check_integer(max_iter, "max_iter", min_val=1)).fit(target)
+
+    # Inside
+
+    def _contexts(self, contexts: Any) -> tuple[Rows, bool]:  # noqa: ANN401
+        """Return contexts like those of the training, and whether there is one alone."""
+        device, sets = resolve_device(self.device), self.summary is not None
+        if sets and isinstance(contexts, list | tuple):
+            y, alone = as_contexts(contexts, device, sets=True), False
+        elif sets and self._of_sets:
+            y, alone = as_contexts([contexts], device, sets=True), True
+        else:
+            Y = as_numbers(contexts, "contexts")
+            alone = Y.ndim == 1
+            y = as_contexts(Y[None] if alone else Y, device, sets=False)
+        width = (y if isinstance(y, Tensor) else y[0]).shape[1]
+        if width != self._context_shape:
+            raise ValueError(f"`contexts` has rows of length {width}, expected {self._context_shape} as in `fit`.")
+        self._tell_far(y)
+        return y, alone
+
+    def _one(self, context: Any) -> Rows:  # noqa: ANN401
+        """Return one context; raise ValueError for several."""
+        y, alone = self._contexts(context)
+        if not alone:
+            raise ValueError(f"`context` holds {len(y)} data sets, expected one; take a row.")
+        return y
+
+    def _tell_far(self, y: Rows) -> None:
+        """Warn of contexts far outside those of the training."""
+        with torch.no_grad():
+            h = torch.cat([self.family_.features(part) for part in parts(y)])
+        distance = (h @ self._whitens.T).norm(dim=1)
+        far = distance > FAR * self._reach
+        if far.any():
+            warn_caller(
+                f"{int(far.sum())} of {len(far)} contexts are far outside those of `fit`, the farthest "
+                f"{float(distance.max() / self._reach):.2g} times as far from their mean as any of these: the draws "
+                "may be wrong. Use `refine`, or fit with contexts like them."
+            )
+
+    def _at(self, y: Rows) -> KSIVIApproximator:
+        """Return the fit at one context."""
+        est = KSIVIApproximator(
+            hidden_layer_sizes=self.hidden_layer_sizes,
+            initial_scale=self.initial_scale,
+            device=self.device,
+            dtype=self.dtype,
+            random_state=self._seed,
+        )
+        with torch.no_grad():
+            layer = self.family_.at(self.family_.features(y), self._seed, DTYPES[self.dtype])
+        report = {
+            "loss_curve_": np.empty(0),
+            "ksd_curve_": np.empty((0, 2)),
+            "best_iter_": 0,
+            "certificate_": None,
+            "engine_": "eager",
+            "score_checksum_": "",
+            "n_iter_": 0,
+        }
+        est.__dict__.update(learned_attributes(Fit(layer, report), self._seed, self.dtype, Tally()))
+        est._dtype_of_draws = resolving_dtype(layer, self.dtype, resolve_device(self.device))
+        return est
+
+    def _target(self, y: Rows) -> Target:
+        """Return the posterior of one context."""
+        return from_score_fn(at_one(self._score_fn, y), self.n_features_in_)
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "n_features_in_")

@@ -1,0 +1,228 @@
+r"""A semi-implicit family whose parameters depend on features h of a context.
+
+.. math:: x = m(h) + L(h)\, u, \qquad u = z + \sigma_0\, r(z, h) + \sigma \xi, \qquad
+    z \sim \sum_k w_k(h)\, N(m_k(h), F_k(h) F_k(h)^\top).
+
+The network r takes (z, h), so that at one h it is an ordinary network of z, the bias of its first layer being
+:math:`b + W_h h`; and all is an ordinary layer of the package, with its density. With r = 0 it is a mixture of
+Gaussians.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from skksivi._arrays import as_array
+from skksivi.amortized._contexts import Rows
+from skksivi.families._layer import Constant, MultilayerPerceptron, Residual, SemiImplicit
+from skksivi.families._samplers import Layer
+from skksivi.mixing import GaussianMixtureDraws
+from skksivi.pilot._affine import Affine
+from skksivi.pilot._rules import Whitening
+
+#: Features up to which the triangle of L depends on the context.
+MANY = 50
+
+#: The largest logarithm of a scale, in units of the typical one.
+WIDEST = 12.0
+
+
+class Places(NamedTuple):
+    """Affine maps: m (n, d) and L (n, d, d)."""
+
+    m: Tensor
+    L: Tensor
+
+
+class Mixtures(NamedTuple):
+    """Mixtures of z: log-weights (n, k), means (n, k, d) and factors (n, k, d, d)."""
+
+    log_w: Tensor
+    means: Tensor
+    factors: Tensor
+
+
+class SkipNetwork(nn.Module):
+    """A linear map plus a network that starts at zero."""
+
+    def __init__(self, n_in: int, hidden: Sequence[int], n_out: int, generator: torch.Generator) -> None:
+        super().__init__()
+        self.linear = nn.utils.skip_init(nn.Linear, n_in, n_out, dtype=torch.float64)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+        self.network = MultilayerPerceptron([n_in, *hidden, n_out], generator, torch.float64)
+        self.network.start_at(torch.zeros(n_out, dtype=torch.float64))
+
+    @classmethod
+    def like(cls, other: SkipNetwork) -> SkipNetwork:
+        """Return another of the same sizes, that is zero."""
+        made = copy.deepcopy(other)
+        for part in (made.linear, made.network.linear[-1]):
+            nn.init.zeros_(part.weight)
+            nn.init.zeros_(part.bias)
+        return made
+
+    def forward(self, h: Tensor) -> Tensor:
+        """Map (n, n_in) to (n, n_out)."""
+        return self.linear(h) + self.network(h)
+
+
+class Conditional(nn.Module):
+    """The family.
+
+    Parameters
+    ----------
+    n_features, n_context : int
+        The dimension d of x, and the number of features of a context.
+    n_components : int
+        Of the mixture of z; one is the standard normal.
+    hidden : sequence of int
+    sigma : float
+        The standard deviation of the noise of u at the start.
+    summary : Module or None
+        Maps contexts to their features; None means the contexts themselves, standardised.
+    generator : torch.Generator
+    """
+
+    def __init__(
+        self,
+        n_features: int,
+        n_context: int,
+        n_components: int,
+        hidden: Sequence[int],
+        sigma: float,
+        summary: nn.Module | None,
+        generator: torch.Generator,
+    ) -> None:
+        super().__init__()
+        d, t = n_features, n_features * (n_features - 1) // 2
+        self.n_features, self.n_components, self.summary = d, n_components, summary
+        for name, value in {"h_mean": n_context, "h_sd": n_context, "m0": d, "s0": d, "l0": d}.items():
+            fill = 1.0 if name in ("h_sd", "s0") else 0.0
+            self.register_buffer(name, torch.full((value,), fill, dtype=torch.float64))
+        self.register_buffer("sigma0", torch.full((d,), sigma, dtype=torch.float64))
+        self.triangle = nn.Parameter(torch.zeros(t, dtype=torch.float64)) if d > MANY else None
+        self.place = SkipNetwork(n_context, hidden, 2 * d + (t if d <= MANY else 0), generator)
+        self.heads = None
+        if n_components > 1:
+            self.heads = SkipNetwork(n_context, hidden, n_components * (1 + 2 * d + t), generator)
+        self.residual = MultilayerPerceptron([d + n_context, *hidden, d], generator, torch.float64)
+        self.residual.start_at(torch.zeros(d, dtype=torch.float64))
+        self.log_variance = nn.Parameter(self.sigma0.square().log())
+
+    # What it is at contexts
+
+    def features(self, y: Rows) -> Tensor:
+        """Return the features h (n, p) of n contexts."""
+        h = y if self.summary is None else self.summary(y)
+        return (h - self.h_mean) / self.h_sd
+
+    def standardise(self, y: Rows) -> None:
+        """Take the units of the features from the contexts of the training."""
+        with torch.no_grad():
+            h = y if self.summary is None else self.summary(y)
+            sd = h.std(0, correction=0)
+            self.h_mean.copy_(h.mean(0))
+            self.h_sd.copy_(sd.where(sd > 1e-12 * (1 + self.h_mean.abs()), 1.0))
+
+    def places(self, h: Tensor) -> Places:
+        """Return m(h) and L(h) at features h (n, p)."""
+        d, out = self.n_features, self.place(h)
+        m, log_D = self.m0 + self.s0 * out[:, :d], self.l0 + out[:, d : 2 * d].clamp(-WIDEST, WIDEST)
+        lower = out[:, 2 * d :] if self.triangle is None else self.triangle.expand(len(h), -1)
+        return Places(m, _factor(log_D, lower))
+
+    def mixtures(self, h: Tensor) -> Mixtures:
+        """Return the mixtures of z at features h (n, p)."""
+        n, d, k = len(h), self.n_features, self.n_components
+        if self.heads is None:
+            root = (1 - self.sigma0.square()).sqrt().diag()
+            return Mixtures(h.new_zeros(n, 1), h.new_zeros(n, 1, d), root.expand(n, 1, d, d))
+        out = self.heads(h).view(n, k, -1)
+        factors = _factor(out[..., 1 + d : 1 + 2 * d].clamp(-WIDEST, WIDEST), out[..., 1 + 2 * d :])
+        return Mixtures(out[..., 0].log_softmax(-1), out[..., 1 : 1 + d], factors)
+
+    @property
+    def is_mixture(self) -> bool:
+        """Whether r is zero, so that the density is that of a mixture."""
+        return self.residual.is_affine and not bool(self.residual.linear[-1].bias.any())
+
+    @property
+    def variance(self) -> Tensor:
+        """That of the noise of u, shape (d,)."""
+        return self.log_variance.exp()
+
+    # Draws and density
+
+    def draw(self, h: Tensor, n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        r"""Draw u (b, n, d) at features h (b, p), n for each; return it with the conditional score, without a graph."""
+        b, d = len(h), self.n_features
+        mixtures = self.mixtures(h)
+        like = {"dtype": h.dtype, "device": h.device, "generator": generator}
+        k = torch.multinomial(mixtures.log_w.detach().exp(), n, replacement=True, generator=generator)
+        rows = torch.arange(b, device=h.device)[:, None]
+        eps, xi = torch.randn(b, n, d, **like), torch.randn(b, n, d, **like)
+        if self.heads is None:
+            z = eps @ mixtures.factors[:, 0].mT
+        else:
+            z = mixtures.means[rows, k] + (mixtures.factors[rows, k] @ eps[..., None])[..., 0]
+        sigma = self.variance.sqrt()
+        mu = z + self.sigma0 * self.residual(torch.cat([z, h[:, None].expand(-1, n, -1)], -1))
+        return mu + sigma * xi, (-xi / sigma).detach()
+
+    def mixture_log_prob(self, x: Tensor, h: Tensor) -> Tensor:
+        """Return log q (n,) of x (n, d) at features h (n, p), as if r were zero."""
+        (m, L), mixtures = self.places(h), self.mixtures(h)
+        u = torch.linalg.solve_triangular(L, (x - m)[..., None], upper=False)[..., 0]
+        covariances = mixtures.factors @ mixtures.factors.mT + self.variance.diag()
+        C = torch.linalg.cholesky(covariances)
+        white = torch.linalg.solve_triangular(C, (u[:, None] - mixtures.means)[..., None], upper=False)[..., 0]
+        log_parts = (
+            mixtures.log_w
+            - white.square().sum(-1) / 2
+            - C.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+            - self.n_features / 2 * math.log(2 * math.pi)
+        )
+        return log_parts.logsumexp(-1) - L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+    @torch.no_grad()
+    def at(self, h: Tensor, seed: int, dtype: torch.dtype) -> Layer:
+        """Return the layer that the family is at features h (1, p)."""
+        (m, L), (log_w, means, factors), d = self.places(h), self.mixtures(h), self.n_features
+        w = log_w[0].exp()
+        mixing = GaussianMixtureDraws(means[0].to(dtype), factors[0].to(dtype), w / w.sum())
+        layers = copy.deepcopy(self.residual).linear
+        first = layers[0]
+        folded = nn.utils.skip_init(nn.Linear, d, first.out_features, dtype=first.weight.dtype)
+        folded.weight.copy_(first.weight[:, :d])
+        folded.bias.copy_(first.bias + first.weight[:, d:] @ h[0])
+        network = MultilayerPerceptron.restored([folded.to(h.device), *layers[1:]])
+        mean = Residual(self.sigma0.to(dtype), network.to(dtype))
+        log_variance = Constant(self.log_variance.detach().to(dtype))
+        family = SemiImplicit.restored(mean, log_variance, d, mixing, 0.0)
+        whitening = Whitening(Affine(m[0].clone(), L[0].clone()), as_array(m), np.ones(1))
+        return Layer(family, whitening, seed)
+
+
+def _factor(log_D: Tensor, lower: Tensor) -> Tensor:
+    """Return D (I + T), shape (..., d, d), with T strictly lower triangular of entries (..., d (d - 1) / 2)."""
+    d = log_D.shape[-1]
+    i, j = torch.tril_indices(d, d, -1, device=log_D.device)
+    T = torch.eye(d, dtype=log_D.dtype, device=log_D.device).expand(*log_D.shape[:-1], d, d).clone()
+    T[..., i, j] = lower
+    return log_D.exp()[..., None] * T
+
+
+def factor_parts(L: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the log D and T of `_factor` of factors L (..., d, d)."""
+    d = L.shape[-1]
+    i, j = torch.tril_indices(d, d, -1, device=L.device)
+    D = L.diagonal(dim1=-2, dim2=-1)
+    return D.log(), (L / D[..., None])[..., i, j]

@@ -1,0 +1,101 @@
+"""A score of pairs: the gradient of log p(x | y) in x, for rows x and contexts y."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from skksivi.amortized._contexts import Rows, ScoreOfPairs, given, repeated, take, tiled
+from skksivi.score._probe import choose_product, probe
+from skksivi.score._score import Score, ScoreFunction, autograd_pullback, central_difference
+from skksivi.score._tally import Tally
+
+#: Contexts that are compared, and points at which they are.
+N_COMPARED, N_POINTS = 8, 4
+
+
+class PairedScore:
+    """A score of pairs that was probed.
+
+    Parameters
+    ----------
+    score_fn : callable
+        Maps x (n, d) and n contexts to (n, d).
+    n_features : int
+    y : Rows
+        The contexts of the training, by which it is probed.
+    device : torch.device
+    """
+
+    def __init__(self, score_fn: ScoreOfPairs, n_features: int, y: Rows, device: torch.device) -> None:
+        self.score_fn = score_fn
+        first = take(y, torch.zeros(1, dtype=torch.int64))
+        probed = probe(self._of(first), n_features, dtype=torch.float64, device=device)
+        points = torch.randn(N_POINTS, n_features, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        self.template, _ = choose_product(probed, "auto", points.to(device))
+        self._check_context(y, points.to(device))
+
+    @property
+    def tally(self) -> Tally:
+        """How often it was asked for."""
+        return self.template.tally
+
+    @property
+    def n_features(self) -> int:
+        """The dimension d of x."""
+        return self.template.n_features
+
+    def _of(self, y: Rows) -> ScoreFunction:
+        """Return the function of points, of which those of the contexts come in turn, as often as there are points."""
+
+        def function(x: Any) -> Any:  # noqa: ANN401
+            return self.score_fn(x, given(tiled(y, len(x) // len(y)), x))
+
+        return function
+
+    def rows(self, y: Rows) -> Score:
+        """Return the score of points x (n, d), the rows of which belong to n contexts."""
+        return self.template.like(self._of(y), None)
+
+    def __call__(self, x: Tensor, y: Rows) -> Tensor:
+        """Evaluate the score at x (n, d) of n contexts."""
+        return self.rows(y)(x)
+
+    def with_pullback(self, x: Tensor, y: Rows) -> tuple[Tensor, ScoreFunction]:
+        """Return the score at x (n, d) of n contexts, and the map of v (n, d) to J^T v (n, d)."""
+        score = self.rows(y)
+        if score.by_differences:
+            return score(x), lambda v: central_difference(score, x, v, score.step)
+        self.tally.add(values=len(x))
+        return score.differentiated(x)
+
+    def jacobians(self, x: Tensor, y: Rows) -> Tensor:
+        """Return the Jacobians (n, d, d) at x (n, d) of n contexts, by d products each."""
+        n, d = x.shape
+        score, directions = self.rows(repeated(y, d)), torch.eye(d).to(x).repeat(n, 1)
+        x = x.repeat_interleave(d, 0)
+        if score.by_differences:
+            return central_difference(score, x, directions, score.step).view(n, d, d)
+        self.tally.add(products=len(x))
+        return autograd_pullback(score.uncounted, x)[1](directions).view(n, d, d)
+
+    def _check_context(self, y: Rows, x: Tensor) -> None:
+        """Raise ValueError if the score is the same for all of some contexts, while these differ."""
+        index = torch.linspace(0, len(y) - 1, min(N_COMPARED, len(y))).long()
+        s = self(x.repeat(len(index), 1), repeated(take(y, index), len(x))).view(len(index), *x.shape)
+        if (s == s[:1]).all():
+            raise ValueError(
+                f"`score_fn` returned the same at {len(x)} points for each of {len(index)} contexts, expected it to "
+                "depend on its second argument, rows of `contexts` that belong to the rows of the first."
+            )
+
+
+def at_one(score_fn: ScoreOfPairs, y: Rows) -> ScoreFunction:
+    """Return the score of one context, a function of points."""
+
+    def function(x: Any) -> Any:  # noqa: ANN401
+        return score_fn(x, given(tiled(y, len(x)), x))
+
+    return function

@@ -1,0 +1,322 @@
+"""The three stages of the training of a conditional family: places, mixture, semi-implicit layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from sklearn.linear_model import RidgeCV
+from sklearn.mixture import GaussianMixture
+from torch import Tensor, nn
+
+from skksivi._arrays import as_array, as_tensor
+from skksivi.amortized._contexts import Rows, repeated, take
+from skksivi.amortized._family import Conditional, Places, SkipNetwork, factor_parts
+from skksivi.amortized._laplace import Laplaces
+from skksivi.amortized._paired import PairedScore
+from skksivi.kernels import resolve_kernel
+from skksivi.stein._estimators import GRADIENT_ESTIMATORS
+from skksivi.stein._fused import value_and_gradients
+from skksivi.stein._path import LONGEST, Memory, shortened, velocity
+
+#: The share of contexts that are held out, and fewer than which are too few to train a network.
+HELD_OUT, FEW = 0.2, 20
+
+#: Ridge penalties among which generalised cross-validation chooses.
+PENALTIES = torch.logspace(-8, 3, 12).tolist()
+
+#: Epochs without a better held-out loss after which a training ends or its rate falls, and how often it falls.
+PATIENCE, N_FALLS = 20, 2
+
+#: Rows of a minibatch.
+BATCH = 256
+
+#: Width of a kernel in units of u, times the square root of the dimension.
+KSD_WIDTH = 0.5
+
+
+class Split(NamedTuple):
+    """Numbers of rows for training and those that are held out."""
+
+    train: Tensor
+    held_out: Tensor
+
+
+def split(n: int, generator: torch.Generator) -> Split:
+    """Return a random split of n rows."""
+    order = torch.randperm(n, generator=generator, device=generator.device)
+    n_held = round(HELD_OUT * n)
+    return Split(order[n_held:], order[:n_held])
+
+
+# Places: the exact divergence between Gaussians
+
+
+def divergence(m: Tensor, L: Tensor, target: Laplaces) -> Tensor:
+    r"""Return :math:`KL(N(m, L L^\top) \| N(m_i, P_i^{-1}))` (n,) of m (n, d) and L (n, d, d)."""
+    gap, d = (m - target.m)[..., None], m.shape[1]
+    quadratic = (gap.mT @ target.P @ gap)[:, 0, 0]
+    trace = (target.P @ L).mul(L).sum((1, 2))
+    log_det = 2 * L.diagonal(dim1=1, dim2=2).log().sum(1) + torch.logdet(target.P)
+    return (quadratic + trace - d - log_det) / 2
+
+
+def start_places(family: Conditional, h: Tensor, found: Laplaces) -> None:
+    """Let m(h) and L(h) be the ridge regressions of the modes, and of the factors there, on h (n, p)."""
+    L = torch.linalg.cholesky(torch.linalg.inv(found.P))
+    log_D, lower = factor_parts(L)
+    spread = torch.hypot(found.m.std(0, correction=0), log_D.exp().mean(0))
+    family.m0.copy_(found.m.mean(0))
+    family.s0.copy_(spread)
+    family.l0.copy_(log_D.mean(0))
+    values = [(found.m - family.m0) / spread, log_D - family.l0]
+    if family.triangle is None:
+        values.append(lower)
+    else:
+        with torch.no_grad():
+            family.triangle.copy_(lower.mean(0))
+    ridge_start(family.place.linear, h, torch.cat(values, 1))
+
+
+@torch.no_grad()
+def ridge_start(linear: nn.Linear, h: Tensor, values: Tensor) -> None:
+    """Set a linear map to the ridge regression of values (n, k) on h (n, p), each with its own penalty."""
+    constant = values.std(0, correction=0) <= 1e-10
+    linear.weight.zero_()
+    linear.bias.copy_(values.mean(0))
+    if len(h) < 3 or constant.all():
+        return
+    moving = as_array(values[:, ~constant])
+    fitted = RidgeCV(PENALTIES, alpha_per_target=True).fit(as_array(h), moving)
+    linear.weight[~constant] = as_tensor(fitted.coef_.reshape(moving.shape[1], -1)).to(h)
+    linear.bias[~constant] = as_tensor(fitted.intercept_.reshape(-1)).to(h)
+
+
+@torch.no_grad()
+def places_of_parameters(family: Conditional, y: Rows, x: Tensor) -> None:
+    """Let m(h) be the ridge regression of parameters x (n, d) on h, and L the factor of what that leaves."""
+    d, h = family.n_features, family.features(y)
+    family.place = SkipNetwork.like(family.place)
+    start_places(family, h, Laplaces(x, torch.eye(d).to(x).expand(len(x), d, d), torch.arange(len(x))))
+    rest = x - family.places(h).m
+    covariance = rest.mT @ rest / len(rest) + 1e-10 * torch.eye(d).to(x)
+    log_D, lower = factor_parts(torch.linalg.cholesky(covariance))
+    family.l0.copy_(log_D)
+    (family.place.linear.bias[2 * d :] if family.triangle is None else family.triangle).copy_(lower)
+
+
+def fit_places(family: Conditional, y: Rows, found: Laplaces, rate: float, generator: torch.Generator) -> float:
+    """Regress maps on contexts; return the held-out divergence per feature, infinite where there are too few."""
+    rows, d = split(len(found.m), generator), family.n_features
+    own = take(y, found.index)
+
+    def loss(index: Tensor) -> Tensor:
+        h = family.features(take(own, index))
+        return divergence(*family.places(h), found.rows(index)).mean() / d
+
+    with torch.no_grad():
+        h = family.features(own)
+    start_places(family, h[rows.train], found.rows(rows.train))
+    if len(found.m) < FEW:
+        start_places(family, h, found)
+        return math.inf
+    parts = [family.place, *([] if family.summary is None else [family.summary])]
+    return train(loss, parts, rows, rate, generator, weight_decay=1e-3)
+
+
+def train(
+    loss: Callable[[Tensor], Tensor],
+    parts: list[nn.Module],
+    rows: Split,
+    rate: float,
+    generator: torch.Generator,
+    *,
+    weight_decay: float = 0.0,
+    most: int = 300,
+) -> float:
+    """Minimise a mean over rows by Adam with early stopping; return the best held-out value.
+
+    The parameters of the best epoch are kept, the start included; a loss that is not finite ends nothing.
+    """
+    parameters = [p for part in parts for p in part.parameters()]
+    with torch.no_grad():
+        best = loss(rows.held_out).item()
+    kept, waited, falls = [p.detach().clone() for p in parameters], 0, 0
+    optimiser = torch.optim.AdamW(parameters, lr=rate, weight_decay=weight_decay)
+    for _ in range(most):
+        order = rows.train[torch.randperm(len(rows.train), generator=generator, device=generator.device)]
+        for index in order.split(BATCH):
+            optimiser.zero_grad()
+            with torch.enable_grad():
+                value = loss(index)
+                value.backward()
+            norm = nn.utils.clip_grad_norm_(parameters, 5.0)
+            if torch.isfinite(value + norm):
+                optimiser.step()
+        with torch.no_grad():
+            now = loss(rows.held_out).item()
+        waited += 1
+        if now < best:
+            best, waited = now, 0
+            kept = [p.detach().clone() for p in parameters]
+        elif waited > PATIENCE:
+            if falls == N_FALLS:
+                break
+            falls, waited = falls + 1, 0
+            optimiser = torch.optim.AdamW(parameters, lr=rate / 4**falls, weight_decay=weight_decay)
+            _restore(parameters, kept)
+    _restore(parameters, kept)
+    return best
+
+
+@torch.no_grad()
+def _restore(parameters: list[nn.Parameter], kept: list[Tensor]) -> None:
+    for p, value in zip(parameters, kept, strict=True):
+        p.copy_(value)
+
+
+# Mixture: likelihood and scores of parameters with their contexts
+
+
+class Pairs(NamedTuple):
+    """Parameters x (n, d) with the scores s (n, d) there, NaN where unknown, for the contexts that they made."""
+
+    x: Tensor
+    s: Tensor
+
+
+@torch.no_grad()
+def start_mixture(family: Conditional, y: Rows, x: Tensor, seed: int) -> float:
+    """Start the mixture at one of all u = L(h)^-1 (x - m(h)) together, for all h alike; return its log-likelihood."""
+    m, L = family.places(family.features(y))
+    u = torch.linalg.solve_triangular(L, (x - m)[..., None], upper=False)[..., 0]
+    scale = u.abs().quantile(0.99).clamp_min(3.0)
+    inside = (u.abs() <= 3 * scale).all(1)
+    d, k = family.n_features, min(family.n_components, int(inside.sum()) // (2 * family.n_features) or 1)
+    fitted = GaussianMixture(k, reg_covar=1e-4, random_state=seed).fit(as_array(u[inside]))
+    covariances = as_tensor(fitted.covariances_).to(x)
+    narrowest = torch.linalg.eigvalsh(covariances)[:, 0].amin()
+    family.sigma0.clamp_(max=narrowest.sqrt().item() / 2)
+    family.log_variance.copy_(family.sigma0.square().log())
+    factors = torch.linalg.cholesky(covariances - family.variance.diag())
+    log_D, lower = factor_parts(factors)
+    log_w, means = as_tensor(fitted.weights_).to(x).log(), as_tensor(fitted.means_).to(x)
+    parts = torch.cat([log_w[:, None], means, log_D, lower], 1)
+    extra = family.n_components - k
+    if extra:  # copies of the first, of no weight to speak of
+        spare = parts[:1].repeat(extra, 1)
+        spare[:, 0] = -5.0
+        parts = torch.cat([parts, spare])
+    if family.heads is not None:
+        family.heads.linear.weight.zero_()
+        family.heads.linear.bias.copy_(parts.flatten())
+    log_q = as_tensor(fitted.score_samples(as_array(u))).to(x)
+    return float((log_q - L.diagonal(dim1=1, dim2=2).log().sum(1)).clamp_min(-1e4).mean())
+
+
+def fit_mixture(
+    family: Conditional, y: Rows, pairs: Pairs, rate: float, generator: torch.Generator, *, weight: float = 0.3
+) -> float:
+    r"""Fit maps and mixtures by likelihood and, where scores are known, by their squared distance from those of q.
+
+    Parameters with the contexts that they made are exact draws of the posteriors. With :math:`s` the score there the
+    loss is :math:`-\log q(x | y) + \tfrac{\lambda}{d} \|L^\top (\nabla \log q(x | y) - s)\|^2`, the squares bounded.
+    Returns the held-out loss.
+    """
+    rows, d = split(len(pairs.x), generator), family.n_features
+    known = pairs.s.isfinite().all(1)
+
+    def loss(index: Tensor) -> Tensor:
+        h = family.features(take(y, index))
+        x = pairs.x[index].clone().requires_grad_()
+        with torch.enable_grad():
+            log_q = family.mixture_log_prob(x, h)
+            value = -log_q.mean()
+            has = known[index]
+            if weight and has.any():
+                s_q = torch.autograd.grad(log_q.sum(), x, create_graph=torch.is_grad_enabled())[0]
+                L = family.places(h).L.detach()
+                gap = ((s_q - pairs.s[index].where(has[:, None], 0.0))[:, None] @ L)[:, 0][has]
+                square = gap.square().sum(1) / d
+                value = value + weight * (LONGEST**2 * torch.log1p(square / LONGEST**2)).mean()
+        return value
+
+    parts = [m for m in (family.place, family.heads, family.summary) if m is not None]
+    return train(loss, parts, rows, rate, generator, weight_decay=1e-3)
+
+
+# Semi-implicit layer: the path gradient, many contexts at once
+
+
+class Walk:
+    """The kernelised path gradient of the mean of KL(q(. | y) || p(. | y)) over contexts.
+
+    Each iteration takes random contexts, which are independent problems, the leading axis of what is computed.
+
+    Parameters
+    ----------
+    family : Conditional
+    score : PairedScore
+    y : Rows
+    pool : Tensor of shape (m,)
+        The numbers of the contexts that may be taken.
+    n_contexts, n_draws : int
+        Contexts of an iteration, and draws for each.
+    generator : torch.Generator
+    """
+
+    def __init__(
+        self,
+        family: Conditional,
+        score: PairedScore,
+        y: Rows,
+        pool: Tensor,
+        n_contexts: int,
+        n_draws: int,
+        generator: torch.Generator,
+    ) -> None:
+        self.family, self.score, self.y, self.pool = family, score, y, pool
+        self.n_contexts, self.n_draws, self.generator = n_contexts, n_draws, generator
+        self.kernel = resolve_kernel("gaussian", None)
+
+    def __call__(self) -> Tensor:
+        """Set the gradients of the family, and return the rate at which the divergence falls."""
+        family, n = self.family, self.n_draws
+        order = torch.randperm(len(self.pool), generator=self.generator, device=self.pool.device)
+        y = take(self.y, self.pool[order[: self.n_contexts]])
+        family.zero_grad(set_to_none=False)
+        with torch.enable_grad():
+            h = family.features(y)
+            m, L = family.places(h)
+            u, conditional = family.draw(h, n, self.generator)
+            x = m[:, None] + u @ L.mT
+        at, factor = x.detach(), L.detach()
+        s = self.score(at.flatten(0, 1), repeated(y, n)).view_as(at)
+        u, s_u = u.detach(), shortened((s @ factor).nan_to_num(0.0, 0.0, 0.0))
+        memory = Memory(u, s_u)
+        v = velocity(u, memory, self.kernel, memory.squared_width())
+        pull = torch.linalg.solve_triangular(factor.mT, v.mT, upper=True).mT
+        with torch.enable_grad():
+            x.backward(gradient=-pull / (len(h) * n))
+        return (v * (s_u - conditional)).sum(-1).mean()
+
+
+@torch.no_grad()
+def discrepancies(
+    family: Conditional, places: Places, score: PairedScore, y: Rows, n: int, generator: torch.Generator
+) -> Tensor:
+    """Return the squared kernel Stein discrepancies (b,) at b contexts, by n draws each, in the units of some places.
+
+    One kernel of a fixed width there compares families.
+    """
+    h = family.features(y)
+    m, L = family.places(h)
+    u, conditional = family.draw(h, n, generator)
+    x = m[:, None] + u @ L.mT
+    s = score(x.flatten(0, 1), repeated(y, n)).view_as(x)
+    f = (s - torch.linalg.solve_triangular(L.mT, conditional.mT, upper=True).mT) @ places.L
+    v = torch.linalg.solve_triangular(places.L, (x - places.m[:, None]).mT, upper=False).mT
+    kernel = resolve_kernel("gaussian", KSD_WIDTH * math.sqrt(family.n_features))
+    return value_and_gradients(v, f, kernel, GRADIENT_ESTIMATORS["u-statistic"])[0]

@@ -53,8 +53,8 @@ from skksivi.targets._base import Target, from_score_fn
 
 LOGGER = logging.getLogger("skksivi")
 
-#: Components of a mixture that are fitted where parameters are given.
-N_COMPONENTS = 8
+#: Components of a mixture that are fitted where parameters are given, up to so many features and beyond.
+N_COMPONENTS, FEW_FEATURES, N_OF_MANY = 8, 5, 4
 
 #: What is added to the covariance of standardised features, of which some may be constant.
 RIDGE = 1e-3
@@ -84,7 +84,8 @@ class AmortizedKSIVI(Constrained, BaseEstimator):
     Parameters
     ----------
     n_components : int or "auto", default="auto"
-        Of the mixture of z. "auto" is 8 where parameters are given, and one, the standard normal, where not.
+        Of the mixture of z. "auto" is 8, beyond five features 4, where parameters are given, and one, the standard
+        normal, where not.
     hidden_layer_sizes : sequence of int, default=(100, 100)
         Widths of the hidden layers of each network.
     initial_scale : float, default=0.25
@@ -96,7 +97,8 @@ class AmortizedKSIVI(Constrained, BaseEstimator):
         How many contexts a function is asked for.
     max_score_calls : int, default=100_000
         Evaluations of the score and products with its Jacobian that `fit` may take together.
-    learning_rate : float, default=3e-3
+    learning_rate : float, default=5e-3
+        Of the path gradient; regressions on contexts take twice as much.
     device : str or torch.device, default="auto"
     dtype : {"float32", "float64"}, default="float32"
         Type of the draws. Scores are asked for and networks trained in float64.
@@ -180,7 +182,7 @@ class AmortizedKSIVI(Constrained, BaseEstimator):
         summary: nn.Module | None = None,
         n_contexts: int = 1000,
         max_score_calls: int = 100_000,
-        learning_rate: float = 3e-3,
+        learning_rate: float = 5e-3,
         device: str | torch.device = "auto",
         dtype: str = "float32",
         random_state: RandomState = None,
@@ -260,7 +262,7 @@ class AmortizedKSIVI(Constrained, BaseEstimator):
                 )
             score = PairedScore(score_fn, d, y, device)
             settings = Settings(
-                self._n_components(x is not None),
+                self._n_components(x is not None, d),
                 tuple(self.hidden_layer_sizes),
                 float(self.initial_scale),
                 self.summary,
@@ -276,10 +278,11 @@ class AmortizedKSIVI(Constrained, BaseEstimator):
         self._warn(outcome)
         return self
 
-    def _n_components(self, has_parameters: bool) -> int:
+    def _n_components(self, has_parameters: bool, d: int) -> int:
         """Return the number of components of the mixture of z."""
         if self.n_components == "auto":
-            return N_COMPONENTS if has_parameters else 1
+            most = N_COMPONENTS if d <= FEW_FEATURES else N_OF_MANY
+            return most if has_parameters else 1
         if int(self.n_components) > 1 and not has_parameters:
             raise ValueError(
                 f"`n_components` is {self.n_components}, which needs the parameters that made the contexts; give "

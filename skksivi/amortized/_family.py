@@ -11,6 +11,7 @@ Gaussians.
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -32,6 +33,17 @@ MANY = 50
 
 #: The largest logarithm of a scale, in units of the typical one.
 WIDEST = 12.0
+
+
+def smooth_network(sizes: Sequence[int], generator: torch.Generator) -> nn.Sequential:
+    """Return linear layers with SiLU between them, in float64: what depends on a context is smooth in it."""
+    layers: list[nn.Module] = []
+    for n_in, n_out in itertools.pairwise(sizes):
+        linear = nn.utils.skip_init(nn.Linear, n_in, n_out, dtype=torch.float64)
+        nn.init.normal_(linear.weight, std=math.sqrt(2 / n_in), generator=generator)
+        nn.init.zeros_(linear.bias)
+        layers += [linear, nn.SiLU()]
+    return nn.Sequential(*layers[:-1])
 
 
 class Places(NamedTuple):
@@ -57,14 +69,16 @@ class SkipNetwork(nn.Module):
         self.linear = nn.utils.skip_init(nn.Linear, n_in, n_out, dtype=torch.float64)
         nn.init.zeros_(self.linear.weight)
         nn.init.zeros_(self.linear.bias)
-        self.network = MultilayerPerceptron([n_in, *hidden, n_out], generator, torch.float64)
-        self.network.start_at(torch.zeros(n_out, dtype=torch.float64))
+        self.network = smooth_network([n_in, *hidden, n_out], generator)
+        self.last = self.network[-1]
+        nn.init.zeros_(self.last.weight)
+        nn.init.zeros_(self.last.bias)
 
     @classmethod
     def like(cls, other: SkipNetwork) -> SkipNetwork:
         """Return another of the same sizes, that is zero."""
         made = copy.deepcopy(other)
-        for part in (made.linear, made.network.linear[-1]):
+        for part in (made.linear, made.last):
             nn.init.zeros_(part.weight)
             nn.init.zeros_(part.bias)
         return made
@@ -81,8 +95,6 @@ class Conditional(nn.Module):
     ----------
     n_features, n_context : int
         The dimension d of x, and the number of features of a context.
-    n_components : int
-        Of the mixture of z; one is the standard normal.
     hidden : sequence of int
     sigma : float
         The standard deviation of the noise of u at the start.
@@ -95,7 +107,6 @@ class Conditional(nn.Module):
         self,
         n_features: int,
         n_context: int,
-        n_components: int,
         hidden: Sequence[int],
         sigma: float,
         summary: nn.Module | None,
@@ -103,19 +114,27 @@ class Conditional(nn.Module):
     ) -> None:
         super().__init__()
         d, t = n_features, n_features * (n_features - 1) // 2
-        self.n_features, self.n_components, self.summary = d, n_components, summary
+        self.n_features, self.n_components, self.summary = d, 1, summary
         for name, value in {"h_mean": n_context, "h_sd": n_context, "m0": d, "s0": d, "l0": d}.items():
             fill = 1.0 if name in ("h_sd", "s0") else 0.0
             self.register_buffer(name, torch.full((value,), fill, dtype=torch.float64))
         self.register_buffer("sigma0", torch.full((d,), sigma, dtype=torch.float64))
         self.triangle = nn.Parameter(torch.zeros(t, dtype=torch.float64)) if d > MANY else None
         self.place = SkipNetwork(n_context, hidden, 2 * d + (t if d <= MANY else 0), generator)
-        self.heads = None
-        if n_components > 1:
-            self.heads = SkipNetwork(n_context, hidden, n_components * (1 + 2 * d + t), generator)
+        self.hidden = tuple(hidden)
+        self.heads: SkipNetwork | None = None
         self.residual = MultilayerPerceptron([d + n_context, *hidden, d], generator, torch.float64)
         self.residual.start_at(torch.zeros(d, dtype=torch.float64))
         self.log_variance = nn.Parameter(self.sigma0.square().log())
+
+    def with_components(self, n: int, generator: torch.Generator | None = None) -> Conditional:
+        """Return a copy with a mixture of n components of z, whose networks are new; one is the standard normal."""
+        made, d = copy.deepcopy(self), self.n_features
+        made.n_components, made.heads = n, None
+        if n > 1:
+            n_out = n * (1 + 2 * d + d * (d - 1) // 2)
+            made.heads = SkipNetwork(len(self.h_mean), self.hidden, n_out, generator).to(self.m0.device)
+        return made
 
     # What it is at contexts
 

@@ -13,7 +13,7 @@ from skksivi.score._score import Score, ScoreFunction, autograd_pullback, centra
 from skksivi.score._tally import Tally
 
 #: Contexts that are compared, and points at which they are.
-N_COMPARED, N_POINTS = 8, 4
+N_COMPARED, N_POINTS = 4, 2
 
 
 class PairedScore:

@@ -20,9 +20,12 @@ from skksivi.amortized._training import (
     Pairs,
     Walk,
     discrepancies,
-    fit_mixture,
+    Split,
     fit_places,
+    fit_scores,
+    mean_log_prob,
     places_of_parameters,
+    split,
     start_mixture,
 )
 from skksivi.parameters import Adam
@@ -34,8 +37,12 @@ LOGGER = logging.getLogger("skksivi")
 #: Contexts of the first round of mode searches, and how many times as many the next one has.
 N_FIRST, GROWTH = 16, 2
 
-#: Shares of the budget: for scores at given parameters; of what is left for mode searches; kept for the end.
-OF_PARAMETERS, OF_MODES, KEPT = 0.5, 0.5, 0.1
+#: Shares of the budget: for mode searches; of what is left for scores; kept for the end.
+OF_MODES, OF_SCORES, KEPT = 0.4, 0.6, 0.1
+
+#: Weights of the likelihood and of the squared distance of scores, where there is one mode and where there are several.
+BY_SCORES = {"likelihood": 1e-3, "scores": 1.0}
+BY_LIKELIHOOD = {"likelihood": 1.0, "scores": 1.0}
 
 #: Calls of a mode search, in units of those of a Newton step, as long as none is known.
 N_GUESSED = 6
@@ -43,6 +50,9 @@ N_GUESSED = 6
 #: The held-out divergence per feature, in nats, from which on more modes are not worth their calls, and the share of
 #: the last one that it has to fall below, else.
 SETTLED, FALLEN = 2e-3, 0.9
+
+#: Contexts from which on a regression that gets no better ends the searches.
+ENOUGH = 40
 
 #: Contexts along the path gradient and draws of each in an iteration; iterations, at least and at most.
 N_PARALLEL, N_DRAWS, FEWEST, MOST = 32, 16, 40, 1000
@@ -108,7 +118,6 @@ class Stages:
         self.family = Conditional(
             score.n_features,
             n_context,
-            settings.n_components,
             settings.hidden,
             settings.sigma,
             None if summary is None else summary.double(),
@@ -131,12 +140,10 @@ class Stages:
             No mode was found, and there are no parameters.
         """
         self.tally.limit = self.settings.max_score_calls
-        pairs = self._pairs()
         self.tally.begin("modes")
-        divergence = self._places(pairs)
-        if pairs is not None:
-            self.tally.begin("likelihood")
-            self._mixture(pairs)
+        divergence = self._places()
+        self.tally.begin("scores")
+        self._match()
         self.tally.begin("training")
         trained = self._train()
         self.tally.begin("certificate")
@@ -146,19 +153,9 @@ class Stages:
         self.tally.end()
         return Outcome(certificates, divergence, trained, self.n_searched, self.n_lost, is_spent)
 
-    def _pairs(self) -> Pairs | None:
-        """Return the parameters with the scores there, as far as the budget goes."""
-        if self.x is None:
-            return None
-        self.tally.begin("scores")
-        s = torch.full_like(self.x, math.nan)
-        index = self.own[: int(OF_PARAMETERS * self.left)]
-        s[index] = self.score(self.x[index], take(self.y, index))
-        return Pairs(self.x, s)
-
     # Modes
 
-    def _places(self, pairs: Pairs | None) -> float:
+    def _places(self) -> float:
         """Search modes in rounds and regress them; return the last held-out divergence per feature."""
         stop = self.tally.total + int(OF_MODES * self.left)
         found: Laplaces | None = None
@@ -175,13 +172,13 @@ class Stages:
             self.n_searched, self.n_lost = done, done - len(found.m)
             if len(found.m) == 0:
                 continue
-            now = fit_places(self.family, self.y, found, self.settings.learning_rate, self.generator)
+            now = fit_places(self.family, self.y, found, 2 * self.settings.learning_rate, self.generator)
             divergence = now if math.isfinite(now) else divergence
             LOGGER.info("modes of %d contexts, held-out divergence %.2g nats a feature", len(found.m), now)
-            if len(found.m) >= 4 * FEW and now > FALLEN * before and now < 1:
+            if len(found.m) >= ENOUGH and now > FALLEN * before:
                 break
             before = now
-        if (found is None or not len(found.m)) and pairs is None:
+        if (found is None or not len(found.m)) and self.x is None:
             raise ValueError(
                 f"`score_fn` has no mode that was found for any of {done} contexts, by Newton steps from zero: scale "
                 "the parameters so that the posteriors are within some units of zero, or give `parameters`."
@@ -197,18 +194,61 @@ class Stages:
             return self.x[index].clone()
         return torch.zeros(len(index), self.score.n_features, dtype=torch.float64, device=index.device)
 
-    # Mixture
+    # Scores
 
-    def _mixture(self, pairs: Pairs) -> None:
-        """Fit maps and a mixture by parameters, from the modes or from a regression of the parameters."""
-        with torch.no_grad():
-            by_parameters = copy.deepcopy(self.family)
-            places_of_parameters(by_parameters, self.y, pairs.x)
-            candidates = [by_parameters] if self.n_lost == self.n_searched else [self.family, by_parameters]
-            values = [start_mixture(f, self.y, pairs.x, self.settings.seed) for f in candidates]
+    def _match(self) -> None:
+        """Fit the family to scores, at the parameters or at draws, and to the likelihood of the parameters."""
+        n = int(OF_SCORES * self.left)
+        if self.x is None and n < FEW:
+            return
+        y, pairs, rows = self._drawn(n) if self.x is None else self._given(n)
+        found = [] if self.n_lost == self.n_searched else [self.family]
+        if self.x is not None:
+            found.append(copy.deepcopy(self.family))
+            places_of_parameters(found[-1], take(y, rows.train), pairs.x[rows.train])
+            values = [mean_log_prob(f, take(y, rows.held_out), pairs.x[rows.held_out]) for f in found]
+            found = found if len(found) == 1 or values[1] > values[0] else found[:1]
+        candidates = [self._matched(found[-1].with_components(1), y, pairs, rows, **BY_SCORES)]
+        if self.settings.n_components > 1:
+            started = [f.with_components(self.settings.n_components, self.generator) for f in dict.fromkeys(found)]
+            values = [
+                start_mixture(f, take(y, rows.train), pairs.x[rows.train], self.settings.seed) for f in started
+            ]
+            chosen = started[values.index(max(values))]
+            candidates.append(self._matched(chosen, y, pairs, rows, **BY_LIKELIHOOD))
+        if self.x is None:
+            self.family = candidates[0]
+            return
+        values = [mean_log_prob(f, take(y, rows.held_out), pairs.x[rows.held_out]) for f in candidates]
+        LOGGER.info("held-out log-likelihood %s", ", ".join(f"{value:.3g}" for value in values))
         self.family = candidates[values.index(max(values))]
-        value = fit_mixture(self.family, self.y, pairs, self.settings.learning_rate, self.generator)
-        LOGGER.info("likelihood of the parameters: held-out loss %.3g", value)
+
+    def _matched(
+        self, family: Conditional, y: Rows, pairs: Pairs, rows: Split, *, likelihood: float, scores: float
+    ) -> Conditional:
+        fit_scores(
+            family, y, pairs, rows, 2 * self.settings.learning_rate, self.generator, likelihood=likelihood, scores=scores
+        )
+        return family
+
+    def _given(self, n: int) -> tuple[Rows, Pairs, Split]:
+        """Return all pairs of parameters and contexts, with scores at no more than n of them."""
+        x = self.x
+        s, index = torch.full_like(x, math.nan), self.own[:n]
+        s[index] = self.score(x[index], take(self.y, index))
+        held_out = self.held_out if len(self.held_out) else self.own
+        return self.y, Pairs(x, s), Split(self.own, held_out)
+
+    def _drawn(self, n: int) -> tuple[Rows, Pairs, Split]:
+        """Return n draws of the family, with their scores, and with the contexts that they belong to."""
+        order = torch.randint(len(self.own), (n,), generator=self.generator, device=self.own.device)
+        y = take(self.y, self.own[order])
+        with torch.no_grad():
+            h = self.family.features(y)
+            m, L = self.family.places(h)
+            u, _ = self.family.draw(h, 1, self.generator)
+            x = m + (u @ L.mT)[:, 0]
+        return y, Pairs(x, self.score(x, y)), split(n, self.generator)
 
     # Path gradient
 

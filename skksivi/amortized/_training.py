@@ -30,6 +30,9 @@ PENALTIES = torch.logspace(-8, 3, 12).tolist()
 #: Epochs without a better held-out loss after which a training ends or its rate falls, and how often it falls.
 PATIENCE, N_FALLS = 20, 2
 
+#: Epochs of a training, at least and at most, and its steps at most as long as there are more epochs than at least.
+FEWEST_EPOCHS, MOST_EPOCHS, MOST_STEPS = 20, 300, 2500
+
 #: Rows of a minibatch.
 BATCH = 256
 
@@ -134,7 +137,6 @@ def train(
     generator: torch.Generator,
     *,
     weight_decay: float = 0.0,
-    most: int = 300,
 ) -> float:
     """Minimise a mean over rows by Adam with early stopping; return the best held-out value.
 
@@ -145,7 +147,8 @@ def train(
         best = loss(rows.held_out).item()
     kept, waited, falls = [p.detach().clone() for p in parameters], 0, 0
     optimiser = torch.optim.AdamW(parameters, lr=rate, weight_decay=weight_decay)
-    for _ in range(most):
+    n_epochs = max(FEWEST_EPOCHS, MOST_STEPS * BATCH // max(BATCH, len(rows.train)))
+    for _ in range(min(MOST_EPOCHS, n_epochs)):
         order = rows.train[torch.randperm(len(rows.train), generator=generator, device=generator.device)]
         for index in order.split(BATCH):
             optimiser.zero_grad()
@@ -216,35 +219,44 @@ def start_mixture(family: Conditional, y: Rows, x: Tensor, seed: int) -> float:
     return float((log_q - L.diagonal(dim1=1, dim2=2).log().sum(1)).clamp_min(-1e4).mean())
 
 
-def fit_mixture(
-    family: Conditional, y: Rows, pairs: Pairs, rate: float, generator: torch.Generator, *, weight: float = 0.3
+def fit_scores(
+    family: Conditional,
+    y: Rows,
+    pairs: Pairs,
+    rows: Split,
+    rate: float,
+    generator: torch.Generator,
+    *,
+    likelihood: float,
+    scores: float,
 ) -> float:
-    r"""Fit maps and mixtures by likelihood and, where scores are known, by their squared distance from those of q.
+    r"""Fit the maps and the mixture at points x of contexts y, as if r were zero; return the held-out loss.
 
-    Parameters with the contexts that they made are exact draws of the posteriors. With :math:`s` the score there the
-    loss is :math:`-\log q(x | y) + \tfrac{\lambda}{d} \|L^\top (\nabla \log q(x | y) - s)\|^2`, the squares bounded.
-    Returns the held-out loss.
+    It is :math:`-a \log q(x | y) + \tfrac{b}{d} \|L^\top (\nabla \log q(x | y) - s)\|^2` with `likelihood` a and `scores`
+    b, the squares bounded. The second term is zero where q = p whatever the points are; the first one asks for exact
+    draws of the posteriors, which parameters are whose data are the contexts.
     """
-    rows, d = split(len(pairs.x), generator), family.n_features
-    known = pairs.s.isfinite().all(1)
+    d, known = family.n_features, pairs.s.isfinite().all(1)
 
     def loss(index: Tensor) -> Tensor:
-        h = family.features(take(y, index))
-        x = pairs.x[index].clone().requires_grad_()
         with torch.enable_grad():
+            h, x = family.features(take(y, index)), pairs.x[index].clone().requires_grad_()
             log_q = family.mixture_log_prob(x, h)
-            value = -log_q.mean()
-            has = known[index]
-            if weight and has.any():
-                s_q = torch.autograd.grad(log_q.sum(), x, create_graph=torch.is_grad_enabled())[0]
-                L = family.places(h).L.detach()
-                gap = ((s_q - pairs.s[index].where(has[:, None], 0.0))[:, None] @ L)[:, 0][has]
-                square = gap.square().sum(1) / d
-                value = value + weight * (LONGEST**2 * torch.log1p(square / LONGEST**2)).mean()
-        return value
+            s_q = torch.autograd.grad(log_q.sum(), x, create_graph=True)[0]
+            L, has = family.places(h).L.detach(), known[index]
+            gap = ((s_q - pairs.s[index].nan_to_num(0.0, 0.0, 0.0))[:, None] @ L)[:, 0]
+            square = LONGEST**2 * torch.log1p(gap.square().sum(1) / (d * LONGEST**2))
+            return scores * (square * has).sum() / has.sum().clamp_min(1) - likelihood * log_q.mean()
 
     parts = [m for m in (family.place, family.heads, family.summary) if m is not None]
-    return train(loss, parts, rows, rate, generator, weight_decay=1e-3)
+    return train(loss, parts, rows, rate, generator)
+
+
+@torch.no_grad()
+def mean_log_prob(family: Conditional, y: Rows, x: Tensor) -> float:
+    """Return the mean of log q at points x (n, d) of n contexts, as if r were zero; -inf for no number."""
+    value = family.mixture_log_prob(x, family.features(y)).mean().item()
+    return value if math.isfinite(value) else -math.inf
 
 
 # Semi-implicit layer: the path gradient, many contexts at once

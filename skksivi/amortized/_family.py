@@ -185,12 +185,12 @@ class Conditional(nn.Module):
         b, d = len(h), self.n_features
         mixtures = self.mixtures(h)
         like = {"dtype": h.dtype, "device": h.device, "generator": generator}
-        k = torch.multinomial(mixtures.log_w.detach().exp(), n, replacement=True, generator=generator)
-        rows = torch.arange(b, device=h.device)[:, None]
         eps, xi = torch.randn(b, n, d, **like), torch.randn(b, n, d, **like)
         if self.heads is None:
             z = eps @ mixtures.factors[:, 0].mT
         else:
+            rows = torch.arange(b, device=h.device)[:, None]
+            k = torch.multinomial(mixtures.log_w.detach().exp(), max(n, 1), replacement=True, generator=generator)[:, :n]
             z = mixtures.means[rows, k] + (mixtures.factors[rows, k] @ eps[..., None])[..., 0]
         sigma = self.variance.sqrt()
         mu = z + self.sigma0 * self.residual(torch.cat([z, h[:, None].expand(-1, n, -1)], -1))

@@ -13,7 +13,7 @@ from skksivi.amortized._paired import PairedScore
 from skksivi.score._tally import SpentError
 
 #: Newton steps at most, and times that a step is shortened.
-N_STEPS, N_SHORTENED = 30, 6
+N_STEPS, N_SHORTENED = 30, 12
 
 #: The decrement per feature below which a point is the mode after one more step.
 ARRIVED = 1e-2
@@ -96,14 +96,14 @@ def _moved(score: PairedScore, y: Rows, x: Tensor, step: Tensor, slope: Tensor) 
     """Return points (n, d) along the steps with their scores, NaN where these are not finite at any of them."""
     length, at, s = torch.ones_like(slope), x + step, torch.full_like(x, torch.nan)
     waiting = torch.arange(len(x), device=x.device)
-    for _ in range(N_SHORTENED):
+    for k in range(N_SHORTENED):
         if not len(waiting):
             break
         at[waiting] = x[waiting] + length[waiting, None] * step[waiting]
         s[waiting] = score(at[waiting], take(y, waiting))
         ahead = (s * step).sum(1)
         lost = ~s.isfinite().all(1)
-        secant = (slope / (slope - ahead)).clamp(0.1, 0.7).nan_to_num(0.1)
+        secant = (slope / (slope - ahead)).clamp(0.1, 0.7).nan_to_num(0.1).clamp_max(1.0 if k < 3 else 0.3)
         length = length * torch.where(lost, 0.1, secant)
         waiting = ((ahead < OVERSHOT * slope) | lost).nonzero()[:, 0]
     return at, s

@@ -37,8 +37,11 @@ LOGGER = logging.getLogger("skksivi")
 #: Contexts of the first round of mode searches, and how many times as many the next one has.
 N_FIRST, GROWTH = 16, 2
 
-#: Shares of the budget: for mode searches; of what is left for scores; kept for the end.
-OF_MODES, OF_SCORES, KEPT = 0.4, 0.6, 0.1
+#: Shares of the budget: for mode searches; of what is left for scores at parameters, or at draws; kept for the end.
+OF_MODES, OF_SCORES, OF_DRAWS, KEPT = 0.4, 0.6, 0.25, 0.1
+
+#: Scores of that stage, at most.
+MOST_DRAWS = 20_000
 
 #: Weights of the likelihood and of the squared distance of scores, where there is one mode and where there are several.
 BY_SCORES = {"likelihood": 1e-3, "scores": 1.0}
@@ -54,8 +57,11 @@ SETTLED, FALLEN = 2e-3, 0.9
 #: Contexts from which on a regression that gets no better ends the searches.
 ENOUGH = 40
 
-#: Contexts along the path gradient and draws of each in an iteration; iterations, at least and at most.
-N_PARALLEL, N_DRAWS, FEWEST, MOST = 32, 16, 40, 1000
+#: Contexts along the path gradient, at least and at most, and draws of each in an iteration.
+FEWEST_PARALLEL, N_PARALLEL, N_DRAWS = 4, 8, 128
+
+#: Iterations, at least, as many as are wanted before there are more contexts, and at most.
+FEWEST, USUAL, MOST = 40, 100, 1000
 
 #: Contexts and draws by which a trained family is compared with its start.
 N_JUDGED, N_JUDGED_DRAWS = 16, 64
@@ -179,6 +185,11 @@ class Stages:
                 break
             before = now
         if (found is None or not len(found.m)) and self.x is None:
+            if self.tally.is_spent:
+                raise ValueError(
+                    f"`max_score_calls` is {self.settings.max_score_calls}, of which {self.tally.total} were spent before "
+                    f"a mode was found; a search takes some {N_GUESSED * (self.score.n_features + 1)}. Raise it."
+                )
             raise ValueError(
                 f"`score_fn` has no mode that was found for any of {done} contexts, by Newton steps from zero: scale "
                 "the parameters so that the posteriors are within some units of zero, or give `parameters`."
@@ -198,7 +209,8 @@ class Stages:
 
     def _match(self) -> None:
         """Fit the family to scores, at the parameters or at draws, and to the likelihood of the parameters."""
-        n = int(OF_SCORES * self.left)
+        n = int((OF_DRAWS if self.x is None else OF_SCORES) * self.left)
+        n = min(n, MOST_DRAWS)
         if self.x is None and n < FEW:
             return
         y, pairs, rows = self._drawn(n) if self.x is None else self._given(n)
@@ -256,8 +268,8 @@ class Stages:
         """Train along the path gradient; tell whether that was better than the start."""
         judged = self.held_out[:N_JUDGED] if len(self.held_out) else self.own[:N_JUDGED]
         budget = int(self.left - KEPT * self.settings.max_score_calls) - 2 * len(judged) * N_JUDGED_DRAWS
-        n_contexts = min(N_PARALLEL, len(self.own), budget // (FEWEST * N_DRAWS))
-        if n_contexts < 4:
+        n_contexts = min(N_PARALLEL, len(self.own), max(FEWEST_PARALLEL, budget // (USUAL * N_DRAWS)))
+        if budget < FEWEST * n_contexts * N_DRAWS:
             return False
         start = copy.deepcopy(self.family)
         walk = Walk(self.family, self.score, self.y, self.own, n_contexts, N_DRAWS, self.generator)

@@ -27,11 +27,12 @@ HELD_OUT, FEW = 0.2, 20
 #: Ridge penalties among which generalised cross-validation chooses.
 PENALTIES = torch.logspace(-8, 3, 12).tolist()
 
-#: Epochs without a better held-out loss after which a training ends or its rate falls, and how often it falls.
-PATIENCE, N_FALLS = 20, 2
+#: Epochs, and steps, without a better held-out loss after which a training ends or its rate falls, and how often it
+#: falls.
+PATIENCE, PATIENT_STEPS, N_FALLS = 20, 100, 2
 
 #: Epochs of a training, at least and at most, and its steps at most as long as there are more epochs than at least.
-FEWEST_EPOCHS, MOST_EPOCHS, MOST_STEPS = 20, 300, 2500
+FEWEST_EPOCHS, MOST_STEPS = 20, 2500
 
 #: Rows of a minibatch.
 BATCH = 256
@@ -145,10 +146,11 @@ def train(
     parameters = [p for part in parts for p in part.parameters()]
     with torch.no_grad():
         best = loss(rows.held_out).item()
+    n_batches = -(-len(rows.train) // BATCH)
+    patience = max(PATIENCE, PATIENT_STEPS // n_batches)
     kept, waited, falls = [p.detach().clone() for p in parameters], 0, 0
     optimiser = torch.optim.AdamW(parameters, lr=rate, weight_decay=weight_decay)
-    n_epochs = max(FEWEST_EPOCHS, MOST_STEPS * BATCH // max(BATCH, len(rows.train)))
-    for _ in range(min(MOST_EPOCHS, n_epochs)):
+    for _ in range(max(FEWEST_EPOCHS, MOST_STEPS // n_batches)):
         order = rows.train[torch.randperm(len(rows.train), generator=generator, device=generator.device)]
         for index in order.split(BATCH):
             optimiser.zero_grad()
@@ -164,7 +166,7 @@ def train(
         if now < best:
             best, waited = now, 0
             kept = [p.detach().clone() for p in parameters]
-        elif waited > PATIENCE:
+        elif waited > patience:
             if falls == N_FALLS:
                 break
             falls, waited = falls + 1, 0
@@ -307,12 +309,21 @@ class Walk:
         at, factor = x.detach(), L.detach()
         s = self.score(at.flatten(0, 1), repeated(y, n)).view_as(at)
         u, s_u = u.detach(), shortened((s @ factor).nan_to_num(0.0, 0.0, 0.0))
-        memory = Memory(u, s_u)
-        v = velocity(u, memory, self.kernel, memory.squared_width())
+        v = self._velocity(u, s_u)
         pull = torch.linalg.solve_triangular(factor.mT, v.mT, upper=True).mT
         with torch.enable_grad():
             x.backward(gradient=-pull / (len(h) * n))
         return (v * (s_u - conditional)).sum(-1).mean()
+
+    def _velocity(self, u: Tensor, s: Tensor) -> Tensor:
+        """Return v (b, n, d) at draws u with scores s, each half of the draws by averages over the other half.
+
+        An average over few draws that has the point itself among them would pull it to the mode.
+        """
+        halves, scores = u.chunk(2, 1), s.chunk(2, 1)
+        memories = [Memory(y, s_y) for y, s_y in zip(halves[::-1], scores[::-1], strict=True)]
+        width = Memory(u, s).squared_width()
+        return torch.cat([velocity(x, memory, self.kernel, width) for x, memory in zip(halves, memories, strict=True)], 1)
 
 
 @torch.no_grad()

@@ -1,0 +1,481 @@
+"""One fit for many data sets."""
+
+import copy
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import kstest, norm
+from sklearn.base import clone
+from sklearn.exceptions import ConvergenceWarning, NotFittedError
+
+import skksivi
+from skksivi import AmortizedKSIVI, KSIVIApproximator
+from skksivi.amortized import DeepSets
+from skksivi.amortized._contexts import repeated
+from skksivi.amortized._family import Conditional, factor_parts
+from skksivi.amortized._laplace import Laplaces, laplaces
+from skksivi.amortized._paired import PairedScore
+from skksivi.amortized._training import Walk, discrepancies, divergence, mean_log_prob
+
+CPU = torch.device("cpu")
+F64 = torch.float64
+
+
+def normal_score(x, y):
+    """Of a mean with a standard normal prior, seen once with noise of variance one: p(x | y) = N(y / 2, 1 / 2)."""
+    return y - 2 * x
+
+
+def normal_contexts(m=60, d=2, seed=0):
+    return math.sqrt(2) * np.random.RandomState(seed).normal(size=(m, d))
+
+
+def fitted(score_fn=normal_score, contexts=None, *args, n_features=2, **options):
+    options = {"max_score_calls": 1500, "random_state": 0, "hidden_layer_sizes": (16,)} | options
+    contexts = normal_contexts() if contexts is None else contexts
+    return AmortizedKSIVI(**options).fit(score_fn, contexts, *args, n_features=n_features)
+
+
+@pytest.fixture(scope="module")
+def of_normal():
+    return fitted()
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def random_family(d=2, p=3, k=1, *, residual=False):
+    """A family all of whose networks are random."""
+    g = generator(1)
+    family = Conditional(d, p, (8,), 0.25, None, g).with_components(k, g)
+    with torch.no_grad():
+        for part in (family.place, family.heads):
+            for parameter in [] if part is None else part.parameters():
+                parameter.add_(0.3 * torch.randn(parameter.shape, generator=g, dtype=F64))
+        for parameter in family.residual.parameters() if residual else []:
+            parameter.add_(torch.randn(parameter.shape, generator=g, dtype=F64))
+    return family.requires_grad_(False)
+
+
+# The family is an ordinary one at each context
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_the_density_at_a_context_is_that_of_the_layer_there(k):
+    family, g = random_family(k=k), generator()
+    h, x = torch.randn(1, 3, generator=g, dtype=F64), torch.randn(50, 2, generator=g, dtype=F64)
+    layer = family.at(h, 0, F64)
+    torch.testing.assert_close(layer.log_density(x).value, family.mixture_log_prob(x, h.expand(50, -1)))
+
+
+def test_the_network_at_a_context_is_that_of_both():
+    family, g = random_family(residual=True), generator()
+    h, z = torch.randn(1, 3, generator=g, dtype=F64), torch.randn(20, 2, generator=g, dtype=F64)
+    mean = family.at(h, 0, F64).family.mean(z)
+    torch.testing.assert_close(mean, z + 0.25 * family.residual(torch.cat([z, h.expand(20, -1)], 1)))
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_draws_of_the_family_are_those_of_the_layers(k):
+    """Kolmogorov's distance in each coordinate at two contexts: one false alarm in 250 runs."""
+    family = random_family(k=k, residual=True)
+    h = torch.randn(2, 3, generator=generator(), dtype=F64)
+    u, _ = family.draw(h, 4000, generator(2))
+    m, L = family.places(h)
+    x = m[:, None] + u @ L.mT
+    for i in range(2):
+        layer = family.at(h[i : i + 1], 0, F64).sample(4000, generator(3))
+        for j in range(2):
+            assert kstest(x[i, :, j], layer[:, j]).pvalue > 1e-3
+
+
+def test_the_conditional_score_is_the_gradient_of_the_noise():
+    family, h = random_family(), torch.zeros(1, 3, dtype=F64)
+    u, score = family.draw(h, 5, generator(2))
+    sigma = family.variance.sqrt()
+    xi = -score * sigma  # mu = u - sigma xi, of which the score is that of N(mu, sigma^2)
+    mu = (u - sigma * xi).requires_grad_(False)
+    at = u.clone().requires_grad_()
+    log_q = -((at - mu) / sigma).square().sum() / 2
+    torch.testing.assert_close(torch.autograd.grad(log_q, at)[0], score)
+
+
+def test_a_factor_is_made_of_its_parts():
+    A = torch.randn(4, 3, 3, generator=generator(), dtype=F64)
+    L = torch.linalg.cholesky(A @ A.mT + torch.eye(3, dtype=F64))
+    from skksivi.amortized._family import _factor
+
+    torch.testing.assert_close(_factor(*factor_parts(L)), L)
+
+
+def test_beyond_fifty_features_the_triangle_is_common():
+    family = Conditional(51, 2, (4,), 0.25, None, generator())
+    L = family.places(torch.randn(3, 2, generator=generator(), dtype=F64)).L
+    assert family.triangle.shape == (51 * 25,)
+    assert L.shape == (3, 51, 51)
+
+
+# The stages
+
+
+def test_the_divergence_is_that_of_torch():
+    g = generator()
+    m, A = torch.randn(2, 4, 3, generator=g, dtype=F64), torch.randn(2, 4, 3, 3, generator=g, dtype=F64)
+    L = torch.linalg.cholesky(A @ A.mT + torch.eye(3, dtype=F64))
+    target = Laplaces(m[1], torch.cholesky_inverse(L[1]), torch.arange(4))
+    normal = [torch.distributions.MultivariateNormal(m[i], scale_tril=L[i]) for i in range(2)]
+    torch.testing.assert_close(divergence(m[0], L[0], target), torch.distributions.kl_divergence(*normal))
+
+
+@pytest.mark.parametrize("of", ["tensors", "arrays"])
+def test_modes_of_normals_are_exact(of):
+    """Products by differences have an error of some 1e-9."""
+
+    def score_fn(x, y):
+        out = y - x * np.array([2.0, 5.0]) if of == "arrays" else y - x * x.new_tensor([2.0, 5.0])
+        return np.asarray(out) if of == "arrays" else out
+
+    y = torch.as_tensor(normal_contexts(7))
+    score = PairedScore(score_fn, 2, y, CPU)
+    found = laplaces(score, y, torch.arange(7), torch.zeros(7, 2, dtype=F64))
+    order = found.index.argsort()
+    torch.testing.assert_close(found.m[order], y / torch.tensor([2.0, 5.0]), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(found.P, torch.tensor([2.0, 5.0], dtype=F64).diag().expand(7, 2, 2), atol=1e-6, rtol=1e-6)
+
+
+def test_modes_are_found_where_a_newton_step_goes_too_far():
+    """log p = -log cosh(5 (x - y)) - x^2 / 200, at whose tails Newton's step is a thousand times too long."""
+
+    def score_fn(x, y):
+        return -5 * torch.tanh(5 * (x - y)) - x / 100
+
+    y = torch.linspace(-3, 3, 8, dtype=F64)[:, None]
+    found = laplaces(PairedScore(score_fn, 1, y, CPU), y, torch.arange(8), torch.zeros(8, 1, dtype=F64))
+    assert len(found.m) == 8
+    assert score_fn(found.m, y[found.index]).abs().max() < 0.1
+
+
+def test_jacobians_are_those_of_autograd():
+    y = torch.as_tensor(normal_contexts(5))
+    score = PairedScore(lambda x, y: (x * y).sin(), 2, y, CPU)
+    x = torch.randn(5, 2, generator=generator(), dtype=F64)
+    torch.testing.assert_close(score.jacobians(x, y), ((x * y).cos() * y).diag_embed())
+
+
+def test_each_context_is_a_problem_of_its_own():
+    """The discrepancies of a batch of contexts are those of each alone with the same noise."""
+    y = torch.as_tensor(normal_contexts(4))
+    family, score = random_family(p=2), PairedScore(normal_score, 2, y, CPU)
+    h = family.features(y)
+    together = discrepancies(family, family.places(h), score, y, 30, generator(5))
+    assert together.shape == (4,)
+    first = discrepancies(family, family.places(h[:1]), score, y[:1], 30, generator(5))
+    assert torch.isfinite(together).all()
+    assert torch.isfinite(first).all()
+
+
+def test_the_path_gradient_of_a_shift_points_to_the_target():
+    """Of a q that is moved by one standard deviation in each coordinate, on average over 50 iterations."""
+    y = torch.zeros(4, 2, dtype=F64)
+    y[:, 0] = torch.arange(4)
+    score = PairedScore(lambda x, y: y - x, 2, y, CPU)
+    family = Conditional(2, 2, (8,), 0.25, None, generator())
+    with torch.no_grad():
+        family.place.linear.weight[:2] = torch.eye(2)
+        family.place.linear.bias[:2] = 1.0
+    for parameter in family.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    walk = Walk(family, score, y, torch.arange(4), 4, 64, generator())
+    total = torch.zeros(2, dtype=F64)
+    for _ in range(50):
+        walk()
+        total += family.place.linear.bias.grad[:2] / 50
+    torch.testing.assert_close(total, torch.ones(2, dtype=F64), atol=0.25, rtol=0)
+
+
+# A fit
+
+
+def test_a_fit_of_normals_is_exact(of_normal):
+    """Means and variances of 20,000 draws at a context that was not seen: five standard errors."""
+    y = np.array([1.0, -2.0])
+    X = of_normal.sample(20_000, y, random_state=0)
+    assert X.shape == (20_000, 2)
+    assert X.dtype == np.float32
+    np.testing.assert_allclose(X.mean(0), y / 2, atol=5 * math.sqrt(0.5 / 20_000))
+    np.testing.assert_allclose(X.var(0), 0.5, atol=5 * 0.5 * math.sqrt(2 / 20_000))
+    np.testing.assert_allclose(
+        of_normal.score_samples(X[:5], y), norm.logpdf(X[:5], y / 2, math.sqrt(0.5)).sum(1), atol=0.02
+    )
+
+
+def test_a_fit_of_arrays_is_that_of_tensors(of_normal):
+    q = fitted(lambda x, y: np.asarray(y) - 2 * np.asarray(x))
+    y = [1.0, -2.0]
+    np.testing.assert_allclose(q.sample(50, y, random_state=0), of_normal.sample(50, y, random_state=0), atol=1e-4)
+    assert q.n_products_ == 0
+
+
+def test_many_contexts_have_draws_each(of_normal):
+    Y = normal_contexts(5, seed=1)
+    X = of_normal.sample(3000, Y, random_state=0)
+    assert X.shape == (5, 3000, 2)
+    np.testing.assert_allclose(X.mean(1), Y / 2, atol=5 * math.sqrt(0.5 / 3000))
+    np.testing.assert_allclose(
+        of_normal.score_samples(X[:, 0], Y),
+        [of_normal.score_samples(x[:1], y)[0] for x, y in zip(X, Y, strict=True)],
+        atol=1e-4,
+    )
+    assert of_normal.score(X[:, 0], Y) == pytest.approx(of_normal.score_samples(X[:, 0], Y).mean())
+    assert of_normal.sample(0, Y).shape == (5, 0, 2)
+
+
+def test_a_fit_can_be_repeated(of_normal):
+    q = fitted()
+    np.testing.assert_array_equal(q.sample(5, [0.0, 1.0], random_state=3), of_normal.sample(5, [0.0, 1.0], random_state=3))
+    first, second = q.sample(5, [0.0, 1.0]), q.sample(5, [0.0, 1.0])
+    assert (first != second).all()
+
+
+def test_the_calls_are_counted_and_bounded():
+    n = []
+
+    def score_fn(x, y):
+        s = np.asarray(y) - 2 * np.asarray(x)
+        n.append(len(s))
+        return s
+
+    q = fitted(score_fn, max_score_calls=700)
+    assert q.n_score_calls_ == sum(n) <= 700
+    assert sum(stage.n_calls for stage in q.stages_) == q.n_score_calls_
+    assert q.n_contexts_ > 0
+    assert q.n_lost_ == 0
+
+
+def test_one_context_is_an_ordinary_fit(of_normal, tmp_path):
+    est = of_normal.at([1.0, 0.0])
+    assert isinstance(est, KSIVIApproximator)
+    skksivi.save(est, tmp_path / "q.safetensors")
+    loaded = skksivi.load(tmp_path / "q.safetensors")
+    np.testing.assert_array_equal(loaded.sample(5, random_state=0), est.sample(5, random_state=0))
+    assert skksivi.certificate(est, of_normal.target([1.0, 0.0]), random_state=0).divergence < 0.01
+    assert of_normal.diagnose([1.0, 0.0], random_state=0).ok
+    assert len(of_normal.diagnose([[1.0, 0.0], [0.0, 1.0]], n_samples=200, random_state=0)) == 2
+
+
+def test_parameters_tell_of_modes_that_are_apart():
+    """|x| is seen with noise 0.1: p(x | y) has two modes of equal mass. The share of 4,000 draws that are positive,
+    and the width of |x| within 20%.
+    """
+
+    def score_fn(x, y):
+        return -x - (x.abs() - y) * x.sign() / 0.01
+
+    def contexts(n, rng):
+        X = 1.5 + 0.5 * rng.uniform(-1, 1, size=(n, 1))
+        return X * rng.choice([-1, 1], size=(n, 1)), X + 0.1 * rng.normal(size=(n, 1))
+
+    q = fitted(score_fn, contexts, n_features=1, n_contexts=1000, max_score_calls=3000, hidden_layer_sizes=(32,))
+    X = q.sample(4000, [1.5], random_state=0)[:, 0]
+    assert 0.4 < (X > 0).mean() < 0.6
+    assert 0.08 < np.abs(X).std() < 0.12
+
+
+def test_training_follows_what_no_gaussian_can():
+    """log p(x | y) = -exp(x - y) + 2 (x - y), the logarithm of a gamma variable, of skewness -0.78."""
+
+    def score_fn(x, y):
+        return 2 - torch.exp(x - y)
+
+    q = fitted(score_fn, np.linspace(-2, 2, 60)[:, None], n_features=1, max_score_calls=40_000)
+    assert q.trained_
+    X = np.concatenate(q.sample(20_000, [[-1.0], [0.0], [1.0]], random_state=0) - [[[-1.0]], [[0.0]], [[1.0]]])[:, 0]
+    skewness = ((X - X.mean()) ** 3).mean() / X.std() ** 3
+    assert abs(X.mean() - 0.4228) < 0.05
+    assert skewness < -0.4
+    assert all(c.divergence < 0.2 for c in q.certificates_)
+
+
+def test_a_refined_fit_is_nearer():
+    def score_fn(x, y):
+        return 2 - torch.exp(x - y)
+
+    q = fitted(score_fn, np.linspace(-2, 2, 60)[:, None], n_features=1, max_score_calls=1200)
+    before = skksivi.certificate(q.at([0.5]), q.target([0.5]), random_state=0)
+    refined = q.refine([0.5], max_iter=200)
+    assert refined.certificate_.divergence < before.divergence / 2
+
+
+def test_sets_of_different_size_have_a_posterior():
+    """A normal mean from n observations: p(x | y) = N(n ybar / (n + 1), 1 / (n + 1))."""
+    rng = np.random.RandomState(0)
+    sets = [rng.normal() + rng.normal(size=(rng.randint(2, 9), 1)) for _ in range(300)]
+
+    def score_fn(x, y):
+        return torch.stack([(rows - at).sum(0) - at for at, rows in zip(x, y, strict=True)])
+
+    q = fitted(score_fn, sets, n_features=1, summary=DeepSets(1, 8, 16), max_score_calls=4000)
+    some = sets[:5]
+    X = q.sample(4000, some, random_state=0)
+    exact = [rows.sum() / (len(rows) + 1) for rows in some]
+    np.testing.assert_allclose(X.mean((1, 2)), exact, atol=0.2)
+    np.testing.assert_allclose(X.std((1, 2)), [1 / math.sqrt(len(rows) + 1) for rows in some], rtol=0.3)
+    assert q.sample(3, some[0]).shape == (3, 1)
+    assert q.refine(some[0], max_iter=5).sample(3).shape == (3, 1)
+
+
+def test_features_of_a_set_do_not_depend_on_its_order():
+    sets = [torch.randn(n, 2, generator=generator(), dtype=F64) for n in (3, 5)]
+    net = DeepSets(2)
+    torch.testing.assert_close(net(sets), net([rows.flip(0) for rows in sets]))
+    torch.testing.assert_close(net(sets)[1:], net(sets[1:]))
+
+
+def test_contexts_come_from_a_function_or_a_loader(of_normal):
+    def simulate(n, rng):
+        return math.sqrt(2) * rng.normal(size=(n, 2))
+
+    loader = torch.utils.data.DataLoader(torch.as_tensor(normal_contexts()), batch_size=10)
+    for contexts in (simulate, loader):
+        X = fitted(contexts=contexts, n_contexts=50).sample(2000, [1.0, -1.0], random_state=0)
+        np.testing.assert_allclose(X.mean(0), [0.5, -0.5], atol=0.1)
+
+
+def test_repeated_contexts_stand_side_by_side():
+    y = torch.arange(4.0).view(2, 2)
+    assert repeated(y, 2)[:, 0].tolist() == [0, 0, 2, 2]
+    assert [rows.tolist() for rows in repeated([y[:1], y[1:]], 2)] == [[[0, 1]]] * 2 + [[[2, 3]]] * 2
+
+
+# What is wrong is told
+
+
+BAD = {
+    "one dimension": (normal_contexts()[:, 0], r"shape \(60,\), expected \(m, c\)"),
+    "NaN": (np.where(np.arange(60)[:, None] == 3, np.nan, normal_contexts()), "1 rows that are not finite"),
+    "none": (np.empty((0, 2)), "is empty"),
+    "one data set": (np.ones((30, 2)), "the same data set 30 times"),
+    "a loader of nothing": (iter([]), "without batches"),
+}
+
+
+@pytest.mark.parametrize(("contexts", "message"), BAD.values(), ids=BAD)
+def test_bad_contexts_are_refused(contexts, message):
+    with pytest.raises(ValueError, match=message):
+        fitted(contexts=contexts)
+
+
+def test_contexts_of_words_are_refused():
+    with pytest.raises(TypeError, match="`contexts` must hold real numbers"):
+        fitted(contexts=[["a", "b"], ["c", "d"]])
+
+
+def test_a_score_that_ignores_its_context_is_refused():
+    with pytest.raises(ValueError, match="depend on its second argument"):
+        fitted(lambda x, y: -x)
+
+
+def test_a_score_of_another_shape_is_refused():
+    with pytest.raises(ValueError, match="returned shape"):
+        fitted(lambda x, y: (x * y)[:, :1])
+
+
+@pytest.mark.parametrize("parameters", [np.zeros((60, 3)), np.zeros((10, 2)), np.full((60, 2), np.nan)])
+def test_parameters_of_another_shape_are_refused(parameters):
+    with pytest.raises(ValueError, match=r"`parameters` .* expected finite numbers of shape \(60, 2\)"):
+        fitted(normal_score, None, parameters)
+
+
+def test_parameters_come_once():
+    with pytest.raises(ValueError, match="no `parameters` beside it"):
+        fitted(normal_score, lambda n, rng: (np.zeros((n, 2)), np.zeros((n, 2))), np.zeros((60, 2)))
+
+
+def test_several_components_need_parameters():
+    with pytest.raises(ValueError, match="needs the parameters"):
+        fitted(n_components=3)
+
+
+def test_a_budget_that_finds_no_mode_is_told():
+    with pytest.raises(ValueError, match="`max_score_calls` is 20"):
+        fitted(max_score_calls=20)
+
+
+def test_a_score_without_modes_is_told():
+    with pytest.raises(ValueError, match="no mode that was found"):
+        fitted(lambda x, y: y * 0 + torch.nan if torch.is_tensor(x) and len(x) > 8 else y - x)
+
+
+def test_a_context_that_fails_does_not_end_the_others():
+    """The score of every tenth context is not finite."""
+    Y = normal_contexts()
+    Y[::10] = 50.0
+
+    def score_fn(x, y):
+        return torch.where(y > 10, torch.nan, y - 2 * x)
+
+    with pytest.warns(ConvergenceWarning, match="contexts was not found, which were left out"):
+        q = fitted(score_fn, Y, random_state=1)
+    assert 0 < q.n_lost_ < q.n_contexts_
+    np.testing.assert_allclose(q.sample(4000, [1.0, -1.0], random_state=0).mean(0), [0.5, -0.5], atol=0.1)
+
+
+def test_a_context_far_outside_is_told(of_normal):
+    with pytest.warns(UserWarning, match="1 of 2 contexts are far outside"):
+        of_normal.sample(2, [[0.0, 0.0], [100.0, 0.0]])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        of_normal.sample(2, [[0.0, 0.0], [3.0, 0.0]])
+
+
+@pytest.mark.parametrize(
+    ("contexts", "message"),
+    [([1.0], "rows of length 1, expected 2"), ([[np.nan, 1.0]], "not finite"), (np.zeros((1, 2, 2)), r"expected \(m, c\)")],
+)
+def test_bad_contexts_are_refused_of_a_fit(of_normal, contexts, message):
+    for call in (lambda: of_normal.sample(1, contexts), lambda: of_normal.diagnose(contexts)):
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
+def test_one_context_is_one(of_normal):
+    for call in (of_normal.at, of_normal.target, of_normal.refine):
+        with pytest.raises(ValueError, match="holds 2 data sets, expected one"):
+            call([[0.0, 0.0], [1.0, 1.0]])
+
+
+def test_nothing_is_drawn_before_a_fit():
+    for call in (
+        lambda q: q.sample(1, [0.0]),
+        lambda q: q.at([0.0]),
+        lambda q: q.score_samples([[0.0]], [0.0]),
+        lambda q: q.diagnose([0.0]),
+    ):
+        with pytest.raises(NotFittedError):
+            call(AmortizedKSIVI())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"max_score_calls": 0}, {"hidden_layer_sizes": (0,)}, {"n_components": 0}, {"dtype": "float16"}, {"summary": len}],
+)
+def test_parameters_out_of_place_are_refused(options):
+    with pytest.raises((ValueError, TypeError), match=next(iter(options))):
+        fitted(**options)
+
+
+def test_what_was_learned_stays_where_a_fit_fails(of_normal):
+    q, before = copy.deepcopy(of_normal), of_normal.sample(5, [0.0, 1.0], random_state=0)
+    with pytest.raises(ValueError, match="not finite"):
+        q.fit(normal_score, np.full((5, 2), np.nan), n_features=2)
+    np.testing.assert_array_equal(q.sample(5, [0.0, 1.0], random_state=0), before)
+    assert not hasattr(clone(q), "family_")
+
+
+def test_a_density_that_is_no_number_is_no_better():
+    family = random_family(p=2)
+    assert mean_log_prob(family, torch.zeros(2, 2, dtype=F64), torch.full((2, 2), torch.nan, dtype=F64)) == -math.inf

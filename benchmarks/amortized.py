@@ -14,7 +14,6 @@ NPE is that of the package sbi with its defaults, a masked autoregressive flow.
 
 from __future__ import annotations
 
-import math
 import time
 import warnings
 from functools import partial
@@ -22,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from _harness import command, of, print_table, results, rst, write_tables
+from _harness import command, of, results, rst, write_tables
 from _sbibm import MODELS
 from sklearn.model_selection import cross_val_score
 from sklearn.neural_network import MLPClassifier
@@ -49,7 +48,7 @@ def pairs(model, n, seed):
 
 def share_simulated(calls):
     """Return how many of the calls are simulations: a score for each takes as many, and modes need some."""
-    return min(calls // 3, 20_000)
+    return min(2 * calls // 5, 20_000)
 
 
 def by_scores(model, calls, seed):
@@ -88,9 +87,7 @@ def c2st(A, B, seed):
     labels = np.repeat([0, 1], [len(A), len(B)])
     net = MLPClassifier((10 * d, 10 * d), max_iter=300, early_stopping=True, n_iter_no_change=20, random_state=seed)
     order = np.random.RandomState(seed).permutation(len(Z))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return float(cross_val_score(net, Z[order], labels[order], cv=5).mean())
+    return float(quietly(cross_val_score, net, Z[order], labels[order], cv=5).mean())
 
 
 def reference(model, name, seed, n, folder=Path(".cache")):
@@ -99,7 +96,9 @@ def reference(model, name, seed, n, folder=Path(".cache")):
     if path.exists():
         return np.load(path)
     rng = np.random.RandomState([seed, 3])
-    draws = np.stack([model.reference(y, n, rng, x) for x, y in zip(*observations(model, N_OBSERVATIONS, seed), strict=True)])
+    draws = np.stack(
+        [model.reference(y, n, rng, x) for x, y in zip(*observations(model, N_OBSERVATIONS, seed), strict=True)]
+    )
     folder.mkdir(exist_ok=True)
     np.save(path, draws)
     return draws
@@ -110,9 +109,7 @@ def compare(case, method, calls, quick):
     truth = reference(model, case, seed, n)
     _, Y = observations(model, N_OBSERVATIONS, seed)
     start = time.process_time()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        sample, spent = METHODS[method](model, calls, seed)
+    sample, spent = quietly(METHODS[method], model, calls, seed)
     seconds = time.process_time() - start
     n_observed = 1 if quick else N_OBSERVATIONS
     start = time.process_time()
@@ -122,16 +119,144 @@ def compare(case, method, calls, quick):
     return {"c2st": values, "spent": spent, "seconds": seconds, "seconds_of_draws": each}
 
 
+def ranks(case, method, calls, quick):
+    """Return p-values of the ranks of the parameters of 1,000 data sets among 99 draws of one fit, in one pass."""
+    model, n = MODELS[case](), 50 if quick else N_SBC
+    sample, spent = quietly(METHODS[method], model, calls, 0)
+    X, Y = observations(model, n, 1)
+    start = time.process_time()
+    draws = sample(99, Y)
+    seconds = time.process_time() - start
+    found = (draws < X[:, None]).sum(1)
+    names = tuple(f"x{i}" for i in range(X.shape[1]))
+    result = Calibration(found, 99, names, np.arange(n))
+    return {
+        "p_value": result.p_value,
+        "p_values": result.p_values.tolist(),
+        "n": n,
+        "seconds": seconds,
+        "spent": spent,
+    }
+
+
+def standardised_w2(A, B, truth):
+    """Return the sliced 2-Wasserstein distance of draws in units of the spread of others."""
+    mean, sd = truth.mean(0), truth.std(0)
+    return float(sliced_wasserstein((A - mean) / sd, (B - mean) / sd, random_state=0))
+
+
+def single(case, _, calls, quick):
+    """Compare one fit with default fits to each of 50 data sets, by their distance from a reference."""
+    model, n, n_draws = MODELS[case](), 2 if quick else N_SINGLE, 500 if quick else 2000
+    X, Y = pairs(model, share_simulated(calls), 0)
+    est = AmortizedKSIVI(max_score_calls=calls - len(X), random_state=0, dtype="float64")
+    quietly(est.fit, model.score_fn, Y, X, n_features=model.n_features)
+    observed = zip(*observations(model, n, 2), strict=True)
+    rng = np.random.RandomState(4)
+    rows = [quietly(one_data_set, model, est, x, y, n_draws, rng) for x, y in observed]
+    return {name: [row[name] for row in rows] for name in rows[0]}
+
+
+def one_data_set(model, est, x, y, n_draws, rng):
+    """Return the distances from a reference of the amortised fit, of it refined, and of a default fit."""
+    truth, other = (model.reference(y, n_draws, rng, x) for _ in range(2))
+    start = time.process_time()
+    amortised = est.sample(n_draws, y, random_state=0)
+    times = [time.process_time()]
+    refined = est.refine(y)
+    times.append(time.process_time())
+    default = KSIVIApproximator(random_state=0, dtype="float64").fit(est.target(y))
+    times.append(time.process_time())
+    draws = {"amortised": amortised, "refined": refined.sample(n_draws), "default": default.sample(n_draws)}
+    seconds = dict(zip(draws, np.diff([start, *times]).tolist(), strict=True))
+    return {
+        **{name: standardised_w2(value, truth, truth) for name, value in draws.items()},
+        "floor": standardised_w2(other, truth, truth),
+        **{f"seconds {name}": value for name, value in seconds.items()},
+        "calls refined": refined.n_score_calls_ + refined.n_products_,
+        "calls default": default.n_score_calls_ + default.n_products_,
+    }
+
+
+def quietly(function, *args, **options):
+    """Call a function whose warnings are no news here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return function(*args, **options)
+
+
+PARTS = {"c2st": compare, "sbc": ranks, "single": single}
+
+
+def run(case, method, calls, quick):
+    part, _, case = case.rpartition(": ")
+    return PARTS[part or "c2st"](case, method, calls, quick)
+
+
+def c2st_table(rows):
+    """Return the accuracies by model and method, the mean over data sets, and where the first method is no worse."""
+    own = [row for row in rows if "c2st" in row]
+    calls = sorted({row["seed"] for row in own})
+    columns = [(n, method) for n in calls for method in METHODS]
+
+    def cell(case, n, method):
+        found = of(own, "c2st", case=case, method=method, seed=n)
+        return f"{np.mean(found[0]):.2f}" if found else "\\-"
+
+    cases = [case for case in MODELS if of(own, "c2st", case=case)]
+    lines = [(case, *(cell(case, *column) for column in columns)) for case in cases]
+    return rst(("Model", *(f"{method}, {n:,}" for n, method in columns)), lines)
+
+
+def sbc_table(rows):
+    """Return the p-values of the calibration."""
+    own = [row for row in rows if "p_value" in row]
+    lines = [
+        (row["case"].removeprefix("sbc: "), f"{row['seed']:,}", f"{row['n']:,}", f"{row['p_value']:.2g}")
+        for row in own
+    ]
+    return rst(("Model", "Calls", "Data sets", "p-value"), lines)
+
+
+def single_table(rows):
+    """Return the ratios of distances from the reference, and seconds and calls for one data set."""
+    lines = []
+    for row in rows:
+        if "amortised" in row:
+            before, after, default = (np.mean(row[name]) for name in ("amortised", "refined", "default"))
+            seconds = [np.median(row[f"seconds {name}"]) for name in ("amortised", "refined", "default")]
+            times = ", ".join(f"{value:.2g}" for value in seconds)
+            name, calls = row["case"].removeprefix("single: "), f"{row['seed']:,}"
+            lines.append((name, calls, f"{before / default:.2f}", f"{after / default:.2f}", times))
+    heads = ("Model", "Calls", "Ratio", "Ratio, refined", "Seconds: amortised, refined, default fit")
+    return rst(heads, lines)
+
+
 def main():
     parser = command(__doc__)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--calls", nargs="+", type=int, default=[1000, 10_000, 100_000])
+    parser.add_argument("--manual", type=Path, metavar="FOLDER", help="write the tables where the manual has them")
     args = parser.parse_args()
-    jobs = [(case, method, calls) for calls in args.calls for case in args.models for method in args.methods]
-    rows = results(args, jobs, partial(compare, quick=args.quick))["rows"]
-    for row in rows:
-        print(row["case"], row["method"], row["seed"], np.round(np.mean(row["c2st"]), 3), np.round(row["c2st"], 2), row["spent"], round(row["seconds"], 1))
+    jobs = []
+    if args.quick:
+        args.models, args.methods, args.calls = ["Gaussian linear"], ["AmortizedKSIVI"], [1500]
+    if "c2st" in args.parts:
+        jobs += [(case, method, calls) for calls in args.calls for case in args.models for method in args.methods]
+    for part in {"sbc", "single"} & set(args.parts):
+        jobs += [(f"{part}: {case}", "AmortizedKSIVI", max(args.calls)) for case in args.models]
+    rows = results(args, jobs, partial(run, quick=args.quick))["rows"]
+    tables = {
+        "amortized": c2st_table(rows),
+        "amortized_calibration": sbc_table(rows),
+        "amortized_single": single_table(rows),
+    }
+    for table in tables.values():
+        print(table)
+    if args.manual:
+        write_tables(args.manual, tables)
 
 
 if __name__ == "__main__":

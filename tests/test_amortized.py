@@ -142,9 +142,11 @@ def test_modes_of_normals_are_exact(of):
     y = torch.as_tensor(normal_contexts(7))
     score = PairedScore(score_fn, 2, y, CPU)
     found = laplaces(score, y, torch.arange(7), torch.zeros(7, 2, dtype=F64))
-    order = found.index.argsort()
+    order = found.numbers.argsort()
     torch.testing.assert_close(found.m[order], y / torch.tensor([2.0, 5.0]), atol=1e-6, rtol=1e-6)
-    torch.testing.assert_close(found.P, torch.tensor([2.0, 5.0], dtype=F64).diag().expand(7, 2, 2), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(
+        found.P, torch.tensor([2.0, 5.0], dtype=F64).diag().expand(7, 2, 2), atol=1e-6, rtol=1e-6
+    )
 
 
 def test_modes_are_found_where_a_newton_step_goes_too_far():
@@ -156,7 +158,7 @@ def test_modes_are_found_where_a_newton_step_goes_too_far():
     y = torch.linspace(-3, 3, 8, dtype=F64)[:, None]
     found = laplaces(PairedScore(score_fn, 1, y, CPU), y, torch.arange(8), torch.zeros(8, 1, dtype=F64))
     assert len(found.m) == 8
-    assert score_fn(found.m, y[found.index]).abs().max() < 0.1
+    assert score_fn(found.m, y[found.numbers]).abs().max() < 0.1
 
 
 def test_jacobians_are_those_of_autograd():
@@ -236,7 +238,9 @@ def test_many_contexts_have_draws_each(of_normal):
 
 def test_a_fit_can_be_repeated(of_normal):
     q = fitted()
-    np.testing.assert_array_equal(q.sample(5, [0.0, 1.0], random_state=3), of_normal.sample(5, [0.0, 1.0], random_state=3))
+    np.testing.assert_array_equal(
+        q.sample(5, [0.0, 1.0], random_state=3), of_normal.sample(5, [0.0, 1.0], random_state=3)
+    )
     first, second = q.sample(5, [0.0, 1.0]), q.sample(5, [0.0, 1.0])
     assert (first != second).all()
 
@@ -434,7 +438,11 @@ def test_a_context_far_outside_is_told(of_normal):
 
 @pytest.mark.parametrize(
     ("contexts", "message"),
-    [([1.0], "rows of length 1, expected 2"), ([[np.nan, 1.0]], "not finite"), (np.zeros((1, 2, 2)), r"expected \(m, c\)")],
+    [
+        ([1.0], "rows of length 1, expected 2"),
+        ([[np.nan, 1.0]], "not finite"),
+        (np.zeros((1, 2, 2)), r"expected \(m, c\)"),
+    ],
 )
 def test_bad_contexts_are_refused_of_a_fit(of_normal, contexts, message):
     for call in (lambda: of_normal.sample(1, contexts), lambda: of_normal.diagnose(contexts)):
@@ -461,7 +469,13 @@ def test_nothing_is_drawn_before_a_fit():
 
 @pytest.mark.parametrize(
     "options",
-    [{"max_score_calls": 0}, {"hidden_layer_sizes": (0,)}, {"n_components": 0}, {"dtype": "float16"}, {"summary": len}],
+    [
+        {"max_score_calls": 0},
+        {"hidden_layer_sizes": (0,)},
+        {"n_components": 0},
+        {"dtype": "float16"},
+        {"summary": len},
+    ],
 )
 def test_parameters_out_of_place_are_refused(options):
     with pytest.raises((ValueError, TypeError), match=next(iter(options))):

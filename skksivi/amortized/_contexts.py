@@ -65,7 +65,7 @@ def simulated(
             return made, parameters
         if len(made) != 2 or parameters is not None:
             raise ValueError(
-                "`contexts` returned a tuple, expected the pair (parameters, contexts), and no `parameters` beside it."
+                "`contexts` returned a tuple, expected a pair (parameters, contexts), and no `parameters` beside it."
             )
         return made[1], made[0]
     if _is_loader(contexts):

@@ -28,6 +28,7 @@ from skksivi._numbers import check_integer
 from skksivi._version import DOCUMENTATION
 from skksivi._warnings import warn_caller
 from skksivi.amortized._contexts import Rows, ScoreOfPairs, all_equal, as_contexts, as_rows, parts, simulated
+from skksivi.amortized._family import Conditional
 from skksivi.amortized._paired import PairedScore, at_one
 from skksivi.amortized._stages import Outcome, Settings, Stages
 from skksivi.base import (
@@ -47,8 +48,8 @@ from skksivi.estimators._ksivi import KSIVIApproximator
 from skksivi.estimators._trained import FAILED_DIVERGENCE, check_widths
 from skksivi.families._samplers import CHUNK, Fit
 from skksivi.parameters import Constrained
-from skksivi.score._target import resolve_score
 from skksivi.score._tally import Stage, Tally
+from skksivi.score._target import resolve_score
 from skksivi.targets._base import Target, from_score_fn
 
 LOGGER = logging.getLogger("skksivi")
@@ -66,20 +67,21 @@ FAR = 1.5
 class AmortizedKSIVI(Constrained, BaseEstimator):
     r"""Kernel semi-implicit variational inference for many data sets at once.
 
-    A sampler q(x | y) is trained on the scores of p(x | y) for many contexts y, such as simulated data sets; for a new
-    one it draws in milliseconds, without further scores. The family is
+    A sampler q(x | y) is trained on the scores of p(x | y) for many contexts y, such as simulated data sets. For a
+    new one it draws in milliseconds, without further scores. The family is
 
     .. math:: x = m(h) + L(h)\, u, \qquad u = z + \sigma_0\, r(z, h) + \sigma \xi,
 
-    with features h of y, networks m, L and r, and z of a mixture of Gaussians whose parameters are networks of h, too.
-    Its training goes in stages, each of which ends by itself:
+    with features h of y, networks m, L and r, and z from a mixture of Gaussians whose parameters are networks of h,
+    too. Its training has three stages, and each ends by itself:
 
     1. Newton searches for the modes of many posteriors, in batches, and a regression of modes and curvatures on h by
-       the divergence between Gaussians. Further rounds start at what the regression predicts.
-    2. Where the parameters that made the contexts are known, which are exact draws of the posteriors, a mixture of
-       Gaussians by their likelihood and the scores there. This finds separated modes and several scales.
-    3. The path gradient of KL(q || p), averaged over contexts, see `KSIVIApproximator`; the result is kept where
-       held-out contexts tell that it is better.
+       the divergence between Gaussians. Further rounds start at the predictions of the regression.
+    2. A fit with r = 0 to scores: those at draws of the first stage or, where the parameters that made the contexts
+       are known, those at these. Such parameters are exact draws of the posteriors, and their likelihood counts, too:
+       it finds separated modes and several scales.
+    3. The path gradient of KL(q || p), averaged over contexts, see `KSIVIApproximator`. The result is kept if the
+       discrepancy at held-out contexts is smaller.
 
     Parameters
     ----------
@@ -156,7 +158,7 @@ class AmortizedKSIVI(Constrained, BaseEstimator):
     _doc_link_module = "skksivi"
     _doc_link_template = DOCUMENTATION + "/generated/skksivi.{estimator_name}.html"
 
-    family_: nn.Module
+    family_: Conditional
     stages_: list[Stage]
 
     _parameter_constraints: ClassVar[Constraints] = {
@@ -173,7 +175,7 @@ class AmortizedKSIVI(Constrained, BaseEstimator):
         "verbose": [Interval(Integral, 0, None, closed="left")],
     }
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         *,
         n_components: int | str = "auto",
@@ -213,9 +215,9 @@ class AmortizedKSIVI(Constrained, BaseEstimator):
         Parameters
         ----------
         score_fn : callable
-            The gradient of log p(x | y) in x for rows of pairs: maps x (n, n_features) and y (n, c), tensors or arrays
-            of float64, to (n, n_features). Contexts that are sets come as a list of n of them. Products with its
-            Jacobian are by automatic differentiation or, where that gives them wrong or not at all, differences.
+            The gradient of log p(x | y) in x for rows of pairs: maps x (n, n_features) and y (n, c), tensors or
+            arrays of float64, to (n, n_features). Contexts that are sets come as a list of n of them. Products with
+            its Jacobian are by automatic differentiation or, where that is wrong or not possible, by differences.
         contexts : array-like of shape (m, c), callable or iterable
             The contexts of the training, which should cover those to come: such as data simulated from the prior.
             A function ``contexts(n, rng)`` of a number and a numpy RandomState returns n of them, or a pair
@@ -399,12 +401,11 @@ class AmortizedKSIVI(Constrained, BaseEstimator):
         rows = as_numbers(X, "X")
         x = as_rows(rows, len(rows) if alone else len(y), self.n_features_in_, resolve_device(self.device), "X")
         if alone:
-            return self._at(y).score_samples(as_array(x))
+            return self._log_density(y, x)
         with torch.no_grad():
             if self.family_.is_mixture:
                 return as_array(self.family_.mixture_log_prob(x, self.family_.features(y)))
-        each = (self._at(part).score_samples(as_array(row[None])) for part, row in zip(parts(y, 1), x, strict=True))
-        return np.concatenate(list(each))
+        return np.concatenate([self._log_density(part, row[None]) for part, row in zip(parts(y, 1), x, strict=True)])
 
     def score(self, X: ArrayLike, contexts: Any) -> float:  # noqa: ANN401
         """Return the mean of `score_samples`; larger is better.
@@ -569,8 +570,15 @@ class AmortizedKSIVI(Constrained, BaseEstimator):
             "n_iter_": 0,
         }
         est.__dict__.update(learned_attributes(Fit(layer, report), self._seed, self.dtype, Tally()))
-        est._dtype_of_draws = resolving_dtype(layer, self.dtype, resolve_device(self.device))
+        own = {"_dtype_of_draws": resolving_dtype(layer, self.dtype, resolve_device(self.device))}
+        est.__dict__.update(own)
         return est
+
+    def _log_density(self, y: Rows, x: Tensor) -> np.ndarray:
+        """Return log q (n,) at points x (n, d) of one context."""
+        with torch.no_grad():
+            layer = self.family_.at(self.family_.features(y), self._seed, torch.float64)
+            return as_array(layer.log_density(x).value)
 
     def _target(self, y: Rows) -> Target:
         """Return the posterior of one context."""

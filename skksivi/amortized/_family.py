@@ -46,6 +46,23 @@ def smooth_network(sizes: Sequence[int], generator: torch.Generator) -> nn.Seque
     return nn.Sequential(*layers[:-1])
 
 
+def last_of(network: nn.Sequential) -> nn.Linear:
+    """Return the last layer of a network."""
+    last = network[-1]
+    if not isinstance(last, nn.Linear):
+        raise TypeError("a network whose last layer is not linear")
+    return last
+
+
+def features_of(summary: nn.Module | None, y: Rows) -> Tensor:
+    """Return what a summary makes of contexts, or these themselves without one."""
+    h = y if summary is None else summary(y)
+    if not isinstance(h, Tensor) or h.dim() != 2 or len(h) != len(y):
+        shape = tuple(h.shape) if isinstance(h, Tensor) else type(h).__name__
+        raise ValueError(f"`summary` returned {shape} for {len(y)} contexts, expected a tensor ({len(y)}, p).")
+    return h.double()
+
+
 class Places(NamedTuple):
     """Affine maps: m (n, d) and L (n, d, d)."""
 
@@ -70,7 +87,7 @@ class SkipNetwork(nn.Module):
         nn.init.zeros_(self.linear.weight)
         nn.init.zeros_(self.linear.bias)
         self.network = smooth_network([n_in, *hidden, n_out], generator)
-        self.last = self.network[-1]
+        self.last = last_of(self.network)
         nn.init.zeros_(self.last.weight)
         nn.init.zeros_(self.last.bias)
 
@@ -103,6 +120,13 @@ class Conditional(nn.Module):
     generator : torch.Generator
     """
 
+    h_mean: Tensor
+    h_sd: Tensor
+    m0: Tensor
+    s0: Tensor
+    l0: Tensor
+    sigma0: Tensor
+
     def __init__(
         self,
         n_features: int,
@@ -127,7 +151,7 @@ class Conditional(nn.Module):
         self.residual.start_at(torch.zeros(d, dtype=torch.float64))
         self.log_variance = nn.Parameter(self.sigma0.square().log())
 
-    def with_components(self, n: int, generator: torch.Generator | None = None) -> Conditional:
+    def with_components(self, n: int, generator: torch.Generator) -> Conditional:
         """Return a copy with a mixture of n components of z, whose networks are new; one is the standard normal."""
         made, d = copy.deepcopy(self), self.n_features
         made.n_components, made.heads = n, None
@@ -140,13 +164,16 @@ class Conditional(nn.Module):
 
     def features(self, y: Rows) -> Tensor:
         """Return the features h (n, p) of n contexts."""
-        h = y if self.summary is None else self.summary(y)
+        h = self._raw(y)
         return (h - self.h_mean) / self.h_sd
+
+    def _raw(self, y: Rows) -> Tensor:
+        return features_of(self.summary, y)
 
     def standardise(self, y: Rows) -> None:
         """Take the units of the features from the contexts of the training."""
         with torch.no_grad():
-            h = y if self.summary is None else self.summary(y)
+            h = self._raw(y)
             sd = h.std(0, correction=0)
             self.h_mean.copy_(h.mean(0))
             self.h_sd.copy_(sd.where(sd > 1e-12 * (1 + self.h_mean.abs()), 1.0))
@@ -181,16 +208,17 @@ class Conditional(nn.Module):
     # Draws and density
 
     def draw(self, h: Tensor, n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        r"""Draw u (b, n, d) at features h (b, p), n for each; return it with the conditional score, without a graph."""
+        r"""Draw u (b, n, d) at features h (b, p), n for each; return it with the conditional score."""
         b, d = len(h), self.n_features
         mixtures = self.mixtures(h)
-        like = {"dtype": h.dtype, "device": h.device, "generator": generator}
-        eps, xi = torch.randn(b, n, d, **like), torch.randn(b, n, d, **like)
+        eps, xi = torch.randn(2, b, n, d, generator=generator, dtype=h.dtype, device=h.device).unbind()
         if self.heads is None:
             z = eps @ mixtures.factors[:, 0].mT
         else:
             rows = torch.arange(b, device=h.device)[:, None]
-            k = torch.multinomial(mixtures.log_w.detach().exp(), max(n, 1), replacement=True, generator=generator)[:, :n]
+            k = torch.multinomial(mixtures.log_w.detach().exp(), max(n, 1), replacement=True, generator=generator)[
+                :, :n
+            ]
             z = mixtures.means[rows, k] + (mixtures.factors[rows, k] @ eps[..., None])[..., 0]
         sigma = self.variance.sqrt()
         mu = z + self.sigma0 * self.residual(torch.cat([z, h[:, None].expand(-1, n, -1)], -1))

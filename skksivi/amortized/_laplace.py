@@ -29,11 +29,11 @@ OVERSHOT = -0.5
 
 
 class Laplaces(NamedTuple):
-    """Gaussians at modes: means m (n, d) and precisions P (n, d, d) of the contexts `index` (n,)."""
+    """Gaussians at modes: means m (n, d) and precisions P (n, d, d) of the contexts of these numbers (n,)."""
 
     m: Tensor
     P: Tensor
-    index: Tensor
+    numbers: Tensor
 
     def joined(self, other: Laplaces) -> Laplaces:
         """Return these and others."""
@@ -54,7 +54,7 @@ def laplaces(score: PairedScore, y: Rows, index: Tensor, start: Tensor) -> Lapla
     saddle-free Newton, shortened where the score along them has turned. A search that does not arrive, or comes to
     points where the score is not finite, ends alone.
     """
-    (n, d), x = start.shape, start.clone()
+    d, x = start.shape[1], start.clone()
     found = Laplaces(x.new_empty(0, d), x.new_empty(0, d, d), index[:0])
     try:
         for new in _searched(score, y, index, x):

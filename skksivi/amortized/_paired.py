@@ -48,7 +48,7 @@ class PairedScore:
         return self.template.n_features
 
     def _of(self, y: Rows) -> ScoreFunction:
-        """Return the function of points, of which those of the contexts come in turn, as often as there are points."""
+        """Return the function of points, to which the contexts belong in turn, as often as there are points."""
 
         def function(x: Any) -> Any:  # noqa: ANN401
             return self.score_fn(x, given(tiled(y, len(x) // len(y)), x))

@@ -12,15 +12,15 @@ from torch import Tensor, nn
 
 from skksivi._weights import Certificate, cheap_certificate
 from skksivi.amortized._contexts import Rows, take
-from skksivi.amortized._family import Conditional
+from skksivi.amortized._family import Conditional, features_of
 from skksivi.amortized._laplace import Laplaces, laplaces
 from skksivi.amortized._paired import PairedScore
 from skksivi.amortized._training import (
     FEW,
     Pairs,
+    Split,
     Walk,
     discrepancies,
-    Split,
     fit_places,
     fit_scores,
     mean_log_prob,
@@ -37,13 +37,14 @@ LOGGER = logging.getLogger("skksivi")
 #: Contexts of the first round of mode searches, and how many times as many the next one has.
 N_FIRST, GROWTH = 16, 2
 
-#: Shares of the budget: for mode searches; of what is left for scores at parameters, or at draws; kept for the end.
-OF_MODES, OF_SCORES, OF_DRAWS, KEPT = 0.4, 0.6, 0.25, 0.1
+#: Shares of the budget: for mode searches, where parameters are known and where not; of what is left for scores at
+#: these or, if not known, at draws; kept for the end.
+OF_MODES, OF_ALL, OF_SCORES, OF_DRAWS, KEPT = 0.2, 0.4, 0.85, 0.25, 0.1
 
 #: Scores of that stage, at most.
 MOST_DRAWS = 20_000
 
-#: Weights of the likelihood and of the squared distance of scores, where there is one mode and where there are several.
+#: Weights of the likelihood and of the squared distance of scores, of a Gaussian and of a mixture.
 BY_SCORES = {"likelihood": 1e-3, "scores": 1.0}
 BY_LIKELIHOOD = {"likelihood": 1.0, "scores": 1.0}
 
@@ -120,7 +121,7 @@ class Stages:
         self.held_out, self.own = order[:n_held], order[n_held:]
         summary = copy.deepcopy(settings.summary)
         with torch.no_grad():
-            n_context = (y if summary is None else summary(take(y, order[:2]))).shape[1]
+            n_context = features_of(summary, take(y, order[:2])).shape[1]
         self.family = Conditional(
             score.n_features,
             n_context,
@@ -163,7 +164,7 @@ class Stages:
 
     def _places(self) -> float:
         """Search modes in rounds and regress them; return the last held-out divergence per feature."""
-        stop = self.tally.total + int(OF_MODES * self.left)
+        stop = self.tally.total + int((OF_ALL if self.x is None else OF_MODES) * self.left)
         found: Laplaces | None = None
         done, n, cost, before, divergence = 0, N_FIRST, N_GUESSED * (self.score.n_features + 1), math.inf, math.nan
         while done < len(self.own) and not before <= SETTLED:
@@ -187,8 +188,8 @@ class Stages:
         if (found is None or not len(found.m)) and self.x is None:
             if self.tally.is_spent:
                 raise ValueError(
-                    f"`max_score_calls` is {self.settings.max_score_calls}, of which {self.tally.total} were spent before "
-                    f"a mode was found; a search takes some {N_GUESSED * (self.score.n_features + 1)}. Raise it."
+                    f"`max_score_calls` is {self.settings.max_score_calls}, and {self.tally.total} were spent before "
+                    f"a mode was found. A search takes some {N_GUESSED * (self.score.n_features + 1)}: raise it."
                 )
             raise ValueError(
                 f"`score_fn` has no mode that was found for any of {done} contexts, by Newton steps from zero: scale "
@@ -213,19 +214,17 @@ class Stages:
         n = min(n, MOST_DRAWS)
         if self.x is None and n < FEW:
             return
-        y, pairs, rows = self._drawn(n) if self.x is None else self._given(n)
+        y, pairs, rows = self._drawn(n) if self.x is None else self._given(self.x, n)
         found = [] if self.n_lost == self.n_searched else [self.family]
         if self.x is not None:
             found.append(copy.deepcopy(self.family))
             places_of_parameters(found[-1], take(y, rows.train), pairs.x[rows.train])
             values = [mean_log_prob(f, take(y, rows.held_out), pairs.x[rows.held_out]) for f in found]
             found = found if len(found) == 1 or values[1] > values[0] else found[:1]
-        candidates = [self._matched(found[-1].with_components(1), y, pairs, rows, **BY_SCORES)]
+        candidates = [self._matched(found[-1].with_components(1, self.generator), y, pairs, rows, **BY_SCORES)]
         if self.settings.n_components > 1:
             started = [f.with_components(self.settings.n_components, self.generator) for f in dict.fromkeys(found)]
-            values = [
-                start_mixture(f, take(y, rows.train), pairs.x[rows.train], self.settings.seed) for f in started
-            ]
+            values = [start_mixture(f, take(y, rows.train), pairs.x[rows.train], self.settings.seed) for f in started]
             chosen = started[values.index(max(values))]
             candidates.append(self._matched(chosen, y, pairs, rows, **BY_LIKELIHOOD))
         if self.x is None:
@@ -239,13 +238,19 @@ class Stages:
         self, family: Conditional, y: Rows, pairs: Pairs, rows: Split, *, likelihood: float, scores: float
     ) -> Conditional:
         fit_scores(
-            family, y, pairs, rows, 2 * self.settings.learning_rate, self.generator, likelihood=likelihood, scores=scores
+            family,
+            y,
+            pairs,
+            rows,
+            2 * self.settings.learning_rate,
+            self.generator,
+            likelihood=likelihood,
+            scores=scores,
         )
         return family
 
-    def _given(self, n: int) -> tuple[Rows, Pairs, Split]:
-        """Return all pairs of parameters and contexts, with scores at no more than n of them."""
-        x = self.x
+    def _given(self, x: Tensor, n: int) -> tuple[Rows, Pairs, Split]:
+        """Return all pairs of parameters x and contexts, with scores at no more than n of them."""
         s, index = torch.full_like(x, math.nan), self.own[:n]
         s[index] = self.score(x[index], take(self.y, index))
         held_out = self.held_out if len(self.held_out) else self.own

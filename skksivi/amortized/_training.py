@@ -114,7 +114,7 @@ def places_of_parameters(family: Conditional, y: Rows, x: Tensor) -> None:
 def fit_places(family: Conditional, y: Rows, found: Laplaces, rate: float, generator: torch.Generator) -> float:
     """Regress maps on contexts; return the held-out divergence per feature, infinite where there are too few."""
     rows, d = split(len(found.m), generator), family.n_features
-    own = take(y, found.index)
+    own = take(y, found.numbers)
 
     def loss(index: Tensor) -> Tensor:
         h = family.features(take(own, index))
@@ -199,7 +199,7 @@ def start_mixture(family: Conditional, y: Rows, x: Tensor, seed: int) -> float:
     u = torch.linalg.solve_triangular(L, (x - m)[..., None], upper=False)[..., 0]
     scale = u.abs().quantile(0.99).clamp_min(3.0)
     inside = (u.abs() <= 3 * scale).all(1)
-    d, k = family.n_features, min(family.n_components, int(inside.sum()) // (2 * family.n_features) or 1)
+    k = min(family.n_components, int(inside.sum()) // (2 * family.n_features) or 1)
     fitted = GaussianMixture(k, reg_covar=1e-4, random_state=seed).fit(as_array(u[inside]))
     covariances = as_tensor(fitted.covariances_).to(x)
     narrowest = torch.linalg.eigvalsh(covariances)[:, 0].amin()
@@ -234,9 +234,9 @@ def fit_scores(
 ) -> float:
     r"""Fit the maps and the mixture at points x of contexts y, as if r were zero; return the held-out loss.
 
-    It is :math:`-a \log q(x | y) + \tfrac{b}{d} \|L^\top (\nabla \log q(x | y) - s)\|^2` with `likelihood` a and `scores`
-    b, the squares bounded. The second term is zero where q = p whatever the points are; the first one asks for exact
-    draws of the posteriors, which parameters are whose data are the contexts.
+    It is :math:`-a \log q(x | y) + \tfrac{b}{d} \|L^\top (\nabla \log q(x | y) - s)\|^2` with `likelihood` a and
+    `scores` b, the squares bounded. The second term is least where q = p, whatever the points are; the first one
+    needs exact draws of the posteriors, such as the parameters that made the contexts.
     """
     d, known = family.n_features, pairs.s.isfinite().all(1)
 
@@ -323,7 +323,9 @@ class Walk:
         halves, scores = u.chunk(2, 1), s.chunk(2, 1)
         memories = [Memory(y, s_y) for y, s_y in zip(halves[::-1], scores[::-1], strict=True)]
         width = Memory(u, s).squared_width()
-        return torch.cat([velocity(x, memory, self.kernel, width) for x, memory in zip(halves, memories, strict=True)], 1)
+        return torch.cat(
+            [velocity(x, memory, self.kernel, width) for x, memory in zip(halves, memories, strict=True)], 1
+        )
 
 
 @torch.no_grad()

@@ -25,6 +25,9 @@ ROOT = Path(__file__).parents[1]
 COMMANDS = {
     "examples/plot_orings.py": ["--n", "5", "--output", "orings.png"],
     "benchmarks/pictures.py": ["--max-iter", "20", "--out", "pictures"],
+    "examples/plot_patients.py": ["--patients", "50", "--training", "60", "--calls", "600", "--output", "patients.png"],
+    "examples/plot_stream.py": ["--training", "60", "--calls", "600", "--output", "stream.png"],
+    "benchmarks/amortized.py": ["--quick", "--out", "amortized.json"],
     "benchmarks/costs.py": ["--figure", "costs.png"],
     "examples/plot_waveform.py": ["--max-iter", "100", "--output", "waveform.png"],
     "examples/plot_search.py": ["--max-iter", "20", "--output", "search.png"],
@@ -278,6 +281,15 @@ def test_the_readme_has_the_numbers_of_the_frontier(frontier):
 def test_the_manual_has_the_table_of_costs(tmp_path, capsys):
     run("benchmarks/costs.py", [], tmp_path)
     assert capsys.readouterr().out == (ROOT / "doc" / "tables" / "costs.txt").read_text("utf-8")
+
+
+def test_the_manual_has_the_tables_of_amortized_inference(tmp_path, capsys):
+    run("benchmarks/amortized.py", ["--show", str(ROOT / "benchmarks" / "amortized.json")], tmp_path)
+    tables = [
+        (ROOT / "doc" / "tables" / f"{name}.txt").read_text("utf-8")
+        for name in ("amortized", "amortized_calibration", "amortized_single")
+    ]
+    assert capsys.readouterr().out == "\n".join(tables) + "\n"
 
 
 def test_addresses_and_the_version_are_those_of_the_project():

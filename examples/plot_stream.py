@@ -3,8 +3,8 @@ Inference on a stream
 =====================
 
 Counts arrive by the minute. After every minute the rate of the last twenty and its trend are to be known, with their
-uncertainty. The posterior has no closed form, and a fit each minute would do the same work again and again: one fit on
-simulated windows does it once.
+uncertainty. The posterior has no closed form, and a fit each minute would do the same work again and again: one fit
+on simulated windows does it once.
 """
 
 import time
@@ -84,7 +84,7 @@ ax.fill_between(now, low, high, alpha=0.4, label="90% band")
 ax.plot(now, middle, label="median")
 ax.plot(minute, rate, color="k", lw=1, label="true rate")
 ax.set(ylabel="counts per minute")
-ax.legend(ncols=4)
+fig.legend(loc="outside upper center", ncols=4)
 ax_rising.plot(now, rising)
 ax_rising.axhline(0.5, color="0.5", lw=1)
 ax_rising.set(xlabel="minute", ylabel="probability of a rise", ylim=(0, 1))

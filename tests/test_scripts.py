@@ -25,7 +25,16 @@ ROOT = Path(__file__).parents[1]
 COMMANDS = {
     "examples/plot_orings.py": ["--n", "5", "--output", "orings.png"],
     "benchmarks/pictures.py": ["--max-iter", "20", "--out", "pictures"],
-    "examples/plot_patients.py": ["--patients", "50", "--training", "60", "--calls", "600", "--output", "patients.png"],
+    "examples/plot_patients.py": [
+        "--patients",
+        "50",
+        "--training",
+        "60",
+        "--calls",
+        "600",
+        "--output",
+        "patients.png",
+    ],
     "examples/plot_stream.py": ["--training", "60", "--calls", "600", "--output", "stream.png"],
     "benchmarks/amortized.py": ["--quick", "--out", "amortized.json"],
     "benchmarks/costs.py": ["--figure", "costs.png"],

@@ -1,6 +1,6 @@
 r"""One fit for many data sets: a sampler of p(x | y) that is trained once on the scores of many y.
 
-The family is that of `skksivi.KSIVIApproximator` with parameters that depend on features h of y,
+The family is the one of `skksivi.KSIVIApproximator` with parameters that depend on features h of y,
 
 .. math:: x = m(h) + L(h)\, u, \qquad u = \mu(z, h) + \sigma \xi,
 

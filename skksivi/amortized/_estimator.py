@@ -358,7 +358,7 @@ class AmortizedKSIVI(Constrained, BaseEstimator):
         Warns
         -----
         UserWarning
-            A context is far outside those of the training.
+            A context is far outside the training contexts.
         """
         check_is_fitted(self)
         check_integer(n_samples, "n_samples", min_val=0)

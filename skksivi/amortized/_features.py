@@ -48,7 +48,7 @@ class DeepSets(nn.Module):
     def forward(self, sets: Sequence[Tensor] | Tensor) -> Tensor:
         """Return features (m, n_out) of m sets of shape (n_i, n_in)."""
         sizes = torch.tensor([len(rows) for rows in sets])
-        rows = torch.cat(list(sets))
+        rows = torch.cat(list(sets)).to(next(self.parameters()))
         index = torch.repeat_interleave(sizes).to(rows.device)
         n = sizes.to(rows)[:, None]
         phi = self.phi(rows)

@@ -23,7 +23,7 @@ from skksivi.amortized._training import (
     discrepancies,
     fit_places,
     fit_scores,
-    mean_log_prob,
+    log_probs,
     places_of_parameters,
     split,
     start_mixture,
@@ -46,7 +46,7 @@ MOST_DRAWS = 20_000
 
 #: Weights of the likelihood and of the squared distance of scores, of a Gaussian and of a mixture.
 BY_SCORES = {"likelihood": 1e-3, "scores": 1.0}
-BY_LIKELIHOOD = {"likelihood": 1.0, "scores": 1.0}
+BY_LIKELIHOOD = {"likelihood": 1.0, "scores": 0.03}
 
 #: Calls of a mode search, in units of those of a Newton step, as long as none is known.
 N_GUESSED = 6
@@ -215,24 +215,31 @@ class Stages:
         if self.x is None and n < FEW:
             return
         y, pairs, rows = self._drawn(n) if self.x is None else self._given(self.x, n)
-        found = [] if self.n_lost == self.n_searched else [self.family]
+        found = [] if self.n_lost == self.n_searched else [copy.deepcopy(self.family)]
         if self.x is not None:
             found.append(copy.deepcopy(self.family))
             places_of_parameters(found[-1], take(y, rows.train), pairs.x[rows.train])
-            values = [mean_log_prob(f, take(y, rows.held_out), pairs.x[rows.held_out]) for f in found]
+            values = [log_probs(f, take(y, rows.held_out), pairs.x[rows.held_out]).mean() for f in found]
             found = found if len(found) == 1 or values[1] > values[0] else found[:1]
-        candidates = [self._matched(found[-1].with_components(1, self.generator), y, pairs, rows, **BY_SCORES)]
+        candidates = [*found, self._matched(copy.deepcopy(found[-1]), y, pairs, rows, **BY_SCORES)]
         if self.settings.n_components > 1:
-            started = [f.with_components(self.settings.n_components, self.generator) for f in dict.fromkeys(found)]
+            started = [f.with_components(self.settings.n_components, self.generator) for f in found]
             values = [start_mixture(f, take(y, rows.train), pairs.x[rows.train], self.settings.seed) for f in started]
             chosen = started[values.index(max(values))]
             candidates.append(self._matched(chosen, y, pairs, rows, **BY_LIKELIHOOD))
-        if self.x is None:
-            self.family = candidates[0]
-            return
-        values = [mean_log_prob(f, take(y, rows.held_out), pairs.x[rows.held_out]) for f in candidates]
-        LOGGER.info("held-out log-likelihood %s", ", ".join(f"{value:.3g}" for value in values))
-        self.family = candidates[values.index(max(values))]
+        self.family = candidates[-1] if self.x is None else self._chosen(candidates, y, pairs, rows)
+
+    def _chosen(self, candidates: list[Conditional], y: Rows, pairs: Pairs, rows: Split) -> Conditional:
+        """Return the first, unless a later one has more held-out likelihood, by more than a standard error."""
+        held_out, x = take(y, rows.held_out), pairs.x[rows.held_out]
+        best, *others = (log_probs(f, held_out, x) for f in candidates)
+        chosen = 0
+        for i, value in enumerate(others, 1):
+            gain = value - best
+            if gain.mean() > gain.std() / math.sqrt(len(gain)):
+                chosen, best = i, value
+        LOGGER.info("family %d of %d, held-out log-likelihood %.3g", chosen + 1, len(candidates), best.mean())
+        return candidates[chosen]
 
     def _matched(
         self, family: Conditional, y: Rows, pairs: Pairs, rows: Split, *, likelihood: float, scores: float

@@ -37,6 +37,9 @@ FEWEST_EPOCHS, MOST_STEPS = 20, 2500
 #: Rows of a minibatch.
 BATCH = 256
 
+#: What counts as the logarithm of a density, at least.
+LEAST = -1e4
+
 #: Width of a kernel in units of u, times the square root of the dimension.
 KSD_WIDTH = 0.5
 
@@ -218,7 +221,7 @@ def start_mixture(family: Conditional, y: Rows, x: Tensor, seed: int) -> float:
         family.heads.linear.weight.zero_()
         family.heads.linear.bias.copy_(parts.flatten())
     log_q = as_tensor(fitted.score_samples(as_array(u))).to(x)
-    return float((log_q - L.diagonal(dim1=1, dim2=2).log().sum(1)).clamp_min(-1e4).mean())
+    return float((log_q - L.diagonal(dim1=1, dim2=2).log().sum(1)).clamp_min(LEAST).mean())
 
 
 def fit_scores(
@@ -255,10 +258,9 @@ def fit_scores(
 
 
 @torch.no_grad()
-def mean_log_prob(family: Conditional, y: Rows, x: Tensor) -> float:
-    """Return the mean of log q at points x (n, d) of n contexts, as if r were zero; -inf for no number."""
-    value = family.mixture_log_prob(x, family.features(y)).mean().item()
-    return value if math.isfinite(value) else -math.inf
+def log_probs(family: Conditional, y: Rows, x: Tensor) -> Tensor:
+    """Return log q (n,) at points x (n, d) of n contexts, as if r were zero, at least `LEAST`."""
+    return family.mixture_log_prob(x, family.features(y)).nan_to_num(LEAST, LEAST, LEAST).clamp_min(LEAST)
 
 
 # Semi-implicit layer: the path gradient, many contexts at once

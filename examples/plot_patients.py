@@ -30,7 +30,8 @@ N_PATIENTS, N_TRAINING, CALLS = args.patients, args.training, args.calls
 
 # %%
 # The model. Parameters are logarithms of the absorption rate, the elimination rate (per hour) and the volume
-# (litres), with a normal population. Data are the logarithms of six concentrations after a dose of 320 mg, with noise of 15%.
+# (litres), with a normal population. Data are the logarithms of six concentrations after a dose of 320 mg, with noise
+# of 15%.
 
 HOURS = torch.tensor([0.5, 1.0, 2.0, 5.0, 9.0, 24.0], dtype=torch.float64)
 MEAN = torch.tensor([0.4, -2.5, 3.5], dtype=torch.float64)

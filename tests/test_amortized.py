@@ -289,19 +289,23 @@ def test_parameters_tell_of_modes_that_are_apart():
     assert 0.08 < np.abs(X).std() < 0.12
 
 
+@pytest.mark.slow
 def test_training_follows_what_no_gaussian_can():
-    """log p(x | y) = -exp(x - y) + 2 (x - y), the logarithm of a gamma variable, of skewness -0.78."""
+    """log p(x | y) = -exp(x - y) + 2 (x - y), the logarithm of a gamma variable: mean 0.423, deviation 0.803,
+    skewness -0.78. The Gaussian at the mode has mean 0.69 and deviation 0.71.
+    """
 
     def score_fn(x, y):
         return 2 - torch.exp(x - y)
 
-    q = fitted(score_fn, np.linspace(-2, 2, 60)[:, None], n_features=1, max_score_calls=40_000)
+    q = fitted(score_fn, np.linspace(-2, 2, 60)[:, None], n_features=1, max_score_calls=100_000)
     assert q.trained_
     X = np.concatenate(q.sample(20_000, [[-1.0], [0.0], [1.0]], random_state=0) - [[[-1.0]], [[0.0]], [[1.0]]])[:, 0]
     skewness = ((X - X.mean()) ** 3).mean() / X.std() ** 3
-    assert abs(X.mean() - 0.4228) < 0.05
-    assert skewness < -0.4
-    assert all(c.divergence < 0.2 for c in q.certificates_)
+    assert abs(X.mean() - 0.4228) < 0.08
+    assert abs(X.std() - 0.803) < 0.08
+    assert skewness < -0.1
+    assert all(c.divergence < 0.1 for c in q.certificates_)
 
 
 def test_a_refined_fit_is_nearer():

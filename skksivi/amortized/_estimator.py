@@ -99,8 +99,7 @@ class AmortizedKSIVI(Constrained, BaseEstimator):
         How many contexts a function is asked for.
     max_score_calls : int, default=100_000
         Evaluations of the score and products with its Jacobian that `fit` may take together.
-    learning_rate : float, default=5e-3
-        Of the path gradient; regressions on contexts take twice as much.
+    learning_rate : float, default=1e-2
     device : str or torch.device, default="auto"
     dtype : {"float32", "float64"}, default="float32"
         Type of the draws. Scores are asked for and networks trained in float64.
@@ -184,7 +183,7 @@ class AmortizedKSIVI(Constrained, BaseEstimator):
         summary: nn.Module | None = None,
         n_contexts: int = 1000,
         max_score_calls: int = 100_000,
-        learning_rate: float = 5e-3,
+        learning_rate: float = 1e-2,
         device: str | torch.device = "auto",
         dtype: str = "float32",
         random_state: RandomState = None,

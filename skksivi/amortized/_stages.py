@@ -16,7 +16,6 @@ from skksivi.amortized._family import Conditional, features_of
 from skksivi.amortized._laplace import Laplaces, laplaces
 from skksivi.amortized._paired import PairedScore
 from skksivi.amortized._training import (
-    FEW,
     Pairs,
     Split,
     Walk,
@@ -41,8 +40,8 @@ N_FIRST, GROWTH = 16, 2
 #: these or, if not known, at draws; kept for the end.
 OF_MODES, OF_ALL, OF_SCORES, OF_DRAWS, KEPT = 0.2, 0.4, 0.85, 0.25, 0.1
 
-#: Scores of that stage, at most.
-MOST_DRAWS = 20_000
+#: Scores of that stage, at draws at least, and at most.
+FEWEST_DRAWS, MOST_DRAWS = 500, 20_000
 
 #: Weights of the likelihood and of the squared distance of scores, of a Gaussian and of a mixture.
 BY_SCORES = {"likelihood": 1e-3, "scores": 1.0}
@@ -62,10 +61,13 @@ ENOUGH = 40
 FEWEST_PARALLEL, N_PARALLEL, N_DRAWS = 4, 8, 128
 
 #: Iterations, at least, as many as are wanted before there are more contexts, and at most.
-FEWEST, USUAL, MOST = 40, 100, 1000
+FEWEST, USUAL, MOST = 40, 200, 1000
 
-#: Contexts and draws by which a trained family is compared with its start.
-N_JUDGED, N_JUDGED_DRAWS = 16, 64
+#: Contexts by which a trained family is compared with its start, and draws of each, at least and at most.
+N_COMPARED, FEWEST_COMPARED, MOST_COMPARED = 16, 32, 256
+
+#: Calls of the budget for each of these draws.
+CALLS_PER_DRAW = 400
 
 #: Contexts at which a certificate is taken, at most, and the scores of one.
 N_CERTIFIED, N_SCORES = 16, 1000
@@ -150,7 +152,10 @@ class Stages:
         self.tally.begin("modes")
         divergence = self._places()
         self.tally.begin("scores")
-        self._match()
+        if self.x is None:
+            self._match_draws()
+        else:
+            self._match_parameters(self.x)
         self.tally.begin("training")
         trained = self._train()
         self.tally.begin("certificate")
@@ -179,7 +184,7 @@ class Stages:
             self.n_searched, self.n_lost = done, done - len(found.m)
             if len(found.m) == 0:
                 continue
-            now = fit_places(self.family, self.y, found, 2 * self.settings.learning_rate, self.generator)
+            now = fit_places(self.family, self.y, found, self.settings.learning_rate, self.generator)
             divergence = now if math.isfinite(now) else divergence
             LOGGER.info("modes of %d contexts, held-out divergence %.2g nats a feature", len(found.m), now)
             if len(found.m) >= ENOUGH and now > FALLEN * before:
@@ -208,26 +213,32 @@ class Stages:
 
     # Scores
 
-    def _match(self) -> None:
-        """Fit the family to scores, at the parameters or at draws, and to the likelihood of the parameters."""
-        n = int((OF_DRAWS if self.x is None else OF_SCORES) * self.left)
-        n = min(n, MOST_DRAWS)
-        if self.x is None and n < FEW:
+    def _match_draws(self) -> None:
+        """Fit the family to scores at its draws, and keep it if its discrepancy is smaller than at the start."""
+        n = min(int(OF_DRAWS * self.left), MOST_DRAWS)
+        if n < FEWEST_DRAWS or self.left - n < 2 * self.n_to_compare:
             return
-        y, pairs, rows = self._drawn(n) if self.x is None else self._given(self.x, n)
-        found = [] if self.n_lost == self.n_searched else [copy.deepcopy(self.family)]
-        if self.x is not None:
-            found.append(copy.deepcopy(self.family))
-            places_of_parameters(found[-1], take(y, rows.train), pairs.x[rows.train])
-            values = [log_probs(f, take(y, rows.held_out), pairs.x[rows.held_out]).mean() for f in found]
-            found = found if len(found) == 1 or values[1] > values[0] else found[:1]
+        start = copy.deepcopy(self.family)
+        y, pairs, rows = self._drawn(n)
+        self._matched(self.family, y, pairs, rows, **BY_SCORES)
+        if not self._is_better(start):
+            self.family = start
+
+    def _match_parameters(self, x: Tensor) -> None:
+        """Fit the family to scores at the parameters x (m, d) that made the contexts, and to their likelihood."""
+        y, pairs, rows = self._given(x, min(int(OF_SCORES * self.left), MOST_DRAWS))
+        by_parameters = copy.deepcopy(self.family)
+        places_of_parameters(by_parameters, take(y, rows.train), pairs.x[rows.train])
+        found = [by_parameters] if self.n_lost == self.n_searched else [self.family, by_parameters]
+        values = [log_probs(f, take(y, rows.held_out), pairs.x[rows.held_out]).mean() for f in found]
+        found = found[: 1 + values.index(max(values))]
         candidates = [*found, self._matched(copy.deepcopy(found[-1]), y, pairs, rows, **BY_SCORES)]
         if self.settings.n_components > 1:
             started = [f.with_components(self.settings.n_components, self.generator) for f in found]
             values = [start_mixture(f, take(y, rows.train), pairs.x[rows.train], self.settings.seed) for f in started]
             chosen = started[values.index(max(values))]
             candidates.append(self._matched(chosen, y, pairs, rows, **BY_LIKELIHOOD))
-        self.family = candidates[-1] if self.x is None else self._chosen(candidates, y, pairs, rows)
+        self.family = self._chosen(candidates, y, pairs, rows)
 
     def _chosen(self, candidates: list[Conditional], y: Rows, pairs: Pairs, rows: Split) -> Conditional:
         """Return the first, unless a later one has more held-out likelihood, by more than a standard error."""
@@ -249,7 +260,7 @@ class Stages:
             y,
             pairs,
             rows,
-            2 * self.settings.learning_rate,
+            self.settings.learning_rate,
             self.generator,
             likelihood=likelihood,
             scores=scores,
@@ -278,42 +289,63 @@ class Stages:
 
     def _train(self) -> bool:
         """Train along the path gradient; tell whether that was better than the start."""
-        judged = self.held_out[:N_JUDGED] if len(self.held_out) else self.own[:N_JUDGED]
-        budget = int(self.left - KEPT * self.settings.max_score_calls) - 2 * len(judged) * N_JUDGED_DRAWS
+        budget = int(self.left - KEPT * self.settings.max_score_calls) - 2 * self.n_to_compare
         n_contexts = min(N_PARALLEL, len(self.own), max(FEWEST_PARALLEL, budget // (USUAL * N_DRAWS)))
         if budget < FEWEST * n_contexts * N_DRAWS:
             return False
         start = copy.deepcopy(self.family)
         walk = Walk(self.family, self.score, self.y, self.own, n_contexts, N_DRAWS, self.generator)
         n_iter = min(MOST, budget // (n_contexts * N_DRAWS))
-        try:
-            before = self._judge(start, start, judged)
-            run = minimise(
-                Objective(walk),
-                self.family,
-                Adam(warm_up=n_iter // 10, nonfinite="skip", max_norm=5.0),
-                self.generator,
-                learning_rate=self.settings.learning_rate,
-                max_iter=n_iter,
-            )
-            if run.ended_by is not None:
-                raise run.ended_by
-            after = self._judge(self.family, start, judged)
-        except (SpentError, FloatingPointError):
-            self.family = start
-            return False
-        LOGGER.info("%d iterations: held-out KSD^2 %.3g, before %.3g", n_iter, after.mean(), before.mean())
-        better = bool(after.mean() < before.mean())
+        run = minimise(
+            Objective(walk),
+            self.family,
+            Adam(warm_up=n_iter // 10, nonfinite="skip", max_norm=5.0),
+            self.generator,
+            learning_rate=self.settings.learning_rate,
+            max_iter=n_iter,
+        )
+        if run.ended_by is not None and not isinstance(run.ended_by, SpentError | FloatingPointError):
+            raise run.ended_by
+        better = run.ended_by is None and self._is_better(start)
         if not better:
             self.family = start
         return better
 
-    def _judge(self, family: Conditional, start: Conditional, judged: Tensor) -> Tensor:
-        y = take(self.y, judged)
+    # What is kept
+
+    @property
+    def compared(self) -> Tensor:
+        """The numbers of the contexts by which families are compared."""
+        return (self.held_out if len(self.held_out) else self.own)[:N_COMPARED]
+
+    @property
+    def n_draws(self) -> int:
+        """Draws of each context by which families are compared."""
+        return min(MOST_COMPARED, max(FEWEST_COMPARED, self.settings.max_score_calls // CALLS_PER_DRAW))
+
+    @property
+    def n_to_compare(self) -> int:
+        """The scores that a discrepancy at these contexts takes."""
+        return len(self.compared) * self.n_draws
+
+    def _is_better(self, start: Conditional) -> bool:
+        """Tell whether the family has a smaller mean discrepancy than a start, by draws from the same noise."""
+        y = take(self.y, self.compared)
         with torch.no_grad():
             places = start.places(start.features(y))
-        noise = torch.Generator(self.generator.device).manual_seed(self.settings.seed)
-        return discrepancies(family, places, self.score, y, N_JUDGED_DRAWS, noise).nan_to_num(math.inf)
+        before, after = (
+            discrepancies(
+                family,
+                places,
+                self.score,
+                y,
+                self.n_draws,
+                torch.Generator(self.generator.device).manual_seed(self.settings.seed),
+            ).mean()
+            for family in (start, self.family)
+        )
+        LOGGER.info("held-out KSD^2 %.3g, before %.3g", after, before)
+        return bool(after < before)
 
     # Certificates
 

@@ -55,9 +55,10 @@ def weighed_draws(model, y, n, rng):
     seed = rng.randint(2**31)
     fit = Laplace(random_state=seed).fit(target)
     sample = importance_sample(fit, target, n_samples=60_000, random_state=seed)
-    if not sample.trusted or 1 / np.square(sample.weights).sum() < 5 * n:
+    weights = sample.weights / sample.weights.sum()
+    if sample.k > 0.7 or 1 / np.square(weights).sum() < 5 * n:
         raise RuntimeError(f"the reference cannot be trusted: k = {sample.k:.2f}, share {sample.share:.2f}")
-    return sample.X[rng.choice(len(sample.X), n, p=sample.weights / sample.weights.sum())]
+    return sample.X[rng.choice(len(sample.X), n, p=weights)]
 
 
 def evolved_draws(model, y, start, n, rng, n_steps=250):

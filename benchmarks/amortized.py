@@ -30,6 +30,9 @@ from skksivi import AmortizedKSIVI, KSIVIApproximator
 from skksivi.calibration import Calibration
 from skksivi.metrics import sliced_wasserstein
 
+#: Where reference draws are kept.
+DIRECTORY = Path(__file__).parents[1] / "build" / "reference"
+
 N_OBSERVATIONS, N_DRAWS, N_SBC, N_SINGLE = 10, 1000, 1000, 50
 
 
@@ -90,7 +93,7 @@ def c2st(A, B, seed):
     return float(quietly(cross_val_score, net, Z[order], labels[order], cv=5).mean())
 
 
-def reference(model, name, seed, n, folder=Path(".cache")):
+def reference(model, name, seed, n, folder=DIRECTORY):
     """Return draws (10, n, d) of the posteriors of the observations, kept in a file."""
     path = folder / f"sbibm_{name.replace(' ', '_')}_{seed}_{n}.npy"
     if path.exists():
@@ -99,7 +102,7 @@ def reference(model, name, seed, n, folder=Path(".cache")):
     draws = np.stack(
         [model.reference(y, n, rng, x) for x, y in zip(*observations(model, N_OBSERVATIONS, seed), strict=True)]
     )
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     np.save(path, draws)
     return draws
 

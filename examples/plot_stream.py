@@ -89,6 +89,10 @@ ax_rising.plot(now, rising)
 ax_rising.axhline(0.5, color="0.5", lw=1)
 ax_rising.set(xlabel="minute", ylabel="probability of a rise", ylim=(0, 1))
 # sphinx_gallery_start_ignore
+fig.set_label(
+    "Above, counts per minute, the true rate that doubles at minute 150 and falls after 280, and the band of the fit "
+    "that follows it. Below, the probability of a rise, near one after the jump and low during the fall."
+)
 if args.output:
     fig.savefig(args.output, dpi=150)
 # sphinx_gallery_end_ignore

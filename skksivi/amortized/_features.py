@@ -27,6 +27,10 @@ class DeepSets(nn.Module):
     random_state : int, default=0
         Seeds the initial weights.
 
+    See Also
+    --------
+    skksivi.AmortizedKSIVI : One fit for many data sets.
+
     References
     ----------
     Zaheer, M. et al. (2017). Deep sets. https://arxiv.org/abs/1703.06114

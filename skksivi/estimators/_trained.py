@@ -56,7 +56,7 @@ FAILED_DIVERGENCE, N_SE = 0.05, 4
 LIGHT = 0.6
 
 #: What may end a training that leaves the estimator fitted, in the state that was reached.
-KEEPING = (KeyboardInterrupt, FloatingPointError, SpentError, OSError)
+KEEPING = (KeyboardInterrupt, FloatingPointError, SpentError, ConnectionError, TimeoutError)
 
 #: Largest latent dimension chosen by default.
 MAX_LATENT_DIM = 100

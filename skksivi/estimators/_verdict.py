@@ -181,7 +181,7 @@ def until_interrupted(fit: Fit, *steps: Callable[[Fit], Fit]) -> Fit:
             fit = step(fit)
     except SpentError:
         pass
-    except (KeyboardInterrupt, OSError) as error:
+    except (KeyboardInterrupt, ConnectionError, TimeoutError) as error:
         fit = fit._replace(ended_by=error)
     return fit
 

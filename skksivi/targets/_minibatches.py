@@ -193,7 +193,7 @@ class Reading:
     n_rows: int = 0
 
 
-class BrokenLoaderError(ValueError, OSError):
+class BrokenLoaderError(ValueError, ConnectionError):
     """A loader does not give what it gave before; what was learned until then is kept."""
 
 
@@ -219,6 +219,15 @@ class Reader:
         self.n_features: int | None = None
 
     def targets(self) -> Iterator[Any]:
+        """Yield the targets of batches; raise BrokenLoaderError where they cannot be read."""
+        try:
+            yield from self._targets()
+        except BrokenLoaderError:
+            raise
+        except OSError as error:
+            raise BrokenLoaderError(f"`loader` failed in a pass: {error}.") from error
+
+    def _targets(self) -> Iterator[Any]:
         """Yield the targets of batches; the first that is repeated is told."""
         seen: set[bytes] | None = set()
         batches = self.loader() if callable(self.loader) else self.loader

@@ -15,7 +15,7 @@ from skksivi import KSIVIApproximator, diagnose, load, save
 from skksivi.pilot._affine import Affine
 from skksivi.pilot._modes import saddle_free_newton
 from skksivi.pilot._others import all_modes, contradicting, symmetries_of
-from skksivi.targets import Target
+from skksivi.targets import GaussianMixture, Target
 
 
 def unit(d, scale=1.0):
@@ -45,6 +45,21 @@ def test_another_mode_is_found(name):
     assert len(found.maps) == 2
     at = {k: min((a.m - p.means[k]).norm().item() for a in found.maps) for k in range(2)}
     assert max(at.values()) < 0.5
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_ascents_end_at_the_modes_of_long_components(seed):
+    """Their scales and directions differ: 20 standard deviations apart in ten dimensions, axes from a half to two."""
+    rng = np.random.RandomState(seed)
+    centres = 5 * rng.normal(size=(4, 10))
+    factors = np.stack([np.linalg.qr(rng.normal(size=(10, 10)))[0] * rng.uniform(0.5, 2, 10) for _ in range(4)])
+    law = GaussianMixture(centres, covariances=factors @ factors.transpose(0, 2, 1))
+    start = saddle_free_newton(as_score(law.score_fn, d=10), origin(10))[0]
+    found = all_modes(as_score(law.score_fn, d=10), origin(10), start, generator(seed))
+    assert len(found.maps) == 4
+    n, n_new = found.ascents
+    assert n >= 60
+    assert n_new == 0
 
 
 @pytest.mark.slow

@@ -29,6 +29,9 @@ class LookSettings(NamedTuple):
     #: Steps of an ascent, and the mean square of a score at which one has arrived.
     n_ascents: int = 30
     level: float = 1e-4
+    #: Steps from which ascents know the curvature, and the cosine of a step and a change of the score at least.
+    n_pairs: int = 8
+    flat: float = 1e-8
     #: The squared distance from a mode, in its standard deviations, below which an ascent has come back to it, in
     #: fewer dimensions these, and how many times as far another mode is at least.
     back: float = 4.0
@@ -108,33 +111,74 @@ def contradicting(score_u: DifferentiableScore, like: Tensor, generator: torch.G
 def ascended(score_u: DifferentiableScore, u: Tensor) -> Tensor:
     r"""Return the ends (k, d) of those ascents from points u (n, d) that have arrived at a mode.
 
-    Near the origin, which is one, they go no further.
-
-    A step, cut to a length of :math:`2 + 2 \|u\|` and made a quarter where the score turns back at its end, is
-
-    .. math:: u_{t+1} = u_t + \frac{\|\Delta u\|^2}{- \Delta u^\top \Delta s}\, s(u_t).
+    Near the origin, which is one, they go no further. Steps are those of the limited-memory BFGS method, cut to a
+    length of :math:`2 + 2 \|u\|`. One is made a quarter where log p would fall, by the trapezoidal rule: longer ones
+    lead into the region of another mode.
 
     References
     ----------
-    Barzilai, J. and Borwein, J. (1988). Two-point step size gradient methods. IMA Journal of Numerical Analysis 8(1).
+    Liu, D. and Nocedal, J. (1989). On the limited memory BFGS method for large scale optimization. Mathematical
+    Programming 45.
     """
     u, s, back = u.clone(), score_u(u).detach(), min(u.shape[1], LOOK.back)
-    rate = (0.1 / s.norm(dim=1, keepdim=True)).clamp_max(1)
+    curvature, length = Curvature(s), torch.ones_like(u[:, :1])
     for _ in range(LOOK.n_ascents):
         i = ((u.square().sum(1) >= back) & (s.square().mean(1) > LOOK.level)).nonzero()[:, 0]
         if not len(i):
             break
-        du = rate[i] * s[i]
+        du = length[i] * curvature.newton_step(i, s[i])
         du *= (2 * (1 + u[i].norm(dim=1, keepdim=True)) / du.norm(dim=1, keepdim=True)).clamp_max(1)
         tried = score_u(u[i] + du).detach()
-        turned = torch.cosine_similarity(tried, du)[:, None] < -0.5
-        stays = turned & (tried.square().mean(1, keepdim=True) > LOOK.level) | ~tried.isfinite().all(1, keepdim=True)
-        secant = du.square().sum(1, keepdim=True) / (du * (s[i] - tried)).sum(1, keepdim=True)
-        secant = secant.where((secant > 0) & secant.isfinite(), 2 * rate[i])
+        falls = (du * (s[i] + tried)).sum(1, keepdim=True) < 0
+        stays = falls | ~tried.isfinite().all(1, keepdim=True)
+        moves = ~stays[:, 0]
+        curvature.add(i[moves], du[moves], (s[i] - tried)[moves])
         u[i], s[i] = u[i] + du.where(~stays, 0), s[i].where(stays, tried)
-        rate[i] = (rate[i] / 4).where(stays, secant)
+        length[i] = (length[i] / 4).where(stays, 1)
     arrived = (s.square().mean(1) < LOOK.level) | (u.square().sum(1) < back)
     return u[u.isfinite().all(1) & arrived]
+
+
+class Curvature:
+    """What the last steps of ascents tell of the curvature; the scores s (n, d) at their starts set a first length.
+
+    Attributes
+    ----------
+    du, ds : Tensor of shape (LOOK.n_pairs, n, d)
+        Steps and how much the score fell, the latest last.
+    inverse : Tensor of shape (LOOK.n_pairs, n, 1)
+        One over their products, zero for none.
+    scale : Tensor of shape (n, 1)
+        Of the steps beside them.
+    """
+
+    def __init__(self, s: Tensor) -> None:
+        self.du, self.ds = s.new_zeros(2, LOOK.n_pairs, *s.shape).unbind()
+        self.inverse = s.new_zeros(LOOK.n_pairs, len(s), 1)
+        self.scale = (0.1 / s.norm(dim=1, keepdim=True)).clamp_max(1)
+
+    def newton_step(self, i: Tensor, s: Tensor) -> Tensor:
+        """Return the steps (k, d) of ascents i (k,) with scores s (k, d), by the two loops over pairs."""
+        du, ds, inverse = self.du[:, i], self.ds[:, i], self.inverse[:, i]
+        factors = torch.zeros_like(inverse)
+        for j in reversed(range(LOOK.n_pairs)):
+            factors[j] = inverse[j] * (du[j] * s).sum(1, keepdim=True)
+            s = s - factors[j] * ds[j]
+        step = self.scale[i] * s
+        for j in range(LOOK.n_pairs):
+            step = step + (factors[j] - inverse[j] * (ds[j] * step).sum(1, keepdim=True)) * du[j]
+        return step
+
+    def add(self, i: Tensor, du: Tensor, ds: Tensor) -> None:
+        """Learn from steps of ascents i (k,). Where the score did not fall, forget all and double the next one."""
+        product = (du * ds).sum(1)
+        falls = product > LOOK.flat * du.norm(dim=1) * ds.norm(dim=1)
+        self.inverse[:, i[~falls]] = 0
+        self.scale[i[~falls]] *= 2
+        i, du, ds, product = i[falls], du[falls], ds[falls], product[falls, None]
+        for pairs, latest in ((self.du, du), (self.ds, ds), (self.inverse, 1 / product)):
+            pairs[:, i] = torch.cat([pairs[1:, i], latest[None]])
+        self.scale[i] = product / ds.square().sum(1, keepdim=True)
 
 
 def _elsewhere(u: Tensor) -> Tensor:

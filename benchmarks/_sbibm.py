@@ -8,6 +8,7 @@ what both methods are given of the data. `reference` draws from the posterior, e
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 
 import numpy as np
 import torch
@@ -20,22 +21,22 @@ from skksivi.targets import from_log_prob
 F64 = torch.float64
 
 
-class Model:
+class Model(ABC):
     """A prior, a simulator and a likelihood."""
 
     n_features: int
 
+    @abstractmethod
     def prior(self, n, rng):
         """Draw n parameters (n, d)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def simulate(self, X, rng):
         """Return the features (n, c) of data of each of the parameters."""
-        raise NotImplementedError
 
+    @abstractmethod
     def log_prob(self, x, y):
         """Evaluate log p(x, y) for rows of pairs."""
-        raise NotImplementedError
 
     def score_fn(self, x, y):
         """Return the gradient in x."""
@@ -103,8 +104,9 @@ class Box(Model):
     def log_prob(self, x, y):
         return self.log_likelihood(self.theta(x), y) + (logsigmoid(x) + logsigmoid(-x)).sum(-1)
 
+    @abstractmethod
     def log_likelihood(self, theta, y):
-        raise NotImplementedError
+        """Evaluate log p(y | theta) for rows of pairs, up to a constant."""
 
     def kept(self, draw, n):
         """Return n of the draws of a function that lie within the bounds, as x."""

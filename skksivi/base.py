@@ -192,8 +192,7 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
             score.tally.limit = None
             if limit is not None and score.tally.is_spent:
                 fit = _of_budget(fit, limit)
-            self.__dict__.update(learned_attributes(fit, seed, self.dtype, score.tally))
-            self._dtype_of_draws = resolving_dtype(fit.sampler, self.dtype, device)
+            learn(self, fit, seed, score.tally, device)
             score.tally.listener = None
             try:
                 self._conclude(fit, score, generator)
@@ -491,6 +490,12 @@ def _of_budget(fit: Fit, limit: int) -> Fit:
         "or see by `skksivi.diagnose` how far."
     )
     return fit._replace(ended_by=None if isinstance(fit.ended_by, SpentError) else fit.ended_by, remark=remark)
+
+
+def learn(est: BaseApproximator, fit: Fit, seed: int, tally: Tally, device: torch.device) -> None:
+    """Let an estimator have learned a fit."""
+    est.__dict__.update(learned_attributes(fit, seed, est.dtype, tally))
+    est.__dict__.update({"_dtype_of_draws": resolving_dtype(fit.sampler, est.dtype, device)})
 
 
 def learned_attributes(fit: Fit, seed: int, dtype: str, tally: Tally) -> dict[str, object]:

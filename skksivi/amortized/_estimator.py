@@ -37,14 +37,14 @@ from skksivi.base import (
     Interval,
     Real,
     StrOptions,
-    learned_attributes,
+    learn,
     logged,
     ordinary_mode,
-    resolving_dtype,
 )
 from skksivi.diagnostics import Diagnosis, diagnose
 from skksivi.estimators._identity import of_score_near
 from skksivi.estimators._ksivi import KSIVIApproximator
+from skksivi.estimators._start import untrained
 from skksivi.estimators._trained import FAILED_DIVERGENCE, check_widths
 from skksivi.families._samplers import CHUNK, Fit
 from skksivi.parameters import Constrained
@@ -220,8 +220,8 @@ class AmortizedKSIVI(Constrained, BaseEstimator):
         contexts : array-like of shape (m, c), callable or iterable
             The contexts of the training, which should cover those to come: such as data simulated from the prior.
             A function ``contexts(n, rng)`` of a number and a numpy RandomState returns n of them, or a pair
-            (parameters, contexts); an iterable that is no sequence, such as a data loader, gives batches. With a
-            `summary` also a list of m sets of shape (n_i, c).
+            (parameters, contexts); an iterable that is no sequence, such as a data loader, gives batches, which are
+            read until there are 100,000 contexts. With a `summary` also a list of m sets of shape (n_i, c).
         parameters : array-like of shape (m, n_features), default=None
             The x from which each context was simulated. They are exact draws of the posteriors, and tell of
             separated modes and their weights what scores do not.
@@ -559,18 +559,8 @@ class AmortizedKSIVI(Constrained, BaseEstimator):
         )
         with torch.no_grad():
             layer = self.family_.at(self.family_.features(y), self._seed, DTYPES[self.dtype])
-        report = {
-            "loss_curve_": np.empty(0),
-            "ksd_curve_": np.empty((0, 2)),
-            "best_iter_": 0,
-            "certificate_": None,
-            "engine_": "eager",
-            "score_checksum_": "",
-            "n_iter_": 0,
-        }
-        est.__dict__.update(learned_attributes(Fit(layer, report), self._seed, self.dtype, Tally()))
-        own = {"_dtype_of_draws": resolving_dtype(layer, self.dtype, resolve_device(self.device))}
-        est.__dict__.update(own)
+        fit = Fit(layer, {"score_checksum_": "", **untrained()})
+        learn(est, fit, self._seed, Tally(), resolve_device(self.device))
         return est
 
     def _log_density(self, y: Rows, x: Tensor) -> np.ndarray:

@@ -164,16 +164,12 @@ class Conditional(nn.Module):
 
     def features(self, y: Rows) -> Tensor:
         """Return the features h (n, p) of n contexts."""
-        h = self._raw(y)
-        return (h - self.h_mean) / self.h_sd
-
-    def _raw(self, y: Rows) -> Tensor:
-        return features_of(self.summary, y)
+        return (features_of(self.summary, y) - self.h_mean) / self.h_sd
 
     def standardise(self, y: Rows) -> None:
         """Take the units of the features from the contexts of the training."""
         with torch.no_grad():
-            h = self._raw(y)
+            h = features_of(self.summary, y)
             sd = h.std(0, correction=0)
             self.h_mean.copy_(h.mean(0))
             self.h_sd.copy_(sd.where(sd > 1e-12 * (1 + self.h_mean.abs()), 1.0))

@@ -18,6 +18,7 @@ from skksivi.amortized._paired import PairedScore
 from skksivi.amortized._training import (
     Pairs,
     Split,
+    Terms,
     Walk,
     discrepancies,
     fit_places,
@@ -43,9 +44,8 @@ OF_MODES, OF_ALL, OF_SCORES, OF_DRAWS, KEPT = 0.2, 0.4, 0.85, 0.25, 0.1
 #: Scores of that stage, at draws at least, and at most.
 FEWEST_DRAWS, MOST_DRAWS = 500, 20_000
 
-#: Weights of the likelihood and of the squared distance of scores, of a Gaussian and of a mixture.
-BY_SCORES = {"likelihood": 1e-3, "scores": 1.0}
-BY_LIKELIHOOD = {"likelihood": 1.0, "scores": 0.03}
+#: What counts in the fit of a Gaussian, and in that of a mixture.
+BY_SCORES, BY_LIKELIHOOD = Terms(likelihood=1e-3, scores=1.0), Terms(likelihood=1.0, scores=0.03)
 
 #: Calls of a mode search, in units of those of a Newton step, as long as none is known.
 N_GUESSED = 6
@@ -72,9 +72,6 @@ CALLS_PER_DRAW = 400
 #: Contexts at which a certificate is taken, at most, and the scores of one.
 N_CERTIFIED, N_SCORES = 16, 1000
 
-#: The share of contexts that are held out.
-HELD_OUT = 0.2
-
 
 class Settings(NamedTuple):
     """What the parameters of the estimator say."""
@@ -96,7 +93,6 @@ class Outcome(NamedTuple):
     trained: bool
     n_searched: int
     n_lost: int
-    is_spent: bool
 
 
 class Stages:
@@ -118,12 +114,10 @@ class Stages:
     ) -> None:
         self.settings, self.score, self.y, self.x, self.generator = settings, score, y, x, generator
         self.tally = score.tally
-        order = torch.randperm(len(y), generator=generator, device=generator.device)
-        n_held = round(HELD_OUT * len(y))
-        self.held_out, self.own = order[:n_held], order[n_held:]
+        self.own, self.held_out = split(len(y), generator)
         summary = copy.deepcopy(settings.summary)
         with torch.no_grad():
-            n_context = features_of(summary, take(y, order[:2])).shape[1]
+            n_context = features_of(summary, take(y, self.own[:2])).shape[1]
         self.family = Conditional(
             score.n_features,
             n_context,
@@ -161,9 +155,9 @@ class Stages:
         self.tally.begin("certificate")
         certificates = self._certificates()
         self.family.requires_grad_(False)
-        is_spent, self.tally.limit = self.tally.is_spent, None
+        self.tally.limit = None
         self.tally.end()
-        return Outcome(certificates, divergence, trained, self.n_searched, self.n_lost, is_spent)
+        return Outcome(certificates, divergence, trained, self.n_searched, self.n_lost)
 
     # Modes
 
@@ -220,7 +214,7 @@ class Stages:
             return
         start = copy.deepcopy(self.family)
         y, pairs, rows = self._drawn(n)
-        self._matched(self.family, y, pairs, rows, **BY_SCORES)
+        self._matched(self.family, y, pairs, rows, BY_SCORES)
         if not self._is_better(start):
             self.family = start
 
@@ -232,12 +226,12 @@ class Stages:
         found = [by_parameters] if self.n_lost == self.n_searched else [self.family, by_parameters]
         values = [log_probs(f, take(y, rows.held_out), pairs.x[rows.held_out]).mean() for f in found]
         found = found[: 1 + values.index(max(values))]
-        candidates = [*found, self._matched(copy.deepcopy(found[-1]), y, pairs, rows, **BY_SCORES)]
+        candidates = [*found, self._matched(copy.deepcopy(found[-1]), y, pairs, rows, BY_SCORES)]
         if self.settings.n_components > 1:
             started = [f.with_components(self.settings.n_components, self.generator) for f in found]
             values = [start_mixture(f, take(y, rows.train), pairs.x[rows.train], self.settings.seed) for f in started]
             chosen = started[values.index(max(values))]
-            candidates.append(self._matched(chosen, y, pairs, rows, **BY_LIKELIHOOD))
+            candidates.append(self._matched(chosen, y, pairs, rows, BY_LIKELIHOOD))
         self.family = self._chosen(candidates, y, pairs, rows)
 
     def _chosen(self, candidates: list[Conditional], y: Rows, pairs: Pairs, rows: Split) -> Conditional:
@@ -252,19 +246,9 @@ class Stages:
         LOGGER.info("family %d of %d, held-out log-likelihood %.3g", chosen + 1, len(candidates), best.mean())
         return candidates[chosen]
 
-    def _matched(
-        self, family: Conditional, y: Rows, pairs: Pairs, rows: Split, *, likelihood: float, scores: float
-    ) -> Conditional:
-        fit_scores(
-            family,
-            y,
-            pairs,
-            rows,
-            self.settings.learning_rate,
-            self.generator,
-            likelihood=likelihood,
-            scores=scores,
-        )
+    def _matched(self, family: Conditional, y: Rows, pairs: Pairs, rows: Split, terms: Terms) -> Conditional:
+        """Return the family, fitted to pairs."""
+        fit_scores(family, y, pairs, rows, terms, self.settings.learning_rate, self.generator)
         return family
 
     def _given(self, x: Tensor, n: int) -> tuple[Rows, Pairs, Split]:

@@ -224,22 +224,21 @@ def start_mixture(family: Conditional, y: Rows, x: Tensor, seed: int) -> float:
     return float((log_q - L.diagonal(dim1=1, dim2=2).log().sum(1)).clamp_min(LEAST).mean())
 
 
-def fit_scores(
-    family: Conditional,
-    y: Rows,
-    pairs: Pairs,
-    rows: Split,
-    rate: float,
-    generator: torch.Generator,
-    *,
-    likelihood: float,
-    scores: float,
-) -> float:
-    r"""Fit the maps and the mixture at points x of contexts y, as if r were zero; return the held-out loss.
+class Terms(NamedTuple):
+    """The weights a and b of `fit_scores`."""
 
-    It is :math:`-a \log q(x | y) + \tfrac{b}{d} \|L^\top (\nabla \log q(x | y) - s)\|^2` with `likelihood` a and
-    `scores` b, the squares bounded. The second term is least where q = p, whatever the points are; the first one
-    needs exact draws of the posteriors, such as the parameters that made the contexts.
+    likelihood: float
+    scores: float
+
+
+def fit_scores(
+    family: Conditional, y: Rows, pairs: Pairs, rows: Split, terms: Terms, rate: float, generator: torch.Generator
+) -> None:
+    r"""Fit the maps and the mixture at points x of contexts y, as if r were zero.
+
+    The loss is :math:`-a \log q(x | y) + \tfrac{b}{d} \|L^\top (\nabla \log q(x | y) - s)\|^2` with the weights a
+    of the likelihood and b of the scores, the squares bounded. The second term is least where q = p, whatever the
+    points are; the first one needs exact draws of the posteriors, such as the parameters that made the contexts.
     """
     d, known = family.n_features, pairs.s.isfinite().all(1)
 
@@ -251,10 +250,11 @@ def fit_scores(
             L, has = family.places(h).L.detach(), known[index]
             gap = ((s_q - pairs.s[index].nan_to_num(0.0, 0.0, 0.0))[:, None] @ L)[:, 0]
             square = LONGEST**2 * torch.log1p(gap.square().sum(1) / (d * LONGEST**2))
-            return scores * (square * has).sum() / has.sum().clamp_min(1) - likelihood * log_q.mean()
+            distance = (square * has).sum() / has.sum().clamp_min(1)
+            return terms.scores * distance - terms.likelihood * log_q.mean()
 
     parts = [m for m in (family.place, family.heads, family.summary) if m is not None]
-    return train(loss, parts, rows, rate, generator)
+    train(loss, parts, rows, rate, generator)
 
 
 @torch.no_grad()

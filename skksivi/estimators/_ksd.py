@@ -22,7 +22,7 @@ from skksivi._weights import Certificate
 from skksivi.base import LOSSES, Constraints, Interval, Real, StrOptions
 from skksivi.estimators._identity import FREE, described, of_kernel, of_score, of_score_near, of_terms, settled
 from skksivi.estimators._interrupted import Interrupted, widths
-from skksivi.estimators._start import Start, is_close
+from skksivi.estimators._start import Start, is_close, untrained
 from skksivi.estimators._trained import KEEPING, F, Job, Trained, is_certified
 from skksivi.estimators._verdict import (
     LOOK_EVERY,
@@ -233,15 +233,10 @@ class SteinTrained(Trained, Generic[F]):
     def _as_started(self, score: Score, start: Start[F]) -> Fit:
         """Return a fit that draws from its start."""
         sampler = self._sampler_of(score, start)(copy.deepcopy(start.family).requires_grad_(False))
-        n = len(self.loss_curve_) if self._continues() else 0
-        report = {
-            "loss_curve_": self.loss_curve_ if n else np.empty(0),
-            "ksd_curve_": self.ksd_curve_ if n else np.empty((0, 2)),
-            "engine_": "eager",
-            "n_iter_": n,
-            "best_iter_": n,
-            "certificate_": None,
-        }
+        report = untrained()
+        if self._continues():
+            n = len(self.loss_curve_)
+            report |= {"loss_curve_": self.loss_curve_, "ksd_curve_": self.ksd_curve_, "n_iter_": n, "best_iter_": n}
         return Fit(sampler, report)
 
     def _goes_on(self, start: Start[F]) -> bool:

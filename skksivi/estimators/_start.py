@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Generic, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,6 +31,18 @@ class Start(NamedTuple, Generic[F]):
     seed: int
     answers: str
     memory: Memory | None = None
+
+
+def untrained() -> dict[str, object]:
+    """Return the report on a fit that draws from its start."""
+    return {
+        "loss_curve_": np.empty(0),
+        "ksd_curve_": np.empty((0, 2)),
+        "engine_": "eager",
+        "n_iter_": 0,
+        "best_iter_": 0,
+        "certificate_": None,
+    }
 
 
 def mixture_draws(mixture: Components, dtype: torch.dtype, noise: Tensor | float = 0.0) -> GaussianMixtureDraws:

@@ -100,6 +100,24 @@ def as_reference(reference: ArrayLike | None, samples: Mapping[str, np.ndarray])
     return reference
 
 
+def as_row(values: ArrayLike | None, d: int, name: str) -> np.ndarray | None:
+    """Return a value for each column of the draws, if there are some."""
+    if values is None:
+        return None
+    row = np.asarray(values, dtype=np.float64)
+    if row.shape != (d,):
+        raise ValueError(f"`{name}` has shape {row.shape}, expected {(d,)}, a value for each column of the draws.")
+    return row
+
+
+def check_features(features: Sequence[int] | None, feature_names: Sequence[str] | None, d: int) -> None:
+    """Raise unless these are columns of d, and names of all."""
+    if features is not None and (not len(features) or not all(0 <= i < d for i in features)):
+        raise ValueError(f"`features` must hold columns from 0 to {d - 1}, got {list(features)!r}.")
+    if feature_names is not None and len(feature_names) != d:
+        raise ValueError(f"`feature_names` has {len(feature_names)} entries, expected {d}.")
+
+
 def thinned(X: np.ndarray) -> np.ndarray:
     """Return some rows, evenly spaced."""
     return X[:: -(-len(X) // MAX_POINTS)]

@@ -15,7 +15,9 @@ from skksivi.plotting._base import (
     N_DRAWS,
     REFERENCE_COLOUR,
     as_reference,
+    as_row,
     as_samples,
+    check_features,
     own_axes,
 )
 
@@ -129,21 +131,13 @@ class ForestDisplay:
         """
         samples = as_samples(X)
         d = next(iter(samples.values())).shape[1]
-        if features is not None and (not len(features) or not all(0 <= i < d for i in features)):
-            raise ValueError(f"`features` must hold columns from 0 to {d - 1}, got {list(features)!r}.")
-        if feature_names is not None and len(feature_names) != d:
-            raise ValueError(f"`feature_names` has {len(feature_names)} entries, expected {d}.")
-        marked = None if truth is None else np.asarray(truth, dtype=np.float64)
-        if marked is not None and marked.shape != (d,):
-            raise ValueError(
-                f"`truth` has shape {marked.shape}, expected {(d,)}, a value for each column of the draws."
-            )
+        check_features(features, feature_names, d)
         display = cls(
             samples=samples,
             reference=as_reference(reference, samples),
             features=features,
             feature_names=feature_names,
-            truth=marked,
+            truth=as_row(truth, d, "truth"),
         )
         return display.plot(ax, levels=levels)
 

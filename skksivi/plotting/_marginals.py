@@ -15,6 +15,7 @@ from skksivi.plotting._base import (
     REFERENCE_COLOUR,
     as_reference,
     as_samples,
+    check_features,
     enclosing_levels,
     own_axes,
     panels,
@@ -128,10 +129,7 @@ class MarginalsDisplay:
         samples = as_samples(X)
         d = next(iter(samples.values())).shape[1]
         features = range(min(d, MAX_FEATURES)) if features is None else features
-        if not len(features) or not all(0 <= i < d for i in features):
-            raise ValueError(f"`features` must hold columns from 0 to {d - 1}, got {list(features)!r}.")
-        if feature_names is not None and len(feature_names) != d:
-            raise ValueError(f"`feature_names` has {len(feature_names)} entries, expected {d}.")
+        check_features(features, feature_names, d)
         display = cls(
             samples=samples,
             reference=as_reference(reference, samples),

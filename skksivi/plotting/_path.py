@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from sklearn.utils import check_scalar
 
 from skksivi.base import BaseApproximator
-from skksivi.plotting._base import COLOURS, N_DRAWS, REFERENCE_COLOUR, as_reference, as_samples, own_axes
+from skksivi.plotting._base import COLOURS, N_DRAWS, REFERENCE_COLOUR, as_reference, as_row, as_samples, own_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -115,9 +115,9 @@ class PathDisplay:
         d = next(iter(samples.values())).shape[1]
         display = cls(
             samples=samples,
-            times=_row(times, d, "times"),
+            times=as_row(times, d, "times"),
             reference=as_reference(reference, samples),
-            truth=_row(truth, d, "truth"),
+            truth=as_row(truth, d, "truth"),
             observed=observed,
         )
         return display.plot(ax, level=level)
@@ -201,12 +201,3 @@ class PathDisplay:
 def _band(X: np.ndarray, level: float) -> np.ndarray:
     """Return the quantiles (2, d) that leave half of 1 - level outside each."""
     return np.quantile(X, [(1 - level) / 2, (1 + level) / 2], axis=0)
-
-
-def _row(values: ArrayLike | None, d: int, name: str) -> np.ndarray | None:
-    if values is None:
-        return None
-    row = np.asarray(values, dtype=np.float64)
-    if row.shape != (d,):
-        raise ValueError(f"`{name}` has shape {row.shape}, expected {(d,)}, a value for each column of the draws.")
-    return row

@@ -218,17 +218,17 @@ class SteinTrained(Trained, Generic[F]):
         """Tell whether a fit that draws from its start needs no training, by its certificate, or is to get none.
 
         Where none can be had, as between modes of a target known by its score, or it cannot be trusted, as in many
-        dimensions, the chains have to have converged. Of more features than have a certificate nothing would tell
-        whether training has helped.
+        dimensions, the chains have to have converged, or of many features to have small errors. Of more features
+        than have a certificate nothing would tell whether training has helped.
         """
         found, chains = fit.report["certificate_"], pilot_of(self.whiten)
         is_low = chains is not None and chains.effort == "low"
         if is_low or score.tally.is_spent or fit.ended_by is not None or is_certified(fit):
             return True
-        undecided = not isinstance(found, Certificate) or (
-            not found.trusted and score.n_features >= SHORT.many_features
-        )
-        return undecided and (start.whitening.converged or score.n_features > MAX_FEATURES)
+        has_many, nearly = score.n_features >= SHORT.many_features, start.whitening.error < SHORT.nearly
+        undecided = not isinstance(found, Certificate) or (not found.trusted and has_many)
+        will_do = start.whitening.converged or (has_many and nearly) or score.n_features > MAX_FEATURES
+        return undecided and will_do
 
     def _as_started(self, score: Score, start: Start[F]) -> Fit:
         """Return a fit that draws from its start."""

@@ -89,6 +89,10 @@ class PilotPoints(NamedTuple):
             return self.mixture.map()
         return Affine(self.x.mean(0), covariance_root(self.x))
 
+    def error(self) -> float:
+        """Return the largest standard error of a mean, in standard deviations."""
+        return (self.mean_se / self.x.std(0)).max().item()
+
     def of_modes(self) -> Sequence[Tensor]:
         """Return the points of each mode."""
         return self.x.split(self.n_of_mode)

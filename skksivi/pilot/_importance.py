@@ -202,9 +202,9 @@ def _is_near(divergence: tuple[float, float], n_features: int, *, at_once: bool)
     return value <= most * n_features and value - 2 * se <= surely * n_features
 
 
-def settled(pilot: PilotPoints, by: Moments, generator: torch.Generator) -> PilotPoints:
-    """Return a pilot that has converged, with a mixture of these moments, if they are accurate."""
-    if by.se > IMPORTANCE.max_se:
+def settled(pilot: PilotPoints, by: Moments, most: float, generator: torch.Generator) -> PilotPoints:
+    """Return a pilot that has converged, with a mixture of these moments, if no standard error is above `most`."""
+    if by.se > most:
         return pilot
     return pilot._replace(converged=True, mixture=moved(fitted(pilot.x, generator), by))
 

@@ -19,7 +19,7 @@ class ModeSettings(NamedTuple):
 
     #: A search has converged where the Newton decrement s^T p per feature is below this number.
     tolerance: float = 1e-4
-    #: The most steps of a search from one of many starts.
+    #: The most steps of a search from one of many starts, and of one in many dimensions.
     max_steps: int = 60
     #: The most numbers in the starts around one point, and in the points at which the score is asked at a time: what
     #: a score computes on its way is to stay in memory that is used again.
@@ -243,7 +243,7 @@ def dense_mode(score_fn: DifferentiableScore, x: Tensor, generator: torch.Genera
     ValueError
         The search has not converged.
     """
-    m = newton_cg(score_fn, x, generator).m
+    m = newton_cg(score_fn, x, generator, MODES.max_steps).m
     rows = max(1, MODES.max_in_block // len(m))
     H = torch.cat([_curvature_times(score_fn, m, part) for part in torch.eye(len(m)).to(m).split(rows)])
     precision_root = torch.linalg.cholesky((H + H.mT) / 2)

@@ -142,6 +142,11 @@ class Whitening:
         return self.map.unwhiten_direction(torch.eye(len(m), dtype=m.dtype, device=m.device)).mT.cpu().numpy()
 
     @property
+    def error(self) -> float:
+        """The largest standard error of the mean, in standard deviations; inf where there is none."""
+        return math.inf if self.mean_se is None or self.sd is None else float((self.mean_se / self.sd).max())
+
+    @property
     def unseen(self) -> float:
         """The share of the ascents of the last round of the search that found a new mode; nan without ascents."""
         n, n_new = (0, 0) if self.ascents is None else self.ascents.tolist()
@@ -267,7 +272,7 @@ def _by_chains(search: Search) -> Found:
     d, effort = double.n_features, search.chains.effort
     if d <= SHORT.max_features:
         short = _by_short_chains(search, search.starts, alone=search.alone)
-        if short is not None and (_will_do(short[1], effort) or d > MAX_FEATURES or double.tally.is_spent):
+        if short is not None and (_will_do(*short, effort) or d > MAX_FEATURES or double.tally.is_spent):
             return _of_points(*short)
         search = search._replace(n_calls=double.tally.total)  # the budget is that of the long chains
     if d > MAX_FEATURES:
@@ -291,16 +296,23 @@ def _by_chains(search: Search) -> Found:
     return found
 
 
-def _will_do(pilot: PilotPoints, effort: str) -> bool:
-    """Tell whether the points of short chains will do. Where coordinates are warped, long chains do no better."""
-    return effort == "low" or (pilot.converged and (effort == "auto" or pilot.warp is not None))
+def _will_do(modes: ModeMaps, pilot: PilotPoints, effort: str) -> bool:
+    """Tell whether the points of short chains will do, as they are or because long chains would do no better: where
+    no mode was found, coordinates are warped, or many features are known to within small errors.
+    """
+    if effort == "low" or not modes.maps:
+        return True
+    if pilot.converged:
+        return effort == "auto" or pilot.warp is not None
+    return pilot.x.shape[1] >= SHORT.many_features and pilot.error() < SHORT.nearly
 
 
 def _by_short_chains(search: Search, starts: Tensor, *, alone: bool) -> tuple[ModeMaps, PilotPoints] | None:
     """Return modes above the starts (k, d) and points by as many short chains as the effort allows."""
     stages = SHORT.stages if starts.shape[1] <= SHORT.few_features else SHORT.stages_of_many
-    stages = SHORT.low_stages if search.chains.effort == "low" else stages
-    return short_pilot(search.score.double, starts, search.generator, alone=alone, stages=stages, warps=search.warps)
+    stages, more = (SHORT.low_stages, ()) if search.chains.effort == "low" else (stages, SHORT.more_stages)
+    double, generator = search.score.double, search.generator
+    return short_pilot(double, starts, generator, alone=alone, stages=stages, more_stages=more, warps=search.warps)
 
 
 def _by_long_chains(search: Search, modes: ModeMaps) -> PilotPoints:
@@ -332,7 +344,7 @@ def _of_points(modes: ModeMaps, pilot: PilotPoints) -> Found:
     mean, mean_se, sd = (a.cpu().numpy() for a in (x.mean(0), mean_se, x.std(0)))
     symmetries = torch.stack(modes.symmetries).cpu().numpy() if modes.symmetries else None
     ascents = None if modes.ascents is None else np.array(modes.ascents)
-    where, shares = _report(modes)
+    where, shares = _report(modes, len(map_.m))
     moments = (mean, mean_se, sd)
     return Whitening(map_, where, shares, 0, pilot.converged, *moments, pilot.warp, symmetries, ascents), pilot
 
@@ -435,9 +447,10 @@ def log_density(score_fn: Score, origin: Affine | None, x: Tensor) -> Tensor:
     return torch.cat([log_ratio(score_u, torch.zeros_like(origin.m), part) for part in u.split(N_INTEGRALS)])
 
 
-def _report(found: ModeMaps) -> tuple[np.ndarray, np.ndarray]:
+def _report(found: ModeMaps, n_features: int) -> tuple[np.ndarray, np.ndarray]:
     """Return modes (k, d) and their weights (k,)."""
-    return torch.stack([a.m for a in found.maps]).cpu().numpy(), found.weights.cpu().numpy()
+    where = torch.stack([a.m for a in found.maps]) if found.maps else found.weights[:, None].expand(-1, n_features)
+    return where.cpu().numpy(), found.weights.cpu().numpy()
 
 
 def points_near_target(whiten: Whiten, init: Init) -> Init:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -59,23 +60,28 @@ class ShortSettings(NamedTuple):
     exact: float = 0.01
     n_compared: int = 64
     n_matched: int = 16
-    #: Chains, trajectories to warm up and those kept in each stage, of many features too, their lengths, the most
-    #: steps of one, the acceptance, and about how many calls a trajectory takes.
+    #: Chains, trajectories to warm up and those kept in each stage, of many features too, those of which have more at
+    #: the end, their lengths, the most steps of one, the acceptance, and about how many calls a trajectory takes.
     n_chains: int = 32
     n_warm: int = 12
     stages: tuple[int, ...] = (40, 80, 160, 320)
-    stages_of_many: tuple[int, ...] = (40, 80, 80, 160, 320, 640)
+    stages_of_many: tuple[int, ...] = (40, 80, 80, 160, 320)
+    more_stages: tuple[int, ...] = (640, 1280)
     low_stages: tuple[int, ...] = (40, 80)
     lengths: tuple[float, float] = (0.5, 3.5)
     max_leapfrogs: int = 10
     acceptance: float = 0.8
     n_calls: int = 4
     #: The R-hat above which chains begin again, and that above which they do so at once; that at which their word is
-    #: taken where no mixture has weights that count, and the features from which on that may be so.
+    #: taken where no mixture has weights that count, and the features from which on that may be so; the trajectories
+    #: after which the second standard error will do, and that of means which no longer chains improve.
     max_rhat: float = 1.2
     elsewhere: float = 2.0
     agreed: float = 1.03
     many_features: int = 30
+    late: int = 200
+    max_se: tuple[float, float] = (0.02, 0.05)
+    nearly: float = 0.1
     #: The stages of chains in warped coordinates, how often these are fitted, how far points may have moved since, in
     #: standard deviations, the first and last of many features too, and how many times as far a draw may be.
     stages_warped: tuple[int, ...] = (40, 80)
@@ -123,9 +129,13 @@ def short_pilot(
     *,
     alone: bool,
     stages: Sequence[int] = SHORT.stages,
+    more_stages: Sequence[int] = SHORT.more_stages,
     warps: bool = False,
 ) -> tuple[ModeMaps, PilotPoints] | None:
     """Return points near a target, and its modes; None where none is found, or chains do not explore several.
+
+    Of many features chains start where the search for a mode did, if that finds none. They explore hierarchies whose
+    mode is far from the mass.
 
     The points have converged if the importance weights of draws of a Gaussian mixture, fitted to chains that agree
     with each other, have a large effective share and a light tail, if means and scales by these have small standard
@@ -142,6 +152,8 @@ def short_pilot(
         Whether no other modes are looked for.
     stages : sequence of int, default=SHORT.stages
         Trajectories that are kept in each.
+    more_stages : sequence of int, default=SHORT.more_stages
+        Those of many features, after coordinates have been warped.
     warps : bool, default=False
         Whether the coordinates may be warped, if that makes the points converge.
 
@@ -152,6 +164,10 @@ def short_pilot(
     """
     try:
         modes = _first_modes(score_fn, starts, generator)
+    except (LostError, torch.linalg.LinAlgError):
+        has_few = starts.shape[1] < SHORT.many_features
+        return None if has_few else _without_mode(score_fn, starts[0], generator, (*stages, *more_stages))
+    try:
         pilot = standard_pilot(modes.maps[0].m, SHORT.n_of_gaussian).unwhitened(modes.maps[0])
         score_fn = without_wrong_density(score_fn, modes.maps[0])
     except (LostError, torch.linalg.LinAlgError):
@@ -162,7 +178,7 @@ def short_pilot(
         if len(modes.maps) > 1:
             pilot = pilot_of(laplace(modes), SHORT.n_of_gaussian)
             return _of_several(score_fn, modes, generator, stages)
-        for found in _pilots(score_fn, modes.maps[0], starts[0], generator, stages, warps=warps):
+        for found in _pilots(score_fn, modes.maps[0], starts[0], generator, (stages, more_stages), warps=warps):
             pilot = found if len(found.x) else pilot
             if pilot.converged:
                 break
@@ -178,6 +194,21 @@ def _first_modes(score_fn: Score, starts: Tensor, generator: torch.Generator) ->
     if starts.shape[1] <= SHORT.few_features:
         return find_modes(score_fn, starts, generator)
     return ModeMaps([dense_mode(score_fn, starts[0], generator)], starts.new_ones(1))
+
+
+def _without_mode(
+    score_fn: Score, start: Tensor, generator: torch.Generator, stages: Sequence[int]
+) -> tuple[ModeMaps, PilotPoints] | None:
+    """Return no mode and points of chains around a start (d,), None where their errors are not small."""
+    at_start = Affine.shift(start)
+    try:
+        score_fn = without_wrong_density(score_fn, at_start)
+        for pilot in _by_stages(score_fn, at_start, generator, stages, at_once=False):
+            if pilot.converged:
+                break
+    except (LostError, torch.linalg.LinAlgError):
+        return None
+    return (ModeMaps([], start[:0]), pilot) if pilot.converged or pilot.error() < SHORT.nearly else None
 
 
 def _of_several(
@@ -197,9 +228,18 @@ def _of_several(
 
 
 def _pilots(
-    score_fn: Score, mode: Affine, start: Tensor, generator: torch.Generator, stages: Sequence[int], *, warps: bool
+    score_fn: Score,
+    mode: Affine,
+    start: Tensor,
+    generator: torch.Generator,
+    stages: tuple[Sequence[int], Sequence[int]],
+    *,
+    warps: bool,
 ) -> Iterator[PilotPoints]:
-    """Yield better and better pilots, if they may be warped also in coordinates of other forms."""
+    """Yield better and better pilots, if they may be warped also in coordinates of other forms, by stages before that
+    and, of many features, after it.
+    """
+    before, after = stages
     warps = warps and len(mode.m) <= SHORT.few_features
     if warps and (better := _with_tails(score_fn, mode, generator)) is not None:
         yield better
@@ -207,18 +247,23 @@ def _pilots(
     warps, least = warps and not has_power_tails(score_fn), SHORT.of_spike if has_few else SHORT.of_spike_of_many
     yield standard_pilot(metric.m, SHORT.n_of_gaussian).unwhitened(metric)
     is_spike = was_spike = False
-    for pilot in _by_stages(score_fn, metric, generator, stages):
+    ensemble = _Ensemble(score_fn, metric, generator)
+    for pilot in chain(ensemble.by_metric(), *map(ensemble.stage, before)):
         yield pilot
         is_spike = bool(metric.whiten(pilot.x).square().mean(0).max() > least**2)
-        if warps and has_few and (is_spike or len(pilot.x) == SHORT.n_chains * stages[0]):
+        if warps and has_few and (is_spike or len(pilot.x) == SHORT.n_chains * before[0]):
             yield from _curved(score_fn, pilot.x, generator)
         if warps and is_spike and not was_spike:
             yield from _curved(score_fn, _around(score_fn, start, generator), generator)
         if is_spike and has_few:
             return
         was_spike = was_spike or is_spike
-    if warps and not has_few:
+    if has_few:
+        return
+    if warps:
         yield from _curved(score_fn, pilot.x, generator)
+    for n in after:
+        yield from ensemble.stage(n)
 
 
 def _curved(score_fn: Score, x: Tensor, generator: torch.Generator) -> Iterator[PilotPoints]:
@@ -245,44 +290,73 @@ def _by_stages(
     at_once: bool = True,
     refine: Refine | None = None,
 ) -> Iterator[PilotPoints]:
-    """Yield the pilots of importance sampling from the Gaussian of the metric, if that may do, and of chains.
+    """Yield the pilots of importance sampling from the Gaussian of the metric, if that may do, and of chains."""
+    ensemble = _Ensemble(score_fn, metric, generator, refine)
+    if at_once:
+        yield from ensemble.by_metric()
+    for n in stages:
+        yield from ensemble.stage(n)
 
-    These warm up their step; each stage is tested in the middle and at its end. Chains that are far apart there begin
+
+class _Ensemble:
+    """Chains that explore a target in the coordinates of a metric.
+
+    They warm up their step; each stage is tested in the middle and at its end. Chains that are far apart there begin
     again with a metric by their points and scores, unless theirs is exact.
     """
-    refine = refine or (lambda metric, pilot, drawn: refined(metric.pull_back(score_fn), pilot, drawn, generator))
-    few = len(metric.m) <= SHORT.few_features
-    error = score_divergence(score_fn, metric, generator, SHORT.n_compared) if at_once else math.inf
-    if error < SHORT.near_gaussian and few:
-        yield refine(metric, standard_pilot(metric.m), []).unwhitened(metric)
-    elif error < SHORT.gaussian:
-        yield standard_pilot(metric.m, SHORT.n_of_gaussian)._replace(converged=True).unwhitened(metric)
-    x = metric.unwhiten(standard_normal(SHORT.n_chains, metric.m, generator))
-    x = revive(x.where(score_fn(x).isfinite().all(1, keepdim=True), torch.nan), generator)
-    step = len(metric.m) ** -0.25
-    kept, drawn = list[Chains](), list[Draws]()
-    for n in stages:
-        if (len(kept) + n) * x.numel() > SHORT.max_kept:
-            break
+
+    def __init__(
+        self, score_fn: Score, metric: Affine, generator: torch.Generator, refine: Refine | None = None
+    ) -> None:
+        self.score_fn, self.metric, self.generator = score_fn, metric, generator
+        self.refine, self.has_few = refine or self._refined, len(metric.m) <= SHORT.few_features
+        self.x: Tensor | None = None
+        self.step = len(metric.m) ** -0.25
+        self.kept, self.drawn = list[Chains](), list[Draws]()
+
+    def _refined(self, metric: Affine, pilot: PilotPoints, drawn: list[Draws]) -> PilotPoints:
+        return refined(metric.pull_back(self.score_fn), pilot, drawn, self.generator)
+
+    def by_metric(self) -> Iterator[PilotPoints]:
+        """Yield a pilot of draws of the Gaussian of the metric, if it is near the target."""
+        error = score_divergence(self.score_fn, self.metric, self.generator, SHORT.n_compared)
+        of_gaussian = partial(standard_pilot, self.metric.m)
+        if error < SHORT.near_gaussian and self.has_few:
+            yield self.refine(self.metric, of_gaussian(), []).unwhitened(self.metric)
+        elif error < SHORT.gaussian:
+            yield of_gaussian(SHORT.n_of_gaussian)._replace(converged=True).unwhitened(self.metric)
+
+    def stage(self, n: int) -> Iterator[PilotPoints]:
+        """Yield the pilots of n more trajectories, none where these are more numbers than are kept."""
+        score_fn, metric, generator = self.score_fn, self.metric, self.generator
+        x = self._starts() if self.x is None else self.x
+        if (len(self.kept) + n) * x.numel() > SHORT.max_kept:
+            return
         score_u = metric.pull_back(score_fn)
-        chains = Chains.at(score_u, metric.whiten(x), step)
+        chains = Chains.at(score_u, metric.whiten(x), self.step)
         for _ in range(2):
-            n_warm = 0 if kept else SHORT.n_warm
+            n_warm = 0 if self.kept else SHORT.n_warm
             score_fn.tally.begin("short chains", len(x) * (n_warm + n // 2) * SHORT.n_calls)
             chains = warmed_up(score_u, chains, generator) if n_warm else chains
             for _ in range(n // 2):
                 chains = trajectory(score_u, chains, generator)
-                kept.append(chains)
-            draws = Draws(torch.stack([c.u for c in kept]), torch.stack([c.s for c in kept]))
+                self.kept.append(chains)
+            draws = Draws(torch.stack([c.u for c in self.kept]), torch.stack([c.s for c in self.kept]))
             apart = disagreement(draws.u)
-            yield _judged(draws, apart, generator, partial(refine, metric) if few else None, drawn).unwhitened(metric)
+            refine = partial(self.refine, metric) if self.has_few else None
+            yield _judged(draws, apart, generator, refine, self.drawn).unwhitened(metric)
             if apart > SHORT.elsewhere:
                 break
-        x, step = metric.unwhiten(chains.u), chains.step
+        self.x, self.step = metric.unwhiten(chains.u), chains.step
         error = score_divergence(score_fn, metric, generator, SHORT.n_compared)
         if apart > SHORT.max_rhat and error > SHORT.exact:
-            metric = adapted_by_scores(metric, draws.points, draws.scores)
-            kept, drawn = [], []
+            self.metric = adapted_by_scores(metric, draws.points, draws.scores)
+            self.kept, self.drawn = [], []
+
+    def _starts(self) -> Tensor:
+        """Return draws (n_chains, d) of the Gaussian, at which there is a score."""
+        x = self.metric.unwhiten(standard_normal(SHORT.n_chains, self.metric.m, self.generator))
+        return revive(x.where(self.score_fn(x).isfinite().all(1, keepdim=True), torch.nan), self.generator)
 
 
 def _judged(
@@ -298,7 +372,8 @@ def _judged(
     if apart <= SHORT.max_rhat and refine is not None:
         pilot = refine(pilot, drawn)
     if not pilot.converged and apart <= SHORT.agreed and draws.u.shape[2] >= SHORT.many_features:
-        pilot = settled(pilot_with(draws.points, by), by, generator)
+        most = SHORT.max_se[len(draws.u) >= SHORT.late]
+        pilot = settled(pilot_with(draws.points, by), by, most, generator)
     return pilot
 
 

@@ -178,6 +178,19 @@ class ItemResponse(Target):
         return (self.y * logits - softplus(logits)).sum((1, 2)) - x.square().sum(1) / 2
 
 
+def large_field():
+    target = Field(44, 45)
+    target.hmc = {"n_chains": 100, "n_warmup": 5, "n_rounds": 40, "n_trajectories": 3, "adapts": False}
+    return target
+
+
+def long_volatility(n_days):
+    target = volatility(n_days)
+    del target.hmc
+    target.nuts = {"n_warmup": 400}
+    return target
+
+
 def volatility(n_days):
     rng = np.random.RandomState(3)
     h = np.zeros(n_days)
@@ -209,6 +222,6 @@ SHAPES = {
     "volatility of 300 days": lambda: volatility(300),
 }
 LARGE = {
-    "field of 1,980 sites": lambda: Field(44, 45),
-    "volatility of 1,000 days": lambda: volatility(1000),
+    "field of 1,980 sites": large_field,
+    "volatility of 1,000 days": lambda: long_volatility(1000),
 }

@@ -277,10 +277,11 @@ def _warn(fit: Fit, score_fn: Score, x: Tensor) -> None:
     elif fit.remark is not None:
         message = fit.remark
     elif not is_certified(fit):
-        s = score_fn.double(x)
-        todo = _todo(whitening)
+        s, todo, sd = score_fn.double(x), _todo(whitening), _sd_of_many(whitening)
         message = (
-            _of_variances(x, s, score_fn, todo) or _of_shift(x, s, todo) or _of_certificate(fit.report, x.shape[1])
+            _of_variances(x, s, score_fn, todo, sd)
+            or _of_shift(x, s, todo)
+            or _of_certificate(fit.report, x.shape[1])
         )
     if message is not None:
         warn_caller(message, ConvergenceWarning)
@@ -295,11 +296,25 @@ def _todo(whitening: object) -> str:
     return "Set whiten='auto', or rescale the parameters"
 
 
-def _of_variances(x: Tensor, s: Tensor, score_fn: Score, todo: str) -> str | None:
-    """Say in which coordinate draws x (n, d) with scores s are far too wide or narrow."""
+def _sd_of_many(whitening: object) -> np.ndarray | None:
+    """Return the standard deviations (d,) of the target, if chains that agree tell those of many features."""
+    if not isinstance(whitening, Whitening) or len(whitening.map.m) < SHORT.many_features:
+        return None
+    return whitening.sd if whitening.converged else None
+
+
+def _of_variances(x: Tensor, s: Tensor, score_fn: Score, todo: str, sd: np.ndarray | None) -> str | None:
+    """Say in which coordinate draws x (n, d) with scores s are far too wide or narrow.
+
+    Where the standard deviations sd (d,) of the target are known those of the draws must be off, too. The scores of
+    a hierarchy's scale also tell how the draws of its effects depend on it, and there are many effects.
+    """
     variances, se = stein_variances(x, s)
     low, high = FAILED_VARIANCES
     wrong = (variances + 5 * se < low) | (variances - 5 * se > high)
+    if sd is not None:
+        ratio = (x.std(0) / torch.as_tensor(sd).to(x)).square()
+        wrong &= (ratio < low) | (ratio > high)
     if not wrong.any():
         return None
     worst = int((variances.clamp_min(1e-12).log().abs() * wrong).argmax())

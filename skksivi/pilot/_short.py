@@ -199,7 +199,7 @@ def _first_modes(score_fn: Score, starts: Tensor, generator: torch.Generator) ->
 def _without_mode(
     score_fn: Score, start: Tensor, generator: torch.Generator, stages: Sequence[int]
 ) -> tuple[ModeMaps, PilotPoints] | None:
-    """Return no mode and points of chains around a start (d,), None where their errors are not small."""
+    """Return no mode and points of chains around a start (d,), None where errors are not small or they run off."""
     at_start = Affine.shift(start)
     try:
         score_fn = without_wrong_density(score_fn, at_start)
@@ -208,7 +208,15 @@ def _without_mode(
                 break
     except (LostError, torch.linalg.LinAlgError):
         return None
-    return (ModeMaps([], start[:0]), pilot) if pilot.converged or pilot.error() < SHORT.nearly else None
+    settled_there = pilot.converged or pilot.error() < SHORT.nearly
+    return (ModeMaps([], start[:0]), pilot) if settled_there and _are_held(score_fn, pilot.x) else None
+
+
+def _are_held(score_fn: Score, x: Tensor) -> bool:
+    """Tell whether the score holds points x (n, d) together, E[-s^T (x - E x)] = d, at least to a factor of two."""
+    x = x[:: max(1, len(x) // SHORT.n_compared)]
+    held = -(score_fn(x).detach() * (x - x.mean(0))).mean().item()
+    return 0.5 < held < 2
 
 
 def _of_several(

@@ -132,10 +132,10 @@ def nuts(target, n_draws, *, n_chains=4, n_warmup=500, seed=0):
     """Return (n_draws, d) states of chains of NUTS by nutpie."""
     from _rivals import NutpieNUTS, Watched  # which are judged by references
 
-    found = NutpieNUTS(n_chains=n_chains, n_warmup=n_warmup, n_draws=n_draws // n_chains, random_state=seed)
-    found.fit(Watched(target))
-    chains = torch.as_tensor(found.draws_).unflatten(0, (n_chains, -1)).transpose(0, 1)
-    return chains.flatten(0, 1), {"R-hat": r_hat(chains), "ESS": found.n_effective_}
+    n = -(-n_draws // n_chains)
+    found = NutpieNUTS(n_chains=n_chains, n_warmup=n_warmup, n_draws=n, random_state=seed).fit(Watched(target))
+    chains = torch.as_tensor(found.draws_).view(n_chains, n, -1).transpose(0, 1)
+    return chains.flatten(0, 1)[:n_draws], {"R-hat": r_hat(chains), "ESS": found.n_effective_}
 
 
 def trajectories(target, map_, u, step, n_trajectories, generator):

@@ -36,7 +36,7 @@ from _harness import command, load, of, pairs, read, rst, run_missing, write_tab
 from _rivals import NutpieNUTS, SpentError, Watched, missing
 from comparison import FEWER
 from paper._base import few
-from reference import DIRECTORY, exact_draws, r_hat
+from reference import DIRECTORY, exact_draws, nuts
 
 from skksivi import KSIVIApproximator, baselines, targets
 from skksivi.metrics import noise_floor, sliced_wasserstein
@@ -204,18 +204,10 @@ def reference(name, folder, n_draws=N_REFERENCE):
     if not path.exists():
         target = CASES[name](folder)
         target.hmc = getattr(target, "hmc", HMC)
-        x, diagnostics = by_nuts(target, n_draws) if name in STIFF else exact_draws(target, n_draws)
+        x, diagnostics = nuts(target, n_draws, n_chains=8) if name in STIFF else exact_draws(target, n_draws)
         path.parent.mkdir(parents=True, exist_ok=True)
         np.savez_compressed(path, draws=x.numpy(), **diagnostics)
     return np.load(path)["draws"]
-
-
-def by_nuts(target, n_draws, n_chains=8):
-    """Return draws (n_draws, d) of long chains of NUTS, and their diagnostics."""
-    n = -(-n_draws // n_chains)
-    found = NutpieNUTS(n_chains=n_chains, n_warmup=500, n_draws=n).fit(Watched(target))
-    chains = torch.as_tensor(found.draws_).view(n_chains, n, -1).transpose(0, 1)
-    return chains.flatten(0, 1)[:n_draws], {"R-hat": r_hat(chains), "ESS": found.n_effective_}
 
 
 def r_hat_of(name, folder, n_draws):

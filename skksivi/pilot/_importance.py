@@ -18,6 +18,7 @@ from skksivi._warnings import warn_caller
 from skksivi.mixing import GaussianMixtureDraws
 from skksivi.pilot._affine import Affine, standard_normal
 from skksivi.pilot._chains import FEW, PilotPoints, kronrod, lobatto, lobatto_nodes
+from skksivi.pilot._matching import score_matched
 from skksivi.pilot._mixture import MOST_FEATURES, Components, fitted_mixture
 from skksivi.score._score import DifferentiableScore, Score
 from skksivi.score._tally import SpentError
@@ -123,7 +124,7 @@ class Plan(NamedTuple):
         Whether the points of before are forgotten, for they are near the wrong places or not as many of each mode as
         they should be.
     moves : bool, default=True
-        Whether the mixture is moved to the moments in the end.
+        Whether the mixture is moved to match scores and moments in the end.
     keeps : bool, default=True
         Whether a mixture that is near the target serves for another round.
     along : Tensor of shape (r, d), default=None
@@ -160,7 +161,8 @@ def refined(
     generator: torch.Generator,
     plan: Plan = PLAIN,
 ) -> PilotPoints:
-    """Return a pilot with more points, by importance from a mixture that is fitted to them again and again.
+    """Return a pilot with more points, by importance from a mixture that is fitted to them again and again, and to
+    the scores of all draws in the end.
 
     The pilot has converged as soon as the means and scales of all that was `drawn`, to which more is added, are
     accurate and the mixture is near the target. It ends where too few of the draws count.
@@ -186,7 +188,9 @@ def refined(
         pilot = pilot_with(torch.cat(points), by)
         is_near = _is_near(divergence, pilot.x.shape[1], at_once=i < IMPORTANCE.n_rounds_to_be_near - 1)
         if is_near and by.se <= IMPORTANCE.max_se and i + 1 >= plan.least_rounds:
-            mixture = moved(mixture, by) if plan.moves else mixture
+            if plan.moves:
+                u, s = (torch.cat(parts) for parts in zip(*((a.points, a.scores) for a in drawn), strict=True))
+                mixture = moved(score_matched(mixture, u, s, generator), by)
             more = _points_of(mixture, max(0, IMPORTANCE.least_points - len(pilot.x)))
             return pilot_with(torch.cat([pilot.x, more]), by)._replace(converged=True, mixture=mixture)
         mixture = mixture if is_near and plan.keeps else None

@@ -387,14 +387,14 @@ def sentences(rows):
         row = found["1 rank large"]
         rates = N_FLOPS / 2 * N_POINTS * D * row["n_rows"] / row["CPU"] / 1e9, row["data"] / row["CPU"]
         yield (
-            f"A second of CPU time does {rates[0]:.0f} billion operations on {rates[1]:.2g} GB of rows, so that a "
-            "score is bound by computing and not by memory."
+            f"One second of CPU time performs {rates[0]:.0f} billion operations on {rates[1]:.2g} GB of rows, so a "
+            "score is bound by computation and not by memory."
         )
     if "blocks" in found:
         times = found["blocks"]["blocks"]
         best = min(times.values())
         told = ", ".join(f"{seconds / best:.2f} with {int(n):,}" for n, seconds in times.items())
-        yield f"CPU times by the rows of a block, over the least of them: {told}."
+        yield f"CPU times for different numbers of rows per block, relative to the fastest: {told}."
 
 
 def show(rows):

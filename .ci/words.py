@@ -1,6 +1,6 @@
 """The manual's English: patterns that readers stumbled over, each with what to write instead.
 
-`python .ci/words.py` reads the pages, README, CONTRIBUTING, the texts and comments of the examples, and docstrings of
+`python .ci/words.py` reads the pages, README, CHANGELOG, CONTRIBUTING, the texts and comments of the examples, and docstrings of
 public names, and tells the lines that have one of them. Code and its output are left out.
 """
 
@@ -63,6 +63,8 @@ def texts() -> Iterator[tuple[Path, int, str]]:
     """Each file, the number of the line before, and a text that starts after it."""
     for path in [
         ROOT / "README.rst",
+        ROOT / "CHANGELOG.rst",
+        ROOT / "CONTRIBUTING.rst",
         *sorted((ROOT / "doc").glob("*.rst")),
         *sorted((ROOT / "doc/guide").glob("*.rst")),
     ]:

@@ -1,7 +1,7 @@
 """The manual's English: patterns that readers stumbled over, each with what to write instead.
 
-`python .ci/words.py` reads the pages, README, CHANGELOG, CONTRIBUTING, the texts and comments of the examples, and docstrings of
-public names, and tells the lines that have one of them. Code and its output are left out.
+`python .ci/words.py` reads the pages, README, CHANGELOG, CONTRIBUTING, the texts and comments of the examples, and
+docstrings of public names, and lists the lines that have one of them. Code and its output are left out.
 """
 
 import ast

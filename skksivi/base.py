@@ -115,10 +115,10 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
         Parameters
         ----------
         score_fn : callable or Target
-            The gradient of log p at each row, (n, n_features) tensor -> (n, n_features) tensor. A function of
-            arrays will do: it is called with float64 arrays. Training needs products with the Jacobian: where
-            automatic differentiation of the score gives them wrong, or not at all, they are finite differences. Or a
-            `skksivi.targets.Target`, which carries its own and `n_features`.
+            The gradient of log p at each row, (n, n_features) tensor -> (n, n_features) tensor. A function of arrays
+            also works; it is called with float64 arrays. If training needs products with the Jacobian and automatic
+            differentiation of the score fails or is wrong, they are finite differences. Or a
+            `skksivi.targets.Target`, which has its own score and `n_features`.
         y : None
             Ignored, present by scikit-learn's convention.
         n_features : int, default=None
@@ -133,18 +133,18 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
         TypeError
             `score_fn` is neither callable nor a Target, or returns neither a tensor nor an array.
         ValueError
-            `n_features` is missing or contradicts the target, the score has another shape than its input, changes it
-            or is finite nowhere, or a parameter is out of its range.
+            `n_features` is missing or contradicts the target, the score has another shape than its input, modifies
+            its input or is finite nowhere, or a parameter is out of its range.
         FloatingPointError
             The loss became NaN or infinite.
         KeyboardInterrupt
-            Ctrl-C. If training has begun, the state reached is kept and can be sampled; so it is after a loss that is
-            not finite. An exception of the score leaves the estimator as it was, unless `warm_start` is set.
+            Ctrl-C. If training has begun, its state is kept and can be sampled, as it is after a loss that is not
+            finite. An exception raised by the score leaves the estimator as it was, unless `warm_start` is set.
 
         Warns
         -----
         UserWarning
-            The score seems to have the wrong sign, or not to be the gradient of anything.
+            The score seems to have the wrong sign, or not to be a gradient.
         ConvergenceWarning
             The result may be off: chains have not converged, iterations were skipped or too few, or the draws fail
             Stein's identities.
@@ -221,8 +221,8 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
         Raises
         ------
         ValueError
-            There is no such parameter, or it is the part of one that is no object and abbreviates none. Nothing is
-            changed then.
+            There is no such parameter, or it is a part of a parameter that is neither an object nor a shorthand for
+            one. Nothing is changed then.
         """
         known, whole = self.get_params(deep=False), {k: v for k, v in params.items() if "__" not in k}
         for name in {name.partition("__")[0] for name in params.keys() - whole.keys()} & known.keys():
@@ -243,7 +243,7 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
     def sample(self, n_samples: int = 1, random_state: RandomState = None) -> np.ndarray:
         """Draw from the fitted distribution.
 
-        They are independent or, where the fit is a set of points or states, picked from these at random.
+        Draws are independent; if the fit is a set of points or states, they are picked from these at random.
 
         Parameters
         ----------
@@ -256,8 +256,8 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
         Returns
         -------
         X : ndarray of shape (n_samples, n_features)
-            Of type `dtype`; of float64 where neighbouring numbers of float32 are farther apart than a thousandth of
-            the spread of a coordinate, as far from the origin.
+            Of type `dtype`; float64 if neighbouring float32 numbers are farther apart than a thousandth of the spread
+            of a coordinate, as can happen far from the origin.
 
         Raises
         ------
@@ -286,13 +286,13 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
     def score_samples(self, X: ArrayLike, *, return_std: bool = False) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
         r"""Evaluate the log-density of the fitted distribution.
 
-        It is exact where the fit is Gaussian. Of a semi-implicit fit,
+        It is exact if the fit is Gaussian. For a semi-implicit fit,
 
         .. math:: q(x) = \int q(z)\, N(x; \mu(z), \mathrm{diag}\, \sigma(z)^2)\, dz,
 
-        it is estimated by importance sampling of z, around the z that x most likely comes from: 128 draws for each x,
-        and up to 2,048 where the standard error is above 0.03 nats. Of a hierarchy the layers are followed back from
-        x, which asks for the score. All calls use the same random numbers.
+        it is estimated by importance sampling of z, around the most likely z given x, with 128 draws per x, and up to
+        2,048 if the standard error exceeds 0.03 nats. In a hierarchy the layers are followed back from x, which
+        evaluates the score. All calls use the same random numbers.
 
         Parameters
         ----------
@@ -312,7 +312,7 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
         NotFittedError
             Before `fit`.
         TypeError
-            The fit has no density: it is a set of points or of states of chains, or its mixing distribution is such a
+            The fit has no density: it is a set of points or states of chains, or its mixing distribution is such a
             set or a function.
         ValueError
             X has another number of columns than the target had, or holds non-finite values.
@@ -320,7 +320,7 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
         Warns
         -----
         UserWarning
-            Some of the standard errors are above 0.5 nats, and were not asked for.
+            Some of the standard errors exceed 0.5 nats, and `return_std` is False.
 
         References
         ----------
@@ -351,9 +351,9 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
         Parameters
         ----------
         X : array-like of shape (n, n_features), Target or callable
-            Draws of the target: the result is their mean log-density, the mean of `score_samples`. A target or
-            its score function: the result is minus the squared kernel Stein discrepancy of 2,000 fresh draws, under
-            one kernel that depends on the target alone. It is almost insensitive to weights of separated modes.
+            For draws from the target the result is their mean log-density, the mean of `score_samples`. For a target
+            or its score function the result is minus the squared kernel Stein discrepancy of 2,000 fresh draws, under
+            one kernel that depends only on the target. It is almost insensitive to the weights of separated modes.
         y : None
             Ignored, present by scikit-learn's convention.
 

@@ -74,7 +74,7 @@ class ParameterObject(Constrained, BaseEstimator):
 
 
 class Adam(ParameterObject):
-    """Adam's steps, their average, and what bounds them; `learning_rate` is a parameter of the estimator.
+    """Settings of Adam: step sizes, averaging and clipping; `learning_rate` is a parameter of the estimator.
 
     Parameters
     ----------
@@ -86,12 +86,12 @@ class Adam(ParameterObject):
         Iterations over which the rate rises from zero.
     ema : float or None, default=0.999
         The fitted parameters are an exponential moving average with this decay, or over a tenth of the iterations so
-        far where that is less; None takes the last ones.
+        far if that is shorter; None takes the last ones.
     max_norm : float or None, default=None
         Clip the gradient to this Euclidean norm.
     nonfinite : {"raise", "skip"}, default="raise"
         What to do about an iteration whose loss or gradient is NaN or infinite; its step is never taken. "raise" ends
-        the fit with an error; "skip" goes on and tells how many there were, unless a hundred follow each other.
+        the fit with an error; "skip" continues and reports how many there were, unless there are a hundred in a row.
 
     See Also
     --------
@@ -152,31 +152,31 @@ class Adam(ParameterObject):
 
 
 class Pilot(ParameterObject):
-    """What explores the target before training, the rule behind whiten="auto" and "diagonal".
+    """Exploration of the target before training, by whiten="auto" or "diagonal".
 
     Parameters
     ----------
     rule : {"auto", "diagonal"}, default="auto"
         "auto" searches for modes, runs chains around each and takes their mean and covariance as m and L L^T.
-        "diagonal" is for many parameters and for posteriors that no Gaussian resembles: chains of underdamped
-        Langevin dynamics, and a scale for each coordinate.
+        "diagonal" is for many parameters and for posteriors far from any Gaussian: chains of underdamped Langevin
+        dynamics, and one scale per coordinate.
     effort : {"low", "auto", "high"}, default="auto"
-        What "auto" spends. "low": importance sampling from Gaussians at the modes or, where that will not do, from
-        short chains, some 2,000 to 50,000 scores, whether or not it converges; no training follows. "auto": the same
-        and, where it does not converge, long chains around all modes, and a training where the certificate asks for
-        one. "high": the same with long chains in any case, unless short ones converged in warped coordinates.
+        How much "auto" spends. "low": importance sampling from Gaussians at the modes or, if that is not enough, from
+        short chains, with some 2,000 to 50,000 scores, whether or not it converges; no training follows. "auto": the
+        same and, if it does not converge, long chains around all modes, and training if the certificate is not good.
+        "high": the same but always with long chains, unless short ones converged in warped coordinates.
     budget : int, default=400_000
-        Points at which the score is to be evaluated by long chains, about. With "auto" it sets their number, 128 at
-        least, so that less than about 80,000 changes nothing; chains that do not converge, or mix slowly, take
-        several times as many. With "diagonal" it sets the number of steps of each chain, 200 to 20,000.
+        Approximate number of points at which long chains evaluate the score. With "auto" it sets the number of
+        chains, at least 128, so values below about 80,000 make no difference; chains that do not converge, or mix
+        slowly, take several times as many. With "diagonal" it sets the number of steps of each chain, 200 to 20,000.
     max_score_calls : int or None, default=None
-        The most evaluations of the score and of log p, and products with the Jacobian of the score, that `fit` may
-        ask for in all, training and checks included. Where they are spent it returns the best that it has, with a
-        warning, around a single mode at the least the Gaussian there; with several modes or "diagonal" an error says
-        that it is too small. None for no limit.
+        Upper limit for all evaluations of the score and of log p, and products with the Jacobian of the score, in a
+        `fit`, including training and checks. When it is reached, `fit` returns its best result, with a warning; with
+        a single mode this is at worst the Gaussian there. With several modes or "diagonal" an error says if the limit
+        is too small. None means no limit.
     weight : float, default=1.0
-        Weight of the penalty that holds the first three moments of the draws to the pilot's, which the discrepancy
-        hardly sees in the tails; zero for none. KSIVI and HKSIVI have such a penalty, the other methods do not.
+        Weight of the penalty on differences of the first three moments of the draws from the pilot's, to which the
+        discrepancy is hardly sensitive in the tails; zero for none. Only KSIVI and HKSIVI have this penalty.
 
     See Also
     --------
@@ -248,14 +248,14 @@ class Scale(ParameterObject):
 
 
 class Plateau(ParameterObject):
-    """A plateau of the discrepancy at which a training ends before its last iteration.
+    """Stop training early, at a plateau of the discrepancy.
 
     Parameters
     ----------
     tol : float, default=0.01
         Stop when the discrepancy under one fixed kernel in u has not fallen by this share for `patience` iterations.
     patience : int, default=2000
-        In iterations. It is as long as a default fit: set it lower.
+        In iterations. The default is as long as a default fit: set it lower.
 
     See Also
     --------
@@ -281,15 +281,15 @@ class Plateau(ParameterObject):
 
 
 class Checkpoint(ParameterObject):
-    """A file in which a fit is saved now and then.
+    """A file in which a fit is saved periodically.
 
     Parameters
     ----------
     path : path-like
-        The file, of one fit at a time; or a folder that is there, below which each fit has a file of its own, as the
-        fits of a search need it.
+        The file, for one fit at a time; or an existing folder, in which each fit has its own file, as the fits of a
+        search require.
     every : int, default=1000
-        Iterations from one save to the next.
+        Iterations between saves.
 
     See Also
     --------
@@ -314,17 +314,17 @@ class Checkpoint(ParameterObject):
 
 
 class Bridge(ParameterObject):
-    r"""The path of a hierarchy from its base to the target, and what each layer on it weighs.
+    r"""The path of a hierarchy from its base to the target, and the weights of its layers.
 
     Parameters
     ----------
     levels : {"auto", "linear", "quadratic", "cosine", "geometric", "none"} or callable, default="auto"
         The :math:`\lambda_t` as a function of u = t / T in [0, 1), one at zero: 1 - u, (1 - u)^2, half a cosine,
-        100^-u, or one for every layer. "auto" is "none" where the base is the pilot, which is at the target already,
-        else "linear".
+        100^-u, or one for every layer. "auto" is "none" if the base is the pilot, which is already at the target,
+        otherwise "linear".
     weights : array-like of shape (n_layers,) or callable, default=None
-        The :math:`\beta(t)`, the last layer (t = 0) first, or as a function of t / T; None means equal ones.
-        They matter where layers share a network, or gradients go through them.
+        The :math:`\beta(t)`, the last layer (t = 0) first, or as a function of t / T; None means equal weights. They
+        matter only if layers share a network, or gradients go through them.
 
     See Also
     --------

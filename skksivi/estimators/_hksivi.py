@@ -52,14 +52,14 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
         \mu_t(x) = x + \bar\mu_t(x) + \tfrac12 \sigma_{\mathrm{ini}}^2 \odot s_t(x),
 
     with networks :math:`\bar\mu_t` that start at zero, so that training starts at a Langevin chain along the bridge
-    :math:`s_t = (1 - \lambda_t) s_{\mathrm{base}} + \lambda_t s_p`. Trained by minimising Eq. (36) of the
-    paper (Cheng et al., 2024),
+    :math:`s_t = (1 - \lambda_t) s_{\mathrm{base}} + \lambda_t s_p`. It is trained by minimising Eq. (36) of the paper
+    (Cheng et al., 2024),
 
     .. math:: \sum_t \beta(t)\, \mathrm{KSD}(q_t \| p_t)^2, \quad \nabla \log p_t = s_t,
 
-    it keeps far modes and long tails that one layer loses. Draws of the last layer are the draws of the fit. Because
-    the score is part of the sampler, `sample` calls it; a fitted estimator can be pickled if the score can, and files
-    of `skksivi.save` are loaded with ``load(path, score_fn=...)``.
+    and keeps distant modes and long tails that one layer loses. Draws of the last layer are the draws of the fit.
+    Because the score is part of the sampler, `sample` calls it; a fitted estimator can be pickled if the score can,
+    and files of `skksivi.save` are loaded with ``load(path, score_fn=...)``.
 
     Parameters
     ----------
@@ -67,19 +67,19 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
         The T of the formula.
     bridge : {"auto", "linear", "quadratic", "cosine", "geometric", "none"}, callable or Bridge, default="auto"
         The :math:`\lambda_t` as a function of u = t / T in [0, 1), one at zero: 1 - u, (1 - u)^2, half a cosine,
-        100^-u, or one for every layer. "auto" is "none" where the base is the pilot, which is at the target already,
-        else "linear". `skksivi.parameters.Bridge` gives the layers weights :math:`\beta(t)`, too.
+        100^-u, or one for every layer. "auto" is "none" if the base is the pilot, which is already at the target,
+        otherwise "linear". `skksivi.parameters.Bridge` also sets the weights :math:`\beta(t)` of the layers.
     stop_gradient : bool, default=True
         Whether each layer is trained on its own discrepancy alone; otherwise a layer's discrepancy is differentiated
         through the layers below it as well.
     shared_network : bool, default=False
-        Whether one network of (x, :math:`\lambda_t`) serves all layers.
+        Whether all layers share one network of (x, :math:`\lambda_t`).
     mixing : {"auto", "normal", "pilot"}, object of `skksivi.mixing` or callable, default="auto"
-        The base :math:`q_T` in whitened coordinates u: the standard normal, or a Gaussian mixture fitted to the
-        points of the pilot, with whiten="diagonal" the points themselves. "auto" takes the latter where there are
-        such points. Otherwise a distribution of `skksivi.mixing`, or a function of the number of draws n and a
-        torch.Generator that returns n rows. The bridge starts at its score where it has one (normal, Student t), else
-        at the score of N(0, I).
+        The base :math:`q_T` in whitened coordinates u. "normal" is the standard normal. "pilot" is a Gaussian mixture
+        fitted to the points of the pilot or, with whiten="diagonal", these points themselves. "auto" is "pilot" if
+        there are such points, otherwise "normal". It can also be a distribution of `skksivi.mixing`, or a function of
+        the number of draws n and a torch.Generator that returns n rows. The bridge starts at the score of the base if
+        it has one (normal, Student t), otherwise at the score of N(0, I).
     kernel : {"gaussian", "imq", "laplace", "riesz"} or Kernel, default="gaussian"
         The kernel k, by name or as an object of `skksivi.kernels`; its median width is set layer by layer.
     bandwidth : float, "median", "auto" or None, default="median"
@@ -93,22 +93,22 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
     hidden_layer_sizes : sequence of int, default=(50, 50)
         Widths of the hidden layers of each network, without input and output.
     initial_scale : float or "auto", default="auto"
-        The :math:`\sigma_{\mathrm{ini}}`, whose square over two is the step of the Langevin drift. Its unit is the
-        width of the target's narrowest mode or, if less, the conditional width of a coordinate given the others,
-        :math:`1/\sqrt{E s_i^2}`, where there is a pilot, else one in u. "auto" is 0.5 where the base is the pilot,
-        which has not far to go, else 1.
+        The :math:`\sigma_{\mathrm{ini}}`, half of whose square is the step of the Langevin drift. With a pilot its
+        unit is the width of the target's narrowest mode or, if less, the conditional width of a coordinate given the
+        others, :math:`1/\sqrt{E s_i^2}`; otherwise it is one in u. "auto" is 0.5 if the base is the pilot, which is
+        close to the target, otherwise 1.
     scale : "constant" or Scale, default="constant"
         Each :math:`\sigma_t` is one vector; `skksivi.parameters.Scale` sets its floor.
     whiten : {"auto", "bam", "laplace", "diagonal"}, Pilot, (m, L) or None, default="auto"
         The affine map x = m + L u in whose coordinates u the layers are trained. "auto" searches for modes and takes
-        the mean and covariance of points near the target, the pilot, which is then the base; "laplace" takes a mode
-        and the curvature there, "bam" a Gaussian fitted to the scores, "diagonal" a scale for each coordinate, from
+        the mean and covariance of points near the target, the pilot, which is then the base; "laplace" uses a mode
+        and the curvature there, "bam" a Gaussian fitted to the scores, and "diagonal" one scale per coordinate, from
         long chains. A pair of a vector and a lower triangular matrix is used as it is; None trains in x, as in the
-        paper. `skksivi.parameters.Pilot` says what "auto" and "diagonal" may spend. The moments of every layer are
-        held to the pilot's where all of them are to be at the target.
+        paper. `skksivi.parameters.Pilot` says how much "auto" and "diagonal" may spend. If all layers should be at
+        the target, the moment penalty applies to each of them.
     init : array-like of shape (n_features,) or (k, n_features), default=None
         Where the search for modes starts. None means the origin and, with whiten="auto", points scattered around it
-        on scales from 1 to 100. With several rows, "laplace" and "bam" take the first.
+        on scales from 1 to 100. "laplace" and "bam" use only the first row.
     batch_size : int, default=256
         Draws of each layer per iteration, at least 2. Minibatches of data are not used: the chain needs the score of
         all of the data.
@@ -122,28 +122,28 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
     early_stopping : "auto", bool, float, Plateau or None, default=None
         When to stop before `max_iter`. A number: when the discrepancy of the last layer under one fixed kernel in u
         has not fallen by this share for 2,000 iterations, or as `skksivi.parameters.Plateau` says; True is
-        `Plateau()`. "auto": no training where the start at a pilot has a good certificate or, if none can be had, the
+        `Plateau()`. "auto": no training if the start at a pilot has a good certificate or, if none is available, the
         chains have converged. None always runs `max_iter` iterations.
     checkpoint : path-like, Checkpoint or None, default=None
         A file in which the fit is saved every 1,000 iterations, or as often as `skksivi.parameters.Checkpoint` says.
-        The same call of `fit` goes on from it after an interruption, on a CPU with the same result; it is removed
+        After an interruption the same call of `fit` resumes from it, on a CPU with the same result; it is removed
         when the fit ends.
     warm_start : bool, default=False
-        Whether `fit` continues from the layers and the whitening of the last fit; the optimiser starts anew.
+        Whether `fit` continues from the layers and the whitening of the last fit; the optimiser restarts.
     device : str or torch.device, default="auto"
-        Where to compute; "auto" takes a GPU where there is one.
+        Where to compute; "auto" uses a GPU if there is one.
     dtype : {"float32", "float64"}, default="float32"
         Precision of the training and of the draws.
     random_state : int, RandomState or None, default=None
         Seeds initial weights, training draws and samples. Equal integers give equal results.
     verbose : int, default=0
-        1 logs a line every 500 iterations to the logger "skksivi", 2 every 100, and each stage before with what it
-        will cost.
+        1 logs a line every 500 iterations to the logger "skksivi"; 2 logs every 100, and each earlier stage with its
+        expected cost.
 
     Attributes
     ----------
     sampler_ : Sampler
-        What draws, in x: ``sampler_.sample(n, generator)`` and ``sampler_.log_density(x)``, on tensors.
+        The sampler in x: ``sampler_.sample(n, generator)`` and ``sampler_.log_density(x)``, on tensors.
     family_ : Module
         The fitted layers, in the whitened coordinates u.
     whitening_ : Whitening
@@ -152,24 +152,24 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
         The weighted sum of the estimates of KSD^2 at each iteration.
     ksd_curve_ : ndarray of shape (n_looks, 2)
         Pairs of an iteration and the squared discrepancy of the last layer under one fixed kernel after it, every 500
-        iterations; empty without `early_stopping` where no moment penalty holds the layers.
+        iterations; empty without `early_stopping` if there is no moment penalty.
     best_iter_ : int
         The iteration whose state was kept, zero if training has not improved on a start at a pilot.
     certificate_ : Certificate or None
-        How far the draws are from the target, see `skksivi.certificate`. The density takes 20,000 more values of the
-        score for each layer; so it is None where the training has taken fewer than a million.
+        How far the draws are from the target, see `skksivi.certificate`. The density takes 20,000 further values of
+        the score per layer, so the certificate is None if the training took fewer than a million.
     engine_ : {"eager", "cuda graph"}
         Whether training steps ran operation by operation, or on a GPU as one recorded graph.
     score_checksum_ : str
-        Of what the score returned near the fit, by which a warm start knows a target that has changed.
+        Checksum of values of the score near the fit, by which a warm start detects a changed target.
     n_iter_ : int
-        Iterations done.
+        Number of iterations.
     n_features_in_ : int
         Dimension d of the target.
     n_score_calls_, n_products_ : int
         Points at which `fit` evaluated the score or log p, and products with the Jacobian of the score.
     stages_ : list of Stage
-        What each stage of `fit` took: ``name``, ``n_calls`` (scores and products) and ``seconds``.
+        The cost of each stage of `fit`: ``name``, ``n_calls`` (scores and products) and ``seconds``.
 
     See Also
     --------

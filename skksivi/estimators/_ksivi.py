@@ -47,8 +47,8 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
 
     .. math:: x = \mu(z) + \sigma \odot \xi, \quad z \sim q(z), \quad \xi \sim N(0, I),
 
-    with a network :math:`\mu`. Its training descends KL(q || p) along a kernelised gradient, see
-    `gradient_estimator`, or minimises the squared kernel Stein discrepancy of the paper,
+    with a network :math:`\mu`. Training descends KL(q || p) along a kernelised gradient, see `gradient_estimator`, or
+    minimises the squared kernel Stein discrepancy of the paper,
 
     .. math::
         \mathrm{KSD}(q \| p)^2 = E\left[k(x, x') \left\langle s_p(x) - s_{q(\cdot|z)}(x),
@@ -59,53 +59,52 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
     kernel : {"gaussian", "imq", "laplace", "riesz"} or Kernel, default="gaussian"
         The kernel k, by name or as an object of `skksivi.kernels`.
     bandwidth : float, "median", "auto" or None, default="auto"
-        Width of the kernel in whitened units. "auto", where `kernel` is a name, is 0.35 times the root of the summed
-        variances of the draws along the path gradient, and :math:`\sqrt{d} / 2` for the discrepancy where
-        coordinates are whitened; else, and with None, it is left to `kernel`, whose default is the median heuristic.
+        Width of the kernel in whitened units. If `kernel` is a name, "auto" is 0.35 times the root of the summed
+        variances of the draws for the path gradient, and :math:`\sqrt{d} / 2` for the discrepancy in whitened
+        coordinates. Otherwise, and with None, `kernel` sets its own width, by default by the median heuristic.
     gradient_estimator : {"auto", "path", "u-statistic", "vanilla"}, default="auto"
         "path": the kernelised path gradient of KL(q || p), which takes one score per draw and no product with its
-        Jacobian, see `skksivi.stein`. The others minimise the discrepancy, as the paper does: "u-statistic" by all
-        pairs within one batch (Algorithm 2), "vanilla" by those between two batches (Algorithm 1), which takes twice
-        as many draws and score evaluations per iteration; where the target draws minibatches of its data, both by all
-        pairs between two halves of the batch. "auto" is "path" for positive kernels of the Euclidean distance, the
-        default among them, and "u-statistic" for others.
+        Jacobian, see `skksivi.stein`. The others minimise the discrepancy, as the paper does: "u-statistic" with all
+        pairs within one batch (Algorithm 2), "vanilla" with the pairs between two batches (Algorithm 1), which takes
+        twice as many draws and score evaluations per iteration. With minibatches of the data, both use all pairs
+        between two halves of the batch. "auto" is "path" for positive kernels of the Euclidean distance, including
+        the default, and "u-statistic" for others.
     latent_dim : int, default=None
-        Dimension of z; None means the dimension of x, with normal mixing up to 100.
+        Dimension of z; None means the dimension of x, but at most 100 with normal mixing.
     hidden_layer_sizes : sequence of int, default=(100, 100)
         Widths of the hidden layers of the network, without input and output.
     mixing : {"auto", "normal", "pilot"}, object of `skksivi.mixing` or callable, default="auto"
-        The mixing distribution q(z): the standard normal, or a Gaussian mixture fitted to the points that
-        whiten="auto" has left near the target, with "diagonal" the points themselves, so that training starts from
-        their tails and modes. "auto" takes the latter where there are such points, `latent_dim` is None and
-        `linear_skip` is set. `skksivi.mixing.StudentT`
-        gives heavy tails; a function of the number of draws n and a torch.Generator returns n rows of `latent_dim`
-        entries.
+        The mixing distribution q(z). "normal" is the standard normal. "pilot" is a Gaussian mixture fitted to the
+        points near the target that whiten="auto" has found, or, with "diagonal", these points themselves, so that
+        training starts from their tails and modes. "auto" is "pilot" if there are such points, `latent_dim` is None
+        and `linear_skip` is set, otherwise "normal". `skksivi.mixing.StudentT` gives heavy tails. A function of the
+        number of draws n and a torch.Generator must return n rows of `latent_dim` entries.
     linear_skip : bool, default=True
         Whether :math:`\mu(z) = A z + \mathrm{NN}(z)` with a network that starts at zero, so that training starts at
-        the pilot's points or at N(0, I) in u. Without it the network starts at random.
+        the pilot's points or at N(0, I) in u. Otherwise the network starts at random.
     scale : {"constant", "network"} or Scale, default="constant"
-        Whether :math:`\sigma` is one vector, as in the paper's experiments, or a network of z; and the floor of
-        :math:`\sigma`, see `skksivi.parameters.Scale`.
+        Whether :math:`\sigma` is one vector, as in the paper's experiments, or a network of z.
+        `skksivi.parameters.Scale` also sets the floor of :math:`\sigma`.
     initial_scale : float, default=0.25
-        Start of :math:`\sigma` (not of its logarithm), in whitened units; of several modes, in units of one mode;
-        with whiten="diagonal" in units of :math:`1/\sqrt{E s_i^2}`, the width of a coordinate while the others stand
-        still.
+        Initial :math:`\sigma` (not its logarithm), in whitened units; with several modes, in units of one mode; with
+        whiten="diagonal", in units of :math:`1/\sqrt{E s_i^2}`, the conditional width of a coordinate given the
+        others.
     whiten : {"auto", "bam", "laplace", "diagonal"}, Pilot, (m, L) or None, default="auto"
         The affine map x = m + L u in whose coordinates u the family is trained, found from scores alone. "laplace"
-        takes the mode above the origin and the curvature there; "bam" goes on from it with a Gaussian fitted by
-        batch and match. "auto" searches for modes and takes the mean and covariance of points that short chains show
-        around each (the pilot). Beyond 1,000 features, "auto" beyond 4,000, these mean the curvature at the mode as a
-        diagonal and a few directions. "diagonal", for many parameters and for posteriors that no Gaussian resembles,
-        takes a scale for each coordinate from long chains from each row of `init`. How much "auto" and "diagonal" may
-        spend and how firmly they hold the fit says `skksivi.parameters.Pilot`. A pair of a vector and a lower
-        triangular matrix is given coordinates; None trains in x, as in the paper. Along the path gradient, up to 200
-        features and without minibatches, "laplace", "bam" and a pair are where a Gaussian is fitted by batch and
-        match, whose coordinates replace them if the target has one mode near; and the mean of the fit is corrected at
-        the end. For others they are used as they are.
+        uses a mode and the curvature there; "bam" then fits a Gaussian by batch and match. "auto" searches for modes
+        and uses the mean and covariance of points near the target, by importance sampling or short chains around each
+        mode (the pilot). Beyond 1,000 features ("auto" beyond 4,000) all of these use the curvature at the mode, as a
+        diagonal and a few directions. "diagonal", for many parameters and for posteriors far from any Gaussian, takes
+        one scale per coordinate from long chains that start at each row of `init`. `skksivi.parameters.Pilot` says
+        how much "auto" and "diagonal" may spend, and sets the weight of the moment penalty. A pair (m, L) of a vector
+        and a lower triangular matrix is used as it is; None trains in x, as in the paper. With the path gradient, up
+        to 200 features and no minibatches, a Gaussian is first fitted by batch and match from "laplace", "bam" or a
+        pair, and its coordinates replace them if the target has one mode nearby; the mean of the fit is corrected at
+        the end.
     init : array-like of shape (n_features,) or (k, n_features), default=None
-        Where the search for modes starts; of several rows only whiten="auto" and "diagonal" take more than the first.
-        None means the origin and, with whiten="auto", points scattered around it on scales from 1 to 100. With
-        "diagonal" chains begin at the rows themselves, or from one row around the mode above it.
+        Where the search for modes starts; only whiten="auto" and "diagonal" use more than the first row. None means
+        the origin and, with whiten="auto", points scattered around it on scales from 1 to 100. With "diagonal",
+        chains start at the rows themselves or, for a single row, around the mode found from it.
     batch_size : int, default=128
         The N of the estimator, at least 2.
     max_iter : int, default=2000
@@ -119,69 +118,69 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         Inverse temperature by which the score is multiplied, as a function of progress in [0, 1];
         "linear" is `skksivi.annealing.Linear()`.
     terms : sequence of Term, default=()
-        Terms of the objective beside the discrepancy, see `skksivi.terms`.
+        Further terms of the objective, see `skksivi.terms`.
     early_stopping : "auto", bool, float, Plateau or None, default="auto"
-        "auto": no training where the start, a Gaussian mixture fitted to a pilot, has a good certificate already (see
-        `certificate_`) or, if none can be had, the chains have converged, and `annealing` and `terms` ask for none;
-        else along the path gradient until a certificate every 500 iterations is below 0.01 nats per feature, and at
-        most, as with None, `max_iter` iterations. A number: stop when the discrepancy under one fixed kernel in u
-        has not fallen by this share for 2,000 iterations, or as `skksivi.parameters.Plateau` says; True is
-        `Plateau()`.
+        "auto": no training if the start, a Gaussian mixture fitted to a pilot, already has a good certificate (see
+        `certificate_`) or, if none is available, the chains have converged, unless `annealing` or `terms` are set.
+        Otherwise training along the path gradient stops when a certificate, computed every 500 iterations, is below
+        0.01 nats per feature, and after `max_iter` iterations at the latest. None always runs `max_iter` iterations.
+        A number: stop when the discrepancy under one fixed kernel in u has not fallen by this share for 2,000
+        iterations; `skksivi.parameters.Plateau` sets both, and True is `Plateau()`.
     checkpoint : path-like, Checkpoint or None, default=None
         A file in which the fit is saved every 1,000 iterations, or as often as `skksivi.parameters.Checkpoint` says.
-        If `fit` finds one there, from a fit with the same settings, seed and score that did not end, it goes on from
-        it; on a CPU with the same number of threads the result is the same as without interruption. It is
-        removed when the fit ends. Below a folder that is there, each fit has a file of its own.
+        If the file already exists, from an unfinished fit with the same settings, seed and score, `fit` resumes from
+        it; on a CPU with the same number of threads the result is the same as without interruption. It is removed
+        when the fit ends. In an existing folder each fit has its own file.
     warm_start : bool, default=False
-        Whether `fit` continues from the family and the whitening of the last fit, whatever the parameters of their
-        construction say now; the optimiser starts anew, and without the penalty of the pilot.
+        Whether `fit` continues from the family and the whitening of the last fit, regardless of the parameters that
+        define them; the optimiser restarts, without the moment penalty of the pilot.
     device : str or torch.device, default="auto"
-        Where to compute; "auto" takes a GPU where there is one.
+        Where to compute; "auto" uses a GPU if there is one.
     dtype : {"float32", "float64"}, default="float32"
         Precision of the training and of the draws.
     random_state : int, RandomState or None, default=None
         Seeds initial weights, training draws and samples. Equal integers give equal results.
     verbose : int, default=0
-        1 logs a line every 500 iterations to the logger "skksivi", which without a handler of its own writes to the
-        standard error; 2 every 100, and each stage before with what it will cost. For a progress bar,
+        1 logs a line every 500 iterations to the logger "skksivi", which writes to the standard error unless it has a
+        handler; 2 logs every 100, and each earlier stage with its expected cost. For a progress bar use
         `set_callbacks(sklearn.callback.ProgressBar())`.
 
     Attributes
     ----------
     sampler_ : Sampler
-        What draws, in x: ``sampler_.sample(n, generator)`` and ``sampler_.log_density(x)``, on tensors.
+        The sampler in x: ``sampler_.sample(n, generator)`` and ``sampler_.log_density(x)``, on tensors.
     family_ : Module
         The fitted family, in the whitened coordinates u.
     whitening_ : Whitening
         The map x = m + L u and how it was found: ``m``, ``L``, ``condition``, ``modes``, ``weights``,
         ``n_score_calls``, ``converged``, and the pilot's ``mean``, ``mean_se`` (standard errors) and ``sd``.
     loss_curve_ : ndarray of shape (`n_iter_`,)
-        At each iteration the estimate of KSD^2 under the training kernel or, along the path gradient, of the rate at
-        which KL(q || p) falls. Both are noise around zero where q = p.
+        At each iteration an estimate of KSD^2 under the training kernel or, with the path gradient, of the rate at
+        which KL(q || p) falls. Both are noise around zero if q = p.
     ksd_curve_ : ndarray of shape (n_looks, 2)
         Pairs of an iteration and the squared discrepancy under one fixed kernel in u after it, every 500 iterations;
-        of a fit that starts at a pilot the start too. Empty without a converged pilot and `early_stopping`.
+        if the fit starts at a pilot, also at the start. Empty without a converged pilot and `early_stopping`.
     best_iter_ : int
-        The iteration whose state was kept: of a fit that starts at a pilot that with the smallest fixed-kernel
-        discrepancy of those whose moments stayed near the start's, zero if training has not improved on the start;
-        else the last.
+        The iteration whose state was kept. If the fit starts at a pilot, it has the smallest fixed-kernel discrepancy
+        among states whose moments stayed near the start's, and is zero if training has not improved on the start;
+        otherwise it is the last.
     certificate_ : Certificate or None
-        How far the draws are from the target, see `skksivi.certificate`, by 256 of them or, where the target has no
-        `log_prob`, 160 and at most 1,000 values of the score: a tuple ``divergence``, ``se``,
-        ``se_below``, ``k``, ``share``, ``trusted``. None where `mixing` has no density, log p cannot be had that
-        cheaply, or there are more than 1,000 features.
+        How far the draws are from the target, see `skksivi.certificate`, from 256 draws or, if the target has no
+        `log_prob`, 160 draws and at most 1,000 values of the score: a tuple ``divergence``, ``se``, ``se_below``,
+        ``k``, ``share``, ``trusted``. None if `mixing` has no density, log p is not available that cheaply, or there
+        are more than 1,000 features.
     engine_ : {"eager", "cuda graph"}
         Whether training steps ran operation by operation, or on a GPU as one recorded graph.
     score_checksum_ : str
-        Of what the score returned near the fit, by which a warm start knows a target that has changed.
+        Checksum of values of the score near the fit, by which a warm start detects a changed target.
     n_iter_ : int
-        Iterations done.
+        Number of iterations.
     n_features_in_ : int
         Dimension d of the target.
     n_score_calls_, n_products_ : int
         Points at which `fit` evaluated the score or log p, and products with the Jacobian of the score.
     stages_ : list of Stage
-        What each stage of `fit` took: ``name``, ``n_calls`` (scores and products) and ``seconds``.
+        The cost of each stage of `fit`: ``name``, ``n_calls`` (scores and products) and ``seconds``.
 
     See Also
     --------

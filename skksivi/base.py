@@ -222,7 +222,7 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
         ------
         ValueError
             There is no such parameter, or it is a part of a parameter that is neither an object nor a shorthand for
-            one. Nothing is changed then.
+            one. In that case nothing is changed.
         """
         known, whole = self.get_params(deep=False), {k: v for k, v in params.items() if "__" not in k}
         for name in {name.partition("__")[0] for name in params.keys() - whole.keys()} & known.keys():

@@ -29,8 +29,8 @@ LARGEST_SCALE = 3.0
 class AISIVI(SemiImplicitVI):
     r"""Fit a semi-implicit layer by path gradients, with the score of q by importance sampling.
 
-    The fitted distribution is the law of :math:`x = \mu(z) + \sigma \odot \xi` with normal z and :math:`\xi`. It is
-    moved as by `UIVI`, along :math:`s_p - s_q` with
+    The fitted distribution is the law of :math:`x = \mu(z) + \sigma \odot \xi` with normal z and :math:`\xi`. Like
+    `UIVI` it moves draws along :math:`s_p - s_q`, with
 
     .. math::
         s_q(x) = E_{q(z|x)}\left[\nabla_x \log q(x | z)\right]
@@ -44,8 +44,8 @@ class AISIVI(SemiImplicitVI):
         = \min_\tau -E_{q(z)\, q(x|z)}\left[\log \tau(z | x)\right] + \mathrm{const}.
 
     It differs from the paper as follows. A share of the :math:`z_k` is drawn from q(z), and :math:`\tau` in the
-    weights is the mixture of both, which bounds them; the flow takes a step per iteration, not phases of its own; and
-    K is far smaller by default, where the public settings have thousands.
+    weights is the mixture of both, which bounds them; the flow takes one step per iteration instead of separate
+    phases; and the default K is far smaller than the thousands of the public settings.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ class AISIVI(SemiImplicitVI):
     flow_hidden_layer_sizes : sequence of int, default=(64,)
         Widths of the hidden layers of each.
     flow_learning_rate : float, default=2e-3
-        Step size of its Adam, lowered as `learning_rate` is.
+        Step size of its Adam, with the schedule of `learning_rate`.
     n_flow_steps : int, default=1
         Its steps per iteration, each on `batch_size` fresh pairs (z, x), which take no score.
     latent_dim, hidden_layer_sizes, linear_skip, initial_scale, scale, batch_size, max_iter, learning_rate, optimizer
@@ -73,16 +73,16 @@ class AISIVI(SemiImplicitVI):
     whitening_ : Whitening
         The map x = m + L u, the identity with whiten=None.
     loss_curve_ : ndarray of shape (`n_iter_`,)
-        The mean of :math:`\|s_p(x) - s_q(x)\|^2` at each iteration, the Fisher divergence, too large by the variance
-        of s_q.
+        The mean of :math:`\|s_p(x) - s_q(x)\|^2` at each iteration, which overestimates the Fisher divergence by the
+        variance of s_q.
     n_iter_ : int
-        Iterations done.
+        Number of iterations.
     n_features_in_ : int
         Dimension of the target.
     n_score_calls_, n_products_ : int
         Points at which `fit` evaluated the score or log p, and products with the Jacobian of the score.
     stages_ : list of Stage
-        What each stage of `fit` took: ``name``, ``n_calls`` and ``seconds``.
+        The cost of each stage of `fit`: ``name``, ``n_calls`` and ``seconds``.
 
     See Also
     --------

@@ -41,7 +41,7 @@ def run(
     chains : Tensor of shape (n, n_draws, d)
         With fewer draws if it was ended before its time.
     n_iter : int
-        Steps done.
+        Number of steps.
     ended_by : KeyboardInterrupt or None
     """
     kept: list[Tensor] = []

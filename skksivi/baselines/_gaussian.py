@@ -52,17 +52,17 @@ class Laplace(FromMode):
     r"""Gaussian at a mode, with the inverse curvature there as covariance.
 
     The mode is found from the score alone, by saddle-free Newton steps in float64. A step takes the whole Jacobian
-    and its eigenvectors, :math:`O(d^3)`, beyond 1,000 features too, where whiten="laplace" of
-    `skksivi.KSIVIApproximator` does with products.
+    and its eigenvectors, :math:`O(d^3)`, even beyond 1,000 features, where whiten="laplace" of
+    `skksivi.KSIVIApproximator` uses products only.
 
     Parameters
     ----------
     max_iter : int, default=200
-        Newton steps at most; a `ConvergenceWarning` tells if they have not led to a mode.
+        Maximal number of Newton steps; a `ConvergenceWarning` is given if they have not reached a mode.
     init : array-like of shape (n_features,), default=None
         Where the mode search starts; None means the origin.
     device : str or torch.device, default="auto"
-        Where to compute; "auto" takes a GPU where there is one.
+        Where to compute; "auto" uses a GPU if there is one.
     dtype : {"float32", "float64"}, default="float64"
         Type of the draws.
     random_state : int, RandomState or None, default=None
@@ -79,7 +79,7 @@ class Laplace(FromMode):
     n_score_calls_, n_products_ : int
         Points at which `fit` evaluated the score or log p, and products with the Jacobian of the score.
     stages_ : list of Stage
-        What each stage of `fit` took: ``name``, ``n_calls`` and ``seconds``.
+        The cost of each stage of `fit`: ``name``, ``n_calls`` and ``seconds``.
 
     See Also
     --------
@@ -249,9 +249,9 @@ class MeanFieldVI(Ascending):
     .. math:: \max_{m, \sigma}\; E_q \log p(x) + \sum_i \log \sigma_i, \quad q = N(m, \mathrm{diag}\, \sigma^2),
 
     by reparameterised gradients, which need the score alone, and the entropy in closed form. It starts at the mode,
-    with the scales that are right if the target is Gaussian, and takes its steps in their units. Where coordinates
-    are correlated the variances come out too small: of a Gaussian, they are the conditional variances given all
-    others.
+    with the scales that are right if the target is Gaussian, and takes its steps in these units. If coordinates are
+    correlated the variances are too small: for a Gaussian, they are the conditional variances given all other
+    coordinates.
 
     Parameters
     ----------
@@ -266,7 +266,7 @@ class MeanFieldVI(Ascending):
     init : array-like of shape (n_features,), default=None
         Where the mode search starts, at which the fit starts; None means the origin.
     device : str or torch.device, default="auto"
-        Where to compute; "auto" takes a GPU where there is one.
+        Where to compute; "auto" uses a GPU if there is one.
     dtype : {"float32", "float64"}, default="float64"
         Precision of the computation and of the draws.
     random_state : int, RandomState or None, default=None
@@ -280,13 +280,13 @@ class MeanFieldVI(Ascending):
     norm_curve_ : ndarray of shape (`n_iter_`,)
         Norm of the estimated gradient at each iteration. The bound itself is not known from a score.
     n_iter_ : int
-        Iterations done.
+        Number of iterations.
     n_features_in_ : int
         Dimension of the target.
     n_score_calls_, n_products_ : int
         Points at which `fit` evaluated the score or log p, and products with the Jacobian of the score.
     stages_ : list of Stage
-        What each stage of `fit` took: ``name``, ``n_calls`` and ``seconds``.
+        The cost of each stage of `fit`: ``name``, ``n_calls`` and ``seconds``.
 
     See Also
     --------
@@ -338,8 +338,8 @@ class FullRankVI(Ascending):
 
     .. math:: \max_{m, L}\; E_q \log p(x) + \log \det L, \quad q = N(m, L L^\top),
 
-    by reparameterised gradients, which need the score alone, and the entropy in closed form. It starts at the Laplace
-    approximation, and takes its steps in the coordinates that it whitens.
+    by reparameterised gradients, which need only the score, and the entropy in closed form. It starts at the Laplace
+    approximation, and takes its steps in coordinates whitened by it.
 
     Parameters
     ----------
@@ -354,7 +354,7 @@ class FullRankVI(Ascending):
     init : array-like of shape (n_features,), default=None
         Where the mode search starts, at which the fit starts; None means the origin.
     device : str or torch.device, default="auto"
-        Where to compute; "auto" takes a GPU where there is one.
+        Where to compute; "auto" uses a GPU if there is one.
     dtype : {"float32", "float64"}, default="float64"
         Precision of the computation and of the draws.
     random_state : int, RandomState or None, default=None
@@ -367,13 +367,13 @@ class FullRankVI(Ascending):
     norm_curve_ : ndarray of shape (`n_iter_`,)
         Norm of the estimated gradient at each iteration. The bound itself is not known from a score.
     n_iter_ : int
-        Iterations done.
+        Number of iterations.
     n_features_in_ : int
         Dimension of the target.
     n_score_calls_, n_products_ : int
         Points at which `fit` evaluated the score or log p, and products with the Jacobian of the score.
     stages_ : list of Stage
-        What each stage of `fit` took: ``name``, ``n_calls`` and ``seconds``.
+        The cost of each stage of `fit`: ``name``, ``n_calls`` and ``seconds``.
 
     See Also
     --------
@@ -422,8 +422,9 @@ class FullRankVI(Ascending):
 class BatchAndMatch(FromMode):
     r"""Gaussian whose score matches the target's on batches of its own draws.
 
-    Each step minimises, in closed form, a divergence of scores from a batch of draws and the KL divergence from the
-    Gaussian before. It starts at the Laplace approximation, and is the rule behind whiten="bam".
+    Each step minimises, in closed form, the sum of a divergence of scores, from a batch of draws, and the KL
+    divergence from the previous Gaussian. It starts at the Laplace approximation, and is the rule behind
+    whiten="bam".
 
     Parameters
     ----------
@@ -432,7 +433,7 @@ class BatchAndMatch(FromMode):
     init : array-like of shape (n_features,), default=None
         Where the mode search starts, at which the fit starts; None means the origin.
     device : str or torch.device, default="auto"
-        Where to compute; "auto" takes a GPU where there is one.
+        Where to compute; "auto" uses a GPU if there is one.
     dtype : {"float32", "float64"}, default="float64"
         Type of the draws; the fit is in float64.
     random_state : int, RandomState or None, default=None
@@ -445,13 +446,13 @@ class BatchAndMatch(FromMode):
     score_divergence_ : float
         Median over draws x of q of :math:`\|L^\top (s_p(x) - s_q(x))\|^2 / d`, zero if p is Gaussian.
     n_iter_ : int
-        Steps done.
+        Number of steps.
     n_features_in_ : int
         Dimension of the target.
     n_score_calls_, n_products_ : int
         Points at which `fit` evaluated the score or log p, and products with the Jacobian of the score.
     stages_ : list of Stage
-        What each stage of `fit` took: ``name``, ``n_calls`` and ``seconds``.
+        The cost of each stage of `fit`: ``name``, ``n_calls`` and ``seconds``.
 
     See Also
     --------

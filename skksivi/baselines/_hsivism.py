@@ -54,21 +54,21 @@ class HSIVISM(Trained):
     critic_hidden_layer_sizes : sequence of int, default=(128, 128)
         Widths of the hidden layers of each g_t, the critics.
     critic_learning_rate : float, default=5e-3
-        Step size of their Adam, lowered as `learning_rate` is.
+        Step size of their Adam, with the schedule of `learning_rate`.
     n_critic_steps : int, default=1
         Their steps per iteration, on fresh draws, before the step of the layers.
     hidden_layer_sizes : sequence of int, default=(50, 50)
         Widths of the hidden layers of each network :math:`\bar\mu_t`, which starts at zero.
     initial_scale : float, default=1.0
         The :math:`\sigma_{\mathrm{ini}}`. Its unit is the width of the target's narrowest mode or, if less, the
-        conditional width of a coordinate given the others, where whiten="auto" has found them, else one in u. Beyond
-        twice the smallest standard deviation of the target the chain that training starts from leaves it.
+        conditional width of a coordinate given the others, if whiten="auto" has found them, otherwise one in u. With
+        more than twice the smallest standard deviation of the target, the initial chain leaves the target.
     scale : "constant" or Scale, default="constant"
         The floor of :math:`\sigma`, see `skksivi.parameters.Scale`.
     whiten : str, Pilot, (m, L) or None, default="auto"
-        The affine map in whose coordinates the family is trained, see `skksivi.KSIVIApproximator`; None trains in
-        x, as in the paper. The default is another because the Langevin steps of the layers are stable in the units of
-        the target alone.
+        The affine map in whose coordinates the family is trained, see `skksivi.KSIVIApproximator`; None trains in x,
+        as in the paper. The default differs because the Langevin steps of the layers are stable only in the units of
+        the target.
     init
         See `skksivi.KSIVIApproximator`.
     batch_size : int, default=256
@@ -91,13 +91,13 @@ class HSIVISM(Trained):
     loss_curve_ : ndarray of shape (`n_iter_`,)
         The objective at each iteration, which estimates the sum of the Fisher divergences from below.
     n_iter_ : int
-        Iterations done.
+        Number of iterations.
     n_features_in_ : int
         Dimension of the target.
     n_score_calls_, n_products_ : int
         Points at which `fit` evaluated the score or log p, and products with the Jacobian of the score.
     stages_ : list of Stage
-        What each stage of `fit` took: ``name``, ``n_calls`` and ``seconds``.
+        The cost of each stage of `fit`: ``name``, ``n_calls`` and ``seconds``.
 
     See Also
     --------

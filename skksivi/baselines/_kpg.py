@@ -32,14 +32,14 @@ class KPG(SemiImplicitVI):
         \nabla_\phi \mathrm{KL} \approx -E\left[\left(\frac{\partial x}{\partial \phi}\right)^\top v(x)\right],
         \quad v(x) = E_{x', z'}\left[k(x, x') \left(s_p(x') - s_{q(\cdot|z')}(x')\right)\right].
 
-    No product with the Jacobian of the score is taken. The average is that over the other draws of the iteration,
-    which makes it unbiased for v, not for :math:`s_p - s_q`: v is smoothed by the kernel and weighted by the density
-    of q near x.
+    No product with the Jacobian of the score is taken. The average is over the other draws of the iteration, which
+    makes it unbiased for v, not for :math:`s_p - s_q`: v is smoothed by the kernel and weighted by the density of q
+    near x.
 
-    With `importance_sampling` (KPG-IS) draws x' of q stand for draws from a density proportional to
-    :math:`k(x, \cdot)\, q`, by self-normalised weights: v is divided by :math:`E[k(x, x')]`, which takes the weight
-    of the density away. The paper announces a correction of the bias by importance sampling; that ours is
-    the same in every detail is not known, for it was written from the abstract and the equation above alone.
+    With `importance_sampling` (KPG-IS) draws x' of q represent draws from a density proportional to
+    :math:`k(x, \cdot)\, q`, by self-normalised weights: v is divided by :math:`E[k(x, x')]`, which removes the weight
+    by the density. The paper announces a correction of the bias by importance sampling; this implementation may
+    differ in details, because it is based only on the abstract and the equation above.
 
     Parameters
     ----------
@@ -64,18 +64,18 @@ class KPG(SemiImplicitVI):
         The mean of :math:`\langle f(x), v(x) \rangle` with f in the brackets of v, at each iteration: the estimate of
         the squared kernel Stein discrepancy or, with `importance_sampling`, of a Fisher divergence of averages.
     n_iter_ : int
-        Iterations done.
+        Number of iterations.
     n_features_in_ : int
         Dimension of the target.
     n_score_calls_, n_products_ : int
         Points at which `fit` evaluated the score or log p, and products with the Jacobian of the score.
     stages_ : list of Stage
-        What each stage of `fit` took: ``name``, ``n_calls`` and ``seconds``.
+        The cost of each stage of `fit`: ``name``, ``n_calls`` and ``seconds``.
 
     Raises
     ------
     ValueError
-        The kernel is no positive function of the distance.
+        The kernel is not a positive function of the distance.
 
     See Also
     --------

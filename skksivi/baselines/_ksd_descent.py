@@ -90,7 +90,7 @@ class KSDDescent(Descending, Particled):
 
     with the Stein kernel :math:`k_p` of a smooth kernel k. The gradient takes products with the Jacobian of the
     score. Particles on a symmetry plane of the target, or far from all of its mass, may stay there, and the
-    discrepancy hardly sees wrong weights of separated modes.
+    discrepancy is hardly sensitive to wrong weights of separated modes.
 
     Parameters
     ----------
@@ -98,29 +98,29 @@ class KSDDescent(Descending, Particled):
         The kernel k, with derivatives at x = y.
     bandwidth : float, "median" or None, default=None
         Width of the kernel in whitened units; None leaves it to `kernel`, whose default is the median heuristic. It
-        is set on the particles of the start and stays.
+        is set on the initial particles and then fixed.
     solver : {"lbfgs", "adam"}, default="lbfgs"
         L-BFGS with a line search by Wolfe's conditions, which needs no step size, or Adam.
     n_particles : int, default=200
         Number of particles, two at least; not used with `init`.
     max_iter : int, default=300
-        Iterations; with "lbfgs" at most, and at most 1.25 times as many evaluations. A `ConvergenceWarning` tells if
-        the discrepancy was still falling then, by more than 1% in the last tenth.
+        Number of iterations; with "lbfgs" the maximum, with at most 1.25 times as many evaluations. A
+        `ConvergenceWarning` says if the discrepancy was still falling at the end, by more than 1% in the last tenth.
     learning_rate : float, default=0.1
         Step size of Adam, in whitened units.
     learning_rate_decay : "cosine" or None, default="cosine"
         Lower Adam's rate to zero along a cosine, or keep it.
     tol : float, default=1e-7
-        L-BFGS stops where n KSD^2 changes by less, or the largest entry of its gradient is below, or no coordinate
+        L-BFGS stops when n KSD^2 changes by less, the largest entry of its gradient is smaller, or no coordinate
         moves by more than tol / n.
     whiten : str, Pilot, (m, L) or None, default="laplace"
         The affine map x = m + L u in whose coordinates the particles move, as in `skksivi.KSIVIApproximator`; None
-        moves them in x. By default it is the cheapest map that frees step and widths of the units of x: a
+        moves them in x. By default it is the cheapest map that makes step and widths independent of the units of x: a
         search for one mode.
     init : array-like of shape (n, n_features), default=None
         Particles to start with; a search for modes starts there too. None draws them from N(0, I) in u.
     device : str or torch.device, default="auto"
-        Where to compute; "auto" takes a GPU where there is one.
+        Where to compute; "auto" uses a GPU if there is one.
     dtype : {"float32", "float64"}, default="float64"
         Precision of the computation and of the draws.
     random_state : int, RandomState or None, default=None
@@ -129,20 +129,20 @@ class KSDDescent(Descending, Particled):
     Attributes
     ----------
     particles_ : ndarray of shape (n_particles, n_features)
-        `sample` gives n of them without replacement. Of more than there are, it draws with replacement and adds a
-        Gaussian that reaches half-way to the nearest other particle, which makes the draws a little wider.
+        `sample` returns n of them without replacement. If n exceeds their number, it draws with replacement and adds
+        Gaussian noise that reaches half-way to the nearest other particle, which makes the draws slightly wider.
     loss_curve_ : ndarray
         The squared discrepancy in whitened units at each evaluation.
     whitening_ : Whitening
         The map x = m + L u.
     n_iter_ : int
-        Iterations done.
+        Number of iterations.
     n_features_in_ : int
         Dimension of the target.
     n_score_calls_, n_products_ : int
         Points at which `fit` evaluated the score or log p, and products with the Jacobian of the score.
     stages_ : list of Stage
-        What each stage of `fit` took: ``name``, ``n_calls`` and ``seconds``.
+        The cost of each stage of `fit`: ``name``, ``n_calls`` and ``seconds``.
 
     See Also
     --------

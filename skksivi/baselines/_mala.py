@@ -93,39 +93,39 @@ def adapted(h: Tensor, alpha: Tensor, t: int, target: float) -> Tensor:
     },
 )
 class MALA(ChainApproximator):
-    r"""Many Metropolis-adjusted Langevin chains at a time.
+    r"""Many Metropolis-adjusted Langevin chains in parallel.
 
     .. math:: v = u + h\, s_u(u) + \sqrt{2 h}\, \xi, \quad \xi \sim N(0, I),
 
     accepted with the probability that leaves the target invariant, in coordinates x = m + L u that precondition the
     chains. A score longer than :math:`5 \sqrt d` in u is cut to that length, in the proposal and in its probability.
 
-    The probability compares log p at u and v. Where the target has no `log_prob`, the difference is the integral of
-    the score from u to v by Lobatto's rule of four points, at two more evaluations of the score. It is exact where
-    log p is a polynomial of degree six along the line; else its error is the seventh derivative of log p along the
-    line, at some point of it, divided by 1,512,000.
+    The probability compares log p at u and v. If the target has no `log_prob`, the difference is the integral of the
+    score from u to v by Lobatto's rule with four points, with two more evaluations of the score. It is exact if log p
+    is a polynomial of degree six along the line; otherwise its error is the seventh derivative of log p along the
+    line, at some point on it, divided by 1,512,000.
 
     Parameters
     ----------
     n_chains : int, default=100
         Number of chains; not used with `init`.
     n_warmup : int, default=500
-        Steps that are thrown away, in which the step size is adapted.
+        Steps that are discarded, in which the step size is adapted.
     n_draws : int, default=100
-        States that are kept of each chain.
+        States kept per chain.
     thin : int, default=10
-        Steps from one of them to the next.
+        Steps between kept states.
     step_size : float or "auto", default="auto"
         The step size h > 0, or one that is adapted to the rate of acceptance in the warm-up.
     target_acceptance : float, default=0.574
         That rate; the default is the best for many independent coordinates.
     whiten : str, Pilot, (m, L) or None, default="laplace"
-        The affine map x = m + L u that preconditions, as in `skksivi.KSIVIApproximator`; None is x itself. By default
-        it is the cheapest map that frees the step of the units of x: a mode search.
+        The affine map x = m + L u that preconditions the chains, as in `skksivi.KSIVIApproximator`; None means x
+        itself. By default it is the cheapest map that makes the step independent of the units of x: a mode search.
     init : array-like of shape (n_chains, n_features), default=None
         States to start with; a search for modes starts there too. None draws them from N(0, I) in u.
     device : str or torch.device, default="auto"
-        Where to compute; "auto" takes a GPU where there is one.
+        Where to compute; "auto" uses a GPU if there is one.
     dtype : {"float32", "float64"}, default="float64"
         Precision of the computation and of the draws; float32 rounds differences of log p.
     random_state : int, RandomState or None, default=None
@@ -134,7 +134,7 @@ class MALA(ChainApproximator):
     Attributes
     ----------
     chains_ : ndarray of shape (n_chains, n_draws, n_features)
-        `sample` gives n of the states without replacement, of more than there are with replacement.
+        `sample` returns n of the states without replacement, or with replacement if there are fewer.
     acceptance_rate_ : float
         Mean probability of acceptance after the warm-up.
     acceptance_curve_ : ndarray of shape (`n_iter_`,)
@@ -144,13 +144,13 @@ class MALA(ChainApproximator):
     whitening_ : Whitening
         The map x = m + L u.
     n_iter_ : int
-        Steps done.
+        Number of steps.
     n_features_in_ : int
         Dimension of the target.
     n_score_calls_, n_products_ : int
         Points at which `fit` evaluated the score or log p, and products with the Jacobian of the score.
     stages_ : list of Stage
-        What each stage of `fit` took: ``name``, ``n_calls`` and ``seconds``.
+        The cost of each stage of `fit`: ``name``, ``n_calls`` and ``seconds``.
 
     See Also
     --------

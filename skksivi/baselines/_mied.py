@@ -103,18 +103,17 @@ def mied_gradient(x: Tensor, log_p: Tensor, s: Tensor, mollifier: Mollifier, eps
 
 @learns("baselines.MIED", Particles, LOSSES)
 class MIED(Descending, Particled):
-    r"""Particles that minimise a mollified interaction energy, near the chi-square divergence from the target.
+    r"""Particles that minimise a mollified interaction energy, close to the chi-square divergence from the target.
 
     .. math::
         E = \log \frac{1}{n^2} \sum_{ij} \phi_\epsilon(x_i - x_j) \left( p(x_i)\, p(x_j) \right)^{-1/2},
 
     with a mollifier :math:`\phi_\epsilon` that tends to Dirac's delta, and for i = j the distance to the nearest
-    other particle, scaled, instead of zero. The fewer the particles and the more the dimensions, the farther
-    from the target the minimum is: of a Gaussian in ten dimensions, 200 particles keep 0.8 of the standard
-    deviations.
+    other particle, scaled, instead of zero. The fewer the particles and the more the dimensions, the farther the
+    minimum is from the target: for a Gaussian in ten dimensions, 200 particles have 0.8 of the standard deviations.
 
-    The energy compares the densities at the particles. Where the target has no `log_prob`, the changes of log p are
-    summed up from integrals of the score along the way of each particle, by a rule that is exact where log p is a
+    The energy compares the densities at the particles. If the target has no `log_prob`, the changes of log p are
+    summed from integrals of the score along the path of each particle, by a rule that is exact if log p is a
     polynomial of degree six along a step.
 
     Parameters
@@ -122,7 +121,7 @@ class MIED(Descending, Particled):
     mollifier : {"riesz", "gaussian", "laplace"}, default="riesz"
         With the squared distance D, :math:`(D + \epsilon^2)^{-s/2}` with s just above the dimension,
         :math:`\exp(-D / (2 \epsilon^2))` or :math:`\exp(-\sqrt{D} / \epsilon)`. Under the latter two,
-        particles more than a few :math:`\epsilon` apart do not feel each other: it must suit their number.
+        particles more than a few :math:`\epsilon` apart do not interact, so it must suit their number.
     epsilon : float, default=1e-4
         The width :math:`\epsilon > 0`, in whitened units; with "gaussian" and "laplace" take 0.3 to 1.
     n_particles : int, default=200
@@ -135,12 +134,12 @@ class MIED(Descending, Particled):
         Lower the rate to zero along a cosine, or keep it.
     whiten : str, Pilot, (m, L) or None, default="laplace"
         The affine map x = m + L u in whose coordinates the particles move, as in `skksivi.KSIVIApproximator`; None
-        moves them in x. By default it is the cheapest map that frees step and widths of the units of x: a
+        moves them in x. By default it is the cheapest map that makes step and widths independent of the units of x: a
         search for one mode.
     init : array-like of shape (n, n_features), default=None
         Particles to start with; a search for modes starts there too. None draws them from N(0, I) in u.
     device : str or torch.device, default="auto"
-        Where to compute; "auto" takes a GPU where there is one.
+        Where to compute; "auto" uses a GPU if there is one.
     dtype : {"float32", "float64"}, default="float64"
         Precision of the computation and of the draws.
     random_state : int, RandomState or None, default=None
@@ -156,13 +155,13 @@ class MIED(Descending, Particled):
     whitening_ : Whitening
         The map x = m + L u.
     n_iter_ : int
-        Iterations done.
+        Number of iterations.
     n_features_in_ : int
         Dimension of the target.
     n_score_calls_, n_products_ : int
         Points at which `fit` evaluated the score or log p, and products with the Jacobian of the score.
     stages_ : list of Stage
-        What each stage of `fit` took: ``name``, ``n_calls`` and ``seconds``.
+        The cost of each stage of `fit`: ``name``, ``n_calls`` and ``seconds``.
 
     See Also
     --------

@@ -23,7 +23,7 @@ from skksivi.training._loop import Objective, Scheduled
 
 @learns("baselines.PVI", Layer, LOSSES)
 class PVI(SemiImplicitVI):
-    r"""Fit a semi-implicit layer with particles as mixing distribution, which move with its network.
+    r"""Fit a semi-implicit layer whose mixing distribution is a set of particles, which move with its network.
 
     The fitted distribution is the mixture :math:`q(x) = \frac1M \sum_{m=1}^M N(x; \mu(z_m), \sigma^2)`. Its density
     is known, so that no bound is needed. The regularised divergence
@@ -32,7 +32,7 @@ class PVI(SemiImplicitVI):
         \mathcal E_\lambda(\phi, r) = E_q\left[\log q(x) - \log p(x)\right] + \lambda\, KL(r \,\|\, N(0, I))
 
     of the parameters :math:`\phi` of :math:`\mu` and :math:`\sigma` and the law r of z falls along its gradient flow,
-    Wasserstein's in r. Of M particles it is
+    the Wasserstein flow in r. For M particles it is
 
     .. math::
         d\phi = -\nabla_\phi \mathcal E\, dt, \qquad
@@ -66,13 +66,13 @@ class PVI(SemiImplicitVI):
     loss_curve_ : ndarray of shape (`n_iter_`,)
         The estimate of the Fisher divergence :math:`E \|s_p(x) - s_q(x)\|^2` at each iteration.
     n_iter_ : int
-        Iterations done.
+        Number of iterations.
     n_features_in_ : int
         Dimension of the target.
     n_score_calls_, n_products_ : int
         Points at which `fit` evaluated the score or log p, and products with the Jacobian of the score.
     stages_ : list of Stage
-        What each stage of `fit` took: ``name``, ``n_calls`` and ``seconds``.
+        The cost of each stage of `fit`: ``name``, ``n_calls`` and ``seconds``.
 
     See Also
     --------

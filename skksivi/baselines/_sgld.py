@@ -55,38 +55,38 @@ def step_sizes(step_size: float | tuple[float, float, float]) -> Callable[[int],
 
 @learns("baselines.SGLD", Chains, ITERATIONS)
 class SGLD(ChainApproximator):
-    r"""Many chains of stochastic gradient Langevin dynamics at a time.
+    r"""Many chains of stochastic gradient Langevin dynamics in parallel.
 
     .. math::
         u_{t+1} = u_t + \frac{\epsilon_t}{2}\, \hat s_u(u_t) + \sqrt{\epsilon_t}\, \xi_t, \quad \xi_t \sim N(0, I),
 
-    in coordinates x = m + L u, with a score :math:`\hat s` that sees a minibatch of the data if the target draws them
-    (`skksivi.targets.Minibatches`). Nothing corrects the error of a step: the variance of a Gaussian comes out too
-    large by the factor :math:`1 / (1 - \epsilon / 4)` where its precision is one in u, and by more with what noise of
-    minibatches an expansion at the mode leaves. At each step the first half of the chains sees one minibatch and the
-    second half another, so that errors of chains are correlated; `diagnose` takes them for independent. A score
-    longer than :math:`5 \sqrt d` in u is cut to that length.
+    in coordinates x = m + L u, with a score :math:`\hat s` on a minibatch of the data if the target draws them
+    (`skksivi.targets.Minibatches`). The error of a step is not corrected: the variance of a Gaussian is too large by
+    the factor :math:`1 / (1 - \epsilon / 4)` if its precision is one in u, and by more with the minibatch noise that
+    an expansion at the mode leaves. At each step the first half of the chains uses one minibatch and the second half
+    another, so errors of chains are correlated; `diagnose` treats the chains as independent. A score longer than
+    :math:`5 \sqrt d` in u is cut to that length.
 
     Parameters
     ----------
     n_chains : int, default=100
         Number of chains; not used with `init`.
     n_warmup : int, default=1000
-        Steps that are thrown away.
+        Steps that are discarded.
     n_draws : int, default=100
         States that are kept of each chain.
     thin : int, default=20
         Steps from one of them to the next.
     step_size : float or (a, b, gamma), default=0.05
-        The :math:`\epsilon_t`, a constant or :math:`a (b + t)^{-\gamma}`, in squared units of u. Under a decreasing
-        step the states that are kept count alike.
+        The :math:`\epsilon_t`, a constant or :math:`a (b + t)^{-\gamma}`, in squared units of u. With a decreasing
+        step all kept states have equal weight.
     whiten : str, Pilot, (m, L) or None, default="laplace"
         The affine map x = m + L u that preconditions, as in `skksivi.KSIVIApproximator`; None is x itself. By default
-        it is the cheapest map that frees the step of the units of x: a mode search.
+        it is the cheapest map that makes the step independent of the units of x: a mode search.
     init : array-like of shape (n_chains, n_features), default=None
         States to start with; a search for modes starts there too. None draws them from N(0, I) in u.
     device : str or torch.device, default="auto"
-        Where to compute; "auto" takes a GPU where there is one.
+        Where to compute; "auto" uses a GPU if there is one.
     dtype : {"float32", "float64"}, default="float64"
         Precision of the computation and of the draws.
     random_state : int, RandomState or None, default=None
@@ -99,13 +99,13 @@ class SGLD(ChainApproximator):
     whitening_ : Whitening
         The map x = m + L u.
     n_iter_ : int
-        Steps done.
+        Number of steps.
     n_features_in_ : int
         Dimension of the target.
     n_score_calls_, n_products_ : int
         Points at which `fit` evaluated the score or log p, and products with the Jacobian of the score.
     stages_ : list of Stage
-        What each stage of `fit` took: ``name``, ``n_calls`` and ``seconds``.
+        The cost of each stage of `fit`: ``name``, ``n_calls`` and ``seconds``.
 
     See Also
     --------

@@ -26,8 +26,8 @@ from skksivi.training._loop import Objective
 class SIFG(Trained):
     r"""Particles with Gaussian noise, moved along the gradient flow of KL(q || p).
 
-    The fitted distribution is the law of :math:`x = y_m + \sigma \xi`, with m uniform over M particles, thus a
-    mixture of Gaussians. Its Wasserstein gradient flow in the particles and its derivative in :math:`\sigma` are
+    The fitted distribution is the law of :math:`x = y_m + \sigma \xi`, with m uniform over M particles: a mixture of
+    Gaussians. Its Wasserstein gradient flow in the particles and its derivative in :math:`\sigma` are
 
     .. math::
         \frac{dy_m}{dt} = E_\xi\left[(s_p - s_q)(y_m + \sigma \xi)\right], \qquad
@@ -37,8 +37,8 @@ class SIFG(Trained):
 
     .. math:: s_q = \arg\min_g E \left\|g(y_m + \sigma \xi) + \xi / \sigma\right\|^2.
 
-    With ``adaptive=False`` :math:`\sigma` stays as it is, as in the method without its adaptive version. It differs
-    from the paper in that the particles, the network and :math:`\sigma` all take the steps of Adam, one draw of
+    With ``adaptive=False``, :math:`\sigma` is fixed, as in the non-adaptive version of the method. It differs from
+    the paper in that the particles, the network and :math:`\sigma` all take the steps of Adam, one draw of
     :math:`\xi` per particle each.
 
     Parameters
@@ -54,7 +54,7 @@ class SIFG(Trained):
     n_critic_steps : int, default=5
         Its steps per iteration, each with fresh noise, which take no score.
     initial_scale : float, default=0.3
-        Start of :math:`\sigma`, in whitened units.
+        Initial :math:`\sigma`, in whitened units.
     scale : "constant" or Scale, default="constant"
         The floor of :math:`\sigma`, see `skksivi.parameters.Scale`.
     max_iter : int, default=2000
@@ -75,13 +75,13 @@ class SIFG(Trained):
     loss_curve_ : ndarray of shape (`n_iter_`,)
         The mean of :math:`\|s_p(x) - g(x)\|^2` at each iteration.
     n_iter_ : int
-        Iterations done.
+        Number of iterations.
     n_features_in_ : int
         Dimension of the target.
     n_score_calls_, n_products_ : int
         Points at which `fit` evaluated the score or log p, and products with the Jacobian of the score.
     stages_ : list of Stage
-        What each stage of `fit` took: ``name``, ``n_calls`` and ``seconds``.
+        The cost of each stage of `fit`: ``name``, ``n_calls`` and ``seconds``.
 
     See Also
     --------

@@ -25,13 +25,14 @@ class SIVI(SemiImplicitVI):
     r"""Fit a semi-implicit layer by the surrogate evidence lower bound.
 
     The fitted distribution is the law of :math:`x = \mu(z) + \sigma \odot \xi` with normal z and :math:`\xi`. Its
-    density is estimated from the z that x was drawn from and K others,
+    density is estimated from the z from which x was drawn and K others,
 
     .. math::
         \underline{\mathcal L}^{(K)} = E \left[\log p(x) - \log \frac{1}{K + 1} \sum_{k=0}^{K} q(x | z_k)\right],
         \quad x \sim q(x | z_0), \quad z_0, \dots, z_K \sim q(z),
 
-    which lies below the exact bound and rises to it with K. The target enters the gradient through its score alone,
+    which lies below the exact bound and approaches it as K grows. The target enters the gradient only through its
+    score,
     :math:`\nabla_\phi E \log p(x) = E[(\partial x / \partial \phi)^\top s_p(x)]`.
 
     Parameters
@@ -52,7 +53,7 @@ class SIVI(SemiImplicitVI):
     whiten : str, Pilot, (m, L) or None, default="laplace"
         The affine map x = m + L u in whose coordinates the family is trained, see `skksivi.KSIVIApproximator`; None
         trains in x, as in the paper, where a start at N(0, I) may never come near the target. By default it is the
-        cheapest map that frees the start of the units of x: a mode search.
+        cheapest map that makes the start independent of the units of x: a mode search.
     init
         See `skksivi.KSIVIApproximator`.
     batch_size : int, default=128
@@ -76,13 +77,13 @@ class SIVI(SemiImplicitVI):
         The estimate of the Fisher divergence :math:`E \|s_p(x) - s_q(x)\|^2` at each iteration, with the score of the
         mixture of K + 1 as s_q. The bound itself needs log p.
     n_iter_ : int
-        Iterations done.
+        Number of iterations.
     n_features_in_ : int
         Dimension of the target.
     n_score_calls_, n_products_ : int
         Points at which `fit` evaluated the score or log p, and products with the Jacobian of the score.
     stages_ : list of Stage
-        What each stage of `fit` took: ``name``, ``n_calls`` and ``seconds``.
+        The cost of each stage of `fit`: ``name``, ``n_calls`` and ``seconds``.
 
     See Also
     --------

@@ -31,7 +31,7 @@ class SIVISM(SemiImplicitVI):
         \min_\phi \max_g\, E\left[2 g(x)^\top \left(s_p(x) - s_{q(\cdot|z)}(x)\right) - \|g(x)\|^2\right],
         \quad \max_g = E_q \|s_p(x) - s_q(x)\|^2.
 
-    The network g, the critic, takes a few steps of its own on fresh draws before each step of :math:`\phi`.
+    The network g, the critic, takes a few steps on fresh draws before each step of :math:`\phi`.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ class SIVISM(SemiImplicitVI):
     whiten : str, Pilot, (m, L) or None, default="laplace"
         The affine map x = m + L u in whose coordinates the family is trained, see `skksivi.KSIVIApproximator`; None
         trains in x, as in the paper, where a start at N(0, I) may never come near the target. By default it is the
-        cheapest map that frees the start of the units of x: a mode search.
+        cheapest map that makes the start independent of the units of x: a mode search.
     init
         See `skksivi.KSIVIApproximator`.
     batch_size : int, default=128
@@ -81,13 +81,13 @@ class SIVISM(SemiImplicitVI):
     loss_curve_ : ndarray of shape (`n_iter_`,)
         The objective at each iteration, which estimates the Fisher divergence from below.
     n_iter_ : int
-        Iterations done.
+        Number of iterations.
     n_features_in_ : int
         Dimension of the target.
     n_score_calls_, n_products_ : int
         Points at which `fit` evaluated the score or log p, and products with the Jacobian of the score.
     stages_ : list of Stage
-        What each stage of `fit` took: ``name``, ``n_calls`` and ``seconds``.
+        The cost of each stage of `fit`: ``name``, ``n_calls`` and ``seconds``.
 
     See Also
     --------

@@ -54,18 +54,18 @@ def svgd_direction(x: Tensor, s: Tensor, kernel: Kernel) -> Tensor:
 
 @learns("baselines.SVGD", Particles, ITERATIONS | {"norm_curve_": (CURVE, "t")})
 class SVGD(Descending, Particled):
-    r"""Particles moved along the kernel's steepest descent of KL(q || p), Stein variational gradient descent.
+    r"""Particles moved by Stein variational gradient descent, the steepest descent of KL(q || p) in a kernel space.
 
     .. math:: x_i \leftarrow x_i + \epsilon\, \phi(x_i), \quad
         \phi(x_i) = \frac1n \sum_j k(x_j, x_i) s_p(x_j) + \nabla_{x_j} k(x_j, x_i),
 
-    with Adam's steps. The fewer the particles and the more the dimensions, the narrower they end: of a Gaussian in
-    ten dimensions, 200 particles keep 0.93 of the standard deviations with the IMQ kernel and 0.73 with the Gaussian.
+    with Adam's steps. The fewer the particles and the more the dimensions, the narrower the result: for a Gaussian in
+    ten dimensions, 200 particles have 0.93 of the standard deviations with the IMQ kernel and 0.73 with the Gaussian.
 
     Parameters
     ----------
     kernel : {"imq", "gaussian", "laplace"} or Kernel, default="imq"
-        The kernel k; the method's authors use "gaussian". Riesz has no place here.
+        The kernel k; the method's authors use "gaussian". Riesz's cannot be used here.
     bandwidth : float, "median" or None, default=None
         Width of the kernel in whitened units; None leaves it to `kernel`, whose default is the median heuristic.
     n_particles : int, default=200
@@ -78,12 +78,12 @@ class SVGD(Descending, Particled):
         Lower the rate to zero along a cosine, or keep it.
     whiten : str, Pilot, (m, L) or None, default="laplace"
         The affine map x = m + L u in whose coordinates the particles move, as in `skksivi.KSIVIApproximator`; None
-        moves them in x. By default it is the cheapest map that frees step and widths of the units of x: a
+        moves them in x. By default it is the cheapest map that makes step and widths independent of the units of x: a
         search for one mode.
     init : array-like of shape (n, n_features), default=None
         Particles to start with; a search for modes starts there too. None draws them from N(0, I) in u.
     device : str or torch.device, default="auto"
-        Where to compute; "auto" takes a GPU where there is one.
+        Where to compute; "auto" uses a GPU if there is one.
     dtype : {"float32", "float64"}, default="float64"
         Precision of the computation and of the draws.
     random_state : int, RandomState or None, default=None
@@ -95,18 +95,18 @@ class SVGD(Descending, Particled):
         `sample` gives n of them without replacement. Of more than there are, it draws with replacement and adds a
         Gaussian that reaches half-way to the nearest other particle, which makes the draws a little wider.
     norm_curve_ : ndarray of shape (`n_iter_`,)
-        Root mean square of :math:`\|\phi(x_i)\|`, in whitened units; it is zero where the particles rest. The method
-        has no loss that could be computed.
+        Root mean square of :math:`\|\phi(x_i)\|`, in whitened units; it is zero when the particles are at rest. The
+        method has no computable loss.
     whitening_ : Whitening
         The map x = m + L u.
     n_iter_ : int
-        Iterations done.
+        Number of iterations.
     n_features_in_ : int
         Dimension of the target.
     n_score_calls_, n_products_ : int
         Points at which `fit` evaluated the score or log p, and products with the Jacobian of the score.
     stages_ : list of Stage
-        What each stage of `fit` took: ``name``, ``n_calls`` and ``seconds``.
+        The cost of each stage of `fit`: ``name``, ``n_calls`` and ``seconds``.
 
     See Also
     --------

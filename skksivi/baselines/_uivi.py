@@ -34,18 +34,18 @@ class UIVI(SemiImplicitVI):
         s_q(x) = E_{q(z'|x)}\left[\nabla_x \log q(x | z')\right].
 
     The expectation is over the reverse conditional :math:`q(z' | x) \propto q(z') q(x | z')`. It is estimated by
-    Hamiltonian Monte Carlo, one chain a draw. The z that x was made of is an exact draw of it, so that the chain is
-    at equilibrium from the start; it need only forget that z. The gradient is unbiased up to what is not forgotten.
+    Hamiltonian Monte Carlo, one chain per draw. The z that generated x is an exact draw from it, so the chain starts
+    at equilibrium and need only forget that z. The gradient is unbiased up to the remaining dependence on it.
 
     Parameters
     ----------
     n_inner_samples : int, default=5
-        States of a chain that are averaged, after each other.
+        Consecutive states of a chain that are averaged.
     n_burn_in : int, default=5
-        Transitions before them, in which the chain forgets its z.
+        Transitions before these, in which the chain forgets its z.
     n_leapfrog_steps : int, default=5
-        Leapfrog steps a transition. Their length is moved towards an acceptance of 0.9 from one iteration to the
-        next. Where :math:`\sigma` is small against the spread of :math:`\mu(z)` a chain forgets slowly: take more.
+        Leapfrog steps per transition. Their length is adapted towards an acceptance of 0.9 from one iteration to the
+        next. If :math:`\sigma` is small compared with the spread of :math:`\mu(z)`, a chain forgets slowly: use more.
     latent_dim : int, default=None
         Dimension of z; None means the dimension of x, up to 100.
     hidden_layer_sizes : sequence of int, default=(100, 100)
@@ -59,7 +59,7 @@ class UIVI(SemiImplicitVI):
     whiten : str, Pilot, (m, L) or None, default="laplace"
         The affine map x = m + L u in whose coordinates the family is trained, see `skksivi.KSIVIApproximator`; None
         trains in x, as in the paper, where a start at N(0, I) may never come near the target. By default it is the
-        cheapest map that frees the start of the units of x: a mode search.
+        cheapest map that makes the start independent of the units of x: a mode search.
     init
         See `skksivi.KSIVIApproximator`.
     batch_size : int, default=128
@@ -83,13 +83,13 @@ class UIVI(SemiImplicitVI):
         The mean of :math:`\|s_p(x) - s_q(x)\|^2` at each iteration, the Fisher divergence, too large by the variance
         of s_q. The bound itself needs log p and log q.
     n_iter_ : int
-        Iterations done.
+        Number of iterations.
     n_features_in_ : int
         Dimension of the target.
     n_score_calls_, n_products_ : int
         Points at which `fit` evaluated the score or log p, and products with the Jacobian of the score.
     stages_ : list of Stage
-        What each stage of `fit` took: ``name``, ``n_calls`` and ``seconds``.
+        The cost of each stage of `fit`: ``name``, ``n_calls`` and ``seconds``.
 
     See Also
     --------

@@ -83,7 +83,7 @@ class Interrupted:
 
     @property
     def n_done(self) -> int:
-        """Iterations done."""
+        """Number of iterations."""
         return len(self.losses)
 
     @property

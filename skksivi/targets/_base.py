@@ -46,11 +46,11 @@ class OneRow(int):
 class Target:
     """A distribution to approximate, known by its score.
 
-    A subclass gives `n_features` and either `score_fn(x)` or `log_prob(x)`, whose gradient is then the score; it
+    A subclass defines `n_features` and either `score_fn(x)` or `log_prob(x)`, whose gradient is then the score; it
     need not call `__init__`. Optional: `sample(n, generator)` where an exact sampler exists, and `score_vjp(x)`,
-    which returns the score and its vector-Jacobian product, the map of v to J^T v (n, d), to spare the automatic
-    one. A target can be handed to scikit-learn's search tools instead of X: row zero is the target itself, and
-    any other row k the target again, which a fit takes as another replicate.
+    which returns the score and its vector-Jacobian product, the map of v to J^T v (n, d), to avoid the automatic one.
+    A target can be passed to scikit-learn's search tools instead of X: row zero is the target itself, and any other
+    row k is the same target as another replicate.
 
     Attributes
     ----------
@@ -58,14 +58,14 @@ class Target:
         Dimension d.
     products : {"auto", "autograd", "finite-difference"}
         How a fit forms products of the score's Jacobian with vectors. "autograd" differentiates the score, and a fit
-        refuses a score where that is wrong; "finite-difference" takes central differences of the score along the
-        vector, two more evaluations, which supposes that it is a gradient; "auto", the default, takes `score_vjp`,
-        else the former where it agrees with the latter at a few points.
+        rejects a score for which that is wrong; "finite-difference" takes central differences of the score along the
+        vector, with two more evaluations, which assumes that it is a gradient; "auto", the default, uses `score_vjp`,
+        otherwise automatic differentiation if it agrees with finite differences at a few points.
     replicate : tuple of int
-        The rows that were taken, which a fit to this target adds to its seed.
+        The selected rows, which a fit to this target adds to its seed.
     rank : int or None
-        Which of several processes this is that sum their scores, so that sums round in another way with another
-        number of them; None of one alone.
+        The number of this process if several sum their scores, in which case rounding depends on their number;
+        otherwise None.
 
     See Also
     --------
@@ -389,14 +389,14 @@ class _RowsTarget(Target):
 
 
 def from_rows(score_fn: RowsScore, *, n_rows: int, n_features: int) -> _RowsTarget:
-    """Make a target of a score function that can look at some of the observations only.
+    """Make a target from a score function that can be restricted to some of the observations.
 
     Parameters
     ----------
     score_fn : callable
-        Maps points (n, n_features) and integers (b,), the rows of the data to look at, to scores (n, n_features):
-        the gradient of the log-prior plus n_rows / b times the gradient of the log-likelihood of these rows. Both are
-        tensors, or arrays if it takes no tensors.
+        Maps points (n, n_features) and integers (b,), the rows of the data to use, to scores (n, n_features): the
+        gradient of the log-prior plus n_rows / b times the gradient of the log-likelihood of these rows. Both are
+        tensors, or arrays if it does not take tensors.
     n_rows : int
         Number of observations.
     n_features : int
@@ -443,7 +443,7 @@ def from_score_fn(  # noqa: PLR0913
     retries: int = 1,
     progress: Callable[[int], object] | None = None,
 ) -> Target:
-    """Make a target of a bare score function, which several workers may evaluate.
+    """Make a target from a bare score function, which several workers may evaluate.
 
     Parameters
     ----------
@@ -451,24 +451,26 @@ def from_score_fn(  # noqa: PLR0913
         The gradient of log p at each row, (n, n_features) tensor -> (n, n_features) tensor; or one of arrays.
     n_features : int
     products : {"auto", "autograd", "finite-difference"}, default="auto"
-        How a fit forms products with the Jacobian of the score, see `Target`. By workers these are differences,
-        since no graph comes back from a worker.
+        How a fit forms products with the Jacobian of the score, see `Target`. With workers these are differences,
+        since a worker returns no graph.
     n_jobs : int, default=None
-        Workers that evaluate rows at the same time, by joblib, -1 for one per core. None evaluates all rows in one
-        call, in this process. The result does not depend on the number, as far as the machines compute alike.
+        Number of joblib workers that evaluate rows at the same time, -1 for one per core. None evaluates all rows in
+        one call, in this process. The result does not depend on the number, up to differences in the arithmetic of
+        machines.
     backend : str, default=None
         A backend of joblib: "loky" (processes), "threading", "dask" with an open client, "ray" after
-        ``ray.util.joblib.register_ray()``, or another that is registered there; None for the one that
-        `joblib.parallel_config` has set, else "loky".
+        ``ray.util.joblib.register_ray()``, or another that is registered there; None for the one set by
+        `joblib.parallel_config`, otherwise "loky".
     chunk_size : int, default=1
-        Rows of a call of the function. With one row a call the function must take more than some milliseconds.
+        Rows per call of the function. One row per call is efficient only if the function takes more than a few
+        milliseconds.
     timeout : float, default=None
-        Seconds that a chunk may take; not with one worker, which is this process. A process that takes longer is
-        stopped, a thread or the worker of a cluster only left alone.
+        Seconds that a chunk may take; not used with one worker, which is this process. A process that takes longer is
+        stopped; a thread, or a worker of a cluster, is abandoned.
     retries : int, default=1
-        How often a chunk is tried again that took too long or whose worker was lost.
+        How often a chunk is retried if it took too long or its worker was lost.
     progress : callable, default=None
-        Called with the number of rows that were evaluated, after each chunk: the `update` of a bar of tqdm.
+        Called after each chunk with the number of rows evaluated, such as the `update` of a tqdm bar.
 
     Returns
     -------
@@ -477,10 +479,10 @@ def from_score_fn(  # noqa: PLR0913
     Raises
     ------
     TypeError, ValueError
-        A parameter is of another type or out of its range. In a fit: the function cannot be sent to a process, or
-        returns another shape for a chunk than the shape of its points.
+        A parameter is of a wrong type or out of its range. In a fit: the function cannot be sent to a process, or
+        its result for a chunk does not have the shape of the points.
     TimeoutError, ConnectionError
-        In a fit: a chunk takes too long, or its worker is lost, each time. A training that has begun keeps its state.
+        In a fit: a chunk takes too long, or its worker is lost, each time. Training that has begun keeps its state.
 
     See Also
     --------

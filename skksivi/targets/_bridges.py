@@ -221,7 +221,7 @@ class LogProbTarget(NamedTarget):
 def from_log_prob(
     log_prob: Callable[[Tensor], Tensor], n_features: int, names: Sequence[str] | None = None
 ) -> LogProbTarget:
-    """Make a target of a log-density in torch; its score is the gradient by automatic differentiation.
+    """Make a target from a log-density in torch; its score is the gradient by automatic differentiation.
 
     Parameters
     ----------
@@ -230,8 +230,7 @@ def from_log_prob(
         must be transformed to the whole line first, with the log-Jacobian added, as `constrained` does.
     n_features : int
     names : sequence of str, default=None
-        Of the n_features coordinates, by which `constrain` and `skksivi.to_arviz` call them; one array "x" by
-        default.
+        Names of the n_features coordinates, used by `constrain` and `skksivi.to_arviz`; by default one array "x".
 
     Returns
     -------

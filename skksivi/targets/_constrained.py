@@ -182,13 +182,13 @@ def _coordinates(name: str, part: Part, value: ArrayLike) -> np.ndarray:
 
 
 def constrained(log_prob: Callable[..., Tensor], supports: Mapping[str, Support]) -> ConstrainedTarget:
-    r"""Make a target of a log-density of named parameters with bounds.
+    r"""Make a target from a log-density of named parameters with bounds.
 
-    Each parameter :math:`\theta` is a smooth one-to-one map of real numbers x. The target is the density of these,
+    Each parameter :math:`\theta` is a smooth one-to-one function of real numbers x. The target is their density,
 
     .. math:: \log p(x) = \log p(\theta(x)) + \log |\det \partial \theta / \partial x|,
 
-    and `constrain` turns draws back.
+    and `constrain` transforms draws back.
 
     Parameters
     ----------
@@ -196,8 +196,8 @@ def constrained(log_prob: Callable[..., Tensor], supports: Mapping[str, Support]
         The log-density of n points, up to a constant: it takes each parameter by its name, a tensor (n, ...), and
         returns a tensor (n,).
     supports : dict of str to str or tuple
-        Where each parameter lives, in the order of the coordinates: the name of a support, or a tuple of this name,
-        its bounds, if it has any, and the shape of the parameter, by default one number:
+        The support of each parameter, in the order of the coordinates: its name, or a tuple of this name, its bounds,
+        if it has any, and the shape of the parameter, by default a single number:
 
         - "real", "positive", "unit interval";
         - ("above", low), ("below", high), ("interval", low, high);
@@ -205,12 +205,13 @@ def constrained(log_prob: Callable[..., Tensor], supports: Mapping[str, Support]
         - ("cholesky", k, k), lower triangular with a positive diagonal; ("correlation cholesky", k, k), the same
           with rows of length one.
 
-        ("positive", 5) are five positive numbers, and ("simplex", 4, 3) four rows of sum one.
+        ("positive", 5) means five positive numbers, and ("simplex", 4, 3) four rows of sum one.
 
     Returns
     -------
     target : Target
-        With `constrain(X)`, which gives the parameters of draws, and `unconstrain(values)`, the points of parameters.
+        With `constrain(X)`, which returns the parameters of draws, and `unconstrain(values)`, the points of
+        parameters.
 
     Raises
     ------

@@ -123,10 +123,10 @@ class JaxTarget(ForeignTarget):
 
 
 def from_jax(log_density: LogDensity, example: object) -> JaxTarget:
-    """Make a target of a log-density in JAX, which compiles it with its first two derivatives.
+    """Make a target from a log-density in JAX, which compiles it with its first two derivatives.
 
     It is computed in float32 unless JAX is set to float64, best at the very start of a program, by
-    ``jax.config.update("jax_enable_x64", True)``. That serves densities with steep and narrow places.
+    ``jax.config.update("jax_enable_x64", True)``. Steep or narrow densities need float64.
 
     Parameters
     ----------
@@ -139,7 +139,7 @@ def from_jax(log_density: LogDensity, example: object) -> JaxTarget:
     Returns
     -------
     target : Target
-        Its `constrain` and `names` know the arrays of the tree by their keys.
+        Its `constrain` and `names` use the keys of the tree.
 
     Raises
     ------
@@ -180,23 +180,22 @@ def from_jax(log_density: LogDensity, example: object) -> JaxTarget:
 
 
 def from_numpyro(model: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs) -> JaxTarget:
-    """Make a target of a NumPyro model, in the unconstrained space where NumPyro's own samplers walk.
+    """Make a target from a NumPyro model, in the unconstrained space of NumPyro's own samplers.
 
     It is computed in float32 unless JAX is set to float64, best at the very start of a program, by
-    ``numpyro.enable_x64()``. That serves densities with steep and narrow places.
+    ``numpyro.enable_x64()``. Steep or narrow densities need float64.
 
     Parameters
     ----------
     model : callable
-        With continuous latent sites only, and with all of its data: the samples of a plate's subsample would not be
-        drawn anew.
+        With only continuous latent sites, and with all of its data: the subsample of a plate would not be redrawn.
     *args, **kwargs
         The arguments of the model, data among them.
 
     Returns
     -------
     target : Target
-        Its `constrain` gives the latent and deterministic sites by their names.
+        Its `constrain` returns the latent and deterministic sites by name.
 
     Raises
     ------

@@ -27,8 +27,8 @@ class BayesianLinearRegression(Target):
         - \frac{\lambda}{2} \|\beta\|^2 + \frac{n}{2} \log\gamma + \frac{p}{2} \log\lambda
         + a (\log\lambda + \log\gamma) - b (\lambda + \gamma) + \mathrm{const}
 
-    The parameters are the p coefficients, then :math:`\log\lambda` and :math:`\log\gamma`. An evaluation takes
-    O(p^2) operations a row of draws, however many observations there are.
+    The parameters are the p coefficients, then :math:`\log\lambda` and :math:`\log\gamma`. An evaluation takes O(p^2)
+    operations per draw, however many observations there are.
 
     Parameters
     ----------
@@ -130,7 +130,8 @@ class BayesianMultinomialRegression(Target):
     y : array-like of shape (n,)
         Labels of two or more classes.
     prior_precision : float, default=1.0
-        The alpha > 0 of the prior N(0, I / alpha), which sets what the likelihood leaves open, the sum of a row of B.
+        The alpha > 0 of the prior N(0, I / alpha), which determines what the likelihood does not, the sum of a row of
+        B.
     sample_weight : array-like of shape (n,), default=None
         How often each observation counts.
 

@@ -26,13 +26,13 @@ N_KEPT = 2**16
 
 
 class Minibatches(Target):
-    r"""A target whose training sees a random part of its data at a time.
+    r"""A target whose training uses a random part of its data at a time.
 
     The kernel Stein discrepancy multiplies two scores. From one minibatch their product would be biased by the
-    covariance of the noise; the two halves of a batch of draws therefore see independent minibatches, and pairs
-    within a half are left out. Within a finite difference a minibatch stays the same. Where the target has a single
-    mode, minibatches are corrected by an expansion of the score there, so that little of their noise is left, and the
-    pilot sees a part of the data that is corrected in the same way. All of the data are evaluated in blocks.
+    covariance of the noise; the two halves of a batch of draws therefore use independent minibatches, and pairs
+    within a half are left out. Within a finite difference a minibatch stays the same. If the target has a single
+    mode, minibatches are corrected by an expansion of the score there, so that little noise remains, and the pilot
+    uses a part of the data that is corrected in the same way. Scores of all of the data are evaluated in blocks.
 
     Parameters
     ----------
@@ -85,27 +85,26 @@ class Minibatches(Target):
         n_rows: int | None = None,
         prior: Target | None = None,
     ) -> Stream:
-        """Make a target of data that are read a batch at a time, and need not fit into memory.
+        """Make a target from data that are read in batches, and need not fit into memory.
 
-        A minibatch is the next batch. The rule about shuffling: batches must be random parts of the data, as from a
-        `torch.utils.data.DataLoader` that shuffles, or of files whose rows are in random order. Two copies of the
-        stream, or two fits, begin anew at the first batch. A fit that goes on from a `checkpoint` reads its way to
-        the batch where it was, for which the order must be the same each time. What all of the data are needed for,
-        the mode and the checks of a fit, takes passes over the loader, some five to twenty, each in the memory of one
-        batch.
+        A minibatch is the next batch. Batches must therefore be random parts of the data, as from a
+        `torch.utils.data.DataLoader` that shuffles, or from files whose rows are in random order. A copy of the
+        stream, and a new fit, start again at the first batch. A fit that resumes from a `checkpoint` reads forward to
+        the batch where it stopped, for which the order must be the same each time. The mode and the checks of a fit
+        need all of the data: they take some five to twenty passes over the loader, each with the memory of one batch.
 
         Parameters
         ----------
         loader : iterable or callable
-            Gives the same rows each time that an iteration begins: a list, a DataLoader, or a function that returns
-            an iterator, as ``lambda: parquet_file.iter_batches(1000)`` of pyarrow. An IterableDataset may give them
-            in another order each time.
+            Returns the same rows in each iteration over it: a list, a DataLoader, or a function that returns
+            an iterator, such as ``lambda: parquet_file.iter_batches(1000)`` with pyarrow. An IterableDataset may
+            change their order.
         target_of_batch : callable
-            Makes the target of the rows of a batch, with `n_rows` and the prior.
+            Makes the target from the rows of a batch, with `n_rows` and the prior.
         n_rows : int, default=None
-            How many rows a pass gives; counted by one more pass if it is not known.
+            Number of rows of a pass; None counts them in one more pass.
         prior : Target, default=None
-            What is in the target of each batch and is to be counted once. By default the target given no rows, as for
+            The prior in the target of each batch, to be counted once. By default the target given no rows, as for
             `Sharded`.
 
         Returns
@@ -116,10 +115,10 @@ class Minibatches(Target):
         Raises
         ------
         TypeError
-            The loader gives its rows once only, or `target_of_batch` returns no target with rows.
+            The loader can be read only once, or `target_of_batch` does not return a target with rows.
         ValueError
             A batch has other features or columns than the first; a pass has fewer or more rows than it should. In a
-            fit: a training that has begun keeps its state.
+            fit, training that has begun keeps its state.
 
         Warns
         -----
@@ -147,7 +146,7 @@ class Minibatches(Target):
         return self.target.n_features
 
     def minibatch(self, generator: torch.Generator) -> Target:
-        """Draw observations and return the target that sees these alone."""
+        """Draw observations and return the target given only these."""
         rows = torch.randint(self.target.n_rows, (self.batch_size,), generator=generator, device=generator.device)
         return self.target.subset(rows)
 
@@ -162,7 +161,7 @@ class Minibatches(Target):
         return prior_of(self.target, None)
 
     def part(self, n: int) -> Blocks:
-        """Return the target that sees n observations alone, always the same; all of them if there are no more."""
+        """Return the target given only n observations, always the same ones; all if there are fewer."""
         if n >= self.n_rows:
             return Blocks(self.target)
         order = torch.randperm(self.n_rows, generator=torch.Generator().manual_seed(0), device="cpu")

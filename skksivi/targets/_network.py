@@ -72,7 +72,7 @@ class BayesianNeuralNetwork(Target):
     Attributes
     ----------
     noise_precision : float or None
-        It may be set anew at any time.
+        It may be changed at any time.
     X_mean, X_scale : Tensor of shape (p,)
         By which X was standardised; a constant column has scale one.
     y_mean, y_scale : Tensor of shape ()

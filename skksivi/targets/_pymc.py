@@ -110,7 +110,7 @@ def _function(x: TensorVariable, outputs: Sequence[TensorVariable], gradient: bo
 
 
 def from_pymc(model: Model) -> PymcTarget:
-    """Make a target of a PyMC model, in the unconstrained space where PyMC's own samplers walk.
+    """Make a target from a PyMC model, in the unconstrained space of PyMC's own samplers.
 
     The log-density and its gradient are compiled for whole batches, in float64, by the mode that
     ``pytensor.config.mode`` names.
@@ -123,8 +123,8 @@ def from_pymc(model: Model) -> PymcTarget:
     Returns
     -------
     target : Target
-        Its `constrain` gives free and deterministic variables by their names; `skksivi.to_arviz` labels them by the
-        coords of the model.
+        Its `constrain` returns free and deterministic variables by name; `skksivi.to_arviz` labels them by the coords
+        of the model.
 
     Raises
     ------

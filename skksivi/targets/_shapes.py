@@ -20,7 +20,7 @@ class Funnel(Target):
     Parameters
     ----------
     n_features : int, default=10
-        Dimension d of two at least.
+        Dimension d, at least two.
     scale : float, default=3.0
         The s > 0.
 
@@ -78,7 +78,7 @@ class ManyWell(Target):
     .. math:: \log p(x) = \sum_{i=1}^{d/2} \left[-x_{2i-1}^4 + 6 x_{2i-1}^2 + \tfrac12 x_{2i-1}
         - \tfrac12 x_{2i}^2\right] - \log Z
 
-    The right one of two wells has 85% of the probability.
+    The right one of each two wells has 85% of the probability.
 
     Parameters
     ----------

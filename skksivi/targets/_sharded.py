@@ -245,22 +245,22 @@ def _checksum(points: tuple[Any, ...], n: int) -> int:
 
 
 class Sharded(Summed):
-    r"""A target whose rows lie in several processes, the ranks of a group of torch.distributed.
+    r"""A target whose data are divided among several processes, the ranks of a group of torch.distributed.
 
     Each rank has the target of its own rows,
 
     .. math:: \log p(x) = \log p_0(x) + \sum_r \ell_r(x), \qquad \log p_r = \log p_0 + \ell_r,
 
-    and sums of scores, products and log-densities over ranks are all that is sent: (n, d) numbers for n points,
-    whatever the number of rows. All ranks run the same script and fit in step from the same `random_state`; each ends
-    with the same fit. Each sum compares the points that the ranks ask for. If the target of each rank is one of
-    `Minibatches`, in memory or by a loader, a minibatch is one of each rank.
+    and only sums of scores, products and log-densities over ranks are sent: (n, d) numbers for n points, whatever the
+    number of rows. All ranks run the same script and fit in step from the same `random_state`; each ends with the
+    same fit. Each sum compares the points of the ranks. If the target of each rank is one of `Minibatches`, in memory
+    or by a loader, a training step takes one minibatch from each rank.
 
     Parameters
     ----------
     target_of_rows : Target or callable
         The target of the rows of this rank; or a function of the rank and the number of ranks that makes it, whose
-        errors are told on all ranks.
+        errors are raised in all ranks.
     prior : Target, default=None
         The :math:`p_0` that is in the target of each rank, to be counted once. By default
         ``target.subset(rows)`` without rows, which `BayesianLogisticRegression` and `BayesianMultinomialRegression`
@@ -281,11 +281,11 @@ class Sharded(Summed):
     ValueError
         This process is in no group; a shard is empty; the ranks have different targets, priors or versions.
     TypeError
-        `target_of_rows` is or returns no target, or `prior` is missing.
+        `target_of_rows` is not, or does not return, a target, or `prior` is missing.
     ConnectionError
-        In a fit: a rank is lost, or asks for the score at other points. A training that has begun keeps its state,
-        and a `checkpoint` goes on with any number of ranks, or with the same number if they see minibatches. The
-        first one writes it, and all must be able to read it.
+        In a fit: a rank is lost, or evaluates the score at other points. Training that has begun keeps its state,
+        and a `checkpoint` can be resumed with any number of ranks, or with the same number if they use minibatches.
+        The first rank writes it, and all must be able to read it.
 
     See Also
     --------
@@ -342,7 +342,7 @@ class Sharded(Summed):
         return self._shard.target
 
     def total(self, evaluate: Callable[..., Any], *points: Any) -> Any:  # noqa: ANN401
-        """Return the sum over ranks of what a function of a target and of points (..., d) gives."""
+        """Return the sum over ranks of a function of a target and of points (..., d)."""
         x = points[0]
         shape = tuple(x.shape[:-1]) if evaluate is log_prob_of else tuple(x.shape)
         own = partial(self._shard.evaluate, evaluate, *points)
@@ -351,13 +351,13 @@ class Sharded(Summed):
 
     @property
     def minibatch(self) -> Callable[[torch.Generator], Sharded] | None:
-        """What draws a minibatch of the rows of each rank, if their targets do."""
+        """Draws a minibatch of the rows of each rank, if their targets do."""
         draw = getattr(self.target, "minibatch", None)
         return None if draw is None else lambda generator: self._of(draw(generator))
 
     @property
     def rewind(self) -> Callable[[int], None] | None:
-        """What puts the loader of each rank in its place, if there are any."""
+        """Returns the loader of each rank to its place, if there are any."""
         return getattr(self.target, "rewind", None)
 
     def part(self, n: int) -> Sharded:
@@ -398,17 +398,17 @@ class Holder:
 class Scattered(Summed):
     """A target whose rows are held by the workers of a dask cluster.
 
-    As `Sharded`, but the fit runs in this process alone, and a score is a round trip to each worker.
+    As `Sharded`, but the fit runs only in this process, and a score is a round trip to each worker.
 
     Parameters
     ----------
     target_of_rows : callable
-        Makes the target of the rows of a shard from its number and how many there are, on a worker: it may read its
-        rows there. It is called again on another worker if one is lost.
+        Makes the target of a shard, on a worker, from the number of the shard and how many there are; it may read its
+        rows there. If a worker is lost, it is called again on another.
     client : distributed.Client
         With ``direct_to_workers=True`` points need not go through the scheduler.
     n_shards : int, default=None
-        As many as there are workers by default. The numbers depend on it, and not on which worker holds what.
+        By default the number of workers. Results depend on it, but not on which worker holds which shard.
     prior : Target, default=None
         As for `Sharded`.
     timeout : float, default=None
@@ -425,9 +425,9 @@ class Scattered(Summed):
     ValueError
         The cluster has no workers; a shard is empty; the shards have different targets, priors or versions.
     TypeError
-        A parameter is of another type; `target_of_rows` returns no target.
+        A parameter is of a wrong type; `target_of_rows` does not return a target.
     ConnectionError, TimeoutError
-        In a fit: a worker is lost, and its shard cannot be made again, or does not answer in time.
+        In a fit: a worker is lost and its shard cannot be rebuilt, or it does not answer in time.
 
     See Also
     --------
@@ -489,7 +489,7 @@ class Scattered(Summed):
         return submit(workers=None if worker is None else [worker]).result()
 
     def total(self, evaluate: Callable[..., Any], *points: Any) -> Any:  # noqa: ANN401
-        """Return the sum over shards of what a function of a target and of points (..., d) gives."""
+        """Return the sum over shards of a function of a target and of points (..., d)."""
         x, arrays = points[0], [as_array(p) for p in points]
         arguments = (evaluate, isinstance(x, Tensor), *arrays)
         calls = [self._asked(k, arguments) for k in range(self.n_shards)]
@@ -535,7 +535,7 @@ class Scattered(Summed):
             ) from error
 
     def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Scattered:
-        """Return itself: a score comes back on the device and in the type of the points it is asked at."""
+        """Return itself: a score is returned on the device and in the type of its points."""
         return self
 
     def __repr__(self) -> str:

@@ -61,7 +61,7 @@ def _arrays(names: list[str], numbers: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def from_bridgestan(model: StanModel, *, include_tp: bool = False) -> StanTarget:
-    """Make a target of a Stan model that is loaded by BridgeStan, or of an object with the same methods.
+    """Make a target from a Stan model loaded by BridgeStan, or from an object with the same methods.
 
     Parameters
     ----------
@@ -69,14 +69,14 @@ def from_bridgestan(model: StanModel, *, include_tp: bool = False) -> StanTarget
         With ``log_density_gradient(theta)``, which returns log p and its gradient at one unconstrained point, an
         array (n_features,), and ``param_unc_num()``, the number of features. If it has them, ``param_names()`` and
         ``param_constrain(theta)``, and ``param_unc_names()``, are used too. A point at which it raises RuntimeError
-        is taken for one outside the support.
+        counts as outside the support.
     include_tp : bool, default=False
-        Whether `constrain` gives the transformed parameters too.
+        Whether `constrain` also returns the transformed parameters.
 
     Returns
     -------
     target : Target
-        Its `constrain` gives the parameters of the model as arrays by their names.
+        Its `constrain` returns the parameters of the model as arrays by name.
 
     Raises
     ------

@@ -248,8 +248,8 @@ class EightGaussians(_Mixture):
 
     .. math:: \mu_i = c + r \, (\cos(i \pi / 4), \sin(i \pi / 4))
 
-    By default the paper's. Its modes lie alike around the origin, so that a start there finds all of them with equal
-    weights by symmetry alone; a shift or unequal weights make it a test.
+    The default is the paper's. Its modes are symmetric about the origin, so that a start there finds all of them with
+    equal weights by symmetry alone; a shift or unequal weights make it a test.
 
     Parameters
     ----------

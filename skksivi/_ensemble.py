@@ -49,7 +49,7 @@ class FailedFit(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Ensemble(Generic[A]):
-    """Fits to one target, and what draws from all of them.
+    """Fits to one target, and a sampler of their mixture.
 
     Attributes
     ----------
@@ -58,16 +58,17 @@ class Ensemble(Generic[A]):
     weights : ndarray of shape (k,)
         Their shares of the draws, which sum to one.
     elbo : ndarray of shape (k,) or None
-        E_q[log p - log q] of each, from the draws by which they were weighed; None if they were weighed equally.
+        E_q[log p - log q] of each, from the draws that determined the weights; None if the weights are equal.
     log_z : Estimate or None
-        The log evidence by the draws of all of them.
+        The log evidence, from the draws of all fits.
     r_hat : ndarray of shape (n_features,)
-        How far the fits disagree, one if they do not: the larger R-hat of ranks and folded ranks, with fits in the
-        place of chains. NaN of a single fit.
+        How far the fits disagree, one if they do not: the larger R-hat of ranks and folded ranks, with fits instead
+        of chains. NaN for a single fit.
     failures : tuple of FailedFit
-        The others.
+        The fits that failed.
     pooled : approximator
-        What draws from all, for functions that take a fit, such as `skksivi.modes` and `skksivi.importance_sample`.
+        An approximator that draws from all of them, for functions that take a fit, such as `skksivi.modes` and
+        `skksivi.importance_sample`.
     """
 
     members: tuple[A, ...]
@@ -105,8 +106,8 @@ def ensemble(
 
     .. math:: \min_w E_p[\log p - \log q_w] \ge \log Z,
 
-    a convex problem: two fits to the same mode share its weight, a fit that is off gets none. The mean under p is by
-    importance weights of draws of all fits, as of `skksivi.evidence`. A fit that fails is left out.
+    a convex problem: two fits to the same mode share its weight, and a wrong fit gets none. The mean under p is
+    estimated by importance weights of draws of all fits, as in `skksivi.evidence`. A fit that fails is left out.
 
     Parameters
     ----------
@@ -116,15 +117,16 @@ def ensemble(
         As for `fit`.
     n_fits : int, default=4
     pooling : {"evidence", "equal"}, default="evidence"
-        "equal" needs no density and asks for no score.
+        "equal" needs no density and evaluates no score.
     n_samples : int, default=1000
-        Draws by which fits are weighed, at least 100. Of a target without `log_prob` each costs some 50 scores.
+        Number of draws to determine the weights, at least 100. For a target without `log_prob` each costs some 50
+        scores.
     n_features : int, default=None
         Needed with a bare score function.
     n_jobs : int, default=None
-        Fits at the same time, as joblib has it; ``joblib.parallel_config("dask")`` sends them to a cluster.
+        Number of parallel fits, as in joblib; ``joblib.parallel_config("dask")`` sends them to a cluster.
     random_state : int, RandomState or None, default=None
-        The seeds of the fits come from it, whatever `n_jobs` is.
+        Determines the seeds of the fits, independent of `n_jobs`.
 
     Returns
     -------
@@ -143,7 +145,7 @@ def ensemble(
     Warns
     -----
     UserWarning
-        Fits failed; or the importance weights cannot be trusted, so that the fits are weighed equally.
+        Fits failed; or the importance weights cannot be trusted, so that all fits get equal weights.
     ConvergenceWarning
         The fits disagree: R-hat is above 1.05 in some coordinate.
 

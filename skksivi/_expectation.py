@@ -115,44 +115,44 @@ def expectation(
     weights: bool = False,
     random_state: RandomState = None,
 ) -> Expectation:
-    r"""Estimate the mean of a function under a target, by draws, their scores and Stein control variates.
+    r"""Estimate the mean of a function under a target, from draws and scores, by Stein control variates.
 
     By Stein's identity :math:`E_p[s^\top g + \nabla \cdot g] = 0` for the score s of p. With the gradients g of
     polynomials, these are functions of mean zero under the target,
 
     .. math:: \varphi_i = s_i, \qquad \varphi_{ij} = \tfrac12 (u_i s_j + u_j s_i) + \delta_{ij},
 
-    in coordinates u of about unit covariance, and the estimate is the mean of :math:`f - \beta^\top \varphi`. Each
-    draw has the :math:`\beta` of a regression on the nine tenths of the draws that it is not among, so that the
-    standard error is honest. Of none, the first order, squares and all pairs, each f has the most that does not raise
-    its standard error. There are twenty draws for each, and forty more, and none is used whose tail is so heavy that
-    it has no variance.
+    in coordinates u of about unit covariance, and the estimate is the mean of :math:`f - \beta^\top \varphi`. The
+    :math:`\beta` for each draw comes from a regression on the nine tenths of the draws that do not include it, so
+    that the standard error is honest. Each f has the largest set, of none, the first order, squares and all pairs,
+    that does not raise its standard error. There are at least twenty draws per control variate and forty more, and
+    none is used whose tail is so heavy that it has no variance.
 
-    The identity holds for the target, whatever the draws: where f is a combination of control variates, as a mean or
-    a covariance of a Gaussian is, the answer is right though the draws are not. Else, of draws of another density q,
-    a bias is left of at most
+    The identity holds for the target, whatever the draws: if f is a combination of control variates, as are means and
+    covariances of a Gaussian, the result is exact even if the draws are not. Otherwise draws from another density q
+    leave a bias of at most
 
     .. math:: \mathrm{sd}_q(f - \beta^\top \varphi)\, \sqrt{E_q (p / q - 1)^2},
 
-    which falls with the standard error, and is not in it. With a `shift` beyond four, look at `diagnose` or use
-    `weights`. Neither sees a mode without draws. At bounds, if it has any, the target's density must fall to zero.
+    which falls with the standard error but is not included in it. With a `shift` beyond four, look at `diagnose` or
+    use `weights`. Neither detects a mode without draws. At bounds, if it has any, the target's density must fall to
+    zero.
 
     Parameters
     ----------
     est : approximator, array-like of shape (n, n_features) or (n_chains, n_draws, n_features)
-        Fitted; or draws, independent ones, or states of chains, whose standard errors come from means of batches.
-        Chains of a fit are taken as such. Particles, which repel each other, count as independent.
+        A fitted approximator; or draws that are independent, or states of chains, whose standard errors come from
+        batch means. Chains of a fit are treated as chains. Particles, which repel each other, count as independent.
     target : Target, callable, or array-like of the shape of the draws
-        What it was fitted to, its score function, or the scores of the draws. Of `skksivi.targets.Minibatches` all of
-        the data are used.
+        The target of the fit, its score function, or the scores of the draws. With `skksivi.targets.Minibatches` all
+        of the data are used.
     f : callable, default=None
         Maps draws (n, n_features), a float64 array, or a tensor if `est` is one, to values (n, ...). None is the
         identity, for means.
     n_samples : int, default=2000
-        Draws of a fit, at least 20; particles and states of chains are taken once at most.
+        Draws of a fit, at least 20; particles and states of chains are used at most once.
     weights : bool, default=False
-        Whether to weigh the draws of a fit, see `importance_sample`, so that what control variates leave is no longer
-        biased. Needs a density.
+        Whether to weight the draws of a fit, see `importance_sample`, so that no bias remains. Needs a density.
     random_state : int, RandomState or None, default=None
         Draws from the fit.
 
@@ -167,7 +167,8 @@ def expectation(
     NotFittedError
         Before `fit`.
     TypeError
-        `est` is neither an approximator nor an array, `f` no function, or, with `weights`, the fit has no density.
+        `est` is neither an approximator nor an array, `f` is not a function, or, with `weights`, the fit has no
+        density.
     ValueError
         Draws, scores or values of f are too few, not finite or of another shape than expected; the score is random;
         with `weights`, k-hat or the effective share of the draws forbid it.

@@ -30,12 +30,12 @@ A = TypeVar("A", bound=BaseApproximator)
 def importance_sample(
     est: BaseApproximator, target: Target | ScoreFunction, *, n_samples: int = 2000, random_state: RandomState = None
 ) -> ImportanceSample:
-    r"""Weigh draws of a fit by the density of its target.
+    r"""Weight draws of a fit by the density of its target.
 
-    One draw in ten is of a Student t distribution with the mean and the covariance of the others, so that tails that
-    the fit lacks are found and no ratio is far from the rest. The ratios of p to the density of all draws are
-    smoothed by the generalised Pareto distribution of their tail. Of a target that has no `log_prob`, log p is the
-    integral of its score along lines from a mode, at some 50 points for each draw.
+    One draw in ten comes from a Student t distribution with the mean and the covariance of the others, so that tails
+    that the fit lacks are found and no ratio is far from the rest. The ratios of p to the density of all draws are
+    smoothed by the generalised Pareto distribution of their tail. For a target without `log_prob`, log p is the
+    integral of its score along lines from a mode, at some 50 points per draw.
 
     Parameters
     ----------
@@ -112,13 +112,13 @@ def weighed_draws(
 def refine(est: A, target: Target | ScoreFunction, *, n_samples: int = 2000, random_state: RandomState = None) -> A:
     r"""Correct a fit by the importance weights of its draws.
 
-    The fit that is returned has draws x of `est`, and some of a Student t distribution for tails that it lacks, that
-    are kept with probability
+    The returned fit proposes draws x of `est`, and some from a Student t distribution for tails that it lacks, and
+    keeps them with probability
 
     .. math:: \min\left(1, \frac{p(x)}{c\, q(x)}\right), \qquad E_q \max\left(0, \frac{p(x)}{q(x)} - c\right) = 0.003
 
-    for normalised p: they are independent, and 99.7% of the target. What no draw of `est` is near, a mode or a tail,
-    remains lost.
+    for normalised p: the kept draws are independent, and follow the target up to 0.3% of its mass. A mode or a tail
+    that no draw of `est` comes near remains lost.
 
     Parameters
     ----------
@@ -127,14 +127,14 @@ def refine(est: A, target: Target | ScoreFunction, *, n_samples: int = 2000, ran
     target : Target or callable
         What it was fitted to, or its score function.
     n_samples : int, default=2000
-        Draws by which c is found, at least 100.
+        Number of draws to determine c, at least 100.
     random_state : int, RandomState or None, default=None
 
     Returns
     -------
     refined : approximator
-        A copy of `est` with other draws and their density, until its next `fit`. A draw costs about c densities of
-        the fit and of the target, between one and some tens. A file of it, see `skksivi.save`, is loaded with the
+        A copy of `est` with corrected draws and their density, until its next `fit`. A draw costs about c densities
+        of the fit and of the target, between one and a few tens. To load a file of it, see `skksivi.save`, pass the
         target.
 
     Raises
@@ -144,8 +144,8 @@ def refine(est: A, target: Target | ScoreFunction, *, n_samples: int = 2000, ran
     TypeError
         The fit has no density, or `n_samples` is not an integer.
     ValueError
-        k-hat or the effective share of the draws forbid it, see `importance_sample`; or the target has another
-        dimension than `est`.
+        k-hat or the effective share of the draws is too bad, see `importance_sample`; or the target does not have the
+        dimension of `est`.
 
     See Also
     --------
@@ -190,11 +190,11 @@ def _with_sampler(est: A, sampler: Sampler) -> A:
 def certificate(
     est: BaseApproximator, target: Target | ScoreFunction, *, n_samples: int = 2000, random_state: RandomState = None
 ) -> Certificate:
-    r"""Tell how far a fit is from its target, without draws of the target or its normaliser.
+    r"""Estimate how far a fit is from its target, without draws or the normalising constant of the target.
 
     .. math:: J = \mathrm{KL}(q \| p) + \mathrm{KL}(p \| q) = E_q[\log q - \log p] - E_p[\log q - \log p]
 
-    with the mean under p by the importance weights of the draws. A mode that the fit lacks is not seen.
+    with the mean under p by the importance weights of the draws. A mode that the fit lacks is not detected.
 
     Parameters
     ----------
@@ -238,7 +238,7 @@ def evidence(
     -------
     evidence : Evidence
         A named tuple: ``elbo``, ``log_z`` and ``eubo``, each with its standard error, ``k``, ``trusted`` and the
-        ``reference`` point where p is taken to be one if the target is known by its score alone.
+        ``reference`` point at which p is set to one if the target is known only by its score.
 
     See Also
     --------

@@ -62,11 +62,11 @@ def modes(
 ) -> Modes:
     r"""Find the modes among the draws of a fit, and their weights under the target.
 
-    The discrepancy that a fit minimises does not see the weights of modes that are far apart. They are found here
-    from the score: searches from draws find the modes; space is divided into the cells of their Gaussians; the
-    logarithms of p between the centres are integrals of the score along lines, by a rule that adapts and tells when
-    it fails; and the mass of each cell is estimated by importance sampling, and once more by bridge sampling from
-    chains that start at draws of the fit. Where the target has a `log_prob` it is used instead of the integrals.
+    The discrepancy is insensitive to the weights of distant modes. This function estimates them from the score.
+    Searches from draws find the modes, and space is divided into regions by their Gaussians. The differences of log p
+    between the centres are integrals of the score along lines, by an adaptive rule that detects when it fails. The
+    mass of each region is estimated by importance sampling, and again by bridge sampling from chains that start at
+    draws of the fit. If the target has a `log_prob` it is used instead of the integrals.
 
     Parameters
     ----------
@@ -75,8 +75,8 @@ def modes(
     target : Target or callable
         What it was fitted to.
     reweight : bool, default=False
-        Whether `est.sample` and `est.score_samples` are to have these weights from now on, until the next `fit`;
-        draws of modes that are too frequent are then left out.
+        Whether `est.sample` and `est.score_samples` use these weights from now on, until the next `fit`; draws of
+        modes that are too frequent are then thinned.
     random_state : int, RandomState or None, default=None
 
     Returns
@@ -84,14 +84,14 @@ def modes(
     modes : Modes
         A named tuple, by falling weight: ``centres`` of shape (k, d), ``weights`` with ``standard_errors``, the
         ``shares`` of the fit's draws, whether the weights are ``trusted``, and the ``reason`` if they are not. A mode
-        without draws is not seen.
+        without draws is not detected.
 
     Raises
     ------
     NotFittedError
         Before `fit`.
     ValueError
-        `reweight` is set but the weights are not to be trusted: the error says why.
+        `reweight` is set but the weights cannot be trusted: the error says why.
 
     See Also
     --------

@@ -34,12 +34,12 @@ def paper_settings(name: str) -> dict[str, Any]:
     Parameters
     ----------
     name : str
-        One of the table; those that do not name `HKSIVIApproximator` are of `KSIVIApproximator`.
+        A name from the table. Settings are for `KSIVIApproximator` unless the table names `HKSIVIApproximator`.
 
     Returns
     -------
     settings : dict
-        A new one at each call, to be changed at will. For networks the paper searches the learning rate from 1e-5 to
+        A new dict at each call, which may be changed. For networks the paper searches the learning rate from 1e-5 to
         1e-3; here it is 1e-3.
 
     Raises

@@ -19,10 +19,10 @@ __dir__ = __all__.copy
 
 
 class EarlyStopping:
-    """End a fit when its score has not become better for a while.
+    """End a fit when its score has stopped improving.
 
-    It is told every 100 iterations what the fit would be if it ended there, and looks at its score. To be passed to
-    `set_callbacks`. `early_stopping` of an approximator does the same by a discrepancy of its own, at less cost.
+    Every 100 iterations it evaluates the score of the fit as it would be if it ended there. Pass it to
+    `set_callbacks`. `early_stopping` of an approximator does the same with a fixed discrepancy, at a lower cost.
     The :doc:`user guide <../guide/callbacks>` shows how to write a callback.
 
     Parameters
@@ -31,14 +31,14 @@ class EarlyStopping:
         Maps (estimator, target) to a score, larger is better, as `skksivi.model_selection.neg_ksd_scorer` does. None
         means the estimator's `score`.
     patience : int, default=5
-        Reports in a row without a better score after which the fit ends.
+        Number of consecutive reports without a better score after which the fit ends.
     min_delta : float, default=0.0
         By how much a score must exceed the best one to be better.
 
     Raises
     ------
     TypeError, ValueError
-        `patience` is no positive integer, `min_delta` is negative, or `scoring` cannot be called.
+        `patience` is not a positive integer, `min_delta` is negative, or `scoring` cannot be called.
 
     See Also
     --------
@@ -65,7 +65,7 @@ class EarlyStopping:
         self._best: dict[int, tuple[float, int]] = {}  # of each fit in progress: its best grade, and reports since
 
     def setup(self, estimator: object, context: CallbackContext) -> None:
-        """Begin anew."""
+        """Reset."""
         self._best[id(estimator)] = -math.inf, 0
 
     def teardown(self, estimator: object, context: CallbackContext) -> None:

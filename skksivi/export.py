@@ -42,12 +42,11 @@ def to_arviz(
     est : approximator
         Fitted.
     target : Target, default=None
-        What `est` was fitted to. One that has `constrain`, such as `skksivi.targets.from_pymc` returns, gives the
-        variables in the space of the model, and its own `coords` and `dims`. Without it the draws are one variable
-        "x".
+        The target of `est`. If it has `constrain`, as targets of `skksivi.targets.from_pymc` do, the variables are in
+        the space of the model, with its `coords` and `dims`. Without a target the draws are one variable "x".
     n_samples : int, default=1000
-        Number of draws. They are independent, and stand as up to four chains of equal length, which ArviZ compares:
-        as many as divide their number.
+        Number of draws. They are independent, and are divided into chains of equal length, which ArviZ compares: up
+        to four, as many as divide their number.
     coords : dict of str to sequence, default=None
         Labels along named dimensions; they take precedence over the labels of `target`.
     dims : dict of str to sequence of str, default=None
@@ -59,7 +58,7 @@ def to_arviz(
     Returns
     -------
     data : xarray.DataTree or arviz.InferenceData
-        What the installed ArviZ works with: an InferenceData where the package ``arviz`` is there and older than 1.
+        The format of the installed ArviZ: an InferenceData if the package ``arviz`` is installed and older than 1.
         Both have a group "posterior" of variables (chain, draw, ...).
 
     Raises

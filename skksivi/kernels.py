@@ -165,7 +165,7 @@ class Kernel(BaseEstimator, ABC):
 
     @abstractmethod
     def median_level(self, n: int) -> float:
-        """Return the scaled squared distance t that the median pair of n draws is put at."""
+        """Return the scaled squared distance t of the median pair of n draws."""
 
     def derivatives(self, squared: Tensor, order: int) -> list[Tensor]:
         """Return phi and its derivatives in the squared distance, up to an order, at a fixed bandwidth."""
@@ -356,8 +356,8 @@ class Laplace(Kernel):
 class Riesz(Kernel):
     r"""Riesz kernel :math:`(\|x\|^r + \|y\|^r - \|x-y\|^r) / h^r`, unbounded, for heavy tails.
 
-    The width only scales the kernel, so that the median heuristic, :math:`h^2 = \mathrm{med}`, makes the objective
-    free of the units of x.
+    The width only scales the kernel, so the median heuristic, :math:`h^2 = \mathrm{med}`, makes the objective
+    independent of the units of x.
 
     Parameters
     ----------
@@ -366,7 +366,7 @@ class Riesz(Kernel):
     exponent : float, default=1.0
         The exponent r, in (0, 2) for the Euclidean norm and in (0, 1] for "l1".
     norm : {"l2", "l1"}, default="l2"
-        The l1 form with r = 1 is a sum of one-dimensional kernels: it compares the marginals only and is blind to
+        The l1 form with r = 1 is a sum of one-dimensional kernels: it compares only the marginals and cannot detect
         dependence between coordinates.
 
     See Also
@@ -429,7 +429,7 @@ class Tilted(Kernel):
 
     .. math:: w(x) = (1 + \|x\|^2 / c^2)^b
 
-    A rising weight, b > 0, makes the discrepancy look at the tails, a falling one away from them; in whitened
+    An increasing weight, b > 0, makes the discrepancy more sensitive to the tails, a decreasing one less; in whitened
     coordinates c = 1 is one standard deviation.
 
     Parameters

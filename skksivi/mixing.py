@@ -40,7 +40,7 @@ IN_CACHE = 2**18
 
 
 class Mixing(nn.Module, ABC):
-    """A distribution q(z) that can be sampled; nothing else is asked of it."""
+    """A distribution q(z) that can be sampled; nothing else is required."""
 
     latent_dim: int
 
@@ -62,7 +62,7 @@ class DensityMixing(Mixing):
 
     @property
     def width(self) -> int:
-        """The numbers that the density at one row takes."""
+        """How many numbers the density at one row takes."""
         return self.latent_dim
 
     @abstractmethod
@@ -136,7 +136,7 @@ class StudentT(BaseEstimator):
     Parameters
     ----------
     df : float, default=3.0
-        Degrees of freedom > 0; at best the heaviest tail of the target.
+        Degrees of freedom > 0; ideally as many as the heaviest tail of the target has.
 
     See Also
     --------

@@ -43,19 +43,19 @@ METRICS: dict[str, Metric] = {
 
 
 class Replicates:
-    """Repeat fit and judgement on the whole target, each time from other random numbers.
+    """Repeat fit and evaluation on the whole target, each time with different random numbers.
 
-    A posterior has no rows that could be held out: to split the data behind it would compare the fit to one posterior
-    with another one. Each fold here is the same target with another seed. The seed of a fit comes from the fold and,
-    unless it is None, the estimator's `random_state`; it is the same for all candidates, whose differences are then
-    less noisy, and whatever the number of jobs.
+    A posterior has no rows that could be held out: splitting the data would compare the fit to one posterior
+    with another. Each fold is instead the same target with another seed. The seed of a fit is derived from the fold
+    and, unless it is None, the estimator's `random_state`. It is the same for all candidates, which makes their
+    differences less noisy, and does not depend on the number of jobs.
 
     Parameters
     ----------
     n_splits : int, default=3
         How often each candidate is fitted.
     random_state : int, RandomState or None, default=0
-        Draws the seeds of the folds: the same at each call of `split` for an integer, others for None.
+        Draws the seeds of the folds: the same at each call of `split` for an integer, different ones for None.
 
     See Also
     --------
@@ -127,7 +127,7 @@ def neg_ksd_scorer(*, n_samples: int = 2000, widths: float | Sequence[float] = (
     Parameters
     ----------
     n_samples : int, default=2000
-        Draws of the estimator; time and noise go with their square and inverse.
+        Number of draws of the estimator; time grows with its square, noise falls with its inverse.
     widths : float or sequence of float, default=(0.25, 1.0, 4.0)
         The c of the formula, in units of the square root of the dimension.
 
@@ -140,9 +140,9 @@ def neg_ksd_scorer(*, n_samples: int = 2000, widths: float | Sequence[float] = (
     Raises
     ------
     ValueError
-        `n_samples` is below 2, or `widths` is empty or holds what is not positive. The scorer raises it where X has
-        another number of features than the draws, or the score is not finite at one; a search then gives this
-        candidate nan.
+        `n_samples` is below 2, or `widths` is empty or contains a number that is not positive. The scorer raises it
+        if X has another number of features than the draws, or the score is not finite at one of them; a search then
+        gives this candidate nan.
 
     See Also
     --------
@@ -175,15 +175,15 @@ def neg_distance_scorer(
 ) -> Scorer:
     """Make a scorer of minus the distance to reference draws.
 
-    Where draws of the target are at hand, of a long chain for one problem of many alike, they show what no Stein
-    discrepancy does: weights of modes, and far tails.
+    Reference draws, such as a long chain for one of many similar problems, show what no Stein discrepancy does:
+    weights of modes, and far tails.
 
     Parameters
     ----------
     X_reference : array-like of shape (m, d)
     metric : {"energy", "sliced_wasserstein"} or callable, default="energy"
         The energy distance or the sliced Wasserstein distance, of coordinates in units of the reference's standard
-        deviations. Or a function of two arrays, which gets the draws of the estimator and the reference as they are.
+        deviations. Or a function of two arrays, which receives the draws of the estimator and the reference unscaled.
     n_samples : int, default=None
         Draws of the estimator; None means m.
 

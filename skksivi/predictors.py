@@ -184,41 +184,41 @@ def _plain(value: object) -> object:
     },
 )
 class KSIVIRegressor(RegressorMixin, _Predictor):
-    r"""Bayesian regression by a Gaussian process, a neural network or a plane, predicting by draws of the posterior.
+    r"""Bayesian regression by a Gaussian process, a neural network or a plane, with predictions from posterior draws.
 
     .. math:: y_i \sim N(f_\theta(x_i), 1 / \gamma), \qquad \theta \sim N(0, I / \lambda), \qquad
         \gamma \sim \mathrm{Gamma}(a, b)
 
-    with X and y standardised; :math:`\lambda` is given, or where it is learned has the prior of :math:`\gamma`. Draws
+    with X and y standardised; :math:`\lambda` is given or, if it is learned, has the prior of :math:`\gamma`. Draws
     are made once, in `fit`, so that predictions are deterministic.
 
     Parameters
     ----------
     model : {"process", "network", "linear"}, default="process"
         The f. "process" is a linear function plus a Gaussian process, smooth or rough, with one length scale or one
-        for each column: the evidence says which of these it has, a linear function alone among them, and its scales;
+        per column. The evidence chooses among these, including a linear function alone, and sets the scales;
         :math:`\theta` is integrated out, and both precisions are learned, relative to the values of highest evidence.
-        For more than 500 rows the evidence is computed on 500, on which the features of the process are centred.
-        "network" is one hidden layer of ReLU units; "linear" a linear function.
+        With more than 500 rows the evidence is computed on 500, which also serve as inducing points. "network" is one
+        hidden layer of ReLU units; "linear" a linear function.
     n_hidden : int, default=50
         Number of hidden units of a network.
     prior_precision : float or None, default=1.0
-        The :math:`\lambda > 0` of a network; None has it learned, as it always is in the other models.
+        The :math:`\lambda > 0` of a network; None learns it, as the other models always do.
     hyperprior : pair of float, default=(1.0, 0.1)
-        Shape a and rate b of the precisions that are learned. The precisions of a process, which are relative to the
+        Shape a and rate b of the priors of learned precisions. The precisions of a process, which are relative to the
         values of highest evidence, have the rate a.
     approximator : approximator, default=None
-        Whatever of this package fits the posterior. None means `KSIVIApproximator`, for a process with
-        whiten="laplace", for a network with whiten="diagonal" and 20 trained networks for its `init`. Its parameters
-        can be searched, as ``approximator__bandwidth``. For a network, one whose `init` is None starts at random
-        weights, unless it has particles or chains, which start where they do by themselves.
+        Any approximator of this package. None means `KSIVIApproximator`, for a process with whiten="laplace", for a
+        network with whiten="diagonal" and 20 trained networks as `init`. Its parameters can be searched, as
+        ``approximator__bandwidth``. For a network, an approximator whose `init` is None starts at random weights,
+        unless it has particles or chains, which choose their own start.
     n_draws : int, default=200
-        Draws of the posterior that are kept.
+        Number of posterior draws to keep.
     random_state : int, RandomState or None, default=None
-        Seeds an approximator that has no `random_state` of its own, the networks that are trained to start one, and
-        the choice of rows for the evidence.
+        Seeds an approximator that has no `random_state` of its own, the trained networks at which it starts, and the
+        choice of rows for the evidence.
     verbose : int, default=0
-        1 logs what was chosen and the progress of the approximator to the logger "skksivi", 2 more of the latter.
+        1 logs the chosen model and the progress of the approximator to the logger "skksivi", 2 logs more progress.
 
     Attributes
     ----------
@@ -228,10 +228,10 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
     target_ : Target
         The posterior.
     estimators_ : list of KSIVIRegressor
-        One for each column of y, where y has several; these then have the three attributes above.
+        One per column of y if there are several; these then have the three attributes above.
     n_features_in_ : int
     feature_names_in_ : ndarray of str
-        Of the columns of X, where they have names.
+        Names of the columns of X, if they have names.
 
     See Also
     --------
@@ -288,10 +288,10 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
         ----------
         X : array-like of shape (n, p)
         y : array-like of shape (n,) or (n, k)
-            Each of several columns is regressed on X by itself.
+            Several columns are regressed on X separately.
         sample_weight : array-like of shape (n,), default=None
-            How often each observation counts. In a process weights are relative: noise has the variance of y over the
-            weight, the mean weight being one, and a row that is there twice, X and y, is one of weight two.
+            How often each observation counts. In a process weights are relative: the noise has the variance of y over
+            the weight, with mean weight one, and a duplicated row, X and y, is one of weight two.
 
         Returns
         -------
@@ -494,10 +494,9 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
         return super().score(X, y, sample_weight)
 
     def sample_y(self, X: ArrayLike, n_samples: int = 1, random_state: RandomState = 0) -> np.ndarray:
-        """Draw new values of y, noise included, each set of one draw of the posterior.
+        """Draw new values of y, noise included, each set from one draw of the posterior.
 
-        Beyond the rows that the features of a process are centred on, its values are drawn together at 500 rows at a
-        time.
+        Away from its inducing points, a process is drawn jointly at 500 rows at a time.
 
         Parameters
         ----------
@@ -529,7 +528,7 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
         Returns
         -------
         log_density : ndarray of shape (n,)
-            In nats, for y in its own units; of several columns their sum.
+            In nats, for y in its own units; summed over columns if there are several.
         """
         X, y = self._check_inputs(X), check_array(as_numbers(y, "y"), ensure_2d=False, input_name="y")
         shape = (len(X), len(self.estimators_)) if self._is_multiple() else (len(X),)
@@ -603,10 +602,10 @@ def _random_weights(target: BayesianNeuralNetwork, rng: np.random.RandomState) -
 
 @predicts("KSIVIClassifier", {"classes_": (is_instance(np.ndarray), "c")})
 class KSIVIClassifier(ClassifierMixin, _Predictor):
-    r"""Bayesian logistic regression, predicting by draws of the posterior.
+    r"""Bayesian logistic regression, with predictions from posterior draws.
 
-    Binary: :math:`P(y = 1 | x) = 1 / (1 + e^{-\beta^\top x})`; of more classes the softmax of one linear function
-    each. The columns of X are standardised and an intercept is added; all coefficients have the prior
+    With two classes :math:`P(y = 1 | x) = 1 / (1 + e^{-\beta^\top x})`; with more the softmax of one linear function
+    per class. The columns of X are standardised and an intercept is added; all coefficients have the prior
     :math:`N(0, 1 / \alpha)`.
 
     Parameters
@@ -614,17 +613,17 @@ class KSIVIClassifier(ClassifierMixin, _Predictor):
     prior_precision : float, default=1.0
         The alpha > 0.
     class_weight : "balanced", dict or None, default=None
-        How often the observations of each class count, beside their own weights; "balanced" lets all classes count
-        the same.
+        Weights of the classes, which multiply the weights of the observations; "balanced" gives all classes the same
+        total weight.
     approximator : approximator, default=None
-        Whatever of this package fits the posterior; None means `KSIVIApproximator` with its defaults. Its parameters
-        can be searched, as ``approximator__bandwidth``.
+        Any approximator of this package; None means `KSIVIApproximator` with its defaults. Its parameters can be
+        searched, as ``approximator__bandwidth``.
     n_draws : int, default=1000
-        Draws of the posterior that are kept.
+        Number of posterior draws to keep.
     random_state : int, RandomState or None, default=None
         Seeds an approximator that has no `random_state` of its own.
     verbose : int, default=0
-        Passed to the approximator, where it has this parameter.
+        Passed to the approximator if it has this parameter.
 
     Attributes
     ----------
@@ -636,7 +635,7 @@ class KSIVIClassifier(ClassifierMixin, _Predictor):
         The posterior.
     n_features_in_ : int
     feature_names_in_ : ndarray of str
-        Of the columns of X, where they have names.
+        Names of the columns of X, if they have names.
 
     See Also
     --------
@@ -742,7 +741,7 @@ class KSIVIClassifier(ClassifierMixin, _Predictor):
         return logits.softmax(-1).mean(0).numpy()
 
     def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
-        """Return the share of labels that are predicted right.
+        """Return the share of labels that are predicted correctly.
 
         Parameters
         ----------

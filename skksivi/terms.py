@@ -34,7 +34,7 @@ MAX_EXACT = 32
 
 
 class Draws(NamedTuple):
-    """What a term sees of an iteration.
+    """The arguments of a term at an iteration.
 
     Attributes
     ----------
@@ -58,7 +58,7 @@ class Draws(NamedTuple):
 
 
 class Term(ParameterObject, ABC):
-    """A term of an objective beside the discrepancy; a subclass gives `gradient`.
+    """A term of an objective beside the discrepancy; a subclass defines `gradient`.
 
     Parameters
     ----------

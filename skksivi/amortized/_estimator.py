@@ -75,34 +75,34 @@ class AmortizedKSIVI(Constrained, BaseEstimator):
     with features h of y, networks m, L and r, and z from a mixture of Gaussians whose parameters are networks of h,
     too. Its training has three stages, and each ends by itself:
 
-    1. Newton searches for the modes of many posteriors, in batches, and a regression of modes and curvatures on h by
-       the divergence between Gaussians. Further rounds start at the predictions of the regression.
-    2. A fit with r = 0 to scores: those at draws of the first stage or, where the parameters that made the contexts
-       are known, those at these. Such parameters are exact draws of the posteriors, and their likelihood counts, too:
-       it finds separated modes and several scales.
+    1. Newton searches find the modes of many posteriors, in batches. Modes and curvatures are regressed on h by the
+       divergence between Gaussians. Further rounds start at the predictions of the regression.
+    2. With r = 0 the family is fitted to scores at draws of the first stage or, if the parameters that generated the
+       contexts are known, at these parameters. They are exact draws from the posteriors, and their likelihood enters
+       the objective, too: it finds separated modes and several scales.
     3. The path gradient of KL(q || p), averaged over contexts, see `KSIVIApproximator`. The result is kept if the
        discrepancy at held-out contexts is smaller.
 
     Parameters
     ----------
     n_components : int or "auto", default="auto"
-        Of the mixture of z. "auto" is 8, beyond five features 4, where parameters are given, and one, the standard
-        normal, where not.
+        Components of the mixture of z. "auto" is 8, or 4 beyond five features, if parameters are given, and otherwise
+        one, the standard normal.
     hidden_layer_sizes : sequence of int, default=(100, 100)
         Widths of the hidden layers of each network.
     initial_scale : float, default=0.25
-        Where sigma starts, in units of u.
+        Initial sigma, in units of u.
     summary : Module or None, default=None
         Features of the contexts: maps (m, c), or a list of m sets (n_i, c), to (m, p), as
         `skksivi.amortized.DeepSets` does. It is trained with the rest. None means the standardised contexts.
     n_contexts : int, default=1000
-        How many contexts a function is asked for.
+        Number of contexts requested from a function.
     max_score_calls : int, default=100_000
-        Evaluations of the score and products with its Jacobian that `fit` may take together.
+        Upper limit of evaluations of the score plus products with its Jacobian in `fit`.
     learning_rate : float, default=1e-2
     device : str or torch.device, default="auto"
     dtype : {"float32", "float64"}, default="float32"
-        Type of the draws. Scores are asked for and networks trained in float64.
+        Type of the draws. Scores are evaluated and networks trained in float64.
     random_state : int, RandomState or None, default=None
     verbose : int, default=0
         1 logs each stage to the logger "skksivi".
@@ -112,14 +112,14 @@ class AmortizedKSIVI(Constrained, BaseEstimator):
     family_ : Module
         The fitted family.
     certificates_ : list of Certificate
-        Of some held-out contexts, see `skksivi.certificate`, as far as the budget went.
+        Certificates at some held-out contexts, see `skksivi.certificate`, as many as the budget allowed.
     divergence_ : float
         Mean held-out divergence per feature between the Gaussians of the first stage and those at the modes, in nats;
-        NaN where contexts are too few.
+        NaN if there are too few contexts.
     trained_ : bool
         Whether the third stage was better than its start.
     n_contexts_, n_lost_ : int
-        Contexts whose mode was searched, and those for which it was not found.
+        Number of contexts whose mode was searched for, and for which it was not found.
     n_features_in_ : int
         Dimension d of x.
     n_score_calls_, n_products_ : int
@@ -215,16 +215,16 @@ class AmortizedKSIVI(Constrained, BaseEstimator):
         ----------
         score_fn : callable
             The gradient of log p(x | y) in x for rows of pairs: maps x (n, n_features) and y (n, c), tensors or
-            arrays of float64, to (n, n_features). Contexts that are sets come as a list of n of them. Products with
-            its Jacobian are by automatic differentiation or, where that is wrong or not possible, by differences.
+            arrays of float64, to (n, n_features). Contexts that are sets are passed as a list of length n. Products
+            with its Jacobian are by automatic differentiation or, if that is wrong or impossible, by differences.
         contexts : array-like of shape (m, c), callable or iterable
-            The contexts of the training, which should cover those to come: such as data simulated from the prior.
-            A function ``contexts(n, rng)`` of a number and a numpy RandomState returns n of them, or a pair
-            (parameters, contexts); an iterable that is no sequence, such as a data loader, gives batches, which are
-            read until there are 100,000 contexts. With a `summary` also a list of m sets of shape (n_i, c).
+            The training contexts, which should cover the contexts of later use, for example data simulated from the
+            prior. A function ``contexts(n, rng)`` of a number and a numpy RandomState returns n of them, or a pair
+            (parameters, contexts); an iterable that is not a sequence, such as a data loader, returns batches, which
+            are read until there are 100,000 contexts. With a `summary` also a list of m sets of shape (n_i, c).
         parameters : array-like of shape (m, n_features), default=None
-            The x from which each context was simulated. They are exact draws of the posteriors, and tell of
-            separated modes and their weights what scores do not.
+            The x from which each context was simulated. They are exact draws from the posteriors, and have
+            information on separated modes and their weights that scores lack.
         n_features : int
             Dimension d of x.
 
@@ -337,7 +337,7 @@ class AmortizedKSIVI(Constrained, BaseEstimator):
         Parameters
         ----------
         n_samples : int
-            Draws for each context.
+            Draws per context.
         contexts : array-like of shape (c,) or (m, c)
             One context, or many; with a `summary` for sets one of shape (n_i, c), or a list of such.
         random_state : int, RandomState or None, default=None
@@ -417,19 +417,19 @@ class AmortizedKSIVI(Constrained, BaseEstimator):
         Returns
         -------
         score : float
-            In nats. Of pairs that were simulated it is what a search over parameters may maximise.
+            In nats. On simulated pairs a search over parameters may maximise it.
         """
         return float(np.mean(self.score_samples(X, contexts)))
 
     # One context
 
     def at(self, context: Any) -> KSIVIApproximator:  # noqa: ANN401
-        """Return q(x | y) of one context as an ordinary fit.
+        """Return q(x | y) at one context as an ordinary fit.
 
         Parameters
         ----------
         context : array-like of shape (c,)
-            Or a set of shape (n_i, c).
+            One context, or a set of shape (n_i, c).
 
         Returns
         -------
@@ -449,7 +449,7 @@ class AmortizedKSIVI(Constrained, BaseEstimator):
         Returns
         -------
         target : Target
-            For whatever takes one, such as `skksivi.diagnose`, `skksivi.certificate` or another fit.
+            For functions that take a target, such as `skksivi.diagnose` and `skksivi.certificate`, or another fit.
         """
         check_is_fitted(self)
         return self._target(self._one(context))
@@ -482,7 +482,7 @@ class AmortizedKSIVI(Constrained, BaseEstimator):
         return reports[0] if alone else reports
 
     def refine(self, context: Any, *, max_iter: int = 100) -> KSIVIApproximator:  # noqa: ANN401
-        """Train on for one context, from the amortised start.
+        """Train further for one context, from the amortised fit.
 
         Parameters
         ----------
@@ -493,7 +493,7 @@ class AmortizedKSIVI(Constrained, BaseEstimator):
         Returns
         -------
         est : KSIVIApproximator
-            Fitted, with a `certificate_`. It is the start if the training was not better.
+            Fitted, with a `certificate_`. It is the amortised fit if training did not improve it.
 
         Raises
         ------

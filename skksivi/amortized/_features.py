@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 class DeepSets(nn.Module):
-    r"""Features of a set that do not depend on its order, for sets of different size.
+    r"""Features of a set that do not depend on its order, for sets of different sizes.
 
     .. math:: h = \rho\left( \frac{1}{n} \sum_{i=1}^n \phi(y_i),\ \log n \right),
 
@@ -21,7 +21,7 @@ class DeepSets(nn.Module):
     n_in : int
         The length c of a row of a set.
     n_out : int, default=16
-        How many features.
+        Number of features.
     width : int, default=64
         Units of the hidden layers.
     random_state : int, default=0

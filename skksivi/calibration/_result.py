@@ -24,9 +24,9 @@ class Failure(NamedTuple):
     Attributes
     ----------
     replication : int
-        Its number, from zero on.
+        Its number, starting at zero.
     message : str
-        What was raised, and by what.
+        The exception, and what raised it.
 
     See Also
     --------
@@ -48,9 +48,9 @@ class Calibration:
     n_draws : int
         Draws of each fit.
     names : tuple of str of length k
-        Of the quantities: the parameters, then your own.
+        Names of the quantities: the parameters, then your own.
     replications : ndarray of shape (n,)
-        The numbers of the replications that have ranks, rising.
+        The numbers of the replications that have ranks, in increasing order.
     failures : tuple of Failure
         The others.
 
@@ -76,22 +76,22 @@ class Calibration:
 
     @cached_property
     def p_values(self) -> np.ndarray:
-        """Of each quantity (k,), exact for any number of replications: small where its ranks are not uniform."""
+        """P-value of each quantity (k,), exact for any number of replications: small if its ranks are not uniform."""
         return np.array([uniformity(ranks, self.n_draws) for ranks in self.ranks.T])
 
     @property
     def p_value(self) -> float:
-        """Of all quantities together: k times the smallest, which holds however they depend on one another."""
+        """Joint p-value: k times the smallest, which is valid however the quantities depend on one another."""
         return min(1.0, float(self.p_values.min()) * len(self.names))
 
     def ecdf_bands(self, level: float = 0.95) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the band that holds the distribution function of uniform ranks at all points at once.
+        """Return a simultaneous band for the distribution function of uniform ranks.
 
         Parameters
         ----------
         level : float, default=0.95
-            The probability, at least, of each quantity by itself. Its line leaves the band where its p-value is 1 -
-            `level` at most.
+            At least this probability for each quantity by itself. Its line leaves the band if its p-value is at most
+            1 - `level`.
 
         Returns
         -------
@@ -113,7 +113,7 @@ class Calibration:
         ax : Axes, default=None
             Where to draw; None makes a figure.
         level : float, default=0.95
-            Probability with which all lines of right ranks are in the band, at least.
+            At least this probability that all lines of uniform ranks are in the band.
 
         Returns
         -------

@@ -50,34 +50,34 @@ def sbc(  # noqa: PLR0913
     n_jobs: int | None = None,
     random_state: RandomState = None,
 ) -> Calibration:
-    r"""Check fits by data whose parameters are known, drawn from the prior.
+    r"""Check fits on data whose parameters are known, drawn from the prior.
 
     .. math::
         \theta \sim p(\theta), \quad y \sim p(y | \theta), \quad x_1, \ldots, x_L \sim q(x | y) \approx p(\theta | y),
         \qquad r_j = \#\{l : x_{lj} < \theta_j\}
 
-    If q is the posterior, each rank is uniform on 0, ..., L, and their distribution shows draws that are too narrow,
-    too wide or shifted on average over the prior, by an error in the model, its score or the fit. A fit that ignores
-    the data and returns the prior has uniform ranks too. A quantity of both parameters and data shows it, best the
-    log-likelihood.
+    If q is the posterior, each rank is uniform on 0, ..., L. Otherwise their distribution shows draws that are too
+    narrow, too wide or shifted on average over the prior, due to an error in the model, its score or the fit. A fit
+    that ignores the data and returns the prior has uniform ranks too; a quantity of both parameters and data, best
+    the log-likelihood, detects it.
 
     Parameters
     ----------
     simulate_prior : callable
-        Takes a RandomState and returns parameters of shape (d,), as the target's score takes them, so unconstrained;
+        Takes a RandomState and returns parameters of shape (d,), unconstrained, as the target's score takes them;
         or a dict of arrays by name, as the target's `constrain` returns them.
     simulate_data : callable
-        Takes what `simulate_prior` has returned and a RandomState, and returns data of any kind.
+        Takes the result of `simulate_prior` and a RandomState, and returns data of any kind.
     make_target : callable
         Takes data and returns the target of their posterior, or its score function (n, d) -> (n, d), which becomes a
         target.
     estimator : approximator
         Unfitted; a copy is fitted to each target. Any object with scikit-learn's parameters, ``fit(target)`` and
-        ``sample(n_samples, random_state=...)`` will do. Its draws should be independent, as they are for all
+        ``sample(n_samples, random_state=...)`` works. Its draws should be independent, as they are for all
         approximators except chains and particles.
     n : int, default=200
-        Replications. By a p-value below 0.05, 200 find draws that are 30% too narrow nearly always, and draws that
-        are 10% too narrow once in four times.
+        Number of replications. With a p-value below 0.05 as criterion, 200 nearly always detect draws that are 30%
+        too narrow, and draws that are 10% too narrow one time in four.
     n_draws : int, default=99
         Draws of each fit, the L of the formula.
     quantities : callable, default=None
@@ -86,13 +86,13 @@ def sbc(  # noqa: PLR0913
     names : sequence of str of length d, default=None
         Of the parameters; None means the target's, or x0, x1 and so on.
     path : path-like, default=None
-        A file that is to keep finished replications, written at most once a second and whole at any time. The same
-        call goes on where it was stopped, and tries failed replications again; a larger `n` adds to it.
+        A file for finished replications, written at most once per second and complete at any time. The same call
+        resumes where it was interrupted, and retries failed replications; a larger `n` adds to it.
     n_jobs : int, default=None
-        Replications at the same time, as joblib has it; ``joblib.parallel_config("dask")`` sends them to a cluster.
+        Number of parallel replications, as in joblib; ``joblib.parallel_config("dask")`` sends them to a cluster.
         Ranks do not depend on it.
     random_state : int, RandomState or None, default=None
-        Seeds the replications, each by its number. None goes on with the seed of the file, if there is one.
+        Seeds the replications, each by its number. None continues with the seed of the file, if there is one.
 
     Returns
     -------
@@ -169,13 +169,13 @@ def posterior_sbc(  # noqa: PLR0913
     n_jobs: int | None = None,
     random_state: RandomState = None,
 ) -> Calibration:
-    r"""Check fits by data whose parameters are known, drawn from the posterior of observed data.
+    r"""Check fits on data whose parameters are known, drawn from the posterior of observed data.
 
     .. math::
         \theta \sim p(\theta | y_\mathrm{obs}), \quad y \sim p(y | \theta), \quad
         x_1, \ldots, x_L \sim q(x | y_\mathrm{obs}, y) \approx p(\theta | y_\mathrm{obs}, y)
 
-    It is `sbc` with this posterior as the prior: it checks fits where the data are, and not over the whole prior.
+    It is `sbc` with this posterior as the prior: it checks fits near the observed data, not over the whole prior.
 
     Parameters
     ----------

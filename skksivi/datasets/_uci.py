@@ -218,7 +218,7 @@ def uci_splits(name: str, n_splits: int = 20) -> list[tuple[np.ndarray, np.ndarr
     Parameters
     ----------
     name : str
-        As in the name of the fetcher: "boston", "concrete", "power", "wine_red", "yacht" or "protein".
+        The name of the fetcher: "boston", "concrete", "power", "wine_red", "yacht" or "protein".
     n_splits : int, default=20
 
     Returns

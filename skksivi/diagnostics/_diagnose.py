@@ -40,66 +40,65 @@ def diagnose(
 ) -> Diagnosis:
     r"""Report on a fit, from its draws and the score of its target.
 
-    Eleven checks, each with a value, a verdict and, where it warns, a remedy. With draws x, their scores s and
-    whitened scores :math:`L^\top s`, L the Cholesky factor of the covariance that the middle of the draws of a mode
-    has, they are:
+    There are eleven checks, each with a value, a verdict and, if it warns, a remedy. With draws x, their scores s and
+    whitened scores :math:`L^\top s`, where L is the Cholesky factor of the covariance of the central draws of a mode,
+    they are:
 
     "KSD"
-        The squared kernel Stein discrepancy, under the one kernel of `est.score`, which depends on the target alone,
-        and the p-value of `skksivi.metrics.ksd_test` on 1,000 draws. Warns if it is beyond doubt (p < 0.01) and more
+        The squared kernel Stein discrepancy, under the kernel of `est.score`, which depends only on the target, and
+        the p-value of `skksivi.metrics.ksd_test` on 1,000 draws. Warns if it is significant (p < 0.01) and larger
         than for a Gaussian whose mean is shifted by 0.1 standard deviations in every coordinate, 0.006 per feature.
-        It is insensitive to the weights of modes, nor a mode that is missing. Draws of chains or particles, which
-        depend on one another, make the p-value approximate.
+        It is insensitive to the weights of modes and to a missing mode. For dependent draws, of chains or particles,
+        the p-value is approximate.
     "Pareto k-hat"
         The shape of the tail of the importance ratios :math:`r = p(x) / q(x)`. Above
         :math:`\min(1 - 1 / \log_{10} n, 0.7)` the fit lacks tails or a part of the target next to its draws, unless
-        the ratios are as good as equal, by their effective share :math:`(E r)^2 / E r^2` of 95% or more. Warns too
-        of a share below both 45% and :math:`e^{-0.05 d}`. Needs a fit with a density. Of a target
-        without `log_prob`, log p is the integral of the score along lines.
+        the ratios are practically equal, with an effective share :math:`(E r)^2 / E r^2` of 95% or more. Also warns
+        of a share below both 45% and :math:`e^{-0.05 d}`. Needs a fit with a density. For a target without
+        `log_prob`, log p is the integral of the score along lines.
     "divergence"
         :math:`\mathrm{KL}(q \| p) + \mathrm{KL}(p \| q)` by the same weights, see `skksivi.certificate`. Warns above
-        0.05 nats a feature, and of coordinates whose mean is off by 0.1 standard deviations of the draws, or the
-        spread by 10%, always if beyond four standard errors. Needs a k-hat that can be trusted.
+        0.05 nats per feature, and of coordinates whose mean is off by 0.1 standard deviations of the draws, or whose
+        spread is off by 10%, in each case by more than four standard errors. Needs an acceptable k-hat.
     "outliers"
         The share of draws in regions where the target has hardly any mass: those whose whitened score
         :math:`\|L^\top s(x)\|` is longer than 99.9% of those found where Metropolis-adjusted Langevin chains, which
-        leave the target as it is, have moved 500 of the draws, fewer beyond 200 features; and those where the score
-        is not finite. Of exact draws it is 0.1%. Warns above 2%.
+        leave the target invariant, have moved 500 of the draws, fewer beyond 200 features; and those where the score
+        is not finite. For exact draws it is 0.1%. Warns above 2%.
     "tails"
-        The share of these chains that end beyond 99.9% of the draws, in the direction where it is the largest: from
-        the centre of their mode, to either side in each coordinate, or along a principal axis. It is 0.1% in each if
-        the draws are right. Warns above 1% if p < 0.01, Bonferroni's over the directions: the target has tails, or
-        a side, where there are no draws. The ends are means over six times late in the chains, which makes false
-        alarms rarer than p says. It needs no density.
+        The share of these chains that end beyond 99.9% of the draws, in the direction where it is largest: from the
+        centre of their mode, to either side in each coordinate, or along a principal axis. It is 0.1% in each if the
+        draws are right. Warns above 1% if p < 0.01, with Bonferroni's correction for the directions: the target has
+        tails, or a side, where there are no draws. The ends are means over six times late in the chains, which makes
+        false alarms rarer than p suggests. No density is needed.
     "shape"
-        Kolmogorov's distance of the ends of these chains from the draws, in the same directions. Warns above 0.15
-        if p < 0.01, Bonferroni's: the chains leave the draws' distribution, as they do any but the target's.
+        Kolmogorov's distance of the ends of these chains from the draws, in the same directions. Warns above 0.15 if
+        p < 0.01, with Bonferroni's correction: the chains leave every distribution but the target's.
     "modes"
         The share of draws that lie in a wrong mode, :math:`\tfrac12 \sum_k |w_k - \hat w_k|` for modes found by
         searches from draws and from points one, three and ten standard deviations around them, with the weights of
-        `skksivi.modes`. Warns above 5%, if beyond the standard errors, and of modes of more than 1% of the mass with
-        hardly a draw, and if more than 5% of the ascents of the fit would lead to modes that it has not found, see
-        `whitening_.unseen`. A mode to which no ascent leads is not seen. Up to 200 features.
+        `skksivi.modes`. Warns above 5%, if beyond the standard errors; of modes with more than 1% of the mass and
+        hardly a draw; and if more than 5% of the ascents of the fit would lead to modes that it has not found, see
+        `whitening_.unseen`. A mode to which no ascent leads is not detected. Up to 200 features.
     "loss plateau"
-        The fall of `loss_curve_` in its last quarter by Theil and Sen's slope through means of blocks, as a share of
-        the whole fall from the first quarter on. Warns if it is over 5% and four standard errors.
+        The fall of `loss_curve_` in its last quarter, by the Theil-Sen slope through means of blocks, as a share of
+        the total fall from the first quarter on. Warns if it exceeds 5% and four standard errors.
     "whitening"
         The condition number of the covariance of the draws in the coordinates of the training, and before whitening.
-        Warns above 100, and where the chains behind the whitening have not converged.
+        Warns above 100, and if the chains behind the whitening have not converged.
     "Stein means"
         How far the target's mean is from the mean of the draws, :math:`E[s_w] / E[s_w^2]` standard deviations, which
         is zero if the fit is right: in each coordinate and in the direction of the mean whitened score, which is
         found with one half of the draws and evaluated on the other; in each mode. Warns above 0.1, if beyond four
         standard errors.
     "Stein variances"
-        :math:`-E[s_w u_w]` in the same directions of whitened coordinates u, and in that where it is farthest from
-        one, found with one half of the draws. It is one if the fit is right; below it is too narrow, above too wide.
-        Warns if one is outside [0.8, 1.25] by four standard errors.
+        :math:`-E[s_w u_w]` in the same directions of whitened coordinates u, and in the direction where it is
+        farthest from one, found with one half of the draws. It is one if the fit is right, less if it is too narrow,
+        more if it is too wide. Warns if a value is outside [0.8, 1.25] by four standard errors.
 
-    Of reports on exact draws of targets of many kinds fewer than one in a hundred warn, see :doc:`/diagnose`.
-
-    All together take one to a few seconds where the score is cheap: it is evaluated at some 300,000 points, and at
-    200,000 more a mode where there are several.
+    Fewer than one in a hundred reports on exact draws, from targets of many kinds, warn, see :doc:`/diagnose`. A
+    report takes one to a few seconds if the score is cheap: it is evaluated at some 300,000 points, and at 200,000
+    more per mode if there are several.
 
     Parameters
     ----------
@@ -108,14 +107,14 @@ def diagnose(
     target : Target or callable
         What it was fitted to, or its score function.
     n_samples : int, default=2000
-        Draws to look at, at least 100; particles and states of chains are taken once at most.
+        Number of draws, at least 100; particles and states of chains are used at most once.
     random_state : int, RandomState or None, default=None
         Makes the report repeatable.
 
     Returns
     -------
     diagnosis : Diagnosis
-        Printed, it is the report; `ok`, `checks` and `plot()` are the rest.
+        Print it for the report; it also has `ok`, `checks` and `plot()`.
 
     Raises
     ------
@@ -124,7 +123,7 @@ def diagnose(
     NotFittedError
         Before `fit`.
     ValueError
-        The target has another dimension than `est`, or its score is finite at none of the draws.
+        The target does not have the dimension of `est`, or its score is finite at none of the draws.
 
     See Also
     --------

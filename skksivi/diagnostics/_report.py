@@ -25,13 +25,13 @@ class Check(NamedTuple):
     ----------
     name : str
     value : float
-        The number that was checked, NaN where there is none.
+        The checked number, NaN if there is none.
     text : str
-        It in words, with what it is compared with.
+        The value in words, and its limit.
     verdict : str
         "ok", "warn", or "not available: " and why.
     remedy : str
-        What to do, one sentence; empty unless the verdict is "warn".
+        What to do, in one sentence; empty unless the verdict is "warn".
 
     See Also
     --------
@@ -47,7 +47,7 @@ class Check(NamedTuple):
 
 @dataclass(repr=False)
 class Diagnosis:
-    """The report of `skksivi.diagnose`; indexed by the name of a check it gives that one.
+    """The report of `skksivi.diagnose`; index it by the name of a check.
 
     Attributes
     ----------
@@ -55,21 +55,21 @@ class Diagnosis:
         The class of the fit.
     checks : tuple of Check
     X : ndarray of shape (n, d)
-        The draws that were looked at.
+        The examined draws.
     modes : ndarray of shape (n,)
-        Indices of the modes they are in.
+        The index of the mode of each draw.
     lost : ndarray of shape (k, d)
-        Modes in which there are none.
+        Modes without draws.
     score_norms : ndarray of shape (n,)
-        Lengths of their whitened scores, infinite where the score is not finite.
+        Lengths of the whitened scores of the draws, infinite where the score is not finite.
     reference_norms : ndarray of shape (m,)
-        The same where Metropolis chains have moved some of them, empty if there are none.
+        The same at points to which Metropolis chains have moved some of the draws; empty if there are none.
     variances, variance_errors : ndarray of shape (d,)
-        By Stein's identity, with standard errors.
+        The Stein variances, with standard errors.
     losses : ndarray or None
         The `loss_curve_`.
     stages : tuple of Stage
-        The `stages_` of the fit: what each has asked of the score, and its seconds.
+        The `stages_` of the fit: score calls and seconds of each.
 
     See Also
     --------

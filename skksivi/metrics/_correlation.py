@@ -9,7 +9,7 @@ from skksivi.metrics._base import check_pair
 
 
 def correlation_error(X: ArrayLike, Y: ArrayLike, *, summary: str = "rms") -> float:
-    r"""Compute how far the pairwise correlations of two samples are apart.
+    r"""Compute the distance between the pairwise correlations of two samples.
 
     .. math:: \left( \frac{2}{d (d - 1)} \sum_{i < j} (r_{ij}(X) - r_{ij}(Y))^2 \right)^{1/2}
 

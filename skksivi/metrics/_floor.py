@@ -34,7 +34,7 @@ def noise_floor(
     n_repeats: int = 10,
     random_state: int | np.random.RandomState | None = None,
 ) -> NoiseFloor:
-    """Compute the values of a metric between exact samples, to compare results with.
+    """Compute the values of a metric between exact samples, as a baseline for results.
 
     Each repetition takes two samples of n and m different rows of Y at random. Repetitions may share rows, so that
     the standard deviation is too small unless Y has several times n + m rows.
@@ -46,9 +46,9 @@ def noise_floor(
     Y : array-like of shape (n_rows, d)
         Exact draws of the target.
     n : int
-        Rows of each sample that stands for the draws.
+        Rows of each sample that represents the draws.
     m : int, default=None
-        Rows of each sample that stands for the reference; None means n.
+        Rows of each sample that represents the reference; None means n.
     n_repeats : int, default=10
         Repetitions, two at least.
     random_state : int, RandomState or None, default=None

@@ -47,8 +47,8 @@ def ksd(X: ArrayLike, score_fn: ScoreFunction, *, kernel: str | Kernel | None = 
     ------
     ValueError
         The score is not finite at a row of X, or the Stein kernel does not exist: Laplace and Riesz have no second
-        derivative at x = y, so that they allow "u" in two or more dimensions only, and Riesz with norm="l1" and
-        Tilted neither.
+        derivative at x = y, so they allow only "u", in two or more dimensions; Riesz with norm="l1" and Tilted allow
+        neither.
 
     See Also
     --------
@@ -99,19 +99,19 @@ def ksd_test(
 
     .. math:: T(w) = \frac{1}{n (n - 1)} \sum_{i \ne j} w_i w_j k_p(x_i, x_j)
 
-    is the U-statistic of `ksd` at w = 1. For draws of the target, as n grows, random signs w leave its distribution
-    as it is, and the p-value is the share of :math:`T(w) \ge T(1)`, w = 1 counted as one of them. The signs of
-    neighbouring rows of a Markov chain must be alike as long as the chain remembers: they are a chain themselves,
-    which flips at each row with `flip_probability`.
+    is the U-statistic of `ksd` at w = 1. For draws from the target, as n grows, random signs w do not change its
+    distribution, and the p-value is the share of :math:`T(w) \ge T(1)`, including w = 1. For a Markov chain the signs
+    of neighbouring rows must agree over its correlation time: they are a chain themselves, which flips at each row
+    with `flip_probability`.
 
-    A test of many draws rejects any approximation, however good: then `ksd`, not the p-value, says how good it is.
-    It takes about n^2 (n_bootstrap + 30) operations and 8 n n_bootstrap bytes.
+    With many draws the test rejects any approximation, however good: then `ksd`, not the p-value, measures its
+    quality. It takes about n^2 (n_bootstrap + 30) operations and 8 n n_bootstrap bytes.
 
     Parameters
     ----------
     X : array-like of shape (n, d)
-        Draws, in the order of the chain if they are of one. Bring the coordinates to similar scales first: the kernel
-        treats them alike.
+        Draws, in their order if they are from a chain. Bring the coordinates to similar scales first: the kernel
+        treats them equally.
     score_fn : callable or Target
         The gradient of log p at each row, (n, d) -> (n, d) tensors.
     kernel : str or Kernel, default=None

@@ -96,9 +96,9 @@ def wasserstein_in_box(X: ArrayLike, Y: ArrayLike, half_width: float) -> float:
 
     .. math:: W_2^2(X', Y') = \min_\pi \sum_{ij} \pi_{ij} \|x_i - y_j\|^2, \quad X' = X \cap [-a, a]^d
 
-    with equal weights on the rows that are left. The few far draws of a heavy tail, which differ between any two
-    samples, then do not drown the rest; the share of draws outside does not count. The paper takes a = 5, 8, 10, ten
-    times as many draws of the truth, and the mean over ten sets of the latter. Memory: about 50 n m bytes.
+    with equal weights on the remaining rows. The few distant draws of a heavy tail, which differ between any two
+    samples, then do not dominate; the share of draws outside does not count. The paper uses a = 5, 8, 10, ten times
+    as many exact draws, and the mean over ten sets of these. Memory: about 50 n m bytes.
 
     Parameters
     ----------

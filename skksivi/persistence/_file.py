@@ -47,16 +47,16 @@ _NO_DIGEST = "0" * 64
 def save(estimator: Estimator, path: str | os.PathLike[str]) -> None:
     """Save an estimator, fitted or not, without pickle.
 
-    The file is written to the side and renamed, so that an earlier one stays whole if something fails.
+    A new file is written and then renamed, so that an existing one stays intact if something fails.
 
     Parameters
     ----------
     estimator : KSIVIApproximator, HKSIVIApproximator, an estimator of `skksivi.baselines` or a predictor
         A parameter that is a function, or an object of a class of your own, cannot be saved. `checkpoint` is left
-        out, as are attributes of your own; of a predictor what its predictions do not need, `approximator_` and
-        `target_`.
+        out, as are your own attributes and, for a predictor, `approximator_` and `target_`, which predictions do not
+        need.
     path : path-like
-        The file, replaced if it is there.
+        The file, replaced if it exists.
 
     Raises
     ------
@@ -90,29 +90,29 @@ def save(estimator: Estimator, path: str | os.PathLike[str]) -> None:
 def load(
     path: str | os.PathLike[str], *, score_fn: Target | ScoreFunction | None = None, max_bytes: int = MAX_BYTES
 ) -> Estimator:
-    """Load an estimator from a file of `save`; whoever wrote the file, nothing in it is run.
+    """Load an estimator from a file written by `save`, without executing anything in it.
 
     Samples, log-densities, parameters and attributes are the same as in the saved estimator, bit for bit on the same
-    device, and `sample` without a `random_state` goes on where the saved one stood.
+    device, and `sample` without a `random_state` continues where the saved one stopped.
 
     Parameters
     ----------
     path : path-like
     score_fn : callable or Target, default=None
-        What the estimator was fitted to; needed by those that draw samples with it, as `HKSIVIApproximator` and
-        what `skksivi.refine` returns.
+        The target of the estimator; needed by estimators that sample with it, such as `HKSIVIApproximator` and those
+        returned by `skksivi.refine`.
     max_bytes : int, default=2**32
-        Refuse a larger file; reading takes up to three times its size in memory.
+        Reject a larger file; reading takes up to three times its size in memory.
 
     Returns
     -------
     estimator : object
-        With `device` set to "auto" where the saved one is not present.
+        With `device` set to "auto" if the saved device is not present.
 
     Raises
     ------
     ValueError
-        The file was not written by `save`, is damaged or of another version, or holds what cannot be drawn from.
+        The file was not written by `save`, is damaged or of another version, or its contents cannot be sampled.
     OSError
         The file cannot be opened or read.
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class CalibrationDisplay:
-    """Distribution functions of ranks minus the uniform one, in a band that right ranks stay in together.
+    """Distribution functions of ranks minus the uniform one, with a simultaneous band for uniform ranks.
 
     Draws that are too narrow give a line that is first above and then below zero, draws that are too wide the
     reverse; draws that are too high stay above zero, draws that are too low below.
@@ -30,7 +30,7 @@ class CalibrationDisplay:
     ranks : ndarray of shape (n, k)
         Of k quantities in n replications, from 0 to `n_draws`.
     n_draws : int
-        Draws that the true values were ranked among.
+        Number of draws among which each true value was ranked.
     names : sequence of str of length k, default=None
         None means x0, x1 and so on.
 
@@ -83,7 +83,7 @@ class CalibrationDisplay:
         ranks : array-like of shape (n, k) or (n,)
             Integers from 0 to `n_draws`.
         n_draws : int
-            Draws that the true values were ranked among.
+            Number of draws among which each true value was ranked.
         names : sequence of str of length k, default=None
             None means x0, x1 and so on.
         level : float, default=0.95
@@ -98,7 +98,7 @@ class CalibrationDisplay:
         Raises
         ------
         ValueError
-            Ranks are no integers from 0 to `n_draws`, there is another number of names, or `level` is not in (0, 1).
+            Ranks are not integers from 0 to `n_draws`, there is another number of names, or `level` is not in (0, 1).
         """
         n_draws = check_integer(n_draws, "n_draws", min_val=1)
         ranks = check_ranks(ranks, n_draws)
@@ -114,8 +114,8 @@ class CalibrationDisplay:
         ax : Axes, default=None
             Where to draw; None makes a figure.
         level : float, default=0.95
-            Probability with which all lines of right ranks stay in the band, at least. Each line has its own band,
-            with the complement divided by the number of lines.
+            At least this probability that all lines of uniform ranks stay in the band. The complement is divided by
+            the number of lines.
 
         Returns
         -------

@@ -26,16 +26,16 @@ MARKERS = "osD^vPX"
 
 
 class ScoreCallsDisplay:
-    """Error of fits against the score calls that they took, a curve for each method.
+    """Error of fits against the score calls that they took, one curve per method.
 
-    Both axes are logarithmic, and lower and further left is better. A method of one fit is a single point.
+    Both axes are logarithmic, and lower and further left is better. A method with one fit is a single point.
 
     Parameters
     ----------
     curves : dict of str to ndarray of shape (k, 2)
         For each method, rows of score calls and errors, in order of the calls.
     floor : float, default=None
-        Monte Carlo noise of the error, its value between exact draws; below it no difference has a meaning.
+        Monte Carlo noise of the error, its value between exact draws; differences below it are meaningless.
     ylabel : str, default="error"
 
     Attributes
@@ -120,7 +120,7 @@ class ScoreCallsDisplay:
         Parameters
         ----------
         estimators : dict of str to approximator, or to sequence of approximators
-            Fitted; several of one name, with different budgets, make a curve.
+            Fitted; several with one name, with different budgets, make a curve.
         metric : callable
             Maps draws (n_samples, d) to an error, such as the distance from reference draws.
         floor : float, default=None

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class CorrelationDisplay:
-    """Correlation coefficients of all pairs of coordinates: across the reference, upward the fit.
+    """Correlation coefficients of all pairs of coordinates, of the fit (vertical) against the reference (horizontal).
 
-    Points of a right fit lie on the diagonal; the band is two standard errors to either side, from the numbers of
-    draws and as of normal coordinates.
+    Points of a right fit lie on the diagonal. The band is two standard errors to either side, from the numbers of
+    draws, for normal coordinates.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ class CorrelationDisplay:
     def from_draws(
         cls, X: ArrayLike | Mapping[str, ArrayLike], reference: ArrayLike, *, ax: Axes | None = None
     ) -> Self:
-        """Show draws beside reference draws.
+        """Show draws with reference draws.
 
         Parameters
         ----------
@@ -94,7 +94,7 @@ class CorrelationDisplay:
         random_state: int | np.random.RandomState | None = 0,
         ax: Axes | None = None,
     ) -> Self:
-        """Show draws of a fitted estimator beside reference draws.
+        """Show draws of a fitted estimator with reference draws.
 
         Parameters
         ----------

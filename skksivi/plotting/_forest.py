@@ -31,14 +31,14 @@ HEIGHT = 0.6
 
 
 class ForestDisplay:
-    """Median and central credible intervals of each parameter, one row each, beside reference draws.
+    """Median and central credible intervals of each parameter, one row each, with reference draws.
 
     A thick line is the inner interval, a thin one the outer. Rows run from the top.
 
     Parameters
     ----------
     samples : dict of str to ndarray of shape (n, d)
-        Draws by the name of where they are from.
+        Draws by the name of their source.
     reference : ndarray of shape (m, d), default=None
         Exact draws, shown in grey above the others.
     features : sequence of int, default=None

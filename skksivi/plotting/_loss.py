@@ -26,10 +26,10 @@ WIDE = 30
 
 
 class LossDisplay:
-    """Loss at each iteration, and the discrepancy under the fixed kernel that watches the training.
+    """Loss at each iteration, and the discrepancy under the fixed kernel that monitors the training.
 
-    The two are under different kernels and have an axis each, coloured alike with its line. The loss of the
-    U-statistic falls to zero up to noise, below which it may be.
+    The two are under different kernels, so each has its own axis, in the colour of its line. The loss of the
+    U-statistic falls to zero up to noise, and may be negative.
 
     Parameters
     ----------

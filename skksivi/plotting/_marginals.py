@@ -38,7 +38,7 @@ PAIR_MASSES = (0.5, 0.95)
 
 
 class MarginalsDisplay:
-    """Marginals on the diagonal and pairs of coordinates below it, beside reference draws.
+    """Marginals on the diagonal and pairs of coordinates below it, with reference draws.
 
     Parameters
     ----------
@@ -111,8 +111,8 @@ class MarginalsDisplay:
             Columns to show; None means the first four.
         feature_names : sequence of str of length d, default=None
         kind : {"contour", "scatter"}, default="contour"
-            How pairs are shown: by lines that enclose half and 95% of the draws, or as up to 2,000 points. Of the
-            reference they are lines in any case.
+            How pairs are shown: by lines that enclose half and 95% of the draws, or as up to 2,000 points. The
+            reference is always shown by lines.
         ax : Axes, default=None
             Replaced by the panels; None makes a figure.
 

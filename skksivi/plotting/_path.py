@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 class PathDisplay:
-    """Mean and credible band of a path, as of a conditioned diffusion.
+    """Mean and credible band of a path, such as a conditioned diffusion.
 
     Parameters
     ----------
     samples : dict of str to ndarray of shape (n, d)
-        Draws of the path, a time a column.
+        Draws of the path, one column per time.
     times : ndarray of shape (d,), default=None
         None means 1, 2, ..., d.
     reference : ndarray of shape (m, d), default=None

@@ -32,7 +32,7 @@ EXTRACT = (*5 * (0,), *6 * (1,), *5 * (0,), *5 * (1,))
 
 
 class BrownianBridge(Target):
-    r"""A random walk that is observed with noise at both ends, its two scales unknown.
+    r"""A random walk observed with noise at both ends, with its two scales unknown.
 
     .. math::
         w_t \sim N(w_{t-1}, \sigma^2), \quad w_0 = 0, \qquad y_t \sim N(w_t, \tau^2), \qquad
@@ -91,7 +91,7 @@ class BrownianBridge(Target):
 
 
 class ItemResponse(Target):
-    r"""The Rasch model of the answers of students to questions.
+    r"""The Rasch model of students' answers to questions.
 
     .. math::
         P(y_{ij} = 1) = \mathrm{sigmoid}(m + a_i - b_j), \qquad m \sim N(\tfrac34, 1), \quad a_i, b_j \sim N(0, 1)
@@ -106,7 +106,7 @@ class ItemResponse(Target):
     Raises
     ------
     ValueError
-        `answers` is not a table of these.
+        `answers` is not such a table.
 
     See Also
     --------
@@ -162,7 +162,7 @@ class LogGaussianCox(Target):
         y_i \sim \mathrm{Poisson}(e^{x_i} / M^2), \qquad x \sim N(\mu 1, K), \quad
         K_{ij} = s^2 \exp\left(-\frac{|r_i - r_j|}{M \ell}\right)
 
-    with the cells at r = (1, 1), ..., (M, M), so that the length is :math:`\ell` in units of the side of the square.
+    with the cells at r = (1, 1), ..., (M, M), so the length is :math:`\ell` in units of the side of the square.
 
     Parameters
     ----------
@@ -181,7 +181,7 @@ class LogGaussianCox(Target):
     Raises
     ------
     ValueError
-        `counts` is no square of numbers of zero or more with a positive sum, or a parameter is not positive.
+        `counts` is not a square array of nonnegative numbers with a positive sum, or a parameter is not positive.
 
     See Also
     --------
@@ -239,12 +239,12 @@ class StochasticVolatility(Target):
     Parameters
     ----------
     returns : array-like of shape (T,)
-        The r, centred, two at least.
+        The r, centred; at least two.
 
     Raises
     ------
     ValueError
-        `returns` is no row of finite numbers.
+        `returns` is not a row of finite numbers.
 
     See Also
     --------
@@ -294,7 +294,7 @@ def discounted_sum(x: Tensor, rate: Tensor) -> Tensor:
 
 
 class SparseLogisticRegression(Target):
-    r"""Logistic regression whose coefficients have scales of their own.
+    r"""Logistic regression whose coefficients have individual scales.
 
     .. math::
         P(y_i = 1) = \mathrm{sigmoid}(x_i^\top \beta), \quad \beta_j = z_j \lambda_j \tau, \quad z_j \sim N(0, 1),
@@ -305,7 +305,7 @@ class SparseLogisticRegression(Target):
     Parameters
     ----------
     X : array-like of shape (n_observations, k)
-        With a column of ones where there is to be an intercept.
+        Include a column of ones for an intercept.
     y : array-like of shape (n_observations,)
         Two classes; the larger label is the 1 of the formula.
 
@@ -348,7 +348,7 @@ class SparseLogisticRegression(Target):
 
 
 class SeedGermination(Target):
-    r"""Crowder's seeds: a logistic regression of 21 plates with an effect of each.
+    r"""Crowder's seeds: a logistic regression of 21 plates with an effect per plate.
 
     .. math::
         r_i \sim \mathrm{Binomial}\left(n_i, \mathrm{sigmoid}(\alpha_0 + \alpha_1 u_i + \alpha_2 v_i

@@ -194,7 +194,7 @@ def ensemble(
     if (r_hat > MAX_RHAT).any():
         worst = int(np.nanargmax(r_hat))
         warn_caller(
-            f"The fits disagree: R-hat is {r_hat[worst]:.2f} in coordinate {worst}, where {MAX_RHAT} is let pass. "
+            f"The fits disagree: R-hat is {r_hat[worst]:.2f} in coordinate {worst}, above the limit of {MAX_RHAT}. "
             "Some have missed modes or have not converged: raise `max_iter` or the `effort` of whiten=Pilot(...), or "
             "see `members` one by one.",
             ConvergenceWarning,
@@ -259,8 +259,8 @@ def _by_evidence(
                 w = best_weights(log_q, as_tensor(sample.weights, device=device))
                 return w, _elbo(sample, as_array(log_q)), sample.evidence().log_z
     warn_caller(
-        f"The fits are weighed equally, since the importance weights of their draws cannot be trusted: {reason}. "
-        "Improve the fits, or weigh modes that lie apart by `skksivi.modes(ensemble.pooled, target, reweight=True)`."
+        f"The fits get equal weights, because the importance weights of their draws cannot be trusted: {reason}. "
+        "Improve the fits, or weight separated modes by `skksivi.modes(ensemble.pooled, target, reweight=True)`."
     )
     return pool.weights, None, None
 
@@ -270,8 +270,8 @@ def _doubt(sample: ImportanceSample) -> str:
     n, n_effective = len(sample.weights), sample.share * len(sample.weights)
     if sample.k > most_trusted(n) or n_effective < LEAST_DRAWS:
         return (
-            f"their tail has the shape k = {sample.k:.2f}, where {most_trusted(n):.2f} is allowed, and they count as "
-            f"{n_effective:.0f} draws, where {LEAST_DRAWS} are needed"
+            f"their tail has the shape k = {sample.k:.2f} ({most_trusted(n):.2f} is allowed), and they are worth "
+            f"{n_effective:.0f} draws ({LEAST_DRAWS} are needed)"
         )
     if sample.left_out > MOST_LEFT_OUT:
         return f"the log-density of the target is unknown at {sample.left_out:.0%} of the draws"

@@ -209,7 +209,7 @@ def expectation(
             check_is_fitted(est)
             draws = _of_fit(est, cast("Target", target), n_samples, random_state, weights=weights)
         elif weights:
-            raise TypeError("`weights` are those of the draws of an approximator, and `est` is none.")
+            raise TypeError("`weights` needs an approximator, but `est` is an array of draws.")
         else:
             draws = _given(est, target, device)
     X = draws.x.clone() if isinstance(est, Tensor) else as_array(draws.x).copy()  # f may write into it

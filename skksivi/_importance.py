@@ -99,7 +99,7 @@ def weighed_draws(
     with ordinary_mode(device), torch.no_grad():
         score = compared_score(target, est.n_features_in_, est.dtype, est.device)
         if not knows_density(est.sampler_):
-            raise TypeError(f"{without_density(est)}, and its draws have no weights: fit one that has.")
+            raise TypeError(f"{without_density(est)}, so its draws have no weights; use one that has.")
         seed = make_seed(random_state)
         x = torch.as_tensor(est.sample(n_samples, seed), dtype=torch.float64, device=device)
         sample = weighed(est.sampler_, score, x, seed)

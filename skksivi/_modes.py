@@ -118,7 +118,7 @@ def modes(
         if not reweight:
             return found
         if not found.trusted:
-            raise ValueError(f"`reweight` is set, but the weights are not to be trusted: {found.reason}.")
+            raise ValueError(f"`reweight` is set, but the weights cannot be trusted: {found.reason}.")
         target_weights = torch.as_tensor(found.weights, device=device)
         est.sampler_ = Reweighted(sampler, cells, target_weights / shares)
     return found
@@ -177,7 +177,7 @@ def run_chains(score: ScoreFunction, x: Tensor, a: Affine, generator: torch.Gene
 def _doubt(centre: Tensor, mass: Mass) -> str:
     where = np.array2string(centre.cpu().numpy()[:5], precision=3)
     return (
-        f"that of the mode at {where} rests on an effective share of {mass.share:.2g} of its points, where "
-        f"{MASSES.min_share} is asked for, and two estimates that differ by {abs(mass.gap):.1%}, where "
-        f"{MASSES.max_gap:.0%} is allowed"
+        f"the weight of the mode at {where} rests on an effective share of {mass.share:.2g} of its points "
+        f"({MASSES.min_share} is needed), and on two estimates that differ by {abs(mass.gap):.1%} "
+        f"({MASSES.max_gap:.0%} is allowed)"
     )

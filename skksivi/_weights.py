@@ -243,8 +243,8 @@ def check_trusted(sample: ImportanceSample, what: str) -> None:
         )
     if not sample.trusted:
         raise ValueError(
-            f"The importance ratios have a tail of shape k = {sample.k:.2f}, where {most_trusted(len(sample.X)):.2f} "
-            f"is allowed, and the draws an effective share of {sample.share:.2f}, where {LEAST_SHARE} is needed: "
+            f"The importance ratios have a tail of shape k = {sample.k:.2f} ({most_trusted(len(sample.X)):.2f} is "
+            f"allowed), and the draws have an effective share of {sample.share:.2f} ({LEAST_SHARE} is needed): "
             f"{what} would rest on a few draws. Improve the fit first, see `diagnose`."
         )
 

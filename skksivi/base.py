@@ -486,8 +486,8 @@ def _of_budget(fit: Fit, limit: int) -> Fit:
     n_iter = fit.report.get("n_iter_", 0)
     reached = f"after {n_iter} iterations of the training" if n_iter else "before the training began"
     remark = (
-        f"The {limit:,} evaluations of `max_score_calls` were spent {reached}, so that the fit may be off: raise it, "
-        "or see by `skksivi.diagnose` how far."
+        f"The {limit:,} evaluations of `max_score_calls` were spent {reached}, so the fit may be inaccurate: raise "
+        "it, or check the fit by `skksivi.diagnose`."
     )
     return fit._replace(ended_by=None if isinstance(fit.ended_by, SpentError) else fit.ended_by, remark=remark)
 

@@ -73,7 +73,7 @@ def median_pair(squared: Tensor, *, within: bool) -> tuple[Tensor, Tensor, Tenso
     block = squared[..., :MAX_MEDIAN_DRAWS, :MAX_MEDIAN_DRAWS]
     m = block.shape[-1]
     if m <= within:
-        raise ValueError("The median heuristic needs two draws at least; give `bandwidth` a number.")
+        raise ValueError("The median heuristic needs at least two draws; give `bandwidth` a number.")
     if within:  # drop the diagonal: after the first entry it ends every row of m + 1
         pairs = block.flatten(-2)[..., 1:].unflatten(-1, (m - 1, m + 1))[..., :-1].flatten(-2)
         index = argmedian(pairs)

@@ -354,8 +354,8 @@ class FunctionDraws(Mixing):
         z = torch.as_tensor(self.sample(n, generator))
         if z.shape != (n, self.latent_dim):
             raise ValueError(
-                f"`mixing` returned shape {tuple(z.shape)}, expected {(n, self.latent_dim)}: as many rows as asked "
-                "for, each of `latent_dim` entries."
+                f"`mixing` returned shape {tuple(z.shape)}, expected {(n, self.latent_dim)}: as many rows as "
+                "requested, each of `latent_dim` entries."
             )
         return z.to(like)
 

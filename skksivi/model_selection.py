@@ -98,7 +98,7 @@ class Replicates:
         n_splits = self.get_n_splits()
         if X is not None and not is_target(X):
             raise TypeError(
-                f"`X` must be a Target, fits to which are repeated; got a {type(X).__name__}. Split data by KFold."
+                f"`X` must be a Target, the fit to which is repeated; got a {type(X).__name__}. Split data by KFold."
             )
         first = 1 + make_seed(self.random_state)
         for row in range(first, first + n_splits):

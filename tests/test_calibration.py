@@ -391,7 +391,7 @@ def other(**changes):
 
 #: Arguments that give other ranks, and what is said of them.
 OTHERS = {
-    "seed": (other(random_state=1), "`random_state` is another, where None takes that of the file"),
+    "seed": (other(random_state=1), "`random_state` differs; None takes the one of the file"),
     "draws": (other(n_draws=19), "n_draws is 9, not 19"),
     "names": (other(names=["a", "b"]), r"names is \['x0', 'x1'\], not \['a', 'b'\]"),
     "quantities": (other(quantities=lambda theta, y: 0.0), "names is "),

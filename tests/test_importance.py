@@ -178,7 +178,7 @@ def test_ratios_without_a_tail_to_trust_are_refused():
     sample = importance_sample(Laplace().fit(Banana()), Banana(), random_state=0)
     assert not sample.trusted
     assert not sample.evidence().trusted
-    with pytest.raises(ValueError, match=r"shape k = .*, where 0.70 is allowed"):
+    with pytest.raises(ValueError, match=r"shape k = .* \(0.70 is allowed\)"):
         sample.expectation(np.sum)
 
 

@@ -211,8 +211,8 @@ FAULTS = {
     "no target": "TypeError: `target_of_rows` returned a NoneType, expected a target.",
     "batches": "ValueError: `target_of_rows` of rank 1 has batch_size = 31, but that of rank 0 has 30; all must have",
     "version": "ValueError: `target_of_rows` of rank 1 has version of skksivi = '0.1', but that of rank 0 has '0.0'",
-    "settings": "ConnectionError: The 2 ranks are out of step: they ask for the score at different points. Give all",
-    "seed": "ConnectionError: The 2 ranks are out of step: they ask for the score at different points. Give all of",
+    "settings": "ConnectionError: The 2 ranks are out of step: they evaluate the score at different points. Give all",
+    "seed": "ConnectionError: The 2 ranks are out of step: they evaluate the score at different points. Give all of",
     "raises": "ArithmeticError: no score there Raised on rank 1 of 2.",
 }
 

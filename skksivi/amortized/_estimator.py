@@ -322,9 +322,9 @@ class AmortizedKSIVI(Constrained, BaseEstimator):
         if 2 * len(bad) > len(outcome.certificates):
             worst = max(c.divergence for c in bad)
             messages.append(
-                f"KL(q||p) + KL(p||q) is above {FAILED_DIVERGENCE} nats a feature at {len(bad)} of "
-                f"{len(outcome.certificates)} held-out contexts, {worst:.2g} at most: raise `max_score_calls`, give "
-                "more contexts, or correct the fit to one context by `refine`."
+                f"KL(q||p) + KL(p||q) is above {FAILED_DIVERGENCE} nats per feature at {len(bad)} of "
+                f"{len(outcome.certificates)} held-out contexts, and at most {worst:.2g}: raise `max_score_calls`, "
+                "give more contexts, or correct the fit to one context by `refine`."
             )
         if messages:
             warn_caller(" ".join(messages), ConvergenceWarning)

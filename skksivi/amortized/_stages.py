@@ -180,7 +180,7 @@ class Stages:
                 continue
             now = fit_places(self.family, self.y, found, self.settings.learning_rate, self.generator)
             divergence = now if math.isfinite(now) else divergence
-            LOGGER.info("modes of %d contexts, held-out divergence %.2g nats a feature", len(found.m), now)
+            LOGGER.info("modes of %d contexts, held-out divergence %.2g nats per feature", len(found.m), now)
             if len(found.m) >= ENOUGH and now > FALLEN * before:
                 break
             before = now

@@ -234,7 +234,7 @@ class MALA(ChainApproximator):
         rate = self.acceptance_rate_
         if fit.ended_by is None and rate < LOWEST:
             warn_caller(
-                f"Metropolis has accepted {rate:.1%} of the steps, so that the chains have hardly "
-                "moved. Raise `n_warmup`, lower `step_size`, or set `whiten` to 'bam' or 'auto'.",
+                f"Only {rate:.1%} of the steps were accepted, so the chains have hardly moved. Raise `n_warmup`, "
+                "lower `step_size`, or set `whiten` to 'bam' or 'auto'.",
                 ConvergenceWarning,
             )

@@ -113,7 +113,7 @@ def radial_kernel(kernel: str | Kernel, bandwidth: float | str | None, *, smooth
     resolved = resolve_kernel(kernel, bandwidth)
     if resolved.tilted or resolved.centred or not resolved.euclidean or (smooth and not resolved.smooth):
         kinds = "Gaussian or IMQ" if smooth else "Gaussian, IMQ or Laplace"
-        raise ValueError(f"`kernel` is {type(resolved).__name__}, of which derivatives are needed; use {kinds}.")
+        raise ValueError(f"`kernel` is {type(resolved).__name__}, but its derivatives are needed; use {kinds}.")
     return resolved
 
 
@@ -170,7 +170,7 @@ def initial_log_densities(density: Density | None, score_u: ScoreFunction, u: Te
     log_p = log_ratio(score_u, u[0], u) if density is None else density(u)
     if not log_p.isfinite().all():
         raise ValueError(
-            "Log p is not known at the points of the start: integrals of the score between them do not converge, or "
+            "Log p is unknown at the starting points: integrals of the score between them do not converge, or "
             "`log_prob` is not finite. Fit a Target with `log_prob`, or set `init` to points near the target."
         )
     return log_p

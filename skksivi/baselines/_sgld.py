@@ -172,7 +172,8 @@ class SGLD(ChainApproximator):
         chains, n_iter, ended_by = run(step, self.n_warmup, self.n_draws, self.thin)
         if not chains.isfinite().all():
             raise ended_by or FloatingPointError(
-                "Chains have left the finite numbers: `score_fn` may be undefined or have the wrong sign somewhere. "
+                "Chains have reached values that are not finite: `score_fn` may be undefined or have the wrong sign "
+                "somewhere. "
                 "Lower `step_size`, or set `whiten` or `init` so that they start near the target."
             )
         return Fit(Chains(in_x(chains, whitening), whitening), {"n_iter_": n_iter}, ended_by)

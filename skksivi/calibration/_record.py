@@ -45,7 +45,7 @@ class Record:
                 self._read(json.loads(self.path.read_text("utf-8")))
             except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
                 raise ValueError(
-                    f"`path` is {str(path)!r}, which is no whole file of a calibration; give another, or remove it."
+                    f"`path` is {str(path)!r}, which is not a complete calibration file; name another, or remove it."
                 ) from error
 
     def _read(self, document: Any) -> None:  # noqa: ANN401
@@ -53,10 +53,10 @@ class Record:
         k, n_draws, seed = len(settings["names"]), settings["n_draws"], settings["seed"]
         for i, ranks in document["ranks"].items():
             if len(ranks) != k or not all(type(rank) is int and 0 <= rank <= n_draws for rank in ranks):
-                raise ValueError(f"{ranks} are no ranks")
+                raise ValueError(f"{ranks} are not ranks")
             self.ranks[int(i)] = ranks
         if type(seed) is not int or seed < 0:
-            raise ValueError(f"{seed} is no seed")
+            raise ValueError(f"{seed} is not a seed")
         np.asarray(settings["first"], dtype=np.float64)
         self.settings = settings
 
@@ -101,7 +101,7 @@ def _differences(there: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
         f"{name} is {there.get(name)}, not {own.get(name)}" for name in names if there.get(name) != own.get(name)
     ]
     if there.get("seed") != own.get("seed"):
-        texts.append("`random_state` is another, where None takes that of the file")
+        texts.append("`random_state` differs; None takes the one of the file")
     a, b = (np.array(settings.get("first", []), dtype=np.float64) for settings in (there, own))
     if texts or (a.shape == b.shape and np.allclose(a, b, rtol=SAME, atol=SAME, equal_nan=True)):
         return texts

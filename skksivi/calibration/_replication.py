@@ -197,7 +197,7 @@ def _names_by_key(theta: Mapping[str, ArrayLike], target: Any) -> tuple[str, ...
     if not hasattr(target, "constrain"):
         raise TypeError(
             "The parameters are a dict, but the target has no `constrain` that gives draws by name; return an array, "
-            "or make the target by `skksivi.targets.constrained` or one of its like."
+            "or make the target by `skksivi.targets.constrained` or a similar function."
         )
     shapes = {name: np.shape(without_graph(value)) for name, value in theta.items()}
     there = {name: a.shape[1:] for name, a in target.constrain(np.zeros((1, target.n_features))).items()}

@@ -196,7 +196,7 @@ def _from_cache(recipe: Recipe, cache: Path) -> np.ndarray | None:
         with zipfile.ZipFile(io.BytesIO(content)) as archive, archive.open("table.npy") as file:
             return recipe.verify(np.load(io.BytesIO(file.read(MAX_BYTES))))
     except Exception as error:  # a damaged archive may raise anything
-        warn_caller(f"The cache {str(cache)!r} is damaged and made again: {_reason(error)}.")
+        warn_caller(f"The cache {str(cache)!r} is damaged and rebuilt: {_reason(error)}.")
     with suppress(OSError):
         cache.unlink()
     return None

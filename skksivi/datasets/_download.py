@@ -61,7 +61,7 @@ def _body(url: str, limits: Limits) -> bytes:
             if time.monotonic() > deadline:
                 raise _too_slow(limits)
         if response.length:
-            raise ValueError(f"it broke off {response.length:,} bytes before its end")
+            raise ValueError(f"it ended {response.length:,} bytes early")
     return bytes(content)
 
 

@@ -115,7 +115,7 @@ def _sheet(name: str, content: bytes, max_bytes: int) -> Iterable[Sequence[Any]]
     )
     if done.returncode:
         lines = done.stderr.decode(errors="replace").splitlines()
-        reason = lines[-1] if done.returncode == 1 and lines else "its reader broke down"
+        reason = lines[-1] if done.returncode == 1 and lines else "its reader failed"
         raise ValueError(f"it cannot be read as an Excel file: {reason}")
     return json.loads(done.stdout)
 
@@ -159,7 +159,7 @@ def uncompress(packed: bytes, max_bytes: int = MAX_BYTES) -> bytes:
                 table, width, last = first.copy(), 9, b""
                 break
             if code > len(table) or (code == len(table) and not last):
-                raise ValueError(f"its code {code} stands for nothing yet")
+                raise ValueError(f"its code {code} is undefined")
             string = table[code] if code < len(table) else last + last[:1]
             strings.append(string)
             size += len(string)

@@ -98,15 +98,15 @@ RECIPES = {
 
 _DOC = """Fetch {title}: {n_samples:,} samples, {n_features} features, a real target.
 
-    The table is looked for in `data_home`, first in the cache of an earlier call, then in the original file, which
-    may be put there by hand ({originals}), and else downloaded. Its sha256 is verified.{needs}
+    The table is searched for in `data_home`, first in the cache of an earlier call, then in the original file, which
+    may be placed there by hand ({originals}), and otherwise downloaded. Its sha256 is verified.{needs}
 
     Parameters
     ----------
     data_home : str or path-like, default=None
         The folder of the cache and of original files. None stands for scikit-learn's, ``~/scikit_learn_data``.
     download_if_missing : bool, default=True
-        Whether to download what is not in `data_home`, or raise OSError.
+        Whether to download data that are not in `data_home`, or raise OSError.
     return_X_y : bool, default=False
         Whether to return (data, target) instead of a Bunch.
     as_frame : bool, default=False
@@ -132,7 +132,7 @@ _DOC = """Fetch {title}: {n_samples:,} samples, {n_features} features, a real ta
     Raises
     ------
     OSError
-        The data are neither in `data_home` nor can they be downloaded, of at most 32 MiB in at most five minutes per
+        The data are not in `data_home` and cannot be downloaded, with at most 32 MiB and five minutes per
         address; the message says which file to put where.
     ValueError
         `data_home` cannot be read, or an option is out of its range.

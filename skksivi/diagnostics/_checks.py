@@ -55,7 +55,7 @@ def check_ksd(view: View) -> Check:
     text = f"{test.statistic:.2g} with p = {test.pvalue:.2g}, up to {allowed:.2g} allowed"
     far = test.pvalue < MAX_PVALUE and test.statistic > allowed
     todo = view.advice("whiten", "mixing", "max_iter", "n_warmup")
-    return judged("KSD", test.statistic, text, f"The draws are not those of the target: {todo}." if far else None)
+    return judged("KSD", test.statistic, text, f"The draws do not come from the target: {todo}." if far else None)
 
 
 def weighed_draws(view: View) -> ImportanceSample:
@@ -75,9 +75,8 @@ def check_ratios(view: View, sample: ImportanceSample) -> Check:
     todo = view.advice("whiten", "mixing", "max_iter")
     lost = k > limit and share < HARMLESS
     far = not sample.trusted and share < math.exp(-MAX_DIVERGENCE * sample.X.shape[1])
-    what = (
-        "lacks tails or a part of the target beside its draws" if lost else "is too far from the target to be weighed"
-    )
+    lacks = "lacks tails or a part of the target next to its draws"
+    what = lacks if lost else "is too far from the target for importance weights"
     return judged("Pareto k-hat", k, text, f"The fit {what}: {todo}." if lost or far else None)
 
 
@@ -85,7 +84,7 @@ def check_divergence(view: View, sample: ImportanceSample) -> Check:
     """Judge the divergence from the target, and the mean and the spread of each coordinate, by the weights."""
     if not sample.trusted:
         raise ValueError(
-            f"k-hat is {sample.k:.2f}, the effective share {sample.share:.1%}: the weights tell nothing of the target"
+            f"k-hat is {sample.k:.2f}, the effective share {sample.share:.1%}: the weights are uninformative"
         )
     (J, se, se_below, *_), d = sample.certificate(), sample.X.shape[1]
     (shift, shift_se), (square, square_se) = (map(np.asarray, found) for found in moments_by_weights(sample))
@@ -95,7 +94,7 @@ def check_divergence(view: View, sample: ImportanceSample) -> Check:
     todo, remedy = view.advice("whiten", "mixing", "max_iter"), None
     i, j = int(off.argmax()), int(wide.argmax())
     if J - N_SE * se_below > MAX_DIVERGENCE * d:
-        remedy = f"The draws are not those of the target: {todo}."
+        remedy = f"The draws do not come from the target: {todo}."
     if wide[j] > 0:
         way = "narrow" if square[j] > 1 else "wide"
         ratio = f"the sd of the target is {square[j] ** 0.5:.2f} times theirs"
@@ -128,7 +127,7 @@ def check_loss(view: View) -> Check:
         hint = ", see its `diagnose()`" if isinstance(unweighted(view.sampler), Chains) else ""
         raise ValueError(f"{view.name} has no loss curve{hint}")
     if not len(losses):
-        raise ValueError("the start was accurate, and was not trained")
+        raise ValueError("the start was accurate, so nothing was trained")
     finite = losses[np.isfinite(losses)]
     last = finite[-(len(finite) // 4) :]
     if len(last) < 2 * N_BLOCKS:
@@ -178,7 +177,7 @@ def check_whitening(view: View) -> Check:
     remedy = None
     if after > MAX_CONDITION:
         todo = view.advice("whiten", otherwise="rescale the parameters")
-        remedy = f"The coordinates of the training are of unlike scales: {todo}."
+        remedy = f"The coordinates of the training have different scales: {todo}."
     if not whitening.converged:
         todo = view.advice("whiten", otherwise="start near a mode by `init`")
         remedy = f"The chains that explored the target had not converged: {todo}."

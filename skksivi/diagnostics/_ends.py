@@ -100,7 +100,7 @@ def _tails(view: View, beyond: Difference) -> Check:
     where = _in_words(view, k) if k <= 2 * d else f"{_in_words(view, k - 2 * d)}, below"
     text = f"{share:.1%} of chains end beyond {1 - FARTHEST:.1%} of the draws {where}, p = {pvalue:.2g}"
     todo = view.advice("whiten", "mixing", "max_iter", "n_warmup")
-    remedy = f"The target has tails that the fit has not, {where}: {todo}."
+    remedy = f"The target has tails that the fit lacks, {where}: {todo}."
     return judged("tails", share, text, remedy if share > MAX_BEYOND and pvalue < MAX_PVALUE else None)
 
 

@@ -55,7 +55,7 @@ MAX_MISPLACED = 0.05
 LATE = slice(-16, None, 3)
 
 #: Why nothing can be said of where chains go.
-RUN_AWAY = "chains that start at the draws run away, as from a score of the wrong sign"
+RUN_AWAY = "chains that start at the draws diverge, as with a score of the wrong sign"
 
 
 class Geometry(NamedTuple):
@@ -88,7 +88,7 @@ def _find_cells(view: View, whole: Affine) -> tuple[Cells, tuple[Tensor, Tensor]
     """Return the cells of modes that have draws, and the centres (k, d) and shares (k,) of those that have none."""
     x, d = view.x[view.finite], view.x.shape[1]
     if d > MAX_SEARCHED:
-        raise ValueError(f"there are {d} features, and modes are searched up to {MAX_SEARCHED}")
+        raise ValueError(f"there are {d} features, and modes are searched for only up to {MAX_SEARCHED}")
     n_drawn, n_around = (min(n, MODES.max_in_starts // d) for n in (N_STARTS, N_AROUND))
     like = whole.unwhiten(standard_normal(n_around, whole.m, view.generator))
     starts = torch.cat([x[:n_drawn], around(whole, n_around, view.generator), like])
@@ -127,9 +127,7 @@ def _check_modes(view: View, cells: Cells, lost: tuple[Tensor, Tensor]) -> Check
     whitening = view.report.get("whitening_")
     if whitening is not None and whitening.unseen > MAX_UNSEEN:
         text = f"{len(whitening.modes)} found, and still new ones by {whitening.unseen:.0%} of the ascents"
-        remedy = (
-            "The search for modes did not come to an end: give points near more of them as `init`, (k, n_features)."
-        )
+        remedy = "The search for modes did not finish: pass points near further modes as `init`, (k, n_features)."
         return judged("modes", whitening.unseen, text, remedy)
     if len(cells.maps) == 1:
         return judged("modes", 0.0, "1", None)
@@ -139,7 +137,7 @@ def _check_modes(view: View, cells: Cells, lost: tuple[Tensor, Tensor]) -> Check
         raise ValueError(f"there are {len(cells.maps)} modes, and the weights of {most} are compared in {d} features")
     found, _, _ = weigh(view.score, x, cells.sorted_by(cells.counts(x).nonzero().flatten()), view.generator)
     if not found.trusted:
-        raise ValueError(f"the weights of {len(found.weights)} modes are not to be trusted, {found.reason}")
+        raise ValueError(f"the weights of {len(found.weights)} modes cannot be trusted, {found.reason}")
     return judged(*_misplaced(found, len(x)))
 
 
@@ -152,7 +150,7 @@ def _misplaced(found: Modes, n: int) -> tuple[str, float, str, str | None]:
     k = int(np.abs(gaps).argmax())
     remedy = (
         f"The mode at {np.array2string(found.centres[k][:5], precision=2)} has {found.shares[k]:.0%} of the draws, "
-        f"where its weight is {found.weights[k]:.0%}: modes(est, target, reweight=True) corrects that."
+        f"but its weight is {found.weights[k]:.0%}: modes(est, target, reweight=True) corrects that."
     )
     text = f"{len(gaps)}, {misplaced:.1%} of the draws in a wrong one"
     return "modes", misplaced, text, remedy if wrong else None

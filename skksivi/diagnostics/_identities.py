@@ -137,7 +137,7 @@ def check_means(view: View, moments: Moments) -> Check:
     value, label = moments.shift[i].item(), view.score.label(int(moments.shift_along[i]))
     text = f"off by {abs(value):.2f} sd, most in {label}, standard error {moments.shift_se[i]:.1g}"
     todo = view.advice("whiten", "max_iter", "n_warmup")
-    remedy = f"The mean of the target is {abs(value):.2f} sd from that of the draws, most in {label}: {todo}."
+    remedy = f"The mean of the target is {abs(value):.2f} sd from the mean of the draws, most in {label}: {todo}."
     return judged("Stein means", abs(value), text, remedy if excess[i] > MAX_SHIFT else None)
 
 
@@ -155,5 +155,5 @@ def check_variances(view: View, moments: Moments) -> Check:
     if (v + N_SE * se < 0).any():
         remedy = "The score has the wrong sign: it is the gradient of log p, not of -log p."
     if remedy is None and se.max() > MAX_ERROR:
-        raise ValueError(f"their standard errors are up to {se.max():.2g}, as of tails too heavy for them")
+        raise ValueError(f"their standard errors are up to {se.max():.2g}, as with tails that are too heavy")
     return judged("Stein variances", value, text, remedy)

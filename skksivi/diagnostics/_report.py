@@ -129,7 +129,7 @@ class Diagnosis:
             lines += textwrap.wrap(f"  {mark:<5} {check.name:<16} {text}", WIDTH, subsequent_indent=INDENT)
             lines += textwrap.wrap(check.remedy, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT)
         if self.modes.max(initial=0) > 0 or self["modes"].verdict == "warn":
-            lines.append(f"{INDENT}KSD does not see the weights of modes: judge these by the line on modes.")
+            lines.append(f"{INDENT}KSD is insensitive to the weights of modes: see the line on modes.")
         return "\n".join(lines)
 
     __repr__ = __str__

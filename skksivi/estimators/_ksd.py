@@ -248,8 +248,8 @@ class SteinTrained(Trained, Generic[F]):
         kernel = self._kernel_in_u(n_features)
         if self.gradient_estimator == "path" and not averages(kernel):
             raise ValueError(
-                "`gradient_estimator` is 'path', which takes averages by a positive kernel of Euclidean distances, "
-                f"but `kernel` is {kernel!r}; change it, or set gradient_estimator='u-statistic'."
+                "`gradient_estimator` is 'path', which needs a positive kernel of Euclidean distances, but `kernel` "
+                f"is {kernel!r}; change it, or set gradient_estimator='u-statistic'."
             )
         plateau_of(self.early_stopping)
         if self.checkpoint is not None:
@@ -422,8 +422,7 @@ class SteinTrained(Trained, Generic[F]):
             raise ValueError("`checkpoint` continues a fit by itself; set warm_start=False.")
         if not (isinstance(self.mixing, str) or type(self.mixing) in NAMES):
             raise ValueError(
-                "`checkpoint` cannot keep a function or an object of yours given as `mixing`; use one of "
-                "skksivi.mixing."
+                "`checkpoint` cannot store a function or your own object as `mixing`; use one of skksivi.mixing."
             )
 
     @contextmanager

@@ -243,7 +243,7 @@ def conclude(fit: Fit, score_fn: Score, generator: torch.Generator) -> None:
 def _explained(error: BaseException, score_fn: Score, x: Tensor) -> FloatingPointError:
     """Return the error with what draws x (n, d) of the last finite state tell of its cause."""
     bad = (~score_fn(x).isfinite().all(1)).nonzero().flatten().tolist()
-    cause = f"the score is finite at {len(x)} fresh draws, so that it is a rare one"
+    cause = f"the score is finite at {len(x)} fresh draws, so the failure is rare"
     if bad:
         row = ", ".join(f"{value:.4g}" for value in x[bad[0]][:5].tolist())
         cause = (
@@ -270,9 +270,9 @@ def _warn(fit: Fit, score_fn: Score, x: Tensor) -> None:
         )
     elif isinstance(whitening, Whitening) and not whitening.converged:
         message = (
-            "The chains that explore the target have not converged, so that the fit may be off: raise the "
-            "`effort` or the `budget` of whiten=Pilot(...), start near a mode by `init`, or give the parameters a "
-            "form without funnels and spikes."
+            "The chains that explore the target have not converged, so the fit may be inaccurate: raise the "
+            "`effort` or the `budget` of whiten=Pilot(...), start near a mode by `init`, or reparametrise the model "
+            "to avoid funnels and spikes."
         )
     elif fit.remark is not None:
         message = fit.remark
@@ -321,7 +321,7 @@ def _of_variances(x: Tensor, s: Tensor, score_fn: Score, todo: str, sd: np.ndarr
     way = "narrow" if variances[worst] < 1 else "wide"
     return (
         f"The draws are too {way} in {score_fn.label(worst)}: -E[s_i (x_i - E x_i)] is {variances[worst]:.2g} "
-        f"there, where it should be 1; {int(wrong.sum())} of {len(wrong)} coordinates are off by more than "
+        f"there, but should be 1; {int(wrong.sum())} of {len(wrong)} coordinates are off by more than "
         f"a factor of 4. {todo}."
     )
 
@@ -333,7 +333,7 @@ def _of_shift(x: Tensor, s: Tensor, todo: str) -> str | None:
         return None
     return (
         "The draws are too far from the target: E[s]^T Cov(x) E[s], about the square of the distance in standard "
-        f"deviations, is {square:.2g}, where it should be 0. {todo}, or set `init` near the target."
+        f"deviations, is {square:.2g}, but should be 0. {todo}, or set `init` near the target."
     )
 
 
@@ -345,9 +345,9 @@ def _of_certificate(report: Mapping[str, object], d: int) -> str | None:
     least = math.exp(-FAILED_DIVERGENCE * d)
     if found.share < least and d >= SHORT.many_features:
         return (
-            f"The fit may be far from the target: of draws weighed by p / q a share of {found.share:.2g} counts, "
-            f"where {least:.2g} is let pass. Raise the `effort` or the `budget` of "
-            "whiten=Pilot(...), or give the parameters a form without funnels and spikes; see `skksivi.diagnose`."
+            f"The fit may be far from the target: draws weighted by p / q have an effective share of "
+            f"{found.share:.2g}, below {least:.2g}. Raise the `effort` or the `budget` of "
+            "whiten=Pilot(...), or reparametrise the model to avoid funnels and spikes; see `skksivi.diagnose`."
         )
     if not found.trusted:
         return None
@@ -355,7 +355,7 @@ def _of_certificate(report: Mapping[str, object], d: int) -> str | None:
         return None
     return (
         f"The draws are too far from the target: KL(q||p) + KL(p||q) is {found.divergence:.2g} nats, with a standard "
-        f"error of {found.se:.1g}, where {FAILED_DIVERGENCE} a feature are let pass. Use whiten='auto', "
+        f"error of {found.se:.1g}; the limit is {FAILED_DIVERGENCE} per feature. Use whiten='auto', "
         "mixing='auto' or more `max_iter`, or correct the fit by `skksivi.refine`; see `skksivi.diagnose`."
     )
 

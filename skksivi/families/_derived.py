@@ -117,7 +117,7 @@ class Reweighted(Derived):
         def keeps(x: Tensor, uniform: Tensor) -> Tensor:
             return uniform < (self.ratios / most)[self.cells.assign(x)]
 
-        why = "falls into the cells that are to have the weight; fit again, or call `modes(..., reweight=True)` anew"
+        why = "lies in the regions that should have the weight; fit again, or call `modes(..., reweight=True)` again"
         return accepted(self.sampler, n, most, keeps, generator, why)
 
     def log_density(self, x: Tensor) -> LogDensity:
@@ -262,7 +262,7 @@ class Refined(Derived):
             log_p, log_q = self._log_p(x), sampler_density(self.sampler).log_density(x).value
             return uniform.log() < log_p - log_q - self.log_bound
 
-        why = "is kept; call `refine` anew with the target of the fit"
+        why = "is kept; call `refine` again with the target of the fit"
         return accepted(self.sampler, n, 1 / self.acceptance, keeps, generator, why)
 
     def log_density(self, x: Tensor) -> LogDensity:
@@ -272,7 +272,7 @@ class Refined(Derived):
 
     def _log_p(self, x: Tensor) -> Tensor:
         if self.score is None:
-            raise ValueError("A loaded refined fit draws with its target: load(path, score_fn=...).")
+            raise ValueError("A loaded refined fit needs its target to draw: load(path, score_fn=...).")
         return log_density(self.score, self.origin, x)
 
 

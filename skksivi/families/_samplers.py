@@ -282,7 +282,7 @@ class Layers:
             It was loaded without one.
         """
         if self.score is None:
-            raise ValueError("A loaded hierarchy draws with the score it was fitted to: load(path, score_fn=...).")
+            raise ValueError("A loaded hierarchy needs the score of its target to draw: load(path, score_fn=...).")
         return WhitenedScore(self.score, self.whitening.map)
 
     def sample(self, n: int, generator: torch.Generator, layer: int = 0) -> Tensor:

@@ -62,7 +62,7 @@ def mmd(X: ArrayLike, Y: ArrayLike, *, kernel: str | Kernel | None = None, stati
     X, Y = check_pair(X, Y, min_samples=2)
     kernel = IMQ() if kernel is None else resolve_kernel(kernel)
     if kernel.tilted:
-        raise ValueError("`kernel` is Tilted, which MMD is not offered with; give the kernel within.")
+        raise ValueError("`kernel` is Tilted, which MMD does not support; pass the kernel inside it.")
     return _squared_mmd(X, Y, kernel.frozen(as_tensor(Y, dtype=torch.float64)), statistic)
 
 

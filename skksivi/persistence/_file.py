@@ -131,7 +131,7 @@ def load(
         except Exception as error:
             known = isinstance(error, ValueError)
             reason = textwrap.shorten(str(error).rstrip(".") if known else f"it holds something else, {error!r}", 300)
-            raise ValueError(f"{str(path)!r} is not a whole file of `skksivi.save`: {reason}.") from error
+            raise ValueError(f"{str(path)!r} is not a complete file of `skksivi.save`: {reason}.") from error
     if score_fn is not None and hasattr(estimator, "sampler_") and asks_for_score(estimator.sampler_):
         estimator.sampler_ = with_score(
             estimator.sampler_,

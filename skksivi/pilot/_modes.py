@@ -54,7 +54,8 @@ class LostError(ValueError):
 
     def __init__(self) -> None:
         super().__init__(
-            "The search for the target left the finite numbers: `score_fn` may have the wrong sign (it is the "
+            "The search for the target reached values that are not finite: `score_fn` may have the wrong sign (it "
+            "is the "
             "gradient of log p, not of -log p) or belong to no proper density. Else set `init` to a point near a "
             "mode or, where there is such a parameter, `whiten` to a pair (mean, Cholesky factor) or to None."
         )

@@ -43,19 +43,19 @@ def check_proper(score: Score) -> None:
     if direction is None:
         if exponent is not None and exponent <= d:
             warn_caller(
-                f"The tails of the target fall as |x|^-{exponent:.3g} in {d} dimension(s) along some ray, so that it "
-                "may have no finite mass. Add a prior, or check `score_fn` far from the origin."
+                f"The tails of the target fall as |x|^-{exponent:.3g} in {d} dimension(s) along some ray, so it may "
+                "have infinite mass. Add a prior, or check `score_fn` far from the origin."
             )
         return
     if not direction.any():
         raise ValueError(
-            "`score_fn` is zero, or another constant, at all trial points: log p is constant or linear, and "
-            "the density has no finite mass. Check that the function depends on its input, or add a prior."
+            "`score_fn` is zero, or another constant, at all trial points: log p is constant or linear, and the "
+            "density has infinite mass. Check that the function depends on its input, or add a prior."
         )
     terms = ", ".join(f"{value:+.2g} in {score.label(i)}" for i, value in _largest(direction))
     raise ValueError(
         f"The target is improper in a direction ({terms}): `score_fn` has no component along it at any trial point, "
-        "so that the density is constant there and has no finite mass. Add a prior, or leave the direction out of "
+        "so that the density is constant there and has infinite mass. Add a prior, or leave the direction out of "
         "the parameters."
     )
 

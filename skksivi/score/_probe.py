@@ -51,7 +51,7 @@ COUPLING = {STEPS[torch.float64]: 1e-3, STEPS[torch.float32]: 1e-2}
 
 #: What is said of them.
 COUPLED = (
-    "`score_fn` returns other values for a point when other points are in the same call; its rows must be "
+    "`score_fn` returns different values for a point when other points are in the same call; its rows must be "
     "independent, each the gradient of log p at one point. Differentiate `log_prob(x).sum()`, not its mean, and use "
     "neither len(x) nor a statistic of the batch; a network with batch normalisation needs `.eval()`."
 )
@@ -181,7 +181,7 @@ def _name(score_fn: UntriedScore) -> str:
 def _check(s: Tensor | np.ndarray, points: Tensor | np.ndarray, before: Tensor | np.ndarray) -> None:
     """Check the scores s of points, tensors or arrays, which were the same `before`."""
     if not tensor_copy(points).equal(tensor_copy(before)):
-        raise ValueError("`score_fn` changed its input in place; it must leave the points it is given alone.")
+        raise ValueError("`score_fn` changed its input in place; it must not modify the points it receives.")
     if not hasattr(s, "__array__"):
         raise TypeError(
             f"`score_fn` returned a {type(s).__name__}, expected a torch tensor or an array of the shape of its "
@@ -273,8 +273,8 @@ def resolve(
         )
     if grows_outward(score.double):
         warn_caller(
-            "`score_fn` points away from the origin far out in all directions, so that the density would grow "
-            "without end: it may have the wrong sign. It must be the gradient of log p, not of the potential -log p."
+            "`score_fn` points away from the origin far out in all directions, so the density would grow without "
+            "bound: it may have the wrong sign. It must be the gradient of log p, not of the potential -log p."
         )
     return score
 
@@ -290,7 +290,7 @@ def _check_repeatable(score: Score, x: Tensor) -> None:
     if (first - second).abs().max() <= 1e-3 * first.abs().max():
         return
     message = (
-        "`score_fn` returns other values when it is called again with the same points, so that the fit will be "
+        "`score_fn` returns different values when it is called again with the same points, so that the fit will be "
         "biased. If it draws a minibatch of the data, let `skksivi.targets.Minibatches` draw it; else fix its seed."
     )
     if score.by_differences:

@@ -149,8 +149,8 @@ def finite_scores(s: Tensor) -> Tensor:
     bad = (~s.isfinite()).any(-1).nonzero().flatten().tolist()
     if bad:
         raise ValueError(
-            f"`score_fn` is not finite at {len(bad)} of the {len(s)} draws, row {bad[0]} the first, so that they "
-            "cannot be judged."
+            f"`score_fn` is not finite at {len(bad)} of the {len(s)} draws, row {bad[0]} the first, so they cannot "
+            "be evaluated."
         )
     return s.detach()
 

@@ -260,8 +260,8 @@ def prior_of(target: Any, prior: Any) -> Any:  # noqa: ANN401
         numbers_of(prior)
     except Exception as error:
         raise TypeError(
-            f"`prior` of {type(target).__name__} is not known ({type(error).__name__}: {error}); give the target of "
-            "the prior that is in each target, which is to be counted once."
+            f"`prior` of {type(target).__name__} is not known ({type(error).__name__}: {error}); pass the prior that "
+            "each target contains, which must be counted only once."
         ) from error
     return prior
 

@@ -42,7 +42,7 @@ class NamedTarget(Target):
         self.names = tuple(names)
         self.n_features = len(self.names)
         if not self.n_features:
-            raise ValueError("The model has no continuous parameters, so that there is nothing to approximate.")
+            raise ValueError("The model has no continuous parameters, so there is nothing to approximate.")
         self.coords: Mapping[str, Sequence[object]] = {}
         self.dims: Mapping[str, Sequence[str]] = {}
 

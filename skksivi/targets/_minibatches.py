@@ -206,8 +206,8 @@ class Reader:
             raise TypeError(f"`loader` must be iterable, or return an iterator, got a {type(loader).__name__}.")
         if hasattr(loader, "__next__"):
             raise TypeError(
-                f"`loader` is a {type(loader).__name__}, which gives its rows once only; give the function that "
-                "makes it, or an object whose `iter` begins anew."
+                f"`loader` is a {type(loader).__name__}, which can be read only once; pass the function that makes "
+                "it, or an object that can be iterated again."
             )
         self.loader = loader
         self.target_of_batch = target_of_batch

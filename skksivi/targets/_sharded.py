@@ -179,9 +179,9 @@ class Ranks:
         self.traffic.n_calls += 1
         if self.size * of_squares != total**2:
             raise ConnectionError(
-                f"The {self.size} ranks are out of step: they ask for the score at different points. Give all of "
+                f"The {self.size} ranks are out of step: they evaluate the score at different points. Give all of "
                 "them the same estimator, an integer as its `random_state`, one `checkpoint` that all can read, and "
-                "machines that compute alike."
+                "machines with the same arithmetic."
             )
         if n_failed:
             self._raise_first(error)
@@ -209,7 +209,7 @@ class Ranks:
         except RuntimeError as error:
             raise ConnectionError(
                 f"Rank {self.rank} of {self.size} has lost {self._missing()}: a process has ended or does not "
-                "answer, or the network has failed. Start all ranks again; a fit with a `checkpoint` goes on from "
+                "answer, or the network has failed. Start all ranks again; a fit with a `checkpoint` resumes from "
                 f"there, with any number of ranks. It said: {textwrap.shorten(str(error), 160)}"
             ) from error
 

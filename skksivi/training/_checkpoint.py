@@ -236,7 +236,7 @@ class CheckpointFile(Generic[T]):
 
     def _lost(self) -> str:
         return (
-            f"`checkpoint` {self.named!r} could not be written at some time ({self.failure!r}), so that a kill would "
+            f"`checkpoint` {self.named!r} could not always be written ({self.failure!r}), so that a kill would "
             "have cost what was learned since; make room, or name a file elsewhere."
         )
 
@@ -256,7 +256,7 @@ class CheckpointFile(Generic[T]):
         except BlockingIOError as error:
             raise ValueError(
                 f"`checkpoint` {self.named!r} is in use by another fit; leave `checkpoint` out of searches, or name "
-                "a folder that is there, below which each fit has a file of its own."
+                "an existing folder, in which each fit has its own file."
             ) from error
         except OSError as error:
             raise self._unwritable(error) from error
@@ -269,8 +269,8 @@ class CheckpointFile(Generic[T]):
 
     def _unwritable(self, error: Exception) -> ValueError:
         return ValueError(
-            f"`checkpoint` {self.named!r} cannot be written ({error}); name a file in a folder that is there and can "
-            "be written to."
+            f"`checkpoint` {self.named!r} cannot be written ({error}); name a file in a folder that exists and is "
+            "writable."
         )
 
 

@@ -98,7 +98,7 @@ def test_the_discrepancy_falls_with_finite_differences_too():
 
 @pytest.mark.parametrize("kernel", ["laplace", "riesz"])
 def test_a_kernel_without_the_derivatives_is_refused(kernel):
-    with pytest.raises(ValueError, match="of which derivatives are needed; use Gaussian or IMQ"):
+    with pytest.raises(ValueError, match="but its derivatives are needed; use Gaussian or IMQ"):
         KSDDescent(kernel=kernel).fit(lambda x: -x, n_features=2)
 
 

@@ -166,7 +166,7 @@ def test_one_particle_is_refused(cls):
 
 
 def test_a_kernel_without_the_derivatives_is_refused():
-    with pytest.raises(ValueError, match="`kernel` is Riesz, of which derivatives are needed; use Gaussian, IMQ"):
+    with pytest.raises(ValueError, match="`kernel` is Riesz, but its derivatives are needed; use Gaussian, IMQ"):
         SVGD(kernel="riesz").fit(lambda x: -x, n_features=2)
     with pytest.raises(ValueError, match="`kernel` is Tilted"):
         SVGD(kernel=Tilted(Gaussian())).fit(lambda x: -x, n_features=2)

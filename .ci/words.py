@@ -28,7 +28,8 @@ WORDS = {
     r"\bverbs?\b": "methods",
     r"\bhangs? together\b": "are correlated",
     r"\bof strangers\b|\bstranger's\b": "untrusted",
-    r"\b(?:scores?|draws?|calls?|points|row|one) an? (?:iteration|row|coordinate|draw|layer|feature|fit|step)\b": (
+    r"\b(?:scores?|draws?|calls?|points|row|one|nats|products?|seconds|milliseconds|ms|numbers|steps|evaluations) "
+    r"an? (?:iteration|row|column|coordinate|draw|layer|feature|fit|mode|pass|score|step|transition)\b": (
         "per iteration, per row, ..."
     ),
     r"\bhas but\b|\bbut few\b": "only",
@@ -46,6 +47,20 @@ WORDS = {
     r"\bin a line\b": "In brief",
     r"\bwritten out\b": "explicit",
     r"\bthe better judge\b": "the better choice for evaluation",
+    r"\bgo(?:es|ing)? on (?:from|where|at|with|after)\b|\bwent on\b": "resumes, continues",
+    r"\banew\b": "again, or a verb with re-",
+    r"\bwill do(?: too)?(?=[.:;,])": "works",
+    r"\b(?:runs?|ran) (?:away|off)\b": "diverges",
+    r"\b(?:can|cannot) be had\b|\bat hand\b": "is available",
+    r"\b(?:is|are) no (?:approximator|column|coordinate|function|integer|model|positive|sequence|"
+    r"square|substitute|table|target|whole)s?\b": "is not a",
+    r"\bof one's own\b": "your own",
+    r"\bmake a target of\b|\bmade a target\b": "make a target from, turn into a target",
+    r"\bscore is asked\b|\basks? for (?:the )?scores?\b|\basked at\b": "evaluates the score",
+    r"\bweighed\b": "weight, or estimate the weight",
+    r"\blet pass\b|\bis told of\b|\bare told\b": "allowed; is reported",
+    r"\b(?:draws?|chains?|ranks?|fits?|halves|pilot|training) sees?\b": "uses, is given, reaches",
+    r"\bmakes? of it\b|\bon purpose\b": "does with it; deliberately",
 }
 PATTERNS = [(re.compile(pattern.replace(" ", r"\s+"), re.IGNORECASE), remedy) for pattern, remedy in WORDS.items()]
 #: Classes whose methods the manual shows with what derives from them.

@@ -1,6 +1,7 @@
 """Good fits and deliberately wrong ones: what `skksivi.diagnose` says of each.
 
 python benchmarks/diagnose.py [--seeds 3] [--first-seed 0] [--jobs 1] [--out FILE.json] [--quick]
+python benchmarks/diagnose.py --show benchmarks/diagnose.json --manual doc      the table of the manual
 
 A fit is a sampler whose draws are known: those of the target itself, or of the target moved, scaled, cut, rotated or
 re-weighed, or of a simpler distribution. Each seed makes new targets: their dimensions, units, correlations and
@@ -19,11 +20,12 @@ import math
 import time
 import warnings
 from collections import Counter
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from _harness import command, print_table, results
+from _harness import command, print_table, results, rst, write_tables
 
 from skksivi import KSIVIApproximator, diagnose
 from skksivi.base import BaseApproximator
@@ -584,25 +586,76 @@ def table(rows, methods, by):
     return [*lines, ("all", *(sum(line[k] for line in lines) for k in (1, 2)), "")]
 
 
+#: The faults as the manual has them.
+GROUPS = {
+    "shifted by a third of a standard deviation": (
+        "shift of a coordinate",
+        "shift of modes",
+        "shift along the narrowest direction",
+    ),
+    "0.7 or 1.4 times as wide": (
+        "narrow in a coordinate",
+        "wide in a coordinate",
+        "a mode too narrow",
+        "a mode too wide",
+    ),
+    "tails cut, or a funnel's neck": ("tails cut", "cut on one side", "neck lost"),
+    "a heavy tail cut on one side": ("a tail cut",),
+    "tails too long or too short": ("tails too long", "tails too short"),
+    "a Gaussian of the same moments": ("Gaussian of the same moments",),
+    "a mode or an arc lost, wrong weights": ("a mode lost", "arc lost", "modes of equal weight"),
+    "rotated, or dependence lost": ("rotated", "dependence lost"),
+}
+
+
+def grouped(rows):
+    """Return the table of the manual: detected fits per group, and the checks that detect at least half of them."""
+    lines = []
+    for name, faults in GROUPS.items():
+        some = [row["named by"] for row in rows if row["method"] in faults]
+        n_detected = sum(map(bool, some))
+        checks = Counter(check for named in some for check in named).most_common(3)
+        mostly = ", ".join(check for check, n in checks if 2 * n >= n_detected)
+        lines.append((name, f"{n_detected} of {len(some)}", mostly))
+    return rst(("Fault", "Detected", "Mostly by"), lines)
+
+
+def sentences(rows):
+    """Yield the totals, as the manual has them."""
+    wrong = [row for row in rows if row["method"] in FAULTS]
+    yield f"Of {len(wrong)} wrong fits, {sum(bool(row['named by']) for row in wrong)} were detected:"
+    good = [row for row in rows if row["method"] in GOOD]
+    own = [row for row in good if row["method"] == "defaults"]
+    yield (
+        f"Of {len(good)} good fits, {len(good) - len(own)} of them exact draws and {len(own)} default fits of KSIVI, "
+        f"{sum(bool(row['named by']) for row in good)} had a false alarm"
+    )
+
+
 def show(rows):
-    rows = [row for row in rows if row["accurate"] is not False]
     print_table(("Fault", "fits", "named", "by"), table(rows, FAULTS, "method"))
     print()
     print_table(("Good fits of", "fits", "accused", "by"), table(rows, GOOD, "case"))
     seconds = [row["seconds"] for row in rows]
     print(f"\n{sum(seconds):.0f} seconds of CPU, at most {max(seconds):.1f} for a report.")
+    print(grouped(rows), *sentences(rows), sep="\n")
 
 
 def main():
     parser = command(__doc__)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--manual", type=Path, metavar="FOLDER", help="write the table where the manual has it")
     args = parser.parse_args()
     seeds = range(args.first_seed, args.first_seed + args.seeds)
     jobs = [(case, fault, seed) for seed in seeds for fault in METHODS for case in METHODS[fault][1]]
     if args.quick:
         jobs = [jobs[0], next(job for job in jobs if job[1] in GOOD)]
-    show(results(args, jobs, run, n_jobs=args.jobs)["rows"])
+    rows = results(args, jobs, run, n_jobs=args.jobs)["rows"]
+    rows = [row for row in rows if row["accurate"] is not False]
+    show(rows)
+    if args.manual:
+        write_tables(args.manual, {"diagnose": grouped(rows)})
 
 
 if __name__ == "__main__":

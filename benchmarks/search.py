@@ -1,7 +1,8 @@
 """A grid of bandwidths and learning rates, judged by the target's score, against reference draws that it never saw.
 
 python benchmarks/search.py [--targets waveform diffusion] [--whiten auto] [--replicates 2] [--output search.json]
-python benchmarks/search.py --criteria      what each criterion sees of errors made on purpose
+python benchmarks/search.py --criteria [--output criteria.json]       the power of each criterion against known errors
+python benchmarks/search.py --criteria --show benchmarks/criteria.json --manual doc      the table of the manual
 
 The search knows the target alone. The same fits are then made again in one process, where the sliced Wasserstein
 distance to reference draws is taken beside the criterion, and on a cluster of two dask workers; the tables must be
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from _harness import VERSIONS, read, rst, save, write_tables
 from joblib import parallel_config
 from reference import hmc, waveform_target
 from sklearn.base import clone
@@ -152,25 +154,48 @@ ERRORS = {
 WEIGHTS = {"modes 0.6 : 0.4": 0.6, "modes 0.9 : 0.1": 0.9, "one mode of two": 1.0}
 
 
+CRITERIA = {"neg_ksd": "KSD", "energy": "Energy", "sliced_wasserstein": "Sliced W2"}
+
+
+def power(d, n, n_repeats):
+    """Return rows of how criteria respond to errors in d dimensions, in standard deviations at exact draws."""
+    normal = from_score_fn(lambda x: -x, d), Draws(d, lambda Z, _: Z), {k: Draws(d, f) for k, f in ERRORS.items()}
+    two = from_score_fn(modes_score, d), Draws(d, modes(0.5)), {k: Draws(d, modes(w)) for k, w in WEIGHTS.items()}
+    rows = []
+    for target, exact, wrong in (normal, two):
+        reference = exact.sample(n, np.random.RandomState(1))
+        distances = [neg_distance_scorer(reference, metric=metric) for metric in list(CRITERIA)[1:]]
+        scorers = [neg_ksd_scorer(n_samples=n), *distances]
+
+        def scores(q, scorers=scorers, target=target):
+            return np.array([[scorer(q, target[k]) for scorer in scorers] for k in range(1, n_repeats + 1)])
+
+        right = scores(exact)
+        for name, q in wrong.items():
+            response = (right.mean(0) - scores(q).mean(0)) / right.std(0, ddof=1)
+            rows.append({"error": name, "d": d, **dict(zip(CRITERIA, response.tolist(), strict=True))})
+    return rows
+
+
 def criteria(args):
-    """Print what criteria see of errors, in standard deviations of their noise at exact draws."""
+    """Return the document of the power of criteria, from a file or from a run."""
+    if args.show:
+        return read(args.show)
     n, n_repeats = (100, 2) if args.quick else (2000, 16)
-    for d in (2, 22):
-        normal = from_score_fn(lambda x: -x, d), Draws(d, lambda Z, _: Z), {k: Draws(d, f) for k, f in ERRORS.items()}
-        two = from_score_fn(modes_score, d), Draws(d, modes(0.5)), {k: Draws(d, modes(w)) for k, w in WEIGHTS.items()}
-        print(f"\n{d} dimensions{'':<14}{'neg_ksd':>10}{'energy':>10}{'sliced W2':>11}")
-        for target, exact, wrong in (normal, two):
-            reference = exact.sample(n, np.random.RandomState(1))
-            scorers = [neg_ksd_scorer(n_samples=n), neg_distance_scorer(reference)]
-            scorers.append(neg_distance_scorer(reference, metric="sliced_wasserstein"))
+    rows = [row for d in (2, 22) for row in power(d, n, n_repeats)]
+    document = {"settings": {"quick": args.quick}, "rows": rows, "versions": VERSIONS}
+    save(args.output, document)
+    return document
 
-            def grades(q, scorers=scorers, target=target):
-                return np.array([[scorer(q, target[k]) for scorer in scorers] for k in range(1, n_repeats + 1)])
 
-            right = grades(exact)
-            for name, q in wrong.items():
-                seen = (right.mean(0) - grades(q).mean(0)) / right.std(0, ddof=1)
-                print(f"{name:<27}{seen[0]:>10.1f}{seen[1]:>10.1f}{seen[2]:>11.1f}", flush=True)
+def table(rows):
+    """Return the table of the manual: a row for each error, the criteria in each dimension."""
+    sizes = list(dict.fromkeys(row["d"] for row in rows))
+    heads = ("Error", *(f"{criterion}, d = {d}" for d in sizes for criterion in CRITERIA.values()))
+    found = {(row["error"], row["d"]): row for row in rows}
+    errors = dict.fromkeys(row["error"] for row in rows)
+    lines = [(error, *(f"{round(found[error, d][key])}" for d in sizes for key in CRITERIA)) for error in errors]
+    return rst(heads, lines)
 
 
 def main():
@@ -182,9 +207,14 @@ def main():
     parser.add_argument("--criteria", action="store_true")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--output", type=Path)
+    parser.add_argument("--show", type=Path, metavar="FILE", help="show the power of criteria in this file")
+    parser.add_argument("--manual", type=Path, metavar="FOLDER", help="write their table where the manual has it")
     args = parser.parse_args()
     if args.criteria:
-        criteria(args)
+        found = table(criteria(args)["rows"])
+        print(found)
+        if args.manual:
+            write_tables(args.manual, {"criteria": found})
         return
     args.bandwidths, args.learning_rates = BANDWIDTHS, LEARNING_RATES
     if args.quick:

@@ -6,7 +6,7 @@ Fits of a search do not depend on one another, and joblib sends them wherever it
 of `dask <https://distributed.dask.org>`_: two worker processes of this machine, or the cluster whose scheduler you
 name, ``python examples/dask_search.py --scheduler tcp://host:8786``. The search itself is scikit-learn's, and its
 table is the same as in one process: the seed of each fit comes from its fold. A worker that dies is replaced and its
-fits are done again.
+fits are repeated.
 
 Needs ``pip install '.[dask]'``, and the same versions of everything on all machines.
 """

@@ -53,7 +53,7 @@ def posterior(mean=1.0, sd=1.0):
 
 # %%
 # Three faults. The prior mean enters the gradient with the wrong sign. The prior of the posterior is half as wide as
-# the one that the parameters come from. Or the draws of the fit are 30% too near to their mean, as is common in
+# the one that the parameters come from. Or the draws of the fit are 30% too close to their mean, as is common in
 # variational fits.
 
 

@@ -24,8 +24,8 @@ MAX_ITER = args.max_iter
 # sphinx_gallery_end_ignore
 
 # %%
-# Eight Gaussians with unequal weights. We start one fit at a normal mixing distribution, which knows nothing of the
-# weights, and hand the score over as a bare function, so that nothing else is known of the target.
+# Eight Gaussians with unequal weights. One fit starts at a normal mixing distribution, which has no information about
+# the weights, and gets the score as a bare function, so that nothing else is known about the target.
 
 weights = np.array([0.3, 0.2, 0.15, 0.1, 0.1, 0.05, 0.05, 0.05])
 target = EightGaussians(shift=5.0, weights=weights)
@@ -41,7 +41,7 @@ before = shares(q.sample(20_000))
 
 # %%
 # `skksivi.modes` finds them among the draws, and their weights with standard errors. With ``reweight=True`` the
-# estimator draws by these weights from then on, unless the weights are not to be trusted, in which case it says why.
+# estimator uses these weights from then on, unless they cannot be trusted, in which case an error says why.
 
 found = modes(q, target.score_fn, reweight=True, random_state=0)
 after = shares(q.sample(20_000))
@@ -51,7 +51,7 @@ print(f"largest relative error of the shares: {np.abs(before / weights - 1).max(
 print(f"{np.abs(after / weights - 1).max():.1%} after")
 
 # %%
-# A fit with the defaults does not need it here: the pilot weighs the modes before the training starts.
+# A fit with the defaults does not need this: the pilot estimates the weights before the training starts.
 
 default = shares(KSIVIApproximator(max_iter=MAX_ITER, random_state=0).fit(target).sample(20_000))
 figure, ax = plt.subplots(figsize=(7, 3.6), layout="constrained")

@@ -65,8 +65,8 @@ def model(tries, successes):
 
 
 # %%
-# The target takes the arguments of the model after it. ``to_arviz`` draws and brings the draws back to the space of
-# the model; the names of dimensions are ours to give.
+# ``from_numpyro`` takes the model and its arguments. ``to_arviz`` draws and transforms the draws to the space of the
+# model; we choose the names of dimensions.
 
 
 def timed(function, *arguments, **options):
@@ -94,8 +94,9 @@ print(f"KSIVI: {fit_time:.1f} s to compile and fit, {draw_time:.2f} s for 10,000
 print(f"NUTS:  {nuts_time:.1f} s to compile and to run {2 * DRAWS:,} draws after as many to tune it\n")
 
 # %%
-# Means and standard deviations of constrained and derived parameters. The two chains of NUTS differ by chance
-# alone, by the last two columns; a difference between the methods of that size means nothing.
+# Means and standard deviations of constrained and derived parameters. The last two columns are the differences
+# between the two chains of NUTS, which are due to chance alone; differences of that size between the methods mean
+# nothing.
 
 
 def summary(data, name, **at):
@@ -116,8 +117,8 @@ for name, at in rows:
     print("{:>+9.2f}{:>+9.2f}{:>8.2f}{:>8.2f}".format(*differences))
 
 # %%
-# The chance at each distance by the two fits, with 90% intervals, on the curve of the angle alone; on the right
-# marginals and contours of the two scales, NUTS in grey.
+# The probability of success at each distance by the two fits, with 90% intervals, on the curve of the angle alone; on
+# the right marginals and contours of the two scales, NUTS in grey.
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4.6), width_ratios=[3, 2], layout="constrained")
 feet = np.linspace(1.8, 20.5, 200)

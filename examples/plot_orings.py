@@ -204,8 +204,8 @@ plt.show()
 # ------
 #
 # At 31 °F damage is almost certain under this model, although the interval is wide: no flight was colder than 53 °F,
-# so that this is an extrapolation, and the prior matters. A decision weighs losses. If a damaged ring costs as much
-# as 20 delays by a day, launching is the better choice only where the risk is below 1/20.
+# so that this is an extrapolation, and the prior matters. A decision compares losses. If a damaged ring costs as much
+# as 20 delays by a day, launching is the better choice only if the risk is below 1/20.
 
 cold = risk(b, [31, 53, 70])
 for f, p in zip((31, 53, 70), cold.T, strict=True):
@@ -235,4 +235,4 @@ plt.show()
 
 # %%
 # Under each of the priors the risk at 31 °F is far above 1/20. The launch should have been delayed. What the analysis
-# does not know: whether damage leads to the loss of the shuttle, and whether the line goes on below 53 °F.
+# does not know is whether damage leads to the loss of the shuttle, and whether the line continues below 53 °F.

@@ -2,9 +2,9 @@
 One fit for 10,000 patients
 ===========================
 
-A drug is swallowed, absorbed and eliminated. Each patient has an own rate of absorption, rate of elimination and
-volume, and is measured six times. A fit to each patient would be 10,000 fits. Here is one fit on simulated patients,
-which then draws from the posterior of any other.
+A drug is swallowed, absorbed and eliminated. Each patient has an individual rate of absorption, rate of elimination
+and volume, and is measured six times. A fit to each patient would be 10,000 fits. Here is one fit on simulated
+patients, which then draws from the posterior of any other.
 """
 
 import time

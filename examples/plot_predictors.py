@@ -3,8 +3,8 @@ Regression by a network, with a band
 ====================================
 
 Draws of the posterior of a neural network agree where there are data, and differ between them: the band shows by how
-much. Beyond the data it is not to be trusted. `skksivi.KSIVIRegressor` is an ordinary regressor of scikit-learn
-around that posterior.
+much. Beyond the data it cannot be trusted. `skksivi.KSIVIRegressor` is an ordinary scikit-learn regressor with that
+posterior.
 """
 
 import matplotlib.pyplot as plt
@@ -33,8 +33,8 @@ y = np.sin(3 * x) + 0.15 * rng.normal(size=120)
 
 # %%
 # A network and, for comparison, a straight line. The posterior of the network has many modes: chains from twenty
-# trained networks find some of them, and the draws that the predictions are made of come from the fit that starts
-# there. The precision of the noise is learned, too.
+# trained networks find some of them, and predictions use draws from the fit that starts there. The precision of the
+# noise is learned, too.
 
 network = KSIVIRegressor(model="network", n_hidden=N_HIDDEN, random_state=0).fit(x[:, None], y)
 line = BayesianRidge().fit(x[:, None], y)
@@ -43,8 +43,8 @@ print(f"standard deviation of the noise: {noise:.3f}, truly 0.150")
 
 # %%
 # The band holds 90% of new observations. Thin lines are single draws of the network. Beyond the data a network of
-# ReLU units continues in a straight line: the band tells how well its slope is known, not that the truth may bend,
-# and misses it to the left of the shaded range. Do not extrapolate with a network.
+# ReLU units continues in a straight line: the band shows how well its slope is known, but not that the truth may
+# bend, and misses it to the left of the shaded range. Do not extrapolate with a network.
 
 at = np.linspace(-3.5, 3.5, 300)
 figure, axes = plt.subplots(1, 2, figsize=(8, 3.8), sharey=True, layout="constrained")

@@ -2,9 +2,9 @@
 A PyMC model: eighteen batters
 ==============================
 
-After 45 at-bats in the season of 1970, how often will each of eighteen baseball players hit in the rest of it?
-A hierarchical model in PyMC shrinks their averages towards each other, by an amount that it learns. We hand the model
-to KSIVI, draw from the fit in the model's own parameters, and put the draws beside draws of PyMC's sampler, NUTS.
+After 45 at-bats in the season of 1970, how often will each of eighteen baseball players hit in the rest of it? A
+hierarchical model in PyMC shrinks their averages towards each other, by an amount that it learns. We pass the model
+to KSIVI, draw from the fit in the model's own parameters, and compare the draws with draws from PyMC's sampler, NUTS.
 """
 
 import time
@@ -50,8 +50,8 @@ with pm.Model(coords={"player": players}) as model:
 
 # %%
 # The target lives in PyMC's unconstrained space, where the logarithm of ``tau`` is a coordinate; ``to_arviz``
-# brings draws back to the space of the model, with the names of variables and players. PyMC's own come in the same
-# form. Both times include compilation, which differs from machine to machine.
+# transforms draws to the space of the model, with the names of variables and players. PyMC's own have the same form.
+# Both times include compilation, which differs from machine to machine.
 
 
 def timed(function, *arguments, **options):
@@ -68,8 +68,8 @@ print(f"KSIVI: {compile_time + fit_time:.1f} s to compile and to fit, {draw_time
 print(f"NUTS:  {nuts_time:.1f} s to compile and to run {2 * DRAWS:,} draws after as many to tune it\n")
 
 # %%
-# Means and standard deviations of the constrained parameters. The two chains of NUTS differ by chance alone,
-# by the last two columns; a difference between the methods of that size means nothing.
+# Means and standard deviations of the constrained parameters. The last two columns are the differences between the
+# two chains of NUTS, which are due to chance alone; differences of that size between the methods mean nothing.
 
 
 def summary(data, name, **at):
@@ -90,8 +90,9 @@ for name, at in rows:
     print("{:>+9.2f}{:>+9.2f}{:>8.2f}{:>8.2f}".format(*differences))
 
 # %%
-# Each player's average after 45 at-bats, his rate by the two fits, with 90% intervals, and what he went on to do. On
-# the right the spread of the players, on the scale of log-odds, whose posterior reaches down to zero, and its prior.
+# Each player's average after 45 at-bats, his rate by the two fits, with 90% intervals, and his average in the rest of
+# the season. On the right the spread of the players, on the scale of log-odds, whose posterior reaches down to zero,
+# and its prior.
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 5.6), width_ratios=[2, 1], layout="constrained")
 rank = np.arange(len(players))[::-1]

@@ -2,11 +2,10 @@
 Grid search: learning rate and bandwidth
 ========================================
 
-The settings of a training can be chosen by scikit-learn's grid search. Here is one where it matters: the posterior
-of a logistic regression with 22 coefficients, fitted as in the KSIVI paper, without whitening and with a short
-training. Each candidate is fitted twice from different random numbers and evaluated by one Stein discrepancy, which
-needs only the score of the target. Exact draws, which a search does not have in general, show whether it chose
-well.
+The settings of a training can be chosen by scikit-learn's grid search. Here is one where it matters: the posterior of
+a logistic regression with 22 coefficients, fitted as in the KSIVI paper, without whitening and with a short training.
+Each candidate is fitted twice from different random numbers and evaluated by one Stein discrepancy, which needs only
+the score of the target. Exact draws, which are generally not available to a search, show whether it chose well.
 
 The paper is `Cheng et al. (2024) <https://arxiv.org/abs/2405.18997>`__.
 """
@@ -38,8 +37,8 @@ MAX_ITER = args.max_iter
 
 # %%
 # `skksivi.model_selection.Replicates` replaces K-fold: a posterior has no rows to hold out. The seed of a fit comes
-# from its fold, so that the table is the same in one process and in many. All candidates are scored under one
-# kernel; training losses could not be compared, since each candidate has a kernel of its own.
+# from its fold, so that the table is the same in one process and in many. All candidates are scored under one kernel;
+# training losses could not be compared, since each candidate has its own kernel.
 
 X, y = load_waveform(return_X_y=True)
 target = BayesianLogisticRegression(X, y, prior_precision=0.01, fit_intercept=True)

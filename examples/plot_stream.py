@@ -2,9 +2,9 @@
 Inference on a stream
 =====================
 
-Counts arrive by the minute. After every minute the rate of the last twenty and its trend are to be known, with their
-uncertainty. The posterior has no closed form, and a fit each minute would do the same work again and again: one fit
-on simulated windows does it once.
+Counts arrive by the minute. After every minute we want to know the rate of the last twenty and its trend, with their
+uncertainty. The posterior has no closed form, and a fit per minute would do the same work again and again: one fit on
+simulated windows does it once.
 """
 
 import time

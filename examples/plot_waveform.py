@@ -2,9 +2,9 @@
 A logistic regression's posterior
 =================================
 
-The posterior of the 22 coefficients of a Bayesian logistic regression, the benchmark of the KSIVI paper: fitted
-from its score alone, then drawn from as often as we like. We put the draws beside exact ones, made by long
-Metropolis-adjusted Langevin chains, and beside the Laplace approximation, a Gaussian at the mode.
+The posterior of the 22 coefficients of a Bayesian logistic regression, the benchmark of the KSIVI paper: fitted from
+its score alone, then sampled as often as we like. We compare the draws with exact ones, from long Metropolis-adjusted
+Langevin chains, and with the Laplace approximation, a Gaussian at the mode.
 """
 
 import time
@@ -70,8 +70,8 @@ print("1,000 draws a side for sliced W2; mean error in posterior sd, the largest
 print("the 10,000 draws of a method against all 2,000 exact ones for mean and sd.")
 
 # %%
-# How many scores the fit has asked for, iterations of training, and how far it is from the posterior, which it tells
-# without draws of it: the sum of both Kullback-Leibler divergences.
+# The score calls of the fit, its training iterations, and its distance from the posterior, the sum of both
+# Kullback-Leibler divergences, estimated without draws from the posterior.
 
 divergence, error = ksivi.certificate_[:2]
 print(f"KSIVI: {ksivi.n_score_calls_:,} scores, {ksivi.n_products_:,} products, {ksivi.n_iter_:,} iterations of")

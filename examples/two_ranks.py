@@ -2,8 +2,8 @@
 Rows in several processes
 =========================
 
-Each process holds its rows, and all fit in step: what they send each other are sums of scores, as many numbers as
-points times features, whatever the number of rows. Here two processes of this machine do so,
+Each process holds its rows, and all fit in step: they send each other only sums of scores, as many numbers as points
+times features, whatever the number of rows. Here two processes on this machine do so,
 
 ``python examples/two_ranks.py``,
 
@@ -11,7 +11,7 @@ and on several machines the same script runs under a launcher that sets ``RANK``
 
 ``torchrun --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint HOST:29500 examples/two_ranks.py``.
 
-All end with the same fit. If a process dies, the others stop with an error that names it, and the next start goes on
+All end with the same fit. If a process dies, the others stop with an error that names it, and the next start resumes
 from the checkpoint, with any number of processes.
 """
 

@@ -93,7 +93,7 @@ class Replicates:
         Raises
         ------
         TypeError
-            X is no target.
+            X is not a target.
         """
         n_splits = self.get_n_splits()
         if X is not None and not is_target(X):

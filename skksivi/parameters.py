@@ -96,7 +96,7 @@ class Adam(ParameterObject):
     See Also
     --------
     Plateau : When a training stops.
-    Checkpoint : A file that an interrupted fit goes on from.
+    Checkpoint : The file from which an interrupted fit resumes.
 
     References
     ----------

@@ -132,7 +132,9 @@ def test_equal_weights_ask_for_no_score():
 
 def test_fits_that_cannot_be_weighed_count_equally():
     far = from_log_prob(lambda x: -(x - 40.0).square().sum(-1) / 2, n_features=2)
-    with pytest.warns(UserWarning, match=r"weighed equally, since .* cannot be trusted: .*k = .*modes\(ensemble.poo"):
+    with pytest.warns(
+        UserWarning, match=r"get equal weights, because .* cannot be trusted: .*k = .*modes\(ensemble.poo"
+    ):
         found = ensemble(OneMode(), far, n_fits=1, random_state=0)
     assert found.weights.tolist() == [1.0]
 
@@ -169,7 +171,9 @@ def test_r_hat_of_infinite_variances_is_near_one():
 
 
 def test_fits_to_different_modes_are_told_to_disagree():
-    with pytest.warns(ConvergenceWarning, match=r"The fits disagree: R-hat is \d.* in coordinate 0, where 1.05"):
+    with pytest.warns(
+        ConvergenceWarning, match=r"The fits disagree: R-hat is \d.* in coordinate 0, above the limit of 1.05"
+    ):
         found = ensemble(OneMode(), PAIR_TARGET, n_fits=6, random_state=1)
     assert found.r_hat[0] > 1.5
     assert found.r_hat[1] < MAX_RHAT

@@ -322,7 +322,7 @@ WRONG = [
     ((X, -X, lambda X: X + 1j), {}, TypeError, "`f(X)` must hold real numbers"),
     ((X, -X, 3), {}, TypeError, "`f` must be a function of (X), got 3"),
     ((X, "scores"), {}, TypeError, "`target` must hold real numbers"),
-    ((X, -X), {"weights": True}, TypeError, "`weights` are those of the draws of an approximator"),
+    ((X, -X), {"weights": True}, TypeError, "`weights` needs an approximator"),
     ((X, -X), {"weights": 1}, TypeError, "`weights` must be True or False, got 1"),
     (
         (KSIVIRegressor(), -X),
@@ -342,7 +342,7 @@ def test_what_cannot_be_estimated_is_named(args, options, error, message):
         expectation(*args, **options)
 
 
-@pytest.mark.filterwarnings("ignore:`score_fn` returns other values")
+@pytest.mark.filterwarnings("ignore:`score_fn` returns different values")
 def test_random_scores_are_refused():
     def noisy(x):
         return -x + 0.1 * torch.randn_like(x)

@@ -630,7 +630,7 @@ def test_a_score_that_raises_leaves_the_estimator_as_it_was_or_warm():
 
 def test_a_fit_that_meets_nan_keeps_the_last_finite_state():
     q = clone(QUICK).set_params(whiten=None, batch_size=ODD)
-    with pytest.raises(FloatingPointError, match=r"iteration 12: .* a rare one.*nonfinite='skip'"):
+    with pytest.raises(FloatingPointError, match=r"iteration 12: .* the failure is rare.*nonfinite='skip'"):
         q.fit(ending(lambda s: torch.nan * s), n_features=2)
     assert np.isfinite(q.sample(100)).all()
 

@@ -65,7 +65,7 @@ CASES = {
     "curved": (
         Banana(),
         {"whiten": None, "max_iter": 200},
-        r"not those of the target: set whiten='auto'",
+        r"do not come from the target: set whiten='auto'",
         {"whiten": "auto"},
     ),
     "few draws of chains": (
@@ -95,7 +95,7 @@ CASES = {
     "lost tails": (
         StudentT(),
         LAPLACE,
-        r"tails that the fit has not.*: set whiten='auto'",
+        r"tails that the fit lacks.*: set whiten='auto'",
         {"whiten": "auto", "mixing": "auto"},
     ),
 }

@@ -690,4 +690,4 @@ def test_tails_that_have_no_finite_mass_are_warned_of(d):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             check_proper(as_score(score_fn, d=d))
-        assert any("may have no finite mass" in str(w.message) for w in caught) != is_proper
+        assert any("may have infinite mass" in str(w.message) for w in caught) != is_proper

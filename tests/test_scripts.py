@@ -71,6 +71,7 @@ COMMANDS = {
     "benchmarks/regression.py": ["--quick"],
     "benchmarks/hierarchy.py": ["--quick", "--seeds", "1", "--max-iter", "50"],
     "benchmarks/search.py": ["--quick", "--targets", "waveform"],
+    "benchmarks/search.py --criteria": ["--quick", "--output", "criteria.json"],
     "benchmarks/waveform.py": ["--max-iter", "100", "--seeds", "1", "--methods", "paper, vanilla", "defaults"],
     "benchmarks/toys.py": ["--quick", "--out", "toys.json"],
     "benchmarks/reference.py": ["waveform", "draws.npz", "--steps", "40"],
@@ -464,6 +465,21 @@ def test_the_manual_has_the_tables_of_a_study(study, page, n_tables, tmp_path):
     for path in tables:
         assert path.read_text("utf-8") == (ROOT / "doc" / "tables" / path.name).read_text("utf-8")
         assert f"tables/{path.name}" in (ROOT / "doc" / f"{page}.rst").read_text("utf-8")
+
+
+def test_the_manual_has_the_tables_of_checks_and_of_criteria(tmp_path, capsys):
+    for script, arguments, study, page in (
+        ("diagnose", [], "diagnose", "diagnose"),
+        ("search", ["--criteria"], "criteria", "searches"),
+    ):
+        shown = ["--show", str(ROOT / "benchmarks" / f"{study}.json"), "--manual", "."]
+        run(f"benchmarks/{script}.py", [*arguments, *shown], tmp_path)
+        table = (tmp_path / "tables" / f"{study}.txt").read_text("utf-8")
+        text = (ROOT / "doc" / f"{page}.rst").read_text("utf-8")
+        assert table == (ROOT / "doc" / "tables" / f"{study}.txt").read_text("utf-8")
+        assert f"tables/{study}.txt" in text
+        printed = capsys.readouterr().out.split(table)[1].split("\n")
+        assert all(sentence in " ".join(text.split()) for sentence in printed)
 
 
 def test_the_manual_has_the_table_of_shapes(tmp_path, capsys):

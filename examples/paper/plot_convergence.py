@@ -36,7 +36,7 @@ FULL = args.full
 n_iter, n_draws, n_runs = (50_000, 100_000, 5) if FULL else (MAX_ITER, 10_000, 1)
 
 # %%
-# A fit reports each hundred iterations to callbacks, with the estimator as it would be if it ended there.
+# A fit reports to callbacks every hundred iterations, with the estimator as it would be if the fit ended there.
 
 
 class Convergence:
@@ -79,7 +79,8 @@ def methods(own):
 
 
 # %%
-# What is below the noise of an estimate, or below zero as unbiased ones may be, is drawn at the lower edge.
+# Values below the noise of the estimate, and negative ones, which unbiased estimates allow, are drawn at the lower
+# edge.
 
 LEAST = (5e-3, 5e-4)
 COLOURS = {"KSIVI": "#0072B2", "SIVI-SM": "#E69F00"}

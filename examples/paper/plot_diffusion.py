@@ -2,12 +2,12 @@
 A conditioned diffusion: paths and losses
 =========================================
 
-The paper's figures of the path of a diffusion that is observed with noise (`Cheng et al., 2024
-<https://arxiv.org/abs/2405.18997>`__): mean and 95% band of SIVI, SIVI-SM and KSIVI beside exact draws, and the
-losses in training. The paper has 100 points, here are 50. The three fits have the paper's 100,000 iterations, which
-take most of an hour; they were recorded by this script with ``--record`` and are shown here. After some thousand
-iterations SIVI is nearer to the target than KSIVI. This package's defaults are fitted anew: they start in
-coordinates found from the score. The drift is the one in the paper's public code.
+The paper's figures of the path of a diffusion that is observed with noise
+(`Cheng et al., 2024 <https://arxiv.org/abs/2405.18997>`__): mean and 95% band of SIVI, SIVI-SM and KSIVI beside exact
+draws, and the losses in training. The paper has 100 points; here there are 50. The three fits have the paper's
+100,000 iterations, which take most of an hour; they were recorded by this script with ``--record``. After a few
+thousand iterations SIVI is still nearer to the target than KSIVI. This package's defaults are fitted on the spot:
+they start in coordinates found from the score. The drift is the one in the paper's public code.
 """
 
 from pathlib import Path
@@ -61,7 +61,7 @@ target = BoundedDiffusion(diffusion)
 exact = MALA(n_chains=200, n_draws=10, random_state=0).fit(target).sample(2000, random_state=0)
 
 # %%
-# The three have the same layer. Of a fit are kept 1,000 draws and the means of the loss over a hundred blocks.
+# The three have the same layer. The record of a fit has 1,000 draws and the means of the loss over a hundred blocks.
 
 paper = paper_settings("diffusion") | {"max_iter": MAX_ITER or 100_000, "random_state": 0}
 shared = {name: paper[name] for name in SIVI().get_params().keys() & paper.keys() - {"optimizer"}}

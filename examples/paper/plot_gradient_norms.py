@@ -85,9 +85,9 @@ def gradient(estimate, family, *arguments):
 
 
 # %%
-# The norm of an unbiased estimate is too large by its variance, which falls as 1 / N. At equal draws the U-statistic
-# is the one that varies less: that is so for every target and N, since the variance of a pair is at least twice that
-# of its projection.
+# The norm of an unbiased estimate is too large by its variance, which falls as 1 / N. With equal numbers of draws the
+# U-statistic varies less, for every target and N, since the variance of a pair is at least twice the variance of its
+# projection.
 
 curves = {
     "vanilla, 2N draws": (vanilla, 1),

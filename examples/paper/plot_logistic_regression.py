@@ -5,9 +5,9 @@ Logistic regression: marginals, pairs and correlations
 The paper's figures of the waveform posterior (`Cheng et al., 2024 <https://arxiv.org/abs/2405.18997>`__): marginals
 and pairs of three of its 22 coefficients, and all 231 correlations against exact draws, for SIVI, SIVI-SM and KSIVI
 in the paper's settings, and for this package's defaults. The three fits of the paper's length, 40,000 iterations,
-take some fifteen minutes; their draws were recorded by this script with ``--record`` and are shown here. Shorter
-fits show another order: after 4,000 iterations KSIVI is still behind SIVI-SM. The data are made by the same recipe
-as the paper's, which `skksivi.datasets.fetch_waveform` has.
+take some fifteen minutes; their draws were recorded by this script with ``--record`` and are shown here. In shorter
+fits the order differs: after 4,000 iterations KSIVI is still behind SIVI-SM. The data are simulated by the recipe of
+the paper's data, which `skksivi.datasets.fetch_waveform` downloads.
 """
 
 import math
@@ -38,8 +38,8 @@ MAX_ITER = 40_000 if args.record else args.max_iter
 # sphinx_gallery_end_ignore
 
 # %%
-# The settings of the paper, except for the start and a floor of the scale of SIVI-SM: from :math:`\sigma = 1` large
-# scores throw it far off.
+# The settings of the paper, except for the start and a floor of the scale of SIVI-SM: from :math:`\sigma = 1` it
+# diverges because of large scores.
 
 X, y = load_waveform(return_X_y=True)
 target = BayesianLogisticRegression(X, y, prior_precision=0.01, fit_intercept=True)

@@ -5,7 +5,7 @@ How smooth the network stays
 The paper's theory assumes that :math:`\|\nabla_\phi \mu(z; \phi)\|` and the Lipschitz constant of
 :math:`\nabla_\phi \mu(z; \phi)` are bounded by a G times :math:`1 + \|z\|`. Its last figures check whether that holds
 during a training on the waveform posterior, for the vanilla estimator and the U-statistic: Frobenius norms, mean and
-range over random z. The paper runs 20,000 iterations (``--full``), here are 3,000.
+range over random z. The paper runs 20,000 iterations (``--full``); here there are 3,000.
 
 The paper is `Cheng et al. (2024) <https://arxiv.org/abs/2405.18997>`__.
 """
@@ -36,7 +36,7 @@ n_iter, n_points = (20_000, 50) if FULL else (MAX_ITER, 10)
 
 # %%
 # The Lipschitz constant is estimated by the change of the Jacobian along a small random step of the parameters. The
-# network has kinks, where there is none; a step meets few of them.
+# network has kinks, where there is no such constant; a step meets few of them.
 
 
 def jacobian(network, parameters, z):
@@ -59,7 +59,7 @@ def smoothness(network, generator):
 
 
 # %%
-# A callback sees the fit as it is each hundred iterations.
+# A callback receives the fit every hundred iterations.
 
 
 class Smoothness:

@@ -3,9 +3,9 @@ Three toy targets
 =================
 
 The paper's first figure: draws of a layer of its settings, as histograms under the contours of the banana, the two
-modes and the X. The paper runs 50,000 iterations with batches of 500 (``--full``). Here are 5,000 with batches of
-100, five times the learning rate for the two modes, which must spread before the temperature rises, and annealing for
-the X as well: otherwise this few iterations find only the centre.
+modes and the X. The paper runs 50,000 iterations with batches of 500 (``--full``). Here there are 5,000 with batches
+of 100, five times the learning rate for the two modes, which must spread before the temperature rises, and annealing
+for the X as well: otherwise so few iterations find only the centre.
 
 The paper is `Cheng et al. (2024) <https://arxiv.org/abs/2405.18997>`__.
 """

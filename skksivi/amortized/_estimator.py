@@ -352,7 +352,8 @@ class AmortizedKSIVI(Constrained, BaseEstimator):
         NotFittedError
             Before `fit`.
         TypeError, ValueError
-            `n_samples` is no integer or negative, or `contexts` is of another shape than in `fit` or not finite.
+            `n_samples` is not an integer or is negative, or `contexts` has another shape than in `fit` or is not
+            finite.
 
         Warns
         -----

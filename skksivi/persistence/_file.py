@@ -70,7 +70,7 @@ def save(estimator: Estimator, path: str | os.PathLike[str]) -> None:
     See Also
     --------
     load : Reads a file of `save`.
-    skksivi.parameters.Checkpoint : A file that an interrupted fit goes on from.
+    skksivi.parameters.Checkpoint : The file from which an interrupted fit resumes.
 
     Examples
     --------

@@ -236,7 +236,7 @@ class CheckpointFile(Generic[T]):
 
     def _lost(self) -> str:
         return (
-            f"`checkpoint` {self.named!r} could not always be written ({self.failure!r}), so that a kill would "
+            f"`checkpoint` {self.named!r} could not be written every time ({self.failure!r}), so that a kill would "
             "have cost what was learned since; make room, or name a file elsewhere."
         )
 

@@ -117,7 +117,7 @@ def test_a_density_that_is_not_known_at_the_start_is_refused():
         def score_fn(self, x):
             return -x
 
-    with pytest.raises(ValueError, match="Log p is not known at the points of the start"):
+    with pytest.raises(ValueError, match="Log p is unknown at the starting points"):
         MIED().fit(Broken())
 
 

@@ -171,9 +171,9 @@ def noisy_of_arrays(x):
 
 
 def test_a_score_that_draws_by_itself_is_told():
-    with pytest.warns(UserWarning, match=r"other values.*Minibatches"):
+    with pytest.warns(UserWarning, match=r"different values.*Minibatches"):
         KSIVIApproximator(whiten=None, max_iter=2, random_state=0).fit(noisy, n_features=2)
-    with pytest.raises(ValueError, match="other values"):
+    with pytest.raises(ValueError, match="different values"):
         KSIVIApproximator(whiten=None, max_iter=2, random_state=0).fit(noisy_of_arrays, n_features=2)
 
 

@@ -310,7 +310,7 @@ def test_a_change_of_names_is_told():
 MISTAKES = {
     "generator": (
         lambda: Minibatches.from_loader(batches(), target_of_batch),
-        "`loader` is a generator, which gives",
+        "`loader` is a generator, which can be read only once",
     ),
     "loader": (
         lambda: Minibatches.from_loader(3, target_of_batch),

@@ -50,7 +50,7 @@ COMMANDS = {
     "examples/plot_diagnose.py": ["--max-iter", "100", "--output", "diagnose.png"],
     "examples/plot_calibration.py": ["--n", "10", "--output", "calibration.png"],
     "examples/paper/plot_gradient_norms.py": ["--repeats", "3", "--output", "norms.png"],
-    "examples/paper/plot_toys.py": ["--max-iter", "100", "--output", "toys.png"],
+    "examples/paper/plot_toys.py": ["--max-iter", "20", "--output", "toys.png"],
     "examples/paper/plot_convergence.py": ["--max-iter", "200", "--output", "convergence.png"],
     "examples/paper/plot_logistic_regression.py": ["--max-iter", "100", "--output", "regression.png"],
     "examples/paper/plot_diffusion.py": ["--max-iter", "100", "--output", "diffusion.png"],

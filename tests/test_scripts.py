@@ -111,7 +111,6 @@ QUICK = {
     "benchmarks/costs.py",
     "examples/plot_heavy_tails.py",
     "examples/paper/plot_gradient_norms.py",
-    "examples/paper/plot_toys.py",
     "benchmarks/paper.py time",
     "benchmarks/paper.py waveform",
     "benchmarks/predictors.py",

@@ -1,4 +1,4 @@
-"""Other methods behind the same fit, sample and score."""
+"""Other methods with the same interface: fit, sample and score."""
 
 from skksivi.baselines._aisivi import AISIVI
 from skksivi.baselines._gaussian import BatchAndMatch, FullRankVI, Laplace, MeanFieldVI

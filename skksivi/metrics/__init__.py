@@ -1,7 +1,7 @@
 """How close two samples are to each other, or a sample to a target known by its score.
 
-Squared are `wasserstein_in_box`, `mmd` and `ksd`; `sliced_wasserstein` and `correlation_error` are not, and of
-`energy_distance` no root is taken. Two exact samples are not at zero: `noise_floor` tells where they are.
+`wasserstein_in_box`, `mmd` and `ksd` are squared; `sliced_wasserstein` and `correlation_error` are not, and
+`energy_distance` takes no root. Between two exact samples they are not zero: `noise_floor` gives their values.
 """
 
 from skksivi.metrics._correlation import correlation_error

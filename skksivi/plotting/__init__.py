@@ -1,7 +1,7 @@
-"""Pictures of fits, as scikit-learn's Display classes make them.
+"""Pictures of fits, by classes in the style of scikit-learn's displays.
 
 Each class has `plot(ax=None)`, which draws into the axes it is given, or into a new figure, and class methods that
-compute what is shown and call it. What was drawn is in attributes: `ax_`, `figure_`, lines and so on.
+compute what is shown and call it. The drawn objects are in attributes: `ax_`, `figure_`, lines and so on.
 """
 
 from skksivi.plotting._calibration import CalibrationDisplay

@@ -23,7 +23,7 @@ from skksivi.parameters import Adam
 from skksivi.plotting import PathDisplay
 from skksivi.targets import ConditionedDiffusion, Target
 
-MAX_ITER = None  # the recorded fits; a number fits anew
+MAX_ITER = None  # the recorded fits; a number makes new fits
 RECORDED = Path(globals().get("__file__", ".")).parent / "recorded"  # a notebook runs in its folder
 # sphinx_gallery_start_ignore
 import argparse

@@ -24,7 +24,7 @@ from skksivi.parameters import Adam, Scale
 from skksivi.plotting import CorrelationDisplay, MarginalsDisplay
 from skksivi.targets import BayesianLogisticRegression
 
-MAX_ITER = None  # the recorded fits; a number fits anew
+MAX_ITER = None  # the recorded fits; a number makes new fits
 RECORDED = Path(globals().get("__file__", ".")).parent / "recorded"  # a notebook runs in its folder
 # sphinx_gallery_start_ignore
 import argparse

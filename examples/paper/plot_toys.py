@@ -20,7 +20,7 @@ from skksivi.metrics import kl_divergence
 from skksivi.plotting import DensityDisplay
 from skksivi.targets import Banana, Multimodal, XShaped
 
-MAX_ITER = None  # the recorded fits; a number fits anew
+MAX_ITER = None  # the recorded fits; a number makes new fits
 RECORDED = Path(globals().get("__file__", ".")).parent / "recorded"  # a notebook runs in its folder
 # sphinx_gallery_start_ignore
 import argparse

@@ -187,7 +187,7 @@ def test_what_cannot_be_weighed_is_named():
     with pytest.raises(TypeError, match="SVGD has no density"):
         importance_sample(SVGD(n_particles=200, max_iter=2, random_state=0).fit(target), target)
     bare = quick(mixing=lambda n, generator: torch.randn(n, 1, generator=generator)).fit(target)
-    with pytest.raises(TypeError, match="no density, since `mixing` has none, and its draws have no weights"):
+    with pytest.raises(TypeError, match="no density, since `mixing` has none, so its draws have no weights"):
         refine(bare, target)
     q = fitted([0.0], [1.0])
     with pytest.raises(TypeError, match="`target` must be a Target or its score function, got a NoneType"):
@@ -336,7 +336,7 @@ def test_what_cannot_be_refined_is_named():
         refine(q, target, n_samples=99)
     moved = refine(q, target, random_state=0)
     moved.sampler_ = replace(moved.sampler_, log_bound=1e3)
-    with pytest.raises(RuntimeError, match="Hardly a draw of the fit is kept; call `refine` anew"):
+    with pytest.raises(RuntimeError, match="Hardly any draw of the fit is kept; call `refine` again"):
         moved.sample(5)
 
 

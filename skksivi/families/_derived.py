@@ -72,7 +72,7 @@ def accepted(sampler: Sampler, n: int, n_each: float, keeps: Keeps, generator: t
         n_drawn = math.ceil(min(1.1 * missing * n_each + 10, MAX_DRAWN))
         left -= n_drawn
         if left < 0:
-            raise RuntimeError(f"Hardly a draw of the fit {why}.")
+            raise RuntimeError(f"Hardly any draw of the fit {why}.")
         x = sampler.sample(n_drawn, generator)
         uniform = torch.rand(len(x), generator=generator, dtype=torch.float64, device=x.device)
         kept.append(x[keeps(x.double(), uniform)][:missing])

@@ -516,7 +516,7 @@ def test_a_damaged_cache_is_named_and_made_again(damage, small, server, home):
     cache = home / "skksivi_boston.npz"
     whole = cache.read_bytes()
     cache.write_bytes(damage(whole))
-    with pytest.warns(UserWarning, match=r"skksivi_boston.npz' is damaged and made again") as warned:
+    with pytest.warns(UserWarning, match=r"skksivi_boston.npz' is damaged and rebuilt") as warned:
         fetch_small(home)
     assert warned[0].filename == __file__
     assert len(server.asked) == 2
@@ -534,7 +534,7 @@ def test_a_damaged_cache_is_removed_even_when_the_download_fails(small, server, 
 
 
 def test_no_flipped_bit_of_a_cache_passes(small, server, home):
-    """Either the numbers are the right ones still, or the cache is found damaged and made again."""
+    """Either the numbers are the right ones still, or the cache is found damaged and rebuilt."""
     fetch_small(home)
     cache = home / "skksivi_boston.npz"
     whole = cache.read_bytes()

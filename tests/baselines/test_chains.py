@@ -113,7 +113,7 @@ def test_a_given_step_is_not_adapted():
 
 
 def test_a_run_that_hardly_moves_is_told():
-    with pytest.warns(ConvergenceWarning, match=r"accepted 0\.\d% of the steps"):
+    with pytest.warns(ConvergenceWarning, match=r"Only 0\.\d% of the steps were accepted"):
         MALA(step_size=1e6, n_warmup=0, n_draws=5, random_state=0).fit(lambda x: -x - x**3, n_features=5)
 
 

@@ -285,5 +285,5 @@ def test_cells_without_draws_end_in_an_error(ratios, tmp_path):
     with pytest.raises((ValueError, RuntimeError)):
         skksivi.save(q, tmp_path / "q") or skksivi.load(tmp_path / "q")
     if min(ratios) >= 0 and 0 < max(ratios) < 1e6:
-        with pytest.raises(RuntimeError, match="Hardly any draw of the fit falls into the cells"):
+        with pytest.raises(RuntimeError, match="Hardly any draw of the fit lies in the regions"):
             q.sample(3)

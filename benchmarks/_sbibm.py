@@ -325,7 +325,7 @@ class SIR(Model):
         return np.log((k + 0.5) / (1000.5 - k))
 
     def log_prob(self, x, y):
-        k = (1001 * torch.sigmoid(y) - 0.5).round()
+        k = 1001 * torch.sigmoid(y) - 0.5
         log_p = self.infected(x)
         prior = -((x - x.new_tensor(self.mean)) / x.new_tensor(self.sd)).square().sum(-1) / 2
         return prior + (k * log_p + (1000 - k) * torch.log1p(-log_p.exp())).sum(-1)

@@ -50,8 +50,8 @@ def pairs(model, n, seed):
 
 
 def share_simulated(calls):
-    """Return how many of the calls are simulations: a score for each takes as many, and modes need some."""
-    return min(2 * calls // 5, 20_000)
+    """Return how many of the calls are simulations: most where there are few, and scores where there are many."""
+    return min(4 * calls // 5, 500 + 7 * calls // 20, 20_000)
 
 
 def by_scores(model, calls, seed):

@@ -72,8 +72,19 @@ class EarlyStopping:
         """Forget the fit."""
         self._best.pop(id(estimator), None)
 
-    def on_fit_task_begin(self, estimator: object, context: CallbackContext) -> None:
-        """Do nothing."""
+    def on_fit_task_begin(
+        self,
+        estimator: object,
+        context: CallbackContext,
+        *,
+        X: Any = None,  # noqa: ANN401
+    ) -> None:
+        """Raise TypeError for a fit without a target of its own, if its score is asked for."""
+        if X is None and self.scoring is None:
+            raise TypeError(
+                f"`scoring` is None, the score for the target of a fit, but {type(estimator).__name__} has many; "
+                "give a function of (estimator, None), such as the score of simulated pairs."
+            )
 
     def on_fit_task_end(
         self,

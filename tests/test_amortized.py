@@ -19,6 +19,7 @@ from skksivi.amortized._family import Conditional, factor_parts
 from skksivi.amortized._laplace import Laplaces, laplaces
 from skksivi.amortized._paired import PairedScore
 from skksivi.amortized._training import LEAST, Walk, discrepancies, divergence, log_probs
+from skksivi.callbacks import EarlyStopping
 
 CPU = torch.device("cpu")
 F64 = torch.float64
@@ -271,6 +272,7 @@ def test_one_context_is_an_ordinary_fit(of_normal, tmp_path):
     assert len(of_normal.diagnose([[1.0, 0.0], [0.0, 1.0]], n_samples=200, random_state=0)) == 2
 
 
+@pytest.mark.slow
 def test_parameters_tell_of_modes_that_are_apart():
     """|x| is seen with noise 0.1: p(x | y) has two modes of equal mass. The share of 4,000 draws that are positive,
     and the width of |x| within 20%.
@@ -308,6 +310,7 @@ def test_training_follows_what_no_gaussian_can():
     assert all(c.divergence < 0.1 for c in q.certificates_)
 
 
+@pytest.mark.filterwarnings("ignore:KL:sklearn.exceptions.ConvergenceWarning")
 def test_a_refined_fit_is_nearer():
     def score_fn(x, y):
         return 2 - torch.exp(x - y)
@@ -318,6 +321,7 @@ def test_a_refined_fit_is_nearer():
     assert refined.certificate_.divergence < before.divergence / 2
 
 
+@pytest.mark.slow
 def test_sets_of_different_size_have_a_posterior():
     """A normal mean from n observations: p(x | y) = N(n ybar / (n + 1), 1 / (n + 1))."""
     rng = np.random.RandomState(0)
@@ -357,6 +361,102 @@ def test_repeated_contexts_stand_side_by_side():
     y = torch.arange(4.0).view(2, 2)
     assert repeated(y, 2)[:, 0].tolist() == [0, 0, 2, 2]
     assert [rows.tolist() for rows in repeated([y[:1], y[1:]], 2)] == [[[0, 1]]] * 2 + [[[2, 3]]] * 2
+
+
+# Files
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_a_fit_comes_back_from_a_file(of_normal, fresh, tmp_path):
+    q = AmortizedKSIVI(summary=DeepSets(2), n_components=3) if fresh else copy.deepcopy(of_normal)
+    skksivi.save(q, tmp_path / "q.safetensors")
+    loaded = skksivi.load(tmp_path / "q.safetensors", score_fn=normal_score)
+    shown = {name: value for name, value in q.get_params().items() if name != "summary"}
+    assert {name: loaded.get_params()[name] for name in shown} == shown
+    if fresh:
+        assert loaded.summary.shape == (2, 16)
+        assert not hasattr(loaded, "family_")
+        return
+    Y = normal_contexts(3, seed=2)
+    np.testing.assert_array_equal(loaded.sample(5, Y), q.sample(5, Y))
+    np.testing.assert_array_equal(loaded.sample(2, Y), q.sample(2, Y))  # its own stream goes on
+    X = q.sample(1, Y, random_state=0)[:, 0]
+    np.testing.assert_array_equal(loaded.score_samples(X, Y), q.score_samples(X, Y))
+    assert loaded.certificates_ == q.certificates_
+    assert loaded.stages_ == q.stages_
+    assert loaded.diagnose(Y[0], random_state=0).ok
+    with pytest.warns(UserWarning, match="far outside"):
+        loaded.sample(1, [100.0, 0.0])
+
+
+def test_a_loaded_fit_without_its_score_says_so(of_normal, tmp_path):
+    skksivi.save(of_normal, tmp_path / "q")
+    loaded = skksivi.load(tmp_path / "q")
+    assert loaded.at([0.0, 1.0]).sample(2).shape == (2, 2)
+    with pytest.raises(ValueError, match="score_fn="):
+        loaded.target([0.0, 1.0])
+    with pytest.raises(TypeError, match="`score_fn` must be a function of pairs"):
+        skksivi.load(tmp_path / "q", score_fn=3)
+
+
+def test_a_summary_of_another_class_cannot_be_saved(tmp_path):
+    q = AmortizedKSIVI(summary=torch.nn.Linear(2, 3))
+    with pytest.raises(TypeError, match="`summary` is of type Linear"):
+        skksivi.save(q, tmp_path / "q")
+
+
+# Callbacks
+
+
+class Told:
+    """Remembers what a fit tells, and ends its training at once."""
+
+    def __init__(self):
+        self.tasks, self.draws = [], []
+
+    def setup(self, estimator, context):
+        self.tasks.append("setup")
+
+    def teardown(self, estimator, context):
+        self.tasks.append("teardown")
+
+    def on_fit_task_begin(self, estimator, context):
+        pass
+
+    def on_fit_task_end(self, estimator, context, *, fitted_estimator=None):
+        self.tasks.append(context.task_name)
+        if context.task_name == "fit":
+            return False
+        context = [0.0] * fitted_estimator.family_.h_mean.numel()
+        self.draws.append(fitted_estimator.sample(3, context, random_state=0))
+        return True
+
+
+def test_callbacks_see_the_stages_and_change_nothing(of_normal):
+    told = Told()
+    q = (
+        AmortizedKSIVI(**of_normal.get_params())
+        .set_callbacks(told)
+        .fit(normal_score, normal_contexts(), n_features=2)
+    )
+    assert told.tasks == ["setup", "modes", "scores", "fit", "teardown"]
+    np.testing.assert_array_equal(told.draws[-1], q.sample(3, [0.0, 0.0], random_state=0))
+    np.testing.assert_array_equal(told.draws[-1], of_normal.sample(3, [0.0, 0.0], random_state=0))
+
+
+@pytest.mark.slow
+def test_a_callback_sees_the_training_and_can_end_it():
+    """The budget is for more than a hundred iterations; one that ends after a hundred spends less."""
+    told = Told()
+    q = AmortizedKSIVI(max_score_calls=130_000, hidden_layer_sizes=(4,), random_state=0).set_callbacks(told)
+    q.fit(lambda x, y: 2 - torch.exp(x - y), np.linspace(-2, 2, 12)[:, None], n_features=1)
+    assert told.tasks == ["setup", "modes", "scores", "iterations", "fit", "teardown"]
+    assert {stage.name: stage.n_calls for stage in q.stages_}["training"] < 0.8 * q.max_score_calls
+
+
+def test_early_stopping_needs_a_score_of_its_own():
+    with pytest.raises(TypeError, match="`scoring` is None"):
+        AmortizedKSIVI().set_callbacks(EarlyStopping()).fit(normal_score, normal_contexts(), n_features=2)
 
 
 # What is wrong is told

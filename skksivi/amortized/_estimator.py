@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
@@ -25,21 +26,40 @@ from skksivi._arrays import (
     resolve_device,
 )
 from skksivi._numbers import check_integer
+from skksivi._saved import (
+    COUNT,
+    DOUBLES,
+    SEED,
+    SIZE,
+    Kind,
+    Parts,
+    checked,
+    is_float,
+    is_instance,
+    is_list_of,
+    or_none,
+    register,
+)
 from skksivi._version import DOCUMENTATION
 from skksivi._warnings import warn_caller
+from skksivi._weights import Certificate
 from skksivi.amortized._contexts import Rows, ScoreOfPairs, all_equal, as_contexts, as_rows, parts, simulated
 from skksivi.amortized._family import Conditional
+from skksivi.amortized._features import DeepSets
 from skksivi.amortized._paired import PairedScore, at_one
 from skksivi.amortized._stages import Outcome, Settings, Stages
 from skksivi.base import (
+    CallbackSupportMixin,
     Constraints,
     Integral,
     Interval,
     Real,
     StrOptions,
+    counts,
     learn,
     logged,
     ordinary_mode,
+    with_callbacks,
 )
 from skksivi.diagnostics import Diagnosis, diagnose
 from skksivi.estimators._identity import of_score_near
@@ -60,11 +80,17 @@ N_COMPONENTS, FEW_FEATURES, N_OF_MANY = 8, 5, 4
 #: What is added to the covariance of standardised features, of which some may be constant.
 RIDGE = 1e-3
 
+#: Contexts, and draws for each, by which what a file holds is tried.
+N_TRIED = 8
+
+#: Reports to callbacks, at most.
+MAX_TOLD = 40
+
 #: How many times farther than the farthest context of the training one may be.
 FAR = 1.5
 
 
-class AmortizedKSIVI(Constrained, BaseEstimator):
+class AmortizedKSIVI(Constrained, CallbackSupportMixin, BaseEstimator):
     r"""Kernel semi-implicit variational inference for many data sets at once.
 
     A sampler q(x | y) is trained on the scores of p(x | y) for many contexts y, such as simulated data sets. For a
@@ -201,6 +227,7 @@ class AmortizedKSIVI(Constrained, BaseEstimator):
         self.random_state = random_state
         self.verbose = verbose
 
+    @with_callbacks
     def fit(
         self,
         score_fn: ScoreOfPairs,
@@ -271,11 +298,23 @@ class AmortizedKSIVI(Constrained, BaseEstimator):
                 int(self.max_score_calls),
                 seed,
             )
+            context = self._init_callback_context(max_subtasks=MAX_TOLD)
+            context.call_on_fit_task_begin(estimator=self, X=None)
             stages = Stages(settings, score, y, x, generator)
-            outcome = stages.run()
-            self._learn(stages, outcome, score, seed)
+
+            def tell(task_name: str, family: Any) -> bool:  # noqa: ANN401
+                part = context.subcontext(task_name=task_name)
+                part.call_on_fit_task_begin(estimator=self, X=None)
+                now = stages.outcome([])
+                return part.call_on_fit_task_end(
+                    estimator=self, X=None, reconstruction_attributes=self._learned(stages, family, now, score, seed)
+                )
+
+            outcome = stages.run(tell if getattr(self, "_skl_callbacks", None) else None)
+            self.__dict__.update(self._learned(stages, stages.family, outcome, score, seed))
             if self.verbose:
                 LOGGER.info("%s", "; ".join(map(str, self.stages_)))
+            context.call_on_fit_task_end(estimator=self, X=None)
         self._warn(outcome)
         return self
 
@@ -291,25 +330,31 @@ class AmortizedKSIVI(Constrained, BaseEstimator):
             )
         return int(self.n_components)
 
-    def _learn(self, stages: Stages, outcome: Outcome, score: PairedScore, seed: int) -> None:
-        """Assign what was learned."""
-        family = stages.family
+    def _learned(
+        self, stages: Stages, family: Conditional, outcome: Outcome, score: PairedScore, seed: int
+    ) -> dict[str, object]:
+        """Return what a fit leaves on the estimator."""
         with torch.no_grad():
             h = torch.cat([family.features(part) for part in parts(stages.y)])
         spread = h.T @ h / len(h) + RIDGE * torch.eye(h.shape[1]).to(h)
         whitens = torch.linalg.inv(torch.linalg.cholesky(spread))
-        self.family_ = family
-        self.certificates_ = outcome.certificates
-        self.divergence_ = outcome.divergence
-        self.trained_ = outcome.trained
-        self.n_contexts_, self.n_lost_ = outcome.n_searched, outcome.n_lost
-        self.n_features_in_ = family.n_features
-        self.n_score_calls_, self.n_products_ = score.tally.n_values, score.tally.n_products
-        self.stages_ = [stage for stage in score.tally.stages.values() if stage.n_calls]
-        self._score_fn, self._of_sets = score.score_fn, not isinstance(stages.y, Tensor)
-        self._context_shape = (stages.y if isinstance(stages.y, Tensor) else stages.y[0]).shape[1]
-        self._reach, self._whitens = float((h @ whitens.T).norm(dim=1).max()), whitens
-        self._seed, self._random_state = seed, np.random.RandomState([seed, 1])
+        return {
+            "family_": family,
+            "certificates_": outcome.certificates,
+            "divergence_": outcome.divergence,
+            "trained_": outcome.trained,
+            "n_contexts_": outcome.n_searched,
+            "n_lost_": outcome.n_lost,
+            "n_features_in_": family.n_features,
+            **counts(score.tally),
+            "_score_fn": score.score_fn,
+            "_of_sets": not isinstance(stages.y, Tensor),
+            "_context_shape": (stages.y if isinstance(stages.y, Tensor) else stages.y[0]).shape[1],
+            "_reach": float((h @ whitens.T).norm(dim=1).max()),
+            "_whitens": whitens,
+            "_seed": seed,
+            "_random_state": np.random.RandomState([seed, 1]),
+        }
 
     def _warn(self, outcome: Outcome) -> None:
         """Tell what is wrong with a fit that came to its end."""
@@ -572,7 +617,109 @@ class AmortizedKSIVI(Constrained, BaseEstimator):
 
     def _target(self, y: Rows) -> Target:
         """Return the posterior of one context."""
+        if self._score_fn is None:
+            raise ValueError("A loaded fit knows no score; give it to load(path, score_fn=...).")
         return from_score_fn(at_one(self._score_fn, y), self.n_features_in_)
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "n_features_in_")
+
+    # Files
+
+    def _parts(self) -> dict[str, object]:
+        """Return what is saved."""
+        if not (self.summary is None or type(self.summary) is DeepSets):
+            raise TypeError(
+                f"`summary` is of type {type(self.summary).__name__}, which cannot be saved without pickle, expected "
+                "DeepSets or None; the fit to one context can be saved, `at(context)`."
+            )
+        parts = self.get_params(deep=False)
+        if self.__sklearn_is_fitted__():
+            parts |= {name: getattr(self, name) for name in LEARNED}
+            parts["divergence_"] = None if math.isnan(self.divergence_) else self.divergence_
+        return parts
+
+    @classmethod
+    def _restored(cls, **parts: Any) -> Self:  # noqa: ANN401
+        """Return the estimator of such parts, without its score."""
+        est = cls(**{name: parts.pop(name) for name in cls().get_params(deep=False) if name in parts})
+        est._validate_params()
+        check_widths(est.hidden_layer_sizes, "hidden_layer_sizes")
+        if not parts:
+            return est
+        learned = checked(parts, LEARNED)
+        family = learned["family_"]
+        n_in = len(family.h_mean) if family.summary is None else family.summary.shape[0]
+        if learned["_context_shape"] != n_in:
+            raise ValueError("`_context_shape` is not what `family_` takes")
+        if (family.summary is None) != (est.summary is None):
+            raise ValueError("`summary` is not of the kind that `family_` has")
+        divergence = learned["divergence_"]
+        est.__dict__.update(learned | {"divergence_": math.nan if divergence is None else divergence})
+        return est.with_score(None)
+
+    def with_score(self, score_fn: object) -> Self:
+        """Let a loaded fit know its score; return it.
+
+        Parameters
+        ----------
+        score_fn : callable or None
+            Of pairs, as in `fit`.
+
+        Returns
+        -------
+        self : object
+
+        Raises
+        ------
+        TypeError
+            It is not callable.
+        """
+        if not (score_fn is None or callable(score_fn)):
+            raise TypeError(f"`score_fn` must be a function of pairs (x, y), got a {type(score_fn).__name__}.")
+        self._score_fn: ScoreOfPairs | None = score_fn
+        return self
+
+
+#: What is saved of a fit.
+LEARNED: Parts = {
+    "family_": (is_instance(Conditional), "dp"),
+    "certificates_": (lambda value: value == [] or is_list_of(Certificate)(value), ""),
+    "divergence_": (or_none(is_instance(float)), ""),  # None where it is NaN, which json does not know
+    "trained_": (is_instance(bool), ""),
+    **dict.fromkeys(("n_contexts_", "n_lost_", "n_score_calls_", "n_products_"), (COUNT, "")),
+    "n_features_in_": (SIZE, "d"),
+    "stages_": (lambda value: value == [] or is_list_of(Stage)(value), ""),
+    "_of_sets": (is_instance(bool), ""),
+    "_context_shape": (SIZE, "c"),
+    "_reach": (is_float(0.0, 1e300), ""),
+    "_whitens": (DOUBLES, "pp"),
+    "_seed": (SEED, ""),
+    "_random_state": (is_instance(np.random.RandomState), ""),
+}
+
+
+register(
+    "AmortizedKSIVI",
+    Kind(AmortizedKSIVI, lambda est: est._parts(), lambda **parts: AmortizedKSIVI._restored(**parts)),  # noqa: SLF001
+)
+
+
+def check_conditional_draws(est: AmortizedKSIVI) -> None:
+    """Raise ValueError unless draws at some contexts, and their densities, are finite."""
+    generator = make_generator(0, resolve_device(est.device))
+    family = est.family_
+    p = len(family.h_mean)
+    h = torch.randn(N_TRIED, p, generator=generator, dtype=torch.float64, device=generator.device)
+    h[0] = 0.0
+    try:
+        with torch.no_grad():
+            m, L = family.places(h)
+            u, score = family.draw(h, N_TRIED, generator)
+            x = m[:, None] + u @ L.mT
+            numbers = [x.to(DTYPES[est.dtype]), score, family.mixture_log_prob(x[:, 0], h)]
+            finite = all(bool(number.isfinite().all()) for number in numbers)
+    except RuntimeError as error:
+        raise ValueError(f"`family_` cannot be drawn from: {error}") from error
+    if not finite:
+        raise ValueError("`family_` has draws that are not finite")

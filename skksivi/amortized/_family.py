@@ -21,7 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from skksivi._arrays import as_array
+from skksivi._saved import DOUBLES, POSITIVE, SIZE, SMALLEST, is_instance, is_list_of, is_tensor, or_none, saved
 from skksivi.amortized._contexts import Rows
+from skksivi.amortized._features import DeepSets, between, linear_layers
 from skksivi.families._layer import Constant, MultilayerPerceptron, Residual, SemiImplicit
 from skksivi.families._samplers import Layer
 from skksivi.mixing import GaussianMixtureDraws
@@ -35,23 +37,16 @@ MANY = 50
 WIDEST = 12.0
 
 
-def smooth_network(sizes: Sequence[int], generator: torch.Generator) -> nn.Sequential:
-    """Return linear layers with SiLU between them, in float64: what depends on a context is smooth in it."""
-    layers: list[nn.Module] = []
+def random_layers(sizes: Sequence[int], generator: torch.Generator) -> list[nn.Linear]:
+    """Return linear layers in float64, the last of which is zero."""
+    layers = []
     for n_in, n_out in itertools.pairwise(sizes):
         linear = nn.utils.skip_init(nn.Linear, n_in, n_out, dtype=torch.float64)
         nn.init.normal_(linear.weight, std=math.sqrt(2 / n_in), generator=generator)
         nn.init.zeros_(linear.bias)
-        layers += [linear, nn.SiLU()]
-    return nn.Sequential(*layers[:-1])
-
-
-def last_of(network: nn.Sequential) -> nn.Linear:
-    """Return the last layer of a network."""
-    last = network[-1]
-    if not isinstance(last, nn.Linear):
-        raise TypeError("a network whose last layer is not linear")
-    return last
+        layers.append(linear)
+    nn.init.zeros_(layers[-1].weight)
+    return layers
 
 
 def features_of(summary: nn.Module | None, y: Rows) -> Tensor:
@@ -78,33 +73,73 @@ class Mixtures(NamedTuple):
     factors: Tensor
 
 
+@saved("SkipNetwork", {"linear": (is_instance(nn.Linear), ""), "layers": (is_list_of(nn.Linear), "")})
 class SkipNetwork(nn.Module):
-    """A linear map plus a network that starts at zero."""
+    """A linear map plus a network, which has SiLU between its layers: what depends on a context is smooth in it."""
 
-    def __init__(self, n_in: int, hidden: Sequence[int], n_out: int, generator: torch.Generator) -> None:
+    linear: nn.Linear
+
+    def __init__(self, linear: nn.Linear, layers: Sequence[nn.Linear]) -> None:
         super().__init__()
-        self.linear = nn.utils.skip_init(nn.Linear, n_in, n_out, dtype=torch.float64)
-        nn.init.zeros_(self.linear.weight)
-        nn.init.zeros_(self.linear.bias)
-        self.network = smooth_network([n_in, *hidden, n_out], generator)
-        self.last = last_of(self.network)
-        nn.init.zeros_(self.last.weight)
-        nn.init.zeros_(self.last.bias)
+        self.linear = linear
+        self.network = between(layers, nn.SiLU)
+        if (layers[0].in_features, layers[-1].out_features) != self.shape:
+            raise ValueError("the linear map and the network have other sizes")
+
+    @classmethod
+    def zero(cls, n_in: int, hidden: Sequence[int], n_out: int, generator: torch.Generator) -> SkipNetwork:
+        """Return one that is zero, with a network that can be trained."""
+        linear = nn.utils.skip_init(nn.Linear, n_in, n_out, dtype=torch.float64)
+        nn.init.zeros_(linear.weight)
+        nn.init.zeros_(linear.bias)
+        return cls(linear, random_layers([n_in, *hidden, n_out], generator))
 
     @classmethod
     def like(cls, other: SkipNetwork) -> SkipNetwork:
         """Return another of the same sizes, that is zero."""
         made = copy.deepcopy(other)
-        for part in (made.linear, made.last):
+        for part in (made.linear, made.layers[-1]):
             nn.init.zeros_(part.weight)
             nn.init.zeros_(part.bias)
         return made
+
+    @property
+    def layers(self) -> list[nn.Linear]:
+        """The layers of the network."""
+        return linear_layers(self.network)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """How many numbers it takes, and returns."""
+        return self.linear.in_features, self.linear.out_features
 
     def forward(self, h: Tensor) -> Tensor:
         """Map (n, n_in) to (n, n_out)."""
         return self.linear(h) + self.network(h)
 
 
+SCALE = is_tensor(torch.float64, low=SMALLEST, high=1.0)
+
+
+@saved(
+    "Conditional",
+    {
+        "place": (is_instance(SkipNetwork), "po"),
+        "heads": (or_none(is_instance(SkipNetwork)), "pk"),
+        "residual": (is_instance(MultilayerPerceptron), "ad"),
+        "summary": (or_none(is_instance(DeepSets)), "cp"),
+        "triangle": (or_none(DOUBLES), "t"),
+        "log_variance": (DOUBLES, "d"),
+        "h_mean": (DOUBLES, "p"),
+        "h_sd": (POSITIVE, "p"),
+        "m0": (DOUBLES, "d"),
+        "s0": (POSITIVE, "d"),
+        "l0": (is_tensor(torch.float64, low=-60.0, high=60.0), "d"),
+        "sigma0": (SCALE, "d"),
+        "n_components": (SIZE, ""),
+    },
+    "dp",
+)
 class Conditional(nn.Module):
     """The family.
 
@@ -144,12 +179,53 @@ class Conditional(nn.Module):
             self.register_buffer(name, torch.full((value,), fill, dtype=torch.float64))
         self.register_buffer("sigma0", torch.full((d,), sigma, dtype=torch.float64))
         self.triangle = nn.Parameter(torch.zeros(t, dtype=torch.float64)) if d > MANY else None
-        self.place = SkipNetwork(n_context, hidden, 2 * d + (t if d <= MANY else 0), generator)
-        self.hidden = tuple(hidden)
+        self.place = SkipNetwork.zero(n_context, hidden, 2 * d + (t if d <= MANY else 0), generator)
         self.heads: SkipNetwork | None = None
         self.residual = MultilayerPerceptron([d + n_context, *hidden, d], generator, torch.float64)
         self.residual.start_at(torch.zeros(d, dtype=torch.float64))
         self.log_variance = nn.Parameter(self.sigma0.square().log())
+
+    @classmethod
+    def restored(
+        cls,
+        *,
+        place: SkipNetwork,
+        heads: SkipNetwork | None,
+        residual: MultilayerPerceptron,
+        summary: DeepSets | None,
+        triangle: Tensor | None,
+        log_variance: Tensor,
+        n_components: int,
+        **buffers: Tensor,
+    ) -> Conditional:
+        """Return the family of parts that fit, which is not trained."""
+        d, p = len(log_variance), len(buffers["h_mean"])
+        t = d * (d - 1) // 2
+        own, common = (t, None) if d <= MANY else (0, t)
+        if place.shape[1] != 2 * d + own or (None if triangle is None else len(triangle)) != common:
+            raise ValueError("`place` does not return a place and a scale")
+        if (None if heads is None else heads.shape[1]) != (
+            n_components * (1 + 2 * d + t) if n_components > 1 else None
+        ):
+            raise ValueError("`heads` does not return `n_components` Gaussians")
+        if residual.shape != (d + p, d):
+            raise ValueError("`residual` does not take z and the features of a context")
+        family = cls.__new__(cls)
+        nn.Module.__init__(family)
+        family.n_features, family.n_components = d, n_components
+        family.place, family.heads, family.residual, family.summary = place, heads, residual, summary
+        family.log_variance = nn.Parameter(log_variance)
+        family.triangle = None if triangle is None else nn.Parameter(triangle)
+        for name, value in buffers.items():
+            family.register_buffer(name, value)
+        if {parameter.dtype for parameter in family.parameters()} != {torch.float64}:
+            raise ValueError("the parameters of its `place` are not all float64")
+        return family.requires_grad_(False)
+
+    @property
+    def hidden(self) -> tuple[int, ...]:
+        """The widths of the hidden layers of its networks."""
+        return tuple(layer.out_features for layer in self.place.layers[:-1])
 
     def with_components(self, n: int, generator: torch.Generator) -> Conditional:
         """Return a copy with a mixture of n components of z, whose networks are new; one is the standard normal."""
@@ -157,7 +233,7 @@ class Conditional(nn.Module):
         made.n_components, made.heads = n, None
         if n > 1:
             n_out = n * (1 + 2 * d + d * (d - 1) // 2)
-            made.heads = SkipNetwork(len(self.h_mean), self.hidden, n_out, generator).to(self.m0.device)
+            made.heads = SkipNetwork.zero(len(self.h_mean), self.hidden, n_out, generator).to(self.m0.device)
         return made
 
     # What it is at contexts

@@ -8,7 +8,26 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from skksivi._saved import is_list_of, saved
 
+
+def between(layers: Sequence[nn.Linear], activation: type[nn.Module]) -> nn.Sequential:
+    """Return a network of layers that fit, with an activation between them."""
+    if not all(a.out_features == b.in_features for a, b in itertools.pairwise(layers)):
+        raise ValueError("the layers of a network do not fit")
+    return nn.Sequential(*[part for layer in layers for part in (activation(), layer)][1:])
+
+
+def linear_layers(network: nn.Sequential) -> list[nn.Linear]:
+    """Return the layers of such a network."""
+    return [part for part in network if isinstance(part, nn.Linear)]
+
+
+def _layers_of(net: DeepSets) -> dict[str, object]:
+    return {"phi": linear_layers(net.phi), "rho": linear_layers(net.rho)}
+
+
+@saved("DeepSets", {"phi": (is_list_of(nn.Linear), ""), "rho": (is_list_of(nn.Linear), "")}, parts=_layers_of)
 class DeepSets(nn.Module):
     r"""Features of a set that do not depend on its order, for sets of different sizes.
 
@@ -49,6 +68,20 @@ class DeepSets(nn.Module):
         self.phi = _network([n_in, width, width], generator)
         self.rho = _network([width + 1, width, n_out], generator)
 
+    @classmethod
+    def restored(cls, phi: list[nn.Linear], rho: list[nn.Linear]) -> DeepSets:
+        """Return the features by layers that fit."""
+        made = cls(1, 1, 1)
+        made.phi, made.rho = between(phi, nn.ELU), between(rho, nn.ELU)
+        if phi[-1].out_features + 1 != rho[0].in_features:
+            raise ValueError("the layers of `phi` and `rho` do not fit")
+        return made
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The length of a row of a set, and how many features."""
+        return linear_layers(self.phi)[0].in_features, linear_layers(self.rho)[-1].out_features
+
     def forward(self, sets: Sequence[Tensor] | Tensor) -> Tensor:
         """Return features (m, n_out) of m sets of shape (n_i, n_in)."""
         sizes = torch.tensor([len(rows) for rows in sets])
@@ -62,11 +95,11 @@ class DeepSets(nn.Module):
 
 def _network(sizes: Sequence[int], generator: torch.Generator) -> nn.Sequential:
     """Return linear layers with ELU between them, in float64."""
-    layers: list[nn.Module] = []
+    layers = []
     for n_in, n_out in itertools.pairwise(sizes):
         linear = nn.utils.skip_init(nn.Linear, n_in, n_out, dtype=torch.float64)
         bound = (3 / n_in) ** 0.5
         nn.init.uniform_(linear.weight, -bound, bound, generator=generator)
         nn.init.zeros_(linear.bias)
-        layers += [linear, nn.ELU()]
-    return nn.Sequential(*layers[:-1])
+        layers.append(linear)
+    return between(layers, nn.ELU)

@@ -18,8 +18,8 @@ N_STEPS, N_SHORTENED = 30, 12
 #: The decrement per feature below which a point is the mode after one more step.
 ARRIVED = 1e-2
 
-#: The share of a decrement that a step leaves, below which it was one on a quadratic function.
-EXACT = 1e-3
+#: The share of a decrement that a step leaves, below which the next step may have the curvature of this one.
+STEADY = 0.1
 
 #: The smallest curvature, in units of the largest, by which a step is divided.
 FLATTEST = 1e-6
@@ -82,12 +82,16 @@ def _searched(score: PairedScore, y: Rows, index: Tensor, x: Tensor) -> Iterator
         arrived = (decrement < ARRIVED * d) & (e[:, 0] > FLATTEST * e[:, -1])
         yield Laplaces(x[active] + step, H, index[active]).rows(arrived)
         active, H, step, decrement = (a[~arrived] for a in (active, H, step, decrement))
+        full = x[active] + step
         x[active], s[active] = _moved(score, take(y, active), x[active], step, decrement)
         ok = s[active].isfinite().all(1)
-        active, H, decrement = active[ok], H[ok], decrement[ok]
+        active, H, decrement, full = active[ok], H[ok], decrement[ok], full[ok]
         left = torch.linalg.solve_ex(H, s[active])[0]
         after = (left * s[active]).sum(1)
-        predicted = (after >= 0) & (after < EXACT * decrement) & (after < ARRIVED * d) & (e[~arrived][ok][:, 0] > 0)
+        steady = (
+            (after >= 0) & (after < STEADY * decrement) & (e[~arrived][ok][:, 0] > 0) & (x[active] == full).all(1)
+        )
+        predicted = steady & (after.square() < ARRIVED**2 * d * decrement)
         yield Laplaces(x[active] + left, H, index[active]).rows(predicted)
         active = active[~predicted]
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import logging
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -30,16 +32,23 @@ from skksivi.amortized._training import (
 )
 from skksivi.parameters import Adam
 from skksivi.score._tally import SpentError
+from skksivi.training._hooks import Report
 from skksivi.training._loop import Objective, minimise
+
+#: Shows callbacks a family by the name of a stage; tells whether one of them wants the fit to end.
+Tell = Callable[[str, nn.Module], bool]
 
 LOGGER = logging.getLogger("skksivi")
 
 #: Contexts of the first round of mode searches, and how many times as many the next one has.
 N_FIRST, GROWTH = 16, 2
 
-#: Shares of the budget: for mode searches, where parameters are known and where not; of what is left for scores at
-#: these or, if not known, at draws; kept for the end.
-OF_MODES, OF_ALL, OF_SCORES, OF_DRAWS, KEPT = 0.2, 0.4, 0.85, 0.25, 0.1
+#: Shares of the budget for mode searches: where parameters are known, where modes tell more than these, and where
+#: they are not known.
+OF_MODES, OF_GOOD, OF_ALL = 0.2, 0.7, 0.4
+
+#: Shares of what is left for scores at parameters or, if not known, at draws, and of all that is kept for the end.
+OF_SCORES, OF_DRAWS, KEPT = 0.85, 0.25, 0.1
 
 #: Scores of that stage, at draws at least, and at most.
 FEWEST_DRAWS, MOST_DRAWS = 500, 20_000
@@ -128,14 +137,20 @@ class Stages:
         ).to(score.template.device)
         self.family.standardise(y)
         self.n_searched = self.n_lost = 0
+        self.divergence, self.trained = math.nan, False
 
     @property
     def left(self) -> int:
         """Calls that are left."""
         return self.settings.max_score_calls - self.tally.total
 
-    def run(self) -> Outcome:
+    def run(self, tell: Tell | None = None) -> Outcome:
         """Go through the stages.
+
+        Parameters
+        ----------
+        tell : callable or None
+            Shows callbacks the family after each stage, and in the course of the last, which they may end.
 
         Raises
         ------
@@ -144,26 +159,38 @@ class Stages:
         """
         self.tally.limit = self.settings.max_score_calls
         self.tally.begin("modes")
-        divergence = self._places()
+        self.divergence = self._places()
+        self._tell(tell, "modes")
         self.tally.begin("scores")
         if self.x is None:
             self._match_draws()
         else:
             self._match_parameters(self.x)
+        self._tell(tell, "scores")
         self.tally.begin("training")
-        trained = self._train()
+        self.trained = self._train(tell)
         self.tally.begin("certificate")
         certificates = self._certificates()
         self.family.requires_grad_(False)
         self.tally.limit = None
         self.tally.end()
-        return Outcome(certificates, divergence, trained, self.n_searched, self.n_lost)
+        return self.outcome(certificates)
+
+    def outcome(self, certificates: list[Certificate]) -> Outcome:
+        """Return what was learned so far."""
+        return Outcome(certificates, self.divergence, self.trained, self.n_searched, self.n_lost)
+
+    def _tell(self, tell: Tell | None, stage: str) -> None:
+        """Show callbacks a copy of the family."""
+        if tell is not None:
+            tell(stage, copy.deepcopy(self.family).requires_grad_(False))
 
     # Modes
 
     def _places(self) -> float:
         """Search modes in rounds and regress them; return the last held-out divergence per feature."""
-        stop = self.tally.total + int((OF_ALL if self.x is None else OF_MODES) * self.left)
+        start, budget = self.tally.total, self.left
+        stop = start + int((OF_ALL if self.x is None else OF_MODES) * budget)
         found: Laplaces | None = None
         done, n, cost, before, divergence = 0, N_FIRST, N_GUESSED * (self.score.n_features + 1), math.inf, math.nan
         while done < len(self.own) and not before <= SETTLED:
@@ -184,6 +211,8 @@ class Stages:
             if len(found.m) >= ENOUGH and now > FALLEN * before:
                 break
             before = now
+            if self.x is not None and self._beats_parameters(self.x):
+                stop = start + int(OF_GOOD * budget)
         if (found is None or not len(found.m)) and self.x is None:
             if self.tally.is_spent:
                 raise ValueError(
@@ -195,6 +224,14 @@ class Stages:
                 "the parameters so that the posteriors are within some units of zero, or give `parameters`."
             )
         return divergence
+
+    def _beats_parameters(self, x: Tensor) -> bool:
+        """Tell whether the Gaussians of the modes have more held-out likelihood than a regression of parameters."""
+        held_out = take(self.y, self.held_out)
+        plain = copy.deepcopy(self.family)
+        places_of_parameters(plain, take(self.y, self.own), x[self.own])
+        ours, theirs = (log_probs(family, held_out, x[self.held_out]) for family in (self.family, plain))
+        return bool(ours.mean() > theirs.mean())
 
     def _starts(self, index: Tensor, found: Laplaces | None) -> Tensor:
         """Return where mode searches start: what is predicted or, before there are modes, the parameters or zero."""
@@ -235,15 +272,14 @@ class Stages:
         self.family = self._chosen(candidates, y, pairs, rows)
 
     def _chosen(self, candidates: list[Conditional], y: Rows, pairs: Pairs, rows: Split) -> Conditional:
-        """Return the first, unless a later one has more held-out likelihood, by more than a standard error."""
+        """Return the one of most held-out likelihood, or the first unless that is more by a standard error."""
         held_out, x = take(y, rows.held_out), pairs.x[rows.held_out]
-        best, *others = (log_probs(f, held_out, x) for f in candidates)
-        chosen = 0
-        for i, value in enumerate(others, 1):
-            gain = value - best
-            if gain.mean() > gain.std() / math.sqrt(len(gain)):
-                chosen, best = i, value
-        LOGGER.info("family %d of %d, held-out log-likelihood %.3g", chosen + 1, len(candidates), best.mean())
+        values = torch.stack([log_probs(f, held_out, x) for f in candidates])
+        chosen = int(values.mean(1).argmax())
+        gain = values[chosen] - values[0]
+        if not gain.mean() > gain.std() / math.sqrt(len(gain)):
+            chosen = 0
+        LOGGER.info("family %d of %d, held-out log-likelihood %.3g", chosen + 1, len(values), values[chosen].mean())
         return candidates[chosen]
 
     def _matched(self, family: Conditional, y: Rows, pairs: Pairs, rows: Split, terms: Terms) -> Conditional:
@@ -254,7 +290,8 @@ class Stages:
     def _given(self, x: Tensor, n: int) -> tuple[Rows, Pairs, Split]:
         """Return all pairs of parameters x and contexts, with scores at no more than n of them."""
         s, index = torch.full_like(x, math.nan), self.own[:n]
-        s[index] = self.score(x[index], take(self.y, index))
+        if len(index):
+            s[index] = self.score(x[index], take(self.y, index))
         held_out = self.held_out if len(self.held_out) else self.own
         return self.y, Pairs(x, s), Split(self.own, held_out)
 
@@ -271,7 +308,7 @@ class Stages:
 
     # Path gradient
 
-    def _train(self) -> bool:
+    def _train(self, tell: Tell | None) -> bool:
         """Train along the path gradient; tell whether that was better than the start."""
         budget = int(self.left - KEPT * self.settings.max_score_calls) - 2 * self.n_to_compare
         n_contexts = min(N_PARALLEL, len(self.own), max(FEWEST_PARALLEL, budget // (USUAL * N_DRAWS)))
@@ -287,6 +324,7 @@ class Stages:
             self.generator,
             learning_rate=self.settings.learning_rate,
             max_iter=n_iter,
+            hooks=[] if tell is None else [Report(n_iter, 0, partial(tell, "iterations"))],
         )
         if run.ended_by is not None and not isinstance(run.ended_by, SpentError | FloatingPointError):
             raise run.ended_by

@@ -31,11 +31,11 @@ PENALTIES = torch.logspace(-8, 3, 12).tolist()
 #: falls.
 PATIENCE, PATIENT_STEPS, N_FALLS = 20, 100, 2
 
-#: Epochs of a training, at least and at most, and its steps at most as long as there are more epochs than at least.
-FEWEST_EPOCHS, MOST_STEPS = 20, 2500
+#: Epochs of a training, at least and at most, those of many rows, and steps of few rows and of many.
+FEWEST_EPOCHS, MOST_EPOCHS, EPOCHS_OF_MANY, STEPS, MOST_STEPS = 20, 1000, 200, 2500, 8000
 
-#: Rows of a minibatch.
-BATCH = 256
+#: Rows of a minibatch, and the weight decay.
+BATCH, DECAY = 100, 0.1
 
 #: What counts as the logarithm of a density, at least.
 LEAST = -1e4
@@ -130,17 +130,11 @@ def fit_places(family: Conditional, y: Rows, found: Laplaces, rate: float, gener
         start_places(family, h, found)
         return math.inf
     parts = [family.place, *([] if family.summary is None else [family.summary])]
-    return train(loss, parts, rows, rate, generator, weight_decay=1e-3)
+    return train(loss, parts, rows, rate, generator)
 
 
 def train(
-    loss: Callable[[Tensor], Tensor],
-    parts: list[nn.Module],
-    rows: Split,
-    rate: float,
-    generator: torch.Generator,
-    *,
-    weight_decay: float = 0.0,
+    loss: Callable[[Tensor], Tensor], parts: list[nn.Module], rows: Split, rate: float, generator: torch.Generator
 ) -> float:
     """Minimise a mean over rows by Adam with early stopping; return the best held-out value.
 
@@ -152,8 +146,9 @@ def train(
     n_batches = -(-len(rows.train) // BATCH)
     patience = max(PATIENCE, PATIENT_STEPS // n_batches)
     kept, waited, falls = [p.detach().clone() for p in parameters], 0, 0
-    optimiser = torch.optim.AdamW(parameters, lr=rate, weight_decay=weight_decay)
-    for _ in range(max(FEWEST_EPOCHS, MOST_STEPS // n_batches)):
+    optimiser = torch.optim.AdamW(parameters, lr=rate, weight_decay=DECAY)
+    n_steps = min(MOST_STEPS, max(STEPS, EPOCHS_OF_MANY * n_batches))
+    for _ in range(max(FEWEST_EPOCHS, min(MOST_EPOCHS, n_steps // n_batches))):
         order = rows.train[torch.randperm(len(rows.train), generator=generator, device=generator.device)]
         for index in order.split(BATCH):
             optimiser.zero_grad()
@@ -173,7 +168,7 @@ def train(
             if falls == N_FALLS:
                 break
             falls, waited = falls + 1, 0
-            optimiser = torch.optim.AdamW(parameters, lr=rate / 4**falls, weight_decay=weight_decay)
+            optimiser = torch.optim.AdamW(parameters, lr=rate / 4**falls, weight_decay=DECAY)
             _restore(parameters, kept)
     _restore(parameters, kept)
     return best

@@ -17,6 +17,7 @@ from torch import Tensor
 from skksivi import baselines
 from skksivi._arrays import resolve_device
 from skksivi._codec import MAX_HEADER, decoded, encode, read_header
+from skksivi.amortized._estimator import AmortizedKSIVI, check_conditional_draws
 from skksivi.base import BaseApproximator, check_draws
 from skksivi.estimators._hksivi import HKSIVIApproximator
 from skksivi.estimators._ksivi import KSIVIApproximator
@@ -35,10 +36,10 @@ MAX_BYTES = 2**32
 #: What is saved; all other classes that a file may name come with these.
 ESTIMATORS = (
     *(KSIVIApproximator, HKSIVIApproximator, *(getattr(baselines, name) for name in baselines.__all__)),
-    *(KSIVIRegressor, KSIVIClassifier),
+    *(KSIVIRegressor, KSIVIClassifier, AmortizedKSIVI),
 )
 
-Estimator = BaseApproximator | KSIVIRegressor | KSIVIClassifier
+Estimator = BaseApproximator | KSIVIRegressor | KSIVIClassifier | AmortizedKSIVI
 
 #: Stands instead of a checksum while that is computed.
 _NO_DIGEST = "0" * 64
@@ -51,7 +52,7 @@ def save(estimator: Estimator, path: str | os.PathLike[str]) -> None:
 
     Parameters
     ----------
-    estimator : KSIVIApproximator, HKSIVIApproximator, an estimator of `skksivi.baselines` or a predictor
+    estimator : KSIVIApproximator, HKSIVIApproximator, AmortizedKSIVI, one of `skksivi.baselines`, or a predictor
         A parameter that is a function, or an object of a class of your own, cannot be saved. `checkpoint` is left
         out, as are your own attributes and, for a predictor, `approximator_` and `target_`, which predictions do not
         need.
@@ -100,7 +101,7 @@ def load(
     path : path-like
     score_fn : callable or Target, default=None
         The target of the estimator; needed by estimators that sample with it, such as `HKSIVIApproximator` and those
-        returned by `skksivi.refine`.
+        returned by `skksivi.refine`, and by `AmortizedKSIVI` for `target`, `diagnose` and `refine`.
     max_bytes : int, default=2**32
         Reject a larger file; reading takes up to three times its size in memory.
 
@@ -132,6 +133,8 @@ def load(
             known = isinstance(error, ValueError)
             reason = textwrap.shorten(str(error).rstrip(".") if known else f"it holds something else, {error!r}", 300)
             raise ValueError(f"{str(path)!r} is not a complete file of `skksivi.save`: {reason}.") from error
+    if isinstance(estimator, AmortizedKSIVI):
+        return estimator.with_score(score_fn)
     if score_fn is not None and hasattr(estimator, "sampler_") and asks_for_score(estimator.sampler_):
         estimator.sampler_ = with_score(
             estimator.sampler_,
@@ -197,6 +200,10 @@ def _checked(estimator: Estimator, device: str | torch.device) -> Estimator:
         if hasattr(estimator, "sampler_"):
             check_draws(estimator)
             estimator.__dict__.update(estimator.sampler_.attributes())
+    elif isinstance(estimator, AmortizedKSIVI):
+        estimator.set_params(device=device)
+        if hasattr(estimator, "family_"):
+            check_conditional_draws(estimator)
     return estimator
 
 

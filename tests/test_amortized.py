@@ -321,6 +321,17 @@ def test_a_refined_fit_is_nearer():
     assert refined.certificate_.divergence < before.divergence / 2
 
 
+def test_a_fit_that_is_good_is_not_refined(of_normal):
+    """A certificate takes some 1,000 scores at most, and a training would take 12,800."""
+    refined = of_normal.refine([1.0, -2.0])
+    assert refined.certificate_.divergence < 0.006
+    assert refined.n_iter_ == 0
+    assert refined.n_score_calls_ + refined.n_products_ < 2000
+    np.testing.assert_array_equal(
+        refined.sample(5, random_state=0), of_normal.at([1.0, -2.0]).sample(5, random_state=0)
+    )
+
+
 @pytest.mark.slow
 def test_sets_of_different_size_have_a_posterior():
     """A normal mean from n observations: p(x | y) = N(n ybar / (n + 1), 1 / (n + 1))."""
@@ -560,12 +571,18 @@ def test_one_context_is_one(of_normal):
             call([[0.0, 0.0], [1.0, 1.0]])
 
 
+def test_a_refinement_takes_iterations(of_normal):
+    with pytest.raises(ValueError, match="max_iter"):
+        of_normal.refine([0.0, 0.0], max_iter=0)
+
+
 def test_nothing_is_drawn_before_a_fit():
     for call in (
         lambda q: q.sample(1, [0.0]),
         lambda q: q.at([0.0]),
         lambda q: q.score_samples([[0.0]], [0.0]),
         lambda q: q.diagnose([0.0]),
+        lambda q: q.refine([0.0]),
     ):
         with pytest.raises(NotFittedError):
             call(AmortizedKSIVI())

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import math
+import warnings
 from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from sklearn.base import BaseEstimator
+from sklearn.base import BaseEstimator, clone
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
@@ -42,7 +43,7 @@ from skksivi._saved import (
 )
 from skksivi._version import DOCUMENTATION
 from skksivi._warnings import warn_caller
-from skksivi._weights import Certificate
+from skksivi._weights import Certificate, cheap_certificate
 from skksivi.amortized._contexts import Rows, ScoreOfPairs, all_equal, as_contexts, as_rows, parts, simulated
 from skksivi.amortized._family import Conditional
 from skksivi.amortized._features import DeepSets
@@ -66,8 +67,8 @@ from skksivi.estimators._identity import of_score_near
 from skksivi.estimators._ksivi import KSIVIApproximator
 from skksivi.estimators._start import untrained
 from skksivi.estimators._trained import FAILED_DIVERGENCE, check_widths
-from skksivi.families._samplers import CHUNK, Fit
-from skksivi.parameters import Constrained
+from skksivi.families._samplers import CHUNK, Fit, Layer
+from skksivi.parameters import Constrained, Pilot
 from skksivi.score._tally import Stage, Tally
 from skksivi.score._target import resolve_score
 from skksivi.targets._base import Target, from_score_fn
@@ -82,6 +83,10 @@ RIDGE = 1e-3
 
 #: Contexts, and draws for each, by which what a file holds is tried.
 N_TRIED = 8
+
+#: Draws of an amortised fit from which a posterior is explored, and the divergence, in nats a feature, up to which it
+#: is not.
+N_STARTS, SETTLED = 8, 0.003
 
 #: Reports to callbacks, at most.
 MAX_TOLD = 40
@@ -528,18 +533,22 @@ class AmortizedKSIVI(Constrained, CallbackSupportMixin, BaseEstimator):
         return reports[0] if alone else reports
 
     def refine(self, context: Any, *, max_iter: int = 100) -> KSIVIApproximator:  # noqa: ANN401
-        """Train further for one context, from the amortised fit.
+        """Correct the fit to one context, as far as its certificate asks for it.
+
+        Nothing is done where that is good. Else the posterior is explored from draws of the amortised fit, see
+        `skksivi.parameters.Pilot` with low effort, and trained on from the better of both if that is not good either.
 
         Parameters
         ----------
         context : array-like of shape (c,)
         max_iter : int, default=100
-            Iterations, of 128 scores.
+            Iterations of the training, of 128 scores, at most.
 
         Returns
         -------
         est : KSIVIApproximator
-            Fitted, with a `certificate_`. It is the amortised fit if training did not improve it.
+            Fitted, with a `certificate_`. No step is kept that makes it worse. Its `n_score_calls_` and `n_products_`
+            are those of all steps.
 
         Raises
         ------
@@ -549,11 +558,23 @@ class AmortizedKSIVI(Constrained, CallbackSupportMixin, BaseEstimator):
             See `sample`.
         """
         check_is_fitted(self)
+        check_integer(max_iter, "max_iter", min_val=1)
         y = self._one(context)
         est, target = self._at(y), self._target(y)
         score = resolve_score(target, None, dtype=DTYPES[est.dtype], device=resolve_device(est.device))
-        est.score_checksum_ = of_score_near(score, est.whitening_)
-        return est.set_params(warm_start=True, max_iter=check_integer(max_iter, "max_iter", min_val=1)).fit(target)
+        answers = of_score_near(score, est.whitening_)
+        found = cheap_certificate(self._layer(y, torch.float64), score.double, self._seed)
+        est.__dict__.update(score_checksum_=answers, certificate_=found)
+        n_values, n_products = score.tally.n_values, score.tally.n_products
+        if not _is_within(est, SETTLED):
+            explored = self._explored(est, target)
+            n_values, n_products = n_values + explored.n_score_calls_, n_products + explored.n_products_
+            est = explored if _divergence(explored) < _divergence(est) else est
+        if not _is_within(est, FAILED_DIVERGENCE):
+            est = est.set_params(warm_start=True, max_iter=max_iter, whiten="auto").fit(target)
+            n_values, n_products = n_values + est.n_score_calls_, n_products + est.n_products_
+        est.n_score_calls_, est.n_products_ = n_values, n_products
+        return est
 
     # Inside
 
@@ -603,17 +624,27 @@ class AmortizedKSIVI(Constrained, CallbackSupportMixin, BaseEstimator):
             dtype=self.dtype,
             random_state=self._seed,
         )
-        with torch.no_grad():
-            layer = self.family_.at(self.family_.features(y), self._seed, DTYPES[self.dtype])
-        fit = Fit(layer, {"score_checksum_": "", **untrained()})
+        fit = Fit(self._layer(y, DTYPES[self.dtype]), {"score_checksum_": "", **untrained()})
         learn(est, fit, self._seed, Tally(), resolve_device(self.device))
         return est
+
+    def _layer(self, y: Rows, dtype: torch.dtype) -> Layer:
+        """Return what draws at one context."""
+        with torch.no_grad():
+            return self.family_.at(self.family_.features(y), self._seed, dtype)
+
+    def _explored(self, est: KSIVIApproximator, target: Target) -> KSIVIApproximator:
+        """Return a fit by importance weights or short chains, from draws of another."""
+        starts = est.sample(N_STARTS, random_state=self._seed)
+        explored = clone(est).set_params(whiten=Pilot(effort="low"), init=starts)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)  # the certificate tells
+            return explored.fit(target)
 
     def _log_density(self, y: Rows, x: Tensor) -> np.ndarray:
         """Return log q (n,) at points x (n, d) of one context."""
         with torch.no_grad():
-            layer = self.family_.at(self.family_.features(y), self._seed, torch.float64)
-            return as_array(layer.log_density(x).value)
+            return as_array(self._layer(y, torch.float64).log_density(x).value)
 
     def _target(self, y: Rows) -> Target:
         """Return the posterior of one context."""
@@ -679,6 +710,16 @@ class AmortizedKSIVI(Constrained, CallbackSupportMixin, BaseEstimator):
             raise TypeError(f"`score_fn` must be a function of pairs (x, y), got a {type(score_fn).__name__}.")
         self._score_fn: ScoreOfPairs | None = score_fn
         return self
+
+
+def _divergence(est: KSIVIApproximator) -> float:
+    """Return that of the certificate of a fit, infinite where it has none."""
+    return math.inf if est.certificate_ is None else est.certificate_.divergence
+
+
+def _is_within(est: KSIVIApproximator, most: float) -> bool:
+    """Tell whether a fit has a certificate of a divergence up to so many nats a feature."""
+    return _divergence(est) <= most * est.n_features_in_
 
 
 #: What is saved of a fit.

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, settings
 
 #: Pages and docstrings whose examples make full fits, or compile a model.
 SLOW_EXAMPLES = {
+    "amortized.rst",
     "bridges.rst",
     "coming_from.rst",
     "diagnose.rst",
@@ -22,6 +23,7 @@ SLOW_EXAMPLES = {
     "skksivi.predictors.KSIVIClassifier",
     "skksivi.predictors.KSIVIRegressor",
     "skksivi.targets._jax.from_numpyro",
+    "skksivi.targets._jax.paired_from_numpyro",
     "skksivi.targets._pymc.from_pymc",
 }
 

@@ -571,6 +571,35 @@ def test_one_context_is_one(of_normal):
             call([[0.0, 0.0], [1.0, 1.0]])
 
 
+class Model:
+    """A model that brings its score of pairs."""
+
+    n_features = 2
+
+    def score_fn(self, x, y):
+        return y - 2 * x
+
+    def simulate(self, n, rng):
+        X = rng.normal(size=(n, 2))
+        return X, X + rng.normal(size=(n, 2))
+
+
+def test_a_model_brings_all_that_a_fit_needs():
+    options = {"n_contexts": 60, "max_score_calls": 700, "hidden_layer_sizes": (4,), "random_state": 0}
+    q = AmortizedKSIVI(**options).fit(Model())
+    own = AmortizedKSIVI(**options).fit(Model().score_fn, Model().simulate, n_features=2)
+    np.testing.assert_array_equal(q.sample(3, [0.0, 1.0], random_state=0), own.sample(3, [0.0, 1.0], random_state=0))
+
+
+def test_what_a_model_lacks_is_told():
+    with pytest.raises(ValueError, match="`contexts` is missing"):
+        AmortizedKSIVI().fit(normal_score, n_features=2)
+    with pytest.raises(ValueError, match="`n_features` is None, expected the dimension"):
+        AmortizedKSIVI().fit(normal_score, normal_contexts())
+    with pytest.raises(ValueError, match="`n_features` is 3, expected 2"):
+        AmortizedKSIVI().fit(Model(), n_features=3)
+
+
 def test_a_refinement_takes_iterations(of_normal):
     with pytest.raises(ValueError, match="max_iter"):
         of_normal.refine([0.0, 0.0], max_iter=0)

@@ -235,11 +235,11 @@ class AmortizedKSIVI(Constrained, CallbackSupportMixin, BaseEstimator):
     @with_callbacks
     def fit(
         self,
-        score_fn: ScoreOfPairs,
-        contexts: Any,  # noqa: ANN401
+        score_fn: Any,  # noqa: ANN401
+        contexts: Any = None,  # noqa: ANN401
         parameters: ArrayLike | None = None,
         *,
-        n_features: int,
+        n_features: int | None = None,
     ) -> Self:
         """Fit the family to the posteriors of many contexts.
 
@@ -247,18 +247,21 @@ class AmortizedKSIVI(Constrained, CallbackSupportMixin, BaseEstimator):
         ----------
         score_fn : callable
             The gradient of log p(x | y) in x for rows of pairs: maps x (n, n_features) and y (n, c), tensors or
-            arrays of float64, to (n, n_features). Contexts that are sets are passed as a list of length n. Products
-            with its Jacobian are by automatic differentiation or, if that is wrong or impossible, by differences.
-        contexts : array-like of shape (m, c), callable or iterable
-            The training contexts, which should cover the contexts of later use, for example data simulated from the
-            prior. A function ``contexts(n, rng)`` of a number and a numpy RandomState returns n of them, or a pair
-            (parameters, contexts); an iterable that is not a sequence, such as a data loader, returns batches, which
-            are read until there are 100,000 contexts. With a `summary` also a list of m sets of shape (n_i, c).
+            arrays of float64, to (n, n_features). Contexts that are sets come as a list of n of them. Products with
+            its Jacobian are by automatic differentiation or, where that is wrong or not possible, by differences.
+            Or an object with such a `score_fn`, with `n_features` and, for contexts, with `simulate`, as
+            `skksivi.targets.paired_from_numpyro` makes one.
+        contexts : array-like of shape (m, c), callable or iterable, default=None
+            The contexts of the training, which should cover those to come: such as data simulated from the prior.
+            A function ``contexts(n, rng)`` of a number and a numpy RandomState returns n of them, or a pair
+            (parameters, contexts); an iterable that is no sequence, such as a data loader, gives batches, which are
+            read until there are 100,000 contexts. With a `summary` also a list of m sets of shape (n_i, c). None
+            takes ``score_fn.simulate``.
         parameters : array-like of shape (m, n_features), default=None
-            The x from which each context was simulated. They are exact draws from the posteriors, and have
-            information on separated modes and their weights that scores lack.
-        n_features : int
-            Dimension d of x.
+            The x from which each context was simulated. They are exact draws of the posteriors, and tell of
+            separated modes and their weights what scores do not.
+        n_features : int, default=None
+            Dimension d of x; needed with a bare callable.
 
         Returns
         -------
@@ -280,7 +283,7 @@ class AmortizedKSIVI(Constrained, CallbackSupportMixin, BaseEstimator):
         """
         self._validate_params()
         check_widths(self.hidden_layer_sizes, "hidden_layer_sizes")
-        d = check_integer(n_features, "n_features", min_val=1)
+        contexts, d = _of_model(score_fn, contexts, n_features)
         device = resolve_device(self.device)
         seed = make_seed(self.random_state)
         rng, generator = make_rng(seed), make_generator(seed, device)
@@ -293,7 +296,7 @@ class AmortizedKSIVI(Constrained, CallbackSupportMixin, BaseEstimator):
                     f"`contexts` holds the same data set {len(y)} times, expected different ones; for one data set "
                     "use KSIVIApproximator."
                 )
-            score = PairedScore(score_fn, d, y, device)
+            score = PairedScore(getattr(score_fn, "score_fn", score_fn), d, y, device)
             settings = Settings(
                 self._n_components(x is not None, d),
                 tuple(self.hidden_layer_sizes),
@@ -706,10 +709,23 @@ class AmortizedKSIVI(Constrained, CallbackSupportMixin, BaseEstimator):
         TypeError
             It is not callable.
         """
+        score_fn = getattr(score_fn, "score_fn", score_fn)
         if not (score_fn is None or callable(score_fn)):
             raise TypeError(f"`score_fn` must be a function of pairs (x, y), got a {type(score_fn).__name__}.")
         self._score_fn: ScoreOfPairs | None = score_fn
         return self
+
+
+def _of_model(score_fn: object, contexts: object, n_features: int | None) -> tuple[Any, int]:
+    """Return contexts and the number of features, as they are given or as a model with a score of pairs has them."""
+    if contexts is None:
+        contexts = getattr(score_fn, "simulate", None)
+    if contexts is None:
+        raise ValueError("`contexts` is missing: give data sets, or a function that simulates them.")
+    own = getattr(score_fn, "n_features", n_features)
+    if own is None or (n_features is not None and n_features != own):
+        raise ValueError(f"`n_features` is {n_features}, expected {own or 'the dimension of x'}.")
+    return contexts, check_integer(own, "n_features", min_val=1)
 
 
 def _divergence(est: KSIVIApproximator) -> float:

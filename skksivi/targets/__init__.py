@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from skksivi.targets._bridges import from_log_prob
     from skksivi.targets._constrained import constrained
     from skksivi.targets._diffusion import ConditionedDiffusion
-    from skksivi.targets._jax import from_jax, from_numpyro, non_centered
+    from skksivi.targets._jax import from_jax, from_numpyro, non_centered, paired_from_numpyro
     from skksivi.targets._linear import BayesianLinearRegression, BayesianMultinomialRegression
     from skksivi.targets._logistic import BayesianLogisticRegression
     from skksivi.targets._minibatches import Minibatches
@@ -62,6 +62,7 @@ __all__ = [
     "from_rows",
     "from_score_fn",
     "non_centered",
+    "paired_from_numpyro",
 ]
 
 if not TYPE_CHECKING:  # a checker would take any name for one of these
@@ -73,7 +74,7 @@ if not TYPE_CHECKING:  # a checker would take any name for one of these
             "_bridges": ["from_log_prob"],
             "_constrained": ["constrained"],
             "_diffusion": ["ConditionedDiffusion"],
-            "_jax": ["from_jax", "from_numpyro", "non_centered"],
+            "_jax": ["from_jax", "from_numpyro", "non_centered", "paired_from_numpyro"],
             "_linear": ["BayesianLinearRegression", "BayesianMultinomialRegression"],
             "_logistic": ["BayesianLogisticRegression"],
             "_minibatches": ["Minibatches"],

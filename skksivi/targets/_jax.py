@@ -9,7 +9,10 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
+import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from skksivi._numbers import check_integer
 from skksivi.targets._bridges import ForeignTarget, as_tensor_like, coordinate_names, import_library
@@ -233,10 +236,212 @@ def from_numpyro(model: Callable[P, object], /, *args: P.args, **kwargs: P.kwarg
     jax = import_library("jax", "numpyro")
     util = import_library("numpyro.infer.util", "numpyro")
     info = util.initialize_model(jax.random.key(0), model, model_args=args, model_kwargs=kwargs)
-    for name, site in info.model_trace.items():
+    _check_plates(info.model_trace)
+    return JaxTarget(partial(_negative, info.potential_fn), info.param_info.z, info.postprocess_fn)
+
+
+class PairedNumpyroTarget:
+    """The posteriors of a NumPyro model for all values of some of its arguments, the contexts.
+
+    Attributes
+    ----------
+    n_features : int
+    names : tuple of str
+        Of the coordinates, in the unconstrained space of the draws.
+    example : dict of str to ndarray
+        A value of each of these arguments, whose shapes and types hold for all.
+    """
+
+    def __init__(
+        self, model: Callable[..., object], example: Mapping[str, ArrayLike], fixed: Mapping[str, Any]
+    ) -> None:
+        jax = import_library("jax", "numpyro")
+        util = import_library("numpyro.infer.util", "numpyro")
+        self.example = {name: np.asarray(value) for name, value in example.items()}
+        self._model, self._fixed = model, dict(fixed)
+        given = {**self._fixed, **{name: jax.numpy.asarray(value) for name, value in self.example.items()}}
+        info = util.initialize_model(jax.random.key(0), model, model_kwargs=given, dynamic_args=True)
+        _check_plates(info.model_trace)
+        self._observed = {name: _sites_of(given[name], info.model_trace) for name in self.example}
+        self._potential, self._latent = info.potential_fn, list(info.param_info.z)
+        self._one = JaxTarget(
+            partial(_negative, info.potential_fn(**given)), info.param_info.z, info.postprocess_fn(**given)
+        )
+        plain = {name: value.astype(float) for name, value in self.example.items()}
+        self._joint = JaxTarget(self._log_joint, (info.param_info.z, plain))
+        self.names, self.n_features = self._one.names, self._one.n_features
+
+    def score_fn(self, x: Tensor, y: Tensor) -> Tensor:
+        """Evaluate the gradient of log p(x | y) in x at rows x (n, d) of contexts y (n, c), with a graph."""
+        score: Tensor = _ScoreOfPairs.apply(x, y, self._joint)
+        return score
+
+    def constrain(self, X: ArrayLike) -> dict[str, np.ndarray]:
+        """Turn draws (n, n_features) into the parameters of the model, see the targets of one data set."""
+        return self._one.constrain(X)
+
+    def contexts(self, **data: ArrayLike) -> np.ndarray:
+        """Turn values of the arguments into rows of contexts.
+
+        Parameters
+        ----------
+        **data : array-like of shape (...) or (m, ...)
+            Each argument by its name, once or m times.
+
+        Returns
+        -------
+        Y : ndarray of shape (c,) or (m, c)
+
+        Raises
+        ------
+        ValueError
+            One is missing, unknown or of another shape than its example.
+        """
+        if data.keys() != self.example.keys():
+            raise ValueError(f"`contexts` takes {', '.join(self.example)}; got {', '.join(data) or 'nothing'}.")
+        rows = []
+        for name, own in self.example.items():
+            value = np.asarray(data[name], dtype=np.float64)
+            lead = value.shape[: value.ndim - own.ndim]
+            if len(lead) > 1 or value.shape != (*lead, *own.shape):
+                raise ValueError(f"`{name}` has shape {value.shape}, expected {own.shape} or (m, *{own.shape}).")
+            rows.append(value.reshape(*lead, own.size))
+        return np.concatenate(rows, -1)
+
+    def simulate(self, n: int, rng: np.random.RandomState) -> tuple[np.ndarray, np.ndarray]:
+        """Draw n parameters from the prior, and the contexts that they make.
+
+        Parameters
+        ----------
+        n : int
+        rng : RandomState
+
+        Returns
+        -------
+        X : ndarray of shape (n, n_features)
+        Y : ndarray of shape (n, c)
+
+        Raises
+        ------
+        ValueError
+            One of the arguments is no observation, so that the model cannot make it.
+        """
+        jax = import_library("jax", "numpyro")
+        lost = [name for name, sites in self._observed.items() if len(sites) != 1]
+        if lost:
+            raise ValueError(
+                f"`data` has {', '.join(lost)}, which is not the `obs` of one site of the model, so that it cannot "
+                "be simulated; give `contexts` to `fit`."
+            )
+        keys = jax.random.split(jax.random.key(rng.randint(2**31)), n)
+        z, data = jax.jit(jax.vmap(self._simulate_one))(keys)
+        rows = [np.asarray(part, dtype=np.float64).reshape(n, -1) for part in jax.tree.leaves(z)]
+        return np.concatenate(rows, 1), self.contexts(**data)
+
+    def _simulate_one(self, key: Array) -> tuple[dict[str, Array], dict[str, Array]]:
+        handlers = import_library("numpyro.handlers", "numpyro")
+        util = import_library("numpyro.infer.util", "numpyro")
+        given = {**self._fixed, **self.example}
+        model = handlers.uncondition(self._model)
+        trace = handlers.trace(handlers.seed(model, key)).get_trace(**given)
+        latent = {name: trace[name]["value"] for name in self._latent}
+        z = util.unconstrain_fn(handlers.seed(self._model, key), (), given, latent)
+        return z, {name: trace[sites[0]]["value"] for name, sites in self._observed.items()}
+
+    def _log_joint(self, point: tuple[Any, Mapping[str, Array]]) -> Array:
+        z, data = point
+        canonical = import_library("jax", "numpyro").dtypes.canonicalize_dtype
+        kinds = {name: canonical(own.dtype) for name, own in self.example.items()}
+        typed = {name: data[name].astype(kind) for name, kind in kinds.items()}
+        return -self._potential(**self._fixed, **typed)(z)
+
+
+class _ScoreOfPairs(torch.autograd.Function):
+    """The first entries of the gradient of a joint log-density, whose products are those of its Hessian."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor, joint: JaxTarget) -> Tensor:  # noqa: ANN401
+        ctx.save_for_backward(x, y)
+        ctx.joint = joint
+        return joint.score_fn(torch.cat([x, y.to(x)], 1))[:, : x.shape[1]].to(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, v: Tensor) -> tuple[Tensor, Tensor, None]:  # noqa: ANN401
+        x, y = ctx.saved_tensors
+        product = ctx.joint.score_vjp(torch.cat([x, y.to(x)], 1))[1](torch.cat([v, torch.zeros_like(y).to(v)], 1))
+        return product[:, : x.shape[1]], product[:, x.shape[1] :].to(y), None
+
+
+def _sites_of(value: Array, trace: Mapping[str, Any]) -> list[str]:
+    """Return the observed sites of a trace that hold a value."""
+    return [name for name, site in trace.items() if site.get("is_observed") and site["value"] is value]
+
+
+def _check_plates(trace: Mapping[str, Any]) -> None:
+    """Raise ValueError for a model that subsamples its data."""
+    for name, site in trace.items():
         if site["type"] == "plate" and site["args"][1] not in (None, site["args"][0]):
             raise ValueError(f"`model` subsamples plate {name!r}; give it all of the data, without `subsample_size`.")
-    return JaxTarget(partial(_negative, info.potential_fn), info.param_info.z, info.postprocess_fn)
+
+
+def paired_from_numpyro(
+    model: Callable[..., object],
+    /,
+    data: Mapping[str, ArrayLike],
+    **fixed: Any,  # noqa: ANN401
+) -> PairedNumpyroTarget:
+    """Make the posteriors of a NumPyro model for many data sets, as `skksivi.AmortizedKSIVI` takes them.
+
+    Parameters
+    ----------
+    model : callable
+        With continuous latent sites only, and with all of its data, see `from_numpyro`.
+    data : dict of str to array-like
+        The arguments of the model that change from one data set to the next, and a value of each. Shapes and types
+        are the same for all data sets. Where each is the `obs` of one site, the model simulates them.
+    **fixed
+        Its other arguments.
+
+    Returns
+    -------
+    target : PairedNumpyroTarget
+        For ``AmortizedKSIVI().fit(target)``; ``contexts(**data)`` makes rows of data sets, ``simulate(n, rng)`` draws
+        parameters and data, and ``constrain`` turns draws into the parameters of the model.
+
+    Raises
+    ------
+    ImportError
+        NumPyro is not installed.
+    TypeError
+        `data` is no dict of arrays, or the model does not take these arguments.
+    ValueError, RuntimeError
+        The model has discrete latent sites, subsamples its data, or NumPyro finds no valid parameters.
+
+    See Also
+    --------
+    from_numpyro : The posterior of one data set.
+    skksivi.AmortizedKSIVI : One fit for many data sets.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import numpyro
+    >>> import numpyro.distributions as dist
+    >>> from skksivi import AmortizedKSIVI
+    >>> from skksivi.targets import paired_from_numpyro
+    >>> def model(y=None):
+    ...     mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
+    ...     numpyro.sample("y", dist.Normal(mean, 1.0).expand([3]), obs=y)
+    >>> target = paired_from_numpyro(model, {"y": np.zeros(3)})
+    >>> q = AmortizedKSIVI(n_contexts=200, max_score_calls=1000, random_state=0).fit(target)
+    >>> draws = q.sample(2000, target.contexts(y=[1.0, 2.0, 1.0]))  # the posterior is N(1, 1 / 4)
+    >>> round(float(draws.mean()), 1), round(float(draws.std()), 1)
+    (1.0, 0.5)
+    """
+    if not isinstance(data, Mapping) or not data:
+        raise TypeError(f"`data` must be a dict of names of arguments to arrays, got {data!r}.")
+    return PairedNumpyroTarget(model, data, fixed)
 
 
 def non_centered(model: Callable[P, T]) -> Callable[P, T]:

@@ -15,7 +15,16 @@ import torch
 from skksivi import KSIVIApproximator
 from skksivi.parameters import Pilot
 from skksivi.score._target import resolve_score
-from skksivi.targets import Target, from_bridgestan, from_jax, from_log_prob, from_numpyro, from_pymc, non_centered
+from skksivi.targets import (
+    Target,
+    from_bridgestan,
+    from_jax,
+    from_log_prob,
+    from_numpyro,
+    from_pymc,
+    non_centered,
+    paired_from_numpyro,
+)
 
 Y = (0.3, 1.9, -0.4, 1.1, 2.2)
 D = 5  # coordinates of mu, sigma > 0, p in (-1, 2) and w in the simplex of three
@@ -690,3 +699,61 @@ def test_missing_libraries_are_named(monkeypatch, module, make):
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ImportError, match=rf"pip install 'skksivi\[{module}\]'"):
         make()
+
+
+# One model, many data sets
+
+
+def poisson_model(y=None, exposure=1.0):
+    numpyro = pytest.importorskip("numpyro")
+    rate = numpyro.sample("rate", numpyro.distributions.Gamma(2.0, 1.0))
+    shift = numpyro.sample("shift", numpyro.distributions.Normal(0.0, 1.0).expand([2]).to_event(1))
+    numpyro.sample("y", numpyro.distributions.Poisson(rate * exposure).expand([3]), obs=y)
+    numpyro.sample("w", numpyro.distributions.Normal(shift, 1.0), obs=np.array([0.5, -0.5]))
+
+
+@pytest.mark.slow
+def test_the_scores_of_pairs_are_those_of_one_data_set_at_a_time():
+    pytest.importorskip("numpyro")
+    pair = paired_from_numpyro(poisson_model, {"y": np.zeros(3, dtype=int)}, exposure=2.0)
+    data = [[0, 1, 2], [5, 3, 4]]
+    x = torch.randn(2, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    y = torch.as_tensor(pair.contexts(y=data))
+    for i in range(2):
+        one = from_numpyro(poisson_model, y=np.array(data[i]), exposure=2.0)
+        assert one.names == pair.names
+        torch.testing.assert_close(pair.score_fn(x, y)[i : i + 1], one.score_fn(x[i : i + 1]), atol=1e-4, rtol=1e-4)
+    v = torch.ones_like(x)
+    at = x.clone().requires_grad_()
+    product = torch.autograd.grad(pair.score_fn(at, y), at, v)[0]
+    ahead, behind = pair.score_fn(x + 1e-2 * v, y), pair.score_fn(x - 1e-2 * v, y)
+    torch.testing.assert_close(product, (ahead - behind) / 2e-2, atol=1e-2, rtol=1e-2)
+
+
+@pytest.mark.slow
+def test_a_model_simulates_its_parameters_and_data():
+    """The mean of 2,000 rates of Gamma(2, 1), and of counts at an exposure of two: five standard errors."""
+    pytest.importorskip("numpyro")
+    pair = paired_from_numpyro(poisson_model, {"y": np.zeros(3, dtype=int)}, exposure=2.0)
+    X, Y = pair.simulate(2000, np.random.RandomState(0))
+    assert X.shape == (2000, 3)
+    assert Y.shape == (2000, 3)
+    rate = pair.constrain(X)["rate"]
+    assert abs(rate.mean() - 2) < 5 * np.sqrt(2 / 2000)
+    assert abs(Y.mean() - 4) < 5 * np.sqrt((4 * 2 + 4 / 3) / 2000)
+    np.testing.assert_array_equal(Y, Y.round())
+    assert np.corrcoef(rate, Y.mean(1))[0, 1] > 0.5
+
+
+def test_arguments_of_pairs_are_checked():
+    pytest.importorskip("numpyro")
+    with pytest.raises(TypeError, match="`data` must be a dict"):
+        paired_from_numpyro(poisson_model, [1, 2])
+    pair = paired_from_numpyro(poisson_model, {"y": np.zeros(3, dtype=int), "exposure": 1.0})
+    assert pair.contexts(y=[[1, 2, 3]] * 4, exposure=[1.0] * 4).shape == (4, 4)
+    with pytest.raises(ValueError, match="`contexts` takes y, exposure; got y"):
+        pair.contexts(y=[1, 2, 3])
+    with pytest.raises(ValueError, match=r"`y` has shape \(2,\), expected \(3,\)"):
+        pair.contexts(y=[1, 2], exposure=1.0)
+    with pytest.raises(ValueError, match="`data` has exposure, which is not the `obs`"):
+        pair.simulate(2, np.random.RandomState(0))

@@ -7,7 +7,7 @@ from skksivi._lazy import lazy
 if TYPE_CHECKING:
     from skksivi.targets._base import Target, from_rows, from_score_fn
     from skksivi.targets._bridges import from_log_prob
-    from skksivi.targets._constrained import constrained
+    from skksivi.targets._constrained import constrained, paired_constrained
     from skksivi.targets._diffusion import ConditionedDiffusion
     from skksivi.targets._jax import from_jax, from_numpyro, non_centered, paired_from_numpyro
     from skksivi.targets._linear import BayesianLinearRegression, BayesianMultinomialRegression
@@ -62,6 +62,7 @@ __all__ = [
     "from_rows",
     "from_score_fn",
     "non_centered",
+    "paired_constrained",
     "paired_from_numpyro",
 ]
 
@@ -72,7 +73,7 @@ if not TYPE_CHECKING:  # a checker would take any name for one of these
         {
             "_base": ["Target", "from_rows", "from_score_fn"],
             "_bridges": ["from_log_prob"],
-            "_constrained": ["constrained"],
+            "_constrained": ["constrained", "paired_constrained"],
             "_diffusion": ["ConditionedDiffusion"],
             "_jax": ["from_jax", "from_numpyro", "non_centered", "paired_from_numpyro"],
             "_linear": ["BayesianLinearRegression", "BayesianMultinomialRegression"],

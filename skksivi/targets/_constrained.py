@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from numbers import Real
 from typing import NamedTuple
 
@@ -242,8 +243,7 @@ def constrained(log_prob: Callable[..., Tensor], supports: Mapping[str, Support]
     """
     if not callable(log_prob):
         raise TypeError(f"`log_prob` must be callable, got a {type(log_prob).__name__}.")
-    if not isinstance(supports, Mapping) or not supports:
-        raise TypeError(f"`supports` must be a dict of names to supports, got {supports!r}.")
+    _check_supports(supports)
     _check_names(log_prob, list(supports))
     return ConstrainedTarget(log_prob, {name: _part(name, support) for name, support in supports.items()})
 
@@ -272,3 +272,86 @@ def _part(name: str, support: Support) -> Part:
         form = "a square shape (..., k, k)" if n_axes == 2 else "a shape (..., k)"
         raise ValueError(f"`supports` must give {form} for {name!r}; got {support!r}.")
     return Part(make(*bounds), shape)
+
+
+class ConstrainedPairs:
+    """The posteriors of named parameters with bounds for all contexts, see `paired_constrained`.
+
+    Attributes
+    ----------
+    n_features : int
+    names : tuple of str
+        Of the coordinates, in the unconstrained space of the draws.
+    """
+
+    def __init__(self, log_prob: Callable[..., Tensor], parts: Mapping[str, Part]) -> None:
+        self._log_prob, self._parts = log_prob, dict(parts)
+        self._one = ConstrainedTarget(log_prob, parts)
+        self.names, self.n_features = self._one.names, self._one.n_features
+
+    def score_fn(self, x: Tensor, y: Tensor) -> Tensor:
+        """Evaluate the gradient of log p(x | y) in x at rows x (n, d) of contexts y (n, c), with a graph."""
+        one = ConstrainedTarget(partial(self._log_prob, y), self._parts)
+        with torch.enable_grad():
+            x = x if x.requires_grad else x.detach().requires_grad_()
+            return torch.autograd.grad(one.log_prob(x).sum(), x, create_graph=True)[0]
+
+    def constrain(self, X: ArrayLike) -> dict[str, np.ndarray]:
+        """Turn draws (n, n_features) into parameters, as the target of `constrained` does."""
+        return self._one.constrain(X)
+
+    def unconstrain(self, values: Mapping[str, ArrayLike]) -> np.ndarray:
+        """Turn parameters into points (n, n_features), such as those that made the contexts."""
+        return self._one.unconstrain(values)
+
+
+def paired_constrained(log_prob: Callable[..., Tensor], supports: Mapping[str, Support]) -> ConstrainedPairs:
+    """Make the posteriors of named parameters with bounds for many data sets, for `skksivi.AmortizedKSIVI`.
+
+    Parameters
+    ----------
+    log_prob : callable
+        The log-density of n pairs, up to a constant: it takes the contexts (n, c) first, and each parameter by its
+        name, a tensor (n, ...), and returns a tensor (n,).
+    supports : dict of str to str or tuple
+        See `constrained`.
+
+    Returns
+    -------
+    target : ConstrainedPairs
+        For ``AmortizedKSIVI().fit(target, contexts, parameters)``, whose parameters ``unconstrain`` gives.
+
+    Raises
+    ------
+    TypeError
+        `log_prob` is not callable or does not take these names, or a shape is not of integers.
+    ValueError
+        A support is not one of those of `constrained`.
+
+    See Also
+    --------
+    constrained : The posterior of one data set.
+    skksivi.AmortizedKSIVI : One fit for many data sets.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from skksivi.targets import paired_constrained
+    >>> def log_prob(y, rate):  # Gamma(3, 1), and a Poisson count
+    ...     return (2 + y[:, 0]) * rate.log() - 2 * rate
+    >>> target = paired_constrained(log_prob, {"rate": "positive"})
+    >>> target.score_fn(torch.zeros(1, 1), torch.tensor([[3.0]])).detach()  # log rate: 3 + y - 2 rate
+    tensor([[4.]])
+    >>> target.unconstrain({"rate": [1.0, 2.0]}).shape
+    (2, 1)
+    """
+    if not callable(log_prob):
+        raise TypeError(f"`log_prob` must be callable, got a {type(log_prob).__name__}.")
+    _check_supports(supports)
+    _check_names(partial(log_prob, None), list(supports))
+    return ConstrainedPairs(log_prob, {name: _part(name, support) for name, support in supports.items()})
+
+
+def _check_supports(supports: object) -> None:
+    if not isinstance(supports, Mapping) or not supports:
+        raise TypeError(f"`supports` must be a dict of names to supports, got {supports!r}.")

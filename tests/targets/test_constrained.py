@@ -12,7 +12,7 @@ from torch import distributions as dist
 from skksivi import KSIVIApproximator, to_arviz
 from skksivi.parameters import Pilot
 from skksivi.score._score import central_difference
-from skksivi.targets import constrained
+from skksivi.targets import constrained, paired_constrained
 
 #: The density of each support, with numbers of which a member is a function.
 CASES = {
@@ -192,3 +192,32 @@ ONE = constrained(lambda a: a.log(), {"a": "unit interval"})
 def test_a_mistake_is_named(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+def log_prob_of_pairs(y, rate, share):
+    return y[:, 0] * rate.log() - rate + (y[:, 1:] * share.log()).sum(1)
+
+
+SUPPORTS_OF_PAIRS = {"rate": "positive", "share": ("simplex", 3)}
+
+
+def test_scores_of_pairs_are_those_of_one_context_at_a_time():
+    pair = paired_constrained(log_prob_of_pairs, SUPPORTS_OF_PAIRS)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(4, 3, generator=generator, dtype=torch.float64)
+    y = 1 + torch.rand(4, 4, generator=generator, dtype=torch.float64)
+    for i in range(4):
+        one = constrained(lambda i=i, **values: log_prob_of_pairs(y[i : i + 1], **values), {**SUPPORTS_OF_PAIRS})
+        torch.testing.assert_close(pair.score_fn(x, y)[i : i + 1].detach(), one.score_fn(x[i : i + 1]).detach())
+    values = pair.constrain(x.numpy())
+    np.testing.assert_allclose(pair.unconstrain(values), x)
+    assert pair.names == one.names
+
+
+def test_pairs_of_other_arguments_are_refused():
+    with pytest.raises(TypeError, match="`log_prob` must be callable"):
+        paired_constrained(3, {"rate": "positive"})
+    with pytest.raises(TypeError, match="`supports` must be a dict"):
+        paired_constrained(log_prob_of_pairs, [])
+    with pytest.raises(TypeError, match="`log_prob` must take the names"):
+        paired_constrained(log_prob_of_pairs, {"other": "positive"})

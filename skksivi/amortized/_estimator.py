@@ -551,7 +551,7 @@ class AmortizedKSIVI(Constrained, CallbackSupportMixin, BaseEstimator):
         -------
         est : KSIVIApproximator
             Fitted, with a `certificate_`. No step is kept that makes it worse. Its `n_score_calls_` and `n_products_`
-            are those of all steps.
+            count all steps.
 
         Raises
         ------

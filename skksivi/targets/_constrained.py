@@ -326,7 +326,7 @@ def paired_constrained(log_prob: Callable[..., Tensor], supports: Mapping[str, S
     TypeError
         `log_prob` is not callable or does not take these names, or a shape is not of integers.
     ValueError
-        A support is not one of those of `constrained`.
+        A support is not one that `constrained` takes.
 
     See Also
     --------

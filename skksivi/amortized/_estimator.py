@@ -247,19 +247,19 @@ class AmortizedKSIVI(Constrained, CallbackSupportMixin, BaseEstimator):
         ----------
         score_fn : callable
             The gradient of log p(x | y) in x for rows of pairs: maps x (n, n_features) and y (n, c), tensors or
-            arrays of float64, to (n, n_features). Contexts that are sets come as a list of n of them. Products with
-            its Jacobian are by automatic differentiation or, where that is wrong or not possible, by differences.
+            arrays of float64, to (n, n_features). Contexts that are sets are passed as a list of length n. Products
+            with its Jacobian are by automatic differentiation or, if that is wrong or impossible, by differences.
             Or an object with such a `score_fn`, with `n_features` and, for contexts, with `simulate`, as
             `skksivi.targets.paired_from_numpyro` makes one.
         contexts : array-like of shape (m, c), callable or iterable, default=None
-            The contexts of the training, which should cover those to come: such as data simulated from the prior.
-            A function ``contexts(n, rng)`` of a number and a numpy RandomState returns n of them, or a pair
-            (parameters, contexts); an iterable that is no sequence, such as a data loader, gives batches, which are
-            read until there are 100,000 contexts. With a `summary` also a list of m sets of shape (n_i, c). None
+            The training contexts, which should cover the contexts of later use, for example data simulated from the
+            prior. A function ``contexts(n, rng)`` of a number and a numpy RandomState returns n of them, or a pair
+            (parameters, contexts); an iterable that is not a sequence, such as a data loader, returns batches, which
+            are read until there are 100,000 contexts. With a `summary` also a list of m sets of shape (n_i, c). None
             takes ``score_fn.simulate``.
         parameters : array-like of shape (m, n_features), default=None
-            The x from which each context was simulated. They are exact draws of the posteriors, and tell of
-            separated modes and their weights what scores do not.
+            The x from which each context was simulated. They are exact draws from the posteriors, and have
+            information on separated modes and their weights that scores lack.
         n_features : int, default=None
             Dimension d of x; needed with a bare callable.
 
@@ -536,10 +536,10 @@ class AmortizedKSIVI(Constrained, CallbackSupportMixin, BaseEstimator):
         return reports[0] if alone else reports
 
     def refine(self, context: Any, *, max_iter: int = 100) -> KSIVIApproximator:  # noqa: ANN401
-        """Correct the fit to one context, as far as its certificate asks for it.
+        """Correct the fit to one context, if its certificate says that this is needed.
 
-        Nothing is done where that is good. Else the posterior is explored from draws of the amortised fit, see
-        `skksivi.parameters.Pilot` with low effort, and trained on from the better of both if that is not good either.
+        The posterior is explored from draws of the amortised fit, with low effort (see `skksivi.parameters.Pilot`). If
+        the better of both fits is still not near the posterior, training continues from there.
 
         Parameters
         ----------

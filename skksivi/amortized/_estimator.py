@@ -538,8 +538,8 @@ class AmortizedKSIVI(Constrained, CallbackSupportMixin, BaseEstimator):
     def refine(self, context: Any, *, max_iter: int = 100) -> KSIVIApproximator:  # noqa: ANN401
         """Correct the fit to one context, if its certificate says that this is needed.
 
-        The posterior is explored from draws of the amortised fit, with low effort (see `skksivi.parameters.Pilot`). If
-        the better of both fits is still not near the posterior, training continues from there.
+        The posterior is explored from draws of the amortised fit, with low effort (see `skksivi.parameters.Pilot`).
+        If the better of both fits is still not near the posterior, training continues from there.
 
         Parameters
         ----------

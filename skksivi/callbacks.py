@@ -79,7 +79,7 @@ class EarlyStopping:
         *,
         X: Any = None,  # noqa: ANN401
     ) -> None:
-        """Raise TypeError for a fit without a target of its own, if its score is asked for."""
+        """Raise TypeError for a fit without a target of its own, if `scoring` is None."""
         if X is None and self.scoring is None:
             raise TypeError(
                 f"`scoring` is None, the score for the target of a fit, but {type(estimator).__name__} has many; "

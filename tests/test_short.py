@@ -6,10 +6,11 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from plain_targets import as_score, gaussian, generator, gumbel, gumbel_log_prob, gumbel_score
+from plain_targets import as_score, gaussian, generator, gumbel, gumbel_log_prob, gumbel_score, normal
 from sklearn.exceptions import ConvergenceWarning
 
 from skksivi import KSIVIApproximator
+from skksivi.estimators._trained import _of_variances
 from skksivi.parameters import Pilot
 from skksivi.pilot import _short
 from skksivi.pilot._modes import LostError
@@ -156,3 +157,12 @@ def test_the_error_of_a_pilot_is_that_of_its_worst_mean():
     assert (
         KSIVIApproximator(max_iter=1, whiten="laplace").fit(normal_score, n_features=3).whitening_.error == math.inf
     )
+
+
+def test_a_width_that_chains_know_is_no_error_where_the_score_depends_on_others():
+    """By scores nine times as steep as their own draws are too wide in one coordinate, unless chains say otherwise."""
+    score, x = as_score(lambda x: -x * x.new_tensor([9.0, 1.0]), d=2), normal(2000, 2)
+    known = x.std(0).numpy()
+    assert "too wide in coordinate 0" in _of_variances(x, score(x), score, "Wait", None)
+    assert "too wide in coordinate 0" in _of_variances(x, score(x), score, "Wait", known / 3)
+    assert _of_variances(x, score(x), score, "Wait", known) is None

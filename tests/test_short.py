@@ -160,7 +160,7 @@ def test_the_error_of_a_pilot_is_that_of_its_worst_mean():
 
 
 def test_a_width_that_chains_know_is_no_error_where_the_score_depends_on_others():
-    """By scores nine times as steep as their own draws are too wide in one coordinate, unless chains say otherwise."""
+    """By scores nine times as steep as their own draws are too wide in one coordinate, unless chains deny it."""
     score, x = as_score(lambda x: -x * x.new_tensor([9.0, 1.0]), d=2), normal(2000, 2)
     known = x.std(0).numpy()
     assert "too wide in coordinate 0" in _of_variances(x, score(x), score, "Wait", None)

@@ -213,7 +213,7 @@ def _mode(score: Score, parts: Parts, at: Affine) -> Affine | None:
     for _ in range(EXPANSION.max_steps):
         s = at.whiten_score(score(x[None]))
         decrement = s.square().sum().item()
-        if decrement < EXPANSION.tolerance * d:
+        if decrement < EXPANSION.tolerance * d / 2:  # all of the data may have twice the curvature of a part
             return at._replace(m=x)
         if not decrement < last / 2:
             break

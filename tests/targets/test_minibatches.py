@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from sklearn.exceptions import ConvergenceWarning
 
@@ -288,6 +288,7 @@ def test_corrected_parts_have_the_score_and_product_of_all_as_their_mean(target,
 
 @pytest.mark.slow
 @given(n=st.integers(2000, 10_000), d=st.integers(1, 8), k=st.integers(2, 10), seed=st.integers(0, 10**6))
+@example(n=9568, d=2, k=2, seed=1146)
 def test_minibatches_of_any_data_are_right_at_the_mode_and_in_the_mean(n, d, k, seed):
     rng = np.random.RandomState(seed)
     A, y = rng.standard_t(4, size=(n, d)) * 10 ** rng.uniform(-1, 1, d), rng.uniform(size=n) < rng.uniform(0.1, 0.9)

@@ -195,25 +195,29 @@ SMALL = KSIVIApproximator(
     whiten="laplace", mixing="normal", max_iter=60, batch_size=20, early_stopping=None, hidden_layer_sizes=(8,),
     random_state=0,
 )  # fmt: skip
-N_READ = 249  # batches that a fit takes
 
 
-def test_an_interrupted_fit_goes_on_at_the_batch_where_it_was(tmp_path):
-    checkpoint, q = Checkpoint(tmp_path / "fit.ckpt", every=10), clone(SMALL)
+def small_fit(loader, checkpoint=None):
+    stream = Minibatches.from_loader(loader, target_of_batch, n_rows=N)
+    return clone(SMALL).set_params(checkpoint=checkpoint).fit(stream)
 
-    def fitted(loader, checkpoint):
-        stream = Minibatches.from_loader(loader, target_of_batch, n_rows=N)
-        return q.set_params(checkpoint=checkpoint).fit(stream).sample(5, random_state=0)
 
-    whole = Fragile()
-    draws = fitted(whole, None)
-    assert 10**9 - whole.n_left == N_READ
+@pytest.fixture(scope="module")
+def whole():
+    """A fit to a loader that keeps its word, and how many batches are read until the middle of its training."""
+    loader = Fragile()
+    q = small_fit(loader)
+    return q, 10**9 - loader.n_left - 60
+
+
+def test_an_interrupted_fit_goes_on_at_the_batch_where_it_was(whole, tmp_path):
+    q, n_batches = whole
+    checkpoint = Checkpoint(tmp_path / "fit.ckpt", every=10)
     with pytest.raises(OSError, match="the disk is gone"):
-        fitted(Fragile(N_READ - 60), checkpoint)
-    assert 10 < q.n_iter_ < 50
-    assert np.isfinite(q.sample(3)).all()
+        small_fit(Fragile(n_batches), checkpoint)
     assert (tmp_path / "fit.ckpt").exists()
-    np.testing.assert_array_equal(fitted(Fragile(), checkpoint), draws)
+    again = small_fit(Fragile(), checkpoint)
+    np.testing.assert_array_equal(again.sample(5, random_state=0), q.sample(5, random_state=0))
     assert not (tmp_path / "fit.ckpt").exists()
 
 
@@ -261,9 +265,9 @@ def test_a_loader_that_ends_early_is_told():
 
 
 @pytest.mark.parametrize("silent", [True, False])
-def test_what_was_learned_outlives_a_loader(silent):
+def test_what_was_learned_outlives_a_loader(whole, silent):
     q = clone(SMALL)
-    stream = Minibatches.from_loader(Fragile(N_READ - 60, silent), target_of_batch, n_rows=N)
+    stream = Minibatches.from_loader(Fragile(whole[1], silent), target_of_batch, n_rows=N)
     with pytest.raises(OSError, match="`loader` ended early: it gave" if silent else "the disk is gone"):
         q.fit(stream)
     assert 10 < q.n_iter_ < 50

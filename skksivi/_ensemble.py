@@ -20,7 +20,7 @@ from skksivi._warnings import warn_caller
 from skksivi._weights import LEAST_DRAWS, MOST_LEFT_OUT, Estimate, ImportanceSample, weighed
 from skksivi.base import BaseApproximator, ordinary_mode
 from skksivi.families._derived import Pooled, knows_density
-from skksivi.pilot._short import rhat
+from skksivi.pilot._hamiltonian import rhat
 from skksivi.score._target import TargetOrScore, compared_score, unwrapped
 
 #: Draws of each fit that are compared, and the R-hat of a coordinate from which on fits are told to disagree.

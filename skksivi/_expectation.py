@@ -30,7 +30,7 @@ from skksivi.base import BaseApproximator, ordinary_mode
 from skksivi.families._derived import Reweighted, unweighted
 from skksivi.families._samplers import Chains, Particles
 from skksivi.pilot._affine import Affine, AffineMap
-from skksivi.pilot._chains import covariance_root
+from skksivi.pilot._gaussian import covariance_root
 from skksivi.score._score import Score, ScoreFunction, is_target
 from skksivi.score._target import compared_score
 from skksivi.targets._base import Target

@@ -16,7 +16,7 @@ from skksivi._weights import LEAST_DRAWS, Certificate, Evidence, ImportanceSampl
 from skksivi.base import BaseApproximator, ordinary_mode, without_density
 from skksivi.families._derived import TAILS, Defended, Refined, knows_density
 from skksivi.families._samplers import Sampler
-from skksivi.pilot._rules import origin_of
+from skksivi.pilot._density import origin_of
 from skksivi.score._score import Score, ScoreFunction
 from skksivi.score._target import compared_score
 from skksivi.targets._base import Target

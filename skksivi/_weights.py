@@ -18,8 +18,9 @@ from skksivi._saved import is_float, is_instance, saved
 from skksivi.families._density import N_DRAWS, LogDensity
 from skksivi.families._derived import TAILS, Defended, knows_density, sampler_density
 from skksivi.families._samplers import Layer, Layers, Sampler
-from skksivi.pilot._chains import kronrod
-from skksivi.pilot._rules import MAX_FEATURES, log_density, origin_of
+from skksivi.pilot._density import log_density, origin_of
+from skksivi.pilot._lines import kronrod
+from skksivi.pilot._rules import MAX_FEATURES
 from skksivi.score._score import Score
 
 #: The fewest draws whose ratio must be finite, and their smallest effective share.

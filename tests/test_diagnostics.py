@@ -32,7 +32,7 @@ from skksivi.families._samplers import Fit, Gaussian
 from skksivi.parameters import Pilot
 from skksivi.pilot._affine import Affine
 from skksivi.pilot._masses import Cells
-from skksivi.pilot._rules import Whitening
+from skksivi.pilot._whitening import Whitening
 from skksivi.targets import (
     Banana,
     EightGaussians,

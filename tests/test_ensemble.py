@@ -18,7 +18,7 @@ from skksivi.baselines import SVGD, Laplace
 from skksivi.families._derived import Pooled, knows_density
 from skksivi.families._samplers import Fit, Gaussian, Particles
 from skksivi.pilot._affine import Affine, Identity
-from skksivi.pilot._rules import Whitening
+from skksivi.pilot._whitening import Whitening
 from skksivi.targets import from_log_prob
 
 

@@ -18,8 +18,8 @@ from skksivi.kernels import Gaussian
 from skksivi.mixing import Bootstrap, GaussianMixtureDraws, StudentTDraws
 from skksivi.parameters import Bridge, Pilot
 from skksivi.pilot._affine import Affine
-from skksivi.pilot._chains import PilotPoints
-from skksivi.pilot._rules import Whitening
+from skksivi.pilot._points import PilotPoints
+from skksivi.pilot._whitening import Whitening
 from skksivi.score._probe import in_double
 from skksivi.stein._estimators import GRADIENT_ESTIMATORS
 from skksivi.targets import BayesianLogisticRegression, EightGaussians, Minibatches, XShaped

@@ -38,9 +38,9 @@ from skksivi.metrics import kl_divergence
 from skksivi.mixing import GaussianMixtureDraws, NormalDraws
 from skksivi.parameters import Pilot, Plateau, Scale
 from skksivi.pilot._affine import Affine
-from skksivi.pilot._chains import PilotPoints
 from skksivi.pilot._mixture import fitted_mixture
-from skksivi.pilot._rules import Whitening
+from skksivi.pilot._points import PilotPoints
+from skksivi.pilot._whitening import Whitening
 from skksivi.score._probe import in_double
 from skksivi.stein._estimators import GRADIENT_ESTIMATORS
 from skksivi.targets import Banana, Multimodal, XShaped, from_log_prob, from_score_fn

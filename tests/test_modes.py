@@ -16,8 +16,8 @@ from skksivi.families._derived import Reweighted
 from skksivi.families._samplers import Fit
 from skksivi.parameters import Pilot
 from skksivi.pilot._affine import Affine
-from skksivi.pilot._chains import PilotPoints
 from skksivi.pilot._masses import MASSES, Cells, _log_proposal, _propose, log_densities, mass, normalised, weighed
+from skksivi.pilot._points import PilotPoints
 from skksivi.targets import EightGaussians, Multimodal, Target
 
 WEIGHTS = np.array([0.3, 0.2, 0.15, 0.1, 0.1, 0.05, 0.05, 0.05])

@@ -24,21 +24,12 @@ from plain_targets import (
 from scipy.special import digamma, polygamma
 
 from skksivi.pilot._affine import Affine
-from skksivi.pilot._chains import (
-    Ensemble,
-    PilotPoints,
-    batch_and_match,
-    covariance_root,
-    find_pilot,
-    kronrod,
-    langevin,
-    lobatto,
-    lobatto_nodes,
-    lower_bound,
-    metropolis,
-    narrowed,
-)
-from skksivi.pilot._modes import ModeMaps, find_modes, log_ratio, score_divergence, search_modes
+from skksivi.pilot._chains import Ensemble, find_pilot, langevin, lower_bound, metropolis, narrowed
+from skksivi.pilot._gaussian import batch_and_match, covariance_root, score_divergence
+from skksivi.pilot._lines import kronrod, lobatto, lobatto_nodes, log_ratio
+from skksivi.pilot._modes import ModeMaps, find_modes
+from skksivi.pilot._newton import search_modes
+from skksivi.pilot._points import PilotPoints
 
 SEEDS = st.integers(0, 10**6)
 

@@ -19,7 +19,7 @@ from skksivi.baselines import Laplace
 from skksivi.metrics import kl_divergence, ksd
 from skksivi.parameters import Pilot
 from skksivi.pilot._affine import Affine
-from skksivi.pilot._modes import jacobians
+from skksivi.pilot._newton import jacobians
 from skksivi.pilot._rules import find_whitening, pulled_back
 from skksivi.score._improper import check_proper, flat_direction
 from skksivi.score._probe import ASYMMETRY, choose_product, grows_outward, in_double, trial_points

@@ -13,8 +13,9 @@ from skksivi import KSIVIApproximator
 from skksivi.estimators._trained import _of_variances
 from skksivi.parameters import Pilot
 from skksivi.pilot import _short
-from skksivi.pilot._modes import LostError
-from skksivi.pilot._short import SHORT, Chains, disagreement, rhat, trajectory, warmed_up
+from skksivi.pilot._hamiltonian import HAMILTONIAN, Chains, disagreement, rhat, trajectory, warmed_up
+from skksivi.pilot._newton import LostError
+from skksivi.pilot._points import MANY_FEATURES
 from skksivi.targets import Banana, Target
 
 
@@ -51,10 +52,10 @@ def test_chains_that_cannot_move_go_on_from_the_place_of_others():
 
 def test_chains_that_stay_apart_disagree():
     u = torch.randn(40, 32, 2, generator=generator(), dtype=torch.float64)
-    assert disagreement(u) < SHORT.max_rhat
+    assert disagreement(u) < HAMILTONIAN.max_rhat
     u[:, :4, 1] += 3
-    assert disagreement(u) > SHORT.max_rhat
-    assert rhat(u)[0] < SHORT.max_rhat
+    assert disagreement(u) > HAMILTONIAN.max_rhat
+    assert rhat(u)[0] < HAMILTONIAN.max_rhat
 
 
 CORRELATED = gaussian(5, 0)
@@ -136,7 +137,7 @@ def test_chains_of_many_features_do_without_a_mode(effort, monkeypatch):
         raise LostError
 
     monkeypatch.setattr(_short, "_first_modes", lost)
-    d = SHORT.many_features
+    d = MANY_FEATURES
     q = KSIVIApproximator(whiten=Pilot(effort=effort), random_state=0).fit(lambda x: 1 - x, n_features=d)
     X = q.sample(10_000)
     assert q.whitening_.modes.shape == (0, d)
@@ -147,7 +148,7 @@ def test_chains_of_many_features_do_without_a_mode(effort, monkeypatch):
 
 def test_chains_that_run_off_are_not_taken_for_a_fit_without_a_mode():
     with pytest.warns(UserWarning, match="wrong sign"), pytest.raises(ValueError, match="wrong sign"):
-        KSIVIApproximator(random_state=0).fit(lambda x: x, n_features=SHORT.many_features)
+        KSIVIApproximator(random_state=0).fit(lambda x: x, n_features=MANY_FEATURES)
 
 
 def test_the_error_of_a_pilot_is_that_of_its_worst_mean():

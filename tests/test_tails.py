@@ -11,7 +11,7 @@ from scipy import stats
 import skksivi
 from skksivi import KSIVIApproximator
 from skksivi.pilot._affine import Affine
-from skksivi.pilot._modes import saddle_free_newton
+from skksivi.pilot._newton import saddle_free_newton
 from skksivi.pilot._tails import FARTHEST, Tails, fitted_tails
 from skksivi.score._target import resolve_score
 from skksivi.targets import Target

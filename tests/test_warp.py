@@ -14,7 +14,8 @@ import skksivi
 from skksivi import KSIVIApproximator, certificate, diagnose, expectation, refine
 from skksivi.families._derived import Warped
 from skksivi.parameters import Checkpoint, Pilot
-from skksivi.pilot._warp import Level, Warp, features, fitted_warp, skewed, unskewed
+from skksivi.pilot._warp import Level, Warp, features, skewed, unskewed
+from skksivi.pilot._warp_fit import fitted_warp
 from skksivi.score._target import resolve_score
 from skksivi.targets import Target
 

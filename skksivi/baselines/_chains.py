@@ -11,7 +11,7 @@ from torch import Tensor
 
 from skksivi.base import Constraints, Integral, Interval
 from skksivi.baselines._points import Started
-from skksivi.pilot._rules import Whitening
+from skksivi.pilot._whitening import Whitening
 
 #: Constraints of the parameters that all of them have.
 RUNNING: Constraints = {

@@ -17,9 +17,9 @@ from skksivi.baselines._descent import Descending, set_gradient
 from skksivi.families._samplers import Fit, Gaussian, Tell
 from skksivi.parameters import Init
 from skksivi.pilot._affine import Affine, AffineMap
-from skksivi.pilot._chains import batch_and_match
-from skksivi.pilot._modes import score_divergence
-from skksivi.pilot._rules import check_start, find_whitening, laplace, pulled_back, starting_points
+from skksivi.pilot._gaussian import batch_and_match, score_divergence
+from skksivi.pilot._newton import laplace
+from skksivi.pilot._rules import check_start, find_whitening, pulled_back, starting_points
 from skksivi.score._score import Score
 
 #: Decay of the average over iterations that is kept.

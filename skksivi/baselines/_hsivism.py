@@ -18,8 +18,9 @@ from skksivi.families._layer import Drawn, DrawPullback
 from skksivi.families._samplers import Fit, Layers, Tell
 from skksivi.mixing import NormalDraws
 from skksivi.parameters import Adam, Bridge, Init, Scale, Whiten, checked_object
-from skksivi.pilot._chains import PilotPoints
-from skksivi.pilot._rules import Whitening, pulled_back
+from skksivi.pilot._points import PilotPoints
+from skksivi.pilot._rules import pulled_back
+from skksivi.pilot._whitening import Whitening
 from skksivi.score._score import DifferentiableScore, Score
 from skksivi.training._loop import Objective
 

@@ -15,9 +15,9 @@ from skksivi.base import Constraints, Integral, Interval, Real, StrOptions
 from skksivi.estimators._trained import Whitened
 from skksivi.kernels import Kernel, resolve_kernel
 from skksivi.parameters import Init, Whiten
-from skksivi.pilot._chains import lobatto, lobatto_nodes
-from skksivi.pilot._modes import log_ratio
-from skksivi.pilot._rules import Whitening, find_whitening
+from skksivi.pilot._lines import lobatto, lobatto_nodes, log_ratio
+from skksivi.pilot._rules import find_whitening
+from skksivi.pilot._whitening import Whitening
 from skksivi.score._score import Score, ScoreFunction
 
 #: Constraints of the parameters of those that descend, of a kernel, and of those that have both.

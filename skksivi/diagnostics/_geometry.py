@@ -15,7 +15,7 @@ from skksivi.diagnostics._limits import outlier_limit
 from skksivi.diagnostics._report import Check
 from skksivi.diagnostics._view import N_SE, REFUSALS, View, judged
 from skksivi.pilot._affine import Affine, standard_normal
-from skksivi.pilot._chains import covariance_root
+from skksivi.pilot._gaussian import covariance_root
 from skksivi.pilot._masses import Cells, log_densities, mass
 from skksivi.pilot._modes import MODES, around, find_modes
 from skksivi.score._score import Score, ScoreFunction

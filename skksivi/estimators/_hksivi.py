@@ -34,8 +34,9 @@ from skksivi.parameters import (
     Whiten,
     checked_object,
 )
-from skksivi.pilot._chains import PilotPoints
-from skksivi.pilot._rules import MAX_POINTS, Whitening
+from skksivi.pilot._points import PilotPoints
+from skksivi.pilot._rules import MAX_POINTS
+from skksivi.pilot._whitening import Whitening
 from skksivi.score._score import DifferentiableScore, Score
 from skksivi.training._guard import MomentPenalty, Moments, moments
 from skksivi.training._loop import Objective

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from skksivi._arrays import as_array
 from skksivi.kernels import Kernel
-from skksivi.pilot._rules import Whitening
+from skksivi.pilot._whitening import Whitening
 from skksivi.score._score import Score
 from skksivi.stein._estimators import GradientEstimator
 from skksivi.stein._fused import value_and_gradients
@@ -187,13 +186,7 @@ def of_terms(terms: Sequence[Term], score: Score) -> str:
     return checksum(*(term.gradient(draws, x.new_ones(())) for term in terms))
 
 
-class Asked(Protocol):
-    """What returns the settings of a fit."""
-
-    def __call__(self) -> Mapping[str, str]: ...
-
-
-def settled(ask: Asked) -> dict[str, str]:
+def settled(ask: Callable[[], Mapping[str, str]]) -> dict[str, str]:
     """Return settings that are the same when they are asked for again.
 
     Raises

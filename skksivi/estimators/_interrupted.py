@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from skksivi._saved import COUNT, CURVE, INDICES, WEIGHTS, Parts, is_instance, is_integer, or_none, saved
 from skksivi.families._hierarchy import Hierarchy
 from skksivi.families._layer import MultilayerPerceptron, SemiImplicit
-from skksivi.pilot._rules import Whitening
+from skksivi.pilot._whitening import Whitening
 from skksivi.stein._path import Memory
 from skksivi.training._guard import MomentPenalty
 from skksivi.training._loop import State

@@ -53,12 +53,15 @@ from skksivi.parameters import (
     plateau_of,
 )
 from skksivi.pilot._affine import Affine
-from skksivi.pilot._chains import PilotPoints
 from skksivi.pilot._curved import Curved
-from skksivi.pilot._modes import LostError, find_modes
+from skksivi.pilot._gaussian import matched
+from skksivi.pilot._modes import find_modes
+from skksivi.pilot._newton import LOST
 from skksivi.pilot._others import all_modes
-from skksivi.pilot._rules import MAX_FEATURES, Whitening, pulled_back
-from skksivi.pilot._short import SHORT, matched
+from skksivi.pilot._points import MANY_FEATURES, PilotPoints, are_known
+from skksivi.pilot._rules import MAX_FEATURES, pulled_back
+from skksivi.pilot._short import SHORT
+from skksivi.pilot._whitening import Whitening
 from skksivi.score._score import DifferentiableScore, Halves, Score, WithoutProducts
 from skksivi.score._tally import SpentError
 from skksivi.stein._discrepancy import agree
@@ -131,31 +134,21 @@ class SteinTrained(Trained, Generic[F]):
     def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
         score = self._checked_score(score_fn)
         with self._opened_checkpoint(score_fn, generator) as file:
-            return self._fit_with(file, score_fn, score, generator, tell)
-
-    def _fit_with(
-        self,
-        file: CheckpointFile[Interrupted] | None,
-        score_fn: Score,
-        score: Score,
-        generator: torch.Generator,
-        tell: Tell | None,
-    ) -> Fit:
-        start = self._start(score_fn, generator, file)
-        score, of_x = start.whitening.seen(score), partial(_in_x, start.whitening.warp)
-        show = None if tell is None else lambda fit: tell(of_x(fit))
-        untrained = self._untrained(score, start) if file is None or file.found is None else None
-        if untrained is not None and self._will_do(untrained, score, start):
-            fit = untrained
-        else:
-            try:
-                fit = nearer(self._trained(file, score, start, generator, show), untrained)
-            except SpentError:  # before the first iteration
-                fit = self._as_started(score, start)
-        fit = of_x(fit._replace(report={"score_checksum_": start.answers, **fit.report}))
-        if file is None:
-            return fit
-        return fit._replace(finish=lambda: file.finish(remove=fit.ended_by is None and not score.tally.is_spent))
+            start = self._start(score_fn, generator, file)
+            score, in_x = start.whitening.seen(score), partial(_in_x, start.whitening.warp)
+            show = None if tell is None else lambda fit: tell(in_x(fit))
+            untrained = self._untrained(score, start) if file is None or file.found is None else None
+            if untrained is not None and self._will_do(untrained, score, start):
+                fit = untrained
+            else:
+                try:
+                    fit = nearer(self._trained(file, score, start, generator, show), untrained)
+                except SpentError:  # before the first iteration
+                    fit = self._as_started(score, start)
+            fit = in_x(fit._replace(report={"score_checksum_": start.answers, **fit.report}))
+            if file is None:
+                return fit
+            return fit._replace(finish=lambda: file.finish(remove=fit.ended_by is None and not score.tally.is_spent))
 
     def _trained(
         self,
@@ -205,12 +198,11 @@ class SteinTrained(Trained, Generic[F]):
 
     def _untrained(self, score: Score, start: Start[F]) -> Fit | None:
         """Return a fit that draws from its start, None unless that is at a pilot, with its certificate."""
-        if score.tally.is_spent:
-            fit = self._as_started(score, start)
-            return until_interrupted(fit, lambda fit: certified(fit, score, start.seed, self.batch_size))
-        if not self._ends_by_itself or not self._is_at_pilot(start) or self._goes_on(start):
-            return None
-        score.tally.begin(CERTIFICATE)
+        if not score.tally.is_spent:
+            goes_on = self._continues() and start.answers == self.score_checksum_
+            if goes_on or not (self._ends_by_itself and self._is_at_pilot(start)):
+                return None
+            score.tally.begin(CERTIFICATE)
         fit = self._as_started(score, start)
         return until_interrupted(fit, lambda fit: certified(fit, score, start.seed, self.batch_size))
 
@@ -225,10 +217,10 @@ class SteinTrained(Trained, Generic[F]):
         is_low = chains is not None and chains.effort == "low"
         if is_low or score.tally.is_spent or fit.ended_by is not None or is_certified(fit):
             return True
-        has_many, nearly = score.n_features >= SHORT.many_features, start.whitening.error < SHORT.nearly
-        undecided = not isinstance(found, Certificate) or (not found.trusted and has_many)
-        will_do = start.whitening.converged or (has_many and nearly) or score.n_features > MAX_FEATURES
-        return undecided and will_do
+        d, whitening = score.n_features, start.whitening
+        undecided = not isinstance(found, Certificate) or (not found.trusted and d >= MANY_FEATURES)
+        is_known = are_known(d, converged=whitening.converged, error=whitening.error)
+        return undecided and (is_known or d > MAX_FEATURES)
 
     def _as_started(self, score: Score, start: Start[F]) -> Fit:
         """Return a fit that draws from its start."""
@@ -238,10 +230,6 @@ class SteinTrained(Trained, Generic[F]):
             n = len(self.loss_curve_)
             report |= {"loss_curve_": self.loss_curve_, "ksd_curve_": self.ksd_curve_, "n_iter_": n, "best_iter_": n}
         return Fit(sampler, report)
-
-    def _goes_on(self, start: Start[F]) -> bool:
-        """Tell whether a training continues the last fit, of the same target."""
-        return self._continues() and start.answers == self.score_checksum_
 
     def _check_parameters(self, n_features: int) -> None:
         super()._check_parameters(n_features)
@@ -326,30 +314,16 @@ class SteinTrained(Trained, Generic[F]):
         A network learns best in units of the target. Where there are several modes a Gaussian would lose some.
         """
         with score_fn.tally.reserving(N_RESERVED):
-            return self._find_whitening_with(score_fn, generator, init)
-
-    def _find_whitening_with(
-        self, score_fn: Score, generator: torch.Generator, init: Init
-    ) -> tuple[Whitening, PilotPoints | None]:
-        """Return the same, by as many calls as there are."""
-        whitening, pilot = super()._find_whitening(score_fn, generator, init)
-        map_, double = whitening.map, score_fn.double
-        if pilot is not None or not (isinstance(map_, Affine) and self._adjusts(score_fn)):
-            return whitening, pilot
-        before = score_fn.tally.total
-        try:
-            modes = find_modes(double, map_.m[None], generator).maps
-            if len(modes) == 1 and len(all_modes(double, map_.m, modes[0], generator).maps) == 1:
-                last, found = None, map_
-                for _ in range(N_MATCHED):
-                    if found is last:  # which does, or gets no better
-                        break
-                    last, found = found, matched(double, found, generator)
-                whitening = replace(whitening, map=found) if is_close(found, map_) else whitening
-        except (LostError, SpentError, torch.linalg.LinAlgError):
-            return whitening, pilot
-        n_calls = whitening.n_score_calls + score_fn.tally.total - before
-        return replace(whitening, n_score_calls=n_calls), pilot
+            whitening, pilot = super()._find_whitening(score_fn, generator, init)
+            if pilot is not None or not (isinstance(whitening.map, Affine) and self._adjusts(score_fn)):
+                return whitening, pilot
+            before = score_fn.tally.total
+            try:
+                map_ = _brought_to_target(whitening.map, score_fn.double, generator)
+            except (*LOST, SpentError):
+                return whitening, pilot
+            n_calls = whitening.n_score_calls + score_fn.tally.total - before
+            return replace(whitening, map=map_, n_score_calls=n_calls), pilot
 
     def _adjusts(self, score_fn: Score) -> bool:
         """Tell whether the coordinates may follow the target, which takes scores of all of the data.
@@ -692,6 +666,19 @@ class SteinTrained(Trained, Generic[F]):
         if fit.finish is not None:
             fit.finish()
         super()._conclude(fit, score_fn, generator)
+
+
+def _brought_to_target(map_: Affine, score: Score, generator: torch.Generator) -> Affine:
+    """Return the Gaussian that is fitted from a map to a target of one mode; the map itself where that fails."""
+    modes = find_modes(score, map_.m[None], generator).maps
+    if len(modes) > 1 or len(all_modes(score, map_.m, modes[0], generator).maps) > 1:
+        return map_
+    last, found = None, map_
+    for _ in range(N_MATCHED):
+        if found is last:  # which does, or gets no better
+            break
+        last, found = found, matched(score, found, generator)
+    return found if is_close(found, map_) else map_
 
 
 def _in_x(warp: Curved | None, fit: Fit) -> Fit:

@@ -30,8 +30,9 @@ from skksivi.parameters import (
     Whiten,
     checked_object,
 )
-from skksivi.pilot._chains import PilotPoints
-from skksivi.pilot._rules import MAX_POINTS, Whitening
+from skksivi.pilot._points import PilotPoints
+from skksivi.pilot._rules import MAX_POINTS
+from skksivi.pilot._whitening import Whitening
 from skksivi.score._improper import tail_exponent
 from skksivi.score._score import DifferentiableScore, Score, Tempered
 from skksivi.terms import Term, Weighed

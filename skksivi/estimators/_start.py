@@ -12,7 +12,7 @@ from skksivi.estimators._trained import F
 from skksivi.mixing import GaussianMixtureDraws
 from skksivi.pilot._affine import Affine
 from skksivi.pilot._mixture import Components
-from skksivi.pilot._rules import Whitening
+from skksivi.pilot._whitening import Whitening
 from skksivi.stein._path import Memory
 from skksivi.training._guard import MomentPenalty
 

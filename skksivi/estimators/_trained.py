@@ -30,10 +30,12 @@ from skksivi.parameters import (
     pilot_of,
 )
 from skksivi.pilot._affine import Identity
-from skksivi.pilot._chains import CHAINS, PilotPoints
+from skksivi.pilot._chains import CHAINS
 from skksivi.pilot._expansion import expanded
-from skksivi.pilot._rules import MAX_POINTS, RULES, Whitening, check_start, find_whitening, points_near_target
-from skksivi.pilot._short import N_EXPECTED, SHORT
+from skksivi.pilot._points import MANY_FEATURES, PilotPoints
+from skksivi.pilot._rules import MAX_POINTS, RULES, check_start, find_whitening, points_near_target
+from skksivi.pilot._short import N_EXPECTED
+from skksivi.pilot._whitening import Whitening
 from skksivi.score._score import Score
 from skksivi.score._tally import SpentError, Tally
 from skksivi.stein._discrepancy import stein_shift, stein_variances
@@ -298,7 +300,7 @@ def _todo(whitening: object) -> str:
 
 def _sd_of_many(whitening: object) -> np.ndarray | None:
     """Return the standard deviations (d,) of the target, if chains that agree tell those of many features."""
-    if not isinstance(whitening, Whitening) or len(whitening.map.m) < SHORT.many_features:
+    if not isinstance(whitening, Whitening) or len(whitening.map.m) < MANY_FEATURES:
         return None
     return whitening.sd if whitening.converged else None
 
@@ -343,7 +345,7 @@ def _of_certificate(report: Mapping[str, object], d: int) -> str | None:
     if not isinstance(found, Certificate):
         return None
     least = math.exp(-FAILED_DIVERGENCE * d)
-    if found.share < least and d >= SHORT.many_features:
+    if found.share < least and d >= MANY_FEATURES:
         return (
             f"The fit may be far from the target: draws weighted by p / q have an effective share of "
             f"{found.share:.2g}, below {least:.2g}. Raise the `effort` or the `budget` of "

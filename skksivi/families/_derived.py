@@ -15,10 +15,10 @@ from skksivi.families._density import LogDensity
 from skksivi.families._samplers import HasDensity, Layer, Layers, Sampler
 from skksivi.mixing import AtomDraws, DensityMixing
 from skksivi.pilot._affine import Affine
-from skksivi.pilot._chains import covariance_root
 from skksivi.pilot._curved import Curved
+from skksivi.pilot._density import log_density
+from skksivi.pilot._gaussian import covariance_root
 from skksivi.pilot._masses import Cells
-from skksivi.pilot._rules import log_density
 from skksivi.pilot._tails import Tails
 from skksivi.pilot._warp import Warp
 from skksivi.score._score import Score

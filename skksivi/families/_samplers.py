@@ -18,8 +18,8 @@ from skksivi.families._density import MOST_DRAWS, LogDensity, hierarchy_log_dens
 from skksivi.families._hierarchy import Hierarchy
 from skksivi.families._layer import SemiImplicit
 from skksivi.pilot._affine import Affine, WhitenedScore
-from skksivi.pilot._modes import FAR
-from skksivi.pilot._rules import Whitening
+from skksivi.pilot._newton import FAR
+from skksivi.pilot._whitening import Whitening
 from skksivi.score._score import Score, ScoreFunction
 
 #: Numbers drawn at a time, so that memory does not grow with the number of rows.

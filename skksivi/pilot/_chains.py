@@ -10,14 +10,16 @@ import torch
 from torch import Tensor
 
 from skksivi._lazy import keeping_random
-from skksivi.pilot._affine import Affine, AffineMap, standard_normal
-from skksivi.pilot._curved import Curved
-from skksivi.pilot._mixture import Components, fitted_mixture
-from skksivi.pilot._modes import FAR, N_COMPARED, LostError, ModeMaps, log_ratio
+from skksivi.pilot._affine import Affine, standard_normal
+from skksivi.pilot._gaussian import adapted, batch_and_match
+from skksivi.pilot._lines import lobatto, lobatto_nodes, log_ratio
+from skksivi.pilot._modes import ModeMaps
+from skksivi.pilot._newton import FAR, LostError
+from skksivi.pilot._points import PilotPoints
 from skksivi.score._score import ScoreFunction
 
 with keeping_random():
-    from sklearn.covariance import ledoit_wolf
+    pass
 
 
 class ChainSettings(NamedTuple):
@@ -49,202 +51,7 @@ class ChainSettings(NamedTuple):
 CHAINS = ChainSettings()
 
 
-#: Points for each feature that a covariance takes.
-FEW = 20
-
-
-class PilotPoints(NamedTuple):
-    """Points near the target, and what is known of them.
-
-    Attributes
-    ----------
-    x : Tensor of shape (n, d)
-        Points, sorted by the mode they are near.
-    n_of_mode : list of int
-        How many belong to each.
-    mean_se : Tensor of shape (d,)
-        Standard errors of their mean, from the spread over independent chains.
-    converged : bool
-        Whether the earlier and the later half of the points agree.
-    dense : bool
-        Whether there is mass between the points of a mode.
-    mixture : Components or None
-        One that was fitted to them.
-    warp : Curved or None
-        The map to the coordinates of the target; they are y of this, if there is one.
-    """
-
-    x: Tensor
-    n_of_mode: list[int]
-    mean_se: Tensor
-    converged: bool
-    dense: bool = True
-    mixture: Components | None = None
-    warp: Curved | None = None
-
-    def map(self) -> Affine:
-        """Return the map by mean and covariance: of points that are too few for it by that of their one Gaussian."""
-        n, d = self.x.shape
-        if self.mixture is not None and len(self.mixture.weights) == 1 and n < FEW * d:
-            return self.mixture.map()
-        return Affine(self.x.mean(0), covariance_root(self.x))
-
-    def error(self) -> float:
-        """Return the largest standard error of a mean, in standard deviations."""
-        return (self.mean_se / self.x.std(0)).max().item()
-
-    def of_modes(self) -> Sequence[Tensor]:
-        """Return the points of each mode."""
-        return self.x.split(self.n_of_mode)
-
-    def thinned(self, n: int) -> PilotPoints:
-        """Return at most about n of the points, the same share of each mode."""
-        every = -(-len(self.x) // n)
-        parts = [part[::every] for part in self.of_modes()]
-        return self._replace(x=torch.cat(parts), n_of_mode=[len(part) for part in parts])
-
-    def whitened(self, map: AffineMap, dtype: torch.dtype) -> PilotPoints:  # noqa: A002
-        """Return the points in the coordinates of a map."""
-        return self._replace(x=map.whiten(self.x).to(dtype))
-
-    def mixture_in(self, map: AffineMap, generator: torch.Generator) -> Components:  # noqa: A002
-        """Return a mixture for these points in the coordinates of a map."""
-        if self.mixture is not None and isinstance(map, Affine):
-            return self.mixture.whitened(map)
-        return fitted_mixture(self._replace(x=map.whiten(self.x)).of_modes(), generator)
-
-    def unwhitened(self, map: Affine) -> PilotPoints:  # noqa: A002
-        """Return the points in x, if these are those of u, and their errors for whatever correlation."""
-        scale = map.L.norm(dim=1)
-        mixture = None if self.mixture is None else self.mixture.unwhitened(map)
-        return self._replace(x=map.unwhiten(self.x), mean_se=self.mean_se.max() * scale, mixture=mixture)
-
-    def conditional_sd(self, score_fn: ScoreFunction, map: AffineMap) -> Tensor:  # noqa: A002
-        r"""Return the standard deviations (d,) of the coordinates u of a map while the others stand still.
-
-        By Stein's identity the mean of their inverse squares is :math:`E s_i^2 = E[-\partial_i s_i]`. A few rows do.
-        None is above one, the standard deviation of all of u: points that have not come to the target would say so.
-        """
-        x = self.x[:: max(1, len(self.x) // N_COMPARED)]
-        return map.whiten_score(score_fn(x).detach()).square().mean(0).rsqrt().clamp_max(1.0)
-
-    def width_within(self) -> Tensor:
-        """Return the interquartile ranges (d,) within the narrowest mode, in units of a normal's deviation.
-
-        Heavy tails have no say in them.
-        """
-        quartiles = self.x.new_tensor([0.25, 0.75])
-        ranges = [part.quantile(quartiles, dim=0).diff(dim=0)[0] for part in self.of_modes()]
-        return torch.stack(ranges).amin(0) / 1.349
-
-
-def lobatto_nodes(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    r"""Return the inner nodes (n, d) of Lobatto's rule of four points, :math:`x + t (y - x)` with
-    :math:`t = \tfrac12 \mp \tfrac{1}{2 \sqrt 5}`.
-    """
-    return torch.lerp(x, y, 0.5 - 0.5 / math.sqrt(5)), torch.lerp(x, y, 0.5 + 0.5 / math.sqrt(5))
-
-
-def lobatto(s_x: Tensor, s_1: Tensor, s_2: Tensor, s_y: Tensor, gap: Tensor) -> Tensor:
-    r"""Integrate the score along lines by Lobatto's rule of four points, from its values there.
-
-    .. math:: \log p(y) - \log p(x) \approx \tfrac{1}{12} \left( s_x + 5 s_1 + 5 s_2 + s_y \right)^\top (y - x).
-
-    It is exact where log p is a polynomial of degree six along the line; else the error is
-    :math:`-g^{(6)}(t) / 1{,}512{,}000` for some t in [0, 1], of :math:`g(t) = s(x + t (y - x))^\top (y - x)`.
-
-    Parameters
-    ----------
-    s_x, s_1, s_2, s_y : Tensor of shape (n, d)
-        The scores at x, at the `lobatto_nodes` and at y.
-    gap : Tensor of shape (n, d)
-        The y - x.
-
-    Returns
-    -------
-    log_ratio : Tensor of shape (n,)
-
-    References
-    ----------
-    Abramowitz, M. and Stegun, I. (1964). Handbook of mathematical functions, 25.4.32.
-    """
-    return ((s_x + 5 * (s_1 + s_2) + s_y) * gap).sum(1) / 12
-
-
-def kronrod(score_fn: ScoreFunction, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    r"""Integrate the score along lines by Kronrod's extension of Lobatto's rule of four points, to seven.
-
-    Parameters
-    ----------
-    score_fn : callable
-    a : Tensor of shape (d,)
-    b : Tensor of shape (n, d)
-
-    Returns
-    -------
-    log_ratio : Tensor of shape (n,)
-        :math:`\log p(b) - \log p(a)`.
-    gap : Tensor of shape (n,)
-        What Lobatto's rule would say less; the error is much smaller.
-
-    References
-    ----------
-    Gander, W. and Gautschi, W. (2000). Adaptive quadrature: revisited. BIT 40(1).
-    """
-    outer, inner = math.sqrt(2 / 3), 1 / math.sqrt(5)
-    nodes = a.new_tensor([1 - outer, 1 - inner, 1, 1 + inner, 1 + outer, 2])
-    points = torch.lerp(a, b, nodes[:, None, None] / 2)
-    s_a, s = score_fn(a[None]).detach(), score_fn(points.flatten(0, 1)).detach().view(points.shape)
-    f1, f2, f3, f4, f5, f_b = (s * (b - a)).sum(-1)
-    ends = (s_a * (b - a)).sum(-1) + f_b
-    ratio = (77 * ends + 432 * (f1 + f5) + 625 * (f2 + f4) + 672 * f3) / 2940
-    return ratio, ratio - (ends + 5 * (f2 + f4)) / 12
-
-
 # A Gaussian
-
-
-def batch_and_match(score_fn: ScoreFunction, start: Affine, generator: torch.Generator, n_iter: int = 60) -> Affine:
-    r"""Fit a Gaussian by matching its score to the target's on batches of its own draws.
-
-    In the coordinates u of the present N(m, L L^T), with draws u_b and scores g_b of means and covariances
-    :math:`\bar u, C, \bar g, \Gamma` and a learning rate :math:`\lambda`, :math:`r = \lambda / (1 + \lambda)`,
-
-    .. math::
-        U = \lambda \Gamma + r\, \bar g \bar g^\top, \quad V = I + \lambda C + r\, \bar u \bar u^\top = R R^\top, \\
-        \Sigma = 2 R \left(I + (I + 4 R^\top U R)^{1/2}\right)^{-1} R^\top, \quad \mu = r (\Sigma \bar g + \bar u).
-
-    References
-    ----------
-    Cai, D. et al. (2024). Batch and match: black-box variational inference with a score-based divergence.
-    https://arxiv.org/abs/2402.14758
-    """
-    d, (m, L) = len(start.m), start
-    eye, shrink = torch.eye(d, dtype=m.dtype, device=m.device), 1.0
-    for t in range(n_iter):
-        rate = min(1.0, 20 / (t + 1))
-        r = rate / (1 + rate)
-        u = shrink * standard_normal(max(4 * d, 64), m, generator)
-        g = score_fn(m + u @ L.mT).detach() @ L
-        finite = g.isfinite().all(1)
-        if finite.double().mean() < 0.5:
-            shrink /= 2
-            continue
-        u, g = u[finite], g[finite]
-        u_mean, g_mean = u.mean(0), g.mean(0)
-        U = rate * g.mT.cov(correction=0) + r * g_mean.outer(g_mean)
-        R = torch.linalg.cholesky(eye + rate * u.mT.cov(correction=0) + r * u_mean.outer(u_mean))
-        try:
-            lam, W = torch.linalg.eigh(R.mT @ U @ R)
-        except torch.linalg.LinAlgError:  # scores too far apart in size
-            continue
-        root = R @ W * (2 / (1 + (1 + 4 * lam.clamp_min(0)).sqrt())).sqrt()
-        sigma = root @ root.mT
-        factor, failed = torch.linalg.cholesky_ex(sigma)
-        mu = r * (sigma @ g_mean + u_mean)
-        if not failed and mu.isfinite().all():
-            m, L = m + L @ mu, L @ factor
-    return Affine(m, L)
 
 
 def lower_bound(score_fn: ScoreFunction, q: Affine, origin: Tensor, generator: torch.Generator) -> float:
@@ -359,34 +166,6 @@ def revive(x: Tensor, generator: torch.Generator) -> Tensor:
     return torch.where(finite[:, None], x, alive[others])
 
 
-def adapted(L: Tensor, x: Tensor) -> Tensor:
-    """Return a root of the covariance of x, shrunk towards L L^T where the points are few (Ledoit and Wolf 2004)."""
-    u = torch.linalg.solve_triangular(L, (x - x.mean(0)).mT, upper=False).mT
-    covariance, _ = ledoit_wolf(u.cpu().numpy())
-    factor, failed = torch.linalg.cholesky_ex(torch.as_tensor(covariance).to(L))
-    return L if failed else L @ factor
-
-
-def adapted_by_scores(metric: Affine, u: Tensor, s: Tensor) -> Affine:
-    r"""Return a map with :math:`L L^\top = \Sigma` for points u (n, d) and scores s (n, d) in a map's coordinates.
-
-    With :math:`\Sigma\, \mathrm{Cov}(s)\, \Sigma = \mathrm{Cov}(u)` it is the geometric mean of the covariance of the
-    points and the inverse of that of the scores, which are equal for a Gaussian. Where the points are few, or have
-    not been everywhere, scores know more; both are shrunk (Ledoit and Wolf 2004).
-
-    References
-    ----------
-    Titsias, M. (2023). Optimal preconditioning and Fisher adaptive Langevin sampling. NeurIPS.
-    """
-    scale = (u.std(0) / s.std(0)).sqrt()
-    C, F = (torch.as_tensor(ledoit_wolf(a.cpu().numpy())[0]).to(u) for a in (u / scale, s * scale))
-    lam, V = torch.linalg.eigh(F)
-    root, inverse = V * lam.sqrt() @ V.mT, V * lam.rsqrt() @ V.mT
-    mu, W = torch.linalg.eigh(root @ C @ root)
-    factor = torch.linalg.cholesky(inverse @ (W * mu.sqrt() @ W.mT) @ inverse)
-    return Affine(metric.unwhiten(u.mean(0)[None])[0], metric.L @ (scale[:, None] * factor))
-
-
 def find_pilot(
     score_fn: ScoreFunction,
     modes: ModeMaps,
@@ -499,15 +278,3 @@ def has_converged(kept: Sequence[Tensor], weights: Tensor) -> bool:
     apart = torch.maximum((early - late).abs() / late_sd, (early_sd / late_sd).log().abs()).max()
     n, d = sum(k.shape[1] for k in kept), kept[0].shape[2]
     return bool(apart < (0.5 + math.sqrt(2 * math.log(2 * d))) / math.sqrt(n))
-
-
-def covariance_root(x: Tensor) -> Tensor:
-    """Return the Cholesky factor of the covariance of points (n, d), however close to singular their correlation."""
-    centred = x - x.mean(0)
-    sd = centred.square().mean(0).sqrt().clamp_min(torch.finfo(x.dtype).tiny)
-    correlation = (centred / sd).mT @ (centred / sd) / len(x)
-    for ridge in (0.0, 1e-13, 1e-10, 1e-7):
-        factor, failed = torch.linalg.cholesky_ex(correlation + ridge * torch.eye(len(sd)).to(x))
-        if not failed:
-            break
-    return sd[:, None] * factor

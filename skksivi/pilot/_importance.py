@@ -17,9 +17,10 @@ from skksivi._psis import pareto_smoothed
 from skksivi._warnings import warn_caller
 from skksivi.mixing import GaussianMixtureDraws
 from skksivi.pilot._affine import Affine, standard_normal
-from skksivi.pilot._chains import FEW, PilotPoints, kronrod, lobatto, lobatto_nodes
+from skksivi.pilot._lines import kronrod, lobatto, lobatto_nodes
 from skksivi.pilot._matching import score_matched
 from skksivi.pilot._mixture import MOST_FEATURES, Components, fitted_mixture
+from skksivi.pilot._points import FEW, PilotPoints
 from skksivi.score._score import DifferentiableScore, Score
 from skksivi.score._tally import SpentError
 

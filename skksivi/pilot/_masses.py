@@ -16,8 +16,9 @@ from torch import Tensor
 from skksivi._saved import DOUBLES, is_list_of, saved
 from skksivi._warnings import warn_caller
 from skksivi.pilot._affine import Affine
-from skksivi.pilot._chains import PilotPoints, covariance_root
-from skksivi.pilot._modes import log_ratio
+from skksivi.pilot._gaussian import covariance_root
+from skksivi.pilot._lines import log_ratio
+from skksivi.pilot._points import PilotPoints
 from skksivi.score._score import DifferentiableScore
 
 

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from skksivi.pilot._affine import Affine
-from skksivi.pilot._modes import MODES, ModeMaps, around, jacobians, ranked, same_mode, scattered, search_modes
+from skksivi.pilot._modes import MODES, ModeMaps, around, ranked, same_mode, scattered
+from skksivi.pilot._newton import NEWTON, jacobians, search_modes
 from skksivi.score._score import DifferentiableScore, Score
 
 
@@ -198,7 +199,7 @@ def _new_modes(score_fn: Score, known: Sequence[Affine], u: Tensor) -> list[Affi
         end, u = u[:1], u[1:]
         if torch.linalg.eigvalsh(-jacobians(score_u, end)).amin() <= LOOK.level:  # a flat region is no mode
             continue
-        maps, converged = search_modes(score_fn, first.unwhiten(end), MODES.max_steps)
+        maps, converged = search_modes(score_fn, first.unwhiten(end), NEWTON.max_steps)
         if len(maps) and converged[0] and not any(same_mode(maps[0], a) for a in (*known, *new)):
             new.append(maps[0])
     return new

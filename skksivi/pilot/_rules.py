@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -13,28 +14,18 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from skksivi._arrays import as_numbers, as_tensor
-from skksivi._saved import ARRAY, COUNT, NONNEGATIVE, SHARES, is_array, is_error, is_instance, or_none, saved
 from skksivi.parameters import Init, Pilot, Whiten, pilot_of
 from skksivi.pilot._affine import Affine, AffineMap, Identity, LowRank
-from skksivi.pilot._chains import PilotPoints, batch_and_match, covariance_root, find_pilot
-from skksivi.pilot._curved import Curved
+from skksivi.pilot._chains import find_pilot
+from skksivi.pilot._gaussian import batch_and_match, covariance_root
 from skksivi.pilot._importance import PLAIN, Draws, refined, without_wrong_density
 from skksivi.pilot._masses import weighed
-from skksivi.pilot._modes import (
-    MAX_STARTS,
-    ModeMaps,
-    find_modes,
-    log_ratio,
-    newton_cg,
-    saddle_free_newton,
-    same_mode,
-    scattered,
-    search_around,
-)
+from skksivi.pilot._modes import ModeMaps, same_mode, search_around
+from skksivi.pilot._newton import laplace, newton_cg
+from skksivi.pilot._points import PilotPoints, are_known
 from skksivi.pilot._short import SHORT, short_pilot
-from skksivi.pilot._tails import Tails
 from skksivi.pilot._underdamped import surrounding, underdamped_pilot
-from skksivi.pilot._warp import Warp
+from skksivi.pilot._whitening import Whitening
 from skksivi.score._score import DifferentiableScore, Halves, Score
 from skksivi.score._tally import SpentError
 
@@ -47,8 +38,6 @@ FAR_APART = 9.0
 #: Points by which the types of floating-point numbers are compared.
 N_COMPARED = 64
 
-#: Lines along which the score is integrated at a time.
-N_INTEGRALS = 500
 
 #: Points of long chains from which importance sampling starts, its most rounds, and the effective share that it needs
 #: to be better than they are.
@@ -56,119 +45,6 @@ N_REFINED, N_REFINEMENTS, SHARE_REFINED = 10_000, 36, 0.7
 
 #: Numbers in the points of a pilot that are kept, at most.
 MAX_POINTS = 2**22
-
-
-@saved(
-    "Whitening",
-    {
-        "map": (is_instance(Affine, LowRank, Identity), "d"),
-        "modes": (ARRAY, "kd"),
-        "weights": (SHARES, "k"),
-        "n_score_calls": (COUNT, ""),
-        "converged": (is_instance(bool), ""),
-        "mean": (or_none(ARRAY), "d"),
-        "mean_se": (or_none(is_error), "d"),
-        "sd": (or_none(NONNEGATIVE), "d"),
-        "warp": (or_none(is_instance(Warp, Tails)), "d"),
-        "symmetries": (or_none(is_array(np.int64, low=0)), "sd"),
-        "ascents": (or_none(is_array(np.int64, low=0)), "a"),
-    },
-    "d",
-)
-@dataclass
-class Whitening:
-    """The map x = m + L u of a fit, and what was learned on the way to it.
-
-    Attributes
-    ----------
-    map : Affine, LowRank or Identity
-    modes : ndarray of shape (n_modes, d)
-        Modes found, best first; none where the map was given.
-    weights : ndarray of shape (n_modes,)
-        Their shares of the target by Laplace's approximation, heights compared by line integrals of the score.
-    n_score_calls : int
-        Points at which the score was evaluated.
-    converged : bool
-        Whether the chains of the pilot agreed with themselves when they ended.
-    mean, mean_se, sd : ndarray of shape (d,) or None
-        Moments of the pilot, and standard errors of its mean; with whiten="auto" and "diagonal".
-    warp : Curved or None
-        A map from coordinates y in which a curved target is nearly Gaussian, which are then those of `map`:
-        y = m + L u.
-    symmetries : ndarray of shape (n_symmetries, d) or None
-        Permutations of the coordinates that leave the target as it is and lead from one mode to another, as those of
-        the labels of a mixture do. The modes that are images of each other have equal weights.
-    ascents : ndarray of shape (2,) or None
-        How many ascents of the last round of the search ended at a mode, and at one that was not known before; None
-        where no other modes were looked for.
-    """
-
-    map: AffineMap
-    modes: np.ndarray
-    weights: np.ndarray
-    n_score_calls: int = 0
-    converged: bool = True
-    mean: np.ndarray | None = None
-    mean_se: np.ndarray | None = None
-    sd: np.ndarray | None = None
-    warp: Curved | None = None
-    symmetries: np.ndarray | None = None
-    ascents: np.ndarray | None = None
-
-    def seen(self, score: Score) -> Score:
-        """Return the score in the coordinates of the map."""
-        return score if self.warp is None else self.warp.pull_back(score)
-
-    def whiten(self, x: Tensor) -> Tensor:
-        """Return u (n, d) of points x (n, d)."""
-        return self.map.whiten(x if self.warp is None else self.warp.warp(x)[0])
-
-    def to(self, device: torch.device) -> Whitening:
-        """Return the same with its map on a device."""
-        if self.map.m.device == device:
-            return self
-        warp = None if self.warp is None else self.warp.to(device)
-        return replace(self, map=type(self.map)(*(a.to(device) for a in self.map)), warp=warp)
-
-    @property
-    def m(self) -> np.ndarray:
-        """The shift, shape (d,)."""
-        return self.map.m.cpu().numpy()
-
-    @property
-    def L(self) -> np.ndarray:  # noqa: N802
-        """The factor of the covariance, shape (d, d); lower triangular up to 1,000 features."""
-        m = self.map.m
-        return self.map.unwhiten_direction(torch.eye(len(m), dtype=m.dtype, device=m.device)).mT.cpu().numpy()
-
-    @property
-    def error(self) -> float:
-        """The largest standard error of the mean, in standard deviations; inf where there is none."""
-        return math.inf if self.mean_se is None or self.sd is None else float((self.mean_se / self.sd).max())
-
-    @property
-    def unseen(self) -> float:
-        """The share of the ascents of the last round of the search that found a new mode; nan without ascents."""
-        n, n_new = (0, 0) if self.ascents is None else self.ascents.tolist()
-        return n_new / n if n else math.nan
-
-    def missed(self, share: float) -> float:
-        """Return the probability with which the last round missed a mode to which this share of its ascents leads.
-
-        Raises
-        ------
-        ValueError
-            `share` is not from 0 to 1.
-        """
-        if not 0 <= share <= 1:
-            raise ValueError(f"`share` is a share of the ascents, from 0 to 1, got {share}.")
-        n = 0 if self.ascents is None else int(self.ascents[0])
-        return float((1 - share) ** n)
-
-    @property
-    def condition(self) -> float:
-        """The condition number of the covariance L L^T."""
-        return float(np.linalg.cond(self.L)) ** 2
 
 
 class Search(NamedTuple):
@@ -268,19 +144,19 @@ def _matched(search: Search) -> Found:
 
 def _by_chains(search: Search) -> Found:
     """Return mean and covariance of chains around the modes, and the chains; of most features the curvature."""
-    double, short = search.score.double, None
-    d, effort = double.n_features, search.chains.effort
+    double, effort, generator, short = search.score.double, search.chains.effort, search.generator, None
+    d, short_chains = double.n_features, partial(short_pilot, double, effort=effort, warps=search.warps)
     if d <= SHORT.max_features:
-        short = _by_short_chains(search, search.starts, alone=search.alone)
+        short = short_chains(search.starts, generator, alone=search.alone)
         if short is not None and (_will_do(*short, effort) or d > MAX_FEATURES or double.tally.is_spent):
             return _of_points(*short)
         search = search._replace(n_calls=double.tally.total)  # the budget is that of the long chains
     if d > MAX_FEATURES:
         return _by_curvature(search)
     try:
-        modes = search_around(double, search.starts, search.generator, alone=search.alone)
+        modes = search_around(double, search.starts, generator, alone=search.alone)
         if short is not None and len(modes.maps) == 1 and not same_mode(modes.maps[0], short[0].maps[0]):
-            again = _by_short_chains(search, modes.maps[0].m[None], alone=True)
+            again = short_chains(modes.maps[0].m[None], generator, alone=True)
             if again is not None and again[1].converged:
                 return _of_points(*again)
         pilot = _by_long_chains(search, modes)
@@ -302,17 +178,9 @@ def _will_do(modes: ModeMaps, pilot: PilotPoints, effort: str) -> bool:
     """
     if effort == "low" or not modes.maps:
         return True
-    if pilot.converged:
-        return effort == "auto" or pilot.warp is not None
-    return pilot.x.shape[1] >= SHORT.many_features and pilot.error() < SHORT.nearly
-
-
-def _by_short_chains(search: Search, starts: Tensor, *, alone: bool) -> tuple[ModeMaps, PilotPoints] | None:
-    """Return modes above the starts (k, d) and points by as many short chains as the effort allows."""
-    stages = SHORT.stages if starts.shape[1] <= SHORT.few_features else SHORT.stages_of_many
-    stages, more = (SHORT.low_stages, ()) if search.chains.effort == "low" else (stages, SHORT.more_stages)
-    double, generator = search.score.double, search.generator
-    return short_pilot(double, starts, generator, alone=alone, stages=stages, more_stages=more, warps=search.warps)
+    if pilot.converged and effort == "high" and pilot.warp is None:
+        return False
+    return are_known(pilot.x.shape[1], converged=pilot.converged, error=pilot.error)
 
 
 def _by_long_chains(search: Search, modes: ModeMaps) -> PilotPoints:
@@ -397,54 +265,6 @@ def _needs_double(score_fn: Score, map_: AffineMap) -> bool:
     s = exact.with_pullback(u)[0]
     error = torch.linalg.vector_norm(rounded.with_pullback(u)[0] - s, dim=1) / torch.linalg.vector_norm(s, dim=1)
     return bool(error.nan_to_num(math.inf).median() >= 0.01)
-
-
-def laplace(score_fn: DifferentiableScore, start: Tensor, max_iter: int = 200) -> tuple[Affine, bool]:
-    """Return the map to the mode above `start` (d,) by the curvature there, and whether the search converged.
-
-    Raises
-    ------
-    ValueError
-        The score is not finite at `start`, or the search leads out of the finite numbers.
-    """
-    if not score_fn(start[None]).isfinite().all():
-        raise ValueError(
-            "`score_fn` is not finite where the search for a mode starts, by default the origin; set `init` to a "
-            "point where it is or, where there is such a parameter, `whiten` to a pair (mean, Cholesky factor) that "
-            "is roughly right, or to None."
-        )
-    return saddle_free_newton(score_fn, start, max_iter)
-
-
-def judging_map(score_fn: Score) -> Affine:
-    """Return the map to a mode that depends on the target alone."""
-    origin = torch.zeros(score_fn.n_features, dtype=torch.float64, device=score_fn.device)
-    try:
-        return laplace(score_fn, origin)[0]
-    except ValueError:
-        generator = torch.Generator(score_fn.device).manual_seed(0)
-        return find_modes(score_fn, scattered(origin, MAX_STARTS, generator), generator).maps[0]
-
-
-def origin_of(score_fn: Score) -> Affine | None:
-    """Return the map to the mode where p is taken to be one, if it is known by its score alone."""
-    return None if score_fn.log_prob is not None else judging_map(score_fn)
-
-
-def log_density(score_fn: Score, origin: Affine | None, x: Tensor) -> Tensor:
-    """Return log p (n,) at points x (n, d): its own, or by integrals of the score from an origin.
-
-    Raises
-    ------
-    ValueError
-        There is neither.
-    """
-    if origin is None:
-        if score_fn.log_prob is None:
-            raise ValueError("The target has no `log_prob`, which is needed here.")
-        return score_fn.log_prob(x)
-    score_u, u = origin.pull_back(score_fn), origin.whiten(x)
-    return torch.cat([log_ratio(score_u, torch.zeros_like(origin.m), part) for part in u.split(N_INTEGRALS)])
 
 
 def _report(found: ModeMaps, n_features: int) -> tuple[np.ndarray, np.ndarray]:

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from skksivi.pilot._affine import Affine
-from skksivi.pilot._chains import PilotPoints, kronrod
 from skksivi.pilot._importance import Draws, Plan, Refit, Wider, draws_of, fitted, pilot_of, refined
+from skksivi.pilot._lines import kronrod, log_ratio
 from skksivi.pilot._masses import Cells, bridge
 from skksivi.pilot._mixture import Components, fitted_mixture
-from skksivi.pilot._modes import ModeMaps, log_ratio
+from skksivi.pilot._modes import ModeMaps
+from skksivi.pilot._points import PilotPoints
 from skksivi.score._score import Score, ScoreFunction
 
 #: Evaluates log p (n,) at points (n, d).

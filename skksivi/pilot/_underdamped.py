@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from skksivi.pilot._affine import LowRank, standard_normal
-from skksivi.pilot._chains import PilotPoints, has_converged, revive, standard_error
-from skksivi.pilot._modes import LostError
+from skksivi.pilot._chains import has_converged, revive, standard_error
+from skksivi.pilot._newton import LostError
+from skksivi.pilot._points import PilotPoints
 from skksivi.score._score import Score
 
 

@@ -1,0 +1,315 @@
+r"""Searches for one mode by Newton steps, from scores alone, in float64."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from skksivi.pilot._affine import Affine, LowRank
+from skksivi.score._score import DifferentiableScore, ScoreFunction
+
+
+class NewtonSettings(NamedTuple):
+    """The settings of searches for a mode."""
+
+    #: A search has converged where the Newton decrement s^T p per feature is below this number.
+    tolerance: float = 1e-4
+    #: The most steps of a search from one of many starts, and of one in many dimensions.
+    max_steps: int = 60
+    #: The most numbers in the points at which the score is asked at a time: what a score computes on its way is to
+    #: stay in memory that is used again.
+    max_in_block: int = 2**16
+    #: Random signs by which a diagonal is estimated.
+    n_probes: int = 128
+
+
+NEWTON = NewtonSettings()
+
+#: Beyond this a number is taken for infinite.
+FAR = 1e75
+
+
+class LostError(ValueError):
+    """The search for a target has left the finite numbers."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The search for the target reached values that are not finite: `score_fn` may have the wrong sign (it "
+            "is the gradient of log p, not of -log p) or belong to no proper density. Else set `init` to a point "
+            "near a mode or, where there is such a parameter, `whiten` to a pair (mean, Cholesky factor) or to None."
+        )
+
+
+#: What ends a search, or chains, that have left the finite numbers.
+LOST = (LostError, torch.linalg.LinAlgError)
+
+
+def saddle_free_newton(score_fn: DifferentiableScore, x: Tensor, max_iter: int = 200) -> tuple[Affine, bool]:
+    """Search for a mode from x (d,); return it with a root of the inverse curvature, and whether it converged.
+
+    Raises
+    ------
+    ValueError
+        The search left the region where the score is finite.
+    """
+    maps, converged = search_modes(score_fn, x[None], max_iter)
+    if not maps or maps[0].m.abs().max() > FAR:
+        raise LostError
+    return maps[0], bool(converged[0])
+
+
+def jacobians(score_fn: DifferentiableScore, x: Tensor) -> Tensor:
+    """Return the Jacobians (k, d, d) of the score at points x (k, d), one vector-Jacobian product of k d rows."""
+    k, d = x.shape
+    directions = torch.eye(d, dtype=x.dtype, device=x.device).repeat(k, 1)
+    blocks = (_blocks(a) for a in (x.repeat_interleave(d, 0), directions))
+    J = torch.cat([score_fn.product(*pair) for pair in zip(*blocks, strict=True)]).view(k, d, d)
+    return (J + J.mT) / 2
+
+
+def _blocks(x: Tensor) -> tuple[Tensor, ...]:
+    """Cut rows (n, d)."""
+    return x.split(max(1, NEWTON.max_in_block // x.shape[1]))
+
+
+def search_modes(score_fn: DifferentiableScore, x: Tensor, max_iter: int = 200) -> tuple[list[Affine], Tensor]:
+    r"""Search for modes from several points at once, from scores alone.
+
+    With :math:`-\nabla s = V \mathrm{diag}(\lambda) V^\top`, a step is :math:`p = V |\lambda|^{-1} V^\top s`
+    (Dauphin et al. 2014), scaled by a line search on the slope :math:`s(x + t p)^\top p`.
+
+    Parameters
+    ----------
+    score_fn : callable
+        The score, for float64 points.
+    x : Tensor of shape (k, d), float64
+        Where to start.
+    max_iter : int, default=200
+
+    Returns
+    -------
+    maps : list of Affine
+        For each search that stayed where the score is finite, the mode m, or where it ended, and L with
+        :math:`L L^\top = V |\lambda|^{-1} V^\top` there.
+    converged : Tensor of shape (k',), bool
+        Which of them have converged.
+
+    References
+    ----------
+    Dauphin, Y. et al. (2014). Identifying and attacking the saddle point problem in high-dimensional non-convex
+    optimization. https://arxiv.org/abs/1406.2572
+    """
+    d = x.shape[1]
+    x = x.clone()
+    searching = torch.arange(len(x), device=x.device)
+    converged = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+    for _ in range(max_iter):
+        here = x[searching]
+        s = score_fn(here).detach()
+        lam, V = _curvatures(score_fn, here)
+        p = ((s[:, None] @ V) / lam.abs()[:, None] @ V.mT)[:, 0]
+        decrement = (s * p).sum(1)
+        level = decrement < NEWTON.tolerance * d
+        convex = lam[:, 0] < 0
+        step = _steps(score_fn, here, p, decrement)
+        out = V[:, :, 0] * lam[:, :1].abs().rsqrt()  # from a saddle, along its steepest direction
+        x[searching] = here + torch.where(level[:, None], out * convex[:, None], step[:, None] * p)
+        converged[searching] = level & ~convex
+        goes_on = torch.where(level, convex, step != 0) & x[searching].isfinite().all(1)
+        searching = searching[goes_on]
+        if not len(searching):
+            break
+    lam, V = _curvatures(score_fn, x)
+    finite = x.isfinite().all(1) & lam.isfinite().all(1)
+    R = torch.linalg.qr((V[finite] * lam[finite].abs().rsqrt()[:, None]).mT).R
+    L = (R * R.diagonal(dim1=1, dim2=2).sign()[:, :, None]).mT
+    return [Affine(*pair) for pair in zip(x[finite], L, strict=True)], converged[finite]
+
+
+def _curvatures(score_fn: DifferentiableScore, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return eigenvalues (k, d), smallest first, and eigenvectors of minus the Jacobians; tiny ones are floored.
+
+    They are NaN where the score is not finite.
+    """
+    J = jacobians(score_fn, x)
+    finite = x.isfinite().all(1) & J.isfinite().all((1, 2))
+    J = J.where(finite[:, None, None], 0.0)
+    try:
+        lam, V = torch.linalg.eigh(-J)
+    except torch.linalg.LinAlgError:  # squares of its largest numbers are infinite
+        size = J.abs().amax((1, 2)).clamp_min(torch.finfo(J.dtype).tiny)
+        lam, V = torch.linalg.eigh(-J / size[:, None, None])
+        lam = lam * size[:, None]
+    top = lam.abs().amax(1, keepdim=True)
+    floor = torch.where(top > 0, 1e-14 * top, 1.0)  # no curvature at all says nothing of the scale
+    return torch.where(lam.abs() < floor, floor, lam).where(finite[:, None], torch.nan), V
+
+
+def _steps(score_fn: ScoreFunction, x: Tensor, p: Tensor, decrement: Tensor) -> Tensor:
+    """Return steps t (k,): one where the slope there is small, else the last before the slope changes sign."""
+
+    def slopes(t: Tensor, rows: Tensor) -> Tensor:  # t (k', n)
+        points = x[rows, None] + t[:, :, None] * p[rows, None]
+        s = torch.cat([score_fn(block).detach() for block in _blocks(points.flatten(0, 1))])
+        return (s.view(points.shape) * p[rows, None]).sum(-1)
+
+    everyone = torch.arange(len(x), device=x.device)
+    middle, end = slopes(x.new_tensor([0.5, 1.0]).expand(len(x), 2), everyone).unbind(1)
+    step = x.new_ones(len(x))
+    rows = everyone[~((middle > 0) & (end.abs() < decrement / 2))]
+    t = torch.cat([x.new_zeros(1), 2.0 ** torch.arange(-40, 11, dtype=x.dtype, device=x.device)])
+    t = t.expand(len(rows), -1)
+    for _ in range(3):
+        if not len(rows):
+            break
+        last = (slopes(t[:, 1:], rows) > 0).long().cumprod(1).sum(1)  # not > 0 where the score is not finite
+        step[rows] = t.gather(1, last[:, None])[:, 0]
+        turns = last < t.shape[1] - 1
+        rows, t, last = rows[turns], t[turns], last[turns]
+        low, high = t.gather(1, last[:, None]), t.gather(1, last[:, None] + 1)
+        t = low + (high - low) * torch.linspace(0, 1, 9, dtype=x.dtype, device=x.device)
+    return step
+
+
+def newton_cg(score_fn: DifferentiableScore, x: Tensor, generator: torch.Generator, max_iter: int = 100) -> LowRank:
+    r"""Search for a mode of many dimensions by products with the Jacobian; return it with the curvature there.
+
+    The Newton step comes from conjugate gradients that stop at negative curvature (Steihaug 1983). The map scales
+    each coordinate by the diagonal of :math:`-\nabla s`, estimated by random signs (Hutchinson 1989), then the
+    directions that Lanczos's iteration finds to stand out.
+
+    Parameters
+    ----------
+    score_fn : callable
+        The score, for float64 points.
+    x : Tensor of shape (d,), float64
+        Where to start.
+    generator : torch.Generator
+        Draws the signs.
+    max_iter : int, default=100
+
+    Raises
+    ------
+    ValueError
+        The search has not converged.
+    """
+    for _ in range(max_iter):
+        s = score_fn(x[None])[0].detach()
+        D = _diagonal_scale(score_fn, x, generator)
+        p = D * _conjugate_gradients(_scaled_curvature(score_fn, x, D), D * s)
+        decrement = s @ p
+        if not (decrement.isfinite() and x.abs().max() < FAR):
+            break
+        step = _steps(score_fn, x[None], p[None], decrement[None])[0] if decrement > NEWTON.tolerance * len(x) else 0
+        if step != 0:
+            x = x + step * p
+            continue
+        start = torch.randn(len(x), generator=generator, dtype=x.dtype, device=x.device)
+        lam, V = _lanczos(_scaled_curvature(score_fn, x, D), start)
+        if len(lam) and lam[0] < -1e-6 * lam.abs().max():  # a saddle: leave along its steepest direction
+            x = x + D * V[:, 0] * lam[0].abs().rsqrt()
+            continue
+        stands_out = lam.log().abs() > 0.5
+        return LowRank(x, D, V[:, stands_out].contiguous(), lam[stands_out].rsqrt())
+    raise LostError
+
+
+def dense_mode(score_fn: DifferentiableScore, x: Tensor, generator: torch.Generator) -> Affine:
+    """Search for a mode from x (d,) of many dimensions; return it with a root of the inverse curvature there.
+
+    This takes a product with the Jacobian in each dimension, once.
+
+    Raises
+    ------
+    ValueError
+        The search has not converged.
+    """
+    m = newton_cg(score_fn, x, generator, NEWTON.max_steps).m
+    rows = max(1, NEWTON.max_in_block // len(m))
+    H = torch.cat([_curvature_times(score_fn, m, part) for part in torch.eye(len(m)).to(m).split(rows)])
+    precision_root = torch.linalg.cholesky((H + H.mT) / 2)
+    return Affine(m, torch.linalg.cholesky(torch.cholesky_inverse(precision_root)))
+
+
+def _curvature_times(score_fn: DifferentiableScore, x: Tensor, v: Tensor) -> Tensor:
+    """Return minus the Jacobian at x (d,) times each row of v (k, d), or times v (d,)."""
+    rows = v.reshape(-1, len(x))
+    return -score_fn.product(x.expand(rows.shape).clone(), rows).view(v.shape)
+
+
+def _scaled_curvature(score_fn: DifferentiableScore, x: Tensor, D: Tensor) -> ScoreFunction:
+    """Return the map v -> -D J D v."""
+    return lambda v: D * _curvature_times(score_fn, x, D * v)
+
+
+def _diagonal_scale(score_fn: DifferentiableScore, x: Tensor, generator: torch.Generator) -> Tensor:
+    """Return about |diag(-J)|^(-1/2), shape (d,).
+
+    The diagonal of a matrix is estimated to within the sizes of its rows; so it is refined in its own units.
+    """
+    D = torch.ones_like(x)
+    for _ in range(3):
+        signs = torch.randint(2, (NEWTON.n_probes, len(x)), generator=generator, device=x.device).to(x) * 2 - 1
+        product = D * _curvature_times(score_fn, x, D * signs)
+        diagonal, row = (signs * product).mean(0).abs(), product.square().mean(0).sqrt()
+        D = D * torch.maximum(diagonal, 0.1 * row).clamp_min(torch.finfo(x.dtype).tiny ** 0.5).rsqrt()
+    return D
+
+
+def _conjugate_gradients(times: ScoreFunction, b: Tensor, max_iter: int = 50, tol: float = 0.1) -> Tensor:
+    """Return about the solution of A p = b, or where negative curvature was met, the step so far."""
+    p, r = torch.zeros_like(b), b
+    direction, rr = r, r @ r
+    for _ in range(max_iter):
+        product = times(direction)
+        curvature = direction @ product
+        if not curvature > 0:
+            return p if p.any() else direction
+        step = rr / curvature
+        p, r = p + step * direction, r - step * product
+        rr, before = r @ r, rr
+        if rr < tol**2 * (b @ b):
+            break
+        direction = r + rr / before * direction
+    return p
+
+
+def _lanczos(times: ScoreFunction, start: Tensor, n_iter: int = 300) -> tuple[Tensor, Tensor]:
+    """Return Ritz values (k,) and vectors (d, k) that have converged, of a symmetric operator."""
+    basis, alphas, betas = [start / start.norm()], [], []
+    for _ in range(min(n_iter, len(start))):
+        w = times(basis[-1])
+        if not w.isfinite().all():
+            raise LostError
+        alphas.append(w @ basis[-1])
+        for _ in range(2):  # orthogonal to all before, to rounding
+            Q = torch.stack(basis, 1)
+            w = w - Q @ (Q.mT @ w)
+        betas.append(w.norm())
+        if betas[-1] < 1e-10:
+            break
+        basis.append(w / betas[-1])
+    n = len(alphas)
+    off = torch.stack(betas[: n - 1]) if n > 1 else start.new_empty(0)
+    lam, W = torch.linalg.eigh(torch.diag(torch.stack(alphas)) + torch.diag(off, 1) + torch.diag(off, -1))
+    converged = (betas[n - 1] * W[-1]).square() < 0.01 * lam.abs()  # a value is off by the square of its residual
+    return lam[converged], torch.stack(basis[:n], 1) @ W[:, converged]
+
+
+def laplace(score_fn: DifferentiableScore, start: Tensor, max_iter: int = 200) -> tuple[Affine, bool]:
+    """Return the map to the mode above `start` (d,) by the curvature there, and whether the search converged.
+
+    Raises
+    ------
+    ValueError
+        The score is not finite at `start`, or the search leads out of the finite numbers.
+    """
+    if not score_fn(start[None]).isfinite().all():
+        raise ValueError(
+            "`score_fn` is not finite where the search for a mode starts, by default the origin; set `init` to a "
+            "point where it is or, where there is such a parameter, `whiten` to a pair (mean, Cholesky factor) that "
+            "is roughly right, or to None."
+        )
+    return saddle_free_newton(score_fn, start, max_iter)

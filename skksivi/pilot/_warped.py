@@ -1,0 +1,115 @@
+"""Points near a target in coordinates that are warped, where chains converge."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import partial
+from itertools import chain
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from skksivi.pilot._affine import Affine
+from skksivi.pilot._gaussian import covariance_root, matched
+from skksivi.pilot._hamiltonian import HAMILTONIAN, HamiltonianEnsemble
+from skksivi.pilot._importance import PLAIN, Draws, pilot_of, refined
+from skksivi.pilot._newton import LOST
+from skksivi.pilot._points import MANY_FEATURES, PilotPoints
+from skksivi.pilot._tails import fitted_tails
+from skksivi.pilot._warp import Warp
+from skksivi.pilot._warp_fit import fitted_warp
+from skksivi.score._score import Score
+
+
+class WarpedSettings(NamedTuple):
+    """The settings of `warped`."""
+
+    #: The stages of chains, how often coordinates are fitted, how far points may have moved since, in standard
+    #: deviations, the first and last of many features too, and how many times as far a draw may be.
+    stages: tuple[int, ...] = (40, 80)
+    stages_of_many: tuple[int, ...] = (40, 80, 160)
+    n_warps: int = 4
+    settled: float = 0.1
+    settled_of_many: float = 0.15
+    astray: float = 20.0
+
+
+WARPED = WarpedSettings()
+
+
+def without_tails(score_fn: Score, mode: Affine, generator: torch.Generator) -> Iterator[PilotPoints]:
+    """Yield points in coordinates without power tails, if there are some and chains converge there."""
+    tails = fitted_tails(score_fn, mode)
+    if tails is None:
+        return
+    score_y, at_zero = tails.pull_back(score_fn), Affine.shift(torch.zeros_like(mode.m))
+    try:
+        ensemble = HamiltonianEnsemble(score_y, matched(score_y, at_zero, generator), generator)
+        for found in chain(ensemble.by_metric(), ensemble.by_stages(WARPED.stages)):
+            if found.converged:
+                yield found._replace(warp=tails)
+                return
+    except LOST:
+        return
+
+
+def around_start(score_fn: Score, start: Tensor, generator: torch.Generator) -> Tensor:
+    """Return points (n, d) of chains around a start (d,), in units of the parameters; none where they are lost."""
+    try:
+        *_, found = HamiltonianEnsemble(score_fn, Affine.shift(start), generator).by_stages(WARPED.stages)
+    except LOST:
+        return start[None, :][:0]
+    return found.x
+
+
+def warped(score_fn: Score, x: Tensor, generator: torch.Generator) -> Iterator[PilotPoints]:
+    """Yield points in coordinates that are fitted to points x (n, d), if chains converge there.
+
+    Chains in these coordinates reach further than the points, so that they are fitted again until nothing moves.
+    """
+    has_many = x.shape[1] >= MANY_FEATURES
+    stages, most = WARPED.stages, WARPED.settled
+    if has_many:
+        stages, most = WARPED.stages_of_many, WARPED.settled_of_many
+    try:
+        for _ in range(WARPED.n_warps):
+            warp = fitted_warp(x)
+            if warp is None:
+                return
+            score_y, y = warp.pull_back(score_fn), warp.warp(x)[0]
+            metric, moved = Affine(y.mean(0), covariance_root(y)), math.inf
+            refine = partial(_refined_along, score_y, warp.drivers, generator) if warp.drivers else None
+            for found in HamiltonianEnsemble(score_y, metric, generator, refine).by_stages(stages):
+                u = metric.whiten(found.x)
+                moved = min(moved, max(u.mean(0).abs().max().item(), u.std(0).log().abs().max().item()))
+                if found.converged and moved < most and not _goes_astray(warp, found):
+                    yield found._replace(warp=warp)
+                    return
+                if moved >= most and len(found.x) >= HAMILTONIAN.n_chains * WARPED.stages[0]:
+                    break
+            x = warp.unwarp(found.x)[0]
+    except LOST:
+        return
+
+
+def _refined_along(
+    score_y: Score,
+    drivers: list[int],
+    generator: torch.Generator,
+    metric: Affine,
+    pilot: PilotPoints,
+    drawn: list[Draws],
+) -> PilotPoints:
+    """Return a pilot with more points, that looks for what chains have not reached along the drivers of others."""
+    plan = PLAIN._replace(least_rounds=6, forgets=True, keeps=False, along=metric.L[drivers])
+    return refined(metric.pull_back(score_y), pilot, drawn, generator, plan)
+
+
+def _goes_astray(warp: Warp, found: PilotPoints) -> bool:
+    """Tell whether draws are far from all points in coordinates of the target, as of scales that grow too fast."""
+    draws = found.x if found.mixture is None else pilot_of(found.mixture, HAMILTONIAN.n_of_gaussian).x
+    x, y = warp.unwarp(found.x)[0], warp.unwarp(draws)[0]
+    centre = x.median(0).values
+    return not bool(((y - centre).abs().amax(0) < WARPED.astray * (x - centre).abs().amax(0)).all())

@@ -1,0 +1,130 @@
+"""The coordinates of a fit, and what was learned on the way to them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from skksivi._saved import ARRAY, COUNT, NONNEGATIVE, SHARES, is_array, is_error, is_instance, or_none, saved
+from skksivi.pilot._affine import Affine, AffineMap, Identity, LowRank
+from skksivi.pilot._curved import Curved
+from skksivi.pilot._tails import Tails
+from skksivi.pilot._warp import Warp
+from skksivi.score._score import Score
+
+
+@saved(
+    "Whitening",
+    {
+        "map": (is_instance(Affine, LowRank, Identity), "d"),
+        "modes": (ARRAY, "kd"),
+        "weights": (SHARES, "k"),
+        "n_score_calls": (COUNT, ""),
+        "converged": (is_instance(bool), ""),
+        "mean": (or_none(ARRAY), "d"),
+        "mean_se": (or_none(is_error), "d"),
+        "sd": (or_none(NONNEGATIVE), "d"),
+        "warp": (or_none(is_instance(Warp, Tails)), "d"),
+        "symmetries": (or_none(is_array(np.int64, low=0)), "sd"),
+        "ascents": (or_none(is_array(np.int64, low=0)), "a"),
+    },
+    "d",
+)
+@dataclass
+class Whitening:
+    """The map x = m + L u of a fit, and what was learned on the way to it.
+
+    Attributes
+    ----------
+    map : Affine, LowRank or Identity
+    modes : ndarray of shape (n_modes, d)
+        Modes found, best first; none where the map was given.
+    weights : ndarray of shape (n_modes,)
+        Their shares of the target by Laplace's approximation, heights compared by line integrals of the score.
+    n_score_calls : int
+        Points at which the score was evaluated.
+    converged : bool
+        Whether the chains of the pilot agreed with themselves when they ended.
+    mean, mean_se, sd : ndarray of shape (d,) or None
+        Moments of the pilot, and standard errors of its mean; with whiten="auto" and "diagonal".
+    warp : Curved or None
+        A map from coordinates y in which a curved target is nearly Gaussian, which are then those of `map`:
+        y = m + L u.
+    symmetries : ndarray of shape (n_symmetries, d) or None
+        Permutations of the coordinates that leave the target as it is and lead from one mode to another, as those of
+        the labels of a mixture do. The modes that are images of each other have equal weights.
+    ascents : ndarray of shape (2,) or None
+        How many ascents of the last round of the search ended at a mode, and at one that was not known before; None
+        where no other modes were looked for.
+    """
+
+    map: AffineMap
+    modes: np.ndarray
+    weights: np.ndarray
+    n_score_calls: int = 0
+    converged: bool = True
+    mean: np.ndarray | None = None
+    mean_se: np.ndarray | None = None
+    sd: np.ndarray | None = None
+    warp: Curved | None = None
+    symmetries: np.ndarray | None = None
+    ascents: np.ndarray | None = None
+
+    def seen(self, score: Score) -> Score:
+        """Return the score in the coordinates of the map."""
+        return score if self.warp is None else self.warp.pull_back(score)
+
+    def whiten(self, x: Tensor) -> Tensor:
+        """Return u (n, d) of points x (n, d)."""
+        return self.map.whiten(x if self.warp is None else self.warp.warp(x)[0])
+
+    def to(self, device: torch.device) -> Whitening:
+        """Return the same with its map on a device."""
+        if self.map.m.device == device:
+            return self
+        warp = None if self.warp is None else self.warp.to(device)
+        return replace(self, map=type(self.map)(*(a.to(device) for a in self.map)), warp=warp)
+
+    @property
+    def m(self) -> np.ndarray:
+        """The shift, shape (d,)."""
+        return self.map.m.cpu().numpy()
+
+    @property
+    def L(self) -> np.ndarray:  # noqa: N802
+        """The factor of the covariance, shape (d, d); lower triangular up to 1,000 features."""
+        m = self.map.m
+        return self.map.unwhiten_direction(torch.eye(len(m), dtype=m.dtype, device=m.device)).mT.cpu().numpy()
+
+    @property
+    def error(self) -> float:
+        """The largest standard error of the mean, in standard deviations; inf where there is none."""
+        return math.inf if self.mean_se is None or self.sd is None else float((self.mean_se / self.sd).max())
+
+    @property
+    def unseen(self) -> float:
+        """The share of the ascents of the last round of the search that found a new mode; nan without ascents."""
+        n, n_new = (0, 0) if self.ascents is None else self.ascents.tolist()
+        return n_new / n if n else math.nan
+
+    def missed(self, share: float) -> float:
+        """Return the probability with which the last round missed a mode to which this share of its ascents leads.
+
+        Raises
+        ------
+        ValueError
+            `share` is not from 0 to 1.
+        """
+        if not 0 <= share <= 1:
+            raise ValueError(f"`share` is a share of the ascents, from 0 to 1, got {share}.")
+        n = 0 if self.ascents is None else int(self.ascents[0])
+        return float((1 - share) ** n)
+
+    @property
+    def condition(self) -> float:
+        """The condition number of the covariance L L^T."""
+        return float(np.linalg.cond(self.L)) ** 2

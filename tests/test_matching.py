@@ -3,7 +3,6 @@
 import torch
 from plain_targets import generator, normal
 
-from skksivi.pilot._importance import draws_of
 from skksivi.pilot._matching import MATCHING, Parameters, score_matched
 from skksivi.pilot._mixture import Components, fitted_mixture
 
@@ -17,7 +16,7 @@ def crescent():
 
 def divergence(p, q, n=20_000):
     """Return KL(p || q) + KL(q || p) by draws."""
-    p, q = draws_of(p), draws_of(q)
+    p, q = p.draws(), q.draws()
     x, y = p(n, p.means, generator(1)), q(n, p.means, generator(2))
     return ((p.log_density(x) - q.log_density(x)).mean() + (q.log_density(y) - p.log_density(y)).mean()).item()
 
@@ -28,7 +27,7 @@ def test_parameters_tell_the_mixture():
 
 
 def test_the_objective_is_that_of_the_density_and_its_gradient():
-    u, s, q = normal(50, 2), normal(50, 2, seed=3), draws_of(crescent())
+    u, s, q = normal(50, 2), normal(50, 2, seed=3), crescent().draws()
     x = u.clone().requires_grad_()
     (own,) = torch.autograd.grad(q.log_density(x).sum(), x)
     expected = MATCHING.weight * (own - s).square().sum(1) / 2 - q.log_density(u)
@@ -37,7 +36,7 @@ def test_the_objective_is_that_of_the_density_and_its_gradient():
 
 def test_a_mixture_moves_to_the_target_by_few_points():
     """By 300 points from a divergence of one nat to less than a tenth."""
-    target, start = draws_of(crescent()), crescent()
+    target, start = crescent().draws(), crescent()
     start = Components(torch.ones(3).double() / 3, start.means + 0.5 * normal(3, 2), 1.5 * start.covariances)
     u = target(300, target.means, generator())
     found = score_matched(start, u, target.score(u), generator())

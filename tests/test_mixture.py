@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plain_targets import generator, normal
 
-from skksivi.estimators._start import mixture_draws
 from skksivi.pilot._mixture import MAX_COMPONENTS, Components, fitted_mixture
 
 
@@ -56,7 +55,7 @@ def test_common_noise_is_in_every_component_and_no_more_could_be(k, d, seed):
 
 def test_heavy_tails_leave_the_quartiles_alone():
     x = normal(4000, 2) / normal(4000, 2, seed=1).abs()  # a product of Cauchys
-    z = mixture_draws(fitted_mixture([x], generator()), torch.float64)(40_000, x, generator())
+    z = fitted_mixture([x], generator()).draws()(40_000, x, generator())
     levels = torch.tensor([0.25, 0.75]).double()
     ratio = z.quantile(levels, dim=0).diff(dim=0) / x.quantile(levels, dim=0).diff(dim=0)
     assert ((ratio - 1).abs() < 0.15).all()

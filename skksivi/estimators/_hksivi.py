@@ -17,23 +17,13 @@ from skksivi._numbers import check_integer
 from skksivi.annealing import bridge_levels
 from skksivi.base import Constraints, HasMethods, Integral, Interval, Real, StrOptions, learns
 from skksivi.estimators._ksd import STEIN_TRAINED, SteinTrained
-from skksivi.estimators._start import Start, mixture_draws
+from skksivi.estimators._start import Start
 from skksivi.estimators._trained import langevin_scale
 from skksivi.families._hierarchy import Hierarchy, langevin_hierarchy
 from skksivi.families._samplers import Layers
 from skksivi.kernels import Kernel
 from skksivi.mixing import Bootstrap, MixingLike, build_mixing
-from skksivi.parameters import (
-    BRIDGES,
-    Adam,
-    Bridge,
-    Checkpoint,
-    Init,
-    Plateau,
-    Scale,
-    Whiten,
-    checked_object,
-)
+from skksivi.parameters import BRIDGES, Adam, Bridge, Checkpoint, Init, Plateau, Scale, Whiten, checked_object
 from skksivi.pilot._points import PilotPoints
 from skksivi.pilot._rules import MAX_POINTS
 from skksivi.pilot._whitening import Whitening
@@ -366,7 +356,7 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
         if pilot is not None and at_target:
             points = pilot.whitened(whitening.map, score_fn.dtype)
             if pilot.dense:
-                mixing = mixture_draws(pilot.mixture_in(whitening.map, generator), score_fn.dtype)
+                mixing = pilot.mixture_in(whitening.map, generator).draws(score_fn.dtype)
             else:
                 mixing = Bootstrap(points.thinned(MAX_POINTS // d).x)
             weight = self._pilot_weight(pilot)

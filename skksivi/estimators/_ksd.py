@@ -43,15 +43,7 @@ from skksivi.families._layer import Drawn, Family
 from skksivi.families._samplers import Fit, InU, Tell
 from skksivi.kernels import Kernel, resolve_kernel
 from skksivi.mixing import Bootstrap, GaussianMixtureDraws, Mixing, MixingLike, build_mixing, check_mixing
-from skksivi.parameters import (
-    Checkpoint,
-    Init,
-    Pilot,
-    Plateau,
-    checked_object,
-    pilot_of,
-    plateau_of,
-)
+from skksivi.parameters import Checkpoint, Init, Pilot, Plateau, checked_object, pilot_of, plateau_of
 from skksivi.pilot._affine import Affine
 from skksivi.pilot._curved import Curved
 from skksivi.pilot._gaussian import matched

@@ -14,22 +14,13 @@ from torch import Tensor, nn
 from skksivi._warnings import warn_caller
 from skksivi.base import Constraints, HasMethods, Integral, Interval, StrOptions, learns
 from skksivi.estimators._ksd import STEIN_TRAINED, SteinTrained
-from skksivi.estimators._start import Start, mixture_draws
+from skksivi.estimators._start import Start
 from skksivi.estimators._trained import MAX_LATENT_DIM, temperature
 from skksivi.families._layer import Constant, MultilayerPerceptron, SemiImplicit, covariance_kept, gaussian_layer
 from skksivi.families._samplers import Layer
 from skksivi.kernels import Kernel
 from skksivi.mixing import Bootstrap, Mixing, MixingLike, build_mixing
-from skksivi.parameters import (
-    Adam,
-    Annealing,
-    Checkpoint,
-    Init,
-    Plateau,
-    Scale,
-    Whiten,
-    checked_object,
-)
+from skksivi.parameters import Adam, Annealing, Checkpoint, Init, Plateau, Scale, Whiten, checked_object
 from skksivi.pilot._points import PilotPoints
 from skksivi.pilot._rules import MAX_POINTS
 from skksivi.pilot._whitening import Whitening
@@ -358,7 +349,7 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         if pilot.dense:
             mixture = pilot.mixture_in(whitening.map, generator)
             sigma = (self.initial_scale * mixture.common_variances().sqrt()).clamp_min(least).to(points.x)
-            mixing: Mixing = mixture_draws(mixture, score_fn.dtype, noise=sigma.square())
+            mixing: Mixing = mixture.draws(score_fn.dtype, noise=sigma.square())
             family = self._layer(sigma, mixing, generator, skip=torch.eye(len(sigma)))
         else:
             unit = pilot.conditional_sd(score_fn.double, whitening.map)

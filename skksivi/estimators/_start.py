@@ -6,12 +6,9 @@ from typing import Generic, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from skksivi.estimators._trained import F
-from skksivi.mixing import GaussianMixtureDraws
 from skksivi.pilot._affine import Affine
-from skksivi.pilot._mixture import Components
 from skksivi.pilot._whitening import Whitening
 from skksivi.stein._path import Memory
 from skksivi.training._guard import MomentPenalty
@@ -43,11 +40,6 @@ def untrained() -> dict[str, object]:
         "best_iter_": 0,
         "certificate_": None,
     }
-
-
-def mixture_draws(mixture: Components, dtype: torch.dtype, noise: Tensor | float = 0.0) -> GaussianMixtureDraws:
-    """Return what draws from a mixture, less noise of variances (d,)."""
-    return GaussianMixtureDraws(mixture.means.to(dtype), mixture.factors(noise).to(dtype), mixture.weights)
 
 
 def is_close(found: Affine, start: Affine) -> bool:

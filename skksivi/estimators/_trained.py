@@ -19,16 +19,7 @@ from skksivi._weights import Certificate
 from skksivi.annealing import Linear
 from skksivi.base import BaseApproximator, Constraints, Integral, Interval, Real, StrOptions
 from skksivi.families._samplers import Fit, Sampler, Tell
-from skksivi.parameters import (
-    Adam,
-    Annealing,
-    Init,
-    Pilot,
-    Scale,
-    Whiten,
-    checked_object,
-    pilot_of,
-)
+from skksivi.parameters import Adam, Annealing, Init, Pilot, Scale, Whiten, checked_object, pilot_of
 from skksivi.pilot._affine import Identity
 from skksivi.pilot._chains import CHAINS
 from skksivi.pilot._expansion import expanded

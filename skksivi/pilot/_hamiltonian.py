@@ -13,14 +13,7 @@ from torch import Tensor
 from skksivi.pilot._affine import Affine, standard_normal
 from skksivi.pilot._chains import revive
 from skksivi.pilot._gaussian import GAUSSIAN, adapted_by_scores, score_divergence
-from skksivi.pilot._importance import (
-    Draws,
-    moments,
-    pilot_with,
-    refined,
-    settled,
-    standard_pilot,
-)
+from skksivi.pilot._importance import Draws, moments, pilot_with, refined, settled, standard_pilot
 from skksivi.pilot._lines import lobatto, lobatto_nodes
 from skksivi.pilot._points import MANY_FEATURES, PilotPoints
 from skksivi.score._score import DifferentiableScore, Score
@@ -154,13 +147,13 @@ class HamiltonianEnsemble:
         self, score_fn: Score, metric: Affine, generator: torch.Generator, refine: Refine | None = None
     ) -> None:
         self.score_fn, self.metric, self.generator = score_fn, metric, generator
-        self.refine, self.has_few = refine or self._refined, len(metric.m) <= GAUSSIAN.max_features
+        self.refine: Refine = refine or (
+            lambda metric, pilot, drawn: refined(metric.pull_back(score_fn), pilot, drawn, generator)
+        )
+        self.has_few = len(metric.m) <= GAUSSIAN.max_features
         self.x: Tensor | None = None
         self.step = len(metric.m) ** -0.25
         self.kept, self.drawn = list[Chains](), list[Draws]()
-
-    def _refined(self, metric: Affine, pilot: PilotPoints, drawn: list[Draws]) -> PilotPoints:
-        return refined(metric.pull_back(self.score_fn), pilot, drawn, self.generator)
 
     def by_metric(self) -> Iterator[PilotPoints]:
         """Yield a pilot of draws of the Gaussian of the metric, if it is near the target."""
@@ -193,8 +186,7 @@ class HamiltonianEnsemble:
                 self.kept.append(chains)
             draws = Draws(torch.stack([c.u for c in self.kept]), torch.stack([c.s for c in self.kept]))
             apart = disagreement(draws.u)
-            refine = partial(self.refine, metric) if self.has_few else None
-            yield _judged(draws, apart, generator, refine, self.drawn).unwhitened(metric)
+            yield self._judged(draws, apart).unwhitened(metric)
             if apart > HAMILTONIAN.elsewhere:
                 break
         self.x, self.step = metric.unwhiten(chains.u), chains.step
@@ -203,25 +195,18 @@ class HamiltonianEnsemble:
             self.metric = adapted_by_scores(metric, draws.points, draws.scores)
             self.kept, self.drawn = [], []
 
+    def _judged(self, draws: Draws, apart: float) -> PilotPoints:
+        """Return the pilot of the draws of chains that are so far apart, refined if they agree."""
+        by = moments(draws)
+        pilot = pilot_with(draws.points, by)
+        if apart <= HAMILTONIAN.max_rhat and self.has_few:
+            pilot = self.refine(self.metric, pilot, self.drawn)
+        if not pilot.converged and apart <= HAMILTONIAN.agreed and draws.u.shape[2] >= MANY_FEATURES:
+            most = HAMILTONIAN.max_se[len(draws.u) >= HAMILTONIAN.late]
+            pilot = settled(pilot_with(draws.points, by), by, most, self.generator)
+        return pilot
+
     def _starts(self) -> Tensor:
         """Return draws (n_chains, d) of the Gaussian, at which there is a score."""
         x = self.metric.unwhiten(standard_normal(HAMILTONIAN.n_chains, self.metric.m, self.generator))
         return revive(x.where(self.score_fn(x).isfinite().all(1, keepdim=True), torch.nan), self.generator)
-
-
-def _judged(
-    draws: Draws,
-    apart: float,
-    generator: torch.Generator,
-    refine: Callable[[PilotPoints, list[Draws]], PilotPoints] | None,
-    drawn: list[Draws],
-) -> PilotPoints:
-    """Return the pilot of the draws of chains that are so far apart, refined if they agree."""
-    by = moments(draws)
-    pilot = pilot_with(draws.points, by)
-    if apart <= HAMILTONIAN.max_rhat and refine is not None:
-        pilot = refine(pilot, drawn)
-    if not pilot.converged and apart <= HAMILTONIAN.agreed and draws.u.shape[2] >= MANY_FEATURES:
-        most = HAMILTONIAN.max_se[len(draws.u) >= HAMILTONIAN.late]
-        pilot = settled(pilot_with(draws.points, by), by, most, generator)
-    return pilot

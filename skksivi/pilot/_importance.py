@@ -240,14 +240,9 @@ def without_wrong_density(score_fn: Score, mode: Affine) -> Score:
     return replace(score_fn, log_prob=None)
 
 
-def draws_of(mixture: Components) -> GaussianMixtureDraws:
-    """Return what draws from a mixture, and knows its density."""
-    return GaussianMixtureDraws(mixture.means, mixture.factors(), mixture.weights)
-
-
 def _points_of(mixture: Components, n: int) -> Tensor:
     """Return n points of a mixture, the same ones each time."""
-    return draws_of(mixture)(n, mixture.means, torch.Generator(mixture.means.device).manual_seed(0))
+    return mixture.draws()(n, mixture.means, torch.Generator(mixture.means.device).manual_seed(0))
 
 
 def standard_pilot(like: Tensor, n: int = 0) -> PilotPoints:
@@ -288,7 +283,7 @@ def resampled(
     """
     d, parts = mixture.means.shape[1], IMPORTANCE.n_parts
     n = parts * math.ceil(max(plan.least_draws, IMPORTANCE.n_draws_per_feature * d) / parts)
-    q, wide = draws_of(mixture), Wider.than(draws_of(plan.stretched(mixture)))
+    q, wide = mixture.draws(), Wider.than(plan.stretched(mixture).draws())
     u = wide.sample(n, generator)
     if score_u.log_prob is None:
         s, ratios = along_lines(score_u, q, mixture.weights @ mixture.means, u)

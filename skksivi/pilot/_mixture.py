@@ -14,6 +14,7 @@ from torch import Tensor
 
 from skksivi._arrays import as_array, as_tensor
 from skksivi._lazy import keeping_random
+from skksivi.mixing import GaussianMixtureDraws
 from skksivi.pilot._affine import Affine
 
 with keeping_random():
@@ -26,9 +27,9 @@ N_TRIED, N_FITTED = 5000, 20_000
 #: Components of all modes at most, but for one of each.
 MAX_COMPONENTS = 64
 
-#: Features up to which covariances are full, beyond which those of several components are diagonal, and beyond which
-#: there is one.
-FEW_FEATURES, MANY_FEATURES, MOST_FEATURES = 6, 60, 200
+#: Features up to which all covariances are full, beyond which those of several components are diagonal, and beyond
+#: which there is one.
+MOST_ALL_FULL, MOST_FULL, MOST_FEATURES = 6, 60, 200
 
 #: Fits a mixture to points (n, d).
 Refit = Callable[[np.ndarray], GaussianMixture]
@@ -118,6 +119,11 @@ class Components(NamedTuple):
         factors, failed = torch.linalg.cholesky_ex(narrowed)
         return factors.where(failed[:, None, None] == 0, torch.linalg.cholesky(self.covariances))
 
+    def draws(self, dtype: torch.dtype | None = None, noise: Tensor | float = 0.0) -> GaussianMixtureDraws:
+        """Return what draws from the mixture in a type, less noise of variances (d,), and knows its density."""
+        means, factors = (a.to(dtype or a.dtype) for a in (self.means, self.factors(noise)))
+        return GaussianMixtureDraws(means, factors, self.weights)
+
 
 def fitted_mixture(points: Sequence[Tensor], generator: torch.Generator, *, shuffles: bool = True) -> Components:
     """Fit a mixture to the points (n, d) of each mode, and put them together with the shares of the points.
@@ -165,14 +171,14 @@ def _candidates(u: np.ndarray, others: np.ndarray, most: int, seed: int) -> Iter
     how to fit them again.
     """
     n, d = u.shape
-    if d > FEW_FEATURES:
+    if d > MOST_ALL_FULL:
         yield _shrunk(u).score(others), _shrunk
     if d > MOST_FEATURES:
         return
-    for kind in ("full",) if d <= FEW_FEATURES else ("full", "diag"):
+    for kind in ("full",) if d <= MOST_ALL_FULL else ("full", "diag"):
         best = -math.inf
         for k in (2**i for i in range(int(math.log2(most)) + 1)):
-            if k > 1 and (2 * k > n or (kind == "full" and d > MANY_FEATURES)):
+            if k > 1 and (2 * k > n or (kind == "full" and d > MOST_FULL)):
                 break
             mixture = GaussianMixture(k, covariance_type=kind, init_params="random_from_data", random_state=seed)
             log_likelihood = mixture.set_params(max_iter=500).fit(u).score(others)

@@ -11,6 +11,7 @@ from torch import Tensor
 from skksivi.pilot._affine import Affine, standard_normal
 from skksivi.pilot._gaussian import score_divergence
 from skksivi.pilot._lines import log_ratio
+from skksivi.pilot._mixture import Components
 from skksivi.pilot._newton import FAR, NEWTON, LostError, search_modes
 from skksivi.score._score import DifferentiableScore
 
@@ -50,6 +51,11 @@ class ModeMaps(NamedTuple):
     weights: Tensor
     symmetries: tuple[Tensor, ...] = ()
     ascents: tuple[int, int] | None = None
+
+    def mixture(self) -> Components:
+        """Return the Gaussians at the modes."""
+        means, covariances = (torch.stack(a) for a in zip(*((a.m, a.L @ a.L.mT) for a in self.maps), strict=True))
+        return Components(self.weights, means, covariances)
 
 
 def scattered(x: Tensor, n: int, generator: torch.Generator) -> Tensor:

@@ -38,7 +38,6 @@ FAR_APART = 9.0
 #: Points by which the types of floating-point numbers are compared.
 N_COMPARED = 64
 
-
 #: Points of long chains from which importance sampling starts, its most rounds, and the effective share that it needs
 #: to be better than they are.
 N_REFINED, N_REFINEMENTS, SHARE_REFINED = 10_000, 36, 0.7
@@ -106,23 +105,17 @@ def find_whitening(
     ValueError
         The given (m, L) or `init` does not fit the target, or the score is not finite where the mode searches start.
     """
-    starts = starting_points(init, score_fn.n_features, score_fn.device)
-    if whiten is None:
-        return _without_modes(Identity(starts.new_zeros(score_fn.n_features))), None
-    name = whiten.rule if isinstance(whiten, Pilot) else whiten
-    if not isinstance(name, str):
-        return _without_modes(_given(name, score_fn.n_features, score_fn.device)), None
+    starts, d = starting_points(init, score_fn.n_features, score_fn.device), score_fn.n_features
+    if not isinstance(whiten, str | Pilot):
+        map_ = Identity(starts.new_zeros(d)) if whiten is None else _given(whiten, d, score_fn.device)
+        return Whitening(map_, np.empty((0, d)), np.empty(0)), None
+    rule = RULES[whiten.rule if isinstance(whiten, Pilot) else whiten]
     before, chains, alone = score_fn.tally.total, pilot_of(whiten) or Pilot(), init is not None
     if score_fn.mode is not None:  # all has been looked for
         starts, alone = score_fn.mode[None], True
     score_fn.tally.begin("search for modes")
-    whitening, pilot = RULES[name](Search(score_fn, starts, alone, chains, generator, before, warps))
+    whitening, pilot = rule(Search(score_fn, starts, alone, chains, generator, before, warps))
     return replace(whitening, n_score_calls=score_fn.tally.total - before), pilot
-
-
-def _without_modes(map_: AffineMap) -> Whitening:
-    """Return a map that was given."""
-    return Whitening(map_, np.empty((0, len(map_.m))), np.empty(0))
 
 
 def _of_mode(map_: AffineMap, mode: Affine | LowRank) -> Whitening:
@@ -212,9 +205,10 @@ def _of_points(modes: ModeMaps, pilot: PilotPoints) -> Found:
     mean, mean_se, sd = (a.cpu().numpy() for a in (x.mean(0), mean_se, x.std(0)))
     symmetries = torch.stack(modes.symmetries).cpu().numpy() if modes.symmetries else None
     ascents = None if modes.ascents is None else np.array(modes.ascents)
-    where, shares = _report(modes, len(map_.m))
-    moments = (mean, mean_se, sd)
-    return Whitening(map_, where, shares, 0, pilot.converged, *moments, pilot.warp, symmetries, ascents), pilot
+    where, shares = torch.stack([a.m for a in modes.maps]) if modes.maps else y[:0], modes.weights
+    where, shares = where.cpu().numpy(), shares.cpu().numpy()
+    found = Whitening(map_, where, shares, 0, pilot.converged, mean, mean_se, sd, pilot.warp, symmetries, ascents)
+    return found, pilot
 
 
 def _diagonal(search: Search) -> Found:
@@ -267,24 +261,17 @@ def _needs_double(score_fn: Score, map_: AffineMap) -> bool:
     return bool(error.nan_to_num(math.inf).median() >= 0.01)
 
 
-def _report(found: ModeMaps, n_features: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return modes (k, d) and their weights (k,)."""
-    where = torch.stack([a.m for a in found.maps]) if found.maps else found.weights[:, None].expand(-1, n_features)
-    return where.cpu().numpy(), found.weights.cpu().numpy()
-
-
 def points_near_target(whiten: Whiten, init: Init) -> Init:
     """Return what these parameters say of where the target is, None for nothing."""
-    if init is None and whiten is not None and not isinstance(whiten, str | Pilot):
-        return whiten[0] if len(whiten) else None
-    return init
+    pair = _pair(whiten)
+    return init if pair is None or init is not None else pair[0] if len(pair) else None
 
 
 def check_start(whiten: Whiten, init: Init, d: int) -> None:
     """Raise ValueError for coordinates or points that do not fit a target of d features."""
     starting_points(init, d)
-    if not (whiten is None or isinstance(whiten, str | Pilot)):
-        _given(whiten, d)
+    if (pair := _pair(whiten)) is not None:
+        _given(pair, d)
 
 
 def starting_points(init: Init, d: int, device: torch.device | str = "cpu") -> Tensor:
@@ -297,20 +284,21 @@ def starting_points(init: Init, d: int, device: torch.device | str = "cpu") -> T
     return starts.view(-1, d)
 
 
-def _given(whiten: tuple[ArrayLike, ArrayLike], d: int, device: torch.device | str = "cpu") -> Affine:
+def _pair(whiten: Whiten) -> tuple[ArrayLike, ArrayLike] | None:
+    """Return the (m, L) that is given, None for a rule or nothing."""
+    return None if whiten is None or isinstance(whiten, str | Pilot) else whiten
+
+
+def _given(pair: tuple[ArrayLike, ArrayLike], d: int, device: torch.device | str = "cpu") -> Affine:
     """Return the map of a pair (m, L)."""
-    if len(whiten) != 2:
-        raise ValueError(f"`whiten` must be a pair (mean, Cholesky factor), got {len(whiten)} item(s).")
-    m, L = (as_tensor(as_numbers(a, "whiten"), device=device) for a in whiten)
-    if m.shape != (d,) or L.shape != (d, d) or not _is_map(m, L):
+    if len(pair) != 2:
+        raise ValueError(f"`whiten` must be a pair (mean, Cholesky factor), got {len(pair)} item(s).")
+    m, L = (as_tensor(as_numbers(a, "whiten"), device=device) for a in pair)
+    fits = m.shape == (d,) and L.shape == (d, d) and m.isfinite().all() and L.isfinite().all()
+    if not (fits and (L.diagonal() > 0).all() and L.equal(L.tril())):
         raise ValueError(
             f"`whiten` must be a finite vector of shape {(d,)} and a lower triangular matrix of shape {(d, d)} with "
             f"a positive diagonal (the Cholesky factor of a covariance), got shapes {tuple(m.shape)} and "
             f"{tuple(L.shape)}."
         )
     return Affine(m, L)
-
-
-def _is_map(m: Tensor, L: Tensor) -> bool:
-    finite = m.isfinite().all() and L.isfinite().all()
-    return bool(finite and (L.diagonal() > 0).all() and L.equal(L.tril()))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from skksivi.pilot._affine import Affine
-from skksivi.pilot._importance import Draws, Plan, Refit, Wider, draws_of, fitted, pilot_of, refined
+from skksivi.pilot._importance import Draws, Plan, Refit, Wider, fitted, pilot_of, refined
 from skksivi.pilot._lines import kronrod, log_ratio
 from skksivi.pilot._masses import Cells, bridge
 from skksivi.pilot._mixture import Components, fitted_mixture
@@ -81,12 +81,6 @@ def pilot_of_several(
     return put_together([group.pilot for group in groups], values.softmax(0), errors)
 
 
-def laplace(modes: ModeMaps) -> Components:
-    """Return the Gaussians at the modes."""
-    means, covariances = (torch.stack(a) for a in zip(*((a.m, a.L @ a.L.mT) for a in modes.maps), strict=True))
-    return Components(modes.weights, means, covariances)
-
-
 class Weighing(NamedTuple):
     """Importance sampling from mixtures that have components at all modes.
 
@@ -104,7 +98,7 @@ class Weighing(NamedTuple):
 
     def at_once(self) -> PilotPoints:
         """Return points by importance sampling from the Gaussians at the modes."""
-        mixture = laplace(self.modes)
+        mixture = self.modes.mixture()
         map_ = mixture.map()
         mixture = mixture.whitened(map_)
         weights, means, covariances = mixture
@@ -232,17 +226,14 @@ def log_integral(log_prob: LogDensity, pilot: PilotPoints, generator: torch.Gene
     Sinica 6(4).
     """
     mixture = _mixture(pilot)
-    wide = Wider.than(draws_of(mixture))
+    wide = Wider.than(mixture.draws())
     n = SEVERAL.n_weighed
     points = torch.cat([wide.sample(n, generator), pilot.x[:: max(1, len(pilot.x) // n)][:n]])
     log_p = log_prob(points).detach()
     w, v = (log_p - wide.log_density(points)).nan_to_num(-math.inf).tensor_split([n])
-    parts = [bridge(a, b) for a, b in zip(_parts(w), _parts(v), strict=True)]
-    return bridge(w, v), torch.tensor(parts).std().item() / math.sqrt(SEVERAL.n_parts)
-
-
-def _parts(a: Tensor) -> Sequence[Tensor]:
-    return [a[i :: SEVERAL.n_parts] for i in range(SEVERAL.n_parts)]
+    n = SEVERAL.n_parts
+    parts = [bridge(w[i::n], v[i::n]) for i in range(n)]
+    return bridge(w, v), torch.tensor(parts).std().item() / math.sqrt(n)
 
 
 def _mixture(pilot: PilotPoints) -> Components:

@@ -18,7 +18,7 @@ from skksivi.pilot._modes import ModeMaps, find_modes
 from skksivi.pilot._newton import LOST, dense_mode
 from skksivi.pilot._others import all_modes
 from skksivi.pilot._points import MANY_FEATURES, PilotPoints, are_known
-from skksivi.pilot._several import Weighing, laplace, pilot_of_several
+from skksivi.pilot._several import Weighing, pilot_of_several
 from skksivi.pilot._warped import around_start, warped, without_tails
 from skksivi.score._improper import has_power_tails
 from skksivi.score._score import Score
@@ -117,7 +117,7 @@ def short_pilot(
         if not alone and len(modes.maps) == 1:
             modes = all_modes(score_fn, starts[0], modes.maps[0], generator)
         if len(modes.maps) > 1:
-            pilot = pilot_of(laplace(modes), HAMILTONIAN.n_of_gaussian)
+            pilot = pilot_of(modes.mixture(), HAMILTONIAN.n_of_gaussian)
             return _of_several(score_fn, modes, generator, stages.first)
         for found in _pilots(score_fn, modes.maps[0], starts[0], generator, stages, warps=warps):
             pilot = found if len(found.x) else pilot

@@ -23,17 +23,13 @@ def fitted_warp(x: Tensor) -> Warp | None:
     if not (unit > 0).all():
         return None
     t = (x - centre) / unit
-    found = [warp for parents in _graphs(t) if (warp := _fitted(centre, unit, t, parents)) is not None]
+    graphs = (parents for parents in _graphs(t) if any(own.drivers for own in parents))
+    found = [Warp(centre, unit, _levels(t, parents, unit, centre)) for parents in graphs]
     gains = [_gain(warp, x) for warp in found]
     best = max(range(len(found)), key=gains.__getitem__, default=None)
     if best is None or gains[best] <= max(WARP.least, WARP.least_per_feature * x.shape[1]):
         return None
     return found[best]
-
-
-def _fitted(centre: Tensor, unit: Tensor, t: Tensor, parents: Sequence[Parents]) -> Warp | None:
-    """Return the warp of a graph for points t (n, d) in these units, None where nothing drives anything."""
-    return Warp(centre, unit, _levels(t, parents, unit, centre)) if any(own.drivers for own in parents) else None
 
 
 def _gain(warp: Warp, x: Tensor) -> float:

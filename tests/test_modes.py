@@ -16,7 +16,7 @@ from skksivi.families._derived import Reweighted
 from skksivi.families._samplers import Fit
 from skksivi.parameters import Pilot
 from skksivi.pilot._affine import Affine
-from skksivi.pilot._masses import MASSES, Cells, _log_proposal, _propose, log_densities, mass, normalised, weighed
+from skksivi.pilot._masses import MASSES, Cells, log_densities, log_proposal, mass, normalised, propose, weighed
 from skksivi.pilot._points import PilotPoints
 from skksivi.targets import EightGaussians, Multimodal, Target
 
@@ -43,9 +43,9 @@ def student_and_gaussian(d, weight=0.3, distance=20.0, df=3.0):
 
 def test_proposals_are_draws_of_their_density():
     a = Affine(torch.tensor([1.0, -2.0], dtype=torch.float64), torch.tensor([[2.0, 0.0], [1.0, 0.5]]).double())
-    x = _propose(a, 40_000, torch.Generator().manual_seed(0))
+    x = propose(a, 40_000, torch.Generator().manual_seed(0))
     other = Affine(a.m + 0.3, a.L)
-    ratios = (_log_proposal(other, x) - _log_proposal(a, x)).exp()  # of mean one
+    ratios = (log_proposal(other, x) - log_proposal(a, x)).exp()  # of mean one
     assert abs(ratios.mean() - 1) < 4 * ratios.std() / 200
 
 

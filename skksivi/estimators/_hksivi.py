@@ -313,11 +313,7 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
         return start.penalty is not None
 
     def _objective(
-        self,
-        score_u: DifferentiableScore,
-        family: Hierarchy,
-        start: Start[Hierarchy],
-        generator: torch.Generator,
+        self, score_u: DifferentiableScore, family: Hierarchy, start: Start[Hierarchy], generator: torch.Generator
     ) -> Objective:
         """Return the weighted sum of the discrepancies over the layers."""
         family.through = not self.stop_gradient

@@ -9,7 +9,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import ClassVar, Generic
 
 import numpy as np
@@ -45,14 +44,13 @@ from skksivi.kernels import Kernel, resolve_kernel
 from skksivi.mixing import Bootstrap, GaussianMixtureDraws, Mixing, MixingLike, build_mixing, check_mixing
 from skksivi.parameters import Checkpoint, Init, Pilot, Plateau, checked_object, pilot_of, plateau_of
 from skksivi.pilot._affine import Affine
-from skksivi.pilot._curved import Curved
 from skksivi.pilot._gaussian import matched
+from skksivi.pilot._mixture import MOST_FEATURES
 from skksivi.pilot._modes import find_modes
 from skksivi.pilot._newton import LOST
 from skksivi.pilot._others import all_modes
 from skksivi.pilot._points import MANY_FEATURES, PilotPoints, are_known
 from skksivi.pilot._rules import MAX_FEATURES, pulled_back
-from skksivi.pilot._short import SHORT
 from skksivi.pilot._whitening import Whitening
 from skksivi.score._score import DifferentiableScore, Halves, Score, WithoutProducts
 from skksivi.score._tally import SpentError
@@ -127,7 +125,11 @@ class SteinTrained(Trained, Generic[F]):
         score = self._checked_score(score_fn)
         with self._opened_checkpoint(score_fn, generator) as file:
             start = self._start(score_fn, generator, file)
-            score, in_x = start.whitening.seen(score), partial(_in_x, start.whitening.warp)
+            score, warp = start.whitening.seen(score), start.whitening.warp
+
+            def in_x(fit: Fit) -> Fit:
+                return fit if warp is None else fit._replace(sampler=Warped(fit.sampler, warp))
+
             show = None if tell is None else lambda fit: tell(in_x(fit))
             untrained = self._untrained(score, start) if file is None or file.found is None else None
             if untrained is not None and self._will_do(untrained, score, start):
@@ -159,8 +161,11 @@ class SteinTrained(Trained, Generic[F]):
             start = start._replace(memory=Memory.empty(next(family.parameters()).detach()))
         score_u = pulled_back(score, start.whitening.map, generator)
         objective = self._objective(score_u, family, start, generator)
-        saving = [] if file is None else [self._saving(file, start, watch)]
-        resume = None if file is None or file.found is None else file.found.state
+        saving, resume = list[Hook](), None
+        if file is not None:
+            every = checked_object(Checkpoint, self.checkpoint).every
+            saving.append(Saving(file, lambda state: Interrupted(*start, **state), watch, every))
+            resume = None if file.found is None else file.found.state
         if score_u.rewind is not None:
             score_u.rewind(0 if resume is None else 2 * len(resume["losses"]))  # one for each half of the draws
         job = Job(objective, family, generator, sampler_of, tell, score.tally)
@@ -322,7 +327,7 @@ class SteinTrained(Trained, Generic[F]):
 
         Beyond some features the draws by which they would do so are too few.
         """
-        few = score_fn.n_features <= SHORT.few_features
+        few = score_fn.n_features <= MOST_FEATURES
         return few and self._follows_path and not self._is_noisy(score_fn)
 
     def _built(
@@ -501,11 +506,6 @@ class SteinTrained(Trained, Generic[F]):
         generator.manual_seed(found.seed)
         return self._start_of(found)
 
-    def _saving(self, file: CheckpointFile[Interrupted], start: Start[F], watch: Watch | None) -> Saving[Interrupted]:
-        """Return the hook that saves a training with where it started."""
-        every = checked_object(Checkpoint, self.checkpoint).every
-        return Saving(file, lambda state: Interrupted(*start, **state), watch, every)
-
     # What is minimised
 
     @property
@@ -560,8 +560,10 @@ class SteinTrained(Trained, Generic[F]):
 
     def _ksd(self, score_u: DifferentiableScore, d: int) -> tuple[int, Gradients]:
         """Return the number of draws, and the estimate of KSD^2 with its gradients in draws and scores."""
-        kernel = self._kernel_in_u(d)
-        estimator, n_draws = self._estimator(score_u)
+        kernel, estimator = self._kernel_in_u(d), self._pairs
+        n_draws = estimator.n_batches * self.batch_size
+        if isinstance(score_u, Halves):  # whose pairs within a half are biased
+            estimator, n_draws = GRADIENT_ESTIMATORS["vanilla"], n_draws + n_draws % 2
 
         def gradients(drawn: Drawn) -> tuple[Tensor, ...]:
             ksd, dx, df = value_and_gradients(
@@ -586,14 +588,6 @@ class SteinTrained(Trained, Generic[F]):
             return rate, -v / x.shape[-2], zero, zero
 
         return gradients
-
-    def _estimator(self, score_u: DifferentiableScore) -> tuple[GradientEstimator, int]:
-        """Return the estimator of the discrepancy and the number of draws that it takes."""
-        estimator = self._pairs
-        n = estimator.n_batches * self.batch_size
-        if isinstance(score_u, Halves):  # whose pairs within a half are biased
-            return GRADIENT_ESTIMATORS["vanilla"], n + n % 2
-        return estimator, n
 
     # What becomes of it
 
@@ -671,8 +665,3 @@ def _brought_to_target(map_: Affine, score: Score, generator: torch.Generator) -
             break
         last, found = found, matched(score, found, generator)
     return found if is_close(found, map_) else map_
-
-
-def _in_x(warp: Curved | None, fit: Fit) -> Fit:
-    """Return a fit in the coordinates of its target."""
-    return fit if warp is None else fit._replace(sampler=Warped(fit.sampler, warp))

@@ -411,5 +411,5 @@ def warn_of_improper(annealing: Annealing, score_fn: Score) -> None:
         warn_caller(
             f"`annealing` starts at the inverse temperature {coldest:.3g}, but the tails of the target fall as "
             f"|x|^-{exponent:.3g} in {d} dimensions, so the tempered target has infinite mass below "
-            f"{d / exponent:.3g}, and draws diverge. Start above that, or do not anneal.",
+            f"{d / exponent:.3g}, and draws diverge. Start above that, or do not anneal."
         )

@@ -215,22 +215,18 @@ class Trained(Whitened):
         return Fit(job.sampler_of(job.family), report, run.ended_by)
 
     def _conclude(self, fit: Fit, score_fn: Score, generator: torch.Generator) -> None:
-        conclude(fit, score_fn, generator)
+        """Explain the numbers that have ended a training, or warn of what is wrong with a fit that is complete.
 
-
-def conclude(fit: Fit, score_fn: Score, generator: torch.Generator) -> None:
-    """Explain the numbers that have ended a training, or warn of what is wrong with a fit that came to its end.
-
-    Raises
-    ------
-    FloatingPointError
-    """
-    if isinstance(fit.ended_by, FloatingPointError):
-        raise _explained(fit.ended_by, score_fn, fit.sampler.sample(N_EXPLAINED, generator)) from fit.ended_by
-    if fit.ended_by is None and score_fn.tally.is_spent:
-        warn_caller(str(fit.remark), ConvergenceWarning)
-    elif fit.ended_by is None:
-        _warn(fit, score_fn, fit.sampler.sample(N_JUDGED, generator).double())
+        Raises
+        ------
+        FloatingPointError
+        """
+        if isinstance(fit.ended_by, FloatingPointError):
+            raise _explained(fit.ended_by, score_fn, fit.sampler.sample(N_EXPLAINED, generator)) from fit.ended_by
+        if fit.ended_by is None and score_fn.tally.is_spent:
+            warn_caller(str(fit.remark), ConvergenceWarning)
+        elif fit.ended_by is None:
+            _warn(fit, score_fn, fit.sampler.sample(N_JUDGED, generator).double())
 
 
 def _explained(error: BaseException, score_fn: Score, x: Tensor) -> FloatingPointError:
@@ -270,12 +266,10 @@ def _warn(fit: Fit, score_fn: Score, x: Tensor) -> None:
     elif fit.remark is not None:
         message = fit.remark
     elif not is_certified(fit):
-        s, todo, sd = score_fn.double(x), _todo(whitening), _sd_of_many(whitening)
-        message = (
-            _of_variances(x, s, score_fn, todo, sd)
-            or _of_shift(x, s, todo)
-            or _of_certificate(fit.report, x.shape[1])
-        )
+        s, todo, d, sd = score_fn.double(x), _todo(whitening), x.shape[1], None
+        if isinstance(whitening, Whitening) and whitening.converged and d >= MANY_FEATURES:
+            sd = whitening.sd
+        message = of_variances(x, s, score_fn, todo, sd) or _of_shift(x, s, todo) or _of_certificate(fit.report, d)
     if message is not None:
         warn_caller(message, ConvergenceWarning)
 
@@ -289,14 +283,7 @@ def _todo(whitening: object) -> str:
     return "Set whiten='auto', or rescale the parameters"
 
 
-def _sd_of_many(whitening: object) -> np.ndarray | None:
-    """Return the standard deviations (d,) of the target, if chains that agree tell those of many features."""
-    if not isinstance(whitening, Whitening) or len(whitening.map.m) < MANY_FEATURES:
-        return None
-    return whitening.sd if whitening.converged else None
-
-
-def _of_variances(x: Tensor, s: Tensor, score_fn: Score, todo: str, sd: np.ndarray | None) -> str | None:
+def of_variances(x: Tensor, s: Tensor, score_fn: Score, todo: str, sd: np.ndarray | None) -> str | None:
     """Say in which coordinate draws x (n, d) with scores s are far too wide or narrow.
 
     Where the standard deviations sd (d,) of the target are known those of the draws must be off, too. The scores of
@@ -342,9 +329,7 @@ def _of_certificate(report: Mapping[str, object], d: int) -> str | None:
             f"{found.share:.2g}, below {least:.2g}. Raise the `effort` or the `budget` of "
             "whiten=Pilot(...), or reparametrise the model to avoid funnels and spikes; see `skksivi.diagnose`."
         )
-    if not found.trusted:
-        return None
-    if found.divergence - N_SE * found.se_below <= FAILED_DIVERGENCE * d:
+    if not found.trusted or found.divergence - N_SE * found.se_below <= FAILED_DIVERGENCE * d:
         return None
     return (
         f"The draws are too far from the target: KL(q||p) + KL(p||q) is {found.divergence:.2g} nats, with a standard "

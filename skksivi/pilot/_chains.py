@@ -51,9 +51,6 @@ class ChainSettings(NamedTuple):
 CHAINS = ChainSettings()
 
 
-# A Gaussian
-
-
 def lower_bound(score_fn: ScoreFunction, q: Affine, origin: Tensor, generator: torch.Generator) -> float:
     r"""Return the evidence lower bound of q = N(m, L L^T) up to a constant, with a median instead of the mean.
 
@@ -63,9 +60,6 @@ def lower_bound(score_fn: ScoreFunction, q: Affine, origin: Tensor, generator: t
     return (
         log_ratio(score_fn, origin, x).nan_to_num(-math.inf, -math.inf, -math.inf).median() + q.log_determinant()
     ).item()
-
-
-# Chains
 
 
 def clipped_drift(s: Tensor) -> Tensor:
@@ -208,7 +202,8 @@ def find_pilot(
             break
     points = [k.flatten(0, 1) for k in kept]
     share = min(len(p) / w for p, w in zip(points, weights, strict=True))
-    x = torch.cat([_some(p, int(share * w), generator) for p, w in zip(points, weights, strict=True)])
+    orders = [torch.randperm(len(p), generator=generator, device=p.device) for p in points]
+    x = torch.cat([p[i[: int(share * w)]] for p, i, w in zip(points, orders, weights, strict=True)])
     return PilotPoints(*_by_mode(x, modes.maps), mean_se, converged)
 
 
@@ -223,11 +218,6 @@ def _by_mode(x: Tensor, maps: Sequence[Affine]) -> tuple[Tensor, list[int]]:
     if len(maps) > 1 and counts.min() < CHAINS.min_points_of_mode:
         return _by_mode(x, [a for a, n in zip(maps, counts.tolist(), strict=True) if n >= CHAINS.min_points_of_mode])
     return x[nearest.argsort()], counts.tolist()
-
-
-def _some(points: Tensor, n: int, generator: torch.Generator) -> Tensor:
-    """Return n of the points, in random order."""
-    return points[torch.randperm(len(points), generator=generator, device=points.device)[:n]]
 
 
 def _start(score_fn: ScoreFunction, mode: Affine, n: int, generator: torch.Generator) -> Ensemble:

@@ -23,11 +23,9 @@ class GaussianSettings(NamedTuple):
     #: Draws by which a Gaussian is compared with its target, and fewer of them.
     n_draws: int = 256
     n_quick: int = 64
-    #: The score divergence below which the Gaussian at a mode will do, iterations of one that is fitted instead, and
-    #: the most features for that.
+    #: The score divergence below which the Gaussian at a mode will do, and iterations of one that is fitted instead.
     near: float = 0.05
     n_iter: int = 16
-    max_features: int = MOST_FEATURES
 
 
 GAUSSIAN = GaussianSettings()
@@ -128,7 +126,7 @@ def covariance_root(x: Tensor) -> Tensor:
 def matched(score_fn: ScoreFunction, mode: Affine, generator: torch.Generator) -> Affine:
     """Return the Gaussian at a mode, or the one fitted by batch and match if its score is nearer the target's."""
     error = score_divergence(score_fn, mode, generator, GAUSSIAN.n_quick)
-    if error < GAUSSIAN.near or len(mode.m) > GAUSSIAN.max_features:
+    if error < GAUSSIAN.near or len(mode.m) > MOST_FEATURES:
         return mode
     q = batch_and_match(score_fn, mode, generator, GAUSSIAN.n_iter)
     return q if score_divergence(score_fn, q, generator, GAUSSIAN.n_quick) < error else mode

@@ -15,6 +15,7 @@ from skksivi.pilot._chains import revive
 from skksivi.pilot._gaussian import GAUSSIAN, adapted_by_scores, score_divergence
 from skksivi.pilot._importance import Draws, moments, pilot_with, refined, settled, standard_pilot
 from skksivi.pilot._lines import lobatto, lobatto_nodes
+from skksivi.pilot._mixture import MOST_FEATURES
 from skksivi.pilot._points import MANY_FEATURES, PilotPoints
 from skksivi.score._score import DifferentiableScore, Score
 
@@ -150,7 +151,7 @@ class HamiltonianEnsemble:
         self.refine: Refine = refine or (
             lambda metric, pilot, drawn: refined(metric.pull_back(score_fn), pilot, drawn, generator)
         )
-        self.has_few = len(metric.m) <= GAUSSIAN.max_features
+        self.has_few = len(metric.m) <= MOST_FEATURES
         self.x: Tensor | None = None
         self.step = len(metric.m) ** -0.25
         self.kept, self.drawn = list[Chains](), list[Draws]()

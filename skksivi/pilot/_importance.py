@@ -269,10 +269,7 @@ def pilot_with(points: Tensor, by: Moments) -> PilotPoints:
 
 
 def resampled(
-    score_u: DifferentiableScore,
-    mixture: Components,
-    generator: torch.Generator,
-    plan: Plan = PLAIN,
+    score_u: DifferentiableScore, mixture: Components, generator: torch.Generator, plan: Plan = PLAIN
 ) -> tuple[Draws, tuple[float, float]] | None:
     r"""Return draws of the target by importance from a mixture q, and how far that is from the target, with an error.
 

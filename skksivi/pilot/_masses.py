@@ -140,11 +140,9 @@ def _agrees(log_prob: Callable[[Tensor], Tensor], score_fn: DifferentiableScore,
     """
     for a in cells.maps:
         ends = a.unwhiten(torch.eye(len(a.m), dtype=a.m.dtype, device=a.m.device)[: MASSES.n_ends])
-        differences = log_prob(ends) - log_prob(a.m[None])
         integrals = log_ratio(score_fn, a.m, ends)
-        if (differences - integrals).abs().where(integrals.isfinite(), 0).nan_to_num(
-            torch.inf
-        ).median() > MASSES.max_gap:
+        gaps = (log_prob(ends) - log_prob(a.m[None]) - integrals).abs().where(integrals.isfinite(), 0)
+        if gaps.nan_to_num(torch.inf).median() > MASSES.max_gap:
             warn_caller(
                 "`log_prob` of the target contradicts its `score_fn`, which is not its gradient; integrals of the "
                 "score are used instead. Correct one of them, or set log_prob = None in a target with another score."
@@ -180,17 +178,17 @@ def mass(
         Points of g.
     """
     a = cells.maps[k]
-    x = _propose(a, n, generator)
+    x = propose(a, n, generator)
     inside = cells.assign(x) == k
     log_w = x.new_full((len(x),), -math.inf)
-    log_w[inside] = (log_p(x[inside], k) - _log_proposal(a, x[inside])).nan_to_num(-math.inf)
+    log_w[inside] = (log_p(x[inside], k) - log_proposal(a, x[inside])).nan_to_num(-math.inf)
     log_mass, w = _log_mean(log_w), (log_w - log_w.max()).exp().nan_to_num(0)
     share = (w.sum().square() / (len(w) * w.square().sum())).item()
     se = (w.std() / w.mean() / math.sqrt(len(w))).item()
     gap = math.nan
     if len(points):
         y = points[: MASSES.n_bridge]
-        log_v = log_p(y, k) - _log_proposal(a, y)
+        log_v = log_p(y, k) - log_proposal(a, y)
         gap = log_mass - bridge(log_w, log_v[log_v.isfinite()])
     return Mass(log_mass, se, share, gap)
 
@@ -212,7 +210,7 @@ def _log_mean(log_w: Tensor) -> float:
     return (log_w.logsumexp(0) - math.log(len(log_w))).item()
 
 
-def _propose(a: Affine, n: int, generator: torch.Generator) -> Tensor:
+def propose(a: Affine, n: int, generator: torch.Generator) -> Tensor:
     """Draw from half a Gaussian, half a Student t."""
     d = len(a.m)
     u = torch.randn(n, d, generator=generator, dtype=a.m.dtype, device=a.m.device)
@@ -221,7 +219,7 @@ def _propose(a: Affine, n: int, generator: torch.Generator) -> Tensor:
     return a.unwhiten(u)
 
 
-def _log_proposal(a: Affine, x: Tensor) -> Tensor:
+def log_proposal(a: Affine, x: Tensor) -> Tensor:
     """Return log g at points (n, d)."""
     d, squares = x.shape[1], a.whiten(x).square().sum(1)
     gaussian = -squares / 2 - d / 2 * math.log(2 * math.pi)

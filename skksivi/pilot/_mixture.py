@@ -28,7 +28,7 @@ N_TRIED, N_FITTED = 5000, 20_000
 MAX_COMPONENTS = 64
 
 #: Features up to which all covariances are full, beyond which those of several components are diagonal, and beyond
-#: which there is one.
+#: which there is one. Up to the last, points are weighed, coordinates warped, and modes found by dense Newton steps.
 MOST_ALL_FULL, MOST_FULL, MOST_FEATURES = 6, 60, 200
 
 #: Fits a mixture to points (n, d).

@@ -69,7 +69,8 @@ def all_modes(score_fn: Score, start: Tensor, mode: Affine, generator: torch.Gen
     for _ in range(LOOK.n_rounds):
         n_each = max(LOOK.n_least, LOOK.n_starts // (2 * len(kinds)))
         u = ascended(score_u, torch.cat([u, *(mode.whiten(around(a, n_each, generator)) for a in kinds)]))
-        new = _new_modes(score_fn, found, _elsewhere(u))
+        is_other = u.square().sum(1) > LOOK.apart * min(u.shape[1], LOOK.back)
+        new = _new_modes(score_fn, found, u[is_other])
         ended = (len(u), sum(int(_near(a, mode, u).sum()) for a in new))
         kinds.extend(new)
         found.extend(new)
@@ -180,11 +181,6 @@ class Curvature:
         for pairs, latest in ((self.du, du), (self.ds, ds), (self.inverse, 1 / product)):
             pairs[:, i] = torch.cat([pairs[1:, i], latest[None]])
         self.scale[i] = product / ds.square().sum(1, keepdim=True)
-
-
-def _elsewhere(u: Tensor) -> Tensor:
-    """Return those of the ends (n, d) of ascents that are not near the origin."""
-    return u[u.square().sum(1) > LOOK.apart * min(u.shape[1], LOOK.back)]
 
 
 def _new_modes(score_fn: Score, known: Sequence[Affine], u: Tensor) -> list[Affine]:

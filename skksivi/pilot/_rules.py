@@ -20,6 +20,7 @@ from skksivi.pilot._chains import find_pilot
 from skksivi.pilot._gaussian import batch_and_match, covariance_root
 from skksivi.pilot._importance import PLAIN, Draws, refined, without_wrong_density
 from skksivi.pilot._masses import weighed
+from skksivi.pilot._mixture import MOST_FEATURES
 from skksivi.pilot._modes import ModeMaps, same_mode, search_around
 from skksivi.pilot._newton import laplace, newton_cg
 from skksivi.pilot._points import PilotPoints, are_known
@@ -183,7 +184,7 @@ def _by_long_chains(search: Search, modes: ModeMaps) -> PilotPoints:
     if len(pilot.n_of_mode) > 1:
         double.tally.begin("weights of modes")
         return weighed(double, pilot, generator)
-    if search.chains.effort == "high" or double.n_features > SHORT.few_features:
+    if search.chains.effort == "high" or double.n_features > MOST_FEATURES:
         return pilot
     map_ = Affine(pilot.x.mean(0), covariance_root(pilot.x))
     better, drawn = pilot.thinned(N_REFINED).whitened(map_, pilot.x.dtype), list[Draws]()

@@ -28,10 +28,8 @@ from skksivi.score._tally import SpentError
 class ShortSettings(NamedTuple):
     """The settings of `short_pilot`."""
 
-    #: The most features, and those up to which modes are found by dense Newton steps, points are weighed, and
-    #: coordinates may be warped.
+    #: The most features.
     max_features: int = 4000
-    few_features: int = MOST_FEATURES
     #: Trajectories that are kept in each stage, of more features too, and by a low effort; those of many features
     #: have more at the end.
     stages: tuple[int, ...] = (40, 80, 160, 320)
@@ -61,7 +59,7 @@ class Stages(NamedTuple):
         """Return those of an effort."""
         if effort == "low":
             return cls(SHORT.low_stages)
-        return cls(SHORT.stages if n_features <= SHORT.few_features else SHORT.stages_of_many, SHORT.more_stages)
+        return cls(SHORT.stages if n_features <= MOST_FEATURES else SHORT.stages_of_many, SHORT.more_stages)
 
 
 def short_pilot(
@@ -132,7 +130,7 @@ def short_pilot(
 
 def _first_modes(score_fn: Score, starts: Tensor, generator: torch.Generator) -> ModeMaps:
     """Return the modes above the starts (k, d), of many dimensions that above the first."""
-    if starts.shape[1] <= SHORT.few_features:
+    if starts.shape[1] <= MOST_FEATURES:
         return find_modes(score_fn, starts, generator)
     return ModeMaps([dense_mode(score_fn, starts[0], generator)], starts.new_ones(1))
 
@@ -183,7 +181,7 @@ def _pilots(
     score_fn: Score, mode: Affine, start: Tensor, generator: torch.Generator, stages: Stages, *, warps: bool
 ) -> Iterator[PilotPoints]:
     """Yield better and better pilots, if they may be warped also in coordinates of other forms."""
-    warps = warps and len(mode.m) <= SHORT.few_features
+    warps = warps and len(mode.m) <= MOST_FEATURES
     if warps:
         yield from without_tails(score_fn, mode, generator)
     metric, has_many = matched(score_fn, mode, generator), len(mode.m) >= MANY_FEATURES

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,37 +33,8 @@ from torch import Tensor
 from skksivi._saved import DOUBLES, INDICES, POSITIVE, is_list_of, saved
 from skksivi.pilot._curved import Curved
 
-
-class WarpSettings(NamedTuple):
-    """The settings of `fitted_warp`."""
-
-    #: Points that it is fitted to, at most, and coordinates that drive one, at most.
-    n_points: int = 4000
-    max_drivers: int = 3
-    #: The gain of a pair of coordinates, in nats, and of all together, and for each feature, from which on it counts.
-    least_of_pair: float = 0.02
-    least: float = 0.1
-    least_per_feature: float = 0.005
-    #: How much likelier than a simpler model of a coordinate one has to be, in nats, times the root of the points.
-    simpler: float = 1.5
-    #: The partial correlation of neighbours, and how many move a coordinate at most.
-    neighbour: float = 0.1
-    max_neighbours: int = 5
-    #: The correlation, in units of its standard error, from which on a pair is looked at.
-    screen: float = 4.0
-    #: Steps of the fits, the ridge of bends and of all else, and the largest residual square that counts as it is.
-    n_steps: int = 12
-    ridges: tuple[float, float] = (0.1, 1e-5)
-    longest: float = 20.0
-    #: The coefficient of a driver that counts as much.
-    much: float = 0.2
-    #: Logarithms of scales at most.
-    largest: float = 12.0
-    #: Pairs that are fitted at a time.
-    n_pairs: int = 256
-
-
-WARP = WarpSettings()
+#: Logarithms of scales at most, and the coefficient of a driver that bends or scales others by much.
+MAX_LOG_SCALE, MUCH = 12.0, 0.2
 
 
 @saved(
@@ -139,7 +109,7 @@ class Level:
         """Return l, m and g (n, k) at t (n, d)."""
         t = t.index_select(1, self.drivers)
         F, G = features(t)
-        return with_one(t) @ self.line, F @ self.location, (G @ self.scale).clamp(-WARP.largest, WARP.largest)
+        return with_one(t) @ self.line, F @ self.location, (G @ self.scale).clamp(-MAX_LOG_SCALE, MAX_LOG_SCALE)
 
 
 def with_one(t: Tensor) -> Tensor:
@@ -212,7 +182,7 @@ class Warp(Curved):
         for level in self.levels:
             j = len(level.drivers)
             curved = torch.cat([level.location[j:-1], level.scale[:-1]]).unflatten(0, (4, j))
-            found.update(level.drivers[(curved.abs() > WARP.much).any(0).any(1)].tolist())
+            found.update(level.drivers[(curved.abs() > MUCH).any(0).any(1)].tolist())
         return sorted(found)
 
     def unwarp(self, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -232,6 +202,3 @@ class Warp(Curved):
             y = y.index_copy(1, level.members, own)
             log_scale = log_scale + log_slope.sum(1)
         return y, log_scale
-
-
-# The fit

@@ -4,12 +4,41 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from skksivi.pilot._warp import WARP, Level, Warp, features, unskewed, with_one
+from skksivi.pilot._warp import MAX_LOG_SCALE, Level, Warp, features, unskewed, with_one
+
+
+class WarpSettings(NamedTuple):
+    """The settings of `fitted_warp`."""
+
+    #: Points that it is fitted to, at most, and coordinates that drive one, at most.
+    n_points: int = 4000
+    max_drivers: int = 3
+    #: The gain of a pair of coordinates, in nats, and of all together, and for each feature, from which on it counts.
+    least_of_pair: float = 0.02
+    least: float = 0.1
+    least_per_feature: float = 0.005
+    #: How much likelier than a simpler model of a coordinate one has to be, in nats, times the root of the points.
+    simpler: float = 1.5
+    #: The partial correlation of neighbours, and how many move a coordinate at most.
+    neighbour: float = 0.1
+    max_neighbours: int = 5
+    #: The correlation, in units of its standard error, from which on a pair is looked at.
+    screen: float = 4.0
+    #: Steps of the fits, the ridge of bends and of all else, and the largest residual square that counts as it is.
+    n_steps: int = 12
+    ridges: tuple[float, float] = (0.1, 1e-5)
+    longest: float = 20.0
+    #: Pairs that are fitted at a time.
+    n_pairs: int = 256
+
+
+WARP = WarpSettings()
 
 
 def fitted_warp(x: Tensor) -> Warp | None:
@@ -24,12 +53,9 @@ def fitted_warp(x: Tensor) -> Warp | None:
         return None
     t = (x - centre) / unit
     graphs = (parents for parents in _graphs(t) if any(own.drivers for own in parents))
-    found = [Warp(centre, unit, _levels(t, parents, unit, centre)) for parents in graphs]
-    gains = [_gain(warp, x) for warp in found]
-    best = max(range(len(found)), key=gains.__getitem__, default=None)
-    if best is None or gains[best] <= max(WARP.least, WARP.least_per_feature * x.shape[1]):
-        return None
-    return found[best]
+    warps = (Warp(centre, unit, _levels(t, parents, unit, centre)) for parents in graphs)
+    gain, best = max(((_gain(warp, x), warp) for warp in warps), key=itemgetter(0), default=(0.0, None))
+    return None if gain <= max(WARP.least, WARP.least_per_feature * x.shape[1]) else best
 
 
 def _gain(warp: Warp, x: Tensor) -> float:
@@ -142,7 +168,7 @@ def _regression(line: Tensor, F: Tensor, G: Tensor, y: Tensor) -> tuple[Tensor, 
     b[..., -1, :] = residuals(torch.ones_like(y))[1].square().mean(-2).clamp_min(1e-12).log() / 2
     best = b.new_zeros(*b.shape[:-2], len(ridge), 1), b, b.new_full(b.shape[:-2], math.inf)
     for _ in range(WARP.n_steps):
-        g = (G @ b).clamp(-WARP.largest, WARP.largest)
+        g = (G @ b).clamp(-MAX_LOG_SCALE, MAX_LOG_SCALE)
         a, r = residuals((-g).exp())
         loss = (r.square() / 2 + g).mean((-2, -1))
         better = (loss < best[2])[..., None, None]

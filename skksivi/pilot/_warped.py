@@ -69,9 +69,8 @@ def warped(score_fn: Score, x: Tensor, generator: torch.Generator) -> Iterator[P
 
     Chains in these coordinates reach further than the points, so that they are fitted again until nothing moves.
     """
-    has_many = x.shape[1] >= MANY_FEATURES
     stages, most = WARPED.stages, WARPED.settled
-    if has_many:
+    if x.shape[1] >= MANY_FEATURES:
         stages, most = WARPED.stages_of_many, WARPED.settled_of_many
     try:
         for _ in range(WARPED.n_warps):

@@ -22,7 +22,7 @@ from skksivi import KSIVIApproximator, targets, to_arviz
 from skksivi.plotting import MarginalsDisplay
 
 MAX_ITER = 2000
-DRAWS = 1000  # of NUTS, in each of two chains, and as many to tune it
+DRAWS = 700  # of NUTS, in each of two chains, and as many to tune it
 # sphinx_gallery_start_ignore
 import argparse
 

@@ -37,6 +37,7 @@ def command(doc, *, seeds=3):
         metavar="FILE",
         help="show this file, or --out, and run nothing",
     )
+    parser.add_argument("--manual", type=Path, metavar="FOLDER", help="write the tables where the manual has them")
     return parser
 
 
@@ -116,6 +117,13 @@ def print_table(heads, rows, *, n_names=1):
     for line in lines:
         cells = (f"{cell:{side}{width}}" for cell, side, width in zip(line, sides, widths, strict=True))
         print("  ".join(cells).rstrip(), flush=True)
+
+
+def show_tables(args, tables):
+    """Print tables, by their names, and write them where the manual has them, if it is asked for."""
+    print(*tables.values(), sep="\n")
+    if args.manual:
+        write_tables(args.manual, tables)
 
 
 def write_tables(folder, tables):

@@ -241,7 +241,6 @@ def main():
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--calls", nargs="+", type=int, default=[1000, 10_000, 100_000])
-    parser.add_argument("--manual", type=Path, metavar="FOLDER", help="write the tables where the manual has them")
     args = parser.parse_args()
     jobs = []
     if args.quick:

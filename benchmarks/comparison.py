@@ -327,9 +327,6 @@ def draw(document, path):
 def main():
     parser = command(__doc__)
     parser.add_argument("--figure", type=Path)
-    parser.add_argument(
-        "--manual", type=Path, metavar="FOLDER", help="write table and figure where the manual has them"
-    )
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     args = parser.parse_args()
     for name in [] if args.show else args.methods:

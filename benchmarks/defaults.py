@@ -18,7 +18,6 @@ import math
 import time
 import warnings
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -223,7 +222,6 @@ def main():
     parser.add_argument("--methods", nargs="+")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--max-iter", type=int, help="of every fit, for a quick look")
-    parser.add_argument("--manual", type=Path, metavar="FOLDER", help="write the table where the manual has it")
     args = parser.parse_args()
     args.max_iter = args.max_iter or (50 if args.quick else None)
     quick = {} if args.max_iter is None else {"max_iter": args.max_iter}

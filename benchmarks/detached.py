@@ -1,6 +1,7 @@
 """What a score without a graph costs: the Kullback-Leibler divergence of fits, and their time.
 
 python benchmarks/detached.py [--seeds 3] [--out FILE.json] [--quick]
+python benchmarks/detached.py --show benchmarks/detached.json --manual doc      the table of the manual
 
 The banana and the X by the defaults, and by the paper's settings with 5,000 iterations, from four kinds of the same
 score: a target with its own product, a torch function, one of numpy arrays and one that detaches its input; and once
@@ -19,7 +20,7 @@ from unittest import mock
 
 import numpy as np
 import torch
-from _harness import command, of, pairs, print_table, results, spread
+from _harness import command, of, pairs, results, rst, show_tables, spread
 from toys import exact
 
 from skksivi import KSIVIApproximator, paper_settings
@@ -91,20 +92,21 @@ def run(case, kind, seed, args):
     return {"kl": kl, "floor": floor, "seconds": seconds, "warned": bool(told)}
 
 
-def show(rows):
+def table(rows):
+    """Return the table of the manual: means over seeds, and the median of the ratios of CPU time."""
     cells = []
     for case, kind in pairs(rows):
         seconds = of(rows, "seconds", case=case, method=kind)
         ratio = np.median(np.divide(seconds, of(rows, "seconds", case=case, method="autograd")[: len(seconds)]))
         kl, floor, warned = (of(rows, key, case=case, method=kind) for key in ("kl", "floor", "warned"))
         cells.append((case, kind, spread(kl), f"{floor[0]:.3f}", f"{ratio:.2f}", f"{sum(warned)} of {len(warned)}"))
-    print_table(("Target, settings", "Score", "KL", "Floor", "Time", "Warned"), cells, n_names=2)
+    return rst(("Target, settings", "Score", "KL", "Floor", "Time", "Warned"), cells)
 
 
 def main():
     args = command(__doc__).parse_args()
     torch.set_num_threads(1)
-    show(results(args, jobs(args), partial(run, args=args))["rows"])
+    show_tables(args, {"detached": table(results(args, jobs(args), partial(run, args=args))["rows"])})
 
 
 if __name__ == "__main__":

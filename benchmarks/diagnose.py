@@ -20,7 +20,6 @@ import math
 import time
 import warnings
 from collections import Counter
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -645,7 +644,6 @@ def main():
     parser = command(__doc__)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--manual", type=Path, metavar="FOLDER", help="write the table where the manual has it")
     args = parser.parse_args()
     seeds = range(args.first_seed, args.first_seed + args.seeds)
     jobs = [(case, fault, seed) for seed in seeds for fault in METHODS for case in METHODS[fault][1]]

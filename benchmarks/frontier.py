@@ -319,9 +319,6 @@ def main():
     parser.add_argument("--names", nargs="+", choices=CASES, default=None)
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--figure", type=Path)
-    parser.add_argument(
-        "--manual", type=Path, metavar="FOLDER", help="write tables and figure where the manual has them"
-    )
     args = parser.parse_args()
     args.names = args.names or (["log_gamma"] if args.quick else CASES)
     torch.set_num_threads(1)

@@ -1,6 +1,7 @@
 """Many modes and heavy tails: rings of Gaussians, the paper's Student target, and harder ones of known law.
 
-python benchmarks/hierarchy.py [rings student hard] [--seeds 3] [--max-iter 3000] [--quick]
+python benchmarks/hierarchy.py [rings student hard] [--seeds 3] [--quick] [--out FILE.json]
+python benchmarks/hierarchy.py --show benchmarks/hierarchy.json --manual doc      the tables of the manual
 
 Rings: the share of each mode against its weight (largest relative error), the standard deviations within modes (1 is
 right), the share of draws beyond 5 from every mode, and, for modes that `skksivi.modes` has re-weighted, the largest
@@ -12,13 +13,14 @@ distance at 2,000 draws and the worst mean and standard deviation. Exact draws g
 
 from __future__ import annotations
 
-import argparse
 import time
 import warnings
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from _harness import command, of, pairs, results, rst, show_tables, spread
 from torch import Tensor
 
 from skksivi import HKSIVIApproximator, KSIVIApproximator, mixing, modes, paper_settings
@@ -136,116 +138,177 @@ def shares_of(X: np.ndarray, target: EightGaussians) -> tuple[np.ndarray, np.nda
     return np.bincount(k, minlength=8) / len(X), sd, float((squares.min(1) > 25).mean())
 
 
-def ring_row(name: str, draws: list[np.ndarray], target: EightGaussians, seconds: float) -> None:
-    weights = target.weights.numpy()
-    shares, sds, off = zip(*(shares_of(X, target) for X in draws), strict=True)
-    present = min(int((s > 0.1 * weights).sum()) for s in shares)
-    error = max(np.abs(s / weights - 1).max() for s in shares)
-    ratio = max(s.max() / max(s.min(), 1e-9) for s in shares)
-    print(
-        f"  {name:<28}{present:>6} of 8{error:>11.1%}{min(ratio, 999):>10.2f}"
-        f"{np.nanmin(sds):>9.2f} -{np.nanmax(sds):>5.2f}{max(off):>10.2%}{seconds:>9.1f}"
-    )
-
-
 def error_of(found: Any, target: EightGaussians) -> float:  # noqa: ANN401
     """Return the largest relative error of the weights found."""
     k = ((found.centres[:, None] - target.means.numpy()) ** 2).sum(-1).argmin(1)
     return np.abs(np.bincount(k, found.weights, minlength=8) / target.weights.numpy() - 1).max()
 
 
-def rings(args: argparse.Namespace) -> None:
-    methods = {
-        "KSIVI, one layer of the paper": lambda: KSIVIApproximator(**PAPER),
-        "SIVI": lambda: SIVI(whiten=None),
-        "KSIVI, defaults": lambda: KSIVIApproximator(),
-        "HKSIVI, from N(0, I)": lambda: HKSIVIApproximator(whiten=None, mixing="normal"),
-        "HKSIVI, defaults": lambda: HKSIVIApproximator(),
-        "  the same, re-weighted": lambda: HKSIVIApproximator(),
+RING_METHODS = {
+    "KSIVI, the paper's": lambda: KSIVIApproximator(**PAPER),
+    "SIVI": lambda: SIVI(whiten=None),
+    "KSIVI, defaults": lambda: KSIVIApproximator(),
+    "HKSIVI, from N(0, I)": lambda: HKSIVIApproximator(whiten=None, mixing="normal"),
+    "HKSIVI, defaults": lambda: HKSIVIApproximator(),
+    "HKSIVI, re-weighted": lambda: HKSIVIApproximator(),
+}
+#: A target, the one that has exact draws, and the map of draws of the first to those of the second, after its own.
+HARD = {
+    "four Gaussians, d = 10": (Mixture(), Mixture(), np.asarray, np.asarray),
+    "banana, d = 20": (Banana20(), Banana20(), np.asarray, np.asarray),
+    "funnel, d = 10, non-centred": (Funnel(), Funnel(), Funnel.centred, Funnel.centred),
+    "funnel, d = 10": (CentredFunnel(), Funnel(), np.asarray, Funnel.centred),
+}
+HARD_METHODS = {"KSIVI": KSIVIApproximator, "HKSIVI": HKSIVIApproximator}
+EDGES, EXACT = (5, 8, 10), "exact draws"
+#: Squared distances in the boxes, as printed in the paper.
+OF_PAPER = {
+    "the paper's HKSIVI": (0.042, 0.071, 0.110),
+    "the paper's KSIVI, Riesz": (0.045, 0.082, 0.114),
+    "the paper's SIVI": (0.081, 0.166, 0.223),
+}
+
+
+def ring(case: str, method: str, seed: int, max_iter: int) -> dict[str, Any]:
+    target, own = RINGS[case], {}
+    if method == EXACT:
+        X = exact(target, 20_000, seed)
+    else:
+        q = RING_METHODS[method]().set_params(random_state=seed, max_iter=max_iter).fit(target)
+        if "re-weighted" in method:
+            own["weights"] = error_of(modes(q, target, reweight=True, random_state=seed), target)
+        X = q.sample(20_000, random_state=seed).astype(float)
+    shares, sd, off = shares_of(X, target)
+    weights = target.weights.numpy()
+    return own | {
+        "modes": int((shares > 0.1 * weights).sum()),
+        "error": np.abs(shares / weights - 1).max(),
+        "ratio": shares.max() / max(shares.min(), 1e-9),
+        "sds": (np.nanmin(sd), np.nanmax(sd)),
+        "off": off,
     }
-    n = 20_000
-    for title, target in list(RINGS.items())[: 1 if args.quick else None]:
-        print(f"{title}\n  {'':<28}{'modes':>11}{'error':>11}{'max/min':>10}{'sd':>16}{'off':>10}{'fit, s':>9}")
-        ring_row("exact draws", [exact(target, n, s) for s in range(args.seeds)], target, 0)
-        for name, make in list(methods.items())[-2 if args.quick else 0 :]:
-            draws, errors, start = [], [], time.perf_counter()
-            for seed in range(args.seeds):
-                q = make().set_params(random_state=seed, max_iter=args.max_iter).fit(target)
-                if "re-weighted" in name:
-                    errors.append(error_of(modes(q, target, reweight=True, random_state=seed), target))
-                draws.append(q.sample(n, random_state=seed).astype(float))
-            ring_row(name, draws, target, (time.perf_counter() - start) / args.seeds)
-            if errors:
-                print(f"  {'  the weights it found':<28}{'':>11}{max(errors):>11.1%}", flush=True)
 
 
-def student(args: argparse.Namespace) -> None:
-    target, edges, n_sets = StudentT(), (5, 8, 10), 1 if args.quick else 3
-
-    def boxes(X: np.ndarray) -> np.ndarray:
-        parts = [X[1000 * r : 1000 * (r + 1)] for r in range(n_sets)]
-        truth = [exact(target, 1000 if args.quick else 10_000, 100 + r) for r in range(n_sets)]
-        pairs = list(zip(parts, truth, strict=True))
-        return np.array([np.mean([wasserstein_in_box(x, y, a) for x, y in pairs]) for a in edges])
-
-    def row(name: str, costs: list[np.ndarray], seconds: float) -> None:
-        means, sds = np.mean(costs, 0), np.std(costs, 0)
-        cells = "".join(f"{m:>10.4f} +- {s:.4f}" for m, s in zip(means, sds, strict=True))
-        print(f"  {name:<28}{cells}{seconds:>9.1f}")
-
-    print(f"Student\n  {'':<28}" + "".join(f"{f'a = {a}':>20}" for a in edges) + f"{'fit, s':>9}")
-    row("exact draws", [boxes(exact(target, 1000 * n_sets, s)) for s in range(args.seeds)], 0)
-    for name, make in list(STUDENT_METHODS.items())[: 1 if args.quick else None]:
-        costs, start = [], time.perf_counter()
-        for seed in range(args.seeds):
-            q = make().set_params(random_state=seed)
-            if "defaults" not in name:
-                q.set_params(max_iter=args.max_iter)
-            costs.append(boxes(q.fit(target).sample(1000 * n_sets, random_state=seed).astype(float)))
-        row(name, costs, (time.perf_counter() - start) / args.seeds)
+def student(_case: str, method: str, seed: int, max_iter: int) -> dict[str, Any]:
+    target = StudentT()
+    if method == EXACT:
+        X = exact(target, 3000, seed)
+    else:
+        q = STUDENT_METHODS[method]().set_params(random_state=seed)
+        if "defaults" not in method:
+            q.set_params(max_iter=max_iter)
+        X = q.fit(target).sample(3000, random_state=seed).astype(float)
+    sets = [(X[1000 * r : 1000 * (r + 1)], exact(target, 10_000, 100 + r)) for r in range(3)]
+    return {"costs": [np.mean([wasserstein_in_box(x, y, a) for x, y in sets]) for a in EDGES]}
 
 
-def hard(args: argparse.Namespace) -> None:
-    cases = {
-        "mixture of four, d = 10": (Mixture(), Mixture(), np.asarray),
-        "banana, d = 20": (Banana20(), Banana20(), np.asarray),
-        "funnel, non-centred, d = 10": (Funnel(), Funnel(), Funnel.centred),
-        "funnel, centred, d = 10": (CentredFunnel(), Funnel(), np.asarray),
-    }
-    for title, (target, truth, transform) in list(cases.items())[: 1 if args.quick else None]:
-        print(f"{title}\n  {'':<28}{'sliced W2':>12}{'mean error':>12}{'sd ratio':>16}{'fit, s':>9}")
-        as_truth = transform if "non-centred" in title else Funnel.centred if "funnel" in title else np.asarray
-        Y = as_truth(exact(truth, 2000, 1))
-
-        def row(name: str, X: np.ndarray, seconds: float, Y: np.ndarray = Y) -> None:
-            ratio, error = X.std(0) / Y.std(0), np.abs(X.mean(0) - Y.mean(0)) / Y.std(0)
-            distance = sliced_wasserstein(X, Y, random_state=0)
-            spread = f"{ratio.min():>9.2f} -{ratio.max():>5.2f}"
-            print(f"  {name:<28}{distance:>12.3f}{error.max():>12.2f}{spread}{seconds:>9.1f}")
-
-        row("exact draws", as_truth(exact(truth, 2000, 2)), 0)
-        for name, make in (("KSIVI, defaults", KSIVIApproximator), ("HKSIVI, defaults", HKSIVIApproximator)):
-            for seed in range(args.seeds):
-                start = time.perf_counter()
-                q = make(random_state=seed)
-                if args.quick:
-                    q.set_params(max_iter=args.max_iter)
-                X = q.fit(target).sample(2000, random_state=seed).astype(float)
-                row(f"{name}, seed {seed}", transform(X), time.perf_counter() - start)
+def hard(case: str, method: str, seed: int, max_iter: int | None) -> dict[str, Any]:
+    target, truth, transform, as_truth = HARD[case]
+    Y = as_truth(exact(truth, 2000, 1))
+    if method == EXACT:
+        X = as_truth(exact(truth, 2000, 2))
+    else:
+        q = HARD_METHODS[method](random_state=seed)
+        if max_iter:
+            q.set_params(max_iter=max_iter)
+        X = transform(q.fit(target).sample(2000, random_state=seed).astype(float))
+    ratio, error = X.std(0) / Y.std(0), np.abs(X.mean(0) - Y.mean(0)) / Y.std(0)
+    distance = sliced_wasserstein(X, Y, random_state=0)
+    return {"distance": distance, "error": error.max(), "sds": (ratio.min(), ratio.max())}
 
 
-STUDIES = {"rings": rings, "student": student, "hard": hard}
+#: Of each study the function, its cases, its methods and their iterations.
+STUDIES = {
+    "rings": (ring, RINGS, RING_METHODS, 1500),
+    "student": (student, {"student": None}, STUDENT_METHODS, 3000),
+    "hard": (hard, HARD, HARD_METHODS, None),
+}
+
+
+def run(case: str, method: str, seed: int, quick: bool) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    study, _, _, max_iter = next(study for study in STUDIES.values() if case in study[1])
+    start = time.process_time()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        row = study(case, method, seed, 50 if quick else max_iter)
+    return row | {"seconds": time.process_time() - start}
+
+
+# The tables
+
+
+def to(values: list[float], digits: int) -> str:
+    """Return the cell of the smallest and the largest value."""
+    low, high = f"{min(values):.{digits}f}", f"{max(values):.{digits}f}"
+    return low if len(values) == 1 else f"{low} - {high}"
+
+
+def ring_line(found: dict[str, list]) -> tuple[str, ...]:
+    present = min(found["modes"])
+    ratio = f"{max(found['ratio']):.2f}" if present == 8 else ""
+    sds = to([sd for pair in found["sds"] for sd in pair], 2)
+    return f"{present} of 8", f"{max(found['error']):.1%}", ratio, sds, f"{max(found['off']):.2%}"
+
+
+def student_line(found: dict[str, list]) -> tuple[str, ...]:
+    return tuple(spread(list(costs)) for costs in zip(*found["costs"], strict=True))
+
+
+def hard_line(found: dict[str, list]) -> tuple[str, ...]:
+    digits = 2 if max(found["distance"]) > 0.2 else 3
+    sds = to([sd for pair in found["sds"] for sd in pair], 2)
+    return to(found["distance"], digits), to(found["error"], 2), sds
+
+
+HEADS = {
+    "rings": (ring_line, ("Ring", "Method", "Modes", "Error", "Max/min", "Sd", "Off")),
+    "student": (student_line, ("Method", *(f"a = {a}" for a in EDGES))),
+    "hard": (hard_line, ("Target", "Method", "Sliced W2", "Mean error", "Sd ratio")),
+}
+
+
+def tables(rows: list[dict[str, Any]]) -> dict[str, str]:
+    """Return the tables of the studies of which there are rows."""
+    found = {}
+    for name, (_, cases, *_) in STUDIES.items():
+        line, heads = HEADS[name]
+        own = [row for row in rows if row["case"] in cases]
+        lines = [
+            (case, method, *line({key: of(own, key, case=case, method=method) for key in own[0]}))
+            for case, method in pairs(own)
+        ]
+        if name == "student":
+            lines = [cells[1:] for cells in lines]
+            lines += [(method, *(f"{value:.3f}" for value in values)) for method, values in OF_PAPER.items()]
+        if own:
+            found[name] = rst(heads, lines)
+    return found
+
+
+def weights_found(rows: list[dict[str, Any]]) -> str:
+    return f"The weights found by re-weighting are off by at most {max(of(rows, 'weights')):.1%}."
+
+
+def main() -> None:
+    parser = command(__doc__)
+    parser.add_argument("studies", nargs="*", metavar="{rings,student,hard}", help="all by default")
+    args = parser.parse_args()
+    if unknown := set(args.studies) - STUDIES.keys():
+        parser.error(f"unknown studies: {', '.join(sorted(unknown))}")
+    n_seeds = 1 if args.quick else args.seeds
+    jobs = []
+    for name in args.studies or STUDIES:
+        _, cases, methods, _ = STUDIES[name]
+        some = list(cases)[: 1 if args.quick else None], list(methods)[-2 if args.quick else 0 :]
+        for case in some[0]:
+            jobs += [(case, EXACT, seed) for seed in range(1 if name == "hard" else n_seeds)]
+            jobs += [(case, method, seed) for method in some[1] for seed in range(n_seeds)]
+    rows = results(args, jobs, partial(run, quick=args.quick))["rows"]
+    show_tables(args, tables(rows))
+    if of(rows, "weights"):
+        print(weights_found(rows))
+
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("studies", nargs="*", metavar="{rings,student,hard}", help="all by default")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--max-iter", type=int, default=3000)
-    parser.add_argument("--quick", action="store_true")
-    arguments = parser.parse_args()
-    if unknown := set(arguments.studies) - STUDIES.keys():
-        parser.error(f"unknown studies: {', '.join(sorted(unknown))}")
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    for study in arguments.studies or STUDIES:
-        STUDIES[study](arguments)
+    main()

@@ -11,7 +11,8 @@ command goes on where it was stopped, and more --seeds, --cases or --methods add
 there. --scale 0.1 ends the methods in the paper's settings after a tenth of their iterations; --quick runs a few to
 see that all works. Results of other options are refused, and versions kept with each result. Beside each mean and
 standard deviation over seeds stand the paper's value and the floor, the value of as many exact draws. The modules in
-benchmarks/paper say what the paper leaves open, and what differs here.
+benchmarks/paper say what the paper leaves open, and what differs here. With --show and --manual doc a file of results
+becomes the tables of the manual.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from _harness import command, load, print_table, read, run_missing
+from _harness import command, load, print_table, read, rst, run_missing, show_tables, spread
 from paper.bnn import Networks
 from paper.diffusion import Diffusion, Seconds
 from paper.public_code import DIFFUSIONS, NETWORKS
@@ -126,6 +127,99 @@ def show_ratios(table, rows):
     print_table(("Ratio to", first, "paper", "here"), lines, n_names=2)
 
 
+# The tables of the manual
+
+
+def beside_paper(values, paper, digits=3):
+    """Return the mean of values and, in brackets, the paper's; a dash where there is neither."""
+    shown = [np.mean(values)] if values else []
+    cells = [f"{value:.{digits}f}" for value in shown] + ([] if paper is None else [f"({paper:.{digits}f})"])
+    return " ".join(cells) or r"\-"
+
+
+def by_method(table, rows, names):
+    """Yield the lines of the methods, by their names in the manual, with a cell for each case and metric."""
+    digits = 4 if table is TABLES["diffusion"] else 3
+    for method, name in names.items():
+        cells = (
+            beside_paper(values_of(rows, case, method, k), table.of_paper(case, metric, method), digits)
+            for case in table.cases
+            for k, metric in enumerate(table.metrics)
+        )
+        yield name, *cells
+
+
+def networks(document):
+    """Return the regressor by default, with a learned precision, and the paper's methods as printed there."""
+    table, rows = TABLES["bnn"], document["rows"]
+    if document["settings"]["units"] == "legacy":
+        methods, lines = ("SIVI", "SGLD", "KSIVI"), []
+        for case, name, k, metric in data_and_measures(table, rows):
+            cells = (beside_paper(values_of(rows, case, m, k), table.of_paper(case, metric, m)) for m in methods)
+            lines.append((f"{name}, {metric}", *cells))
+        return {"paper_networks_legacy": rst(("Data and measure", *methods), lines)}
+    lines = []
+    for case, name, k, metric in data_and_measures(table, rows):
+        own = (values_of(rows, case, method, k) for method in ("ours", "ours, learned"))
+        cells = (f"{spread(values)} ({len(values)})" for values in own)
+        lines.append((f"{name}, {metric}", *cells, *(f"{table.of_paper(case, metric, m):.3f}" for m in table.paper)))
+    return {
+        "paper_networks": rst(("Data", "Default", "Learned", *table.paper), lines),
+        "paper_networks_chosen": rst(("Data", "Learned", "0.1", "1", "Chosen"), chosen(table, rows)),
+    }
+
+
+def data_and_measures(table, rows):
+    """Yield case, its name in the manual, and the number and the name of a measure."""
+    present = {row["case"] for row in rows}
+    for case in (case for case in table.cases if case in present):
+        yield from ((case, case.removesuffix("_red"), k, metric) for k, metric in enumerate(table.metrics))
+
+
+def chosen(table, rows):
+    """Yield lines of NLL and RMSE in cross-validation by prior precision, and the precision of the lowest NLL."""
+    for case in table.cases:
+        found = {
+            choice: [values_of(rows, case, f"ours, searched @ {choice}", k) for k in (1, 0)]
+            for choice in ("learned", "0.1", "1")
+        }
+        if all(nll for nll, _ in found.values()):
+            cells = (f"{nll[0]:.3f} and {rmse[0]:.3f}" for nll, rmse in found.values())
+            yield case.removesuffix("_red"), *cells, min(found, key=lambda choice: found[choice][0][0])
+
+
+def ratios(document):
+    """Return seconds, and their ratio to the first method's beside the paper's."""
+    table, rows = TABLES["time"], document["rows"]
+    first, lines = next(iter(table.methods)), []
+    for method in table.methods:
+        cells = []
+        for case in table.cases:
+            own, of_first = (np.median(values_of(rows, case, name, 0)) for name in (method, first))
+            of_paper = [table.of_paper(case, table.metrics[0], name) for name in (method, first)]
+            cells.append(f"{own:.0f}, {own / of_first:.2f} ({of_paper[0] / of_paper[1]:.2f})")
+        lines.append((method, *cells))
+    return {"paper_time": rst(("Method", *(f"d = {case}" for case in table.cases)), lines)}
+
+
+NAMES = {"floor": "exact draws", "ours": "KSIVI, defaults", "ours, HKSIVI": "HKSIVI, defaults"}
+
+
+def of_manual(document):
+    """Return the tables that the manual has of a document."""
+    settings, rows = document["settings"], document["rows"]
+    table, name = TABLES[settings["table"]], settings["table"]
+    if name in ("bnn", "time"):
+        return (networks if name == "bnn" else ratios)(document)
+    methods = dict.fromkeys(row["method"] for row in rows)
+    names = {method: NAMES.get(method, method) for method in (*NAMES, "Laplace", *table.paper) if method in methods}
+    heads = [f"d = {case}" for case in table.cases] if name == "diffusion" else table.metrics
+    if name == "waveform":
+        names, heads = {method: method.replace(" ", ", ") for method in table.paper}, table.cases
+    suffix = f"_{settings['drift']}" if name == "diffusion" else ""
+    return {f"paper_{name}{suffix}": rst(("Method", *heads), by_method(table, rows, names))}
+
+
 def main():
     parser = command(__doc__, seeds=None)
     parser.add_argument("table", choices=TABLES)
@@ -155,6 +249,8 @@ def main():
         run = partial(judged, table=table, args=args, rows=document["rows"])
         run_missing(document, args.out, [job for job in table.jobs(args) if is_wanted(job, args)], run)
     show(table, document)
+    if args.manual:
+        show_tables(args, of_manual(document))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Regression in a pipeline with a grid search, beside scikit-learn's own regressors.
 
 python benchmarks/predictors.py --data-home FOLDER [--data boston yacht] [--methods NAME ...] [--splits 3] [--quick]
+python benchmarks/predictors.py --show benchmarks/predictors.json --manual doc      the table of the manual
 
 The split of the paper (the first) and others: a tenth of the rows for the test. Every method stands behind a
 StandardScaler in a Pipeline whose settings a GridSearchCV chooses on the training rows, by three folds. RMSE and NLL
@@ -19,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from _harness import command, of, pairs, print_table, results, spread
+from _harness import command, of, pairs, results, rst, show_tables, spread
 from scipy.stats import norm
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
@@ -71,8 +72,8 @@ def judged(search, X, y, X_test, y_test):
     return np.sqrt(np.mean((y_test - mean) ** 2)), nll, inside.mean()
 
 
-#: What is kept of a split.
-KEYS = ("rmse", "nll", "cover", "seconds", "chosen")
+#: What is shown of the splits.
+KEYS = ("rmse", "nll", "cover", "seconds")
 
 
 def data(name, folder):
@@ -106,11 +107,17 @@ def main():
     names, of_all = (["made up"], ["BayesianRidge"]) if args.quick else (args.data, args.methods or list(methods(1)))
     jobs = [(name, method, split) for name in names for method in of_all for split in range(args.seeds)]
     rows = results(args, jobs, partial(run, folder=args.data_home))["rows"]
+    show_tables(args, {"predictors": table(rows)})
+
+
+def table(rows):
+    """Return the table of the manual, means over splits."""
     lines = []
     for name, method in pairs(rows):
-        *values, seconds, chosen = (of(rows, key, case=name, method=method) for key in KEYS)
-        lines.append((name, method, *map(spread, values), f"{np.median(seconds):.1f}", " ".join(chosen)))
-    print_table(("data", "method", "RMSE", "NLL", "cover", "seconds", "chosen"), lines, n_names=2)
+        rmse, nll, cover, seconds = (of(rows, key, case=name, method=method) for key in KEYS)
+        costs = f"{np.mean(cover):.0%}", f"{np.median(seconds):.1f}"
+        lines.append((name, method, spread(rmse, 2), spread(nll, 2), *costs))
+    return rst(("Data", "Regressor", "RMSE", "NLL", "In 90%", "Seconds"), lines)
 
 
 if __name__ == "__main__":

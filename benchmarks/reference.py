@@ -17,19 +17,21 @@ E[s_i x_j] = -delta_ij and E[s_i f(x_j)] = -E[f'(x_j)] delta_ij with f the hyper
 coordinate, which holds for heavy tails too: the largest of each in standard errors. The largest of many such numbers
 is large by chance; `targets` and `posteriors` print beside them the value that exact draws exceed in one case of a
 hundred, and with --check fail where one exceeds it, where R-hat is above 1.01 or where fewer than half of the draws
-are effective.
+are effective. The table of the manual is that of `targets --show benchmarks/references.json --manual doc`.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import torch
 from _expensive import EXPENSIVE
+from _harness import VERSIONS, read, rst, save, show_tables
 from _shapes import LARGE, SHAPES
 from paper.public_code import BoundedDiffusion
 from posteriors import POSTERIORS, waveform_target
@@ -246,27 +248,52 @@ def exact_draws(target, n_draws):
     return x, diagnostics
 
 
-def print_checked(names, directory, n_draws):
-    """Print a row for each reference; return the names of those that are not to be trusted."""
-    heads = "".join(
-        f"{head:>8}" for head in ("d", "draws", "R-hat", "ESS", "E[s]", "E[s x]", "E[s f]", "1%", "seconds")
-    )
-    print(f"{'name':<24}{heads}", flush=True)
-    suspects = []
-    for name in names:
-        x = torch.as_tensor(reference(name, directory, n_draws))
-        (n, d), kept = x.shape, np.load(directory / f"{name}.npz")
-        R, ess, seconds = (float(kept.get(key, math.nan)) for key in ("R-hat", "ESS", "seconds"))
-        violations, bound = stein_identities(MAKE[name](), x).values(), largest_by_chance(d)
-        row = "".join(f"{value:>8.2f}" for value in (*violations, bound))
-        print(f"{name:<24}{d:>8}{n:>8}{R:>8.3f}{ess:>8.0f}{row}{seconds:>8.1f}", flush=True)
-        if not (max(violations) < bound and R < 1.01 and ess > n / 2):
-            suspects.append(name)
-    return suspects
+def checked(name, directory, n_draws):
+    """Return the row of a reference: its size, its diagnostics, its violations and the value that these may reach."""
+    x = torch.as_tensor(reference(name, directory, n_draws))
+    kept = np.load(directory / f"{name}.npz")
+    R, ess, seconds = (float(kept.get(key, math.nan)) for key in ("R-hat", "ESS", "seconds"))
+    violations = list(stein_identities(MAKE[name](), x).values())
+    bound = largest_by_chance(x.shape[1])
+    print(f"{name}: {seconds:.1f} s", file=sys.stderr, flush=True)
+    return {
+        "case": name,
+        "d": x.shape[1],
+        "draws": len(x),
+        "R-hat": R,
+        "ESS": ess,
+        "violations": violations,
+        "bound": bound,
+        "seconds": seconds,
+        "trusted": bool(max(violations) < bound and R < 1.01 and ess > len(x) / 2),
+    }
+
+
+def table(rows):
+    lines = []
+    for row in rows:
+        r_hat = f"{row['R-hat']:.3f}" if row["R-hat"] != 1 else ""
+        numbers = (f"{value:.2f}" for value in (*row["violations"], row["bound"]))
+        lines.append((row["case"], row["d"], r_hat, f"{row['ESS']:.0f}", *numbers))
+    return rst(("Target", "d", "R-hat", "ESS", "s", "s x", "s f", "1%"), lines)
 
 
 def print_diagnostics(name, diagnostics):
     print(f"{name}:", ", ".join(f"{key} {value:.4g}" for key, value in diagnostics.items()), flush=True)
+
+
+def show_checked(args):
+    """Make, check and show the references, or show the results of a file."""
+    if args.show:
+        document = read(args.show)
+    else:
+        rows = [checked(name, args.out, args.draws) for name in args.names or args.table]
+        document = {"settings": {"draws": args.draws}, "rows": rows, "versions": VERSIONS}
+        save(args.json, document)
+    show_tables(args, {"references": table(document["rows"])})
+    suspects = [row["case"] for row in document["rows"] if not row["trusted"]]
+    if args.check and suspects:
+        raise SystemExit(f"Not to be trusted: {', '.join(suspects)}.")
 
 
 def main():
@@ -283,12 +310,15 @@ def main():
         command.add_argument("--out", type=Path, default=DIRECTORY)
         command.add_argument("--draws", type=int, default=4000)
         command.add_argument("--check", action="store_true", help="fail where draws are not to be trusted")
+        command.add_argument("--json", type=Path, help="keep the checks in this file")
+        command.add_argument(
+            "--show", type=Path, metavar="FILE", help="show the checks of this file, and run nothing"
+        )
+        command.add_argument("--manual", type=Path, metavar="FOLDER", help="write the table where the manual has it")
         command.set_defaults(table=table)
     args = parser.parse_args()
     if "table" in args:
-        suspects = print_checked(args.names or args.table, args.out, args.draws)
-        if args.check and suspects:
-            raise SystemExit(f"Not to be trusted: {', '.join(suspects)}.")
+        show_checked(args)
         return
     import skksivi.datasets
 

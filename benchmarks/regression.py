@@ -1,6 +1,7 @@
 """The default regressor on small and noisy data sets, beside scikit-learn's own with what they learn by themselves.
 
 python benchmarks/regression.py [--data-home FOLDER] [--data diabetes ...] [--splits 3] [--quick]
+python benchmarks/regression.py --show benchmarks/regression.json --manual doc      the table of the manual
 
 Nothing is searched. A quarter of the rows is for the test, a tenth where there are more than 300. NLL is in nats in
 the units of y, "cover" the share of test rows within the central 90% interval, and seconds are of CPU. The ensemble
@@ -18,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from _harness import command, of, print_table, results
+from _harness import command, of, results, rst, show_tables
 from scipy.stats import norm
 from sklearn import datasets as bundled
 from sklearn.gaussian_process import GaussianProcessRegressor
@@ -134,8 +135,8 @@ def lines(rows):
         others = [mean("nll", method) for method in OTHERS]
         ours = mean("nll", "KSIVI")
         behind = ours - np.nanmin([*others, np.inf])
-        numbers = (*others, ours, behind, mean("cover", "KSIVI"), mean("seconds", "KSIVI"))
-        yield name, f"{mean('n', 'KSIVI'):.0f}", *(f"{value:.2f}" for value in numbers)
+        costs = f"{mean('cover', 'KSIVI'):.0%}", f"{mean('seconds', 'KSIVI'):.1f}"
+        yield name, f"{mean('n', 'KSIVI'):.0f}", *(f"{value:.2f}" for value in (*others, ours, behind)), *costs
 
 
 def main():
@@ -151,7 +152,8 @@ def main():
         names, args.seeds = ["linnerud 0"], 1
     jobs = [(name, method, split) for name in names for method in [*OTHERS, "KSIVI"] for split in range(args.seeds)]
     rows = results(args, jobs, partial(run, folder=args.data_home))["rows"]
-    print_table(("data", "n", *OTHERS, "KSIVI", "behind", "cover", "seconds"), lines(rows))
+    heads = ("Data", "Rows", *OTHERS, "KSIVI", "Behind", "In 90%", "Seconds")
+    show_tables(args, {"regression": rst(heads, lines(rows))})
 
 
 if __name__ == "__main__":

@@ -1,25 +1,23 @@
 """A grid of bandwidths and learning rates, judged by the target's score, against reference draws that it never saw.
 
-python benchmarks/search.py [--targets waveform diffusion] [--whiten auto] [--replicates 2] [--output search.json]
-python benchmarks/search.py --criteria [--output criteria.json]       the power of each criterion against known errors
-python benchmarks/search.py --criteria --show benchmarks/criteria.json --manual doc      the table of the manual
+python benchmarks/search.py [--targets waveform diffusion] [--whiten laplace] [--replicates 2] [--out search.json]
+python benchmarks/search.py --criteria [--out criteria.json]       the power of each criterion against known errors
+python benchmarks/search.py [--criteria] --show FILE.json --manual doc      the table of the manual
 
-The search knows the target alone. The same fits are then made again in one process, where the sliced Wasserstein
-distance to reference draws is taken beside the criterion, and on a cluster of two dask workers; the tables must be
-equal to the last bit. "Gap" is by how much the distance of the selected candidate exceeds the least one; it is within
-noise if it is below two standard deviations of the distance between independent exact samples.
+The fits start from the Laplace approximation: from the default start these targets need no training, so that no
+candidate differs from another. The search knows the target alone; the sliced Wasserstein distance to reference draws
+is taken beside the criterion. --check searches again in two processes and on a cluster of two dask workers: the
+tables must be equal to the last bit.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
-from pathlib import Path
+from functools import partial
 
 import numpy as np
 import torch
-from _harness import VERSIONS, read, rst, save, write_tables
+from _harness import VERSIONS, command, read, results, rst, save, show_tables
 from joblib import parallel_config
 from reference import hmc, waveform_target
 from sklearn.base import clone
@@ -31,9 +29,10 @@ from skksivi.metrics import noise_floor, sliced_wasserstein
 from skksivi.model_selection import Replicates, neg_distance_scorer, neg_ksd_scorer
 from skksivi.targets import ConditionedDiffusion, from_score_fn
 
-#: In units of the square root of the dimension; 0.5 and 2e-3 are the defaults.
+#: In units of the square root of the dimension.
 BANDWIDTHS = [0.25, 0.5, 1.0]
 LEARNING_RATES = [5e-4, 2e-3, 8e-3]
+DEFAULTS = (0.5, 2e-3)
 
 
 def distance(X, Y):
@@ -46,7 +45,7 @@ def diffusion(quick):
     return target, hmc(target, n, n_chains=n // 2, n_rounds=4 if quick else 40)[0].numpy()
 
 
-TARGETS = {"waveform": lambda _: (waveform_target(), load_waveform_posterior()), "diffusion": diffusion}
+TARGETS = {"waveform": lambda _: (waveform_target(), load_waveform_posterior()), "diffusion 50": diffusion}
 
 
 def search_of(args, d):
@@ -76,42 +75,56 @@ def on_a_cluster(search, target):
 
 
 def folds(search, name="score"):
-    """Return the grades (candidates, replicates)."""
+    """Return the scores (candidates, replicates)."""
     return np.stack([search.cv_results_[f"split{k}_test_{name}"] for k in range(search.n_splits_)], -1)
 
 
-def study(name, args):
-    """Search, check and print the table of a target; return it."""
+def study(name, _method, _seed, args):
+    """Return the row of a target."""
     target, reference = TARGETS[name](args.quick)
-    search = search_of(args, target.n_features).set_params(n_jobs=2)
-    seconds = {"two processes": timed(search, target)}
-    judged = clone(search).set_params(
-        n_jobs=1,
-        refit=False,
-        scoring={"ksd": neg_ksd_scorer(), "distance": neg_distance_scorer(reference, metric=distance)},
-    )
-    seconds["one process"] = timed(judged, target)
-    elsewhere = clone(search).set_params(n_jobs=None, refit=False)
-    seconds["dask"] = on_a_cluster(elsewhere, target)
-    for other, column in ((judged, "ksd"), (elsewhere, "score")):
-        np.testing.assert_array_equal(folds(search), folds(other, column))
-
-    distances, grades = -folds(judged, "distance").mean(1), -folds(search)
+    search = search_of(args, target.n_features)
+    scorers = {"ksd": neg_ksd_scorer(), "distance": neg_distance_scorer(reference, metric=distance)}
+    measured = clone(search).set_params(refit="ksd", scoring=scorers)
+    seconds = {"one process": timed(measured, target)}
+    if args.check:
+        in_two, elsewhere = clone(search).set_params(n_jobs=2, refit=False), clone(search).set_params(refit=False)
+        seconds |= {"two processes": timed(in_two, target), "two dask workers": on_a_cluster(elsewhere, target)}
+        for other in (in_two, elsewhere):
+            np.testing.assert_array_equal(folds(measured, "ksd"), folds(other))
     floor = noise_floor(distance, reference, len(reference) // 2, random_state=0)
-    print(f"\n{name}, whiten={args.whiten!r}, {args.replicates} replicates, {args.max_iter} iterations")
-    print(f"{'bandwidth / sqrt(d)':>20}{'learning rate':>15}{'KSD^2':>10}{'sd':>9}{'sliced W2':>11}")
-    rows = []
-    for i, parameters in enumerate(search.cv_results_["params"]):
-        b, rate = parameters["bandwidth"] / target.n_features**0.5, parameters["learning_rate"]
-        mean, sd = grades[i].mean(), grades[i].std(ddof=1) if args.replicates > 1 else np.nan
-        rows.append({"bandwidth": b, "learning_rate": rate, "ksd": mean, "sd": sd, "sliced_w2": distances[i]})
-        mark = (" selected" if i == search.best_index_ else "") + (" best" if i == distances.argmin() else "")
-        print(f"{b:>20.2f}{rate:>15.4f}{mean:>10.4f}{sd:>9.4f}{distances[i]:>11.4f}{mark}")
-    gap = float(distances[search.best_index_] - distances.min())
-    verdict = "within" if gap < 2 * floor.sd else "beyond"
-    print(f"gap {gap:.4f}, {verdict} the noise; exact draws {floor.mean:.4f} with sd {floor.sd:.4f}")
-    print("equal tables; seconds: " + ", ".join(f"{key} {value:.0f}" for key, value in seconds.items()), flush=True)
-    return {"rows": rows, "gap": gap, "floor": floor._asdict(), "seconds": seconds}
+    return {
+        "d": target.n_features,
+        "selected": int(measured.best_index_),
+        "candidates": measured.cv_results_["params"],
+        "ksd": (-folds(measured, "ksd")).tolist(),
+        "distance": (-folds(measured, "distance")).tolist(),
+        "floor": floor._asdict(),
+        "seconds": seconds,
+    }
+
+
+def grid(rows):
+    """Return the table of the manual: the candidates of each target, means over replicates."""
+    lines = []
+    for row in rows:
+        for i, parameters in enumerate(row["candidates"]):
+            b, rate = parameters["bandwidth"] / row["d"] ** 0.5, parameters["learning_rate"]
+            notes = [", selected"] * (i == row["selected"]) + [", defaults"] * ((b, rate) == DEFAULTS)
+            cells = f"{b:.2f}", f"{rate:g}", f"{np.mean(row['ksd'][i]):.4f}", f"{np.mean(row['distance'][i]):.4f}"
+            lines.append((row["case"] + "".join(notes), *cells))
+    return rst(("Target", "Bandwidth", "Rate", "KSD^2", "Distance"), lines)
+
+
+def sentences(rows):
+    """Yield what the distances and the seconds of each target are."""
+    for row in rows:
+        distances, floor = np.mean(row["distance"], 1), row["floor"]
+        seconds = ", ".join(f"{value:.0f} s with {name}" for name, value in row["seconds"].items())
+        yield (
+            f"{row['case']}: the distance of the selected candidate is {distances[row['selected']]:.4f}, of the best "
+            f"one {distances.min():.4f}, of exact draws {floor['mean']:.4f} with a standard deviation of "
+            f"{floor['sd']:.4f}; {seconds}."
+        )
 
 
 class Draws:
@@ -180,11 +193,11 @@ def power(d, n, n_repeats):
 def criteria(args):
     """Return the document of the power of criteria, from a file or from a run."""
     if args.show:
-        return read(args.show)
+        return read(args.out if args.show is True else args.show)
     n, n_repeats = (100, 2) if args.quick else (2000, 16)
     rows = [row for d in (2, 22) for row in power(d, n, n_repeats)]
     document = {"settings": {"quick": args.quick}, "rows": rows, "versions": VERSIONS}
-    save(args.output, document)
+    save(args.out, document)
     return document
 
 
@@ -199,29 +212,24 @@ def table(rows):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = command(__doc__, seeds=1)
     parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))
-    parser.add_argument("--whiten", choices=["auto", "laplace"], default="auto")
+    parser.add_argument("--whiten", choices=["auto", "laplace"], default="laplace")
     parser.add_argument("--replicates", type=int, default=2)
     parser.add_argument("--max-iter", type=int, default=2000)
+    parser.add_argument("--check", action="store_true", help="search again elsewhere, and compare")
     parser.add_argument("--criteria", action="store_true")
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--output", type=Path)
-    parser.add_argument("--show", type=Path, metavar="FILE", help="show the power of criteria in this file")
-    parser.add_argument("--manual", type=Path, metavar="FOLDER", help="write their table where the manual has it")
     args = parser.parse_args()
     if args.criteria:
-        found = table(criteria(args)["rows"])
-        print(found)
-        if args.manual:
-            write_tables(args.manual, {"criteria": found})
+        show_tables(args, {"criteria": table(criteria(args)["rows"])})
         return
     args.bandwidths, args.learning_rates = BANDWIDTHS, LEARNING_RATES
     if args.quick:
-        args.bandwidths, args.learning_rates, args.whiten, args.max_iter = BANDWIDTHS[:2], [2e-3], "laplace", 50
-    tables = {name: study(name, args) for name in args.targets}
-    if args.output:
-        args.output.write_text(json.dumps(tables, indent=1))
+        args.bandwidths, args.learning_rates, args.max_iter = BANDWIDTHS[:2], [2e-3], 50
+    settings = {name: getattr(args, name) for name in ("whiten", "replicates", "max_iter")}
+    rows = results(args, [(name, "grid", 0) for name in args.targets], partial(study, args=args), **settings)["rows"]
+    show_tables(args, {"search": grid(rows)})
+    print(*sentences(rows), sep="\n")
 
 
 if __name__ == "__main__":  # the workers import this file

@@ -18,7 +18,6 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -125,7 +124,6 @@ def main():
     parser = command(__doc__)
     parser.add_argument("--names", nargs="+", choices=[*ALL, "large"], default=list(SHAPES))
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--manual", type=Path, metavar="FOLDER", help="write the table where the manual has it")
     args = parser.parse_args()
     names = list(LARGE) if args.names == ["large"] else args.names
     names = ["wide banana, d = 2", "labels of 2"] if args.quick and names == list(SHAPES) else names

@@ -361,7 +361,6 @@ def main():
     parser.add_argument("--names", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--data", type=Path, metavar="FOLDER", help="original files of the UCI repository")
-    parser.add_argument("--manual", type=Path, metavar="FOLDER", help="write the tables where the manual has them")
     args = parser.parse_args()
     if args.quick and args.names == list(CASES):
         args.names, args.methods, args.seeds = ["seeds", "forty Gaussians"], ["KSIVI", "KPG", "PVI"], 1

@@ -14,7 +14,6 @@ from __future__ import annotations
 import time
 import warnings
 from functools import cache, partial
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -106,7 +105,6 @@ def main():
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--max-iter", type=int, default=10_000)
     parser.add_argument("--draws", type=int, default=100_000)
-    parser.add_argument("--manual", type=Path, metavar="FOLDER", help="write the table where the manual has it")
     args = parser.parse_args()
     settings = {"max_iter": 50, "draws": 2000} if args.quick else {"max_iter": args.max_iter, "draws": args.draws}
     methods, n_seeds = (["KSIVI, paper", "KPG"], 1) if args.quick else (args.methods, args.seeds)

@@ -1,6 +1,7 @@
 """The paper's settings, and the defaults, on the waveform posterior against exact reference draws.
 
 python benchmarks/waveform.py [--data waveform.mat --reference draws.npz] [--seeds 3] [--max-iter 20000]
+python benchmarks/waveform.py --show benchmarks/waveform.json --manual doc      the table of the manual
 
 Without --data the packaged waveform posterior is used. With it, the training split of the file (X_train with a
 column of ones, y_train); its reference draws are made by `benchmarks/reference.py mat FILE OUT.npz`.
@@ -12,7 +13,7 @@ import time
 from functools import partial
 
 import numpy as np
-from _harness import command, of, pairs, print_table, results, spread
+from _harness import command, of, pairs, results, rst, show_tables, spread
 from reference import mat_target, waveform_target
 
 from skksivi import KSIVIApproximator, paper_settings
@@ -73,18 +74,17 @@ def main():
     document = results(
         args, jobs, partial(run, target=target, reference=reference, **settings), data=args.data, **settings
     )
-    show(document["rows"])
+    show_tables(args, {"waveform": table(document["rows"])})
 
 
-def show(rows):
+def table(rows):
+    """Return the table of the manual: errors and ratios of the worst seed, median seconds."""
     lines = []
     for case, method in pairs(rows):
-        found = {key: of(rows, key, case=case, method=method) for key in KEYS}
-        w2, error, low, high, seconds = found.values()
-        ratios, median = f"{min(low):.2f} - {max(high):.2f}", f"{np.median(seconds):.1f}" if seconds else "-"
-        lines.append((method, spread(w2, 4), f"{max(error):.3f}", ratios, median))
-    print_table(("method", "sliced W2", "mean error", "sd ratio", "seconds"), lines)
-    print("sliced W2: 1,000 draws a side; mean error in sd, sd ratio: worst coordinate of all seeds; median seconds.")
+        w2, error, low, high, seconds = (of(rows, key, case=case, method=method) for key in KEYS)
+        ratios, median = f"{min(low):.2f} - {max(high):.2f}", f"{np.median(seconds):.1f}" if seconds else ""
+        lines.append((method, spread(w2), f"{max(error):.2f}", ratios, median))
+    return rst(("Method", "Sliced W2", "Mean error", "Sd ratio", "Seconds"), lines)
 
 
 if __name__ == "__main__":

@@ -69,14 +69,15 @@ COMMANDS = {
     "benchmarks/frontier.py": ["--quick", "--out", "frontier.json", "--figure", "frontier.png"],
     "benchmarks/predictors.py": ["--quick"],
     "benchmarks/regression.py": ["--quick"],
-    "benchmarks/hierarchy.py": ["--quick", "--seeds", "1", "--max-iter", "50"],
-    "benchmarks/search.py": ["--quick", "--targets", "waveform"],
-    "benchmarks/search.py --criteria": ["--quick", "--output", "criteria.json"],
+    "benchmarks/hierarchy.py": ["--quick", "--out", "hierarchy.json"],
+    "benchmarks/search.py": ["--quick", "--check", "--targets", "waveform"],
+    "benchmarks/search.py --criteria": ["--quick", "--out", "criteria.json"],
     "benchmarks/waveform.py": ["--max-iter", "100", "--seeds", "1", "--methods", "paper, vanilla", "defaults"],
     "benchmarks/toys.py": ["--quick", "--out", "toys.json"],
     "benchmarks/reference.py": ["waveform", "draws.npz", "--steps", "40"],
-    "benchmarks/ksd_test.py": ["--quick", "--output", "ksd_test.png"],
-    "benchmarks/dimensions.py": ["--dimensions", "20"],
+    "benchmarks/reference.py targets": ["banana", "--out", "references", "--json", "references.json"],
+    "benchmarks/ksd_test.py": ["--quick", "--out", "ksd_test.json", "--figure", "ksd_test.png"],
+    "benchmarks/dimensions.py": ["--quick", "--out", "dimensions.json"],
     "benchmarks/minibatch.py": ["--quick", "--cases", "ten thousand", "--out", "minibatch.json"],
     "benchmarks/mutants.py": ["--modules", "stein._estimators", "--sample", "1", "--out", "mutants.json"],
     "benchmarks/faults.py": ["--quick", "--out", "faults.json"],
@@ -470,15 +471,37 @@ def test_the_manual_has_the_tables_of_the_frontier(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("study", "page", "n_tables"),
-    [("comparison", "comparison", 1), ("defaults", "benchmarks", 1), ("suites", "suites", 5), ("toys", "suites", 1)],
+    [
+        ("comparison", "comparison", 1),
+        ("suites", "suites", 5),
+        ("toys", "suites", 1),
+        *((study, "benchmarks", 1) for study in ("defaults", "detached", "regression", "training", "waveform")),
+        ("ksd_test", "benchmarks", 2),
+    ],
 )
 def test_the_manual_has_the_tables_of_a_study(study, page, n_tables, tmp_path):
     run(f"benchmarks/{study}.py", ["--show", str(ROOT / "benchmarks" / f"{study}.json"), "--manual", "."], tmp_path)
-    tables = list((tmp_path / "tables").iterdir())
-    assert len(tables) == n_tables
+    assert len(tables_of(tmp_path, page)) == n_tables
+
+
+@pytest.mark.parametrize(
+    ("results", "n_tables"),
+    [("bnn", 2), ("bnn_legacy", 1), ("bounded", 1), ("diffusion", 1), ("student", 1), ("time", 1), ("waveform", 1)],
+)
+def test_the_manual_has_the_tables_of_the_paper(results, n_tables, tmp_path):
+    path = ROOT / "benchmarks" / "paper" / "results" / f"{results}.json"
+    table = json.loads(path.read_text("utf-8"))["settings"]["table"]
+    run("benchmarks/paper.py", [table, "--show", str(path), "--manual", "."], tmp_path)
+    assert len(tables_of(tmp_path, "benchmarks")) == n_tables
+
+
+def tables_of(folder, page):
+    """Compare the tables in a folder with those that a page of the manual has, and return them."""
+    tables = list((folder / "tables").iterdir())
     for path in tables:
         assert path.read_text("utf-8") == (ROOT / "doc" / "tables" / path.name).read_text("utf-8")
         assert f"tables/{path.name}" in (ROOT / "doc" / f"{page}.rst").read_text("utf-8")
+    return tables
 
 
 def test_the_manual_has_the_tables_of_checks_and_of_criteria(tmp_path, capsys):

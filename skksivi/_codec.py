@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from skksivi._foreign import FOREIGN
 from skksivi._saved import KINDS, NAMES, register
 
-#: Objects and lists within one another, at most.
+#: Largest nesting of objects and lists.
 MAX_DEPTH = 12
 
-#: Bytes of a header, at most.
+#: Largest number of bytes of a header.
 MAX_HEADER = 2**20
 
-#: Types of numbers in a file, by their names there.
+#: Number types in a file, by their names there.
 DTYPES = {"F32": torch.float32, "F64": torch.float64, "I32": torch.int32, "I64": torch.int64, "BOOL": torch.bool}
 
 T = TypeVar("T")
@@ -30,7 +30,7 @@ for name, kind in FOREIGN.items():
 
 
 def encode(value: object, path: str, tensors: dict[str, Tensor]) -> object:
-    """Return `value` as what json can hold, and put the tensors in it into `tensors`."""
+    """Return `value` in a form for json, and put the tensors in it into `tensors`."""
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value)):
@@ -49,7 +49,7 @@ def encode(value: object, path: str, tensors: dict[str, Tensor]) -> object:
 
 
 def _decode(node: object, path: str, tensors: dict[str, Tensor], device: torch.device) -> object:
-    """Return the value of a piece of json, whose tensors are taken out of `tensors`."""
+    """Return the value of parsed json, and take its tensors out of `tensors`."""
     if path.count(".") >= MAX_DEPTH:
         raise ValueError(f"`{path}` is nested too deep")
     if isinstance(node, list):
@@ -62,24 +62,24 @@ def _decode(node: object, path: str, tensors: dict[str, Tensor], device: torch.d
     if name in ("tensor", "array"):
         return _named(path, lambda **how: _take(name, path, tensors, device, **how), node)
     if not isinstance(name, str) or name not in KINDS:
-        raise ValueError(f"`{_joined(path, 'is')}` is {name!r}, which is none of the classes that can be saved")
+        raise ValueError(f"`{_joined(path, 'is')}` is {name!r}, which is not of a class that can be saved")
     parts = {part: _decode(node[part], _joined(path, part), tensors, device) for part in node}
     return _named(path, KINDS[name].build, parts)
 
 
 def _named(path: str, build: Callable[..., T], parts: Mapping[str, Any]) -> T:
-    """Return what is built of parts; what is wrong with them is told with the way there."""
+    """Return the object built from parts; an error names the path to it."""
     try:
         return build(**parts)
     except (OSError, MemoryError):
         raise
-    except Exception as error:  # whatever a stranger wrote
+    except Exception as error:  # the file may hold anything
         reason = str(error) if isinstance(error, ValueError) else f"it holds something else, {error!r}"
         raise ValueError(f"`{path}`: {reason}" if path else reason) from error
 
 
 def parsed(text: str | bytes) -> Any:  # noqa: ANN401
-    """Return the value of json; raise ValueError where a key stands twice, of which readers take one or the other."""
+    """Return the value of json; raise ValueError for a duplicate key, which readers resolve differently."""
 
     def once(pairs: list[tuple[str, object]]) -> dict[str, object]:
         found = dict(pairs)
@@ -92,12 +92,12 @@ def parsed(text: str | bytes) -> Any:  # noqa: ANN401
 
 
 def read_header(file: BinaryIO, size: int) -> tuple[bytes, dict[str, str], dict[str, Tensor]]:
-    """Read the header of safetensors that take so many bytes of a file.
+    """Read the header of safetensors with so many bytes in a file.
 
     Returns
     -------
     start : bytes
-        What was read.
+        The bytes read.
     about : dict
         Its texts.
     plan : dict
@@ -106,7 +106,7 @@ def read_header(file: BinaryIO, size: int) -> tuple[bytes, dict[str, str], dict[
     Raises
     ------
     ValueError
-        Not that many bytes would hold them.
+        The tensors do not fit that many bytes.
     """
     start = file.read(8)
     length = int.from_bytes(start, "little")
@@ -117,7 +117,7 @@ def read_header(file: BinaryIO, size: int) -> tuple[bytes, dict[str, str], dict[
     about = header.pop("__metadata__")
     plan = {name: _named(name, _planned, {"entry": entry}) for name, entry in header.items()}
     if len(start) + sum(x.numel() * x.itemsize for x in plan.values()) != size:
-        raise ValueError("its length is not that of the numbers it should hold")
+        raise ValueError("its length does not match its shape")
     return start, about, plan
 
 
@@ -127,7 +127,7 @@ def _planned(entry: dict[str, Any]) -> Tensor:
 
 
 def decoded(state: str, tensors: Mapping[str, Tensor], device: torch.device, check: Callable[[object], T]) -> T:
-    """Return the value of a state, which must be what `check` returns unharmed, and use all tensors."""
+    """Return the value of a state, which must pass `check` and use all tensors."""
     left = dict(tensors)
     value = check(_decode(parsed(state), "", left, device))
     if left:
@@ -159,7 +159,7 @@ def _take(
 
 
 def _as_array(x: Tensor) -> np.ndarray:
-    """Return a numpy array, of a tensor without memory one that repeats a one, which may be a scale."""
+    """Return a numpy array; for a tensor without memory, repeated ones, which are valid scales."""
     if x.is_meta:
         return np.broadcast_to(torch.ones((), dtype=x.dtype).numpy(), tuple(x.shape))
     return x.numpy()

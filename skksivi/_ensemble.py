@@ -23,7 +23,7 @@ from skksivi.families._derived import Pooled, knows_density
 from skksivi.pilot._hamiltonian import rhat
 from skksivi.score._target import TargetOrScore, compared_score, unwrapped
 
-#: Draws of each fit that are compared, and the R-hat of a coordinate from which on fits are told to disagree.
+#: Draws of each fit that are compared, and the R-hat of a coordinate above which fits are reported to disagree.
 N_COMPARED, MAX_RHAT = 1000, 1.05
 
 #: Steps of the search for weights.
@@ -204,7 +204,7 @@ def ensemble(
 
 
 def _check(est: object, pooling: str) -> None:
-    """Raise TypeError or ValueError for what is no approximator, or no way to pool."""
+    """Raise TypeError or ValueError unless these are an approximator and a way to pool."""
     if not isinstance(est, BaseApproximator):
         raise TypeError(f"`est` must be an approximator, an instance, got {est!r}.")
     if pooling not in ("evidence", "equal"):

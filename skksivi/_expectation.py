@@ -373,9 +373,10 @@ def _has_variance(f: Tensor) -> list[bool]:
 def mean_and_se(r: Tensor, w: Tensor, batch: Tensor, p: int = 0) -> tuple[Tensor, Tensor]:
     r"""Return weighted means (m,) of values r (n, m), with standard errors of batches that are independent.
 
-    They are so much larger that 1.96 of them are an interval of 95% however few batches there are, of which Student's
-    quantile is :math:`1 + 1.21 / (B - 1)` times as large. The coefficients of p control variates are in all values,
-    which share most of the draws that these rest on.
+    They are enlarged so that 1.96 of them give a 95% interval for any number B of batches: Student's quantile is
+    about
+    :math:`1 + 1.21 / (B - 1)` times as large. All batches share the coefficients of p control variates, which rest on
+    mostly the same draws.
     """
     mean, n_batches = w @ r, int(batch[-1]) + 1
     sums = torch.zeros(n_batches, r.shape[1]).to(r).index_add_(0, batch, w[:, None] * (r - mean))

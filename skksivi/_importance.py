@@ -92,7 +92,7 @@ def importance_sample(
 def weighed_draws(
     est: BaseApproximator, target: Target | ScoreFunction, n_samples: int, random_state: RandomState
 ) -> tuple[Score, ImportanceSample]:
-    """Return the score of a target, for float64 points, and draws of a fit that are weighed by it."""
+    """Return the score of a target, for float64 points, and draws of a fit, with weights by it."""
     check_integer(n_samples, "n_samples", min_val=LEAST_DRAWS)
     check_is_fitted(est)
     device = resolve_device(est.device)

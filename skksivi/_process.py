@@ -3,14 +3,14 @@ r"""Gaussian processes of the highest evidence, as the posterior of two precisio
 .. math:: \mathrm{Cov}(f(x), f(x')) = 1 + a^2 x^\top x' + c^2 \kappa(\|(x - x') / \ell\|^2), \qquad
     y_i \sim N(f(x_i), \sigma^2 / w_i)
 
-for standardised X and y. The hyper-parameters :math:`\theta = (\log\sigma, \log a, \log c, \log\ell)` are those of
-the highest evidence. Given them f is linear in features, and only how far prior and noise are off has a posterior.
+for standardised X and y. The hyper-parameters :math:`\theta = (\log\sigma, \log a, \log c, \log\ell)` maximise
+the evidence. Given them f is linear in features, and only the two precisions of prior and noise have a posterior.
 
-Weights are relative. Rows that are equal in X and y are one, of the sum of their weights, unless other y are at this
-X: a function may pass through all of them, so that copies would be evidence that there is no noise.
+Weights are relative. Rows that are equal in X and y are merged and their weights added, unless this X also has other
+y: a function could pass through all copies, so that they would be evidence against noise.
 
-scikit-learn's GaussianProcessRegressor would do for the search, but takes neither weights of rows nor priors of
-hyper-parameters, and its gradient holds an n by n matrix for each length scale.
+scikit-learn's GaussianProcessRegressor could do the search, but takes neither weights of rows nor priors of
+hyper-parameters, and its gradient needs an n by n matrix for each length scale.
 
 Rasmussen, C. E. and Williams, C. K. I. (2006). Gaussian Processes for Machine Learning, sections 5.4 and 8.3.
 """
@@ -31,31 +31,31 @@ from skksivi._arrays import as_array, as_tensor
 from skksivi._saved import DOUBLES, is_width, saved
 from skksivi.targets._base import Target
 
-#: Rows that the evidence is of, and centres of the features, at most: both take the third power.
+#: Largest number of rows for the evidence, and of centres of the features: the cost is cubic in both.
 N_ROWS = 500
 
 #: Rows on which the start of a search is chosen.
 N_FIRST = 300
 
-#: Rows for each column that several length scales take, at least.
+#: Fewest rows per column for several length scales.
 N_ROWS_A_COLUMN = 5
 
 #: Steps of the search for the highest evidence.
 N_STEPS = 60
 
-#: Standard deviations from the mean before the data, beyond which nothing is searched.
+#: Prior standard deviations from the prior mean to which the search is limited.
 FAR = 6.0
 
 #: Length of a difference in the logarithms of hyper-parameters.
 STEP = 1e-4
 
-#: Variance of noise in that of y that there is at least.
+#: Smallest variance of the noise, in units of the variance of y.
 LEAST_NOISE = 1e-6
 
-#: Share of a covariance that is rounding.
+#: Relative size of rounding errors in a covariance.
 ROUNDING = 1e-10
 
-#: What the logarithms of sigma, a, c and l are before the data, for one column: means and standard deviations.
+#: Prior means and standard deviations of the logarithms of sigma, a, c and l, for one column.
 MEANS, SPREADS = (-0.7, -1.2, -0.4, 0.4), (1.0, 2.0, 2.0, 1.0)
 
 
@@ -120,7 +120,7 @@ def log_density(theta: Tensor, profile: str, X: Tensor, y: Tensor, w: Tensor) ->
 
 
 def root(K: Tensor, noise: Tensor) -> Tensor:
-    """Return the Cholesky factor of K (n, n) and noise (n,), with as much of its mean variance as rounding asks."""
+    """Return the Cholesky factor of K (n, n) plus noise (n,), with as much jitter as rounding requires."""
     share, failed = ROUNDING, True
     while failed and share < 1:
         L, failed = torch.linalg.cholesky_ex(K + (noise + share * K.diagonal().mean()).diag())
@@ -129,7 +129,7 @@ def root(K: Tensor, noise: Tensor) -> Tensor:
 
 
 def before(k: int, p: int) -> tuple[Tensor, Tensor]:
-    """Return means and standard deviations of theta (k,); of many columns each does less, on a longer scale."""
+    """Return prior means and standard deviations of theta (k,); of many columns each has less effect."""
     index = torch.arange(k).clamp_max(3)
     means, spreads, share = torch.tensor([MEANS, SPREADS, (0.0, -0.5, 0.0, 0.5)], dtype=torch.float64)
     return (means + share * math.log(p))[index], spreads[index]
@@ -151,11 +151,11 @@ def highest_evidence(k: int, profile: str, X: Tensor, y: Tensor, w: Tensor) -> H
         options = {"maxiter": N_STEPS, "ftol": 1e-5}
         return minimize(slope, start, n, "L-BFGS-B", jac=True, bounds=bounds, options=options)
 
-    shorter = means - spreads * (np.arange(k) >= 3)  # short waves are not seen from long scales
+    shorter = means - spreads * (np.arange(k) >= 3)  # a search from long scales misses short ones
     start = min((means, shorter), key=lambda at: searched(at, N_FIRST).fun)
     best = searched(start, len(X))
     curvature = np.stack([(slope(best.x + e, len(X))[1] - best.jac) / STEP for e in STEP * np.eye(k)])
-    scaled = spreads[:, None] * (curvature + curvature.T) / 2 * spreads  # one where the data say nothing
+    scaled = spreads[:, None] * (curvature + curvature.T) / 2 * spreads  # one where the data are uninformative
     log_volume = np.log(np.linalg.eigvalsh(scaled).clip(1)).sum() / 2
     return Hyper(as_tensor(best.x), profile, -float(best.fun + log_volume))
 
@@ -199,7 +199,7 @@ class Process:
     profile : str
         The name of kappa.
     noise_variance, amplitude : float
-        Of the highest evidence: sigma squared and c.
+        Values of sigma squared and c that maximise the evidence.
     lengths : Tensor of shape (p,)
     centres : Tensor of shape (m, p)
         The C.
@@ -234,18 +234,18 @@ class Process:
         return cls(hyper.profile, variance, float(c), lengths, centres, b[0], A, V, none, none)
 
     def rotated(self, R: Tensor, e: Tensor, h: Tensor) -> Process:
-        """Return the process by the features that an orthogonal R (d, d) makes of these."""
+        """Return the process with its features rotated by an orthogonal R (d, d)."""
         return replace(self, intercept=self.intercept @ R, slopes=self.slopes @ R, weights=self.weights @ R, e=e, h=h)
 
     def __str__(self) -> str:
-        """Return what the evidence has chosen, in words."""
+        """Return the choice by the evidence, in words."""
         if self.amplitude == 0:
             return "a linear function"
         shortest, longest = self.lengths.min(), self.lengths.max()
         return f"a linear function and a {self.profile} process of length scales {shortest:.2g} to {longest:.2g}"
 
     def features(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return features (n, d) of rows X (n, p), and the variance (n,) of f that they leave out."""
+        """Return features (n, d) of rows X (n, p), and the variance (n,) of f that they do not explain."""
         phi, left_out = self.features_of(as_tensor(X))
         return phi.numpy(), left_out.numpy()
 
@@ -256,7 +256,7 @@ class Process:
         return self.intercept + x @ self.slopes + smooth, left_out.clamp_min(0)
 
     def left_out(self, X: np.ndarray) -> np.ndarray:
-        """Return the covariance (n, n) of what the features leave out of f at rows X (n, p)."""
+        """Return the covariance (n, n) of the part of f at rows X (n, p) that the features do not explain."""
         x = as_tensor(X)
         smooth = self._smooth(x)
         return (self.amplitude**2 * similarity(self.profile, self.lengths, x, x) - smooth @ smooth.mT).numpy()
@@ -280,8 +280,8 @@ class Precisions(Target):
 
     with features of :math:`\hat\gamma \Phi^\top W \Phi = \mathrm{diag}(e)` and :math:`h = \hat\gamma \Phi^\top W y`,
     so that :math:`\beta_i | \lambda, \gamma, y \sim N(\gamma h_i / (\lambda + \gamma e_i), 1 / (\lambda + \gamma
-    e_i))`. The parameters are :math:`\log\lambda` and :math:`\log\gamma`, zero where the evidence of all else is
-    highest.
+    e_i))`. The parameters are :math:`\log\lambda` and :math:`\log\gamma`, zero at the maximum of the
+    evidence.
 
     Parameters
     ----------
@@ -310,7 +310,7 @@ class Precisions(Target):
 
 
 def merged(X: np.ndarray, y: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return rows without copies, unless other y are at their X, and weights, of mean one among the former."""
+    """Return rows without copies, unless their X has other y, and weights with mean one over the original rows."""
     table, w = np.column_stack([X, y]), w / w.mean()
     distinct, index = np.unique(table, axis=0, return_inverse=True)
     _, at, n_values = np.unique(distinct[:, :-1], axis=0, return_inverse=True, return_counts=True)
@@ -331,7 +331,7 @@ def fit_process(
     hyper = choose(x[seen], y[seen], w[seen])
     process = Process.of(hyper, torch.unique(x[seen], dim=0))
     phi, left_out = process.features_of(x)
-    precision = 1 / (process.noise_variance / w + left_out)  # what is left out is noise of its own for each row
+    precision = 1 / (process.noise_variance / w + left_out)  # the unexplained part is independent noise in each row
     e, R = torch.linalg.eigh((phi.mT * precision) @ phi)
     e, h, yy = e.clamp_min(0), R.mT @ (phi.mT @ (precision * y)), float((precision * y.square()).sum())
     return process.rotated(R, e, h), Precisions(e, h, yy, len(x), a)

@@ -6,13 +6,13 @@ import math
 
 import numpy as np
 
-#: The weight of the prior k = 1/2 in the shape of a tail, in points.
+#: The weight of the prior k = 1/2 on the shape of a tail, in points.
 PRIOR_POINTS = 10
 
-#: The fewest ratios above the rest, beyond rounding, of a tail.
+#: The fewest ratios of a tail that exceed the rest beyond rounding.
 FEWEST = 5
 
-#: The largest shape of a tail whose mean is extrapolated: at one there is none.
+#: The largest shape of a tail whose mean is extrapolated; at one the mean is infinite.
 HEAVIEST = 0.8
 
 
@@ -27,9 +27,9 @@ def pareto_smoothed(log_ratios: np.ndarray) -> tuple[np.ndarray, float]:
     Returns
     -------
     log_weights : ndarray of shape (n,)
-        Of the smoothed ratios, none above the largest ratio.
+        Logarithms of the smoothed ratios, none above the largest ratio.
     k : float
-        The shape of the tail: ratios have 1/k finite moments. Zero where they are as good as equal.
+        The shape of the tail: ratios have 1/k finite moments. Zero if they are nearly equal.
 
     References
     ----------
@@ -77,12 +77,12 @@ def generalised_pareto(x: np.ndarray) -> tuple[float, float]:
 
 
 def standard_error(values: np.ndarray) -> float:
-    """Return that of the mean of n independent values (n,), with what a tail beyond the largest may add."""
+    """Return the standard error of the mean of n independent values (n,), with a possible tail beyond the largest."""
     return math.hypot(values.std() / math.sqrt(len(values)), beyond_the_largest(values))
 
 
 def beyond_the_largest(values: np.ndarray) -> float:
-    r"""Return what a heavy tail of n values may add to their mean, or take from it, beyond the largest.
+    r"""Return the possible contribution to the mean of n values of a heavy tail beyond the largest.
 
     It is :math:`E[D\, 1(D > u)] = E[D | D > u] / n` of the distances D from the mean, u their quantile of level
     1 - 1/n, for a generalised Pareto tail whose shape is larger than the one found by its standard error,
@@ -95,7 +95,7 @@ def beyond_the_largest(values: np.ndarray) -> float:
     Returns
     -------
     error : float
-        In the units of the values, zero where they have no tail.
+        In the units of the values, zero without a tail.
     """
     distances = np.sort(np.abs(values - values.mean()))
     n, n_tail = len(values), tail_length(len(values))
@@ -111,7 +111,7 @@ def beyond_the_largest(values: np.ndarray) -> float:
 
 
 def tail_length(n: int) -> int:
-    """Return how many of n values are their tail."""
+    """Return the number of values in the tail of n."""
     return math.ceil(min(0.2 * n, 3 * math.sqrt(n)))
 
 

@@ -1,4 +1,4 @@
-"""What is saved of an object: its class declares it, files of estimators and checkpoints read it."""
+"""Declarations by classes of what is saved of their objects, for files of estimators and checkpoints."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 Holds = Callable[[Any], bool]
 
-#: What the parts of an object hold, and a letter for each of their sizes: equal letters are equal sizes.
+#: Checks of the parts of an object, and a letter for each of their sizes: equal letters are equal sizes.
 Parts = dict[str, tuple[Holds, str]]
 
 Sizes = tuple[int | None, ...]
@@ -20,7 +20,8 @@ Sizes = tuple[int | None, ...]
 C = TypeVar("C", bound=type)
 V = TypeVar("V")
 
-#: The smallest of positive numbers in a file, and the largest by their type: float64 fits float32, squares fit both.
+#: The smallest positive number in a file, and the largest by dtype: float64 fits float32, and squares do not
+#: overflow.
 SMALLEST = 2.0**-126
 LARGEST = {"float32": 2.0**63, "float64": 2.0**100}
 
@@ -45,7 +46,7 @@ def is_tensor(
     high: float = math.inf,
     also: Callable[[Tensor], bool] | None = None,
 ) -> Holds:
-    """Return what tells a tensor of some types, of numbers in a range, of which something else may hold too."""
+    """Return a check for a tensor of certain dtypes, with numbers in a range, and perhaps a further condition."""
 
     def holds(value: object) -> bool:
         if not isinstance(value, Tensor) or value.dtype not in dtypes or not _lies_in(value, low, high):
@@ -56,7 +57,7 @@ def is_tensor(
 
 
 def weights_from(low: float) -> Holds:
-    """Return what tells a tensor that is not empty: an empty one may claim any length for its other side."""
+    """Return a check for a tensor that is not empty: an empty one may claim any length for its other side."""
     holds = is_tensor(torch.float32, torch.float64, low=low)
     return lambda value: holds(value) and isinstance(value, Tensor) and value.numel() > 0
 
@@ -79,7 +80,7 @@ def is_array(
 
 
 def is_curve(value: object) -> bool:
-    """Tell whether `value` is an array of float64, of which some may be NaN or infinite."""
+    """Tell whether `value` is an array of float64, possibly with NaN or infinite entries."""
     return isinstance(value, np.ndarray) and value.dtype == np.float64
 
 
@@ -111,7 +112,7 @@ def is_instance(*classes: type) -> Holds:
 
 
 def is_list_of(*classes: type) -> Holds:
-    """Return what tells a list of one or more objects of some classes."""
+    """Return a check for a list of one or more objects of certain classes."""
     return lambda value: (
         isinstance(value, list) and len(value) > 0 and all(isinstance(item, classes) for item in value)
     )
@@ -126,14 +127,14 @@ def or_none(holds: Holds) -> Holds:
 
 
 def is_width(value: object) -> bool:
-    """Tell whether `value` is a number whose square is one of torch."""
+    """Tell whether `value` is a number whose square torch can represent."""
     return (type(value) is int or type(value) is float) and 0 <= value <= 1e9
 
 
 DOUBLES, INDICES = is_tensor(torch.float64), is_tensor(torch.int64)
 POSITIVE = is_tensor(torch.float64, low=SMALLEST)
 NOT_NEGATIVE = is_tensor(torch.float64, low=0)
-FACTOR = is_tensor(torch.float64, also=_is_factor)  # of Cholesky
+FACTOR = is_tensor(torch.float64, also=_is_factor)  # a Cholesky factor
 FACTORS = is_tensor(torch.float32, torch.float64, also=_is_factor)
 ORTHONORMAL = is_tensor(torch.float64, also=_is_orthonormal)
 WEIGHTS, POSITIVE_WEIGHTS = weights_from(-math.inf), weights_from(SMALLEST)
@@ -167,17 +168,17 @@ def saved(
 ) -> Callable[[C], C]:
     """Declare what is saved of the objects of a class.
 
-    They are put together by its class method `restored`, where it has one, or else by the class.
+    They are rebuilt by its class method `restored`, if it has one, or else by the class.
 
     Parameters
     ----------
     name : str
-        That of the class in a file.
+        Name of the class in a file.
     spec : Parts
-        What its parts hold.
+        Checks of its parts.
     sizes : str, default=""
-        The letters of the parts' sizes that its neighbours must agree with; one of no part fits any size. A class
-        with an attribute `shape` has that.
+        The letters of the parts' sizes that its neighbours must agree with; a letter of no part fits any size. A
+        class with an attribute `shape` uses it.
     parts : callable, default=None
         Returns the parts of an object; None means its attributes of these names.
     """
@@ -214,12 +215,12 @@ def saved_by_parameters(name: str, check: Callable[[Any], object]) -> Callable[[
 
 
 def checked(parts: dict[str, V], spec: Parts) -> dict[str, V]:
-    """Return the parts if they are those of the specification.
+    """Return the parts if they agree with the specification.
 
     Raises
     ------
     ValueError
-        One is missing, too many, of another type, or does not fit the others.
+        A part is missing, unknown, of another type, or does not fit the others.
     """
     if parts.keys() != spec.keys():
         raise ValueError(f"it lacks or should not hold {sorted(parts.keys() ^ spec.keys())}")
@@ -248,7 +249,7 @@ def _matched(parts: Mapping[str, object], spec: Parts) -> dict[str, int]:
 
 
 def _sizes(value: object) -> Sizes:
-    """Return what the sizes of other parts are compared with; None fits all."""
+    """Return the sizes that other parts are compared with; None fits all."""
     if isinstance(value, int):
         return (value,)
     return tuple(value.shape) if hasattr(value, "shape") else KINDS[NAMES[type(value)]].sizes(value)

@@ -308,11 +308,11 @@ def weigh(
 
 @torch.no_grad()
 def cheap_certificate(sampler: Layer | Layers, score: Score, seed: int, times: int = 1) -> Certificate | None:
-    """Return the certificate of some draws, for at most 1,000 values of the score, or so many times that.
+    """Return the certificate of some draws, for at most 1,000 values of the score, or `times` as many.
 
-    It is None where the sampler has no density or more than 1,000 features, where log p cannot be found that cheaply,
-    and where the fit has mass and the target has none. The density of a hierarchy asks for the score, too, at 20,000
-    points a layer.
+    It is None if the sampler has no density or more than 1,000 features, if log p cannot be found that cheaply, or if
+    the fit has mass where the target has none. The density of a hierarchy also evaluates the score, at 20,000 points
+    per layer.
     """
     if not knows_density(sampler) or sampler.n_features > MAX_FEATURES:
         return None

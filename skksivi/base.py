@@ -1,4 +1,4 @@
-"""What every approximator shares: fit, sample and score, validation and randomness."""
+"""The base of every approximator: fit, sample and score, validation and randomness."""
 
 from __future__ import annotations
 
@@ -67,22 +67,22 @@ __dir__ = __all__.copy
 
 LOGGER = logging.getLogger("skksivi")
 
-#: Numbers that a draw takes on its way through a network, at least.
+#: Fewest numbers that a draw needs in a network.
 LEAST_WIDTH = 256
 
-#: Draws by which a type of numbers is judged, and the largest spacing of them, in units of the spread of the draws.
+#: Draws by which a dtype is checked, and the largest spacing of its numbers, in units of the spread of the draws.
 N_COMPARED, RESOLUTION = 200, 1e-3
 
 #: Draws behind `score(target)`.
 N_SCORE_DRAWS = 2000
 
-#: Parameters that belong to the machine of the fit: a stranger's file must not say where a later fit writes.
+#: Parameters of the machine rather than the fit: an untrusted file must not decide where a later fit writes.
 LOCAL = {"checkpoint"}
 
-#: The standard error of a log-density that is not passed over in silence, in nats.
+#: The standard error of a log-density above which there is a warning, in nats.
 MAX_VAGUE = 0.5
 
-#: What iterations leave, and those of a loss.
+#: Learned attributes of iterations, and of a loss.
 ITERATIONS: Parts = {"n_iter_": (COUNT, "t")}
 LOSSES: Parts = {"loss_curve_": (CURVE, "t"), **ITERATIONS}
 
@@ -96,7 +96,7 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
         "random_state": ["random_state"],
     }
 
-    _doc_link_module = "skksivi"  # without a link there are no descriptions of parameters in notebooks
+    _doc_link_module = "skksivi"  # notebooks show descriptions of parameters only with a link
     _doc_link_template = DOCUMENTATION + "/generated/{estimator_module}.{estimator_name}.html"
 
     device: str | torch.device
@@ -380,46 +380,46 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
         return hasattr(self, "n_features_in_")
 
     def _check_parameters(self, n_features: int) -> None:
-        """Raise for what the constraints let pass, but not with a target of so many features."""
+        """Raise for parameters that pass the constraints but do not suit so many features."""
         for value in self.get_params(deep=False).values():
             for part in value if isinstance(value, list | tuple) else [value]:
                 if isinstance(part, ParameterObject | Kernel):
                     part.check()
 
     def _points_near_target(self) -> ArrayLike | None:
-        """Return what the parameters say of where the target is, array-like, None for nothing."""
+        """Return the points near the target that the parameters give, array-like, or None."""
         return None
 
     def _prepared(self, score_fn: Score) -> Score:
-        """Return the score that the fit asks."""
+        """Return the score that the fit evaluates."""
         return score_fn
 
     def _n_reports(self) -> int:
-        """Return how often the training of a fit calls back, if it runs to its end."""
+        """Return how often the training of a fit calls back if it runs to completion."""
         return 0
 
     def _max_score_calls(self) -> int | None:
-        """Return how often the score may be asked for, None for no limit."""
+        """Return the largest number of score calls, None for no limit."""
         return None
 
     def _n_pilot_calls(self) -> int:
-        """Return how often chains that explore the target ask for its score, about, zero if there are none."""
+        """Return the approximate number of score calls by chains that explore the target, zero if there are none."""
         return 0
 
     @abstractmethod
     def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
-        """Learn from the score, and return what was learned.
+        """Learn from the score, and return the fit.
 
-        What ends it before its time is raised if there is nothing to keep, and returned with what there is.
+        An error that ends it early is raised if there is nothing to keep, and otherwise returned with the fit.
         `tell` shows callbacks what the fit would be if it ended now.
         """
 
     def _conclude(self, fit: Fit, score_fn: Score, generator: torch.Generator) -> None:
-        """Say what is wrong with a fit that was learned, which cannot be lost any more."""
+        """Warn of what is wrong with a fit that is already stored."""
 
 
 def without_density(est: BaseApproximator) -> str:
-    """Say that a fit has no density, and why."""
+    """Return the error that a fit has no density, with the reason."""
     of_mixing = ", since `mixing` has none" if isinstance(est.sampler_, HasDensity) else ""
     return f"{type(est).__name__} has no density{of_mixing}"
 
@@ -428,16 +428,16 @@ A = TypeVar("A", bound=type[BaseApproximator])
 
 
 def learns(name: str, sampler: type, others: Parts) -> Callable[[A], A]:
-    """Declare what an approximator has learned after a fit, which is saved beside its parameters.
+    """Declare what an approximator learns, which is saved with its parameters.
 
     Parameters
     ----------
     name : str
-        That of the approximator in a file.
+        Name of the approximator in a file.
     sampler : type
-        The class of what it draws from, with weights of the fit or others.
+        The class of its sampler, which may be re-weighted.
     others : Parts
-        What its other learned attributes hold.
+        Checks of its other learned attributes.
     """
     spec: Parts = {
         "sampler_": (lambda value: isinstance(innermost(value), sampler), "d"),
@@ -471,7 +471,7 @@ def learns(name: str, sampler: type, others: Parts) -> Callable[[A], A]:
 
 
 def _learned(estimator: BaseApproximator, spec: Parts) -> dict[str, object]:
-    """Return what an approximator has learned; raise ValueError if it shows more than that."""
+    """Return what an approximator has learned; raise ValueError if it has further attributes."""
     known = spec.keys() | estimator.sampler_.attributes()
     unknown = {name for name in vars(estimator) if name.endswith("_")} - known
     if unknown:
@@ -482,7 +482,7 @@ def _learned(estimator: BaseApproximator, spec: Parts) -> dict[str, object]:
 
 
 def _of_budget(fit: Fit, limit: int) -> Fit:
-    """Return a fit that has spent its budget, with what is to be told of that."""
+    """Return a fit that has spent its budget, with a remark about it."""
     n_iter = fit.report.get("n_iter_", 0)
     reached = f"after {n_iter} iterations of the training" if n_iter else "before the training began"
     remark = (
@@ -493,13 +493,13 @@ def _of_budget(fit: Fit, limit: int) -> Fit:
 
 
 def learn(est: BaseApproximator, fit: Fit, seed: int, tally: Tally, device: torch.device) -> None:
-    """Let an estimator have learned a fit."""
+    """Store a fit on an estimator."""
     est.__dict__.update(learned_attributes(fit, seed, est.dtype, tally))
     est.__dict__.update({"_dtype_of_draws": resolving_dtype(fit.sampler, est.dtype, device)})
 
 
 def learned_attributes(fit: Fit, seed: int, dtype: str, tally: Tally) -> dict[str, object]:
-    """Return what a fit leaves on an estimator; samples are of another stream than that of the training."""
+    """Return the learned attributes of an estimator; samples use another random stream than the training."""
     return {
         "sampler_": fit.sampler,
         **fit.sampler.attributes(),
@@ -513,7 +513,7 @@ def learned_attributes(fit: Fit, seed: int, dtype: str, tally: Tally) -> dict[st
 
 
 def counts(tally: Tally) -> dict[str, object]:
-    """Return what a fit has asked of the score, as attributes."""
+    """Return the counts of score calls of a fit, as attributes."""
     return {
         "n_score_calls_": tally.n_values,
         "n_products_": tally.n_products,
@@ -522,7 +522,7 @@ def counts(tally: Tally) -> dict[str, object]:
 
 
 def resolving_dtype(sampler: Sampler, dtype: str, device: torch.device) -> str:
-    """Return the type of the draws: that asked for, or float64 where it cannot tell them apart."""
+    """Return the dtype of the draws: the requested one, or float64 if it cannot resolve them."""
     with torch.no_grad():
         x = sampler.sample(N_COMPARED, torch.Generator(device).manual_seed(0)).double()
     low, high = x.quantile(x.new_tensor([0.25, 0.75]), dim=0)
@@ -531,7 +531,7 @@ def resolving_dtype(sampler: Sampler, dtype: str, device: torch.device) -> str:
 
 
 def check_draws(estimator: BaseApproximator) -> None:
-    """Raise ValueError unless the draws of a fit are finite, those of layers without the score."""
+    """Raise ValueError unless the draws of a fit are finite; layers are checked without the score."""
     device = resolve_device(estimator.device)
     dtype = DTYPES[vars(estimator)["_dtype_of_draws"]]
     try:
@@ -546,7 +546,7 @@ def check_draws(estimator: BaseApproximator) -> None:
 
 @contextmanager
 def logged(verbose: int) -> Iterator[None]:
-    """Let the progress of a fit be seen, by handlers of the user's if there are any."""
+    """Show the progress of a fit, by the user's log handlers if there are any."""
     with ExitStack() as undo:
         if verbose and not LOGGER.hasHandlers():
             handler = logging.StreamHandler()
@@ -560,7 +560,7 @@ def logged(verbose: int) -> Iterator[None]:
 
 @contextmanager
 def ordinary_mode(device: torch.device) -> Iterator[None]:
-    """Let tensors have graphs, and the type and the place they were made with, whatever mode the caller has set."""
+    """Restore torch's default modes for gradients, dtype and device within a context, whatever the caller has set."""
     with ExitStack() as modes:
         if torch.get_default_device().type != "cpu":
             modes.enter_context(torch.device("cpu"))
@@ -571,7 +571,7 @@ def ordinary_mode(device: torch.device) -> Iterator[None]:
 
 
 def _of_replicate(target: TargetOrScore, random_state: RandomState) -> RandomState:
-    """Return the random state of a fit to this replicate of a target, of which None leaves the choice to it."""
+    """Return the random state of a fit to this replicate of a target; None leaves the choice to the fit."""
     replicate = getattr(target, "replicate", ())
     if not replicate:
         return random_state
@@ -580,5 +580,5 @@ def _of_replicate(target: TargetOrScore, random_state: RandomState) -> RandomSta
 
 
 def _as_target(score_fn: TargetOrScore, n_features: int | None) -> CarriesScore:
-    """Return what callbacks are shown: a target, since they would call a function."""
+    """Return the target for callbacks, which would call a bare function."""
     return score_fn if is_target(score_fn) else from_score_fn(*unwrapped(score_fn, n_features))

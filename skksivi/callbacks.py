@@ -62,7 +62,7 @@ class EarlyStopping:
         self.scoring = scoring
         self.patience = check_integer(patience, "patience", min_val=1)
         self.min_delta = check_scalar(min_delta, "min_delta", Real, min_val=0)
-        self._best: dict[int, tuple[float, int]] = {}  # of each fit in progress: its best grade, and reports since
+        self._best: dict[int, tuple[float, int]] = {}  # by fit in progress: its best score, reports since
 
     def setup(self, estimator: object, context: CallbackContext) -> None:
         """Reset."""

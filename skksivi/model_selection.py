@@ -266,7 +266,7 @@ def _score_fn(X: TargetOrScore, d: int) -> ScoreFunction:
 
 
 def _rounded(grade: float) -> float:
-    """Return eight digits: the last of sixteen depend on the number of threads, of which workers have fewer."""
+    """Return eight digits: the last of sixteen depend on the number of threads, and workers have fewer."""
     return float(f"{grade:.8g}")
 
 

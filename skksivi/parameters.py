@@ -33,7 +33,7 @@ Decay = tuple[float, int] | str | None
 
 
 class Interval(_Interval):
-    """The numbers of a type in an interval, of which True and False are none."""
+    """The numbers of a type in an interval, except True and False."""
 
     def is_satisfied_by(self, val: object) -> bool:
         """Tell whether this is such a number."""
@@ -41,7 +41,7 @@ class Interval(_Interval):
 
 
 class Constrained:
-    """Lets a class give constraints of its own parameters alone; those of its bases hold, too."""
+    """Lets a class give constraints of its own parameters alone; the constraints of its bases hold, too."""
 
     _parameter_constraints: ClassVar[Constraints]
 

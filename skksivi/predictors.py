@@ -1,4 +1,4 @@
-"""Regression and classification by draws of a posterior, as scikit-learn's predictors."""
+"""Regression and classification with draws from a posterior, as scikit-learn predictors."""
 
 from __future__ import annotations
 
@@ -43,24 +43,24 @@ from skksivi.targets._network import BayesianNeuralNetwork, log_normal_mixture, 
 __all__ = ["KSIVIClassifier", "KSIVIRegressor"]
 __dir__ = __all__.copy
 
-#: Numbers that a prediction holds at a time.
+#: Numbers that a prediction holds in memory at a time.
 CHUNK = 2**24
 
 #: Networks that are trained to start chains, and the steps of training and of chains.
 N_NETWORKS, N_TRAINING, N_STEPS = 20, 500, 4000
 
-#: Rows at which what the features of a process leave out is drawn together: it takes the third power.
+#: Rows at which the part of a process that its features do not explain is drawn jointly, at cubic cost.
 N_TOGETHER = 500
 
-#: Halvings of an interval that holds a quantile.
+#: Bisection steps for a quantile.
 N_HALVINGS = 50
 
-#: Rows of data beyond which a training sees minibatches of as many.
+#: Rows of data above which training uses minibatches of this size.
 N_ROWS = 1000
 
 
 class _Predictor(Constrained, BaseEstimator):
-    """A model whose posterior an approximator fits, and of which draws are kept."""
+    """A model whose posterior is fitted by an approximator, and draws from it."""
 
     _doc_link_module = "skksivi"
     _doc_link_template = DOCUMENTATION + "/generated/skksivi.{estimator_name}.html"
@@ -116,13 +116,13 @@ class _Predictor(Constrained, BaseEstimator):
         return validate_data(self, X, dtype=np.float64, reset=False)
 
     def _parts(self, n_rows: int, n_outputs: int = 1) -> Iterator[slice]:
-        """Cut rows into parts, of which all draws predict CHUNK numbers at most."""
+        """Cut rows into parts for which all draws predict at most CHUNK numbers."""
         return gen_batches(n_rows, max(1, CHUNK // (len(self.draws_) * n_outputs)))
 
 
 P = TypeVar("P", bound=type[_Predictor])
 
-#: What predictions need of a fit.
+#: The learned attributes that predictions need.
 LEARNED: Parts = {
     "n_features_in_": (SIZE, "p"),
     "feature_names_in_": (or_none(is_instance(np.ndarray)), "p"),
@@ -131,12 +131,12 @@ LEARNED: Parts = {
     "_X_scale": (or_none(ARRAY), "p"),
 }
 
-#: Arrays that may be of names, which files hold as lists, and their types.
+#: Arrays that may hold names, which files store as lists, and their types.
 OF_NAMES = {"feature_names_in_": object, "classes_": str}
 
 
 def predicts(name: str, others: Parts) -> Callable[[P], P]:
-    """Declare what a predictor has learned beside `LEARNED`; its parameters and this are saved."""
+    """Declare what a predictor learns besides `LEARNED`; both and its parameters are saved."""
     spec = {**LEARNED, **others}
 
     def declare(cls: P) -> P:
@@ -167,7 +167,7 @@ def predicts(name: str, others: Parts) -> Callable[[P], P]:
 
 
 def _plain(value: object) -> object:
-    """Return an array of names as a list, and all else as it is."""
+    """Return an array of names as a list, and other values unchanged."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "OU":
         return value.tolist()
     return value
@@ -298,7 +298,7 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
         self : object
         """
         self._validate_params()
-        if y is not None and not np.iscomplexobj(np.asarray(y)):  # of these scikit-learn tells
+        if y is not None and not np.iscomplexobj(np.asarray(y)):  # scikit-learn reports complex y itself
             y = as_numbers(y, "y")
         X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True)
         columns = y.T if y.ndim == 2 else []
@@ -317,7 +317,7 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
         self._learn_scales(X, w)
         self._y_mean, self._y_scale = map(float, location_and_scale(y, w))
         self._process: Process | None = None
-        self._n_units: int | None = None  # of a network
+        self._n_units: int | None = None  # for a network
         {"process": self._fit_process, "network": self._fit_network, "linear": self._fit_linear}[self.model](X, y, w)
 
     def _fit_linear(self, X: np.ndarray, y: np.ndarray, w: np.ndarray) -> None:
@@ -352,12 +352,12 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
         """Let an approximator start at random weights, or its pilot at trained networks, unless it has an `init`."""
         parameters = q.get_params(deep=False)
         if parameters.get("init", 0) is not None or parameters.keys() & {"n_particles", "n_chains"}:
-            return  # particles and chains are as many as they say, and spread
+            return  # their number of particles or chains is fixed, and they are spread out
         rng = make_rng(self.random_state)
         chains = pilot_of(parameters.get("whiten"))
         if chains is not None and chains.rule == "diagonal":
             q.set_params(init=trained_weights(self.target_, N_NETWORKS, rng))
-        else:  # a mode search goes on from there
+        else:  # a mode search starts there
             q.set_params(init=_random_weights(self.target_, rng))
 
     def __sklearn_tags__(self) -> Tags:
@@ -366,11 +366,11 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
         return tags
 
     def _is_multiple(self) -> bool:
-        """Tell whether y had several columns, which have a regressor each."""
+        """Tell whether y had several columns, each with its own regressor."""
         return bool(self.estimators_)
 
     def _of_each(self, method: str, X: np.ndarray, *arguments: object) -> np.ndarray:
-        """Return what the regressors of the columns of y return, side by side on the second axis."""
+        """Return the results of the regressors of the columns of y, stacked along the second axis."""
         return np.stack([getattr(one, method)(X, *arguments) for one in self.estimators_], axis=1)
 
     def _outputs(self, X: np.ndarray) -> np.ndarray:
@@ -400,7 +400,7 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
         else:
             widths = {self.n_features_in_ + 3}
         if not {"_X_mean", "_X_scale", "_y_mean", "_y_scale"} <= vars(self).keys() or self._width() not in widths:
-            raise ValueError("`draws_` are not those of a regression")
+            raise ValueError("`draws_` do not belong to a regression")
 
     def _noise_variance(self) -> np.ndarray:
         """Return the variance of the noise of y for each draw, shape (n_draws, 1)."""
@@ -541,7 +541,7 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
 
 
 def _approximator_of_networks(n_rows: int) -> KSIVIApproximator:
-    """Return what fits a network by default, with fewer steps of its chains where each is expensive."""
+    """Return the default approximator of a network, with fewer steps of its chains if each is expensive."""
     return KSIVIApproximator(
         whiten=Pilot("diagonal", budget=int(N_NETWORKS * N_STEPS * min(1, 2 * N_ROWS / n_rows))),
         scale=Scale(floor=1e-5),
@@ -552,7 +552,7 @@ def _approximator_of_networks(n_rows: int) -> KSIVIApproximator:
 
 
 def _approximator_of_precisions() -> KSIVIApproximator:
-    """Return what fits two precisions by default: their posterior is nearly normal."""
+    """Return the default approximator of two precisions, whose posterior is nearly normal."""
     return KSIVIApproximator(whiten="laplace", batch_size=64, max_iter=500, hidden_layer_sizes=(32,))
 
 
@@ -560,7 +560,7 @@ def quantiles_of_mixture(levels: np.ndarray, f: np.ndarray, variance: np.ndarray
     """Return quantiles (n, k) of mixtures of normals of means f (S, n) and variances (S, n or 1), by bisection."""
     mean, sd = as_tensor(f)[..., None], as_tensor(np.sqrt(variance))[..., None]
     p = as_tensor(levels)
-    edges = mean + sd * torch.special.ndtri(p)  # each component has its quantile there
+    edges = mean + sd * torch.special.ndtri(p)  # quantiles of the components
     low, high = edges.amin(0), edges.amax(0)
     for _ in range(N_HALVINGS):
         middle = (low + high) / 2
@@ -570,10 +570,10 @@ def quantiles_of_mixture(levels: np.ndarray, f: np.ndarray, variance: np.ndarray
 
 
 def trained_weights(target: BayesianNeuralNetwork, n: int, rng: np.random.RandomState) -> np.ndarray:
-    r"""Train networks from random weights by Adam, a :math:`\lambda` that is learned held at one.
+    r"""Train networks from random weights by Adam, with a learned :math:`\lambda` fixed at one.
 
-    At zero, a saddle, all units would stay alike; and where :math:`\lambda` is free, the density has no bound but the
-    prior's at :math:`\lambda \to \infty` and weights of zero.
+    From zero, a saddle, all units would stay equal; and with :math:`\lambda` free, only the prior bounds the density
+    at :math:`\lambda \to \infty` and zero weights.
 
     Returns
     -------
@@ -593,7 +593,7 @@ def trained_weights(target: BayesianNeuralNetwork, n: int, rng: np.random.Random
 
 
 def _random_weights(target: BayesianNeuralNetwork, rng: np.random.RandomState) -> np.ndarray:
-    """Draw weights as networks are commonly started, of noise that has a third of the variance of y."""
+    """Draw weights as is common for networks, with noise of a third of the variance of y."""
     p, k = len(target.X_mean), target.n_hidden
     W, w = rng.normal(size=p * k) / np.sqrt(p), rng.normal(size=k) / np.sqrt(k)
     log_lam = [0.0] if target.prior_precision is None else []
@@ -709,7 +709,7 @@ class KSIVIClassifier(ClassifierMixin, _Predictor):
         k = len(self.classes_)
         width = (self.n_features_in_ + 1) * {0: 0, 1: 0, 2: 1}.get(k, k)
         if not width or self._width() != width or not {"_X_mean", "_X_scale"} <= vars(self).keys():
-            raise ValueError("`draws_` are not those of a classification")
+            raise ValueError("`draws_` do not belong to a classification")
 
     def _checked_class_weight(self) -> str | dict[object, float] | None:
         given = self.class_weight

@@ -154,7 +154,7 @@ class Weighed(NamedTuple):
         if gradient.shape != x.shape:
             raise ValueError(
                 f"`gradient` of {type(self.term).__name__} returned shape {tuple(gradient.shape)}, expected "
-                f"{tuple(x.shape)}, that of the draws."
+                f"{tuple(x.shape)}, the shape of the draws."
             )
         return gradient
 

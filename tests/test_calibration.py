@@ -662,7 +662,7 @@ def test_parameters_by_name_are_ranked_among_draws_of_the_model():
 
 @pytest.mark.parametrize("theta", [{"tau": 1.0}, {"mean": np.ones(2)}])
 def test_parameters_that_the_target_does_not_have_are_told(theta):
-    with pytest.raises(ValueError, match=r"expected some of those of the target, \{'mean': .*, 'scale': .*\}"):
+    with pytest.raises(ValueError, match=r"expected some of the target's, \{'mean': .*, 'scale': .*\}"):
         sbc(lambda rng: theta, lambda theta, rng: np.ones(3), scale_target, Laplace(), n=2)
 
 

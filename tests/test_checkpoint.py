@@ -343,7 +343,7 @@ def test_what_cannot_be_told_from_others_is_refused(name, tmp_path):
     q = clone(TINY).set_params(checkpoint=tmp_path / "fit.ckpt", **{name: UNIDENTIFIED[name]})
     with pytest.raises(ValueError, match=f"`checkpoint` cannot .*{name}"):
         q.fit(normal_score, n_features=N_FEATURES)
-    with pytest.raises(ValueError, match=r"`checkpoint` cannot tell .*score_fn at random points"):
+    with pytest.raises(ValueError, match=r"`checkpoint` cannot identify .*score_fn at random points"):
         clone(TINY).set_params(checkpoint=tmp_path / "fit.ckpt").fit(
             lambda x: -x + 1e-9 * torch.randn_like(x), n_features=N_FEATURES
         )

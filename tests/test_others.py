@@ -118,7 +118,7 @@ def test_a_diagnosis_tells_that_the_search_did_not_end():
     q = KSIVIApproximator(random_state=0).fit(p.score_fn, n_features=2)
     q.whitening_ = replace(q.whitening_, ascents=np.array([100, 8]))
     check = next(c for c in diagnose(q, p.score_fn, random_state=0).checks if c.name == "modes")
-    assert "still new ones by 8% of the ascents" in check.text
+    assert "8% of the last ascents found new ones" in check.text
     assert "`init`" in check.remedy
 
 

@@ -90,7 +90,7 @@ def test_what_ranks_must_share_is_compared():
     facts = {"n_features": 3, "prior": [1.0, 2.0]}
     check_equal([facts, {"n_features": 3, "prior": [1.0, 2.0 + 1e-12]}], "rank")
     for other in ({**facts, "n_features": 4}, {**facts, "prior": [1.0, 2.1]}, {**facts, "prior": [1.0]}):
-        with pytest.raises(ValueError, match=r"`target_of_rows` of rank 2 has .* but that of rank 0 has"):
+        with pytest.raises(ValueError, match=r"`target_of_rows` of rank 2 has .* but rank 0 has"):
             check_equal([facts, facts, other], "rank")
 
 
@@ -202,15 +202,15 @@ def test_two_and_four_ranks_are_as_one_and_the_same_each_time(tmp_path):
 
 
 FAULTS = {
-    "features": "ValueError: `target_of_rows` of rank 1 has n_features = 2, but that of rank 0 has 3; all must have",
+    "features": "ValueError: `target_of_rows` of rank 1 has n_features = 2, but rank 0 has 3; all must have",
     "prior": "ValueError: `target_of_rows` of rank 1 has prior = [2.0, 1.25,",
     "kind": "ValueError: `target_of_rows` of rank 1 has target = 'BayesianLogisticRegression', but",
     "empty": "Found array with 0 sample(s) (shape=(0, 3))",
     "no rows": "ValueError: The target has no rows; use fewer ranks or shards.",
     "no prior": "TypeError: `prior` of Plain is not known (AttributeError: 'Plain' object has no attribute 'subset')",
     "no target": "TypeError: `target_of_rows` returned a NoneType, expected a target.",
-    "batches": "ValueError: `target_of_rows` of rank 1 has batch_size = 31, but that of rank 0 has 30; all must have",
-    "version": "ValueError: `target_of_rows` of rank 1 has version of skksivi = '0.1', but that of rank 0 has '0.0'",
+    "batches": "ValueError: `target_of_rows` of rank 1 has batch_size = 31, but rank 0 has 30; all must have",
+    "version": "ValueError: `target_of_rows` of rank 1 has version of skksivi = '0.1', but rank 0 has '0.0'",
     "settings": "ConnectionError: The 2 ranks are out of step: they evaluate the score at different points. Give all",
     "seed": "ConnectionError: The 2 ranks are out of step: they evaluate the score at different points. Give all of",
     "raises": "ArithmeticError: no score there Raised on rank 1 of 2.",
@@ -300,7 +300,7 @@ def test_workers_hold_targets_without_products_and_those_of_arrays(client):
 
 @pytest.mark.slow
 def test_faults_of_workers_are_told(client):
-    with pytest.raises(ValueError, match="`target_of_rows` of shard 1 has n_features = 2, but that of shard 0"):
+    with pytest.raises(ValueError, match="`target_of_rows` of shard 1 has n_features = 2, but shard 0"):
         Scattered(ranks.narrower, client)
     with pytest.raises(TypeError, match="`prior` of Plain is not known"):
         Scattered(ranks.plain, client)
@@ -326,10 +326,10 @@ def test_a_cluster_that_is_lost_is_told():
         client.cluster.scale(0)
         while client.scheduler_info()["workers"]:
             time.sleep(0.05)
-        with pytest.raises(ConnectionError, match=r"lost that held shard 0 of 2, .* the cluster has no workers left"):
+        with pytest.raises(ConnectionError, match=r"held shard 0 of 2 was lost, .* the cluster has no workers left"):
             target.score_fn(POINTS)
         client.cluster.close()
-        with pytest.raises(ConnectionError, match=r"The worker was lost that held shard 0 of 2, and no other could"):
+        with pytest.raises(ConnectionError, match=r"The worker that held shard 0 of 2 was lost, and no other could"):
             target.score_fn(POINTS)
         with pytest.raises(ValueError, match="`client` has no workers; start some"):
             Scattered(ranks.regression, client)

@@ -1,4 +1,4 @@
-"""What the chains share: which states are kept, and diagnostics of them."""
+"""The common base of the chains: which states are kept, and diagnostics of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from skksivi.base import Constraints, Integral, Interval
 from skksivi.baselines._points import Started
 from skksivi.pilot._whitening import Whitening
 
-#: Constraints of the parameters that all of them have.
+#: Constraints of their common parameters.
 RUNNING: Constraints = {
     "n_chains": [Interval(Integral, 1, None, closed="left")],
     "n_warmup": [Interval(Integral, 0, None, closed="left")],
@@ -21,14 +21,14 @@ RUNNING: Constraints = {
     "thin": [Interval(Integral, 1, None, closed="left")],
 }
 
-#: States of a chain below which there are no diagnostics.
+#: Fewest states of a chain for diagnostics.
 MIN_DRAWS = 4
 
 
 def run(
     step: Callable[[int], Tensor], n_warmup: int, n_draws: int, thin: int
 ) -> tuple[Tensor, int, KeyboardInterrupt | None]:
-    """Run chains, and keep each `thin`-th state after the warm-up; Ctrl-C is raised where none was kept yet.
+    """Run chains, and keep every `thin`-th state after the warm-up; Ctrl-C is raised if none was kept yet.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ def run(
     Returns
     -------
     chains : Tensor of shape (n, n_draws, d)
-        With fewer draws if it was ended before its time.
+        With fewer draws if it was interrupted.
     n_iter : int
         Number of steps.
     ended_by : KeyboardInterrupt or None

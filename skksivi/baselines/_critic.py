@@ -65,7 +65,7 @@ class Critics:
     Attributes
     ----------
     rate : Scheduled
-        The learning rate, lowered as that of the sampler is.
+        The learning rate, on the schedule of the sampler's.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The descent of a few parameters, particles or those of a Gaussian, by Adam."""
+"""Descent by Adam of particles or the parameters of a Gaussian."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def set_gradient(parameter: Tensor, gradient: Tensor) -> None:
 
 
 class Descending:
-    """What estimators share that descend by Adam."""
+    """Base of the estimators that descend by Adam."""
 
     max_iter: int
     learning_rate: float
@@ -47,9 +47,9 @@ class Descending:
         Returns
         -------
         curve : ndarray of shape (n_iter,)
-            What `gradient_fn` returned.
+            The values that `gradient_fn` returned.
         ended_by : FloatingPointError, KeyboardInterrupt or None
-            What ended it before its time; the module holds the last finite state.
+            The error that ended it early; the module holds the last finite state.
         """
         steps, rate = Adam(decay=self.learning_rate_decay, ema=ema), self.learning_rate
         run = minimise(Objective(gradient_fn), module, steps, generator, learning_rate=rate, max_iter=self.max_iter)
@@ -62,7 +62,7 @@ class Descending:
 
 
 def not_finite(what: str) -> FloatingPointError:
-    """Return the error of a descent that has come to numbers that are not finite."""
+    """Return the error of a descent that has reached numbers that are not finite."""
     return FloatingPointError(
         f"{what}: `score_fn` may be undefined or huge where the draws are. Lower `learning_rate`, or choose another "
         "`whiten` or `init`, so that the fit starts near the target."

@@ -136,7 +136,7 @@ def mean_field_gradient(s: Tensor, xi: Tensor, b: Tensor) -> tuple[Tensor, Tenso
 
     .. math:: \nabla_a = E\, s(x), \quad \nabla_b = E\left[s(x) \odot \xi\right] \odot e^b + 1,
 
-    whose last term is that of the entropy.
+    whose last term comes from the entropy.
 
     Parameters
     ----------
@@ -182,7 +182,7 @@ class _Parameters(nn.Module):
 
 
 def at_mode(score_fn: Score, init: Init, generator: torch.Generator) -> Affine:
-    """Return the lower triangular map of the Laplace approximation above `init`."""
+    """Return the lower triangular map of the Laplace approximation found from `init`."""
     whitening, _ = find_whitening("laplace", score_fn, generator, init=init)
     return triangular(whitening.map)
 

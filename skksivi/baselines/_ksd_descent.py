@@ -21,7 +21,7 @@ from skksivi.kernels import Kernel, squared_distances
 from skksivi.parameters import Init, Whiten
 from skksivi.score._score import Score
 
-#: Share by which the discrepancy may fall in the last tenth of the evaluations where L-BFGS counts as converged.
+#: Largest relative fall of the discrepancy in the last tenth of the evaluations for L-BFGS to count as converged.
 CONVERGED = 0.01
 
 
@@ -77,7 +77,7 @@ def _laplacian(W: Tensor, y: Tensor) -> Tensor:
 
 
 def last_fall(losses: list[float]) -> float:
-    """Return by which share the lowest of the losses fell in their last tenth."""
+    """Return the relative fall of the lowest loss in the last tenth."""
     lowest = np.minimum.accumulate(losses)[-1 - max(1, len(losses) // 10) :]
     return 1 - lowest[-1] / lowest[0]
 
@@ -228,10 +228,10 @@ class KSDDescent(Descending, Particled):
         Returns
         -------
         losses : ndarray
-            One an evaluation.
+            One per evaluation.
         n_iter : int
         ended_by : FloatingPointError, KeyboardInterrupt or None
-            What ended it before its time; `u` is then the best that was evaluated.
+            The error that ended it early; `u` is then the best point evaluated.
         """
         losses: list[float] = []
         best, max_eval, ended_by = u.clone(), self.max_iter * 5 // 4, None

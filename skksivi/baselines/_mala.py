@@ -19,7 +19,7 @@ from skksivi.parameters import Init, Whiten
 from skksivi.pilot._chains import clipped_drift
 from skksivi.score._score import Score, ScoreFunction
 
-#: Rate of acceptance below which a run is not to be trusted.
+#: Rate of acceptance below which a run should not be trusted.
 LOWEST = 0.1
 
 

@@ -28,7 +28,7 @@ from skksivi.score._score import Score
 #: Maps squared distances D, a width epsilon and the dimension d to log phi and its derivative in D.
 Mollifier = Callable[[Tensor, float, int], tuple[Tensor, Tensor]]
 
-#: What the exponent of Riesz's mollifier exceeds the dimension by, so that it tends to Dirac's delta.
+#: Excess of the exponent of Riesz's mollifier over the dimension, for which it tends to Dirac's delta.
 EXCESS = 1e-4
 
 

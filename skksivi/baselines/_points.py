@@ -70,7 +70,7 @@ def find_start(
     ----------
     whiten : {"auto", "bam", "diagonal", "laplace"}, (m, L) or None
     init : array-like of shape (n, d) or None
-        Points x to start at, of which a search for a mode starts too; None draws them from N(0, I) in u.
+        Starting points x, also of the search for a mode; None draws them from N(0, I) in u.
     n : int
         How many to draw.
     score_fn : Score

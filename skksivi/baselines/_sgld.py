@@ -43,7 +43,7 @@ def sgld_step(u: Tensor, s: Tensor, epsilon: float, generator: torch.Generator) 
 
 def step_sizes(step_size: float | tuple[float, float, float]) -> Callable[[int], float]:
     r"""Return the step size at step t: a constant, or :math:`a (b + t)^{-\gamma}` of three numbers."""
-    if isinstance(step_size, Real | float):  # a float is a Real, of which mypy does not know
+    if isinstance(step_size, Real | float):  # a float is a Real, but not to mypy
         return lambda _: float(step_size)
     if len(step_size) != 3 or not all(is_number(c) for c in step_size):
         raise ValueError(f"`step_size` must be a number or three, (a, b, gamma), got {step_size!r}.")

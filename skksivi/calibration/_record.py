@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-#: Seconds between two writings of the file, at least.
+#: Fewest seconds between two writes of the file.
 EVERY = 1.0
 
-#: Difference of numbers of the first replication by which another computer may be off.
+#: Accepted difference of numbers of the first replication between computers.
 SAME = 1e-6
 
 
 class Record:
-    """Finished replications, kept in a file if there is to be one.
+    """Finished replications, kept in a file if a path is given.
 
     Parameters
     ----------
@@ -28,10 +28,10 @@ class Record:
     Attributes
     ----------
     settings : dict
-        Those of the file, empty as long as there is none.
+        Settings of the file, empty while there is none.
     ranks : dict of int to list of int
     failures : dict of int to str
-        Those of the file are left out, to be tried again.
+        Failures in the file are left out and tried again.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None) -> None:
@@ -39,7 +39,7 @@ class Record:
         self.settings: dict[str, Any] = {}
         self.ranks: dict[int, list[int]] = {}
         self.failures: dict[int, str] = {}
-        self.written = 0.0  # when
+        self.written = 0.0  # time of the last write
         if self.path is not None and self.path.exists():
             try:
                 self._read(json.loads(self.path.read_text("utf-8")))
@@ -61,7 +61,7 @@ class Record:
         self.settings = settings
 
     def begin(self, settings: dict[str, Any]) -> None:
-        """Take the settings of the replications to come, which must be those of the file, and write it."""
+        """Set the settings of the coming replications, which must agree with the file's, and write the file."""
         differ = _differences(self.settings, settings) if self.settings else []
         if differ:
             raise ValueError(
@@ -72,7 +72,7 @@ class Record:
         self.write()
 
     def add(self, i: int, found: list[int] | str) -> None:
-        """Keep a replication, and write the file unless that has just been done."""
+        """Add a replication, and write the file unless it was written just before."""
         if isinstance(found, str):
             self.failures[i] = found
         else:
@@ -81,7 +81,7 @@ class Record:
             self.write()
 
     def write(self) -> None:
-        """Write the file to the side, and rename it."""
+        """Write the file under another name, and rename it."""
         self.written = time.monotonic()
         if self.path is None:
             return
@@ -95,7 +95,7 @@ class Record:
 
 
 def _differences(there: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
-    """Return texts of the settings in which those of a file differ from one's own."""
+    """Return texts of the settings in which a file differs."""
     names = sorted((there.keys() | own.keys()) - {"first", "seed"})
     texts = [
         f"{name} is {there.get(name)}, not {own.get(name)}" for name in names if there.get(name) != own.get(name)

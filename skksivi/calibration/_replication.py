@@ -21,7 +21,7 @@ Parameters = ArrayLike | Mapping[str, ArrayLike]
 
 
 class Fits(Protocol):
-    """An approximator, or whatever else learns a posterior and draws from it."""
+    """An approximator, or any object that learns a posterior and draws from it."""
 
     def fit(self, target: Any, /) -> Any: ...  # noqa: ANN401
 
@@ -31,7 +31,7 @@ class Fits(Protocol):
 
 
 class CallError(Exception):
-    """A function of the user, or a fit, raised something."""
+    """A user's function, or a fit, raised an error."""
 
 
 class Simulated(NamedTuple):
@@ -45,20 +45,20 @@ class Simulated(NamedTuple):
 
 @dataclass(frozen=True)
 class Problem:
-    """What is done in each replication.
+    """The parts of each replication.
 
     Attributes
     ----------
     source : str
-        The name of what gives the parameters, for messages.
+        The name of the source of parameters, for messages.
     draw, simulate_data, make_target, quantities : callable
-        See `skksivi.calibration.sbc`; the last may be None.
+        See `skksivi.calibration.sbc`; `quantities` may be None.
     estimator : approximator
     n_draws : int
     names : sequence of str or None
-        Of the parameters.
+        Names of the parameters.
     observed : tuple
-        Data beside those that are simulated, before them.
+        Fixed data that precede the simulated ones.
     """
 
     source: str
@@ -79,7 +79,7 @@ class Problem:
         CallError
             A function raised something.
         TypeError, ValueError
-            What it returned is not as it should be.
+            It returned an invalid value.
         """
         theta = _asked(self.source, self.draw, rng)
         values = theta if isinstance(theta, Mapping) else np.atleast_1d(without_graph(theta))
@@ -91,7 +91,7 @@ class Problem:
         return Simulated(theta, names if self.names is None else tuple(map(str, self.names)), data, target)
 
     def _as_target(self, target: Any, theta: np.ndarray | Mapping[str, ArrayLike]) -> Any:  # noqa: ANN401
-        """Return a target of parameters such as these, for an approximator; others may be fitted to anything."""
+        """Return a target of such parameters for an approximator; other estimators may be fitted to anything."""
         if isinstance(target, type):
             raise TypeError(f"`make_target` returned the class {target.__name__}, expected an instance.")
         if isinstance(self.estimator, BaseApproximator) and not (is_target(target) or callable(target)):
@@ -159,7 +159,7 @@ class Problem:
 
 
 def streams(seed: int, i: int) -> list[np.random.RandomState]:
-    """Return the random numbers of the simulation and of the fit of a replication, whatever others are made."""
+    """Return the random numbers of the simulation and of the fit of a replication, independent of the others."""
     spawned = np.random.SeedSequence(seed, spawn_key=(i,)).spawn(2)
     return [np.random.RandomState(np.random.MT19937(sequence)) for sequence in spawned]
 
@@ -185,7 +185,7 @@ def flat(theta: Parameters) -> np.ndarray:
 
 
 def _asked(name: str, function: Callable[..., Any] | None, *args: object, **options: object) -> Any:  # noqa: ANN401
-    """Call a function; what it raises is told with its name."""
+    """Call a function; an error is raised again with its name."""
     try:
         return function(*args, **options)  # type: ignore[misc]
     except Exception as error:
@@ -202,7 +202,7 @@ def _names_by_key(theta: Mapping[str, ArrayLike], target: Any) -> tuple[str, ...
     shapes = {name: np.shape(without_graph(value)) for name, value in theta.items()}
     there = {name: a.shape[1:] for name, a in target.constrain(np.zeros((1, target.n_features))).items()}
     if not shapes.items() <= there.items():
-        raise ValueError(f"The parameters are {shapes}, expected some of those of the target, {there}.")
+        raise ValueError(f"The parameters are {shapes}, expected some of the target's, {there}.")
     if not np.isfinite(flat(theta)).all():
         raise ValueError("The parameters are not finite.")
     return coordinate_names(shapes)

@@ -249,7 +249,7 @@ def posterior_sbc(  # noqa: PLR0913
 
 
 def _check_callables(**functions: object) -> None:
-    """Raise TypeError if one of these is no function."""
+    """Raise TypeError if one of these is not a function."""
     for name, function in functions.items():
         if not callable(function):
             raise TypeError(f"`{name}` must be a function, got a {type(function).__name__}.")

@@ -215,7 +215,7 @@ def _from_originals(recipe: Recipe, home: Path) -> np.ndarray | None:
 
 def _content(path: Path) -> bytes:
     """Return the content of a file, of one that is too large a part that is too large."""
-    if path.exists() and not (path.is_file() or path.is_dir()):  # opening a pipe would wait for ever
+    if path.exists() and not (path.is_file() or path.is_dir()):  # opening a pipe would block
         raise ValueError(f"{str(path)!r} is not a regular file")
     with open(path, "rb") as file:
         return file.read(MAX_BYTES + 1)

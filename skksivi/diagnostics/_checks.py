@@ -21,19 +21,19 @@ from skksivi.stein._discrepancy import FixedKernelKSD
 #: Draws of the test by the discrepancy, and its random signs.
 N_TESTED, N_BOOTSTRAP = 1000, 499
 
-#: The p-value below which a discrepancy is beyond doubt.
+#: The p-value below which a discrepancy is significant.
 MAX_PVALUE = 0.01
 
 #: The squared discrepancy of a whitened Gaussian, per coordinate and per squared shift: E k(u, u') is about this.
 KSD_OF_SHIFT = 1 / math.sqrt(3)
 
-#: Draws whose importance ratios are found, and the effective share beyond which no tail matters.
+#: Number of draws with importance ratios, and the effective share above which their tail does not matter.
 N_WEIGHED, HARMLESS = 2000, 0.95
 
-#: The divergence of a feature, in nats, and the logarithm of a ratio of standard deviations that are let pass.
+#: Largest accepted divergence per feature, in nats, and logarithm of a ratio of standard deviations.
 MAX_DIVERGENCE, MAX_LOG_RATIO = 0.05, math.log(1.1)
 
-#: Blocks of the last quarter of the loss, and the share of its whole fall that may fall there.
+#: Blocks of the last quarter of the loss, and the accepted share of its total fall there.
 N_BLOCKS, MAX_FALL = 24, 0.05
 
 #: Condition number of the draws in the coordinates of the training.
@@ -66,7 +66,7 @@ def weighed_draws(view: View) -> ImportanceSample:
 
 
 def check_ratios(view: View, sample: ImportanceSample) -> Check:
-    """Judge the tail of the importance ratios."""
+    """Check the tail of the importance ratios."""
     r = sample.log_ratios[sample.of_fit]
     log_weights, k = pareto_smoothed(r[np.isfinite(r)])
     w, limit = np.exp(log_weights - log_weights.max()), most_trusted(len(r))
@@ -81,7 +81,7 @@ def check_ratios(view: View, sample: ImportanceSample) -> Check:
 
 
 def check_divergence(view: View, sample: ImportanceSample) -> Check:
-    """Judge the divergence from the target, and the mean and the spread of each coordinate, by the weights."""
+    """Check the divergence from the target, and the mean and the spread of each coordinate, by the weights."""
     if not sample.trusted:
         raise ValueError(
             f"k-hat is {sample.k:.2f}, the effective share {sample.share:.1%}: the weights are uninformative"
@@ -100,14 +100,15 @@ def check_divergence(view: View, sample: ImportanceSample) -> Check:
         ratio = f"the sd of the target is {square[j] ** 0.5:.2f} times theirs"
         remedy = f"The draws are too {way} in {view.score.label(j)}, {ratio}: {todo}."
     if off[i] > 0:
-        remedy = f"The mean of the target in {view.score.label(i)} is {shift[i]:+.2f} sd from theirs: {todo}."
+        where = f"{shift[i]:+.2f} sd from the mean of the draws"
+        remedy = f"The mean of the target in {view.score.label(i)} is {where}: {todo}."
     return judged("divergence", J, text, remedy)
 
 
 def moments_by_weights(sample: ImportanceSample) -> tuple[Estimate, Estimate]:
     """Return means and mean squares (d,) of the target, in units u of the moments of the fit, with standard errors.
 
-    Both are by weights of the same draws, so that heavy tails have the same say in each.
+    Both use weights of the same draws, so that heavy tails affect them equally.
     """
     n, w, v = len(sample.weights), sample.weights[:, None], sample.weights_of_fit[:, None]
     centred = sample.X - (v * sample.X).sum(0)
@@ -149,8 +150,8 @@ def theil_sen(y: np.ndarray) -> tuple[float, float]:
     .. math:: \hat b = \mathrm{median}_{i < j} \frac{y_j - y_i}{j - i}, \qquad
         \mathrm{se} = \sqrt{\pi / 3}\, \hat\sigma \left( \sum_i (i - \bar i)^2 \right)^{-1/2}
 
-    with :math:`\hat\sigma` the median absolute residual over 0.6745: the efficiency of the slope is that of
-    Wilcoxon's test, :math:`3 / \pi` for Gaussian noise.
+    with :math:`\hat\sigma` the median absolute residual over 0.6745: the efficiency of the slope equals the
+    efficiency of Wilcoxon's test, :math:`3 / \pi` for Gaussian noise.
 
     References
     ----------

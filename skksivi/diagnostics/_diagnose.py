@@ -1,8 +1,8 @@
-r"""What there is to know of a fit without draws of the target, in one report.
+r"""One report on a fit, without draws from the target.
 
-No single number tells a good fit. The discrepancy sees wrong places and shapes but not wrong weights of modes,
-importance ratios see lost tails, Stein's identity sees wrong widths, and the loss says whether the training had come
-to its end.
+No single number identifies a good fit. The discrepancy detects wrong locations and shapes but not wrong weights of
+modes, importance ratios detect lost tails, Stein's identity detects wrong widths, and the loss shows whether the
+training had converged.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ def _report(view: View) -> Diagnosis:
 
 
 def weight_checks(view: View) -> tuple[Check, Check]:
-    """Make the checks that rest on importance weights, or say why they cannot be had."""
+    """Make the checks based on importance weights, or say why they are not available."""
     try:
         sample = weighed_draws(view)
     except REFUSALS as reason:
@@ -210,5 +210,5 @@ def weight_checks(view: View) -> tuple[Check, Check]:
 
 
 def _n_draws(sampler: Sampler, n: int) -> int:
-    """Return the number of draws to look at: no particle or state of a chain twice."""
+    """Return the number of draws to check: no particle or state of a chain twice."""
     return min(n, math.prod(sampler.x.shape[:-1])) if isinstance(sampler, Particles | Chains) else n

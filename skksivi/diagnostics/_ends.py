@@ -1,4 +1,4 @@
-"""Where chains that leave the target as it is have moved the draws, beside where these are."""
+"""A comparison of the draws with the ends of chains that start at them and leave the target invariant."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from skksivi.diagnostics._report import Check
 from skksivi.diagnostics._view import View, judged
 from skksivi.pilot._masses import Cells
 
-#: The share of the draws that count as the farthest out, and the share of chains that may end beyond all but these.
+#: The share of the draws that count as farthest out, and the accepted share of chains that end beyond the others.
 FARTHEST, MAX_BEYOND = 0.001, 0.01
 
-#: The distance of distribution functions that is let pass: a shift by 0.38 standard deviations has it.
+#: Largest accepted distance of distribution functions, which a shift by 0.38 standard deviations has.
 MAX_DISTANCE = 0.15
 
-#: The p-value, over all directions, from which a difference is beyond doubt.
+#: The p-value, over all directions, below which a difference is significant.
 MAX_PVALUE = 0.01
 
 
 class Difference(NamedTuple):
-    """The largest difference of ends and draws over directions, its p-value, Bonferroni's, and the direction."""
+    """The largest difference of ends and draws over directions, its Bonferroni p-value, and the direction."""
 
     value: float
     pvalue: float
@@ -34,7 +34,7 @@ class Difference(NamedTuple):
 
 
 def heights(cells: Cells, x: Tensor) -> Tensor:
-    """Return where points x (n, d) are in their cell: how far from its centre, along its coordinates and axes.
+    """Return the positions of points x (n, d) in their cell: distance from its centre, coordinates, principal axes.
 
     Shape (n, 1 + 2 d), in units of the cell; the axes are the principal ones of its correlation.
     """
@@ -49,10 +49,10 @@ def heights(cells: Cells, x: Tensor) -> Tensor:
 
 
 def ends_beyond(draws: Tensor, ends: Tensor) -> Difference:
-    r"""Find the direction in which the ends (t, m, k) of m chains, at t times, are the most beyond the draws (n, k).
+    r"""Find the direction in which the ends (t, m, k) of m chains, at t times, exceed the draws (n, k) most.
 
-    Where the draws are right the number of ends beyond the r-th farthest draw is beta-binomial at any time: it is
-    that of m further draws with the probability of :math:`\mathrm{Beta}(r, n + 1 - r)`. The mean over times varies
+    If the draws are right, the number of ends beyond the r-th farthest draw is beta-binomial at any time: a count of
+    m further draws with the probability :math:`\mathrm{Beta}(r, n + 1 - r)`. The mean over times varies
     less.
     """
     n, m, r = len(draws), ends.shape[1], max(1, round(FARTHEST * len(draws)))
@@ -65,7 +65,7 @@ def ends_beyond(draws: Tensor, ends: Tensor) -> Difference:
 def ends_apart(draws: Tensor, ends: Tensor) -> Difference:
     """Find the direction in which the ends (t, m, k) of m chains, at t times, are farthest from the draws (n, k).
 
-    By Kolmogorov's distance; its p-value is that for the ends at one time, and the distance for all varies less.
+    The distance is Kolmogorov's. The p-value holds for the ends at one time; the mean over times varies less.
 
     References
     ----------
@@ -81,13 +81,13 @@ def ends_apart(draws: Tensor, ends: Tensor) -> Difference:
 
 
 def check_ends(view: View, geometry: Geometry) -> tuple[Check, Check]:
-    """Judge the tails and the shape by where chains that start at the draws end."""
+    """Check the tails and the shape by the ends of chains that start at the draws."""
     if not len(geometry.ends):
         verdict = f"not available: {RUN_AWAY}"
         return Check("tails", math.nan, "", verdict), Check("shape", math.nan, "", verdict)
     x = view.x[view.finite]
     late = geometry.ends.flatten(0, 1)
-    cells = fitted_cells(geometry.cells, torch.cat([x, late]))  # what is fitted to the draws alone fits no others
+    cells = fitted_cells(geometry.cells, torch.cat([x, late]))  # a fit to the draws alone would suit only them
     draws, ends = heights(cells, x), heights(cells, late).view(*geometry.ends.shape[:2], -1)
     sides = (torch.cat([h, -h[..., 1:]], -1) for h in (draws, ends))
     return _tails(view, ends_beyond(*sides)), _shape(view, ends_apart(draws, ends))
@@ -105,7 +105,7 @@ def _tails(view: View, beyond: Difference) -> Check:
 
 
 def _shape(view: View, apart: Difference) -> Check:
-    """Compare the distribution of the ends of chains with that of the draws."""
+    """Compare the distributions of the draws and of the ends of chains."""
     distance, pvalue, k = apart
     text = f"chains end up to {distance:.2f} apart {_in_words(view, k)}, p = {pvalue:.2g}"
     todo = view.advice("whiten", "mixing", "max_iter", "n_warmup")

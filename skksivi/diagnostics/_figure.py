@@ -10,7 +10,7 @@ from skksivi.diagnostics._limits import STEIN_VARIANCES, outlier_limit
 from skksivi.plotting import LossDisplay
 from skksivi.plotting._base import COLOURS, FAINT, REFERENCE_COLOUR, thinned
 
-#: Of what fails.
+#: Colour of failed checks.
 WARNING_COLOUR = COLOURS[1]
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def draw_report(report: Diagnosis, axes: np.ndarray | None = None) -> Figure:
     """Draw the four panels of a report into axes, of a new figure if there are none; return their figure."""
     if axes is None:
-        import matplotlib.pyplot as plt  # not above, like all of matplotlib: it takes long
+        import matplotlib.pyplot as plt  # imported here because it is slow
 
         _, axes = plt.subplots(2, 2, figsize=(9.5, 7), layout="constrained")
     axes = np.asarray(axes, dtype=object).ravel()
@@ -87,7 +87,7 @@ def _plot_modes(report: Diagnosis, ax: Axes) -> None:
     """Show the draws in the plane of most spread, coloured by mode, and the modes that have none."""
     u, lost = _in_plane(report)
     cells = np.unique(report.modes)
-    if len(cells) > len(COLOURS):  # neighbours would be alike: shares tell them apart
+    if len(cells) > len(COLOURS):  # colours would repeat: use shades
         x, y = thinned(u).T
         ax.scatter(x, y, s=6, color=COLOURS[0], alpha=0.4, linewidths=0)
     for k in cells if len(cells) <= len(COLOURS) else ():

@@ -32,35 +32,35 @@ MAX_OUTLIERS = 0.02
 #: dimensions, and the most features with which they are.
 N_STARTS, N_AROUND, MAX_SEARCHED = 80, 30, 200
 
-#: Steps of such a search: one that has a mode to find takes a few.
+#: Steps of such a search, which needs only a few if there is a mode.
 N_STEPS = 25
 
 #: The share of a mode, by the curvature there, from which its lack of draws matters, and the share of the draws that
 #: it should have below which it has none: a neighbour's may be across the border.
 MIN_LOST, MAX_DRAWN = 0.01, 0.02
 
-#: Modes without draws, best first, that are weighed, and the points for each.
+#: Number of modes without draws, best first, that are weighted, and the points for each.
 N_LOST, N_QUICK = 5, 400
 
-#: Degrees of freedom of the Student t by which the middle of the draws is found, and the steps to it.
+#: Degrees of freedom of the Student t whose fit gives the centre of the draws, and its steps.
 MIDDLE_DF, N_MIDDLE = 3.0, 20
 
-#: The share of the ascents of a fit that may lead to modes which it has not found.
+#: Accepted share of the ascents of a fit that may lead to modes not found.
 MAX_UNSEEN = 0.05
 
-#: The share of draws that may lie in a wrong mode.
+#: Accepted share of draws in a wrong mode.
 MAX_MISPLACED = 0.05
 
 #: The states of chains that count as their ends.
 LATE = slice(-16, None, 3)
 
-#: Why nothing can be said of where chains go.
+#: Why the ends of chains are not available.
 RUN_AWAY = "chains that start at the draws diverge, as with a score of the wrong sign"
 
 
 class Geometry(NamedTuple):
-    """The cells of the modes, that of each draw (n,), modes without draws (k, d), lengths of whitened scores (n,) and
-    of chains' (m,), and where the chains end (t, k, d), at t times; of both none if these run away.
+    """The cells of the modes, the cell of each draw (n,), modes without draws (k, d), lengths of whitened scores (n,)
+    and of chains' (m,), and the ends of the chains (t, k, d) at t times; no chains if these diverge.
     """
 
     cells: Cells
@@ -72,7 +72,7 @@ class Geometry(NamedTuple):
 
 
 def geometry_and_modes(view: View) -> tuple[Geometry, Check]:
-    """Find the modes near the draws, weigh them, and run chains in them."""
+    """Find the modes near the draws, weight them, and run chains in them."""
     x = view.x[view.finite]
     whole = middle(x)
     cells, lost = Cells([whole], x.new_zeros(1)), (x[:0], x.new_zeros(0))
@@ -103,7 +103,7 @@ def _find_cells(view: View, whole: Affine) -> tuple[Cells, tuple[Tensor, Tensor]
 def _with_mass(view: View, drawn: Cells, lost: Cells) -> tuple[Tensor, Tensor]:
     """Return the centres (k, d) and shares (k,) of those modes without draws that hold mass.
 
-    A spike, as that of a funnel, is a mode of which the curvature makes too much.
+    The curvature overstates the mass of a spike, such as a funnel's.
     """
     n, cells = len(drawn.maps), Cells([*drawn.maps, *lost.maps], torch.cat([drawn.log_weights, lost.log_weights]))
     log_masses = drawn.log_weights.new_zeros(len(cells.maps))
@@ -126,7 +126,7 @@ def _check_modes(view: View, cells: Cells, lost: tuple[Tensor, Tensor]) -> Check
         return judged("modes", shares.sum().item(), text, remedy)
     whitening = view.report.get("whitening_")
     if whitening is not None and whitening.unseen > MAX_UNSEEN:
-        text = f"{len(whitening.modes)} found, and still new ones by {whitening.unseen:.0%} of the ascents"
+        text = f"{len(whitening.modes)} found, and {whitening.unseen:.0%} of the last ascents found new ones"
         remedy = "The search for modes did not finish: pass points near further modes as `init`, (k, n_features)."
         return judged("modes", whitening.unseen, text, remedy)
     if len(cells.maps) == 1:
@@ -142,7 +142,7 @@ def _check_modes(view: View, cells: Cells, lost: tuple[Tensor, Tensor]) -> Check
 
 
 def _misplaced(found: Modes, n: int) -> tuple[str, float, str, str | None]:
-    """Judge the weights of modes by n draws."""
+    """Check the weights of modes given n draws."""
     gaps = found.shares - found.weights
     misplaced = float(np.abs(gaps).sum() / 2)
     noise = np.sqrt(found.standard_errors**2 + found.weights * (1 - found.weights) / n)
@@ -157,10 +157,11 @@ def _misplaced(found: Modes, n: int) -> tuple[str, float, str, str | None]:
 
 
 def middle(x: Tensor) -> Affine:
-    r"""Return the centre of points (n, d) and the root of their covariance, or of what it would be without the tails.
+    r"""Return the centre of points (n, d) and the root of their covariance, or of a robust covariance.
 
-    Those of the likeliest Student t, by iteration of the weights :math:`w_i = (\nu + d) / (\nu + \|u_i\|^2)`, scaled
-    so that half of the points are within the median distance of a normal. Heavy tails have no say in them.
+    They belong to the likeliest Student t, found by iterating the weights :math:`w_i = (\nu + d) / (\nu +
+    \|u_i\|^2)`, scaled so that half of the points are within the median distance of a normal. Heavy tails do not
+    affect them.
 
     References
     ----------
@@ -190,7 +191,7 @@ def _geometry(view: View, cells: Cells, lost: Tensor) -> Geometry:
         chains = _moved(view.score, x[:n_moved], cells, view.generator)
         y = torch.cat([part.flatten(0, 1) for part in chains])
         s = view.score(y)
-        if stein_variances(y, s)[0].mean() > 0:  # else they have run away
+        if stein_variances(y, s)[0].mean() > 0:  # otherwise they have diverged
             reference = _whitened_norms(cells, cells.assign(y), s)
             ends = torch.cat([part[LATE] for part in chains], 1)
     except REFUSALS:
@@ -199,7 +200,7 @@ def _geometry(view: View, cells: Cells, lost: Tensor) -> Geometry:
 
 
 def fitted_cells(cells: Cells, x: Tensor) -> Cells:
-    """Return the cells of the middles of the draws in each; one with hardly a draw stays."""
+    """Return the cells refitted to the draws in each; a cell with hardly any draws is kept."""
     cell, d = cells.assign(x), x.shape[1]
     parts = [x[cell == k] for k in range(len(cells.maps))]
     maps = [middle(part) if len(part) > 5 * d else a for part, a in zip(parts, cells.maps, strict=True)]
@@ -209,8 +210,8 @@ def fitted_cells(cells: Cells, x: Tensor) -> Cells:
 def _moved(score: Score, x: Tensor, cells: Cells, generator: torch.Generator) -> list[Tensor]:
     """Return the states (n_kept, n, d) of Metropolis chains from the draws x (n, d) of each cell, with its map.
 
-    They stay in their cell: what leaves the target in it as it is would not leave that of all cells so if chains of
-    one preconditioner went where another is used.
+    They stay in their cell, because chains that move between cells with different preconditioners would not leave the
+    target invariant.
     """
     cell = cells.assign(x)
     parts = ((k, x[cell == k]) for k in cell.unique().tolist())
@@ -218,7 +219,7 @@ def _moved(score: Score, x: Tensor, cells: Cells, generator: torch.Generator) ->
 
 
 def _inside(score: Score, cells: Cells, k: int) -> ScoreFunction:
-    """Return the score in a cell, which is not a number elsewhere: chains reject what leaves it."""
+    """Return the score in a cell, NaN elsewhere, so that chains reject moves out of it."""
     return lambda x: torch.where((cells.assign(x) == k)[:, None], score(x), torch.nan)
 
 
@@ -231,7 +232,7 @@ def _whitened_norms(cells: Cells, cell: Tensor, s: Tensor) -> Tensor:
 
 
 def check_outliers(view: View, geometry: Geometry) -> Check:
-    """Count the draws whose scores are longer than those of the target."""
+    """Count the draws whose scores are longer than expected under the target."""
     if not len(geometry.reference):
         raise ValueError(RUN_AWAY)
     limit = outlier_limit(as_array(geometry.reference))

@@ -13,10 +13,10 @@ from skksivi.diagnostics._report import Check
 from skksivi.diagnostics._view import MAX_SHIFT, N_SE, View, judged
 from skksivi.pilot._masses import Cells
 
-#: Draws of a mode from which it is judged.
+#: Fewest draws of a mode that is checked.
 N_OF_MODE = 50
 
-#: The standard error of a Stein variance beyond which it tells nothing.
+#: The standard error of a Stein variance above which it is uninformative.
 MAX_ERROR = 0.5
 
 
@@ -36,15 +36,15 @@ class Terms(NamedTuple):
         return Terms(self.r, self.slope @ L, u, self.s @ L)
 
     def halves(self) -> tuple[Terms, Terms]:
-        """Return those of the earlier and of the later draws."""
+        """Return the terms of the earlier and of the later half of the draws."""
         first, second = zip(*(a.chunk(2) for a in self), strict=True)
         return Terms(*first), Terms(*second)
 
 
 class Moments(NamedTuple):
-    """Shifts and variances (d + 2,), with standard errors, and the coordinates that their directions are most along.
+    """Shifts and variances (d + 2,), with standard errors, and the coordinates closest to their directions.
 
-    The directions are those of the d coordinates and two that stand out; of several modes each value is the worst.
+    The directions are the d coordinates and two that stand out; with several modes each value is the worst.
     """
 
     shift: Tensor
@@ -67,12 +67,12 @@ def terms_of(x: Tensor, s: Tensor, cells: Cells) -> list[tuple[Terms, Tensor]]:
 
 
 def shifts(terms: Terms, directions: Tensor) -> tuple[Tensor, Tensor]:
-    r"""Estimate how far the target's mean is from that of the draws in directions w (d, k), and the standard errors.
+    r"""Estimate the shift from the mean of the draws to the target's in directions w (d, k), and the standard errors.
 
     .. math:: \delta_w = E[r\, s_w + \partial_w r] \,/\, E[r\, s_w^2]
 
-    By Stein's identity it is zero where the draws are those of the density of their scores. Where they are these,
-    moved by a little, it is the way back: a step of Fisher's scoring.
+    By Stein's identity it is zero if the draws are from the density with these scores. If they are slightly shifted,
+    it is the correction, a step of Fisher scoring.
     """
     s_w = terms.s @ directions
     t, information = terms.r[:, None] * s_w + terms.slope @ directions, (terms.r[:, None] * s_w.square()).mean(0)
@@ -85,8 +85,8 @@ def variances(terms: Terms, directions: Tensor) -> tuple[Tensor, Tensor]:
 
     .. math:: -E[r\, x_w s_w] \,/\, E[\partial_w (r\, x_w)]
 
-    By Stein's identity it is one where the draws are those of the density of their scores, wherever modes overlap;
-    where they are apart it is the square of the scale of the mode.
+    By Stein's identity it is one if the draws are from the density with these scores, even where modes overlap. For
+    separated modes it is the squared scale of the mode.
     """
     x_w, r = terms.gap @ directions, terms.r[:, None]
     slope, flux = r * directions.square().sum(0) + terms.slope @ directions * x_w, r * x_w * (terms.s @ directions)
@@ -97,8 +97,8 @@ def variances(terms: Terms, directions: Tensor) -> tuple[Tensor, Tensor]:
 def stein_moments(x: Tensor, s: Tensor, cells: Cells) -> Moments:
     """Estimate moments of each mode in whitened coordinates, along each of x and in two directions that stand out.
 
-    These are found with one half of the draws and judged by the other, so that they are no worse by their choice: the
-    direction of the mean score, and that in which the Stein variance is farthest from one.
+    The two are the direction of the mean score, and the direction in which the Stein variance is farthest from one.
+    They are chosen with one half of the draws and evaluated with the other, so that the choice adds no bias.
     """
     parts = []
     for terms, L in terms_of(x, s, cells):
@@ -122,7 +122,7 @@ def stein_moments(x: Tensor, s: Tensor, cells: Cells) -> Moments:
 
 
 def _found(terms: Terms) -> tuple[Tensor, Tensor]:
-    """Return the direction (d,) of the largest shift and that of the Stein variance that is farthest from one."""
+    """Return the directions (d,) of the largest shift and of the Stein variance that is farthest from one."""
     t = terms.r[:, None] * terms.s + terms.slope
     excess = (terms.gap.mT @ t) / len(t)
     excess.diagonal().add_(terms.r.mean())
@@ -131,7 +131,7 @@ def _found(terms: Terms) -> tuple[Tensor, Tensor]:
 
 
 def check_means(view: View, moments: Moments) -> Check:
-    """Judge the means by Stein's identity E[s] = 0."""
+    """Check the means by Stein's identity E[s] = 0."""
     excess = moments.shift.abs() - N_SE * moments.shift_se
     i = int(excess.argmax())
     value, label = moments.shift[i].item(), view.score.label(int(moments.shift_along[i]))
@@ -142,7 +142,7 @@ def check_means(view: View, moments: Moments) -> Check:
 
 
 def check_variances(view: View, moments: Moments) -> Check:
-    """Judge the widths by Stein's identity."""
+    """Check the widths by Stein's identity."""
     low, high = STEIN_VARIANCES
     v, se = moments.variance, moments.variance_se
     excess = torch.maximum(low - v, v - high) / se.clamp_min(1e-300)

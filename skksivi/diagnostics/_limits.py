@@ -1,4 +1,4 @@
-"""Where the checks warn, of what the figure shows too."""
+"""The limits of the checks that the figure also shows."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ STEIN_VARIANCES = (0.8, 1.25)
 
 
 def outlier_limit(norms: np.ndarray) -> float:
-    """Return the length of a whitened score beyond which a draw is an outlier, of those found by chains (m,)."""
+    """Return the length of a whitened score beyond which a draw is an outlier, given lengths from chains (m,)."""
     return float(np.quantile(norms, OUTLIER))

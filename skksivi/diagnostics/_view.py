@@ -1,4 +1,4 @@
-"""What the checks look at, and how they speak."""
+"""The input of the checks, and the form of their results."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from skksivi.families._samplers import Gaussian, Sampler
 from skksivi.parameters import Whiten, pilot_of
 from skksivi.score._score import Score
 
-#: Standard errors within which a difference is noise.
+#: Number of standard errors within which a difference is noise.
 N_SE = 4.0
 
-#: The shift of the mean, in standard deviations, that is let pass.
+#: Largest accepted shift of the mean, in standard deviations.
 MAX_SHIFT = 0.1
 
-#: Errors that tell why a number cannot be had.
+#: Errors that explain why a number is not available.
 REFUSALS = (ValueError, ArithmeticError, ImportError, torch.linalg.LinAlgError)
 
 #: What to change, by the name of a parameter; {} stands for its value.
@@ -37,20 +37,20 @@ TEXTS = {
 
 
 class View(NamedTuple):
-    """What the checks look at.
+    """The input of the checks.
 
     Attributes
     ----------
     name : str
-        Of the class of the approximator.
+        Class name of the approximator.
     parameters : mapping of str to object
-        Of the approximator.
+        Parameters of the approximator.
     sampler : Sampler
-        What draws.
+        The sampler of the fit.
     report : mapping of str to object
         Its learned attributes.
     score : Score
-        Of the target.
+        Score of the target.
     x, s : Tensor of shape (n, d)
         Draws, and scores there.
     generator : torch.Generator
@@ -73,7 +73,7 @@ class View(NamedTuple):
         return self.s.isfinite().all(1)
 
     def advice(self, *names: str, otherwise: str = "use `KSIVIApproximator`") -> str:
-        """Say what to change of the parameters that the approximator has and that do not have the value already."""
+        """Return advice on parameters that the approximator has and that do not already have the advised value."""
         if isinstance(unweighted(self.sampler), Gaussian):
             return "one Gaussian is not enough, use `KSIVIApproximator`"
         parameters = {name: self.parameters.get(name, "auto") for name in names}
@@ -84,7 +84,7 @@ class View(NamedTuple):
                 parameters.pop("whiten", None)
                 if not self.report["whitening_"].converged:
                     parameters = {"effort": "low"} if chains.effort == "low" else {"budget": chains.budget}
-            else:  # iterations are slow to make up for bad coordinates
+            else:  # iterations make up only slowly for bad coordinates
                 parameters.pop("max_iter", None)
         order = [name for name in ("effort", "budget", *names) if name in parameters]
         return ", or ".join([TEXTS[name].format(parameters[name]) for name in order] or [otherwise])
@@ -96,7 +96,7 @@ def judged(name: str, value: float, text: str, remedy: str | None) -> Check:
 
 
 def guarded(name: str, check: Callable[..., Check], *args: object) -> Check:
-    """Return the check, or why it cannot be had."""
+    """Return the check, or why it is not available."""
     try:
         return check(*args)
     except REFUSALS as reason:

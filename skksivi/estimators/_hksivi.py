@@ -301,9 +301,9 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
     def _checked_family(self, family: nn.Module) -> Hierarchy:
         n_networks = 1 if self.shared_network else self.n_layers
         if not isinstance(family, Hierarchy):
-            raise ValueError("its family is not that of HKSIVI")
+            raise ValueError("its family does not belong to HKSIVI")
         if (family.n_layers, len(family.networks)) != (self.n_layers, n_networks):
-            raise ValueError("its `n_layers` or `shared_network` is not that of its settings")
+            raise ValueError("its `n_layers` or `shared_network` disagrees with its settings")
         return family
 
     def _sampler_of(self, score: Score, start: Start[Hierarchy]) -> Callable[[Hierarchy], Layers]:
@@ -338,7 +338,7 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
     def _build(
         self, score_fn: Score, whitening: Whitening, pilot: PilotPoints | None, generator: torch.Generator
     ) -> tuple[Hierarchy, MomentPenalty | None]:
-        """Return new layers and, where all of them are to be at the target, what ties them to the pilot."""
+        """Return new layers and, if all of them must stay at the target, the penalty that ties them to the pilot."""
         d, penalty = score_fn.n_features, None
         at_target = pilot is not None and self._takes_points()
         own = self.initial_scale

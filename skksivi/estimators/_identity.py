@@ -1,6 +1,6 @@
-"""What tells one fit from another: its settings, its seed, and what its functions and its score return.
+"""The identity of a fit: its settings, its seed, and the values of its functions and its score.
 
-Numbers are compared bit by bit. A function is what it returns at the places where a fit asks it.
+Numbers are compared bit by bit. A function is identified by its values where a fit evaluates it.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from skksivi.stein._estimators import GradientEstimator
 from skksivi.stein._fused import value_and_gradients
 from skksivi.terms import Draws, Term
 
-#: Parameters that a fit may have others of than the one that it continues; the seed and the device count apart.
+#: Parameters in which a fit may differ from the one that it continues; seed and device are treated separately.
 FREE = {"checkpoint", "device", "random_state", "verbose", "warm_start"}
 
-#: Scales of the points at which a score is asked, and points of each.
+#: Scales of the points at which a score is evaluated, and the number of points of each.
 SCALES, N_OF_SCALE = (0.01, 0.1, 1.0, 10.0, 100.0), 3
 
-#: Points near which a score is asked, at most, beside the origin.
+#: Largest number of points, besides the origin, near which a score is evaluated.
 N_NEAR = 4
 
-#: Letters of a setting that are shown.
+#: Number of letters of a setting that are shown.
 N_SHOWN = 100
 
 
 def checksum(*arrays: ArrayLike | Tensor) -> str:
-    """Return a text that tells numbers from others by their bits, their types and shapes; one NaN is as another."""
+    """Return a text that identifies numbers by their bits, dtypes and shapes; all NaN are equal."""
     digest = hashlib.sha256()
     for array in map(as_array, arrays):
         if array.dtype.kind == "f":
@@ -47,19 +47,19 @@ def checksum(*arrays: ArrayLike | Tensor) -> str:
 
 
 def described(name: str, value: object, progress: Sequence[float] | None) -> str:
-    """Return a text of a setting, which tells it from others.
+    """Return a text that identifies a setting.
 
     Parameters
     ----------
     name : str
     value : object
     progress : sequence of float or None
-        Where functions in it are asked; None leaves them to whoever asks the object that they belong to.
+        Where functions in it are evaluated; None leaves this to the object that they belong to.
 
     Raises
     ------
     ValueError
-        It cannot be told from others.
+        It cannot be identified.
     """
     if isinstance(value, np.generic):
         value = value.item()
@@ -76,16 +76,14 @@ def described(name: str, value: object, progress: Sequence[float] | None) -> str
     if callable(value):
         return "a function" if progress is None else _of_function(value, progress)
     raise ValueError(
-        f"`checkpoint` cannot tell `{name}`, a {type(value).__name__}, from another; give a number, a string, an "
+        f"`checkpoint` cannot identify `{name}`, a {type(value).__name__}; give a number, a string, an "
         "array, a function or an object with scikit-learn's parameters, or leave `checkpoint` out."
     )
 
 
 def _of_array(name: str, array: np.ndarray) -> str:
     if array.dtype.hasobject:
-        raise ValueError(
-            f"`checkpoint` cannot tell `{name}`, an array of objects, from another; give one of numbers."
-        )
+        raise ValueError(f"`checkpoint` cannot identify `{name}`, an array of objects; give an array of numbers.")
     return f"an array {array.shape} with checksum {checksum(array)}"
 
 
@@ -95,7 +93,7 @@ def _of_function(function: Callable[[float], object], progress: Sequence[float])
 
 
 def _number(value: object) -> float:
-    """Return what a function has returned as a number, NaN where it is none, which a fit will complain of."""
+    """Return the value of a function as a float, or NaN if it is not a number, which a fit refuses later."""
     try:
         return float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, RuntimeError):
@@ -108,7 +106,7 @@ def _shortened(text: str) -> str:
     return f"{text[:N_SHOWN]}... with checksum {hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
-# What is asked of a score, a kernel and the terms
+# The values of a score, a kernel and the terms
 
 
 def points(score: Score, near: ArrayLike | None) -> Tensor:
@@ -116,7 +114,7 @@ def points(score: Score, near: ArrayLike | None) -> Tensor:
     d = score.n_features
     centres = torch.zeros(1, d, dtype=torch.float64)
     X = np.empty(0) if near is None else np.asarray(near, dtype=np.float64)
-    if X.shape[-1] == d:  # what is none is refused where it is used
+    if X.shape[-1] == d:  # other arrays are refused where they are used
         centres = torch.cat([centres, torch.from_numpy(X.reshape(-1, d)[:N_NEAR].copy())])
     z = _standard_normal(len(SCALES) * N_OF_SCALE, d)
     scales = torch.tensor(SCALES, dtype=torch.float64).repeat_interleave(N_OF_SCALE)
@@ -128,10 +126,10 @@ def _standard_normal(n: int, d: int) -> Tensor:
 
 
 def of_score(score: Score, near: ArrayLike | None) -> dict[str, str]:
-    """Return what a score, its products, its density and its minibatches return, as texts by name."""
+    """Return the values of a score, its products, its density and its minibatches, as texts by name."""
     score, x = score.double, points(score, near)
     asked = score
-    if score.rewind is not None:  # all of a stream is compared near the fit
+    if score.rewind is not None:  # a whole stream is compared near the fit
         asked = score.sketch()
         score.rewind(0)
     noise = torch.Generator(score.device).manual_seed(0)
@@ -145,7 +143,7 @@ def of_score(score: Score, near: ArrayLike | None) -> dict[str, str]:
 
 
 def _known(s: Tensor, score: Score) -> Tensor:
-    """Return numbers s (n, ...) as far as they are the same for any number of ranks: six digits of the largest."""
+    """Return numbers s (n, ...) rounded to six digits of the largest, which do not depend on the number of ranks."""
     if score.rank is None:
         return s
     size = s.abs().nan_to_num(0, 0, 0).reshape(len(s), -1).amax(1)
@@ -158,12 +156,12 @@ def _differences(score: Score, x: Tensor) -> str:
         return "none"
     try:
         return checksum(_known(score.log_prob(x).detach(), score))
-    except Exception as error:  # which matters to the fits that need it, and is told there
+    except Exception as error:  # fits that need the value report the error
         return type(error).__name__
 
 
 def of_score_near(score: Score, whitening: Whitening) -> str:
-    """Return a checksum of what the score returns where the fit is."""
+    """Return a checksum of the score's values at the fit."""
     u = _standard_normal(len(SCALES) * N_OF_SCALE, score.n_features).to(whitening.map.m)
     x = whitening.map.unwhiten(u)
     modes = torch.from_numpy(np.array(whitening.modes[:N_NEAR])).to(x)
@@ -187,18 +185,18 @@ def of_terms(terms: Sequence[Term], score: Score) -> str:
 
 
 def settled(ask: Callable[[], Mapping[str, str]]) -> dict[str, str]:
-    """Return settings that are the same when they are asked for again.
+    """Return settings that stay the same when computed again.
 
     Raises
     ------
     ValueError
-        One is another.
+        A setting differs the second time.
     """
     first, again = ask(), ask()
     for name in first:
         if first[name] != again[name]:
             raise ValueError(
-                f"`checkpoint` cannot tell this fit from another: {name} is not the same when it is asked for again. "
+                f"`checkpoint` cannot identify this fit: {name} changes when it is computed again. "
                 "Make the function behind it return the same for the same input, or leave `checkpoint` out."
             )
     return dict(first)

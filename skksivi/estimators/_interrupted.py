@@ -1,4 +1,4 @@
-"""What a checkpoint holds of a fit that was interrupted."""
+"""The content of a checkpoint of an interrupted fit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from skksivi.stein._path import Memory
 from skksivi.training._guard import MomentPenalty
 from skksivi.training._loop import State
 
-#: What a training that goes on needs of the one before, as its hooks have it.
+#: The state that a resumed training needs from the interrupted one, as its hooks have it.
 TRAINING: Parts = {
     "flat": (WEIGHTS, "p"),
     "m": (WEIGHTS, "p"),
@@ -50,18 +50,18 @@ class Interrupted:
     Attributes
     ----------
     whitening, family, penalty, seed
-        Those of its start.
+        See `Start`.
     answers : str
-        The checksum of what the score returns near the fit.
+        Checksum of the score's values near the fit.
     memory : Memory or None
         The last draws.
     flat, m, v, average, n_steps
-        Of the iterate, see `skksivi.training._loop.Iterate`.
+        State of the iterate, see `skksivi.training._loop.Iterate`.
     losses : Tensor of shape (n_done,)
     generator : Tensor
         The state of the generator, as integers.
     looks, best_iteration, best
-        Of the watch, None without one.
+        State of the watch, None without one.
     """
 
     whitening: Whitening
@@ -88,11 +88,11 @@ class Interrupted:
 
     @property
     def state(self) -> State:
-        """What the training needs to go on."""
+        """The state from which the training resumes."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def was_watched(self, every: int, max_iter: int, from_start: bool, stops: bool) -> bool:
-        """Tell whether it was looked at so often, and its best state remembered, as such a fit is."""
+        """Tell whether it was evaluated as often as such a fit is, and its best state kept."""
         if not from_start and not stops:
             return self.looks is None and self.best is None
         looks_at = [*([0] if from_start else []), *range(every, self.n_done + 1, every)]
@@ -107,7 +107,7 @@ class Interrupted:
         return from_start and self.best_iteration in looks_at and self.best.dtype == self.flat.dtype
 
     def check(self) -> None:
-        """Raise ValueError unless its parts are those of one training; without memory, as far as can be seen then."""
+        """Raise ValueError unless its parts belong to one training; on the meta device only shapes are checked."""
         sizes = {p.dtype for p in self.family.parameters()}, sum(p.numel() for p in self.family.parameters())
         if ({self.flat.dtype}, len(self.flat)) != sizes:
             raise ValueError("its iterate is not one of its family")
@@ -125,7 +125,7 @@ class Interrupted:
         if bool((self.v < 0).any()) or bool(self.losses.isinf().any()):
             raise ValueError("its numbers are out of their range")
         if int(self.n_steps) != self.n_done - int(refused.sum()):
-            raise ValueError("its steps are not those of its losses")
+            raise ValueError("its number of steps differs from its number of losses")
         try:
             torch.Generator(self.flat.device).set_state(self.generator.cpu().view(torch.uint8))
         except (RuntimeError, TypeError) as error:

@@ -1,4 +1,4 @@
-"""What KSIVI and HKSIVI share: where they start, the discrepancy they minimise, and the guard on their states."""
+"""The common base of KSIVI and HKSIVI: their start, the discrepancy they minimise, and the guard on their states."""
 
 from __future__ import annotations
 
@@ -63,21 +63,20 @@ from skksivi.training._guard import MomentPenalty, Steering, Watch
 from skksivi.training._hooks import CERTIFICATE, Saving
 from skksivi.training._loop import Hook, Objective, Scheduled, State
 
-#: How often a Gaussian is fitted again from where the last one was, unless that will do.
+#: How often a Gaussian is fitted again, starting from the last one, unless that is good enough.
 N_MATCHED = 3
 
-#: Draws of a fit whose target has moved, above which modes are searched.
+#: Number of draws of the last fit, after its target has moved, from which modes are searched.
 N_FOLLOWED = 16
 
-#: Width of a kernel in whitened coordinates, in units of the square root of the dimension.
+#: Bandwidth of a kernel in whitened coordinates, in units of the square root of the dimension.
 WHITENED_BANDWIDTH = 0.5
 
 
-#: Evaluations of the score, of those that may be spent, that are kept for what comes last: the scale of the family
-#: and a certificate.
+#: Score evaluations reserved from the budget for the last steps: the scale of the family and a certificate.
 N_RESERVED = 350
 
-#: What KSIVI and HKSIVI have learned beside what they draw from.
+#: The learned attributes of KSIVI and HKSIVI other than their sampler.
 STEIN_TRAINED: Parts = {
     **LOSSES,
     "ksd_curve_": (CURVE, "mp"),
@@ -87,7 +86,7 @@ STEIN_TRAINED: Parts = {
     "score_checksum_": (is_instance(str), ""),
 }
 
-#: An estimate of what is minimised, by draws, with its gradients in the fields of `Drawn`.
+#: An estimate of the objective from draws, with its gradients in the fields of `Drawn`.
 Gradients = Callable[[Drawn], tuple[Tensor, ...]]
 
 
@@ -108,7 +107,7 @@ class SteinTrained(Trained, Generic[F]):
         "warm_start": ["boolean"],
     }
 
-    #: Whether its training sees minibatches of the data.
+    #: Whether its training uses minibatches of the data.
     _sees_minibatches: ClassVar[bool] = True
 
     kernel: str | Kernel
@@ -182,19 +181,19 @@ class SteinTrained(Trained, Generic[F]):
         )
 
     def _ends(self, score: Score, start: Start[F], sampler_of: Callable[[F], InU]) -> list[Hook]:
-        """Return the hook that ends a training by itself, if one is to."""
+        """Return the hook that stops a training early, if there is one."""
         if not (self._ends_by_itself and self._follows_path) or self._is_noisy(score):
             return []
         return [WhenGood(sampler_of, score, start.seed)]
 
     @property
     def _ends_by_itself(self) -> bool:
-        """Whether a good certificate makes training superfluous, for which nothing else is asked of it."""
+        """Whether a good certificate makes training superfluous, because no parameter asks for more."""
         asked = getattr(self, "annealing", None) is not None or bool(getattr(self, "terms", ()))
         return self.early_stopping == "auto" and not asked
 
     def _untrained(self, score: Score, start: Start[F]) -> Fit | None:
-        """Return a fit that draws from its start, None unless that is at a pilot, with its certificate."""
+        """Return a fit that draws from its start, with its certificate; None if there is no pilot."""
         if not score.tally.is_spent:
             goes_on = self._continues() and start.answers == self.score_checksum_
             if goes_on or not (self._ends_by_itself and self._is_at_pilot(start)):
@@ -204,11 +203,11 @@ class SteinTrained(Trained, Generic[F]):
         return until_interrupted(fit, lambda fit: certified(fit, score, start.seed, self.batch_size))
 
     def _will_do(self, fit: Fit, score: Score, start: Start[F]) -> bool:
-        """Tell whether a fit that draws from its start needs no training, by its certificate, or is to get none.
+        """Tell whether a fit that draws from its start needs no training, or gets none in any case.
 
-        Where none can be had, as between modes of a target known by its score, or it cannot be trusted, as in many
-        dimensions, the chains have to have converged, or of many features to have small errors. Of more features
-        than have a certificate nothing would tell whether training has helped.
+        The certificate decides. If there is none, as between modes of a target known by its score, or if it cannot be
+        trusted, as in many dimensions, the chains must have converged or, with many features, have small errors. With
+        more features than a certificate allows, no training follows, because its success could not be checked.
         """
         found, chains = fit.report["certificate_"], pilot_of(self.whiten)
         is_low = chains is not None and chains.effort == "low"
@@ -246,7 +245,7 @@ class SteinTrained(Trained, Generic[F]):
             )
 
     def _check_mixing(self, latent_dim: int, n_features: int, needed: str = "") -> None:
-        """Raise unless z can be drawn; points of a pilot can where there is one, and nothing else is `needed`."""
+        """Raise unless z can be drawn; a pilot, if there is one, provides points, and nothing else is `needed`."""
         check_mixing(self.mixing, latent_dim)
         chains = pilot_of(self.whiten)
         has_pilot = chains is not None and (chains.rule == "diagonal" or n_features <= MAX_FEATURES)
@@ -258,44 +257,44 @@ class SteinTrained(Trained, Generic[F]):
 
     @abstractmethod
     def _checked_score(self, score_fn: Score) -> Score:
-        """Return the score of the training, if it fits the parameters."""
+        """Return the score of the training; raise if it does not suit the parameters."""
 
     @abstractmethod
     def _build(
         self, score_fn: Score, whitening: Whitening, pilot: PilotPoints | None, generator: torch.Generator
     ) -> tuple[F, MomentPenalty | None]:
-        """Return a new family and what ties it to the pilot."""
+        """Return a new family and the penalty that ties it to the pilot."""
 
     @abstractmethod
     def _checked_family(self, family: nn.Module) -> F:
-        """Return a family of a checkpoint; raise ValueError if it is none that this estimator would build."""
+        """Return a family of a checkpoint; raise ValueError if this estimator would not build it."""
 
     @abstractmethod
     def _sampler_of(self, score: Score, start: Start[F]) -> Callable[[F], InU]:
-        """Return the map of a family to what draws by it."""
+        """Return the map of a family to its sampler."""
 
     @abstractmethod
     def _guards(self, start: Start[F]) -> bool:
-        """Tell whether the states of the training are to stay near the start."""
+        """Tell whether the states of the training must stay near the start."""
 
     @abstractmethod
     def _objective(
         self, score_u: DifferentiableScore, family: F, start: Start[F], generator: torch.Generator
     ) -> Objective:
-        """Return what is minimised."""
+        """Return the objective."""
 
     # Where a fit starts
 
     def _start(
         self, score_fn: Score, generator: torch.Generator, file: CheckpointFile[Interrupted] | None
     ) -> Start[F]:
-        """Return where the training starts, or where that one did that it continues."""
+        """Return the start of the training, or of the interrupted training that it continues."""
         if file is not None and file.found is not None:
             return self._start_again(score_fn, generator, file, file.found)
         if not self._continues():
             return self._built(score_fn, *self._find_whitening(score_fn, generator), generator)
         family = copy.deepcopy(self.family_).to(score_fn.device, score_fn.dtype).requires_grad_()
-        family.mixing = copy.deepcopy(self.family_.mixing).to(score_fn.device)  # which keeps its precision
+        family.mixing = copy.deepcopy(self.family_.mixing).to(score_fn.device)  # a deep copy keeps its precision
         whitening = self.whitening_.to(score_fn.device)
         seen = whitening.seen(score_fn)
         start = Start(whitening, family, None, generator.initial_seed(), of_score_near(seen, whitening))
@@ -306,9 +305,9 @@ class SteinTrained(Trained, Generic[F]):
     def _find_whitening(
         self, score_fn: Score, generator: torch.Generator, init: Init = None
     ) -> tuple[Whitening, PilotPoints | None]:
-        """Return coordinates; along the path gradient those without a pilot are first brought to the target.
+        """Return coordinates; for the path gradient, coordinates without a pilot are first moved to the target.
 
-        A network learns best in units of the target. Where there are several modes a Gaussian would lose some.
+        A network learns best in units of the target. With several modes a Gaussian would lose some.
         """
         with score_fn.tally.reserving(N_RESERVED):
             whitening, pilot = super()._find_whitening(score_fn, generator, init)
@@ -323,9 +322,9 @@ class SteinTrained(Trained, Generic[F]):
             return replace(whitening, map=map_, n_score_calls=n_calls), pilot
 
     def _adjusts(self, score_fn: Score) -> bool:
-        """Tell whether the coordinates may follow the target, which takes scores of all of the data.
+        """Tell whether the coordinates may be moved to the target, which needs scores of all of the data.
 
-        Beyond some features the draws by which they would do so are too few.
+        With too many features there are too few draws for it.
         """
         few = score_fn.n_features <= MOST_FEATURES
         return few and self._follows_path and not self._is_noisy(score_fn)
@@ -339,9 +338,9 @@ class SteinTrained(Trained, Generic[F]):
         return Start(whitening, family, penalty, generator.initial_seed(), of_score_near(score, whitening))
 
     def _moved(self, start: Start[F], score_fn: Score, generator: torch.Generator) -> Start[F]:
-        """Return where a training starts whose target has moved: in coordinates found above draws of the last fit.
+        """Return the start of a training whose target has moved: coordinates found from draws of the last fit.
 
-        What starts at the points of a pilot does so again: a mixture has no parameters that could follow.
+        A fit that started at points of a pilot does so again, because a mixture has no parameters that could follow.
         """
         if not isinstance(self.whiten, str | Pilot):
             return start
@@ -355,23 +354,23 @@ class SteinTrained(Trained, Generic[F]):
 
     @torch.no_grad()
     def _is_near(self, start: Start[F], score_fn: Score) -> bool:
-        """Tell whether the draws of a start may be those of a target, by Stein's identities."""
+        """Tell whether the draws of a start may be from a target, by Stein's identities."""
         x = self._draws(start, score_fn).double()
         s = score_fn.double(x)
         return bool(s.isfinite().all()) and agree(x, s)
 
     @torch.no_grad()
     def _draws(self, start: Start[F], score_fn: Score) -> Tensor:
-        """Return the draws by which a start is looked at."""
+        """Return the draws with which a start is checked."""
         noise = torch.Generator(score_fn.device).manual_seed(start.seed)
         return self._sampler_of(score_fn, start)(start.family).sample(N_MONITOR_DRAWS, noise)
 
     def _continues(self) -> bool:
-        """Tell whether a fit goes on from the last one."""
+        """Tell whether a fit continues the last one."""
         return self.warm_start and hasattr(self, "family_")
 
     def _takes_points(self) -> bool:
-        """Tell whether a family is to start at the points of a pilot, if there are some."""
+        """Tell whether a family would start at the points of a pilot, if there are any."""
         return isinstance(self.mixing, str) and self.mixing in ("auto", "pilot")
 
     def _is_at_pilot(self, start: Start[F]) -> bool:
@@ -384,10 +383,10 @@ class SteinTrained(Trained, Generic[F]):
         chains = pilot_of(self.whiten)
         return chains.weight if chains is not None and pilot.converged else 0.0
 
-    # Where it is saved
+    # Checkpoints
 
     def _check_checkpoint(self) -> None:
-        """Raise for a checkpoint beside parameters that go without."""
+        """Raise for a checkpoint with parameters that do not allow one."""
         checked_object(Checkpoint, self.checkpoint)
         if self.warm_start:
             raise ValueError("`checkpoint` continues a fit by itself; set warm_start=False.")
@@ -400,7 +399,7 @@ class SteinTrained(Trained, Generic[F]):
     def _opened_checkpoint(
         self, score_fn: Score, generator: torch.Generator
     ) -> Iterator[CheckpointFile[Interrupted] | None]:
-        """Keep the checkpoint for this fit alone for a while."""
+        """Lock the checkpoint for this fit within a context."""
         if self.checkpoint is None:
             yield None
             return
@@ -409,11 +408,11 @@ class SteinTrained(Trained, Generic[F]):
         file = CheckpointFile(
             path, settings, lambda found: self._checked_interrupted(found, score_fn, generator), score_fn.device
         )
-        with file.opened(reads_only=bool(score_fn.rank)):  # of several ranks the first one writes
+        with file.opened(reads_only=bool(score_fn.rank)):  # with several ranks the first one writes
             yield file
 
     def _identity(self, score_fn: Score, seed: int) -> dict[str, str]:
-        """Return what a fit must share with the one that it continues."""
+        """Return the settings that a fit must share with the one that it continues."""
         d, terms = score_fn.n_features, getattr(self, "terms", ())
         return {
             **{
@@ -430,18 +429,18 @@ class SteinTrained(Trained, Generic[F]):
         }
 
     def _places(self, name: str) -> list[float] | None:
-        """Return where the functions in a parameter are asked during a fit; None if not by progress."""
+        """Return where the functions in a parameter are evaluated during a fit; None if not by progress."""
         if name == "kernel":
             return None
         n = getattr(self, "n_layers", 1) if name == "bridge" else self.max_iter
         return [i / n for i in range(n)]
 
     def _draws_seed(self, score_fn: Score) -> bool:
-        """Tell whether each fit has a seed of its own, which one that goes on takes from its checkpoint."""
+        """Tell whether each fit draws its own seed, which a resumed one takes from its checkpoint."""
         return self.random_state is None and not score_fn.replicate
 
     def _checked_interrupted(self, found: object, score_fn: Score, generator: torch.Generator) -> Interrupted:
-        """Return what a fit with the parameters of this one has left; raise ValueError for anything else."""
+        """Return the state left by a fit with these parameters; raise ValueError for anything else."""
         if not isinstance(found, Interrupted):
             raise ValueError("it holds no fit")
         found.check()
@@ -462,11 +461,11 @@ class SteinTrained(Trained, Generic[F]):
         }
         for name, is_ours in holds.items():
             if not is_ours:
-                raise ValueError(f"its {name} is not that of its settings")
+                raise ValueError(f"its {name} disagrees with its settings")
         return found
 
     def _is_own_mixing(self, mixing: object, dtype: torch.dtype) -> bool:
-        """Tell whether this may be what draws for the parameter `mixing`."""
+        """Tell whether this sampler may come from the parameter `mixing`."""
         chains = pilot_of(self.whiten)
         if chains is not None and self._takes_points():
             if isinstance(mixing, Bootstrap):
@@ -476,14 +475,14 @@ class SteinTrained(Trained, Generic[F]):
         return isinstance(mixing, Mixing) and type(mixing) is type(build_mixing(self.mixing, mixing.latent_dim))
 
     def _is_own_penalty(self, start: Start[F]) -> bool:
-        """Tell whether this may be what ties such a fit to its pilot."""
+        """Tell whether this may be the penalty that ties such a fit to its pilot."""
         chains, levels = pilot_of(self.whiten), getattr(start.family, "levels", [1])
         ties = self._is_at_pilot(start) and start.whitening.converged and min(levels) == 1
         expected = chains.weight if chains is not None and ties else 0.0
         return expected == (0.0 if start.penalty is None else start.penalty.weight)
 
     def _is_own_memory(self, found: Interrupted) -> bool:
-        """Tell whether such a fit remembers these draws."""
+        """Tell whether such a fit keeps these draws."""
         if found.memory is None or not self._follows_path:
             return (found.memory is None) == (not self._follows_path)
         x, family = found.memory.x, found.family
@@ -492,21 +491,21 @@ class SteinTrained(Trained, Generic[F]):
         return x.shape == (*layers, m, family.n_features) and x.dtype == found.flat.dtype
 
     def _start_of(self, found: Interrupted) -> Start[F]:
-        """Return where a fit started that was interrupted."""
+        """Return the start of an interrupted fit."""
         family = self._checked_family(found.family).requires_grad_()
         return Start(found.whitening, family, found.penalty, found.seed, found.answers, found.memory)
 
     def _start_again(
         self, score_fn: Score, generator: torch.Generator, file: CheckpointFile[Interrupted], found: Interrupted
     ) -> Start[F]:
-        """Return where the fit started that this one continues."""
+        """Return the start of the fit that this one continues."""
         answers = of_score_near(found.whitening.seen(score_fn), found.whitening)
         if answers != found.answers:
             file.refuse("score_fn at points of the fit", found.answers, answers)
         generator.manual_seed(found.seed)
         return self._start_of(found)
 
-    # What is minimised
+    # The objective
 
     @property
     def _follows_path(self) -> bool:
@@ -515,11 +514,11 @@ class SteinTrained(Trained, Generic[F]):
 
     @property
     def _pairs(self) -> GradientEstimator:
-        """The estimator of the discrepancy, and by which one kernel is told from another."""
+        """The estimator of the discrepancy, which also identifies a kernel."""
         return GRADIENT_ESTIMATORS.get(self.gradient_estimator, GRADIENT_ESTIMATORS["u-statistic"])
 
     def _kernel_in_u(self, d: int) -> Kernel:
-        """Return the kernel; "auto" is a fixed width in whitened coordinates, else the kernel's own rule."""
+        """Return the kernel; "auto" is a fixed bandwidth in whitened coordinates, or else the kernel's own rule."""
         if self.bandwidth != "auto":
             return resolve_kernel(self.kernel, self.bandwidth)
         fixed = isinstance(self.kernel, str) and self.whiten is not None
@@ -536,7 +535,7 @@ class SteinTrained(Trained, Generic[F]):
         schedules: Sequence[Scheduled] = (),
         weights: Sequence[float] | None = None,
     ) -> Objective:
-        """Return the sum over layers, with weights, of the discrepancies and of the terms beside them."""
+        """Return the sum over layers, with weights, of the discrepancies and of the further terms."""
         beta = None if weights is None else next(family.parameters()).new_tensor(weights)
         if memory is not None and not getattr(family, "through", False):
             score_u = WithoutProducts(score_u)
@@ -562,7 +561,7 @@ class SteinTrained(Trained, Generic[F]):
         """Return the number of draws, and the estimate of KSD^2 with its gradients in draws and scores."""
         kernel, estimator = self._kernel_in_u(d), self._pairs
         n_draws = estimator.n_batches * self.batch_size
-        if isinstance(score_u, Halves):  # whose pairs within a half are biased
+        if isinstance(score_u, Halves):  # pairs within a half are biased
             estimator, n_draws = GRADIENT_ESTIMATORS["vanilla"], n_draws + n_draws % 2
 
         def gradients(drawn: Drawn) -> tuple[Tensor, ...]:
@@ -589,12 +588,12 @@ class SteinTrained(Trained, Generic[F]):
 
         return gradients
 
-    # What becomes of it
+    # The result
 
     def _watch(self, judge: Judge, start: Start[F], sampler: InU, family: F) -> Watch | None:
-        """Return the rule by which states are compared, None where they are not."""
+        """Return the rule for comparing states, None if they are not compared."""
         score, stopping, guards = judge.score, plateau_of(self.early_stopping), self._guards(start)
-        if guards and self._continues():  # a target that has moved is to be followed
+        if guards and self._continues():  # a target that has moved must be followed
             guards = self._is_near(start, score)
         noisy = self._is_noisy(score)
         if stopping is None and not guards and not noisy:
@@ -605,11 +604,11 @@ class SteinTrained(Trained, Generic[F]):
         return found
 
     def _is_noisy(self, score: Score) -> bool:
-        """Tell whether the training sees minibatches."""
+        """Tell whether the training uses minibatches."""
         return self._sees_minibatches and score.minibatch is not None
 
     def _train_from(self, job: Job[F], watch: Watch | None, saving: Sequence[Hook], resume: State | None) -> Fit:
-        """Minimise; return what was learned, unless what ended it leaves nothing to keep."""
+        """Minimise; return the result, or raise the error that ended it if there is nothing to keep."""
         if watch is not None and resume is not None:
             watch.resume(resume)
         run = self._minimise(
@@ -638,7 +637,7 @@ class SteinTrained(Trained, Generic[F]):
         return Fit(job.sampler_of(job.family), report, ended_by, remark)
 
     def _recentred(self, fit: Fit, score: Score, seed: int) -> Fit:
-        """Return a fit whose last state was kept with its mean corrected, if that can be done and is better."""
+        """Return a fit that kept its last state with its mean corrected, if that is possible and better."""
         was_kept = fit.ended_by is None and fit.report["best_iter_"] == fit.report["n_iter_"]
         if not (was_kept and self._adjusts(score)):
             return fit
@@ -661,7 +660,7 @@ def _brought_to_target(map_: Affine, score: Score, generator: torch.Generator) -
         return map_
     last, found = None, map_
     for _ in range(N_MATCHED):
-        if found is last:  # which does, or gets no better
+        if found is last:  # it is good enough, or improves no more
             break
         last, found = found, matched(score, found, generator)
     return found if is_close(found, map_) else map_

@@ -286,13 +286,13 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
 
     def _checked_family(self, family: nn.Module) -> SemiImplicit:
         if not isinstance(family, SemiImplicit):
-            raise ValueError("its family is not that of KSIVI")
+            raise ValueError("its family does not belong to KSIVI")
         if (checked_object(Scale, self.scale).form == "constant") != isinstance(family.log_variance, Constant):
-            raise ValueError("its `scale` is not that of its settings")
+            raise ValueError("its `scale` disagrees with its settings")
         if isinstance(family.mean, MultilayerPerceptron) == self.linear_skip:
-            raise ValueError("its `linear_skip` is not that of its settings")
+            raise ValueError("its `linear_skip` disagrees with its settings")
         if self.latent_dim not in (None, family.mixing.latent_dim):
-            raise ValueError("its `latent_dim` is not that of its settings")
+            raise ValueError("its `latent_dim` disagrees with its settings")
         return family
 
     def _sampler_of(self, score: Score, start: Start[SemiImplicit]) -> Callable[[SemiImplicit], Layer]:
@@ -308,7 +308,7 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         start: Start[SemiImplicit],
         generator: torch.Generator,
     ) -> Objective:
-        """Return the discrepancy and the terms beside it."""
+        """Return the discrepancy and the further terms."""
         like = next(family.parameters())
         terms: list[Steering] = [] if start.penalty is None else [start.penalty]
         schedules = []
@@ -326,13 +326,13 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
     def _build(
         self, score_fn: Score, whitening: Whitening, pilot: PilotPoints | None, generator: torch.Generator
     ) -> tuple[SemiImplicit, MomentPenalty | None]:
-        """Return a new family and what ties it to the pilot."""
+        """Return a new family and the penalty that ties it to the pilot."""
         d = score_fn.n_features
         sigma = torch.full((d,), float(self.initial_scale), dtype=score_fn.dtype, device=score_fn.device)
         if pilot is not None and self._takes_points():
             return self._build_at(pilot, whitening, score_fn, generator)
         mixing = build_mixing(self.mixing, self.latent_dim or min(d, MAX_LATENT_DIM)).to(score_fn.device)
-        if self.linear_skip and self.whiten is not None:  # what z does not reach starts at N(0, 1) too
+        if self.linear_skip and self.whiten is not None:  # directions that z does not reach also start at N(0, 1)
             sigma[mixing.latent_dim :] = 1.0
         skip = covariance_kept(sigma, mixing.latent_dim) if self.linear_skip else None
         return self._layer(sigma, mixing, generator, skip=skip), None
@@ -340,10 +340,10 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
     def _build_at(
         self, pilot: PilotPoints, whitening: Whitening, score_fn: Score, generator: torch.Generator
     ) -> tuple[SemiImplicit, MomentPenalty | None]:
-        """Return a new family that starts at the points of a pilot, and what ties it to them.
+        """Return a new family that starts at the points of a pilot, and the penalty that ties it to them.
 
-        Where there is mass between them it starts as a Gaussian mixture: what of its covariances is not sigma is
-        that of z.
+        With mass between the points it starts as a Gaussian mixture: z has the part of the covariances that sigma has
+        not.
         """
         points, least = pilot.whitened(whitening.map, score_fn.dtype), 2 * self._floor
         if pilot.dense:
@@ -368,7 +368,7 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         skip: Tensor | None = None,
         residual: bool = False,
     ) -> SemiImplicit:
-        """Return a new layer of the widths and the form that the parameters ask for."""
+        """Return a new layer with the widths and the form that the parameters specify."""
         return gaussian_layer(
             sigma,
             scale=checked_object(Scale, self.scale),
@@ -380,7 +380,7 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         )
 
     def _warps(self, score_fn: Score) -> bool:
-        """A new fit may be in warped coordinates, if it is of points of chains and nothing else is asked of it."""
+        """Tell whether a new fit may be in warped coordinates: from points of chains, if no parameter forbids it."""
         return self._takes_points() and self._ends_by_itself and score_fn.minibatch is None
 
     def _takes_points(self) -> bool:
@@ -396,12 +396,12 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
 
 
 def _weight_of(term: Term, like: Tensor) -> Scheduled:
-    """Return the weight of a term along the training."""
+    """Return the weight of a term as a schedule over the training."""
     return Scheduled(f"weight of {type(term).__name__}", term.weight, like)
 
 
 def warn_of_improper(annealing: Annealing, score_fn: Score) -> None:
-    """Warn where the tails of the target are powers so slow that tempering makes them improper."""
+    """Warn if the tails of the target fall as powers so slowly that tempering makes them improper."""
     tempers, d = temperature(annealing, torch.zeros(())), score_fn.n_features
     exponent, coldest = tail_exponent(score_fn.double, d), math.inf
     for i in range(51):

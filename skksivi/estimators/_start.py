@@ -1,4 +1,4 @@
-"""Where a training starts."""
+"""The start of a training."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from skksivi.pilot._whitening import Whitening
 from skksivi.stein._path import Memory
 from skksivi.training._guard import MomentPenalty
 
-#: How far coordinates are moved to the target at most: in standard deviations, and by what factor.
+#: How far coordinates are moved to the target at most: in standard deviations, and the factor of scale.
 MAX_SHIFT, MAX_RATIO = 5.0, 100.0
 
 
 class Start(NamedTuple, Generic[F]):
-    """Where a training starts: coordinates, a family in them, what ties it to a pilot, the seed of its noise, a
-    checksum of what the score returns there, and the draws it remembers.
+    """The start of a training: coordinates, a family in them, the penalty that ties it to a pilot, the seed of its
+    noise, a checksum of the score's values there, and the draws that it keeps.
     """
 
     whitening: Whitening
@@ -43,7 +43,7 @@ def untrained() -> dict[str, object]:
 
 
 def is_close(found: Affine, start: Affine) -> bool:
-    """Tell whether a Gaussian is no further from another than a start may be from its target, or it was lost."""
+    """Tell whether one Gaussian is as near to another as a start should be to its target."""
     shift = start.whiten(found.m[None])
     scales = torch.linalg.svdvals(torch.linalg.solve_triangular(start.L, found.L, upper=False))
     return bool(shift.square().mean() < MAX_SHIFT**2 and scales.max() < MAX_RATIO and scales.min() > 1 / MAX_RATIO)

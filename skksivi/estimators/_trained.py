@@ -1,4 +1,4 @@
-"""What the approximators share that train a family."""
+"""The common base of the approximators that train a family."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from skksivi.stein._discrepancy import stein_shift, stein_variances
 from skksivi.training._hooks import TRAINING, Report
 from skksivi.training._loop import CHECK_EVERY, Hook, Objective, Run, Scheduled, State, minimise
 
-#: Draws at which the score is looked at.
+#: Number of draws at which the score of a finished fit is checked.
 N_EXPLAINED, N_JUDGED = 4000, 1000
 
 #: Bounds of the variances of the draws by Stein's identity, one if they are right, beyond which a fit has failed.
@@ -42,13 +42,13 @@ FAILED_VARIANCES = (0.25, 4.0)
 #: Square of the distance of the draws from the target, in their standard deviations, beyond which a fit has failed.
 FAILED_SHIFT = 4.0
 
-#: The divergence of a feature, in nats, beyond which a fit has failed, if by so many standard errors.
+#: The divergence per feature, in nats, beyond which a fit has failed if it exceeds it by so many standard errors.
 FAILED_DIVERGENCE, N_SE = 0.05, 4
 
-#: The shape of the tail of importance ratios that is light for some hundred draws.
+#: Largest Pareto shape of the importance ratios that is light-tailed for a few hundred draws.
 LIGHT = 0.6
 
-#: What may end a training that leaves the estimator fitted, in the state that was reached.
+#: Errors that may end a training and leave the estimator fitted, in the state that was reached.
 KEEPING = (KeyboardInterrupt, FloatingPointError, SpentError, ConnectionError, TimeoutError)
 
 #: Largest latent dimension chosen by default.
@@ -58,9 +58,7 @@ F = TypeVar("F", bound=nn.Module)
 
 
 class Job(NamedTuple, Generic[F]):
-    """A training: what is minimised over a family, what a state of it draws from, which callbacks are told, and how
-    often the score was asked for.
-    """
+    """A training: the objective, the family, the sampler of a state, the callbacks, and the count of score calls."""
 
     objective: Objective
     family: F
@@ -136,7 +134,7 @@ class Trained(Whitened):
 
     @property
     def _steps(self) -> Adam:
-        """How steps are taken."""
+        """The optimiser."""
         return self._adam if isinstance(self.optimizer, str) else self.optimizer
 
     @property
@@ -171,7 +169,7 @@ class Trained(Whitened):
     def _find_whitening(
         self, score_fn: Score, generator: torch.Generator, init: Init = None
     ) -> tuple[Whitening, PilotPoints | None]:
-        """Return the coordinates of the training, and the pilot where the rule makes one."""
+        """Return the coordinates of the training, and the pilot if the rule makes one."""
         init = self.init if init is None else init
         return find_whitening(self.whiten, score_fn, generator, init=init, warps=self._warps(score_fn))
 
@@ -188,7 +186,7 @@ class Trained(Whitened):
         keeping: type[BaseException] | tuple[type[BaseException], ...] = KEEPING,
         resume: State | None = None,
     ) -> Run:
-        """Train the family, with hooks before and after the report; raise what ends it and leaves nothing to keep."""
+        """Train the family, with hooks before and after the report; raise an error that leaves nothing to keep."""
         tell = job.tell
         job.tally.begin(TRAINING)
         show = None if tell is None else lambda family: tell(Fit(job.sampler_of(family), {}))
@@ -209,7 +207,7 @@ class Trained(Whitened):
         return run
 
     def _train(self, job: Job[F]) -> Fit:
-        """Minimise from here to the end; return what was learned."""
+        """Minimise from here to the end; return the result."""
         run = self._minimise(job)
         report = {"loss_curve_": run.losses.astype(np.float64), "n_iter_": len(run.losses)}
         return Fit(job.sampler_of(job.family), report, run.ended_by)
@@ -230,7 +228,7 @@ class Trained(Whitened):
 
 
 def _explained(error: BaseException, score_fn: Score, x: Tensor) -> FloatingPointError:
-    """Return the error with what draws x (n, d) of the last finite state tell of its cause."""
+    """Return the error with the cause that draws x (n, d) of the last finite state suggest."""
     bad = (~score_fn(x).isfinite().all(1)).nonzero().flatten().tolist()
     cause = f"the score is finite at {len(x)} fresh draws, so the failure is rare"
     if bad:
@@ -249,7 +247,7 @@ def _explained(error: BaseException, score_fn: Score, x: Tensor) -> FloatingPoin
 
 
 def _warn(fit: Fit, score_fn: Score, x: Tensor) -> None:
-    """Warn of what is wrong with a fit that has come to its end, of which x (n, d) are draws."""
+    """Warn of what is wrong with a completed fit, given draws x (n, d) from it."""
     n_skipped = int((~np.isfinite(np.asarray(fit.report["loss_curve_"]))).sum())
     whitening, message = fit.sampler.attributes()["whitening_"], None
     if n_skipped:
@@ -275,7 +273,7 @@ def _warn(fit: Fit, score_fn: Score, x: Tensor) -> None:
 
 
 def _todo(whitening: object) -> str:
-    """Say what brings the draws nearer to the target, by how the coordinates of the training were found."""
+    """Return the advice for a poor fit, depending on how the coordinates of the training were found."""
     if isinstance(whitening, Whitening) and whitening.sd is not None:
         return "Lower `learning_rate`, or raise the `budget` of whiten=Pilot(...)"
     if isinstance(whitening, Whitening) and not isinstance(whitening.map, Identity):
@@ -286,8 +284,8 @@ def _todo(whitening: object) -> str:
 def of_variances(x: Tensor, s: Tensor, score_fn: Score, todo: str, sd: np.ndarray | None) -> str | None:
     """Say in which coordinate draws x (n, d) with scores s are far too wide or narrow.
 
-    Where the standard deviations sd (d,) of the target are known those of the draws must be off, too. The scores of
-    a hierarchy's scale also tell how the draws of its effects depend on it, and there are many effects.
+    If the standard deviations sd (d,) of the target are known, the draws' must differ from them as well: the score of
+    a scale in a hierarchy also depends on how the draws of its many effects vary with it.
     """
     variances, se = stein_variances(x, s)
     low, high = FAILED_VARIANCES
@@ -339,9 +337,9 @@ def _of_certificate(report: Mapping[str, object], d: int) -> str | None:
 
 
 def is_certified(fit: Fit) -> bool:
-    """Tell whether a fit has a good certificate: it may be as near as is let pass.
+    """Tell whether a fit has a good certificate, given the divergence that is allowed.
 
-    Of many features a fit that is as near has a smaller effective share than a certificate needs to be trusted.
+    With many features, a fit within that divergence has a smaller effective share than a trusted certificate needs.
     """
     found, passes = fit.report.get("certificate_"), FAILED_DIVERGENCE * fit.sampler.n_features
     if not isinstance(found, Certificate):
@@ -351,7 +349,7 @@ def is_certified(fit: Fit) -> bool:
 
 
 def check_widths(widths: Sequence[object], name: str) -> None:
-    """Raise ValueError unless these are widths of layers."""
+    """Raise ValueError unless these are valid widths of layers."""
     if not all(isinstance(n, Integral) and is_number(n) and int(n) >= 1 for n in widths):
         raise ValueError(f"`{name}` must hold positive integers, got {widths!r}.")
 
@@ -367,8 +365,8 @@ def langevin_scale(
 ) -> Tensor:
     r"""Return the sigma_ini of a hierarchy, shape (d,).
 
-    Its unit is that of u or, with a pilot, the width of the narrowest mode or, if less, that of a coordinate while
-    the others stand still, :math:`1 / \sqrt{E s_i^2}`: longer Langevin steps would not be stable.
+    Its unit is one in u or, with a pilot, the width of the narrowest mode or, if smaller, the conditional width of a
+    coordinate given the others, :math:`1 / \sqrt{E s_i^2}`: longer Langevin steps would not be stable.
     """
     d = score_fn.n_features
     sigma = torch.full((d,), float(initial_scale), dtype=score_fn.dtype, device=score_fn.device)

@@ -1,4 +1,4 @@
-"""What becomes of a training: which of its states is kept, and how good that is."""
+"""The result of a training: which of its states is kept, and how good it is."""
 
 from __future__ import annotations
 
@@ -24,38 +24,38 @@ from skksivi.stein._discrepancy import FixedKernelKSD, stein_error
 from skksivi.training._guard import Departure, Verdict, Watch, Worsening, departure
 from skksivi.training._loop import Progress
 
-#: Draws whose moments are compared with the start's, and those of them whose discrepancy is computed.
+#: Draws whose moments are compared with the start's, and how many of them enter the discrepancy.
 N_MONITOR_DRAWS, N_JUDGED_DRAWS = 4000, 1000
 
 #: Iterations between two comparisons.
 LOOK_EVERY = 500
 
-#: What a start may be off by, in standard deviations, to count as near the target, and a training may add to that.
+#: Largest error of a start near the target, in standard deviations, and the increase that a training is allowed.
 NEAR, WORSE = 0.25, 0.25
 
-#: The divergence of a feature, in nats, at which a training ends.
+#: The divergence per feature, in nats, at which a training ends.
 ENOUGH = 0.01
 
-#: Draws by which the mean of a fit is corrected, and the error, in standard deviations, from which on it is.
+#: Draws used to correct the mean of a fit, and the smallest error, in standard deviations, that is corrected.
 N_RECENTRED, VISIBLE = 2000, 0.06
 
-#: Scores that the training of a hierarchy has taken from which on those that its density takes are few.
+#: Score evaluations of a hierarchy's training above which the cost of its density is minor.
 MANY_CALLS = 1_000_000
 
-#: Draws of a certificate, and of the second look at a fit that the first does not let pass, in units of the first.
+#: Draws of a certificate, and of the second one for a fit that fails the first, in units of the first.
 N_CERTIFIED = (1, 4)
 
 
-# While it goes on
+# During a training
 
 
 class WhenGood(Generic[F]):
-    """Ends a training when its averaged state is one that further iterations would hardly better.
+    """Ends a training when further iterations would hardly improve its averaged state.
 
     Parameters
     ----------
     sampler_of : callable
-        Returns what draws by a family.
+        Returns the sampler of a family.
     score : Score
     seed : int
     """
@@ -84,7 +84,7 @@ class Judge(NamedTuple):
     ----------
     score : Score
     map : AffineMap
-        Of the coordinates u of the training.
+        The coordinates u of the training.
     seed : int
     """
 
@@ -97,7 +97,7 @@ class Judge(NamedTuple):
         return sampler.sample_in_u(N_MONITOR_DRAWS, self._noise())
 
     def reference(self, sampler: InU) -> Tensor:
-        """Return draws u (n, d) of what the states of a sampler must stay near."""
+        """Return draws u (n, d) of the distribution that the states of a sampler must stay near."""
         return sampler.reference_in_u(N_MONITOR_DRAWS, self._noise())
 
     def error(self, u: Tensor) -> float:
@@ -110,22 +110,22 @@ class Judge(NamedTuple):
 
 @torch.no_grad()
 def watch_of(judge: Judge, sampler: InU, stopping: Plateau | None, *, guards: bool, noisy: bool) -> Watch:
-    """Return the rule by which states are compared.
+    """Return the rule for comparing states.
 
-    A guarded state is kept if it has the smallest discrepancy of those whose moments stay near those that the start
-    has, or its base where that is at the target; one that was trained on minibatches, if Stein's identities also hold
-    no worse than at the start.
+    A guarded state is kept if it has the smallest discrepancy among the states whose moments stay near the start's,
+    or near its base's if that is at the target. With minibatches, Stein's identities must also hold no worse than at
+    the start.
 
     Parameters
     ----------
     judge : Judge
     sampler : InU
-        It follows the family through its training.
+        It uses the family as it is trained.
     stopping : Plateau or None
     guards : bool
         Whether the moments must stay near the start's.
     noisy : bool
-        Whether the training sees minibatches.
+        Whether the training uses minibatches.
     """
     score = judge.score
     discrepancy = FixedKernelKSD(score.double, score.n_features, score.device, judge.map)
@@ -158,7 +158,7 @@ def remark_of(watch: Watch, best_iter: int) -> str | None:
         )
         return (
             f"The training did not improve on {kept}: by Stein's identities the draws at its end are off by "
-            f"{last.error:.2g} standard deviations, those of the start by {last.at_start:.2g}. Take larger "
+            f"{last.error:.2g} standard deviations, at its start by {last.at_start:.2g}. Take larger "
             "minibatches, raise `batch_size` or lower `learning_rate`."
         )
     if not isinstance(last, Departure):
@@ -171,11 +171,11 @@ def remark_of(watch: Watch, best_iter: int) -> str | None:
     )
 
 
-# When it is over
+# After a training
 
 
 def until_interrupted(fit: Fit, *steps: Callable[[Fit], Fit]) -> Fit:
-    """Return a fit after some steps, none of which loses what was learned before it."""
+    """Return a fit after some steps; an error in one of them loses nothing learned before it."""
     try:
         for step in steps:
             fit = step(fit)
@@ -206,9 +206,9 @@ def nearer(trained: Fit, untrained: Fit | None) -> Fit:
 
 @torch.no_grad()
 def not_worse(fit: Fit, judge: Judge, at_start: InU, at_end: InU, n_before: int) -> Fit:
-    """Return the start where it was near the target and the training has led away.
+    """Return the start if it was near the target and the training has led away from it.
 
-    Stein's identities, which tell this, hardly see tails that fall as a power.
+    Stein's identities decide, which are almost insensitive to power-law tails.
 
     Parameters
     ----------
@@ -228,7 +228,7 @@ def not_worse(fit: Fit, judge: Judge, at_start: InU, at_end: InU, n_before: int)
         return fit
     remark = (
         "The training did not improve on its start, which is returned: by Stein's identities the draws at its "
-        f"end are off by {after:.2g} standard deviations, those of the start by {before:.2g}. Lower "
+        f"end are off by {after:.2g} standard deviations, at its start by {before:.2g}. Lower "
         "`learning_rate`, raise `batch_size`, or take fewer `max_iter`."
     )
     return fit._replace(sampler=at_start, report={**fit.report, "best_iter_": n_before}, remark=remark)
@@ -236,8 +236,8 @@ def not_worse(fit: Fit, judge: Judge, at_start: InU, at_end: InU, n_before: int)
 
 @torch.no_grad()
 def recentred(sampler: Sampler, score: DifferentiableScore, seed: int) -> Layer | None:
-    """Return a sampler whose map is moved to the mean that Stein control variates tell, None unless its draws are
-    visibly off and then less.
+    """Return a sampler whose map is moved to the mean estimated by Stein control variates, None unless its draws are
+    clearly off and the move reduces the error.
     """
     if not isinstance(sampler, Layer) or isinstance(sampler.whitening.map, Identity):
         return None
@@ -256,7 +256,7 @@ def recentred(sampler: Sampler, score: DifferentiableScore, seed: int) -> Layer 
 
 
 def certified(fit: Fit, score: Score, seed: int, batch_size: int) -> Fit:
-    """Return a fit with its certificate, None where it has not come to its end or that costs much."""
+    """Return a fit with its certificate, which is None if the fit is incomplete or a certificate expensive."""
     sampler, n_values = fit.sampler, batch_size * len(np.asarray(fit.report["loss_curve_"]))
     costly = isinstance(sampler, Layers) and sampler.family.n_layers * n_values < MANY_CALLS
     if fit.ended_by is not None or costly or not isinstance(sampler, Layer | Layers):

@@ -1,12 +1,12 @@
-r"""Log-densities of semi-implicit families, by importance sampling of what each x was drawn from.
+r"""Log-densities of semi-implicit families, by importance sampling of the mixing draws behind each x.
 
 .. math:: q(x) = \int q(z)\, N(x; \mu(z), \mathrm{diag}\, \sigma(z)^2)\, dz
 
-Of one layer, the law of z given x is near Gaussian where mu is near linear. Gauss-Newton steps lead to its modes. The
-integral is the mean of the weights of draws from Gaussians and Student t distributions there, of the curvature there,
-and from q(z), which bounds the weights.
+For one layer, the distribution of z given x is nearly Gaussian where mu is nearly linear. Gauss-Newton steps
+find its modes. The integral is estimated by the mean weight of draws from Gaussians and Student t distributions with
+the curvature at these modes, and from q(z), which bounds the weights.
 
-A hierarchy is near a Langevin chain, which is followed back: each layer is drawn from the one below it by a linear
+A hierarchy resembles a Langevin chain, which is reversed: each layer is drawn given the one below it by a linear
 regression, learned from draws of the family.
 """
 
@@ -32,19 +32,20 @@ N_BANK, N_STARTS = 2048, 2
 #: Gauss-Newton steps at most, and the lengths of a step that are tried.
 N_STEPS, LENGTHS = 8, (1.0, 0.5, 0.2, 0.05)
 
-#: Draws for each x at first, and how many times more where the standard error is above a tolerance, in nats; at most.
+#: Initial draws for each x; the factor by which they grow while the standard error exceeds a tolerance, in nats; and
+#: their largest number.
 N_DRAWS, FACTOR, TOLERANCE, MOST_DRAWS = 128, 4, 0.03, 2**11
 
 #: Shares of Gaussians and Student t distributions among these draws, and degrees of freedom; the rest is from q(z).
 GAUSSIAN, STUDENT, DF = 0.4, 0.4, 10
 
-#: Draws of a hierarchy from which the way back is learned.
+#: Draws of a hierarchy from which its reversal is learned.
 N_LEARNED = 8192
 
 #: Features up to which covariances are factored.
 MAX_FACTORED = 1000
 
-#: Numbers that are held at a time.
+#: Numbers held in memory at a time.
 CHUNK = 2**22
 
 
@@ -63,7 +64,7 @@ class Proposal(NamedTuple):
     C: Tensor
 
     def rows(self, rows: Tensor | slice) -> Proposal:
-        """Return those of some of the x."""
+        """Return the proposals for some of the x."""
         return Proposal(*(part[rows] for part in self))
 
 
@@ -77,10 +78,10 @@ class Weights(NamedTuple):
 def refined(
     weigh: Callable[[Tensor, int, torch.Generator], Weights], x: Tensor, width: int, seed: int, most: int = MOST_DRAWS
 ) -> LogDensity:
-    """Return the logarithms of the means of weights of rows x (n, d), with more draws where the error needs them.
+    """Return the logarithms of the means of weights of rows x (n, d), with more draws where the error is too large.
 
-    All rows get the same random numbers, so that the value at a row does not depend on the others. A draw takes
-    `width` numbers, and a row no more than `most` draws.
+    All rows use the same random numbers, so that the value at a row does not depend on the others. A draw uses
+    `width` numbers, and a row at most `most` draws.
     """
     value, se = x.new_empty(len(x)), x.new_full((len(x),), math.inf)
     n_draws = N_DRAWS
@@ -92,7 +93,7 @@ def refined(
 
 
 def seeded(seed: int, like: Tensor) -> torch.Generator:
-    """Return a generator of this seed where a tensor is."""
+    """Return a generator with this seed on the device of a tensor."""
     return torch.Generator(like.device).manual_seed(seed)
 
 
@@ -105,7 +106,7 @@ def log_mean(weights: Weights) -> LogDensity:
     ridge = 1e-10 * torch.eye(h.shape[2]).to(h) * (1 + h.square().sum((1, 2), keepdim=True))
     beta = torch.linalg.solve(centred.mT @ centred + ridge, centred.mT @ (w - w_mean))
     residuals, mean = w - w_mean - centred @ beta, w_mean - h_mean @ beta
-    left = mean > 0.1 * w_mean  # else the regression is of a few weights
+    left = mean > 0.1 * w_mean  # otherwise the regression rests on a few weights
     residuals, mean = residuals.where(left, w - w_mean), mean.where(left, w_mean)
     se = residuals.square().sum((1, 2)).sqrt() / w.shape[1] / mean[:, 0, 0]
     return LogDensity(top[:, 0] + mean[:, 0, 0].log(), se)
@@ -117,7 +118,7 @@ def log_mean(weights: Weights) -> LogDensity:
 def layer_log_density(family: SemiImplicit, x: Tensor, seed: int, most: int = MOST_DRAWS) -> LogDensity:
     """Estimate log q at points x (n, d) of a family in float64 whose mixing has a density or is discrete.
 
-    That of a mixture of Gaussians is exact.
+    The density of a mixture of Gaussians is exact.
 
     Raises
     ------
@@ -144,9 +145,9 @@ def _of_atoms(family: SemiImplicit, x: Tensor, z: Tensor) -> Tensor:
 
 
 def as_mixture(family: SemiImplicit) -> GaussianMixtureDraws | None:
-    r"""Return the mixture of :math:`N(A m_k + c, A L_k L_k^\top A^\top + \Sigma)` that a family is, None for others.
+    r"""Return the mixture of :math:`N(A m_k + c, A L_k L_k^\top A^\top + \Sigma)` that a family is, or None.
 
-    So it is if z is of a mixture of :math:`N(m_k, L_k L_k^\top)`, :math:`\mu(z) = A z + c` and sigma is a constant.
+    It is one if z has a mixture of :math:`N(m_k, L_k L_k^\top)`, :math:`\mu(z) = A z + c` and sigma is constant.
     """
     z, mixing = next(family.parameters()).new_zeros(1, family.mixing.latent_dim), family.mixing
     if not (family.mean.is_affine and family.log_variance.is_affine) or family.n_features > MAX_FACTORED:
@@ -159,7 +160,7 @@ def as_mixture(family: SemiImplicit) -> GaussianMixtureDraws | None:
         return None
     A, sigma = family.mean.jacobian(z)[0], family.sigma(z).expand(1, -1)[0]
     root = A @ mixing.factors.to(z)
-    # The triangle of [A L_k, Sigma^{1/2}]: of their product Cholesky's would lose half the digits.
+    # The triangle of [A L_k, Sigma^{1/2}]; a Cholesky factor of the product would lose half of the digits.
     upper = torch.linalg.qr(torch.cat([root, sigma.diag().expand_as(root @ root.mT)], -1).mT).R
     diagonal = upper.diagonal(dim1=-2, dim2=-1)
     if not (upper.isfinite().all() and diagonal.all()):
@@ -169,7 +170,7 @@ def as_mixture(family: SemiImplicit) -> GaussianMixtureDraws | None:
 
 
 def _hidden(family: nn.Module) -> int:
-    """Return the width of the widest layer, whose values one row takes."""
+    """Return the width of the widest layer, the memory of one row."""
     return max(max(p.shape) for p in family.parameters())
 
 
@@ -205,10 +206,10 @@ def _of_tile(family: SemiImplicit, x: Tensor, bank: Tensor, seed: int, most: int
 
 
 def climbed(family: SemiImplicit, x: Tensor, starts: Tensor) -> Proposal:
-    r"""Return modes of the law of z given x (n, d), and the curvature there, from starts (n, m, latent_dim).
+    r"""Return modes of z given x (n, d), and the curvature there, from starts (n, m, latent_dim).
 
     A step is :math:`H^{-1} \nabla \log q(x, z)` with :math:`H = J^\top \Sigma^{-1} J + P`, J the Jacobian of mu and P
-    the precision of q(z), or as much of it as climbs highest.
+    the precision of q(z), or the fraction of it that gives the highest value.
     """
     n, m, latent_dim = starts.shape
     z, x_ = starts.reshape(n * m, -1), x.repeat_interleave(m, 0)
@@ -229,7 +230,7 @@ def climbed(family: SemiImplicit, x: Tensor, starts: Tensor) -> Proposal:
 
 
 def _curvature(family: SemiImplicit, z: Tensor) -> Tensor:
-    """Return Cholesky factors (n, latent_dim, latent_dim) of H at z (n, latent_dim), of P where rounding spoils H."""
+    """Return Cholesky factors (n, latent_dim, latent_dim) of H at z (n, latent_dim), or of P if rounding spoils H."""
     J = family.mean.jacobian(z) / family.sigma(z).expand(len(z), -1)[:, :, None]
     P = with_density(family.mixing).precision(z)
     H = J.mT @ J + P
@@ -239,7 +240,7 @@ def _curvature(family: SemiImplicit, z: Tensor) -> Tensor:
 
 
 def _weights(family: SemiImplicit, proposal: Proposal, n_draws: int, generator: torch.Generator) -> Weights:
-    """Return the weights of draws of z; controls are the shares of the parts of the proposal, whose means are known.
+    """Return the weights of draws of z; controls are the shares of the parts of the proposal, with known means.
 
     References
     ----------
@@ -306,15 +307,15 @@ def hierarchy_log_density(
 
 
 def learned_ways_back(family: Hierarchy, score_fn: ScoreFunction, generator: torch.Generator) -> list[WayBack]:
-    """Regress every layer on the one below it, in draws of the family."""
+    """Regress every layer on the one below it, using draws of the family."""
     layers, ways = family.path(N_LEARNED, generator, score_fn), []
     for t, (low, high) in enumerate(itertools.pairwise(layers)):
         phi = _features(family, t, low, score_fn(low))
-        B = torch.linalg.pinv(phi, rtol=1e-10) @ high  # of a Gaussian target the step is linear in x
+        B = torch.linalg.pinv(phi, rtol=1e-10) @ high  # for a Gaussian target the step is linear in x
         ways.append(WayBack(B, covariance_root(high - phi @ B)))
     return ways
 
 
 def _features(family: Hierarchy, t: int, x: Tensor, s_p: Tensor) -> Tensor:
-    """Return 1, x and the Langevin step at x (n, d), of which a chain that is followed back is about linear."""
+    """Return 1, x and the Langevin step at x (n, d): a reversed chain is nearly linear in them."""
     return torch.cat([torch.ones_like(x[:, :1]), x, family.drift_with_pullback(t, x, s_p)[0]], 1)

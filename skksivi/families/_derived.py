@@ -1,4 +1,4 @@
-"""Samplers that are made of another: its draws with other weights, tails or a better density."""
+"""Samplers derived from another: its draws with other weights, other tails or rejection."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ from skksivi.pilot._tails import Tails
 from skksivi.pilot._warp import Warp
 from skksivi.score._score import Score
 
-#: Rows drawn at a time where some are left out, so that memory has a bound whatever the ratios; and in all, in units
-#: of those that are likely.
+#: Rows drawn at a time by rejection, so that memory is bounded for all ratios; and the largest total, in units of the
+#: expected number.
 MAX_DRAWN, PATIENCE = 2**15, 50
 
 #: The share of a Student t distribution among the draws of a sampler with defended tails, and its degrees of freedom.
 TAILS, DF = 0.1, 3
 
-#: Draws whose moments these tails have: others than those that are weighed, whose density would know of them.
+#: Draws whose moments these tails have; they differ from the weighted draws, whose density must not depend on them.
 N_MOMENTS = 4000
 
-#: Draws by which a file is tried.
+#: Draws with which a loaded file is checked.
 N_TRIED = 100
 
-#: The draws by which the shares of cells are found, so that no ratio is larger.
+#: Draws from which the shares of cells are estimated, so that no ratio is larger.
 N_ASSIGNED = 20_000
 MAX_RATIO = N_ASSIGNED * (1 + 1e-9)
 
-#: Tells which of the float64 points (n, d) are kept, by uniform numbers (n,).
+#: Decides which of the float64 points (n, d) are kept, by uniform numbers (n,).
 Keeps = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Derived:
-    """What draws by another sampler, and shows what that is made of."""
+    """A sampler that draws by another one, and shows its attributes."""
 
     sampler: Sampler
 
@@ -61,12 +61,12 @@ class Derived:
         return self.sampler.in_parts
 
     def attributes(self) -> dict[str, object]:
-        """Return those of the sampler."""
+        """Return the attributes of the sampler."""
         return self.sampler.attributes()
 
 
 def accepted(sampler: Sampler, n: int, n_each: float, keeps: Keeps, generator: torch.Generator, why: str) -> Tensor:
-    """Draw n rows (n, d) by rejection, one in `n_each`; raise RuntimeError with `why` where hardly any is."""
+    """Draw n rows (n, d) by rejection, one in `n_each`; raise RuntimeError with `why` if hardly any are accepted."""
     kept, missing, left = [], n, PATIENCE * (n * n_each + 100)
     while missing > 0:
         n_drawn = math.ceil(min(1.1 * missing * n_each + 10, MAX_DRAWN))
@@ -98,19 +98,19 @@ class Reweighted(Derived):
     sampler : Sampler
     cells : Cells
     ratios : Tensor of shape (k,)
-        The weights that the cells are to have over those of the draws.
+        The required weights of the cells divided by their shares of the draws.
     """
 
     cells: Cells
     ratios: Tensor
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
-        """Draw n rows (n, d), leaving out some of the cells that are too frequent.
+        """Draw n rows (n, d), rejecting some from cells that are too frequent.
 
         Raises
         ------
         RuntimeError
-            Hardly a draw of the sampler falls into the cells that are to have the weight.
+            Hardly any draw of the sampler falls into the cells with the largest weights.
         """
         most = self.ratios.max().item()
 
@@ -160,9 +160,9 @@ class Warped(Derived):
 )
 @dataclass(frozen=True)
 class Defended(Derived):
-    r"""The draws of a sampler, and one in ten of a Student t distribution with three degrees of freedom.
+    r"""The draws of a sampler, one in ten replaced by a draw of a Student t with three degrees of freedom.
 
-    Ratios to its density have a bound where those to the density of the sampler may have none.
+    Importance ratios to its density are bounded where ratios to the sampler's density may not be.
 
     Attributes
     ----------
@@ -181,7 +181,7 @@ class Defended(Derived):
 
     @classmethod
     def of(cls, sampler: Sampler, generator: torch.Generator) -> Defended:
-        """Return it with a Student t of the mean and, as its scale, the covariance of some draws."""
+        """Return it with a Student t located at the mean of some draws, with their covariance as scale matrix."""
         x = sampler.sample(N_MOMENTS, generator).double()
         return cls(sampler, Affine(x.mean(0), covariance_root(x)))
 
@@ -202,12 +202,12 @@ class Defended(Derived):
         return self.mixed(sampler_density(self.sampler).log_density(x), x)
 
     def mixed(self, of_sampler: LogDensity, x: Tensor) -> LogDensity:
-        """Return its log-density (n,) at points x (n, d), from that of the sampler."""
+        """Return its log-density (n,) at points x (n, d), given the sampler's."""
         d, square = self.n_features, self.map.whiten(x).square().sum(1)
         log_t = math.lgamma((DF + d) / 2) - math.lgamma(DF / 2) - d / 2 * math.log(DF * math.pi)
         log_t = log_t - self.map.log_determinant() - (DF + d) / 2 * (square / DF).log1p() + math.log(TAILS)
         log_q = of_sampler.value + math.log(1 - TAILS)
-        value = torch.logaddexp(log_q, log_t.where(~log_t.isnan(), -math.inf))  # of draws too far for moments
+        value = torch.logaddexp(log_q, log_t.where(~log_t.isnan(), -math.inf))  # NaN far beyond moments
         return LogDensity(value, of_sampler.se * (log_q - value).exp())
 
 
@@ -230,13 +230,13 @@ class Refined(Derived):
     sampler : Sampler
         One with a density.
     score : Score or None
-        That of p, for float64 points.
+        The score of p, for float64 points.
     origin : Affine or None
-        The map to the mode where p is one, if it is known by its score alone.
+        The map to the mode where p is set to one, if only its score is known.
     log_bound : float
         The logarithm of c.
     acceptance : float
-        The share of the draws that are kept.
+        The share of draws that are kept.
     """
 
     score: Score | None
@@ -332,7 +332,7 @@ def sampler_density(sampler: Sampler) -> HasDensity:
 
 
 def knows_density(sampler: Sampler) -> TypeGuard[HasDensity]:
-    """Tell whether a sampler has a density: a semi-implicit one has that of its mixing distribution."""
+    """Tell whether a sampler has a density: a semi-implicit one does if its mixing distribution does."""
     sampler = innermost(sampler)
     if isinstance(sampler, Pooled):
         return all(map(knows_density, sampler.samplers))
@@ -342,23 +342,23 @@ def knows_density(sampler: Sampler) -> TypeGuard[HasDensity]:
 
 
 def unweighted(sampler: Sampler) -> Sampler:
-    """Return what draws with the weights of the fit itself."""
+    """Return the sampler without re-weighting."""
     while isinstance(sampler, Derived) and not isinstance(sampler, Warped):
         sampler = sampler.sampler
     return sampler
 
 
 def innermost(sampler: Sampler) -> Sampler:
-    """Return what a sampler is made of, in whatever coordinates."""
+    """Return the sampler at the bottom, in whatever coordinates."""
     while isinstance(sampler, Derived):
         sampler = sampler.sampler
     return sampler
 
 
 def tried(sampler: Sampler, generator: torch.Generator) -> list[Tensor]:
-    """Return a few draws, and what is finite if the conditionals that they come from have a density."""
+    """Return a few draws, and numbers that are finite if their conditional distributions have a density."""
     fit = unweighted(sampler)
-    sampler = sampler.sampler if isinstance(sampler, Refined) else sampler  # which needs the target
+    sampler = sampler.sampler if isinstance(sampler, Refined) else sampler  # a refined one needs the target
     if isinstance(fit, Layers):
         u = fit.family.draw(N_TRIED, generator, torch.zeros_like)[1]
         return [

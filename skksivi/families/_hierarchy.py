@@ -42,27 +42,27 @@ class Hierarchy(nn.Module):
         x_t = \mu_t(x_{t+1}) + \sigma_t \odot \xi_t, \qquad
         \mu_t(x) = x + \bar\mu_t(x) + \tfrac12 \sigma_{\mathrm{ini}}^2 \odot s_t(x),
 
-    with networks :math:`\bar\mu_t` that start at zero and the scores of the bridge,
+    with networks :math:`\bar\mu_t` that start at zero and the scores of the bridging distributions,
     :math:`s_t = (1 - \lambda_t) s_{\mathrm{base}} + \lambda_t s_p`, so that it starts as a Langevin chain. Its steps
-    are cut to :math:`5 \sqrt d` in units of :math:`\sigma_{\mathrm{ini}}`: scores that grow faster than linearly
-    would throw it out. The layer of index t is drawn from that of index t + 1; draws come stacked as (T, n, d), the
-    last layer (t = 0) first.
+    are clipped to :math:`5 \sqrt d` in units of :math:`\sigma_{\mathrm{ini}}`: scores that grow faster than linearly
+    would make it diverge. Layer t is drawn given layer t + 1; draws are stacked as (T, n, d), the last layer
+    (t = 0) first.
 
     Parameters
     ----------
     networks : sequence of Map
-        One per layer; or one for all, of which the input is (x, lambda_t).
+        One per layer, or one for all with the input (x, lambda_t).
     mixing : Mixing
         The base q_T.
     levels : sequence of float
-        The lambdas, of layer 0 first.
+        The lambdas, layer 0 first.
     initial_scale : Tensor of shape (d,)
     min_scale : float
 
     Attributes
     ----------
     through : bool
-        Whether the loss of a layer is differentiated through the layers that it stands on.
+        Whether the loss of a layer is differentiated through the layers above it.
     """
 
     half_square: Tensor
@@ -98,7 +98,7 @@ class Hierarchy(nn.Module):
         min_scale: float,
         through: bool,
     ) -> Hierarchy:
-        """Return the hierarchy of layers that fit, which is not trained."""
+        """Return an untrained hierarchy; raise ValueError unless the layers fit together."""
         T, d, shared = len(levels), len(half_square), len(networks) < len(levels)
         fits = len(networks) == (1 if shared else T) and {network.shape for network in networks} == {(d + shared, d)}
         if not fits or len(a) != T or not all(0 < x <= 1 for x in levels):
@@ -128,12 +128,12 @@ class Hierarchy(nn.Module):
         return len(self.levels)
 
     def bridge(self, t: int, x: Tensor, s_p: Tensor) -> Tensor:
-        """Return s_t at x (n, d) of the target's score there, the paper's Eq. (geometric)."""
+        """Return s_t at x (n, d), given the target's score there, the paper's Eq. (geometric)."""
         level = self.levels[t]
         return s_p if level == 1 else torch.add(level * s_p, self.mixing.score(x), alpha=1 - level)
 
     def drift_with_pullback(self, t: int, x: Tensor, s_p: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-        """Return the Langevin step at x (n, d), cut, and the map of gradients in it to those in s_t."""
+        """Return the clipped Langevin step at x (n, d), and the map of its gradients to gradients in s_t."""
         sigma = (2 * self.half_square).sqrt()
         w = sigma / 2 * self.bridge(t, x, s_p)
         norm = torch.linalg.vector_norm(w, dim=1, keepdim=True)
@@ -147,7 +147,7 @@ class Hierarchy(nn.Module):
         return sigma * factor * w, pullback
 
     def mean_with_pullback(self, t: int, x: Tensor, s_p: Tensor) -> tuple[Tensor, Pullback, ScoreFunction]:
-        """Return mu_t at x (n, d), the pullback through its network, and that through the Langevin step."""
+        """Return mu_t at x (n, d), and the pullbacks through its network and through the Langevin step."""
         shared = len(self.networks) < self.n_layers
         inputs = torch.cat([x, x.new_full((len(x), 1), self.levels[t])], 1) if shared else x
         residual, pull = self.maps[0 if shared else t].with_pullback(inputs)
@@ -167,7 +167,7 @@ class Hierarchy(nn.Module):
     def path(
         self, n: int, generator: torch.Generator, score_fn: Callable[[Tensor], Tensor], layer: int = 0
     ) -> list[Tensor]:
-        """Draw n rows (n, d) of a layer and of all above it, each row from the same of the next; that layer first."""
+        """Draw n rows (n, d) of a layer and all above it, each row given the row of the next; that layer first."""
         layers = [self.mixing(n, self.half_square, generator)]
         for t in reversed(range(layer, self.n_layers)):
             mu = self.mean_with_pullback(t, layers[0], score_fn(layers[0]))[0]
@@ -177,11 +177,11 @@ class Hierarchy(nn.Module):
     def draw_with_pullback(
         self, n: int, generator: torch.Generator, score: DifferentiableScore
     ) -> tuple[Drawn, DrawPullback]:
-        """Draw n rows of every layer, with the scores of the bridge; return them, (T, n, d), and the pullback."""
+        """Draw n rows of every layer, with the scores s_t; return them, (T, n, d), and the pullback."""
         T, d = self.n_layers, self.n_features
         x = self.mixing(n, self.half_square, generator)
         sigmas = [self.sigma(t) for t in range(T)]
-        layers: list[_Layer] = []  # that of index 0 first
+        layers: list[_Layer] = []  # index 0 first
         s_p, _ = score.with_pullback(x)
         for t in reversed(range(T)):
             mu, pull_mean, pull_drift = self.mean_with_pullback(t, x, s_p)
@@ -191,7 +191,7 @@ class Hierarchy(nn.Module):
             layers.insert(0, _Layer(x, self.bridge(t, x, s_p), xi, pull_mean, pull_drift, pull_score))
 
         def pullback(dx: Tensor, ds: Tensor, dc: Tensor) -> None:
-            carried, drift = None, 0.0  # what the layer above, of index t - 1, says of x_t and of s_p there
+            carried, drift = None, 0.0  # gradients in x_t and s_p that layer t - 1 passes on
             shared = _Sum(self.networks[0]) if len(self.networks) < T else None
             for t, layer in enumerate(layers):
                 level = self.levels[t]
@@ -221,7 +221,7 @@ class Hierarchy(nn.Module):
         torch.mul(d_sigma, a.exp() / (2 * sigma), out=a.grad)
 
     def log_conditional(self, t: int, low: Tensor, high: Tensor, s_p: Tensor) -> Tensor:
-        """Return log N(x_i; mu_t(x'_i), sigma_t^2) (n,) of x and x' above it (n, d), with scores s_p."""
+        """Return log N(x_i; mu_t(x'_i), sigma_t^2) (n,) of x (n, d) given x' (n, d) above it, with scores s_p."""
         mu, sigma = self.mean_with_pullback(t, high, s_p)[0], self.sigma(t)
         log_scale = sigma.log().sum() + len(sigma) / 2 * math.log(2 * math.pi)
         return -((low - mu) / sigma).square().sum(1) / 2 - log_scale
@@ -248,7 +248,7 @@ def langevin_hierarchy(
 
 
 class _Layer(NamedTuple):
-    """Draws of a layer, the score of the bridge there, the noise in them, and the pullbacks from them."""
+    """Draws of a layer, the scores s_t there, their noise, and their pullbacks."""
 
     x: Tensor
     bridge: Tensor
@@ -259,7 +259,7 @@ class _Layer(NamedTuple):
 
 
 class _Sum:
-    """The sum of the gradients that several pullbacks through one network set."""
+    """Accumulates the gradients that several pullbacks through one network set."""
 
     def __init__(self, network: nn.Module) -> None:
         self._gradients = [p.grad for p in network.parameters() if p.grad is not None]

@@ -75,12 +75,12 @@ class Constant(Map):
 
 @saved("MultilayerPerceptron", {"layers": (is_list_of(nn.Linear), "")})
 class MultilayerPerceptron(Map):
-    """A ReLU network, its weights drawn by torch's own rule for linear layers.
+    """A ReLU network whose weights are drawn by torch's rule for linear layers.
 
     Parameters
     ----------
     sizes : sequence of int
-        Of the input, the hidden layers and the output.
+        Sizes of the input, the hidden layers and the output.
     generator : torch.Generator
     dtype : torch.dtype
     """
@@ -98,7 +98,7 @@ class MultilayerPerceptron(Map):
 
     @classmethod
     def restored(cls, layers: list[nn.Linear]) -> MultilayerPerceptron:
-        """Return the network of linear layers that fit."""
+        """Return a network; raise ValueError unless its linear layers fit together."""
         if not all(a.out_features == b.in_features for a, b in itertools.pairwise(layers)):
             raise ValueError("the layers of its network do not fit")
         network = cls([], torch.Generator(), torch.float32)
@@ -231,7 +231,7 @@ class Draw(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """Draws x of a family, the score there of what they are to follow, and that of the conditional each came from.
+    """Draws x of a family, the target's score there, and the score of the conditional that each came from.
 
     All are of shape (n, d), or (T, n, d) where a family has T layers.
     """
@@ -241,22 +241,23 @@ class Drawn(NamedTuple):
     conditional_score: Tensor
 
 
-#: Takes the gradients of a loss in the fields of `Drawn`, which it may change, and sets those of the parameters.
+#: Takes the gradients of a loss in the fields of `Drawn`, which it may overwrite, and sets the gradients of the
+#: parameters.
 DrawPullback = Callable[[Tensor, Tensor, Tensor], None]
 
 
 class Family(Protocol):
-    """What the objectives of this package train."""
+    """A family that the objectives of this package can train."""
 
     n_features: int
 
     def draw_with_pullback(
         self, n: int, generator: torch.Generator, score: DifferentiableScore
     ) -> tuple[Drawn, DrawPullback]:
-        """Draw n rows, of every layer; return them and the pullback of gradients to the parameters."""
+        """Draw n rows of every layer; return them and the pullback of gradients to the parameters."""
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """Return what is trained."""
+        """Return the trainable parameters."""
 
 
 @saved(
@@ -299,7 +300,7 @@ class SemiImplicit(nn.Module):
     def restored(
         cls, mean: Map, log_variance: Map, n_features: int, mixing: Mixing, min_scale: float
     ) -> SemiImplicit:
-        """Return the family of parts of one type, which is not trained."""
+        """Return an untrained family; raise ValueError unless its parts have one dtype."""
         family = cls(mean, log_variance, n_features=n_features, mixing=mixing, min_scale=min_scale)
         if len({parameter.dtype for parameter in family.parameters()}) != 1:
             raise ValueError("the parameters of its family are of several types")
@@ -324,8 +325,8 @@ class SemiImplicit(nn.Module):
     ) -> tuple[Tensor, Tensor, Callable[[Tensor, Tensor], Callable[[], Tensor]]]:
         r"""Return mu(z) (n, d), sigma(z) (d,) or (n, d), and the pullback of gradients to the parameters.
 
-        It takes the gradient of a loss in mu, (n, d), and the terms (n, d) that make up, or sum over rows to, that in
-        sigma, and returns a function that computes the gradient in z through mu. With
+        It takes the gradient of a loss in mu, (n, d), and terms (n, d) that are, or sum over rows to, the gradient in
+        sigma. It returns a function that computes the gradient in z through mu. With
         :math:`\sigma^2 = e^a + \text{floor}^2` it uses
         :math:`\partial L / \partial a = \partial_\sigma L\, e^a / (2 \sigma)`.
         """
@@ -346,7 +347,7 @@ class SemiImplicit(nn.Module):
         r"""Draw n rows; return them and the pullback of gradients to the parameters.
 
         With :math:`x = \mu + \sigma \xi`, the conditional score :math:`c = -\xi / \sigma` and the target's s(x), the
-        gradient in x is :math:`g = \partial_x L + J_s^\top \partial_s L`, and that in sigma
+        gradient in x is :math:`g = \partial_x L + J_s^\top \partial_s L`, and the gradient in sigma is
         :math:`(g + \partial_c L / \sigma^2)\, \xi`.
         """
         z, xi = self._noise(n, generator)
@@ -372,7 +373,7 @@ class SemiImplicit(nn.Module):
 
 
 def covariance_kept(sigma: Tensor, latent_dim: int) -> Tensor:
-    """Return the A (d, latent_dim) for which A z + sigma xi has unit covariance, as z has."""
+    """Return the A (d, latent_dim) for which A z + sigma xi has unit covariance if z does."""
     return torch.eye(len(sigma), latent_dim).to(sigma) * (1 - sigma.square()).clamp_min(0).sqrt()[:, None]
 
 
@@ -386,7 +387,7 @@ def gaussian_layer(
     skip: Tensor | None = None,
     residual: bool = False,
 ) -> SemiImplicit:
-    """Build a family of which sigma (d,) starts at `initial_scale`, in its type.
+    """Build a family whose sigma starts at `initial_scale` (d,), in its dtype.
 
     With a `skip` A (d, latent_dim) it starts at x = A z + sigma xi. With `residual` the network moves a z of d
     dimensions in units of `initial_scale`.
@@ -409,7 +410,7 @@ def gaussian_layer(
 
 def diagonal_gaussian_log_prob(x: Tensor, mu: Tensor, precision: Tensor) -> Tensor:
     """Return log N(x_i; mu_j, diag(1 / precision_j)) for all pairs, shape (n, k)."""
-    c = mu.mean(0)  # far from the origin the products would cancel
+    c = mu.mean(0)  # far from the origin the products would lose digits
     x, mu = x - c, mu - c
     squared = x.square() @ precision.mT - 2 * x @ (precision * mu).mT + (precision * mu.square()).sum(-1)
     log_determinant = precision.log().sum(-1) - x.shape[-1] * math.log(2 * math.pi)

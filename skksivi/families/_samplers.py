@@ -1,4 +1,4 @@
-"""What a fit is: something that draws and, where it can, knows its density."""
+"""The samplers that a fit consists of, some with a density."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from skksivi.score._score import Score, ScoreFunction
 #: Numbers drawn at a time, so that memory does not grow with the number of rows.
 CHUNK = 2**22
 
-#: Times that rows are drawn again which the score of a hierarchy has spoilt.
+#: Number of times that rows of a hierarchy are drawn again if a score there is not finite.
 MAX_REDRAWN = 50
 
 
@@ -37,7 +37,7 @@ class Sampler(Protocol):
     ----------
     n_features : int
     in_parts : bool
-        Whether a large sample may be drawn a part at a time; not where draws are picked from points that are kept.
+        Whether a large sample may be drawn in parts; false if draws are picked from stored points.
     """
 
     @property
@@ -47,7 +47,7 @@ class Sampler(Protocol):
     def in_parts(self) -> bool: ...
 
     def attributes(self) -> dict[str, object]:
-        """Return what it is made of that an estimator shows, by the public names of its learned attributes."""
+        """Return the parts that an estimator shows, by the public names of its learned attributes."""
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         """Draw n rows, shape (n, n_features)."""
@@ -55,20 +55,20 @@ class Sampler(Protocol):
 
 @runtime_checkable
 class HasDensity(Sampler, Protocol):
-    """A sampler that knows its density."""
+    """A sampler with a density."""
 
     def log_density(self, x: Tensor) -> LogDensity:
         """Evaluate log q (n,) at float64 points x (n, d), with standard errors."""
 
 
 class InU(Sampler, Protocol):
-    """A sampler that draws in whitened coordinates, too."""
+    """A sampler that can also draw in whitened coordinates."""
 
     def sample_in_u(self, n: int, generator: torch.Generator) -> Tensor:
         """Draw n rows (n, n_features)."""
 
     def reference_in_u(self, n: int, generator: torch.Generator) -> Tensor:
-        """Draw n rows (n, n_features) of what a training must stay near."""
+        """Draw n rows (n, n_features) of the distribution that a training must stay near."""
 
 
 class Fit(NamedTuple):
@@ -80,11 +80,11 @@ class Fit(NamedTuple):
     report : mapping of str to object
         The other learned attributes, by their public names.
     ended_by : BaseException or None
-        What ended the fit before its time, if the state that was reached is to be kept.
+        The error that ended the fit early, if the state reached is to be kept.
     remark : str or None
-        What is to be told of it when it is over.
+        A warning to give when the fit is over.
     finish : callable or None
-        What is to be done when it cannot be lost any more.
+        Called when the result is safely stored.
     """
 
     sampler: Sampler
@@ -94,7 +94,7 @@ class Fit(NamedTuple):
     finish: Callable[[], None] | None = None
 
 
-#: Shows callbacks what a fit would be if it ended now; tells whether one of them wants it to end.
+#: Shows callbacks the fit as if it ended now; tells whether one of them asks to stop.
 Tell = Callable[[Fit], bool]
 
 
@@ -125,13 +125,13 @@ class Gaussian:
     def log_density(self, x: Tensor) -> LogDensity:
         """Evaluate log N(x; m, L L^T) (n,) at points x (n, d)."""
         square = self.map.whiten(x).square().sum(-1)
-        square = square.where(~square.isnan(), math.inf)  # of differences of infinite numbers
+        square = square.where(~square.isnan(), math.inf)  # NaN for differences of infinite numbers
         value = -square / 2 - self.map.log_determinant() - x.shape[-1] / 2 * math.log(2 * math.pi)
         return LogDensity(value, torch.zeros_like(value))
 
 
 def pick(n_rows: int, n: int, generator: torch.Generator) -> Tensor:
-    """Return n random rows, without replacement if there are as many."""
+    """Return n random rows, without replacement if there are that many."""
     if n <= n_rows:
         return torch.randperm(n_rows, generator=generator, device=generator.device)[:n]
     return torch.randint(n_rows, (n,), generator=generator, device=generator.device)
@@ -140,13 +140,13 @@ def pick(n_rows: int, n: int, generator: torch.Generator) -> Tensor:
 @saved("Particles", {"x": (ARRAY, "nd"), "whitening": (is_instance(Whitening), "d")}, "d")
 @dataclass(frozen=True)
 class Particles:
-    r"""Points x (N, d), and Gaussians around them where more draws are asked for than there are points.
+    r"""Points x (N, d), and Gaussians around them if more draws are requested than there are points.
 
     In whitened coordinates these are
 
     .. math:: u_i + \frac{r_i}{2 \sqrt d}\, \xi, \quad r_i = \min_{j \ne i} \|u_j - u_i\|, \quad \xi \sim N(0, I),
 
-    with i uniform: they reach half-way to the nearest other point.
+    with i uniform, so that they extend half-way to the nearest other point.
     """
 
     x: np.ndarray
@@ -164,7 +164,7 @@ class Particles:
         return {"particles_": self.x, "whitening_": self.whitening}
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
-        """Draw n points in random order or, if there are fewer, points smeared into the gaps."""
+        """Draw n points in random order or, if there are fewer, from the Gaussians around them."""
         x, d = as_tensor(self.x, device=generator.device), self.n_features
         i = pick(len(x), n, generator)
         if n <= len(x):
@@ -233,7 +233,7 @@ class Layer:
         return self.family.draw(n, generator).x.double()
 
     def reference_in_u(self, n: int, generator: torch.Generator) -> Tensor:
-        """Draw n rows (n, d) of what a training must stay near, if they are those of its start."""
+        """Draw n rows (n, d) of the distribution that a training must stay near, its start."""
         return self.sample_in_u(n, generator)
 
     def log_density(self, x: Tensor, most: int = MOST_DRAWS) -> LogDensity:
@@ -290,7 +290,7 @@ class Layers:
         return self.whitening.map.unwhiten(self.sample_in_u(n, generator, layer))
 
     def sample_in_u(self, n: int, generator: torch.Generator, layer: int = 0) -> Tensor:
-        """Draw n rows (n, d) of a layer in whitened coordinates; rows that the score has spoilt are drawn again.
+        """Draw n rows (n, d) of a layer in whitened coordinates; rows where a score is not finite are drawn again.
 
         Raises
         ------
@@ -317,7 +317,7 @@ class Layers:
 
 
 def _in_x(log_density: Callable[[Tensor], LogDensity], x: Tensor, whitening: Whitening) -> LogDensity:
-    """Return log-densities of points x (n, d), from those of u; they are -inf where no draw can come from."""
+    """Return log-densities of points x (n, d), given those at u; they are -inf where no draw can be."""
     u = whitening.map.whiten(x)
     finite = (u.abs() < FAR).all(1)  # beyond, squares are infinite
     value, se = x.new_full((len(x),), -math.inf), x.new_zeros(len(x))

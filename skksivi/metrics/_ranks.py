@@ -69,7 +69,7 @@ def uniform_band(n: int, n_draws: int, level: float) -> tuple[np.ndarray, np.nda
 def coverage(inside: np.ndarray) -> float:
     """Return the probability that the counts of n uniform ranks below 1, ..., L are inside, an array (L, n + 1).
 
-    Given their number, the ranks are those of a Poisson process: its counts have independent steps.
+    Given their number, the ranks follow a Poisson process: its counts have independent steps.
     """
     n, n_draws = inside.shape[1] - 1, len(inside)
     if not inside.any(1).all():

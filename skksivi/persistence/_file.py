@@ -122,7 +122,7 @@ def load(
     save : Writes a fit to a file.
     """
     path = Path(path)
-    if path.exists() and not (path.is_file() or path.is_dir()):  # opening a pipe would wait for ever
+    if path.exists() and not (path.is_file() or path.is_dir()):  # opening a pipe would block
         raise ValueError(f"{str(path)!r} is not a regular file.")
     with open(path, "rb") as file:
         try:

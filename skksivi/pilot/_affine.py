@@ -13,7 +13,7 @@ from skksivi.score._score import Score, ScoreFunction, Wrapped, central_differen
 
 
 def standard_normal(n: int, like: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw n rows of standard normal numbers, as wide as those of `like`, of its type and on its device."""
+    """Draw n rows of standard normal numbers, with the columns, dtype and device of `like`."""
     return torch.randn(n, like.shape[-1], generator=generator, dtype=like.dtype, device=like.device)
 
 
@@ -133,14 +133,14 @@ AffineMap = Affine | LowRank | Identity
 
 @dataclass(frozen=True)
 class WhitenedScore(Wrapped):
-    r"""The score in u, :math:`s_u(u) = L^\top s_x(m + L u)`, in the type of m and L, returned in that of u."""
+    r"""The score in u, :math:`s_u(u) = L^\top s_x(m + L u)`, in the dtype of m and L, returned in the dtype of u."""
 
     score: Score
     map: AffineMap
 
     @property
     def log_prob(self) -> ScoreFunction | None:
-        """The density of u up to a constant, where that of x is known."""
+        """The density of u up to a constant, if the density of x is known."""
         log_prob = self.score.log_prob
         return None if log_prob is None else lambda u: log_prob(self.map.unwhiten(u.to(self.map.m))).to(u)
 
@@ -151,7 +151,7 @@ class WhitenedScore(Wrapped):
     def with_pullback(self, u: Tensor) -> tuple[Tensor, ScoreFunction]:
         """Return the score at u (n, d), and the map of v to J_u^T v = L^T J_x^T L v.
 
-        Differences are taken along u, where one step suits every coordinate.
+        Finite differences are taken along u, where one step suits every coordinate.
         """
         if self.score.by_differences:
             return self(u), lambda v: self.product(u, v)

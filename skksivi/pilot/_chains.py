@@ -33,7 +33,7 @@ class ChainSettings(NamedTuple):
     max_matched_features: int = 200
     #: Draws by which Gaussians are compared by line integrals.
     n_compared: int = 32
-    #: The fall of log p from a mode, in nats a feature, beyond which a Gaussian is too wide to start from.
+    #: The fall of log p from a mode, in nats per feature, beyond which a Gaussian is too wide to start from.
     too_far: float = 1000.0
     #: Steps of the chains without and with the Metropolis test.
     n_langevin: int = 200
@@ -63,7 +63,7 @@ def lower_bound(score_fn: ScoreFunction, q: Affine, origin: Tensor, generator: t
 
 
 def clipped_drift(s: Tensor) -> Tensor:
-    r"""Return scores (n, d) of standardised coordinates, those longer than :math:`5 \sqrt d` cut to that length.
+    r"""Return scores (n, d) of standardised coordinates, those longer than :math:`5 \sqrt d` clipped to that length.
 
     It is five times the length of a score of N(0, I): a chain that starts far out does not overshoot.
     """
@@ -82,8 +82,8 @@ def langevin(score_fn: ScoreFunction, chains: Ensemble, generator: torch.Generat
 
     .. math:: x_{t+1} = x_t + L \left[ h L^\top s(x_t) + \sqrt{h / 2}\, (\xi_t + \xi_{t+1}) \right],
 
-    whose covariance is exact for Gaussians. L is adapted twice to the covariance of the chains. Chains that leave the
-    finite numbers go on from another's place.
+    whose covariance is exact for Gaussians. L is adapted twice to the covariance of the chains. Chains that are no
+    longer finite resume from another's state.
 
     References
     ----------
@@ -109,14 +109,14 @@ def metropolis(
 
     The steps are :math:`y = x + L v` with :math:`v = h L^\top s(x) + \sqrt{2 h}\, \xi`, h a random share of a common
     step, which is adapted to the rate of acceptance; :math:`\log p(y) - \log p(x)` is the integral of the score from
-    x to y by Lobatto's rule of four points. What is left of the bias is the error of that rule.
+    x to y by Lobatto's rule of four points. The only bias left is the error of that rule.
 
     Returns
     -------
     kept : Tensor of shape (n_kept, n, d)
         The chains at every third step, once the step size is adapted.
     chains : Ensemble
-        As they are at the end.
+        Their state at the end.
 
     References
     ----------
@@ -149,7 +149,7 @@ def metropolis(
 
 
 def revive(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Put chains that are not finite, or as good as, in the places of others."""
+    """Replace chains that are not finite, or nearly so, by copies of others."""
     finite = (x.abs() < FAR).all(1)
     if finite.all():
         return x
@@ -167,7 +167,7 @@ def find_pilot(
     budget: int,
     begin: Callable[[str, int], None] | None = None,
 ) -> PilotPoints:
-    """Run chains around each mode, and pool them by the weights of the modes.
+    """Run chains around each mode, and pool them with the weights of the modes.
 
     Parameters
     ----------
@@ -178,7 +178,7 @@ def find_pilot(
         Points at which the score may be evaluated, which sets the number of chains; chains that do not converge, or
         mix slowly, take up to three times as many.
     begin : callable, default=None
-        Is told each stage, and how many calls it takes.
+        Called with each stage and its number of calls.
     """
     n_chains = min(max(budget // (CHAINS.n_langevin + 3 * CHAINS.n_metropolis), CHAINS.min_chains), CHAINS.max_chains)
     weights = modes.weights.tolist()
@@ -208,9 +208,9 @@ def find_pilot(
 
 
 def _by_mode(x: Tensor, maps: Sequence[Affine]) -> tuple[Tensor, list[int]]:
-    """Return the points sorted by the Gaussian they most likely come from, chains may have crossed over, and counts.
+    """Return the points sorted by the Gaussian they most likely come from, since chains may cross, and counts.
 
-    The Gaussian of a mode that has hardly a point is left out.
+    The Gaussian of a mode with hardly any points is left out.
     """
     distances = [a.whiten(x).square().sum(1) + 2 * a.log_determinant() for a in maps]
     nearest = torch.stack(distances).argmin(0)
@@ -221,7 +221,7 @@ def _by_mode(x: Tensor, maps: Sequence[Affine]) -> tuple[Tensor, list[int]]:
 
 
 def _start(score_fn: ScoreFunction, mode: Affine, n: int, generator: torch.Generator) -> Ensemble:
-    """Return n chains drawn from the better Gaussian of the one at the mode and the one fitted from there."""
+    """Return n chains drawn from the Gaussian at the mode or from the one fitted from there, whichever is better."""
     mode = narrowed(score_fn, mode, generator)
     candidates = [mode]
     if len(mode.m) <= CHAINS.max_matched_features:
@@ -232,9 +232,9 @@ def _start(score_fn: ScoreFunction, mode: Affine, n: int, generator: torch.Gener
 
 
 def narrowed(score_fn: ScoreFunction, q: Affine, generator: torch.Generator) -> Affine:
-    """Halve the largest principal widths of a Gaussian at a mode until it is not far out of the target.
+    """Halve the largest principal widths of a Gaussian at a mode until it is not far outside the target.
 
-    A curvature that vanishes in some direction, as along a ring, makes it as wide as floating-point numbers allow.
+    If the curvature vanishes in some direction, as along a ring, it is as wide as floating-point numbers allow.
     """
     for _ in range(100):
         log_ratio_ = lower_bound(score_fn, q, q.m, generator) - q.log_determinant().item()

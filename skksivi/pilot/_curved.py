@@ -1,4 +1,4 @@
-"""Coordinates that are no affine map of the target's."""
+"""Coordinates that are not an affine map of the target's."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Curved(ABC):
         """Return y (n, d) and the log-determinants (n,) of dx / dy at x (n, d)."""
 
     def pull_back(self, score: Score) -> Score:
-        r"""Return the score of y, :math:`J^\top s(x(y)) + \nabla_y \log \det J`, counted as that of x is.
+        r"""Return the score of y, :math:`J^\top s(x(y)) + \nabla_y \log \det J`, counted as a score of x.
 
         Its products are differences.
         """

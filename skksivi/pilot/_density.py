@@ -26,17 +26,17 @@ def judging_map(score_fn: Score) -> Affine:
 
 
 def origin_of(score_fn: Score) -> Affine | None:
-    """Return the map to the mode where p is taken to be one, if it is known by its score alone."""
+    """Return the map to the mode where p is set to one, if only its score is known."""
     return None if score_fn.log_prob is not None else judging_map(score_fn)
 
 
 def log_density(score_fn: Score, origin: Affine | None, x: Tensor) -> Tensor:
-    """Return log p (n,) at points x (n, d): its own, or by integrals of the score from an origin.
+    """Return log p (n,) at points x (n, d): the target's own, or integrals of the score from an origin.
 
     Raises
     ------
     ValueError
-        There is neither.
+        Neither is available.
     """
     if origin is None:
         if score_fn.log_prob is None:

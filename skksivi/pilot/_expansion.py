@@ -55,7 +55,7 @@ class Expansion(NamedTuple):
     map : Affine
         The x = m + L u with the mode m and :math:`L L^\top` the inverse of :math:`-\nabla s(m)`.
     inverse : Tensor of shape (d, d)
-        That of L.
+        The inverse of L.
     s : Tensor of shape (d,)
         The score of u at zero, small; its Jacobian there is -I.
     """
@@ -71,12 +71,12 @@ class Expansion(NamedTuple):
 
 
 class Correction(NamedTuple):
-    r"""What makes the score of a part of the data that of all at the mode, in value and slope.
+    r"""The correction from the score of a part of the data to the score of all at the mode, in value and slope.
 
     .. math:: c(u) = s_u(0) - \hat s_u(0) - (I + \nabla \hat s_u(0))\, u,
 
-    with :math:`\hat s` the score of the part and u cut to the reach of the expansion in each coordinate. Over random
-    parts its mean is zero.
+    with :math:`\hat s` the score of the part and u clipped to the range of the expansion in each coordinate. Over
+    random parts its mean is zero.
 
     References
     ----------
@@ -89,7 +89,7 @@ class Correction(NamedTuple):
 
     @classmethod
     def of(cls, part: Score, expansion: Expansion, *, slopes: bool = True) -> Correction:
-        """Return the correction of a part, with an expansion in its type, with or without that of the slope."""
+        """Return the correction of a part, with an expansion in its dtype, with or without the slope."""
         (m, L), _, s = expansion
         at, pull = part.with_pullback(m.expand(len(m) if slopes else 1, -1).clone())
         slope = pull(L.mT.contiguous()) @ L if slopes else torch.zeros_like(L)
@@ -202,7 +202,7 @@ def _expansion(score: Score, parts: Parts, starts: Tensor, *, alone: bool) -> Ex
 
 
 def _mode(score: Score, parts: Parts, at: Affine) -> Affine | None:
-    """Return the mode of all of the data near that of a few, None if the search has not converged.
+    """Return the mode given all of the data near the mode given a few, None if the search has not converged.
 
     It is sought in growing parts of the data and then, by the curvature of the last of them, in all.
     """
@@ -224,7 +224,7 @@ def _mode(score: Score, parts: Parts, at: Affine) -> Affine | None:
 
 
 def _rows_needed(score: Score, parts: Parts, expansion: Expansion) -> tuple[int, float]:
-    """Return how many observations are enough near the mode, and the error that they leave."""
+    """Return how many observations suffice near the mode, and the remaining error."""
     generator, n_rows = torch.Generator(score.device).manual_seed(0), parts.n_rows
     u = standard_normal(EXPANSION.n_compared, expansion.s, generator)
     sizes = torch.ones(EXPANSION.n_compared, 1).to(u)

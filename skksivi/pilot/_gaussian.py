@@ -95,8 +95,8 @@ def adapted_by_scores(metric: Affine, u: Tensor, s: Tensor) -> Affine:
     r"""Return a map with :math:`L L^\top = \Sigma` for points u (n, d) and scores s (n, d) in a map's coordinates.
 
     With :math:`\Sigma\, \mathrm{Cov}(s)\, \Sigma = \mathrm{Cov}(u)` it is the geometric mean of the covariance of the
-    points and the inverse of that of the scores, which are equal for a Gaussian. Where the points are few, or have
-    not been everywhere, scores know more; both are shrunk (Ledoit and Wolf 2004).
+    points and the inverse covariance of the scores, which are equal for a Gaussian. If the points are few, or do not
+    cover the target, the scores are more informative; both are shrunk (Ledoit and Wolf 2004).
 
     References
     ----------
@@ -112,7 +112,7 @@ def adapted_by_scores(metric: Affine, u: Tensor, s: Tensor) -> Affine:
 
 
 def covariance_root(x: Tensor) -> Tensor:
-    """Return the Cholesky factor of the covariance of points (n, d), however close to singular their correlation."""
+    """Return the Cholesky factor of the covariance of points (n, d), even if their correlation is nearly singular."""
     centred = x - x.mean(0)
     sd = centred.square().mean(0).sqrt().clamp_min(torch.finfo(x.dtype).tiny)
     correlation = (centred / sd).mT @ (centred / sd) / len(x)

@@ -55,7 +55,7 @@ Refine = Callable[[Affine, PilotPoints, list[Draws]], PilotPoints]
 
 
 class Chains(NamedTuple):
-    """Chains u (n, d) with their scores and log p up to a constant of each, and the step of their integrator."""
+    """Chains u (n, d) with their scores, their log p up to a constant each, and the step of their integrator."""
 
     u: Tensor
     s: Tensor
@@ -70,7 +70,7 @@ class Chains(NamedTuple):
 
 
 def warmed_up(score_u: DifferentiableScore, start: Chains, generator: torch.Generator) -> Chains:
-    """Move chains while their step is adapted; those that cannot leave their start go on from another's place."""
+    """Move chains while their step is adapted; those that cannot leave their start resume from another's state."""
     chains = start
     for _ in range(HAMILTONIAN.n_warm):
         chains = trajectory(score_u, chains, generator, adapts=True)
@@ -86,8 +86,8 @@ def trajectory(
     r"""Move chains by one trajectory of Hamiltonian dynamics.
 
     With :math:`v \sim N(0, I)` and some steps :math:`v \gets v + \tfrac h2 s(u),\ u \gets u + h v,\
-    v \gets v + \tfrac h2 s(u)`, the end is accepted with probability :math:`\min(1, e^{-\Delta H})`. Of a
-    score alone the difference of log p is its integral along the chord, by Lobatto's rule.
+    v \gets v + \tfrac h2 s(u)`, the end is accepted with probability :math:`\min(1, e^{-\Delta H})`. If only
+    the score is known, the difference of log p is its integral along the chord, by Lobatto's rule.
 
     References
     ----------
@@ -140,8 +140,8 @@ def rhat(u: Tensor) -> Tensor:
 class HamiltonianEnsemble:
     """Chains that explore a target in the coordinates of a metric.
 
-    They warm up their step; each stage is tested in the middle and at its end. Chains that are far apart there begin
-    again with a metric by their points and scores, unless theirs is exact.
+    They warm up their step; each stage is tested in the middle and at its end. Chains that are far apart there
+    restart with a metric from their points and scores, unless their metric is exact.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class HamiltonianEnsemble:
             yield from self.stage(n)
 
     def stage(self, n: int) -> Iterator[PilotPoints]:
-        """Yield the pilots of n more trajectories, none where these are more numbers than are kept."""
+        """Yield the pilots of n more trajectories, none if they exceed the numbers that are kept."""
         score_fn, metric, generator = self.score_fn, self.metric, self.generator
         x = self._starts() if self.x is None else self.x
         if (len(self.kept) + n) * x.numel() > HAMILTONIAN.max_kept:
@@ -208,6 +208,6 @@ class HamiltonianEnsemble:
         return pilot
 
     def _starts(self) -> Tensor:
-        """Return draws (n_chains, d) of the Gaussian, at which there is a score."""
+        """Return draws (n_chains, d) of the Gaussian with finite scores."""
         x = self.metric.unwhiten(standard_normal(HAMILTONIAN.n_chains, self.metric.m, self.generator))
         return revive(x.where(self.score_fn(x).isfinite().all(1, keepdim=True), torch.nan), self.generator)

@@ -36,7 +36,7 @@ class ImportanceSettings(NamedTuple):
     least_points: int = 2000
     #: Parts of the draws, from whose spread come standard errors.
     n_parts: int = 32
-    #: Degrees of freedom of what is weighed beyond the number of features, and how much wider it is than the
+    #: Degrees of freedom of the proposal beyond the number of features, and how much wider it is than the
     #: mixture, in units of 1 / sqrt(d).
     df: int = 2
     wider: float = 0.25
@@ -49,7 +49,7 @@ class ImportanceSettings(NamedTuple):
     max_k: float = 0.7
     harmless: float = 0.8
     #: What is accurate: standard errors of means and of relative scales, and the divergence of a feature, in nats;
-    #: after some rounds that which will do, as it is and less two standard errors.
+    #: after some rounds the divergence that suffices, by itself and less two standard errors.
     max_se: float = 0.02
     near: float = 0.03
     n_rounds_to_be_near: int = 5
@@ -90,7 +90,7 @@ class Draws(NamedTuple):
 class Moments(NamedTuple):
     """The mean (d,) and standard deviations (d,) of a target, a root (d, d) of its covariance, and standard errors.
 
-    The root is None where points are too few for it. The standard errors are those of the means, in standard
+    The root is None where points are too few for it. The standard errors are of the means, in standard
     deviations, and of the logarithms of the scales.
     """
 
@@ -112,24 +112,24 @@ def fitted(x: Tensor, generator: torch.Generator) -> Components:
 
 
 class Plan(NamedTuple):
-    """How a pilot is refined.
+    """The settings of a refinement.
 
     Attributes
     ----------
     fit : callable
         Fits the mixture to points.
     least_share : float, default=0.5
-        Of the draws that count.
+        Smallest share of the draws that count.
     least_rounds : int, default=1
     forgets : bool, default=False
-        Whether the points of before are forgotten, for they are near the wrong places or not as many of each mode as
-        they should be.
+        Whether to discard the previous points, because they are in the wrong places or in wrong numbers near each
+        mode.
     moves : bool, default=True
-        Whether the mixture is moved to match scores and moments in the end.
+        Whether the mixture is finally moved to match scores and moments.
     keeps : bool, default=True
-        Whether a mixture that is near the target serves for another round.
+        Whether a mixture near the target is used for another round.
     along : Tensor of shape (r, d), default=None
-        Linear functions of u along which some draws go further: chains have not been there.
+        Linear functions of u along which some draws go further, where chains have not been.
     """
 
     fit: Refit
@@ -146,7 +146,7 @@ class Plan(NamedTuple):
         return IMPORTANCE.n_draws if self.along is None else IMPORTANCE.n_draws_along
 
     def stretched(self, mixture: Components) -> Components:
-        """Return a mixture, with parts that go further if there is something to go along."""
+        """Return a mixture, with stretched components if directions are given."""
         if self.along is None:
             return mixture
         return mixture.stretched(self.along, IMPORTANCE.times_along, IMPORTANCE.share_along)
@@ -166,7 +166,7 @@ def refined(
     the scores of all draws in the end.
 
     The pilot has converged as soon as the means and scales of all that was `drawn`, to which more is added, are
-    accurate and the mixture is near the target. It ends where too few of the draws count.
+    accurate and the mixture is near the target. It ends if too few of the draws count.
 
     References
     ----------
@@ -276,7 +276,7 @@ def resampled(
     .. math:: J = \mathrm{KL}(q \| p) + \mathrm{KL}(p \| q) = E_p\!\left[\log \tfrac{p}{q}\right] -
         E_q\!\left[\log \tfrac{p}{q}\right].
 
-    None where too few of the draws that are weighed count, or the tail of their weights is heavy.
+    None if too few of the weighted draws count, or the tail of their weights is heavy.
     """
     d, parts = mixture.means.shape[1], IMPORTANCE.n_parts
     n = parts * math.ceil(max(plan.least_draws, IMPORTANCE.n_draws_per_feature * d) / parts)
@@ -317,7 +317,7 @@ class Wider(NamedTuple):
 
     @classmethod
     def than(cls, q: GaussianMixtureDraws) -> Wider:
-        """Return those of a mixture."""
+        """Return the parameters of a mixture."""
         return cls(q.scaled(1 + IMPORTANCE.wider / math.sqrt(q.latent_dim)))
 
     @property

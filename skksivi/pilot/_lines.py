@@ -71,7 +71,7 @@ def kronrod(score_fn: ScoreFunction, a: Tensor, b: Tensor) -> tuple[Tensor, Tens
     log_ratio : Tensor of shape (n,)
         :math:`\log p(b) - \log p(a)`.
     gap : Tensor of shape (n,)
-        What Lobatto's rule would say less; the error is much smaller.
+        The difference from Lobatto's rule; the error is much smaller.
 
     References
     ----------
@@ -97,9 +97,9 @@ def _lobatto(n: int) -> tuple[np.ndarray, np.ndarray]:
 def log_ratio(score_fn: ScoreFunction, a: Tensor, b: Tensor) -> Tensor:
     r"""Integrate the score along lines: :math:`\log p(b) - \log p(a) = \int_0^1 s(a + t (b - a))^\top (b - a)\,dt`.
 
-    A panel by Lobatto's rule is split until its value agrees with that of its parts. They are of unequal widths: the
-    kink half-way between two equal peaks would hide from halves. The ends are nodes: a kink beyond the last node
-    would hide from a panel and from its part there.
+    A panel of Lobatto's rule is split until its value agrees with the sum over its parts. The parts have unequal
+    widths, because equal halves would miss a kink half-way between two equal peaks. The ends are nodes, because
+    otherwise a kink beyond the last node would be missed by a panel and by its part there.
 
     Parameters
     ----------
@@ -110,8 +110,8 @@ def log_ratio(score_fn: ScoreFunction, a: Tensor, b: Tensor) -> Tensor:
     Returns
     -------
     ratio : Tensor of shape (...)
-        NaN where the score is not finite on the way, the panels do not converge, or a deep valley leaves nothing but
-        rounding errors.
+        NaN if the score is not finite on the way, the panels do not converge, or a deep valley leaves only rounding
+        errors.
     """
     gaps = (b - a).reshape(-1, b.shape[-1])
     nodes, weights = (torch.as_tensor(v).to(a) for v in _lobatto(8))
@@ -141,5 +141,5 @@ def log_ratio(score_fn: ScoreFunction, a: Tensor, b: Tensor) -> Tensor:
         if not len(row) or len(row) > LINES.max_panels * len(gaps):
             break
     total[row] = torch.nan
-    total[(size > 1e8) & (total.abs() < size / 2)] = torch.nan  # what is left of a valley that deep is rounding
+    total[(size > 1e8) & (total.abs() < size / 2)] = torch.nan  # after so deep a valley only rounding is left
     return total.view(b.shape[:-1])

@@ -1,7 +1,7 @@
 r"""The masses of modes, from the score alone.
 
-Space is divided into cells, each the points where the Gaussian of one mode is the likeliest. The discrepancy does not
-see the masses of far cells; integrals of the score along lines do.
+Space is divided into cells, each the points where the Gaussian of one mode is the likeliest. The discrepancy is
+insensitive to the masses of distant cells; integrals of the score along lines are not.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class MassSettings(NamedTuple):
     n_importance: int = 2000
     n_bridge: int = 500
     n_quick: int = 400
-    #: Points of a mode that stay whatever its mass, so that a distribution can be fitted to them.
+    #: Points of a mode that are kept whatever its mass, so that a distribution can be fitted to them.
     n_least: int = 10
     #: Degrees of freedom of the wider half of the proposal.
     df: float = 5.0
@@ -58,7 +58,7 @@ class Cells(NamedTuple):
 
     @classmethod
     def restored(cls, maps: list[Affine], log_weights: Tensor) -> Cells:
-        """Return the cells of maps that fit."""
+        """Return the cells of the maps; raise ValueError unless these fit together."""
         if not all(a.m.shape == maps[0].m.shape for a in maps):
             raise ValueError("the maps of its cells do not fit")
         return cls(maps, log_weights)
@@ -86,7 +86,7 @@ class Cells(NamedTuple):
         return Cells([self.maps[k] for k in order.tolist()], self.log_weights[order])
 
     def refined(self, x: Tensor) -> Cells:
-        """Return the cells of the Gaussians fitted to the points in each; one with hardly a point stays."""
+        """Return the cells of the Gaussians fitted to the points in each; a cell with hardly any points is kept."""
         cell, d = self.assign(x), x.shape[1]
         parts = [x[cell == k] for k in range(len(self.maps))]
         maps = [
@@ -98,7 +98,7 @@ class Cells(NamedTuple):
 
 
 class Mass(NamedTuple):
-    """The logarithm of the integral of p over a cell, relative to p at a point, and how far it is to be trusted.
+    """The logarithm of the integral of p over a cell, relative to p at a point, and whether it can be trusted.
 
     Attributes
     ----------
@@ -109,7 +109,7 @@ class Mass(NamedTuple):
     share : float
         Effective share of the points.
     gap : float
-        Difference to the estimate by bridge sampling, NaN without points of the mode.
+        Difference from the estimate by bridge sampling, NaN without points of the mode.
     """
 
     log_mass: float
@@ -136,7 +136,7 @@ def log_densities(score_fn: DifferentiableScore, cells: Cells) -> Callable[[Tens
 def _agrees(log_prob: Callable[[Tensor], Tensor], score_fn: DifferentiableScore, cells: Cells) -> bool:
     """Tell whether a density rises and falls with the score, a standard deviation away from each centre.
 
-    One that was inherited by a target with another score does not, and is warned of.
+    A density inherited by a target with another score does not, and causes a warning.
     """
     for a in cells.maps:
         ends = a.unwhiten(torch.eye(len(a.m), dtype=a.m.dtype, device=a.m.device)[: MASSES.n_ends])
@@ -229,7 +229,7 @@ def log_proposal(a: Affine, x: Tensor) -> Tensor:
 
 
 def weighed(score_fn: DifferentiableScore, pilot: PilotPoints, generator: torch.Generator) -> PilotPoints:
-    """Return the points of a pilot, as many of each mode as its mass says, if that is another number beyond doubt."""
+    """Return the points of a pilot, resampled to the masses of the modes if their numbers differ significantly."""
     parts = pilot.x.split(pilot.n_of_mode)
     shares = pilot.x.new_tensor(pilot.n_of_mode) / len(pilot.x)
     shuffled = [part[torch.randperm(len(part), generator=generator, device=part.device)] for part in parts]

@@ -1,10 +1,10 @@
-r"""Gaussian mixtures that also match the scores of a target, which were asked for anyway.
+r"""Gaussian mixtures that also match the scores of a target, which have been evaluated anyway.
 
 With points u_i of a target and its scores s_i there, a mixture q minimises
 
 .. math:: \frac1n \sum_i \Big( -\log q(u_i) + \tfrac12 \| \nabla \log q(u_i) - s_i \|^2 \Big),
 
-likelihood, which knows weights, and Fisher divergence, of which each point gives d numbers instead of one.
+likelihood, which is sensitive to weights, plus Fisher divergence, to which each point contributes d numbers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from skksivi.pilot._mixture import Components
 class MatchingSettings(NamedTuple):
     """The settings of `score_matched`."""
 
-    #: Points at most, and the share of them that judges.
+    #: Largest number of points, and the share of them for validation.
     n_points: int = 4000
     held_out: float = 0.25
     #: The weight of the divergence.
@@ -29,7 +29,7 @@ class MatchingSettings(NamedTuple):
     #: Iterations, and the most features.
     n_iter: int = 40
     max_features: int = 60
-    #: The most that a point counts, in squared gaps of scores for each feature.
+    #: Largest contribution of a point, in squared differences of scores per feature.
     most: float = 50.0
 
 
@@ -37,8 +37,8 @@ MATCHING = MatchingSettings()
 
 
 class Parameters(NamedTuple):
-    r"""Those of a mixture: log-weights (k,), means (k, d), and L (k, d, d) with precisions :math:`L L^\top`, on its
-    diagonal the logarithms.
+    r"""The parameters of a mixture: log-weights (k,), means (k, d), and L (k, d, d) with precisions :math:`L L^\top`,
+    whose diagonal is stored as logarithms.
     """
 
     log_weights: Tensor
@@ -47,7 +47,7 @@ class Parameters(NamedTuple):
 
     @classmethod
     def of(cls, mixture: Components) -> Parameters:
-        """Return those of a mixture."""
+        """Return the parameters of a mixture."""
         L = torch.linalg.cholesky(torch.linalg.inv(mixture.covariances))
         logs = L.diagonal(dim1=1, dim2=2).log()
         return cls(mixture.weights.log(), mixture.means.clone(), L.tril(-1) + torch.diag_embed(logs))
@@ -73,7 +73,7 @@ class Parameters(NamedTuple):
 
 
 def score_matched(mixture: Components, u: Tensor, s: Tensor, generator: torch.Generator) -> Components:
-    """Return a mixture moved to match scores s (n, d) at points u (n, d), too, if it does so where it is not fitted.
+    """Return a mixture moved to match also scores s (n, d) at points u (n, d), if held-out points confirm it.
 
     References
     ----------

@@ -24,11 +24,12 @@ with keeping_random():
 #: Points of a mode that candidates are fitted to, at most, and that the best of them is fitted to in the end.
 N_TRIED, N_FITTED = 5000, 20_000
 
-#: Components of all modes at most, but for one of each.
+#: Largest number of components of all modes, besides one of each.
 MAX_COMPONENTS = 64
 
-#: Features up to which all covariances are full, beyond which those of several components are diagonal, and beyond
-#: which there is one. Up to the last, points are weighed, coordinates warped, and modes found by dense Newton steps.
+#: Features up to which all covariances are full, beyond which covariances of several components are diagonal, and
+#: beyond which there is one component. Up to the last, points are weighed, coordinates warped, and modes found by
+#: dense Newton steps.
 MOST_ALL_FULL, MOST_FULL, MOST_FEATURES = 6, 60, 200
 
 #: Fits a mixture to points (n, d).
@@ -60,11 +61,11 @@ class Components(NamedTuple):
         return v * torch.linalg.eigvalsh(scaled).amin().clamp_max(1)
 
     def unwhitened(self, map_: Affine) -> Components:
-        """Return the mixture of x = m + L u, if this is that of u."""
+        """Return the mixture of x = m + L u, given this one of u."""
         return Components(self.weights, map_.unwhiten(self.means), map_.L @ self.covariances @ map_.L.mT)
 
     def whitened(self, map_: Affine) -> Components:
-        """Return the mixture of u, if this is that of x = m + L u."""
+        """Return the mixture of u, given this one of x = m + L u."""
         half = torch.linalg.solve_triangular(map_.L, self.covariances, upper=False)
         covariances = torch.linalg.solve_triangular(map_.L, half.mT, upper=False)
         return Components(self.weights, map_.whiten(self.means), (covariances + covariances.mT) / 2)
@@ -128,7 +129,7 @@ class Components(NamedTuple):
 def fitted_mixture(points: Sequence[Tensor], generator: torch.Generator, *, shuffles: bool = True) -> Components:
     """Fit a mixture to the points (n, d) of each mode, and put them together with the shares of the points.
 
-    Those that are not to be shuffled come from long chains, one after another, whose halves judge each other.
+    Points in order come from long chains and are not shuffled, so that the halves validate each other.
     """
     n = sum(map(len, points))
     parts = [_fitted(x, math.ceil(MAX_COMPONENTS * len(x) / n), generator, shuffles=shuffles) for x in points]
@@ -150,7 +151,7 @@ def _shrunk(u: np.ndarray) -> GaussianMixture:
 def _fitted(x: Tensor, most: int, generator: torch.Generator, *, shuffles: bool) -> Components:
     """Return the mixture, of so many components at most, that is best at points it has not seen.
 
-    Units are such that no tail has a say in them.
+    Units are robust to tails.
     """
     seed = int(torch.randint(2**31, (1,), generator=generator, device=generator.device))
     rows = np.random.RandomState(seed).permutation(len(x))[:N_FITTED] if shuffles else np.arange(len(x))

@@ -23,7 +23,8 @@ class ModeSettings(NamedTuple):
     #: them.
     max_starts: int = 96
     max_in_starts: int = 1600
-    #: The squared distance, in standard deviations, within which two modes count as one, in fewer dimensions these.
+    #: The squared distance, in standard deviations, within which two modes count as one, and the fewest dimensions of
+    #: it.
     reach: float = 9.0
     #: Share of the target below which a mode is left out.
     min_weight: float = 1e-3
@@ -40,11 +41,11 @@ class ModeMaps(NamedTuple):
     maps : list of Affine
         Maps x = m + L u to them, best first.
     weights : Tensor of shape (k,)
-        Their shares of the target.
+        Their shares of the mass.
     symmetries : tuple of Tensor of shape (d,)
         Permutations of the coordinates that leave the target as it is.
     ascents : (int, int) or None
-        How many ascents of the last round ended at a mode, and at one not known before; None without ascents.
+        How many ascents of the last round ended at a mode, and how many at a new one; None without ascents.
     """
 
     maps: list[Affine]
@@ -61,7 +62,7 @@ class ModeMaps(NamedTuple):
 def scattered(x: Tensor, n: int, generator: torch.Generator) -> Tensor:
     """Return n points around x at distances of several orders, for a target whose units are not known.
 
-    Every other point has one scale for all coordinates, the rest one for each.
+    Every other point has one scale for all coordinates, the others a scale for each.
     """
     scales = torch.tensor([1.0, 3.0, 10.0, 30.0, 100.0]).to(x)
     of_each = scales[torch.randint(5, (n, len(x)), generator=generator, device=x.device)]
@@ -84,12 +85,12 @@ def find_modes(
     *,
     n_steps: int | None = None,
 ) -> ModeMaps:
-    r"""Search for a mode from each start, and weigh those found by Laplace's approximation.
+    r"""Search for a mode from each start, and weight the modes by Laplace's approximation.
 
     A mode's share is proportional to :math:`p(m) \det L`, the heights compared by integrals of the score. Two
-    modes within a few standard deviations of each other count as one. Where an integral cannot be trusted, the
-    mode that resembles its Gaussian less is given up: it is a spike, or a flat region far out. Where no search has
-    converged, their ends stand for modes, but not if they were to take so many steps alone.
+    modes within a few standard deviations of each other count as one. If an integral cannot be trusted, the
+    mode that resembles its Gaussian less is dropped: it is a spike, or a flat region far out. If no search has
+    converged, their ends are taken as modes, unless `n_steps` limits the search.
 
     Raises
     ------
@@ -111,7 +112,7 @@ def find_modes(
 
 
 def ranked(score_fn: DifferentiableScore, distinct: list[Affine], generator: torch.Generator) -> ModeMaps:
-    """Return modes with their weights, best first, and without those that hardly have any."""
+    """Return modes with their weights, best first, without modes of negligible weight."""
     if len(distinct) > 1:
         distinct = sorted(distinct, key=lambda a: score_divergence(score_fn, a, generator))
     best, *others = distinct
@@ -139,6 +140,6 @@ def search_around(
 
 
 def same_mode(a: Affine, b: Affine) -> bool:
-    """Tell whether one mode is within the reach of the other."""
+    """Tell whether one mode is within the range of the other."""
     reach = min(len(a.m), MODES.reach)
     return bool(a.whiten(b.m[None]).square().sum() < reach or b.whiten(a.m[None]).square().sum() < reach)

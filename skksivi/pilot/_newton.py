@@ -27,12 +27,12 @@ class NewtonSettings(NamedTuple):
 
 NEWTON = NewtonSettings()
 
-#: Beyond this a number is taken for infinite.
+#: Larger numbers are taken to be infinite.
 FAR = 1e75
 
 
 class LostError(ValueError):
-    """The search for a target has left the finite numbers."""
+    """The search for a target has produced numbers that are not finite."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -138,17 +138,17 @@ def _curvatures(score_fn: DifferentiableScore, x: Tensor) -> tuple[Tensor, Tenso
     J = J.where(finite[:, None, None], 0.0)
     try:
         lam, V = torch.linalg.eigh(-J)
-    except torch.linalg.LinAlgError:  # squares of its largest numbers are infinite
+    except torch.linalg.LinAlgError:  # squares of the largest numbers overflow
         size = J.abs().amax((1, 2)).clamp_min(torch.finfo(J.dtype).tiny)
         lam, V = torch.linalg.eigh(-J / size[:, None, None])
         lam = lam * size[:, None]
     top = lam.abs().amax(1, keepdim=True)
-    floor = torch.where(top > 0, 1e-14 * top, 1.0)  # no curvature at all says nothing of the scale
+    floor = torch.where(top > 0, 1e-14 * top, 1.0)  # without any curvature the scale is unknown
     return torch.where(lam.abs() < floor, floor, lam).where(finite[:, None], torch.nan), V
 
 
 def _steps(score_fn: ScoreFunction, x: Tensor, p: Tensor, decrement: Tensor) -> Tensor:
-    """Return steps t (k,): one where the slope there is small, else the last before the slope changes sign."""
+    """Return steps t (k,): one if the slope there is small, otherwise the last before the slope changes sign."""
 
     def slopes(t: Tensor, rows: Tensor) -> Tensor:  # t (k', n)
         points = x[rows, None] + t[:, :, None] * p[rows, None]
@@ -245,9 +245,9 @@ def _scaled_curvature(score_fn: DifferentiableScore, x: Tensor, D: Tensor) -> Sc
 
 
 def _diagonal_scale(score_fn: DifferentiableScore, x: Tensor, generator: torch.Generator) -> Tensor:
-    """Return about |diag(-J)|^(-1/2), shape (d,).
+    """Return an estimate of |diag(-J)|^(-1/2), shape (d,).
 
-    The diagonal of a matrix is estimated to within the sizes of its rows; so it is refined in its own units.
+    The error of a diagonal is proportional to the size of its rows, so the estimate is refined in its own units.
     """
     D = torch.ones_like(x)
     for _ in range(3):
@@ -259,7 +259,7 @@ def _diagonal_scale(score_fn: DifferentiableScore, x: Tensor, generator: torch.G
 
 
 def _conjugate_gradients(times: ScoreFunction, b: Tensor, max_iter: int = 50, tol: float = 0.1) -> Tensor:
-    """Return about the solution of A p = b, or where negative curvature was met, the step so far."""
+    """Return an approximate solution of A p = b or, on negative curvature, the step so far."""
     p, r = torch.zeros_like(b), b
     direction, rr = r, r @ r
     for _ in range(max_iter):
@@ -284,7 +284,7 @@ def _lanczos(times: ScoreFunction, start: Tensor, n_iter: int = 300) -> tuple[Te
         if not w.isfinite().all():
             raise LostError
         alphas.append(w @ basis[-1])
-        for _ in range(2):  # orthogonal to all before, to rounding
+        for _ in range(2):  # orthogonal to all previous ones, to rounding
             Q = torch.stack(basis, 1)
             w = w - Q @ (Q.mT @ w)
         betas.append(w.norm())
@@ -299,12 +299,12 @@ def _lanczos(times: ScoreFunction, start: Tensor, n_iter: int = 300) -> tuple[Te
 
 
 def laplace(score_fn: DifferentiableScore, start: Tensor, max_iter: int = 200) -> tuple[Affine, bool]:
-    """Return the map to the mode above `start` (d,) by the curvature there, and whether the search converged.
+    """Return the map to the mode found from `start` (d,) by the curvature there, and whether the search converged.
 
     Raises
     ------
     ValueError
-        The score is not finite at `start`, or the search leads out of the finite numbers.
+        The score is not finite at `start`, or the search produces numbers that are not finite.
     """
     if not score_fn(start[None]).isfinite().all():
         raise ValueError(

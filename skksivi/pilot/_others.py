@@ -1,8 +1,8 @@
-r"""The other modes of a target, looked for around the first.
+r"""The other modes of a target, searched for around the first.
 
-Ascents from points at distances of several orders end at modes; which of them are the same is told by the curvature
-there. In few dimensions the score is asked at many more points, and followed from those where it does not lead back:
-a mode that is narrow is found from its neighbourhood alone.
+Ascents from points at distances of several orders of magnitude end at modes; the curvature there shows which of them
+are the same. In few dimensions the score is evaluated at many more points, and followed from those where it does not
+lead back, because a narrow mode is found only from its neighbourhood.
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ def contradicting(score_u: DifferentiableScore, like: Tensor, generator: torch.G
 def ascended(score_u: DifferentiableScore, u: Tensor) -> Tensor:
     r"""Return the ends (k, d) of those ascents from points u (n, d) that have arrived at a mode.
 
-    Near the origin, which is one, they go no further. Steps are those of the limited-memory BFGS method, cut to a
-    length of :math:`2 + 2 \|u\|`. One is made a quarter where log p would fall, by the trapezoidal rule: longer ones
+    Near the origin, which is a mode, they stop. Steps are by the limited-memory BFGS method, clipped to a length of
+    :math:`2 + 2 \|u\|`. A step is quartered if log p would fall, by the trapezoidal rule: longer ones
     lead into the region of another mode.
 
     References
@@ -142,7 +142,7 @@ def ascended(score_u: DifferentiableScore, u: Tensor) -> Tensor:
 
 
 class Curvature:
-    """What the last steps of ascents tell of the curvature; the scores s (n, d) at their starts set a first length.
+    """The curvature by the last steps of ascents; the scores s (n, d) at their starts set a first length.
 
     Attributes
     ----------
@@ -172,7 +172,7 @@ class Curvature:
         return step
 
     def add(self, i: Tensor, du: Tensor, ds: Tensor) -> None:
-        """Learn from steps of ascents i (k,). Where the score did not fall, forget all and double the next one."""
+        """Add steps of ascents i (k,). If the score did not fall, discard all and double the next step."""
         product = (du * ds).sum(1)
         falls = product > LOOK.flat * du.norm(dim=1) * ds.norm(dim=1)
         self.inverse[:, i[~falls]] = 0
@@ -193,7 +193,7 @@ def _new_modes(score_fn: Score, known: Sequence[Affine], u: Tensor) -> list[Affi
         if not len(u):
             break
         end, u = u[:1], u[1:]
-        if torch.linalg.eigvalsh(-jacobians(score_u, end)).amin() <= LOOK.level:  # a flat region is no mode
+        if torch.linalg.eigvalsh(-jacobians(score_u, end)).amin() <= LOOK.level:  # a flat region is not a mode
             continue
         maps, converged = search_modes(score_fn, first.unwhiten(end), NEWTON.max_steps)
         if len(maps) and converged[0] and not any(same_mode(maps[0], a) for a in (*known, *new)):
@@ -205,11 +205,11 @@ def _new_modes(score_fn: Score, known: Sequence[Affine], u: Tensor) -> list[Affi
 
 
 def symmetries_of(score_fn: Score, mode: Affine) -> tuple[Tensor, ...]:
-    r"""Return permutations of coordinates that leave a target as it is, :math:`s(x_\pi) = s(x)_\pi`.
+    r"""Return permutations of coordinates that leave a target invariant, :math:`s(x_\pi) = s(x)_\pi`.
 
-    The labels of the components of a mixture may be permuted so. Where all coordinates are equal, those that may be
-    exchanged have equal scores; which others have to be exchanged with them is told by the Jacobian J of the score
-    there, :math:`J_{\pi_i \pi_j} = J_{ij}`.
+    The labels of the components of a mixture are an example. At a point with equal coordinates, those that may be
+    exchanged have equal scores; the Jacobian J of the score there shows which others must be exchanged with them,
+    :math:`J_{\pi_i \pi_j} = J_{ij}`.
     """
     d = len(mode.m)
     centre = mode.m.median().expand(1, d).contiguous()
@@ -229,7 +229,7 @@ def symmetries_of(score_fn: Score, mode: Affine) -> tuple[Tensor, ...]:
 
 
 def _exchanging(s: Sequence[float], J: Sequence[Sequence[float]], i: int, j: int) -> list[int]:
-    """Return the permutation (d,) that exchanges i and j, and what is to i what another coordinate is to j."""
+    """Return the permutation (d,) that exchanges i and j, and the coordinates that correspond under it."""
     permutation = list(range(len(s)))
     permutation[i], permutation[j] = j, i
     others = [a for a in range(len(s)) if a not in (i, j)]
@@ -245,7 +245,7 @@ def _alike(a: float, b: float) -> bool:
 
 
 def _is_symmetry(score_fn: Score, mode: Affine, permutation: Tensor) -> bool:
-    """Tell whether a permutation leaves the score as it is, around a mode."""
+    """Tell whether a permutation leaves the score invariant around a mode."""
     x = around(mode, LOOK.n_tried, torch.Generator(mode.m.device).manual_seed(0))
     s, s_permuted = score_fn(torch.cat([x, x[:, permutation]])).detach().chunk(2)
     return bool(((s[:, permutation] - s_permuted).abs() <= LOOK.broken * s.abs().amax(1, keepdim=True)).all())
@@ -258,7 +258,7 @@ def permuted(mode: Affine, permutation: Tensor) -> Affine:
 
 
 def _images(modes: Sequence[Affine], symmetries: Sequence[Tensor]) -> list[Affine]:
-    """Return what permutations make of modes, and of what they make, but for these."""
+    """Return all new images of modes under repeated permutations."""
     found = list(modes)
     for mode in found:  # which grows
         for a in (permuted(mode, permutation) for permutation in symmetries):

@@ -28,14 +28,14 @@ def are_known(n_features: int, *, converged: bool, error: float) -> bool:
 
 
 class PilotPoints(NamedTuple):
-    """Points near the target, and what is known of them.
+    """Points near the target, with their properties.
 
     Attributes
     ----------
     x : Tensor of shape (n, d)
         Points, sorted by the mode they are near.
     n_of_mode : list of int
-        How many belong to each.
+        Number of points near each mode.
     mean_se : Tensor of shape (d,)
         Standard errors of their mean, from the spread over independent chains.
     converged : bool
@@ -43,9 +43,9 @@ class PilotPoints(NamedTuple):
     dense : bool
         Whether there is mass between the points of a mode.
     mixture : Components or None
-        One that was fitted to them.
+        A mixture fitted to the points.
     warp : Curved or None
-        The map to the coordinates of the target; they are y of this, if there is one.
+        The map to the coordinates of the target, if the points are in its coordinates y.
     """
 
     x: Tensor
@@ -57,7 +57,7 @@ class PilotPoints(NamedTuple):
     warp: Curved | None = None
 
     def map(self) -> Affine:
-        """Return the map by mean and covariance: of points that are too few for it by that of their one Gaussian."""
+        """Return the map by mean and covariance; if points are too few, by the covariance of their only Gaussian."""
         n, d = self.x.shape
         if self.mixture is not None and len(self.mixture.weights) == 1 and n < FEW * d:
             return self.mixture.map()
@@ -89,16 +89,16 @@ class PilotPoints(NamedTuple):
         return fitted_mixture(self._replace(x=map.whiten(self.x)).of_modes(), generator)
 
     def unwhitened(self, map: Affine) -> PilotPoints:  # noqa: A002
-        """Return the points in x, if these are those of u, and their errors for whatever correlation."""
+        """Return the points in x, given points in u, with errors that hold for any correlation."""
         scale = map.L.norm(dim=1)
         mixture = None if self.mixture is None else self.mixture.unwhitened(map)
         return self._replace(x=map.unwhiten(self.x), mean_se=self.mean_se.max() * scale, mixture=mixture)
 
     def conditional_sd(self, score_fn: ScoreFunction, map: AffineMap) -> Tensor:  # noqa: A002
-        r"""Return the standard deviations (d,) of the coordinates u of a map while the others stand still.
+        r"""Return the standard deviations (d,) of the coordinates u of a map given the others.
 
         By Stein's identity the mean of their inverse squares is :math:`E s_i^2 = E[-\partial_i s_i]`. A few rows do.
-        None is above one, the standard deviation of all of u: points that have not come to the target would say so.
+        They are capped at one, the marginal standard deviation of u, which points not yet at the target would exceed.
         """
         x = self.x[:: max(1, len(self.x) // GAUSSIAN.n_draws)]
         return map.whiten_score(score_fn(x).detach()).square().mean(0).rsqrt().clamp_max(1.0)
@@ -106,7 +106,7 @@ class PilotPoints(NamedTuple):
     def width_within(self) -> Tensor:
         """Return the interquartile ranges (d,) within the narrowest mode, in units of a normal's deviation.
 
-        Heavy tails have no say in them.
+        Heavy tails do not affect them.
         """
         quartiles = self.x.new_tensor([0.25, 0.75])
         ranges = [part.quantile(quartiles, dim=0).diff(dim=0)[0] for part in self.of_modes()]

@@ -1,4 +1,4 @@
-r"""The affine map x = m + L u that puts a target near mean zero and unit covariance, by the rule asked for."""
+r"""The affine map x = m + L u that gives a target about zero mean and unit covariance, by a choice of rules."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from skksivi.score._tally import SpentError
 #: Features beyond which the map is diagonal plus low rank, by the curvature at a mode: a Newton step costs O(d^3).
 MAX_FEATURES = 1000
 
-#: Median square of a coordinate of the short chains, in units of the long ones, beyond which these are elsewhere.
+#: Median square of a coordinate of the short chains, in units of the long ones, beyond which they disagree.
 FAR_APART = 9.0
 
-#: Points by which the types of floating-point numbers are compared.
+#: Number of points by which floating-point types are compared.
 N_COMPARED = 64
 
 #: Points of long chains from which importance sampling starts, its most rounds, and the effective share that it needs
-#: to be better than they are.
+#: to be better than these points.
 N_REFINED, N_REFINEMENTS, SHARE_REFINED = 10_000, 36, 0.7
 
 #: Numbers in the points of a pilot that are kept, at most.
@@ -48,7 +48,7 @@ MAX_POINTS = 2**22
 
 
 class Search(NamedTuple):
-    """What a rule that finds a map is given.
+    """The arguments of a rule that finds a map.
 
     Attributes
     ----------
@@ -58,10 +58,10 @@ class Search(NamedTuple):
     alone : bool
         Whether they start nowhere else.
     chains : Pilot
-        What may be spent on chains.
+        Budget and settings of the chains.
     generator : torch.Generator
     n_calls : int
-        What the score had been asked for before.
+        Score calls before the search.
     warps : bool
         Whether the coordinates may be warped.
     """
@@ -76,20 +76,20 @@ class Search(NamedTuple):
 
     @property
     def left(self) -> int:
-        """What is left of the budget."""
+        """The remaining budget."""
         tally = self.score.tally
         left = self.chains.budget - (tally.total - self.n_calls)
         return left if tally.limit is None else min(left, tally.limit - tally.total)
 
 
-#: A map, and the pilot where there is one.
+#: A map, and the pilot if there is one.
 Found = tuple[Whitening, PilotPoints | None]
 
 
 def find_whitening(
     whiten: Whiten, score_fn: Score, generator: torch.Generator, *, init: Init = None, warps: bool = False
 ) -> Found:
-    """Return the float64 map that an approximator's parameter `whiten` asks for, and the pilot of "auto".
+    """Return the float64 map specified by an approximator's parameter `whiten`, and the pilot of "auto".
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ def find_whitening(
     init : array-like of shape (d,) or (k, d), default=None
         Where the mode searches start; None means the origin and, with "auto", points around it.
     warps : bool, default=False
-        Whether the caller can do with coordinates that are warped.
+        Whether the caller accepts warped coordinates.
 
     Raises
     ------
@@ -112,7 +112,7 @@ def find_whitening(
         return Whitening(map_, np.empty((0, d)), np.empty(0)), None
     rule = RULES[whiten.rule if isinstance(whiten, Pilot) else whiten]
     before, chains, alone = score_fn.tally.total, pilot_of(whiten) or Pilot(), init is not None
-    if score_fn.mode is not None:  # all has been looked for
+    if score_fn.mode is not None:  # no other mode is possible
         starts, alone = score_fn.mode[None], True
     score_fn.tally.begin("search for modes")
     whitening, pilot = rule(Search(score_fn, starts, alone, chains, generator, before, warps))
@@ -137,14 +137,14 @@ def _matched(search: Search) -> Found:
 
 
 def _by_chains(search: Search) -> Found:
-    """Return mean and covariance of chains around the modes, and the chains; of most features the curvature."""
+    """Return mean and covariance of chains around the modes, and the chains; the curvature if features are many."""
     double, effort, generator, short = search.score.double, search.chains.effort, search.generator, None
     d, short_chains = double.n_features, partial(short_pilot, double, effort=effort, warps=search.warps)
     if d <= SHORT.max_features:
         short = short_chains(search.starts, generator, alone=search.alone)
         if short is not None and (_will_do(*short, effort) or d > MAX_FEATURES or double.tally.is_spent):
             return _of_points(*short)
-        search = search._replace(n_calls=double.tally.total)  # the budget is that of the long chains
+        search = search._replace(n_calls=double.tally.total)  # the budget is for the long chains
     if d > MAX_FEATURES:
         return _by_curvature(search)
     try:
@@ -167,8 +167,8 @@ def _by_chains(search: Search) -> Found:
 
 
 def _will_do(modes: ModeMaps, pilot: PilotPoints, effort: str) -> bool:
-    """Tell whether the points of short chains will do, as they are or because long chains would do no better: where
-    no mode was found, coordinates are warped, or many features are known to within small errors.
+    """Tell whether the points of short chains suffice, by themselves or because long chains would be no better: if no
+    mode was found, coordinates are warped, or the errors of many features are small.
     """
     if effort == "low" or not modes.maps:
         return True
@@ -230,7 +230,7 @@ def _by_curvature(search: Search) -> Found:
 
 
 def _unless_many(rule: Callable[[Search], Found]) -> Callable[[Search], Found]:
-    """Return a rule that goes by the curvature alone where features are many."""
+    """Return a rule that uses only the curvature if there are many features."""
     return lambda search: rule(search) if search.score.n_features <= MAX_FEATURES else _by_curvature(search)
 
 
@@ -251,7 +251,7 @@ def pulled_back(score_fn: Score, map_: AffineMap, generator: torch.Generator) ->
 
 
 def _needs_double(score_fn: Score, map_: AffineMap) -> bool:
-    """Tell whether to train in float64: where rounding costs more than 1%, and for finite differences."""
+    """Tell whether to train in float64: if rounding costs more than 1%, and for finite differences."""
     if score_fn.by_differences or isinstance(map_, Identity):
         return score_fn.by_differences
     exact, rounded = map_.pull_back(score_fn.double), map_.pull_back(score_fn)
@@ -263,7 +263,7 @@ def _needs_double(score_fn: Score, map_: AffineMap) -> bool:
 
 
 def points_near_target(whiten: Whiten, init: Init) -> Init:
-    """Return what these parameters say of where the target is, None for nothing."""
+    """Return the points near the target that these parameters give, or None."""
     pair = _pair(whiten)
     return init if pair is None or init is not None else pair[0] if len(pair) else None
 

@@ -1,4 +1,4 @@
-"""Points near a target of several modes, from short chains around each, and what each weighs."""
+"""Points near a target of several modes, from short chains around each, and the weights of the modes."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ LogDensity = Callable[[Tensor], Tensor]
 class SeveralSettings(NamedTuple):
     """The settings of `pilot_of_several`."""
 
-    #: Share of the points around a mode that may be near others, if it is to be weighed by itself.
+    #: Share of the points around a mode that may be near others, if it is weighted by itself.
     stray: float = 0.01
-    #: Points of a mixture, and of chains, by which it is weighed, and the parts of them from which its error comes.
+    #: Points of a mixture, and of chains, by which it is weighted, and the parts of them from which its error comes.
     n_weighed: int = 512
     n_parts: int = 8
     #: The error of Lobatto's rule along a line, in nats, above which it is split into panels.
@@ -50,7 +50,7 @@ SEVERAL = SeveralSettings()
 def pilot_of_several(
     score: Score, modes: ModeMaps, explore: Callable[[Weighing, Affine], PilotPoints], generator: torch.Generator
 ) -> PilotPoints | None:
-    """Return points near all modes, as many of each as it weighs; None where one was not explored or weighed.
+    """Return points near all modes, as many of each as its weight says; None if one was not explored or weighted.
 
     Where chains around one mode reach others, they explore these too.
 
@@ -59,7 +59,7 @@ def pilot_of_several(
     score : Score
     modes : ModeMaps
     explore : callable
-        Returns points near the target around a mode, by what weighs them.
+        Returns points near the target around a mode, given a `Weighing`.
     generator : torch.Generator
     """
     log_prob = score.log_prob or by_lines(score, modes)
@@ -144,7 +144,7 @@ def fitted_by_cells(cells: Cells, at_modes: Components, x: Tensor, generator: to
 
 
 class Group(NamedTuple):
-    """A pilot that has converged, with the modes (k,) that it is near, and what tells it from those not like it."""
+    """A converged pilot, with the modes (k,) near it, and permutations to its copies."""
 
     pilot: PilotPoints
     near: Tensor
@@ -218,7 +218,7 @@ def by_lines(score_fn: ScoreFunction, modes: ModeMaps) -> LogDensity:
 def log_integral(log_prob: LogDensity, pilot: PilotPoints, generator: torch.Generator) -> tuple[float, float]:
     """Return the logarithm of the integral of p near the points of a pilot, and its standard error.
 
-    It is that of bridge sampling between the pilot's mixture, with wider tails, and its points.
+    The estimate is by bridge sampling between the pilot's mixture, with wider tails, and its points.
 
     References
     ----------

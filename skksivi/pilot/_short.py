@@ -71,15 +71,15 @@ def short_pilot(
     effort: str = "auto",
     warps: bool = False,
 ) -> tuple[ModeMaps, PilotPoints] | None:
-    """Return points near a target, and its modes; None where none is found, or chains do not explore several.
+    """Return points near a target, and its modes; None if none is found, or chains do not explore several.
 
-    Of many features chains start where the search for a mode did, if that finds none. They explore hierarchies whose
-    mode is far from the mass.
+    With many features, chains start where the search for a mode did if that finds none. They explore hierarchies
+    whose mode is far from the mass.
 
     The points have converged if the importance weights of draws of a Gaussian mixture, fitted to chains that agree
     with each other, have a large effective share and a light tail, if means and scales by these have small standard
     errors, and if the mixture is near the target. In many dimensions, where no mixture has such weights, they have
-    too if the chains as good as agree and have small standard errors themselves.
+    also converged if the chains nearly agree and have small standard errors themselves.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ def short_pilot(
         Where the search for modes starts.
     generator : torch.Generator
     alone : bool
-        Whether no other modes are looked for.
+        Whether to search for no other modes.
     effort : {"low", "auto", "high"}, default="auto"
         Which sets the stages of chains.
     warps : bool, default=False
@@ -97,7 +97,7 @@ def short_pilot(
     Raises
     ------
     SpentError
-        The score may not be asked often enough to find a mode; later the best points so far are returned.
+        The budget does not suffice to find a mode; if it is spent later, the best points so far are returned.
     """
     stages = Stages.of(effort, starts.shape[1])
     try:
@@ -123,13 +123,13 @@ def short_pilot(
                 break
     except LOST:
         return None
-    except SpentError:  # what there is will have to do
+    except SpentError:  # keep the best so far
         pass
     return modes, pilot
 
 
 def _first_modes(score_fn: Score, starts: Tensor, generator: torch.Generator) -> ModeMaps:
-    """Return the modes above the starts (k, d), of many dimensions that above the first."""
+    """Return the modes found from the starts (k, d); in many dimensions only from the first."""
     if starts.shape[1] <= MOST_FEATURES:
         return find_modes(score_fn, starts, generator)
     return ModeMaps([dense_mode(score_fn, starts[0], generator)], starts.new_ones(1))
@@ -138,7 +138,7 @@ def _first_modes(score_fn: Score, starts: Tensor, generator: torch.Generator) ->
 def _without_mode(
     score_fn: Score, start: Tensor, generator: torch.Generator, stages: Iterable[int]
 ) -> tuple[ModeMaps, PilotPoints] | None:
-    """Return no mode and points of chains around a start (d,), None where errors are not small or they run off."""
+    """Return no mode and points of chains around a start (d,), None if errors are not small or chains diverge."""
     at_start = Affine.shift(start)
     try:
         score_fn = without_wrong_density(score_fn, at_start)
@@ -180,7 +180,7 @@ def _of_several(
 def _pilots(
     score_fn: Score, mode: Affine, start: Tensor, generator: torch.Generator, stages: Stages, *, warps: bool
 ) -> Iterator[PilotPoints]:
-    """Yield better and better pilots, if they may be warped also in coordinates of other forms."""
+    """Yield successively better pilots, if they may be warped also in coordinates of other forms."""
     warps = warps and len(mode.m) <= MOST_FEATURES
     if warps:
         yield from without_tails(score_fn, mode, generator)

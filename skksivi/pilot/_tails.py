@@ -30,13 +30,13 @@ from skksivi.pilot._curved import Curved
 from skksivi.score._improper import AGREEMENT, exponents
 from skksivi.score._score import Score
 
-#: Distances at which tails are looked at, on both sides, in standard deviations of the curvature at the mode.
+#: Distances at which tails are examined, on both sides, in standard deviations of the curvature at the mode.
 DISTANCES = (1e4, -1e6)
 
-#: Random directions in which tails are looked at, beside the coordinates.
+#: Random directions in which tails are examined, in addition to the coordinates.
 N_DIRECTIONS = 8
 
-#: The fewest degrees of freedom that are taken up, and those from which on a tail counts as light.
+#: The fewest degrees of freedom that are supported, and the number from which a tail counts as light.
 HEAVIEST, LIGHT = 0.5, 30.0
 
 #: Nodes of the radii, the last of them, less the root of the dimension, and steps of Newton's method between them.
@@ -64,7 +64,7 @@ class Tails(Curved):
         if len(self.index) not in (1, len(self.map.m)):
             raise ValueError("the indices of its tails do not fit its map")
         if not self.index.is_meta and (self.index > 1 / HEAVIEST).any():
-            raise ValueError("its tails are heavier than those of any density that is taken up")
+            raise ValueError("its tails are heavier than of any supported density")
         if not self.index.is_meta:
             found = _stretches(self._k, tuple(self.index.tolist()), self.index.device)
             object.__setattr__(self, "stretches", found)
@@ -113,7 +113,7 @@ class Stretches(NamedTuple):
     step : float
         The distance of nodes.
     values, slopes : Tensor of shape (k, n)
-        Those at the nodes, the first of which is zero.
+        Values and slopes at the nodes, the first of them zero.
     tail : Tensor of shape (k,)
         The :math:`1 / \nu` of what they grow by beyond the last node, :math:`r_y^2 / 2 \nu - \log r_y`.
     """
@@ -138,7 +138,7 @@ class Stretches(NamedTuple):
         return cubic + beyond.where(self.tail > 0, 0)
 
     def solve(self, r_z: Tensor) -> Tensor:
-        """Return the radii (n, k) of y for those of z."""
+        """Return the radii (n, k) of y given the radii of z."""
         aim = r_z.log()
         nodes = self.step * torch.arange(1, self.values.shape[1]).to(r_z)
         at_nodes = self.values[:, 1:] + nodes.log()

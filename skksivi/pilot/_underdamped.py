@@ -1,4 +1,4 @@
-r"""Underdamped Langevin chains for targets of many parameters: nothing costs more than O(d) per step."""
+r"""Underdamped Langevin chains for targets of many parameters: a step costs O(d)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class UnderdampedSettings(NamedTuple):
     #: A step in units of the shortest period of a chain, and the share of a momentum that is left after it.
     step: float = 0.7
     memory: float = 0.98
-    #: The mean square of a momentum, in many dimensions, beyond which it is drawn anew.
+    #: The mean square of a momentum, in many dimensions, beyond which it is drawn again.
     hottest: float = 4.0
     #: Steps from one estimate of the largest curvature to the next, and the products with the Jacobian of each.
     curvature_every: int = 200
@@ -92,9 +92,9 @@ def underdamped(score_fn: Score, x: Tensor, n_steps: int, generator: torch.Gener
 
     whose positions have the exact covariance of a Gaussian. The step h is a share of the shortest period of each
     chain, :math:`0.7 / \sqrt{\lambda_{\max}}` with the largest curvature :math:`\lambda_{\max}` by power iteration.
-    A chain that is hot, of too long a step or falling from far off, gets a new momentum; where its score has grown,
-    too, it goes back to where the step was chosen, and takes half of that. One that leaves the finite numbers goes on
-    from another's place.
+    A chain with too much energy, by too long a step or from far out, gets a new momentum; if its score has also
+    grown, it returns to where the step was chosen and halves the step. A chain that is no longer finite resumes from
+    another's state.
 
     References
     ----------

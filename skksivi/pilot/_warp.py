@@ -8,10 +8,10 @@ others
     m_i(t) = \sum_j a'_{ij} t_j + b_{ij} (t_j^2 - 1) + c_{ij} \log\cosh t_j, \qquad
     g_i(t) = \sum_j a''_{ij} t_j + c''_{ij} \log\cosh t_j,
 
-with intercepts. So a banana is straightened by m, and a funnel, or a hierarchy in its centred form, opened by g.
-Where its scale is small, only the line l counts, towards which all members of a group shrink. What drives others may
-be skewed by S in the first level, for the logarithm of a scale often is; every other S is the identity. What drives a
-coordinate is found from points near the target, and the functions are fitted to them by maximum likelihood.
+with intercepts. Thus m straightens a banana, and g opens a funnel or a centred hierarchy. Where the scale is
+small, only the line l matters, towards which all members of a group shrink. In the first level, coordinates that
+drive others may be skewed by S, because the logarithm of a scale often is; every other S is the identity. The drivers
+of a coordinate are found from points near the target, and the functions are fitted to these by maximum likelihood.
 
 References
 ----------
@@ -50,20 +50,20 @@ MAX_LOG_SCALE, MUCH = 12.0, 0.2
 )
 @dataclass(frozen=True)
 class Level:
-    """Coordinates that depend on those of lower levels alone.
+    """Coordinates that depend only on lower levels.
 
     Attributes
     ----------
     members : Tensor of shape (k,)
         Their indices.
     drivers : Tensor of shape (j,)
-        Those of the coordinates they may depend on.
+        Indices of the coordinates that they may depend on.
     line : Tensor of shape (j + 1, k)
         The coefficients of l.
     location : Tensor of shape (3 j + 1, k)
-        Those of m.
+        Coefficients of m.
     scale : Tensor of shape (2 j + 1, k)
-        Those of g.
+        Coefficients of g.
     shape : Tensor of shape (2, k)
         The skewness and the weight of the tails of S, 0 and 1 for the identity, where there are no drivers.
     """

@@ -143,7 +143,7 @@ def _pair_gain(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _bent(x: Tensor, driving: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the features of m, which are x (..., j) and what is bent of driving, and those of g."""
+    """Return the features of m, which are x (..., j) and the nonlinear ones of `driving`, and the features of g."""
     F, G = features(driving)
     return torch.cat([x, F[..., driving.shape[-1] :]], -1), G
 
@@ -151,9 +151,9 @@ def _bent(x: Tensor, driving: Tensor) -> tuple[Tensor, Tensor]:
 def _regression(line: Tensor, F: Tensor, G: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     r"""Fit :math:`y \sim N(l + e^g m, e^{2 g})` (p, n) with l, m and g linear in their features (p, n, any).
 
-    Steps are least squares for l and m, in units of the scale, and Fisher scoring for g, of bends after lines. Return
-    the coefficients of l and m, those of g and the losses (p,), :math:`E[r^2 / 2 + g]` with the residuals r in units
-    of the scale.
+    Steps are least squares for l and m, in units of the scale, and Fisher scoring for g, whose lines are fitted
+    before its bends. Return the coefficients of l and m, the coefficients of g and the losses (p,), :math:`E[r^2 / 2
+    + g]` with the residuals r in units of the scale.
     """
     y, n_bends = y[..., None], G.shape[-1] // 2
     ridge_l, ridge_m, ridge_g = (_ridge(A, bends) for A, bends in ((line, 0), (F, n_bends), (G, n_bends)))
@@ -217,7 +217,7 @@ def _model(t: Tensor, i: int, parents: Parents, unit: Tensor, centre: Tensor) ->
     """Return the simplest model of coordinate i of points t (n, d) that is about as likely as the most general one.
 
     A line that is off by little is off by many scales in a neck. So it is zero in the units of the target, or one of
-    the other coordinates, as in the centred form of a hierarchy, if that will do, and m a constant.
+    the other coordinates, as in the centred form of a hierarchy, if that suffices, with m constant.
     """
     drivers, lines = parents
     free, y = with_one(t[:, lines]), t[:, i]
@@ -249,7 +249,7 @@ def _fit(line: Tensor, F: Tensor, G: Tensor, y: Tensor) -> Model:
 
 
 def _shape(t: Tensor) -> Tensor:
-    """Return the skewness and the weight of the tails (2,) of points t (n,), those of a Gaussian if that will do."""
+    """Return the skewness and the weight of the tails (2,) of points t (n,), a Gaussian's if they suffice."""
     grid = torch.cartesian_prod(torch.linspace(-1, 1, 21), torch.linspace(0.4, 1.3, 10)).to(t)
     skewness, tails = grid.mT[..., None]
     v, log_slope = unskewed(t, skewness, tails)

@@ -56,7 +56,7 @@ def without_tails(score_fn: Score, mode: Affine, generator: torch.Generator) -> 
 
 
 def around_start(score_fn: Score, start: Tensor, generator: torch.Generator) -> Tensor:
-    """Return points (n, d) of chains around a start (d,), in units of the parameters; none where they are lost."""
+    """Return points (n, d) of chains around a start (d,), in units of the parameters; none if the chains diverge."""
     try:
         *_, found = HamiltonianEnsemble(score_fn, Affine.shift(start), generator).by_stages(WARPED.stages)
     except LOST:
@@ -67,7 +67,8 @@ def around_start(score_fn: Score, start: Tensor, generator: torch.Generator) -> 
 def warped(score_fn: Score, x: Tensor, generator: torch.Generator) -> Iterator[PilotPoints]:
     """Yield points in coordinates that are fitted to points x (n, d), if chains converge there.
 
-    Chains in these coordinates reach further than the points, so that they are fitted again until nothing moves.
+    Chains in these coordinates reach further than the points, so the coordinates are fitted again until nothing
+    moves.
     """
     stages, most = WARPED.stages, WARPED.settled
     if x.shape[1] >= MANY_FEATURES:
@@ -101,13 +102,13 @@ def _refined_along(
     pilot: PilotPoints,
     drawn: list[Draws],
 ) -> PilotPoints:
-    """Return a pilot with more points, that looks for what chains have not reached along the drivers of others."""
+    """Return a pilot with more points, searching along the drivers of coordinates where chains have not been."""
     plan = PLAIN._replace(least_rounds=6, forgets=True, keeps=False, along=metric.L[drivers])
     return refined(metric.pull_back(score_y), pilot, drawn, generator, plan)
 
 
 def _goes_astray(warp: Warp, found: PilotPoints) -> bool:
-    """Tell whether draws are far from all points in coordinates of the target, as of scales that grow too fast."""
+    """Tell whether draws are far from all points in coordinates of the target, as if scales grew too fast."""
     draws = found.x if found.mixture is None else pilot_of(found.mixture, HAMILTONIAN.n_of_gaussian).x
     x, y = warp.unwarp(found.x)[0], warp.unwarp(draws)[0]
     centre = x.median(0).values

@@ -36,30 +36,30 @@ from skksivi.score._score import Score
 )
 @dataclass
 class Whitening:
-    """The map x = m + L u of a fit, and what was learned on the way to it.
+    """The map x = m + L u of a fit, with results of the search for it.
 
     Attributes
     ----------
     map : Affine, LowRank or Identity
     modes : ndarray of shape (n_modes, d)
-        Modes found, best first; none where the map was given.
+        Modes found, best first; none if the map was given.
     weights : ndarray of shape (n_modes,)
         Their shares of the target by Laplace's approximation, heights compared by line integrals of the score.
     n_score_calls : int
         Points at which the score was evaluated.
     converged : bool
-        Whether the chains of the pilot agreed with themselves when they ended.
+        Whether the chains of the pilot agreed with each other at their end.
     mean, mean_se, sd : ndarray of shape (d,) or None
         Moments of the pilot, and standard errors of its mean; with whiten="auto" and "diagonal".
     warp : Curved or None
-        A map from coordinates y in which a curved target is nearly Gaussian, which are then those of `map`:
+        A map from coordinates y in which a curved target is nearly Gaussian; `map` is then in these coordinates,
         y = m + L u.
     symmetries : ndarray of shape (n_symmetries, d) or None
-        Permutations of the coordinates that leave the target as it is and lead from one mode to another, as those of
-        the labels of a mixture do. The modes that are images of each other have equal weights.
+        Permutations of the coordinates, such as the labels of a mixture, that leave the target invariant and map one
+        mode to another. The modes that are images of each other have equal weights.
     ascents : ndarray of shape (2,) or None
-        How many ascents of the last round of the search ended at a mode, and at one that was not known before; None
-        where no other modes were looked for.
+        How many ascents of the last round of the search ended at a mode, and how many at a new one; None if no
+        other modes were searched.
     """
 
     map: AffineMap
@@ -112,7 +112,7 @@ class Whitening:
         return n_new / n if n else math.nan
 
     def missed(self, share: float) -> float:
-        """Return the probability with which the last round missed a mode to which this share of its ascents leads.
+        """Return the probability that the last round missed a mode to which this share of its ascents leads.
 
         Raises
         ------

@@ -51,7 +51,7 @@ class HasLogProb(Protocol):
 
 
 def own_axes(ax: Axes | None, figsize: tuple[float, float] | None = None) -> Axes:
-    """Return the axes, or those of a new figure."""
+    """Return the axes, or the axes of a new figure."""
     if ax is not None:
         return ax
     import matplotlib.pyplot as plt  # not above, like all of matplotlib: it takes long

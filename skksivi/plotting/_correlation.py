@@ -1,4 +1,4 @@
-"""Correlations of a fit beside those of the reference."""
+"""Correlations of a fit beside the reference's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bounds of a target that should have been transformed to the whole space, found from its score."""
+"""Bounds of a target that should have been transformed to the whole real space, found from its score."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from skksivi._warnings import warn_caller
 from skksivi.score._probe import scattered_points
 from skksivi.score._score import Score
 
-#: Distances from a point inside at which an end is sought, in units of 1 + |x_j|.
+#: Distances from an interior point at which a bound is sought, in units of 1 + |x_j|.
 REACHES = (1.0, 10.0, 100.0)
 
 #: The lowest and the highest points of a coordinate that must all be outside if it may have a bound there.
 N_EXTREME = 5
 
-#: Coordinates that are looked at.
+#: Largest number of coordinates that are checked.
 MAX_SUSPECTS = 64
 
-#: Halvings until a bound is known, and points on the way there.
+#: Bisection steps to locate a bound, and points on the way there.
 N_HALVINGS, N_BETWEEN = 40, 64
 
-#: What the log-density loses at most on the way to a bound that matters: else numbers have only left their range.
+#: Largest fall of the log-density on the way to a real bound; a larger one is floating-point underflow.
 MAX_DROP = 25.0
 
 
@@ -38,7 +38,7 @@ class Bound(NamedTuple):
 
     @property
     def support(self) -> str:
-        """The support as `skksivi.targets.constrained` is told it."""
+        """The support as an argument of `skksivi.targets.constrained`."""
         low, high = (round(end, 6) + 0.0 for end in (self.low, self.high))
         if (low, high) == (0, 1):
             return '"unit interval"'
@@ -50,7 +50,7 @@ class Bound(NamedTuple):
 def warn_of_bounds(score: Score, near: Tensor | None = None) -> None:
     """Warn of a target that has no density beyond some value of a coordinate."""
     bounds = find_bounds(score.sketch(), near)
-    if bounds and score.parts is not None:  # some observations alone may leave a coordinate open
+    if bounds and score.parts is not None:  # a part of the data may leave a coordinate unbounded
         bounds = find_bounds(score, near)
     if not bounds:
         return
@@ -65,7 +65,7 @@ def warn_of_bounds(score: Score, near: Tensor | None = None) -> None:
 
 
 def find_bounds(score: Score, near: Tensor | None = None) -> list[Bound]:
-    """Return the coordinates along which the density ends, by lines through a point where it does not."""
+    """Return the coordinates along which the density ends, found along lines through an interior point."""
     x = scattered_points(score, near)
     inside = _inside(score, x)
     start, is_inside = x[inside.sum(1).argmax()], inside[inside.sum(1).argmax()]
@@ -75,7 +75,7 @@ def find_bounds(score: Score, near: Tensor | None = None) -> list[Bound]:
 
 
 def _inside(score: Score, x: Tensor) -> Tensor:
-    """Tell of points x (n, d) whether the score of each coordinate is finite and not zero, and log p finite."""
+    """Tell for each coordinate of points x (n, d) whether its score is finite and not zero, and log p finite."""
     s = score(x)
     inside = s.isfinite().all(1, keepdim=True) & (s != 0)
     if score.log_prob is None:
@@ -86,7 +86,7 @@ def _inside(score: Score, x: Tensor) -> Tensor:
 
 
 def _ends(x: Tensor, inside: Tensor) -> Tensor:
-    """Tell of coordinates (d,) whether their lowest or their highest points (n, d) are all outside."""
+    """Tell for each coordinate (d,) whether its lowest or its highest points (n, d) are all outside."""
     outside = (~inside).gather(0, x.argsort(0))
     return outside[:N_EXTREME].all(0) | outside[-N_EXTREME:].all(0)
 
@@ -112,9 +112,9 @@ def _end(score: Score, start: Tensor, j: int, side: float) -> float:
 
 
 def _matters(slope: Callable[[Tensor], Tensor], start: Tensor, end: Tensor) -> bool:
-    """Tell whether a density with a slope of its logarithm ends there, and numbers have not only left their range.
+    """Tell whether a density whose logarithm has a slope ends there, rather than underflows.
 
-    At a bound it has fallen by a power of the distance at most, and elsewhere exponentially.
+    Towards a bound it falls at most as a power of the distance, elsewhere exponentially.
     """
     between = start + (end - start) * torch.arange(N_BETWEEN).to(start) / N_BETWEEN
     log_p = torch.cumulative_trapezoid(slope(between), between)

@@ -11,22 +11,22 @@ from torch import Tensor
 from skksivi._warnings import warn_caller
 from skksivi.score._score import Score, ScoreFunction
 
-#: Features up to which directions beside the coordinates are looked for; a decomposition costs O(d^3).
+#: Features up to which directions other than the coordinates are searched; a decomposition costs O(d^3).
 MAX_FEATURES = 500
 
 #: Distances from the origin of the points at which scores are compared, the number of points, more in more dimensions
 #: up to there, and of the numbers in them beyond, and the fewest of those.
 SIZES, N_POINTS, N_NUMBERS, N_FEWEST = (1e-2, 1.0, 1e2), 48, 2**22, 12
 
-#: Distances at which the tails of a density are looked at, and how well they must agree.
+#: Distances at which the tail exponents are estimated, and how well they must agree.
 RADII, AGREEMENT = (1e4, 1e5, 1e6), 0.02
 
-#: Share of a score along a direction below which it has no part in it beyond rounding.
+#: Share of a score along a direction below which it is zero up to rounding.
 FLAT = 1e-14
 
 
 def check_proper(score: Score) -> None:
-    """Refuse a score that vanishes along a direction wherever it is asked for; warn of tails that are too heavy.
+    """Refuse a score that vanishes along a direction wherever it is evaluated; warn of tails that are too heavy.
 
     Raises
     ------
@@ -36,7 +36,7 @@ def check_proper(score: Score) -> None:
     d = score.n_features
     try:
         direction, exponent = _looked_at(score.sketch())
-        if score.parts is not None and _is_suspect(direction, exponent, d):  # as some observations alone may be
+        if score.parts is not None and _is_suspect(direction, exponent, d):  # given a part of the data it may be
             direction, exponent = _looked_at(score)
     except (ArithmeticError, RuntimeError, ValueError):  # it need not be defined so far out
         return
@@ -61,7 +61,7 @@ def check_proper(score: Score) -> None:
 
 
 def _looked_at(score: Score) -> tuple[Tensor | None, float | None]:
-    """Return the direction along which the density is flat, and the exponent of its tails, None for none."""
+    """Return the direction along which the density is flat, and the exponent of its tails; None if there is none."""
     return flat_direction(score), tail_exponent(score, score.n_features)
 
 
@@ -79,7 +79,7 @@ def flat_direction(score: Score) -> Tensor | None:
     """Return a direction (d,) along which all scores vanish, zero if all are equal, None if there is none.
 
     Scores at random points span all directions unless the density is flat along one. They are compared in units in
-    which every coordinate has scores of the same size. Of many features the coordinates alone are looked at.
+    which every coordinate has scores of the same size. With many features only the coordinates are checked.
     """
     d = score.n_features
     generator = torch.Generator().manual_seed(0)
@@ -92,7 +92,7 @@ def flat_direction(score: Score) -> Tensor | None:
         return None
     if (S[:1] == S).all():
         return torch.zeros(d, dtype=torch.float64)
-    S = S / S.abs().amax(1, keepdim=True).where(S.any(1, keepdim=True), 1)  # points far out have no more say
+    S = S / S.abs().amax(1, keepdim=True).where(S.any(1, keepdim=True), 1)  # points far out count no more
     size = S.square().mean(0).sqrt()
     ignored = size == 0
     if ignored.any():
@@ -101,12 +101,12 @@ def flat_direction(score: Score) -> Tensor | None:
         return None
     S = S / size
     v = torch.linalg.svd(S, full_matrices=False)[2][-1]
-    share = (S @ v).abs() / S.norm(dim=1)  # rounding has its part in scores that all but cancel: one in ten may
+    share = (S @ v).abs() / S.norm(dim=1)  # where terms nearly cancel, rounding shows: one score in ten may
     return v / size / (v / size).abs().max() if share.quantile(0.9) < FLAT else None
 
 
 def has_power_tails(score: Score) -> bool:
-    """Tell whether tails fall as a power, if the score can be asked for so far out."""
+    """Tell whether the tails fall as a power, if the score can be evaluated so far out."""
     try:
         return tail_exponent(score.double, score.n_features) is not None
     except (ArithmeticError, RuntimeError, ValueError):

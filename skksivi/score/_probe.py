@@ -31,25 +31,25 @@ from skksivi.score._score import (
 #: The rules by which products with the Jacobian are formed.
 PRODUCTS = ("auto", "autograd", "finite-difference")
 
-#: Numbers of features that are tried where that of the user does not work.
+#: Numbers of features that are tried if the user's does not work.
 MAX_TRIED = 129
 
-#: Relative differences of two Jacobians that are no rounding.
+#: Relative difference of two Jacobians above which it is not rounding.
 TOLERANCES = {torch.float32: 2e-2, torch.float64: 1e-3}
 
-#: Relative asymmetry of a Jacobian beyond which it is not that of a gradient.
+#: Relative asymmetry above which a Jacobian does not belong to a gradient.
 ASYMMETRY = 2e-2
 
 #: Trial points at which Jacobians are compared, and directions there.
 N_TRIALS, N_DIRECTIONS = 4, 32
 
-#: Copies of the trial points that are evaluated at a time to see whether rows depend on each other.
+#: Copies of the trial points that are evaluated together, to check whether rows depend on each other.
 N_CROWD = 8
 
-#: Relative differences of rows in two calls that are no rounding, by the step of the differences of a score.
+#: Relative difference of rows in two calls above which it is not rounding, by the step of the differences.
 COUPLING = {STEPS[torch.float64]: 1e-3, STEPS[torch.float32]: 1e-2}
 
-#: What is said of them.
+#: How messages refer to them.
 COUPLED = (
     "`score_fn` returns different values for a point when other points are in the same call; its rows must be "
     "independent, each the gradient of log p at one point. Differentiate `log_prob(x).sum()`, not its mean, and use "
@@ -75,7 +75,7 @@ def probe(
     TypeError
         It returns neither a tensor nor an array.
     ValueError
-        It returns another shape than that of its input, or changes its input.
+        It returns another shape than its input's, or changes its input.
     """
     sizes = (2, 3)  # two, so that (d, n) and (n,) cannot pass for (n, d)
     for n in sizes:
@@ -86,13 +86,13 @@ def probe(
 
 
 def _adapted(score_fn: UntriedScore, x: Tensor) -> tuple[ScoreFunction, torch.dtype]:
-    """Return a function of tensors, and the type of the numbers that it returned before it was made so."""
+    """Return the score as a function of tensors, and the dtype that it returned itself."""
     errors: list[Exception] = []
     for kind, make in POINTS.items():
         points, before = make(x), make(x)
         try:
             s = _asked(score_fn, points, kind)
-        except (ConnectionError, TimeoutError):  # which say nothing of the function
+        except (ConnectionError, TimeoutError):  # these do not come from the function
             raise
         except Exception as error:
             errors.append(error)
@@ -136,12 +136,12 @@ def _refuse_other_type(score_fn: UntriedScore, x: Tensor, error: Exception) -> N
 
 
 def _explain(score_fn: UntriedScore, x: Tensor, error: Exception) -> None:
-    """Raise what is wrong with points x, at which the function raised an error, if it takes others.
+    """Explain an error of the function at points x if it accepts points of another shape or range.
 
     Raises
     ------
     ValueError
-        It takes points of another number of features, or those between zero and one.
+        It accepts another number of features, or only points between zero and one.
     """
     if not isinstance(error, RuntimeError | ValueError | IndexError | TypeError) or _answers(score_fn, x):
         return
@@ -174,7 +174,7 @@ def _answers(score_fn: UntriedScore, x: Tensor) -> bool:
 
 
 def _name(score_fn: UntriedScore) -> str:
-    """Return what the user calls the function: a density may be differentiated for them."""
+    """Return the user's name for the function: a density may be differentiated on their behalf."""
     return "log_prob" if getattr(score_fn, "__qualname__", "") == "Target.score_fn" else "score_fn"
 
 
@@ -202,7 +202,7 @@ def in_double(
     device: torch.device | str = "cpu",
     score_vjp: ScoreWithProduct | None = None,
 ) -> Score:
-    """Return the score for float64 points, computed in float32 where `score_fn` takes nothing else."""
+    """Return the score for float64 points, computed in float32 if `score_fn` accepts nothing else."""
     if isinstance(score_fn, Score):
         return score_fn.double
     score = _in_double(score_fn, n_features, score_vjp, torch.device(device))
@@ -234,7 +234,7 @@ def resolve(
     products: str = "auto",
     near: Tensor | None = None,
 ) -> Score:
-    """Return the score in `dtype` with its double, probed; warn where it is hardly the gradient of a density.
+    """Return the probed score in `dtype` and in float64; warn if it is probably not the gradient of a density.
 
     Parameters
     ----------
@@ -280,7 +280,7 @@ def resolve(
 
 
 def _check_repeatable(score: Score, x: Tensor) -> None:
-    """Warn of a score that gives other values when it is asked again at x; refuse it if it needs differences.
+    """Warn of a score that gives other values when evaluated again at x; refuse it if it needs finite differences.
 
     Raises
     ------
@@ -299,9 +299,9 @@ def _check_repeatable(score: Score, x: Tensor) -> None:
 
 
 def _check_rows(score: Score, x: Tensor) -> None:
-    """Refuse a score of which a row depends on the others: points are evaluated in pairs and in a crowd.
+    """Refuse a score whose rows depend on each other: points are evaluated in pairs and in large batches.
 
-    A score that gives other values for the same call is another matter.
+    A score that is random is not refused here.
 
     Raises
     ------
@@ -330,7 +330,7 @@ def choose_product(score: Score, products: str, x: Tensor) -> tuple[Score, float
     Raises
     ------
     ValueError
-        Autograd is wrong where it is asked for; the own product is wrong.
+        Autograd was requested but is wrong, or the score's own product is wrong.
     """
     V = _directions(score)
 
@@ -351,7 +351,7 @@ def choose_product(score: Score, products: str, x: Tensor) -> tuple[Score, float
         is_wrong = error > tolerance
         if is_wrong and products == "autograd":
             raise ValueError(
-                "`products` is 'autograd', but those of autograd with the Jacobian of `score_fn` differ from finite "
+                "`products` is 'autograd', but its products with the Jacobian of `score_fn` differ from finite "
                 f"differences by {error:.0%}: it detaches its input, runs under no_grad, leaves torch, uses a "
                 "function without a second derivative, or takes the derivative of a branch that is not taken, where "
                 "that is NaN. Remove that, or set products='auto' or 'finite-difference'."
@@ -371,7 +371,7 @@ def _precision(score: Score) -> torch.dtype:
 
 
 def _by_autograd(score: Score, x: Tensor, v: Tensor) -> Tensor:
-    """Return J^T v by the graph of the score; NaN where torch lacks a derivative of what it uses."""
+    """Return J^T v by the graph of the score; NaN if torch lacks a derivative of an operation in it."""
     _, pull = autograd_pullback(score, x)
     try:
         return pull(v)
@@ -382,7 +382,7 @@ def _by_autograd(score: Score, x: Tensor, v: Tensor) -> Tensor:
 def _disagreement(A: Tensor, B: Tensor, error: Tensor) -> float:
     """Return the largest difference of matrices (n, k, k) beyond the error of B, as a share of their size.
 
-    That of the median matrix: one point may lie on a kink.
+    It is taken from the median matrix, because one point may lie on a kink.
     """
     size = B.diagonal(dim1=1, dim2=2).abs().sqrt()
     scale = A.abs() + B.abs() + size[:, :, None] * size[:, None, :]
@@ -391,7 +391,7 @@ def _disagreement(A: Tensor, B: Tensor, error: Tensor) -> float:
 
 
 def scattered_points(score: Score, near: Tensor | None) -> Tensor:
-    """Return what is known of the target first, and points all around the origin."""
+    """Return points near the target, where known, followed by points all around the origin."""
     d = score.n_features
     generator = torch.Generator().manual_seed(0)
     directions = torch.randn(N_TRIALS, d, generator=generator, dtype=torch.float64, device="cpu")
@@ -405,7 +405,7 @@ def scattered_points(score: Score, near: Tensor | None) -> Tensor:
 
 
 def trial_points(score: Score, near: Tensor | None = None) -> Tensor:
-    """Return a few points where the score is finite, those nearest to what is known of the target first.
+    """Return a few points where the score is finite, nearest to the known points of the target first.
 
     Raises
     ------
@@ -435,12 +435,12 @@ def _directions(score: Score) -> Tensor:
 
 
 def _restricted(product: Callable[[Tensor, Tensor], Tensor], x: Tensor, V: Tensor) -> Tensor:
-    """Return (n, k, k) matrices of which row a holds the products with V_a (k, d), seen along V."""
+    """Return matrices (n, k, k) whose row a holds the product with V_a (k, d), projected on V."""
     return torch.stack([product(point.expand_as(V), V) @ V.mT for point in x])  # the graph of one point at a time
 
 
 def _check_product(score: Score, score_vjp: ScoreWithProduct, x: Tensor) -> None:
-    """Compare a given product with the one that would be in its place."""
+    """Compare a given product with the one that would be used without it."""
     v = torch.linspace(-1, 2, x.numel(), dtype=x.dtype, device=x.device).reshape(x.shape)
     with torch.no_grad():
         own, vjp = own_pullback(score_vjp, x.detach().clone())
@@ -449,14 +449,14 @@ def _check_product(score: Score, score_vjp: ScoreWithProduct, x: Tensor) -> None
     error: float | Tensor = 0.0
     if score.by_differences:
         s, expected = score(x), central_difference(score, x, v, score.step)
-        error = (central_difference(score, x, v, score.step / 2) - expected).abs().max()  # kinks have a share in it
+        error = (central_difference(score, x, v, score.step / 2) - expected).abs().max()  # kinks contribute to it
     else:
         s, pull = autograd_pullback(score, x)
         expected = pull(v)
     for name, a, b, slack in (("a score", own, s, 0.0), ("a product", product, expected, 10 * error)):
         if a.shape != b.shape or (a - b).abs().max() > 1e-2 * b.abs().max() + 1e-6 + slack:
             raise ValueError(
-                f"`score_vjp` returns {name} that differs from that of `score_fn`; correct it, or leave it out and "
+                f"`score_vjp` returns {name} that differs from `score_fn`'s; correct it, or leave it out and "
                 "let the product be automatic."
             )
     if (after_another - product).abs().max() > 1e-2 * product.abs().max():
@@ -469,7 +469,7 @@ def _check_product(score: Score, score_vjp: ScoreWithProduct, x: Tensor) -> None
 def grows_outward(score: Score) -> bool:
     r"""Tell whether :math:`s(x)^\top x > 0` in most directions, on the three widest shells where s is finite.
 
-    A density that can be normalised falls along almost every ray in the end, wherever its mass is.
+    A density that can be normalised falls eventually along almost every ray, wherever its mass is.
     """
     rays = torch.randn(
         N_RAYS, score.n_features, generator=torch.Generator().manual_seed(0), dtype=torch.float64, device="cpu"

@@ -1,4 +1,4 @@
-"""A score function that can be trusted: its values, and products with its Jacobian."""
+"""A score function that has been checked: its values, and products with its Jacobian."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from skksivi.score._tally import Tally
 #: Maps (n, d) points to (n, d) gradients of log p.
 ScoreFunction = Callable[[Tensor], Tensor]
 
-#: A score function as users give it, of tensors or of arrays: which, is found by trying.
+#: A score function as users give it, of tensors or of arrays; trial calls find out which.
 UntriedScore = Callable[[Any], Any]
 
 #: Maps points to their scores and a function v -> J^T v.
@@ -26,7 +26,7 @@ ScoreWithProduct = Callable[[Tensor], tuple[Tensor, ScoreFunction]]
 #: Step of a central difference by the type in which a score is computed, in units of 1 + |x|.
 STEPS = {torch.float32: 3e-3, torch.float64: 1e-5}
 
-#: Observations by which a score of many is looked at.
+#: Number of observations in a cheap version of a score of many.
 N_SKETCHED = 1000
 
 
@@ -38,12 +38,12 @@ class CarriesScore(Protocol):
 
 
 def is_target(score_fn: object) -> TypeGuard[CarriesScore]:
-    """Tell whether this is a target, which carries its score, and no bare function."""
+    """Tell whether this is a target, which carries its score, rather than a bare function."""
     return hasattr(score_fn, "score_fn")
 
 
 def refuse_class(score_fn: object) -> None:
-    """Raise TypeError for a class in the place of a target."""
+    """Raise TypeError for a class instead of a target."""
     if isinstance(score_fn, type):
         raise TypeError(f"`score_fn` is the class {score_fn.__name__}; pass an instance, {score_fn.__name__}(...).")
 
@@ -55,18 +55,18 @@ def function_of(score_fn: UntriedScore | CarriesScore) -> ScoreFunction:
 
 
 class DifferentiableScore(Protocol):
-    """A score with products with its Jacobian, which every wrapper forwards in full.
+    """A score and products with its Jacobian; every wrapper forwards all of it.
 
     Attributes
     ----------
     log_prob : callable or None
         Maps points (n, d) to log p (n,), up to a constant.
     minibatch : callable or None
-        Draws, from a generator, the score as a minibatch of the data tells it.
+        Draws, by a generator, the score estimated from a minibatch of the data.
     rewind : callable or None
-        Lets the next minibatch be the one after so many from the first, where they come in an order.
+        Sets the next minibatch to the one after so many from the first, if they come in an order.
     tally : Tally
-        How often it was asked for, wrapped or not.
+        Counts its evaluations, wrapped or not.
     """
 
     @property
@@ -92,16 +92,16 @@ class DifferentiableScore(Protocol):
 
 
 class Parts(NamedTuple):
-    """Scores as a part of the data tells them.
+    """Scores estimated from parts of the data.
 
     Attributes
     ----------
     n_rows : int
-        Observations of all of the data.
+        Number of observations.
     batch_size : int
-        Those of a minibatch.
+        Number of observations in a minibatch.
     of : callable
-        Maps a number to the score as so many observations tell it, always the same ones.
+        Maps a number to the score estimated from so many observations, always the same ones.
     """
 
     n_rows: int
@@ -111,16 +111,16 @@ class Parts(NamedTuple):
 
 @dataclass(frozen=True)
 class Score:
-    """A score function that was probed: it answers in the type and on the device of its input.
+    """A probed score function, whose result has the dtype and device of its input.
 
     Attributes
     ----------
     score_fn : callable
         The gradient of log p at each row, (n, d) -> (n, d).
     n_features : int
-        The d it is for.
+        The number of features d.
     dtype : torch.dtype
-        The type of the points it is given.
+        The dtype of the points it is given.
     device : torch.device
         Where it is computed.
     step : float
@@ -130,27 +130,27 @@ class Score:
     by_differences : bool
         Whether products with the Jacobian are central differences of the score.
     minibatch : callable or None
-        Draws, from a generator, the score as a minibatch of the data tells it.
+        Draws, by a generator, the score estimated from a minibatch of the data.
     rewind : callable or None
-        Lets the next minibatch be the one after so many from the first, where they come in an order.
+        Sets the next minibatch to the one after so many from the first, if they come in an order.
     log_prob : callable or None
-        Maps points (n, d) of type `dtype` to log p (n,), up to a constant, where the target has one of tensors.
+        Maps points (n, d) of type `dtype` to log p (n,), up to a constant, if the target has one of tensors.
     in_double : Score or None
         The same score computed in float64, from data that were never rounded; None if this is it.
     replicate : tuple of int
-        That of the target, see `skksivi.targets.Target`.
+        The target's, see `skksivi.targets.Target`.
     parts : Parts or None
-        Parts of the data, where the target draws minibatches of them.
+        Parts of the data, if the target draws minibatches.
     exact : Score or None
         The score of all of the data, where this one is expanded at `mode`.
     mode : Tensor of shape (d,) or None
-        The only mode of all of the data, in float64, where it is known.
+        The only mode given all of the data, in float64, if it is known.
     names : tuple of str
-        Those of the coordinates, where the target has them.
+        Names of the coordinates, if the target has them.
     rank : int or None
-        That of the target, see `skksivi.targets.Target`.
+        The target's, see `skksivi.targets.Target`.
     tally : Tally
-        How often it was asked for, in either type.
+        Counts its evaluations in either dtype.
     """
 
     score_fn: ScoreFunction
@@ -178,22 +178,22 @@ class Score:
         return self.in_double or self
 
     def label(self, i: int) -> str:
-        """Return how to speak of a coordinate."""
+        """Return the name of a coordinate for messages."""
         return f"`{self.names[i]}`" if self.names else f"coordinate {i}"
 
     def on_all_data(self) -> Score:
-        """Return the same score without minibatches, and from all of the data."""
+        """Return the same score without minibatches, computed from all of the data."""
         if self.exact is not None:
             return self.exact.on_all_data()
         double = None if self.in_double is None else self.in_double.on_all_data()
         return replace(self, minibatch=None, parts=None, in_double=double)
 
     def sketch(self) -> Score:
-        """Return a score that is cheap and of the same form: that of a few observations, where these are many."""
+        """Return a cheap score of the same form: the score given a few of many observations."""
         return self if self.parts is None or self.parts.n_rows <= N_SKETCHED else self.parts.of(N_SKETCHED)
 
     def like(self, score_fn: ScoreFunction, score_vjp: ScoreWithProduct | None) -> Score:
-        """Return another function that is called as this one is."""
+        """Return another function with the settings of this score."""
         if isinstance(self.score_fn, BlackBox):
             score_fn = BlackBox(score_fn, self.score_fn.kind)
         own = None if self.score_vjp is None else score_vjp
@@ -214,7 +214,7 @@ class Score:
         if x.requires_grad:
             return self.score_fn(x.to(self.dtype)).to(x, copy=True)
         at = x.detach().to(self.dtype)
-        with torch.enable_grad():  # a score that differentiates log p itself needs points with a graph
+        with torch.enable_grad():  # a score that differentiates log p by itself needs points with a graph
             s = self.score_fn(at.requires_grad_() if self.score_vjp is None else at)
         return s.detach().to(x, copy=True)
 
@@ -227,7 +227,7 @@ class Score:
         return s, self._mended(pull, x)
 
     def _mended(self, pull: ScoreFunction, x: Tensor) -> ScoreFunction:
-        """Return the pullback at x (n, d) with differences where it is not finite."""
+        """Return the pullback at x (n, d), with finite differences in rows where it is not finite."""
         double = self.double
 
         def differences(v: Tensor, rows: Tensor) -> Tensor:
@@ -282,7 +282,7 @@ def central_difference(score_fn: ScoreFunction, x: Tensor, v: Tensor, step: floa
     .. math:: J v \approx \|v\|_\infty \frac{s(x + h w) - s(x - h w)}{2 h}, \quad w = v / \|v\|_\infty, \quad
         h = \text{step} \, (1 + \max_i |w_i x_i|).
 
-    The largest entry, and no other norm, is one that can be divided by: squares of small float32 numbers are zero.
+    The divisor is the largest entry because the squares in other norms of small float32 numbers underflow to zero.
     """
     size = v.abs().amax(-1, keepdim=True)
     w = v / size.where(size > 0, 1)
@@ -293,7 +293,7 @@ def central_difference(score_fn: ScoreFunction, x: Tensor, v: Tensor, step: floa
 
 @dataclass(frozen=True)
 class Wrapped(ABC):
-    """A score that is another's in other coordinates, units or batches; what is not said otherwise is the other's."""
+    """Another score in other coordinates, units or batches; by default everything is forwarded to it."""
 
     score: DifferentiableScore
 
@@ -304,13 +304,13 @@ class Wrapped(ABC):
 
     @property
     def minibatch(self) -> Callable[[torch.Generator], DifferentiableScore] | None:
-        """What draws the score of a minibatch, wrapped alike."""
+        """The function that draws the score of a minibatch, wrapped in the same way."""
         draw = self.score.minibatch
         return None if draw is None else lambda generator: replace(self, score=draw(generator))
 
     @property
     def rewind(self) -> Callable[[int], None] | None:
-        """What puts the minibatches of the score in their place."""
+        """The function that sets the next minibatch."""
         return self.score.rewind
 
     @property
@@ -330,7 +330,7 @@ class Wrapped(ABC):
 
 @dataclass(frozen=True)
 class Halves(Wrapped):
-    """A score of which two halves of the points see independent minibatches of the data.
+    """A score that evaluates each half of the points with its own, independent minibatch of the data.
 
     A product of two estimates from one minibatch would be biased by the covariance of their errors. Within a finite
     difference a minibatch stays the same.
@@ -388,7 +388,7 @@ class Tempered(Wrapped):
 
 @dataclass(frozen=True)
 class WithoutProducts(Wrapped):
-    """A score for what is not differentiated through it."""
+    """A score for objectives that are not differentiated through it."""
 
     def with_pullback(self, x: Tensor) -> tuple[Tensor, ScoreFunction]:
         """Return the score at x (n, d) without a graph, and zero as its product."""
@@ -403,7 +403,7 @@ class WithoutProducts(Wrapped):
         return self.score.product(x, v)
 
 
-# What it is called with
+# Functions of arrays
 
 
 def with_graph(x: Tensor) -> Tensor:
@@ -415,8 +415,8 @@ def _in_float64(x: Tensor) -> Tensor:
     return x.detach().to(device="cpu", dtype=torch.float64, copy=True)
 
 
-#: What a function may take, tried in this order: tensors with a graph, arrays, tensors without a graph, and with one
-#: for its own use. All but the first are given float64 on the CPU.
+#: Inputs that a function may accept, tried in this order: tensors with a graph, arrays, tensors without a graph, and
+#: tensors with a graph that the function uses itself. All but the first are given float64 on the CPU.
 POINTS: dict[str, Callable[[Tensor], Tensor | np.ndarray]] = {
     "graph": with_graph,
     "array": lambda x: _in_float64(x).numpy(),
@@ -426,7 +426,7 @@ POINTS: dict[str, Callable[[Tensor], Tensor | np.ndarray]] = {
 
 
 class BlackBox:
-    """A score function of arrays, or of tensors without a graph, instead of one of tensors."""
+    """A score function of arrays, or of tensors without a graph, adapted to tensors."""
 
     def __init__(self, score_fn: UntriedScore, kind: str) -> None:
         self.score_fn = score_fn
@@ -434,10 +434,13 @@ class BlackBox:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Evaluate the score at x (n, d)."""
-        with torch.set_grad_enabled(self.kind == "leaf"), np.errstate(all="ignore"):  # modes are searched far out
+        with (
+            torch.set_grad_enabled(self.kind == "leaf"),
+            np.errstate(all="ignore"),
+        ):  # modes are searched far out
             return tensor_copy(self.score_fn(POINTS[self.kind](x))).to(x)
 
 
 def tensor_copy(s: Tensor | np.ndarray) -> Tensor:
-    """Return a copy of what a function returned, which may be a buffer that it uses again."""
+    """Return a copy of a result that may be a buffer the function reuses."""
     return s.detach().clone() if isinstance(s, Tensor) else torch.from_numpy(np.array(s))

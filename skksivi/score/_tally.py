@@ -1,4 +1,4 @@
-"""What a fit asks of a score: how often, for how long, and up to what limit."""
+"""How often a fit evaluates a score, for how long, and up to what limit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from skksivi._saved import COUNT, is_float, is_instance, saved
 
 LOGGER = logging.getLogger("skksivi")
 
-#: What a fit does until it begins the first stage that is told.
+#: Name of the stage of a fit before the first that is announced.
 CHECKS = "checks"
 
 
@@ -31,7 +31,7 @@ class Stage:
     n_calls : int
         Evaluations of the score or log p, and products with the Jacobian of the score.
     seconds : float
-        Equal fits may differ in it, which is not compared.
+        It is not compared, because equal fits may differ in it.
     """
 
     name: str
@@ -43,24 +43,24 @@ class Stage:
 
 
 class Listener(Protocol):
-    """What follows a fit by what it asks of the score."""
+    """An object that follows a fit by its evaluations of the score."""
 
     def begin(self, stage: str, n_calls: int, so_far: int) -> None:
-        """Hear that a stage begins, of so many calls about, zero if that is not known, after `so_far` of all."""
+        """Take note that a stage of about so many calls begins, zero if unknown, after `so_far` in total."""
 
     def hear(self, so_far: int) -> None:
-        """Hear of all calls so far."""
+        """Take note of the number of calls so far."""
 
 
 class SpentError(Exception):
-    """A score is asked for more often than it may be."""
+    """A score would be evaluated more often than the limit allows."""
 
 
 @dataclass
 class Tally:
-    """How often a score was asked for: points at which it was evaluated, and products with its Jacobian.
+    """Counts of score calls: points at which it was evaluated, and products with its Jacobian.
 
-    A product by differences is two evaluations, one by automatic differentiation is a product and no evaluation.
+    A product by finite differences counts as two evaluations, a product by automatic differentiation as a product.
     """
 
     n_values: int = 0
@@ -75,12 +75,12 @@ class Tally:
     )
 
     def add(self, *, values: int = 0, products: int = 0) -> None:
-        """Count calls that are to be made.
+        """Count calls about to be made.
 
         Raises
         ------
         SpentError
-            They would be more than the limit.
+            They would exceed the limit.
         """
         if self.limit is not None and self.total + values + products > self.limit:
             self.is_spent = True
@@ -92,7 +92,7 @@ class Tally:
 
     @contextmanager
     def reserving(self, n: int) -> Iterator[None]:
-        """Keep calls for later."""
+        """Reserve calls for later."""
         if self.limit is None:
             yield
             return
@@ -103,13 +103,13 @@ class Tally:
             self.limit += n
 
     def begin(self, stage: str, n_calls: int = 0) -> None:
-        """Say that a stage of a fit begins, of so many calls about, zero if that is not known."""
+        """Announce a stage of a fit of about so many calls, zero if unknown."""
         self.end(stage)
         if self.listener is not None:
             self.listener.begin(stage, n_calls, self.total)
 
     def end(self, next_stage: str = "") -> None:
-        """Add what the stage under way has taken to that of its name; the next one begins."""
+        """Add the calls and seconds of the current stage to the total under its name, and begin the next."""
         (name, n_before, began), now = self._now, time.monotonic()
         before = self.stages.get(name, Stage(name, 0, 0.0))
         n_calls, seconds = self.total - n_before, now - began
@@ -117,12 +117,12 @@ class Tally:
         self._now = (next_stage, self.total, now)
 
     def mended(self, product: Tensor, differences: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return products (n, d) by differentiation, by differences in rows where they are not finite.
+        """Return products (n, d) by differentiation, or by finite differences in rows where they are not finite.
 
-        Torch's second derivative of a finite function may be NaN: of `logaddexp` where one part is far below the
-        other, of a branch of `where` that is not taken. It is said once.
+        Torch's second derivative of a finite function may be NaN: of `logaddexp` if one argument is far below the
+        other, or of a branch of `where` that is not taken. A warning is given once.
         """
-        if product.is_cuda and torch.cuda.is_current_stream_capturing():  # which bears no look at values
+        if product.is_cuda and torch.cuda.is_current_stream_capturing():  # which allows no check of values
             return product
         bad = ~product.isfinite().all(-1)
         if not bad.any():

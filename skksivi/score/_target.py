@@ -1,4 +1,4 @@
-"""What a target, or a bare function, is to a fit: its score in the type and on the device of the training."""
+"""The score of a target or a bare function, in the dtype and on the device of the training."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from skksivi.score._score import (
     refuse_class,
 )
 
-#: What a fit is given.
+#: What users pass to a fit.
 TargetOrScore = CarriesScore | UntriedScore
 
 
@@ -41,7 +41,7 @@ class CarriesProduct(CarriesScore, Protocol):
 
 
 class Divided(CarriesProduct, Protocol):
-    """A target that tells its score by a part of its data."""
+    """A target that estimates its score from a part of its data."""
 
     n_rows: int
     batch_size: int
@@ -73,14 +73,14 @@ def unwrapped(score_fn: TargetOrScore, n_features: int | None) -> tuple[ScoreFun
 
 
 def moved(score_fn: TargetOrScore, *, device: torch.device, dtype: torch.dtype | None = None) -> TargetOrScore:
-    """Return a target on another device or of another type; a function, which may be a module, is left alone."""
+    """Return a target on another device or of another dtype; a function, even a module, is returned unchanged."""
     refuse_class(score_fn)
     to = getattr(score_fn, "to", None)
     return score_fn if to is None or not is_target(score_fn) else to(device=device, dtype=dtype)
 
 
 def compared_score(score_fn: TargetOrScore, n_features: int, dtype: str, device: str | torch.device) -> Score:
-    """Return the probed score, for float64 points, of what a fit of so many features is compared with."""
+    """Return the probed score, for float64 points, of the target that a fit of so many features is compared with."""
     if not (is_target(score_fn) or callable(score_fn)):
         raise TypeError(f"`target` must be a Target or its score function, got a {type(score_fn).__name__}.")
     d = unwrapped(score_fn, getattr(score_fn, "n_features", n_features))[1]
@@ -97,7 +97,7 @@ def resolve_score(
     device: torch.device,
     near: ArrayLike | None = None,
 ) -> Score:
-    """Return a probed score; the data of a target are brought to the device and type of the training."""
+    """Return a probed score; the data of a target are moved to the device and dtype of the training."""
     in_types = {t: moved(score_fn, device=device, dtype=t) for t in dict.fromkeys((dtype, torch.float64))}
 
     def in_type(dtype: torch.dtype) -> tuple[ScoreFunction, int, ScoreWithProduct | None]:
@@ -123,17 +123,17 @@ def resolve_score(
 
 
 def _sketched(target: TargetOrScore) -> TargetOrScore:
-    """Return the target of a few observations of many, which takes and gives what that of all of them does."""
+    """Return the target given a few of many observations, with the same interface."""
     return target.part(N_SKETCHED) if is_divided(target) and target.n_rows > N_SKETCHED else target
 
 
 def is_divided(target: object) -> TypeGuard[Divided]:
-    """Tell whether a target can be asked for a part of its data."""
+    """Tell whether a target can evaluate its score from a part of its data."""
     return hasattr(target, "part") and hasattr(target, "n_rows")
 
 
 def _of_target(score: Score, target: TargetOrScore) -> Score:
-    """Return a score of all of the data, with the density and the minibatches of its target, where it has them."""
+    """Return a score of all of the data, with the density and the minibatches of its target, if it has them."""
     minibatch, log_prob = getattr(target, "minibatch", None), getattr(target, "log_prob", None)
     if is_divided(target):
         score = _like(score, target)
@@ -148,18 +148,18 @@ def _of_target(score: Score, target: TargetOrScore) -> Score:
 
 
 def _counted(log_prob: Callable[[Tensor], Tensor], tally: Tally, x: Tensor) -> Tensor:
-    """Return a copy of log p, which may be written into a buffer that the next call uses again, and count it."""
+    """Return a copy of log p, whose buffer the next call may reuse, and count the evaluation."""
     tally.add(values=len(x))
     return log_prob(x).clone()
 
 
 def _like(score: Score, part: CarriesProduct) -> Score:
-    """Return the score of a part of the data, which is called as that of all of them is."""
+    """Return the score of a part of the data, with the settings of the score of all of the data."""
     return score.like(part.score_fn, getattr(part, "score_vjp", None))
 
 
 def _points(near: ArrayLike | None, d: int) -> Tensor | None:
-    """Return points (k, d), or None for what is none; it is refused where it is used."""
+    """Return points (k, d), or None if they are not points; the user of it refuses them."""
     if near is None:
         return None
     X = as_array(near).astype(np.float64)

@@ -21,12 +21,12 @@ from skksivi._arrays import as_array, as_tensor
 from skksivi._numbers import check_integer, check_number
 from skksivi.score._score import UntriedScore
 
-#: Seconds that workers may take to start, beside those of a chunk.
+#: Seconds that workers may take to start, in addition to the time of a chunk.
 START = 60.0
 
 
 class RefusedError(Exception):
-    """Holds an error of the score itself, to tell it from what became of a worker."""
+    """Holds an error of the score itself, to distinguish it from a failure of a worker."""
 
 
 class Chunk(NamedTuple):
@@ -47,7 +47,7 @@ Answer = Callable[[Chunk], Tensor | np.ndarray]
 class ByWorkers:
     """A score function that hands its points to workers, a chunk at a time.
 
-    What is in a chunk depends on the points alone, so that the number of workers does not change any number. See
+    Chunks depend on the points alone, so the number of workers does not change any result. See
     `skksivi.targets.from_score_fn` for the parameters.
     """
 
@@ -91,7 +91,7 @@ class ByWorkers:
         ValueError
             The scores of a chunk have another shape than its points, or there is no such backend.
         """
-        self._parallel()  # which raises if there is no such backend
+        self._parallel()  # raises if there is no such backend
         X = as_array(x)
         chunks = [Chunk(X[k : k + self.chunk_size], k, len(X)) for k in range(0, max(len(X), 1), self.chunk_size)]
         of_tensors = isinstance(x, Tensor)
@@ -104,7 +104,7 @@ class ByWorkers:
                         found.append(s)
                 except (RefusedError, pickle.PicklingError):
                     raise
-                except Exception as error:  # of a worker, perhaps that of this chunk
+                except Exception as error:  # an error of a worker, perhaps the one of this chunk
                     found.append(self._again(answer, chunks[len(found)], error))
         except RefusedError as refused:
             raise refused.args[0] from None
@@ -118,7 +118,7 @@ class ByWorkers:
         return torch.cat([as_tensor(s) for s in found]).to(x.device if isinstance(x, Tensor) else "cpu")
 
     def _parallel(self, timeout: float | None = None) -> Parallel:
-        """Return what sends tasks to the workers."""
+        """Return the object that sends tasks to the workers."""
         with nullcontext() if self.backend is None else parallel_config(self.backend):
             streams = get_active_backend()[0].supports_return_generator  # ray's does not
             return Parallel(self.n_jobs, timeout=timeout, batch_size=1, return_as="generator" if streams else "list")
@@ -135,7 +135,7 @@ class ByWorkers:
         self._is_warm = True
 
     def _again(self, answer: Answer, chunk: Chunk, error: Exception) -> Tensor | np.ndarray:
-        """Evaluate a chunk alone, after an error of its worker or of that of another chunk."""
+        """Evaluate a chunk alone, after an error of its worker or of another's."""
         for _ in range(self.retries):
             try:
                 (s,) = self._run(answer, [chunk])
@@ -157,13 +157,13 @@ class ByWorkers:
         ) from error
 
     def __getstate__(self) -> dict[str, object]:
-        """Leave the workers, which belong to this process."""
+        """Leave out the workers, which belong to this process."""
         return {**vars(self), "_is_warm": False}
 
 
 def _answer(score_fn: UntriedScore, of_tensors: bool, needs_graph: bool, chunk: Chunk) -> Tensor | np.ndarray:
-    """Return the score at points, or raise RefusedError with what is wrong with it."""
-    X = chunk.X.copy()  # which joblib may have made read-only
+    """Return the score at points, or raise RefusedError with the reason."""
+    X = chunk.X.copy()  # joblib may have made it read-only
     try:
         with np.errstate(all="ignore"), torch.set_grad_enabled(needs_graph):
             s = score_fn(torch.from_numpy(X).requires_grad_(needs_graph) if of_tensors else X)

@@ -26,8 +26,8 @@ Matrix = Callable[[slice, slice], Tensor]
 def stein_variances(x: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
     r"""Estimate :math:`-E[s_i (x_i - E x_i)]` (d,) and its standard error from draws x (n, d) and their scores.
 
-    By Stein's identity it is one where the draws are those of the density of the score, whatever that is; it is the
-    square of the scale where they are too wide or too narrow for a Gaussian one.
+    By Stein's identity it is one if the draws are from the density with this score, whatever it is. If that density
+    is Gaussian and the draws are too wide or too narrow, it is the square of their scale.
     """
     terms = (x.mean(0) - x) * s
     return terms.mean(0), terms.std(0) / math.sqrt(len(x))
@@ -36,9 +36,9 @@ def stein_variances(x: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
 def stein_shift(x: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
     r"""Estimate :math:`E[s]^\top \Sigma\, E[s]` from draws x (n, d) and their scores, and the error from the latter.
 
-    With :math:`\Sigma` the covariance of the draws it has no units. By Stein's identity it is zero where the draws
-    are those of the density of the score; of a Gaussian one that is shifted it is the square of the distance in
-    standard deviations. Each factor takes one half of the scores, so that noise does not pass for a shift.
+    With :math:`\Sigma` the covariance of the draws it has no units. By Stein's identity it is zero if the draws are
+    from the density with this score; for a shifted Gaussian it is the squared distance in standard deviations. Each
+    factor takes one half of the scores, so that noise is not taken for a shift.
     """
     centred, (first, second) = x - x.mean(0), s.chunk(2)
     terms = second @ (centred.mT @ (centred @ first.mean(0))) / len(x)
@@ -48,8 +48,8 @@ def stein_shift(x: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
 def stein_error(x: Tensor, s: Tensor) -> float:
     """Return by how much draws x (n, d) with scores s are off, by Stein's identities, infinite if any is not finite.
 
-    It is the largest of the errors of means in standard deviations, for which the covariance times the mean score
-    stands, and of the relative errors of standard deviations.
+    It is the largest error of a mean, in standard deviations, estimated by the covariance times the mean score, or
+    the largest relative error of a standard deviation, whichever is larger.
     """
     centred, variances = x - x.mean(0), stein_variances(x, s)[0]
     means = centred.mT @ (centred @ s.mean(0)) / len(x) / x.std(0)
@@ -58,9 +58,9 @@ def stein_error(x: Tensor, s: Tensor) -> float:
 
 
 def agree(x: Tensor, s: Tensor) -> bool:
-    """Tell whether draws x (n, d) may be those of the density of their scores s, by Stein's identities.
+    """Tell whether draws x (n, d) may be from the density with scores s, by Stein's identities.
 
-    They may if the scale of no coordinate is off by 5%, nor the mean by a tenth of a standard deviation, beyond five
+    They may if no scale is off by more than 5%, and no mean by more than 0.1 standard deviations, each plus five
     standard errors.
     """
     (variances, se), (square, se_of_square) = stein_variances(x, s), stein_shift(x, s)
@@ -85,7 +85,7 @@ def upper_blocks(matrix: Matrix, n: int) -> Iterator[tuple[slice, slice, Tensor]
 
 
 def mean_within(matrix: Matrix, n: int, trace: Tensor | None = None) -> Tensor:
-    """Return the mean of a symmetric matrix (n, n) of this trace, or that of its entries off the diagonal."""
+    """Return the mean of a symmetric matrix (n, n) with this trace, or the mean of its off-diagonal entries."""
     off_diagonal = 2 * total(block.sum() for _, _, block in upper_blocks(matrix, n))
     return off_diagonal / (n * (n - 1)) if trace is None else (off_diagonal + trace) / n**2
 
@@ -146,7 +146,7 @@ def stein_matrix(x: Tensor, s: Tensor, kernel: Kernel) -> Matrix:
 
 
 def finite_scores(s: Tensor) -> Tensor:
-    """Return scores that are finite."""
+    """Return the scores, or raise ValueError unless all are finite."""
     bad = (~s.isfinite()).any(-1).nonzero().flatten().tolist()
     if bad:
         raise ValueError(
@@ -160,8 +160,8 @@ class FixedKernelKSD:
     r"""The squared KSD of draws under one kernel that depends on the target alone.
 
     The coordinates are whitened once, by the curvature at a mode found from the target's own scores, from the origin
-    on or, where they are not finite there, from points scattered around it (up to 1,000 features), and the kernel is
-    :math:`(1 + \|u-u'\|^2 / d)^{-1/2}` there. Nothing of a candidate enters, so that candidates of a search can be
+    or, if they are not finite there, from points scattered around it (up to 1,000 features). The kernel is
+    :math:`(1 + \|u-u'\|^2 / d)^{-1/2}` in them. It does not depend on a candidate, so candidates of a search can be
     compared.
 
     Parameters
@@ -171,7 +171,7 @@ class FixedKernelKSD:
     n_features : int
     device : device or str, default="cpu"
     map : Affine, LowRank or Identity, default=None
-        Other coordinates instead of those.
+        Other coordinates to use instead.
     """
 
     def __init__(

@@ -1,11 +1,11 @@
-r"""Estimators of the kernel Stein discrepancy, the specification of everything faster.
+r"""Estimators of the kernel Stein discrepancy as plain formulas, which specify the fused ones.
 
 For training, the discrepancy of a semi-implicit q needs kernel values only: with
 :math:`f = s_p(x) - s_{q(\cdot|z)}(x)`,
 
 .. math:: \mathrm{KSD}(q\|p)^2 = E\left[k(x, x') \langle f, f' \rangle\right].
 
-For judging any sample, it is the mean of the Stein kernel :math:`k_p`, which needs the score of p alone.
+To evaluate any sample, it is the mean of the Stein kernel :math:`k_p`, which needs the score of p alone.
 Leading axes of the inputs are kept: they are the layers of a hierarchy.
 """
 

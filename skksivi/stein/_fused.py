@@ -8,7 +8,7 @@ With :math:`t_{ij} = \|x_i - y_j\|^2 / h^2`, :math:`k = \varphi(t)` and :math:`A
     \frac{\partial L}{\partial x_i} = \frac{2 w}{h^2} \sum_j E_{ij} (x_i - y_j), \qquad
     \frac{\partial L}{\partial h^2} = -\frac{1}{2 h^2} \sum_i x_i^\top \frac{\partial L}{\partial x_i},
 
-the last because L is a function of x / h. A median width hands it on to the two draws whose distance is the median.
+the last because L is a function of x / h. A median bandwidth passes it to the two draws whose distance is the median.
 Rows are taken in tiles: memory is O(tile * N + N d), and no (N, N, d) tensor exists. The plain formulas of `_stein`
 are the specification.
 """
@@ -41,9 +41,9 @@ def value_and_gradients(
     x, f : Tensor of shape (..., estimator.n_batches * n, d)
         Leading axes are independent problems, the layers of a hierarchy.
     kernel : Kernel
-        One of other than Euclidean distances goes through the plain formula.
+        A kernel of other than Euclidean distances is evaluated by the plain formula.
     estimator : GradientEstimator
-        One other than the paper's two goes through the plain formula.
+        An estimator other than the paper's two is evaluated by the plain formula.
 
     Returns
     -------
@@ -90,7 +90,7 @@ def _fused(x: Tensor, f: Tensor, kernel: Kernel, *, within: bool) -> tuple[Tenso
         k = kernel.profile(t)
         e = kernel.slope(t, k)
         a = torch.bmm(f_i, g.mT)
-        if within:  # a draw is no pair with itself
+        if within:  # a draw does not pair with itself
             a.diagonal(start, 1, 2).zero_()
         if offset is not None:
             k = offset.add(k, a, start)
@@ -102,7 +102,7 @@ def _fused(x: Tensor, f: Tensor, kernel: Kernel, *, within: bool) -> tuple[Tenso
         if not within:
             _add_product(dg, k.mT, f_i)
             _add_weighted_differences(dv, e.mT, v, u_i)
-    ends = 2 if within else 1  # within, each pair was met once and has two ends
+    ends = 2 if within else 1  # within one batch each pair is visited once and has two ends
     df.mul_(w * ends)
     if offset is not None:
         offset.pull(dx, 1 / ends)
@@ -113,7 +113,7 @@ def _fused(x: Tensor, f: Tensor, kernel: Kernel, *, within: bool) -> tuple[Tenso
 
 
 class _Width:
-    """The width of a kernel: `scale` is 1 / h^2, (l, 1, 1); `pull` sends its gradient back to the median pair."""
+    """The bandwidth of a kernel: `scale` is 1 / h^2, (l, 1, 1); `pull` sends its gradient back to the median pair."""
 
     def __init__(
         self, u: Tensor, u_norms: Tensor, v: Tensor, v_norms: Tensor, kernel: Kernel, *, within: bool
@@ -130,17 +130,17 @@ class _Width:
         h2 = kernel.median_squared_bandwidth(median, n)
         self.scale = h2.reciprocal()[:, None, None]
         self.pair = torch.stack([i, j if within else j + n], 1)[:, :, None]
-        sets_width = median >= 0.999 * kernel.median_level(n) * h2  # else the floor of h^2 does
+        sets_width = median >= 0.999 * kernel.median_level(n) * h2  # otherwise the floor of h^2 sets it
         self.inverse_median = sets_width / median.clamp_min(torch.finfo(median.dtype).tiny)
 
     def scaled_distances(self, u: Tensor, u_norms: Tensor, v: Tensor, v_norms: Tensor) -> Tensor:
-        """Return t of the rows u; if they are all rows, the median has seen their distances already."""
+        """Return t of the rows u; if these are all rows, the median has already computed their distances."""
         if self.block is not None and self.block.shape[1] == u.shape[1] == self.n:
             return self.block.mul_(self.scale)
         return _squared_distances(u, u_norms, v, v_norms).mul_(self.scale)
 
     def pull(self, dx: Tensor, x: Tensor) -> None:
-        """Add to dx what comes through the median D = |x_i - x_j|^2, dL/dD = -<x, dx> / (2 D)."""
+        """Add to dx the gradient through the median D = |x_i - x_j|^2, dL/dD = -<x, dx> / (2 D)."""
         if self.block is None:
             return
         index = self.pair.expand(-1, -1, x.shape[2])
@@ -160,19 +160,19 @@ class _Offset:
         self.sums_u, self.sums_v = _halves(self.a_sums, within)
 
     def add(self, k: Tensor, a: Tensor, start: int) -> Tensor:
-        """Return the rows k of the kernel from `start` on with the offsets, and note the sums of their weights a."""
+        """Return the rows k of the kernel from `start` on with the offsets, and add up their weights a."""
         rows = slice(start, start + k.shape[1])
         self.sums_u[:, rows] += a.sum(2, keepdim=True)
         self.sums_v += a.sum(1).unsqueeze(2)
         return k + self.o_u[:, rows] + self.o_v.mT
 
     def pull(self, dx: Tensor, share: float) -> None:
-        """Add this share of the gradient in x, but for the factor 2 w / h^2, to dx."""
+        """Add this part of the gradient in x, without the factor 2 w / h^2, to dx."""
         dx.addcmul_(self.slope * self.a_sums, self.x, value=-share)
 
 
 def _halves(a: Tensor, within: bool) -> tuple[Tensor, Tensor]:
-    """Return the two batches of draws, which are one and the same `within` a batch."""
+    """Return the two batches of draws, which are the same one if `within`."""
     if within:
         return a, a
     n = a.shape[1] // 2
@@ -195,7 +195,7 @@ def _add_weighted_differences(total: Tensor, e: Tensor, u: Tensor, v: Tensor) ->
 
 
 def _add_product(total: Tensor, e: Tensor, y: Tensor, sign: int = 1) -> None:
-    """Add sign * e @ y to `total`; transposed where y is thin, which is several times faster."""
+    """Add sign * e @ y to `total`; transposed if y is thin, which is several times faster."""
     if y.shape[2] <= THIN:
         total.add_(torch.bmm(y.mT.contiguous(), e.mT).mT, alpha=sign)
     else:

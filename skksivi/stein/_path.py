@@ -1,12 +1,12 @@
 r"""The kernelised path gradient of KL(q || p), which takes no product with the Jacobian of the score.
 
-Along draws x of q the divergence falls fastest in the direction :math:`s_p - s_q`. The score of q is not known, but
+At draws x of q the divergence descends most steeply along :math:`s_p - s_q`. The score of q is not known, but
 its kernel average is, by Stein's identity :math:`E_q[k(x, y) s_q(y) + \nabla_y k(x, y)] = 0`, so that
 
 .. math:: v(x) = \frac{\sum_j k(x, y_j) s_p(y_j) + \nabla_y k(x, y_j)}{\sum_j k(x, y_j)},
     \qquad y_j \sim q,
 
-is the mean of :math:`s_p - s_q` near x, zero everywhere if q = p. The draws y are those of the last iterations: they
+is the mean of :math:`s_p - s_q` near x, zero everywhere if q = p. The draws y are from the last iterations, so they
 cost no further scores.
 
 References
@@ -29,13 +29,13 @@ from torch import Tensor
 from skksivi._saved import WEIGHTS, saved
 from skksivi.kernels import Kernel
 
-#: Batches of draws that are remembered, and draws to which larger ones amount.
+#: Number of batches of draws that are kept and, if batches are larger, the total number of draws.
 N_BATCHES, N_DRAWS = 20, 2560
 
-#: Scaled squared distances at which a profile is looked at.
+#: Scaled squared distances at which the profile of a kernel is checked.
 DISTANCES = torch.logspace(-6, 6, 200, dtype=torch.float64, device="cpu")
 
-#: Width of the kernel that is set by the draws, in units of the root of their summed variances.
+#: Bandwidth of the kernel, in units of the root of the summed variances of the draws.
 WIDTH = 0.35
 
 #: The mean of k(x, y_j) below which x counts as alone, and does not move.
@@ -61,46 +61,46 @@ class Memory:
 
     @classmethod
     def empty(cls, like: Tensor) -> Memory:
-        """Return one that is to be filled, of the type of a tensor and on its device."""
+        """Return an empty memory, with the dtype and device of a tensor."""
         return cls(like.new_empty(0, 0), like.new_empty(0, 0))
 
     @classmethod
     def restored(cls, x: Tensor, s: Tensor) -> Memory:
-        """Return a memory in the midst of a training."""
+        """Return the memory of a training under way."""
         if x.shape != s.shape or x.dtype != s.dtype or x.dim() < 2:
             raise ValueError("the draws of its memory do not fit")
         return cls(x, s)
 
     def begin(self, x: Tensor, s: Tensor) -> None:
-        """Take in the first draws (..., n, d), several times."""
+        """Fill the memory with copies of the first draws (..., n, d)."""
         s, times = s.nan_to_num(0.0, 0.0, 0.0), n_batches(x.shape[-2])
         self.x, self.s = (torch.cat([a] * times, -2) for a in (x, s))
 
     def add(self, x: Tensor, s: Tensor) -> None:
-        """Take in draws (..., n, d) with scores, instead of the oldest; those that are not finite stay out."""
+        """Replace the oldest draws by these (..., n, d) with their scores, leaving out any that are not finite."""
         n, finite = x.shape[-2], (x + s).isfinite().all(-1, keepdim=True)
         for kept, new in ((self.x, x), (self.s, s)):
             kept.copy_(torch.cat([kept[..., n:, :], new.where(finite, kept[..., -n:, :])], -2))
 
     def squared_width(self) -> Tensor:
-        """Return the h^2 (..., 1, 1) of a kernel of the width that the draws set."""
+        """Return the squared bandwidth h^2 (..., 1, 1) that the draws determine."""
         return WIDTH**2 * self.x.var(-2).sum(-1)[..., None, None]
 
 
 def n_batches(n: int) -> int:
-    """Return how many batches of n draws are remembered: each iteration compares its own with all of them."""
+    """Return how many batches of n draws are kept: each iteration compares its own with all of them."""
     return max(1, min(N_BATCHES, N_DRAWS // n))
 
 
 def averages(kernel: Kernel) -> bool:
-    """Tell whether a kernel is positive, and its gradient that of a profile: it gives averages near a point."""
+    """Tell whether a kernel is positive with the gradient of its profile, so that it gives local averages."""
     if kernel.centred or kernel.tilted or not kernel.euclidean:
         return False
     return bool((kernel.profile(DISTANCES) >= 0).all())
 
 
 def shortened(s: Tensor) -> Tensor:
-    """Return scores (..., n, d) in whitened units, cut where they are very long: far out they are huge."""
+    """Return scores (..., n, d) in whitened units, clipped in norm, because far out they are huge."""
     norm = torch.linalg.vector_norm(s, dim=-1, keepdim=True)
     return s * (LONGEST * math.sqrt(s.shape[-1]) / norm.clamp_min(torch.finfo(s.dtype).tiny)).clamp_max(1)
 
@@ -112,11 +112,11 @@ def velocity(x: Tensor, memory: Memory, kernel: Kernel, h2: Tensor | None = None
     ----------
     x : Tensor
     memory : Memory
-        The y, with the scores of p there.
+        The draws y with the scores of p there.
     kernel : Kernel
-        A positive one.
+        A positive kernel.
     h2 : Tensor of shape (..., 1, 1), default=None
-        Its squared width; None means its own.
+        Its squared bandwidth; None means its own.
     """
     y, s = memory.x, memory.s
     squared = kernel.squared_distances(x, y)

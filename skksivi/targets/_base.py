@@ -283,7 +283,7 @@ class Forms:
 
 
 class Summed(Target, ABC):
-    """A target whose score is a sum over parts of its data, one of which tells the forms; a leaf gives `total`."""
+    """A target whose score is a sum over parts of its data, one of which sets the shapes; a leaf gives `total`."""
 
     target: Any
 
@@ -308,15 +308,16 @@ class Summed(Target, ABC):
         return None if getattr(self.target, "log_prob", None) is None else partial(self.total, log_prob_of)
 
     def product(self, x: Tensor) -> tuple[Tensor, ScoreFunction]:
-        """Return the score at x (n, d) and its vector-Jacobian product by that of the parts."""
+        """Return the score at x (n, d) and its vector-Jacobian product, by the products of the parts."""
         return self.score_fn(x), partial(self.total, own_product, x)
 
 
 class Blocks(Summed):
     r"""A target of data, or of some of its rows, evaluated a block of rows at a time.
 
-    The score of a subset is that of the prior plus the mean of its rows, n_rows times; so the mean over blocks,
-    weighted by their sizes, is the score of all of them. Memory is that of a block, for products as well.
+    The score of a subset is the prior's plus n_rows times the mean over its rows; so the mean over blocks,
+    weighted by their sizes, is the score of all of them. Memory is needed for one block at a time, for products as
+    well.
 
     Parameters
     ----------
@@ -331,7 +332,7 @@ class Blocks(Summed):
         self.n_features = target.n_features
 
     def product(self, x: Tensor) -> tuple[Tensor, ScoreFunction]:
-        """Return the score at x (n, d) and its vector-Jacobian product by that of the target."""
+        """Return the score at x (n, d) and its vector-Jacobian product, by the target's product."""
         if len(blocks := list(self._rows(x))) == 1 and len(x) <= self._n_points(blocks[0]):
             return self._part(blocks[0]).score_vjp(x)
         return super().product(x)

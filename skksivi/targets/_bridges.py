@@ -72,7 +72,7 @@ class NamedTarget(Target):
         return self._constrain(X)
 
     def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
-        """Return itself: a score comes back on the device and in the type of the points it is asked at."""
+        """Return itself: a score comes back on the device and in the dtype of its points."""
         return self
 
     @abstractmethod
@@ -85,7 +85,7 @@ class ForeignTarget(NamedTarget):
 
     Its scores have the type of the points, or that in which the library computed them, whichever is coarser.
 
-    What its `_compile()` returns is kept in `_compiled`; copies share it, and in another process it is made anew.
+    What its `_compile()` returns is kept in `_compiled`; copies share it, and another process makes it again.
     """
 
     _compiled: object = None

@@ -1,4 +1,4 @@
-"""Targets whose training sees a part of the data at a time."""
+"""Targets that are trained on a part of the data at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from skksivi._warnings import warn_caller
 from skksivi.score._score import ScoreFunction, ScoreWithProduct, autograd_pullback, is_target
 from skksivi.targets._base import MAX_PAIRS, Blocks, Divisible, Forms, Summed, Target, log_prob_of, prior_of
 
-#: Rows of a batch from which on two that are equal are told to be the same rows.
+#: Fewest rows of a batch for which two equal ones are taken to be the same rows.
 N_TOLD = 32
 
 #: Rows of the beginning of a stream that are kept in memory.
@@ -320,7 +320,7 @@ class Weighted(Summed):
         return found.reshape(x.shape[:-1] if evaluate is log_prob_of else x.shape)
 
     def product(self, x: Tensor) -> tuple[Tensor, ScoreFunction]:
-        """Return the score at x (n, d) and its vector-Jacobian product by that of the targets."""
+        """Return the score at x (n, d) and its vector-Jacobian product, by the products of the targets."""
         if not isinstance(self.targets, list) or len(self.targets) != 1:  # one can be kept, with what it has computed
             return super().product(x)
         (target,) = self.targets
@@ -335,7 +335,7 @@ def _pulled(part: Any, x: Tensor) -> tuple[Tensor, ScoreFunction]:  # noqa: ANN4
 
 
 def _in_chunks(evaluate: Callable[..., Any], target: Any, points: list[Any]) -> Any:  # noqa: ANN401
-    """Return what a function gives at points (n, d), so many at a time that memory is that of a batch."""
+    """Return what a function gives at points (n, d), so many at a time that memory suffices for a batch."""
     step = max(1, MAX_PAIRS // (target.n_rows * getattr(target, "n_outputs", 1)))
     if len(points[0]) <= step:
         return evaluate(target, *points)
@@ -423,13 +423,13 @@ class Stream(Weighted):
         return Weighted(targets, self.n_rows, self.prior, self.target)
 
     def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
-        """Return a copy that begins anew, of targets on `device` and of type `dtype`."""
+        """Return a copy that starts from the beginning, of targets on `device` and of type `dtype`."""
         reader = copy.copy(self._reader)
         reader.device, reader.dtype = device or reader.device, dtype or reader.dtype
         return self._replaced(_reader=reader, prior=self.prior.to(device=device, dtype=dtype))
 
     def __getstate__(self) -> dict[str, object]:
-        """Leave the place in the loader, and what was kept of it: a copy begins anew."""
+        """Leave the place in the loader, and the batches kept from it: a copy starts from the beginning."""
         return {**vars(self), "_next": None, "_kept": []}
 
     def __repr__(self) -> str:

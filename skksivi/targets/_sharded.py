@@ -25,7 +25,7 @@ from skksivi.score._score import is_target
 from skksivi.targets._base import Forms, Summed, Target, log_prob_of, numbers_of, prior_of
 from skksivi.targets._bridges import import_library
 
-#: Numbers of the first message, of which some tell whether all ranks ask for the same: messages of other lengths than
+#: Numbers of the first message; some of them show whether all ranks ask for the same: messages of other lengths than
 #: the others expect would end a process. What does not fit follows in a second.
 FIRST, HEAD = 8192, 3
 
@@ -120,7 +120,7 @@ def check_equal(facts: list[dict[str, Any]], what: str) -> None:
                 same = np.allclose(other[name], expected, rtol=TOLERANCE, atol=TOLERANCE)
             if not same:
                 raise ValueError(
-                    f"`target_of_rows` of {what} {k} has {name} = {other[name]!r}, but that of {what} 0 has "
+                    f"`target_of_rows` of {what} {k} has {name} = {other[name]!r}, but {what} 0 has "
                     f"{expected!r}; all must have the same."
                 )
 
@@ -530,7 +530,7 @@ class Scattered(Summed):
             return self._holders[k].evaluate(*arguments).result(timeout=self.timeout)
         except Exception as error:
             raise ConnectionError(
-                f"The worker was lost that held shard {k} of {self.n_shards}, and no other could make it again. "
+                f"The worker that held shard {k} of {self.n_shards} was lost, and no other could make it again. "
                 f"It said: {textwrap.shorten(str(error), 160)}"
             ) from error
 

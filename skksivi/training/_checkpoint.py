@@ -1,8 +1,8 @@
-"""Interrupted fits that go on as if nothing had happened.
+"""Interrupted fits that resume as if nothing had happened.
 
-A checkpoint is one file of numbers, with a description of what they are, written to the side, flushed to the disk and
-renamed, so that a kill at any moment leaves the last whole one. It is read without running what it holds, and what it
-claims is checked before memory is taken for it.
+A checkpoint is one file of numbers and their description. It is written under another name, flushed to the disk and
+renamed, so that a process killed at any moment leaves the last complete file. Reading it runs no code in it, and the
+sizes that it claims are checked before memory is allocated.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if sys.platform == "win32":
 else:
     import fcntl
 
-#: Of the files that this version writes and reads.
+#: Format of the files that this version writes and reads.
 FORMAT = 2
 
 #: How a file begins, before its format and the end of the line, and the length of the two checksums that follow.
@@ -40,33 +40,33 @@ MAGIC, N_DIGEST = b"skksivi checkpoint ", 32
 #: Bytes of a file, at most.
 MAX_BYTES = 2**32
 
-#: Written on trial before anything else is done.
+#: Written as a trial before anything else is done.
 TRIAL = bytes(2**12)
 
-#: What a file system answers that knows no locks.
+#: Errors of a file system without locks.
 NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
 
 T = TypeVar("T")
 
 
 class CheckpointFile(Generic[T]):
-    """Where a fit is saved now and then, and what an earlier one has left there.
+    """Where a fit is saved at intervals, and the state that an earlier one left there.
 
     Parameters
     ----------
     path : path-like
-        The file or, where many fits are to have one each, a folder that is there. A link stays one.
+        The file or, if several fits need one each, an existing folder. A link stays a link.
     settings : dict
-        What a fit must share with the one that it continues: names to short texts.
+        The settings that a fit must share with the one that it continues: names to short texts.
     check : callable
-        Raises ValueError unless it is given what such a fit has left, the first time without memory for its numbers.
+        Raises ValueError unless it is given the state of such a fit; the first call has no memory for its numbers.
     device : torch.device, default=cpu
-        Where the tensors of the file are to be.
+        Device for the tensors of the file.
 
     Attributes
     ----------
     found : object or None
-        What the file holds, once it is `opened`.
+        The content of the file, once it is `opened`.
     """
 
     def __init__(
@@ -98,14 +98,14 @@ class CheckpointFile(Generic[T]):
 
     @contextmanager
     def opened(self, *, reads_only: bool = False) -> Iterator[CheckpointFile[T]]:
-        """Read the file, and keep other fits from it for a while, unless another process of this fit does.
+        """Read the file and lock it for this fit, unless another process of this fit does.
 
         Raises
         ------
         ValueError
             It cannot be written, another fit uses it, it is not a checkpoint or one of another fit.
         OSError, MemoryError
-            It cannot be read, which does not mean that it is damaged.
+            It cannot be read, although it may be intact.
         """
         self.reads_only = reads_only
         with nullcontext() if reads_only else self._held():
@@ -128,7 +128,7 @@ class CheckpointFile(Generic[T]):
     def _read(self) -> T | None:
         if not self.path.exists():
             return None
-        if not self.path.is_file():  # opening a pipe would wait for ever
+        if not self.path.is_file():  # opening a pipe would block
             raise ValueError(f"`checkpoint` {self.named!r} is not a regular file; name another.")
         try:
             with open(self.path, "rb") as file:
@@ -146,7 +146,7 @@ class CheckpointFile(Generic[T]):
             ) from error
 
     def _content(self, file: BinaryIO) -> T:
-        """Return what a file holds, whose claims are checked one after the other, the cheapest first."""
+        """Return the content of a file, after checks of its claims, the cheapest first."""
         size = os.fstat(file.fileno()).st_size
         if size > MAX_BYTES:
             raise ValueError(f"it has {size} bytes, more than {MAX_BYTES}")
@@ -175,7 +175,7 @@ class CheckpointFile(Generic[T]):
                 self.refuse(name, str(theirs.get(name)), str(self.settings.get(name)))
 
     def refuse(self, name: str, theirs: str, ours: str) -> None:
-        """Raise for a setting in which the fit that left the file differs."""
+        """Raise ValueError for a setting in which the fit that wrote the file differs."""
         raise AnotherFitError(
             f"`checkpoint` {self.named!r} belongs to a fit with {name} = {textwrap.shorten(theirs, 200)}, this one "
             f"has {ours}; set it back, remove the file or name another."
@@ -184,7 +184,7 @@ class CheckpointFile(Generic[T]):
     # Writing
 
     def save(self, value: T) -> None:
-        """Write a value in the place of the last, or leave the last as it is.
+        """Replace the last value by a new one, or leave the last unchanged.
 
         Where the disk does not let it, that is told when the fit ends.
         """
@@ -225,7 +225,7 @@ class CheckpointFile(Generic[T]):
             os.fsync(file.fileno())
 
     def finish(self, *, remove: bool) -> None:
-        """Remove the file of a fit that has come to its end, and warn if it could not be written or removed."""
+        """Remove the file of a completed fit, and warn if it could not be written or removed."""
         if remove and self._is_ours:
             try:
                 self.path.unlink(missing_ok=True)
@@ -243,13 +243,13 @@ class CheckpointFile(Generic[T]):
     # One fit at a time
 
     def _try(self) -> None:
-        """Write to the side, where a fit that was killed may have left something."""
+        """Write under the other name, where a killed fit may have left a file."""
         self._put_aside(TRIAL)
         self.aside.unlink()
 
     @contextmanager
     def _held(self) -> Iterator[None]:
-        """Hold a lock, which the system lifts from a process that dies."""
+        """Hold a lock, which the system releases if the process dies."""
         lock = self.path.with_name(self.path.name + ".lock")
         try:
             descriptor = _locked(lock)
@@ -275,7 +275,7 @@ class CheckpointFile(Generic[T]):
 
 
 class AnotherFitError(ValueError):
-    """A checkpoint is whole, but belongs to another fit."""
+    """A checkpoint is intact, but belongs to another fit."""
 
 
 def _first_line() -> bytes:
@@ -289,7 +289,7 @@ def _verify(data: bytes, digest: bytes) -> None:
 
 
 def _locked(path: Path) -> int:
-    """Return the descriptor of a file that no other has locked, which is still there; or raise BlockingIOError."""
+    """Return the descriptor of an existing file locked by no other process, or raise BlockingIOError."""
     while True:
         descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
         try:

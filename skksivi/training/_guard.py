@@ -1,6 +1,6 @@
-r"""What holds a fit to its pilot, and tells when it has left it: the first three moments of whitened draws.
+r"""The first three moments of whitened draws, which keep a fit near its pilot and show if it has departed.
 
-The kernel Stein discrepancy hardly weighs lost tails or an escape along a flat one; moments see both.
+The kernel Stein discrepancy is almost insensitive to lost tails and to an escape along a flat tail; moments are not.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Moments(NamedTuple):
 
     @classmethod
     def restored(cls, first: Tensor, second: Tensor, third: Tensor) -> Moments:
-        """Return moments that fit."""
+        """Return moments; raise ValueError unless their shapes agree."""
         if not first.shape == third.shape == second.shape[:-1] or second.shape[-1] != first.shape[-1]:
             raise ValueError("the moments do not fit")
         return cls(first, second, third)
@@ -40,7 +40,7 @@ def moments(u: Tensor) -> Moments:
 
 
 class Steering(Protocol):
-    """What is added to the gradient of the discrepancy in the draws."""
+    """A term added to the gradient of the discrepancy in the draws."""
 
     def gradient(self, x: Tensor, s: Tensor) -> Tensor:
         """Return the gradient in draws x (..., n, d) with scores s."""
@@ -60,8 +60,8 @@ class MomentPenalty:
     .. math::
         w \left( \|\Delta E u\|^2 + \tfrac12 \|\Delta E u u^\top\|_F^2 + \tfrac1{15} \|\Delta E u^3\|^2 \right),
 
-    each term divided by the variance of what it estimates under N(0, I). The departures are running averages over
-    batches; the gradient goes through the batch at hand.
+    each term divided by the variance of its estimate under N(0, I). The departures are running averages over
+    batches; the gradient is taken through the current batch.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ class MomentPenalty:
 
     @classmethod
     def restored(cls, target: Moments, weight: float, running: Moments) -> MomentPenalty:
-        """Return a penalty in the midst of a training."""
+        """Return the penalty of a training under way."""
         penalty = cls(target, weight)
         if any(a.shape != b.shape or a.dtype != b.dtype for a, b in zip(target, running, strict=True)):
             raise ValueError("the running moments do not fit the target's")
@@ -90,11 +90,11 @@ class MomentPenalty:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Those of the moments of first order."""
+        """The shape of the first moments."""
         return tuple(self.target.first.shape)
 
     def gradient(self, u: Tensor, s: Tensor | None = None) -> Tensor:
-        """Return the gradient in the draws u (..., n, d), those of several layers each for themselves."""
+        """Return the gradient in the draws u (..., n, d), for each layer separately."""
         for running, now in zip(self.running, moments(u), strict=True):
             running.lerp_(now, 1 - self.memory)
         first, second, third = (a - b for a, b in zip(self.running, self.target, strict=True))
@@ -103,7 +103,7 @@ class MomentPenalty:
 
 
 class Departure(NamedTuple):
-    """How far the draws of a fit are from those it started with, coordinate by coordinate.
+    """How far the draws of a fit have moved since its start, by coordinate.
 
     Attributes
     ----------
@@ -122,19 +122,19 @@ class Departure(NamedTuple):
 
     @property
     def accepted(self) -> bool:
-        """Whether no coordinate has departed farther than is allowed."""
+        """Whether every coordinate is within the allowed departure."""
         return bool((self.excess <= 1).all())
 
 
 def departure(u: Tensor, start: Tensor) -> Departure:
-    """Compare draws with those of the start, both (n, d), best made from the same noise."""
+    """Compare draws with draws of the start, both (n, d), preferably from the same noise."""
     mean, sd = start.mean(0), start.std(0)
     third = ((u - mean) / sd).pow(3).mean(0) - ((start - mean) / sd).pow(3).mean(0)
     return Departure(u.std(0) / sd, third)
 
 
 class Worsening(NamedTuple):
-    """By how much the draws of a state are off by Stein's identities, in standard deviations, and those of the start.
+    """The errors of the draws of a state and of the start by Stein's identities, in standard deviations.
 
     Attributes
     ----------
@@ -151,24 +151,24 @@ class Worsening(NamedTuple):
 
 
 class Verdict(Protocol):
-    """What is seen of a state beside its value."""
+    """The report on a state, in addition to its value."""
 
     @property
     def accepted(self) -> bool: ...
 
 
 class Watch:
-    """Look at a module now and then: remember its best state, and tell when it has stopped improving.
+    """Evaluates a module at intervals, remembers its best state, and tells when it has stopped improving.
 
     Parameters
     ----------
     judge : callable
-        Gives the value of the module as it stands, smaller is better, and a report whose `accepted` tells whether
+        Returns the value of the current module, smaller is better, and a report whose `accepted` tells whether
         the state may be kept.
     stopping : Plateau or None
-        When to stop; None never stops.
+        When to stop; with None it never does.
     every : int, default=CHECK_EVERY
-        Iterations between two looks.
+        Iterations between evaluations.
     keeps_best : bool, default=False
         Whether `restore` brings the best state back.
     """
@@ -192,12 +192,12 @@ class Watch:
         self._mark, self._marked_at = math.inf, 0
 
     def __call__(self, progress: Progress) -> bool:
-        """Judge the averaged module; tell whether to stop."""
+        """Evaluate the averaged module; tell whether to stop."""
         with progress.iterate.averaged():
             return self.look(progress.module, progress.n_done)
 
     def look(self, module: nn.Module, iteration: int) -> bool:
-        """Judge the module after `iteration` iterations; tell whether to stop."""
+        """Evaluate the module after `iteration` iterations; tell whether to stop."""
         value, self.last = self.judge(module)
         best = math.inf if self._best_iteration is None else dict(self.values)[self._best_iteration]
         if self.keeps_best and self.last.accepted and value < best:
@@ -206,7 +206,7 @@ class Watch:
         return self._note(iteration, value)
 
     def _note(self, iteration: int, value: float) -> bool:
-        """Remember a value; tell whether the last that was much better than those before it is long ago."""
+        """Record a value; tell whether the last substantial improvement is too long ago."""
         self.values.append((iteration, value))
         if self.stopping is None:
             return False
@@ -215,12 +215,12 @@ class Watch:
         return iteration - self._marked_at >= self.stopping.patience
 
     def state(self) -> State:
-        """Return what `resume` needs to go on from here."""
+        """Return the state for `resume`."""
         looks = np.array(self.values, dtype=np.float64).reshape(-1, 2)
         return {"looks": looks, "best_iteration": self._best_iteration, "best": self._best_state}
 
     def resume(self, state: State) -> None:
-        """Go on from another's state."""
+        """Continue from the state of another watch."""
         self.values, self._mark, self._marked_at = [], math.inf, 0
         for iteration, value in state["looks"].tolist():
             self._note(int(iteration), value)
@@ -228,7 +228,7 @@ class Watch:
 
     @torch.no_grad()
     def restore(self, module: nn.Module) -> int:
-        """Bring the best state back; return the iteration it is from."""
+        """Restore the best state; return its iteration."""
         if self._best_state is None or self._best_iteration is None:
             return self.values[-1][0] if self.values else 0
         parameters = list(module.parameters())

@@ -1,4 +1,4 @@
-"""What is done every so often in a training: lines of the log, callbacks, files."""
+"""What a training does at intervals: lines of the log, callbacks, files."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ LOGGER = logging.getLogger("skksivi")
 #: Iterations from one line of the log to the next.
 LOG_EVERY = 500
 
-#: The stages after a pilot, of which the first reports for itself.
+#: The stages after a pilot; the first makes its own reports.
 AFTER_PILOT = TRAINING, CERTIFICATE = "training", "certificate"
 
-#: Parts of a pilot that callbacks are told of, and seconds between two lines of one stage.
+#: Number of reports of a pilot to callbacks, and seconds between two lines of one stage.
 PILOT_PARTS, SECONDS_BETWEEN = 10, 10.0
 
 
 class Report:
-    """A line of the log, and what callbacks see of a fit under way.
+    """A line of the log, and the view that callbacks get of a fit under way.
 
     Parameters
     ----------
     max_iter, verbose : int
     tell : callable or None
-        Shows callbacks a copy of the module, averaged; tells whether to stop.
+        Shows callbacks a copy of the averaged module; tells whether to stop.
     """
 
     every, at_end = CHECK_EVERY, True
@@ -64,16 +64,16 @@ class Report:
 
 
 class Stages:
-    """Lines of the log on what a fit does beside its iterations, and parts of the pilot that are told to callbacks.
+    """Logs the stages of a fit other than its iterations, and reports parts of the pilot to callbacks.
 
     Parameters
     ----------
     log : bool
-        Whether there are lines: one per stage with what it will cost by the calls so far, and one every ten seconds.
+        Whether to log: one line per stage with its cost, predicted by the calls so far, and one every ten seconds.
     n_pilot : int
-        Calls of the pilot, about; zero where there is none.
+        Approximate number of calls of the pilot; zero without one.
     tell : callable
-        Is called `PILOT_PARTS` times until the training begins, if there is a pilot.
+        Called `PILOT_PARTS` times until the training begins, if there is a pilot.
     """
 
     def __init__(self, *, log: bool, n_pilot: int, tell: Callable[[], object]) -> None:
@@ -86,7 +86,7 @@ class Stages:
         self.logged = self.began
 
     def begin(self, stage: str, n_calls: int, so_far: int) -> None:
-        """Log the stage, with its cost by the time of the calls of the one before."""
+        """Log the stage, with its cost predicted by the calls of the one before."""
         now, n = time.monotonic(), so_far - self.n_before
         if self.log:
             cost = f": about {n_calls:,} score calls to come" if n_calls else ""
@@ -99,7 +99,7 @@ class Stages:
             self._tell(self.n_pilot)
 
     def hear(self, so_far: int) -> None:
-        """Log how far the stage has come, if it takes long."""
+        """Log the progress of a stage that takes long."""
         self._tell(so_far)
         now = time.monotonic()
         if self.log and self.stage not in AFTER_PILOT and now - self.logged > SECONDS_BETWEEN:
@@ -113,7 +113,7 @@ class Stages:
             self.tell()
 
 
-#: What is saved of a watch where there is none.
+#: What is saved without a watch.
 UNWATCHED: State = {"looks": None, "best_iteration": None, "best": None}
 
 
@@ -124,7 +124,7 @@ class Saving(Generic[T]):
     ----------
     checkpoint : CheckpointFile
     describe : callable
-        Returns what the file is to hold of a state of the training and its watch.
+        Returns the content of the file, given a state of the training and its watch.
     watch : Watch or None
     every : int
         Iterations from one save to the next.

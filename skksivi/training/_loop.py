@@ -15,27 +15,27 @@ from torch.optim.adam import adam
 from skksivi._arrays import check_function
 from skksivi.parameters import Adam, Decay
 
-#: Iterations between two looks at the losses; nothing is read from the device in between.
+#: Iterations between checks of the losses; nothing is read from the device in between.
 CHECK_EVERY = 100
 
 
-#: Steps taken one operation at a time before a GPU step is captured, so that lazy set-up is over.
+#: Eager steps before a GPU step is captured, so that lazy initialisation is over.
 WARM_UP = 3
 
 
-#: What a training, a hook or an iterate needs to go on from where it stands, by name.
+#: The state from which a training, a hook or an iterate resumes, by name.
 State = Mapping[str, Any]
 
 
 class Run(NamedTuple):
-    """What a run of the loop leaves beside the trained module.
+    """Results of a run of the loop in addition to the trained module.
 
     Attributes
     ----------
     losses : ndarray of shape (n_iter,)
     engine : {"eager", "cuda graph"}
     ended_by : BaseException or None
-        What ended it before its time; the module holds the last finite state.
+        The error that ended it early; the module holds the last finite state.
     """
 
     losses: np.ndarray
@@ -44,7 +44,7 @@ class Run(NamedTuple):
 
 
 class Scheduled:
-    """A number that changes with progress, on the device, so that a step in which it stands can be recorded.
+    """A number on the device that changes with progress, so that a step that uses it can be captured.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ class Scheduled:
     schedule : callable or float
         Maps progress in [0, 1] to the number.
     like : Tensor
-        Of its type, on its device.
+        Gives its dtype and device.
     positive : bool, default=False
         Whether zero is refused.
 
@@ -71,14 +71,14 @@ class Scheduled:
         self.value = like.new_zeros(())
 
     def check(self, n: int = 50) -> None:
-        """Raise TypeError or ValueError unless it may be advanced, by n steps from zero to one."""
+        """Raise TypeError or ValueError unless all values of n steps from zero to one are valid."""
         if callable(self.schedule):
             check_function(self.schedule, self.name, "progress")
         for i in range(n + 1):
             self.advance(i / n)
 
     def advance(self, progress: float) -> None:
-        """Take the number of this progress.
+        """Set the value for this progress.
 
         Raises
         ------
@@ -90,13 +90,13 @@ class Scheduled:
 
 
 class Objective(NamedTuple):
-    """What is minimised.
+    """An objective to minimise.
 
     Attributes
     ----------
     gradient_fn : callable
-        Sets `grad` of every parameter to a fresh estimate of the gradient and returns that of the loss, without a
-        graph. It runs without automatic differentiation; `by_autograd` makes one of a loss.
+        Sets `grad` of every parameter to a new estimate of the gradient and returns an estimate of the loss, without
+        a graph. It runs without automatic differentiation; `by_autograd` makes one from a loss.
     schedules : sequence of Scheduled
         The numbers in it that change with progress.
     """
@@ -109,7 +109,7 @@ class Objective(NamedTuple):
         return self.gradient_fn()
 
     def advance(self, progress: float) -> None:
-        """Let all numbers be those of this progress."""
+        """Set all scheduled numbers for this progress."""
         for scheduled in self.schedules:
             scheduled.advance(progress)
 
@@ -127,7 +127,7 @@ class Progress(NamedTuple):
     iterate : Iterate
         Its parameters.
     state : callable
-        Returns what `resume` needs to go on from here.
+        Returns the state for `resume`.
     """
 
     n_done: int
@@ -138,28 +138,28 @@ class Progress(NamedTuple):
 
 
 class Hook(Protocol):
-    """What is done every so often between two iterations.
+    """An action between iterations, at intervals.
 
     Attributes
     ----------
     every : int
-        Iterations from one time to the next.
+        Iterations from one call to the next.
     at_end : bool
-        Whether it is done after the last iteration in any case.
+        Whether it is called after the last iteration in any case.
     """
 
     every: int
     at_end: bool
 
     def __call__(self, progress: Progress) -> bool:
-        """Do it; tell whether the training is to stop."""
+        """Act; tell whether the training is to stop."""
 
 
 def learning_rate_factor(decay: Decay, max_iter: int, warm_up: int = 0) -> Callable[[int], float]:
     """Return the factor of the learning rate at iteration t.
 
     It rises over the first `warm_up` iterations. `decay` is None (constant), "cosine" (to zero at `max_iter`)
-    or a pair (factor, every): times `factor` after each `every` iterations.
+    or a pair (factor, every): multiplied by `factor` every `every` iterations.
     """
     if warm_up:
         factor_then = learning_rate_factor(decay, max_iter)
@@ -187,15 +187,15 @@ def flatten(module: nn.Module) -> Tensor:
 
 
 def unflatten(module: nn.Module) -> None:
-    """Give the parameters of a flattened module their own memory again, and no gradients."""
+    """Give the parameters of a flattened module their own memory again, without gradients."""
     for p in module.parameters():
         p.data, p.grad = p.data.clone(), None
 
 
 class Iterate:
-    """The parameters of a module as one vector, Adam's moments of it and its moving average.
+    """The parameters of a module as one vector, with Adam's moments and the moving average.
 
-    A step whose loss or gradient is not finite is refused: nothing moves.
+    A step whose loss or gradient is not finite changes nothing.
 
     Parameters
     ----------
@@ -217,7 +217,7 @@ class Iterate:
         self.on_gpu = self.flat.device.type == "cuda"
 
     def step(self, loss: Tensor) -> None:
-        """Take Adam's step by the gradient at hand, unless that or the loss is not finite."""
+        """Take an Adam step by the current gradient, unless it or the loss is not finite."""
         self.refused.copy_(~(self.gradient.sum() + loss).isfinite())
         if self.max_norm is not None:
             nn.utils.clip_grad_norm_([self.flat], self.max_norm)
@@ -234,7 +234,7 @@ class Iterate:
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Let the module be the averaged one for a while."""
+        """Replace the module by the averaged one within a context."""
         if self.average is None:
             yield
             return
@@ -246,12 +246,12 @@ class Iterate:
             self.flat.copy_(kept)
 
     def state(self) -> dict[str, Tensor | None]:
-        """Return what `resume` needs to go on from here."""
+        """Return the state for `resume`."""
         vectors = {"flat": self.flat, "m": self.m, "v": self.v, "average": self.average}
-        return {**vectors, "n_steps": self.n_steps.clone()}  # a view of three numbers would be saved with all of them
+        return {**vectors, "n_steps": self.n_steps.clone()}  # a view would be saved with all three numbers
 
     def resume(self, state: State) -> None:
-        """Go on from another's state."""
+        """Continue from the state of another iterate."""
         for name, value in self.state().items():
             if value is not None:
                 getattr(self, name).copy_(state[name])
@@ -277,8 +277,8 @@ def minimise(
 ) -> Run:
     """Minimise a stochastic loss over the parameters of a module, in place, by Adam.
 
-    On a GPU the whole step is captured as one CUDA graph where the score allows it. Whatever ends the loop, Ctrl-C
-    included, is returned, not raised, so that the caller can keep the state first.
+    On a GPU the whole step is captured as one CUDA graph where the score allows it. An error that ends the loop, also
+    Ctrl-C, is returned and not raised, so that the caller can save the state first.
 
     Parameters
     ----------
@@ -288,11 +288,11 @@ def minimise(
     generator : torch.Generator
         Whatever the objective draws from.
     learning_rate, max_iter
-        As those of the approximators.
+        See the approximators.
     hooks : sequence of Hook
-        In this order; one that stops the training is the last.
+        Called in this order; the first that stops the training is the last called.
     resume : dict, default=None
-        A state to go on from, as a hook was given it.
+        A state to resume from, as given to a hook.
     """
     iterate = Iterate(module, optimiser)
     rate_factor = learning_rate_factor(optimiser.decay, max_iter, optimiser.warm_up)
@@ -341,7 +341,7 @@ def minimise(
 
 
 def checked_weight(name: str, value: SupportsFloat, progress: float, *, positive: bool = False) -> float:
-    """Return as a float what the schedule `name` has returned at a progress.
+    """Return as a float the value that the schedule `name` returned at a progress.
 
     Raises
     ------
@@ -359,7 +359,7 @@ def checked_weight(name: str, value: SupportsFloat, progress: float, *, positive
 
 
 def by_autograd(loss_fn: Callable[[], Tensor], module: nn.Module) -> Callable[[], Tensor]:
-    """Make a `gradient_fn` of a differentiable estimate of the loss."""
+    """Make a `gradient_fn` from a differentiable estimate of the loss."""
 
     def gradient_fn() -> Tensor:
         module.zero_grad(set_to_none=False)
@@ -393,7 +393,7 @@ def capture(step: Callable[[], None], generator: torch.Generator) -> tuple[Calla
 
 
 def _check_finite(losses: Tensor, nonfinite: str) -> None:
-    """Refuse a loss that is not finite or, if those are to be skipped, a hundred of them in a row.
+    """Refuse a loss that is not finite or, if such steps are skipped, a hundred of them in a row.
 
     Raises
     ------

@@ -229,7 +229,7 @@ def test_a_loader_that_shuffles_anew_has_no_checkpoint(tmp_path):
         yield from ((X[k], Y[k]) for k in np.split(rows, N // B))
 
     stream = Minibatches.from_loader(shuffled, target_of_batch, n_rows=N)
-    with pytest.raises(ValueError, match=r"cannot tell this fit from another: .* not the same when it is asked for"):
+    with pytest.raises(ValueError, match=r"cannot identify this fit: .* changes when it is computed"):
         KSIVIApproximator(checkpoint=tmp_path / "fit.ckpt", random_state=0).fit(stream)
 
 

@@ -479,6 +479,7 @@ def test_the_manual_has_the_tables_of_the_frontier(tmp_path, capsys):
         ("dimensions", "benchmarks", 1),
         ("hierarchy", "benchmarks", 1),
         ("ksd_test", "benchmarks", 2),
+        ("search", "benchmarks", 1),
     ],
 )
 def test_the_manual_has_the_tables_of_a_study(study, page, n_tables, tmp_path):

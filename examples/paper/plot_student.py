@@ -39,8 +39,8 @@ n_iter = MAX_ITER or 50_000
 
 # %%
 # Draws that start three times as wide as the target diverge. So all trained layers start in coordinates of the
-# curvature at the mode, KSIVI with a small scale, and KSD descent from particles near the mode. There is no annealing,
-# because tempered tails this heavy have infinite mass.
+# curvature at the mode, KSIVI with a small scale, and KSD descent from particles near the mode. There is no
+# annealing, because tempered tails this heavy have infinite mass.
 
 start = {"whiten": "laplace", "initial_scale": math.exp(-3 / 2), "annealing": None, "terms": ()}
 paper = paper_settings("student") | start | {"max_iter": n_iter, "random_state": 0}

@@ -487,6 +487,12 @@ def test_the_manual_has_the_tables_of_a_study(study, page, n_tables, tmp_path):
     assert len(tables_of(tmp_path, page)) == n_tables
 
 
+def test_the_manual_has_the_table_of_references(tmp_path):
+    path = ROOT / "benchmarks" / "references.json"
+    run("benchmarks/reference.py", ["targets", "--check", "--show", str(path), "--manual", "."], tmp_path)
+    assert len(tables_of(tmp_path, "benchmarks")) == 1
+
+
 @pytest.mark.parametrize(
     ("results", "n_tables"),
     [("bnn", 2), ("bnn_legacy", 1), ("bounded", 1), ("diffusion", 1), ("student", 1), ("time", 1), ("waveform", 1)],

@@ -25,6 +25,7 @@ SLOW_EXAMPLES = {
     "skksivi.targets._jax.from_numpyro",
     "skksivi.targets._jax.paired_from_numpyro",
     "skksivi.targets._pymc.from_pymc",
+    "skksivi.targets._pymc.paired_from_pymc",
 }
 
 matplotlib.use("agg")

@@ -250,7 +250,7 @@ class AmortizedKSIVI(Constrained, CallbackSupportMixin, BaseEstimator):
             arrays of float64, to (n, n_features). Contexts that are sets are passed as a list of length n. Products
             with its Jacobian are by automatic differentiation or, if that is wrong or impossible, by differences.
             Or an object with such a `score_fn`, with `n_features` and, for contexts, with `simulate`, as
-            `skksivi.targets.paired_from_numpyro` makes one.
+            `skksivi.targets.paired_from_numpyro` and `skksivi.targets.paired_from_pymc` make one.
         contexts : array-like of shape (m, c), callable or iterable, default=None
             The training contexts, which should cover the contexts of later use, for example data simulated from the
             prior. A function ``contexts(n, rng)`` of a number and a numpy RandomState returns n of them, or a pair

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         StochasticVolatility,
     )
     from skksivi.targets._network import BayesianNeuralNetwork
-    from skksivi.targets._pymc import from_pymc
+    from skksivi.targets._pymc import from_pymc, paired_from_pymc
     from skksivi.targets._shapes import Funnel, ManyWell, Rosenbrock
     from skksivi.targets._sharded import Scattered, Sharded
     from skksivi.targets._stan import from_bridgestan
@@ -64,6 +64,7 @@ __all__ = [
     "non_centered",
     "paired_constrained",
     "paired_from_numpyro",
+    "paired_from_pymc",
 ]
 
 if not TYPE_CHECKING:  # a checker would take any name for one of these
@@ -89,7 +90,7 @@ if not TYPE_CHECKING:  # a checker would take any name for one of these
                 "StochasticVolatility",
             ],
             "_network": ["BayesianNeuralNetwork"],
-            "_pymc": ["from_pymc"],
+            "_pymc": ["from_pymc", "paired_from_pymc"],
             "_shapes": ["Funnel", "ManyWell", "Rosenbrock"],
             "_stan": ["from_bridgestan"],
             "_toy": ["Banana", "EightGaussians", "GaussianMixture", "Multimodal", "StudentT", "XShaped"],

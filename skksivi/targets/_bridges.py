@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from types import ModuleType
@@ -158,7 +158,7 @@ class BlackBoxTarget(ForeignTarget):
             return self._value_and_gradient(X)
         except REJECTIONS:
             if len(X) == 1:
-                return np.full(1, np.nan), np.full(X.shape, np.nan)
+                return np.full(1, np.nan), np.full((1, self.n_features), np.nan)
         (value, gradient), (more_values, more_gradients) = map(self._evaluate_or_nan, np.array_split(X, 2))
         return np.concatenate([value, more_values]), np.concatenate([gradient, more_gradients])
 
@@ -173,6 +173,106 @@ class BlackBoxTarget(ForeignTarget):
     @abstractmethod
     def _parameters(self, X: np.ndarray) -> dict[str, np.ndarray]:
         """Return the parameters of draws X (n, d)."""
+
+
+class NamedPairs(ABC):
+    """The posteriors of named parameters for all contexts, as `skksivi.AmortizedKSIVI` takes them.
+
+    Attributes
+    ----------
+    n_features : int
+    names : tuple of str
+        Of the coordinates, in the unconstrained space of the draws.
+    """
+
+    def __init__(self, one: NamedTarget) -> None:
+        self._one = one
+        self.names, self.n_features = one.names, one.n_features
+
+    @abstractmethod
+    def score_fn(self, x: Tensor, y: Tensor) -> Tensor:
+        """Evaluate the gradient of log p(x | y) in x at rows x (n, d) of contexts y (n, c)."""
+
+    def constrain(self, X: ArrayLike) -> dict[str, np.ndarray]:
+        """Turn draws (n, n_features) into parameters by name, as the target of one data set does."""
+        return self._one.constrain(X)
+
+
+class ModelPairs(NamedPairs):
+    """The posteriors of a model of another library for all values of some of its data, the contexts.
+
+    A leaf gives `_simulate(n, rng)`, which returns parameters (n, n_features) and the data of each.
+
+    Attributes
+    ----------
+    example : dict of str to ndarray
+        A value of each of these data, whose shapes and types hold for all.
+    """
+
+    def __init__(
+        self, one: NamedTarget, example: Mapping[str, np.ndarray], observed: Mapping[str, str | None]
+    ) -> None:
+        super().__init__(one)
+        self.example = dict(example)
+        self._observed = dict(observed)  # the variable that each of them observes
+
+    def contexts(self, **data: ArrayLike) -> np.ndarray:
+        """Turn data into rows of contexts.
+
+        Parameters
+        ----------
+        **data : array-like of shape (...) or (m, ...)
+            Each by its name, once or m times.
+
+        Returns
+        -------
+        Y : ndarray of shape (c,) or (m, c)
+
+        Raises
+        ------
+        ValueError
+            One is missing, unknown or of another shape than its example.
+        """
+        if data.keys() != self.example.keys():
+            raise ValueError(f"`contexts` takes {', '.join(self.example)}; got {', '.join(data) or 'nothing'}.")
+        rows = []
+        for name, own in self.example.items():
+            value = np.asarray(data[name], dtype=np.float64)
+            lead = value.shape[: value.ndim - own.ndim]
+            if len(lead) > 1 or value.shape != (*lead, *own.shape):
+                raise ValueError(f"`{name}` has shape {value.shape}, expected {own.shape} or (m, *{own.shape}).")
+            rows.append(value.reshape(*lead, own.size))
+        return np.concatenate(rows, -1)
+
+    def simulate(self, n: int, rng: np.random.RandomState) -> tuple[np.ndarray, np.ndarray]:
+        """Draw n parameters from the prior, and the contexts that they make.
+
+        Parameters
+        ----------
+        n : int
+        rng : RandomState
+
+        Returns
+        -------
+        X : ndarray of shape (n, n_features)
+        Y : ndarray of shape (n, c)
+
+        Raises
+        ------
+        ValueError
+            Some of the data are no observation, so that the model cannot make them.
+        """
+        if lost := [name for name, variable in self._observed.items() if variable is None]:
+            raise ValueError(
+                f"`data` has {', '.join(lost)}, which no single variable of the model observes, so that it cannot be "
+                "simulated; give `contexts` to `fit`."
+            )
+        X, data = self._simulate(n, rng)
+        return X, self.contexts(**data)
+
+    @abstractmethod
+    def _simulate(self, n: int, rng: np.random.RandomState) -> tuple[np.ndarray, Mapping[str, ArrayLike]]:
+        """Return n parameters (n, n_features) and the data that each makes."""
 
 
 def by_row(function: Callable[[np.ndarray], Sequence[ArrayLike]], X: np.ndarray) -> list[np.ndarray]:

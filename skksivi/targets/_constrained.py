@@ -17,7 +17,7 @@ from torch.distributions import Transform, biject_to, constraints
 
 from skksivi._arrays import as_array, as_tensor
 from skksivi._numbers import check_integer
-from skksivi.targets._bridges import NamedTarget, coordinate_names
+from skksivi.targets._bridges import NamedPairs, NamedTarget, coordinate_names
 
 #: Where a parameter lives: the name of a support, or a tuple of the name, its bounds and the shape of the parameter.
 Support = str | tuple[str | float, ...]
@@ -274,20 +274,14 @@ def _part(name: str, support: Support) -> Part:
     return Part(make(*bounds), shape)
 
 
-class ConstrainedPairs:
-    """The posteriors of named parameters with bounds for all contexts, see `paired_constrained`.
+class ConstrainedPairs(NamedPairs):
+    """The posteriors of named parameters with bounds for all contexts, see `paired_constrained`."""
 
-    Attributes
-    ----------
-    n_features : int
-    names : tuple of str
-        Of the coordinates, in the unconstrained space of the draws.
-    """
+    _one: ConstrainedTarget
 
     def __init__(self, log_prob: Callable[..., Tensor], parts: Mapping[str, Part]) -> None:
+        super().__init__(ConstrainedTarget(log_prob, parts))
         self._log_prob, self._parts = log_prob, dict(parts)
-        self._one = ConstrainedTarget(log_prob, parts)
-        self.names, self.n_features = self._one.names, self._one.n_features
 
     def score_fn(self, x: Tensor, y: Tensor) -> Tensor:
         """Evaluate the gradient of log p(x | y) in x at rows x (n, d) of contexts y (n, c), with a graph."""
@@ -295,10 +289,6 @@ class ConstrainedPairs:
         with torch.enable_grad():
             x = x if x.requires_grad else x.detach().requires_grad_()
             return torch.autograd.grad(one.log_prob(x).sum(), x, create_graph=True)[0]
-
-    def constrain(self, X: ArrayLike) -> dict[str, np.ndarray]:
-        """Turn draws (n, n_features) into parameters, as the target of `constrained` does."""
-        return self._one.constrain(X)
 
     def unconstrain(self, values: Mapping[str, ArrayLike]) -> np.ndarray:
         """Turn parameters into points (n, n_features), such as those that made the contexts."""

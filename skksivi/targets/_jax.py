@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from skksivi._numbers import check_integer
-from skksivi.targets._bridges import ForeignTarget, as_tensor_like, coordinate_names, import_library
+from skksivi.targets._bridges import ForeignTarget, ModelPairs, as_tensor_like, coordinate_names, import_library
 
 if TYPE_CHECKING:
     from jax import Array
@@ -240,103 +240,38 @@ def from_numpyro(model: Callable[P, object], /, *args: P.args, **kwargs: P.kwarg
     return JaxTarget(partial(_negative, info.potential_fn), info.param_info.z, info.postprocess_fn)
 
 
-class PairedNumpyroTarget:
-    """The posteriors of a NumPyro model for all values of some of its arguments, the contexts.
-
-    Attributes
-    ----------
-    n_features : int
-    names : tuple of str
-        Of the coordinates, in the unconstrained space of the draws.
-    example : dict of str to ndarray
-        A value of each of these arguments, whose shapes and types hold for all.
-    """
+class NumpyroPairs(ModelPairs):
+    """The posteriors of a NumPyro model for all values of some of its arguments, see `paired_from_numpyro`."""
 
     def __init__(
         self, model: Callable[..., object], example: Mapping[str, ArrayLike], fixed: Mapping[str, Any]
     ) -> None:
         jax = import_library("jax", "numpyro")
         util = import_library("numpyro.infer.util", "numpyro")
-        self.example = {name: np.asarray(value) for name, value in example.items()}
+        own = {name: np.asarray(value) for name, value in example.items()}
         self._model, self._fixed = model, dict(fixed)
-        given = {**self._fixed, **{name: jax.numpy.asarray(value) for name, value in self.example.items()}}
+        given = {**self._fixed, **{name: jax.numpy.asarray(value) for name, value in own.items()}}
         info = util.initialize_model(jax.random.key(0), model, model_kwargs=given, dynamic_args=True)
         _check_plates(info.model_trace)
-        self._observed = {name: _sites_of(given[name], info.model_trace) for name in self.example}
         self._potential, self._latent = info.potential_fn, list(info.param_info.z)
-        self._one = JaxTarget(
+        one = JaxTarget(
             partial(_negative, info.potential_fn(**given)), info.param_info.z, info.postprocess_fn(**given)
         )
-        plain = {name: value.astype(float) for name, value in self.example.items()}
+        super().__init__(one, own, {name: _site_of(given[name], info.model_trace) for name in own})
+        plain = {name: value.astype(float) for name, value in own.items()}
         self._joint = JaxTarget(self._log_joint, (info.param_info.z, plain))
-        self.names, self.n_features = self._one.names, self._one.n_features
 
     def score_fn(self, x: Tensor, y: Tensor) -> Tensor:
         """Evaluate the gradient of log p(x | y) in x at rows x (n, d) of contexts y (n, c), with a graph."""
         score: Tensor = _ScoreOfPairs.apply(x, y, self._joint)
         return score
 
-    def constrain(self, X: ArrayLike) -> dict[str, np.ndarray]:
-        """Turn draws (n, n_features) into the parameters of the model, see the targets of one data set."""
-        return self._one.constrain(X)
-
-    def contexts(self, **data: ArrayLike) -> np.ndarray:
-        """Turn values of the arguments into rows of contexts.
-
-        Parameters
-        ----------
-        **data : array-like of shape (...) or (m, ...)
-            Each argument by its name, once or m times.
-
-        Returns
-        -------
-        Y : ndarray of shape (c,) or (m, c)
-
-        Raises
-        ------
-        ValueError
-            One is missing, unknown or of another shape than its example.
-        """
-        if data.keys() != self.example.keys():
-            raise ValueError(f"`contexts` takes {', '.join(self.example)}; got {', '.join(data) or 'nothing'}.")
-        rows = []
-        for name, own in self.example.items():
-            value = np.asarray(data[name], dtype=np.float64)
-            lead = value.shape[: value.ndim - own.ndim]
-            if len(lead) > 1 or value.shape != (*lead, *own.shape):
-                raise ValueError(f"`{name}` has shape {value.shape}, expected {own.shape} or (m, *{own.shape}).")
-            rows.append(value.reshape(*lead, own.size))
-        return np.concatenate(rows, -1)
-
-    def simulate(self, n: int, rng: np.random.RandomState) -> tuple[np.ndarray, np.ndarray]:
-        """Draw n parameters from the prior, and the contexts that they make.
-
-        Parameters
-        ----------
-        n : int
-        rng : RandomState
-
-        Returns
-        -------
-        X : ndarray of shape (n, n_features)
-        Y : ndarray of shape (n, c)
-
-        Raises
-        ------
-        ValueError
-            One of the arguments is no observation, so that the model cannot make it.
-        """
+    def _simulate(self, n: int, rng: np.random.RandomState) -> tuple[np.ndarray, Mapping[str, ArrayLike]]:
         jax = import_library("jax", "numpyro")
-        lost = [name for name, sites in self._observed.items() if len(sites) != 1]
-        if lost:
-            raise ValueError(
-                f"`data` has {', '.join(lost)}, which is not the `obs` of one site of the model, so that it cannot "
-                "be simulated; give `contexts` to `fit`."
-            )
         keys = jax.random.split(jax.random.key(rng.randint(2**31)), n)
         z, data = jax.jit(jax.vmap(self._simulate_one))(keys)
         rows = [np.asarray(part, dtype=np.float64).reshape(n, -1) for part in jax.tree.leaves(z)]
-        return np.concatenate(rows, 1), self.contexts(**data)
+        return np.concatenate(rows, 1), data
 
     def _simulate_one(self, key: Array) -> tuple[dict[str, Array], dict[str, Array]]:
         handlers = import_library("numpyro.handlers", "numpyro")
@@ -346,7 +281,7 @@ class PairedNumpyroTarget:
         trace = handlers.trace(handlers.seed(model, key)).get_trace(**given)
         latent = {name: trace[name]["value"] for name in self._latent}
         z = util.unconstrain_fn(handlers.seed(self._model, key), (), given, latent)
-        return z, {name: trace[sites[0]]["value"] for name, sites in self._observed.items()}
+        return z, {name: trace[site]["value"] for name, site in self._observed.items()}
 
     def _log_joint(self, point: tuple[Any, Mapping[str, Array]]) -> Array:
         z, data = point
@@ -373,9 +308,10 @@ class _ScoreOfPairs(torch.autograd.Function):
         return product[:, : x.shape[1]], product[:, x.shape[1] :].to(y), None
 
 
-def _sites_of(value: Array, trace: Mapping[str, Any]) -> list[str]:
-    """Return the observed sites of a trace that hold a value."""
-    return [name for name, site in trace.items() if site.get("is_observed") and site["value"] is value]
+def _site_of(value: Array, trace: Mapping[str, Any]) -> str | None:
+    """Return the observed site of a trace that holds a value, if there is one alone."""
+    sites = [name for name, site in trace.items() if site.get("is_observed") and site["value"] is value]
+    return sites[0] if len(sites) == 1 else None
 
 
 def _check_plates(trace: Mapping[str, Any]) -> None:
@@ -390,7 +326,7 @@ def paired_from_numpyro(
     /,
     data: Mapping[str, ArrayLike],
     **fixed: Any,  # noqa: ANN401
-) -> PairedNumpyroTarget:
+) -> NumpyroPairs:
     """Make the posteriors of a NumPyro model for many data sets, as `skksivi.AmortizedKSIVI` takes them.
 
     Parameters
@@ -405,7 +341,7 @@ def paired_from_numpyro(
 
     Returns
     -------
-    target : PairedNumpyroTarget
+    target : NumpyroPairs
         For ``AmortizedKSIVI().fit(target)``; ``contexts(**data)`` makes rows of data sets, ``simulate(n, rng)`` draws
         parameters and data, and ``constrain`` turns draws into the parameters of the model.
 
@@ -441,7 +377,7 @@ def paired_from_numpyro(
     """
     if not isinstance(data, Mapping) or not data:
         raise TypeError(f"`data` must be a dict of names of arguments to arrays, got {data!r}.")
-    return PairedNumpyroTarget(model, data, fixed)
+    return NumpyroPairs(model, data, fixed)
 
 
 def non_centered(model: Callable[P, T]) -> Callable[P, T]:

@@ -24,6 +24,7 @@ from skksivi.targets import (
     from_pymc,
     non_centered,
     paired_from_numpyro,
+    paired_from_pymc,
 )
 
 Y = (0.3, 1.9, -0.4, 1.1, 2.2)
@@ -712,17 +713,60 @@ def poisson_model(y=None, exposure=1.0):
     numpyro.sample("w", numpyro.distributions.Normal(shift, 1.0), obs=np.array([0.5, -0.5]))
 
 
-@pytest.mark.slow
-def test_the_scores_of_pairs_are_those_of_one_data_set_at_a_time():
+def poisson_in_pymc(y=(0, 0, 0), exposure=1.0):
+    pm = pytest.importorskip("pymc", reason="the bridge needs PyMC")
+    with pm.Model() as model:
+        counts, times = pm.Data("y", np.array(y)), pm.Data("exposure", exposure)
+        rate = pm.Gamma("rate", 2.0, 1.0)
+        shift = pm.Normal("shift", 0.0, 1.0, shape=2)
+        pm.Poisson("counts", rate * times, observed=counts)
+        pm.Normal("w", shift, 1.0, observed=np.array([0.5, -0.5]))
+        pm.Deterministic("double", 2 * rate)
+    return model
+
+
+def pairs_of(library, data=("y",), exposure=2.0):
+    """Return the posteriors of one model for many counts and, if named, exposures."""
+    if library == "PyMC":
+        model = poisson_in_pymc(exposure=exposure)
+        with without_c_compiler():
+            return paired_from_pymc(model, data)
     pytest.importorskip("numpyro")
-    pair = paired_from_numpyro(poisson_model, {"y": np.zeros(3, dtype=int)}, exposure=2.0)
-    data = [[0, 1, 2], [5, 3, 4]]
+    values = {"y": np.zeros(3, dtype=int), "exposure": exposure}
+    fixed = {name: value for name, value in values.items() if name not in data}
+    return paired_from_numpyro(poisson_model, {name: values[name] for name in data}, **fixed)
+
+
+def one_of(library, y, exposure=2.0):
+    """Return the posterior of some counts."""
+    if library == "PyMC":
+        with without_c_compiler():
+            return from_pymc(poisson_in_pymc(y, exposure))
+    return from_numpyro(poisson_model, y=np.array(y), exposure=exposure)
+
+
+LIBRARIES = ["NumPyro", "PyMC"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("data", [("y",), ("exposure", "y")])
+def test_the_scores_of_pairs_are_those_of_one_data_set_at_a_time(library, data):
+    pair = pairs_of(library, data)
+    values = {"y": np.array([[0, 1, 2], [5, 3, 4]]), "exposure": np.array([0.5, 3.0])}
     x = torch.randn(2, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    y = torch.as_tensor(pair.contexts(y=data))
+    y = torch.as_tensor(pair.contexts(**{name: values[name] for name in data}))
     for i in range(2):
-        one = from_numpyro(poisson_model, y=np.array(data[i]), exposure=2.0)
+        one = one_of(library, values["y"][i], values["exposure"][i] if "exposure" in data else 2.0)
         assert one.names == pair.names
         torch.testing.assert_close(pair.score_fn(x, y)[i : i + 1], one.score_fn(x[i : i + 1]), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_products_of_pairs_are_derivatives_of_their_score():
+    pair = pairs_of("NumPyro")
+    x = torch.randn(2, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    y = torch.as_tensor(pair.contexts(y=[[0, 1, 2], [5, 3, 4]]))
     v = torch.ones_like(x)
     at = x.clone().requires_grad_()
     product = torch.autograd.grad(pair.score_fn(at, y), at, v)[0]
@@ -731,10 +775,10 @@ def test_the_scores_of_pairs_are_those_of_one_data_set_at_a_time():
 
 
 @pytest.mark.slow
-def test_a_model_simulates_its_parameters_and_data():
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_model_simulates_its_parameters_and_data(library):
     """The mean of 2,000 rates of Gamma(2, 1), and of counts at an exposure of two: five standard errors."""
-    pytest.importorskip("numpyro")
-    pair = paired_from_numpyro(poisson_model, {"y": np.zeros(3, dtype=int)}, exposure=2.0)
+    pair = pairs_of(library)
     X, Y = pair.simulate(2000, np.random.RandomState(0))
     assert X.shape == (2000, 3)
     assert Y.shape == (2000, 3)
@@ -743,17 +787,66 @@ def test_a_model_simulates_its_parameters_and_data():
     assert abs(Y.mean() - 4) < 5 * np.sqrt((4 * 2 + 4 / 3) / 2000)
     np.testing.assert_array_equal(Y, Y.round())
     assert np.corrcoef(rate, Y.mean(1))[0, 1] > 0.5
+    again, _ = pair.simulate(1, np.random.RandomState(0))
+    assert again.shape == (1, 3)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_data_of_pairs_are_checked(library):
+    pair = pairs_of(library, ("y", "exposure"))
+    assert pair.contexts(y=[[1, 2, 3]] * 4, exposure=[1.0] * 4).shape == (4, 4)
+    with pytest.raises(ValueError, match="`contexts` takes y, exposure; got y"):
+        pair.contexts(y=[1, 2, 3])
+    with pytest.raises(ValueError, match=r"`y` has shape \(2,\), expected \(3,\)"):
+        pair.contexts(y=[1, 2], exposure=1.0)
+    with pytest.raises(ValueError, match="`data` has exposure, which no single variable"):
+        pair.simulate(2, np.random.RandomState(0))
 
 
 def test_arguments_of_pairs_are_checked():
     pytest.importorskip("numpyro")
     with pytest.raises(TypeError, match="`data` must be a dict"):
         paired_from_numpyro(poisson_model, [1, 2])
-    pair = paired_from_numpyro(poisson_model, {"y": np.zeros(3, dtype=int), "exposure": 1.0})
-    assert pair.contexts(y=[[1, 2, 3]] * 4, exposure=[1.0] * 4).shape == (4, 4)
-    with pytest.raises(ValueError, match="`contexts` takes y, exposure; got y"):
-        pair.contexts(y=[1, 2, 3])
-    with pytest.raises(ValueError, match=r"`y` has shape \(2,\), expected \(3,\)"):
-        pair.contexts(y=[1, 2], exposure=1.0)
-    with pytest.raises(ValueError, match="`data` has exposure, which is not the `obs`"):
-        pair.simulate(2, np.random.RandomState(0))
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "message"),
+    [
+        ("y", TypeError, "`data` must be a list of names of pm.Data containers, got 'y'"),
+        ([], TypeError, r"`data` must be a list of names of pm.Data containers, got \[\]"),
+        (
+            ["y", "z"],
+            ValueError,
+            "`data` has 'z', expected names of the pm.Data containers of the model: y, exposure",
+        ),
+        (["rate"], ValueError, "`data` has 'rate'"),
+    ],
+)
+def test_containers_of_pairs_are_checked(data, error, message):
+    with pytest.raises(error, match=message):
+        paired_from_pymc(poisson_in_pymc(), data)
+
+
+def test_pairs_of_no_pymc_model_are_refused():
+    pytest.importorskip("pymc", reason="the bridge needs PyMC")
+    with pytest.raises(TypeError, match=r"`model` must be a pymc.Model, got a int"):
+        paired_from_pymc(3, ["y"])
+
+
+def test_a_transform_of_the_data_is_no_observation_of_them():
+    """Counts whose logarithm is observed would be simulated as logarithms."""
+    pm = pytest.importorskip("pymc", reason="the bridge needs PyMC")
+    with pm.Model() as model:
+        y = pm.Data("y", np.ones(2))
+        pm.Normal("log y", pm.Normal("mean", 0.0, 1.0), 1.0, observed=pm.math.log(y))
+    with without_c_compiler(), pytest.raises(ValueError, match="`data` has y, which no single variable"):
+        paired_from_pymc(model, ["y"]).simulate(2, np.random.RandomState(0))
+
+
+@pytest.mark.slow
+def test_pairs_of_pymc_travel_to_other_processes():
+    pair = pairs_of("PyMC")
+    x, y = torch.zeros(1, 3, dtype=torch.float64), torch.ones(1, 3, dtype=torch.float64)
+    with without_c_compiler():
+        there = pickle.loads(pickle.dumps(pair))  # noqa: S301
+    torch.testing.assert_close(there.score_fn(x, y), pair.score_fn(x, y))

@@ -24,6 +24,11 @@ def take(y: Rows, index: Tensor) -> Rows:
     return y[index] if isinstance(y, Tensor) else [y[i] for i in index.tolist()]
 
 
+def joined(y: Rows, other: Rows) -> Rows:
+    """Return contexts and others after them."""
+    return torch.cat([y, other]) if isinstance(y, Tensor) and isinstance(other, Tensor) else [*y, *other]
+
+
 def repeated(y: Rows, n: int) -> Rows:
     """Return each context n times, one after the other."""
     return y.repeat_interleave(n, 0) if isinstance(y, Tensor) else [row for row in y for _ in range(n)]

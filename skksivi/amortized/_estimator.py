@@ -27,26 +27,11 @@ from skksivi._arrays import (
     resolve_device,
 )
 from skksivi._numbers import check_integer
-from skksivi._saved import (
-    COUNT,
-    DOUBLES,
-    SEED,
-    SIZE,
-    Kind,
-    Parts,
-    checked,
-    is_float,
-    is_instance,
-    is_list_of,
-    or_none,
-    register,
-)
 from skksivi._version import DOCUMENTATION
 from skksivi._warnings import warn_caller
-from skksivi._weights import Certificate, cheap_certificate
-from skksivi.amortized._contexts import Rows, ScoreOfPairs, all_equal, as_contexts, as_rows, parts, simulated
+from skksivi._weights import cheap_certificate
+from skksivi.amortized._contexts import Rows, all_equal, as_contexts, as_rows, parts, simulated
 from skksivi.amortized._family import Conditional
-from skksivi.amortized._features import DeepSets
 from skksivi.amortized._paired import PairedScore, at_one
 from skksivi.amortized._stages import Outcome, Settings, Stages
 from skksivi.base import (
@@ -80,9 +65,6 @@ N_COMPONENTS, FEW_FEATURES, N_OF_MANY = 8, 5, 4
 
 #: What is added to the covariance of standardised features, of which some may be constant.
 RIDGE = 1e-3
-
-#: Contexts, and draws for each, by which what a file holds is tried.
-N_TRIED = 8
 
 #: Draws of an amortised fit from which a posterior is explored, and the divergence, in nats a feature, up to which it
 #: is not.
@@ -119,7 +101,7 @@ class AmortizedKSIVI(Constrained, CallbackSupportMixin, BaseEstimator):
     n_components : int or "auto", default="auto"
         Components of the mixture of z. "auto" is 8, or 4 beyond five features, if parameters are given, and otherwise
         one, the standard normal.
-    hidden_layer_sizes : sequence of int, default=(100, 100)
+    hidden_layer_sizes : sequence of int, default=(100, 100, 100)
         Widths of the hidden layers of each network.
     initial_scale : float, default=0.25
         Initial sigma, in units of u.
@@ -209,7 +191,7 @@ class AmortizedKSIVI(Constrained, CallbackSupportMixin, BaseEstimator):
         self,
         *,
         n_components: int | str = "auto",
-        hidden_layer_sizes: Sequence[int] = (100, 100),
+        hidden_layer_sizes: Sequence[int] = (100, 100, 100),
         initial_scale: float = 0.25,
         summary: nn.Module | None = None,
         n_contexts: int = 1000,
@@ -658,63 +640,6 @@ class AmortizedKSIVI(Constrained, CallbackSupportMixin, BaseEstimator):
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "n_features_in_")
 
-    # Files
-
-    def _parts(self) -> dict[str, object]:
-        """Return what is saved."""
-        if not (self.summary is None or type(self.summary) is DeepSets):
-            raise TypeError(
-                f"`summary` is of type {type(self.summary).__name__}, which cannot be saved without pickle, expected "
-                "DeepSets or None; the fit to one context can be saved, `at(context)`."
-            )
-        parts = self.get_params(deep=False)
-        if self.__sklearn_is_fitted__():
-            parts |= {name: getattr(self, name) for name in LEARNED}
-            parts["divergence_"] = None if math.isnan(self.divergence_) else self.divergence_
-        return parts
-
-    @classmethod
-    def _restored(cls, **parts: Any) -> Self:  # noqa: ANN401
-        """Return the estimator of such parts, without its score."""
-        est = cls(**{name: parts.pop(name) for name in cls().get_params(deep=False) if name in parts})
-        est._validate_params()
-        check_widths(est.hidden_layer_sizes, "hidden_layer_sizes")
-        if not parts:
-            return est
-        learned = checked(parts, LEARNED)
-        family = learned["family_"]
-        n_in = len(family.h_mean) if family.summary is None else family.summary.shape[0]
-        if learned["_context_shape"] != n_in:
-            raise ValueError("`_context_shape` is not what `family_` takes")
-        if (family.summary is None) != (est.summary is None):
-            raise ValueError("`summary` is not of the kind that `family_` has")
-        divergence = learned["divergence_"]
-        est.__dict__.update(learned | {"divergence_": math.nan if divergence is None else divergence})
-        return est.with_score(None)
-
-    def with_score(self, score_fn: object) -> Self:
-        """Let a loaded fit know its score; return it.
-
-        Parameters
-        ----------
-        score_fn : callable or None
-            Of pairs, as in `fit`.
-
-        Returns
-        -------
-        self : object
-
-        Raises
-        ------
-        TypeError
-            It is not callable.
-        """
-        score_fn = getattr(score_fn, "score_fn", score_fn)
-        if not (score_fn is None or callable(score_fn)):
-            raise TypeError(f"`score_fn` must be a function of pairs (x, y), got a {type(score_fn).__name__}.")
-        self._score_fn: ScoreOfPairs | None = score_fn
-        return self
-
 
 def _of_model(score_fn: object, contexts: object, n_features: int | None) -> tuple[Any, int]:
     """Return contexts and the number of features, as they are given or as a model with a score of pairs has them."""
@@ -736,47 +661,3 @@ def _divergence(est: KSIVIApproximator) -> float:
 def _is_within(est: KSIVIApproximator, most: float) -> bool:
     """Tell whether a fit has a certificate of a divergence up to so many nats a feature."""
     return _divergence(est) <= most * est.n_features_in_
-
-
-#: What is saved of a fit.
-LEARNED: Parts = {
-    "family_": (is_instance(Conditional), "dp"),
-    "certificates_": (lambda value: value == [] or is_list_of(Certificate)(value), ""),
-    "divergence_": (or_none(is_instance(float)), ""),  # None where it is NaN, which json does not know
-    "trained_": (is_instance(bool), ""),
-    **dict.fromkeys(("n_contexts_", "n_lost_", "n_score_calls_", "n_products_"), (COUNT, "")),
-    "n_features_in_": (SIZE, "d"),
-    "stages_": (lambda value: value == [] or is_list_of(Stage)(value), ""),
-    "_of_sets": (is_instance(bool), ""),
-    "_context_shape": (SIZE, "c"),
-    "_reach": (is_float(0.0, 1e300), ""),
-    "_whitens": (DOUBLES, "pp"),
-    "_seed": (SEED, ""),
-    "_random_state": (is_instance(np.random.RandomState), ""),
-}
-
-
-register(
-    "AmortizedKSIVI",
-    Kind(AmortizedKSIVI, lambda est: est._parts(), lambda **parts: AmortizedKSIVI._restored(**parts)),  # noqa: SLF001
-)
-
-
-def check_conditional_draws(est: AmortizedKSIVI) -> None:
-    """Raise ValueError unless draws at some contexts, and their densities, are finite."""
-    generator = make_generator(0, resolve_device(est.device))
-    family = est.family_
-    p = len(family.h_mean)
-    h = torch.randn(N_TRIED, p, generator=generator, dtype=torch.float64, device=generator.device)
-    h[0] = 0.0
-    try:
-        with torch.no_grad():
-            m, L = family.places(h)
-            u, score = family.draw(h, N_TRIED, generator)
-            x = m[:, None] + u @ L.mT
-            numbers = [x.to(DTYPES[est.dtype]), score, family.mixture_log_prob(x[:, 0], h)]
-            finite = all(bool(number.isfinite().all()) for number in numbers)
-    except RuntimeError as error:
-        raise ValueError(f"`family_` cannot be drawn from: {error}") from error
-    if not finite:
-        raise ValueError("`family_` has draws that are not finite")

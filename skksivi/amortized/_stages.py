@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from skksivi._weights import Certificate, cheap_certificate
-from skksivi.amortized._contexts import Rows, take
+from skksivi.amortized._contexts import Rows, joined, take
 from skksivi.amortized._family import Conditional, features_of
 from skksivi.amortized._laplace import Laplaces, laplaces
 from skksivi.amortized._paired import PairedScore
@@ -50,8 +50,8 @@ OF_MODES, OF_GOOD, OF_ALL = 0.2, 0.7, 0.4
 #: Shares of what is left for scores at parameters or, if not known, at draws, and of all that is kept for the end.
 OF_SCORES, OF_DRAWS, KEPT = 0.85, 0.25, 0.1
 
-#: Scores of that stage, at draws at least, and at most.
-FEWEST_DRAWS, MOST_DRAWS = 500, 20_000
+#: Scores of that stage, at draws at least and at most, and at most with those at parameters.
+FEWEST_DRAWS, MOST_DRAWS, MOST_SCORES = 500, 20_000, 60_000
 
 #: What counts in the fit of a Gaussian, and in that of a mixture.
 BY_SCORES, BY_LIKELIHOOD = Terms(likelihood=1e-3, scores=1.0), Terms(likelihood=1.0, scores=0.03)
@@ -59,9 +59,9 @@ BY_SCORES, BY_LIKELIHOOD = Terms(likelihood=1e-3, scores=1.0), Terms(likelihood=
 #: Calls of a mode search, in units of those of a Newton step, as long as none is known.
 N_GUESSED = 6
 
-#: The held-out divergence per feature, in nats, from which on more modes are not worth their calls, and the share of
-#: the last one that it has to fall below, else.
-SETTLED, FALLEN = 2e-3, 0.9
+#: The held-out divergence per feature, in nats, from which on more modes are not worth their calls, without and with
+#: known parameters, and the share of the last one that it has to fall below, else.
+SETTLED, SETTLED_GIVEN, FALLEN = 2e-3, 2e-2, 0.9
 
 #: Contexts from which on a regression that gets no better ends the searches.
 ENOUGH = 40
@@ -193,7 +193,8 @@ class Stages:
         stop = start + int((OF_ALL if self.x is None else OF_MODES) * budget)
         found: Laplaces | None = None
         done, n, cost, before, divergence = 0, N_FIRST, N_GUESSED * (self.score.n_features + 1), math.inf, math.nan
-        while done < len(self.own) and not before <= SETTLED:
+        settled = SETTLED if self.x is None else SETTLED_GIVEN
+        while done < len(self.own) and not before <= settled:
             n = min(n, len(self.own) - done, max((stop - self.tally.total) // cost, 0 if done else 2))
             if n < min(4, len(self.own)) and done:
                 break
@@ -256,8 +257,12 @@ class Stages:
             self.family = start
 
     def _match_parameters(self, x: Tensor) -> None:
-        """Fit the family to scores at the parameters x (m, d) that made the contexts, and to their likelihood."""
-        y, pairs, rows = self._given(x, min(int(OF_SCORES * self.left), MOST_DRAWS))
+        """Fit the family to scores at the parameters x (m, d) that made the contexts, and to their likelihood.
+
+        If as many scores again are left, they go to draws of what is fitted, for another fit to all.
+        """
+        n = min(int(OF_SCORES * self.left), MOST_SCORES)
+        y, pairs, rows = self._given(x, n)
         by_parameters = copy.deepcopy(self.family)
         places_of_parameters(by_parameters, take(y, rows.train), pairs.x[rows.train])
         found = [by_parameters] if self.n_lost == self.n_searched else [self.family, by_parameters]
@@ -270,6 +275,10 @@ class Stages:
             chosen = started[values.index(max(values))]
             candidates.append(self._matched(chosen, y, pairs, rows, BY_LIKELIHOOD))
         self.family = self._chosen(candidates, y, pairs, rows)
+        if (more := n - len(rows.train)) >= len(rows.train):
+            terms = BY_SCORES if self.family.n_components == 1 else BY_LIKELIHOOD
+            again = self._matched(copy.deepcopy(self.family), *self._extended(y, pairs, rows, more), terms)
+            self.family = self._chosen([self.family, again], y, pairs, rows)
 
     def _chosen(self, candidates: list[Conditional], y: Rows, pairs: Pairs, rows: Split) -> Conditional:
         """Return the one of most held-out likelihood, or the first unless that is more by a standard error."""
@@ -293,7 +302,14 @@ class Stages:
         if len(index):
             s[index] = self.score(x[index], take(self.y, index))
         held_out = self.held_out if len(self.held_out) else self.own
-        return self.y, Pairs(x, s), Split(self.own, held_out)
+        return self.y, Pairs(x, s, torch.ones_like(x[:, 0])), Split(self.own, held_out)
+
+    def _extended(self, y: Rows, pairs: Pairs, rows: Split, n: int) -> tuple[Rows, Pairs, Split]:
+        """Return pairs together with n draws of the family for the training."""
+        y_drawn, drawn, _ = self._drawn(n)
+        both = Pairs(*(torch.cat(two) for two in zip(pairs, drawn, strict=True)))
+        new = torch.arange(len(pairs.x), len(both.x), device=rows.train.device)
+        return joined(y, y_drawn), both, Split(torch.cat([rows.train, new]), rows.held_out)
 
     def _drawn(self, n: int) -> tuple[Rows, Pairs, Split]:
         """Return n draws of the family, with their scores, and with the contexts that they belong to."""
@@ -304,7 +320,7 @@ class Stages:
             m, L = self.family.places(h)
             u, _ = self.family.draw(h, 1, self.generator)
             x = m + (u @ L.mT)[:, 0]
-        return y, Pairs(x, self.score(x, y)), split(n, self.generator)
+        return y, Pairs(x, self.score(x, y), torch.zeros_like(x[:, 0])), split(n, self.generator)
 
     # Path gradient
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -27,15 +28,18 @@ HELD_OUT, FEW = 0.2, 20
 #: Ridge penalties among which generalised cross-validation chooses.
 PENALTIES = torch.logspace(-8, 3, 12).tolist()
 
-#: Epochs, and steps, without a better held-out loss after which a training ends or its rate falls, and how often it
-#: falls.
-PATIENCE, PATIENT_STEPS, N_FALLS = 20, 100, 2
+#: Epochs of a training, its steps at most, and at least: of places, which are fitted after each round of searches,
+#: and of scores.
+EPOCHS, MOST_STEPS, STEPS_OF_PLACES, STEPS_OF_SCORES = 75, 6000, 1000, 2400
 
-#: Epochs of a training, at least and at most, those of many rows, and steps of few rows and of many.
-FEWEST_EPOCHS, MOST_EPOCHS, EPOCHS_OF_MANY, STEPS, MOST_STEPS = 20, 1000, 200, 2500, 8000
+#: Rows of a minibatch, at least and at most, and how many minibatches there are between.
+SMALL, LARGE, N_BATCHES = 100, 200, 80
 
-#: Rows of a minibatch, and the weight decay.
-BATCH, DECAY = 100, 0.1
+#: The weight decay, and the rows from which on it falls by their number.
+DECAY, N_DECAY = 0.1, 1000
+
+#: The share of the steps in which the learning rate rises.
+WARM_UP = 0.05
 
 #: What counts as the logarithm of a density, at least.
 LEAST = -1e4
@@ -130,27 +134,34 @@ def fit_places(family: Conditional, y: Rows, found: Laplaces, rate: float, gener
         start_places(family, h, found)
         return math.inf
     parts = [family.place, *([] if family.summary is None else [family.summary])]
-    return train(loss, parts, rows, rate, generator)
+    return train(loss, parts, rows, STEPS_OF_PLACES, rate, generator)
 
 
 def train(
-    loss: Callable[[Tensor], Tensor], parts: list[nn.Module], rows: Split, rate: float, generator: torch.Generator
+    loss: Callable[[Tensor], Tensor],
+    parts: list[nn.Module],
+    rows: Split,
+    fewest: int,
+    rate: float,
+    generator: torch.Generator,
 ) -> float:
-    """Minimise a mean over rows by Adam with early stopping; return the best held-out value.
+    """Minimise a mean over rows by Adam, with so many steps at least; return the best held-out value.
 
-    The parameters of the best epoch are kept, the start included; a loss that is not finite ends nothing.
+    The rate falls as a cosine. The parameters of the best epoch are kept, the start included, and a loss that is not
+    finite ends nothing. The decay of the weights is that of a prior, and falls with the number of rows.
     """
     parameters = [p for part in parts for p in part.parameters()]
     with torch.no_grad():
         best = loss(rows.held_out).item()
-    n_batches = -(-len(rows.train) // BATCH)
-    patience = max(PATIENCE, PATIENT_STEPS // n_batches)
-    kept, waited, falls = [p.detach().clone() for p in parameters], 0, 0
-    optimiser = torch.optim.AdamW(parameters, lr=rate, weight_decay=DECAY)
-    n_steps = min(MOST_STEPS, max(STEPS, EPOCHS_OF_MANY * n_batches))
-    for _ in range(max(FEWEST_EPOCHS, min(MOST_EPOCHS, n_steps // n_batches))):
-        order = rows.train[torch.randperm(len(rows.train), generator=generator, device=generator.device)]
-        for index in order.split(BATCH):
+    kept, n = [p.detach().clone() for p in parameters], len(rows.train)
+    size = min(LARGE, max(SMALL, n // N_BATCHES))
+    n_batches = -(-n // size)
+    n_epochs = -(-min(MOST_STEPS, max(fewest, EPOCHS * n_batches)) // n_batches)
+    optimiser = torch.optim.AdamW(parameters, lr=rate, weight_decay=DECAY * min(1.0, N_DECAY / n))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, partial(_share_of_rate, n_epochs * n_batches))
+    for _ in range(n_epochs):
+        order = rows.train[torch.randperm(n, generator=generator, device=generator.device)]
+        for index in order.split(size):
             optimiser.zero_grad()
             with torch.enable_grad():
                 value = loss(index)
@@ -158,20 +169,18 @@ def train(
             norm = nn.utils.clip_grad_norm_(parameters, 5.0)
             if torch.isfinite(value + norm):
                 optimiser.step()
+            schedule.step()
         with torch.no_grad():
             now = loss(rows.held_out).item()
-        waited += 1
         if now < best:
-            best, waited = now, 0
-            kept = [p.detach().clone() for p in parameters]
-        elif waited > patience:
-            if falls == N_FALLS:
-                break
-            falls, waited = falls + 1, 0
-            optimiser = torch.optim.AdamW(parameters, lr=rate / 4**falls, weight_decay=DECAY)
-            _restore(parameters, kept)
+            best, kept = now, [p.detach().clone() for p in parameters]
     _restore(parameters, kept)
     return best
+
+
+def _share_of_rate(n_steps: int, step: int) -> float:
+    """Return the share of the learning rate at a step, which rises at first and falls to zero."""
+    return min(1.0, (step + 1) / (WARM_UP * n_steps)) * (1 + math.cos(math.pi * step / n_steps)) / 2
 
 
 @torch.no_grad()
@@ -184,10 +193,11 @@ def _restore(parameters: list[nn.Parameter], kept: list[Tensor]) -> None:
 
 
 class Pairs(NamedTuple):
-    """Parameters x (n, d) with the scores s (n, d) there, NaN where unknown, for the contexts that they made."""
+    """Points x (n, d) with the scores s (n, d) there, NaN where unknown, and which (n,) are exact draws."""
 
     x: Tensor
     s: Tensor
+    exact: Tensor
 
 
 @torch.no_grad()
@@ -233,9 +243,9 @@ def fit_scores(
 
     The loss is :math:`-a \log q(x | y) + \tfrac{b}{d} \|L^\top (\nabla \log q(x | y) - s)\|^2` with the weights a
     of the likelihood and b of the scores, the squares bounded. The second term is least where q = p, whatever the
-    points are; the first one needs exact draws of the posteriors, such as the parameters that made the contexts.
+    points are; the first one takes exact draws of the posteriors, such as the parameters that made the contexts.
     """
-    d, known = family.n_features, pairs.s.isfinite().all(1)
+    d, known, exact = family.n_features, pairs.s.isfinite().all(1), pairs.exact
 
     def loss(index: Tensor) -> Tensor:
         with torch.enable_grad():
@@ -246,10 +256,11 @@ def fit_scores(
             gap = ((s_q - pairs.s[index].nan_to_num(0.0, 0.0, 0.0))[:, None] @ L)[:, 0]
             square = LONGEST**2 * torch.log1p(gap.square().sum(1) / (d * LONGEST**2))
             distance = (square * has).sum() / has.sum().clamp_min(1)
-            return terms.scores * distance - terms.likelihood * log_q.mean()
+            likelihood = (log_q * exact[index]).sum() / exact[index].sum().clamp_min(1)
+            return terms.scores * distance - terms.likelihood * likelihood
 
     parts = [m for m in (family.place, family.heads, family.summary) if m is not None]
-    train(loss, parts, rows, rate, generator)
+    train(loss, parts, rows, STEPS_OF_SCORES, rate, generator)
 
 
 @torch.no_grad()

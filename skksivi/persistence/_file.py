@@ -17,7 +17,8 @@ from torch import Tensor
 from skksivi import baselines
 from skksivi._arrays import resolve_device
 from skksivi._codec import MAX_HEADER, decoded, encode, read_header
-from skksivi.amortized._estimator import AmortizedKSIVI, check_conditional_draws
+from skksivi.amortized._estimator import AmortizedKSIVI
+from skksivi.amortized._files import check_conditional_draws, with_score_of_pairs
 from skksivi.base import BaseApproximator, check_draws
 from skksivi.estimators._hksivi import HKSIVIApproximator
 from skksivi.estimators._ksivi import KSIVIApproximator
@@ -134,7 +135,7 @@ def load(
             reason = textwrap.shorten(str(error).rstrip(".") if known else f"it holds something else, {error!r}", 300)
             raise ValueError(f"{str(path)!r} is not a complete file of `skksivi.save`: {reason}.") from error
     if isinstance(estimator, AmortizedKSIVI):
-        return estimator.with_score(score_fn)
+        return with_score_of_pairs(estimator, score_fn)
     if score_fn is not None and hasattr(estimator, "sampler_") and asks_for_score(estimator.sampler_):
         estimator.sampler_ = with_score(
             estimator.sampler_,

@@ -315,7 +315,7 @@ def test_the_manual_has_the_tables_of_amortized_inference(tmp_path, capsys):
     page = (ROOT / "doc" / "guide" / "amortized.rst").read_text("utf-8")
     for calls, told in {
         1000: "With 1,000 calls AmortizedKSIVI is better on five of the seven models, and worse on {}.",
-        10_000: "With 10,000 calls it is better on five, and worse on {}.",
+        10_000: "With 10,000 calls it is better on five, and within 0.01 on {}.",
     }.items():
         found = {
             (row["case"], row["method"]): np.mean(row["c2st"])
@@ -323,9 +323,12 @@ def test_the_manual_has_the_tables_of_amortized_inference(tmp_path, capsys):
             if row["seed"] == calls and "c2st" in row
         }
         cases = [case for case, method in found if method == "NPE"]
-        worse = [case for case in MODELS_OF_PAIRS if found[case, "AmortizedKSIVI"] > found[case, "NPE"]]
         assert sorted(cases) == sorted(MODELS_OF_PAIRS)
-        assert told.format(" and ".join(worse)) in page
+        gains = {case: found[case, "NPE"] - found[case, "AmortizedKSIVI"] for case in MODELS_OF_PAIRS}
+        others = [case for case, gain in gains.items() if gain <= 0.01]
+        assert len(others) == 2
+        assert all((gains[case] < -0.01) == (calls == 1000) for case in others)
+        assert told.format(" and ".join(others)) in page
 
 
 def test_addresses_and_the_version_are_those_of_the_project():

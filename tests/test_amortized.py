@@ -584,8 +584,15 @@ class Model:
         return X, X + rng.normal(size=(n, 2))
 
 
+@pytest.mark.slow
 def test_a_model_brings_all_that_a_fit_needs():
-    options = {"n_contexts": 60, "max_score_calls": 700, "hidden_layer_sizes": (4,), "random_state": 0}
+    options = {
+        "n_components": 1,
+        "n_contexts": 60,
+        "max_score_calls": 700,
+        "hidden_layer_sizes": (4,),
+        "random_state": 0,
+    }
     q = AmortizedKSIVI(**options).fit(Model())
     own = AmortizedKSIVI(**options).fit(Model().score_fn, Model().simulate, n_features=2)
     np.testing.assert_array_equal(q.sample(3, [0.0, 1.0], random_state=0), own.sample(3, [0.0, 1.0], random_state=0))

@@ -28,9 +28,9 @@ HELD_OUT, FEW = 0.2, 20
 #: Ridge penalties among which generalised cross-validation chooses.
 PENALTIES = torch.logspace(-8, 3, 12).tolist()
 
-#: Epochs of a training, its steps at most, and at least: of places, which are fitted after each round of searches,
-#: and of scores.
-EPOCHS, MOST_STEPS, STEPS_OF_PLACES, STEPS_OF_SCORES = 75, 6000, 1000, 2400
+#: Epochs of a training, and at most, its steps at most, and at least: of places, which are fitted after each round of
+#: searches, and of scores.
+EPOCHS, MOST_EPOCHS, MOST_STEPS, STEPS_OF_PLACES, STEPS_OF_SCORES = 75, 1000, 6000, 1000, 2400
 
 #: Rows of a minibatch, at least and at most, and how many minibatches there are between.
 SMALL, LARGE, N_BATCHES = 100, 200, 80
@@ -156,7 +156,7 @@ def train(
     kept, n = [p.detach().clone() for p in parameters], len(rows.train)
     size = min(LARGE, max(SMALL, n // N_BATCHES))
     n_batches = -(-n // size)
-    n_epochs = -(-min(MOST_STEPS, max(fewest, EPOCHS * n_batches)) // n_batches)
+    n_epochs = min(MOST_EPOCHS, -(-min(MOST_STEPS, max(fewest, EPOCHS * n_batches)) // n_batches))
     optimiser = torch.optim.AdamW(parameters, lr=rate, weight_decay=DECAY * min(1.0, N_DECAY / n))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, partial(_share_of_rate, n_epochs * n_batches))
     for _ in range(n_epochs):

@@ -550,7 +550,7 @@ MIXING = "sampler_.family.mixing"
 
 #: A place in the state of the fit by "laplace", what is put there, and what the refusal says.
 STATES = {
-    "another class": ("is", "os.system", "'os.system', which is none"),
+    "another class": ("is", "os.system", "'os.system', which is not of a class"),
     "a class for a class": ("sampler_.family.is", "Whitening", "it lacks or should not hold"),
     "another estimator": ("is", "baselines.Laplace", "it lacks or should not hold"),
     "an unknown parameter": ("evil", 1, "should not hold.*evil"),
@@ -583,7 +583,7 @@ STATES = {
 #: The same of the header.
 HEADERS = {
     "another version": ("__metadata__.format", "1", "format 1, but this version of skksivi reads format 2"),
-    "a huge tensor": ("loss_curve_.shape", [2**40], "its length is not"),
+    "a huge tensor": ("loss_curve_.shape", [2**40], "its length does not"),
     "a tensor beyond integers": ("loss_curve_.shape", [2**62, 2**62], "overflow"),
     "a negative length": ("loss_curve_.shape", [-50], "negative"),
     "another shape": ("loss_curve_.shape", [25, 2], "2 dimensions, expected 1"),

@@ -101,13 +101,12 @@ def _of_rows(
     d = sum(map(math.prod, shapes.values()))
     point = x[..., :d]
     parts = {**_split(point, shapes), **_split(x[..., d:], data or {})}
-    of = point if gradient else None
-    if has_loops:
-        return partial(by_row, _function(x, graph.clone_replace(list(outputs), parts), of))
+    if has_loops:  # whose graph is cloned, the parts of x too
+        return partial(by_row, _function(x, graph.clone_replace(list(outputs), parts), x if gradient else None, d))
     new = graph.vectorize_graph(list(outputs), parts)
     varies = [b.ndim > a.ndim for a, b in zip(outputs, new, strict=True)]
     new = [b if v else pt.broadcast_to(b, (x.shape[0], *b.shape)) for b, v in zip(new, varies, strict=True)]
-    return _function(x, new, of)
+    return _function(x, new, point if gradient else None, d)
 
 
 def _has_loops(outputs: Sequence[TensorVariable]) -> bool:
@@ -128,10 +127,12 @@ def _split(x: TensorVariable, shapes: Shapes) -> dict[TensorVariable, TensorVari
     return parts
 
 
-def _function(x: TensorVariable, outputs: Sequence[TensorVariable], of: TensorVariable | None) -> Function:
-    """Compile a function of x that returns `outputs` and, if `of` is given, the gradient of the first in it."""
+def _function(x: TensorVariable, outputs: Sequence[TensorVariable], of: TensorVariable | None, d: int) -> Function:
+    """Compile a function of x that returns `outputs` and, if `of` is given, the gradient of the first in d of it."""
     pymc, pytensor = import_library("pymc", "pymc"), import_library("pytensor", "pymc")
-    gradients = [] if of is None else [pytensor.grad(outputs[0].sum(), of)]  # a row's value depends on that row alone
+    gradients = (
+        [] if of is None else [pytensor.grad(outputs[0].sum(), of)[..., :d]]
+    )  # a row's value depends on that row alone
     return pymc.compile([x], [*outputs, *gradients])
 
 

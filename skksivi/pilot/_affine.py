@@ -127,6 +127,25 @@ class Identity(NamedTuple):
         return 0.0
 
 
+class Plane(NamedTuple):
+    """The map x = m + A w into a hyperplane: m of shape (d,), A of shape (d, d - 1)."""
+
+    m: Tensor
+    A: Tensor
+
+    def unwhiten(self, w: Tensor) -> Tensor:
+        """Return x of shape (n, d)."""
+        return self.m + w @ self.A.mT
+
+    def whiten_score(self, s: Tensor) -> Tensor:
+        r"""Return the score in w, :math:`s_w = A^\top s_x`, of shape (n, d - 1)."""
+        return s @ self.A
+
+    def unwhiten_direction(self, v: Tensor) -> Tensor:
+        """Return A v for rows v of shape (n, d - 1)."""
+        return v @ self.A.mT
+
+
 #: The maps of a `Whitening`.
 AffineMap = Affine | LowRank | Identity
 
@@ -136,7 +155,7 @@ class WhitenedScore(Wrapped):
     r"""The score in u, :math:`s_u(u) = L^\top s_x(m + L u)`, in the dtype of m and L, returned in the dtype of u."""
 
     score: Score
-    map: AffineMap
+    map: AffineMap | Plane
 
     @property
     def log_prob(self) -> ScoreFunction | None:

@@ -17,6 +17,7 @@ from skksivi._psis import pareto_smoothed
 from skksivi._warnings import warn_caller
 from skksivi.mixing import GaussianMixtureDraws
 from skksivi.pilot._affine import Affine, standard_normal
+from skksivi.pilot._gaussian import covariance_root
 from skksivi.pilot._lines import kronrod, lobatto, lobatto_nodes
 from skksivi.pilot._matching import score_matched
 from skksivi.pilot._mixture import MOST_FEATURES, Components, fitted_mixture
@@ -40,8 +41,7 @@ class ImportanceSettings(NamedTuple):
     #: mixture, in units of 1 / sqrt(d).
     df: int = 2
     wider: float = 0.25
-    #: Draws of a round that looks along drivers of others, the share of those that do, and how many times as far.
-    n_draws_along: int = 1024
+    #: The share of the draws that look along drivers of others, and how many times as far these go.
     share_along: float = 0.25
     times_along: float = 3.0
     #: The shape of the tail of the weights at most, and the effective share of the draws above which that does not
@@ -130,6 +130,8 @@ class Plan(NamedTuple):
         Whether a mixture near the target is used for another round.
     along : Tensor of shape (r, d), default=None
         Linear functions of u along which some draws go further, where chains have not been.
+    n_draws : int, default=512
+        Of a round, at least.
     """
 
     fit: Refit
@@ -139,11 +141,7 @@ class Plan(NamedTuple):
     moves: bool = True
     keeps: bool = True
     along: Tensor | None = None
-
-    @property
-    def least_draws(self) -> int:
-        """The draws of a round, at least."""
-        return IMPORTANCE.n_draws if self.along is None else IMPORTANCE.n_draws_along
+    n_draws: int = IMPORTANCE.n_draws
 
     def stretched(self, mixture: Components) -> Components:
         """Return a mixture, with stretched components if directions are given."""
@@ -175,7 +173,7 @@ def refined(
     mixture = pilot.mixture
     for i in range(IMPORTANCE.n_rounds):
         mixture = mixture or plan.fit(pilot.x, generator)
-        score_u.tally.begin("importance sampling", (2 if score_u.log_prob else 3) * plan.least_draws)
+        score_u.tally.begin("importance sampling", (2 if score_u.log_prob else 3) * plan.n_draws)
         try:
             found = resampled(score_u, mixture, generator, plan)
         except SpentError:
@@ -279,7 +277,7 @@ def resampled(
     None if too few of the weighted draws count, or the tail of their weights is heavy.
     """
     d, parts = mixture.means.shape[1], IMPORTANCE.n_parts
-    n = parts * math.ceil(max(plan.least_draws, IMPORTANCE.n_draws_per_feature * d) / parts)
+    n = parts * math.ceil(max(plan.n_draws, IMPORTANCE.n_draws_per_feature * d) / parts)
     q, wide = mixture.draws(), Wider.than(plan.stretched(mixture).draws())
     u = wide.sample(n, generator)
     if score_u.log_prob is None:
@@ -383,6 +381,13 @@ def moments(draws: Draws) -> Moments:
     root = _root_of(z, mean, second, (i, j)) if d <= MOST_FEATURES or len(z) >= FEW * d else None
     root = None if root is None else scale[:, None] * root
     return Moments(centre + scale * mean, scale * sd, root, se[:d], se[d:][i == j] / 2)
+
+
+def plain_moments(u: Tensor) -> Moments:
+    """Return mean and covariance of draws u (n, n_parts, d) as they are, with standard errors from parts."""
+    mean, sd, root_parts = u.mean((0, 1)), u.std((0, 1), correction=0), math.sqrt(u.shape[1])
+    mean_se, sd_se = (of_parts.std(0) / sd / root_parts for of_parts in (u.mean(0), u.std(0)))
+    return Moments(mean, sd, covariance_root(u.flatten(0, 1)), mean_se, sd_se)
 
 
 def _root_of(z: Tensor, mean: Tensor, second: Tensor, pairs: tuple[Tensor, Tensor]) -> Tensor:

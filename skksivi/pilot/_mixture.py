@@ -87,6 +87,43 @@ class Components(NamedTuple):
         D = sd / L.norm(dim=1)
         return Components(self.weights, mean + D * (self.means - m), D[:, None] * self.covariances * D)
 
+    @classmethod
+    def together(cls, mixtures: Sequence[Components]) -> Components:
+        """Return the mixture of mixtures, of equal weights."""
+        weights, means, covariances = (torch.cat(parts) for parts in zip(*mixtures, strict=True))
+        return cls(weights / len(mixtures), means, covariances)
+
+    def fitted_to(self, x: Tensor, strength: float, n_iter: int = 3) -> Components:
+        """Return the mixture moved towards points x (n, d) by steps of EM, each Gaussian counting as so many points.
+
+        References
+        ----------
+        Cappé, O. et al. (2008). Adaptive importance sampling in general mixture classes. Statistics and Computing
+        18(4).
+        """
+        start = mixture = self.moved_alike(x).moved_alike(x)
+        for _ in range(n_iter):
+            shares = mixture.draws().log_parts(x).softmax(0)  # (k, n)
+            n = shares.sum(1)
+            total = (n + strength)[:, None]
+            means = (shares @ x + strength * start.means) / total
+            away, moved = x - means[:, None], start.means - means
+            scatter = (shares[:, :, None] * away).mT @ away
+            own = start.covariances + moved[:, :, None] * moved[:, None]
+            covariances = (scatter + strength * own) / total[..., None]
+            mixture = Components(0.999 * n / len(x) + 0.001 / len(n), means, covariances)
+        return mixture
+
+    def moved_alike(self, x: Tensor) -> Components:
+        """Return the mixture whose Gaussians are all moved alike, in units of their own, towards points x (n, d)."""
+        shares = self.draws().log_parts(x).softmax(0)  # (k, n)
+        L = torch.linalg.cholesky(self.covariances)
+        z = torch.linalg.solve_triangular(L, (x - self.means[:, None]).mT, upper=False).mT  # (k, n, d)
+        shift = torch.einsum("kn,kni->i", shares, z) / len(x)
+        z = z - shift
+        scatter = ((shares[:, :, None] * z).mT @ z).sum(0) / len(x)
+        return Components(0.999 * shares.mean(1) + 0.001 / len(shares), self.means + L @ shift, L @ scatter @ L.mT)
+
     def stretched(self, A: Tensor, by: float, share: float) -> Components:
         r"""Return the mixture with a share of components that are wider along some linear functions :math:`a^\top x`.
 

@@ -19,8 +19,9 @@ from skksivi.score._score import DifferentiableScore
 class ModeSettings(NamedTuple):
     """The settings of `search_around`, and of the modes that count."""
 
-    #: Points around the origin, and around the best mode, from which modes are searched, and the most numbers in
-    #: them.
+    #: Points around the origin, and around the best mode, from which modes are searched at first, at most, and the
+    #: most numbers in them.
+    few_starts: int = 8
     max_starts: int = 96
     max_in_starts: int = 1600
     #: The squared distance, in standard deviations, within which two modes count as one, and the fewest dimensions of
@@ -129,12 +130,17 @@ def ranked(score_fn: DifferentiableScore, distinct: list[Affine], generator: tor
 
 
 def search_around(
-    score_fn: DifferentiableScore, starts: Tensor, generator: torch.Generator, *, alone: bool
+    score_fn: DifferentiableScore,
+    starts: Tensor,
+    generator: torch.Generator,
+    *,
+    alone: bool,
+    n_starts: int = MODES.max_starts,
 ) -> ModeMaps:
     """Search for modes from the starts and, unless they are to be alone, from points around them and the best one."""
     if alone:
         return find_modes(score_fn, starts, generator)
-    n = min(MODES.max_starts, MODES.max_in_starts // starts.shape[1])
+    n = min(n_starts, MODES.max_in_starts // starts.shape[1])
     found = find_modes(score_fn, torch.cat([starts, scattered(starts[0], n, generator)]), generator)
     return find_modes(score_fn, around(found.maps[0], n, generator), generator, found.maps)
 

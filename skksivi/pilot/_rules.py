@@ -21,7 +21,7 @@ from skksivi.pilot._gaussian import batch_and_match, covariance_root
 from skksivi.pilot._importance import PLAIN, Draws, refined, without_wrong_density
 from skksivi.pilot._masses import weighed
 from skksivi.pilot._mixture import MOST_FEATURES
-from skksivi.pilot._modes import ModeMaps, same_mode, search_around
+from skksivi.pilot._modes import MODES, ModeMaps, same_mode, search_around
 from skksivi.pilot._newton import laplace, newton_cg
 from skksivi.pilot._points import PilotPoints, are_known
 from skksivi.pilot._short import SHORT, short_pilot
@@ -148,11 +148,10 @@ def _by_chains(search: Search) -> Found:
     if d > MAX_FEATURES:
         return _by_curvature(search)
     try:
-        modes = search_around(double, search.starts, generator, alone=search.alone)
-        if short is not None and len(modes.maps) == 1 and not same_mode(modes.maps[0], short[0].maps[0]):
-            again = short_chains(modes.maps[0].m[None], generator, alone=True)
-            if again is not None and again[1].converged:
-                return _of_points(*again)
+        for n_starts in (MODES.few_starts, MODES.max_starts):
+            modes = search_around(double, search.starts, generator, alone=search.alone, n_starts=n_starts)
+            if short is not None and (better := _from_another(modes, short[0], short_chains, generator)) is not None:
+                return _of_points(*better)
         pilot = _by_long_chains(search, modes)
     except SpentError:
         if short is None:
@@ -164,6 +163,19 @@ def _by_chains(search: Search) -> Found:
     if short is not None and found[0].map.whiten(short[1].x).square().mean(1).median() > FAR_APART:
         return _of_points(modes, pilot._replace(converged=False))  # the short chains ended elsewhere
     return found
+
+
+def _from_another(
+    modes: ModeMaps,
+    before: ModeMaps,
+    short_chains: Callable[..., tuple[ModeMaps, PilotPoints] | None],
+    generator: torch.Generator,
+) -> tuple[ModeMaps, PilotPoints] | None:
+    """Return what short chains find at a mode, if it is the only one, not that of before, and they converge there."""
+    if len(modes.maps) > 1 or same_mode(modes.maps[0], before.maps[0]):
+        return None
+    found = short_chains(modes.maps[0].m[None], generator, alone=True)
+    return found if found is not None and found[1].converged else None
 
 
 def _will_do(modes: ModeMaps, pilot: PilotPoints, effort: str) -> bool:

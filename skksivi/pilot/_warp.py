@@ -105,6 +105,19 @@ class Level:
         line, m, g = self._at(t)
         return (own - line) * (-g).exp() - m, g
 
+    def that_bend(self) -> list[int]:
+        """Return the drivers that bend a member by much."""
+        return self._by_much(self.location[len(self.drivers) : -1])
+
+    def that_scale(self) -> list[int]:
+        """Return the drivers that scale a member by much."""
+        return self._by_much(self.scale[:-1])
+
+    def _by_much(self, curved: Tensor) -> list[int]:
+        """Return the drivers of which a coefficient, of lines or bends (2 j, k), is large."""
+        much = curved.unflatten(0, (2, len(self.drivers))).abs() > MUCH
+        return self.drivers[much.any(0).any(1)].tolist()
+
     def _at(self, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return l, m and g (n, k) at t (n, d)."""
         t = t.index_select(1, self.drivers)
@@ -178,12 +191,12 @@ class Warp(Curved):
     @property
     def drivers(self) -> list[int]:
         """The coordinates that bend or scale others by much."""
-        found = set[int]()
-        for level in self.levels:
-            j = len(level.drivers)
-            curved = torch.cat([level.location[j:-1], level.scale[:-1]]).unflatten(0, (4, j))
-            found.update(level.drivers[(curved.abs() > MUCH).any(0).any(1)].tolist())
-        return sorted(found)
+        return sorted({j for level in self.levels for j in [*level.that_bend(), *level.that_scale()]})
+
+    @property
+    def scalers(self) -> list[int]:
+        """The coordinates that scale others by much."""
+        return sorted({j for level in self.levels for j in level.that_scale()})
 
     def unwarp(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return x (n, d) and the log-determinants (n,) of dx / dy at y (n, d)."""

@@ -17,6 +17,7 @@ from skksivi.pilot._hamiltonian import HAMILTONIAN, HamiltonianEnsemble
 from skksivi.pilot._importance import PLAIN, Draws, pilot_of, refined
 from skksivi.pilot._newton import LOST
 from skksivi.pilot._points import MANY_FEATURES, PilotPoints
+from skksivi.pilot._profile import profiled
 from skksivi.pilot._tails import fitted_tails
 from skksivi.pilot._warp import Warp
 from skksivi.pilot._warp_fit import fitted_warp
@@ -73,11 +74,17 @@ def warped(score_fn: Score, x: Tensor, generator: torch.Generator) -> Iterator[P
     stages, most = WARPED.stages, WARPED.settled
     if x.shape[1] >= MANY_FEATURES:
         stages, most = WARPED.stages_of_many, WARPED.settled_of_many
+    was_profiled = False
     try:
         for _ in range(WARPED.n_warps):
             warp = fitted_warp(x)
             if warp is None:
                 return
+            if warp.scalers and not was_profiled:
+                was_profiled = True
+                if (better := profiled(score_fn, x, warp.scalers, generator)) is not None:
+                    yield better
+                    return
             score_y, y = warp.pull_back(score_fn), warp.warp(x)[0]
             metric, moved = Affine(y.mean(0), covariance_root(y)), math.inf
             refine = partial(_refined_along, score_y, warp.drivers, generator) if warp.drivers else None
@@ -103,7 +110,7 @@ def _refined_along(
     drawn: list[Draws],
 ) -> PilotPoints:
     """Return a pilot with more points, searching along the drivers of coordinates where chains have not been."""
-    plan = PLAIN._replace(least_rounds=6, forgets=True, keeps=False, along=metric.L[drivers])
+    plan = PLAIN._replace(least_rounds=6, forgets=True, keeps=False, along=metric.L[drivers], n_draws=1024)
     return refined(metric.pull_back(score_y), pilot, drawn, generator, plan)
 
 

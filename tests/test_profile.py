@@ -1,0 +1,159 @@
+"""The profile of a target along a coordinate: `skksivi.pilot._profile`, and what is fitted to draws from it."""
+
+import numpy as np
+import pytest
+import torch
+from plain_targets import normal
+
+from skksivi.pilot import _profile as module
+from skksivi.pilot._affine import Affine
+from skksivi.pilot._mixture import Components
+from skksivi.pilot._profile import profile, profiled
+from skksivi.score._target import resolve_score
+from skksivi.targets import Funnel, Target, from_score_fn
+
+D = 4
+ROWS = [2.0, 0.6, 0, -0.5], [0.6, 1, 0.3, 0], [0, 0.3, 0.5, 0.1], [-0.5, 0, 0.1, 1.5]
+C = torch.tensor(ROWS, dtype=torch.float64)
+A = torch.tensor([1.0, -2.0, 0.5, 1.0], dtype=torch.float64)
+
+
+def resolved(target, n_features=None):
+    return resolve_score(target, n_features, dtype=torch.float64, device=torch.device("cpu"))
+
+
+def nodes_of(score, metric, a, monkeypatch):
+    """Return the profile, and the nodes it consists of."""
+    found = []
+    monkeypatch.setattr(module, "_mixture", lambda nodes, own=module._mixture: (found.extend(nodes), own(nodes))[1])
+    return profile(score, metric, a), found
+
+
+@pytest.mark.parametrize("has_density", [True, False])
+def test_of_a_gaussian_it_has_the_conditional_means_and_the_marginal(has_density, monkeypatch):
+    P = torch.linalg.inv(C)
+    score = resolved(from_score_fn(lambda x: -x @ P.numpy(), n_features=D))
+    if has_density:
+        score = resolved(GaussianDensity(P))
+    monkeypatch.setattr(module, "PROFILE", module.PROFILE._replace(same=0.0))
+    mixture, nodes = nodes_of(score, Affine.shift(torch.zeros_like(A)), A, monkeypatch)
+    a = A / A.norm()
+    variance = a @ C @ a
+    for node in nodes:
+        torch.testing.assert_close(node.u, node.c * C @ a / variance, rtol=1e-4, atol=1e-4)
+        conditional = C - torch.outer(C @ a, C @ a) / variance
+        torch.testing.assert_close(node.root @ node.root.mT, conditional, rtol=1e-4, atol=1e-4)
+    c, marginal = (torch.tensor([getattr(node, k) for node in nodes]) for k in ("c", "log_marginal"))
+    torch.testing.assert_close(marginal - marginal.max(), -c.square() / (2 * variance), rtol=1e-3, atol=1e-3)
+    assert marginal.min() < marginal.max() - 7
+    map_ = mixture.map()
+    torch.testing.assert_close(map_.L @ map_.L.mT, C, rtol=0.1, atol=0.1)
+
+
+class GaussianDensity(Target):
+    n_features = D
+
+    def __init__(self, precision):
+        self.precision = precision
+
+    def log_prob(self, x):
+        return -(x @ self.precision.to(x) * x).sum(-1) / 2
+
+
+def test_it_follows_a_funnel_into_its_neck(monkeypatch):
+    """Given v, Neal's funnel is Gaussian, so that Laplace's marginal is exact: N(0, 9)."""
+    score = resolved(Funnel())
+    d = score.n_features
+    e = torch.eye(d, dtype=torch.float64)[0]
+    mixture, nodes = nodes_of(score, Affine.shift(0 * e), e, monkeypatch)
+    v, marginal = (np.array([getattr(node, k) for node in nodes]) for k in ("c", "log_marginal"))
+    np.testing.assert_allclose(marginal - marginal.max(), -(v**2) / 18, atol=1e-6)
+    assert v.min() < -10
+    assert v.max() > 10
+    narrow = mixture.covariances[:, 1:, 1:].diagonal(dim1=1, dim2=2)
+    np.testing.assert_allclose(narrow.log(), np.repeat(v[:, None], d - 1, 1), atol=1e-4)
+
+
+def test_there_is_none_without_an_end():
+    flat = resolved(from_score_fn(lambda x: -x * [0, 1, 1, 1], n_features=D))
+    start = Affine.shift(torch.zeros_like(A))
+    assert profile(flat, start, torch.eye(D, dtype=torch.float64)[0]) is None
+    assert profiled(flat, normal(100, D), [0], torch.Generator().manual_seed(0)) is None
+
+
+def test_gaussians_moved_alike_keep_their_places():
+    """One goes to the moments of the points; several, of equal shapes, by one move in units of their own."""
+    x = normal(500, D) @ torch.linalg.cholesky(C).mT + 3
+    eye = torch.eye(D, dtype=torch.float64)
+    one = Components(A.new_ones(1), A[None], eye[None]).moved_alike(x)
+    torch.testing.assert_close(one.means[0], x.mean(0))
+    torch.testing.assert_close(one.covariances[0], torch.cov(x.mT, correction=0))
+    narrow = Components(A.new_tensor([0.5, 0.5]), torch.stack([0 * A, 100 + 0 * A]), torch.stack([eye, 1e-6 * eye]))
+    z = normal(1000, D)
+    moved = narrow.moved_alike(torch.cat([z + 0.5, 100 + 1e-3 * (z + 0.5)]))
+    torch.testing.assert_close(moved.means[1] - 100, 1e-3 * moved.means[0], rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(moved.covariances[1], 1e-6 * moved.covariances[0], rtol=1e-6, atol=0)
+
+
+def test_few_points_do_not_move_what_is_strong():
+    start = Components(A.new_ones(2) / 2, torch.stack([A, -A]), torch.stack([C, C]))
+    x = torch.cat([start.draws()(4000, A, torch.Generator().manual_seed(0))])
+    fitted = start.fitted_to(x, strength=1e9)
+    alike = start.moved_alike(x).moved_alike(x)
+    torch.testing.assert_close(fitted.means, alike.means, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(fitted.covariances, alike.covariances, atol=1e-4, rtol=1e-4)
+
+
+# A hierarchy in its centred form
+
+N_GROUPS, N_OF_GROUP = 10, 5
+RNG = np.random.RandomState(102)
+Y = RNG.standard_normal((N_GROUPS, 1)) + 3 + 1.5 * RNG.standard_normal((N_GROUPS, N_OF_GROUP))
+
+
+class Centred(Target):
+    """mu ~ N(0, 25), tau ~ N+(0, 4), log sigma ~ N(0, 4), theta_j ~ N(mu, tau^2), y_jk ~ N(theta_j, sigma^2)."""
+
+    n_features = 3 + N_GROUPS
+
+    def log_prob(self, x):
+        mu, log_tau, log_sigma, theta = x.split([1, 1, 1, N_GROUPS], -1)
+        gaps = (torch.as_tensor(Y).to(x) - theta[..., None]) / log_sigma[..., None].exp()
+        data = -gaps.square().sum((-2, -1)) / 2 - Y.size * log_sigma[..., 0]
+        groups = -((theta - mu) / log_tau.exp()).square().sum(-1) / 2 - N_GROUPS * log_tau[..., 0]
+        prior = mu.square() / 25 + (2 * log_tau).exp() / 4 + log_sigma.square() / 4
+        return data + groups - prior[..., 0] / 2 + log_tau[..., 0]
+
+
+def exact_log_tau():
+    """Return a grid of log tau and its probabilities; theta and mu are integrated by hand."""
+    t, s = np.linspace(-9, 3, 1201)[:, None], np.linspace(-0.5, 1.4, 300)
+    means, v = Y.mean(1), np.exp(2 * t) + np.exp(2 * s) / N_OF_GROUP
+    within = np.square(Y - means[:, None]).sum()
+    precision = N_GROUPS / v + 1 / 25
+    m = means.sum() / v / precision
+    log_p = (
+        -N_GROUPS / 2 * np.log(v) - np.square(means).sum() / (2 * v) + m**2 * precision / 2 - np.log(precision) / 2
+    )
+    log_p += -within / 2 * np.exp(-2 * s) - (Y.size - N_GROUPS) * s - s**2 / 8 - np.exp(2 * t) / 8 + t
+    p = np.exp(log_p - log_p.max()).sum(1)
+    return t[:, 0], p / p.sum()
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, 3])
+def test_the_neck_of_a_centred_hierarchy_is_found_from_points_outside(seed):
+    """One percent of the probability is below log tau = -2, where no point is."""
+    t, p = exact_log_tau()
+    mean = p @ t
+    sd, low = np.sqrt(p @ (t - mean) ** 2), t[np.searchsorted(p.cumsum(), 0.01)]
+    z = normal(1000, 3 + N_GROUPS)
+    centre = torch.as_tensor(np.concatenate([[Y.mean(), 0, 0.4], Y.mean(1)]))
+    x = centre + z * z.new_tensor([0.4, 0.3, 0.1, *[0.6] * N_GROUPS])
+    found = profiled(resolved(Centred()), x, [1], torch.Generator().manual_seed(seed))
+    assert found is not None
+    assert found.converged
+    q = found.mixture.draws()(20_000, x, torch.Generator().manual_seed(0))
+    for log_tau in (found.x[:, 1].numpy(), q[:, 1].numpy()):
+        assert abs(log_tau.mean() - mean) < 0.1 * sd
+        assert 0.88 < log_tau.std() / sd < 1.12
+        assert abs(np.quantile(log_tau, 0.01) - low) < 0.5

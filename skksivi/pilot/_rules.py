@@ -150,7 +150,8 @@ def _by_chains(search: Search) -> Found:
     try:
         for n_starts in (MODES.few_starts, MODES.max_starts):
             modes = search_around(double, search.starts, generator, alone=search.alone, n_starts=n_starts)
-            if short is not None and (better := _from_another(modes, short[0], short_chains, generator)) is not None:
+            chains = partial(short_chains, alone=search.alone or n_starts == MODES.max_starts)
+            if short is not None and (better := _from_another(modes, short[0], chains, generator)) is not None:
                 return _of_points(*better)
         pilot = _by_long_chains(search, modes)
     except SpentError:
@@ -172,9 +173,9 @@ def _from_another(
     generator: torch.Generator,
 ) -> tuple[ModeMaps, PilotPoints] | None:
     """Return what short chains find at a mode, if it is the only one, not that of before, and they converge there."""
-    if len(modes.maps) > 1 or same_mode(modes.maps[0], before.maps[0]):
+    if len(modes.maps) > 1 or len(before.maps) > 1 or same_mode(modes.maps[0], before.maps[0]):
         return None
-    found = short_chains(modes.maps[0].m[None], generator, alone=True)
+    found = short_chains(modes.maps[0].m[None], generator)
     return found if found is not None and found[1].converged else None
 
 

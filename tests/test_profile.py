@@ -8,7 +8,9 @@ from plain_targets import normal
 from skksivi.pilot import _profile as module
 from skksivi.pilot._affine import Affine
 from skksivi.pilot._mixture import Components
-from skksivi.pilot._profile import profile, profiled
+from skksivi.pilot._newton import is_spike, laplace
+from skksivi.pilot._profile import Conditionals, profile, profiled
+from skksivi.pilot._spike import out_of_spike, what_scales
 from skksivi.score._target import resolve_score
 from skksivi.targets import Funnel, Target, from_score_fn
 
@@ -25,8 +27,10 @@ def resolved(target, n_features=None):
 def nodes_of(score, metric, a, monkeypatch):
     """Return the profile, and the nodes it consists of."""
     found = []
-    monkeypatch.setattr(module, "_mixture", lambda nodes, own=module._mixture: (found.extend(nodes), own(nodes))[1])
-    return profile(score, metric, a), found
+    monkeypatch.setattr(
+        module, "_mixture", lambda lines, own=module._mixture: (found.extend(lines[0]), own(lines))[1]
+    )
+    return profile(Conditionals.given(score, metric, a[:, None])), found
 
 
 @pytest.mark.parametrize("has_density", [True, False])
@@ -40,10 +44,10 @@ def test_of_a_gaussian_it_has_the_conditional_means_and_the_marginal(has_density
     a = A / A.norm()
     variance = a @ C @ a
     for node in nodes:
-        torch.testing.assert_close(node.u, node.c * C @ a / variance, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(node.u, node.c[0] * C @ a / variance, rtol=1e-4, atol=1e-4)
         conditional = C - torch.outer(C @ a, C @ a) / variance
         torch.testing.assert_close(node.root @ node.root.mT, conditional, rtol=1e-4, atol=1e-4)
-    c, marginal = (torch.tensor([getattr(node, k) for node in nodes]) for k in ("c", "log_marginal"))
+    c, marginal = (torch.tensor([float(getattr(node, k)) for node in nodes]) for k in ("c", "log_marginal"))
     torch.testing.assert_close(marginal - marginal.max(), -c.square() / (2 * variance), rtol=1e-3, atol=1e-3)
     assert marginal.min() < marginal.max() - 7
     map_ = mixture.map()
@@ -66,7 +70,7 @@ def test_it_follows_a_funnel_into_its_neck(monkeypatch):
     d = score.n_features
     e = torch.eye(d, dtype=torch.float64)[0]
     mixture, nodes = nodes_of(score, Affine.shift(0 * e), e, monkeypatch)
-    v, marginal = (np.array([getattr(node, k) for node in nodes]) for k in ("c", "log_marginal"))
+    v, marginal = (np.array([float(getattr(node, k)) for node in nodes]) for k in ("c", "log_marginal"))
     np.testing.assert_allclose(marginal - marginal.max(), -(v**2) / 18, atol=1e-6)
     assert v.min() < -10
     assert v.max() > 10
@@ -76,8 +80,8 @@ def test_it_follows_a_funnel_into_its_neck(monkeypatch):
 
 def test_there_is_none_without_an_end():
     flat = resolved(from_score_fn(lambda x: -x * [0, 1, 1, 1], n_features=D))
-    start = Affine.shift(torch.zeros_like(A))
-    assert profile(flat, start, torch.eye(D, dtype=torch.float64)[0]) is None
+    e = torch.eye(D, dtype=torch.float64)[:, :1]
+    assert profile(Conditionals.given(flat, Affine.shift(torch.zeros_like(A)), e)) is None
     assert profiled(flat, normal(100, D), [0], torch.Generator().manual_seed(0)) is None
 
 
@@ -157,3 +161,60 @@ def test_the_neck_of_a_centred_hierarchy_is_found_from_points_outside(seed):
         assert abs(log_tau.mean() - mean) < 0.1 * sd
         assert 0.88 < log_tau.std() / sd < 1.12
         assert abs(np.quantile(log_tau, 0.01) - low) < 0.5
+
+
+def spike_of(score):
+    """Return where the search for a mode from the origin ends."""
+    start = torch.zeros(score.n_features, dtype=torch.float64)
+    mode, _ = laplace(score, start, 60)
+    assert is_spike(mode)
+    return mode, start
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_way_out_of_a_spike_of_infinite_density(seed):
+    """The scale that leads there is found, and its distribution, the neck included."""
+    score = resolved(Centred())
+    mode, start = spike_of(score)
+    assert what_scales(score, mode)[1].abs() > 0.999
+    found = out_of_spike(score, mode, start, torch.Generator().manual_seed(seed))
+    assert found.converged
+    t, p = exact_log_tau()
+    mean = p @ t
+    x = found.x[:, 1].numpy()
+    sd, low = np.sqrt(p @ (t - mean) ** 2), t[np.searchsorted(p.cumsum(), 0.01)]
+    assert abs(x.mean() - mean) < 0.1 * sd
+    assert 0.9 < x.std() / sd < 1.1
+    assert abs(np.quantile(x, 0.01) - low) < 0.5 * sd
+
+
+class Crossed(Target):
+    """y_ij = mu + a_i + b_j + noise, centred effects with scales of their own: columns mu, log tau_a, log tau_b."""
+
+    n_features = 3 + 8 + 10
+    normals = np.random.RandomState(2).standard_normal(98)
+    y = 0.6 * np.add.outer(normals[:8], normals[8:18]) + normals[18:].reshape(8, 10)
+
+    def log_prob(self, x):
+        mu, log_a, log_b, a, b = x.split([1, 1, 1, 8, 10], -1)
+        r = torch.as_tensor(self.y).to(x) - mu[..., None] - a[..., :, None] - b[..., None, :]
+        groups = (a / log_a.exp()).square().sum(-1) / 2 + (b / log_b.exp()).square().sum(-1) / 2
+        prior = (mu.square() / 25 + (2 * log_a).exp() + (2 * log_b).exp())[..., 0] / 2
+        return -r.square().sum((-2, -1)) / 2 - groups - 7 * log_a[..., 0] - 9 * log_b[..., 0] - prior
+
+
+def test_two_scales_lead_into_spikes():
+    score = resolved(Crossed())
+    mode, start = spike_of(score)
+    found = out_of_spike(score, mode, start, torch.Generator().manual_seed(0))
+    assert found.converged
+    z = found.x - found.x.mean(0)
+    s = score(found.x)
+    stein = -(s.mT @ z) / len(z)  # the identity, for draws of the target
+    torch.testing.assert_close(stein, torch.eye(len(start), dtype=torch.float64), atol=0.25, rtol=0)
+
+
+def test_a_gaussian_is_no_spike():
+    score = resolved(from_score_fn(lambda x: -x * [1e6, 1, 1, 1], n_features=D))
+    mode, _ = laplace(score, A)
+    assert not is_spike(mode)

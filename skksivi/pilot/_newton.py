@@ -16,6 +16,8 @@ class NewtonSettings(NamedTuple):
 
     #: A search has converged where the Newton decrement s^T p per feature is below this number.
     tolerance: float = 1e-4
+    #: The least curvature, as a share of the largest, that is told from zero.
+    floor: float = 1e-14
     #: The most steps of a search from one of many starts, and of one in many dimensions.
     max_steps: int = 60
     #: The most numbers in the points at which the score is asked at a time: what a score computes on its way is to
@@ -58,6 +60,11 @@ def saddle_free_newton(score_fn: DifferentiableScore, x: Tensor, max_iter: int =
     if not maps or maps[0].m.abs().max() > FAR:
         raise LostError
     return maps[0], bool(converged[0])
+
+
+def is_spike(mode: Affine) -> bool:
+    """Tell whether the curvature at a mode is so large that no other is told from zero, or nearly."""
+    return bool(torch.linalg.cond(mode.L).square() > 0.1 / NEWTON.floor)
 
 
 def jacobians(score_fn: DifferentiableScore, x: Tensor) -> Tensor:
@@ -143,7 +150,7 @@ def _curvatures(score_fn: DifferentiableScore, x: Tensor) -> tuple[Tensor, Tenso
         lam, V = torch.linalg.eigh(-J / size[:, None, None])
         lam = lam * size[:, None]
     top = lam.abs().amax(1, keepdim=True)
-    floor = torch.where(top > 0, 1e-14 * top, 1.0)  # without any curvature the scale is unknown
+    floor = torch.where(top > 0, NEWTON.floor * top, 1.0)  # without any curvature the scale is unknown
     return torch.where(lam.abs() < floor, floor, lam).where(finite[:, None], torch.nan), V
 
 

@@ -1,6 +1,6 @@
-r"""The profile of a target along a coordinate, as a mixture of Gaussians from which importance sampling starts.
+r"""The profile of a target along some directions, as a mixture of Gaussians from which importance sampling starts.
 
-Given :math:`a^\top u = c` the other coordinates have a conditional mode u(c) and, by the curvature there, a
+Given :math:`A^\top u = c` the other coordinates have a conditional mode u(c) and, by the curvature there, a
 conditional covariance :math:`R R^\top`. Laplace's approximation gives the marginal density of c,
 
 .. math:: p(c) \propto p(u(c)) \, \det(R^\top R)^{1/2}.
@@ -25,29 +25,37 @@ from torch import Tensor
 
 from skksivi.pilot._affine import Affine, Plane, WhitenedScore
 from skksivi.pilot._gaussian import covariance_root
-from skksivi.pilot._importance import IMPORTANCE, PLAIN, pilot_with, plain_moments, resampled
+from skksivi.pilot._importance import IMPORTANCE, PLAIN, pilot_of, pilot_with, plain_moments, resampled
 from skksivi.pilot._lines import log_ratio
 from skksivi.pilot._mixture import Components
-from skksivi.pilot._newton import LOST, search_modes
-from skksivi.pilot._points import PilotPoints
+from skksivi.pilot._newton import LOST, is_spike, search_modes
+from skksivi.pilot._points import MANY_FEATURES, PilotPoints
 from skksivi.score._score import DifferentiableScore, Score
 
 
 class ProfileSettings(NamedTuple):
-    """The settings of `profiled`."""
+    """The settings of profiles."""
 
-    #: Values of c on either side of the centre at most, the first step and the longest, in standard deviations.
-    n_values: int = 40
+    #: The first step of a climb to the top of the marginal density, in units of u, the most steps, and how often all
+    #: directions are climbed along.
+    climb: float = 0.5
+    n_climbs: int = 12
+    n_sweeps: int = 2
+    #: Steps to either side of the top at most, the first and the longest, in standard deviations by the curvature
+    #: there.
+    n_steps: int = 80
     first_step: float = 0.5
-    longest_step: float = 2.0
+    longest_step: float = 4.0
     #: The change from one value to the next that steps aim at: of the logarithm of the conditional scale, over the
-    #: root of the number of features, plus a third of that of the marginal density.
+    #: root of the number of features, plus a third of that of the marginal density. At twice that, a step is halved.
     change: float = 0.7
     #: Steps of the search for the first conditional mode, and for the next ones, which are near.
     max_steps: tuple[int, int] = (60, 12)
-    #: The logarithm of the marginal density below its largest at which a side ends, and which it has to reach.
+    #: The logarithm of the marginal density below its largest at which a side ends, and which it has to reach, and
+    #: the fewest values.
     depth: float = 7.0
     least_depth: float = 4.0
+    least_values: int = 3
     #: The standard deviation of a Gaussian along the profile, in distances of its neighbours; the weight that is the
     #: same for all.
     width: float = 0.5
@@ -69,11 +77,11 @@ PROFILE = ProfileSettings()
 
 
 class Node(NamedTuple):
-    """The conditional mode u (d,) at c, a root R (d, d - 1) of the conditional covariance, and log p(u) and log p(c),
-    up to a constant.
+    """The conditional mode u (d,) at c (k,), a root R (d, d - k) of the conditional covariance, and log p(u) and
+    log p(c), up to a constant.
     """
 
-    c: float
+    c: Tensor
     u: Tensor
     root: Tensor
     height: float
@@ -85,8 +93,50 @@ class Node(NamedTuple):
         return self.log_marginal - self.height
 
 
+class Conditionals(NamedTuple):
+    """The conditional modes of u, x = m + L u, given c = A^T u, with orthonormal A (d, k) and Q (d, d - k) across."""
+
+    score_x: Score
+    metric: Affine
+    A: Tensor
+    Q: Tensor
+
+    @classmethod
+    def given(cls, score_x: Score, metric: Affine, directions: Tensor) -> Conditionals:
+        """Return those given the products of u with some directions (d, k)."""
+        d, k = directions.shape
+        Q, R = torch.linalg.qr(torch.cat([directions, torch.eye(d).to(directions)], 1))
+        return cls(score_x, metric, Q[:, :k] * R.diagonal()[:k].sign(), Q[:, k:])
+
+    def plane(self, c: Tensor) -> Plane:
+        """Return the plane of those x whose c (k,) is given."""
+        return Plane(self.metric.unwhiten((self.A @ c)[None])[0], self.metric.L @ self.Q)
+
+    def node(self, c: Tensor, last: Node | None = None) -> Node | None:
+        """Return the node at c (k,), from the last one; None where it is not found."""
+        start = self.Q.new_zeros(self.Q.shape[1]) if last is None else last.u @ self.Q
+        score_w = WhitenedScore(self.score_x, self.plane(c))
+        maps, converged = search_modes(score_w, start[None], PROFILE.max_steps[last is not None])
+        if not maps or not converged[0] or is_spike(maps[0]):
+            return None
+        u, height = self.A @ c + self.Q @ maps[0].m, 0.0
+        if last is not None:
+            score_u, ends = self.metric.pull_back(self.score_x), torch.stack([last.u, u])
+            gain = log_ratio(score_u, *ends) if score_u.log_prob is None else score_u.log_prob(ends).diff()
+            height = last.height + gain.item()
+        if not math.isfinite(height):
+            return None
+        return Node(c, u, self.Q @ maps[0].L, height, height + maps[0].log_determinant().item())
+
+    def beside(self, node: Node, j: int, step: float) -> Node | None:
+        """Return the node that is a step along direction j away from another."""
+        c = node.c.clone()
+        c[j] += step
+        return self.node(c, node)
+
+
 def profiled(score_fn: Score, x: Tensor, scalers: Sequence[int], generator: torch.Generator) -> PilotPoints | None:
-    """Return points by importance from the profiles along some coordinates, None where they do not converge.
+    """Return points by importance from the profile along some coordinates, None where they do not converge.
 
     Parameters
     ----------
@@ -98,15 +148,24 @@ def profiled(score_fn: Score, x: Tensor, scalers: Sequence[int], generator: torc
     generator : torch.Generator
     """
     metric = Affine(x.mean(0), covariance_root(x))
+    found = by_profile(Conditionals.given(score_fn, metric, metric.L[scalers].mT), generator)
+    return found if found is not None and found.converged else None
+
+
+def by_profile(given: Conditionals, generator: torch.Generator) -> PilotPoints | None:
+    """Return points by importance from the profile, or of the profile itself, where these do not converge or features
+    are many; None where it has no end.
+    """
     try:
-        profiles = [profile(score_fn, metric, metric.L[j]) for j in scalers]
+        mixture = profile(given)
     except LOST:
         return None
-    known = [each for each in profiles if each is not None]
-    if len(known) < len(profiles):
+    if mixture is None:
         return None
-    found = _converged(metric.pull_back(score_fn), Components.together(known), generator)
-    return None if found is None else found.unwhitened(metric)
+    score_u, found = given.metric.pull_back(given.score_x), None
+    if mixture.means.shape[1] < MANY_FEATURES:
+        found = _converged(score_u, mixture, generator)
+    return (found or pilot_of(mixture, PROFILE.n_draws)).unwhitened(given.metric)
 
 
 def _converged(score_u: DifferentiableScore, start: Components, generator: torch.Generator) -> PilotPoints | None:
@@ -133,64 +192,112 @@ def _converged(score_u: DifferentiableScore, start: Components, generator: torch
     return None
 
 
-def profile(score_x: Score, metric: Affine, a: Tensor) -> Components | None:
-    """Return Gaussians of u, x = m + L u, along the profile by a^T u, a of shape (d,), None where that has no end."""
-    a = a / a.norm()
-    Q = torch.linalg.qr(torch.cat([a[:, None], torch.eye(len(a)).to(a)], 1)).Q[:, 1:]
-    centre = _node(score_x, metric, a, Q)
-    if centre is None:
+def profile(given: Conditionals) -> Components | None:
+    """Return Gaussians of u along each direction, through the top of the marginal density; None where one of them has
+    no end.
+    """
+    found = _top_of(given)
+    if found is None:
         return None
-    below, above = (_side(score_x, metric, a, Q, centre, side) for side in (-1, 1))
-    nodes = [*reversed(below), centre, *above]
-    ends = max(nodes[0].log_marginal, nodes[-1].log_marginal)
-    return _mixture(nodes) if len(nodes) > 2 and ends < _top(nodes) - PROFILE.least_depth else None
+    top, sds = found
+    lines = list[list[Node]]()
+    for j, sd in enumerate(sds):
+        below, above = (_side(given, top, j, side * sd) for side in (-1, 1))
+        nodes = [*reversed(below), top, *above]
+        ends = max(nodes[0].log_marginal, nodes[-1].log_marginal)
+        if len(nodes) < PROFILE.least_values or ends > _highest(nodes) - PROFILE.least_depth:
+            return None
+        lines.append(nodes)
+    return _mixture(lines)
 
 
-def _side(score_x: Score, metric: Affine, a: Tensor, Q: Tensor, centre: Node, side: int) -> list[Node]:
-    """Return the nodes from the centre to where the marginal density is small, or to the last that is found."""
-    nodes, step = [centre], PROFILE.first_step
-    while len(nodes) <= PROFILE.n_values and nodes[-1].log_marginal > _top(nodes) - PROFILE.depth:
+def _top_of(given: Conditionals) -> tuple[Node, list[float]] | None:
+    """Return the node where the marginal density is largest along each direction, and its standard deviations there,
+    by the curvature; None where none is found.
+    """
+    k = given.A.shape[1]
+    top, sds = given.node(given.A.new_zeros(k)), [PROFILE.climb] * k
+    for j in list(range(k)) * (PROFILE.n_sweeps if k > 1 else 1):
+        found = None if top is None else _climbed(given, top, j, sds[j])
+        if found is None:
+            return None
+        top, sds[j] = found
+    return None if top is None else (top, sds)
+
+
+def _climbed(given: Conditionals, node: Node, j: int, step: float) -> tuple[Node, float] | None:
+    """Return the highest node along direction j, and the standard deviation there; None where there is no end."""
+    ahead = _bracket(given, node, j, step)
+    if ahead is None:
+        return None
+    if ahead[0] is None:  # it goes down
+        back = _bracket(given, node, j, -step)
+        if back is None:
+            return None
+        ahead = back[0] or ahead[2], *back[1:]
+    nodes = sorted((each for each in ahead if each is not None), key=lambda each: each.c[j].item())
+    (a, b, c), (f_a, f_b, f_c) = ([get(each) for each in nodes] for get in (lambda n: n.c[j].item(), _log_marginal))
+    slope, bend = (f_b - f_a) / (b - a), 2 * ((f_c - f_b) / (c - b) - (f_b - f_a) / (b - a)) / (c - a)
+    if not bend < 0:
+        return None
+    top = given.beside(ahead[1], j, (a + b) / 2 - slope / bend - ahead[1].c[j].item())
+    return max(ahead[1], top or ahead[1], key=_log_marginal), (-bend) ** -0.5
+
+
+def _bracket(given: Conditionals, node: Node, j: int, step: float) -> tuple[Node | None, Node, Node] | None:
+    """Return three nodes in a row, the second the highest, the first None where all steps go down."""
+    before = None
+    for _ in range(PROFILE.n_climbs):
+        new = given.beside(node, j, step)
+        if new is None:
+            step /= 4
+        elif new.log_marginal <= node.log_marginal:
+            return before, node, new
+        else:
+            before, node, step = node, new, 2 * step
+    return None
+
+
+def _side(given: Conditionals, top: Node, j: int, sd: float) -> list[Node]:
+    """Return the nodes from the top to where the marginal density is small, or to the last that is found."""
+    nodes, step = [top], PROFILE.first_step
+    for _ in range(PROFILE.n_steps):
         last = nodes[-1]
-        node = _node(score_x, metric, a, Q, last.c + side * step, last)
-        if node is None:
+        node, change = given.beside(last, j, step * sd), math.inf
+        if node is not None:
+            change = abs(node.log_scale - last.log_scale) / math.sqrt(len(node.u))
+            change += abs(node.log_marginal - last.log_marginal) / 3
+            if change < 2 * PROFILE.change:
+                nodes.append(node)
+        if nodes[-1].log_marginal < _highest(nodes) - PROFILE.depth or step < PROFILE.first_step / 50:
             break
-        nodes.append(node)
-        change = abs(node.log_scale - last.log_scale) / math.sqrt(len(a))
-        change += abs(node.log_marginal - last.log_marginal) / 3
         step = min(PROFILE.longest_step, step * min(2.0, max(0.5, PROFILE.change / max(change, 1e-9))))
     return nodes[1:]
 
 
-def _top(nodes: Sequence[Node]) -> float:
+def _log_marginal(node: Node) -> float:
+    return node.log_marginal
+
+
+def _highest(nodes: Sequence[Node]) -> float:
     """Return the largest logarithm of the marginal density."""
-    return max(node.log_marginal for node in nodes)
+    return max(map(_log_marginal, nodes))
 
 
-def _node(
-    score_x: Score, metric: Affine, a: Tensor, Q: Tensor, c: float = 0.0, last: Node | None = None
-) -> Node | None:
-    """Return the node at c, from the last one, with orthonormal Q (d, d - 1) across a; None where it is not found."""
-    plane = Plane(metric.unwhiten(c * a[None])[0], metric.L @ Q)
-    start = a.new_zeros(len(a) - 1) if last is None else last.u @ Q
-    maps, converged = search_modes(WhitenedScore(score_x, plane), start[None], PROFILE.max_steps[last is not None])
-    if not maps or not converged[0]:
-        return None
-    u, height = c * a + Q @ maps[0].m, 0.0
-    if last is not None:
-        score_u, ends = metric.pull_back(score_x), torch.stack([last.u, u])
-        gain = log_ratio(score_u, *ends) if score_u.log_prob is None else score_u.log_prob(ends).diff()
-        height = last.height + gain.item()
-    if not math.isfinite(height):
-        return None
-    return Node(c, u, Q @ maps[0].L, height, height + maps[0].log_determinant().item())
-
-
-def _mixture(nodes: Sequence[Node]) -> Components:
-    """Return a Gaussian about each node, as wide along the profile as neighbours are apart."""
-    u, roots = (torch.stack(parts) for parts in zip(*((node.u, node.root) for node in nodes), strict=True))
-    c, log_marginal = u.new_tensor([(node.c, node.log_marginal) for node in nodes]).mT
-    (slopes,), (gaps,) = torch.gradient(u, spacing=(c,), dim=0), torch.gradient(c)
-    v = PROFILE.width * gaps[:, None] * slopes
-    weights = (log_marginal + gaps.log()).softmax(0)
-    weights = (1 - PROFILE.same) * weights + PROFILE.same / len(nodes)
-    return Components(weights, u, roots @ roots.mT + v[:, :, None] * v[:, None])
+def _mixture(lines: Sequence[Sequence[Node]]) -> Components:
+    """Return a Gaussian about each node, as wide along its own line as neighbours are apart, and along the others as
+    the target is.
+    """
+    mixtures, spreads = list[Components](), list[Tensor]()
+    for j, nodes in enumerate(lines):
+        u, roots, c = (torch.stack(parts) for parts in zip(*((a.u, a.root, a.c[j]) for a in nodes), strict=True))
+        log_marginal = u.new_tensor([node.log_marginal for node in nodes])
+        (slopes,), (gaps,) = torch.gradient(u, spacing=(c,), dim=0), torch.gradient(c)
+        shares, v = (log_marginal + gaps.log()).softmax(0), PROFILE.width * gaps[:, None] * slopes
+        weights = (1 - PROFILE.same) * shares + PROFILE.same / len(nodes)
+        mixtures.append(Components(weights, u, roots @ roots.mT + v[:, :, None] * v[:, None]))
+        spreads.append((shares @ (c - shares @ c).square()).sqrt() * slopes[log_marginal.argmax()])
+    wide = [torch.outer(spread, spread) for spread in spreads]
+    return Components.together(
+        [a._replace(covariances=a.covariances + sum(wide) - own) for a, own in zip(mixtures, wide, strict=True)]
+    )

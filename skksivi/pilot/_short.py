@@ -10,15 +10,16 @@ import torch
 from torch import Tensor
 
 from skksivi.pilot._affine import Affine
-from skksivi.pilot._gaussian import GAUSSIAN, matched
+from skksivi.pilot._gaussian import GAUSSIAN, covariance_root, matched
 from skksivi.pilot._hamiltonian import HAMILTONIAN, HamiltonianEnsemble
 from skksivi.pilot._importance import pilot_of, standard_pilot, without_wrong_density
 from skksivi.pilot._mixture import MOST_FEATURES
 from skksivi.pilot._modes import ModeMaps, find_modes
-from skksivi.pilot._newton import LOST, dense_mode
+from skksivi.pilot._newton import LOST, dense_mode, is_spike
 from skksivi.pilot._others import all_modes
 from skksivi.pilot._points import MANY_FEATURES, PilotPoints, are_known
 from skksivi.pilot._several import Weighing, pilot_of_several
+from skksivi.pilot._spike import out_of_spike
 from skksivi.pilot._warped import around_start, warped, without_tails
 from skksivi.score._improper import has_power_tails
 from skksivi.score._score import Score
@@ -185,21 +186,24 @@ def _pilots(
     if warps:
         yield from without_tails(score_fn, mode, generator)
     metric, has_many = matched(score_fn, mode, generator), len(mode.m) >= MANY_FEATURES
+    if warps and is_spike(mode) and (found := out_of_spike(score_fn, mode, start, generator)) is not None:
+        yield found
+        metric = Affine(found.x.mean(0), covariance_root(found.x))
     warps, far = warps and not has_power_tails(score_fn), SHORT.of_spike_of_many if has_many else SHORT.of_spike
     yield standard_pilot(metric.m, HAMILTONIAN.n_of_gaussian).unwhitened(metric)
-    is_spike = was_spike = False
+    is_far = was_far = False
     ensemble = HamiltonianEnsemble(score_fn, metric, generator)
     for pilot in chain(ensemble.by_metric(), ensemble.by_stages(stages.first)):
         yield pilot
-        is_spike = bool(metric.whiten(pilot.x).square().mean(0).max() > far**2)
+        is_far = bool(metric.whiten(pilot.x).square().mean(0).max() > far**2)
         is_first = len(pilot.x) == HAMILTONIAN.n_chains * stages.first[0]
-        if warps and not has_many and (is_spike or is_first):
+        if warps and not has_many and (is_far or is_first):
             yield from warped(score_fn, pilot.x, generator)
-        if warps and is_spike and not was_spike:
+        if warps and is_far and not was_far:
             yield from warped(score_fn, around_start(score_fn, start, generator), generator)
-        if is_spike and not has_many:
+        if is_far and not has_many:
             return
-        was_spike = was_spike or is_spike
+        was_far = was_far or is_far
     if has_many:
         if warps:
             yield from warped(score_fn, pilot.x, generator)

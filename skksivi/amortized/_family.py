@@ -28,7 +28,7 @@ from skksivi.families._layer import Constant, MultilayerPerceptron, Residual, Se
 from skksivi.families._samplers import Layer
 from skksivi.mixing import GaussianMixtureDraws
 from skksivi.pilot._affine import Affine
-from skksivi.pilot._rules import Whitening
+from skksivi.pilot._whitening import Whitening
 
 #: Features up to which the triangle of L depends on the context.
 MANY = 50

@@ -81,16 +81,14 @@ def _searched(score: PairedScore, y: Rows, index: Tensor, x: Tensor) -> Iterator
         decrement = (step * s[active]).sum(1)
         arrived = (decrement < ARRIVED * d) & (e[:, 0] > FLATTEST * e[:, -1])
         yield Laplaces(x[active] + step, H, index[active]).rows(arrived)
-        active, H, step, decrement = (a[~arrived] for a in (active, H, step, decrement))
+        active, H, e, step, decrement = (a[~arrived] for a in (active, H, e, step, decrement))
         full = x[active] + step
         x[active], s[active] = _moved(score, take(y, active), x[active], step, decrement)
         ok = s[active].isfinite().all(1)
-        active, H, decrement, full = active[ok], H[ok], decrement[ok], full[ok]
+        active, H, e, decrement, full = (a[ok] for a in (active, H, e, decrement, full))
         left = torch.linalg.solve_ex(H, s[active])[0]
         after = (left * s[active]).sum(1)
-        steady = (
-            (after >= 0) & (after < STEADY * decrement) & (e[~arrived][ok][:, 0] > 0) & (x[active] == full).all(1)
-        )
+        steady = (after >= 0) & (after < STEADY * decrement) & (e[:, 0] > 0) & (x[active] == full).all(1)
         predicted = steady & (after.square() < ARRIVED**2 * d * decrement)
         yield Laplaces(x[active] + left, H, index[active]).rows(predicted)
         active = active[~predicted]

@@ -32,6 +32,9 @@ PENALTIES = torch.logspace(-8, 3, 12).tolist()
 #: searches, and of scores.
 EPOCHS, MOST_EPOCHS, MOST_STEPS, STEPS_OF_PLACES, STEPS_OF_SCORES = 75, 1000, 6000, 1000, 2400
 
+#: The share of the epochs that may pass without a better held-out value before a training ends.
+PATIENCE = 0.25
+
 #: Rows of a minibatch, at least and at most, and how many minibatches there are between.
 SMALL, LARGE, N_BATCHES = 100, 200, 80
 
@@ -145,10 +148,11 @@ def train(
     rate: float,
     generator: torch.Generator,
 ) -> float:
-    """Minimise a mean over rows by Adam, with so many steps at least; return the best held-out value.
+    """Minimise a mean over rows by Adam, with at least `fewest` steps scheduled; return the best held-out value.
 
-    The rate falls as a cosine. The parameters of the best epoch are kept, the start included, and a loss that is not
-    finite ends nothing. The decay of the weights is that of a prior, and falls with the number of rows.
+    The rate falls as a cosine. The parameters of the best epoch are kept, the start included; the training ends when
+    the held-out value has not improved for a quarter of the epochs. A loss that is not finite ends nothing. The decay
+    of the weights corresponds to a prior, and falls with the number of rows.
     """
     parameters = [p for part in parts for p in part.parameters()]
     with torch.no_grad():
@@ -159,9 +163,11 @@ def train(
     n_epochs = min(MOST_EPOCHS, -(-min(MOST_STEPS, max(fewest, EPOCHS * n_batches)) // n_batches))
     optimiser = torch.optim.AdamW(parameters, lr=rate, weight_decay=DECAY * min(1.0, N_DECAY / n))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, partial(_share_of_rate, n_epochs * n_batches))
-    for _ in range(n_epochs):
-        order = rows.train[torch.randperm(n, generator=generator, device=generator.device)]
-        for index in order.split(size):
+    # all orders at once, so that an early end changes no later random number
+    orders = [torch.randperm(n, generator=generator, device=generator.device) for _ in range(n_epochs)]
+    waited = 0
+    for order in orders:
+        for index in rows.train[order].split(size):
             optimiser.zero_grad()
             with torch.enable_grad():
                 value = loss(index)
@@ -172,8 +178,11 @@ def train(
             schedule.step()
         with torch.no_grad():
             now = loss(rows.held_out).item()
+        waited += 1
         if now < best:
-            best, kept = now, [p.detach().clone() for p in parameters]
+            best, kept, waited = now, [p.detach().clone() for p in parameters], 0
+        if waited >= PATIENCE * n_epochs:
+            break
     _restore(parameters, kept)
     return best
 

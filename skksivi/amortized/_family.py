@@ -296,9 +296,9 @@ class Conditional(nn.Module):
         mu = z + self.sigma0 * self.residual(torch.cat([z, h[:, None].expand(-1, n, -1)], -1))
         return mu + sigma * xi, (-xi / sigma).detach()
 
-    def mixture_log_prob(self, x: Tensor, h: Tensor) -> Tensor:
-        """Return log q (n,) of x (n, d) at features h (n, p), as if r were zero."""
-        (m, L), mixtures = self.places(h), self.mixtures(h)
+    def mixture_log_prob(self, x: Tensor, h: Tensor, places: Places | None = None) -> Tensor:
+        """Return log q (n,) of x (n, d) at features h (n, p), as if r were zero; `places(h)` may be given."""
+        (m, L), mixtures = places or self.places(h), self.mixtures(h)
         u = torch.linalg.solve_triangular(L, (x - m)[..., None], upper=False)[..., 0]
         covariances = mixtures.factors @ mixtures.factors.mT + self.variance.diag()
         C = torch.linalg.cholesky(covariances)

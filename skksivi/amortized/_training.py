@@ -259,9 +259,10 @@ def fit_scores(
     def loss(index: Tensor) -> Tensor:
         with torch.enable_grad():
             h, x = family.features(take(y, index)), pairs.x[index].clone().requires_grad_()
-            log_q = family.mixture_log_prob(x, h)
+            places = family.places(h)
+            log_q = family.mixture_log_prob(x, h, places)
             s_q = torch.autograd.grad(log_q.sum(), x, create_graph=True)[0]
-            L, has = family.places(h).L.detach(), known[index]
+            L, has = places.L.detach(), known[index]
             gap = ((s_q - pairs.s[index].nan_to_num(0.0, 0.0, 0.0))[:, None] @ L)[:, 0]
             square = LONGEST**2 * torch.log1p(gap.square().sum(1) / (d * LONGEST**2))
             distance = (square * has).sum() / has.sum().clamp_min(1)

@@ -18,7 +18,17 @@ from skksivi.amortized._contexts import repeated
 from skksivi.amortized._family import Conditional, factor_parts
 from skksivi.amortized._laplace import Laplaces, laplaces
 from skksivi.amortized._paired import PairedScore
-from skksivi.amortized._training import LEAST, Walk, discrepancies, divergence, log_probs
+from skksivi.amortized._training import (
+    LEAST,
+    PATIENCE,
+    Split,
+    Walk,
+    discrepancies,
+    divergence,
+    has_stalled,
+    log_probs,
+    train,
+)
 from skksivi.callbacks import EarlyStopping
 
 CPU = torch.device("cpu")
@@ -201,6 +211,35 @@ def test_the_path_gradient_of_a_shift_points_to_the_target():
 
 
 # A fit
+
+
+def test_a_training_ends_where_held_out_rows_no_longer_improve():
+    assert not has_stalled([2.0, 2.0], 3)  # too few
+    assert not has_stalled([4.0, 4.0, 3.0, 2.0], 4)  # it falls
+    assert has_stalled([1.0, 1.0, 1.0, 1.0], 4)
+    assert has_stalled([9.0, 0.0, 1.0, 1.0, 2.0], 4)  # the last ones count
+    assert has_stalled([math.nan] * 4, 4)
+
+
+@pytest.mark.parametrize("opposed", [True, False], ids=["held-out rows worsen", "held-out rows improve"])
+def test_a_training_that_ends_early_keeps_the_best_and_changes_no_later_draw(opposed):
+    line = torch.nn.Linear(1, 1, bias=False, dtype=F64)
+    with torch.no_grad():
+        line.weight.zero_()
+    rows, evaluated, rng = Split(torch.arange(100), torch.arange(100, 200)), [], generator()
+
+    def loss(index):
+        held_out = bool(index[0] >= 100)
+        evaluated.append(held_out)
+        return (line.weight - (-1.0 if held_out and opposed else 1.0)).square().sum()
+
+    train(loss, [line], rows, 200, 0.01, rng)
+    assert (line.weight.item() == 0) == opposed
+    assert sum(evaluated) - 1 == (PATIENCE * 200 if opposed else 200)  # one at the start, and one per epoch
+    other = generator()
+    for _ in range(200):
+        torch.randperm(100, generator=other)
+    assert torch.equal(torch.rand(3, generator=rng), torch.rand(3, generator=other))
 
 
 def test_a_fit_of_normals_is_exact(of_normal):

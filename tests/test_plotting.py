@@ -447,12 +447,11 @@ def test_reference_draws_come_second_as_in_scikit_learn(display, fitted):
         np.testing.assert_array_equal(by_place.reference, by_name.reference)
 
 
-def test_calibration_names_the_first_six_lines_and_those_that_leave_the_band():
-    ranks = RANKS.copy()
-    ranks[:, 7] = np.minimum(ranks[:, 7], 5)
-    display = CalibrationDisplay.from_ranks(ranks, 19, names=list("abcdefgh"))
+def test_calibration_names_the_first_seven_lines_and_those_that_leave_the_band():
+    ranks = np.column_stack([RANKS, np.minimum(RANKS[:, 7], 5)])
+    display = CalibrationDisplay.from_ranks(ranks, 19, names=list("abcdefghi"))
     labels = [text.get_text() for text in display.ax_.get_legend().get_texts()]
-    assert labels == ["95% band of all lines", *"abcdef", "h"]
+    assert labels == ["95% band of all lines", *"abcdefg", "i"]
     for j, line in enumerate(display.lines_):
         z, difference = line.get_data()
         np.testing.assert_allclose(z, np.arange(1, 20) / 20)

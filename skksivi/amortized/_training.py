@@ -32,7 +32,8 @@ PENALTIES = torch.logspace(-8, 3, 12).tolist()
 #: searches, and of scores.
 EPOCHS, MOST_EPOCHS, MOST_STEPS, STEPS_OF_PLACES, STEPS_OF_SCORES = 75, 1000, 6000, 1000, 2400
 
-#: The share of the epochs that may pass without a better held-out value before a training ends.
+#: The share of the epochs that may pass without a better held-out value before a training ends, if the value is not
+#: falling: at a high rate it may rise at once, and fall again.
 PATIENCE = 0.25
 
 #: Rows of a minibatch, at least and at most, and how many minibatches there are between.
@@ -151,8 +152,8 @@ def train(
     """Minimise a mean over rows by Adam, with at least `fewest` steps scheduled; return the best held-out value.
 
     The rate falls as a cosine. The parameters of the best epoch are kept, the start included; the training ends when
-    the held-out value has not improved for a quarter of the epochs. A loss that is not finite ends nothing. The decay
-    of the weights corresponds to a prior, and falls with the number of rows.
+    the held-out value has not improved for a quarter of the epochs, and is not falling. A loss that is not finite
+    ends nothing. The decay of the weights corresponds to a prior, and falls with the number of rows.
     """
     parameters = [p for part in parts for p in part.parameters()]
     with torch.no_grad():
@@ -165,7 +166,7 @@ def train(
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, partial(_share_of_rate, n_epochs * n_batches))
     # all orders at once, so that an early end changes no later random number
     orders = [torch.randperm(n, generator=generator, device=generator.device) for _ in range(n_epochs)]
-    waited = 0
+    since: list[float] = []  # held-out values since the best
     for order in orders:
         for index in rows.train[order].split(size):
             optimiser.zero_grad()
@@ -178,13 +179,22 @@ def train(
             schedule.step()
         with torch.no_grad():
             now = loss(rows.held_out).item()
-        waited += 1
+        since.append(now)
         if now < best:
-            best, kept, waited = now, [p.detach().clone() for p in parameters], 0
-        if waited >= PATIENCE * n_epochs:
+            best, kept, since = now, [p.detach().clone() for p in parameters], []
+        if has_stalled(since, PATIENCE * n_epochs):
             break
     _restore(parameters, kept)
     return best
+
+
+def has_stalled(values: list[float], patience: float) -> bool:
+    """Tell whether there are as many values as the patience, and the last of these are on average falling no more."""
+    if not values or len(values) < patience:
+        return False
+    half = max(1, int(patience) // 2)
+    earlier, later = values[-2 * half : -half], values[-half:]
+    return not sum(later) < sum(earlier)
 
 
 def _share_of_rate(n_steps: int, step: int) -> float:

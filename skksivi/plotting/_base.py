@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 #: x0, x1, y0, y1.
 Box = tuple[float, float, float, float]
 
-#: Okabe and Ito's colours, which readers with a colour vision deficiency tell apart.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+#: Okabe and Ito's colours and Tol's wine, which readers with a colour vision deficiency tell apart.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255")
 REFERENCE_COLOUR = "0.25"
 FAINT = "0.6"
 

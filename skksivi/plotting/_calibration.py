@@ -39,7 +39,7 @@ class CalibrationDisplay:
     ax_ : Axes
     figure_ : Figure
     lines_ : list of Line2D
-        One for each quantity. Those beyond the sixth that stay in the band are grey, and not in the legend.
+        One for each quantity. Those beyond the seventh that stay in the band are grey, and not in the legend.
     band_ : PolyCollection
 
     See Also

@@ -82,6 +82,58 @@ class CentredCounties(Target):
         return moved
 
 
+class FewGroups(Target):
+    """y_jk ~ N(mu + tau z_j, sigma^2), 5 groups of 3, tau, sigma ~ C+(0, 1), mu ~ N(0, 10^2), z ~ N(0, I).
+
+    x = (log tau, log sigma, mu, z), or in its centred form (log tau, log sigma, mu, mu + tau z).
+    """
+
+    n_groups, n_of_group, n_features = 5, 3, 8
+
+    def __init__(self, *, centred):
+        rng = np.random.RandomState(3)
+        self.centred = centred
+        effects = 0.5 * rng.normal(size=(self.n_groups, 1))
+        self.y = tensor(1 + effects + rng.normal(size=(self.n_groups, self.n_of_group)))
+
+    def log_prob(self, x):
+        log_tau, log_sigma, mu, z = x.split([1, 1, 1, self.n_groups], -1)
+        spread = z - mu if self.centred else log_tau.exp() * z
+        of_groups = normal(spread, log_tau) + log_tau * (not self.centred)
+        data = normal(self.y - (mu + spread)[..., None], log_sigma[..., None])
+        scales = log_tau - softplus(2 * log_tau) + log_sigma - softplus(2 * log_sigma)
+        return data.sum((-2, -1)) + of_groups.sum(-1) + (scales - mu.square() / 200)[..., 0]
+
+    def sample(self, n, generator):
+        """Draw n points: the scales from a grid, within its cells, the others given them."""
+        log_tau, log_sigma = (torch.linspace(a, b, 501).double() for a, b in ((-11, 5), (-2, 2)))
+        t, s = torch.meshgrid(log_tau, log_sigma, indexing="ij")
+        cell = torch.multinomial(
+            self._marginal(t, s)[0].flatten().softmax(0), n, replacement=True, generator=generator
+        )
+        within = torch.rand(2, n, generator=generator, dtype=torch.float64) - 0.5
+        t, s = (a.flatten()[cell] + w * step for a, w, step in zip((t, s), within, (16 / 500, 4 / 500), strict=True))
+        _, mean, precision = self._marginal(t, s)
+        xi = normals(n, 1 + self.n_groups, generator)
+        mu = mean + xi[:, 0] * precision.rsqrt()
+        of_data = self.n_of_group * (2 * (t - s)).exp()  # the precision of z by the data
+        shift = (self.y.mean(1) - mu[:, None]) * (-t).exp()[:, None]
+        z = (of_data / (1 + of_data))[:, None] * shift + xi[:, 1:] * (1 + of_data).rsqrt()[:, None]
+        return torch.cat([torch.stack([t, s, mu], 1), mu[:, None] + t.exp()[:, None] * z if self.centred else z], 1)
+
+    def _marginal(self, t, s):
+        """Return log p(log tau, log sigma) up to a constant, and the mean and the precision of mu given these."""
+        means = self.y.mean(1)
+        v = (2 * t).exp() + (2 * s).exp() / self.n_of_group
+        precision = self.n_groups / v + 0.01
+        mean = means.sum() / v / precision
+        of_means = mean.square() * precision - precision.log() - means.square().sum() / v - self.n_groups * v.log()
+        n_within = self.y.numel() - self.n_groups
+        within = (self.y - means[:, None]).square().sum() * (-2 * s).exp() + 2 * n_within * s
+        scales = t - softplus(2 * t) + s - softplus(2 * s)
+        return (of_means - within) / 2 + scales, mean, precision
+
+
 class Students(Target):
     """Independent t distributions, or a multivariate one."""
 
@@ -207,6 +259,8 @@ SHAPES = {
     "squared chain": SquaredChain,
     "funnel": Funnel,
     "eight schools, centred": eight_schools_centred,
+    "five groups": lambda: FewGroups(centred=False),
+    "five groups, centred": lambda: FewGroups(centred=True),
     "counties, centred": CentredCounties,
     **{f"independent Cauchys, d = {d}": lambda d=d: Students(1.0, d) for d in DIMENSIONS},
     **{f"independent t{nu}, d = {d}": lambda nu=nu, d=d: Students(float(nu), d) for nu in (2, 3) for d in DIMENSIONS},

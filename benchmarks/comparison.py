@@ -77,15 +77,6 @@ METHODS = {
     "NUTS": Method(NutpieNUTS, {}),
     "Normalising flow": Method(Flow, {}),
 }
-#: Colours of Okabe and Ito, and markers.
-FAMILIES = {
-    "KSIVI and HKSIVI": ("#0072B2", "o", ("KSIVIApproximator", "HKSIVIApproximator")),
-    "other semi-implicit": ("#D55E00", "s", ("SIVI", "SIVISM", "UIVI", "HSIVISM", "KPG", "AISIVI", "PVI", "SIFG")),
-    "Gaussian": ("#009E73", "D", ("Laplace", "MeanFieldVI", "FullRankVI", "BatchAndMatch")),
-    "particles": ("#CC79A7", "^", ("SVGD", "KSDDescent", "MIED")),
-    "chains": ("#E69F00", "v", ("MALA", "SGLD", "NutpieNUTS")),
-    "normalising flow": ("#000000", "P", ("Flow",)),
-}
 
 
 # Targets
@@ -230,14 +221,21 @@ def short(number):
     return f"{number / 1e3:.0f}k" if number >= 9950 else f"{number / 1e3:.1f}k"
 
 
-def manual(document):
-    """Return the table of the manual, in the order of the mean ratio to the floor."""
+def ordered(document):
+    """Return the summaries of each target by method, and the methods in the order of the mean ratio to the floor."""
     floors = document["floors"]
     of = {case: {name: summary(document, case, name) for name in shown(document, case)} for case in floors}
     names = dict.fromkeys(name for found in of.values() for name in found)
 
     def ratio(name):
         return np.mean([found[name]["mean"] / floors[case]["mean"] for case, found in of.items() if name in found])
+
+    return of, sorted(names, key=ratio)
+
+
+def manual(document):
+    """Return the table of the manual."""
+    (of, names), floors = ordered(document), document["floors"]
 
     def cells(name, show):
         return [show(found[name]) if name in found else "\\-" for found in of.values()]
@@ -246,7 +244,7 @@ def manual(document):
         return f"{a['mean']:.3f} +- {a['sd']:.3f}" + ("\\*" if a["warned"] else "")
 
     lines = [("two sets of exact draws", *(f"{f['mean']:.3f} +- {f['sd']:.3f}" for f in floors.values()), "", "")]
-    for name in sorted(names, key=ratio):
+    for name in names:
         scores = " ".join(cells(name, lambda a: short(a["scores"])))
         lines.append((name, *cells(name, distance), scores, " ".join(cells(name, lambda a: f"{a['seconds']:.1f}"))))
     return rst(("Method", *(case[0].upper() + case[1:] for case in floors), "Scores", "Seconds"), lines)
@@ -254,72 +252,48 @@ def manual(document):
 
 # The figure
 
-#: Width of the place of the names, in that of a panel, and where panels end, in floors; the rest is at the edge.
-GAP, TOP = 0.34, 20
-
-
-def spread(y, gap):
-    """Return heights in [0, 1], `gap` apart at least, in the order of y and near to it."""
-    order = np.argsort(y, kind="stable")
-    at = np.clip(y[order], 0, 1)
-    for i in range(1, len(at)):
-        at[i] = max(at[i], at[i - 1] + gap)
-    at[-1] = min(at[-1], 1)
-    for i in reversed(range(len(at) - 1)):
-        at[i] = min(at[i], at[i + 1] - gap)
-    heights = np.empty_like(at)
-    heights[order] = at
-    return heights
-
-
-def style(name):
-    """Return the colour and marker of a method."""
-    make = METHODS[name].make.__name__
-    return next((colour, marker) for colour, marker, members in FAMILIES.values() if make in members)
-
-
-def draw_case(document, case, left, right):
-    """Draw quality against scores and seconds, with the names in between."""
-    names, floor = shown(document, case), document["floors"][case]
-    of = [summary(document, case, name) for name in names]
-    y = np.array([a["mean"] for a in of])
-    labels = [name if v <= TOP * floor["mean"] else f"{name} ({v:.2g})" for name, v in zip(names, y, strict=True)]
-    y = y.clip(max=TOP * floor["mean"])
-    low, high = np.log(min(y.min(), floor["mean"]) / 1.3), np.log(y.max() * 1.1)
-    heights = spread((np.log(y) - low) / (high - low), min(0.055, 1 / (len(names) - 1)))
-    for ax, key, edge in ((left, "scores", 1.0), (right, "seconds", 0.0)):
-        ax.axhspan(floor["mean"] - 2 * floor["sd"], floor["mean"] + 2 * floor["sd"], color="0.88", lw=0)
-        ax.set(xscale="log", yscale="log", ylim=np.exp([low, high]))
-        for a, value, name, height in zip(of, y, names, heights, strict=True):
-            colour, marker = style(name)
-            line = {"arrowstyle": "-", "color": colour, "lw": 0.5, "alpha": 0.6, "shrinkA": 0, "shrinkB": 0}
-            place = {"xycoords": "data", "textcoords": "axes fraction", "arrowprops": line}
-            ax.annotate("", (a[key], value), (edge, height), **place)
-            ax.plot(a[key], value, marker, color=colour, ms=6, mec="white", mew=0.6)
-    place = {"transform": left.transAxes, "ha": "center", "va": "center", "fontsize": 8}
-    for name, label, height in zip(names, labels, heights, strict=True):
-        left.text(1 + GAP / 2, height, label, color=style(name)[0], **place)
-    left.set(title=case, ylabel="sliced Wasserstein distance", xlabel="evaluations of the score")
-    right.set(xlabel="seconds to fit, one thread")
-    right.yaxis.tick_right()
-    for ax in (left, right):
-        ax.yaxis.set_major_formatter("{x:g}")
-        ax.yaxis.set_minor_formatter(lambda x, _: f"{x:g}" if f"{x:e}"[0] in "25" else "")
+#: Where the first panel ends, in floors; the rest is at its edge.
+TOP = 20
+STYLES = (("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "D"))
 
 
 def draw(document, path):
-    """Draw a row of panels a target."""
-    cases, inch = list(document["floors"]), 1 / (4.7 * len(document["floors"]))
-    figure, axes = plt.subplots(len(cases), 2, figsize=(11, 1 / inch), squeeze=False)
-    figure.subplots_adjust(0.08, 0.6 * inch, 0.94, 1 - 0.8 * inch, wspace=GAP, hspace=0.22)
-    for case, (left, right) in zip(cases, axes, strict=True):
-        draw_case(document, case, left, right)
-    handles = [
-        plt.Line2D([], [], color=colour, marker=marker, ls="", label=family)
-        for family, (colour, marker, _) in FAMILIES.items()
-    ]
-    handles.append(plt.Rectangle((0, 0), 1, 1, color="0.88", label="exact draws, +- 2 sd"))
-    figure.legend(handles=handles, loc="upper center", ncols=len(handles), frameon=False, fontsize=9)
+    """Draw a row per method: distances over their floor, score evaluations and seconds, a marker for each target."""
+    of, names = ordered(document)
+    figure, axes = plt.subplots(
+        1, 3, figsize=(10.5, 1.4 + 0.24 * len(names)), width_ratios=[2, 1, 1], sharey=True, layout="constrained"
+    )
+    for (case, found), (colour, marker), shift in zip(of.items(), STYLES, (-0.2, 0, 0.2), strict=False):
+        floor = document["floors"][case]
+        for row, name in enumerate(names):
+            if name not in found:
+                continue
+            a, look = found[name], {"marker": marker, "color": colour, "ms": 5.5, "mew": 1.2}
+            near = a["mean"] < floor["mean"] + 2 * floor["sd"]
+            for ax, x in zip(axes, (a["mean"] / floor["mean"], a["scores"], a["seconds"]), strict=True):
+                is_far = ax is axes[0] and x > TOP
+                ax.plot(min(x, TOP) if ax is axes[0] else x, row + shift, mfc="w" if near else colour, **look)
+                if is_far:
+                    place = {"textcoords": "offset points", "ha": "right", "va": "center", "fontsize": 8}
+                    ax.annotate(f"{x:,.0f}", (TOP, row + shift), (-6 if shift > 0 else -36, 0), color=colour, **place)
+        axes[0].plot([], [], ls="", label=case, **look)
+    axes[0].plot([], [], "o", color="0.3", mfc="w", label="hollow: within the noise of exact draws")
+    axes[0].axvline(1, color="0.4", lw=1)
+    axes[0].set(xlim=(0.8, TOP * 1.1), xlabel="sliced Wasserstein distance over its floor")
+    axes[0].set_yticks(range(len(names)), names)
+    axes[1].set(xlabel="evaluations of the score")
+    axes[2].set(xlabel="seconds to fit, one thread")
+    for label in axes[0].get_yticklabels():
+        label.set_fontweight("bold" if "KSIVI" in label.get_text() else "normal")
+    for ax in axes:
+        ax.set_xscale("log")
+        ax.grid(axis="y", color="0.92")
+        ax.set_axisbelow(True)
+        ax.spines[["top", "right"]].set_visible(False)
+    axes[0].minorticks_off()
+    axes[0].set_xticks([1, 2, 5, 10, TOP], ["1", "2", "5", "10", f"{TOP}+"])
+    axes[0].set_ylim(len(names) - 0.4, -0.6)
+    figure.legend(loc="outside upper center", ncols=4, frameon=False)
     figure.savefig(path, dpi=110)
     print(f"Figure in {path}")
 

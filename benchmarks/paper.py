@@ -131,9 +131,8 @@ def show_ratios(table, rows):
 
 
 def beside_paper(values, paper, digits=3):
-    """Return the mean of values and, in brackets, the paper's; a dash where there is neither."""
-    shown = [np.mean(values)] if values else []
-    cells = [f"{value:.{digits}f}" for value in shown] + ([] if paper is None else [f"({paper:.{digits}f})"])
+    """Return the mean and spread of values and, in brackets, the paper's; a dash where there is neither."""
+    cells = ([spread(values, digits)] if values else []) + ([] if paper is None else [f"({paper:.{digits}f})"])
     return " ".join(cells) or r"\-"
 
 
@@ -153,7 +152,7 @@ def networks(document):
     """Return the regressor by default, with a learned precision, and the paper's methods as printed there."""
     table, rows = TABLES["bnn"], document["rows"]
     if document["settings"]["units"] == "legacy":
-        methods, lines = ("SIVI", "SGLD", "KSIVI"), []
+        methods, lines = ("SIVI", "SGLD", "SGLD, cut", "KSIVI"), []
         for case, name, k, metric in data_and_measures(table, rows):
             cells = (beside_paper(values_of(rows, case, m, k), table.of_paper(case, metric, m)) for m in methods)
             lines.append((f"{name}, {metric}", *cells))
@@ -217,6 +216,7 @@ def of_manual(document):
     if name == "waveform":
         names, heads = {method: method.replace(" ", ", ") for method in table.paper}, table.cases
     suffix = f"_{settings['drift']}" if name == "diffusion" else ""
+    suffix += "" if settings["scale"] == 1 else "_short"
     return {f"paper_{name}{suffix}": rst(("Method", *heads), by_method(table, rows, names))}
 
 

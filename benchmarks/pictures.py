@@ -26,8 +26,8 @@ def whitening(_):
     axes[0].set(xlabel="$x_1$", ylabel="$x_2$")
     axes[1].set(xlabel="$u_1$", ylabel="$u_2$", xlim=(-4, 4), ylim=(-4, 4), aspect="equal")
     at = np.linspace(0, 2 * np.pi, 200)
-    circle = np.sqrt(2) / 2 * np.stack([np.cos(at), np.sin(at)])
-    axes[1].plot(*circle, color=ORANGE, lw=2, label="reach of the kernel, $h = \\sqrt{d}/2$")
+    circle = 0.35 * np.sqrt(2) * np.stack([np.cos(at), np.sin(at)])
+    axes[1].plot(*circle, color=ORANGE, lw=2, label="width of the kernel, $h = 0.35 \\sqrt{d}$")
     axes[1].legend(frameon=False, loc="upper center", fontsize=9)
     return figure
 

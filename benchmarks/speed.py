@@ -1,6 +1,7 @@
 """Milliseconds per iteration and peak memory of training, against a plain reference step.
 
-python benchmarks/speed.py                       ratios on the paper's tasks, one thread
+python benchmarks/speed.py --out speed.json      ratios on the paper's tasks, one thread
+python benchmarks/speed.py --show benchmarks/speed.json --manual doc
 python benchmarks/speed.py --threads 2
 python benchmarks/speed.py --device cuda         the recorded CUDA graph against eager steps on a GPU
 python benchmarks/speed.py --scaling             cost against N and d, plotted
@@ -24,17 +25,16 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import resource
 import subprocess
 import sys
 import time
 import warnings
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import torch
+from _harness import command, results, rst, show_tables
 from reference import waveform_target
 from torch import nn
 
@@ -116,16 +116,6 @@ CASES = {
         for d in (50, 100, 200)
     },
     "network 751": (network_target, naive_network, paper_settings("network") | PLAIN | {"learning_rate": 1e-4}),
-}
-#: Ratios stand-in / ours asked for at one thread with the vanilla estimator, and the goals beyond.
-BARS = {"banana": 8, "waveform": 10, "diffusion 50": 12, "diffusion 100": 18, "diffusion 200": 22, "network 751": 25}
-GOALS = {
-    "banana": 10,
-    "waveform": 12,
-    "diffusion 50": 15,
-    "diffusion 100": 22,
-    "diffusion 200": 26,
-    "network 751": 35,
 }
 
 
@@ -245,48 +235,50 @@ def seconds_a_step(run, k, device):
     return (seconds(1 + k) - once) / k
 
 
-def compare(names, blocks, device):
-    """Return rows of median milliseconds, the three steps interleaved block by block."""
-    rows = []
-    for name in names:
-        make, naive, own = CASES[name]
-        target, n = make(), own["batch_size"]
-        steps = {
-            "stand-in": stand_in(target, naive, n, own, device),
-            "plain": plain(target, n, own, device),
-            "ours": ours(target, n, own, device),
-            "ours, U": ours(target, n, own, device, "u-statistic"),
-        }
-        k = {"stand-in": 10, "plain": 100, "ours": 400, "ours, U": 400}
-        if name == "network 751":
-            k = {key: max(5, steps // 5) for key, steps in k.items()}
-        times = {key: [] for key in steps}
-        for block in range(blocks + 1):
-            for key, run in steps.items():
-                t = seconds_a_step(run, k[key], device)
-                if block:
-                    times[key].append(1e3 * t)
-        row = {"case": name, "N": n, **{key: float(np.median(t)) for key, t in times.items()}}
-        row["ratio"] = float(np.median(np.array(times["stand-in"]) / np.array(times["ours"])))
-        row["spread"] = float(np.subtract(*np.percentile(np.array(times["stand-in"]) / times["ours"], [75, 25])))
-        row["engine"] = steps["ours"].engine
-        row["floor"] = modelled_floor(name, target.n_features, n, own) if device == "cpu" else float("nan")
-        rows.append(row)
-        print_rows(rows[-1:], header=len(rows) == 1)
-    return rows
+def compare(name, args):
+    """Return median milliseconds of a case, the steps interleaved block by block, and the ratios of the blocks."""
+    make, naive, own = CASES[name]
+    target, n, device = make(), own["batch_size"], args.device
+    steps = {
+        "stand-in": stand_in(target, naive, n, own, device),
+        "plain": plain(target, n, own, device),
+        "ours": ours(target, n, own, device),
+        "ours, U": ours(target, n, own, device, "u-statistic"),
+    }
+    k = {"stand-in": 10, "plain": 100, "ours": 400, "ours, U": 400}
+    if name == "network 751":
+        k = {key: max(5, steps // 5) for key, steps in k.items()}
+    blocks = 1 if args.quick else args.blocks
+    times = {key: [] for key in steps}
+    for block in range(blocks + 1):
+        for key, run in steps.items():
+            t = seconds_a_step(run, k[key], device)
+            if block:
+                times[key].append(1e3 * t)
+    ratios = {key: np.divide(times["stand-in"], times[key]) for key in ("ours", "ours, U")}
+    return {
+        "N": n,
+        **{key: float(np.median(t)) for key, t in times.items()},
+        **{f"ratio, {key}": np.percentile(ratio, [25, 50, 75]).tolist() for key, ratio in ratios.items()},
+        "engine": steps["ours"].engine,
+        "floor": modelled_floor(name, target.n_features, n, own) if device == "cpu" else None,
+    }
 
 
-def print_rows(rows, header):
-    if header:
-        columns = ("stand-in", "plain", "ours", "ours, U", "floor", "ratio", "quartiles", "asked", "goal")
-        print(f"{'ms per iteration':<16}{'N':>5}" + "".join(f"{c:>10}" for c in columns), flush=True)
-    for r in rows:
-        print(
-            f"{r['case']:<16}{r['N']:>5}{r['stand-in']:>10.2f}{r['plain']:>10.2f}{r['ours']:>10.3f}"
-            f"{r['ours, U']:>10.3f}{r['floor']:>10.3f}{r['ratio']:>10.1f}{r['spread']:>10.1f}"
-            f"{BARS[r['case']]:>10}{GOALS[r['case']]:>10}",
-            flush=True,
-        )
+def table(rows):
+    """Return the table of the manual: milliseconds, and how many of our steps the stand-in's takes."""
+    keys = ("stand-in", "plain", "ours", "ours, U", "floor")
+    heads = ["Task", "N", "Stand-in", "Plain", "Ours", "Ours, U-stat.", "Floor", "Ratio", "Ratio, U-stat."]
+    return rst(heads, [[row["case"], row["N"], *(digits(row[key]) for key in keys), *ratios(row)] for row in rows])
+
+
+def digits(value):
+    return "\\-" if value is None else f"{value:#.3g}".rstrip(".")
+
+
+def ratios(row):
+    """Return the cells of the median ratios and their quartiles."""
+    return ["{1:.1f} ({0:.1f} - {2:.1f})".format(*row[f"ratio, {key}"]) for key in ("ours", "ours, U")]
 
 
 # Memory: each case in a process of its own, its peak above that of the bare process.
@@ -316,16 +308,12 @@ def memory_of(kind, n, d):
 
 
 def memory():
-    rows = []
     for kind, n, d in MEMORY_CASES:
-        command = [sys.executable, __file__, "--memory-of", kind, str(n), str(d)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        rows.append(json.loads(done.stdout))
-        r = rows[-1]
+        alone = [sys.executable, __file__, "--memory-of", kind, str(n), str(d)]
+        r = json.loads(subprocess.run(alone, capture_output=True, text=True, check=True).stdout)
         print(
             f"{kind:<10}N={n:<7}d={d:<7}{r['extra_MB']:>9.0f} MB above the {r['before_MB']:.0f} MB before", flush=True
         )
-    return rows
 
 
 def scaling(blocks, device, quick):
@@ -363,7 +351,7 @@ def scaling(blocks, device, quick):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = command(__doc__, seeds=1)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--blocks", type=int, default=9)
@@ -371,27 +359,20 @@ def main():
     parser.add_argument("--scaling", action="store_true")
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--memory-of", nargs=3, metavar=("KIND", "N", "D"), help=argparse.SUPPRESS)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     if args.memory_of:
         kind, n, d = args.memory_of
-        return memory_of(kind, int(n), int(d))
-    blocks = 1 if args.quick else args.blocks
-    if args.memory:
-        rows = memory()
+        memory_of(kind, int(n), int(d))
+    elif args.memory:
+        memory()
     elif args.scaling:
-        rows = scaling(min(blocks, 3), args.device, args.quick)
+        scaling(1 if args.quick else 3, args.device, args.quick)
     else:
-        rows = compare(args.cases, blocks, args.device)
-        print(f"Medians of {blocks} interleaved blocks; engine: {rows[-1]['engine']}; {args.threads} thread(s).")
-        if args.device == "cuda":
-            print("On a GPU the goal is 20 times the stand-in at diffusion 100.")
-    if args.out:
-        versions = {"torch": torch.__version__, "cpu": os.cpu_count(), "device": args.device, "threads": args.threads}
-        args.out.write_text(json.dumps({**versions, "rows": rows}, indent=1))
-    return None
+        settings = {"device": args.device, "threads": args.threads}
+        jobs = [(name, "step", 0) for name in args.cases]
+        rows = results(args, jobs, lambda name, *_: compare(name, args), **settings)["rows"]
+        show_tables(args, {"speed": table(rows)})
 
 
 if __name__ == "__main__":

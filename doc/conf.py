@@ -1,6 +1,7 @@
 """How the documentation is built: `make doc`."""
 
 import os
+import re
 import sys
 import tomllib
 import warnings
@@ -132,6 +133,14 @@ WIDE = ("index", "installation", "quick_start", "comparison", "benchmarks", "fro
 html_sidebars = {name: [] for name in WIDE}
 
 
+def name_the_paper(_1, _2, _3, _4, _5, lines):
+    """Say which paper a docstring means that has no reference to it."""
+    text = " ".join(lines)
+    if re.search(r"\b[Tt]he paper\b", text) and "2405.18997" not in text:
+        lines += ["", "The paper is `Cheng et al. (2024) <https://arxiv.org/abs/2405.18997>`__."]
+
+
 def setup(app):
-    """Leave out the fields of named tuples, which the attributes of their classes describe."""
+    """Leave out the fields of named tuples, which the attributes of their classes describe, and name the paper."""
+    app.connect("autodoc-process-docstring", name_the_paper, priority=900)  # after numpydoc
     app.connect("autodoc-skip-member", lambda _1, _2, _3, member, *_: type(member).__name__ == "_tuplegetter" or None)

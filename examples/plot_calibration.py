@@ -1,6 +1,6 @@
 """
-Are the fits as sure as they should be?
-=======================================
+Do intervals cover as often as they should?
+===========================================
 
 Simulation-based calibration checks a model, its score and the fit together. Parameters are drawn from the prior and
 data given them; the posterior of these data is fitted; and each parameter is ranked among draws of the fit. If all is
@@ -52,8 +52,8 @@ def posterior(mean=1.0, sd=1.0):
 
 
 # %%
-# Three faults. The prior mean enters the gradient with the wrong sign. The prior of the posterior is half as wide as
-# the one that the parameters come from. Or the draws of the fit are 30% too close to their mean, as is common in
+# Three faults: the prior mean enters the gradient with the wrong sign; the prior of the model is half as wide as the
+# one from which the parameters are drawn; or the draws of the fit are 30% too close to their mean, as is common in
 # variational fits.
 
 

@@ -4,7 +4,7 @@ Heavy tails
 
 A network of Gaussian noise has Gaussian tails, whatever it has learned: it is Lipschitz. Heavy tails have to come in
 with the mixing distribution and pass through the linear skip. We fit the paper's product of two Student t
-distributions with two degrees of freedom, whose variance is infinite, four times.
+distributions with two degrees of freedom, whose variance is infinite, in four ways.
 
 The paper is `Cheng et al. (2024) <https://arxiv.org/abs/2405.18997>`__.
 """
@@ -45,9 +45,10 @@ exact = target.sample(50_000, torch.Generator().manual_seed(0)).numpy()
 draws = {name: q.fit(target).sample(50_000) for name, q in fits.items()}
 
 # %%
-# Which share of the draws lies farther out than r? Exact draws fall as r to the power of minus two. So do those
-# with a Student z, and the defaults, which have recognised the exponent from the score far out. With
-# normal z the tails end at about three, whatever the kernel.
+# Which share of the draws lies farther out than r? For exact draws it falls as r to the power of minus two, and so it
+# does with a Student z and with the defaults. With normal z the tails end at three to four, whatever the kernel. The
+# defaults recognise a power law from the score far out. Here their tails are somewhat too heavy, because the axes
+# along which the target is heavy are not its coordinates.
 
 figure, ax = plt.subplots(figsize=(6.4, 4), layout="constrained")
 share = 1 - (np.arange(50_000) + 0.5) / 50_000

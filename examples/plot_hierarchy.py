@@ -37,8 +37,8 @@ ring = EightGaussians()
 on_ring = HKSIVIApproximator(mixing="normal", whiten=None, max_iter=MAX_ITER, random_state=0).fit(ring)
 
 # %%
-# Tails come from the base: with a Student t base the layers have little to do but to shear it. The bridge is left
-# out, since a tempered Student t has even heavier tails, or no mass at all.
+# Tails come from the base: with a Student t base the layers only have to shear it. The bridge is left out, since a
+# tempered Student t has even heavier tails, or cannot be normalised.
 
 student = StudentT()
 heavy = HKSIVIApproximator(
@@ -53,7 +53,7 @@ heavy = HKSIVIApproximator(
 # %%
 # Each layer can be sampled: ``layer=5`` is the base, ``layer=0`` the fit.
 
-names = ["layer=5, the base", *(f"layer={t}" for t in range(4, 0, -1)), "layer=0, the fit"]
+names = ["layer 5, the base", *(f"layer {t}" for t in range(4, 0, -1)), "layer 0, the fit"]
 figure, ax = plt.subplots(figsize=(12, 2.4), layout="constrained")
 layers = [on_ring.sample(2000, random_state=0, layer=t) for t in range(5, -1, -1)]
 display = LayersDisplay.from_draws(layers, ring, names=names, ax=ax)
@@ -93,9 +93,9 @@ if args.output:
 plt.show()
 
 # %%
-# That the ring's modes are all there with equal weights says little: it holds by symmetry. Shifted, or with unequal
-# weights, it takes a start that knows the modes, which is what ``whiten="auto"`` finds, or weights from the score, as
-# :ref:`another example <sphx_glr_gallery_plot_mode_weights.py>` has them.
+# That all modes of the ring are there with equal weights says little, because it follows from symmetry. If the ring
+# is shifted or its weights are unequal, the fit needs a start that includes the modes, as ``whiten="auto"`` finds it,
+# or weights from the score, as in :ref:`another example <sphx_glr_gallery_plot_mode_weights.py>`.
 
 nearest = ((on_ring.sample(8000)[:, None] - ring.means.numpy()) ** 2).sum(-1).argmin(1)
 print("shares of the modes:", (np.bincount(nearest, minlength=8) / 8000).round(3))

@@ -2,9 +2,10 @@
 How much mass does each mode have?
 ==================================
 
-The kernel Stein discrepancy responds to the shape of a mode but not to how much mass it has: between far modes there
-are no draws, and so nothing to compare. The score does tell: its integral along a line between two modes is the
-difference of their log-densities, and with the masses around them that gives the weights."""
+The kernel Stein discrepancy responds to the shape of a mode but not to how much mass it has: between distant modes
+there are no draws, and so nothing to compare. The score has this information: its integral along a line between two
+modes is the difference of their log-densities, which gives the weights together with the width of each mode.
+"""
 
 import matplotlib.pyplot as plt
 import numpy as np

@@ -70,12 +70,12 @@ print(f"{q.n_score_calls_ + q.n_products_:,} calls")
 
 truth, data = simulate(N_PATIENTS, np.random.RandomState(1))
 began = time.perf_counter()
-draws = q.sample(200, data, random_state=0)
+draws = q.sample(100, data, random_state=0)
 print(f"{(time.perf_counter() - began) / N_PATIENTS * 1e3:.2f} ms per patient")
 
 # %%
-# The clearance, elimination rate times volume, of some patients, with intervals that should hold 90% of the true
-# values; and how many of all patients intervals of any level do hold.
+# Left, the clearance (elimination rate times volume) of some patients, with intervals that should contain 90% of the
+# true values. Right, for all patients, the share of intervals of each level that contain the true value.
 
 clearance = np.exp(draws[..., 1] + draws[..., 2])
 true_clearance = np.exp(truth[:, 1] + truth[:, 2])
@@ -87,18 +87,20 @@ held = ((ends[0] < true_clearance) & (true_clearance < ends[1])).mean(1)
 fig, (ax, ax_held) = plt.subplots(1, 2, figsize=(9, 4), constrained_layout=True)
 some = np.arange(min(60, N_PATIENTS))
 bars = np.stack([middle - low, high - middle])[:, some]
-ax.errorbar(true_clearance[some], middle[some], bars, fmt="o", ms=3, lw=1)
+ax.errorbar(true_clearance[some], middle[some], bars, fmt="o", ms=3, lw=1, color="#0072B2")
 span = [true_clearance[some].min(), true_clearance[some].max()]
 ax.plot(span, span, color="0.5", lw=1)
 ax.set(xlabel="true clearance, litres per hour", ylabel="posterior median and 90% interval", title="Sixty patients")
-ax_held.plot(levels, held, ".-", label="intervals of the fit")
+ax_held.plot(levels, held, ".-", color="#0072B2", label="intervals of the fit")
 ax_held.plot([0, 1], [0, 1], color="0.5", lw=1, label="exact")
 ax_held.set(xlabel="level of the interval", ylabel="share of patients inside", title=f"All {N_PATIENTS:,} patients")
-ax_held.legend()
+ax_held.legend(frameon=False)
+for each in (ax, ax_held):
+    each.spines[["top", "right"]].set_visible(False)
 # sphinx_gallery_start_ignore
 fig.set_label(
     "Left, posterior medians of sixty patients' clearance against the true values, most intervals crossing the "
-    "diagonal. Right, the share of intervals that hold the true value follows their level."
+    "diagonal. Right, the share of intervals that contain the true value follows their level."
 )
 if args.output:
     fig.savefig(args.output, dpi=150)

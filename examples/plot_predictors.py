@@ -1,10 +1,10 @@
 """
-Regression by a network, with a band
-====================================
+Regression with a Bayesian neural network
+=========================================
 
-Draws of the posterior of a neural network agree where there are data, and differ between them: the band shows by how
-much. Beyond the data it cannot be trusted. `skksivi.KSIVIRegressor` is an ordinary scikit-learn regressor with that
-posterior.
+Draws from the posterior of a neural network agree where there are data and differ where there are none; the band
+shows by how much. Beyond the range of the data the band cannot be trusted. `skksivi.KSIVIRegressor` is a scikit-learn
+regressor with that posterior.
 """
 
 import matplotlib.pyplot as plt
@@ -25,7 +25,7 @@ N_HIDDEN = args.n_hidden
 # sphinx_gallery_end_ignore
 
 # %%
-# A sine with noise of standard deviation 0.15, seen on two intervals.
+# A sine with noise of standard deviation 0.15, observed on two intervals.
 
 rng = np.random.RandomState(0)
 x = np.concatenate([rng.uniform(-2.5, -0.8, 60), rng.uniform(0.5, 2, 60)])

@@ -7,7 +7,7 @@ hierarchical model in PyMC shrinks their averages towards each other, by an amou
 to KSIVI, draw from the fit in the model's own parameters, and compare the draws with draws from PyMC's sampler, NUTS.
 """
 
-import time
+import os
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -51,12 +51,12 @@ with pm.Model(coords={"player": players}) as model:
 # %%
 # The target lives in PyMC's unconstrained space, where the logarithm of ``tau`` is a coordinate; ``to_arviz``
 # transforms draws to the space of the model, with the names of variables and players. PyMC's own have the same form.
-# Both times include compilation, which differs from machine to machine.
+# Times are CPU time of this process and its compilers.
 
 
 def timed(function, *arguments, **options):
-    start = time.perf_counter()
-    return function(*arguments, **options), time.perf_counter() - start
+    start = sum(os.times()[:4])
+    return function(*arguments, **options), sum(os.times()[:4]) - start
 
 
 target, compile_time = timed(targets.from_pymc, model)
@@ -90,9 +90,11 @@ for name, at in rows:
     print("{:>+9.2f}{:>+9.2f}{:>8.2f}{:>8.2f}".format(*differences))
 
 # %%
-# Each player's average after 45 at-bats, his rate by the two fits, with 90% intervals, and his average in the rest of
-# the season. On the right the spread of the players, on the scale of log-odds, whose posterior reaches down to zero,
-# and its prior.
+# Left, each player's average after 45 at-bats, his rate by both methods, with 90% intervals, and his average in the
+# rest of the season. Right, the spread of the players on the scale of log-odds: its posterior, which reaches down to
+# zero, and its prior. Means and intervals agree. Below 0.1 the histogram of KSIVI has a dip that the histogram of
+# NUTS does not have: the fit is a mixture of a few Gaussians in log tau, and such details of a density are less
+# accurate than its moments.
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 5.6), width_ratios=[2, 1], layout="constrained")
 rank = np.arange(len(players))[::-1]
@@ -118,7 +120,7 @@ right.legend(frameon=False)
 # sphinx_gallery_start_ignore
 figure.set_label(
     "Left, eighteen players with the 90% intervals of NUTS and KSIVI, which agree, and their averages before and "
-    "after. Right, the densities of the spread of players by both, which agree down to zero."
+    "after. Right, histograms of the spread of players by both, which agree except for a dip of KSIVI below 0.1."
 )
 if args.output:
     figure.savefig(args.output, dpi=150)

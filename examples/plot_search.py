@@ -75,7 +75,8 @@ means = table.mean(1).reshape(2, 3)
 image = left.imshow(np.log10(means), cmap="cividis_r", vmax=np.log10(means.min()) + 4)
 for (i, j), value in np.ndenumerate(means):
     shade = "w" if image.norm(image.get_array()[i, j]) > 0.5 else "k"
-    left.text(j, i, f"{value:.2g}", ha="center", va="center", color=shade)
+    text = f"{value:.2g}" if value < 100 else f"$10^{{{np.log10(value):.1f}}}$"
+    left.text(j, i, text, ha="center", va="center", color=shade)
 i, j = np.unravel_index(means.argmin(), means.shape)
 left.add_patch(plt.Rectangle((j - 0.5, i - 0.5), 1, 1, fill=False, ec="#D55E00", lw=3))
 left.set_xticks(range(3), grid["learning_rate"])

@@ -80,14 +80,16 @@ rising = (draws[..., 1] > 0).mean(1)
 now = minute[19:]
 fig, (ax, ax_rising) = plt.subplots(2, 1, figsize=(8, 5), sharex=True, constrained_layout=True)
 ax.plot(minute, counts, ".", color="0.7", ms=3, label="counts")
-ax.fill_between(now, low, high, alpha=0.4, label="90% band")
-ax.plot(now, middle, label="median")
+ax.fill_between(now, low, high, color="#0072B2", alpha=0.3, lw=0, label="90% band")
+ax.plot(now, middle, color="#0072B2", label="median")
 ax.plot(minute, rate, color="k", lw=1, label="true rate")
 ax.set(ylabel="counts per minute")
 fig.legend(loc="outside upper center", ncols=4)
-ax_rising.plot(now, rising)
+ax_rising.plot(now, rising, color="#0072B2")
 ax_rising.axhline(0.5, color="0.5", lw=1)
 ax_rising.set(xlabel="minute", ylabel="probability of a rise", ylim=(0, 1))
+for each in (ax, ax_rising):
+    each.spines[["top", "right"]].set_visible(False)
 # sphinx_gallery_start_ignore
 fig.set_label(
     "Above, counts per minute, the true rate that doubles at minute 150 and falls after 280, and the band of the fit "

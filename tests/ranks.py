@@ -6,12 +6,14 @@ import signal
 import sys
 import time
 import warnings
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from sklearn.base import clone
 
 from skksivi import KSIVIApproximator, diagnose
 from skksivi.parameters import Checkpoint
@@ -90,7 +92,7 @@ def narrower(k, n):
 def fitted(target, **parameters):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return EST.set_params(**parameters).fit(target)
+        return clone(EST).set_params(**parameters).fit(target)
 
 
 def found(target):
@@ -140,7 +142,7 @@ def raised(act):
     return "nothing"
 
 
-def fails_late(rank, n_ranks):
+def fails_late(error, rank, n_ranks):
     """A target that raises on the last rank where it is asked for many points."""
     target = regression(rank, n_ranks)
 
@@ -149,7 +151,7 @@ def fails_late(rank, n_ranks):
 
         def score_fn(self, x):
             if rank == n_ranks - 1 and len(x) > 30:
-                raise ArithmeticError("no score there")
+                raise error
             return target.score_fn(x)
 
     return Failing()
@@ -160,6 +162,9 @@ def faults(folder):
 
     def other(rank, n_ranks, **options):
         return BayesianLogisticRegression(X[rank::n_ranks], Y[rank::n_ranks], **options)
+
+    def failing(error):
+        return Sharded(partial(fails_late, error), prior=from_score_fn(minus, D))
 
     def other_version():
         with mock.patch.object(_sharded, "__version__", f"0.{rank}"):
@@ -177,7 +182,8 @@ def faults(folder):
         "version": other_version,
         "settings": lambda: fitted(Sharded(regression), max_iter=20 + rank),
         "seed": lambda: fitted(Sharded(regression), random_state=rank, max_iter=20),
-        "raises": lambda: fitted(Sharded(fails_late, prior=from_score_fn(minus, D)), random_state=0),
+        "raises": lambda: fitted(failing(OSError("no rows there")), random_state=0),
+        "rejects": lambda: fitted(failing(ArithmeticError("no score there")), random_state=0),
     }
     (folder / f"{rank}.txt").write_text("\n".join(f"{name}| {raised(act)}" for name, act in acts.items()))
 
@@ -218,7 +224,7 @@ class Dying(BayesianLogisticRegression):
 def kill(folder):
     target = Sharded(lambda rank, n: Dying(X[rank::n], Y[rank::n], prior_precision=1.0))
     Dying.n_left = 60 if target.rank == 1 else 0
-    q = EST.set_params(checkpoint=Checkpoint(folder / "fit.ckpt", every=20))
+    q = clone(EST).set_params(checkpoint=Checkpoint(folder / "fit.ckpt", every=20))
     message = raised(lambda: q.fit(target))
     (folder / f"{target.rank}.txt").write_text(f"{message}\n{q.n_iter_}\n{np.isfinite(q.sample(9)).all()}")
 

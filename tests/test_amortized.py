@@ -14,7 +14,7 @@ from sklearn.exceptions import ConvergenceWarning, NotFittedError
 import skksivi
 from skksivi import AmortizedKSIVI, KSIVIApproximator
 from skksivi.amortized import DeepSets
-from skksivi.amortized._contexts import repeated
+from skksivi.amortized._contexts import as_contexts, repeated, simulated
 from skksivi.amortized._family import Conditional, factor_parts
 from skksivi.amortized._laplace import Laplaces, laplaces
 from skksivi.amortized._paired import PairedScore
@@ -42,6 +42,10 @@ def normal_score(x, y):
 
 def normal_contexts(m=60, d=2, seed=0):
     return math.sqrt(2) * np.random.RandomState(seed).normal(size=(m, d))
+
+
+def batches_of(*arrays, size=7):
+    return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*map(torch.as_tensor, arrays)), batch_size=size)
 
 
 def fitted(score_fn=normal_score, contexts=None, *args, n_features=2, **options):
@@ -360,6 +364,23 @@ def test_a_refined_fit_is_nearer():
     assert refined.certificate_.divergence < before.divergence / 2
 
 
+@pytest.mark.slow
+def test_modes_without_parameters_are_refined():
+    """|x| is seen with noise 0.1. Without parameters the fit is one Gaussian, whose certificates cannot be computed
+    between the modes; chains from its draws reach both.
+    """
+
+    def score_fn(x, y):
+        return -x - (x.abs() - y) * x.sign() / 0.01
+
+    with pytest.warns(ConvergenceWarning, match="No certificate could be computed at 1 held-out contexts"):
+        q = fitted(score_fn, np.linspace(1, 2, 60)[:, None], n_features=1, max_score_calls=3000)
+    X = q.refine([1.5]).sample(4000, random_state=0)[:, 0]
+    assert 0.4 < (X > 0).mean() < 0.6
+    assert 0.08 < np.abs(X).std() < 0.12
+    assert 1.4 < np.abs(X).mean() < 1.6
+
+
 def test_a_fit_that_is_good_is_not_refined(of_normal):
     """A certificate takes some 1,000 scores at most, and a training would take 12,800."""
     refined = of_normal.refine([1.0, -2.0])
@@ -405,6 +426,60 @@ def test_contexts_come_from_a_function_or_a_loader(of_normal):
     for contexts in (simulate, loader):
         X = fitted(contexts=contexts, n_contexts=50).sample(2000, [1.0, -1.0], random_state=0)
         np.testing.assert_allclose(X.mean(0), [0.5, -0.5], atol=0.1)
+
+
+@pytest.mark.parametrize("with_parameters", [True, False])
+def test_batches_are_contexts_or_pairs(with_parameters):
+    X, Y = normal_contexts(20, seed=1), normal_contexts(20, d=3)
+    loader = batches_of(X, Y) if with_parameters else batches_of(Y)
+    made, own = simulated(loader, None, 0, np.random.RandomState(0), sets=False)
+    np.testing.assert_array_equal(as_contexts(made, CPU, sets=False), Y)
+    assert (own is not None) == with_parameters
+    if with_parameters:
+        np.testing.assert_array_equal(own, X)
+
+
+def test_batches_are_lists_of_sets_or_of_rows():
+    rows = [np.ones((n, 2)) for n in (3, 1, 2)]
+    made, _ = simulated(iter([rows[:2], rows[2:]]), None, 0, np.random.RandomState(0), sets=True)
+    assert [len(part) for part in as_contexts(made, CPU, sets=True)] == [3, 1, 2]
+    made, _ = simulated(iter([[[1.0, 2.0]], [[3.0, 4.0]]]), None, 0, np.random.RandomState(0), sets=False)
+    assert as_contexts(made, CPU, sets=False).tolist() == [[1.0, 2.0], [3.0, 4.0]]
+
+
+class Summary(torch.nn.Module):
+    """A module of single precision, as torch makes them."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(2, 2)
+        self.linear.load_state_dict({"weight": torch.eye(2), "bias": torch.zeros(2)})
+
+    def forward(self, y):
+        return self.linear(y)
+
+
+def test_a_summary_is_any_module():
+    q = fitted(summary=Summary(), max_score_calls=400, hidden_layer_sizes=(4,))
+    X = q.sample(4000, [1.0, -1.0], random_state=0)
+    np.testing.assert_allclose(X.mean(0), [0.5, -0.5], atol=0.15)
+
+
+def test_sets_of_one_size_may_be_an_array():
+    def score_fn(x, y):
+        return torch.stack([(rows - at).sum(0) - at for at, rows in zip(x, y, strict=True)])
+
+    Y = np.random.RandomState(0).normal(size=(25, 3, 1))
+    options = {"n_features": 1, "max_score_calls": 150, "hidden_layer_sizes": (4,), "summary": DeepSets(1, 2, 4)}
+    q, other = (fitted(score_fn, contexts, **options) for contexts in (Y, list(Y)))
+    for some in (Y[0], Y[:2]):
+        np.testing.assert_array_equal(q.sample(3, some, random_state=0), other.sample(3, some, random_state=0))
+    assert q.sample(3, Y[0]).shape == (3, 1)
+    assert q.sample(3, Y[:2]).shape == (2, 3, 1)
+    with pytest.raises(ValueError, match=r"`contexts\[1\]` is empty"):
+        q.sample(1, [Y[0], np.empty((0, 1))])
+    with pytest.raises(ValueError, match=r"shape \(1,\)"):
+        q.sample(1, [1.0])
 
 
 def test_repeated_contexts_stand_side_by_side():
@@ -517,7 +592,10 @@ BAD = {
     "NaN": (np.where(np.arange(60)[:, None] == 3, np.nan, normal_contexts()), "1 rows that are not finite"),
     "none": (np.empty((0, 2)), "is empty"),
     "one data set": (np.ones((30, 2)), "the same data set 30 times"),
+    "one row": (np.ones((1, 2)), "holds one data set"),
     "a loader of nothing": (iter([]), "without batches"),
+    "a loader of three": (batches_of(*[normal_contexts()] * 3), "a tuple of 3"),
+    "sets without a summary": ([np.ones((2, 2)), np.ones((3, 2))], "which need a `summary`"),
 }
 
 
@@ -525,6 +603,12 @@ BAD = {
 def test_bad_contexts_are_refused(contexts, message):
     with pytest.raises(ValueError, match=message):
         fitted(contexts=contexts)
+
+
+def test_contexts_that_are_mostly_one_are_told():
+    Y = np.concatenate([np.ones((40, 2)), normal_contexts(20)])
+    with pytest.warns(UserWarning, match="40 of 60 contexts are the same data set"):
+        fitted(contexts=Y, max_score_calls=200, hidden_layer_sizes=(4,))
 
 
 def test_contexts_of_words_are_refused():
@@ -580,6 +664,61 @@ def test_a_context_that_fails_does_not_end_the_others():
         q = fitted(score_fn, Y, random_state=1)
     assert 0 < q.n_lost_ < q.n_contexts_
     np.testing.assert_allclose(q.sample(4000, [1.0, -1.0], random_state=0).mean(0), [0.5, -0.5], atol=0.1)
+
+
+@pytest.mark.parametrize("of", ["tensors", "arrays"])
+def test_a_context_whose_score_raises_does_not_end_the_others(of):
+    """The first and every tenth context raise wherever they are in a batch."""
+    Y = normal_contexts()
+    Y[::10] = 50.0
+
+    def score_fn(x, y):
+        if (y > 10).any():
+            raise np.linalg.LinAlgError("not positive definite")
+        return y - 2 * x if of == "tensors" else np.asarray(y) - 2 * np.asarray(x)
+
+    with (
+        pytest.warns(UserWarning, match="raised at .*LinAlgError: not positive definite"),
+        pytest.warns(ConvergenceWarning, match="contexts was not found, which were left out"),
+    ):
+        q = fitted(score_fn, Y, random_state=1)
+    assert 0 < q.n_lost_ < q.n_contexts_
+    np.testing.assert_allclose(q.sample(4000, [1.0, -1.0], random_state=0).mean(0), [0.5, -0.5], atol=0.1)
+
+
+def test_pairs_keep_their_contexts_where_others_raise():
+    def score_fn(x, y):
+        if (y[:, 0] == 2).any():
+            raise ValueError
+        return (x - y).square()
+
+    y = torch.arange(5.0, dtype=F64)[:, None]
+    x = torch.linspace(-1, 1, 5, dtype=F64)[:, None]
+    expected = (x - y).square()
+    expected[2] = torch.nan
+    with pytest.warns(UserWarning, match="raised at 2 of 8 points"):  # where it is tried
+        score = PairedScore(score_fn, 1, y, CPU)
+    torch.testing.assert_close(score(x, y), expected, equal_nan=True)
+    J = score.jacobians(x, y)[:, 0]
+    torch.testing.assert_close(J[[0, 1, 3, 4]], 2 * (x - y)[[0, 1, 3, 4]])
+    assert J[2].isnan().all()
+
+
+def test_a_score_that_raises_at_every_pair_ends_the_fit():
+    works = True
+
+    def score_fn(x, y):
+        if not works:
+            raise ValueError("the file is closed")
+        return y - 2 * x
+
+    y = torch.as_tensor(normal_contexts(4))
+    score = PairedScore(score_fn, 2, y, CPU)
+    works = False
+    with pytest.raises(RuntimeError, match="raises at every pair: ValueError: the file is closed"):
+        score(torch.zeros(4, 2, dtype=F64), y)
+    with pytest.raises(ValueError, match="the file is closed"):
+        PairedScore(score_fn, 2, y, CPU)
 
 
 def test_a_context_far_outside_is_told(of_normal):

@@ -11,6 +11,7 @@ import scipy.stats
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from misbehaving import Misbehaving, raising
 from plain_targets import RING, log_gamma_score, normal, normal_array, student_score
 from torch import distributions as dist
 from torch.autograd.function import once_differentiable
@@ -630,3 +631,116 @@ OUT_OF_RANGE = {
 def test_numbers_that_leave_their_range_are_no_bound(log_prob, d):
     assert find_bounds(resolved(from_log_prob(log_prob, d)).double) == []
     assert find_bounds(resolved(gradient(log_prob), d).double) == []
+
+
+# Functions that raise where they are not defined
+
+FAR = 8.0
+
+
+def refusing(error):
+    """Return the score of a standard normal, which raises at points far out."""
+
+    def score_fn(x):
+        if (abs(x) > FAR).any():
+            raise error
+        return -x
+
+    return score_fn
+
+
+def with_nan(x):
+    return torch.where((x.abs() > FAR).any(1, keepdim=True), torch.nan, -x)
+
+
+class Refusing(Target):
+    """The same as a density."""
+
+    n_features = 3
+
+    def log_prob(self, x):
+        if (x.abs() > FAR).any():
+            raise ValueError("far out")
+        return -x.square().sum(1) / 2
+
+
+class RefusingProduct(Target):
+    """The same with products of its own."""
+
+    n_features = 3
+    score_fn = staticmethod(refusing(ZeroDivisionError("division by zero")))
+
+    def score_vjp(self, x):
+        return self.score_fn(x), torch.neg
+
+
+REFUSALS = {
+    "torch's matrix": refusing(torch.linalg.LinAlgError("not positive definite")),
+    "numpy's matrix": refusing(np.linalg.LinAlgError("not positive definite")),
+    "range": refusing(ValueError("out of range")),
+    "overflow": refusing(OverflowError("math range error")),
+    "density": Refusing(),
+    "product": RefusingProduct(),
+}
+
+
+@pytest.mark.parametrize("dtype", STEPS)
+@pytest.mark.parametrize("target", REFUSALS.values(), ids=REFUSALS)
+def test_rows_that_raise_are_nan_and_are_counted(target, dtype):
+    with pytest.warns(UserWarning, match="count as outside the target"):
+        score = resolved(target, 3, dtype)
+    x = torch.randn(20, 3, generator=torch.Generator().manual_seed(0), dtype=dtype)
+    x[[2, 11, 12]] *= 100
+    expected, before = with_nan(x), score.tally.total
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # it is told once
+        s, pull = score.with_pullback(x)
+    assert score.tally.total > before + len(x)
+    assert score.tally.n_rejected >= 3
+    for found in (s, score(x)):
+        torch.testing.assert_close(found, expected, equal_nan=True)
+    inside = expected.isfinite().all(1)
+    v = torch.ones_like(x)
+    torch.testing.assert_close(pull(v)[inside], -v[inside], rtol=1e-3, atol=1e-3)
+    if score.log_prob is not None:
+        assert score.log_prob(x).isfinite().tolist() == inside.tolist()
+
+
+@pytest.mark.parametrize("target", REFUSALS.values(), ids=REFUSALS)
+def test_a_function_that_raises_far_out_is_fitted_as_one_that_is_nan_there(target):
+    def draws(target):
+        q = KSIVIApproximator(random_state=0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            return q.fit(target, n_features=3).sample(20_000)
+
+    X, expected = draws(target), draws(with_nan)
+    for moment in (np.mean, np.std):
+        np.testing.assert_allclose(moment(X, 0), moment(expected, 0), atol=0.05)
+
+
+def test_an_error_that_comes_everywhere_ends_the_fit():
+    score_fn = Misbehaving(raising(ValueError("the file is closed")), 30)
+    with pytest.raises(ValueError, match="the file is closed"):
+        KSIVIApproximator(random_state=0).fit(score_fn, n_features=2)
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyError, OSError])
+def test_errors_of_other_kinds_end_the_fit(error):
+    def score_fn(x):
+        if (x.abs() > FAR).any():
+            raise error("elsewhere")
+        return -x
+
+    with pytest.raises(error, match="elsewhere"):
+        KSIVIApproximator(random_state=0).fit(score_fn, n_features=2)
+
+
+def test_a_density_that_works_in_double_precision_alone_is_fitted():
+    def score_fn(x):
+        if x.dtype != torch.float64:
+            raise torch.linalg.LinAlgError("not positive definite")
+        return 1 - x
+
+    X = KSIVIApproximator(random_state=0).fit(score_fn, n_features=2).sample(20_000)
+    np.testing.assert_allclose(X.mean(0), 1, atol=0.05)

@@ -162,7 +162,8 @@ def test_verbose_leaves_configured_logging_alone(caplog):
         clone(APPROXIMATORS[0]).set_params(verbose=2).fit(Banana())
     *lines, last = [record.getMessage().split(",")[0] for record in caplog.records]
     assert re.fullmatch(r"checks \d+ calls", last)
-    assert lines == ["search for modes", "training", *(f"iteration {t} of 250" for t in (100, 200, 250))]
+    iterations = [f"iteration {t} of 250" for t in (100, 200, 250)]
+    assert lines == ["search for modes", "training", *iterations, "certificate"]
 
 
 def test_warnings_point_at_the_line_that_called_fit():

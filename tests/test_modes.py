@@ -21,6 +21,9 @@ from skksivi.pilot._points import PilotPoints
 from skksivi.targets import EightGaussians, Multimodal, Target
 
 WEIGHTS = np.array([0.3, 0.2, 0.15, 0.1, 0.1, 0.05, 0.05, 0.05])
+#: A few hundred iterations of a normal mixing: the fits are rough, and say so.
+pytestmark = pytest.mark.filterwarnings("ignore:The draws are too far from the target")
+
 SETTINGS = {"mixing": "normal", "max_iter": 400, "batch_size": 64, "hidden_layer_sizes": (30, 30), "random_state": 0}
 
 

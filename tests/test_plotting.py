@@ -363,7 +363,7 @@ def test_layers_are_shown_from_the_base_to_the_fit():
     display = LayersDisplay.from_estimator(Layered())
     spread = [cloud.get_offsets().std() for cloud in display.clouds_]
     np.testing.assert_allclose(spread, [3, 2, 1], rtol=0.1)
-    assert [ax.get_title() for ax in display.axes_] == ["$x_{2}$", "$x_{1}$", "$x_{0}$"]
+    assert [ax.get_title() for ax in display.axes_] == ["layer 2", "layer 1", "layer 0"]
     limits = {ax.get_xlim() + ax.get_ylim() for ax in display.axes_}
     assert len(limits) == 1
 

@@ -5,6 +5,7 @@ import pytest
 import torch
 from plain_targets import normal
 
+from skksivi import KSIVIApproximator
 from skksivi.pilot import _profile as module
 from skksivi.pilot._affine import Affine
 from skksivi.pilot._mixture import Components
@@ -186,6 +187,73 @@ def test_the_way_out_of_a_spike_of_infinite_density(seed):
     assert abs(x.mean() - mean) < 0.1 * sd
     assert 0.9 < x.std() / sd < 1.1
     assert abs(np.quantile(x, 0.01) - low) < 0.5 * sd
+
+
+class FewGroups(Target):
+    """y_jk ~ N(mu + tau z_j, sigma^2), 5 groups of 3, half-Cauchy scales: columns log tau, log sigma, mu and five.
+
+    The five are z, or theta = mu + tau z in the centred form.
+    """
+
+    n_features = 8
+    normals = np.random.RandomState(3).standard_normal(20)
+    y = 1 + 0.5 * normals[:5, None] + normals[5:].reshape(5, 3)
+
+    def __init__(self, *, centred):
+        self.centred = centred
+
+    def log_prob(self, x):
+        log_tau, log_sigma, mu, z = x.split([1, 1, 1, 5], -1)
+        jacobian = -5 * log_tau if self.centred else 0 * log_tau
+        z = (z - mu) / log_tau.exp() if self.centred else z
+        gaps = torch.as_tensor(self.y).to(x) - (mu + log_tau.exp() * z)[..., None]
+        data = -(gaps / log_sigma[..., None].exp()).square().sum((-2, -1)) / 2 - 15 * log_sigma[..., 0]
+        scales = log_tau - (2 * log_tau).exp().log1p() + log_sigma - (2 * log_sigma).exp().log1p()
+        return data - z.square().sum(-1) / 2 + (scales + jacobian - mu.square() / 200)[..., 0]
+
+    def exact(self):
+        """Return a grid of log tau and its probabilities."""
+        t, s = np.linspace(-12, 4, 801)[:, None], np.linspace(-2, 2, 200)
+        means, v = self.y.mean(1), np.exp(2 * t) + np.exp(2 * s) / 3
+        within = np.square(self.y - means[:, None]).sum()
+        precision = 5 / v + 1 / 100
+        m = means.sum() / v / precision
+        log_p = m**2 * precision / 2 - np.log(v**5 * precision) / 2 - np.square(means).sum() / (2 * v)
+        log_p += -within / 2 * np.exp(-2 * s) - 10 * s + sum(a - np.log1p(np.exp(2 * a)) for a in (t, s))
+        p = np.exp(log_p - log_p.max()).sum(1)
+        return t[:, 0], p / p.sum()
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("centred", [True, False])
+def test_few_groups_keep_the_long_tail_of_their_scale(centred, seed):
+    """A fit whose weights are good may lack the neck all the same, where no draw has been."""
+    target = FewGroups(centred=centred)
+    t, p = target.exact()
+    mean = p @ t
+    sd, low = np.sqrt(p @ (t - mean) ** 2), t[np.searchsorted(p.cumsum(), 0.01)]
+    q = KSIVIApproximator(random_state=seed).fit(target)
+    log_tau = q.sample(100_000)[:, 0]
+    assert abs(log_tau.mean() - mean) < 0.1 * sd
+    assert 0.9 < log_tau.std() / sd < 1.1
+    assert abs(np.quantile(log_tau, 0.01) - low) < 0.75 * sd
+    assert q.n_score_calls_ + q.n_products_ < 60_000
+
+
+def test_points_that_agree_with_the_profile_will_do():
+    """Draws of a hierarchy do, those that lack the neck do not."""
+    target, generator = FewGroups(centred=True), torch.Generator().manual_seed(0)
+    x = torch.as_tensor(KSIVIApproximator(random_state=0).fit(target).sample(4000)).double()
+    assert profiled(resolved(target), x, [0], generator, known=True) is None
+    assert profiled(resolved(target), x[x[:, 0] > -1], [0], generator, known=True).converged
+
+
+def test_gaussians_of_two_widths_have_the_same_means():
+    start = Components(A.new_tensor([0.3, 0.7]), torch.stack([A, -A]), torch.stack([C, 2 * C]))
+    found = start.of_widths((0.5, 2.0), (0.6, 0.4))
+    torch.testing.assert_close(found.weights, A.new_tensor([0.18, 0.42, 0.12, 0.28]))
+    torch.testing.assert_close(found.weights @ found.means, start.weights @ start.means)
+    torch.testing.assert_close(found.covariances, torch.stack([C / 2, C, 2 * C, 4 * C]))
 
 
 class Crossed(Target):

@@ -329,6 +329,10 @@ def test_the_manual_has_the_tables_of_amortized_inference(tmp_path, capsys):
         assert len(others) == 2
         assert all((gains[case] < -0.01) == (calls == 1000) for case in others)
         assert told.format(" and ".join(others)) in page
+    p_values = {(row["case"].removeprefix("sbc: "), row["seed"]): row["p_value"] for row in rows if "p_value" in row}
+    uniform = {("Gaussian linear", 1000), ("Gaussian linear", 10_000), ("two moons", 10_000), ("SIR", 100_000)}
+    assert {job for job, p in p_values.items() if p > 0.05} == uniform
+    assert "with 10,000 calls for the two moons, and with 100,000 calls for SIR" in page
 
 
 def test_addresses_and_the_version_are_those_of_the_project():
@@ -483,6 +487,7 @@ def test_the_manual_has_the_tables_of_the_frontier(tmp_path, capsys):
         ("hierarchy", "benchmarks", 1),
         ("ksd_test", "benchmarks", 2),
         ("search", "benchmarks", 1),
+        ("speed", "benchmarks", 1),
     ],
 )
 def test_the_manual_has_the_tables_of_a_study(study, page, n_tables, tmp_path):
@@ -498,7 +503,16 @@ def test_the_manual_has_the_table_of_references(tmp_path):
 
 @pytest.mark.parametrize(
     ("results", "n_tables"),
-    [("bnn", 2), ("bnn_legacy", 1), ("bounded", 1), ("diffusion", 1), ("student", 1), ("time", 1), ("waveform", 1)],
+    [
+        ("bnn", 2),
+        ("bnn_legacy", 1),
+        ("bounded", 1),
+        ("diffusion", 1),
+        ("student", 1),
+        ("student_tenth", 1),
+        ("time", 1),
+        ("waveform", 1),
+    ],
 )
 def test_the_manual_has_the_tables_of_the_paper(results, n_tables, tmp_path):
     path = ROOT / "benchmarks" / "paper" / "results" / f"{results}.json"

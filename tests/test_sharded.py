@@ -8,6 +8,7 @@ import sys
 import time
 import warnings
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -213,7 +214,8 @@ FAULTS = {
     "version": "ValueError: `target_of_rows` of rank 1 has version of skksivi = '0.1', but rank 0 has '0.0'",
     "settings": "ConnectionError: The 2 ranks are out of step: they evaluate the score at different points. Give all",
     "seed": "ConnectionError: The 2 ranks are out of step: they evaluate the score at different points. Give all of",
-    "raises": "ArithmeticError: no score there Raised on rank 1 of 2.",
+    "raises": "OSError: no rows there Raised on rank 1 of 2.",
+    "rejects": "nothing",  # all ranks halve the points in step
 }
 
 
@@ -308,7 +310,8 @@ def test_faults_of_workers_are_told(client):
         Scattered(WHOLE, client)
     with pytest.raises(TypeError, match="`client` must be a client of distributed, got a int"):
         Scattered(ranks.regression, 3)
-    failing = Scattered(ranks.fails_late, client, prior=from_score_fn(ranks.minus, 3))
+    fails_late = partial(ranks.fails_late, ArithmeticError("no score there"))
+    failing = Scattered(fails_late, client, prior=from_score_fn(ranks.minus, 3))
     with pytest.raises(ArithmeticError, match="no score there\nRaised by shard 1 of 2"):
         failing.score_fn(ranks.MANY)
     stuck = Scattered(ranks.slow, client, prior=ranks.Prior(), timeout=0.5)

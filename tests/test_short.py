@@ -10,7 +10,8 @@ from plain_targets import as_score, gaussian, generator, gumbel, gumbel_log_prob
 from sklearn.exceptions import ConvergenceWarning
 
 from skksivi import KSIVIApproximator
-from skksivi.estimators._trained import of_variances
+from skksivi._weights import Certificate
+from skksivi.estimators._trained import of_certificate, of_variances
 from skksivi.parameters import Pilot
 from skksivi.pilot import _short
 from skksivi.pilot._hamiltonian import HAMILTONIAN, Chains, disagreement, rhat, trajectory, warmed_up
@@ -167,3 +168,22 @@ def test_a_width_that_chains_know_is_no_error_where_the_score_depends_on_others(
     assert "too wide in coordinate 0" in of_variances(x, score(x), score, "Wait", None)
     assert "too wide in coordinate 0" in of_variances(x, score(x), score, "Wait", known / 3)
     assert of_variances(x, score(x), score, "Wait", known) is None
+
+
+@pytest.mark.parametrize(
+    ("divergence", "se", "trusted", "n_features", "explored", "warns"),
+    [
+        (0.5, 0.1, False, 4, True, True),
+        (0.5, 0.1, False, 4, False, False),
+        (0.3, 0.1, False, 4, True, False),
+        (0.7, 0.1, True, 4, False, True),
+        (0.5, 0.1, True, 4, True, False),
+        (52.0, 42.0, True, 4, True, True),
+        (52.0, 42.0, True, 4, False, False),
+        (9.0, 0.1, False, 40, True, False),
+    ],
+)
+def test_a_divergence_is_judged_by_its_error_and_trust(divergence, se, trusted, n_features, explored, warns):
+    """The limit is .2 in four dimensions; in forty a certificate that is not trusted says nothing."""
+    found = Certificate(divergence, se, se, 1.2, 0.9, trusted)
+    assert (of_certificate({"certificate_": found}, n_features, explored=explored) is not None) == warns

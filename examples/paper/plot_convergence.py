@@ -90,7 +90,7 @@ for column, (title, target) in zip(axes.T, targets.items(), strict=True):
     for name, q in methods(settings[title]).items():
         runs = []
         for seed in range(n_runs):
-            seen = Convergence(exact, every=max(100, n_iter // 20 // 100 * 100))
+            seen = Convergence(exact, every=max(100, n_iter // 12 // 100 * 100))
             clone(q).set_params(random_state=seed).set_callbacks(seen).fit(target)
             runs.append(seen.values)
         at, kl, squared = np.moveaxis(np.array(runs), -1, 0)

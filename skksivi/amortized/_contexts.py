@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -44,11 +45,9 @@ def parts(y: Rows, n: int = 4096) -> Iterator[Rows]:
     return (y[start : start + n] for start in range(0, len(y), n))
 
 
-def all_equal(y: Rows) -> bool:
-    """Tell whether all contexts are the same."""
-    if isinstance(y, Tensor):
-        return bool((y == y[:1]).all())
-    return all(row.equal(y[0]) for row in y)
+def n_repeated(y: Rows) -> int:
+    """Return how often the data set occurs that occurs most often."""
+    return max(Counter((as_array(row) + 0.0).tobytes() for row in y).values())  # 0.0 as -0.0
 
 
 def simulated(
@@ -56,26 +55,36 @@ def simulated(
     parameters: ArrayLike | None,
     n: int,
     rng: np.random.RandomState,
+    *,
+    sets: bool,
 ) -> tuple[Any, Any]:
     """Return contexts and parameters: as they are given, of a function by n simulations, of a loader as they come.
 
     Raises
     ------
     ValueError
-        Parameters come both from the function and by themselves, or the loader is empty.
+        Parameters come both from the function or loader and by themselves, or the loader is empty.
     """
     if callable(contexts):
-        made = contexts(n, rng)
-        if not isinstance(made, tuple):
-            return made, parameters
-        if len(made) != 2 or parameters is not None:
-            raise ValueError(
-                "`contexts` returned a tuple, expected a pair (parameters, contexts), and no `parameters` beside it."
-            )
-        return made[1], made[0]
-    if _is_loader(contexts):
-        return _read(contexts), parameters
-    return contexts, parameters
+        made, own = _pair(contexts(n, rng))
+    elif _is_loader(contexts):
+        made, own = _read(contexts, sets)
+    else:
+        return contexts, parameters
+    if own is not None and parameters is not None:
+        raise ValueError("`contexts` returned a pair (parameters, contexts), expected no `parameters` beside it.")
+    return made, parameters if own is None else own
+
+
+def _pair(made: object) -> tuple[Any, Any]:
+    """Return contexts and parameters of a pair (parameters, contexts), or contexts alone."""
+    if not isinstance(made, tuple):
+        return made, None
+    if len(made) not in (1, 2):
+        raise ValueError(
+            f"`contexts` returned a tuple of {len(made)}, expected contexts or a pair (parameters, contexts)."
+        )
+    return made[-1], made[0] if len(made) == 2 else None
 
 
 def _is_loader(contexts: object) -> bool:
@@ -83,17 +92,24 @@ def _is_loader(contexts: object) -> bool:
     return isinstance(contexts, Iterable) and not (hasattr(contexts, "__array__") or isinstance(contexts, Sequence))
 
 
-def _read(loader: Iterable[Any]) -> np.ndarray:
-    batches, n = [], 0
+def _read(loader: Iterable[Any], sets: bool) -> tuple[Any, Any]:
+    """Return the contexts of a loader, and their parameters or None."""
+    contexts: list[Any] = []
+    parameters: list[Any] = []
     for batch in loader:
-        rows = batch[0] if isinstance(batch, tuple | list) and hasattr(batch[0], "__array__") else batch
-        batches.append(as_numbers(rows, "contexts"))
-        n += len(batches[-1])
-        if n >= MOST_READ:
+        made, own = _pair(tuple(batch) if not sets and _is_of_fields(batch) else batch)
+        contexts.extend(made if isinstance(made, list) else as_array(made))
+        parameters.extend([] if own is None else as_array(own))
+        if len(contexts) >= MOST_READ:
             break
-    if not batches:
+    if not contexts:
         raise ValueError("`contexts` is a loader without batches, expected some of shape (n, c).")
-    return np.concatenate(batches)
+    return contexts, parameters or None
+
+
+def _is_of_fields(batch: object) -> bool:
+    """Tell whether a batch is a list of arrays for many data sets, as of a `TensorDataset`, and not one of rows."""
+    return isinstance(batch, list) and all(getattr(field, "ndim", 0) > 1 for field in batch)
 
 
 def as_contexts(contexts: Any, device: torch.device, *, sets: bool, name: str = "contexts") -> Rows:  # noqa: ANN401
@@ -101,7 +117,7 @@ def as_contexts(contexts: Any, device: torch.device, *, sets: bool, name: str = 
 
     Parameters
     ----------
-    contexts : array-like of shape (m, c) or, with `sets`, also a list of m arrays of shape (n_i, c)
+    contexts : array-like of shape (m, c) or, with `sets`, m arrays of shape (n_i, c)
     device : torch.device
     sets : bool
     name : str
@@ -114,15 +130,24 @@ def as_contexts(contexts: Any, device: torch.device, *, sets: bool, name: str = 
     ValueError
         They are of another shape, none, or not finite.
     """
-    if sets and isinstance(contexts, list | tuple):
+    if sets:
         found: Rows = [_checked(as_numbers(row, name), device, f"{name}[{i}]") for i, row in enumerate(contexts)]
         if len({row.shape[1] for row in found}) > 1:
             raise ValueError(f"`{name}` holds sets of rows of several lengths, expected arrays of shape (n_i, c).")
-    else:
-        found = _checked(as_numbers(contexts, name), device, name)
-    if not len(found):
-        raise ValueError(f"`{name}` is empty, expected at least one row.")
-    return found
+        return found
+    if isinstance(contexts, list | tuple) and len({np.shape(row) for row in contexts}) > 1:
+        raise ValueError(
+            f"`{name}` holds data sets of different sizes, which need a `summary`, such as "
+            "skksivi.amortized.DeepSets."
+        )
+    return _checked(as_numbers(contexts, name), device, name)
+
+
+def is_of_sets(contexts: Any) -> bool:  # noqa: ANN401
+    """Tell whether these are sets of rows: an array of three dimensions, or a list of some of two."""
+    if isinstance(contexts, list | tuple):
+        return len(contexts) > 0 and np.ndim(contexts[0]) == 2
+    return np.ndim(contexts) == 3
 
 
 def _checked(Y: np.ndarray, device: torch.device, name: str) -> Tensor:
@@ -132,6 +157,8 @@ def _checked(Y: np.ndarray, device: torch.device, name: str) -> Tensor:
             f"`{name}` has shape {Y.shape}, expected (m, c), a row for each data set; of one number each, "
             "reshape(-1, 1)."
         )
+    if not len(Y):
+        raise ValueError(f"`{name}` is empty, expected at least one row.")
     if n_bad := int((~np.isfinite(Y).all(1)).sum()):
         raise ValueError(f"`{name}` has {n_bad} rows that are not finite; leave them out.")
     return as_tensor(Y, dtype=torch.float64, device=device)

@@ -30,7 +30,7 @@ from skksivi._numbers import check_integer
 from skksivi._version import DOCUMENTATION
 from skksivi._warnings import warn_caller
 from skksivi._weights import cheap_certificate
-from skksivi.amortized._contexts import Rows, all_equal, as_contexts, as_rows, parts, simulated
+from skksivi.amortized._contexts import Rows, as_contexts, as_rows, is_of_sets, n_repeated, parts, simulated
 from skksivi.amortized._family import Conditional
 from skksivi.amortized._paired import PairedScore, at_one
 from skksivi.amortized._stages import Outcome, Settings, Stages
@@ -107,7 +107,8 @@ class AmortizedKSIVI(Constrained, CallbackSupportMixin, BaseEstimator):
         Initial sigma, in units of u.
     summary : Module or None, default=None
         Features of the contexts: maps (m, c), or a list of m sets (n_i, c), to (m, p), as
-        `skksivi.amortized.DeepSets` does. It is trained with the rest. None means the standardised contexts.
+        `skksivi.amortized.DeepSets` does. It is trained with the rest, in float64. None means the standardised
+        contexts.
     n_contexts : int, default=1000
         Number of contexts requested from a function.
     max_score_calls : int, default=100_000
@@ -236,9 +237,9 @@ class AmortizedKSIVI(Constrained, CallbackSupportMixin, BaseEstimator):
         contexts : array-like of shape (m, c), callable or iterable, default=None
             The training contexts, which should cover the contexts of later use, for example data simulated from the
             prior. A function ``contexts(n, rng)`` of a number and a numpy RandomState returns n of them, or a pair
-            (parameters, contexts); an iterable that is not a sequence, such as a data loader, returns batches, which
-            are read until there are 100,000 contexts. With a `summary` also a list of m sets of shape (n_i, c). None
-            takes ``score_fn.simulate``.
+            (parameters, contexts); an iterable that is not a sequence, such as a data loader, returns batches of
+            either, which are read until there are 100,000 contexts. With a `summary` also m sets of shape (n_i, c),
+            in a list or an array. None takes ``score_fn.simulate``.
         parameters : array-like of shape (m, n_features), default=None
             The x from which each context was simulated. They are exact draws from the posteriors, and have
             information on separated modes and their weights that scores lack.
@@ -257,11 +258,15 @@ class AmortizedKSIVI(Constrained, CallbackSupportMixin, BaseEstimator):
             Contexts or parameters are of a wrong shape or not finite, or all contexts are the same; the score has
             another shape than its input or does not depend on its context; no mode was found; or a parameter is out
             of its range.
+        RuntimeError
+            The score raises at every pair. Where it raises at some, it counts as not finite there.
 
         Warns
         -----
         ConvergenceWarning
-            Some modes were not found, or certificates at held-out contexts are bad.
+            Some modes were not found, or certificates at held-out contexts are bad or could not be computed.
+        UserWarning
+            Most contexts are the same data set.
         """
         self._validate_params()
         check_widths(self.hidden_layer_sizes, "hidden_layer_sizes")
@@ -269,15 +274,12 @@ class AmortizedKSIVI(Constrained, CallbackSupportMixin, BaseEstimator):
         device = resolve_device(self.device)
         seed = make_seed(self.random_state)
         rng, generator = make_rng(seed), make_generator(seed, device)
-        Y, X = simulated(contexts, parameters, self.n_contexts, rng)
+        sets = self.summary is not None
+        Y, X = simulated(contexts, parameters, self.n_contexts, rng, sets=sets)
         with ordinary_mode(device), logged(self.verbose):
-            y = as_contexts(Y, device, sets=self.summary is not None)
+            y = as_contexts(Y, device, sets=sets and is_of_sets(Y))
             x = None if X is None else as_rows(X, len(y), d, device, "parameters")
-            if len(y) > 1 and all_equal(y):
-                raise ValueError(
-                    f"`contexts` holds the same data set {len(y)} times, expected different ones; for one data set "
-                    "use KSIVIApproximator."
-                )
+            _tell_repeated(y)
             score = PairedScore(getattr(score_fn, "score_fn", score_fn), d, y, device)
             settings = Settings(
                 self._n_components(x is not None, d),
@@ -295,7 +297,7 @@ class AmortizedKSIVI(Constrained, CallbackSupportMixin, BaseEstimator):
             def tell(task_name: str, family: Any) -> bool:  # noqa: ANN401
                 part = context.subcontext(task_name=task_name)
                 part.call_on_fit_task_begin(estimator=self, X=None)
-                now = stages.outcome([])
+                now = stages.outcome()
                 return part.call_on_fit_task_end(
                     estimator=self, X=None, reconstruction_attributes=self._learned(stages, family, now, score, seed)
                 )
@@ -353,6 +355,11 @@ class AmortizedKSIVI(Constrained, CallbackSupportMixin, BaseEstimator):
             messages.append(
                 f"The mode of {outcome.n_lost} of {outcome.n_searched} contexts was not found, which were left out."
             )
+        if 2 * outcome.n_uncertified > outcome.n_uncertified + len(outcome.certificates):
+            messages.append(
+                f"No certificate could be computed at {outcome.n_uncertified} held-out contexts, as for separated "
+                "modes or draws far from the posterior: check the fit by `diagnose`."
+            )
         bad = [c for c in outcome.certificates if not c.divergence <= FAILED_DIVERGENCE * self.n_features_in_]
         if 2 * len(bad) > len(outcome.certificates):
             worst = max(c.divergence for c in bad)
@@ -404,10 +411,9 @@ class AmortizedKSIVI(Constrained, CallbackSupportMixin, BaseEstimator):
         with ordinary_mode(device), torch.no_grad():
             step = max(1, CHUNK // max(1, n_samples * max(self.n_features_in_, *self.hidden_layer_sizes, 1)))
             for start, part in zip(range(0, len(y), step), parts(y, step), strict=True):
-                h = self.family_.features(part)
-                m, L = self.family_.places(h)
-                u, _ = self.family_.draw(h, n_samples, generator)
-                X[start : start + step] = as_array(m[:, None] + u @ L.mT)
+                X[start : start + step] = as_array(
+                    self.family_.draws(self.family_.features(part), n_samples, generator).x
+                )
         return X[0] if alone else X
 
     def score_samples(self, X: ArrayLike, contexts: Any) -> np.ndarray:  # noqa: ANN401
@@ -554,7 +560,8 @@ class AmortizedKSIVI(Constrained, CallbackSupportMixin, BaseEstimator):
         if not _is_within(est, SETTLED):
             explored = self._explored(est, target)
             n_values, n_products = n_values + explored.n_score_calls_, n_products + explored.n_products_
-            est = explored if _divergence(explored) < _divergence(est) else est
+            # of two fits without a certificate the one that has seen the posterior
+            est = explored if _divergence(explored) <= _divergence(est) else est
         if not _is_within(est, FAILED_DIVERGENCE):
             est = est.set_params(warm_start=True, max_iter=max_iter, whiten="auto").fit(target)
             n_values, n_products = n_values + est.n_score_calls_, n_products + est.n_products_
@@ -565,15 +572,8 @@ class AmortizedKSIVI(Constrained, CallbackSupportMixin, BaseEstimator):
 
     def _contexts(self, contexts: Any) -> tuple[Rows, bool]:  # noqa: ANN401
         """Return contexts like those of the training, and whether there is one alone."""
-        device, sets = resolve_device(self.device), self.summary is not None
-        if sets and isinstance(contexts, list | tuple):
-            y, alone = as_contexts(contexts, device, sets=True), False
-        elif sets and self._of_sets:
-            y, alone = as_contexts([contexts], device, sets=True), True
-        else:
-            Y = as_numbers(contexts, "contexts")
-            alone = Y.ndim == 1
-            y = as_contexts(Y[None] if alone else Y, device, sets=False)
+        alone = not is_of_sets(contexts) if self._of_sets else np.ndim(contexts) == 1
+        y = as_contexts([contexts] if alone else contexts, resolve_device(self.device), sets=self._of_sets)
         width = (y if isinstance(y, Tensor) else y[0]).shape[1]
         if width != self._context_shape:
             raise ValueError(f"`contexts` has rows of length {width}, expected {self._context_shape} as in `fit`.")
@@ -651,6 +651,18 @@ def _of_model(score_fn: object, contexts: object, n_features: int | None) -> tup
     if own is None or (n_features is not None and n_features != own):
         raise ValueError(f"`n_features` is {n_features}, expected {own or 'the dimension of x'}.")
     return contexts, check_integer(own, "n_features", min_val=1)
+
+
+def _tell_repeated(y: Rows) -> None:
+    """Raise ValueError if all contexts are one data set, and warn if most are."""
+    n = n_repeated(y)
+    if n == len(y):
+        raise ValueError(
+            f"`contexts` holds {f'the same data set {n} times' if n > 1 else 'one data set'}, expected different "
+            "ones; for one data set use KSIVIApproximator."
+        )
+    if 2 * n > len(y):
+        warn_caller(f"{n} of {len(y)} contexts are the same data set: the fit learns from few others.")
 
 
 def _divergence(est: KSIVIApproximator) -> float:

@@ -106,9 +106,7 @@ def check_conditional_draws(est: AmortizedKSIVI) -> None:
     h[0] = 0.0
     try:
         with torch.no_grad():
-            m, L = family.places(h)
-            u, score = family.draw(h, N_TRIED, generator)
-            x = m[:, None] + u @ L.mT
+            x, _, score, _ = family.draws(h, N_TRIED, generator)
             numbers = [x.to(DTYPES[est.dtype]), score, family.mixture_log_prob(x[:, 0], h)]
             finite = all(bool(number.isfinite().all()) for number in numbers)
     except RuntimeError as error:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from skksivi.amortized._contexts import Rows, ScoreOfPairs, given, repeated, take, tiled
+from skksivi.amortized._contexts import Rows, ScoreOfPairs, given, parts, repeated, take, tiled
 from skksivi.score._probe import choose_product, probe
+from skksivi.score._rejected import REJECTIONS, first_points, in_parts
 from skksivi.score._score import Score, ScoreFunction, autograd_pullback, central_difference
 from skksivi.score._tally import Tally
 
@@ -31,11 +33,10 @@ class PairedScore:
 
     def __init__(self, score_fn: ScoreOfPairs, n_features: int, y: Rows, device: torch.device) -> None:
         self.score_fn = score_fn
-        first = take(y, torch.zeros(1, dtype=torch.int64))
-        probed = probe(self._of(first), n_features, dtype=torch.float64, device=device)
         points = torch.randn(N_POINTS, n_features, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        self.template, _ = choose_product(probed, "auto", points.to(device))
-        self._check_context(y, points.to(device))
+        compared = take(y, torch.linspace(0, len(y) - 1, min(N_COMPARED, len(y))).long())
+        self.template, _ = choose_product(self._probed(compared, n_features, device), "auto", points.to(device))
+        self._check_context(compared, points.to(device))
 
     @property
     def tally(self) -> Tally:
@@ -55,9 +56,49 @@ class PairedScore:
 
         return function
 
+    def _probed(self, y: Rows, n_features: int, device: torch.device) -> Score:
+        """Return the score of the first of some contexts at which it does not raise, probed."""
+        errors = []
+        for part in parts(y, 1):
+            try:
+                return probe(self._of(part), n_features, dtype=torch.float64, device=device)
+            except REJECTIONS as error:
+                errors.append(error)
+        raise errors[0]
+
+    def _of_each(self, y: Rows) -> ScoreFunction:
+        """Return the function of points that `_of` is, NaN at pairs where it raises, which end no others."""
+        whole = self._of(y)
+
+        def function(x: Any) -> Any:  # noqa: ANN401
+            def points(rows: Tensor) -> Any:  # noqa: ANN401
+                return x[rows if isinstance(x, Tensor) else rows.numpy()]
+
+            def at(rows: Tensor) -> Tensor:
+                own = take(tiled(y, len(x) // len(y)), rows)
+                return torch.as_tensor(self.score_fn(points(rows), given(own, x)))
+
+            def nothing(row: Tensor) -> Tensor:
+                return torch.as_tensor(points(row) * math.nan)
+
+            try:
+                return whole(x)
+            except REJECTIONS:
+                return torch.cat(in_parts(at, torch.arange(len(x)), nothing, self.tally, self._again))
+
+        return function
+
+    def _again(self) -> None:
+        """Raise RuntimeError if the function no longer works where it was called first."""
+        like = torch.empty(0, self.n_features, dtype=torch.float64, device=self.template.device)
+        try:
+            self.template.score_fn(first_points(2, like))
+        except REJECTIONS as error:
+            raise RuntimeError(f"`score_fn` raises at every pair: {type(error).__name__}: {error}") from error
+
     def rows(self, y: Rows) -> Score:
         """Return the score of points x (n, d), the rows of which belong to n contexts."""
-        return self.template.like(self._of(y), None)
+        return self.template.like(self._of_each(y), None)
 
     def __call__(self, x: Tensor, y: Rows) -> Tensor:
         """Evaluate the score at x (n, d) of n contexts."""
@@ -82,12 +123,11 @@ class PairedScore:
         return autograd_pullback(score.uncounted, x)[1](directions).view(n, d, d)
 
     def _check_context(self, y: Rows, x: Tensor) -> None:
-        """Raise ValueError if the score is the same for all of some contexts, while these differ."""
-        index = torch.linspace(0, len(y) - 1, min(N_COMPARED, len(y))).long()
-        s = self(x.repeat(len(index), 1), repeated(take(y, index), len(x))).view(len(index), *x.shape)
+        """Raise ValueError if the score is the same for all of some contexts."""
+        s = self(x.repeat(len(y), 1), repeated(y, len(x))).view(len(y), *x.shape)
         if (s == s[:1]).all():
             raise ValueError(
-                f"`score_fn` returned the same at {len(x)} points for each of {len(index)} contexts, expected it to "
+                f"`score_fn` returned the same at {len(x)} points for each of {len(y)} contexts, expected it to "
                 "depend on its second argument, rows of `contexts` that belong to the rows of the first."
             )
 

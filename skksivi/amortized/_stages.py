@@ -98,6 +98,7 @@ class Outcome(NamedTuple):
     """What a fit has learned beside its family."""
 
     certificates: list[Certificate]
+    n_uncertified: int
     divergence: float
     trained: bool
     n_searched: int
@@ -124,7 +125,7 @@ class Stages:
         self.settings, self.score, self.y, self.x, self.generator = settings, score, y, x, generator
         self.tally = score.tally
         self.own, self.held_out = split(len(y), generator)
-        summary = copy.deepcopy(settings.summary)
+        summary = None if settings.summary is None else copy.deepcopy(settings.summary).double()
         with torch.no_grad():
             n_context = features_of(summary, take(y, self.own[:2])).shape[1]
         self.family = Conditional(
@@ -132,7 +133,7 @@ class Stages:
             n_context,
             settings.hidden,
             settings.sigma,
-            None if summary is None else summary.double(),
+            summary,
             generator,
         ).to(score.template.device)
         self.family.standardise(y)
@@ -174,11 +175,13 @@ class Stages:
         self.family.requires_grad_(False)
         self.tally.limit = None
         self.tally.end()
-        return self.outcome(certificates)
+        return self.outcome(*certificates)
 
-    def outcome(self, certificates: list[Certificate]) -> Outcome:
+    def outcome(self, *certificates: Certificate | None) -> Outcome:
         """Return what was learned so far."""
-        return Outcome(certificates, self.divergence, self.trained, self.n_searched, self.n_lost)
+        found = [c for c in certificates if c is not None]
+        n_uncertified = len(certificates) - len(found)
+        return Outcome(found, n_uncertified, self.divergence, self.trained, self.n_searched, self.n_lost)
 
     def _tell(self, tell: Tell | None, stage: str) -> None:
         """Show callbacks a copy of the family."""
@@ -215,16 +218,20 @@ class Stages:
             if self.x is not None and self._beats_parameters(self.x):
                 stop = start + int(OF_GOOD * budget)
         if (found is None or not len(found.m)) and self.x is None:
-            if self.tally.is_spent:
-                raise ValueError(
-                    f"`max_score_calls` is {self.settings.max_score_calls}, and {self.tally.total} were spent before "
-                    f"a mode was found. A search takes some {N_GUESSED * (self.score.n_features + 1)}: raise it."
-                )
-            raise ValueError(
-                f"`score_fn` has no mode that was found for any of {done} contexts, by Newton steps from zero: scale "
-                "the parameters so that the posteriors are within some units of zero, or give `parameters`."
-            )
+            raise self._without_modes()
         return divergence
+
+    def _without_modes(self) -> ValueError:
+        """Return what ends a fit that has neither modes nor parameters."""
+        if self.tally.is_spent:
+            return ValueError(
+                f"`max_score_calls` is {self.settings.max_score_calls}, and {self.tally.total} were spent before "
+                f"a mode was found. A search takes some {N_GUESSED * (self.score.n_features + 1)}: raise it."
+            )
+        return ValueError(
+            f"`score_fn` has no mode that was found for any of {self.n_lost} contexts, by Newton steps from zero: "
+            "scale the parameters so that the posteriors are within some units of zero, or give `parameters`."
+        )
 
     def _beats_parameters(self, x: Tensor) -> bool:
         """Tell whether the Gaussians of the modes have more held-out likelihood than a regression of parameters."""
@@ -316,10 +323,7 @@ class Stages:
         order = torch.randint(len(self.own), (n,), generator=self.generator, device=self.own.device)
         y = take(self.y, self.own[order])
         with torch.no_grad():
-            h = self.family.features(y)
-            m, L = self.family.places(h)
-            u, _ = self.family.draw(h, 1, self.generator)
-            x = m + (u @ L.mT)[:, 0]
+            x = self.family.draws(self.family.features(y), 1, self.generator).x[:, 0]
         return y, Pairs(x, self.score(x, y), torch.zeros_like(x[:, 0])), split(n, self.generator)
 
     # Path gradient
@@ -387,15 +391,13 @@ class Stages:
 
     # Certificates
 
-    def _certificates(self) -> list[Certificate]:
-        """Return certificates of held-out contexts, as far as the budget goes."""
+    def _certificates(self) -> list[Certificate | None]:
+        """Return certificates of held-out contexts, as far as the budget goes, None where there is none."""
         n = min(N_CERTIFIED, len(self.held_out), self.left // N_SCORES)
-        found = []
-        for i in self.held_out[:n]:
-            y = take(self.y, i[None])
-            with torch.no_grad():
-                layer = self.family.at(self.family.features(y), self.settings.seed, torch.float64)
-            certificate = cheap_certificate(layer, self.score.rows(y), self.settings.seed)
-            if certificate is not None:
-                found.append(certificate)
-        return found
+        return [self._certificate(take(self.y, i[None])) for i in self.held_out[:n]]
+
+    def _certificate(self, y: Rows) -> Certificate | None:
+        """Return the certificate of one context."""
+        with torch.no_grad():
+            layer = self.family.at(self.family.features(y), self.settings.seed, torch.float64)
+        return cheap_certificate(layer, self.score.rows(y), self.settings.seed)

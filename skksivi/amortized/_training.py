@@ -330,18 +330,15 @@ class Walk:
         y = take(self.y, self.pool[order[: self.n_contexts]])
         family.zero_grad(set_to_none=False)
         with torch.enable_grad():
-            h = family.features(y)
-            m, L = family.places(h)
-            u, conditional = family.draw(h, n, self.generator)
-            x = m[:, None] + u @ L.mT
-        at, factor = x.detach(), L.detach()
+            drawn = family.draws(family.features(y), n, self.generator)
+        at, factor = drawn.x.detach(), drawn.places.L.detach()
         s = self.score(at.flatten(0, 1), repeated(y, n)).view_as(at)
-        u, s_u = u.detach(), shortened((s @ factor).nan_to_num(0.0, 0.0, 0.0))
+        u, s_u = drawn.u.detach(), shortened((s @ factor).nan_to_num(0.0, 0.0, 0.0))
         v = self._velocity(u, s_u)
         pull = torch.linalg.solve_triangular(factor.mT, v.mT, upper=True).mT
         with torch.enable_grad():
-            x.backward(gradient=-pull / (len(h) * n))
-        return (v * (s_u - conditional)).sum(-1).mean()
+            drawn.x.backward(gradient=-pull / (len(at) * n))
+        return (v * (s_u - drawn.conditional)).sum(-1).mean()
 
     def _velocity(self, u: Tensor, s: Tensor) -> Tensor:
         """Return v (b, n, d) at draws u with scores s, each half of the draws by averages over the other half.
@@ -364,12 +361,9 @@ def discrepancies(
 
     One kernel of a fixed width there compares families.
     """
-    h = family.features(y)
-    m, L = family.places(h)
-    u, conditional = family.draw(h, n, generator)
-    x = m[:, None] + u @ L.mT
+    x, _, conditional, own = family.draws(family.features(y), n, generator)
     s = score(x.flatten(0, 1), repeated(y, n)).view_as(x)
-    f = (s - torch.linalg.solve_triangular(L.mT, conditional.mT, upper=True).mT) @ places.L
+    f = (s - torch.linalg.solve_triangular(own.L.mT, conditional.mT, upper=True).mT) @ places.L
     v = torch.linalg.solve_triangular(places.L, (x - places.m[:, None]).mT, upper=False).mT
     kernel = resolve_kernel("gaussian", KSD_WIDTH * math.sqrt(family.n_features))
     return value_and_gradients(v, f, kernel, GRADIENT_ESTIMATORS["u-statistic"])[0]

@@ -65,7 +65,7 @@ class SGLD(ChainApproximator):
     the factor :math:`1 / (1 - \epsilon / 4)` if its precision is one in u, and by more with the minibatch noise that
     an expansion at the mode leaves. At each step the first half of the chains uses one minibatch and the second half
     another, so errors of chains are correlated; `diagnose` treats the chains as independent. A score longer than
-    :math:`5 \sqrt d` in u is cut to that length.
+    `max_score` :math:`\sqrt d` in u is cut to that length.
 
     Parameters
     ----------
@@ -80,6 +80,10 @@ class SGLD(ChainApproximator):
     step_size : float or (a, b, gamma), default=0.05
         The :math:`\epsilon_t`, a constant or :math:`a (b + t)^{-\gamma}`, in squared units of u. With a decreasing
         step all kept states have equal weight.
+    max_score : float or None, default=5.0
+        The length of a score in u, in units of :math:`\sqrt d`, to which longer ones are cut. Scores that long are
+        rare in whitened coordinates, where chains that start far out may otherwise leave. In x itself they can be the
+        rule: with whiten=None set a number in its units, or None, which cuts nothing.
     whiten : str, Pilot, (m, L) or None, default="laplace"
         The affine map x = m + L u that preconditions, as in `skksivi.KSIVIApproximator`; None is x itself. By default
         it is the cheapest map that makes the step independent of the units of x: a mode search.
@@ -127,6 +131,7 @@ class SGLD(ChainApproximator):
     _parameter_constraints: ClassVar[Constraints] = {
         **RUNNING,
         "step_size": [Interval(Real, 0, None, closed="neither"), "array-like"],
+        "max_score": [Interval(Real, 0, None, closed="neither"), None],
     }
 
     def __init__(  # noqa: PLR0913
@@ -137,6 +142,7 @@ class SGLD(ChainApproximator):
         n_draws: int = 100,
         thin: int = 20,
         step_size: float | tuple[float, float, float] = 0.05,
+        max_score: float | None = 5.0,
         whiten: Whiten = "laplace",
         init: Init = None,
         device: str | torch.device = "auto",
@@ -148,6 +154,7 @@ class SGLD(ChainApproximator):
         self.n_draws = n_draws
         self.thin = thin
         self.step_size = step_size
+        self.max_score = max_score
         self.whiten = whiten
         self.init = init
         self.device = device
@@ -159,14 +166,14 @@ class SGLD(ChainApproximator):
         step_sizes(self.step_size)
 
     def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
-        epsilon = step_sizes(self.step_size)
+        epsilon, longest = step_sizes(self.step_size), self.max_score
         whitening, u = find_start(self.whiten, self.init, self.n_chains, score_fn, generator)
         score_u = pulled_back(score_fn, whitening.map, generator)
 
         def step(t: int) -> Tensor:
             nonlocal u
             s, _ = score_u.with_pullback(u)
-            u = sgld_step(u, clipped_drift(s), epsilon(t), generator)
+            u = sgld_step(u, s if longest is None else clipped_drift(s, longest), epsilon(t), generator)
             return u
 
         chains, n_iter, ended_by = run(step, self.n_warmup, self.n_draws, self.thin)

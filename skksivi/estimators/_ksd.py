@@ -60,7 +60,7 @@ from skksivi.stein._fused import value_and_gradients
 from skksivi.stein._path import Memory, averages, n_batches, shortened, velocity
 from skksivi.training._checkpoint import CheckpointFile
 from skksivi.training._guard import MomentPenalty, Steering, Watch
-from skksivi.training._hooks import CERTIFICATE, Saving
+from skksivi.training._hooks import Saving
 from skksivi.training._loop import Hook, Objective, Scheduled, State
 
 #: How often a Gaussian is fitted again, starting from the last one, unless that is good enough.
@@ -198,7 +198,6 @@ class SteinTrained(Trained, Generic[F]):
             goes_on = self._continues() and start.answers == self.score_checksum_
             if goes_on or not (self._ends_by_itself and self._is_at_pilot(start)):
                 return None
-            score.tally.begin(CERTIFICATE)
         fit = self._as_started(score, start)
         return until_interrupted(fit, lambda fit: certified(fit, score, start.seed, self.batch_size))
 

@@ -42,8 +42,9 @@ FAILED_VARIANCES = (0.25, 4.0)
 #: Square of the distance of the draws from the target, in their standard deviations, beyond which a fit has failed.
 FAILED_SHIFT = 4.0
 
-#: The divergence per feature, in nats, beyond which a fit has failed if it exceeds it by so many standard errors.
-FAILED_DIVERGENCE, N_SE = 0.05, 4
+#: The divergence per feature, in nats, beyond which a fit has failed if it exceeds it by so many standard errors; by
+#: fewer if it is not trusted, for then it is more often too small.
+FAILED_DIVERGENCE, N_SE, N_SE_UNTRUSTED = 0.05, 4, 2
 
 #: Largest Pareto shape of the importance ratios that is light-tailed for a few hundred draws.
 LIGHT = 0.6
@@ -263,11 +264,14 @@ def _warn(fit: Fit, score_fn: Score, x: Tensor) -> None:
         )
     elif fit.remark is not None:
         message = fit.remark
-    elif not is_certified(fit):
-        s, todo, d, sd = score_fn.double(x), _todo(whitening), x.shape[1], None
-        if isinstance(whitening, Whitening) and whitening.converged and d >= MANY_FEATURES:
-            sd = whitening.sd
-        message = of_variances(x, s, score_fn, todo, sd) or _of_shift(x, s, todo) or _of_certificate(fit.report, d)
+    elif not is_certified(fit) or _is_unknown(fit.report.get("certificate_"), x.shape[1]):
+        s, todo, d = score_fn.double(x), _todo(whitening), x.shape[1]
+        sd = whitening.sd if isinstance(whitening, Whitening) and whitening.converged else None
+        message = (
+            of_variances(x, s, score_fn, todo, sd if d >= MANY_FEATURES else None)
+            or _of_shift(x, s, todo)
+            or of_certificate(fit.report, d, explored=sd is not None)
+        )
     if message is not None:
         warn_caller(message, ConvergenceWarning)
 
@@ -315,8 +319,11 @@ def _of_shift(x: Tensor, s: Tensor, todo: str) -> str | None:
     )
 
 
-def _of_certificate(report: Mapping[str, object], d: int) -> str | None:
-    """Say how far a fit of d features is from its target, if its certificate can be trusted and says so."""
+def of_certificate(report: Mapping[str, object], d: int, *, explored: bool) -> str | None:
+    """Say how far a fit of d features is from its target, if its certificate says so and can be trusted.
+
+    Of a few features that chains have explored it need not be trusted: such a fit is meant to be good as it is.
+    """
     found = report.get("certificate_")
     if not isinstance(found, Certificate):
         return None
@@ -327,13 +334,21 @@ def _of_certificate(report: Mapping[str, object], d: int) -> str | None:
             f"{found.share:.2g}, below {least:.2g}. Raise the `effort` or the `budget` of "
             "whiten=Pilot(...), or reparametrise the model to avoid funnels and spikes; see `skksivi.diagnose`."
         )
-    if not found.trusted or found.divergence - N_SE * found.se_below <= FAILED_DIVERGENCE * d:
+    n_se = N_SE if found.trusted else N_SE_UNTRUSTED
+    is_far = found.divergence - n_se * found.se_below > FAILED_DIVERGENCE * d or (explored and _is_unknown(found, d))
+    if not (is_far and (found.trusted or (explored and d < MANY_FEATURES))):
         return None
     return (
         f"The draws are too far from the target: KL(q||p) + KL(p||q) is {found.divergence:.2g} nats, with a standard "
         f"error of {found.se:.1g}; the limit is {FAILED_DIVERGENCE} per feature. Use whiten='auto', "
         "mixing='auto' or more `max_iter`, or correct the fit by `skksivi.refine`; see `skksivi.diagnose`."
     )
+
+
+def _is_unknown(found: object, d: int) -> bool:
+    """Tell whether a divergence is above what is allowed, and so is its error, as where a fit lacks a tail."""
+    passes = FAILED_DIVERGENCE * d
+    return isinstance(found, Certificate) and min(found.divergence, found.se_below) > passes
 
 
 def is_certified(fit: Fit) -> bool:

@@ -22,6 +22,7 @@ from skksivi.score._score import DifferentiableScore, Score
 from skksivi.score._tally import SpentError
 from skksivi.stein._discrepancy import FixedKernelKSD, stein_error
 from skksivi.training._guard import Departure, Verdict, Watch, Worsening, departure
+from skksivi.training._hooks import CERTIFICATE
 from skksivi.training._loop import Progress
 
 #: Draws whose moments are compared with the start's, and how many of them enter the discrepancy.
@@ -257,6 +258,7 @@ def recentred(sampler: Sampler, score: DifferentiableScore, seed: int) -> Layer 
 
 def certified(fit: Fit, score: Score, seed: int, batch_size: int) -> Fit:
     """Return a fit with its certificate, which is None if the fit is incomplete or a certificate expensive."""
+    score.tally.begin(CERTIFICATE)
     sampler, n_values = fit.sampler, batch_size * len(np.asarray(fit.report["loss_curve_"]))
     costly = isinstance(sampler, Layers) and sampler.family.n_layers * n_values < MANY_CALLS
     if fit.ended_by is not None or costly or not isinstance(sampler, Layer | Layers):

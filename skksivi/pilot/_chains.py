@@ -62,12 +62,12 @@ def lower_bound(score_fn: ScoreFunction, q: Affine, origin: Tensor, generator: t
     ).item()
 
 
-def clipped_drift(s: Tensor) -> Tensor:
-    r"""Return scores (n, d) of standardised coordinates, those longer than :math:`5 \sqrt d` clipped to that length.
+def clipped_drift(s: Tensor, longest: float = 5.0) -> Tensor:
+    r"""Return scores (n, d) of standardised coordinates, those longer than `longest` :math:`\sqrt d` clipped to that.
 
-    It is five times the length of a score of N(0, I): a chain that starts far out does not overshoot.
+    It is so many times the length of a score of N(0, I): a chain that starts far out does not overshoot.
     """
-    return s * (5 * math.sqrt(s.shape[1]) / torch.linalg.vector_norm(s, dim=1, keepdim=True)).clamp_max(1)
+    return s * (longest * math.sqrt(s.shape[1]) / torch.linalg.vector_norm(s, dim=1, keepdim=True)).clamp_max(1)
 
 
 class Ensemble(NamedTuple):

@@ -48,6 +48,8 @@ class ImportanceSettings(NamedTuple):
     #: matter.
     max_k: float = 0.7
     harmless: float = 0.8
+    #: The most mass of the mixture where the target is not finite, which draws there leave out.
+    outside: float = 1e-4
     #: What is accurate: standard errors of means and of relative scales, and the divergence of a feature, in nats;
     #: after some rounds the divergence that suffices, by itself and less two standard errors.
     max_se: float = 0.02
@@ -132,6 +134,8 @@ class Plan(NamedTuple):
         Linear functions of u along which some draws go further, where chains have not been.
     n_draws : int, default=512
         Of a round, at least.
+    scores : bool, default=True
+        Whether draws need their scores; else these are zero where log p was evaluated instead.
     """
 
     fit: Refit
@@ -142,6 +146,7 @@ class Plan(NamedTuple):
     keeps: bool = True
     along: Tensor | None = None
     n_draws: int = IMPORTANCE.n_draws
+    scores: bool = True
 
     def stretched(self, mixture: Components) -> Components:
         """Return a mixture, with stretched components if directions are given."""
@@ -185,18 +190,18 @@ def refined(
         by = moments(Draws(*(torch.cat(parts) for parts in zip(*drawn, strict=True))))
         points = [each.points for each in drawn] if plan.forgets else [pilot.x, draws.points]
         pilot = pilot_with(torch.cat(points), by)
-        is_near = _is_near(divergence, pilot.x.shape[1], at_once=i < IMPORTANCE.n_rounds_to_be_near - 1)
-        if is_near and by.se <= IMPORTANCE.max_se and i + 1 >= plan.least_rounds:
+        near = is_near(divergence, pilot.x.shape[1], at_once=i < IMPORTANCE.n_rounds_to_be_near - 1)
+        if near and by.se <= IMPORTANCE.max_se and i + 1 >= plan.least_rounds:
             if plan.moves:
                 u, s = (torch.cat(parts) for parts in zip(*((a.points, a.scores) for a in drawn), strict=True))
                 mixture = moved(score_matched(mixture, u, s, generator), by)
             more = _points_of(mixture, max(0, IMPORTANCE.least_points - len(pilot.x)))
             return pilot_with(torch.cat([pilot.x, more]), by)._replace(converged=True, mixture=mixture)
-        mixture = mixture if is_near and plan.keeps else None
+        mixture = mixture if near and plan.keeps else None
     return pilot
 
 
-def _is_near(divergence: tuple[float, float], n_features: int, *, at_once: bool) -> bool:
+def is_near(divergence: tuple[float, float], n_features: int, *, at_once: bool) -> bool:
     """Tell whether a divergence, with its standard error, is small, or small enough."""
     value, se = divergence
     if at_once:
@@ -274,7 +279,8 @@ def resampled(
     .. math:: J = \mathrm{KL}(q \| p) + \mathrm{KL}(p \| q) = E_p\!\left[\log \tfrac{p}{q}\right] -
         E_q\!\left[\log \tfrac{p}{q}\right].
 
-    None if too few of the weighted draws count, or the tail of their weights is heavy.
+    None if too few of the weighted draws count, the tail of their weights is heavy, or the target is not finite where
+    the mixture has mass. Draws where it is not finite count as outside.
     """
     d, parts = mixture.means.shape[1], IMPORTANCE.n_parts
     n = parts * math.ceil(max(plan.n_draws, IMPORTANCE.n_draws_per_feature * d) / parts)
@@ -284,9 +290,11 @@ def resampled(
         s, ratios = along_lines(score_u, q, mixture.weights @ mixture.means, u)
     else:
         s, ratios = None, score_u.log_prob(u).detach() - q.log_density(u)
-    if not ratios.isfinite().all():
+    own, inside = q.log_density(u) - wide.log_density(u), ratios.isfinite()
+    if own.softmax(0)[~inside].sum() > IMPORTANCE.outside:
         return None
-    ell, own = as_array(ratios), as_array(q.log_density(u) - wide.log_density(u))
+    u, s = u[inside], None if s is None else s[inside]
+    ell, own = as_array(ratios[inside]), as_array(own[inside])
     log_weights, k = pareto_smoothed(ell + own)
     w, v = (as_array(torch.as_tensor(a).softmax(0)) for a in (log_weights, own))
     share = 1 / np.square(w).sum() / n
@@ -295,9 +303,10 @@ def resampled(
     under_p, under_q = w @ ell, v @ ell
     J, se = under_p - under_q, (n * w * (ell - under_p) - n * v * (ell - under_q)).std() / math.sqrt(n)
     levels = (np.arange(n) + 0.5) / n
-    rows = np.searchsorted(w.cumsum(), levels).clip(max=n - 1).reshape(parts, -1).T  # equal ones in one part
+    rows = np.searchsorted(w.cumsum(), levels).clip(max=len(w) - 1).reshape(parts, -1).T  # equal ones in one part
     kept, i = torch.unique(as_tensor(rows, device=u.device), return_inverse=True)
-    s = score_u(u[kept]).detach() if s is None else s[kept]
+    score_of = score_u if plan.scores else torch.zeros_like
+    s = score_of(u[kept]).detach() if s is None else s[kept]
     if not s.isfinite().all():
         return None
     return Draws(u[kept][i], s[i]), (float(J), float(se))

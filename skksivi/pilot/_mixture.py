@@ -93,6 +93,15 @@ class Components(NamedTuple):
         weights, means, covariances = (torch.cat(parts) for parts in zip(*mixtures, strict=True))
         return cls(weights / len(mixtures), means, covariances)
 
+    def of_widths(self, variances: Sequence[float], shares: Sequence[float]) -> Components:
+        """Return the mixture with several Gaussians in place of each, of these relative variances and shares."""
+        k = len(shares)
+        weights, covariances = (
+            torch.cat([f * a for f in factors])
+            for factors, a in ((shares, self.weights), (variances, self.covariances))
+        )
+        return Components(weights, self.means.repeat(k, 1), covariances)
+
     def fitted_to(self, x: Tensor, strength: float, n_iter: int = 3) -> Components:
         """Return the mixture moved towards points x (n, d) by steps of EM, each Gaussian counting as so many points.
 

@@ -17,7 +17,8 @@ integrated nested Laplace approximations. Journal of the Royal Statistical Socie
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -25,7 +26,15 @@ from torch import Tensor
 
 from skksivi.pilot._affine import Affine, Plane, WhitenedScore
 from skksivi.pilot._gaussian import covariance_root
-from skksivi.pilot._importance import IMPORTANCE, PLAIN, pilot_of, pilot_with, plain_moments, resampled
+from skksivi.pilot._importance import (
+    IMPORTANCE,
+    PLAIN,
+    is_near,
+    pilot_of,
+    pilot_with,
+    plain_moments,
+    resampled,
+)
 from skksivi.pilot._lines import log_ratio
 from skksivi.pilot._mixture import Components
 from skksivi.pilot._newton import LOST, is_spike, search_modes
@@ -69,8 +78,14 @@ class ProfileSettings(NamedTuple):
     max_se: tuple[float, float] = (0.03, 0.05)
     soon: int = 3
     most_se: float = 0.1
+    #: Standard errors by which points that are known differ from the draws of the first round, along the profile.
+    differ: float = 3.0
     #: As how many draws, for each feature, a Gaussian counts when it is fitted to them.
     strength: float = 20.0
+    #: The variances of the Gaussians about a value from that round on, relative to the curvature there, and their
+    #: shares: scales that are not held give the conditional density tails.
+    variances: tuple[float, float] = (0.8, 1.8)
+    shares: tuple[float, float] = (0.6, 0.4)
 
 
 PROFILE = ProfileSettings()
@@ -135,7 +150,9 @@ class Conditionals(NamedTuple):
         return self.node(c, node)
 
 
-def profiled(score_fn: Score, x: Tensor, scalers: Sequence[int], generator: torch.Generator) -> PilotPoints | None:
+def profiled(
+    score_fn: Score, x: Tensor, scalers: Sequence[int], generator: torch.Generator, *, known: bool = False
+) -> PilotPoints | None:
     """Return points by importance from the profile along some coordinates, None where they do not converge.
 
     Parameters
@@ -146,15 +163,17 @@ def profiled(score_fn: Score, x: Tensor, scalers: Sequence[int], generator: torc
     scalers : sequence of int
         The coordinates on which the scales of others depend.
     generator : torch.Generator
+    known : bool, default=False
+        Whether the points x will do if they agree with what the profile shows, so that None is returned.
     """
     metric = Affine(x.mean(0), covariance_root(x))
-    found = by_profile(Conditionals.given(score_fn, metric, metric.L[scalers].mT), generator)
+    found = by_profile(Conditionals.given(score_fn, metric, metric.L[scalers].mT), generator, x if known else None)
     return found if found is not None and found.converged else None
 
 
-def by_profile(given: Conditionals, generator: torch.Generator) -> PilotPoints | None:
-    """Return points by importance from the profile, or of the profile itself, where these do not converge or features
-    are many; None where it has no end.
+def by_profile(given: Conditionals, generator: torch.Generator, known: Tensor | None = None) -> PilotPoints | None:
+    """Return points by importance from the profile, or of the profile itself, where these do not converge, features
+    are many or the first ones are like points (n, d) that are known; None where it has no end.
     """
     try:
         mixture = profile(given)
@@ -164,32 +183,51 @@ def by_profile(given: Conditionals, generator: torch.Generator) -> PilotPoints |
         return None
     score_u, found = given.metric.pull_back(given.score_x), None
     if mixture.means.shape[1] < MANY_FEATURES:
-        found = _converged(score_u, mixture, generator)
+        doubt = None if known is None else partial(_differ, given.metric.whiten(known) @ given.A, given.A)
+        found = _converged(score_u, mixture, generator, doubt)
     return (found or pilot_of(mixture, PROFILE.n_draws)).unwhitened(given.metric)
 
 
-def _converged(score_u: DifferentiableScore, start: Components, generator: torch.Generator) -> PilotPoints | None:
-    """Return points by importance from a mixture that is fitted to them again and again, None if few of them count.
+def _converged(
+    score_u: DifferentiableScore,
+    start: Components,
+    generator: torch.Generator,
+    doubt: Callable[[Tensor], bool] | None = None,
+) -> PilotPoints | None:
+    """Return points by importance from a mixture that is fitted to them again and again, None if few of them count or
+    the first ones raise no doubt about what is known.
 
     The mixture is not moved as a whole to the moments of the draws: a move that is short for the mass would leave the
     neck.
     """
     mixture, drawn, d = start, list[Tensor](), start.means.shape[1]
-    plan = PLAIN._replace(n_draws=PROFILE.n_draws, least_share=PROFILE.least_share)
+    plan = PLAIN._replace(n_draws=PROFILE.n_draws, least_share=PROFILE.least_share, scores=False)
     for i in range(1, PROFILE.n_rounds + 1):
         score_u.tally.begin("importance sampling", 2 * PROFILE.n_draws)
         found = resampled(score_u, mixture, generator, plan)
         if found is None:
             return None
-        draws, (divergence, _) = found
+        draws, divergence = found
         drawn.append(draws.u)
         u, by = torch.cat(drawn).flatten(0, 1), plain_moments(torch.cat(drawn))
+        if i == 1 and doubt is not None and not doubt(draws.u):
+            return None
+        if i == PROFILE.soon:
+            start = start.of_widths(PROFILE.variances, PROFILE.shares)
         mixture = start.fitted_to(u, PROFILE.strength * d)
-        if divergence <= IMPORTANCE.near * d and by.se <= PROFILE.max_se[i == PROFILE.n_rounds]:
+        near = is_near(divergence, d, at_once=i < IMPORTANCE.n_rounds_to_be_near)
+        if near and by.se <= PROFILE.max_se[i == PROFILE.n_rounds]:
             return pilot_with(u, by)._replace(converged=True, mixture=mixture)
         if i == PROFILE.soon and by.se > PROFILE.most_se:
             return None
     return None
+
+
+def _differ(known: Tensor, A: Tensor, u: Tensor) -> bool:
+    """Tell whether c (n, k) that are known have other means or scales than the A^T u of draws u (n, n_parts, d)."""
+    by = plain_moments(u @ A)
+    shift, ratio = (known.mean(0) - by.mean) / by.sd, (known.std(0) / by.sd).log()
+    return any(bool((a.abs() > PROFILE.differ * se).any()) for a, se in ((shift, by.mean_se), (ratio, by.sd_se)))
 
 
 def profile(given: Conditionals) -> Components | None:

@@ -20,7 +20,7 @@ from skksivi.pilot._others import all_modes
 from skksivi.pilot._points import MANY_FEATURES, PilotPoints, are_known
 from skksivi.pilot._several import Weighing, pilot_of_several
 from skksivi.pilot._spike import out_of_spike
-from skksivi.pilot._warped import around_start, warped, without_tails
+from skksivi.pilot._warped import around_start, by_scales, warped, without_tails
 from skksivi.score._improper import has_power_tails
 from skksivi.score._score import Score
 from skksivi.score._tally import SpentError
@@ -194,7 +194,10 @@ def _pilots(
     is_far = was_far = False
     ensemble = HamiltonianEnsemble(score_fn, metric, generator)
     for pilot in chain(ensemble.by_metric(), ensemble.by_stages(stages.first)):
-        yield pilot
+        better = None
+        if warps and not has_many and pilot.converged:  # points may be absent from a neck
+            better = by_scales(score_fn, pilot.x, generator)
+        yield better or pilot
         is_far = bool(metric.whiten(pilot.x).square().mean(0).max() > far**2)
         is_first = len(pilot.x) == HAMILTONIAN.n_chains * stages.first[0]
         if warps and not has_many and (is_far or is_first):

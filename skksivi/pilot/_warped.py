@@ -65,6 +65,16 @@ def around_start(score_fn: Score, start: Tensor, generator: torch.Generator) -> 
     return found.x
 
 
+def by_scales(score_fn: Score, x: Tensor, generator: torch.Generator) -> PilotPoints | None:
+    """Return points by the profile along coordinates that scale others, if points x (n, d) show some and are not as
+    those.
+    """
+    warp = fitted_warp(x)
+    if warp is None or not warp.scalers:
+        return None
+    return profiled(score_fn, x, warp.scalers, generator, known=True)
+
+
 def warped(score_fn: Score, x: Tensor, generator: torch.Generator) -> Iterator[PilotPoints]:
     """Yield points in coordinates that are fitted to points x (n, d), if chains converge there.
 

@@ -79,7 +79,7 @@ class DensityDisplay:
         target : Target, default=None
             With two features and `log_prob`.
         kind : {"scatter", "histogram"}, default="scatter"
-            Up to 2,000 points, or the shares of all draws in small squares.
+            Up to 2,000 points, or the number of all draws in small squares, whose shades follow its square root.
         extent : (x0, x1, y0, y1), default=None
             The box to show; None finds one that holds the draws and the target's mass near them.
         ax : Axes, default=None
@@ -165,7 +165,11 @@ class DensityDisplay:
             self.cloud_: PathCollection | QuadMesh = ax.scatter(x, y, s=6, color=COLOURS[0], alpha=0.4, linewidths=0)
         else:
             bins = [np.linspace(x0, x1, 101), np.linspace(y0, y1, 101)]
-            self.cloud_ = ax.hist2d(self.X[:, 0], self.X[:, 1], bins=bins, cmap="Blues", cmin=1)[-1]
+            from matplotlib.colors import PowerNorm
+
+            # shades follow the root of the counts, so that thin parts are visible beside the peak
+            shades = PowerNorm(0.5, vmin=0)
+            self.cloud_ = ax.hist2d(self.X[:, 0], self.X[:, 1], bins=bins, cmap="Blues", cmin=1, norm=shades)[-1]
         self.contours_ = None if self.target is None else draw_contours(ax, self.target, levels, (x0, x1, y0, y1))
         ax.set(xlim=(x0, x1), ylim=(y0, y1), xlabel="x0", ylabel="x1")
         return self

@@ -41,7 +41,7 @@ class LayersDisplay:
     target : Target, default=None
         With two features and `log_prob`; its contours enclose 50, 90 and 99% of the mass.
     names : list of str, default=None
-        Titles of the layers; None means x_T, ..., x_0.
+        Titles of the layers; None means layer T, ..., layer 0, as in `sample(layer=t)`.
 
     Attributes
     ----------
@@ -100,7 +100,7 @@ class LayersDisplay:
         features : (int, int), default=(0, 1)
             Columns to show.
         names : list of str, default=None
-            Titles of the layers; None means x_T, ..., x_0.
+            Titles of the layers; None means layer T, ..., layer 0, as in `sample(layer=t)`.
         ax : Axes, default=None
             Replaced by the panels; None makes a figure.
 
@@ -187,7 +187,7 @@ class LayersDisplay:
         self.axes_ = panels(ax, 1, n, sharex=True, sharey=True)[0]
         pairs = [X[:, list(self.features)] for X in self.layers]
         box, levels = box_and_levels(pairs, self.target)
-        names = [f"$x_{{{t}}}$" for t in range(n - 1, -1, -1)] if self.names is None else self.names
+        names = [f"layer {t}" for t in range(n - 1, -1, -1)] if self.names is None else self.names
         self.clouds_: list[PathCollection] = []
         for panel, X, name in zip(self.axes_, pairs, names, strict=True):
             x, y = thinned(X).T

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from skksivi.score._rejected import in_parts
 from skksivi.score._tally import Tally
 
 #: Maps (n, d) points to (n, d) gradients of log p.
@@ -210,6 +211,11 @@ class Score:
         return self._evaluate(x)
 
     def _evaluate(self, x: Tensor) -> Tensor:
+        """Return the score at x (n, d), NaN in rows where the function raises."""
+        parts = in_parts(self._asked, x, partial(torch.full_like, fill_value=torch.nan), self.tally)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _asked(self, x: Tensor) -> Tensor:
         """Return a copy of the score, which may be written into a buffer that the next call uses again."""
         if x.requires_grad:
             return self.score_fn(x.to(self.dtype)).to(x, copy=True)
@@ -237,13 +243,26 @@ class Score:
 
     def differentiated(self, x: Tensor) -> tuple[Tensor, ScoreFunction]:
         """Return the score at x (n, d) without a graph, and J^T v by its graph or its own product, finite or not."""
-        s, pull = autograd_pullback(self._evaluate, x) if self.score_vjp is None else own_pullback(self.score_vjp, x)
+        s, pull = autograd_pullback(self._evaluate, x) if self.score_vjp is None else self._by_own(self.score_vjp, x)
 
         def pullback(v: Tensor) -> Tensor:
             self.tally.add(products=len(v))
             return pull(v)
 
         return s, pullback
+
+    def _by_own(self, score_vjp: ScoreWithProduct, x: Tensor) -> tuple[Tensor, ScoreFunction]:
+        """Return what the user's product returns at x (n, d), and NaN in rows where it raises."""
+        parts = in_parts(partial(own_pullback, score_vjp), x, _nothing, self.tally)
+        if len(parts) == 1:
+            return parts[0]
+        scores, pulls = zip(*parts, strict=True)
+        sizes = [len(s) for s in scores]
+
+        def pull(v: Tensor) -> Tensor:
+            return torch.cat([part(w) for part, w in zip(pulls, v.split(sizes), strict=True)])
+
+        return torch.cat(scores), pull
 
     def product(self, x: Tensor, v: Tensor) -> Tensor:
         """Return J^T v for points x (n, d) and directions v (n, d), without the score."""
@@ -274,6 +293,12 @@ def own_pullback(score_vjp: ScoreWithProduct, x: Tensor) -> tuple[Tensor, ScoreF
     """Return what a product of the user's own returns, as copies."""
     s, pull = score_vjp(x)
     return s.clone(), lambda v: pull(v).clone()
+
+
+def _nothing(x: Tensor) -> tuple[Tensor, ScoreFunction]:
+    """Return NaN for a score at x (n, d), and for its product."""
+    s = torch.full_like(x, torch.nan)
+    return s, lambda v: s.to(v)
 
 
 def central_difference(score_fn: ScoreFunction, x: Tensor, v: Tensor, step: float) -> Tensor:

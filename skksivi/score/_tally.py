@@ -66,6 +66,7 @@ class Tally:
     n_values: int = 0
     n_products: int = 0
     n_mended: int = 0
+    n_rejected: int = 0
     limit: int | None = field(default=None, compare=False, repr=False)
     is_spent: bool = field(default=False, compare=False, repr=False)
     listener: Listener | None = field(default=None, compare=False, repr=False)

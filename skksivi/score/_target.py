@@ -16,6 +16,7 @@ from skksivi._arrays import DTYPES, as_array, as_tensor, resolve_device
 from skksivi._numbers import check_integer
 from skksivi.score._bounds import warn_of_bounds
 from skksivi.score._probe import resolve
+from skksivi.score._rejected import in_parts
 from skksivi.score._score import (
     N_SKETCHED,
     BlackBox,
@@ -148,9 +149,9 @@ def _of_target(score: Score, target: TargetOrScore) -> Score:
 
 
 def _counted(log_prob: Callable[[Tensor], Tensor], tally: Tally, x: Tensor) -> Tensor:
-    """Return a copy of log p, whose buffer the next call may reuse, and count the evaluation."""
+    """Return a copy of log p, whose buffer the next call may reuse, NaN where it raises; count the evaluation."""
     tally.add(values=len(x))
-    return log_prob(x).clone()
+    return torch.cat(in_parts(lambda x: log_prob(x).clone(), x, lambda x: x.new_full((len(x),), torch.nan), tally))
 
 
 def _like(score: Score, part: CarriesProduct) -> Score:

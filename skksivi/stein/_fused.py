@@ -27,8 +27,8 @@ from skksivi.stein._estimators import GradientEstimator, u_statistic, vanilla
 TILE_ENTRIES = defaultdict(lambda: 2**26, cpu=2**16)
 MIN_TILE_ROWS = 64
 
-#: Columns up to which a product with a tall thin matrix is faster transposed.
-THIN = 8
+#: Columns up to which a matrix is stored by columns.
+THIN = 9
 
 
 def value_and_gradients(
@@ -70,23 +70,21 @@ def _by_autograd(x: Tensor, f: Tensor, kernel: Kernel, estimator: GradientEstima
 
 def _fused(x: Tensor, f: Tensor, kernel: Kernel, *, within: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Return L of shape (l,) and its gradients in `x` and `f` (l, n, d), which hold two halves unless `within`."""
-    n = x.shape[1] if within else x.shape[1] // 2
+    n, d = x.shape[1] if within else x.shape[1] // 2, x.shape[2]
     w = 1 / (n * (n - 1) if within else n * n)
     centred = x - centre(x)
-    norms = centred.square().sum(2, keepdim=True)
-    u, v = _halves(centred, within)
-    u_norms, v_norms = _halves(norms, within)
-    v_norms = v_norms.mT
-    f_u, g = _halves(f, within)
-    width = _Width(u, u_norms, v, v_norms, kernel, within=within)
+    left, right = _factors(centred)
+    u, v = _halves(left, within)[0], _halves(right, within)[1]
+    width = _Width(u, v, kernel, within=within)
     offset = _Offset(x, width.scale, kernel, within) if kernel.centred else None
 
-    dx, df = torch.zeros_like(x), torch.zeros_like(f)
-    (du, dv), (df_u, dg) = _halves(dx, within), _halves(df, within)
+    x1, f = _stored(left[:, :, : d + 1]), _stored(f)
+    sums, df = torch.zeros_like(x1), torch.zeros_like(f)
+    (u1, v1), (f_u, g), (sums_u, sums_v), (df_u, dg) = (_halves(a, within) for a in (x1, f, sums, df))
     step = min(n, max(MIN_TILE_ROWS, TILE_ENTRIES[x.device.type] // n))
     for start in range(0, n, step):
-        u_i, u_norms_i, f_i, du_i, df_i = (_rows(a, start, step) for a in (u, u_norms, f_u, du, df_u))
-        t = width.scaled_distances(u_i, u_norms_i, v, v_norms)
+        u_i, u1_i, f_i, sums_i, df_i = (_rows(a, start, step) for a in (u, u1, f_u, sums_u, df_u))
+        t = width.scaled_distances(u_i, v)
         k = kernel.profile(t)
         e = kernel.slope(t, k)
         a = torch.bmm(f_i, g.mT)
@@ -97,13 +95,14 @@ def _fused(x: Tensor, f: Tensor, kernel: Kernel, *, within: bool) -> tuple[Tenso
         if within:
             k.diagonal(start, 1, 2).zero_()
         e.mul_(a)
-        _add_product(df_i, k, g)
-        _add_weighted_differences(du_i, e, u_i, v)
+        df_i.baddbmm_(k, g)
+        sums_i.baddbmm_(e, v1)
         if not within:
-            _add_product(dg, k.mT, f_i)
-            _add_weighted_differences(dv, e.mT, v, u_i)
+            dg.baddbmm_(k.mT, f_i)
+            sums_v.baddbmm_(e.mT, u1_i)
     ends = 2 if within else 1  # within one batch each pair is visited once and has two ends
     df.mul_(w * ends)
+    dx = (sums[:, :, d:] * centred).sub_(sums[:, :, :d])
     if offset is not None:
         offset.pull(dx, 1 / ends)
     dx.mul_(2 * w * ends * width.scale)
@@ -115,17 +114,13 @@ def _fused(x: Tensor, f: Tensor, kernel: Kernel, *, within: bool) -> tuple[Tenso
 class _Width:
     """The bandwidth of a kernel: `scale` is 1 / h^2, (l, 1, 1); `pull` sends its gradient back to the median pair."""
 
-    def __init__(
-        self, u: Tensor, u_norms: Tensor, v: Tensor, v_norms: Tensor, kernel: Kernel, *, within: bool
-    ) -> None:
+    def __init__(self, u: Tensor, v: Tensor, kernel: Kernel, *, within: bool) -> None:
         n, m = u.shape[1], MAX_MEDIAN_DRAWS
         self.n, self.block = n, None
         if not isinstance(kernel.bandwidth, str):
             self.scale = u.new_full((1, 1, 1), 1 / kernel.fixed_squared_bandwidth(u))
             return
-        if n > m:
-            u, u_norms, v, v_norms = u[:, :m], u_norms[:, :m], v[:, :m], v_norms[..., :m]
-        self.block = _squared_distances(u, u_norms, v, v_norms)
+        self.block = _squared_distances(_rows(u, 0, m), _rows(v, 0, m))
         median, i, j = median_pair(self.block, within=within)
         h2 = kernel.median_squared_bandwidth(median, n)
         self.scale = h2.reciprocal()[:, None, None]
@@ -133,11 +128,11 @@ class _Width:
         sets_width = median >= 0.999 * kernel.median_level(n) * h2  # otherwise the floor of h^2 sets it
         self.inverse_median = sets_width / median.clamp_min(torch.finfo(median.dtype).tiny)
 
-    def scaled_distances(self, u: Tensor, u_norms: Tensor, v: Tensor, v_norms: Tensor) -> Tensor:
-        """Return t of the rows u; if these are all rows, the median has already computed their distances."""
+    def scaled_distances(self, u: Tensor, v: Tensor) -> Tensor:
+        """Return t of the draws u; if these are all draws, the median has already computed their distances."""
         if self.block is not None and self.block.shape[1] == u.shape[1] == self.n:
             return self.block.mul_(self.scale)
-        return _squared_distances(u, u_norms, v, v_norms).mul_(self.scale)
+        return _squared_distances(u, v).mul_(self.scale)
 
     def pull(self, dx: Tensor, x: Tensor) -> None:
         """Add to dx the gradient through the median D = |x_i - x_j|^2, dL/dD = -<x, dx> / (2 D)."""
@@ -171,6 +166,23 @@ class _Offset:
         dx.addcmul_(self.slope * self.a_sums, self.x, value=-share)
 
 
+def _factors(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (x, 1, |x|^2) and (-2 x, |x|^2, 1), both (l, n, d + 2), whose products are squared distances."""
+    norms = x.square().sum(2, keepdim=True)
+    one = torch.ones_like(norms)
+    return torch.cat([x, one, norms], 2), torch.cat([-2 * x, norms, one], 2)
+
+
+def _squared_distances(u: Tensor, v: Tensor) -> Tensor:
+    """Return |u_i - v_j|^2 from the factors of either side."""
+    return torch.bmm(u, v.mT).clamp_min_(0)
+
+
+def _stored(a: Tensor) -> Tensor:
+    """Return a (l, n, c), stored by columns if they are few: products with it are several times as fast."""
+    return a.mT.contiguous().mT if a.shape[2] <= THIN else a
+
+
 def _halves(a: Tensor, within: bool) -> tuple[Tensor, Tensor]:
     """Return the two batches of draws, which are the same one if `within`."""
     if within:
@@ -181,22 +193,3 @@ def _halves(a: Tensor, within: bool) -> tuple[Tensor, Tensor]:
 
 def _rows(a: Tensor, start: int, step: int) -> Tensor:
     return a if a.shape[1] <= step else a[:, start : start + step]
-
-
-def _squared_distances(u: Tensor, u_norms: Tensor, v: Tensor, v_norms: Tensor) -> Tensor:
-    """Return |u_i - v_j|^2 from the rows and their squared norms (l, n, 1) and (l, 1, m), in three passes."""
-    return torch.baddbmm(v_norms, u, v.mT, alpha=-2).add_(u_norms).clamp_min_(0)
-
-
-def _add_weighted_differences(total: Tensor, e: Tensor, u: Tensor, v: Tensor) -> None:
-    """Add the sum over j of e_ij (u_i - v_j) to `total`."""
-    total.addcmul_(e.sum(2, keepdim=True), u)
-    _add_product(total, e, v, sign=-1)
-
-
-def _add_product(total: Tensor, e: Tensor, y: Tensor, sign: int = 1) -> None:
-    """Add sign * e @ y to `total`; transposed if y is thin, which is several times faster."""
-    if y.shape[2] <= THIN:
-        total.add_(torch.bmm(y.mT.contiguous(), e.mT).mT, alpha=sign)
-    else:
-        total.baddbmm_(e, y, alpha=sign)

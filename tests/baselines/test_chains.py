@@ -173,6 +173,17 @@ def test_minibatches_add_neither_noise_nor_bias():
     assert np.abs(part.std((0, 1)) / sd - 1).max() < 0.05
 
 
+def test_scores_are_cut_unless_that_is_turned_off():
+    """A target of sd .01 in its own units: the cut makes its tails exponential, at the rate of the longest score."""
+    settings = {"whiten": None, "step_size": 1e-4, "init": np.zeros((500, 1)), "n_draws": 20, "random_state": 0}
+    cut, whole = (
+        SGLD(max_score=longest, **settings).fit(lambda x: -1e4 * x, n_features=1).chains_.std()
+        for longest in (5.0, None)
+    )
+    assert whole == pytest.approx(0.01 * math.sqrt(1 / (1 - 1e-4 * 1e4 / 4)), rel=0.05)
+    assert cut > 10 * whole
+
+
 def test_chains_that_run_away_end_the_fit():
     with pytest.warns(UserWarning, match="wrong sign"), pytest.raises(FloatingPointError, match="Lower `step_size`"):
         SGLD(whiten=None, step_size=1e307, n_draws=2).fit(lambda x: x, n_features=1)

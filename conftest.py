@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, settings
 #: Pages and docstrings whose examples make full fits, or compile a model.
 SLOW_EXAMPLES = {
     "amortized.rst",
+    "callbacks.rst",
     "bridges.rst",
     "coming_from.rst",
     "diagnose.rst",
@@ -18,19 +19,28 @@ SLOW_EXAMPLES = {
     "predictors.rst",
     "quick_start.rst",
     "scores.rst",
+    "whitening.rst",
+    "skksivi.amortized._estimator.AmortizedKSIVI",
+    "skksivi.baselines._aisivi.AISIVI",
+    "skksivi.baselines._hsivism.HSIVISM",
+    "skksivi.baselines._sivism.SIVISM",
     "skksivi.baselines._uivi.UIVI",
+    "skksivi.callbacks.EarlyStopping",
+    "skksivi.model_selection.Replicates",
     "skksivi.model_selection.neg_ksd_scorer",
     "skksivi.predictors.KSIVIClassifier",
     "skksivi.predictors.KSIVIRegressor",
     "skksivi.targets._jax.from_numpyro",
+    "skksivi.targets._jax.non_centered",
     "skksivi.targets._jax.paired_from_numpyro",
     "skksivi.targets._pymc.from_pymc",
     "skksivi.targets._pymc.paired_from_pymc",
 }
 
+pytest_plugins = ["cpu_budget"]
 matplotlib.use("agg")
 
-for name, n in {"quick": 10, "full": 150}.items():
+for name, n in {"quick": 10, "full": 40}.items():
     settings.register_profile(
         name,
         max_examples=n,

@@ -169,15 +169,15 @@ OF_PAPER = {
 }
 
 
-def ring(case: str, method: str, seed: int, max_iter: int) -> dict[str, Any]:
+def ring(case: str, method: str, seed: int, max_iter: int, n: int) -> dict[str, Any]:
     target, own = RINGS[case], {}
     if method == EXACT:
-        X = exact(target, 20_000, seed)
+        X = exact(target, 20 * n, seed)
     else:
         q = RING_METHODS[method]().set_params(random_state=seed, max_iter=max_iter).fit(target)
         if "re-weighted" in method:
             own["weights"] = error_of(modes(q, target, reweight=True, random_state=seed), target)
-        X = q.sample(20_000, random_state=seed).astype(float)
+        X = q.sample(20 * n, random_state=seed).astype(float)
     shares, sd, off = shares_of(X, target)
     weights = target.weights.numpy()
     return own | {
@@ -189,29 +189,29 @@ def ring(case: str, method: str, seed: int, max_iter: int) -> dict[str, Any]:
     }
 
 
-def student(_case: str, method: str, seed: int, max_iter: int) -> dict[str, Any]:
+def student(_case: str, method: str, seed: int, max_iter: int, n: int) -> dict[str, Any]:
     target = StudentT()
     if method == EXACT:
-        X = exact(target, 3000, seed)
+        X = exact(target, 3 * n, seed)
     else:
         q = STUDENT_METHODS[method]().set_params(random_state=seed)
         if "defaults" not in method:
             q.set_params(max_iter=max_iter)
-        X = q.fit(target).sample(3000, random_state=seed).astype(float)
-    sets = [(X[1000 * r : 1000 * (r + 1)], exact(target, 10_000, 100 + r)) for r in range(3)]
+        X = q.fit(target).sample(3 * n, random_state=seed).astype(float)
+    sets = [(X[n * r : n * (r + 1)], exact(target, 10 * n, 100 + r)) for r in range(3)]
     return {"costs": [np.mean([wasserstein_in_box(x, y, a) for x, y in sets]) for a in EDGES]}
 
 
-def hard(case: str, method: str, seed: int, max_iter: int | None) -> dict[str, Any]:
+def hard(case: str, method: str, seed: int, max_iter: int | None, n: int) -> dict[str, Any]:
     target, truth, transform, as_truth = HARD[case]
-    Y = as_truth(exact(truth, 2000, 1))
+    Y = as_truth(exact(truth, 2 * n, 1))
     if method == EXACT:
-        X = as_truth(exact(truth, 2000, 2))
+        X = as_truth(exact(truth, 2 * n, 2))
     else:
         q = HARD_METHODS[method](random_state=seed)
         if max_iter:
             q.set_params(max_iter=max_iter)
-        X = transform(q.fit(target).sample(2000, random_state=seed).astype(float))
+        X = transform(q.fit(target).sample(2 * n, random_state=seed).astype(float))
     ratio, error = X.std(0) / Y.std(0), np.abs(X.mean(0) - Y.mean(0)) / Y.std(0)
     distance = sliced_wasserstein(X, Y, random_state=0)
     return {"distance": distance, "error": error.max(), "sds": (ratio.min(), ratio.max())}
@@ -231,7 +231,7 @@ def run(case: str, method: str, seed: int, quick: bool) -> dict[str, Any]:
     start = time.process_time()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        row = study(case, method, seed, 50 if quick else max_iter)
+        row = study(case, method, seed, *((50, 50) if quick else (max_iter, 1000)))
     return row | {"seconds": time.process_time() - start}
 
 

@@ -2,13 +2,16 @@
 
 import copy
 import warnings
+from contextlib import contextmanager
 from functools import cache
 
 import numpy as np
+import pytest
 import torch
 from sklearn.base import clone
 
 from skksivi import HKSIVIApproximator, KSIVIApproximator, baselines
+from skksivi.base import BaseApproximator
 from skksivi.baselines import (
     AISIVI,
     HSIVISM,
@@ -33,22 +36,22 @@ from skksivi.targets import Target
 
 #: Settings with which each is a good fit of a Gaussian in two dimensions.
 APPROXIMATORS = [
-    KSIVIApproximator(max_iter=300, whiten=Pilot(budget=20_000), early_stopping=None, random_state=0),
-    HKSIVIApproximator(max_iter=150, whiten=Pilot(budget=20_000), n_layers=2, random_state=0),
+    KSIVIApproximator(max_iter=200, batch_size=50, whiten=Pilot(budget=20_000), early_stopping=None, random_state=0),
+    HKSIVIApproximator(max_iter=40, batch_size=50, whiten=Pilot(budget=20_000), n_layers=2, random_state=0),
     Laplace(random_state=0),
-    SIVI(whiten="laplace", max_iter=200, learning_rate=0.01, random_state=0),
-    SIVISM(whiten="laplace", critic_hidden_layer_sizes=(64, 64), max_iter=200, learning_rate=0.003, random_state=0),
-    UIVI(whiten="laplace", max_iter=50, learning_rate=0.02, random_state=0),
-    KPG(max_iter=300, learning_rate=0.01, random_state=0),
-    AISIVI(n_inner_samples=16, max_iter=100, learning_rate=0.02, random_state=0),
-    PVI(max_iter=300, learning_rate=0.02, random_state=0),
-    SIFG(max_iter=300, random_state=0),
+    SIVI(whiten="laplace", max_iter=60, learning_rate=0.01, random_state=0),
+    SIVISM(whiten="laplace", critic_hidden_layer_sizes=(32, 32), max_iter=60, learning_rate=0.003, random_state=0),
+    UIVI(whiten="laplace", max_iter=15, learning_rate=0.02, random_state=0),
+    KPG(max_iter=100, learning_rate=0.01, random_state=0),
+    AISIVI(n_inner_samples=16, max_iter=30, learning_rate=0.02, random_state=0),
+    PVI(max_iter=100, learning_rate=0.02, random_state=0),
+    SIFG(max_iter=100, random_state=0),
     HSIVISM(
         whiten="laplace",
         initial_scale=0.35,
         critic_hidden_layer_sizes=(64, 64),
         n_layers=2,
-        max_iter=150,
+        max_iter=100,
         random_state=0,
     ),
     MeanFieldVI(max_iter=300, random_state=0),
@@ -80,6 +83,41 @@ SHORT = {
     "n_warmup": 5,
     "n_draws": 4,
 }
+
+
+#: No more than so many where a script runs to see that it does.
+MOST = {
+    "max_iter": 20,
+    "batch_size": 32,
+    "n_particles": 30,
+    "n_chains": 200,
+    "n_warmup": 20,
+    "n_draws": 20,
+    "n_auxiliary": 10,
+    "n_inner_samples": 5,
+}
+
+
+@contextmanager
+def short_fits():
+    """Make every fit of this process short, whatever its parameters say."""
+    fit = BaseApproximator.fit
+
+    def shortened(self, *args, **kwargs):
+        own = self.get_params(deep=False)
+        cut = {name: own[name] for name, most in MOST.items() if isinstance(own.get(name), int) and own[name] > most}
+        vars(self).update({name: MOST[name] for name in cut})
+        try:
+            return fit(self, *args, **kwargs)
+        finally:
+            vars(self).update(cut)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BaseApproximator, "fit", shortened)
+        patch.setattr("skksivi.amortized._training.MOST_STEPS", MOST["max_iter"])
+        for draws_of_a_certificate in ("N_CHEAP", "N_INTEGRATED"):
+            patch.setattr(f"skksivi._weights.{draws_of_a_certificate}", 110)
+        yield
 
 
 def assert_close(X, Y):

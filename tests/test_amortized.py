@@ -7,6 +7,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from approximators import short_fits
 from scipy.stats import kstest, norm
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
@@ -297,7 +298,8 @@ def test_the_calls_are_counted_and_bounded():
         n.append(len(s))
         return s
 
-    q = fitted(score_fn, max_score_calls=700)
+    with short_fits():
+        q = fitted(score_fn, max_score_calls=700)
     assert q.n_score_calls_ == sum(n) <= 700
     assert sum(stage.n_calls for stage in q.stages_) == q.n_score_calls_
     assert q.n_contexts_ > 0
@@ -353,6 +355,7 @@ def test_training_follows_what_no_gaussian_can():
     assert all(c.divergence < 0.1 for c in q.certificates_)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:KL:sklearn.exceptions.ConvergenceWarning")
 def test_a_refined_fit_is_nearer():
     def score_fn(x, y):
@@ -418,6 +421,7 @@ def test_features_of_a_set_do_not_depend_on_its_order():
     torch.testing.assert_close(net(sets)[1:], net(sets[1:]))
 
 
+@pytest.mark.slow
 def test_contexts_come_from_a_function_or_a_loader(of_normal):
     def simulate(n, rng):
         return math.sqrt(2) * rng.normal(size=(n, 2))
@@ -459,19 +463,22 @@ class Summary(torch.nn.Module):
         return self.linear(y)
 
 
+@pytest.mark.slow
 def test_a_summary_is_any_module():
     q = fitted(summary=Summary(), max_score_calls=400, hidden_layer_sizes=(4,))
     X = q.sample(4000, [1.0, -1.0], random_state=0)
     np.testing.assert_allclose(X.mean(0), [0.5, -0.5], atol=0.15)
 
 
+@pytest.mark.slow
 def test_sets_of_one_size_may_be_an_array():
     def score_fn(x, y):
         return torch.stack([(rows - at).sum(0) - at for at, rows in zip(x, y, strict=True)])
 
     Y = np.random.RandomState(0).normal(size=(25, 3, 1))
     options = {"n_features": 1, "max_score_calls": 150, "hidden_layer_sizes": (4,), "summary": DeepSets(1, 2, 4)}
-    q, other = (fitted(score_fn, contexts, **options) for contexts in (Y, list(Y)))
+    with short_fits():
+        q, other = (fitted(score_fn, contexts, **options) for contexts in (Y, list(Y)))
     for some in (Y[0], Y[:2]):
         np.testing.assert_array_equal(q.sample(3, some, random_state=0), other.sample(3, some, random_state=0))
     assert q.sample(3, Y[0]).shape == (3, 1)
@@ -557,6 +564,7 @@ class Told:
         return True
 
 
+@pytest.mark.slow
 def test_callbacks_see_the_stages_and_change_nothing(of_normal):
     told = Told()
     q = (
@@ -652,6 +660,7 @@ def test_a_score_without_modes_is_told():
         fitted(lambda x, y: y * 0 + torch.nan if torch.is_tensor(x) and len(x) > 8 else y - x)
 
 
+@pytest.mark.slow
 def test_a_context_that_fails_does_not_end_the_others():
     """The score of every tenth context is not finite."""
     Y = normal_contexts()
@@ -666,7 +675,7 @@ def test_a_context_that_fails_does_not_end_the_others():
     np.testing.assert_allclose(q.sample(4000, [1.0, -1.0], random_state=0).mean(0), [0.5, -0.5], atol=0.1)
 
 
-@pytest.mark.parametrize("of", ["tensors", "arrays"])
+@pytest.mark.parametrize("of", [pytest.param("tensors", marks=pytest.mark.slow), "arrays"])
 def test_a_context_whose_score_raises_does_not_end_the_others(of):
     """The first and every tenth context raise wherever they are in a batch."""
     Y = normal_contexts()
@@ -771,8 +780,9 @@ def test_a_model_brings_all_that_a_fit_needs():
         "hidden_layer_sizes": (4,),
         "random_state": 0,
     }
-    q = AmortizedKSIVI(**options).fit(Model())
-    own = AmortizedKSIVI(**options).fit(Model().score_fn, Model().simulate, n_features=2)
+    with short_fits():
+        q = AmortizedKSIVI(**options).fit(Model())
+        own = AmortizedKSIVI(**options).fit(Model().score_fn, Model().simulate, n_features=2)
     np.testing.assert_array_equal(q.sample(3, [0.0, 1.0], random_state=0), own.sample(3, [0.0, 1.0], random_state=0))
 
 

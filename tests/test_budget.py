@@ -39,7 +39,7 @@ class Counted(Target):
 
 
 #: From the Gaussian at the mode to importance sampling that converges.
-BUDGETS = (1200, 1500, 2500, 4000, 8000, 20_000)
+BUDGETS = (1200, 2500, 8000)
 
 
 @pytest.mark.parametrize("n", BUDGETS)
@@ -47,25 +47,24 @@ BUDGETS = (1200, 1500, 2500, 4000, 8000, 20_000)
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_a_budget_is_kept(n, bare):
     target = Counted(3)
-    q = KSIVIApproximator(whiten=Pilot(max_score_calls=n), random_state=0)
+    q = KSIVIApproximator(whiten=Pilot(max_score_calls=n), max_iter=30, random_state=0)
     q = q.fit(target.score_fn, n_features=3) if bare else q.fit(target)
     assert target.n_asked == q.n_score_calls_ + q.n_products_ <= n
     assert np.isfinite(q.sample(100)).all()
 
 
-@pytest.mark.parametrize("Approximator", [KSIVIApproximator, HKSIVIApproximator, SIVI])
+@pytest.mark.parametrize(
+    "Approximator",
+    [KSIVIApproximator, *(pytest.param(cls, marks=pytest.mark.slow) for cls in (HKSIVIApproximator, SIVI))],
+)
 def test_a_budget_ends_a_training(Approximator):
     target = Counted(2)
-    pilot = Pilot(effort="low", max_score_calls=300_000)
-    q = Approximator(whiten=pilot, random_state=0, max_iter=20_000)
-    if hasattr(q, "early_stopping"):
-        q.set_params(early_stopping=None)
-    with pytest.warns(
-        ConvergenceWarning, match=r"300,000 evaluations of `max_score_calls` were spent after \d+ iter"
-    ):
+    settings = {"mixing": "normal"} if Approximator is not SIVI else {}
+    q = Approximator(whiten=Pilot(max_score_calls=20_000), batch_size=500, random_state=0, **settings)
+    with pytest.warns(ConvergenceWarning, match=r"20,000 evaluations of `max_score_calls` were spent after \d+ iter"):
         q.fit(target)
     assert 0 < q.n_iter_ < q.max_iter
-    assert target.n_asked <= 300_000 + N_AFTER
+    assert target.n_asked <= 20_000 + N_AFTER
     assert len(q.loss_curve_) == q.n_iter_
 
 
@@ -76,12 +75,13 @@ def test_without_enough_for_a_step_of_the_training_the_start_is_returned():
     assert np.isfinite(q.sample(100)).all()
 
 
+@pytest.mark.slow
 def test_more_makes_it_better():
     spread = {}
     for n in (1500, 20_000):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
-            q = KSIVIApproximator(whiten=Pilot(max_score_calls=n), random_state=0).fit(Counted(3))
+            q = KSIVIApproximator(whiten=Pilot(max_score_calls=n), max_iter=30, random_state=0).fit(Counted(3))
         spread[n] = abs(q.sample(20_000, random_state=0).mean(0) - np.euler_gamma).max()
     assert spread[20_000] < 0.1 < spread[1500]
 
@@ -116,13 +116,13 @@ def test_what_is_no_budget_is_refused(value):
         KSIVIApproximator(whiten=Pilot(max_score_calls=value)).fit(lambda x: -x, n_features=2)
 
 
-def test_no_budget_is_no_limit():
-    limited = KSIVIApproximator(whiten=Pilot(max_score_calls=10**9), random_state=0).fit(Counted(2))
-    free = KSIVIApproximator(random_state=0).fit(Counted(2))
+def test_a_large_budget_changes_nothing():
+    limited = KSIVIApproximator(whiten=Pilot(max_score_calls=10**9), random_state=0).fit(torch.neg, n_features=2)
+    free = KSIVIApproximator(random_state=0).fit(torch.neg, n_features=2)
     np.testing.assert_array_equal(limited.sample(5, random_state=0), free.sample(5, random_state=0))
 
 
-@pytest.mark.parametrize("n", [900, 1200, 2000, 3000])
+@pytest.mark.parametrize("n", [900, 3000])
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_a_budget_that_ends_before_the_first_round_leaves_the_gaussian(n):
     q = KSIVIApproximator(whiten=Pilot(max_score_calls=n), random_state=0).fit(lambda x: 1 - x, n_features=2)
@@ -138,5 +138,5 @@ def test_methods_of_points_keep_a_budget_too():
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_a_budget_belongs_to_one_fit():
-    q = HKSIVIApproximator(whiten=Pilot(max_score_calls=200_000), random_state=0).fit(Counted(2))
+    q = HKSIVIApproximator(whiten=Pilot(max_score_calls=20_000), max_iter=2, random_state=0).fit(Counted(2))
     assert len(pickle.loads(pickle.dumps(q)).sample(50_000)) == 50_000  # noqa: S301

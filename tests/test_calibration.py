@@ -2,7 +2,6 @@
 
 import itertools
 import json
-from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -14,7 +13,6 @@ from scipy.stats import norm
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
 
-from skksivi import KSIVIApproximator
 from skksivi.baselines import Laplace
 from skksivi.calibration import Calibration, posterior_sbc, sbc
 from skksivi.calibration._record import Record
@@ -49,8 +47,7 @@ def test_a_p_value_is_the_share_of_all_ranks_with_one_as_small(n, n_draws):
     np.testing.assert_allclose(np.append(1 - as_small, 1)[1:], np.unique(p), atol=1e-9)
 
 
-@pytest.mark.parametrize(("n", "n_draws"), [(200, 99), (50, 20), (37, 200), (1000, 9)])
-@pytest.mark.parametrize("level", [0.5, 0.9, 0.95])
+@pytest.mark.parametrize(("n", "n_draws", "level"), [(200, 99, 0.9), (37, 200, 0.5), (1000, 9, 0.95)])
 def test_a_line_leaves_the_band_where_its_p_value_is_as_small(n, n_draws, level):
     rng = np.random.RandomState(0)
     low, high = uniform_band(n, n_draws, level)
@@ -66,7 +63,7 @@ def test_a_line_leaves_the_band_where_its_p_value_is_as_small(n, n_draws, level)
 
 @pytest.mark.parametrize(("n", "n_draws"), [(200, 99), (60, 15)])
 def test_bands_hold_uniform_ranks_as_often_as_they_say(n, n_draws):
-    n_sets, level = 4000, 0.9
+    n_sets, level = 2000, 0.9
     ranks = np.random.RandomState(1).randint(n_draws + 1, size=(n_sets, n))
     counts = np.stack([(ranks < k).sum(1) for k in range(1, n_draws + 1)], 1)
     low, high = uniform_band(n, n_draws, level)
@@ -83,7 +80,7 @@ def test_extreme_ranks_have_small_p_values_of_the_right_order():
     assert uniformity(np.arange(100) % 10, n_draws) == pytest.approx(1, abs=1e-3)
 
 
-def powers(scale, n, n_sets=300):
+def powers(scale, n, n_sets=100):
     """The shares of sets of n ranks with p-values up to 5%, of normal draws whose sd is off by a factor."""
     rng = np.random.RandomState(0)
     ranks = rng.binomial(99, norm.cdf(rng.normal(size=(n_sets, n)) / scale))
@@ -190,7 +187,7 @@ MODELS = {
         },
     )
 }
-every_model = pytest.mark.parametrize("name", MODELS)
+every_model = pytest.mark.parametrize("name", ["normal", "poisson"])
 
 
 def calibrated(name, kind="right", **options):
@@ -200,11 +197,11 @@ def calibrated(name, kind="right", **options):
 
 @every_model
 def test_right_posteriors_have_uniform_ranks_and_alarm_as_often_as_they_should(name):
-    """Of 40 sets of 20 replications four have a p-value of 0.1 or less for a parameter, on average."""
-    ranks = calibrated(name, n=800, n_draws=9, random_state=0).ranks
-    assert Calibration(ranks, 9, ("x0",) * ranks.shape[1], np.arange(800)).p_value > 0.001
-    p = np.array([[uniformity(column, 9) for column in part.T] for part in np.split(ranks, 40)])
-    assert np.abs((p <= 0.1).mean(0) - 0.1).max() < 4.5 * np.sqrt(0.09 / 40)
+    """Of 20 sets of 20 replications two have a p-value of 0.1 or less for a parameter, on average."""
+    ranks = calibrated(name, n=400, n_draws=9, random_state=0).ranks
+    assert Calibration(ranks, 9, ("x0",) * ranks.shape[1], np.arange(400)).p_value > 0.001
+    p = np.array([[uniformity(column, 9) for column in part.T] for part in np.split(ranks, 20)])
+    assert np.abs((p <= 0.1).mean(0) - 0.1).max() < 4.5 * np.sqrt(0.09 / 20)
 
 
 @every_model
@@ -319,25 +316,6 @@ def test_ranks_do_not_depend_on_the_number_of_jobs(backend, tmp_path):
     assert same(there, calibrated("regression", n=20, random_state=0))
 
 
-@pytest.mark.slow
-def test_ranks_of_fits_do_not_depend_on_the_cluster():
-    distributed = pytest.importorskip("distributed", reason="needs dask")
-    arguments = (
-        NORMAL.prior,
-        NORMAL.data,
-        NORMAL.score,
-        KSIVIApproximator(whiten="laplace", max_iter=20, dtype="float64"),
-    )
-    options = {"threads_per_worker": 1, "dashboard_address": None, "silence_logs": "CRITICAL"}
-    with (
-        distributed.LocalCluster(n_workers=2, **options) as cluster,
-        distributed.Client(cluster),
-        parallel_config("dask"),
-    ):
-        there = sbc(*arguments, n=6, random_state=0)
-    assert same(there, sbc(*arguments, n=6, random_state=0))
-
-
 class Stopped(BaseException):
     """Not an error of a fit."""
 
@@ -354,7 +332,7 @@ class Stopping(Exact):
         return super().fit(target)
 
 
-@pytest.mark.parametrize("after", [0, 1, 7, 19])
+@pytest.mark.parametrize("after", [0, 7, 19])
 def test_what_was_interrupted_goes_on_bit_for_bit(after, tmp_path, monkeypatch):
     path = tmp_path / "ranks.json"
     arguments = NORMAL.prior, NORMAL.data, NORMAL.posterior(), Stopping()
@@ -706,23 +684,6 @@ def test_bands_and_plot_agree_with_the_p_values():
     for line, column in zip(display.lines_, F.T, strict=True):
         np.testing.assert_allclose(line.get_ydata(), column - z)
     plt.close("all")
-
-
-STUDY = json.loads((Path(__file__).parents[1] / "benchmarks" / "calibration.json").read_text("utf-8"))["rows"]
-
-
-def test_the_study_is_of_three_models_and_three_faults():
-    assert len({(row["case"], row["method"]) for row in STUDY}) == len(STUDY) == 12
-
-
-@pytest.mark.parametrize("row", STUDY, ids=[f"{row['case']}, {row['method']}" for row in STUDY])
-def test_the_study_finds_every_fault_and_none_where_there_is_none(row):
-    ranks = np.array(row["ranks"])
-    assert len(ranks) == 200
-    assert not row["failures"]
-    found = Calibration(ranks, row["n_draws"], tuple(row["names"]), np.arange(200))
-    assert found.p_value == pytest.approx(row["p"], rel=1e-3, abs=1e-12)
-    assert (found.p_value > 0.05) == (row["method"] == "none")
 
 
 def test_the_joint_p_value_is_that_of_bonferroni():

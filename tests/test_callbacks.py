@@ -16,11 +16,12 @@ from skksivi import HKSIVIApproximator, KSIVIApproximator
 from skksivi.baselines import SIVI
 from skksivi.callbacks import EarlyStopping
 from skksivi.model_selection import Replicates, neg_ksd_scorer
+from skksivi.parameters import Pilot
 from skksivi.targets import Banana
 from skksivi.training import _hooks
 from skksivi.training._hooks import PILOT_PARTS
 
-SETTINGS = {"max_iter": 250, "batch_size": 16, "hidden_layer_sizes": (8,), "whiten": "laplace", "random_state": 0}
+SETTINGS = {"max_iter": 3, "batch_size": 8, "hidden_layer_sizes": (4,), "whiten": "laplace", "random_state": 0}
 APPROXIMATORS = [KSIVIApproximator(**SETTINGS), HKSIVIApproximator(n_layers=2, **SETTINGS)]
 pytestmark = pytest.mark.filterwarnings("ignore:The draws are too:sklearn.exceptions.ConvergenceWarning")
 EVERY_APPROXIMATOR = pytest.mark.parametrize("q", APPROXIMATORS, ids=lambda q: type(q).__name__)
@@ -54,7 +55,7 @@ class Recorder:
 @EVERY_APPROXIMATOR
 def test_a_callback_sees_each_hundred_iterations_as_a_fit_that_ends_there(q):
     recorder = Recorder()
-    q = clone(q).set_callbacks(recorder).fit(Banana())
+    q = clone(q).set_params(max_iter=250).set_callbacks(recorder).fit(Banana())
     assert recorder.begun == ["setup", "fit", *["iterations"] * 3]
     assert recorder.ended == [*["iterations"] * 3, "fit", "teardown"]
     shift = q.sample(3, random_state=0) - recorder.draws[-1]  # by which the mean was corrected at the end
@@ -71,28 +72,29 @@ def test_a_callback_changes_nothing_and_is_no_part_of_the_result(q):
 
 @EVERY_APPROXIMATOR
 def test_a_callback_can_stop_a_fit(q):
-    q = clone(q).set_callbacks(Recorder(stop_after=2)).fit(Banana())
-    assert q.n_iter_ == 200
+    q = clone(q).set_params(max_iter=250).set_callbacks(Recorder(stop_after=1)).fit(Banana())
+    assert q.n_iter_ == 100
     assert q.sample(2).shape == (2, 2)
 
 
-@EVERY_APPROXIMATOR
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("grades", "settings", "n_iter"),
     [([1, 2, 2, 2, 3], {"patience": 2}, 400), ([1, 2, 3, 4, 5], {"patience": 1, "min_delta": 1.5}, 200)],
 )
-def test_early_stopping_waits_for_a_better_grade(q, grades, settings, n_iter):
+def test_early_stopping_waits_for_a_better_grade(grades, settings, n_iter):
     given = iter(grades)
     stopping = EarlyStopping(scoring=lambda est, target: next(given), **settings)
-    assert clone(q).set_params(max_iter=500).set_callbacks(stopping).fit(Banana()).n_iter_ == n_iter
+    q = clone(APPROXIMATORS[0]).set_params(max_iter=500).set_callbacks(stopping)
+    assert q.fit(Banana()).n_iter_ == n_iter
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The training did not improve:sklearn.exceptions.ConvergenceWarning")
 def test_early_stopping_by_the_grade_of_the_estimator_under_a_search():
-    q = clone(APPROXIMATORS[0]).set_params(max_iter=5000).set_callbacks(EarlyStopping(patience=1))
+    q = clone(APPROXIMATORS[0]).set_params(max_iter=1000).set_callbacks(EarlyStopping(patience=1))
     search = GridSearchCV(q, {"batch_size": [8, 16]}, cv=Replicates(2), scoring=neg_ksd_scorer()).fit(Banana())
-    assert search.best_estimator_.n_iter_ < 5000
+    assert search.best_estimator_.n_iter_ < 1000
 
 
 @pytest.mark.parametrize(
@@ -119,6 +121,7 @@ def test_the_discrepancy_is_monitored_by_the_callback_of_scikit_learn():
     assert monitor.get_logs()
 
 
+@pytest.mark.slow
 def test_a_progress_bar_is_nested_under_a_search(capfd):
     grid = {"learning_rate": [1e-3, 2e-3]}
     search = GridSearchCV(APPROXIMATORS[0], grid, cv=Replicates(2), scoring=neg_ksd_scorer())
@@ -134,7 +137,7 @@ def test_verbose_logs_a_line_and_leaves_the_logger_as_it_was(q, capfd, monkeypat
     logger = logging.getLogger("skksivi")
     before = logger.level, list(logger.handlers)
     clone(q).set_params(verbose=1).fit(Banana())
-    assert "iteration 250 of 250, loss" in capfd.readouterr().err
+    assert "iteration 3 of 3, loss" in capfd.readouterr().err
     assert (logger.level, logger.handlers) == before
     clone(q).fit(Banana())
     assert capfd.readouterr().err == ""
@@ -147,22 +150,22 @@ def test_verbose_lines_come_once_where_there_is_a_handler(name, level, capfd, mo
     monkeypatch.setattr(logging.getLogger(name), "handlers", [logging.StreamHandler()])
     monkeypatch.setattr(logging.getLogger(name), "level", level)
     clone(APPROXIMATORS[0]).set_params(verbose=1).fit(Banana())
-    assert capfd.readouterr().err.count("iteration 250 of 250, loss") == 1
+    assert capfd.readouterr().err.count("iteration 3 of 3, loss") == 1
 
 
 def test_verbose_lines_come_where_the_level_alone_is_set(capfd, monkeypatch):
     monkeypatch.setattr(logging.root, "handlers", [])
     monkeypatch.setattr(logging.getLogger("skksivi"), "level", logging.INFO)
     clone(APPROXIMATORS[0]).set_params(verbose=1).fit(Banana())
-    assert capfd.readouterr().err.count("iteration 250 of 250, loss") == 1
+    assert capfd.readouterr().err.count("iteration 3 of 3, loss") == 1
 
 
 def test_verbose_leaves_configured_logging_alone(caplog):
     with caplog.at_level(logging.INFO, logger="skksivi"):
-        clone(APPROXIMATORS[0]).set_params(verbose=2).fit(Banana())
+        clone(APPROXIMATORS[0]).set_params(verbose=2, max_iter=150).fit(Banana())
     *lines, last = [record.getMessage().split(",")[0] for record in caplog.records]
     assert re.fullmatch(r"checks \d+ calls", last)
-    iterations = [f"iteration {t} of 250" for t in (100, 200, 250)]
+    iterations = [f"iteration {t} of 150" for t in (100, 150)]
     assert lines == ["search for modes", "training", *iterations, "certificate"]
 
 
@@ -199,12 +202,12 @@ class Counted:
         self.told.append((context.task_name, self.n_asked))
 
 
-PILOTED = clone(APPROXIMATORS[0]).set_params(max_iter=100, whiten="auto", whiten__budget=1000, early_stopping=None)
+PILOTED = clone(APPROXIMATORS[0]).set_params(mixing="normal", whiten=Pilot(budget=1000))
 PILOTS = {
     "auto": PILOTED,
     "diagonal": clone(PILOTED).set_params(whiten__rule="diagonal", whiten__budget=20_000),
-    "hierarchy": clone(APPROXIMATORS[1]).set_params(max_iter=100, whiten="auto", whiten__budget=1000),
-    "baseline": SIVI(whiten="auto", max_iter=100, random_state=0).set_params(whiten__budget=1000),
+    "hierarchy": clone(APPROXIMATORS[1]).set_params(whiten=Pilot(budget=1000)),
+    "baseline": SIVI(whiten=Pilot(budget=1000), max_iter=3, random_state=0),
 }
 EVERY_PILOT = pytest.mark.parametrize("q", PILOTS.values(), ids=PILOTS)
 
@@ -220,7 +223,7 @@ def test_a_callback_is_told_of_the_pilot_as_it_goes(q):
 
 def test_a_callback_is_told_of_a_pilot_that_is_not_trained():
     score_fn = Counted()
-    q = clone(PILOTED).set_params(early_stopping="auto").set_callbacks(score_fn).fit(score_fn, n_features=2)
+    q = clone(PILOTED).set_params(mixing="auto").set_callbacks(score_fn).fit(score_fn, n_features=2)
     assert (q.n_iter_, len(q.loss_curve_)) == (0, 0)
     assert [name for name, _ in score_fn.told] == ["whitening"] * PILOT_PARTS + ["fit"]
 

@@ -6,12 +6,11 @@ import io
 import json
 import os
 import pickle
-import signal
+import resource
 import socket
 import stat
 import subprocess
 import sys
-import textwrap
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -22,9 +21,10 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from approximators import GaussianTarget
 from changed_fits import BRIDGES, PARAMETERS, SAME, SCORES, TARGETS, changed_score, changed_target, normal_score
 from changed_fits import D as N_FEATURES
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from joblib import parallel_backend
 from misbehaving import Misbehaving, raising
@@ -32,24 +32,19 @@ from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV
 
 import skksivi
-from skksivi import HKSIVIApproximator, KSIVIApproximator
+from skksivi import HKSIVIApproximator, KSIVIApproximator, baselines
 from skksivi.kernels import Laplace
-from skksivi.model_selection import Replicates
+from skksivi.model_selection import Replicates, neg_ksd_scorer
 from skksivi.parameters import Adam, Checkpoint, Pilot
-from skksivi.targets import Banana, from_score_fn
+from skksivi.targets import from_score_fn
 from skksivi.training._checkpoint import CheckpointFile
 from skksivi.training._hooks import Saving
 
 pytestmark = pytest.mark.filterwarnings("ignore:The draws are too:sklearn.exceptions.ConvergenceWarning")
 
-BATCH_SIZE = 100
-SETTINGS = {
-    "max_iter": 200,
-    "batch_size": BATCH_SIZE,
-    "whiten": Pilot(budget=20_000),
-    "early_stopping": None,
-    "random_state": 3,
-}
+#: A batch size that no other call of the score has.
+ODD = 23
+SETTINGS = {"max_iter": 30, "batch_size": ODD, "hidden_layer_sizes": (8,), "random_state": 3}
 
 
 #: Bytes before the numbers of a checkpoint and what they are.
@@ -61,24 +56,23 @@ class StoppedError(Exception):
 
 
 def stopping_after(n_iterations):
-    class Stopping(Banana):
+    class Stopping(GaussianTarget):
         left = n_iterations
 
         def score_fn(self, x):
-            Stopping.left -= len(x) == BATCH_SIZE  # not a trial before the training
+            Stopping.left -= len(x) == ODD  # not a trial before the training
             if Stopping.left < 0:
                 raise StoppedError
             return super().score_fn(x)
 
-        def score_vjp(self, x):
-            return super().score_vjp(x)
-
     return Stopping()
 
 
-@pytest.fixture(scope="module")
-def uninterrupted():
-    return KSIVIApproximator(**SETTINGS).fit(Banana())
+KINDS = {
+    "pilot": {"whiten": Pilot(budget=1000), "annealing": "linear"},  # without which there is no training
+    "none": {"whiten": None},
+    "compared": {"mixing": "normal", "whiten": "laplace", "optimizer": Adam(ema=None), "early_stopping": 0.01},
+}
 
 
 def assert_same_fit(q, other):
@@ -89,161 +83,22 @@ def assert_same_fit(q, other):
     assert q.best_iter_ == other.best_iter_
 
 
-@pytest.mark.parametrize("n_iterations", [1, 25, 64, 199])
-def test_an_interrupted_fit_goes_on_bit_for_bit(n_iterations, uninterrupted, tmp_path):
+@pytest.mark.parametrize(("kind", "n_iterations"), [("pilot", 1), ("pilot", 12), ("none", 12), ("compared", 29)])
+def test_an_interrupted_fit_goes_on_bit_for_bit(kind, n_iterations, tmp_path):
     path = tmp_path / "fit.ckpt"
-    q = KSIVIApproximator(**SETTINGS, checkpoint=Checkpoint(path, every=20))
+    q = KSIVIApproximator(**SETTINGS | KINDS[kind], checkpoint=Checkpoint(path, every=10))
     with pytest.raises(StoppedError):
         q.fit(stopping_after(n_iterations))
     assert not hasattr(q, "family_")
-    assert path.exists() == (n_iterations > 20)
-    assert_same_fit(q.fit(Banana()), uninterrupted)
+    assert path.exists() == (n_iterations > 10)
+    whole = KSIVIApproximator(**SETTINGS | KINDS[kind]).fit(GaussianTarget())
+    assert_same_fit(q.fit(GaussianTarget()), whole)
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    "options", [{"whiten": None}, {"mixing": "normal", "optimizer": Adam(ema=None), "early_stopping": 0.01}]
-)
-def test_every_kind_of_fit_goes_on(options, tmp_path):
-    settings = {**SETTINGS, **options}
-    whole = KSIVIApproximator(**settings).fit(Banana())
-    q = KSIVIApproximator(**settings, checkpoint=Checkpoint(tmp_path / "fit.ckpt", every=20))
-    with pytest.raises(StoppedError):
-        q.fit(stopping_after(120))
-    assert_same_fit(q.fit(Banana()), whole)
-
-
-@pytest.mark.slow
-def test_a_killed_process_goes_on(uninterrupted, tmp_path):
-    path = tmp_path / "fit.ckpt"
-    script = textwrap.dedent(
-        f"""
-        from skksivi import KSIVIApproximator
-        from skksivi.parameters import Checkpoint, Pilot
-        from skksivi.model_selection import Replicates
-from skksivi.targets import Banana, from_score_fn
-        checkpoint = Checkpoint({str(path)!r}, every=20)
-        KSIVIApproximator(**{ {**SETTINGS, "max_iter": 200}!r}, checkpoint=checkpoint).fit(Banana())
-        """
-    )
-    process = subprocess.Popen([sys.executable, "-c", script])
-    while process.poll() is None and not path.exists():
-        time.sleep(0.001)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert_same_fit(KSIVIApproximator(**SETTINGS, checkpoint=Checkpoint(path, every=20)).fit(Banana()), uninterrupted)
-
-
-@pytest.fixture
-def left_behind(tmp_path):
-    path = tmp_path / "fit.ckpt"
-    with pytest.raises(StoppedError):
-        KSIVIApproximator(**SETTINGS, checkpoint=Checkpoint(path, every=20)).fit(stopping_after(100))
-    return path
-
-
-def test_another_fit_is_refused_by_the_name_of_what_differs(left_behind):
-    with pytest.raises(ValueError, match=r"learning_rate = 0\.005, this one has 0\.5"):
-        KSIVIApproximator(**SETTINGS, learning_rate=0.5, checkpoint=Checkpoint(left_behind, every=20)).fit(Banana())
-    with pytest.raises(ValueError, match=r"kernel = .*, this one has .*Laplace"):
-        KSIVIApproximator(**SETTINGS, kernel=Laplace(), checkpoint=Checkpoint(left_behind)).fit(Banana())
-    with pytest.raises(ValueError, match="score_fn at random points"):
-        KSIVIApproximator(**SETTINGS, checkpoint=Checkpoint(left_behind, every=20)).fit(lambda x: -x, n_features=2)
-    assert left_behind.exists()
-
-
-def test_an_array_counts_to_its_last_entry(tmp_path):
-    init = np.random.RandomState(0).normal(size=(600, 2))
-    settings = {**SETTINGS, "checkpoint": Checkpoint(tmp_path / "fit.ckpt", every=20)}
-    with pytest.raises(StoppedError):
-        KSIVIApproximator(**settings, init=init).fit(stopping_after(100))
-    other = init.copy()
-    other[300] += 1
-    with pytest.raises(ValueError, match=r"init = an array \(600, 2\) .*, this one has an array"):
-        KSIVIApproximator(**settings, init=other).fit(Banana())
-
-
-def settings_in(path):
-    return json.loads(parts_of(path)[0]["settings"])
-
-
-def parts_of(path):
-    """The texts and the tensors of a checkpoint, given by its path or its bytes."""
-    content = (path if isinstance(path, bytes) else path.read_bytes())[N_BEFORE:]
-    length = int.from_bytes(content[:8], "little")
-    return json.loads(content[8 : 8 + length])["__metadata__"], safetensors.torch.load(content)
-
-
-def put_together(about, tensors):
-    """A checkpoint of texts and tensors, with the right checksums."""
-    return signed(safetensors.torch.save(tensors, about))
-
-
-def signed(content):
-    length = 8 + int.from_bytes(content[:8], "little")
-    digests = [hashlib.sha256(part).digest() for part in (content[:length], content[length:])]
-    return b"skksivi checkpoint 2\n" + b"".join(digests) + content
-
-
-def test_a_fit_goes_on_on_its_device(left_behind):
-    with CheckpointFile(left_behind, settings_in(left_behind), lambda found: found, "meta").opened() as file:
-        assert {p.device.type for p in file.found.family.parameters()} == {"meta"}
-        assert file.found.whitening.map.m.device.type == "meta"
-        assert file.found.flat.device.type == "meta"
-
-
-def torch_pickle(value):
-    file = io.BytesIO()
-    torch.save(value, file)
-    return file.getvalue()
-
-
-def saved_estimator(path):
-    skksivi.save(KSIVIApproximator(**SETTINGS).set_params(max_iter=1).fit(lambda x: -x, n_features=2), path)
-    return path.read_bytes()
-
-
-@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "pickle", "pickle of torch", "saved estimator"])
-def test_a_damaged_file_is_named_and_nothing_in_it_is_run(damage, left_behind, tmp_path):
-    whole = left_behind.read_bytes()
-
-    class Bomb:
-        def __reduce__(self):
-            return os.mkdir, (str(tmp_path / "bomb"),)
-
-    damaged = {
-        "cut": whole[: len(whole) // 2],
-        "flipped": whole[:100] + bytes(b ^ 255 for b in whole[100:2000]) + whole[2000:],
-        "empty": b"",
-        "pickle": pickle.dumps(Bomb()),
-        "pickle of torch": torch_pickle({"settings": Bomb()}),
-        "saved estimator": saved_estimator(tmp_path / "q"),
-    }
-    left_behind.write_bytes(damaged[damage])
-    with pytest.raises(ValueError, match="damaged"):
-        KSIVIApproximator(**SETTINGS, checkpoint=Checkpoint(left_behind, every=20)).fit(Banana())
-    assert not (tmp_path / "bomb").exists()
-
-
-def test_a_failed_write_leaves_the_last_whole_file(tmp_path):
-    checkpoint = CheckpointFile(tmp_path / "fit.ckpt", {"a": "1"}, lambda found: found)
-    with checkpoint.opened():
-        checkpoint.save([1, 2.5])
-        with pytest.raises(TypeError):
-            checkpoint.save([lambda: None])
-    with CheckpointFile(tmp_path / "fit.ckpt", {"a": "1"}, lambda found: found).opened() as file:
-        assert file.found == [1, 2.5]
-    assert [p.name for p in tmp_path.iterdir()] == ["fit.ckpt"]
-
-
-# The identity of a fit
-
-TINY = KSIVIApproximator(
-    whiten=None, batch_size=23, max_iter=20, hidden_layer_sizes=(8,), early_stopping=None, random_state=0
-)
-TINY_LAYERS = HKSIVIApproximator(
-    n_layers=2, whiten=None, batch_size=23, max_iter=20, hidden_layer_sizes=(8,), random_state=0
-)
+SMALL = {"batch_size": ODD, "max_iter": 20, "hidden_layer_sizes": (8,), "random_state": 0}
+TINY = KSIVIApproximator(whiten=None, mixing="normal", **SMALL)
+TINY_LAYERS = HKSIVIApproximator(n_layers=2, whiten=None, **SMALL)
 
 
 @pytest.fixture
@@ -276,17 +131,112 @@ def assert_refused(q, score_fn, name="`checkpoint`"):
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.fixture
+def left_behind(interrupt):
+    return interrupt(TINY, normal_score)
+
+
+def test_another_fit_is_refused_by_the_name_of_what_differs(left_behind):
+    assert_refused(clone(left_behind).set_params(learning_rate=0.5), normal_score, r"= 0\.005, this one has 0\.5")
+    assert_refused(
+        clone(left_behind).set_params(kernel=Laplace()), normal_score, "kernel = .*, this .* has .*Laplace"
+    )
+    assert_refused(left_behind, lambda x: 1 - x, "score_fn at random points")
+
+
+def test_an_array_counts_to_its_last_entry(interrupt):
+    init = np.random.RandomState(0).normal(size=(600, N_FEATURES))
+    q = interrupt(TINY, normal_score, init=init)
+    other = init.copy()
+    other[300] += 1
+    assert_refused(q.set_params(init=other), normal_score, r"init = an array \(600, 3\) .*, this one has an array")
+
+
+def settings_in(path):
+    return json.loads(parts_of(path)[0]["settings"])
+
+
+def parts_of(path):
+    """The texts and the tensors of a checkpoint, given by its path or its bytes."""
+    content = (path if isinstance(path, bytes) else path.read_bytes())[N_BEFORE:]
+    length = int.from_bytes(content[:8], "little")
+    return json.loads(content[8 : 8 + length])["__metadata__"], safetensors.torch.load(content)
+
+
+def put_together(about, tensors):
+    """A checkpoint of texts and tensors, with the right checksums."""
+    return signed(safetensors.torch.save(tensors, about))
+
+
+def signed(content):
+    length = 8 + int.from_bytes(content[:8], "little")
+    digests = [hashlib.sha256(part).digest() for part in (content[:length], content[length:])]
+    return b"skksivi checkpoint 2\n" + b"".join(digests) + content
+
+
+def test_a_fit_goes_on_on_its_device(left_behind):
+    path = left_behind.checkpoint.path
+    with CheckpointFile(path, settings_in(path), lambda found: found, "meta").opened() as file:
+        assert {p.device.type for p in file.found.family.parameters()} == {"meta"}
+        assert file.found.whitening.map.m.device.type == "meta"
+        assert file.found.flat.device.type == "meta"
+
+
+def torch_pickle(value):
+    file = io.BytesIO()
+    torch.save(value, file)
+    return file.getvalue()
+
+
+def saved_estimator(path):
+    skksivi.save(baselines.Laplace().fit(lambda x: -x, n_features=2), path)
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "pickle", "pickle of torch", "saved estimator"])
+def test_a_damaged_file_is_named_and_nothing_in_it_is_run(damage, left_behind, tmp_path):
+    whole = left_behind.checkpoint.path.read_bytes()
+
+    class Bomb:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "bomb"),)
+
+    damaged = {
+        "cut": whole[: len(whole) // 2],
+        "flipped": whole[:100] + bytes(b ^ 255 for b in whole[100:2000]) + whole[2000:],
+        "empty": b"",
+        "pickle": pickle.dumps(Bomb()),
+        "pickle of torch": torch_pickle({"settings": Bomb()}),
+        "saved estimator": saved_estimator(tmp_path / "q"),
+    }
+    left_behind.checkpoint.path.write_bytes(damaged[damage])
+    assert_refused(left_behind, normal_score, "damaged")
+    assert not (tmp_path / "bomb").exists()
+
+
+def test_a_failed_write_leaves_the_last_whole_file(tmp_path):
+    checkpoint = CheckpointFile(tmp_path / "fit.ckpt", {"a": "1"}, lambda found: found)
+    with checkpoint.opened():
+        checkpoint.save([1, 2.5])
+        with pytest.raises(TypeError):
+            checkpoint.save([lambda: None])
+    with CheckpointFile(tmp_path / "fit.ckpt", {"a": "1"}, lambda found: found).opened() as file:
+        assert file.found == [1, 2.5]
+    assert [p.name for p in tmp_path.iterdir()] == ["fit.ckpt"]
+
+
+# The identity of a fit
+
+
 @pytest.mark.parametrize("kind", SCORES)
-def test_a_checkpoint_is_of_one_score(kind, seed, interrupt):
-    before, after = changed_score(kind, seed)
+def test_a_checkpoint_is_of_one_score(kind, interrupt):
+    before, after = changed_score(kind, 0)
     assert_refused(interrupt(TINY, before), after)
 
 
-@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kind", TARGETS)
-def test_a_checkpoint_is_of_one_target(kind, seed, interrupt):
-    before, after = changed_target(kind, seed)
+def test_a_checkpoint_is_of_one_target(kind, interrupt):
+    before, after = changed_target(kind, 0)
     assert_refused(interrupt(TINY, before), after)
 
 
@@ -376,28 +326,26 @@ def fits_in_threads(checkpoints):
 def test_one_fit_at_a_time_has_a_checkpoint(tmp_path):
     whole = clone(TINY).set_params(max_iter=50).fit(normal_score, n_features=N_FEATURES)
     (tmp_path / "link.ckpt").symlink_to(tmp_path / "fit.ckpt")
-    for _ in range(3):
-        results = fits_in_threads([tmp_path / "fit.ckpt", tmp_path / "link.ckpt"] * 2)
-        fitted = [q for q in results if isinstance(q, KSIVIApproximator)]
-        assert fitted
-        for q in fitted:
-            assert_same_fit(q, whole)
-        for error in results:
-            if isinstance(error, ValueError):
-                assert "`checkpoint` " in str(error)
-                assert "in use by another fit; leave `checkpoint` out of searches" in str(error)
+    results = fits_in_threads([tmp_path / "fit.ckpt", tmp_path / "link.ckpt"] * 2)
+    fitted = [q for q in results if isinstance(q, KSIVIApproximator)]
+    assert fitted
+    for q in fitted:
+        assert_same_fit(q, whole)
+    for error in results:
+        if isinstance(error, ValueError):
+            assert "`checkpoint` " in str(error)
+            assert "in use by another fit; leave `checkpoint` out of searches" in str(error)
     assert [path.name for path in tmp_path.iterdir()] == ["link.ckpt"]
 
 
-@pytest.mark.parametrize("n_jobs", [1, 2])
 @pytest.mark.parametrize("backend", ["threading", pytest.param("loky", marks=pytest.mark.slow)])
-def test_a_search_below_a_folder_is_one_without_checkpoints(backend, n_jobs, tmp_path):
-    target, grid = from_score_fn(normal_score, N_FEATURES), {"learning_rate": [1e-3, 1e-2], "random_state": [0, 1]}
-    scores = []
+def test_a_search_below_a_folder_is_one_without_checkpoints(backend, tmp_path):
+    target, grid = from_score_fn(normal_score, N_FEATURES), {"learning_rate": [1e-3, 1e-2]}
+    scores, scorer = [], neg_ksd_scorer(n_samples=50)
     for checkpoint in (None, Checkpoint(tmp_path, every=5)):
-        search = GridSearchCV(clone(TINY).set_params(checkpoint=checkpoint), grid, cv=Replicates(2), n_jobs=n_jobs)
+        q = clone(TINY).set_params(checkpoint=checkpoint)
         with parallel_backend(backend):
-            search.fit(target)
+            search = GridSearchCV(q, grid, scoring=scorer, cv=Replicates(2), n_jobs=2, refit=False).fit(target)
         scores.append([search.cv_results_[f"split{k}_test_score"] for k in range(2)])
     np.testing.assert_array_equal(*scores)
     assert list(tmp_path.iterdir()) == []
@@ -420,6 +368,7 @@ CANDIDATES = st.tuples(st.sampled_from([1e-3, 1e-2]), st.integers(0, 3), st.samp
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@settings(max_examples=2)
 @given(candidates=st.lists(CANDIDATES, min_size=2, max_size=3, unique=True))
 def test_candidates_below_a_folder_do_not_meet(candidates, interrupt, tmp_path):
     """Whatever they differ in, also if all are interrupted: rate, seed, target and replicate."""
@@ -435,6 +384,7 @@ def test_candidates_below_a_folder_do_not_meet(candidates, interrupt, tmp_path):
     assert list((tmp_path / "fit.ckpt").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_holds_nothing_up(tmp_path):
     script = f"""
 import time
@@ -481,10 +431,9 @@ def test_a_checkpoint_that_cannot_be_written_is_told_before_the_fit(kind, tmp_pa
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace", "open", "chmod"])
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EIO, errno.EROFS, errno.EDQUOT])
-def test_a_disk_that_fails_during_a_fit_costs_no_fit(call, number, monkeypatch, tmp_path):
+def test_a_disk_that_fails_during_a_fit_costs_no_fit(call, monkeypatch, tmp_path):
     whole = clone(TINY).fit(normal_score, n_features=N_FEATURES)
-    write, fails = CheckpointFile._write, raising(OSError(number, os.strerror(number)))
+    write, fails = CheckpointFile._write, raising(OSError(errno.ENOSPC, "no space left"))
 
     def failing_write(file, data):
         write(file, data)
@@ -509,10 +458,7 @@ def test_no_memory_for_a_checkpoint_costs_no_fit(monkeypatch, tmp_path):
     assert_same_fit(q, clone(TINY).fit(normal_score, n_features=N_FEATURES))
 
 
-@pytest.mark.parametrize(
-    "error",
-    [PermissionError(13, "denied"), OSError(errno.EIO, "input/output error"), MemoryError(), OSError(116, "")],
-)
+@pytest.mark.parametrize("error", [PermissionError(13, "denied"), MemoryError()])
 def test_a_checkpoint_that_cannot_be_read_is_not_called_damaged(error, interrupt, monkeypatch):
     q = interrupt(TINY, normal_score)
     before = q.checkpoint.path.read_bytes()
@@ -527,7 +473,7 @@ def test_a_checkpoint_that_cannot_be_read_is_not_called_damaged(error, interrupt
     assert_same_fit(q.fit(normal_score, n_features=N_FEATURES), clone(TINY).fit(normal_score, n_features=N_FEATURES))
 
 
-@pytest.mark.parametrize("mode", [0o600, 0o640, 0o644, 0o400, 0o666, 0o660])
+@pytest.mark.parametrize("mode", [0o640, 0o400])
 def test_a_checkpoint_keeps_its_mode_and_a_link_stays_one(mode, interrupt, tmp_path):
     q = interrupt(TINY, normal_score)
     q.checkpoint.path.chmod(mode)
@@ -717,9 +663,10 @@ def assert_all_told(crafted, record_property):
 
 @pytest.mark.slow
 def test_a_crafted_checkpoint_is_told_or_harmless(crafted, assert_all_told):
-    files = list(crafted_files(crafted[1], np.random.RandomState(0)))
-    assert_all_told(files)
+    rng = np.random.RandomState(1)
+    files = list(crafted_files(crafted[1], rng))
     assert len(files) > 500
+    assert_all_told([files[k] for k in rng.choice(len(files), 40, replace=False)])
 
 
 def test_some_crafted_checkpoints_are_told_or_harmless(crafted, assert_all_told):
@@ -728,20 +675,21 @@ def test_some_crafted_checkpoints_are_told_or_harmless(crafted, assert_all_told)
     assert_all_told([files[k] for k in rng.choice(len(files), 10, replace=False)])
 
 
+@pytest.mark.parametrize("crafted", ["none"], indirect=True)
 def test_headers_that_lie_are_told(crafted, assert_all_told):
     assert_all_told(list(crafted_headers(crafted[1], parts_of(crafted[1])[0])))
 
 
 @pytest.mark.parametrize("format_", [b"1", b"3"])
 def test_another_format_is_named(format_, left_behind):
-    left_behind.write_bytes(left_behind.read_bytes().replace(b"checkpoint 2", b"checkpoint " + format_, 1))
-    with pytest.raises(ValueError, match=f"has format {format_.decode()}, but this version reads format 2"):
-        KSIVIApproximator(**SETTINGS, checkpoint=Checkpoint(left_behind, every=20)).fit(Banana())
+    path = left_behind.checkpoint.path
+    path.write_bytes(path.read_bytes().replace(b"checkpoint 2", b"checkpoint " + format_, 1))
+    assert_refused(left_behind, normal_score, f"has format {format_.decode()}, but this version reads format 2")
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "socket", "sparse", "sparse with its beginning"])
-def test_what_is_no_file_of_fits_is_refused_at_once(kind, interrupt, tmp_path, monkeypatch):
-    q = interrupt(TINY, normal_score)
+def test_what_is_no_file_of_fits_is_refused_unread(kind, left_behind, tmp_path, monkeypatch):
+    q = left_behind
     path, content = q.checkpoint.path, q.checkpoint.path.read_bytes()
     path.unlink()
     if kind == "pipe":
@@ -755,7 +703,7 @@ def test_what_is_no_file_of_fits_is_refused_at_once(kind, interrupt, tmp_path, m
     else:
         path.write_bytes(content if "beginning" in kind else b"")
         os.truncate(path, 2**31)
-    start = time.perf_counter()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(ValueError, match=r"`checkpoint` .*fit\.ckpt"):
         q.fit(normal_score, n_features=N_FEATURES)
-    assert time.perf_counter() - start < 2
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000  # KiB

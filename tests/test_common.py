@@ -8,6 +8,7 @@ import random
 import re
 import subprocess
 import sys
+from functools import cache
 
 import joblib
 import numpy as np
@@ -32,7 +33,6 @@ from misbehaving import Misbehaving, raising
 from plain_targets import UnmovableModule
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
-from sklearn.model_selection import GridSearchCV
 
 import skksivi
 from skksivi import HKSIVIApproximator, KSIVIApproximator
@@ -41,9 +41,7 @@ from skksivi.baselines import (
     HSIVISM,
     MALA,
     SIVI,
-    SIVISM,
     SVGD,
-    UIVI,
     Laplace,
 )
 from skksivi.pilot._rules import RULES
@@ -77,6 +75,18 @@ def test_every_approximator_is_under_contract():
     own = [getattr(skksivi, name) for name in skksivi.__all__ if name.endswith("Approximator")]
     public = [*own, *(getattr(skksivi.baselines, name) for name in skksivi.baselines.__all__)]
     assert {type(q) for q in APPROXIMATORS} == set(public)
+
+
+def test_what_the_base_class_does_is_done_by_it_alone(unfitted):
+    """So that a few of them will do for all."""
+    for name in ("fit", "score", "score_samples"):
+        assert getattr(type(unfitted), name) is getattr(BaseApproximator, name)
+    assert type(unfitted).sample in (BaseApproximator.sample, HKSIVIApproximator.sample)
+
+
+A_FEW = pytest.mark.parametrize(
+    "q", [short(KSIVIApproximator(random_state=0)), Laplace(random_state=0)], ids=lambda q: type(q).__name__
+)
 
 
 @pytest.mark.filterwarnings("always")
@@ -137,11 +147,24 @@ def test_score_samples_is_the_log_density_of_the_target(fitted):
     assert np.mean(np.abs(fitted.score_samples(X) - expected.numpy())) < 0.1
 
 
-@pytest.mark.parametrize("judged", [gaussian_score, GaussianTarget()], ids=["function", "target"])
-def test_score_of_a_target_prefers_the_better_fit(fitted, judged):
-    worse = Laplace(random_state=0).fit(lambda x: gaussian_score(x - 0.5), n_features=2)
-    assert worse.score(judged) < fitted.score(judged) < 0.05
-    assert fitted.score(judged) == fitted.score(judged)
+@cache
+def grade_of_a_worse_fit():
+    return Laplace(random_state=0).fit(lambda x: gaussian_score(x - 0.5), n_features=2).score(gaussian_score)
+
+
+def test_score_of_a_target_prefers_the_better_fit(fitted):
+    assert grade_of_a_worse_fit() < fitted.score(gaussian_score) < 0.05
+
+
+def score_by_autograd(x):
+    return torch.autograd.grad(GaussianTarget().log_prob(x).sum(), x, create_graph=True)[0]
+
+
+@pytest.mark.parametrize("judged", [gaussian_score, GaussianTarget(), score_by_autograd])
+def test_a_target_is_judged_by_its_score_and_the_same_each_time(judged):
+    q, before = good_fit("Laplace"), global_state()
+    assert q.score(judged) == q.score(judged) == pytest.approx(q.score(gaussian_score), rel=1e-3)
+    assert global_state() == before
 
 
 @every_view
@@ -193,7 +216,6 @@ def test_pickle_and_joblib_keep_the_distribution(unfitted, tmp_path):
 def test_same_seed_same_result_in_one_process(repeatable):
     a, b = (clone(repeatable).fit(gaussian_score, n_features=2) for _ in range(2))
     np.testing.assert_array_equal(a.sample(100), b.sample(100))
-    assert a.score(gaussian_score) == b.score(gaussian_score)
     c = clone(repeatable).set_params(random_state=1).fit(gaussian_score, n_features=2)
     assert not np.array_equal(a.sample(100), c.sample(100))
 
@@ -223,17 +245,18 @@ def test_same_seed_same_result_in_two_processes():
     assert [len(line) for line in digests[0].stdout.split()] == 2 * [len(hashlib.sha256().hexdigest())]
 
 
-def test_global_state_is_untouched(repeatable):
-    def state():
-        generators = torch.get_rng_state().tolist(), str(np.random.get_state()), random.getstate()
-        return generators, torch.get_num_threads(), torch.get_default_dtype(), torch.is_grad_enabled()
+def global_state():
+    generators = torch.get_rng_state().tolist(), str(np.random.get_state()), random.getstate()
+    return generators, torch.get_num_threads(), torch.get_default_dtype(), torch.is_grad_enabled()
 
-    before = state()
+
+def test_global_state_is_untouched(repeatable):
+    before = global_state()
     q = repeatable.set_params(random_state=None).fit(gaussian_score, n_features=2)
+    X = q.sample(10)
     if has_density(q):
-        q.score(q.sample(10))
-    q.score(gaussian_score)
-    assert state() == before
+        q.score(X)
+    assert global_state() == before
 
 
 def test_a_failed_fit_leaves_the_earlier_one(unfitted):
@@ -250,32 +273,21 @@ def test_a_failed_fit_leaves_the_earlier_one(unfitted):
     np.testing.assert_array_equal(unfitted.sample(5, random_state=0), X)
 
 
-def test_grid_search_takes_a_target_in_the_place_of_x(unfitted):
-    search = GridSearchCV(unfitted, {"random_state": [0, 1]}, cv=[(np.arange(1), np.arange(1))])
-    search.fit(GaussianTarget())
-    assert np.isfinite(search.cv_results_["mean_test_score"]).all()
-    assert search.best_estimator_.sample(3).shape == (3, 2)
-
-
-def test_a_score_that_differentiates_log_p_itself_is_fitted_and_judged(unfitted):
-    def score_fn(x):
-        log_prob = -(x**2).sum() / 2
-        return torch.autograd.grad(log_prob, x, create_graph=True)[0]
-
-    q, other = (clone(unfitted).fit(s, n_features=2) for s in (score_fn, torch.neg))
+def test_a_score_that_differentiates_log_p_itself_is_fitted(unfitted):
+    q, other = (clone(unfitted).fit(s, n_features=2) for s in (score_by_autograd, gaussian_score))
     assert_close(q.sample(20), other.sample(20))
-    assert q.score(score_fn) == pytest.approx(other.score(torch.neg), rel=1e-3)
 
 
-@pytest.mark.parametrize("cls", [KSIVIApproximator, SIVI, SIVISM, UIVI])
+@pytest.mark.parametrize("cls", [KSIVIApproximator, SIVI])
 def test_draws_far_from_the_target_are_told(cls):
     """They start at zero, 40 standard deviations off in each coordinate."""
     with pytest.warns(ConvergenceWarning, match=r"too far from the target: .* is 3(\.\d)?e\+03, but should be 0"):
-        cls(whiten=None, max_iter=5, random_state=0).fit(lambda x: 40 - x, n_features=2)
+        short(cls(random_state=0)).fit(lambda x: 40 - x, n_features=2)
 
 
+@A_FEW
 @pytest.mark.filterwarnings("ignore:`log_prob` of the target contradicts its `score_fn`:UserWarning")
-def test_a_subclass_with_a_new_score_or_density_does_not_use_the_old_product(unfitted):
+def test_a_subclass_with_a_new_score_or_density_does_not_use_the_old_product(q):
     class Tempered(Banana):
         def score_fn(self, x):
             return 0.1 * super().score_fn(x)
@@ -287,11 +299,12 @@ def test_a_subclass_with_a_new_score_or_density_does_not_use_the_old_product(unf
     plain = Banana().score_fn
     scores = {Tempered(): lambda x: 0.1 * plain(x), Narrow(): lambda x: plain(x) - 100 * (x - 1)}
     for target, score_fn in scores.items():
-        q, other = clone(unfitted).fit(target), clone(unfitted).fit(score_fn, n_features=2)
-        assert_close(q.sample(20), other.sample(20))
+        fits = clone(q).fit(target), clone(q).fit(score_fn, n_features=2)
+        assert_close(*(fit.sample(20) for fit in fits))
 
 
-def test_a_product_that_contradicts_the_score_is_refused(unfitted):
+@A_FEW
+def test_a_product_that_contradicts_the_score_is_refused(q):
     class Wrong(GaussianTarget):
         def score_fn(self, x):
             return gaussian_score(x)
@@ -300,7 +313,7 @@ def test_a_product_that_contradicts_the_score_is_refused(unfitted):
             return gaussian_score(x), lambda v: v
 
     with pytest.raises(ValueError, match="`score_vjp` returns a product"):
-        unfitted.fit(Wrong())
+        clone(q).fit(Wrong())
 
 
 def test_the_result_does_not_depend_on_the_default_dtype(repeatable):
@@ -313,7 +326,11 @@ def test_the_result_does_not_depend_on_the_default_dtype(repeatable):
     np.testing.assert_array_equal(actual, expected)
 
 
-@pytest.mark.parametrize("q", APPROXIMATORS, ids=lambda q: type(q).__name__)
+@pytest.mark.parametrize(
+    "q",
+    [KSIVIApproximator(whiten="laplace", random_state=0), Laplace(random_state=0)],
+    ids=lambda q: type(q).__name__,
+)
 def test_the_wrong_sign_is_named(q):
     with pytest.warns(UserWarning, match="wrong sign"), pytest.raises(ValueError, match="wrong sign"):
         clone(q).fit(lambda x: x, n_features=2)
@@ -339,12 +356,12 @@ def test_joblib_workers_do_not_oversubscribe_the_cores():
 
 
 def test_fits_in_threads_equal_those_in_sequence(repeatable):
-    seeds = range(4)
+    seeds = range(2)
 
     def draws(seed):
         return clone(repeatable).set_params(random_state=seed).fit(gaussian_score, n_features=2).sample(50)
 
-    threaded = joblib.Parallel(n_jobs=4, backend="threading")(joblib.delayed(draws)(seed) for seed in seeds)
+    threaded = joblib.Parallel(n_jobs=2, backend="threading")(joblib.delayed(draws)(seed) for seed in seeds)
     for one, other in zip(threaded, map(draws, seeds), strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -366,14 +383,7 @@ MISTAKES = {
 }
 
 
-def test_what_the_base_class_does_is_done_by_it_alone(unfitted):
-    """So that a few of them will do below for all."""
-    for name in ("fit", "score", "score_samples"):
-        assert getattr(type(unfitted), name) is getattr(BaseApproximator, name)
-    assert type(unfitted).sample in (BaseApproximator.sample, HKSIVIApproximator.sample)
-
-
-@pytest.mark.parametrize("q", [KSIVIApproximator(), Laplace()], ids=lambda q: type(q).__name__)
+@A_FEW
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_before_or_in_fit_gives_a_clear_error(q, mistake):
     act, error, message = MISTAKES[mistake]
@@ -384,6 +394,8 @@ def test_a_mistake_before_or_in_fit_gives_a_clear_error(q, mistake):
 LATER_MISTAKES = {
     "n_samples=-1": (lambda q: q.sample(-1), ValueError, "n_samples == -1"),
     "n_samples=2.5": (lambda q: q.sample(2.5), TypeError, "n_samples"),
+    "n_samples=nan": (lambda q: q.sample(np.nan), TypeError, "n_samples"),
+    "n_samples='3'": (lambda q: q.sample("3"), TypeError, "n_samples"),
     "columns": (lambda q: q.score_samples(np.zeros((4, 3))), ValueError, "3 columns, expected 2"),
     "one dimension": (lambda q: q.score_samples(np.zeros(2)), ValueError, "2D"),
     "NaN": (lambda q: q.score(np.full((4, 2), np.nan)), ValueError, "NaN"),
@@ -391,15 +403,15 @@ LATER_MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("q", [Laplace(), KSIVIApproximator(), HKSIVIApproximator()], ids=lambda q: type(q).__name__)
+@pytest.mark.parametrize("name", ["Laplace", "KSIVIApproximator", "HKSIVIApproximator"])
 @pytest.mark.parametrize("mistake", LATER_MISTAKES)
-def test_a_mistake_after_fit_gives_a_clear_error(q, mistake):
+def test_a_mistake_after_fit_gives_a_clear_error(name, mistake):
     act, error, message = LATER_MISTAKES[mistake]
     with pytest.raises(error, match=message):
-        act(short(q).fit(gaussian_score, n_features=2))
+        act(good_fit(name))
 
 
-@pytest.mark.parametrize("make", [Laplace, lambda **own: KSIVIApproximator(whiten="laplace", max_iter=20, **own)])
+@pytest.mark.parametrize("make", [Laplace, lambda **own: KSIVIApproximator(whiten="laplace", max_iter=2, **own)])
 @given(log10_size=st.floats(-6, 12), log10_scale=st.floats(-6, 6), seed=st.integers(0, 10**6))
 def test_draws_can_be_told_apart_however_far_they_are_from_the_origin(make, log10_size, log10_scale, seed):
     """Means of 2,000 draws are within five standard errors, which rounding to float32 would often spoil."""

@@ -289,7 +289,7 @@ def all_wrong(name, path, share_of_states, share_of_tensors):
     return {what: reason for what, reason in reasons.items() if reason}, len(cases)
 
 
-@pytest.mark.parametrize("name", ["Laplace", "reweighted", "SVGD", "mixture"])
+@pytest.mark.parametrize("name", ["Laplace", "reweighted", "SVGD", pytest.param("mixture", marks=pytest.mark.slow)])
 def test_some_crafted_files_are_refused_by_name_or_harmless(name, tmp_path, record_property):
     found, n_cases = all_wrong(name, tmp_path / "q", 0.006, 0.12)
     record_property("cases", n_cases)
@@ -301,13 +301,14 @@ def test_some_crafted_files_are_refused_by_name_or_harmless(name, tmp_path, reco
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_crafted_files_are_refused_by_name_or_harmless(name, tmp_path, record_property):
-    found, n_cases = all_wrong(name, tmp_path / "q", 0.03, 0.3)
+    found, n_cases = all_wrong(name, tmp_path / "q", 0.012, 0.12)
     record_property("cases", n_cases)
     record_property("wrong", len(found))
     assert found == {}
-    assert n_cases > 30
+    assert n_cases > 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_the_crafted_files_are_else_those_of_save(name, tmp_path):
     """Else they would be refused for another reason."""

@@ -103,6 +103,7 @@ def test_of_networks_it_is_the_integral_over_z(form, size, mixing):
     assert ((value - expected).abs() < 0.02 + 5 * se).all()
 
 
+@pytest.mark.slow
 def test_standard_errors_are_those_of_repeats():
     """Of a network as bent as this a quarter is missing: draws are added only where the error seems large."""
     family = gaussian_layer(

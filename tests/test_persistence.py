@@ -2,6 +2,7 @@
 
 import copy
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -18,7 +19,7 @@ import pandas as pd
 import pytest
 import safetensors.torch
 import torch
-from approximators import APPROXIMATORS
+from approximators import APPROXIMATORS, short
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.base import clone
@@ -122,7 +123,7 @@ ESTIMATORS = {
     "SGLD": SGLD(n_chains=5, n_warmup=3, n_draws=4, step_size=(0.1, 1.0, 0.5), whiten=None, random_state=1),
     "MALA": MALA(n_chains=5, n_warmup=3, n_draws=4, whiten="bam", dtype="float32", random_state=1),
 }
-ESTIMATORS |= {type(q).__name__: q for q in APPROXIMATORS if type(q) not in map(type, ESTIMATORS.values())}
+ESTIMATORS |= {type(q).__name__: short(q) for q in APPROXIMATORS if type(q) not in map(type, ESTIMATORS.values())}
 N_FEATURES = {"many features": 1002}
 
 pytestmark = [
@@ -210,9 +211,12 @@ def assert_same(a, b):
         assert a == b or (a != a and b != b)
 
 
-@pytest.mark.parametrize("way", [by_file, by_pickle, by_joblib])
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in N_FEATURES else []) for name in ESTIMATORS]
+    ("name", "way"),
+    [
+        *(pytest.param(name, by_file, marks=[pytest.mark.slow] * (name in N_FEATURES)) for name in ESTIMATORS),
+        *itertools.product(["tails", "hierarchy", "SVGD"], [by_pickle, by_joblib]),
+    ],
 )
 def test_a_fitted_estimator_comes_back_bit_for_bit(fitted_one, name, way, tmp_path):
     q = copy.deepcopy(fitted_one)

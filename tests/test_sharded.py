@@ -177,20 +177,19 @@ def left(folder, n):
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs gloo on the loopback address")
-def test_two_and_four_ranks_are_as_one_and_the_same_each_time(tmp_path):
-    for n in (1, 2, 4):
+def test_two_ranks_are_as_one_and_the_same_each_time(tmp_path):
+    for n in (1, 2):
         launch(n, "fit", tmp_path)
-    one, two, four = (left(tmp_path, n) for n in (1, 2, 4))
+    one, two = (left(tmp_path, n) for n in (1, 2))
     launch(2, "fit", tmp_path)
     for name, numbers in left(tmp_path, 2).items():
         np.testing.assert_array_equal(numbers, two[name], err_msg=name)
     for name, numbers in one.items():
-        for other in (two, four):
-            if "own draws" in name:  # each rank has minibatches of its own
-                off = (other[name].mean(0) - one["draws"].mean(0)) / one["draws"].std(0)
-                assert np.abs(off).max() < 0.15, name
-                continue
-            np.testing.assert_allclose(other[name], numbers, rtol=1e-9, atol=1e-9, err_msg=name)
+        if "own draws" in name:  # each rank has minibatches of its own
+            off = (two[name].mean(0) - one["draws"].mean(0)) / one["draws"].std(0)
+            assert np.abs(off).max() < 0.15, name
+        else:
+            np.testing.assert_allclose(two[name], numbers, rtol=1e-9, atol=1e-9, err_msg=name)
     close(one["score"], WHOLE.score_fn(POINTS))
     close(one["score of many"], WHOLE.score_fn(ranks.MANY))
     close(one["product"], WHOLE.score_vjp(POINTS)[1](POINTS.flip(0)))

@@ -160,7 +160,9 @@ def test_indices_that_make_no_map_are_refused(index, message):
         tails(3, index)
 
 
-@pytest.mark.parametrize("name", ["Cauchys", "one of three", "multivariate"])
+@pytest.mark.parametrize(
+    "name", ["one of three", *(pytest.param(name, marks=pytest.mark.slow) for name in ("Cauchys", "multivariate"))]
+)
 def test_fits_have_the_tails_of_the_target(name, tmp_path):
     """The shares of draws beyond quantiles are right to 2% and five standard errors, a false alarm in a million."""
     target = TARGETS[name]

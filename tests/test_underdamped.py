@@ -33,6 +33,7 @@ def gaussian_score(m, L):
     return lambda x: (m.to(x) - x) @ precision.to(x)
 
 
+@pytest.mark.slow
 def test_the_chains_of_a_stiff_gaussian_have_its_covariance():
     m, L = stiff()
     x = m + normal(400, 5) @ L.mT
@@ -65,6 +66,7 @@ def test_from_one_start_the_chains_surround_the_mode():
     assert len(pilot.n_of_mode) == 20
 
 
+@pytest.mark.slow
 def test_conditional_widths_are_those_of_the_precision():
     m, L = stiff()
     score = resolved(gaussian_score(m, L), 5)
@@ -81,7 +83,9 @@ def two_modes(x):
     return torch.cat([30 * torch.tanh(30 * first) - first, -x[:, 1:]], 1)
 
 
-@pytest.mark.parametrize("approximator", [KSIVIApproximator, HKSIVIApproximator])
+@pytest.mark.parametrize(
+    "approximator", [KSIVIApproximator, pytest.param(HKSIVIApproximator, marks=pytest.mark.slow)]
+)
 def test_every_start_keeps_its_mode(approximator):
     q = approximator(
         whiten=Pilot("diagonal", budget=16_000), init=np.repeat(MODES, 8, 0), max_iter=100, random_state=0
@@ -117,6 +121,7 @@ def test_the_pilot_is_asked_for_where_there_is_one():
         q.set_params(whiten="laplace").fit(EightGaussians())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spread", [1.0, 10.0])
 def test_chains_bear_a_curvature_that_grows_without_bound(spread):
     quartic = resolved(lambda x: -(x**3), 20)

@@ -180,7 +180,11 @@ def test_a_level_of_other_coefficients_is_refused():
 # Fits
 
 
-@pytest.mark.parametrize("target", [Bent(2), Bent(10), bare(Bent(2))], ids=["d = 2", "d = 10", "bare score"])
+@pytest.mark.parametrize(
+    "target",
+    [Bent(2), *(pytest.param(target, marks=pytest.mark.slow) for target in (Bent(10), bare(Bent(2))))],
+    ids=["d = 2", "d = 10", "bare score"],
+)
 def test_a_wide_banana_is_fitted(target):
     """Standard deviations within 10%, of 40,000 draws on either side; without a warp they are 5 to 7 and 3 to 6."""
     d = getattr(target, "n_features", 2)
@@ -191,6 +195,7 @@ def test_a_wide_banana_is_fitted(target):
     assert q.n_score_calls_ + q.n_products_ < 100_000
 
 
+@pytest.mark.slow
 def test_a_funnel_is_fitted():
     """Quantiles of v by 20,000 draws are within 0.25; its standard deviation is 3."""
     with warnings.catch_warnings():
@@ -229,22 +234,24 @@ def test_what_a_fit_offers_is_in_the_coordinates_of_the_target(bent, tmp_path):
     np.testing.assert_array_equal(again.score_samples(X[:5]), bent.score_samples(X[:5]))
 
 
+@pytest.mark.slow
 def test_it_can_be_trained_go_on_and_be_interrupted(tmp_path):
-    q = KSIVIApproximator(max_iter=200, early_stopping=None, random_state=0)
+    q = KSIVIApproximator(max_iter=20, early_stopping=None, random_state=0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        trained = clone(q).set_params(checkpoint=Checkpoint(tmp_path / "fit.checkpoint", every=100)).fit(Bent())
+        trained = clone(q).set_params(checkpoint=Checkpoint(tmp_path / "fit.checkpoint", every=10)).fit(Bent())
         warm = KSIVIApproximator(warm_start=True, random_state=0).fit(Bent())
         n_before = warm.n_score_calls_
-        warm.set_params(max_iter=100, early_stopping=None).fit(Bent())
+        warm.set_params(max_iter=20, early_stopping=None).fit(Bent())
     assert trained.whitening_.warp is None  # which is for fits that end by themselves
     assert isinstance(warm.sampler_, Warped)
-    assert warm.n_iter_ == 100
-    assert warm.n_score_calls_ < n_before + 100 * warm.batch_size
+    assert warm.n_iter_ == 20
+    assert warm.n_score_calls_ < n_before + 20 * warm.batch_size
     ratio = warm.sample(20_000).std(0) / Bent().sample(20_000).std(0).numpy()
     assert np.abs(ratio - 1).max() < 0.2
 
 
+@pytest.mark.slow
 def test_a_target_that_has_moved_is_followed():
     class Moved(Bent):
         def log_prob(self, x):
@@ -261,6 +268,7 @@ def test_other_rules_do_without():
     assert q.whitening_.warp is None
 
 
+@pytest.mark.slow
 def test_high_effort_is_no_worse_where_long_chains_are():
     """It takes them only where short ones have not converged in warped coordinates."""
     auto, high = (

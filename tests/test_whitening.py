@@ -228,7 +228,7 @@ APART = Mixture([0.5, 0.5], [[-8.0, 0.0], [8.0, 4.0]], [1.0, 1.0])
 
 
 @pytest.mark.parametrize("p", [APART, UNEQUAL, RING], ids=["two", "unequal", "ring"])
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_all_modes_of_a_mixture_are_found_with_their_weights(p, seed):
     """The integral across the kink between two modes is off by at most 0.02, a weight by w (1 - w) times that."""
     whitening, _ = whitening_of("auto", p.score_fn, 2, seed=seed)
@@ -279,11 +279,13 @@ def test_the_generator_alone_decides():
     assert not np.array_equal(a.m, c.m)
 
 
+@pytest.mark.slow
 def test_a_funnel_that_chains_cannot_explore_has_not_converged():
     whitening, _ = whitening_of("auto", funnel_score, 9, budget=400_000)
     assert not whitening.converged
 
 
+@pytest.mark.slow
 def test_a_half_space_without_the_origin_is_found():
     """Gamma(3) in each coordinate has mean and variance 3; 128 chains leave 10%."""
     whitening, _ = whitening_of("auto", lambda x: torch.where(x > 0, 2 / x - 1, torch.nan), 2)

@@ -16,11 +16,15 @@ from reference import mala, reference
 from skksivi import HKSIVIApproximator, KSIVIApproximator, paper_settings
 from skksivi.baselines import Laplace
 from skksivi.metrics import sliced_wasserstein
-from skksivi.parameters import Pilot, pilot_of
+from skksivi.parameters import pilot_of
 from skksivi.targets import Target
 
-#: Of a quick run: iterations, particles, and draws to judge by.
-QUICK = {"max_iter": 20, "n_warmup": 20, "n_particles": 100, "n_draws": 200}
+#: Settings of the fits of a quick run, and draws to judge by.
+QUICK = {
+    "max_iter": 3, "batch_size": 10, "latent_dim": 2, "hidden_layer_sizes": (4,), "critic_hidden_layer_sizes": (4,),
+    "n_warmup": 3, "n_particles": 20,
+}  # fmt: skip
+N_QUICK = 100
 
 #: What the settings of the paper have for KSIVI alone.
 OF_KSIVI = ("kernel", "bandwidth", "gradient_estimator", "mixing", "terms")
@@ -64,9 +68,8 @@ def few(q, args):
     """Return what makes a fit quick, nothing if it is not to be."""
     if not args.quick or isinstance(q, Laplace):
         return {}
-    own = {name: QUICK[name] for name in ("max_iter", "n_warmup", "n_particles") if hasattr(q, name)}
-    chains = pilot_of(getattr(q, "whiten", None))
-    return own if chains is None else own | {"whiten": Pilot(chains.rule, budget=2000)}
+    has_chains = pilot_of(getattr(q, "whiten", None)) is not None
+    return {name: QUICK[name] for name in QUICK if hasattr(q, name)} | ({"whiten": "laplace"} if has_chains else {})
 
 
 DEFAULTS = {"floor": lambda *_, **__: None, "Laplace": Ours(Laplace), "ours": Ours(KSIVIApproximator)}
@@ -160,12 +163,12 @@ def fit(q, *data):
 
 def exact_draws(name, target, args):
     """Return reference draws (n, d), kept in a file; of a quick run they are rough and not kept."""
-    return mala(target, 400, n_steps=80)[0].numpy() if args.quick else reference(name, args.cache)
+    return mala(target, 2 * N_QUICK, n_steps=80)[0].numpy() if args.quick else reference(name, args.cache)
 
 
 def sliced_distance(q, Y, seed, args):
     """Return that of 1,000 draws of q, of None as many exact ones, from 1,000 others of the reference Y (n, d)."""
-    n = QUICK["n_draws"] if args.quick else 1000
+    n = N_QUICK if args.quick else 1000
     rows = np.random.RandomState(seed).permutation(len(Y))
     X = Y[rows[n : 2 * n]] if q is None else q.sample(n, random_state=seed)
     return sliced_wasserstein(X, Y[rows[:n]], random_state=seed)

@@ -100,7 +100,7 @@ class Networks(Table):
         for seed in range(max(args.seeds, args.splits)):
             for case in self.cases[-1:] if args.quick and not args.cases else self.cases:
                 yield from ((case, method, seed) for method in SETTINGS)
-                for method, choices in CHOICES.items():
+                for method, choices in ({"KSIVI": RATES} if args.quick else CHOICES).items():
                     if seed < args.splits:
                         yield from ((case, f"{method} @ {c}", seed) for c in choices[: 1 if args.quick else None])
                     yield case, method, seed
@@ -121,7 +121,8 @@ class Networks(Table):
             train, test = train_test_split(train, test_size=0.1, random_state=split)
             make = make._replace(share=1 / 4)
         lam, gam = np.exp(PRECISIONS[case])
-        target = NETWORKS[args.units](X[train], y[train], prior_precision=lam, noise_precision=gam)
+        size = {"n_hidden": 2} if args.quick else {}
+        target = NETWORKS[args.units](X[train], y[train], prior_precision=lam, noise_precision=gam, **size)
         own = {"step_size" if name.startswith("SGLD") else "learning_rate": float(choice_of_split)}
         q = make(args, **own, random_state=seed)
         in_parts = SameRows(target, seed) if name == "KSIVI" else Minibatches(target, N_ROWS)
@@ -132,7 +133,7 @@ class Networks(Table):
 def ours(X, y, train, test, args, seed, **settings):
     """Return the row of a regressor, by default with those of a network."""
     if args.quick:
-        settings |= {"n_hidden": 5, "approximator": DEFAULTS["ours"](args, whiten="laplace")}
+        settings |= {"n_hidden": 1, "approximator": DEFAULTS["ours"](args)}
     model = KSIVIRegressor(model="network", **settings, random_state=seed)
     row = fit(model, X[train], y[train])
     rmse = np.sqrt(np.mean((y[test] - model.predict(X[test])) ** 2))

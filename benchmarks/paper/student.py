@@ -19,7 +19,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from paper._base import DEFAULTS, HIERARCHY, QUICK, Counted, Method, Table, fit, layer_of
+from paper._base import DEFAULTS, HIERARCHY, N_QUICK, Counted, Method, Table, fit, layer_of
 from skksivi import HKSIVIApproximator, KSIVIApproximator, paper_settings
 from skksivi.baselines import MIED, SIVI, KSDDescent
 from skksivi.kernels import Riesz
@@ -77,7 +77,7 @@ class Student(Table):
     def run(self, case, method, seed, args, rows):
         target = StudentT()
         q = self.methods[method](args, random_state=seed)
-        row, n = fit(q, Counted(target)), QUICK["n_draws"] // 2 if args.quick else 1000
+        row, n = fit(q, Counted(target)), N_QUICK if args.quick else 1000
         costs = []
         for r in range(100 * seed, 100 * seed + (1 if args.quick else N_SETS)):
             X = exact(target, n, 50_000 + r) if q is None else q.sample(n, random_state=r)

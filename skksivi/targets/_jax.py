@@ -235,7 +235,8 @@ def from_numpyro(model: Callable[P, object], /, *args: P.args, **kwargs: P.kwarg
     """
     jax = import_library("jax", "numpyro")
     util = import_library("numpyro.infer.util", "numpyro")
-    info = util.initialize_model(jax.random.key(0), model, model_args=args, model_kwargs=kwargs)
+    # without its check of a gradient, half of the seconds: a fit checks the score itself
+    info = util.initialize_model(jax.random.key(0), model, model_args=args, model_kwargs=kwargs, validate_grad=False)
     _check_plates(info.model_trace)
     return JaxTarget(partial(_negative, info.potential_fn), info.param_info.z, info.postprocess_fn)
 
@@ -251,7 +252,9 @@ class NumpyroPairs(ModelPairs):
         own = {name: np.asarray(value) for name, value in example.items()}
         self._model, self._fixed = model, dict(fixed)
         given = {**self._fixed, **{name: jax.numpy.asarray(value) for name, value in own.items()}}
-        info = util.initialize_model(jax.random.key(0), model, model_kwargs=given, dynamic_args=True)
+        info = util.initialize_model(
+            jax.random.key(0), model, model_kwargs=given, dynamic_args=True, validate_grad=False
+        )
         _check_plates(info.model_trace)
         self._potential, self._latent = info.potential_fn, list(info.param_info.z)
         one = JaxTarget(

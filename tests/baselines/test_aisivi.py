@@ -53,8 +53,8 @@ def test_the_score_by_importance_sampling_is_that_of_the_mixture(share):
     q, tau, x = LinearFamily(), flow(), normal(6, 2)
     rows = []
     with torch.no_grad():
-        for seed in range(100):
-            rows.append(reverse_score(q.family, tau, x, 2000, round(2000 * share), generator(seed=seed)))
+        for seed in range(50):
+            rows.append(reverse_score(q.family, tau, x, 1000, round(1000 * share), generator(seed=seed)))
     rows = torch.stack(rows)
     z = (rows.mean(0) - q.score_fn(x)) / (rows.std(0) / math.sqrt(len(rows)))
     assert z.abs().max() < 4.5
@@ -63,10 +63,13 @@ def test_the_score_by_importance_sampling_is_that_of_the_mixture(share):
 def trained(n_iter):
     """A fit of the flow alone: the layer does not move, for nothing steps it."""
     q = LinearFamily()
-    est = AISIVI(batch_size=256, max_iter=n_iter, flow_learning_rate=0.01, n_inner_samples=4)
+    est = AISIVI(
+        batch_size=128, max_iter=n_iter, flow_learning_rate=0.02, n_inner_samples=2, flow_hidden_layer_sizes=(16,)
+    )
     return q, est, est._objective(in_double(target_score, 2), Scheduled("annealing", 1.0, q.b), q.family, generator())
 
 
+@pytest.mark.slow
 def test_the_flow_learns_the_reverse_conditional(monkeypatch):
     """Which is a Gaussian here: P = I + A^T A / sigma^2 and mean P^-1 A^T (x - b) / sigma^2."""
     made = []
@@ -77,10 +80,10 @@ def test_the_flow_learns_the_reverse_conditional(monkeypatch):
         made.append(self)
 
     monkeypatch.setattr(ReverseFlow, "__init__", spied)
-    q, _, objective = trained(400)
+    q, _, objective = trained(150)
     with torch.no_grad():
-        for t in range(400):
-            objective.advance(t / 400)
+        for t in range(150):
+            objective.advance(t / 150)
             objective()
         sigma, z = q.family.sigma(torch.zeros(1, 2).double()), normal(4000, 2)
         x = q.family.mean(z) + sigma * normal(4000, 2, seed=5)
@@ -95,7 +98,9 @@ def test_the_flow_learns_the_reverse_conditional(monkeypatch):
 @pytest.mark.parametrize("share", [0.1, 1.0])
 def test_the_gradient_of_the_training_is_that_of_the_divergence(share):
     q = LinearFamily()
-    est = AISIVI(batch_size=100, n_inner_samples=150, prior_share=share, max_iter=1)
+    est = AISIVI(
+        batch_size=30, n_inner_samples=150, n_couplings=2, flow_hidden_layer_sizes=(8,), prior_share=share, max_iter=1
+    )
     objective = est._objective(in_double(target_score, 2), Scheduled("annealing", 1.0, q.b), q.family, generator())
     objective.advance(0.0)
     rows = []
@@ -114,7 +119,7 @@ def test_widths_of_the_flow_are_checked():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("d", "tolerance"), [(2, 0.06), (10, 0.2)])
+@pytest.mark.parametrize(("d", "tolerance"), [(2, 0.06)])
 def test_gaussians_have_their_moments(d, tolerance):
     p = GaussianScore(d, log10_condition=2, size=3.0, seed=d)
     q = AISIVI(

@@ -59,11 +59,13 @@ def test_value_is_the_v_statistic_of_the_metric(name):
     assert value.item() == pytest.approx(ksd(x.numpy(), lambda x: -x, kernel=kernel, statistic="v"))
 
 
-@pytest.mark.parametrize("solver", ["lbfgs", "adam"])
-@pytest.mark.parametrize(("d", "sds"), [(2, (0.94, 1.01)), (10, (0.85, 1.01))])
+@pytest.mark.parametrize(
+    ("d", "sds", "solver"),
+    [(2, (0.94, 1.01), "adam"), pytest.param(10, (0.85, 1.01), "lbfgs", marks=pytest.mark.slow)],
+)
 def test_moments_of_a_gaussian(d, sds, solver):
     p = GaussianScore(d, log10_condition=2, size=3.0, seed=d)
-    q = KSDDescent(solver=solver, n_particles=100, max_iter=200, random_state=0).fit(p.score_fn, n_features=d)
+    q = KSDDescent(solver=solver, n_particles=100, max_iter=100, random_state=0).fit(p.score_fn, n_features=d)
     u = p.standardise((torch.as_tensor(q.particles_) - p.mean).mT).mT
     assert u.mean(0).abs().max() < 0.01
     assert (u.mT.corrcoef() - torch.eye(d)).abs().max() < 0.02
@@ -72,10 +74,10 @@ def test_moments_of_a_gaussian(d, sds, solver):
 
 
 def test_both_solvers_come_to_the_same_discrepancy():
-    settings = {"n_particles": 40, "random_state": 0}
+    settings = {"n_particles": 10, "random_state": 0}
     by_lbfgs, by_adam = (
         KSDDescent(solver=solver, max_iter=n, **settings).fit(lambda x: -x - x**3, n_features=2).loss_curve_[-1]
-        for solver, n in (("lbfgs", 200), ("adam", 800))
+        for solver, n in (("lbfgs", 100), ("adam", 300))
     )
     assert by_lbfgs == pytest.approx(by_adam, rel=0.02)
 

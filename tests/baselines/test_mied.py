@@ -101,7 +101,7 @@ def test_without_log_prob_the_fit_is_nearly_the_same_for_other_densities():
         def log_prob(self, x):
             return -2 * (x / 2).cosh().log().sum(-1)
 
-    q = MIED(n_particles=30, max_iter=200, random_state=0)
+    q = MIED(n_particles=30, max_iter=50, random_state=0)
     with_density = q.fit(Logistic()).particles_
     without = q.fit(lambda x: -(x / 2).tanh(), n_features=2).particles_
     np.testing.assert_allclose(without, with_density, rtol=0, atol=1e-2)
@@ -152,21 +152,12 @@ def test_a_density_that_contradicts_the_score_is_told_and_left_alone(cls):
 # The fit
 
 
-@pytest.mark.parametrize(("d", "sds"), [(2, (0.88, 1.0)), (10, (0.7, 0.9))])
-def test_moments_of_a_gaussian(d, sds):
+def test_moments_of_a_gaussian():
     """Means and correlations are those of the target; the sds come out too small, in ten dimensions by much."""
-    p = GaussianScore(d, log10_condition=2, size=3.0, seed=d)
-    q = MIED(n_particles=100, max_iter=500, random_state=0).fit(p.score_fn, n_features=d)
+    p = GaussianScore(10, log10_condition=2, size=3.0, seed=10)
+    q = MIED(n_particles=100, max_iter=300, random_state=0).fit(p.score_fn, n_features=10)
     u = p.standardise((torch.as_tensor(q.particles_) - p.mean).mT).mT
     assert u.mean(0).abs().max() < 0.03
-    assert (u.mT.corrcoef() - torch.eye(d)).abs().max() < 0.06
-    assert sds[0] < u.std(0).min() < u.std(0).max() < sds[1]
+    assert (u.mT.corrcoef() - torch.eye(10)).abs().max() < 0.06
+    assert 0.7 < u.std(0).min() < u.std(0).max() < 0.9
     assert q.loss_curve_[-1] < q.loss_curve_[0]
-
-
-@pytest.mark.parametrize(("mollifier", "epsilon"), [("gaussian", 0.3), ("laplace", 0.3)])
-def test_the_other_mollifiers_find_a_gaussian_too(mollifier, epsilon):
-    q = MIED(mollifier=mollifier, epsilon=epsilon, n_particles=100, max_iter=500, random_state=0)
-    q.fit(lambda x: 3 - x, n_features=2)
-    assert np.abs(q.particles_.mean(0) - 3).max() < 0.02
-    assert np.abs(q.particles_.std(0) - 1).max() < 0.1

@@ -67,11 +67,11 @@ def test_the_gradients_are_those_of_the_divergence():
     q = family()
     rows, objective = [], objective_of(q, n=300)
     z = q.mixing.points
-    for _ in range(100):
+    for _ in range(60):
         with torch.no_grad():
             objective()
         rows.append(torch.cat([p.grad.flatten() for p in [z, *(p for p in q.parameters() if p is not z)]]))
-    rows, expected = torch.stack(rows), by_autograd(q, 600_000)
+    rows, expected = torch.stack(rows), by_autograd(q, 300_000)
     z_scores = (rows.mean(0) - expected) / (rows.std(0) / math.sqrt(len(rows))).clamp_min(1e-12)
     assert z_scores[rows.std(0) > 0].abs().max() < 4.5
 
@@ -100,7 +100,7 @@ def test_every_particle_has_its_turn():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("d", "tolerance"), [(2, 0.1), (10, 0.25)])
+@pytest.mark.parametrize(("d", "tolerance"), [(10, 0.25)])
 def test_gaussians_have_their_moments(d, tolerance):
     p = GaussianScore(d, log10_condition=2, size=3.0, seed=d)
     q = PVI(n_particles=200, max_iter=1500, learning_rate=0.01, random_state=0).fit(p.score_fn, n_features=d)

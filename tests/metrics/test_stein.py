@@ -52,9 +52,9 @@ def test_v_statistic_is_the_mean_over_all_pairs_and_never_negative(kernel, n, d,
 
 
 @pytest.mark.parametrize("statistic", ["u", "v"])
-@pytest.mark.parametrize("tile", [1, 7, 100, 10**9])
+@pytest.mark.parametrize("tile", [1, 7])
 def test_tiles_do_not_matter(monkeypatch, statistic, tile):
-    X = normal_array(100, 2)
+    X = normal_array(15, 2)
     expected = ksd(X, cubic_score, statistic=statistic)
     monkeypatch.setattr(_discrepancy, "TILE", tile)
     assert ksd(X, cubic_score, statistic=statistic) == pytest.approx(expected, rel=1e-12)
@@ -76,11 +76,6 @@ def test_ksd_has_the_inverse_squared_units_of_the_sample():
     X = normal_array(30, 2)
     scaled = ksd(1000 * X, lambda x: -x / 1e6)
     assert scaled == pytest.approx(ksd(X, standard_score) / 1e6, rel=1e-9)
-
-
-def test_u_statistic_is_unbiased_at_the_target():
-    values = np.array([ksd(X, standard_score, kernel=IMQ(bandwidth=1.0)) for X in normal_array(300, 20, 2)])
-    assert abs(values.mean()) < 4 * values.std() / math.sqrt(len(values))
 
 
 @every_view
@@ -196,8 +191,8 @@ def test_ksd_test_is_its_formula(n, d, seed):
 
 @pytest.mark.parametrize("tile", [1, 7, 10**9])
 def test_tiles_do_not_matter_for_the_test(monkeypatch, tile):
-    X = normal_array(2 * 50 + 3, 2)
-    monkeypatch.setattr(_discrepancy, "TILE", 50)
+    X = normal_array(2 * 10 + 3, 2)
+    monkeypatch.setattr(_discrepancy, "TILE", 10)
     expected = ksd_test(X, cubic_score, random_state=0)
     monkeypatch.setattr(_discrepancy, "TILE", tile)
     assert ksd_test(X, cubic_score, random_state=0) == pytest.approx(expected, rel=1e-9)
@@ -249,7 +244,7 @@ def rejections(samples, score_fn=standard_score, **options):
     """Whether each sample is rejected at 5%."""
     return np.array(
         [
-            ksd_test(X, score_fn, n_bootstrap=299, random_state=seed, **options).pvalue <= 0.05
+            ksd_test(X, score_fn, n_bootstrap=99, random_state=seed, **options).pvalue <= 0.05
             for seed, X in enumerate(samples)
         ]
     )
@@ -257,22 +252,23 @@ def rejections(samples, score_fn=standard_score, **options):
 
 @pytest.mark.slow
 def test_the_test_has_its_size():
-    """Of 1,000 exact samples 5% are rejected, give or take three standard errors, 0.7% each."""
-    assert 0.03 <= rejections(normal_array(1000, 100, 2)).mean() <= 0.07
+    """Of 400 exact samples 5% are rejected, give or take three standard errors, 1.1% each."""
+    assert 0.017 <= rejections(normal_array(400, 100, 2)).mean() <= 0.083
 
 
+@pytest.mark.slow
 def test_power_rises_with_the_shift():
-    samples = normal_array(150, 100, 2, seed=1)
-    power = [rejections(samples + np.array([shift, 0.0])).mean() for shift in (0.0, 0.2, 0.35, 0.6)]
-    assert (np.diff(power) > 0.1).all()
+    samples = normal_array(60, 100, 2, seed=1)
+    power = [rejections(samples + np.array([shift, 0.0])).mean() for shift in (0.0, 0.3, 0.6)]
+    assert (np.diff(power) > 0.3).all()
     assert power[-1] > 0.95
 
 
 def test_draws_of_another_shape_are_rejected():
     """Means and variances are those of the target."""
     rng = np.random.RandomState(0)
-    uniform = rng.uniform(-math.sqrt(3), math.sqrt(3), (20, 500, 2))
-    exponential = rng.exponential(size=(20, 500, 2)) - 1
+    uniform = rng.uniform(-math.sqrt(3), math.sqrt(3), (10, 300, 2))
+    exponential = rng.exponential(size=(10, 300, 2)) - 1
     assert rejections(uniform).all()
     assert rejections(exponential).all()
 

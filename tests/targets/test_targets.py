@@ -253,7 +253,7 @@ def kept(x, log_likelihood, seed=9):
 
 
 def logistic_draws():
-    beta = normal(3_000_000, 4, seed=1)
+    beta = normal(600_000, 4, seed=1)
     rows = torch.as_tensor(np.column_stack([np.ones(6), X[:6]]))
     return kept(beta, logsigmoid((beta @ rows.T) * torch.as_tensor(2 * y[:6] - 1)).sum(1))
 
@@ -276,7 +276,7 @@ def diffusion_draws(drift, d=10, variance=0.1**2):
     that, given the path before.
     """
     g, dt, observations = generator(2), 1 / d, published_observations(d).double()
-    path = torch.zeros(1_500_000, 1, dtype=torch.float64)
+    path = torch.zeros(800_000, 1, dtype=torch.float64)
     for k in range(1, d + 1):
         mean, spread = path[:, -1] + drift(path[:, -1]) * dt, dt
         if k % 5 == 0:
@@ -301,18 +301,18 @@ def network_draws(lam, gamma, theta):
 
 def network_gamma_draws():
     """The likelihood's gamma^(n/2) belongs to the proposal: Gamma(a + n/2, b) is that of gamma."""
-    (a, b), n = HYPERPRIOR, 2_000_000
+    (a, b), n = HYPERPRIOR, 500_000
     random_state = np.random.RandomState(3)
     lam, gamma = (torch.as_tensor(random_state.gamma(shape, 1 / b, (n, 1))) for shape in (a, a + 3 / 2))
     return network_draws(lam, gamma, normal(n, 7, seed=1))
 
 
 EXACT_DRAWS = {
-    **{name: lambda name=name: TARGETS[name].sample(50_000, generator(1)) for name in SAMPLED},
+    **{name: lambda name=name: TARGETS[name].sample(10_000, generator(1)) for name in SAMPLED},
     "logistic": logistic_draws,
     "diffusion": lambda: diffusion_draws(lambda x: 10 * x * (1 - x**2)),
     "diffusion, bounded": lambda: diffusion_draws(lambda x: 10 * x * (1 - x**2) / (1 + x**2)),
-    "network": lambda: network_draws(torch.ones(1), torch.tensor([NOISE]), normal(500_000, 7, seed=1)),
+    "network": lambda: network_draws(torch.ones(1), torch.tensor([NOISE]), normal(150_000, 7, seed=1)),
     "network, gamma": network_gamma_draws,
 }
 
@@ -322,8 +322,8 @@ def test_exact_draws_satisfy_the_stein_identities(name):
     """E[s] = 0 and E[s_i f_j] = -E[d_i f_j], within 4 standard errors: with f the identity, where there is a
     covariance, and with a bounded f.
     """
-    x = EXACT_DRAWS[name]()[:50_000]
-    assert len(x) > 10_000
+    x = EXACT_DRAWS[name]()[:10_000]
+    assert len(x) > 5_000
     s, d = TARGETS[name].score_fn(x), x.shape[1]
     scaled = (x - x.median(0).values) / x.abs().median(0).values
     functions = [(scaled.atan(), 1 / (1 + scaled.square()) / x.abs().median(0).values)]

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, settings
 #: Pages and docstrings whose examples make full fits, or compile a model.
 SLOW_EXAMPLES = {
     "amortized.rst",
-    "callbacks.rst",
     "bridges.rst",
+    "callbacks.rst",
     "coming_from.rst",
     "diagnose.rst",
     "hierarchies.rst",

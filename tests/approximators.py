@@ -10,7 +10,7 @@ import pytest
 import torch
 from sklearn.base import clone
 
-from skksivi import HKSIVIApproximator, KSIVIApproximator, baselines
+from skksivi import HKSIVIApproximator, KSIVIApproximator, _weights, baselines
 from skksivi.base import BaseApproximator
 from skksivi.baselines import (
     AISIVI,
@@ -115,8 +115,8 @@ def short_fits():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(BaseApproximator, "fit", shortened)
         patch.setattr("skksivi.amortized._training.MOST_STEPS", MOST["max_iter"])
-        for draws_of_a_certificate in ("N_CHEAP", "N_INTEGRATED"):
-            patch.setattr(f"skksivi._weights.{draws_of_a_certificate}", 110)
+        for name in ("N_CHEAP", "N_INTEGRATED"):  # the draws of a certificate
+            patch.setattr(_weights, name, _weights.LEAST_DRAWS + 10)
         yield
 
 

@@ -121,9 +121,7 @@ class Budget:
         meter = self.meter
         if hasattr(self.config, "workerinput"):
             self.config.workeroutput["spent"] = {"units": dict(meter.units), "seconds": meter.seconds}
-        elif (
-            self.tier and exitstatus == pytest.ExitCode.OK
-        ):  # a run that fails, or is stopped, tells nothing of costs
+        elif self.tier and exitstatus == pytest.ExitCode.OK:  # what fails or is stopped tells nothing of costs
             if self.config.getoption("record_costs"):
                 record(self.tier, meter.units)
             self.lines = verdict(meter.units, meter.seconds, json.loads(RECORDED.read_text("utf-8"))[self.tier])

@@ -518,17 +518,12 @@ def test_score_samples_converges_to_the_log_density_of_a_one_dimensional_fit():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("target", "parameters", "bound"),
-    [
-        (Multimodal(), {"kernel": "imq", "annealing": "linear"}, 0.1),
-    ],
-    ids=["multimodal"],
-)
-def test_toys_are_fitted_with_the_papers_settings_shortened(target, parameters, bound):
+def test_a_toy_is_fitted_with_the_papers_settings_shortened():
     """The start has a divergence above 1; 50 times fewer draws and iterations than the paper."""
     q = KSIVIApproximator(
-        **{"initial_scale": 1.0, **parameters},
+        kernel="imq",
+        annealing="linear",
+        initial_scale=1.0,
         latent_dim=3,
         hidden_layer_sizes=(50, 50),
         linear_skip=False,
@@ -537,9 +532,9 @@ def test_toys_are_fitted_with_the_papers_settings_shortened(target, parameters, 
         max_iter=4000,
         learning_rate=2e-3,
         random_state=0,
-    ).fit(target)
-    truth = target.sample(20_000, torch.Generator().manual_seed(0))
-    assert kl_divergence(q.sample(20_000), truth) < bound
+    ).fit(Multimodal())
+    truth = Multimodal().sample(20_000, torch.Generator().manual_seed(0))
+    assert kl_divergence(q.sample(20_000), truth) < 0.1
 
 
 MISTAKES = {
@@ -763,13 +758,12 @@ def test_a_training_that_improves_on_a_bad_start_is_kept():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("d", [2])
-def test_rings_and_spheres_are_found(d):
+def test_a_ring_is_found():
     def score_fn(x):
         r = x.norm(dim=1, keepdim=True)
         return -(r - 3) / 0.3**2 * x / r.clamp_min(1e-12)
 
-    q = KSIVIApproximator(max_iter=300, random_state=0).fit(score_fn, n_features=d)
+    q = KSIVIApproximator(max_iter=300, random_state=0).fit(score_fn, n_features=2)
     r = np.linalg.norm(q.sample(4000, random_state=0), axis=1)
     assert np.abs(np.quantile(r, [0.05, 0.5, 0.95]) - [2.5, 3.03, 3.5]).max() < 0.15
 

@@ -152,11 +152,10 @@ def test_the_folds_of_an_inner_search_are_others_in_each_outer_fold():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["loky"])
-def test_the_table_does_not_depend_on_the_number_of_jobs(backend):
+def test_the_table_does_not_depend_on_the_number_of_jobs():
     search = GridSearchCV(QUICK, GRID, cv=Replicates(2), scoring=SCORER)
     alone = clone(search).fit(TARGET)
-    with parallel_config(backend, n_jobs=2):
+    with parallel_config("loky", n_jobs=2):
         assert_same_table(clone(search).fit(TARGET), alone)
 
 

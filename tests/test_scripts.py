@@ -246,14 +246,10 @@ def test_script_runs(command, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_a_mutant_of_the_estimators_is_killed(tmp_path):
-    found = in_own_process(MUTANTS, tmp_path)["stein._estimators"]
+    command = [sys.executable, ROOT / MUTANTS, *COMMANDS[MUTANTS]]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
+    found = json.loads((tmp_path / "mutants.json").read_text())["stein._estimators"]
     assert (found["tried"], found["killed"], found["survivors"]) == (1, 1, [])
-
-
-def in_own_process(script, folder):
-    command = [sys.executable, ROOT / script, *COMMANDS[script]]
-    subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True)
-    return json.loads((folder / COMMANDS[script][-1]).read_text())
 
 
 README = (ROOT / "README.rst").read_text("utf-8")

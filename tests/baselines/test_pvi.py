@@ -100,10 +100,9 @@ def test_every_particle_has_its_turn():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("d", "tolerance"), [(10, 0.25)])
-def test_gaussians_have_their_moments(d, tolerance):
-    p = GaussianScore(d, log10_condition=2, size=3.0, seed=d)
-    q = PVI(n_particles=200, max_iter=1500, learning_rate=0.01, random_state=0).fit(p.score_fn, n_features=d)
+def test_a_gaussian_has_its_moments():
+    p = GaussianScore(10, log10_condition=2, size=3.0, seed=10)
+    q = PVI(n_particles=200, max_iter=1500, learning_rate=0.01, random_state=0).fit(p.score_fn, n_features=10)
     w = p.standardise((torch.as_tensor(q.sample(20_000)).double() - p.mean).mT)
     assert w.mean(1).abs().max() < 0.1
-    assert (w.cov() - torch.eye(d)).abs().max() < tolerance
+    assert (w.cov() - torch.eye(10)).abs().max() < 0.25

@@ -131,15 +131,13 @@ def test_the_gradient_of_the_training_is_that_of_the_objective(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("d", "whiten"), [(2, None)])
-def test_gaussians_have_their_moments(d, whiten):
-    mild = {"log10_condition": 1, "size": 1.0, "seed": 3}
-    p = GaussianScore(d, **mild) if whiten is None else GaussianScore(d, log10_condition=2, size=3.0, seed=d)
-    q = SIVISM(whiten=whiten, linear_skip=True, initial_scale=0.3, learning_rate=3e-3, max_iter=2000, random_state=0)
-    q.fit(p.score_fn, n_features=d)
+def test_a_gaussian_has_its_moments():
+    p = GaussianScore(2, log10_condition=1, size=1.0, seed=3)
+    q = SIVISM(whiten=None, linear_skip=True, initial_scale=0.3, learning_rate=3e-3, max_iter=2000, random_state=0)
+    q.fit(p.score_fn, n_features=2)
     w = p.standardise((torch.as_tensor(q.sample(20_000)).double() - p.mean).mT)
     assert w.mean(1).abs().max() < 0.1
-    assert (w.cov() - torch.eye(d)).abs().max() < 0.12
+    assert (w.cov() - torch.eye(2)).abs().max() < 0.12
 
 
 def test_the_skip_of_the_critic_may_change_with_progress():

@@ -97,9 +97,8 @@ def test_gradients_are_unbiased_after_the_chain_has_forgotten_its_start():
 
 @pytest.mark.slow
 def test_the_gradient_of_the_training_is_the_unbiased_one():
-    n = 200
     q = LinearFamily()
-    est = UIVI(batch_size=n, n_burn_in=n // 100 + 5, max_iter=1)
+    est = UIVI(batch_size=200, n_burn_in=7, max_iter=1)
     temperature = Scheduled("annealing", 1.0, q.b)
     objective = est._objective(in_double(target_score, 2), temperature, q.family, generator())
     objective.advance(0.0)
@@ -130,15 +129,13 @@ def test_the_steps_find_the_length_at_which_nine_in_ten_are_accepted(monkeypatch
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("d", "tolerance", "whiten"), [(2, 0.05, None)])
-def test_gaussians_have_their_moments(d, tolerance, whiten):
-    mild = {"log10_condition": 0.5, "size": 1.0, "seed": 3}
-    p = GaussianScore(d, **mild) if whiten is None else GaussianScore(d, log10_condition=2, size=3.0, seed=d)
+def test_a_gaussian_has_its_moments():
+    p = GaussianScore(2, log10_condition=0.5, size=1.0, seed=3)
     q = UIVI(
-        whiten=whiten, n_leapfrog_steps=10, linear_skip=True, initial_scale=0.5, hidden_layer_sizes=(20,),
+        whiten=None, n_leapfrog_steps=10, linear_skip=True, initial_scale=0.5, hidden_layer_sizes=(20,),
         max_iter=400, learning_rate=0.02, random_state=0,
     )  # fmt: skip
-    q.fit(p.score_fn, n_features=d)
+    q.fit(p.score_fn, n_features=2)
     w = p.standardise((torch.as_tensor(q.sample(20_000)).double() - p.mean).mT)
     assert w.mean(1).abs().max() < 0.05
-    assert (w.cov() - torch.eye(d)).abs().max() < tolerance
+    assert (w.cov() - torch.eye(2)).abs().max() < 0.05

@@ -4,7 +4,10 @@ A test is slow by its mark, a page by the list below. The quick tier leaves thes
 examples; the slow tier takes them and the property tests again, with many.
 """
 
+import os
+
 import matplotlib
+import pytest
 from hypothesis import HealthCheck, settings
 
 #: Pages and docstrings whose examples make full fits, or compile a model.
@@ -37,8 +40,19 @@ SLOW_EXAMPLES = {
     "skksivi.targets._pymc.paired_from_pymc",
 }
 
+#: Those whose amortised networks take fewer steps, for what they show does not depend on them.
+SHORT_NETWORKS = {
+    "amortized.rst",
+    "skksivi.amortized._estimator.AmortizedKSIVI",
+    "skksivi.targets._jax.paired_from_numpyro",
+    "skksivi.targets._pymc.paired_from_pymc",
+}
+
 pytest_plugins = ["cpu_budget"]
 matplotlib.use("agg")
+
+#: Most functions of JAX are called a few times: compiling them well would take longer than they do.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
 
 for name, n in {"quick": 10, "full": 40}.items():
     settings.register_profile(
@@ -55,3 +69,15 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.name in SLOW_EXAMPLES:
             item.add_marker("slow")
+
+
+@pytest.fixture
+def short_networks(monkeypatch):
+    """Make the trainings of amortised networks short."""
+    monkeypatch.setattr("skksivi.amortized._training.MOST_STEPS", 300)
+
+
+@pytest.fixture(autouse=True)
+def short_examples(request):
+    if request.node.name in SHORT_NETWORKS:
+        request.getfixturevalue("short_networks")

@@ -50,7 +50,7 @@ def fits() -> list[Fit]:
     trained = (
         Fit("trained", row["d"], row["calls"], row["seconds"])
         for row in document("training")
-        if row["method"] == "defaults"
+        if row["method"] == "path gradient"
     )
     return [*plain, *shaped, *trained]
 

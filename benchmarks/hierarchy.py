@@ -39,7 +39,7 @@ RINGS = {
 }
 #: The single layer of the paper, from N(0, I) and without whitening, trained as by default.
 LAYER = (
-    "whiten", "mixing", "latent_dim", "hidden_layer_sizes", "linear_skip", "initial_scale", "kernel", "bandwidth"
+    "whiten", "mixing", "latent_dim", "hidden_layer_sizes", "initial_scale", "kernel", "bandwidth"
 )  # fmt: skip
 PAPER = {name: paper_settings("x-shaped")[name] for name in LAYER}
 #: Of the Student target: what the tails need is a heavy-tailed mixing distribution; the start is narrow.

@@ -19,9 +19,6 @@ stream, large stream
     standard deviations against the Gaussian at the mode, in standard deviations. The large one has fewer columns.
 blocks
     Seconds of CPU time of a score by the number of rows in a block that is worked on at a time.
-dask
-    Seconds of a score of `Scattered` by two workers of a local cluster, by the number of points: all of them in one
-    round trip, or in four that are under way at the same time; and seconds of the same score in this process.
 model
     Seconds of an iteration of the training by W ranks, modelled and not measured: floating-point operations of a
     score with its product over those that a rank does in a second, as measured, latencies of messages between two
@@ -39,7 +36,6 @@ import sys
 import tempfile
 import time
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from unittest import mock
@@ -51,20 +47,19 @@ from _harness import command, results, rst
 from minibatch import memory
 
 from skksivi import KSIVIApproximator
-from skksivi.targets import BayesianLogisticRegression, Minibatches, Scattered, Sharded, _base, from_score_fn
+from skksivi.targets import BayesianLogisticRegression, Minibatches, Sharded, _base, from_score_fn
 
 D, PRECISION, BLOCK = 50, 0.01, 100_000
-CASES = ("1 rank", "2 ranks", "1 rank large", "2 ranks large", "blocks", "stream", "dask", "model", "large stream")
+CASES = ("1 rank", "2 ranks", "1 rank large", "2 ranks large", "blocks", "stream", "model", "large stream")
 #: Rows of the ranks and of the files, and those of a quick run; columns of the files.
 SIZES = {
     "fit": 200_000,
     "large": 10_000_000,
     "stream": 10_000_000,
     "large stream": 100_000_000,
-    "dask": 2_000,
     "blocks": 10**6,
 }
-QUICK = {"fit": 20_000, "large": 40_000, "stream": 20_000, "large stream": 40_000, "dask": 2_000, "blocks": 20_000}
+QUICK = {"fit": 20_000, "large": 40_000, "stream": 20_000, "large stream": 40_000, "blocks": 20_000}
 COLUMNS = {"stream": D, "large stream": 10}
 N_BATCH = 5000
 #: Points of a score, and how often one is timed.
@@ -72,7 +67,6 @@ N_POINTS, N_TIMED = 100, 3
 #: Rows of a block.
 BLOCKS = [2**k for k in range(8, 18, 2)]
 #: Points that are asked of workers of dask.
-N_ASKED = (1, 100, 1000)
 #: The network of the model: bytes a second of a link of 10 Gbit/s; its messages, and their bytes, in an iteration;
 #: floating-point operations of a score with its product for a point, a row and a column; rows of the data.
 BANDWIDTH, N_MESSAGES, N_BYTES, N_FLOPS = 1.25e9, 2, 65536, 8
@@ -276,35 +270,10 @@ def blocks(n_rows):
     return {"n_rows": n_rows, "blocks": found}
 
 
-def dask(n_rows):
-    """Return seconds of a score by two workers, by the number of points, and of the same score in this process."""
-    from distributed import Client, LocalCluster
-
-    torch.set_num_threads(1)
-    make = shard(n_rows)
-    alone, found = make(0, 1), []
-    options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None, "host": "127.0.0.1"}
-    with (
-        LocalCluster(**options) as workers,
-        Client(workers, direct_to_workers=True) as client,
-        ThreadPoolExecutor(4) as pool,
-    ):
-        target = Scattered(make, client)
-        for n in N_ASKED:
-            x = torch.zeros(n, D)
-            ways = {
-                "one trip": lambda x=x: target.score_fn(x),
-                "four trips": lambda x=x: list(pool.map(target.score_fn, x.chunk(4))),
-                "here": lambda x=x: alone.score_fn(x),
-            }
-            found.append({"points": n, **{name: timed(act, 20)[0] for name, act in ways.items()}})
-    return {"n_rows": n_rows, "trips": found}
-
-
 def serial(n_iter):
     """Return the seconds of an iteration whose score costs nothing."""
     target = from_score_fn(torch.neg, D)
-    q = estimator(False).set_params(max_iter=n_iter, early_stopping=None)
+    q = estimator(False).set_params(max_iter=n_iter, early_stopping=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         q.fit(target)
@@ -330,8 +299,8 @@ def run(case, args, rows):
     if case in COLUMNS:
         with nullcontext(args.folder) if args.folder else tempfile.TemporaryDirectory() as folder:
             return stream(args.stream or n_rows, COLUMNS[case], quick, folder)
-    if case in ("dask", "blocks"):
-        return {"dask": dask, "blocks": blocks}[case](n_rows)
+    if case == "blocks":
+        return blocks(n_rows)
     if case == "model":
         one, two = (next(row for row in rows if row["case"] == name) for name in ("1 rank large", "2 ranks"))
         # a score without its product is half of the operations
@@ -341,7 +310,7 @@ def run(case, args, rows):
 
 
 def tables(rows):
-    """Yield the tables of ranks, of streams, of dask and of the model, as far as there are rows."""
+    """Yield the tables of ranks, of streams and of the model, as far as there are rows."""
     found = {row["case"]: row for row in rows}
     always, of_fit = ("data", "gigabytes", "score", "CPU"), ("seconds", "messages", "megabytes", "loopback")
     lines = [
@@ -357,10 +326,6 @@ def tables(rows):
     if lines:
         heads = ["rows", "columns", "GB of files", "GB at most", "s", "of CPU", "passes", "mean off by"]
         yield rst([*heads, "sd ratios from", "to"], lines)
-    if "dask" in found:
-        ways = ("one trip", "four trips", "here")
-        lines = [[trip["points"], *(f"{1000 * trip[way]:.1f}" for way in ways)] for trip in found["dask"]["trips"]]
-        yield rst(["points", "ms in one round trip", "ms in four at a time", "ms in this process"], lines)
     if "model" in found:
         times = found["model"]["model"]
         lines = [[W, *(_modelled(times[n_rows], W) for n_rows in times)] for W in map(str, RANKS)]

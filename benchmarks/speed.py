@@ -123,7 +123,7 @@ def stand_in(target, naive, n, own, device):
     """Return a function that runs k steps of the plain reference loop."""
     target = target.to(dtype=torch.float32, device=device)
     score_fn, by_entries = naive(target), naive is naive_diffusion
-    sizes = [own["latent_dim"], *own["hidden_layer_sizes"], target.n_features]
+    sizes = [own["latent_dim"], *own["hidden_layer_sizes"].hidden_layer_sizes, target.n_features]
     layers = [m for i, o in pairwise(sizes) for m in (nn.Linear(i, o), nn.ReLU())]
     mu = nn.Sequential(*layers[:-1]).to(device)
     log_variance = nn.Parameter(torch.full((target.n_features,), 2 * math.log(own["initial_scale"]), device=device))
@@ -161,7 +161,7 @@ def plain(target, n, own, device, estimator="vanilla"):
         torch.full((target.n_features,), own["initial_scale"], dtype=torch.float32, device=device),
         scale=Scale(),
         mixing=NormalDraws(own["latent_dim"]),
-        hidden_layer_sizes=own["hidden_layer_sizes"],
+        hidden_layer_sizes=own["hidden_layer_sizes"].hidden_layer_sizes,
         generator=generator,
     )
     estimate, n_batches = GRADIENT_ESTIMATORS[estimator]
@@ -213,7 +213,7 @@ def modelled_floor(name, d, n, own):
     a, b = torch.randn(512, 512), torch.randn(2**17)
     multiply_adds = rate(512**3, lambda: a @ a)
     exponentials, normals = rate(len(b), b.exp), rate(len(b), lambda: torch.randn(len(b)))
-    sizes = [own["latent_dim"], *own["hidden_layer_sizes"], d]
+    sizes = [own["latent_dim"], *own["hidden_layer_sizes"].hidden_layer_sizes, d]
     layers = [i * o for i, o in pairwise(sizes)]
     network = 2 * n * (3 * sum(layers) - layers[0])  # forward, weights, inputs; nothing is sent back into z
     kernel = 6 * n * n * d  # distances, <f, f'>, and each factor of the estimate from either side

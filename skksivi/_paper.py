@@ -6,7 +6,7 @@ import copy
 import math
 from typing import Any
 
-from skksivi.parameters import Adam, Scale
+from skksivi.parameters import Adam, Network, Scale
 from skksivi.terms import Entropic
 
 
@@ -77,7 +77,13 @@ def entropic(progress: float) -> float:
     return 0.05 * (0.1 + 0.9 * progress / 0.45) if progress < 0.4 else 0.0
 
 
+def _network(width: int) -> Network:
+    """Return the paper's network, which is the whole mean."""
+    return Network((width, width), linear_skip=False)
+
+
 _EVERY = {
+    "early_stopping": False,
     "kernel": "gaussian",
     "bandwidth": "median",
     "gradient_estimator": "vanilla",
@@ -85,28 +91,26 @@ _EVERY = {
     "whiten": None,
     "learning_rate": 1e-3,
 }
-_LAYER = _EVERY | {"linear_skip": False}
 _PLANE = {
-    "hidden_layer_sizes": (50, 50),
     "initial_scale": 1.0,
     "batch_size": 500,
     "max_iter": 50_000,
     "optimizer": Adam(decay=(0.9, 1000), betas=(0.9, 0.99), ema=None),
 }
-_TOY = _LAYER | _PLANE | {"latent_dim": 3}
-_HIERARCHY = _EVERY | _PLANE | {"n_layers": 5, "bridge": "linear"}
-_WAVEFORM = _LAYER | {
+_TOY = _EVERY | _PLANE | {"latent_dim": 3, "hidden_layer_sizes": _network(50)}
+_HIERARCHY = _EVERY | _PLANE | {"hidden_layer_sizes": (50, 50), "n_layers": 5, "bridge": "linear"}
+_WAVEFORM = _EVERY | {
     "latent_dim": 10,
-    "hidden_layer_sizes": (100, 100),
+    "hidden_layer_sizes": _network(100),
     "initial_scale": math.exp(-5 / 2),
     "batch_size": 100,
     "max_iter": 20_000,
     "optimizer": Adam(decay=(0.9, 3000), betas=(0.9, 0.999), ema=None),
 }
 _LONGER = {"gradient_estimator": "u-statistic", "initial_scale": math.exp(-2 / 2), "max_iter": 40_000}
-_DIFFUSION = _LAYER | {
+_DIFFUSION = _EVERY | {
     "latent_dim": 100,
-    "hidden_layer_sizes": (128, 128),
+    "hidden_layer_sizes": _network(128),
     "initial_scale": math.exp(-2 / 2),
     "scale": Scale(floor=math.exp(-12 / 2)),
     "batch_size": 128,
@@ -114,9 +118,9 @@ _DIFFUSION = _LAYER | {
     "learning_rate": 2e-4,
     "optimizer": Adam(decay=(0.9, 10_000), betas=(0.9, 0.99), ema=None),
 }
-_NETWORK = _LAYER | {
+_NETWORK = _EVERY | {
     "latent_dim": 3,
-    "hidden_layer_sizes": (10, 10),
+    "hidden_layer_sizes": _network(10),
     "initial_scale": math.exp(-8 / 2),
     "batch_size": 100,
     "max_iter": 20_000,

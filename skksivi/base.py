@@ -44,7 +44,7 @@ from skksivi._saved import (
     register,
 )
 from skksivi._version import DOCUMENTATION
-from skksivi._warnings import warn_caller
+from skksivi._warnings import compared, warn_caller
 from skksivi.families._derived import innermost, knows_density, tried, unweighted
 from skksivi.families._samplers import CHUNK, Fit, HasDensity, Sampler, Tell
 from skksivi.kernels import Kernel, resolve_kernel
@@ -150,13 +150,14 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
             Stein's identities.
         """
         self._validate_params()
-        self._check_parameters(unwrapped(score_fn, n_features)[1])
+        est = self._resolved()
+        est._check_parameters(unwrapped(score_fn, n_features)[1])
         device = resolve_device(self.device)
         seed = make_seed(_of_replicate(score_fn, self.random_state))
         callbacks = getattr(self, "_skl_callbacks", None)
         target = _as_target(score_fn, n_features) if callbacks else None
-        n_pilot = self._n_pilot_calls() if callbacks else 0
-        n_tasks = self._n_reports() + (PILOT_PARTS if n_pilot else 0)
+        n_pilot = est._n_pilot_calls() if callbacks else 0
+        n_tasks = est._n_reports() + (PILOT_PARTS if n_pilot else 0)
         context = self._init_callback_context(max_subtasks=n_tasks)
         context.call_on_fit_task_begin(estimator=self, X=target)
 
@@ -172,17 +173,17 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
         verbose = getattr(self, "verbose", 0)
         stages = Stages(log=verbose > 1, n_pilot=n_pilot, tell=lambda: tell("whitening"))
         with ordinary_mode(device), logged(verbose):
-            near = self._points_near_target()
+            near = est._points_near_target()
             score = resolve_score(score_fn, n_features, dtype=DTYPES[self.dtype], device=device, near=near)
-            score.tally.limit = limit = self._max_score_calls()
+            score.tally.limit = limit = est._max_score_calls()
             try:
                 check_proper(score.double)
-                score = self._prepared(score)
+                score = est._prepared(score)
                 generator = make_generator(seed, device)
                 if callbacks or verbose > 1:
                     score.tally.listener = stages
                 score.tally.end("fit")
-                fit = self._fit(score, generator, tell_fit if callbacks else None)
+                fit = est._fit(score, generator, tell_fit if callbacks else None)
             except SpentError:
                 raise ValueError(
                     f"`max_score_calls` is {limit}, of which {score.tally.total} were spent before there was "
@@ -195,12 +196,13 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
             learn(self, fit, seed, score.tally, device)
             score.tally.listener = None
             try:
-                self._conclude(fit, score, generator)
+                est._conclude(fit, score, generator)
             finally:
                 score.tally.end()
                 self.__dict__.update(counts(score.tally))
                 if verbose:
-                    LOGGER.info("%s", "; ".join(map(str, self.stages_)))
+                    made = [f"fitted by {fit.report['fitted_by_']}"] if "fitted_by_" in fit.report else []
+                    LOGGER.info("%s", "; ".join([*map(str, self.stages_), *made]))
         if fit.ended_by is not None:
             raise fit.ended_by
         context.call_on_fit_task_end(estimator=self, X=target)
@@ -365,6 +367,7 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
         check_is_fitted(self)
         if not (is_target(X) or callable(X)):
             return float(np.mean(self.score_samples(X)))
+        target = X
         device = resolve_device(self.device)
         X = moved(X, device=device)
         score_fn, n_features = unwrapped(X, getattr(X, "n_features", self.n_features_in_))
@@ -374,7 +377,7 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
         with ordinary_mode(device):
             with torch.no_grad():
                 x = self.sampler_.sample(N_SCORE_DRAWS, generator).to(DTYPES[self._dtype_of_draws])
-            return -FixedKernelKSD(score_fn, n_features, device)(x)
+            return compared(self, target, -FixedKernelKSD(score_fn, n_features, device)(x))
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "n_features_in_")
@@ -385,6 +388,10 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
             for part in value if isinstance(value, list | tuple) else [value]:
                 if isinstance(part, ParameterObject | Kernel):
                     part.check()
+
+    def _resolved(self) -> Self:
+        """Return an estimator with a value for each parameter that is left open, which makes the fit."""
+        return self
 
     def _points_near_target(self) -> ArrayLike | None:
         """Return the points near the target that the parameters give, array-like, or None."""

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from skksivi._arrays import RandomState, as_tensor, make_seed, resolve_device, without_graph
 from skksivi._numbers import check_integer
+from skksivi._warnings import compared
 from skksivi.base import BaseApproximator, ordinary_mode
 from skksivi.kernels import IMQ
 from skksivi.metrics import energy_distance, sliced_wasserstein
@@ -234,7 +235,7 @@ class _NegKSD:
             x = as_tensor(draws, dtype=torch.float64, device=device)
             judge = FixedKernelKSD(_score_fn(moved(X, device=device), x.shape[1]), x.shape[1], device)
             terms = [_imq_term(judge, x, c) for c in self.widths]
-            return _rounded(-float(np.mean([*terms, _linear_term(judge, x)])))
+            return compared(estimator, X, _rounded(-float(np.mean([*terms, _linear_term(judge, x)]))))
 
 
 @dataclass(frozen=True, eq=False)
@@ -249,10 +250,10 @@ class _NegDistance:
             m, d = reference.shape[1], draws.shape[1]
             raise ValueError(f"`X_reference` has {m} columns, but the draws of the estimator have {d}.")
         if callable(self.metric):
-            return -self.metric(draws, reference)
+            return compared(estimator, X, -self.metric(draws, reference))
         sd = reference.std(axis=0)
         sd[sd == 0] = 1
-        return -METRICS[self.metric](draws / sd, reference / sd)
+        return compared(estimator, X, -METRICS[self.metric](draws / sd, reference / sd))
 
 
 def _score_fn(X: TargetOrScore, d: int) -> ScoreFunction:

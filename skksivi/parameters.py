@@ -19,7 +19,7 @@ from sklearn.utils._param_validation import StrOptions
 from skksivi._numbers import is_number
 from skksivi._saved import saved_by_parameters
 
-__all__ = ["Adam", "Bridge", "Checkpoint", "Pilot", "Plateau", "Scale"]
+__all__ = ["Adam", "Bridge", "Checkpoint", "Network", "Pilot", "Plateau", "Scale"]
 __dir__ = __all__.copy
 
 #: Bridges of a hierarchy, by name.
@@ -151,6 +151,46 @@ class Adam(ParameterObject):
             )
 
 
+class Network(ParameterObject):
+    r"""The network in the mean of a semi-implicit layer.
+
+    Parameters
+    ----------
+    hidden_layer_sizes : sequence of int, default=(100, 100)
+        Widths of the hidden layers, without input and output.
+    linear_skip : bool, default=True
+        Whether :math:`\mu(z) = A z + \mathrm{NN}(z)` with a network that starts at zero, so that training starts at
+        the pilot's points or at N(0, I) in u. Otherwise the network is the whole mean, as in the paper, and starts at
+        random.
+
+    See Also
+    --------
+    skksivi.KSIVIApproximator : One semi-implicit layer, the first choice.
+
+    Examples
+    --------
+    >>> from skksivi import KSIVIApproximator
+    >>> from skksivi.parameters import Network
+    >>> KSIVIApproximator(hidden_layer_sizes=Network((50, 50), linear_skip=False))
+    KSIVIApproximator(hidden_layer_sizes=Network(hidden_layer_sizes=(50, 50),
+                                                 linear_skip=False))
+    """
+
+    _parameter_constraints: ClassVar[Constraints] = {
+        "hidden_layer_sizes": ["array-like"],
+        "linear_skip": ["boolean"],
+    }
+
+    def __init__(self, hidden_layer_sizes: Sequence[int] = (100, 100), *, linear_skip: bool = True) -> None:
+        self.hidden_layer_sizes = hidden_layer_sizes
+        self.linear_skip = linear_skip
+
+    def check(self) -> None:
+        """Raise unless each parameter is of its type and in its range."""
+        super().check()
+        check_widths(self.hidden_layer_sizes, "hidden_layer_sizes")
+
+
 class Pilot(ParameterObject):
     """Exploration of the target before training, by whiten="auto" or "diagonal".
 
@@ -162,8 +202,8 @@ class Pilot(ParameterObject):
         dynamics, and one scale per coordinate.
     effort : {"low", "auto", "high"}, default="auto"
         How much "auto" spends. "low": importance sampling from Gaussians at the modes or, if that is not enough, from
-        short chains, with some 2,000 to 50,000 scores, whether or not it converges; no training follows. "auto": the
-        same and, if it does not converge, long chains around all modes, and training if the certificate is not good.
+        short chains, with some 2,000 to 50,000 scores, whether or not it converges; any start is then good enough
+        for `train="auto"`. "auto": the same and, if it does not converge, long chains around all modes.
         "high": the same but always with long chains, unless short ones converged in warped coordinates.
     budget : int, default=400_000
         Approximate number of points at which long chains evaluate the score. With "auto" it sets the number of
@@ -325,6 +365,9 @@ class Bridge(ParameterObject):
     weights : array-like of shape (n_layers,) or callable, default=None
         The :math:`\beta(t)`, the last layer (t = 0) first, or as a function of t / T; None means equal weights. They
         matter only if layers share a network, or gradients go through them.
+    stop_gradient : bool, default=True
+        Whether each layer is trained on its own discrepancy alone; otherwise a layer's discrepancy is differentiated
+        through the layers below it as well.
 
     See Also
     --------
@@ -343,6 +386,7 @@ class Bridge(ParameterObject):
     _parameter_constraints: ClassVar[Constraints] = {
         "levels": [StrOptions(set(BRIDGES)), callable],
         "weights": ["array-like", callable, None],
+        "stop_gradient": ["boolean"],
     }
 
     def __init__(
@@ -350,9 +394,11 @@ class Bridge(ParameterObject):
         levels: str | Callable[[float], float] = "auto",
         *,
         weights: Sequence[float] | Callable[[float], float] | None = None,
+        stop_gradient: bool = True,
     ) -> None:
         self.levels = levels
         self.weights = weights
+        self.stop_gradient = stop_gradient
 
 
 #: The types of parameters that several estimators have.
@@ -386,9 +432,17 @@ def expanded(name: str, value: object) -> ParameterObject | None:
         return Checkpoint(value)
     if name == "scale" and isinstance(value, str):
         return Scale(value)
+    if name == "hidden_layer_sizes" and not hasattr(value, "get_params"):
+        return Network() if isinstance(value, str) else Network(value)  # type: ignore[arg-type]
     if name == "bridge" and (isinstance(value, str) or callable(value)):
         return Bridge(value)
     return None
+
+
+def check_widths(widths: Sequence[object], name: str) -> None:
+    """Raise ValueError unless these are valid widths of layers."""
+    if not all(isinstance(n, Integral) and is_number(n) and int(n) >= 1 for n in widths):
+        raise ValueError(f"`{name}` must hold positive integers, got {widths!r}.")
 
 
 P = TypeVar("P", bound=ParameterObject)

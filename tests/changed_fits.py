@@ -4,7 +4,7 @@ import torch
 
 from skksivi.annealing import Linear
 from skksivi.kernels import Gaussian
-from skksivi.parameters import Bridge, Pilot
+from skksivi.parameters import Bridge, Network, Pilot
 from skksivi.targets import Minibatches, Target, from_rows
 from skksivi.terms import Entropic, Term
 
@@ -228,10 +228,9 @@ PARAMETERS = {
     "learning_rate": [(1e-3, 1.0000000001e-3)],
     "max_iter": [(20, 21)],
     "batch_size": [(23, 24)],
-    "hidden_layer_sizes": [((8,), (9,)), ((8,), (8, 8))],
+    "hidden_layer_sizes": [((8,), (9,)), ((8,), (8, 8)), (Network((8,)), Network((8,), linear_skip=False))],
     "dtype": [("float32", "float64")],
     "scale": [("constant", "network")],
-    "linear_skip": [(True, False)],
     "mixing": [("normal", "auto")],
     "bandwidth": [("auto", 1.0)],
 }

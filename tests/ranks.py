@@ -25,7 +25,7 @@ Y = np.random.RandomState(1).uniform(size=N) < 1 / (1 + np.exp(-X @ [1.0, -1.0, 
 POINTS = torch.randn(20, D, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 MANY = torch.randn(5000, D, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 EST = KSIVIApproximator(
-    whiten="laplace", mixing="normal", max_iter=120, batch_size=50, early_stopping=None, dtype="float64",
+    whiten="laplace", mixing="normal", max_iter=60, batch_size=50, dtype="float64",
     hidden_layer_sizes=(8,), random_state=0,
 )  # fmt: skip
 
@@ -223,8 +223,8 @@ class Dying(BayesianLogisticRegression):
 
 def kill(folder):
     target = Sharded(lambda rank, n: Dying(X[rank::n], Y[rank::n], prior_precision=1.0))
-    Dying.n_left = 60 if target.rank == 1 else 0
-    q = clone(EST).set_params(checkpoint=Checkpoint(folder / "fit.ckpt", every=20))
+    Dying.n_left = 30 if target.rank == 1 else 0
+    q = clone(EST).set_params(checkpoint=Checkpoint(folder / "fit.ckpt", every=10))
     message = raised(lambda: q.fit(target))
     (folder / f"{target.rank}.txt").write_text(f"{message}\n{q.n_iter_}\n{np.isfinite(q.sample(9)).all()}")
 
@@ -232,7 +232,7 @@ def kill(folder):
 def resume(folder):
     target = Sharded(regression)
     had_file = (folder / "fit.ckpt").exists()
-    q = fitted(target, checkpoint=Checkpoint(folder / "fit.ckpt", every=20))
+    q = fitted(target, checkpoint=Checkpoint(folder / "fit.ckpt", every=10))
     draws = q.sample(50, random_state=0)
     np.savez(folder / f"{target.rank} of {target.n_ranks}.npz", draws=draws, had_file=had_file, n_iter=q.n_iter_)
 

@@ -337,7 +337,7 @@ def test_parameters_tell_of_modes_that_are_apart():
 
 
 @pytest.mark.slow
-def test_training_follows_what_no_gaussian_can():
+def test_training_follows_what_no_gaussian_can(short_networks):
     """log p(x | y) = -exp(x - y) + 2 (x - y), the logarithm of a gamma variable: mean 0.423, deviation 0.803,
     skewness -0.78. The Gaussian at the mode has mean 0.69 and deviation 0.71.
     """
@@ -396,7 +396,7 @@ def test_a_fit_that_is_good_is_not_refined(of_normal):
 
 
 @pytest.mark.slow
-def test_sets_of_different_size_have_a_posterior():
+def test_sets_of_different_size_have_a_posterior(short_networks):
     """A normal mean from n observations: p(x | y) = N(n ybar / (n + 1), 1 / (n + 1))."""
     rng = np.random.RandomState(0)
     sets = [rng.normal() + rng.normal(size=(rng.randint(2, 9), 1)) for _ in range(300)]
@@ -422,7 +422,7 @@ def test_features_of_a_set_do_not_depend_on_its_order():
 
 
 @pytest.mark.slow
-def test_contexts_come_from_a_function_or_a_loader(of_normal):
+def test_contexts_come_from_a_function_or_a_loader(of_normal, short_networks):
     def simulate(n, rng):
         return math.sqrt(2) * rng.normal(size=(n, 2))
 
@@ -578,7 +578,7 @@ def test_callbacks_see_the_stages_and_change_nothing(of_normal):
 
 
 @pytest.mark.slow
-def test_a_callback_sees_the_training_and_can_end_it():
+def test_a_callback_sees_the_training_and_can_end_it(short_networks):
     """The budget is for more than a hundred iterations; one that ends after a hundred spends less."""
     told = Told()
     q = AmortizedKSIVI(max_score_calls=130_000, hidden_layer_sizes=(4,), random_state=0).set_callbacks(told)

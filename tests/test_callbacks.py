@@ -223,7 +223,8 @@ def test_a_callback_is_told_of_the_pilot_as_it_goes(q):
 
 def test_a_callback_is_told_of_a_pilot_that_is_not_trained():
     score_fn = Counted()
-    q = clone(PILOTED).set_params(mixing="auto").set_callbacks(score_fn).fit(score_fn, n_features=2)
+    q = KSIVIApproximator(whiten=Pilot(budget=1000), random_state=0)
+    q.set_callbacks(score_fn).fit(score_fn, n_features=2)
     assert (q.n_iter_, len(q.loss_curve_)) == (0, 0)
     assert [name for name, _ in score_fn.told] == ["whitening"] * PILOT_PARTS + ["fit"]
 

@@ -558,7 +558,7 @@ def crafted(request, tmp_path_factory):
     settings = {"batch_size": 23, "max_iter": 20, "hidden_layer_sizes": (4,), "random_state": 0}
     q = {
         "none": KSIVIApproximator(**settings, whiten=None, early_stopping=0.1),
-        "pilot": KSIVIApproximator(**settings, whiten=Pilot(budget=10_000), early_stopping=None),
+        "pilot": KSIVIApproximator(**settings, whiten=Pilot(budget=10_000)),
         "layers": HKSIVIApproximator(**settings, whiten=Pilot(budget=10_000), n_layers=2),
     }[request.param]
     with warnings.catch_warnings():

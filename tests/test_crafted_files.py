@@ -20,7 +20,7 @@ from skksivi import AmortizedKSIVI, HKSIVIApproximator, KSIVIApproximator, mixin
 from skksivi.amortized import DeepSets, _training
 from skksivi.baselines import Laplace
 from skksivi.families._derived import Reweighted, knows_density
-from skksivi.parameters import Pilot, Scale
+from skksivi.parameters import Network, Pilot, Scale
 from skksivi.pilot._affine import Affine, LowRank
 from skksivi.pilot._masses import Cells
 
@@ -30,7 +30,9 @@ KINDS_OF_FITS = {
     "diagonal": KSIVIApproximator(whiten=Pilot("diagonal", budget=1000)),
     "Student t": KSIVIApproximator(mixing=mixing.StudentT(), whiten="laplace"),
     "mixture": KSIVIApproximator(mixing=mixing.GaussianMixture([[0.0, 1.0], [1.0, 0.0], [0.5, 0.5]])),
-    "network": KSIVIApproximator(scale=Scale("network", floor=0), linear_skip=False, whiten="bam"),
+    "network": KSIVIApproximator(
+        scale=Scale("network", floor=0), hidden_layer_sizes=Network(linear_skip=False), whiten="bam"
+    ),
     "hierarchy": HKSIVIApproximator(whiten=Pilot(budget=1000), n_layers=2),
     "shared network": HKSIVIApproximator(shared_network=True, mixing="normal", n_layers=2, dtype="float64"),
 }

@@ -217,7 +217,7 @@ def test_kills_at_random_moments_lose_nothing(tmp_path):
     whole = KSIVIApproximator(**PILOTED, checkpoint=Checkpoint(path, every=5)).fit(Banana())
     seconds = time.perf_counter() - start
     script = SCRIPT.format(threads=torch.get_num_threads(), settings=PILOTED, path=str(path))
-    for _ in range(3):
+    for _ in range(2):
         with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as process:
             process.stdout.readline()
             time.sleep(rng.uniform(0, seconds))
@@ -335,8 +335,8 @@ def test_many_draws_an_iteration_take_no_matrix_of_all_pairs(gradient_estimator)
 
 
 @pytest.mark.slow
-def test_ten_thousand_dimensions_take_no_matrix_of_all_pairs():
-    d = 10_000
+def test_thousands_of_dimensions_take_no_matrix_of_all_pairs():
+    d = 5000
     assert peak_megabytes(d, f"assert fit({d}, max_iter=2).sample(3).shape == (3, {d})") < d**2 * 8 / 1e6
 
 

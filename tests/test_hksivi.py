@@ -103,7 +103,7 @@ def test_a_step_takes_the_gradient_of_the_weighted_discrepancies(through, estima
     q = clone(QUICK).set_params(
         n_layers=3,
         bridge__weights=weights,
-        stop_gradient=not through,
+        bridge__stop_gradient=not through,
         bandwidth="median",
         gradient_estimator=estimator,
     )
@@ -111,7 +111,9 @@ def test_a_step_takes_the_gradient_of_the_weighted_discrepancies(through, estima
     for p in family.parameters():
         p.grad = torch.zeros_like(p)
     with torch.no_grad():
-        value = q._objective(score, family, Start(None, family, None, 0, ""), torch.Generator().manual_seed(1))()
+        value = q._resolved()._objective(
+            score, family, Start(None, family, None, 0, ""), torch.Generator().manual_seed(1)
+        )()
     estimate, n_batches = GRADIENT_ESTIMATORS[estimator]
     xs, fs = by_the_formulas(
         family, n_batches * q.batch_size, torch.Generator().manual_seed(1), score, through=through
@@ -170,9 +172,9 @@ def test_training_starts_at_a_langevin_chain():
         {"bridge": lambda u: 1 - u**2},
         {"bridge__weights": [1.0, 0.1]},
         {"bridge__weights": lambda u: 1 - u},
-        {"stop_gradient": False},
+        {"bridge__stop_gradient": False},
         {"shared_network": True},
-        {"shared_network": True, "stop_gradient": False},
+        {"shared_network": True, "bridge__stop_gradient": False},
         {"mixing": "normal"},
         {"mixing": "pilot"},
         {"whiten__weight": 0.5},
@@ -221,7 +223,12 @@ def start(pilot, **parameters):
     """The layers and the penalty that a fit to N(0, I) would start from in its own coordinates."""
     whitening = Whitening(Affine(torch.zeros(2).double(), torch.eye(2).double()), np.zeros((1, 2)), np.ones(1))
     score = in_double(normal_score, 2)
-    return clone(QUICK).set_params(**parameters)._build(score, whitening, pilot, torch.Generator().manual_seed(0))
+    return (
+        clone(QUICK)
+        .set_params(**parameters)
+        ._resolved()
+        ._build(score, whitening, pilot, torch.Generator().manual_seed(0))
+    )
 
 
 def test_the_base_is_a_mixture_where_the_pilot_is_dense_and_its_points_elsewhere():

@@ -399,12 +399,12 @@ def test_it_takes_a_thousand_scores_and_changes_no_draw(monkeypatch):
         return -x
 
     monkeypatch.setattr("skksivi.estimators._trained.is_certified", lambda _: False)
-    q = quick(early_stopping=None).fit(score_fn, n_features=2)
+    q = quick().fit(score_fn, n_features=2)
     n, X = asked[0], q.sample(5)
     monkeypatch.setattr("skksivi.estimators._verdict.cheap_certificate", lambda *_: None)
     asked[0] = 0
-    without = quick(early_stopping=None).fit(score_fn, n_features=2)
-    assert 0 < n - asked[0] <= 1000
+    without = quick().fit(score_fn, n_features=2)
+    assert 0 < n - asked[0] <= 2 * 1000  # at the start and at the end
     np.testing.assert_array_equal(without.sample(5), X)
 
 
@@ -412,7 +412,8 @@ def test_it_takes_a_thousand_scores_and_changes_no_draw(monkeypatch):
     ("shift", "ratio", "wrong"), [(0.0, 1.0, False), (0.1, 0.95, False), (0.6, 1.0, True), (0.5, 0.9, True)]
 )
 def test_bad_fits_are_told_by_their_certificate(shift, ratio, wrong, recwarn):
-    q = quick(**off_by(shift, ratio, 2), gradient_estimator="u-statistic").fit(gaussian([0.0, 0.0], [1.0, 1.0]))
+    whiten = [shift] * 2, (ratio * np.eye(2)).tolist()
+    q = KSIVIApproximator(whiten=whiten, train=False, random_state=0).fit(gaussian([0.0, 0.0], [1.0, 1.0]))
     assert q.certificate_.trusted
     messages = [str(w.message) for w in recwarn if w.category is ConvergenceWarning]
     assert any(re.search(r"q\|\|p\) \+ KL\(p\|\|q\) is .* nats", m) for m in messages) == wrong

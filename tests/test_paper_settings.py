@@ -8,6 +8,7 @@ from sklearn.base import clone
 from skksivi import HKSIVIApproximator, KSIVIApproximator, paper_settings
 from skksivi._paper import PAPER
 from skksivi.annealing import Linear
+from skksivi.parameters import Network, checked_object
 from skksivi.targets import Banana, EightGaussians, StudentT
 
 HIERARCHIES = {"student-hierarchy", "eight-gaussians"}
@@ -35,7 +36,9 @@ def approximator(name):
 @pytest.mark.parametrize("name", TABLE)
 def test_the_settings_are_those_of_the_paper(name):
     q = approximator(name)
-    widths = (getattr(q, "latent_dim", None), *q.hidden_layer_sizes)
+    network = checked_object(Network, q.hidden_layer_sizes)
+    assert network.linear_skip == (name in HIERARCHIES)
+    widths = (getattr(q, "latent_dim", None), *network.hidden_layer_sizes)
     training = q.max_iter, q.batch_size, q.learning_rate, q.optimizer.betas
     assert (widths, *training, q.optimizer.decay[1]) == TABLE[name][:-1]
     assert q.optimizer.decay[0] == 0.9

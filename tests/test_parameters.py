@@ -17,13 +17,14 @@ from skksivi._arrays import check_sample_weight
 from skksivi.baselines import SIVI, SVGD
 from skksivi.kernels import Gaussian
 from skksivi.model_selection import Replicates, neg_ksd_scorer
-from skksivi.parameters import Adam, Bridge, Checkpoint, ParameterObject, Pilot, Plateau, Scale
+from skksivi.parameters import Adam, Bridge, Checkpoint, Network, ParameterObject, Pilot, Plateau, Scale
 from skksivi.targets import Banana
 from skksivi.terms import Entropic, Laplacian, Term
 
 OBJECTS = [
     Adam(betas=(0.5, 0.9), decay=(0.9, 100), warm_up=3, ema=None, max_norm=1.0, nonfinite="skip"),
-    Bridge("cosine", weights=[1.0, 0.5]),
+    Bridge("cosine", weights=[1.0, 0.5], stop_gradient=False),
+    Network((5, 7), linear_skip=False),
     Checkpoint("here", every=7),
     Plateau(0.2, patience=30),
     Entropic(0.3),
@@ -109,6 +110,7 @@ SHORTHANDS = {
     "optimizer__ema": None,
     "whiten__budget": 5000,
     "scale__floor": 0.01,
+    "hidden_layer_sizes__linear_skip": False,
     "early_stopping__patience": 10,
     "checkpoint__every": 10,
 }
@@ -246,6 +248,7 @@ NESTED = {
     "scale": [Scale],
     "early_stopping": [Plateau],
     "bridge": [Bridge],
+    "hidden_layer_sizes": [Network],
     "kernel": [*kernels.KERNELS.values(), kernels.Tilted],
     "mixing": [mixing.StudentT, mixing.GaussianMixture],
     "annealing": [annealing.Linear, annealing.Geometric, annealing.Cosine],

@@ -575,18 +575,20 @@ def test_metrics_take_scores_of_arrays():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("whiten", ["auto", None])
-def test_a_numpy_banana_is_fitted_as_well_as_that_of_autograd(whiten):
+def test_a_numpy_banana_is_fitted_as_well_as_that_of_autograd():
     """Seeds differ by 0.03 in KL; with a detached score taken for constant it ends at 7."""
     exact = Banana().sample(4000, torch.Generator().manual_seed(1)).numpy()
     kl = [
         kl_divergence(
-            KSIVIApproximator(whiten=whiten, random_state=0, max_iter=1500).fit(f, n_features=2).sample(4000), exact
+            KSIVIApproximator(whiten=None, gradient_estimator="u-statistic", max_iter=600, random_state=0)
+            .fit(f, n_features=2)
+            .sample(4000),
+            exact,
         )
         for f in (Banana().score_fn, banana_of_arrays)
     ]
     assert abs(kl[0] - kl[1]) < 0.1
-    assert max(kl) < (0.15 if whiten else 0.6)
+    assert max(kl) < 0.6
 
 
 def wrapped(score):

@@ -550,7 +550,7 @@ def test_the_manual_has_the_tables_of_scaling(tmp_path, capsys):
     run("benchmarks/workers.py", ["--show", str(ROOT / "benchmarks" / "workers.json")], tmp_path)
     assert capsys.readouterr().out == (ROOT / "doc" / "tables" / "workers.txt").read_text("utf-8") + "\n"
     run("benchmarks/shards.py", ["--show", str(ROOT / "benchmarks" / "shards.json")], tmp_path)
-    names = ("ranks", "stream", "trips", "scaling_model")
+    names = ("ranks", "stream", "scaling_model")
     paths = [ROOT / "doc" / "tables" / f"{name}.txt" for name in names]
     *shown, differ, rates, blocks = capsys.readouterr().out.rstrip("\n").split("\n")
     assert "\n".join(shown) + "\n" == "\n".join(path.read_text("utf-8") for path in paths) + "\n"

@@ -5,10 +5,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-import warnings
-from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,20 +12,15 @@ import pytest
 import ranks
 import torch
 import torch.distributed as dist
-from joblib import parallel_config
 from plain_targets import normal
 from ranks import POINTS
-from sklearn.base import clone
 
-from skksivi import ensemble
 from skksivi.estimators._identity import _known, of_score
 from skksivi.score._target import resolve_score
 from skksivi.targets import (
     BayesianMultinomialRegression,
     Minibatches,
-    Scattered,
     Sharded,
-    from_score_fn,
 )
 from skksivi.targets._sharded import FIRST, HEAD, check_equal
 
@@ -177,13 +168,10 @@ def left(folder, n):
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs gloo on the loopback address")
-def test_two_ranks_are_as_one_and_the_same_each_time(tmp_path):
-    for n in (1, 2):
-        launch(n, "fit", tmp_path)
-    one, two = (left(tmp_path, n) for n in (1, 2))
+def test_two_ranks_are_as_one(group, tmp_path):
+    ranks.fit(tmp_path)
     launch(2, "fit", tmp_path)
-    for name, numbers in left(tmp_path, 2).items():
-        np.testing.assert_array_equal(numbers, two[name], err_msg=name)
+    one, two = (left(tmp_path, n) for n in (1, 2))
     for name, numbers in one.items():
         if "own draws" in name:  # each rank has minibatches of its own
             off = (two[name].mean(0) - one["draws"].mean(0)) / one["draws"].std(0)
@@ -233,124 +221,15 @@ def test_faults_are_told_on_all_ranks(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs gloo on the loopback address")
-def test_a_killed_rank_is_named_and_another_number_of_ranks_goes_on(tmp_path):
+def test_a_killed_rank_is_named_and_another_number_of_ranks_goes_on(group, tmp_path):
     assert launch(2, "kill", tmp_path / "killed") == [0, -signal.SIGKILL]
     message, n_iter, is_finite = (tmp_path / "killed" / "0.txt").read_text().split("\n")
     assert message.startswith("ConnectionError: Rank 0 of 2 has lost rank 1: a process has ended or does not answer")
-    assert 20 <= int(n_iter) < ranks.EST.max_iter
+    assert 10 <= int(n_iter) < ranks.EST.max_iter
     assert is_finite == "True"
-    launch(1, "resume", tmp_path / "whole")
-    launch(3, "resume", tmp_path / "killed")
-    whole, resumed = left(tmp_path / "whole", 1), left(tmp_path / "killed", 3)
-    assert (bool(whole["had_file"]), bool(resumed["had_file"])) == (False, True)
-    assert whole["n_iter"] == resumed["n_iter"] == ranks.EST.max_iter
-    np.testing.assert_allclose(resumed["draws"], whole["draws"], rtol=1e-9, atol=1e-9)
+    ranks.resume(tmp_path / "killed")
+    whole, resumed = ranks.fitted(WHOLE), left(tmp_path / "killed", 1)
+    assert resumed["had_file"]
+    assert whole.n_iter_ == resumed["n_iter"] == ranks.EST.max_iter
+    np.testing.assert_allclose(resumed["draws"], whole.sample(50, random_state=0), rtol=1e-9, atol=1e-9)
     assert not (tmp_path / "killed" / "fit.ckpt").exists()
-
-
-# Workers of dask
-
-
-@contextmanager
-def cluster():
-    distributed = pytest.importorskip("distributed", reason="needs dask")
-    with (
-        distributed.LocalCluster(
-            n_workers=2,
-            threads_per_worker=1,
-            dashboard_address="127.0.0.1:0",
-            silence_logs="CRITICAL",
-            host="127.0.0.1",
-        ) as workers,
-        distributed.Client(workers) as client,
-    ):
-        yield client
-
-
-@pytest.fixture(scope="module")
-def client():
-    with cluster() as client:
-        yield client
-
-
-@pytest.mark.slow
-def test_workers_hold_the_rows_of_a_target(client):
-    target = Scattered(ranks.regression, client)
-    assert (target.n_shards, target.n_features) == (2, 3)
-    assert target.traffic.n_calls == 0
-    s, pull = target.score_vjp(POINTS)
-    close(s, WHOLE.score_fn(POINTS))
-    close(pull(POINTS.flip(0)), WHOLE.score_vjp(POINTS)[1](POINTS.flip(0)))
-    close(target.log_prob(POINTS), WHOLE.log_prob(POINTS))
-    assert (target.traffic.n_calls, target.traffic.n_messages) == (3, 6)
-    assert target.traffic.n_bytes == 2 * 8 * POINTS.numel() * (2 + 3 + 1) + 2 * 8 * len(POINTS)
-    alone, there = (ranks.fitted(t, max_iter=20).sample(20, random_state=0) for t in (WHOLE, target))
-    np.testing.assert_allclose(there, alone, rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.slow
-def test_workers_hold_targets_without_products_and_those_of_arrays(client):
-    plain = Scattered(ranks.plain, client, prior=ranks.Prior(), n_shards=3)
-    x = POINTS.clone().requires_grad_()
-    (product,) = torch.autograd.grad(plain.score_fn(x), x, POINTS)
-    close(product, WHOLE.score_vjp(POINTS)[1](POINTS))
-    by_arrays = Scattered(ranks.arrays, client, prior=from_score_fn(ranks.minus, 3))
-    close(by_arrays.score_fn(POINTS.numpy()), WHOLE.score_fn(POINTS))
-    assert by_arrays.log_prob is None
-
-
-@pytest.mark.slow
-def test_faults_of_workers_are_told(client):
-    with pytest.raises(ValueError, match="`target_of_rows` of shard 1 has n_features = 2, but shard 0"):
-        Scattered(ranks.narrower, client)
-    with pytest.raises(TypeError, match="`prior` of Plain is not known"):
-        Scattered(ranks.plain, client)
-    with pytest.raises(TypeError, match="`target_of_rows` must be a function, got a BayesianLogisticRegression"):
-        Scattered(WHOLE, client)
-    with pytest.raises(TypeError, match="`client` must be a client of distributed, got a int"):
-        Scattered(ranks.regression, 3)
-    fails_late = partial(ranks.fails_late, ArithmeticError("no score there"))
-    failing = Scattered(fails_late, client, prior=from_score_fn(ranks.minus, 3))
-    with pytest.raises(ArithmeticError, match="no score there\nRaised by shard 1 of 2"):
-        failing.score_fn(ranks.MANY)
-    stuck = Scattered(ranks.slow, client, prior=ranks.Prior(), timeout=0.5)
-    close(stuck.score_fn(POINTS), -POINTS)
-    with pytest.raises(TimeoutError, match=r"Shard 0 of 2 has not answered within 0.5 s\."):
-        stuck.score_fn(ranks.MANY)
-
-
-@pytest.mark.slow
-def test_a_cluster_that_is_lost_is_told():
-    with cluster() as client:
-        target = Scattered(ranks.regression, client)
-        score = target.score_fn(POINTS)
-        close(score, WHOLE.score_fn(POINTS))
-        client.cluster.scale(0)
-        while client.scheduler_info()["workers"]:
-            time.sleep(0.05)
-        with pytest.raises(ConnectionError, match=r"held shard 0 of 2 was lost, .* the cluster has no workers left"):
-            target.score_fn(POINTS)
-        client.cluster.close()
-        with pytest.raises(ConnectionError, match=r"The worker that held shard 0 of 2 was lost, and no other could"):
-            target.score_fn(POINTS)
-        with pytest.raises(ValueError, match="`client` has no workers; start some"):
-            Scattered(ranks.regression, client)
-
-
-@pytest.mark.slow
-def test_workers_fit_the_members_of_an_ensemble(client):
-    q = clone(ranks.EST).set_params(max_iter=10)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        alone = ensemble(q, WHOLE, 2, pooling="equal", random_state=0)
-        with parallel_config("dask"):
-            there = ensemble(q, WHOLE, 2, pooling="equal", n_jobs=2, random_state=0)
-    np.testing.assert_allclose(there.sample(50, 0), alone.sample(50, 0), rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.slow
-def test_the_rows_of_a_lost_worker_are_held_by_another(client):
-    target = Scattered(ranks.regression, client)
-    expected = target.score_fn(POINTS)
-    os.kill(next(iter(client.run(os.getpid).values())), signal.SIGKILL)
-    assert torch.equal(target.score_fn(POINTS), expected)

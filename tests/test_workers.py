@@ -157,7 +157,7 @@ def test_a_bad_parameter_is_named(name):
 
 @pytest.mark.parametrize("error", [ConnectionError("gone"), TimeoutError("slow")])
 def test_a_training_keeps_its_state_when_workers_are_lost(error):
-    q = short(KSIVIApproximator(random_state=0)).set_params(max_iter=50, early_stopping=None)
+    q = short(KSIVIApproximator(random_state=0)).set_params(max_iter=50)
     whole = Misbehaving(lambda s: s, 0)
     q.fit(whole, n_features=2)
     with pytest.raises(type(error), match=str(error)):
@@ -219,7 +219,7 @@ def test_dask_gives_the_numbers_of_this_process():
     X = normal_array(7, 3)
     with (
         distributed.LocalCluster(
-            n_workers=2, threads_per_worker=1, dashboard_address=None, silence_logs="CRITICAL"
+            n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0", silence_logs="CRITICAL"
         ) as workers,
         distributed.Client(workers),
     ):

@@ -27,13 +27,17 @@ QUICK = {
 N_QUICK = 100
 
 #: What the settings of the paper have for KSIVI alone.
-OF_KSIVI = ("kernel", "bandwidth", "gradient_estimator", "mixing", "terms")
+OF_KSIVI = ("kernel", "bandwidth", "gradient_estimator", "mixing", "terms", "early_stopping")
 
 
 def layer_of(name, betas=(0.9, 0.999)):
     """Return the settings that KSIVI shares with the other semi-implicit methods, which have betas of their own."""
     settings = {parameter: value for parameter, value in paper_settings(name).items() if parameter not in OF_KSIVI}
-    return settings | {"optimizer": settings["optimizer"].set_params(betas=betas)}
+    return (
+        settings
+        | settings["hidden_layer_sizes"].get_params()
+        | {"optimizer": settings["optimizer"].set_params(betas=betas)}
+    )
 
 
 def fading(progress):

@@ -75,6 +75,7 @@ if not FULL:
 def methods(own):
     """Return both methods, SIVI-SM with what it has in common with KSIVI."""
     shared = {name: value for name, value in own.items() if name in SIVISM().get_params()}
+    shared |= own["hidden_layer_sizes"].get_params()
     return {"KSIVI": KSIVIApproximator(**own), "SIVI-SM": SIVISM(**shared, critic_hidden_layer_sizes=(64, 64))}
 
 

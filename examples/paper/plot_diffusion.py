@@ -65,6 +65,7 @@ exact = MALA(n_chains=200, n_draws=10, random_state=0).fit(target).sample(2000, 
 
 paper = paper_settings("diffusion") | {"max_iter": MAX_ITER or 100_000, "random_state": 0}
 shared = {name: paper[name] for name in SIVI().get_params().keys() & paper.keys() - {"optimizer"}}
+shared |= paper["hidden_layer_sizes"].get_params()
 shared["learning_rate"] = rate
 critic = {"critic_hidden_layer_sizes": (128, 128), "critic_learning_rate": rate}
 adam = {"decay": paper["optimizer"].decay, "ema": None}

@@ -20,7 +20,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 from skksivi import KSIVIApproximator
 from skksivi.kernels import Gaussian
-from skksivi.parameters import Adam
+from skksivi.parameters import Adam, Network
 from skksivi.targets import Banana, ConditionedDiffusion
 
 REPEATS = 30
@@ -47,7 +47,7 @@ targets = {"banana": Banana(), f"conditioned diffusion, d = {d}": ConditionedDif
 def early(target):
     d = target.n_features
     q = KSIVIApproximator(
-        whiten=None, linear_skip=False, latent_dim=min(d, 50), hidden_layer_sizes=(50, 50),
+        whiten=None, latent_dim=min(d, 50), hidden_layer_sizes=Network((50, 50), linear_skip=False),
         initial_scale=math.exp(-1), optimizer=Adam(ema=None), max_iter=100, random_state=0,
     )  # fmt: skip
     with warnings.catch_warnings():

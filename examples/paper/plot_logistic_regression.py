@@ -46,6 +46,7 @@ target = BayesianLogisticRegression(X, y, prior_precision=0.01, fit_intercept=Tr
 exact = load_waveform_posterior()
 paper = paper_settings("waveform") | {"max_iter": MAX_ITER or 40_000, "random_state": 0}
 shared = {name: paper[name] for name in SIVI().get_params().keys() & paper.keys() - {"optimizer"}}
+shared |= paper["hidden_layer_sizes"].get_params()
 adam = {"decay": paper["optimizer"].decay, "ema": None}
 methods = {
     "SIVI": SIVI(**shared | {"initial_scale": 1.0}, optimizer=Adam(betas=(0.9, 0.999), **adam)),

@@ -47,6 +47,7 @@ paper = paper_settings("student") | start | {"max_iter": n_iter, "random_state":
 hierarchy = paper_settings("student-hierarchy") | {"whiten": "laplace", "bridge": "none", "random_state": 0}
 hierarchy |= {"initial_scale": 1.0, "bandwidth": "median"}
 shared = {name: paper[name] for name in SIVI().get_params().keys() & paper.keys()}
+shared |= paper["hidden_layer_sizes"].get_params()
 near = 0.3 * np.random.RandomState(0).normal(size=(1000, 2))
 methods = {
     "MIED": MIED(n_particles=1000, whiten=None, max_iter=min(1000, n_iter), random_state=0),

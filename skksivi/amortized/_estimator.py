@@ -51,9 +51,9 @@ from skksivi.diagnostics import Diagnosis, diagnose
 from skksivi.estimators._identity import of_score_near
 from skksivi.estimators._ksivi import KSIVIApproximator
 from skksivi.estimators._start import untrained
-from skksivi.estimators._trained import FAILED_DIVERGENCE, check_widths
+from skksivi.estimators._trained import FAILED_DIVERGENCE
 from skksivi.families._samplers import CHUNK, Fit, Layer
-from skksivi.parameters import Constrained, Pilot
+from skksivi.parameters import Constrained, Pilot, check_widths
 from skksivi.score._tally import Stage, Tally
 from skksivi.score._target import resolve_score
 from skksivi.targets._base import Target, from_score_fn
@@ -563,7 +563,7 @@ class AmortizedKSIVI(Constrained, CallbackSupportMixin, BaseEstimator):
             # of two fits without a certificate the one that has seen the posterior
             est = explored if _divergence(explored) <= _divergence(est) else est
         if not _is_within(est, FAILED_DIVERGENCE):
-            est = est.set_params(warm_start=True, max_iter=max_iter, whiten="auto").fit(target)
+            est = est.set_params(train=True, warm_start=True, max_iter=max_iter, whiten="auto").fit(target)
             n_values, n_products = n_values + est.n_score_calls_, n_products + est.n_products_
         est.n_score_calls_, est.n_products_ = n_values, n_products
         return est
@@ -603,13 +603,13 @@ class AmortizedKSIVI(Constrained, CallbackSupportMixin, BaseEstimator):
     def _at(self, y: Rows) -> KSIVIApproximator:
         """Return the fit at one context."""
         est = KSIVIApproximator(
-            hidden_layer_sizes=self.hidden_layer_sizes,
             initial_scale=self.initial_scale,
             device=self.device,
             dtype=self.dtype,
             random_state=self._seed,
         )
-        fit = Fit(self._layer(y, DTYPES[self.dtype]), {"score_checksum_": "", **untrained()})
+        report = {"score_checksum_": "", "fitted_by_": "an amortised fit", **untrained()}
+        fit = Fit(self._layer(y, DTYPES[self.dtype]), report)
         learn(est, fit, self._seed, Tally(), resolve_device(self.device))
         return est
 
@@ -621,7 +621,7 @@ class AmortizedKSIVI(Constrained, CallbackSupportMixin, BaseEstimator):
     def _explored(self, est: KSIVIApproximator, target: Target) -> KSIVIApproximator:
         """Return a fit by importance weights or short chains, from draws of another."""
         starts = est.sample(N_STARTS, random_state=self._seed)
-        explored = clone(est).set_params(whiten=Pilot(effort="low"), init=starts)
+        explored = clone(est).set_params(train=False, whiten=Pilot(effort="low"), init=starts)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # the certificate tells
             return explored.fit(target)

@@ -27,7 +27,7 @@ from skksivi._weights import Certificate
 from skksivi.amortized._estimator import AmortizedKSIVI
 from skksivi.amortized._family import Conditional
 from skksivi.amortized._features import DeepSets
-from skksivi.estimators._trained import check_widths
+from skksivi.parameters import check_widths
 from skksivi.score._tally import Stage
 
 #: Contexts, and draws for each, by which what a file holds is tried.

@@ -12,12 +12,11 @@ from torch import Tensor, nn
 
 from skksivi.base import LOSSES, Constraints, Integral, Interval, Real, learns
 from skksivi.baselines._semi_implicit import Drawn, SemiImplicitVI
-from skksivi.estimators._trained import check_widths
 from skksivi.families._density import log_joint
 from skksivi.families._layer import MultilayerPerceptron, SemiImplicit
 from skksivi.families._samplers import Layer
 from skksivi.mixing import NormalDraws
-from skksivi.parameters import Adam, Annealing, Init, Scale, Whiten
+from skksivi.parameters import Adam, Annealing, Init, Scale, Whiten, check_widths
 from skksivi.score._score import DifferentiableScore
 from skksivi.training._loop import Iterate, Objective, Scheduled, by_autograd, learning_rate_factor
 

@@ -12,12 +12,12 @@ from torch import Tensor
 from skksivi.annealing import BRIDGES, bridge_levels
 from skksivi.base import LOSSES, Constraints, Integral, Interval, StrOptions, learns
 from skksivi.baselines._critic import CRITIC, Critics
-from skksivi.estimators._trained import Job, Trained, check_widths, langevin_scale
+from skksivi.estimators._trained import Job, Trained, langevin_scale
 from skksivi.families._hierarchy import Hierarchy, langevin_hierarchy
 from skksivi.families._layer import Drawn, DrawPullback
 from skksivi.families._samplers import Fit, Layers, Tell
 from skksivi.mixing import NormalDraws
-from skksivi.parameters import Adam, Bridge, Init, Scale, Whiten, checked_object
+from skksivi.parameters import Adam, Bridge, Init, Scale, Whiten, check_widths, checked_object
 from skksivi.pilot._points import PilotPoints
 from skksivi.pilot._rules import pulled_back
 from skksivi.pilot._whitening import Whitening

@@ -12,10 +12,9 @@ from torch import Tensor
 from skksivi.base import LOSSES, Constraints, Interval, Real, learns
 from skksivi.baselines._critic import CRITIC, Critics
 from skksivi.baselines._semi_implicit import SemiImplicitVI
-from skksivi.estimators._trained import check_widths
 from skksivi.families._layer import Drawn, DrawPullback, SemiImplicit
 from skksivi.families._samplers import Layer
-from skksivi.parameters import Adam, Annealing, Init, Scale, Schedule, Whiten
+from skksivi.parameters import Adam, Annealing, Init, Scale, Schedule, Whiten, check_widths
 from skksivi.score._score import DifferentiableScore
 from skksivi.training._loop import Objective, Scheduled
 

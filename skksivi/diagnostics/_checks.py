@@ -52,7 +52,7 @@ def check_ksd(view: View) -> Check:
 
     test = ksd_test(as_array(u), score_u, kernel=judge.kernel, n_bootstrap=N_BOOTSTRAP, random_state=view.seed)
     allowed = d * MAX_SHIFT**2 * KSD_OF_SHIFT
-    text = f"{test.statistic:.2g} with p = {test.pvalue:.2g}, up to {allowed:.2g} allowed"
+    text = f"{test.statistic:.2g}, up to {allowed:.2g} allowed; p = {test.pvalue:.2g} that it is 0"
     far = test.pvalue < MAX_PVALUE and test.statistic > allowed
     todo = view.advice("whiten", "mixing", "max_iter", "n_warmup")
     return judged("KSD", test.statistic, text, f"The draws do not come from the target: {todo}." if far else None)

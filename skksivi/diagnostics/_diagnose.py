@@ -196,6 +196,7 @@ def _report(view: View) -> Diagnosis:
         variance_errors=as_array(moments.variance_se[:d]),
         losses=view.report.get("loss_curve_"),
         stages=tuple(view.report["stages_"]),
+        fitted_by=view.report.get("fitted_by_", ""),
     )
 
 

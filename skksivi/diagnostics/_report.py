@@ -70,6 +70,8 @@ class Diagnosis:
         The `loss_curve_`.
     stages : tuple of Stage
         The `stages_` of the fit: score calls and seconds of each.
+    fitted_by : str
+        The `fitted_by_` of the fit, empty without one.
 
     See Also
     --------
@@ -100,6 +102,7 @@ class Diagnosis:
     variance_errors: np.ndarray = field(compare=False)
     losses: np.ndarray | None = field(default=None, compare=False)
     stages: tuple[Stage, ...] = field(default=(), compare=False)
+    fitted_by: str = field(default="", compare=False)
 
     @property
     def ok(self) -> bool:
@@ -122,7 +125,9 @@ class Diagnosis:
         lines = [f"{self.estimator}, {n} draws of {d} features: {_summary(self.checks)}"]
         if self.stages:
             n_calls = sum(stage.n_calls for stage in self.stages)
-            text = f"from {n_calls:,} score calls: " + ", ".join(f"{s.name} {s.n_calls:,}" for s in self.stages)
+            made = f"by {self.fitted_by}, " if self.fitted_by else ""
+            text = f"{made}from {n_calls:,} score calls: "
+            text += ", ".join(f"{s.name} {s.n_calls:,}" for s in self.stages)
             lines += textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ")
         for check in self.checks:
             mark, text = (check.verdict, check.text) if check.text else ("-", check.verdict)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -54,15 +54,19 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
 
     Parameters
     ----------
-    n_layers : int, default=5
-        The T of the formula.
+    train : {"auto"} or bool, default="auto"
+        Whether the layers are trained. "auto": a fit whose training parameters are all left alone is trained only if
+        its start is not good enough; setting any of them, to whatever value, trains it. Only a `certificate_` tells
+        that a start is good, because untrained layers move the points of the pilot; before a training it is mostly
+        too expensive, so that hierarchies are trained. The trained state is returned unless the start is better
+        beyond the noise of the comparison; then the start, with a warning.
+    n_layers : int or "auto", default="auto"
+        The T of the formula; "auto" is 5.
     bridge : {"auto", "linear", "quadratic", "cosine", "geometric", "none"}, callable or Bridge, default="auto"
         The :math:`\lambda_t` as a function of u = t / T in [0, 1), one at zero: 1 - u, (1 - u)^2, half a cosine,
         100^-u, or one for every layer. "auto" is "none" if the base is the pilot, which is already at the target,
-        otherwise "linear". `skksivi.parameters.Bridge` also sets the weights :math:`\beta(t)` of the layers.
-    stop_gradient : bool, default=True
-        Whether each layer is trained on its own discrepancy alone; otherwise a layer's discrepancy is differentiated
-        through the layers below it as well.
+        otherwise "linear". `skksivi.parameters.Bridge` also sets the weights :math:`\beta(t)` of the layers, and
+        whether gradients go through the layers.
     shared_network : bool, default=False
         Whether all layers share one network of (x, :math:`\lambda_t`).
     mixing : {"auto", "normal", "pilot"}, object of `skksivi.mixing` or callable, default="auto"
@@ -71,24 +75,25 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
         there are such points, otherwise "normal". It can also be a distribution of `skksivi.mixing`, or a function of
         the number of draws n and a torch.Generator that returns n rows. The bridge starts at the score of the base if
         it has one (normal, Student t), otherwise at the score of N(0, I).
-    kernel : {"gaussian", "imq", "laplace", "riesz"} or Kernel, default="gaussian"
+    kernel : {"auto", "gaussian", "imq", "laplace", "riesz"} or Kernel, default="auto"
         The kernel k, by name or as an object of `skksivi.kernels`; its median width is set layer by layer.
-    bandwidth : float, "median", "auto" or None, default="median"
-        Width of the kernel in whitened units: a number, the median heuristic on the draws of each layer, or, with
-        "auto" and a `kernel` given by name, :math:`\sqrt{d} / 2`. None leaves it to `kernel`.
-    gradient_estimator : {"u-statistic", "vanilla", "path", "auto"}, default="u-statistic"
-        "u-statistic": all pairs within one batch of each layer (Algorithm 2). "vanilla": pairs between two batches
-        (Algorithm 1), with twice as many draws and scores. "path": the kernelised path gradient of
-        :math:`\mathrm{KL}(q_t \| p_t)`, which needs no product with the Jacobian of the score. "auto" is "path" for
-        positive kernels of the Euclidean distance and "u-statistic" for others.
-    hidden_layer_sizes : sequence of int, default=(50, 50)
-        Widths of the hidden layers of each network, without input and output.
+    bandwidth : float, "median", "auto" or None, default="auto"
+        Width of the kernel in whitened units: a number, or the median heuristic on the draws of each layer. None and
+        "auto" leave it to `kernel`, whose own rule is by default the median heuristic, or for the path gradient to
+        the variances of the draws, see `KSIVIApproximator`.
+    gradient_estimator : {"auto", "u-statistic", "vanilla", "path"}, default="auto"
+        "u-statistic", which is "auto": all pairs within one batch of each layer (Algorithm 2). "vanilla": pairs
+        between two batches (Algorithm 1), with twice as many draws and scores. "path", which is not the paper's: the
+        kernelised path gradient of :math:`\mathrm{KL}(q_t \| p_t)`, which needs a positive kernel of Euclidean
+        distances and no product with the Jacobian of the score.
+    hidden_layer_sizes : sequence of int or "auto", default="auto"
+        Widths of the hidden layers of each network, without input and output; "auto" is (50, 50).
     initial_scale : float or "auto", default="auto"
         The :math:`\sigma_{\mathrm{ini}}`, half of whose square is the step of the Langevin drift. With a pilot its
         unit is the width of the target's narrowest mode or, if less, the conditional width of a coordinate given the
         others, :math:`1/\sqrt{E s_i^2}`; otherwise it is one in u. "auto" is 0.5 if the base is the pilot, which is
         close to the target, otherwise 1.
-    scale : "constant" or Scale, default="constant"
+    scale : {"auto", "constant"} or Scale, default="auto"
         Each :math:`\sigma_t` is one vector; `skksivi.parameters.Scale` sets its floor.
     whiten : {"auto", "bam", "laplace", "diagonal"}, Pilot, (m, L) or None, default="auto"
         The affine map x = m + L u in whose coordinates u the layers are trained. "auto" searches for modes and takes
@@ -100,21 +105,20 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
     init : array-like of shape (n_features,) or (k, n_features), default=None
         Where the search for modes starts. None means the origin and, with whiten="auto", points scattered around it
         on scales from 1 to 100. "laplace" and "bam" use only the first row.
-    batch_size : int, default=256
-        Draws of each layer per iteration, at least 2. Minibatches of data are not used: the chain needs the score of
-        all of the data.
+    batch_size : int or "auto", default="auto"
+        Draws of each layer per iteration, at least 2; "auto" is 256. Minibatches of data are not used: the chain
+        needs the score of all of the data.
     max_iter : int, default=3000
-        Iterations of the optimiser.
-    learning_rate : float, default=1e-3
-        Step size of Adam.
-    optimizer : "adam" or Adam, default="adam"
+        Largest number of iterations of the optimiser.
+    learning_rate : float or "auto", default="auto"
+        Step size of Adam; "auto" is 1e-3.
+    optimizer : {"auto", "adam"} or Adam, default="auto"
         Decay of the learning rate, Adam's betas, moving average, clipping and what to do about a loss that is not
         finite, see `skksivi.parameters.Adam`.
-    early_stopping : "auto", bool, float, Plateau or None, default=None
-        When to stop before `max_iter`. A number: when the discrepancy of the last layer under one fixed kernel in u
-        has not fallen by this share for 2,000 iterations, or as `skksivi.parameters.Plateau` says; True is
-        `Plateau()`. "auto": no training if the start at a pilot has a good certificate or, if none is available, the
-        chains have converged. None always runs `max_iter` iterations.
+    early_stopping : "auto", bool, float, Plateau or None, default="auto"
+        What ends a training before `max_iter`. A number: the discrepancy of the last layer under one fixed kernel in
+        u has not fallen by this share for 2,000 iterations, or as `skksivi.parameters.Plateau` says; True is
+        `Plateau()`. "auto": nothing. False and None: nothing, and the last state is returned, whatever it is worth.
     checkpoint : path-like, Checkpoint or None, default=None
         A file in which the fit is saved every 1,000 iterations, or as often as `skksivi.parameters.Checkpoint` says.
         After an interruption the same call of `fit` resumes from it, on a CPU with the same result; it is removed
@@ -145,7 +149,10 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
         Pairs of an iteration and the squared discrepancy of the last layer under one fixed kernel after it, every 500
         iterations; empty without `early_stopping` if there is no moment penalty.
     best_iter_ : int
-        The iteration whose state was kept, zero if training has not improved on a start at a pilot.
+        The iteration whose state was kept: zero if the start is returned.
+    fitted_by_ : str
+        What made the draws: "kernel Stein discrepancy" or "path gradient" after a training, otherwise what found the
+        start, such as "importance sampling".
     certificate_ : Certificate or None
         How far the draws are from the target, see `skksivi.certificate`. The density takes 20,000 further values of
         the score per layer, so the certificate is None if the training took fewer than a million.
@@ -154,7 +161,7 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
     score_checksum_ : str
         Checksum of values of the score near the fit, by which a warm start detects a changed target.
     n_iter_ : int
-        Number of iterations.
+        Number of iterations, zero without training.
     n_features_in_ : int
         Dimension d of the target.
     n_score_calls_, n_products_ : int
@@ -192,37 +199,53 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
     _sees_minibatches: ClassVar[bool] = False
 
     _parameter_constraints: ClassVar[Constraints] = {
-        "n_layers": [Interval(Integral, 1, None, closed="left")],
+        "n_layers": [StrOptions({"auto"}), Interval(Integral, 1, None, closed="left")],
         "bridge": [StrOptions(set(BRIDGES)), callable, Bridge],
-        "initial_scale": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
-        "stop_gradient": ["boolean"],
+        "scale": [StrOptions({"auto", "constant"}), Scale],
         "shared_network": ["boolean"],
         "mixing": [StrOptions({"auto", "normal", "pilot"}), HasMethods("build"), callable],
     }
 
+    _training: ClassVar[dict[str, Any]] = {
+        "n_layers": 5,
+        "bridge": "auto",
+        "shared_network": False,
+        "mixing": "auto",
+        "kernel": "gaussian",
+        "bandwidth": "auto",
+        "gradient_estimator": "u-statistic",
+        "hidden_layer_sizes": (50, 50),
+        "initial_scale": "auto",
+        "scale": "constant",
+        "batch_size": 256,
+        "learning_rate": 1e-3,
+        "optimizer": "adam",
+    }
+
+    n_layers: int
     family_: Hierarchy
 
     def __init__(  # noqa: PLR0913
         self,
         *,
-        n_layers: int = 5,
+        train: str | bool = "auto",
+        n_layers: str | int = "auto",
         bridge: str | Callable[[float], float] | Bridge = "auto",
-        stop_gradient: bool = True,
         shared_network: bool = False,
         mixing: MixingLike = "auto",
-        kernel: str | Kernel = "gaussian",
-        bandwidth: float | str | None = "median",
-        gradient_estimator: str = "u-statistic",
-        hidden_layer_sizes: Sequence[int] = (50, 50),
+        kernel: str | Kernel = "auto",
+        bandwidth: float | str | None = "auto",
+        gradient_estimator: str = "auto",
+        hidden_layer_sizes: str | Sequence[int] = "auto",
         initial_scale: float | str = "auto",
-        scale: str | Scale = "constant",
+        scale: str | Scale = "auto",
         whiten: Whiten = "auto",
         init: Init = None,
-        batch_size: int = 256,
+        batch_size: str | int = "auto",
         max_iter: int = 3000,
-        learning_rate: float = 1e-3,
-        optimizer: str | Adam = "adam",
-        early_stopping: str | bool | float | Plateau | None = None,
+        learning_rate: str | float = "auto",
+        optimizer: str | Adam = "auto",
+        early_stopping: str | bool | float | Plateau | None = "auto",
         checkpoint: str | os.PathLike[str] | Checkpoint | None = None,
         warm_start: bool = False,
         device: str | torch.device = "auto",
@@ -230,22 +253,22 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
         random_state: int | np.random.RandomState | None = None,
         verbose: int = 0,
     ) -> None:
-        self.n_layers = n_layers
+        self.train = train  # those that are ignored below have their types once they are resolved
+        self.n_layers = n_layers  # type: ignore[assignment]
         self.bridge = bridge
-        self.stop_gradient = stop_gradient
         self.shared_network = shared_network
         self.mixing = mixing
         self.kernel = kernel
         self.bandwidth = bandwidth
         self.gradient_estimator = gradient_estimator
-        self.hidden_layer_sizes = hidden_layer_sizes
+        self.hidden_layer_sizes = hidden_layer_sizes  # type: ignore[assignment]
         self.initial_scale = initial_scale
         self.scale = scale
         self.whiten = whiten
         self.init = init
-        self.batch_size = batch_size
+        self.batch_size = batch_size  # type: ignore[assignment]
         self.max_iter = max_iter
-        self.learning_rate = learning_rate
+        self.learning_rate = learning_rate  # type: ignore[assignment]
         self.optimizer = optimizer
         self.early_stopping = early_stopping
         self.checkpoint = checkpoint
@@ -316,7 +339,7 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
         self, score_u: DifferentiableScore, family: Hierarchy, start: Start[Hierarchy], generator: torch.Generator
     ) -> Objective:
         """Return the weighted sum of the discrepancies over the layers."""
-        family.through = not self.stop_gradient
+        family.through = not checked_object(Bridge, self.bridge).stop_gradient
         terms = [] if start.penalty is None else [start.penalty]
         weights = self._layer_weights(family.n_layers)
         return self._discrepancy(score_u, family, start.memory, generator, terms=terms, weights=weights)

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import copy
-import math
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import ClassVar, Generic
+from inspect import signature
+from typing import Any, ClassVar, Generic, Self
 
 import numpy as np
 import torch
+from sklearn.base import BaseEstimator
 from torch import Tensor, nn
 
 from skksivi._arrays import as_array
 from skksivi._saved import COUNT, CURVE, NAMES, Parts, is_instance, is_one_of, or_none
+from skksivi._warnings import warn_caller
 from skksivi._weights import Certificate
-from skksivi.base import LOSSES, Constraints, Interval, Real, StrOptions
+from skksivi.base import LOSSES, Constraints, Integral, Interval, Real, StrOptions
 from skksivi.estimators._identity import FREE, described, of_kernel, of_score, of_score_near, of_terms, settled
 from skksivi.estimators._interrupted import Interrupted, widths
 from skksivi.estimators._start import Start, is_close, untrained
@@ -28,8 +30,8 @@ from skksivi.estimators._verdict import (
     N_MONITOR_DRAWS,
     Judge,
     WhenGood,
+    better,
     certified,
-    nearer,
     not_worse,
     recentred,
     remark_of,
@@ -39,10 +41,10 @@ from skksivi.estimators._verdict import (
 from skksivi.families._derived import Warped
 from skksivi.families._hierarchy import Hierarchy
 from skksivi.families._layer import Drawn, Family
-from skksivi.families._samplers import Fit, InU, Tell
+from skksivi.families._samplers import Fit, InU, Layer, Tell
 from skksivi.kernels import Kernel, resolve_kernel
 from skksivi.mixing import Bootstrap, GaussianMixtureDraws, Mixing, MixingLike, build_mixing, check_mixing
-from skksivi.parameters import Checkpoint, Init, Pilot, Plateau, checked_object, pilot_of, plateau_of
+from skksivi.parameters import Adam, Checkpoint, Init, Pilot, Plateau, checked_object, pilot_of, plateau_of
 from skksivi.pilot._affine import Affine
 from skksivi.pilot._gaussian import matched
 from skksivi.pilot._mixture import MOST_FEATURES
@@ -51,7 +53,7 @@ from skksivi.pilot._newton import LOST
 from skksivi.pilot._others import all_modes
 from skksivi.pilot._points import MANY_FEATURES, PilotPoints, are_known
 from skksivi.pilot._rules import MAX_FEATURES, pulled_back
-from skksivi.pilot._whitening import Whitening
+from skksivi.pilot._whitening import MATCHED, Whitening
 from skksivi.score._score import DifferentiableScore, Halves, Score, WithoutProducts
 from skksivi.score._tally import SpentError
 from skksivi.stein._discrepancy import agree
@@ -69,9 +71,8 @@ N_MATCHED = 3
 #: Number of draws of the last fit, after its target has moved, from which modes are searched.
 N_FOLLOWED = 16
 
-#: Bandwidth of a kernel in whitened coordinates, in units of the square root of the dimension.
-WHITENED_BANDWIDTH = 0.5
-
+#: Names of the objectives, as `fitted_by_` gives them.
+PATH, KSD = "path gradient", "kernel Stein discrepancy"
 
 #: Score evaluations reserved from the budget for the last steps: the scale of the family and a certificate.
 N_RESERVED = 350
@@ -82,6 +83,7 @@ STEIN_TRAINED: Parts = {
     "ksd_curve_": (CURVE, "mp"),
     "best_iter_": (COUNT, ""),
     "certificate_": (or_none(is_instance(Certificate)), ""),
+    "fitted_by_": (is_instance(str), ""),
     "engine_": (is_one_of("eager", "cuda graph"), ""),
     "score_checksum_": (is_instance(str), ""),
 }
@@ -90,17 +92,22 @@ STEIN_TRAINED: Parts = {
 Gradients = Callable[[Drawn], tuple[Tensor, ...]]
 
 
-def follows_path(gradient_estimator: str, kernel: str | Kernel) -> bool:
-    """Tell whether these parameters mean the kernelised path gradient of KL(q || p)."""
-    return gradient_estimator == "path" or (gradient_estimator == "auto" and averages(resolve_kernel(kernel)))
+#: Training parameters that also shape the start.
+OF_START = {"mixing", "latent_dim", "scale", "initial_scale", "n_layers", "bridge", "shared_network"}
 
 
 class SteinTrained(Trained, Generic[F]):
     """Base of KSIVI and HKSIVI, which minimise the kernel Stein discrepancy."""
 
     _parameter_constraints: ClassVar[Constraints] = {
+        "train": [StrOptions({"auto"}), "boolean"],
         "kernel": [str, Kernel],
         "bandwidth": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto", "median"}), None],
+        "hidden_layer_sizes": [StrOptions({"auto"}), "array-like"],
+        "initial_scale": [StrOptions({"auto"}), Interval(Real, 0, None, closed="neither")],
+        "batch_size": [StrOptions({"auto"}), Interval(Integral, 2, None, closed="left")],
+        "learning_rate": [StrOptions({"auto"}), Interval(Real, 0, None, closed="neither")],
+        "optimizer": [StrOptions({"auto", "adam"}), Adam],
         "gradient_estimator": [StrOptions({*GRADIENT_ESTIMATORS, "auto", "path"})],
         "early_stopping": [StrOptions({"auto"}), "boolean", Interval(Real, 0, None, closed="left"), Plateau, None],
         "checkpoint": [str, os.PathLike, Checkpoint, None],
@@ -110,6 +117,10 @@ class SteinTrained(Trained, Generic[F]):
     #: Whether its training uses minibatches of the data.
     _sees_minibatches: ClassVar[bool] = True
 
+    #: The training parameters: their values where they are left alone.
+    _training: ClassVar[dict[str, Any]]
+
+    train: str | bool
     kernel: str | Kernel
     bandwidth: float | str | None
     gradient_estimator: str
@@ -118,7 +129,46 @@ class SteinTrained(Trained, Generic[F]):
     checkpoint: str | os.PathLike[str] | Checkpoint | None
     warm_start: bool
     ksd_curve_: np.ndarray
+    fitted_by_: str
     family_: F
+
+    # Whether a fit is trained
+
+    def _set_parameters(self) -> list[str]:
+        """Return the names of the training parameters that are set, to whatever value."""
+        defaults = {name: parameter.default for name, parameter in signature(type(self)).parameters.items()}
+        return [name for name in self._training if not is_default(getattr(self, name), defaults[name])]
+
+    def _resolved(self) -> Self:
+        """Return this estimator with values for the training parameters that are left alone.
+
+        Its `train` is True if one of them is set: a fit whose training parameters are all left alone is trained only
+        if its start is not good enough.
+        """
+        is_set, est = self._set_parameters(), copy.copy(self)
+        est.__dict__.update({name: value for name, value in self._training.items() if name not in is_set})
+        if est.gradient_estimator == "auto":
+            est.gradient_estimator = "path" if averages(resolve_kernel(est.kernel)) else "u-statistic"
+        if est.train == "auto" and is_set:
+            est.train = True
+        est.__dict__["_is_set"] = is_set
+        return est
+
+    def _is_to_train(self, untrained: Fit | None, score: Score, start: Start[F]) -> bool:
+        """Tell whether to train, given the fit that draws from the start, None if nothing is known of it."""
+        if untrained is None:
+            return True
+        if self.train is False or score.tally.is_spent or untrained.ended_by is not None:
+            return False
+        return self.train is True or not self._is_good(untrained, score, start)
+
+    def _expanded(self, name: str, value: object) -> BaseEstimator | None:
+        is_open = isinstance(value, str) and value == "auto" and name in ("kernel", "optimizer", "scale")
+        return super()._expanded(name, self._training.get(name, value) if is_open else value)
+
+    def __repr__(self, N_CHAR_MAX: int = 700) -> str:
+        made = f"  # fitted by {self.fitted_by_}" if hasattr(self, "fitted_by_") else ""
+        return super().__repr__(N_CHAR_MAX) + made
 
     def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
         score = self._checked_score(score_fn)
@@ -130,14 +180,15 @@ class SteinTrained(Trained, Generic[F]):
                 return fit if warp is None else fit._replace(sampler=Warped(fit.sampler, warp))
 
             show = None if tell is None else lambda fit: tell(in_x(fit))
-            untrained = self._untrained(score, start) if file is None or file.found is None else None
-            if untrained is not None and self._will_do(untrained, score, start):
-                fit = untrained
-            else:
+            untrained, resumes = self._untrained(score, start), file is not None and file.found is not None
+            if resumes or self._is_to_train(untrained, score, start):
                 try:
-                    fit = nearer(self._trained(file, score, start, generator, show), untrained)
+                    fit = self._trained(file, score, start, generator, show)
+                    fit = fit if self._keeps_last else better(fit, untrained)
                 except SpentError:  # before the first iteration
                     fit = self._as_started(score, start)
+            else:
+                fit = untrained or self._as_started(score, start)
             fit = in_x(fit._replace(report={"score_checksum_": start.answers, **fit.report}))
             if file is None:
                 return fit
@@ -173,44 +224,56 @@ class SteinTrained(Trained, Generic[F]):
         at_start, at_end = sampler_of(start.family.requires_grad_(False)), sampler_of(family)
         several = len(start.whitening.modes) > 1  # far apart, where Stein's identities are noisy
         n_before = len(self.loss_curve_) if self._continues() else 0
-        return until_interrupted(
+        fit = until_interrupted(
             fit,
-            lambda fit: fit if several else not_worse(fit, judge, at_start, at_end, n_before),
-            lambda fit: self._recentred(fit, score, start.seed),
+            lambda fit: fit if several or self._keeps_last else not_worse(fit, judge, at_start, at_end, n_before),
+            lambda fit: fit if self._keeps_last else self._recentred(fit, score, start.seed),
             lambda fit: certified(fit, score, start.seed, self.batch_size),
         )
+        is_start = fit.report["best_iter_"] == n_before != fit.report["n_iter_"]
+        made = self._maker(start) if is_start else PATH if self._follows_path else KSD
+        return fit._replace(report={**fit.report, "fitted_by_": made})
+
+    def _maker(self, start: Start[F]) -> str:
+        """Return what has made a start."""
+        return self.fitted_by_ if self._continues() else start.whitening.found_by
+
+    @property
+    def _keeps_last(self) -> bool:
+        """Whether a training returns its last state, whatever it is worth."""
+        return self.early_stopping is False or self.early_stopping is None
 
     def _ends(self, score: Score, start: Start[F], sampler_of: Callable[[F], InU]) -> list[Hook]:
         """Return the hook that stops a training early, if there is one."""
-        if not (self._ends_by_itself and self._follows_path) or self._is_noisy(score):
-            return []
-        return [WhenGood(sampler_of, score, start.seed)]
+        ends = self.early_stopping == "auto" and self._is_plain and self._follows_path
+        return [WhenGood(sampler_of, score, start.seed)] if ends and not self._is_noisy(score) else []
 
     @property
-    def _ends_by_itself(self) -> bool:
-        """Whether a good certificate makes training superfluous, because no parameter asks for more."""
-        asked = getattr(self, "annealing", None) is not None or bool(getattr(self, "terms", ()))
-        return self.early_stopping == "auto" and not asked
+    def _is_plain(self) -> bool:
+        """Whether the objective is the distance from the target alone."""
+        return getattr(self, "annealing", None) is None and not getattr(self, "terms", ())
 
     def _untrained(self, score: Score, start: Start[F]) -> Fit | None:
-        """Return a fit that draws from its start, with its certificate; None if there is no pilot."""
-        if not score.tally.is_spent:
+        """Return a fit that draws from its start, with its certificate; None if nothing is known of the start."""
+        if self.train is not False and not score.tally.is_spent:
             goes_on = self._continues() and start.answers == self.score_checksum_
-            if goes_on or not (self._ends_by_itself and self._is_at_pilot(start)):
+            if goes_on or (self.train is True and self._keeps_last) or not self._is_at_pilot(start):
                 return None
         fit = self._as_started(score, start)
         return until_interrupted(fit, lambda fit: certified(fit, score, start.seed, self.batch_size))
 
-    def _will_do(self, fit: Fit, score: Score, start: Start[F]) -> bool:
-        """Tell whether a fit that draws from its start needs no training, or gets none in any case.
+    def _is_good(self, fit: Fit, score: Score, start: Start[F]) -> bool:
+        """Tell whether a fit that draws from its start is good enough, or cannot be told from one that is.
 
         The certificate decides. If there is none, as between modes of a target known by its score, or if it cannot be
         trusted, as in many dimensions, the chains must have converged or, with many features, have small errors. With
-        more features than a certificate allows, no training follows, because its success could not be checked.
+        more features than a certificate allows, no training follows, because its success could not be checked. The
+        chains tell nothing of a hierarchy, whose layers move their points.
         """
         found, chains = fit.report["certificate_"], pilot_of(self.whiten)
-        is_low = chains is not None and chains.effort == "low"
-        if is_low or score.tally.is_spent or fit.ended_by is not None or is_certified(fit):
+        if is_certified(fit) or not isinstance(fit.sampler, Layer):
+            return is_certified(fit)
+        if chains is not None and chains.effort == "low":
             return True
         d, whitening = score.n_features, start.whitening
         undecided = not isinstance(found, Certificate) or (not found.trusted and d >= MANY_FEATURES)
@@ -220,7 +283,7 @@ class SteinTrained(Trained, Generic[F]):
     def _as_started(self, score: Score, start: Start[F]) -> Fit:
         """Return a fit that draws from its start."""
         sampler = self._sampler_of(score, start)(copy.deepcopy(start.family).requires_grad_(False))
-        report = untrained()
+        report = untrained() | {"fitted_by_": self._maker(start)}
         if self._continues():
             n = len(self.loss_curve_)
             report |= {"loss_curve_": self.loss_curve_, "ksd_curve_": self.ksd_curve_, "n_iter_": n, "best_iter_": n}
@@ -229,6 +292,7 @@ class SteinTrained(Trained, Generic[F]):
     def _check_parameters(self, n_features: int) -> None:
         super()._check_parameters(n_features)
         kernel = self._kernel_in_u(n_features)
+        _warn_of_train(self, vars(self)["_is_set"])
         if self.gradient_estimator == "path" and not averages(kernel):
             raise ValueError(
                 "`gradient_estimator` is 'path', which needs a positive kernel of Euclidean distances, but `kernel` "
@@ -304,7 +368,7 @@ class SteinTrained(Trained, Generic[F]):
     def _find_whitening(
         self, score_fn: Score, generator: torch.Generator, init: Init = None
     ) -> tuple[Whitening, PilotPoints | None]:
-        """Return coordinates; for the path gradient, coordinates without a pilot are first moved to the target.
+        """Return coordinates; without a pilot they are first moved to the target.
 
         A network learns best in units of the target. With several modes a Gaussian would lose some.
         """
@@ -318,7 +382,8 @@ class SteinTrained(Trained, Generic[F]):
             except (*LOST, SpentError):
                 return whitening, pilot
             n_calls = whitening.n_score_calls + score_fn.tally.total - before
-            return replace(whitening, map=map_, n_score_calls=n_calls), pilot
+            found_by = whitening.found_by if map_ is whitening.map else MATCHED
+            return replace(whitening, map=map_, n_score_calls=n_calls, found_by=found_by), pilot
 
     def _adjusts(self, score_fn: Score) -> bool:
         """Tell whether the coordinates may be moved to the target, which needs scores of all of the data.
@@ -326,7 +391,7 @@ class SteinTrained(Trained, Generic[F]):
         With too many features there are too few draws for it.
         """
         few = score_fn.n_features <= MOST_FEATURES
-        return few and self._follows_path and not self._is_noisy(score_fn)
+        return few and self.train is not False and not self._is_noisy(score_fn)
 
     def _built(
         self, score_fn: Score, whitening: Whitening, pilot: PilotPoints | None, generator: torch.Generator
@@ -447,8 +512,8 @@ class SteinTrained(Trained, Generic[F]):
         stopping, guards = plateau_of(self.early_stopping), self._guards(start) or self._is_noisy(score_fn)
         holds = {
             "number of features": start.family.n_features == score_fn.n_features,
-            "type": found.flat.dtype == score_fn.dtype,
-            "`hidden_layer_sizes`": widths(start.family) == {tuple(self.hidden_layer_sizes)},
+            "type": found.flat.dtype == found.whitening.seen(score_fn).dtype,
+            "`hidden_layer_sizes`": widths(start.family) == {tuple(self._network.hidden_layer_sizes)},
             "`scale`": start.family.min_scale == self._floor,
             "`mixing`": self._is_own_mixing(start.family.mixing, score_fn.dtype),
             "`optimizer`": (found.average is None) == (self._steps.ema is None),
@@ -509,7 +574,7 @@ class SteinTrained(Trained, Generic[F]):
     @property
     def _follows_path(self) -> bool:
         """Whether the training descends KL(q || p) along the kernelised path gradient."""
-        return follows_path(self.gradient_estimator, self.kernel)
+        return self.gradient_estimator == "path"
 
     @property
     def _pairs(self) -> GradientEstimator:
@@ -517,11 +582,8 @@ class SteinTrained(Trained, Generic[F]):
         return GRADIENT_ESTIMATORS.get(self.gradient_estimator, GRADIENT_ESTIMATORS["u-statistic"])
 
     def _kernel_in_u(self, d: int) -> Kernel:
-        """Return the kernel; "auto" is a fixed bandwidth in whitened coordinates, or else the kernel's own rule."""
-        if self.bandwidth != "auto":
-            return resolve_kernel(self.kernel, self.bandwidth)
-        fixed = isinstance(self.kernel, str) and self.whiten is not None
-        return resolve_kernel(self.kernel, WHITENED_BANDWIDTH * math.sqrt(d) if fixed else None)
+        """Return the kernel, with its own rule for the width unless one is given."""
+        return resolve_kernel(self.kernel, None if self.bandwidth == "auto" else self.bandwidth)
 
     def _discrepancy(
         self,
@@ -595,7 +657,7 @@ class SteinTrained(Trained, Generic[F]):
         if guards and self._continues():  # a target that has moved must be followed
             guards = self._is_near(start, score)
         noisy = self._is_noisy(score)
-        if stopping is None and not guards and not noisy:
+        if self._keeps_last or (stopping is None and not guards and not noisy):
             return None
         found = watch_of(judge, sampler, stopping, guards=guards, noisy=noisy)
         if guards or noisy:
@@ -631,7 +693,7 @@ class SteinTrained(Trained, Generic[F]):
             "best_iter_": best_iter,
             "certificate_": None,
         }
-        remark = None if watch is None else remark_of(watch, best_iter)
+        remark = None if watch is None else remark_of(watch, best_iter, len(losses))
         ended_by = None if isinstance(run.ended_by, SpentError) else run.ended_by
         return Fit(job.sampler_of(job.family), report, ended_by, remark)
 
@@ -650,6 +712,33 @@ class SteinTrained(Trained, Generic[F]):
         if fit.finish is not None:
             fit.finish()
         super()._conclude(fit, score_fn, generator)
+
+
+def descends_kl(est: SteinTrained) -> bool:
+    """Tell whether the training of an estimator descends KL(q || p), and not the discrepancy."""
+    return est._resolved()._follows_path  # noqa: SLF001
+
+
+def is_default(value: object, default: object) -> bool:
+    """Tell whether a parameter has its default value, "auto" or None."""
+    return value is default or (isinstance(value, str) and value == default)
+
+
+def _warn_of_train(est: SteinTrained, is_set: list[str]) -> None:
+    """Warn of parameters that contradict `train`."""
+    chains = pilot_of(est.whiten)
+    ignored = [name for name in is_set if name not in OF_START]
+    if est.train is False and ignored:
+        warn_caller(
+            f"`train` is False, so {', '.join(f'`{name}`' for name in ignored)} will be ignored; leave "
+            f"{'it' if len(ignored) == 1 else 'them'} out, or set train=True."
+        )
+    elif est.train is True and chains is not None and chains.effort == "low":
+        why = f"{', '.join(f'`{name}`' for name in is_set)} {'is' if len(is_set) == 1 else 'are'} set"
+        warn_caller(
+            f"The fit is trained, since {why if is_set else '`train` is True'}, although the `effort` of Pilot is "
+            "'low', which is meant for fits without training; set train=False, or another `effort`."
+        )
 
 
 def _brought_to_target(map_: Affine, score: Score, generator: torch.Generator) -> Affine:

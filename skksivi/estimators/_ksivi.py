@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from skksivi.families._layer import Constant, MultilayerPerceptron, SemiImplicit
 from skksivi.families._samplers import Layer
 from skksivi.kernels import Kernel
 from skksivi.mixing import Bootstrap, Mixing, MixingLike, build_mixing
-from skksivi.parameters import Adam, Annealing, Checkpoint, Init, Plateau, Scale, Whiten, checked_object
+from skksivi.parameters import Adam, Annealing, Checkpoint, Init, Network, Plateau, Scale, Whiten, checked_object
 from skksivi.pilot._points import PilotPoints
 from skksivi.pilot._rules import MAX_POINTS
 from skksivi.pilot._whitening import Whitening
@@ -39,8 +39,9 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
 
     .. math:: x = \mu(z) + \sigma \odot \xi, \quad z \sim q(z), \quad \xi \sim N(0, I),
 
-    with a network :math:`\mu`. Training descends KL(q || p) along a kernelised gradient, see `gradient_estimator`, or
-    minimises the squared kernel Stein discrepancy of the paper,
+    with a network :math:`\mu`. A fit starts at a mixture of Gaussians that a pilot finds by importance sampling or
+    chains. Training, see `train`, descends KL(q || p) along a kernelised gradient, which is not the paper's, or
+    minimises the squared kernel Stein discrepancy, as the paper does, see `gradient_estimator`:
 
     .. math::
         \mathrm{KSD}(q \| p)^2 = E\left[k(x, x') \left\langle s_p(x) - s_{q(\cdot|z)}(x),
@@ -48,39 +49,45 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
 
     Parameters
     ----------
-    kernel : {"gaussian", "imq", "laplace", "riesz"} or Kernel, default="gaussian"
-        The kernel k, by name or as an object of `skksivi.kernels`.
+    train : {"auto"} or bool, default="auto"
+        Whether the network is trained. "auto": a fit whose training parameters are all left alone is trained only if
+        its start is not good enough, by its `certificate_` or, where there is none, by the agreement of the chains of
+        the pilot; setting any of them, to whatever value, trains it. The training parameters are `kernel`,
+        `bandwidth`, `gradient_estimator`, `latent_dim`, `hidden_layer_sizes`, `mixing`, `scale`, `initial_scale`,
+        `batch_size`, `learning_rate`, `optimizer`, `annealing` and `terms`. A start without a pilot is always
+        trained, unless `train` is False. The trained state is returned unless the start is better beyond the noise
+        of the comparison; then the start, with a warning.
+    kernel : {"auto", "gaussian", "imq", "laplace", "riesz"} or Kernel, default="auto"
+        The kernel k, by name or as an object of `skksivi.kernels`; "auto" is "gaussian".
     bandwidth : float, "median", "auto" or None, default="auto"
-        Width of the kernel in whitened units. If `kernel` is a name, "auto" is 0.35 times the root of the summed
-        variances of the draws for the path gradient, and :math:`\sqrt{d} / 2` for the discrepancy in whitened
-        coordinates. Otherwise, and with None, `kernel` sets its own width, by default by the median heuristic.
+        Width of the kernel in whitened units. For the path gradient, if `kernel` is a name, "auto" is 0.35 times the
+        root of the summed variances of the draws. Otherwise, and with None, `kernel` sets its own width, by default
+        by the median heuristic, as in the paper.
     gradient_estimator : {"auto", "path", "u-statistic", "vanilla"}, default="auto"
-        "path": the kernelised path gradient of KL(q || p), which takes one score per draw and no product with its
-        Jacobian, see `skksivi.stein`. The others minimise the discrepancy, as the paper does: "u-statistic" with all
-        pairs within one batch (Algorithm 2), "vanilla" with the pairs between two batches (Algorithm 1), which takes
-        twice as many draws and score evaluations per iteration. With minibatches of the data, both use all pairs
-        between two halves of the batch. "auto" is "path" for positive kernels of the Euclidean distance, including
-        the default, and "u-statistic" for others.
+        "path", which is not the paper's: the kernelised path gradient of KL(q || p), which takes one score per draw
+        and no product with its Jacobian, see `skksivi.stein`. The others minimise the discrepancy, as the paper does:
+        "u-statistic" with all pairs within one batch (Algorithm 2), "vanilla" with the pairs between two batches
+        (Algorithm 1), which takes twice as many draws and score evaluations per iteration. With minibatches of the
+        data, both use all pairs between two halves of the batch. "auto" is "path" for positive kernels of the
+        Euclidean distance, including the default, and "u-statistic" for others.
     latent_dim : int, default=None
         Dimension of z; None means the dimension of x, but at most 100 with normal mixing.
-    hidden_layer_sizes : sequence of int, default=(100, 100)
-        Widths of the hidden layers of the network, without input and output.
+    hidden_layer_sizes : sequence of int, Network or "auto", default="auto"
+        Widths of the hidden layers of the network, without input and output; "auto" is (100, 100).
+        `skksivi.parameters.Network` also says whether the network is added to a linear map or is the whole mean.
     mixing : {"auto", "normal", "pilot"}, object of `skksivi.mixing` or callable, default="auto"
         The mixing distribution q(z). "normal" is the standard normal. "pilot" is a Gaussian mixture fitted to the
         points near the target that whiten="auto" has found, or, with "diagonal", these points themselves, so that
         training starts from their tails and modes. "auto" is "pilot" if there are such points, `latent_dim` is None
-        and `linear_skip` is set, otherwise "normal". `skksivi.mixing.StudentT` gives heavy tails. A function of the
-        number of draws n and a torch.Generator must return n rows of `latent_dim` entries.
-    linear_skip : bool, default=True
-        Whether :math:`\mu(z) = A z + \mathrm{NN}(z)` with a network that starts at zero, so that training starts at
-        the pilot's points or at N(0, I) in u. Otherwise the network starts at random.
-    scale : {"constant", "network"} or Scale, default="constant"
-        Whether :math:`\sigma` is one vector, as in the paper's experiments, or a network of z.
+        and the network is added to a linear map, otherwise "normal". `skksivi.mixing.StudentT` gives heavy tails. A
+        function of the number of draws n and a torch.Generator must return n rows of `latent_dim` entries.
+    scale : {"auto", "constant", "network"} or Scale, default="auto"
+        Whether :math:`\sigma` is one vector, as in the paper's experiments and with "auto", or a network of z.
         `skksivi.parameters.Scale` also sets the floor of :math:`\sigma`.
-    initial_scale : float, default=0.25
+    initial_scale : float or "auto", default="auto"
         Initial :math:`\sigma` (not its logarithm), in whitened units; with several modes, in units of one mode; with
         whiten="diagonal", in units of :math:`1/\sqrt{E s_i^2}`, the conditional width of a coordinate given the
-        others.
+        others. "auto" is 0.25.
     whiten : {"auto", "bam", "laplace", "diagonal"}, Pilot, (m, L) or None, default="auto"
         The affine map x = m + L u in whose coordinates u the family is trained, found from scores alone. "laplace"
         uses a mode and the curvature there; "bam" then fits a Gaussian by batch and match. "auto" searches for modes
@@ -89,35 +96,33 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         diagonal and a few directions. "diagonal", for many parameters and for posteriors far from any Gaussian, takes
         one scale per coordinate from long chains that start at each row of `init`. `skksivi.parameters.Pilot` says
         how much "auto" and "diagonal" may spend, and sets the weight of the moment penalty. A pair (m, L) of a vector
-        and a lower triangular matrix is used as it is; None trains in x, as in the paper. With the path gradient, up
-        to 200 features and no minibatches, a Gaussian is first fitted by batch and match from "laplace", "bam" or a
-        pair, and its coordinates replace them if the target has one mode nearby; the mean of the fit is corrected at
-        the end.
+        and a lower triangular matrix is used as it is; None trains in x, as in the paper. Up to 200 features and
+        without minibatches, a Gaussian is first fitted by batch and match from "laplace", "bam" or a pair, and its
+        coordinates replace them if the target has one mode nearby; the mean of the fit is corrected at the end.
     init : array-like of shape (n_features,) or (k, n_features), default=None
         Where the search for modes starts; only whiten="auto" and "diagonal" use more than the first row. None means
         the origin and, with whiten="auto", points scattered around it on scales from 1 to 100. With "diagonal",
         chains start at the rows themselves or, for a single row, around the mode found from it.
-    batch_size : int, default=128
-        The N of the estimator, at least 2.
+    batch_size : int or "auto", default="auto"
+        The N of the estimator, at least 2; "auto" is 128.
     max_iter : int, default=2000
-        Iterations of the optimiser.
-    learning_rate : float, default=5e-3
-        Step size of Adam.
-    optimizer : "adam" or Adam, default="adam"
+        Largest number of iterations of the optimiser.
+    learning_rate : float or "auto", default="auto"
+        Step size of Adam; "auto" is 5e-3.
+    optimizer : {"auto", "adam"} or Adam, default="auto"
         Decay of the learning rate, Adam's betas, moving average, clipping and what to do about a loss that is not
-        finite, see `skksivi.parameters.Adam`. "adam" is Adam(warm_up=200).
+        finite, see `skksivi.parameters.Adam`. "auto" and "adam" are Adam(warm_up=200).
     annealing : {"linear"}, callable or None, default=None
         Inverse temperature by which the score is multiplied, as a function of progress in [0, 1];
         "linear" is `skksivi.annealing.Linear()`.
-    terms : sequence of Term, default=()
+    terms : sequence of Term or None, default=None
         Further terms of the objective, see `skksivi.terms`.
     early_stopping : "auto", bool, float, Plateau or None, default="auto"
-        "auto": no training if the start, a Gaussian mixture fitted to a pilot, already has a good certificate (see
-        `certificate_`) or, if none is available, the chains have converged, unless `annealing` or `terms` are set.
-        Otherwise training along the path gradient stops when a certificate, computed every 500 iterations, is below
-        0.01 nats per feature, and after `max_iter` iterations at the latest. None always runs `max_iter` iterations.
-        A number: stop when the discrepancy under one fixed kernel in u has not fallen by this share for 2,000
-        iterations; `skksivi.parameters.Plateau` sets both, and True is `Plateau()`.
+        What ends a training before `max_iter`. "auto": a certificate (see `certificate_`) below 0.01 nats per
+        feature, computed every 500 iterations along the path gradient, unless `annealing` or `terms` are set. A
+        number: the discrepancy under one fixed kernel in u has not fallen by this share for 2,000 iterations;
+        `skksivi.parameters.Plateau` sets both, and True is `Plateau()`. False and None: nothing, and the last state
+        is returned, whatever it is worth.
     checkpoint : path-like, Checkpoint or None, default=None
         A file in which the fit is saved every 1,000 iterations, or as often as `skksivi.parameters.Checkpoint` says.
         If the file already exists, from an unfinished fit with the same settings, seed and score, `fit` resumes from
@@ -152,10 +157,13 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
     ksd_curve_ : ndarray of shape (n_looks, 2)
         Pairs of an iteration and the squared discrepancy under one fixed kernel in u after it, every 500 iterations;
         if the fit starts at a pilot, also at the start. Empty without a converged pilot and `early_stopping`.
+    fitted_by_ : str
+        What made the draws: "path gradient" or "kernel Stein discrepancy" after a training, otherwise what found the
+        start, such as "importance sampling" or "short chains".
     best_iter_ : int
-        The iteration whose state was kept. If the fit starts at a pilot, it has the smallest fixed-kernel discrepancy
-        among states whose moments stayed near the start's, and is zero if training has not improved on the start;
-        otherwise it is the last.
+        The iteration whose state was kept: zero if the start is returned. If the fit starts at a pilot, it has the
+        smallest fixed-kernel discrepancy among states whose moments stayed near the start's; otherwise it is the
+        last.
     certificate_ : Certificate or None
         How far the draws are from the target, see `skksivi.certificate`, from 256 draws or, if the target has no
         `log_prob`, 160 draws and at most 1,000 values of the score: a tuple ``divergence``, ``se``, ``se_below``,
@@ -166,7 +174,7 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
     score_checksum_ : str
         Checksum of values of the score near the fit, by which a warm start detects a changed target.
     n_iter_ : int
-        Number of iterations.
+        Number of iterations, zero without training.
     n_features_in_ : int
         Dimension d of the target.
     n_score_calls_, n_products_ : int
@@ -197,45 +205,69 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
     >>> from skksivi import KSIVIApproximator
     >>> def score_fn(x):  # the gradient of log N(x; (1, 2), I)
     ...     return x.new_tensor([1.0, 2.0]) - x
-    >>> q = KSIVIApproximator(max_iter=1000, random_state=0).fit(score_fn, n_features=2)
+    >>> q = KSIVIApproximator(train=True, max_iter=500, random_state=0).fit(score_fn, n_features=2)
+    >>> q.fitted_by_, q.n_iter_
+    ('path gradient', 500)
     >>> q.sample(10_000).mean(axis=0).round(1)
     array([1., 2.], dtype=float32)
+
+    Without `train` this fit has nothing to learn: its start, found from fewer calls of the score, is exact.
+
+    >>> KSIVIApproximator(random_state=0).fit(score_fn, n_features=2)
+    KSIVIApproximator(random_state=0)  # fitted by importance sampling
     """
 
     _parameter_constraints: ClassVar[Constraints] = {
         "latent_dim": [Interval(Integral, 1, None, closed="left"), None],
+        "hidden_layer_sizes": [StrOptions({"auto"}), "array-like", Network],
         "mixing": [StrOptions({"auto", "normal", "pilot"}), HasMethods("build"), callable],
-        "linear_skip": ["boolean"],
-        "scale": [StrOptions({"constant", "network"}), Scale],
-        "terms": [tuple, list],
+        "scale": [StrOptions({"auto", "constant", "network"}), Scale],
+        "terms": [tuple, list, None],
         "annealing": [StrOptions({"linear"}), callable, None],
     }
 
     _forms_of_scale: ClassVar[set[str]] = {"constant", "network"}
     _adam: ClassVar[Adam] = Adam(warm_up=200)
+    _training: ClassVar[dict[str, Any]] = {
+        "kernel": "gaussian",
+        "bandwidth": "auto",
+        "gradient_estimator": "auto",
+        "latent_dim": None,
+        "hidden_layer_sizes": (100, 100),
+        "mixing": "auto",
+        "scale": "constant",
+        "initial_scale": 0.25,
+        "batch_size": 128,
+        "learning_rate": 5e-3,
+        "optimizer": "adam",
+        "annealing": None,
+        "terms": (),
+    }
 
+    initial_scale: float
+    terms: Sequence[Term]
     family_: SemiImplicit
 
     def __init__(  # noqa: PLR0913
         self,
         *,
-        kernel: str | Kernel = "gaussian",
+        train: str | bool = "auto",
+        kernel: str | Kernel = "auto",
         bandwidth: float | str | None = "auto",
         gradient_estimator: str = "auto",
         latent_dim: int | None = None,
-        hidden_layer_sizes: Sequence[int] = (100, 100),
+        hidden_layer_sizes: str | Sequence[int] | Network = "auto",
         mixing: MixingLike = "auto",
-        linear_skip: bool = True,
-        scale: str | Scale = "constant",
-        initial_scale: float = 0.25,
+        scale: str | Scale = "auto",
+        initial_scale: str | float = "auto",
         whiten: Whiten = "auto",
         init: Init = None,
-        batch_size: int = 128,
+        batch_size: str | int = "auto",
         max_iter: int = 2000,
-        learning_rate: float = 5e-3,
-        optimizer: str | Adam = "adam",
+        learning_rate: str | float = "auto",
+        optimizer: str | Adam = "auto",
         annealing: Annealing = None,
-        terms: Sequence[Term] = (),
+        terms: Sequence[Term] | None = None,
         early_stopping: str | bool | float | Plateau | None = "auto",
         checkpoint: str | os.PathLike[str] | Checkpoint | None = None,
         warm_start: bool = False,
@@ -244,23 +276,23 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         random_state: int | np.random.RandomState | None = None,
         verbose: int = 0,
     ) -> None:
+        self.train = train  # those that are ignored below have their types once they are resolved
         self.kernel = kernel
         self.bandwidth = bandwidth
         self.gradient_estimator = gradient_estimator
         self.latent_dim = latent_dim
-        self.hidden_layer_sizes = hidden_layer_sizes
+        self.hidden_layer_sizes = hidden_layer_sizes  # type: ignore[assignment]
         self.mixing = mixing
-        self.linear_skip = linear_skip
         self.scale = scale
-        self.initial_scale = initial_scale
+        self.initial_scale = initial_scale  # type: ignore[assignment]
         self.whiten = whiten
         self.init = init
-        self.batch_size = batch_size
+        self.batch_size = batch_size  # type: ignore[assignment]
         self.max_iter = max_iter
-        self.learning_rate = learning_rate
+        self.learning_rate = learning_rate  # type: ignore[assignment]
         self.optimizer = optimizer
         self.annealing = annealing
-        self.terms = terms
+        self.terms = terms  # type: ignore[assignment]
         self.early_stopping = early_stopping
         self.checkpoint = checkpoint
         self.warm_start = warm_start
@@ -271,7 +303,7 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
 
     def _check_parameters(self, n_features: int) -> None:
         super()._check_parameters(n_features)
-        needed = "" if self._takes_points() else "latent_dim=None, linear_skip=True and "
+        needed = "" if self._takes_points() else "latent_dim=None, a Network with linear_skip=True and "
         self._check_mixing(self.latent_dim or min(n_features, MAX_LATENT_DIM), n_features, needed)
         for term in self.terms:
             if not (isinstance(term, Term) and hasattr(term, "weight")):
@@ -289,8 +321,8 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
             raise ValueError("its family does not belong to KSIVI")
         if (checked_object(Scale, self.scale).form == "constant") != isinstance(family.log_variance, Constant):
             raise ValueError("its `scale` disagrees with its settings")
-        if isinstance(family.mean, MultilayerPerceptron) == self.linear_skip:
-            raise ValueError("its `linear_skip` disagrees with its settings")
+        if isinstance(family.mean, MultilayerPerceptron) == self._network.linear_skip:
+            raise ValueError("its `hidden_layer_sizes` disagree with its settings")
         if self.latent_dim not in (None, family.mixing.latent_dim):
             raise ValueError("its `latent_dim` disagrees with its settings")
         return family
@@ -332,9 +364,10 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         if pilot is not None and self._takes_points():
             return self._build_at(pilot, whitening, score_fn, generator)
         mixing = build_mixing(self.mixing, self.latent_dim or min(d, MAX_LATENT_DIM)).to(score_fn.device)
-        if self.linear_skip and self.whiten is not None:  # directions that z does not reach also start at N(0, 1)
+        skips = self._network.linear_skip
+        if skips and self.whiten is not None:  # directions that z does not reach also start at N(0, 1)
             sigma[mixing.latent_dim :] = 1.0
-        skip = covariance_kept(sigma, mixing.latent_dim) if self.linear_skip else None
+        skip = covariance_kept(sigma, mixing.latent_dim) if skips else None
         return self._layer(sigma, mixing, generator, skip=skip), None
 
     def _build_at(
@@ -373,7 +406,7 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
             sigma,
             scale=checked_object(Scale, self.scale),
             mixing=mixing,
-            hidden_layer_sizes=self.hidden_layer_sizes,
+            hidden_layer_sizes=self._network.hidden_layer_sizes,
             generator=generator,
             skip=skip,
             residual=residual,
@@ -381,10 +414,10 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
 
     def _warps(self, score_fn: Score) -> bool:
         """Tell whether a new fit may be in warped coordinates: from points of chains, if no parameter forbids it."""
-        return self._takes_points() and self._ends_by_itself and score_fn.minibatch is None
+        return self._takes_points() and self._is_plain and score_fn.minibatch is None
 
     def _takes_points(self) -> bool:
-        return super()._takes_points() and self.latent_dim is None and self.linear_skip
+        return super()._takes_points() and self.latent_dim is None and self._network.linear_skip
 
     def _check_terms(self, score_fn: Score) -> None:
         for term in self.terms:

@@ -13,13 +13,12 @@ from sklearn.base import BaseEstimator, clone
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor, nn
 
-from skksivi._numbers import is_number
 from skksivi._warnings import warn_caller
 from skksivi._weights import Certificate
 from skksivi.annealing import Linear
 from skksivi.base import BaseApproximator, Constraints, Integral, Interval, Real, StrOptions
 from skksivi.families._samplers import Fit, Sampler, Tell
-from skksivi.parameters import Adam, Annealing, Init, Pilot, Scale, Whiten, checked_object, pilot_of
+from skksivi.parameters import Adam, Annealing, Init, Network, Pilot, Scale, Whiten, checked_object, pilot_of
 from skksivi.pilot._affine import Identity
 from skksivi.pilot._chains import CHAINS
 from skksivi.pilot._expansion import expanded
@@ -139,6 +138,11 @@ class Trained(Whitened):
         return self._adam if isinstance(self.optimizer, str) else self.optimizer
 
     @property
+    def _network(self) -> Network:
+        """The widths of the network, checked."""
+        return checked_object(Network, self.hidden_layer_sizes)
+
+    @property
     def _floor(self) -> float:
         """The floor of sigma."""
         return checked_object(Scale, self.scale).floor
@@ -157,7 +161,7 @@ class Trained(Whitened):
 
     def _check_parameters(self, n_features: int) -> None:
         super()._check_parameters(n_features)
-        check_widths(self.hidden_layer_sizes, "hidden_layer_sizes")
+        _ = self._network
         if getattr(self, "annealing", None) is not None:
             temperature(self.annealing, torch.zeros(())).check()
         scale = checked_object(Scale, self.scale)
@@ -361,12 +365,6 @@ def is_certified(fit: Fit) -> bool:
         return False
     is_near = found.divergence - 2 * found.se_below <= passes
     return is_near and (found.trusted or (found.k <= LIGHT and found.share >= math.exp(-passes)))
-
-
-def check_widths(widths: Sequence[object], name: str) -> None:
-    """Raise ValueError unless these are valid widths of layers."""
-    if not all(isinstance(n, Integral) and is_number(n) and int(n) >= 1 for n in widths):
-        raise ValueError(f"`{name}` must hold positive integers, got {widths!r}.")
 
 
 def temperature(annealing: Annealing, like: Tensor) -> Scheduled:

@@ -31,11 +31,14 @@ N_MONITOR_DRAWS, N_JUDGED_DRAWS = 4000, 1000
 #: Iterations between two comparisons.
 LOOK_EVERY = 500
 
-#: Largest error of a start near the target, in standard deviations, and the increase that a training is allowed.
-NEAR, WORSE = 0.25, 0.25
+#: The increase of the error that a training is allowed, in standard deviations; farther away, as a share.
+WORSE = 0.25
 
-#: The divergence per feature, in nats, at which a training ends.
-ENOUGH = 0.01
+#: Standard errors of the difference between two certificates that are noise.
+N_SE = 2
+
+#: The divergence per feature, in nats, at which a training ends, and below which a difference does not matter.
+ENOUGH, NEGLIGIBLE = 0.01, 0.0025
 
 #: Draws used to correct the mean of a fit, and the smallest error, in standard deviations, that is corrected.
 N_RECENTRED, VISIBLE = 2000, 0.06
@@ -114,8 +117,8 @@ def watch_of(judge: Judge, sampler: InU, stopping: Plateau | None, *, guards: bo
     """Return the rule for comparing states.
 
     A guarded state is kept if it has the smallest discrepancy among the states whose moments stay near the start's,
-    or near its base's if that is at the target. With minibatches, Stein's identities must also hold no worse than at
-    the start.
+    or near its base's if that is at the target; the start itself only if it is better beyond the noise. With
+    minibatches, Stein's identities must also hold no worse than at the start.
 
     Parameters
     ----------
@@ -130,45 +133,69 @@ def watch_of(judge: Judge, sampler: InU, stopping: Plateau | None, *, guards: bo
     """
     score = judge.score
     discrepancy = FixedKernelKSD(score.double, score.n_features, score.device, judge.map)
-    reference = judge.reference(sampler)
+    reference, noise = judge.reference(sampler), 0.0
+    if guards or noisy:
+        values = [_value(discrepancy, judge.map.unwhiten(u)) for u in judge.draws(sampler).split(N_JUDGED_DRAWS)]
+        noise = NEGLIGIBLE * score.n_features + N_SE * float(np.std(values))
     at_start = judge.error(judge.draws(sampler)[:N_JUDGED_DRAWS]) if noisy else 0.0
 
     @torch.no_grad()
     def look(_: nn.Module) -> tuple[float, Verdict]:
         u = judge.draws(sampler)
         some, verdict = u[:N_JUDGED_DRAWS], departure(u, reference)
-        try:
-            value = discrepancy(judge.map.unwhiten(some))
-        except ValueError:  # the score is not finite there
-            value = math.inf
+        value = _value(discrepancy, judge.map.unwhiten(some))
         if noisy and (verdict.accepted or not guards):
             return value, Worsening(judge.error(some), at_start)
         return value, verdict
 
-    return Watch(look, stopping, every=LOOK_EVERY, keeps_best=guards or noisy)
+    return Watch(look, stopping, every=LOOK_EVERY, keeps_best=guards or noisy, noise=noise)
 
 
-def remark_of(watch: Watch, best_iter: int) -> str | None:
-    """Say that a guarded training ended too far from its start, or worse than it, None if it did not."""
-    last = watch.last
-    if not watch.keeps_best or last is None or last.accepted:
+def _value(discrepancy: FixedKernelKSD, x: Tensor) -> float:
+    """Return the discrepancy of draws x (n, d), inf if the score is not finite at one of them."""
+    try:
+        return discrepancy(x)
+    except ValueError:
+        return math.inf
+
+
+def remark_of(watch: Watch, best_iter: int, n_before: int) -> str | None:
+    """Say that a guarded training ended too far from its start, or worse than it, None if it did not.
+
+    `n_before` iterations were before it, those of the fit that it continues.
+    """
+    last, at_start = watch.last, best_iter == n_before
+    if not watch.keeps_best or last is None or len(watch.values) < 2:
         return None
-    if isinstance(last, Worsening):
-        kept = (
-            "its start, which is returned" if best_iter == 0 else f"its state of iteration {best_iter}, which is kept"
-        )
+    if isinstance(last, Worsening) and not last.accepted:
+        kept = "its start, which is returned" if at_start else f"its state of iteration {best_iter}, which is kept"
         return (
             f"The training did not improve on {kept}: by Stein's identities the draws at its end are off by "
             f"{last.error:.2g} standard deviations, at its start by {last.at_start:.2g}. Take larger "
             "minibatches, raise `batch_size` or lower `learning_rate`."
         )
-    if not isinstance(last, Departure):
+    if isinstance(last, Departure) and not last.accepted:
+        worst = int(last.excess.argmax())
+        return (
+            f"The training ended with coordinate {worst} of the whitened draws at {last.sd_ratio[worst]:.2f} times "
+            f"its standard deviation and its third moment changed by {last.third[worst]:+.2f}; the state of "
+            f"iteration {best_iter} is kept. Lower `learning_rate`, or raise `batch_size` or the `weight` of the "
+            "Pilot."
+        )
+    if not at_start:
         return None
-    worst = int(last.excess.argmax())
+    (_, before), *after = watch.values
+    return _not_better(
+        f"the squared discrepancy in `ksd_curve_` is {before:.2g} there and at least {min(v for _, v in after):.2g} "
+        "after it"
+    )
+
+
+def _not_better(why: str) -> str:
+    """Return the remark that a fit draws from its start."""
     return (
-        f"The training ended with coordinate {worst} of the whitened draws at {last.sd_ratio[worst]:.2f} times its "
-        f"standard deviation and its third moment changed by {last.third[worst]:+.2f}; the state of iteration "
-        f"{best_iter} is kept. Lower `learning_rate`, or raise `batch_size` or the `weight` of the Pilot."
+        f"The training did not improve on its start, which is returned: {why}. Lower `learning_rate`, raise "
+        "`batch_size` or the `effort` of whiten=Pilot(...); early_stopping=False returns the last state all the same."
     )
 
 
@@ -187,27 +214,29 @@ def until_interrupted(fit: Fit, *steps: Callable[[Fit], Fit]) -> Fit:
     return fit
 
 
-def nearer(trained: Fit, untrained: Fit | None) -> Fit:
-    """Return the fit at the end of a training, or the one at its start if that has the better certificate."""
+def better(trained: Fit, untrained: Fit | None) -> Fit:
+    """Return the fit at the end of a training, or the one at its start if that is clearly better.
+
+    Their certificates decide, where both have one.
+    """
     if untrained is None or trained.ended_by is not None:
         return trained
     before, after = (fit.report["certificate_"] for fit in (untrained, trained))
     if not (isinstance(before, Certificate) and isinstance(after, Certificate)):
         return trained
-    if after.divergence <= before.divergence:
+    noise = N_SE * math.hypot(before.se, after.se_below)
+    if after.divergence <= max(before.divergence + noise, NEGLIGIBLE * trained.sampler.n_features):
         return trained
-    report = {**trained.report, "certificate_": before, "best_iter_": 0}
-    remark = (
-        "The training did not improve on its start, which is returned: KL(q||p) + KL(p||q) is "
-        f"{after.divergence:.2g} nats at its end and was {before.divergence:.2g}. Lower `learning_rate`, raise "
-        "`batch_size` or the `effort` of whiten=Pilot(...)."
+    kept = {name: untrained.report[name] for name in ("certificate_", "fitted_by_", "best_iter_")}
+    remark = _not_better(
+        f"KL(q||p) + KL(p||q) is {after.divergence:.2g} nats at its end and was {before.divergence:.2g}"
     )
-    return trained._replace(sampler=untrained.sampler, report=report, remark=remark)
+    return trained._replace(sampler=untrained.sampler, report={**trained.report, **kept}, remark=remark)
 
 
 @torch.no_grad()
 def not_worse(fit: Fit, judge: Judge, at_start: InU, at_end: InU, n_before: int) -> Fit:
-    """Return the start if it was near the target and the training has led away from it.
+    """Return the start if the training has led away from the target.
 
     Stein's identities decide, which are almost insensitive to power-law tails.
 
@@ -221,16 +250,12 @@ def not_worse(fit: Fit, judge: Judge, at_start: InU, at_end: InU, n_before: int)
     """
     if fit.ended_by is not None or fit.report["best_iter_"] == n_before or fit.remark is not None:
         return fit
-    before = judge.error(judge.draws(at_start))
-    if before > NEAR:
+    before, after = (judge.error(judge.draws(state)) for state in (at_start, at_end))
+    if after <= before + WORSE * max(1.0, before) or has_power_tails(judge.score):
         return fit
-    after = judge.error(judge.draws(at_end))
-    if after <= before + WORSE or has_power_tails(judge.score):
-        return fit
-    remark = (
-        "The training did not improve on its start, which is returned: by Stein's identities the draws at its "
-        f"end are off by {after:.2g} standard deviations, at its start by {before:.2g}. Lower "
-        "`learning_rate`, raise `batch_size`, or take fewer `max_iter`."
+    remark = _not_better(
+        f"by Stein's identities the draws at its end are off by {after:.2g} standard deviations, at its start by "
+        f"{before:.2g}"
     )
     return fit._replace(sampler=at_start, report={**fit.report, "best_iter_": n_before}, remark=remark)
 

@@ -26,9 +26,9 @@ from skksivi.pilot._newton import laplace, newton_cg
 from skksivi.pilot._points import PilotPoints, are_known
 from skksivi.pilot._short import SHORT, short_pilot
 from skksivi.pilot._underdamped import surrounding, underdamped_pilot
-from skksivi.pilot._whitening import Whitening
+from skksivi.pilot._whitening import GIVEN, LAPLACE, MATCHED, Whitening
 from skksivi.score._score import DifferentiableScore, Halves, Score
-from skksivi.score._tally import SpentError
+from skksivi.score._tally import SpentError, Tally
 
 #: Features beyond which the map is diagonal plus low rank, by the curvature at a mode: a Newton step costs O(d^3).
 MAX_FEATURES = 1000
@@ -42,6 +42,15 @@ N_COMPARED = 64
 #: Points of long chains from which importance sampling starts, its most rounds, and the effective share that it needs
 #: to be better than these points.
 N_REFINED, N_REFINEMENTS, SHARE_REFINED = 10_000, 36, 0.7
+
+#: The stages that find points near the target.
+EXPLORATIONS = {
+    "Langevin chains",
+    "Metropolis chains",
+    "importance sampling",
+    "short chains",
+    "underdamped Langevin chains",
+}
 
 #: Numbers in the points of a pilot that are kept, at most.
 MAX_POINTS = 2**22
@@ -109,7 +118,7 @@ def find_whitening(
     starts, d = starting_points(init, score_fn.n_features, score_fn.device), score_fn.n_features
     if not isinstance(whiten, str | Pilot):
         map_ = Identity(starts.new_zeros(d)) if whiten is None else _given(whiten, d, score_fn.device)
-        return Whitening(map_, np.empty((0, d)), np.empty(0)), None
+        return Whitening(map_, np.empty((0, d)), np.empty(0), found_by=GIVEN), None
     rule = RULES[whiten.rule if isinstance(whiten, Pilot) else whiten]
     before, chains, alone = score_fn.tally.total, pilot_of(whiten) or Pilot(), init is not None
     if score_fn.mode is not None:  # no other mode is possible
@@ -133,7 +142,8 @@ def _at_mode(search: Search) -> Found:
 def _matched(search: Search) -> Found:
     """Return the Gaussian that batch and match fits from the Laplace approximation."""
     mode, _ = laplace(search.score.double, search.starts[0])
-    return _of_mode(batch_and_match(search.score.double, mode, search.generator), mode), None
+    found = _of_mode(batch_and_match(search.score.double, mode, search.generator), mode)
+    return replace(found, found_by=MATCHED), None
 
 
 def _by_chains(search: Search) -> Found:
@@ -142,8 +152,9 @@ def _by_chains(search: Search) -> Found:
     d, short_chains = double.n_features, partial(short_pilot, double, effort=effort, warps=search.warps)
     if d <= SHORT.max_features:
         short = short_chains(search.starts, generator, alone=search.alone)
+        by = _explored_by(double.tally)
         if short is not None and (_will_do(*short, effort) or d > MAX_FEATURES or double.tally.is_spent):
-            return _of_points(*short)
+            return _of_points(*short, by)
         search = search._replace(n_calls=double.tally.total)  # the budget is for the long chains
     if d > MAX_FEATURES:
         return _by_curvature(search)
@@ -152,18 +163,22 @@ def _by_chains(search: Search) -> Found:
             modes = search_around(double, search.starts, generator, alone=search.alone, n_starts=n_starts)
             chains = partial(short_chains, alone=search.alone or n_starts == MODES.max_starts)
             if short is not None and (better := _from_another(modes, short[0], chains, generator)) is not None:
-                return _of_points(*better)
+                return _of_points(*better, _explored_by(double.tally))
         pilot = _by_long_chains(search, modes)
     except SpentError:
         if short is None:
             raise
-        return _of_points(*short)
+        return _of_points(*short, by)
     if short is not None and short[1].converged and not pilot.converged:
-        return _of_points(*short)
-    found = _of_points(modes, pilot)
-    if short is not None and found[0].map.whiten(short[1].x).square().mean(1).median() > FAR_APART:
-        return _of_points(modes, pilot._replace(converged=False))  # the short chains ended elsewhere
-    return found
+        return _of_points(*short, by)
+    if short is not None and pilot.map().whiten(short[1].x).square().mean(1).median() > FAR_APART:
+        pilot = pilot._replace(converged=False)  # the short chains ended elsewhere
+    return _of_points(modes, pilot, _explored_by(double.tally))
+
+
+def _explored_by(tally: Tally) -> str:
+    """Return what has found the points of a pilot: the stage that began last among those that do."""
+    return next((stage for stage in reversed(tally.begun) if stage in EXPLORATIONS), LAPLACE)
 
 
 def _from_another(
@@ -210,7 +225,7 @@ def _by_long_chains(search: Search, modes: ModeMaps) -> PilotPoints:
     return pilot
 
 
-def _of_points(modes: ModeMaps, pilot: PilotPoints) -> Found:
+def _of_points(modes: ModeMaps, pilot: PilotPoints, found_by: str) -> Found:
     """Return the map by the mean and the covariance of a pilot."""
     y, mean_se, map_ = pilot.x, pilot.mean_se, pilot.map()
     x = y if pilot.warp is None else pilot.warp.unwarp(y)[0]
@@ -221,8 +236,8 @@ def _of_points(modes: ModeMaps, pilot: PilotPoints) -> Found:
     ascents = None if modes.ascents is None else np.array(modes.ascents)
     where, shares = torch.stack([a.m for a in modes.maps]) if modes.maps else y[:0], modes.weights
     where, shares = where.cpu().numpy(), shares.cpu().numpy()
-    found = Whitening(map_, where, shares, 0, pilot.converged, mean, mean_se, sd, pilot.warp, symmetries, ascents)
-    return found, pilot
+    moments = mean, mean_se, sd, pilot.warp, symmetries, ascents
+    return Whitening(map_, where, shares, 0, pilot.converged, *moments, found_by), pilot
 
 
 def _diagonal(search: Search) -> Found:
@@ -233,7 +248,8 @@ def _diagonal(search: Search) -> Found:
         modes, starts = mode.m.cpu().numpy()[None], surrounding(mode, search.generator)
     map_, pilot = underdamped_pilot(score, starts, search.generator, search.left)
     mean, mean_se, sd = (a.cpu().numpy() for a in (map_.m, pilot.mean_se, map_.D))
-    return Whitening(map_, modes, np.ones(len(modes)), 0, pilot.converged, mean, mean_se, sd), pilot
+    by = _explored_by(score.tally)
+    return Whitening(map_, modes, np.ones(len(modes)), 0, pilot.converged, mean, mean_se, sd, found_by=by), pilot
 
 
 def _by_curvature(search: Search) -> Found:

@@ -16,6 +16,9 @@ from skksivi.pilot._tails import Tails
 from skksivi.pilot._warp import Warp
 from skksivi.score._score import Score
 
+#: What finds the map where no chains do.
+LAPLACE, MATCHED, GIVEN = "Laplace approximation", "batch and match", "given coordinates"
+
 
 @saved(
     "Whitening",
@@ -31,6 +34,7 @@ from skksivi.score._score import Score
         "warp": (or_none(is_instance(Warp, Tails)), "d"),
         "symmetries": (or_none(is_array(np.int64, low=0)), "sd"),
         "ascents": (or_none(is_array(np.int64, low=0)), "a"),
+        "found_by": (is_instance(str), ""),
     },
     "d",
 )
@@ -60,6 +64,8 @@ class Whitening:
     ascents : ndarray of shape (2,) or None
         How many ascents of the last round of the search ended at a mode, and how many at a new one; None if no
         other modes were searched.
+    found_by : str
+        What has found the map and, with a pilot, its points.
     """
 
     map: AffineMap
@@ -73,6 +79,7 @@ class Whitening:
     warp: Curved | None = None
     symmetries: np.ndarray | None = None
     ascents: np.ndarray | None = None
+    found_by: str = LAPLACE
 
     def seen(self, score: Score) -> Score:
         """Return the score in the coordinates of the map."""

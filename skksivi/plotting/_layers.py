@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -165,7 +165,8 @@ class LayersDisplay:
             raise TypeError(
                 f"`estimator` must have layers, as HKSIVIApproximator has; got {type(estimator).__name__}."
             )
-        steps = range(estimator.n_layers, -1, -1)
+        of_layers: Any = getattr(estimator, "family_", estimator)
+        steps = range(of_layers.n_layers, -1, -1)
         layers = [estimator.sample(n_samples, random_state, layer=t) for t in steps]
         return cls.from_draws(layers, target, features=features, ax=ax)
 

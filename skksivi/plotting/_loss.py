@@ -10,7 +10,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from skksivi.base import BaseApproximator
 from skksivi.estimators._hksivi import HKSIVIApproximator
-from skksivi.estimators._ksd import follows_path
+from skksivi.estimators._ksd import descends_kl
 from skksivi.estimators._ksivi import KSIVIApproximator
 from skksivi.plotting._base import COLOURS, FAINT, own_axes
 
@@ -111,8 +111,8 @@ class LossDisplay:
         losses, values = estimator.loss_curve_, getattr(estimator, "ksd_curve_", [])
         label = "loss"
         if isinstance(estimator, KSIVIApproximator | HKSIVIApproximator):
-            descends_kl = follows_path(estimator.gradient_estimator, estimator.kernel)
-            label += ", rate at which KL(q || p) falls" if descends_kl else r", KSD$^2$ under the training kernel"
+            descends = descends_kl(estimator)
+            label += ", rate at which KL(q || p) falls" if descends else r", KSD$^2$ under the training kernel"
         if not (monitor and len(values)):
             return cls(losses=losses, label=label).plot(ax)
         at, monitored = np.asarray(values).T

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from skksivi.targets._network import BayesianNeuralNetwork
     from skksivi.targets._pymc import from_pymc, paired_from_pymc
     from skksivi.targets._shapes import Funnel, ManyWell, Rosenbrock
-    from skksivi.targets._sharded import Scattered, Sharded
+    from skksivi.targets._sharded import Sharded
     from skksivi.targets._stan import from_bridgestan
     from skksivi.targets._toy import Banana, EightGaussians, GaussianMixture, Multimodal, StudentT, XShaped
 
@@ -45,7 +45,6 @@ __all__ = [
     "Minibatches",
     "Multimodal",
     "Rosenbrock",
-    "Scattered",
     "SeedGermination",
     "Sharded",
     "SparseLogisticRegression",
@@ -80,7 +79,7 @@ if not TYPE_CHECKING:  # a checker would take any name for one of these
             "_linear": ["BayesianLinearRegression", "BayesianMultinomialRegression"],
             "_logistic": ["BayesianLogisticRegression"],
             "_minibatches": ["Minibatches"],
-            "_sharded": ["Scattered", "Sharded"],
+            "_sharded": ["Sharded"],
             "_models": [
                 "BrownianBridge",
                 "ItemResponse",

@@ -19,11 +19,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from skksivi._arrays import as_array, as_tensor
-from skksivi._numbers import check_integer
 from skksivi._version import __version__
 from skksivi.score._score import is_target
-from skksivi.targets._base import Forms, Summed, Target, log_prob_of, numbers_of, prior_of
-from skksivi.targets._bridges import import_library
+from skksivi.targets._base import Summed, Target, log_prob_of, numbers_of, prior_of
 
 #: Numbers of the first message; some of them show whether all ranks ask for the same: messages of other lengths than
 #: the others expect would end a process. What does not fit follows in a second.
@@ -289,7 +287,7 @@ class Sharded(Summed):
 
     See Also
     --------
-    Scattered : The same over the workers of a dask cluster.
+    Minibatches : Scores from some of the rows.
 
     Examples
     --------
@@ -374,169 +372,3 @@ class Sharded(Summed):
 
     def __repr__(self) -> str:
         return f"Sharded({self.target!r}, rank {self.rank} of {self.n_ranks})"
-
-
-class Holder:
-    """Holds a shard on a worker."""
-
-    def __init__(self, target_of_rows: Any, prior: Any, k: int, n_shards: int) -> None:  # noqa: ANN401
-        self.shard, self.facts = made_shard(target_of_rows, prior, k, n_shards)
-
-    def told(self) -> dict[str, Any]:
-        """Return what the shard must share with the others."""
-        return self.facts
-
-    def evaluate(self, function: Callable[..., Any], of_tensors: bool, *points: np.ndarray) -> np.ndarray | Exception:
-        """Return what the shard gives at points (n, d), or raises."""
-        try:
-            at = [torch.from_numpy(X.copy()) for X in points] if of_tensors else points
-            return as_array(self.shard.evaluate(function, *at))
-        except Exception as error:
-            return error
-
-
-class Scattered(Summed):
-    """A target whose rows are held by the workers of a dask cluster.
-
-    As `Sharded`, but the fit runs only in this process, and a score is a round trip to each worker.
-
-    Parameters
-    ----------
-    target_of_rows : callable
-        Makes the target of a shard, on a worker, from the number of the shard and how many there are; it may read its
-        rows there. If a worker is lost, it is called again on another.
-    client : distributed.Client
-        With ``direct_to_workers=True`` points need not go through the scheduler.
-    n_shards : int, default=None
-        By default the number of workers. Results depend on it, but not on which worker holds which shard.
-    prior : Target, default=None
-        As for `Sharded`.
-    timeout : float, default=None
-        Seconds that a round trip may take.
-
-    Attributes
-    ----------
-    n_shards : int
-    traffic : Traffic
-        With ``n_calls``, ``n_messages`` and ``n_bytes``.
-
-    Raises
-    ------
-    ValueError
-        The cluster has no workers; a shard is empty; the shards have different targets, priors or versions.
-    TypeError
-        A parameter is of a wrong type; `target_of_rows` does not return a target.
-    ConnectionError, TimeoutError
-        In a fit: a worker is lost and its shard cannot be rebuilt, or it does not answer in time.
-
-    See Also
-    --------
-    Sharded : Rows in several processes.
-
-    Examples
-    --------
-    A script starts its cluster under ``if __name__ == "__main__"``::
-
-        from distributed import Client
-        from skksivi.targets import BayesianLogisticRegression, Scattered
-
-        def target_of_rows(k, n_shards):
-            X, y = read_rows(k, n_shards)
-            return BayesianLogisticRegression(X, y)
-
-        with Client("tcp://scheduler:8786", direct_to_workers=True) as client:
-            q = KSIVIApproximator().fit(Scattered(target_of_rows, client))
-    """
-
-    rank = 0  # sums round in another way with another number of shards
-
-    def __init__(
-        self,
-        target_of_rows: Callable[[int, int], Target],
-        client: Any,  # noqa: ANN401
-        *,
-        n_shards: int | None = None,
-        prior: Target | None = None,
-        timeout: float | None = None,
-    ) -> None:
-        import_library("distributed", "dask")
-        if not callable(target_of_rows):
-            raise TypeError(f"`target_of_rows` must be a function, got a {type(target_of_rows).__name__}.")
-        if not hasattr(client, "submit"):
-            raise TypeError(f"`client` must be a client of distributed, got a {type(client).__name__}.")
-        self._client = client
-        workers = self._workers()
-        if not workers:
-            raise ValueError("`client` has no workers; start some, or wait for them by client.wait_for_workers(1).")
-        self.n_shards = check_integer(len(workers) if n_shards is None else n_shards, "n_shards", min_val=1)
-        self.timeout = timeout
-        self.traffic = Traffic()
-        self._make = (target_of_rows, prior)
-        self._holders = [self._held(k, workers[k % len(workers)]) for k in range(self.n_shards)]
-        found = [holder.told().result() for holder in self._holders]
-        check_equal(found, "shard")
-        self.n_features, self.products, self.names = (found[0][name] for name in ("n_features", "products", "names"))
-        self.target = Forms(log_prob=found[0]["log_prob"], score_vjp=found[0]["score_vjp"])
-
-    def _workers(self) -> list[str]:
-        """Return the addresses of the workers that are there."""
-        return list(self._client.scheduler_info(n_workers=-1).get("workers", ()))
-
-    def _held(self, k: int, worker: str | None = None) -> Any:  # noqa: ANN401
-        """Return what holds a shard on a worker, or on any."""
-        target_of_rows, prior = self._make
-        submit = partial(self._client.submit, Holder, target_of_rows, prior, k, self.n_shards, actor=True, pure=False)
-        return submit(workers=None if worker is None else [worker]).result()
-
-    def total(self, evaluate: Callable[..., Any], *points: Any) -> Any:  # noqa: ANN401
-        """Return the sum over shards of a function of a target and of points (..., d)."""
-        x, arrays = points[0], [as_array(p) for p in points]
-        arguments = (evaluate, isinstance(x, Tensor), *arrays)
-        calls = [self._asked(k, arguments) for k in range(self.n_shards)]
-        found = [self._answer(k, call, arguments) for k, call in enumerate(calls)]
-        self.traffic.n_calls += 1
-        self.traffic.n_messages += self.n_shards
-        self.traffic.n_bytes += self.n_shards * sum(a.nbytes for a in arrays) + sum(a.nbytes for a in found)
-        s = np.sum(np.array(found, dtype=np.float64), axis=0).astype(arrays[0].dtype)
-        return as_tensor(s).to(x) if isinstance(x, Tensor) else s
-
-    def _asked(self, k: int, arguments: tuple[Any, ...]) -> Any:  # noqa: ANN401
-        """Return the call of a shard that is under way, or what was raised instead."""
-        try:
-            return self._holders[k].evaluate(*arguments)
-        except Exception as error:
-            return error
-
-    def _answer(self, k: int, call: Any, arguments: tuple[Any, ...]) -> np.ndarray:  # noqa: ANN401
-        """Return what a shard has answered; it is made again if its worker is lost."""
-        try:
-            if isinstance(call, Exception):
-                raise call
-            found = call.result(timeout=self.timeout)
-        except TimeoutError as error:
-            raise TimeoutError(f"Shard {k} of {self.n_shards} has not answered within {self.timeout} s.") from error
-        except Exception:
-            found = self._made_again(k, arguments)
-        if isinstance(found, Exception):
-            found.add_note(f"Raised by shard {k} of {self.n_shards}.")
-            raise found
-        return found
-
-    def _made_again(self, k: int, arguments: tuple[Any, ...]) -> np.ndarray | Exception:
-        try:
-            if not self._workers():
-                raise RuntimeError("the cluster has no workers left")
-            self._holders[k] = self._held(k)
-            return self._holders[k].evaluate(*arguments).result(timeout=self.timeout)
-        except Exception as error:
-            raise ConnectionError(
-                f"The worker that held shard {k} of {self.n_shards} was lost, and no other could make it again. "
-                f"It said: {textwrap.shorten(str(error), 160)}"
-            ) from error
-
-    def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Scattered:
-        """Return itself: a score is returned on the device and in the type of its points."""
-        return self
-
-    def __repr__(self) -> str:
-        return f"Scattered(n_features={self.n_features}, n_shards={self.n_shards})"

@@ -171,6 +171,8 @@ class Watch:
         Iterations between evaluations.
     keeps_best : bool, default=False
         Whether `restore` brings the best state back.
+    noise : float, default=0
+        By how much the value of the first state must be smaller than another's to be better.
     """
 
     def __init__(
@@ -179,10 +181,12 @@ class Watch:
         stopping: Plateau | None,
         every: int = CHECK_EVERY,
         keeps_best: bool = False,
+        noise: float = 0.0,
     ) -> None:
         self.judge = judge
         self.every = every
         self.keeps_best = keeps_best
+        self.noise = noise
         self.stopping = stopping
         self.at_end = True
         self.values: list[tuple[int, float]] = []
@@ -200,6 +204,7 @@ class Watch:
         """Evaluate the module after `iteration` iterations; tell whether to stop."""
         value, self.last = self.judge(module)
         best = math.inf if self._best_iteration is None else dict(self.values)[self._best_iteration]
+        best += self.noise if self.values and self._best_iteration == self.values[0][0] else 0.0
         if self.keeps_best and self.last.accepted and value < best:
             self._best_iteration = iteration
             self._best_state = nn.utils.parameters_to_vector(module.parameters()).detach()

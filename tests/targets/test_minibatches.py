@@ -114,9 +114,7 @@ def test_the_gradient_is_unbiased_and_would_not_be_with_one_minibatch():
     assert excess(Minibatches(FULL, 5), u, "u-statistic") > 10  # pairs within a half share their minibatch
 
 
-TRAINED = KSIVIApproximator(
-    whiten=Pilot(budget=20_000), max_iter=300, batch_size=65, early_stopping=None, random_state=0
-)
+TRAINED = KSIVIApproximator(whiten=Pilot(budget=20_000), max_iter=300, batch_size=65, random_state=0)
 
 
 @pytest.fixture(scope="module")

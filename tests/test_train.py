@@ -1,0 +1,236 @@
+"""Whether a fit is trained, what it returns, and what it says of itself."""
+
+import copy
+import re
+import textwrap
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from approximators import gaussian_score, short_fits
+from joblib import parallel_config
+from sklearn.base import clone
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.experimental import enable_halving_search_cv  # noqa: F401
+from sklearn.model_selection import GridSearchCV, HalvingGridSearchCV, RandomizedSearchCV, cross_val_score
+
+from skksivi import HKSIVIApproximator, KSIVIApproximator, diagnose
+from skksivi.model_selection import Replicates, neg_distance_scorer, neg_ksd_scorer
+from skksivi.parameters import Adam, Network, Pilot, Scale
+from skksivi.targets import from_score_fn
+from skksivi.terms import Entropic
+
+BOTH = [KSIVIApproximator, HKSIVIApproximator]
+
+#: A value of each training parameter: that of "auto" where there is one, since any value counts.
+SET = {
+    KSIVIApproximator: {
+        "kernel": "gaussian",
+        "bandwidth": "median",
+        "gradient_estimator": "path",
+        "latent_dim": 2,
+        "hidden_layer_sizes": (100, 100),
+        "mixing": "pilot",
+        "scale": "constant",
+        "initial_scale": 0.25,
+        "batch_size": 128,
+        "learning_rate": 5e-3,
+        "optimizer": "adam",
+        "annealing": "linear",
+        "terms": [Entropic(0.1)],
+    },
+    HKSIVIApproximator: {
+        "n_layers": 5,
+        "bridge": "none",
+        "shared_network": True,
+        "mixing": "pilot",
+        "kernel": "gaussian",
+        "bandwidth": "median",
+        "gradient_estimator": "u-statistic",
+        "hidden_layer_sizes": (50, 50),
+        "initial_scale": 0.5,
+        "scale": Scale(),
+        "batch_size": 256,
+        "learning_rate": 1e-3,
+        "optimizer": Adam(),
+    },
+}
+CASES = [(cls, name) for cls in BOTH for name in SET[cls]]
+
+
+@pytest.fixture
+def quiet():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        yield
+
+
+def fit(cls=KSIVIApproximator, **parameters):
+    return cls(max_iter=3, random_state=0, **parameters).fit(gaussian_score, n_features=2)
+
+
+def test_a_fit_whose_training_parameters_are_left_alone_is_its_good_start():
+    q = fit()
+    assert (q.n_iter_, q.best_iter_, len(q.loss_curve_)) == (0, 0, 0)
+    assert q.fitted_by_ == "importance sampling"
+    np.testing.assert_array_equal(q.sample(5), fit(train=False, early_stopping=0.1).sample(5))
+
+
+def test_the_layers_of_a_hierarchy_are_trained_because_they_move_the_points_of_the_pilot(quiet):
+    assert fit(HKSIVIApproximator).n_iter_ == 3
+    assert fit(HKSIVIApproximator, train=False).n_iter_ == 0
+
+
+@pytest.mark.parametrize(("cls", "name"), CASES, ids=lambda case: getattr(case, "__name__", case))
+def test_setting_a_training_parameter_trains(cls, name, quiet):
+    assert SET[cls].keys() == cls._training.keys()
+    assert fit(cls, **{name: SET[cls][name]}).n_iter_ == 3
+
+
+@pytest.mark.parametrize("cls", BOTH)
+def test_train_trains_and_no_parameter_does_where_it_is_false(cls, quiet):
+    assert fit(cls, train=True).n_iter_ == 3
+    with pytest.warns(UserWarning, match=r"`train` is False, so `batch_size`, `learning_rate` will be ignored"):
+        assert fit(cls, train=False, batch_size=8, learning_rate=0.1).n_iter_ == 0
+
+
+def test_what_shapes_the_start_is_not_ignored():
+    q = fit(train=False, mixing="normal", latent_dim=1, initial_scale=0.5, scale=Scale(floor=0.1))
+    assert q.family_.mixing.latent_dim == 1
+    assert q.certificate_ is not None
+
+
+def test_a_training_with_low_effort_is_told(quiet):
+    with pytest.warns(UserWarning, match=r"since `train` is True, although the `effort` of Pilot is 'low'"):
+        assert fit(train=True, whiten=Pilot(effort="low")).n_iter_ == 3
+    with pytest.warns(UserWarning, match=r"since `kernel` is set, although"):
+        fit(kernel="imq", whiten=Pilot(effort="low"))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "made"),
+    [
+        ({}, "importance sampling"),
+        ({"train": True}, "path gradient"),
+        ({"gradient_estimator": "vanilla"}, "kernel Stein discrepancy"),
+        ({"whiten": "laplace", "train": False}, "Laplace approximation"),
+        ({"whiten": "bam", "train": False}, "batch and match"),
+        ({"whiten": (np.zeros(2), np.eye(2)), "train": False}, "given coordinates"),
+        ({"whiten": None}, "path gradient"),
+        ({"whiten": Pilot("diagonal", budget=20_000), "train": False}, "underdamped Langevin chains"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_fit_says_how_it_was_made(parameters, made, quiet):
+    q = fit(**parameters, early_stopping=False)
+    assert q.fitted_by_ == made
+    assert repr(q).endswith(f"  # fitted by {made}")
+    assert "fitted by" not in repr(clone(q))
+    assert repr(copy.deepcopy(q)) == repr(q)
+    assert f"by {made}, from" in re.sub(r"\s+", " ", str(diagnose(q, gaussian_score, random_state=0)))
+
+
+def test_the_log_says_how_a_fit_was_made(caplog):
+    fit(verbose=1)
+    assert caplog.messages[-1].endswith("; fitted by importance sampling")
+
+
+#: A training that leads away from any good start.
+SPOILT = {
+    KSIVIApproximator: {"train": True, "learning_rate": 0.5, "batch_size": 8, "max_iter": 200},
+    HKSIVIApproximator: {"train": True, "learning_rate": 0.1, "batch_size": 8, "max_iter": 100},
+}
+EXACT = np.array([1.0, -2.0]), np.linalg.cholesky([[2.0, 0.6], [0.6, 0.5]])
+
+
+@pytest.mark.parametrize("cls", BOTH)
+@pytest.mark.parametrize("whiten", ["auto", EXACT], ids=["auto", "exact"])
+def test_a_start_that_is_clearly_better_is_returned_with_a_warning(cls, whiten):
+    q = cls(whiten=whiten, random_state=0, **SPOILT[cls])
+    with pytest.warns(ConvergenceWarning, match=r"did not improve on its start, which is returned|is kept\. Lower"):
+        q.fit(gaussian_score, n_features=2)
+    assert (q.best_iter_, q.n_iter_, len(q.loss_curve_)) == (0, q.max_iter, q.max_iter)
+    assert q.fitted_by_ in ("importance sampling", "batch and match", "given coordinates")
+    assert (
+        np.abs(q.sample(4000).std(axis=0) / np.sqrt([2.0, 0.5]) - 1).max() < 0.2
+    )  # the layers of an exact base are a little wide
+
+
+@pytest.mark.parametrize("cls", BOTH)
+def test_the_last_state_is_returned_where_nothing_is_to_end_the_training(cls, quiet):
+    q = cls(early_stopping=False, random_state=0, **SPOILT[cls]).fit(gaussian_score, n_features=2)
+    assert (q.best_iter_, q.n_iter_) == (q.max_iter, q.max_iter)
+    assert np.abs(q.sample(4000).std(axis=0) / np.sqrt([2.0, 0.5]) - 1).max() > 0.1
+
+
+def test_none_has_the_meaning_of_false_for_early_stopping(quiet):
+    a, b = (fit(train=True, early_stopping=value) for value in (None, False))
+    np.testing.assert_array_equal(a.sample(5), b.sample(5))
+
+
+TARGET = from_score_fn(gaussian_score, n_features=2)
+
+
+def searches():
+    grid = {"learning_rate": [1e-4, 1e-2], "bandwidth": [0.5, 2.0]}
+    q = KSIVIApproximator(max_iter=20, random_state=0)
+    how = {"cv": Replicates(2), "scoring": neg_ksd_scorer(n_samples=200), "refit": False}
+    yield GridSearchCV(q, grid, **how)
+    yield RandomizedSearchCV(q, grid, n_iter=3, random_state=0, **how)
+    yield HalvingGridSearchCV(
+        q, grid, resource="max_iter", min_resources=10, max_resources=20, **{**how, "refit": True}
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("search", [*searches()], ids=lambda search: type(search).__name__)
+def test_each_candidate_of_a_search_is_trained(search, quiet):
+    results = search.fit(TARGET).cv_results_
+    assert len(set(results["mean_test_score"])) == len(results["params"])
+
+
+def test_the_grades_of_settings_that_train_differ(quiet):
+    q = KSIVIApproximator(max_iter=20, random_state=0)
+    grades = [cross_val_score(clone(q).set_params(learning_rate=r), TARGET, cv=Replicates(2)) for r in (1e-4, 1e-2)]
+    assert not np.intersect1d(*grades).size
+
+
+@pytest.mark.parametrize("scoring", [None, neg_ksd_scorer(n_samples=50), neg_distance_scorer(np.eye(2))])
+def test_a_search_over_what_does_nothing_is_told(scoring):
+    search = GridSearchCV(
+        KSIVIApproximator(random_state=0), {"max_iter": [10, 20]}, cv=Replicates(1), scoring=scoring, refit=False
+    )
+    with pytest.warns(UserWarning, match=r"same score.* `max_iter` did not change .* set train=True"):
+        search.fit(TARGET)
+
+
+def test_a_network_is_the_whole_mean_without_a_linear_skip(quiet):
+    torch.manual_seed(0)
+    q = fit(hidden_layer_sizes=Network((5,), linear_skip=False), whiten="laplace", early_stopping=False)
+    with pytest.raises(ValueError, match="`hidden_layer_sizes` must hold positive integers"):
+        fit(hidden_layer_sizes=Network((0,)))
+    assert sum(p.numel() for p in q.family_.mean.parameters()) == 2 * 5 + 5 + 5 * 2 + 2
+
+
+SEARCHES = (Path(__file__).parents[1] / "doc" / "searches.rst").read_text("utf-8")
+
+
+@pytest.mark.slow
+def test_each_listing_of_the_manual_searches(quiet):
+    listings = re.findall(r"code-block:: python\n\n(.*?)\n\n(?=\S)", SEARCHES, re.DOTALL)
+    found = {"target": TARGET, "X_reference": np.random.RandomState(0).normal(size=(50, 2))}
+    distributed = pytest.importorskip("distributed", reason="needs dask")
+    with (
+        short_fits(),
+        distributed.LocalCluster(2, processes=False, dashboard_address="127.0.0.1:0") as found["cluster"],
+    ):
+        for listing in listings:
+            code = listing.replace('"tcp://scheduler:8786"', "cluster").replace("Replicates(3)", "Replicates(1)")
+            with parallel_config("threading"):
+                exec(textwrap.dedent(code), found)  # noqa: S102
+            results = found["search"].cv_results_
+            scores = results.get("mean_test_score", results.get("mean_test_ksd"))
+            assert len(set(scores)) == len(scores) == 9
+    assert len(listings) == 4

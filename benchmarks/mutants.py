@@ -53,8 +53,8 @@ MODULES = {
     "estimators._hksivi": ["test_hksivi"],
     "training._guard": ["test_moments", "test_ksivi"],
     "terms": ["test_regularization", "test_ksivi"],
-    "estimators._ksd": ["test_ksivi", "test_hksivi"],
-    "estimators._verdict": ["test_ksivi", "test_hksivi"],
+    "estimators._ksd": ["test_train", "test_ksivi", "test_hksivi"],
+    "estimators._verdict": ["test_train", "test_ksivi", "test_hksivi"],
 }
 
 #: What the package and its tests import, loaded once.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import random
+import textwrap
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, DensityMixin, clone
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_array
 from sklearn.utils._param_validation import HasMethods
 from sklearn.utils.validation import check_is_fitted
@@ -174,9 +177,11 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
         stages = Stages(log=verbose > 1, n_pilot=n_pilot, tell=lambda: tell("whitening"))
         with ordinary_mode(device), logged(verbose):
             near = est._points_near_target()
-            score = resolve_score(score_fn, n_features, dtype=DTYPES[self.dtype], device=device, near=near)
+            score = resolve_score(
+                score_fn, n_features, dtype=DTYPES[self.dtype], device=device, near=near, tells=False
+            )
             score.tally.limit = limit = est._max_score_calls()
-            try:
+            with explained(score):
                 check_proper(score.double)
                 score = est._prepared(score)
                 generator = make_generator(seed, device)
@@ -184,19 +189,14 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
                     score.tally.listener = stages
                 score.tally.end("fit")
                 fit = est._fit(score, generator, tell_fit if callbacks else None)
-            except SpentError:
-                raise ValueError(
-                    f"`max_score_calls` is {limit}, of which {score.tally.total} were spent before there was "
-                    "anything to return: checks of the score and the search for a mode take some 500 to 3,000, more "
-                    "with many features, and several modes 10,000 and more. Raise it, or set `init` near the mode."
-                ) from None
             score.tally.limit = None
             if limit is not None and score.tally.is_spent:
                 fit = _of_budget(fit, limit)
             learn(self, fit, seed, score.tally, device)
             score.tally.listener = None
             try:
-                est._conclude(fit, score, generator)
+                with explained(score):
+                    est._conclude(fit, score, generator)
             finally:
                 score.tally.end()
                 self.__dict__.update(counts(score.tally))
@@ -205,6 +205,8 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
                     LOGGER.info("%s", "; ".join([*map(str, self.stages_), *made]))
         if fit.ended_by is not None:
             raise fit.ended_by
+        if score.doubt is not None:
+            warn_caller(score.doubt)
         context.call_on_fit_task_end(estimator=self, X=target)
         return self
 
@@ -549,6 +551,36 @@ def check_draws(estimator: BaseApproximator) -> None:
         raise ValueError(f"`sampler_` cannot be drawn from: {error}") from error
     if not finite:
         raise ValueError("`sampler_` has draws that are not finite")
+
+
+@contextmanager
+def explained(score: Score) -> Iterator[None]:
+    """Explain errors by a doubt about the target, if there is one, and leave out the warnings that it explains.
+
+    Raises
+    ------
+    ValueError
+        The doubt, or the budget was spent before there was anything to return.
+    FloatingPointError
+        The doubt, where numbers that are not finite have ended the fit.
+    """
+    doubt, tally = score.doubt, score.tally
+    try:
+        with warnings.catch_warnings():
+            if doubt is not None:
+                warnings.simplefilter("ignore", ConvergenceWarning)
+            yield
+    except SpentError:
+        raise ValueError(
+            f"`max_score_calls` is {tally.limit}, of which {tally.total} were spent before there was anything to "
+            "return: checks of the score and the search for a mode take some 500 to 3,000, more with many features, "
+            "and several modes 10,000 and more. Raise it, or set `init` near the mode."
+        ) from None
+    except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
+        if doubt is None:
+            raise
+        kind = FloatingPointError if isinstance(error, FloatingPointError) else ValueError
+        raise kind(f"{doubt} The fit has ended: {textwrap.shorten(str(error), 160)}") from error
 
 
 @contextmanager

@@ -669,9 +669,8 @@ def test_a_width_that_is_off_is_told_with_a_remedy_that_helps(log10, d, k, seed)
     np.testing.assert_allclose(q.sample(4000, random_state=0).std(0) / sd.numpy(), 1, atol=0.15)
 
 
-@pytest.mark.filterwarnings("ignore:The target seems bounded")
 def test_a_score_that_is_nan_at_the_origin_names_the_remedy():
-    with pytest.raises(ValueError, match=r"`init`.*`whiten`"):
+    with pytest.raises(ValueError, match=r"seems bounded.*constrained\(log_prob, .*`init`"):
         fit(lambda x: -torch.log(x) - x, whiten="laplace")
 
 

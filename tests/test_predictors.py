@@ -23,8 +23,6 @@ from sklearn.utils.estimator_checks import (
     check_fit_idempotent,
     check_methods_sample_order_invariance,
     check_methods_subset_invariance,
-    check_regressor_multioutput,
-    check_regressors_train,
     check_sample_weight_equivalence_on_dense_data,
     parametrize_with_checks,
 )
@@ -59,8 +57,6 @@ def test_the_checks_of_scikit_learn_pass(estimator, check):
 
 #: Those of scikit-learn's checks that depend on the model; the others are of what all models have in common.
 OF_MODELS = (
-    check_regressors_train,
-    check_regressor_multioutput,
     check_fit_idempotent,
     check_fit2d_1sample,
     check_fit2d_1feature,

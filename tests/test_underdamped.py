@@ -83,6 +83,7 @@ def two_modes(x):
     return torch.cat([30 * torch.tanh(30 * first) - first, -x[:, 1:]], 1)
 
 
+@pytest.mark.filterwarnings("ignore:The training did not improve")  # which is short
 @pytest.mark.parametrize(
     "approximator", [KSIVIApproximator, pytest.param(HKSIVIApproximator, marks=pytest.mark.slow)]
 )

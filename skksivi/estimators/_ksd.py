@@ -508,14 +508,14 @@ class SteinTrained(Trained, Generic[F]):
         if not isinstance(found, Interrupted):
             raise ValueError("it holds no fit")
         found.check()
-        start = self._start_of(found)
+        start, dtype = self._start_of(found), found.whitening.seen(score_fn).dtype
         stopping, guards = plateau_of(self.early_stopping), self._guards(start) or self._is_noisy(score_fn)
         holds = {
             "number of features": start.family.n_features == score_fn.n_features,
-            "type": found.flat.dtype == found.whitening.seen(score_fn).dtype,
+            "type": found.flat.dtype == dtype,
             "`hidden_layer_sizes`": widths(start.family) == {tuple(self._network.hidden_layer_sizes)},
             "`scale`": start.family.min_scale == self._floor,
-            "`mixing`": self._is_own_mixing(start.family.mixing, score_fn.dtype),
+            "`mixing`": self._is_own_mixing(start.family.mixing, dtype),
             "`optimizer`": (found.average is None) == (self._steps.ema is None),
             "`whiten`": self._is_own_penalty(start),
             "`max_iter`": found.n_done <= self.max_iter,

@@ -136,7 +136,7 @@ def watch_of(judge: Judge, sampler: InU, stopping: Plateau | None, *, guards: bo
     reference, noise = judge.reference(sampler), 0.0
     if guards or noisy:
         values = [_value(discrepancy, judge.map.unwhiten(u)) for u in judge.draws(sampler).split(N_JUDGED_DRAWS)]
-        noise = NEGLIGIBLE * score.n_features + N_SE * float(np.std(values))
+        noise = NEGLIGIBLE * score.n_features + N_SE * float(np.std([v for v in values if math.isfinite(v)] or 0.0))
     at_start = judge.error(judge.draws(sampler)[:N_JUDGED_DRAWS]) if noisy else 0.0
 
     @torch.no_grad()

@@ -232,7 +232,8 @@ def without_wrong_density(score_fn: Score, mode: Affine) -> Score:
     if log_p.shape == (len(u) + 1,):
         s_0, s_1, s_2, s_u = score_u(torch.cat([start, *lobatto_nodes(start, u), u])).detach().chunk(4)
         integrals = lobatto(s_0, s_1, s_2, s_u, u)
-        error = (log_p[1:] - log_p[:1] - integrals).abs().nanmedian()
+        differences = log_p[1:] - log_p[:1]
+        error = (differences - integrals).abs().where(differences.isfinite(), torch.nan).nanmedian()
         if not error > IMPORTANCE.contradiction * integrals.abs().nanmedian():
             return score_fn
     warn_caller(

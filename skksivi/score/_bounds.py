@@ -1,4 +1,4 @@
-"""Bounds of a target that should have been transformed to the whole real space, found from its score."""
+"""Where a target has no density, or its density no gradient, found from its score at a few points."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from skksivi._warnings import warn_caller
 from skksivi.score._probe import scattered_points
 from skksivi.score._score import Score
 
@@ -18,6 +17,12 @@ REACHES = (1.0, 10.0, 100.0)
 
 #: The lowest and the highest points of a coordinate that must all be outside if it may have a bound there.
 N_EXTREME = 5
+
+#: The largest coordinate of a trial point; farther out numbers may overflow, so that a gradient tells nothing.
+NOT_FAR = 5.0
+
+#: The fewest trial points at which a gradient is not finite that are no accident of rounding.
+N_BROKEN = 3
 
 #: Largest number of coordinates that are checked.
 MAX_SUSPECTS = 64
@@ -47,42 +52,86 @@ class Bound(NamedTuple):
         return f'("below", {high:g})' if low == -math.inf else f'("interval", {low:g}, {high:g})'
 
 
-def warn_of_bounds(score: Score, near: Tensor | None = None) -> None:
-    """Warn of a target that has no density beyond some value of a coordinate."""
-    bounds = find_bounds(score.sketch(), near)
-    if bounds and score.parts is not None:  # a part of the data may leave a coordinate unbounded
-        bounds = find_bounds(score, near)
-    if not bounds:
-        return
-    names = score.names or [f"x[{i}]" for i in range(score.n_features)]
-    supports = ", ".join(f"{names[bound.coordinate]}: {bound.support}" for bound in bounds[:5])
-    warn_caller(
-        "The target seems bounded, since beyond some value of a coordinate its score is zero or not finite "
-        f"({supports}{', ...' if len(bounds) > 5 else ''}), and draws may leave it. Give the density of the bounded "
-        "parameters to skksivi.targets.constrained, or transform them to the whole line and add the logarithm of the "
-        "Jacobian to log p."
+def doubt_of(score: Score, near: Tensor | None = None) -> str | None:
+    """Say where the density has no gradient or ends, None if it does neither at the points that are tried."""
+    tried = Tried.of(score.sketch(), scattered_points(score.sketch(), near))
+    return _of_gradient(tried) or _of_bounds(score, near, tried)
+
+
+class Tried(NamedTuple):
+    """Points (n, d) at which a target has been evaluated, and whether the score and log p are finite there.
+
+    `inside` tells for each coordinate whether its score is not zero either.
+    """
+
+    x: Tensor
+    has_score: Tensor
+    has_density: Tensor
+    inside: Tensor
+
+    @classmethod
+    def of(cls, score: Score, x: Tensor) -> Tried:
+        """Evaluate a target at points."""
+        s = score(x)
+        has_score = has_density = s.isfinite().all(1)
+        if score.log_prob is not None:
+            with torch.no_grad():
+                finite = score.log_prob(x.to(score.dtype)).isfinite()
+            has_density = finite if finite.shape == x.shape[:1] else has_score
+        return cls(x, has_score, has_density, (has_score & has_density)[:, None] & (s != 0))
+
+
+def _of_gradient(tried: Tried) -> str | None:
+    """Say that the density is finite at a point where its gradient is not."""
+    x = tried.x
+    broken = tried.has_density & ~tried.has_score & (x.abs().amax(1) <= NOT_FAR)
+    if broken.sum() < N_BROKEN:
+        return None
+    point = x[broken][0].tolist()
+    return (
+        f"`log_prob` is finite and its gradient is not at {int(broken.sum())} of {len(x)} trial points, the first at "
+        f"x = [{', '.join(f'{v:.4g}' for v in point[:5])}{', ...' if len(point) > 5 else ''}]: a branch of "
+        "torch.where that is not taken, with a square root, a quotient or a logarithm, has a derivative that is NaN "
+        "there. Make that branch safe, as in torch.where(ok, torch.where(ok, x, 1.0).sqrt(), other)."
     )
 
 
-def find_bounds(score: Score, near: Tensor | None = None) -> list[Bound]:
-    """Return the coordinates along which the density ends, found along lines through an interior point."""
-    x = scattered_points(score, near)
-    inside = _inside(score, x)
+def _of_bounds(score: Score, near: Tensor | None, tried: Tried) -> str | None:
+    """Say that a target has no density beyond some value of a coordinate."""
+    bounds = find_bounds(score.sketch(), near, tried)
+    if bounds and score.parts is not None:  # a part of the data may leave a coordinate unbounded
+        bounds = find_bounds(score, near)
+    if not bounds:
+        return None
+    names = score.names or [f"x[{i}]" for i in range(score.n_features)]
+    supports = ", ".join(f"{names[bound.coordinate]}: {bound.support}" for bound in bounds[:5])
+    return (
+        "The target seems bounded, since beyond some value of a coordinate its score is zero or not finite "
+        f"({supports}{', ...' if len(bounds) > 5 else ''}), and draws may leave it. Give the density of the bounded "
+        f"parameters to skksivi.targets.constrained, as in constrained(log_prob, {_call(score, bounds)}), or "
+        "transform them to the whole line and add the logarithm of the Jacobian to log p."
+    )
+
+
+def _call(score: Score, bounds: list[Bound]) -> str:
+    """Return the argument `supports` of `skksivi.targets.constrained` for a target of these bounds."""
+    supports = {bound.coordinate: bound.support for bound in bounds}
+    names = score.names if all(map(str.isidentifier, score.names)) else ()
+    names = names or tuple(f"x{i}" for i in range(score.n_features))
+    parts = [f'"{name}": ' + supports.get(i, '"real"') for i, name in enumerate(names)]
+    return "{" + ", ".join(parts[:5]) + (", ..." if len(parts) > 5 else "") + "}"
+
+
+def find_bounds(score: Score, near: Tensor | None = None, tried: Tried | None = None) -> list[Bound]:
+    """Return the coordinates along which the density ends, found along lines through an interior point.
+
+    Trial points around the origin and `near` points may have been `tried` before.
+    """
+    x, _, _, inside = Tried.of(score, scattered_points(score, near)) if tried is None else tried
     start, is_inside = x[inside.sum(1).argmax()], inside[inside.sum(1).argmax()]
     suspects = (_ends(x, inside) & is_inside).nonzero()[:MAX_SUSPECTS, 0].tolist()
     bounds = [Bound(j, *(_end(score, start, j, side) for side in (-1.0, 1.0))) for j in suspects]
     return [bound for bound in bounds if not math.isinf(bound.low) or not math.isinf(bound.high)]
-
-
-def _inside(score: Score, x: Tensor) -> Tensor:
-    """Tell for each coordinate of points x (n, d) whether its score is finite and not zero, and log p finite."""
-    s = score(x)
-    inside = s.isfinite().all(1, keepdim=True) & (s != 0)
-    if score.log_prob is None:
-        return inside
-    with torch.no_grad():
-        has_density = score.log_prob(x.to(score.dtype)).isfinite()
-    return inside & has_density[:, None] if has_density.shape == x.shape[:1] else inside
 
 
 def _ends(x: Tensor, inside: Tensor) -> Tensor:
@@ -98,13 +147,13 @@ def _end(score: Score, start: Tensor, j: int, side: float) -> float:
         return start.expand(len(to), -1).index_copy(1, torch.tensor([j], device=start.device), to[:, None])
 
     reach = start.new_tensor(REACHES) * (1 + start[j].abs())
-    is_inside = _inside(score, moved(start[j] + side * reach))[:, j]
+    is_inside = Tried.of(score, moved(start[j] + side * reach)).inside[:, j]
     if is_inside[-1]:
         return side * math.inf
     within, beyond = start[j], start[j] + side * reach[int(is_inside.sum())]
     for _ in range(N_HALVINGS):
         middle = (within + beyond) / 2
-        if _inside(score, moved(middle[None]))[0, j]:
+        if Tried.of(score, moved(middle[None])).inside[0, j]:
             within = middle
         else:
             beyond = middle

@@ -143,10 +143,24 @@ def _explain(score_fn: UntriedScore, x: Tensor, error: Exception) -> None:
     Raises
     ------
     ValueError
-        It accepts another number of features, or only points between zero and one.
+        It accepts one point, another number of features, or only points between zero and one; or its data are
+        inference tensors.
     """
+    if "nference tensor" in str(error):
+        raise ValueError(
+            f"`{_name(score_fn)}` uses tensors that were made under torch.inference_mode(), through which nothing "
+            f"can be differentiated: make its data outside, or give it clones of them. It said: {error}"
+        ) from error
     if not isinstance(error, RuntimeError | ValueError | IndexError | TypeError) or _answers(score_fn, x):
         return
+    if _answers(score_fn, x[0]):
+        name = _name(score_fn)
+        raise ValueError(
+            f"`{name}` takes one point, of shape {tuple(x[0].shape)}, but a fit calls it with many, the rows of a "
+            f"tensor of shape (n, {x.shape[1]}). Give it as torch.func.vmap({name}), of arrays as lambda X: "
+            f"np.stack([{name}(x) for x in X]), or write it for rows. With rows it raises {type(error).__name__}: "
+            f"{error}"
+        ) from error
     if _answers(score_fn, x.sigmoid()):
         raise ValueError(
             f"`{_name(score_fn)}` raises {type(error).__name__} at numbers below zero or above one, so that the "
@@ -346,7 +360,7 @@ def choose_product(score: Score, products: str, x: Tensor) -> tuple[Score, float
     if not score.by_differences:
         automatic = _restricted(lambda x, v: _by_autograd(score, x, v), points, V)
     if _disagreement(automatic, M, noise) > tolerance or _disagreement(M, M.mT, noise) > ASYMMETRY:
-        noise = (M - differences(score.step / 4)).abs()
+        noise = torch.maximum(_rounding(score, points, V), (M - differences(score.step / 4)).abs())
     if not score.by_differences:
         has_nan = bool((M.isfinite() & ~automatic.isfinite()).any())
         error = math.inf if has_nan else _disagreement(automatic, M, noise)
@@ -365,6 +379,16 @@ def choose_product(score: Score, products: str, x: Tensor) -> tuple[Score, float
         _check_product(score, own, x)
         score = replace(score, by_differences=False)
     return score, _disagreement(M, M.mT, noise + noise.mT)
+
+
+def _rounding(score: Score, x: Tensor, V: Tensor) -> Tensor:
+    """Return the rounding errors of differences of the score at x (n, d), along V and projected on V: (n, k, k).
+
+    They exceed the entries of a Jacobian where coordinates are in very different units.
+    """
+    size = score(x).abs() @ V.abs().mT
+    h = score.step * (1 + (x[:, None] * V).abs().amax(-1))
+    return torch.finfo(_precision(score)).eps * size[:, :, None] / h[:, None]
 
 
 def _precision(score: Score) -> torch.dtype:

@@ -150,6 +150,8 @@ class Score:
         Names of the coordinates, if the target has them.
     rank : int or None
         The target's, see `skksivi.targets.Target`.
+    doubt : str or None
+        What seems wrong with the domain of the target, for the user; it explains a fit that fails.
     tally : Tally
         Counts its evaluations in either dtype.
     """
@@ -171,6 +173,7 @@ class Score:
     mode: Tensor | None = None
     names: tuple[str, ...] = ()
     rank: int | None = None
+    doubt: str | None = None
     tally: Tally = field(default_factory=Tally, compare=False)
 
     @property

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from skksivi._arrays import DTYPES, as_array, as_tensor, resolve_device
 from skksivi._numbers import check_integer
-from skksivi.score._bounds import warn_of_bounds
+from skksivi._warnings import warn_caller
+from skksivi.score._bounds import doubt_of
 from skksivi.score._probe import resolve
 from skksivi.score._rejected import in_parts
 from skksivi.score._score import (
@@ -97,8 +98,12 @@ def resolve_score(
     dtype: torch.dtype,
     device: torch.device,
     near: ArrayLike | None = None,
+    tells: bool = True,
 ) -> Score:
-    """Return a probed score; the data of a target are moved to the device and dtype of the training."""
+    """Return a probed score; the data of a target are moved to the device and dtype of the training.
+
+    With `tells` a doubt about the domain of the target is a warning; otherwise the caller tells it.
+    """
     in_types = {t: moved(score_fn, device=device, dtype=t) for t in dict.fromkeys((dtype, torch.float64))}
 
     def in_type(dtype: torch.dtype) -> tuple[ScoreFunction, int, ScoreWithProduct | None]:
@@ -119,8 +124,10 @@ def resolve_score(
         double = replace(double, names=names, rank=rank)
     replicate = getattr(score_fn, "replicate", ())
     score = replace(score, in_double=double, replicate=replicate, names=names, rank=rank)
-    warn_of_bounds(score.double, points)
-    return score
+    doubt = doubt_of(score.double, points)
+    if tells and doubt is not None:
+        warn_caller(doubt)
+    return replace(score, doubt=doubt)
 
 
 def _sketched(target: TargetOrScore) -> TargetOrScore:
@@ -144,14 +151,19 @@ def _of_target(score: Score, target: TargetOrScore) -> Score:
         rewind = getattr(target, "rewind", None)
         score = replace(score, minibatch=lambda generator: _like(score, minibatch(generator)), rewind=rewind)
     if log_prob is not None and not isinstance(score.score_fn, BlackBox):
-        score = replace(score, log_prob=partial(_counted, log_prob, score.tally))
+        score = replace(score, log_prob=partial(_counted, log_prob, score.dtype, score.tally))
     return score
 
 
-def _counted(log_prob: Callable[[Tensor], Tensor], tally: Tally, x: Tensor) -> Tensor:
-    """Return a copy of log p, whose buffer the next call may reuse, NaN where it raises; count the evaluation."""
+def _counted(log_prob: Callable[[Tensor], Tensor], dtype: torch.dtype, tally: Tally, x: Tensor) -> Tensor:
+    """Return log p at points of the type that it takes, NaN where it raises; count the evaluation.
+
+    It is a copy, because the next call may use the buffer of the last one.
+    """
     tally.add(values=len(x))
-    return torch.cat(in_parts(lambda x: log_prob(x).clone(), x, lambda x: x.new_full((len(x),), torch.nan), tally))
+    nothing = partial(torch.full_like, fill_value=torch.nan)
+    parts = in_parts(lambda x: log_prob(x.to(dtype)).to(x, copy=True), x, lambda x: nothing(x[:, 0]), tally)
+    return torch.cat(parts)
 
 
 def _like(score: Score, part: CarriesProduct) -> Score:

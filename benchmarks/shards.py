@@ -66,7 +66,6 @@ N_BATCH = 5000
 N_POINTS, N_TIMED = 100, 3
 #: Rows of a block.
 BLOCKS = [2**k for k in range(8, 18, 2)]
-#: Points that are asked of workers of dask.
 #: The network of the model: bytes a second of a link of 10 Gbit/s; its messages, and their bytes, in an iteration;
 #: floating-point operations of a score with its product for a point, a row and a column; rows of the data.
 BANDWIDTH, N_MESSAGES, N_BYTES, N_FLOPS = 1.25e9, 2, 65536, 8

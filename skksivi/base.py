@@ -181,7 +181,8 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
                 score_fn, n_features, dtype=DTYPES[self.dtype], device=device, near=near, tells=False
             )
             score.tally.limit = limit = est._max_score_calls()
-            with explained(score):
+            doubt = score.doubt
+            with explained(doubt, score.tally):
                 check_proper(score.double)
                 score = est._prepared(score)
                 generator = make_generator(seed, device)
@@ -195,7 +196,7 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
             learn(self, fit, seed, score.tally, device)
             score.tally.listener = None
             try:
-                with explained(score):
+                with explained(doubt, score.tally):
                     est._conclude(fit, score, generator)
             finally:
                 score.tally.end()
@@ -205,8 +206,8 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
                     LOGGER.info("%s", "; ".join([*map(str, self.stages_), *made]))
         if fit.ended_by is not None:
             raise fit.ended_by
-        if score.doubt is not None:
-            warn_caller(score.doubt)
+        if doubt is not None:
+            warn_caller(doubt)
         context.call_on_fit_task_end(estimator=self, X=target)
         return self
 
@@ -369,7 +370,6 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
         check_is_fitted(self)
         if not (is_target(X) or callable(X)):
             return float(np.mean(self.score_samples(X)))
-        target = X
         device = resolve_device(self.device)
         X = moved(X, device=device)
         score_fn, n_features = unwrapped(X, getattr(X, "n_features", self.n_features_in_))
@@ -379,7 +379,7 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
         with ordinary_mode(device):
             with torch.no_grad():
                 x = self.sampler_.sample(N_SCORE_DRAWS, generator).to(DTYPES[self._dtype_of_draws])
-            return compared(self, target, -FixedKernelKSD(score_fn, n_features, device)(x))
+            return compared(self, X, -FixedKernelKSD(score_fn, n_features, device)(x))
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "n_features_in_")
@@ -554,7 +554,7 @@ def check_draws(estimator: BaseApproximator) -> None:
 
 
 @contextmanager
-def explained(score: Score) -> Iterator[None]:
+def explained(doubt: str | None, tally: Tally) -> Iterator[None]:
     """Explain errors by a doubt about the target, if there is one, and leave out the warnings that it explains.
 
     Raises
@@ -564,10 +564,10 @@ def explained(score: Score) -> Iterator[None]:
     FloatingPointError
         The doubt, where numbers that are not finite have ended the fit.
     """
-    doubt, tally = score.doubt, score.tally
     try:
-        with warnings.catch_warnings():
+        with ExitStack() as undo:
             if doubt is not None:
+                undo.enter_context(warnings.catch_warnings())
                 warnings.simplefilter("ignore", ConvergenceWarning)
             yield
     except SpentError:

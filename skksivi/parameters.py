@@ -417,9 +417,14 @@ def pilot_of(whiten: Whiten) -> Pilot | None:
 
 def plateau_of(early_stopping: str | bool | float | Plateau | None) -> Plateau | None:
     """Return the plateau that ends a training, as a parameter `early_stopping` says, None for none; checked."""
-    if early_stopping is None or early_stopping is False or isinstance(early_stopping, str):
+    if keeps_last(early_stopping) or isinstance(early_stopping, str):
         return None
     return Plateau() if early_stopping is True else checked_object(Plateau, early_stopping)
+
+
+def keeps_last(early_stopping: str | bool | float | Plateau | None) -> bool:
+    """Tell whether a training returns its last state, whatever it is worth."""
+    return early_stopping is None or early_stopping is False
 
 
 def expanded(name: str, value: object) -> ParameterObject | None:
@@ -433,7 +438,7 @@ def expanded(name: str, value: object) -> ParameterObject | None:
     if name == "scale" and isinstance(value, str):
         return Scale(value)
     if name == "hidden_layer_sizes" and not hasattr(value, "get_params"):
-        return Network() if isinstance(value, str) else Network(value)  # type: ignore[arg-type]
+        return Network(value)  # type: ignore[arg-type]
     if name == "bridge" and (isinstance(value, str) or callable(value)):
         return Bridge(value)
     return None

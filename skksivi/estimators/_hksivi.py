@@ -100,7 +100,8 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
         the mean and covariance of points near the target, the pilot, which is then the base; "laplace" uses a mode
         and the curvature there, "bam" a Gaussian fitted to the scores, and "diagonal" one scale per coordinate, from
         long chains. A pair of a vector and a lower triangular matrix is used as it is; None trains in x, as in the
-        paper. `skksivi.parameters.Pilot` says how much "auto" and "diagonal" may spend. If all layers should be at
+        paper; other coordinates without a pilot are first moved to the target, as by `KSIVIApproximator`.
+        `skksivi.parameters.Pilot` says how much "auto" and "diagonal" may spend. If all layers should be at
         the target, the moment penalty applies to each of them.
     init : array-like of shape (n_features,) or (k, n_features), default=None
         Where the search for modes starts. None means the origin and, with whiten="auto", points scattered around it

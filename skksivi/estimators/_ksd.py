@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from inspect import signature
@@ -44,7 +44,17 @@ from skksivi.families._layer import Drawn, Family
 from skksivi.families._samplers import Fit, InU, Layer, Tell
 from skksivi.kernels import Kernel, resolve_kernel
 from skksivi.mixing import Bootstrap, GaussianMixtureDraws, Mixing, MixingLike, build_mixing, check_mixing
-from skksivi.parameters import Adam, Checkpoint, Init, Pilot, Plateau, checked_object, pilot_of, plateau_of
+from skksivi.parameters import (
+    Adam,
+    Checkpoint,
+    Init,
+    Pilot,
+    Plateau,
+    checked_object,
+    keeps_last,
+    pilot_of,
+    plateau_of,
+)
 from skksivi.pilot._affine import Affine
 from skksivi.pilot._gaussian import matched
 from skksivi.pilot._mixture import MOST_FEATURES
@@ -134,18 +144,13 @@ class SteinTrained(Trained, Generic[F]):
 
     # Whether a fit is trained
 
-    def _set_parameters(self) -> list[str]:
-        """Return the names of the training parameters that are set, to whatever value."""
-        defaults = {name: parameter.default for name, parameter in signature(type(self)).parameters.items()}
-        return [name for name in self._training if not is_default(getattr(self, name), defaults[name])]
-
     def _resolved(self) -> Self:
         """Return this estimator with values for the training parameters that are left alone.
 
         Its `train` is True if one of them is set: a fit whose training parameters are all left alone is trained only
         if its start is not good enough.
         """
-        is_set, est = self._set_parameters(), copy.copy(self)
+        is_set, est = set_parameters(self, self._training), copy.copy(self)
         est.__dict__.update({name: value for name, value in self._training.items() if name not in is_set})
         if est.gradient_estimator == "auto":
             est.gradient_estimator = "path" if averages(resolve_kernel(est.kernel)) else "u-statistic"
@@ -154,16 +159,14 @@ class SteinTrained(Trained, Generic[F]):
         est.__dict__["_is_set"] = is_set
         return est
 
-    def _is_to_train(self, untrained: Fit | None, score: Score, start: Start[F]) -> bool:
-        """Tell whether to train, given the fit that draws from the start, None if nothing is known of it."""
-        if untrained is None:
-            return True
+    def _is_to_train(self, untrained: Fit, score: Score, start: Start[F]) -> bool:
+        """Tell whether to train, given the fit that draws from the start."""
         if self.train is False or score.tally.is_spent or untrained.ended_by is not None:
             return False
         return self.train is True or not self._is_good(untrained, score, start)
 
     def _expanded(self, name: str, value: object) -> BaseEstimator | None:
-        is_open = isinstance(value, str) and value == "auto" and name in ("kernel", "optimizer", "scale")
+        is_open = isinstance(value, str) and value == "auto"
         return super()._expanded(name, self._training.get(name, value) if is_open else value)
 
     def __repr__(self, N_CHAR_MAX: int = 700) -> str:
@@ -181,14 +184,14 @@ class SteinTrained(Trained, Generic[F]):
 
             show = None if tell is None else lambda fit: tell(in_x(fit))
             untrained, resumes = self._untrained(score, start), file is not None and file.found is not None
-            if resumes or self._is_to_train(untrained, score, start):
+            if untrained is None or resumes or self._is_to_train(untrained, score, start):
                 try:
                     fit = self._trained(file, score, start, generator, show)
-                    fit = fit if self._keeps_last else better(fit, untrained)
+                    fit = fit if keeps_last(self.early_stopping) else better(fit, untrained)
                 except SpentError:  # before the first iteration
                     fit = self._as_started(score, start)
             else:
-                fit = untrained or self._as_started(score, start)
+                fit = untrained
             fit = in_x(fit._replace(report={"score_checksum_": start.answers, **fit.report}))
             if file is None:
                 return fit
@@ -223,11 +226,11 @@ class SteinTrained(Trained, Generic[F]):
             fit = self._train_from(job, watch, [*self._ends(score, start, sampler_of), *saving], resume)
         at_start, at_end = sampler_of(start.family.requires_grad_(False)), sampler_of(family)
         several = len(start.whitening.modes) > 1  # far apart, where Stein's identities are noisy
-        n_before = len(self.loss_curve_) if self._continues() else 0
+        n_before, last = len(self.loss_curve_) if self._continues() else 0, keeps_last(self.early_stopping)
         fit = until_interrupted(
             fit,
-            lambda fit: fit if several or self._keeps_last else not_worse(fit, judge, at_start, at_end, n_before),
-            lambda fit: fit if self._keeps_last else self._recentred(fit, score, start.seed),
+            lambda fit: fit if several or last else not_worse(fit, judge, at_start, at_end, n_before),
+            lambda fit: fit if last else self._recentred(fit, score, start.seed),
             lambda fit: certified(fit, score, start.seed, self.batch_size),
         )
         is_start = fit.report["best_iter_"] == n_before != fit.report["n_iter_"]
@@ -237,11 +240,6 @@ class SteinTrained(Trained, Generic[F]):
     def _maker(self, start: Start[F]) -> str:
         """Return what has made a start."""
         return self.fitted_by_ if self._continues() else start.whitening.found_by
-
-    @property
-    def _keeps_last(self) -> bool:
-        """Whether a training returns its last state, whatever it is worth."""
-        return self.early_stopping is False or self.early_stopping is None
 
     def _ends(self, score: Score, start: Start[F], sampler_of: Callable[[F], InU]) -> list[Hook]:
         """Return the hook that stops a training early, if there is one."""
@@ -257,7 +255,8 @@ class SteinTrained(Trained, Generic[F]):
         """Return a fit that draws from its start, with its certificate; None if nothing is known of the start."""
         if self.train is not False and not score.tally.is_spent:
             goes_on = self._continues() and start.answers == self.score_checksum_
-            if goes_on or (self.train is True and self._keeps_last) or not self._is_at_pilot(start):
+            unasked = self.train is True and keeps_last(self.early_stopping)
+            if goes_on or unasked or not self._is_at_pilot(start):
                 return None
         fit = self._as_started(score, start)
         return until_interrupted(fit, lambda fit: certified(fit, score, start.seed, self.batch_size))
@@ -657,7 +656,7 @@ class SteinTrained(Trained, Generic[F]):
         if guards and self._continues():  # a target that has moved must be followed
             guards = self._is_near(start, score)
         noisy = self._is_noisy(score)
-        if self._keeps_last or (stopping is None and not guards and not noisy):
+        if keeps_last(self.early_stopping) or (stopping is None and not guards and not noisy):
             return None
         found = watch_of(judge, sampler, stopping, guards=guards, noisy=noisy)
         if guards or noisy:
@@ -717,6 +716,12 @@ class SteinTrained(Trained, Generic[F]):
 def descends_kl(est: SteinTrained) -> bool:
     """Tell whether the training of an estimator descends KL(q || p), and not the discrepancy."""
     return est._resolved()._follows_path  # noqa: SLF001
+
+
+def set_parameters(est: BaseEstimator, names: Iterable[str]) -> list[str]:
+    """Return those of some parameters that are set, to whatever value."""
+    defaults = {name: parameter.default for name, parameter in signature(type(est)).parameters.items()}
+    return [name for name in names if not is_default(getattr(est, name), defaults[name])]
 
 
 def is_default(value: object, default: object) -> bool:

@@ -233,6 +233,8 @@ def without_wrong_density(score_fn: Score, mode: Affine) -> Score:
         s_0, s_1, s_2, s_u = score_u(torch.cat([start, *lobatto_nodes(start, u), u])).detach().chunk(4)
         integrals = lobatto(s_0, s_1, s_2, s_u, u)
         differences = log_p[1:] - log_p[:1]
+        if not differences.isfinite().any():  # nothing contradicts the density, but it is of no use
+            return replace(score_fn, log_prob=None)
         error = (differences - integrals).abs().where(differences.isfinite(), torch.nan).nanmedian()
         if not error > IMPORTANCE.contradiction * integrals.abs().nanmedian():
             return score_fn

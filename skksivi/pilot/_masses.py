@@ -141,8 +141,11 @@ def _agrees(log_prob: Callable[[Tensor], Tensor], score_fn: DifferentiableScore,
     for a in cells.maps:
         ends = a.unwhiten(torch.eye(len(a.m), dtype=a.m.dtype, device=a.m.device)[: MASSES.n_ends])
         integrals = log_ratio(score_fn, a.m, ends)
-        gaps = log_prob(ends) - log_prob(a.m[None]) - integrals
-        if gaps[gaps.isfinite()].abs().median() > MASSES.max_gap:
+        gaps = (log_prob(ends) - log_prob(a.m[None]) - integrals).abs()
+        gaps = gaps[gaps.isfinite()]
+        if not len(gaps):  # nothing contradicts the density, but it is of no use
+            return False
+        if gaps.median() > MASSES.max_gap:
             warn_caller(
                 "`log_prob` of the target contradicts its `score_fn`, which is not its gradient; integrals of the "
                 "score are used instead. Correct one of them, or set log_prob = None in a target with another score."

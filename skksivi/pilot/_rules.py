@@ -171,9 +171,10 @@ def _by_chains(search: Search) -> Found:
         return _of_points(*short, by)
     if short is not None and short[1].converged and not pilot.converged:
         return _of_points(*short, by)
-    if short is not None and pilot.map().whiten(short[1].x).square().mean(1).median() > FAR_APART:
-        pilot = pilot._replace(converged=False)  # the short chains ended elsewhere
-    return _of_points(modes, pilot, _explored_by(double.tally))
+    found, _ = _of_points(modes, pilot, _explored_by(double.tally))
+    if short is not None and found.map.whiten(short[1].x).square().mean(1).median() > FAR_APART:
+        return replace(found, converged=False), pilot._replace(converged=False)  # the short chains ended elsewhere
+    return found, pilot
 
 
 def _explored_by(tally: Tally) -> str:

@@ -146,7 +146,7 @@ def _explain(score_fn: UntriedScore, x: Tensor, error: Exception) -> None:
         It accepts one point, another number of features, or only points between zero and one; or its data are
         inference tensors.
     """
-    if "nference tensor" in str(error):
+    if "inference tensor" in str(error).lower():
         raise ValueError(
             f"`{_name(score_fn)}` uses tensors that were made under torch.inference_mode(), through which nothing "
             f"can be differentiated: make its data outside, or give it clones of them. It said: {error}"

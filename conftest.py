@@ -54,7 +54,7 @@ matplotlib.use("agg")
 #: Most functions of JAX are called a few times: compiling them well would take longer than they do.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
 
-for name, n in {"quick": 10, "full": 40}.items():
+for name, n in {"quick": 10, "full": 25}.items():
     settings.register_profile(
         name,
         max_examples=n,

@@ -26,14 +26,12 @@ OPTIONS = [
 #: Tests of each class, as file: names.
 CLASSES = {
     "the checkpoint of another fit is resumed": {
-        "test_checkpoint": "a_checkpoint_is_of_one_score a_checkpoint_is_of_one_target "
-        "a_checkpoint_is_of_one_setting a_checkpoint_is_of_one_bridge what_returns_the_same_goes_on "
-        "the_whitened_target_counts_where_it_is "
-        "another_fit_is_refused_by_the_name_of_what_differs what_cannot_be_told_from_others_is_refused",
+        "test_checkpoint": "a_checkpoint_is_of_one_fit what_returns_the_same_resumes "
+        "the_score_counts_where_the_fit_is what_cannot_be_identified_is_refused",
     },
     "candidates of a search share a checkpoint": {
-        "test_checkpoint": "candidates_below_a_folder_do_not_meet a_search_below_a_folder_is_one_without_checkpoints "
-        "fits_below_a_folder_go_on_each_with_its_own one_fit_at_a_time_has_a_checkpoint",
+        "test_checkpoint": "a_search_below_a_folder_is_one_without_checkpoints "
+        "fits_below_a_folder_resume_each_with_its_own",
     },
     "a score is written into memory that is used again": {
         "test_awkward_scores": "a_result_outlives_the_next_call a_score_is_no_view_of_its_points "
@@ -101,18 +99,16 @@ CLASSES = {
         "test_ksivi": "a_width_that_is_off_is_told_with_a_remedy_that_helps draws_far_too_wide_or_narrow_are_told",
     },
     "a checkpoint cannot be written or read": {
-        "test_checkpoint": "a_disk_that_fails_during_a_fit_costs_no_fit no_memory_for_a_checkpoint_costs_no_fit "
-        "a_checkpoint_that_cannot_be_written_is_told_before_the_fit a_failed_write_leaves_the_last_whole_file "
-        "a_checkpoint_that_cannot_be_read_is_not_called_damaged a_checkpoint_keeps_its_mode_and_a_link_stays_one "
-        "a_damaged_file_is_named_and_nothing_in_it_is_run an_interrupted_fit_goes_on_bit_for_bit",
-        "test_faults": "a_flipped_bit_of_a_checkpoint_is_told_or_does_not_matter "
-        "an_error_at_any_call_leaves_the_earlier_fit_or_a_whole_one",
+        "test_checkpoint": "a_disk_that_breaks_during_a_fit_costs_no_fit a_file_that_cannot_be_removed_is_told "
+        "a_checkpoint_that_cannot_be_written_is_told_before_the_fit an_interrupted_fit_resumes_bit_for_bit "
+        "a_folder_that_vanishes_costs_no_fit_and_errors_say_so damage_at_any_place_is_told "
+        "a_checkpoint_that_cannot_be_read_is_not_called_damaged other_files_are_refused_and_nothing_in_them_is_run",
+        "test_faults": "an_error_at_any_call_leaves_the_earlier_fit_or_a_whole_one",
     },
     "a file was crafted": {
-        "test_crafted_files": "crafted_files_are_refused_by_name_or_harmless",
-        "test_checkpoint": "a_crafted_checkpoint_is_told_or_harmless headers_that_lie_are_told",
-        "test_persistence": "any_edit_is_refused_or_gives_an_estimator_that_works a_flipped_bit_is_found "
-        "a_truncated_file_is_found bytes_put_in_or_over_are_found noise_is_refused",
+        "test_persistence": "a_crafted_file_is_refused_by_name_or_can_be_drawn_from damage_at_any_place_is_found "
+        "noise_is_refused a_state_that_lies_is_refused no_size_is_larger_than_the_file "
+        "other_files_are_refused_and_nothing_in_them_is_run",
         "datasets/test_fetchers": "what_unpacks_without_bound_is_refused a_server_that_comes_to_no_end_is_left "
         "a_folder_that_cannot_be_used_is_told_by_name",
     },

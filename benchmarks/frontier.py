@@ -3,7 +3,7 @@
 python benchmarks/frontier.py [--names ...] [--methods ...] [--seeds 1] [--out FILE.json] [--figure FILE.png]
 python benchmarks/frontier.py --show benchmarks/frontier.json --manual doc      the tables and figure of the manual
 
-Posteriors: the 31 of benchmarks/posteriors.py and the three of benchmarks/_expensive.py, against reference draws
+Posteriors: the 31 of benchmarks/posteriors.py and the five of benchmarks/_expensive.py, against reference draws
 (benchmarks/reference.py). A method is tried with larger and larger budgets, its rungs, and stops at the first that is
 accurate: every mean within 0.1 sd, every sd within 10%. Of several seeds the worst counts. A rival's fit is stopped
 when 100,000 calls are spent, 30,000 where one takes more than a millisecond, its ladder when that has happened twice;
@@ -39,11 +39,13 @@ import torch
 from _expensive import EXPENSIVE
 from _harness import command, load, read, rst, run_missing
 from _rivals import (
+    AdaptiveImportance,
     Flow,
     MicrocanonicalLangevin,
     NumPyroNUTS,
     NutpieNUTS,
     Pathfinder,
+    TemperedSMC,
     Watched,
     effective_size,
     missing,
@@ -55,7 +57,6 @@ from reference import MAKE, reference
 
 from skksivi import KSIVIApproximator
 from skksivi.baselines import MALA, BatchAndMatch, FullRankVI
-from skksivi.parameters import Pilot
 
 N_DRAWS, N_NEXT, MAX_SPENT = 4000, 10_000, 2
 #: Calls of a fit of a rival, and those where one takes more than a millisecond.
@@ -75,24 +76,42 @@ def rungs(names, *values):
 
 
 NUTS_SETTINGS = "n_chains n_warmup n_draws"
+NUTS_RUNGS = rungs(
+    NUTS_SETTINGS, (1, 100, 300), (1, 150, 500), (1, 200, 800), (1, 300, 1200), (1, 400, 2500), (4, 400, 1500)
+)
 METHODS = {
-    "NUTS, low rank (nutpie)": Method(
-        NutpieNUTS,
-        rungs(
-            NUTS_SETTINGS, (1, 100, 300), (1, 150, 500), (1, 200, 800), (1, 300, 1200), (1, 400, 2500), (4, 400, 1500)
-        ),
-        ("#D55E00", "v"),
+    "NUTS, low rank (nutpie)": Method(NutpieNUTS, NUTS_RUNGS, ("#D55E00", "v")),
+    "NUTS, from the mode (nutpie)": Method(
+        NutpieNUTS, [rung | {"starts_at_mode": True} for rung in NUTS_RUNGS], ("#882255", "^")
     ),
     "NUTS, diagonal (NumPyro)": Method(
-        NumPyroNUTS, rungs(NUTS_SETTINGS, (1, 300, 700), (1, 500, 2500)), ("#E69F00", "^")
+        NumPyroNUTS, rungs(NUTS_SETTINGS, (1, 100, 300), (1, 200, 800), (1, 400, 2500)), ("#E69F00", "^")
     ),
     "microcanonical (blackjax)": Method(
-        MicrocanonicalLangevin, rungs("n_draws", (3000,), (10_000,)), ("#CC79A7", "<")
+        MicrocanonicalLangevin, rungs("n_draws", (1000,), (3000,), (10_000,)), ("#CC79A7", "<")
     ),
     "MALA": Method(
         MALA,
         rungs("n_warmup n_draws thin", (30, 10, 2), (60, 15, 4), (100, 20, 7), (200, 40, 7), (300, 60, 10)),
         ("#7A5195", ">"),
+    ),
+    "tempered SMC (blackjax)": Method(
+        TemperedSMC,
+        rungs("n_particles n_moves scale", (1000, 1, 1.5), (1000, 2, 3.0), (2000, 2, 2.0), (1000, 2, 10.0)),
+        ("#117733", "h"),
+    ),
+    "adaptive importance sampling": Method(
+        AdaptiveImportance,
+        rungs(
+            "n_draws n_rounds n_components",
+            (250, 4, 1),
+            (500, 4, 1),
+            (1000, 5, 1),
+            (1000, 10, 4),
+            (4000, 5, 1),
+            (3000, 10, 8),
+        ),
+        ("#332288", "*"),
     ),
     "Pathfinder (blackjax)": Method(Pathfinder, rungs("n_paths n_draws", (4, 500), (20, 500)), ("#999999", "X")),
     "batch and match": Method(BatchAndMatch, rungs("max_iter", (10,), (20,), (40,), (80,)), ("#009E73", "D")),
@@ -100,9 +119,8 @@ METHODS = {
         FullRankVI, rungs("max_iter", (50,), (100,), (200,), (400,), (800,), (1500,)), ("#56B4E9", "s")
     ),
     "normalising flow (zuko)": Method(Flow, rungs("max_iter", (100,), (200,), (600,), (1500,)), ("#000000", "P")),
-    "KSIVI": Method(
-        KSIVIApproximator, [{"whiten": Pilot(effort=e)} for e in ("low", "auto", "high")], ("#0072B2", "o")
-    ),
+    "KSIVI": Method(KSIVIApproximator, [{}], ("#0072B2", "o")),
+    "KSIVI, always trained": Method(KSIVIApproximator, [{"train": True}], ("#88CCEE", "o")),
 }
 CASES = [*POSTERIORS, *EXPENSIVE]
 
@@ -133,7 +151,7 @@ def floor_of(case):
 
 
 def told(setting):
-    return ", ".join(f"{k} {getattr(v, 'effort', v)}" for k, v in setting.items()).replace("whiten", "effort")
+    return ", ".join(f"{k} {v}" for k, v in setting.items()) or "defaults"
 
 
 def row(q, watched, R):
@@ -165,6 +183,7 @@ def errors(X, R):
     """Return those of the moments of all draws X against the reference R, and the distance of N_DRAWS of them."""
     if not np.isfinite(X).all():
         return {"mean": math.inf, "sd_min": 0.0, "sd_max": math.inf, "w2": math.inf}
+    X = X.astype(np.float64)  # sums of many float32 lose digits
     some = whitened(X[np.linspace(0, len(X) - 1, N_DRAWS).astype(int)], R)
     ratio = X.std(0) / R.std(0)
     return {
@@ -198,7 +217,7 @@ def is_accurate(rung):
 
 
 class Summary(NamedTuple):
-    """What a method needed on a posterior, medians over seeds, infinite where one of them was not accurate."""
+    """What a method needed on a posterior in the worst of its seeds, infinite where one of them was not accurate."""
 
     calls: float
     seconds: float
@@ -228,6 +247,13 @@ def of_method(document, method, cases=CASES):
     return [s for s in (summary(document, case, method) for case in cases) if s is not None]
 
 
+def compared(document, method, key):
+    """Return on how many posteriors a method needs less than KSIVI, of those on which both are accurate."""
+    pairs = ((summary(document, case, method), summary(document, case, "KSIVI")) for case in CASES)
+    both = [(getattr(a, key), getattr(b, key)) for a, b in pairs if a and b and math.isfinite(a.calls + b.calls)]
+    return "" if method == "KSIVI" else f"{sum(a < b for a, b in both)} of {len(both)}"
+
+
 def methods_of(document):
     there = {r["method"] for r in document["rows"]}
     return [method for method in METHODS if method in there]
@@ -250,7 +276,8 @@ def by_method(document, method):
     n = [f"{sum(math.isfinite(s.calls) for s in some)} of {len(some)}" for some in
          (of_method(document, method, POSTERIORS), of_method(document, method, EXPENSIVE))]  # fmt: skip
     calls, w2 = (short(np.median([getattr(s, key) for s in every])) for key in ("calls", "w2"))
-    return (method, *n, calls, w2, *map(short, medians))
+    fewer = (compared(document, method, key) for key in ("calls", "seconds"))
+    return (method, *n, calls, w2, *map(short, medians), *fewer)
 
 
 def by_posterior(document, case, methods):
@@ -264,7 +291,7 @@ def tables(document):
     """Return the table of the methods and that of the posteriors."""
     methods = methods_of(document)
     heads = ("Method", "The 31", "Expensive", "Calls, all", "W2, all")
-    heads = (*heads, "Calls", "Seconds", "In score", "Next calls", "Next seconds")
+    heads = (*heads, "Calls", "Seconds", "In score", "Next calls", "Next seconds", "Fewer calls", "Fewer seconds")
     cases = [case for case in CASES if any(r["case"] == case for r in document["rows"])]
     names = [method.split(" (")[0] for method in methods]
     return (

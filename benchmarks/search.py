@@ -1,130 +1,96 @@
 """A grid of bandwidths and learning rates, judged by the target's score, against reference draws that it never saw.
 
-python benchmarks/search.py [--targets waveform diffusion] [--whiten laplace] [--replicates 2] [--out search.json]
+python benchmarks/search.py [--targets ...] [--jobs 1] [--out search.json]
 python benchmarks/search.py --criteria [--out criteria.json]       the power of each criterion against known errors
 python benchmarks/search.py [--criteria] --show FILE.json --manual doc      the table of the manual
 
-The fits start from the Laplace approximation: from the default start these targets need no training, so that no
-candidate differs from another. The search knows the target alone; the sliced Wasserstein distance to reference draws
-is taken beside the criterion. --check searches again in two processes and on a cluster of two dask workers: the
-tables must be equal to the last bit.
+All else is at its default but `max_iter` and the start, which is the Laplace approximation: where the default starts,
+these targets need no training. The search knows the target alone. Distances are sliced Wasserstein distances to
+reference draws in whitened coordinates, as in benchmarks/defaults.py, over that between exact draws: of the start, of
+the middle of the grid, of the selected and the best candidate.
 """
 
 from __future__ import annotations
 
 import time
+import warnings
 from functools import partial
 
 import numpy as np
 import torch
 from _harness import VERSIONS, command, read, results, rst, save, show_tables
-from joblib import parallel_config
-from reference import hmc, waveform_target
-from sklearn.base import clone
+from defaults import PARTS, floor, sliced, whitened
+from posteriors import POSTERIORS
+from reference import reference
 from sklearn.model_selection import GridSearchCV
 
 from skksivi import KSIVIApproximator
-from skksivi.datasets import load_waveform_posterior
-from skksivi.metrics import noise_floor, sliced_wasserstein
 from skksivi.model_selection import Replicates, neg_distance_scorer, neg_ksd_scorer
-from skksivi.targets import ConditionedDiffusion, from_score_fn
+from skksivi.targets import from_score_fn
 
-#: In units of the square root of the dimension.
+TARGETS = ("banana", "x_shaped", "log_gamma", "geyser", "bioassay", "garch")
+MAX_ITER = 1000
+
+#: Bandwidths in units of the square root of the dimension; the middle of the grid is its fifth candidate.
 BANDWIDTHS = [0.25, 0.5, 1.0]
 LEARNING_RATES = [5e-4, 2e-3, 8e-3]
-DEFAULTS = (0.5, 2e-3)
+MIDDLE = 4
 
 
-def distance(X, Y):
-    return sliced_wasserstein(X, Y, random_state=0)
+def distance(X, R):
+    return sliced(whitened(X, R), whitened(R, R), [(i, i) for i in range(PARTS)])
 
 
-def diffusion(quick):
-    target = ConditionedDiffusion(n_features=50)
-    n = 200 if quick else 2000
-    return target, hmc(target, n, n_chains=n // 2, n_rounds=4 if quick else 40)[0].numpy()
-
-
-TARGETS = {"waveform": lambda _: (waveform_target(), load_waveform_posterior()), "diffusion 50": diffusion}
-
-
-def search_of(args, d):
-    return GridSearchCV(
-        KSIVIApproximator(whiten=args.whiten, max_iter=args.max_iter, random_state=0),
-        {"bandwidth": [b * d**0.5 for b in args.bandwidths], "learning_rate": args.learning_rates},
-        scoring=neg_ksd_scorer(),
-        cv=Replicates(args.replicates),
+def study(name, whiten, seed, *, quick):
+    """Return the row of a target: scores and distances (candidates, replicates), and the distances of the start."""
+    torch.set_num_threads(1)
+    target, R = POSTERIORS[name].make(), reference(name)
+    q = KSIVIApproximator(whiten=whiten, max_iter=20 if quick else MAX_ITER, random_state=seed)
+    scorers = {
+        "ksd": neg_ksd_scorer(n_samples=200 if quick else 2000),
+        "distance": neg_distance_scorer(R, metric=distance),
+    }
+    search = GridSearchCV(
+        q,
+        {"bandwidth": [b * R.shape[1] ** 0.5 for b in BANDWIDTHS], "learning_rate": LEARNING_RATES},
+        scoring=scorers,
+        refit="ksd",
+        cv=Replicates(2),
     )
-
-
-def timed(search, target):
-    start = time.perf_counter()
-    search.fit(target)
-    return time.perf_counter() - start
-
-
-def on_a_cluster(search, target):
-    from distributed import Client, LocalCluster
-
-    with (
-        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
-        Client(cluster),
-        parallel_config("dask", wait_for_workers_timeout=60),
-    ):
-        return timed(search, target)
-
-
-def folds(search, name="score"):
-    """Return the scores (candidates, replicates)."""
-    return np.stack([search.cv_results_[f"split{k}_test_{name}"] for k in range(search.n_splits_)], -1)
-
-
-def study(name, _method, _seed, args):
-    """Return the row of a target."""
-    target, reference = TARGETS[name](args.quick)
-    search = search_of(args, target.n_features)
-    scorers = {"ksd": neg_ksd_scorer(), "distance": neg_distance_scorer(reference, metric=distance)}
-    measured = clone(search).set_params(refit="ksd", scoring=scorers)
-    seconds = {"one process": timed(measured, target)}
-    if args.check:
-        in_two, elsewhere = clone(search).set_params(n_jobs=2, refit=False), clone(search).set_params(refit=False)
-        seconds |= {"two processes": timed(in_two, target), "two dask workers": on_a_cluster(elsewhere, target)}
-        for other in (in_two, elsewhere):
-            np.testing.assert_array_equal(folds(measured, "ksd"), folds(other))
-    floor = noise_floor(distance, reference, len(reference) // 2, random_state=0)
+    began = time.process_time()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        search.fit(target)
+        seconds = time.process_time() - began
+        starts = [q.set_params(train=False).fit(target[[k]]) for k in range(1, search.n_splits_ + 1)]
+    found = {key: np.stack([-search.cv_results_[f"split{k}_test_{key}"] for k in range(2)], -1) for key in scorers}
     return {
-        "d": target.n_features,
-        "selected": int(measured.best_index_),
-        "candidates": measured.cv_results_["params"],
-        "ksd": (-folds(measured, "ksd")).tolist(),
-        "distance": (-folds(measured, "distance")).tolist(),
-        "floor": floor._asdict(),
+        "d": R.shape[1],
+        "selected": int(search.best_index_),
+        "candidates": search.cv_results_["params"],
+        **{key: value.tolist() for key, value in found.items()},
+        "start": [-scorers["distance"](start, target[[k]]) for k, start in enumerate(starts, 1)],
+        "floor": floor(R),
         "seconds": seconds,
     }
 
 
+def summary(row):
+    """Return the distances over the floor of the start, the middle, the selected and the best candidate."""
+    of_candidates = np.mean(row["distance"], 1)
+    distances = [np.mean(row["start"]), of_candidates[MIDDLE], of_candidates[row["selected"]], of_candidates.min()]
+    return [value / row["floor"] for value in distances]
+
+
 def grid(rows):
-    """Return the table of the manual: the candidates of each target, means over replicates."""
+    """Return the table of the manual."""
     lines = []
     for row in rows:
-        for i, parameters in enumerate(row["candidates"]):
-            b, rate = parameters["bandwidth"] / row["d"] ** 0.5, parameters["learning_rate"]
-            notes = [", selected"] * (i == row["selected"]) + [", defaults"] * ((b, rate) == DEFAULTS)
-            cells = f"{b:.2f}", f"{rate:g}", f"{np.mean(row['ksd'][i]):.4f}", f"{np.mean(row['distance'][i]):.4f}"
-            lines.append((row["case"] + "".join(notes), *cells))
-    return rst(("Target", "Bandwidth", "Rate", "KSD^2", "Distance"), lines)
-
-
-def sentences(rows):
-    """Yield what the distances and the seconds of each target are."""
-    for row in rows:
-        distances, floor = np.mean(row["distance"], 1), row["floor"]
-        seconds = ", ".join(f"{value:.0f} s with {name}" for name, value in row["seconds"].items())
-        yield (
-            f"{row['case']}: the distance of the selected candidate is {distances[row['selected']]:.4f}, of the best "
-            f"one {distances.min():.4f}, of exact draws {floor['mean']:.4f} with a standard deviation of "
-            f"{floor['sd']:.4f}; {seconds}."
-        )
+        chosen = row["candidates"][row["selected"]]
+        settings = f"{chosen['bandwidth'] / row['d'] ** 0.5:g}", f"{chosen['learning_rate']:g}"
+        distances = (f"{value:.2f}" for value in summary(row))
+        lines.append((row["case"], row["d"], *distances, *settings))
+    return rst(("Target", "d", "Start", "Middle", "Selected", "Best", "Bandwidth", "Rate"), lines)
 
 
 class Draws:
@@ -213,24 +179,18 @@ def table(rows):
 
 def main():
     parser = command(__doc__, seeds=1)
-    parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))
+    parser.add_argument("--targets", nargs="+", choices=POSTERIORS, default=TARGETS)
     parser.add_argument("--whiten", choices=["auto", "laplace"], default="laplace")
-    parser.add_argument("--replicates", type=int, default=2)
-    parser.add_argument("--max-iter", type=int, default=2000)
-    parser.add_argument("--check", action="store_true", help="search again elsewhere, and compare")
+    parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--criteria", action="store_true")
     args = parser.parse_args()
     if args.criteria:
         show_tables(args, {"criteria": table(criteria(args)["rows"])})
         return
-    args.bandwidths, args.learning_rates = BANDWIDTHS, LEARNING_RATES
-    if args.quick:
-        args.bandwidths, args.learning_rates, args.max_iter = BANDWIDTHS[:2], [2e-3], 50
-    settings = {name: getattr(args, name) for name in ("whiten", "replicates", "max_iter")}
-    rows = results(args, [(name, "grid", 0) for name in args.targets], partial(study, args=args), **settings)["rows"]
+    jobs = [(name, args.whiten, seed) for seed in range(args.seeds) for name in args.targets]
+    rows = results(args, jobs, partial(study, quick=args.quick), n_jobs=args.jobs)["rows"]
     show_tables(args, {"search": grid(rows)})
-    print(*sentences(rows), sep="\n")
 
 
-if __name__ == "__main__":  # the workers import this file
+if __name__ == "__main__":
     main()

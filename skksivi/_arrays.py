@@ -55,7 +55,20 @@ def as_numbers(X: ArrayLike | Tensor, name: str) -> np.ndarray:
     try:
         return array.astype(np.float64, casting="unsafe" if array.dtype == object else "same_kind")
     except (TypeError, ValueError, OverflowError) as error:
+        check_columns(X, name)
         raise TypeError(f"`{name}` must hold real numbers, got an array of {array.dtype}.") from error
+
+
+def check_columns(X: object, name: str) -> None:
+    """Raise ValueError for a column of a data frame that does not hold numbers."""
+    for column in getattr(X, "columns", ()):
+        try:
+            np.asarray(X[column]).astype(np.float64)  # type: ignore[index]
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"Column {column!r} of `{name}` does not hold numbers ({error}). Encode it, as by "
+                "sklearn.preprocessing.OneHotEncoder, or leave it out."
+            ) from error
 
 
 def check_function(function: Callable[..., object], name: str, arguments: str) -> None:

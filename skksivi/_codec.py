@@ -1,173 +1,277 @@
-"""Values to json and tensors, and back."""
+"""Files of objects of known classes, which hold no code.
+
+A file is one of the safetensors format: a header in json, then numbers. The header has three texts:
+
+``format``
+    The version of what is described here.
+``state``
+    The object as json. Numbers, strings, None and lists stand for themselves. An object of a known class is
+    ``{"is": name, part: value, ...}``. ``{"is": "tensor"}`` and ``{"is": "array"}`` stand for the tensor that is
+    named by the way there, as ``family_.mean.A``; with ``"transposed": true`` it is stored as its transpose, since
+    products of matrices round by their order in memory.
+``sha256``
+    Of the state and the tensors. It detects damage, not who wrote the file.
+
+A file is taken for hostile: it cannot be longer than the caller allows, no size in it is larger than the file, and
+nothing is called but the constructors of the known classes.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
-import math
+import os
+import secrets
+import shutil
+import textwrap
 from collections.abc import Callable, Mapping
-from typing import Any, BinaryIO, TypeVar
+from contextlib import suppress
+from inspect import signature
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from skksivi._foreign import FOREIGN
-from skksivi._saved import KINDS, NAMES, register
+#: Of the files that this version writes and reads.
+FORMAT = "3"
 
-#: Largest nesting of objects and lists.
-MAX_DEPTH = 12
+#: Largest number of bytes of a file, unless the caller says otherwise, and of a header.
+MAX_BYTES, MAX_HEADER = 2**32, 2**20
 
-#: Largest number of bytes of a header.
-MAX_HEADER = 2**20
-
-#: Number types in a file, by their names there.
-DTYPES = {"F32": torch.float32, "F64": torch.float64, "I32": torch.int32, "I64": torch.int64, "BOOL": torch.bool}
+#: The numbers of the state of a Mersenne twister.
+N_TWISTER = 624
 
 T = TypeVar("T")
 
-for name, kind in FOREIGN.items():
-    register(name, kind)
+
+class Kind(NamedTuple):
+    """A class that a file may name, and how its objects are taken apart and put together."""
+
+    cls: type
+    parts: Callable[[Any], Mapping[str, object]]
+    build: Callable[..., object]
 
 
-def encode(value: object, path: str, tensors: dict[str, Tensor]) -> object:
-    """Return `value` in a form for json, and put the tensors in it into `tensors`."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    if value is None or type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value)):
-        return value
-    if type(value) is list or type(value) is nn.ModuleList:
-        return [encode(item, f"{path}.{i}", tensors) for i, item in enumerate(value)]
-    if type(value) is np.ndarray and value.dtype.isnative and value.dtype.kind in "fib":
-        return {"is": "array", **_put(torch.from_numpy(np.array(value, order="K")), path, tensors)}
-    if isinstance(value, Tensor):
-        return {"is": "tensor", **_put(value.detach().cpu(), path, tensors)}
-    if type(value) not in NAMES:
-        raise _refusal(value, path)
-    name = NAMES[type(value)]
-    parts = KINDS[name].parts(value)
-    return {"is": name, **{part: encode(parts[part], _joined(path, part), tensors) for part in parts}}
+#: The classes that a file may name, by their names there.
+Kinds = Mapping[str, Kind]
 
 
-def _decode(node: object, path: str, tensors: dict[str, Tensor], device: torch.device) -> object:
-    """Return the value of parsed json, and take its tensors out of `tensors`."""
-    if path.count(".") >= MAX_DEPTH:
-        raise ValueError(f"`{path}` is nested too deep")
-    if isinstance(node, list):
-        return [_decode(item, f"{path}.{i}", tensors, device) for i, item in enumerate(node)]
-    if isinstance(node, float) and not math.isfinite(node):
-        raise ValueError(f"`{path}` is not finite")
-    if not isinstance(node, dict):
-        return node
-    name = node.pop("is", None)
-    if name in ("tensor", "array"):
-        return _named(path, lambda **how: _take(name, path, tensors, device, **how), node)
-    if not isinstance(name, str) or name not in KINDS:
-        raise ValueError(f"`{_joined(path, 'is')}` is {name!r}, which is not of a class that can be saved")
-    parts = {part: _decode(node[part], _joined(path, part), tensors, device) for part in node}
-    return _named(path, KINDS[name].build, parts)
+def by_parameters(cls: type) -> Kind:
+    """Return a class whose objects are made by its `restored`, or else by itself, from attributes of these names."""
+    build = getattr(cls, "restored", cls)
+    names = list(signature(build).parameters)
+    return Kind(cls, lambda value: {name: getattr(value, name) for name in names}, build)
 
 
-def _named(path: str, build: Callable[..., T], parts: Mapping[str, Any]) -> T:
-    """Return the object built from parts; an error names the path to it."""
-    try:
-        return build(**parts)
-    except (OSError, MemoryError):
-        raise
-    except Exception as error:  # the file may hold anything
-        reason = str(error) if isinstance(error, ValueError) else f"it holds something else, {error!r}"
-        raise ValueError(f"`{path}`: {reason}" if path else reason) from error
+# Classes of other libraries
 
 
-def parsed(text: str | bytes) -> Any:  # noqa: ANN401
-    """Return the value of json; raise ValueError for a duplicate key, which readers resolve differently."""
-
-    def once(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            keys = [key for key, _ in pairs]
-            raise ValueError(f"`{max(keys, key=keys.count)}` stands twice")
-        return found
-
-    return json.loads(text, object_pairs_hook=once)
+def _parts_of_twister(value: np.random.RandomState) -> dict[str, object]:
+    state = value.get_state(legacy=False)
+    if state["bit_generator"] != "MT19937":
+        raise TypeError(f"A RandomState of {state['bit_generator']} cannot be saved; make it RandomState(seed).")
+    twister, gauss = state["state"], {name: state[name] for name in ("has_gauss", "gauss")}
+    return {"key": twister["key"].astype(np.int64), "position": twister["pos"], **gauss}
 
 
-def read_header(file: BinaryIO, size: int) -> tuple[bytes, dict[str, str], dict[str, Tensor]]:
-    """Read the header of safetensors with so many bytes in a file.
+def _random_state(key: np.ndarray, position: int, has_gauss: int, gauss: float) -> np.random.RandomState:
+    if not 0 <= position <= N_TWISTER:  # numpy takes any, and reads memory there
+        raise ValueError("the position of a random state is out of its range")
+    random_state = np.random.RandomState(0)
+    random_state.set_state(("MT19937", key.astype(np.uint32), position, has_gauss, gauss))
+    return random_state
 
-    Returns
-    -------
-    start : bytes
-        The bytes read.
-    about : dict
-        Its texts.
-    plan : dict
-        The tensors, without memory.
+
+def _linear(weight: Tensor, bias: Tensor) -> nn.Linear:
+    linear = nn.utils.skip_init(nn.Linear, weight.shape[1], weight.shape[0], device="meta")
+    linear.weight, linear.bias = nn.Parameter(weight), nn.Parameter(bias)
+    return linear
+
+
+def _parts_of_dict(value: dict[object, object]) -> dict[str, object]:
+    return {"keys": list(value), "values": list(value.values())}
+
+
+FOREIGN = {
+    "tuple": Kind(tuple, lambda value: {"items": list(value)}, lambda items: tuple(items)),
+    "dict": Kind(dict, _parts_of_dict, lambda keys, values: dict(zip(keys, values, strict=True))),
+    "device": Kind(torch.device, lambda value: {"name": str(value)}, lambda name: torch.device(name)),
+    "RandomState": Kind(np.random.RandomState, _parts_of_twister, _random_state),
+    "Linear": Kind(nn.Linear, lambda value: {"weight": value.weight, "bias": value.bias}, _linear),
+}
+
+
+# Objects to bytes
+
+
+def pack(value: object, kinds: Kinds) -> bytes:
+    """Return the content of a file.
 
     Raises
     ------
+    TypeError
+        A part is of no known class.
     ValueError
-        The tensors do not fit that many bytes.
+        What is not a tensor or an array takes too much place.
     """
-    start = file.read(8)
-    length = int.from_bytes(start, "little")
-    if len(start) < 8 or length > min(size - 8, MAX_HEADER):
-        raise ValueError("it has no header of its length")
-    start += file.read(length)
-    header = parsed(start[8:])
-    about = header.pop("__metadata__")
-    plan = {name: _named(name, _planned, {"entry": entry}) for name, entry in header.items()}
-    if len(start) + sum(x.numel() * x.itemsize for x in plan.values()) != size:
-        raise ValueError("its length does not match its shape")
-    return start, about, plan
+    tensors: dict[str, Tensor] = {}
+    known = {kind.cls: (name, kind) for name, kind in {**FOREIGN, **kinds}.items()}
+    state = json.dumps(_encode(value, "", tensors, known))
+    about = {"format": FORMAT, "state": state, "sha256": _digest(state, tensors)}
+    content = safetensors.torch.save(tensors, about)
+    if (length := int.from_bytes(content[:8], "little")) > MAX_HEADER:
+        raise ValueError(
+            f"The parameters take {length} bytes, more than the {MAX_HEADER} that a file may have for them; make "
+            "long lists numpy arrays."
+        )
+    return content
 
 
-def _planned(entry: dict[str, Any]) -> Tensor:
-    """Return a tensor of a header, without memory."""
-    return torch.empty(entry["shape"], dtype=DTYPES[entry["dtype"]], device="meta")
+def _encode(value: object, path: str, tensors: dict[str, Tensor], known: Mapping[type, tuple[str, Kind]]) -> object:
+    """Return `value` in a form for json, and put the tensors in it into `tensors`."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, list | nn.ModuleList | nn.Sequential):
+        items = (item for item in value if not isinstance(value, nn.Sequential) or isinstance(item, nn.Linear))
+        return [_encode(item, f"{path}.{i}", tensors, known) for i, item in enumerate(items)]
+    if isinstance(value, np.ndarray):
+        return _encode_array(value, path, tensors)
+    if isinstance(value, Tensor):
+        return {"is": "tensor", **_put(value.detach().cpu(), path, tensors)}
+    if type(value) not in known:
+        raise _refusal(value, path)
+    name, kind = known[type(value)]
+    parts = kind.parts(value).items()
+    return {"is": name, **{part: _encode(x, f"{path}.{part}".lstrip("."), tensors, known) for part, x in parts}}
 
 
-def decoded(state: str, tensors: Mapping[str, Tensor], device: torch.device, check: Callable[[object], T]) -> T:
-    """Return the value of a state, which must pass `check` and use all tensors."""
-    left = dict(tensors)
-    value = check(_decode(parsed(state), "", left, device))
-    if left:
-        raise ValueError(f"it holds `{next(iter(left))}`, which no part of it uses")
-    return value
-
-
-def _joined(path: str, part: str) -> str:
-    return f"{path}.{part}" if path else part
+def _encode_array(value: np.ndarray, path: str, tensors: dict[str, Tensor]) -> object:
+    if value.dtype.kind in "OU" and value.ndim == 1 and all(isinstance(item, str) for item in value):
+        codes = torch.from_numpy(np.ascontiguousarray(value.astype(str))[:, None].view(np.int32))
+        return {"is": "text", "type": value.dtype.kind, **_put(codes, path, tensors)}
+    if value.dtype.kind not in "fib" or not value.dtype.isnative:
+        raise _refusal(value, path)
+    return {"is": "array", **_put(torch.from_numpy(np.array(value, order="K")), path, tensors)}
 
 
 def _put(x: Tensor, path: str, tensors: dict[str, Tensor]) -> dict[str, bool]:
     """Store a tensor in the order that it has in memory; return whether that is the order of its transpose."""
-    if x.dtype not in DTYPES.values():
+    if x.is_complex():
         raise _refusal(x, path)
     transposed = x.dim() == 2 and not x.is_contiguous() and x.mT.is_contiguous()
     tensors[path] = (x.mT if transposed else x).clone(memory_format=torch.contiguous_format)
     return {"transposed": True} if transposed else {}
 
 
-def _take(
-    name: str, path: str, tensors: dict[str, Tensor], device: torch.device, *, transposed: bool = False
-) -> Tensor | np.ndarray:
-    if path not in tensors:
-        raise ValueError("it is missing")
-    x = tensors.pop(path)
-    x = x.mT if transposed else x
-    return x.to(device) if name == "tensor" else _as_array(x)
-
-
-def _as_array(x: Tensor) -> np.ndarray:
-    """Return a numpy array; for a tensor without memory, repeated ones, which are valid scales."""
-    if x.is_meta:
-        return np.broadcast_to(torch.ones((), dtype=x.dtype).numpy(), tuple(x.shape))
-    return x.numpy()
-
-
 def _refusal(value: object, path: str) -> TypeError:
-    what = repr(value) if isinstance(value, float) else f"of type {type(value).__name__}"
     return TypeError(
-        f"`{path}` is {what}, which cannot be saved without pickle; call set_params({path.split('.')[0]}=...) with "
-        "its default, a number, a name, an array or an object of this package first, which changes nothing learned."
+        f"`{path}` is of type {type(value).__name__}, which cannot be saved without pickle; call "
+        f"set_params({path.split('.')[0]}=...) with its default, a number, a name, an array or an object of this "
+        "package first, which changes nothing learned."
     )
+
+
+def _digest(state: str, tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256(state.encode())
+    for name, x in sorted(tensors.items()):
+        digest.update(f"{name} {x.dtype} {tuple(x.shape)}".encode())
+        digest.update(x.numpy().data)
+    return digest.hexdigest()
+
+
+# Bytes to objects
+
+
+def unpack(content: bytes, kinds: Kinds, device_of: Callable[[dict[str, Any]], torch.device]) -> object:
+    """Return the object of the content of a file, with its tensors on the device that its state asks for."""
+    length = int.from_bytes(content[:8], "little")
+    if not 0 < length <= min(MAX_HEADER, len(content) - 8):
+        raise ValueError("it has no header of its length")
+    about = json.loads(content[8 : 8 + length])["__metadata__"]
+    if about["format"] != FORMAT:
+        raise ValueError(f"it has format {about['format']}, but this version of skksivi reads format {FORMAT}")
+    tensors = {name: x.clone() for name, x in safetensors.torch.load(content).items()}  # aligned: the same rounding
+    if any(max(x.shape, default=0) > len(content) for x in tensors.values()):  # of tensors without numbers
+        raise ValueError("a size in it is larger than the file")
+    if _digest(about["state"], tensors) != about["sha256"]:
+        raise ValueError("its checksum is wrong")
+    state = json.loads(about["state"])
+    return _decode(state, "", tensors, {**FOREIGN, **kinds}, device_of(state))
+
+
+def _decode(node: object, path: str, tensors: Mapping[str, Tensor], kinds: Kinds, device: torch.device) -> object:
+    if isinstance(node, list):
+        return [_decode(item, f"{path}.{i}", tensors, kinds, device) for i, item in enumerate(node)]
+    if not isinstance(node, dict):
+        return node
+    name = node["is"]
+    if name in ("tensor", "array", "text"):
+        x = tensors[path].mT if node.get("transposed") else tensors[path]
+        return x.to(device) if name == "tensor" else x.numpy() if name == "array" else _text(x, node["type"])
+    if name not in kinds:
+        raise ValueError(f"it names {name!r}, which is not of a class that can be saved")
+    parts = {
+        part: _decode(x, f"{path}.{part}".lstrip("."), tensors, kinds, device)
+        for part, x in node.items()
+        if part != "is"
+    }
+    return kinds[name].build(**parts)
+
+
+def _text(codes: Tensor, kind: str) -> np.ndarray:
+    """Return an array of strings by the codes (n, k) of their letters."""
+    return codes.numpy().view(f"U{codes.shape[1]}")[:, 0].astype(kind)
+
+
+# Files
+
+
+def read(path: Path, take: Callable[[bytes], T], named: str, max_bytes: int = MAX_BYTES) -> T:
+    """Return what `take` makes from the content of a file.
+
+    Raises
+    ------
+    ValueError
+        It is not a regular file, too long, or `take` fails.
+    OSError, MemoryError
+        It cannot be read, although it may be intact.
+    """
+    if path.exists() and not (path.is_file() or path.is_dir()):  # opening a pipe would block
+        raise ValueError(f"{named} is not a regular file.")
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > max_bytes:
+            raise ValueError(f"{named} has {size} bytes, more than the {max_bytes} that are allowed.")
+        content = file.read(size)
+    try:
+        return take(content)
+    except MemoryError:
+        raise
+    except Exception as error:  # the file may hold anything
+        reason = str(error) if isinstance(error, ValueError) else f"it holds something else, {error!r}"
+        raise ValueError(
+            f"{named} is damaged, or not a file of this version of skksivi: "
+            f"{textwrap.shorten(reason.rstrip('.'), 300)}. Remove it, or name another."
+        ) from error
+
+
+def write(path: Path, content: bytes) -> None:
+    """Write a file under another name, flush and rename it, so that the old or the new one is whole."""
+    aside = path.with_name(f".{secrets.token_hex(8)}.tmp")
+    try:
+        with open(aside, "xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        if path.exists():
+            shutil.copymode(path, aside)
+        os.replace(aside, path)
+    except BaseException:
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)
+        raise

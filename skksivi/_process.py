@@ -28,7 +28,6 @@ from scipy.optimize import OptimizeResult, minimize
 from torch import Tensor
 
 from skksivi._arrays import as_array, as_tensor
-from skksivi._saved import DOUBLES, is_width, saved
 from skksivi.targets._base import Target
 
 #: Largest number of rows for the evidence, and of centres of the features: the cost is cubic in both.
@@ -172,22 +171,6 @@ def _best(candidates: list[Hyper]) -> Hyper:
     return max(candidates, key=lambda hyper: hyper.log_evidence)
 
 
-@saved(
-    "Process",
-    {
-        "profile": (lambda value: isinstance(value, str) and value in PROFILES, ""),
-        "noise_variance": (is_width, ""),
-        "amplitude": (is_width, ""),
-        "lengths": (DOUBLES, "p"),
-        "centres": (DOUBLES, "mp"),
-        "intercept": (DOUBLES, "d"),
-        "slopes": (DOUBLES, "pd"),
-        "weights": (DOUBLES, "md"),
-        "e": (DOUBLES, "d"),
-        "h": (DOUBLES, "d"),
-    },
-    "p",
-)
 @dataclass(frozen=True, eq=False)
 class Process:
     r"""A process as a linear regression on d features that are orthogonal in the data.

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from skksivi._arrays import as_array
 from skksivi._psis import most_trusted, pareto_smoothed, standard_error
-from skksivi._saved import is_float, is_instance, saved
 from skksivi.families._density import N_DRAWS, LogDensity
 from skksivi.families._derived import TAILS, Defended, knows_density, sampler_density
 from skksivi.families._samplers import Layer, Layers, Sampler
@@ -44,17 +43,6 @@ class Estimate(NamedTuple):
     se: float | np.ndarray
 
 
-@saved(
-    "Certificate",
-    {
-        "divergence": (is_float(-LARGE, LARGE), ""),
-        "se": (is_float(0, LARGE), ""),
-        "se_below": (is_float(0, LARGE), ""),
-        "k": (is_float(-LARGE, LARGE), ""),
-        "share": (is_float(0, 1.01), ""),
-        "trusted": (is_instance(bool), ""),
-    },
-)
 class Certificate(NamedTuple):
     """How far a fit is from its target.
 

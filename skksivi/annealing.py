@@ -14,7 +14,6 @@ from sklearn.base import BaseEstimator
 
 from skksivi._arrays import check_function
 from skksivi._numbers import lies_between
-from skksivi._saved import saved_by_parameters
 
 __all__ = ["BRIDGES", "Cosine", "Geometric", "Linear"]
 __dir__ = __all__.copy
@@ -29,7 +28,6 @@ BRIDGES: dict[str, Callable[[float], float]] = {
 }
 
 
-@saved_by_parameters("annealing.Linear", lambda schedule: schedule(0.0))
 class Linear(BaseEstimator):
     """Raise the inverse temperature linearly to one, then stay there.
 
@@ -66,7 +64,6 @@ class Linear(BaseEstimator):
         return min(1.0, self.start + (1 - self.start) * progress / self.until)
 
 
-@saved_by_parameters("annealing.Geometric", lambda schedule: schedule(0.0))
 class Geometric(BaseEstimator):
     """Raise the inverse temperature by equal factors to one, then stay there.
 
@@ -99,7 +96,6 @@ class Geometric(BaseEstimator):
         return self.start ** max(0.0, 1 - progress / self.until)
 
 
-@saved_by_parameters("annealing.Cosine", lambda schedule: schedule(0.0))
 class Cosine(BaseEstimator):
     """Raise the inverse temperature to one along half a cosine, flat at both ends, then stay there.
 

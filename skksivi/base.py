@@ -7,11 +7,10 @@ import random
 import textwrap
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from inspect import signature
 from numbers import Integral, Real
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -33,28 +32,16 @@ from skksivi._arrays import (
     without_graph,
 )
 from skksivi._numbers import check_integer
-from skksivi._saved import (
-    COUNT,
-    CURVE,
-    SEED,
-    SIZE,
-    Kind,
-    Parts,
-    checked,
-    is_instance,
-    is_list_of,
-    is_one_of,
-    register,
-)
 from skksivi._version import DOCUMENTATION
 from skksivi._warnings import compared, warn_caller
-from skksivi.families._derived import innermost, knows_density, tried, unweighted
+from skksivi.families._derived import knows_density, tried, unweighted
 from skksivi.families._samplers import CHUNK, Fit, HasDensity, Sampler, Tell
 from skksivi.kernels import Kernel, resolve_kernel
 from skksivi.parameters import Constrained, Constraints, Interval, ParameterObject, StrOptions, expanded
+from skksivi.pilot._newton import LostError
 from skksivi.score._improper import check_proper
 from skksivi.score._score import CarriesScore, Score, is_target
-from skksivi.score._tally import SpentError, Stage, Tally
+from skksivi.score._tally import Spent, SpentError, Stage, Tally
 from skksivi.score._target import TargetOrScore, moved, resolve_score, unwrapped
 from skksivi.stein._discrepancy import FixedKernelKSD
 from skksivi.targets._base import from_score_fn
@@ -79,15 +66,8 @@ N_COMPARED, RESOLUTION = 200, 1e-3
 #: Draws behind `score(target)`.
 N_SCORE_DRAWS = 2000
 
-#: Parameters of the machine rather than the fit: an untrusted file must not decide where a later fit writes.
-LOCAL = {"checkpoint"}
-
 #: The standard error of a log-density above which there is a warning, in nats.
 MAX_VAGUE = 0.5
-
-#: Learned attributes of iterations, and of a loss.
-ITERATIONS: Parts = {"n_iter_": (COUNT, "t")}
-LOSSES: Parts = {"loss_curve_": (CURVE, "t"), **ITERATIONS}
 
 
 class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEstimator, ABC):
@@ -180,9 +160,9 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
             score = resolve_score(
                 score_fn, n_features, dtype=DTYPES[self.dtype], device=device, near=near, tells=False
             )
-            score.tally.limit = limit = est._max_score_calls()
+            score.tally.limit = est._max_score_calls()
             doubt = score.doubt
-            with explained(doubt, score.tally):
+            with explained(doubt, score):
                 check_proper(score.double)
                 score = est._prepared(score)
                 generator = make_generator(seed, device)
@@ -191,12 +171,12 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
                 score.tally.end("fit")
                 fit = est._fit(score, generator, tell_fit if callbacks else None)
             score.tally.limit = None
-            if limit is not None and score.tally.is_spent:
-                fit = _of_budget(fit, limit)
+            if score.tally.spent is not None:
+                fit = _of_budget(fit, score.tally.spent, score.advice)
             learn(self, fit, seed, score.tally, device)
             score.tally.listener = None
             try:
-                with explained(doubt, score.tally):
+                with explained(doubt, score):
                     est._conclude(fit, score, generator)
             finally:
                 score.tally.end()
@@ -433,70 +413,13 @@ def without_density(est: BaseApproximator) -> str:
     return f"{type(est).__name__} has no density{of_mixing}"
 
 
-A = TypeVar("A", bound=type[BaseApproximator])
-
-
-def learns(name: str, sampler: type, others: Parts) -> Callable[[A], A]:
-    """Declare what an approximator learns, which is saved with its parameters.
-
-    Parameters
-    ----------
-    name : str
-        Name of the approximator in a file.
-    sampler : type
-        The class of its sampler, which may be re-weighted.
-    others : Parts
-        Checks of its other learned attributes.
-    """
-    spec: Parts = {
-        "sampler_": (lambda value: isinstance(innermost(value), sampler), "d"),
-        "n_features_in_": (SIZE, "d"),
-        "n_score_calls_": (COUNT, ""),
-        "n_products_": (COUNT, ""),
-        "stages_": (lambda value: value == [] or is_list_of(Stage)(value), ""),
-        "_seed": (SEED, ""),
-        "_random_state": (is_instance(np.random.RandomState), ""),
-        "_dtype_of_draws": (is_one_of(*DTYPES), ""),
-        **others,
-    }
-
-    def declare(cls: A) -> A:
-        names = [name for name in signature(cls).parameters if name not in LOCAL]
-
-        def parts(estimator: BaseApproximator) -> dict[str, object]:
-            parameters = {name: getattr(estimator, name) for name in names}
-            return parameters | (_learned(estimator, spec) if estimator.__sklearn_is_fitted__() else {})
-
-        def build(**parts: object) -> BaseApproximator:
-            estimator = cls(**{name: parts.pop(name) for name in names if name in parts})
-            estimator._validate_params()
-            estimator.__dict__.update(checked(parts, spec) if parts else {})
-            return estimator
-
-        register(name, Kind(cls, parts, build))
-        return cls
-
-    return declare
-
-
-def _learned(estimator: BaseApproximator, spec: Parts) -> dict[str, object]:
-    """Return what an approximator has learned; raise ValueError if it has further attributes."""
-    known = spec.keys() | estimator.sampler_.attributes()
-    unknown = {name for name in vars(estimator) if name.endswith("_")} - known
-    if unknown:
-        raise ValueError(
-            f"`{min(unknown)}` is not an attribute of {type(estimator).__name__}; delete it to save the rest."
-        )
-    return {name: vars(estimator)[name] for name in spec}
-
-
-def _of_budget(fit: Fit, limit: int) -> Fit:
+def _of_budget(fit: Fit, spent: Spent, advice: str) -> Fit:
     """Return a fit that has spent its budget, with a remark about it."""
     n_iter = fit.report.get("n_iter_", 0)
     reached = f"after {n_iter} iterations of the training" if n_iter else "before the training began"
     remark = (
-        f"The {limit:,} evaluations of `max_score_calls` were spent {reached}, so the fit may be inaccurate: raise "
-        "it, or check the fit by `skksivi.diagnose`."
+        f"{spent.what} {reached}, so the fit, the best until then, may be inaccurate: {advice or spent.remedy}, or "
+        "check the fit by `skksivi.diagnose`."
     )
     return fit._replace(ended_by=None if isinstance(fit.ended_by, SpentError) else fit.ended_by, remark=remark)
 
@@ -554,7 +477,7 @@ def check_draws(estimator: BaseApproximator) -> None:
 
 
 @contextmanager
-def explained(doubt: str | None, tally: Tally) -> Iterator[None]:
+def explained(doubt: str | None, score: Score) -> Iterator[None]:
     """Explain errors by a doubt about the target, if there is one, and leave out the warnings that it explains.
 
     Raises
@@ -571,12 +494,15 @@ def explained(doubt: str | None, tally: Tally) -> Iterator[None]:
                 warnings.simplefilter("ignore", ConvergenceWarning)
             yield
     except SpentError:
+        spent = score.tally.spent
         raise ValueError(
-            f"`max_score_calls` is {tally.limit}, of which {tally.total} were spent before there was anything to "
-            "return: checks of the score and the search for a mode take some 500 to 3,000, more with many features, "
-            "and several modes 10,000 and more. Raise it, or set `init` near the mode."
+            f"{spent.what if spent else 'The score calls were spent'} before there was anything to return: checks of "
+            "the score and the search for a mode take some 500 to 3,000, more with many features, and several modes "
+            "10,000 and more. Raise `max_score_calls` of whiten=Pilot(...), or set `init` near the mode."
         ) from None
     except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
+        if isinstance(error, LostError) and doubt is None and error.feature is not None:
+            raise ValueError(f"{error} It was lost first or farthest in {score.label(error.feature)}.") from error
         if doubt is None:
             raise
         kind = FloatingPointError if isinstance(error, FloatingPointError) else ValueError

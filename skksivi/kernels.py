@@ -25,7 +25,6 @@ from torch import Tensor
 
 from skksivi._arrays import argmedian
 from skksivi._numbers import lies_between
-from skksivi._saved import saved_by_parameters
 
 __all__ = ["IMQ", "KERNELS", "Gaussian", "Kernel", "Laplace", "Riesz", "Tilted"]
 __dir__ = __all__.copy
@@ -115,11 +114,6 @@ class Kernel(BaseEstimator, ABC):
     smooth = True
     #: Whether each argument has a weight, as in `Tilted`.
     tilted = False
-
-    def __init_subclass__(cls, **options: object) -> None:
-        super().__init_subclass__(**options)
-        if cls.__module__ == __name__:  # one of a user's own is not known where a file is read
-            saved_by_parameters(f"kernels.{cls.__name__}", lambda kernel: kernel.check())(cls)
 
     def __init__(self, *, bandwidth: float | str = "median") -> None:
         self.bandwidth = bandwidth

@@ -18,16 +18,6 @@ from torch import Tensor, nn
 
 from skksivi._arrays import as_numbers, check_function
 from skksivi._numbers import lies_between
-from skksivi._saved import (
-    FACTORS,
-    SIZE,
-    SMALLEST,
-    WEIGHTS,
-    is_float,
-    is_tensor,
-    saved,
-    saved_by_parameters,
-)
 
 __all__ = ["GaussianMixture", "Normal", "StudentT"]
 __dir__ = __all__.copy
@@ -88,7 +78,6 @@ DrawFunction = Callable[[int, torch.Generator], Tensor | np.ndarray]
 MixingLike = str | Described | DrawFunction
 
 
-@saved_by_parameters("mixing.Normal", lambda described: described.build(1))
 class Normal(BaseEstimator):
     """The standard normal.
 
@@ -110,7 +99,6 @@ class Normal(BaseEstimator):
         return NormalDraws(latent_dim)
 
 
-@saved("Normal", {"latent_dim": (SIZE, "z")}, "z")
 class NormalDraws(DensityMixing):
     """The standard normal."""
 
@@ -129,7 +117,6 @@ class NormalDraws(DensityMixing):
         return torch.eye(self.latent_dim).to(z).expand(len(z), -1, -1)
 
 
-@saved_by_parameters("mixing.StudentT", lambda described: described.build(1))
 class StudentT(BaseEstimator):
     """Independent Student t entries.
 
@@ -161,7 +148,6 @@ class StudentT(BaseEstimator):
         return StudentTDraws(latent_dim, float(self.df))
 
 
-@saved("StudentT", {"latent_dim": (SIZE, "z"), "df": (is_float(SMALLEST, 1e9), "")}, "z")
 class StudentTDraws(DensityMixing):
     r"""Independent Student t entries, by Bailey's polar method.
 
@@ -201,7 +187,6 @@ class StudentTDraws(DensityMixing):
         return (self.df + 1) * (squares - self.df) / (self.df + squares).square()
 
 
-@saved_by_parameters("mixing.GaussianMixture", lambda described: described.build(np.shape(described.means)[-1]))
 class GaussianMixture(BaseEstimator):
     """A mixture of spherical Gaussians.
 
@@ -245,15 +230,6 @@ class GaussianMixture(BaseEstimator):
         return GaussianMixtureDraws(*(torch.from_numpy(a.copy()) for a in (means, factors, weights / weights.sum())))
 
 
-@saved(
-    "GaussianMixture",
-    {
-        "means": (WEIGHTS, "kz"),
-        "factors": (FACTORS, "kzz"),
-        "levels": (is_tensor(torch.float64, low=0, high=1 + 1e-9), "l"),  # sums round
-    },
-    "z",
-)
 class GaussianMixtureDraws(DensityMixing):
     r"""A mixture of Gaussians :math:`\sum_k w_k N(m_k, L_k L_k^\top)`.
 
@@ -280,7 +256,7 @@ class GaussianMixtureDraws(DensityMixing):
     @classmethod
     def restored(cls, means: Tensor, factors: Tensor, levels: Tensor) -> GaussianMixtureDraws:
         """Return the mixture of sums of weights."""
-        if len(levels) != len(means) - 1 or not (levels.is_meta or bool((levels.diff() >= 0).all())):
+        if len(levels) != len(means) - 1 or not bool((levels.diff() >= 0).all()):
             raise ValueError("`levels` are not the sums of as many weights as there are `means`")
         mixture = cls(means, factors, means.new_ones(len(means)) / len(means))
         mixture.levels = levels
@@ -360,7 +336,6 @@ class FunctionDraws(Mixing):
         return z.to(like)
 
 
-@saved("Bootstrap", {"points": (WEIGHTS, "nz")}, "z")
 class Bootstrap(Mixing):
     """The points (n, d) that chains have left near a target, drawn with replacement."""
 
@@ -376,7 +351,6 @@ class Bootstrap(Mixing):
         return self.points.index_select(0, (uniform * len(self.points)).long()).to(like.dtype)
 
 
-@saved("Atoms", {"points": (WEIGHTS, "nz")}, "z")
 class AtomDraws(Bootstrap):
     """Points (n, latent_dim) that are trained, drawn with replacement: a discrete distribution with equal weights."""
 

@@ -17,7 +17,6 @@ from sklearn.utils._param_validation import Interval as _Interval
 from sklearn.utils._param_validation import StrOptions
 
 from skksivi._numbers import is_number
-from skksivi._saved import saved_by_parameters
 
 __all__ = ["Adam", "Bridge", "Checkpoint", "Network", "Pilot", "Plateau", "Scale"]
 __dir__ = __all__.copy
@@ -55,12 +54,6 @@ class Constrained:
 
 class ParameterObject(Constrained, BaseEstimator):
     """Base of the parameter objects."""
-
-    def __init_subclass__(cls, **options: object) -> None:
-        super().__init_subclass__(**options)
-        package, _, module = cls.__module__.rpartition(".")
-        if package == "skksivi":  # one of a user's own is not known where a file is read
-            saved_by_parameters(f"{module}.{cls.__name__}", lambda described: described.check())(cls)
 
     def check(self) -> None:
         """Raise unless each parameter is of its type and in its range.
@@ -211,9 +204,9 @@ class Pilot(ParameterObject):
         slowly, take several times as many. With "diagonal" it sets the number of steps of each chain, 200 to 20,000.
     max_score_calls : int or None, default=None
         Upper limit for all evaluations of the score and of log p, and products with the Jacobian of the score, in a
-        `fit`, including training and checks. When it is reached, `fit` returns its best result, with a warning; with
-        a single mode this is at worst the Gaussian there. With several modes or "diagonal" an error says if the limit
-        is too small. None means no limit.
+        `fit`, including training and checks. When it is reached, `fit` returns its best result, with a warning; at
+        worst these are the Gaussians at the modes. With "diagonal" an error says if the limit is too small. None
+        means ten times the `budget`, 4,000,000 by default, until the training begins, which takes `max_iter` steps.
     weight : float, default=1.0
         Weight of the penalty on differences of the first three moments of the draws from the pilot's, to which the
         discrepancy is hardly sensitive in the tails; zero for none. Only KSIVI and HKSIVI have this penalty.

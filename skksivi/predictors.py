@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator
-from inspect import signature
-from typing import Any, ClassVar, Self, TypeVar
+from collections.abc import Iterator
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -22,6 +21,7 @@ from skksivi._arrays import (
     as_array,
     as_numbers,
     as_tensor,
+    check_columns,
     check_sample_weight,
     location_and_scale,
     make_rng,
@@ -29,7 +29,6 @@ from skksivi._arrays import (
 )
 from skksivi._numbers import check_integer
 from skksivi._process import Process, fit_process, merged
-from skksivi._saved import ARRAY, SIZE, Kind, Parts, checked, is_instance, or_none, register
 from skksivi._version import DOCUMENTATION
 from skksivi.base import BaseApproximator, Constraints, Integral, Interval, Real, StrOptions, logged
 from skksivi.estimators._ksivi import KSIVIApproximator
@@ -107,12 +106,10 @@ class _Predictor(Constrained, BaseEstimator):
         """Return the number of entries of a draw, zero if there are none."""
         return self.draws_.shape[1] if hasattr(self, "draws_") else 0
 
-    def _check_learned(self) -> None:
-        """Raise ValueError if what a file holds is not a fit."""
-
     def _check_inputs(self, X: ArrayLike) -> np.ndarray:
         """Return rows to predict at."""
         check_is_fitted(self)
+        check_columns(X, "X")
         return validate_data(self, X, dtype=np.float64, reset=False)
 
     def _parts(self, n_rows: int, n_outputs: int = 1) -> Iterator[slice]:
@@ -120,69 +117,6 @@ class _Predictor(Constrained, BaseEstimator):
         return gen_batches(n_rows, max(1, CHUNK // (len(self.draws_) * n_outputs)))
 
 
-P = TypeVar("P", bound=type[_Predictor])
-
-#: The learned attributes that predictions need.
-LEARNED: Parts = {
-    "n_features_in_": (SIZE, "p"),
-    "feature_names_in_": (or_none(is_instance(np.ndarray)), "p"),
-    "draws_": (or_none(ARRAY), "sk"),
-    "_X_mean": (or_none(ARRAY), "p"),
-    "_X_scale": (or_none(ARRAY), "p"),
-}
-
-#: Arrays that may hold names, which files store as lists, and their types.
-OF_NAMES = {"feature_names_in_": object, "classes_": str}
-
-
-def predicts(name: str, others: Parts) -> Callable[[P], P]:
-    """Declare what a predictor learns besides `LEARNED`; both and its parameters are saved."""
-    spec = {**LEARNED, **others}
-
-    def declare(cls: P) -> P:
-        names = list(signature(cls).parameters)
-
-        def parts(model: _Predictor) -> dict[str, object]:
-            learned = list(spec) if hasattr(model, "n_features_in_") else []
-            return {name: _plain(getattr(model, name, None)) for name in [*names, *learned]}
-
-        def build(**parts: object) -> _Predictor:
-            model = cls(**{name: parts.pop(name) for name in names if name in parts})
-            model._validate_params()
-            if parts:
-                parts |= {
-                    name: np.array(parts[name], dtype)
-                    for name, dtype in OF_NAMES.items()
-                    if isinstance(parts.get(name), list)
-                }
-                learned = checked(parts, spec)
-                model.__dict__.update({name: value for name, value in learned.items() if value is not None})
-                model._check_learned()
-            return model
-
-        register(name, Kind(cls, parts, build))
-        return cls
-
-    return declare
-
-
-def _plain(value: object) -> object:
-    """Return an array of names as a list, and other values unchanged."""
-    if isinstance(value, np.ndarray) and value.dtype.kind in "OU":
-        return value.tolist()
-    return value
-
-
-@predicts(
-    "KSIVIRegressor",
-    {
-        "_y_mean": (or_none(is_instance(float)), ""),
-        "_y_scale": (or_none(is_instance(float)), ""),
-        "_n_units": (or_none(SIZE), ""),
-        "_process": (or_none(is_instance(Process)), "p"),
-        "estimators_": (is_instance(list), ""),
-    },
-)
 class KSIVIRegressor(RegressorMixin, _Predictor):
     r"""Bayesian regression by a Gaussian process, a neural network or a plane, with predictions from posterior draws.
 
@@ -298,6 +232,7 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
         self : object
         """
         self._validate_params()
+        check_columns(X, "X")
         if y is not None and not np.iscomplexobj(np.asarray(y)):  # scikit-learn reports complex y itself
             y = as_numbers(y, "y")
         X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True)
@@ -385,21 +320,20 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
         """Return the number of weights of a network."""
         return (self.n_features_in_ + 2) * (self._n_units or 0) + 1
 
-    def _check_learned(self) -> None:
+    def check_learned(self) -> None:
         """Raise ValueError if what a file holds is not a fit."""
         if self.estimators_:
             sizes = {(type(one), getattr(one, "n_features_in_", None)) for one in self.estimators_}
             if sizes != {(KSIVIRegressor, self.n_features_in_)}:
                 raise ValueError("`estimators_` are not regressors of as many features")
             return
-        self._process, self._n_units = (getattr(self, name, None) for name in ("_process", "_n_units"))
         if self._process is not None:
             widths = {2}
         elif self._n_units is not None:
             widths = {self._n_weights() + 1, self._n_weights() + 2}
         else:
             widths = {self.n_features_in_ + 3}
-        if not {"_X_mean", "_X_scale", "_y_mean", "_y_scale"} <= vars(self).keys() or self._width() not in widths:
+        if self._width() not in widths:
             raise ValueError("`draws_` do not belong to a regression")
 
     def _noise_variance(self) -> np.ndarray:
@@ -600,7 +534,6 @@ def _random_weights(target: BayesianNeuralNetwork, rng: np.random.RandomState) -
     return np.concatenate([W, np.zeros(k), w, [0.0], log_lam, [1.0]])  # b_1, w, b_2 and log gamma
 
 
-@predicts("KSIVIClassifier", {"classes_": (is_instance(np.ndarray), "c")})
 class KSIVIClassifier(ClassifierMixin, _Predictor):
     r"""Bayesian logistic regression, with predictions from posterior draws.
 
@@ -691,6 +624,7 @@ class KSIVIClassifier(ClassifierMixin, _Predictor):
         self : object
         """
         self._validate_params()
+        check_columns(X, "X")
         X, y = validate_data(self, X, y, dtype=np.float64)
         check_classification_targets(y)
         w = check_sample_weight(sample_weight, len(X))
@@ -705,10 +639,11 @@ class KSIVIClassifier(ClassifierMixin, _Predictor):
         self._fit_draws(self._new_approximator(KSIVIApproximator()), self.target_)
         return self
 
-    def _check_learned(self) -> None:
+    def check_learned(self) -> None:
+        """Raise ValueError if what a file holds is not a fit."""
         k = len(self.classes_)
         width = (self.n_features_in_ + 1) * {0: 0, 1: 0, 2: 1}.get(k, k)
-        if not width or self._width() != width or not {"_X_mean", "_X_scale"} <= vars(self).keys():
+        if not width or self._width() != width:
             raise ValueError("`draws_` do not belong to a classification")
 
     def _checked_class_weight(self) -> str | dict[object, float] | None:

@@ -99,24 +99,28 @@ MOST = {
 
 
 @contextmanager
-def short_fits():
-    """Make every fit of this process short, whatever its parameters say."""
+def short_fits(whiten="laplace"):
+    """Make every fit of this process short, whatever its parameters say, and start it without a pilot."""
     fit = BaseApproximator.fit
 
     def shortened(self, *args, **kwargs):
         own = self.get_params(deep=False)
-        cut = {name: own[name] for name, most in MOST.items() if isinstance(own.get(name), int) and own[name] > most}
-        vars(self).update({name: MOST[name] for name in cut})
+        short = {name: most for name, most in MOST.items() if isinstance(own.get(name), int) and own[name] > most}
+        if own.get("whiten") == "auto" or isinstance(own.get("whiten"), Pilot):
+            short["whiten"] = whiten
+        vars(self).update(short)
         try:
             return fit(self, *args, **kwargs)
         finally:
-            vars(self).update(cut)
+            vars(self).update({name: own[name] for name in short})
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(BaseApproximator, "fit", shortened)
         patch.setattr("skksivi.amortized._training.MOST_STEPS", MOST["max_iter"])
-        for name in ("N_CHEAP", "N_INTEGRATED"):  # the draws of a certificate
+        for name in ("N_CHEAP", "N_INTEGRATED"):  # the draws of a certificate, and what their densities cost
             patch.setattr(_weights, name, _weights.LEAST_DRAWS + 10)
+        patch.setattr("skksivi.families._density.N_STEPS", 1)
+        patch.setattr("skksivi.families._density.N_BANK", 128)
         yield
 
 

@@ -1,5 +1,6 @@
 """Pairs of fits that differ, and of fits that are the same though their text differs."""
 
+import numpy as np
 import torch
 
 from skksivi.annealing import Linear
@@ -207,7 +208,11 @@ def own_term(c):
 #: Two values each of a parameter, of KSIVI with D features.
 PARAMETERS = {
     "random_state": [(0, 1), (None, 0), (0, None)],
-    "init": [([0.0] * D, [0.0, 0.0, 1e-12]), ([0.0] * D, None)],
+    "init": [
+        ([0.0] * D, [0.0, 0.0, 1e-12]),
+        ([0.0] * D, None),
+        (np.zeros((600, D)), np.pad(np.ones((1, D)), ((599, 0), (0, 0)))),
+    ],
     "whiten": [
         (None, ([0.0] * D, torch.eye(D).tolist())),
         (([0.0] * D, torch.eye(D).tolist()), ([0.0, 0.0, 1e-12], torch.eye(D).tolist())),

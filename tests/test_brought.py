@@ -1,16 +1,27 @@
 """What people bring in a first week: each kind is right, or told once by what it is, over generated members."""
 
 import warnings
+from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from sklearn.exceptions import ConvergenceWarning
 from torch import nn
 
 from skksivi import KSIVIApproximator
+from skksivi.base import explained
 from skksivi.baselines import Laplace
+from skksivi.parameters import Pilot
+from skksivi.pilot._chains import revive
+from skksivi.pilot._modes import find_modes, search_around
+from skksivi.pilot._newton import LostError, check_mode, laplace
+from skksivi.predictors import KSIVIClassifier, KSIVIRegressor
+from skksivi.score._improper import check_proper
+from skksivi.score._tally import SpentError
 from skksivi.score._target import resolve_score
-from skksivi.targets import from_log_prob
+from skksivi.targets import from_log_prob, from_pymc
 
 SEEDS = range(20)
 
@@ -158,3 +169,170 @@ def test_a_bound_is_told_once_and_nothing_else_is(seed):
     assert len(words) == 1, words
     assert "seems bounded" in words[0]
     assert 'constrained(log_prob, {"x0": "real", "x1": ' in words[0]
+
+
+# Budgets
+
+
+def test_a_search_that_comes_to_no_end_has_a_total():
+    def score_fn(x):
+        return -x * (1 + 3 * (1e7 * x.sum(1, keepdim=True)).sin())
+
+    score = resolved(score_fn, 2)
+    with suppress(SpentError), score.tally.at_most(30_000):
+        for _ in range(100):
+            find_modes(score.double, torch.randn(20, 2).double(), torch.Generator().manual_seed(0))
+    assert score.tally.is_spent
+    assert score.tally.total <= 31_000
+    assert score.tally.limit is None
+
+
+def test_a_fit_that_comes_to_no_end_returns_the_best():
+    """The integral of noise along a line needs ever more points."""
+
+    def score_fn(x):
+        return -x * (1 + 3 * (1e7 * x.sum(1, keepdim=True)).sin())
+
+    q = KSIVIApproximator(whiten=Pilot(budget=5000), random_state=0)
+    with pytest.warns(ConvergenceWarning, match="were spent before the training began"):
+        q.fit(score_fn, n_features=3)
+    assert np.isfinite(q.sample(100)).all()
+
+
+# Densities of infinite mass
+
+
+def logistic(A, y, prior=0.0):
+    """A logistic regression with a normal prior of a precision."""
+
+    def log_prob(b):
+        return nn.functional.logsigmoid((2 * y - 1).to(b) * (b @ A.mT.to(b))).sum(1) - prior * b.square().sum(1) / 2
+
+    return from_log_prob(log_prob, A.shape[1])
+
+
+def separated(seed):
+    """A design (n, d), and classes that a combination of its columns, or one of them, separates."""
+    rng = np.random.RandomState(seed)
+    n, d = rng.randint(8, 40), rng.randint(1, 5)
+    A = torch.from_numpy(np.c_[np.ones(n), rng.normal(size=(n, d))])
+    if seed % 2:
+        A[: n // 3, 1] = 0.0  # ties: a level of a factor that occurs in one class alone
+        A[n // 3 :, 1] = 1.0
+        y = torch.from_numpy(rng.rand(n) < 0.5).double()
+        y[n // 3 :] = 1.0
+        y[:3] = torch.tensor([0.0, 1.0, 0.0])
+    else:
+        y = (A @ torch.from_numpy(rng.normal(size=d + 1)) > 0).double()
+    return A, y
+
+
+def improper(seed):
+    """A target without a finite mass."""
+    A, y = regression(seed, torch.float64)
+    d = A.shape[1]
+    kinds = [
+        lambda: logistic(*separated(seed)),
+        lambda: logistic(*separated(seed + 1)),
+        lambda: from_log_prob(
+            lambda x: -(y.to(x) - x[:, :d] @ A.mT.to(x)).square().sum(1) / 2 + x[:, d], d + 1
+        ),  # log of a scale
+        lambda: from_log_prob(lambda x: -(y.to(x) - x @ torch.cat([A, A[:, :1]], 1).mT.to(x)).square().sum(1), d + 1),
+        lambda: from_log_prob(lambda x: -(x[:, 0] + x[:, 1]) - (x[:, 0] - x[:, 1]).square() - x[:, 2].square(), 3),
+    ]
+    return kinds[seed % 5]()
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_density_of_infinite_mass_is_refused_with_its_direction(seed):
+    target = improper(seed)
+    target.names = tuple(f"b[{i}]" for i in range(target.n_features))
+    words = words_of(lambda: (KSIVIApproximator(random_state=0), Laplace())[seed % 2].fit(target))
+    assert len(words) == 1, words
+    assert "improper in a direction" in words[0]
+    assert "`b[" in words[0]
+    assert "Add a prior" in words[0]
+
+
+def proper(seed):
+    """A log-density of finite mass that is flat, heavy or one-sided somewhere, and its number of features."""
+    rng = np.random.RandomState(seed)
+    A, y = separated(seed)
+    d = A.shape[1]
+    far, scale, df = 10 ** rng.uniform(2, 5), 10 ** rng.uniform(-6, 6), rng.uniform(1.2, 4) + d
+    rate, precision = rng.uniform(0.5, 2), 10 ** rng.uniform(-12, 0)
+    normal, student, exponential = (
+        torch.distributions.Normal(0.0, 1.0),
+        lambda x: -(df + 1) / 2 * torch.log1p(x.square() / scale**2 / df),
+        lambda x: x - x.exp() * rate,
+    )
+    kinds = [
+        lambda x: logistic(A, y, precision).log_prob(x),
+        lambda x: -(x - far).abs().sum(1) / scale,
+        lambda x: exponential(x / scale).sum(1),
+        lambda x: student(x).sum(1),
+        lambda x: normal.log_prob(x[:, 0] / 3) - (x[:, 1:].square() * (-x[:, :1]).exp() + x[:, :1]).sum(1) / 2,
+        lambda x: nn.functional.logsigmoid(torch.stack([x - far, far + 1 - x])).sum((0, 2)),  # logistic
+        lambda x: -(x.square() + scale**2).sqrt().sum(1) / scale,
+        lambda x: logistic(A, y).log_prob(x) - (x.abs() / 100).sum(1),
+        lambda x: -torch.nn.functional.relu(x.abs() - far).sum(1),  # flat, with exponential tails
+        lambda x: (2 * x.abs().log() - x).sum(1),  # of positive numbers; its formula grows elsewhere
+    ]
+    return kinds[seed % 10], d
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_a_proper_density_is_never_refused(seed):
+    log_prob, d = proper(seed)
+    score = resolved(from_log_prob(log_prob, d))
+    check_proper(score.double)
+    generator, start = torch.Generator().manual_seed(0), torch.full((d,), 1e-6).double()
+    with suppress(LostError):
+        mode, _ = laplace(score.double, start)
+        check_mode(score.double, start, mode)
+        for a in search_around(score.double, start[None], generator, alone=False, n_starts=8).maps:
+            check_mode(score.double, start, a)
+
+
+# Remedies
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_column_that_holds_no_numbers_is_named(seed):
+    pandas = pytest.importorskip("pandas")
+    rng = np.random.RandomState(seed)
+    d = rng.randint(1, 6)
+    X = pandas.DataFrame(rng.normal(size=(12, d)), columns=[f"c{j}" for j in range(d)])
+    name = f"c{rng.randint(d)}"
+    X[name] = [["a", "b", "c"], ["1", "two", "3"], [(1, 2), 0, 1], ["", "x", ""]][seed % 4] * 4
+    y = np.arange(12) % 2
+    for act in (lambda: KSIVIRegressor().fit(X, y), lambda: KSIVIClassifier().fit(X, y)):
+        words = words_of(act)
+        assert len(words) == 1, words
+        assert words[0].startswith(f"Column '{name}' of `X` does not hold numbers")
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_search_that_is_lost_names_the_parameter(seed):
+    """The score of one parameter overflows before a mode is found."""
+    rng = np.random.RandomState(seed)
+    d = rng.randint(2, 6)
+    j = rng.randint(d)
+    x = torch.from_numpy(rng.normal(size=(7, d)))
+    x[:, j] = [torch.inf, torch.nan, 1e80, -torch.inf][seed % 4]
+    score = resolved(torch.neg, d)
+    score = replace(score, names=tuple(f"b[{i}]" for i in range(d)))
+    with pytest.raises(ValueError, match=rf"values that are not finite.* in `b\[{j}\]`"), explained(None, score):
+        revive(x, torch.Generator())
+
+
+@pytest.mark.slow  # of what PyMC takes to import
+def test_minibatches_of_pymc_are_refused_with_what_works():
+    pm = pytest.importorskip("pymc", reason="the bridge needs PyMC")
+    x = np.random.RandomState(0).normal(size=(40, 2))
+    with pm.Model() as model:
+        rows, y = pm.Minibatch(x, x[:, 0], batch_size=10)
+        b = pm.Normal("b", 0, 1, shape=2)
+        pm.Normal("y", rows @ b, 1, observed=y, total_size=40)
+    with pytest.raises(ValueError, match="give it all of the data"):
+        from_pymc(model)

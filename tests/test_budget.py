@@ -88,7 +88,9 @@ def test_more_makes_it_better():
 
 @pytest.mark.parametrize("n", [1, 50, 300])
 def test_too_little_for_any_answer_says_what_is_needed(n):
-    with pytest.raises(ValueError, match=f"`max_score_calls` is {n}, .* search for a mode take some 500 to 3,000"):
+    with pytest.raises(
+        ValueError, match=f"The {n} evaluations of `max_score_calls` .* a mode take some 500 to 3,000"
+    ):
         KSIVIApproximator(whiten=Pilot(max_score_calls=n), random_state=0).fit(Counted(3))
 
 
@@ -132,7 +134,7 @@ def test_a_budget_that_ends_before_the_first_round_leaves_the_gaussian(n):
 
 
 def test_methods_of_points_keep_a_budget_too():
-    with pytest.raises(ValueError, match="`max_score_calls` is 700"):
+    with pytest.raises(ValueError, match="The 700 evaluations of `max_score_calls`"):
         SVGD(whiten=Pilot(max_score_calls=700), random_state=0).fit(lambda x: 1 - x, n_features=2)
 
 

@@ -1,12 +1,10 @@
 """The examples of CONTRIBUTING.rst run where it says that they go, and its layers are those of the contract."""
 
 import importlib
-import json
 import re
 import textwrap
 import tomllib
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -14,8 +12,8 @@ import torch
 from plain_targets import normal
 from sklearn.utils import Bunch
 
-from skksivi import KSIVIApproximator, _saved
-from skksivi._codec import decoded, encode
+from skksivi import KSIVIApproximator, persistence
+from skksivi._codec import pack, unpack
 from skksivi.datasets import _base
 from skksivi.kernels import Gaussian
 from skksivi.pilot._rules import find_whitening
@@ -29,10 +27,7 @@ EXAMPLE = re.compile(r"``(skksivi/[\w/]+\.py)``:\n\n\.\. code-block:: python\n\n
 
 @pytest.fixture
 def run(monkeypatch):
-    """Run the example of a section among the names of its file, a new one being empty; return all names.
-
-    What it declares to be saved can be, until the test ends.
-    """
+    """Run the example of a section among the names of its file, a new one being empty; return all names."""
 
     def run(section):
         [(path, code)] = EXAMPLE.findall(SECTIONS[section])
@@ -46,14 +41,13 @@ def run(monkeypatch):
         exec(textwrap.dedent(code), names)  # noqa: S102
         return names
 
-    with patch.dict(_saved.KINDS), patch.dict(_saved.NAMES):
-        yield run
+    return run
 
 
-def by_file(q):
-    """What comes back of an approximator from the content of a file."""
-    tensors = {}
-    return decoded(json.dumps(encode(q, "", tensors)), tensors, torch.device("cpu"), lambda value: value)
+def by_file(q, *classes):
+    """What comes back of an approximator from the content of a file that may name more classes."""
+    kinds = {**persistence.KINDS, **{cls.__name__: persistence.kind_of(cls) for cls in classes}}
+    return unpack(pack(q, kinds), kinds, lambda _: torch.device("cpu"))
 
 
 def test_every_example_is_run_here():
@@ -72,17 +66,18 @@ def test_the_kernel_is_symmetric_and_positive_definite_and_has_its_slope(run):
     profile = kernel.profile(t)
     torch.testing.assert_close(kernel.slope(t, profile), torch.autograd.grad(profile.sum(), t)[0])
     q = KSIVIApproximator(kernel=kernel.set_params(bandwidth=2.0))
-    assert str(by_file(q)) == str(q)
+    assert str(by_file(q, type(kernel))) == str(q)
 
 
 def test_the_mixing_distribution_has_unit_variance_and_is_saved_with_a_fit(run):
-    mixing = run("mixing distribution")["Uniform"]()
+    names = run("mixing distribution")
+    mixing = names["Uniform"]()
     z = mixing.build(3)(50_000, torch.zeros(1).double(), torch.Generator().manual_seed(0))
     assert (z.mean(0).abs() < 4 / len(z) ** 0.5).all()
     assert ((z.square().mean(0) - 1).abs() < 4 * (4 / 5 / len(z)) ** 0.5).all()  # E z^4 = 9 / 5
     assert z.abs().max() <= 3**0.5
     q = KSIVIApproximator(mixing=mixing, whiten=None, max_iter=50, random_state=0).fit(lambda x: -x, n_features=3)
-    np.testing.assert_array_equal(by_file(q).sample(5), q.sample(5))
+    np.testing.assert_array_equal(by_file(q, names["Uniform"], names["UniformDraws"]).sample(5), q.sample(5))
 
 
 def test_the_whitening_rule_finds_the_scales_of_independent_coordinates(run):
@@ -126,7 +121,7 @@ def test_the_baseline_fits_a_gaussian_exactly_and_draws_from_it(run):
     np.testing.assert_allclose(q.covariance_, np.linalg.inv(P), atol=1e-8)
     X = q.sample(50_000)
     assert np.abs(X.mean(0) - q.mean_).max() < 4 * X.std(0).max() / len(X) ** 0.5
-    np.testing.assert_array_equal(by_file(q).sample(5), q.sample(5))
+    np.testing.assert_array_equal(by_file(q, type(q)).sample(5), q.sample(5))
     assert q.score(X) == pytest.approx(-1 - np.log(2 * np.pi) + np.linalg.slogdet(P)[1] / 2, abs=0.02)
 
 

@@ -154,16 +154,16 @@ def several(X):
     ],
 )
 def test_intervals_cover(draws, n, d):
-    """Of 300 intervals of 95% at least 264, with or without control variates, cover 500 times as many exact draws.
+    """Of 150 intervals of 95% at least 129, with or without control variates, cover 500 times as many exact draws.
 
     With a true coverage of 93%, as 60 skewed draws have, a false alarm in 1,000 of each.
     """
     rng = np.random.RandomState(0)
-    exact = mean_of(draws, rng, 500 * 300, d)
-    found = [expectation(*draws(rng, n, d), several) for _ in range(300)]
+    exact = mean_of(draws, rng, 500 * 150, d)
+    found = [expectation(*draws(rng, n, d), several) for _ in range(150)]
     error = np.abs([e.value - exact.value for e in found])
     covered = (error <= 1.96 * np.hypot([e.se for e in found], exact.se)).mean(0)
-    assert (covered >= 0.88).all(), covered
+    assert (covered >= 0.86).all(), covered
     mse = np.square(error).mean(0) / np.square([e.plain.value - exact.value for e in found]).mean(0)
     assert (mse < 1.3).all(), mse
 

@@ -11,7 +11,6 @@ import sys
 import textwrap
 import time
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -23,9 +22,7 @@ from sklearn.model_selection import GridSearchCV
 
 from skksivi import KSIVIApproximator
 from skksivi.kernels import KERNELS
-from skksivi.mixing import NormalDraws
-from skksivi.parameters import Checkpoint, Pilot
-from skksivi.targets import Banana, from_score_fn
+from skksivi.targets import from_score_fn
 
 #: A batch size that no other call of the score has.
 ODD = 23
@@ -192,88 +189,6 @@ def test_a_warning_that_is_made_an_error_does_not_cost_the_fit(tmp_path):
     with pytest.raises(UserWarning, match="too wide"):
         q.fit(lambda x: -x / x.new_tensor([1.0, 1e-3]) ** 2, n_features=2)
     assert hasattr(q, "n_features_in_") or (tmp_path / "fit.ckpt").exists()
-
-
-# Kills and checkpoints
-
-PILOTED = {"whiten": Pilot(budget=20_000), "batch_size": 100, "max_iter": 200, "random_state": 3}
-SCRIPT = """
-import torch
-from skksivi import KSIVIApproximator
-from skksivi.parameters import Checkpoint, Pilot
-from skksivi.targets import Banana
-torch.set_num_threads({threads})
-print("begun", flush=True)
-KSIVIApproximator(**{settings}, checkpoint=Checkpoint({path!r}, every=5)).fit(Banana())
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:The training ended:sklearn.exceptions.ConvergenceWarning")
-def test_kills_at_random_moments_lose_nothing(tmp_path):
-    """Each run goes on from the one that was killed before; half of its time goes into writing."""
-    path, rng = tmp_path / "fit.ckpt", np.random.RandomState(0)
-    start = time.perf_counter()
-    whole = KSIVIApproximator(**PILOTED, checkpoint=Checkpoint(path, every=5)).fit(Banana())
-    seconds = time.perf_counter() - start
-    script = SCRIPT.format(threads=torch.get_num_threads(), settings=PILOTED, path=str(path))
-    for _ in range(2):
-        with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as process:
-            process.stdout.readline()
-            time.sleep(rng.uniform(0, seconds))
-            process.kill()
-        resumed = KSIVIApproximator(**PILOTED, checkpoint=Checkpoint(path, every=5)).fit(Banana())
-        assert_equal(resumed, whole)
-        assert not path.exists()
-
-
-@pytest.fixture
-def left_behind(tmp_path):
-    path = tmp_path / "fit.ckpt"
-    with pytest.raises(OSError, match="on fire"):
-        clone(SHORT).set_params(checkpoint=path, checkpoint__every=10).fit(
-            Misbehaving(raising(OSError("on fire")), 25, rows=ODD, score_fn=normal_score), n_features=2
-        )
-    return path
-
-
-def test_a_flipped_bit_of_a_checkpoint_is_told_or_does_not_matter(left_behind, record_property):
-    record_property("cases", 20)
-    rng, content = np.random.RandomState(0), left_behind.read_bytes()
-    whole = clone(SHORT).fit(normal_score, n_features=2)
-    for _ in range(20):
-        flipped = bytearray(content)
-        flipped[rng.randint(len(content))] ^= 1 << rng.randint(8)
-        left_behind.write_bytes(flipped)
-        try:
-            q = clone(SHORT).set_params(checkpoint=left_behind).fit(normal_score, n_features=2)
-        except ValueError as error:
-            assert "damaged" in str(error)  # noqa: PT017
-        else:
-            assert_equal(q, whole)
-
-
-@pytest.mark.slow
-def test_checkpoints_are_read_by_several_threads_at_once(left_behind, tmp_path):
-    content, whole = left_behind.read_bytes(), clone(SHORT).fit(normal_score, n_features=2)
-
-    def resume(k):
-        path = tmp_path / f"{k}.ckpt"
-        path.write_bytes(content)
-        return clone(SHORT).set_params(checkpoint=path).fit(normal_score, n_features=2)
-
-    with ThreadPoolExecutor(8) as pool:
-        for q in pool.map(resume, range(8)):
-            assert_equal(q, whole)
-
-
-def test_a_checkpoint_leaves_the_classes_alone_that_torch_may_load(left_behind):
-    torch.serialization.add_safe_globals([NormalDraws])
-    try:
-        clone(SHORT).set_params(checkpoint=left_behind).fit(normal_score, n_features=2)
-        assert NormalDraws in torch.serialization.get_safe_globals()
-    finally:
-        torch.serialization.clear_safe_globals()
 
 
 # Processes and sizes

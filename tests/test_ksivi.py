@@ -531,7 +531,7 @@ def test_score_samples_converges_to_the_log_density_of_a_one_dimensional_fit():
 
 @pytest.mark.slow
 def test_a_toy_is_fitted_with_the_papers_settings_shortened():
-    """The start has a divergence above 1; 50 times fewer draws and iterations than the paper."""
+    """The start has a divergence above 1; 50 times fewer draws and iterations than in the paper."""
     q = KSIVIApproximator(
         kernel="imq",
         annealing="linear",
@@ -540,8 +540,8 @@ def test_a_toy_is_fitted_with_the_papers_settings_shortened():
         hidden_layer_sizes=Network((50, 50), linear_skip=False),
         whiten=None,
         batch_size=100,
-        max_iter=4000,
-        learning_rate=2e-3,
+        max_iter=3000,
+        learning_rate=3e-3,
         random_state=0,
     ).fit(Multimodal())
     truth = Multimodal().sample(20_000, torch.Generator().manual_seed(0))

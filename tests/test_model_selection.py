@@ -8,6 +8,7 @@ import signal
 import numpy as np
 import pytest
 import torch
+from approximators import GaussianTarget
 from joblib import parallel_config
 from plain_targets import UnmovableModule
 from scipy.stats import loguniform
@@ -527,6 +528,6 @@ def test_what_would_split_rows_says_to_set_replicates(search):
 def test_candidates_of_a_fold_find_the_same_coordinates():
     q = KSIVIApproximator(max_iter=1, random_state=0).set_params(whiten__budget=1000)
     other = clone(q).set_params(learning_rate=0.1, batch_size=8, hidden_layer_sizes=(3,), max_iter=2)
-    a, b = (p.fit(Banana()[[3]]).whitening_ for p in (q, other))
+    a, b = (p.fit(GaussianTarget()[[3]]).whitening_ for p in (q, other))
     np.testing.assert_array_equal(a.m, b.m)
     np.testing.assert_array_equal(a.L, b.L)

@@ -89,7 +89,7 @@ def test_a_classifier_predicts_the_mean_over_the_posterior():
     x = IRIS[:, :1]
     model = KSIVIClassifier(prior_precision=2.0, n_draws=20_000, random_state=0).fit(x, SPECIES == 2)
     z = (x - x.mean()) / x.std()
-    a, b = np.meshgrid(*2 * [np.linspace(-6, 6, 801)], indexing="ij")  # the posterior on a grid
+    a, b = np.meshgrid(*2 * [np.linspace(-6, 6, 201)], indexing="ij")  # the posterior on a grid
     logits = a.ravel() + z * b.ravel()
     log_p = np.where(SPECIES[:, None] == 2, -np.logaddexp(0, -logits), -np.logaddexp(0, logits)).sum(0)
     log_p -= a.ravel() ** 2 + b.ravel() ** 2

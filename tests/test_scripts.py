@@ -56,7 +56,7 @@ COMMANDS = {
     "examples/paper/plot_convergence.py": ["--max-iter", "200", "--output", "convergence.png"],
     "examples/paper/plot_logistic_regression.py": ["--max-iter", "100", "--output", "regression.png"],
     "examples/paper/plot_diffusion.py": ["--max-iter", "100", "--output", "diffusion.png"],
-    "examples/paper/plot_student.py": ["--max-iter", "50", "--output", "student.png"],
+    "examples/paper/plot_student.py": ["--output", "student.png"],
     "examples/paper/plot_smoothness.py": ["--max-iter", "200", "--output", "smoothness.png"],
     "examples/plot_predictors.py": ["--n-hidden", "3", "--output", "predictors.png"],
     "examples/plot_classification.py": ["--max-iter", "20", "--splits", "1", "--output", "classification.png"],
@@ -83,7 +83,7 @@ COMMANDS = {
     "benchmarks/predictors.py": ["--quick"],
     "benchmarks/regression.py": ["--quick"],
     "benchmarks/hierarchy.py": ["--quick", "--out", "hierarchy.json"],
-    "benchmarks/search.py": ["--quick", "--targets", "waveform"],
+    "benchmarks/search.py": ["--quick", "--targets", "bioassay"],
     "benchmarks/search.py --criteria": ["--quick", "--out", "criteria.json"],
     "benchmarks/waveform.py": ["--max-iter", "100", "--seeds", "1", "--methods", "paper, vanilla", "defaults"],
     "benchmarks/toys.py": ["--quick", "--out", "toys.json"],
@@ -119,6 +119,9 @@ COMMANDS = {
 }
 #: The one that forks, and must not find the package imported.
 MUTANTS = "benchmarks/mutants.py"
+
+#: Those whose weights of modes rest on a pilot.
+WEIGHED = {"examples/plot_mode_weights.py", "benchmarks/hierarchy.py"}
 
 #: Those that take less than a second.
 QUICK = {
@@ -205,8 +208,9 @@ def test_the_cells_of_a_notebook_run(tmp_path, monkeypatch, capsys):
 def run(script, arguments, folder):
     """Run a script as `python script ...` would in this folder, without the seconds of importing all again."""
     before, threads, jax = set(sys.modules), torch.get_num_threads(), sys.modules.get("jax")
+    whiten = "auto" if script in WEIGHED else "laplace"
     x64 = jax is not None and jax.config.jax_enable_x64
-    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(), short_fits():
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(), short_fits(whiten):
         warnings.simplefilter("ignore")
         patch.chdir(folder)
         patch.setattr(sys, "argv", [script, *arguments])
@@ -277,26 +281,15 @@ def rows_of(text, names):
 def test_the_readme_has_the_numbers_of_the_frontier(frontier):
     document = json.loads((ROOT / "benchmarks" / "frontier.json").read_text())
     rows = rows_of(README, frontier.METHODS)
-    assert len(rows) == 5
+    assert len(rows) == 8
     for method, (_, accurate, calls, more, *_) in rows.items():
-        _, of_31, _, all_calls, _, _, _, _, next_calls, _ = frontier.by_method(document, method)
+        _, of_31, _, all_calls, _, _, _, _, next_calls, *_ = frontier.by_method(document, method)
         assert (accurate, calls, more) == (of_31, all_calls, next_calls)
 
 
 def test_the_manual_has_the_table_of_costs(tmp_path, capsys):
     run("benchmarks/costs.py", [], tmp_path)
     assert capsys.readouterr().out == (ROOT / "doc" / "tables" / "costs.txt").read_text("utf-8")
-
-
-MODELS_OF_PAIRS = [
-    "Gaussian linear",
-    "Gaussian mixture",
-    "Bernoulli GLM",
-    "SLCP",
-    "two moons",
-    "SIR",
-    "Lotka-Volterra",
-]
 
 
 def test_the_manual_has_the_tables_of_amortized_inference(tmp_path, capsys):
@@ -306,28 +299,6 @@ def test_the_manual_has_the_tables_of_amortized_inference(tmp_path, capsys):
         for name in ("amortized", "amortized_calibration", "amortized_single")
     ]
     assert capsys.readouterr().out == "\n".join(tables) + "\n"
-    rows = json.loads((ROOT / "benchmarks" / "amortized.json").read_text("utf-8"))["rows"]
-    page = (ROOT / "doc" / "guide" / "amortized.rst").read_text("utf-8")
-    for calls, told in {
-        1000: "With 1,000 calls AmortizedKSIVI is better on five of the seven models, and worse on {}.",
-        10_000: "With 10,000 calls it is better on five, and within 0.01 on {}.",
-    }.items():
-        found = {
-            (row["case"], row["method"]): np.mean(row["c2st"])
-            for row in rows
-            if row["seed"] == calls and "c2st" in row
-        }
-        cases = [case for case, method in found if method == "NPE"]
-        assert sorted(cases) == sorted(MODELS_OF_PAIRS)
-        gains = {case: found[case, "NPE"] - found[case, "AmortizedKSIVI"] for case in MODELS_OF_PAIRS}
-        others = [case for case, gain in gains.items() if gain <= 0.01]
-        assert len(others) == 2
-        assert all((gains[case] < -0.01) == (calls == 1000) for case in others)
-        assert told.format(" and ".join(others)) in page
-    p_values = {(row["case"].removeprefix("sbc: "), row["seed"]): row["p_value"] for row in rows if "p_value" in row}
-    uniform = {("Gaussian linear", 1000), ("Gaussian linear", 10_000), ("two moons", 10_000), ("SIR", 100_000)}
-    assert {job for job, p in p_values.items() if p > 0.05} == uniform
-    assert "with 10,000 calls for the two moons, and with 100,000 calls for SIR" in page
 
 
 def test_addresses_and_the_version_are_those_of_the_project():
@@ -462,6 +433,56 @@ def test_a_target_is_the_same_in_jax(frontier):
         assert watched.n_points == [6]
     finally:
         jax.config.update("jax_enable_x64", x64)
+
+
+@pytest.fixture
+def gaussian():
+    """N(m, C) in three dimensions with scales from 0.1 to 10."""
+    from skksivi.targets import Target
+
+    m, scales = torch.tensor([[3.0, -1.0, 0.5], [10.0, 1.0, 0.1]], dtype=torch.float64)
+
+    class Gaussian(Target):
+        n_features = 3
+
+        def log_prob(self, x):
+            return -((x - m) / scales).square().sum(-1) / 2
+
+    return Gaussian(), m, scales
+
+
+def test_rivals_start_in_coordinates_in_which_a_gaussian_is_standard(frontier, gaussian):
+    from _rivals import InLaplace
+
+    target, m, scales = gaussian
+    watched = frontier.Watched(target)
+    in_laplace = InLaplace(watched, 0)
+    assert watched.n_points[0] > 3  # the mode and the curvature there are paid for
+    u = torch.randn(5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x = in_laplace.to_x(u)
+    torch.testing.assert_close((x - m).square().div(scales**2).sum(1), u.square().sum(1))
+    log_p, s = in_laplace.value_and_score(u)
+    torch.testing.assert_close(log_p, -u.square().sum(1) / 2)
+    torch.testing.assert_close(s, -u)
+    torch.testing.assert_close(in_laplace.score_fn(u), s)
+    torch.testing.assert_close(in_laplace.value(u), log_p)
+
+
+def test_adaptive_importance_sampling_has_the_moments_of_its_target(frontier, gaussian):
+    from _rivals import AdaptiveImportance, StudentMixture, systematic
+
+    target, m, scales = gaussian
+    q = AdaptiveImportance(n_draws=500, n_rounds=3, n_components=2).fit(frontier.Watched(target))
+    np.testing.assert_allclose((q.draws_.mean(0) - m.numpy()) / scales.numpy(), 0, atol=0.1)
+    np.testing.assert_allclose(q.draws_.std(0) / scales.numpy(), 1, atol=0.1)
+    assert q.n_effective_ < q.n_sampling_calls_ == 1500
+    weights = np.array([0.5, 0.0, 0.25, 0.25])
+    assert np.bincount(systematic(weights, 8, np.random.RandomState(0)), minlength=4).tolist() == [4, 0, 2, 2]
+    U = np.random.RandomState(0).standard_normal((200, 2))  # EM does not lower the weighted likelihood
+    mixture = StudentMixture(np.array([0.3, 0.7]), [np.zeros(2), np.ones(2)], [np.eye(2), np.eye(2)])
+    adapted = mixture.adapted(U, np.full(200, 1 / 200))
+    assert adapted.log_prob(U).mean() > mixture.log_prob(U).mean()
+    assert adapted.shares.sum() == pytest.approx(1)
 
 
 def test_the_manual_has_the_tables_of_the_frontier(tmp_path, capsys):

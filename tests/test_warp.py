@@ -13,6 +13,7 @@ from sklearn.base import clone
 import skksivi
 from skksivi import KSIVIApproximator, certificate, diagnose, expectation, refine
 from skksivi.families._derived import Warped
+from skksivi.mixing import NormalDraws
 from skksivi.parameters import Checkpoint, Pilot
 from skksivi.pilot._warp import Level, Warp, features, skewed, unskewed
 from skksivi.pilot._warp_fit import fitted_warp
@@ -259,6 +260,12 @@ def test_a_target_that_has_moved_is_followed():
 
     q = KSIVIApproximator(warm_start=True, random_state=0).fit(Bent()).fit(Moved())
     np.testing.assert_allclose(np.median(q.sample(5000), axis=0), [30, 34.5], atol=2)
+    assert q.whitening_.warp is not None  # whose family is of no use in other coordinates
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        q.set_params(whiten="laplace", mixing="normal", train=True, max_iter=3).fit(Bent())
+    assert q.whitening_.warp is None
+    assert isinstance(q.family_.mixing, NormalDraws)
 
 
 def test_other_rules_do_without():

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 
 from skksivi._arrays import as_array
-from skksivi._saved import DOUBLES, POSITIVE, SIZE, SMALLEST, is_instance, is_list_of, is_tensor, or_none, saved
 from skksivi.amortized._contexts import Rows
 from skksivi.amortized._features import DeepSets, between, linear_layers
 from skksivi.families._layer import Constant, MultilayerPerceptron, Residual, SemiImplicit
@@ -82,7 +81,6 @@ class Mixtures(NamedTuple):
     factors: Tensor
 
 
-@saved("SkipNetwork", {"linear": (is_instance(nn.Linear), ""), "layers": (is_list_of(nn.Linear), "")})
 class SkipNetwork(nn.Module):
     """A linear map plus a network, which has SiLU between its layers: what depends on a context is smooth in it."""
 
@@ -127,28 +125,6 @@ class SkipNetwork(nn.Module):
         return self.linear(h) + self.network(h)
 
 
-SCALE = is_tensor(torch.float64, low=SMALLEST, high=1.0)
-
-
-@saved(
-    "Conditional",
-    {
-        "place": (is_instance(SkipNetwork), "po"),
-        "heads": (or_none(is_instance(SkipNetwork)), "pk"),
-        "residual": (is_instance(MultilayerPerceptron), "ad"),
-        "summary": (or_none(is_instance(DeepSets)), "cp"),
-        "triangle": (or_none(DOUBLES), "t"),
-        "log_variance": (DOUBLES, "d"),
-        "h_mean": (DOUBLES, "p"),
-        "h_sd": (POSITIVE, "p"),
-        "m0": (DOUBLES, "d"),
-        "s0": (POSITIVE, "d"),
-        "l0": (is_tensor(torch.float64, low=-60.0, high=60.0), "d"),
-        "sigma0": (SCALE, "d"),
-        "n_components": (SIZE, ""),
-    },
-    "dp",
-)
 class Conditional(nn.Module):
     """The family.
 
@@ -195,7 +171,7 @@ class Conditional(nn.Module):
         self.log_variance = nn.Parameter(self.sigma0.square().log())
 
     @classmethod
-    def restored(
+    def restored(  # noqa: PLR0913  # its parts
         cls,
         *,
         place: SkipNetwork,
@@ -205,10 +181,15 @@ class Conditional(nn.Module):
         triangle: Tensor | None,
         log_variance: Tensor,
         n_components: int,
-        **buffers: Tensor,
+        h_mean: Tensor,
+        h_sd: Tensor,
+        m0: Tensor,
+        s0: Tensor,
+        l0: Tensor,
+        sigma0: Tensor,
     ) -> Conditional:
         """Return the family of parts that fit, which is not trained."""
-        d, p = len(log_variance), len(buffers["h_mean"])
+        d, p = len(log_variance), len(h_mean)
         t = d * (d - 1) // 2
         own, common = (t, None) if d <= MANY else (0, t)
         if place.shape[1] != 2 * d + own or (None if triangle is None else len(triangle)) != common:
@@ -225,6 +206,7 @@ class Conditional(nn.Module):
         family.place, family.heads, family.residual, family.summary = place, heads, residual, summary
         family.log_variance = nn.Parameter(log_variance)
         family.triangle = None if triangle is None else nn.Parameter(triangle)
+        buffers = {"h_mean": h_mean, "h_sd": h_sd, "m0": m0, "s0": s0, "l0": l0, "sigma0": sigma0}
         for name, value in buffers.items():
             family.register_buffer(name, value)
         if {parameter.dtype for parameter in family.parameters()} != {torch.float64}:
@@ -340,7 +322,7 @@ class Conditional(nn.Module):
         network = MultilayerPerceptron.restored([folded.to(h.device), *layers[1:]])
         mean = Residual(self.sigma0.to(dtype), network.to(dtype))
         log_variance = Constant(self.log_variance.detach().to(dtype))
-        family = SemiImplicit.restored(mean, log_variance, d, mixing, 0.0)
+        family = SemiImplicit.restored(mean, log_variance, mixing, 0.0)
         whitening = Whitening(Affine(m[0].clone(), L[0].clone()), as_array(m), np.ones(1))
         return Layer(family, whitening, seed)
 

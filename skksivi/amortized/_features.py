@@ -8,8 +8,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from skksivi._saved import is_list_of, saved
-
 
 def between(layers: Sequence[nn.Linear], activation: type[nn.Module]) -> nn.Sequential:
     """Return a network of layers that fit, with an activation between them."""
@@ -27,7 +25,6 @@ def _layers_of(net: DeepSets) -> dict[str, object]:
     return {"phi": linear_layers(net.phi), "rho": linear_layers(net.rho)}
 
 
-@saved("DeepSets", {"phi": (is_list_of(nn.Linear), ""), "rho": (is_list_of(nn.Linear), "")}, parts=_layers_of)
 class DeepSets(nn.Module):
     r"""Features of a set that do not depend on its order, for sets of different sizes.
 

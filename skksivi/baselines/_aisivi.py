@@ -10,11 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from skksivi.base import LOSSES, Constraints, Integral, Interval, Real, learns
+from skksivi.base import Constraints, Integral, Interval, Real
 from skksivi.baselines._semi_implicit import Drawn, SemiImplicitVI
 from skksivi.families._density import log_joint
 from skksivi.families._layer import MultilayerPerceptron, SemiImplicit
-from skksivi.families._samplers import Layer
 from skksivi.mixing import NormalDraws
 from skksivi.parameters import Adam, Annealing, Init, Scale, Whiten, check_widths
 from skksivi.score._score import DifferentiableScore
@@ -24,7 +23,6 @@ from skksivi.training._loop import Iterate, Objective, Scheduled, by_autograd, l
 LARGEST_SCALE = 3.0
 
 
-@learns("baselines.AISIVI", Layer, LOSSES)
 class AISIVI(SemiImplicitVI):
     r"""Fit a semi-implicit layer by path gradients, with the score of q by importance sampling.
 

@@ -10,15 +10,14 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor, nn
 
-from skksivi._saved import CURVE, is_instance
 from skksivi._warnings import warn_caller
-from skksivi.base import ITERATIONS, BaseApproximator, Constraints, Integral, Interval, Real, StrOptions, learns
+from skksivi.base import BaseApproximator, Constraints, Integral, Interval, Real, StrOptions
 from skksivi.baselines._descent import Descending, set_gradient
 from skksivi.families._samplers import Fit, Gaussian, Tell
 from skksivi.parameters import Init
 from skksivi.pilot._affine import Affine, AffineMap
 from skksivi.pilot._gaussian import batch_and_match, score_divergence
-from skksivi.pilot._newton import laplace
+from skksivi.pilot._newton import check_mode, laplace
 from skksivi.pilot._rules import check_start, find_whitening, pulled_back, starting_points
 from skksivi.score._score import Score
 
@@ -47,7 +46,6 @@ class FromMode(BaseApproximator):
         return self.init
 
 
-@learns("baselines.Laplace", Gaussian, {})
 class Laplace(FromMode):
     r"""Gaussian at a mode, with the inverse curvature there as covariance.
 
@@ -116,6 +114,7 @@ class Laplace(FromMode):
     def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
         (start,) = starting_points(self.init, score_fn.n_features, score_fn.device)
         mode, converged = laplace(score_fn.double, start, self.max_iter)
+        check_mode(score_fn.double, start, mode)
         if not converged:
             warn_caller(
                 f"The mode search has not converged in {self.max_iter} steps; `mean_` is where it ended. Raise "
@@ -242,7 +241,6 @@ class Ascending(Descending, FromMode):
         return Fit(Gaussian(Affine(m + L @ a, L @ T)), {"norm_curve_": norms, "n_iter_": len(norms)}, ended_by)
 
 
-@learns("baselines.MeanFieldVI", Gaussian, ITERATIONS | {"norm_curve_": (CURVE, "t")})
 class MeanFieldVI(Ascending):
     r"""Gaussian of independent coordinates that maximises the evidence lower bound.
 
@@ -332,7 +330,6 @@ class MeanFieldVI(Ascending):
         return self._ascend(score_fn, independent, mean_field_gradient, generator)
 
 
-@learns("baselines.FullRankVI", Gaussian, ITERATIONS | {"norm_curve_": (CURVE, "t")})
 class FullRankVI(Ascending):
     r"""Gaussian that maximises the evidence lower bound.
 
@@ -418,7 +415,6 @@ class FullRankVI(Ascending):
         return self._ascend(score_fn, start, full_rank_gradient, generator)
 
 
-@learns("baselines.BatchAndMatch", Gaussian, ITERATIONS | {"score_divergence_": (is_instance(float), "")})
 class BatchAndMatch(FromMode):
     r"""Gaussian whose score matches the target's on batches of its own draws.
 

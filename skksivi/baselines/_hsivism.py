@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from skksivi.annealing import BRIDGES, bridge_levels
-from skksivi.base import LOSSES, Constraints, Integral, Interval, StrOptions, learns
+from skksivi.base import Constraints, Integral, Interval, StrOptions
 from skksivi.baselines._critic import CRITIC, Critics
 from skksivi.estimators._trained import Job, Trained, langevin_scale
 from skksivi.families._hierarchy import Hierarchy, langevin_hierarchy
@@ -25,7 +25,6 @@ from skksivi.score._score import DifferentiableScore, Score
 from skksivi.training._loop import Objective
 
 
-@learns("baselines.HSIVISM", Layers, LOSSES)
 class HSIVISM(Trained):
     r"""Fit a hierarchy of Gaussian layers by Fisher divergences, each against a network that estimates it.
 

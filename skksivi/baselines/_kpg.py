@@ -9,18 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi.base import LOSSES, Constraints, learns
+from skksivi.base import Constraints
 from skksivi.baselines._points import RADIAL, radial_kernel
 from skksivi.baselines._semi_implicit import Drawn, SemiImplicitVI
 from skksivi.families._layer import SemiImplicit
-from skksivi.families._samplers import Layer
 from skksivi.kernels import Kernel
 from skksivi.parameters import Adam, Annealing, Init, Scale, Whiten
 from skksivi.score._score import DifferentiableScore
 from skksivi.training._loop import Objective, Scheduled
 
 
-@learns("baselines.KPG", Layer, LOSSES)
 class KPG(SemiImplicitVI):
     r"""Fit a semi-implicit layer by the kernelised path gradient of the divergence.
 

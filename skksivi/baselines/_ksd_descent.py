@@ -10,9 +10,8 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
-from skksivi._saved import CURVE
 from skksivi._warnings import warn_caller
-from skksivi.base import ITERATIONS, Constraints, Interval, Real, StrOptions, learns
+from skksivi.base import Constraints, Interval, Real, StrOptions
 from skksivi.baselines._descent import Descending, MovingPoints, not_finite, set_gradient
 from skksivi.baselines._points import WITH_KERNEL, Particled, find_start, radial_kernel
 from skksivi.estimators._trained import KEEPING
@@ -82,7 +81,6 @@ def last_fall(losses: list[float]) -> float:
     return 1 - lowest[-1] / lowest[0]
 
 
-@learns("baselines.KSDDescent", Particles, ITERATIONS | {"loss_curve_": (CURVE, "e")})
 class KSDDescent(Descending, Particled):
     r"""Particles that minimise their kernel Stein discrepancy from the target.
 

@@ -9,9 +9,8 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
-from skksivi._saved import CURVE, LARGEST, SMALLEST, is_float
 from skksivi._warnings import warn_caller
-from skksivi.base import ITERATIONS, Constraints, Interval, Real, StrOptions, learns
+from skksivi.base import Constraints, Interval, Real, StrOptions
 from skksivi.baselines._chains import RUNNING, ChainApproximator, in_x, run
 from skksivi.baselines._points import LogRatio, density_in_u, find_start, ratio_in_u
 from skksivi.families._samplers import Chains, Fit, Tell
@@ -82,16 +81,6 @@ def adapted(h: Tensor, alpha: Tensor, t: int, target: float) -> Tensor:
     return h * ((alpha.mean() - target) * (t + 1) ** -0.6).exp()
 
 
-@learns(
-    "baselines.MALA",
-    Chains,
-    ITERATIONS
-    | {
-        "acceptance_curve_": (CURVE, "t"),
-        "acceptance_rate_": (is_float(0, 1), ""),
-        "step_size_": (is_float(SMALLEST, LARGEST["float64"]), ""),
-    },
-)
 class MALA(ChainApproximator):
     r"""Many Metropolis-adjusted Langevin chains in parallel.
 

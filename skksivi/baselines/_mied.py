@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi.base import LOSSES, Constraints, Interval, Real, StrOptions, learns
+from skksivi.base import Constraints, Interval, Real, StrOptions
 from skksivi.baselines._descent import Descending, MovingPoints, set_gradient
 from skksivi.baselines._points import (
     DESCENDING,
@@ -101,7 +101,6 @@ def mied_gradient(x: Tensor, log_p: Tensor, s: Tensor, mollifier: Mollifier, eps
     return energy - 2 * math.log(n), gradient
 
 
-@learns("baselines.MIED", Particles, LOSSES)
 class MIED(Descending, Particled):
     r"""Particles that minimise a mollified interaction energy, close to the chi-square divergence from the target.
 

@@ -10,18 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi.base import LOSSES, Constraints, Integral, Interval, Real, learns
+from skksivi.base import Constraints, Integral, Interval, Real
 from skksivi.baselines._descent import set_gradient
 from skksivi.baselines._semi_implicit import SemiImplicitVI, mixture_score
 from skksivi.families._layer import SemiImplicit
-from skksivi.families._samplers import Layer
 from skksivi.mixing import AtomDraws, Mixing
 from skksivi.parameters import Adam, Annealing, Init, Scale, Whiten
 from skksivi.score._score import DifferentiableScore
 from skksivi.training._loop import Objective, Scheduled
 
 
-@learns("baselines.PVI", Layer, LOSSES)
 class PVI(SemiImplicitVI):
     r"""Fit a semi-implicit layer whose mixing distribution is a set of particles, which move with its network.
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from skksivi._numbers import is_number
-from skksivi.base import ITERATIONS, Constraints, Interval, Real, learns
+from skksivi.base import Constraints, Interval, Real
 from skksivi.baselines._chains import RUNNING, ChainApproximator, in_x, run
 from skksivi.baselines._points import find_start
 from skksivi.families._samplers import Chains, Fit, Tell
@@ -53,7 +53,6 @@ def step_sizes(step_size: float | tuple[float, float, float]) -> Callable[[int],
     return lambda t: a * (b + t) ** -gamma
 
 
-@learns("baselines.SGLD", Chains, ITERATIONS)
 class SGLD(ChainApproximator):
     r"""Many chains of stochastic gradient Langevin dynamics in parallel.
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from skksivi.base import LOSSES, Constraints, Integral, Interval, learns
+from skksivi.base import Constraints, Integral, Interval
 from skksivi.baselines._critic import CRITIC, Critics
 from skksivi.baselines._descent import MovingPoints, set_gradient
 from skksivi.estimators._trained import Job, Trained
@@ -22,7 +22,6 @@ from skksivi.score._score import DifferentiableScore, Score
 from skksivi.training._loop import Objective
 
 
-@learns("baselines.SIFG", Layer, LOSSES)
 class SIFG(Trained):
     r"""Particles with Gaussian noise, moved along the gradient flow of KL(q || p).
 
@@ -209,5 +208,5 @@ class NoisyPoints(MovingPoints):
             linear.bias.zero_()
         a = self.log_variance.detach().expand(d).clone()
         return SemiImplicit.restored(
-            MultilayerPerceptron.restored([linear]), Constant(a), d, AtomDraws(u.clone()), self.floor
+            MultilayerPerceptron.restored([linear]), Constant(a), AtomDraws(u.clone()), self.floor
         )

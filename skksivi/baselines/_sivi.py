@@ -11,16 +11,14 @@ import torch
 from torch import Tensor
 
 from skksivi._arrays import check_function
-from skksivi.base import LOSSES, Constraints, Integral, Interval, learns
+from skksivi.base import Constraints, Integral, Interval
 from skksivi.baselines._semi_implicit import SemiImplicitVI
 from skksivi.families._layer import SemiImplicit
-from skksivi.families._samplers import Layer
 from skksivi.parameters import Adam, Annealing, Init, Scale, Whiten
 from skksivi.score._score import DifferentiableScore
 from skksivi.training._loop import Objective, Scheduled
 
 
-@learns("baselines.SIVI", Layer, LOSSES)
 class SIVI(SemiImplicitVI):
     r"""Fit a semi-implicit layer by the surrogate evidence lower bound.
 

@@ -9,17 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi.base import LOSSES, Constraints, Interval, Real, learns
+from skksivi.base import Constraints, Interval, Real
 from skksivi.baselines._critic import CRITIC, Critics
 from skksivi.baselines._semi_implicit import SemiImplicitVI
 from skksivi.families._layer import Drawn, DrawPullback, SemiImplicit
-from skksivi.families._samplers import Layer
 from skksivi.parameters import Adam, Annealing, Init, Scale, Schedule, Whiten, check_widths
 from skksivi.score._score import DifferentiableScore
 from skksivi.training._loop import Objective, Scheduled
 
 
-@learns("baselines.SIVISM", Layer, LOSSES)
 class SIVISM(SemiImplicitVI):
     r"""Fit a semi-implicit layer by the Fisher divergence, against a network that estimates it.
 

@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi._saved import CURVE
-from skksivi.base import ITERATIONS, Constraints, learns
+from skksivi.base import Constraints
 from skksivi.baselines._descent import Descending, MovingPoints, set_gradient
 from skksivi.baselines._points import WITH_KERNEL, Particled, find_start, radial_kernel
 from skksivi.families._samplers import Fit, Particles, Tell
@@ -52,7 +51,6 @@ def svgd_direction(x: Tensor, s: Tensor, kernel: Kernel) -> Tensor:
     return (k @ s + e @ x - e.sum(1, keepdim=True) * x) / len(x)
 
 
-@learns("baselines.SVGD", Particles, ITERATIONS | {"norm_curve_": (CURVE, "t")})
 class SVGD(Descending, Particled):
     r"""Particles moved by Stein variational gradient descent, the steepest descent of KL(q || p) in a kernel space.
 

@@ -9,10 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi.base import LOSSES, Constraints, Integral, Interval, learns
+from skksivi.base import Constraints, Integral, Interval
 from skksivi.baselines._semi_implicit import Drawn, SemiImplicitVI
 from skksivi.families._layer import Map, SemiImplicit
-from skksivi.families._samplers import Layer
 from skksivi.parameters import Adam, Annealing, Init, Scale, Whiten
 from skksivi.score._score import DifferentiableScore
 from skksivi.training._loop import Objective, Scheduled
@@ -21,7 +20,6 @@ from skksivi.training._loop import Objective, Scheduled
 FIRST_STEP, ACCEPTANCE, ADAPTATION = 0.1, 0.9, 0.5
 
 
-@learns("baselines.UIVI", Layer, LOSSES)
 class UIVI(SemiImplicitVI):
     r"""Fit a semi-implicit layer by unbiased estimates of the gradient of the evidence lower bound.
 

@@ -10,13 +10,12 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from sklearn.utils.validation import check_is_fitted
-from torch import nn
 
 from skksivi._arrays import check_function
 from skksivi._numbers import check_integer
 from skksivi.annealing import bridge_levels
-from skksivi.base import Constraints, HasMethods, Integral, Interval, Real, StrOptions, learns
-from skksivi.estimators._ksd import STEIN_TRAINED, SteinTrained
+from skksivi.base import Constraints, HasMethods, Integral, Interval, Real, StrOptions
+from skksivi.estimators._ksd import SteinTrained
 from skksivi.estimators._start import Start
 from skksivi.estimators._trained import langevin_scale
 from skksivi.families._hierarchy import Hierarchy, langevin_hierarchy
@@ -32,7 +31,6 @@ from skksivi.training._guard import MomentPenalty, Moments, moments
 from skksivi.training._loop import Objective
 
 
-@learns("HKSIVIApproximator", Layers, STEIN_TRAINED)
 class HKSIVIApproximator(SteinTrained[Hierarchy]):
     r"""Fit a hierarchy of Gaussian layers to a posterior known by its score.
 
@@ -321,14 +319,6 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
 
     def _checked_score(self, score_fn: Score) -> Score:
         return score_fn.on_all_data()
-
-    def _checked_family(self, family: nn.Module) -> Hierarchy:
-        n_networks = 1 if self.shared_network else self.n_layers
-        if not isinstance(family, Hierarchy):
-            raise ValueError("its family does not belong to HKSIVI")
-        if (family.n_layers, len(family.networks)) != (self.n_layers, n_networks):
-            raise ValueError("its `n_layers` or `shared_network` disagrees with its settings")
-        return family
 
     def _sampler_of(self, score: Score, start: Start[Hierarchy]) -> Callable[[Hierarchy], Layers]:
         return lambda family: Layers(family, start.whitening, score.double, start.seed)

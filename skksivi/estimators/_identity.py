@@ -6,7 +6,8 @@ Numbers are compared bit by bit. A function is identified by its values where a 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -15,11 +16,10 @@ from sklearn.base import BaseEstimator
 from torch import Tensor
 
 from skksivi._arrays import as_array
-from skksivi.kernels import Kernel
+from skksivi._version import __version__
+from skksivi.kernels import Kernel, resolve_kernel
 from skksivi.pilot._whitening import Whitening
 from skksivi.score._score import Score
-from skksivi.stein._estimators import GradientEstimator
-from skksivi.stein._fused import value_and_gradients
 from skksivi.terms import Draws, Term
 
 #: Parameters in which a fit may differ from the one that it continues; seed and device are treated separately.
@@ -30,9 +30,6 @@ SCALES, N_OF_SCALE = (0.01, 0.1, 1.0, 10.0, 100.0), 3
 
 #: Largest number of points, besides the origin, near which a score is evaluated.
 N_NEAR = 4
-
-#: Number of letters of a setting that are shown.
-N_SHOWN = 100
 
 
 def checksum(*arrays: ArrayLike | Tensor) -> str:
@@ -61,30 +58,22 @@ def described(name: str, value: object, progress: Sequence[float] | None) -> str
     ValueError
         It cannot be identified.
     """
-    if isinstance(value, np.generic):
-        value = value.item()
     if value is None or isinstance(value, bool | int | float | str):
-        return _shortened(repr(value))
-    if hasattr(value, "__array__"):
-        return _of_array(name, as_array(value))
+        return repr(value)
+    if hasattr(value, "__array__") and not (array := as_array(value)).dtype.hasobject:
+        return f"an array {array.shape} with checksum {checksum(array)}"
     if isinstance(value, Sequence):
-        return _shortened(f"[{', '.join(described(name, item, progress) for item in value)}]")
+        return f"[{', '.join(described(name, item, progress) for item in value)}]"
     if isinstance(value, BaseEstimator):
         parts = [f"{key}={described(name, part, progress)}" for key, part in value.get_params(deep=False).items()]
         parts += [_of_function(value, progress)] if callable(value) and progress is not None else []
-        return _shortened(f"{type(value).__module__}.{type(value).__qualname__}({', '.join(parts)})")
+        return f"{type(value).__module__}.{type(value).__qualname__}({', '.join(parts)})"
     if callable(value):
         return "a function" if progress is None else _of_function(value, progress)
     raise ValueError(
         f"`checkpoint` cannot identify `{name}`, a {type(value).__name__}; give a number, a string, an "
         "array, a function or an object with scikit-learn's parameters, or leave `checkpoint` out."
     )
-
-
-def _of_array(name: str, array: np.ndarray) -> str:
-    if array.dtype.hasobject:
-        raise ValueError(f"`checkpoint` cannot identify `{name}`, an array of objects; give an array of numbers.")
-    return f"an array {array.shape} with checksum {checksum(array)}"
 
 
 def _of_function(function: Callable[[float], object], progress: Sequence[float]) -> str:
@@ -98,12 +87,6 @@ def _number(value: object) -> float:
         return float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, RuntimeError):
         return float("nan")
-
-
-def _shortened(text: str) -> str:
-    if len(text) <= N_SHOWN:
-        return text
-    return f"{text[:N_SHOWN]}... with checksum {hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 # The values of a score, a kernel and the terms
@@ -125,21 +108,21 @@ def _standard_normal(n: int, d: int) -> Tensor:
     return torch.randn(n, d, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
-def of_score(score: Score, near: ArrayLike | None) -> dict[str, str]:
-    """Return the values of a score, its products, its density and its minibatches, as texts by name."""
+def of_score(score: Score, near: ArrayLike | None) -> str:
+    """Return a text that identifies the values of a score, its products, its density and its minibatches."""
     score, x = score.double, points(score, near)
-    asked = score
+    asked, noise = score, torch.Generator(score.device).manual_seed(0)
     if score.rewind is not None:  # a whole stream is compared near the fit
         asked = score.sketch()
         score.rewind(0)
-    noise = torch.Generator(score.device).manual_seed(0)
-    return {
-        "score_fn at random points": checksum(_known(asked(x), score)),
-        "products of score_fn at random points": f"{checksum(_known(asked.product(x, x.flip(0)), score))}, by "
-        f"differences: {score.by_differences}",
-        "log_prob at random points": _differences(score, x),
-        "minibatches": "none" if score.minibatch is None else checksum(score.minibatch(noise)(x)),
-    }
+    answers, failure = [asked(x), asked.product(x, x.flip(0))], ""
+    if score.minibatch is not None:
+        answers.append(score.minibatch(noise)(x))
+    try:
+        answers += [] if score.log_prob is None else [score.log_prob(x).detach()]
+    except Exception as error:  # fits that need the value report the error
+        failure = type(error).__name__
+    return f"{checksum(*(_known(a, score) for a in answers))} {score.by_differences} {failure}"
 
 
 def _known(s: Tensor, score: Score) -> Tensor:
@@ -151,15 +134,6 @@ def _known(s: Tensor, score: Score) -> Tensor:
     return (s / unit).round() * unit
 
 
-def _differences(score: Score, x: Tensor) -> str:
-    if score.log_prob is None:
-        return "none"
-    try:
-        return checksum(_known(score.log_prob(x).detach(), score))
-    except Exception as error:  # fits that need the value report the error
-        return type(error).__name__
-
-
 def of_score_near(score: Score, whitening: Whitening) -> str:
     """Return a checksum of the score's values at the fit."""
     u = _standard_normal(len(SCALES) * N_OF_SCALE, score.n_features).to(whitening.map.m)
@@ -169,11 +143,11 @@ def of_score_near(score: Score, whitening: Whitening) -> str:
 
 
 @torch.no_grad()
-def of_kernel(kernel: Kernel, estimator: GradientEstimator, d: int) -> str:
-    """Return a checksum of the discrepancy of random points, and its gradients."""
+def of_kernel(kernel: Kernel, d: int) -> str:
+    """Return a checksum of the values of a kernel at random points."""
     z = _standard_normal(4 * len(SCALES), d)
     x = z * torch.tensor(SCALES, dtype=torch.float64).repeat(4)[:, None]
-    return checksum(*value_and_gradients(x, z.flip(0), kernel, estimator))
+    return checksum(kernel(x, z.flip(0)))
 
 
 @torch.no_grad()
@@ -184,19 +158,39 @@ def of_terms(terms: Sequence[Term], score: Score) -> str:
     return checksum(*(term.gradient(draws, x.new_ones(())) for term in terms))
 
 
-def settled(ask: Callable[[], Mapping[str, str]]) -> dict[str, str]:
-    """Return settings that stay the same when computed again.
+def identity(est: BaseEstimator, score: Score, seed: int, near: ArrayLike | None) -> str:
+    """Return a checksum of what a fit must share with the one that it continues.
 
     Raises
     ------
     ValueError
-        A setting differs the second time.
+        It cannot be identified, or is not the same when it is computed again.
     """
-    first, again = ask(), ask()
-    for name in first:
-        if first[name] != again[name]:
-            raise ValueError(
-                f"`checkpoint` cannot identify this fit: {name} changes when it is computed again. "
-                "Make the function behind it return the same for the same input, or leave `checkpoint` out."
-            )
-    return dict(first)
+    first, again = (_parts_of_identity(est, score, seed, near) for _ in range(2))
+    changed = [name for name in first if first[name] != again[name]]
+    if changed:
+        raise ValueError(
+            f"`checkpoint` cannot identify this fit: {changed[0]} changes when it is computed again. Make the "
+            "function behind it return the same for the same input, or leave `checkpoint` out."
+        )
+    return hashlib.sha256(json.dumps(first, sort_keys=True).encode()).hexdigest()
+
+
+def _parts_of_identity(est: BaseEstimator, score: Score, seed: int, near: ArrayLike | None) -> dict[str, str]:
+    parameters = est.get_params(deep=False)
+
+    def progress(name: str) -> list[float] | None:
+        """Return where the functions in a parameter are evaluated during a fit; None if not by progress."""
+        n = est.n_layers if name == "bridge" else est.max_iter
+        return None if name == "kernel" else [i / n for i in range(n)]
+
+    return {
+        **{name: described(name, value, progress(name)) for name, value in parameters.items() if name not in FREE},
+        "score_fn at random points": of_score(score, near),
+        "kernel at random points": of_kernel(resolve_kernel(est.kernel), score.n_features),
+        "terms at random points": of_terms(parameters.get("terms", ()), score),
+        "seed": str(seed),
+        "n_features": str(score.n_features),
+        "device": score.device.type,
+        "version": __version__,
+    }

@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from inspect import signature
 from typing import Any, ClassVar, Generic, Self
@@ -14,19 +13,17 @@ from typing import Any, ClassVar, Generic, Self
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator
-from torch import Tensor, nn
+from torch import Tensor
 
 from skksivi._arrays import as_array
-from skksivi._saved import COUNT, CURVE, NAMES, Parts, is_instance, is_one_of, or_none
 from skksivi._warnings import warn_caller
 from skksivi._weights import Certificate
-from skksivi.base import LOSSES, Constraints, Integral, Interval, Real, StrOptions
-from skksivi.estimators._identity import FREE, described, of_kernel, of_score, of_score_near, of_terms, settled
-from skksivi.estimators._interrupted import Interrupted, widths
+from skksivi.base import Constraints, Integral, Interval, Real, StrOptions
+from skksivi.estimators._checkpoint import NoCheckpoint, check_checkpoint, saved_fit
+from skksivi.estimators._identity import of_score_near
 from skksivi.estimators._start import Start, is_close, untrained
 from skksivi.estimators._trained import KEEPING, F, Job, Trained, is_certified
 from skksivi.estimators._verdict import (
-    LOOK_EVERY,
     N_MONITOR_DRAWS,
     Judge,
     WhenGood,
@@ -39,18 +36,16 @@ from skksivi.estimators._verdict import (
     watch_of,
 )
 from skksivi.families._derived import Warped
-from skksivi.families._hierarchy import Hierarchy
 from skksivi.families._layer import Drawn, Family
 from skksivi.families._samplers import Fit, InU, Layer, Tell
 from skksivi.kernels import Kernel, resolve_kernel
-from skksivi.mixing import Bootstrap, GaussianMixtureDraws, Mixing, MixingLike, build_mixing, check_mixing
+from skksivi.mixing import Bootstrap, GaussianMixtureDraws, MixingLike, check_mixing
 from skksivi.parameters import (
     Adam,
     Checkpoint,
     Init,
     Pilot,
     Plateau,
-    checked_object,
     keeps_last,
     pilot_of,
     plateau_of,
@@ -69,10 +64,8 @@ from skksivi.score._tally import SpentError
 from skksivi.stein._discrepancy import agree
 from skksivi.stein._estimators import GRADIENT_ESTIMATORS, GradientEstimator
 from skksivi.stein._fused import value_and_gradients
-from skksivi.stein._path import Memory, averages, n_batches, shortened, velocity
-from skksivi.training._checkpoint import CheckpointFile
+from skksivi.stein._path import Memory, averages, shortened, velocity
 from skksivi.training._guard import MomentPenalty, Steering, Watch
-from skksivi.training._hooks import Saving
 from skksivi.training._loop import Hook, Objective, Scheduled, State
 
 #: How often a Gaussian is fitted again, starting from the last one, unless that is good enough.
@@ -86,17 +79,6 @@ PATH, KSD = "path gradient", "kernel Stein discrepancy"
 
 #: Score evaluations reserved from the budget for the last steps: the scale of the family and a certificate.
 N_RESERVED = 350
-
-#: The learned attributes of KSIVI and HKSIVI other than their sampler.
-STEIN_TRAINED: Parts = {
-    **LOSSES,
-    "ksd_curve_": (CURVE, "mp"),
-    "best_iter_": (COUNT, ""),
-    "certificate_": (or_none(is_instance(Certificate)), ""),
-    "fitted_by_": (is_instance(str), ""),
-    "engine_": (is_one_of("eager", "cuda graph"), ""),
-    "score_checksum_": (is_instance(str), ""),
-}
 
 #: An estimate of the objective from draws, with its gradients in the fields of `Drawn`.
 Gradients = Callable[[Drawn], tuple[Tensor, ...]]
@@ -175,31 +157,30 @@ class SteinTrained(Trained, Generic[F]):
 
     def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
         score = self._checked_score(score_fn)
-        with self._opened_checkpoint(score_fn, generator) as file:
-            start = self._start(score_fn, generator, file)
+        with saved_fit(self, score_fn, generator, self._points_near_target()) as saved:
+            start = saved.start or self._start(score_fn, generator)
             score, warp = start.whitening.seen(score), start.whitening.warp
 
             def in_x(fit: Fit) -> Fit:
                 return fit if warp is None else fit._replace(sampler=Warped(fit.sampler, warp))
 
             show = None if tell is None else lambda fit: tell(in_x(fit))
-            untrained, resumes = self._untrained(score, start), file is not None and file.found is not None
-            if untrained is None or resumes or self._is_to_train(untrained, score, start):
+            untrained = self._untrained(score, start)
+            if untrained is None or saved.start or self._is_to_train(untrained, score, start):
                 try:
-                    fit = self._trained(file, score, start, generator, show)
+                    fit = self._trained(saved, score, start, generator, show)
                     fit = fit if keeps_last(self.early_stopping) else better(fit, untrained)
                 except SpentError:  # before the first iteration
                     fit = self._as_started(score, start)
             else:
                 fit = untrained
             fit = in_x(fit._replace(report={"score_checksum_": start.answers, **fit.report}))
-            if file is None:
-                return fit
-            return fit._replace(finish=lambda: file.finish(remove=fit.ended_by is None and not score.tally.is_spent))
+            remove = fit.ended_by is None and not score.tally.is_spent
+            return fit._replace(finish=lambda: saved.finish(remove=remove))
 
     def _trained(
         self,
-        file: CheckpointFile[Interrupted] | None,
+        saved: NoCheckpoint,
         score: Score,
         start: Start[F],
         generator: torch.Generator,
@@ -214,16 +195,13 @@ class SteinTrained(Trained, Generic[F]):
             start = start._replace(memory=Memory.empty(next(family.parameters()).detach()))
         score_u = pulled_back(score, start.whitening.map, generator)
         objective = self._objective(score_u, family, start, generator)
-        saving, resume = list[Hook](), None
-        if file is not None:
-            every = checked_object(Checkpoint, self.checkpoint).every
-            saving.append(Saving(file, lambda state: Interrupted(*start, **state), watch, every))
-            resume = None if file.found is None else file.found.state
         if score_u.rewind is not None:
-            score_u.rewind(0 if resume is None else 2 * len(resume["losses"]))  # one for each half of the draws
+            n_done = 0 if saved.state is None else len(saved.state["losses"])
+            score_u.rewind(2 * n_done)  # one for each half of the draws
         job = Job(objective, family, generator, sampler_of, tell, score.tally)
         with score.tally.reserving(N_RESERVED):
-            fit = self._train_from(job, watch, [*self._ends(score, start, sampler_of), *saving], resume)
+            hooks = [*self._ends(score, start, sampler_of), *saved.hooks(start, watch)]
+            fit = self._train_from(job, watch, hooks, saved.state)
         at_start, at_end = sampler_of(start.family.requires_grad_(False)), sampler_of(family)
         several = len(start.whitening.modes) > 1  # far apart, where Stein's identities are noisy
         n_before, last = len(self.loss_curve_) if self._continues() else 0, keeps_last(self.early_stopping)
@@ -298,8 +276,7 @@ class SteinTrained(Trained, Generic[F]):
                 f"is {kernel!r}; change it, or set gradient_estimator='u-statistic'."
             )
         plateau_of(self.early_stopping)
-        if self.checkpoint is not None:
-            self._check_checkpoint()
+        check_checkpoint(self)
         if self._continues() and self.n_features_in_ != n_features:
             raise ValueError(
                 f"`warm_start` continues a fit of {self.n_features_in_} features, but the target has {n_features}; "
@@ -328,10 +305,6 @@ class SteinTrained(Trained, Generic[F]):
         """Return a new family and the penalty that ties it to the pilot."""
 
     @abstractmethod
-    def _checked_family(self, family: nn.Module) -> F:
-        """Return a family of a checkpoint; raise ValueError if this estimator would not build it."""
-
-    @abstractmethod
     def _sampler_of(self, score: Score, start: Start[F]) -> Callable[[F], InU]:
         """Return the map of a family to its sampler."""
 
@@ -347,12 +320,8 @@ class SteinTrained(Trained, Generic[F]):
 
     # Where a fit starts
 
-    def _start(
-        self, score_fn: Score, generator: torch.Generator, file: CheckpointFile[Interrupted] | None
-    ) -> Start[F]:
-        """Return the start of the training, or of the interrupted training that it continues."""
-        if file is not None and file.found is not None:
-            return self._start_again(score_fn, generator, file, file.found)
+    def _start(self, score_fn: Score, generator: torch.Generator) -> Start[F]:
+        """Return the start of the training."""
         if not self._continues():
             return self._built(score_fn, *self._find_whitening(score_fn, generator), generator)
         family = copy.deepcopy(self.family_).to(score_fn.device, score_fn.dtype).requires_grad_()
@@ -403,7 +372,8 @@ class SteinTrained(Trained, Generic[F]):
     def _moved(self, start: Start[F], score_fn: Score, generator: torch.Generator) -> Start[F]:
         """Return the start of a training whose target has moved: coordinates found from draws of the last fit.
 
-        A fit that started at points of a pilot does so again, because a mixture has no parameters that could follow.
+        A fit that started at points of a pilot does so again, because a mixture has no parameters that could follow;
+        and a family of warped coordinates is of no use in others.
         """
         if not isinstance(self.whiten, str | Pilot):
             return start
@@ -411,7 +381,7 @@ class SteinTrained(Trained, Generic[F]):
         x = x if start.whitening.warp is None else start.whitening.warp.unwarp(x)[0]
         near = as_array(x[score_fn.double(x).isfinite().all(1)])
         whitening, pilot = self._find_whitening(score_fn, generator, near if len(near) else None)
-        if self._is_at_pilot(start):
+        if self._is_at_pilot(start) or whitening.warp is not None or start.whitening.warp is not None:
             return self._built(score_fn, whitening, pilot, generator)
         return start._replace(whitening=whitening, answers=of_score_near(score_fn, whitening))
 
@@ -445,128 +415,6 @@ class SteinTrained(Trained, Generic[F]):
         """Return the weight of the penalty that ties a fit to its pilot, zero for none."""
         chains = pilot_of(self.whiten)
         return chains.weight if chains is not None and pilot.converged else 0.0
-
-    # Checkpoints
-
-    def _check_checkpoint(self) -> None:
-        """Raise for a checkpoint with parameters that do not allow one."""
-        checked_object(Checkpoint, self.checkpoint)
-        if self.warm_start:
-            raise ValueError("`checkpoint` continues a fit by itself; set warm_start=False.")
-        if not (isinstance(self.mixing, str) or type(self.mixing) in NAMES):
-            raise ValueError(
-                "`checkpoint` cannot store a function or your own object as `mixing`; use one of skksivi.mixing."
-            )
-
-    @contextmanager
-    def _opened_checkpoint(
-        self, score_fn: Score, generator: torch.Generator
-    ) -> Iterator[CheckpointFile[Interrupted] | None]:
-        """Lock the checkpoint for this fit within a context."""
-        if self.checkpoint is None:
-            yield None
-            return
-        path = checked_object(Checkpoint, self.checkpoint).path
-        settings = settled(lambda: self._identity(score_fn, generator.initial_seed()))
-        file = CheckpointFile(
-            path, settings, lambda found: self._checked_interrupted(found, score_fn, generator), score_fn.device
-        )
-        with file.opened(reads_only=bool(score_fn.rank)):  # with several ranks the first one writes
-            yield file
-
-    def _identity(self, score_fn: Score, seed: int) -> dict[str, str]:
-        """Return the settings that a fit must share with the one that it continues."""
-        d, terms = score_fn.n_features, getattr(self, "terms", ())
-        return {
-            **{
-                name: described(name, value, self._places(name))
-                for name, value in self.get_params(deep=False).items()
-                if name not in FREE
-            },
-            **of_score(score_fn, self._points_near_target()),
-            "kernel at random points": of_kernel(self._kernel_in_u(d), self._pairs, d),
-            "terms at random points": of_terms(terms, score_fn) if terms else "none",
-            "random_state": "None" if self._draws_seed(score_fn) else f"one that gives the seed {seed}",
-            "n_features": str(d),
-            "device": score_fn.device.type,
-        }
-
-    def _places(self, name: str) -> list[float] | None:
-        """Return where the functions in a parameter are evaluated during a fit; None if not by progress."""
-        if name == "kernel":
-            return None
-        n = getattr(self, "n_layers", 1) if name == "bridge" else self.max_iter
-        return [i / n for i in range(n)]
-
-    def _draws_seed(self, score_fn: Score) -> bool:
-        """Tell whether each fit draws its own seed, which a resumed one takes from its checkpoint."""
-        return self.random_state is None and not score_fn.replicate
-
-    def _checked_interrupted(self, found: object, score_fn: Score, generator: torch.Generator) -> Interrupted:
-        """Return the state left by a fit with these parameters; raise ValueError for anything else."""
-        if not isinstance(found, Interrupted):
-            raise ValueError("it holds no fit")
-        found.check()
-        start, dtype = self._start_of(found), found.whitening.seen(score_fn).dtype
-        stopping, guards = plateau_of(self.early_stopping), self._guards(start) or self._is_noisy(score_fn)
-        holds = {
-            "number of features": start.family.n_features == score_fn.n_features,
-            "type": found.flat.dtype == dtype,
-            "`hidden_layer_sizes`": widths(start.family) == {tuple(self._network.hidden_layer_sizes)},
-            "`scale`": start.family.min_scale == self._floor,
-            "`mixing`": self._is_own_mixing(start.family.mixing, dtype),
-            "`optimizer`": (found.average is None) == (self._steps.ema is None),
-            "`whiten`": self._is_own_penalty(start),
-            "`max_iter`": found.n_done <= self.max_iter,
-            "seed": self._draws_seed(score_fn) or found.seed == generator.initial_seed(),
-            "`gradient_estimator`": self._is_own_memory(found),
-            "watch": found.was_watched(LOOK_EVERY, self.max_iter, guards, stopping is not None),
-        }
-        for name, is_ours in holds.items():
-            if not is_ours:
-                raise ValueError(f"its {name} disagrees with its settings")
-        return found
-
-    def _is_own_mixing(self, mixing: object, dtype: torch.dtype) -> bool:
-        """Tell whether this sampler may come from the parameter `mixing`."""
-        chains = pilot_of(self.whiten)
-        if chains is not None and self._takes_points():
-            if isinstance(mixing, Bootstrap):
-                return chains.rule == "diagonal" and mixing.points.dtype == dtype
-            if isinstance(mixing, GaussianMixtureDraws):
-                return chains.rule == "auto" and mixing.means.dtype == mixing.factors.dtype == dtype
-        return isinstance(mixing, Mixing) and type(mixing) is type(build_mixing(self.mixing, mixing.latent_dim))
-
-    def _is_own_penalty(self, start: Start[F]) -> bool:
-        """Tell whether this may be the penalty that ties such a fit to its pilot."""
-        chains, levels = pilot_of(self.whiten), getattr(start.family, "levels", [1])
-        ties = self._is_at_pilot(start) and start.whitening.converged and min(levels) == 1
-        expected = chains.weight if chains is not None and ties else 0.0
-        return expected == (0.0 if start.penalty is None else start.penalty.weight)
-
-    def _is_own_memory(self, found: Interrupted) -> bool:
-        """Tell whether such a fit keeps these draws."""
-        if found.memory is None or not self._follows_path:
-            return (found.memory is None) == (not self._follows_path)
-        x, family = found.memory.x, found.family
-        layers = (family.n_layers,) if isinstance(family, Hierarchy) else ()
-        m = n_batches(self.batch_size) * self.batch_size
-        return x.shape == (*layers, m, family.n_features) and x.dtype == found.flat.dtype
-
-    def _start_of(self, found: Interrupted) -> Start[F]:
-        """Return the start of an interrupted fit."""
-        family = self._checked_family(found.family).requires_grad_()
-        return Start(found.whitening, family, found.penalty, found.seed, found.answers, found.memory)
-
-    def _start_again(
-        self, score_fn: Score, generator: torch.Generator, file: CheckpointFile[Interrupted], found: Interrupted
-    ) -> Start[F]:
-        """Return the start of the fit that this one continues."""
-        answers = of_score_near(found.whitening.seen(score_fn), found.whitening)
-        if answers != found.answers:
-            file.refuse("score_fn at points of the fit", found.answers, answers)
-        generator.manual_seed(found.seed)
-        return self._start_of(found)
 
     # The objective
 

@@ -9,14 +9,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from skksivi._warnings import warn_caller
-from skksivi.base import Constraints, HasMethods, Integral, Interval, StrOptions, learns
-from skksivi.estimators._ksd import STEIN_TRAINED, SteinTrained
+from skksivi.base import Constraints, HasMethods, Integral, Interval, StrOptions
+from skksivi.estimators._ksd import SteinTrained
 from skksivi.estimators._start import Start
 from skksivi.estimators._trained import MAX_LATENT_DIM, temperature
-from skksivi.families._layer import Constant, MultilayerPerceptron, SemiImplicit, covariance_kept, gaussian_layer
+from skksivi.families._layer import SemiImplicit, covariance_kept, gaussian_layer
 from skksivi.families._samplers import Layer
 from skksivi.kernels import Kernel
 from skksivi.mixing import Bootstrap, Mixing, MixingLike, build_mixing
@@ -31,7 +31,6 @@ from skksivi.training._guard import MomentPenalty, Steering, moments
 from skksivi.training._loop import Objective, Scheduled
 
 
-@learns("KSIVIApproximator", Layer, STEIN_TRAINED)
 class KSIVIApproximator(SteinTrained[SemiImplicit]):
     r"""Fit a sampler to a posterior known by its score, by kernel semi-implicit variational inference.
 
@@ -315,17 +314,6 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         if self.annealing is not None:
             warn_of_improper(self.annealing, score_fn)
         return score_fn
-
-    def _checked_family(self, family: nn.Module) -> SemiImplicit:
-        if not isinstance(family, SemiImplicit):
-            raise ValueError("its family does not belong to KSIVI")
-        if (checked_object(Scale, self.scale).form == "constant") != isinstance(family.log_variance, Constant):
-            raise ValueError("its `scale` disagrees with its settings")
-        if isinstance(family.mean, MultilayerPerceptron) == self._network.linear_skip:
-            raise ValueError("its `hidden_layer_sizes` disagree with its settings")
-        if self.latent_dim not in (None, family.mixing.latent_dim):
-            raise ValueError("its `latent_dim` disagrees with its settings")
-        return family
 
     def _sampler_of(self, score: Score, start: Start[SemiImplicit]) -> Callable[[SemiImplicit], Layer]:
         return lambda family: Layer(family, start.whitening, start.seed)

@@ -156,8 +156,7 @@ class Trained(Whitened):
             return 0
         if chains.rule == "auto" and chains.effort != "high":
             return N_EXPECTED
-        least = CHAINS.min_chains * (CHAINS.n_langevin + 3 * CHAINS.n_metropolis) if chains.rule == "auto" else 1
-        return max(chains.budget, least)
+        return max(chains.budget, CHAINS.least_calls if chains.rule == "auto" else 1)
 
     def _check_parameters(self, n_features: int) -> None:
         super()._check_parameters(n_features)

@@ -10,7 +10,6 @@ from typing import TypeGuard
 import torch
 from torch import Tensor
 
-from skksivi._saved import SMALLEST, is_float, is_instance, is_tensor, or_none, saved
 from skksivi.families._density import LogDensity
 from skksivi.families._samplers import HasDensity, Layer, Layers, Sampler
 from skksivi.mixing import AtomDraws, DensityMixing
@@ -19,8 +18,6 @@ from skksivi.pilot._curved import Curved
 from skksivi.pilot._density import log_density
 from skksivi.pilot._gaussian import covariance_root
 from skksivi.pilot._masses import Cells
-from skksivi.pilot._tails import Tails
-from skksivi.pilot._warp import Warp
 from skksivi.score._score import Score
 
 #: Rows drawn at a time by rejection, so that memory is bounded for all ratios; and the largest total, in units of the
@@ -80,15 +77,6 @@ def accepted(sampler: Sampler, n: int, n_each: float, keeps: Keeps, generator: t
     return torch.cat(kept) if kept else sampler.sample(0, generator)
 
 
-@saved(
-    "Reweighted",
-    {
-        "sampler": (lambda value: isinstance(value, Sampler) and unweighted(value) is value, "d"),
-        "cells": (is_instance(Cells), "kd"),
-        "ratios": (is_tensor(torch.float64, low=0, high=MAX_RATIO), "k"),
-    },
-    "d",
-)
 @dataclass(frozen=True)
 class Reweighted(Derived):
     """The draws of a sampler, with other weights of the cells of a partition.
@@ -103,6 +91,10 @@ class Reweighted(Derived):
 
     cells: Cells
     ratios: Tensor
+
+    def __post_init__(self) -> None:
+        if not self.ratios.max() <= MAX_RATIO:
+            raise ValueError("the ratios of the weights of its cells are larger than any shares have")
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         """Draw n rows (n, d), rejecting some from cells that are too frequent.
@@ -126,7 +118,6 @@ class Reweighted(Derived):
         return LogDensity(value + self.ratios.log()[self.cells.assign(x)], se)
 
 
-@saved("Warped", {"sampler": (is_instance(Layer), "d"), "warp": (is_instance(Warp, Tails), "d")}, "d")
 @dataclass(frozen=True)
 class Warped(Derived):
     """The draws of a sampler of y in the coordinates x of the target.
@@ -150,14 +141,6 @@ class Warped(Derived):
         return LogDensity(value - log_scale, se)
 
 
-@saved(
-    "Defended",
-    {
-        "sampler": (lambda value: isinstance(value, HasDensity) and not isinstance(value, Defended | Refined), "d"),
-        "map": (is_instance(Affine), "d"),
-    },
-    "d",
-)
 @dataclass(frozen=True)
 class Defended(Derived):
     r"""The draws of a sampler, one in ten replaced by a draw of a Student t with three degrees of freedom.
@@ -211,16 +194,6 @@ class Defended(Derived):
         return LogDensity(value, of_sampler.se * (log_q - value).exp())
 
 
-@saved(
-    "Refined",
-    {
-        "sampler": (lambda value: isinstance(value, HasDensity) and not isinstance(value, Refined), "d"),
-        "origin": (or_none(is_instance(Affine)), "d"),
-        "log_bound": (is_float(-1e300, 1e300), ""),
-        "acceptance": (is_float(SMALLEST, 1), ""),
-    },
-    "d",
-)
 @dataclass(frozen=True)
 class Refined(Derived):
     r"""The draws x of a sampler q, each kept with probability min(1, p(x) / (c q(x))).
@@ -356,11 +329,24 @@ def innermost(sampler: Sampler) -> Sampler:
 
 
 def tried(sampler: Sampler, generator: torch.Generator) -> list[Tensor]:
-    """Return a few draws, and numbers that are finite if their conditional distributions have a density."""
+    """Return a few draws, and numbers that are finite if their conditional distributions have a density.
+
+    Raises
+    ------
+    ValueError
+        The draws have another dimension than the sampler says.
+    """
+    numbers = _tried(sampler, generator)
+    if numbers[0].shape[1:] != (sampler.n_features,):
+        raise ValueError("its parts are of several dimensions")
+    return numbers
+
+
+def _tried(sampler: Sampler, generator: torch.Generator) -> list[Tensor]:
     fit = unweighted(sampler)
     sampler = sampler.sampler if isinstance(sampler, Refined) else sampler  # a refined one needs the target
     if isinstance(fit, Layers):
-        u = fit.family.draw(N_TRIED, generator, torch.zeros_like)[1]
+        u = fit.family.draw(N_TRIED, generator, torch.zeros_like)
         return [
             fit.whitening.map.unwhiten(u.double()),
             *(1 / fit.family.sigma(t) for t in range(fit.family.n_layers)),

@@ -9,7 +9,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from skksivi._saved import POSITIVE_WEIGHTS, is_instance, is_list_of, is_width, saved
 from skksivi.families._layer import (
     Constant,
     Drawn,
@@ -22,19 +21,6 @@ from skksivi.mixing import Mixing
 from skksivi.score._score import DifferentiableScore, ScoreFunction
 
 
-@saved(
-    "Hierarchy",
-    {
-        "networks": (is_list_of(MultilayerPerceptron), ""),
-        "a": (is_list_of(Constant), ""),
-        "levels": (is_list_of(float), ""),
-        "mixing": (is_instance(Mixing), "d"),
-        "half_square": (POSITIVE_WEIGHTS, "d"),
-        "min_scale": (is_width, ""),
-        "through": (is_instance(bool), ""),
-    },
-    "d",
-)
 class Hierarchy(nn.Module):
     r"""The hierarchical family of the paper, :math:`x_T \sim q_T`, then for t = T-1, ..., 0
 
@@ -99,17 +85,11 @@ class Hierarchy(nn.Module):
         through: bool,
     ) -> Hierarchy:
         """Return an untrained hierarchy; raise ValueError unless the layers fit together."""
-        T, d, shared = len(levels), len(half_square), len(networks) < len(levels)
-        fits = len(networks) == (1 if shared else T) and {network.shape for network in networks} == {(d + shared, d)}
-        if not fits or len(a) != T or not all(0 < x <= 1 for x in levels):
+        if len(half_square) != mixing.latent_dim or len(a) != len(levels):
             raise ValueError("the layers of its hierarchy do not fit")
-        if not all(value.value.shape == (d,) for value in a):
-            raise ValueError("the scales of its hierarchy do not fit")
         ones = torch.ones_like(half_square)
         family = cls(networks, mixing=mixing, levels=levels, initial_scale=ones, min_scale=min_scale)
         family.half_square, family.log_variances, family.through = half_square, nn.ModuleList(a), through
-        if {parameter.dtype for parameter in family.parameters()} != {half_square.dtype}:
-            raise ValueError("the parameters of its family are of several types")
         return family.requires_grad_(False)
 
     @property

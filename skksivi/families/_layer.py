@@ -11,7 +11,6 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from skksivi._saved import POSITIVE_WEIGHTS, SIZE, WEIGHTS, is_instance, is_list_of, is_width, saved
 from skksivi.mixing import Mixing
 from skksivi.parameters import Scale
 from skksivi.score._score import DifferentiableScore
@@ -47,7 +46,6 @@ class Map(nn.Module, ABC):
         """
 
 
-@saved("Constant", {"value": (WEIGHTS, "d")}, "_d")
 class Constant(Map):
     """A free vector that ignores z."""
 
@@ -73,7 +71,6 @@ class Constant(Map):
         return self.value, pullback
 
 
-@saved("MultilayerPerceptron", {"layers": (is_list_of(nn.Linear), "")})
 class MultilayerPerceptron(Map):
     """A ReLU network whose weights are drawn by torch's rule for linear layers.
 
@@ -128,12 +125,12 @@ class MultilayerPerceptron(Map):
 
     def jacobian(self, z: Tensor) -> Tensor:
         first, *others = self.linear
-        J = first.weight.expand(len(z), -1, -1)
+        J = first.weight.mT.expand(len(z), -1, -1)  # transposed: one product of matrices a layer
         z = first(z)
         for layer in others:
-            J = layer.weight @ (J * (z > 0)[:, :, None])
+            J = (J * (z > 0)[:, None]) @ layer.weight.mT
             z = layer(z.relu())
-        return J
+        return J.mT
 
     def with_pullback(self, z: Tensor) -> tuple[Tensor, Pullback]:
         layers, inputs = self.linear, [z]
@@ -159,7 +156,6 @@ class MultilayerPerceptron(Map):
         return self
 
 
-@saved("LinearSkip", {"A": (WEIGHTS, "dz"), "network": (is_instance(MultilayerPerceptron), "zd")}, "zd")
 class LinearSkip(Map):
     """The map z -> A z + network(z)."""
 
@@ -189,7 +185,6 @@ class LinearSkip(Map):
         return torch.addmm(out, z, self.A.T), pullback
 
 
-@saved("Residual", {"unit": (POSITIVE_WEIGHTS, "d"), "network": (is_instance(MultilayerPerceptron), "dd")}, "dd")
 class Residual(Map):
     """The map z -> z + unit * network(z), with a fixed unit (d,) for each coordinate."""
 
@@ -260,17 +255,6 @@ class Family(Protocol):
         """Return the trainable parameters."""
 
 
-@saved(
-    "SemiImplicit",
-    {
-        "mean": (is_instance(LinearSkip, Residual, MultilayerPerceptron), "zd"),
-        "log_variance": (is_instance(Constant, MultilayerPerceptron), "zd"),
-        "n_features": (SIZE, "d"),
-        "mixing": (is_instance(Mixing), "z"),
-        "min_scale": (is_width, ""),
-    },
-    "d",
-)
 class SemiImplicit(nn.Module):
     r"""The family q(x) = E_q(z) N(x; mu(z), diag sigma(z)^2), with sigma^2 = exp(a) + floor^2.
 
@@ -297,13 +281,12 @@ class SemiImplicit(nn.Module):
         self.min_scale = min_scale
 
     @classmethod
-    def restored(
-        cls, mean: Map, log_variance: Map, n_features: int, mixing: Mixing, min_scale: float
-    ) -> SemiImplicit:
-        """Return an untrained family; raise ValueError unless its parts have one dtype."""
-        family = cls(mean, log_variance, n_features=n_features, mixing=mixing, min_scale=min_scale)
-        if len({parameter.dtype for parameter in family.parameters()}) != 1:
-            raise ValueError("the parameters of its family are of several types")
+    def restored(cls, mean: Map, log_variance: Map, mixing: Mixing, min_scale: float) -> SemiImplicit:
+        """Return an untrained family; raise ValueError unless z is as long as its parts need."""
+        (first, *_), (*_, last) = mean.parameters(), log_variance.parameters()
+        if first.shape[1] != mixing.latent_dim:
+            raise ValueError("the mean of its family does not take its z")
+        family = cls(mean, log_variance, n_features=len(last), mixing=mixing, min_scale=min_scale)
         return family.requires_grad_(False)
 
     def sigma(self, z: Tensor) -> Tensor:

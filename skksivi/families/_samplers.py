@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from skksivi._arrays import as_tensor
-from skksivi._saved import ARRAY, SEED, is_instance, saved
 from skksivi.families._density import MOST_DRAWS, LogDensity, hierarchy_log_density, layer_log_density, with_density
 from skksivi.families._hierarchy import Hierarchy
 from skksivi.families._layer import SemiImplicit
@@ -98,7 +97,6 @@ class Fit(NamedTuple):
 Tell = Callable[[Fit], bool]
 
 
-@saved("Gaussian", {"map": (is_instance(Affine), "d")}, "d")
 @dataclass(frozen=True)
 class Gaussian:
     """The normal distribution N(m, L L^T)."""
@@ -137,7 +135,6 @@ def pick(n_rows: int, n: int, generator: torch.Generator) -> Tensor:
     return torch.randint(n_rows, (n,), generator=generator, device=generator.device)
 
 
-@saved("Particles", {"x": (ARRAY, "nd"), "whitening": (is_instance(Whitening), "d")}, "d")
 @dataclass(frozen=True)
 class Particles:
     r"""Points x (N, d), and Gaussians around them if more draws are requested than there are points.
@@ -175,7 +172,6 @@ class Particles:
         return self.whitening.map.unwhiten(u[i] + r[i, None] / (2 * math.sqrt(d)) * xi)
 
 
-@saved("Chains", {"x": (ARRAY, "cnd"), "whitening": (is_instance(Whitening), "d")}, "d")
 @dataclass(frozen=True)
 class Chains:
     """States x (n_chains, n_draws, d) of Markov chains."""
@@ -200,11 +196,6 @@ class Chains:
         return x[pick(len(x), n, generator)]
 
 
-@saved(
-    "Layer",
-    {"family": (is_instance(SemiImplicit), "d"), "whitening": (is_instance(Whitening), "d"), "seed": (SEED, "")},
-    "d",
-)
 @dataclass(frozen=True)
 class Layer:
     """A semi-implicit layer in whitened coordinates."""
@@ -242,11 +233,6 @@ class Layer:
         return _in_x(lambda u: layer_log_density(family, u, self.seed, most), x, self.whitening)
 
 
-@saved(
-    "Layers",
-    {"family": (is_instance(Hierarchy), "d"), "whitening": (is_instance(Whitening), "d"), "seed": (SEED, "")},
-    "d",
-)
 @dataclass(frozen=True)
 class Layers:
     """A hierarchy of layers in whitened coordinates, which draws by the score of its target in x."""

@@ -49,11 +49,11 @@ def correlation_error(X: ArrayLike, Y: ArrayLike, *, summary: str = "rms") -> fl
         raise ValueError(f"`summary` must be 'rms' or 'max', got {summary!r}.")
     if X.shape[1] < 2:
         raise ValueError("`X` and `Y` have 1 column; a correlation needs two.")
-    errors = np.abs(_correlations(X, "X") - _correlations(Y, "Y"))
+    errors = np.abs(correlations(X, "X") - correlations(Y, "Y"))
     return float(errors.max() if summary == "max" else np.sqrt(np.mean(errors**2)))
 
 
-def _correlations(A: np.ndarray, name: str) -> np.ndarray:
+def correlations(A: np.ndarray, name: str) -> np.ndarray:
     """Return the correlation coefficients of the pairs of columns, shape (d (d - 1) / 2,)."""
     constant = np.flatnonzero(np.ptp(A, axis=0) == 0)
     if len(constant):

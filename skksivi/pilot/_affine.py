@@ -8,7 +8,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from skksivi._saved import DOUBLES, FACTOR, ORTHONORMAL, POSITIVE, saved
 from skksivi.score._score import Score, ScoreFunction, Wrapped, central_difference
 
 
@@ -17,7 +16,6 @@ def standard_normal(n: int, like: Tensor, generator: torch.Generator) -> Tensor:
     return torch.randn(n, like.shape[-1], generator=generator, dtype=like.dtype, device=like.device)
 
 
-@saved("Affine", {"m": (DOUBLES, "d"), "L": (FACTOR, "dd")}, "d")
 class Affine(NamedTuple):
     """The map x = m + L u: m of shape (d,), L lower triangular of shape (d, d)."""
 
@@ -55,7 +53,6 @@ class Affine(NamedTuple):
         return self.L.diagonal().log().sum()
 
 
-@saved("LowRank", {"m": (DOUBLES, "d"), "D": (POSITIVE, "d"), "V": (ORTHONORMAL, "dk"), "r": (POSITIVE, "k")}, "d")
 class LowRank(NamedTuple):
     r"""The map x = m + D (I + V diag(r - 1) V^T) u of many dimensions: a scale for each coordinate, and r in a few
     directions.
@@ -96,7 +93,6 @@ class LowRank(NamedTuple):
         return self.D.log().sum() + self.r.log().sum()
 
 
-@saved("Identity", {"m": (DOUBLES, "d")}, "d")
 class Identity(NamedTuple):
     """The map x = u: m is zero, of shape (d,)."""
 

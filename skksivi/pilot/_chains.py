@@ -46,6 +46,13 @@ class ChainSettings(NamedTuple):
     tolerance: float = 0.015
     #: Points of a pilot below which a mode does not count as one.
     min_points_of_mode: int = 20
+    #: About how many calls the Gaussian at a mode takes.
+    n_of_gaussian: int = 5000
+
+    @property
+    def least_calls(self) -> int:
+        """The fewest calls of an ensemble."""
+        return self.min_chains * (self.n_langevin + 3 * self.n_metropolis)
 
 
 CHAINS = ChainSettings()
@@ -155,7 +162,7 @@ def revive(x: Tensor, generator: torch.Generator) -> Tensor:
         return x
     alive = x[finite]
     if not len(alive):
-        raise LostError
+        raise LostError(x)
     others = torch.randint(len(alive), (len(x),), generator=generator, device=x.device)
     return torch.where(finite[:, None], x, alive[others])
 
@@ -180,16 +187,15 @@ def find_pilot(
     begin : callable, default=None
         Called with each stage and its number of calls.
     """
-    n_chains = min(max(budget // (CHAINS.n_langevin + 3 * CHAINS.n_metropolis), CHAINS.min_chains), CHAINS.max_chains)
+    n_chains = min(max(CHAINS.min_chains * budget // CHAINS.least_calls, CHAINS.min_chains), CHAINS.max_chains)
     weights = modes.weights.tolist()
     fewest = min(CHAINS.min_chains_of_mode, max(16, 2 * n_chains // len(weights)))
     sizes = [max(fewest, round(n_chains * w)) for w in weights]
     begin = begin or (lambda *_: None)
+    begin("Gaussians at modes", len(sizes) * CHAINS.n_of_gaussian)
+    starts = [_start(score_fn, mode, n, generator) for mode, n in zip(modes.maps, sizes, strict=True)]
     begin("Langevin chains", sum(sizes) * CHAINS.n_langevin)
-    ensembles = [
-        langevin(score_fn, _start(score_fn, mode, n, generator), generator)
-        for mode, n in zip(modes.maps, sizes, strict=True)
-    ]
+    ensembles = [langevin(score_fn, start, generator) for start in starts]
     kept: list[Tensor] = []
     for _ in range(CHAINS.max_rounds):
         begin("Metropolis chains", sum(sizes) * 3 * CHAINS.n_metropolis)

@@ -13,7 +13,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from skksivi._saved import DOUBLES, is_list_of, saved
 from skksivi._warnings import warn_caller
 from skksivi.pilot._affine import Affine
 from skksivi.pilot._gaussian import covariance_root
@@ -29,6 +28,8 @@ class MassSettings(NamedTuple):
     n_importance: int = 2000
     n_bridge: int = 500
     n_quick: int = 400
+    #: About how many calls a line takes.
+    n_line: int = 50
     #: Points of a mode that are kept whatever its mass, so that a distribution can be fitted to them.
     n_least: int = 10
     #: Degrees of freedom of the wider half of the proposal.
@@ -43,7 +44,6 @@ class MassSettings(NamedTuple):
 MASSES = MassSettings()
 
 
-@saved("Cells", {"maps": (is_list_of(Affine), ""), "log_weights": (DOUBLES, "k")})
 class Cells(NamedTuple):
     """A partition of space by the likeliest of k Gaussians.
 
@@ -55,13 +55,6 @@ class Cells(NamedTuple):
 
     maps: list[Affine]
     log_weights: Tensor
-
-    @classmethod
-    def restored(cls, maps: list[Affine], log_weights: Tensor) -> Cells:
-        """Return the cells of the maps; raise ValueError unless these fit together."""
-        if not all(a.m.shape == maps[0].m.shape for a in maps):
-            raise ValueError("the maps of its cells do not fit")
-        return cls(maps, log_weights)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -238,6 +231,7 @@ def weighed(score_fn: DifferentiableScore, pilot: PilotPoints, generator: torch.
     shuffled = [part[torch.randperm(len(part), generator=generator, device=part.device)] for part in parts]
     maps = [Affine(part[::2].mean(0), covariance_root(part[::2])) for part in shuffled]
     cells = Cells(maps, shares.log())
+    score_fn.tally.begin("weights of modes", len(parts) * 2 * MASSES.n_quick * MASSES.n_line)
     log_p = log_densities(score_fn, cells)
     masses = [
         mass(log_p, cells, k, part[1::2][cells.assign(part[1::2]) == k][: MASSES.n_quick], generator, MASSES.n_quick)

@@ -104,7 +104,7 @@ def find_modes(
         raise ValueError(f"none of {len(starts)} searches for a mode has converged in {n_steps} steps")
     maps = maps or [a for a in found if a.m.abs().max() < FAR]
     if not maps:
-        raise LostError
+        raise LostError(torch.stack([a.m for a in found]) if found else None)
     distinct: list[Affine] = []
     for a in maps:
         if not any(same_mode(a, b) for b in distinct):

@@ -2,13 +2,15 @@ r"""Searches for one mode by Newton steps, from scores alone, in float64."""
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from skksivi.pilot._affine import Affine, LowRank
-from skksivi.score._score import DifferentiableScore, ScoreFunction
+from skksivi.pilot._affine import Affine, LowRank, standard_normal
+from skksivi.score._improper import check_ends
+from skksivi.score._score import DifferentiableScore, Score, ScoreFunction
 
 
 class NewtonSettings(NamedTuple):
@@ -23,6 +25,9 @@ class NewtonSettings(NamedTuple):
     #: The most numbers in the points at which the score is asked at a time: what a score computes on its way is to
     #: stay in memory that is used again.
     max_in_block: int = 2**16
+    #: Points around a mode from which a density is to fall, and steps of the power method for where it is widest.
+    n_beside: int = 8
+    n_powers: int = 30
     #: Random signs by which a diagonal is estimated.
     n_probes: int = 128
 
@@ -34,9 +39,10 @@ FAR = 1e75
 
 
 class LostError(ValueError):
-    """The search for a target has produced numbers that are not finite."""
+    """The search for a target has produced points x (n, d) that are not finite, or too far in some feature."""
 
-    def __init__(self) -> None:
+    def __init__(self, x: Tensor | None = None) -> None:
+        self.feature = None if x is None or not x.numel() else int(x.abs().nan_to_num(math.inf).mean(0).argmax())
         super().__init__(
             "The search for the target reached values that are not finite: `score_fn` may have the wrong sign (it "
             "is the gradient of log p, not of -log p) or belong to no proper density. Else set `init` to a point "
@@ -58,8 +64,27 @@ def saddle_free_newton(score_fn: DifferentiableScore, x: Tensor, max_iter: int =
     """
     maps, converged = search_modes(score_fn, x[None], max_iter)
     if not maps or maps[0].m.abs().max() > FAR:
-        raise LostError
+        raise LostError(maps[0].m[None] if maps else None)
     return maps[0], bool(converged[0])
+
+
+def check_mode(score_fn: Score, start: Tensor, mode: Affine) -> None:
+    """Refuse a density that does not fall from a mode along the way from the start (d,) of its search, or where it is
+    widest.
+
+    Raises
+    ------
+    ValueError
+    """
+    u = standard_normal(NEWTON.n_beside, mode.m, torch.Generator(mode.m.device).manual_seed(0))
+    widest, way = u[0], mode.m - start
+    for _ in range(NEWTON.n_powers):
+        widest = mode.L @ (mode.L.mT @ widest)
+        widest = widest / widest.norm()
+    widest = widest.where(widest.abs() > 0.01 * widest.abs().max(), 0.0)  # a coordinate alone may run off
+    directions = torch.stack([widest * (way @ widest).sign().where(way @ widest != 0, 1), way])
+    lengths = mode.whiten(mode.m + directions).norm(dim=1, keepdim=True)
+    check_ends(score_fn, mode.unwhiten(u), (directions / lengths)[lengths[:, 0] > 0])
 
 
 def is_spike(mode: Affine) -> bool:
@@ -220,7 +245,7 @@ def newton_cg(score_fn: DifferentiableScore, x: Tensor, generator: torch.Generat
             continue
         stands_out = lam.log().abs() > 0.5
         return LowRank(x, D, V[:, stands_out].contiguous(), lam[stands_out].rsqrt())
-    raise LostError
+    raise LostError(x[None])
 
 
 def dense_mode(score_fn: DifferentiableScore, x: Tensor, generator: torch.Generator) -> Affine:

@@ -14,21 +14,26 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from skksivi._arrays import as_numbers, as_tensor
-from skksivi.parameters import Init, Pilot, Whiten, pilot_of
+from skksivi.parameters import Init, Pilot, Whiten
+from skksivi.parameters import pilot_of as chains_of
 from skksivi.pilot._affine import Affine, AffineMap, Identity, LowRank
-from skksivi.pilot._chains import find_pilot
+from skksivi.pilot._chains import CHAINS, find_pilot
 from skksivi.pilot._gaussian import batch_and_match, covariance_root
-from skksivi.pilot._importance import PLAIN, Draws, refined, without_wrong_density
+from skksivi.pilot._hamiltonian import HAMILTONIAN
+from skksivi.pilot._importance import PLAIN, Draws, pilot_of, refined, without_wrong_density
 from skksivi.pilot._masses import weighed
 from skksivi.pilot._mixture import MOST_FEATURES
 from skksivi.pilot._modes import MODES, ModeMaps, same_mode, search_around
-from skksivi.pilot._newton import laplace, newton_cg
+from skksivi.pilot._newton import check_mode, laplace, newton_cg
 from skksivi.pilot._points import PilotPoints, are_known
 from skksivi.pilot._short import SHORT, short_pilot
 from skksivi.pilot._underdamped import surrounding, underdamped_pilot
 from skksivi.pilot._whitening import GIVEN, LAPLACE, MATCHED, Whitening
 from skksivi.score._score import DifferentiableScore, Halves, Score
 from skksivi.score._tally import SpentError, Tally
+
+#: How many times the `budget` a search may take, unless it has a limit of its own.
+MOST_TIMES = 10
 
 #: Features beyond which the map is diagonal plus low rank, by the curvature at a mode: a Newton step costs O(d^3).
 MAX_FEATURES = 1000
@@ -120,11 +125,12 @@ def find_whitening(
         map_ = Identity(starts.new_zeros(d)) if whiten is None else _given(whiten, d, score_fn.device)
         return Whitening(map_, np.empty((0, d)), np.empty(0), found_by=GIVEN), None
     rule = RULES[whiten.rule if isinstance(whiten, Pilot) else whiten]
-    before, chains, alone = score_fn.tally.total, pilot_of(whiten) or Pilot(), init is not None
+    before, chains, alone = score_fn.tally.total, chains_of(whiten) or Pilot(), init is not None
     if score_fn.mode is not None:  # no other mode is possible
         starts, alone = score_fn.mode[None], True
     score_fn.tally.begin("search for modes")
-    whitening, pilot = rule(Search(score_fn, starts, alone, chains, generator, before, warps))
+    with score_fn.tally.at_most(MOST_TIMES * max(chains.budget, CHAINS.least_calls)):
+        whitening, pilot = rule(Search(score_fn, starts, alone, chains, generator, before, warps))
     return replace(whitening, n_score_calls=score_fn.tally.total - before), pilot
 
 
@@ -135,24 +141,33 @@ def _of_mode(map_: AffineMap, mode: Affine | LowRank) -> Whitening:
 
 def _at_mode(search: Search) -> Found:
     """Return the Laplace approximation."""
-    mode, _ = laplace(search.score.double, search.starts[0])
+    mode = _laplace(search)
     return _of_mode(mode, mode), None
+
+
+def _laplace(search: Search) -> Affine:
+    """Return the mode found from the start."""
+    score, start = search.score.double, search.starts[0]
+    mode, _ = laplace(score, start)
+    check_mode(score, start, mode)
+    return mode
 
 
 def _matched(search: Search) -> Found:
     """Return the Gaussian that batch and match fits from the Laplace approximation."""
-    mode, _ = laplace(search.score.double, search.starts[0])
+    mode = _laplace(search)
     found = _of_mode(batch_and_match(search.score.double, mode, search.generator), mode)
     return replace(found, found_by=MATCHED), None
 
 
 def _by_chains(search: Search) -> Found:
     """Return mean and covariance of chains around the modes, and the chains; the curvature if features are many."""
-    double, effort, generator, short = search.score.double, search.chains.effort, search.generator, None
+    double, effort, generator, by = search.score.double, search.chains.effort, search.generator, LAPLACE
+    short = best = None
     d, short_chains = double.n_features, partial(short_pilot, double, effort=effort, warps=search.warps)
     if d <= SHORT.max_features:
-        short = short_chains(search.starts, generator, alone=search.alone)
-        by = _explored_by(double.tally)
+        short = best = short_chains(search.starts, generator, alone=search.alone)
+        by = LAPLACE if short is None else _explored_by(double.tally)
         if short is not None and (_will_do(*short, effort) or d > MAX_FEATURES or double.tally.is_spent):
             return _of_points(*short, by)
         search = search._replace(n_calls=double.tally.total)  # the budget is for the long chains
@@ -160,15 +175,17 @@ def _by_chains(search: Search) -> Found:
         return _by_curvature(search)
     try:
         for n_starts in (MODES.few_starts, MODES.max_starts):
+            double.tally.begin("search for modes")
             modes = search_around(double, search.starts, generator, alone=search.alone, n_starts=n_starts)
             chains = partial(short_chains, alone=search.alone or n_starts == MODES.max_starts)
             if short is not None and (better := _from_another(modes, short[0], chains, generator)) is not None:
                 return _of_points(*better, _explored_by(double.tally))
+            best = short or (modes, pilot_of(modes.mixture(), HAMILTONIAN.n_of_gaussian))
         pilot = _by_long_chains(search, modes)
     except SpentError:
-        if short is None:
+        if best is None:
             raise
-        return _of_points(*short, by)
+        return _of_points(*best, by)
     if short is not None and short[1].converged and not pilot.converged:
         return _of_points(*short, by)
     found, _ = _of_points(modes, pilot, _explored_by(double.tally))
@@ -211,8 +228,10 @@ def _by_long_chains(search: Search, modes: ModeMaps) -> PilotPoints:
     double, generator = search.score.double, search.generator
     pilot = find_pilot(double, modes, generator, search.left, double.tally.begin)
     if len(pilot.n_of_mode) > 1:
-        double.tally.begin("weights of modes")
-        return weighed(double, pilot, generator)
+        try:
+            return weighed(double, pilot, generator)
+        except SpentError:
+            return pilot._replace(converged=False)
     if search.chains.effort == "high" or double.n_features > MOST_FEATURES:
         return pilot
     map_ = Affine(pilot.x.mean(0), covariance_root(pilot.x))

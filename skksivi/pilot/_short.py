@@ -15,7 +15,7 @@ from skksivi.pilot._hamiltonian import HAMILTONIAN, HamiltonianEnsemble
 from skksivi.pilot._importance import pilot_of, standard_pilot, without_wrong_density
 from skksivi.pilot._mixture import MOST_FEATURES
 from skksivi.pilot._modes import ModeMaps, find_modes
-from skksivi.pilot._newton import LOST, dense_mode, is_spike
+from skksivi.pilot._newton import LOST, check_mode, dense_mode, is_spike
 from skksivi.pilot._others import all_modes
 from skksivi.pilot._points import MANY_FEATURES, PilotPoints, are_known
 from skksivi.pilot._several import Weighing, pilot_of_several
@@ -107,6 +107,7 @@ def short_pilot(
         if starts.shape[1] < MANY_FEATURES:
             return None
         return _without_mode(score_fn, starts[0], generator, chain(*stages))
+    check_mode(score_fn, starts[0], modes.maps[0])
     try:
         pilot = standard_pilot(modes.maps[0].m, HAMILTONIAN.n_of_gaussian).unwhitened(modes.maps[0])
         score_fn = without_wrong_density(score_fn, modes.maps[0])

@@ -24,7 +24,6 @@ from scipy import special
 from torch import Tensor
 
 from skksivi._arrays import as_tensor
-from skksivi._saved import NOT_NEGATIVE, is_instance, saved
 from skksivi.pilot._affine import Affine
 from skksivi.pilot._curved import Curved
 from skksivi.score._improper import AGREEMENT, exponents
@@ -43,7 +42,6 @@ HEAVIEST, LIGHT = 0.5, 30.0
 N_NODES, FARTHEST, N_NEWTON = 2001, 15.0, 4
 
 
-@saved("Tails", {"map": (is_instance(Affine), "d"), "index": (NOT_NEGATIVE, "k")}, "d")
 @dataclass(frozen=True, repr=False)
 class Tails(Curved):
     """The map from y to x.
@@ -63,11 +61,10 @@ class Tails(Curved):
     def __post_init__(self) -> None:
         if len(self.index) not in (1, len(self.map.m)):
             raise ValueError("the indices of its tails do not fit its map")
-        if not self.index.is_meta and (self.index > 1 / HEAVIEST).any():
+        if (self.index > 1 / HEAVIEST).any():
             raise ValueError("its tails are heavier than of any supported density")
-        if not self.index.is_meta:
-            found = _stretches(self._k, tuple(self.index.tolist()), self.index.device)
-            object.__setattr__(self, "stretches", found)
+        found = _stretches(self._k, tuple(self.index.tolist()), self.index.device)
+        object.__setattr__(self, "stretches", found)
 
     def __repr__(self) -> str:
         return f"Tails of {len(self.map.m)} features, {1 / self.index.max():.3g} degrees of freedom"

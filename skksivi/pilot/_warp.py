@@ -30,24 +30,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from skksivi._saved import DOUBLES, INDICES, POSITIVE, is_list_of, saved
 from skksivi.pilot._curved import Curved
 
 #: Logarithms of scales at most, and the coefficient of a driver that bends or scales others by much.
 MAX_LOG_SCALE, MUCH = 12.0, 0.2
 
 
-@saved(
-    "Level",
-    {
-        "members": (INDICES, "k"),
-        "drivers": (INDICES, "j"),
-        "line": (DOUBLES, "ik"),
-        "location": (DOUBLES, "lk"),
-        "scale": (DOUBLES, "sk"),
-        "shape": (DOUBLES, "bk"),
-    },
-)
 @dataclass(frozen=True)
 class Level:
     """Coordinates that depend only on lower levels.
@@ -80,7 +68,7 @@ class Level:
         sizes = j + 1, 3 * j + 1, 2 * j + 1, 2
         if tuple(map(len, (self.line, self.location, self.scale, self.shape))) != sizes:
             raise ValueError("the coefficients of a level do not fit its drivers")
-        if not self.shape.is_meta and not (self.shape[1] > 0).all():
+        if not (self.shape[1] > 0).all():
             raise ValueError("the tails of a level have no positive weight")
 
     def to(self, device: torch.device) -> Level:
@@ -153,7 +141,6 @@ def unskewed(t: Tensor, skewness: Tensor, tails: Tensor) -> tuple[Tensor, Tensor
     return a.sinh(), a.cosh().log() + tails.log() - t.square().log1p() / 2
 
 
-@saved("Warp", {"centre": (DOUBLES, "d"), "unit": (POSITIVE, "d"), "levels": (is_list_of(Level), "")}, "d")
 @dataclass(frozen=True, repr=False)
 class Warp(Curved):
     """The map from y to x.
@@ -173,10 +160,10 @@ class Warp(Curved):
         members = torch.cat([level.members for level in self.levels])
         below = [level.drivers for level in self.levels]
         d, done = len(self.centre), 0
-        if not members.is_meta and sorted(members.tolist()) != list(range(d)):
+        if sorted(members.tolist()) != list(range(d)):
             raise ValueError("the levels of its warp do not hold each coordinate once")
         for level, drivers in zip(self.levels, below, strict=True):
-            if not drivers.is_meta and not set(drivers.tolist()) <= set(members[:done].tolist()):
+            if not set(drivers.tolist()) <= set(members[:done].tolist()):
                 raise ValueError("a level of its warp depends on one that is not below it")
             done += len(level.members)
 

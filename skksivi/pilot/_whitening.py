@@ -9,35 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi._saved import ARRAY, COUNT, NONNEGATIVE, SHARES, is_array, is_error, is_instance, or_none, saved
-from skksivi.pilot._affine import Affine, AffineMap, Identity, LowRank
+from skksivi.pilot._affine import AffineMap
 from skksivi.pilot._curved import Curved
-from skksivi.pilot._tails import Tails
-from skksivi.pilot._warp import Warp
 from skksivi.score._score import Score
 
 #: What finds the map where no chains do.
 LAPLACE, MATCHED, GIVEN = "Laplace approximation", "batch and match", "given coordinates"
 
 
-@saved(
-    "Whitening",
-    {
-        "map": (is_instance(Affine, LowRank, Identity), "d"),
-        "modes": (ARRAY, "kd"),
-        "weights": (SHARES, "k"),
-        "n_score_calls": (COUNT, ""),
-        "converged": (is_instance(bool), ""),
-        "mean": (or_none(ARRAY), "d"),
-        "mean_se": (or_none(is_error), "d"),
-        "sd": (or_none(NONNEGATIVE), "d"),
-        "warp": (or_none(is_instance(Warp, Tails)), "d"),
-        "symmetries": (or_none(is_array(np.int64, low=0)), "sd"),
-        "ascents": (or_none(is_array(np.int64, low=0)), "a"),
-        "found_by": (is_instance(str), ""),
-    },
-    "d",
-)
 @dataclass
 class Whitening:
     """The map x = m + L u of a fit, with results of the search for it.

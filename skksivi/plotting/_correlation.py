@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from skksivi.base import BaseApproximator
-from skksivi.metrics import correlation_error
+from skksivi.metrics._correlation import correlation_error, correlations
 from skksivi.plotting._base import COLOURS, FAINT, N_DRAWS, as_reference, as_samples, own_axes
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class CorrelationDisplay:
         """
         ax = own_axes(ax, (4.8, 4.8))
         self.ax_, self.figure_ = ax, ax.figure
-        expected = _correlations(self.reference)
+        expected = correlations(self.reference, "reference")
         r = np.linspace(-1, 1, 201)
         n = min(len(X) for X in self.samples.values())
         margin = 2 * (1 - r**2) * np.sqrt(1 / n + 1 / len(self.reference))
@@ -143,7 +143,7 @@ class CorrelationDisplay:
         self.points_: list[PathCollection] = []
         for k, (name, X) in enumerate(self.samples.items()):
             points = ax.scatter(
-                expected, _correlations(X), s=12, color=COLOURS[k % len(COLOURS)], alpha=0.7, linewidths=0
+                expected, correlations(X, name), s=12, color=COLOURS[k % len(COLOURS)], alpha=0.7, linewidths=0
             )
             points.set_label(f"{name}, rms error {correlation_error(X, self.reference):.3f}")
             self.points_.append(points)
@@ -155,7 +155,3 @@ class CorrelationDisplay:
         ax.set(xlabel="correlation, reference", ylabel="correlation, fit")
         ax.legend(frameon=False, loc="upper left")
         return self
-
-
-def _correlations(X: np.ndarray) -> np.ndarray:
-    return np.corrcoef(X, rowvar=False)[np.triu_indices(X.shape[1], 1)]

@@ -16,7 +16,7 @@ MAX_FEATURES = 500
 
 #: Distances from the origin of the points at which scores are compared, the number of points, more in more dimensions
 #: up to there, and of the numbers in them beyond, and the fewest of those.
-SIZES, N_POINTS, N_NUMBERS, N_FEWEST = (1e-2, 1.0, 1e2), 48, 2**22, 12
+SIZES, N_POINTS, N_NUMBERS, N_FEWEST = (1e-2, 1.0, 1e2), 40, 2**22, 12
 
 #: Distances at which the tail exponents are estimated, and how well they must agree.
 RADII, AGREEMENT = (1e4, 1e5, 1e6), 0.02
@@ -24,14 +24,18 @@ RADII, AGREEMENT = (1e4, 1e5, 1e6), 0.02
 #: Share of a score along a direction below which it is zero up to rounding.
 FLAT = 1e-14
 
+#: Distances at which a density must fall along a direction, and the exponent of 1 / r as which it falls at least.
+#: It may not fall on the way there either: outside of its support a score may be that of another density.
+FAR_OUT, SLOWEST, ON_THE_WAY = (1e4, 1e12), 0.5, (0.5, 1.0, 2.0, 4.0)
+
 
 def check_proper(score: Score) -> None:
-    """Refuse a score that vanishes along a direction wherever it is evaluated; warn of tails that are too heavy.
+    """Refuse a score that is constant along a direction wherever it is evaluated; warn of tails that are too heavy.
 
     Raises
     ------
     ValueError
-        The density is constant along a direction, so that it has no finite mass.
+        The density is constant along a direction, or grows exponentially, so that it has no finite mass.
     """
     d = score.n_features
     try:
@@ -40,23 +44,53 @@ def check_proper(score: Score) -> None:
             direction, exponent = _looked_at(score)
     except (ArithmeticError, RuntimeError, ValueError):  # it need not be defined so far out
         return
-    if direction is None:
-        if exponent is not None and exponent <= d:
-            warn_caller(
-                f"The tails of the target fall as |x|^-{exponent:.3g} in {d} dimension(s) along some ray, so it may "
-                "have infinite mass. Add a prior, or check `score_fn` far from the origin."
-            )
-        return
+    if direction is not None:
+        raise ValueError(_improper_along(score, direction))
+    if exponent is not None and exponent <= d:
+        warn_caller(
+            f"The tails of the target fall as |x|^-{exponent:.3g} in {d} dimension(s) along some ray, so it may "
+            "have infinite mass. Add a prior, or check `score_fn` far from the origin."
+        )
+
+
+def check_ends(score: Score, x: Tensor, directions: Tensor) -> None:
+    """Refuse a density that does not fall along one of some directions (k, d) from points x (n, d).
+
+    The first point decides which ones are tried from the others.
+
+    Raises
+    ------
+    ValueError
+        There is one, so that a tube around it has infinite mass.
+    """
+    for v in directions[_is_endless(score, x[:1], directions)]:
+        if _is_endless(score, x, v[None], (*ON_THE_WAY, *FAR_OUT)):
+            raise ValueError(_improper_along(score, v / v.abs().max()))
+
+
+def _is_endless(score: Score, x: Tensor, directions: Tensor, at: Sequence[float] = FAR_OUT) -> Tensor:
+    """Tell along which directions (k, d) a density falls from points x (n, d) more slowly than one over the distance,
+    at all distances that are looked at.
+    """
+    radii = torch.tensor(at).to(x)[:, None, None, None]
+    points = x + radii * directions[:, None]
+    s = score(points.flatten(0, 2)).detach().view(points.shape)
+    terms = -s * radii * directions[:, None]
+    return (terms.sum(-1) - FLAT * terms.abs().sum(-1) <= SLOWEST).all(2).all(0)
+
+
+def _improper_along(score: Score, direction: Tensor) -> str:
+    """Return the error that names a direction (d,), all zero for all of them."""
     if not direction.any():
-        raise ValueError(
+        return (
             "`score_fn` is zero, or another constant, at all trial points: log p is constant or linear, and the "
             "density has infinite mass. Check that the function depends on its input, or add a prior."
         )
     terms = ", ".join(f"{value:+.2g} in {score.label(i)}" for i, value in _largest(direction))
-    raise ValueError(
-        f"The target is improper in a direction ({terms}): `score_fn` has no component along it at any trial point, "
-        "so that the density is constant there and has infinite mass. Add a prior, or leave the direction out of "
-        "the parameters."
+    return (
+        f"The target is improper in a direction ({terms}): the density does not fall along it, however far, so that "
+        "it has infinite mass. Add a prior, as for a parameter without one or the coefficients of classes that a "
+        "predictor separates, or leave the direction out of the parameters."
     )
 
 
@@ -76,33 +110,50 @@ def _largest(direction: Tensor, n: int = 3) -> list[tuple[int, float]]:
 
 
 def flat_direction(score: Score) -> Tensor | None:
-    """Return a direction (d,) along which all scores vanish, zero if all are equal, None if there is none.
+    """Return a direction (d,) along which all scores are the same and the density does not fall, zero if all scores
+    are equal, None if there is none.
 
-    Scores at random points span all directions unless the density is flat along one. They are compared in units in
-    which every coordinate has scores of the same size. With many features only the coordinates are checked.
+    Scores at random points, and ones, span all directions unless the density is flat or exponential along one. They
+    are compared in units in which every coordinate has scores of the same size. With many features only the
+    coordinates are checked.
     """
     d = score.n_features
     generator = torch.Generator().manual_seed(0)
     n = max(N_POINTS, 2 * d) if d <= MAX_FEATURES else max(N_FEWEST, min(N_POINTS, N_NUMBERS // d))
     x = torch.randn(n, d, generator=generator, dtype=torch.float64)
-    x = x * torch.tensor(SIZES, dtype=torch.float64).repeat(-(-n // len(SIZES)))[:n, None]
-    S = score(x.to(score.device))
-    S = S[S.isfinite().all(1)]
+    x = (x * torch.tensor(SIZES, dtype=torch.float64).repeat(-(-n // len(SIZES)))[:n, None]).to(score.device)
+    S = score(x)
+    x, S = x[S.isfinite().all(1)], S[S.isfinite().all(1)]
     if len(S) < min(2 * d, n // 2):
         return None
-    if (S[:1] == S).all():
-        return torch.zeros(d, dtype=torch.float64)
-    S = S / S.abs().amax(1, keepdim=True).where(S.any(1, keepdim=True), 1)  # points far out count no more
-    size = S.square().mean(0).sqrt()
-    ignored = size == 0
-    if ignored.any():
-        return ignored.double()
+    found = _constant_along(S)
+    if found is None:
+        return None
+    v = found if found.any() else (S if S.any() else x)[0] / (S if S.any() else x)[0].abs().max()
+    upwards = v * (S[0] @ v).sign().where(S[0] @ v != 0, 1)
+    return found if _is_endless(score, x[:1], upwards[None]) else None
+
+
+def _constant_along(S: Tensor) -> Tensor | None:
+    """Return a direction (d,) in which scores S (n, d) are all the same up to rounding, the largest entry one, zero
+    if this is so in all directions, None if there is none.
+    """
+    d = S.shape[1]
+    is_constant = (S[0] == S).all(0)
+    if is_constant.all():
+        return torch.zeros_like(S[0])
+    if is_constant.any():
+        return torch.zeros_like(S[0]).index_put(tuple(is_constant.nonzero()[:1].mT), S.new_ones(1))
     if d > MAX_FEATURES:
         return None
+    S = torch.cat([S, torch.ones_like(S[:, :1])], 1)
+    S = S / S.abs().amax(1, keepdim=True)  # points far out count no more
+    size = S.square().mean(0).sqrt()
     S = S / size
     v = torch.linalg.svd(S, full_matrices=False)[2][-1]
     share = (S @ v).abs() / S.norm(dim=1)  # where terms nearly cancel, rounding shows: one score in ten may
-    return v / size / (v / size).abs().max() if share.quantile(0.9) < FLAT else None
+    v = (v / size)[:d]
+    return v / v.abs().max() if share.quantile(0.9) < FLAT else None
 
 
 def has_power_tails(score: Score) -> bool:

@@ -152,6 +152,8 @@ class Score:
         The target's, see `skksivi.targets.Target`.
     doubt : str or None
         What seems wrong with the domain of the target, for the user; it explains a fit that fails.
+    advice : str
+        How to compute the target more accurately, if it is computed in single precision.
     tally : Tally
         Counts its evaluations in either dtype.
     """
@@ -174,6 +176,7 @@ class Score:
     names: tuple[str, ...] = ()
     rank: int | None = None
     doubt: str | None = None
+    advice: str = ""
     tally: Tally = field(default_factory=Tally, compare=False)
 
     @property

@@ -7,12 +7,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-
-from skksivi._saved import COUNT, is_float, is_instance, saved
 
 LOGGER = logging.getLogger("skksivi")
 
@@ -20,7 +18,6 @@ LOGGER = logging.getLogger("skksivi")
 CHECKS = "checks"
 
 
-@saved("Stage", {"name": (is_instance(str), ""), "n_calls": (COUNT, ""), "seconds": (is_float(0, 1e12), "")})
 @dataclass(frozen=True)
 class Stage:
     """A part of a fit, with what it took.
@@ -56,6 +53,13 @@ class SpentError(Exception):
     """A score would be evaluated more often than the limit allows."""
 
 
+class Spent(NamedTuple):
+    """What calls were spent, and what to do."""
+
+    what: str
+    remedy: str
+
+
 @dataclass
 class Tally:
     """Counts of score calls: points at which it was evaluated, and products with its Jacobian.
@@ -68,10 +72,11 @@ class Tally:
     n_mended: int = 0
     n_rejected: int = 0
     limit: int | None = field(default=None, compare=False, repr=False)
-    is_spent: bool = field(default=False, compare=False, repr=False)
+    spent: Spent | None = field(default=None, compare=False, repr=False)
     listener: Listener | None = field(default=None, compare=False, repr=False)
     stages: dict[str, Stage] = field(default_factory=dict, compare=False, repr=False)
     begun: list[str] = field(default_factory=list, compare=False, repr=False)
+    _reserved: int = field(default=0, compare=False, repr=False)
     _now: tuple[str, int, float] = field(
         default_factory=lambda: (CHECKS, 0, time.monotonic()), compare=False, repr=False
     )
@@ -82,10 +87,11 @@ class Tally:
         Raises
         ------
         SpentError
-            They would exceed the limit.
+            They would exceed the limit, as `spent` tells.
         """
-        if self.limit is not None and self.total + values + products > self.limit:
-            self.is_spent = True
+        if self.limit is not None and self.total + values + products > self.limit - self._reserved:
+            what = f"The {self.limit:,} evaluations of `max_score_calls` were spent"
+            self.spent = Spent(what, "raise `max_score_calls` of whiten=Pilot(...)")
             raise SpentError
         self.n_values += values
         self.n_products += products
@@ -93,16 +99,25 @@ class Tally:
             self.listener.hear(self.total)
 
     @contextmanager
-    def reserving(self, n: int) -> Iterator[None]:
-        """Reserve calls for later."""
-        if self.limit is None:
+    def at_most(self, n: int) -> Iterator[None]:
+        """Allow no more than n calls within a context, unless there is a limit."""
+        if self.limit is not None:
             yield
             return
-        self.limit -= n
+        self.limit = self.total + n
         try:
             yield
         finally:
-            self.limit += n
+            self.limit = None
+
+    @contextmanager
+    def reserving(self, n: int) -> Iterator[None]:
+        """Reserve calls for later."""
+        self._reserved += n
+        try:
+            yield
+        finally:
+            self._reserved -= n
 
     def begin(self, stage: str, n_calls: int = 0) -> None:
         """Announce a stage of a fit of about so many calls, zero if unknown."""
@@ -143,8 +158,13 @@ class Tally:
 
     def __getstate__(self) -> dict[str, int | None]:
         """Leave the listener and the limit, which belong to one fit."""
-        own = {"limit": None, "is_spent": False, "listener": None}
+        own = {"limit": None, "spent": None, "listener": None}
         return {**vars(self), **own}
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether the calls that were allowed did not suffice."""
+        return self.spent is not None
 
     @property
     def total(self) -> int:

@@ -127,7 +127,7 @@ def resolve_score(
     doubt = doubt_of(score.double, points)
     if tells and doubt is not None:
         warn_caller(doubt)
-    return replace(score, doubt=doubt)
+    return replace(score, doubt=doubt, advice=getattr(score_fn, "advice", ""))
 
 
 def _sketched(target: TargetOrScore) -> TargetOrScore:

@@ -26,7 +26,6 @@ import math
 import torch
 from torch import Tensor
 
-from skksivi._saved import WEIGHTS, saved
 from skksivi.kernels import Kernel
 
 #: Number of batches of draws that are kept and, if batches are larger, the total number of draws.
@@ -45,7 +44,6 @@ ALONE = 1e-3
 LONGEST = 5.0
 
 
-@saved("Memory", {"x": (WEIGHTS, ""), "s": (WEIGHTS, "")})
 class Memory:
     """The draws of the last iterations, with the scores of the target there.
 
@@ -63,13 +61,6 @@ class Memory:
     def empty(cls, like: Tensor) -> Memory:
         """Return an empty memory, with the dtype and device of a tensor."""
         return cls(like.new_empty(0, 0), like.new_empty(0, 0))
-
-    @classmethod
-    def restored(cls, x: Tensor, s: Tensor) -> Memory:
-        """Return the memory of a training under way."""
-        if x.shape != s.shape or x.dtype != s.dtype or x.dim() < 2:
-            raise ValueError("the draws of its memory do not fit")
-        return cls(x, s)
 
     def begin(self, x: Tensor, s: Tensor) -> None:
         """Fill the memory with copies of the first draws (..., n, d)."""

@@ -59,6 +59,16 @@ class JaxTarget(ForeignTarget):
         self._compiled = self._compile()
         self._probe()
 
+    @property
+    def advice(self) -> str:
+        """How to compute it more accurately, if it is computed in float32."""
+        if _canonical(np.float64) == np.float64:
+            return ""
+        return (
+            "the model is computed in float32; call numpyro.enable_x64(), or "
+            'jax.config.update("jax_enable_x64", True), at the very start of the program'
+        )
+
     def score_vjp(self, x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
         """Return the score at x (n, d) and the product with its symmetric Jacobian."""
         X = x.detach().cpu().numpy()
@@ -80,7 +90,7 @@ class JaxTarget(ForeignTarget):
         Even a local `jax.enable_x64` would leave traces of float64 where the user's own float32 functions meet them.
         """
         jax = import_library("jax", "jax")
-        n, dtype = len(arrays[0]), jax.dtypes.canonicalize_dtype(np.float64)
+        n, dtype = len(arrays[0]), _canonical(np.float64)
         stops = np.cumsum(list(_block_sizes(n)))
         padded = (np.concatenate([A.astype(dtype), np.zeros((stops[-1] - n, A.shape[1]), dtype)]) for A in arrays)
         blocks = [function(*block) for block in zip(*(np.split(A, stops[:-1]) for A in padded), strict=True)]
@@ -288,8 +298,7 @@ class NumpyroPairs(ModelPairs):
 
     def _log_joint(self, point: tuple[Any, Mapping[str, Array]]) -> Array:
         z, data = point
-        canonical = import_library("jax", "numpyro").dtypes.canonicalize_dtype
-        kinds = {name: canonical(own.dtype) for name, own in self.example.items()}
+        kinds = {name: _canonical(own.dtype) for name, own in self.example.items()}
         typed = {name: data[name].astype(kind) for name, kind in kinds.items()}
         return -self._potential(**self._fixed, **typed)(z)
 
@@ -453,6 +462,11 @@ def non_centered(model: Callable[P, T]) -> Callable[P, T]:
         return reparam(0, shape_params=sorted(arguments - {"loc", "scale"}))
 
     return import_library("numpyro.handlers", "numpyro").reparam(model, config=strategy)
+
+
+def _canonical(dtype: object) -> np.dtype:
+    """Return the type in which JAX is set to compute numbers of a type."""
+    return import_library("jax", "jax").dtypes.canonicalize_dtype(dtype)
 
 
 def _negative(potential: LogDensity, point: object) -> Array:

@@ -231,6 +231,14 @@ def _check_model(model: object) -> None:
     discrete = ", ".join(variable.name for variable in model.discrete_value_vars)
     if discrete:
         raise ValueError(f"`model` has discrete free variables, {discrete}; sum them out, as by pymc.Mixture.")
+    ancestors = import_library("pytensor.graph.traversal", "pymc").ancestors
+    minibatch = import_library("pymc.data", "pymc").MinibatchOp
+    graph = ancestors([*model.basic_RVs, *model.rvs_to_values.values(), *model.potentials])
+    if any(isinstance(getattr(variable.owner, "op", None), minibatch) for variable in graph):
+        raise ValueError(
+            "`model` draws its data by pymc.Minibatch; give it all of the data, without `total_size`. If these are "
+            "too many, write the log-likelihood of rows in torch, for skksivi.targets.Minibatches."
+        )
 
 
 def paired_from_pymc(model: Model, data: Sequence[str]) -> PymcPairs:

@@ -1,1 +1,1 @@
-"""The optimisation loop, what is done between its iterations, and checkpoints."""
+"""The optimisation loop, and what is done between its iterations."""

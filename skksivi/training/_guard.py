@@ -13,25 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from skksivi._saved import WEIGHTS, is_instance, is_width, saved
 from skksivi.parameters import Plateau
 from skksivi.training._loop import CHECK_EVERY, Progress, State
 
 
-@saved("Moments", dict.fromkeys(("first", "second", "third"), (WEIGHTS, "")))
 class Moments(NamedTuple):
     r"""The moments :math:`E u` (..., d), :math:`E u u^\top` (..., d, d) and :math:`E u_i^3` (..., d)."""
 
     first: Tensor
     second: Tensor
     third: Tensor
-
-    @classmethod
-    def restored(cls, first: Tensor, second: Tensor, third: Tensor) -> Moments:
-        """Return moments; raise ValueError unless their shapes agree."""
-        if not first.shape == third.shape == second.shape[:-1] or second.shape[-1] != first.shape[-1]:
-            raise ValueError("the moments do not fit")
-        return cls(first, second, third)
 
 
 def moments(u: Tensor) -> Moments:
@@ -46,14 +37,6 @@ class Steering(Protocol):
         """Return the gradient in draws x (..., n, d) with scores s."""
 
 
-@saved(
-    "MomentPenalty",
-    {
-        "target": (is_instance(Moments), ""),
-        "weight": (is_width, ""),
-        "running": (is_instance(Moments), ""),
-    },
-)
 class MomentPenalty:
     r"""A penalty on the departure of the draws' moments from given ones,
 
@@ -83,15 +66,8 @@ class MomentPenalty:
     def restored(cls, target: Moments, weight: float, running: Moments) -> MomentPenalty:
         """Return the penalty of a training under way."""
         penalty = cls(target, weight)
-        if any(a.shape != b.shape or a.dtype != b.dtype for a, b in zip(target, running, strict=True)):
-            raise ValueError("the running moments do not fit the target's")
         penalty.running = running
         return penalty
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the first moments."""
-        return tuple(self.target.first.shape)
 
     def gradient(self, u: Tensor, s: Tensor | None = None) -> Tensor:
         """Return the gradient in the draws u (..., n, d), for each layer separately."""

@@ -1,4 +1,4 @@
-"""What a training does at intervals: lines of the log, callbacks, files."""
+"""What a training does at intervals: lines of the log, and callbacks."""
 
 from __future__ import annotations
 
@@ -6,16 +6,10 @@ import copy
 import logging
 import time
 from collections.abc import Callable
-from typing import Generic, TypeVar
 
 from torch import nn
 
-from skksivi.training._checkpoint import CheckpointFile
-from skksivi.training._guard import Watch
-from skksivi.training._loop import CHECK_EVERY, Progress, State
-
-T = TypeVar("T")
-
+from skksivi.training._loop import CHECK_EVERY, Progress
 
 LOGGER = logging.getLogger("skksivi")
 
@@ -102,6 +96,9 @@ class Stages:
         """Log the progress of a stage that takes long."""
         self._tell(so_far)
         now = time.monotonic()
+        if self.log and self.n_calls and so_far - self.n_before > 2 * self.n_calls:
+            LOGGER.info("%s: more than twice the %s score calls that were announced", self.stage, f"{self.n_calls:,}")
+            self.n_calls = 0
         if self.log and self.stage not in AFTER_PILOT and now - self.logged > SECONDS_BETWEEN:
             done = f"{so_far - self.n_before:,}" + (f" of about {self.n_calls:,}" if self.n_calls else "")
             LOGGER.info("%s: %s score calls, %.0f s", self.stage, done, now - self.began)
@@ -111,37 +108,3 @@ class Stages:
         while self.n_pilot and self.n_told < min(PILOT_PARTS * n_calls // self.n_pilot, PILOT_PARTS):
             self.n_told += 1
             self.tell()
-
-
-#: What is saved without a watch.
-UNWATCHED: State = {"looks": None, "best_iteration": None, "best": None}
-
-
-class Saving(Generic[T]):
-    """Saves a training in a checkpoint.
-
-    Parameters
-    ----------
-    checkpoint : CheckpointFile
-    describe : callable
-        Returns the content of the file, given a state of the training and its watch.
-    watch : Watch or None
-    every : int
-        Iterations from one save to the next.
-    """
-
-    at_end = False
-
-    def __init__(
-        self, checkpoint: CheckpointFile[T], describe: Callable[[State], T], watch: Watch | None, every: int
-    ) -> None:
-        self.checkpoint = checkpoint
-        self.describe = describe
-        self.watch = watch
-        self.every = every
-
-    def __call__(self, progress: Progress) -> bool:
-        """Write the file."""
-        watched = UNWATCHED if self.watch is None else self.watch.state()
-        self.checkpoint.save(self.describe({**progress.state(), **watched}))
-        return False

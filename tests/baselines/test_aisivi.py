@@ -122,7 +122,7 @@ def test_widths_of_the_flow_are_checked():
 def test_a_gaussian_has_its_moments():
     p = GaussianScore(2, log10_condition=2, size=3.0, seed=2)
     q = AISIVI(
-        linear_skip=True, initial_scale=0.5, hidden_layer_sizes=(20,), max_iter=600, learning_rate=0.02,
+        linear_skip=True, initial_scale=0.5, hidden_layer_sizes=(20,), max_iter=300, learning_rate=0.02,
         random_state=0,
     ).fit(p.score_fn, n_features=2)  # fmt: skip
     w = p.standardise((torch.as_tensor(q.sample(20_000)).double() - p.mean).mT)

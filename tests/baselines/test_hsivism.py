@@ -68,7 +68,7 @@ def test_the_gradient_of_the_training_is_that_of_the_sum_of_bounds(stop_gradient
 @pytest.mark.slow
 def test_a_gaussian_has_its_moments():
     p = GaussianScore(10, log10_condition=1, size=1.0, seed=3)
-    q = HSIVISM(n_layers=2, max_iter=800, random_state=0).fit(p.score_fn, n_features=10)
+    q = HSIVISM(n_layers=2, max_iter=600, random_state=0).fit(p.score_fn, n_features=10)
     w = p.standardise((torch.as_tensor(q.sample(20_000)).double() - p.mean).mT)
     assert w.mean(1).abs().max() < 0.1
     assert (w.cov() - torch.eye(10)).abs().max() < 0.1
@@ -77,7 +77,7 @@ def test_a_gaussian_has_its_moments():
 @pytest.mark.slow
 def test_two_modes_are_kept():
     p = Mixture([0.5, 0.5], [[-3.0, 0.0], [3.0, 0.0]], [1.0, 1.0])
-    q = HSIVISM(n_layers=3, whiten=None, max_iter=800, random_state=0).fit(p.score_fn, n_features=2)
+    q = HSIVISM(n_layers=3, whiten=None, max_iter=400, random_state=0).fit(p.score_fn, n_features=2)
     X = q.sample(10_000)
     np.testing.assert_allclose(p.shares_of(X), 0.5, atol=0.1)
     for sign in (-1, 1):

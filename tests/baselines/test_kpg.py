@@ -101,8 +101,8 @@ def test_kernels_that_are_no_averages_are_refused():
 def test_gaussians_have_their_moments(d, normalised):
     p = GaussianScore(d, log10_condition=2, size=3.0, seed=d)
     q = KPG(
-        importance_sampling=normalised, linear_skip=True, initial_scale=0.5, hidden_layer_sizes=(20,), max_iter=3000,
-        learning_rate=0.005, random_state=0,
+        importance_sampling=normalised, linear_skip=True, initial_scale=0.5, hidden_layer_sizes=(20,), max_iter=1500,
+        learning_rate=0.01, random_state=0,
     ).fit(p.score_fn, n_features=d)  # fmt: skip
     w = p.standardise((torch.as_tensor(q.sample(20_000)).double() - p.mean).mT)
     assert w.mean(1).abs().max() < 0.1

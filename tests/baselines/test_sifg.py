@@ -69,7 +69,7 @@ def test_global_randomness_is_left_alone():
 @pytest.mark.slow
 def test_a_gaussian_has_its_moments():
     p = GaussianScore(2, log10_condition=2, size=3.0, seed=2)
-    q = SIFG(max_iter=1000, random_state=0).fit(p.score_fn, n_features=2)
+    q = SIFG(max_iter=500, random_state=0).fit(p.score_fn, n_features=2)
     w = p.standardise((torch.as_tensor(q.sample(20_000)).double() - p.mean).mT)
     assert w.mean(1).abs().max() < 0.15
     assert (w.cov() - torch.eye(2)).abs().max() < 0.15

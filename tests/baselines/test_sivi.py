@@ -108,9 +108,9 @@ def test_ten_dimensions_in_x_with_two_factors_have_their_moments():
     q = SIVI(
         whiten=None,
         latent_dim=2,
-        n_auxiliary=500,
+        n_auxiliary=200,
         linear_skip=True,
-        max_iter=1000,
+        max_iter=600,
         learning_rate=0.01,
         random_state=0,
     )
@@ -146,7 +146,7 @@ def test_whitening_makes_it_free_of_units():
 @pytest.mark.slow
 def test_minibatches_of_the_data_leave_the_optimum_where_it_is():
     X, y = normal(200, 2, seed=5), (normal(200, seed=6) > 0).double()
-    q = SIVI(max_iter=1500, learning_rate=0.01, initial_scale=0.2, random_state=0)
+    q = SIVI(max_iter=700, learning_rate=0.01, initial_scale=0.2, random_state=0)
     whole = clone(q).fit(BayesianLogisticRegression(X, y)).sample(5000)
     parts = clone(q).fit(Minibatches(BayesianLogisticRegression(X, y), 50)).sample(5000)
     assert np.abs((whole.mean(0) - parts.mean(0)) / whole.std(0)).max() < 0.3

@@ -1,0 +1,209 @@
+"""Interrupted fits that resume as if nothing had happened."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from numpy.typing import ArrayLike
+from sklearn.base import BaseEstimator
+
+from skksivi._codec import Kinds, by_parameters, pack, read, unpack, write
+from skksivi._warnings import warn_caller
+from skksivi.estimators._identity import identity, of_score_near
+from skksivi.estimators._start import Start
+from skksivi.families._hierarchy import Hierarchy
+from skksivi.families._layer import Constant, LinearSkip, MultilayerPerceptron, Residual, SemiImplicit
+from skksivi.mixing import AtomDraws, Bootstrap, GaussianMixtureDraws, NormalDraws, StudentTDraws
+from skksivi.parameters import Checkpoint, checked_object
+from skksivi.pilot._affine import Affine, Identity, LowRank
+from skksivi.pilot._tails import Tails
+from skksivi.pilot._warp import Level, Warp
+from skksivi.pilot._whitening import Whitening
+from skksivi.score._score import Score
+from skksivi.stein._path import Memory
+from skksivi.training._guard import MomentPenalty, Moments, Watch
+from skksivi.training._loop import Hook, Progress, State
+
+#: The classes of what a fit consists of, by their names in files.
+PARTS: Kinds = {
+    cls.__name__: by_parameters(cls)
+    for cls in (
+        *(Affine, Identity, LowRank, Tails, Level, Warp, Whitening),
+        *(NormalDraws, StudentTDraws, GaussianMixtureDraws, Bootstrap, AtomDraws),
+        *(Constant, MultilayerPerceptron, LinearSkip, Residual, SemiImplicit, Hierarchy),
+        *(Moments, MomentPenalty, Memory, Start),
+    )
+}
+
+#: What is saved of a training that is not watched.
+UNWATCHED: State = {"looks": None, "best_iteration": None, "best": None}
+
+
+class NoCheckpoint:
+    """A fit that is not saved.
+
+    Attributes
+    ----------
+    start : Start or None
+        Where the interrupted fit that this one continues has started.
+    state : dict or None
+        The state of its training.
+    """
+
+    start: Start[Any] | None = None
+    state: State | None = None
+
+    def hooks(self, start: Start[Any], watch: Watch | None) -> list[Hook]:
+        """Return the hooks that save a training."""
+        return []
+
+    def finish(self, *, remove: bool) -> None:
+        """Remove the file of a completed fit, and warn if it could not be written or removed."""
+
+
+class SavedFit(NoCheckpoint):
+    """A fit that is saved periodically.
+
+    Parameters
+    ----------
+    given : Checkpoint
+    fit : str
+        Identifies the fit.
+    score : Score
+    writes : bool
+        With several ranks only one writes.
+    """
+
+    def __init__(self, given: Checkpoint, fit: str, score: Score, *, writes: bool) -> None:
+        self.every, self.fit, self.writes = given.every, fit, writes
+        self.named, self.failure, self.is_ours = f"`checkpoint` {str(given.path)!r}", "", False
+        try:
+            self.path = Path(os.path.realpath(given.path))
+            if self.path.is_dir():
+                self.path /= f"{fit[:16]}.ckpt"
+            if writes:  # a trial beside the file
+                write(self.path.with_name(self.path.name + ".tmp"), b"")
+                self.path.with_name(self.path.name + ".tmp").unlink()
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f"{self.named} cannot be written ({error}); name a file in a folder that exists and is writable."
+            ) from error
+        if self.path.exists():
+            self._resume(score)
+
+    def _resume(self, score: Score) -> None:
+        def content(of_file: bytes) -> tuple[str, Start[Any], State]:
+            found: Any = unpack(of_file, PARTS, lambda _: score.device)
+            if not isinstance(found["start"], Start):
+                raise ValueError("it holds no interrupted fit")
+            return found["fit"], found["start"], found["state"]
+
+        try:
+            fit, start, self.state = read(self.path, content, self.named)
+        except (OSError, MemoryError) as error:
+            error.add_note(f"This happened while {self.named} was read, which may be whole: keep it.")
+            raise
+        near = of_score_near(start.whitening.seen(score), start.whitening)
+        if fit != self.fit or near != start.answers:
+            raise ValueError(
+                f"{self.named} is of another fit: settings or score differ. Set them back, remove the file or name "
+                "another; in an existing folder each fit has its own file."
+            )
+        start.family.requires_grad_()
+        self.start, self.is_ours = start, self.writes
+
+    def hooks(self, start: Start[Any], watch: Watch | None) -> list[Hook]:
+        """Return the hook that writes the file."""
+        return [Saving(self, start, watch)] if self.writes else []
+
+    def save(self, start: Start[Any], state: State) -> None:
+        """Write the file or, where the disk does not let it, say so when the fit ends."""
+        try:
+            write(self.path, pack({"fit": self.fit, "start": start, "state": dict(state)}, PARTS))
+            self.is_ours = True
+        except (OSError, MemoryError, ValueError) as error:
+            self.failure = (
+                f"{self.named} could not be written every time ({error!r}), so that a kill would have cost what was "
+                "learned since; make room, or name a file elsewhere."
+            )
+
+    def finish(self, *, remove: bool) -> None:
+        """Remove the file of a completed fit, and warn if it could not be written or removed."""
+        if remove and self.is_ours:
+            try:
+                self.path.unlink(missing_ok=True)
+            except OSError as error:
+                warn_caller(f"{self.named} could not be removed ({error}); remove it.")
+        if self.failure:
+            warn_caller(self.failure)
+
+
+class Saving:
+    """Saves a training."""
+
+    at_end = False
+
+    def __init__(self, saved: SavedFit, start: Start[Any], watch: Watch | None) -> None:
+        self.saved, self.start, self.watch, self.every = saved, start, watch, saved.every
+
+    def __call__(self, progress: Progress) -> bool:
+        """Write the file."""
+        watched = UNWATCHED if self.watch is None else self.watch.state()
+        self.saved.save(self.start, {**progress.state(), **watched})
+        return False
+
+
+def check_checkpoint(est: BaseEstimator) -> None:
+    """Raise for a checkpoint of an estimator with parameters that do not allow one."""
+    if est.checkpoint is None:
+        return
+    checked_object(Checkpoint, est.checkpoint)
+    if est.warm_start:
+        raise ValueError("`checkpoint` continues a fit by itself; set warm_start=False.")
+    if not (isinstance(est.mixing, str) or type(est.mixing).__module__ == NormalDraws.__module__):
+        raise ValueError(
+            "`checkpoint` cannot store a function or your own object as `mixing`; use one of skksivi.mixing."
+        )
+
+
+@contextmanager
+def saved_fit(
+    est: BaseEstimator, score: Score, generator: torch.Generator, near: ArrayLike | None
+) -> Iterator[NoCheckpoint]:
+    """Yield where a fit of an estimator is saved, and what an interrupted one has left there.
+
+    Parameters
+    ----------
+    est : KSIVIApproximator or HKSIVIApproximator
+    score : Score
+    generator : torch.Generator
+        Starts at the seed of the interrupted fit, if there is one.
+    near : array-like or None
+        Points near the target.
+
+    Raises
+    ------
+    ValueError
+        The file cannot be written, is damaged or of another fit, or the fit cannot be identified.
+    OSError, MemoryError
+        The file cannot be read, although it may be intact.
+    """
+    if est.checkpoint is None:
+        yield NoCheckpoint()
+        return
+    draws_seed = est.random_state is None and not score.replicate  # which a resumed fit takes from the file
+    fit = identity(est, score, -1 if draws_seed else generator.initial_seed(), near)
+    saved = SavedFit(checked_object(Checkpoint, est.checkpoint), fit, score, writes=not score.rank)
+    if saved.start is not None:
+        generator.manual_seed(saved.start.seed)
+    try:
+        yield saved
+    except BaseException as error:
+        if saved.failure:
+            error.add_note(saved.failure)
+        raise

@@ -133,9 +133,9 @@ def test_a_gaussian_has_its_moments():
     p = GaussianScore(2, log10_condition=0.5, size=1.0, seed=3)
     q = UIVI(
         whiten=None, n_leapfrog_steps=10, linear_skip=True, initial_scale=0.5, hidden_layer_sizes=(20,),
-        max_iter=250, learning_rate=0.02, random_state=0,
+        max_iter=400, learning_rate=0.02, random_state=0,
     )  # fmt: skip
     q.fit(p.score_fn, n_features=2)
     w = p.standardise((torch.as_tensor(q.sample(20_000)).double() - p.mean).mT)
     assert w.mean(1).abs().max() < 0.05
-    assert (w.cov() - torch.eye(2)).abs().max() < 0.1
+    assert (w.cov() - torch.eye(2)).abs().max() < 0.05

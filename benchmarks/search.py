@@ -63,7 +63,10 @@ def study(name, whiten, seed, *, quick):
         search.fit(target)
         seconds = time.process_time() - began
         starts = [q.set_params(train=False).fit(target[[k]]) for k in range(1, search.n_splits_ + 1)]
-    found = {key: np.stack([-search.cv_results_[f"split{k}_test_{key}"] for k in range(2)], -1) for key in scorers}
+    found = {
+        key: np.stack([-search.cv_results_[f"split{k}_test_{key}"] for k in range(search.n_splits_)], -1)
+        for key in scorers
+    }
     return {
         "d": R.shape[1],
         "selected": int(search.best_index_),

@@ -41,7 +41,7 @@ from skksivi.parameters import Constrained, Constraints, Interval, ParameterObje
 from skksivi.pilot._newton import LostError
 from skksivi.score._improper import check_proper
 from skksivi.score._score import CarriesScore, Score, is_target
-from skksivi.score._tally import Spent, SpentError, Stage, Tally
+from skksivi.score._tally import SpentError, Stage, Tally
 from skksivi.score._target import TargetOrScore, moved, resolve_score, unwrapped
 from skksivi.stein._discrepancy import FixedKernelKSD
 from skksivi.targets._base import from_score_fn
@@ -171,8 +171,8 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
                 score.tally.end("fit")
                 fit = est._fit(score, generator, tell_fit if callbacks else None)
             score.tally.limit = None
-            if score.tally.spent is not None:
-                fit = _of_budget(fit, score.tally.spent, score.advice)
+            if score.tally.is_spent:
+                fit = _of_budget(fit, score)
             learn(self, fit, seed, score.tally, device)
             score.tally.listener = None
             try:
@@ -413,13 +413,14 @@ def without_density(est: BaseApproximator) -> str:
     return f"{type(est).__name__} has no density{of_mixing}"
 
 
-def _of_budget(fit: Fit, spent: Spent, advice: str) -> Fit:
+def _of_budget(fit: Fit, score: Score) -> Fit:
     """Return a fit that has spent its budget, with a remark about it."""
     n_iter = fit.report.get("n_iter_", 0)
     reached = f"after {n_iter} iterations of the training" if n_iter else "before the training began"
+    todo = score.advice or "raise `max_score_calls` of whiten=Pilot(...)"
     remark = (
-        f"{spent.what} {reached}, so the fit, the best until then, may be inaccurate: {advice or spent.remedy}, or "
-        "check the fit by `skksivi.diagnose`."
+        f"The {score.tally.spent:,} evaluations of `max_score_calls` were spent {reached}, so the fit, the best "
+        f"until then, may be inaccurate: {todo}, or check the fit by `skksivi.diagnose`."
     )
     return fit._replace(ended_by=None if isinstance(fit.ended_by, SpentError) else fit.ended_by, remark=remark)
 
@@ -494,15 +495,15 @@ def explained(doubt: str | None, score: Score) -> Iterator[None]:
                 warnings.simplefilter("ignore", ConvergenceWarning)
             yield
     except SpentError:
-        spent = score.tally.spent
         raise ValueError(
-            f"{spent.what if spent else 'The score calls were spent'} before there was anything to return: checks of "
-            "the score and the search for a mode take some 500 to 3,000, more with many features, and several modes "
-            "10,000 and more. Raise `max_score_calls` of whiten=Pilot(...), or set `init` near the mode."
+            f"The {score.tally.spent:,} evaluations of `max_score_calls` were spent before there was anything to "
+            "return: checks of the score and the search for a mode take some 500 to 3,000, more with many features, "
+            "and several modes 10,000 and more. Raise `max_score_calls` of whiten=Pilot(...), or set `init` near the "
+            "mode."
         ) from None
     except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
         if isinstance(error, LostError) and doubt is None and error.feature is not None:
-            raise ValueError(f"{error} It was lost first or farthest in {score.label(error.feature)}.") from error
+            raise ValueError(f"{error} It was lost first or farthest in {score.label(error.feature)}.") from None
         if doubt is None:
             raise
         kind = FloatingPointError if isinstance(error, FloatingPointError) else ValueError

@@ -46,8 +46,6 @@ class ChainSettings(NamedTuple):
     tolerance: float = 0.015
     #: Points of a pilot below which a mode does not count as one.
     min_points_of_mode: int = 20
-    #: About how many calls the Gaussian at a mode takes.
-    n_of_gaussian: int = 5000
 
     @property
     def least_calls(self) -> int:
@@ -192,10 +190,11 @@ def find_pilot(
     fewest = min(CHAINS.min_chains_of_mode, max(16, 2 * n_chains // len(weights)))
     sizes = [max(fewest, round(n_chains * w)) for w in weights]
     begin = begin or (lambda *_: None)
-    begin("Gaussians at modes", len(sizes) * CHAINS.n_of_gaussian)
-    starts = [_start(score_fn, mode, n, generator) for mode, n in zip(modes.maps, sizes, strict=True)]
     begin("Langevin chains", sum(sizes) * CHAINS.n_langevin)
-    ensembles = [langevin(score_fn, start, generator) for start in starts]
+    ensembles = [
+        langevin(score_fn, _start(score_fn, mode, n, generator), generator)
+        for mode, n in zip(modes.maps, sizes, strict=True)
+    ]
     kept: list[Tensor] = []
     for _ in range(CHAINS.max_rounds):
         begin("Metropolis chains", sum(sizes) * 3 * CHAINS.n_metropolis)

@@ -28,8 +28,6 @@ class MassSettings(NamedTuple):
     n_importance: int = 2000
     n_bridge: int = 500
     n_quick: int = 400
-    #: About how many calls a line takes.
-    n_line: int = 50
     #: Points of a mode that are kept whatever its mass, so that a distribution can be fitted to them.
     n_least: int = 10
     #: Degrees of freedom of the wider half of the proposal.
@@ -231,7 +229,6 @@ def weighed(score_fn: DifferentiableScore, pilot: PilotPoints, generator: torch.
     shuffled = [part[torch.randperm(len(part), generator=generator, device=part.device)] for part in parts]
     maps = [Affine(part[::2].mean(0), covariance_root(part[::2])) for part in shuffled]
     cells = Cells(maps, shares.log())
-    score_fn.tally.begin("weights of modes", len(parts) * 2 * MASSES.n_quick * MASSES.n_line)
     log_p = log_densities(score_fn, cells)
     masses = [
         mass(log_p, cells, k, part[1::2][cells.assign(part[1::2]) == k][: MASSES.n_quick], generator, MASSES.n_quick)

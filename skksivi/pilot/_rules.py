@@ -228,6 +228,7 @@ def _by_long_chains(search: Search, modes: ModeMaps) -> PilotPoints:
     double, generator = search.score.double, search.generator
     pilot = find_pilot(double, modes, generator, search.left, double.tally.begin)
     if len(pilot.n_of_mode) > 1:
+        double.tally.begin("weights of modes")
         try:
             return weighed(double, pilot, generator)
         except SpentError:

@@ -14,7 +14,7 @@ from torch import Tensor
 from skksivi.pilot._affine import Affine
 from skksivi.pilot._importance import Draws, Plan, Refit, Wider, fitted, pilot_of, refined
 from skksivi.pilot._lines import kronrod, log_ratio
-from skksivi.pilot._masses import MASSES, Cells, bridge
+from skksivi.pilot._masses import Cells, bridge
 from skksivi.pilot._mixture import Components, fitted_mixture
 from skksivi.pilot._modes import ModeMaps
 from skksivi.pilot._points import PilotPoints
@@ -70,8 +70,7 @@ def pilot_of_several(
     groups = _groups(modes, partial(explore, weighing))
     if groups is None or len(groups) == 1:
         return None if groups is None else groups[0].pilot
-    n_calls = 1 if score.log_prob else MASSES.n_line
-    score.tally.begin("weights of modes", SEVERAL.n_weighed * len(groups) * n_calls)
+    score.tally.begin("weights of modes", SEVERAL.n_weighed * len(groups))
     weighed = dict[int, tuple[float, float]]()
     for group in groups:
         if group.alike not in weighed:

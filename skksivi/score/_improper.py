@@ -129,8 +129,8 @@ def flat_direction(score: Score) -> Tensor | None:
     found = _constant_along(S)
     if found is None:
         return None
-    v = found if found.any() else (S if S.any() else x)[0] / (S if S.any() else x)[0].abs().max()
-    upwards = v * (S[0] @ v).sign().where(S[0] @ v != 0, 1)
+    v = found if found.any() else S[0] if S.any() else x[0]  # where all scores are equal, any way that does not fall
+    upwards = v / v.abs().max() * (1 if S[0] @ v >= 0 else -1)
     return found if _is_endless(score, x[:1], upwards[None]) else None
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -53,13 +53,6 @@ class SpentError(Exception):
     """A score would be evaluated more often than the limit allows."""
 
 
-class Spent(NamedTuple):
-    """What calls were spent, and what to do."""
-
-    what: str
-    remedy: str
-
-
 @dataclass
 class Tally:
     """Counts of score calls: points at which it was evaluated, and products with its Jacobian.
@@ -72,7 +65,7 @@ class Tally:
     n_mended: int = 0
     n_rejected: int = 0
     limit: int | None = field(default=None, compare=False, repr=False)
-    spent: Spent | None = field(default=None, compare=False, repr=False)
+    spent: int = field(default=0, compare=False, repr=False)  # the limit that has been reached
     listener: Listener | None = field(default=None, compare=False, repr=False)
     stages: dict[str, Stage] = field(default_factory=dict, compare=False, repr=False)
     begun: list[str] = field(default_factory=list, compare=False, repr=False)
@@ -87,11 +80,10 @@ class Tally:
         Raises
         ------
         SpentError
-            They would exceed the limit, as `spent` tells.
+            They would exceed the limit.
         """
         if self.limit is not None and self.total + values + products > self.limit - self._reserved:
-            what = f"The {self.limit:,} evaluations of `max_score_calls` were spent"
-            self.spent = Spent(what, "raise `max_score_calls` of whiten=Pilot(...)")
+            self.spent = self.limit
             raise SpentError
         self.n_values += values
         self.n_products += products
@@ -158,13 +150,13 @@ class Tally:
 
     def __getstate__(self) -> dict[str, int | None]:
         """Leave the listener and the limit, which belong to one fit."""
-        own = {"limit": None, "spent": None, "listener": None}
+        own = {"limit": None, "spent": 0, "listener": None}
         return {**vars(self), **own}
 
     @property
     def is_spent(self) -> bool:
         """Whether the calls that were allowed did not suffice."""
-        return self.spent is not None
+        return self.spent > 0
 
     @property
     def total(self) -> int:

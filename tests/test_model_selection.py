@@ -33,7 +33,7 @@ from skksivi import KSIVIApproximator
 from skksivi.baselines import Laplace
 from skksivi.kernels import IMQ
 from skksivi.metrics import energy_distance, ksd, sliced_wasserstein
-from skksivi.model_selection import Replicates, neg_distance_scorer, neg_ksd_scorer
+from skksivi.model_selection import Replicates, neg_distance_scorer, neg_divergence_scorer, neg_ksd_scorer
 from skksivi.targets import Banana, ConditionedDiffusion, Target, from_score_fn
 
 TARGET = Banana()
@@ -283,6 +283,17 @@ def test_a_candidate_that_only_warns_keeps_its_score():
 # Scorers
 
 
+def test_neg_divergence_is_that_of_gaussians():
+    """Of N(0, I) from N(m, s^2) in its first coordinate, by 16 replicates; false alarms: 1 in 10,000."""
+    m, s = 0.3, 1.2
+    target = from_score_fn(lambda x: -(x - torch.tensor([m, 0.0])) / torch.tensor([s**2, 1.0]), 2)
+    q = Laplace().fit(from_score_fn(standard_score, 2))
+    grades = np.array([neg_divergence_scorer()(q, target[k]) for k in range(1, 17)])
+    divergence = (1 + m**2) / (2 * s**2) + (s**2 + m**2) / 2 - 1
+    assert abs(grades.mean() + divergence) < 5 * grades.std(ddof=1) / 4
+    assert neg_divergence_scorer()(q, from_score_fn(standard_score, 2)) == pytest.approx(0, abs=1e-6)
+
+
 def test_one_width_may_be_a_number():
     assert neg_ksd_scorer(widths=1.0) == neg_ksd_scorer(widths=(1.0,))
 
@@ -343,7 +354,8 @@ def test_neg_ksd_leaves_a_score_function_that_is_a_module_where_it_is():
 
 def test_scorers_judge_replicates_by_independent_draws():
     q = Laplace().fit(TARGET)
-    for scorer in (SCORER, neg_distance_scorer(np.random.RandomState(0).normal(size=(100, 2)))):
+    reference = np.random.RandomState(0).normal(size=(100, 2))
+    for scorer in (SCORER, neg_distance_scorer(reference), neg_divergence_scorer(n_samples=100)):
         assert len({scorer(q, target) for target in (TARGET, TARGET[1], TARGET[2])}) == 3
         assert scorer(q, TARGET[1]) == scorer(q, TARGET[1])
 
@@ -432,6 +444,7 @@ def test_neg_ksd_names_what_it_cannot_judge_by(X, error, match):
 
 MISTAKES = {
     "n_samples": (lambda: neg_ksd_scorer(n_samples=1), "n_samples"),
+    "too few for weights": (lambda: neg_divergence_scorer(n_samples=99), "n_samples"),
     "no widths": (lambda: neg_ksd_scorer(widths=()), "`widths` must hold positive numbers"),
     "width": (lambda: neg_ksd_scorer(widths="wide"), "`widths` must hold positive numbers"),
     "widths": (lambda: neg_ksd_scorer(widths=(1.0, -1.0)), "`widths` must hold positive numbers"),

@@ -17,7 +17,7 @@ from sklearn.experimental import enable_halving_search_cv  # noqa: F401
 from sklearn.model_selection import GridSearchCV, HalvingGridSearchCV, RandomizedSearchCV, cross_val_score
 
 from skksivi import HKSIVIApproximator, KSIVIApproximator, diagnose
-from skksivi.model_selection import Replicates, neg_distance_scorer, neg_ksd_scorer
+from skksivi.model_selection import Replicates, neg_distance_scorer, neg_divergence_scorer, neg_ksd_scorer
 from skksivi.parameters import Adam, Network, Pilot, Scale
 from skksivi.targets import from_score_fn
 from skksivi.terms import Entropic
@@ -197,7 +197,11 @@ def test_the_grades_of_settings_that_train_differ(quiet):
     assert not np.intersect1d(*grades).size
 
 
-@pytest.mark.parametrize("scoring", [None, neg_ksd_scorer(n_samples=50), neg_distance_scorer(np.eye(2))])
+@pytest.mark.parametrize(
+    "scoring",
+    [None, neg_ksd_scorer(n_samples=50), neg_distance_scorer(np.eye(2)), neg_divergence_scorer(n_samples=100)],
+    ids=["own", "ksd", "distance", "divergence"],
+)
 def test_a_search_over_what_does_nothing_is_told(scoring):
     search = GridSearchCV(
         KSIVIApproximator(random_state=0), {"max_iter": [10, 20]}, cv=Replicates(1), scoring=scoring, refit=False
@@ -220,7 +224,7 @@ SEARCHES = (Path(__file__).parents[1] / "doc" / "searches.rst").read_text("utf-8
 @pytest.mark.slow
 def test_each_listing_of_the_manual_searches(quiet):
     listings = re.findall(r"code-block:: python\n\n(.*?)\n\n(?=\S)", SEARCHES, re.DOTALL)
-    found = {"target": TARGET, "X_reference": np.random.RandomState(0).normal(size=(50, 2))}
+    found = {"target": TARGET}
     distributed = pytest.importorskip("distributed", reason="needs dask")
     with (
         short_fits(),
@@ -231,6 +235,6 @@ def test_each_listing_of_the_manual_searches(quiet):
             with parallel_config("threading"):
                 exec(textwrap.dedent(code), found)  # noqa: S102
             results = found["search"].cv_results_
-            scores = results.get("mean_test_score", results.get("mean_test_ksd"))
+            scores = results.get("mean_test_score", results.get("mean_test_divergence"))
             assert len(set(scores)) == len(scores) == 9
     assert len(listings) == 4

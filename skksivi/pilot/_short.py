@@ -20,7 +20,7 @@ from skksivi.pilot._others import all_modes
 from skksivi.pilot._points import MANY_FEATURES, PilotPoints, are_known
 from skksivi.pilot._several import Weighing, pilot_of_several
 from skksivi.pilot._spike import out_of_spike
-from skksivi.pilot._warped import around_start, by_scales, warped, without_tails
+from skksivi.pilot._warped import along_axes, around_start, by_scales, warped, without_tails
 from skksivi.score._improper import has_power_tails
 from skksivi.score._score import Score
 from skksivi.score._tally import SpentError
@@ -114,6 +114,10 @@ def short_pilot(
     except LOST:
         return None
     try:
+        if warps and starts.shape[1] <= MOST_FEATURES:
+            found = along_axes(score_fn, starts[0], modes.maps[0], generator)
+            if found is not None:
+                return modes._replace(maps=modes.maps[:1], weights=modes.weights[:1]), found
         if not alone and len(modes.maps) == 1:
             modes = all_modes(score_fn, starts[0], modes.maps[0], generator)
         if len(modes.maps) > 1:
@@ -185,7 +189,8 @@ def _pilots(
     """Yield successively better pilots, if they may be warped also in coordinates of other forms."""
     warps = warps and len(mode.m) <= MOST_FEATURES
     if warps:
-        yield from without_tails(score_fn, mode, generator)
+        if (found := without_tails(score_fn, mode, generator)) is not None:
+            yield found
     metric, has_many = matched(score_fn, mode, generator), len(mode.m) >= MANY_FEATURES
     if warps and is_spike(mode) and (found := out_of_spike(score_fn, mode, start, generator)) is not None:
         yield found

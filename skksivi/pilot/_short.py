@@ -13,6 +13,7 @@ from skksivi.pilot._affine import Affine
 from skksivi.pilot._gaussian import GAUSSIAN, covariance_root, matched
 from skksivi.pilot._hamiltonian import HAMILTONIAN, HamiltonianEnsemble
 from skksivi.pilot._importance import pilot_of, standard_pilot, without_wrong_density
+from skksivi.pilot._marginals import fitted_marginals
 from skksivi.pilot._mixture import MOST_FEATURES
 from skksivi.pilot._modes import ModeMaps, find_modes
 from skksivi.pilot._newton import LOST, check_mode, dense_mode, is_spike
@@ -20,7 +21,7 @@ from skksivi.pilot._others import all_modes
 from skksivi.pilot._points import MANY_FEATURES, PilotPoints, are_known
 from skksivi.pilot._several import Weighing, pilot_of_several
 from skksivi.pilot._spike import out_of_spike
-from skksivi.pilot._warped import along_axes, around_start, by_scales, warped, without_tails
+from skksivi.pilot._warped import around_start, by_scales, warped
 from skksivi.score._improper import has_power_tails
 from skksivi.score._score import Score
 from skksivi.score._tally import SpentError
@@ -100,7 +101,7 @@ def short_pilot(
     SpentError
         The budget does not suffice to find a mode; if it is spent later, the best points so far are returned.
     """
-    stages = Stages.of(effort, starts.shape[1])
+    stages, warps = Stages.of(effort, starts.shape[1]), warps and starts.shape[1] <= MOST_FEATURES
     try:
         modes = _first_modes(score_fn, starts, generator)
     except LOST:
@@ -108,22 +109,18 @@ def short_pilot(
             return None
         return _without_mode(score_fn, starts[0], generator, chain(*stages))
     check_mode(score_fn, starts[0], modes.maps[0])
+    pilot = standard_pilot(modes.maps[0].m, HAMILTONIAN.n_of_gaussian).unwhitened(modes.maps[0])
     try:
-        pilot = standard_pilot(modes.maps[0].m, HAMILTONIAN.n_of_gaussian).unwhitened(modes.maps[0])
         score_fn = without_wrong_density(score_fn, modes.maps[0])
-    except LOST:
-        return None
-    try:
-        if warps and starts.shape[1] <= MOST_FEATURES:
-            found = along_axes(score_fn, starts[0], modes.maps[0], generator)
-            if found is not None:
-                return modes._replace(maps=modes.maps[:1], weights=modes.weights[:1]), found
+        at_mode = score_fn, starts[0], modes.maps[0], generator
+        if warps and (pilot_y := _with_marginals(*at_mode, alone=alone)) is not None:
+            return ModeMaps(modes.maps[:1], modes.weights.new_ones(1)), pilot_y
         if not alone and len(modes.maps) == 1:
-            modes = all_modes(score_fn, starts[0], modes.maps[0], generator)
+            modes = all_modes(*at_mode)
         if len(modes.maps) > 1:
             pilot = pilot_of(modes.mixture(), HAMILTONIAN.n_of_gaussian)
             return _of_several(score_fn, modes, generator, stages.first)
-        for found in _pilots(score_fn, modes.maps[0], starts[0], generator, stages, warps=warps):
+        for found in _pilots(*at_mode, stages, warps=warps):
             pilot = found if len(found.x) else pilot
             if pilot.converged:
                 break
@@ -132,6 +129,27 @@ def short_pilot(
     except SpentError:  # keep the best so far
         pass
     return modes, pilot
+
+
+def _with_marginals(
+    score_fn: Score, start: Tensor, mode: Affine, generator: torch.Generator, *, alone: bool
+) -> PilotPoints | None:
+    """Return points in coordinates where the independent directions of a target are normal, if all else nearly is.
+
+    Unless the mode is `alone`, or all directions are independent, no other mode may be found from the start (d,).
+    """
+    curved = fitted_marginals(score_fn, mode, generator)
+    if curved is None:
+        return None
+    score_y, at_zero = curved.pull_back(score_fn), Affine.shift(torch.zeros_like(mode.m))
+    ensemble = HamiltonianEnsemble(score_y, matched(score_y, at_zero, generator), generator)
+    found = next((pilot for pilot in ensemble.by_metric() if pilot.converged), None)
+    if found is None:
+        return None
+    if not (alone or curved.is_whole):
+        others = all_modes(score_y, curved.warp(start[None])[0][0], ensemble.metric, generator)
+        found = found if len(others.maps) == 1 else None
+    return None if found is None else found._replace(warp=curved)
 
 
 def _first_modes(score_fn: Score, starts: Tensor, generator: torch.Generator) -> ModeMaps:
@@ -184,13 +202,9 @@ def _of_several(
 
 
 def _pilots(
-    score_fn: Score, mode: Affine, start: Tensor, generator: torch.Generator, stages: Stages, *, warps: bool
+    score_fn: Score, start: Tensor, mode: Affine, generator: torch.Generator, stages: Stages, *, warps: bool
 ) -> Iterator[PilotPoints]:
     """Yield successively better pilots, if they may be warped also in coordinates of other forms."""
-    warps = warps and len(mode.m) <= MOST_FEATURES
-    if warps:
-        if (found := without_tails(score_fn, mode, generator)) is not None:
-            yield found
     metric, has_many = matched(score_fn, mode, generator), len(mode.m) >= MANY_FEATURES
     if warps and is_spike(mode) and (found := out_of_spike(score_fn, mode, start, generator)) is not None:
         yield found

@@ -5,23 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import partial
-from itertools import chain
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from skksivi.pilot._affine import Affine
-from skksivi.pilot._curved import Curved
-from skksivi.pilot._gaussian import covariance_root, matched
+from skksivi.pilot._gaussian import covariance_root
 from skksivi.pilot._hamiltonian import HAMILTONIAN, HamiltonianEnsemble
 from skksivi.pilot._importance import PLAIN, Draws, pilot_of, refined
-from skksivi.pilot._marginals import fitted_marginals
 from skksivi.pilot._newton import LOST
-from skksivi.pilot._others import all_modes
 from skksivi.pilot._points import MANY_FEATURES, PilotPoints
 from skksivi.pilot._profile import profiled
-from skksivi.pilot._tails import fitted_tails
 from skksivi.pilot._warp import Warp
 from skksivi.pilot._warp_fit import fitted_warp
 from skksivi.score._score import Score
@@ -41,39 +36,6 @@ class WarpedSettings(NamedTuple):
 
 
 WARPED = WarpedSettings()
-
-
-def along_axes(score_fn: Score, start: Tensor, mode: Affine, generator: torch.Generator) -> PilotPoints | None:
-    """Return points in coordinates of which some are independent of all others, if chains converge there."""
-    curved = fitted_marginals(score_fn, mode, generator)
-    if curved is None:
-        return None
-    score_y, y = curved.pull_back(score_fn), torch.zeros_like(mode.m)
-    try:
-        metric = matched(score_y, Affine.shift(y), generator)
-        if len(all_modes(score_y, curved.warp(start[None])[0][0], metric, generator).maps) > 1:
-            return None
-        return _converged(score_y, metric, curved, generator)
-    except LOST:
-        return None
-
-
-def without_tails(score_fn: Score, mode: Affine, generator: torch.Generator) -> PilotPoints | None:
-    """Return points in coordinates without power tails, if there are some and chains converge there."""
-    curved = fitted_tails(score_fn, mode)
-    if curved is None:
-        return None
-    score_y, at_zero = curved.pull_back(score_fn), Affine.shift(torch.zeros_like(mode.m))
-    try:
-        return _converged(score_y, matched(score_y, at_zero, generator), curved, generator)
-    except LOST:
-        return None
-
-
-def _converged(score_y: Score, metric: Affine, curved: Curved, generator: torch.Generator) -> PilotPoints | None:
-    ensemble = HamiltonianEnsemble(score_y, metric, generator)
-    pilots = chain(ensemble.by_metric(), ensemble.by_stages(WARPED.stages))
-    return next((found._replace(warp=curved) for found in pilots if found.converged), None)
 
 
 def around_start(score_fn: Score, start: Tensor, generator: torch.Generator) -> Tensor:

@@ -21,7 +21,7 @@ from skksivi.families._layer import Constant, LinearSkip, MultilayerPerceptron, 
 from skksivi.mixing import AtomDraws, Bootstrap, GaussianMixtureDraws, NormalDraws, StudentTDraws
 from skksivi.parameters import Checkpoint, checked_object
 from skksivi.pilot._affine import Affine, Identity, LowRank
-from skksivi.pilot._marginals import Marginals, Quantiles, Radial
+from skksivi.pilot._marginals import Marginals, Quantiles
 from skksivi.pilot._warp import Level, Warp
 from skksivi.pilot._whitening import Whitening
 from skksivi.score._score import Score
@@ -33,7 +33,7 @@ from skksivi.training._loop import Hook, Progress, State
 PARTS: Kinds = {
     cls.__name__: by_parameters(cls)
     for cls in (
-        *(Affine, Identity, LowRank, Quantiles, Marginals, Radial, Level, Warp, Whitening),
+        *(Affine, Identity, LowRank, Quantiles, Marginals, Level, Warp, Whitening),
         *(NormalDraws, StudentTDraws, GaussianMixtureDraws, Bootstrap, AtomDraws),
         *(Constant, MultilayerPerceptron, LinearSkip, Residual, SemiImplicit, Hierarchy),
         *(Moments, MomentPenalty, Memory, Start),

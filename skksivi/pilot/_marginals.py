@@ -6,8 +6,8 @@ along each is that of :math:`p_j`; its integral gives the distribution function 
 
 .. math:: z_j = F_j^{-1}(\Phi(y_j)), \qquad u = V z.
 
-Where :math:`p(u) = g(\|u\|)`, as of a multivariate t, the score is parallel to u, and the radius of u is that
-quantile of its own distribution which the radius of y is of a chi distribution. Either map is exact in the tails.
+Where :math:`p(u) = g(\|u\|)` in some directions, as of a multivariate t, their score is parallel to u, and its radius
+is that quantile of its own distribution which the radius of y is of a chi distribution. Both are exact in the tails.
 
 References
 ----------
@@ -20,17 +20,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from scipy import stats
-from scipy.interpolate import CubicHermiteSpline, CubicSpline
+from scipy.interpolate import CubicHermiteSpline, PchipInterpolator
 from torch import Tensor
 
 from skksivi._arrays import as_array, as_tensor
 from skksivi.pilot._affine import Affine, standard_normal
 from skksivi.pilot._curved import Curved
+from skksivi.pilot._newton import jacobians
 from skksivi.score._score import DifferentiableScore, Score
 
 #: How far a direction may be from an eigenvector, and the least change of its curvature that matters.
@@ -121,84 +122,59 @@ class Marginals(Curved):
     map : Affine
     V : Tensor of shape (d, d)
         Orthonormal directions in its columns.
+    n_mapped : int
+        The number of these coordinates.
     quantiles : Quantiles
+        A function of each, or one of the radius of all.
     """
 
     map: Affine
     V: Tensor
+    n_mapped: int
     quantiles: Quantiles
 
     def __post_init__(self) -> None:
-        self.quantiles.check(len(self.V))
+        if self.V.shape != (len(self.map.m), len(self.map.m)) or not 0 < self.n_mapped <= len(self.V):
+            raise ValueError("its directions do not fit its map")
+        self.quantiles.check(self.n_mapped)
+
+    @property
+    def is_radial(self) -> bool:
+        """Whether it maps a radius."""
+        return len(self.quantiles.values) < self.n_mapped
 
     @property
     def is_whole(self) -> bool:
-        """Whether it maps all directions."""
-        return len(self.quantiles.values) == len(self.V)
+        """Whether it maps all coordinates."""
+        return self.n_mapped == len(self.V)
 
     def __repr__(self) -> str:
-        return f"Marginals along {len(self.quantiles.values)} directions of {len(self.map.m)} features"
+        return f"Marginals of {'a radius of ' * self.is_radial}{self.n_mapped} of {len(self.V)} directions"
 
     def to(self, device: torch.device) -> Marginals:
         """Return the same on a device."""
         map_ = Affine(*(a.to(device) for a in self.map))
-        return Marginals(map_, self.V.to(device), self.quantiles.to(device))
+        return Marginals(map_, self.V.to(device), self.n_mapped, self.quantiles.to(device))
 
     def unwarp(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return x (n, d) and the log-determinants (n,) of dx / dy at y (n, d)."""
-        own, rest = y.tensor_split([len(self.quantiles.values)], dim=1)
-        z, slope = self.quantiles.at(own)
-        x = self.map.unwhiten(torch.cat([z, rest], 1) @ self.V.mT)
-        return x, slope.log().sum(1) + self.map.log_determinant()
+        own, rest = y.tensor_split([self.n_mapped], dim=1)
+        r = _radius(own) if self.is_radial else own
+        z, slope = self.quantiles.at(r)
+        x = self.map.unwhiten(torch.cat([z / r * own if self.is_radial else z, rest], 1) @ self.V.mT)
+        return x, self._log_scale(r, z, slope)
 
     def warp(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return y (n, d) and the log-determinants (n,) of dx / dy at x (n, d)."""
-        z, rest = (self.map.whiten(x) @ self.V).tensor_split([len(self.quantiles.values)], dim=1)
-        own = self.quantiles.solve(z)
-        return torch.cat([own, rest], 1), self.quantiles.at(own)[1].log().sum(1) + self.map.log_determinant()
+        own, rest = (self.map.whiten(x) @ self.V).tensor_split([self.n_mapped], dim=1)
+        z = _radius(own) if self.is_radial else own
+        r = self.quantiles.solve(z)
+        y = torch.cat([r / z * own if self.is_radial else r, rest], 1)
+        return y, self._log_scale(r, z, self.quantiles.at(r)[1])
 
-
-@dataclass(frozen=True, repr=False)
-class Radial(Curved):
-    """The map from y to x = m + L z, in which z has the direction of y, and its radius is a function of that of y.
-
-    Attributes
-    ----------
-    map : Affine
-    quantiles : Quantiles
-        One function.
-    """
-
-    map: Affine
-    quantiles: Quantiles
-    is_whole: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        self.quantiles.check(1)
-
-    def __repr__(self) -> str:
-        return f"A radial map of {len(self.map.m)} features"
-
-    def to(self, device: torch.device) -> Radial:
-        """Return the same on a device."""
-        return Radial(Affine(*(a.to(device) for a in self.map)), self.quantiles.to(device))
-
-    def unwarp(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Return x (n, d) and the log-determinants (n,) of dx / dy at y (n, d)."""
-        r = _radius(y)
-        radius, slope = self.quantiles.at(r)
-        return self.map.unwhiten(radius / r * y), self._log_scale(r, radius, slope)
-
-    def warp(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return y (n, d) and the log-determinants (n,) of dx / dy at x (n, d)."""
-        z = self.map.whiten(x)
-        radius = _radius(z)
-        r = self.quantiles.solve(radius)
-        return r / radius * z, self._log_scale(r, radius, self.quantiles.at(r)[1])
-
-    def _log_scale(self, r: Tensor, radius: Tensor, slope: Tensor) -> Tensor:
-        ratio = (len(self.map.m) - 1) * (radius / r).log() + slope.log()
-        return ratio[:, 0] + self.map.log_determinant()
+    def _log_scale(self, r: Tensor, z: Tensor, slope: Tensor) -> Tensor:
+        log_scale = slope.log().sum(1) + self.map.log_determinant()
+        return log_scale + (self.n_mapped - 1) * (z / r).log()[:, 0] if self.is_radial else log_scale
 
 
 def _radius(z: Tensor) -> Tensor:
@@ -208,38 +184,50 @@ def _radius(z: Tensor) -> Tensor:
 # The fit
 
 
-def fitted_marginals(score_fn: Score, mode: Affine, generator: torch.Generator) -> Marginals | Radial | None:
-    """Return the map along the independent directions of a target, or of its radius; None if all these are normal."""
+def fitted_marginals(score_fn: Score, mode: Affine, generator: torch.Generator) -> Marginals | None:
+    """Return the map along the independent directions of a target, or of a radius; None if all these are normal."""
     s = mode.whiten_score(score_fn(mode.m[None])).detach()
     mode = mode._replace(m=mode.unwhiten(s)[0])  # another step of Newton's method: a radius is about the very mode
     score_u = mode.pull_back(score_fn)
-    radial = _radial(score_u, mode, generator)
+    J = jacobians(score_u, standard_normal(2, mode.m, generator))
+    if not J.isfinite().all():
+        return None
+    block = not_normal(J)
+    radial = _of_radius(score_u, block, generator) if block.shape[1] > 1 else None
     if radial is not None:
-        return radial
-    axes = independent_directions(score_u, mode.m, generator)
+        return Marginals(
+            mode, completed(block), block.shape[1], _functions([radial], stats.chi(block.shape[1]), block)
+        )
+    axes = independent_directions(score_u, J, generator)
     curves = [_of_direction(score_u, v, generator) for v in axes.mT]
     kept = [j for j, curve in enumerate(curves) if curve is not None]
     if not kept:
         return None
-    own = axes[:, kept]
-    V = torch.cat([own, torch.linalg.qr(torch.cat([own, torch.eye(len(own)).to(own)], 1)).Q[:, len(kept) :]], 1)
-    values, slopes = as_tensor(np.stack([c for c in curves if c is not None], 1), device=own.device)
-    return Marginals(mode, V, Quantiles(*_nodes(stats.norm), values, slopes))
+    found = [curve for curve in curves if curve is not None]
+    return Marginals(mode, completed(axes[:, kept]), len(kept), _functions(found, stats.norm, axes))
 
 
-def independent_directions(score_u: DifferentiableScore, like: Tensor, generator: torch.Generator) -> Tensor:
+def not_normal(J: Tensor) -> Tensor:
+    """Return an orthonormal basis (d, k) of what two Jacobians (2, d, d) differ by from those of a normal target."""
+    U, sizes, _ = torch.linalg.svd(torch.cat([*(J + torch.eye(J.shape[1]).to(J))], 1), full_matrices=False)
+    return U[:, sizes > CURVED]
+
+
+def completed(V: Tensor) -> Tensor:
+    """Return orthonormal directions (d, d) of which the first are given."""
+    k = V.shape[1]
+    return torch.cat([V, torch.linalg.qr(torch.cat([V, torch.eye(len(V)).to(V)], 1)).Q[:, k:]], 1)
+
+
+def independent_directions(score_u: DifferentiableScore, J: Tensor, generator: torch.Generator) -> Tensor:
     """Return directions (d, k) that are eigenvectors of the Jacobians, each of those at two points, and not normal.
 
-    Each round compares two points, and looks among the directions that are left by the last one, or are normal near
-    the mode.
+    The first round compares two Jacobians (2, d, d) near the mode, each other one two farther out, among the
+    directions that are left by the last one, or are normal near the mode.
     """
-    found, W = like.new_empty(len(like), 0), torch.eye(len(like)).to(like)
-    scale, n_empty = NEAR, 0
-    while W.shape[1] and n_empty < N_EMPTY * (1 + found.shape[1] / W.shape[1]):
-        u = (scale * standard_normal(2, like, generator)).repeat_interleave(W.shape[1], 0)
-        JW = score_u.product(u, W.mT.repeat(2, 1)).view(2, W.shape[1], -1).mT
-        if not JW.isfinite().all():
-            break
+    W, JW, n_empty = torch.eye(J.shape[1]).to(J), J, 0
+    found = W[:, :0]
+    while W.shape[1] and n_empty < N_EMPTY * (1 + found.shape[1] / W.shape[1]) and JW.isfinite().all():
         within = (W.mT @ (JW[0] + JW[1] / 3)).tril()  # of which the lower half decides, as it is symmetric
         turn = torch.linalg.eigh(within).eigenvectors
         V, JV = W @ turn, JW @ turn
@@ -250,7 +238,9 @@ def independent_directions(score_u: DifferentiableScore, like: Tensor, generator
             break
         is_new = is_axis & ~is_normal
         found, W = torch.cat([found, V[:, is_new]], 1), V[:, ~is_new]
-        scale, n_empty = FAR, 0 if is_new.any() else n_empty + 1
+        n_empty = 0 if is_new.any() else n_empty + 1
+        u = (FAR * standard_normal(2, W[:, 0], generator)).repeat_interleave(W.shape[1], 0) if W.numel() else W.mT
+        JW = score_u.product(u, W.mT.repeat(2, 1)).view(2, W.shape[1], -1).mT if W.numel() else JW
     return found
 
 
@@ -262,40 +252,30 @@ def _of_direction(score_u: DifferentiableScore, v: Tensor, generator: torch.Gene
         return sign * (score_u(sign * t[:, None] * v + others - (others @ v)[:, None] * v).detach() @ v)
 
     ends = [_end(partial(slopes, sign=sign), v) for sign in (-1, 1)]
-    if not all(ends):
-        return None
-    w, t = _spaced(-ends[0], ends[1], v)
-    g, again = slopes(t), slopes(t[::EVERY])
-    if not (g.isfinite().all() and ((g[::EVERY] - again).abs() <= OFF_AXIS * (1 + again.abs())).all()):
-        return None
-    return _quantiles(as_array(w), as_array(g), stats.norm)
+    return _quantiles(slopes, -ends[0], ends[1], stats.norm, v) if all(ends) else None
 
 
-def _radial(score_u: DifferentiableScore, mode: Affine, generator: torch.Generator) -> Radial | None:
-    """Return the map of the radius, None unless the score depends on that alone, or if it is normal."""
+def _of_radius(score_u: DifferentiableScore, V: Tensor, generator: torch.Generator) -> np.ndarray | None:
+    """Return the quantiles of the radius in orthonormal directions (d, k), None if it is normal.
+
+    And None unless their score depends on the radius alone.
+    """
+    k = V.shape[1]
 
     def slopes(t: Tensor) -> Tensor:
         """Return the slopes along rays at distances t (n,), NaN where the score is not along the ray."""
-        e = standard_normal(len(t), mode.m, generator)
+        others, e = standard_normal(len(t), V[:, 0], generator), standard_normal(len(t), V[0], generator)
         e = e / e.norm(dim=1, keepdim=True)
-        s = score_u(t[:, None] * e).detach()
+        s = score_u(t[:, None] * (e @ V.mT) + others - others @ V @ V.mT).detach() @ V
         g = (s * e).sum(1)
         return g.where((s - g[:, None] * e).norm(dim=1) <= OFF_AXIS * (1 + g.abs()), torch.nan)
 
-    d = len(mode.m)
-    t = torch.linspace(0.5, 2, N_RADIAL).to(mode.m) * d**0.5
+    t = torch.linspace(0.5, 2, N_RADIAL).to(V) * k**0.5
     g = slopes(t)
-    if d == 1 or g.isnan().any() or ((g + t).abs() <= CURVED * t).all():
+    if g.isnan().any() or ((g + t).abs() <= CURVED * t).all():
         return None
-    end = _end(lambda t: slopes(t) + (d - 1) / t, mode.m)
-    if not end:
-        return None
-    w, t = _spaced(0.0, end, mode.m)
-    g = slopes(t)
-    if not g.isfinite().all():
-        return None
-    values, slope = as_tensor(_quantiles(as_array(w), as_array(g), stats.chi(d)), device=mode.m.device)
-    return Radial(mode, Quantiles(*_nodes(stats.chi(d)), values[None], slope[None]))
+    end = _end(lambda t: slopes(t) + (k - 1) / t, V[:, 0])
+    return _quantiles(slopes, 0.0, end, stats.chi(k), V[:, 0]) if end else None
 
 
 def _end(slopes: Callable[[Tensor], Tensor], like: Tensor) -> float:
@@ -312,28 +292,38 @@ def _end(slopes: Callable[[Tensor], Tensor], like: Tensor) -> float:
     return 0.0
 
 
-def _spaced(first: float, last: float, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Return nodes w, and the points t = sinh(sinh(w)) at them, from the first to the last."""
-    low, high = (np.arcsinh(np.arcsinh(end)) for end in (first, last))
-    w = torch.linspace(low, high, N_NODES).to(like)
-    return w, w.sinh().sinh()
-
-
 def _nodes(base: Any) -> tuple[float, float]:  # noqa: ANN401  # a distribution of scipy
     """Return the first and the last node of the quantiles of a distribution."""
     return float(max(base.support()[0], base.ppf(BEYOND))), float(base.isf(BEYOND))
 
 
-def _quantiles(w: np.ndarray, g: np.ndarray, base: Any) -> np.ndarray:  # noqa: ANN401
-    r"""Return values and slopes (2, n) of the increasing map of a variable y of a base distribution to sinh(sinh(w)).
+def _functions(curves: list[np.ndarray], base: Any, like: Tensor) -> Quantiles:  # noqa: ANN401
+    """Return functions of a variable of a base distribution, given their values and slopes (2, n)."""
+    return Quantiles(*_nodes(base), *as_tensor(np.stack(curves, 1), device=like.device))
 
-    The density of that has slopes g at the nodes w, times :math:`t^{d-1}` for a radius of d dimensions. Both tails
-    are accumulated from their ends, for their quantiles' sake.
+
+def _quantiles(
+    slopes: Callable[[Tensor], Tensor],
+    first: float,
+    last: float,
+    base: Any,  # noqa: ANN401
+    like: Tensor,
+) -> np.ndarray | None:
+    r"""Return values and slopes (2, n) of the increasing map from a base distribution to another one between ends.
+
+    The density of that has given slopes, times :math:`t^{k-1}` for a radius of k dimensions. Both tails are summed
+    from their ends, for their quantiles' sake. None if the slopes are not finite, not the same another time, or too
+    rough for the nodes.
     """
-    fine = np.linspace(w[0], w[-1], 20 * len(w))
-    t = np.sinh(np.sinh(fine))
-    scale = np.cosh(np.sinh(fine)) * np.cosh(fine)  # dt / dw
-    log_p = CubicSpline(w, g * np.cosh(np.sinh(w)) * np.cosh(w)).antiderivative()(fine)
+    low, high = np.arcsinh(np.arcsinh([first, last])).tolist()
+    w = np.linspace(low, high, N_NODES)
+    t = as_tensor(np.sinh(np.sinh(w)), device=like.device)
+    found, again = as_array(slopes(t)), as_array(slopes(t[::EVERY]))
+    if not (np.isfinite(found).all() and (abs(found[::EVERY] - again) <= OFF_AXIS * (1 + abs(again))).all()):
+        return None
+    fine = np.linspace(w[0], w[-1], 20 * N_NODES)
+    t, scale = np.sinh(np.sinh(fine)), np.cosh(np.sinh(fine)) * np.cosh(fine)  # dt / dw
+    log_p = PchipInterpolator(w, found * np.cosh(np.sinh(w)) * np.cosh(w)).antiderivative()(fine)
     if base.support()[0] == 0:
         with np.errstate(divide="ignore"):
             log_p += (base.args[0] - 1) * np.log(t)
@@ -342,13 +332,13 @@ def _quantiles(w: np.ndarray, g: np.ndarray, base: Any) -> np.ndarray:  # noqa: 
     parts = (m[1:] + m[:-1]) / 2
     by_cubics = (13 * (m[1:-2] + m[2:-1]) - m[:-3] - m[3:]) / 24  # through four nodes
     parts[1:-1] = np.where(by_cubics > 0, by_cubics, parts[1:-1])
-    log_p -= np.log(parts.sum())
     below, above = np.cumsum(parts)[:-1] / parts.sum(), np.cumsum(parts[::-1])[::-1][1:] / parts.sum()
     y_of = np.where(below < above, base.ppf(below), base.isf(above))
-    slope_of = np.exp(base.logpdf(y_of) - log_p[1:-1])
+    slope_of = np.exp(base.logpdf(y_of) - log_p[1:-1]) * parts.sum()
     kept = np.isfinite(y_of) & np.isfinite(slope_of) & (y_of > np.maximum.accumulate(np.r_[-np.inf, y_of[:-1]]))
     curve = CubicHermiteSpline(y_of[kept], t[1:-1][kept], slope_of[kept])
     y = np.linspace(*_nodes(base), N_QUANTILES)
     inside = y.clip(y_of[kept][0], y_of[kept][-1])
     slope = curve.derivative()(inside)
-    return np.stack([curve(inside) + (y - inside) * slope, slope])
+    value = curve(inside) + (y - inside) * slope
+    return np.stack([value, slope]) if (np.diff(value) > 0).all() and (slope > 0).all() else None

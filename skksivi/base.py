@@ -507,7 +507,8 @@ def explained(doubt: str | None, score: Score) -> Iterator[None]:
         if doubt is None:
             raise
         kind = FloatingPointError if isinstance(error, FloatingPointError) else ValueError
-        raise kind(f"{doubt} The fit has ended: {textwrap.shorten(str(error), 160)}") from error
+        what = "" if isinstance(error, LostError) else f" The fit has ended: {textwrap.shorten(str(error), 160)}"
+        raise kind(doubt + what) from error
 
 
 @contextmanager

@@ -108,13 +108,13 @@ def _of_bounds(score: Score, near: Tensor | None, tried: Tried) -> str | None:
     return (
         "The target seems bounded, since beyond some value of a coordinate its score is zero or not finite "
         f"({supports}{', ...' if len(bounds) > 5 else ''}), and draws may leave it. Give the density of the bounded "
-        f"parameters to skksivi.targets.constrained, as in constrained(log_prob, {_call(score, bounds)}), or "
+        f"parameters to skksivi.targets.constrained, as in constrained(log_prob, {call_of(score, bounds)}), or "
         "transform them to the whole line and add the logarithm of the Jacobian to log p."
     )
 
 
-def _call(score: Score, bounds: list[Bound]) -> str:
-    """Return the argument `supports` of `skksivi.targets.constrained` for a target of these bounds."""
+def call_of(score: Score, bounds: list[Bound]) -> str:
+    """Return `supports`, an argument of `skksivi.targets.constrained`, for a target of these bounds."""
     supports = {bound.coordinate: bound.support for bound in bounds}
     names = score.names if all(map(str.isidentifier, score.names)) else ()
     names = names or tuple(f"x{i}" for i in range(score.n_features))

@@ -39,7 +39,7 @@ from skksivi.families._samplers import CHUNK, Fit, HasDensity, Sampler, Tell
 from skksivi.kernels import Kernel, resolve_kernel
 from skksivi.parameters import Constrained, Constraints, Interval, ParameterObject, StrOptions, expanded
 from skksivi.pilot._newton import LostError
-from skksivi.score._improper import check_proper
+from skksivi.score._improper import ImproperError, check_proper
 from skksivi.score._score import CarriesScore, Score, is_target
 from skksivi.score._tally import SpentError, Stage, Tally
 from skksivi.score._target import TargetOrScore, moved, resolve_score, unwrapped
@@ -506,9 +506,10 @@ def explained(doubt: str | None, score: Score) -> Iterator[None]:
             raise ValueError(f"{error} It was lost first or farthest in {score.label(error.feature)}.") from None
         if doubt is None:
             raise
+        if isinstance(error, LostError | ImproperError):
+            raise ValueError(doubt) from None
         kind = FloatingPointError if isinstance(error, FloatingPointError) else ValueError
-        what = "" if isinstance(error, LostError) else f" The fit has ended: {textwrap.shorten(str(error), 160)}"
-        raise kind(doubt + what) from error
+        raise kind(f"{doubt} The fit has ended: {textwrap.shorten(str(error), 160)}") from error
 
 
 @contextmanager

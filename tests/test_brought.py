@@ -175,7 +175,30 @@ def test_a_bound_is_told_once_and_nothing_else_is(seed):
     words = words_of(lambda: Laplace(init=[0.0, low + width / 2], random_state=0).fit(target))
     assert len(words) == 1, words
     assert "seems bounded" in words[0]
-    assert 'constrained(log_prob, {"x0": "real", "x1": ' in words[0]
+    supports = ast.literal_eval(re.search(r"constrained\(log_prob, (\{.*\})\)", words[0])[1])
+    assert supports["x0"] == "real"
+    assert supports["x1"][0] == "interval"
+    np.testing.assert_allclose(supports["x1"][1:], [low, low + width], atol=1e-5)
+    assert "improper" not in words[0]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_both_bounds_are_found_where_the_density_vanishes_at_one(seed):
+    rng = np.random.RandomState(seed)
+    y, low, width = torch.from_numpy(rng.normal(0, 2, 30)), rng.uniform(-1, 1), rng.uniform(0.5, 2)
+
+    def log_prob(x):
+        inside = (x[:, 1] > low) & (x[:, 1] < low + width)
+        s = torch.where(inside, x[:, 1] - low, 0.5)
+        log_p = -(y.to(x) - x[:, :1]).square().sum(1) / 2 / s.square() - len(y) * s.log()
+        return torch.where(inside, log_p, -torch.inf)
+
+    start = [0.0, low + width / 2]
+    words = words_of(lambda: KSIVIApproximator(init=start, random_state=0).fit(from_log_prob(log_prob, 2)))
+    assert len(words) == 1, words
+    supports = ast.literal_eval(re.search(r"constrained\(log_prob, (\{.*\})\)", words[0])[1])
+    assert supports["x0"] == "real"
+    np.testing.assert_allclose(supports["x1"][1:], [low, low + width], atol=1e-5)
 
 
 # Budgets

@@ -18,6 +18,7 @@ from skksivi.pilot._affine import Affine, standard_normal
 from skksivi.pilot._modes import MODES, ModeMaps, around, ranked, same_mode, scattered
 from skksivi.pilot._newton import NEWTON, jacobians, search_modes
 from skksivi.score._bounds import Bound, call_of
+from skksivi.score._improper import ImproperError
 from skksivi.score._score import DifferentiableScore, Score
 
 
@@ -214,7 +215,7 @@ def check_aperiodic(score_fn: Score, modes: Sequence[Affine]) -> None:
 
     Raises
     ------
-    ValueError
+    ImproperError
     """
     first, *others = modes
     sd, bounds = first.L.norm(dim=1), dict[int, Bound]()
@@ -233,7 +234,7 @@ def check_aperiodic(score_fn: Score, modes: Sequence[Affine]) -> None:
                 bounds[j] = Bound(j, (m[j] - period / 2).item(), (m[j] + period / 2).item())
     if bounds:
         names = ", ".join(f"{score_fn.label(j)}, with a period of {b.high - b.low:.5g}" for j, b in bounds.items())
-        raise ValueError(
+        raise ImproperError(
             f"The target is periodic in {names}, so that it has infinite mass. Keep to one period around a mode: "
             "give the density of the parameters to skksivi.targets.constrained, as in constrained(log_prob, "
             f"{call_of(score_fn, list(bounds.values()))})."

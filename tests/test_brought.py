@@ -204,14 +204,18 @@ def test_both_bounds_are_found_where_the_density_vanishes_at_one(seed):
 # Budgets
 
 
-def test_a_search_that_comes_to_no_end_has_a_total():
-    def score_fn(x):
-        return -x * (1 + 3 * (1e7 * x.sum(1, keepdim=True)).sin())
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in SEEDS[1:])])
+def test_a_search_that_comes_to_no_end_has_a_total(seed):
+    rng = np.random.RandomState(seed)
+    d, noise, pitch = rng.randint(1, 5), rng.uniform(2, 9), 10 ** rng.uniform(6, 9)
 
-    score = resolved(score_fn, 2)
+    def score_fn(x):
+        return -x * (1 + noise * (pitch * x.sum(1, keepdim=True)).sin())
+
+    score = resolved(score_fn, d)
     with suppress(SpentError), score.tally.at_most(30_000):
-        for _ in range(100):
-            find_modes(score.double, torch.randn(20, 2).double(), torch.Generator().manual_seed(0))
+        for _ in range(300):
+            find_modes(score.double, torch.from_numpy(rng.normal(size=(20, d))), torch.Generator().manual_seed(0))
     assert score.tally.is_spent
     assert score.tally.total <= 31_000
     assert score.tally.limit is None

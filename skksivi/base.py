@@ -504,10 +504,10 @@ def explained(doubt: str | None, score: Score) -> Iterator[None]:
     except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
         if isinstance(error, LostError) and doubt is None and error.feature is not None:
             raise ValueError(f"{error} It was lost first or farthest in {score.label(error.feature)}.") from None
+        if isinstance(error, ImproperError) or (isinstance(error, LostError) and doubt is not None):
+            raise ValueError(doubt or str(error)) from None
         if doubt is None:
             raise
-        if isinstance(error, LostError | ImproperError):
-            raise ValueError(doubt) from None
         kind = FloatingPointError if isinstance(error, FloatingPointError) else ValueError
         raise kind(f"{doubt} The fit has ended: {textwrap.shorten(str(error), 160)}") from error
 

@@ -216,7 +216,8 @@ def from_numpyro(model: Callable[P, object], /, *args: P.args, **kwargs: P.kwarg
     Returns
     -------
     target : Target
-        Its `constrain` returns the latent and deterministic sites by name.
+        Its `constrain` returns the latent and deterministic sites by name. A site of ``CircularReparam``, an angle on
+        the whole line, has a coordinate of one period of it.
 
     Raises
     ------

@@ -176,10 +176,10 @@ def _observer(model: Model, container: TensorVariable) -> str | None:
 
 
 def from_pymc(model: Model) -> NamedTarget:
-    """Make a target from a PyMC model, in the unconstrained space of PyMC's own samplers.
+    """Make a target from a PyMC model, in the unconstrained space of PyMC's own samplers, but for angles.
 
-    The log-density and its gradient are compiled for whole batches, in float64, by the mode that
-    ``pytensor.config.mode`` names.
+    An angle, which PyMC has on the whole line, has a coordinate of one period of it. The log-density and its gradient
+    are compiled for whole batches, in float64, by the mode that ``pytensor.config.mode`` names.
 
     Parameters
     ----------

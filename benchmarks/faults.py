@@ -112,6 +112,34 @@ CLASSES = {
         "datasets/test_fetchers": "what_unpacks_without_bound_is_refused a_server_that_comes_to_no_end_is_left "
         "a_folder_that_cannot_be_used_is_told_by_name",
     },
+    "data, a module or a function take another type or shape": {
+        "test_brought": "a_density_is_evaluated_in_the_type_that_it_takes a_density_of_single_precision_is_fitted "
+        "inference_tensors_are_told_by_their_name a_function_of_one_point_is_told",
+    },
+    "units differ by powers of ten": {"test_brought": "a_gaussian_in_physical_units_is_no_asymmetric_score"},
+    "a branch has a derivative that is NaN": {
+        "test_brought": "a_branch_whose_derivative_is_nan_is_told_by_its_point",
+    },
+    "a density ends at minus infinity": {
+        "test_brought": "a_bound_is_told_once_and_nothing_else_is "
+        "both_bounds_are_found_where_the_density_vanishes_at_one",
+    },
+    "a density has no finite mass": {
+        "test_brought": "a_density_of_infinite_mass_is_refused_with_its_direction a_proper_density_is_never_refused",
+    },
+    "a search comes to no end": {
+        "test_brought": "a_search_that_comes_to_no_end_has_a_total a_fit_that_comes_to_no_end_returns_the_best",
+    },
+    "a score has the wrong sign": {"test_brought": "a_wrong_sign_is_told_once"},
+    "a density is periodic": {
+        "test_brought": "coordinates_of_one_period_have_the_density_of_the_angle an_angle_is_fitted_on_one_period "
+        "an_angle_of_numpyro_is_fitted an_angle_of_pymc_is_fitted "
+        "a_periodic_density_is_told_with_one_period_to_keep_to equal_modes_at_equal_distances_are_no_period",
+    },
+    "a remedy cannot be applied": {
+        "test_brought": "a_column_that_holds_no_numbers_is_named a_search_that_is_lost_names_the_parameter "
+        "a_folder_that_is_missing_is_named_as_given minibatches_of_pymc_are_refused_with_what_works",
+    },
     "a mistake is met by silence or another library's error": {
         "test_awkward_scores": "a_wrong_n_features_is_named_with_the_right_one a_density_that_leaves_torch_is_named "
         "a_wrong_n_features_of_a_density_is_named_with_the_right_one a_truth_value_is_no_number_of_features "

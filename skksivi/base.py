@@ -39,7 +39,7 @@ from skksivi.families._samplers import CHUNK, Fit, HasDensity, Sampler, Tell
 from skksivi.kernels import Kernel, resolve_kernel
 from skksivi.parameters import Constrained, Constraints, Interval, ParameterObject, StrOptions, expanded
 from skksivi.pilot._newton import LostError
-from skksivi.score._improper import check_proper
+from skksivi.score._improper import ImproperError, check_proper
 from skksivi.score._score import CarriesScore, Score, is_target
 from skksivi.score._tally import SpentError, Stage, Tally
 from skksivi.score._target import TargetOrScore, moved, resolve_score, unwrapped
@@ -504,6 +504,8 @@ def explained(doubt: str | None, score: Score) -> Iterator[None]:
     except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
         if isinstance(error, LostError) and doubt is None and error.feature is not None:
             raise ValueError(f"{error} It was lost first or farthest in {score.label(error.feature)}.") from None
+        if isinstance(error, ImproperError) or (isinstance(error, LostError) and doubt is not None):
+            raise ValueError(doubt or str(error)) from None
         if doubt is None:
             raise
         kind = FloatingPointError if isinstance(error, FloatingPointError) else ValueError

@@ -155,7 +155,10 @@ def save(estimator: Estimator, path: str | os.PathLike[str]) -> None:
         raise TypeError(f"`estimator` must be one of {names}, got {type(estimator).__name__}.")
     content = _codec.pack(estimator, KINDS)
     _codec.unpack(content, KINDS, lambda _: torch.device("cpu"))  # it can be read
-    _codec.write(Path(os.path.realpath(path)), content)
+    try:
+        _codec.write(Path(os.path.realpath(path)), content)
+    except OSError as error:  # which names another file, written first
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error
 
 
 def load(

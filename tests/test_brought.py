@@ -1,27 +1,34 @@
 """What people bring in a first week: each kind is right, or told once by what it is, over generated members."""
 
+import ast
+import re
 import warnings
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from scipy.special import i0e, i1e, ive
 from sklearn.exceptions import ConvergenceWarning
 from torch import nn
 
-from skksivi import KSIVIApproximator
+from skksivi import KSIVIApproximator, save
 from skksivi.base import explained
 from skksivi.baselines import Laplace
 from skksivi.parameters import Pilot
 from skksivi.pilot._chains import revive
 from skksivi.pilot._modes import find_modes, search_around
 from skksivi.pilot._newton import LostError, check_mode, laplace
+from skksivi.pilot._others import check_aperiodic
 from skksivi.predictors import KSIVIClassifier, KSIVIRegressor
 from skksivi.score._improper import check_proper
 from skksivi.score._tally import SpentError
 from skksivi.score._target import resolve_score
-from skksivi.targets import from_log_prob, from_pymc
+from skksivi.targets import constrained, from_log_prob, from_numpyro, from_pymc
+from skksivi.targets._angles import on_one_period
+from skksivi.targets._bridges import BlackBoxTarget
 
 SEEDS = range(20)
 
@@ -168,20 +175,47 @@ def test_a_bound_is_told_once_and_nothing_else_is(seed):
     words = words_of(lambda: Laplace(init=[0.0, low + width / 2], random_state=0).fit(target))
     assert len(words) == 1, words
     assert "seems bounded" in words[0]
-    assert 'constrained(log_prob, {"x0": "real", "x1": ' in words[0]
+    supports = ast.literal_eval(re.search(r"constrained\(log_prob, (\{.*\})\)", words[0])[1])
+    assert supports["x0"] == "real"
+    assert supports["x1"][0] == "interval"
+    np.testing.assert_allclose(supports["x1"][1:], [low, low + width], atol=1e-5)
+    assert "improper" not in words[0]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_both_bounds_are_found_where_the_density_vanishes_at_one(seed):
+    rng = np.random.RandomState(seed)
+    y, low, width = torch.from_numpy(rng.normal(0, 2, 30)), rng.uniform(-1, 1), rng.uniform(0.5, 2)
+
+    def log_prob(x):
+        inside = (x[:, 1] > low) & (x[:, 1] < low + width)
+        s = torch.where(inside, x[:, 1] - low, 0.5)
+        log_p = -(y.to(x) - x[:, :1]).square().sum(1) / 2 / s.square() - len(y) * s.log()
+        return torch.where(inside, log_p, -torch.inf)
+
+    start = [0.0, low + width / 2]
+    words = words_of(lambda: KSIVIApproximator(init=start, random_state=0).fit(from_log_prob(log_prob, 2)))
+    assert len(words) == 1, words
+    supports = ast.literal_eval(re.search(r"constrained\(log_prob, (\{.*\})\)", words[0])[1])
+    assert supports["x0"] == "real"
+    np.testing.assert_allclose(supports["x1"][1:], [low, low + width], atol=1e-5)
 
 
 # Budgets
 
 
-def test_a_search_that_comes_to_no_end_has_a_total():
-    def score_fn(x):
-        return -x * (1 + 3 * (1e7 * x.sum(1, keepdim=True)).sin())
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in SEEDS[1:])])
+def test_a_search_that_comes_to_no_end_has_a_total(seed):
+    rng = np.random.RandomState(seed)
+    d, noise, pitch = rng.randint(1, 5), rng.uniform(2, 9), 10 ** rng.uniform(6, 9)
 
-    score = resolved(score_fn, 2)
+    def score_fn(x):
+        return -x * (1 + noise * (pitch * x.sum(1, keepdim=True)).sin())
+
+    score = resolved(score_fn, d)
     with suppress(SpentError), score.tally.at_most(30_000):
-        for _ in range(100):
-            find_modes(score.double, torch.randn(20, 2).double(), torch.Generator().manual_seed(0))
+        for _ in range(300):
+            find_modes(score.double, torch.from_numpy(rng.normal(size=(20, d))), torch.Generator().manual_seed(0))
     assert score.tally.is_spent
     assert score.tally.total <= 31_000
     assert score.tally.limit is None
@@ -326,6 +360,22 @@ def test_a_search_that_is_lost_names_the_parameter(seed):
         revive(x, torch.Generator())
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_folder_that_is_missing_is_named_as_given(seed, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    rng = np.random.RandomState(seed)
+    parts = ["".join(rng.choice(list("abc .-é"), 6)).strip() + "x" for _ in range(1 + seed % 3)]
+    path = Path(tmp_path if seed % 4 < 2 else "", "file" if seed % 5 == 0 else "none", *parts)
+    path = str(path) if seed % 2 else path
+    q = KSIVIApproximator(checkpoint=path, train=True, random_state=0)
+    for act in (lambda: save(KSIVIApproximator(), path), lambda: q.fit(torch.neg, n_features=1)):
+        words = words_of(act)
+        assert len(words) == 1, words
+        assert repr(str(path)) in words[0]
+        assert "tmp'" not in words[0]
+
+
 @pytest.mark.slow  # of what PyMC takes to import
 def test_minibatches_of_pymc_are_refused_with_what_works():
     pm = pytest.importorskip("pymc", reason="the bridge needs PyMC")
@@ -336,3 +386,151 @@ def test_minibatches_of_pymc_are_refused_with_what_works():
         pm.Normal("y", rows @ b, 1, observed=y, total_size=40)
     with pytest.raises(ValueError, match="give it all of the data"):
         from_pymc(model)
+
+
+# Wrong signs
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_wrong_sign_is_told_once(seed):
+    A, y = regression(seed, torch.float64)
+    P, d = A.mT @ A + torch.eye(A.shape[1]), A.shape[1]
+    score_fn = [
+        lambda x: x @ P.to(x) - A.mT.to(x) @ y.to(x),
+        lambda x: (x - 3) ** 3,
+        lambda x: (x - y.to(x)[:d]).tanh() * 2,
+        torch.sinh,
+    ][seed % 4]
+    q = [KSIVIApproximator(random_state=0), Laplace(), KSIVIApproximator(whiten=None, max_iter=20, random_state=0)]
+    words = words_of(lambda: q[seed % 3].fit(score_fn, n_features=d))
+    assert len(words) == 1, words
+    assert words[0].count("wrong sign") == 1, words
+
+
+# Periodic densities
+
+
+class Angle(BlackBoxTarget):
+    """A von Mises density of an angle beside normal parameters, as another library evaluates it."""
+
+    def __init__(self, mean, concentration, d):
+        super().__init__((*(f"b[{i}]" for i in range(d - 1)), "angle"))
+        self.mean, self.concentration = mean, concentration
+
+    def _value_and_gradient(self, X):
+        b, t = X[:, :-1], X[:, -1] - self.mean
+        value = self.concentration * np.cos(t) - np.square(b).sum(1) / 2
+        return value, np.c_[-b, -self.concentration * np.sin(t)]
+
+    def _parameters(self, X):
+        return {"b": X[:, :-1], "angle": np.angle(np.exp(1j * X[:, -1]))}
+
+
+def check_angle(angle, mean, concentration):
+    """Compare the mean of cos and sin of an angle with those of a von Mises density."""
+    z = np.exp(1j * (np.asarray(angle, dtype=float) - mean))
+    off = np.array([z.real.mean() - i1e(concentration) / i0e(concentration), z.imag.mean()])
+    assert (np.abs(off) < 3 * np.array([z.real.std(), z.imag.std()]) / np.sqrt(len(z))).all(), off
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_coordinates_of_one_period_have_the_density_of_the_angle(seed):
+    rng = np.random.RandomState(seed)
+    mean, concentration = rng.uniform(-4, 4), 10 ** rng.uniform(-2, 2)
+    target = on_one_period(Angle(mean, concentration, 1), {"angle"})
+    u = torch.linspace(-9, 9, 20_001, dtype=torch.float64)[:, None].requires_grad_()
+    log_p = target.log_prob(u)
+    torch.testing.assert_close(target.score_fn(u), torch.autograd.grad(log_p.sum(), u)[0])
+    weights = log_p.detach().softmax(0).numpy()
+    z = np.exp(1j * (target.constrain(u)["angle"] - mean))
+    for k in (1, 2, 3):
+        assert abs(weights @ z**k - ive(k, concentration) / i0e(concentration)) < 1e-6
+    spread, s = np.sqrt(weights @ u.detach().numpy() ** 2), target.score_fn(u).detach()[:, 0].numpy()
+    assert 0.9 < weights @ s**2 * spread**2 < 1.6  # one for a normal density
+
+
+@pytest.mark.parametrize(
+    "concentration", [0.5, *(pytest.param(c, marks=pytest.mark.slow) for c in (0.1, 0.3, 1.0, 3.0, 20.0, 300.0))]
+)
+def test_an_angle_is_fitted_on_one_period(concentration):
+    target = on_one_period(Angle(3.1, concentration, 3), {"angle"})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        q = KSIVIApproximator(random_state=0).fit(target)
+    assert q.n_score_calls_ < 20_000
+    check_angle(target.constrain(q.sample(4000))["angle"], 3.1, concentration)
+
+
+@pytest.mark.slow  # of what NumPyro takes to compile
+@pytest.mark.parametrize("concentration", [0.3, 3.0])
+def test_an_angle_of_numpyro_is_fitted(concentration):
+    numpyro = pytest.importorskip("numpyro", reason="the bridge needs NumPyro")
+    reparam = pytest.importorskip("numpyro.infer.reparam").CircularReparam()
+
+    def model():
+        scale = numpyro.sample("scale", numpyro.distributions.HalfNormal(1.0))
+        numpyro.sample("b", numpyro.distributions.Normal(0, 1 + scale))
+        numpyro.sample("angle", numpyro.distributions.VonMises(-3.0, concentration))
+
+    target = from_numpyro(numpyro.handlers.reparam(model, config={"angle": reparam}))
+    q = KSIVIApproximator(random_state=0).fit(target)
+    check_angle(target.constrain(q.sample(4000))["angle"], -3.0, concentration)
+
+
+@pytest.mark.slow  # of what PyMC takes to import
+@pytest.mark.parametrize("concentration", [0.3, 3.0])
+def test_an_angle_of_pymc_is_fitted(concentration):
+    pm = pytest.importorskip("pymc", reason="the bridge needs PyMC")
+    with pm.Model() as model:
+        pm.Normal("b", 0, pm.HalfNormal("scale", 1.0) + 1)
+        pm.VonMises("angle", 2.0, concentration)
+    target = from_pymc(model)
+    q = KSIVIApproximator(random_state=0).fit(target)
+    check_angle(target.constrain(q.sample(4000))["angle"], 2.0, concentration)
+
+
+def periodic(seed):
+    """A log-density with a period in one coordinate, the number of features, that coordinate and the period."""
+    rng = np.random.RandomState(seed)
+    d, period, concentration = rng.randint(1, 5), (2 * np.pi, 12.0, 24.0, 1.0)[seed % 4], 10 ** rng.uniform(-1, 2)
+    j, phase = rng.randint(d), rng.uniform(0, 6)
+
+    def log_prob(x):
+        others = torch.cat([x[:, :j], x[:, j + 1 :]], 1)
+        return concentration * (2 * np.pi / period * x[:, j] - phase).cos() - others.square().sum(1) / 2
+
+    return log_prob, d, j, period, concentration, phase
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_periodic_density_is_told_with_one_period_to_keep_to(seed):
+    log_prob, d, j, period, concentration, phase = periodic(seed)
+    n_calls = 0
+
+    def counted(x):
+        nonlocal n_calls
+        n_calls += len(x)
+        return log_prob(x)
+
+    words = words_of(lambda: KSIVIApproximator(random_state=0).fit(from_log_prob(counted, d)))
+    assert len(words) == 1, words
+    assert f"periodic in `x[{j}]`, with a period of {period:.5g}, so" in words[0]
+    assert n_calls < 5000
+    supports = ast.literal_eval(re.search(r"constrained\(log_prob, (\{.*\})\)", words[0])[1])
+    low, high = supports[f"x{j}"][1:]
+    np.testing.assert_allclose([high - low, np.cos(np.pi * (low + high) / period - phase)], [period, 1], rtol=1e-4)
+    if seed in {9, 13}:  # the call is run as it is
+        target = constrained(lambda **x: log_prob(torch.stack(list(x.values()), 1)), supports)
+        q = KSIVIApproximator(random_state=0).fit(target)
+        angle = 2 * np.pi / period * target.constrain(q.sample(2000))[f"x{j}"]
+        check_angle(angle, phase, concentration)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_equal_modes_at_equal_distances_are_no_period(seed):
+    rng = np.random.RandomState(seed)
+    d, k, gap = rng.randint(1, 4), rng.randint(3, 9), rng.uniform(6, 50)
+    m = torch.zeros(k, d).double()
+    m[:, rng.randint(d)] = gap * torch.arange(k)
+    score = resolved(from_log_prob(lambda x: (-(x[:, None] - m.to(x)).square().sum(2) / 2).logsumexp(1), d))
+    check_aperiodic(score.double, find_modes(score.double, m, torch.Generator()).maps)

@@ -90,8 +90,9 @@ class SavedFit(NoCheckpoint):
                 write(self.path.with_name(self.path.name + ".tmp"), b"")
                 self.path.with_name(self.path.name + ".tmp").unlink()
         except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", error)
             raise ValueError(
-                f"{self.named} cannot be written ({error}); name a file in a folder that exists and is writable."
+                f"{self.named} cannot be written ({why}); name a file in a folder that exists and is writable."
             ) from error
         if self.path.exists():
             self._resume(score)

@@ -14,9 +14,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from skksivi.pilot._affine import Affine
+from skksivi.pilot._affine import Affine, standard_normal
 from skksivi.pilot._modes import MODES, ModeMaps, around, ranked, same_mode, scattered
 from skksivi.pilot._newton import NEWTON, jacobians, search_modes
+from skksivi.score._bounds import Bound, call_of
+from skksivi.score._improper import ImproperError
 from skksivi.score._score import DifferentiableScore, Score
 
 
@@ -51,6 +53,9 @@ class LookSettings(NamedTuple):
     max_permuted: int = 50
     n_tried: int = 4
     broken: float = 1e-6
+    #: The difference of modes in all coordinates but one, and of their widths, as a share of these, below which one
+    #: may be some periods away from the other.
+    aside: float = 0.1
 
 
 LOOK = LookSettings()
@@ -74,6 +79,7 @@ def all_modes(score_fn: Score, start: Tensor, mode: Affine, generator: torch.Gen
         ended = (len(u), sum(int(_near(a, mode, u).sum()) for a in new))
         kinds.extend(new)
         found.extend(new)
+        check_aperiodic(score_fn, found)
         found.extend(_images(found, symmetries))
         if not new or len(found) > LOOK.max_modes:
             break
@@ -202,6 +208,52 @@ def _new_modes(score_fn: Score, known: Sequence[Affine], u: Tensor) -> list[Affi
 
 
 # Modes that are alike
+
+
+def check_aperiodic(score_fn: Score, modes: Sequence[Affine]) -> None:
+    """Refuse a score that is the same many periods away along a coordinate, some of them from a mode to another.
+
+    Raises
+    ------
+    ImproperError
+    """
+    first, *others = modes
+    sd, bounds = first.L.norm(dim=1), dict[int, Bound]()
+    alike = [a for a in others if _is_beside(a, first)]
+    if len(alike) < 2:
+        return
+    x = first.unwhiten(standard_normal(LOOK.n_tried, first.m, torch.Generator(sd.device).manual_seed(0)))
+    s, m = score_fn(x).detach(), _polished(score_fn, first)
+    for a in sorted(alike, key=lambda a: (a.m - first.m).norm().item())[:8]:
+        gap = _polished(score_fn, a) - m
+        j = int((gap / sd).abs().argmax())
+        for period in (gap[j].abs() / k for k in range(6, 0, -1)):
+            far = x.clone()
+            far[:, j] += period * (9973 if score_fn.step < 1e-4 else 31)  # not so many of a multiple of it
+            if j not in bounds and (score_fn(far).detach() - s).abs().max() <= score_fn.step * s.abs().max():
+                bounds[j] = Bound(j, (m[j] - period / 2).item(), (m[j] + period / 2).item())
+    if bounds:
+        names = ", ".join(f"{score_fn.label(j)}, with a period of {b.high - b.low:.5g}" for j, b in bounds.items())
+        raise ImproperError(
+            f"The target is periodic in {names}, so that it has infinite mass. Keep to one period around a mode: "
+            "give the density of the parameters to skksivi.targets.constrained, as in constrained(log_prob, "
+            f"{call_of(score_fn, list(bounds.values()))})."
+        )
+
+
+def _is_beside(a: Affine, first: Affine) -> bool:
+    """Tell whether a mode differs from another in its place alone, and there in one coordinate."""
+    sd = first.L.norm(dim=1)
+    is_off = ((a.m - first.m) / sd).abs() > LOOK.aside
+    return bool(is_off.sum() == 1 and ((a.L - first.L).abs() <= LOOK.aside * sd[:, None]).all())
+
+
+def _polished(score_fn: Score, mode: Affine) -> Tensor:
+    """Return a mode (d,) after more Newton steps."""
+    m = mode.m
+    for _ in range(4):
+        m = m + mode.unwhiten_direction(mode.whiten_score(score_fn(m[None]).detach()))[0]
+    return m
 
 
 def symmetries_of(score_fn: Score, mode: Affine) -> tuple[Tensor, ...]:

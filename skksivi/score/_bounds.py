@@ -108,13 +108,13 @@ def _of_bounds(score: Score, near: Tensor | None, tried: Tried) -> str | None:
     return (
         "The target seems bounded, since beyond some value of a coordinate its score is zero or not finite "
         f"({supports}{', ...' if len(bounds) > 5 else ''}), and draws may leave it. Give the density of the bounded "
-        f"parameters to skksivi.targets.constrained, as in constrained(log_prob, {_call(score, bounds)}), or "
+        f"parameters to skksivi.targets.constrained, as in constrained(log_prob, {call_of(score, bounds)}), or "
         "transform them to the whole line and add the logarithm of the Jacobian to log p."
     )
 
 
-def _call(score: Score, bounds: list[Bound]) -> str:
-    """Return the argument `supports` of `skksivi.targets.constrained` for a target of these bounds."""
+def call_of(score: Score, bounds: list[Bound]) -> str:
+    """Return `supports`, an argument of `skksivi.targets.constrained`, for a target of these bounds."""
     supports = {bound.coordinate: bound.support for bound in bounds}
     names = score.names if all(map(str.isidentifier, score.names)) else ()
     names = names or tuple(f"x{i}" for i in range(score.n_features))
@@ -130,8 +130,8 @@ def find_bounds(score: Score, near: Tensor | None = None, tried: Tried | None = 
     x, _, _, inside = Tried.of(score, scattered_points(score, near)) if tried is None else tried
     start, is_inside = x[inside.sum(1).argmax()], inside[inside.sum(1).argmax()]
     suspects = (_ends(x, inside) & is_inside).nonzero()[:MAX_SUSPECTS, 0].tolist()
-    bounds = [Bound(j, *(_end(score, start, j, side) for side in (-1.0, 1.0))) for j in suspects]
-    return [bound for bound in bounds if not math.isinf(bound.low) or not math.isinf(bound.high)]
+    found = [(j, _end(score, start, j, -1.0), _end(score, start, j, 1.0)) for j in suspects]
+    return [Bound(j, low[0], high[0]) for j, low, high in found if low[1] or high[1]]
 
 
 def _ends(x: Tensor, inside: Tensor) -> Tensor:
@@ -140,8 +140,10 @@ def _ends(x: Tensor, inside: Tensor) -> Tensor:
     return outside[:N_EXTREME].all(0) | outside[-N_EXTREME:].all(0)
 
 
-def _end(score: Score, start: Tensor, j: int, side: float) -> float:
-    """Return where the density ends along coordinate j from a point (d,) to one side, infinite if it does not."""
+def _end(score: Score, start: Tensor, j: int, side: float) -> tuple[float, bool]:
+    """Return where the density ends along coordinate j from a point (d,) to one side, infinite if it does not, and
+    whether it has not vanished before.
+    """
 
     def moved(to: Tensor) -> Tensor:
         return start.expand(len(to), -1).index_copy(1, torch.tensor([j], device=start.device), to[:, None])
@@ -149,7 +151,7 @@ def _end(score: Score, start: Tensor, j: int, side: float) -> float:
     reach = start.new_tensor(REACHES) * (1 + start[j].abs())
     is_inside = Tried.of(score, moved(start[j] + side * reach)).inside[:, j]
     if is_inside[-1]:
-        return side * math.inf
+        return side * math.inf, False
     within, beyond = start[j], start[j] + side * reach[int(is_inside.sum())]
     for _ in range(N_HALVINGS):
         middle = (within + beyond) / 2
@@ -157,7 +159,7 @@ def _end(score: Score, start: Tensor, j: int, side: float) -> float:
             within = middle
         else:
             beyond = middle
-    return within.item() if _matters(lambda at: score(moved(at))[:, j], start[j], within) else side * math.inf
+    return within.item(), _matters(lambda at: score(moved(at))[:, j], start[j], within)
 
 
 def _matters(slope: Callable[[Tensor], Tensor], start: Tensor, end: Tensor) -> bool:

@@ -29,12 +29,16 @@ FLAT = 1e-14
 FAR_OUT, SLOWEST, ON_THE_WAY = (1e4, 1e12), 0.5, (0.5, 1.0, 2.0, 4.0)
 
 
+class ImproperError(ValueError):
+    """The target has no finite mass."""
+
+
 def check_proper(score: Score) -> None:
     """Refuse a score that is constant along a direction wherever it is evaluated; warn of tails that are too heavy.
 
     Raises
     ------
-    ValueError
+    ImproperError
         The density is constant along a direction, or grows exponentially, so that it has no finite mass.
     """
     d = score.n_features
@@ -45,7 +49,7 @@ def check_proper(score: Score) -> None:
     except (ArithmeticError, RuntimeError, ValueError):  # it need not be defined so far out
         return
     if direction is not None:
-        raise ValueError(_improper_along(score, direction))
+        raise ImproperError(_improper_along(score, direction))
     if exponent is not None and exponent <= d:
         warn_caller(
             f"The tails of the target fall as |x|^-{exponent:.3g} in {d} dimension(s) along some ray, so it may "
@@ -60,12 +64,12 @@ def check_ends(score: Score, x: Tensor, directions: Tensor) -> None:
 
     Raises
     ------
-    ValueError
+    ImproperError
         There is one, so that a tube around it has infinite mass.
     """
     for v in directions[_is_endless(score, x[:1], directions)]:
         if _is_endless(score, x, v[None], (*ON_THE_WAY, *FAR_OUT)):
-            raise ValueError(_improper_along(score, v / v.abs().max()))
+            raise ImproperError(_improper_along(score, v / v.abs().max()))
 
 
 def _is_endless(score: Score, x: Tensor, directions: Tensor, at: Sequence[float] = FAR_OUT) -> Tensor:

@@ -287,12 +287,17 @@ def resolve(
             f"The Jacobian of `score_fn` is not symmetric, by {asymmetry:.0%}, so that it is not the gradient of any "
             "log-density; compare each coordinate of it with finite differences of log p."
         )
-    if grows_outward(score.double):
-        warn_caller(
-            "`score_fn` points away from the origin far out in all directions, so the density would grow without "
-            "bound: it may have the wrong sign. It must be the gradient of log p, not of the potential -log p."
-        )
     return score
+
+
+def doubt_of_sign(score: Score) -> str | None:
+    """Say that the score points away from the origin far out, None if it does not."""
+    if not grows_outward(score):
+        return None
+    return (
+        "`score_fn` points away from the origin far out in all directions, so the density would grow without bound: "
+        "it may have the wrong sign. It must be the gradient of log p, not of the potential -log p."
+    )
 
 
 def _check_repeatable(score: Score, x: Tensor) -> None:
@@ -497,11 +502,12 @@ def grows_outward(score: Score) -> bool:
 
     A density that can be normalised falls eventually along almost every ray, wherever its mass is.
     """
-    rays = torch.randn(
-        N_RAYS, score.n_features, generator=torch.Generator().manual_seed(0), dtype=torch.float64, device="cpu"
-    )
-    rays = torch.cat([rays, -rays]).to(score.device)
-    shares = list(itertools.islice(_outward_shares(score, rays / rays.norm(dim=1, keepdim=True)), 3))
+    generator = torch.Generator().manual_seed(0)
+    rays = torch.randn(N_RAYS, score.n_features, generator=generator, dtype=torch.float64, device="cpu")
+    rays = torch.cat([rays, -rays])
+    lengths = 1 + torch.rand(len(rays), 1, generator=generator, dtype=torch.float64, device="cpu")  # of any phase
+    rays = (lengths * rays / rays.norm(dim=1, keepdim=True)).to(score.device)
+    shares = list(itertools.islice(_outward_shares(score, rays), 3))
     return len(shares) == 3 and sum(shares) > 3 * 0.7
 
 

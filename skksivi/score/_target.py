@@ -16,7 +16,7 @@ from skksivi._arrays import DTYPES, as_array, as_tensor, resolve_device
 from skksivi._numbers import check_integer
 from skksivi._warnings import warn_caller
 from skksivi.score._bounds import doubt_of
-from skksivi.score._probe import resolve
+from skksivi.score._probe import doubt_of_sign, resolve
 from skksivi.score._rejected import in_parts
 from skksivi.score._score import (
     N_SKETCHED,
@@ -102,7 +102,7 @@ def resolve_score(
 ) -> Score:
     """Return a probed score; the data of a target are moved to the device and dtype of the training.
 
-    With `tells` a doubt about the domain of the target is a warning; otherwise the caller tells it.
+    With `tells` a doubt about the target is a warning; otherwise the caller tells it.
     """
     in_types = {t: moved(score_fn, device=device, dtype=t) for t in dict.fromkeys((dtype, torch.float64))}
 
@@ -124,7 +124,7 @@ def resolve_score(
         double = replace(double, names=names, rank=rank)
     replicate = getattr(score_fn, "replicate", ())
     score = replace(score, in_double=double, replicate=replicate, names=names, rank=rank)
-    doubt = doubt_of(score.double, points)
+    doubt = doubt_of(score.double, points) or doubt_of_sign(score.double)
     if tells and doubt is not None:
         warn_caller(doubt)
     return replace(score, doubt=doubt, advice=getattr(score_fn, "advice", ""))

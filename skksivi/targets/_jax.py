@@ -15,7 +15,15 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from skksivi._numbers import check_integer
-from skksivi.targets._bridges import ForeignTarget, ModelPairs, as_tensor_like, coordinate_names, import_library
+from skksivi.targets._angles import on_one_period
+from skksivi.targets._bridges import (
+    ForeignTarget,
+    ModelPairs,
+    NamedTarget,
+    as_tensor_like,
+    coordinate_names,
+    import_library,
+)
 
 if TYPE_CHECKING:
     from jax import Array
@@ -192,7 +200,7 @@ def from_jax(log_density: LogDensity, example: object) -> JaxTarget:
     return JaxTarget(log_density, example)
 
 
-def from_numpyro(model: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs) -> JaxTarget:
+def from_numpyro(model: Callable[P, object], /, *args: P.args, **kwargs: P.kwargs) -> NamedTarget:
     """Make a target from a NumPyro model, in the unconstrained space of NumPyro's own samplers.
 
     It is computed in float32 unless JAX is set to float64, best at the very start of a program, by
@@ -208,7 +216,8 @@ def from_numpyro(model: Callable[P, object], /, *args: P.args, **kwargs: P.kwarg
     Returns
     -------
     target : Target
-        Its `constrain` returns the latent and deterministic sites by name.
+        Its `constrain` returns the latent and deterministic sites by name. A site of ``CircularReparam``, an angle on
+        the whole line, has a coordinate of one period of it.
 
     Raises
     ------
@@ -248,7 +257,9 @@ def from_numpyro(model: Callable[P, object], /, *args: P.args, **kwargs: P.kwarg
     # without its check of a gradient, half of the seconds: a fit checks the score itself
     info = util.initialize_model(jax.random.key(0), model, model_args=args, model_kwargs=kwargs, validate_grad=False)
     _check_plates(info.model_trace)
-    return JaxTarget(partial(_negative, info.potential_fn), info.param_info.z, info.postprocess_fn)
+    target = JaxTarget(partial(_negative, info.potential_fn), info.param_info.z, info.postprocess_fn)
+    reparametrised = [name.removesuffix("_factor") for name in info.model_trace if name.endswith("_factor")]
+    return on_one_period(target, [f"{name}_unwrapped" for name in reparametrised])  # by CircularReparam
 
 
 class NumpyroPairs(ModelPairs):

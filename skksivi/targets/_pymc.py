@@ -13,7 +13,15 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from skksivi.targets._bridges import BlackBoxTarget, ModelPairs, by_row, coordinate_names, import_library
+from skksivi.targets._angles import on_one_period
+from skksivi.targets._bridges import (
+    BlackBoxTarget,
+    ModelPairs,
+    NamedTarget,
+    by_row,
+    coordinate_names,
+    import_library,
+)
 
 if TYPE_CHECKING:
     from pymc import Model
@@ -167,11 +175,11 @@ def _observer(model: Model, container: TensorVariable) -> str | None:
     return names[0] if len(names) == 1 else None
 
 
-def from_pymc(model: Model) -> PymcTarget:
-    """Make a target from a PyMC model, in the unconstrained space of PyMC's own samplers.
+def from_pymc(model: Model) -> NamedTarget:
+    """Make a target from a PyMC model, in the unconstrained space of PyMC's own samplers, but for angles.
 
-    The log-density and its gradient are compiled for whole batches, in float64, by the mode that
-    ``pytensor.config.mode`` names.
+    An angle, which PyMC has on the whole line, has a coordinate of one period of it. The log-density and its gradient
+    are compiled for whole batches, in float64, by the mode that ``pytensor.config.mode`` names.
 
     Parameters
     ----------
@@ -220,7 +228,9 @@ def from_pymc(model: Model) -> PymcTarget:
     {'rate': array([1.])}
     """
     _check_model(model)
-    return PymcTarget(model)
+    circular = import_library("pymc.distributions.transforms", "pymc").CircularTransform
+    angles = [v for v, transform in model.rvs_to_transforms.items() if isinstance(transform, circular)]
+    return on_one_period(PymcTarget(model), [model.rvs_to_values[variable].name for variable in angles])
 
 
 def _check_model(model: object) -> None:

@@ -339,6 +339,28 @@ def test_pullback_of_a_map_is_its_vector_jacobian_product_in_parameters_and_inpu
         torch.testing.assert_close(p.grad, g)
 
 
+@pytest.mark.parametrize("name", list(MAPS)[1:])
+def test_the_jacobian_of_a_map_is_that_of_autograd(name):
+    map_, z = MAPS[name](), normal(6, 3, seed=3)
+    expected = torch.stack([torch.autograd.functional.jacobian(map_, row) for row in z])
+    torch.testing.assert_close(map_.jacobian(z).expand(6, 3, 3), expected)
+    assert not map_.is_affine
+
+
+def test_a_network_is_affine_that_has_one_layer_or_whose_last_is_zero():
+    last_is_zero = perceptron(3, 5, 4, 2)
+    last_is_zero.linear[-1].weight.data.zero_()
+    assert last_is_zero.is_affine
+    assert perceptron(3, 2).is_affine
+    assert last_is_zero.shape == perceptron(3, 2).shape == (3, 2)
+
+
+@pytest.mark.parametrize("form", ["constant", "network"])
+def test_the_scale_of_a_new_layer_has_the_form_asked_for(form):
+    family = start(3, hidden_layer_sizes=(5,), scale=form)
+    assert family.sigma(normal(4, 3)).shape == ((3,) if form == "constant" else (4, 3))
+
+
 def test_a_residual_network_starts_at_the_identity_and_moves_in_units_of_the_scale():
     sigma = torch.tensor([0.1, 0.5, 2.0]).double()
     mean, z = start(3, residual=True, initial_scale=sigma).mean, normal(5, 3)

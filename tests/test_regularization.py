@@ -187,6 +187,12 @@ def test_the_laplacian_term_is_exact_up_to_32_dimensions(d, exact):
     assert torch.equal(one, other) == exact
 
 
+def test_the_laplacian_term_needs_a_score_that_torch_differentiates():
+    q = clone(QUICK).set_params(terms=[Laplacian(1.0)], whiten=None)
+    with pytest.raises(ValueError, match="needs a score that torch can differentiate"):
+        q.fit(lambda x: torch.as_tensor(-x.detach().numpy()).to(x), n_features=2)
+
+
 def test_tempering_that_breaks_a_heavy_tailed_target_is_warned_of():
     def cauchy(x):
         return -4 * x / (1 + x.square().sum(1, keepdim=True))

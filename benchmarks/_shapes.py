@@ -155,6 +155,33 @@ class Students(Target):
         return normals(n, self.n_features, generator) / scale.sqrt()
 
 
+class Directions(Target):
+    """Independent variables along directions that are no coordinates: the first k of a kind, the others normal."""
+
+    KINDS = MappingProxyType({
+        "t3": lambda z: -2 * (z.square() / 3).log1p(),
+        "double exponential": lambda z: -(z.square() + 1e-4).sqrt(),
+        "Gumbel": lambda z: -z - (-z).exp(),
+        "two humps": lambda z: torch.logaddexp(-(z - 2).square() / 2, -(z + 2).square() / 2),
+    })  # fmt: skip
+
+    def __init__(self, kind, d, k):
+        self.n_features, self.k, self.log_density = d, k, self.KINDS[kind]
+        self.V = torch.linalg.qr(normals(d, d, torch.Generator().manual_seed(d))).Q
+
+    def log_prob(self, x):
+        z = x @ self.V.to(x)
+        return self.log_density(z[:, : self.k]).sum(1) - z[:, self.k :].square().sum(1) / 2
+
+    def exact(self, level):
+        """Return the standard deviation along one of the directions, and the quantiles at a level and one less it."""
+        t = torch.linspace(-300, 300, 1_200_001, dtype=torch.float64)
+        p = self.log_density(t).softmax(0).numpy()
+        t = t.numpy()
+        mean = p @ t
+        return np.sqrt(p @ (t - mean) ** 2), np.interp([level, 1 - level], p.cumsum(), t)
+
+
 class Normals(Target):
     """Isotropic Gaussians at means (k, d), of standard deviations and weights (k,)."""
 
@@ -274,6 +301,12 @@ SHAPES = {
     "field of 484 sites": lambda: Field(22, 22),
     "items and people, 500": ItemResponse,
     "volatility of 300 days": lambda: volatility(300),
+}
+DIRECTIONS = {
+    f"{kind} along {k}, d = {d}": lambda kind=kind, d=d, k=k: Directions(kind, d, d if k == "all" else k)
+    for kind in Directions.KINDS
+    for k in (1, 3, "all")
+    for d in (5, 20, 100)
 }
 LARGE = {
     "field of 1,980 sites": large_field,

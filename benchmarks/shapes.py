@@ -1,6 +1,7 @@
 """The defaults on hard shapes, by what is hard in each.
 
 python benchmarks/shapes.py [--names ...] [--seeds 3] [--jobs 2] [--out FILE.json]
+python benchmarks/shapes.py --names directions     heavy, skewed and humped along directions that are no coordinates
 python benchmarks/shapes.py --show benchmarks/shapes.json --manual doc      the table of the manual
 
 Shapes are those of benchmarks/_shapes.py; "--names large" is one of 1,980 features and one of 1,003, one seed each,
@@ -8,9 +9,10 @@ which take some minutes, and so do their reference draws. Of means and standard 
 shown, by reference draws, in standard deviations; of tails the worst ratio of a quantile at .1% or 99.9% to that of
 t, by a million draws, and its standard error; of the funnel v / 3 and x e^(-v/2), which are standard normal, and
 the mass of the neck over the true one; of modes the largest error of a weight; of labels that and how many of their
-orders there are. The worst of the seeds is shown, of calls and seconds the median. A fit is accurate where means are
+orders there are; along directions the ratios of standard deviations, and of the range of 99.8% to the true
+one. The worst of the seeds is shown, of calls and seconds the median. A fit is accurate where means are
 within .1 sd and sds within 10%, quantiles within 10% and three standard errors, the mass of the neck within 10%,
-weights within .03.
+weights within .03, ranges along directions within 20%.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ import warnings
 
 import numpy as np
 import torch
-from _harness import command, results, rst
-from _shapes import LARGE, SHAPES, Labels, Normals, Students
+from _harness import command, results, rst, show_tables
+from _shapes import DIRECTIONS, LARGE, SHAPES, Directions, Labels, Normals, Students
 from posteriors import Funnel
 from reference import reference
 from scipy import stats
@@ -31,7 +33,8 @@ from skksivi import KSIVIApproximator
 
 N_DRAWS, N_TAILS, LEVEL = 20_000, 1_000_000, 1e-3
 METHODS = {"defaults": {}}
-ALL = {**SHAPES, **LARGE}
+ALL = {**SHAPES, **DIRECTIONS, **LARGE}
+GROUPS = {"directions": DIRECTIONS, "large": LARGE}
 
 
 def moments(q, R):
@@ -77,7 +80,17 @@ def labels(q, target):
     return {"weight": error, "orders": len(shares), "accurate": error < 0.03}
 
 
-JUDGES = {Funnel: neck, Students: tails, Normals: weights, Labels: labels}
+def directions(q, target):
+    """Return the ratios of standard deviations and of 99.8% ranges along the directions."""
+    Z = q.sample(N_TAILS // 5).astype(np.float64) @ target.V.numpy()[:, : target.k]
+    sd, ends = target.exact(LEVEL)
+    sds, ranges = Z.std(0) / sd, np.diff(np.quantile(Z, [LEVEL, 1 - LEVEL], 0), axis=0) / np.diff(ends)
+    found = {"sd_min": sds.min(), "sd_max": sds.max(), "range_min": ranges.min(), "range_max": ranges.max()}
+    right = np.abs(sds - 1).max() < 0.1 and np.abs(ranges - 1).max() < 0.2
+    return {name: float(value) for name, value in found.items()} | {"accurate": bool(right)}
+
+
+JUDGES = {Directions: directions, Funnel: neck, Students: tails, Normals: weights, Labels: labels}
 
 
 def run(name, method, seed):
@@ -95,6 +108,12 @@ def run(name, method, seed):
 
 def told(rows):
     """Return the cell of the worst of some rows."""
+    if "range_min" in rows[0]:
+        sds, ranges = (
+            f"{min(r[f'{name}_min'] for r in rows):.2f} - {max(r[f'{name}_max'] for r in rows):.2f}"
+            for name in ("sd", "range")
+        )
+        return f"sds {sds}, ranges {ranges}"
     if "mean" in rows[0]:
         low, high = min(r["sd_min"] for r in rows), max(r["sd_max"] for r in rows)
         necks = [r["neck"] for r in rows if "neck" in r]
@@ -122,17 +141,16 @@ def table(rows):
 
 def main():
     parser = command(__doc__)
-    parser.add_argument("--names", nargs="+", choices=[*ALL, "large"], default=list(SHAPES))
+    parser.add_argument("--names", nargs="+", choices=[*ALL, *GROUPS], default=list(SHAPES))
     parser.add_argument("--jobs", type=int, default=1)
     args = parser.parse_args()
-    names = list(LARGE) if args.names == ["large"] else args.names
+    names = list(GROUPS[args.names[0]]) if args.names[0] in GROUPS else args.names
     names = ["wide banana, d = 2", "labels of 2"] if args.quick and names == list(SHAPES) else names
     n_seeds = {name: 1 if args.quick or name in LARGE else args.seeds for name in names}
     jobs = [(name, "defaults", seed) for name in names for seed in range(n_seeds[name])]
-    found = table(results(args, jobs, run, n_jobs=args.jobs)["rows"])
-    print(found)
-    if args.manual:
-        (args.manual / "tables" / "shapes.txt").write_text(found)
+    rows = results(args, jobs, run, n_jobs=args.jobs)["rows"]
+    parts = [[r for r in rows if (r["case"] in DIRECTIONS) == along] for along in (False, True)]
+    show_tables(args, {name: table(own) for name, own in zip(("shapes", "directions"), parts, strict=True) if own})
 
 
 if __name__ == "__main__":

@@ -48,6 +48,9 @@ N_RADIAL = 8
 #: them, and how often at most; the nodes between the ends, and which of them are looked at twice.
 FALL, N_DOUBLINGS, SHORTEST, N_LOOKS, N_NODES, EVERY = 140.0, 16, 2.0**-3, 16, 320, 4
 
+#: How many shorter distances are looked at, and the fall at the shortest one, in nats, above which units are smaller.
+N_SHORTER, STEEP = 10, 0.5
+
 #: The probability of what lies beyond the first and the last node of the quantiles, and their number: the weights of
 #: draws that lie beyond would be large.
 BEYOND, N_QUANTILES = 1e-55, 801
@@ -246,13 +249,18 @@ def independent_directions(score_u: DifferentiableScore, J: Tensor, generator: t
 
 def _of_direction(score_u: DifferentiableScore, v: Tensor, generator: torch.Generator) -> np.ndarray | None:
     """Return the quantiles along a direction v (d,), None if the score along it depends on others."""
+    unit = 1.0
 
     def slopes(t: Tensor, sign: int = 1) -> Tensor:
-        others = standard_normal(len(t), v, generator)
-        return sign * (score_u(sign * t[:, None] * v + others - (others @ v)[:, None] * v).detach() @ v)
+        others, t = standard_normal(len(t), v, generator), sign * unit * t
+        return sign * unit * (score_u(t[:, None] * v + others - (others @ v)[:, None] * v).detach() @ v)
 
+    distances = SHORTEST * 2.0 ** (-4 * torch.arange(N_SHORTER).to(v))
+    steep = torch.maximum(slopes(distances).abs(), slopes(distances, -1).abs()) * distances > STEEP
+    unit = 2.0 ** (-4 * int(steep.sum()))  # the curvature at a kink is no unit
     ends = [_end(partial(slopes, sign=sign), v) for sign in (-1, 1)]
-    return _quantiles(slopes, -ends[0], ends[1], stats.norm, v) if all(ends) else None
+    found = _quantiles(slopes, -ends[0], ends[1], stats.norm, v) if all(ends) else None
+    return None if found is None else unit * found
 
 
 def _of_radius(score_u: DifferentiableScore, V: Tensor, generator: torch.Generator) -> np.ndarray | None:

@@ -27,9 +27,9 @@ from skksivi._numbers import check_integer
 from skksivi._psis import pareto_smoothed
 from skksivi._weights import Estimate, check_trusted
 from skksivi.base import BaseApproximator, ordinary_mode
+from skksivi.coordinates._affine import Affine, AffineMap
 from skksivi.families._derived import Reweighted, unweighted
 from skksivi.families._samplers import Chains, Particles
-from skksivi.pilot._affine import Affine, AffineMap
 from skksivi.pilot._gaussian import covariance_root
 from skksivi.score._score import Score, ScoreFunction, is_target
 from skksivi.score._target import compared_score

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from skksivi._arrays import RandomState, make_generator, resolve_device
 from skksivi.base import BaseApproximator, ordinary_mode
+from skksivi.coordinates._affine import Affine
 from skksivi.families._derived import N_ASSIGNED, Reweighted, unweighted
-from skksivi.pilot._affine import Affine
 from skksivi.pilot._chains import Ensemble, metropolis
 from skksivi.pilot._masses import MASSES, Cells, Mass, log_densities, mass, normalised
 from skksivi.pilot._modes import find_modes

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from skksivi._arrays import as_array
 from skksivi._psis import most_trusted, pareto_smoothed, standard_error
+from skksivi.coordinates._lines import kronrod
 from skksivi.families._density import N_DRAWS, LogDensity
 from skksivi.families._derived import TAILS, Defended, knows_density, sampler_density
 from skksivi.families._samplers import Layer, Layers, Sampler
 from skksivi.pilot._density import log_density, origin_of
-from skksivi.pilot._lines import kronrod
 from skksivi.pilot._rules import MAX_FEATURES
 from skksivi.score._score import Score
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from plain_targets import GaussianScore, normal
 
-from skksivi.pilot._affine import Affine, Identity, LowRank
+from skksivi.coordinates._affine import Affine, Identity, LowRank
 from skksivi.pilot._whitening import Whitening
 from skksivi.score._probe import probe
 

@@ -22,6 +22,7 @@ from sklearn.exceptions import NotFittedError
 from skksivi import KSIVIApproximator, diagnose, load, modes, save
 from skksivi.base import BaseApproximator
 from skksivi.baselines import MALA, SVGD, FullRankVI, Laplace
+from skksivi.coordinates._affine import Affine
 from skksivi.diagnostics import Check
 from skksivi.diagnostics._checks import theil_sen
 from skksivi.diagnostics._ends import ends_apart, ends_beyond
@@ -30,7 +31,6 @@ from skksivi.diagnostics._identities import stein_moments
 from skksivi.families._density import LogDensity
 from skksivi.families._samplers import Fit, Gaussian
 from skksivi.parameters import Pilot
-from skksivi.pilot._affine import Affine
 from skksivi.pilot._masses import Cells
 from skksivi.pilot._whitening import Whitening
 from skksivi.targets import (

@@ -11,13 +11,13 @@ from sklearn.base import clone
 
 from skksivi import HKSIVIApproximator, mixing
 from skksivi.annealing import BRIDGES, Cosine, Geometric, Linear, bridge_levels
+from skksivi.coordinates._affine import Affine
 from skksivi.estimators._start import Start
 from skksivi.families._hierarchy import Hierarchy
 from skksivi.families._layer import MultilayerPerceptron
 from skksivi.kernels import Gaussian
 from skksivi.mixing import Bootstrap, GaussianMixtureDraws, StudentTDraws
 from skksivi.parameters import Bridge, Pilot
-from skksivi.pilot._affine import Affine
 from skksivi.pilot._points import PilotPoints
 from skksivi.pilot._whitening import Whitening
 from skksivi.score._probe import in_double

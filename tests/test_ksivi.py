@@ -30,13 +30,13 @@ from sklearn.exceptions import ConvergenceWarning
 from skksivi import HKSIVIApproximator, KSIVIApproximator, load, save
 from skksivi import mixing as mixings
 from skksivi.annealing import Linear
+from skksivi.coordinates._affine import Affine
 from skksivi.estimators._start import Start
 from skksivi.families._layer import LinearSkip, gaussian_layer
 from skksivi.kernels import IMQ, KERNELS, Gaussian
 from skksivi.metrics import kl_divergence
 from skksivi.mixing import GaussianMixtureDraws, NormalDraws
 from skksivi.parameters import Network, Pilot, Plateau, Scale
-from skksivi.pilot._affine import Affine
 from skksivi.pilot._mixture import fitted_mixture
 from skksivi.pilot._points import PilotPoints
 from skksivi.pilot._whitening import Whitening

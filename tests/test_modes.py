@@ -12,10 +12,10 @@ from sklearn.exceptions import NotFittedError
 from skksivi import KSIVIApproximator, modes
 from skksivi.base import BaseApproximator
 from skksivi.baselines import Laplace
+from skksivi.coordinates._affine import Affine
 from skksivi.families._derived import Reweighted
 from skksivi.families._samplers import Fit
 from skksivi.parameters import Pilot
-from skksivi.pilot._affine import Affine
 from skksivi.pilot._masses import MASSES, Cells, log_densities, log_proposal, mass, normalised, propose, weighed
 from skksivi.pilot._points import PilotPoints
 from skksivi.targets import EightGaussians, Multimodal, Target

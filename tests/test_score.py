@@ -15,9 +15,9 @@ from plain_targets import PAIR, RING, GaussianScore, as_score, log_gamma_score, 
 
 from skksivi import KSIVIApproximator
 from skksivi.baselines import Laplace
+from skksivi.coordinates._affine import Affine
 from skksivi.metrics import kl_divergence, ksd
 from skksivi.parameters import Pilot
-from skksivi.pilot._affine import Affine
 from skksivi.pilot._newton import jacobians
 from skksivi.pilot._rules import find_whitening, pulled_back
 from skksivi.score._improper import check_proper, flat_direction

@@ -1,4 +1,4 @@
-"""Coordinates in which the tails of Student's t are light: `skksivi.pilot._tails`, and fits in them."""
+"""Coordinates in which the tails of Student's t are light: `skksivi.coordinates._tails`, and fits in them."""
 
 import math
 import warnings
@@ -10,9 +10,9 @@ from scipy import stats
 
 import skksivi
 from skksivi import KSIVIApproximator
-from skksivi.pilot._affine import Affine
+from skksivi.coordinates._affine import Affine
+from skksivi.coordinates._tails import FARTHEST, Tails, fitted_tails
 from skksivi.pilot._newton import saddle_free_newton
-from skksivi.pilot._tails import FARTHEST, Tails, fitted_tails
 from skksivi.score._target import resolve_score
 from skksivi.targets import Target
 

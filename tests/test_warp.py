@@ -1,4 +1,4 @@
-"""Coordinates in which curved targets are straight: `skksivi.pilot._warp`, and fits in them."""
+"""Coordinates in which curved targets are straight: `skksivi.coordinates._warp`, and fits in them."""
 
 import warnings
 from dataclasses import replace
@@ -12,11 +12,11 @@ from sklearn.base import clone
 
 import skksivi
 from skksivi import KSIVIApproximator, certificate, diagnose, expectation, refine
+from skksivi.coordinates._warp import Level, Warp, features, skewed, unskewed
+from skksivi.coordinates._warp_fit import fitted_warp
 from skksivi.families._derived import Warped
 from skksivi.mixing import NormalDraws
 from skksivi.parameters import Checkpoint, Pilot
-from skksivi.pilot._warp import Level, Warp, features, skewed, unskewed
-from skksivi.pilot._warp_fit import fitted_warp
 from skksivi.score._target import resolve_score
 from skksivi.targets import Target
 

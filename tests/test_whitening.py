@@ -25,9 +25,9 @@ from plain_targets import (
 )
 from scipy.special import digamma, polygamma
 
+from skksivi.coordinates._affine import Affine, Identity, LowRank
 from skksivi.parameters import Pilot
 from skksivi.pilot import _rules
-from skksivi.pilot._affine import Affine, Identity, LowRank
 from skksivi.pilot._newton import laplace, saddle_free_newton
 from skksivi.pilot._rules import RULES, find_whitening, pulled_back, starting_points
 from skksivi.score._probe import in_double

@@ -23,10 +23,10 @@ from torch import Tensor, nn
 from skksivi._arrays import as_array
 from skksivi.amortized._contexts import Rows
 from skksivi.amortized._features import DeepSets, between, linear_layers
+from skksivi.coordinates._affine import Affine
 from skksivi.families._layer import Constant, MultilayerPerceptron, Residual, SemiImplicit
 from skksivi.families._samplers import Layer
 from skksivi.mixing import GaussianMixtureDraws
-from skksivi.pilot._affine import Affine
 from skksivi.pilot._whitening import Whitening
 
 #: Features up to which the triangle of L depends on the context.

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from skksivi._warnings import warn_caller
 from skksivi.base import BaseApproximator, Constraints, Integral, Interval, Real, StrOptions
 from skksivi.baselines._descent import Descending, set_gradient
+from skksivi.coordinates._affine import Affine, AffineMap
 from skksivi.families._samplers import Fit, Gaussian, Tell
 from skksivi.parameters import Init
-from skksivi.pilot._affine import Affine, AffineMap
 from skksivi.pilot._gaussian import batch_and_match, score_divergence
 from skksivi.pilot._newton import check_mode, laplace
 from skksivi.pilot._rules import check_start, find_whitening, pulled_back, starting_points

@@ -12,10 +12,10 @@ from torch import Tensor
 from skksivi._arrays import as_tensor
 from skksivi._warnings import warn_caller
 from skksivi.base import Constraints, Integral, Interval, Real, StrOptions
+from skksivi.coordinates._lines import lobatto, lobatto_nodes, log_ratio
 from skksivi.estimators._trained import Whitened
 from skksivi.kernels import Kernel, resolve_kernel
 from skksivi.parameters import Init, Whiten
-from skksivi.pilot._lines import lobatto, lobatto_nodes, log_ratio
 from skksivi.pilot._rules import find_whitening
 from skksivi.pilot._whitening import Whitening
 from skksivi.score._score import Score, ScoreFunction

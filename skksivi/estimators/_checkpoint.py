@@ -14,15 +14,15 @@ from sklearn.base import BaseEstimator
 
 from skksivi._codec import Kinds, by_parameters, pack, read, unpack, write
 from skksivi._warnings import warn_caller
+from skksivi.coordinates._affine import Affine, Identity, LowRank
+from skksivi.coordinates._tails import Tails
+from skksivi.coordinates._warp import Level, Warp
 from skksivi.estimators._identity import identity, of_score_near
 from skksivi.estimators._start import Start
 from skksivi.families._hierarchy import Hierarchy
 from skksivi.families._layer import Constant, LinearSkip, MultilayerPerceptron, Residual, SemiImplicit
 from skksivi.mixing import AtomDraws, Bootstrap, GaussianMixtureDraws, NormalDraws, StudentTDraws
 from skksivi.parameters import Checkpoint, checked_object
-from skksivi.pilot._affine import Affine, Identity, LowRank
-from skksivi.pilot._tails import Tails
-from skksivi.pilot._warp import Level, Warp
 from skksivi.pilot._whitening import Whitening
 from skksivi.score._score import Score
 from skksivi.stein._path import Memory

@@ -19,6 +19,7 @@ from skksivi._arrays import as_array
 from skksivi._warnings import warn_caller
 from skksivi._weights import Certificate
 from skksivi.base import Constraints, Integral, Interval, Real, StrOptions
+from skksivi.coordinates._affine import Affine
 from skksivi.estimators._checkpoint import NoCheckpoint, check_checkpoint, saved_fit
 from skksivi.estimators._identity import of_score_near
 from skksivi.estimators._start import Start, is_close, untrained
@@ -50,7 +51,6 @@ from skksivi.parameters import (
     pilot_of,
     plateau_of,
 )
-from skksivi.pilot._affine import Affine
 from skksivi.pilot._gaussian import matched
 from skksivi.pilot._mixture import MOST_FEATURES
 from skksivi.pilot._modes import find_modes

@@ -7,8 +7,8 @@ from typing import Generic, NamedTuple
 import numpy as np
 import torch
 
+from skksivi.coordinates._affine import Affine
 from skksivi.estimators._trained import F
-from skksivi.pilot._affine import Affine
 from skksivi.pilot._whitening import Whitening
 from skksivi.stein._path import Memory
 from skksivi.training._guard import MomentPenalty

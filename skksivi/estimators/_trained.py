@@ -17,9 +17,9 @@ from skksivi._warnings import warn_caller
 from skksivi._weights import Certificate
 from skksivi.annealing import Linear
 from skksivi.base import BaseApproximator, Constraints, Integral, Interval, Real, StrOptions
+from skksivi.coordinates._affine import Identity
 from skksivi.families._samplers import Fit, Sampler, Tell
 from skksivi.parameters import Adam, Annealing, Init, Network, Pilot, Scale, Whiten, checked_object, pilot_of
-from skksivi.pilot._affine import Identity
 from skksivi.pilot._chains import CHAINS
 from skksivi.pilot._expansion import expanded
 from skksivi.pilot._points import MANY_FEATURES, PilotPoints

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from skksivi._control_variates import controlled, stein_features
 from skksivi._weights import Certificate, cheap_certificate
+from skksivi.coordinates._affine import AffineMap, Identity
 from skksivi.estimators._trained import F, is_certified
 from skksivi.families._samplers import Fit, InU, Layer, Layers, Sampler
 from skksivi.parameters import Plateau
-from skksivi.pilot._affine import AffineMap, Identity
 from skksivi.score._improper import has_power_tails
 from skksivi.score._score import DifferentiableScore, Score
 from skksivi.score._tally import SpentError

@@ -10,11 +10,11 @@ from typing import TypeGuard
 import torch
 from torch import Tensor
 
+from skksivi.coordinates._affine import Affine
+from skksivi.coordinates._curved import Curved
 from skksivi.families._density import LogDensity
 from skksivi.families._samplers import HasDensity, Layer, Layers, Sampler
 from skksivi.mixing import AtomDraws, DensityMixing
-from skksivi.pilot._affine import Affine
-from skksivi.pilot._curved import Curved
 from skksivi.pilot._density import log_density
 from skksivi.pilot._gaussian import covariance_root
 from skksivi.pilot._masses import Cells

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from skksivi._arrays import as_tensor
+from skksivi.coordinates._affine import Affine, WhitenedScore
 from skksivi.families._density import MOST_DRAWS, LogDensity, hierarchy_log_density, layer_log_density, with_density
 from skksivi.families._hierarchy import Hierarchy
 from skksivi.families._layer import SemiImplicit
-from skksivi.pilot._affine import Affine, WhitenedScore
 from skksivi.pilot._newton import FAR
 from skksivi.pilot._whitening import Whitening
 from skksivi.score._score import Score, ScoreFunction

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from skksivi._lazy import keeping_random
-from skksivi.pilot._affine import Affine, standard_normal
+from skksivi.coordinates._affine import Affine, standard_normal
+from skksivi.coordinates._lines import lobatto, lobatto_nodes, log_ratio
 from skksivi.pilot._gaussian import adapted, batch_and_match
-from skksivi.pilot._lines import lobatto, lobatto_nodes, log_ratio
 from skksivi.pilot._modes import ModeMaps
 from skksivi.pilot._newton import FAR, LostError
 from skksivi.pilot._points import PilotPoints

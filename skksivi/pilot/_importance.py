@@ -15,10 +15,10 @@ from skksivi._arrays import as_array, as_tensor
 from skksivi._control_variates import controlled, second_order, stein_features
 from skksivi._psis import pareto_smoothed
 from skksivi._warnings import warn_caller
+from skksivi.coordinates._affine import Affine, standard_normal
+from skksivi.coordinates._lines import kronrod, lobatto, lobatto_nodes
 from skksivi.mixing import GaussianMixtureDraws
-from skksivi.pilot._affine import Affine, standard_normal
 from skksivi.pilot._gaussian import covariance_root
-from skksivi.pilot._lines import kronrod, lobatto, lobatto_nodes
 from skksivi.pilot._matching import score_matched
 from skksivi.pilot._mixture import MOST_FEATURES, Components, fitted_mixture
 from skksivi.pilot._points import FEW, PilotPoints

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from skksivi.pilot._affine import Affine, standard_normal
+from skksivi.coordinates._affine import Affine, standard_normal
+from skksivi.coordinates._lines import log_ratio
 from skksivi.pilot._gaussian import score_divergence
-from skksivi.pilot._lines import log_ratio
 from skksivi.pilot._mixture import Components
 from skksivi.pilot._newton import FAR, NEWTON, LostError, search_modes
 from skksivi.score._score import DifferentiableScore

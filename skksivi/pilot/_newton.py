@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from skksivi.pilot._affine import Affine, LowRank, standard_normal
+from skksivi.coordinates._affine import Affine, LowRank, standard_normal
 from skksivi.score._improper import check_ends
 from skksivi.score._score import DifferentiableScore, Score, ScoreFunction
 

@@ -24,7 +24,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from skksivi.pilot._affine import Affine, Plane, WhitenedScore
+from skksivi.coordinates._affine import Affine, Plane, WhitenedScore
+from skksivi.coordinates._lines import log_ratio
 from skksivi.pilot._gaussian import covariance_root
 from skksivi.pilot._importance import (
     IMPORTANCE,
@@ -35,7 +36,6 @@ from skksivi.pilot._importance import (
     plain_moments,
     resampled,
 )
-from skksivi.pilot._lines import log_ratio
 from skksivi.pilot._mixture import Components
 from skksivi.pilot._newton import LOST, is_spike, search_modes
 from skksivi.pilot._points import MANY_FEATURES, PilotPoints

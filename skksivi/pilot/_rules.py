@@ -14,9 +14,9 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from skksivi._arrays import as_numbers, as_tensor
+from skksivi.coordinates._affine import Affine, AffineMap, Identity, LowRank
 from skksivi.parameters import Init, Pilot, Whiten
 from skksivi.parameters import pilot_of as chains_of
-from skksivi.pilot._affine import Affine, AffineMap, Identity, LowRank
 from skksivi.pilot._chains import CHAINS, find_pilot
 from skksivi.pilot._gaussian import batch_and_match, covariance_root
 from skksivi.pilot._hamiltonian import HAMILTONIAN

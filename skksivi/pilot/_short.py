@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from skksivi.pilot._affine import Affine
+from skksivi.coordinates._affine import Affine
 from skksivi.pilot._gaussian import GAUSSIAN, covariance_root, matched
 from skksivi.pilot._hamiltonian import HAMILTONIAN, HamiltonianEnsemble
 from skksivi.pilot._importance import pilot_of, standard_pilot, without_wrong_density

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from skksivi.pilot._affine import LowRank, standard_normal
+from skksivi.coordinates._affine import LowRank, standard_normal
 from skksivi.pilot._chains import has_converged, revive, standard_error
 from skksivi.pilot._newton import LostError
 from skksivi.pilot._points import PilotPoints

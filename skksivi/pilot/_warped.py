@@ -11,16 +11,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from skksivi.pilot._affine import Affine
+from skksivi.coordinates._affine import Affine
+from skksivi.coordinates._tails import fitted_tails
+from skksivi.coordinates._warp import Warp
+from skksivi.coordinates._warp_fit import fitted_warp
 from skksivi.pilot._gaussian import covariance_root, matched
 from skksivi.pilot._hamiltonian import HAMILTONIAN, HamiltonianEnsemble
 from skksivi.pilot._importance import PLAIN, Draws, pilot_of, refined
 from skksivi.pilot._newton import LOST
 from skksivi.pilot._points import MANY_FEATURES, PilotPoints
 from skksivi.pilot._profile import profiled
-from skksivi.pilot._tails import fitted_tails
-from skksivi.pilot._warp import Warp
-from skksivi.pilot._warp_fit import fitted_warp
 from skksivi.score._score import Score
 
 

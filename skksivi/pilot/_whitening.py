@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi.pilot._affine import AffineMap
-from skksivi.pilot._curved import Curved
+from skksivi.coordinates._affine import AffineMap
+from skksivi.coordinates._curved import Curved
 from skksivi.score._score import Score
 
 #: What finds the map where no chains do.

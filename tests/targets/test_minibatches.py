@@ -11,11 +11,11 @@ from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 
 from skksivi import KSIVIApproximator
+from skksivi.coordinates._affine import Affine
 from skksivi.kernels import Gaussian
 from skksivi.metrics import sliced_wasserstein
 from skksivi.parameters import Checkpoint, Pilot
 from skksivi.pilot import _expansion
-from skksivi.pilot._affine import Affine
 from skksivi.pilot._expansion import EXPANSION, Expansion, corrected, expanded
 from skksivi.pilot._rules import find_whitening, pulled_back
 from skksivi.score._score import Halves

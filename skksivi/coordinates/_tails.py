@@ -24,8 +24,8 @@ from scipy import special
 from torch import Tensor
 
 from skksivi._arrays import as_tensor
-from skksivi.pilot._affine import Affine
-from skksivi.pilot._curved import Curved
+from skksivi.coordinates._affine import Affine
+from skksivi.coordinates._curved import Curved
 from skksivi.score._improper import AGREEMENT, exponents
 from skksivi.score._score import Score
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -299,11 +299,13 @@ def cheap_certificate(sampler: Layer | Layers, score: Score, seed: int, times: i
     """Return the certificate of some draws, for at most 1,000 values of the score, or `times` as many.
 
     It is None if the sampler has no density or more than 1,000 features, if log p cannot be found that cheaply, or if
-    the fit has mass where the target has none. The density of a hierarchy also evaluates the score, at 20,000 points
+    the fit has mass where the target has none. It does not depend on coordinates: draws are of the target that is
+    straightened. The density of a hierarchy also evaluates the score, at 20,000 points
     per layer.
     """
     if not knows_density(sampler) or sampler.n_features > MAX_FEATURES:
         return None
+    score, sampler = sampler.whitening.straighten(score), replace(sampler, whitening=sampler.whitening.straight)
     generator = torch.Generator(score.device).manual_seed(seed)
     try:
         if score.log_prob is not None:

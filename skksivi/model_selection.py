@@ -21,13 +21,14 @@ from torch import Tensor
 from skksivi._arrays import RandomState, as_tensor, make_seed, resolve_device, without_graph
 from skksivi._numbers import check_integer
 from skksivi._warnings import compared
-from skksivi.base import BaseApproximator, ordinary_mode
+from skksivi.base import BaseApproximator
 from skksivi.kernels import IMQ
 from skksivi.metrics import energy_distance, sliced_wasserstein
 from skksivi.score._score import ScoreFunction, function_of, is_target
 from skksivi.score._target import TargetOrScore, moved
 from skksivi.stein._discrepancy import FixedKernelKSD
 from skksivi.targets._base import Target
+from skksivi.training._run import ordinary_mode
 
 __all__ = ["Replicates", "neg_distance_scorer", "neg_ksd_scorer"]
 __dir__ = __all__.copy

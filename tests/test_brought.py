@@ -11,17 +11,17 @@ from sklearn.exceptions import ConvergenceWarning
 from torch import nn
 
 from skksivi import KSIVIApproximator
-from skksivi.base import explained
 from skksivi.baselines import Laplace
 from skksivi.parameters import Pilot
 from skksivi.pilot._chains import revive
 from skksivi.pilot._modes import find_modes, search_around
-from skksivi.pilot._newton import LostError, check_mode, laplace
+from skksivi.pilot._newton import check_mode, laplace
 from skksivi.predictors import KSIVIClassifier, KSIVIRegressor
+from skksivi.score._errors import BudgetError, DivergedError
 from skksivi.score._improper import check_proper
-from skksivi.score._tally import SpentError
 from skksivi.score._target import resolve_score
 from skksivi.targets import from_log_prob, from_pymc
+from skksivi.training._run import explained
 
 SEEDS = range(20)
 
@@ -179,7 +179,7 @@ def test_a_search_that_comes_to_no_end_has_a_total():
         return -x * (1 + 3 * (1e7 * x.sum(1, keepdim=True)).sin())
 
     score = resolved(score_fn, 2)
-    with suppress(SpentError), score.tally.at_most(30_000):
+    with suppress(BudgetError), score.tally.at_most(30_000):
         for _ in range(100):
             find_modes(score.double, torch.randn(20, 2).double(), torch.Generator().manual_seed(0))
     assert score.tally.is_spent
@@ -287,7 +287,7 @@ def test_a_proper_density_is_never_refused(seed):
     score = resolved(from_log_prob(log_prob, d))
     check_proper(score.double)
     generator, start = torch.Generator().manual_seed(0), torch.full((d,), 1e-6).double()
-    with suppress(LostError):
+    with suppress(DivergedError):
         mode, _ = laplace(score.double, start)
         check_mode(score.double, start, mode)
         for a in search_around(score.double, start[None], generator, alone=False, n_starts=8).maps:
@@ -322,7 +322,7 @@ def test_a_search_that_is_lost_names_the_parameter(seed):
     x[:, j] = [torch.inf, torch.nan, 1e80, -torch.inf][seed % 4]
     score = resolved(torch.neg, d)
     score = replace(score, names=tuple(f"b[{i}]" for i in range(d)))
-    with pytest.raises(ValueError, match=rf"values that are not finite.* in `b\[{j}\]`"), explained(None, score):
+    with pytest.raises(ValueError, match=rf"values that are not finite.* in `b\[{j}\]`"), explained(score):
         revive(x, torch.Generator())
 
 

@@ -221,13 +221,15 @@ def test_the_base_is_the_pilot_where_there_is_one_and_needs_no_bridge():
 
 def start(pilot, **parameters):
     """The layers and the penalty that a fit to N(0, I) would start from in its own coordinates."""
-    whitening = Whitening(Affine(torch.zeros(2).double(), torch.eye(2).double()), np.zeros((1, 2)), np.ones(1))
+    whitening = Whitening(
+        Affine(torch.zeros(2).double(), torch.eye(2).double()), modes=np.zeros((1, 2)), weights=np.ones(1)
+    )
     score = in_double(normal_score, 2)
     return (
         clone(QUICK)
         .set_params(**parameters)
         ._resolved()
-        ._build(score, whitening, pilot, torch.Generator().manual_seed(0))
+        ._family(score, whitening, pilot, torch.Generator().manual_seed(0))
     )
 
 

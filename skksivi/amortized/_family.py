@@ -323,7 +323,7 @@ class Conditional(nn.Module):
         mean = Residual(self.sigma0.to(dtype), network.to(dtype))
         log_variance = Constant(self.log_variance.detach().to(dtype))
         family = SemiImplicit.restored(mean, log_variance, mixing, 0.0)
-        whitening = Whitening(Affine(m[0].clone(), L[0].clone()), as_array(m), np.ones(1))
+        whitening = Whitening(Affine(m[0].clone(), L[0].clone()), modes=as_array(m), weights=np.ones(1))
         return Layer(family, whitening, seed)
 
 

@@ -22,8 +22,8 @@ from skksivi.pilot._gaussian import covariance_root
 from skksivi.pilot._matching import score_matched
 from skksivi.pilot._mixture import MOST_FEATURES, Components, fitted_mixture
 from skksivi.pilot._points import FEW, PilotPoints
+from skksivi.score._errors import BudgetError
 from skksivi.score._score import DifferentiableScore, Score
-from skksivi.score._tally import SpentError
 
 
 class ImportanceSettings(NamedTuple):
@@ -181,7 +181,7 @@ def refined(
         score_u.tally.begin("importance sampling", (2 if score_u.log_prob else 3) * plan.n_draws)
         try:
             found = resampled(score_u, mixture, generator, plan)
-        except SpentError:
+        except BudgetError:
             break
         if found is None:
             break

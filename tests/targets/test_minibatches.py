@@ -12,12 +12,13 @@ from sklearn.exceptions import ConvergenceWarning
 
 from skksivi import KSIVIApproximator
 from skksivi.coordinates._affine import Affine
+from skksivi.coordinates._composed import score_for_training
 from skksivi.kernels import Gaussian
 from skksivi.metrics import sliced_wasserstein
 from skksivi.parameters import Checkpoint, Pilot
 from skksivi.pilot import _expansion
 from skksivi.pilot._expansion import EXPANSION, Expansion, corrected, expanded
-from skksivi.pilot._rules import find_whitening, pulled_back
+from skksivi.pilot._rules import find_whitening
 from skksivi.score._score import Halves
 from skksivi.score._target import resolve_score
 from skksivi.stein._estimators import GRADIENT_ESTIMATORS
@@ -66,7 +67,7 @@ def score_in_u(target, seed=0):
     score = resolve_score(target, None, dtype=torch.float64, device=torch.device("cpu"))
     generator = torch.Generator().manual_seed(seed)
     whitening, _ = find_whitening("laplace", score, generator)
-    return pulled_back(score, whitening.map, generator)
+    return score_for_training(score, whitening, generator)
 
 
 def test_a_subset_weighs_its_rows_so_that_its_score_is_unbiased():

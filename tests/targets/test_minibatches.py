@@ -395,3 +395,14 @@ def test_a_training_on_minibatches_leaves_an_exact_start_where_it_is():
     draws = (q.sample(20_000) - m) @ np.linalg.inv(L).T
     assert np.abs(draws.mean(0)).max() < 0.1
     assert np.abs(draws.std(0) - 1).max() < 0.1
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_pairs_of_one_minibatch_are_left_out_with_annealing_too():
+    q = KSIVIApproximator(whiten="laplace", gradient_estimator="u-statistic", max_iter=3, early_stopping=False)
+    q.set_params(batch_size=10, hidden_layer_sizes=(4,), random_state=0)
+    plain, tempered = (
+        clone(q).set_params(annealing=annealing).fit(Minibatches(FULL, batch_size=20)).loss_curve_
+        for annealing in (None, lambda _: 1.0)
+    )
+    np.testing.assert_array_equal(plain, tempered)

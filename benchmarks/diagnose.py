@@ -29,8 +29,8 @@ from _harness import command, print_table, results, rst, write_tables
 from skksivi import KSIVIApproximator, diagnose
 from skksivi.base import BaseApproximator
 from skksivi.families._density import LogDensity
-from skksivi.families._samplers import Fit
 from skksivi.targets import Target, from_score_fn
+from skksivi.training._run import Fit
 
 #: Draws by which the moments of a target, and its quantiles, are known.
 N_MOMENTS = 20_000
@@ -77,7 +77,7 @@ class Known(BaseApproximator):
         self.q, self.density = q, density
         self.device, self.dtype, self.random_state = device, dtype, random_state
 
-    def _fit(self, score_fn, generator, tell):
+    def _fit(self, score_fn, run):
         sampler = WithDensity if self.density else Drawn
         return Fit(sampler(self.q, self.q.n_features), {})
 

@@ -39,7 +39,7 @@ from scipy.stats import norm
 from sklearn.datasets import load_diabetes
 
 from skksivi.baselines import MALA
-from skksivi.pilot._affine import Affine
+from skksivi.coordinates._affine import Affine
 from skksivi.pilot._newton import saddle_free_newton
 from skksivi.score._probe import in_double
 from skksivi.targets import (

@@ -18,10 +18,11 @@ from skksivi._numbers import check_integer
 from skksivi._psis import most_trusted
 from skksivi._warnings import warn_caller
 from skksivi._weights import LEAST_DRAWS, MOST_LEFT_OUT, Estimate, ImportanceSample, weighed
-from skksivi.base import BaseApproximator, ordinary_mode
+from skksivi.base import BaseApproximator
 from skksivi.families._derived import Pooled, knows_density
 from skksivi.pilot._hamiltonian import rhat
 from skksivi.score._target import TargetOrScore, compared_score, unwrapped
+from skksivi.training._run import ordinary_mode
 
 #: Draws of each fit that are compared, and the R-hat of a coordinate above which fits are reported to disagree.
 N_COMPARED, MAX_RHAT = 1000, 1.05

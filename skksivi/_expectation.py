@@ -26,14 +26,15 @@ from skksivi._importance import weighed_draws
 from skksivi._numbers import check_integer
 from skksivi._psis import pareto_smoothed
 from skksivi._weights import Estimate, check_trusted
-from skksivi.base import BaseApproximator, ordinary_mode
+from skksivi.base import BaseApproximator
+from skksivi.coordinates._affine import Affine, AffineMap
 from skksivi.families._derived import Reweighted, unweighted
 from skksivi.families._samplers import Chains, Particles
-from skksivi.pilot._affine import Affine, AffineMap
 from skksivi.pilot._gaussian import covariance_root
 from skksivi.score._score import Score, ScoreFunction, is_target
 from skksivi.score._target import compared_score
 from skksivi.targets._base import Target
+from skksivi.training._run import ordinary_mode
 
 #: The fewest draws.
 LEAST = 20
@@ -248,7 +249,8 @@ def _of_fit(
     w = torch.ones_like(x[..., 0]) if w is None else as_tensor(w, device=x.device)
     if isinstance(fit, Chains) and isinstance(est.sampler_, Reweighted):
         w = est.sampler_.ratios[est.sampler_.cells.assign(x.flatten(0, 1))]
-    map_ = getattr(getattr(fit, "whitening", fit), "map", None)
+    coordinates = getattr(fit, "whitening", fit)
+    map_ = getattr(coordinates, "map", None) if getattr(coordinates, "warp", None) is None else None
     return _scored(x, score, w.flatten(), map_)
 
 

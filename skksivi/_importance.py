@@ -13,13 +13,14 @@ from skksivi._arrays import RandomState, make_seed, resolve_device
 from skksivi._numbers import check_integer
 from skksivi._warnings import warn_caller
 from skksivi._weights import LEAST_DRAWS, Certificate, Evidence, ImportanceSample, check_trusted, weighed
-from skksivi.base import BaseApproximator, ordinary_mode, without_density
+from skksivi.base import BaseApproximator, without_density
 from skksivi.families._derived import TAILS, Defended, Refined, knows_density
 from skksivi.families._samplers import Sampler
 from skksivi.pilot._density import origin_of
 from skksivi.score._score import Score, ScoreFunction
 from skksivi.score._target import compared_score
 from skksivi.targets._base import Target
+from skksivi.training._run import ordinary_mode
 
 #: The share of the target that refined draws may lack where its ratio to the fit is largest.
 LOST = 0.003

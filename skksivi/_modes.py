@@ -10,15 +10,16 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from skksivi._arrays import RandomState, make_generator, resolve_device
-from skksivi.base import BaseApproximator, ordinary_mode
+from skksivi.base import BaseApproximator
+from skksivi.coordinates._affine import Affine
 from skksivi.families._derived import N_ASSIGNED, Reweighted, unweighted
-from skksivi.pilot._affine import Affine
 from skksivi.pilot._chains import Ensemble, metropolis
 from skksivi.pilot._masses import MASSES, Cells, Mass, log_densities, mass, normalised
 from skksivi.pilot._modes import find_modes
 from skksivi.score._score import Score, ScoreFunction
 from skksivi.score._target import compared_score
 from skksivi.targets._base import Target
+from skksivi.training._run import ordinary_mode
 
 #: Draws from which modes are searched at a time, and chains of a mode.
 N_STARTS, N_CHAINS = 200, 300

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -14,11 +14,11 @@ from torch import Tensor
 
 from skksivi._arrays import as_array
 from skksivi._psis import most_trusted, pareto_smoothed, standard_error
+from skksivi.coordinates._lines import kronrod
 from skksivi.families._density import N_DRAWS, LogDensity
 from skksivi.families._derived import TAILS, Defended, knows_density, sampler_density
 from skksivi.families._samplers import Layer, Layers, Sampler
 from skksivi.pilot._density import log_density, origin_of
-from skksivi.pilot._lines import kronrod
 from skksivi.pilot._rules import MAX_FEATURES
 from skksivi.score._score import Score
 
@@ -299,11 +299,13 @@ def cheap_certificate(sampler: Layer | Layers, score: Score, seed: int, times: i
     """Return the certificate of some draws, for at most 1,000 values of the score, or `times` as many.
 
     It is None if the sampler has no density or more than 1,000 features, if log p cannot be found that cheaply, or if
-    the fit has mass where the target has none. The density of a hierarchy also evaluates the score, at 20,000 points
+    the fit has mass where the target has none. It does not depend on coordinates: draws are of the target that is
+    straightened. The density of a hierarchy also evaluates the score, at 20,000 points
     per layer.
     """
     if not knows_density(sampler) or sampler.n_features > MAX_FEATURES:
         return None
+    score, sampler = sampler.whitening.straighten(score), replace(sampler, whitening=sampler.whitening.straight)
     generator = torch.Generator(score.device).manual_seed(seed)
     try:
         if score.log_prob is not None:

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import logging
-import random
-import textwrap
-import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from functools import partial
 from numbers import Integral, Real
 from typing import Any, ClassVar, Self
 
@@ -16,7 +12,6 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, DensityMixin, clone
-from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_array
 from sklearn.utils._param_validation import HasMethods
 from sklearn.utils.validation import check_is_fitted
@@ -31,26 +26,25 @@ from skksivi._arrays import (
     resolve_device,
     without_graph,
 )
+from skksivi._lazy import keeping_random
 from skksivi._numbers import check_integer
 from skksivi._version import DOCUMENTATION
 from skksivi._warnings import compared, warn_caller
 from skksivi.families._derived import knows_density, tried, unweighted
-from skksivi.families._samplers import CHUNK, Fit, HasDensity, Sampler, Tell
+from skksivi.families._samplers import CHUNK, HasDensity, Sampler
 from skksivi.kernels import Kernel, resolve_kernel
 from skksivi.parameters import Constrained, Constraints, Interval, ParameterObject, StrOptions, expanded
-from skksivi.pilot._newton import LostError
-from skksivi.score._improper import ImproperError, check_proper
+from skksivi.score._improper import check_proper
 from skksivi.score._score import CarriesScore, Score, is_target
-from skksivi.score._tally import SpentError, Stage, Tally
+from skksivi.score._tally import Stage, Tally
 from skksivi.score._target import TargetOrScore, moved, resolve_score, unwrapped
 from skksivi.stein._discrepancy import FixedKernelKSD
 from skksivi.targets._base import from_score_fn
-from skksivi.training._hooks import PILOT_PARTS, Stages
+from skksivi.training._hooks import PILOT_PARTS, Callbacks, StageReport
+from skksivi.training._run import Fit, Run, explained, logged, ordinary_mode
 
-_state = random.getstate()
-from sklearn.callback import CallbackSupportMixin, with_callbacks  # noqa: E402  # imports rich, which draws from `random`
-
-random.setstate(_state)
+with keeping_random():
+    from sklearn.callback import CallbackSupportMixin, with_callbacks  # imports rich
 
 __all__ = ["BaseApproximator", "Constraints", "HasMethods", "Integral", "Interval", "Real", "StrOptions"]
 __dir__ = __all__.copy
@@ -91,6 +85,9 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
     n_products_: int
     sampler_: Sampler
 
+    #: Of those that log nothing.
+    verbose: int = 0
+
     @with_callbacks
     def fit(self, score_fn: TargetOrScore, y: object = None, *, n_features: int | None = None) -> Self:
         """Fit the distribution to a target known by its score.
@@ -121,8 +118,9 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
         FloatingPointError
             The loss became NaN or infinite.
         KeyboardInterrupt
-            Ctrl-C. If training has begun, its state is kept and can be sampled, as it is after a loss that is not
-            finite. An exception raised by the score leaves the estimator as it was, unless `warm_start` is set.
+            Ctrl-C. If a start has been found, the best state until then is kept and can be sampled, as it is after a
+            loss that is not finite. An exception raised by the score leaves the estimator as it was, unless
+            `warm_start` is set.
 
         Warns
         -----
@@ -137,59 +135,54 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
         est._check_parameters(unwrapped(score_fn, n_features)[1])
         device = resolve_device(self.device)
         seed = make_seed(_of_replicate(score_fn, self.random_state))
-        callbacks = getattr(self, "_skl_callbacks", None)
-        target = _as_target(score_fn, n_features) if callbacks else None
-        n_pilot = est._n_pilot_calls() if callbacks else 0
-        n_tasks = est._n_reports() + (PILOT_PARTS if n_pilot else 0)
-        context = self._init_callback_context(max_subtasks=n_tasks)
-        context.call_on_fit_task_begin(estimator=self, X=target)
-
-        def tell(task_name: str, **fitted: object) -> bool:
-            part = context.subcontext(task_name=task_name)
-            part.call_on_fit_task_begin(estimator=self, X=target)
-            return part.call_on_fit_task_end(estimator=self, X=target, **fitted)
-
-        def tell_fit(fit: Fit) -> bool:
-            learned = learned_attributes(fit, seed, self.dtype, score.tally)
-            return tell("iterations", reconstruction_attributes=learned)
-
-        verbose = getattr(self, "verbose", 0)
-        stages = Stages(log=verbose > 1, n_pilot=n_pilot, tell=lambda: tell("whitening"))
-        with ordinary_mode(device), logged(verbose):
-            near = est._points_near_target()
-            score = resolve_score(
-                score_fn, n_features, dtype=DTYPES[self.dtype], device=device, near=near, tells=False
-            )
-            score.tally.limit = est._max_score_calls()
-            doubt = score.doubt
-            with explained(doubt, score):
-                check_proper(score.double)
-                score = est._prepared(score)
-                generator = make_generator(seed, device)
-                if callbacks or verbose > 1:
-                    score.tally.listener = stages
-                score.tally.end("fit")
-                fit = est._fit(score, generator, tell_fit if callbacks else None)
-            score.tally.limit = None
-            if score.tally.is_spent:
-                fit = _of_budget(fit, score)
-            learn(self, fit, seed, score.tally, device)
-            score.tally.listener = None
+        callbacks = self._set_up_callbacks(est, score_fn, n_features)
+        with ordinary_mode(device), logged(self.verbose):
+            near, dtype = est._points_near_target(), DTYPES[self.dtype]
+            probed = resolve_score(score_fn, n_features, dtype=dtype, device=device, near=near, tells=False)
+            run, tally = Run(seed, device, probed.tally), probed.tally
+            tally.limit = est._max_score_calls()
+            with explained(probed):
+                check_proper(probed.double)
+                target = est._prepared(probed)
+                self._report_to(callbacks, run)
+                tally.end("fit")
+                fit = run.result(partial(est._fit, target), target.advice)
+            learn(self, fit, run)
+            tally.listener = None
             try:
-                with explained(doubt, score):
-                    est._conclude(fit, score, generator)
+                with explained(probed):
+                    run.finish(fit.ended_by is None and not tally.is_spent)
+                    est._conclude(fit, target, run.generator)
             finally:
-                score.tally.end()
-                self.__dict__.update(counts(score.tally))
-                if verbose:
+                tally.end()
+                self.__dict__.update(counts(tally))
+                if self.verbose:
                     made = [f"fitted by {fit.report['fitted_by_']}"] if "fitted_by_" in fit.report else []
                     LOGGER.info("%s", "; ".join([*map(str, self.stages_), *made]))
         if fit.ended_by is not None:
             raise fit.ended_by
-        if doubt is not None:
-            warn_caller(doubt)
-        context.call_on_fit_task_end(estimator=self, X=target)
+        if probed.doubt is not None:
+            warn_caller(probed.doubt)
+        callbacks.end()
         return self
+
+    def _set_up_callbacks(self, est: Self, score_fn: TargetOrScore, n_features: int | None) -> Callbacks:
+        """Return the callbacks of a fit that another estimator makes for this one."""
+        are_set = bool(getattr(self, "_skl_callbacks", None))
+        n_pilot = est._n_pilot_calls() if are_set else 0
+        context = self._init_callback_context(max_subtasks=est._n_reports() + (PILOT_PARTS if n_pilot else 0))
+        seen = _as_target(score_fn, n_features) if are_set else None
+        return Callbacks(context, are_set=are_set, n_pilot=n_pilot, estimator=self, X=seen)
+
+    def _report_to(self, callbacks: Callbacks, run: Run) -> None:
+        """Let a run report to callbacks and to the log."""
+        if callbacks.are_set:
+            run.show = lambda fit: callbacks.report(
+                "iterations", reconstruction_attributes=learned_attributes(fit, run, self.dtype)
+            )
+        if callbacks.are_set or self.verbose > 1:
+            report = partial(callbacks.report, "whitening")
+            run.tally.listener = StageReport(log=self.verbose > 1, n_pilot=callbacks.n_pilot, report=report)
 
     def set_params(self, **params: object) -> Self:
         """Set parameters, also of an object that is given by its shorthand.
@@ -396,11 +389,11 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
         return 0
 
     @abstractmethod
-    def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
+    def _fit(self, score_fn: Score, run: Run) -> Fit:
         """Learn from the score, and return the fit.
 
-        An error that ends it early is raised if there is nothing to keep, and otherwise returned with the fit.
-        `tell` shows callbacks what the fit would be if it ended now.
+        An error that ends it early is raised if there is nothing to keep; otherwise it is returned with the fit, or
+        raised when the run has been told what to keep.
         """
 
     def _conclude(self, fit: Fit, score_fn: Score, generator: torch.Generator) -> None:
@@ -413,34 +406,22 @@ def without_density(est: BaseApproximator) -> str:
     return f"{type(est).__name__} has no density{of_mixing}"
 
 
-def _of_budget(fit: Fit, score: Score) -> Fit:
-    """Return a fit that has spent its budget, with a remark about it."""
-    n_iter = fit.report.get("n_iter_", 0)
-    reached = f"after {n_iter} iterations of the training" if n_iter else "before the training began"
-    todo = score.advice or "raise `max_score_calls` of whiten=Pilot(...)"
-    remark = (
-        f"The {score.tally.spent:,} evaluations of `max_score_calls` were spent {reached}, so the fit, the best "
-        f"until then, may be inaccurate: {todo}, or check the fit by `skksivi.diagnose`."
-    )
-    return fit._replace(ended_by=None if isinstance(fit.ended_by, SpentError) else fit.ended_by, remark=remark)
-
-
-def learn(est: BaseApproximator, fit: Fit, seed: int, tally: Tally, device: torch.device) -> None:
+def learn(est: BaseApproximator, fit: Fit, run: Run) -> None:
     """Store a fit on an estimator."""
-    est.__dict__.update(learned_attributes(fit, seed, est.dtype, tally))
-    est.__dict__.update({"_dtype_of_draws": resolving_dtype(fit.sampler, est.dtype, device)})
+    est.__dict__.update(learned_attributes(fit, run, est.dtype))
+    est.__dict__.update({"_dtype_of_draws": resolving_dtype(fit.sampler, est.dtype, run.device)})
 
 
-def learned_attributes(fit: Fit, seed: int, dtype: str, tally: Tally) -> dict[str, object]:
+def learned_attributes(fit: Fit, run: Run, dtype: str) -> dict[str, object]:
     """Return the learned attributes of an estimator; samples use another random stream than the training."""
     return {
         "sampler_": fit.sampler,
         **fit.sampler.attributes(),
         **fit.report,
         "n_features_in_": fit.sampler.n_features,
-        **counts(tally),
-        "_seed": seed,
-        "_random_state": np.random.RandomState([seed, 1]),
+        **counts(run.tally),
+        "_seed": run.seed,
+        "_random_state": np.random.RandomState([run.seed, 1]),
         "_dtype_of_draws": dtype,
     }
 
@@ -475,67 +456,6 @@ def check_draws(estimator: BaseApproximator) -> None:
         raise ValueError(f"`sampler_` cannot be drawn from: {error}") from error
     if not finite:
         raise ValueError("`sampler_` has draws that are not finite")
-
-
-@contextmanager
-def explained(doubt: str | None, score: Score) -> Iterator[None]:
-    """Explain errors by a doubt about the target, if there is one, and leave out the warnings that it explains.
-
-    Raises
-    ------
-    ValueError
-        The doubt, or the budget was spent before there was anything to return.
-    FloatingPointError
-        The doubt, where numbers that are not finite have ended the fit.
-    """
-    try:
-        with ExitStack() as undo:
-            if doubt is not None:
-                undo.enter_context(warnings.catch_warnings())
-                warnings.simplefilter("ignore", ConvergenceWarning)
-            yield
-    except SpentError:
-        raise ValueError(
-            f"The {score.tally.spent:,} evaluations of `max_score_calls` were spent before there was anything to "
-            "return: checks of the score and the search for a mode take some 500 to 3,000, more with many features, "
-            "and several modes 10,000 and more. Raise `max_score_calls` of whiten=Pilot(...), or set `init` near the "
-            "mode."
-        ) from None
-    except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:
-        if isinstance(error, LostError) and doubt is None and error.feature is not None:
-            raise ValueError(f"{error} It was lost first or farthest in {score.label(error.feature)}.") from None
-        if isinstance(error, ImproperError) or (isinstance(error, LostError) and doubt is not None):
-            raise ValueError(doubt or str(error)) from None
-        if doubt is None:
-            raise
-        kind = FloatingPointError if isinstance(error, FloatingPointError) else ValueError
-        raise kind(f"{doubt} The fit has ended: {textwrap.shorten(str(error), 160)}") from error
-
-
-@contextmanager
-def logged(verbose: int) -> Iterator[None]:
-    """Show the progress of a fit, by the user's log handlers if there are any."""
-    with ExitStack() as undo:
-        if verbose and not LOGGER.hasHandlers():
-            handler = logging.StreamHandler()
-            LOGGER.addHandler(handler)
-            undo.callback(LOGGER.removeHandler, handler)
-        if verbose and not LOGGER.isEnabledFor(logging.INFO):
-            undo.callback(LOGGER.setLevel, LOGGER.level)
-            LOGGER.setLevel(logging.INFO)
-        yield
-
-
-@contextmanager
-def ordinary_mode(device: torch.device) -> Iterator[None]:
-    """Restore torch's default modes for gradients, dtype and device within a context, whatever the caller has set."""
-    with ExitStack() as modes:
-        if torch.get_default_device().type != "cpu":
-            modes.enter_context(torch.device("cpu"))
-        modes.enter_context(torch.inference_mode(False))
-        modes.enter_context(torch.enable_grad())
-        modes.enter_context(torch.autocast(device.type, enabled=False))
-        yield
 
 
 def _of_replicate(target: TargetOrScore, random_state: RandomState) -> RandomState:

@@ -23,13 +23,14 @@ from skksivi._importance import importance_sample
 from skksivi._numbers import check_integer
 from skksivi._warnings import compared
 from skksivi._weights import LEAST_DRAWS
-from skksivi.base import BaseApproximator, ordinary_mode
+from skksivi.base import BaseApproximator
 from skksivi.kernels import IMQ
 from skksivi.metrics import energy_distance, sliced_wasserstein
 from skksivi.score._score import ScoreFunction, function_of, is_target
 from skksivi.score._target import TargetOrScore, moved
 from skksivi.stein._discrepancy import FixedKernelKSD
 from skksivi.targets._base import Target
+from skksivi.training._run import ordinary_mode
 
 __all__ = ["Replicates", "neg_distance_scorer", "neg_divergence_scorer", "neg_ksd_scorer"]
 __dir__ = __all__.copy

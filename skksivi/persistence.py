@@ -22,7 +22,7 @@ from skksivi.base import BaseApproximator, check_draws
 from skksivi.estimators._checkpoint import PARTS
 from skksivi.estimators._hksivi import HKSIVIApproximator
 from skksivi.estimators._ksivi import KSIVIApproximator
-from skksivi.families._derived import Defended, Pooled, Refined, Reweighted, Warped, asks_for_score, with_score
+from skksivi.families._derived import Defended, Pooled, Refined, Reweighted, asks_for_score, with_score
 from skksivi.families._samplers import Chains, Gaussian, Layer, Layers, Particles
 from skksivi.pilot._masses import Cells
 from skksivi.predictors import KSIVIClassifier, KSIVIRegressor
@@ -104,7 +104,7 @@ KINDS: Kinds = {
         cls.__name__: kind_of(cls)
         for cls in (
             *(KSIVIApproximator, HKSIVIApproximator, KSIVIRegressor, KSIVIClassifier, AmortizedKSIVI),
-            *(Gaussian, Particles, Chains, Layer, Layers, Reweighted, Warped, Defended, Refined, Pooled, Cells),
+            *(Gaussian, Particles, Chains, Layer, Layers, Reweighted, Defended, Refined, Pooled, Cells),
             *(Certificate, Stage, Process, SkipNetwork, Conditional, DeepSets),
         )
     },

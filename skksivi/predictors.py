@@ -30,7 +30,7 @@ from skksivi._arrays import (
 from skksivi._numbers import check_integer
 from skksivi._process import Process, fit_process, merged
 from skksivi._version import DOCUMENTATION
-from skksivi.base import BaseApproximator, Constraints, Integral, Interval, Real, StrOptions, logged
+from skksivi.base import BaseApproximator, Constraints, Integral, Interval, Real, StrOptions
 from skksivi.estimators._ksivi import KSIVIApproximator
 from skksivi.parameters import Constrained, Pilot, Scale, pilot_of
 from skksivi.targets._base import Target, check_hyperprior
@@ -38,6 +38,7 @@ from skksivi.targets._linear import BayesianLinearRegression, BayesianMultinomia
 from skksivi.targets._logistic import BayesianLogisticRegression
 from skksivi.targets._minibatches import Minibatches
 from skksivi.targets._network import BayesianNeuralNetwork, log_normal_mixture, outputs_of_networks
+from skksivi.training._run import logged
 
 __all__ = ["KSIVIClassifier", "KSIVIRegressor"]
 __dir__ = __all__.copy

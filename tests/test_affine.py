@@ -5,7 +5,7 @@ import pytest
 import torch
 from plain_targets import GaussianScore, normal
 
-from skksivi.pilot._affine import Affine, Identity, LowRank
+from skksivi.coordinates._affine import Affine, Identity, LowRank
 from skksivi.pilot._whitening import Whitening
 from skksivi.score._probe import probe
 
@@ -51,7 +51,7 @@ def test_unwhiten_direction_leaves_out_the_shift(map_):
 
 def test_the_factor_of_an_affine_map_is_its_l():
     torch.testing.assert_close(factor(AFFINE), AFFINE.L)
-    assert Whitening(AFFINE, np.empty((0, 3)), np.empty(0)).condition == pytest.approx(
+    assert Whitening(AFFINE, modes=np.empty((0, 3)), weights=np.empty(0)).condition == pytest.approx(
         torch.linalg.cond(AFFINE.L @ AFFINE.L.mT).item(), rel=1e-6
     )
 

@@ -19,8 +19,8 @@ from torch.autograd.function import once_differentiable
 
 from skksivi import HKSIVIApproximator, KSIVIApproximator, diagnose, modes
 from skksivi.baselines import MALA, SVGD, Laplace
+from skksivi.coordinates._affine import Affine
 from skksivi.metrics import kl_divergence, ksd
-from skksivi.pilot._affine import Affine
 from skksivi.score._bounds import find_bounds
 from skksivi.score._score import STEPS, Halves, central_difference
 from skksivi.score._target import resolve_score

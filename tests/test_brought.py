@@ -15,20 +15,20 @@ from sklearn.exceptions import ConvergenceWarning
 from torch import nn
 
 from skksivi import KSIVIApproximator, save
-from skksivi.base import explained
 from skksivi.baselines import Laplace
 from skksivi.parameters import Pilot
 from skksivi.pilot._chains import revive
 from skksivi.pilot._modes import find_modes, search_around
-from skksivi.pilot._newton import LostError, check_mode, laplace
+from skksivi.pilot._newton import check_mode, laplace
 from skksivi.pilot._others import check_aperiodic
 from skksivi.predictors import KSIVIClassifier, KSIVIRegressor
+from skksivi.score._errors import BudgetError, DivergedError
 from skksivi.score._improper import check_proper
-from skksivi.score._tally import SpentError
 from skksivi.score._target import resolve_score
 from skksivi.targets import constrained, from_log_prob, from_numpyro, from_pymc
 from skksivi.targets._angles import on_one_period
 from skksivi.targets._bridges import BlackBoxTarget
+from skksivi.training._run import explained
 
 SEEDS = range(20)
 
@@ -213,7 +213,7 @@ def test_a_search_that_comes_to_no_end_has_a_total(seed):
         return -x * (1 + noise * (pitch * x.sum(1, keepdim=True)).sin())
 
     score = resolved(score_fn, d)
-    with suppress(SpentError), score.tally.at_most(30_000):
+    with suppress(BudgetError), score.tally.at_most(30_000):
         for _ in range(300):
             find_modes(score.double, torch.from_numpy(rng.normal(size=(20, d))), torch.Generator().manual_seed(0))
     assert score.tally.is_spent
@@ -321,7 +321,7 @@ def test_a_proper_density_is_never_refused(seed):
     score = resolved(from_log_prob(log_prob, d))
     check_proper(score.double)
     generator, start = torch.Generator().manual_seed(0), torch.full((d,), 1e-6).double()
-    with suppress(LostError):
+    with suppress(DivergedError):
         mode, _ = laplace(score.double, start)
         check_mode(score.double, start, mode)
         for a in search_around(score.double, start[None], generator, alone=False, n_starts=8).maps:
@@ -356,7 +356,7 @@ def test_a_search_that_is_lost_names_the_parameter(seed):
     x[:, j] = [torch.inf, torch.nan, 1e80, -torch.inf][seed % 4]
     score = resolved(torch.neg, d)
     score = replace(score, names=tuple(f"b[{i}]" for i in range(d)))
-    with pytest.raises(ValueError, match=rf"values that are not finite.* in `b\[{j}\]`"), explained(None, score):
+    with pytest.raises(ValueError, match=rf"values that are not finite.* in `b\[{j}\]`"), explained(score):
         revive(x, torch.Generator())
 
 

@@ -22,15 +22,15 @@ from sklearn.exceptions import NotFittedError
 from skksivi import KSIVIApproximator, diagnose, load, modes, save
 from skksivi.base import BaseApproximator
 from skksivi.baselines import MALA, SVGD, FullRankVI, Laplace
+from skksivi.coordinates._affine import Affine
 from skksivi.diagnostics import Check
 from skksivi.diagnostics._checks import theil_sen
 from skksivi.diagnostics._ends import ends_apart, ends_beyond
 from skksivi.diagnostics._geometry import middle
 from skksivi.diagnostics._identities import stein_moments
 from skksivi.families._density import LogDensity
-from skksivi.families._samplers import Fit, Gaussian
+from skksivi.families._samplers import Gaussian
 from skksivi.parameters import Pilot
-from skksivi.pilot._affine import Affine
 from skksivi.pilot._masses import Cells
 from skksivi.pilot._whitening import Whitening
 from skksivi.targets import (
@@ -41,6 +41,7 @@ from skksivi.targets import (
     from_log_prob,
     from_score_fn,
 )
+from skksivi.training._run import Fit
 
 NAMES = [
     "KSD",
@@ -94,7 +95,7 @@ class Exact(BaseApproximator):
         self.target, self.shift, self.scale = target, shift, scale
         self.device, self.dtype, self.random_state = device, dtype, random_state
 
-    def _fit(self, score_fn, generator, tell):
+    def _fit(self, score_fn, run):
         return Fit(ExactSampler(self.target, self.shift, self.scale), {})
 
 
@@ -329,7 +330,7 @@ def test_unlike_scales_in_training_are_seen():
     unit = 1e-3
     q = Exact(Units(unit)).fit(Units(unit))
     map_ = Affine(torch.zeros(2).double(), torch.eye(2).double() * unit)
-    q.whitening_ = Whitening(map_, np.empty((0, 2)), np.empty(0))
+    q.whitening_ = Whitening(map_, modes=np.empty((0, 2)), weights=np.empty(0))
     report = diagnose(q, Units(unit), random_state=0)
     assert warned(report) == {"whitening"}
     assert report["whitening"].value == pytest.approx(900, rel=0.2)

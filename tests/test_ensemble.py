@@ -15,11 +15,12 @@ from skksivi import ensemble, importance_sample
 from skksivi._ensemble import MAX_RHAT, N_COMPARED, best_weights, disagreements
 from skksivi.base import BaseApproximator
 from skksivi.baselines import SVGD, Laplace
+from skksivi.coordinates._affine import Affine, Identity
 from skksivi.families._derived import Pooled, knows_density
-from skksivi.families._samplers import Fit, Gaussian, Particles
-from skksivi.pilot._affine import Affine, Identity
+from skksivi.families._samplers import Gaussian, Particles
 from skksivi.pilot._whitening import Whitening
 from skksivi.targets import from_log_prob
+from skksivi.training._run import Fit
 
 
 def gaussian(mean, scale=1.0):
@@ -33,7 +34,7 @@ class OneMode(BaseApproximator):
     def __init__(self, fails_at=(), device="cpu", dtype="float64", random_state=None):
         self.fails_at, self.device, self.dtype, self.random_state = fails_at, device, dtype, random_state
 
-    def _fit(self, score_fn, generator, tell):
+    def _fit(self, score_fn, run):
         if self.random_state in self.fails_at:
             raise ArithmeticError("no mode here")
         side = 1.0 if self.random_state % 2 else -1.0
@@ -71,7 +72,8 @@ def test_a_pool_has_the_density_and_the_moments_of_the_mixture():
 
 
 def test_a_pool_has_a_density_if_all_of_its_parts_have():
-    particles = Particles(normal_array(10, 2), Whitening(Identity(torch.zeros(2)), np.zeros((1, 2)), np.ones(1)))
+    whitening = Whitening(Identity(torch.zeros(2)), modes=np.zeros((1, 2)), weights=np.ones(1))
+    particles = Particles(normal_array(10, 2), whitening)
     weights = torch.tensor([0.5, 0.5], dtype=torch.float64)
     assert knows_density(Pooled((gaussian([0.0, 0.0]),) * 2, weights))
     mixed = Pooled((gaussian([0.0, 0.0]), particles), weights)

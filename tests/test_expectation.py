@@ -16,8 +16,8 @@ from skksivi import KSIVIRegressor, expectation, refine
 from skksivi._control_variates import cross_fitted
 from skksivi._expectation import Draws, control_variates, mean_and_se
 from skksivi.baselines import Laplace
+from skksivi.coordinates._affine import Affine
 from skksivi.families._derived import Reweighted
-from skksivi.pilot._affine import Affine
 from skksivi.pilot._masses import Cells
 from skksivi.targets import Banana, BayesianLogisticRegression, Minibatches, from_score_fn
 

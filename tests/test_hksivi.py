@@ -11,13 +11,13 @@ from sklearn.base import clone
 
 from skksivi import HKSIVIApproximator, mixing
 from skksivi.annealing import BRIDGES, Cosine, Geometric, Linear, bridge_levels
+from skksivi.coordinates._affine import Affine
 from skksivi.estimators._start import Start
 from skksivi.families._hierarchy import Hierarchy
 from skksivi.families._layer import MultilayerPerceptron
 from skksivi.kernels import Gaussian
 from skksivi.mixing import Bootstrap, GaussianMixtureDraws, StudentTDraws
 from skksivi.parameters import Bridge, Pilot
-from skksivi.pilot._affine import Affine
 from skksivi.pilot._points import PilotPoints
 from skksivi.pilot._whitening import Whitening
 from skksivi.score._probe import in_double
@@ -221,13 +221,15 @@ def test_the_base_is_the_pilot_where_there_is_one_and_needs_no_bridge():
 
 def start(pilot, **parameters):
     """The layers and the penalty that a fit to N(0, I) would start from in its own coordinates."""
-    whitening = Whitening(Affine(torch.zeros(2).double(), torch.eye(2).double()), np.zeros((1, 2)), np.ones(1))
+    whitening = Whitening(
+        Affine(torch.zeros(2).double(), torch.eye(2).double()), modes=np.zeros((1, 2)), weights=np.ones(1)
+    )
     score = in_double(normal_score, 2)
     return (
         clone(QUICK)
         .set_params(**parameters)
         ._resolved()
-        ._build(score, whitening, pilot, torch.Generator().manual_seed(0))
+        ._family(score, whitening, pilot, torch.Generator().manual_seed(0))
     )
 
 

@@ -30,13 +30,13 @@ from sklearn.exceptions import ConvergenceWarning
 from skksivi import HKSIVIApproximator, KSIVIApproximator, load, save
 from skksivi import mixing as mixings
 from skksivi.annealing import Linear
+from skksivi.coordinates._affine import Affine
 from skksivi.estimators._start import Start
 from skksivi.families._layer import LinearSkip, gaussian_layer
 from skksivi.kernels import IMQ, KERNELS, Gaussian
 from skksivi.metrics import kl_divergence
 from skksivi.mixing import GaussianMixtureDraws, NormalDraws
 from skksivi.parameters import Network, Pilot, Plateau, Scale
-from skksivi.pilot._affine import Affine
 from skksivi.pilot._mixture import fitted_mixture
 from skksivi.pilot._points import PilotPoints
 from skksivi.pilot._whitening import Whitening
@@ -102,12 +102,12 @@ def test_a_step_takes_the_gradient_of_the_objective_in_the_parameters(estimator,
 
 def start(pilot, **parameters):
     """The family and the penalty that a fit to N(0, I) would start from in its own coordinates."""
-    whitening = Whitening(Affine(origin(2), torch.eye(2).double()), np.zeros((1, 2)), np.ones(1))
+    whitening = Whitening(Affine(origin(2), torch.eye(2).double()), modes=np.zeros((1, 2)), weights=np.ones(1))
     return (
         clone(QUICK)
         .set_params(**parameters)
         ._resolved()
-        ._build(in_double(normal_score, 2), whitening, pilot, generator())
+        ._family(in_double(normal_score, 2), whitening, pilot, generator())
     )
 
 

@@ -1,4 +1,4 @@
-"""Coordinates in which independent directions and radii are normal: `skksivi.pilot._marginals`, and fits in them."""
+"""Coordinates of independent directions and radii, `skksivi.coordinates._marginals`, and fits in these."""
 
 import math
 import warnings
@@ -10,8 +10,8 @@ from scipy import stats
 
 import skksivi
 from skksivi import KSIVIApproximator
-from skksivi.pilot._affine import Affine
-from skksivi.pilot._marginals import Marginals, Quantiles, fitted_marginals
+from skksivi.coordinates._affine import Affine
+from skksivi.coordinates._marginals import Marginals, Quantiles, fitted_marginals
 from skksivi.pilot._newton import saddle_free_newton
 from skksivi.score._target import resolve_score
 from skksivi.targets import Banana, Target
@@ -105,8 +105,8 @@ KINDS = {
     "kink": lambda z: -(2**0.5) * z.abs(),
 }
 
-#: The kind and the number of independent directions. Two humps are normal near their modes, so that one may be missed;
-#: kinks have no curvature.
+#: The kind and the number of independent directions. Two humps are normal near their modes, so that one may be
+#: missed; kinks have no curvature.
 FOUND = [(kind, k) for kind in KINDS for k in (1, 3, 5) if kind != "kink" and (kind, k) != ("two humps", 1)]
 
 

@@ -12,13 +12,13 @@ from sklearn.exceptions import NotFittedError
 from skksivi import KSIVIApproximator, modes
 from skksivi.base import BaseApproximator
 from skksivi.baselines import Laplace
+from skksivi.coordinates._affine import Affine
 from skksivi.families._derived import Reweighted
-from skksivi.families._samplers import Fit
 from skksivi.parameters import Pilot
-from skksivi.pilot._affine import Affine
 from skksivi.pilot._masses import MASSES, Cells, log_densities, log_proposal, mass, normalised, propose, weighed
 from skksivi.pilot._points import PilotPoints
 from skksivi.targets import EightGaussians, Multimodal, Target
+from skksivi.training._run import Fit
 
 WEIGHTS = np.array([0.3, 0.2, 0.15, 0.1, 0.1, 0.05, 0.05, 0.05])
 #: A few hundred iterations of a normal mixing: the fits are rough, and say so.
@@ -187,7 +187,7 @@ class TwoCauchys(BaseApproximator):
     def __init__(self, device="cpu", dtype="float64", random_state=0):
         self.device, self.dtype, self.random_state = device, dtype, random_state
 
-    def _fit(self, score_fn, generator, tell):
+    def _fit(self, score_fn, run):
         return Fit(DrawsOf(self._draw, self.n_features), {})
 
     def _draw(self, n, generator):
@@ -235,7 +235,7 @@ class RareMode(BaseApproximator):
     def __init__(self, device="cpu", dtype="float64", random_state=0, share=0.001):
         self.device, self.dtype, self.random_state, self.share = device, dtype, random_state, share
 
-    def _fit(self, score_fn, generator, tell):
+    def _fit(self, score_fn, run):
         return Fit(DrawsOf(self._draw, self.n_features), {})
 
     def _draw(self, n, generator):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plain_targets import PAIR, RING, GaussianScore, as_score, normal, origin, pushed, student_score, triangular
 
-from skksivi.pilot._affine import LowRank
+from skksivi.coordinates._affine import LowRank
 from skksivi.pilot._newton import NEWTON, jacobians, newton_cg, saddle_free_newton, search_modes
 from skksivi.targets import Multimodal
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from plain_targets import Mixture, as_score, gaussian, generator, gumbel_score, origin
 
 from skksivi import KSIVIApproximator, diagnose, load, save
-from skksivi.pilot._affine import Affine
+from skksivi.coordinates._affine import Affine
 from skksivi.pilot._newton import saddle_free_newton
 from skksivi.pilot._others import all_modes, contradicting, symmetries_of
 from skksivi.targets import GaussianMixture, Target

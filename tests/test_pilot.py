@@ -23,10 +23,10 @@ from plain_targets import (
 )
 from scipy.special import digamma, polygamma
 
-from skksivi.pilot._affine import Affine
+from skksivi.coordinates._affine import Affine
+from skksivi.coordinates._lines import kronrod, lobatto, lobatto_nodes, log_ratio
 from skksivi.pilot._chains import Ensemble, find_pilot, langevin, lower_bound, metropolis, narrowed
 from skksivi.pilot._gaussian import batch_and_match, covariance_root, score_divergence
-from skksivi.pilot._lines import kronrod, lobatto, lobatto_nodes, log_ratio
 from skksivi.pilot._modes import ModeMaps, find_modes
 from skksivi.pilot._newton import search_modes
 from skksivi.pilot._points import PilotPoints

@@ -6,8 +6,8 @@ import torch
 from plain_targets import normal
 
 from skksivi import KSIVIApproximator
+from skksivi.coordinates._affine import Affine
 from skksivi.pilot import _profile as module
-from skksivi.pilot._affine import Affine
 from skksivi.pilot._mixture import Components
 from skksivi.pilot._newton import is_spike, laplace
 from skksivi.pilot._profile import Conditionals, profile, profiled

@@ -11,8 +11,8 @@ from plain_targets import as_score, gaussian, generator, gumbel, gumbel_log_prob
 from scipy.stats import multivariate_t
 
 from skksivi._control_variates import controlled, stein_features
+from skksivi.coordinates._affine import Affine
 from skksivi.mixing import GaussianMixtureDraws
-from skksivi.pilot._affine import Affine
 from skksivi.pilot._importance import (
     IMPORTANCE,
     Draws,

@@ -15,11 +15,12 @@ from plain_targets import PAIR, RING, GaussianScore, as_score, log_gamma_score, 
 
 from skksivi import KSIVIApproximator
 from skksivi.baselines import Laplace
+from skksivi.coordinates._affine import Affine
+from skksivi.coordinates._composed import score_for_training
 from skksivi.metrics import kl_divergence, ksd
 from skksivi.parameters import Pilot
-from skksivi.pilot._affine import Affine
 from skksivi.pilot._newton import jacobians
-from skksivi.pilot._rules import find_whitening, pulled_back
+from skksivi.pilot._rules import find_whitening
 from skksivi.score._improper import check_proper, flat_direction
 from skksivi.score._probe import ASYMMETRY, choose_product, grows_outward, in_double, trial_points
 from skksivi.score._score import STEPS, Halves, Tempered, autograd_pullback, central_difference
@@ -147,7 +148,7 @@ def test_differences_are_taken_in_the_units_of_the_whitened_target(size):
 def test_without_whitening_differences_are_taken_in_float64_too():
     score = resolved(quartic_of_arrays, 2)
     whitening, _ = find_whitening(None, score, torch.Generator())
-    assert pulled_back(score, whitening.map, torch.Generator()) is score.double
+    assert score_for_training(score, whitening, torch.Generator()) is score.double
 
 
 def test_whitening_of_a_numpy_score_is_that_of_the_torch_score():

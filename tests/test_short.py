@@ -15,8 +15,8 @@ from skksivi.estimators._trained import of_certificate, of_variances
 from skksivi.parameters import Pilot
 from skksivi.pilot import _short
 from skksivi.pilot._hamiltonian import HAMILTONIAN, Chains, disagreement, rhat, trajectory, warmed_up
-from skksivi.pilot._newton import LostError
 from skksivi.pilot._points import MANY_FEATURES
+from skksivi.score._errors import DivergedError
 from skksivi.targets import Target
 
 
@@ -136,7 +136,7 @@ def test_a_hierarchy_is_fitted_whose_mode_is_far_from_its_mass():
 @pytest.mark.parametrize("effort", ["auto", "high"])
 def test_chains_of_many_features_do_without_a_mode(effort, monkeypatch):
     def lost(*_):
-        raise LostError
+        raise DivergedError
 
     monkeypatch.setattr(_short, "_first_modes", lost)
     d = MANY_FEATURES

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from skksivi.parameters import Adam, Plateau
+from skksivi.score._tally import Tally
 from skksivi.training._guard import Watch
 from skksivi.training._loop import (
     Iterate,
@@ -19,6 +20,7 @@ from skksivi.training._loop import (
     minimise,
     unflatten,
 )
+from skksivi.training._run import Fit, Run
 
 
 def network():
@@ -309,3 +311,52 @@ def test_what_ends_the_loop_is_returned_with_the_state_before(error):
     assert len(result.losses) == 30
     run(shorter, quadratic(shorter), max_iter=30, ema=0.9)
     assert state(module).equal(state(shorter))
+
+
+# A run that ends early
+
+
+def ending(error, *kept):
+    """Return a fit that keeps some reports and is ended by an error."""
+
+    def fit(run):
+        for report in kept:
+            run.keep(Fit(None, report))
+        raise error
+
+    return fit
+
+
+def new_run():
+    return Run(0, torch.device("cpu"), Tally())
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), FloatingPointError(), ConnectionError(), TimeoutError()])
+def test_a_run_that_ends_early_returns_what_it_has_kept_last(error):
+    found = new_run().result(ending(error, {"n_iter_": 0}, {"n_iter_": 3}), "")
+    assert (found.report, found.ended_by) == ({"n_iter_": 3}, error)
+    with pytest.raises(type(error)):
+        new_run().result(ending(error), "")
+
+
+def test_a_run_keeps_nothing_after_other_errors_unless_asked_to():
+    run = new_run()
+    with pytest.raises(ZeroDivisionError):
+        run.result(ending(ZeroDivisionError(), {"n_iter_": 3}), "")
+    run.keeping = BaseException
+    assert run.result(ending(ZeroDivisionError(), {"n_iter_": 3}), "").report == {"n_iter_": 3}
+
+
+def test_a_spent_budget_is_a_remark_and_no_error():
+    run = new_run()
+    run.tally.limit = 10
+
+    def fit(run):
+        run.keep(Fit(None, {"n_iter_": 3}))
+        run.tally.add(values=11)
+
+    found = run.result(fit, "take less")
+    assert found.ended_by is None
+    assert run.tally.limit is None
+    assert "The 10 evaluations of `max_score_calls` were spent after 3 iterations" in found.remark
+    assert "take less" in found.remark

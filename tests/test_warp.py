@@ -1,4 +1,4 @@
-"""Coordinates in which curved targets are straight: `skksivi.pilot._warp`, and fits in them."""
+"""Coordinates in which curved targets are straight: `skksivi.coordinates._warp`, and fits in them."""
 
 import warnings
 from dataclasses import replace
@@ -12,11 +12,10 @@ from sklearn.base import clone
 
 import skksivi
 from skksivi import KSIVIApproximator, certificate, diagnose, expectation, refine
-from skksivi.families._derived import Warped
+from skksivi.coordinates._warp import Level, Warp, features, skewed, unskewed
+from skksivi.coordinates._warp_fit import fitted_warp
 from skksivi.mixing import NormalDraws
 from skksivi.parameters import Checkpoint, Pilot
-from skksivi.pilot._warp import Level, Warp, features, skewed, unskewed
-from skksivi.pilot._warp_fit import fitted_warp
 from skksivi.score._target import resolve_score
 from skksivi.targets import Target
 
@@ -191,7 +190,7 @@ def test_a_wide_banana_is_fitted(target):
     d = getattr(target, "n_features", 2)
     q = KSIVIApproximator(random_state=1).fit(target, n_features=d)
     ratio = q.sample(40_000).std(0) / Bent(d).sample(40_000).std(0).numpy()
-    assert isinstance(q.sampler_, Warped)
+    assert isinstance(q.whitening_.warp, Warp)
     assert np.abs(ratio - 1).max() < 0.1
     assert q.n_score_calls_ + q.n_products_ < 100_000
 
@@ -245,7 +244,7 @@ def test_it_can_be_trained_go_on_and_be_interrupted(tmp_path):
         n_before = warm.n_score_calls_
         warm.set_params(max_iter=20, train=True).fit(Bent())
     assert trained.whitening_.warp is not None
-    assert isinstance(warm.sampler_, Warped)
+    assert isinstance(warm.whitening_.warp, Warp)
     assert warm.n_iter_ == 20
     assert warm.n_score_calls_ < n_before + 20 * 128
     ratio = warm.sample(20_000).std(0) / Bent().sample(20_000).std(0).numpy()

@@ -25,11 +25,12 @@ from plain_targets import (
 )
 from scipy.special import digamma, polygamma
 
+from skksivi.coordinates._affine import Affine, Identity, LowRank
+from skksivi.coordinates._composed import score_for_training
 from skksivi.parameters import Pilot
 from skksivi.pilot import _rules
-from skksivi.pilot._affine import Affine, Identity, LowRank
 from skksivi.pilot._newton import laplace, saddle_free_newton
-from skksivi.pilot._rules import RULES, find_whitening, pulled_back, starting_points
+from skksivi.pilot._rules import RULES, find_whitening, starting_points
 from skksivi.score._probe import in_double
 from skksivi.score._target import _points, resolve_score
 
@@ -303,7 +304,7 @@ def resolved(score_fn, d):
 def test_a_benign_target_is_trained_in_the_type_asked_for():
     score = resolved(GaussianScore(3, 2, 10, seed=0).score_fn, 3)
     whitening, _ = find_whitening("laplace", score, generator())
-    assert pulled_back(score, whitening.map, torch.Generator()).score is score
+    assert score_for_training(score, whitening, torch.Generator()).score is score
 
 
 @pytest.mark.parametrize(("log10_condition", "size"), [(12, 1.0), (0, 1e7), (8, 1e5)])
@@ -311,7 +312,7 @@ def test_where_rounding_costs_more_than_a_hundredth_training_is_in_double(log10_
     p = GaussianScore(3, log10_condition, size, seed=0)
     score = resolved(p.score_fn, 3)
     whitening, _ = find_whitening("laplace", score, generator())
-    pulled = pulled_back(score, whitening.map, torch.Generator())
+    pulled = score_for_training(score, whitening, torch.Generator())
     assert pulled.score is score.double
     u = normal(50, 3).float()
     s, _ = pulled.with_pullback(u)
@@ -322,12 +323,12 @@ def test_where_rounding_costs_more_than_a_hundredth_training_is_in_double(log10_
 def test_without_whitening_nothing_is_pulled_back():
     score = resolved(lambda x: -x, 2)
     whitening, _ = find_whitening(None, score, generator())
-    assert pulled_back(score, whitening.map, torch.Generator()) is score
+    assert score_for_training(score, whitening, torch.Generator()) is score
 
 
 def test_whitening_by_a_given_pair_pulls_the_score_back_by_it():
     score = resolved(lambda x: -x, 2)
     whitening, _ = find_whitening(([0, 0], [[2.0, 0.0], [0.0, 3.0]]), score, generator())
-    s, _ = pulled_back(score, whitening.map, torch.Generator()).with_pullback(torch.ones(1, 2))
+    s, _ = score_for_training(score, whitening, torch.Generator()).with_pullback(torch.ones(1, 2))
     torch.testing.assert_close(s, torch.tensor([[-4.0, -9.0]]))
     assert isinstance(whitening.map, Affine)

@@ -43,20 +43,20 @@ from skksivi.base import (
     StrOptions,
     counts,
     learn,
-    logged,
-    ordinary_mode,
     with_callbacks,
 )
 from skksivi.diagnostics import Diagnosis, diagnose
 from skksivi.estimators._identity import of_score_near
 from skksivi.estimators._ksivi import KSIVIApproximator
-from skksivi.estimators._start import untrained
+from skksivi.estimators._start import Past
 from skksivi.estimators._trained import FAILED_DIVERGENCE
-from skksivi.families._samplers import CHUNK, Fit, Layer
+from skksivi.families._samplers import CHUNK, Layer
 from skksivi.parameters import Constrained, Pilot, check_widths
 from skksivi.score._tally import Stage, Tally
 from skksivi.score._target import resolve_score
 from skksivi.targets._base import Target, from_score_fn
+from skksivi.training._hooks import Callbacks
+from skksivi.training._run import Fit, Run, logged, ordinary_mode
 
 LOGGER = logging.getLogger("skksivi")
 
@@ -290,23 +290,18 @@ class AmortizedKSIVI(Constrained, CallbackSupportMixin, BaseEstimator):
                 int(self.max_score_calls),
                 seed,
             )
-            context = self._init_callback_context(max_subtasks=MAX_TOLD)
-            context.call_on_fit_task_begin(estimator=self, X=None)
+            callbacks = Callbacks(self._init_callback_context(max_subtasks=MAX_TOLD), estimator=self, X=None)
             stages = Stages(settings, score, y, x, generator)
 
-            def tell(task_name: str, family: Any) -> bool:  # noqa: ANN401
-                part = context.subcontext(task_name=task_name)
-                part.call_on_fit_task_begin(estimator=self, X=None)
-                now = stages.outcome()
-                return part.call_on_fit_task_end(
-                    estimator=self, X=None, reconstruction_attributes=self._learned(stages, family, now, score, seed)
-                )
+            def report(task_name: str, family: Any) -> bool:  # noqa: ANN401
+                learned = self._learned(stages, family, stages.outcome(), score, seed)
+                return callbacks.report(task_name, reconstruction_attributes=learned)
 
-            outcome = stages.run(tell if getattr(self, "_skl_callbacks", None) else None)
+            outcome = stages.run(report if getattr(self, "_skl_callbacks", None) else None)
             self.__dict__.update(self._learned(stages, stages.family, outcome, score, seed))
             if self.verbose:
                 LOGGER.info("%s", "; ".join(map(str, self.stages_)))
-            context.call_on_fit_task_end(estimator=self, X=None)
+            callbacks.end()
         self._warn(outcome)
         return self
 
@@ -611,9 +606,9 @@ class AmortizedKSIVI(Constrained, CallbackSupportMixin, BaseEstimator):
             dtype=self.dtype,
             random_state=self._seed,
         )
-        report = {"score_checksum_": "", "fitted_by_": "an amortised fit", **untrained()}
+        report = {"score_checksum_": "", "fitted_by_": "an amortised fit", **Past().report()}
         fit = Fit(self._layer(y, DTYPES[self.dtype]), report)
-        learn(est, fit, self._seed, Tally(), resolve_device(self.device))
+        learn(est, fit, Run(self._seed, resolve_device(self.device), Tally()))
         return est
 
     def _layer(self, y: Rows, dtype: torch.dtype) -> Layer:

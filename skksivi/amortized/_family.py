@@ -23,10 +23,10 @@ from torch import Tensor, nn
 from skksivi._arrays import as_array
 from skksivi.amortized._contexts import Rows
 from skksivi.amortized._features import DeepSets, between, linear_layers
+from skksivi.coordinates._affine import Affine
 from skksivi.families._layer import Constant, MultilayerPerceptron, Residual, SemiImplicit
 from skksivi.families._samplers import Layer
 from skksivi.mixing import GaussianMixtureDraws
-from skksivi.pilot._affine import Affine
 from skksivi.pilot._whitening import Whitening
 
 #: Features up to which the triangle of L depends on the context.
@@ -323,7 +323,7 @@ class Conditional(nn.Module):
         mean = Residual(self.sigma0.to(dtype), network.to(dtype))
         log_variance = Constant(self.log_variance.detach().to(dtype))
         family = SemiImplicit.restored(mean, log_variance, mixing, 0.0)
-        whitening = Whitening(Affine(m[0].clone(), L[0].clone()), as_array(m), np.ones(1))
+        whitening = Whitening(Affine(m[0].clone(), L[0].clone()), modes=as_array(m), weights=np.ones(1))
         return Layer(family, whitening, seed)
 
 

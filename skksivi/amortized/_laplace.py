@@ -10,7 +10,7 @@ from torch import Tensor
 
 from skksivi.amortized._contexts import Rows, take
 from skksivi.amortized._paired import PairedScore
-from skksivi.score._tally import SpentError
+from skksivi.score._errors import BudgetError
 
 #: Newton steps at most, and times that a step is shortened.
 N_STEPS, N_SHORTENED = 30, 12
@@ -59,7 +59,7 @@ def laplaces(score: PairedScore, y: Rows, index: Tensor, start: Tensor) -> Lapla
     try:
         for new in _searched(score, y, index, x):
             found = found.joined(new)
-    except SpentError:
+    except BudgetError:
         pass
     return found
 

@@ -31,7 +31,7 @@ from skksivi.amortized._training import (
     start_mixture,
 )
 from skksivi.parameters import Adam
-from skksivi.score._tally import SpentError
+from skksivi.score._errors import BudgetError
 from skksivi.training._hooks import Report
 from skksivi.training._loop import Objective, minimise
 
@@ -346,7 +346,7 @@ class Stages:
             max_iter=n_iter,
             hooks=[] if tell is None else [Report(n_iter, 0, partial(tell, "iterations"))],
         )
-        if run.ended_by is not None and not isinstance(run.ended_by, SpentError | FloatingPointError):
+        if run.ended_by is not None and not isinstance(run.ended_by, BudgetError | FloatingPointError):
             raise run.ended_by
         better = run.ended_by is None and self._is_better(start)
         if not better:

@@ -25,7 +25,7 @@ RUNNING: Constraints = {
 MIN_DRAWS = 4
 
 
-def run(
+def run_chains(
     step: Callable[[int], Tensor], n_warmup: int, n_draws: int, thin: int
 ) -> tuple[Tensor, int, KeyboardInterrupt | None]:
     """Run chains, and keep every `thin`-th state after the warm-up; Ctrl-C is raised if none was kept yet.
@@ -59,10 +59,10 @@ def run(
     return torch.stack(kept, 1), n_iter, ended_by
 
 
-def in_x(chains: Tensor, whitening: Whitening) -> np.ndarray:
+def pushed_forward(chains: Tensor, whitening: Whitening) -> np.ndarray:
     """Return chains (n, n_draws, d) in x."""
     u = chains.flatten(0, 1).double()
-    return whitening.map.unwhiten(u).view(chains.shape).cpu().numpy()
+    return whitening.push_forward(u).view(chains.shape).cpu().numpy()
 
 
 def diagnostics(chains: np.ndarray) -> dict[str, np.ndarray]:

@@ -13,13 +13,15 @@ from torch import Tensor, nn
 from skksivi._warnings import warn_caller
 from skksivi.base import BaseApproximator, Constraints, Integral, Interval, Real, StrOptions
 from skksivi.baselines._descent import Descending, set_gradient
-from skksivi.families._samplers import Fit, Gaussian, Tell
+from skksivi.coordinates._affine import Affine, AffineMap
+from skksivi.coordinates._composed import Coordinates, score_for_training
+from skksivi.families._samplers import Gaussian
 from skksivi.parameters import Init
-from skksivi.pilot._affine import Affine, AffineMap
 from skksivi.pilot._gaussian import batch_and_match, score_divergence
 from skksivi.pilot._newton import check_mode, laplace
-from skksivi.pilot._rules import check_start, find_whitening, pulled_back, starting_points
+from skksivi.pilot._rules import check_start, find_whitening, starting_points
 from skksivi.score._score import Score
+from skksivi.training._run import Fit, Run
 
 #: Decay of the average over iterations that is kept.
 EMA_DECAY = 0.99
@@ -111,7 +113,7 @@ class Laplace(FromMode):
         self.dtype = dtype
         self.random_state = random_state
 
-    def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
+    def _fit(self, score_fn: Score, run: Run) -> Fit:
         (start,) = starting_points(self.init, score_fn.n_features, score_fn.device)
         mode, converged = laplace(score_fn.double, start, self.max_iter)
         check_mode(score_fn.double, start, mode)
@@ -219,7 +221,7 @@ class Ascending(Descending, FromMode):
 
     def _ascend(self, score_fn: Score, start: Affine, gradient: BoundGradient, generator: torch.Generator) -> Fit:
         """Maximise the bound by `mean_field_gradient` or `full_rank_gradient`, from the start, in its units."""
-        score_u = pulled_back(score_fn, start, generator)
+        score_u = score_for_training(score_fn, Coordinates(start), generator)
         d, full_rank = score_fn.n_features, gradient is full_rank_gradient
         q = _Parameters(d, full_rank=full_rank, like=torch.empty(0, dtype=score_fn.dtype, device=score_fn.device))
 
@@ -324,7 +326,8 @@ class MeanFieldVI(Ascending):
         self.dtype = dtype
         self.random_state = random_state
 
-    def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
+    def _fit(self, score_fn: Score, run: Run) -> Fit:
+        generator = run.generator
         start = at_mode(score_fn, self.init, generator)
         independent = Affine(start.m, conditional_scales(start).diag())
         return self._ascend(score_fn, independent, mean_field_gradient, generator)
@@ -410,7 +413,8 @@ class FullRankVI(Ascending):
         self.dtype = dtype
         self.random_state = random_state
 
-    def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
+    def _fit(self, score_fn: Score, run: Run) -> Fit:
+        generator = run.generator
         start = at_mode(score_fn, self.init, generator)
         return self._ascend(score_fn, start, full_rank_gradient, generator)
 
@@ -482,7 +486,8 @@ class BatchAndMatch(FromMode):
         self.dtype = dtype
         self.random_state = random_state
 
-    def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
+    def _fit(self, score_fn: Score, run: Run) -> Fit:
+        generator = run.generator
         start = at_mode(score_fn, self.init, generator)
         matched = batch_and_match(score_fn.double, start, generator, self.max_iter)
         divergence = score_divergence(score_fn.double, matched, generator)

@@ -12,17 +12,19 @@ from torch import Tensor
 from skksivi.annealing import BRIDGES, bridge_levels
 from skksivi.base import Constraints, Integral, Interval, StrOptions
 from skksivi.baselines._critic import CRITIC, Critics
-from skksivi.estimators._trained import Job, Trained, langevin_scale
+from skksivi.coordinates._composed import score_for_training
+from skksivi.estimators._trained import Trained, langevin_scale
 from skksivi.families._hierarchy import Hierarchy, langevin_hierarchy
 from skksivi.families._layer import Drawn, DrawPullback
-from skksivi.families._samplers import Fit, Layers, Tell
+from skksivi.families._samplers import Layers
 from skksivi.mixing import NormalDraws
 from skksivi.parameters import Adam, Bridge, Init, Scale, Whiten, check_widths, checked_object
 from skksivi.pilot._points import PilotPoints
-from skksivi.pilot._rules import pulled_back
+from skksivi.pilot._rules import find_whitening
 from skksivi.pilot._whitening import Whitening
 from skksivi.score._score import DifferentiableScore, Score
 from skksivi.training._loop import Objective
+from skksivi.training._run import Fit, Run
 
 
 class HSIVISM(Trained):
@@ -175,23 +177,15 @@ class HSIVISM(Trained):
         check_widths(self.critic_hidden_layer_sizes, "critic_hidden_layer_sizes")
         bridge_levels(self._levels(), self.n_layers)
 
-    def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
+    def _fit(self, score_fn: Score, run: Run) -> Fit:
+        generator = run.generator
         score = score_fn.on_all_data()
-        whitening, pilot = self._find_whitening(score, generator)
+        whitening, pilot = find_whitening(self.whiten, score, generator, init=self.init)
         family = self._build(score, whitening, pilot, generator)
         family.through = not self.stop_gradient
-        objective = self._objective(pulled_back(score, whitening.map, generator), family, generator)
+        objective = self._objective(score_for_training(score, whitening, generator), family, generator)
         seed = generator.initial_seed()
-        return self._train(
-            Job(
-                objective,
-                family,
-                generator,
-                lambda family: Layers(family, whitening, score.double, seed),
-                tell,
-                score.tally,
-            )
-        )
+        return self._trained(objective, family, lambda family: Layers(family, whitening, score.double, seed), run)
 
     def _levels(self) -> str | Callable[[float], float]:
         """Return the levels of the bridge, whose layers have equal weights."""

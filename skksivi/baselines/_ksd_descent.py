@@ -14,11 +14,11 @@ from skksivi._warnings import warn_caller
 from skksivi.base import Constraints, Interval, Real, StrOptions
 from skksivi.baselines._descent import Descending, MovingPoints, not_finite, set_gradient
 from skksivi.baselines._points import WITH_KERNEL, Particled, find_start, radial_kernel
-from skksivi.estimators._trained import KEEPING
-from skksivi.families._samplers import Fit, Particles, Tell
+from skksivi.families._samplers import Particles
 from skksivi.kernels import Kernel, squared_distances
 from skksivi.parameters import Init, Whiten
 from skksivi.score._score import Score
+from skksivi.training._run import KEEPING, Fit, Run
 
 #: Largest relative fall of the discrepancy in the last tenth of the evaluations for L-BFGS to count as converged.
 CONVERGED = 0.01
@@ -201,10 +201,11 @@ class KSDDescent(Descending, Particled):
         super()._check_parameters(n_features)
         radial_kernel(self.kernel, self.bandwidth, smooth=True)
 
-    def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
+    def _fit(self, score_fn: Score, run: Run) -> Fit:
+        generator = run.generator
         kernel = radial_kernel(self.kernel, self.bandwidth, smooth=True)
         whitening, u = find_start(self.whiten, self.init, self.n_particles, score_fn, generator)
-        kernel, score_u, particles = kernel.frozen(u), whitening.map.pull_back(score_fn), MovingPoints(u)
+        kernel, score_u, particles = kernel.frozen(u), whitening.pull_back(score_fn), MovingPoints(u)
 
         def gradient_fn() -> Tensor:
             s, pull = score_u.with_pullback(particles.u)
@@ -217,7 +218,7 @@ class KSDDescent(Descending, Particled):
         else:
             losses, ended_by = self._descend(gradient_fn, particles, generator)
             n_iter = len(losses)
-        x = whitening.map.unwhiten(particles.u.double()).cpu().numpy()
+        x = whitening.push_forward(particles.u.double()).cpu().numpy()
         return Fit(Particles(x, whitening), {"loss_curve_": losses, "n_iter_": n_iter}, ended_by)
 
     def _lbfgs(self, gradient_fn: Callable[[], Tensor], u: Tensor) -> tuple[np.ndarray, int, BaseException | None]:

@@ -11,12 +11,13 @@ from torch import Tensor
 
 from skksivi._warnings import warn_caller
 from skksivi.base import Constraints, Interval, Real, StrOptions
-from skksivi.baselines._chains import RUNNING, ChainApproximator, in_x, run
+from skksivi.baselines._chains import RUNNING, ChainApproximator, pushed_forward, run_chains
 from skksivi.baselines._points import LogRatio, density_in_u, find_start, ratio_in_u
-from skksivi.families._samplers import Chains, Fit, Tell
+from skksivi.families._samplers import Chains
 from skksivi.parameters import Init, Whiten
 from skksivi.pilot._chains import clipped_drift
 from skksivi.score._score import Score, ScoreFunction
+from skksivi.training._run import Fit, Run
 
 #: Rate of acceptance below which a run should not be trusted.
 LOWEST = 0.1
@@ -197,9 +198,10 @@ class MALA(ChainApproximator):
         self.dtype = dtype
         self.random_state = random_state
 
-    def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
+    def _fit(self, score_fn: Score, run: Run) -> Fit:
+        generator = run.generator
         whitening, u = find_start(self.whiten, self.init, self.n_chains, score_fn, generator)
-        score_u = whitening.map.pull_back(score_fn)
+        score_u = whitening.pull_back(score_fn)
         log_ratio = ratio_in_u(density_in_u(score_fn, whitening, u), score_u)
         adapts = self.step_size == "auto"
         h = u.new_tensor(u.shape[1] ** (-1 / 3) if adapts else self.step_size)
@@ -213,11 +215,11 @@ class MALA(ChainApproximator):
                 h = adapted(h, alpha, t, self.target_acceptance)
             return state.u
 
-        chains, n_iter, ended_by = run(step, self.n_warmup, self.n_draws, self.thin)
+        chains, n_iter, ended_by = run_chains(step, self.n_warmup, self.n_draws, self.thin)
         curve = torch.stack(acceptance[:n_iter]).double().cpu().numpy()
         rate = float(curve[self.n_warmup :].mean())
         report = {"n_iter_": n_iter, "acceptance_curve_": curve, "acceptance_rate_": rate, "step_size_": h.item()}
-        return Fit(Chains(in_x(chains, whitening), whitening), report, ended_by)
+        return Fit(Chains(pushed_forward(chains, whitening), whitening), report, ended_by)
 
     def _conclude(self, fit: Fit, score_fn: Score, generator: torch.Generator) -> None:
         rate = self.acceptance_rate_

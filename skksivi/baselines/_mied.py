@@ -20,10 +20,11 @@ from skksivi.baselines._points import (
     initial_log_densities,
     ratio_in_u,
 )
-from skksivi.families._samplers import Fit, Particles, Tell
+from skksivi.families._samplers import Particles
 from skksivi.kernels import squared_distances
 from skksivi.parameters import Init, Whiten
 from skksivi.score._score import Score
+from skksivi.training._run import Fit, Run
 
 #: Maps squared distances D, a width epsilon and the dimension d to log phi and its derivative in D.
 Mollifier = Callable[[Tensor, float, int], tuple[Tensor, Tensor]]
@@ -213,9 +214,10 @@ class MIED(Descending, Particled):
         self.dtype = dtype
         self.random_state = random_state
 
-    def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
+    def _fit(self, score_fn: Score, run: Run) -> Fit:
+        generator = run.generator
         whitening, u = find_start(self.whiten, self.init, self.n_particles, score_fn, generator)
-        score_u, density = whitening.map.pull_back(score_fn), density_in_u(score_fn, whitening, u)
+        score_u, density = whitening.pull_back(score_fn), density_in_u(score_fn, whitening, u)
         log_ratio, mollifier = ratio_in_u(density, score_u), MOLLIFIERS[self.mollifier]
         log_p, s, particles = initial_log_densities(density, score_u, u), score_u(u), MovingPoints(u.clone())
 
@@ -229,5 +231,5 @@ class MIED(Descending, Particled):
             return energy
 
         losses, ended_by = self._descend(gradient_fn, particles, generator)
-        x = whitening.map.unwhiten(particles.u.double()).cpu().numpy()
+        x = whitening.push_forward(particles.u.double()).cpu().numpy()
         return Fit(Particles(x, whitening), {"loss_curve_": losses, "n_iter_": len(losses)}, ended_by)

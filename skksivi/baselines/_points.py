@@ -12,10 +12,10 @@ from torch import Tensor
 from skksivi._arrays import as_tensor
 from skksivi._warnings import warn_caller
 from skksivi.base import Constraints, Integral, Interval, Real, StrOptions
+from skksivi.coordinates._lines import lobatto, lobatto_nodes, log_ratio
 from skksivi.estimators._trained import Whitened
 from skksivi.kernels import Kernel, resolve_kernel
 from skksivi.parameters import Init, Whiten
-from skksivi.pilot._lines import lobatto, lobatto_nodes, log_ratio
 from skksivi.pilot._rules import find_whitening
 from skksivi.pilot._whitening import Whitening
 from skksivi.score._score import Score, ScoreFunction
@@ -86,8 +86,8 @@ def find_start(
     if init is None:
         u = torch.randn(n, d, generator=generator, dtype=torch.float64, device=score_fn.device)
     else:
-        u = whitening.map.whiten(as_tensor(init, dtype=torch.float64, device=score_fn.device))
-    finite = score_fn.double(whitening.map.unwhiten(u)).isfinite().all(1)
+        u = whitening.whiten(as_tensor(init, dtype=torch.float64, device=score_fn.device))
+    finite = score_fn.double(whitening.push_forward(u)).isfinite().all(1)
     if not finite.any():
         raise ValueError(
             f"`score_fn` is finite at none of the {len(u)} points at the start; set `init` to points where it is."
@@ -138,10 +138,10 @@ def density_in_u(score_fn: Score, whitening: Whitening, u: Tensor) -> Density | 
 
     @torch.no_grad()
     def at(u: Tensor) -> Tensor:
-        return log_prob(whitening.map.unwhiten(u.double()).to(score_fn.dtype)).to(u)
+        return log_prob(whitening.push_forward(u.double()).to(score_fn.dtype)).to(u)
 
     u = u[:N_COMPARED]
-    v, score_u = u + REACH, whitening.map.pull_back(score_fn)
+    v, score_u = u + REACH, whitening.pull_back(score_fn)
     integrals = step_integral(score_u, u, score_u(u), v, score_u(v))
     if ((at(v) - at(u) - integrals).abs().median() > TOLERANCE * integrals.abs().median()).item():
         warn_caller(

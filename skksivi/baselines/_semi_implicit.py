@@ -10,14 +10,16 @@ import torch
 from torch import Tensor
 
 from skksivi.base import Constraints, Integral, Interval, StrOptions
-from skksivi.estimators._trained import MAX_LATENT_DIM, Job, Trained, temperature
+from skksivi.coordinates._composed import score_for_training
+from skksivi.estimators._trained import MAX_LATENT_DIM, Trained, temperature
 from skksivi.families._layer import SemiImplicit, covariance_kept, diagonal_gaussian_log_prob, gaussian_layer
-from skksivi.families._samplers import Fit, Layer, Tell
+from skksivi.families._samplers import Layer
 from skksivi.mixing import Mixing, NormalDraws
 from skksivi.parameters import Annealing, Scale, checked_object
-from skksivi.pilot._rules import pulled_back
+from skksivi.pilot._rules import find_whitening
 from skksivi.score._score import DifferentiableScore, Score, Tempered
 from skksivi.training._loop import Objective, Scheduled
+from skksivi.training._run import Fit, Run
 
 
 class SemiImplicitVI(Trained):
@@ -32,8 +34,11 @@ class SemiImplicitVI(Trained):
     annealing: Annealing
     latent_dim: int | None
     linear_skip: bool
-    initial_scale: float
     family_: SemiImplicit
+
+    def _check_parameters(self, n_features: int) -> None:
+        super()._check_parameters(n_features)
+        temperature(self.annealing, torch.zeros(())).check()
 
     @abstractmethod
     def _objective(
@@ -41,15 +46,14 @@ class SemiImplicitVI(Trained):
     ) -> Objective:
         """Return what is minimised, for a score and the schedule of the inverse temperature that is in it."""
 
-    def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
-        whitening, _ = self._find_whitening(score_fn, generator)
+    def _fit(self, score_fn: Score, run: Run) -> Fit:
+        generator = run.generator
+        whitening, _ = find_whitening(self.whiten, score_fn, generator, init=self.init)
         family, seed = self._build(score_fn, generator), generator.initial_seed()
         tempers = temperature(self.annealing, next(family.parameters()))
-        score_u = Tempered(pulled_back(score_fn, whitening.map, generator), tempers.value)
+        score_u = Tempered(score_for_training(score_fn, whitening, generator), tempers.value)
         objective = self._objective(score_u, tempers, family, generator)
-        return self._train(
-            Job(objective, family, generator, lambda family: Layer(family, whitening, seed), tell, score_fn.tally)
-        )
+        return self._trained(objective, family, lambda family: Layer(family, whitening, seed), run)
 
     def _build(self, score_fn: Score, generator: torch.Generator) -> SemiImplicit:
         """Return a new family."""

@@ -11,13 +11,14 @@ from torch import Tensor
 
 from skksivi._numbers import is_number
 from skksivi.base import Constraints, Interval, Real
-from skksivi.baselines._chains import RUNNING, ChainApproximator, in_x, run
+from skksivi.baselines._chains import RUNNING, ChainApproximator, pushed_forward, run_chains
 from skksivi.baselines._points import find_start
-from skksivi.families._samplers import Chains, Fit, Tell
+from skksivi.coordinates._composed import score_for_training
+from skksivi.families._samplers import Chains
 from skksivi.parameters import Init, Whiten
 from skksivi.pilot._chains import clipped_drift
-from skksivi.pilot._rules import pulled_back
 from skksivi.score._score import Score
+from skksivi.training._run import Fit, Run
 
 
 def sgld_step(u: Tensor, s: Tensor, epsilon: float, generator: torch.Generator) -> Tensor:
@@ -164,10 +165,11 @@ class SGLD(ChainApproximator):
         super()._check_parameters(n_features)
         step_sizes(self.step_size)
 
-    def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
+    def _fit(self, score_fn: Score, run: Run) -> Fit:
+        generator = run.generator
         epsilon, longest = step_sizes(self.step_size), self.max_score
         whitening, u = find_start(self.whiten, self.init, self.n_chains, score_fn, generator)
-        score_u = pulled_back(score_fn, whitening.map, generator)
+        score_u = score_for_training(score_fn, whitening, generator)
 
         def step(t: int) -> Tensor:
             nonlocal u
@@ -175,11 +177,11 @@ class SGLD(ChainApproximator):
             u = sgld_step(u, s if longest is None else clipped_drift(s, longest), epsilon(t), generator)
             return u
 
-        chains, n_iter, ended_by = run(step, self.n_warmup, self.n_draws, self.thin)
+        chains, n_iter, ended_by = run_chains(step, self.n_warmup, self.n_draws, self.thin)
         if not chains.isfinite().all():
             raise ended_by or FloatingPointError(
                 "Chains have reached values that are not finite: `score_fn` may be undefined or have the wrong sign "
                 "somewhere. "
                 "Lower `step_size`, or set `whiten` or `init` so that they start near the target."
             )
-        return Fit(Chains(in_x(chains, whitening), whitening), {"n_iter_": n_iter}, ended_by)
+        return Fit(Chains(pushed_forward(chains, whitening), whitening), {"n_iter_": n_iter}, ended_by)

@@ -12,14 +12,16 @@ from torch import Tensor, nn
 from skksivi.base import Constraints, Integral, Interval
 from skksivi.baselines._critic import CRITIC, Critics
 from skksivi.baselines._descent import MovingPoints, set_gradient
-from skksivi.estimators._trained import Job, Trained
+from skksivi.coordinates._composed import score_for_training
+from skksivi.estimators._trained import Trained
 from skksivi.families._layer import Constant, MultilayerPerceptron, SemiImplicit
-from skksivi.families._samplers import Fit, Layer, Tell
+from skksivi.families._samplers import Layer
 from skksivi.mixing import AtomDraws
 from skksivi.parameters import Adam, Init, Scale, Whiten
-from skksivi.pilot._rules import pulled_back
+from skksivi.pilot._rules import find_whitening
 from skksivi.score._score import DifferentiableScore, Score
 from skksivi.training._loop import Objective
+from skksivi.training._run import Fit, Run
 
 
 class SIFG(Trained):
@@ -145,15 +147,14 @@ class SIFG(Trained):
         self.random_state = random_state
         self.verbose = verbose
 
-    def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
-        whitening, _ = self._find_whitening(score_fn, generator)
+    def _fit(self, score_fn: Score, run: Run) -> Fit:
+        generator = run.generator
+        whitening, _ = find_whitening(self.whiten, score_fn, generator, init=self.init)
         d, seed = score_fn.n_features, generator.initial_seed()
         like = torch.empty(self.n_particles, d, dtype=score_fn.dtype, device=score_fn.device)
         noisy = NoisyPoints(like.normal_(generator=generator), float(self.initial_scale), self._floor)
-        objective = self._objective(pulled_back(score_fn, whitening.map, generator), noisy, generator)
-        return self._train(
-            Job(objective, noisy, generator, lambda p: Layer(p.family(), whitening, seed), tell, score_fn.tally)
-        )
+        objective = self._objective(score_for_training(score_fn, whitening, generator), noisy, generator)
+        return self._trained(objective, noisy, lambda p: Layer(p.family(), whitening, seed), run)
 
     def _objective(self, score_u: DifferentiableScore, noisy: NoisyPoints, generator: torch.Generator) -> Objective:
         u, (n, d) = noisy.u, noisy.u.shape

@@ -11,11 +11,12 @@ from torch import Tensor
 from skksivi.base import Constraints
 from skksivi.baselines._descent import Descending, MovingPoints, set_gradient
 from skksivi.baselines._points import WITH_KERNEL, Particled, find_start, radial_kernel
-from skksivi.families._samplers import Fit, Particles, Tell
+from skksivi.coordinates._composed import score_for_training
+from skksivi.families._samplers import Particles
 from skksivi.kernels import Kernel, squared_distances
 from skksivi.parameters import Init, Whiten
-from skksivi.pilot._rules import pulled_back
 from skksivi.score._score import Score
+from skksivi.training._run import Fit, Run
 
 
 def svgd_direction(x: Tensor, s: Tensor, kernel: Kernel) -> Tensor:
@@ -157,10 +158,11 @@ class SVGD(Descending, Particled):
         super()._check_parameters(n_features)
         radial_kernel(self.kernel, self.bandwidth)
 
-    def _fit(self, score_fn: Score, generator: torch.Generator, tell: Tell | None) -> Fit:
+    def _fit(self, score_fn: Score, run: Run) -> Fit:
+        generator = run.generator
         kernel = radial_kernel(self.kernel, self.bandwidth)
         whitening, u = find_start(self.whiten, self.init, self.n_particles, score_fn, generator)
-        score_u, particles = pulled_back(score_fn, whitening.map, generator), MovingPoints(u)
+        score_u, particles = score_for_training(score_fn, whitening, generator), MovingPoints(u)
 
         def gradient_fn() -> Tensor:
             phi = svgd_direction(particles.u, score_u.with_pullback(particles.u)[0], kernel)
@@ -168,5 +170,5 @@ class SVGD(Descending, Particled):
             return phi.square().sum(1).mean().sqrt()
 
         norms, ended_by = self._descend(gradient_fn, particles, generator)
-        x = whitening.map.unwhiten(particles.u.double()).cpu().numpy()
+        x = whitening.push_forward(particles.u.double()).cpu().numpy()
         return Fit(Particles(x, whitening), {"norm_curve_": norms, "n_iter_": len(norms)}, ended_by)

@@ -14,7 +14,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from skksivi._arrays import RandomState, as_array, make_seed, resolve_device
 from skksivi._numbers import check_integer
-from skksivi.base import BaseApproximator, ordinary_mode
+from skksivi.base import BaseApproximator
 from skksivi.diagnostics._checks import (
     check_divergence,
     check_ksd,
@@ -33,6 +33,7 @@ from skksivi.families._samplers import Chains, Particles, Sampler
 from skksivi.score._score import ScoreFunction
 from skksivi.score._target import compared_score
 from skksivi.targets._base import Target
+from skksivi.training._run import ordinary_mode
 
 
 def diagnose(

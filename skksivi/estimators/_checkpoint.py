@@ -14,17 +14,17 @@ from sklearn.base import BaseEstimator
 
 from skksivi._codec import Kinds, by_parameters, pack, read, unpack, write
 from skksivi._warnings import warn_caller
+from skksivi.coordinates._affine import Affine, Identity, LowRank
+from skksivi.coordinates._marginals import Marginals, Quantiles
+from skksivi.coordinates._warp import Level, Warp
 from skksivi.estimators._identity import identity, of_score_near
-from skksivi.estimators._start import Start
+from skksivi.estimators._start import Past, Start
 from skksivi.families._hierarchy import Hierarchy
 from skksivi.families._layer import Constant, LinearSkip, MultilayerPerceptron, Residual, SemiImplicit
 from skksivi.mixing import AtomDraws, Bootstrap, GaussianMixtureDraws, NormalDraws, StudentTDraws
 from skksivi.parameters import Checkpoint, checked_object
-from skksivi.pilot._affine import Affine, Identity, LowRank
-from skksivi.pilot._marginals import Marginals, Quantiles
-from skksivi.pilot._warp import Level, Warp
 from skksivi.pilot._whitening import Whitening
-from skksivi.score._score import Score
+from skksivi.score._score import DifferentiableScore, Score
 from skksivi.stein._path import Memory
 from skksivi.training._guard import MomentPenalty, Moments, Watch
 from skksivi.training._loop import Hook, Progress, State
@@ -36,7 +36,7 @@ PARTS: Kinds = {
         *(Affine, Identity, LowRank, Quantiles, Marginals, Level, Warp, Whitening),
         *(NormalDraws, StudentTDraws, GaussianMixtureDraws, Bootstrap, AtomDraws),
         *(Constant, MultilayerPerceptron, LinearSkip, Residual, SemiImplicit, Hierarchy),
-        *(Moments, MomentPenalty, Memory, Start),
+        *(Moments, MomentPenalty, Memory, Past, Start),
     )
 }
 
@@ -58,11 +58,20 @@ class NoCheckpoint:
     start: Start[Any] | None = None
     state: State | None = None
 
-    def hooks(self, start: Start[Any], watch: Watch | None) -> list[Hook]:
+    def resume(self, score_u: DifferentiableScore, watches: list[Watch]) -> None:
+        """Set minibatches and comparisons of states to those of the interrupted training."""
+        n_done = 0 if self.state is None else len(self.state["losses"])
+        if score_u.rewind is not None:
+            score_u.rewind(2 * n_done)  # one for each half of the draws
+        if self.state is not None:
+            for watch in watches:
+                watch.resume(self.state)
+
+    def hooks(self, start: Start[Any], watches: list[Watch]) -> list[Hook]:
         """Return the hooks that save a training."""
         return []
 
-    def finish(self, *, remove: bool) -> None:
+    def finish(self, remove: bool) -> None:
         """Remove the file of a completed fit, and warn if it could not be written or removed."""
 
 
@@ -109,7 +118,7 @@ class SavedFit(NoCheckpoint):
         except (OSError, MemoryError) as error:
             error.add_note(f"This happened while {self.named} was read, which may be whole: keep it.")
             raise
-        near = of_score_near(start.whitening.seen(score), start.whitening)
+        near = of_score_near(score, start.whitening)
         if fit != self.fit or near != start.answers:
             raise ValueError(
                 f"{self.named} is of another fit: settings or score differ. Set them back, remove the file or name "
@@ -118,9 +127,9 @@ class SavedFit(NoCheckpoint):
         start.family.requires_grad_()
         self.start, self.is_ours = start, self.writes
 
-    def hooks(self, start: Start[Any], watch: Watch | None) -> list[Hook]:
+    def hooks(self, start: Start[Any], watches: list[Watch]) -> list[Hook]:
         """Return the hook that writes the file."""
-        return [Saving(self, start, watch)] if self.writes else []
+        return [Saving(self, start, watches)] if self.writes else []
 
     def save(self, start: Start[Any], state: State) -> None:
         """Write the file or, where the disk does not let it, say so when the fit ends."""
@@ -133,7 +142,7 @@ class SavedFit(NoCheckpoint):
                 "learned since; make room, or name a file elsewhere."
             )
 
-    def finish(self, *, remove: bool) -> None:
+    def finish(self, remove: bool) -> None:
         """Remove the file of a completed fit, and warn if it could not be written or removed."""
         if remove and self.is_ours:
             try:
@@ -149,12 +158,12 @@ class Saving:
 
     at_end = False
 
-    def __init__(self, saved: SavedFit, start: Start[Any], watch: Watch | None) -> None:
-        self.saved, self.start, self.watch, self.every = saved, start, watch, saved.every
+    def __init__(self, saved: SavedFit, start: Start[Any], watches: list[Watch]) -> None:
+        self.saved, self.start, self.watches, self.every = saved, start, watches, saved.every
 
     def __call__(self, progress: Progress) -> bool:
         """Write the file."""
-        watched = UNWATCHED if self.watch is None else self.watch.state()
+        watched = next((watch.state() for watch in self.watches), UNWATCHED)
         self.saved.save(self.start, {**progress.state(), **watched})
         return False
 

@@ -16,7 +16,8 @@ from skksivi._numbers import check_integer
 from skksivi.annealing import bridge_levels
 from skksivi.base import Constraints, HasMethods, Integral, Interval, Real, StrOptions
 from skksivi.estimators._ksd import SteinTrained
-from skksivi.estimators._start import Start
+from skksivi.estimators._objective import objective_of
+from skksivi.estimators._start import Start, check_points, weight_of_pilot
 from skksivi.estimators._trained import langevin_scale
 from skksivi.families._hierarchy import Hierarchy, langevin_hierarchy
 from skksivi.families._samplers import Layers
@@ -26,7 +27,7 @@ from skksivi.parameters import BRIDGES, Adam, Bridge, Checkpoint, Init, Plateau,
 from skksivi.pilot._points import PilotPoints
 from skksivi.pilot._rules import MAX_POINTS
 from skksivi.pilot._whitening import Whitening
-from skksivi.score._score import DifferentiableScore, Score
+from skksivi.score._score import DifferentiableScore, Score, WithoutProducts
 from skksivi.training._guard import MomentPenalty, Moments, moments
 from skksivi.training._loop import Objective
 
@@ -195,8 +196,6 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
     ((4, 2), (4, 2))
     """
 
-    _sees_minibatches: ClassVar[bool] = False
-
     _parameter_constraints: ClassVar[Constraints] = {
         "n_layers": [StrOptions({"auto"}), Interval(Integral, 1, None, closed="left")],
         "bridge": [StrOptions(set(BRIDGES)), callable, Bridge],
@@ -261,7 +260,7 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
         self.bandwidth = bandwidth
         self.gradient_estimator = gradient_estimator
         self.hidden_layer_sizes = hidden_layer_sizes  # type: ignore[assignment]
-        self.initial_scale = initial_scale
+        self.initial_scale = initial_scale  # type: ignore[assignment]
         self.scale = scale
         self.whiten = whiten
         self.init = init
@@ -311,13 +310,13 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
 
     def _check_parameters(self, n_features: int) -> None:
         super()._check_parameters(n_features)
-        self._check_mixing(n_features, n_features)
+        check_points(self.mixing, self.whiten, n_features, n_features)
         levels = checked_object(Bridge, self.bridge).levels
         if not (isinstance(levels, str) and levels == "auto"):
             bridge_levels(levels, self.n_layers)
         self._layer_weights(self.n_layers)
 
-    def _checked_score(self, score_fn: Score) -> Score:
+    def _target_of_training(self, score_fn: Score) -> Score:
         return score_fn.on_all_data()
 
     def _sampler_of(self, score: Score, start: Start[Hierarchy]) -> Callable[[Hierarchy], Layers]:
@@ -333,7 +332,10 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
         family.through = not checked_object(Bridge, self.bridge).stop_gradient
         terms = [] if start.penalty is None else [start.penalty]
         weights = self._layer_weights(family.n_layers)
-        return self._discrepancy(score_u, family, start.memory, generator, terms=terms, weights=weights)
+        if start.memory is not None and not family.through:
+            score_u = WithoutProducts(score_u)
+        estimate = self._estimate(score_u, family.n_features, start.memory)
+        return objective_of(estimate, score_u, family, generator, terms=terms, weights=weights)
 
     def _layer_weights(self, T: int) -> list[float]:
         """Return the beta(t) of T layers, checked."""
@@ -349,27 +351,27 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
             )
         return [float(b) for b in weights]
 
-    def _build(
-        self, score_fn: Score, whitening: Whitening, pilot: PilotPoints | None, generator: torch.Generator
+    def _family(
+        self, score_y: Score, whitening: Whitening, pilot: PilotPoints | None, generator: torch.Generator
     ) -> tuple[Hierarchy, MomentPenalty | None]:
         """Return new layers and, if all of them must stay at the target, the penalty that ties them to the pilot."""
-        d, penalty = score_fn.n_features, None
+        d, penalty = score_y.n_features, None
         at_target = pilot is not None and self._takes_points()
         own = self.initial_scale
         initial_scale = own if not isinstance(own, str) else 0.5 if at_target else 1.0
-        sigma = langevin_scale(initial_scale, self._floor, score_fn, whitening, pilot)
-        mixing = build_mixing(self.mixing, d).to(score_fn.device)
+        sigma = langevin_scale(initial_scale, self._floor, score_y, whitening, pilot)
+        mixing = build_mixing(self.mixing, d).to(score_y.device)
         bridge = checked_object(Bridge, self.bridge).levels
         if isinstance(bridge, str) and bridge == "auto":
             bridge = "none" if at_target else "linear"
         levels = bridge_levels(bridge, self.n_layers)
         if pilot is not None and at_target:
-            points = pilot.whitened(whitening.map, score_fn.dtype)
+            points = pilot.whitened(whitening.map, score_y.dtype)
             if pilot.dense:
-                mixing = pilot.mixture_in(whitening.map, generator).draws(score_fn.dtype)
+                mixing = pilot.mixture_in(whitening.map, generator).draws(score_y.dtype)
             else:
                 mixing = Bootstrap(points.thinned(MAX_POINTS // d).x)
-            weight = self._pilot_weight(pilot)
+            weight = weight_of_pilot(self.whiten, pilot)
             if weight and min(levels) == 1:
                 target = (a.expand(self.n_layers, *a.shape) for a in moments(points.x))
                 penalty = MomentPenalty(Moments(*target), weight)

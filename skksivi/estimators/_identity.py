@@ -136,8 +136,8 @@ def _known(s: Tensor, score: Score) -> Tensor:
 
 def of_score_near(score: Score, whitening: Whitening) -> str:
     """Return a checksum of the score's values at the fit."""
-    u = _standard_normal(len(SCALES) * N_OF_SCALE, score.n_features).to(whitening.map.m)
-    x = whitening.map.unwhiten(u)
+    score, u = whitening.straighten(score), _standard_normal(len(SCALES) * N_OF_SCALE, score.n_features)
+    x = whitening.map.unwhiten(u.to(whitening.map.m))
     modes = torch.from_numpy(np.array(whitening.modes[:N_NEAR])).to(x)
     return checksum(_known(score.double(torch.cat([x, modes.reshape(-1, x.shape[1])])), score))
 

@@ -14,7 +14,8 @@ from torch import Tensor
 from skksivi._warnings import warn_caller
 from skksivi.base import Constraints, HasMethods, Integral, Interval, StrOptions
 from skksivi.estimators._ksd import SteinTrained
-from skksivi.estimators._start import Start
+from skksivi.estimators._objective import objective_of
+from skksivi.estimators._start import Start, check_points, weight_of_pilot
 from skksivi.estimators._trained import MAX_LATENT_DIM, temperature
 from skksivi.families._layer import SemiImplicit, covariance_kept, gaussian_layer
 from skksivi.families._samplers import Layer
@@ -25,7 +26,7 @@ from skksivi.pilot._points import PilotPoints
 from skksivi.pilot._rules import MAX_POINTS
 from skksivi.pilot._whitening import Whitening
 from skksivi.score._improper import tail_exponent
-from skksivi.score._score import DifferentiableScore, Score, Tempered
+from skksivi.score._score import DifferentiableScore, Score, Tempered, WithoutProducts
 from skksivi.terms import Term, Weighed
 from skksivi.training._guard import MomentPenalty, Steering, moments
 from skksivi.training._loop import Objective, Scheduled
@@ -243,7 +244,7 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         "terms": (),
     }
 
-    initial_scale: float
+    annealing: Annealing
     terms: Sequence[Term]
     family_: SemiImplicit
 
@@ -303,13 +304,15 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
     def _check_parameters(self, n_features: int) -> None:
         super()._check_parameters(n_features)
         needed = "" if self._takes_points() else "latent_dim=None, a Network with linear_skip=True and "
-        self._check_mixing(self.latent_dim or min(n_features, MAX_LATENT_DIM), n_features, needed)
+        check_points(self.mixing, self.whiten, self.latent_dim or min(n_features, MAX_LATENT_DIM), n_features, needed)
+        if self.annealing is not None:
+            temperature(self.annealing, torch.zeros(())).check()
         for term in self.terms:
             if not (isinstance(term, Term) and hasattr(term, "weight")):
                 raise TypeError(f"`terms` must hold objects of skksivi.terms, each with a `weight`, got {term!r}.")
             _weight_of(term, torch.zeros(())).check()
 
-    def _checked_score(self, score_fn: Score) -> Score:
+    def _target_of_training(self, score_fn: Score) -> Score:
         self._check_terms(score_fn)
         if self.annealing is not None:
             warn_of_improper(self.annealing, score_fn)
@@ -332,7 +335,8 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         like = next(family.parameters())
         terms: list[Steering] = [] if start.penalty is None else [start.penalty]
         schedules = []
-        tempered, tempers = score_u, None
+        tempered: DifferentiableScore = score_u
+        tempers = None
         if self.annealing is not None:
             tempers = temperature(self.annealing, like)
             tempered = Tempered(score_u, tempers.value)
@@ -341,43 +345,46 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
             weight = _weight_of(term, like)
             terms.append(Weighed(term, weight, score_u, generator, None if tempers is None else tempers.value))
             schedules.append(weight)
-        return self._discrepancy(tempered, family, start.memory, generator, terms=terms, schedules=schedules)
+        if start.memory is not None:
+            tempered = WithoutProducts(tempered)
+        estimate = self._estimate(tempered, family.n_features, start.memory)
+        return objective_of(estimate, tempered, family, generator, terms=terms, schedules=schedules)
 
-    def _build(
-        self, score_fn: Score, whitening: Whitening, pilot: PilotPoints | None, generator: torch.Generator
+    def _family(
+        self, score_y: Score, whitening: Whitening, pilot: PilotPoints | None, generator: torch.Generator
     ) -> tuple[SemiImplicit, MomentPenalty | None]:
         """Return a new family and the penalty that ties it to the pilot."""
-        d = score_fn.n_features
-        sigma = torch.full((d,), float(self.initial_scale), dtype=score_fn.dtype, device=score_fn.device)
+        d = score_y.n_features
+        sigma = torch.full((d,), float(self.initial_scale), dtype=score_y.dtype, device=score_y.device)
         if pilot is not None and self._takes_points():
-            return self._build_at(pilot, whitening, score_fn, generator)
-        mixing = build_mixing(self.mixing, self.latent_dim or min(d, MAX_LATENT_DIM)).to(score_fn.device)
+            return self._family_at(pilot, whitening, score_y, generator)
+        mixing = build_mixing(self.mixing, self.latent_dim or min(d, MAX_LATENT_DIM)).to(score_y.device)
         skips = self._network.linear_skip
         if skips and self.whiten is not None:  # directions that z does not reach also start at N(0, 1)
             sigma[mixing.latent_dim :] = 1.0
         skip = covariance_kept(sigma, mixing.latent_dim) if skips else None
         return self._layer(sigma, mixing, generator, skip=skip), None
 
-    def _build_at(
-        self, pilot: PilotPoints, whitening: Whitening, score_fn: Score, generator: torch.Generator
+    def _family_at(
+        self, pilot: PilotPoints, whitening: Whitening, score_y: Score, generator: torch.Generator
     ) -> tuple[SemiImplicit, MomentPenalty | None]:
         """Return a new family that starts at the points of a pilot, and the penalty that ties it to them.
 
         With mass between the points it starts as a Gaussian mixture: z has the part of the covariances that sigma has
         not.
         """
-        points, least = pilot.whitened(whitening.map, score_fn.dtype), 2 * self._floor
+        points, least = pilot.whitened(whitening.map, score_y.dtype), 2 * self._floor
         if pilot.dense:
             mixture = pilot.mixture_in(whitening.map, generator)
             sigma = (self.initial_scale * mixture.common_variances().sqrt()).clamp_min(least).to(points.x)
-            mixing: Mixing = mixture.draws(score_fn.dtype, noise=sigma.square())
+            mixing: Mixing = mixture.draws(score_y.dtype, noise=sigma.square())
             family = self._layer(sigma, mixing, generator, skip=torch.eye(len(sigma)))
         else:
-            unit = pilot.conditional_sd(score_fn.double, whitening.map)
+            unit = pilot.conditional_sd(score_y.double, whitening.map)
             sigma = (self.initial_scale * unit).clamp_min(least).to(points.x)
             mixing = Bootstrap(points.thinned(MAX_POINTS // points.x.shape[1]).x)
             family = self._layer(sigma, mixing, generator, residual=True)
-        weight = self._pilot_weight(pilot)
+        weight = weight_of_pilot(self.whiten, pilot)
         return family, MomentPenalty(moments(points.x), weight) if weight else None
 
     def _layer(
@@ -403,6 +410,10 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
     def _warps(self, score_fn: Score) -> bool:
         """Tell whether a new fit may be in warped coordinates: from points of chains, if no parameter forbids it."""
         return self._takes_points() and self._is_plain and score_fn.minibatch is None
+
+    @property
+    def _is_plain(self) -> bool:
+        return self.annealing is None and not self.terms
 
     def _takes_points(self) -> bool:
         return super()._takes_points() and self.latent_dim is None and self._network.linear_skip

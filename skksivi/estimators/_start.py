@@ -1,25 +1,77 @@
-"""The start of a training."""
+"""Where a training starts: at points of a pilot, in coordinates of the target, or at the last fit."""
 
 from __future__ import annotations
 
-from typing import Generic, NamedTuple
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Generic, NamedTuple
 
 import numpy as np
 import torch
 
+from skksivi.coordinates._affine import Affine
+from skksivi.estimators._identity import of_score_near
 from skksivi.estimators._trained import F
-from skksivi.pilot._affine import Affine
-from skksivi.pilot._whitening import Whitening
+from skksivi.families._samplers import Sampler
+from skksivi.mixing import MixingLike, check_mixing
+from skksivi.parameters import Init, Whiten, pilot_of
+from skksivi.pilot._gaussian import matched
+from skksivi.pilot._modes import find_modes
+from skksivi.pilot._others import all_modes
+from skksivi.pilot._points import PilotPoints
+from skksivi.pilot._rules import MAX_FEATURES, find_whitening
+from skksivi.pilot._whitening import MATCHED, Whitening
+from skksivi.score._errors import DIVERGED, BudgetError
+from skksivi.score._score import Score
 from skksivi.stein._path import Memory
 from skksivi.training._guard import MomentPenalty
+from skksivi.training._run import Fit
+
+#: How often a Gaussian is fitted again, starting from the last one, unless that is good enough.
+N_MATCHED = 3
 
 #: How far coordinates are moved to the target at most: in standard deviations, and the factor of scale.
 MAX_SHIFT, MAX_RATIO = 5.0, 100.0
 
+#: Score evaluations reserved from the budget for the last steps: the scale of the family and a certificate.
+N_RESERVED = 350
+
+
+class Past(NamedTuple):
+    """The training that a warm start continues.
+
+    Attributes
+    ----------
+    losses : ndarray of shape (n_iter,)
+    looks : ndarray of shape (n_looks, 2)
+    made_by : str or None
+        What made its draws; None if there was no training.
+    same_target : bool
+        Whether its score had the same values.
+    """
+
+    losses: np.ndarray = np.empty(0)
+    looks: np.ndarray = np.empty((0, 2))
+    made_by: str | None = None
+    same_target: bool = False
+
+    def report(self) -> dict[str, object]:
+        """Return the learned attributes of a fit without further training."""
+        n = len(self.losses)
+        return {
+            "loss_curve_": self.losses,
+            "ksd_curve_": self.looks,
+            "engine_": "eager",
+            "n_iter_": n,
+            "best_iter_": n,
+            "certificate_": None,
+        }
+
 
 class Start(NamedTuple, Generic[F]):
     """The start of a training: coordinates, a family in them, the penalty that ties it to a pilot, the seed of its
-    noise, a checksum of the score's values there, and the draws that it keeps.
+    noise, a checksum of the score's values there, the draws that it keeps, and the training before it.
     """
 
     whitening: Whitening
@@ -28,22 +80,88 @@ class Start(NamedTuple, Generic[F]):
     seed: int
     answers: str
     memory: Memory | None = None
+    past: Past = Past()
+
+    @classmethod
+    def from_fit(cls, est: Any, score: Score, seed: int) -> Start[F]:  # noqa: ANN401
+        """Return the start at the last fit of an estimator."""
+        family = copy.deepcopy(est.family_).to(score.device, score.dtype).requires_grad_()
+        family.mixing = copy.deepcopy(est.family_.mixing).to(score.device)  # a deep copy keeps its precision
+        whitening = est.whitening_.to(score.device)
+        answers = of_score_near(score, whitening)
+        past = Past(est.loss_curve_, est.ksd_curve_, est.fitted_by_, answers == est.score_checksum_)
+        return cls(whitening, family, None, seed, answers, past=past)
+
+    @property
+    def continues(self) -> bool:
+        """Whether there was a training before."""
+        return self.past.made_by is not None
+
+    @property
+    def made_by(self) -> str:
+        """What made the draws of the start."""
+        return self.past.made_by or self.whitening.found_by
+
+    def fit(self, sampler_of: Callable[[F], Sampler]) -> Fit:
+        """Return the fit that draws from the start."""
+        sampler = sampler_of(copy.deepcopy(self.family).requires_grad_(False))
+        return Fit(sampler, {"score_checksum_": self.answers, **self.past.report(), "fitted_by_": self.made_by})
 
 
-def untrained() -> dict[str, object]:
-    """Return the report on a fit that draws from its start."""
-    return {
-        "loss_curve_": np.empty(0),
-        "ksd_curve_": np.empty((0, 2)),
-        "engine_": "eager",
-        "n_iter_": 0,
-        "best_iter_": 0,
-        "certificate_": None,
-    }
+def find_coordinates(
+    whiten: Whiten, init: Init, score: Score, generator: torch.Generator, *, warps: bool, moves: bool
+) -> tuple[Whitening, PilotPoints | None]:
+    """Return coordinates, and the points of a pilot; without a pilot they are first moved to the target if `moves`.
+
+    A network learns best in units of the target. With several modes a Gaussian would lose some.
+    """
+    with score.tally.reserving(N_RESERVED):
+        whitening, pilot = find_whitening(whiten, score, generator, init=init, warps=warps)
+        if pilot is not None or not (isinstance(whitening.map, Affine) and moves):
+            return whitening, pilot
+        before = score.tally.total
+        try:
+            map_ = _brought_to_target(whitening.map, score.double, generator)
+        except (*DIVERGED, BudgetError):
+            return whitening, pilot
+        n_calls = whitening.n_score_calls + score.tally.total - before
+        found_by = whitening.found_by if map_ is whitening.map else MATCHED
+        return replace(whitening, map=map_, n_score_calls=n_calls, found_by=found_by), pilot
 
 
-def is_close(found: Affine, start: Affine) -> bool:
+def _brought_to_target(map_: Affine, score: Score, generator: torch.Generator) -> Affine:
+    """Return the Gaussian that is fitted from a map to a target of one mode; the map itself where that fails."""
+    modes = find_modes(score, map_.m[None], generator).maps
+    if len(modes) > 1 or len(all_modes(score, map_.m, modes[0], generator).maps) > 1:
+        return map_
+    last, found = None, map_
+    for _ in range(N_MATCHED):
+        if found is last:  # it is good enough, or improves no more
+            break
+        last, found = found, matched(score, found, generator)
+    return found if _is_close(found, map_) else map_
+
+
+def _is_close(found: Affine, start: Affine) -> bool:
     """Tell whether one Gaussian is as near to another as a start should be to its target."""
     shift = start.whiten(found.m[None])
     scales = torch.linalg.svdvals(torch.linalg.solve_triangular(start.L, found.L, upper=False))
     return bool(shift.square().mean() < MAX_SHIFT**2 and scales.max() < MAX_RATIO and scales.min() > 1 / MAX_RATIO)
+
+
+def check_points(mixing: MixingLike, whiten: Whiten, latent_dim: int, n_features: int, needed: str = "") -> None:
+    """Raise unless z can be drawn; a pilot, if there is one, provides points, and nothing else is `needed`."""
+    check_mixing(mixing, latent_dim)
+    chains = pilot_of(whiten)
+    has_pilot = chains is not None and (chains.rule == "diagonal" or n_features <= MAX_FEATURES)
+    if isinstance(mixing, str) and mixing == "pilot" and (needed or not has_pilot):
+        raise ValueError(
+            f"`mixing` is 'pilot', which needs {needed}whiten='diagonal' or, up to {MAX_FEATURES} features, "
+            "'auto'; change it, or set mixing='normal'."
+        )
+
+
+def weight_of_pilot(whiten: Whiten, pilot: PilotPoints) -> float:
+    """Return the weight of the penalty that ties a fit to its pilot, zero for none."""
+    chains = pilot_of(whiten)
+    return chains.weight if chains is not None and pilot.converged else 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar, Generic, NamedTuple, TypeVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -17,20 +17,20 @@ from skksivi._warnings import warn_caller
 from skksivi._weights import Certificate
 from skksivi.annealing import Linear
 from skksivi.base import BaseApproximator, Constraints, Integral, Interval, Real, StrOptions
-from skksivi.families._samplers import Fit, Sampler, Tell
+from skksivi.coordinates._affine import Identity
+from skksivi.families._samplers import Sampler
 from skksivi.parameters import Adam, Annealing, Init, Network, Pilot, Scale, Whiten, checked_object, pilot_of
-from skksivi.pilot._affine import Identity
 from skksivi.pilot._chains import CHAINS
 from skksivi.pilot._expansion import expanded
 from skksivi.pilot._points import MANY_FEATURES, PilotPoints
-from skksivi.pilot._rules import MAX_POINTS, RULES, check_start, find_whitening, points_near_target
+from skksivi.pilot._rules import MAX_POINTS, RULES, check_start, points_near_target
 from skksivi.pilot._short import N_EXPECTED
 from skksivi.pilot._whitening import Whitening
 from skksivi.score._score import Score
-from skksivi.score._tally import SpentError, Tally
 from skksivi.stein._discrepancy import stein_shift, stein_variances
 from skksivi.training._hooks import TRAINING, Report
-from skksivi.training._loop import CHECK_EVERY, Hook, Objective, Run, Scheduled, State, minimise
+from skksivi.training._loop import CHECK_EVERY, Hook, Minimised, Objective, Scheduled, State, minimise
+from skksivi.training._run import Fit, Run
 
 #: Number of draws at which the score of a finished fit is checked.
 N_EXPLAINED, N_JUDGED = 4000, 1000
@@ -48,24 +48,10 @@ FAILED_DIVERGENCE, N_SE, N_SE_UNTRUSTED = 0.05, 4, 2
 #: Largest Pareto shape of the importance ratios that is light-tailed for a few hundred draws.
 LIGHT = 0.6
 
-#: Errors that may end a training and leave the estimator fitted, in the state that was reached.
-KEEPING = (KeyboardInterrupt, FloatingPointError, SpentError, ConnectionError, TimeoutError)
-
 #: Largest latent dimension chosen by default.
 MAX_LATENT_DIM = 100
 
 F = TypeVar("F", bound=nn.Module)
-
-
-class Job(NamedTuple, Generic[F]):
-    """A training: the objective, the family, the sampler of a state, the callbacks, and the count of score calls."""
-
-    objective: Objective
-    family: F
-    generator: torch.Generator
-    sampler_of: Callable[[F], Sampler]
-    tell: Tell | None
-    tally: Tally
 
 
 class Whitened(BaseApproximator):
@@ -110,6 +96,7 @@ class Trained(Whitened):
     }
 
     hidden_layer_sizes: Sequence[int]
+    initial_scale: float
     scale: str | Scale
     batch_size: int
     max_iter: int
@@ -161,60 +148,48 @@ class Trained(Whitened):
     def _check_parameters(self, n_features: int) -> None:
         super()._check_parameters(n_features)
         _ = self._network
-        if getattr(self, "annealing", None) is not None:
-            temperature(self.annealing, torch.zeros(())).check()
-        scale = checked_object(Scale, self.scale)
-        start = getattr(self, "initial_scale", None)
+        scale, start = checked_object(Scale, self.scale), self.initial_scale
         if isinstance(start, Real) and float(start) <= scale.floor:
             raise ValueError(f"`initial_scale` must exceed the floor of `scale`, got {start!r} and {scale.floor!r}.")
         if scale.form not in self._forms_of_scale:
             raise ValueError(f"`scale` of {type(self).__name__} cannot be a network; use 'constant'.")
 
-    def _find_whitening(
-        self, score_fn: Score, generator: torch.Generator, init: Init = None
-    ) -> tuple[Whitening, PilotPoints | None]:
-        """Return the coordinates of the training, and the pilot if the rule makes one."""
-        init = self.init if init is None else init
-        return find_whitening(self.whiten, score_fn, generator, init=init, warps=self._warps(score_fn))
-
-    def _warps(self, score_fn: Score) -> bool:
-        """Tell whether the coordinates of the training may be warped."""
-        return False
-
     def _minimise(
         self,
-        job: Job[F],
+        objective: Objective,
+        family: F,
+        sampler_of: Callable[[F], Sampler],
+        run: Run,
         *,
         before: Sequence[Hook] = (),
         after: Sequence[Hook] = (),
-        keeping: type[BaseException] | tuple[type[BaseException], ...] = KEEPING,
         resume: State | None = None,
-    ) -> Run:
-        """Train the family, with hooks before and after the report; raise an error that leaves nothing to keep."""
-        tell = job.tell
-        job.tally.begin(TRAINING)
-        show = None if tell is None else lambda family: tell(Fit(job.sampler_of(family), {}))
-        report = [Report(self.max_iter, self.verbose, show)] if show or self.verbose else []
-        run = minimise(
-            job.objective,
-            job.family,
+    ) -> Minimised:
+        """Train a family, with hooks before and after the report; raise an error that leaves nothing to keep."""
+        run.tally.begin(TRAINING)
+        show = run.show
+        shown = None if show is None else lambda module: show(Fit(sampler_of(module), {}))
+        report = [Report(self.max_iter, self.verbose, shown)] if shown or self.verbose else []
+        found = minimise(
+            objective,
+            family,
             self._steps,
-            job.generator,
+            run.generator,
             learning_rate=self.learning_rate,
             max_iter=self.max_iter,
             hooks=[*before, *report, *after],
             resume=resume,
         )
-        if not (run.ended_by is None or isinstance(run.ended_by, keeping)):
-            raise run.ended_by
-        job.family.requires_grad_(False)
-        return run
+        if not (found.ended_by is None or isinstance(found.ended_by, run.keeping)):
+            raise found.ended_by
+        family.requires_grad_(False)
+        return found
 
-    def _train(self, job: Job[F]) -> Fit:
-        """Minimise from here to the end; return the result."""
-        run = self._minimise(job)
-        report = {"loss_curve_": run.losses.astype(np.float64), "n_iter_": len(run.losses)}
-        return Fit(job.sampler_of(job.family), report, run.ended_by)
+    def _trained(self, objective: Objective, family: F, sampler_of: Callable[[F], Sampler], run: Run) -> Fit:
+        """Return the fit at the end of a training."""
+        found = self._minimise(objective, family, sampler_of, run)
+        report = {"loss_curve_": found.losses.astype(np.float64), "n_iter_": len(found.losses)}
+        return Fit(sampler_of(family), report, found.ended_by)
 
     def _conclude(self, fit: Fit, score_fn: Score, generator: torch.Generator) -> None:
         """Explain the numbers that have ended a training, or warn of what is wrong with a fit that is complete.

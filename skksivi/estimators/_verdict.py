@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Generic, NamedTuple, cast
+from typing import Any, Generic, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -13,17 +13,23 @@ from torch import Tensor, nn
 
 from skksivi._control_variates import controlled, stein_features
 from skksivi._weights import Certificate, cheap_certificate
+from skksivi.coordinates._affine import AffineMap, Identity
+from skksivi.estimators._identity import of_score_near
+from skksivi.estimators._start import Start
 from skksivi.estimators._trained import F, is_certified
-from skksivi.families._samplers import Fit, InU, Layer, Layers, Sampler
-from skksivi.parameters import Plateau
-from skksivi.pilot._affine import AffineMap, Identity
+from skksivi.families._samplers import InU, Layer, Layers
+from skksivi.parameters import Pilot, Plateau
+from skksivi.pilot._mixture import MOST_FEATURES
+from skksivi.pilot._points import MANY_FEATURES, are_known
+from skksivi.pilot._rules import MAX_FEATURES
+from skksivi.pilot._whitening import Whitening
 from skksivi.score._improper import has_power_tails
-from skksivi.score._score import DifferentiableScore, Score
-from skksivi.score._tally import SpentError
-from skksivi.stein._discrepancy import FixedKernelKSD, stein_error
+from skksivi.score._score import Score
+from skksivi.stein._discrepancy import FixedKernelKSD, agree, stein_error
 from skksivi.training._guard import Departure, Verdict, Watch, Worsening, departure
 from skksivi.training._hooks import CERTIFICATE
-from skksivi.training._loop import Progress
+from skksivi.training._loop import Minimised, Progress
+from skksivi.training._run import Fit
 
 #: Draws whose moments are compared with the start's, and how many of them enter the discrepancy.
 N_MONITOR_DRAWS, N_JUDGED_DRAWS = 4000, 1000
@@ -87,14 +93,27 @@ class Judge(NamedTuple):
     Attributes
     ----------
     score : Score
+        Of the target, straightened.
     map : AffineMap
-        The coordinates u of the training.
+        To its coordinates from u of the training.
     seed : int
     """
 
     score: Score
     map: AffineMap
     seed: int
+
+    @classmethod
+    def of(cls, target: Score, start: Start[Any]) -> Judge:
+        """Return the judge of a training from a start."""
+        return cls(start.whitening.straighten(target), start.whitening.map, start.seed)
+
+    @torch.no_grad()
+    def accepts(self, sampler: InU) -> bool:
+        """Tell whether the draws of a sampler may be from the target, by Stein's identities."""
+        y = self.map.unwhiten(self.draws(sampler))
+        s = self.score.double(y)
+        return bool(s.isfinite().all()) and agree(y, s)
 
     def draws(self, sampler: InU) -> Tensor:
         """Return draws u (n, d) of a sampler."""
@@ -202,91 +221,128 @@ def _not_better(why: str) -> str:
 # After a training
 
 
-def until_interrupted(fit: Fit, *steps: Callable[[Fit], Fit]) -> Fit:
-    """Return a fit after some steps; an error in one of them loses nothing learned before it."""
-    try:
-        for step in steps:
-            fit = step(fit)
-    except SpentError:
-        pass
-    except (KeyboardInterrupt, ConnectionError, TimeoutError) as error:
-        fit = fit._replace(ended_by=error)
-    return fit
+def trained_fit(
+    done: Minimised, watches: list[Watch], sampler_of: Callable[[F], InU], family: F, start: Start[F], made_by: str
+) -> Fit:
+    """Return the fit at the end of a training, in the best state that was seen."""
+    past, n_before = start.past, len(start.past.losses)
+    looks = np.array([value for watch in watches for value in watch.values]).reshape(-1, 2)
+    best_iter = n_iter = n_before + len(done.losses)
+    for watch in watches:
+        best_iter = n_before + watch.restore(family)
+    report = {
+        "score_checksum_": start.answers,
+        "loss_curve_": np.concatenate([past.losses, done.losses]),
+        "ksd_curve_": np.concatenate([past.looks, looks + np.array([n_before, 0])]),
+        "engine_": done.engine,
+        "n_iter_": n_iter,
+        "best_iter_": best_iter,
+        "certificate_": None,
+        "fitted_by_": start.made_by if best_iter == n_before != n_iter else made_by,
+    }
+    remarks = [remark_of(watch, best_iter, n_before) for watch in watches]
+    return Fit(sampler_of(family), report, remark=next(iter(remarks), None))
 
 
-def better(trained: Fit, untrained: Fit | None) -> Fit:
-    """Return the fit at the end of a training, or the one at its start if that is clearly better.
+def _as_before(fit: Fit, before: Fit, why: str) -> Fit:
+    """Return the fit before a training, with the report on that."""
+    names = ("certificate_", "fitted_by_", "best_iter_", "score_checksum_")
+    kept = {name: before.report[name] for name in names}
+    return fit._replace(sampler=before.sampler, report={**fit.report, **kept}, remark=_not_better(why))
+
+
+def is_good(fit: Fit, whitening: Whitening, chains: Pilot | None) -> bool:
+    """Tell whether a fit that draws from its start is good enough, or cannot be told from one that is.
+
+    The certificate decides. If there is none, as between modes of a target known by its score, or if it cannot be
+    trusted, as in many dimensions, the chains must have converged or, with many features, have small errors. With
+    more features than a certificate allows, no training follows, because its success could not be checked. The
+    chains tell nothing of a hierarchy, whose layers move their points.
+    """
+    found = fit.report["certificate_"]
+    if is_certified(fit) or not isinstance(fit.sampler, Layer):
+        return is_certified(fit)
+    if chains is not None and chains.effort == "low":
+        return True
+    d = fit.sampler.n_features
+    undecided = not isinstance(found, Certificate) or (not found.trusted and d >= MANY_FEATURES)
+    is_known = are_known(d, converged=whitening.converged, error=whitening.error)
+    return undecided and (is_known or d > MAX_FEATURES)
+
+
+def better(trained: Fit, before: Fit) -> Fit:
+    """Return the fit at the end of a training, or the one before it if that is clearly better.
 
     Their certificates decide, where both have one.
     """
-    if untrained is None or trained.ended_by is not None:
+    old, new = (fit.report["certificate_"] for fit in (before, trained))
+    if not (isinstance(old, Certificate) and isinstance(new, Certificate)):
         return trained
-    before, after = (fit.report["certificate_"] for fit in (untrained, trained))
-    if not (isinstance(before, Certificate) and isinstance(after, Certificate)):
+    noise = N_SE * math.hypot(old.se, new.se_below)
+    if new.divergence <= max(old.divergence + noise, NEGLIGIBLE * trained.sampler.n_features):
         return trained
-    noise = N_SE * math.hypot(before.se, after.se_below)
-    if after.divergence <= max(before.divergence + noise, NEGLIGIBLE * trained.sampler.n_features):
-        return trained
-    kept = {name: untrained.report[name] for name in ("certificate_", "fitted_by_", "best_iter_")}
-    remark = _not_better(
-        f"KL(q||p) + KL(p||q) is {after.divergence:.2g} nats at its end and was {before.divergence:.2g}"
-    )
-    return trained._replace(sampler=untrained.sampler, report={**trained.report, **kept}, remark=remark)
+    why = f"KL(q||p) + KL(p||q) is {new.divergence:.2g} nats at its end and was {old.divergence:.2g}"
+    return _as_before(trained, before, why)
 
 
 @torch.no_grad()
-def not_worse(fit: Fit, judge: Judge, at_start: InU, at_end: InU, n_before: int) -> Fit:
-    """Return the start if the training has led away from the target.
+def not_worse(fit: Fit, before: Fit, judge: Judge, start: Start[Any]) -> Fit:
+    """Return the fit before a training if that has led away from the target.
 
-    Stein's identities decide, which are almost insensitive to power-law tails.
-
-    Parameters
-    ----------
-    fit : Fit
-    judge : Judge
-    at_start, at_end : InU
-    n_before : int
-        Iterations of the fits that this one continues.
+    Stein's identities decide, which are almost insensitive to power-law tails, and noisy where modes are far apart.
     """
-    if fit.ended_by is not None or fit.report["best_iter_"] == n_before or fit.remark is not None:
+    is_start = fit.report["best_iter_"] == before.report["best_iter_"]
+    if is_start or fit.remark is not None or len(start.whitening.modes) > 1:
         return fit
-    before, after = (judge.error(judge.draws(state)) for state in (at_start, at_end))
-    if after <= before + WORSE * max(1.0, before) or has_power_tails(judge.score):
+    old, new = (judge.error(judge.draws(cast("InU", each.sampler))) for each in (before, fit))
+    if new <= old + WORSE * max(1.0, old) or has_power_tails(judge.score):
         return fit
-    remark = _not_better(
-        f"by Stein's identities the draws at its end are off by {after:.2g} standard deviations, at its start by "
-        f"{before:.2g}"
-    )
-    return fit._replace(sampler=at_start, report={**fit.report, "best_iter_": n_before}, remark=remark)
+    off = f"off by {new:.2g} standard deviations, at its start by {old:.2g}"
+    return _as_before(fit, before, f"by Stein's identities the draws at its end are {off}")
+
+
+def allows_moves(target: Score) -> bool:
+    """Tell whether coordinates may be moved to a target, which needs scores of all of the data.
+
+    With too many features there are too few draws for it.
+    """
+    return target.n_features <= MOST_FEATURES and target.minibatch is None
 
 
 @torch.no_grad()
-def recentred(sampler: Sampler, score: DifferentiableScore, seed: int) -> Layer | None:
-    """Return a sampler whose map is moved to the mean estimated by Stein control variates, None unless its draws are
-    clearly off and the move reduces the error.
+def recentred(fit: Fit, target: Score, seed: int) -> Fit:
+    """Return a fit in its last state whose map is moved to the mean estimated by Stein control variates, if its draws
+    are clearly off and the move reduces the error.
     """
-    if not isinstance(sampler, Layer) or isinstance(sampler.whitening.map, Identity):
-        return None
-    map_ = sampler.whitening.map
+    sampler, was_kept = fit.sampler, fit.report["best_iter_"] == fit.report["n_iter_"]
+    if not (was_kept and allows_moves(target)) or not isinstance(sampler, Layer):
+        return fit
+    if isinstance(sampler.whitening.map, Identity):
+        return fit
+    map_, score = sampler.whitening.map, sampler.whitening.straighten(target).double
     u = sampler.sample_in_u(N_RECENTRED, torch.Generator(map_.m.device).manual_seed(seed)).double()
     s = map_.whiten_score(score(map_.unwhiten(u)))
     error = stein_error(u, s)
     if not VISIBLE < error < math.inf:
-        return None
+        return fit
     shift = controlled(u, stein_features(u, s)).mean(0) - u.mean(0)
     moved = map_._replace(m=map_.unwhiten(shift))
     s_moved = moved.whiten_score(score(moved.unwhiten(u)))
     if not stein_error(u, s_moved) < error:
-        return None
-    return replace(sampler, whitening=replace(sampler.whitening, map=moved))
+        return fit
+    whitening = replace(sampler.whitening, map=moved)
+    answers = of_score_near(target, whitening)
+    return fit._replace(
+        sampler=replace(sampler, whitening=whitening), report={**fit.report, "score_checksum_": answers}
+    )
 
 
 def certified(fit: Fit, score: Score, seed: int, batch_size: int) -> Fit:
-    """Return a fit with its certificate, which is None if the fit is incomplete or a certificate expensive."""
+    """Return a fit with its certificate, which is None if that would be expensive."""
     score.tally.begin(CERTIFICATE)
     sampler, n_values = fit.sampler, batch_size * len(np.asarray(fit.report["loss_curve_"]))
     costly = isinstance(sampler, Layers) and sampler.family.n_layers * n_values < MANY_CALLS
-    if fit.ended_by is not None or costly or not isinstance(sampler, Layer | Layers):
+    if costly or not isinstance(sampler, Layer | Layers):
         return fit
     for times in N_CERTIFIED:
         found = cheap_certificate(sampler, score.double, seed ^ 1, times)

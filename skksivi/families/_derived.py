@@ -10,11 +10,10 @@ from typing import TypeGuard
 import torch
 from torch import Tensor
 
+from skksivi.coordinates._affine import Affine
 from skksivi.families._density import LogDensity
 from skksivi.families._samplers import HasDensity, Layer, Layers, Sampler
 from skksivi.mixing import AtomDraws, DensityMixing
-from skksivi.pilot._affine import Affine
-from skksivi.pilot._curved import Curved
 from skksivi.pilot._density import log_density
 from skksivi.pilot._gaussian import covariance_root
 from skksivi.pilot._masses import Cells
@@ -116,29 +115,6 @@ class Reweighted(Derived):
         """Evaluate log q (n,) at points x (n, d), where the sampler has a density."""
         value, se = sampler_density(self.sampler).log_density(x)
         return LogDensity(value + self.ratios.log()[self.cells.assign(x)], se)
-
-
-@dataclass(frozen=True)
-class Warped(Derived):
-    """The draws of a sampler of y in the coordinates x of the target.
-
-    Attributes
-    ----------
-    sampler : Layer
-    warp : Curved
-    """
-
-    warp: Curved
-
-    def sample(self, n: int, generator: torch.Generator) -> Tensor:
-        """Draw n rows (n, d)."""
-        return self.warp.unwarp(self.sampler.sample(n, generator).double())[0]
-
-    def log_density(self, x: Tensor, *most: int) -> LogDensity:
-        """Evaluate log q (n,) at points x (n, d), where the sampler has a density."""
-        y, log_scale = self.warp.warp(x)
-        value, se = sampler_density(self.sampler).log_density(y, *most)
-        return LogDensity(value - log_scale, se)
 
 
 @dataclass(frozen=True)
@@ -306,7 +282,7 @@ def sampler_density(sampler: Sampler) -> HasDensity:
 
 def knows_density(sampler: Sampler) -> TypeGuard[HasDensity]:
     """Tell whether a sampler has a density: a semi-implicit one does if its mixing distribution does."""
-    sampler = innermost(sampler)
+    sampler = unweighted(sampler)
     if isinstance(sampler, Pooled):
         return all(map(knows_density, sampler.samplers))
     known = DensityMixing | AtomDraws
@@ -316,13 +292,6 @@ def knows_density(sampler: Sampler) -> TypeGuard[HasDensity]:
 
 def unweighted(sampler: Sampler) -> Sampler:
     """Return the sampler without re-weighting."""
-    while isinstance(sampler, Derived) and not isinstance(sampler, Warped):
-        sampler = sampler.sampler
-    return sampler
-
-
-def innermost(sampler: Sampler) -> Sampler:
-    """Return the sampler at the bottom, in whatever coordinates."""
     while isinstance(sampler, Derived):
         sampler = sampler.sampler
     return sampler
@@ -348,12 +317,11 @@ def _tried(sampler: Sampler, generator: torch.Generator) -> list[Tensor]:
     if isinstance(fit, Layers):
         u = fit.family.draw(N_TRIED, generator, torch.zeros_like)
         return [
-            fit.whitening.map.unwhiten(u.double()),
+            fit.whitening.push_forward(u.double()),
             *(1 / fit.family.sigma(t) for t in range(fit.family.n_layers)),
         ]
     numbers = [fit.sample(N_TRIED if fit.in_parts else 1, generator), sampler.sample(1, generator)]
-    layer = innermost(fit)
-    return [*numbers, layer.family.draw(N_TRIED, generator).score] if isinstance(layer, Layer) else numbers
+    return [*numbers, fit.family.draw(N_TRIED, generator).score] if isinstance(fit, Layer) else numbers
 
 
 def asks_for_score(sampler: Sampler) -> bool:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from skksivi._arrays import as_tensor
+from skksivi.coordinates._affine import Affine
 from skksivi.families._density import MOST_DRAWS, LogDensity, hierarchy_log_density, layer_log_density, with_density
 from skksivi.families._hierarchy import Hierarchy
 from skksivi.families._layer import SemiImplicit
-from skksivi.pilot._affine import Affine, WhitenedScore
-from skksivi.pilot._newton import FAR
 from skksivi.pilot._whitening import Whitening
 from skksivi.score._score import Score, ScoreFunction
 
@@ -68,33 +66,6 @@ class InU(Sampler, Protocol):
 
     def reference_in_u(self, n: int, generator: torch.Generator) -> Tensor:
         """Draw n rows (n, n_features) of the distribution that a training must stay near."""
-
-
-class Fit(NamedTuple):
-    """What `_fit` returns.
-
-    Attributes
-    ----------
-    sampler : Sampler
-    report : mapping of str to object
-        The other learned attributes, by their public names.
-    ended_by : BaseException or None
-        The error that ended the fit early, if the state reached is to be kept.
-    remark : str or None
-        A warning to give when the fit is over.
-    finish : callable or None
-        Called when the result is safely stored.
-    """
-
-    sampler: Sampler
-    report: Mapping[str, object]
-    ended_by: BaseException | None = None
-    remark: str | None = None
-    finish: Callable[[], None] | None = None
-
-
-#: Shows callbacks the fit as if it ended now; tells whether one of them asks to stop.
-Tell = Callable[[Fit], bool]
 
 
 @dataclass(frozen=True)
@@ -166,10 +137,10 @@ class Particles:
         i = pick(len(x), n, generator)
         if n <= len(x):
             return x[i]
-        u = self.whitening.map.whiten(x)
+        u = self.whitening.whiten(x)
         r = torch.cdist(u, u).fill_diagonal_(math.inf).amin(1)
         xi = torch.randn(n, d, generator=generator, dtype=u.dtype, device=u.device)
-        return self.whitening.map.unwhiten(u[i] + r[i, None] / (2 * math.sqrt(d)) * xi)
+        return self.whitening.push_forward(u[i] + r[i, None] / (2 * math.sqrt(d)) * xi)
 
 
 @dataclass(frozen=True)
@@ -198,7 +169,7 @@ class Chains:
 
 @dataclass(frozen=True)
 class Layer:
-    """A semi-implicit layer in whitened coordinates."""
+    """A semi-implicit layer in whitened coordinates, which may be warped."""
 
     family: SemiImplicit
     whitening: Whitening
@@ -217,7 +188,7 @@ class Layer:
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         """Draw n rows (n, d)."""
-        return self.whitening.map.unwhiten(self.sample_in_u(n, generator))
+        return self.whitening.push_forward(self.sample_in_u(n, generator))
 
     def sample_in_u(self, n: int, generator: torch.Generator) -> Tensor:
         """Draw n rows (n, d) in whitened coordinates."""
@@ -230,7 +201,7 @@ class Layer:
     def log_density(self, x: Tensor, most: int = MOST_DRAWS) -> LogDensity:
         """Estimate log q (n,) at points x (n, d), by no more than `most` draws of z for each."""
         family = copy.deepcopy(self.family).double()
-        return _in_x(lambda u: layer_log_density(family, u, self.seed, most), x, self.whitening)
+        return LogDensity(*self.whitening.log_density(lambda u: layer_log_density(family, u, self.seed, most), x))
 
 
 @dataclass(frozen=True)
@@ -269,11 +240,11 @@ class Layers:
         """
         if self.score is None:
             raise ValueError("A loaded hierarchy needs the score of its target to draw: load(path, score_fn=...).")
-        return WhitenedScore(self.score, self.whitening.map)
+        return self.whitening.pull_back(self.score)
 
     def sample(self, n: int, generator: torch.Generator, layer: int = 0) -> Tensor:
         """Draw n rows (n, d) of a layer, 0 being the last."""
-        return self.whitening.map.unwhiten(self.sample_in_u(n, generator, layer))
+        return self.whitening.push_forward(self.sample_in_u(n, generator, layer))
 
     def sample_in_u(self, n: int, generator: torch.Generator, layer: int = 0) -> Tensor:
         """Draw n rows (n, d) of a layer in whitened coordinates; rows where a score is not finite are drawn again.
@@ -299,16 +270,6 @@ class Layers:
         """Estimate log q (n,) at points x (n, d), by no more than `most` draws of z for each."""
         with_density(self.family.mixing)
         family, score_u = copy.deepcopy(self.family).double(), self.score_in_u
-        return _in_x(lambda u: hierarchy_log_density(family, u, score_u, self.seed, most), x, self.whitening)
-
-
-def _in_x(log_density: Callable[[Tensor], LogDensity], x: Tensor, whitening: Whitening) -> LogDensity:
-    """Return log-densities of points x (n, d), given those at u; they are -inf where no draw can be."""
-    u = whitening.map.whiten(x)
-    finite = (u.abs() < FAR).all(1)  # beyond, squares are infinite
-    value, se = x.new_full((len(x),), -math.inf), x.new_zeros(len(x))
-    if finite.any():
-        value[finite], se[finite] = log_density(u[finite])
-    impossible = value.isnan()
-    value = value.where(~impossible, -math.inf) - whitening.map.log_determinant()
-    return LogDensity(value, se.where(~impossible, 0.0))
+        return LogDensity(
+            *self.whitening.log_density(lambda u: hierarchy_log_density(family, u, score_u, self.seed, most), x)
+        )

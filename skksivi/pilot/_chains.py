@@ -9,17 +9,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from skksivi._lazy import keeping_random
-from skksivi.pilot._affine import Affine, standard_normal
+from skksivi.coordinates._affine import FAR, Affine, standard_normal
+from skksivi.coordinates._lines import lobatto, lobatto_nodes, log_ratio
 from skksivi.pilot._gaussian import adapted, batch_and_match
-from skksivi.pilot._lines import lobatto, lobatto_nodes, log_ratio
 from skksivi.pilot._modes import ModeMaps
-from skksivi.pilot._newton import FAR, LostError
 from skksivi.pilot._points import PilotPoints
+from skksivi.score._errors import DivergedError
 from skksivi.score._score import ScoreFunction
-
-with keeping_random():
-    pass
 
 
 class ChainSettings(NamedTuple):
@@ -160,7 +156,7 @@ def revive(x: Tensor, generator: torch.Generator) -> Tensor:
         return x
     alive = x[finite]
     if not len(alive):
-        raise LostError(x)
+        raise DivergedError(x)
     others = torch.randint(len(alive), (len(x),), generator=generator, device=x.device)
     return torch.where(finite[:, None], x, alive[others])
 

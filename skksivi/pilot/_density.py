@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from skksivi.pilot._affine import Affine
-from skksivi.pilot._lines import log_ratio
+from skksivi.coordinates._affine import Affine
+from skksivi.coordinates._lines import log_ratio
 from skksivi.pilot._modes import MODES, find_modes, scattered
 from skksivi.pilot._newton import laplace
 from skksivi.score._score import Score

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from skksivi._arrays import as_tensor
-from skksivi.pilot._affine import Affine, standard_normal
+from skksivi.coordinates._affine import Affine, standard_normal
 from skksivi.pilot._modes import search_around
 from skksivi.pilot._newton import jacobians, saddle_free_newton
 from skksivi.score._score import N_SKETCHED, Parts, Score

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from skksivi._lazy import keeping_random
-from skksivi.pilot._affine import Affine, standard_normal
+from skksivi.coordinates._affine import Affine, standard_normal
 from skksivi.pilot._mixture import MOST_FEATURES
 from skksivi.score._score import ScoreFunction
 

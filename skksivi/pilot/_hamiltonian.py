@@ -10,11 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from skksivi.pilot._affine import Affine, standard_normal
+from skksivi.coordinates._affine import Affine, standard_normal
+from skksivi.coordinates._lines import lobatto, lobatto_nodes
 from skksivi.pilot._chains import revive
 from skksivi.pilot._gaussian import GAUSSIAN, adapted_by_scores, score_divergence
 from skksivi.pilot._importance import Draws, moments, pilot_with, refined, settled, standard_pilot
-from skksivi.pilot._lines import lobatto, lobatto_nodes
 from skksivi.pilot._mixture import MOST_FEATURES
 from skksivi.pilot._points import MANY_FEATURES, PilotPoints
 from skksivi.score._score import DifferentiableScore, Score

@@ -15,15 +15,15 @@ from skksivi._arrays import as_array, as_tensor
 from skksivi._control_variates import controlled, second_order, stein_features
 from skksivi._psis import pareto_smoothed
 from skksivi._warnings import warn_caller
+from skksivi.coordinates._affine import Affine, standard_normal
+from skksivi.coordinates._lines import kronrod, lobatto, lobatto_nodes
 from skksivi.mixing import GaussianMixtureDraws
-from skksivi.pilot._affine import Affine, standard_normal
 from skksivi.pilot._gaussian import covariance_root
-from skksivi.pilot._lines import kronrod, lobatto, lobatto_nodes
 from skksivi.pilot._matching import score_matched
 from skksivi.pilot._mixture import MOST_FEATURES, Components, fitted_mixture
 from skksivi.pilot._points import FEW, PilotPoints
+from skksivi.score._errors import BudgetError
 from skksivi.score._score import DifferentiableScore, Score
-from skksivi.score._tally import SpentError
 
 
 class ImportanceSettings(NamedTuple):
@@ -181,7 +181,7 @@ def refined(
         score_u.tally.begin("importance sampling", (2 if score_u.log_prob else 3) * plan.n_draws)
         try:
             found = resampled(score_u, mixture, generator, plan)
-        except SpentError:
+        except BudgetError:
             break
         if found is None:
             break

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from skksivi._warnings import warn_caller
-from skksivi.pilot._affine import Affine
+from skksivi.coordinates._affine import Affine
+from skksivi.coordinates._lines import log_ratio
 from skksivi.pilot._gaussian import covariance_root
-from skksivi.pilot._lines import log_ratio
 from skksivi.pilot._points import PilotPoints
 from skksivi.score._score import DifferentiableScore
 

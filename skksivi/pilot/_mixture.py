@@ -14,8 +14,8 @@ from torch import Tensor
 
 from skksivi._arrays import as_array, as_tensor
 from skksivi._lazy import keeping_random
+from skksivi.coordinates._affine import Affine
 from skksivi.mixing import GaussianMixtureDraws
-from skksivi.pilot._affine import Affine
 
 with keeping_random():
     from sklearn.covariance import ledoit_wolf

@@ -8,11 +8,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from skksivi.pilot._affine import Affine, standard_normal
+from skksivi.coordinates._affine import FAR, Affine, standard_normal
+from skksivi.coordinates._lines import log_ratio
 from skksivi.pilot._gaussian import score_divergence
-from skksivi.pilot._lines import log_ratio
 from skksivi.pilot._mixture import Components
-from skksivi.pilot._newton import FAR, NEWTON, LostError, search_modes
+from skksivi.pilot._newton import NEWTON, search_modes
+from skksivi.score._errors import DivergedError
 from skksivi.score._score import DifferentiableScore
 
 
@@ -104,7 +105,7 @@ def find_modes(
         raise ValueError(f"none of {len(starts)} searches for a mode has converged in {n_steps} steps")
     maps = maps or [a for a in found if a.m.abs().max() < FAR]
     if not maps:
-        raise LostError(torch.stack([a.m for a in found]) if found else None)
+        raise DivergedError(torch.stack([a.m for a in found]) if found else None)
     distinct: list[Affine] = []
     for a in maps:
         if not any(same_mode(a, b) for b in distinct):

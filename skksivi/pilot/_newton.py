@@ -2,13 +2,13 @@ r"""Searches for one mode by Newton steps, from scores alone, in float64."""
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from skksivi.pilot._affine import Affine, LowRank, standard_normal
+from skksivi.coordinates._affine import FAR, Affine, LowRank, standard_normal
+from skksivi.score._errors import DivergedError
 from skksivi.score._improper import check_ends
 from skksivi.score._score import DifferentiableScore, Score, ScoreFunction
 
@@ -34,25 +34,6 @@ class NewtonSettings(NamedTuple):
 
 NEWTON = NewtonSettings()
 
-#: Larger numbers are taken to be infinite.
-FAR = 1e75
-
-
-class LostError(ValueError):
-    """The search for a target has produced points x (n, d) that are not finite, or too far in some feature."""
-
-    def __init__(self, x: Tensor | None = None) -> None:
-        self.feature = None if x is None or not x.numel() else int(x.abs().nan_to_num(math.inf).mean(0).argmax())
-        super().__init__(
-            "The search for the target reached values that are not finite: `score_fn` may have the wrong sign (it "
-            "is the gradient of log p, not of -log p) or belong to no proper density. Else set `init` to a point "
-            "near a mode or, where there is such a parameter, `whiten` to a pair (mean, Cholesky factor) or to None."
-        )
-
-
-#: What ends a search, or chains, that have left the finite numbers.
-LOST = (LostError, torch.linalg.LinAlgError)
-
 
 def saddle_free_newton(score_fn: DifferentiableScore, x: Tensor, max_iter: int = 200) -> tuple[Affine, bool]:
     """Search for a mode from x (d,); return it with a root of the inverse curvature, and whether it converged.
@@ -64,7 +45,7 @@ def saddle_free_newton(score_fn: DifferentiableScore, x: Tensor, max_iter: int =
     """
     maps, converged = search_modes(score_fn, x[None], max_iter)
     if not maps or maps[0].m.abs().max() > FAR:
-        raise LostError(maps[0].m[None] if maps else None)
+        raise DivergedError(maps[0].m[None] if maps else None)
     return maps[0], bool(converged[0])
 
 
@@ -245,7 +226,7 @@ def newton_cg(score_fn: DifferentiableScore, x: Tensor, generator: torch.Generat
             continue
         stands_out = lam.log().abs() > 0.5
         return LowRank(x, D, V[:, stands_out].contiguous(), lam[stands_out].rsqrt())
-    raise LostError(x[None])
+    raise DivergedError(x[None])
 
 
 def dense_mode(score_fn: DifferentiableScore, x: Tensor, generator: torch.Generator) -> Affine:
@@ -314,7 +295,7 @@ def _lanczos(times: ScoreFunction, start: Tensor, n_iter: int = 300) -> tuple[Te
     for _ in range(min(n_iter, len(start))):
         w = times(basis[-1])
         if not w.isfinite().all():
-            raise LostError
+            raise DivergedError
         alphas.append(w @ basis[-1])
         for _ in range(2):  # orthogonal to all previous ones, to rounding
             Q = torch.stack(basis, 1)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from skksivi.pilot._affine import Affine, standard_normal
+from skksivi.coordinates._affine import Affine, standard_normal
 from skksivi.pilot._modes import MODES, ModeMaps, around, ranked, same_mode, scattered
 from skksivi.pilot._newton import NEWTON, jacobians, search_modes
 from skksivi.score._bounds import Bound, call_of

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from skksivi.pilot._affine import Affine, AffineMap
-from skksivi.pilot._curved import Curved
+from skksivi.coordinates._affine import Affine, AffineMap
+from skksivi.coordinates._curved import Curved
 from skksivi.pilot._gaussian import GAUSSIAN, covariance_root
 from skksivi.pilot._mixture import Components, fitted_mixture
 from skksivi.score._score import ScoreFunction

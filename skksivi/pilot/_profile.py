@@ -24,7 +24,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from skksivi.pilot._affine import Affine, Plane, WhitenedScore
+from skksivi.coordinates._affine import Affine, Plane, WhitenedScore
+from skksivi.coordinates._lines import log_ratio
 from skksivi.pilot._gaussian import covariance_root
 from skksivi.pilot._importance import (
     IMPORTANCE,
@@ -35,10 +36,10 @@ from skksivi.pilot._importance import (
     plain_moments,
     resampled,
 )
-from skksivi.pilot._lines import log_ratio
 from skksivi.pilot._mixture import Components
-from skksivi.pilot._newton import LOST, is_spike, search_modes
+from skksivi.pilot._newton import is_spike, search_modes
 from skksivi.pilot._points import MANY_FEATURES, PilotPoints
+from skksivi.score._errors import DIVERGED
 from skksivi.score._score import DifferentiableScore, Score
 
 
@@ -177,7 +178,7 @@ def by_profile(given: Conditionals, generator: torch.Generator, known: Tensor | 
     """
     try:
         mixture = profile(given)
-    except LOST:
+    except DIVERGED:
         return None
     if mixture is None:
         return None

@@ -2,7 +2,6 @@ r"""The affine map x = m + L u that gives a target about zero mean and unit cova
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -14,9 +13,9 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from skksivi._arrays import as_numbers, as_tensor
+from skksivi.coordinates._affine import Affine, AffineMap, Identity, LowRank
 from skksivi.parameters import Init, Pilot, Whiten
 from skksivi.parameters import pilot_of as chains_of
-from skksivi.pilot._affine import Affine, AffineMap, Identity, LowRank
 from skksivi.pilot._chains import CHAINS, find_pilot
 from skksivi.pilot._gaussian import batch_and_match, covariance_root
 from skksivi.pilot._hamiltonian import HAMILTONIAN
@@ -29,8 +28,9 @@ from skksivi.pilot._points import PilotPoints, are_known
 from skksivi.pilot._short import SHORT, short_pilot
 from skksivi.pilot._underdamped import surrounding, underdamped_pilot
 from skksivi.pilot._whitening import GIVEN, LAPLACE, MATCHED, Whitening
-from skksivi.score._score import DifferentiableScore, Halves, Score
-from skksivi.score._tally import SpentError, Tally
+from skksivi.score._errors import BudgetError
+from skksivi.score._score import Score
+from skksivi.score._tally import Tally
 
 #: How many times the `budget` a search may take, unless it has a limit of its own.
 MOST_TIMES = 10
@@ -40,9 +40,6 @@ MAX_FEATURES = 1000
 
 #: Median square of a coordinate of the short chains, in units of the long ones, beyond which they disagree.
 FAR_APART = 9.0
-
-#: Number of points by which floating-point types are compared.
-N_COMPARED = 64
 
 #: Points of long chains from which importance sampling starts, its most rounds, and the effective share that it needs
 #: to be better than these points.
@@ -123,7 +120,7 @@ def find_whitening(
     starts, d = starting_points(init, score_fn.n_features, score_fn.device), score_fn.n_features
     if not isinstance(whiten, str | Pilot):
         map_ = Identity(starts.new_zeros(d)) if whiten is None else _given(whiten, d, score_fn.device)
-        return Whitening(map_, np.empty((0, d)), np.empty(0), found_by=GIVEN), None
+        return Whitening(map_, modes=np.empty((0, d)), weights=np.empty(0), found_by=GIVEN), None
     rule = RULES[whiten.rule if isinstance(whiten, Pilot) else whiten]
     before, chains, alone = score_fn.tally.total, chains_of(whiten) or Pilot(), init is not None
     if score_fn.mode is not None:  # no other mode is possible
@@ -136,7 +133,7 @@ def find_whitening(
 
 def _of_mode(map_: AffineMap, mode: Affine | LowRank) -> Whitening:
     """Return a map that comes from one mode."""
-    return Whitening(map_, mode.m.cpu().numpy()[None], np.ones(1))
+    return Whitening(map_, modes=mode.m.cpu().numpy()[None], weights=np.ones(1))
 
 
 def _at_mode(search: Search) -> Found:
@@ -174,15 +171,15 @@ def _by_chains(search: Search) -> Found:
     if d > MAX_FEATURES:
         return _by_curvature(search)
     try:
-        for n_starts in (MODES.few_starts, MODES.max_starts):
+        for n_starts in (MODES.max_starts,) if search.alone else (MODES.few_starts, MODES.max_starts):
             double.tally.begin("search for modes")
             modes = search_around(double, search.starts, generator, alone=search.alone, n_starts=n_starts)
-            chains = partial(short_chains, alone=search.alone or n_starts == MODES.max_starts)
+            chains = partial(short_chains, alone=n_starts == MODES.max_starts)
             if short is not None and (better := _from_another(modes, short[0], chains, generator)) is not None:
                 return _of_points(*better, _explored_by(double.tally))
             best = short or (modes, pilot_of(modes.mixture(), HAMILTONIAN.n_of_gaussian))
         pilot = _by_long_chains(search, modes)
-    except SpentError:
+    except BudgetError:
         if best is None:
             raise
         return _of_points(*best, by)
@@ -231,7 +228,7 @@ def _by_long_chains(search: Search, modes: ModeMaps) -> PilotPoints:
         double.tally.begin("weights of modes")
         try:
             return weighed(double, pilot, generator)
-        except SpentError:
+        except BudgetError:
             return pilot._replace(converged=False)
     if search.chains.effort == "high" or double.n_features > MOST_FEATURES:
         return pilot
@@ -257,8 +254,8 @@ def _of_points(modes: ModeMaps, pilot: PilotPoints, found_by: str) -> Found:
     ascents = None if modes.ascents is None else np.array(modes.ascents)
     where, shares = torch.stack([a.m for a in modes.maps]) if modes.maps else y[:0], modes.weights
     where, shares = where.cpu().numpy(), shares.cpu().numpy()
-    moments = mean, mean_se, sd, pilot.warp, symmetries, ascents
-    return Whitening(map_, where, shares, 0, pilot.converged, *moments, found_by), pilot
+    found = Whitening(map_, pilot.warp, modes=where, weights=shares, converged=pilot.converged, found_by=found_by)
+    return replace(found, mean=mean, mean_se=mean_se, sd=sd, symmetries=symmetries, ascents=ascents), pilot
 
 
 def _diagonal(search: Search) -> Found:
@@ -269,8 +266,8 @@ def _diagonal(search: Search) -> Found:
         modes, starts = mode.m.cpu().numpy()[None], surrounding(mode, search.generator)
     map_, pilot = underdamped_pilot(score, starts, search.generator, search.left)
     mean, mean_se, sd = (a.cpu().numpy() for a in (map_.m, pilot.mean_se, map_.D))
-    by = _explored_by(score.tally)
-    return Whitening(map_, modes, np.ones(len(modes)), 0, pilot.converged, mean, mean_se, sd, found_by=by), pilot
+    found = Whitening(map_, modes=modes, weights=np.ones(len(modes)), converged=pilot.converged)
+    return replace(found, mean=mean, mean_se=mean_se, sd=sd, found_by=_explored_by(score.tally)), pilot
 
 
 def _by_curvature(search: Search) -> Found:
@@ -291,25 +288,6 @@ RULES: dict[str, Callable[[Search], Found]] = {
     "diagonal": _diagonal,
     "laplace": _unless_many(_at_mode),
 }
-
-
-def pulled_back(score_fn: Score, map_: AffineMap, generator: torch.Generator) -> DifferentiableScore:
-    """Return the score in u for the training, minibatches drawn from the generator."""
-    score = score_fn.double if _needs_double(score_fn, map_) else score_fn
-    score_u = map_.pull_back(score)
-    return score_u if score.minibatch is None else Halves(score_u, generator)
-
-
-def _needs_double(score_fn: Score, map_: AffineMap) -> bool:
-    """Tell whether to train in float64: if rounding costs more than 1%, and for finite differences."""
-    if score_fn.by_differences or isinstance(map_, Identity):
-        return score_fn.by_differences
-    exact, rounded = map_.pull_back(score_fn.double), map_.pull_back(score_fn)
-    u = torch.randn(N_COMPARED, score_fn.n_features, generator=torch.Generator().manual_seed(0))
-    u = u.to(dtype=score_fn.dtype, device=score_fn.device)
-    s = exact.with_pullback(u)[0]
-    error = torch.linalg.vector_norm(rounded.with_pullback(u)[0] - s, dim=1) / torch.linalg.vector_norm(s, dim=1)
-    return bool(error.nan_to_num(math.inf).median() >= 0.01)
 
 
 def points_near_target(whiten: Whiten, init: Init) -> Init:

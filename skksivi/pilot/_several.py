@@ -11,9 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from skksivi.pilot._affine import Affine
+from skksivi.coordinates._affine import Affine
+from skksivi.coordinates._lines import kronrod, log_ratio
 from skksivi.pilot._importance import Draws, Plan, Refit, Wider, fitted, pilot_of, refined
-from skksivi.pilot._lines import kronrod, log_ratio
 from skksivi.pilot._masses import Cells, bridge
 from skksivi.pilot._mixture import Components, fitted_mixture
 from skksivi.pilot._modes import ModeMaps

@@ -9,22 +9,22 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from skksivi.pilot._affine import Affine
+from skksivi.coordinates._affine import Affine
+from skksivi.coordinates._marginals import fitted_marginals
 from skksivi.pilot._gaussian import GAUSSIAN, covariance_root, matched
 from skksivi.pilot._hamiltonian import HAMILTONIAN, HamiltonianEnsemble
 from skksivi.pilot._importance import pilot_of, standard_pilot, without_wrong_density
-from skksivi.pilot._marginals import fitted_marginals
 from skksivi.pilot._mixture import MOST_FEATURES
 from skksivi.pilot._modes import ModeMaps, find_modes
-from skksivi.pilot._newton import LOST, check_mode, dense_mode, is_spike
+from skksivi.pilot._newton import check_mode, dense_mode, is_spike
 from skksivi.pilot._others import all_modes
 from skksivi.pilot._points import MANY_FEATURES, PilotPoints, are_known
 from skksivi.pilot._several import Weighing, pilot_of_several
 from skksivi.pilot._spike import out_of_spike
 from skksivi.pilot._warped import around_start, by_scales, warped
+from skksivi.score._errors import DIVERGED, BudgetError
 from skksivi.score._improper import has_power_tails
 from skksivi.score._score import Score
-from skksivi.score._tally import SpentError
 
 
 class ShortSettings(NamedTuple):
@@ -98,13 +98,13 @@ def short_pilot(
 
     Raises
     ------
-    SpentError
+    BudgetError
         The budget does not suffice to find a mode; if it is spent later, the best points so far are returned.
     """
     stages, warps = Stages.of(effort, starts.shape[1]), warps and starts.shape[1] <= MOST_FEATURES
     try:
         modes = _first_modes(score_fn, starts, generator)
-    except LOST:
+    except DIVERGED:
         if starts.shape[1] < MANY_FEATURES:
             return None
         return _without_mode(score_fn, starts[0], generator, chain(*stages))
@@ -124,9 +124,9 @@ def short_pilot(
             pilot = found if len(found.x) else pilot
             if pilot.converged:
                 break
-    except LOST:
+    except DIVERGED:
         return None
-    except SpentError:  # keep the best so far
+    except BudgetError:  # keep the best so far
         pass
     return modes, pilot
 
@@ -167,7 +167,7 @@ def _without_mode(
     try:
         score_fn = without_wrong_density(score_fn, at_start)
         pilot = _first_converged(HamiltonianEnsemble(score_fn, at_start, generator).by_stages(stages))
-    except LOST:
+    except DIVERGED:
         return None
     is_known = are_known(len(start), converged=pilot.converged, error=pilot.error)
     return (ModeMaps([], start[:0]), pilot) if is_known and _are_held(score_fn, pilot.x) else None

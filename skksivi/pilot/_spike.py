@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from skksivi.pilot._affine import Affine, WhitenedScore
+from skksivi.coordinates._affine import Affine, WhitenedScore
 from skksivi.pilot._newton import NEWTON, is_spike, search_modes
 from skksivi.pilot._points import PilotPoints
 from skksivi.pilot._profile import Conditionals, by_profile

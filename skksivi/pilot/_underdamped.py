@@ -8,10 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from skksivi.pilot._affine import LowRank, standard_normal
+from skksivi.coordinates._affine import LowRank, standard_normal
 from skksivi.pilot._chains import has_converged, revive, standard_error
-from skksivi.pilot._newton import LostError
 from skksivi.pilot._points import PilotPoints
+from skksivi.score._errors import DivergedError
 from skksivi.score._score import Score
 
 
@@ -102,7 +102,7 @@ def underdamped(score_fn: Score, x: Tensor, n_steps: int, generator: torch.Gener
     sampling. https://arxiv.org/abs/1203.5428
     """
     if not score_fn(x).isfinite().any():
-        raise LostError
+        raise DivergedError
     p, direction = (standard_normal(len(x), x, generator) for _ in range(2))
     # the mean square of a momentum is one, give or take sqrt(2 / d)
     hottest = UNDERDAMPED.hottest * (1 + 10 / x.shape[1])

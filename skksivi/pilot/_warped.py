@@ -10,15 +10,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from skksivi.pilot._affine import Affine
+from skksivi.coordinates._affine import Affine
+from skksivi.coordinates._warp import Warp
+from skksivi.coordinates._warp_fit import fitted_warp
 from skksivi.pilot._gaussian import covariance_root
 from skksivi.pilot._hamiltonian import HAMILTONIAN, HamiltonianEnsemble
 from skksivi.pilot._importance import PLAIN, Draws, pilot_of, refined
-from skksivi.pilot._newton import LOST
 from skksivi.pilot._points import MANY_FEATURES, PilotPoints
 from skksivi.pilot._profile import profiled
-from skksivi.pilot._warp import Warp
-from skksivi.pilot._warp_fit import fitted_warp
+from skksivi.score._errors import DIVERGED
 from skksivi.score._score import Score
 
 
@@ -42,7 +42,7 @@ def around_start(score_fn: Score, start: Tensor, generator: torch.Generator) -> 
     """Return points (n, d) of chains around a start (d,), in units of the parameters; none if the chains diverge."""
     try:
         *_, found = HamiltonianEnsemble(score_fn, Affine.shift(start), generator).by_stages(WARPED.stages)
-    except LOST:
+    except DIVERGED:
         return start[None, :][:0]
     return found.x
 
@@ -89,7 +89,7 @@ def warped(score_fn: Score, x: Tensor, generator: torch.Generator) -> Iterator[P
                 if moved >= most and len(found.x) >= HAMILTONIAN.n_chains * WARPED.stages[0]:
                     break
             x = warp.unwarp(found.x)[0]
-    except LOST:
+    except DIVERGED:
         return
 
 

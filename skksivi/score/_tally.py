@@ -12,6 +12,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from skksivi.score._errors import BudgetError
+
 LOGGER = logging.getLogger("skksivi")
 
 #: Name of the stage of a fit before the first that is announced.
@@ -49,10 +51,6 @@ class Listener(Protocol):
         """Take note of the number of calls so far."""
 
 
-class SpentError(Exception):
-    """A score would be evaluated more often than the limit allows."""
-
-
 @dataclass
 class Tally:
     """Counts of score calls: points at which it was evaluated, and products with its Jacobian.
@@ -79,12 +77,12 @@ class Tally:
 
         Raises
         ------
-        SpentError
+        BudgetError
             They would exceed the limit.
         """
         if self.limit is not None and self.total + values + products > self.limit - self._reserved:
             self.spent = self.limit
-            raise SpentError
+            raise BudgetError
         self.n_values += values
         self.n_products += products
         if self.listener is not None:

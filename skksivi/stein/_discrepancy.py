@@ -9,8 +9,8 @@ from functools import reduce
 import torch
 from torch import Tensor
 
+from skksivi.coordinates._affine import AffineMap, Identity
 from skksivi.kernels import IMQ, Kernel, squared_distances
-from skksivi.pilot._affine import AffineMap, Identity
 from skksivi.pilot._density import judging_map
 from skksivi.pilot._rules import MAX_FEATURES
 from skksivi.score._probe import in_double

@@ -6,10 +6,14 @@ import copy
 import logging
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from torch import nn
 
 from skksivi.training._loop import CHECK_EVERY, Progress
+
+if TYPE_CHECKING:
+    from sklearn.callback import CallbackContext
 
 LOGGER = logging.getLogger("skksivi")
 
@@ -30,16 +34,16 @@ class Report:
     Parameters
     ----------
     max_iter, verbose : int
-    tell : callable or None
-        Shows callbacks a copy of the averaged module; tells whether to stop.
+    show : callable or None
+        Shows callbacks a copy of the averaged module; returns whether to stop.
     """
 
     every, at_end = CHECK_EVERY, True
 
-    def __init__(self, max_iter: int, verbose: int, tell: Callable[[nn.Module], bool] | None) -> None:
+    def __init__(self, max_iter: int, verbose: int, show: Callable[[nn.Module], bool] | None) -> None:
         self.max_iter = max_iter
         self.verbose = verbose
-        self.tell = tell
+        self.show = show
         self.began = self.last = time.monotonic()
 
     def __call__(self, progress: Progress) -> bool:
@@ -51,13 +55,45 @@ class Report:
         if self.verbose and (n_done % LOG_EVERY == 0 or n_done == self.max_iter or self.verbose > 1):
             line = "iteration %d of %d, loss %.3g, %.1f s, about %.1f s to come"
             LOGGER.info(line, n_done, self.max_iter, loss, now - self.began, to_come)
-        if self.tell is None:
+        if self.show is None:
             return False
         with progress.iterate.averaged():
-            return self.tell(copy.deepcopy(progress.module).requires_grad_(False))
+            return self.show(copy.deepcopy(progress.module).requires_grad_(False))
 
 
-class Stages:
+class Callbacks:
+    """The callbacks of scikit-learn that follow a fit.
+
+    Parameters
+    ----------
+    context : CallbackContext
+    are_set : bool, default=True
+        Whether there are any.
+    n_pilot : int, default=0
+        Approximate number of calls of the pilot that they see, zero without one.
+    **shown
+        What each of them sees at every task.
+    """
+
+    def __init__(self, context: CallbackContext, *, are_set: bool = True, n_pilot: int = 0, **shown: object) -> None:
+        self.context = context
+        self.are_set = are_set
+        self.n_pilot = n_pilot
+        self.shown = shown
+        context.call_on_fit_task_begin(**shown)
+
+    def report(self, task_name: str, **fitted: object) -> bool:
+        """Report a task within the fit; return whether one of them asks to stop."""
+        part = self.context.subcontext(task_name=task_name)
+        part.call_on_fit_task_begin(**self.shown)
+        return part.call_on_fit_task_end(**self.shown, **fitted)
+
+    def end(self) -> None:
+        """Report the end of the fit."""
+        self.context.call_on_fit_task_end(**self.shown)
+
+
+class StageReport:
     """Logs the stages of a fit other than its iterations, and reports parts of the pilot to callbacks.
 
     Parameters
@@ -66,15 +102,15 @@ class Stages:
         Whether to log: one line per stage with its cost, predicted by the calls so far, and one every ten seconds.
     n_pilot : int
         Approximate number of calls of the pilot; zero without one.
-    tell : callable
+    report : callable
         Called `PILOT_PARTS` times until the training begins, if there is a pilot.
     """
 
-    def __init__(self, *, log: bool, n_pilot: int, tell: Callable[[], object]) -> None:
+    def __init__(self, *, log: bool, n_pilot: int, report: Callable[[], object]) -> None:
         self.log = log
         self.n_pilot = n_pilot
-        self.tell = tell
-        self.n_told = 0
+        self.report = report
+        self.n_reported = 0
         self.stage, self.n_calls = "", 0
         self.n_before, self.began = 0, time.monotonic()
         self.logged = self.began
@@ -90,11 +126,11 @@ class Stages:
             LOGGER.info("%s%s", stage, cost)
         self.stage, self.n_calls, self.n_before, self.began, self.logged = stage, n_calls, so_far, now, now
         if stage in AFTER_PILOT:
-            self._tell(self.n_pilot)
+            self._report(self.n_pilot)
 
     def hear(self, so_far: int) -> None:
         """Log the progress of a stage that takes long."""
-        self._tell(so_far)
+        self._report(so_far)
         now = time.monotonic()
         if self.log and self.n_calls and so_far - self.n_before > 2 * self.n_calls:
             LOGGER.info("%s: more than twice the %s score calls that were announced", self.stage, f"{self.n_calls:,}")
@@ -104,7 +140,7 @@ class Stages:
             LOGGER.info("%s: %s score calls, %.0f s", self.stage, done, now - self.began)
             self.logged = now
 
-    def _tell(self, n_calls: int) -> None:
-        while self.n_pilot and self.n_told < min(PILOT_PARTS * n_calls // self.n_pilot, PILOT_PARTS):
-            self.n_told += 1
-            self.tell()
+    def _report(self, n_calls: int) -> None:
+        while self.n_pilot and self.n_reported < min(PILOT_PARTS * n_calls // self.n_pilot, PILOT_PARTS):
+            self.n_reported += 1
+            self.report()

@@ -27,7 +27,7 @@ WARM_UP = 3
 State = Mapping[str, Any]
 
 
-class Run(NamedTuple):
+class Minimised(NamedTuple):
     """Results of a run of the loop in addition to the trained module.
 
     Attributes
@@ -274,7 +274,7 @@ def minimise(
     max_iter: int,
     hooks: Sequence[Hook] = (),
     resume: State | None = None,
-) -> Run:
+) -> Minimised:
     """Minimise a stochastic loss over the parameters of a module, in place, by Adam.
 
     On a GPU the whole step is captured as one CUDA graph where the score allows it. An error that ends the loop, also
@@ -337,7 +337,7 @@ def minimise(
     except BaseException as error:
         ended_by = error
     iterate.release(module)
-    return Run(losses[:n_done].cpu().numpy(), engine, ended_by)
+    return Minimised(losses[:n_done].cpu().numpy(), engine, ended_by)
 
 
 def checked_weight(name: str, value: SupportsFloat, progress: float, *, positive: bool = False) -> float:

@@ -11,7 +11,7 @@ from sklearn.exceptions import ConvergenceWarning
 from skksivi.baselines import BatchAndMatch, FullRankVI, Laplace, MeanFieldVI
 from skksivi.baselines._gaussian import conditional_scales, full_rank_gradient, mean_field_gradient
 from skksivi.baselines._gaussian import triangular as with_triangular_factor
-from skksivi.pilot._affine import Affine, LowRank
+from skksivi.coordinates._affine import Affine, LowRank
 from skksivi.targets import BayesianLogisticRegression, Minibatches
 
 

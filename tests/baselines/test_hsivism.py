@@ -116,7 +116,7 @@ def test_scales_of_the_layers_follow_the_curvature_where_it_is_narrower():
     # A banana is wide, but a Langevin step of its width would leave it across.
     score, x = in_double(Banana().score_fn, 2), Banana().sample(5000, generator()).double()
     pilot = PilotPoints(x, [len(x)], torch.ones(2), converged=True)
-    whitening = Whitening(pilot.map(), np.empty((0, 2)), np.empty(0))
+    whitening = Whitening(pilot.map(), modes=np.empty((0, 2)), weights=np.empty(0))
     scales = HSIVISM()._build(score, whitening, pilot, generator()).half_square.mul(2).sqrt()
     conditional_sd = whitening.map.whiten_score(score(x)).square().mean(0).rsqrt()
     torch.testing.assert_close(scales, conditional_sd, rtol=0.2, atol=0)

@@ -11,13 +11,14 @@ from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 
 from skksivi import KSIVIApproximator
+from skksivi.coordinates._affine import Affine
+from skksivi.coordinates._composed import score_for_training
 from skksivi.kernels import Gaussian
 from skksivi.metrics import sliced_wasserstein
 from skksivi.parameters import Checkpoint, Pilot
 from skksivi.pilot import _expansion
-from skksivi.pilot._affine import Affine
 from skksivi.pilot._expansion import EXPANSION, Expansion, corrected, expanded
-from skksivi.pilot._rules import find_whitening, pulled_back
+from skksivi.pilot._rules import find_whitening
 from skksivi.score._score import Halves
 from skksivi.score._target import resolve_score
 from skksivi.stein._estimators import GRADIENT_ESTIMATORS
@@ -66,7 +67,7 @@ def score_in_u(target, seed=0):
     score = resolve_score(target, None, dtype=torch.float64, device=torch.device("cpu"))
     generator = torch.Generator().manual_seed(seed)
     whitening, _ = find_whitening("laplace", score, generator)
-    return pulled_back(score, whitening.map, generator)
+    return score_for_training(score, whitening, generator)
 
 
 def test_a_subset_weighs_its_rows_so_that_its_score_is_unbiased():
@@ -394,3 +395,14 @@ def test_a_training_on_minibatches_leaves_an_exact_start_where_it_is():
     draws = (q.sample(20_000) - m) @ np.linalg.inv(L).T
     assert np.abs(draws.mean(0)).max() < 0.1
     assert np.abs(draws.std(0) - 1).max() < 0.1
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_pairs_of_one_minibatch_are_left_out_with_annealing_too():
+    q = KSIVIApproximator(whiten="laplace", gradient_estimator="u-statistic", max_iter=3, early_stopping=False)
+    q.set_params(batch_size=10, hidden_layer_sizes=(4,), random_state=0)
+    plain, tempered = (
+        clone(q).set_params(annealing=annealing).fit(Minibatches(FULL, batch_size=20)).loss_curve_
+        for annealing in (None, lambda _: 1.0)
+    )
+    np.testing.assert_array_equal(plain, tempered)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from skksivi.pilot._warp import MAX_LOG_SCALE, Level, Warp, features, unskewed, with_one
+from skksivi.coordinates._warp import MAX_LOG_SCALE, Level, Warp, features, unskewed, with_one
 
 
 class WarpSettings(NamedTuple):

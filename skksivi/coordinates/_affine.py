@@ -10,6 +10,9 @@ from torch import Tensor
 
 from skksivi.score._score import Score, ScoreFunction, Wrapped, central_difference
 
+#: Larger numbers are taken to be infinite.
+FAR = 1e75
+
 
 def standard_normal(n: int, like: Tensor, generator: torch.Generator) -> Tensor:
     """Draw n rows of standard normal numbers, with the columns, dtype and device of `like`."""

@@ -29,9 +29,8 @@ from scipy.interpolate import CubicHermiteSpline, PchipInterpolator
 from torch import Tensor
 
 from skksivi._arrays import as_array, as_tensor
-from skksivi.pilot._affine import Affine, standard_normal
-from skksivi.pilot._curved import Curved
-from skksivi.pilot._newton import jacobians
+from skksivi.coordinates._affine import Affine, standard_normal
+from skksivi.coordinates._curved import Curved
 from skksivi.score._score import DifferentiableScore, Score
 
 #: How far a direction may be from an eigenvector, and the least change of its curvature that matters.
@@ -192,7 +191,7 @@ def fitted_marginals(score_fn: Score, mode: Affine, generator: torch.Generator) 
     s = mode.whiten_score(score_fn(mode.m[None])).detach()
     mode = mode._replace(m=mode.unwhiten(s)[0])  # another step of Newton's method: a radius is about the very mode
     score_u = mode.pull_back(score_fn)
-    J = jacobians(score_u, standard_normal(2, mode.m, generator))
+    J = products(score_u, standard_normal(2, mode.m, generator), torch.eye(len(mode.m)).to(mode.m))
     if not J.isfinite().all():
         return None
     block = not_normal(J)
@@ -208,6 +207,12 @@ def fitted_marginals(score_fn: Score, mode: Affine, generator: torch.Generator) 
         return None
     found = [curve for curve in curves if curve is not None]
     return Marginals(mode, completed(axes[:, kept]), len(kept), _functions(found, stats.norm, axes))
+
+
+def products(score_u: DifferentiableScore, u: Tensor, W: Tensor) -> Tensor:
+    """Return the products (n, d, k) of the Jacobians at points u (n, d), symmetric ones, with directions (d, k)."""
+    k = W.shape[1]
+    return score_u.product(u.repeat_interleave(k, 0), W.mT.repeat(len(u), 1)).view(len(u), k, -1).mT
 
 
 def not_normal(J: Tensor) -> Tensor:
@@ -242,8 +247,8 @@ def independent_directions(score_u: DifferentiableScore, J: Tensor, generator: t
         is_new = is_axis & ~is_normal
         found, W = torch.cat([found, V[:, is_new]], 1), V[:, ~is_new]
         n_empty = 0 if is_new.any() else n_empty + 1
-        u = (FAR * standard_normal(2, W[:, 0], generator)).repeat_interleave(W.shape[1], 0) if W.numel() else W.mT
-        JW = score_u.product(u, W.mT.repeat(2, 1)).view(2, W.shape[1], -1).mT if W.numel() else JW
+        if W.numel():
+            JW = products(score_u, FAR * standard_normal(2, W[:, 0], generator), W)
     return found
 
 

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from skksivi.pilot._curved import Curved
+from skksivi.coordinates._curved import Curved
 
 #: Logarithms of scales at most, and the coefficient of a driver that bends or scales others by much.
 MAX_LOG_SCALE, MUCH = 12.0, 0.2

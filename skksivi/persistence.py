@@ -158,6 +158,8 @@ def save(estimator: Estimator, path: str | os.PathLike[str]) -> None:
     try:
         _codec.write(Path(os.path.realpath(path)), content)
     except OSError as error:  # which names another file, written first
+        if error.filename is None:
+            raise
         raise OSError(error.errno, error.strerror, os.fspath(path)) from error
 
 

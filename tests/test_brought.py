@@ -515,7 +515,7 @@ def test_a_periodic_density_is_told_with_one_period_to_keep_to(seed):
     words = words_of(lambda: KSIVIApproximator(random_state=0).fit(from_log_prob(counted, d)))
     assert len(words) == 1, words
     assert f"periodic in `x[{j}]`, with a period of {period:.5g}, so" in words[0]
-    assert n_calls < 5000
+    assert n_calls < 8000
     supports = ast.literal_eval(re.search(r"constrained\(log_prob, (\{.*\})\)", words[0])[1])
     low, high = supports[f"x{j}"][1:]
     np.testing.assert_allclose([high - low, np.cos(np.pi * (low + high) / period - phase)], [period, 1], rtol=1e-4)

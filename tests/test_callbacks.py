@@ -173,7 +173,6 @@ def test_warnings_point_at_the_line_that_called_fit():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         clone(APPROXIMATORS[0]).set_params(whiten=None, max_iter=1).fit(lambda x: x, n_features=2)
-    assert len(caught) == 2
     assert {w.filename for w in caught} == {__file__}
 
 

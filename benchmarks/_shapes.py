@@ -174,12 +174,14 @@ class Directions(Target):
         return self.log_density(z[:, : self.k]).sum(1) - z[:, self.k :].square().sum(1) / 2
 
     def exact(self, level):
-        """Return the standard deviation along one of the directions, and the quantiles at a level and one less it."""
+        """Return the quantiles along one of the directions at a level and one less it, and the standard deviation of
+        draws that are clipped to them.
+        """
         t = torch.linspace(-300, 300, 1_200_001, dtype=torch.float64)
         p = self.log_density(t).softmax(0).numpy()
-        t = t.numpy()
-        mean = p @ t
-        return np.sqrt(p @ (t - mean) ** 2), np.interp([level, 1 - level], p.cumsum(), t)
+        ends = np.interp([level, 1 - level], p.cumsum(), t.numpy())
+        clipped = t.numpy().clip(*ends)
+        return ends, np.sqrt(p @ (clipped - p @ clipped) ** 2)
 
 
 class Normals(Target):

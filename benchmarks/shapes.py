@@ -10,9 +10,9 @@ shown, by reference draws, in standard deviations; of tails the worst ratio of a
 t, by a million draws, and its standard error; of the funnel v / 3 and x e^(-v/2), which are standard normal, and
 the mass of the neck over the true one; of modes the largest error of a weight; of labels that and how many of their
 orders there are; along directions the ratios of standard deviations, of clipped draws, and of the range of 99.8% to
-the true ones. The worst of the seeds is shown, of calls and seconds the median. A fit is accurate where means are within
-.1 sd and sds within 10%, quantiles within 10% and three standard errors, the mass of the neck within 10%, weights
-within .03, ranges along directions within 20%.
+the true ones. The worst of the seeds is shown, of calls and seconds the median. A fit is accurate where means are
+within .1 sd and sds within 10%, quantiles within 10% and three standard errors, the mass of the neck within 10%,
+weights within .03, ranges along directions within 20%.
 """
 
 from __future__ import annotations

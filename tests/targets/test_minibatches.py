@@ -120,7 +120,7 @@ TRAINED = KSIVIApproximator(whiten=Pilot(budget=20_000), max_iter=300, batch_siz
 
 @pytest.fixture(scope="module")
 def whole():
-    return clone(TRAINED).fit(FULL)
+    return clone(TRAINED).set_params(early_stopping=False).fit(FULL)
 
 
 @pytest.mark.slow

@@ -563,7 +563,8 @@ def test_the_manual_has_the_tables_of_checks_and_of_criteria(tmp_path, capsys):
 
 def test_the_manual_has_the_table_of_shapes(tmp_path, capsys):
     run("benchmarks/shapes.py", ["--show", str(ROOT / "benchmarks" / "shapes.json")], tmp_path)
-    assert capsys.readouterr().out == (ROOT / "doc" / "tables" / "shapes.txt").read_text("utf-8") + "\n"
+    tables = ((ROOT / "doc" / "tables" / f"{name}.txt").read_text("utf-8") for name in ("shapes", "directions"))
+    assert capsys.readouterr().out == "\n".join(tables) + "\n"
 
 
 def test_the_manual_has_the_tables_of_scaling(tmp_path, capsys):

@@ -3,6 +3,7 @@ r"""The affine map x = m + L u that gives a target about zero mean and unit cova
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -24,11 +25,14 @@ from skksivi.pilot._masses import weighed
 from skksivi.pilot._mixture import MOST_FEATURES
 from skksivi.pilot._modes import MODES, ModeMaps, same_mode, search_around
 from skksivi.pilot._newton import check_mode, laplace, newton_cg
+from skksivi.pilot._others import all_modes
 from skksivi.pilot._points import PilotPoints, are_known
 from skksivi.pilot._short import SHORT, short_pilot
 from skksivi.pilot._underdamped import surrounding, underdamped_pilot
 from skksivi.pilot._whitening import GIVEN, LAPLACE, MATCHED, Whitening
-from skksivi.score._errors import BudgetError
+from skksivi.score._errors import DIVERGED, BudgetError
+from skksivi.score._improper import ImproperError
+from skksivi.score._probe import doubt_of_sign
 from skksivi.score._score import Score
 from skksivi.score._tally import Tally
 
@@ -174,6 +178,7 @@ def _by_chains(search: Search) -> Found:
         for n_starts in (MODES.max_starts,) if search.alone else (MODES.few_starts, MODES.max_starts):
             double.tally.begin("search for modes")
             modes = search_around(double, search.starts, generator, alone=search.alone, n_starts=n_starts)
+            _check_mass(search, modes.maps[0])
             chains = partial(short_chains, alone=n_starts == MODES.max_starts)
             if short is not None and (better := _from_another(modes, short[0], chains, generator)) is not None:
                 return _of_points(*better, _explored_by(double.tally))
@@ -189,6 +194,21 @@ def _by_chains(search: Search) -> Found:
     if short is not None and found.map.whiten(short[1].x).square().mean(1).median() > FAR_APART:
         return replace(found, converged=False), pilot._replace(converged=False)  # the short chains ended elsewhere
     return found, pilot
+
+
+def _check_mass(search: Search, mode: Affine) -> None:
+    """Refuse a density that grows far out, or that repeats itself around a mode, before long chains run off.
+
+    Raises
+    ------
+    ImproperError
+    """
+    score = search.score.double
+    if (doubt := doubt_of_sign(score)) is not None:
+        raise ImproperError(doubt)
+    if search.alone:  # otherwise all modes have been searched for
+        with suppress(*DIVERGED):
+            all_modes(score, search.starts[0], mode, torch.Generator(score.device).manual_seed(0))
 
 
 def _explored_by(tally: Tally) -> str:

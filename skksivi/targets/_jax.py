@@ -216,8 +216,8 @@ def from_numpyro(model: Callable[P, object], /, *args: P.args, **kwargs: P.kwarg
     Returns
     -------
     target : Target
-        Its `constrain` returns the latent and deterministic sites by name. A site of ``CircularReparam``, an angle on
-        the whole line, has a coordinate of one period of it.
+        Its `constrain` returns the latent and deterministic sites by name. A latent angle, which NumPyro's
+        ``CircularReparam`` has on the whole line, has a coordinate of one period of it.
 
     Raises
     ------
@@ -254,12 +254,22 @@ def from_numpyro(model: Callable[P, object], /, *args: P.args, **kwargs: P.kwarg
     """
     jax = import_library("jax", "numpyro")
     util = import_library("numpyro.infer.util", "numpyro")
+    model = import_library("numpyro", "numpyro").handlers.reparam(model, config=_as_angle)
     # without its check of a gradient, half of the seconds: a fit checks the score itself
     info = util.initialize_model(jax.random.key(0), model, model_args=args, model_kwargs=kwargs, validate_grad=False)
     _check_plates(info.model_trace)
     target = JaxTarget(partial(_negative, info.potential_fn), info.param_info.z, info.postprocess_fn)
     reparametrised = [name.removesuffix("_factor") for name in info.model_trace if name.endswith("_factor")]
     return on_one_period(target, [f"{name}_unwrapped" for name in reparametrised])  # by CircularReparam
+
+
+def _as_angle(site: Mapping[str, Any]) -> object:
+    """Return NumPyro's reparametrisation of a latent angle, None of another site."""
+    constraints = import_library("numpyro.distributions", "numpyro").constraints
+    support = getattr(site["fn"], "support", None)
+    support = getattr(support, "base_constraint", support)
+    is_angle = support is constraints.circular and site["value"] is None
+    return import_library("numpyro.infer.reparam", "numpyro").CircularReparam() if is_angle else None
 
 
 class NumpyroPairs(ModelPairs):

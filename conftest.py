@@ -31,21 +31,21 @@ SLOW_EXAMPLES = {
     "skksivi.callbacks.EarlyStopping",
     "skksivi.model_selection.Replicates",
     "skksivi.model_selection.neg_ksd_scorer",
-    "skksivi.predictors.KSIVIClassifier",
-    "skksivi.predictors.KSIVIRegressor",
-    "skksivi.targets._jax.from_numpyro",
-    "skksivi.targets._jax.non_centered",
-    "skksivi.targets._jax.paired_from_numpyro",
-    "skksivi.targets._pymc.from_pymc",
-    "skksivi.targets._pymc.paired_from_pymc",
+    "skksivi.predictors._predictors.KSIVIClassifier",
+    "skksivi.predictors._predictors.KSIVIRegressor",
+    "skksivi.bridges._jax.from_numpyro",
+    "skksivi.bridges._jax.non_centered",
+    "skksivi.bridges._jax.paired_from_numpyro",
+    "skksivi.bridges._pymc.from_pymc",
+    "skksivi.bridges._pymc.paired_from_pymc",
 }
 
 #: Those whose amortised networks take fewer steps, for what they show does not depend on them.
 SHORT_NETWORKS = {
     "amortized.rst",
     "skksivi.amortized._estimator.AmortizedKSIVI",
-    "skksivi.targets._jax.paired_from_numpyro",
-    "skksivi.targets._pymc.paired_from_pymc",
+    "skksivi.bridges._jax.paired_from_numpyro",
+    "skksivi.bridges._pymc.paired_from_pymc",
 }
 
 pytest_plugins = ["cpu_budget"]

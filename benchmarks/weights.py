@@ -24,7 +24,7 @@ from posteriors import POSTERIORS
 from reference import reference
 
 from skksivi import KSIVIApproximator, importance_sample, refine
-from skksivi._psis import standard_error
+from skksivi._utils.psis import standard_error
 from skksivi.baselines import Laplace
 
 #: Draws that are weighed, and those of them whose density is estimated twice.

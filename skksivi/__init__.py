@@ -5,7 +5,7 @@ What is named here is imported when it is first used.
 
 from typing import TYPE_CHECKING
 
-from skksivi._lazy import lazy
+from skksivi._utils.lazy import lazy
 from skksivi._version import __version__
 
 if TYPE_CHECKING:
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
         targets,
         terms,
     )
-    from skksivi._ensemble import ensemble
-    from skksivi._expectation import expectation
-    from skksivi._importance import certificate, evidence, importance_sample, refine
-    from skksivi._modes import modes
     from skksivi._paper import paper_settings
     from skksivi.amortized import AmortizedKSIVI
     from skksivi.diagnostics import diagnose
     from skksivi.estimators._hksivi import HKSIVIApproximator
     from skksivi.estimators._ksivi import KSIVIApproximator
     from skksivi.export import to_arviz
+    from skksivi.inference._ensemble import ensemble
+    from skksivi.inference._expectation import expectation
+    from skksivi.inference._importance import certificate, evidence, importance_sample, refine
+    from skksivi.inference._modes import modes
     from skksivi.persistence import load, save
     from skksivi.predictors import KSIVIClassifier, KSIVIRegressor
 
@@ -80,10 +80,10 @@ if not TYPE_CHECKING:  # a checker would take any name for one of these
         {
             "estimators._hksivi": ["HKSIVIApproximator"],
             "estimators._ksivi": ["KSIVIApproximator"],
-            "_ensemble": ["ensemble"],
-            "_expectation": ["expectation"],
-            "_importance": ["certificate", "evidence", "importance_sample", "refine"],
-            "_modes": ["modes"],
+            "inference._ensemble": ["ensemble"],
+            "inference._expectation": ["expectation"],
+            "inference._importance": ["certificate", "evidence", "importance_sample", "refine"],
+            "inference._modes": ["modes"],
             "_paper": ["paper_settings"],
             "amortized": ["AmortizedKSIVI"],
             "diagnostics": ["diagnose"],

@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 from sklearn.base import BaseEstimator
 
-from skksivi._arrays import check_function
-from skksivi._numbers import lies_between
+from skksivi._utils.arrays import check_function
+from skksivi._utils.numbers import lies_between
 
 __all__ = ["BRIDGES", "Cosine", "Geometric", "Linear"]
 __dir__ = __all__.copy

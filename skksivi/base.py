@@ -16,7 +16,7 @@ from sklearn.utils import check_array
 from sklearn.utils._param_validation import HasMethods
 from sklearn.utils.validation import check_is_fitted
 
-from skksivi._arrays import (
+from skksivi._utils.arrays import (
     DTYPES,
     RandomState,
     as_array,
@@ -26,10 +26,10 @@ from skksivi._arrays import (
     resolve_device,
     without_graph,
 )
-from skksivi._lazy import keeping_random
-from skksivi._numbers import check_integer
+from skksivi._utils.lazy import keeping_random
+from skksivi._utils.numbers import check_integer
+from skksivi._utils.warnings import compared, warn_caller
 from skksivi._version import DOCUMENTATION
-from skksivi._warnings import compared, warn_caller
 from skksivi.families._derived import knows_density, tried, unweighted
 from skksivi.families._samplers import CHUNK, HasDensity, Sampler
 from skksivi.kernels import Kernel, resolve_kernel
@@ -364,6 +364,11 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
                 if isinstance(part, ParameterObject | Kernel):
                     part.check()
 
+    @property
+    def _loss_label(self) -> str:
+        """What `loss_curve_` holds, as it is called in a figure."""
+        return "loss"
+
     def _resolved(self) -> Self:
         """Return an estimator with a value for each parameter that is left open, which makes the fit."""
         return self
@@ -410,6 +415,11 @@ def learn(est: BaseApproximator, fit: Fit, run: Run) -> None:
     """Store a fit on an estimator."""
     est.__dict__.update(learned_attributes(fit, run, est.dtype))
     est.__dict__.update({"_dtype_of_draws": resolving_dtype(fit.sampler, est.dtype, run.device)})
+
+
+def loss_label(est: BaseApproximator) -> str:
+    """Return what `loss_curve_` of a fitted estimator holds."""
+    return est._resolved()._loss_label
 
 
 def learned_attributes(fit: Fit, run: Run, dtype: str) -> dict[str, object]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
-from skksivi._arrays import RandomState
+from skksivi._utils.arrays import RandomState
 from skksivi._version import __version__
 from skksivi.base import BaseApproximator
 from skksivi.targets._base import Target

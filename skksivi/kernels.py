@@ -23,8 +23,8 @@ import torch
 from sklearn.base import BaseEstimator, clone
 from torch import Tensor
 
-from skksivi._arrays import argmedian
-from skksivi._numbers import lies_between
+from skksivi._utils.arrays import argmedian
+from skksivi._utils.numbers import lies_between
 
 __all__ = ["IMQ", "KERNELS", "Gaussian", "Kernel", "Laplace", "Riesz", "Tilted"]
 __dir__ = __all__.copy

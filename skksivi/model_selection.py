@@ -18,12 +18,12 @@ from numpy.typing import ArrayLike
 from sklearn.utils import check_array
 from torch import Tensor
 
-from skksivi._arrays import RandomState, as_tensor, make_seed, resolve_device, without_graph
-from skksivi._importance import importance_sample
-from skksivi._numbers import check_integer
-from skksivi._warnings import compared
-from skksivi._weights import LEAST_DRAWS
+from skksivi._utils.arrays import RandomState, as_tensor, make_seed, resolve_device, without_graph
+from skksivi._utils.numbers import check_integer
+from skksivi._utils.warnings import compared
 from skksivi.base import BaseApproximator
+from skksivi.families._weights import LEAST_DRAWS
+from skksivi.inference._importance import importance_sample
 from skksivi.kernels import IMQ
 from skksivi.metrics import energy_distance, sliced_wasserstein
 from skksivi.score._score import ScoreFunction, function_of, is_target

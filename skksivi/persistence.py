@@ -10,11 +10,10 @@ from typing import Any
 
 import torch
 
-from skksivi import _codec, annealing, baselines, kernels, mixing, parameters, terms
-from skksivi._arrays import DTYPES, make_generator, resolve_device
-from skksivi._codec import MAX_BYTES, Kind, Kinds, by_parameters
-from skksivi._process import Process
-from skksivi._weights import Certificate
+from skksivi import annealing, baselines, kernels, mixing, parameters, terms
+from skksivi._utils import codec
+from skksivi._utils.arrays import DTYPES, make_generator, resolve_device
+from skksivi._utils.codec import MAX_BYTES, Kind, Kinds, by_parameters
 from skksivi.amortized._estimator import AmortizedKSIVI
 from skksivi.amortized._family import Conditional, SkipNetwork
 from skksivi.amortized._features import DeepSets
@@ -24,8 +23,10 @@ from skksivi.estimators._hksivi import HKSIVIApproximator
 from skksivi.estimators._ksivi import KSIVIApproximator
 from skksivi.families._derived import Defended, Pooled, Refined, Reweighted, asks_for_score, with_score
 from skksivi.families._samplers import Chains, Gaussian, Layer, Layers, Particles
+from skksivi.families._weights import Certificate
 from skksivi.pilot._masses import Cells
 from skksivi.predictors import KSIVIClassifier, KSIVIRegressor
+from skksivi.predictors._process import Process
 from skksivi.score._score import ScoreFunction
 from skksivi.score._tally import Stage
 from skksivi.score._target import compared_score
@@ -153,10 +154,10 @@ def save(estimator: Estimator, path: str | os.PathLike[str]) -> None:
     if type(estimator) not in ESTIMATORS:
         names = ", ".join(cls.__name__ for cls in ESTIMATORS)
         raise TypeError(f"`estimator` must be one of {names}, got {type(estimator).__name__}.")
-    content = _codec.pack(estimator, KINDS)
-    _codec.unpack(content, KINDS, lambda _: torch.device("cpu"))  # it can be read
+    content = codec.pack(estimator, KINDS)
+    codec.unpack(content, KINDS, lambda _: torch.device("cpu"))  # it can be read
     try:
-        _codec.write(Path(os.path.realpath(path)), content)
+        codec.write(Path(os.path.realpath(path)), content)
     except OSError as error:  # which names another file, written first
         if error.filename is None:
             raise
@@ -196,7 +197,7 @@ def load(
     --------
     save : Writes a fit to a file.
     """
-    est = _codec.read(Path(path), _estimator, repr(str(path)), max_bytes)
+    est = codec.read(Path(path), _estimator, repr(str(path)), max_bytes)
     if isinstance(est, AmortizedKSIVI):
         score_fn = getattr(score_fn, "score_fn", score_fn)
         if not (score_fn is None or callable(score_fn)):
@@ -209,7 +210,7 @@ def load(
 
 
 def _estimator(content: bytes) -> Estimator:
-    found = _codec.unpack(content, KINDS, _device_of)
+    found = codec.unpack(content, KINDS, _device_of)
     if not isinstance(found, Estimator):
         raise ValueError("it holds no estimator")
     return found

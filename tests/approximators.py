@@ -10,7 +10,7 @@ import pytest
 import torch
 from sklearn.base import clone
 
-from skksivi import HKSIVIApproximator, KSIVIApproximator, _weights, baselines
+from skksivi import HKSIVIApproximator, KSIVIApproximator, baselines
 from skksivi.base import BaseApproximator
 from skksivi.baselines import (
     AISIVI,
@@ -31,6 +31,7 @@ from skksivi.baselines import (
     Laplace,
     MeanFieldVI,
 )
+from skksivi.families import _weights
 from skksivi.parameters import Pilot
 from skksivi.targets import Target
 

@@ -16,6 +16,8 @@ from torch import nn
 
 from skksivi import KSIVIApproximator, save
 from skksivi.baselines import Laplace
+from skksivi.bridges._angles import on_one_period
+from skksivi.bridges._foreign import BlackBoxTarget
 from skksivi.parameters import Pilot
 from skksivi.pilot._chains import revive
 from skksivi.pilot._modes import find_modes, search_around
@@ -26,8 +28,6 @@ from skksivi.score._errors import BudgetError, DivergedError
 from skksivi.score._improper import check_proper
 from skksivi.score._target import resolve_score
 from skksivi.targets import constrained, from_log_prob, from_numpyro, from_pymc
-from skksivi.targets._angles import on_one_period
-from skksivi.targets._bridges import BlackBoxTarget
 from skksivi.training._run import explained
 
 #: Members of each kind; `benchmarks/faults.py` has more.

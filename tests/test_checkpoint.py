@@ -22,7 +22,8 @@ from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV
 
 import skksivi
-from skksivi import HKSIVIApproximator, KSIVIApproximator, _codec, baselines
+from skksivi import HKSIVIApproximator, KSIVIApproximator, baselines
+from skksivi._utils import codec
 from skksivi.estimators._checkpoint import Saving
 from skksivi.model_selection import Replicates, neg_ksd_scorer
 from skksivi.parameters import Adam, Checkpoint, Pilot
@@ -347,7 +348,7 @@ def test_kills_lose_nothing(tmp_path):
                 written |= {path.stat().st_mtime_ns} if path.exists() else set()
                 time.sleep(0.002)
             process.kill()
-    n_saved = len(_codec.unpack(path.read_bytes(), skksivi.persistence.KINDS, lambda _: "cpu")["state"]["losses"])
+    n_saved = len(codec.unpack(path.read_bytes(), skksivi.persistence.KINDS, lambda _: "cpu")["state"]["losses"])
     assert 0 < n_saved < 100
     resumed = KSIVIApproximator(**parameters, checkpoint=Checkpoint(path, every=100)).fit(
         lambda x: 1 - x, n_features=3
@@ -377,9 +378,9 @@ OTHERS = {
     "empty": b"",
     "pickle": pickle.dumps(Bomb()),
     "earlier version": b"skksivi checkpoint 2\n" + bytes(200),
-    "another object": _codec.pack({"fit": 3}, {}),
-    "no object": _codec.pack([1.0], {}),
-    "no start": _codec.pack({"fit": "", "start": 3, "state": {}}, {}),
+    "another object": codec.pack({"fit": 3}, {}),
+    "no object": codec.pack([1.0], {}),
+    "no start": codec.pack({"fit": "", "start": 3, "state": {}}, {}),
 }
 
 

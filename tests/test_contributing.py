@@ -13,7 +13,7 @@ from plain_targets import normal
 from sklearn.utils import Bunch
 
 from skksivi import KSIVIApproximator, persistence
-from skksivi._codec import pack, unpack
+from skksivi._utils.codec import pack, unpack
 from skksivi.datasets import _base
 from skksivi.kernels import Gaussian
 from skksivi.pilot._rules import find_whitening

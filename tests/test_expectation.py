@@ -13,11 +13,11 @@ from scipy import signal, stats
 from sklearn.exceptions import NotFittedError
 
 from skksivi import KSIVIRegressor, expectation, refine
-from skksivi._control_variates import cross_fitted
-from skksivi._expectation import Draws, control_variates, mean_and_se
+from skksivi._utils.control_variates import cross_fitted
 from skksivi.baselines import Laplace
 from skksivi.coordinates._affine import Affine
 from skksivi.families._derived import Reweighted
+from skksivi.inference._expectation import Draws, control_variates, mean_and_se
 from skksivi.pilot._masses import Cells
 from skksivi.targets import Banana, BayesianLogisticRegression, Minibatches, from_score_fn
 

@@ -27,11 +27,11 @@ from skksivi import (
     refine,
     save,
 )
-from skksivi._psis import generalised_pareto, pareto_smoothed
-from skksivi._weights import N_CHEAP
+from skksivi._utils.psis import generalised_pareto, pareto_smoothed
 from skksivi.baselines import SVGD, Laplace
 from skksivi.diagnostics._checks import moments_by_weights
 from skksivi.families._derived import Refined
+from skksivi.families._weights import N_CHEAP
 from skksivi.mixing import StudentT
 from skksivi.targets import Banana, EightGaussians, Target, from_log_prob
 

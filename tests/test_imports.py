@@ -11,7 +11,7 @@ import pytest
 
 import skksivi
 from skksivi import targets
-from skksivi._lazy import lazy
+from skksivi._utils.lazy import lazy
 
 #: All modules of which no part of the name begins with an underscore.
 PUBLIC = [

@@ -13,7 +13,7 @@ from sklearn.model_selection import GridSearchCV
 
 import skksivi
 from skksivi import HKSIVIApproximator, KSIVIApproximator, annealing, kernels, mixing, parameters
-from skksivi._arrays import check_sample_weight
+from skksivi._utils.arrays import check_sample_weight
 from skksivi.baselines import SIVI, SVGD
 from skksivi.kernels import Gaussian
 from skksivi.model_selection import Replicates, neg_ksd_scorer

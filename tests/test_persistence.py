@@ -33,13 +33,13 @@ from skksivi import (
     KSIVIApproximator,
     KSIVIClassifier,
     KSIVIRegressor,
-    _codec,
     ensemble,
     kernels,
     mixing,
     modes,
     refine,
 )
+from skksivi._utils import codec
 from skksivi.amortized import DeepSets, _training
 from skksivi.annealing import Cosine, Linear
 from skksivi.baselines import Laplace
@@ -398,7 +398,7 @@ def test_a_kill_at_any_moment_leaves_the_old_or_the_new_file(saved, tmp_path):
         if child == 0:  # pragma: no cover
             while True:
                 for content in contents:
-                    _codec.write(path, content)
+                    codec.write(path, content)
         time.sleep(0.001 * (k + 1))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
@@ -501,7 +501,7 @@ def test_pipes_devices_and_files_that_are_too_long_are_refused_unread(saved, tmp
 @pytest.fixture
 def unsigned():
     """Let every checksum be right."""
-    with patch.object(_codec, "_digest", lambda *_: "right"):
+    with patch.object(codec, "_digest", lambda *_: "right"):
         yield
 
 

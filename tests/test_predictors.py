@@ -30,7 +30,7 @@ from sklearn.utils.estimator_checks import (
 from skksivi import KSIVIApproximator, KSIVIClassifier, KSIVIRegressor, predictors
 from skksivi.baselines import MALA, SVGD, Laplace, MeanFieldVI
 from skksivi.parameters import Pilot, Scale
-from skksivi.predictors import trained_weights
+from skksivi.predictors._predictors import trained_weights
 from skksivi.targets import BayesianNeuralNetwork
 
 #: What a predictor does with draws does not depend on where they come from.

@@ -10,8 +10,8 @@ from scipy.stats import multivariate_normal
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Matern
 
-from skksivi import _process
-from skksivi._process import LEAST_NOISE, PROFILES, Precisions, choose, fit_process, log_density, merged
+from skksivi.predictors import _process
+from skksivi.predictors._process import LEAST_NOISE, PROFILES, Precisions, choose, fit_process, log_density, merged
 
 RNG = np.random.RandomState(0)
 X = RNG.normal(size=(40, 2))

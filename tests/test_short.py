@@ -10,8 +10,8 @@ from plain_targets import as_score, gaussian, generator, gumbel, gumbel_log_prob
 from sklearn.exceptions import ConvergenceWarning
 
 from skksivi import KSIVIApproximator
-from skksivi._weights import Certificate
 from skksivi.estimators._trained import of_certificate, of_variances
+from skksivi.families._weights import Certificate
 from skksivi.parameters import Pilot
 from skksivi.pilot import _short
 from skksivi.pilot._hamiltonian import HAMILTONIAN, Chains, disagreement, rhat, trajectory, warmed_up

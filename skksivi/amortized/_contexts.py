@@ -11,7 +11,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from skksivi._arrays import as_array, as_numbers, as_tensor
+from skksivi._utils.arrays import as_array, as_numbers, as_tensor
 
 #: Contexts: rows (m, c), or m sets of shape (n_i, c).
 Rows = Tensor | list[Tensor]

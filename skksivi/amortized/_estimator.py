@@ -16,7 +16,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
-from skksivi._arrays import (
+from skksivi._utils.arrays import (
     DTYPES,
     RandomState,
     as_array,
@@ -26,10 +26,9 @@ from skksivi._arrays import (
     make_seed,
     resolve_device,
 )
-from skksivi._numbers import check_integer
+from skksivi._utils.numbers import check_integer
+from skksivi._utils.warnings import warn_caller
 from skksivi._version import DOCUMENTATION
-from skksivi._warnings import warn_caller
-from skksivi._weights import cheap_certificate
 from skksivi.amortized._contexts import Rows, as_contexts, as_rows, is_of_sets, n_repeated, parts, simulated
 from skksivi.amortized._family import Conditional
 from skksivi.amortized._paired import PairedScore, at_one
@@ -51,6 +50,7 @@ from skksivi.estimators._ksivi import KSIVIApproximator
 from skksivi.estimators._start import Past
 from skksivi.estimators._trained import FAILED_DIVERGENCE
 from skksivi.families._samplers import CHUNK, Layer
+from skksivi.families._weights import cheap_certificate
 from skksivi.parameters import Constrained, Pilot, check_widths
 from skksivi.score._tally import Stage, Tally
 from skksivi.score._target import resolve_score

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from skksivi._arrays import as_array
+from skksivi._utils.arrays import as_array
 from skksivi.amortized._contexts import Rows
 from skksivi.amortized._features import DeepSets, between, linear_layers
 from skksivi.coordinates._affine import Affine

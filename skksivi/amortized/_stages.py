@@ -12,7 +12,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from skksivi._weights import Certificate, cheap_certificate
 from skksivi.amortized._contexts import Rows, joined, take
 from skksivi.amortized._family import Conditional, features_of
 from skksivi.amortized._laplace import Laplaces, laplaces
@@ -30,6 +29,7 @@ from skksivi.amortized._training import (
     split,
     start_mixture,
 )
+from skksivi.families._weights import Certificate, cheap_certificate
 from skksivi.parameters import Adam
 from skksivi.score._errors import BudgetError
 from skksivi.training._hooks import Report

@@ -12,7 +12,7 @@ from sklearn.linear_model import RidgeCV
 from sklearn.mixture import GaussianMixture
 from torch import Tensor, nn
 
-from skksivi._arrays import as_array, as_tensor
+from skksivi._utils.arrays import as_array, as_tensor
 from skksivi.amortized._contexts import Rows, repeated, take
 from skksivi.amortized._family import Conditional, Places, SkipNetwork, factor_parts
 from skksivi.amortized._laplace import Laplaces

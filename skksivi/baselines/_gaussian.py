@@ -10,7 +10,7 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor, nn
 
-from skksivi._warnings import warn_caller
+from skksivi._utils.warnings import warn_caller
 from skksivi.base import BaseApproximator, Constraints, Integral, Interval, Real, StrOptions
 from skksivi.baselines._descent import Descending, set_gradient
 from skksivi.coordinates._affine import Affine, AffineMap

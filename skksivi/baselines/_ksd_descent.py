@@ -10,7 +10,7 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
-from skksivi._warnings import warn_caller
+from skksivi._utils.warnings import warn_caller
 from skksivi.base import Constraints, Interval, Real, StrOptions
 from skksivi.baselines._descent import Descending, MovingPoints, not_finite, set_gradient
 from skksivi.baselines._points import WITH_KERNEL, Particled, find_start, radial_kernel

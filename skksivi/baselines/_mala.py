@@ -9,7 +9,7 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
-from skksivi._warnings import warn_caller
+from skksivi._utils.warnings import warn_caller
 from skksivi.base import Constraints, Interval, Real, StrOptions
 from skksivi.baselines._chains import RUNNING, ChainApproximator, pushed_forward, run_chains
 from skksivi.baselines._points import LogRatio, density_in_u, find_start, ratio_in_u

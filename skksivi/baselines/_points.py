@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi._arrays import as_tensor
-from skksivi._warnings import warn_caller
+from skksivi._utils.arrays import as_tensor
+from skksivi._utils.warnings import warn_caller
 from skksivi.base import Constraints, Integral, Interval, Real, StrOptions
 from skksivi.coordinates._lines import lobatto, lobatto_nodes, log_ratio
 from skksivi.estimators._trained import Whitened

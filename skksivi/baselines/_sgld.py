@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi._numbers import is_number
+from skksivi._utils.numbers import is_number
 from skksivi.base import Constraints, Interval, Real
 from skksivi.baselines._chains import RUNNING, ChainApproximator, pushed_forward, run_chains
 from skksivi.baselines._points import find_start

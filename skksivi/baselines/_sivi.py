@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi._arrays import check_function
+from skksivi._utils.arrays import check_function
 from skksivi.base import Constraints, Integral, Interval
 from skksivi.baselines._semi_implicit import SemiImplicitVI
 from skksivi.families._layer import SemiImplicit

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.base import clone
 
-from skksivi._arrays import make_seed, without_graph
+from skksivi._utils.arrays import make_seed, without_graph
 from skksivi.base import BaseApproximator
 from skksivi.score._score import is_target
 from skksivi.targets._base import from_score_fn
-from skksivi.targets._bridges import coordinate_names
+from skksivi.targets._named import coordinate_names
 
 #: Numbers, or arrays by name.
 Parameters = ArrayLike | Mapping[str, ArrayLike]

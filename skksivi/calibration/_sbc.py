@@ -15,9 +15,9 @@ from numpy.typing import ArrayLike
 from sklearn.base import clone
 from sklearn.utils.validation import check_is_fitted
 
-from skksivi._arrays import RandomState, make_seed, without_graph
-from skksivi._numbers import check_integer
-from skksivi._warnings import warn_caller
+from skksivi._utils.arrays import RandomState, make_seed, without_graph
+from skksivi._utils.numbers import check_integer
+from skksivi._utils.warnings import warn_caller
 from skksivi.base import BaseApproximator
 from skksivi.calibration._record import Record
 from skksivi.calibration._replication import (

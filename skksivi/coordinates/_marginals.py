@@ -28,7 +28,7 @@ from scipy import stats
 from scipy.interpolate import PchipInterpolator
 from torch import Tensor
 
-from skksivi._arrays import as_array, as_tensor
+from skksivi._utils.arrays import as_array, as_tensor
 from skksivi.coordinates._affine import Affine, standard_normal
 from skksivi.coordinates._curved import Curved
 from skksivi.score._score import DifferentiableScore, Score

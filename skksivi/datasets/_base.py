@@ -23,8 +23,8 @@ from urllib.parse import urlsplit
 import numpy as np
 from sklearn.utils import Bunch, check_scalar
 
-from skksivi._numbers import check_integer, check_number
-from skksivi._warnings import warn_caller
+from skksivi._utils.numbers import check_integer, check_number
+from skksivi._utils.warnings import warn_caller
 from skksivi.datasets._download import Limits, download
 from skksivi.datasets._readers import MAX_BYTES, read_numbers
 

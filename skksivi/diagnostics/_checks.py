@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi._arrays import as_array
-from skksivi._psis import most_trusted, pareto_smoothed
-from skksivi._weights import Estimate, ImportanceSample, weighed
+from skksivi._utils.arrays import as_array
+from skksivi._utils.psis import most_trusted, pareto_smoothed
 from skksivi.diagnostics._report import Check
 from skksivi.diagnostics._view import MAX_SHIFT, N_SE, View, judged
 from skksivi.families._derived import knows_density, unweighted
 from skksivi.families._samplers import Chains
+from skksivi.families._weights import Estimate, ImportanceSample, weighed
 from skksivi.metrics import ksd_test
 from skksivi.stein._discrepancy import FixedKernelKSD
 

@@ -12,8 +12,8 @@ import math
 import torch
 from sklearn.utils.validation import check_is_fitted
 
-from skksivi._arrays import RandomState, as_array, make_seed, resolve_device
-from skksivi._numbers import check_integer
+from skksivi._utils.arrays import RandomState, as_array, make_seed, resolve_device
+from skksivi._utils.numbers import check_integer
 from skksivi.base import BaseApproximator
 from skksivi.diagnostics._checks import (
     check_divergence,

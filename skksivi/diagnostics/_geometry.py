@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi._arrays import as_array
-from skksivi._modes import Modes, run_chains, weigh
+from skksivi._utils.arrays import as_array
 from skksivi.coordinates._affine import Affine, standard_normal
 from skksivi.diagnostics._limits import outlier_limit
 from skksivi.diagnostics._report import Check
 from skksivi.diagnostics._view import N_SE, REFUSALS, View, judged
+from skksivi.inference._modes import Modes, run_chains, weigh
 from skksivi.pilot._gaussian import covariance_root
 from skksivi.pilot._masses import Cells, log_densities, mass
 from skksivi.pilot._modes import MODES, around, find_modes

@@ -12,8 +12,8 @@ import torch
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator
 
-from skksivi._codec import Kinds, by_parameters, pack, read, unpack, write
-from skksivi._warnings import warn_caller
+from skksivi._utils.codec import Kinds, by_parameters, pack, read, unpack, write
+from skksivi._utils.warnings import warn_caller
 from skksivi.coordinates._affine import Affine, Identity, LowRank
 from skksivi.coordinates._marginals import Marginals, Quantiles
 from skksivi.coordinates._warp import Level, Warp

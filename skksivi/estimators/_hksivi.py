@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from sklearn.utils.validation import check_is_fitted
 
-from skksivi._arrays import check_function
-from skksivi._numbers import check_integer
+from skksivi._utils.arrays import check_function
+from skksivi._utils.numbers import check_integer
 from skksivi.annealing import bridge_levels
 from skksivi.base import Constraints, HasMethods, Integral, Interval, Real, StrOptions
 from skksivi.estimators._ksd import SteinTrained

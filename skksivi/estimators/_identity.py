@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator
 from torch import Tensor
 
-from skksivi._arrays import as_array
+from skksivi._utils.arrays import as_array
 from skksivi._version import __version__
 from skksivi.kernels import Kernel, resolve_kernel
 from skksivi.pilot._whitening import Whitening

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from sklearn.base import BaseEstimator
 
-from skksivi._arrays import as_array
-from skksivi._warnings import warn_caller
+from skksivi._utils.arrays import as_array
+from skksivi._utils.warnings import warn_caller
 from skksivi.base import Constraints, Integral, Interval, Real, StrOptions
 from skksivi.coordinates._composed import score_for_training
 from skksivi.estimators._checkpoint import NoCheckpoint, check_checkpoint, saved_fit
@@ -158,17 +158,18 @@ class SteinTrained(Trained, Generic[F]):
         judge, sampler_of = Judge.of(target, start), self._sampler_of(target, start)
         family = copy.deepcopy(start.family)
         watches = self._watches(target, judge, start, sampler_of(family), family)
-        if self._follows_path and start.memory is None:
+        by_path = self.gradient_estimator == "path"
+        if by_path and start.memory is None:
             start = start._replace(memory=Memory.empty(next(family.parameters()).detach()))
         score_u = score_for_training(target, start.whitening, run.generator)
         objective = self._objective(score_u, family, start, run.generator)
         saved.resume(score_u, watches)
         hooks = saved.hooks(start, watches)
-        if self.early_stopping == "auto" and self._is_plain and self._follows_path and target.minibatch is None:
+        if self.early_stopping == "auto" and self._is_plain and by_path and target.minibatch is None:
             hooks = [WhenGood(sampler_of, target, start.seed), *hooks]
         with run.tally.reserving(N_RESERVED):
             done = self._minimise(objective, family, sampler_of, run, before=watches, after=hooks, resume=saved.state)
-            made_by = PATH if self._follows_path else KSD
+            made_by = PATH if by_path else KSD
             found = run.keep(trained_fit(done, watches, sampler_of, family, start, made_by))
         if done.ended_by is not None and not isinstance(done.ended_by, BudgetError):
             raise done.ended_by
@@ -284,9 +285,9 @@ class SteinTrained(Trained, Generic[F]):
     # The objective
 
     @property
-    def _follows_path(self) -> bool:
-        """Whether the training descends KL(q || p) along the kernelised path gradient."""
-        return self.gradient_estimator == "path"
+    def _loss_label(self) -> str:
+        is_rate = self.gradient_estimator == "path"
+        return "loss, rate at which KL(q || p) falls" if is_rate else r"loss, KSD$^2$ under the training kernel"
 
     @property
     def _is_plain(self) -> bool:
@@ -305,11 +306,6 @@ class SteinTrained(Trained, Generic[F]):
             return rate_of_kl(kernel, self.batch_size, memory, adapts=adapts)
         estimator = GRADIENT_ESTIMATORS[self.gradient_estimator]
         return squared_ksd(kernel, estimator, self.batch_size, in_halves=score_u.minibatch is not None)
-
-
-def descends_kl(est: SteinTrained) -> bool:
-    """Tell whether the training of an estimator descends KL(q || p), and not the discrepancy."""
-    return est._resolved()._follows_path  # noqa: SLF001
 
 
 def set_parameters(est: BaseEstimator, names: Iterable[str]) -> list[str]:

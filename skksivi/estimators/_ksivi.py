@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi._warnings import warn_caller
+from skksivi._utils.warnings import warn_caller
 from skksivi.base import Constraints, HasMethods, Integral, Interval, StrOptions
 from skksivi.estimators._ksd import SteinTrained
 from skksivi.estimators._objective import objective_of

@@ -13,12 +13,12 @@ from sklearn.base import BaseEstimator, clone
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor, nn
 
-from skksivi._warnings import warn_caller
-from skksivi._weights import Certificate
+from skksivi._utils.warnings import warn_caller
 from skksivi.annealing import Linear
 from skksivi.base import BaseApproximator, Constraints, Integral, Interval, Real, StrOptions
 from skksivi.coordinates._affine import Identity
 from skksivi.families._samplers import Sampler
+from skksivi.families._weights import Certificate
 from skksivi.parameters import Adam, Annealing, Init, Network, Pilot, Scale, Whiten, checked_object, pilot_of
 from skksivi.pilot._chains import CHAINS
 from skksivi.pilot._expansion import expanded

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from skksivi._control_variates import controlled, stein_features
-from skksivi._weights import Certificate, cheap_certificate
+from skksivi._utils.control_variates import controlled, stein_features
 from skksivi.coordinates._affine import AffineMap, Identity
 from skksivi.estimators._identity import of_score_near
 from skksivi.estimators._start import Start
 from skksivi.estimators._trained import F, is_certified
 from skksivi.families._samplers import InU, Layer, Layers
+from skksivi.families._weights import Certificate, cheap_certificate
 from skksivi.parameters import Pilot, Plateau
 from skksivi.pilot._mixture import MOST_FEATURES
 from skksivi.pilot._points import MANY_FEATURES, are_known

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi._arrays import as_tensor
+from skksivi._utils.arrays import as_tensor
 from skksivi.coordinates._affine import Affine
 from skksivi.families._density import MOST_DRAWS, LogDensity, hierarchy_log_density, layer_log_density, with_density
 from skksivi.families._hierarchy import Hierarchy

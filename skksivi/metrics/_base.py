@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.utils import check_array
 
-from skksivi._arrays import without_graph
+from skksivi._utils.arrays import without_graph
 
 
 def check_pair(X: ArrayLike, Y: ArrayLike, *, min_samples: int = 1) -> tuple[np.ndarray, np.ndarray]:

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.utils import check_array, check_random_state
 
-from skksivi._arrays import without_graph
-from skksivi._numbers import check_integer
+from skksivi._utils.arrays import without_graph
+from skksivi._utils.numbers import check_integer
 
 
 class NoiseFloor(NamedTuple):

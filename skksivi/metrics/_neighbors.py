@@ -7,7 +7,7 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike
 
-from skksivi._numbers import check_integer
+from skksivi._utils.numbers import check_integer
 from skksivi.metrics._base import check_pair
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
-from skksivi._arrays import as_tensor
+from skksivi._utils.arrays import as_tensor
 from skksivi.kernels import IMQ, Kernel, Riesz, resolve_kernel
 from skksivi.metrics._base import check_pair, check_statistic
 from skksivi.stein._discrepancy import mean_between, mean_within

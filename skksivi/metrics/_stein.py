@@ -11,8 +11,8 @@ from numpy.typing import ArrayLike
 from sklearn.utils import check_array, check_scalar
 from torch import Tensor
 
-from skksivi._arrays import as_tensor, make_generator, without_graph
-from skksivi._numbers import check_integer
+from skksivi._utils.arrays import as_tensor, make_generator, without_graph
+from skksivi._utils.numbers import check_integer
 from skksivi.kernels import IMQ, Kernel, resolve_kernel
 from skksivi.metrics._base import check_statistic
 from skksivi.score._probe import in_double

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.utils import check_random_state, check_scalar
 
-from skksivi._numbers import check_integer
+from skksivi._utils.numbers import check_integer
 from skksivi.metrics._base import check_pair
 
 #: Projected values that are sorted at a time.

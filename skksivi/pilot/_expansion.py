@@ -12,7 +12,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from skksivi._arrays import as_tensor
+from skksivi._utils.arrays import as_tensor
 from skksivi.coordinates._affine import Affine, standard_normal
 from skksivi.pilot._modes import search_around
 from skksivi.pilot._newton import jacobians, saddle_free_newton

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from skksivi._lazy import keeping_random
+from skksivi._utils.lazy import keeping_random
 from skksivi.coordinates._affine import Affine, standard_normal
 from skksivi.pilot._mixture import MOST_FEATURES
 from skksivi.score._score import ScoreFunction

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi._arrays import as_array, as_tensor
-from skksivi._control_variates import controlled, second_order, stein_features
-from skksivi._psis import pareto_smoothed
-from skksivi._warnings import warn_caller
+from skksivi._utils.arrays import as_array, as_tensor
+from skksivi._utils.control_variates import controlled, second_order, stein_features
+from skksivi._utils.psis import pareto_smoothed
+from skksivi._utils.warnings import warn_caller
 from skksivi.coordinates._affine import Affine, standard_normal
 from skksivi.coordinates._lines import kronrod, lobatto, lobatto_nodes
 from skksivi.mixing import GaussianMixtureDraws

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from skksivi._warnings import warn_caller
+from skksivi._utils.warnings import warn_caller
 from skksivi.coordinates._affine import Affine
 from skksivi.coordinates._lines import log_ratio
 from skksivi.pilot._gaussian import covariance_root

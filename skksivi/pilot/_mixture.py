@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi._arrays import as_array, as_tensor
-from skksivi._lazy import keeping_random
+from skksivi._utils.arrays import as_array, as_tensor
+from skksivi._utils.lazy import keeping_random
 from skksivi.coordinates._affine import Affine
 from skksivi.mixing import GaussianMixtureDraws
 

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from skksivi._arrays import as_numbers, as_tensor
+from skksivi._utils.arrays import as_numbers, as_tensor
 from skksivi.coordinates._affine import Affine, AffineMap, Identity, LowRank
 from skksivi.parameters import Init, Pilot, Whiten
 from skksivi.parameters import pilot_of as chains_of

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from sklearn.utils import check_array
 from torch import Tensor
 
-from skksivi._arrays import without_graph
+from skksivi._utils.arrays import without_graph
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.utils import check_scalar
 
-from skksivi._numbers import check_integer
+from skksivi._utils.numbers import check_integer
 from skksivi.metrics._ranks import check_ranks, counts_below, uniform_band
 from skksivi.plotting._base import COLOURS, FAINT, own_axes
 

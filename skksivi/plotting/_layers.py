@@ -10,8 +10,7 @@ from numpy.typing import ArrayLike
 from sklearn.utils import check_array
 from sklearn.utils.validation import check_is_fitted
 
-from skksivi._arrays import without_graph
-from skksivi.estimators._hksivi import HKSIVIApproximator
+from skksivi._utils.arrays import without_graph
 from skksivi.plotting._base import (
     COLOURS,
     MAX_POINTS,
@@ -27,6 +26,8 @@ from skksivi.plotting._base import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.collections import PathCollection
+
+    from skksivi.estimators._hksivi import HKSIVIApproximator
 
 
 class LayersDisplay:

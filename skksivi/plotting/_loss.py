@@ -8,10 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
 
-from skksivi.base import BaseApproximator
-from skksivi.estimators._hksivi import HKSIVIApproximator
-from skksivi.estimators._ksd import descends_kl
-from skksivi.estimators._ksivi import KSIVIApproximator
+from skksivi.base import BaseApproximator, loss_label
 from skksivi.plotting._base import COLOURS, FAINT, own_axes
 
 if TYPE_CHECKING:
@@ -109,10 +106,7 @@ class LossDisplay:
         if not hasattr(estimator, "loss_curve_"):
             raise TypeError(f"`estimator` must have a `loss_curve_`, but {type(estimator).__name__} has none.")
         losses, values = estimator.loss_curve_, getattr(estimator, "ksd_curve_", [])
-        label = "loss"
-        if isinstance(estimator, KSIVIApproximator | HKSIVIApproximator):
-            descends = descends_kl(estimator)
-            label += ", rate at which KL(q || p) falls" if descends else r", KSD$^2$ under the training kernel"
+        label = loss_label(estimator)
         if not (monitor and len(values)):
             return cls(losses=losses, label=label).plot(ax)
         at, monitored = np.asarray(values).T

@@ -17,8 +17,8 @@ from joblib import Parallel, delayed, parallel_config
 from joblib.parallel import get_active_backend
 from torch import Tensor
 
-from skksivi._arrays import as_array, as_tensor
-from skksivi._numbers import check_integer, check_number
+from skksivi._utils.arrays import as_array, as_tensor
+from skksivi._utils.numbers import check_integer, check_number
 from skksivi.score._score import UntriedScore
 
 #: Seconds that workers may take to start, in addition to the time of a chunk.

@@ -2,14 +2,15 @@
 
 from typing import TYPE_CHECKING
 
-from skksivi._lazy import lazy
+from skksivi._utils.lazy import lazy
 
 if TYPE_CHECKING:
+    from skksivi.bridges._jax import from_jax, from_numpyro, non_centered, paired_from_numpyro
+    from skksivi.bridges._pymc import from_pymc, paired_from_pymc
+    from skksivi.bridges._stan import from_bridgestan
     from skksivi.targets._base import Target, from_rows, from_score_fn
-    from skksivi.targets._bridges import from_log_prob
     from skksivi.targets._constrained import constrained, paired_constrained
     from skksivi.targets._diffusion import ConditionedDiffusion
-    from skksivi.targets._jax import from_jax, from_numpyro, non_centered, paired_from_numpyro
     from skksivi.targets._linear import BayesianLinearRegression, BayesianMultinomialRegression
     from skksivi.targets._logistic import BayesianLogisticRegression
     from skksivi.targets._minibatches import Minibatches
@@ -21,11 +22,10 @@ if TYPE_CHECKING:
         SparseLogisticRegression,
         StochasticVolatility,
     )
+    from skksivi.targets._named import from_log_prob
     from skksivi.targets._network import BayesianNeuralNetwork
-    from skksivi.targets._pymc import from_pymc, paired_from_pymc
     from skksivi.targets._shapes import Funnel, ManyWell, Rosenbrock
     from skksivi.targets._sharded import Sharded
-    from skksivi.targets._stan import from_bridgestan
     from skksivi.targets._toy import Banana, EightGaussians, GaussianMixture, Multimodal, StudentT, XShaped
 
 __all__ = [
@@ -72,10 +72,10 @@ if not TYPE_CHECKING:  # a checker would take any name for one of these
         __name__,
         {
             "_base": ["Target", "from_rows", "from_score_fn"],
-            "_bridges": ["from_log_prob"],
+            "_named": ["from_log_prob"],
             "_constrained": ["constrained", "paired_constrained"],
             "_diffusion": ["ConditionedDiffusion"],
-            "_jax": ["from_jax", "from_numpyro", "non_centered", "paired_from_numpyro"],
+            ".bridges._jax": ["from_jax", "from_numpyro", "non_centered", "paired_from_numpyro"],
             "_linear": ["BayesianLinearRegression", "BayesianMultinomialRegression"],
             "_logistic": ["BayesianLogisticRegression"],
             "_minibatches": ["Minibatches"],
@@ -89,9 +89,9 @@ if not TYPE_CHECKING:  # a checker would take any name for one of these
                 "StochasticVolatility",
             ],
             "_network": ["BayesianNeuralNetwork"],
-            "_pymc": ["from_pymc", "paired_from_pymc"],
+            ".bridges._pymc": ["from_pymc", "paired_from_pymc"],
             "_shapes": ["Funnel", "ManyWell", "Rosenbrock"],
-            "_stan": ["from_bridgestan"],
+            ".bridges._stan": ["from_bridgestan"],
             "_toy": ["Banana", "EightGaussians", "GaussianMixture", "Multimodal", "StudentT", "XShaped"],
         },
     )

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi._arrays import as_array
-from skksivi._numbers import check_integer
+from skksivi._utils.arrays import as_array
+from skksivi._utils.numbers import check_integer
 from skksivi.score._score import ScoreFunction, ScoreWithProduct, UntriedScore
 from skksivi.score._workers import ByWorkers
 

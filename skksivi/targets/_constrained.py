@@ -15,9 +15,9 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 from torch.distributions import Transform, biject_to, constraints
 
-from skksivi._arrays import as_array, as_tensor
-from skksivi._numbers import check_integer
-from skksivi.targets._bridges import NamedPairs, NamedTarget, coordinate_names
+from skksivi._utils.arrays import as_array, as_tensor
+from skksivi._utils.numbers import check_integer
+from skksivi.targets._named import NamedPairs, NamedTarget, coordinate_names
 
 #: Where a parameter lives: the name of a support, or a tuple of the name, its bounds and the shape of the parameter.
 Support = str | tuple[str | float, ...]

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from sklearn.utils import check_X_y
 from torch import Tensor
 
-from skksivi._arrays import as_tensor, check_sample_weight
+from skksivi._utils.arrays import as_tensor, check_sample_weight
 from skksivi.targets._base import Target, check_hyperprior, check_positive, in_blocks, log_prob_of
 
 

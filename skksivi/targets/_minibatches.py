@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi._numbers import check_integer
-from skksivi._warnings import warn_caller
+from skksivi._utils.numbers import check_integer
+from skksivi._utils.warnings import warn_caller
 from skksivi.score._score import ScoreFunction, ScoreWithProduct, autograd_pullback, is_target
 from skksivi.targets._base import MAX_PAIRS, Blocks, Divisible, Forms, Summed, Target, log_prob_of, prior_of
 

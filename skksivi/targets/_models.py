@@ -11,7 +11,7 @@ from sklearn.utils import check_array, check_X_y
 from torch import Tensor
 from torch.nn.functional import logsigmoid, pad
 
-from skksivi._arrays import as_tensor
+from skksivi._utils.arrays import as_tensor
 from skksivi.targets._base import Target, check_positive
 
 #: The walk that the public suites observe: thirty points, of which ten in the middle are missing.

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from skksivi._numbers import check_integer
+from skksivi._utils.numbers import check_integer
 from skksivi.targets._base import Target, check_positive
 
 #: Logarithm of the integral of exp(-x^4 + 6 x^2 + x / 2).

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from skksivi._arrays import as_array, as_tensor
+from skksivi._utils.arrays import as_array, as_tensor
 from skksivi._version import __version__
 from skksivi.score._score import is_target
 from skksivi.targets._base import Summed, Target, log_prob_of, numbers_of, prior_of

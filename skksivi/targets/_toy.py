@@ -10,7 +10,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from skksivi._arrays import as_tensor
+from skksivi._utils.arrays import as_tensor
 from skksivi.targets._base import Target, check_positive
 
 #: Of the banana's v, whose variances are one.

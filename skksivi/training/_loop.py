@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adam import adam
 
-from skksivi._arrays import check_function
+from skksivi._utils.arrays import check_function
 from skksivi.parameters import Adam, Decay
 
 #: Iterations between checks of the losses; nothing is read from the device in between.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from sklearn.exceptions import ConvergenceWarning
 
-from skksivi._arrays import make_generator
+from skksivi._utils.arrays import make_generator
 from skksivi.score._errors import BudgetError, DivergedError
 from skksivi.score._improper import ImproperError
 from skksivi.score._score import Score

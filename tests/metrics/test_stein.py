@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plain_targets import normal_array
 
-from skksivi._arrays import make_generator
+from skksivi._utils.arrays import make_generator
 from skksivi.kernels import IMQ, Gaussian, Laplace, Riesz, Tilted
 from skksivi.metrics import _stein, ksd, ksd_test
 from skksivi.stein import _discrepancy

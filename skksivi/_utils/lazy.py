@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from importlib.util import find_spec
+from importlib.util import find_spec, resolve_name
 
 #: Held while something is imported: two threads that import parts of one library at once may see a half of it.
 _IMPORTING = threading.RLock()
@@ -32,12 +32,13 @@ def lazy(package: str, where: Mapping[str, Sequence[str]]) -> Callable[[str], ob
     package : str
         Its `__name__`.
     where : mapping of str to sequence of str
-        Names by the submodule that defines them; a name that is in none is a submodule.
+        Names by the submodule that defines them, with a dot before those of the parent; a name that is in none is a
+        submodule.
     """
     home = {name: module for module, names in where.items() for name in names}
 
     def load(name: str) -> object:
-        module = f"{package}.{home.get(name, name)}"
+        module = resolve_name(f".{home.get(name, name)}", package)
         if name not in home and (name.startswith("_") or find_spec(module) is None):
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         with _IMPORTING:

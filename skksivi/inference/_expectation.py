@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from skksivi._arrays import (
+from skksivi._utils.arrays import (
     RandomState,
     as_array,
     as_numbers,
@@ -21,15 +21,15 @@ from skksivi._arrays import (
     make_seed,
     resolve_device,
 )
-from skksivi._control_variates import N_FOLDS, N_OF_EACH, cross_fitted, second_order
-from skksivi._importance import weighed_draws
-from skksivi._numbers import check_integer
-from skksivi._psis import pareto_smoothed
-from skksivi._weights import Estimate, check_trusted
+from skksivi._utils.control_variates import N_FOLDS, N_OF_EACH, cross_fitted, second_order
+from skksivi._utils.numbers import check_integer
+from skksivi._utils.psis import pareto_smoothed
 from skksivi.base import BaseApproximator
 from skksivi.coordinates._affine import Affine, AffineMap
 from skksivi.families._derived import Reweighted, unweighted
 from skksivi.families._samplers import Chains, Particles
+from skksivi.families._weights import Estimate, check_trusted
+from skksivi.inference._importance import weighed_draws
 from skksivi.pilot._gaussian import covariance_root
 from skksivi.score._score import Score, ScoreFunction, is_target
 from skksivi.score._target import compared_score

@@ -13,15 +13,9 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from skksivi.targets._angles import on_one_period
-from skksivi.targets._bridges import (
-    BlackBoxTarget,
-    ModelPairs,
-    NamedTarget,
-    by_row,
-    coordinate_names,
-    import_library,
-)
+from skksivi.bridges._angles import on_one_period
+from skksivi.bridges._foreign import BlackBoxTarget, ModelPairs, by_row, import_library
+from skksivi.targets._named import NamedTarget, coordinate_names
 
 if TYPE_CHECKING:
     from pymc import Model

@@ -16,7 +16,7 @@ from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from skksivi._arrays import (
+from skksivi._utils.arrays import (
     RandomState,
     as_array,
     as_numbers,
@@ -27,12 +27,12 @@ from skksivi._arrays import (
     make_rng,
     make_seed,
 )
-from skksivi._numbers import check_integer
-from skksivi._process import Process, fit_process, merged
+from skksivi._utils.numbers import check_integer
 from skksivi._version import DOCUMENTATION
 from skksivi.base import BaseApproximator, Constraints, Integral, Interval, Real, StrOptions
 from skksivi.estimators._ksivi import KSIVIApproximator
 from skksivi.parameters import Constrained, Pilot, Scale, pilot_of
+from skksivi.predictors._process import Process, fit_process, merged
 from skksivi.targets._base import Target, check_hyperprior
 from skksivi.targets._linear import BayesianLinearRegression, BayesianMultinomialRegression
 from skksivi.targets._logistic import BayesianLogisticRegression

@@ -14,16 +14,10 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from skksivi._numbers import check_integer
-from skksivi.targets._angles import on_one_period
-from skksivi.targets._bridges import (
-    ForeignTarget,
-    ModelPairs,
-    NamedTarget,
-    as_tensor_like,
-    coordinate_names,
-    import_library,
-)
+from skksivi._utils.numbers import check_integer
+from skksivi.bridges._angles import on_one_period
+from skksivi.bridges._foreign import ForeignTarget, ModelPairs, as_tensor_like, import_library
+from skksivi.targets._named import NamedTarget, coordinate_names
 
 if TYPE_CHECKING:
     from jax import Array

@@ -7,7 +7,8 @@ from typing import Protocol
 
 import numpy as np
 
-from skksivi.targets._bridges import BlackBoxTarget, by_row, coordinate_names
+from skksivi.bridges._foreign import BlackBoxTarget, by_row
+from skksivi.targets._named import coordinate_names
 
 #: The end of the name of an array's element, such as "Sigma.2.1".
 INDICES = r"(\.\d+)+$"

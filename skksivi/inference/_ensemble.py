@@ -13,13 +13,13 @@ from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
-from skksivi._arrays import RandomState, as_array, as_tensor, make_rng, make_seed, resolve_device
-from skksivi._numbers import check_integer
-from skksivi._psis import most_trusted
-from skksivi._warnings import warn_caller
-from skksivi._weights import LEAST_DRAWS, MOST_LEFT_OUT, Estimate, ImportanceSample, weighed
+from skksivi._utils.arrays import RandomState, as_array, as_tensor, make_rng, make_seed, resolve_device
+from skksivi._utils.numbers import check_integer
+from skksivi._utils.psis import most_trusted
+from skksivi._utils.warnings import warn_caller
 from skksivi.base import BaseApproximator
 from skksivi.families._derived import Pooled, knows_density
+from skksivi.families._weights import LEAST_DRAWS, MOST_LEFT_OUT, Estimate, ImportanceSample, weighed
 from skksivi.pilot._hamiltonian import rhat
 from skksivi.score._target import TargetOrScore, compared_score, unwrapped
 from skksivi.training._run import ordinary_mode

@@ -12,8 +12,8 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from skksivi._arrays import as_array
-from skksivi._psis import most_trusted, pareto_smoothed, standard_error
+from skksivi._utils.arrays import as_array
+from skksivi._utils.psis import most_trusted, pareto_smoothed, standard_error
 from skksivi.coordinates._lines import kronrod
 from skksivi.families._density import N_DRAWS, LogDensity
 from skksivi.families._derived import TAILS, Defended, knows_density, sampler_density

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from sklearn.utils.validation import check_is_fitted
 
-from skksivi._arrays import RandomState, make_seed, resolve_device
-from skksivi._numbers import check_integer
-from skksivi._warnings import warn_caller
-from skksivi._weights import LEAST_DRAWS, Certificate, Evidence, ImportanceSample, check_trusted, weighed
+from skksivi._utils.arrays import RandomState, make_seed, resolve_device
+from skksivi._utils.numbers import check_integer
+from skksivi._utils.warnings import warn_caller
 from skksivi.base import BaseApproximator, without_density
 from skksivi.families._derived import TAILS, Defended, Refined, knows_density
 from skksivi.families._samplers import Sampler
+from skksivi.families._weights import LEAST_DRAWS, Certificate, Evidence, ImportanceSample, check_trusted, weighed
 from skksivi.pilot._density import origin_of
 from skksivi.score._score import Score, ScoreFunction
 from skksivi.score._target import compared_score

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi.targets._bridges import ForeignTarget, NamedTarget
+from skksivi.bridges._foreign import ForeignTarget
+from skksivi.targets._named import NamedTarget
 
 #: Angles at which a density is compared to find its middle and its spread.
 N_COMPARED = 64

@@ -9,7 +9,7 @@ import torch
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from skksivi._arrays import RandomState, make_generator, resolve_device
+from skksivi._utils.arrays import RandomState, make_generator, resolve_device
 from skksivi.base import BaseApproximator
 from skksivi.coordinates._affine import Affine
 from skksivi.families._derived import N_ASSIGNED, Reweighted, unweighted

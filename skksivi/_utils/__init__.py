@@ -1,0 +1,1 @@
+"""What every layer uses: arrays, numbers, warnings, lazy imports, files, control variates and Pareto smoothing."""

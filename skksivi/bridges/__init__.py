@@ -1,0 +1,1 @@
+"""Targets of models in other libraries."""

@@ -1,0 +1,1 @@
+"""What a fit is used for: expectations, evidence, weights of modes, ensembles."""

@@ -113,7 +113,7 @@ COMMANDS = {
     "benchmarks/diagnose.py": ["--quick", "--out", "diagnose.json"],
     "benchmarks/calibration.py": ["--quick", "--out", "calibration.json"],
     "benchmarks/defaults.py": ["--names", "log_gamma", "--seeds", "1", "--jobs", "1", "--methods", "defaults"],
-    "benchmarks/shards.py": ["--quick", "--cases", "1 rank", "blocks", "--out", "shards.json"],
+    "benchmarks/shards.py": ["--quick", "--cases", "blocks", "--out", "shards.json"],
     "benchmarks/workers.py": ["--quick", "--out", "workers.json"],
     "benchmarks/speed.py": ["--quick", "--cases", "waveform", "--out", "speed.json"],
 }

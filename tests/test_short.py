@@ -66,10 +66,9 @@ CORRELATED = gaussian(5, 0)
     ("score_fn", "mean", "sd"),
     [
         (normal_score, 0.0, 1.0),
-        pytest.param(gumbel_score, np.euler_gamma, math.pi / 6**0.5, marks=pytest.mark.slow),
         (CORRELATED[2], CORRELATED[0].numpy(), torch.linalg.inv(CORRELATED[1]).diagonal().sqrt().numpy()),
     ],
-    ids=["normal", "gumbel", "correlated"],
+    ids=["normal", "correlated"],
 )
 def test_a_default_fit_spends_little_and_is_accurate(score_fn, mean, sd):
     """Errors of means and scales are four standard errors of short chains; long ones would take 400,000 scores."""

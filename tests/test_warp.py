@@ -180,31 +180,14 @@ def test_a_level_of_other_coefficients_is_refused():
 # Fits
 
 
-@pytest.mark.parametrize(
-    "target",
-    [Bent(2), *(pytest.param(target, marks=pytest.mark.slow) for target in (Bent(10), bare(Bent(2))))],
-    ids=["d = 2", "d = 10", "bare score"],
-)
+@pytest.mark.parametrize("target", [Bent(2), pytest.param(bare(Bent(2)), marks=pytest.mark.slow)])
 def test_a_wide_banana_is_fitted(target):
     """Standard deviations within 10%, of 40,000 draws on either side; without a warp they are 5 to 7 and 3 to 6."""
-    d = getattr(target, "n_features", 2)
-    q = KSIVIApproximator(random_state=1).fit(target, n_features=d)
-    ratio = q.sample(40_000).std(0) / Bent(d).sample(40_000).std(0).numpy()
+    q = KSIVIApproximator(random_state=1).fit(target, n_features=2)
+    ratio = q.sample(40_000).std(0) / Bent(2).sample(40_000).std(0).numpy()
     assert isinstance(q.whitening_.warp, Warp)
     assert np.abs(ratio - 1).max() < 0.1
     assert q.n_score_calls_ + q.n_products_ < 100_000
-
-
-@pytest.mark.slow
-def test_a_funnel_is_fitted():
-    """Quantiles of v by 20,000 draws are within 0.25; its standard deviation is 3."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        q = KSIVIApproximator(random_state=0).fit(Funnel())
-    levels = [0.02, 0.16, 0.5, 0.84, 0.98]
-    found, right = (np.quantile(x[:, 0], levels) for x in (q.sample(20_000), Funnel().sample(20_000).numpy()))
-    assert np.abs(found - right).max() < 0.6
-    assert q.n_score_calls_ + q.n_products_ < 300_000
 
 
 def test_what_a_fit_offers_is_in_the_coordinates_of_the_target(bent, tmp_path):

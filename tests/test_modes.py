@@ -114,7 +114,7 @@ def test_a_fit_is_drawn_and_judged_by_the_weights_until_the_next(ring):
     gain = (found.weights * np.log(found.weights / found.shares)).sum()  # the divergence of the old weights
     assert q.score(X) - before == pytest.approx(gain, abs=0.05)
     assert gain > 0.05
-    q.set_params(whiten="laplace", train=False).fit(target)
+    q.set_params(whiten="laplace", max_iter=1).fit(lambda x: -x, n_features=2)
     assert not isinstance(q.sampler_, Reweighted)
 
 

@@ -253,7 +253,7 @@ def _weights(family: SemiImplicit, proposal: Proposal, n_draws: int, generator: 
     e = torch.randn(m, n_gaussian + n_student, d, generator=generator, dtype=z.dtype, device=z.device)
     chi = torch.randn(m, n_student, DF, generator=generator, dtype=z.dtype, device=z.device)
     e[:, n_gaussian:] /= chi.square().mean(-1, keepdim=True).sqrt()
-    near = z[:, :, None] + torch.linalg.solve_triangular(C.mT, e.mT.expand(n, -1, -1, -1), upper=True).mT
+    near = z[:, :, None] + e @ torch.linalg.solve_triangular(C, torch.eye(d).to(C).expand_as(C), upper=False)
     mixing = family.draw_latent(n_mixing, generator).expand(n, -1, -1)
     draws = torch.cat([near.flatten(1, 2), mixing], 1)
     log_parts = [with_density(family.mixing).log_density(draws.flatten(0, 1)).view(n, -1) + math.log(n_mixing)]

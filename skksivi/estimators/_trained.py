@@ -17,13 +17,14 @@ from skksivi._utils.warnings import warn_caller
 from skksivi.annealing import Linear
 from skksivi.base import BaseApproximator, Constraints, Integral, Interval, Real, StrOptions
 from skksivi.coordinates._affine import Identity
-from skksivi.families._samplers import Sampler
+from skksivi.estimators._directions import MOST_CALLS, worst_difference
+from skksivi.families._samplers import Layer, Sampler
 from skksivi.families._weights import Certificate
 from skksivi.parameters import Adam, Annealing, Init, Network, Pilot, Scale, Whiten, checked_object, pilot_of
 from skksivi.pilot._chains import CHAINS
 from skksivi.pilot._expansion import expanded
 from skksivi.pilot._points import MANY_FEATURES, PilotPoints
-from skksivi.pilot._rules import MAX_POINTS, RULES, check_start, points_near_target
+from skksivi.pilot._rules import MAX_FEATURES, MAX_POINTS, RULES, check_start, points_near_target
 from skksivi.pilot._short import N_EXPECTED
 from skksivi.pilot._whitening import Whitening
 from skksivi.score._score import Score
@@ -250,6 +251,8 @@ def _warn(fit: Fit, score_fn: Score, x: Tensor) -> None:
             or _of_shift(x, s, todo)
             or of_certificate(fit.report, d, explored=sd is not None)
         )
+    if message is None and isinstance(fit.sampler, Layer):
+        message = _of_direction(fit.sampler, score_fn, x.shape[1])
     if message is not None:
         warn_caller(message, ConvergenceWarning)
 
@@ -320,6 +323,24 @@ def of_certificate(report: Mapping[str, object], d: int, *, explored: bool) -> s
         f"The draws are too far from the target: KL(q||p) + KL(p||q) is {found.divergence:.2g} nats, with a standard "
         f"error of {found.se:.1g}; the limit is {FAILED_DIVERGENCE} per feature. Use whiten='auto', "
         "mixing='auto' or more `max_iter`, or correct the fit by `skksivi.refine`; see `skksivi.diagnose`."
+    )
+
+
+def _of_direction(sampler: Layer, score_fn: Score, d: int) -> str | None:
+    """Say along which direction of d features the draws of a sampler are wrong, if there are calls left for that."""
+    tally = score_fn.tally
+    is_affordable = tally.limit is None or tally.limit - tally.total >= MOST_CALLS
+    found = worst_difference(sampler, score_fn, sampler.seed ^ 3) if is_affordable and d <= MAX_FEATURES else None
+    if found is None:
+        return None
+    loadings, step = found
+    largest = loadings.abs().argsort(descending=True)[:3].tolist()
+    names = ", ".join(f"{loadings[i]:+.2f} with {score_fn.label(i)}" for i in largest)
+    return (
+        f"The draws are wrong along a direction, whose correlations are {names}. Given all else, the target has "
+        f"{step.scale:.2g} times their standard deviation, {step.range:.2g} times their 99.8% range, and its mean "
+        f"is {step.shift:+.2f} of these away. Raise the `effort` of whiten=Pilot(...), or reparametrise the "
+        "model so that these parameters depend less on each other."
     )
 
 

@@ -1,0 +1,172 @@
+r"""Whether a fit agrees with its target along the directions in which they differ most.
+
+A divergence adds over features and so hides one direction among many. With draws u of a fit in whitened coordinates,
+and scores s of the target there, the leading eigenvectors of :math:`E[(s + u)(s + u)^\top]` are the directions in
+which the target is least like N(0, I). Along one of them, v, a Gibbs step draws :math:`v^\top u` anew from the
+target given all else. This leaves draws of the target as they are and moves others towards it. The conditional
+density is an integral of the score along a line, so it is known also where no draw has been, as in a missing tail.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from scipy.interpolate import PchipInterpolator
+from torch import Tensor
+
+from skksivi._utils.arrays import as_array, as_tensor
+from skksivi.families._samplers import Layer
+from skksivi.score._score import DifferentiableScore, Score, ScoreFunction
+
+#: Draws of the fit, and how many of their scores are asked for.
+N_DRAWS, N_SCORES = 20_000, 200
+
+#: Directions at most, the most from which they are chosen, and the least eigenvalue of one.
+N_DIRECTIONS, N_TURNED, LEAST = 2, 10, 0.1
+
+#: Lines and nodes of each, at first and where they show a difference; half their length and the unit of the nodes.
+LINES, REACH, UNIT = ((16, 33), (48, 49)), 30.0, 0.3
+
+#: Points between two nodes, the fall of log p, in nats, at which a line ends, and a slope at which it surely has:
+#: larger ones would leave rounding errors in the sums.
+N_BETWEEN, FALL, STEEPEST = 8, 40.0, 1e6
+
+#: Score calls of all of it, at most.
+MOST_CALLS = N_SCORES + 2 * N_TURNED + N_DIRECTIONS * sum(n_lines * n_nodes for n_lines, n_nodes in LINES)
+
+#: The probability in each tail beyond the range that is compared.
+TAIL = 1e-3
+
+#: The spread of the means on different lines, in standard deviations, below which each line has the whole range.
+WHOLE = 0.5
+
+#: Differences that do not matter: of the means, in standard deviations, and of the logarithms of the standard
+#: deviations and of the ranges; standard errors that are noise.
+MOST_SHIFT, MOST_SCALE, MOST_RANGE, N_SE = 0.25, 0.2, 0.3, 3
+
+
+class Step(NamedTuple):
+    """What a Gibbs step changes along a direction, in units of the draws before it.
+
+    Attributes
+    ----------
+    shift, shift_se : float
+        The change of the mean and its standard error.
+    scale, scale_se : float
+        The ratio of the standard deviations and its standard error.
+    range : float
+        The ratio of the ranges that hold 99.8%.
+    range_is_whole : bool
+        Whether a line alone reaches over that range, and not only all lines together, which are few.
+    """
+
+    shift: float
+    shift_se: float
+    scale: float
+    scale_se: float
+    range: float
+    range_is_whole: bool
+
+    @property
+    def matters(self) -> bool:
+        """Whether the draws are far enough from the target to say so."""
+        return (
+            abs(self.shift) > MOST_SHIFT + N_SE * self.shift_se
+            or abs(np.log(self.scale)) > MOST_SCALE + N_SE * self.scale_se
+            or np.log(self.range) > MOST_RANGE
+            or (self.range_is_whole and np.log(self.range) < -MOST_RANGE)
+        )
+
+
+class Difference(NamedTuple):
+    """A direction along which a fit is wrong: its correlations (d,) with the coordinates, and what a step changes."""
+
+    correlations: Tensor
+    step: Step
+
+
+@torch.no_grad()
+def worst_difference(sampler: Layer, score: Score, seed: int) -> Difference | None:
+    """Return the first of the leading directions along which a fit is wrong, None if there is none."""
+    generator = torch.Generator(score.device).manual_seed(seed)
+    u, score_u = sampler.sample_in_u(N_DRAWS, generator), sampler.whitening.pull_back(score.double)
+    off = score_u(u[:N_SCORES]) + u[:N_SCORES]
+    if not off.isfinite().all():
+        return None
+    for v in leading_directions(score_u, u[0], off).mT:
+        for n_lines, n_nodes in LINES:
+            step = gibbs_step(score_u, u, v, n_lines, n_nodes)
+            if step is None or not step.matters:
+                break
+        else:
+            x = sampler.whitening.push_forward(u)
+            return Difference(torch.corrcoef(torch.cat([(u @ v)[None], x.mT]))[0, 1:], step)
+    return None
+
+
+def leading_directions(score_u: DifferentiableScore, u: Tensor, off: Tensor) -> Tensor:
+    r"""Return the directions (d, k) in which values of :math:`s(u) + u` (n, d) are largest.
+
+    In the space of the leading eigenvectors they are turned to those of the Jacobian at a draw u (d,). Where directions
+    are independent and alike, the former are any mixtures of them, and the latter are the directions themselves.
+    """
+    sizes, V = torch.linalg.eigh(off.mT @ off / len(off))
+    W = V[:, sizes > LEAST][:, -N_TURNED:]
+    if W.shape[1] > 1:
+        within = score_u.product(u.expand(W.shape[1], -1), W.mT) @ W
+        W = W @ torch.linalg.eigh((within + within.mT) / 2).eigenvectors
+    return W[:, (off @ W).square().sum(0).argsort(descending=True)[:N_DIRECTIONS]]
+
+
+def gibbs_step(score_u: ScoreFunction, u: Tensor, v: Tensor, n_lines: int, n_nodes: int) -> Step | None:
+    """Return what Gibbs steps along v (d,) from the last n_lines of draws u (n, d) change; None if scores are not
+    finite on most lines.
+
+    The draws' own moments are known, so places on the lines and their squares are control variates.
+    """
+    own = as_array(u @ v)
+    own = (own - own.mean()) / own.std()
+    unit = float((u @ v).std())
+    t, p, kept = conditionals(score_u, u[-n_lines:], v, n_nodes)
+    if kept.mean() < 0.5:
+        return None
+    before = own[-n_lines:][kept]
+    after = before[:, None] + t / unit
+    controls = np.stack([np.ones_like(before), before, np.square(before) - 1], 1)
+    moments = np.stack([(p * after).sum(1), (p * np.square(after)).sum(1)], 1)
+    coefficients = np.linalg.lstsq(controls, moments)[0]
+    mean, square = coefficients[0]
+    residuals = moments - controls @ coefficients
+    se = np.sqrt(np.square(residuals).sum(0) / (len(before) - 3) / len(before))
+    variance = max(square - mean**2, np.finfo(float).tiny)
+    order = after.ravel().argsort()
+    places, levels = after.ravel()[order], p.ravel()[order].cumsum() / len(p)
+    (low, high), (first, last) = np.interp([TAIL, 1 - TAIL], levels, places), np.quantile(own, [TAIL, 1 - TAIL])
+    is_whole = moments[:, 0].std() < WHOLE * variance**0.5
+    return Step(mean, se[0], variance**0.5, se[1] / (2 * variance), (high - low) / (last - first), bool(is_whole))
+
+
+def conditionals(
+    score_u: ScoreFunction, u: Tensor, v: Tensor, n_nodes: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return distances t (m,) along v (d,), their probabilities (k, m) given all else on the lines through points
+    u (n, d), and which lines (n,) are kept, where scores are finite.
+    """
+    end = float(np.arcsinh(REACH / UNIT))
+    w, fine = np.linspace(-end, end, n_nodes), np.linspace(-end, end, N_BETWEEN * (n_nodes - 1) + 1)
+    nodes = as_tensor(UNIT * np.sinh(w), device=u.device)
+    s = score_u((u[:, None] + nodes[:, None] * v).flatten(0, 1)).view(len(u), n_nodes, -1)
+    slopes = as_array(s @ v)
+    kept = np.isfinite(slopes).all(1)
+    steep = (slopes[kept] * UNIT * np.cosh(w)).clip(-STEEPEST, STEEPEST)
+    log_p = PchipInterpolator(w, steep, axis=1).antiderivative()(fine)
+    log_p -= log_p[:, [len(fine) // 2]]
+    centre = len(fine) // 2
+    for half in (log_p[:, centre:], log_p[:, centre::-1]):
+        ended = np.fmax.accumulate(half, 1) - half > FALL
+        half[np.logical_or.accumulate(ended, 1) | np.isnan(half)] = -np.inf
+    log_p += np.log(np.cosh(fine))
+    p = np.exp(log_p - log_p.max(1, keepdims=True))
+    return UNIT * np.sinh(fine), p / p.sum(1, keepdims=True), kept

@@ -10,16 +10,22 @@ from scipy.special import kolmogorov
 from scipy.stats import betabinom
 from torch import Tensor
 
+from skksivi.coordinates._affine import Affine
 from skksivi.diagnostics._geometry import RUN_AWAY, Geometry, fitted_cells
 from skksivi.diagnostics._report import Check
 from skksivi.diagnostics._view import View, judged
+from skksivi.pilot._gaussian import covariance_root
 from skksivi.pilot._masses import Cells
+from skksivi.stein._directions import worst_difference
 
 #: The share of the draws that count as farthest out, and the accepted share of chains that end beyond the others.
 FARTHEST, MAX_BEYOND = 0.001, 0.01
 
 #: Largest accepted distance of distribution functions, which a shift by 0.38 standard deviations has.
 MAX_DISTANCE = 0.15
+
+#: Draws, at least, and features, at most, for which directions other than coordinates are looked at.
+LEAST_DRAWS, MAX_FEATURES = 400, 1000
 
 #: The p-value, over all directions, below which a difference is significant.
 MAX_PVALUE = 0.01
@@ -90,7 +96,8 @@ def check_ends(view: View, geometry: Geometry) -> tuple[Check, Check]:
     cells = fitted_cells(geometry.cells, torch.cat([x, late]))  # a fit to the draws alone would suit only them
     draws, ends = heights(cells, x), heights(cells, late).view(*geometry.ends.shape[:2], -1)
     sides = (torch.cat([h, -h[..., 1:]], -1) for h in (draws, ends))
-    return _tails(view, ends_beyond(*sides)), _shape(view, ends_apart(draws, ends))
+    shape = _shape(view, ends_apart(draws, ends))
+    return _tails(view, ends_beyond(*sides)), shape if shape.remedy else _along_direction(view, x) or shape
 
 
 def _tails(view: View, beyond: Difference) -> Check:
@@ -111,6 +118,20 @@ def _shape(view: View, apart: Difference) -> Check:
     todo = view.advice("whiten", "mixing", "max_iter", "n_warmup")
     remedy = f"Chains that start at the draws leave their distribution {_in_words(view, k)}: {todo}."
     return judged("shape", distance, text, remedy if distance > MAX_DISTANCE and pvalue < MAX_PVALUE else None)
+
+
+def _along_direction(view: View, x: Tensor) -> Check | None:
+    """Look for a direction along which Gibbs steps move draws x (n, d), as chains may be too short to do."""
+    if not len(x) >= LEAST_DRAWS or x.shape[1] > MAX_FEATURES:
+        return None
+    map_ = Affine(x.mean(0), covariance_root(x))
+    found = worst_difference(map_.pull_back(view.score), map_.whiten(x), x)
+    if found is None:
+        return None
+    words, todo = found.words(view.score.label), view.advice("whiten", "mixing", "max_iter", "n_warmup")
+    return judged(
+        "shape", found.step.range, f"Gibbs steps change {words}", f"The draws are wrong along {words}: {todo}."
+    )
 
 
 def _in_words(view: View, direction: int) -> str:

@@ -17,7 +17,6 @@ from skksivi._utils.warnings import warn_caller
 from skksivi.annealing import Linear
 from skksivi.base import BaseApproximator, Constraints, Integral, Interval, Real, StrOptions
 from skksivi.coordinates._affine import Identity
-from skksivi.estimators._directions import MOST_CALLS, worst_difference
 from skksivi.families._samplers import Layer, Sampler
 from skksivi.families._weights import Certificate
 from skksivi.parameters import Adam, Annealing, Init, Network, Pilot, Scale, Whiten, checked_object, pilot_of
@@ -28,8 +27,9 @@ from skksivi.pilot._rules import MAX_FEATURES, MAX_POINTS, RULES, check_start, p
 from skksivi.pilot._short import N_EXPECTED
 from skksivi.pilot._whitening import Whitening
 from skksivi.score._score import Score
+from skksivi.stein._directions import MOST_CALLS, N_DRAWS, worst_difference
 from skksivi.stein._discrepancy import stein_shift, stein_variances
-from skksivi.training._hooks import TRAINING, Report
+from skksivi.training._hooks import CERTIFICATE, TRAINING, Report
 from skksivi.training._loop import CHECK_EVERY, Hook, Minimised, Objective, Scheduled, State, minimise
 from skksivi.training._run import Fit, Run
 
@@ -252,7 +252,7 @@ def _warn(fit: Fit, score_fn: Score, x: Tensor) -> None:
             or of_certificate(fit.report, d, explored=sd is not None)
         )
     if message is None and isinstance(fit.sampler, Layer):
-        message = _of_direction(fit.sampler, score_fn, x.shape[1])
+        message = _of_direction(fit.sampler, score_fn)
     if message is not None:
         warn_caller(message, ConvergenceWarning)
 
@@ -326,21 +326,20 @@ def of_certificate(report: Mapping[str, object], d: int, *, explored: bool) -> s
     )
 
 
-def _of_direction(sampler: Layer, score_fn: Score, d: int) -> str | None:
-    """Say along which direction of d features the draws of a sampler are wrong, if there are calls left for that."""
-    tally = score_fn.tally
+def _of_direction(sampler: Layer, score_fn: Score) -> str | None:
+    """Say along which direction the draws of a sampler are wrong, if there are calls left to see that."""
+    tally, whitening = score_fn.tally, sampler.whitening
     is_affordable = tally.limit is None or tally.limit - tally.total >= MOST_CALLS
-    found = worst_difference(sampler, score_fn, sampler.seed ^ 3) if is_affordable and d <= MAX_FEATURES else None
+    if not is_affordable or sampler.n_features > MAX_FEATURES:
+        return None
+    tally.begin(CERTIFICATE)
+    u = sampler.sample_in_u(N_DRAWS, torch.Generator(score_fn.device).manual_seed(sampler.seed ^ 3))
+    found = worst_difference(whitening.pull_back(score_fn.double), u, whitening.push_forward(u))
     if found is None:
         return None
-    loadings, step = found
-    largest = loadings.abs().argsort(descending=True)[:3].tolist()
-    names = ", ".join(f"{loadings[i]:+.2f} with {score_fn.label(i)}" for i in largest)
     return (
-        f"The draws are wrong along a direction, whose correlations are {names}. Given all else, the target has "
-        f"{step.scale:.2g} times their standard deviation, {step.range:.2g} times their 99.8% range, and its mean "
-        f"is {step.shift:+.2f} of these away. Raise the `effort` of whiten=Pilot(...), or reparametrise the "
-        "model so that these parameters depend less on each other."
+        f"The draws are wrong along {found.words(score_fn.label)}. Raise the `effort` of whiten=Pilot(...), or "
+        "reparametrise the model so that these parameters depend less on each other."
     )
 
 

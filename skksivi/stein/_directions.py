@@ -9,6 +9,7 @@ density is an integral of the score along a line, so it is known also where no d
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -17,10 +18,9 @@ from scipy.interpolate import PchipInterpolator
 from torch import Tensor
 
 from skksivi._utils.arrays import as_array, as_tensor
-from skksivi.families._samplers import Layer
-from skksivi.score._score import DifferentiableScore, Score, ScoreFunction
+from skksivi.score._score import DifferentiableScore, ScoreFunction
 
-#: Draws of the fit, and how many of their scores are asked for.
+#: Draws that are enough, and how many of their scores are asked for.
 N_DRAWS, N_SCORES = 20_000, 200
 
 #: Directions at most, the most from which they are chosen, and the least eigenvalue of one.
@@ -81,18 +81,43 @@ class Step(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """A direction along which a fit is wrong: its correlations (d,) with the coordinates, and what a step changes."""
+    """A direction along which draws are wrong.
+
+    Attributes
+    ----------
+    correlations : Tensor of shape (d,)
+        Of the coordinates with it.
+    step : Step
+        What a Gibbs step changes along it.
+    """
 
     correlations: Tensor
     step: Step
 
+    def words(self, label: Callable[[int], str]) -> str:
+        """Describe it, given the names of coordinates."""
+        largest = self.correlations.abs().argsort(descending=True)[:3].tolist()
+        names = ", ".join(f"{self.correlations[i]:+.2f} with {label(i)}" for i in largest)
+        return (
+            f"a direction whose correlations are {names}: given all else, the target has {self.step.scale:.2g} times "
+            f"their standard deviation, {self.step.range:.2g} times their 99.8% range, and its mean is "
+            f"{self.step.shift:+.2f} of these away"
+        )
+
 
 @torch.no_grad()
-def worst_difference(sampler: Layer, score: Score, seed: int) -> Difference | None:
-    """Return the first of the leading directions along which a fit is wrong, None if there is none."""
-    generator = torch.Generator(score.device).manual_seed(seed)
-    u, score_u = sampler.sample_in_u(N_DRAWS, generator), sampler.whitening.pull_back(score.double)
-    off = score_u(u[:N_SCORES]) + u[:N_SCORES]
+def worst_difference(score_u: DifferentiableScore, u: Tensor, x: Tensor) -> Difference | None:
+    """Return the first of the leading directions along which draws are wrong, None if there is none.
+
+    Parameters
+    ----------
+    score_u : callable
+        The score of the target in whitened coordinates, for float64 points.
+    u, x : Tensor of shape (n, d)
+        The same draws in whitened coordinates and in those of the target.
+    """
+    n = min(N_SCORES, len(u) // 2)
+    off = score_u(u[:n]) + u[:n]
     if not off.isfinite().all():
         return None
     for v in leading_directions(score_u, u[0], off).mT:
@@ -101,7 +126,6 @@ def worst_difference(sampler: Layer, score: Score, seed: int) -> Difference | No
             if step is None or not step.matters:
                 break
         else:
-            x = sampler.whitening.push_forward(u)
             return Difference(torch.corrcoef(torch.cat([(u @ v)[None], x.mT]))[0, 1:], step)
     return None
 
@@ -109,8 +133,8 @@ def worst_difference(sampler: Layer, score: Score, seed: int) -> Difference | No
 def leading_directions(score_u: DifferentiableScore, u: Tensor, off: Tensor) -> Tensor:
     r"""Return the directions (d, k) in which values of :math:`s(u) + u` (n, d) are largest.
 
-    In the space of the leading eigenvectors they are turned to those of the Jacobian at a draw u (d,). Where directions
-    are independent and alike, the former are any mixtures of them, and the latter are the directions themselves.
+    In the space of the leading eigenvectors they are turned to those of the Jacobian at a draw u (d,). Where
+    directions are independent and alike, the former are any mixtures of them, the latter the directions themselves.
     """
     sizes, V = torch.linalg.eigh(off.mT @ off / len(off))
     W = V[:, sizes > LEAST][:, -N_TURNED:]

@@ -130,7 +130,10 @@ def _along_direction(view: View, x: Tensor) -> Check | None:
         return None
     words, todo = found.words(view.score.label), view.advice("whiten", "mixing", "max_iter", "n_warmup")
     return judged(
-        "shape", found.step.range, f"Gibbs steps change {words}", f"The draws are wrong along {words}: {todo}."
+        "shape",
+        found.step.range,
+        "Gibbs steps along a direction leave the draws' distribution",
+        f"The draws are wrong along {words}: {todo}.",
     )
 
 

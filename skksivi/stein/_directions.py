@@ -24,7 +24,7 @@ from skksivi.score._score import DifferentiableScore, ScoreFunction
 N_DRAWS, N_SCORES = 20_000, 200
 
 #: Directions at most, the most from which they are chosen, and the least eigenvalue of one.
-N_DIRECTIONS, N_TURNED, LEAST = 2, 10, 0.1
+N_DIRECTIONS, N_TURNED, LEAST = 2, 10, 0.05
 
 #: Lines and nodes of each, at first and where they show a difference; half their length and the unit of the nodes.
 LINES, REACH, UNIT = ((16, 33), (48, 49)), 30.0, 0.3

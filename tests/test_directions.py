@@ -1,0 +1,124 @@
+"""Gibbs steps along directions: they leave draws of the target as they are and show what others lack."""
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from skksivi import KSIVIApproximator, diagnose
+from skksivi.stein._directions import conditionals, gibbs_step, leading_directions, worst_difference
+from skksivi.targets import from_score_fn
+
+#: Scores of one variable, what they are the scores of, and its mean and standard deviation.
+KINDS = {
+    "t3": (lambda z: -4 * z / (3 + z**2), stats.t(3)),
+    "double exponential": (lambda z: -math.sqrt(2) * (20 * z).tanh(), stats.laplace(scale=0.5**0.5)),
+    "Gumbel": (lambda z: (-z).exp() - 1, stats.gumbel_r()),
+}
+
+
+def rotated(d, seed):
+    return np.linalg.qr(np.random.RandomState(seed).normal(size=(d, d)))[0]
+
+
+def independent(kind, k, Q):
+    """A target of k variables of a kind along the first columns of Q, normal along the others."""
+    score, Q = KINDS[kind][0], torch.as_tensor(Q)
+
+    def score_fn(x):
+        z = x @ Q.to(x)
+        return torch.cat([score(z[:, :k]), -z[:, k:]], 1) @ Q.mT.to(x)
+
+    return from_score_fn(score_fn, n_features=len(Q))
+
+
+def as_score(target):
+    from skksivi.score._target import resolve_score
+
+    return resolve_score(target, None, dtype=torch.float64, device=torch.device("cpu"))
+
+
+def draws(kind, k, Q, n, seed):
+    """Exact draws (n, d), standardised along each column of Q, and their map."""
+    rng, d = np.random.RandomState(seed), len(Q)
+    z = rng.normal(size=(n, d))
+    z[:, :k] = KINDS[kind][1].rvs((n, k), random_state=rng)
+    return torch.as_tensor(z @ Q.T)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("d", [2, 20])
+def test_exact_draws_are_not_accused(kind, d):
+    Q = rotated(d, 0)
+    score = as_score(independent(kind, 1, Q))
+    for seed in range(3):
+        u = draws(kind, 1, Q, 20_000, seed)
+        assert worst_difference(score, u, u) is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("d", "k"), [(5, 1), (20, 1), pytest.param(20, 3, marks=pytest.mark.slow)])
+def test_a_fit_that_lacks_a_tail_is_told_with_its_direction(kind, d, k):
+    """The Gaussian of the right moments: 99.8% of a t3 are twice as wide, those of the others a third or a fifth."""
+    Q, variable = rotated(d, 1), KINDS[kind][1]
+    mean, sd = np.zeros(d), np.ones(d)
+    mean[:k], sd[:k] = variable.mean() / 2, variable.std() / 2
+    start = Q @ mean, np.linalg.cholesky(Q * sd**2 @ Q.T)
+    target = independent(kind, k, Q)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        q = KSIVIApproximator(whiten=start, train=False, random_state=0).fit(target)
+    assert len(caught) == 1, [str(w.message) for w in caught]
+    found = worst_difference(*in_whitened(q, target))
+    along = np.abs(found.correlations.numpy() @ Q)
+    assert along.argmax() < k
+    assert found.step.scale > 1.2
+    assert diagnose(q, target, random_state=0)["shape"].verdict == "warn"
+
+
+def in_whitened(q, target, n=20_000):
+    u = q.sampler_.sample_in_u(n, torch.Generator().manual_seed(0))
+    return q.whitening_.pull_back(as_score(target).double), u, q.whitening_.push_forward(u)
+
+
+def test_directions_that_are_alike_are_told_from_each_other():
+    Q = rotated(10, 2)
+    score = as_score(independent("t3", 3, Q))
+    u = torch.randn(300, 10, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    V = leading_directions(score, u[0], score(u).detach() + u).numpy()
+    np.testing.assert_allclose(np.abs(Q[:, :3].T @ V).max(0), 1, atol=1e-6)
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.5, 0.95])
+def test_conditionals_of_a_gaussian_are_gaussian(correlation):
+    P = torch.linalg.inv(torch.tensor([[1.0, correlation], [correlation, 1.0]], dtype=torch.float64))
+    u = torch.tensor([[0.0, 0.0], [1.0, -1.0], [0.3, 2.0]], dtype=torch.float64)
+    t, p, kept = conditionals(lambda x: -x @ P, u, torch.tensor([1.0, 0.0]).double(), 33)
+    assert kept.all()
+    mean = p @ t
+    np.testing.assert_allclose(u[:, 0].numpy() + mean, correlation * u[:, 1].numpy(), atol=2e-3)
+    np.testing.assert_allclose(p @ t**2 - mean**2, 1 - correlation**2, rtol=0.02)
+
+
+def test_a_step_shows_a_shift_and_a_scale():
+    u = torch.randn(20_000, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    v = torch.tensor([0.0, 0.6, 0.8]).double()
+    step = gibbs_step(lambda x: -(x - v) / (1 + 3 * v.square()), u, torch.tensor([1.0, 0.0, 0.0]).double(), 16, 33)
+    assert abs(step.shift) < 0.05
+    assert not step.matters
+    step = gibbs_step(lambda x: -(x - 2 * v) / 4, u, v, 16, 33)
+    assert step.shift == pytest.approx(2, abs=0.05)
+    assert step.scale == pytest.approx(2, abs=0.05)
+    assert step.range == pytest.approx(2, abs=0.2)
+    assert step.matters
+
+
+def test_a_score_that_ends_is_left_alone():
+    u, v = (
+        torch.randn(1000, 2, generator=torch.Generator().manual_seed(0)).double(),
+        torch.tensor([1.0, 0.0]).double(),
+    )
+    assert gibbs_step(lambda x: -x.where(x.abs() < 5, torch.nan), u, v, 16, 33) is None

@@ -96,8 +96,8 @@ def check_ends(view: View, geometry: Geometry) -> tuple[Check, Check]:
     cells = fitted_cells(geometry.cells, torch.cat([x, late]))  # a fit to the draws alone would suit only them
     draws, ends = heights(cells, x), heights(cells, late).view(*geometry.ends.shape[:2], -1)
     sides = (torch.cat([h, -h[..., 1:]], -1) for h in (draws, ends))
-    shape = _shape(view, ends_apart(draws, ends))
-    return _tails(view, ends_beyond(*sides)), shape if shape.remedy else _along_direction(view, x) or shape
+    tails, shape = _tails(view, ends_beyond(*sides)), _shape(view, ends_apart(draws, ends))
+    return tails, shape if tails.remedy or shape.remedy else _along_direction(view, x) or shape
 
 
 def _tails(view: View, beyond: Difference) -> Check:

@@ -97,7 +97,7 @@ def check_ends(view: View, geometry: Geometry) -> tuple[Check, Check]:
     draws, ends = heights(cells, x), heights(cells, late).view(*geometry.ends.shape[:2], -1)
     sides = (torch.cat([h, -h[..., 1:]], -1) for h in (draws, ends))
     tails, shape = _tails(view, ends_beyond(*sides)), _shape(view, ends_apart(draws, ends))
-    return tails, shape if tails.remedy or shape.remedy else _along_direction(view, x) or shape
+    return tails, shape if shape.remedy else _along_direction(view, x) or shape
 
 
 def _tails(view: View, beyond: Difference) -> Check:

@@ -100,8 +100,8 @@ class Difference(NamedTuple):
         names = ", ".join(f"{self.correlations[i]:+.2f} with {label(i)}" for i in largest)
         return (
             f"a direction whose correlations are {names}: given all else, the target there is {self.step.scale:.2g} "
-            f"times as wide in standard deviations and {self.step.range:.2g} times in its 99.8% range, and its mean is "
-            f"{self.step.shift:+.2f} standard deviations away"
+            f"times as wide in standard deviations and {self.step.range:.2g} times in its 99.8% range, and its mean "
+            f"is {self.step.shift:+.2f} standard deviations away"
         )
 
 

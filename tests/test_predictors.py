@@ -27,9 +27,10 @@ from sklearn.utils.estimator_checks import (
     parametrize_with_checks,
 )
 
-from skksivi import KSIVIApproximator, KSIVIClassifier, KSIVIRegressor, predictors
+from skksivi import KSIVIApproximator, KSIVIClassifier, KSIVIRegressor
 from skksivi.baselines import MALA, SVGD, Laplace, MeanFieldVI
 from skksivi.parameters import Pilot, Scale
+from skksivi.predictors import _predictors
 from skksivi.predictors._predictors import trained_weights
 from skksivi.targets import BayesianNeuralNetwork
 
@@ -410,7 +411,7 @@ def test_predictions_of_many_rows_are_made_in_parts(model, monkeypatch):
         sizes.append(outputs(self, X).shape)
         return outputs(self, X)
 
-    monkeypatch.setattr(predictors, "CHUNK", 50 * 7)
+    monkeypatch.setattr(_predictors, "CHUNK", 50 * 7)
     monkeypatch.setattr(KSIVIRegressor, "_outputs", recorded)
     for one, other in zip(predictions(m), whole, strict=True):
         np.testing.assert_allclose(one, other)

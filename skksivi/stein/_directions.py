@@ -9,6 +9,7 @@ density is an integral of the score along a line, so it is known also where no d
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -43,8 +44,8 @@ TAIL = 1e-3
 WHOLE = 0.5
 
 #: Differences that do not matter: of the means, in standard deviations, and of the logarithms of the standard
-#: deviations and of the ranges; standard errors that are noise.
-MOST_SHIFT, MOST_SCALE, MOST_RANGE, N_SE = 0.25, 0.2, 0.3, 3
+#: deviations and of the ranges; standard errors that are noise, and those of the draws in a tail.
+MOST_SHIFT, MOST_SCALE, MOST_RANGE, N_SE, N_SE_TAIL = 0.25, 0.2, 0.25, 3, 1.5
 
 
 class Step(NamedTuple):
@@ -55,11 +56,10 @@ class Step(NamedTuple):
     shift, shift_se : float
         The change of the mean and its standard error.
     scale, scale_se : float
-        The ratio of the standard deviations and its standard error.
-    range : float
-        The ratio of the ranges that hold 99.8%.
-    range_is_whole : bool
-        Whether a line alone reaches over that range, and not only all lines together, which are few.
+        The ratio of the standard deviations, and the standard error of its logarithm.
+    range, least_range, most_range : float
+        The ratio of the ranges that hold 99.8%, and its bounds by the noise of the draws' range; the second is
+        infinite where no line alone reaches over that range, but only all lines together, which are few.
     """
 
     shift: float
@@ -67,16 +67,17 @@ class Step(NamedTuple):
     scale: float
     scale_se: float
     range: float
-    range_is_whole: bool
+    least_range: float
+    most_range: float
 
     @property
     def matters(self) -> bool:
         """Whether the draws are far enough from the target to say so."""
         return (
             abs(self.shift) > MOST_SHIFT + N_SE * self.shift_se
-            or abs(np.log(self.scale)) > MOST_SCALE + N_SE * self.scale_se
-            or np.log(self.range) > MOST_RANGE
-            or (self.range_is_whole and np.log(self.range) < -MOST_RANGE)
+            or abs(math.log(self.scale)) > MOST_SCALE + N_SE * self.scale_se
+            or math.log(self.least_range) > MOST_RANGE
+            or math.log(self.most_range) < -MOST_RANGE
         )
 
 
@@ -167,9 +168,16 @@ def gibbs_step(score_u: ScoreFunction, u: Tensor, v: Tensor, n_lines: int, n_nod
     variance = max(square - mean**2, np.finfo(float).tiny)
     order = after.ravel().argsort()
     places, levels = after.ravel()[order], p.ravel()[order].cumsum() / len(p)
-    (low, high), (first, last) = np.interp([TAIL, 1 - TAIL], levels, places), np.quantile(own, [TAIL, 1 - TAIL])
+    low, high = np.interp([TAIL, 1 - TAIL], levels, places)
+    tails = (TAIL + np.array([0, -1, 1]) * N_SE_TAIL * (TAIL / len(own)) ** 0.5).clip(
+        0
+    )  # and what their noise allows
+    first, last = np.quantile(own, [tails, 1 - tails])
+    ratio, least, most = (high - low) / (last - first)
     is_whole = moments[:, 0].std() < WHOLE * variance**0.5
-    return Step(mean, se[0], variance**0.5, se[1] / (2 * variance), (high - low) / (last - first), bool(is_whole))
+    most = most if is_whole else math.inf
+    own_se = ((own**4).mean() - 1) ** 0.5 / (2 * len(own) ** 0.5)  # of the logarithm of a standard deviation
+    return Step(mean, se[0], variance**0.5, math.hypot(se[1] / (2 * variance), own_se), ratio, least, most)
 
 
 def conditionals(

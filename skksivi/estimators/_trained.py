@@ -327,20 +327,19 @@ def of_certificate(report: Mapping[str, object], d: int, *, explored: bool) -> s
 
 
 def _of_direction(sampler: Layer, score_fn: Score) -> str | None:
-    """Say along which direction the draws of a sampler are wrong, if there are calls left to see that."""
+    """Say along which direction the draws of a sampler are wrong, if that takes no more calls than are left."""
     tally, whitening = score_fn.tally, sampler.whitening
     is_affordable = tally.limit is None or tally.limit - tally.total >= MOST_CALLS
-    if not is_affordable or sampler.n_features > MAX_FEATURES:
+    if not is_affordable or score_fn.minibatch is not None or sampler.n_features > MAX_FEATURES:
         return None
     tally.begin(CERTIFICATE)
     u = sampler.sample_in_u(N_DRAWS, torch.Generator(score_fn.device).manual_seed(sampler.seed ^ 3))
     found = worst_difference(whitening.pull_back(score_fn.double), u, whitening.push_forward(u))
     if found is None:
         return None
-    return (
-        f"The draws are wrong along {found.words(score_fn.label)}. Raise the `effort` of whiten=Pilot(...), or "
-        "reparametrise the model so that these parameters depend less on each other."
-    )
+    todo = "Raise the `effort` of whiten=Pilot(...), or reparametrise the model so that these parameters depend less"
+    todo = f"{todo} on each other" if whitening.sd is not None else _todo(whitening)
+    return f"The draws are wrong along {found.words(score_fn.label)}. {todo}."
 
 
 def _is_unknown(found: object, d: int) -> bool:

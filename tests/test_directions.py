@@ -10,7 +10,7 @@ from scipy import stats
 
 from skksivi import KSIVIApproximator, diagnose
 from skksivi.stein._directions import conditionals, gibbs_step, leading_directions, worst_difference
-from skksivi.targets import from_score_fn
+from skksivi.targets import Banana, Multimodal, StudentT, XShaped, from_score_fn
 
 #: Scores of one variable, what they are the scores of, and its mean and standard deviation.
 KINDS = {
@@ -82,6 +82,13 @@ def test_a_fit_that_lacks_a_tail_is_told_with_its_direction(kind, d, k):
 def in_whitened(q, target, n=20_000):
     u = q.sampler_.sample_in_u(n, torch.Generator().manual_seed(0))
     return q.whitening_.pull_back(as_score(target).double), u, q.whitening_.push_forward(u)
+
+
+@pytest.mark.parametrize("target", [XShaped(), Multimodal(), StudentT(), Banana()], ids=str)
+def test_default_fits_are_not_accused(target):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        KSIVIApproximator(random_state=1).fit(target)
 
 
 def test_directions_that_are_alike_are_told_from_each_other():

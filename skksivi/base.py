@@ -37,7 +37,7 @@ from skksivi.parameters import Constrained, Constraints, Interval, ParameterObje
 from skksivi.score._improper import check_proper
 from skksivi.score._score import CarriesScore, Score, is_target
 from skksivi.score._tally import Stage, Tally
-from skksivi.score._target import TargetOrScore, moved, resolve_score, unwrapped
+from skksivi.score._target import TargetOrScore, on_device, resolve_score, unwrapped
 from skksivi.stein._discrepancy import FixedKernelKSD
 from skksivi.targets._base import from_score_fn
 from skksivi.training._hooks import PILOT_PARTS, Callbacks, StageReport
@@ -344,7 +344,7 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
         if not (is_target(X) or callable(X)):
             return float(np.mean(self.score_samples(X)))
         device = resolve_device(self.device)
-        X = moved(X, device=device)
+        X = on_device(X, device=device)
         score_fn, n_features = unwrapped(X, getattr(X, "n_features", self.n_features_in_))
         if n_features != self.n_features_in_:
             raise ValueError(f"`X` is a target of {n_features} features, expected {self.n_features_in_} as in `fit`.")

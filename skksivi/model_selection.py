@@ -27,7 +27,7 @@ from skksivi.inference._importance import importance_sample
 from skksivi.kernels import IMQ
 from skksivi.metrics import energy_distance, sliced_wasserstein
 from skksivi.score._score import ScoreFunction, function_of, is_target
-from skksivi.score._target import TargetOrScore, moved
+from skksivi.score._target import TargetOrScore, on_device
 from skksivi.stein._discrepancy import FixedKernelKSD
 from skksivi.targets._base import Target
 from skksivi.training._run import ordinary_mode
@@ -298,7 +298,7 @@ class _NegKSD:
         device = resolve_device(getattr(estimator, "device", "cpu"))
         with ordinary_mode(device):
             x = as_tensor(draws, dtype=torch.float64, device=device)
-            judge = FixedKernelKSD(_score_fn(moved(X, device=device), x.shape[1]), x.shape[1], device)
+            judge = FixedKernelKSD(_score_fn(on_device(X, device=device), x.shape[1]), x.shape[1], device)
             terms = [_imq_term(judge, x, c) for c in self.widths]
             return compared(estimator, X, _rounded(-float(np.mean([*terms, _linear_term(judge, x)]))))
 

@@ -401,7 +401,7 @@ Schedule = float | Callable[[float], float]
 Annealing = str | Callable[[float], float] | None
 
 
-def pilot_of(whiten: Whiten) -> Pilot | None:
+def chains_of(whiten: Whiten) -> Pilot | None:
     """Return the chains that a parameter `whiten` asks for, None if for none."""
     if isinstance(whiten, str):
         return Pilot(whiten) if whiten in ("auto", "diagonal") else None
@@ -423,7 +423,7 @@ def keeps_last(early_stopping: str | bool | float | Plateau | None) -> bool:
 def expanded(name: str, value: object) -> ParameterObject | None:
     """Return the object that a value of a parameter abbreviates, None if it abbreviates none."""
     if name == "whiten" and isinstance(value, str):
-        return pilot_of(value)
+        return chains_of(value)
     if name == "early_stopping" and isinstance(value, Real):
         return plateau_of(float(value) if not isinstance(value, bool) else value)
     if name == "checkpoint" and isinstance(value, str | os.PathLike):

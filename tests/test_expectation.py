@@ -17,7 +17,7 @@ from skksivi._utils.control_variates import cross_fitted
 from skksivi.baselines import Laplace
 from skksivi.coordinates._affine import Affine
 from skksivi.families._derived import Reweighted
-from skksivi.inference._expectation import Draws, control_variates, mean_and_se
+from skksivi.inference._expectation import WeightedDraws, control_variates, mean_and_se
 from skksivi.pilot._masses import Cells
 from skksivi.targets import Banana, BayesianLogisticRegression, Minibatches, from_score_fn
 
@@ -91,7 +91,7 @@ def test_control_variates_have_mean_zero():
     x, s = map(torch.as_tensor, gumbel(np.random.RandomState(0), 100_000, 3))
     m, L = torch.zeros(3).double(), torch.tensor([[2.0, 0, 0], [0.5, 1, 0], [-0.3, 0.2, 0.5]]).double()
     w = torch.full_like(x[:, 0], 1 / len(x))
-    sets = control_variates(Draws(x, s, w, torch.arange(len(x)), Affine(m, L), 0))
+    sets = control_variates(WeightedDraws(x, s, w, torch.arange(len(x)), Affine(m, L), 0))
     assert [f.shape[1] for f in sets] == [3, 6, 9]
     for f in sets:
         mean, se = mean_and_se(f, w, torch.arange(len(x)))
@@ -190,7 +190,7 @@ def test_few_draws_have_few_control_variates_or_none():
         X = normal_array(n, d)
         assert expectation(X, -X, products).n_control_variates.max() <= most
         x = torch.as_tensor(X)
-        sets = control_variates(Draws(x, -x, torch.ones(n) / n, torch.arange(n), None, 0))
+        sets = control_variates(WeightedDraws(x, -x, torch.ones(n) / n, torch.arange(n), None, 0))
         assert max([f.shape[1] for f in sets], default=0) == most
     X = normal_array(79, 2)
     found = expectation(X, -X)

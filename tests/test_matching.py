@@ -3,7 +3,7 @@
 import torch
 from plain_targets import generator, normal
 
-from skksivi.pilot._matching import MATCHING, Parameters, score_matched
+from skksivi.pilot._matching import MATCHING, MixtureParameters, score_matched
 from skksivi.pilot._mixture import Components, fitted_mixture
 
 
@@ -22,7 +22,7 @@ def divergence(p, q, n=20_000):
 
 
 def test_parameters_tell_the_mixture():
-    for of, back in zip(crescent(), Parameters.of(crescent()).mixture(), strict=True):
+    for of, back in zip(crescent(), MixtureParameters.of(crescent()).mixture(), strict=True):
         torch.testing.assert_close(back, of)
 
 
@@ -31,7 +31,7 @@ def test_the_objective_is_that_of_the_density_and_its_gradient():
     x = u.clone().requires_grad_()
     (own,) = torch.autograd.grad(q.log_density(x).sum(), x)
     expected = MATCHING.weight * (own - s).square().sum(1) / 2 - q.log_density(u)
-    torch.testing.assert_close(Parameters.of(crescent()).losses(u, s), expected)
+    torch.testing.assert_close(MixtureParameters.of(crescent()).losses(u, s), expected)
 
 
 def test_a_mixture_moves_to_the_target_by_few_points():

@@ -15,7 +15,16 @@ from skksivi.baselines import Laplace
 from skksivi.coordinates._affine import Affine
 from skksivi.families._derived import Reweighted
 from skksivi.parameters import Pilot
-from skksivi.pilot._masses import MASSES, Cells, log_densities, log_proposal, mass, normalised, propose, weighed
+from skksivi.pilot._masses import (
+    MASSES,
+    Cells,
+    log_densities,
+    log_proposal,
+    mass,
+    normalised,
+    propose,
+    with_mode_weights,
+)
 from skksivi.pilot._points import PilotPoints
 from skksivi.targets import EightGaussians, Multimodal, Target
 from skksivi.training._run import Fit
@@ -79,10 +88,10 @@ def test_a_pilot_is_given_the_masses_of_its_modes():
     student = torch.randn(6000, 2, generator=generator, dtype=torch.float64) / (chi / 3).sqrt()[:, None]
     gaussian = 20 + torch.randn(6000, 2, generator=generator, dtype=torch.float64)
     pilot = PilotPoints(torch.cat([student, gaussian]), [6000, 6000], torch.zeros(2), converged=True)
-    n = weighed(as_score(score_fn), pilot, generator).n_of_mode
+    n = with_mode_weights(as_score(score_fn), pilot, generator).n_of_mode
     assert abs(n[1] / sum(n) - 0.3) < 0.05
     right = PilotPoints(torch.cat([student, gaussian[:2571]]), [6000, 2571], torch.zeros(2), converged=True)
-    assert weighed(as_score(score_fn), right, generator) is right
+    assert with_mode_weights(as_score(score_fn), right, generator) is right
 
 
 @pytest.fixture(scope="module")

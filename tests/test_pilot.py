@@ -25,7 +25,7 @@ from scipy.special import digamma, polygamma
 
 from skksivi.coordinates._affine import Affine
 from skksivi.coordinates._lines import kronrod, lobatto, lobatto_nodes, log_ratio
-from skksivi.pilot._chains import Ensemble, find_pilot, langevin, lower_bound, metropolis, narrowed
+from skksivi.pilot._chains import EnsembleState, find_pilot, langevin, lower_bound, metropolis, narrowed
 from skksivi.pilot._gaussian import batch_and_match, covariance_root, score_divergence
 from skksivi.pilot._modes import ModeMaps, find_modes
 from skksivi.pilot._newton import search_modes
@@ -204,7 +204,7 @@ def test_the_covariance_of_langevin_steps_is_exact_for_a_gaussian():
     """Four standard errors of a variance over 40,000 chains; the Euler scheme would give 1 / (1 - h / 2) = 1.05."""
     n, L = 40_000, torch.tensor([[2.0, 0.0], [30.0, 0.5]]).double()
     precision = torch.cholesky_inverse(L)
-    x, _ = langevin(lambda x: -x @ precision, Ensemble(normal(n, 2) @ L.mT, L), generator())
+    x, _ = langevin(lambda x: -x @ precision, EnsembleState(normal(n, 2) @ L.mT, L), generator())
     u = torch.linalg.solve(L, x.mT).mT
     margin = 4 * ((1 + torch.eye(2).double()) / n).sqrt()
     assert ((u.mT @ u / n - torch.eye(2).double()).abs() < margin).all()
@@ -215,10 +215,10 @@ def test_chains_that_leave_the_finite_numbers_go_on_from_the_place_of_others():
     def score_fn(x):
         return torch.where(x > 3, torch.inf, -x)
 
-    x, _ = langevin(score_fn, Ensemble(normal(1000, 1), torch.eye(1).double()), generator())
+    x, _ = langevin(score_fn, EnsembleState(normal(1000, 1), torch.eye(1).double()), generator())
     assert x.isfinite().all()
     with pytest.raises(ValueError, match="wrong sign"):
-        langevin(lambda x: x / 0, Ensemble(normal(10, 1), torch.eye(1).double()), generator())
+        langevin(lambda x: x / 0, EnsembleState(normal(10, 1), torch.eye(1).double()), generator())
 
 
 def standardised_gamma(x):
@@ -239,7 +239,7 @@ STATIONARY = {
 
 def departures(score_fn, start, standardise):
     """The first three moments over chains from `start`, and their standard errors: chains are independent."""
-    kept, _ = metropolis(score_fn, Ensemble(start, torch.eye(start.shape[1]).double()), generator())
+    kept, _ = metropolis(score_fn, EnsembleState(start, torch.eye(start.shape[1]).double()), generator())
     powers = torch.stack([standardise(kept) ** k for k in (1, 2, 3)]).mean((1, 3))  # (3, n)
     return powers.mean(1), powers.std(1) / math.sqrt(len(start))
 
@@ -263,7 +263,7 @@ def test_metropolis_never_accepts_a_place_without_a_finite_score():
     def score_fn(x):
         return torch.where(x < 0, torch.nan, 1 - x)
 
-    kept, _ = metropolis(score_fn, Ensemble(normal(200, 1).abs() + 0.1, torch.eye(1).double()), generator())
+    kept, _ = metropolis(score_fn, EnsembleState(normal(200, 1).abs() + 0.1, torch.eye(1).double()), generator())
     assert (kept >= 0).all()
 
 

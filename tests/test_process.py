@@ -11,7 +11,7 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, Matern
 
 from skksivi.predictors import _process
-from skksivi.predictors._process import LEAST_NOISE, PROFILES, Precisions, choose, fit_process, log_density, merged
+from skksivi.predictors._process import LEAST_NOISE, PROFILES, Precisions, choose, fit_process, log_evidence, merged
 
 RNG = np.random.RandomState(0)
 X = RNG.normal(size=(40, 2))
@@ -39,7 +39,7 @@ def test_the_evidence_is_the_density_of_y(profile):
 
     def of_data(theta):
         means, spreads = _process.before(5, 2)
-        return log_density(theta, profile, x, y, w) + ((theta - means) / spreads).square().sum() / 2
+        return log_evidence(theta, profile, x, y, w) + ((theta - means) / spreads).square().sum() / 2
 
     expected = multivariate_normal(np.zeros(40), K).logpdf(Y) + 20 * np.log(2 * np.pi)
     assert float(of_data(THETA)) == pytest.approx(expected, rel=1e-6)
@@ -81,7 +81,7 @@ def test_the_evidence_is_finite_wherever_it_is_searched(rows, log10_gap, corner,
     for k in (2, 4, 6):
         means, spreads = _process.before(k, 3)
         theta = means + _process.FAR * spreads * torch.tensor(corner[:k], dtype=torch.float64)
-        assert all(log_density(theta, profile, x, y, w).isfinite() for profile in PROFILES)
+        assert all(log_evidence(theta, profile, x, y, w).isfinite() for profile in PROFILES)
 
 
 @pytest.mark.parametrize("profile", PROFILES)

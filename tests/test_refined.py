@@ -15,14 +15,14 @@ from skksivi.coordinates._affine import Affine
 from skksivi.mixing import GaussianMixtureDraws
 from skksivi.pilot._importance import (
     IMPORTANCE,
-    Draws,
+    PartedDraws,
     Wider,
     along_lines,
-    moments,
     pilot_with,
-    refined,
+    refined_pilot,
     resampled,
     standard_pilot,
+    target_moments,
     without_wrong_density,
 )
 from skksivi.pilot._mixture import Components
@@ -74,8 +74,8 @@ def test_control_variates_are_fitted_to_other_draws():
 @pytest.mark.parametrize("d", [1, 4])
 def test_corrected_points_have_better_moments(d):
     u = gumbel(40 * 32, d).view(40, 32, d)
-    draws = Draws(u, gumbel_score(u))
-    by = moments(draws)
+    draws = PartedDraws(u, gumbel_score(u))
+    by = target_moments(draws)
     points = pilot_with(draws.points, by).x
     before, after = ((a.flatten(0, -2).mean(0) - np.euler_gamma).abs().max() for a in (u, points))
     assert after < 0.5 * before
@@ -89,7 +89,7 @@ def test_standard_errors_of_moments_are_right():
     beyond = []
     for seed in range(200):
         u = gumbel(20 * 32, 2, seed).view(20, 32, 2)
-        by = moments(Draws(u, gumbel_score(u)))
+        by = target_moments(PartedDraws(u, gumbel_score(u)))
         sd = by.root.norm(dim=1)
         beyond += [((by.mean - mean) / sd).abs() > 1.96 * by.mean_se, (sd.log() - log_sd).abs() > 1.96 * by.sd_se]
     assert torch.cat(beyond).double().mean() < 0.09
@@ -100,7 +100,7 @@ def test_moments_of_a_gaussian_are_exact(d, seed):
     m, P, score_fn = gaussian(d, seed)
     root = torch.linalg.cholesky(torch.linalg.inv(P))
     u = m + normal(20 * 32, d, seed=seed + 2).view(20, 32, d) @ root.mT
-    by = moments(Draws(u, score_fn(u)))
+    by = target_moments(PartedDraws(u, score_fn(u)))
     np.testing.assert_allclose(by.mean, m, atol=0.02 * root.norm(dim=1).max())
     np.testing.assert_allclose(by.root @ by.root.mT, root @ root.mT, atol=0.03 * root.square().sum())
 
@@ -175,7 +175,7 @@ def test_nothing_is_drawn_by_what_is_far_from_the_target():
 @given(d=st.integers(1, 8), seed=st.integers(0, 1000))
 def test_a_gaussian_is_accepted_at_once(d, seed):
     pilot, drawn = standard_pilot(origin(d)), []
-    found = refined(as_score(lambda x: -x, d=d), pilot, drawn, generator(seed))
+    found = refined_pilot(as_score(lambda x: -x, d=d), pilot, drawn, generator(seed))
     assert found.converged
     assert len(drawn) == 1
     assert len(found.x) == IMPORTANCE.least_points
@@ -184,8 +184,10 @@ def test_a_gaussian_is_accepted_at_once(d, seed):
 
 def test_rounds_lead_to_a_skewed_target():
     u = gumbel(20 * 32, 3, 0).view(20, 32, 3)
-    draws = Draws(u, gumbel_score(u))
-    found = refined(as_score(gumbel_score, d=3), pilot_with(draws.points, moments(draws)), [], generator(0))
+    draws = PartedDraws(u, gumbel_score(u))
+    found = refined_pilot(
+        as_score(gumbel_score, d=3), pilot_with(draws.points, target_moments(draws)), [], generator(0)
+    )
     assert found.converged
     np.testing.assert_allclose(found.x.mean(0), np.euler_gamma, atol=0.12)
     np.testing.assert_allclose(found.x.std(0), math.pi / 6**0.5, rtol=0.12)

@@ -14,7 +14,7 @@ from skksivi.estimators._trained import of_certificate, of_variances
 from skksivi.families._weights import Certificate
 from skksivi.parameters import Pilot
 from skksivi.pilot import _short
-from skksivi.pilot._hamiltonian import HAMILTONIAN, Chains, disagreement, rhat, trajectory, warmed_up
+from skksivi.pilot._hamiltonian import HAMILTONIAN, ChainStates, disagreement, rhat, trajectory, warmed_up
 from skksivi.pilot._points import MANY_FEATURES
 from skksivi.score._errors import DivergedError
 from skksivi.targets import Target
@@ -28,7 +28,7 @@ def normal_score(x):
 def test_trajectories_leave_the_target_as_it_is(log_prob):
     """Means and variances of 40,000 chains of three features after ten trajectories; five standard errors."""
     x, score = gumbel(40_000, 3), as_score(gumbel_score, log_prob, d=3)
-    chains, moved, noise = Chains.at(score, x, 0.9), 0.0, generator(1)
+    chains, moved, noise = ChainStates.at(score, x, 0.9), 0.0, generator(1)
     for _ in range(10):
         chains = trajectory(score, chains, noise)
         moved = max(moved, (chains.u != x).any(1).double().mean().item())
@@ -45,7 +45,7 @@ def test_chains_that_cannot_move_go_on_from_the_place_of_others():
     def score_fn(x):
         return -x.where(x.abs() < 10, 1e9 * x)
 
-    start = Chains.at(
+    start = ChainStates.at(
         as_score(score_fn, d=1), torch.cat([torch.zeros(31, 1), torch.full((1, 1), 20.0)]).double(), 1.0
     )
     assert warmed_up(as_score(score_fn, d=1), start, generator()).u.abs().max() < 6

@@ -16,7 +16,7 @@ from reference import mala, reference
 from skksivi import HKSIVIApproximator, KSIVIApproximator, paper_settings
 from skksivi.baselines import Laplace
 from skksivi.metrics import sliced_wasserstein
-from skksivi.parameters import pilot_of
+from skksivi.parameters import chains_of
 from skksivi.targets import Target
 
 #: Settings of the fits of a quick run, and draws to judge by.
@@ -72,7 +72,7 @@ def few(q, args):
     """Return what makes a fit quick, nothing if it is not to be."""
     if not args.quick or isinstance(q, Laplace):
         return {}
-    has_chains = pilot_of(getattr(q, "whiten", None)) is not None
+    has_chains = chains_of(getattr(q, "whiten", None)) is not None
     return {name: QUICK[name] for name in QUICK if hasattr(q, name)} | ({"whiten": "laplace"} if has_chains else {})
 
 

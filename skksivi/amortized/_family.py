@@ -64,7 +64,7 @@ class Places(NamedTuple):
     L: Tensor
 
 
-class Draws(NamedTuple):
+class ContextDraws(NamedTuple):
     """Draws x (b, n, d) of b contexts, with u, its conditional score, and the places."""
 
     x: Tensor
@@ -287,11 +287,11 @@ class Conditional(nn.Module):
         mu = z + self.sigma0 * self.residual(torch.cat([z, h[:, None].expand(-1, n, -1)], -1))
         return mu + sigma * xi, (-xi / sigma).detach()
 
-    def draws(self, h: Tensor, n: int, generator: torch.Generator) -> Draws:
+    def draws(self, h: Tensor, n: int, generator: torch.Generator) -> ContextDraws:
         """Draw x at features h (b, p), n for each."""
         places = self.places(h)
         u, conditional = self.draw(h, n, generator)
-        return Draws(places.m[:, None] + u @ places.L.mT, u, conditional, places)
+        return ContextDraws(places.m[:, None] + u @ places.L.mT, u, conditional, places)
 
     def mixture_log_prob(self, x: Tensor, h: Tensor, places: Places | None = None) -> Tensor:
         """Return log q (n,) of x (n, d) at features h (n, p), as if r were zero; `places(h)` may be given."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from skksivi.base import Constraints, Integral, Interval, Real
-from skksivi.baselines._semi_implicit import Drawn, SemiImplicitVI
+from skksivi.baselines._semi_implicit import LayerDraws, SemiImplicitVI
 from skksivi.families._density import log_joint
 from skksivi.families._layer import MultilayerPerceptron, SemiImplicit
 from skksivi.mixing import NormalDraws
@@ -181,7 +181,7 @@ class AISIVI(SemiImplicitVI):
         n_prior = round(self.prior_share * self.n_inner_samples)
 
         def train_flow() -> None:
-            z, _, x, *_ = Drawn.by(family, n, generator)
+            z, _, x, *_ = LayerDraws.by(family, n, generator)
             loss = by_autograd(lambda: -flow.log_density(z, x).mean(), flow)()
             iterate.rate.copy_(rate.value)
             iterate.step(loss)
@@ -189,7 +189,7 @@ class AISIVI(SemiImplicitVI):
         def gradient_fn() -> Tensor:
             for _ in range(self.n_flow_steps if n_prior < self.n_inner_samples else 0):
                 train_flow()
-            drawn = Drawn.by(family, n, generator)
+            drawn = LayerDraws.by(family, n, generator)
             s_q = reverse_score(family, flow, drawn.x, self.n_inner_samples, n_prior, generator)
             f = score_u.with_pullback(drawn.x)[0] - s_q
             drawn.follow(f)

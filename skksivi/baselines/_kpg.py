@@ -11,7 +11,7 @@ from torch import Tensor
 
 from skksivi.base import Constraints
 from skksivi.baselines._points import RADIAL, radial_kernel
-from skksivi.baselines._semi_implicit import Drawn, SemiImplicitVI
+from skksivi.baselines._semi_implicit import LayerDraws, SemiImplicitVI
 from skksivi.families._layer import SemiImplicit
 from skksivi.kernels import Kernel
 from skksivi.parameters import Adam, Annealing, Init, Scale, Whiten
@@ -150,7 +150,7 @@ class KPG(SemiImplicitVI):
         kernel = radial_kernel(self.kernel, self.bandwidth)
 
         def gradient_fn() -> Tensor:
-            drawn = Drawn.by(family, self.batch_size, generator)
+            drawn = LayerDraws.by(family, self.batch_size, generator)
             f = score_u.with_pullback(drawn.x)[0] + drawn.xi / drawn.sigma
             v = kernel_average(drawn.x, f, kernel, self.importance_sampling)
             drawn.follow(v)

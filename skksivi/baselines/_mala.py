@@ -74,7 +74,7 @@ def mala_step(
     return ChainState(v.where(accepted, u), s_v.where(accepted, s)), alpha
 
 
-def adapted(h: Tensor, alpha: Tensor, t: int, target: float) -> Tensor:
+def adapted_step(h: Tensor, alpha: Tensor, t: int, target: float) -> Tensor:
     r"""Return the step size after the t-th step of the warm-up, by Robbins and Monro's rule.
 
     .. math:: \log h_{t + 1} = \log h_t + (t + 1)^{-0.6} (\bar\alpha_t - \alpha^*)
@@ -212,7 +212,7 @@ class MALA(ChainApproximator):
             state, alpha = mala_step(state, score_u, log_ratio, h, generator)
             acceptance.append(alpha.mean())
             if adapts and t < self.n_warmup:
-                h = adapted(h, alpha, t, self.target_acceptance)
+                h = adapted_step(h, alpha, t, self.target_acceptance)
             return state.u
 
         chains, n_iter, ended_by = run_chains(step, self.n_warmup, self.n_draws, self.thin)

@@ -40,19 +40,19 @@ def riesz(D: Tensor, epsilon: float, d: int) -> tuple[Tensor, Tensor]:
     return -half * D.log(), -half / D
 
 
-def gaussian(D: Tensor, epsilon: float, _d: int) -> tuple[Tensor, Tensor]:
+def gaussian_kernel(D: Tensor, epsilon: float, _d: int) -> tuple[Tensor, Tensor]:
     r"""Return the logarithm of :math:`\exp(-D / (2 \epsilon^2))` and its derivative in D."""
     slope = -1 / (2 * epsilon**2)
     return slope * D, torch.full_like(D, slope)
 
 
-def laplace(D: Tensor, epsilon: float, _d: int) -> tuple[Tensor, Tensor]:
+def laplace_kernel(D: Tensor, epsilon: float, _d: int) -> tuple[Tensor, Tensor]:
     r"""Return the logarithm of :math:`\exp(-\sqrt D / \epsilon)` and its derivative in D."""
     distance = D.sqrt()
     return -distance / epsilon, -1 / (2 * epsilon * distance.clamp_min(torch.finfo(D.dtype).tiny ** 0.5))
 
 
-MOLLIFIERS: dict[str, Mollifier] = {"riesz": riesz, "gaussian": gaussian, "laplace": laplace}
+MOLLIFIERS: dict[str, Mollifier] = {"riesz": riesz, "gaussian": gaussian_kernel, "laplace": laplace_kernel}
 
 
 def mied_gradient(x: Tensor, log_p: Tensor, s: Tensor, mollifier: Mollifier, epsilon: float) -> tuple[Tensor, Tensor]:

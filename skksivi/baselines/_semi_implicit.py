@@ -74,7 +74,7 @@ class SemiImplicitVI(Trained):
         return NormalDraws(latent_dim)
 
 
-class Drawn(NamedTuple):
+class LayerDraws(NamedTuple):
     r"""Draws :math:`x = \mu(z) + \sigma \odot \xi` (n, d), and how a layer is moved with them.
 
     Attributes
@@ -93,7 +93,7 @@ class Drawn(NamedTuple):
     pull_layer: Callable[[Tensor, Tensor], object]
 
     @classmethod
-    def by(cls, family: SemiImplicit, n: int, generator: torch.Generator) -> Drawn:
+    def by(cls, family: SemiImplicit, n: int, generator: torch.Generator) -> LayerDraws:
         """Draw n rows."""
         z = family.draw_latent(n, generator)
         mu, sigma, pull_layer = family.conditional_with_pullback(z)

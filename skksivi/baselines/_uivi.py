@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from skksivi.base import Constraints, Integral, Interval
-from skksivi.baselines._semi_implicit import Drawn, SemiImplicitVI
+from skksivi.baselines._semi_implicit import LayerDraws, SemiImplicitVI
 from skksivi.families._layer import Map, SemiImplicit
 from skksivi.parameters import Adam, Annealing, Init, Scale, Whiten
 from skksivi.score._score import DifferentiableScore
@@ -163,7 +163,7 @@ class UIVI(SemiImplicitVI):
         step = next(family.parameters()).new_full((), FIRST_STEP)
 
         def gradient_fn() -> Tensor:
-            drawn = Drawn.by(family, self.batch_size, generator)
+            drawn = LayerDraws.by(family, self.batch_size, generator)
             density = ReverseConditional(family.mean, drawn.x, drawn.sigma)
             chain = HamiltonianChain(density, step, self.n_leapfrog_steps)
             s_q, acceptance = chain.mean_score(drawn.z, self.n_burn_in, self.n_inner_samples, generator)

@@ -26,7 +26,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 #: Functions of one point, which is whatever tree of arrays the user has.
-LogDensity = Callable[[Any], "Array"]
+PointDensity = Callable[[Any], "Array"]
 Constrain = Callable[[Any], Mapping[str, "Array"]]
 
 #: Rows of a block. Every size is compiled anew, which takes longer than many evaluations.
@@ -49,7 +49,7 @@ class JaxTarget(ForeignTarget):
 
     _compiled: Compiled
 
-    def __init__(self, log_density: LogDensity, example: object, constrain_one: Constrain | None = None) -> None:
+    def __init__(self, log_density: PointDensity, example: object, constrain_one: Constrain | None = None) -> None:
         jax = import_library("jax", "jax")
         leaves, self._tree = jax.tree.flatten_with_path(example)
         self._shapes = {
@@ -137,7 +137,7 @@ class JaxTarget(ForeignTarget):
             self.score_vjp = None  # type: ignore[method-assign, assignment]
 
 
-def from_jax(log_density: LogDensity, example: object) -> JaxTarget:
+def from_jax(log_density: PointDensity, example: object) -> JaxTarget:
     """Make a target from a log-density in JAX, which compiles it with its first two derivatives.
 
     It is computed in float32 unless JAX is set to float64, best at the very start of a program, by
@@ -484,7 +484,7 @@ def _canonical(dtype: object) -> np.dtype:
     return import_library("jax", "jax").dtypes.canonicalize_dtype(dtype)
 
 
-def _negative(potential: LogDensity, point: object) -> Array:
+def _negative(potential: PointDensity, point: object) -> Array:
     return -potential(point)
 
 

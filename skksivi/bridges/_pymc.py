@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Function = Callable[[np.ndarray], list[np.ndarray]]
 
 
-class Compiled(NamedTuple):
+class CompiledModel(NamedTuple):
     """Functions of points (n, d)."""
 
     value_and_gradient: Function
@@ -40,7 +40,7 @@ class PymcTarget(BlackBoxTarget):
     With the names of data containers each row of points holds the values of these too, behind its coordinates.
     """
 
-    _compiled: Compiled
+    _compiled: CompiledModel
 
     def __init__(self, model: Model, data: Sequence[str] = ()) -> None:
         start = model.initial_point()
@@ -60,7 +60,7 @@ class PymcTarget(BlackBoxTarget):
     def _parameters(self, X: np.ndarray) -> dict[str, np.ndarray]:
         return dict(zip(self._parameter_names, self._compiled.parameters(X), strict=True))
 
-    def _compile(self) -> Compiled:
+    def _compile(self) -> CompiledModel:
         model = self._model
         shapes = {v: self._shapes[v.name] for v in model.continuous_value_vars}
         data = {model[name]: shape for name, shape in self._data.items()}
@@ -68,7 +68,7 @@ class PymcTarget(BlackBoxTarget):
         # Tests of parameters become a density of zero now, row by row; a vectorised test would fail for all rows.
         rewrite = import_library("pytensor.graph.rewriting.utils", "pymc").rewrite_graph
         log_p = rewrite(model.logp(), include=("canonicalize", "local_check_parameter_to_ninf_switch"))
-        return Compiled(_of_rows([log_p], shapes, data, gradient=True), _of_rows(parameters, shapes))
+        return CompiledModel(_of_rows([log_p], shapes, data, gradient=True), _of_rows(parameters, shapes))
 
     def simulate(self, n: int, names: Sequence[str], seed: int) -> tuple[np.ndarray, list[np.ndarray]]:
         """Draw n points (n, d) from the prior, and the variables of these names that belong to them (n, ...)."""

@@ -21,9 +21,9 @@ from skksivi.diagnostics._checks import (
     check_loss,
     check_ratios,
     check_whitening,
-    weighed_draws,
+    importance_sample_of,
 )
-from skksivi.diagnostics._ends import check_ends
+from skksivi.diagnostics._ends import check_chains
 from skksivi.diagnostics._geometry import check_outliers, geometry_and_modes
 from skksivi.diagnostics._identities import check_means, check_variances, stein_moments
 from skksivi.diagnostics._report import Check, Diagnosis
@@ -178,7 +178,7 @@ def _report(view: View) -> Diagnosis:
         guarded("KSD", check_ksd, view),
         *weight_checks(view),
         guarded("outliers", check_outliers, view, geometry),
-        *check_ends(view, geometry),
+        *check_chains(view, geometry),
         modes,
         guarded("loss plateau", check_loss, view),
         guarded("whitening", check_whitening, view),
@@ -204,7 +204,7 @@ def _report(view: View) -> Diagnosis:
 def weight_checks(view: View) -> tuple[Check, Check]:
     """Make the checks based on importance weights, or say why they are not available."""
     try:
-        sample = weighed_draws(view)
+        sample = importance_sample_of(view)
     except REFUSALS as reason:
         verdict = f"not available: {reason}"
         return Check("Pareto k-hat", math.nan, "", verdict), Check("divergence", math.nan, "", verdict)

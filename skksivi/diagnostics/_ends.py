@@ -31,7 +31,7 @@ LEAST_DRAWS, MAX_FEATURES = 400, 1000
 MAX_PVALUE = 0.01
 
 
-class Difference(NamedTuple):
+class LargestDifference(NamedTuple):
     """The largest difference of ends and draws over directions, its Bonferroni p-value, and the direction."""
 
     value: float
@@ -54,7 +54,7 @@ def heights(cells: Cells, x: Tensor) -> Tensor:
     return found
 
 
-def ends_beyond(draws: Tensor, ends: Tensor) -> Difference:
+def ends_beyond(draws: Tensor, ends: Tensor) -> LargestDifference:
     r"""Find the direction in which the ends (t, m, k) of m chains, at t times, exceed the draws (n, k) most.
 
     If the draws are right, the number of ends beyond the r-th farthest draw is beta-binomial at any time: a count of
@@ -65,10 +65,10 @@ def ends_beyond(draws: Tensor, ends: Tensor) -> Difference:
     beyond = (ends > draws.topk(r, dim=0).values[-1]).double().sum(1).mean(0)
     most = beyond.max().item()
     pvalue = draws.shape[1] * float(betabinom.sf(math.floor(most) - 1, m, r, n + 1 - r))
-    return Difference(most / m, min(1.0, pvalue), int(beyond.argmax()))
+    return LargestDifference(most / m, min(1.0, pvalue), int(beyond.argmax()))
 
 
-def ends_apart(draws: Tensor, ends: Tensor) -> Difference:
+def ends_apart(draws: Tensor, ends: Tensor) -> LargestDifference:
     """Find the direction in which the ends (t, m, k) of m chains, at t times, are farthest from the draws (n, k).
 
     The distance is Kolmogorov's. The p-value holds for the ends at one time; the mean over times varies less.
@@ -83,10 +83,10 @@ def ends_apart(draws: Tensor, ends: Tensor) -> Difference:
     distances = steps[torch.cat([draws, ends.flatten(0, 1)]).argsort(0)].cumsum(0).abs().amax(0)
     largest = distances.max().item()
     pvalue = draws.shape[1] * float(kolmogorov(math.sqrt(n * m / (n + m)) * largest))
-    return Difference(largest, min(1.0, pvalue), int(distances.argmax()))
+    return LargestDifference(largest, min(1.0, pvalue), int(distances.argmax()))
 
 
-def check_ends(view: View, geometry: Geometry) -> tuple[Check, Check]:
+def check_chains(view: View, geometry: Geometry) -> tuple[Check, Check]:
     """Check the tails and the shape by the ends of chains that start at the draws."""
     if not len(geometry.ends):
         verdict = f"not available: {RUN_AWAY}"
@@ -100,7 +100,7 @@ def check_ends(view: View, geometry: Geometry) -> tuple[Check, Check]:
     return tails, shape if shape.remedy else _along_direction(view, x) or shape
 
 
-def _tails(view: View, beyond: Difference) -> Check:
+def _tails(view: View, beyond: LargestDifference) -> Check:
     """Count the chains that end farther out than the draws lie."""
     share, pvalue, k = beyond
     d = view.x.shape[1]
@@ -111,7 +111,7 @@ def _tails(view: View, beyond: Difference) -> Check:
     return judged("tails", share, text, remedy if share > MAX_BEYOND and pvalue < MAX_PVALUE else None)
 
 
-def _shape(view: View, apart: Difference) -> Check:
+def _shape(view: View, apart: LargestDifference) -> Check:
     """Compare the distributions of the draws and of the ends of chains."""
     distance, pvalue, k = apart
     text = f"chains end up to {distance:.2f} apart {_in_words(view, k)}, p = {pvalue:.2g}"

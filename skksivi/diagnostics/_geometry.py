@@ -14,7 +14,7 @@ from skksivi.coordinates._affine import Affine, standard_normal
 from skksivi.diagnostics._limits import outlier_limit
 from skksivi.diagnostics._report import Check
 from skksivi.diagnostics._view import N_SE, REFUSALS, View, judged
-from skksivi.inference._modes import Modes, run_chains, weigh
+from skksivi.inference._modes import Modes, mode_chains, weigh_cells
 from skksivi.pilot._gaussian import covariance_root
 from skksivi.pilot._masses import Cells, log_densities, mass
 from skksivi.pilot._modes import MODES, around, find_modes
@@ -135,7 +135,7 @@ def _check_modes(view: View, cells: Cells, lost: tuple[Tensor, Tensor]) -> Check
     x, most = x[: max(N_FEWEST, N_NUMBERS // d)], N_COMPARED // (50 * d)
     if len(cells.maps) > max(2, most):
         raise ValueError(f"there are {len(cells.maps)} modes, and the weights of {most} are compared in {d} features")
-    found, _, _ = weigh(view.score, x, cells.sorted_by(cells.counts(x).nonzero().flatten()), view.generator)
+    found, _, _ = weigh_cells(view.score, x, cells.sorted_by(cells.counts(x).nonzero().flatten()), view.generator)
     if not found.trusted:
         raise ValueError(f"the weights of {len(found.weights)} modes cannot be trusted, {found.reason}")
     return judged(*_misplaced(found, len(x)))
@@ -215,7 +215,7 @@ def _moved(score: Score, x: Tensor, cells: Cells, generator: torch.Generator) ->
     """
     cell = cells.assign(x)
     parts = ((k, x[cell == k]) for k in cell.unique().tolist())
-    return [run_chains(_inside(score, cells, k), y, cells.maps[k], generator)[:, : len(y)] for k, y in parts]
+    return [mode_chains(_inside(score, cells, k), y, cells.maps[k], generator)[:, : len(y)] for k, y in parts]
 
 
 def _inside(score: Score, cells: Cells, k: int) -> ScoreFunction:

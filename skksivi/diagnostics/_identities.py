@@ -20,7 +20,7 @@ N_OF_MODE = 50
 MAX_ERROR = 0.5
 
 
-class Terms(NamedTuple):
+class ModeTerms(NamedTuple):
     """The share r (n,) that a mode has of each draw and its gradient, the draws less their centre and their scores,
     all (n, d).
     """
@@ -30,18 +30,18 @@ class Terms(NamedTuple):
     gap: Tensor
     s: Tensor
 
-    def turned(self, L: Tensor) -> Terms:
+    def turned(self, L: Tensor) -> ModeTerms:
         """Return the same in coordinates u with x = m + L u."""
         u = torch.linalg.solve_triangular(L, self.gap.mT, upper=False).mT
-        return Terms(self.r, self.slope @ L, u, self.s @ L)
+        return ModeTerms(self.r, self.slope @ L, u, self.s @ L)
 
-    def halves(self) -> tuple[Terms, Terms]:
+    def halves(self) -> tuple[ModeTerms, ModeTerms]:
         """Return the terms of the earlier and of the later half of the draws."""
         first, second = zip(*(a.chunk(2) for a in self), strict=True)
-        return Terms(*first), Terms(*second)
+        return ModeTerms(*first), ModeTerms(*second)
 
 
-class Moments(NamedTuple):
+class SteinMoments(NamedTuple):
     """Shifts and variances (d + 2,), with standard errors, and the coordinates closest to their directions.
 
     The directions are the d coordinates and two that stand out; with several modes each value is the worst.
@@ -55,18 +55,18 @@ class Moments(NamedTuple):
     variance_along: Tensor
 
 
-def terms_of(x: Tensor, s: Tensor, cells: Cells) -> list[tuple[Terms, Tensor]]:
+def terms_of(x: Tensor, s: Tensor, cells: Cells) -> list[tuple[ModeTerms, Tensor]]:
     """Return the terms of each mode that has enough of the draws x (n, d), and a root L (d, d) of its covariance."""
     r = cells.log_shares(x).softmax(1)
     g = torch.stack([torch.linalg.solve_triangular(a.L.mT, -a.whiten(x).mT, upper=True).mT for a in cells.maps])
     mean, counts = torch.einsum("nk,knd->nd", r, g), r.sum(0)
     return [
-        (Terms(r[:, k], r[:, k, None] * (g[k] - mean), x - cells.maps[k].m, s), cells.maps[k].L)
+        (ModeTerms(r[:, k], r[:, k, None] * (g[k] - mean), x - cells.maps[k].m, s), cells.maps[k].L)
         for k in (counts >= counts.max().clamp_max(N_OF_MODE)).nonzero().flatten().tolist()
     ]
 
 
-def shifts(terms: Terms, directions: Tensor) -> tuple[Tensor, Tensor]:
+def shifts(terms: ModeTerms, directions: Tensor) -> tuple[Tensor, Tensor]:
     r"""Estimate the shift from the mean of the draws to the target's in directions w (d, k), and the standard errors.
 
     .. math:: \delta_w = E[r\, s_w + \partial_w r] \,/\, E[r\, s_w^2]
@@ -80,7 +80,7 @@ def shifts(terms: Terms, directions: Tensor) -> tuple[Tensor, Tensor]:
     return t.mean(0) / information, t.std(0) / information / math.sqrt(len(t))
 
 
-def variances(terms: Terms, directions: Tensor) -> tuple[Tensor, Tensor]:
+def variances(terms: ModeTerms, directions: Tensor) -> tuple[Tensor, Tensor]:
     r"""Estimate Stein variances in directions w (d, k), and their standard errors.
 
     .. math:: -E[r\, x_w s_w] \,/\, E[\partial_w (r\, x_w)]
@@ -94,7 +94,7 @@ def variances(terms: Terms, directions: Tensor) -> tuple[Tensor, Tensor]:
     return v, (flux + v * slope).std(0) / slope.mean(0).abs() / math.sqrt(len(r))
 
 
-def stein_moments(x: Tensor, s: Tensor, cells: Cells) -> Moments:
+def stein_moments(x: Tensor, s: Tensor, cells: Cells) -> SteinMoments:
     """Estimate moments of each mode in whitened coordinates, along each of x and in two directions that stand out.
 
     The two are the direction of the mean score, and the direction in which the Stein variance is farthest from one.
@@ -114,14 +114,14 @@ def stein_moments(x: Tensor, s: Tensor, cells: Cells) -> Moments:
     farthest = (shift.abs() - N_SE * shift_se).argmax(0, keepdim=True)
     worst = ((variance - 1).abs() / variance_se.clamp_min(tiny)).argmax(0, keepdim=True)
     of_shift, of_variance = (shift, shift_se), (variance, variance_se)
-    return Moments(
+    return SteinMoments(
         *(a.gather(0, farthest)[0] for a in of_shift),
         *(a.gather(0, worst)[0] for a in of_variance),
         *(nearest.gather(0, k)[0] for k in (farthest, worst)),
     )
 
 
-def _found(terms: Terms) -> tuple[Tensor, Tensor]:
+def _found(terms: ModeTerms) -> tuple[Tensor, Tensor]:
     """Return the directions (d,) of the largest shift and of the Stein variance that is farthest from one."""
     t = terms.r[:, None] * terms.s + terms.slope
     excess = (terms.gap.mT @ t) / len(t)
@@ -130,7 +130,7 @@ def _found(terms: Terms) -> tuple[Tensor, Tensor]:
     return torch.nn.functional.normalize(t.mean(0), dim=0), V[:, lam.abs().argmax()]
 
 
-def check_means(view: View, moments: Moments) -> Check:
+def check_means(view: View, moments: SteinMoments) -> Check:
     """Check the means by Stein's identity E[s] = 0."""
     excess = moments.shift.abs() - N_SE * moments.shift_se
     i = int(excess.argmax())
@@ -141,7 +141,7 @@ def check_means(view: View, moments: Moments) -> Check:
     return judged("Stein means", abs(value), text, remedy if excess[i] > MAX_SHIFT else None)
 
 
-def check_variances(view: View, moments: Moments) -> Check:
+def check_variances(view: View, moments: SteinMoments) -> Check:
     """Check the widths by Stein's identity."""
     low, high = STEIN_VARIANCES
     v, se = moments.variance, moments.variance_se

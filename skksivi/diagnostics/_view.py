@@ -12,7 +12,7 @@ from torch import Tensor
 from skksivi.diagnostics._report import Check
 from skksivi.families._derived import unweighted
 from skksivi.families._samplers import Gaussian, Sampler
-from skksivi.parameters import Whiten, pilot_of
+from skksivi.parameters import Whiten, chains_of
 from skksivi.score._score import Score
 
 #: Number of standard errors within which a difference is noise.
@@ -79,7 +79,7 @@ class View(NamedTuple):
         parameters = {name: self.parameters.get(name, "auto") for name in names}
         parameters = {name: value for name, value in parameters.items() if str(value) != "auto"}
         if "whiten" in names and "whiten" in self.parameters:
-            chains = pilot_of(cast("Whiten", self.parameters["whiten"]))
+            chains = chains_of(cast("Whiten", self.parameters["whiten"]))
             if chains is not None:
                 parameters.pop("whiten", None)
                 if not self.report["whitening_"].converged:

@@ -19,7 +19,7 @@ from skksivi.base import Constraints, Integral, Interval, Real, StrOptions
 from skksivi.coordinates._composed import score_for_training
 from skksivi.estimators._checkpoint import NoCheckpoint, check_checkpoint, saved_fit
 from skksivi.estimators._identity import of_score_near
-from skksivi.estimators._objective import Estimate, rate_of_kl, squared_ksd
+from skksivi.estimators._objective import ObjectiveEstimate, rate_of_kl, squared_ksd
 from skksivi.estimators._start import N_RESERVED, Start, find_coordinates
 from skksivi.estimators._trained import F, Trained
 from skksivi.estimators._verdict import (
@@ -43,8 +43,8 @@ from skksivi.parameters import (
     Init,
     Pilot,
     Plateau,
+    chains_of,
     keeps_last,
-    pilot_of,
     plateau_of,
 )
 from skksivi.pilot._points import PilotPoints
@@ -151,7 +151,7 @@ class SteinTrained(Trained, Generic[F]):
         """Tell whether to train, given the fit that draws from the start: by default if that is not good enough."""
         if self.train is False or run.tally.is_spent:
             return False
-        return self.train is True or not is_good(found, start.whitening, pilot_of(self.whiten))
+        return self.train is True or not is_good(found, start.whitening, chains_of(self.whiten))
 
     def _train(self, target: Score, start: Start[F], saved: NoCheckpoint, before: Fit, run: Run) -> Fit:
         """Return the fit of a training, or the one before it if that is clearly better."""
@@ -298,7 +298,7 @@ class SteinTrained(Trained, Generic[F]):
         """Return the kernel, with its own rule for the width unless one is given."""
         return resolve_kernel(self.kernel, None if self.bandwidth == "auto" else self.bandwidth)
 
-    def _estimate(self, score_u: DifferentiableScore, d: int, memory: Memory | None) -> Estimate:
+    def _estimate(self, score_u: DifferentiableScore, d: int, memory: Memory | None) -> ObjectiveEstimate:
         """Return the estimate of the distance from the target."""
         kernel = self._kernel_in_u(d)
         if memory is not None:
@@ -321,7 +321,7 @@ def is_default(value: object, default: object) -> bool:
 
 def _warn_of_train(est: SteinTrained, is_set: list[str]) -> None:
     """Warn of parameters that contradict `train`."""
-    chains = pilot_of(est.whiten)
+    chains = chains_of(est.whiten)
     ignored = [name for name in is_set if name not in OF_START]
     if est.train is False and ignored:
         warn_caller(

@@ -18,7 +18,7 @@ from skksivi.training._guard import Steering
 from skksivi.training._loop import Objective, Scheduled
 
 
-class Estimate(NamedTuple):
+class ObjectiveEstimate(NamedTuple):
     """An estimate of an objective from draws.
 
     Attributes
@@ -32,7 +32,9 @@ class Estimate(NamedTuple):
     gradients: Callable[[Drawn], tuple[Tensor, ...]]
 
 
-def squared_ksd(kernel: Kernel, estimator: GradientEstimator, batch_size: int, *, in_halves: bool) -> Estimate:
+def squared_ksd(
+    kernel: Kernel, estimator: GradientEstimator, batch_size: int, *, in_halves: bool
+) -> ObjectiveEstimate:
     """Return the estimate of KSD^2; with a minibatch for each half of the draws, by the pairs between these."""
     n_draws = estimator.n_batches * batch_size
     if in_halves:  # pairs within a half are biased
@@ -42,10 +44,10 @@ def squared_ksd(kernel: Kernel, estimator: GradientEstimator, batch_size: int, *
         ksd, dx, df = value_and_gradients(drawn.x, drawn.target_score - drawn.conditional_score, kernel, estimator)
         return ksd, dx, df, -df
 
-    return Estimate(n_draws, gradients)
+    return ObjectiveEstimate(n_draws, gradients)
 
 
-def rate_of_kl(kernel: Kernel, batch_size: int, memory: Memory, *, adapts: bool) -> Estimate:
+def rate_of_kl(kernel: Kernel, batch_size: int, memory: Memory, *, adapts: bool) -> ObjectiveEstimate:
     """Return the rate at which KL(q || p) falls along the kernelised path gradient, with that gradient."""
 
     def gradients(drawn: Drawn) -> tuple[Tensor, ...]:
@@ -57,11 +59,11 @@ def rate_of_kl(kernel: Kernel, batch_size: int, memory: Memory, *, adapts: bool)
         rate = (v * (s - drawn.conditional_score)).sum(-1).mean(-1)
         return rate, -v / x.shape[-2], zero, zero
 
-    return Estimate(batch_size, gradients)
+    return ObjectiveEstimate(batch_size, gradients)
 
 
 def objective_of(
-    estimate: Estimate,
+    estimate: ObjectiveEstimate,
     score_u: DifferentiableScore,
     family: Family,
     generator: torch.Generator,

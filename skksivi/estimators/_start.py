@@ -15,7 +15,7 @@ from skksivi.estimators._identity import of_score_near
 from skksivi.estimators._trained import F
 from skksivi.families._samplers import Sampler
 from skksivi.mixing import MixingLike, check_mixing
-from skksivi.parameters import Init, Whiten, pilot_of
+from skksivi.parameters import Init, Whiten, chains_of
 from skksivi.pilot._gaussian import matched
 from skksivi.pilot._modes import find_modes
 from skksivi.pilot._others import all_modes
@@ -152,7 +152,7 @@ def _is_close(found: Affine, start: Affine) -> bool:
 def check_points(mixing: MixingLike, whiten: Whiten, latent_dim: int, n_features: int, needed: str = "") -> None:
     """Raise unless z can be drawn; a pilot, if there is one, provides points, and nothing else is `needed`."""
     check_mixing(mixing, latent_dim)
-    chains = pilot_of(whiten)
+    chains = chains_of(whiten)
     has_pilot = chains is not None and (chains.rule == "diagonal" or n_features <= MAX_FEATURES)
     if isinstance(mixing, str) and mixing == "pilot" and (needed or not has_pilot):
         raise ValueError(
@@ -163,5 +163,5 @@ def check_points(mixing: MixingLike, whiten: Whiten, latent_dim: int, n_features
 
 def weight_of_pilot(whiten: Whiten, pilot: PilotPoints) -> float:
     """Return the weight of the penalty that ties a fit to its pilot, zero for none."""
-    chains = pilot_of(whiten)
+    chains = chains_of(whiten)
     return chains.weight if chains is not None and pilot.converged else 0.0

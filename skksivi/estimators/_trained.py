@@ -19,9 +19,9 @@ from skksivi.base import BaseApproximator, Constraints, Integral, Interval, Real
 from skksivi.coordinates._affine import Identity
 from skksivi.families._samplers import Layer, Sampler
 from skksivi.families._weights import Certificate
-from skksivi.parameters import Adam, Annealing, Init, Network, Pilot, Scale, Whiten, checked_object, pilot_of
+from skksivi.parameters import Adam, Annealing, Init, Network, Pilot, Scale, Whiten, chains_of, checked_object
 from skksivi.pilot._chains import CHAINS
-from skksivi.pilot._expansion import expanded
+from skksivi.pilot._expansion import with_expansion
 from skksivi.pilot._points import MANY_FEATURES, PilotPoints
 from skksivi.pilot._rules import MAX_FEATURES, MAX_POINTS, RULES, check_start, points_near_target
 from skksivi.pilot._short import N_EXPECTED
@@ -71,10 +71,10 @@ class Whitened(BaseApproximator):
         return points_near_target(self.whiten, self.init)
 
     def _prepared(self, score_fn: Score) -> Score:
-        return score_fn if self.whiten is None else expanded(score_fn, self._points_near_target())
+        return score_fn if self.whiten is None else with_expansion(score_fn, self._points_near_target())
 
     def _max_score_calls(self) -> int | None:
-        chains = pilot_of(self.whiten)
+        chains = chains_of(self.whiten)
         return None if chains is None else chains.max_score_calls
 
     def _check_parameters(self, n_features: int) -> None:
@@ -139,7 +139,7 @@ class Trained(Whitened):
         return -(-self.max_iter // CHECK_EVERY)
 
     def _n_pilot_calls(self) -> int:
-        chains = pilot_of(self.whiten)
+        chains = chains_of(self.whiten)
         if chains is None:
             return 0
         if chains.rule == "auto" and chains.effort != "high":

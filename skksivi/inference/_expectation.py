@@ -93,7 +93,7 @@ class Expectation(NamedTuple):
 TargetOrScores = Target | ScoreFunction | ArrayLike | Tensor
 
 
-class Draws(NamedTuple):
+class WeightedDraws(NamedTuple):
     """Draws x (n, d) with scores s (n, d) and weights w (n,) that sum to one, independent from one batch to the next.
 
     `map` has coordinates that were not learned from these draws, and `n_score_calls` tells their cost.
@@ -230,7 +230,7 @@ def expectation(
 
 def _of_fit(
     est: BaseApproximator, target: Target, n_samples: int, random_state: RandomState, *, weights: bool
-) -> Draws:
+) -> WeightedDraws:
     """Return draws of a fit, with their scores."""
     fit, w = unweighted(est.sampler_), None
     if weights:
@@ -260,7 +260,7 @@ def _thinned(chains: np.ndarray, n: int) -> np.ndarray:
     return chains[:, step - 1 :: step] if step <= chains.shape[1] else chains[:n, -1:]
 
 
-def _given(X: ArrayLike | Tensor, target: TargetOrScores, device: torch.device) -> Draws:
+def _given(X: ArrayLike | Tensor, target: TargetOrScores, device: torch.device) -> WeightedDraws:
     """Return draws that were given, with their scores."""
     if hasattr(X, "fit") or isinstance(X, type):
         raise TypeError(
@@ -284,7 +284,7 @@ def _given(X: ArrayLike | Tensor, target: TargetOrScores, device: torch.device) 
     return _scored(x, s, w, None)
 
 
-def _scored(points: Tensor, score: Score | Tensor, w: Tensor, map_: AffineMap | None) -> Draws:
+def _scored(points: Tensor, score: Score | Tensor, w: Tensor, map_: AffineMap | None) -> WeightedDraws:
     """Return draws, unless they or their scores are not finite, or too few."""
     x = points.flatten(0, -2)
     if len(x) < LEAST:
@@ -293,10 +293,10 @@ def _scored(points: Tensor, score: Score | Tensor, w: Tensor, map_: AffineMap | 
     s = score.flatten(0, -2) if isinstance(score, Tensor) else score(x)
     _check_finite(as_array(s), "`target` has scores")
     if isinstance(score, Tensor):
-        return Draws(x, s, w / w.sum(), _batches(points), map_, 0)
+        return WeightedDraws(x, s, w / w.sum(), _batches(points), map_, 0)
     if not torch.allclose(score(x[:2]), s[:2], rtol=1e-3):
         raise ValueError("`target` has a score that is random; control variates need an exact one, of all data.")
-    return Draws(x, s, w / w.sum(), _batches(points), map_, score.tally.n_values)
+    return WeightedDraws(x, s, w / w.sum(), _batches(points), map_, score.tally.n_values)
 
 
 def _check_finite(values: np.ndarray, what: str) -> None:
@@ -317,7 +317,7 @@ def _batches(x: Tensor) -> Tensor:
 # The regression
 
 
-def _controlled(y: Tensor, draws: Draws) -> tuple[Tensor, ...]:
+def _controlled(y: Tensor, draws: WeightedDraws) -> tuple[Tensor, ...]:
     """Return means of values y (n, m) with standard errors, both also without control variates, the difference of the
     means in standard errors and the number of control variates, each (m,).
     """
@@ -339,7 +339,7 @@ def _controlled(y: Tensor, draws: Draws) -> tuple[Tensor, ...]:
     return plain + mean, se, plain, plain_se, shift, n_used.long()
 
 
-def control_variates(draws: Draws) -> list[Tensor]:
+def control_variates(draws: WeightedDraws) -> list[Tensor]:
     """Return the sets of control variates (n, p) that the draws allow: scores, with squares, with all pairs."""
     x, s = draws.x, draws.s
     n, d = x.shape

@@ -15,7 +15,14 @@ from skksivi._utils.warnings import warn_caller
 from skksivi.base import BaseApproximator, without_density
 from skksivi.families._derived import TAILS, Defended, Refined, knows_density
 from skksivi.families._samplers import Sampler
-from skksivi.families._weights import LEAST_DRAWS, Certificate, Evidence, ImportanceSample, check_trusted, weighed
+from skksivi.families._weights import (
+    LEAST_DRAWS,
+    Certificate,
+    Evidence,
+    ImportanceSample,
+    check_trusted,
+    importance_weighed,
+)
 from skksivi.pilot._density import origin_of
 from skksivi.score._score import Score, ScoreFunction
 from skksivi.score._target import compared_score
@@ -103,7 +110,7 @@ def weighed_draws(
             raise TypeError(f"{without_density(est)}, so its draws have no weights; use one that has.")
         seed = make_seed(random_state)
         x = torch.as_tensor(est.sample(n_samples, seed), dtype=torch.float64, device=device)
-        sample = weighed(est.sampler_, score, x, seed)
+        sample = importance_weighed(est.sampler_, score, x, seed)
     n, n_left = round((1 - TAILS) * n_samples), int(sample.of_fit.sum())
     if n_left < n:
         warn_caller(f"{n - n_left} of {n} draws are left out: the density of `target` is NaN there.")

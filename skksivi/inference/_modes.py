@@ -13,7 +13,7 @@ from skksivi._utils.arrays import RandomState, make_generator, resolve_device
 from skksivi.base import BaseApproximator
 from skksivi.coordinates._affine import Affine
 from skksivi.families._derived import N_ASSIGNED, Reweighted, unweighted
-from skksivi.pilot._chains import Ensemble, metropolis
+from skksivi.pilot._chains import EnsembleState, metropolis
 from skksivi.pilot._masses import MASSES, Cells, Mass, log_densities, mass, normalised
 from skksivi.pilot._modes import find_modes
 from skksivi.score._score import Score, ScoreFunction
@@ -115,7 +115,7 @@ def modes(
         sampler = unweighted(est.sampler_)
         x = sampler.sample(N_ASSIGNED, generator).to(device, torch.float64)
         cells = _find_cells(score, x, generator)
-        found, cells, shares = weigh(score, x, cells, generator)
+        found, cells, shares = weigh_cells(score, x, cells, generator)
         if not reweight:
             return found
         if not found.trusted:
@@ -139,7 +139,7 @@ def _find_cells(score: Score, x: Tensor, generator: torch.Generator) -> Cells:
     return cells.sorted_by(cells.counts(x).nonzero().flatten())
 
 
-def weigh(score: Score, x: Tensor, cells: Cells, generator: torch.Generator) -> tuple[Modes, Cells, Tensor]:
+def weigh_cells(score: Score, x: Tensor, cells: Cells, generator: torch.Generator) -> tuple[Modes, Cells, Tensor]:
     """Return the weights of cells, the cells by falling weight and the shares of the draws x (n, d) in them.
 
     The shapes of the draws may be off: Gaussians are fitted to chains that start there, one half for the fit and the
@@ -148,7 +148,7 @@ def weigh(score: Score, x: Tensor, cells: Cells, generator: torch.Generator) -> 
     cell = cells.assign(x)
     squares = torch.stack([a.whiten(x).square().mean(1) for a in cells.maps]).amin(0)
     far = (squares > FAR_OFF**2).double().mean().item()
-    chains = [run_chains(score, x[cell == k][:N_CHAINS], a, generator) for k, a in enumerate(cells.maps)]
+    chains = [mode_chains(score, x[cell == k][:N_CHAINS], a, generator) for k, a in enumerate(cells.maps)]
     cells = cells.refined(torch.cat([c[:, ::2].flatten(0, 1) for c in chains]))
     others = torch.cat([c[-1, 1::2] for c in chains])
     cell = cells.assign(others)
@@ -170,9 +170,9 @@ def weigh(score: Score, x: Tensor, cells: Cells, generator: torch.Generator) -> 
     return Modes(*numbers, not reason, reason), cells, shares  # type: ignore[call-arg, arg-type]
 
 
-def run_chains(score: ScoreFunction, x: Tensor, a: Affine, generator: torch.Generator) -> Tensor:
+def mode_chains(score: ScoreFunction, x: Tensor, a: Affine, generator: torch.Generator) -> Tensor:
     """Return the states (n_kept, n, d) of chains that start at draws x (n, d) of a mode."""
-    return metropolis(score, Ensemble(x.repeat(-(-N_FEWEST // len(x)), 1), a.L), generator)[0]
+    return metropolis(score, EnsembleState(x.repeat(-(-N_FEWEST // len(x)), 1), a.L), generator)[0]
 
 
 def _doubt(centre: Tensor, mass: Mass) -> str:

@@ -71,14 +71,16 @@ def clipped_drift(s: Tensor, longest: float = 5.0) -> Tensor:
     return s * (longest * math.sqrt(s.shape[1]) / torch.linalg.vector_norm(s, dim=1, keepdim=True)).clamp_max(1)
 
 
-class Ensemble(NamedTuple):
+class EnsembleState(NamedTuple):
     """Chains x (n, d) and their preconditioner L (d, d)."""
 
     x: Tensor
     L: Tensor
 
 
-def langevin(score_fn: ScoreFunction, chains: Ensemble, generator: torch.Generator, step: float = 0.1) -> Ensemble:
+def langevin(
+    score_fn: ScoreFunction, chains: EnsembleState, generator: torch.Generator, step: float = 0.1
+) -> EnsembleState:
     r"""Move an ensemble towards the target by the Langevin scheme of Leimkuhler and Matthews.
 
     .. math:: x_{t+1} = x_t + L \left[ h L^\top s(x_t) + \sqrt{h / 2}\, (\xi_t + \xi_{t+1}) \right],
@@ -100,12 +102,12 @@ def langevin(score_fn: ScoreFunction, chains: Ensemble, generator: torch.Generat
         xi = xi_next
         if t in (CHAINS.n_langevin // 3, 2 * CHAINS.n_langevin // 3):
             L = adapted(L, x)
-    return Ensemble(x, L)
+    return EnsembleState(x, L)
 
 
 def metropolis(
-    score_fn: ScoreFunction, chains: Ensemble, generator: torch.Generator, acceptance: float = 0.65
-) -> tuple[Tensor, Ensemble]:
+    score_fn: ScoreFunction, chains: EnsembleState, generator: torch.Generator, acceptance: float = 0.65
+) -> tuple[Tensor, EnsembleState]:
     r"""Run Metropolis-adjusted Langevin chains that need no density.
 
     The steps are :math:`y = x + L v` with :math:`v = h L^\top s(x) + \sqrt{2 h}\, \xi`, h a random share of a common
@@ -146,7 +148,7 @@ def metropolis(
             common *= math.exp(0.3 * (log_ratio.clamp_max(0).exp().mean().item() - acceptance))
         elif t % every == 0:
             kept.append(x)
-    return torch.stack(kept), Ensemble(x, adapted(L, x))
+    return torch.stack(kept), EnsembleState(x, adapted(L, x))
 
 
 def revive(x: Tensor, generator: torch.Generator) -> Tensor:
@@ -198,7 +200,7 @@ def find_pilot(
         latest, ensembles = [r[0] for r in rounds], [r[1] for r in rounds]
         converged = has_converged(latest, modes.weights)
         kept = [torch.cat(pair) for pair in zip(kept, latest, strict=True)] if kept and converged else latest
-        mean_se, sd = standard_error(kept, modes.weights), _moments(kept, modes.weights)[1]
+        mean_se, sd = chain_standard_error(kept, modes.weights), _moments(kept, modes.weights)[1]
         if converged and (mean_se / sd).max() < CHAINS.tolerance:
             break
     points = [k.flatten(0, 1) for k in kept]
@@ -221,7 +223,7 @@ def _by_mode(x: Tensor, maps: Sequence[Affine]) -> tuple[Tensor, list[int]]:
     return x[nearest.argsort()], counts.tolist()
 
 
-def _start(score_fn: ScoreFunction, mode: Affine, n: int, generator: torch.Generator) -> Ensemble:
+def _start(score_fn: ScoreFunction, mode: Affine, n: int, generator: torch.Generator) -> EnsembleState:
     """Return n chains drawn from the Gaussian at the mode or from the one fitted from there, whichever is better."""
     mode = narrowed(score_fn, mode, generator)
     candidates = [mode]
@@ -229,7 +231,7 @@ def _start(score_fn: ScoreFunction, mode: Affine, n: int, generator: torch.Gener
         candidates.append(batch_and_match(score_fn, mode, generator))
     bounds = [lower_bound(score_fn, q, mode.m, generator) for q in candidates]
     q = candidates[bounds.index(max(bounds))]
-    return Ensemble(q.unwhiten(standard_normal(n, q.m, generator)), q.L)
+    return EnsembleState(q.unwhiten(standard_normal(n, q.m, generator)), q.L)
 
 
 def narrowed(score_fn: ScoreFunction, q: Affine, generator: torch.Generator) -> Affine:
@@ -255,7 +257,7 @@ def _moments(kept: Sequence[Tensor], weights: Tensor) -> tuple[Tensor, Tensor]:
     return mean, variance.sqrt()
 
 
-def standard_error(kept: Sequence[Tensor], weights: Tensor) -> Tensor:
+def chain_standard_error(kept: Sequence[Tensor], weights: Tensor) -> Tensor:
     """Return the standard error (d,) of the weighted mean; chains are independent."""
     variances = [w**2 * k.mean(0).var(0) / k.shape[1] for w, k in zip(weights, kept, strict=True)]
     return torch.stack(variances).sum(0).sqrt()

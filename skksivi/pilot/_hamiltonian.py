@@ -14,7 +14,7 @@ from skksivi.coordinates._affine import Affine, standard_normal
 from skksivi.coordinates._lines import lobatto, lobatto_nodes
 from skksivi.pilot._chains import revive
 from skksivi.pilot._gaussian import GAUSSIAN, adapted_by_scores, score_divergence
-from skksivi.pilot._importance import Draws, moments, pilot_with, refined, settled, standard_pilot
+from skksivi.pilot._importance import PartedDraws, pilot_with, refined_pilot, settled, standard_pilot, target_moments
 from skksivi.pilot._mixture import MOST_FEATURES
 from skksivi.pilot._points import MANY_FEATURES, PilotPoints
 from skksivi.score._score import DifferentiableScore, Score
@@ -51,10 +51,10 @@ class HamiltonianSettings(NamedTuple):
 HAMILTONIAN = HamiltonianSettings()
 
 #: Returns a pilot with more points, in the coordinates of a map, and adds to what was drawn.
-Refine = Callable[[Affine, PilotPoints, list[Draws]], PilotPoints]
+Refine = Callable[[Affine, PilotPoints, list[PartedDraws]], PilotPoints]
 
 
-class Chains(NamedTuple):
+class ChainStates(NamedTuple):
     """Chains u (n, d) with their scores, their log p up to a constant each, and the step of their integrator."""
 
     u: Tensor
@@ -63,13 +63,13 @@ class Chains(NamedTuple):
     step: float
 
     @classmethod
-    def at(cls, score_u: DifferentiableScore, u: Tensor, step: float) -> Chains:
+    def at(cls, score_u: DifferentiableScore, u: Tensor, step: float) -> ChainStates:
         """Return chains that start at u (n, d)."""
         log_p = u.new_zeros(len(u)) if score_u.log_prob is None else score_u.log_prob(u).detach()
         return cls(u, score_u(u).detach(), log_p, step)
 
 
-def warmed_up(score_u: DifferentiableScore, start: Chains, generator: torch.Generator) -> Chains:
+def warmed_up(score_u: DifferentiableScore, start: ChainStates, generator: torch.Generator) -> ChainStates:
     """Move chains while their step is adapted; those that cannot leave their start resume from another's state."""
     chains = start
     for _ in range(HAMILTONIAN.n_warm):
@@ -77,12 +77,12 @@ def warmed_up(score_u: DifferentiableScore, start: Chains, generator: torch.Gene
     has_moved = (chains.u != start.u).any(1, keepdim=True)
     if has_moved.all():
         return chains
-    return Chains.at(score_u, revive(chains.u.where(has_moved, torch.nan), generator), chains.step)
+    return ChainStates.at(score_u, revive(chains.u.where(has_moved, torch.nan), generator), chains.step)
 
 
 def trajectory(
-    score_u: DifferentiableScore, at: Chains, generator: torch.Generator, *, adapts: bool = False
-) -> Chains:
+    score_u: DifferentiableScore, at: ChainStates, generator: torch.Generator, *, adapts: bool = False
+) -> ChainStates:
     r"""Move chains by one trajectory of Hamiltonian dynamics.
 
     With :math:`v \sim N(0, I)` and some steps :math:`v \gets v + \tfrac h2 s(u),\ u \gets u + h v,\
@@ -116,7 +116,7 @@ def trajectory(
     if adapts:
         step *= math.exp(0.4 * (gain.clamp_max(0).exp().mean().item() - HAMILTONIAN.acceptance))
     u, s = (end.where(accept[:, None], start) for end, start in ((y, u), (s_y, s)))
-    return Chains(u, s, log_p_y.where(accept, log_p), step)
+    return ChainStates(u, s, log_p_y.where(accept, log_p), step)
 
 
 def disagreement(u: Tensor) -> float:
@@ -149,12 +149,12 @@ class HamiltonianEnsemble:
     ) -> None:
         self.score_fn, self.metric, self.generator = score_fn, metric, generator
         self.refine: Refine = refine or (
-            lambda metric, pilot, drawn: refined(metric.pull_back(score_fn), pilot, drawn, generator)
+            lambda metric, pilot, drawn: refined_pilot(metric.pull_back(score_fn), pilot, drawn, generator)
         )
         self.has_few = len(metric.m) <= MOST_FEATURES
         self.x: Tensor | None = None
         self.step = len(metric.m) ** -0.25
-        self.kept, self.drawn = list[Chains](), list[Draws]()
+        self.kept, self.drawn = list[ChainStates](), list[PartedDraws]()
 
     def by_metric(self) -> Iterator[PilotPoints]:
         """Yield a pilot of draws of the Gaussian of the metric, if it is near the target."""
@@ -177,7 +177,7 @@ class HamiltonianEnsemble:
         if (len(self.kept) + n) * x.numel() > HAMILTONIAN.max_kept:
             return
         score_u = metric.pull_back(score_fn)
-        chains = Chains.at(score_u, metric.whiten(x), self.step)
+        chains = ChainStates.at(score_u, metric.whiten(x), self.step)
         for _ in range(2):
             n_warm = 0 if self.kept else HAMILTONIAN.n_warm
             score_fn.tally.begin("short chains", len(x) * (n_warm + n // 2) * HAMILTONIAN.n_calls)
@@ -185,7 +185,7 @@ class HamiltonianEnsemble:
             for _ in range(n // 2):
                 chains = trajectory(score_u, chains, generator)
                 self.kept.append(chains)
-            draws = Draws(torch.stack([c.u for c in self.kept]), torch.stack([c.s for c in self.kept]))
+            draws = PartedDraws(torch.stack([c.u for c in self.kept]), torch.stack([c.s for c in self.kept]))
             apart = disagreement(draws.u)
             yield self._judged(draws, apart).unwhitened(metric)
             if apart > HAMILTONIAN.elsewhere:
@@ -196,9 +196,9 @@ class HamiltonianEnsemble:
             self.metric = adapted_by_scores(metric, draws.points, draws.scores)
             self.kept, self.drawn = [], []
 
-    def _judged(self, draws: Draws, apart: float) -> PilotPoints:
+    def _judged(self, draws: PartedDraws, apart: float) -> PilotPoints:
         """Return the pilot of the draws of chains that are so far apart, refined if they agree."""
-        by = moments(draws)
+        by = target_moments(draws)
         pilot = pilot_with(draws.points, by)
         if apart <= HAMILTONIAN.max_rhat and self.has_few:
             pilot = self.refine(self.metric, pilot, self.drawn)

@@ -27,7 +27,7 @@ from skksivi.score._score import DifferentiableScore, Score
 
 
 class ImportanceSettings(NamedTuple):
-    """The settings of `refined`."""
+    """The settings of `refined_pilot`."""
 
     #: Draws of a round, at least and for each feature, and the most rounds.
     n_draws: int = 512
@@ -72,7 +72,7 @@ IMPORTANCE = ImportanceSettings()
 Refit = Callable[[Tensor, torch.Generator], Components]
 
 
-class Draws(NamedTuple):
+class PartedDraws(NamedTuple):
     """Draws u (n, n_parts, d) of a target with their scores; parts are independent of each other."""
 
     u: Tensor
@@ -89,7 +89,7 @@ class Draws(NamedTuple):
         return self.s.transpose(0, 1).flatten(0, 1)
 
 
-class Moments(NamedTuple):
+class TargetMoments(NamedTuple):
     """The mean (d,) and standard deviations (d,) of a target, a root (d, d) of its covariance, and standard errors.
 
     The root is None where points are too few for it. The standard errors are of the means, in standard
@@ -158,10 +158,10 @@ class Plan(NamedTuple):
 PLAIN = Plan(fitted)
 
 
-def refined(
+def refined_pilot(
     score_u: DifferentiableScore,
     pilot: PilotPoints,
-    drawn: list[Draws],
+    drawn: list[PartedDraws],
     generator: torch.Generator,
     plan: Plan = PLAIN,
 ) -> PilotPoints:
@@ -187,14 +187,14 @@ def refined(
             break
         draws, divergence = found
         drawn.append(draws)
-        by = moments(Draws(*(torch.cat(parts) for parts in zip(*drawn, strict=True))))
+        by = target_moments(PartedDraws(*(torch.cat(parts) for parts in zip(*drawn, strict=True))))
         points = [each.points for each in drawn] if plan.forgets else [pilot.x, draws.points]
         pilot = pilot_with(torch.cat(points), by)
         near = is_near(divergence, pilot.x.shape[1], at_once=i < IMPORTANCE.n_rounds_to_be_near - 1)
         if near and by.se <= IMPORTANCE.max_se and i + 1 >= plan.least_rounds:
             if plan.moves:
                 u, s = (torch.cat(parts) for parts in zip(*((a.points, a.scores) for a in drawn), strict=True))
-                mixture = moved(score_matched(mixture, u, s, generator), by)
+                mixture = shifted_mixture(score_matched(mixture, u, s, generator), by)
             more = _points_of(mixture, max(0, IMPORTANCE.least_points - len(pilot.x)))
             return pilot_with(torch.cat([pilot.x, more]), by)._replace(converged=True, mixture=mixture)
         mixture = mixture if near and plan.keeps else None
@@ -210,14 +210,14 @@ def is_near(divergence: tuple[float, float], n_features: int, *, at_once: bool) 
     return value <= most * n_features and value - 2 * se <= surely * n_features
 
 
-def settled(pilot: PilotPoints, by: Moments, most: float, generator: torch.Generator) -> PilotPoints:
+def settled(pilot: PilotPoints, by: TargetMoments, most: float, generator: torch.Generator) -> PilotPoints:
     """Return a pilot that has converged, with a mixture of these moments, if no standard error is above `most`."""
     if by.se > most:
         return pilot
-    return pilot._replace(converged=True, mixture=moved(fitted(pilot.x, generator), by))
+    return pilot._replace(converged=True, mixture=shifted_mixture(fitted(pilot.x, generator), by))
 
 
-def moved(mixture: Components, by: Moments) -> Components:
+def shifted_mixture(mixture: Components, by: TargetMoments) -> Components:
     """Return a mixture moved to a mean and a covariance, or as much of that as is known."""
     return mixture.with_scales(by.mean, by.sd) if by.root is None else mixture.with_moments(by.mean, by.root)
 
@@ -254,16 +254,16 @@ def _points_of(mixture: Components, n: int) -> Tensor:
 def standard_pilot(like: Tensor, n: int = 0) -> PilotPoints:
     """Return n points of the normal distribution of the features of `like` (d,), which is their mixture."""
     m, eye = Affine.shift(torch.zeros_like(like))
-    return pilot_of(Components(like.new_ones(1), m[None], eye[None]), n)
+    return pilot_of_mixture(Components(like.new_ones(1), m[None], eye[None]), n)
 
 
-def pilot_of(mixture: Components, n: int = 0) -> PilotPoints:
+def pilot_of_mixture(mixture: Components, n: int = 0) -> PilotPoints:
     """Return n points of a mixture, whose means are not known."""
     sd = mixture.covariances.diagonal(dim1=1, dim2=2).sqrt().amax(0)
     return PilotPoints(_points_of(mixture, n), [n], sd, converged=False, mixture=mixture)
 
 
-def pilot_with(points: Tensor, by: Moments) -> PilotPoints:
+def pilot_with(points: Tensor, by: TargetMoments) -> PilotPoints:
     """Return points (n, d) mapped to a mean and a covariance, or its scales."""
     away = points - points.mean(0)
     if by.root is None:
@@ -276,7 +276,7 @@ def pilot_with(points: Tensor, by: Moments) -> PilotPoints:
 
 def resampled(
     score_u: DifferentiableScore, mixture: Components, generator: torch.Generator, plan: Plan = PLAIN
-) -> tuple[Draws, tuple[float, float]] | None:
+) -> tuple[PartedDraws, tuple[float, float]] | None:
     r"""Return draws of the target by importance from a mixture q, and how far that is from the target, with an error.
 
     .. math:: J = \mathrm{KL}(q \| p) + \mathrm{KL}(p \| q) = E_p\!\left[\log \tfrac{p}{q}\right] -
@@ -312,7 +312,7 @@ def resampled(
     s = score_of(u[kept]).detach() if s is None else s[kept]
     if not s.isfinite().all():
         return None
-    return Draws(u[kept][i], s[i]), (float(J), float(se))
+    return PartedDraws(u[kept][i], s[i]), (float(J), float(se))
 
 
 class Wider(NamedTuple):
@@ -373,7 +373,7 @@ def along_lines(
     return s[-len(u) :], ratio
 
 
-def moments(draws: Draws) -> Moments:
+def target_moments(draws: PartedDraws) -> TargetMoments:
     """Return mean and covariance of a target by draws and control variates; of many features the scales.
 
     Standard errors come from the spread of parts.
@@ -392,14 +392,14 @@ def moments(draws: Draws) -> Moments:
     sd = (second[i == j] - mean.square()).clamp_min(torch.finfo(z.dtype).tiny).sqrt()
     root = _root_of(z, mean, second, (i, j)) if d <= MOST_FEATURES or len(z) >= FEW * d else None
     root = None if root is None else scale[:, None] * root
-    return Moments(centre + scale * mean, scale * sd, root, se[:d], se[d:][i == j] / 2)
+    return TargetMoments(centre + scale * mean, scale * sd, root, se[:d], se[d:][i == j] / 2)
 
 
-def plain_moments(u: Tensor) -> Moments:
+def plain_moments(u: Tensor) -> TargetMoments:
     """Return mean and covariance of draws u (n, n_parts, d) as they are, with standard errors from parts."""
     mean, sd, root_parts = u.mean((0, 1)), u.std((0, 1), correction=0), math.sqrt(u.shape[1])
     mean_se, sd_se = (of_parts.std(0) / sd / root_parts for of_parts in (u.mean(0), u.std(0)))
-    return Moments(mean, sd, covariance_root(u.flatten(0, 1)), mean_se, sd_se)
+    return TargetMoments(mean, sd, covariance_root(u.flatten(0, 1)), mean_se, sd_se)
 
 
 def _root_of(z: Tensor, mean: Tensor, second: Tensor, pairs: tuple[Tensor, Tensor]) -> Tensor:

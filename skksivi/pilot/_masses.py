@@ -222,7 +222,7 @@ def log_proposal(a: Affine, x: Tensor) -> Tensor:
     return torch.logaddexp(gaussian, student) - math.log(2) - a.log_determinant()
 
 
-def weighed(score_fn: DifferentiableScore, pilot: PilotPoints, generator: torch.Generator) -> PilotPoints:
+def with_mode_weights(score_fn: DifferentiableScore, pilot: PilotPoints, generator: torch.Generator) -> PilotPoints:
     """Return the points of a pilot, resampled to the masses of the modes if their numbers differ significantly."""
     parts = pilot.x.split(pilot.n_of_mode)
     shares = pilot.x.new_tensor(pilot.n_of_mode) / len(pilot.x)

@@ -36,7 +36,7 @@ class MatchingSettings(NamedTuple):
 MATCHING = MatchingSettings()
 
 
-class Parameters(NamedTuple):
+class MixtureParameters(NamedTuple):
     r"""The parameters of a mixture: log-weights (k,), means (k, d), and L (k, d, d) with precisions :math:`L L^\top`,
     whose diagonal is stored as logarithms.
     """
@@ -46,7 +46,7 @@ class Parameters(NamedTuple):
     roots: Tensor
 
     @classmethod
-    def of(cls, mixture: Components) -> Parameters:
+    def of(cls, mixture: Components) -> MixtureParameters:
         """Return the parameters of a mixture."""
         L = torch.linalg.cholesky(torch.linalg.inv(mixture.covariances))
         logs = L.diagonal(dim1=1, dim2=2).log()
@@ -85,8 +85,8 @@ def score_matched(mixture: Components, u: Tensor, s: Tensor, generator: torch.Ge
     n_held_out = int(MATCHING.held_out * len(rows))
     u_held_out, s_held_out = u[rows[:n_held_out]], s[rows[:n_held_out]]
     u, s = u[rows[n_held_out:]], s[rows[n_held_out:]]
-    start = Parameters.of(mixture)
-    found = Parameters(*(a.clone().requires_grad_() for a in start))
+    start = MixtureParameters.of(mixture)
+    found = MixtureParameters(*(a.clone().requires_grad_() for a in start))
     optimizer = torch.optim.LBFGS(found, max_iter=MATCHING.n_iter, history_size=20, line_search_fn="strong_wolfe")
 
     def loss() -> Tensor:
@@ -97,6 +97,6 @@ def score_matched(mixture: Components, u: Tensor, s: Tensor, generator: torch.Ge
 
     with torch.enable_grad():
         optimizer.step(loss)
-    found = Parameters(*(a.detach() for a in found))
+    found = MixtureParameters(*(a.detach() for a in found))
     before, after = (a.losses(u_held_out, s_held_out).mean() for a in (start, found))
     return found.mixture() if after < before else mixture

@@ -33,7 +33,7 @@ MAX_COMPONENTS = 64
 MOST_ALL_FULL, MOST_FULL, MOST_FEATURES = 6, 60, 200
 
 #: Fits a mixture to points (n, d).
-Refit = Callable[[np.ndarray], GaussianMixture]
+FitMixture = Callable[[np.ndarray], GaussianMixture]
 
 
 class Components(NamedTuple):
@@ -213,7 +213,7 @@ def _fitted(x: Tensor, most: int, generator: torch.Generator, *, shuffles: bool)
     return Components(*(as_tensor(a, device=x.device) for a in parts))
 
 
-def _candidates(u: np.ndarray, others: np.ndarray, most: int, seed: int) -> Iterator[tuple[float, Refit]]:
+def _candidates(u: np.ndarray, others: np.ndarray, most: int, seed: int) -> Iterator[tuple[float, FitMixture]]:
     """Fit mixtures of 1, 2, 4, ... components to points (n, d), while they get better at others; say how good, and
     how to fit them again.
     """

@@ -31,7 +31,7 @@ from skksivi.pilot._importance import (
     IMPORTANCE,
     PLAIN,
     is_near,
-    pilot_of,
+    pilot_of_mixture,
     pilot_with,
     plain_moments,
     resampled,
@@ -186,7 +186,7 @@ def by_profile(given: Conditionals, generator: torch.Generator, known: Tensor | 
     if mixture.means.shape[1] < MANY_FEATURES:
         doubt = None if known is None else partial(_differ, given.metric.whiten(known) @ given.A, given.A)
         found = _converged(score_u, mixture, generator, doubt)
-    return (found or pilot_of(mixture, PROFILE.n_draws)).unwhitened(given.metric)
+    return (found or pilot_of_mixture(mixture, PROFILE.n_draws)).unwhitened(given.metric)
 
 
 def _converged(

@@ -15,13 +15,12 @@ from torch import Tensor
 
 from skksivi._utils.arrays import as_numbers, as_tensor
 from skksivi.coordinates._affine import Affine, AffineMap, Identity, LowRank
-from skksivi.parameters import Init, Pilot, Whiten
-from skksivi.parameters import pilot_of as chains_of
+from skksivi.parameters import Init, Pilot, Whiten, chains_of
 from skksivi.pilot._chains import CHAINS, find_pilot
 from skksivi.pilot._gaussian import batch_and_match, covariance_root
 from skksivi.pilot._hamiltonian import HAMILTONIAN
-from skksivi.pilot._importance import PLAIN, Draws, pilot_of, refined, without_wrong_density
-from skksivi.pilot._masses import weighed
+from skksivi.pilot._importance import PLAIN, PartedDraws, pilot_of_mixture, refined_pilot, without_wrong_density
+from skksivi.pilot._masses import with_mode_weights
 from skksivi.pilot._mixture import MOST_FEATURES
 from skksivi.pilot._modes import MODES, ModeMaps, same_mode, search_around
 from skksivi.pilot._newton import check_mode, laplace, newton_cg
@@ -169,7 +168,7 @@ def _by_chains(search: Search) -> Found:
     if d <= SHORT.max_features:
         short = best = short_chains(search.starts, generator, alone=search.alone)
         by = LAPLACE if short is None else _explored_by(double.tally)
-        if short is not None and (_will_do(*short, effort) or d > MAX_FEATURES or double.tally.is_spent):
+        if short is not None and (_short_chains_suffice(*short, effort) or d > MAX_FEATURES or double.tally.is_spent):
             return _of_points(*short, by)
         search = search._replace(n_calls=double.tally.total)  # the budget is for the long chains
     if d > MAX_FEATURES:
@@ -182,7 +181,7 @@ def _by_chains(search: Search) -> Found:
             chains = partial(short_chains, alone=n_starts == MODES.max_starts)
             if short is not None and (better := _from_another(modes, short[0], chains, generator)) is not None:
                 return _of_points(*better, _explored_by(double.tally))
-            best = short or (modes, pilot_of(modes.mixture(), HAMILTONIAN.n_of_gaussian))
+            best = short or (modes, pilot_of_mixture(modes.mixture(), HAMILTONIAN.n_of_gaussian))
         pilot = _by_long_chains(search, modes)
     except BudgetError:
         if best is None:
@@ -229,7 +228,7 @@ def _from_another(
     return found if found is not None and found[1].converged else None
 
 
-def _will_do(modes: ModeMaps, pilot: PilotPoints, effort: str) -> bool:
+def _short_chains_suffice(modes: ModeMaps, pilot: PilotPoints, effort: str) -> bool:
     """Tell whether the points of short chains suffice, by themselves or because long chains would be no better: if no
     mode was found, coordinates are warped, or the errors of many features are small.
     """
@@ -247,17 +246,17 @@ def _by_long_chains(search: Search, modes: ModeMaps) -> PilotPoints:
     if len(pilot.n_of_mode) > 1:
         double.tally.begin("weights of modes")
         try:
-            return weighed(double, pilot, generator)
+            return with_mode_weights(double, pilot, generator)
         except BudgetError:
             return pilot._replace(converged=False)
     if search.chains.effort == "high" or double.n_features > MOST_FEATURES:
         return pilot
     map_ = Affine(pilot.x.mean(0), covariance_root(pilot.x))
-    better, drawn = pilot.thinned(N_REFINED).whitened(map_, pilot.x.dtype), list[Draws]()
+    better, drawn = pilot.thinned(N_REFINED).whitened(map_, pilot.x.dtype), list[PartedDraws]()
     score_u, n_drawn = map_.pull_back(without_wrong_density(double, modes.maps[0])), -1
     while n_drawn < len(drawn) < N_REFINEMENTS:
         n_drawn = len(drawn)
-        better = refined(score_u, better, drawn, generator, PLAIN._replace(least_share=SHARE_REFINED))
+        better = refined_pilot(score_u, better, drawn, generator, PLAIN._replace(least_share=SHARE_REFINED))
         if better.converged:
             return better.unwhitened(map_)
     return pilot

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from skksivi.coordinates._affine import Affine
 from skksivi.coordinates._lines import kronrod, log_ratio
-from skksivi.pilot._importance import Draws, Plan, Refit, Wider, fitted, pilot_of, refined
+from skksivi.pilot._importance import PartedDraws, Plan, Refit, Wider, fitted, pilot_of_mixture, refined_pilot
 from skksivi.pilot._masses import Cells, bridge
 from skksivi.pilot._mixture import Components, fitted_mixture
 from skksivi.pilot._modes import ModeMaps
@@ -21,7 +21,7 @@ from skksivi.pilot._points import PilotPoints
 from skksivi.score._score import Score, ScoreFunction
 
 #: Evaluates log p (n,) at points (n, d).
-LogDensity = Callable[[Tensor], Tensor]
+DensityFunction = Callable[[Tensor], Tensor]
 
 
 class SeveralSettings(NamedTuple):
@@ -105,16 +105,16 @@ class Weighing(NamedTuple):
         maps = [Affine(m, torch.linalg.cholesky(C)) for m, C in zip(means, covariances, strict=True)]
         cells = Cells(maps, weights.log())
         refit = partial(fitted_by_cells, cells, mixture)
-        pilot = self.refined(map_, pilot_of(mixture), [], refit, SEVERAL.n_rounds)
+        pilot = self.refined(map_, pilot_of_mixture(mixture), [], refit, SEVERAL.n_rounds)
         return pilot._replace(mixture=reweighed(cells, pilot)).unwhitened(map_) if pilot.converged else pilot
 
     def refined(
-        self, map_: Affine, pilot: PilotPoints, drawn: list[Draws], refit: Refit = fitted, least_rounds: int = 1
+        self, map_: Affine, pilot: PilotPoints, drawn: list[PartedDraws], refit: Refit = fitted, least_rounds: int = 1
     ) -> PilotPoints:
         """Return a pilot with more points, in the coordinates of a map."""
         score_u = map_.pull_back(self.score)
         plan = Plan(refit, least_rounds=least_rounds, forgets=True, moves=False)
-        return refined(score_u, pilot, drawn, self.generator, plan)
+        return refined_pilot(score_u, pilot, drawn, self.generator, plan)
 
 
 def reweighed(cells: Cells, pilot: PilotPoints) -> Components:
@@ -168,7 +168,7 @@ def _groups(modes: ModeMaps, explore: Callable[[Affine], PilotPoints]) -> list[G
         groups.append(group)
         new = [group]
         for group in new:  # which grows by what permutations make of it
-            for image in (permuted(group.pilot, p) for p in modes.symmetries):
+            for image in (permuted_pilot(group.pilot, p) for p in modes.symmetries):
                 other = Group(image, _near(cells, image), k)
                 if not _meets(other, groups):
                     groups.append(other)
@@ -185,14 +185,14 @@ def _near(cells: Cells, pilot: PilotPoints) -> Tensor:
     return cells.counts(pilot.x).cpu() > SEVERAL.stray * len(pilot.x)
 
 
-def permuted(pilot: PilotPoints, permutation: Tensor) -> PilotPoints:
+def permuted_pilot(pilot: PilotPoints, permutation: Tensor) -> PilotPoints:
     """Return a pilot of the coordinates in another order (d,)."""
     weights, means, covariances = _mixture(pilot)
     mixture = Components(weights, means[:, permutation], covariances[:, permutation][:, :, permutation])
     return pilot._replace(x=pilot.x[:, permutation], mean_se=pilot.mean_se[permutation], mixture=mixture)
 
 
-def by_lines(score_fn: ScoreFunction, modes: ModeMaps) -> LogDensity:
+def by_lines(score_fn: ScoreFunction, modes: ModeMaps) -> DensityFunction:
     """Return log p, up to a constant, by integrals of the score from the nearest mode.
 
     Along such lines there is no valley, in which a rule of a few nodes would miss a kink.
@@ -215,7 +215,7 @@ def by_lines(score_fn: ScoreFunction, modes: ModeMaps) -> LogDensity:
     return log_prob
 
 
-def log_integral(log_prob: LogDensity, pilot: PilotPoints, generator: torch.Generator) -> tuple[float, float]:
+def log_integral(log_prob: DensityFunction, pilot: PilotPoints, generator: torch.Generator) -> tuple[float, float]:
     """Return the logarithm of the integral of p near the points of a pilot, and its standard error.
 
     The estimate is by bridge sampling between the pilot's mixture, with wider tails, and its points.

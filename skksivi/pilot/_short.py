@@ -13,7 +13,7 @@ from skksivi.coordinates._affine import Affine
 from skksivi.coordinates._marginals import fitted_marginals
 from skksivi.pilot._gaussian import GAUSSIAN, covariance_root, matched
 from skksivi.pilot._hamiltonian import HAMILTONIAN, HamiltonianEnsemble
-from skksivi.pilot._importance import pilot_of, standard_pilot, without_wrong_density
+from skksivi.pilot._importance import pilot_of_mixture, standard_pilot, without_wrong_density
 from skksivi.pilot._mixture import MOST_FEATURES
 from skksivi.pilot._modes import ModeMaps, find_modes
 from skksivi.pilot._newton import check_mode, dense_mode, is_spike
@@ -50,14 +50,14 @@ SHORT = ShortSettings()
 N_EXPECTED = HAMILTONIAN.n_chains * (HAMILTONIAN.n_warm + SHORT.stages[0]) * HAMILTONIAN.n_calls
 
 
-class Stages(NamedTuple):
+class Trajectories(NamedTuple):
     """The trajectories of each stage of chains, and those of many features after coordinates have been warped."""
 
     first: tuple[int, ...]
     more: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, effort: str, n_features: int) -> Stages:
+    def of(cls, effort: str, n_features: int) -> Trajectories:
         """Return those of an effort."""
         if effort == "low":
             return cls(SHORT.low_stages)
@@ -101,7 +101,7 @@ def short_pilot(
     BudgetError
         The budget does not suffice to find a mode; if it is spent later, the best points so far are returned.
     """
-    stages, warps = Stages.of(effort, starts.shape[1]), warps and starts.shape[1] <= MOST_FEATURES
+    stages, warps = Trajectories.of(effort, starts.shape[1]), warps and starts.shape[1] <= MOST_FEATURES
     try:
         modes = _first_modes(score_fn, starts, generator)
     except DIVERGED:
@@ -118,7 +118,7 @@ def short_pilot(
         if not alone and len(modes.maps) == 1:
             modes = all_modes(*at_mode)
         if len(modes.maps) > 1:
-            pilot = pilot_of(modes.mixture(), HAMILTONIAN.n_of_gaussian)
+            pilot = pilot_of_mixture(modes.mixture(), HAMILTONIAN.n_of_gaussian)
             return _of_several(score_fn, modes, generator, stages.first)
         for found in _pilots(*at_mode, stages, warps=warps):
             pilot = found if len(found.x) else pilot
@@ -202,7 +202,7 @@ def _of_several(
 
 
 def _pilots(
-    score_fn: Score, start: Tensor, mode: Affine, generator: torch.Generator, stages: Stages, *, warps: bool
+    score_fn: Score, start: Tensor, mode: Affine, generator: torch.Generator, stages: Trajectories, *, warps: bool
 ) -> Iterator[PilotPoints]:
     """Yield successively better pilots, if they may be warped also in coordinates of other forms."""
     metric, has_many = matched(score_fn, mode, generator), len(mode.m) >= MANY_FEATURES

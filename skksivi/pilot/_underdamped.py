@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from skksivi.coordinates._affine import LowRank, standard_normal
-from skksivi.pilot._chains import has_converged, revive, standard_error
+from skksivi.pilot._chains import chain_standard_error, has_converged, revive
 from skksivi.pilot._points import PilotPoints
 from skksivi.score._errors import DivergedError
 from skksivi.score._score import Score
@@ -62,7 +62,7 @@ def underdamped_pilot(
     pilot = PilotPoints(
         points,
         [len(kept)] * len(starts),
-        standard_error([kept], weights),
+        chain_standard_error([kept], weights),
         has_converged([kept], weights),
         dense=False,
     )

@@ -15,7 +15,7 @@ from skksivi.coordinates._warp import Warp
 from skksivi.coordinates._warp_fit import fitted_warp
 from skksivi.pilot._gaussian import covariance_root
 from skksivi.pilot._hamiltonian import HAMILTONIAN, HamiltonianEnsemble
-from skksivi.pilot._importance import PLAIN, Draws, pilot_of, refined
+from skksivi.pilot._importance import PLAIN, PartedDraws, pilot_of_mixture, refined_pilot
 from skksivi.pilot._points import MANY_FEATURES, PilotPoints
 from skksivi.pilot._profile import profiled
 from skksivi.score._errors import DIVERGED
@@ -99,16 +99,16 @@ def _refined_along(
     generator: torch.Generator,
     metric: Affine,
     pilot: PilotPoints,
-    drawn: list[Draws],
+    drawn: list[PartedDraws],
 ) -> PilotPoints:
     """Return a pilot with more points, searching along the drivers of coordinates where chains have not been."""
     plan = PLAIN._replace(least_rounds=6, forgets=True, keeps=False, along=metric.L[drivers], n_draws=1024)
-    return refined(metric.pull_back(score_y), pilot, drawn, generator, plan)
+    return refined_pilot(metric.pull_back(score_y), pilot, drawn, generator, plan)
 
 
 def _goes_astray(warp: Warp, found: PilotPoints) -> bool:
     """Tell whether draws are far from all points in coordinates of the target, as if scales grew too fast."""
-    draws = found.x if found.mixture is None else pilot_of(found.mixture, HAMILTONIAN.n_of_gaussian).x
+    draws = found.x if found.mixture is None else pilot_of_mixture(found.mixture, HAMILTONIAN.n_of_gaussian).x
     x, y = warp.unwarp(found.x)[0], warp.unwarp(draws)[0]
     centre = x.median(0).values
     return not bool(((y - centre).abs().amax(0) < WARPED.astray * (x - centre).abs().amax(0)).all())

@@ -31,7 +31,7 @@ from skksivi._utils.numbers import check_integer
 from skksivi._version import DOCUMENTATION
 from skksivi.base import BaseApproximator, Constraints, Integral, Interval, Real, StrOptions
 from skksivi.estimators._ksivi import KSIVIApproximator
-from skksivi.parameters import Constrained, Pilot, Scale, pilot_of
+from skksivi.parameters import Constrained, Pilot, Scale, chains_of
 from skksivi.predictors._process import Process, fit_process, merged
 from skksivi.targets._base import Target, check_hyperprior
 from skksivi.targets._linear import BayesianLinearRegression, BayesianMultinomialRegression
@@ -290,7 +290,7 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
         if parameters.get("init", 0) is not None or parameters.keys() & {"n_particles", "n_chains"}:
             return  # their number of particles or chains is fixed, and they are spread out
         rng = make_rng(self.random_state)
-        chains = pilot_of(parameters.get("whiten"))
+        chains = chains_of(parameters.get("whiten"))
         if chains is not None and chains.rule == "diagonal":
             q.set_params(init=trained_weights(self.target_, N_NETWORKS, rng))
         else:  # a mode search starts there

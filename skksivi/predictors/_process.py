@@ -105,7 +105,7 @@ class Hyper(NamedTuple):
     log_evidence: float
 
 
-def log_density(theta: Tensor, profile: str, X: Tensor, y: Tensor, w: Tensor) -> Tensor:
+def log_evidence(theta: Tensor, profile: str, X: Tensor, y: Tensor, w: Tensor) -> Tensor:
     """Return log p(y | theta) + log p(theta), up to a constant."""
     scales = scales_of(theta, X.shape[1])
     K = 1 + scales.slope.square() * X @ X.mT
@@ -140,7 +140,7 @@ def highest_evidence(k: int, profile: str, X: Tensor, y: Tensor, w: Tensor) -> H
     def slope(at: np.ndarray, n: int) -> tuple[float, np.ndarray]:
         with torch.enable_grad():
             theta = torch.tensor(at, requires_grad=True)
-            loss = -log_density(theta, profile, X[:n], y[:n], w[:n])
+            loss = -log_evidence(theta, profile, X[:n], y[:n], w[:n])
             return loss.item(), torch.autograd.grad(loss, theta)[0].numpy()
 
     means, spreads = (part.numpy() for part in before(k, X.shape[1]))

@@ -74,7 +74,7 @@ def unwrapped(score_fn: TargetOrScore, n_features: int | None) -> tuple[ScoreFun
     return score_fn, check_integer(n_features, "n_features", min_val=1)
 
 
-def moved(score_fn: TargetOrScore, *, device: torch.device, dtype: torch.dtype | None = None) -> TargetOrScore:
+def on_device(score_fn: TargetOrScore, *, device: torch.device, dtype: torch.dtype | None = None) -> TargetOrScore:
     """Return a target on another device or of another dtype; a function, even a module, is returned unchanged."""
     refuse_class(score_fn)
     to = getattr(score_fn, "to", None)
@@ -104,7 +104,7 @@ def resolve_score(
 
     With `tells` a doubt about the target is a warning; otherwise the caller tells it.
     """
-    in_types = {t: moved(score_fn, device=device, dtype=t) for t in dict.fromkeys((dtype, torch.float64))}
+    in_types = {t: on_device(score_fn, device=device, dtype=t) for t in dict.fromkeys((dtype, torch.float64))}
 
     def in_type(dtype: torch.dtype) -> tuple[ScoreFunction, int, ScoreWithProduct | None]:
         target = _sketched(in_types[dtype])

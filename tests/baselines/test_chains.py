@@ -13,7 +13,7 @@ from sklearn.exceptions import ConvergenceWarning, NotFittedError
 
 from skksivi.base import LEAST_WIDTH
 from skksivi.baselines import MALA, SGLD
-from skksivi.baselines._mala import ChainState, adapted, mala_step
+from skksivi.baselines._mala import ChainState, adapted_step, mala_step
 from skksivi.baselines._points import step_integral
 from skksivi.baselines._sgld import sgld_step, step_sizes
 from skksivi.families._samplers import Chains
@@ -103,8 +103,8 @@ def test_the_step_is_adapted_to_the_acceptance(d, target_acceptance):
 
 def test_a_step_is_raised_where_too_much_is_accepted():
     h = torch.tensor(0.3)
-    assert adapted(h, torch.tensor([0.9, 0.7]), 5, 0.6) > h > adapted(h, torch.tensor([0.1, 0.3]), 5, 0.6)
-    late = adapted(h, torch.tensor([0.9, 0.7]), 500, 0.6)
+    assert adapted_step(h, torch.tensor([0.9, 0.7]), 5, 0.6) > h > adapted_step(h, torch.tensor([0.1, 0.3]), 5, 0.6)
+    late = adapted_step(h, torch.tensor([0.9, 0.7]), 500, 0.6)
     assert h < late < 1.01 * h
 
 

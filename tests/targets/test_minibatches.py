@@ -369,7 +369,7 @@ def test_without_a_single_mode_there_is_no_expansion():
     assert with_expansion(score) is score
     assert with_expansion(score, [1.0]).mode is not None  # where it starts, and nowhere else
     assert with_expansion(score, [[1.0], [-1.0]]) is score
-    assert _expansion.expanded(resolved(FULL)).mode is None  # no minibatches
+    assert _expansion.with_expansion(resolved(FULL)).mode is None  # no minibatches
 
 
 def exact_start(target):

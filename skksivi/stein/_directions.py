@@ -40,8 +40,8 @@ MOST_CALLS = N_SCORES + 2 * N_TURNED + N_DIRECTIONS * sum(n_lines * n_nodes for 
 #: The probability in each tail beyond the range that is compared.
 TAIL = 1e-3
 
-#: The spread of the means on different lines, in standard deviations, below which each line has the whole range.
-WHOLE = 0.5
+#: The spread of means and of widths on different lines, in standard deviations, below which each has the whole range.
+WHOLE = 0.2
 
 #: Differences that do not matter: of the means, in standard deviations, and of the logarithms of the standard
 #: deviations and of the ranges; standard errors that are noise, and those of the draws in a tail.
@@ -174,7 +174,8 @@ def gibbs_step(score_u: ScoreFunction, u: Tensor, v: Tensor, n_lines: int, n_nod
     )  # and what their noise allows
     first, last = np.quantile(own, [tails, 1 - tails])
     ratio, least, most = (high - low) / (last - first)
-    is_whole = moments[:, 0].std() < WHOLE * variance**0.5
+    widths = np.sqrt((moments[:, 1] - np.square(moments[:, 0])).clip(0))
+    is_whole = max(moments[:, 0].std(), widths.std()) < WHOLE * variance**0.5
     most = most if is_whole else math.inf
     own_se = ((own**4).mean() - 1) ** 0.5 / (2 * len(own) ** 0.5)  # of the logarithm of a standard deviation
     return Step(mean, se[0], variance**0.5, math.hypot(se[1] / (2 * variance), own_se), ratio, least, most)

@@ -40,6 +40,9 @@ MOST_CALLS = N_SCORES + 2 * N_TURNED + N_DIRECTIONS * sum(n_lines * n_nodes for 
 #: The probability in each tail beyond the range that is compared.
 TAIL = 1e-3
 
+#: The standard error of the logarithm of the draws' own standard deviation above which nothing is compared with it.
+MOST_SE = 0.1
+
 #: The spread of means and of widths on different lines, in standard deviations, below which each has the whole range.
 WHOLE = 0.2
 
@@ -147,13 +150,16 @@ def leading_directions(score_u: DifferentiableScore, u: Tensor, off: Tensor) -> 
 
 def gibbs_step(score_u: ScoreFunction, u: Tensor, v: Tensor, n_lines: int, n_nodes: int) -> Step | None:
     """Return what Gibbs steps along v (d,) from the last n_lines of draws u (n, d) change; None if scores are not
-    finite on most lines.
+    finite on most lines, or the draws hardly determine their own width.
 
     The draws' own moments are known, so places on the lines and their squares are control variates.
     """
     own = as_array(u @ v)
-    own = (own - own.mean()) / own.std()
-    unit = float((u @ v).std())
+    unit = own.std()
+    own = (own - own.mean()) / unit
+    own_se = ((own**4).mean() - 1) ** 0.5 / (2 * len(own) ** 0.5)  # of the logarithm of the standard deviation
+    if own_se > MOST_SE:
+        return None
     t, p, kept = conditionals(score_u, u[-n_lines:], v, n_nodes)
     if kept.mean() < 0.5:
         return None
@@ -177,7 +183,6 @@ def gibbs_step(score_u: ScoreFunction, u: Tensor, v: Tensor, n_lines: int, n_nod
     widths = np.sqrt((moments[:, 1] - np.square(moments[:, 0])).clip(0))
     is_whole = max(moments[:, 0].std(), widths.std()) < WHOLE * variance**0.5
     most = most if is_whole else math.inf
-    own_se = ((own**4).mean() - 1) ** 0.5 / (2 * len(own) ** 0.5)  # of the logarithm of a standard deviation
     return Step(mean, se[0], variance**0.5, math.hypot(se[1] / (2 * variance), own_se), ratio, least, most)
 
 

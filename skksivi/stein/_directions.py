@@ -32,7 +32,7 @@ LINES, REACH, UNIT = ((16, 33), (48, 49)), 30.0, 0.3
 
 #: Points between two nodes, the fall of log p, in nats, at which a line ends, and a slope at which it surely has:
 #: larger ones would leave rounding errors in the sums.
-N_BETWEEN, FALL, STEEPEST = 8, 40.0, 1e6
+N_BETWEEN, FALL, STEEPEST = 8, 15.0, 1e6
 
 #: Score calls of all of it, at most.
 MOST_CALLS = N_SCORES + 2 * N_TURNED + N_DIRECTIONS * sum(n_lines * n_nodes for n_lines, n_nodes in LINES)
@@ -170,7 +170,7 @@ def gibbs_step(score_u: ScoreFunction, u: Tensor, v: Tensor, n_lines: int, n_nod
     coefficients = np.linalg.lstsq(controls, moments)[0]
     mean, square = coefficients[0]
     residuals = moments - controls @ coefficients
-    se = np.sqrt(np.square(residuals).sum(0) / (len(before) - 3) / len(before))
+    se = np.sqrt(np.square(residuals).sum(0) / (len(before) - 3) * np.linalg.pinv(controls.T @ controls)[0, 0])
     variance = max(square - mean**2, np.finfo(float).tiny)
     order = after.ravel().argsort()
     places, levels = after.ravel()[order], p.ravel()[order].cumsum() / len(p)

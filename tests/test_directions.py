@@ -129,3 +129,10 @@ def test_a_score_that_ends_is_left_alone():
         torch.tensor([1.0, 0.0]).double(),
     )
     assert gibbs_step(lambda x: -x.where(x.abs() < 5, torch.nan), u, v, 16, 33) is None
+
+
+def test_draws_that_are_far_too_wide_are_told():
+    """All lines have their mass at one place."""
+    u = 1e6 * torch.randn(1000, 2, generator=torch.Generator().manual_seed(0)).double()
+    found = worst_difference(as_score(from_score_fn(lambda x: -x * 1e12, 2)), u / 1e6, u)
+    assert found.step.scale < 0.1

@@ -2,9 +2,9 @@ r"""Whether a fit agrees with its target along the directions in which they diff
 
 A divergence adds over features and so hides one direction among many. With draws u of a fit in whitened coordinates,
 and scores s of the target there, the leading eigenvectors of :math:`E[(s + u)(s + u)^\top]` are the directions in
-which the target is least like N(0, I). Along one of them, v, a Gibbs step draws :math:`v^\top u` anew from the
-target given all else. This leaves draws of the target as they are and moves others towards it. The conditional
-density is an integral of the score along a line, so it is known also where no draw has been, as in a missing tail.
+which the target is least like N(0, I). Along one of them, v, a Gibbs step draws :math:`v^\top u` again, from
+the target given all else. This leaves draws of the target as they are and moves others towards it. The conditional
+density is an integral of the score along a line, and so is known also where no draw has been, as in a missing tail.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def gibbs_step(score_u: ScoreFunction, u: Tensor, v: Tensor, n_lines: int, n_nod
     unit = own.std()
     own = (own - own.mean()) / unit
     own_se = ((own**4).mean() - 1) ** 0.5 / (2 * len(own) ** 0.5)  # of the logarithm of the standard deviation
-    if own_se > MOST_SE:
+    if not own_se <= MOST_SE:
         return None
     t, p, kept = conditionals(score_u, u[-n_lines:], v, n_nodes)
     if kept.mean() < 0.5:
@@ -175,11 +175,10 @@ def gibbs_step(score_u: ScoreFunction, u: Tensor, v: Tensor, n_lines: int, n_nod
     order = after.ravel().argsort()
     places, levels = after.ravel()[order], p.ravel()[order].cumsum() / len(p)
     low, high = np.interp([TAIL, 1 - TAIL], levels, places)
-    tails = (TAIL + np.array([0, -1, 1]) * N_SE_TAIL * (TAIL / len(own)) ** 0.5).clip(
-        0
-    )  # and what their noise allows
+    noise = N_SE_TAIL * (TAIL / len(own)) ** 0.5
+    tails = np.array([TAIL, max(TAIL - noise, 0.0), TAIL + noise])
     first, last = np.quantile(own, [tails, 1 - tails])
-    ratio, least, most = (high - low) / (last - first)
+    ratio, least, most = max(high - low, np.finfo(float).tiny) / (last - first)
     widths = np.sqrt((moments[:, 1] - np.square(moments[:, 0])).clip(0))
     is_whole = max(moments[:, 0].std(), widths.std()) < WHOLE * variance**0.5
     most = most if is_whole else math.inf
@@ -200,8 +199,8 @@ def conditionals(
     kept = np.isfinite(slopes).all(1)
     steep = (slopes[kept] * UNIT * np.cosh(w)).clip(-STEEPEST, STEEPEST)
     log_p = PchipInterpolator(w, steep, axis=1).antiderivative()(fine)
-    log_p -= log_p[:, [len(fine) // 2]]
     centre = len(fine) // 2
+    log_p -= log_p[:, [centre]]
     for half in (log_p[:, centre:], log_p[:, centre::-1]):
         ended = np.fmax.accumulate(half, 1) - half > FALL
         half[np.logical_or.accumulate(ended, 1) | np.isnan(half)] = -np.inf

@@ -56,7 +56,7 @@ def test_exact_draws_are_not_accused(kind, d):
     score = as_score(independent(kind, 1, Q))
     for seed in range(3):
         u = draws(kind, 1, Q, 20_000, seed)
-        assert worst_difference(score, u, u) is None
+        assert worst_difference(score, u[:200], lambda u=u: (u, u)) is None
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -81,7 +81,7 @@ def test_a_fit_that_lacks_a_tail_is_told_with_its_direction(kind, d, k):
 
 def in_whitened(q, target, n=20_000):
     u = q.sampler_.sample_in_u(n, torch.Generator().manual_seed(0))
-    return q.whitening_.pull_back(as_score(target).double), u, q.whitening_.push_forward(u)
+    return q.whitening_.pull_back(as_score(target).double), u[:200], lambda: (u, q.whitening_.push_forward(u))
 
 
 @pytest.mark.parametrize("target", [XShaped(), Multimodal(), StudentT(), Banana()], ids=str)
@@ -134,5 +134,5 @@ def test_a_score_that_ends_is_left_alone():
 def test_draws_that_are_far_too_wide_are_told():
     """All lines have their mass at one place."""
     u = 1e6 * torch.randn(1000, 2, generator=torch.Generator().manual_seed(0)).double()
-    found = worst_difference(as_score(from_score_fn(lambda x: -x * 1e12, 2)), u / 1e6, u)
+    found = worst_difference(as_score(from_score_fn(lambda x: -x * 1e12, 2)), u[:200] / 1e6, lambda: (u / 1e6, u))
     assert found.step.scale < 0.1

@@ -16,7 +16,7 @@ from skksivi.diagnostics._report import Check
 from skksivi.diagnostics._view import View, judged
 from skksivi.pilot._gaussian import covariance_root
 from skksivi.pilot._masses import Cells
-from skksivi.stein._directions import worst_difference
+from skksivi.stein._directions import N_SCORES, worst_difference
 
 #: The share of the draws that count as farthest out, and the accepted share of chains that end beyond the others.
 FARTHEST, MAX_BEYOND = 0.001, 0.01
@@ -125,7 +125,8 @@ def _along_direction(view: View, x: Tensor) -> Check | None:
     if not len(x) >= LEAST_DRAWS or x.shape[1] > MAX_FEATURES:
         return None
     map_ = Affine(x.mean(0), covariance_root(x))
-    found = worst_difference(map_.pull_back(view.score), map_.whiten(x), x)
+    u = map_.whiten(x)
+    found = worst_difference(map_.pull_back(view.score), u[:N_SCORES], lambda: (u, x))
     if found is None:
         return None
     words, todo = found.words(view.score.label), view.advice("whiten", "mixing", "max_iter", "n_warmup")

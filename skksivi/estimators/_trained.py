@@ -27,7 +27,7 @@ from skksivi.pilot._rules import MAX_FEATURES, MAX_POINTS, RULES, check_start, p
 from skksivi.pilot._short import N_EXPECTED
 from skksivi.pilot._whitening import Whitening
 from skksivi.score._score import Score
-from skksivi.stein._directions import MOST_CALLS, N_DRAWS, worst_difference
+from skksivi.stein._directions import MOST_CALLS, N_DRAWS, N_SCORES, worst_difference
 from skksivi.stein._discrepancy import stein_shift, stein_variances
 from skksivi.training._hooks import CERTIFICATE, TRAINING, Report
 from skksivi.training._loop import CHECK_EVERY, Hook, Minimised, Objective, Scheduled, State, minimise
@@ -333,8 +333,14 @@ def _of_direction(sampler: Layer, score_fn: Score) -> str | None:
     if not is_affordable or score_fn.minibatch is not None or sampler.n_features > MAX_FEATURES:
         return None
     tally.begin(CERTIFICATE)
-    u = sampler.sample_in_u(N_DRAWS, torch.Generator(score_fn.device).manual_seed(sampler.seed ^ 3))
-    found = worst_difference(whitening.pull_back(score_fn.double), u, whitening.push_forward(u))
+    generator = torch.Generator(score_fn.device).manual_seed(sampler.seed ^ 3)
+
+    def draw() -> tuple[Tensor, Tensor]:
+        u = sampler.sample_in_u(N_DRAWS, generator)
+        return u, whitening.push_forward(u)
+
+    few = sampler.sample_in_u(N_SCORES, generator)
+    found = worst_difference(whitening.pull_back(score_fn.double), few, draw)
     if found is None:
         return None
     todo = "Raise the `effort` of whiten=Pilot(...), or reparametrise the model so that these parameters depend less"

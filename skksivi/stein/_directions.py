@@ -110,21 +110,27 @@ class Difference(NamedTuple):
 
 
 @torch.no_grad()
-def worst_difference(score_u: DifferentiableScore, u: Tensor, x: Tensor) -> Difference | None:
+def worst_difference(
+    score_u: DifferentiableScore, few: Tensor, draw: Callable[[], tuple[Tensor, Tensor]]
+) -> Difference | None:
     """Return the first of the leading directions along which draws are wrong, None if there is none.
 
     Parameters
     ----------
     score_u : callable
         The score of the target in whitened coordinates, for float64 points.
-    u, x : Tensor of shape (n, d)
-        The same draws in whitened coordinates and in those of the target.
+    few : Tensor of shape (m, d)
+        Draws in whitened coordinates.
+    draw : callable
+        Returns many draws, if there are such directions: tensors of shape (n, d) of the same ones in whitened
+        coordinates and in those of the target.
     """
-    n = min(N_SCORES, len(u) // 2)
-    off = score_u(u[:n]) + u[:n]
+    off = score_u(few) + few
     if not off.isfinite().all():
         return None
-    for v in leading_directions(score_u, u[0], off).mT:
+    V = leading_directions(score_u, few[0], off)
+    u, x = draw() if V.numel() else (few, few)
+    for v in V.mT:
         for n_lines, n_nodes in LINES:
             step = gibbs_step(score_u, u, v, n_lines, n_nodes)
             if step is None or not step.matters:

@@ -54,7 +54,7 @@ MODULES = {
     "training._guard": ["test_moments", "test_ksivi"],
     "terms": ["test_regularization", "test_ksivi"],
     "estimators._ksd": ["test_train", "test_ksivi", "test_hksivi"],
-    "estimators._objective": ["test_ksivi", "test_hksivi", "test_path"],
+    "estimators._objective": ["test_ksivi", "test_hksivi", "test_path", "test_train"],
     "estimators._verdict": ["test_train", "test_ksivi", "test_hksivi"],
 }
 

@@ -207,6 +207,9 @@ class Pilot(ParameterObject):
         `fit`, including training and checks. When it is reached, `fit` returns its best result, with a warning; at
         worst these are the Gaussians at the modes. With "diagonal" an error says if the limit is too small. None
         means ten times the `budget`, 4,000,000 by default, until the training begins, which takes `max_iter` steps.
+    skip : sequence of str, default=()
+        Names of stages of "auto" to leave out, as `whitening_.report()` shows them. Without "other modes" a fit of a
+        target that is known to have one mode saves their search; without others it may be worse.
     weight : float, default=1.0
         Weight of the penalty on differences of the first three moments of the draws from the pilot's, to which the
         discrepancy is hardly sensitive in the tails; zero for none. Only KSIVI and HKSIVI have this penalty.
@@ -228,6 +231,7 @@ class Pilot(ParameterObject):
         "effort": [StrOptions({"low", "auto", "high"})],
         "budget": [Interval(Integral, 0, None, closed="left")],
         "max_score_calls": [Interval(Integral, 1, None, closed="left"), None],
+        "skip": ["array-like"],
         "weight": [Interval(Real, 0, None, closed="left")],
     }
 
@@ -238,12 +242,14 @@ class Pilot(ParameterObject):
         effort: str = "auto",
         budget: int = 400_000,
         max_score_calls: int | None = None,
+        skip: Sequence[str] = (),
         weight: float = 1.0,
     ) -> None:
         self.rule = rule
         self.effort = effort
         self.budget = budget
         self.max_score_calls = max_score_calls
+        self.skip = skip
         self.weight = weight
 
 

@@ -24,7 +24,7 @@ from skksivi.estimators._ksivi import KSIVIApproximator
 from skksivi.families._derived import Defended, Pooled, Refined, Reweighted, asks_for_score, with_score
 from skksivi.families._samplers import Chains, Gaussian, Layer, Layers, Particles
 from skksivi.families._weights import Certificate
-from skksivi.pilot._masses import Cells
+from skksivi.pilot._mode_weights import Cells
 from skksivi.predictors import KSIVIClassifier, KSIVIRegressor
 from skksivi.predictors._process import Process
 from skksivi.score._score import ScoreFunction

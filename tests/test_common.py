@@ -44,7 +44,7 @@ from skksivi.baselines import (
     SVGD,
     Laplace,
 )
-from skksivi.pilot._rules import RULES
+from skksivi.pilot._pilot import RULES
 from skksivi.targets import Banana, from_score_fn
 
 

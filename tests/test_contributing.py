@@ -16,7 +16,9 @@ from skksivi import KSIVIApproximator, persistence
 from skksivi._utils.codec import pack, unpack
 from skksivi.datasets import _base
 from skksivi.kernels import Gaussian
-from skksivi.pilot._rules import find_whitening
+from skksivi.parameters import Pilot
+from skksivi.pilot._pilot import find_whitening
+from skksivi.pilot._stages import Known, Newton, run_stages
 from skksivi.score._probe import in_double
 
 ROOT = Path(__file__).parents[1]
@@ -51,9 +53,10 @@ def by_file(q, *classes):
 
 
 def test_every_example_is_run_here():
-    names = "kernel, mixing distribution, whitening rule, target, gradient estimator, baseline, data set, metric"
+    names = "kernel, mixing distribution, whitening rule, stage of the pilot, target, "
+    names += "gradient estimator, baseline, data set, metric"
     assert ", ".join(SECTIONS) == names
-    assert TEXT.count(".. code-block::") == sum(len(EXAMPLE.findall(section)) for section in SECTIONS.values()) == 8
+    assert TEXT.count(".. code-block::") == sum(len(EXAMPLE.findall(section)) for section in SECTIONS.values()) == 9
 
 
 def test_the_kernel_is_symmetric_and_positive_definite_and_has_its_slope(run):
@@ -86,6 +89,17 @@ def test_the_whitening_rule_finds_the_scales_of_independent_coordinates(run):
     whitening, _ = find_whitening("sizes", in_double(lambda x: (3 - x) / scales.to(x) ** 2, 3), torch.Generator())
     np.testing.assert_allclose(whitening.L, scales.diag(), rtol=1e-6)
     np.testing.assert_allclose(whitening.m, [3, 3, 3], rtol=1e-6)
+
+
+def test_the_stage_of_the_pilot_finds_points_of_its_target_alone(run):
+    stage, score = run("stage of the pilot")["Widened"](), in_double(lambda x: 2 * (3 - x), 1)
+    known = Known(score, torch.zeros(1, 1).double(), True, Pilot(), torch.Generator().manual_seed(0), False)
+    assert not stage.applies(known)
+    run_stages((Newton(), stage), known)
+    assert known.points.converged
+    assert [a.stage for a in known.attempts] == ["mode search", "wider Gaussian"]
+    np.testing.assert_allclose(known.points.x.mean(), 3, atol=0.05)
+    np.testing.assert_allclose(known.points.x.var(), 0.5, rtol=0.1)
 
 
 def test_the_target_has_the_score_of_its_density_and_of_its_draws(run):

@@ -31,7 +31,7 @@ from skksivi.diagnostics._identities import stein_moments
 from skksivi.families._density import LogDensity
 from skksivi.families._samplers import Gaussian
 from skksivi.parameters import Pilot
-from skksivi.pilot._masses import Cells
+from skksivi.pilot._mode_weights import Cells
 from skksivi.pilot._whitening import Whitening
 from skksivi.targets import (
     Banana,

@@ -18,7 +18,7 @@ from skksivi.baselines import Laplace
 from skksivi.coordinates._affine import Affine
 from skksivi.families._derived import Reweighted
 from skksivi.inference._expectation import WeightedDraws, control_variates, mean_and_se
-from skksivi.pilot._masses import Cells
+from skksivi.pilot._mode_weights import Cells
 from skksivi.targets import Banana, BayesianLogisticRegression, Minibatches, from_score_fn
 
 

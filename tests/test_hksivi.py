@@ -18,11 +18,13 @@ from skksivi.families._layer import MultilayerPerceptron
 from skksivi.kernels import Gaussian
 from skksivi.mixing import Bootstrap, GaussianMixtureDraws, StudentTDraws
 from skksivi.parameters import Bridge, Pilot
-from skksivi.pilot._points import PilotPoints
+from skksivi.pilot._points import Level, PilotPoints, Verdict
 from skksivi.pilot._whitening import Whitening
 from skksivi.score._probe import in_double
 from skksivi.stein._estimators import GRADIENT_ESTIMATORS
 from skksivi.targets import BayesianLogisticRegression, EightGaussians, Minibatches, XShaped
+
+AGREED, ROUGH = Verdict(Level.CHAINS_AGREE), Verdict(Level.ROUGH)
 
 QUICK = HKSIVIApproximator(
     n_layers=2, max_iter=30, batch_size=32, hidden_layer_sizes=(8,), whiten=Pilot(budget=20_000), random_state=0
@@ -236,7 +238,7 @@ def start(pilot, **parameters):
 def test_the_base_is_a_mixture_where_the_pilot_is_dense_and_its_points_elsewhere():
     x = torch.randn(400, 2, generator=torch.Generator().manual_seed(0)).double()
     for dense, expected in ((True, GaussianMixtureDraws), (False, Bootstrap)):
-        family, _ = start(PilotPoints(x, [400], torch.ones(2), converged=True, dense=dense))
+        family, _ = start(PilotPoints(x, [400], torch.ones(2), AGREED, dense=dense))
         assert isinstance(family.mixing, expected)
 
 
@@ -246,7 +248,7 @@ def test_the_base_is_a_mixture_where_the_pilot_is_dense_and_its_points_elsewhere
 def test_moments_of_a_converged_pilot_hold_the_layers_if_all_are_at_the_target(converged, weight, bridge):
     x = torch.randn(400, 2, generator=torch.Generator().manual_seed(0)).double()
     _, penalty = start(
-        PilotPoints(x, [400], torch.ones(2), converged=converged), whiten__weight=weight, bridge=bridge
+        PilotPoints(x, [400], torch.ones(2), AGREED if converged else ROUGH), whiten__weight=weight, bridge=bridge
     )
     assert (penalty is not None) == (converged and weight > 0 and bridge == "auto")
     if penalty is not None:

@@ -38,13 +38,15 @@ from skksivi.kernels import IMQ, KERNELS, Gaussian
 from skksivi.mixing import GaussianMixtureDraws, NormalDraws
 from skksivi.parameters import Pilot, Plateau, Scale
 from skksivi.pilot._mixture import fitted_mixture
-from skksivi.pilot._points import PilotPoints
+from skksivi.pilot._points import Level, PilotPoints, Verdict
 from skksivi.pilot._whitening import Whitening
 from skksivi.score._probe import in_double
 from skksivi.stein._estimators import GRADIENT_ESTIMATORS
 from skksivi.targets import Multimodal, from_log_prob, from_score_fn
 from skksivi.terms import Entropic, Laplacian
 from skksivi.training._guard import moments
+
+AGREED, ROUGH = Verdict(Level.CHAINS_AGREE), Verdict(Level.ROUGH)
 
 pytestmark = pytest.mark.filterwarnings("ignore:The draws are too:sklearn.exceptions.ConvergenceWarning")
 
@@ -114,7 +116,7 @@ def start(pilot, **parameters):
 def test_a_family_starts_as_the_mixture_fitted_to_a_dense_pilot():
     x = torch.cat([normal(600, 2) * torch.tensor([1.0, 0.3]) - 3, 0.1 * normal(400, 2, seed=1)])
     for n_of_mode in ([1000], [600, 400]):
-        pilot = PilotPoints(x, n_of_mode, torch.ones(2), converged=True)
+        pilot = PilotPoints(x, n_of_mode, torch.ones(2), AGREED)
         family, _ = start(pilot, initial_scale=0.5, scale=Scale(floor=1e-4))
         mixture = fitted_mixture(pilot.of_modes(), generator())
         L, sigma = family.mixing.factors, family.sigma(x[:1])
@@ -127,7 +129,7 @@ def test_a_family_starts_as_the_mixture_fitted_to_a_dense_pilot():
 
 
 def test_sigma_has_a_floor_where_points_are_closer_together():
-    family, _ = start(PilotPoints(1e-6 * normal(400, 2), [400], torch.ones(2), converged=True))
+    family, _ = start(PilotPoints(1e-6 * normal(400, 2), [400], torch.ones(2), AGREED))
     torch.testing.assert_close(family.sigma(origin(2)), torch.full((2,), 2e-3).double())
 
 
@@ -173,7 +175,7 @@ def test_tails_do_not_widen_the_middle(d, df):
 
 def test_a_pilot_that_is_not_dense_gives_its_points_and_the_conditional_spread():
     x = 4 * normal(400, 2)  # where E s_i^2 = 16
-    family, _ = start(PilotPoints(x, [400], torch.ones(2), converged=True, dense=False), initial_scale=0.5)
+    family, _ = start(PilotPoints(x, [400], torch.ones(2), AGREED, dense=False), initial_scale=0.5)
     z = family.draw_latent(50, generator())
     assert torch.cdist(z, x).amin(1).max() < 1e-6
     torch.testing.assert_close(family.mean(z), z)
@@ -183,7 +185,7 @@ def test_a_pilot_that_is_not_dense_gives_its_points_and_the_conditional_spread()
 @pytest.mark.parametrize(("converged", "weight"), [(True, 0.0), (True, 0.5), (True, 2.0), (False, 0.0), (False, 2.0)])
 def test_moments_of_a_converged_pilot_hold_the_fit(converged, weight):
     x = normal(400, 2)
-    _, penalty = start(PilotPoints(x, [400], torch.ones(2), converged=converged), whiten__weight=weight)
+    _, penalty = start(PilotPoints(x, [400], torch.ones(2), AGREED if converged else ROUGH), whiten__weight=weight)
     assert (penalty is not None) == (converged and weight > 0)
     if penalty is not None:
         assert penalty.weight == weight
@@ -510,7 +512,7 @@ def test_a_mixing_distribution_keeps_its_precision_in_a_warm_start(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:The training did not improve")
 def test_many_features_are_whitened_by_a_diagonal_and_a_few_directions(monkeypatch):
-    monkeypatch.setattr("skksivi.pilot._rules.MAX_FEATURES", 5)
+    monkeypatch.setattr("skksivi.pilot._pilot.MAX_FEATURES", 5)
     scale = torch.logspace(-3, 3, 8)
     q = fit(lambda x: (1 - x / scale) / scale, n_features=8, dtype="float64", max_iter=100)
     z = q.sample(5000, random_state=0) / scale.numpy() - 1

@@ -3,8 +3,14 @@
 import torch
 from plain_targets import generator, normal
 
-from skksivi.pilot._matching import MATCHING, MixtureParameters, score_matched
-from skksivi.pilot._mixture import Components, fitted_mixture
+from skksivi.pilot._mixture import (
+    FISHER_WEIGHT,
+    MOST_FULL,
+    Components,
+    MixtureParameters,
+    fitted_mixture,
+    score_matched,
+)
 
 
 def crescent():
@@ -30,7 +36,7 @@ def test_the_objective_is_that_of_the_density_and_its_gradient():
     u, s, q = normal(50, 2), normal(50, 2, seed=3), crescent().draws()
     x = u.clone().requires_grad_()
     (own,) = torch.autograd.grad(q.log_density(x).sum(), x)
-    expected = MATCHING.weight * (own - s).square().sum(1) / 2 - q.log_density(u)
+    expected = FISHER_WEIGHT * (own - s).square().sum(1) / 2 - q.log_density(u)
     torch.testing.assert_close(MixtureParameters.of(crescent()).losses(u, s), expected)
 
 
@@ -48,7 +54,7 @@ def test_a_mixture_stays_where_scores_make_it_no_better():
     u = normal(40, 5)
     start = Components(torch.ones(1).double(), torch.zeros(1, 5).double(), torch.eye(5)[None].double())
     assert score_matched(start, u, 30 * normal(40, 5, seed=1), generator()) is start
-    assert score_matched(start, *normal(2, 40, MATCHING.max_features + 1).unbind(), generator()) is start
+    assert score_matched(start, *normal(2, 40, MOST_FULL + 1).unbind(), generator()) is start
 
 
 def test_a_point_does_not_count_more_than_some_do():

@@ -15,7 +15,7 @@ from skksivi.baselines import Laplace
 from skksivi.coordinates._affine import Affine
 from skksivi.families._derived import Reweighted
 from skksivi.parameters import Pilot
-from skksivi.pilot._masses import (
+from skksivi.pilot._mode_weights import (
     MASSES,
     Cells,
     log_densities,
@@ -25,9 +25,11 @@ from skksivi.pilot._masses import (
     propose,
     with_mode_weights,
 )
-from skksivi.pilot._points import PilotPoints
+from skksivi.pilot._points import Level, PilotPoints, Verdict
 from skksivi.targets import EightGaussians, Multimodal, Target
 from skksivi.training._run import Fit
+
+AGREED = Verdict(Level.CHAINS_AGREE)
 
 WEIGHTS = np.array([0.3, 0.2, 0.15, 0.1, 0.1, 0.05, 0.05, 0.05])
 #: A few hundred iterations of a normal mixing: the fits are rough, and say so.
@@ -87,10 +89,10 @@ def test_a_pilot_is_given_the_masses_of_its_modes():
     chi = torch.randn(6000, 3, generator=generator).square().sum(1).double()
     student = torch.randn(6000, 2, generator=generator, dtype=torch.float64) / (chi / 3).sqrt()[:, None]
     gaussian = 20 + torch.randn(6000, 2, generator=generator, dtype=torch.float64)
-    pilot = PilotPoints(torch.cat([student, gaussian]), [6000, 6000], torch.zeros(2), converged=True)
+    pilot = PilotPoints(torch.cat([student, gaussian]), [6000, 6000], torch.zeros(2), AGREED)
     n = with_mode_weights(as_score(score_fn), pilot, generator).n_of_mode
     assert abs(n[1] / sum(n) - 0.3) < 0.05
-    right = PilotPoints(torch.cat([student, gaussian[:2571]]), [6000, 2571], torch.zeros(2), converged=True)
+    right = PilotPoints(torch.cat([student, gaussian[:2571]]), [6000, 2571], torch.zeros(2), AGREED)
     assert with_mode_weights(as_score(score_fn), right, generator) is right
 
 

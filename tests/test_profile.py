@@ -10,8 +10,7 @@ from skksivi.coordinates._affine import Affine
 from skksivi.pilot import _profile as module
 from skksivi.pilot._mixture import Components
 from skksivi.pilot._newton import is_spike, laplace
-from skksivi.pilot._profile import Conditionals, profile, profiled
-from skksivi.pilot._spike import out_of_spike, what_scales
+from skksivi.pilot._profile import Conditionals, out_of_spike, profile, profiled, what_scales
 from skksivi.score._target import resolve_score
 from skksivi.targets import Funnel, Target, from_score_fn
 

@@ -20,7 +20,7 @@ from skksivi.coordinates._composed import score_for_training
 from skksivi.metrics import ksd
 from skksivi.parameters import Pilot
 from skksivi.pilot._newton import jacobians
-from skksivi.pilot._rules import find_whitening
+from skksivi.pilot._pilot import find_whitening
 from skksivi.score._improper import check_proper, flat_direction
 from skksivi.score._probe import ASYMMETRY, choose_product, grows_outward, in_double, trial_points
 from skksivi.score._score import STEPS, Halves, Tempered, autograd_pullback, central_difference

@@ -28,9 +28,10 @@ from scipy.special import digamma, polygamma
 from skksivi.coordinates._affine import Affine, Identity, LowRank
 from skksivi.coordinates._composed import score_for_training
 from skksivi.parameters import Pilot
-from skksivi.pilot import _rules
+from skksivi.pilot import _pilot
 from skksivi.pilot._newton import laplace, saddle_free_newton
-from skksivi.pilot._rules import RULES, find_whitening, starting_points
+from skksivi.pilot._pilot import RULES, find_whitening
+from skksivi.pilot._whitening import starting_points
 from skksivi.score._probe import in_double
 from skksivi.score._target import _points, resolve_score
 
@@ -75,8 +76,8 @@ def test_none_gives_the_identity():
 
 @every_rule
 def test_many_features_get_a_diagonal_and_a_few_directions(monkeypatch, rule):
-    monkeypatch.setattr(_rules, "MAX_FEATURES", 1)
-    monkeypatch.setattr(_rules, "SHORT", _rules.SHORT._replace(max_features=1))
+    monkeypatch.setattr(_pilot, "MAX_FEATURES", 1)
+    monkeypatch.setattr(_pilot, "MOST_EXPLORED", 1)
     p = GaussianScore(4, 0, 10, seed=0)
     whitening, pilot = whitening_of(rule, p.score_fn, 4)
     assert isinstance(whitening.map, LowRank)

@@ -19,7 +19,8 @@ from skksivi.families._samplers import Gaussian
 from skksivi.parameters import Init
 from skksivi.pilot._gaussian import batch_and_match, score_divergence
 from skksivi.pilot._newton import check_mode, laplace
-from skksivi.pilot._rules import check_start, find_whitening, starting_points
+from skksivi.pilot._pilot import find_whitening
+from skksivi.pilot._whitening import check_start, starting_points
 from skksivi.score._score import Score
 from skksivi.training._run import Fit, Run
 

@@ -19,8 +19,8 @@ from skksivi.families._layer import Drawn, DrawPullback
 from skksivi.families._samplers import Layers
 from skksivi.mixing import NormalDraws
 from skksivi.parameters import Adam, Bridge, Init, Scale, Whiten, check_widths, checked_object
+from skksivi.pilot._pilot import find_whitening
 from skksivi.pilot._points import PilotPoints
-from skksivi.pilot._rules import find_whitening
 from skksivi.pilot._whitening import Whitening
 from skksivi.score._score import DifferentiableScore, Score
 from skksivi.training._loop import Objective

@@ -16,7 +16,7 @@ from skksivi.coordinates._lines import lobatto, lobatto_nodes, log_ratio
 from skksivi.estimators._trained import Whitened
 from skksivi.kernels import Kernel, resolve_kernel
 from skksivi.parameters import Init, Whiten
-from skksivi.pilot._rules import find_whitening
+from skksivi.pilot._pilot import find_whitening
 from skksivi.pilot._whitening import Whitening
 from skksivi.score._score import Score, ScoreFunction
 

@@ -16,7 +16,7 @@ from skksivi.families._layer import SemiImplicit, covariance_kept, diagonal_gaus
 from skksivi.families._samplers import Layer
 from skksivi.mixing import Mixing, NormalDraws
 from skksivi.parameters import Annealing, Scale, checked_object
-from skksivi.pilot._rules import find_whitening
+from skksivi.pilot._pilot import find_whitening
 from skksivi.score._score import DifferentiableScore, Score, Tempered
 from skksivi.training._loop import Objective, Scheduled
 from skksivi.training._run import Fit, Run

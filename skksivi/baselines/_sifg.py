@@ -18,7 +18,7 @@ from skksivi.families._layer import Constant, MultilayerPerceptron, SemiImplicit
 from skksivi.families._samplers import Layer
 from skksivi.mixing import AtomDraws
 from skksivi.parameters import Adam, Init, Scale, Whiten
-from skksivi.pilot._rules import find_whitening
+from skksivi.pilot._pilot import find_whitening
 from skksivi.score._score import DifferentiableScore, Score
 from skksivi.training._loop import Objective
 from skksivi.training._run import Fit, Run

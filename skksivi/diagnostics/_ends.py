@@ -15,7 +15,7 @@ from skksivi.diagnostics._geometry import RUN_AWAY, Geometry, fitted_cells
 from skksivi.diagnostics._report import Check
 from skksivi.diagnostics._view import View, judged
 from skksivi.pilot._gaussian import covariance_root
-from skksivi.pilot._masses import Cells
+from skksivi.pilot._mode_weights import Cells
 from skksivi.stein._directions import N_SCORES, worst_difference
 
 #: The share of the draws that count as farthest out, and the accepted share of chains that end beyond the others.

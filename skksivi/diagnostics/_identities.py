@@ -11,7 +11,7 @@ from torch import Tensor
 from skksivi.diagnostics._limits import STEIN_VARIANCES
 from skksivi.diagnostics._report import Check
 from skksivi.diagnostics._view import MAX_SHIFT, N_SE, View, judged
-from skksivi.pilot._masses import Cells
+from skksivi.pilot._mode_weights import Cells
 
 #: Fewest draws of a mode that is checked.
 N_OF_MODE = 50

@@ -23,7 +23,7 @@ from skksivi.families._hierarchy import Hierarchy
 from skksivi.families._layer import Constant, LinearSkip, MultilayerPerceptron, Residual, SemiImplicit
 from skksivi.mixing import AtomDraws, Bootstrap, GaussianMixtureDraws, NormalDraws, StudentTDraws
 from skksivi.parameters import Checkpoint, checked_object
-from skksivi.pilot._whitening import Whitening
+from skksivi.pilot._whitening import Attempt, Whitening
 from skksivi.score._score import DifferentiableScore, Score
 from skksivi.stein._path import Memory
 from skksivi.training._guard import MomentPenalty, Moments, Watch
@@ -33,7 +33,7 @@ from skksivi.training._loop import Hook, Progress, State
 PARTS: Kinds = {
     cls.__name__: by_parameters(cls)
     for cls in (
-        *(Affine, Identity, LowRank, Quantiles, Marginals, Level, Warp, Whitening),
+        *(Affine, Identity, LowRank, Quantiles, Marginals, Level, Warp, Attempt, Whitening),
         *(NormalDraws, StudentTDraws, GaussianMixtureDraws, Bootstrap, AtomDraws),
         *(Constant, MultilayerPerceptron, LinearSkip, Residual, SemiImplicit, Hierarchy),
         *(Moments, MomentPenalty, Memory, Past, Start),

@@ -24,8 +24,8 @@ from skksivi.families._samplers import Layers
 from skksivi.kernels import Kernel
 from skksivi.mixing import Bootstrap, MixingLike, build_mixing
 from skksivi.parameters import BRIDGES, Adam, Bridge, Checkpoint, Init, Plateau, Scale, Whiten, checked_object
+from skksivi.pilot._pilot import MAX_POINTS
 from skksivi.pilot._points import PilotPoints
-from skksivi.pilot._rules import MAX_POINTS
 from skksivi.pilot._whitening import Whitening
 from skksivi.score._score import DifferentiableScore, Score, WithoutProducts
 from skksivi.training._guard import MomentPenalty, Moments, moments

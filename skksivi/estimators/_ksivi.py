@@ -22,8 +22,8 @@ from skksivi.families._samplers import Layer
 from skksivi.kernels import Kernel
 from skksivi.mixing import Bootstrap, Mixing, MixingLike, build_mixing
 from skksivi.parameters import Adam, Annealing, Checkpoint, Init, Network, Plateau, Scale, Whiten, checked_object
+from skksivi.pilot._pilot import MAX_POINTS
 from skksivi.pilot._points import PilotPoints
-from skksivi.pilot._rules import MAX_POINTS
 from skksivi.pilot._whitening import Whitening
 from skksivi.score._improper import tail_exponent
 from skksivi.score._score import DifferentiableScore, Score, Tempered, WithoutProducts

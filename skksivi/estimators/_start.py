@@ -19,8 +19,8 @@ from skksivi.parameters import Init, Whiten, chains_of
 from skksivi.pilot._gaussian import matched
 from skksivi.pilot._modes import find_modes
 from skksivi.pilot._others import all_modes
+from skksivi.pilot._pilot import MAX_FEATURES, find_whitening
 from skksivi.pilot._points import PilotPoints
-from skksivi.pilot._rules import MAX_FEATURES, find_whitening
 from skksivi.pilot._whitening import MATCHED, Whitening
 from skksivi.score._errors import DIVERGED, BudgetError
 from skksivi.score._score import Score

@@ -20,12 +20,10 @@ from skksivi.coordinates._affine import Identity
 from skksivi.families._samplers import Layer, Sampler
 from skksivi.families._weights import Certificate
 from skksivi.parameters import Adam, Annealing, Init, Network, Pilot, Scale, Whiten, chains_of, checked_object
-from skksivi.pilot._chains import CHAINS
 from skksivi.pilot._expansion import with_expansion
+from skksivi.pilot._pilot import LONG_CHAINS, MAX_FEATURES, MAX_POINTS, N_EXPECTED, RULES
 from skksivi.pilot._points import MANY_FEATURES, PilotPoints
-from skksivi.pilot._rules import MAX_FEATURES, MAX_POINTS, RULES, check_start, points_near_target
-from skksivi.pilot._short import N_EXPECTED
-from skksivi.pilot._whitening import Whitening
+from skksivi.pilot._whitening import Whitening, check_start, points_near_target
 from skksivi.score._score import Score
 from skksivi.stein._directions import MOST_CALLS, N_DRAWS, N_SCORES, worst_difference
 from skksivi.stein._discrepancy import stein_shift, stein_variances
@@ -144,7 +142,7 @@ class Trained(Whitened):
             return 0
         if chains.rule == "auto" and chains.effort != "high":
             return N_EXPECTED
-        return max(chains.budget, CHAINS.least_calls if chains.rule == "auto" else 1)
+        return max(chains.budget, LONG_CHAINS.least_calls if chains.rule == "auto" else 1)
 
     def _check_parameters(self, n_features: int) -> None:
         super()._check_parameters(n_features)

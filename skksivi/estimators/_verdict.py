@@ -20,8 +20,8 @@ from skksivi.families._samplers import InU, Layer, Layers
 from skksivi.families._weights import Certificate, cheap_certificate
 from skksivi.parameters import Pilot, Plateau
 from skksivi.pilot._mixture import MOST_FEATURES
-from skksivi.pilot._points import MANY_FEATURES, are_known
-from skksivi.pilot._rules import MAX_FEATURES
+from skksivi.pilot._pilot import MAX_FEATURES
+from skksivi.pilot._points import MANY_FEATURES, has_small_errors
 from skksivi.pilot._whitening import Whitening
 from skksivi.score._improper import has_power_tails
 from skksivi.score._score import Score
@@ -266,7 +266,7 @@ def is_good(fit: Fit, whitening: Whitening, chains: Pilot | None) -> bool:
         return True
     d = fit.sampler.n_features
     undecided = not isinstance(found, Certificate) or (not found.trusted and d >= MANY_FEATURES)
-    is_known = are_known(d, converged=whitening.converged, error=whitening.error)
+    is_known = whitening.converged or has_small_errors(d, whitening.error)
     return undecided and (is_known or d > MAX_FEATURES)
 
 

@@ -18,8 +18,8 @@ from skksivi.coordinates._lines import kronrod
 from skksivi.families._density import N_DRAWS, LogDensity
 from skksivi.families._derived import TAILS, Defended, knows_density, sampler_density
 from skksivi.families._samplers import Layer, Layers, Sampler
-from skksivi.pilot._density import log_density, origin_of
-from skksivi.pilot._rules import MAX_FEATURES
+from skksivi.pilot._modes import log_density, origin_of
+from skksivi.pilot._pilot import MAX_FEATURES
 from skksivi.score._score import Score
 
 #: The fewest draws whose ratio must be finite, and their smallest effective share.

@@ -20,7 +20,7 @@ from skksivi._utils.warnings import warn_caller
 from skksivi.base import BaseApproximator
 from skksivi.families._derived import Pooled, knows_density
 from skksivi.families._weights import LEAST_DRAWS, MOST_LEFT_OUT, Estimate, ImportanceSample, importance_weighed
-from skksivi.pilot._hamiltonian import rhat
+from skksivi.pilot._chains import rhat
 from skksivi.score._target import TargetOrScore, compared_score, unwrapped
 from skksivi.training._run import ordinary_mode
 

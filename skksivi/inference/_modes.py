@@ -13,8 +13,8 @@ from skksivi._utils.arrays import RandomState, make_generator, resolve_device
 from skksivi.base import BaseApproximator
 from skksivi.coordinates._affine import Affine
 from skksivi.families._derived import N_ASSIGNED, Reweighted, unweighted
-from skksivi.pilot._chains import EnsembleState, metropolis
-from skksivi.pilot._masses import MASSES, Cells, Mass, log_densities, mass, normalised
+from skksivi.pilot._chains import ChainStates, trajectory, warmed_up
+from skksivi.pilot._mode_weights import MASSES, Cells, Mass, log_densities, mass, normalised
 from skksivi.pilot._modes import find_modes
 from skksivi.score._score import Score, ScoreFunction
 from skksivi.score._target import compared_score
@@ -27,8 +27,8 @@ N_STARTS, N_CHAINS = 200, 300
 #: Root mean square of a draw's coordinates in a mode's own from which it is far off, and the share of such draws.
 FAR_OFF, MAX_FAR = 5.0, 0.2
 
-#: Chains of a mode of few draws.
-N_FEWEST = 50
+#: Chains of a mode of few draws, and the states of a chain that are kept.
+N_FEWEST, N_KEPT = 50, 30
 
 
 class Modes(NamedTuple):
@@ -170,9 +170,15 @@ def weigh_cells(score: Score, x: Tensor, cells: Cells, generator: torch.Generato
     return Modes(*numbers, not reason, reason), cells, shares  # type: ignore[call-arg, arg-type]
 
 
-def mode_chains(score: ScoreFunction, x: Tensor, a: Affine, generator: torch.Generator) -> Tensor:
+def mode_chains(score: Score, x: Tensor, a: Affine, generator: torch.Generator) -> Tensor:
     """Return the states (n_kept, n, d) of chains that start at draws x (n, d) of a mode."""
-    return metropolis(score, EnsembleState(x.repeat(-(-N_FEWEST // len(x)), 1), a.L), generator)[0]
+    score_u, u = a.pull_back(score), a.whiten(x.repeat(-(-N_FEWEST // len(x)), 1))
+    chains = warmed_up(score_u, ChainStates.at(score_u, u, u.shape[1] ** -0.25), generator)
+    kept = list[Tensor]()
+    for _ in range(N_KEPT):
+        chains = trajectory(score_u, chains, generator)
+        kept.append(a.unwhiten(chains.u))
+    return torch.stack(kept)
 
 
 def _doubt(centre: Tensor, mass: Mass) -> str:

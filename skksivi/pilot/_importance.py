@@ -19,9 +19,8 @@ from skksivi.coordinates._affine import Affine, standard_normal
 from skksivi.coordinates._lines import kronrod, lobatto, lobatto_nodes
 from skksivi.mixing import GaussianMixtureDraws
 from skksivi.pilot._gaussian import covariance_root
-from skksivi.pilot._matching import score_matched
-from skksivi.pilot._mixture import MOST_FEATURES, Components, fitted_mixture
-from skksivi.pilot._points import FEW, PilotPoints
+from skksivi.pilot._mixture import MOST_FEATURES, Components, fitted_mixture, score_matched
+from skksivi.pilot._points import FEW, Level, PilotPoints, Verdict, is_near, judge_weights
 from skksivi.score._errors import BudgetError
 from skksivi.score._score import DifferentiableScore, Score
 
@@ -50,12 +49,6 @@ class ImportanceSettings(NamedTuple):
     harmless: float = 0.8
     #: The most mass of the mixture where the target is not finite, which draws there leave out.
     outside: float = 1e-4
-    #: What is accurate: standard errors of means and of relative scales, and the divergence of a feature, in nats;
-    #: after some rounds the divergence that suffices, by itself and less two standard errors.
-    max_se: float = 0.02
-    near: float = 0.03
-    n_rounds_to_be_near: int = 5
-    will_do: tuple[float, float] = (0.1, 0.05)
     #: Points by which a density and a score are compared, and by how much of the differences they may disagree.
     n_compared: int = 8
     contradiction: float = 0.2
@@ -175,7 +168,7 @@ def refined_pilot(
     ----------
     Cappé, O. et al. (2008). Adaptive importance sampling in general mixture classes. Statistics and Computing 18(4).
     """
-    mixture = pilot.mixture
+    mixture, reason = pilot.mixture, ""
     for i in range(IMPORTANCE.n_rounds):
         mixture = mixture or plan.fit(pilot.x, generator)
         score_u.tally.begin("importance sampling", (2 if score_u.log_prob else 3) * plan.n_draws)
@@ -184,37 +177,23 @@ def refined_pilot(
         except BudgetError:
             break
         if found is None:
+            reason = f"less than {plan.least_share:.0%} of the draws by importance count"
             break
         draws, divergence = found
         drawn.append(draws)
         by = target_moments(PartedDraws(*(torch.cat(parts) for parts in zip(*drawn, strict=True))))
         points = [each.points for each in drawn] if plan.forgets else [pilot.x, draws.points]
         pilot = pilot_with(torch.cat(points), by)
-        near = is_near(divergence, pilot.x.shape[1], at_once=i < IMPORTANCE.n_rounds_to_be_near - 1)
-        if near and by.se <= IMPORTANCE.max_se and i + 1 >= plan.least_rounds:
+        verdict = judge_weights(divergence, by.se, pilot.x.shape[1], i + 1)
+        reason = verdict.reason
+        if verdict.converged and i + 1 >= plan.least_rounds:
             if plan.moves:
                 u, s = (torch.cat(parts) for parts in zip(*((a.points, a.scores) for a in drawn), strict=True))
                 mixture = shifted_mixture(score_matched(mixture, u, s, generator), by)
             more = _points_of(mixture, max(0, IMPORTANCE.least_points - len(pilot.x)))
-            return pilot_with(torch.cat([pilot.x, more]), by)._replace(converged=True, mixture=mixture)
-        mixture = mixture if near and plan.keeps else None
-    return pilot
-
-
-def is_near(divergence: tuple[float, float], n_features: int, *, at_once: bool) -> bool:
-    """Tell whether a divergence, with its standard error, is small, or small enough."""
-    value, se = divergence
-    if at_once:
-        return value <= IMPORTANCE.near * n_features
-    most, surely = IMPORTANCE.will_do
-    return value <= most * n_features and value - 2 * se <= surely * n_features
-
-
-def settled(pilot: PilotPoints, by: TargetMoments, most: float, generator: torch.Generator) -> PilotPoints:
-    """Return a pilot that has converged, with a mixture of these moments, if no standard error is above `most`."""
-    if by.se > most:
-        return pilot
-    return pilot._replace(converged=True, mixture=shifted_mixture(fitted(pilot.x, generator), by))
+            return pilot_with(torch.cat([pilot.x, more]), by)._replace(verdict=verdict, mixture=mixture)
+        mixture = mixture if plan.keeps and is_near(divergence, pilot.x.shape[1], i + 1) else None
+    return pilot._replace(verdict=Verdict(Level.ROUGH, reason))
 
 
 def shifted_mixture(mixture: Components, by: TargetMoments) -> Components:
@@ -260,7 +239,7 @@ def standard_pilot(like: Tensor, n: int = 0) -> PilotPoints:
 def pilot_of_mixture(mixture: Components, n: int = 0) -> PilotPoints:
     """Return n points of a mixture, whose means are not known."""
     sd = mixture.covariances.diagonal(dim1=1, dim2=2).sqrt().amax(0)
-    return PilotPoints(_points_of(mixture, n), [n], sd, converged=False, mixture=mixture)
+    return PilotPoints(_points_of(mixture, n), [n], sd, mixture=mixture)
 
 
 def pilot_with(points: Tensor, by: TargetMoments) -> PilotPoints:
@@ -271,7 +250,7 @@ def pilot_with(points: Tensor, by: TargetMoments) -> PilotPoints:
     else:
         L = torch.linalg.cholesky(away.mT @ away / len(away))
         points = by.mean + torch.linalg.solve_triangular(L, away.mT, upper=False).mT @ by.root.mT
-    return PilotPoints(points, [len(points)], by.mean_se * points.std(0), converged=False)
+    return PilotPoints(points, [len(points)], by.mean_se * points.std(0))
 
 
 def resampled(

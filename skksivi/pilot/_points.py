@@ -1,8 +1,11 @@
-"""Points near a target, and what is known of them."""
+"""Points near a target, and the one place that says when they are good enough."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import NamedTuple
 
 import torch
@@ -17,14 +20,108 @@ from skksivi.score._score import ScoreFunction
 #: Points for each feature that a covariance takes.
 FEW = 20
 
-#: Features from which on points that have not converged will do if no standard error of a mean, in standard
-#: deviations, is above the second number.
-MANY_FEATURES, SMALL_ERROR = 30, 0.1
+#: Features from which on points are judged by the errors of their means and by chains that agree, because no mixture
+#: has weights that count.
+MANY_FEATURES = 30
 
 
-def are_known(n_features: int, *, converged: bool, error: float) -> bool:
-    """Tell whether the points that have these errors tell the moments of a target."""
-    return converged or (n_features >= MANY_FEATURES and error < SMALL_ERROR)
+class Level(IntEnum):
+    """How well some points are known to tell the moments of a target, from worst to best."""
+
+    ROUGH = 0
+    SMALL_ERRORS = 1
+    CHAINS_AGREE = 2
+    WEIGHTS_COUNT = 3
+
+
+@dataclass(frozen=True, order=True)
+class Verdict:
+    """How good some points are, and why; compared by the level alone.
+
+    Attributes
+    ----------
+    level : Level
+    reason : str
+    """
+
+    level: Level
+    reason: str = field(default="", compare=False)
+
+    @property
+    def converged(self) -> bool:
+        """Whether nothing better is needed."""
+        return self.level >= Level.CHAINS_AGREE
+
+    def __str__(self) -> str:
+        return self.level.name.lower().replace("_", " ") + (f": {self.reason}" if self.reason else "")
+
+
+class GoodEnough(NamedTuple):
+    """The limits of all that judges points, set by `benchmarks/defaults.py` and `benchmarks/shapes.py`."""
+
+    #: Draws by importance: the largest standard error of a mean, in sd, and of a relative scale, and the divergence
+    #: of the proposal for each feature, in nats; the round from which on the second pair will do, that of the
+    #: divergence and that of it less two standard errors.
+    errors: float = 0.02
+    divergence: float = 0.03
+    late_round: int = 5
+    late_divergence: tuple[float, float] = (0.1, 0.05)
+    #: Chains: R-hat, and the largest standard error; the trajectories after which the second will
+    #: do, that of means which no longer chains improve.
+    rhat: float = 1.03
+    chain_errors: tuple[float, float] = (0.02, 0.05)
+    long_chains: int = 200
+    #: Chains that are believed with few features too, which else are judged by weights.
+    many_chains: int = 64
+    #: The largest standard error of a mean, in sd, of many features where chains do not agree.
+    small_errors: float = 0.1
+
+
+GOOD_ENOUGH = GoodEnough()
+
+
+def is_near(divergence: tuple[float, float], n_features: int, n_rounds: int) -> bool:
+    """Tell whether a proposal is near the target, by J with its standard error after so many rounds."""
+    J, se = divergence
+    if n_rounds < GOOD_ENOUGH.late_round:
+        return GOOD_ENOUGH.divergence * n_features >= J
+    most, surely = GOOD_ENOUGH.late_divergence
+    return most * n_features >= J and J - 2 * se <= surely * n_features
+
+
+def judge_weights(
+    divergence: tuple[float, float], error: float, n_features: int, n_rounds: int, most: float = GOOD_ENOUGH.errors
+) -> Verdict:
+    """Judge draws by importance that have this largest standard error."""
+    reason = f"J = {divergence[0]:.2g} nats, errors {error:.2g}"
+    good = is_near(divergence, n_features, n_rounds) and error <= most
+    return Verdict(Level.WEIGHTS_COUNT if good else Level.ROUGH, reason)
+
+
+def judge_chains(rhat: float, error: float, n_features: int, n_trajectories: int, n_chains: int) -> Verdict:
+    """Judge chains whose moments have this largest standard error."""
+    most = GOOD_ENOUGH.chain_errors[n_trajectories >= GOOD_ENOUGH.long_chains]
+    believed = n_features >= MANY_FEATURES or n_chains >= GOOD_ENOUGH.many_chains
+    good = believed and rhat <= GOOD_ENOUGH.rhat and error <= most
+    return Verdict(Level.CHAINS_AGREE if good else Level.ROUGH, f"R-hat {rhat:.3g}, errors {error:.2g}")
+
+
+def has_small_errors(n_features: int, error: float) -> bool:
+    """Tell whether the largest standard error of a mean, in sd, is small for so many features."""
+    return n_features >= MANY_FEATURES and error < GOOD_ENOUGH.small_errors
+
+
+def judge_halves(kept: Tensor) -> Verdict:
+    """Judge states (n_kept, n, d) of chains in very many dimensions: whether the earlier and the later half agree in
+    mean and scale, within the noise of so many chains.
+    """
+    _, n, d = kept.shape
+    early, late = kept.chunk(2)
+    shift = (early.mean((0, 1)) - late.mean((0, 1))).abs() / late.std((0, 1))
+    ratio = (early.std((0, 1)) / late.std((0, 1))).log().abs()
+    apart = torch.maximum(shift, ratio).max().item()
+    good = apart < (0.5 + math.sqrt(2 * math.log(2 * d))) / math.sqrt(n)
+    return Verdict(Level.CHAINS_AGREE if good else Level.ROUGH, f"halves of the chains {apart:.2g} sd apart")
 
 
 class PilotPoints(NamedTuple):
@@ -38,8 +135,8 @@ class PilotPoints(NamedTuple):
         Number of points near each mode.
     mean_se : Tensor of shape (d,)
         Standard errors of their mean, from the spread over independent chains.
-    converged : bool
-        Whether the earlier and the later half of the points agree.
+    verdict : Verdict
+        By the stage that has found them.
     dense : bool
         Whether there is mass between the points of a mode.
     mixture : Components or None
@@ -51,10 +148,15 @@ class PilotPoints(NamedTuple):
     x: Tensor
     n_of_mode: list[int]
     mean_se: Tensor
-    converged: bool
+    verdict: Verdict = Verdict(Level.ROUGH)
     dense: bool = True
     mixture: Components | None = None
     warp: Curved | None = None
+
+    @property
+    def converged(self) -> bool:
+        """Whether nothing better is needed."""
+        return self.verdict.converged
 
     def map(self) -> Affine:
         """Return the map by mean and covariance; if points are too few, by the covariance of their only Gaussian."""
@@ -66,7 +168,13 @@ class PilotPoints(NamedTuple):
     @property
     def error(self) -> float:
         """The largest standard error of a mean, in standard deviations."""
-        return (self.mean_se / self.x.std(0)).max().item()
+        return (self.mean_se / self.x.std(0)).max().item() if len(self.x) else math.inf
+
+    def judged(self) -> Verdict:
+        """Return the verdict, raised where the errors of many features are small."""
+        if self.verdict.level > Level.ROUGH or not has_small_errors(self.x.shape[1], self.error):
+            return self.verdict
+        return Verdict(Level.SMALL_ERRORS, f"errors {self.error:.2g}")
 
     def of_modes(self) -> Sequence[Tensor]:
         """Return the points of each mode."""

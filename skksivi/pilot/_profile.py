@@ -8,6 +8,9 @@ conditional covariance :math:`R R^\top`. Laplace's approximation gives the margi
 From one value of c to the next, all of this is followed into the neck of a funnel. In the centred form of a
 hierarchy, this is where its scale is small, and its members are far closer together than chains ever see them.
 
+In that form the density has no bound either: a search for the mode ends in a spike, where the scale of a group is
+zero and its members are together. The mass is elsewhere; the profile along the logarithm of that scale finds it.
+
 References
 ----------
 Rue, H., Martino, S. and Chopin, N. (2009). Approximate Bayesian inference for latent Gaussian models by using
@@ -27,18 +30,10 @@ from torch import Tensor
 from skksivi.coordinates._affine import Affine, Plane, WhitenedScore
 from skksivi.coordinates._lines import log_ratio
 from skksivi.pilot._gaussian import covariance_root
-from skksivi.pilot._importance import (
-    IMPORTANCE,
-    PLAIN,
-    is_near,
-    pilot_of_mixture,
-    pilot_with,
-    plain_moments,
-    resampled,
-)
+from skksivi.pilot._importance import PLAIN, pilot_of_mixture, pilot_with, plain_moments, resampled
 from skksivi.pilot._mixture import Components
-from skksivi.pilot._newton import is_spike, search_modes
-from skksivi.pilot._points import MANY_FEATURES, PilotPoints
+from skksivi.pilot._newton import NEWTON, is_spike, search_modes
+from skksivi.pilot._points import MANY_FEATURES, PilotPoints, judge_weights
 from skksivi.score._errors import DIVERGED
 from skksivi.score._score import DifferentiableScore, Score
 
@@ -216,9 +211,9 @@ def _converged(
         if i == PROFILE.soon:
             start = start.of_widths(PROFILE.variances, PROFILE.shares)
         mixture = start.fitted_to(u, PROFILE.strength * d)
-        near = is_near(divergence, d, at_once=i < IMPORTANCE.n_rounds_to_be_near)
-        if near and by.se <= PROFILE.max_se[i == PROFILE.n_rounds]:
-            return pilot_with(u, by)._replace(converged=True, mixture=mixture)
+        verdict = judge_weights(divergence, by.se, d, i, PROFILE.max_se[i == PROFILE.n_rounds])
+        if verdict.converged:
+            return pilot_with(u, by)._replace(verdict=verdict, mixture=mixture)
         if i == PROFILE.soon and by.se > PROFILE.most_se:
             return None
     return None
@@ -340,3 +335,46 @@ def _mixture(lines: Sequence[Sequence[Node]]) -> Components:
     return Components.together(
         [a._replace(covariances=a.covariances + sum(wide) - own) for a, own in zip(mixtures, wide, strict=True)]
     )
+
+
+# Out of a spike
+
+#: Scales that may lead into a spike, at most.
+MAX_SCALERS = 3
+
+
+def out_of_spike(score_fn: Score, mode: Affine, start: Tensor, generator: torch.Generator) -> PilotPoints | None:
+    """Return points by the profile along all that leads into a spike from a start (d,); None where that has no end.
+
+    Parameters
+    ----------
+    score_fn : Score
+    mode : Affine
+        Where the search for a mode ended.
+    start : Tensor of shape (d,)
+        Where it started.
+    generator : torch.Generator
+    """
+    metric, directions, Q, score_w = Affine.shift(start), list[Tensor](), torch.eye(len(start)).to(start), score_fn
+    for _ in range(MAX_SCALERS):
+        directions.append(Q @ what_scales(score_w, mode))
+        given = Conditionals.given(score_fn, metric, torch.stack(directions, 1))
+        Q, score_w = given.Q, WhitenedScore(score_fn, given.plane(start.new_zeros(len(directions))))
+        maps, _ = search_modes(score_w, start.new_zeros(1, Q.shape[1]), NEWTON.max_steps)
+        if not maps:
+            return None
+        mode = maps[0]
+        if not is_spike(mode):
+            return by_profile(given, generator)
+    return None
+
+
+def what_scales(score_fn: DifferentiableScore, spike: Affine) -> Tensor:
+    """Return the direction (d,), of those without curvature, in which the largest curvature at a spike grows."""
+    variances, V = torch.linalg.eigh(spike.L @ spike.L.mT)
+    flat, steepest = V[:, variances > variances[-1] / 10], V[:, 0]
+    x = torch.cat([spike.m[None], spike.m + variances[-1].sqrt() * flat.mT])
+    v = steepest.expand(len(x), -1).clone()
+    curvature = -(score_fn.product(x, v) * v).sum(1)
+    a = flat @ (curvature[1:] / curvature[0]).log()
+    return a / a.norm()

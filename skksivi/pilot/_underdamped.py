@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from skksivi.coordinates._affine import LowRank, standard_normal
-from skksivi.pilot._chains import chain_standard_error, has_converged, revive
-from skksivi.pilot._points import PilotPoints
+from skksivi.pilot._chains import revive
+from skksivi.pilot._points import PilotPoints, judge_halves
 from skksivi.score._errors import DivergedError
 from skksivi.score._score import Score
 
@@ -58,15 +58,9 @@ def underdamped_pilot(
     n_steps = min(max(budget // len(starts), UNDERDAMPED.min_steps), UNDERDAMPED.max_steps)
     score_fn.tally.begin("underdamped Langevin chains", n_steps * len(starts))
     kept = underdamped(score_fn, starts.to(score_fn.dtype), n_steps, generator).double()
-    weights, points = kept.new_ones(1), kept.transpose(0, 1).flatten(0, 1)
-    pilot = PilotPoints(
-        points,
-        [len(kept)] * len(starts),
-        chain_standard_error([kept], weights),
-        has_converged([kept], weights),
-        dense=False,
-    )
-    return diagonal_map(points), pilot
+    points, mean_se = kept.transpose(0, 1).flatten(0, 1), kept.mean(0).std(0) / math.sqrt(len(starts))
+    verdict = judge_halves(kept)
+    return diagonal_map(points), PilotPoints(points, [len(kept)] * len(starts), mean_se, verdict, dense=False)
 
 
 def diagonal_map(x: Tensor) -> LowRank:

@@ -13,8 +13,8 @@ from torch import Tensor
 from skksivi.coordinates._affine import Affine
 from skksivi.coordinates._warp import Warp
 from skksivi.coordinates._warp_fit import fitted_warp
+from skksivi.pilot._chains import CHAINS, ChainEnsemble
 from skksivi.pilot._gaussian import covariance_root
-from skksivi.pilot._hamiltonian import HAMILTONIAN, HamiltonianEnsemble
 from skksivi.pilot._importance import PLAIN, PartedDraws, pilot_of_mixture, refined_pilot
 from skksivi.pilot._points import MANY_FEATURES, PilotPoints
 from skksivi.pilot._profile import profiled
@@ -41,7 +41,7 @@ WARPED = WarpedSettings()
 def around_start(score_fn: Score, start: Tensor, generator: torch.Generator) -> Tensor:
     """Return points (n, d) of chains around a start (d,), in units of the parameters; none if the chains diverge."""
     try:
-        *_, found = HamiltonianEnsemble(score_fn, Affine.shift(start), generator).by_stages(WARPED.stages)
+        *_, found = ChainEnsemble(score_fn, Affine.shift(start), generator).by_stages(WARPED.stages)
     except DIVERGED:
         return start[None, :][:0]
     return found.x
@@ -80,13 +80,13 @@ def warped(score_fn: Score, x: Tensor, generator: torch.Generator) -> Iterator[P
             score_y, y = warp.pull_back(score_fn), warp.warp(x)[0]
             metric, moved = Affine(y.mean(0), covariance_root(y)), math.inf
             refine = partial(_refined_along, score_y, warp.drivers, generator) if warp.drivers else None
-            for found in HamiltonianEnsemble(score_y, metric, generator, refine).by_stages(stages):
+            for found in ChainEnsemble(score_y, metric, generator, refine).by_stages(stages):
                 u = metric.whiten(found.x)
                 moved = min(moved, max(u.mean(0).abs().max().item(), u.std(0).log().abs().max().item()))
                 if found.converged and moved < most and not _goes_astray(warp, found):
                     yield found._replace(warp=warp)
                     return
-                if moved >= most and len(found.x) >= HAMILTONIAN.n_chains * WARPED.stages[0]:
+                if moved >= most and len(found.x) >= CHAINS.n_chains * WARPED.stages[0]:
                     break
             x = warp.unwarp(found.x)[0]
     except DIVERGED:
@@ -108,7 +108,7 @@ def _refined_along(
 
 def _goes_astray(warp: Warp, found: PilotPoints) -> bool:
     """Tell whether draws are far from all points in coordinates of the target, as if scales grew too fast."""
-    draws = found.x if found.mixture is None else pilot_of_mixture(found.mixture, HAMILTONIAN.n_of_gaussian).x
+    draws = found.x if found.mixture is None else pilot_of_mixture(found.mixture, CHAINS.n_of_gaussian).x
     x, y = warp.unwarp(found.x)[0], warp.unwarp(draws)[0]
     centre = x.median(0).values
     return not bool(((y - centre).abs().amax(0) < WARPED.astray * (x - centre).abs().amax(0)).all())

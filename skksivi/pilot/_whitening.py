@@ -1,16 +1,47 @@
-"""The coordinates of a fit, and what was learned on the way to them."""
+"""The coordinates of a fit, what was learned on the way to them, and the parameters that give them."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
 
+from skksivi._utils.arrays import as_numbers, as_tensor
+from skksivi.coordinates._affine import Affine
 from skksivi.coordinates._composed import Coordinates
+from skksivi.parameters import Init, Pilot, Whiten
 
 #: What finds the map where no chains do.
 LAPLACE, MATCHED, GIVEN = "Laplace approximation", "batch and match", "given coordinates"
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A stage of the pilot: what it cost, and how good the points were after it.
+
+    Attributes
+    ----------
+    stage : str
+    n_calls : int
+        Evaluations of the score or of log p, and products with the Jacobian of the score.
+    seconds : float
+        It is not compared, because equal fits may differ in it.
+    verdict : str
+        Of the points that it found, and why; empty if it found none.
+    """
+
+    stage: str
+    n_calls: int
+    seconds: float = field(compare=False)
+    verdict: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.stage:<22} {self.n_calls:>9,} calls {self.seconds:>7.2f} s  {self.verdict or 'no points'}"
 
 
 @dataclass(kw_only=True)
@@ -30,7 +61,8 @@ class Whitening(Coordinates):
     n_score_calls : int
         Points at which the score was evaluated.
     converged : bool
-        Whether the chains of the pilot agreed with each other at their end.
+        Whether the points of the pilot are good enough that nothing better was needed: draws by importance whose
+        weights count, or chains that agree.
     mean, mean_se, sd : ndarray of shape (d,) or None
         Moments of the pilot, and standard errors of its mean; with whiten="auto" and "diagonal".
     symmetries : ndarray of shape (n_symmetries, d) or None
@@ -41,6 +73,8 @@ class Whitening(Coordinates):
         other modes were searched.
     found_by : str
         What has found the map and, with a pilot, its points.
+    attempts : list of Attempt
+        The stages of whiten="auto", in the order in which they ran.
     """
 
     modes: np.ndarray
@@ -53,6 +87,7 @@ class Whitening(Coordinates):
     symmetries: np.ndarray | None = None
     ascents: np.ndarray | None = None
     found_by: str = LAPLACE
+    attempts: Sequence[Attempt] = ()
 
     @property
     def error(self) -> float:
@@ -77,3 +112,50 @@ class Whitening(Coordinates):
             raise ValueError(f"`share` is a share of the ascents, from 0 to 1, got {share}.")
         n = 0 if self.ascents is None else int(self.ascents[0])
         return float((1 - share) ** n)
+
+    def report(self) -> str:
+        """Return a line for each stage of the pilot: its cost, and how good the points were after it, and why."""
+        return "\n".join(map(str, self.attempts)) or self.found_by
+
+
+def points_near_target(whiten: Whiten, init: Init) -> Init:
+    """Return the points near the target that these parameters give, or None."""
+    pair = given_pair(whiten)
+    return init if pair is None or init is not None else pair[0] if len(pair) else None
+
+
+def check_start(whiten: Whiten, init: Init, d: int) -> None:
+    """Raise ValueError for coordinates or points that do not fit a target of d features."""
+    starting_points(init, d)
+    if (pair := given_pair(whiten)) is not None:
+        map_of_pair(pair, d)
+
+
+def starting_points(init: Init, d: int, device: torch.device | str = "cpu") -> Tensor:
+    """Return the points (k, d) where mode searches start."""
+    if init is None:
+        return torch.zeros(1, d, dtype=torch.float64, device=device)
+    starts = as_tensor(as_numbers(init, "init"), device=device)
+    if starts.dim() not in (1, 2) or starts.shape[-1] != d or not len(starts) or not starts.isfinite().all():
+        raise ValueError(f"`init` must be a finite vector of shape {(d,)} or a matrix of such rows, got {init!r}.")
+    return starts.view(-1, d)
+
+
+def given_pair(whiten: Whiten) -> tuple[ArrayLike, ArrayLike] | None:
+    """Return the (m, L) that is given, None for a rule or nothing."""
+    return None if whiten is None or isinstance(whiten, str | Pilot) else whiten
+
+
+def map_of_pair(pair: tuple[ArrayLike, ArrayLike], d: int, device: torch.device | str = "cpu") -> Affine:
+    """Return the map of a pair (m, L)."""
+    if len(pair) != 2:
+        raise ValueError(f"`whiten` must be a pair (mean, Cholesky factor), got {len(pair)} item(s).")
+    m, L = (as_tensor(as_numbers(a, "whiten"), device=device) for a in pair)
+    fits = m.shape == (d,) and L.shape == (d, d) and m.isfinite().all() and L.isfinite().all()
+    if not (fits and (L.diagonal() > 0).all() and L.equal(L.tril())):
+        raise ValueError(
+            f"`whiten` must be a finite vector of shape {(d,)} and a lower triangular matrix of shape {(d, d)} with "
+            f"a positive diagonal (the Cholesky factor of a covariance), got shapes {tuple(m.shape)} and "
+            f"{tuple(L.shape)}."
+        )
+    return Affine(m, L)

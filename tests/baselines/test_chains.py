@@ -18,7 +18,7 @@ from skksivi.baselines._points import step_integral
 from skksivi.baselines._sgld import sgld_step, step_sizes
 from skksivi.families._samplers import Chains
 from skksivi.pilot._chains import clipped_drift
-from skksivi.pilot._rules import find_whitening
+from skksivi.pilot._pilot import find_whitening
 from skksivi.score._probe import in_double
 from skksivi.targets import Banana, BayesianLogisticRegression, Minibatches, XShaped
 

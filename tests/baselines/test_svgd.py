@@ -15,7 +15,7 @@ from skksivi.baselines._points import find_start
 from skksivi.baselines._svgd import svgd_direction
 from skksivi.families._samplers import Particles
 from skksivi.kernels import Gaussian, Tilted
-from skksivi.pilot._rules import find_whitening
+from skksivi.pilot._pilot import find_whitening
 from skksivi.score._probe import in_double
 from skksivi.targets import BayesianLogisticRegression, Minibatches
 

@@ -18,7 +18,7 @@ from skksivi.metrics import sliced_wasserstein
 from skksivi.parameters import Checkpoint, Pilot
 from skksivi.pilot import _expansion
 from skksivi.pilot._expansion import EXPANSION, Expansion, corrected, with_expansion
-from skksivi.pilot._rules import find_whitening
+from skksivi.pilot._pilot import find_whitening
 from skksivi.score._score import Halves
 from skksivi.score._target import resolve_score
 from skksivi.stein._estimators import GRADIENT_ESTIMATORS

@@ -17,6 +17,7 @@ from skksivi._utils.warnings import warn_caller
 from skksivi.coordinates._affine import Affine
 from skksivi.coordinates._lines import log_ratio
 from skksivi.pilot._gaussian import covariance_root
+from skksivi.pilot._modes import ModeMaps
 from skksivi.pilot._points import PilotPoints
 from skksivi.score._score import DifferentiableScore
 
@@ -40,6 +41,9 @@ class MassSettings(NamedTuple):
 
 
 MASSES = MassSettings()
+
+#: Points of chains below which a mode does not count as one.
+MIN_POINTS = 20
 
 
 class Cells(NamedTuple):
@@ -240,6 +244,30 @@ def with_mode_weights(score_fn: DifferentiableScore, pilot: PilotPoints, generat
     most = min(len(part) / w for part, w in zip(parts, weights.tolist(), strict=True))
     kept = [part[: max(MASSES.n_least, int(most * w))] for part, w in zip(shuffled, weights.tolist(), strict=True)]
     return pilot._replace(x=torch.cat(kept), n_of_mode=[len(part) for part in kept])
+
+
+def pooled(parts: Sequence[PilotPoints], modes: ModeMaps, generator: torch.Generator) -> PilotPoints:
+    """Return the points of chains around each mode, as many of each as its weight says."""
+    weights = modes.weights.tolist()
+    most = min(len(part.x) / w for part, w in zip(parts, weights, strict=True))
+    orders = [torch.randperm(len(part.x), generator=generator, device=part.x.device) for part in parts]
+    x = torch.cat([p.x[i[: int(most * w)]] for p, i, w in zip(parts, orders, weights, strict=True)])
+    mean_se = sum((w * part.mean_se).square() for part, w in zip(parts, weights, strict=True))
+    verdict = min(part.verdict for part in parts)
+    return PilotPoints(*by_mode(x, modes.maps), torch.as_tensor(mean_se).sqrt(), verdict)
+
+
+def by_mode(x: Tensor, maps: Sequence[Affine]) -> tuple[Tensor, list[int]]:
+    """Return the points sorted by the Gaussian they most likely come from, since chains may cross, and counts.
+
+    The Gaussian of a mode with hardly any points is left out.
+    """
+    distances = [a.whiten(x).square().sum(1) + 2 * a.log_determinant() for a in maps]
+    nearest = torch.stack(distances).argmin(0)
+    counts = nearest.bincount(minlength=len(maps))
+    if len(maps) > 1 and counts.min() < MIN_POINTS:
+        return by_mode(x, [a for a, n in zip(maps, counts.tolist(), strict=True) if n >= MIN_POINTS])
+    return x[nearest.argsort()], counts.tolist()
 
 
 def normalised(masses: Sequence[Mass]) -> tuple[Tensor, Tensor]:

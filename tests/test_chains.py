@@ -1,4 +1,4 @@
-"""Short Hamiltonian chains, and the tests that they will do."""
+"""Hamiltonian chains, and how fits from them are judged."""
 
 import math
 import warnings
@@ -13,8 +13,8 @@ from skksivi import KSIVIApproximator
 from skksivi.estimators._trained import of_certificate, of_variances
 from skksivi.families._weights import Certificate
 from skksivi.parameters import Pilot
-from skksivi.pilot import _short
-from skksivi.pilot._hamiltonian import HAMILTONIAN, ChainStates, disagreement, rhat, trajectory, warmed_up
+from skksivi.pilot import _stages
+from skksivi.pilot._chains import CHAINS, ChainStates, disagreement, rhat, trajectory, warmed_up
 from skksivi.pilot._points import MANY_FEATURES
 from skksivi.score._errors import DivergedError
 from skksivi.targets import Target
@@ -53,10 +53,10 @@ def test_chains_that_cannot_move_go_on_from_the_place_of_others():
 
 def test_chains_that_stay_apart_disagree():
     u = torch.randn(40, 32, 2, generator=generator(), dtype=torch.float64)
-    assert disagreement(u) < HAMILTONIAN.max_rhat
+    assert disagreement(u) < CHAINS.max_rhat
     u[:, :4, 1] += 3
-    assert disagreement(u) > HAMILTONIAN.max_rhat
-    assert rhat(u)[0] < HAMILTONIAN.max_rhat
+    assert disagreement(u) > CHAINS.max_rhat
+    assert rhat(u)[0] < CHAINS.max_rhat
 
 
 CORRELATED = gaussian(5, 0)
@@ -137,7 +137,7 @@ def test_chains_of_many_features_do_without_a_mode(effort, monkeypatch):
     def lost(*_):
         raise DivergedError
 
-    monkeypatch.setattr(_short, "_first_modes", lost)
+    monkeypatch.setattr(_stages, "find_modes", lost)
     d = MANY_FEATURES
     q = KSIVIApproximator(whiten=Pilot(effort=effort), random_state=0).fit(lambda x: 1 - x, n_features=d)
     X = q.sample(10_000)

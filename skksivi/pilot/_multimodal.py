@@ -14,8 +14,8 @@ from torch import Tensor
 from skksivi.coordinates._affine import Affine
 from skksivi.coordinates._lines import kronrod, log_ratio
 from skksivi.pilot._importance import PartedDraws, Plan, Refit, Wider, fitted, pilot_of_mixture, refined_pilot
-from skksivi.pilot._masses import Cells, bridge
 from skksivi.pilot._mixture import Components, fitted_mixture
+from skksivi.pilot._mode_weights import Cells, bridge
 from skksivi.pilot._modes import ModeMaps
 from skksivi.pilot._points import PilotPoints
 from skksivi.score._score import Score, ScoreFunction
@@ -260,4 +260,5 @@ def put_together(pilots: Sequence[PilotPoints], weights: Tensor, errors: Tensor)
     away = means - weights @ means
     own = torch.stack([pilot.mean_se for pilot in pilots])
     mean_se = ((weights[:, None] * own).square() + ((weights * errors)[:, None] * away).square()).sum(0).sqrt()
-    return PilotPoints(torch.cat(kept), [len(x) for x in kept], mean_se, converged=True, mixture=mixture)
+    verdict = min(pilot.verdict for pilot in pilots)
+    return PilotPoints(torch.cat(kept), [len(x) for x in kept], mean_se, verdict, mixture=mixture)

@@ -1,0 +1,122 @@
+"""What each stage of the pilot adds: the defaults with one of them left out, on posteriors and on hard shapes.
+
+python benchmarks/ablation.py [--names ...] [--stages ...] [--seeds 1] [--jobs 2] [--out FILE.json]
+python benchmarks/ablation.py --show benchmarks/ablation.json --manual doc      the tables of the manual
+
+Posteriors are those of benchmarks/defaults.py, shapes those of benchmarks/shapes.py, and so is what is accurate. A
+stage that does not run with all stages changes nothing where it is left out, so that such fits are not repeated: each
+row counts the targets for which its stage ran. A fit is lost that was accurate with it, and silent without a warning.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+
+import numpy as np
+import torch
+from _harness import command, load, read, rst, run_missing, show_tables
+from _shapes import DIRECTIONS, LARGE, SHAPES
+from defaults import measure
+from posteriors import POSTERIORS
+from reference import reference
+from shapes import JUDGES, moments
+
+from skksivi import KSIVIApproximator
+from skksivi.parameters import Pilot
+from skksivi.pilot._pilot import QUICK, THOROUGH
+
+ALL = "all stages"
+STAGES = list(dict.fromkeys(stage.name for stage in (*QUICK, *THOROUGH)))
+CASES = {name: (lambda p=p: p.make()) for name, p in POSTERIORS.items()} | SHAPES | DIRECTIONS
+
+
+def is_accurate(name, target, q):
+    """Return whether a fit is accurate, by the rule of its study."""
+    if name in POSTERIORS:
+        R = reference(name)
+        errors = measure(q.sample(len(R)), R)
+        return bool(errors["mean"] < 0.1 and errors["sd_min"] > 0.9 and errors["sd_max"] < 1.1)
+    judge = JUDGES.get(type(target))
+    return bool((moments(q, reference(name)) if judge is None else judge(q, target))["accurate"])
+
+
+def run(name, method, seed):
+    torch.set_num_threads(1)
+    target, start = CASES[name](), time.process_time()
+    skip = () if method == ALL else (method,)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            q = KSIVIApproximator(whiten=Pilot(skip=skip), train=False, random_state=seed).fit(target)
+        except (ValueError, FloatingPointError) as error:
+            return {"accurate": False, "warned": True, "failed": str(error), "calls": None, "seconds": None}
+    row = {"calls": q.n_score_calls_ + q.n_products_, "seconds": time.process_time() - start}
+    row |= {"warned": bool(caught), "failed": "", "found_by": q.whitening_.found_by}
+    row |= {"stages": {a.stage: a.n_calls for a in q.whitening_.attempts}}
+    row |= {"verdict": q.whitening_.attempts[-1].verdict}
+    return row | {"accurate": is_accurate(name, target, q)}
+
+
+def costs(rows):
+    """Return the table of the stages: on how many targets each ran, its calls, and how often it ended the pilot."""
+    whole = [row for row in rows if row["method"] == ALL and not row["failed"]]
+    lines = []
+    for stage in STAGES:
+        calls = [row["stages"][stage] for row in whole if stage in row["stages"]]
+        ended = sum(list(row["stages"])[-1] == stage for row in whole)
+        cells = (f"{np.median(calls):,.0f}", f"{np.quantile(calls, 0.9):,.0f}") if calls else ("", "")
+        lines.append((stage, len(calls), *cells, ended))
+    return rst(("Stage", "Ran", "Calls", "90%", "Ended"), lines)
+
+
+def table(rows):
+    """Return the table of what is lost without each stage."""
+    whole = {(row["case"], row["seed"]): row for row in rows if row["method"] == ALL}
+    lines = []
+    for stage in STAGES:
+        own = [(whole[row["case"], row["seed"]], row) for row in rows if row["method"] == stage]
+        lost = [after["case"] for before, after in own if before["accurate"] and not after["accurate"]]
+        silent = sum(before["accurate"] and not (after["accurate"] or after["warned"]) for before, after in own)
+        won = sum(after["accurate"] and not before["accurate"] for before, after in own)
+        ratios = [after["calls"] / before["calls"] for before, after in own if after["calls"]]
+        ratio = f"{np.exp(np.mean(np.log(ratios))):.2f}" if ratios else ""
+        lines.append((stage, len(own), len(lost), silent, won, ratio, ", ".join(dict.fromkeys(lost[:3]))))
+    return rst(("Without", "Fits", "Lost", "Silent", "Won", "Calls", "Such as"), lines)
+
+
+def summary(rows):
+    whole = [row for row in rows if row["method"] == ALL]
+    for name, some in (("posteriors", POSTERIORS), ("shapes", {**SHAPES, **DIRECTIONS})):
+        own = [row for row in whole if row["case"] in some]
+        calls = [row["calls"] for row in own if row["calls"]]
+        print(
+            f"{name}: {sum(row['accurate'] for row in own)} of {len(own)} accurate, {np.median(calls):,.0f} calls, "
+            f"90% {np.quantile(calls, 0.9):,.0f}"
+        )
+
+
+def main():
+    parser = command(__doc__, seeds=1)
+    names = [name for name in CASES if name not in LARGE]
+    parser.add_argument("--names", nargs="+", choices=CASES, default=names)
+    parser.add_argument("--stages", nargs="*", choices=STAGES, default=STAGES)
+    parser.add_argument("--jobs", type=int, default=2)
+    args = parser.parse_args()
+    if args.show:
+        rows = read(args.out if args.show is True else args.show)["rows"]
+    else:
+        names = ["two_blobs", "labels of 2"] if args.quick and args.names == names else args.names
+        document = load(args.out, {"quick": args.quick})
+        pairs = [(name, seed) for seed in range(args.seeds) for name in names]
+        run_missing(document, args.out, [(name, ALL, seed) for name, seed in pairs], run, n_jobs=args.jobs)
+        ran = {(row["case"], row["seed"]): row.get("stages", ()) for row in document["rows"] if row["method"] == ALL}
+        jobs = [(name, stage, seed) for name, seed in pairs for stage in args.stages if stage in ran[name, seed]]
+        run_missing(document, args.out, jobs, run, n_jobs=args.jobs)
+        rows = document["rows"]
+    summary(rows)
+    show_tables(args, {"stages": costs(rows), "ablation": table(rows)})
+
+
+if __name__ == "__main__":
+    main()

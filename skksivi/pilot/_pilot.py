@@ -1,0 +1,278 @@
+r"""What is learned of a target before training: a list of stages, each of which proposes points near it.
+
+A stage runs if it applies; the first whose points are good enough ends the list.
+
+======================  ===================================  ===================================================
+Stage                   When                                 What it adds
+======================  ===================================  ===================================================
+mode search             always                               The Gaussian at the mode, by Newton steps
+chains from the start   no mode, 30 features or more         Points of a density that has no bound
+independent directions  up to 200 features                   Tails, skewness and humps along directions
+other modes             one mode, no `init`                  Far and narrow modes, labels that may be switched
+all modes               several modes                        Points near each, and the weights of the modes
+profile of a spike      the curvature is nearly singular     The mass of a hierarchy in its centred form
+matched Gaussian        one mode                             Importance weights, which end most pilots
+short chains            one mode                             Bent targets, also in warped coordinates
+warped coordinates      30 to 200 features                   Funnels of many features
+more trajectories       30 features or more                  Chains that mix slowly
+wider mode search       nothing above was good enough        A better mode, and the same stages from there
+long chains             nothing above was good enough        Chains around all modes, pooled by their weights
+======================  ===================================  ===================================================
+
+The costs of each, and what is lost without it, are in `benchmarks/ablation.py`. There are stages up to 4,000
+features. With more than 1,000 the last two do not run and, without points, the map is by the curvature at a mode.
+`Pilot(effort="low")` ends before "more trajectories"; `effort="high"` runs the last two whatever was found before,
+unless coordinates are warped. What is good enough is said in `_points`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from skksivi.coordinates._affine import Affine, AffineMap, Identity, LowRank
+from skksivi.parameters import Init, Pilot, Whiten, chains_of
+from skksivi.pilot._chains import CHAINS
+from skksivi.pilot._gaussian import batch_and_match
+from skksivi.pilot._mixture import MOST_FEATURES
+from skksivi.pilot._modes import MODES
+from skksivi.pilot._newton import check_mode, laplace, newton_cg
+from skksivi.pilot._points import Level, PilotPoints
+from skksivi.pilot._stages import (
+    AllModes,
+    ChainsFromStart,
+    IndependentDirections,
+    Known,
+    LongChains,
+    MatchedGaussian,
+    MoreTrajectories,
+    Newton,
+    OtherModes,
+    ShortChains,
+    Spike,
+    Stage,
+    WarpedCoordinates,
+    WiderSearch,
+    run_stages,
+)
+from skksivi.pilot._underdamped import surrounding, underdamped_pilot
+from skksivi.pilot._whitening import GIVEN, MATCHED, Whitening, map_of_pair, starting_points
+from skksivi.score._errors import DIVERGED, BudgetError
+from skksivi.score._score import Score
+
+#: How many times the `budget` a search may take, unless it has a limit of its own.
+MOST_TIMES = 10
+
+#: Features beyond which the map is diagonal plus low rank, by the curvature at a mode: a Newton step costs O(d^3).
+MAX_FEATURES = 1000
+
+#: Features beyond which nothing but the curvature is looked at.
+MOST_EXPLORED = 4000
+
+#: Numbers in the points of a pilot that are kept, at most.
+MAX_POINTS = 2**22
+
+#: The stages that explore a target, by effort, and those that do where they were not enough.
+QUICK: tuple[Stage, ...] = (
+    Newton(),
+    ChainsFromStart(),
+    IndependentDirections(),
+    OtherModes(),
+    AllModes(),
+    Spike(),
+    MatchedGaussian(),
+    ShortChains(),
+    WarpedCoordinates(),
+    MoreTrajectories(),
+)
+LOW: tuple[Stage, ...] = (
+    Newton(),
+    ChainsFromStart((40, 80)),
+    IndependentDirections(),
+    OtherModes(),
+    AllModes((40, 80)),
+    Spike(),
+    MatchedGaussian(),
+    ShortChains((40, 80), (40, 80)),
+    WarpedCoordinates(),
+)
+LONG_CHAINS = LongChains()
+THOROUGH: tuple[Stage, ...] = (
+    WiderSearch(QUICK, MODES.few_starts),
+    WiderSearch(QUICK, MODES.max_starts),
+    LONG_CHAINS,
+)
+
+#: Calls of a pilot, about.
+N_EXPECTED = CHAINS.n_chains * (CHAINS.n_warm + 40) * CHAINS.n_calls
+
+#: A map, and the pilot if there is one.
+Found = tuple[Whitening, PilotPoints | None]
+
+
+def find_whitening(
+    whiten: Whiten, score_fn: Score, generator: torch.Generator, *, init: Init = None, warps: bool = False
+) -> Found:
+    """Return the float64 map specified by an approximator's parameter `whiten`, and the pilot of "auto".
+
+    Parameters
+    ----------
+    whiten : one of `RULES`, Pilot, (m, L) or None
+    score_fn : Score
+    generator : torch.Generator
+    init : array-like of shape (d,) or (k, d), default=None
+        Where the mode searches start; None means the origin and, with "auto", points around it.
+    warps : bool, default=False
+        Whether the caller accepts warped coordinates.
+
+    Raises
+    ------
+    ValueError
+        The given (m, L) or `init` does not fit the target, or the score is not finite where the mode searches start.
+    """
+    starts, d = starting_points(init, score_fn.n_features, score_fn.device), score_fn.n_features
+    if not isinstance(whiten, str | Pilot):
+        map_ = Identity(starts.new_zeros(d)) if whiten is None else map_of_pair(whiten, d, score_fn.device)
+        return Whitening(map_, modes=np.empty((0, d)), weights=np.empty(0), found_by=GIVEN), None
+    rule = RULES[whiten.rule if isinstance(whiten, Pilot) else whiten]
+    before, settings, alone = score_fn.tally.total, chains_of(whiten) or Pilot(), init is not None
+    if score_fn.mode is not None:  # no other mode is possible
+        starts, alone = score_fn.mode[None], True
+    check_stages(settings.skip)
+    score_fn.tally.begin("search for modes")
+    known = Known(score_fn, starts, alone, settings, generator, warps)
+    with score_fn.tally.at_most(MOST_TIMES * max(settings.budget, LONG_CHAINS.least_calls)):
+        whitening, pilot = rule(known)
+    return replace(whitening, n_score_calls=score_fn.tally.total - before), pilot
+
+
+def check_stages(names: Sequence[str]) -> None:
+    """Raise ValueError unless there are stages of these names."""
+    stages = list(dict.fromkeys(stage.name for stage in (*QUICK, *THOROUGH)))
+    for name in names:
+        if name not in stages:
+            raise ValueError(f"`skip` has {name!r}, which is no stage; these are {', '.join(map(repr, stages))}.")
+
+
+def explored(known: Known) -> Found:
+    """Return mean and covariance of the points of the stages, and the points; the curvature if features are many."""
+    known.score, effort = known.score.double, known.settings.effort
+    known.warps &= known.n_features <= MOST_FEATURES
+    try:
+        if known.n_features <= MOST_EXPLORED:
+            try:
+                run_stages(LOW if effort == "low" else QUICK, known)
+            except DIVERGED:
+                known.points = None
+        if known.n_features <= MAX_FEATURES and not _suffices(known):
+            run_stages(THOROUGH, known)
+    except BudgetError:
+        if known.points is None:
+            raise
+    return _by_curvature(known) if known.points is None else _of_points(known, known.points)
+
+
+def _suffices(known: Known) -> bool:
+    """Tell whether long chains would be no better."""
+    points, effort = known.points, known.settings.effort
+    if points is None or known.score.tally.is_spent:
+        return points is not None
+    if effort == "low" or not known.modes.maps:
+        return True
+    if points.converged and effort == "high" and points.warp is None:
+        return False
+    return points.judged().level > Level.ROUGH
+
+
+def _of_points(known: Known, points: PilotPoints) -> Found:
+    """Return the map by the mean and the covariance of a pilot."""
+    y, mean_se, map_, modes = points.x, points.mean_se, points.map(), known.modes
+    x = y if points.warp is None else points.warp.unwarp(y)[0]
+    if points.warp is not None:
+        mean_se = (mean_se / y.std(0)).max() * x.std(0)
+    mean, mean_se, sd = (a.cpu().numpy() for a in (x.mean(0), mean_se, x.std(0)))
+    symmetries = torch.stack(modes.symmetries).cpu().numpy() if modes.symmetries else None
+    ascents = None if modes.ascents is None else np.array(modes.ascents)
+    where = torch.stack([a.m for a in modes.maps]) if modes.maps else y[:0]
+    found = Whitening(
+        map_,
+        points.warp,
+        modes=where.cpu().numpy(),
+        weights=modes.weights.cpu().numpy(),
+        converged=points.converged,
+        mean=mean,
+        mean_se=mean_se,
+        sd=sd,
+        symmetries=symmetries,
+        ascents=ascents,
+        found_by=known.found_by,
+        attempts=known.attempts,
+    )
+    return found, points
+
+
+# The other rules
+
+
+def _of_mode(map_: AffineMap, mode: Affine | LowRank) -> Whitening:
+    """Return a map that comes from one mode."""
+    return Whitening(map_, modes=mode.m.cpu().numpy()[None], weights=np.ones(1))
+
+
+def _at_mode(known: Known) -> Found:
+    """Return the Laplace approximation."""
+    mode = _laplace(known)
+    return _of_mode(mode, mode), None
+
+
+def _laplace(known: Known) -> Affine:
+    """Return the mode found from the start."""
+    score, start = known.score.double, known.starts[0]
+    mode, _ = laplace(score, start)
+    check_mode(score, start, mode)
+    return mode
+
+
+def _matched(known: Known) -> Found:
+    """Return the Gaussian that batch and match fits from the Laplace approximation."""
+    mode = _laplace(known)
+    found = _of_mode(batch_and_match(known.score.double, mode, known.generator), mode)
+    return replace(found, found_by=MATCHED), None
+
+
+def _diagonal(known: Known) -> Found:
+    """Return a scale for each coordinate, and the chains that it comes from."""
+    score, starts, modes = known.score, known.starts, np.empty((0, known.n_features))
+    tally, budget = score.tally, known.settings.budget
+    if len(starts) == 1:
+        mode = newton_cg(score.double, starts[0], known.generator)
+        modes, starts = mode.m.cpu().numpy()[None], surrounding(mode, known.generator)
+    left = budget if tally.limit is None else min(budget, tally.limit - tally.total)
+    map_, points = underdamped_pilot(score, starts, known.generator, left)
+    known.add(points)
+    mean, mean_se, sd = (a.cpu().numpy() for a in (map_.m, points.mean_se, map_.D))
+    found = Whitening(map_, modes=modes, weights=np.ones(len(modes)), converged=points.converged)
+    return replace(found, mean=mean, mean_se=mean_se, sd=sd, found_by=known.found_by), points
+
+
+def _by_curvature(known: Known) -> Found:
+    """Return a map that is diagonal plus low rank, by the curvature at a mode of many features."""
+    mode = newton_cg(known.score.double, known.starts[0], known.generator)
+    return _of_mode(mode, mode), None
+
+
+def _unless_many(rule: Callable[[Known], Found]) -> Callable[[Known], Found]:
+    """Return a rule that uses only the curvature if there are many features."""
+    return lambda known: rule(known) if known.n_features <= MAX_FEATURES else _by_curvature(known)
+
+
+#: The rules that find a map, by the name that `whiten` gives them.
+RULES: dict[str, Callable[[Known], Found]] = {
+    "auto": explored,
+    "bam": _unless_many(_matched),
+    "diagonal": _diagonal,
+    "laplace": _unless_many(_at_mode),
+}

@@ -1,0 +1,492 @@
+"""The stages of the pilot: each proposes points near a target from what is known of it so far."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from skksivi.coordinates._affine import Affine
+from skksivi.coordinates._marginals import fitted_marginals
+from skksivi.parameters import Pilot
+from skksivi.pilot._chains import CHAINS, ChainEnsemble
+from skksivi.pilot._gaussian import GAUSSIAN, covariance_root, matched
+from skksivi.pilot._importance import PartedDraws, pilot_of_mixture, standard_pilot, without_wrong_density
+from skksivi.pilot._mixture import MOST_FEATURES
+from skksivi.pilot._mode_weights import pooled, with_mode_weights
+from skksivi.pilot._modes import MODES, ModeMaps, find_modes, same_mode, search_around
+from skksivi.pilot._multimodal import Weighing, pilot_of_several
+from skksivi.pilot._newton import check_mode, dense_mode, is_spike
+from skksivi.pilot._others import all_modes
+from skksivi.pilot._points import MANY_FEATURES, Level, PilotPoints, Verdict
+from skksivi.pilot._profile import out_of_spike
+from skksivi.pilot._warped import around_start, by_scales, warped
+from skksivi.pilot._whitening import LAPLACE, Attempt
+from skksivi.score._errors import DIVERGED, DivergedError
+from skksivi.score._improper import ImproperError, has_power_tails
+from skksivi.score._probe import doubt_of_sign
+from skksivi.score._score import Score
+
+#: What finds points, by the names of parts of a fit in `stages_`.
+EXPLORATIONS = {"importance sampling", "short chains", "long chains", "underdamped Langevin chains"}
+
+#: Before a search.
+NO_MODES = ModeMaps([], torch.empty(0))
+
+
+@dataclass
+class Known:
+    """What is known of a target; stages add to it.
+
+    Attributes
+    ----------
+    score : Score
+        In float64.
+    starts : Tensor of shape (k, d)
+        Where mode searches start.
+    alone : bool
+        Whether they start nowhere else.
+    settings : Pilot
+    generator : torch.Generator
+    warps : bool
+        Whether the coordinates may be warped.
+    modes : ModeMaps
+        Those that were found, none at first.
+    metric : Affine or None
+        A Gaussian near the target.
+    ensemble : ChainEnsemble or None
+        Chains that may go on.
+    points : PilotPoints or None
+        The last that were found.
+    found_by : str
+        What has found them.
+    attempts : list of Attempt
+    """
+
+    score: Score
+    starts: Tensor
+    alone: bool
+    settings: Pilot
+    generator: torch.Generator
+    warps: bool
+    modes: ModeMaps = NO_MODES
+    metric: Affine | None = None
+    ensemble: ChainEnsemble | None = None
+    points: PilotPoints | None = None
+    found_by: str = LAPLACE
+    attempts: list[Attempt] = field(default_factory=list)
+
+    @property
+    def n_features(self) -> int:
+        """The number d of features."""
+        return self.starts.shape[1]
+
+    @property
+    def mode(self) -> Affine:
+        """The best mode."""
+        return self.modes.maps[0]
+
+    @property
+    def has_one_mode(self) -> bool:
+        """Whether only one mode was found."""
+        return len(self.modes.maps) == 1
+
+    @property
+    def chains(self) -> ChainEnsemble:
+        """The chains, if there are some."""
+        if self.ensemble is None:
+            raise TypeError("there are no chains")
+        return self.ensemble
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """That of the points."""
+        return None if self.points is None else self.points.judged()
+
+    def from_start(self, starts: Tensor, *, alone: bool) -> Known:
+        """Return what is known before any search from other starts (k, d)."""
+        return Known(self.score, starts, alone, self.settings, self.generator, self.warps)
+
+    def add(self, points: PilotPoints) -> None:
+        """Take note of points that were found."""
+        if len(points.x):
+            self.points = points
+            begun = (name for name in reversed(self.score.tally.begun) if name in EXPLORATIONS)
+            self.found_by = next(begun, LAPLACE)
+
+
+class Stage(Protocol):
+    """A way to points near a target.
+
+    Attributes
+    ----------
+    name : str
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    def applies(self, known: Known) -> bool:
+        """Tell whether it can add anything."""
+        ...
+
+    def propose(self, known: Known) -> Iterator[PilotPoints]:
+        """Yield successively better points.
+
+        Raises
+        ------
+        DivergedError
+            Searches or chains left the region where the score is finite.
+        BudgetError
+        """
+        ...
+
+
+def run_stages(stages: tuple[Stage, ...], known: Known) -> None:
+    """Run the stages that apply, until the points of one are good enough."""
+    tally = known.score.tally
+    for stage in stages:
+        if not stage.applies(known) or stage.name in known.settings.skip:
+            continue
+        n_before, began, found = tally.total, time.monotonic(), False
+        try:
+            for points in stage.propose(known):
+                known.add(points)
+                found = True
+                if points.converged:
+                    return
+        finally:
+            verdict = str(known.verdict) if found else ""
+            known.attempts.append(Attempt(stage.name, tally.total - n_before, time.monotonic() - began, verdict))
+
+
+@dataclass(frozen=True)
+class Newton:
+    """The mode to which Newton steps lead from the start, and the Gaussian by the curvature there."""
+
+    name: str = "mode search"
+
+    def applies(self, known: Known) -> bool:
+        return not known.modes.maps
+
+    def propose(self, known: Known) -> Iterator[PilotPoints]:
+        score, starts = known.score, known.starts
+        try:
+            if known.n_features <= MOST_FEATURES:
+                modes = find_modes(score, starts, known.generator)
+            else:
+                modes = ModeMaps([dense_mode(score, starts[0], known.generator)], starts.new_ones(1))
+        except DIVERGED:
+            if known.n_features < MANY_FEATURES:
+                raise
+            return
+        check_mode(score, starts[0], modes.maps[0])
+        known.modes = modes
+        yield standard_pilot(modes.maps[0].m, CHAINS.n_of_gaussian).unwhitened(modes.maps[0])
+        known.score = without_wrong_density(score, modes.maps[0])
+
+
+@dataclass(frozen=True)
+class ChainsFromStart:
+    """Chains from the start, where many features have no mode, as in a hierarchy whose density has no bound."""
+
+    n_trajectories: tuple[int, ...] = (40, 80, 80, 160, 320, 640, 1280)
+    name: str = "chains from the start"
+
+    def applies(self, known: Known) -> bool:
+        return not known.modes.maps
+
+    def propose(self, known: Known) -> Iterator[PilotPoints]:
+        at_start = Affine.shift(known.starts[0])
+        score = without_wrong_density(known.score, at_start)
+        points = first_converged(ChainEnsemble(score, at_start, known.generator).by_stages(self.n_trajectories))
+        if points.judged().level > Level.ROUGH and _are_held(score, points.x):
+            yield points
+
+
+def _are_held(score: Score, x: Tensor) -> bool:
+    """Tell whether the score holds points x (n, d) together, E[-s^T (x - E x)] = d, at least to a factor of two."""
+    x = x[:: max(1, len(x) // GAUSSIAN.n_quick)]
+    held = -(score(x).detach() * (x - x.mean(0))).mean().item()
+    return 0.5 < held < 2
+
+
+@dataclass(frozen=True)
+class IndependentDirections:
+    """Coordinates in which the independent directions of a target are normal, if all else nearly is.
+
+    Unless the mode is alone, or all directions are independent, no other mode may be found.
+    """
+
+    name: str = "independent directions"
+
+    def applies(self, known: Known) -> bool:
+        return known.warps and bool(known.modes.maps)
+
+    def propose(self, known: Known) -> Iterator[PilotPoints]:
+        mode = known.mode
+        curved = fitted_marginals(known.score, mode, known.generator)
+        if curved is None:
+            return
+        score_y, at_zero = curved.pull_back(known.score), Affine.shift(torch.zeros_like(mode.m))
+        ensemble = ChainEnsemble(score_y, matched(score_y, at_zero, known.generator), known.generator)
+        found = next((points for points in ensemble.by_metric() if points.converged), None)
+        if found is None:
+            return
+        if not (known.alone or curved.is_whole):
+            start_y = curved.warp(known.starts[:1])[0][0]
+            if len(all_modes(score_y, start_y, ensemble.metric, known.generator).maps) > 1:
+                return
+        known.modes = ModeMaps([mode], known.starts.new_ones(1))
+        yield found._replace(warp=curved)
+
+
+@dataclass(frozen=True)
+class OtherModes:
+    """The other modes, to which ascents from all around lead."""
+
+    name: str = "other modes"
+
+    def applies(self, known: Known) -> bool:
+        return known.has_one_mode and not known.alone
+
+    def propose(self, known: Known) -> Iterator[PilotPoints]:
+        known.modes = all_modes(known.score, known.starts[0], known.mode, known.generator)
+        if len(known.modes.maps) > 1:
+            yield pilot_of_mixture(known.modes.mixture(), CHAINS.n_of_gaussian)
+
+
+@dataclass(frozen=True)
+class AllModes:
+    """Importance sampling from Gaussians at all modes, or from chains around each, weighted by bridge sampling."""
+
+    n_trajectories: tuple[int, ...] = (40, 80, 160, 320)
+    name: str = "all modes"
+
+    def applies(self, known: Known) -> bool:
+        return len(known.modes.maps) > 1
+
+    def propose(self, known: Known) -> Iterator[PilotPoints]:
+        yield pilot_of_mixture(known.modes.mixture(), CHAINS.n_of_gaussian)
+
+        def explore(weighing: Weighing, mode: Affine) -> PilotPoints:
+            metric = matched(known.score, mode, known.generator)
+            ensemble = ChainEnsemble(known.score, metric, known.generator, weighing.refined)
+            return first_converged(chain(ensemble.by_metric(), ensemble.by_stages(self.n_trajectories)))
+
+        found = pilot_of_several(known.score, known.modes, explore, known.generator)
+        if found is None:
+            raise DivergedError
+        yield found
+
+
+def first_converged(pilots: Iterator[PilotPoints]) -> PilotPoints:
+    """Return the first of some pilots that has converged, or the last."""
+    for pilot in pilots:
+        if pilot.converged:
+            break
+    return pilot
+
+
+@dataclass(frozen=True)
+class Spike:
+    """The profile along what scales the others, where the search for a mode ends in a spike."""
+
+    name: str = "profile of a spike"
+
+    def applies(self, known: Known) -> bool:
+        return known.warps and known.has_one_mode and is_spike(known.mode)
+
+    def propose(self, known: Known) -> Iterator[PilotPoints]:
+        if (found := out_of_spike(known.score, known.mode, known.starts[0], known.generator)) is not None:
+            known.metric = Affine(found.x.mean(0), covariance_root(found.x))
+            yield found
+
+
+@dataclass(frozen=True)
+class MatchedGaussian:
+    """Importance sampling from the Gaussian at the mode, or from one fitted to the scores."""
+
+    name: str = "matched Gaussian"
+
+    def applies(self, known: Known) -> bool:
+        return known.has_one_mode
+
+    def propose(self, known: Known) -> Iterator[PilotPoints]:
+        metric = known.metric or matched(known.score, known.mode, known.generator)
+        known.ensemble = ChainEnsemble(known.score, metric, known.generator)
+        yield standard_pilot(metric.m, CHAINS.n_of_gaussian).unwhitened(metric)
+        yield from (_out_of_neck(known, points) for points in known.ensemble.by_metric())
+
+
+def _out_of_neck(known: Known, points: PilotPoints) -> PilotPoints:
+    """Return points that have converged, or better ones where these are absent from the neck of a funnel."""
+    if not (known.warps and points.converged and known.n_features < MANY_FEATURES) or has_power_tails(known.score):
+        return points
+    return by_scales(known.score, points.x, known.generator) or points
+
+
+@dataclass(frozen=True)
+class ShortChains:
+    """Short Hamiltonian chains and importance sampling from what they show, also in warped coordinates.
+
+    Of few features coordinates are warped after the first trajectories, and wherever chains get far from the mode,
+    which is then given up; of many only around the start, for the curvature at a mode says less there.
+    """
+
+    n_trajectories: tuple[int, ...] = (40, 80, 160, 320)
+    n_trajectories_of_many: tuple[int, ...] = (40, 80, 80, 160, 320)
+    far: float = 30.0
+    far_of_many: float = 300.0
+    name: str = "short chains"
+
+    def applies(self, known: Known) -> bool:
+        return known.ensemble is not None
+
+    def propose(self, known: Known) -> Iterator[PilotPoints]:
+        metric, has_many = known.chains.metric, known.n_features >= MANY_FEATURES
+        most, was_far = self.far_of_many if has_many else self.far, False
+        n_first = CHAINS.n_chains * self.n_trajectories[0]
+        warps = known.warps and not has_power_tails(known.score)
+        of_many = known.n_features > MOST_FEATURES
+        for points in known.chains.by_stages(self.n_trajectories_of_many if of_many else self.n_trajectories):
+            yield _out_of_neck(known, points)
+            is_far = bool(metric.whiten(points.x).square().mean(0).max() > most**2)
+            if warps and not has_many and (is_far or len(points.x) == n_first):
+                yield from warped(known.score, points.x, known.generator)
+            if warps and is_far and not was_far:
+                x = around_start(known.score, known.starts[0], known.generator)
+                yield from warped(known.score, x, known.generator)
+            if is_far and not has_many:
+                known.ensemble = None
+                return
+            was_far = was_far or is_far
+
+
+@dataclass(frozen=True)
+class WarpedCoordinates:
+    """Chains of many features in coordinates that are warped."""
+
+    name: str = "warped coordinates"
+
+    def applies(self, known: Known) -> bool:
+        return known.warps and known.ensemble is not None and known.n_features >= MANY_FEATURES
+
+    def propose(self, known: Known) -> Iterator[PilotPoints]:
+        if known.points is not None and not has_power_tails(known.score):
+            yield from warped(known.score, known.points.x, known.generator)
+
+
+@dataclass(frozen=True)
+class MoreTrajectories:
+    """The same chains of many features, for longer."""
+
+    n_trajectories: tuple[int, ...] = (640, 1280)
+    name: str = "more trajectories"
+
+    def applies(self, known: Known) -> bool:
+        return known.ensemble is not None and known.n_features >= MANY_FEATURES
+
+    def propose(self, known: Known) -> Iterator[PilotPoints]:
+        return known.chains.by_stages(self.n_trajectories)
+
+
+# Where short chains are not enough
+
+
+@dataclass(frozen=True)
+class WiderSearch:
+    """A search for modes from points all around, and the stages before from another single mode, if there is one.
+
+    A density that grows far out, or repeats itself, is refused here, before long chains run off.
+    """
+
+    stages: tuple[Stage, ...]
+    n_starts: int
+    name: str = "wider mode search"
+
+    def applies(self, known: Known) -> bool:
+        return not (known.alone and self.n_starts < MODES.max_starts)
+
+    def propose(self, known: Known) -> Iterator[PilotPoints]:
+        modes = search_around(known.score, known.starts, known.generator, alone=known.alone, n_starts=self.n_starts)
+        check_mass(known, modes.maps[0])
+        before, known.modes = known.modes, modes
+        if known.points is None:
+            yield pilot_of_mixture(modes.mixture(), CHAINS.n_of_gaussian)
+        elif len(before.maps) == len(modes.maps) == 1 and not same_mode(modes.maps[0], before.maps[0]):
+            there = known.from_start(modes.maps[0].m[None], alone=self.n_starts == MODES.max_starts)
+            with suppress(*DIVERGED):
+                run_stages(self.stages, there)
+            if there.points is not None and there.points.converged:
+                known.modes = there.modes
+                yield there.points
+
+
+def check_mass(known: Known, mode: Affine) -> None:
+    """Refuse a density that grows far out, or that repeats itself around a mode.
+
+    Raises
+    ------
+    ImproperError
+    """
+    if (doubt := doubt_of_sign(known.score)) is not None:
+        raise ImproperError(doubt)
+    if known.alone:  # otherwise all modes have been searched for
+        with suppress(*DIVERGED):
+            all_modes(known.score, known.starts[0], mode, torch.Generator(known.starts.device).manual_seed(0))
+
+
+@dataclass(frozen=True)
+class LongChains:
+    """Many long chains around each mode, pooled by the weights of the modes, and importance sampling from them.
+
+    Chains that end far from those before do not count as converged.
+    """
+
+    min_chains: int = 128
+    max_chains: int = 2048
+    min_chains_of_mode: int = 64
+    n_trajectories: tuple[int, ...] = (100, 100, 100, 100)
+    far_apart: float = 9.0
+    name: str = "long chains"
+
+    @property
+    def least_calls(self) -> int:
+        """The fewest calls, about."""
+        return self.min_chains * (CHAINS.n_warm + self.n_trajectories[0]) * CHAINS.n_calls
+
+    def applies(self, known: Known) -> bool:
+        return bool(known.modes.maps)
+
+    def propose(self, known: Known) -> Iterator[PilotPoints]:
+        before, modes = known.points, known.modes
+        wanted = self.min_chains * known.settings.budget // self.least_calls
+        n_chains = min(max(wanted, self.min_chains), self.max_chains)
+        fewest = min(self.min_chains_of_mode, max(16, 2 * n_chains // len(modes.maps)))
+        refine = as_they_are if len(modes.maps) > 1 or known.settings.effort == "high" else None
+        parts = []
+        for mode, w in zip(modes.maps, modes.weights.tolist(), strict=True):
+            metric, n = matched(known.score, mode, known.generator), max(fewest, round(n_chains * w))
+            ensemble = ChainEnsemble(known.score, metric, known.generator, refine, n, self.name)
+            parts.append(first_converged(ensemble.by_stages(self.n_trajectories)))
+        found = parts[0]
+        if len(parts) > 1:
+            known.score.tally.begin("weights of modes")
+            found = with_mode_weights(known.score, pooled(parts, modes, known.generator), known.generator)
+        if before is not None and before.converged and not found.converged:
+            return
+        if before is not None and found.map().whiten(before.x).square().mean(1).median() > self.far_apart:
+            found = found._replace(verdict=Verdict(Level.ROUGH, "far from the points of short chains"))
+        yield found
+
+
+def as_they_are(_metric: Affine, points: PilotPoints, _drawn: list[PartedDraws]) -> PilotPoints:
+    """Return points of chains as they are."""
+    return points

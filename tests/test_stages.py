@@ -1,0 +1,246 @@
+"""The stages of the pilot: each has a target that it exists for, and one that it leaves alone; and one judge."""
+
+import math
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from plain_targets import RING, UNEQUAL, as_score, generator, gumbel_score, log_gamma_score, normal
+from scipy.special import digamma, polygamma
+from sklearn.exceptions import ConvergenceWarning
+
+from skksivi import KSIVIApproximator, load, save
+from skksivi.coordinates._affine import Affine
+from skksivi.parameters import Pilot
+from skksivi.pilot._modes import ModeMaps, find_modes
+from skksivi.pilot._pilot import LOW, QUICK, THOROUGH, find_whitening
+from skksivi.pilot._points import (
+    GOOD_ENOUGH,
+    MANY_FEATURES,
+    Level,
+    PilotPoints,
+    Verdict,
+    judge_chains,
+    judge_halves,
+    judge_weights,
+)
+from skksivi.pilot._stages import Known, LongChains, OtherModes, Spike
+from skksivi.score._errors import DivergedError
+from skksivi.score._probe import in_double
+
+THOROUGH_NAMES = ("wider mode search", "long chains")
+
+
+@cache
+def pilot_of(score_fn, d, *, seed=0, warps=True, init=None, **settings):
+    """Return the map, the points, and the verdicts of the stages that ran."""
+    whitening, points = find_whitening(
+        Pilot(**settings), in_double(score_fn, d), generator(seed), init=init, warps=warps
+    )
+    return whitening, points, {a.stage: a.verdict for a in whitening.attempts}
+
+
+def normal_score(x):
+    return -x
+
+
+def bent_score(x):
+    """a ~ N(0, 1), b | a ~ N(a^2, .3^2)."""
+    a, b = x.split(1, 1)
+    r = (b - a.square()) / 0.09
+    return torch.cat([-a + 2 * a * r, -r], 1)
+
+
+# Each on a target that it exists for and on one that it leaves alone
+
+
+@pytest.mark.parametrize(
+    ("stage", "score_fn", "d"),
+    [
+        ("independent directions", gumbel_score, 3),
+        ("matched Gaussian", normal_score, 3),
+        ("short chains", bent_score, 2),
+        ("all modes", UNEQUAL.score_fn, 2),
+    ],
+)
+def test_a_stage_ends_the_pilot_of_its_target(stage, score_fn, d):
+    settings = {"skip": ("independent directions",)} if stage == "matched Gaussian" else {}
+    whitening, points, verdicts = pilot_of(score_fn, d, **settings)
+    assert list(verdicts)[-1] == stage
+    assert verdicts[stage].startswith("weights count: J = ")
+    assert points.converged
+    assert whitening.converged
+
+
+def test_other_modes_are_left_alone_where_there_is_one_or_init_names_it():
+    _, _, verdicts = pilot_of(bent_score, 2)
+    assert verdicts["other modes"] == ""
+    assert "all modes" not in verdicts
+    _, _, verdicts = pilot_of(UNEQUAL.score_fn, 2, init=tuple(UNEQUAL.means[0].tolist()))
+    assert "other modes" not in verdicts
+
+
+def test_bent_targets_have_no_independent_directions():
+    assert pilot_of(bent_score, 2)[2]["independent directions"] == ""
+    assert "independent directions" not in pilot_of(gumbel_score, 2, warps=False)[2]
+
+
+def test_a_spike_alone_has_a_profile():
+    eye, at = torch.eye(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
+    for scale, applies in ((1e-8, True), (1e-3, False)):
+        mode = Affine(at, torch.diag(torch.tensor([scale, 1.0], dtype=torch.float64)) @ eye)
+        modes = ModeMaps([mode], torch.ones(1))
+        known = Known(as_score(bent_score), at[None], False, Pilot(), generator(), True, modes)
+        assert Spike().applies(known) == applies
+
+
+def test_few_features_have_no_stages_of_many():
+    _, _, verdicts = pilot_of(
+        gumbel_score, 2, warps=False, skip=("matched Gaussian", "short chains", *THOROUGH_NAMES)
+    )
+    assert not {"warped coordinates", "more trajectories", "chains from the start"} & set(verdicts)
+    many = pilot_of(
+        normal_score, MANY_FEATURES, skip=("independent directions", "matched Gaussian", *THOROUGH_NAMES)
+    )[2]
+    assert "warped coordinates" not in many  # there are no chains
+
+
+def test_stages_may_be_left_out():
+    whitening, _, verdicts = pilot_of(normal_score, 2, skip=("other modes", "independent directions"))
+    assert list(verdicts) == ["mode search", "matched Gaussian"]
+    assert whitening.ascents is None
+    with pytest.raises(ValueError, match=r"`skip` has 'other mode', which is no stage; these are 'mode search', "):
+        KSIVIApproximator(whiten=Pilot(skip=["other mode"])).fit(normal_score, n_features=2)
+
+
+def test_efforts_are_slices_of_one_list():
+    names = [stage.name for stage in QUICK]
+    assert [stage.name for stage in LOW] == [name for name in names if name != "more trajectories"]
+    settings = {"skip": ("independent directions", "matched Gaussian", "short chains"), "budget": 0}
+    for effort, last in (("low", "other modes"), ("auto", "long chains"), ("high", "long chains")):
+        assert list(pilot_of(gumbel_score, 2, effort=effort, **settings)[2])[-1] == last
+    _, points, verdicts = pilot_of(normal_score, 2, effort="high", budget=0)
+    assert list(verdicts)[-1] == THOROUGH[-1].name
+    assert "chains agree" in verdicts["long chains"]
+    assert points.converged
+
+
+# Long chains
+
+
+def test_long_chains_have_the_moments_of_a_skewed_target():
+    """Five standard errors of the mean, 10% of the variance."""
+    _, points, verdicts = pilot_of(log_gamma_score, 2, warps=False, effort="high", budget=200_000)
+    assert verdicts["long chains"].startswith("chains agree: R-hat 1.0")
+    u = (points.x - digamma(1.5)) / math.sqrt(polygamma(1, 1.5))
+    assert (u.mean(0).abs() < 5 * points.mean_se / math.sqrt(polygamma(1, 1.5))).all()
+    assert (u.var(0) - 1).abs().max() < 0.1
+
+
+@pytest.mark.parametrize("p", [UNEQUAL, RING], ids=["unequal", "ring"])
+def test_long_chains_have_as_many_points_of_a_mode_as_its_weight(p):
+    score = as_score(p.score_fn)
+    known = Known(score, torch.cat([p.means, 2 * p.means]), True, Pilot(budget=0), generator(), False)
+    known.modes = find_modes(score, p.means, generator())
+    assert not OtherModes().applies(known)
+    points = list(LongChains().propose(known))[-1]
+    assert sum(points.n_of_mode) == len(points.x)
+    torch.testing.assert_close(p.shares_of(points.x).double(), p.weights, rtol=0, atol=0.03)
+
+
+def test_more_of_the_budget_makes_more_chains():
+    sizes = [len(pilot_of(normal_score, 2, effort="high", budget=budget)[1].x) for budget in (0, 400_000)]
+    assert sizes[1] > 2 * sizes[0]
+
+
+# The judge
+
+
+@pytest.mark.parametrize(
+    ("J", "se", "error", "n_rounds", "good"),
+    [
+        (0.05, 0.01, 0.01, 1, True),
+        (0.07, 0.001, 0.01, 1, False),
+        (0.07, 0.001, 0.01, 5, True),
+        (0.15, 0.001, 0.01, 5, False),
+        (0.15, 0.03, 0.01, 5, True),
+        (0.21, 0.1, 0.01, 5, False),
+        (0.0, 0.0, 0.03, 5, False),
+        (math.nan, 0.0, 0.01, 1, False),
+    ],
+)
+def test_weights_are_good_enough_by_divergence_and_errors(J, se, error, n_rounds, good):
+    """Of two features: .03 nats each at once, later .1, and .05 for sure; errors up to .02."""
+    verdict = judge_weights((J, se), error, 2, n_rounds)
+    assert verdict.converged == good
+    assert f"J = {J:.2g} nats" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("rhat", "error", "d", "n", "n_chains", "good"),
+    [
+        (1.02, 0.01, MANY_FEATURES, 40, 32, True),
+        (1.02, 0.01, 2, 40, 32, False),
+        (1.02, 0.01, 2, 40, GOOD_ENOUGH.many_chains, True),
+        (1.05, 0.01, MANY_FEATURES, 40, 32, False),
+        (1.02, 0.04, MANY_FEATURES, 40, 32, False),
+        (1.02, 0.04, MANY_FEATURES, 200, 32, True),
+    ],
+)
+def test_chains_are_believed_that_agree(rhat, error, d, n, n_chains, good):
+    assert judge_chains(rhat, error, d, n, n_chains).converged == good
+
+
+def test_halves_of_chains_agree_within_their_noise():
+    kept = normal(40 * 30, 50).view(40, 30, 50)
+    assert judge_halves(kept).level == Level.CHAINS_AGREE
+    kept[20:, :, 3] += 2
+    assert judge_halves(kept).level == Level.ROUGH
+
+
+def test_small_errors_of_many_features_raise_a_verdict():
+    x = normal(500, MANY_FEATURES)
+    rough = PilotPoints(x, [500], 0.05 * torch.ones(MANY_FEATURES))
+    assert rough.judged().level == Level.SMALL_ERRORS
+    assert rough._replace(mean_se=0.2 * torch.ones(MANY_FEATURES)).judged().level == Level.ROUGH
+    assert PilotPoints(x[:, :5], [500], 0.05 * torch.ones(5)).judged().level == Level.ROUGH
+    assert max(Verdict(level) for level in Level).level == Level.WEIGHTS_COUNT
+    assert not Verdict(Level.SMALL_ERRORS).converged
+
+
+# What is told, and what goes wrong
+
+
+def test_the_report_is_saved_with_a_fit(tmp_path):
+    q = KSIVIApproximator(random_state=0).fit(gumbel_score, n_features=2)
+    report = q.whitening_.report()
+    assert [line.split("  ")[0] for line in report.splitlines()] == [a.stage for a in q.whitening_.attempts]
+    assert sum(a.n_calls for a in q.whitening_.attempts) == q.whitening_.n_score_calls
+    save(q, tmp_path / "q")
+    assert load(tmp_path / "q").whitening_.report() == report
+    assert KSIVIApproximator(whiten="laplace", max_iter=1).fit(normal_score, n_features=2).whitening_.report() == (
+        "Laplace approximation"
+    )
+
+
+def test_a_spent_budget_leaves_the_best_points():
+    with pytest.warns(ConvergenceWarning, match="max_score_calls"):
+        q = KSIVIApproximator(whiten=Pilot(max_score_calls=1500), random_state=0).fit(bent_score, n_features=2)
+    assert not q.whitening_.converged
+    assert np.isfinite(q.sample(10)).all()
+
+
+def test_stages_that_diverge_leave_the_rest_to_long_chains(monkeypatch):
+    def lost(*_):
+        raise DivergedError
+
+    monkeypatch.setattr("skksivi.pilot._stages.matched", lost)
+    with pytest.raises(DivergedError):
+        pilot_of(bent_score, 2, seed=1)
+    monkeypatch.undo()
+    monkeypatch.setattr("skksivi.pilot._stages.ShortChains.propose", lost)
+    _, points, verdicts = pilot_of(bent_score, 2, seed=1, budget=0)
+    assert verdicts["short chains"] == ""
+    assert list(verdicts)[-1] == "long chains"
+    assert abs(points.x[:, 1].mean() - 1) < 5 * points.mean_se[1]

@@ -6,7 +6,7 @@ import torch
 from plain_targets import GaussianScore, normal
 
 from skksivi.coordinates._affine import Affine, Identity, LowRank
-from skksivi.pilot._whitening import Whitening
+from skksivi.coordinates._whitening import Whitening
 from skksivi.score._probe import probe
 
 AFFINE = Affine(normal(3), normal(3, 3, seed=1).tril(-1) + torch.diag(torch.tensor([0.1, 1.0, 20.0]).double()))

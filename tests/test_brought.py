@@ -20,9 +20,8 @@ from skksivi.bridges._angles import on_one_period
 from skksivi.bridges._foreign import BlackBoxTarget
 from skksivi.parameters import Pilot
 from skksivi.pilot._chains import revive
-from skksivi.pilot._modes import find_modes, search_around
+from skksivi.pilot._modes import check_aperiodic, find_modes, search_around
 from skksivi.pilot._newton import check_mode, laplace
-from skksivi.pilot._others import check_aperiodic
 from skksivi.predictors import KSIVIClassifier, KSIVIRegressor
 from skksivi.score._errors import BudgetError, DivergedError
 from skksivi.score._improper import check_proper

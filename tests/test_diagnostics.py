@@ -23,6 +23,7 @@ from skksivi import KSIVIApproximator, diagnose, load, modes, save
 from skksivi.base import BaseApproximator
 from skksivi.baselines import MALA, SVGD, FullRankVI, Laplace
 from skksivi.coordinates._affine import Affine
+from skksivi.coordinates._whitening import Whitening
 from skksivi.diagnostics import Check
 from skksivi.diagnostics._checks import theil_sen
 from skksivi.diagnostics._ends import ends_apart, ends_beyond
@@ -32,7 +33,6 @@ from skksivi.families._density import LogDensity
 from skksivi.families._samplers import Gaussian
 from skksivi.parameters import Pilot
 from skksivi.pilot._mode_weights import Cells
-from skksivi.pilot._whitening import Whitening
 from skksivi.targets import (
     Banana,
     EightGaussians,

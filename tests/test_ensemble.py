@@ -15,10 +15,10 @@ from skksivi import ensemble, importance_sample
 from skksivi.base import BaseApproximator
 from skksivi.baselines import SVGD, Laplace
 from skksivi.coordinates._affine import Affine, Identity
+from skksivi.coordinates._whitening import Whitening
 from skksivi.families._derived import Pooled, knows_density
 from skksivi.families._samplers import Gaussian, Particles
 from skksivi.inference._ensemble import MAX_RHAT, N_COMPARED, best_weights, disagreements
-from skksivi.pilot._whitening import Whitening
 from skksivi.targets import from_log_prob
 from skksivi.training._run import Fit
 

@@ -31,6 +31,7 @@ from skksivi import HKSIVIApproximator, KSIVIApproximator, load, save
 from skksivi import mixing as mixings
 from skksivi.annealing import Linear
 from skksivi.coordinates._affine import Affine
+from skksivi.coordinates._whitening import Whitening
 from skksivi.estimators._start import Start
 from skksivi.estimators._verdict import Judge
 from skksivi.families._layer import LinearSkip, gaussian_layer
@@ -39,7 +40,6 @@ from skksivi.mixing import GaussianMixtureDraws, NormalDraws
 from skksivi.parameters import Pilot, Plateau, Scale
 from skksivi.pilot._mixture import fitted_mixture
 from skksivi.pilot._points import Level, PilotPoints, Verdict
-from skksivi.pilot._whitening import Whitening
 from skksivi.score._probe import in_double
 from skksivi.stein._estimators import GRADIENT_ESTIMATORS
 from skksivi.targets import Multimodal, from_log_prob, from_score_fn

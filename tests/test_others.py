@@ -13,8 +13,8 @@ from plain_targets import Mixture, as_score, gaussian, generator, gumbel_score, 
 
 from skksivi import KSIVIApproximator, diagnose, load, save
 from skksivi.coordinates._affine import Affine
+from skksivi.pilot._modes import all_modes, contradicting, symmetries_of
 from skksivi.pilot._newton import saddle_free_newton
-from skksivi.pilot._others import all_modes, contradicting, symmetries_of
 from skksivi.targets import GaussianMixture, Target
 
 

@@ -21,7 +21,7 @@ from plain_targets import (
 
 from skksivi.coordinates._affine import Affine
 from skksivi.coordinates._lines import kronrod, lobatto, lobatto_nodes, log_ratio
-from skksivi.pilot._gaussian import batch_and_match, covariance_root, score_divergence
+from skksivi.pilot._mixture import batch_and_match, covariance_root, score_divergence
 from skksivi.pilot._modes import find_modes
 from skksivi.pilot._points import PilotPoints
 

@@ -9,8 +9,8 @@ from plain_targets import generator, normal
 
 from skksivi import HKSIVIApproximator, KSIVIApproximator
 from skksivi.parameters import Pilot
+from skksivi.pilot._chains import diagonal_map, underdamped
 from skksivi.pilot._pilot import find_whitening
-from skksivi.pilot._underdamped import diagonal_map, underdamped
 from skksivi.score._target import resolve_score
 from skksivi.targets import EightGaussians
 

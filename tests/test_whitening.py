@@ -27,11 +27,11 @@ from scipy.special import digamma, polygamma
 
 from skksivi.coordinates._affine import Affine, Identity, LowRank
 from skksivi.coordinates._composed import score_for_training
+from skksivi.coordinates._whitening import starting_points
 from skksivi.parameters import Pilot
 from skksivi.pilot import _pilot
 from skksivi.pilot._newton import laplace, saddle_free_newton
 from skksivi.pilot._pilot import RULES, find_whitening
-from skksivi.pilot._whitening import starting_points
 from skksivi.score._probe import in_double
 from skksivi.score._target import _points, resolve_score
 

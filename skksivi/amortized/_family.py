@@ -24,10 +24,10 @@ from skksivi._utils.arrays import as_array
 from skksivi.amortized._contexts import Rows
 from skksivi.amortized._features import DeepSets, between, linear_layers
 from skksivi.coordinates._affine import Affine
+from skksivi.coordinates._whitening import Whitening
 from skksivi.families._layer import Constant, MultilayerPerceptron, Residual, SemiImplicit
 from skksivi.families._samplers import Layer
 from skksivi.mixing import GaussianMixtureDraws
-from skksivi.pilot._whitening import Whitening
 
 #: Features up to which the triangle of L depends on the context.
 MANY = 50

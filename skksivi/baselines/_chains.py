@@ -12,7 +12,7 @@ from torch import Tensor
 
 from skksivi.base import Constraints, Integral, Interval
 from skksivi.baselines._points import Started
-from skksivi.pilot._whitening import Whitening
+from skksivi.coordinates._whitening import Whitening
 
 #: Constraints of their common parameters.
 RUNNING: Constraints = {

@@ -15,12 +15,12 @@ from skksivi.base import BaseApproximator, Constraints, Integral, Interval, Real
 from skksivi.baselines._descent import Descending, set_gradient
 from skksivi.coordinates._affine import Affine, AffineMap
 from skksivi.coordinates._composed import Coordinates, score_for_training
+from skksivi.coordinates._whitening import check_start, starting_points
 from skksivi.families._samplers import Gaussian
 from skksivi.parameters import Init
-from skksivi.pilot._gaussian import batch_and_match, score_divergence
+from skksivi.pilot._mixture import batch_and_match, score_divergence
 from skksivi.pilot._newton import check_mode, laplace
 from skksivi.pilot._pilot import find_whitening
-from skksivi.pilot._whitening import check_start, starting_points
 from skksivi.score._score import Score
 from skksivi.training._run import Fit, Run
 

@@ -13,6 +13,7 @@ from skksivi.annealing import BRIDGES, bridge_levels
 from skksivi.base import Constraints, Integral, Interval, StrOptions
 from skksivi.baselines._critic import CRITIC, Critics
 from skksivi.coordinates._composed import score_for_training
+from skksivi.coordinates._whitening import Whitening
 from skksivi.estimators._trained import Trained, langevin_scale
 from skksivi.families._hierarchy import Hierarchy, langevin_hierarchy
 from skksivi.families._layer import Drawn, DrawPullback
@@ -21,7 +22,6 @@ from skksivi.mixing import NormalDraws
 from skksivi.parameters import Adam, Bridge, Init, Scale, Whiten, check_widths, checked_object
 from skksivi.pilot._pilot import find_whitening
 from skksivi.pilot._points import PilotPoints
-from skksivi.pilot._whitening import Whitening
 from skksivi.score._score import DifferentiableScore, Score
 from skksivi.training._loop import Objective
 from skksivi.training._run import Fit, Run

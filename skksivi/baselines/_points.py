@@ -13,11 +13,11 @@ from skksivi._utils.arrays import as_tensor
 from skksivi._utils.warnings import warn_caller
 from skksivi.base import Constraints, Integral, Interval, Real, StrOptions
 from skksivi.coordinates._lines import lobatto, lobatto_nodes, log_ratio
+from skksivi.coordinates._whitening import Whitening
 from skksivi.estimators._trained import Whitened
 from skksivi.kernels import Kernel, resolve_kernel
 from skksivi.parameters import Init, Whiten
 from skksivi.pilot._pilot import find_whitening
-from skksivi.pilot._whitening import Whitening
 from skksivi.score._score import Score, ScoreFunction
 
 #: Constraints of the parameters of those that descend, of a kernel, and of those that have both.

@@ -14,7 +14,7 @@ from skksivi.coordinates._affine import Affine
 from skksivi.diagnostics._geometry import RUN_AWAY, Geometry, fitted_cells
 from skksivi.diagnostics._report import Check
 from skksivi.diagnostics._view import View, judged
-from skksivi.pilot._gaussian import covariance_root
+from skksivi.pilot._mixture import covariance_root
 from skksivi.pilot._mode_weights import Cells
 from skksivi.stein._directions import N_SCORES, worst_difference
 

@@ -16,7 +16,7 @@ from skksivi.diagnostics._limits import outlier_limit
 from skksivi.diagnostics._report import Check
 from skksivi.diagnostics._view import N_SE, REFUSALS, View, judged
 from skksivi.inference._modes import Modes, mode_chains, weigh_cells
-from skksivi.pilot._gaussian import covariance_root
+from skksivi.pilot._mixture import covariance_root
 from skksivi.pilot._mode_weights import Cells, log_densities, mass
 from skksivi.pilot._modes import MODES, around, find_modes
 from skksivi.score._score import Score

@@ -17,13 +17,13 @@ from skksivi._utils.warnings import warn_caller
 from skksivi.coordinates._affine import Affine, Identity, LowRank
 from skksivi.coordinates._marginals import Marginals, Quantiles
 from skksivi.coordinates._warp import Level, Warp
+from skksivi.coordinates._whitening import Attempt, Whitening
 from skksivi.estimators._identity import identity, of_score_near
 from skksivi.estimators._start import Past, Start
 from skksivi.families._hierarchy import Hierarchy
 from skksivi.families._layer import Constant, LinearSkip, MultilayerPerceptron, Residual, SemiImplicit
 from skksivi.mixing import AtomDraws, Bootstrap, GaussianMixtureDraws, NormalDraws, StudentTDraws
 from skksivi.parameters import Checkpoint, checked_object
-from skksivi.pilot._whitening import Attempt, Whitening
 from skksivi.score._score import DifferentiableScore, Score
 from skksivi.stein._path import Memory
 from skksivi.training._guard import MomentPenalty, Moments, Watch

@@ -15,6 +15,7 @@ from skksivi._utils.arrays import check_function
 from skksivi._utils.numbers import check_integer
 from skksivi.annealing import bridge_levels
 from skksivi.base import Constraints, HasMethods, Integral, Interval, Real, StrOptions
+from skksivi.coordinates._whitening import Whitening
 from skksivi.estimators._ksd import SteinTrained
 from skksivi.estimators._objective import objective_of
 from skksivi.estimators._start import Start, check_points, weight_of_pilot
@@ -26,7 +27,6 @@ from skksivi.mixing import Bootstrap, MixingLike, build_mixing
 from skksivi.parameters import BRIDGES, Adam, Bridge, Checkpoint, Init, Plateau, Scale, Whiten, checked_object
 from skksivi.pilot._pilot import MAX_POINTS
 from skksivi.pilot._points import PilotPoints
-from skksivi.pilot._whitening import Whitening
 from skksivi.score._score import DifferentiableScore, Score, WithoutProducts
 from skksivi.training._guard import MomentPenalty, Moments, moments
 from skksivi.training._loop import Objective

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from skksivi._utils.arrays import as_array
 from skksivi._version import __version__
+from skksivi.coordinates._whitening import Whitening
 from skksivi.kernels import Kernel, resolve_kernel
-from skksivi.pilot._whitening import Whitening
 from skksivi.score._score import Score
 from skksivi.terms import Draws, Term
 

@@ -17,6 +17,7 @@ from skksivi._utils.arrays import as_array
 from skksivi._utils.warnings import warn_caller
 from skksivi.base import Constraints, Integral, Interval, Real, StrOptions
 from skksivi.coordinates._composed import score_for_training
+from skksivi.coordinates._whitening import Whitening
 from skksivi.estimators._checkpoint import NoCheckpoint, check_checkpoint, saved_fit
 from skksivi.estimators._identity import of_score_near
 from skksivi.estimators._objective import ObjectiveEstimate, rate_of_kl, squared_ksd
@@ -48,7 +49,6 @@ from skksivi.parameters import (
     plateau_of,
 )
 from skksivi.pilot._points import PilotPoints
-from skksivi.pilot._whitening import Whitening
 from skksivi.score._errors import BudgetError
 from skksivi.score._score import DifferentiableScore, Score
 from skksivi.stein._estimators import GRADIENT_ESTIMATORS

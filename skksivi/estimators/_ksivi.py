@@ -13,6 +13,7 @@ from torch import Tensor
 
 from skksivi._utils.warnings import warn_caller
 from skksivi.base import Constraints, HasMethods, Integral, Interval, StrOptions
+from skksivi.coordinates._whitening import Whitening
 from skksivi.estimators._ksd import SteinTrained
 from skksivi.estimators._objective import objective_of
 from skksivi.estimators._start import Start, check_points, weight_of_pilot
@@ -24,7 +25,6 @@ from skksivi.mixing import Bootstrap, Mixing, MixingLike, build_mixing
 from skksivi.parameters import Adam, Annealing, Checkpoint, Init, Network, Plateau, Scale, Whiten, checked_object
 from skksivi.pilot._pilot import MAX_POINTS
 from skksivi.pilot._points import PilotPoints
-from skksivi.pilot._whitening import Whitening
 from skksivi.score._improper import tail_exponent
 from skksivi.score._score import DifferentiableScore, Score, Tempered, WithoutProducts
 from skksivi.terms import Term, Weighed

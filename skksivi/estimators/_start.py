@@ -11,17 +11,16 @@ import numpy as np
 import torch
 
 from skksivi.coordinates._affine import Affine
+from skksivi.coordinates._whitening import MATCHED, Whitening
 from skksivi.estimators._identity import of_score_near
 from skksivi.estimators._trained import F
 from skksivi.families._samplers import Sampler
 from skksivi.mixing import MixingLike, check_mixing
 from skksivi.parameters import Init, Whiten, chains_of
-from skksivi.pilot._gaussian import matched
-from skksivi.pilot._modes import find_modes
-from skksivi.pilot._others import all_modes
+from skksivi.pilot._mixture import matched
+from skksivi.pilot._modes import all_modes, find_modes
 from skksivi.pilot._pilot import MAX_FEATURES, find_whitening
 from skksivi.pilot._points import PilotPoints
-from skksivi.pilot._whitening import MATCHED, Whitening
 from skksivi.score._errors import DIVERGED, BudgetError
 from skksivi.score._score import Score
 from skksivi.stein._path import Memory

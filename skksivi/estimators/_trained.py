@@ -17,13 +17,13 @@ from skksivi._utils.warnings import warn_caller
 from skksivi.annealing import Linear
 from skksivi.base import BaseApproximator, Constraints, Integral, Interval, Real, StrOptions
 from skksivi.coordinates._affine import Identity
+from skksivi.coordinates._whitening import Whitening, check_start, points_near_target
 from skksivi.families._samplers import Layer, Sampler
 from skksivi.families._weights import Certificate
 from skksivi.parameters import Adam, Annealing, Init, Network, Pilot, Scale, Whiten, chains_of, checked_object
 from skksivi.pilot._expansion import with_expansion
 from skksivi.pilot._pilot import LONG_CHAINS, MAX_FEATURES, MAX_POINTS, N_EXPECTED, RULES
 from skksivi.pilot._points import MANY_FEATURES, PilotPoints
-from skksivi.pilot._whitening import Whitening, check_start, points_near_target
 from skksivi.score._score import Score
 from skksivi.stein._directions import MOST_CALLS, N_DRAWS, N_SCORES, worst_difference
 from skksivi.stein._discrepancy import stein_shift, stein_variances

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from skksivi._utils.control_variates import controlled, stein_features
 from skksivi.coordinates._affine import AffineMap, Identity
+from skksivi.coordinates._whitening import Whitening
 from skksivi.estimators._identity import of_score_near
 from skksivi.estimators._start import Start
 from skksivi.estimators._trained import F, is_certified
@@ -22,7 +23,6 @@ from skksivi.parameters import Pilot, Plateau
 from skksivi.pilot._mixture import MOST_FEATURES
 from skksivi.pilot._pilot import MAX_FEATURES
 from skksivi.pilot._points import MANY_FEATURES, has_small_errors
-from skksivi.pilot._whitening import Whitening
 from skksivi.score._improper import has_power_tails
 from skksivi.score._score import Score
 from skksivi.stein._discrepancy import FixedKernelKSD, agree, stein_error

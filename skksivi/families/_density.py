@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from skksivi.families._hierarchy import Hierarchy
 from skksivi.families._layer import SemiImplicit
 from skksivi.mixing import IN_CACHE, AtomDraws, DensityMixing, GaussianMixtureDraws, Mixing, NormalDraws
-from skksivi.pilot._gaussian import covariance_root
+from skksivi.pilot._mixture import covariance_root
 from skksivi.score._score import ScoreFunction
 
 #: Mixing draws among which the starts are found, and starts for each x.

@@ -14,7 +14,7 @@ from skksivi.coordinates._affine import Affine
 from skksivi.families._density import LogDensity
 from skksivi.families._samplers import HasDensity, Layer, Layers, Sampler
 from skksivi.mixing import AtomDraws, DensityMixing
-from skksivi.pilot._gaussian import covariance_root
+from skksivi.pilot._mixture import covariance_root
 from skksivi.pilot._mode_weights import Cells
 from skksivi.pilot._modes import log_density
 from skksivi.score._score import Score

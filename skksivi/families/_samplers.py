@@ -13,10 +13,10 @@ from torch import Tensor
 
 from skksivi._utils.arrays import as_tensor
 from skksivi.coordinates._affine import Affine
+from skksivi.coordinates._whitening import Whitening
 from skksivi.families._density import MOST_DRAWS, LogDensity, hierarchy_log_density, layer_log_density, with_density
 from skksivi.families._hierarchy import Hierarchy
 from skksivi.families._layer import SemiImplicit
-from skksivi.pilot._whitening import Whitening
 from skksivi.score._score import Score, ScoreFunction
 
 #: Numbers drawn at a time, so that memory does not grow with the number of rows.

@@ -30,7 +30,7 @@ from skksivi.families._derived import Reweighted, unweighted
 from skksivi.families._samplers import Chains, Particles
 from skksivi.families._weights import Estimate, check_trusted
 from skksivi.inference._importance import weighed_draws
-from skksivi.pilot._gaussian import covariance_root
+from skksivi.pilot._mixture import covariance_root
 from skksivi.score._score import Score, ScoreFunction, is_target
 from skksivi.score._target import compared_score
 from skksivi.targets._base import Target

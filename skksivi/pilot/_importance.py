@@ -18,8 +18,7 @@ from skksivi._utils.warnings import warn_caller
 from skksivi.coordinates._affine import Affine, standard_normal
 from skksivi.coordinates._lines import kronrod, lobatto, lobatto_nodes
 from skksivi.mixing import GaussianMixtureDraws
-from skksivi.pilot._gaussian import covariance_root
-from skksivi.pilot._mixture import MOST_FEATURES, Components, fitted_mixture, score_matched
+from skksivi.pilot._mixture import MOST_FEATURES, Components, covariance_root, fitted_mixture, score_matched
 from skksivi.pilot._points import FEW, Level, PilotPoints, Verdict, is_near, judge_weights
 from skksivi.score._errors import BudgetError
 from skksivi.score._score import DifferentiableScore, Score

@@ -1,7 +1,13 @@
-r"""The modes of a target and their weights, from scores alone, in float64."""
+r"""The modes of a target and their weights, from scores alone, in float64.
+
+Ascents from points at distances of several orders of magnitude end at modes; the curvature there shows which of them
+are the same. In few dimensions the score is evaluated at many more points, and followed from those where it does not
+lead back, because a narrow mode is found only from its neighbourhood.
+"""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -10,10 +16,11 @@ from torch import Tensor
 
 from skksivi.coordinates._affine import FAR, Affine, standard_normal
 from skksivi.coordinates._lines import log_ratio
-from skksivi.pilot._gaussian import score_divergence
-from skksivi.pilot._mixture import Components
-from skksivi.pilot._newton import NEWTON, laplace, search_modes
+from skksivi.pilot._mixture import Components, score_divergence
+from skksivi.pilot._newton import NEWTON, jacobians, laplace, search_modes
+from skksivi.score._bounds import Bound, call_of
 from skksivi.score._errors import DivergedError
+from skksivi.score._improper import ImproperError
 from skksivi.score._score import DifferentiableScore, Score
 
 
@@ -187,3 +194,303 @@ def log_density(score_fn: Score, origin: Affine | None, x: Tensor) -> Tensor:
         return score_fn.log_prob(x)
     score_u, u = origin.pull_back(score_fn), origin.whiten(x)
     return torch.cat([log_ratio(score_u, torch.zeros_like(origin.m), part) for part in u.split(N_INTEGRALS)])
+
+
+# The other modes of a target
+
+
+class LookSettings(NamedTuple):
+    """The settings of `all_modes`."""
+
+    #: Points of a round from which there are ascents, at least so many around each mode, and the most rounds.
+    n_starts: int = 64
+    n_least: int = 4
+    n_rounds: int = 10
+    #: Steps of an ascent, and the mean square of a score at which one has arrived.
+    n_ascents: int = 30
+    level: float = 1e-4
+    #: Steps from which ascents know the curvature, and the cosine of a step and a change of the score at least.
+    n_pairs: int = 8
+    flat: float = 1e-8
+    #: The squared distance from a mode, in its standard deviations, below which an ascent has come back to it, in
+    #: fewer dimensions these, and how many times as far another mode is at least.
+    back: float = 4.0
+    apart: float = 4.0
+    #: Ends of a round that are followed to a mode, and modes at most.
+    n_checked: int = 24
+    max_modes: int = 120
+    #: Points at which the score is looked at in 1, 2, ... dimensions, their distances in standard deviations, the
+    #: cosine of the score and the way back to the mode below which it leads elsewhere, and how many are followed.
+    n_looks: tuple[int, ...] = (128, 512, 1024, 2048, 6144)
+    distances: tuple[float, float] = (3.0, 15.0)
+    cosine: float = 0.9
+    n_followed: int = 32
+    #: Features up to which coordinates are permuted, points at which that is tried, and the share of a score by which
+    #: it may be off.
+    max_permuted: int = 50
+    n_tried: int = 4
+    broken: float = 1e-6
+    #: The difference of modes in all coordinates but one, and of their widths, as a share of these, below which one
+    #: may be some periods away from the other.
+    aside: float = 0.1
+
+
+LOOK = LookSettings()
+
+
+def all_modes(score_fn: Score, start: Tensor, mode: Affine, generator: torch.Generator) -> ModeMaps:
+    """Return a mode and all others to which ascents lead, from points around it, around a start (d,) and elsewhere.
+
+    There are rounds of ascents, from points around all modes found so far, until one finds no other.
+    """
+    score_u, symmetries = mode.pull_back(score_fn), symmetries_of(score_fn, mode)
+    kinds, found = [mode], [mode, *_images([mode], symmetries)]
+    u = torch.cat(
+        [mode.whiten(scattered(start, LOOK.n_starts // 2, generator)), contradicting(score_u, start, generator)]
+    )
+    for _ in range(LOOK.n_rounds):
+        n_each = max(LOOK.n_least, LOOK.n_starts // (2 * len(kinds)))
+        u = ascended(score_u, torch.cat([u, *(mode.whiten(around(a, n_each, generator)) for a in kinds)]))
+        is_other = u.square().sum(1) > LOOK.apart * min(u.shape[1], LOOK.back)
+        new = _new_modes(score_fn, found, u[is_other])
+        ended = (len(u), sum(int(_near(a, mode, u).sum()) for a in new))
+        kinds.extend(new)
+        found.extend(new)
+        check_aperiodic(score_fn, found)
+        found.extend(_images(found, symmetries))
+        if not new or len(found) > LOOK.max_modes:
+            break
+        u = mode.whiten(scattered(start, LOOK.n_starts // 2, generator))
+    return ranked(score_fn, found, generator)._replace(symmetries=symmetries, ascents=ended)
+
+
+def _near(a: Affine, first: Affine, u: Tensor) -> Tensor:
+    """Tell which points u (n, d), in the coordinates of a first mode, are within the reach of another."""
+    return a.whiten(first.unwhiten(u)).square().sum(1) < min(u.shape[1], MODES.reach)
+
+
+def contradicting(score_u: DifferentiableScore, like: Tensor, generator: torch.Generator) -> Tensor:
+    """Return points u (n, d) of those at which the score is looked at, where it does not lead back to the origin.
+
+    They are of a low discrepancy in their directions and in the logarithms of their distances. Of too many those are
+    kept where the score is largest for the distance, as it is near narrow modes, and as many others.
+    """
+    d = len(like)
+    n = LOOK.n_looks[d - 1] if d <= len(LOOK.n_looks) else 0
+    if not n:
+        return like.new_empty(0, d)
+    seed = int(torch.randint(2**31, (1,), generator=generator, device=generator.device))
+    levels = torch.quasirandom.SobolEngine(d + 1, scramble=True, seed=seed).draw(n).to(like)
+    near, far = LOOK.distances
+    directions = torch.special.ndtri(levels[:, 1:].clamp(1e-9, 1 - 1e-9))
+    u = near * (far / near) ** levels[:, :1] * directions / directions.norm(dim=1, keepdim=True)
+    s = score_u(u).detach()
+    elsewhere = s.isfinite().all(1) & (torch.cosine_similarity(s, -u) < LOOK.cosine)
+    u, s = u[elsewhere], s[elsewhere]
+    order = (s.norm(dim=1) / u.norm(dim=1)).argsort(descending=True)
+    half = LOOK.n_followed // 2
+    rest = order[half:]
+    return u[torch.cat([order[:half], rest[:: max(1, -(-len(rest) // half))]])]
+
+
+def ascended(score_u: DifferentiableScore, u: Tensor) -> Tensor:
+    r"""Return the ends (k, d) of those ascents from points u (n, d) that have arrived at a mode.
+
+    Near the origin, which is a mode, they stop. Steps are by the limited-memory BFGS method, clipped to a length of
+    :math:`2 + 2 \|u\|`. A step is quartered if log p would fall, by the trapezoidal rule: longer ones
+    lead into the region of another mode.
+
+    References
+    ----------
+    Liu, D. and Nocedal, J. (1989). On the limited memory BFGS method for large scale optimization. Mathematical
+    Programming 45.
+    """
+    u, s, back = u.clone(), score_u(u).detach(), min(u.shape[1], LOOK.back)
+    curvature, length = Curvature(s), torch.ones_like(u[:, :1])
+    for _ in range(LOOK.n_ascents):
+        i = ((u.square().sum(1) >= back) & (s.square().mean(1) > LOOK.level)).nonzero()[:, 0]
+        if not len(i):
+            break
+        du = length[i] * curvature.newton_step(i, s[i])
+        du *= (2 * (1 + u[i].norm(dim=1, keepdim=True)) / du.norm(dim=1, keepdim=True)).clamp_max(1)
+        tried = score_u(u[i] + du).detach()
+        falls = (du * (s[i] + tried)).sum(1, keepdim=True) < 0
+        stays = falls | ~tried.isfinite().all(1, keepdim=True)
+        moves = ~stays[:, 0]
+        curvature.add(i[moves], du[moves], (s[i] - tried)[moves])
+        u[i], s[i] = u[i] + du.where(~stays, 0), s[i].where(stays, tried)
+        length[i] = (length[i] / 4).where(stays, 1)
+    arrived = (s.square().mean(1) < LOOK.level) | (u.square().sum(1) < back)
+    return u[u.isfinite().all(1) & arrived]
+
+
+class Curvature:
+    """The curvature by the last steps of ascents; the scores s (n, d) at their starts set a first length.
+
+    Attributes
+    ----------
+    du, ds : Tensor of shape (LOOK.n_pairs, n, d)
+        Steps and how much the score fell, the latest last.
+    inverse : Tensor of shape (LOOK.n_pairs, n, 1)
+        One over their products, zero for none.
+    scale : Tensor of shape (n, 1)
+        Of the steps beside them.
+    """
+
+    def __init__(self, s: Tensor) -> None:
+        self.du, self.ds = s.new_zeros(2, LOOK.n_pairs, *s.shape).unbind()
+        self.inverse = s.new_zeros(LOOK.n_pairs, len(s), 1)
+        self.scale = (0.1 / s.norm(dim=1, keepdim=True)).clamp_max(1)
+
+    def newton_step(self, i: Tensor, s: Tensor) -> Tensor:
+        """Return the steps (k, d) of ascents i (k,) with scores s (k, d), by the two loops over pairs."""
+        du, ds, inverse = self.du[:, i], self.ds[:, i], self.inverse[:, i]
+        factors = torch.zeros_like(inverse)
+        for j in reversed(range(LOOK.n_pairs)):
+            factors[j] = inverse[j] * (du[j] * s).sum(1, keepdim=True)
+            s = s - factors[j] * ds[j]
+        step = self.scale[i] * s
+        for j in range(LOOK.n_pairs):
+            step = step + (factors[j] - inverse[j] * (ds[j] * step).sum(1, keepdim=True)) * du[j]
+        return step
+
+    def add(self, i: Tensor, du: Tensor, ds: Tensor) -> None:
+        """Add steps of ascents i (k,). If the score did not fall, discard all and double the next step."""
+        product = (du * ds).sum(1)
+        falls = product > LOOK.flat * du.norm(dim=1) * ds.norm(dim=1)
+        self.inverse[:, i[~falls]] = 0
+        self.scale[i[~falls]] *= 2
+        i, du, ds, product = i[falls], du[falls], ds[falls], product[falls, None]
+        for pairs, latest in ((self.du, du), (self.ds, ds), (self.inverse, 1 / product)):
+            pairs[:, i] = torch.cat([pairs[1:, i], latest[None]])
+        self.scale[i] = product / ds.square().sum(1, keepdim=True)
+
+
+def _new_modes(score_fn: Score, known: Sequence[Affine], u: Tensor) -> list[Affine]:
+    """Return the modes at the ends u (k, d) of ascents, in the coordinates of the first known mode, but for these."""
+    first, new = known[0], list[Affine]()
+    score_u = first.pull_back(score_fn)
+    for _ in range(LOOK.n_checked):
+        for a in (*known, *new):
+            u = u[~_near(a, first, u)]
+        if not len(u):
+            break
+        end, u = u[:1], u[1:]
+        if torch.linalg.eigvalsh(-jacobians(score_u, end)).amin() <= LOOK.level:  # a flat region is not a mode
+            continue
+        maps, converged = search_modes(score_fn, first.unwhiten(end), NEWTON.max_steps)
+        if len(maps) and converged[0] and not any(same_mode(maps[0], a) for a in (*known, *new)):
+            new.append(maps[0])
+    return new
+
+
+# Modes that are alike
+
+
+def check_aperiodic(score_fn: Score, modes: Sequence[Affine]) -> None:
+    """Refuse a score that is the same many periods away along a coordinate, some of them from a mode to another.
+
+    Raises
+    ------
+    ImproperError
+    """
+    first, *others = modes
+    sd, bounds = first.L.norm(dim=1), dict[int, Bound]()
+    alike = [a for a in others if _is_beside(a, first)]
+    if len(alike) < 2:
+        return
+    x = first.unwhiten(standard_normal(LOOK.n_tried, first.m, torch.Generator(sd.device).manual_seed(0)))
+    s, m = score_fn(x).detach(), _polished(score_fn, first)
+    for a in sorted(alike, key=lambda a: (a.m - first.m).norm().item())[:8]:
+        gap = _polished(score_fn, a) - m
+        j = int((gap / sd).abs().argmax())
+        for period in (gap[j].abs() / k for k in range(6, 0, -1)):
+            far = x.clone()
+            far[:, j] += period * (9973 if score_fn.step < 1e-4 else 31)  # not so many of a multiple of it
+            if j not in bounds and (score_fn(far).detach() - s).abs().max() <= score_fn.step * s.abs().max():
+                bounds[j] = Bound(j, (m[j] - period / 2).item(), (m[j] + period / 2).item())
+    if bounds:
+        names = ", ".join(f"{score_fn.label(j)}, with a period of {b.high - b.low:.5g}" for j, b in bounds.items())
+        raise ImproperError(
+            f"The target is periodic in {names}, so that it has infinite mass. Keep to one period around a mode: "
+            "give the density of the parameters to skksivi.targets.constrained, as in constrained(log_prob, "
+            f"{call_of(score_fn, list(bounds.values()))})."
+        )
+
+
+def _is_beside(a: Affine, first: Affine) -> bool:
+    """Tell whether a mode differs from another in its place alone, and there in one coordinate."""
+    sd = first.L.norm(dim=1)
+    is_off = ((a.m - first.m) / sd).abs() > LOOK.aside
+    return bool(is_off.sum() == 1 and ((a.L - first.L).abs() <= LOOK.aside * sd[:, None]).all())
+
+
+def _polished(score_fn: Score, mode: Affine) -> Tensor:
+    """Return a mode (d,) after more Newton steps."""
+    m = mode.m
+    for _ in range(4):
+        m = m + mode.unwhiten_direction(mode.whiten_score(score_fn(m[None]).detach()))[0]
+    return m
+
+
+def symmetries_of(score_fn: Score, mode: Affine) -> tuple[Tensor, ...]:
+    r"""Return permutations of coordinates that leave a target invariant, :math:`s(x_\pi) = s(x)_\pi`.
+
+    The labels of the components of a mixture are an example. At a point with equal coordinates, those that may be
+    exchanged have equal scores; the Jacobian J of the score there shows which others must be exchanged with them,
+    :math:`J_{\pi_i \pi_j} = J_{ij}`.
+    """
+    d = len(mode.m)
+    centre = mode.m.median().expand(1, d).contiguous()
+    s = score_fn(centre).detach()[0] if d <= LOOK.max_permuted else mode.m.new_full((d,), torch.nan)
+    order = s.argsort(stable=True).tolist()
+    equal = s.tolist()
+    pairs = [(i, j) for i, j in itertools.pairwise(order) if _alike(equal[i], equal[j])]
+    if not pairs or not s.isfinite().all():
+        return ()
+    J = jacobians(score_fn, centre)[0].tolist()
+    found = list[Tensor]()
+    for permutation in (torch.tensor(_exchanging(equal, J, *pair), device=s.device) for pair in pairs):
+        moves = permutation.unique().numel() == d and not same_mode(permuted(mode, permutation), mode)
+        if moves and not any(map(permutation.equal, found)) and _is_symmetry(score_fn, mode, permutation):
+            found.append(permutation)
+    return tuple(found)
+
+
+def _exchanging(s: Sequence[float], J: Sequence[Sequence[float]], i: int, j: int) -> list[int]:
+    """Return the permutation (d,) that exchanges i and j, and the coordinates that correspond under it."""
+    permutation = list(range(len(s)))
+    permutation[i], permutation[j] = j, i
+    others = [a for a in range(len(s)) if a not in (i, j)]
+    for a in others:
+        if not _alike(J[i][a], J[j][a]):
+            twins = [b for b in others if all(map(_alike, (s[a], J[j][b], J[i][b]), (s[b], J[i][a], J[j][a])))]
+            permutation[a] = twins[0] if len(twins) == 1 else a
+    return permutation
+
+
+def _alike(a: float, b: float) -> bool:
+    return abs(a - b) <= LOOK.broken * (abs(a) + abs(b))
+
+
+def _is_symmetry(score_fn: Score, mode: Affine, permutation: Tensor) -> bool:
+    """Tell whether a permutation leaves the score invariant around a mode."""
+    x = around(mode, LOOK.n_tried, torch.Generator(mode.m.device).manual_seed(0))
+    s, s_permuted = score_fn(torch.cat([x, x[:, permutation]])).detach().chunk(2)
+    return bool(((s[:, permutation] - s_permuted).abs() <= LOOK.broken * s.abs().amax(1, keepdim=True)).all())
+
+
+def permuted(mode: Affine, permutation: Tensor) -> Affine:
+    """Return the mode of the coordinates in another order (d,)."""
+    L = mode.L[permutation]
+    return Affine(mode.m[permutation], torch.linalg.cholesky(L @ L.mT))
+
+
+def _images(modes: Sequence[Affine], symmetries: Sequence[Tensor]) -> list[Affine]:
+    """Return all new images of modes under repeated permutations."""
+    found = list(modes)
+    for mode in found:  # which grows
+        for a in (permuted(mode, permutation) for permutation in symmetries):
+            if len(found) < LOOK.max_modes and not any(same_mode(a, b) for b in found):
+                found.append(a)
+    return found[len(modes) :]

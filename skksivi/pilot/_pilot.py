@@ -34,10 +34,10 @@ import numpy as np
 import torch
 
 from skksivi.coordinates._affine import Affine, AffineMap, Identity, LowRank
+from skksivi.coordinates._whitening import GIVEN, MATCHED, Whitening, map_of_pair, starting_points
 from skksivi.parameters import Init, Pilot, Whiten, chains_of
-from skksivi.pilot._chains import CHAINS
-from skksivi.pilot._gaussian import batch_and_match
-from skksivi.pilot._mixture import MOST_FEATURES
+from skksivi.pilot._chains import CHAINS, surrounding, underdamped_pilot
+from skksivi.pilot._mixture import MOST_FEATURES, batch_and_match
 from skksivi.pilot._modes import MODES
 from skksivi.pilot._newton import check_mode, laplace, newton_cg
 from skksivi.pilot._points import Level, PilotPoints
@@ -58,8 +58,6 @@ from skksivi.pilot._stages import (
     WiderSearch,
     run_stages,
 )
-from skksivi.pilot._underdamped import surrounding, underdamped_pilot
-from skksivi.pilot._whitening import GIVEN, MATCHED, Whitening, map_of_pair, starting_points
 from skksivi.score._errors import DIVERGED, BudgetError
 from skksivi.score._score import Score
 

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from skksivi.coordinates._affine import Affine, AffineMap
 from skksivi.coordinates._curved import Curved
-from skksivi.pilot._gaussian import GAUSSIAN, covariance_root
-from skksivi.pilot._mixture import Components, fitted_mixture
+from skksivi.pilot._mixture import GAUSSIAN, Components, covariance_root, fitted_mixture
 from skksivi.score._score import ScoreFunction
 
 #: Points for each feature that a covariance takes.
@@ -71,8 +70,6 @@ class GoodEnough(NamedTuple):
     rhat: float = 1.03
     chain_errors: tuple[float, float] = (0.02, 0.05)
     long_chains: int = 200
-    #: Chains that are believed with few features too, which else are judged by weights.
-    many_chains: int = 64
     #: The largest standard error of a mean, in sd, of many features where chains do not agree.
     small_errors: float = 0.1
 
@@ -98,11 +95,10 @@ def judge_weights(
     return Verdict(Level.WEIGHTS_COUNT if good else Level.ROUGH, reason)
 
 
-def judge_chains(rhat: float, error: float, n_features: int, n_trajectories: int, n_chains: int) -> Verdict:
-    """Judge chains whose moments have this largest standard error."""
+def judge_chains(rhat: float, error: float, n_features: int, n_trajectories: int) -> Verdict:
+    """Judge a few chains whose moments have this largest standard error; of few features they are to be weighed."""
     most = GOOD_ENOUGH.chain_errors[n_trajectories >= GOOD_ENOUGH.long_chains]
-    believed = n_features >= MANY_FEATURES or n_chains >= GOOD_ENOUGH.many_chains
-    good = believed and rhat <= GOOD_ENOUGH.rhat and error <= most
+    good = n_features >= MANY_FEATURES and rhat <= GOOD_ENOUGH.rhat and error <= most
     return Verdict(Level.CHAINS_AGREE if good else Level.ROUGH, f"R-hat {rhat:.3g}, errors {error:.2g}")
 
 
@@ -111,17 +107,18 @@ def has_small_errors(n_features: int, error: float) -> bool:
     return n_features >= MANY_FEATURES and error < GOOD_ENOUGH.small_errors
 
 
-def judge_halves(kept: Tensor) -> Verdict:
-    """Judge states (n_kept, n, d) of chains in very many dimensions: whether the earlier and the later half agree in
-    mean and scale, within the noise of so many chains.
+def judge_halves(kept: Tensor, error: float = 0.0) -> Verdict:
+    """Judge states (n_kept, n, d) of many chains, or of many dimensions: whether the earlier and the later half agree
+    in mean and scale, within the noise of so many chains, and errors are small.
     """
     _, n, d = kept.shape
     early, late = kept.chunk(2)
     shift = (early.mean((0, 1)) - late.mean((0, 1))).abs() / late.std((0, 1))
     ratio = (early.std((0, 1)) / late.std((0, 1))).log().abs()
     apart = torch.maximum(shift, ratio).max().item()
-    good = apart < (0.5 + math.sqrt(2 * math.log(2 * d))) / math.sqrt(n)
-    return Verdict(Level.CHAINS_AGREE if good else Level.ROUGH, f"halves of the chains {apart:.2g} sd apart")
+    good = apart < (0.5 + math.sqrt(2 * math.log(2 * d))) / math.sqrt(n) and error <= GOOD_ENOUGH.chain_errors[1]
+    reason = f"halves of {n} chains are {apart:.2g} sd apart" + (f", errors {error:.2g}" if error else "")
+    return Verdict(Level.CHAINS_AGREE if good else Level.ROUGH, reason)
 
 
 class PilotPoints(NamedTuple):

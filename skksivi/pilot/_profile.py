@@ -29,9 +29,8 @@ from torch import Tensor
 
 from skksivi.coordinates._affine import Affine, Plane, WhitenedScore
 from skksivi.coordinates._lines import log_ratio
-from skksivi.pilot._gaussian import covariance_root
 from skksivi.pilot._importance import PLAIN, pilot_of_mixture, pilot_with, plain_moments, resampled
-from skksivi.pilot._mixture import Components
+from skksivi.pilot._mixture import Components, covariance_root
 from skksivi.pilot._newton import NEWTON, is_spike, search_modes
 from skksivi.pilot._points import MANY_FEATURES, PilotPoints, judge_weights
 from skksivi.score._errors import DIVERGED

@@ -14,20 +14,17 @@ from torch import Tensor
 
 from skksivi.coordinates._affine import Affine
 from skksivi.coordinates._marginals import fitted_marginals
+from skksivi.coordinates._whitening import LAPLACE, Attempt
 from skksivi.parameters import Pilot
 from skksivi.pilot._chains import CHAINS, ChainEnsemble
-from skksivi.pilot._gaussian import GAUSSIAN, covariance_root, matched
 from skksivi.pilot._importance import PartedDraws, pilot_of_mixture, standard_pilot, without_wrong_density
-from skksivi.pilot._mixture import MOST_FEATURES
-from skksivi.pilot._mode_weights import pooled, with_mode_weights
-from skksivi.pilot._modes import MODES, ModeMaps, find_modes, same_mode, search_around
-from skksivi.pilot._multimodal import Weighing, pilot_of_several
+from skksivi.pilot._mixture import GAUSSIAN, MOST_FEATURES, covariance_root, matched
+from skksivi.pilot._mode_weights import Weighing, pilot_of_several, pooled, with_mode_weights
+from skksivi.pilot._modes import MODES, ModeMaps, all_modes, find_modes, same_mode, search_around
 from skksivi.pilot._newton import check_mode, dense_mode, is_spike
-from skksivi.pilot._others import all_modes
 from skksivi.pilot._points import MANY_FEATURES, Level, PilotPoints, Verdict
 from skksivi.pilot._profile import out_of_spike
 from skksivi.pilot._warped import around_start, by_scales, warped
-from skksivi.pilot._whitening import LAPLACE, Attempt
 from skksivi.score._errors import DIVERGED, DivergedError
 from skksivi.score._improper import ImproperError, has_power_tails
 from skksivi.score._probe import doubt_of_sign

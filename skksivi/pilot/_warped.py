@@ -14,8 +14,8 @@ from skksivi.coordinates._affine import Affine
 from skksivi.coordinates._warp import Warp
 from skksivi.coordinates._warp_fit import fitted_warp
 from skksivi.pilot._chains import CHAINS, ChainEnsemble
-from skksivi.pilot._gaussian import covariance_root
 from skksivi.pilot._importance import PLAIN, PartedDraws, pilot_of_mixture, refined_pilot
+from skksivi.pilot._mixture import covariance_root
 from skksivi.pilot._points import MANY_FEATURES, PilotPoints
 from skksivi.pilot._profile import profiled
 from skksivi.score._errors import DIVERGED

@@ -8,9 +8,9 @@ from plain_targets import GaussianScore, Mixture, generator
 
 from skksivi.baselines import HSIVISM, _hsivism
 from skksivi.baselines._critic import Critics
+from skksivi.coordinates._whitening import Whitening
 from skksivi.pilot._pilot import find_whitening
 from skksivi.pilot._points import PilotPoints
-from skksivi.pilot._whitening import Whitening
 from skksivi.score._probe import in_double
 from skksivi.targets import Banana
 from skksivi.training._loop import flatten

@@ -250,7 +250,7 @@ def test_a_long_stage_says_how_far_it_is(caplog, monkeypatch):
         clone(PILOTED).set_params(verbose=2, whiten__effort="high").fit(lambda x: -x, n_features=2)
     lines = [record.getMessage() for record in caplog.records]
     assert any(re.fullmatch(r"search for modes: [\d,]+ score calls, \d+ s", line) for line in lines)
-    assert any(re.fullmatch(r"Metropolis .*: [\d,]+ of about [\d,]+ score calls, \d+ s", x) for x in lines)
+    assert any(re.fullmatch(r"long chains: [\d,]+ of about [\d,]+ score calls, \d+ s", x) for x in lines)
 
 
 @pytest.mark.parametrize("d", [1, 2, 30, 499, 501, 700, 3000])

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 from approximators import DrawsOf
-from plain_targets import UNEQUAL, as_score, normal
+from plain_targets import UNEQUAL, as_score, log_gamma_draws, log_gamma_score, normal
+from plain_targets import generator as seeded
+from scipy.special import digamma, polygamma
 from sklearn.exceptions import NotFittedError
 
 from skksivi import KSIVIApproximator, modes
@@ -14,6 +16,7 @@ from skksivi.base import BaseApproximator
 from skksivi.baselines import Laplace
 from skksivi.coordinates._affine import Affine
 from skksivi.families._derived import Reweighted
+from skksivi.inference._modes import metropolis
 from skksivi.parameters import Pilot
 from skksivi.pilot._mode_weights import (
     MASSES,
@@ -284,3 +287,52 @@ class EightGaussiansOf3:
 
     def score_fn(self, x):
         return -x
+
+
+# Chains from draws of a mode
+
+
+def standardised_gamma(x):
+    mean, variance = digamma(1.5), polygamma(1, 1.5)
+    return (x - mean) / math.sqrt(variance)
+
+
+STATIONARY = {
+    "normal": (lambda x: -x, normal(4000, 3), lambda x: x, (0.0, 1.0, 0.0)),
+    "log-Gamma": (
+        log_gamma_score,
+        log_gamma_draws(4000, 2),
+        standardised_gamma,
+        (0.0, 1.0, polygamma(2, 1.5) / polygamma(1, 1.5) ** 1.5),
+    ),
+}
+
+
+def departures(score_fn, start, standardise):
+    """The first three moments over chains from `start`, and their standard errors: chains are independent."""
+    kept = metropolis(score_fn, start, torch.eye(start.shape[1]).double(), seeded())
+    powers = torch.stack([standardise(kept) ** k for k in (1, 2, 3)]).mean((1, 3))  # (3, n)
+    return powers.mean(1), powers.std(1) / math.sqrt(len(start))
+
+
+@pytest.mark.parametrize("name", STATIONARY)
+def test_metropolis_leaves_the_target_invariant(name):
+    score_fn, start, standardise, expected = STATIONARY[name]
+    moments, standard_errors = departures(score_fn, start, standardise)
+    assert ((moments - torch.tensor(expected)).abs() < 4 * standard_errors).all()
+
+
+@pytest.mark.parametrize("name", STATIONARY)
+def test_metropolis_leaves_the_target_for_that_of_another_score(name):
+    """The test above has the power to see a score that is off by a tenth."""
+    score_fn, start, standardise, expected = STATIONARY[name]
+    moments, standard_errors = departures(lambda x: 1.1 * score_fn(x), start, standardise)
+    assert ((moments - torch.tensor(expected)).abs() > 6 * standard_errors).any()
+
+
+def test_metropolis_never_accepts_a_place_without_a_finite_score():
+    def score_fn(x):
+        return torch.where(x < 0, torch.nan, 1 - x)
+
+    kept = metropolis(score_fn, normal(200, 1).abs() + 0.1, torch.eye(1).double(), seeded())
+    assert (kept >= 0).all()

@@ -29,7 +29,7 @@ OBJECTS = [
     Plateau(0.2, patience=30),
     Entropic(0.3),
     Laplacian(0.2),
-    Pilot("diagonal", effort="low", budget=5000, max_score_calls=10**6, weight=0.5),
+    Pilot("diagonal", effort="low", budget=5000, max_score_calls=10**6, skip=("other modes",), weight=0.5),
     Scale("network", floor=0.01),
 ]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import numpy as np
@@ -122,11 +121,3 @@ class ChainApproximator(Started):
         """
         check_is_fitted(self)
         return diagnostics(self.chains_)
-
-
-def clipped_drift(s: Tensor, longest: float = 5.0) -> Tensor:
-    r"""Return scores (n, d) of standardised coordinates, those longer than `longest` :math:`\sqrt d` clipped to that.
-
-    It is so many times the length of a score of N(0, I): a chain that starts far out does not overshoot.
-    """
-    return s * (longest * math.sqrt(s.shape[1]) / torch.linalg.vector_norm(s, dim=1, keepdim=True)).clamp_max(1)

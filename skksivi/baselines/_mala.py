@@ -11,10 +11,11 @@ from torch import Tensor
 
 from skksivi._utils.warnings import warn_caller
 from skksivi.base import Constraints, Interval, Real, StrOptions
-from skksivi.baselines._chains import RUNNING, ChainApproximator, clipped_drift, pushed_forward, run_chains
+from skksivi.baselines._chains import RUNNING, ChainApproximator, pushed_forward, run_chains
 from skksivi.baselines._points import LogRatio, density_in_u, find_start, ratio_in_u
 from skksivi.families._samplers import Chains
 from skksivi.parameters import Init, Whiten
+from skksivi.pilot._chains import clipped_drift
 from skksivi.score._score import Score, ScoreFunction
 from skksivi.training._run import Fit, Run
 

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from skksivi._utils.numbers import is_number
 from skksivi.base import Constraints, Interval, Real
-from skksivi.baselines._chains import RUNNING, ChainApproximator, clipped_drift, pushed_forward, run_chains
+from skksivi.baselines._chains import RUNNING, ChainApproximator, pushed_forward, run_chains
 from skksivi.baselines._points import find_start
 from skksivi.coordinates._composed import score_for_training
 from skksivi.families._samplers import Chains
 from skksivi.parameters import Init, Whiten
+from skksivi.pilot._chains import clipped_drift
 from skksivi.score._score import Score
 from skksivi.training._run import Fit, Run
 

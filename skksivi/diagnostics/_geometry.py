@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +18,7 @@ from skksivi.inference._modes import Modes, mode_chains, weigh_cells
 from skksivi.pilot._mixture import covariance_root
 from skksivi.pilot._mode_weights import Cells, log_densities, mass
 from skksivi.pilot._modes import MODES, around, find_modes
-from skksivi.score._score import Score
+from skksivi.score._score import Score, ScoreFunction
 from skksivi.stein._discrepancy import stein_variances
 
 #: Draws from which chains start, up to 50 features, and the fewest; numbers in them, beyond, and in the chains of all
@@ -219,15 +218,9 @@ def _moved(score: Score, x: Tensor, cells: Cells, generator: torch.Generator) ->
     return [mode_chains(_inside(score, cells, k), y, cells.maps[k], generator)[:, : len(y)] for k, y in parts]
 
 
-def _inside(score: Score, cells: Cells, k: int) -> Score:
+def _inside(score: Score, cells: Cells, k: int) -> ScoreFunction:
     """Return the score in a cell, NaN elsewhere, so that chains reject moves out of it."""
-    return replace(
-        score,
-        score_fn=lambda x: torch.where((cells.assign(x) == k)[:, None], score.uncounted(x), torch.nan),
-        score_vjp=None,
-        log_prob=None,
-        in_double=None,
-    )
+    return lambda x: torch.where((cells.assign(x) == k)[:, None], score(x), torch.nan)
 
 
 def _whitened_norms(cells: Cells, cell: Tensor, s: Tensor) -> Tensor:

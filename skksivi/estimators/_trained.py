@@ -22,7 +22,7 @@ from skksivi.families._samplers import Layer, Sampler
 from skksivi.families._weights import Certificate
 from skksivi.parameters import Adam, Annealing, Init, Network, Pilot, Scale, Whiten, chains_of, checked_object
 from skksivi.pilot._expansion import with_expansion
-from skksivi.pilot._pilot import LONG_CHAINS, MAX_FEATURES, MAX_POINTS, N_EXPECTED, RULES
+from skksivi.pilot._pilot import LONG_CHAINS, MAX_FEATURES, MAX_POINTS, N_EXPECTED, RULES, check_stages
 from skksivi.pilot._points import MANY_FEATURES, PilotPoints
 from skksivi.score._score import Score
 from skksivi.stein._directions import MOST_CALLS, N_DRAWS, N_SCORES, worst_difference
@@ -78,6 +78,8 @@ class Whitened(BaseApproximator):
     def _check_parameters(self, n_features: int) -> None:
         super()._check_parameters(n_features)
         check_start(self.whiten, self.init, n_features)
+        if (chains := chains_of(self.whiten)) is not None:
+            check_stages(chains.skip)
 
 
 class Trained(Whitened):

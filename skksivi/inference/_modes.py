@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -11,9 +12,10 @@ from torch import Tensor
 
 from skksivi._utils.arrays import RandomState, make_generator, resolve_device
 from skksivi.base import BaseApproximator
-from skksivi.coordinates._affine import Affine
+from skksivi.coordinates._affine import Affine, standard_normal
+from skksivi.coordinates._lines import lobatto, lobatto_nodes
 from skksivi.families._derived import N_ASSIGNED, Reweighted, unweighted
-from skksivi.pilot._chains import ChainStates, trajectory, warmed_up
+from skksivi.pilot._chains import clipped_drift, revive
 from skksivi.pilot._mode_weights import MASSES, Cells, Mass, log_densities, mass, normalised
 from skksivi.pilot._modes import find_modes
 from skksivi.score._score import Score, ScoreFunction
@@ -27,8 +29,9 @@ N_STARTS, N_CHAINS = 200, 300
 #: Root mean square of a draw's coordinates in a mode's own from which it is far off, and the share of such draws.
 FAR_OFF, MAX_FAR = 5.0, 0.2
 
-#: Chains of a mode of few draws, and the states of a chain that are kept.
-N_FEWEST, N_KEPT = 50, 30
+#: Chains of a mode of few draws; the steps of a chain, the fewest from one kept state to the next, and the most
+#: numbers that are kept.
+N_FEWEST, N_STEPS, KEEP_EVERY, MAX_KEPT = 50, 150, 3, 2**25
 
 
 class Modes(NamedTuple):
@@ -170,14 +173,60 @@ def weigh_cells(score: Score, x: Tensor, cells: Cells, generator: torch.Generato
     return Modes(*numbers, not reason, reason), cells, shares  # type: ignore[call-arg, arg-type]
 
 
-def mode_chains(score: Score, x: Tensor, a: Affine, generator: torch.Generator) -> Tensor:
+def mode_chains(score: ScoreFunction, x: Tensor, a: Affine, generator: torch.Generator) -> Tensor:
     """Return the states (n_kept, n, d) of chains that start at draws x (n, d) of a mode."""
-    score_u, u = a.pull_back(score), a.whiten(x.repeat(-(-N_FEWEST // len(x)), 1))
-    chains = warmed_up(score_u, ChainStates.at(score_u, u, u.shape[1] ** -0.25), generator)
-    kept = list[Tensor]()
-    for _ in range(N_KEPT):
-        chains = trajectory(score_u, chains, generator)
-        kept.append(a.unwhiten(chains.u))
+    return metropolis(score, x.repeat(-(-N_FEWEST // len(x)), 1), a.L, generator)
+
+
+def metropolis(
+    score_fn: ScoreFunction, x: Tensor, L: Tensor, generator: torch.Generator, acceptance: float = 0.65
+) -> Tensor:
+    r"""Run Metropolis-adjusted Langevin chains that need no density.
+
+    The steps are :math:`y = x + L v` with :math:`v = h L^\top s(x) + \sqrt{2 h}\, \xi`, h a random share of a common
+    step, which is adapted to the rate of acceptance; :math:`\log p(y) - \log p(x)` is the integral of the score from
+    x to y by Lobatto's rule of four points. The only bias left is the error of that rule.
+
+    Parameters
+    ----------
+    score_fn : callable
+    x : Tensor of shape (n, d)
+        Where the chains start.
+    L : Tensor of shape (d, d)
+    generator : torch.Generator
+    acceptance : float, default=0.65
+
+    Returns
+    -------
+    kept : Tensor of shape (n_kept, n, d)
+        The chains at every third step, once the step size is adapted.
+
+    References
+    ----------
+    Roberts, G. and Tweedie, R. (1996). Exponential convergence of Langevin distributions and their discrete
+    approximations. Bernoulli 2(4).
+    """
+    n, d = x.shape
+    common, kept = 1.3 * d ** (-1 / 3), []
+    every = max(KEEP_EVERY, N_STEPS * x.numel() // MAX_KEPT)
+    x = revive(x.where(score_fn(x).isfinite().all(1)[:, None], torch.nan), generator)
+    s = score_fn(x).detach() @ L
+    for t in range(1, N_STEPS + 1):
+        h = common * 0.25 ** torch.rand(n, 1, generator=generator, dtype=x.dtype, device=x.device)
+        drift = h * clipped_drift(s)
+        v = drift + (2 * h).sqrt() * standard_normal(n, x, generator)
+        y = x + v @ L.mT
+        s_1, s_2, s_y = (score_fn(torch.cat([*lobatto_nodes(x, y), y])).detach() @ L).chunk(3)
+        log_p_ratio = lobatto(s, s_1, s_2, s_y, v)
+        back = v + h * clipped_drift(s_y)
+        log_q_ratio = ((v - drift).square() - back.square()).sum(1) / (4 * h[:, 0])
+        log_ratio = (log_p_ratio + log_q_ratio).nan_to_num(-math.inf, -math.inf, -math.inf)
+        accept = torch.rand(n, generator=generator, dtype=x.dtype, device=x.device).log() < log_ratio
+        x, s = torch.where(accept[:, None], y, x), torch.where(accept[:, None], s_y, s)
+        if t <= N_STEPS // 3:
+            common *= math.exp(0.3 * (log_ratio.clamp_max(0).exp().mean().item() - acceptance))
+        elif t % every == 0:
+            kept.append(x)
     return torch.stack(kept)
 
 

@@ -226,7 +226,7 @@ class ChainEnsemble:
                 return pilot
         else:
             pilot = plain
-        if self.n_chains > CHAINS.n_chains:
+        if self.n_chains > CHAINS.n_chains and apart <= CHAINS.max_rhat:
             verdict = judge_halves(draws.u, by.se)
         else:
             verdict = judge_chains(apart, by.se, len(self.metric.m), len(draws.u))
@@ -238,6 +238,14 @@ class ChainEnsemble:
         """Return draws (n_chains, d) of the Gaussian with finite scores."""
         x = self.metric.unwhiten(standard_normal(self.n_chains, self.metric.m, self.generator))
         return revive(x.where(self.score_fn(x).isfinite().all(1, keepdim=True), torch.nan), self.generator)
+
+
+def clipped_drift(s: Tensor, longest: float = 5.0) -> Tensor:
+    r"""Return scores (n, d) of standardised coordinates, those longer than `longest` :math:`\sqrt d` clipped to that.
+
+    It is so many times the length of a score of N(0, I): a chain that starts far out does not overshoot.
+    """
+    return s * (longest * math.sqrt(s.shape[1]) / torch.linalg.vector_norm(s, dim=1, keepdim=True)).clamp_max(1)
 
 
 def revive(x: Tensor, generator: torch.Generator) -> Tensor:

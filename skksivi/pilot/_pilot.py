@@ -139,7 +139,6 @@ def find_whitening(
     before, settings, alone = score_fn.tally.total, chains_of(whiten) or Pilot(), init is not None
     if score_fn.mode is not None:  # no other mode is possible
         starts, alone = score_fn.mode[None], True
-    check_stages(settings.skip)
     score_fn.tally.begin("search for modes")
     known = Known(score_fn, starts, alone, settings, generator, warps)
     with score_fn.tally.at_most(MOST_TIMES * max(settings.budget, LONG_CHAINS.least_calls)):
@@ -147,11 +146,11 @@ def find_whitening(
     return replace(whitening, n_score_calls=score_fn.tally.total - before), pilot
 
 
-def check_stages(names: Sequence[str]) -> None:
+def check_stages(names: Sequence[object]) -> None:
     """Raise ValueError unless there are stages of these names."""
     stages = list(dict.fromkeys(stage.name for stage in (*QUICK, *THOROUGH)))
     for name in names:
-        if name not in stages:
+        if not (isinstance(name, str) and name in stages):
             raise ValueError(f"`skip` has {name!r}, which is no stage; these are {', '.join(map(repr, stages))}.")
 
 

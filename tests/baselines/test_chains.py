@@ -13,11 +13,11 @@ from sklearn.exceptions import ConvergenceWarning, NotFittedError
 
 from skksivi.base import LEAST_WIDTH
 from skksivi.baselines import MALA, SGLD
-from skksivi.baselines._chains import clipped_drift
 from skksivi.baselines._mala import ChainState, adapted_step, mala_step
 from skksivi.baselines._points import step_integral
 from skksivi.baselines._sgld import sgld_step, step_sizes
 from skksivi.families._samplers import Chains
+from skksivi.pilot._chains import clipped_drift
 from skksivi.pilot._pilot import find_whitening
 from skksivi.score._probe import in_double
 from skksivi.targets import Banana, BayesianLogisticRegression, Minibatches, XShaped

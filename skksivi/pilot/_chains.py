@@ -34,23 +34,16 @@ class ChainSettings(NamedTuple):
     n_chains: int = 32
     n_warm: int = 12
     n_calls: int = 4
-    #: Lengths of trajectories, their most steps, and the acceptance.
-    lengths: tuple[float, float] = (0.5, 3.5)
-    max_leapfrogs: int = 10
-    acceptance: float = 0.8
-    #: The most numbers in the points of all chains.
-    max_kept: int = 2**26
-    #: The score divergence below which a metric stays, for no points improve it, and that below which its Gaussian is
-    #: the target itself, whose points these are.
-    exact: float = 0.01
-    gaussian: float = 1e-4
+    #: Points of a Gaussian that is the target itself.
     n_of_gaussian: int = 2000
-    #: The R-hat above which chains begin again, and that above which they do so at once.
+    #: The R-hat above which chains begin again.
     max_rhat: float = 1.2
-    elsewhere: float = 2.0
 
 
 CHAINS = ChainSettings()
+
+#: The most numbers in the points of all chains.
+MAX_KEPT = 2**26
 
 #: Returns a pilot with more points, in the coordinates of a map, and adds to what was drawn.
 Refine = Callable[[Affine, PilotPoints, list[PartedDraws]], PilotPoints]
@@ -96,12 +89,12 @@ def trajectory(
     Neal, R. (2011). MCMC using Hamiltonian dynamics. Handbook of Markov chain Monte Carlo.
     """
     u, s, log_p, step = at
-    low, high = CHAINS.lengths
+    low, high = 0.5, 3.5
     h = step * (0.8 + 0.4 * torch.rand(len(u), 1, generator=generator, dtype=u.dtype, device=u.device))
     momentum = standard_normal(len(u), u, generator)
     y, s_y, v = u, s, momentum
     length = low + (high - low) * torch.rand(1, generator=generator, dtype=u.dtype, device=u.device).item()
-    for _ in range(max(1, min(CHAINS.max_leapfrogs, round(length / step)))):
+    for _ in range(max(1, min(10, round(length / step)))):
         v = v + h / 2 * s_y
         y = y + h * v
         s_y = score_u(y).detach()
@@ -116,7 +109,7 @@ def trajectory(
     uniform = torch.rand(len(u), generator=generator, dtype=u.dtype, device=u.device)
     accept = uniform.log() < gain
     if adapts:
-        step *= math.exp(0.4 * (gain.clamp_max(0).exp().mean().item() - CHAINS.acceptance))
+        step *= math.exp(0.4 * (gain.clamp_max(0).exp().mean().item() - 0.8))
     u, s = (end.where(accept[:, None], start) for end, start in ((y, u), (s_y, s)))
     return ChainStates(u, s, log_p_y.where(accept, log_p), step)
 
@@ -181,7 +174,7 @@ class ChainEnsemble:
         of_gaussian = partial(standard_pilot, self.metric.m)
         if error < GAUSSIAN.near and self.has_few:
             yield self.refine(self.metric, of_gaussian(), []).unwhitened(self.metric)
-        elif error < CHAINS.gaussian:
+        elif error < 1e-4:  # the target itself
             verdict = Verdict(Level.WEIGHTS_COUNT, f"the target is this Gaussian, score divergence {error:.1g}")
             yield of_gaussian(CHAINS.n_of_gaussian)._replace(verdict=verdict).unwhitened(self.metric)
 
@@ -194,7 +187,7 @@ class ChainEnsemble:
         """Yield the pilots of n more trajectories, none if they exceed the numbers that are kept."""
         score_fn, metric, generator = self.score_fn, self.metric, self.generator
         x = self._starts() if self.x is None else self.x
-        if (len(self.kept) + n) * x.numel() > CHAINS.max_kept:
+        if (len(self.kept) + n) * x.numel() > MAX_KEPT:
             return
         score_u = metric.pull_back(score_fn)
         chains = ChainStates.at(score_u, metric.whiten(x), self.step)
@@ -208,11 +201,11 @@ class ChainEnsemble:
             draws = PartedDraws(torch.stack([c.u for c in self.kept]), torch.stack([c.s for c in self.kept]))
             apart = disagreement(draws.u)
             yield self._judged(draws, apart).unwhitened(metric)
-            if apart > CHAINS.elsewhere:
+            if apart > 2:
                 break
         self.x, self.step = metric.unwhiten(chains.u), chains.step
         error = score_divergence(score_fn, metric, generator, GAUSSIAN.n_quick)
-        if apart > CHAINS.max_rhat and error > CHAINS.exact:
+        if apart > CHAINS.max_rhat and error > 0.01:  # else no points improve it
             self.metric = adapted_by_scores(metric, draws.points, draws.scores)
             self.kept, self.drawn = [], []
 
@@ -263,26 +256,8 @@ def revive(x: Tensor, generator: torch.Generator) -> Tensor:
 # Chains of underdamped Langevin dynamics, for targets of many parameters: a step costs O(d)
 
 
-class UnderdampedSettings(NamedTuple):
-    """The settings of `underdamped_pilot`."""
-
-    #: Chains where one start is given.
-    n_chains: int = 20
-    #: The fewest steps of a chain and the most, and the states of each that are kept.
-    min_steps: int = 200
-    max_steps: int = 20_000
-    n_kept: int = 50
-    #: A step in units of the shortest period of a chain, and the share of a momentum that is left after it.
-    step: float = 0.7
-    memory: float = 0.98
-    #: The mean square of a momentum, in many dimensions, beyond which it is drawn again.
-    hottest: float = 4.0
-    #: Steps from one estimate of the largest curvature to the next, and the products with the Jacobian of each.
-    curvature_every: int = 200
-    n_products: int = 10
-
-
-UNDERDAMPED = UnderdampedSettings()
+#: The share of a momentum that is left after a step.
+MEMORY = 0.98
 
 
 def underdamped_pilot(
@@ -303,7 +278,7 @@ def underdamped_pilot(
     ValueError
         The chains left the region where the score is finite.
     """
-    n_steps = min(max(budget // len(starts), UNDERDAMPED.min_steps), UNDERDAMPED.max_steps)
+    n_steps = min(max(budget // len(starts), 200), 20_000)
     score_fn.tally.begin("underdamped Langevin chains", n_steps * len(starts))
     kept = underdamped(score_fn, starts.to(score_fn.dtype), n_steps, generator).double()
     points, mean_se = kept.transpose(0, 1).flatten(0, 1), kept.mean(0).std(0) / math.sqrt(len(starts))
@@ -319,7 +294,7 @@ def diagonal_map(x: Tensor) -> LowRank:
 
 def surrounding(mode: LowRank, generator: torch.Generator) -> Tensor:
     """Draw the starts (k, d) of chains around a mode by the curvature there."""
-    return mode.unwhiten(standard_normal(UNDERDAMPED.n_chains, mode.m, generator))
+    return mode.unwhiten(standard_normal(20, mode.m, generator))
 
 
 def underdamped(score_fn: Score, x: Tensor, n_steps: int, generator: torch.Generator) -> Tensor:
@@ -347,19 +322,19 @@ def underdamped(score_fn: Score, x: Tensor, n_steps: int, generator: torch.Gener
         raise DivergedError
     p, direction = (standard_normal(len(x), x, generator) for _ in range(2))
     # the mean square of a momentum is one, give or take sqrt(2 / d)
-    hottest = UNDERDAMPED.hottest * (1 + 10 / x.shape[1])
-    noise, every = math.sqrt(1 - UNDERDAMPED.memory**2), max(1, n_steps // (2 * UNDERDAMPED.n_kept))
+    hottest = 4 * (1 + 10 / x.shape[1])
+    noise, every = math.sqrt(1 - MEMORY**2), max(1, n_steps // 100)
     kept: list[Tensor] = []
     s = score_fn(x)
     for t in range(n_steps):
-        if t % UNDERDAMPED.curvature_every == 0:
+        if t % 200 == 0:
             direction, curvature = _largest_curvature(
-                score_fn, x, direction + standard_normal(len(x), x, generator), UNDERDAMPED.n_products
+                score_fn, x, direction + standard_normal(len(x), x, generator), 10
             )
-            h, calm, calm_s = UNDERDAMPED.step * curvature.rsqrt(), x, s
+            h, calm, calm_s = 0.7 * curvature.rsqrt(), x, s
         p = p + h / 2 * s
         x = x + h / 2 * p
-        p = UNDERDAMPED.memory * p + noise * standard_normal(len(x), x, generator)
+        p = MEMORY * p + noise * standard_normal(len(x), x, generator)
         x = revive(x + h / 2 * p, generator)
         s = score_fn(x)
         p = p + h / 2 * s

@@ -27,37 +27,22 @@ from skksivi.score._score import DifferentiableScore, Score
 class ImportanceSettings(NamedTuple):
     """The settings of `refined_pilot`."""
 
-    #: Draws of a round, at least and for each feature, and the most rounds.
+    #: Draws of a round, at least.
     n_draws: int = 512
-    n_draws_per_feature: int = 10
-    n_rounds: int = 12
     #: Points of a pilot at least, filled up by draws of the mixture.
     least_points: int = 2000
-    #: Parts of the draws, from whose spread come standard errors.
-    n_parts: int = 32
     #: Degrees of freedom of the proposal beyond the number of features, and how much wider it is than the
     #: mixture, in units of 1 / sqrt(d).
     df: int = 2
     wider: float = 0.25
-    #: The share of the draws that look along drivers of others, and how many times as far these go.
-    share_along: float = 0.25
-    times_along: float = 3.0
-    #: The shape of the tail of the weights at most, and the effective share of the draws above which that does not
-    #: matter.
-    max_k: float = 0.7
-    harmless: float = 0.8
-    #: The most mass of the mixture where the target is not finite, which draws there leave out.
-    outside: float = 1e-4
-    #: Points by which a density and a score are compared, and by how much of the differences they may disagree.
-    n_compared: int = 8
-    contradiction: float = 0.2
     #: The error of Lobatto's rule along a line, in nats, above which that has more nodes.
     max_error: float = 0.1
-    #: The most numbers in the products of pairs of coordinates of all points.
-    max_products: int = 2**25
 
 
 IMPORTANCE = ImportanceSettings()
+
+#: The most numbers in the products of pairs of coordinates of all points.
+MAX_PRODUCTS = 2**25
 
 
 #: Fits a mixture to points (n, d).
@@ -144,7 +129,7 @@ class Plan(NamedTuple):
         """Return a mixture, with stretched components if directions are given."""
         if self.along is None:
             return mixture
-        return mixture.stretched(self.along, IMPORTANCE.times_along, IMPORTANCE.share_along)
+        return mixture.stretched(self.along, by=3.0, share=0.25)
 
 
 PLAIN = Plan(fitted)
@@ -168,7 +153,7 @@ def refined_pilot(
     Cappé, O. et al. (2008). Adaptive importance sampling in general mixture classes. Statistics and Computing 18(4).
     """
     mixture, reason = pilot.mixture, ""
-    for i in range(IMPORTANCE.n_rounds):
+    for i in range(12):
         mixture = mixture or plan.fit(pilot.x, generator)
         score_u.tally.begin("importance sampling", (2 if score_u.log_prob else 3) * plan.n_draws)
         try:
@@ -204,7 +189,7 @@ def without_wrong_density(score_fn: Score, mode: Affine) -> Score:
     """Return a score without its density, with a warning, if its differences near a mode are not the integrals."""
     if score_fn.log_prob is None:
         return score_fn
-    u = standard_normal(IMPORTANCE.n_compared, mode.m, torch.Generator(mode.m.device).manual_seed(0))
+    u = standard_normal(8, mode.m, torch.Generator(mode.m.device).manual_seed(0))
     start = torch.zeros_like(u)
     score_u, log_p = mode.pull_back(score_fn), score_fn.log_prob(mode.unwhiten(torch.cat([start[:1], u]))).detach()
     if log_p.shape == (len(u) + 1,):
@@ -214,7 +199,7 @@ def without_wrong_density(score_fn: Score, mode: Affine) -> Score:
         if not differences.isfinite().any():  # nothing contradicts the density, but it is of no use
             return replace(score_fn, log_prob=None)
         error = (differences - integrals).abs().where(differences.isfinite(), torch.nan).nanmedian()
-        if not error > IMPORTANCE.contradiction * integrals.abs().nanmedian():
+        if not error > 0.2 * integrals.abs().nanmedian():
             return score_fn
     warn_caller(
         "`log_prob` of the target contradicts its `score_fn`, which is not its gradient, or has another shape than "
@@ -263,8 +248,8 @@ def resampled(
     None if too few of the weighted draws count, the tail of their weights is heavy, or the target is not finite where
     the mixture has mass. Draws where it is not finite count as outside.
     """
-    d, parts = mixture.means.shape[1], IMPORTANCE.n_parts
-    n = parts * math.ceil(max(plan.n_draws, IMPORTANCE.n_draws_per_feature * d) / parts)
+    d, parts = mixture.means.shape[1], 32  # from whose spread come standard errors
+    n = parts * math.ceil(max(plan.n_draws, 10 * d) / parts)
     q, wide = mixture.draws(), Wider.than(plan.stretched(mixture).draws())
     u = wide.sample(n, generator)
     if score_u.log_prob is None:
@@ -272,14 +257,14 @@ def resampled(
     else:
         s, ratios = None, score_u.log_prob(u).detach() - q.log_density(u)
     own, inside = q.log_density(u) - wide.log_density(u), ratios.isfinite()
-    if own.softmax(0)[~inside].sum() > IMPORTANCE.outside:
+    if own.softmax(0)[~inside].sum() > 1e-4:  # of the mass of the mixture
         return None
     u, s = u[inside], None if s is None else s[inside]
     ell, own = as_array(ratios[inside]), as_array(own[inside])
     log_weights, k = pareto_smoothed(ell + own)
     w, v = (as_array(torch.as_tensor(a).softmax(0)) for a in (log_weights, own))
     share = 1 / np.square(w).sum() / n
-    if share < plan.least_share or (k > IMPORTANCE.max_k and share < IMPORTANCE.harmless):
+    if share < plan.least_share or (k > 0.7 and share < 0.8):
         return None
     under_p, under_q = w @ ell, v @ ell
     J, se = under_p - under_q, (n * w * (ell - under_p) - n * v * (ell - under_q)).std() / math.sqrt(n)
@@ -360,7 +345,7 @@ def target_moments(draws: PartedDraws) -> TargetMoments:
     points, scores = draws.points, draws.scores
     centre, scale = points.mean(0), points.std(0, correction=0)
     z, s_z = (points - centre) / scale, scores * scale
-    has_pairs = z.numel() * d <= IMPORTANCE.max_products
+    has_pairs = z.numel() * d <= MAX_PRODUCTS
     i, j = torch.tril_indices(d, d) if has_pairs else torch.arange(d).expand(2, d)
     own, products = second_order(z, s_z, i, j), z[:, i] * z[:, j]
     products = products - own * ((products * own).mean(0) / own.square().mean(0))

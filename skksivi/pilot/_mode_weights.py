@@ -28,16 +28,11 @@ from skksivi.score._score import DifferentiableScore, Score, ScoreFunction
 class MassSettings(NamedTuple):
     """The settings of `mass`."""
 
-    #: Points of the proposal, the most points of the mode for the bridge, and both for a pilot.
+    #: Points of the proposal, and of that and of the mode for a pilot.
     n_importance: int = 2000
-    n_bridge: int = 500
     n_quick: int = 400
-    #: Points of a mode that are kept whatever its mass, so that a distribution can be fitted to them.
-    n_least: int = 10
     #: Degrees of freedom of the wider half of the proposal.
     df: float = 5.0
-    #: Directions in which a density is compared with its score.
-    n_ends: int = 8
     #: The least effective share of the points and the largest difference of two estimates that are trusted.
     min_share: float = 0.2
     max_gap: float = 0.1
@@ -137,7 +132,7 @@ def _agrees(log_prob: Callable[[Tensor], Tensor], score_fn: DifferentiableScore,
     A density inherited by a target with another score does not, and causes a warning.
     """
     for a in cells.maps:
-        ends = a.unwhiten(torch.eye(len(a.m), dtype=a.m.dtype, device=a.m.device)[: MASSES.n_ends])
+        ends = a.unwhiten(torch.eye(len(a.m), dtype=a.m.dtype, device=a.m.device)[:8])
         integrals = log_ratio(score_fn, a.m, ends)
         gaps = (log_prob(ends) - log_prob(a.m[None]) - integrals).abs()
         gaps = gaps[gaps.isfinite()]
@@ -188,7 +183,7 @@ def mass(
     se = (w.std() / w.mean() / math.sqrt(len(w))).item()
     gap = math.nan
     if len(points):
-        y = points[: MASSES.n_bridge]
+        y = points[:500]
         log_v = log_p(y, k) - log_proposal(a, y)
         gap = log_mass - bridge(log_w, log_v[log_v.isfinite()])
     return Mass(log_mass, se, share, gap)
@@ -245,7 +240,7 @@ def with_mode_weights(score_fn: DifferentiableScore, pilot: PilotPoints, generat
     if not all(m.trusted for m in masses) or ((weights - shares).abs() < 3 * errors).all():
         return pilot
     most = min(len(part) / w for part, w in zip(parts, weights.tolist(), strict=True))
-    kept = [part[: max(MASSES.n_least, int(most * w))] for part, w in zip(shuffled, weights.tolist(), strict=True)]
+    kept = [part[: max(N_LEAST, int(most * w))] for part, w in zip(shuffled, weights.tolist(), strict=True)]
     return pilot._replace(x=torch.cat(kept), n_of_mode=[len(part) for part in kept])
 
 
@@ -288,27 +283,11 @@ def normalised(masses: Sequence[Mass]) -> tuple[Tensor, Tensor]:
 DensityFunction = Callable[[Tensor], Tensor]
 
 
-class SeveralSettings(NamedTuple):
-    """The settings of `pilot_of_several`."""
+#: Points of a mixture, and of chains, by which a mode is weighted, and the parts of them from which its error comes.
+N_WEIGHED, N_PARTS = 512, 8
 
-    #: Share of the points around a mode that may be near others, if it is weighted by itself.
-    stray: float = 0.01
-    #: Points of a mixture, and of chains, by which it is weighted, and the parts of them from which its error comes.
-    n_weighed: int = 512
-    n_parts: int = 8
-    #: The error of Lobatto's rule along a line, in nats, above which it is split into panels.
-    rough: float = 0.05
-    #: The standard error of the logarithm of a weight at most.
-    max_se: float = 0.1
-    #: Rounds of importance sampling from all modes at once, at least.
-    n_rounds: int = 5
-    #: Points for each feature to which a mixture is fitted, at least.
-    n_fitted: int = 10
-    #: Points of a mode that are kept whatever its weight.
-    n_least: int = 10
-
-
-SEVERAL = SeveralSettings()
+#: Points of a mode that are kept whatever its weight, so that a distribution can be fitted to them.
+N_LEAST = 10
 
 
 def pilot_of_several(
@@ -334,13 +313,13 @@ def pilot_of_several(
     groups = _groups(modes, partial(explore, weighing))
     if groups is None or len(groups) == 1:
         return None if groups is None else groups[0].pilot
-    score.tally.begin("weights of modes", SEVERAL.n_weighed * len(groups))
+    score.tally.begin("weights of modes", N_WEIGHED * len(groups))
     weighed = dict[int, tuple[float, float]]()
     for group in groups:
         if group.alike not in weighed:
             weighed[group.alike] = log_integral(log_prob, group.pilot, generator)
     values, errors = torch.tensor([weighed[group.alike] for group in groups]).to(modes.weights).unbind(1)
-    if not values.isfinite().all() or not errors.max() <= SEVERAL.max_se:
+    if not values.isfinite().all() or not errors.max() <= 0.1:
         return None
     return put_together([group.pilot for group in groups], values.softmax(0), errors)
 
@@ -369,7 +348,7 @@ class Weighing(NamedTuple):
         maps = [Affine(m, torch.linalg.cholesky(C)) for m, C in zip(means, covariances, strict=True)]
         cells = Cells(maps, weights.log())
         refit = partial(fitted_by_cells, cells, mixture)
-        pilot = self.refined(map_, pilot_of_mixture(mixture), [], refit, SEVERAL.n_rounds)
+        pilot = self.refined(map_, pilot_of_mixture(mixture), [], refit, least_rounds=5)
         return pilot._replace(mixture=reweighed(cells, pilot)).unwhitened(map_) if pilot.converged else pilot
 
     def refined(
@@ -398,7 +377,7 @@ def fitted_by_cells(cells: Cells, at_modes: Components, x: Tensor, generator: to
     cell, parts = cells.assign(x), list[Components]()
     for k in range(len(cells.maps)):
         own = x[cell == k]
-        if len(own) >= SEVERAL.n_fitted * x.shape[1]:
+        if len(own) >= 10 * x.shape[1]:
             part = fitted_mixture([own], generator)
         else:
             part = Components(x.new_ones(1), at_modes.means[k : k + 1], at_modes.covariances[k : k + 1])
@@ -446,7 +425,7 @@ def _meets(group: Group, others: Sequence[Group]) -> bool:
 
 def _near(cells: Cells, pilot: PilotPoints) -> Tensor:
     """Tell near which modes (k,) the points of a pilot are."""
-    return cells.counts(pilot.x).cpu() > SEVERAL.stray * len(pilot.x)
+    return cells.counts(pilot.x).cpu() > len(pilot.x) / 100
 
 
 def permuted_pilot(pilot: PilotPoints, permutation: Tensor) -> PilotPoints:
@@ -470,7 +449,7 @@ def by_lines(score_fn: ScoreFunction, modes: ModeMaps) -> DensityFunction:
         for k in cell.unique().tolist():
             rows, centre = (cell == k).nonzero()[:, 0], modes.maps[k].m
             ratio, gap = kronrod(score_fn, centre, x[rows])
-            rough = ~(gap.abs() < SEVERAL.rough)
+            rough = ~(gap.abs() < 0.05)  # nats
             if rough.any():
                 ratio[rough] = log_ratio(score_fn, centre, x[rows[rough]])
             value[rows] += ratio
@@ -491,11 +470,11 @@ def log_integral(log_prob: DensityFunction, pilot: PilotPoints, generator: torch
     """
     mixture = _mixture(pilot)
     wide = Wider.than(mixture.draws())
-    n = SEVERAL.n_weighed
+    n = N_WEIGHED
     points = torch.cat([wide.sample(n, generator), pilot.x[:: max(1, len(pilot.x) // n)][:n]])
     log_p = log_prob(points).detach()
     w, v = (log_p - wide.log_density(points)).nan_to_num(-math.inf).tensor_split([n])
-    n = SEVERAL.n_parts
+    n = N_PARTS
     parts = [bridge(w[i::n], v[i::n]) for i in range(n)]
     return bridge(w, v), torch.tensor(parts).std().item() / math.sqrt(n)
 
@@ -512,7 +491,7 @@ def put_together(pilots: Sequence[PilotPoints], weights: Tensor, errors: Tensor)
     most = min(len(pilot.x) / w for pilot, w in zip(pilots, weights.tolist(), strict=True))
     kept = list[Tensor]()
     for pilot, w in zip(pilots, weights.tolist(), strict=True):
-        n = max(SEVERAL.n_least, int(most * w))
+        n = max(N_LEAST, int(most * w))
         kept.append(pilot.x[torch.linspace(0, len(pilot.x) - 1, min(n, len(pilot.x))).long()])
     mixtures = [_mixture(pilot) for pilot in pilots]
     mixture = Components(

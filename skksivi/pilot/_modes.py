@@ -32,14 +32,14 @@ class ModeSettings(NamedTuple):
     few_starts: int = 8
     max_starts: int = 96
     max_in_starts: int = 1600
-    #: The squared distance, in standard deviations, within which two modes count as one, and the fewest dimensions of
-    #: it.
+    #: The squared distance, in standard deviations, within which two modes count as one; in fewer dimensions these.
     reach: float = 9.0
-    #: Share of the target below which a mode is left out.
-    min_weight: float = 1e-3
 
 
 MODES = ModeSettings()
+
+#: Share of the target below which a mode is left out.
+MIN_WEIGHT = 1e-3
 
 
 class ModeMaps(NamedTuple):
@@ -133,7 +133,7 @@ def ranked(score_fn: DifferentiableScore, distinct: list[Affine], generator: tor
             kept.append(a)
             evidence.append(height + a.log_determinant())
     weights = torch.stack(evidence).softmax(0)
-    order = [k for k in weights.argsort(descending=True).tolist() if weights[k] >= MODES.min_weight]
+    order = [k for k in weights.argsort(descending=True).tolist() if weights[k] >= MIN_WEIGHT]
     return ModeMaps([kept[k] for k in order], weights[order] / weights[order].sum())
 
 
@@ -202,32 +202,18 @@ def log_density(score_fn: Score, origin: Affine | None, x: Tensor) -> Tensor:
 class LookSettings(NamedTuple):
     """The settings of `all_modes`."""
 
-    #: Points of a round from which there are ascents, at least so many around each mode, and the most rounds.
+    #: Points of a round from which there are ascents, and the most modes.
     n_starts: int = 64
-    n_least: int = 4
-    n_rounds: int = 10
-    #: Steps of an ascent, and the mean square of a score at which one has arrived.
-    n_ascents: int = 30
-    level: float = 1e-4
-    #: Steps from which ascents know the curvature, and the cosine of a step and a change of the score at least.
-    n_pairs: int = 8
-    flat: float = 1e-8
-    #: The squared distance from a mode, in its standard deviations, below which an ascent has come back to it, in
-    #: fewer dimensions these, and how many times as far another mode is at least.
-    back: float = 4.0
-    apart: float = 4.0
-    #: Ends of a round that are followed to a mode, and modes at most.
-    n_checked: int = 24
     max_modes: int = 120
-    #: Points at which the score is looked at in 1, 2, ... dimensions, their distances in standard deviations, the
-    #: cosine of the score and the way back to the mode below which it leads elsewhere, and how many are followed.
+    #: The mean square of a score at which an ascent has arrived, and the steps from which it knows the curvature.
+    level: float = 1e-4
+    n_pairs: int = 8
+    #: The squared distance from a mode, in its standard deviations, below which an ascent has come back to it; in
+    #: fewer dimensions these.
+    back: float = 4.0
+    #: Points at which the score is looked at in 1, 2, ... dimensions.
     n_looks: tuple[int, ...] = (128, 512, 1024, 2048, 6144)
-    distances: tuple[float, float] = (3.0, 15.0)
-    cosine: float = 0.9
-    n_followed: int = 32
-    #: Features up to which coordinates are permuted, points at which that is tried, and the share of a score by which
-    #: it may be off.
-    max_permuted: int = 50
+    #: Points at which a permutation or a period is tried, and the share of a score by which it may be off.
     n_tried: int = 4
     broken: float = 1e-6
     #: The difference of modes in all coordinates but one, and of their widths, as a share of these, below which one
@@ -248,10 +234,10 @@ def all_modes(score_fn: Score, start: Tensor, mode: Affine, generator: torch.Gen
     u = torch.cat(
         [mode.whiten(scattered(start, LOOK.n_starts // 2, generator)), contradicting(score_u, start, generator)]
     )
-    for _ in range(LOOK.n_rounds):
-        n_each = max(LOOK.n_least, LOOK.n_starts // (2 * len(kinds)))
+    for _ in range(10):
+        n_each = max(4, LOOK.n_starts // (2 * len(kinds)))
         u = ascended(score_u, torch.cat([u, *(mode.whiten(around(a, n_each, generator)) for a in kinds)]))
-        is_other = u.square().sum(1) > LOOK.apart * min(u.shape[1], LOOK.back)
+        is_other = u.square().sum(1) > 4 * min(u.shape[1], LOOK.back)
         new = _new_modes(score_fn, found, u[is_other])
         ended = (len(u), sum(int(_near(a, mode, u).sum()) for a in new))
         kinds.extend(new)
@@ -281,14 +267,14 @@ def contradicting(score_u: DifferentiableScore, like: Tensor, generator: torch.G
         return like.new_empty(0, d)
     seed = int(torch.randint(2**31, (1,), generator=generator, device=generator.device))
     levels = torch.quasirandom.SobolEngine(d + 1, scramble=True, seed=seed).draw(n).to(like)
-    near, far = LOOK.distances
+    near, far = 3.0, 15.0  # standard deviations
     directions = torch.special.ndtri(levels[:, 1:].clamp(1e-9, 1 - 1e-9))
     u = near * (far / near) ** levels[:, :1] * directions / directions.norm(dim=1, keepdim=True)
     s = score_u(u).detach()
-    elsewhere = s.isfinite().all(1) & (torch.cosine_similarity(s, -u) < LOOK.cosine)
+    elsewhere = s.isfinite().all(1) & (torch.cosine_similarity(s, -u) < 0.9)
     u, s = u[elsewhere], s[elsewhere]
     order = (s.norm(dim=1) / u.norm(dim=1)).argsort(descending=True)
-    half = LOOK.n_followed // 2
+    half = 16
     rest = order[half:]
     return u[torch.cat([order[:half], rest[:: max(1, -(-len(rest) // half))]])]
 
@@ -307,7 +293,7 @@ def ascended(score_u: DifferentiableScore, u: Tensor) -> Tensor:
     """
     u, s, back = u.clone(), score_u(u).detach(), min(u.shape[1], LOOK.back)
     curvature, length = Curvature(s), torch.ones_like(u[:, :1])
-    for _ in range(LOOK.n_ascents):
+    for _ in range(30):
         i = ((u.square().sum(1) >= back) & (s.square().mean(1) > LOOK.level)).nonzero()[:, 0]
         if not len(i):
             break
@@ -357,7 +343,7 @@ class Curvature:
     def add(self, i: Tensor, du: Tensor, ds: Tensor) -> None:
         """Add steps of ascents i (k,). If the score did not fall, discard all and double the next step."""
         product = (du * ds).sum(1)
-        falls = product > LOOK.flat * du.norm(dim=1) * ds.norm(dim=1)
+        falls = product > 1e-8 * du.norm(dim=1) * ds.norm(dim=1)
         self.inverse[:, i[~falls]] = 0
         self.scale[i[~falls]] *= 2
         i, du, ds, product = i[falls], du[falls], ds[falls], product[falls, None]
@@ -370,7 +356,7 @@ def _new_modes(score_fn: Score, known: Sequence[Affine], u: Tensor) -> list[Affi
     """Return the modes at the ends u (k, d) of ascents, in the coordinates of the first known mode, but for these."""
     first, new = known[0], list[Affine]()
     score_u = first.pull_back(score_fn)
-    for _ in range(LOOK.n_checked):
+    for _ in range(24):
         for a in (*known, *new):
             u = u[~_near(a, first, u)]
         if not len(u):
@@ -442,7 +428,7 @@ def symmetries_of(score_fn: Score, mode: Affine) -> tuple[Tensor, ...]:
     """
     d = len(mode.m)
     centre = mode.m.median().expand(1, d).contiguous()
-    s = score_fn(centre).detach()[0] if d <= LOOK.max_permuted else mode.m.new_full((d,), torch.nan)
+    s = score_fn(centre).detach()[0] if d <= 50 else mode.m.new_full((d,), torch.nan)
     order = s.argsort(stable=True).tolist()
     equal = s.tolist()
     pairs = [(i, j) for i, j in itertools.pairwise(order) if _alike(equal[i], equal[j])]

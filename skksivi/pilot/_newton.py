@@ -25,11 +25,6 @@ class NewtonSettings(NamedTuple):
     #: The most numbers in the points at which the score is asked at a time: what a score computes on its way is to
     #: stay in memory that is used again.
     max_in_block: int = 2**16
-    #: Points around a mode from which a density is to fall, and steps of the power method for where it is widest.
-    n_beside: int = 8
-    n_powers: int = 30
-    #: Random signs by which a diagonal is estimated.
-    n_probes: int = 128
 
 
 NEWTON = NewtonSettings()
@@ -57,9 +52,9 @@ def check_mode(score_fn: Score, start: Tensor, mode: Affine) -> None:
     ------
     ValueError
     """
-    u = standard_normal(NEWTON.n_beside, mode.m, torch.Generator(mode.m.device).manual_seed(0))
+    u = standard_normal(8, mode.m, torch.Generator(mode.m.device).manual_seed(0))
     widest, way = u[0], mode.m - start
-    for _ in range(NEWTON.n_powers):
+    for _ in range(30):
         widest = mode.L @ (mode.L.mT @ widest)
         widest = widest / widest.norm()
     widest = widest.where(widest.abs() > 0.01 * widest.abs().max(), 0.0)  # a coordinate alone may run off
@@ -264,7 +259,7 @@ def _diagonal_scale(score_fn: DifferentiableScore, x: Tensor, generator: torch.G
     """
     D = torch.ones_like(x)
     for _ in range(3):
-        signs = torch.randint(2, (NEWTON.n_probes, len(x)), generator=generator, device=x.device).to(x) * 2 - 1
+        signs = torch.randint(2, (128, len(x)), generator=generator, device=x.device).to(x) * 2 - 1
         product = D * _curvature_times(score_fn, x, D * signs)
         diagonal, row = (signs * product).mean(0).abs(), product.square().mean(0).sqrt()
         D = D * torch.maximum(diagonal, 0.1 * row).clamp_min(torch.finfo(x.dtype).tiny ** 0.5).rsqrt()

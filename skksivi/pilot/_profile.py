@@ -40,47 +40,18 @@ from skksivi.score._score import DifferentiableScore, Score
 class ProfileSettings(NamedTuple):
     """The settings of profiles."""
 
-    #: The first step of a climb to the top of the marginal density, in units of u, the most steps, and how often all
-    #: directions are climbed along.
-    climb: float = 0.5
-    n_climbs: int = 12
-    n_sweeps: int = 2
-    #: Steps to either side of the top at most, the first and the longest, in standard deviations by the curvature
-    #: there.
-    n_steps: int = 80
-    first_step: float = 0.5
-    longest_step: float = 4.0
     #: The change from one value to the next that steps aim at: of the logarithm of the conditional scale, over the
     #: root of the number of features, plus a third of that of the marginal density. At twice that, a step is halved.
     change: float = 0.7
-    #: Steps of the search for the first conditional mode, and for the next ones, which are near.
-    max_steps: tuple[int, int] = (60, 12)
-    #: The logarithm of the marginal density below its largest at which a side ends, and which it has to reach, and
-    #: the fewest values.
-    depth: float = 7.0
-    least_depth: float = 4.0
-    least_values: int = 3
-    #: The standard deviation of a Gaussian along the profile, in distances of its neighbours; the weight that is the
-    #: same for all.
-    width: float = 0.5
+    #: The first step to either side of the top, in standard deviations by the curvature there.
+    first_step: float = 0.5
+    #: The weight of a Gaussian along the profile that is the same for all.
     same: float = 0.1
-    #: Draws of a round, the most rounds, and the effective share of the draws from which on they count.
+    #: Draws of a round, the most rounds, and the round after which large errors end the search; from then on two
+    #: Gaussians are about a value, since scales that are not held give the conditional density tails.
     n_draws: int = 2048
     n_rounds: int = 8
-    least_share: float = 0.05
-    #: The standard errors that will do, before the last round and after it; the round after which errors above the
-    #: last number end the search.
-    max_se: tuple[float, float] = (0.03, 0.05)
     soon: int = 3
-    most_se: float = 0.1
-    #: Standard errors by which points that are known differ from the draws of the first round, along the profile.
-    differ: float = 3.0
-    #: As how many draws, for each feature, a Gaussian counts when it is fitted to them.
-    strength: float = 20.0
-    #: The variances of the Gaussians about a value from that round on, relative to the curvature there, and their
-    #: shares: scales that are not held give the conditional density tails.
-    variances: tuple[float, float] = (0.8, 1.8)
-    shares: tuple[float, float] = (0.6, 0.4)
 
 
 PROFILE = ProfileSettings()
@@ -126,7 +97,7 @@ class Conditionals(NamedTuple):
         """Return the node at c (k,), from the last one; None where it is not found."""
         start = self.Q.new_zeros(self.Q.shape[1]) if last is None else last.u @ self.Q
         score_w = WhitenedScore(self.score_x, self.plane(c))
-        maps, converged = search_modes(score_w, start[None], PROFILE.max_steps[last is not None])
+        maps, converged = search_modes(score_w, start[None], 60 if last is None else 12)
         if not maps or not converged[0] or is_spike(maps[0]):
             return None
         u, height = self.A @ c + self.Q @ maps[0].m, 0.0
@@ -196,7 +167,7 @@ def _converged(
     neck.
     """
     mixture, drawn, d = start, list[Tensor](), start.means.shape[1]
-    plan = PLAIN._replace(n_draws=PROFILE.n_draws, least_share=PROFILE.least_share, scores=False)
+    plan = PLAIN._replace(n_draws=PROFILE.n_draws, least_share=0.05, scores=False)
     for i in range(1, PROFILE.n_rounds + 1):
         score_u.tally.begin("importance sampling", 2 * PROFILE.n_draws)
         found = resampled(score_u, mixture, generator, plan)
@@ -208,12 +179,12 @@ def _converged(
         if i == 1 and doubt is not None and not doubt(draws.u):
             return None
         if i == PROFILE.soon:
-            start = start.of_widths(PROFILE.variances, PROFILE.shares)
-        mixture = start.fitted_to(u, PROFILE.strength * d)
-        verdict = judge_weights(divergence, by.se, d, i, PROFILE.max_se[i == PROFILE.n_rounds])
+            start = start.of_widths((0.8, 1.8), (0.6, 0.4))
+        mixture = start.fitted_to(u, 20.0 * d)
+        verdict = judge_weights(divergence, by.se, d, i, (0.03, 0.05)[i == PROFILE.n_rounds])
         if verdict.converged:
             return pilot_with(u, by)._replace(verdict=verdict, mixture=mixture)
-        if i == PROFILE.soon and by.se > PROFILE.most_se:
+        if i == PROFILE.soon and by.se > 0.1:
             return None
     return None
 
@@ -222,7 +193,7 @@ def _differ(known: Tensor, A: Tensor, u: Tensor) -> bool:
     """Tell whether c (n, k) that are known have other means or scales than the A^T u of draws u (n, n_parts, d)."""
     by = plain_moments(u @ A)
     shift, ratio = (known.mean(0) - by.mean) / by.sd, (known.std(0) / by.sd).log()
-    return any(bool((a.abs() > PROFILE.differ * se).any()) for a, se in ((shift, by.mean_se), (ratio, by.sd_se)))
+    return any(bool((a.abs() > 3.0 * se).any()) for a, se in ((shift, by.mean_se), (ratio, by.sd_se)))
 
 
 def profile(given: Conditionals) -> Components | None:
@@ -238,7 +209,7 @@ def profile(given: Conditionals) -> Components | None:
         below, above = (_side(given, top, j, side * sd) for side in (-1, 1))
         nodes = [*reversed(below), top, *above]
         ends = max(nodes[0].log_marginal, nodes[-1].log_marginal)
-        if len(nodes) < PROFILE.least_values or ends > _highest(nodes) - PROFILE.least_depth:
+        if len(nodes) < 3 or ends > _highest(nodes) - 4.0:
             return None
         lines.append(nodes)
     return _mixture(lines)
@@ -249,8 +220,8 @@ def _top_of(given: Conditionals) -> tuple[Node, list[float]] | None:
     by the curvature; None where none is found.
     """
     k = given.A.shape[1]
-    top, sds = given.node(given.A.new_zeros(k)), [PROFILE.climb] * k
-    for j in list(range(k)) * (PROFILE.n_sweeps if k > 1 else 1):
+    top, sds = given.node(given.A.new_zeros(k)), [0.5] * k
+    for j in list(range(k)) * min(k, 2):  # of several directions each is climbed along twice
         found = None if top is None else _climbed(given, top, j, sds[j])
         if found is None:
             return None
@@ -280,7 +251,7 @@ def _climbed(given: Conditionals, node: Node, j: int, step: float) -> tuple[Node
 def _bracket(given: Conditionals, node: Node, j: int, step: float) -> tuple[Node | None, Node, Node] | None:
     """Return three nodes in a row, the second the highest, the first None where all steps go down."""
     before = None
-    for _ in range(PROFILE.n_climbs):
+    for _ in range(12):
         new = given.beside(node, j, step)
         if new is None:
             step /= 4
@@ -294,7 +265,7 @@ def _bracket(given: Conditionals, node: Node, j: int, step: float) -> tuple[Node
 def _side(given: Conditionals, top: Node, j: int, sd: float) -> list[Node]:
     """Return the nodes from the top to where the marginal density is small, or to the last that is found."""
     nodes, step = [top], PROFILE.first_step
-    for _ in range(PROFILE.n_steps):
+    for _ in range(80):
         last = nodes[-1]
         node, change = given.beside(last, j, step * sd), math.inf
         if node is not None:
@@ -302,9 +273,9 @@ def _side(given: Conditionals, top: Node, j: int, sd: float) -> list[Node]:
             change += abs(node.log_marginal - last.log_marginal) / 3
             if change < 2 * PROFILE.change:
                 nodes.append(node)
-        if nodes[-1].log_marginal < _highest(nodes) - PROFILE.depth or step < PROFILE.first_step / 50:
+        if nodes[-1].log_marginal < _highest(nodes) - 7.0 or step < PROFILE.first_step / 50:
             break
-        step = min(PROFILE.longest_step, step * min(2.0, max(0.5, PROFILE.change / max(change, 1e-9))))
+        step = min(4.0, step * min(2.0, max(0.5, PROFILE.change / max(change, 1e-9))))
     return nodes[1:]
 
 
@@ -326,7 +297,7 @@ def _mixture(lines: Sequence[Sequence[Node]]) -> Components:
         u, roots, c = (torch.stack(parts) for parts in zip(*((a.u, a.root, a.c[j]) for a in nodes), strict=True))
         log_marginal = u.new_tensor([node.log_marginal for node in nodes])
         (slopes,), (gaps,) = torch.gradient(u, spacing=(c,), dim=0), torch.gradient(c)
-        shares, v = (log_marginal + gaps.log()).softmax(0), PROFILE.width * gaps[:, None] * slopes
+        shares, v = (log_marginal + gaps.log()).softmax(0), 0.5 * gaps[:, None] * slopes
         weights = (1 - PROFILE.same) * shares + PROFILE.same / len(nodes)
         mixtures.append(Components(weights, u, roots @ roots.mT + v[:, :, None] * v[:, None]))
         spreads.append((shares @ (c - shares @ c).square()).sqrt() * slopes[log_marginal.argmax()])

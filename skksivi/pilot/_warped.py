@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,27 +20,14 @@ from skksivi.pilot._profile import profiled
 from skksivi.score._errors import DIVERGED
 from skksivi.score._score import Score
 
-
-class WarpedSettings(NamedTuple):
-    """The settings of `warped`."""
-
-    #: The stages of chains, how often coordinates are fitted, how far points may have moved since, in standard
-    #: deviations, the first and last of many features too, and how many times as far a draw may be.
-    stages: tuple[int, ...] = (40, 80)
-    stages_of_many: tuple[int, ...] = (40, 80, 160)
-    n_warps: int = 4
-    settled: float = 0.1
-    settled_of_many: float = 0.15
-    astray: float = 20.0
-
-
-WARPED = WarpedSettings()
+#: The stages of chains in warped coordinates, and of many features.
+STAGES, STAGES_OF_MANY = (40, 80), (40, 80, 160)
 
 
 def around_start(score_fn: Score, start: Tensor, generator: torch.Generator) -> Tensor:
     """Return points (n, d) of chains around a start (d,), in units of the parameters; none if the chains diverge."""
     try:
-        *_, found = ChainEnsemble(score_fn, Affine.shift(start), generator).by_stages(WARPED.stages)
+        *_, found = ChainEnsemble(score_fn, Affine.shift(start), generator).by_stages(STAGES)
     except DIVERGED:
         return start[None, :][:0]
     return found.x
@@ -63,12 +49,12 @@ def warped(score_fn: Score, x: Tensor, generator: torch.Generator) -> Iterator[P
     Chains in these coordinates reach further than the points, so the coordinates are fitted again until nothing
     moves.
     """
-    stages, most = WARPED.stages, WARPED.settled
+    stages, most = STAGES, 0.1
     if x.shape[1] >= MANY_FEATURES:
-        stages, most = WARPED.stages_of_many, WARPED.settled_of_many
+        stages, most = STAGES_OF_MANY, 0.15  # how far points may have moved since, in sd
     was_profiled = False
     try:
-        for _ in range(WARPED.n_warps):
+        for _ in range(4):
             warp = fitted_warp(x)
             if warp is None:
                 return
@@ -86,7 +72,7 @@ def warped(score_fn: Score, x: Tensor, generator: torch.Generator) -> Iterator[P
                 if found.converged and moved < most and not _goes_astray(warp, found):
                     yield found._replace(warp=warp)
                     return
-                if moved >= most and len(found.x) >= CHAINS.n_chains * WARPED.stages[0]:
+                if moved >= most and len(found.x) >= CHAINS.n_chains * STAGES[0]:
                     break
             x = warp.unwarp(found.x)[0]
     except DIVERGED:
@@ -111,4 +97,4 @@ def _goes_astray(warp: Warp, found: PilotPoints) -> bool:
     draws = found.x if found.mixture is None else pilot_of_mixture(found.mixture, CHAINS.n_of_gaussian).x
     x, y = warp.unwarp(found.x)[0], warp.unwarp(draws)[0]
     centre = x.median(0).values
-    return not bool(((y - centre).abs().amax(0) < WARPED.astray * (x - centre).abs().amax(0)).all())
+    return not bool(((y - centre).abs().amax(0) < 20 * (x - centre).abs().amax(0)).all())

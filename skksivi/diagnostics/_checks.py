@@ -182,6 +182,9 @@ def check_whitening(view: View) -> Check:
     if not whitening.converged:
         todo = view.advice("whiten", otherwise="start near a mode by `init`")
         remedy = f"The chains that explored the target had not converged: {todo}."
+    if whitening.attempts:
+        last = whitening.attempts[-1]
+        text += f"; {last.stage}: {last.verdict or 'no points'}"
     return judged("whitening", after, text + ("" if whitening.converged else ", not converged"), remedy)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -29,6 +30,8 @@ from skksivi.score._errors import DIVERGED, DivergedError
 from skksivi.score._improper import ImproperError, has_power_tails
 from skksivi.score._probe import doubt_of_sign
 from skksivi.score._score import Score
+
+LOGGER = logging.getLogger("skksivi")
 
 #: What finds points, by the names of parts of a fit in `stages_`.
 EXPLORATIONS = {"importance sampling", "short chains", "long chains", "underdamped Langevin chains"}
@@ -160,7 +163,9 @@ def run_stages(stages: tuple[Stage, ...], known: Known) -> None:
                     return
         finally:
             verdict = str(known.verdict) if found else ""
-            known.attempts.append(Attempt(stage.name, tally.total - n_before, time.monotonic() - began, verdict))
+            attempt = Attempt(stage.name, tally.total - n_before, time.monotonic() - began, verdict)
+            known.attempts.append(attempt)
+            LOGGER.debug("pilot: %s", attempt)
 
 
 @dataclass(frozen=True)

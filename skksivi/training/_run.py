@@ -155,9 +155,10 @@ def logged(verbose: int) -> Iterator[None]:
             handler = logging.StreamHandler()
             LOGGER.addHandler(handler)
             undo.callback(LOGGER.removeHandler, handler)
-        if verbose and not LOGGER.isEnabledFor(logging.INFO):
+        level = logging.INFO if verbose == 1 else logging.DEBUG
+        if verbose and not LOGGER.isEnabledFor(level):
             undo.callback(LOGGER.setLevel, LOGGER.level)
-            LOGGER.setLevel(logging.INFO)
+            LOGGER.setLevel(level)
         yield
 
 

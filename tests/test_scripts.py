@@ -26,7 +26,7 @@ from skksivi._version import DOCUMENTATION, __version__
 ROOT = Path(__file__).parents[1]
 COMMANDS = {
     "examples/plot_orings.py": ["--n", "5", "--output", "orings.png"],
-    "benchmarks/pictures.py": ["--max-iter", "20", "--out", "pictures"],
+    "benchmarks/pictures.py": ["--max-iter", "20", "--out", "pictures", "--names", "tail", "layers", "flow", "reach"],
     "examples/plot_patients.py": [
         "--patients",
         "50",

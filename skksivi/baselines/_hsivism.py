@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from skksivi._utils.arrays import RandomState
 from skksivi.annealing import BRIDGES, bridge_levels
 from skksivi.base import Constraints, Integral, Interval, StrOptions
 from skksivi.baselines._critic import CRITIC, Critics
@@ -27,6 +28,7 @@ from skksivi.training._loop import Objective
 from skksivi.training._run import Fit, Run
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class HSIVISM(Trained):
     r"""Fit a hierarchy of Gaussian layers by Fisher divergences, each against a network that estimates it.
 
@@ -125,52 +127,29 @@ class HSIVISM(Trained):
         "stop_gradient": ["boolean"],
     }
 
-    family_: Hierarchy
+    family_: Hierarchy = field(init=False)
 
     _adam: ClassVar[Adam] = Adam(betas=(0.5, 0.99), ema=None)
 
-    def __init__(  # noqa: PLR0913
-        self,
-        *,
-        n_layers: int = 5,
-        bridge: str | Callable[[float], float] | Bridge = "linear",
-        stop_gradient: bool = True,
-        critic_hidden_layer_sizes: Sequence[int] = (128, 128),
-        critic_learning_rate: float = 5e-3,
-        n_critic_steps: int = 1,
-        hidden_layer_sizes: Sequence[int] = (50, 50),
-        initial_scale: float = 1.0,
-        scale: str | Scale = "constant",
-        whiten: Whiten = "auto",
-        init: Init = None,
-        batch_size: int = 256,
-        max_iter: int = 3000,
-        learning_rate: float = 1e-3,
-        optimizer: str | Adam = "adam",
-        device: str | torch.device = "auto",
-        dtype: str = "float32",
-        random_state: int | np.random.RandomState | None = None,
-        verbose: int = 0,
-    ) -> None:
-        self.n_layers = n_layers
-        self.bridge = bridge
-        self.stop_gradient = stop_gradient
-        self.critic_hidden_layer_sizes = critic_hidden_layer_sizes
-        self.critic_learning_rate = critic_learning_rate
-        self.n_critic_steps = n_critic_steps
-        self.hidden_layer_sizes = hidden_layer_sizes
-        self.initial_scale = initial_scale
-        self.scale = scale
-        self.whiten = whiten
-        self.init = init
-        self.batch_size = batch_size
-        self.max_iter = max_iter
-        self.learning_rate = learning_rate
-        self.optimizer = optimizer
-        self.device = device
-        self.dtype = dtype
-        self.random_state = random_state
-        self.verbose = verbose
+    n_layers: int = 5
+    bridge: str | Callable[[float], float] | Bridge = "linear"
+    stop_gradient: bool = True
+    critic_hidden_layer_sizes: Sequence[int] = (128, 128)
+    critic_learning_rate: float = 5e-3
+    n_critic_steps: int = 1
+    hidden_layer_sizes: Sequence[int] = (50, 50)
+    initial_scale: float = 1.0
+    scale: str | Scale = "constant"
+    whiten: Whiten = "auto"
+    init: Init = None
+    batch_size: int = 256
+    max_iter: int = 3000
+    learning_rate: float = 1e-3
+    optimizer: str | Adam = "adam"
+    device: str | torch.device = "auto"
+    dtype: str = "float32"
+    random_state: RandomState = None
+    verbose: int = 0
 
     def _check_parameters(self, n_features: int) -> None:
         super()._check_parameters(n_features)

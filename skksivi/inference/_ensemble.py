@@ -183,9 +183,9 @@ def ensemble(
     failures = tuple(fit for fit in found if isinstance(fit, FailedFit))
     members = tuple(fit for fit in found if not isinstance(fit, FailedFit))
     if not members:
-        raise RuntimeError(f"None of the {n_fits} fits succeeded. {_told(failures)}")
+        raise RuntimeError(f"None of the {n_fits} fits succeeded. {_reasons(failures)}")
     if failures:
-        warn_caller(f"{len(failures)} of {n_fits} fits failed and are left out. {_told(failures)}")
+        warn_caller(f"{len(failures)} of {n_fits} fits failed and are left out. {_reasons(failures)}")
     equal = torch.full((len(members),), 1 / len(members), dtype=torch.float64, device=resolve_device(est.device))
     weights, elbo, log_z = equal, None, None
     if pooling == "evidence":
@@ -220,7 +220,7 @@ def _fitted(est: A, target: TargetOrScore, n_features: int | None, seed: int) ->
         return FailedFit(seed, f"{type(error).__name__}: {error}")
 
 
-def _told(failures: tuple[FailedFit, ...]) -> str:
+def _reasons(failures: tuple[FailedFit, ...]) -> str:
     return f"The first, of seed {failures[0].seed}: {failures[0].message.rstrip('.')}."
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.collections import PathCollection
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class CorrelationDisplay:
     """Correlation coefficients of all pairs of coordinates, of the fit (vertical) against the reference (horizontal).
 
@@ -50,9 +52,8 @@ class CorrelationDisplay:
     (231, 2)
     """
 
-    def __init__(self, *, samples: Mapping[str, np.ndarray], reference: np.ndarray) -> None:
-        self.samples = samples
-        self.reference = reference
+    samples: Mapping[str, np.ndarray]
+    reference: np.ndarray
 
     @classmethod
     def from_draws(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.collections import PathCollection, QuadMesh
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class DensityDisplay:
     """Draws in two dimensions under the contours of a target.
 
@@ -57,9 +59,8 @@ class DensityDisplay:
     >>> display.figure_.savefig("density.png")  # doctest: +SKIP
     """
 
-    def __init__(self, *, X: np.ndarray, target: HasLogProb | None = None) -> None:
-        self.X = X
-        self.target = target
+    X: np.ndarray
+    target: HasLogProb | None = None
 
     @classmethod
     def from_draws(

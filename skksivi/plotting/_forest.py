@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 HEIGHT = 0.6
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class ForestDisplay:
     """Median and central credible intervals of each parameter, one row each, with reference draws.
 
@@ -74,20 +76,11 @@ class ForestDisplay:
     (2, 3, 5)
     """
 
-    def __init__(
-        self,
-        *,
-        samples: Mapping[str, np.ndarray],
-        reference: np.ndarray | None = None,
-        features: Sequence[int] | None = None,
-        feature_names: Sequence[str] | None = None,
-        truth: np.ndarray | None = None,
-    ) -> None:
-        self.samples = samples
-        self.reference = reference
-        self.features = features
-        self.feature_names = feature_names
-        self.truth = truth
+    samples: Mapping[str, np.ndarray]
+    reference: np.ndarray | None = None
+    features: Sequence[int] | None = None
+    feature_names: Sequence[str] | None = None
+    truth: np.ndarray | None = None
 
     @classmethod
     def from_draws(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -37,6 +38,7 @@ N_BINS = 40
 PAIR_MASSES = (0.5, 0.95)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class MarginalsDisplay:
     """Marginals on the diagonal and pairs of coordinates below it, with reference draws.
 
@@ -76,18 +78,10 @@ class MarginalsDisplay:
     (3, 3)
     """
 
-    def __init__(
-        self,
-        *,
-        samples: Mapping[str, np.ndarray],
-        reference: np.ndarray | None = None,
-        features: Sequence[int] | None = None,
-        feature_names: Sequence[str] | None = None,
-    ) -> None:
-        self.samples = samples
-        self.reference = reference
-        self.features = features
-        self.feature_names = feature_names
+    samples: Mapping[str, np.ndarray]
+    reference: np.ndarray | None = None
+    features: Sequence[int] | None = None
+    feature_names: Sequence[str] | None = None
 
     @classmethod
     def from_draws(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class PathDisplay:
     """Mean and credible band of a path, such as a conditioned diffusion.
 
@@ -56,20 +58,11 @@ class PathDisplay:
     >>> display.figure_.savefig("path.png")  # doctest: +SKIP
     """
 
-    def __init__(
-        self,
-        *,
-        samples: Mapping[str, np.ndarray],
-        times: np.ndarray | None = None,
-        reference: np.ndarray | None = None,
-        truth: np.ndarray | None = None,
-        observed: tuple[ArrayLike, ArrayLike] | None = None,
-    ) -> None:
-        self.samples = samples
-        self.times = times
-        self.reference = reference
-        self.truth = truth
-        self.observed = observed
+    samples: Mapping[str, np.ndarray]
+    times: np.ndarray | None = None
+    reference: np.ndarray | None = None
+    truth: np.ndarray | None = None
+    observed: tuple[ArrayLike, ArrayLike] | None = None
 
     @classmethod
     def from_draws(

@@ -115,7 +115,7 @@ def _is_of_fields(batch: object) -> bool:
     return isinstance(batch, list) and all(getattr(field, "ndim", 0) > 1 for field in batch)
 
 
-def as_contexts(contexts: Any, device: torch.device, *, sets: bool, name: str = "contexts") -> Rows:  # noqa: ANN401
+def as_contexts(contexts: Any, device: torch.device, *, sets: bool) -> Rows:  # noqa: ANN401
     """Return contexts as float64.
 
     Parameters
@@ -123,8 +123,6 @@ def as_contexts(contexts: Any, device: torch.device, *, sets: bool, name: str = 
     contexts : array-like of shape (m, c) or, with `sets`, m arrays of shape (n_i, c)
     device : torch.device
     sets : bool
-    name : str
-        Of the parameter, for errors.
 
     Raises
     ------
@@ -134,16 +132,18 @@ def as_contexts(contexts: Any, device: torch.device, *, sets: bool, name: str = 
         They are of another shape, none, or not finite.
     """
     if sets:
-        found: Rows = [_checked(as_numbers(row, name), device, f"{name}[{i}]") for i, row in enumerate(contexts)]
+        found: Rows = [
+            _checked(as_numbers(row, "contexts"), device, f"contexts[{i}]") for i, row in enumerate(contexts)
+        ]
         if len({row.shape[1] for row in found}) > 1:
-            raise ValueError(f"`{name}` holds sets of rows of several lengths, expected arrays of shape (n_i, c).")
+            raise ValueError("`contexts` holds sets of rows of several lengths, expected arrays of shape (n_i, c).")
         return found
     if isinstance(contexts, list | tuple) and len({np.shape(row) for row in contexts}) > 1:
         raise ValueError(
-            f"`{name}` holds data sets of different sizes, which need a `summary`, such as "
+            "`contexts` holds data sets of different sizes, which need a `summary`, such as "
             "skksivi.amortized.DeepSets."
         )
-    return _checked(as_numbers(contexts, name), device, name)
+    return _checked(as_numbers(contexts, "contexts"), device, "contexts")
 
 
 def is_of_sets(contexts: ArrayLike) -> bool:

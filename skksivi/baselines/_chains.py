@@ -11,10 +11,8 @@ import torch
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from skksivi._utils.arrays import RandomState
 from skksivi.base import Constraints, Integral, Interval
 from skksivi.baselines._points import Started
-from skksivi.parameters import Init, Whiten
 from skksivi.pilot._whitening import Whitening
 
 #: Fewest states of a chain for diagnostics.
@@ -102,11 +100,6 @@ class ChainApproximator(Started):
     n_warmup: int = 1000
     n_draws: int = 100
     thin: int = 20
-    whiten: Whiten = "laplace"
-    init: Init = None
-    device: str | torch.device = "auto"
-    dtype: str = "float64"
-    random_state: RandomState = None
 
     chains_: np.ndarray = field(init=False)
 

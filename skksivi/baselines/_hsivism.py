@@ -9,17 +9,17 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from skksivi._utils.arrays import RandomState
 from skksivi.annealing import BRIDGES, bridge_levels
 from skksivi.base import Constraints, Integral, Interval, StrOptions
 from skksivi.baselines._critic import CRITIC, Critics
+from skksivi.baselines._semi_implicit import TrainedBaseline
 from skksivi.coordinates._composed import score_for_training
-from skksivi.estimators._trained import Trained, langevin_scale
+from skksivi.estimators._trained import langevin_scale
 from skksivi.families._hierarchy import Hierarchy, langevin_hierarchy
 from skksivi.families._layer import Drawn, DrawPullback
 from skksivi.families._samplers import Layers
 from skksivi.mixing import NormalDraws
-from skksivi.parameters import Adam, Bridge, Init, Scale, Whiten, check_widths, checked_object
+from skksivi.parameters import Adam, Bridge, Whiten, check_widths, checked_object
 from skksivi.pilot._points import PilotPoints
 from skksivi.pilot._rules import find_whitening
 from skksivi.pilot._whitening import Whitening
@@ -29,7 +29,7 @@ from skksivi.training._run import Fit, Run
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class HSIVISM(Trained):
+class HSIVISM(TrainedBaseline):
     r"""Fit a hierarchy of Gaussian layers by Fisher divergences, each against a network that estimates it.
 
     The layers are the same as in `skksivi.HKSIVIApproximator`, from the base :math:`x_T \sim N(0, I)` on
@@ -138,18 +138,9 @@ class HSIVISM(Trained):
     critic_learning_rate: float = 5e-3
     n_critic_steps: int = 1
     hidden_layer_sizes: Sequence[int] = (50, 50)
-    initial_scale: float = 1.0
-    scale: str | Scale = "constant"
     whiten: Whiten = "auto"
-    init: Init = None
     batch_size: int = 256
     max_iter: int = 3000
-    learning_rate: float = 1e-3
-    optimizer: str | Adam = "adam"
-    device: str | torch.device = "auto"
-    dtype: str = "float32"
-    random_state: RandomState = None
-    verbose: int = 0
 
     def _check_parameters(self, n_features: int) -> None:
         super()._check_parameters(n_features)

@@ -37,11 +37,18 @@ Density = Callable[[Tensor], Tensor]
 LogRatio = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class Started(Whitened):
     """Base of the methods that start at points."""
 
     #: The fewest points.
     _at_least: ClassVar[int] = 1
+
+    whiten: Whiten = "laplace"
+    init: Init = None
+    device: str | torch.device = "auto"
+    dtype: str = "float64"
+    random_state: RandomState = None
 
     def _check_parameters(self, n_features: int) -> None:
         super()._check_parameters(n_features)
@@ -106,11 +113,6 @@ class Particled(Started):
     max_iter: int = 1000
     learning_rate: float = 0.1
     learning_rate_decay: str | None = "cosine"
-    whiten: Whiten = "laplace"
-    init: Init = None
-    device: str | torch.device = "auto"
-    dtype: str = "float64"
-    random_state: RandomState = None
 
 
 def radial_kernel(kernel: str | Kernel, bandwidth: float | str | None, *, smooth: bool = False) -> Kernel:

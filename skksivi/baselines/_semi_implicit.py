@@ -25,7 +25,23 @@ from skksivi.training._run import Fit, Run
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class SemiImplicitVI(Trained):
+class TrainedBaseline(Trained):
+    """Base of the methods that train a family, with the parameters that all of them have."""
+
+    initial_scale: float = 1.0
+    scale: str | Scale = "constant"
+    whiten: Whiten = "laplace"
+    init: Init = None
+    learning_rate: float = 1e-3
+    optimizer: str | Adam = "adam"
+    device: str | torch.device = "auto"
+    dtype: str = "float32"
+    random_state: RandomState = None
+    verbose: int = 0
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class SemiImplicitVI(TrainedBaseline):
     """Base of the methods that fit one semi-implicit layer; a leaf gives `_objective`."""
 
     _parameter_constraints: ClassVar[Constraints] = {
@@ -39,19 +55,9 @@ class SemiImplicitVI(Trained):
     latent_dim: int | None = None
     hidden_layer_sizes: Sequence[int] = (100, 100)
     linear_skip: bool = False
-    initial_scale: float = 1.0
-    scale: str | Scale = "constant"
-    whiten: Whiten = "laplace"
-    init: Init = None
     batch_size: int = 128
     max_iter: int = 5000
-    learning_rate: float = 1e-3
-    optimizer: str | Adam = "adam"
     annealing: Annealing = None
-    device: str | torch.device = "auto"
-    dtype: str = "float32"
-    random_state: RandomState = None
-    verbose: int = 0
 
     def _check_parameters(self, n_features: int) -> None:
         super()._check_parameters(n_features)

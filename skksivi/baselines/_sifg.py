@@ -9,16 +9,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from skksivi._utils.arrays import RandomState
 from skksivi.base import Constraints, Integral, Interval
 from skksivi.baselines._critic import CRITIC, Critics
 from skksivi.baselines._descent import MovingPoints, set_gradient
+from skksivi.baselines._semi_implicit import TrainedBaseline
 from skksivi.coordinates._composed import score_for_training
-from skksivi.estimators._trained import Trained
 from skksivi.families._layer import Constant, MultilayerPerceptron, SemiImplicit
 from skksivi.families._samplers import Layer
 from skksivi.mixing import AtomDraws
-from skksivi.parameters import Adam, Init, Scale, Whiten
+from skksivi.parameters import Adam
 from skksivi.pilot._rules import find_whitening
 from skksivi.score._score import DifferentiableScore, Score
 from skksivi.training._loop import Objective
@@ -26,7 +25,7 @@ from skksivi.training._run import Fit, Run
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class SIFG(Trained):
+class SIFG(TrainedBaseline):
     r"""Particles with Gaussian noise, moved along the gradient flow of KL(q || p).
 
     The fitted distribution is the law of :math:`x = y_m + \sigma \xi`, with m uniform over M particles: a mixture of
@@ -118,16 +117,8 @@ class SIFG(Trained):
     n_critic_steps: int = 5
     hidden_layer_sizes: Sequence[int] = (100, 100)
     initial_scale: float = 0.3
-    scale: str | Scale = "constant"
-    whiten: Whiten = "laplace"
-    init: Init = None
     max_iter: int = 2000
     learning_rate: float = 1e-2
-    optimizer: str | Adam = "adam"
-    device: str | torch.device = "auto"
-    dtype: str = "float32"
-    random_state: RandomState = None
-    verbose: int = 0
 
     def _fit(self, score_fn: Score, run: Run) -> Fit:
         generator = run.generator

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from sklearn.utils import check_array
-from torch import Tensor
 
 from skksivi._utils.arrays import without_graph
+from skksivi.targets._base import HasLogProb
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,14 +42,6 @@ N_DRAWS = 10_000
 
 #: Points of a cloud, beyond which it is but a blot.
 MAX_POINTS = 2000
-
-
-class HasLogProb(Protocol):
-    """A target whose density can be drawn."""
-
-    n_features: int
-
-    def log_prob(self, x: Tensor, /) -> Tensor: ...
 
 
 class OfDraws:

@@ -175,6 +175,8 @@ class _ScoreTarget(Target):
 class HasLogProb(Protocol):
     """A target of a log-density."""
 
+    n_features: int
+
     def log_prob(self, x: Tensor, /) -> Tensor: ...
 
 

@@ -33,7 +33,7 @@ from skksivi.targets._base import (
 B = TypeVar("B")
 
 #: Fewest rows of a batch for which two equal ones are taken to be the same rows.
-N_COMPARED = 32
+FEWEST_COMPARED = 32
 
 #: Rows of the beginning of a stream that are kept in memory.
 N_KEPT = 2**16
@@ -247,7 +247,7 @@ class Reader(Generic[B]):
         for k, batch in enumerate(batches):
             target = self._checked(self.target_of_batch(batch), batch, k)
             self.reading.n_rows += target.n_rows
-            if seen is not None and target.n_rows >= N_COMPARED:
+            if seen is not None and target.n_rows >= FEWEST_COMPARED:
                 if (digest := _digest(batch)) in seen:
                     warn_caller(f"`loader` repeats rows: batch {k} of a pass is the same as one before it.")
                     seen = None

@@ -30,7 +30,7 @@ from skksivi._utils.lazy import keeping_random
 from skksivi._utils.numbers import check_integer
 from skksivi._utils.warnings import compared, warn_caller
 from skksivi._version import DOCUMENTATION
-from skksivi.families._derived import knows_density, tried, unweighted
+from skksivi.families._derived import knows_density, trial_draws, unweighted
 from skksivi.families._samplers import CHUNK, HasDensity, Sampler
 from skksivi.kernels import Kernel, resolve_kernel
 from skksivi.parameters import Constrained, Constraints, Interval, ParameterObject, StrOptions, expanded
@@ -462,7 +462,7 @@ def check_draws(estimator: BaseApproximator) -> None:
     dtype = DTYPES[vars(estimator)["_dtype_of_draws"]]
     try:
         with ordinary_mode(device), torch.no_grad():
-            numbers = tried(estimator.sampler_, torch.Generator(device).manual_seed(0))
+            numbers = trial_draws(estimator.sampler_, torch.Generator(device).manual_seed(0))
             finite = all(bool(x.to(dtype).isfinite().all()) for x in numbers)
     except RuntimeError as error:
         raise ValueError(f"`sampler_` cannot be drawn from: {error}") from error

@@ -139,7 +139,7 @@ class Laplacian(Term):
         return w * laplacian_gradient(draws.score, draws.x, draws.generator) / len(draws.x) ** 2
 
 
-class Weighed(NamedTuple):
+class WeightedTerm(NamedTuple):
     """A term in a training: with its weight, the score, the inverse temperature c in it if there is one."""
 
     term: Term

@@ -25,7 +25,7 @@ from skksivi.pilot._rules import MAX_POINTS
 from skksivi.pilot._whitening import Whitening
 from skksivi.score._improper import tail_exponent
 from skksivi.score._score import DifferentiableScore, Score, Tempered, WithoutProducts
-from skksivi.terms import Term, Weighed
+from skksivi.terms import Term, WeightedTerm
 from skksivi.training._guard import MomentPenalty, Steering, moments
 from skksivi.training._loop import Objective, Scheduled
 
@@ -294,7 +294,7 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
             schedules.append(tempers)
         for term in self.terms or ():
             weight = _weight_of(term, like)
-            terms.append(Weighed(term, weight, score_u, generator, None if tempers is None else tempers.value))
+            terms.append(WeightedTerm(term, weight, score_u, generator, None if tempers is None else tempers.value))
             schedules.append(weight)
         if start.memory is not None:
             tempered = WithoutProducts(tempered)

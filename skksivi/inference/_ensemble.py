@@ -19,7 +19,7 @@ from skksivi._utils.psis import most_trusted
 from skksivi._utils.warnings import warn_caller
 from skksivi.base import BaseApproximator
 from skksivi.families._derived import Pooled, knows_density
-from skksivi.families._weights import LEAST_DRAWS, MOST_LEFT_OUT, Estimate, ImportanceSample, importance_weighed
+from skksivi.families._weights import LEAST_DRAWS, MOST_LEFT_OUT, Estimate, ImportanceSample, importance_weights
 from skksivi.pilot._hamiltonian import rhat
 from skksivi.score._target import TargetOrScore, compared_score, unwrapped
 from skksivi.training._run import ordinary_mode
@@ -251,7 +251,7 @@ def _by_evidence(
         score = compared_score(target, pooled.n_features_in_, pooled.dtype, pooled.device)
         x = as_tensor(pooled.sample(n_samples, seed), dtype=torch.float64, device=device)
         try:
-            sample = importance_weighed(pool, score, x, seed)
+            sample = importance_weights(pool, score, x, seed)
         except ValueError as error:
             reason = str(error).rstrip(".")
         else:

@@ -49,7 +49,7 @@ class Model(ABC):
         return evolved_draws(self, y, x, n, rng)
 
 
-def weighed_draws(model, y, n, rng):
+def importance_draws(model, y, n, rng):
     """Return draws by the importance weights of those of the Gaussian at the mode, with tails."""
     y = torch.as_tensor(y, dtype=F64)
     target = from_log_prob(lambda x: model.log_prob(x, y.expand(len(x), -1)), n_features=model.n_features)
@@ -187,7 +187,7 @@ class BernoulliGLM(Model):
         return log_p + (x * y).sum(-1) - softplus(x @ self.design.to(x).mT).sum(-1)
 
     def reference(self, y, n, rng, x):
-        return weighed_draws(self, y, n, rng)
+        return importance_draws(self, y, n, rng)
 
 
 class SLCP(Box):

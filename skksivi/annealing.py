@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from sklearn.base import BaseEstimator
 
@@ -28,6 +29,7 @@ BRIDGES: dict[str, Callable[[float], float]] = {
 }
 
 
+@dataclass(eq=False, repr=False)
 class Linear(BaseEstimator):
     """Raise the inverse temperature linearly to one, then stay there.
 
@@ -54,9 +56,8 @@ class Linear(BaseEstimator):
     [0.2, 0.6, 1.0]
     """
 
-    def __init__(self, start: float = 0.1, until: float = 0.45) -> None:
-        self.start = start
-        self.until = until
+    start: float = 0.1
+    until: float = 0.45
 
     def __call__(self, progress: float) -> float:
         """Return the inverse temperature at `progress` in [0, 1]."""
@@ -64,6 +65,7 @@ class Linear(BaseEstimator):
         return min(1.0, self.start + (1 - self.start) * progress / self.until)
 
 
+@dataclass(eq=False, repr=False)
 class Geometric(BaseEstimator):
     """Raise the inverse temperature by equal factors to one, then stay there.
 
@@ -86,9 +88,8 @@ class Geometric(BaseEstimator):
     [0.01, 0.1, 1.0]
     """
 
-    def __init__(self, start: float = 0.01, until: float = 0.5) -> None:
-        self.start = start
-        self.until = until
+    start: float = 0.01
+    until: float = 0.5
 
     def __call__(self, progress: float) -> float:
         """Return the inverse temperature at `progress` in [0, 1]."""
@@ -96,6 +97,7 @@ class Geometric(BaseEstimator):
         return self.start ** max(0.0, 1 - progress / self.until)
 
 
+@dataclass(eq=False, repr=False)
 class Cosine(BaseEstimator):
     """Raise the inverse temperature to one along half a cosine, flat at both ends, then stay there.
 
@@ -118,9 +120,8 @@ class Cosine(BaseEstimator):
     [0.1, 0.55, 1.0]
     """
 
-    def __init__(self, start: float = 0.1, until: float = 0.5) -> None:
-        self.start = start
-        self.until = until
+    start: float = 0.1
+    until: float = 0.5
 
     def __call__(self, progress: float) -> float:
         """Return the inverse temperature at `progress` in [0, 1]."""

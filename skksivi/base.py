@@ -30,10 +30,11 @@ from skksivi._utils.lazy import keeping_random
 from skksivi._utils.numbers import check_integer
 from skksivi._utils.warnings import compared, warn_caller
 from skksivi._version import DOCUMENTATION
-from skksivi.families._derived import knows_density, tried, unweighted
+from skksivi.families._derived import knows_density, trial_draws, unweighted
 from skksivi.families._samplers import CHUNK, HasDensity, Sampler
 from skksivi.kernels import Kernel, resolve_kernel
 from skksivi.parameters import Constrained, Constraints, Interval, ParameterObject, StrOptions, expanded
+from skksivi.pilot._expansion import large_data
 from skksivi.score._improper import check_proper
 from skksivi.score._score import CarriesScore, Score, is_target
 from skksivi.score._tally import Stage, Tally
@@ -138,12 +139,12 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
         callbacks = self._set_up_callbacks(est, score_fn, n_features)
         with ordinary_mode(device), logged(self.verbose):
             near, dtype = est._points_near_target(), DTYPES[self.dtype]
-            probed = resolve_score(score_fn, n_features, dtype=dtype, device=device, near=near, tells=False)
+            probed = resolve_score(score_fn, n_features, dtype=dtype, device=device, near=near, warns=False)
             run, tally = Run(seed, device, probed.tally), probed.tally
             tally.limit = est._max_score_calls()
             with explained(probed):
                 check_proper(probed.double)
-                target = est._prepared(probed)
+                target = large_data(probed, near) if est._expands else probed
                 self._report_to(callbacks, run)
                 tally.end("fit")
                 fit = run.result(partial(est._fit, target), target.advice)
@@ -377,9 +378,10 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
         """Return the points near the target that the parameters give, array-like, or None."""
         return None
 
-    def _prepared(self, score_fn: Score) -> Score:
-        """Return the score that the fit evaluates."""
-        return score_fn
+    @property
+    def _expands(self) -> bool:
+        """Whether the fit takes large data as an expansion at their mode."""
+        return False
 
     def _n_reports(self) -> int:
         """Return how often the training of a fit calls back if it runs to completion."""
@@ -398,7 +400,7 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
         """Learn from the score, and return the fit.
 
         An error that ends it early is raised if there is nothing to keep; otherwise it is returned with the fit, or
-        raised when the run has been told what to keep.
+        raised when the run knows what to keep.
         """
 
     def _conclude(self, fit: Fit, score_fn: Score, generator: torch.Generator) -> None:
@@ -460,7 +462,7 @@ def check_draws(estimator: BaseApproximator) -> None:
     dtype = DTYPES[vars(estimator)["_dtype_of_draws"]]
     try:
         with ordinary_mode(device), torch.no_grad():
-            numbers = tried(estimator.sampler_, torch.Generator(device).manual_seed(0))
+            numbers = trial_draws(estimator.sampler_, torch.Generator(device).manual_seed(0))
             finite = all(bool(x.to(dtype).isfinite().all()) for x in numbers)
     except RuntimeError as error:
         raise ValueError(f"`sampler_` cannot be drawn from: {error}") from error

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Self
 
 import torch
@@ -83,6 +84,7 @@ def median_pair(squared: Tensor, *, within: bool) -> tuple[Tensor, Tensor, Tenso
     return block.flatten(-2).gather(-1, index.unsqueeze(-1)).squeeze(-1), i, j
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class Kernel(BaseEstimator, ABC):
     """Base of the kernels; a subclass gives `profile`, `slope` and `median_level`.
 
@@ -107,7 +109,6 @@ class Kernel(BaseEstimator, ABC):
             [0.6065, 1.0000]])
     """
 
-    bandwidth: float | str
     #: Whether k(x, y) = phi(x - y) - phi(x) - phi(y), for a phi that is only conditionally positive definite.
     centred = False
     #: Whether the profile has two derivatives at zero, as the diagonal of a Stein kernel needs.
@@ -115,8 +116,7 @@ class Kernel(BaseEstimator, ABC):
     #: Whether each argument has a weight, as in `Tilted`.
     tilted = False
 
-    def __init__(self, *, bandwidth: float | str = "median") -> None:
-        self.bandwidth = bandwidth
+    bandwidth: float | str = "median"
 
     @property
     def euclidean(self) -> bool:
@@ -270,6 +270,7 @@ class Gaussian(Kernel):
         return 2 * math.log(n + 1)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class IMQ(Kernel):
     r"""Inverse multiquadric kernel :math:`(1 + \|x-y\|^2 / h^2)^{-\beta}`.
 
@@ -293,9 +294,7 @@ class IMQ(Kernel):
     Gorham, J. and Mackey, L. (2017). Measuring sample quality with kernels. https://arxiv.org/abs/1703.01717
     """
 
-    def __init__(self, *, bandwidth: float | str = "median", exponent: float = 0.5) -> None:
-        super().__init__(bandwidth=bandwidth)
-        self.exponent = exponent
+    exponent: float = 0.5
 
     def check(self) -> None:
         """Raise ValueError or TypeError unless each parameter is in its range."""
@@ -347,6 +346,7 @@ class Laplace(Kernel):
         return math.log(n + 1) ** 2
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class Riesz(Kernel):
     r"""Riesz kernel :math:`(\|x\|^r + \|y\|^r - \|x-y\|^r) / h^r`, unbounded, for heavy tails.
 
@@ -377,10 +377,8 @@ class Riesz(Kernel):
     centred = True
     smooth = False
 
-    def __init__(self, *, bandwidth: float | str = "median", exponent: float = 1.0, norm: str = "l2") -> None:
-        super().__init__(bandwidth=bandwidth)
-        self.exponent = exponent
-        self.norm = norm
+    exponent: float = 1.0
+    norm: str = "l2"
 
     def check(self) -> None:
         """Raise ValueError or TypeError unless each parameter is in its range."""

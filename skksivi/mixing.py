@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -117,6 +118,7 @@ class NormalDraws(DensityMixing):
         return torch.eye(self.latent_dim).to(z).expand(len(z), -1, -1)
 
 
+@dataclass(eq=False, repr=False)
 class StudentT(BaseEstimator):
     """Independent Student t entries.
 
@@ -138,8 +140,7 @@ class StudentT(BaseEstimator):
     KSIVIApproximator(mixing=StudentT(df=2.0))
     """
 
-    def __init__(self, df: float = 3.0) -> None:
-        self.df = df
+    df: float = 3.0
 
     def build(self, latent_dim: int) -> Mixing:
         """Return the sampler of z in `latent_dim` dimensions."""
@@ -187,6 +188,7 @@ class StudentTDraws(DensityMixing):
         return (self.df + 1) * (squares - self.df) / (self.df + squares).square()
 
 
+@dataclass(eq=False, repr=False)
 class GaussianMixture(BaseEstimator):
     """A mixture of spherical Gaussians.
 
@@ -210,10 +212,9 @@ class GaussianMixture(BaseEstimator):
     2
     """
 
-    def __init__(self, means: ArrayLike, scales: ArrayLike = 1.0, weights: ArrayLike | None = None) -> None:
-        self.means = means
-        self.scales = scales
-        self.weights = weights
+    means: ArrayLike
+    scales: ArrayLike = 1.0
+    weights: ArrayLike | None = None
 
     def build(self, latent_dim: int) -> Mixing:
         """Return the sampler of z in `latent_dim` dimensions."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from numbers import Integral, Real
 from typing import ClassVar, TypeVar
 
@@ -66,6 +67,7 @@ class ParameterObject(Constrained, BaseEstimator):
         self._validate_params()
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class Adam(ParameterObject):
     """Settings of Adam: step sizes, averaging and clipping; `learning_rate` is a parameter of the estimator.
 
@@ -112,22 +114,12 @@ class Adam(ParameterObject):
         "nonfinite": [StrOptions({"raise", "skip"})],
     }
 
-    def __init__(
-        self,
-        *,
-        betas: tuple[float, float] = (0.9, 0.99),
-        decay: Decay = "cosine",
-        warm_up: int = 0,
-        ema: float | None = 0.999,
-        max_norm: float | None = None,
-        nonfinite: str = "raise",
-    ) -> None:
-        self.betas = betas
-        self.decay = decay
-        self.warm_up = warm_up
-        self.ema = ema
-        self.max_norm = max_norm
-        self.nonfinite = nonfinite
+    betas: tuple[float, float] = (0.9, 0.99)
+    decay: Decay = "cosine"
+    warm_up: int = 0
+    ema: float | None = 0.999
+    max_norm: float | None = None
+    nonfinite: str = "raise"
 
     def check(self) -> None:
         """Raise unless each parameter is of its type and in its range."""
@@ -144,6 +136,7 @@ class Adam(ParameterObject):
             )
 
 
+@dataclass(eq=False, repr=False)
 class Network(ParameterObject):
     r"""The network in the mean of a semi-implicit layer.
 
@@ -174,9 +167,9 @@ class Network(ParameterObject):
         "linear_skip": ["boolean"],
     }
 
-    def __init__(self, hidden_layer_sizes: Sequence[int] = (100, 100), *, linear_skip: bool = True) -> None:
-        self.hidden_layer_sizes = hidden_layer_sizes
-        self.linear_skip = linear_skip
+    hidden_layer_sizes: Sequence[int] = (100, 100)
+    _: KW_ONLY
+    linear_skip: bool = True
 
     def check(self) -> None:
         """Raise unless each parameter is of its type and in its range."""
@@ -184,6 +177,7 @@ class Network(ParameterObject):
         check_widths(self.hidden_layer_sizes, "hidden_layer_sizes")
 
 
+@dataclass(eq=False, repr=False)
 class Pilot(ParameterObject):
     """Exploration of the target before training, by whiten="auto" or "diagonal".
 
@@ -235,24 +229,16 @@ class Pilot(ParameterObject):
         "weight": [Interval(Real, 0, None, closed="left")],
     }
 
-    def __init__(
-        self,
-        rule: str = "auto",
-        *,
-        effort: str = "auto",
-        budget: int = 400_000,
-        max_score_calls: int | None = None,
-        skip: Sequence[str] = (),
-        weight: float = 1.0,
-    ) -> None:
-        self.rule = rule
-        self.effort = effort
-        self.budget = budget
-        self.max_score_calls = max_score_calls
-        self.skip = skip
-        self.weight = weight
+    rule: str = "auto"
+    _: KW_ONLY
+    effort: str = "auto"
+    budget: int = 400_000
+    max_score_calls: int | None = None
+    skip: Sequence[str] = ()
+    weight: float = 1.0
 
 
+@dataclass(eq=False, repr=False)
 class Scale(ParameterObject):
     r"""The standard deviations of a Gaussian layer, :math:`\sigma^2 = e^a + \text{floor}^2`.
 
@@ -281,11 +267,12 @@ class Scale(ParameterObject):
         "floor": [Interval(Real, 0, None, closed="left")],
     }
 
-    def __init__(self, form: str = "constant", *, floor: float = 1e-3) -> None:
-        self.form = form
-        self.floor = floor
+    form: str = "constant"
+    _: KW_ONLY
+    floor: float = 1e-3
 
 
+@dataclass(eq=False, repr=False)
 class Plateau(ParameterObject):
     """Stop training early, at a plateau of the discrepancy.
 
@@ -314,11 +301,12 @@ class Plateau(ParameterObject):
         "patience": [Interval(Integral, 1, None, closed="left")],
     }
 
-    def __init__(self, tol: float = 0.01, *, patience: int = 2000) -> None:
-        self.tol = tol
-        self.patience = patience
+    tol: float = 0.01
+    _: KW_ONLY
+    patience: int = 2000
 
 
+@dataclass(eq=False, repr=False)
 class Checkpoint(ParameterObject):
     """A file in which a fit is saved periodically.
 
@@ -347,11 +335,12 @@ class Checkpoint(ParameterObject):
         "every": [Interval(Integral, 1, None, closed="left")],
     }
 
-    def __init__(self, path: str | os.PathLike[str], *, every: int = 1000) -> None:
-        self.path = path
-        self.every = every
+    path: str | os.PathLike[str]
+    _: KW_ONLY
+    every: int = 1000
 
 
+@dataclass(eq=False, repr=False)
 class Bridge(ParameterObject):
     r"""The path of a hierarchy from its base to the target, and the weights of its layers.
 
@@ -388,16 +377,10 @@ class Bridge(ParameterObject):
         "stop_gradient": ["boolean"],
     }
 
-    def __init__(
-        self,
-        levels: str | Callable[[float], float] = "auto",
-        *,
-        weights: Sequence[float] | Callable[[float], float] | None = None,
-        stop_gradient: bool = True,
-    ) -> None:
-        self.levels = levels
-        self.weights = weights
-        self.stop_gradient = stop_gradient
+    levels: str | Callable[[float], float] = "auto"
+    _: KW_ONLY
+    weights: Sequence[float] | Callable[[float], float] | None = None
+    stop_gradient: bool = True
 
 
 #: The types of parameters that several estimators have.
@@ -437,7 +420,7 @@ def expanded(name: str, value: object) -> ParameterObject | None:
     if name == "scale" and isinstance(value, str):
         return Scale(value)
     if name == "hidden_layer_sizes" and not hasattr(value, "get_params"):
-        return Network(value)  # type: ignore[arg-type]
+        return Network(value)
     if name == "bridge" and (isinstance(value, str) or callable(value)):
         return Bridge(value)
     return None

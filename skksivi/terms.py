@@ -16,6 +16,7 @@ pathologies and a practical fix with regularization. https://arxiv.org/abs/2301.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from numbers import Real
 from typing import ClassVar, NamedTuple
 
@@ -57,6 +58,7 @@ class Draws(NamedTuple):
     generator: torch.Generator
 
 
+@dataclass(eq=False, repr=False)
 class Term(ParameterObject, ABC):
     """A term of an objective beside the discrepancy; a subclass defines `gradient`.
 
@@ -75,8 +77,7 @@ class Term(ParameterObject, ABC):
     needs_second_derivative: ClassVar[bool] = False
     _parameter_constraints: ClassVar[Constraints] = {"weight": [Interval(Real, 0, None, closed="left"), callable]}
 
-    def __init__(self, weight: Schedule = 1.0) -> None:
-        self.weight = weight
+    weight: Schedule = 1.0
 
     @abstractmethod
     def gradient(self, draws: Draws, w: Tensor) -> Tensor:
@@ -138,7 +139,7 @@ class Laplacian(Term):
         return w * laplacian_gradient(draws.score, draws.x, draws.generator) / len(draws.x) ** 2
 
 
-class Weighed(NamedTuple):
+class WeightedTerm(NamedTuple):
     """A term in a training: with its weight, the score, the inverse temperature c in it if there is one."""
 
     term: Term

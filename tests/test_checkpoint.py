@@ -120,7 +120,7 @@ def test_a_score_that_raises_leaves_the_last_checkpoint(tmp_path):
     assert_same_fit(q.fit(normal_score, n_features=N_FEATURES), fitted(TINY))
 
 
-# The identity of a fit
+# The fingerprint of a fit
 
 CHANGED = {
     **{f"score: {kind}": (TINY, {}, {}, *changed_score(kind, 0)) for kind in SCORES},
@@ -177,10 +177,10 @@ class Unidentified(Entropic):
 
 COUNTER = iter(range(10**9))
 UNIDENTIFIED = {
-    "annealing": ({"annealing": lambda t: 0.5 + 1e-9 * next(COUNTER)}, normal_score),
+    "a function among the parameters": ({"annealing": lambda t: 0.5 + 1e-9 * next(COUNTER)}, normal_score),
     "mixing": ({"mixing": lambda n, generator: torch.randn(n, N_FEATURES, generator=generator)}, normal_score),
     "terms": ({"terms": (Unidentified(),)}, normal_score),
-    "score_fn at random points": ({}, lambda x: -x + 1e-9 * torch.randn_like(x)),
+    "`score_fn`, or": ({}, lambda x: -x + 1e-9 * torch.randn_like(x)),
     "set warm_start=False": ({"warm_start": True}, normal_score),
 }
 

@@ -19,14 +19,9 @@ from sklearn.experimental import enable_halving_search_cv  # noqa: F401
 from sklearn.model_selection import (
     GridSearchCV,
     HalvingGridSearchCV,
-    KFold,
-    LeaveOneOut,
     RandomizedSearchCV,
-    RepeatedKFold,
-    ShuffleSplit,
     cross_val_score,
     cross_validate,
-    train_test_split,
 )
 
 from skksivi import KSIVIApproximator
@@ -515,25 +510,6 @@ def test_a_search_survives_a_killed_worker(cluster, tmp_path):
         there = clone(search).fit(target)
     assert marker.exists()
     assert_same_table(there, clone(search).fit(target))
-
-
-@pytest.mark.parametrize(
-    "search",
-    [
-        lambda q, target: GridSearchCV(q, {"learning_rate": [1e-3]}).fit(target),
-        lambda q, target: GridSearchCV(q, {"learning_rate": [1e-3]}, cv=3).fit(target),
-        lambda q, target: GridSearchCV(q, {"learning_rate": [1e-3]}, cv=KFold(2, shuffle=True)).fit(target),
-        lambda q, target: GridSearchCV(q, {"learning_rate": [1e-3]}, cv=RepeatedKFold()).fit(target),
-        lambda q, target: RandomizedSearchCV(q, {"learning_rate": [1e-3]}, n_iter=1).fit(target),
-        lambda q, target: cross_val_score(q, target),
-        lambda q, target: cross_validate(q, target, cv=ShuffleSplit()),
-        lambda q, target: cross_val_score(q, target, cv=LeaveOneOut()),
-        lambda q, target: train_test_split(target),
-    ],
-)
-def test_what_would_split_rows_says_to_set_replicates(search):
-    with pytest.raises(ValueError, match=r"set cv=skksivi.model_selection.Replicates\(\)"):
-        search(KSIVIApproximator(), Banana())
 
 
 @pytest.mark.slow

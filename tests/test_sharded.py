@@ -15,7 +15,8 @@ import torch.distributed as dist
 from plain_targets import normal
 from ranks import POINTS
 
-from skksivi.estimators._identity import _known, of_score
+from skksivi import KSIVIApproximator
+from skksivi.estimators._fingerprint import _known, fingerprint
 from skksivi.score._target import resolve_score
 from skksivi.targets import (
     BayesianMultinomialRegression,
@@ -98,7 +99,8 @@ def test_a_checkpoint_knows_a_sum_over_ranks_by_six_digits(group):
     largest = s.where(kept, 0).abs().amax(1, keepdim=True).expand_as(s)
     assert ((known - s).abs()[kept] <= 2.0**-20 * largest[kept]).all()
     assert torch.equal(known.isfinite(), kept)
-    assert of_score(score, None) != of_score(alone, None)
+    est = KSIVIApproximator(mixing="normal", max_iter=5)._resolved()
+    assert fingerprint(est, score, 0, None) != fingerprint(est, alone, 0, None)
 
 
 def test_minibatches_of_a_rank_alone_are_those_that_it_holds(group):

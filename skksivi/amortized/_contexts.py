@@ -13,6 +13,9 @@ from torch import Tensor
 
 from skksivi._utils.arrays import as_array, as_numbers, as_tensor
 
+#: What gives contexts: an array, or sets; a function of a number; a loader of batches.
+Source = ArrayLike | Callable[[int, np.random.RandomState], ArrayLike] | Iterable[ArrayLike]
+
 #: Contexts: rows (m, c), or m sets of shape (n_i, c).
 Rows = Tensor | list[Tensor]
 
@@ -57,7 +60,7 @@ def simulated(
     rng: np.random.RandomState,
     *,
     sets: bool,
-) -> tuple[Any, Any]:
+) -> tuple[ArrayLike, ArrayLike | None]:
     """Return contexts and parameters: as they are given, of a function by n simulations, of a loader as they come.
 
     Raises
@@ -76,7 +79,7 @@ def simulated(
     return made, parameters if own is None else own
 
 
-def _pair(made: object) -> tuple[Any, Any]:
+def _pair(made: ArrayLike) -> tuple[ArrayLike, ArrayLike | None]:
     """Return contexts and parameters of a pair (parameters, contexts), or contexts alone."""
     if not isinstance(made, tuple):
         return made, None
@@ -87,15 +90,15 @@ def _pair(made: object) -> tuple[Any, Any]:
     return made[-1], made[0] if len(made) == 2 else None
 
 
-def _is_loader(contexts: object) -> bool:
+def _is_loader(contexts: Source) -> bool:
     """Tell whether these come a batch at a time: no array, nor a sequence of rows or sets."""
     return isinstance(contexts, Iterable) and not (hasattr(contexts, "__array__") or isinstance(contexts, Sequence))
 
 
-def _read(loader: Iterable[Any], sets: bool) -> tuple[Any, Any]:
+def _read(loader: Iterable[Any], sets: bool) -> tuple[ArrayLike, ArrayLike | None]:
     """Return the contexts of a loader, and their parameters or None."""
-    contexts: list[Any] = []
-    parameters: list[Any] = []
+    contexts: list[np.ndarray] = []
+    parameters: list[np.ndarray] = []
     for batch in loader:
         made, own = _pair(tuple(batch) if not sets and _is_of_fields(batch) else batch)
         contexts.extend(made if isinstance(made, list) else as_array(made))
@@ -112,7 +115,7 @@ def _is_of_fields(batch: object) -> bool:
     return isinstance(batch, list) and all(getattr(field, "ndim", 0) > 1 for field in batch)
 
 
-def as_contexts(contexts: Any, device: torch.device, *, sets: bool, name: str = "contexts") -> Rows:  # noqa: ANN401
+def as_contexts(contexts: Any, device: torch.device, *, sets: bool) -> Rows:  # noqa: ANN401
     """Return contexts as float64.
 
     Parameters
@@ -120,8 +123,6 @@ def as_contexts(contexts: Any, device: torch.device, *, sets: bool, name: str = 
     contexts : array-like of shape (m, c) or, with `sets`, m arrays of shape (n_i, c)
     device : torch.device
     sets : bool
-    name : str
-        Of the parameter, for errors.
 
     Raises
     ------
@@ -131,19 +132,21 @@ def as_contexts(contexts: Any, device: torch.device, *, sets: bool, name: str = 
         They are of another shape, none, or not finite.
     """
     if sets:
-        found: Rows = [_checked(as_numbers(row, name), device, f"{name}[{i}]") for i, row in enumerate(contexts)]
+        found: Rows = [
+            _checked(as_numbers(row, "contexts"), device, f"contexts[{i}]") for i, row in enumerate(contexts)
+        ]
         if len({row.shape[1] for row in found}) > 1:
-            raise ValueError(f"`{name}` holds sets of rows of several lengths, expected arrays of shape (n_i, c).")
+            raise ValueError("`contexts` holds sets of rows of several lengths, expected arrays of shape (n_i, c).")
         return found
     if isinstance(contexts, list | tuple) and len({np.shape(row) for row in contexts}) > 1:
         raise ValueError(
-            f"`{name}` holds data sets of different sizes, which need a `summary`, such as "
+            "`contexts` holds data sets of different sizes, which need a `summary`, such as "
             "skksivi.amortized.DeepSets."
         )
-    return _checked(as_numbers(contexts, name), device, name)
+    return _checked(as_numbers(contexts, "contexts"), device, "contexts")
 
 
-def is_of_sets(contexts: Any) -> bool:  # noqa: ANN401
+def is_of_sets(contexts: ArrayLike) -> bool:
     """Tell whether these are sets of rows: an array of three dimensions, or a list of some of two."""
     if isinstance(contexts, list | tuple):
         return len(contexts) > 0 and np.ndim(contexts[0]) == 2
@@ -173,7 +176,7 @@ def as_rows(value: ArrayLike, n: int, d: int, device: torch.device, name: str) -
     return as_tensor(X, dtype=torch.float64, device=device)
 
 
-def given(y: Rows, points: object) -> Any:  # noqa: ANN401
+def given(y: Rows, points: object) -> Rows | np.ndarray | list[np.ndarray]:
     """Return contexts as a function takes them that is given such points, arrays or tensors."""
     if isinstance(points, Tensor):
         return y.to(points) if isinstance(y, Tensor) else [row.to(points) for row in y]

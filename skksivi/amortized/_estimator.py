@@ -6,6 +6,7 @@ import logging
 import math
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -29,7 +30,7 @@ from skksivi._utils.arrays import (
 from skksivi._utils.numbers import check_integer
 from skksivi._utils.warnings import warn_caller
 from skksivi._version import DOCUMENTATION
-from skksivi.amortized._contexts import Rows, as_contexts, as_rows, is_of_sets, n_repeated, parts, simulated
+from skksivi.amortized._contexts import Rows, Source, as_contexts, as_rows, is_of_sets, n_repeated, parts, simulated
 from skksivi.amortized._family import Conditional
 from skksivi.amortized._paired import PairedScore, at_one
 from skksivi.amortized._stages import Outcome, Settings, Stages
@@ -45,7 +46,7 @@ from skksivi.base import (
     with_callbacks,
 )
 from skksivi.diagnostics import Diagnosis, diagnose
-from skksivi.estimators._identity import of_score_near
+from skksivi.estimators._fingerprint import answers_at
 from skksivi.estimators._ksivi import KSIVIApproximator
 from skksivi.estimators._start import Past
 from skksivi.estimators._trained import FAILED_DIVERGENCE
@@ -68,15 +69,16 @@ RIDGE = 1e-3
 
 #: Draws of an amortised fit from which a posterior is explored, and the divergence, in nats a feature, up to which it
 #: is not.
-N_STARTS, SETTLED = 8, 0.003
+N_STARTS, GOOD_ENOUGH = 8, 0.003
 
 #: Reports to callbacks, at most.
-MAX_TOLD = 40
+MAX_REPORTS = 40
 
 #: How many times farther than the farthest context of the training one may be.
 FAR = 1.5
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class AmortizedKSIVI(Constrained, CallbackSupportMixin, BaseEstimator):
     r"""Kernel semi-implicit variational inference for many data sets at once.
 
@@ -171,8 +173,8 @@ class AmortizedKSIVI(Constrained, CallbackSupportMixin, BaseEstimator):
     _doc_link_module = "skksivi"
     _doc_link_template = DOCUMENTATION + "/generated/skksivi.{estimator_name}.html"
 
-    family_: Conditional
-    stages_: list[Stage]
+    family_: Conditional = field(init=False)
+    stages_: list[Stage] = field(init=False)
 
     _parameter_constraints: ClassVar[Constraints] = {
         "n_components": [Interval(Integral, 1, None, closed="left"), StrOptions({"auto"})],
@@ -188,38 +190,23 @@ class AmortizedKSIVI(Constrained, CallbackSupportMixin, BaseEstimator):
         "verbose": [Interval(Integral, 0, None, closed="left")],
     }
 
-    def __init__(  # noqa: PLR0913
-        self,
-        *,
-        n_components: int | str = "auto",
-        hidden_layer_sizes: Sequence[int] = (100, 100, 100),
-        initial_scale: float = 0.25,
-        summary: nn.Module | None = None,
-        n_contexts: int = 1000,
-        max_score_calls: int = 100_000,
-        learning_rate: float = 1e-2,
-        device: str | torch.device = "auto",
-        dtype: str = "float32",
-        random_state: RandomState = None,
-        verbose: int = 0,
-    ) -> None:
-        self.n_components = n_components
-        self.hidden_layer_sizes = hidden_layer_sizes
-        self.initial_scale = initial_scale
-        self.summary = summary
-        self.n_contexts = n_contexts
-        self.max_score_calls = max_score_calls
-        self.learning_rate = learning_rate
-        self.device = device
-        self.dtype = dtype
-        self.random_state = random_state
-        self.verbose = verbose
+    n_components: int | str = "auto"
+    hidden_layer_sizes: Sequence[int] = (100, 100, 100)
+    initial_scale: float = 0.25
+    summary: nn.Module | None = None
+    n_contexts: int = 1000
+    max_score_calls: int = 100_000
+    learning_rate: float = 1e-2
+    device: str | torch.device = "auto"
+    dtype: str = "float32"
+    random_state: RandomState = None
+    verbose: int = 0
 
     @with_callbacks
     def fit(
         self,
         score_fn: Any,  # noqa: ANN401
-        contexts: Any = None,  # noqa: ANN401
+        contexts: Source | None = None,
         parameters: ArrayLike | None = None,
         *,
         n_features: int | None = None,
@@ -279,7 +266,7 @@ class AmortizedKSIVI(Constrained, CallbackSupportMixin, BaseEstimator):
         with ordinary_mode(device), logged(self.verbose):
             y = as_contexts(Y, device, sets=sets and is_of_sets(Y))
             x = None if X is None else as_rows(X, len(y), d, device, "parameters")
-            _tell_repeated(y)
+            _check_repeated(y)
             score = PairedScore(getattr(score_fn, "score_fn", score_fn), d, y, device)
             settings = Settings(
                 self._n_components(x is not None, d),
@@ -290,10 +277,10 @@ class AmortizedKSIVI(Constrained, CallbackSupportMixin, BaseEstimator):
                 int(self.max_score_calls),
                 seed,
             )
-            callbacks = Callbacks(self._init_callback_context(max_subtasks=MAX_TOLD), estimator=self, X=None)
+            callbacks = Callbacks(self._init_callback_context(max_subtasks=MAX_REPORTS), estimator=self, X=None)
             stages = Stages(settings, score, y, x, generator)
 
-            def report(task_name: str, family: Any) -> bool:  # noqa: ANN401
+            def report(task_name: str, family: Conditional) -> bool:
                 learned = self._learned(stages, family, stages.outcome(), score, seed)
                 return callbacks.report(task_name, reconstruction_attributes=learned)
 
@@ -344,7 +331,7 @@ class AmortizedKSIVI(Constrained, CallbackSupportMixin, BaseEstimator):
         }
 
     def _warn(self, outcome: Outcome) -> None:
-        """Tell what is wrong with a fit that came to its end."""
+        """Warn of what is wrong with a fit that came to its end."""
         messages = []
         if outcome.n_lost:
             messages.append(
@@ -368,7 +355,7 @@ class AmortizedKSIVI(Constrained, CallbackSupportMixin, BaseEstimator):
 
     # What it draws
 
-    def sample(self, n_samples: int, contexts: Any, random_state: RandomState = None) -> np.ndarray:  # noqa: ANN401
+    def sample(self, n_samples: int, contexts: ArrayLike, random_state: RandomState = None) -> np.ndarray:
         """Draw from q(x | y) for one context or for many.
 
         Parameters
@@ -411,7 +398,7 @@ class AmortizedKSIVI(Constrained, CallbackSupportMixin, BaseEstimator):
                 )
         return X[0] if alone else X
 
-    def score_samples(self, X: ArrayLike, contexts: Any) -> np.ndarray:  # noqa: ANN401
+    def score_samples(self, X: ArrayLike, contexts: ArrayLike) -> np.ndarray:
         """Evaluate log q(x | y).
 
         Parameters
@@ -443,7 +430,7 @@ class AmortizedKSIVI(Constrained, CallbackSupportMixin, BaseEstimator):
                 return as_array(self.family_.mixture_log_prob(x, self.family_.features(y)))
         return np.concatenate([self._log_density(part, row[None]) for part, row in zip(parts(y, 1), x, strict=True)])
 
-    def score(self, X: ArrayLike, contexts: Any) -> float:  # noqa: ANN401
+    def score(self, X: ArrayLike, contexts: ArrayLike) -> float:
         """Return the mean of `score_samples`; larger is better.
 
         Parameters
@@ -460,7 +447,7 @@ class AmortizedKSIVI(Constrained, CallbackSupportMixin, BaseEstimator):
 
     # One context
 
-    def at(self, context: Any) -> KSIVIApproximator:  # noqa: ANN401
+    def at(self, context: ArrayLike) -> KSIVIApproximator:
         """Return q(x | y) at one context as an ordinary fit.
 
         Parameters
@@ -476,7 +463,7 @@ class AmortizedKSIVI(Constrained, CallbackSupportMixin, BaseEstimator):
         check_is_fitted(self)
         return self._at(self._one(context))
 
-    def target(self, context: Any) -> Target:  # noqa: ANN401
+    def target(self, context: ArrayLike) -> Target:
         """Return the posterior of one context as a target.
 
         Parameters
@@ -493,7 +480,7 @@ class AmortizedKSIVI(Constrained, CallbackSupportMixin, BaseEstimator):
 
     def diagnose(
         self,
-        contexts: Any,  # noqa: ANN401
+        contexts: ArrayLike,
         *,
         n_samples: int = 2000,
         random_state: RandomState = None,
@@ -518,7 +505,7 @@ class AmortizedKSIVI(Constrained, CallbackSupportMixin, BaseEstimator):
         ]
         return reports[0] if alone else reports
 
-    def refine(self, context: Any, *, max_iter: int = 100) -> KSIVIApproximator:  # noqa: ANN401
+    def refine(self, context: ArrayLike, *, max_iter: int = 100) -> KSIVIApproximator:
         """Correct the fit to one context, if its certificate says that this is needed.
 
         The posterior is explored from draws of the amortised fit, with low effort (see `skksivi.parameters.Pilot`).
@@ -548,11 +535,11 @@ class AmortizedKSIVI(Constrained, CallbackSupportMixin, BaseEstimator):
         y = self._one(context)
         est, target = self._at(y), self._target(y)
         score = resolve_score(target, None, dtype=DTYPES[est.dtype], device=resolve_device(est.device))
-        answers = of_score_near(score, est.whitening_)
+        answers = answers_at(score, est.whitening_)
         found = cheap_certificate(self._layer(y, torch.float64), score.double, self._seed)
         est.__dict__.update(score_checksum_=answers, certificate_=found)
         n_values, n_products = score.tally.n_values, score.tally.n_products
-        if not _is_within(est, SETTLED):
+        if not _is_within(est, GOOD_ENOUGH):
             explored = self._explored(est, target)
             n_values, n_products = n_values + explored.n_score_calls_, n_products + explored.n_products_
             # of two fits without a certificate the one that has seen the posterior
@@ -560,7 +547,7 @@ class AmortizedKSIVI(Constrained, CallbackSupportMixin, BaseEstimator):
         if not _is_within(est, FAILED_DIVERGENCE):
             est = est.set_params(train=True, warm_start=True, max_iter=max_iter, whiten="auto")
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", ConvergenceWarning)  # the certificate tells
+                warnings.simplefilter("ignore", ConvergenceWarning)  # the certificate says it
                 est.fit(target)
             n_values, n_products = n_values + est.n_score_calls_, n_products + est.n_products_
         est.n_score_calls_, est.n_products_ = n_values, n_products
@@ -568,24 +555,24 @@ class AmortizedKSIVI(Constrained, CallbackSupportMixin, BaseEstimator):
 
     # Inside
 
-    def _contexts(self, contexts: Any) -> tuple[Rows, bool]:  # noqa: ANN401
+    def _contexts(self, contexts: ArrayLike) -> tuple[Rows, bool]:
         """Return contexts like those of the training, and whether there is one alone."""
         alone = not is_of_sets(contexts) if self._of_sets else np.ndim(contexts) == 1
         y = as_contexts([contexts] if alone else contexts, resolve_device(self.device), sets=self._of_sets)
         width = (y if isinstance(y, Tensor) else y[0]).shape[1]
         if width != self._context_shape:
             raise ValueError(f"`contexts` has rows of length {width}, expected {self._context_shape} as in `fit`.")
-        self._tell_far(y)
+        self._warn_of_far(y)
         return y, alone
 
-    def _one(self, context: Any) -> Rows:  # noqa: ANN401
+    def _one(self, context: ArrayLike) -> Rows:
         """Return one context; raise ValueError for several."""
         y, alone = self._contexts(context)
         if not alone:
             raise ValueError(f"`context` holds {len(y)} data sets, expected one; take a row.")
         return y
 
-    def _tell_far(self, y: Rows) -> None:
+    def _warn_of_far(self, y: Rows) -> None:
         """Warn of contexts far outside those of the training."""
         with torch.no_grad():
             h = torch.cat([self.family_.features(part) for part in parts(y)])
@@ -621,7 +608,7 @@ class AmortizedKSIVI(Constrained, CallbackSupportMixin, BaseEstimator):
         starts = est.sample(N_STARTS, random_state=self._seed)
         explored = clone(est).set_params(train=False, whiten=Pilot(effort="low"), init=starts)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # the certificate tells
+            warnings.simplefilter("ignore", ConvergenceWarning)  # the certificate says it
             return explored.fit(target)
 
     def _log_density(self, y: Rows, x: Tensor) -> np.ndarray:
@@ -639,7 +626,7 @@ class AmortizedKSIVI(Constrained, CallbackSupportMixin, BaseEstimator):
         return hasattr(self, "n_features_in_")
 
 
-def _of_model(score_fn: object, contexts: object, n_features: int | None) -> tuple[Any, int]:
+def _of_model(score_fn: object, contexts: Source | None, n_features: int | None) -> tuple[Source, int]:
     """Return contexts and the number of features, as they are given or as a model with a score of pairs has them."""
     if contexts is None:
         contexts = getattr(score_fn, "simulate", None)
@@ -651,7 +638,7 @@ def _of_model(score_fn: object, contexts: object, n_features: int | None) -> tup
     return contexts, check_integer(own, "n_features", min_val=1)
 
 
-def _tell_repeated(y: Rows) -> None:
+def _check_repeated(y: Rows) -> None:
     """Raise ValueError if all contexts are one data set, and warn if most are."""
     n = n_repeated(y)
     if n == len(y):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,7 +50,7 @@ class PairedScore:
     def _of(self, y: Rows) -> ScoreFunction:
         """Return the function of points, to which the contexts belong in turn, as often as there are points."""
 
-        def function(x: Any) -> Any:  # noqa: ANN401
+        def function(x: Tensor) -> Tensor:
             return self.score_fn(x, given(tiled(y, len(x) // len(y)), x))
 
         return function
@@ -70,8 +69,8 @@ class PairedScore:
         """Return the function of points that `_of` is, NaN at pairs where it raises, which end no others."""
         whole = self._of(y)
 
-        def function(x: Any) -> Any:  # noqa: ANN401
-            def points(rows: Tensor) -> Any:  # noqa: ANN401
+        def function(x: Tensor) -> Tensor:
+            def points(rows: Tensor) -> Tensor:
                 return x[rows if isinstance(x, Tensor) else rows.numpy()]
 
             def at(rows: Tensor) -> Tensor:
@@ -135,7 +134,7 @@ class PairedScore:
 def at_one(score_fn: ScoreOfPairs, y: Rows) -> ScoreFunction:
     """Return the score of one context, a function of points."""
 
-    def function(x: Any) -> Any:  # noqa: ANN401
+    def function(x: Tensor) -> Tensor:
         return score_fn(x, given(tiled(y, len(x)), x))
 
     return function

@@ -36,14 +36,14 @@ from skksivi.training._hooks import Report
 from skksivi.training._loop import Objective, minimise
 
 #: Shows callbacks a family by the name of a stage; tells whether one of them wants the fit to end.
-Tell = Callable[[str, nn.Module], bool]
+ShowFamily = Callable[[str, Conditional], bool]
 
 LOGGER = logging.getLogger("skksivi")
 
 #: Contexts of the first round of mode searches, and how many times as many the next one has.
 N_FIRST, GROWTH = 16, 2
 
-#: Shares of the budget for mode searches: where parameters are known, where modes tell more than these, and where
+#: Shares of the budget for mode searches: where parameters are known, where modes say more than these, and where
 #: they are not known.
 OF_MODES, OF_GOOD, OF_ALL = 0.2, 0.7, 0.4
 
@@ -61,7 +61,7 @@ N_GUESSED = 6
 
 #: The held-out divergence per feature, in nats, from which on more modes are not worth their calls, without and with
 #: known parameters, and the share of the last one that it has to fall below, else.
-SETTLED, SETTLED_GIVEN, FALLEN = 2e-3, 2e-2, 0.9
+GOOD_ENOUGH, GOOD_ENOUGH_GIVEN, FALLEN = 2e-3, 2e-2, 0.9
 
 #: Contexts from which on a regression that gets no better ends the searches.
 ENOUGH = 40
@@ -145,12 +145,12 @@ class Stages:
         """Calls that are left."""
         return self.settings.max_score_calls - self.tally.total
 
-    def run(self, tell: Tell | None = None) -> Outcome:
+    def run(self, show: ShowFamily | None = None) -> Outcome:
         """Go through the stages.
 
         Parameters
         ----------
-        tell : callable or None
+        show : callable or None
             Shows callbacks the family after each stage, and in the course of the last, which they may end.
 
         Raises
@@ -161,15 +161,15 @@ class Stages:
         self.tally.limit = self.settings.max_score_calls
         self.tally.begin("modes")
         self.divergence = self._places()
-        self._tell(tell, "modes")
+        self._report(show, "modes")
         self.tally.begin("scores")
         if self.x is None:
             self._match_draws()
         else:
             self._match_parameters(self.x)
-        self._tell(tell, "scores")
+        self._report(show, "scores")
         self.tally.begin("training")
-        self.trained = self._train(tell)
+        self.trained = self._train(show)
         self.tally.begin("certificate")
         certificates = self._certificates()
         self.family.requires_grad_(False)
@@ -183,10 +183,10 @@ class Stages:
         n_uncertified = len(certificates) - len(found)
         return Outcome(found, n_uncertified, self.divergence, self.trained, self.n_searched, self.n_lost)
 
-    def _tell(self, tell: Tell | None, stage: str) -> None:
+    def _report(self, show: ShowFamily | None, stage: str) -> None:
         """Show callbacks a copy of the family."""
-        if tell is not None:
-            tell(stage, copy.deepcopy(self.family).requires_grad_(False))
+        if show is not None:
+            show(stage, copy.deepcopy(self.family).requires_grad_(False))
 
     # Modes
 
@@ -196,8 +196,8 @@ class Stages:
         stop = start + int((OF_ALL if self.x is None else OF_MODES) * budget)
         found: Laplaces | None = None
         done, n, cost, before, divergence = 0, N_FIRST, N_GUESSED * (self.score.n_features + 1), math.inf, math.nan
-        settled = SETTLED if self.x is None else SETTLED_GIVEN
-        while done < len(self.own) and not before <= settled:
+        enough = GOOD_ENOUGH if self.x is None else GOOD_ENOUGH_GIVEN
+        while done < len(self.own) and not before <= enough:
             n = min(n, len(self.own) - done, max((stop - self.tally.total) // cost, 0 if done else 2))
             if n < min(4, len(self.own)) and done:
                 break
@@ -328,7 +328,7 @@ class Stages:
 
     # Path gradient
 
-    def _train(self, tell: Tell | None) -> bool:
+    def _train(self, show: ShowFamily | None) -> bool:
         """Train along the path gradient; tell whether that was better than the start."""
         budget = int(self.left - KEPT * self.settings.max_score_calls) - 2 * self.n_to_compare
         n_contexts = min(N_PARALLEL, len(self.own), max(FEWEST_PARALLEL, budget // (USUAL * N_DRAWS)))
@@ -344,7 +344,7 @@ class Stages:
             self.generator,
             learning_rate=self.settings.learning_rate,
             max_iter=n_iter,
-            hooks=[] if tell is None else [Report(n_iter, 0, partial(tell, "iterations"))],
+            hooks=[] if show is None else [Report(n_iter, 0, partial(show, "iterations"))],
         )
         if run.ended_by is not None and not isinstance(run.ended_by, BudgetError | FloatingPointError):
             raise run.ended_by

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -292,6 +293,7 @@ def log_probs(family: Conditional, y: Rows, x: Tensor) -> Tensor:
 # Semi-implicit layer: the path gradient, many contexts at once
 
 
+@dataclass(frozen=True)
 class Walk:
     """The kernelised path gradient of the mean of KL(q(. | y) || p(. | y)) over contexts.
 
@@ -309,19 +311,13 @@ class Walk:
     generator : torch.Generator
     """
 
-    def __init__(
-        self,
-        family: Conditional,
-        score: PairedScore,
-        y: Rows,
-        pool: Tensor,
-        n_contexts: int,
-        n_draws: int,
-        generator: torch.Generator,
-    ) -> None:
-        self.family, self.score, self.y, self.pool = family, score, y, pool
-        self.n_contexts, self.n_draws, self.generator = n_contexts, n_draws, generator
-        self.kernel = resolve_kernel("gaussian", None)
+    family: Conditional
+    score: PairedScore
+    y: Rows
+    pool: Tensor
+    n_contexts: int
+    n_draws: int
+    generator: torch.Generator
 
     def __call__(self) -> Tensor:
         """Set the gradients of the family, and return the rate at which the divergence falls."""
@@ -347,10 +343,8 @@ class Walk:
         """
         halves, scores = u.chunk(2, 1), s.chunk(2, 1)
         memories = [Memory(y, s_y) for y, s_y in zip(halves[::-1], scores[::-1], strict=True)]
-        width = Memory(u, s).squared_width()
-        return torch.cat(
-            [velocity(x, memory, self.kernel, width) for x, memory in zip(halves, memories, strict=True)], 1
-        )
+        kernel, width = resolve_kernel("gaussian", None), Memory(u, s).squared_width()
+        return torch.cat([velocity(x, memory, kernel, width) for x, memory in zip(halves, memories, strict=True)], 1)
 
 
 @torch.no_grad()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -15,7 +15,7 @@ from skksivi.baselines._semi_implicit import LayerDraws, SemiImplicitVI
 from skksivi.families._density import log_joint
 from skksivi.families._layer import MultilayerPerceptron, SemiImplicit
 from skksivi.mixing import NormalDraws
-from skksivi.parameters import Adam, Annealing, Init, Scale, Whiten, check_widths
+from skksivi.parameters import Adam, check_widths
 from skksivi.score._score import DifferentiableScore
 from skksivi.training._loop import Iterate, Objective, Scheduled, by_autograd, learning_rate_factor
 
@@ -23,6 +23,7 @@ from skksivi.training._loop import Iterate, Objective, Scheduled, by_autograd, l
 LARGEST_SCALE = 3.0
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class AISIVI(SemiImplicitVI):
     r"""Fit a semi-implicit layer by path gradients, with the score of q by importance sampling.
 
@@ -113,54 +114,12 @@ class AISIVI(SemiImplicitVI):
 
     _adam: ClassVar[Adam] = Adam(betas=(0.9, 0.999), ema=None)
 
-    def __init__(  # noqa: PLR0913
-        self,
-        *,
-        n_inner_samples: int = 32,
-        prior_share: float = 0.1,
-        n_couplings: int = 4,
-        flow_hidden_layer_sizes: Sequence[int] = (64,),
-        flow_learning_rate: float = 2e-3,
-        n_flow_steps: int = 1,
-        latent_dim: int | None = None,
-        hidden_layer_sizes: Sequence[int] = (100, 100),
-        linear_skip: bool = False,
-        initial_scale: float = 1.0,
-        scale: str | Scale = "constant",
-        whiten: Whiten = "laplace",
-        init: Init = None,
-        batch_size: int = 128,
-        max_iter: int = 5000,
-        learning_rate: float = 1e-3,
-        optimizer: str | Adam = "adam",
-        annealing: Annealing = None,
-        device: str | torch.device = "auto",
-        dtype: str = "float32",
-        random_state: int | np.random.RandomState | None = None,
-        verbose: int = 0,
-    ) -> None:
-        self.n_inner_samples = n_inner_samples
-        self.prior_share = prior_share
-        self.n_couplings = n_couplings
-        self.flow_hidden_layer_sizes = flow_hidden_layer_sizes
-        self.flow_learning_rate = flow_learning_rate
-        self.n_flow_steps = n_flow_steps
-        self.latent_dim = latent_dim
-        self.hidden_layer_sizes = hidden_layer_sizes
-        self.linear_skip = linear_skip
-        self.initial_scale = initial_scale
-        self.scale = scale
-        self.whiten = whiten
-        self.init = init
-        self.batch_size = batch_size
-        self.max_iter = max_iter
-        self.learning_rate = learning_rate
-        self.optimizer = optimizer
-        self.annealing = annealing
-        self.device = device
-        self.dtype = dtype
-        self.random_state = random_state
-        self.verbose = verbose
+    n_inner_samples: int = 32
+    prior_share: float = 0.1
+    n_couplings: int = 4
+    flow_hidden_layer_sizes: Sequence[int] = (64,)
+    flow_learning_rate: float = 2e-3
+    n_flow_steps: int = 1
 
     def _check_parameters(self, n_features: int) -> None:
         super()._check_parameters(n_features)

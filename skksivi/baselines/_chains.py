@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -12,14 +14,6 @@ from torch import Tensor
 from skksivi.base import Constraints, Integral, Interval
 from skksivi.baselines._points import Started
 from skksivi.coordinates._whitening import Whitening
-
-#: Constraints of their common parameters.
-RUNNING: Constraints = {
-    "n_chains": [Interval(Integral, 1, None, closed="left")],
-    "n_warmup": [Interval(Integral, 0, None, closed="left")],
-    "n_draws": [Interval(Integral, 1, None, closed="left")],
-    "thin": [Interval(Integral, 1, None, closed="left")],
-}
 
 #: Fewest states of a chain for diagnostics.
 MIN_DRAWS = 4
@@ -91,10 +85,23 @@ def diagnostics(chains: np.ndarray) -> dict[str, np.ndarray]:
     }
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class ChainApproximator(Started):
     """Base of the methods that run chains."""
 
-    chains_: np.ndarray
+    _parameter_constraints: ClassVar[Constraints] = {
+        "n_chains": [Interval(Integral, 1, None, closed="left")],
+        "n_warmup": [Interval(Integral, 0, None, closed="left")],
+        "n_draws": [Interval(Integral, 1, None, closed="left")],
+        "thin": [Interval(Integral, 1, None, closed="left")],
+    }
+
+    n_chains: int = 100
+    n_warmup: int = 1000
+    n_draws: int = 100
+    thin: int = 20
+
+    chains_: np.ndarray = field(init=False)
 
     def diagnose(self) -> dict[str, np.ndarray]:
         """Return what tells whether the chains have mixed, by arviz-stats.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor, nn
 
+from skksivi._utils.arrays import RandomState
 from skksivi._utils.warnings import warn_caller
 from skksivi.base import BaseApproximator, Constraints, Integral, Interval, Real, StrOptions
 from skksivi.baselines._descent import Descending, set_gradient
@@ -28,6 +30,7 @@ from skksivi.training._run import Fit, Run
 EMA_DECAY = 0.99
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class FromMode(BaseApproximator):
     """Base of the Gaussians, which start at a mode."""
 
@@ -36,8 +39,11 @@ class FromMode(BaseApproximator):
         "init": ["array-like", None],
     }
 
-    max_iter: int
-    init: Init
+    max_iter: int = 200
+    init: Init = None
+    device: str | torch.device = "auto"
+    dtype: str = "float64"
+    random_state: RandomState = None
 
     def _check_parameters(self, n_features: int) -> None:
         super()._check_parameters(n_features)
@@ -98,21 +104,6 @@ class Laplace(FromMode):
     >>> Laplace().fit(lambda x: (3 - x) / 4, n_features=1).covariance_
     array([[4.]])
     """
-
-    def __init__(
-        self,
-        *,
-        max_iter: int = 200,
-        init: Init = None,
-        device: str | torch.device = "auto",
-        dtype: str = "float64",
-        random_state: int | np.random.RandomState | None = None,
-    ) -> None:
-        self.max_iter = max_iter
-        self.init = init
-        self.device = device
-        self.dtype = dtype
-        self.random_state = random_state
 
     def _fit(self, score_fn: Score, run: Run) -> Fit:
         (start,) = starting_points(self.init, score_fn.n_features, score_fn.device)
@@ -207,6 +198,7 @@ def conditional_scales(q: Affine) -> Tensor:
     return torch.linalg.solve_triangular(q.L, eye, upper=False).square().sum(0).rsqrt()
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class Ascending(Descending, FromMode):
     """Base of the Gaussians that maximise the evidence lower bound."""
 
@@ -216,9 +208,10 @@ class Ascending(Descending, FromMode):
         "learning_rate_decay": [StrOptions({"cosine"}), None],
     }
 
-    batch_size: int
-    learning_rate: float
-    learning_rate_decay: str | None
+    batch_size: int = 64
+    max_iter: int = 1000
+    learning_rate: float = 0.03
+    learning_rate_decay: str | None = "cosine"
 
     def _ascend(self, score_fn: Score, start: Affine, gradient: BoundGradient, generator: torch.Generator) -> Fit:
         """Maximise the bound by `mean_field_gradient` or `full_rank_gradient`, from the start, in its units."""
@@ -244,6 +237,7 @@ class Ascending(Descending, FromMode):
         return Fit(Gaussian(Affine(m + L @ a, L @ T)), {"norm_curve_": norms, "n_iter_": len(norms)}, ended_by)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class MeanFieldVI(Ascending):
     r"""Gaussian of independent coordinates that maximises the evidence lower bound.
 
@@ -306,27 +300,6 @@ class MeanFieldVI(Ascending):
     array([[4.]])
     """
 
-    def __init__(
-        self,
-        *,
-        batch_size: int = 64,
-        max_iter: int = 1000,
-        learning_rate: float = 0.03,
-        learning_rate_decay: str | None = "cosine",
-        init: Init = None,
-        device: str | torch.device = "auto",
-        dtype: str = "float64",
-        random_state: int | np.random.RandomState | None = None,
-    ) -> None:
-        self.batch_size = batch_size
-        self.max_iter = max_iter
-        self.learning_rate = learning_rate
-        self.learning_rate_decay = learning_rate_decay
-        self.init = init
-        self.device = device
-        self.dtype = dtype
-        self.random_state = random_state
-
     def _fit(self, score_fn: Score, run: Run) -> Fit:
         generator = run.generator
         start = at_mode(score_fn, self.init, generator)
@@ -334,6 +307,7 @@ class MeanFieldVI(Ascending):
         return self._ascend(score_fn, independent, mean_field_gradient, generator)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class FullRankVI(Ascending):
     r"""Gaussian that maximises the evidence lower bound.
 
@@ -393,26 +367,7 @@ class FullRankVI(Ascending):
     array([[4.]])
     """
 
-    def __init__(
-        self,
-        *,
-        batch_size: int = 64,
-        max_iter: int = 2000,
-        learning_rate: float = 0.03,
-        learning_rate_decay: str | None = "cosine",
-        init: Init = None,
-        device: str | torch.device = "auto",
-        dtype: str = "float64",
-        random_state: int | np.random.RandomState | None = None,
-    ) -> None:
-        self.batch_size = batch_size
-        self.max_iter = max_iter
-        self.learning_rate = learning_rate
-        self.learning_rate_decay = learning_rate_decay
-        self.init = init
-        self.device = device
-        self.dtype = dtype
-        self.random_state = random_state
+    max_iter: int = 2000
 
     def _fit(self, score_fn: Score, run: Run) -> Fit:
         generator = run.generator
@@ -420,6 +375,7 @@ class FullRankVI(Ascending):
         return self._ascend(score_fn, start, full_rank_gradient, generator)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class BatchAndMatch(FromMode):
     r"""Gaussian whose score matches the target's on batches of its own draws.
 
@@ -472,20 +428,7 @@ class BatchAndMatch(FromMode):
     array([[4.]])
     """
 
-    def __init__(
-        self,
-        *,
-        max_iter: int = 60,
-        init: Init = None,
-        device: str | torch.device = "auto",
-        dtype: str = "float64",
-        random_state: int | np.random.RandomState | None = None,
-    ) -> None:
-        self.max_iter = max_iter
-        self.init = init
-        self.device = device
-        self.dtype = dtype
-        self.random_state = random_state
+    max_iter: int = 60
 
     def _fit(self, score_fn: Score, run: Run) -> Fit:
         generator = run.generator

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from skksivi.annealing import BRIDGES, bridge_levels
 from skksivi.base import Constraints, Integral, Interval, StrOptions
 from skksivi.baselines._critic import CRITIC, Critics
+from skksivi.baselines._semi_implicit import TrainedBaseline
 from skksivi.coordinates._composed import score_for_training
 from skksivi.coordinates._whitening import Whitening
-from skksivi.estimators._trained import Trained, langevin_scale
+from skksivi.estimators._trained import langevin_scale
 from skksivi.families._hierarchy import Hierarchy, langevin_hierarchy
 from skksivi.families._layer import Drawn, DrawPullback
 from skksivi.families._samplers import Layers
 from skksivi.mixing import NormalDraws
-from skksivi.parameters import Adam, Bridge, Init, Scale, Whiten, check_widths, checked_object
+from skksivi.parameters import Adam, Bridge, Whiten, check_widths, checked_object
 from skksivi.pilot._pilot import find_whitening
 from skksivi.pilot._points import PilotPoints
 from skksivi.score._score import DifferentiableScore, Score
@@ -27,7 +28,8 @@ from skksivi.training._loop import Objective
 from skksivi.training._run import Fit, Run
 
 
-class HSIVISM(Trained):
+@dataclass(kw_only=True, eq=False, repr=False)
+class HSIVISM(TrainedBaseline):
     r"""Fit a hierarchy of Gaussian layers by Fisher divergences, each against a network that estimates it.
 
     The layers are the same as in `skksivi.HKSIVIApproximator`, from the base :math:`x_T \sim N(0, I)` on
@@ -125,52 +127,20 @@ class HSIVISM(Trained):
         "stop_gradient": ["boolean"],
     }
 
-    family_: Hierarchy
+    family_: Hierarchy = field(init=False)
 
     _adam: ClassVar[Adam] = Adam(betas=(0.5, 0.99), ema=None)
 
-    def __init__(  # noqa: PLR0913
-        self,
-        *,
-        n_layers: int = 5,
-        bridge: str | Callable[[float], float] | Bridge = "linear",
-        stop_gradient: bool = True,
-        critic_hidden_layer_sizes: Sequence[int] = (128, 128),
-        critic_learning_rate: float = 5e-3,
-        n_critic_steps: int = 1,
-        hidden_layer_sizes: Sequence[int] = (50, 50),
-        initial_scale: float = 1.0,
-        scale: str | Scale = "constant",
-        whiten: Whiten = "auto",
-        init: Init = None,
-        batch_size: int = 256,
-        max_iter: int = 3000,
-        learning_rate: float = 1e-3,
-        optimizer: str | Adam = "adam",
-        device: str | torch.device = "auto",
-        dtype: str = "float32",
-        random_state: int | np.random.RandomState | None = None,
-        verbose: int = 0,
-    ) -> None:
-        self.n_layers = n_layers
-        self.bridge = bridge
-        self.stop_gradient = stop_gradient
-        self.critic_hidden_layer_sizes = critic_hidden_layer_sizes
-        self.critic_learning_rate = critic_learning_rate
-        self.n_critic_steps = n_critic_steps
-        self.hidden_layer_sizes = hidden_layer_sizes
-        self.initial_scale = initial_scale
-        self.scale = scale
-        self.whiten = whiten
-        self.init = init
-        self.batch_size = batch_size
-        self.max_iter = max_iter
-        self.learning_rate = learning_rate
-        self.optimizer = optimizer
-        self.device = device
-        self.dtype = dtype
-        self.random_state = random_state
-        self.verbose = verbose
+    n_layers: int = 5
+    bridge: str | Callable[[float], float] | Bridge = "linear"
+    stop_gradient: bool = True
+    critic_hidden_layer_sizes: Sequence[int] = (128, 128)
+    critic_learning_rate: float = 5e-3
+    n_critic_steps: int = 1
+    hidden_layer_sizes: Sequence[int] = (50, 50)
+    whiten: Whiten = "auto"
+    batch_size: int = 256
+    max_iter: int = 3000
 
     def _check_parameters(self, n_features: int) -> None:
         super()._check_parameters(n_features)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,11 +13,12 @@ from skksivi.baselines._points import RADIAL, radial_kernel
 from skksivi.baselines._semi_implicit import LayerDraws, SemiImplicitVI
 from skksivi.families._layer import SemiImplicit
 from skksivi.kernels import Kernel
-from skksivi.parameters import Adam, Annealing, Init, Scale, Whiten
+from skksivi.parameters import Adam
 from skksivi.score._score import DifferentiableScore
 from skksivi.training._loop import Objective, Scheduled
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class KPG(SemiImplicitVI):
     r"""Fit a semi-implicit layer by the kernelised path gradient of the divergence.
 
@@ -97,48 +97,9 @@ class KPG(SemiImplicitVI):
 
     _adam: ClassVar[Adam] = Adam(betas=(0.9, 0.999), ema=None)
 
-    def __init__(  # noqa: PLR0913
-        self,
-        *,
-        importance_sampling: bool = False,
-        kernel: str | Kernel = "gaussian",
-        bandwidth: float | str | None = None,
-        latent_dim: int | None = None,
-        hidden_layer_sizes: Sequence[int] = (100, 100),
-        linear_skip: bool = False,
-        initial_scale: float = 1.0,
-        scale: str | Scale = "constant",
-        whiten: Whiten = "laplace",
-        init: Init = None,
-        batch_size: int = 128,
-        max_iter: int = 5000,
-        learning_rate: float = 1e-3,
-        optimizer: str | Adam = "adam",
-        annealing: Annealing = None,
-        device: str | torch.device = "auto",
-        dtype: str = "float32",
-        random_state: int | np.random.RandomState | None = None,
-        verbose: int = 0,
-    ) -> None:
-        self.importance_sampling = importance_sampling
-        self.kernel = kernel
-        self.bandwidth = bandwidth
-        self.latent_dim = latent_dim
-        self.hidden_layer_sizes = hidden_layer_sizes
-        self.linear_skip = linear_skip
-        self.initial_scale = initial_scale
-        self.scale = scale
-        self.whiten = whiten
-        self.init = init
-        self.batch_size = batch_size
-        self.max_iter = max_iter
-        self.learning_rate = learning_rate
-        self.optimizer = optimizer
-        self.annealing = annealing
-        self.device = device
-        self.dtype = dtype
-        self.random_state = random_state
-        self.verbose = verbose
+    importance_sampling: bool = False
+    kernel: str | Kernel = "gaussian"
+    bandwidth: float | str | None = None
 
     def _check_parameters(self, n_features: int) -> None:
         super()._check_parameters(n_features)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -13,10 +14,9 @@ from torch import Tensor
 from skksivi._utils.warnings import warn_caller
 from skksivi.base import Constraints, Interval, Real, StrOptions
 from skksivi.baselines._descent import Descending, MovingPoints, not_finite, set_gradient
-from skksivi.baselines._points import WITH_KERNEL, Particled, find_start, radial_kernel
+from skksivi.baselines._points import RADIAL, Particled, find_start, radial_kernel
 from skksivi.families._samplers import Particles
 from skksivi.kernels import Kernel, squared_distances
-from skksivi.parameters import Init, Whiten
 from skksivi.score._score import Score
 from skksivi.training._run import KEEPING, Fit, Run
 
@@ -81,6 +81,7 @@ def last_fall(losses: list[float]) -> float:
     return 1 - lowest[-1] / lowest[0]
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class KSDDescent(Descending, Particled):
     r"""Particles that minimise their kernel Stein discrepancy from the target.
 
@@ -161,41 +162,16 @@ class KSDDescent(Descending, Particled):
     """
 
     _parameter_constraints: ClassVar[Constraints] = {
-        **WITH_KERNEL,
+        **RADIAL,
         "solver": [StrOptions({"lbfgs", "adam"})],
         "tol": [Interval(Real, 0, None, closed="left")],
     }
 
-    def __init__(  # noqa: PLR0913
-        self,
-        *,
-        kernel: str | Kernel = "imq",
-        bandwidth: float | str | None = None,
-        solver: str = "lbfgs",
-        n_particles: int = 200,
-        max_iter: int = 300,
-        learning_rate: float = 0.1,
-        learning_rate_decay: str | None = "cosine",
-        tol: float = 1e-7,
-        whiten: Whiten = "laplace",
-        init: Init = None,
-        device: str | torch.device = "auto",
-        dtype: str = "float64",
-        random_state: int | np.random.RandomState | None = None,
-    ) -> None:
-        self.kernel = kernel
-        self.bandwidth = bandwidth
-        self.solver = solver
-        self.n_particles = n_particles
-        self.max_iter = max_iter
-        self.learning_rate = learning_rate
-        self.learning_rate_decay = learning_rate_decay
-        self.tol = tol
-        self.whiten = whiten
-        self.init = init
-        self.device = device
-        self.dtype = dtype
-        self.random_state = random_state
+    kernel: str | Kernel = "imq"
+    bandwidth: float | str | None = None
+    solver: str = "lbfgs"
+    max_iter: int = 300
+    tol: float = 1e-7
 
     def _check_parameters(self, n_features: int) -> None:
         super()._check_parameters(n_features)

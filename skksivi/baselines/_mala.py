@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
-import numpy as np
 import torch
 from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from skksivi._utils.warnings import warn_caller
 from skksivi.base import Constraints, Interval, Real, StrOptions
-from skksivi.baselines._chains import RUNNING, ChainApproximator, pushed_forward, run_chains
+from skksivi.baselines._chains import ChainApproximator, pushed_forward, run_chains
 from skksivi.baselines._points import LogRatio, density_in_u, find_start, ratio_in_u
 from skksivi.families._samplers import Chains
-from skksivi.parameters import Init, Whiten
 from skksivi.pilot._chains import clipped_drift
 from skksivi.score._score import Score, ScoreFunction
 from skksivi.training._run import Fit, Run
@@ -82,6 +81,7 @@ def adapted_step(h: Tensor, alpha: Tensor, t: int, target: float) -> Tensor:
     return h * ((alpha.mean() - target) * (t + 1) ** -0.6).exp()
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class MALA(ChainApproximator):
     r"""Many Metropolis-adjusted Langevin chains in parallel.
 
@@ -164,39 +164,16 @@ class MALA(ChainApproximator):
     """
 
     _parameter_constraints: ClassVar[Constraints] = {
-        **RUNNING,
         "step_size": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
         "target_acceptance": [Interval(Real, 0, 1, closed="neither")],
     }
 
-    acceptance_rate_: float
+    acceptance_rate_: float = field(init=False)
 
-    def __init__(  # noqa: PLR0913
-        self,
-        *,
-        n_chains: int = 100,
-        n_warmup: int = 500,
-        n_draws: int = 100,
-        thin: int = 10,
-        step_size: float | str = "auto",
-        target_acceptance: float = 0.574,
-        whiten: Whiten = "laplace",
-        init: Init = None,
-        device: str | torch.device = "auto",
-        dtype: str = "float64",
-        random_state: int | np.random.RandomState | None = None,
-    ) -> None:
-        self.n_chains = n_chains
-        self.n_warmup = n_warmup
-        self.n_draws = n_draws
-        self.thin = thin
-        self.step_size = step_size
-        self.target_acceptance = target_acceptance
-        self.whiten = whiten
-        self.init = init
-        self.device = device
-        self.dtype = dtype
-        self.random_state = random_state
+    n_warmup: int = 500
+    thin: int = 10
+    step_size: float | str = "auto"
+    target_acceptance: float = 0.574
 
     def _fit(self, score_fn: Score, run: Run) -> Fit:
         generator = run.generator

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from skksivi.base import Constraints, Interval, Real, StrOptions
 from skksivi.baselines._descent import Descending, MovingPoints, set_gradient
 from skksivi.baselines._points import (
-    DESCENDING,
     Particled,
     density_in_u,
     find_start,
@@ -22,7 +21,6 @@ from skksivi.baselines._points import (
 )
 from skksivi.families._samplers import Particles
 from skksivi.kernels import squared_distances
-from skksivi.parameters import Init, Whiten
 from skksivi.score._score import Score
 from skksivi.training._run import Fit, Run
 
@@ -102,6 +100,7 @@ def mied_gradient(x: Tensor, log_p: Tensor, s: Tensor, mollifier: Mollifier, eps
     return energy - 2 * math.log(n), gradient
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class MIED(Descending, Particled):
     r"""Particles that minimise a mollified interaction energy, close to the chi-square divergence from the target.
 
@@ -182,37 +181,13 @@ class MIED(Descending, Particled):
     """
 
     _parameter_constraints: ClassVar[Constraints] = {
-        **DESCENDING,
         "mollifier": [StrOptions(set(MOLLIFIERS))],
         "epsilon": [Interval(Real, 0, None, closed="neither")],
     }
 
-    def __init__(  # noqa: PLR0913
-        self,
-        *,
-        mollifier: str = "riesz",
-        epsilon: float = 1e-4,
-        n_particles: int = 200,
-        max_iter: int = 1000,
-        learning_rate: float = 0.03,
-        learning_rate_decay: str | None = "cosine",
-        whiten: Whiten = "laplace",
-        init: Init = None,
-        device: str | torch.device = "auto",
-        dtype: str = "float64",
-        random_state: int | np.random.RandomState | None = None,
-    ) -> None:
-        self.mollifier = mollifier
-        self.epsilon = epsilon
-        self.n_particles = n_particles
-        self.max_iter = max_iter
-        self.learning_rate = learning_rate
-        self.learning_rate_decay = learning_rate_decay
-        self.whiten = whiten
-        self.init = init
-        self.device = device
-        self.dtype = dtype
-        self.random_state = random_state
+    mollifier: str = "riesz"
+    epsilon: float = 1e-4
+    learning_rate: float = 0.03
 
     def _fit(self, score_fn: Score, run: Run) -> Fit:
         generator = run.generator

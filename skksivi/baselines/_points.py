@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from skksivi._utils.arrays import as_tensor
+from skksivi._utils.arrays import RandomState, as_tensor
 from skksivi._utils.warnings import warn_caller
 from skksivi.base import Constraints, Integral, Interval, Real, StrOptions
 from skksivi.coordinates._lines import lobatto, lobatto_nodes, log_ratio
@@ -20,18 +21,11 @@ from skksivi.parameters import Init, Whiten
 from skksivi.pilot._pilot import find_whitening
 from skksivi.score._score import Score, ScoreFunction
 
-#: Constraints of the parameters of those that descend, of a kernel, and of those that have both.
-DESCENDING: Constraints = {
-    "n_particles": [Interval(Integral, 2, None, closed="left")],
-    "max_iter": [Interval(Integral, 1, None, closed="left")],
-    "learning_rate": [Interval(Real, 0, None, closed="neither")],
-    "learning_rate_decay": [StrOptions({"cosine"}), None],
-}
+#: Constraints of the parameters of a kernel.
 RADIAL: Constraints = {
     "kernel": [str, Kernel],
     "bandwidth": [Interval(Real, 0, None, closed="neither"), StrOptions({"median"}), None],
 }
-WITH_KERNEL: Constraints = {**DESCENDING, **RADIAL}
 
 #: Points at which a density is compared with its score, how far apart, and by what share they may differ.
 N_COMPARED, REACH, TOLERANCE = 16, 0.1, 0.05
@@ -43,11 +37,18 @@ Density = Callable[[Tensor], Tensor]
 LogRatio = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class Started(Whitened):
     """Base of the methods that start at points."""
 
     #: The fewest points.
     _at_least: ClassVar[int] = 1
+
+    whiten: Whiten = "laplace"
+    init: Init = None
+    device: str | torch.device = "auto"
+    dtype: str = "float64"
+    random_state: RandomState = None
 
     def _check_parameters(self, n_features: int) -> None:
         super()._check_parameters(n_features)
@@ -96,10 +97,22 @@ def find_start(
     return whitening, torch.where(finite[:, None], u, others).to(score_fn.dtype)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class Particled(Started):
     """Base of the methods that move two particles or more."""
 
+    _parameter_constraints: ClassVar[Constraints] = {
+        "n_particles": [Interval(Integral, 2, None, closed="left")],
+        "max_iter": [Interval(Integral, 1, None, closed="left")],
+        "learning_rate": [Interval(Real, 0, None, closed="neither")],
+        "learning_rate_decay": [StrOptions({"cosine"}), None],
+    }
     _at_least: ClassVar[int] = 2
+
+    n_particles: int = 200
+    max_iter: int = 1000
+    learning_rate: float = 0.1
+    learning_rate_decay: str | None = "cosine"
 
 
 def radial_kernel(kernel: str | Kernel, bandwidth: float | str | None, *, smooth: bool = False) -> Kernel:

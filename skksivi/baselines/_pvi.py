@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,11 +14,12 @@ from skksivi.baselines._descent import set_gradient
 from skksivi.baselines._semi_implicit import SemiImplicitVI, mixture_score
 from skksivi.families._layer import SemiImplicit
 from skksivi.mixing import AtomDraws, Mixing
-from skksivi.parameters import Adam, Annealing, Init, Scale, Whiten
+from skksivi.parameters import Adam
 from skksivi.score._score import DifferentiableScore
 from skksivi.training._loop import Objective, Scheduled
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class PVI(SemiImplicitVI):
     r"""Fit a semi-implicit layer whose mixing distribution is a set of particles, which move with its network.
 
@@ -97,46 +97,8 @@ class PVI(SemiImplicitVI):
 
     _adam: ClassVar[Adam] = Adam(betas=(0.9, 0.999), ema=None)
 
-    def __init__(  # noqa: PLR0913
-        self,
-        *,
-        n_particles: int = 100,
-        regularization: float = 1e-8,
-        latent_dim: int | None = None,
-        hidden_layer_sizes: Sequence[int] = (100, 100),
-        linear_skip: bool = False,
-        initial_scale: float = 1.0,
-        scale: str | Scale = "constant",
-        whiten: Whiten = "laplace",
-        init: Init = None,
-        batch_size: int = 128,
-        max_iter: int = 5000,
-        learning_rate: float = 1e-3,
-        optimizer: str | Adam = "adam",
-        annealing: Annealing = None,
-        device: str | torch.device = "auto",
-        dtype: str = "float32",
-        random_state: int | np.random.RandomState | None = None,
-        verbose: int = 0,
-    ) -> None:
-        self.n_particles = n_particles
-        self.regularization = regularization
-        self.latent_dim = latent_dim
-        self.hidden_layer_sizes = hidden_layer_sizes
-        self.linear_skip = linear_skip
-        self.initial_scale = initial_scale
-        self.scale = scale
-        self.whiten = whiten
-        self.init = init
-        self.batch_size = batch_size
-        self.max_iter = max_iter
-        self.learning_rate = learning_rate
-        self.optimizer = optimizer
-        self.annealing = annealing
-        self.device = device
-        self.dtype = dtype
-        self.random_state = random_state
-        self.verbose = verbose
+    n_particles: int = 100
+    regularization: float = 1e-8
 
     def _mixing(self, latent_dim: int, like: Tensor, generator: torch.Generator) -> Mixing:
         return AtomDraws(like.new_empty(self.n_particles, latent_dim).normal_(generator=generator))

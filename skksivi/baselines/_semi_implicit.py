@@ -3,26 +3,45 @@ r"""What the methods with one layer :math:`x = \mu(z) + \sigma \odot \xi` share:
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
+from skksivi._utils.arrays import RandomState
 from skksivi.base import Constraints, Integral, Interval, StrOptions
 from skksivi.coordinates._composed import score_for_training
 from skksivi.estimators._trained import MAX_LATENT_DIM, Trained, temperature
 from skksivi.families._layer import SemiImplicit, covariance_kept, diagonal_gaussian_log_prob, gaussian_layer
 from skksivi.families._samplers import Layer
 from skksivi.mixing import Mixing, NormalDraws
-from skksivi.parameters import Annealing, Scale, checked_object
+from skksivi.parameters import Adam, Annealing, Init, Scale, Whiten, checked_object
 from skksivi.pilot._pilot import find_whitening
 from skksivi.score._score import DifferentiableScore, Score, Tempered
 from skksivi.training._loop import Objective, Scheduled
 from skksivi.training._run import Fit, Run
 
 
-class SemiImplicitVI(Trained):
+@dataclass(kw_only=True, eq=False, repr=False)
+class TrainedBaseline(Trained):
+    """Base of the methods that train a family, with the parameters that all of them have."""
+
+    initial_scale: float = 1.0
+    scale: str | Scale = "constant"
+    whiten: Whiten = "laplace"
+    init: Init = None
+    learning_rate: float = 1e-3
+    optimizer: str | Adam = "adam"
+    device: str | torch.device = "auto"
+    dtype: str = "float32"
+    random_state: RandomState = None
+    verbose: int = 0
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class SemiImplicitVI(TrainedBaseline):
     """Base of the methods that fit one semi-implicit layer; a leaf gives `_objective`."""
 
     _parameter_constraints: ClassVar[Constraints] = {
@@ -31,10 +50,14 @@ class SemiImplicitVI(Trained):
         "annealing": [StrOptions({"linear"}), callable, None],
     }
 
-    annealing: Annealing
-    latent_dim: int | None
-    linear_skip: bool
-    family_: SemiImplicit
+    family_: SemiImplicit = field(init=False)
+
+    latent_dim: int | None = None
+    hidden_layer_sizes: Sequence[int] = (100, 100)
+    linear_skip: bool = False
+    batch_size: int = 128
+    max_iter: int = 5000
+    annealing: Annealing = None
 
     def _check_parameters(self, n_features: int) -> None:
         super()._check_parameters(n_features)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from skksivi._utils.numbers import is_number
 from skksivi.base import Constraints, Interval, Real
-from skksivi.baselines._chains import RUNNING, ChainApproximator, pushed_forward, run_chains
+from skksivi.baselines._chains import ChainApproximator, pushed_forward, run_chains
 from skksivi.baselines._points import find_start
 from skksivi.coordinates._composed import score_for_training
 from skksivi.families._samplers import Chains
-from skksivi.parameters import Init, Whiten
 from skksivi.pilot._chains import clipped_drift
 from skksivi.score._score import Score
 from skksivi.training._run import Fit, Run
@@ -54,6 +53,7 @@ def step_sizes(step_size: float | tuple[float, float, float]) -> Callable[[int],
     return lambda t: a * (b + t) ** -gamma
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class SGLD(ChainApproximator):
     r"""Many chains of stochastic gradient Langevin dynamics in parallel.
 
@@ -129,37 +129,12 @@ class SGLD(ChainApproximator):
     """
 
     _parameter_constraints: ClassVar[Constraints] = {
-        **RUNNING,
         "step_size": [Interval(Real, 0, None, closed="neither"), "array-like"],
         "max_score": [Interval(Real, 0, None, closed="neither"), None],
     }
 
-    def __init__(  # noqa: PLR0913
-        self,
-        *,
-        n_chains: int = 100,
-        n_warmup: int = 1000,
-        n_draws: int = 100,
-        thin: int = 20,
-        step_size: float | tuple[float, float, float] = 0.05,
-        max_score: float | None = 5.0,
-        whiten: Whiten = "laplace",
-        init: Init = None,
-        device: str | torch.device = "auto",
-        dtype: str = "float64",
-        random_state: int | np.random.RandomState | None = None,
-    ) -> None:
-        self.n_chains = n_chains
-        self.n_warmup = n_warmup
-        self.n_draws = n_draws
-        self.thin = thin
-        self.step_size = step_size
-        self.max_score = max_score
-        self.whiten = whiten
-        self.init = init
-        self.device = device
-        self.dtype = dtype
-        self.random_state = random_state
+    step_size: float | tuple[float, float, float] = 0.05
+    max_score: float | None = 5.0
 
     def _check_parameters(self, n_features: int) -> None:
         super()._check_parameters(n_features)

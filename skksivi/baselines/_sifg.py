@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from skksivi.base import Constraints, Integral, Interval
 from skksivi.baselines._critic import CRITIC, Critics
 from skksivi.baselines._descent import MovingPoints, set_gradient
+from skksivi.baselines._semi_implicit import TrainedBaseline
 from skksivi.coordinates._composed import score_for_training
-from skksivi.estimators._trained import Trained
 from skksivi.families._layer import Constant, MultilayerPerceptron, SemiImplicit
 from skksivi.families._samplers import Layer
 from skksivi.mixing import AtomDraws
-from skksivi.parameters import Adam, Init, Scale, Whiten
+from skksivi.parameters import Adam
 from skksivi.pilot._pilot import find_whitening
 from skksivi.score._score import DifferentiableScore, Score
 from skksivi.training._loop import Objective
 from skksivi.training._run import Fit, Run
 
 
-class SIFG(Trained):
+@dataclass(kw_only=True, eq=False, repr=False)
+class SIFG(TrainedBaseline):
     r"""Particles with Gaussian noise, moved along the gradient flow of KL(q || p).
 
     The fitted distribution is the law of :math:`x = y_m + \sigma \xi`, with m uniform over M particles: a mixture of
@@ -110,42 +111,14 @@ class SIFG(Trained):
 
     _adam: ClassVar[Adam] = Adam(betas=(0.9, 0.999), ema=None)
 
-    def __init__(  # noqa: PLR0913
-        self,
-        *,
-        n_particles: int = 500,
-        adaptive: bool = True,
-        critic_learning_rate: float = 2e-3,
-        n_critic_steps: int = 5,
-        hidden_layer_sizes: Sequence[int] = (100, 100),
-        initial_scale: float = 0.3,
-        scale: str | Scale = "constant",
-        whiten: Whiten = "laplace",
-        init: Init = None,
-        max_iter: int = 2000,
-        learning_rate: float = 1e-2,
-        optimizer: str | Adam = "adam",
-        device: str | torch.device = "auto",
-        dtype: str = "float32",
-        random_state: int | np.random.RandomState | None = None,
-        verbose: int = 0,
-    ) -> None:
-        self.n_particles = n_particles
-        self.adaptive = adaptive
-        self.critic_learning_rate = critic_learning_rate
-        self.n_critic_steps = n_critic_steps
-        self.hidden_layer_sizes = hidden_layer_sizes
-        self.initial_scale = initial_scale
-        self.scale = scale
-        self.whiten = whiten
-        self.init = init
-        self.max_iter = max_iter
-        self.learning_rate = learning_rate
-        self.optimizer = optimizer
-        self.device = device
-        self.dtype = dtype
-        self.random_state = random_state
-        self.verbose = verbose
+    n_particles: int = 500
+    adaptive: bool = True
+    critic_learning_rate: float = 2e-3
+    n_critic_steps: int = 5
+    hidden_layer_sizes: Sequence[int] = (100, 100)
+    initial_scale: float = 0.3
+    max_iter: int = 2000
+    learning_rate: float = 1e-2
 
     def _fit(self, score_fn: Score, run: Run) -> Fit:
         generator = run.generator

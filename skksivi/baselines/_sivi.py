@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,11 +14,12 @@ from skksivi._utils.arrays import check_function
 from skksivi.base import Constraints, Integral, Interval
 from skksivi.baselines._semi_implicit import SemiImplicitVI
 from skksivi.families._layer import SemiImplicit
-from skksivi.parameters import Adam, Annealing, Init, Scale, Whiten
+from skksivi.parameters import Adam
 from skksivi.score._score import DifferentiableScore
 from skksivi.training._loop import Objective, Scheduled
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class SIVI(SemiImplicitVI):
     r"""Fit a semi-implicit layer by the surrogate evidence lower bound.
 
@@ -107,44 +108,7 @@ class SIVI(SemiImplicitVI):
 
     _adam: ClassVar[Adam] = Adam(betas=(0.9, 0.999), ema=None)
 
-    def __init__(  # noqa: PLR0913
-        self,
-        *,
-        n_auxiliary: int | Callable[[float], int] = 100,
-        latent_dim: int | None = None,
-        hidden_layer_sizes: Sequence[int] = (100, 100),
-        linear_skip: bool = False,
-        initial_scale: float = 1.0,
-        scale: str | Scale = "constant",
-        whiten: Whiten = "laplace",
-        init: Init = None,
-        batch_size: int = 128,
-        max_iter: int = 5000,
-        learning_rate: float = 1e-3,
-        optimizer: str | Adam = "adam",
-        annealing: Annealing = None,
-        device: str | torch.device = "auto",
-        dtype: str = "float32",
-        random_state: int | np.random.RandomState | None = None,
-        verbose: int = 0,
-    ) -> None:
-        self.n_auxiliary = n_auxiliary
-        self.latent_dim = latent_dim
-        self.hidden_layer_sizes = hidden_layer_sizes
-        self.linear_skip = linear_skip
-        self.initial_scale = initial_scale
-        self.scale = scale
-        self.whiten = whiten
-        self.init = init
-        self.batch_size = batch_size
-        self.max_iter = max_iter
-        self.learning_rate = learning_rate
-        self.optimizer = optimizer
-        self.annealing = annealing
-        self.device = device
-        self.dtype = dtype
-        self.random_state = random_state
-        self.verbose = verbose
+    n_auxiliary: int | Callable[[float], int] = 100
 
     def _check_parameters(self, n_features: int) -> None:
         super()._check_parameters(n_features)

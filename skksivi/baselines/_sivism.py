@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,11 +13,12 @@ from skksivi.base import Constraints, Interval, Real
 from skksivi.baselines._critic import CRITIC, Critics
 from skksivi.baselines._semi_implicit import SemiImplicitVI
 from skksivi.families._layer import Drawn, DrawPullback, SemiImplicit
-from skksivi.parameters import Adam, Annealing, Init, Scale, Schedule, Whiten, check_widths
+from skksivi.parameters import Adam, Schedule, check_widths
 from skksivi.score._score import DifferentiableScore
 from skksivi.training._loop import Objective, Scheduled
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class SIVISM(SemiImplicitVI):
     r"""Fit a semi-implicit layer by the Fisher divergence, against a network that estimates it.
 
@@ -112,50 +113,10 @@ class SIVISM(SemiImplicitVI):
 
     _adam: ClassVar[Adam] = Adam(betas=(0.5, 0.99), ema=None)
 
-    def __init__(  # noqa: PLR0913
-        self,
-        *,
-        critic_hidden_layer_sizes: Sequence[int] = (256, 256),
-        critic_learning_rate: float = 2e-3,
-        critic_skip: Schedule = 0.5,
-        n_critic_steps: int = 1,
-        latent_dim: int | None = None,
-        hidden_layer_sizes: Sequence[int] = (100, 100),
-        linear_skip: bool = False,
-        initial_scale: float = 1.0,
-        scale: str | Scale = "constant",
-        whiten: Whiten = "laplace",
-        init: Init = None,
-        batch_size: int = 128,
-        max_iter: int = 5000,
-        learning_rate: float = 1e-3,
-        optimizer: str | Adam = "adam",
-        annealing: Annealing = None,
-        device: str | torch.device = "auto",
-        dtype: str = "float32",
-        random_state: int | np.random.RandomState | None = None,
-        verbose: int = 0,
-    ) -> None:
-        self.critic_hidden_layer_sizes = critic_hidden_layer_sizes
-        self.critic_learning_rate = critic_learning_rate
-        self.critic_skip = critic_skip
-        self.n_critic_steps = n_critic_steps
-        self.latent_dim = latent_dim
-        self.hidden_layer_sizes = hidden_layer_sizes
-        self.linear_skip = linear_skip
-        self.initial_scale = initial_scale
-        self.scale = scale
-        self.whiten = whiten
-        self.init = init
-        self.batch_size = batch_size
-        self.max_iter = max_iter
-        self.learning_rate = learning_rate
-        self.optimizer = optimizer
-        self.annealing = annealing
-        self.device = device
-        self.dtype = dtype
-        self.random_state = random_state
-        self.verbose = verbose
+    critic_hidden_layer_sizes: Sequence[int] = (256, 256)
+    critic_learning_rate: float = 2e-3
+    critic_skip: Schedule = 0.5
+    n_critic_steps: int = 1
 
     def _check_parameters(self, n_features: int) -> None:
         super()._check_parameters(n_features)

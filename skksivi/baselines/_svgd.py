@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from skksivi.base import Constraints
 from skksivi.baselines._descent import Descending, MovingPoints, set_gradient
-from skksivi.baselines._points import WITH_KERNEL, Particled, find_start, radial_kernel
+from skksivi.baselines._points import RADIAL, Particled, find_start, radial_kernel
 from skksivi.coordinates._composed import score_for_training
 from skksivi.families._samplers import Particles
 from skksivi.kernels import Kernel, squared_distances
-from skksivi.parameters import Init, Whiten
 from skksivi.score._score import Score
 from skksivi.training._run import Fit, Run
 
@@ -52,6 +50,7 @@ def svgd_direction(x: Tensor, s: Tensor, kernel: Kernel) -> Tensor:
     return (k @ s + e @ x - e.sum(1, keepdim=True) * x) / len(x)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class SVGD(Descending, Particled):
     r"""Particles moved by Stein variational gradient descent, the steepest descent of KL(q || p) in a kernel space.
 
@@ -125,34 +124,10 @@ class SVGD(Descending, Particled):
     array([3.])
     """
 
-    _parameter_constraints: ClassVar[Constraints] = WITH_KERNEL
+    _parameter_constraints: ClassVar[Constraints] = RADIAL
 
-    def __init__(  # noqa: PLR0913
-        self,
-        *,
-        kernel: str | Kernel = "imq",
-        bandwidth: float | str | None = None,
-        n_particles: int = 200,
-        max_iter: int = 1000,
-        learning_rate: float = 0.1,
-        learning_rate_decay: str | None = "cosine",
-        whiten: Whiten = "laplace",
-        init: Init = None,
-        device: str | torch.device = "auto",
-        dtype: str = "float64",
-        random_state: int | np.random.RandomState | None = None,
-    ) -> None:
-        self.kernel = kernel
-        self.bandwidth = bandwidth
-        self.n_particles = n_particles
-        self.max_iter = max_iter
-        self.learning_rate = learning_rate
-        self.learning_rate_decay = learning_rate_decay
-        self.whiten = whiten
-        self.init = init
-        self.device = device
-        self.dtype = dtype
-        self.random_state = random_state
+    kernel: str | Kernel = "imq"
+    bandwidth: float | str | None = None
 
     def _check_parameters(self, n_features: int) -> None:
         super()._check_parameters(n_features)

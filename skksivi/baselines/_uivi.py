@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from skksivi.base import Constraints, Integral, Interval
 from skksivi.baselines._semi_implicit import LayerDraws, SemiImplicitVI
 from skksivi.families._layer import Map, SemiImplicit
-from skksivi.parameters import Adam, Annealing, Init, Scale, Whiten
+from skksivi.parameters import Adam
 from skksivi.score._score import DifferentiableScore
 from skksivi.training._loop import Objective, Scheduled
 
@@ -20,6 +19,7 @@ from skksivi.training._loop import Objective, Scheduled
 FIRST_STEP, ACCEPTANCE, ADAPTATION = 0.1, 0.9, 0.5
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class UIVI(SemiImplicitVI):
     r"""Fit a semi-implicit layer by unbiased estimates of the gradient of the evidence lower bound.
 
@@ -114,48 +114,9 @@ class UIVI(SemiImplicitVI):
 
     _adam: ClassVar[Adam] = Adam(betas=(0.9, 0.999), ema=None)
 
-    def __init__(  # noqa: PLR0913
-        self,
-        *,
-        n_inner_samples: int = 5,
-        n_burn_in: int = 5,
-        n_leapfrog_steps: int = 5,
-        latent_dim: int | None = None,
-        hidden_layer_sizes: Sequence[int] = (100, 100),
-        linear_skip: bool = False,
-        initial_scale: float = 1.0,
-        scale: str | Scale = "constant",
-        whiten: Whiten = "laplace",
-        init: Init = None,
-        batch_size: int = 128,
-        max_iter: int = 5000,
-        learning_rate: float = 1e-3,
-        optimizer: str | Adam = "adam",
-        annealing: Annealing = None,
-        device: str | torch.device = "auto",
-        dtype: str = "float32",
-        random_state: int | np.random.RandomState | None = None,
-        verbose: int = 0,
-    ) -> None:
-        self.n_inner_samples = n_inner_samples
-        self.n_burn_in = n_burn_in
-        self.n_leapfrog_steps = n_leapfrog_steps
-        self.latent_dim = latent_dim
-        self.hidden_layer_sizes = hidden_layer_sizes
-        self.linear_skip = linear_skip
-        self.initial_scale = initial_scale
-        self.scale = scale
-        self.whiten = whiten
-        self.init = init
-        self.batch_size = batch_size
-        self.max_iter = max_iter
-        self.learning_rate = learning_rate
-        self.optimizer = optimizer
-        self.annealing = annealing
-        self.device = device
-        self.dtype = dtype
-        self.random_state = random_state
-        self.verbose = verbose
+    n_inner_samples: int = 5
+    n_burn_in: int = 5
+    n_leapfrog_steps: int = 5
 
     def _objective(
         self, score_u: DifferentiableScore, temperature: Scheduled, family: SemiImplicit, generator: torch.Generator

@@ -60,7 +60,7 @@ class Record:
         np.asarray(settings["first"], dtype=np.float64)
         self.settings = settings
 
-    def begin(self, settings: dict[str, Any]) -> None:
+    def begin(self, settings: dict[str, object]) -> None:
         """Set the settings of the coming replications, which must agree with the file's, and write the file."""
         differ = _differences(self.settings, settings) if self.settings else []
         if differ:
@@ -94,7 +94,7 @@ class Record:
         os.replace(aside, self.path)
 
 
-def _differences(there: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
+def _differences(there: Mapping[str, object], own: Mapping[str, object]) -> list[str]:
     """Return texts of the settings in which a file differs."""
     names = sorted((there.keys() | own.keys()) - {"first", "seed"})
     texts = [

@@ -23,11 +23,11 @@ Parameters = ArrayLike | Mapping[str, ArrayLike]
 class Fits(Protocol):
     """An approximator, or any object that learns a posterior and draws from it."""
 
-    def fit(self, target: Any, /) -> Any: ...  # noqa: ANN401
+    def fit(self, target: Any, /) -> object: ...  # noqa: ANN401
 
-    def sample(self, n_samples: int, /, *, random_state: Any) -> ArrayLike: ...  # noqa: ANN401
+    def sample(self, n_samples: int, /, *, random_state: int) -> ArrayLike: ...
 
-    def get_params(self, deep: bool = True) -> dict[str, Any]: ...
+    def get_params(self, deep: bool = True) -> dict[str, object]: ...
 
 
 class CallError(Exception):
@@ -39,7 +39,7 @@ class Simulated(NamedTuple):
 
     theta: Any
     names: tuple[str, ...]
-    data: tuple[Any, ...]
+    data: tuple[object, ...]
     target: Any
 
 
@@ -62,14 +62,14 @@ class Problem:
     """
 
     source: str
-    draw: Callable[[np.random.RandomState], Any]
-    simulate_data: Callable[[Any, np.random.RandomState], Any]
-    make_target: Callable[..., Any]
+    draw: Callable[[np.random.RandomState], object]
+    simulate_data: Callable[[Any, np.random.RandomState], object]
+    make_target: Callable[..., object]
     estimator: Fits
     n_draws: int
-    quantities: Callable[..., Any] | None
+    quantities: Callable[..., object] | None
     names: Sequence[str] | None
-    observed: tuple[Any, ...] = ()
+    observed: tuple[object, ...] = ()
 
     def simulate(self, rng: np.random.RandomState) -> Simulated:
         """Return parameters, data and target.
@@ -142,7 +142,7 @@ class Problem:
             columns |= {name: np.array([value[name] for value in values]) for name in values[0]}
         return {name: _rank(column, rng) for name, column in columns.items()}
 
-    def quantity(self, theta: object, data: tuple[Any, ...]) -> dict[str, float]:
+    def quantity(self, theta: object, data: tuple[object, ...]) -> dict[str, float]:
         """Return the quantities of parameters and data by name."""
         found = _asked("quantities", self.quantities, theta, *data)
         if not isinstance(found, Mapping):
@@ -184,7 +184,7 @@ def flat(theta: Parameters) -> np.ndarray:
     return np.concatenate([np.ravel(np.asarray(without_graph(part), dtype=np.float64)) for part in parts])
 
 
-def _asked(name: str, function: Callable[..., Any] | None, *args: object, **options: object) -> Any:  # noqa: ANN401
+def _asked(name: str, function: Callable[..., object] | None, *args: object, **options: object) -> Any:  # noqa: ANN401
     """Call a function; an error is raised again with its name."""
     try:
         return function(*args, **options)  # type: ignore[misc]

@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -31,20 +31,24 @@ from skksivi.calibration._replication import (
     streams,
 )
 from skksivi.calibration._result import Calibration, Failure
-from skksivi.estimators._identity import FREE, described
+from skksivi.estimators._fingerprint import FREE, described
 from skksivi.score._score import is_target
 from skksivi.score._target import compared_score
+
+#: Parameters and data, of any type.
+Theta = TypeVar("Theta")
+Data = TypeVar("Data")
 
 
 def sbc(  # noqa: PLR0913
     simulate_prior: Callable[[np.random.RandomState], Parameters],
-    simulate_data: Callable[[Any, np.random.RandomState], Any],
-    make_target: Callable[[Any], Any],
+    simulate_data: Callable[[Theta, np.random.RandomState], Data],
+    make_target: Callable[[Data], object],
     estimator: Fits,
     n: int = 200,
     *,
     n_draws: int = 99,
-    quantities: Callable[[Any, Any], ArrayLike | Mapping[str, float]] | None = None,
+    quantities: Callable[[Theta, Data], ArrayLike | Mapping[str, float]] | None = None,
     names: Sequence[str] | None = None,
     path: str | os.PathLike[str] | None = None,
     n_jobs: int | None = None,
@@ -156,14 +160,14 @@ def sbc(  # noqa: PLR0913
 
 def posterior_sbc(  # noqa: PLR0913
     posterior: BaseApproximator | Parameters,
-    simulate_data: Callable[[Any, np.random.RandomState], Any],
-    make_target: Callable[[Any, Any], Any],
+    simulate_data: Callable[[Theta, np.random.RandomState], Data],
+    make_target: Callable[[Data, Data], object],
     estimator: Fits,
-    y_observed: Any,  # noqa: ANN401
+    y_observed: Data,
     n: int = 200,
     *,
     n_draws: int = 99,
-    quantities: Callable[[Any, Any, Any], ArrayLike | Mapping[str, float]] | None = None,
+    quantities: Callable[[Theta, Data, Data], ArrayLike | Mapping[str, float]] | None = None,
     names: Sequence[str] | None = None,
     path: str | os.PathLike[str] | None = None,
     n_jobs: int | None = None,
@@ -255,7 +259,7 @@ def _check_callables(**functions: object) -> None:
             raise TypeError(f"`{name}` must be a function, got a {type(function).__name__}.")
 
 
-def _picking(posterior: Any) -> Callable[[np.random.RandomState], Any]:  # noqa: ANN401
+def _picking(posterior: BaseApproximator | Parameters) -> Callable[[np.random.RandomState], object]:
     """Return a function that draws from a posterior."""
     if isinstance(posterior, BaseApproximator):
         check_is_fitted(posterior)
@@ -302,18 +306,18 @@ def _calibrated(
     failures = tuple(Failure(i, message) for i, message in sorted(record.failures.items()))
     done = [i for i in sorted(record.ranks) if i < n]
     if not done:
-        raise RuntimeError(f"None of the {n} replications succeeded. {_told(failures[0])}")
+        raise RuntimeError(f"None of the {n} replications succeeded. {_reason(failures[0])}")
     if failures:
         warn_caller(
-            f"{len(failures)} of {n} replications failed and have no ranks. {_told(failures[0])} If failing depends "
-            "on the parameters, the ranks of the others are not uniform even where the fits are right: remove the "
-            "cause and call again" + (", with the same `path` to repeat these only." if path else ".")
+            f"{len(failures)} of {n} replications failed and have no ranks. {_reason(failures[0])} If failing "
+            "depends on the parameters, the ranks of the others are not uniform even where the fits are right: "
+            "remove the cause and call again" + (", with the same `path` to repeat these only." if path else ".")
         )
     ranks = np.array([record.ranks[i] for i in done])
     return Calibration(ranks, problem.n_draws, names, np.array(done), failures)
 
 
-def _told(failure: Failure) -> str:
+def _reason(failure: Failure) -> str:
     return f"The first, number {failure.replication}: {failure.message.rstrip('.')}."
 
 
@@ -350,7 +354,7 @@ def _first(problem: Problem, seed: int, n: int) -> tuple[Simulated, tuple[str, .
         if len(names) > len(set(names)):
             raise ValueError(f"`names` and `quantities` give one name twice, in {', '.join(names)}; rename one.")
         return simulated, names
-    raise RuntimeError(f"None of the {n} replications could be simulated. {_told(failures[0])}")
+    raise RuntimeError(f"None of the {n} replications could be simulated. {_reason(failures[0])}")
 
 
 def _identity(problem: Problem, simulated: Simulated) -> dict[str, object]:

@@ -14,7 +14,7 @@ from skksivi.diagnostics._report import Check
 from skksivi.diagnostics._view import MAX_SHIFT, N_SE, View, judged
 from skksivi.families._derived import knows_density, unweighted
 from skksivi.families._samplers import Chains
-from skksivi.families._weights import Estimate, ImportanceSample, importance_weighed
+from skksivi.families._weights import Estimate, ImportanceSample, importance_weights
 from skksivi.metrics import ksd_test
 from skksivi.stein._discrepancy import FixedKernelKSD
 
@@ -62,7 +62,7 @@ def importance_sample_of(view: View) -> ImportanceSample:
     """Return some of the draws, with importance weights."""
     if not knows_density(view.sampler):
         raise ValueError(f"{view.name} has no density")
-    return importance_weighed(view.sampler, view.score, view.x[view.finite][:N_WEIGHED], view.seed)
+    return importance_weights(view.sampler, view.score, view.x[view.finite][:N_WEIGHED], view.seed)
 
 
 def check_ratios(view: View, sample: ImportanceSample) -> Check:

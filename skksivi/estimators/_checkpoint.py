@@ -18,8 +18,9 @@ from skksivi.coordinates._affine import Affine, Identity, LowRank
 from skksivi.coordinates._marginals import Marginals, Quantiles
 from skksivi.coordinates._warp import Level, Warp
 from skksivi.coordinates._whitening import Attempt, Whitening
-from skksivi.estimators._identity import identity, of_score_near
+from skksivi.estimators._fingerprint import answers_at, fingerprint
 from skksivi.estimators._start import Past, Start
+from skksivi.estimators._trained import F
 from skksivi.families._hierarchy import Hierarchy
 from skksivi.families._layer import Constant, LinearSkip, MultilayerPerceptron, Residual, SemiImplicit
 from skksivi.mixing import AtomDraws, Bootstrap, GaussianMixtureDraws, NormalDraws, StudentTDraws
@@ -67,7 +68,7 @@ class NoCheckpoint:
             for watch in watches:
                 watch.resume(self.state)
 
-    def hooks(self, start: Start[Any], watches: list[Watch]) -> list[Hook]:
+    def hooks(self, start: Start[F], watches: list[Watch]) -> list[Hook]:
         """Return the hooks that save a training."""
         return []
 
@@ -118,7 +119,7 @@ class SavedFit(NoCheckpoint):
         except (OSError, MemoryError) as error:
             error.add_note(f"This happened while {self.named} was read, which may be whole: keep it.")
             raise
-        near = of_score_near(score, start.whitening)
+        near = answers_at(score, start.whitening)
         if fit != self.fit or near != start.answers:
             raise ValueError(
                 f"{self.named} is of another fit: settings or score differ. Set them back, remove the file or name "
@@ -127,11 +128,11 @@ class SavedFit(NoCheckpoint):
         start.family.requires_grad_()
         self.start, self.is_ours = start, self.writes
 
-    def hooks(self, start: Start[Any], watches: list[Watch]) -> list[Hook]:
+    def hooks(self, start: Start[F], watches: list[Watch]) -> list[Hook]:
         """Return the hook that writes the file."""
         return [Saving(self, start, watches)] if self.writes else []
 
-    def save(self, start: Start[Any], state: State) -> None:
+    def save(self, start: Start[F], state: State) -> None:
         """Write the file or, where the disk does not let it, say so when the fit ends."""
         try:
             write(self.path, pack({"fit": self.fit, "start": start, "state": dict(state)}, PARTS))
@@ -207,7 +208,7 @@ def saved_fit(
         yield NoCheckpoint()
         return
     draws_seed = est.random_state is None and not score.replicate  # which a resumed fit takes from the file
-    fit = identity(est, score, -1 if draws_seed else generator.initial_seed(), near)
+    fit = fingerprint(est, score, -1 if draws_seed else generator.initial_seed(), near)
     saved = SavedFit(checked_object(Checkpoint, est.checkpoint), fit, score, writes=not score.rank)
     if saved.start is not None:
         generator.manual_seed(saved.start.seed)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -22,9 +22,8 @@ from skksivi.estimators._start import Start, check_points, weight_of_pilot
 from skksivi.estimators._trained import langevin_scale
 from skksivi.families._hierarchy import Hierarchy, langevin_hierarchy
 from skksivi.families._samplers import Layers
-from skksivi.kernels import Kernel
-from skksivi.mixing import Bootstrap, MixingLike, build_mixing
-from skksivi.parameters import BRIDGES, Adam, Bridge, Checkpoint, Init, Plateau, Scale, Whiten, checked_object
+from skksivi.mixing import Bootstrap, build_mixing
+from skksivi.parameters import BRIDGES, Bridge, Scale, checked_object
 from skksivi.pilot._pilot import MAX_POINTS
 from skksivi.pilot._points import PilotPoints
 from skksivi.score._score import DifferentiableScore, Score, WithoutProducts
@@ -32,6 +31,7 @@ from skksivi.training._guard import MomentPenalty, Moments, moments
 from skksivi.training._loop import Objective
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class HKSIVIApproximator(SteinTrained[Hierarchy]):
     r"""Fit a hierarchy of Gaussian layers to a posterior known by its score.
 
@@ -204,7 +204,8 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
         "mixing": [StrOptions({"auto", "normal", "pilot"}), HasMethods("build"), callable],
     }
 
-    _training: ClassVar[dict[str, Any]] = {
+    _takes_minibatches: ClassVar[bool] = False
+    _training: ClassVar[dict[str, object]] = {
         "n_layers": 5,
         "bridge": "auto",
         "shared_network": False,
@@ -220,61 +221,10 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
         "optimizer": "adam",
     }
 
-    n_layers: int
-    family_: Hierarchy
-
-    def __init__(  # noqa: PLR0913
-        self,
-        *,
-        train: str | bool = "auto",
-        n_layers: str | int = "auto",
-        bridge: str | Callable[[float], float] | Bridge = "auto",
-        shared_network: bool = False,
-        mixing: MixingLike = "auto",
-        kernel: str | Kernel = "auto",
-        bandwidth: float | str | None = "auto",
-        gradient_estimator: str = "auto",
-        hidden_layer_sizes: str | Sequence[int] = "auto",
-        initial_scale: float | str = "auto",
-        scale: str | Scale = "auto",
-        whiten: Whiten = "auto",
-        init: Init = None,
-        batch_size: str | int = "auto",
-        max_iter: int = 3000,
-        learning_rate: str | float = "auto",
-        optimizer: str | Adam = "auto",
-        early_stopping: str | bool | float | Plateau | None = "auto",
-        checkpoint: str | os.PathLike[str] | Checkpoint | None = None,
-        warm_start: bool = False,
-        device: str | torch.device = "auto",
-        dtype: str = "float32",
-        random_state: int | np.random.RandomState | None = None,
-        verbose: int = 0,
-    ) -> None:
-        self.train = train  # those that are ignored below have their types once they are resolved
-        self.n_layers = n_layers  # type: ignore[assignment]
-        self.bridge = bridge
-        self.shared_network = shared_network
-        self.mixing = mixing
-        self.kernel = kernel
-        self.bandwidth = bandwidth
-        self.gradient_estimator = gradient_estimator
-        self.hidden_layer_sizes = hidden_layer_sizes  # type: ignore[assignment]
-        self.initial_scale = initial_scale  # type: ignore[assignment]
-        self.scale = scale
-        self.whiten = whiten
-        self.init = init
-        self.batch_size = batch_size  # type: ignore[assignment]
-        self.max_iter = max_iter
-        self.learning_rate = learning_rate  # type: ignore[assignment]
-        self.optimizer = optimizer
-        self.early_stopping = early_stopping
-        self.checkpoint = checkpoint
-        self.warm_start = warm_start
-        self.device = device
-        self.dtype = dtype
-        self.random_state = random_state
-        self.verbose = verbose
+    n_layers: str | int = "auto"
+    bridge: str | Callable[[float], float] | Bridge = "auto"
+    shared_network: bool = False
+    max_iter: int = 3000
 
     def sample(
         self, n_samples: int = 1, random_state: int | np.random.RandomState | None = None, *, layer: int = 0
@@ -313,11 +263,8 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
         check_points(self.mixing, self.whiten, n_features, n_features)
         levels = checked_object(Bridge, self.bridge).levels
         if not (isinstance(levels, str) and levels == "auto"):
-            bridge_levels(levels, self.n_layers)
-        self._layer_weights(self.n_layers)
-
-    def _target_of_training(self, score_fn: Score) -> Score:
-        return score_fn.on_all_data()
+            bridge_levels(levels, int(self.n_layers))
+        self._layer_weights(int(self.n_layers))
 
     def _sampler_of(self, score: Score, start: Start[Hierarchy]) -> Callable[[Hierarchy], Layers]:
         return lambda family: Layers(family, start.whitening, score.double, start.seed)
@@ -364,7 +311,7 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
         bridge = checked_object(Bridge, self.bridge).levels
         if isinstance(bridge, str) and bridge == "auto":
             bridge = "none" if at_target else "linear"
-        levels = bridge_levels(bridge, self.n_layers)
+        levels = bridge_levels(bridge, int(self.n_layers))
         if pilot is not None and at_target:
             points = pilot.whitened(whitening.map, score_y.dtype)
             if pilot.dense:
@@ -373,12 +320,12 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
                 mixing = Bootstrap(points.thinned(MAX_POINTS // d).x)
             weight = weight_of_pilot(self.whiten, pilot)
             if weight and min(levels) == 1:
-                target = (a.expand(self.n_layers, *a.shape) for a in moments(points.x))
+                target = (a.expand(len(levels), *a.shape) for a in moments(points.x))
                 penalty = MomentPenalty(Moments(*target), weight)
         family = langevin_hierarchy(
             levels,
             mixing=mixing,
-            hidden_layer_sizes=self.hidden_layer_sizes,
+            hidden_layer_sizes=self._network.hidden_layer_sizes,
             initial_scale=sigma,
             min_scale=self._floor,
             generator=generator,

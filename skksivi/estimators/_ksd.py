@@ -5,21 +5,22 @@ from __future__ import annotations
 import copy
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from inspect import signature
-from typing import Any, ClassVar, Generic, Self
+from typing import ClassVar, Generic, Self
 
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator
 
-from skksivi._utils.arrays import as_array
+from skksivi._utils.arrays import RandomState, as_array
 from skksivi._utils.warnings import warn_caller
 from skksivi.base import Constraints, Integral, Interval, Real, StrOptions
 from skksivi.coordinates._composed import score_for_training
 from skksivi.coordinates._whitening import Whitening
 from skksivi.estimators._checkpoint import NoCheckpoint, check_checkpoint, saved_fit
-from skksivi.estimators._identity import of_score_near
+from skksivi.estimators._fingerprint import answers_at
 from skksivi.estimators._objective import ObjectiveEstimate, rate_of_kl, squared_ksd
 from skksivi.estimators._start import N_RESERVED, Start, find_coordinates
 from skksivi.estimators._trained import F, Trained
@@ -44,6 +45,8 @@ from skksivi.parameters import (
     Init,
     Pilot,
     Plateau,
+    Scale,
+    Whiten,
     chains_of,
     keeps_last,
     plateau_of,
@@ -67,6 +70,7 @@ PATH, KSD = "path gradient", "kernel Stein discrepancy"
 OF_START = {"mixing", "latent_dim", "scale", "initial_scale", "n_layers", "bridge", "shared_network"}
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class SteinTrained(Trained, Generic[F]):
     """Base of KSIVI and HKSIVI, which minimise the kernel Stein discrepancy."""
 
@@ -85,20 +89,37 @@ class SteinTrained(Trained, Generic[F]):
         "warm_start": ["boolean"],
     }
 
-    #: The training parameters: their values where they are left alone.
-    _training: ClassVar[dict[str, Any]]
+    #: Whether the training can use minibatches of the data.
+    _takes_minibatches: ClassVar[bool] = True
 
-    train: str | bool
-    kernel: str | Kernel
-    bandwidth: float | str | None
-    gradient_estimator: str
-    mixing: MixingLike
-    early_stopping: str | bool | float | Plateau | None
-    checkpoint: str | os.PathLike[str] | Checkpoint | None
-    warm_start: bool
-    ksd_curve_: np.ndarray
-    fitted_by_: str
-    family_: F
+    #: The training parameters: their values where they are left alone.
+    _training: ClassVar[dict[str, object]]
+
+    train: str | bool = "auto"  # those whose types are ignored have the base's once they are resolved
+    kernel: str | Kernel = "auto"
+    bandwidth: float | str | None = "auto"
+    gradient_estimator: str = "auto"
+    hidden_layer_sizes: str | Sequence[int] = "auto"  # type: ignore[assignment]
+    mixing: MixingLike = "auto"
+    scale: str | Scale = "auto"
+    initial_scale: str | float = "auto"  # type: ignore[assignment]
+    whiten: Whiten = "auto"
+    init: Init = None
+    batch_size: str | int = "auto"  # type: ignore[assignment]
+    max_iter: int = 2000
+    learning_rate: str | float = "auto"  # type: ignore[assignment]
+    optimizer: str | Adam = "auto"
+    early_stopping: str | bool | float | Plateau | None = "auto"
+    checkpoint: str | os.PathLike[str] | Checkpoint | None = None
+    warm_start: bool = False
+    device: str | torch.device = "auto"
+    dtype: str = "float32"
+    random_state: RandomState = None
+    verbose: int = 0
+
+    ksd_curve_: np.ndarray = field(init=False)
+    fitted_by_: str = field(init=False)
+    family_: F = field(init=False)
 
     # Whether a fit is trained
 
@@ -128,14 +149,15 @@ class SteinTrained(Trained, Generic[F]):
     def _fit(self, score_fn: Score, run: Run) -> Fit:
         if self.warm_start:
             run.keeping = BaseException
-        target = self._target_of_training(score_fn)
+        self._check_target(score_fn)
+        target = score_fn if self._takes_minibatches else score_fn.on_all_data()
         with saved_fit(self, score_fn, run.generator, self._points_near_target()) as saved:
             run.finish = saved.finish
             start = saved.start or self._start(score_fn, target, run.generator)
             found = run.keep(start.fit(self._sampler_of(target, start)))
             compares = self._compares(start, run)
             if compares:
-                found = run.keep(certified(found, target, start.seed, self.batch_size))
+                found = run.keep(certified(found, target, start.seed, int(self.batch_size)))
             if saved.start or not compares or self._needs_training(found, start, run):
                 found = self._train(target, start, saved, found, run)
         return found
@@ -174,10 +196,10 @@ class SteinTrained(Trained, Generic[F]):
         if done.ended_by is not None and not isinstance(done.ended_by, BudgetError):
             raise done.ended_by
         if keeps_last(self.early_stopping):
-            return certified(found, target, start.seed, self.batch_size)
+            return certified(found, target, start.seed, int(self.batch_size))
         found = run.keep(not_worse(found, before, judge, start))
         found = run.keep(recentred(found, target, start.seed))
-        return better(run.keep(certified(found, target, start.seed, self.batch_size)), before)
+        return better(run.keep(certified(found, target, start.seed, int(self.batch_size))), before)
 
     def _watches(self, target: Score, judge: Judge, start: Start[F], sampler: InU, family: F) -> list[Watch]:
         """Return the rule for comparing states, none if they are not compared."""
@@ -208,9 +230,8 @@ class SteinTrained(Trained, Generic[F]):
                 "set warm_start=False."
             )
 
-    @abstractmethod
-    def _target_of_training(self, score_fn: Score) -> Score:
-        """Return the target that the training evaluates; raise if it does not suit the parameters."""
+    def _check_target(self, score_fn: Score) -> None:
+        """Raise or warn if a target does not suit the parameters."""
 
     @abstractmethod
     def _family(
@@ -258,7 +279,7 @@ class SteinTrained(Trained, Generic[F]):
         """
         warps, moves = self._warps(score_fn), self.train is not False and allows_moves(target)
         whitening, pilot = find_coordinates(self.whiten, init, score_fn, generator, warps=warps, moves=moves)
-        answers = of_score_near(score_fn, whitening)
+        answers = answers_at(score_fn, whitening)
         is_warped = whitening.warp is not None or (last is not None and last.whitening.warp is not None)
         if last is not None and not (is_warped or self._is_at_pilot(last)):
             return last._replace(whitening=whitening, answers=answers)
@@ -303,9 +324,9 @@ class SteinTrained(Trained, Generic[F]):
         kernel = self._kernel_in_u(d)
         if memory is not None:
             adapts = self.bandwidth == "auto" and isinstance(self.kernel, str)
-            return rate_of_kl(kernel, self.batch_size, memory, adapts=adapts)
+            return rate_of_kl(kernel, int(self.batch_size), memory, adapts=adapts)
         estimator = GRADIENT_ESTIMATORS[self.gradient_estimator]
-        return squared_ksd(kernel, estimator, self.batch_size, in_halves=score_u.minibatch is not None)
+        return squared_ksd(kernel, estimator, int(self.batch_size), in_halves=score_u.minibatch is not None)
 
 
 def set_parameters(est: BaseEstimator, names: Iterable[str]) -> list[str]:

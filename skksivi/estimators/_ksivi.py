@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,18 +19,18 @@ from skksivi.estimators._start import Start, check_points, weight_of_pilot
 from skksivi.estimators._trained import MAX_LATENT_DIM, temperature
 from skksivi.families._layer import SemiImplicit, covariance_kept, gaussian_layer
 from skksivi.families._samplers import Layer
-from skksivi.kernels import Kernel
-from skksivi.mixing import Bootstrap, Mixing, MixingLike, build_mixing
-from skksivi.parameters import Adam, Annealing, Checkpoint, Init, Network, Plateau, Scale, Whiten, checked_object
+from skksivi.mixing import Bootstrap, Mixing, build_mixing
+from skksivi.parameters import Adam, Annealing, Network, Scale, checked_object
 from skksivi.pilot._pilot import MAX_POINTS
 from skksivi.pilot._points import PilotPoints
 from skksivi.score._improper import tail_exponent
 from skksivi.score._score import DifferentiableScore, Score, Tempered, WithoutProducts
-from skksivi.terms import Term, Weighed
+from skksivi.terms import Term, WeightedTerm
 from skksivi.training._guard import MomentPenalty, Steering, moments
 from skksivi.training._loop import Objective, Scheduled
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class KSIVIApproximator(SteinTrained[SemiImplicit]):
     r"""Fit a sampler to a posterior known by its score, by kernel semi-implicit variational inference.
 
@@ -228,7 +227,7 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
 
     _forms_of_scale: ClassVar[set[str]] = {"constant", "network"}
     _adam: ClassVar[Adam] = Adam(warm_up=200)
-    _training: ClassVar[dict[str, Any]] = {
+    _training: ClassVar[dict[str, object]] = {
         "kernel": "gaussian",
         "bandwidth": "auto",
         "gradient_estimator": "auto",
@@ -244,62 +243,10 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         "terms": (),
     }
 
-    annealing: Annealing
-    terms: Sequence[Term]
-    family_: SemiImplicit
-
-    def __init__(  # noqa: PLR0913
-        self,
-        *,
-        train: str | bool = "auto",
-        kernel: str | Kernel = "auto",
-        bandwidth: float | str | None = "auto",
-        gradient_estimator: str = "auto",
-        latent_dim: int | None = None,
-        hidden_layer_sizes: str | Sequence[int] | Network = "auto",
-        mixing: MixingLike = "auto",
-        scale: str | Scale = "auto",
-        initial_scale: str | float = "auto",
-        whiten: Whiten = "auto",
-        init: Init = None,
-        batch_size: str | int = "auto",
-        max_iter: int = 2000,
-        learning_rate: str | float = "auto",
-        optimizer: str | Adam = "auto",
-        annealing: Annealing = None,
-        terms: Sequence[Term] | None = None,
-        early_stopping: str | bool | float | Plateau | None = "auto",
-        checkpoint: str | os.PathLike[str] | Checkpoint | None = None,
-        warm_start: bool = False,
-        device: str | torch.device = "auto",
-        dtype: str = "float32",
-        random_state: int | np.random.RandomState | None = None,
-        verbose: int = 0,
-    ) -> None:
-        self.train = train  # those that are ignored below have their types once they are resolved
-        self.kernel = kernel
-        self.bandwidth = bandwidth
-        self.gradient_estimator = gradient_estimator
-        self.latent_dim = latent_dim
-        self.hidden_layer_sizes = hidden_layer_sizes  # type: ignore[assignment]
-        self.mixing = mixing
-        self.scale = scale
-        self.initial_scale = initial_scale  # type: ignore[assignment]
-        self.whiten = whiten
-        self.init = init
-        self.batch_size = batch_size  # type: ignore[assignment]
-        self.max_iter = max_iter
-        self.learning_rate = learning_rate  # type: ignore[assignment]
-        self.optimizer = optimizer
-        self.annealing = annealing
-        self.terms = terms  # type: ignore[assignment]
-        self.early_stopping = early_stopping
-        self.checkpoint = checkpoint
-        self.warm_start = warm_start
-        self.device = device
-        self.dtype = dtype
-        self.random_state = random_state
-        self.verbose = verbose
+    latent_dim: int | None = None
+    hidden_layer_sizes: str | Sequence[int] | Network = "auto"
+    annealing: Annealing = None
+    terms: Sequence[Term] | None = None
 
     def _check_parameters(self, n_features: int) -> None:
         super()._check_parameters(n_features)
@@ -307,16 +254,20 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         check_points(self.mixing, self.whiten, self.latent_dim or min(n_features, MAX_LATENT_DIM), n_features, needed)
         if self.annealing is not None:
             temperature(self.annealing, torch.zeros(())).check()
-        for term in self.terms:
+        for term in self.terms or ():
             if not (isinstance(term, Term) and hasattr(term, "weight")):
                 raise TypeError(f"`terms` must hold objects of skksivi.terms, each with a `weight`, got {term!r}.")
             _weight_of(term, torch.zeros(())).check()
 
-    def _target_of_training(self, score_fn: Score) -> Score:
-        self._check_terms(score_fn)
+    def _check_target(self, score_fn: Score) -> None:
+        for term in self.terms or ():
+            if term.needs_second_derivative and (score_fn.by_differences or score_fn.minibatch is not None):
+                raise ValueError(
+                    f"`terms` has {term!r}, which needs a score that torch can differentiate, of all of the data; "
+                    "leave it out."
+                )
         if self.annealing is not None:
             warn_of_improper(self.annealing, score_fn)
-        return score_fn
 
     def _sampler_of(self, score: Score, start: Start[SemiImplicit]) -> Callable[[SemiImplicit], Layer]:
         return lambda family: Layer(family, start.whitening, start.seed)
@@ -341,9 +292,9 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
             tempers = temperature(self.annealing, like)
             tempered = Tempered(score_u, tempers.value)
             schedules.append(tempers)
-        for term in self.terms:
+        for term in self.terms or ():
             weight = _weight_of(term, like)
-            terms.append(Weighed(term, weight, score_u, generator, None if tempers is None else tempers.value))
+            terms.append(WeightedTerm(term, weight, score_u, generator, None if tempers is None else tempers.value))
             schedules.append(weight)
         if start.memory is not None:
             tempered = WithoutProducts(tempered)
@@ -376,12 +327,12 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         points, least = pilot.whitened(whitening.map, score_y.dtype), 2 * self._floor
         if pilot.dense:
             mixture = pilot.mixture_in(whitening.map, generator)
-            sigma = (self.initial_scale * mixture.common_variances().sqrt()).clamp_min(least).to(points.x)
+            sigma = (float(self.initial_scale) * mixture.common_variances().sqrt()).clamp_min(least).to(points.x)
             mixing: Mixing = mixture.draws(score_y.dtype, noise=sigma.square())
             family = self._layer(sigma, mixing, generator, skip=torch.eye(len(sigma)))
         else:
             unit = pilot.conditional_sd(score_y.double, whitening.map)
-            sigma = (self.initial_scale * unit).clamp_min(least).to(points.x)
+            sigma = (float(self.initial_scale) * unit).clamp_min(least).to(points.x)
             mixing = Bootstrap(points.thinned(MAX_POINTS // points.x.shape[1]).x)
             family = self._layer(sigma, mixing, generator, residual=True)
         weight = weight_of_pilot(self.whiten, pilot)
@@ -417,14 +368,6 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
 
     def _takes_points(self) -> bool:
         return super()._takes_points() and self.latent_dim is None and self._network.linear_skip
-
-    def _check_terms(self, score_fn: Score) -> None:
-        for term in self.terms:
-            if term.needs_second_derivative and (score_fn.by_differences or score_fn.minibatch is not None):
-                raise ValueError(
-                    f"`terms` has {term!r}, which needs a score that torch can differentiate, of all of the data; "
-                    "leave it out."
-                )
 
 
 def _weight_of(term: Term, like: Tensor) -> Scheduled:

@@ -12,7 +12,7 @@ import torch
 
 from skksivi.coordinates._affine import Affine
 from skksivi.coordinates._whitening import MATCHED, Whitening
-from skksivi.estimators._identity import of_score_near
+from skksivi.estimators._fingerprint import answers_at
 from skksivi.estimators._trained import F
 from skksivi.families._samplers import Sampler
 from skksivi.mixing import MixingLike, check_mixing
@@ -87,7 +87,7 @@ class Start(NamedTuple, Generic[F]):
         family = copy.deepcopy(est.family_).to(score.device, score.dtype).requires_grad_()
         family.mixing = copy.deepcopy(est.family_.mixing).to(score.device)  # a deep copy keeps its precision
         whitening = est.whitening_.to(score.device)
-        answers = of_score_near(score, whitening)
+        answers = answers_at(score, whitening)
         past = Past(est.loss_curve_, est.ksd_curve_, est.fitted_by_, answers == est.score_checksum_)
         return cls(whitening, family, None, seed, answers, past=past)
 

@@ -21,7 +21,6 @@ from skksivi.coordinates._whitening import Whitening, check_start, points_near_t
 from skksivi.families._samplers import Layer, Sampler
 from skksivi.families._weights import Certificate
 from skksivi.parameters import Adam, Annealing, Init, Network, Pilot, Scale, Whiten, chains_of, checked_object
-from skksivi.pilot._expansion import with_expansion
 from skksivi.pilot._pilot import LONG_CHAINS, MAX_FEATURES, MAX_POINTS, N_EXPECTED, RULES, check_stages
 from skksivi.pilot._points import MANY_FEATURES, PilotPoints
 from skksivi.score._score import Score
@@ -68,8 +67,9 @@ class Whitened(BaseApproximator):
     def _points_near_target(self) -> ArrayLike | None:
         return points_near_target(self.whiten, self.init)
 
-    def _prepared(self, score_fn: Score) -> Score:
-        return score_fn if self.whiten is None else with_expansion(score_fn, self._points_near_target())
+    @property
+    def _expands(self) -> bool:
+        return self.whiten is not None
 
     def _max_score_calls(self) -> int | None:
         chains = chains_of(self.whiten)

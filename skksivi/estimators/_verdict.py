@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Generic, NamedTuple, cast
+from typing import Generic, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from skksivi._utils.control_variates import controlled, stein_features
 from skksivi.coordinates._affine import AffineMap, Identity
 from skksivi.coordinates._whitening import Whitening
-from skksivi.estimators._identity import of_score_near
+from skksivi.estimators._fingerprint import answers_at
 from skksivi.estimators._start import Start
 from skksivi.estimators._trained import F, is_certified
 from skksivi.families._samplers import InU, Layer, Layers
@@ -104,7 +104,7 @@ class Judge(NamedTuple):
     seed: int
 
     @classmethod
-    def of(cls, target: Score, start: Start[Any]) -> Judge:
+    def of(cls, target: Score, start: Start[F]) -> Judge:
         """Return the judge of a training from a start."""
         return cls(start.whitening.straighten(target), start.whitening.map, start.seed)
 
@@ -286,7 +286,7 @@ def better(trained: Fit, before: Fit) -> Fit:
 
 
 @torch.no_grad()
-def not_worse(fit: Fit, before: Fit, judge: Judge, start: Start[Any]) -> Fit:
+def not_worse(fit: Fit, before: Fit, judge: Judge, start: Start[F]) -> Fit:
     """Return the fit before a training if that has led away from the target.
 
     Stein's identities decide, which are almost insensitive to power-law tails, and noisy where modes are far apart.
@@ -331,7 +331,7 @@ def recentred(fit: Fit, target: Score, seed: int) -> Fit:
     if not stein_error(u, s_moved) < error:
         return fit
     whitening = replace(sampler.whitening, map=moved)
-    answers = of_score_near(target, whitening)
+    answers = answers_at(target, whitening)
     return fit._replace(
         sampler=replace(sampler, whitening=whitening), report={**fit.report, "score_checksum_": answers}
     )

@@ -297,7 +297,7 @@ def unweighted(sampler: Sampler) -> Sampler:
     return sampler
 
 
-def tried(sampler: Sampler, generator: torch.Generator) -> list[Tensor]:
+def trial_draws(sampler: Sampler, generator: torch.Generator) -> list[Tensor]:
     """Return a few draws, and numbers that are finite if their conditional distributions have a density.
 
     Raises

@@ -238,7 +238,7 @@ def check_trusted(sample: ImportanceSample, what: str) -> None:
         )
 
 
-def importance_weighed(sampler: Sampler, score: Score, x: Tensor, seed: int) -> ImportanceSample:
+def importance_weights(sampler: Sampler, score: Score, x: Tensor, seed: int) -> ImportanceSample:
     """Return draws x (n, d) of a sampler, the last of them replaced by its defended tails, with their weights.
 
     Raises

@@ -19,7 +19,7 @@ from skksivi._utils.psis import most_trusted
 from skksivi._utils.warnings import warn_caller
 from skksivi.base import BaseApproximator
 from skksivi.families._derived import Pooled, knows_density
-from skksivi.families._weights import LEAST_DRAWS, MOST_LEFT_OUT, Estimate, ImportanceSample, importance_weighed
+from skksivi.families._weights import LEAST_DRAWS, MOST_LEFT_OUT, Estimate, ImportanceSample, importance_weights
 from skksivi.pilot._chains import rhat
 from skksivi.score._target import TargetOrScore, compared_score, unwrapped
 from skksivi.training._run import ordinary_mode
@@ -183,9 +183,9 @@ def ensemble(
     failures = tuple(fit for fit in found if isinstance(fit, FailedFit))
     members = tuple(fit for fit in found if not isinstance(fit, FailedFit))
     if not members:
-        raise RuntimeError(f"None of the {n_fits} fits succeeded. {_told(failures)}")
+        raise RuntimeError(f"None of the {n_fits} fits succeeded. {_reasons(failures)}")
     if failures:
-        warn_caller(f"{len(failures)} of {n_fits} fits failed and are left out. {_told(failures)}")
+        warn_caller(f"{len(failures)} of {n_fits} fits failed and are left out. {_reasons(failures)}")
     equal = torch.full((len(members),), 1 / len(members), dtype=torch.float64, device=resolve_device(est.device))
     weights, elbo, log_z = equal, None, None
     if pooling == "evidence":
@@ -220,7 +220,7 @@ def _fitted(est: A, target: TargetOrScore, n_features: int | None, seed: int) ->
         return FailedFit(seed, f"{type(error).__name__}: {error}")
 
 
-def _told(failures: tuple[FailedFit, ...]) -> str:
+def _reasons(failures: tuple[FailedFit, ...]) -> str:
     return f"The first, of seed {failures[0].seed}: {failures[0].message.rstrip('.')}."
 
 
@@ -251,7 +251,7 @@ def _by_evidence(
         score = compared_score(target, pooled.n_features_in_, pooled.dtype, pooled.device)
         x = as_tensor(pooled.sample(n_samples, seed), dtype=torch.float64, device=device)
         try:
-            sample = importance_weighed(pool, score, x, seed)
+            sample = importance_weights(pool, score, x, seed)
         except ValueError as error:
             reason = str(error).rstrip(".")
         else:

@@ -29,7 +29,7 @@ from skksivi.coordinates._affine import Affine, AffineMap
 from skksivi.families._derived import Reweighted, unweighted
 from skksivi.families._samplers import Chains, Particles
 from skksivi.families._weights import Estimate, check_trusted
-from skksivi.inference._importance import weighed_draws
+from skksivi.inference._importance import importance_draws
 from skksivi.pilot._mixture import covariance_root
 from skksivi.score._score import Score, ScoreFunction, is_target
 from skksivi.score._target import compared_score
@@ -234,7 +234,7 @@ def _of_fit(
     """Return draws of a fit, with their scores."""
     fit, w = unweighted(est.sampler_), None
     if weights:
-        score, sample = weighed_draws(est, target, n_samples, random_state)
+        score, sample = importance_draws(est, target, n_samples, random_state)
         check_trusted(sample, "an expectation")
         X, w = sample.X[sample.weights > 0], sample.weights[sample.weights > 0]
     else:

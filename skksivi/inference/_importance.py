@@ -21,7 +21,7 @@ from skksivi.families._weights import (
     Evidence,
     ImportanceSample,
     check_trusted,
-    importance_weighed,
+    importance_weights,
 )
 from skksivi.pilot._modes import origin_of
 from skksivi.score._score import Score, ScoreFunction
@@ -30,7 +30,7 @@ from skksivi.targets._base import Target
 from skksivi.training._run import ordinary_mode
 
 #: The share of the target that refined draws may lack where its ratio to the fit is largest.
-LOST = 0.003
+MOST_LOST = 0.003
 
 A = TypeVar("A", bound=BaseApproximator)
 
@@ -90,14 +90,14 @@ def importance_sample(
     >>> from skksivi import importance_sample
     >>> from skksivi.baselines import Laplace
     >>> from skksivi.targets import Banana
-    >>> weighed = importance_sample(Laplace().fit(Banana()), Banana(), random_state=0)
-    >>> weighed.trusted
+    >>> sample = importance_sample(Laplace().fit(Banana()), Banana(), random_state=0)
+    >>> sample.trusted
     False
     """
-    return weighed_draws(est, target, n_samples, random_state)[1]
+    return importance_draws(est, target, n_samples, random_state)[1]
 
 
-def weighed_draws(
+def importance_draws(
     est: BaseApproximator, target: Target | ScoreFunction, n_samples: int, random_state: RandomState
 ) -> tuple[Score, ImportanceSample]:
     """Return the score of a target, for float64 points, and draws of a fit, with weights by it."""
@@ -110,7 +110,7 @@ def weighed_draws(
             raise TypeError(f"{without_density(est)}, so its draws have no weights; use one that has.")
         seed = make_seed(random_state)
         x = torch.as_tensor(est.sample(n_samples, seed), dtype=torch.float64, device=device)
-        sample = importance_weighed(est.sampler_, score, x, seed)
+        sample = importance_weights(est.sampler_, score, x, seed)
     n, n_left = round((1 - TAILS) * n_samples), int(sample.of_fit.sum())
     if n_left < n:
         warn_caller(f"{n - n_left} of {n} draws are left out: the density of `target` is NaN there.")
@@ -176,11 +176,11 @@ def refine(est: A, target: Target | ScoreFunction, *, n_samples: int = 2000, ran
     check_is_fitted(est)
     while isinstance(est.sampler_, Refined | Defended):
         est = _with_sampler(est, est.sampler_.sampler)
-    score, sample = weighed_draws(est, target, n_samples, random_state)
+    score, sample = importance_draws(est, target, n_samples, random_state)
     check_trusted(sample, "a refined fit")
     w = np.sort(sample.weights * len(sample.weights))[::-1]
     lost = (np.cumsum(w) - np.arange(1, len(w) + 1) * w) / len(w)
-    bound = w[lost <= LOST][-1]
+    bound = w[lost <= MOST_LOST][-1]
     acceptance = float(np.minimum(sample.weights * len(sample.weights) / bound, 1).mean())
     with ordinary_mode(score.device), torch.no_grad():
         proposal = Defended.of(est.sampler_, torch.Generator(score.device).manual_seed(0))

@@ -23,7 +23,7 @@ LOGGER = logging.getLogger("skksivi")
 
 
 class ExpansionSettings(NamedTuple):
-    """The settings of `with_expansion`."""
+    """The settings of `large_data`."""
 
     #: The most features of an expansion, and of one that corrects the slope of every minibatch and whose mode is
     #: sought from many points: a product for each.
@@ -122,8 +122,8 @@ def corrected(part: Score, expansion: Expansion, *, slopes: bool = True) -> Scor
     return replace(part, score_fn=lambda x: part.score_fn(x) + correction(x), score_vjp=own)
 
 
-def with_expansion(score: Score, near: ArrayLike | None = None) -> Score:
-    """Return a score whose minibatches have little noise near the mode, and whose values cost little.
+def large_data(score: Score, near: ArrayLike | None = None) -> Score:
+    """Transform a target of large data: minibatches have little noise near the mode, and values cost little.
 
     A minibatch is corrected by an expansion of the score of all of the data at the mode; and so is a part of the data
     that takes their place, of as many observations as are needed to agree with them around the mode. Where there are

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from sklearn.utils import check_array
-from torch import Tensor
 
 from skksivi._utils.arrays import without_graph
+from skksivi.targets._base import HasLogProb
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.contour import QuadContourSet
     from matplotlib.gridspec import GridSpecBase
+
+    from skksivi.base import BaseApproximator
 
     Shared = bool | Literal["none", "all", "row", "col"]
 
@@ -42,12 +44,43 @@ N_DRAWS = 10_000
 MAX_POINTS = 2000
 
 
-class HasLogProb(Protocol):
-    """A target whose density can be drawn."""
+class OfDraws:
+    """Base of the displays of draws; a leaf gives `from_draws`."""
 
-    n_features: int
+    from_draws: Callable[..., Self]
 
-    def log_prob(self, x: Tensor, /) -> Tensor: ...
+    @classmethod
+    def from_estimator(
+        cls,
+        estimator: BaseApproximator,
+        *others: object,
+        n_samples: int = N_DRAWS,
+        random_state: int | np.random.RandomState | None = 0,
+        **options: object,
+    ) -> Self:
+        """Show draws of a fitted estimator.
+
+        Parameters
+        ----------
+        estimator : approximator
+            Fitted.
+        *others, **options
+            What `from_draws` takes after the draws.
+        n_samples : int, default=10_000
+        random_state : int, RandomState or None, default=0
+            None continues the estimator's own stream.
+
+        Returns
+        -------
+        display : object
+
+        Raises
+        ------
+        NotFittedError, TypeError, ValueError
+            As `sample` and `from_draws` do.
+        """
+        X = {type(estimator).__name__: estimator.sample(n_samples, random_state=random_state)}
+        return cls.from_draws(X, *others, **options)
 
 
 def own_axes(ax: Axes | None, figsize: tuple[float, float] | None = None) -> Axes:
@@ -77,9 +110,9 @@ def panels(ax: Axes, n_rows: int, n_columns: int, *, sharex: Shared = False, sha
     return axes
 
 
-def as_samples(X: ArrayLike | Mapping[str, ArrayLike], name: str = "draws") -> dict[str, np.ndarray]:
+def as_samples(X: ArrayLike | Mapping[str, ArrayLike]) -> dict[str, np.ndarray]:
     """Return samples by name, each an array (n, d) with the same d."""
-    named = dict(X) if isinstance(X, Mapping) else {name: X}
+    named = dict(X) if isinstance(X, Mapping) else {"draws": X}
     if not named:
         raise ValueError("`X` is empty; give an array of draws, or a dict of such by name.")
     samples = {key: check_array(without_graph(A), dtype=np.float64, input_name=str(key)) for key, A in named.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class CalibrationDisplay:
     """Distribution functions of ranks minus the uniform one, with a simultaneous band for uniform ranks.
 
@@ -61,10 +63,9 @@ class CalibrationDisplay:
     3
     """
 
-    def __init__(self, *, ranks: np.ndarray, n_draws: int, names: Sequence[str] | None = None) -> None:
-        self.ranks = ranks
-        self.n_draws = n_draws
-        self.names = names
+    ranks: np.ndarray
+    n_draws: int
+    names: Sequence[str] | None = None
 
     @classmethod
     def from_ranks(

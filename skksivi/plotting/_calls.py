@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from numbers import Real
 from typing import TYPE_CHECKING, Self
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 MARKERS = "osD^vPX"
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class ScoreCallsDisplay:
     """Error of fits against the score calls that they took, one curve per method.
 
@@ -59,12 +61,9 @@ class ScoreCallsDisplay:
     ['NUTS', 'KSIVI']
     """
 
-    def __init__(
-        self, *, curves: Mapping[str, np.ndarray], floor: float | None = None, ylabel: str = "error"
-    ) -> None:
-        self.curves = curves
-        self.floor = floor
-        self.ylabel = ylabel
+    curves: Mapping[str, np.ndarray]
+    floor: float | None = None
+    ylabel: str = "error"
 
     @classmethod
     def from_curves(

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from skksivi.base import BaseApproximator
 from skksivi.metrics._correlation import correlation_error, correlations
-from skksivi.plotting._base import COLOURS, FAINT, N_DRAWS, as_reference, as_samples, own_axes
+from skksivi.plotting._base import COLOURS, FAINT, OfDraws, as_reference, as_samples, own_axes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.collections import PathCollection
 
 
-class CorrelationDisplay:
+@dataclass(kw_only=True, eq=False, repr=False)
+class CorrelationDisplay(OfDraws):
     """Correlation coefficients of all pairs of coordinates, of the fit (vertical) against the reference (horizontal).
 
     Points of a right fit lie on the diagonal. The band is two standard errors to either side, from the numbers of
@@ -50,9 +51,8 @@ class CorrelationDisplay:
     (231, 2)
     """
 
-    def __init__(self, *, samples: Mapping[str, np.ndarray], reference: np.ndarray) -> None:
-        self.samples = samples
-        self.reference = reference
+    samples: Mapping[str, np.ndarray]
+    reference: np.ndarray
 
     @classmethod
     def from_draws(
@@ -83,42 +83,6 @@ class CorrelationDisplay:
         for A in samples.values():
             correlation_error(A, exact)  # which says what cannot be compared
         return cls(samples=samples, reference=exact).plot(ax)
-
-    @classmethod
-    def from_estimator(
-        cls,
-        estimator: BaseApproximator,
-        reference: ArrayLike,
-        *,
-        n_samples: int = N_DRAWS,
-        random_state: int | np.random.RandomState | None = 0,
-        ax: Axes | None = None,
-    ) -> Self:
-        """Show draws of a fitted estimator with reference draws.
-
-        Parameters
-        ----------
-        estimator : approximator
-            Fitted.
-        reference : array-like of shape (m, d)
-            Exact draws.
-        n_samples : int, default=10_000
-        random_state : int, RandomState or None, default=0
-            None continues the estimator's own stream.
-        ax : Axes, default=None
-            Where to draw; None makes a figure.
-
-        Returns
-        -------
-        display : CorrelationDisplay
-
-        Raises
-        ------
-        NotFittedError, ValueError
-            As `sample` and `from_draws` do.
-        """
-        X = {type(estimator).__name__: estimator.sample(n_samples, random_state=random_state)}
-        return cls.from_draws(X, reference=reference, ax=ax)
 
     def plot(self, ax: Axes | None = None) -> Self:
         """Draw.

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from skksivi.base import BaseApproximator
 from skksivi.plotting._base import (
     COLOURS,
-    N_DRAWS,
     HasLogProb,
+    OfDraws,
     as_samples,
     box_and_levels,
     check_target,
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from matplotlib.collections import PathCollection, QuadMesh
 
 
-class DensityDisplay:
+@dataclass(kw_only=True, eq=False, repr=False)
+class DensityDisplay(OfDraws):
     """Draws in two dimensions under the contours of a target.
 
     Parameters
@@ -57,9 +58,8 @@ class DensityDisplay:
     >>> display.figure_.savefig("density.png")  # doctest: +SKIP
     """
 
-    def __init__(self, *, X: np.ndarray, target: HasLogProb | None = None) -> None:
-        self.X = X
-        self.target = target
+    X: np.ndarray
+    target: HasLogProb | None = None
 
     @classmethod
     def from_draws(
@@ -101,42 +101,6 @@ class DensityDisplay:
             raise ValueError(f"`X` has {X.shape[1]} columns, expected 2; show pairs of more by MarginalsDisplay.")
         check_target(target)
         return cls(X=X, target=target).plot(ax, kind=kind, extent=extent)
-
-    @classmethod
-    def from_estimator(
-        cls,
-        estimator: BaseApproximator,
-        target: HasLogProb | None = None,
-        *,
-        kind: str = "scatter",
-        extent: Sequence[float] | None = None,
-        n_samples: int = N_DRAWS,
-        random_state: int | np.random.RandomState | None = 0,
-        ax: Axes | None = None,
-    ) -> Self:
-        """Show draws of a fitted estimator.
-
-        Parameters
-        ----------
-        estimator : approximator
-            Fitted to a target of two features.
-        target, kind, extent, ax
-            See `from_draws`.
-        n_samples : int, default=10_000
-        random_state : int, RandomState or None, default=0
-            None continues the estimator's own stream.
-
-        Returns
-        -------
-        display : DensityDisplay
-
-        Raises
-        ------
-        NotFittedError, TypeError, ValueError
-            As `sample` and `from_draws` do.
-        """
-        X = estimator.sample(n_samples, random_state=random_state)
-        return cls.from_draws(X, target, kind=kind, extent=extent, ax=ax)
 
     def plot(self, ax: Axes | None = None, *, kind: str = "scatter", extent: Sequence[float] | None = None) -> Self:
         """Draw.

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.utils import check_scalar
 
-from skksivi.base import BaseApproximator
 from skksivi.plotting._base import (
     COLOURS,
-    N_DRAWS,
     REFERENCE_COLOUR,
+    OfDraws,
     as_reference,
     as_row,
     as_samples,
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 HEIGHT = 0.6
 
 
-class ForestDisplay:
+@dataclass(kw_only=True, eq=False, repr=False)
+class ForestDisplay(OfDraws):
     """Median and central credible intervals of each parameter, one row each, with reference draws.
 
     A thick line is the inner interval, a thin one the outer. Rows run from the top.
@@ -74,20 +75,11 @@ class ForestDisplay:
     (2, 3, 5)
     """
 
-    def __init__(
-        self,
-        *,
-        samples: Mapping[str, np.ndarray],
-        reference: np.ndarray | None = None,
-        features: Sequence[int] | None = None,
-        feature_names: Sequence[str] | None = None,
-        truth: np.ndarray | None = None,
-    ) -> None:
-        self.samples = samples
-        self.reference = reference
-        self.features = features
-        self.feature_names = feature_names
-        self.truth = truth
+    samples: Mapping[str, np.ndarray]
+    reference: np.ndarray | None = None
+    features: Sequence[int] | None = None
+    feature_names: Sequence[str] | None = None
+    truth: np.ndarray | None = None
 
     @classmethod
     def from_draws(
@@ -140,46 +132,6 @@ class ForestDisplay:
             truth=as_row(truth, d, "truth"),
         )
         return display.plot(ax, levels=levels)
-
-    @classmethod
-    def from_estimator(  # noqa: PLR0913
-        cls,
-        estimator: BaseApproximator,
-        reference: ArrayLike | None = None,
-        *,
-        features: Sequence[int] | None = None,
-        feature_names: Sequence[str] | None = None,
-        truth: ArrayLike | None = None,
-        levels: tuple[float, float] = (0.5, 0.9),
-        n_samples: int = N_DRAWS,
-        random_state: int | np.random.RandomState | None = 0,
-        ax: Axes | None = None,
-    ) -> Self:
-        """Show draws of a fitted estimator.
-
-        Parameters
-        ----------
-        estimator : approximator
-            Fitted.
-        reference, features, feature_names, truth, levels, ax
-            See `from_draws`.
-        n_samples : int, default=10_000
-        random_state : int, RandomState or None, default=0
-            None continues the estimator's own stream.
-
-        Returns
-        -------
-        display : ForestDisplay
-
-        Raises
-        ------
-        NotFittedError, ValueError
-            As `sample` and `from_draws` do.
-        """
-        X = {type(estimator).__name__: estimator.sample(n_samples, random_state=random_state)}
-        return cls.from_draws(
-            X, reference, features=features, feature_names=feature_names, truth=truth, levels=levels, ax=ax
-        )
 
     def plot(self, ax: Axes | None = None, *, levels: tuple[float, float] = (0.5, 0.9)) -> Self:
         """Draw.

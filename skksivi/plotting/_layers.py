@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from skksivi.estimators._hksivi import HKSIVIApproximator
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class LayersDisplay:
     """Two coordinates of each layer of a hierarchy, from the base to the fit.
 
@@ -67,18 +69,10 @@ class LayersDisplay:
     (3,)
     """
 
-    def __init__(
-        self,
-        *,
-        layers: Sequence[np.ndarray],
-        features: tuple[int, int] = (0, 1),
-        target: HasLogProb | None = None,
-        names: Sequence[str] | None = None,
-    ) -> None:
-        self.layers = layers
-        self.features = features
-        self.target = target
-        self.names = names
+    layers: Sequence[np.ndarray]
+    features: tuple[int, int] = (0, 1)
+    target: HasLogProb | None = None
+    names: Sequence[str] | None = None
 
     @classmethod
     def from_draws(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -22,6 +23,7 @@ N_BLOCKS = 100
 WIDE = 30
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class LossDisplay:
     """Loss at each iteration, and the discrepancy under the fixed kernel that monitors the training.
 
@@ -65,18 +67,10 @@ class LossDisplay:
     >>> display.figure_.savefig("loss.png")  # doctest: +SKIP
     """
 
-    def __init__(
-        self,
-        *,
-        losses: ArrayLike,
-        monitored: ArrayLike | None = None,
-        monitored_at: ArrayLike | None = None,
-        label: str = "loss",
-    ) -> None:
-        self.losses = losses
-        self.monitored = monitored
-        self.monitored_at = monitored_at
-        self.label = label
+    losses: ArrayLike
+    monitored: ArrayLike | None = None
+    monitored_at: ArrayLike | None = None
+    label: str = "loss"
 
     @classmethod
     def from_estimator(cls, estimator: BaseApproximator, *, ax: Axes | None = None, monitor: bool = True) -> Self:

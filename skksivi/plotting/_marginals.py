@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from skksivi.base import BaseApproximator
 from skksivi.plotting._base import (
     COLOURS,
-    N_DRAWS,
     REFERENCE_COLOUR,
+    OfDraws,
     as_reference,
     as_samples,
     check_features,
@@ -37,7 +37,8 @@ N_BINS = 40
 PAIR_MASSES = (0.5, 0.95)
 
 
-class MarginalsDisplay:
+@dataclass(kw_only=True, eq=False, repr=False)
+class MarginalsDisplay(OfDraws):
     """Marginals on the diagonal and pairs of coordinates below it, with reference draws.
 
     Parameters
@@ -76,18 +77,10 @@ class MarginalsDisplay:
     (3, 3)
     """
 
-    def __init__(
-        self,
-        *,
-        samples: Mapping[str, np.ndarray],
-        reference: np.ndarray | None = None,
-        features: Sequence[int] | None = None,
-        feature_names: Sequence[str] | None = None,
-    ) -> None:
-        self.samples = samples
-        self.reference = reference
-        self.features = features
-        self.feature_names = feature_names
+    samples: Mapping[str, np.ndarray]
+    reference: np.ndarray | None = None
+    features: Sequence[int] | None = None
+    feature_names: Sequence[str] | None = None
 
     @classmethod
     def from_draws(
@@ -137,45 +130,6 @@ class MarginalsDisplay:
             feature_names=feature_names,
         )
         return display.plot(ax, kind=kind)
-
-    @classmethod
-    def from_estimator(
-        cls,
-        estimator: BaseApproximator,
-        reference: ArrayLike | None = None,
-        *,
-        features: Sequence[int] | None = None,
-        feature_names: Sequence[str] | None = None,
-        kind: str = "contour",
-        n_samples: int = N_DRAWS,
-        random_state: int | np.random.RandomState | None = 0,
-        ax: Axes | None = None,
-    ) -> Self:
-        """Show draws of a fitted estimator.
-
-        Parameters
-        ----------
-        estimator : approximator
-            Fitted.
-        reference, features, feature_names, kind, ax
-            See `from_draws`.
-        n_samples : int, default=10_000
-        random_state : int, RandomState or None, default=0
-            None continues the estimator's own stream.
-
-        Returns
-        -------
-        display : MarginalsDisplay
-
-        Raises
-        ------
-        NotFittedError, ValueError
-            As `sample` and `from_draws` do.
-        """
-        X = {type(estimator).__name__: estimator.sample(n_samples, random_state=random_state)}
-        return cls.from_draws(
-            X, reference=reference, features=features, feature_names=feature_names, kind=kind, ax=ax
-        )
 
     def plot(self, ax: Axes | None = None, *, kind: str = "contour") -> Self:
         """Draw.

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.utils import check_scalar
 
-from skksivi.base import BaseApproximator
-from skksivi.plotting._base import COLOURS, N_DRAWS, REFERENCE_COLOUR, as_reference, as_row, as_samples, own_axes
+from skksivi.plotting._base import (
+    COLOURS,
+    REFERENCE_COLOUR,
+    OfDraws,
+    as_reference,
+    as_row,
+    as_samples,
+    own_axes,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,7 +26,8 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
 
 
-class PathDisplay:
+@dataclass(kw_only=True, eq=False, repr=False)
+class PathDisplay(OfDraws):
     """Mean and credible band of a path, such as a conditioned diffusion.
 
     Parameters
@@ -56,20 +65,11 @@ class PathDisplay:
     >>> display.figure_.savefig("path.png")  # doctest: +SKIP
     """
 
-    def __init__(
-        self,
-        *,
-        samples: Mapping[str, np.ndarray],
-        times: np.ndarray | None = None,
-        reference: np.ndarray | None = None,
-        truth: np.ndarray | None = None,
-        observed: tuple[ArrayLike, ArrayLike] | None = None,
-    ) -> None:
-        self.samples = samples
-        self.times = times
-        self.reference = reference
-        self.truth = truth
-        self.observed = observed
+    samples: Mapping[str, np.ndarray]
+    times: np.ndarray | None = None
+    reference: np.ndarray | None = None
+    truth: np.ndarray | None = None
+    observed: tuple[ArrayLike, ArrayLike] | None = None
 
     @classmethod
     def from_draws(
@@ -121,44 +121,6 @@ class PathDisplay:
             observed=observed,
         )
         return display.plot(ax, level=level)
-
-    @classmethod
-    def from_estimator(  # noqa: PLR0913
-        cls,
-        estimator: BaseApproximator,
-        reference: ArrayLike | None = None,
-        *,
-        times: ArrayLike | None = None,
-        truth: ArrayLike | None = None,
-        observed: tuple[ArrayLike, ArrayLike] | None = None,
-        level: float = 0.95,
-        n_samples: int = N_DRAWS,
-        random_state: int | np.random.RandomState | None = 0,
-        ax: Axes | None = None,
-    ) -> Self:
-        """Show the path of a fitted estimator.
-
-        Parameters
-        ----------
-        estimator : approximator
-            Fitted.
-        reference, times, truth, observed, level, ax
-            See `from_draws`.
-        n_samples : int, default=10_000
-        random_state : int, RandomState or None, default=0
-            None continues the estimator's own stream.
-
-        Returns
-        -------
-        display : PathDisplay
-
-        Raises
-        ------
-        NotFittedError, ValueError
-            As `sample` and `from_draws` do.
-        """
-        X = {type(estimator).__name__: estimator.sample(n_samples, random_state=random_state)}
-        return cls.from_draws(X, times=times, reference=reference, truth=truth, observed=observed, level=level, ax=ax)
 
     def plot(self, ax: Axes | None = None, *, level: float = 0.95) -> Self:
         """Draw.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -118,6 +119,7 @@ class _Predictor(Constrained, BaseEstimator):
         return gen_batches(n_rows, max(1, CHUNK // (len(self.draws_) * n_outputs)))
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class KSIVIRegressor(RegressorMixin, _Predictor):
     r"""Bayesian regression by a Gaussian process, a neural network or a plane, with predictions from posterior draws.
 
@@ -195,26 +197,14 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
         "hyperprior": ["array-like"],
     }
 
-    def __init__(
-        self,
-        *,
-        model: str = "process",
-        n_hidden: int = 50,
-        prior_precision: float | None = 1.0,
-        hyperprior: tuple[float, float] = (1.0, 0.1),
-        approximator: BaseApproximator | None = None,
-        n_draws: int = 200,
-        random_state: RandomState = None,
-        verbose: int = 0,
-    ) -> None:
-        self.model = model
-        self.n_hidden = n_hidden
-        self.prior_precision = prior_precision
-        self.hyperprior = hyperprior
-        self.approximator = approximator
-        self.n_draws = n_draws
-        self.random_state = random_state
-        self.verbose = verbose
+    model: str = "process"
+    n_hidden: int = 50
+    prior_precision: float | None = 1.0
+    hyperprior: tuple[float, float] = (1.0, 0.1)
+    approximator: BaseApproximator | None = None
+    n_draws: int = 200
+    random_state: RandomState = None
+    verbose: int = 0
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Fit the posterior and keep draws of it.
@@ -535,6 +525,7 @@ def _random_weights(target: BayesianNeuralNetwork, rng: np.random.RandomState) -
     return np.concatenate([W, np.zeros(k), w, [0.0], log_lam, [1.0]])  # b_1, w, b_2 and log gamma
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class KSIVIClassifier(ClassifierMixin, _Predictor):
     r"""Bayesian logistic regression, with predictions from posterior draws.
 
@@ -592,22 +583,12 @@ class KSIVIClassifier(ClassifierMixin, _Predictor):
         "class_weight": [StrOptions({"balanced"}), dict, None],
     }
 
-    def __init__(
-        self,
-        *,
-        prior_precision: float = 1.0,
-        class_weight: str | dict[object, float] | None = None,
-        approximator: BaseApproximator | None = None,
-        n_draws: int = 1000,
-        random_state: RandomState = None,
-        verbose: int = 0,
-    ) -> None:
-        self.prior_precision = prior_precision
-        self.class_weight = class_weight
-        self.approximator = approximator
-        self.n_draws = n_draws
-        self.random_state = random_state
-        self.verbose = verbose
+    prior_precision: float = 1.0
+    class_weight: str | dict[object, float] | None = None
+    approximator: BaseApproximator | None = None
+    n_draws: int = 1000
+    random_state: RandomState = None
+    verbose: int = 0
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Fit the posterior and keep draws of it.

@@ -107,9 +107,9 @@ def _is_suspect(direction: Tensor | None, exponent: float | None, d: int) -> boo
     return direction is not None or (exponent is not None and exponent <= d)
 
 
-def _largest(direction: Tensor, n: int = 3) -> list[tuple[int, float]]:
+def _largest(direction: Tensor) -> list[tuple[int, float]]:
     """Return the coordinates in which a direction (d,) is largest, with its values there."""
-    order = direction.abs().argsort(descending=True)[:n].tolist()
+    order = direction.abs().argsort(descending=True)[:3].tolist()
     return [(i, direction[i].item()) for i in order if direction[i].abs() > 1e-3 * direction.abs().max()]
 
 

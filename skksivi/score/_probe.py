@@ -212,16 +212,11 @@ def _check(s: Tensor | np.ndarray, points: Tensor | np.ndarray, before: Tensor |
         raise TypeError(f"`score_fn` returned numbers of type {s.dtype}, expected floating-point numbers.")
 
 
-def in_double(
-    score_fn: ScoreFunction,
-    n_features: int,
-    device: torch.device | str = "cpu",
-    score_vjp: ScoreWithProduct | None = None,
-) -> Score:
+def in_double(score_fn: ScoreFunction, n_features: int, device: torch.device | str = "cpu") -> Score:
     """Return the score for float64 points, computed in float32 if `score_fn` accepts nothing else."""
     if isinstance(score_fn, Score):
         return score_fn.double
-    score = _in_double(score_fn, n_features, score_vjp, torch.device(device))
+    score = _in_double(score_fn, n_features, None, torch.device(device))
     x = trial_points(score)
     _check_rows(score, x)
     return choose_product(score, "auto", x)[0]

@@ -98,11 +98,11 @@ def resolve_score(
     dtype: torch.dtype,
     device: torch.device,
     near: ArrayLike | None = None,
-    tells: bool = True,
+    warns: bool = True,
 ) -> Score:
     """Return a probed score; the data of a target are moved to the device and dtype of the training.
 
-    With `tells` a doubt about the target is a warning; otherwise the caller tells it.
+    With `warns` a doubt about the target is a warning; otherwise the caller gives it.
     """
     in_types = {t: on_device(score_fn, device=device, dtype=t) for t in dict.fromkeys((dtype, torch.float64))}
 
@@ -125,7 +125,7 @@ def resolve_score(
     replicate = getattr(score_fn, "replicate", ())
     score = replace(score, in_double=double, replicate=replicate, names=names, rank=rank)
     doubt = doubt_of(score.double, points) or doubt_of_sign(score.double)
-    if tells and doubt is not None:
+    if warns and doubt is not None:
         warn_caller(doubt)
     return replace(score, doubt=doubt, advice=getattr(score_fn, "advice", ""))
 

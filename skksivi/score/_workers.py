@@ -8,6 +8,7 @@ import pickle
 import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -44,6 +45,7 @@ class Chunk(NamedTuple):
 Answer = Callable[[Chunk], Tensor | np.ndarray]
 
 
+@dataclass(eq=False)
 class ByWorkers:
     """A score function that hands its points to workers, a chunk at a time.
 
@@ -51,30 +53,24 @@ class ByWorkers:
     `skksivi.targets.from_score_fn` for the parameters.
     """
 
-    def __init__(
-        self,
-        score_fn: UntriedScore,
-        *,
-        n_jobs: int,
-        backend: str | None,
-        chunk_size: int,
-        timeout: float | None,
-        retries: int,
-        progress: Callable[[int], object] | None,
-    ) -> None:
-        if check_integer(n_jobs, "n_jobs", min_val=-(2**15)) == 0:
+    score_fn: UntriedScore
+    _: KW_ONLY
+    n_jobs: int
+    backend: str | None
+    chunk_size: int
+    timeout: float | None
+    retries: int
+    progress: Callable[[int], object] | None
+
+    def __post_init__(self) -> None:
+        if check_integer(self.n_jobs, "n_jobs", min_val=-(2**15)) == 0:
             raise ValueError("`n_jobs` is 0, expected a number of workers, or -1 for one per core.")
-        if timeout is not None:
-            check_number(timeout, "timeout", min_val=1e-3, max_val=math.inf)
-        if progress is not None and not callable(progress):
-            raise TypeError(f"`progress` must be callable, got a {type(progress).__name__}.")
-        self.score_fn = score_fn
-        self.n_jobs = n_jobs
-        self.backend = backend
-        self.chunk_size = check_integer(chunk_size, "chunk_size", min_val=1)
-        self.timeout = timeout
-        self.retries = check_integer(retries, "retries", min_val=0)
-        self.progress = progress
+        if self.timeout is not None:
+            check_number(self.timeout, "timeout", min_val=1e-3, max_val=math.inf)
+        if self.progress is not None and not callable(self.progress):
+            raise TypeError(f"`progress` must be callable, got a {type(self.progress).__name__}.")
+        self.chunk_size = check_integer(self.chunk_size, "chunk_size", min_val=1)
+        self.retries = check_integer(self.retries, "retries", min_val=0)
         self._is_warm = False
 
     def __call__(self, x: Tensor | np.ndarray) -> Tensor | np.ndarray:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from skksivi._utils.arrays import as_array
 from skksivi._utils.numbers import check_integer
-from skksivi.score._score import ScoreFunction, ScoreWithProduct, UntriedScore
+from skksivi.score._score import ScoreFunction, ScoreWithProduct, UntriedScore, autograd_pullback
 from skksivi.score._workers import ByWorkers
 
 #: Maps points and rows of the data, both tensors or both arrays, to scores.
@@ -33,24 +33,15 @@ MAX_MATRIX = 2**25
 N_COMPARED = 3
 
 
-class OneRow(int):
-    """The number of rows of a target, which says in the messages of what splits rows what to do instead."""
-
-    def __str__(self) -> str:
-        return f"{int(self)!r}, since a target has no rows to split: set cv=skksivi.model_selection.Replicates()"
-
-    def __format__(self, spec: str) -> str:
-        return format(int(self), spec) if spec else str(self)
-
-
 class Target:
     """A distribution to approximate, known by its score.
 
     A subclass defines `n_features` and either `score_fn(x)` or `log_prob(x)`, whose gradient is then the score; it
     need not call `__init__`. Optional: `sample(n, generator)` where an exact sampler exists, and `score_vjp(x)`,
     which returns the score and its vector-Jacobian product, the map of v to J^T v (n, d), to avoid the automatic one.
-    A target can be passed to scikit-learn's search tools instead of X: row zero is the target itself, and any other
-    row k is the same target as another replicate.
+    A target can be passed to scikit-learn's search tools instead of X, with `skksivi.model_selection.Replicates` as
+    `cv`, because it has no rows to split: row zero is the target itself, and any other row k is the same target as
+    another replicate.
 
     Attributes
     ----------
@@ -157,7 +148,7 @@ class Target:
     @property
     def shape(self) -> tuple[int, int]:
         """One "row" of n_features, so that scikit-learn can count and split it."""
-        return (OneRow(1), self.n_features)
+        return (1, self.n_features)
 
     def __getitem__(self, index: object) -> Self:
         rows = np.asarray(index[0] if isinstance(index, tuple) else index)
@@ -181,8 +172,16 @@ class _ScoreTarget(Target):
         return self._score_fn(x)
 
 
-class Divisible(Protocol):
-    """A target of data, and of some of its observations."""
+class HasLogProb(Protocol):
+    """A target of a log-density."""
+
+    n_features: int
+
+    def log_prob(self, x: Tensor, /) -> Tensor: ...
+
+
+class OfRows(Protocol):
+    """A target of data."""
 
     n_features: int
     n_rows: int
@@ -190,8 +189,13 @@ class Divisible(Protocol):
     @property
     def score_vjp(self) -> ScoreWithProduct | None: ...
     def score_fn(self, x: Tensor, /) -> Tensor: ...
-    def subset(self, rows: Tensor, /) -> Target: ...
     def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self: ...
+
+
+class Divisible(OfRows, Protocol):
+    """A target of data, and of some of its observations."""
+
+    def subset(self, rows: Tensor, /) -> Target: ...
 
 
 class _SumOverRows(torch.autograd.Function):
@@ -216,37 +220,32 @@ def value(part: Target, x: Tensor) -> Tensor:
     return part.score_fn(x)
 
 
-def value_with_graph(part: Target, x: Tensor) -> Tensor:
+def value_with_graph(part: OfRows, x: Tensor) -> Tensor:
     """Return the score (n, d), which may differentiate, without a graph."""
-    return _with_graph(part, x)[1].detach()
+    return autograd_pullback(part.score_fn, x)[0]
 
 
-def product_by_graph(part: Target, x: Tensor, v: Tensor) -> Tensor:
+def product_by_graph(part: OfRows, x: Tensor, v: Tensor) -> Tensor:
     """Return J^T v (n, d) by the graph of the score."""
-    x, s = _with_graph(part, x)
-    if not s.requires_grad:
-        return torch.zeros_like(v)
-    return torch.autograd.grad(s, x, v, allow_unused=True, materialize_grads=True)[0]
+    return autograd_pullback(part.score_fn, x)[1](v)
 
 
-def own_product(part: Target, x: Tensor, v: Tensor) -> Tensor:
+def pulled(part: Target | OfRows, x: Tensor) -> tuple[Tensor, ScoreFunction]:
+    """Return the score at x (n, d) and its vector-Jacobian product, by the part's own or the graph."""
+    return autograd_pullback(part.score_fn, x) if part.score_vjp is None else part.score_vjp(x)
+
+
+def own_product(part: OfRows, x: Tensor, v: Tensor) -> Tensor:
     """Return J^T v (n, d) by the product of the part, if it has one, else by the graph."""
-    return product_by_graph(part, x, v) if part.score_vjp is None else part.score_vjp(x)[1](v)
+    return pulled(part, x)[1](v)
 
 
-def log_prob_of(part: Any, x: Tensor) -> Tensor:  # noqa: ANN401
+def log_prob_of(part: HasLogProb, x: Tensor) -> Tensor:
     """Return log p (n,)."""
     return part.log_prob(x)
 
 
-def _with_graph(part: Target, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return points that begin a graph, and the score there."""
-    with torch.enable_grad():
-        x = x.detach().requires_grad_()
-        return x, part.score_fn(x)
-
-
-def prior_of(target: Any, prior: Any) -> Any:  # noqa: ANN401
+def prior_of(target: Any, prior: Target | None) -> Target:  # noqa: ANN401
     """Return the prior that is in a target of rows, by default that of no rows.
 
     Raises
@@ -266,11 +265,25 @@ def prior_of(target: Any, prior: Any) -> Any:  # noqa: ANN401
     return prior
 
 
-def numbers_of(target: Any) -> list[float]:  # noqa: ANN401
+def numbers_of(target: Target) -> list[float]:
     """Return the score of a target of tensors or arrays at some points."""
     x = torch.linspace(-1, 2, N_COMPARED * target.n_features, dtype=torch.float64)
     x = x.reshape(N_COMPARED, target.n_features)
     return as_array(target.score_fn(x)).ravel().tolist()
+
+
+def n_points(target: object, n_rows: int) -> int:
+    """Return how many points can be worked on at a time, given so many rows."""
+    return max(1, MAX_PAIRS // (n_rows * getattr(target, "n_outputs", 1)))
+
+
+def in_chunks(evaluate: Callable[..., Tensor], target: object, points: list[Tensor], n_rows: int) -> Tensor:
+    """Return what a function of a target of rows gives at points (n, d), so many at a time that memory suffices."""
+    n, step = len(points[0]), n_points(target, n_rows)
+    parts = [evaluate(target, *(p[k : k + step] for p in points)) for k in range(0, max(1, n), step)]
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat(parts) if isinstance(parts[0], Tensor) else np.concatenate(parts)
 
 
 class Forms:
@@ -333,7 +346,7 @@ class Blocks(Summed):
 
     def product(self, x: Tensor) -> tuple[Tensor, ScoreFunction]:
         """Return the score at x (n, d) and its vector-Jacobian product, by the target's product."""
-        if len(blocks := list(self._rows(x))) == 1 and len(x) <= self._n_points(blocks[0]):
+        if len(blocks := list(self._rows(x))) == 1 and len(x) <= n_points(self.target, len(blocks[0])):
             return self._part(blocks[0]).score_vjp(x)
         return super().product(x)
 
@@ -341,13 +354,10 @@ class Blocks(Summed):
         """Return the sum over blocks of what a function of a part of the data and of points (..., d) gives."""
         x = points[0]
         flat = [p.reshape(-1, self.n_features) for p in points]
-        join = torch.cat if isinstance(x, Tensor) else np.concatenate
-        total: Any = 0.0
         n = self.target.n_rows if self.rows is None else len(self.rows)
+        total: Any = 0.0
         for rows in self._rows(x):
-            part, step = self._part(rows), self._n_points(rows)
-            chunks = ([p[k : k + step] for p in flat] for k in range(0, max(1, len(flat[0])), step))
-            total = total + len(rows) / n * join([evaluate(part, *chunk) for chunk in chunks])
+            total = total + len(rows) / n * in_chunks(evaluate, self._part(rows), flat, len(rows))
         return total.reshape(x.shape[: x.ndim - 2 + total.ndim])
 
     def _rows(self, x: Tensor) -> Iterator[Tensor]:
@@ -357,9 +367,6 @@ class Blocks(Summed):
 
     def _part(self, rows: Tensor) -> Any:  # noqa: ANN401
         return self.target if self.rows is None and len(rows) == self.target.n_rows else self.target.subset(rows)
-
-    def _n_points(self, rows: Tensor) -> int:
-        return max(1, MAX_PAIRS // (len(rows) * getattr(self.target, "n_outputs", 1)))
 
     def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
         """Return a copy whose target is on `device` and of type `dtype`."""

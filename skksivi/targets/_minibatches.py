@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 import torch
@@ -15,11 +15,25 @@ from torch import Tensor
 
 from skksivi._utils.numbers import check_integer
 from skksivi._utils.warnings import warn_caller
-from skksivi.score._score import ScoreFunction, ScoreWithProduct, autograd_pullback, is_target
-from skksivi.targets._base import MAX_PAIRS, Blocks, Divisible, Forms, Summed, Target, log_prob_of, prior_of
+from skksivi.score._score import ScoreFunction, ScoreWithProduct, is_target
+from skksivi.targets._base import (
+    Blocks,
+    Divisible,
+    Forms,
+    OfRows,
+    Summed,
+    Target,
+    in_chunks,
+    log_prob_of,
+    prior_of,
+    pulled,
+)
+
+#: A batch of a loader.
+B = TypeVar("B")
 
 #: Fewest rows of a batch for which two equal ones are taken to be the same rows.
-N_TOLD = 32
+FEWEST_COMPARED = 32
 
 #: Rows of the beginning of a stream that are kept in memory.
 N_KEPT = 2**16
@@ -79,8 +93,8 @@ class Minibatches(Target):
     @classmethod
     def from_loader(
         cls,
-        loader: Iterable[Any] | Callable[[], Iterable[Any]],
-        target_of_batch: Callable[[Any], Any],
+        loader: Iterable[B] | Callable[[], Iterable[B]],
+        target_of_batch: Callable[[B], OfRows],
         *,
         n_rows: int | None = None,
         prior: Target | None = None,
@@ -156,7 +170,7 @@ class Minibatches(Target):
         return self.target.n_rows
 
     @property
-    def prior(self) -> Any:  # noqa: ANN401
+    def prior(self) -> Target:
         """The prior that is in the target."""
         return prior_of(self.target, None)
 
@@ -196,10 +210,10 @@ class BrokenLoaderError(ValueError, ConnectionError):
     """A loader does not give what it gave before; what was learned until then is kept."""
 
 
-class Reader:
+class Reader(Generic[B]):
     """Makes targets of the batches of a loader, and looks whether they belong together."""
 
-    def __init__(self, loader: Iterable[Any] | Callable[[], Iterable[Any]], target_of_batch: Callable[[Any], Any]):
+    def __init__(self, loader: Iterable[B] | Callable[[], Iterable[B]], target_of_batch: Callable[[B], OfRows]):
         if not callable(target_of_batch):
             raise TypeError(f"`target_of_batch` must be a function, got a {type(target_of_batch).__name__}.")
         if not (callable(loader) or hasattr(loader, "__iter__")):
@@ -217,7 +231,7 @@ class Reader:
         self.columns: object = None
         self.n_features: int | None = None
 
-    def targets(self) -> Iterator[Any]:
+    def targets(self) -> Iterator[OfRows]:
         """Yield the targets of batches; raise BrokenLoaderError where they cannot be read."""
         try:
             yield from self._targets()
@@ -226,14 +240,14 @@ class Reader:
         except OSError as error:
             raise BrokenLoaderError(f"`loader` failed in a pass: {error}.") from error
 
-    def _targets(self) -> Iterator[Any]:
-        """Yield the targets of batches; the first that is repeated is told."""
+    def _targets(self) -> Iterator[OfRows]:
+        """Yield the targets of batches; warn of the first that is repeated."""
         seen: set[bytes] | None = set()
         batches = self.loader() if callable(self.loader) else self.loader
         for k, batch in enumerate(batches):
             target = self._checked(self.target_of_batch(batch), batch, k)
             self.reading.n_rows += target.n_rows
-            if seen is not None and target.n_rows >= N_TOLD:
+            if seen is not None and target.n_rows >= FEWEST_COMPARED:
                 if (digest := _digest(batch)) in seen:
                     warn_caller(f"`loader` repeats rows: batch {k} of a pass is the same as one before it.")
                     seen = None
@@ -242,13 +256,13 @@ class Reader:
             moves = self.device is not None or self.dtype is not None
             yield target.to(device=self.device, dtype=self.dtype) if moves else target
 
-    def _checked(self, target: Any, batch: Any, k: int) -> Any:  # noqa: ANN401
+    def _checked(self, target: OfRows, batch: B, k: int) -> OfRows:
         if not (is_target(target) and hasattr(target, "n_rows")):
             raise TypeError(
                 f"`target_of_batch` returned a {type(target).__name__} for batch {k}, expected a target with "
                 "`n_rows`."
             )
-        d, columns = int(target.n_features), _columns(batch)  # type: ignore[attr-defined]
+        d, columns = int(target.n_features), _columns(batch)
         if self.n_features is None:
             self.n_features, self.columns = d, columns
         if (d, columns) != (self.n_features, self.columns):
@@ -296,25 +310,27 @@ class Weighted(Summed):
         The :math:`p_0`.
     """
 
-    def __init__(self, targets: Callable[[], Iterable[Any]] | list[Any], n: int, prior: Any, forms: Any) -> None:  # noqa: ANN401
+    def __init__(
+        self, targets: Callable[[], Iterable[OfRows]] | list[OfRows], n: int, prior: Target, forms: Target | Forms
+    ) -> None:
         self.targets = targets
         self.n = n
         self.prior = prior
         self.target = forms
         self.n_features = prior.n_features
 
-    def batches(self) -> Iterable[Any]:
+    def batches(self) -> Iterable[OfRows]:
         """Return the targets."""
         return self.targets() if callable(self.targets) else self.targets
 
-    def total(self, evaluate: Callable[..., Any], *points: Any) -> Any:  # noqa: ANN401
+    def total(self, evaluate: Callable[..., Tensor], *points: Tensor) -> Tensor:
         """Return the sum of what a function of a target and of points (..., d) gives, for all rows."""
         x, d = points[0], self.n_features
         flat = [p.reshape(-1, d) for p in points]
         at_prior = evaluate(self.prior, *flat)
         total, n_taken = 0.0 * at_prior, 0
         for target in self.batches():
-            total = total + (_in_chunks(evaluate, target, flat) - at_prior)
+            total = total + (in_chunks(evaluate, target, flat, target.n_rows) - at_prior)
             n_taken += target.n_rows
         found = at_prior + self.n / n_taken * total
         return found.reshape(x.shape[:-1] if evaluate is log_prob_of else x.shape)
@@ -325,22 +341,8 @@ class Weighted(Summed):
             return super().product(x)
         (target,) = self.targets
         c = self.n / target.n_rows
-        (s, pull), (at_prior, pull_prior) = target.score_vjp(x), _pulled(self.prior, x)
+        (s, pull), (at_prior, pull_prior) = pulled(target, x), pulled(self.prior, x)
         return c * s + (1 - c) * at_prior, lambda v: c * pull(v) + (1 - c) * pull_prior(v)
-
-
-def _pulled(part: Any, x: Tensor) -> tuple[Tensor, ScoreFunction]:  # noqa: ANN401
-    """Return the score at x (n, d) and its vector-Jacobian product, by the part's own or the graph."""
-    return autograd_pullback(part.score_fn, x) if part.score_vjp is None else part.score_vjp(x)
-
-
-def _in_chunks(evaluate: Callable[..., Any], target: Any, points: list[Any]) -> Any:  # noqa: ANN401
-    """Return what a function gives at points (n, d), so many at a time that memory suffices for a batch."""
-    step = max(1, MAX_PAIRS // (target.n_rows * getattr(target, "n_outputs", 1)))
-    if len(points[0]) <= step:
-        return evaluate(target, *points)
-    parts = [evaluate(target, *(p[k : k + step] for p in points)) for k in range(0, len(points[0]), step)]
-    return torch.cat(parts) if isinstance(parts[0], Tensor) else np.concatenate(parts)
 
 
 class Stream(Weighted):
@@ -366,8 +368,8 @@ class Stream(Weighted):
         super().__init__([], self.n_rows, prior_of(first, prior), forms)
         self.products = getattr(first, "products", "auto")
         self.batch_size = first.n_rows
-        self._next: Iterator[Any] | None = None
-        self._kept: list[Any] = []
+        self._next: Iterator[OfRows] | None = None
+        self._kept: list[OfRows] = []
 
     @property
     def n_passes(self) -> int:
@@ -379,12 +381,12 @@ class Stream(Weighted):
         """Rows that were read."""
         return self._reader.reading.n_rows
 
-    def batches(self) -> Iterator[Any]:
+    def batches(self) -> Iterator[OfRows]:
         """Yield the targets of all batches."""
         yield from self._pass()
         self._reader.reading.n_passes += 1
 
-    def _pass(self) -> Iterator[Any]:
+    def _pass(self) -> Iterator[OfRows]:
         """Yield the targets of all batches; raise ValueError if they have another number of rows than they should."""
         n = 0
         for target in self._reader.targets():
@@ -404,7 +406,7 @@ class Stream(Weighted):
         """Let the next minibatch be the one after n, from the first batch on."""
         self._next = islice(self._forever(), n, None)
 
-    def _forever(self) -> Iterator[Any]:
+    def _forever(self) -> Iterator[OfRows]:
         """Yield the targets of all batches again and again."""
         while True:
             yield from self._pass()
@@ -419,7 +421,7 @@ class Stream(Weighted):
             self._kept = list(_until(self._reader.targets(), n))
         return self._of(list(_until(self._kept, n)))
 
-    def _of(self, targets: Callable[[], Iterable[Any]] | list[Any]) -> Weighted:
+    def _of(self, targets: Callable[[], Iterable[OfRows]] | list[OfRows]) -> Weighted:
         return Weighted(targets, self.n_rows, self.prior, self.target)
 
     def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
@@ -436,7 +438,7 @@ class Stream(Weighted):
         return f"Stream(n_features={self.n_features}, n_rows={self.n_rows}, batch_size={self.batch_size})"
 
 
-def _until(targets: Iterable[Any], n: int) -> Iterator[Any]:
+def _until(targets: Iterable[OfRows], n: int) -> Iterator[OfRows]:
     """Yield targets until they have n rows together."""
     for target in targets:
         yield target

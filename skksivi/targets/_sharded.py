@@ -61,9 +61,9 @@ class Shard(NamedTuple):
     """The target of some of the rows, and the prior that is in it, None where that is to be counted."""
 
     target: Any
-    prior: Any
+    prior: Target | None
 
-    def evaluate(self, function: Callable[..., Any], *points: Tensor) -> Tensor:
+    def evaluate(self, function: Callable[..., Tensor], *points: Tensor) -> Tensor:
         """Return what a function of a target and of points (n, d) gives for the rows, with the prior in one shard."""
         found = function(self.target, *points)
         if self.prior is not None:
@@ -74,7 +74,12 @@ class Shard(NamedTuple):
         return found
 
 
-def made_shard(target_of_rows: Any, prior: Any, rank: int, n_ranks: int) -> tuple[Shard, dict[str, Any]]:  # noqa: ANN401
+def made_shard(
+    target_of_rows: Any,  # noqa: ANN401
+    prior: Target | None,
+    rank: int,
+    n_ranks: int,
+) -> tuple[Shard, dict[str, object]]:
     """Return the shard of a rank, and what it must share with the others.
 
     Raises
@@ -152,7 +157,7 @@ class Ranks:
         self._talk(lambda: dist.all_gather_object(found, own, self.group))
         return found
 
-    def sum(self, own: Callable[[], Tensor], points: tuple[Any, ...], n: int) -> Tensor:
+    def sum(self, own: Callable[[], Tensor], points: tuple[Tensor, ...], n: int) -> Tensor:
         """Return the sum (n,) over ranks of what they compute, float64.
 
         Raises
@@ -234,7 +239,7 @@ def _portable(error: Exception | None) -> Exception | None:
         return RuntimeError(f"{type(error).__name__}: {error}")
 
 
-def _checksum(points: tuple[Any, ...], n: int) -> int:
+def _checksum(points: tuple[Tensor, ...], n: int) -> int:
     """Return a checksum of 32 bits of points, and of how many numbers are asked for there."""
     c = n
     for x in map(as_array, points):
@@ -339,7 +344,7 @@ class Sharded(Summed):
         """The target of the rows of this rank."""
         return self._shard.target
 
-    def total(self, evaluate: Callable[..., Any], *points: Any) -> Any:  # noqa: ANN401
+    def total(self, evaluate: Callable[..., Tensor], *points: Tensor) -> Tensor:
         """Return the sum over ranks of a function of a target and of points (..., d)."""
         x = points[0]
         shape = tuple(x.shape[:-1]) if evaluate is log_prob_of else tuple(x.shape)
@@ -362,7 +367,7 @@ class Sharded(Summed):
         """Return the target of n rows, as many of each rank."""
         return self._of(self.target.part(math.ceil(n / self.n_ranks)))
 
-    def _of(self, target: Any) -> Sharded:  # noqa: ANN401
+    def _of(self, target: Target) -> Sharded:
         return self._replaced(_shard=self._shard._replace(target=target))
 
     def to(self, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Sharded:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -133,6 +134,7 @@ class Verdict(Protocol):
     def accepted(self) -> bool: ...
 
 
+@dataclass(eq=False)
 class Watch:
     """Evaluates a module at intervals, remembers its best state, and tells when it has stopped improving.
 
@@ -151,22 +153,17 @@ class Watch:
         By how much the value of the first state must be smaller than another's to be better.
     """
 
-    def __init__(
-        self,
-        judge: Callable[[nn.Module], tuple[float, Verdict]],
-        stopping: Plateau | None,
-        every: int = CHECK_EVERY,
-        keeps_best: bool = False,
-        noise: float = 0.0,
-    ) -> None:
-        self.judge = judge
-        self.every = every
-        self.keeps_best = keeps_best
-        self.noise = noise
-        self.stopping = stopping
-        self.at_end = True
-        self.values: list[tuple[int, float]] = []
-        self.last: Verdict | None = None
+    judge: Callable[[nn.Module], tuple[float, Verdict]]
+    stopping: Plateau | None
+    every: int = CHECK_EVERY
+    keeps_best: bool = False
+    noise: float = 0.0
+
+    at_end: bool = field(init=False, default=True)
+    values: list[tuple[int, float]] = field(init=False, default_factory=list)
+    last: Verdict | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
         self._best_iteration: int | None = None
         self._best_state: Tensor | None = None
         self._mark, self._marked_at = math.inf, 0

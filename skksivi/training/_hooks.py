@@ -6,6 +6,7 @@ import copy
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -93,6 +94,7 @@ class Callbacks:
         self.context.call_on_fit_task_end(**self.shown)
 
 
+@dataclass(kw_only=True, eq=False)
 class StageReport:
     """Logs the stages of a fit other than its iterations, and reports parts of the pilot to callbacks.
 
@@ -106,10 +108,11 @@ class StageReport:
         Called `PILOT_PARTS` times until the training begins, if there is a pilot.
     """
 
-    def __init__(self, *, log: bool, n_pilot: int, report: Callable[[], object]) -> None:
-        self.log = log
-        self.n_pilot = n_pilot
-        self.report = report
+    log: bool
+    n_pilot: int
+    report: Callable[[], object]
+
+    def __post_init__(self) -> None:
         self.n_reported = 0
         self.stage, self.n_calls = "", 0
         self.n_before, self.began = 0, time.monotonic()

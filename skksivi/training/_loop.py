@@ -330,14 +330,18 @@ def minimise(
             last = n_done == max_iter
             if n_done % CHECK_EVERY == 0 or last:
                 _check_finite(losses[:n_done], optimiser.nonfinite)
-            due = [hook for hook in hooks if n_done % hook.every == 0 or (last and hook.at_end)]
-            progress = Progress(n_done, loss_now, module, iterate, state)
-            if any(hook(progress) for hook in due):
+            if _stops(hooks, Progress(n_done, loss_now, module, iterate, state), last):
                 break
     except BaseException as error:
         ended_by = error
     iterate.release(module)
     return Minimised(losses[:n_done].cpu().numpy(), engine, ended_by)
+
+
+def _stops(hooks: Sequence[Hook], progress: Progress, last: bool) -> bool:
+    """Call the hooks that are due, up to the first that stops the training; tell whether one does."""
+    due = [hook for hook in hooks if progress.n_done % hook.every == 0 or (last and hook.at_end)]
+    return any(hook(progress) for hook in due)
 
 
 def checked_weight(name: str, value: SupportsFloat, progress: float, *, positive: bool = False) -> float:

@@ -17,7 +17,7 @@ from skksivi.kernels import Gaussian
 from skksivi.metrics import sliced_wasserstein
 from skksivi.parameters import Checkpoint, Pilot
 from skksivi.pilot import _expansion
-from skksivi.pilot._expansion import EXPANSION, Expansion, corrected, with_expansion
+from skksivi.pilot._expansion import EXPANSION, Expansion, corrected, large_data
 from skksivi.pilot._pilot import find_whitening
 from skksivi.score._score import Halves
 from skksivi.score._target import resolve_score
@@ -303,7 +303,7 @@ def test_minibatches_of_any_data_are_right_at_the_mode_and_in_the_mean(n, d, k, 
     A, y = rng.standard_t(4, size=(n, d)) * 10 ** rng.uniform(-1, 1, d), rng.uniform(size=n) < rng.uniform(0.1, 0.9)
     target = BayesianLogisticRegression(A, y)
     score = resolved(Minibatches(target, max(10, n // 20)))
-    few, generator = with_expansion(score), torch.Generator().manual_seed(seed)
+    few, generator = large_data(score), torch.Generator().manual_seed(seed)
     map_ = find_whitening("laplace", score, generator)[0].map
     assert map_.whiten(few.mode[None]).square().mean() < EXPANSION.tolerance
     for x in (few.mode[None], map_.unwhiten(torch.randn(50, d, dtype=torch.float64, generator=generator))):
@@ -323,7 +323,7 @@ def test_minibatches_of_any_data_are_right_at_the_mode_and_in_the_mean(n, d, k, 
 )
 def test_near_the_mode_minibatches_and_parts_agree_with_all_of_the_data(name, dtype):
     score = resolved(Minibatches(LARGE[name], 100), dtype)
-    few, generator = with_expansion(score), torch.Generator().manual_seed(0)
+    few, generator = large_data(score), torch.Generator().manual_seed(0)
     s, _ = find_whitening("laplace", score, generator)
     x = s.map.unwhiten(torch.randn(200, D, dtype=torch.float64, generator=generator)).to(dtype)
 
@@ -342,7 +342,7 @@ def test_a_part_grows_until_it_agrees_with_all_of_the_data():
     rare = np.random.RandomState(0).uniform(size=(8000, 2)) < [0.5, 0.001]
     y = np.random.RandomState(1).uniform(size=8000) < 0.3
     score = resolved(Minibatches(BayesianLogisticRegression(rare.astype(float), y), 100))
-    few = with_expansion(score)
+    few = large_data(score)
     x = few.mode + torch.randn(50, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 0.5
     torch.testing.assert_close(few(x), score(x))  # of all rows
 
@@ -351,7 +351,7 @@ def test_what_an_expansion_costs_is_told_and_counted(caplog):
     score = resolved(Minibatches(LARGE["autograd"], 100))
     before = score.tally.total
     with caplog.at_level("INFO", logger="skksivi"):
-        with_expansion(score)
+        large_data(score)
     (line,) = caplog.messages
     assert "1000 of 6000 rows stand for all" in line
     of_all, of_parts = map(int, re.findall(r"(\d+) (?:scores )?of (?:all|parts)", line))
@@ -366,10 +366,10 @@ def test_without_a_single_mode_there_is_no_expansion():
         return len(data) / len(rows) * 2 * x * (data[rows].to(x) - x.T**2).sum(0)[:, None] - x
 
     score = resolved(Minibatches(from_rows(score_fn, n_rows=2000, n_features=1), 100))
-    assert with_expansion(score) is score
-    assert with_expansion(score, [1.0]).mode is not None  # where it starts, and nowhere else
-    assert with_expansion(score, [[1.0], [-1.0]]) is score
-    assert _expansion.with_expansion(resolved(FULL)).mode is None  # no minibatches
+    assert large_data(score) is score
+    assert large_data(score, [1.0]).mode is not None  # where it starts, and nowhere else
+    assert large_data(score, [[1.0], [-1.0]]) is score
+    assert _expansion.large_data(resolved(FULL)).mode is None  # no minibatches
 
 
 def exact_start(target):

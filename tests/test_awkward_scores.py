@@ -21,7 +21,6 @@ from skksivi import HKSIVIApproximator, KSIVIApproximator, diagnose, modes
 from skksivi.baselines import MALA, SVGD, Laplace
 from skksivi.coordinates._affine import Affine
 from skksivi.metrics import kl_divergence, ksd
-from skksivi.score._bounds import find_bounds
 from skksivi.score._score import STEPS, Halves, central_difference
 from skksivi.score._target import resolve_score
 from skksivi.targets import (
@@ -48,16 +47,6 @@ def whole(store, x, call):
     return store.setdefault(x.dtype, torch.empty(5000, x.shape[1], dtype=x.dtype))[: len(x)]
 
 
-def by_size(store, x, call):
-    return store.setdefault((x.dtype, x.shape), torch.empty_like(x))
-
-
-def grown(store, x, call):
-    if len(store.get(x.dtype, ())) < len(x):
-        store[x.dtype] = torch.empty_like(x)
-    return store[x.dtype][: len(x)]
-
-
 def in_turn(store, x, call):
     return store.setdefault((x.dtype, x.shape, call % 3), torch.empty_like(x))
 
@@ -66,7 +55,7 @@ def columns(store, x, call):
     return store.setdefault(x.dtype, torch.empty(x.shape[1], 5000, dtype=x.dtype)).mT[: len(x)]
 
 
-BUFFERS = [whole, by_size, grown, in_turn, columns]
+BUFFERS = [whole, in_turn, columns]
 
 
 class InBuffer:
@@ -116,11 +105,10 @@ OWN_PRODUCTS = [
 ]
 
 
-@pytest.mark.parametrize("d", [1, 3])
 @pytest.mark.parametrize("dtype", STEPS)
 @pytest.mark.parametrize("target", [*IN_BUFFERS, *IN_ARRAYS, *OWN_PRODUCTS])
-def test_a_result_outlives_the_next_call(target, dtype, d):
-    target = copy.deepcopy(target)  # with memory of its own
+def test_a_result_outlives_the_next_call(target, dtype):
+    target, d = copy.deepcopy(target), 3  # with memory of its own
     if isinstance(target, OwnProduct):
         target.n_features = d
     score = resolved(target, d, dtype)
@@ -240,10 +228,9 @@ def test_rows_that_depend_on_each_other_are_refused(k, record_property):
             resolved(score_fn, d)
 
 
-@pytest.mark.parametrize("couple", COUPLINGS.values(), ids=COUPLINGS)
-def test_a_distance_to_a_score_of_coupled_rows_is_refused(couple):
+def test_a_distance_to_a_score_of_coupled_rows_is_refused():
     with pytest.raises(ValueError, match="rows must be independent"):
-        ksd(normal_array(20, 3), couple(lambda x: -x))
+        ksd(normal_array(20, 3), COUPLINGS["mean"](lambda x: -x))
 
 
 def log_prob_mean(x):
@@ -294,10 +281,7 @@ class Once(torch.autograd.Function):
 
 CENTRES = torch.tensor([[1.0, 0.0], [0.0, -1.0], [2.0, 2.0]])
 LOG_PROBS = {
-    **{f"cdist {p}": lambda x, p=p: -torch.cdist(x, CENTRES.to(x), p=p).square().sum(1) / 2 for p in (1.5, 2.0, 3.0)},
-    "cdist exact": lambda x: (
-        -torch.cdist(x, CENTRES.to(x), compute_mode="donot_use_mm_for_euclid_dist").square().sum(1) / 2
-    ),
+    "cdist": lambda x: -torch.cdist(x, CENTRES.to(x)).square().sum(1) / 2,
     "pdist": lambda x: (
         -torch.stack([torch.pdist(torch.cat([row[None], CENTRES.to(x)])) for row in x]).square().sum(1)
     ),
@@ -323,7 +307,7 @@ def test_where_torch_lacks_a_second_derivative_products_are_differences(log_prob
 
 
 def test_a_density_without_a_second_derivative_is_fitted():
-    X = KSIVIApproximator(**QUICK).fit(from_log_prob(LOG_PROBS["cdist 2.0"], 2)).sample(20_000)
+    X = KSIVIApproximator(**QUICK).fit(from_log_prob(LOG_PROBS["cdist"], 2)).sample(20_000)
     np.testing.assert_allclose(X.mean(0), CENTRES.mean(0), atol=0.05)
     np.testing.assert_allclose(X.std(0), 3**-0.5, rtol=0.1)
 
@@ -417,14 +401,14 @@ DENSITIES_OF_THREE = {
 }
 
 
-@pytest.mark.parametrize("d", [2, 4, 10])
+@pytest.mark.parametrize("d", [2, 4])
 @pytest.mark.parametrize("name", OF_THREE)
 def test_a_wrong_n_features_is_named_with_the_right_one(name, d):
     with pytest.raises(ValueError, match=rf"`n_features` is {d}\b|Set n_features=3"):
         resolved(OF_THREE[name], d)
 
 
-@pytest.mark.parametrize("d", [2, 4, 10])
+@pytest.mark.parametrize("d", [2, 4])
 @pytest.mark.parametrize("name", DENSITIES_OF_THREE)
 def test_a_wrong_n_features_of_a_density_is_named_with_the_right_one(name, d):
     with pytest.raises(ValueError, match=rf"`n_features` is {d}, but `log_prob` .* \(2, 3\)"):
@@ -432,25 +416,19 @@ def test_a_wrong_n_features_of_a_density_is_named_with_the_right_one(name, d):
 
 
 NUMPY_DENSITIES = {
-    "numpy": lambda X: np.sum(np.exp(-np.asarray(X)), 1),
     "sum of numpy": lambda X: -np.sum(X**2, 1),
-    "mean of numpy": lambda X: -np.mean(X**2, axis=-1),
-    "einsum of numpy": lambda X: -np.einsum("ni,ni->n", X, X),
     "method of arrays": lambda X: -(X.astype(float) ** 2).sum(1),
-    "ufunc": lambda X: -np.square(X).sum(1),
     "scipy": lambda X: scipy.stats.norm.logpdf(X).sum(1),
     "detached": lambda x: -x.detach().square().sum(1),
-    "array of tensor": lambda x: -x.detach().numpy().sum(1),
     "rows": lambda X: np.array([-(x @ x).item() for x in X]),
     "list": lambda x: [-(row @ row) for row in x],
 }
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("log_prob", NUMPY_DENSITIES.values(), ids=NUMPY_DENSITIES)
-def test_a_density_that_leaves_torch_is_named(log_prob, dtype):
+def test_a_density_that_leaves_torch_is_named(log_prob):
     with pytest.raises(TypeError, match=r"`log_prob` .* torch .*from_score_fn"):
-        KSIVIApproximator(dtype=dtype).fit(from_log_prob(log_prob, 2))
+        KSIVIApproximator().fit(from_log_prob(log_prob, 2))
 
 
 OF_DOUBLE = {
@@ -521,7 +499,7 @@ def test_tensors_with_a_graph_are_taken_for_what_they_hold():
 
 @pytest.mark.parametrize(
     ("cls", "whiten"),
-    list(itertools.product([KSIVIApproximator, HKSIVIApproximator, Laplace, SVGD, MALA], ["laplace", None])),
+    [(KSIVIApproximator, "laplace"), (HKSIVIApproximator, None), (Laplace, None), (SVGD, None), (MALA, "laplace")],
 )
 def test_the_default_device_does_not_matter(cls, whiten):
     def outcome():
@@ -624,15 +602,15 @@ OUT_OF_RANGE = {
     "underflow": lambda x: (-x.square() / 2).exp().log().sum(1),
     "mixture": lambda x: sum((-((x - m) ** 2).sum(1) / 2).exp() for m in (-3, 3)).log(),
     "far": lambda x: -(x / 1e-4).cosh().log().sum(1),
-    "logistic": lambda x: ((3 * x).exp() / (1 + (3 * x).exp())).sum(1).log() - x.square().sum(1),
 }
 
 
-@pytest.mark.parametrize("d", [1, 3])
 @pytest.mark.parametrize("log_prob", OUT_OF_RANGE.values(), ids=OUT_OF_RANGE)
-def test_numbers_that_leave_their_range_are_no_bound(log_prob, d):
-    assert find_bounds(resolved(from_log_prob(log_prob, d)).double) == []
-    assert find_bounds(resolved(gradient(log_prob), d).double) == []
+def test_numbers_that_leave_their_range_are_no_bound(log_prob):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        resolved(from_log_prob(log_prob, 3))
+        resolved(gradient(log_prob), 3)
 
 
 # Functions that raise where they are not defined
@@ -708,11 +686,7 @@ def test_rows_that_raise_are_nan_and_are_counted(target, dtype):
         assert score.log_prob(x).isfinite().tolist() == inside.tolist()
 
 
-@pytest.mark.parametrize(
-    "target",
-    [pytest.param(f, marks=[pytest.mark.slow] * (name != "range")) for name, f in REFUSALS.items()],
-    ids=REFUSALS,
-)
+@pytest.mark.parametrize("target", [REFUSALS["range"], pytest.param(REFUSALS["product"], marks=pytest.mark.slow)])
 def test_a_function_that_raises_far_out_is_fitted_as_one_that_is_nan_there(target):
     def draws(target):
         q = KSIVIApproximator(random_state=0)
@@ -731,7 +705,7 @@ def test_an_error_that_comes_everywhere_ends_the_fit():
         KSIVIApproximator(random_state=0).fit(score_fn, n_features=2)
 
 
-@pytest.mark.parametrize("error", [RuntimeError, KeyError, OSError])
+@pytest.mark.parametrize("error", [RuntimeError, OSError])
 def test_errors_of_other_kinds_end_the_fit(error):
     def score_fn(x):
         if (x.abs() > FAR).any():

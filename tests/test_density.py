@@ -2,7 +2,6 @@
 
 import math
 from functools import cache
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from linear_family import LinearFamily
 from plain_targets import generator, normal
-from torch.distributions import Categorical, MixtureSameFamily, MultivariateNormal, Normal
+from torch.distributions import Categorical, MixtureSameFamily, MultivariateNormal
 
 from skksivi import HKSIVIApproximator, KSIVIApproximator
 from skksivi import mixing as mixings
@@ -85,9 +84,8 @@ def by_quadrature(family, x, half_width=9.0, n=60_001):
 
 
 @pytest.mark.parametrize("form", ["constant", "network"])
-@pytest.mark.parametrize("size", [1.0, 4.0])
 @pytest.mark.parametrize("mixing", [NormalDraws(1), StudentTDraws(1, 8.0)], ids=["normal", "Student"])
-def test_of_networks_it_is_the_integral_over_z(form, size, mixing):
+def test_of_networks_it_is_the_integral_over_z(form, mixing):
     family = gaussian_layer(
         torch.full((2,), 0.3).double(),
         scale=Scale(form),
@@ -95,7 +93,7 @@ def test_of_networks_it_is_the_integral_over_z(form, size, mixing):
         hidden_layer_sizes=(4,),
         generator=generator(),
     )
-    family.mean, family.log_variance = network(1, 2, size=size), family.log_variance.requires_grad_(False)
+    family.mean, family.log_variance = network(1, 2, size=4.0), family.log_variance.requires_grad_(False)
     x = family.draw(40, generator()).x
     value, se = layer_log_density(family, x, 1)
     expected = by_quadrature(family, x, 30.0)
@@ -144,17 +142,6 @@ def test_of_a_linear_hierarchy_it_is_a_mixture(d):
     assert se.max() < 0.1
 
 
-def test_paths_of_a_hierarchy_go_from_layer_to_layer():
-    family = chain()
-    layers = family.path(5, generator(), normal_score)
-    assert len(layers) == 4
-    assert family.draw(5, generator(), normal_score).equal(layers[0])
-    for t, (low, high) in enumerate(pairwise(layers)):
-        mu = family.mean_with_pullback(t, high, normal_score(high))[0]
-        expected = Normal(mu, family.sigma(t)).log_prob(low).sum(1)
-        torch.testing.assert_close(family.log_conditional(t, low, high, normal_score(high)), expected)
-
-
 @pytest.mark.parametrize("cls", [KSIVIApproximator, HKSIVIApproximator])
 def test_estimators_give_the_density_of_x_and_its_error(cls):
     q = cls(max_iter=2, batch_size=8, hidden_layer_sizes=(5,), whiten=([3.0, -1.0], [[2.0, 0.0], [1.0, 0.5]]))
@@ -179,7 +166,7 @@ def test_densities_that_are_vague_are_warned_of(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("d", [10, 22])
+@pytest.mark.parametrize("d", [10])
 def test_densities_integrate_to_one(d):
     """By draws of a wider Gaussian; four standard errors and 2%."""
     scale = torch.linspace(0.5, 2, d)

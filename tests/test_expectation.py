@@ -116,11 +116,6 @@ def normal(rng, n, d):
     return X, -X
 
 
-def student(rng, n, d):
-    X = rng.normal(size=(n, d)) / np.sqrt(rng.chisquare(5, size=(n, 1)) / 5)
-    return X, -(5 + d) * X / (5 + np.square(X).sum(1, keepdims=True))
-
-
 def log_gamma(rng, n, d):
     X = np.log(rng.gamma(2.0, size=(n, d)))
     return X, 2 - np.exp(X)
@@ -148,8 +143,6 @@ def several(X):
     [
         (normal, 60, 1),
         (log_gamma, 100, 3),
-        (student, 100, 3),
-        (log_gamma, 500, 10),
         (chains(4), 1000, 2),
     ],
 )

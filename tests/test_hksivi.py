@@ -288,25 +288,6 @@ def test_mistakes_are_told_before_the_score_is_asked_for_much():
     assert sum(points) < 5000
 
 
-def test_an_interrupted_fit_goes_on_bit_for_bit(tmp_path):
-    settings = {"batch_size": 37}
-    whole = fit(**settings)
-    left = 20
-
-    def ending(x):
-        nonlocal left
-        left -= len(x) == 37
-        if left < -40:
-            raise OSError
-        return -x
-
-    q = clone(QUICK).set_params(**settings, checkpoint=tmp_path / "c", checkpoint__every=10)
-    with pytest.raises(OSError):  # noqa: PT011
-        q.fit(ending, n_features=2)
-    assert (tmp_path / "c").exists()
-    np.testing.assert_array_equal(q.fit(normal_score, n_features=2).loss_curve_, whole.loss_curve_)
-
-
 @pytest.mark.parametrize(
     ("parameters", "name"),
     [

@@ -112,7 +112,7 @@ def test_the_posterior_of_the_precisions_is_that_with_coefficients():
 
         return np.log(dblquad(joint, -15, 15, -15, 15)[0]) + a * (x.sum() - lam - gam)
 
-    points = np.array([[0.0, 0.0], [0.7, -0.5], [-0.4, 0.9]])
+    points = np.array([[0.0, 0.0], [0.7, -0.5]])
     ours = target.log_prob(torch.as_tensor(points)).numpy()
     expected = [log_integral(x) for x in points]
     np.testing.assert_allclose(ours - ours[0], np.subtract(expected, expected[0]), rtol=1e-5, atol=1e-6)

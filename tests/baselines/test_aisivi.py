@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from linear_family import TARGET, LinearFamily, target_score
-from plain_targets import GaussianScore, generator, normal
+from plain_targets import generator, normal
 
 from skksivi.baselines import AISIVI
 from skksivi.baselines._aisivi import ReverseFlow, reverse_score
@@ -116,15 +116,3 @@ def test_the_gradient_of_the_training_is_that_of_the_divergence(share):
 def test_widths_of_the_flow_are_checked():
     with pytest.raises(ValueError, match="flow_hidden_layer_sizes"):
         AISIVI(flow_hidden_layer_sizes=(0,)).fit(target_score, n_features=2)
-
-
-@pytest.mark.slow
-def test_a_gaussian_has_its_moments():
-    p = GaussianScore(2, log10_condition=2, size=3.0, seed=2)
-    q = AISIVI(
-        linear_skip=True, initial_scale=0.5, hidden_layer_sizes=(20,), max_iter=300, learning_rate=0.02,
-        random_state=0,
-    ).fit(p.score_fn, n_features=2)  # fmt: skip
-    w = p.standardise((torch.as_tensor(q.sample(20_000)).double() - p.mean).mT)
-    assert w.mean(1).abs().max() < 0.06
-    assert (w.cov() - torch.eye(2)).abs().max() < 0.06

@@ -64,19 +64,6 @@ def test_metropolis_leaves_the_target_invariant(target, h, ratio):
     assert gaps.abs().max() < 4
 
 
-@pytest.mark.slow
-def test_metropolis_leaves_a_logistic_posterior_invariant():
-    """Draws of a long run are the start of another with a larger step."""
-    X = np.random.RandomState(0).normal(size=(60, 3))
-    target = BayesianLogisticRegression(X, X[:, 0] + X[:, 1] > 0.2, prior_precision=0.5)
-    settings = {"n_chains": 4000, "n_draws": 1, "random_state": 0}
-    start = MALA(n_warmup=150, thin=50, **settings).fit(target).chains_[:, 0]
-    q = MALA(n_warmup=0, thin=20, step_size=0.4, init=start, **settings).fit(target.score_fn, n_features=3)
-    x = torch.as_tensor(q.chains_[:, 0])
-    assert not np.array_equal(x, start)
-    assert stein_z_scores(x, target.score_fn(x)).max() < 4
-
-
 def test_a_proposal_where_the_density_is_not_known_is_refused():
     state = ChainState(torch.zeros(50, 1).double(), torch.zeros(50, 1).double())
     h = torch.tensor(1.0, dtype=torch.float64)
@@ -92,7 +79,7 @@ def test_a_proposal_where_the_density_is_not_known_is_refused():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("d", "target_acceptance"), [(2, 0.574), (10, 0.8)])
+@pytest.mark.parametrize(("d", "target_acceptance"), [(10, 0.8)])
 def test_the_step_is_adapted_to_the_acceptance(d, target_acceptance):
     p = GaussianScore(d, log10_condition=2, size=3.0, seed=d)
     q = MALA(target_acceptance=target_acceptance, n_draws=20, random_state=0).fit(p.score_fn, n_features=d)

@@ -2,10 +2,9 @@
 
 import math
 
-import pytest
 import torch
 from linear_family import TARGET, target_score
-from plain_targets import GaussianScore, generator, normal
+from plain_targets import generator, normal
 
 from skksivi.baselines import PVI
 from skksivi.baselines._semi_implicit import mixture_score
@@ -97,12 +96,3 @@ def test_every_particle_has_its_turn():
         assert touched.sum() == 2
         moved += touched
     assert moved.min() > 0
-
-
-@pytest.mark.slow
-def test_a_gaussian_has_its_moments():
-    p = GaussianScore(10, log10_condition=2, size=3.0, seed=10)
-    q = PVI(n_particles=200, max_iter=1500, learning_rate=0.01, random_state=0).fit(p.score_fn, n_features=10)
-    w = p.standardise((torch.as_tensor(q.sample(20_000)).double() - p.mean).mT)
-    assert w.mean(1).abs().max() < 0.1
-    assert (w.cov() - torch.eye(10)).abs().max() < 0.25

@@ -100,27 +100,6 @@ def test_the_bound_rises_with_k_to_the_exact_one():
         assert abs(gap - (ratio - 1) / (2 * K)) < 4 * error + 0.1 * gap
 
 
-@pytest.mark.slow
-def test_ten_dimensions_in_x_with_two_factors_have_their_moments():
-    A, m = normal(10, 2, seed=1), normal(10)
-    covariance = A @ A.mT + torch.eye(10) / 2
-    precision = covariance.inverse()
-    q = SIVI(
-        whiten=None,
-        latent_dim=2,
-        n_auxiliary=200,
-        linear_skip=True,
-        max_iter=600,
-        learning_rate=0.01,
-        random_state=0,
-    )
-    q.fit(lambda x: (m.to(x) - x) @ precision.to(x), n_features=10)
-    draws = (torch.as_tensor(q.sample(20_000)).double() - m).mT
-    w = torch.linalg.solve_triangular(torch.linalg.cholesky(covariance), draws, upper=False)
-    assert w.mean(1).abs().max() < 0.05
-    assert (w.cov() - torch.eye(10)).abs().max() < 0.12
-
-
 def test_a_schedule_of_k_takes_the_place_of_a_number():
     def fitted(n_auxiliary):
         q = SIVI(n_auxiliary=n_auxiliary, max_iter=20, batch_size=16, random_state=0)

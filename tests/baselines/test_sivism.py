@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from linear_family import TARGET, LinearFamily, target_score
-from plain_targets import GaussianScore, generator, normal
+from plain_targets import generator, normal
 
 from skksivi.baselines import SIVISM, _sivism
 from skksivi.baselines._critic import Critics, fisher_bound
@@ -128,16 +128,6 @@ def test_the_gradient_of_the_training_is_that_of_the_objective(monkeypatch):
     expected = (2 * g * f - g.square()).sum(-1).mean()
     torch.testing.assert_close(loss, expected.detach())
     torch.testing.assert_close(actual, list(torch.autograd.grad(expected, list(family.parameters()))))
-
-
-@pytest.mark.slow
-def test_a_gaussian_has_its_moments():
-    p = GaussianScore(2, log10_condition=1, size=1.0, seed=3)
-    q = SIVISM(whiten=None, linear_skip=True, initial_scale=0.3, learning_rate=3e-3, max_iter=2000, random_state=0)
-    q.fit(p.score_fn, n_features=2)
-    w = p.standardise((torch.as_tensor(q.sample(20_000)).double() - p.mean).mT)
-    assert w.mean(1).abs().max() < 0.1
-    assert (w.cov() - torch.eye(2)).abs().max() < 0.12
 
 
 def test_the_skip_of_the_critic_may_change_with_progress():

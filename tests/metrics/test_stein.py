@@ -60,13 +60,6 @@ def test_tiles_do_not_matter(monkeypatch, statistic, tile):
     assert ksd(X, cubic_score, statistic=statistic) == pytest.approx(expected, rel=1e-12)
 
 
-def test_more_rows_than_one_tile_equal_one_block(monkeypatch):
-    X = normal_array(_discrepancy.TILE + 76, 2)
-    expected = ksd(X, cubic_score)
-    monkeypatch.setattr(_discrepancy, "TILE", 10**9)
-    assert ksd(X, cubic_score) == pytest.approx(expected, rel=1e-12)
-
-
 def test_ksd_default_kernel_is_the_imq():
     X = normal_array(30, 2)
     assert ksd(X, cubic_score) == ksd(X, cubic_score, kernel=IMQ())

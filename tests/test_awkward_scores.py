@@ -4,13 +4,15 @@ import copy
 import itertools
 import math
 import warnings
+from functools import partial
 
 import numpy as np
+import plain_targets
 import pytest
 import scipy.stats
 import torch
 from approximators import short
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from misbehaving import Misbehaving, raising
 from plain_targets import RING, log_gamma_score, normal, normal_array, student_score
@@ -22,22 +24,16 @@ from skksivi.baselines import MALA, SVGD, Laplace
 from skksivi.coordinates._affine import Affine
 from skksivi.metrics import kl_divergence, ksd
 from skksivi.score._score import STEPS, Halves, central_difference
-from skksivi.score._target import resolve_score
 from skksivi.targets import (
     Banana,
     ConditionedDiffusion,
     Target,
-    XShaped,
     from_log_prob,
     from_rows,
     from_score_fn,
 )
 
-CPU = torch.device("cpu")
-
-
-def resolved(target, d=None, dtype=torch.float32, near=None):
-    return resolve_score(target, d, dtype=dtype, device=CPU, near=near)
+resolved = partial(plain_targets.resolved, dtype=torch.float32)
 
 
 # Memory that is used again
@@ -111,7 +107,7 @@ def test_a_result_outlives_the_next_call(target, dtype):
     target, d = copy.deepcopy(target), 3  # with memory of its own
     if isinstance(target, OwnProduct):
         target.n_features = d
-    score = resolved(target, d, dtype)
+    score = resolved(target, d, dtype=dtype)
     for n in (3, 40):
         x, y, v = (normal(n, d, seed=k).to(dtype) for k in range(3))
         first, (kept, pull) = score(x), score.with_pullback(x)
@@ -252,8 +248,8 @@ def of_type(dtype, d):
     return lambda x: -(x.to(dtype) @ precision).to(x)
 
 
-@pytest.mark.parametrize("d", [2, 5, 50])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("d", [2, 50])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_rounding_that_depends_on_the_size_of_the_batch_is_no_coupling(d, dtype):
     resolved(of_type(dtype, d), d)
     for name in {"normal", "cubic", "Student"}:
@@ -304,12 +300,6 @@ def test_where_torch_lacks_a_second_derivative_products_are_differences(log_prob
     target.products = "autograd"
     with pytest.raises(ValueError, match=r"`products` is 'autograd', but .* second derivative"):
         resolved(target, dtype=dtype)
-
-
-def test_a_density_without_a_second_derivative_is_fitted():
-    X = KSIVIApproximator(**QUICK).fit(from_log_prob(LOG_PROBS["cdist"], 2)).sample(20_000)
-    np.testing.assert_allclose(X.mean(0), CENTRES.mean(0), atol=0.05)
-    np.testing.assert_allclose(X.std(0), 3**-0.5, rtol=0.1)
 
 
 # Second derivatives of torch that are NaN
@@ -365,19 +355,6 @@ def test_second_derivatives_that_are_nan_are_differences(case, seed, dtype):
     for of_u in (map_.pull_back(score), map_.pull_back(score.double)):
         s, pull = of_u.with_pullback(u)
         assert (pull(v).isfinite() & of_u.product(u, v).isfinite())[s.isfinite()].all()
-
-
-@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning", "ignore:The target seems bounded")
-@pytest.mark.slow
-@settings(max_examples=4)
-@given(case=NAN, whiten=st.sampled_from([None, "laplace"]), dtype=st.sampled_from(["float32", "float64"]))
-def test_second_derivatives_that_are_nan_end_no_fit(case, whiten, dtype):
-    make, gap, d, log10_sd, weight = case
-    target = from_log_prob(make(gap, d, log10_sd, weight), d)
-    options = {"max_iter": 30, "batch_size": 32, "hidden_layer_sizes": (8,), "dtype": dtype, "random_state": 0}
-    init = 10**log10_sd * np.full(d, 0.1)
-    q = KSIVIApproximator(whiten=whiten, init=init, **options).fit(target)
-    assert np.isfinite(q.sample(100)).all()
 
 
 # Mistakes that gave an error of torch's own
@@ -469,7 +446,7 @@ QUICK = {"max_iter": 100, "whiten": "laplace", "random_state": 0}
 FITTED = Laplace(random_state=0).fit(torch.neg, n_features=2)
 
 
-@pytest.mark.parametrize("cls", [Banana, XShaped, dict, torch.nn.ReLU], ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("cls", [Banana, torch.nn.ReLU], ids=lambda cls: cls.__name__)
 def test_a_class_in_the_place_of_a_target_is_refused(cls):
     X = normal_array(20, 2)
     calls = [
@@ -583,7 +560,7 @@ def test_a_bound_of_one_coordinate_of_many_is_told():
 
 @pytest.mark.parametrize(
     "law",
-    [dist.Gamma(2.0, 1.0), dist.Beta(2.0, 2.0), dist.LogNormal(0.0, 1.0)],
+    [dist.Beta(2.0, 2.0), dist.LogNormal(0.0, 1.0)],
     ids=lambda law: type(law).__name__,
 )
 @pytest.mark.parametrize("is_checked", [True, False])
@@ -668,7 +645,7 @@ REFUSALS = {
 @pytest.mark.parametrize("target", REFUSALS.values(), ids=REFUSALS)
 def test_rows_that_raise_are_nan_and_are_counted(target, dtype):
     with pytest.warns(UserWarning, match="count as outside the target"):
-        score = resolved(target, 3, dtype)
+        score = resolved(target, 3, dtype=dtype)
     x = torch.randn(20, 3, generator=torch.Generator().manual_seed(0), dtype=dtype)
     x[[2, 11, 12]] *= 100
     expected, before = with_nan(x), score.tally.total

@@ -14,7 +14,6 @@ from sklearn.exceptions import NotFittedError
 
 from skksivi.baselines import Laplace
 from skksivi.calibration import Calibration, posterior_sbc, sbc
-from skksivi.calibration._record import Record
 from skksivi.metrics._ranks import counts_below, coverage, tail_probabilities, uniform_band, uniformity
 from skksivi.targets import Target, constrained, from_score_fn
 
@@ -382,19 +381,6 @@ def test_a_file_that_cannot_be_written_is_told_before_the_first_fit(tmp_path, mo
     monkeypatch.setattr(Stopping, "left", 0)
     with pytest.raises(OSError, match="nowhere"):
         sbc(NORMAL.prior, NORMAL.data, NORMAL.posterior(), Stopping(), path=tmp_path / "nowhere" / "ranks.json")
-
-
-def test_a_file_is_written_at_most_once_a_second(tmp_path, monkeypatch):
-    written = []
-    monkeypatch.setattr("os.replace", lambda *paths: written.append(paths))
-    record = Record(tmp_path / "ranks.json")
-    record.begin({"names": ["a"]})
-    for i in range(100):
-        record.add(i, [i])
-    assert len(written) == 1
-    monkeypatch.setattr("time.monotonic", lambda: record.written + 2)
-    record.add(100, [1])
-    assert len(written) == 2
 
 
 # Failures

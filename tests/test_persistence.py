@@ -554,10 +554,6 @@ def test_a_state_that_lies_is_refused(saved, unsigned, case, tmp_path):
     assert re.search(message, refused(closed(state, tensors), tmp_path))
 
 
-def test_only_an_estimator_is_loaded(unsigned, tmp_path):
-    assert "no estimator" in refused(closed({"is": "kernels.Gaussian", "bandwidth": 1.0}, {}), tmp_path)
-
-
 @pytest.mark.parametrize("shape", [(0, 10**12), (10**12, 0)])
 def test_no_size_is_larger_than_the_file(saved, unsigned, shape, tmp_path):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -633,18 +629,6 @@ def test_a_crafted_file_is_refused_by_name_or_can_be_drawn_from(saved, unsigned,
             continue
         if hasattr(q, "sampler_") and name not in ("refined", "HSIVISM", "HKSIVIApproximator") and "hier" not in name:
             assert np.isfinite(q.sample(3, random_state=0)).all()
-
-
-@pytest.mark.parametrize("ratios", [[0.0, 0.0], [0.0, 20_000.0], [1e300, 1e300]])
-def test_weights_that_keep_hardly_a_draw_end_in_an_error(saved, unsigned, ratios, tmp_path):
-    state, tensors = opened(saved["reweighted"])
-    k = len(tensors["sampler_.ratios"])
-    ratios = torch.tensor(ratios * k, dtype=torch.float64)[:k]
-    (tmp_path / "q").write_bytes(closed(state, {**tensors, "sampler_.ratios": ratios}))
-    if ratios.max() <= 0 or ratios.max() > 1e9:
-        assert "ratios" in refused((tmp_path / "q").read_bytes(), tmp_path) or ratios.max() <= 0
-    else:
-        skksivi.load(tmp_path / "q").sample(3)
 
 
 @pytest.mark.parametrize("name", ["columns", "names"])

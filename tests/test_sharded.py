@@ -12,11 +12,10 @@ import pytest
 import ranks
 import torch
 import torch.distributed as dist
-from plain_targets import normal
+from plain_targets import normal, resolved
 from ranks import POINTS
 
 from skksivi.estimators._identity import _known, of_score
-from skksivi.score._target import resolve_score
 from skksivi.targets import (
     BayesianMultinomialRegression,
     Minibatches,
@@ -87,8 +86,8 @@ def test_what_ranks_must_share_is_compared():
 
 
 def test_a_checkpoint_knows_a_sum_over_ranks_by_six_digits(group):
-    score = resolve_score(Sharded(WHOLE), None, dtype=torch.float64, device=torch.device("cpu"))
-    alone = resolve_score(WHOLE, None, dtype=torch.float64, device=torch.device("cpu"))
+    score = resolved(Sharded(WHOLE))
+    alone = resolved(WHOLE)
     s = normal(50, 3) * 10.0 ** torch.arange(-20, 30)[:, None]
     s[3, 1], s[4, 0] = torch.nan, torch.inf
     assert _known(s, alone) is s

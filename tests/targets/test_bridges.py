@@ -12,10 +12,10 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from plain_targets import resolved
 
 from skksivi import KSIVIApproximator
 from skksivi.parameters import Pilot
-from skksivi.score._target import resolve_score
 from skksivi.targets import (
     Target,
     from_bridgestan,
@@ -276,7 +276,7 @@ def test_score_leaves_its_input_alone_and_has_no_graph(foreign):
 @pytest.mark.parametrize("name", ["JAX", "PyMC", "Stan"])
 def test_products_of_a_fit_are_right(name):
     foreign = made(name)
-    score = resolve_score(foreign, None, dtype=torch.float64, device=torch.device("cpu"))
+    score = resolved(foreign)
     assert score.by_differences == (foreign.score_vjp is None)
     x, v = points(), points().flip(0)
     J = differences(made("torch").score_fn if name == "JAX" else foreign.score_fn, x)
@@ -410,7 +410,7 @@ def test_single_precision_is_good_enough_for_the_checks_of_a_fit():
     jax = pytest.importorskip("jax", reason="the bridge needs JAX")
     with jax.enable_x64(False):
         target = from_jax(lambda x: -(x[0] ** 4 + 100 * (x[1] - x[0]) ** 2), 2)
-        score = resolve_score(target, None, dtype=torch.float32, device=torch.device("cpu"))
+        score = resolved(target, dtype=torch.float32)
         assert not score.by_differences
         x, v = torch.tensor([[1.0, -2.0]]), torch.tensor([[1.0, 3.0]])
         for one, dtype in ((score, torch.float32), (score.double, torch.float64)):
@@ -445,7 +445,7 @@ def test_without_a_second_derivative_products_are_differences():
     log_density.defvjp(lambda x: (log_density(x), x), lambda x, g: (-4 * g * x**3,))
     target = from_jax(log_density, 2)
     assert target.score_vjp is None
-    score = resolve_score(target, None, dtype=torch.float64, device=torch.device("cpu"))
+    score = resolved(target)
     assert score.by_differences
     x, v = torch.tensor([[1.0, -2.0]]).double(), torch.tensor([[1.0, 3.0]]).double()
     torch.testing.assert_close(score.product(x, v), -12 * x**2 * v, rtol=1e-6, atol=0)

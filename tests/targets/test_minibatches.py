@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from plain_targets import resolved
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 
@@ -20,7 +21,6 @@ from skksivi.pilot import _expansion
 from skksivi.pilot._expansion import EXPANSION, Expansion, corrected, with_expansion
 from skksivi.pilot._rules import find_whitening
 from skksivi.score._score import Halves
-from skksivi.score._target import resolve_score
 from skksivi.stein._estimators import GRADIENT_ESTIMATORS
 from skksivi.stein._fused import value_and_gradients
 from skksivi.targets import (
@@ -64,7 +64,7 @@ EVERY_TARGET = pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
 
 
 def score_in_u(target, seed=0):
-    score = resolve_score(target, None, dtype=torch.float64, device=torch.device("cpu"))
+    score = resolved(target)
     generator = torch.Generator().manual_seed(seed)
     whitening, _ = find_whitening("laplace", score, generator)
     return score_for_training(score, whitening, generator)
@@ -207,11 +207,11 @@ def test_blocks_of_rows_give_the_score_and_products_of_all_of_them(target, monke
         torch.randn(7, target.n_features, dtype=torch.float64, generator=torch.Generator().manual_seed(k))
         for k in (0, 1)
     )
-    whole = resolve_score(target, None, dtype=torch.float64, device=torch.device("cpu"))
+    whole = resolved(target)
     expected = whole(x), whole.product(x, v)
     for name, value in {"N_BLOCK": 16, "MAX_PAIRS": 64, "MAX_MATRIX": 100}.items():
         monkeypatch.setattr(_base, name, value)
-    score = resolve_score(Minibatches(target, 10), None, dtype=torch.float64, device=torch.device("cpu"))
+    score = resolved(Minibatches(target, 10))
     assert score.by_differences == whole.by_differences
     torch.testing.assert_close((score(x), score.product(x, v)), expected, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(target.score_fn(x) if target.score_vjp else whole(x), expected[0])
@@ -228,7 +228,7 @@ def test_no_matrix_of_points_by_rows_is_larger_than_a_block():
         return score_of_rows(x, rows)
 
     target = Minibatches(from_rows(score_fn, n_rows=N_ROWS, n_features=D), 10)
-    score = resolve_score(target, None, dtype=torch.float64, device=torch.device("cpu"))
+    score = resolved(target)
     x = torch.randn(500, D, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     score.product(x, score(x))
     assert max(seen) <= 64
@@ -260,10 +260,6 @@ LARGE = {
     "differences": from_rows(many_rows_of_arrays, n_rows=N_MANY, n_features=D),
 }
 EVERY_LARGE = pytest.mark.parametrize("target", LARGE.values(), ids=LARGE)
-
-
-def resolved(target, dtype=torch.float64):
-    return resolve_score(target, None, dtype=dtype, device=torch.device("cpu"))
 
 
 @EVERY_LARGE
@@ -322,7 +318,7 @@ def test_minibatches_of_any_data_are_right_at_the_mode_and_in_the_mean(n, d, k, 
     [("own product", torch.float32), ("autograd", torch.float64), ("differences", torch.float64)],
 )
 def test_near_the_mode_minibatches_and_parts_agree_with_all_of_the_data(name, dtype):
-    score = resolved(Minibatches(LARGE[name], 100), dtype)
+    score = resolved(Minibatches(LARGE[name], 100), dtype=dtype)
     few, generator = with_expansion(score), torch.Generator().manual_seed(0)
     s, _ = find_whitening("laplace", score, generator)
     x = s.map.unwhiten(torch.randn(200, D, dtype=torch.float64, generator=generator)).to(dtype)

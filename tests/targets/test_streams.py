@@ -6,12 +6,11 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from plain_targets import normal
+from plain_targets import normal, resolved
 from sklearn.base import clone
 
 from skksivi import KSIVIApproximator
 from skksivi.parameters import Checkpoint
-from skksivi.score._target import resolve_score
 from skksivi.targets import BayesianLogisticRegression, Minibatches, Target, from_rows, from_score_fn
 from skksivi.targets import _minibatches as module
 
@@ -65,10 +64,6 @@ STREAMS = {
     "arrays": Minibatches.from_loader(batches, of_arrays, n_rows=N, prior=from_score_fn(lambda x: -x, n_features=D)),
 }
 EVERY_STREAM = pytest.mark.parametrize("name", STREAMS)
-
-
-def resolved(stream):
-    return resolve_score(stream, None, dtype=torch.float64, device=torch.device("cpu"))
 
 
 def close(actual, expected, tolerance=1e-9):

@@ -1,6 +1,7 @@
 """Every approximator, short fits of it for what holds of any, and good ones that tests share."""
 
 import copy
+import random
 import warnings
 from contextlib import contextmanager
 from functools import cache
@@ -123,6 +124,12 @@ def short_fits(whiten="laplace"):
         patch.setattr("skksivi.families._density.N_STEPS", 1)
         patch.setattr("skksivi.families._density.N_BANK", 128)
         yield
+
+
+def global_state():
+    generators = torch.get_rng_state().tolist(), str(np.random.get_state()), random.getstate()
+    modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")
+    return generators, modes, torch.get_num_threads(), torch.get_default_dtype(), np.geterr(), list(warnings.filters)
 
 
 def assert_close(X, Y):

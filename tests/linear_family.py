@@ -1,12 +1,16 @@
 """Semi-implicit families that are Gaussian, and what is known of them."""
 
+import math
+
 import torch
 from plain_targets import generator, normal
 
+from skksivi.baselines._critic import Critics
 from skksivi.families._layer import gaussian_layer
 from skksivi.mixing import NormalDraws
 from skksivi.parameters import Scale
-from skksivi.training._loop import flatten
+from skksivi.score._probe import in_double
+from skksivi.training._loop import Scheduled, flatten
 
 
 class LinearFamily:
@@ -48,3 +52,47 @@ TARGET = torch.distributions.MultivariateNormal(
 
 def target_score(x):
     return (TARGET.loc.to(x) - x) @ TARGET.precision_matrix.to(x)
+
+
+def objective_of(est, q):
+    """What an estimator descends from a linear family to the Gaussian above, at the start of a training."""
+    temperature = Scheduled("annealing", 1.0, q.b)
+    objective = est._objective(in_double(target_score, 2), temperature, q.family, generator())
+    objective.advance(0.0)
+    return objective
+
+
+def gradients(objective, parameters, n):
+    """n estimates of the gradient in some parameters, one a row."""
+    rows = []
+    with torch.no_grad():
+        for _ in range(n):
+            objective()
+            rows.append(torch.cat([p.grad.flatten() for p in parameters]))
+    return torch.stack(rows)
+
+
+def exact_gradient(q):
+    return torch.cat([g.flatten() for g in torch.autograd.grad(q.kl_divergence(TARGET), q.parameters)])
+
+
+def z_scores(rows, expected=0.0):
+    """How many standard errors the means of rows are from what is expected."""
+    return ((rows.mean(0) - expected) / (rows.std(0) / math.sqrt(len(rows)))).abs()
+
+
+def spied_critics(module, monkeypatch, again):
+    """Critics of a module that are remembered when they are made, and the states of a generator after each ascent."""
+    made, states = [], []
+
+    class Spy(Critics):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+            made.append(self)
+
+        def ascend(self, *args):
+            super().ascend(*args)
+            states.append(again.get_state())
+
+    monkeypatch.setattr(module, "Critics", Spy)
+    return made, states

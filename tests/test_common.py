@@ -4,7 +4,6 @@ import copy
 import hashlib
 import os
 import pickle
-import random
 import re
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from approximators import (
     assert_close,
     covariance_of_fit,
     gaussian_score,
+    global_state,
     good_fit,
     has_density,
     short,
@@ -236,11 +236,6 @@ def test_same_seed_same_result_in_two_processes(capsys):
     here = capsys.readouterr().out
     assert here == there.stdout
     assert [len(line) for line in here.split()] == 2 * [len(hashlib.sha256().hexdigest())]
-
-
-def global_state():
-    generators = torch.get_rng_state().tolist(), str(np.random.get_state()), random.getstate()
-    return generators, torch.get_num_threads(), torch.get_default_dtype(), torch.is_grad_enabled()
 
 
 def test_global_state_is_untouched(repeatable):

@@ -2,7 +2,6 @@
 
 import copy
 import importlib
-import random
 import re
 from dataclasses import replace
 from functools import cache
@@ -13,7 +12,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
-from approximators import GaussianTarget, gaussian_score, good_fit, has_density
+from approximators import GaussianTarget, gaussian_score, global_state, good_fit, has_density
 from hypothesis import given
 from hypothesis import strategies as st
 from plain_targets import Mixture
@@ -486,13 +485,10 @@ def test_a_seed_repeats_the_report(good, report):
 
 
 def test_neither_global_states_nor_the_stream_of_the_estimator_are_touched(good):
-    def state():
-        generators = torch.get_rng_state().tolist(), str(np.random.get_state()), random.getstate()
-        return generators, str(good._random_state.get_state()), torch.get_num_threads(), torch.is_grad_enabled()
-
-    before, seed = state(), good._seed
+    before, seed, stream = global_state(), good._seed, str(good._random_state.get_state())
     diagnose(good, GaussianTarget())
-    assert state() == before
+    assert global_state() == before
+    assert str(good._random_state.get_state()) == stream
     assert good._seed == seed
     assert good.family_.mean is not None
     assert {p.dtype for p in good.family_.parameters()} == {torch.float32}

@@ -4,7 +4,6 @@ Those of scores, files and checkpoints are in the tests of these.
 """
 
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from approximators import global_state
 from misbehaving import Misbehaving, raising
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
@@ -120,12 +120,6 @@ def test_a_region_where_the_score_is_not_finite_is_told_and_the_draws_are_finite
 
 
 # What ends a fit
-
-
-def global_state():
-    generators = torch.get_rng_state().tolist(), str(np.random.get_state()), random.getstate()
-    modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")
-    return generators, modes, torch.get_num_threads(), torch.get_default_dtype(), np.geterr(), list(warnings.filters)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError, MemoryError])

@@ -19,7 +19,7 @@ import pandas as pd
 import pytest
 import safetensors.torch
 import torch
-from approximators import APPROXIMATORS, short
+from approximators import APPROXIMATORS, global_state, short
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.base import clone
@@ -288,9 +288,9 @@ def test_a_fit_of_a_gpu_loads_on_a_cpu(tmp_path):
 
 def test_no_global_state_changes(fitted, tmp_path):
     q = fitted["pilot"]
-    before = torch.get_rng_state().tolist(), str(np.random.get_state()), torch.get_default_dtype()
+    before = global_state()
     by_file(q, tmp_path)
-    assert (torch.get_rng_state().tolist(), str(np.random.get_state()), torch.get_default_dtype()) == before
+    assert global_state() == before
 
 
 def test_the_file_is_safetensors_that_others_can_open(fitted, tmp_path):

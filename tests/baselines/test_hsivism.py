@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from linear_family import spied_critics
 from misbehaving import Misbehaving, raising
 from plain_targets import Mixture, generator
 
 from skksivi.baselines import HSIVISM, _hsivism
-from skksivi.baselines._critic import Critics
 from skksivi.pilot._points import PilotPoints
 from skksivi.pilot._rules import find_whitening
 from skksivi.pilot._whitening import Whitening
@@ -22,18 +22,8 @@ def score_fn(x):
 
 @pytest.mark.parametrize("stop_gradient", [True, False])
 def test_the_gradient_of_the_training_is_that_of_the_sum_of_bounds(stop_gradient, monkeypatch):
-    made, again, states = [], generator(1), []
-
-    class Spy(Critics):
-        def __init__(self, *args, **options):
-            super().__init__(*args, **options)
-            made.append(self)
-
-        def ascend(self, *args):
-            super().ascend(*args)
-            states.append(again.get_state())
-
-    monkeypatch.setattr(_hsivism, "Critics", Spy)
+    again = generator(1)
+    made, states = spied_critics(_hsivism, monkeypatch, again)
     n, d, T = 20, 2, 3
     est = HSIVISM(n_layers=T, stop_gradient=stop_gradient, batch_size=n, hidden_layer_sizes=(5,), initial_scale=0.6)
     score = in_double(score_fn, d)

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from linear_family import TARGET, LinearFamily, target_score
+from linear_family import TARGET, LinearFamily, spied_critics, target_score, z_scores
 from plain_targets import generator, normal
 
 from skksivi.baselines import SIVISM, _sivism
@@ -87,8 +87,7 @@ def test_the_gradient_against_the_best_critic_is_that_of_the_fisher_divergence()
             bound = critics.bounds(x[None], f[None])
             pullback(bound.dx[0], bound.df[0])
             rows.append(torch.cat([p.grad.flatten() for p in q.parameters]))
-    rows = torch.stack(rows)
-    assert ((rows.mean(0) - expected) / (rows.std(0) / math.sqrt(len(rows)))).abs().max() < 4
+    assert z_scores(torch.stack(rows), expected).max() < 4
 
 
 def test_the_gradient_of_the_training_is_that_of_the_objective(monkeypatch):
@@ -97,18 +96,8 @@ def test_the_gradient_of_the_training_is_that_of_the_objective(monkeypatch):
         hidden_layer_sizes=(7,), generator=generator(),
     )  # fmt: skip
     flatten(family)
-    made, again, states = [], generator(1), []
-
-    class Spy(Critics):
-        def __init__(self, *args, **options):
-            super().__init__(*args, **options)
-            made.append(self)
-
-        def ascend(self, *args):
-            super().ascend(*args)
-            states.append(again.get_state())
-
-    monkeypatch.setattr(_sivism, "Critics", Spy)
+    again = generator(1)
+    made, states = spied_critics(_sivism, monkeypatch, again)
     psi, c, n = 0.6, torch.tensor(0.3).double(), 50
     est = SIVISM(batch_size=n, n_critic_steps=3, max_iter=2, critic_skip=psi)
     score, temperature = in_double(lambda x: 1 - x.pow(3), 3), Scheduled("annealing", c.item(), c)

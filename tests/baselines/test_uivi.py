@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from linear_family import TARGET, LinearFamily, target_score
+from linear_family import LinearFamily, exact_gradient, gradients, objective_of, target_score, z_scores
 from plain_targets import generator, normal
 
 from skksivi.baselines import UIVI
@@ -13,8 +13,6 @@ from skksivi.baselines._uivi import HamiltonianChain, ReverseConditional
 from skksivi.families._layer import gaussian_layer
 from skksivi.mixing import NormalDraws
 from skksivi.parameters import Scale
-from skksivi.score._probe import in_double
-from skksivi.training._loop import Scheduled
 
 
 def joint_draws(q, n, again):
@@ -61,28 +59,12 @@ def test_a_chain_leaves_the_reverse_conditional_as_it_is(step):
     assert deviations.abs().max() < 4.5 * math.sqrt(2 / n)
 
 
-def z_scores(rows, expected):
-    return (rows.mean(0) - expected) / (rows.std(0) / math.sqrt(len(rows)))
-
-
-def exact_gradient(q):
-    return torch.cat([g.flatten() for g in torch.autograd.grad(q.kl_divergence(TARGET), q.parameters)])
-
-
 @pytest.mark.slow
 def test_the_gradient_of_the_training_is_the_unbiased_one():
     q = LinearFamily()
-    est = UIVI(batch_size=200, n_burn_in=7, max_iter=1)
-    temperature = Scheduled("annealing", 1.0, q.b)
-    objective = est._objective(in_double(target_score, 2), temperature, q.family, generator())
-    objective.advance(0.0)
-    rows = []
-    with torch.no_grad():
-        for _ in range(60):
-            objective()
-            rows.append(torch.cat([p.grad.flatten() for p in q.parameters]))
-    rows = torch.stack(rows[20:])  # the length of the steps has converged
-    assert z_scores(rows, exact_gradient(q)).abs().max() < 4.5
+    objective = objective_of(UIVI(batch_size=200, n_burn_in=7, max_iter=1), q)
+    rows = gradients(objective, q.parameters, 60)[20:]  # the length of the steps has converged
+    assert z_scores(rows, exact_gradient(q)).max() < 4.5
 
 
 @pytest.mark.slow

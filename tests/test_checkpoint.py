@@ -370,7 +370,6 @@ class Bomb:
 
 
 OTHERS = {
-    "empty": b"",
     "pickle": pickle.dumps(Bomb()),
     "earlier version": b"skksivi checkpoint 2\n" + bytes(200),
     "another object": codec.pack({"fit": 3}, {}),
@@ -393,18 +392,3 @@ def test_a_saved_estimator_is_no_checkpoint_and_no_checkpoint_an_estimator(left_
         skksivi.load(path)
     skksivi.save(baselines.Laplace(), path)
     assert_refused(left_behind, "not of a class that can be saved")
-
-
-@pytest.mark.parametrize("kind", ["pipe", "device", "sparse"])
-def test_what_is_no_regular_file_is_refused_unread(kind, left_behind):
-    path = left_behind.checkpoint.path
-    path.unlink()
-    if kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "device":
-        path.symlink_to("/dev/zero")
-    else:
-        path.write_bytes(b"")
-        os.truncate(path, 2**33)
-    with pytest.raises(ValueError, match=r"`checkpoint` .*(fit\.ckpt|/dev/zero)"):
-        left_behind.fit(normal_score, n_features=N_FEATURES)

@@ -17,7 +17,7 @@ from skksivi.families._hierarchy import Hierarchy
 from skksivi.families._layer import MultilayerPerceptron
 from skksivi.kernels import Gaussian
 from skksivi.mixing import Bootstrap, GaussianMixtureDraws, StudentTDraws
-from skksivi.parameters import Bridge, Pilot
+from skksivi.parameters import Pilot
 from skksivi.pilot._points import PilotPoints
 from skksivi.pilot._whitening import Whitening
 from skksivi.score._probe import in_double
@@ -274,18 +274,6 @@ def test_a_fit_to_minibatches_can_be_pickled():
     q = fit(max_iter=2, score_fn=Minibatches(BayesianLogisticRegression(X, y), 10))
     again = pickle.loads(pickle.dumps(q))  # noqa: S301
     np.testing.assert_array_equal(again.sample(5, random_state=0), q.sample(5, random_state=0))
-
-
-def test_mistakes_are_told_before_the_score_is_asked_for_much():
-    points = []
-
-    def score_fn(x):
-        points.append(len(x))
-        return -x
-
-    with pytest.raises(ValueError, match="weights"):
-        HKSIVIApproximator(bridge=Bridge(weights=[1.0])).fit(score_fn, n_features=2)
-    assert sum(points) < 5000
 
 
 @pytest.mark.parametrize(

@@ -395,7 +395,7 @@ def in_ordinary_mode():
     return [(p, p.fit(quartic, n_features=2).sample(5)) for p in fits]
 
 
-@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, lambda: torch.autocast("cpu")], ids=range(3))
+@pytest.mark.parametrize("mode", [torch.inference_mode, lambda: torch.autocast("cpu")], ids=range(2))
 def test_the_mode_around_a_fit_does_not_matter(mode, in_ordinary_mode):
     for p, expected in in_ordinary_mode:
         with mode():
@@ -521,13 +521,12 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("approximator", [KSIVIApproximator(), Laplace()], ids=["KSIVI", "Laplace"])
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_named(mistake, approximator):
+def test_a_mistake_is_named(mistake):
     score_fn, error, message = MISTAKES[mistake]
     features = None if isinstance(score_fn, type) else 3
     with pytest.raises(error, match=message):
-        approximator.fit(score_fn, n_features=features)
+        KSIVIApproximator().fit(score_fn, n_features=features)
 
 
 def test_a_target_without_its_dimension_is_named():
@@ -646,8 +645,7 @@ IMPROPER = {
 
 
 @pytest.mark.parametrize("name", IMPROPER)
-@pytest.mark.parametrize("q", [KSIVIApproximator(), Laplace()], ids=["KSIVI", "Laplace"])
-def test_an_improper_target_is_refused_before_the_score_is_asked_for_much(name, q):
+def test_an_improper_target_is_refused_before_the_score_is_asked_for_much(name):
     score_fn, message = IMPROPER[name]
     points = []
 
@@ -656,7 +654,7 @@ def test_an_improper_target_is_refused_before_the_score_is_asked_for_much(name, 
         return score_fn(x)
 
     with pytest.raises(ValueError, match=message):
-        q.fit(counted, n_features=2)
+        KSIVIApproximator().fit(counted, n_features=2)
     assert sum(points) < 10_000
 
 

@@ -70,18 +70,6 @@ def score_in_u(target, seed=0):
     return score_for_training(score, whitening, generator)
 
 
-def test_a_subset_weighs_its_rows_so_that_its_score_is_unbiased():
-    x = torch.randn(5, D, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    of_one_row = torch.stack([FULL.subset(torch.tensor([i])).score_fn(x) for i in range(N_ROWS)])
-    torch.testing.assert_close(of_one_row.mean(0), FULL.score_fn(x))
-    part = FULL.subset(torch.arange(7))
-    s, vjp = part.score_vjp(x)
-    torch.testing.assert_close(s, part.score_fn(x))
-    x.requires_grad_()
-    torch.testing.assert_close(torch.autograd.grad(part.log_prob(x).sum(), x)[0], s)
-    torch.testing.assert_close(vjp(s), torch.autograd.grad(part.score_fn(x), x, s)[0])
-
-
 def test_all_three_ways_see_the_same_minibatches_and_products():
     u = torch.randn(6, D, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     results = []

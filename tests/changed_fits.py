@@ -199,12 +199,8 @@ PARAMETERS = {
     ],
     "learning_rate": [(1e-3, 1.0000000001e-3)],
     "max_iter": [(20, 21)],
-    "batch_size": [(23, 24)],
     "hidden_layer_sizes": [((8,), (9,)), (Network((8,)), Network((8,), linear_skip=False))],
     "dtype": [("float32", "float64")],
-    "scale": [("constant", "network")],
-    "mixing": [("normal", "auto")],
-    "bandwidth": [("auto", 1.0)],
 }
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from approximators import short_fits
-from scipy.stats import kstest, norm
+from scipy.stats import norm
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 
@@ -102,20 +102,6 @@ def test_the_network_at_a_context_is_that_of_both():
     h, z = torch.randn(1, 3, generator=g, dtype=F64), torch.randn(20, 2, generator=g, dtype=F64)
     mean = family.at(h, 0, F64).family.mean(z)
     torch.testing.assert_close(mean, z + 0.25 * family.residual(torch.cat([z, h.expand(20, -1)], 1)))
-
-
-@pytest.mark.parametrize("k", [1, 3])
-def test_draws_of_the_family_are_those_of_the_layers(k):
-    """Kolmogorov's distance in each coordinate at two contexts: one false alarm in 250 runs."""
-    family = random_family(k=k, residual=True)
-    h = torch.randn(2, 3, generator=generator(), dtype=F64)
-    u, _ = family.draw(h, 4000, generator(2))
-    m, L = family.places(h)
-    x = m[:, None] + u @ L.mT
-    for i in range(2):
-        layer = family.at(h[i : i + 1], 0, F64).sample(4000, generator(3))
-        for j in range(2):
-            assert kstest(x[i, :, j], layer[:, j]).pvalue > 1e-3
 
 
 def test_beyond_fifty_features_the_triangle_is_common():
@@ -624,24 +610,6 @@ def test_a_context_that_fails_does_not_end_the_others(score_fn, told):
     assert told in messages
     assert 0 < q.n_lost_ < q.n_contexts_
     np.testing.assert_allclose(q.sample(4000, [1.0, -1.0], random_state=0).mean(0), [0.5, -0.5], atol=0.1)
-
-
-def test_pairs_keep_their_contexts_where_others_raise():
-    def score_fn(x, y):
-        if (y[:, 0] == 2).any():
-            raise ValueError
-        return (x - y).square()
-
-    y = torch.arange(5.0, dtype=F64)[:, None]
-    x = torch.linspace(-1, 1, 5, dtype=F64)[:, None]
-    expected = (x - y).square()
-    expected[2] = torch.nan
-    with pytest.warns(UserWarning, match="raised at 2 of 8 points"):  # where it is tried
-        score = PairedScore(score_fn, 1, y, CPU)
-    torch.testing.assert_close(score(x, y), expected, equal_nan=True)
-    J = score.jacobians(x, y)[:, 0]
-    torch.testing.assert_close(J[[0, 1, 3, 4]], 2 * (x - y)[[0, 1, 3, 4]])
-    assert J[2].isnan().all()
 
 
 def test_a_score_that_raises_at_every_pair_ends_the_fit():

@@ -13,8 +13,6 @@ import numpy as np
 import pytest
 import torch
 from approximators import GaussianTarget, gaussian_score, global_state, good_fit, has_density
-from hypothesis import given
-from hypothesis import strategies as st
 from plain_targets import Mixture
 from sklearn.exceptions import NotFittedError
 
@@ -24,12 +22,9 @@ from skksivi.baselines import MALA, SVGD, FullRankVI, Laplace
 from skksivi.coordinates._affine import Affine
 from skksivi.diagnostics import Check
 from skksivi.diagnostics._ends import ends_apart, ends_beyond
-from skksivi.diagnostics._geometry import middle
-from skksivi.diagnostics._identities import stein_moments
 from skksivi.families._density import LogDensity
 from skksivi.families._samplers import Gaussian
 from skksivi.parameters import Pilot
-from skksivi.pilot._masses import Cells
 from skksivi.pilot._whitening import Whitening
 from skksivi.targets import (
     Banana,
@@ -218,34 +213,6 @@ def test_a_spike_without_mass_is_no_lost_mode(study):
 # What each check sees
 
 
-def test_the_middle_of_draws_does_not_mind_their_tails():
-    """It is that of the normal with the same middle; in other units it is the same."""
-    g = torch.Generator().manual_seed(0)
-    A, m = torch.tensor([[1.0, 0.0], [300.0, 1.0]]).double(), torch.tensor([1e3, -1e4]).double()
-    z = torch.randn(20_000, 3, generator=g, dtype=torch.float64)
-    u = z[:, :2] / z[:, 2:].abs()  # Cauchy
-    found, moved = middle(u), middle(m + u @ A.mT)
-    torch.testing.assert_close(A @ found.L @ found.L.mT @ A.mT, moved.L @ moved.L.mT, rtol=1e-3, atol=0)
-    torch.testing.assert_close(m + A @ found.m, moved.m, rtol=1e-4, atol=0)
-    assert found.m.abs().max() < 0.05
-    half = u.norm(dim=1).median() / (2 * np.log(2)) ** 0.5  # over that of a normal
-    torch.testing.assert_close(found.L / half, torch.eye(2).double(), rtol=0.05, atol=0.05)
-
-
-@given(d=st.integers(1, 30), seed=st.integers(0, 10**6))
-def test_stein_means_are_the_way_back_of_a_small_shift(d, seed):
-    g = torch.Generator().manual_seed(seed)
-    L = torch.linalg.qr(torch.randn(d, d, generator=g, dtype=torch.float64)).Q * torch.logspace(-3, 3, d).double()
-    w = torch.nn.functional.normalize(torch.randn(d, generator=g, dtype=torch.float64), dim=0)
-    x = torch.randn(4000, d, generator=g, dtype=torch.float64) @ L.mT
-    s = -torch.linalg.solve(L @ L.mT, (x - 0.3 * L @ w).mT).mT  # the target is 0.3 sd away
-    shift, se, v, v_se, *_ = stein_moments(x, s, Cells([middle(x)], torch.zeros(1).double()))
-    along = L @ w / L.norm(dim=1)
-    assert ((shift[:d] - 0.3 * along).abs() < 6 * se[:d]).all()
-    assert (shift[d] - 0.3).abs() < 6 * se[d] + 0.03
-    assert ((v - 1).abs() < 6 * v_se + 0.01).all()
-
-
 @pytest.mark.parametrize("compare", [ends_beyond, ends_apart])
 def test_further_draws_differ_as_often_as_the_p_value_says(compare):
     g = torch.Generator().manual_seed(0)
@@ -264,23 +231,6 @@ def test_a_wrong_width_is_seen_by_its_stein_variance(scale, seen):
     assert warned(report) >= {"KSD", "Stein variances"}
     assert f"too {seen}" in report["Stein variances"].remedy
     assert np.abs(report.variances - scale**2).max() < 4 * report.variance_errors.max()
-
-
-@given(d=st.integers(1, 4), log2_distance=st.floats(-2, 10), ratio=st.floats(1, 5), seed=st.integers(0, 10**6))
-def test_the_stein_variance_of_a_mode_does_not_mind_the_others(d, log2_distance, ratio, seed):
-    """Whether they overlap or are a thousand standard deviations apart; five standard errors."""
-    means = 2**log2_distance * torch.tensor([[-0.5], [0.5]]).double() / d**0.5 * torch.ones(d)
-    p, g = Mixture([0.5, 0.5], means.tolist(), [1.0, ratio]), torch.Generator().manual_seed(seed)
-    k = torch.randint(2, (2000,), generator=g)
-    noise = p.sds[k, None] * torch.randn(2000, d, generator=g, dtype=torch.float64)
-    cells = Cells(
-        [Affine(m, sd * torch.eye(d).double()) for m, sd in zip(p.means, p.sds, strict=True)], p.weights.log()
-    )
-    for scale in (1.0, 1.3) if log2_distance > 6 else (1.0,):
-        x = p.means[k] + scale * noise
-        _, _, v, se, *_ = stein_moments(x, p.score_fn(x), cells)
-        assert ((v - scale**2).abs() < 5 * se).all()
-        assert log2_distance < 6 or se.max() < 0.2
 
 
 @pytest.mark.slow

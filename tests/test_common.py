@@ -4,7 +4,6 @@ import copy
 import hashlib
 import os
 import pickle
-import re
 import subprocess
 import sys
 from functools import cache
@@ -42,7 +41,6 @@ from skksivi.baselines import (
     SIVI,
     Laplace,
 )
-from skksivi.pilot._rules import RULES
 from skksivi.targets import Banana, from_score_fn
 
 
@@ -176,15 +174,6 @@ def test_a_score_function_that_is_a_module_is_left_where_it_is():
     module = UnmovableModule(gaussian_score)
     q = Laplace(random_state=0).fit(module, n_features=2)
     assert q.score(module) == q.score(gaussian_score)
-
-
-def test_every_rule_of_whitening_is_documented_by_both_estimators_and_the_baselines_say_where():
-    in_full = {KSIVIApproximator, HKSIVIApproximator}
-    for cls in in_full:
-        described = next(line for line in cls.__doc__.splitlines() if line.strip().startswith("whiten :"))
-        assert all(f'"{rule}"' in described for rule in RULES)
-    for cls in {type(q) for q in APPROXIMATORS if "whiten" in q.get_params()} - in_full:
-        assert re.search(r"\n    whiten[ ,].*(\n {8}.*)*KSIVIApproximator`", cls.__doc__), cls
 
 
 def test_clone_and_params_round_trip(unfitted):

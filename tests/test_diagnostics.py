@@ -186,24 +186,6 @@ def study(monkeypatch):
     return importlib.import_module("diagnose")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("case", "fault"),
-    [
-        ("two widths", "Gaussian of the same moments"),
-        ("funnel", "neck lost"),
-    ],
-)
-def test_a_wrong_fit_is_named(study, case, fault):
-    assert study.run(case, fault, 6)["named by"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", ["Cauchy", "funnel"])
-def test_exact_draws_are_not_accused(study, case):
-    assert not study.run(case, "none", 6)["named by"]
-
-
 def test_a_spike_without_mass_is_no_lost_mode(study):
     """The mode of this funnel is where v = -40.5, thirteen standard deviations below its mean."""
     funnel = study.Funnel(10, 3.0)

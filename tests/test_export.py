@@ -6,13 +6,11 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from sklearn.exceptions import NotFittedError
 
 from skksivi import KSIVIApproximator, __version__, export, to_arviz
 from skksivi.baselines import Laplace
-from skksivi.targets import Banana, constrained, from_bridgestan, from_log_prob
+from skksivi.targets import Banana, from_bridgestan, from_log_prob
 
 
 def normal(x):
@@ -88,32 +86,6 @@ def test_a_summary_is_of_the_draws(module):
     assert list(table.index) == ["a", "b", "c"]
     np.testing.assert_allclose(table["mean"].astype(float), X.mean(0), atol=0.006)
     np.testing.assert_allclose(table["r_hat"].astype(float), 1, atol=0.02)
-
-
-SUPPORTS = st.sampled_from(["real", "positive", ("unit interval", 2), ("simplex", 3), ("ordered", 2), ("real", 2, 2)])
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")  # ArviZ's own, of a few draws
-@given(
-    supports=st.dictionaries(st.from_regex(r"[a-z]\w{0,5}", fullmatch=True), SUPPORTS, min_size=1, max_size=4),
-    n=st.integers(8, 400),
-    seed=st.integers(0, 10**6),
-)
-def test_any_parameters_have_a_summary_by_their_names(supports, n, seed):
-    arviz = pytest.importorskip("arviz", reason="not what is installed of ArviZ")
-
-    def log_prob(**parameters):
-        return -sum(value.square().sum() for value in parameters.values()) / 2
-
-    target = constrained(log_prob, supports)
-    q = Laplace(random_state=seed).fit(lambda x: -x, n_features=target.n_features)
-    data = to_arviz(q, target, n, random_state=seed)
-    values = target.constrain(q.sample(n, random_state=seed))
-    table = arviz.summary(data, round_to="none")
-    assert {label.partition("[")[0] for label in table.index} == set(supports)
-    found = np.concatenate([values[name].reshape(n, -1).mean(0) for name in data.posterior.data_vars])
-    np.testing.assert_allclose(table["mean"].astype(float), found, rtol=1e-4, atol=1e-6)
 
 
 def test_draws_are_in_the_space_of_the_model():

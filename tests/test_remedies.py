@@ -9,19 +9,12 @@ import torch
 from sklearn.base import clone
 
 from skksivi import KSIVIApproximator, diagnose
-from skksivi.parameters import Pilot
-from skksivi.targets import Banana, EightGaussians, StudentT
+from skksivi.targets import EightGaussians, StudentT
 
 LAPLACE = {"whiten": "laplace", "mixing": "normal", "max_iter": 200}
 
 #: A target, settings of a fit, what is said, and the settings that follow it.
 CASES = {
-    "departed": (
-        Banana(),
-        {"whiten": Pilot(effort="high", budget=50_000), "max_iter": 300, "batch_size": 32, "learning_rate": 0.05},
-        r"The training ended with .* is kept\. Lower `learning_rate`",
-        {"learning_rate": 0.001},
-    ),
     "lost modes": (
         EightGaussians(shift=5.0),
         LAPLACE,
@@ -58,5 +51,4 @@ def test_what_is_said_helps(name):
     assert any(re.search(message, text) for text in said), said
     after, then = error_and_words(clone(q).set_params(**remedy), target)
     assert not any(re.search(message, text) for text in then)
-    if "kept" not in message and "returned" not in message:  # the state before the damage
-        assert after < 0.7 * before
+    assert after < 0.7 * before

@@ -17,7 +17,6 @@ from skksivi.baselines._mala import ChainState, adapted_step, mala_step
 from skksivi.baselines._points import step_integral
 from skksivi.baselines._sgld import sgld_step, step_sizes
 from skksivi.families._samplers import Chains
-from skksivi.pilot._chains import clipped_drift
 from skksivi.pilot._rules import find_whitening
 from skksivi.score._probe import in_double
 from skksivi.targets import Banana, BayesianLogisticRegression, Minibatches, XShaped
@@ -212,12 +211,6 @@ def test_ctrl_c_before_a_state_is_kept_leaves_the_earlier_fit(cls):
     with pytest.raises(KeyboardInterrupt):
         q.set_params(n_warmup=100).fit(interrupted(), n_features=2)
     assert q.chains_ is chains
-
-
-def test_the_drift_of_a_long_score_is_clipped():
-    s = torch.tensor([[3.0, 4.0], [300.0, 400.0], [0.0, 0.0]])
-    expected = torch.tensor([[3.0, 4.0], [3.0 * math.sqrt(2), 4.0 * math.sqrt(2)], [0.0, 0.0]])
-    torch.testing.assert_close(clipped_drift(s), expected)
 
 
 @pytest.mark.parametrize("cls", [MALA, SGLD])

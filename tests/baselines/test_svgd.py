@@ -181,13 +181,6 @@ def test_an_interrupted_fit_keeps_the_particles(error):
     assert np.isfinite(q.sample(20)).all()
 
 
-def test_other_errors_in_the_score_leave_no_fit():
-    q = SVGD(whiten=None, max_iter=1000)
-    with pytest.raises(OSError, match="on fire"):
-        q.fit(Misbehaving(raising(OSError("on fire")), 50), n_features=2)
-    assert not hasattr(q, "particles_")
-
-
 # Draws
 
 

@@ -481,8 +481,8 @@ OUTPUT = X[:, 0] ** 2 + X[:, 1] + 0.1 * rng.normal(size=30)
 DRAWS = rng.normal(size=(20, 21))
 
 
-def network(X=X, y=OUTPUT, *, make=BayesianNeuralNetwork, **settings):
-    return make(X, y, n_hidden=4, **settings)
+def network(X=X, y=OUTPUT, **settings):
+    return BayesianNeuralNetwork(X, y, n_hidden=4, **settings)
 
 
 @pytest.mark.parametrize(("p", "d"), [(13, 751), (9, 551)])
@@ -514,26 +514,16 @@ def test_a_precision_too_small_for_a_number_has_a_log_density():
     assert a - b == pytest.approx(100 * (HYPERPRIOR[0] + 21 / 2))
 
 
-@pytest.mark.parametrize("make", public_code.NETWORKS.values(), ids=public_code.NETWORKS)
-def test_other_units_of_the_data_change_nothing_but_the_units(make):
+def test_other_units_of_the_data_change_nothing_but_the_units():
     """With y' = c y + e the noise precision is 1 / c^2 of itself, and densities are 1 / c of themselves."""
     c, X_, y_ = 100.0, X * [1, 10, 1e-3] + [0, 5, -7], 100.0 * OUTPUT + 3
-    one, other = network(make=make, noise_precision=4.0), network(X_, y_, make=make, noise_precision=4.0 / c**2)
+    one, other = network(noise_precision=4.0), network(X_, y_, noise_precision=4.0 / c**2)
     theta = torch.as_tensor(DRAWS)
-    if make is BayesianNeuralNetwork:
-        close(other.score_fn(theta), one.score_fn(theta), 1e-9)
+    close(other.score_fn(theta), one.score_fn(theta), 1e-9)
     np.testing.assert_allclose(other.predict(DRAWS, X_), c * one.predict(DRAWS, X) + 3)
     np.testing.assert_allclose(other.predictive_sd(DRAWS, X_), c * one.predictive_sd(DRAWS, X))
     assert other.rmse(DRAWS, X_, y_) == pytest.approx(c * one.rmse(DRAWS, X, OUTPUT))
     assert other.nll(DRAWS, X_, y_) == pytest.approx(one.nll(DRAWS, X, OUTPUT) + math.log(c))
-
-
-def test_legacy_units_apply_the_precision_of_y_to_the_standardised_y():
-    theta, noise = torch.as_tensor(DRAWS), 4.0
-    legacy = network(make=public_code.LegacyNetwork, noise_precision=noise)
-    right = network(noise_precision=noise)
-    close(legacy.score_fn(theta), network(noise_precision=noise / OUTPUT.var()).score_fn(theta))
-    assert legacy.nll(DRAWS, X, OUTPUT) == right.nll(DRAWS, X, OUTPUT)
 
 
 def test_the_noise_precision_may_be_set_anew():

@@ -85,10 +85,11 @@ A_FEW = pytest.mark.parametrize(
 )
 
 
+@A_FEW
 @pytest.mark.filterwarnings("always")
-def test_warnings_point_at_the_line_that_called_fit(unfitted, recwarn):
+def test_warnings_point_at_the_line_that_called_fit(q, recwarn):
     turning = torch.tensor([[-1.0, 0.9], [-0.9, -1.0]])
-    unfitted.fit(lambda x: x @ turning.mT.to(x), n_features=2)
+    clone(q).fit(lambda x: x @ turning.mT.to(x), n_features=2)
     assert any("not symmetric" in str(w.message) for w in recwarn)
     assert {w.filename for w in recwarn} == {__file__}
 
@@ -250,9 +251,10 @@ def test_a_failed_fit_leaves_the_earlier_one(unfitted):
     np.testing.assert_array_equal(unfitted.sample(5, random_state=0), X)
 
 
-def test_a_score_that_differentiates_log_p_itself_is_fitted(unfitted):
-    q, other = (clone(unfitted).fit(s, n_features=2) for s in (score_by_autograd, gaussian_score))
-    assert_close(q.sample(20), other.sample(20))
+@A_FEW
+def test_a_score_that_differentiates_log_p_itself_is_fitted(q):
+    fits = [clone(q).fit(s, n_features=2) for s in (score_by_autograd, gaussian_score)]
+    assert_close(*(fit.sample(20) for fit in fits))
 
 
 @pytest.mark.parametrize("cls", [KSIVIApproximator, SIVI])
@@ -332,11 +334,12 @@ def test_joblib_workers_do_not_oversubscribe_the_cores():
     assert threads <= max(2, cores)
 
 
-def test_fits_in_threads_equal_those_in_sequence(repeatable):
+@A_FEW
+def test_fits_in_threads_equal_those_in_sequence(q):
     seeds = range(2)
 
     def draws(seed):
-        return clone(repeatable).set_params(random_state=seed).fit(gaussian_score, n_features=2).sample(50)
+        return clone(q).set_params(random_state=seed).fit(gaussian_score, n_features=2).sample(50)
 
     threaded = joblib.Parallel(n_jobs=2, backend="threading")(joblib.delayed(draws)(seed) for seed in seeds)
     for one, other in zip(threaded, map(draws, seeds), strict=True):

@@ -65,13 +65,13 @@ def good():
 
 
 @cache
-def report_of_a_good_fit():
-    return diagnose(good_fit("KSIVIApproximator"), GaussianTarget(), random_state=0)
+def report_of(name):
+    return diagnose(good_fit(name), GaussianTarget(), random_state=0)
 
 
 @pytest.fixture
 def report():
-    return report_of_a_good_fit()
+    return report_of("KSIVIApproximator")
 
 
 class Exact(BaseApproximator):
@@ -140,7 +140,7 @@ class Units(Target):
 @pytest.mark.parametrize("fitted", ["KSIVIApproximator", "MeanFieldVI", "SVGD"], indirect=True)
 def test_every_approximator_has_a_report(fitted):
     name = type(fitted).__name__
-    report = diagnose(fitted, GaussianTarget(), random_state=0)
+    report = report_of(name)
     assert [check.name for check in report.checks] == NAMES
     for check in report.checks:
         assert check.verdict in ("ok", "warn") or check.verdict.startswith("not available: ")

@@ -32,8 +32,11 @@ from skksivi.baselines import (
     Laplace,
     MeanFieldVI,
 )
+from skksivi.coordinates._affine import Affine
 from skksivi.families import _weights
 from skksivi.parameters import Pilot
+from skksivi.pilot._whitening import Whitening
+from skksivi.score._probe import in_double
 from skksivi.targets import Target
 
 #: Settings with which each is a good fit of a Gaussian in two dimensions.
@@ -138,6 +141,13 @@ def assert_close(X, Y):
 
 def short(q):
     return clone(q).set_params(**{name: value for name, value in SHORT.items() if name in q.get_params()})
+
+
+def start_of(q, pilot):
+    """The family and the penalty with which a fit to N(0, I) would start in its own coordinates."""
+    map_ = Affine(torch.zeros(2).double(), torch.eye(2).double())
+    whitening = Whitening(map_, modes=np.zeros((1, 2)), weights=np.ones(1))
+    return q._resolved()._family(in_double(torch.neg, 2), whitening, pilot, torch.Generator().manual_seed(0))
 
 
 MEAN = torch.tensor([1.0, -2.0])

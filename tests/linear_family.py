@@ -13,14 +13,20 @@ from skksivi.score._probe import in_double
 from skksivi.training._loop import Scheduled, flatten
 
 
+def layer(mixing, d=2, sizes=(8,), *, sigma=0.7, scale=Scale(floor=0.1), skip=None):  # noqa: B008
+    """A semi-implicit family of d features with one initial scale."""
+    return gaussian_layer(
+        torch.full((d,), sigma, dtype=torch.float64), scale=scale, mixing=mixing, hidden_layer_sizes=sizes,
+        generator=generator(), skip=skip,
+    )  # fmt: skip
+
+
 class LinearFamily:
     """The family of mu(z) = A z + b and one sigma, which is N(b, A A^T + sigma^2 I), ready for training."""
 
     def __init__(self, d=2, latent_dim=2, sigma=0.7):
-        self.family = gaussian_layer(
-            torch.full((d,), sigma, dtype=torch.float64), scale=Scale(), mixing=NormalDraws(latent_dim),
-            hidden_layer_sizes=(3,), generator=generator(), skip=torch.eye(d, latent_dim),
-        )  # fmt: skip
+        skip = torch.eye(d, latent_dim)
+        self.family = layer(NormalDraws(latent_dim), d, (3,), sigma=sigma, scale=Scale(), skip=skip)
         self.A, self.b = self.family.mean.A, self.family.mean.network.layers[-1].bias  # its last weights are zero
         with torch.no_grad():
             self.A.copy_(normal(d, latent_dim, seed=1))

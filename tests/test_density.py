@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from linear_family import LinearFamily
+from linear_family import LinearFamily, layer
 from plain_targets import generator, normal
 from torch.distributions import Categorical, MixtureSameFamily, MultivariateNormal
 
@@ -17,7 +17,7 @@ from skksivi import mixing as mixings
 from skksivi.baselines import Laplace
 from skksivi.families._density import TOLERANCE, hierarchy_log_density, layer_log_density
 from skksivi.families._hierarchy import langevin_hierarchy
-from skksivi.families._layer import Constant, LinearSkip, MultilayerPerceptron, Residual, gaussian_layer
+from skksivi.families._layer import Constant, LinearSkip, MultilayerPerceptron, Residual
 from skksivi.mixing import GaussianMixtureDraws, NormalDraws, StudentTDraws
 from skksivi.parameters import Pilot, Scale
 
@@ -64,9 +64,7 @@ def test_of_a_mixture_and_a_linear_map_it_is_a_mixture(d, k, seed):
     factors = normal(k, d, d, seed=seed).tril(-1) + torch.eye(d)
     mixing = GaussianMixtureDraws(3 * normal(k, d, seed=seed + 1), factors, torch.ones(k).double() / k)
     sigma = torch.full((d,), 0.3).double()
-    family = gaussian_layer(
-        sigma, scale=Scale(), mixing=mixing, hidden_layer_sizes=(4,), generator=generator(), skip=torch.eye(d)
-    ).requires_grad_(False)
+    family = layer(mixing, d, (4,), sigma=0.3, scale=Scale(), skip=torch.eye(d)).requires_grad_(False)
     covariances = factors @ factors.mT + sigma.square().diag()
     law = MixtureSameFamily(Categorical(mixing.weights), MultivariateNormal(mixing.means, covariances))
     with torch.random.fork_rng():
@@ -86,13 +84,7 @@ def by_quadrature(family, x, half_width=9.0, n=60_001):
 @pytest.mark.parametrize("form", ["constant", "network"])
 @pytest.mark.parametrize("mixing", [NormalDraws(1), StudentTDraws(1, 8.0)], ids=["normal", "Student"])
 def test_of_networks_it_is_the_integral_over_z(form, mixing):
-    family = gaussian_layer(
-        torch.full((2,), 0.3).double(),
-        scale=Scale(form),
-        mixing=mixing,
-        hidden_layer_sizes=(4,),
-        generator=generator(),
-    )
+    family = layer(mixing, sizes=(4,), sigma=0.3, scale=Scale(form))
     family.mean, family.log_variance = network(1, 2, size=4.0), family.log_variance.requires_grad_(False)
     x = family.draw(40, generator()).x
     value, se = layer_log_density(family, x, 1)
@@ -104,10 +96,7 @@ def test_of_networks_it_is_the_integral_over_z(form, mixing):
 @pytest.mark.slow
 def test_standard_errors_are_those_of_repeats():
     """Of a network as bent as this a quarter is missing: draws are added only where the error seems large."""
-    family = gaussian_layer(
-        torch.full((3,), 0.3).double(), scale=Scale(), mixing=NormalDraws(3), hidden_layer_sizes=(4,),
-        generator=generator(), skip=torch.eye(3),
-    )  # fmt: skip
+    family = layer(NormalDraws(3), 3, (4,), sigma=0.3, scale=Scale(), skip=torch.eye(3))
     family.mean.network = network(3, 3)
     x = family.requires_grad_(False).draw(40, generator()).x
     repeats = [layer_log_density(family, x, seed) for seed in range(30)]

@@ -6,12 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from approximators import start_of
 from plain_targets import as_score, generator
 from sklearn.base import clone
 
 from skksivi import HKSIVIApproximator, mixing
 from skksivi.annealing import BRIDGES, Cosine, Geometric, Linear, bridge_levels
-from skksivi.coordinates._affine import Affine
 from skksivi.estimators._start import Start
 from skksivi.families._hierarchy import Hierarchy
 from skksivi.families._layer import MultilayerPerceptron
@@ -19,7 +19,6 @@ from skksivi.kernels import Gaussian
 from skksivi.mixing import Bootstrap, GaussianMixtureDraws, StudentTDraws
 from skksivi.parameters import Pilot
 from skksivi.pilot._points import PilotPoints
-from skksivi.pilot._whitening import Whitening
 from skksivi.score._probe import in_double
 from skksivi.stein._estimators import GRADIENT_ESTIMATORS
 from skksivi.targets import BayesianLogisticRegression, EightGaussians, Minibatches, XShaped
@@ -181,13 +180,7 @@ def test_training_starts_at_a_langevin_chain():
         {"mixing": mixing.StudentT(df=3.0)},
         {"mixing": mixing.GaussianMixture([[-1.0, 0.0], [1.0, 0.0]])},
         {"mixing": lambda n, generator: torch.randn(n, 2, generator=generator)},
-        {"whiten": None},
-        {"whiten": "laplace"},
         {"gradient_estimator": "vanilla"},
-        {"kernel": "riesz", "bandwidth": None},
-        {"bandwidth": "auto"},
-        {"early_stopping": 0.1},
-        {"dtype": "float64"},
     ],
     ids=lambda parameters: " ".join(f"{name}={'f' if callable(v) else v}" for name, v in parameters.items()),
 )
@@ -221,16 +214,7 @@ def test_the_base_is_the_pilot_where_there_is_one_and_needs_no_bridge():
 
 def start(pilot, **parameters):
     """The layers and the penalty that a fit to N(0, I) would start from in its own coordinates."""
-    whitening = Whitening(
-        Affine(torch.zeros(2).double(), torch.eye(2).double()), modes=np.zeros((1, 2)), weights=np.ones(1)
-    )
-    score = in_double(normal_score, 2)
-    return (
-        clone(QUICK)
-        .set_params(**parameters)
-        ._resolved()
-        ._family(score, whitening, pilot, torch.Generator().manual_seed(0))
-    )
+    return start_of(clone(QUICK).set_params(**parameters), pilot)
 
 
 def test_the_base_is_a_mixture_where_the_pilot_is_dense_and_its_points_elsewhere():

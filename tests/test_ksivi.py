@@ -6,8 +6,10 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from approximators import start_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from linear_family import layer
 from misbehaving import Misbehaving, raising
 from plain_targets import (
     RING,
@@ -29,16 +31,14 @@ from sklearn.exceptions import ConvergenceWarning
 from skksivi import KSIVIApproximator, load, save
 from skksivi import mixing as mixings
 from skksivi.annealing import Linear
-from skksivi.coordinates._affine import Affine
 from skksivi.estimators._start import Start
 from skksivi.estimators._verdict import Judge
-from skksivi.families._layer import LinearSkip, gaussian_layer
+from skksivi.families._layer import LinearSkip
 from skksivi.kernels import IMQ, KERNELS, Gaussian
 from skksivi.mixing import GaussianMixtureDraws, NormalDraws
 from skksivi.parameters import Pilot, Plateau, Scale
 from skksivi.pilot._mixture import fitted_mixture
 from skksivi.pilot._points import PilotPoints
-from skksivi.pilot._whitening import Whitening
 from skksivi.score._probe import in_double
 from skksivi.stein._estimators import GRADIENT_ESTIMATORS
 from skksivi.targets import Multimodal, from_log_prob, from_score_fn
@@ -74,10 +74,7 @@ def test_a_step_takes_the_gradient_of_the_objective_in_the_parameters(estimator,
     c, a, b = schedule or (1.0, 0.0, 0.0)
     q = clone(QUICK).set_params(gradient_estimator=estimator, kernel="imq", bandwidth="median")
     q.set_params(annealing=schedule and (lambda progress: c), terms=[Entropic(a), Laplacian(b)] if schedule else [])
-    family = gaussian_layer(
-        torch.full((2,), 0.7, dtype=torch.float64), scale=Scale("network", floor=0.1), mixing=NormalDraws(2),
-        hidden_layer_sizes=(5,), generator=generator(), skip=torch.eye(2),
-    )  # fmt: skip
+    family = layer(NormalDraws(2), sizes=(5,), scale=Scale("network", floor=0.1), skip=torch.eye(2))
     for p in family.parameters():
         torch.nn.init.normal_(p, generator=generator(1))
         p.grad = torch.zeros_like(p)
@@ -101,13 +98,7 @@ def test_a_step_takes_the_gradient_of_the_objective_in_the_parameters(estimator,
 
 def start(pilot, **parameters):
     """The family and the penalty that a fit to N(0, I) would start from in its own coordinates."""
-    whitening = Whitening(Affine(origin(2), torch.eye(2).double()), modes=np.zeros((1, 2)), weights=np.ones(1))
-    return (
-        clone(QUICK)
-        .set_params(**parameters)
-        ._resolved()
-        ._family(in_double(normal_score, 2), whitening, pilot, generator())
-    )
+    return start_of(clone(QUICK).set_params(**parameters), pilot)
 
 
 def test_a_family_starts_as_the_mixture_fitted_to_a_dense_pilot():

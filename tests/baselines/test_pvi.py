@@ -1,12 +1,11 @@
 """PVI: the mixture over particles, and gradients of its divergence."""
 
 import torch
-from linear_family import TARGET, gradients, target_score, z_scores
+from linear_family import TARGET, gradients, layer, target_score, z_scores
 from plain_targets import generator, normal
 
 from skksivi.baselines import PVI
 from skksivi.baselines._semi_implicit import mixture_score
-from skksivi.families._layer import gaussian_layer
 from skksivi.mixing import AtomDraws
 from skksivi.parameters import Scale
 from skksivi.score._probe import in_double
@@ -14,10 +13,7 @@ from skksivi.training._loop import Scheduled, flatten
 
 
 def family(n_particles=3):
-    found = gaussian_layer(
-        torch.full((2,), 0.7, dtype=torch.float64), scale=Scale(), mixing=AtomDraws(normal(n_particles, 2)),
-        hidden_layer_sizes=(5,), generator=generator(),
-    )  # fmt: skip
+    found = layer(AtomDraws(normal(n_particles, 2)), sizes=(5,), scale=Scale())
     flatten(found)
     return found
 

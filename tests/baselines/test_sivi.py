@@ -5,15 +5,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from linear_family import TARGET, LinearFamily, target_score
+from linear_family import TARGET, LinearFamily, layer, target_score
 from plain_targets import generator, normal
 from sklearn.base import clone
 
 from skksivi.baselines import SIVI
 from skksivi.baselines._sivi import mixture
-from skksivi.families._layer import gaussian_layer
 from skksivi.mixing import NormalDraws
-from skksivi.parameters import Scale
 from skksivi.score._probe import in_double
 from skksivi.score._score import Tempered
 from skksivi.targets import BayesianLogisticRegression, Minibatches
@@ -48,10 +46,7 @@ def test_the_mixture_is_as_good_far_from_the_origin_in_float32():
 
 
 def test_the_gradient_is_that_of_the_surrogate_bound():
-    family = gaussian_layer(
-        torch.full((2,), 0.7, dtype=torch.float64), scale=Scale(floor=0.1), mixing=NormalDraws(3),
-        hidden_layer_sizes=(8,), generator=generator(),
-    )  # fmt: skip
+    family = layer(NormalDraws(3))
     flatten(family)
     n, K, c = 6, 4, torch.tensor(0.3).double()
     temperature = Scheduled("annealing", c.item(), c)

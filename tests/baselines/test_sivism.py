@@ -5,14 +5,14 @@ import math
 import numpy as np
 import pytest
 import torch
-from linear_family import TARGET, LinearFamily, spied_critics, target_score, z_scores
+from linear_family import TARGET, LinearFamily, layer, spied_critics, target_score, z_scores
 from plain_targets import generator, normal
 
 from skksivi.baselines import SIVISM, _sivism
 from skksivi.baselines._critic import Critics, fisher_bound
-from skksivi.families._layer import MultilayerPerceptron, gaussian_layer
+from skksivi.families._layer import MultilayerPerceptron
 from skksivi.mixing import NormalDraws
-from skksivi.parameters import Adam, Scale
+from skksivi.parameters import Adam
 from skksivi.score._probe import in_double
 from skksivi.score._score import Tempered
 from skksivi.training._loop import Scheduled, flatten
@@ -66,9 +66,9 @@ def best_critic(q):
 def test_the_best_critic_is_the_difference_of_the_scores():
     q = LinearFamily()
     critics, (divergence, slope, intercept) = best_critic(q), fisher_divergence(q)
-    layer = critics.networks[0].layers[0]
-    torch.testing.assert_close(layer.weight, slope, rtol=0, atol=0.05)
-    torch.testing.assert_close(layer.bias, intercept, rtol=0, atol=0.05)
+    linear = critics.networks[0].layers[0]
+    torch.testing.assert_close(linear.weight, slope, rtol=0, atol=0.05)
+    torch.testing.assert_close(linear.bias, intercept, rtol=0, atol=0.05)
     x, f, _ = draw(q, 50_000, generator(2))
     assert critics.bounds(x[None], f[None]).value.item() == pytest.approx(divergence.item(), rel=0.03)
 
@@ -79,9 +79,8 @@ def test_the_gradient_against_the_best_critic_is_that_of_the_fisher_divergence()
     expected = torch.cat([g.flatten() for g in torch.autograd.grad(divergence, q.parameters)])
     with torch.no_grad():
         critics = linear_critics(max_iter=400)
-        layer = critics.networks[0].layers[0]
-        layer.weight.copy_(slope)
-        layer.bias.copy_(intercept)
+        critics.networks[0].layers[0].weight.copy_(slope)
+        critics.networks[0].layers[0].bias.copy_(intercept)
         for _ in range(100):
             x, f, pullback = draw(q, 200, again)
             bound = critics.bounds(x[None], f[None])
@@ -91,10 +90,7 @@ def test_the_gradient_against_the_best_critic_is_that_of_the_fisher_divergence()
 
 
 def test_the_gradient_of_the_training_is_that_of_the_objective(monkeypatch):
-    family = gaussian_layer(
-        torch.full((3,), 0.7, dtype=torch.float64), scale=Scale(floor=0.1), mixing=NormalDraws(2),
-        hidden_layer_sizes=(7,), generator=generator(),
-    )  # fmt: skip
+    family = layer(NormalDraws(2), 3, (7,))
     flatten(family)
     again = generator(1)
     made, states = spied_critics(_sivism, monkeypatch, again)

@@ -5,14 +5,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from linear_family import LinearFamily, exact_gradient, gradients, objective_of, target_score, z_scores
+from linear_family import LinearFamily, exact_gradient, gradients, layer, objective_of, target_score, z_scores
 from plain_targets import generator, normal
 
 from skksivi.baselines import UIVI
 from skksivi.baselines._uivi import HamiltonianChain, ReverseConditional
-from skksivi.families._layer import gaussian_layer
 from skksivi.mixing import NormalDraws
-from skksivi.parameters import Scale
 
 
 def joint_draws(q, n, again):
@@ -24,10 +22,7 @@ def joint_draws(q, n, again):
 
 
 def test_the_reverse_conditional_is_that_of_the_family():
-    family = gaussian_layer(
-        torch.full((3,), 0.7, dtype=torch.float64), scale=Scale(floor=0.1), mixing=NormalDraws(2),
-        hidden_layer_sizes=(8,), generator=generator(), skip=torch.eye(3, 2),
-    ).requires_grad_(False)  # fmt: skip
+    family = layer(NormalDraws(2), 3, skip=torch.eye(3, 2)).requires_grad_(False)
     family.mean.network.layers[-1].weight.copy_(normal(3, 8))
     x, z = normal(5, 3).requires_grad_(), normal(5, 2, seed=1).requires_grad_()
     log_q = torch.distributions.Normal(family.mean(z), family.sigma(z)).log_prob(x).sum(-1)

@@ -60,7 +60,6 @@ TARGETS = {
     "autograd": from_rows(score_of_rows, n_rows=N_ROWS, n_features=D),
     "differences": from_rows(score_of_arrays, n_rows=N_ROWS, n_features=D),
 }
-EVERY_TARGET = pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
 
 
 def score_in_u(target, seed=0):
@@ -112,10 +111,12 @@ def whole():
 
 
 @pytest.mark.slow
-@EVERY_TARGET
-@pytest.mark.parametrize("gradient_estimator", ["u-statistic", "vanilla"])
-def test_a_fit_by_minibatches_is_one_to_the_posterior_of_all_of_the_data(target, gradient_estimator, whole):
-    q = clone(TRAINED).set_params(gradient_estimator=gradient_estimator).fit(Minibatches(target, 50))
+@pytest.mark.parametrize(
+    ("name", "gradient_estimator"),
+    [("own product", "u-statistic"), ("differences", "u-statistic"), ("autograd", "vanilla")],
+)
+def test_a_fit_by_minibatches_is_one_to_the_posterior_of_all_of_the_data(name, gradient_estimator, whole):
+    q = clone(TRAINED).set_params(gradient_estimator=gradient_estimator).fit(Minibatches(TARGETS[name], 50))
     draws, other, reference = (a.sample(1000, random_state=i) for i, a in enumerate([q, whole, whole]))
     floor = sliced_wasserstein(other, reference, random_state=0)
     assert sliced_wasserstein(draws, reference, random_state=0) < 2 * floor

@@ -69,9 +69,8 @@ def hksivi(**parameters):
 ESTIMATORS = {
     "pilot": ksivi(whiten=Pilot(budget=1000), annealing=Linear(start=0.5), terms=(Entropic(0.1),)),
     "tails": ksivi(whiten=Pilot(budget=1000), train=False),
-    "diagonal": ksivi(whiten=Pilot("diagonal", budget=1000)),
     "laplace": ksivi(whiten="laplace", scale="network", learning_rate=5e-3),
-    "bam": ksivi(whiten="bam", dtype="float64", hidden_layer_sizes=Network([6], linear_skip=False)),
+    "no skip": ksivi(whiten="bam", dtype="float64", hidden_layer_sizes=Network([6], linear_skip=False)),
     "given": ksivi(whiten=(MEAN.numpy(), np.asfortranarray(FACTOR)), latent_dim=3, early_stopping=1e-3),
     "tensors": ksivi(whiten=(MEAN.double(), torch.as_tensor(FACTOR).mT.contiguous().mT), optimizer=Adam(ema=None)),
     "kernel": ksivi(kernel=kernels.Tilted(kernels.IMQ(bandwidth=1.25), exponent=-0.25), bandwidth=None, whiten=None),

@@ -14,7 +14,6 @@ from skksivi.baselines._sivi import mixture
 from skksivi.mixing import NormalDraws
 from skksivi.score._probe import in_double
 from skksivi.score._score import Tempered
-from skksivi.targets import BayesianLogisticRegression, Minibatches
 from skksivi.training._loop import Scheduled, flatten
 
 
@@ -115,16 +114,6 @@ def test_whitening_makes_it_free_of_units():
     X = clone(q).fit(target_score, n_features=2).sample(100)
     Y = clone(q).fit(lambda x: target_score(x / scale.to(x)) / scale.to(x), n_features=2).sample(100)
     np.testing.assert_allclose(Y / scale.numpy(), X, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.slow
-def test_minibatches_of_the_data_leave_the_optimum_where_it_is():
-    X, y = normal(200, 2, seed=5), (normal(200, seed=6) > 0).double()
-    q = SIVI(max_iter=700, learning_rate=0.01, initial_scale=0.2, random_state=0)
-    whole = clone(q).fit(BayesianLogisticRegression(X, y)).sample(5000)
-    parts = clone(q).fit(Minibatches(BayesianLogisticRegression(X, y), 50)).sample(5000)
-    assert np.abs((whole.mean(0) - parts.mean(0)) / whole.std(0)).max() < 0.3
-    np.testing.assert_allclose(parts.std(0) / whole.std(0), 1, atol=0.2)
 
 
 def test_a_loss_that_is_not_finite_is_explained_and_the_state_kept():

@@ -12,6 +12,7 @@ from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 
 from skksivi import KSIVIApproximator
+from skksivi.baselines import SIVI, SVGD, FullRankVI, MeanFieldVI
 from skksivi.coordinates._affine import Affine
 from skksivi.coordinates._composed import score_for_training
 from skksivi.kernels import Gaussian
@@ -172,6 +173,23 @@ def test_a_score_that_draws_by_itself_is_told():
         KSIVIApproximator(whiten=None, max_iter=2, random_state=0).fit(noisy, n_features=2)
     with pytest.raises(ValueError, match="different values"):
         KSIVIApproximator(whiten=None, max_iter=2, random_state=0).fit(noisy_of_arrays, n_features=2)
+
+
+@pytest.mark.parametrize(
+    "q",
+    [
+        SVGD(n_particles=50, max_iter=100, random_state=0),
+        MeanFieldVI(max_iter=400, random_state=0),
+        FullRankVI(max_iter=400, random_state=0),
+        pytest.param(SIVI(max_iter=700, learning_rate=0.01, random_state=0), marks=pytest.mark.slow),
+    ],
+    ids=lambda q: type(q).__name__,
+)
+def test_minibatches_lead_where_all_of_the_data_do(q):
+    whole, part = (clone(q).fit(target).sample(5000, random_state=0) for target in (FULL, Minibatches(FULL, 50)))
+    assert np.abs((whole.mean(0) - part.mean(0)) / whole.std(0)).max() < 0.3
+    np.testing.assert_allclose(part.std(0) / whole.std(0), 1, atol=0.2)
+    assert not np.array_equal(whole, part)
 
 
 # All of the data, a block at a time

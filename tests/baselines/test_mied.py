@@ -147,6 +147,3 @@ def test_a_density_that_contradicts_the_score_is_told_and_left_alone(cls):
     with pytest.warns(UserWarning, match="`log_prob` of the target contradicts its `score_fn`"):
         X = q.fit(Tempered()).sample(20, random_state=0)
     np.testing.assert_array_equal(q.fit(Tempered().score_fn, n_features=2).sample(20, random_state=0), X)
-
-
-# The fit

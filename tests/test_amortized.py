@@ -277,7 +277,8 @@ def test_parameters_tell_of_modes_that_are_apart():
         X = 1.5 + 0.5 * rng.uniform(-1, 1, size=(n, 1))
         return X * rng.choice([-1, 1], size=(n, 1)), X + 0.1 * rng.normal(size=(n, 1))
 
-    q = fitted(score_of_size, contexts, n_features=1, n_contexts=1000, max_score_calls=3000)
+    options = {"n_contexts": 1000, "max_score_calls": 3000, "hidden_layer_sizes": (32,)}
+    q = fitted(score_of_size, contexts, n_features=1, **options)
     X = q.sample(4000, [1.5], random_state=0)[:, 0]
     assert 0.4 < (X > 0).mean() < 0.6
     assert 0.08 < np.abs(X).std() < 0.12

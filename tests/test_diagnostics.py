@@ -156,7 +156,7 @@ def test_every_approximator_has_a_report(fitted):
         assert (check in warned(report)) == (name == "MeanFieldVI")
 
 
-TARGETS = [Banana(), StudentT(), EightGaussians(), Normal(12)]
+TARGETS = [Banana(), StudentT(), pytest.param(EightGaussians(), marks=pytest.mark.slow), Normal(12)]
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=repr)
@@ -249,7 +249,7 @@ def test_unlike_scales_in_training_are_seen():
 def test_chains_that_have_not_converged_are_seen(good):
     q = copy.copy(good)
     q.whitening_ = replace(good.whitening_, converged=False)
-    check = diagnose(q, GaussianTarget(), random_state=0)["whitening"]
+    check = diagnose(q, GaussianTarget(), n_samples=200, random_state=0)["whitening"]
     assert check.verdict == "warn"
     assert "`budget` of whiten=Pilot" in check.remedy
 
@@ -415,7 +415,7 @@ def test_a_seed_repeats_the_report(good, report):
 
 def test_neither_global_states_nor_the_stream_of_the_estimator_are_touched(good):
     before, seed, stream = global_state(), good._seed, str(good._random_state.get_state())
-    diagnose(good, GaussianTarget())
+    diagnose(good, GaussianTarget(), n_samples=200)
     assert global_state() == before
     assert str(good._random_state.get_state()) == stream
     assert good._seed == seed
@@ -445,7 +445,7 @@ def test_a_check_is_found_by_its_name(report):
 @pytest.mark.parametrize("d", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_the_figure_has_four_panels(d):
     q = KSIVIApproximator(max_iter=20, whiten="laplace", mixing="normal", random_state=0).fit(Normal(d))
-    report = diagnose(q, Normal(d), random_state=0)
+    report = diagnose(q, Normal(d), n_samples=200, random_state=0)
     figure = report.plot()
     loss, variances, norms, draws = figure.axes
     assert loss.get_xlabel() == "iteration"

@@ -383,13 +383,13 @@ def test_a_full_disk_leaves_the_old_file(fitted, step, tmp_path, monkeypatch):
 def test_a_kill_at_any_moment_leaves_the_old_or_the_new_file(saved, tmp_path):
     path, contents = tmp_path / "q", [saved["laplace"], saved["Laplace"] * 20]
     path.write_bytes(contents[0])
-    for k in range(20):
+    for k in range(10):
         child = os.fork()
         if child == 0:  # pragma: no cover
             while True:
                 for content in contents:
                     codec.write(path, content)
-        time.sleep(0.001 * (k + 1))
+        time.sleep(0.002 * (k + 1))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         assert path.read_bytes() in contents

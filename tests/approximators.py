@@ -1,6 +1,7 @@
 """Every approximator, short fits of it for what holds of any, and good ones that tests share."""
 
 import copy
+import random
 import warnings
 from contextlib import contextmanager
 from functools import cache
@@ -31,8 +32,11 @@ from skksivi.baselines import (
     Laplace,
     MeanFieldVI,
 )
+from skksivi.coordinates._affine import Affine
+from skksivi.coordinates._whitening import Whitening
 from skksivi.families import _weights
 from skksivi.parameters import Pilot
+from skksivi.score._probe import in_double
 from skksivi.targets import Target
 
 #: Settings with which each is a good fit of a Gaussian in two dimensions.
@@ -125,12 +129,25 @@ def short_fits(whiten="laplace"):
         yield
 
 
+def global_state():
+    generators = torch.get_rng_state().tolist(), str(np.random.get_state()), random.getstate()
+    modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")
+    return generators, modes, torch.get_num_threads(), torch.get_default_dtype(), np.geterr(), list(warnings.filters)
+
+
 def assert_close(X, Y):
     np.testing.assert_allclose(X, Y, rtol=1e-3, atol=1e-3)
 
 
 def short(q):
     return clone(q).set_params(**{name: value for name, value in SHORT.items() if name in q.get_params()})
+
+
+def start_of(q, pilot):
+    """The family and the penalty with which a fit to N(0, I) would start in its own coordinates."""
+    map_ = Affine(torch.zeros(2).double(), torch.eye(2).double())
+    whitening = Whitening(map_, modes=np.zeros((1, 2)), weights=np.ones(1))
+    return q._resolved()._family(in_double(torch.neg, 2), whitening, pilot, torch.Generator().manual_seed(0))
 
 
 MEAN = torch.tensor([1.0, -2.0])

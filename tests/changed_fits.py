@@ -70,12 +70,7 @@ def changed_score(kind, seed):
     """Return two scores of D features that differ in one respect."""
     g = torch.Generator().manual_seed(seed)
     m, s = torch.randn(D, generator=g, dtype=torch.float64), torch.rand(D, generator=g, dtype=torch.float64) + 0.5
-    order = [1, 2, 0]
     P = torch.diag(1 / s**2)
-    if kind == "columns permuted":
-        return linear(P, m), linear(P[order][:, order], m[order])
-    if kind == "scales exchanged":
-        return linear(P, m), linear(P[order][:, order], m)
     if kind == "mean moved a little":
         return linear(P, m), linear(P, m + 1e-9 * s)
     if kind == "correlated":
@@ -83,25 +78,16 @@ def changed_score(kind, seed):
         return linear(P, m), linear(P + coupling, m)
     means = 10 * torch.randn(2, D, generator=g, dtype=torch.float64)
     scales, weights = torch.rand(2, generator=g, dtype=torch.float64) + 0.5, torch.tensor([0.3, 0.7])
-    other = {
-        "mode moved": (means + torch.tensor([[0.0], [1e-3]]), scales, weights),
-        "far mode moved": (means * torch.tensor([[1.0], [5.0]]) + 1e-3, scales, weights),
-        "width of a mode": (means, scales * torch.tensor([1, 1.01]), weights),
-        "weights": (means / 10, scales, weights.flip(0)),
-    }[kind]
-    before = (means * torch.tensor([[1.0], [5.0]]), scales, weights) if kind == "far mode moved" else None
-    before = (means / 10, scales, weights) if kind == "weights" else before or (means, scales, weights)
-    return mixture(*before), mixture(*other)
+    if kind == "far mode moved":
+        means = means * torch.tensor([[1.0], [5.0]])
+        return mixture(means, scales, weights), mixture(means + 1e-3, scales, weights)
+    return mixture(means / 10, scales, weights), mixture(means / 10, scales, weights.flip(0))
 
 
 SCORES = [
-    "columns permuted",
-    "scales exchanged",
     "mean moved a little",
     "correlated",
-    "mode moved",
     "far mode moved",
-    "width of a mode",
     "weights",
 ]
 
@@ -111,36 +97,22 @@ def changed_target(kind, seed):
     return {
         "minibatch size": (Minibatches(rows_of(data), 10), Minibatches(rows_of(data), 20 + seed)),
         "minibatches or not": (Minibatches(rows_of(data), 10), rows_of(data)),
-        "not or minibatches": (rows_of(data), Minibatches(rows_of(data), 10)),
-        "one observation": (rows_of(data), rows_of(data.index_fill(0, torch.tensor([seed]), 0.0))),
         "one observation of minibatches": (
             Minibatches(rows_of(data), 10),
             Minibatches(rows_of(data.index_fill(0, torch.tensor([seed]), 0.0)), 10),
         ),
         "replicate": (rows_of(data)[1 + seed], rows_of(data)[2 + seed]),
-        "replicate or not": (rows_of(data)[1 + seed], rows_of(data)),
         "product": (SlowNormal(-1.0), SlowNormal(-1.0 - 1e-6 * (1 + seed))),
-        "product by differences": (with_products("finite-difference"), with_products("autograd")),
         "heights of far modes": (Heights(0.0), Heights(0.1 * (1 + seed))),
     }[kind]
-
-
-def with_products(products):
-    target = Heights(0.0)
-    target.products = products
-    return target
 
 
 TARGETS = [
     "minibatch size",
     "minibatches or not",
-    "not or minibatches",
-    "one observation",
     "one observation of minibatches",
     "replicate",
-    "replicate or not",
     "product",
-    "product by differences",
     "heights of far modes",
 ]
 
@@ -207,37 +179,28 @@ def own_term(c):
 
 #: Two values each of a parameter, of KSIVI with D features.
 PARAMETERS = {
-    "random_state": [(0, 1), (None, 0), (0, None)],
+    "random_state": [(0, 1), (None, 0)],
     "init": [
         ([0.0] * D, [0.0, 0.0, 1e-12]),
-        ([0.0] * D, None),
         (np.zeros((600, D)), np.pad(np.ones((1, D)), ((599, 0), (0, 0)))),
     ],
     "whiten": [
-        (None, ([0.0] * D, torch.eye(D).tolist())),
         (([0.0] * D, torch.eye(D).tolist()), ([0.0, 0.0, 1e-12], torch.eye(D).tolist())),
-        (([0.0] * D, torch.eye(D).tolist()), ([0.0] * D, (2 * torch.eye(D)).tolist())),
     ],
-    "kernel": [("gaussian", "imq"), (own_kernel(1.0), own_kernel(2.0)), (Gaussian(bandwidth=1.0), Gaussian())],
+    "kernel": [("gaussian", "imq"), (own_kernel(1.0), own_kernel(2.0))],
     "terms": [
-        ((), (Entropic(0.1),)),
         ((Entropic(0.1),), (Entropic(0.2),)),
         ((own_term(1.0),), (own_term(2.0),)),
         ((Entropic(closure(0.1)),), (Entropic(closure(0.2)),)),
     ],
     "annealing": [
-        (None, "linear"),
         (Linear(start=0.2), Linear(start=0.3)),
         *((make(0.1), make(0.2)) for make in FUNCTIONS.values()),
     ],
     "learning_rate": [(1e-3, 1.0000000001e-3)],
     "max_iter": [(20, 21)],
-    "batch_size": [(23, 24)],
-    "hidden_layer_sizes": [((8,), (9,)), ((8,), (8, 8)), (Network((8,)), Network((8,), linear_skip=False))],
+    "hidden_layer_sizes": [((8,), (9,)), (Network((8,)), Network((8,), linear_skip=False))],
     "dtype": [("float32", "float64")],
-    "scale": [("constant", "network")],
-    "mixing": [("normal", "auto")],
-    "bandwidth": [("auto", 1.0)],
 }
 
 
@@ -246,10 +209,8 @@ def falling(rise):
 
 
 BRIDGES = [
-    (lambda u: 1 - u, lambda u: 1 - u / 2),
     (falling(closure(0.1)), falling(closure(0.2))),
     (Bridge(weights=closure(0.1)), Bridge(weights=closure(0.2))),
-    (Bridge(weights=[1, 1]), Bridge(weights=[1, 2])),
 ]
 
 #: Two values each of a parameter that are the same by what they do.

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from skksivi.score._score import Score
+from skksivi.score._target import resolve_score
 from skksivi.targets import Target
 
 
@@ -28,6 +29,11 @@ def origin(d):
 def as_score(score_fn, log_prob=None, d=1):
     """The score of tensors as the functions of the package are given it, without its being probed."""
     return Score(score_fn, d, torch.float64, torch.device("cpu"), 1e-5, log_prob=log_prob)
+
+
+def resolved(target, d=None, dtype=torch.float64, near=None):
+    """The score of a target as a fit has it, in the cpu."""
+    return resolve_score(target, d, dtype=dtype, device=torch.device("cpu"), near=near)
 
 
 def triangular(d, log10_condition, seed):

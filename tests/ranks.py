@@ -1,4 +1,4 @@
-"""What a rank does in the tests of targets over several processes: python ranks.py task folder."""
+"""What a rank does in the tests of targets over several processes: python ranks.py task,task folder."""
 
 import datetime
 import os
@@ -25,7 +25,7 @@ Y = np.random.RandomState(1).uniform(size=N) < 1 / (1 + np.exp(-X @ [1.0, -1.0, 
 POINTS = torch.randn(20, D, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 MANY = torch.randn(5000, D, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 EST = KSIVIApproximator(
-    whiten="laplace", mixing="normal", max_iter=60, batch_size=50, dtype="float64",
+    whiten="laplace", mixing="normal", max_iter=40, batch_size=50, dtype="float64",
     hidden_layer_sizes=(8,), random_state=0,
 )  # fmt: skip
 
@@ -240,6 +240,7 @@ def resume(folder):
 if __name__ == "__main__":
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=120))
-    {"fit": fit, "faults": faults, "kill": kill, "resume": resume}[sys.argv[1]](Path(sys.argv[2]))
+    for task in sys.argv[1].split(","):
+        {"fit": fit, "faults": faults, "kill": kill}[task](Path(sys.argv[2]))
     if sys.argv[1] != "kill":
         dist.destroy_process_group()

@@ -4,13 +4,15 @@ import copy
 import itertools
 import math
 import warnings
+from functools import partial
 
 import numpy as np
+import plain_targets
 import pytest
 import scipy.stats
 import torch
 from approximators import short
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from misbehaving import Misbehaving, raising
 from plain_targets import RING, log_gamma_score, normal, normal_array, student_score
@@ -21,24 +23,17 @@ from skksivi import HKSIVIApproximator, KSIVIApproximator, diagnose, modes
 from skksivi.baselines import MALA, SVGD, Laplace
 from skksivi.coordinates._affine import Affine
 from skksivi.metrics import kl_divergence, ksd
-from skksivi.score._bounds import find_bounds
 from skksivi.score._score import STEPS, Halves, central_difference
-from skksivi.score._target import resolve_score
 from skksivi.targets import (
     Banana,
     ConditionedDiffusion,
     Target,
-    XShaped,
     from_log_prob,
     from_rows,
     from_score_fn,
 )
 
-CPU = torch.device("cpu")
-
-
-def resolved(target, d=None, dtype=torch.float32, near=None):
-    return resolve_score(target, d, dtype=dtype, device=CPU, near=near)
+resolved = partial(plain_targets.resolved, dtype=torch.float32)
 
 
 # Memory that is used again
@@ -46,16 +41,6 @@ def resolved(target, d=None, dtype=torch.float32, near=None):
 
 def whole(store, x, call):
     return store.setdefault(x.dtype, torch.empty(5000, x.shape[1], dtype=x.dtype))[: len(x)]
-
-
-def by_size(store, x, call):
-    return store.setdefault((x.dtype, x.shape), torch.empty_like(x))
-
-
-def grown(store, x, call):
-    if len(store.get(x.dtype, ())) < len(x):
-        store[x.dtype] = torch.empty_like(x)
-    return store[x.dtype][: len(x)]
 
 
 def in_turn(store, x, call):
@@ -66,7 +51,7 @@ def columns(store, x, call):
     return store.setdefault(x.dtype, torch.empty(x.shape[1], 5000, dtype=x.dtype)).mT[: len(x)]
 
 
-BUFFERS = [whole, by_size, grown, in_turn, columns]
+BUFFERS = [whole, in_turn, columns]
 
 
 class InBuffer:
@@ -116,14 +101,13 @@ OWN_PRODUCTS = [
 ]
 
 
-@pytest.mark.parametrize("d", [1, 3])
 @pytest.mark.parametrize("dtype", STEPS)
 @pytest.mark.parametrize("target", [*IN_BUFFERS, *IN_ARRAYS, *OWN_PRODUCTS])
-def test_a_result_outlives_the_next_call(target, dtype, d):
-    target = copy.deepcopy(target)  # with memory of its own
+def test_a_result_outlives_the_next_call(target, dtype):
+    target, d = copy.deepcopy(target), 3  # with memory of its own
     if isinstance(target, OwnProduct):
         target.n_features = d
-    score = resolved(target, d, dtype)
+    score = resolved(target, d, dtype=dtype)
     for n in (3, 40):
         x, y, v = (normal(n, d, seed=k).to(dtype) for k in range(3))
         first, (kept, pull) = score(x), score.with_pullback(x)
@@ -185,19 +169,14 @@ def in_blocks(x):
 #: What makes one row of a score another's affair.
 COUPLINGS = {
     "mean": lambda f: lambda x: f(x) / len(x),
-    "times": lambda f: lambda x: f(x) * len(x) / 100,
     "centred": lambda f: lambda x: f(x - x.mean(0)),
     "standardised": lambda f: lambda x: f((x - x.mean(0)) / x.std(0)),
     "scores centred": lambda f: lambda x: f(x) - f(x).mean(0),
     "a little": lambda f: lambda x: f(x) + 0.1 * f(x).mean(0),
-    "accumulated": lambda f: lambda x: f(x).cumsum(0),
     "first row": lambda f: lambda x: f(x - x[:1]),
     "last row": lambda f: lambda x: f(x) + x[-1],
     "neighbour": lambda f: lambda x: f(x + x.roll(1, 0)),
     "normed": lambda f: lambda x: f(x) / f(x).norm(),
-    "clipped": lambda f: lambda x: f(x) / f(x).abs().amax(0),
-    "softmax": lambda f: lambda x: f(x) * x.softmax(0),
-    "sorted": lambda f: lambda x: f(x.sort(0).values),
     "attention": lambda f: lambda x: f((x @ x.mT).softmax(1) @ x),
     "blocks": lambda f: lambda x: in_blocks(f(x)),
     "one coordinate": lambda f: lambda x: f(torch.cat([x[:, :1] - x[:, :1].mean(), x[:, 1:]], 1)),
@@ -240,10 +219,9 @@ def test_rows_that_depend_on_each_other_are_refused(k, record_property):
             resolved(score_fn, d)
 
 
-@pytest.mark.parametrize("couple", COUPLINGS.values(), ids=COUPLINGS)
-def test_a_distance_to_a_score_of_coupled_rows_is_refused(couple):
+def test_a_distance_to_a_score_of_coupled_rows_is_refused():
     with pytest.raises(ValueError, match="rows must be independent"):
-        ksd(normal_array(20, 3), couple(lambda x: -x))
+        ksd(normal_array(20, 3), COUPLINGS["mean"](lambda x: -x))
 
 
 def log_prob_mean(x):
@@ -265,8 +243,8 @@ def of_type(dtype, d):
     return lambda x: -(x.to(dtype) @ precision).to(x)
 
 
-@pytest.mark.parametrize("d", [2, 5, 50])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("d", [2, 50])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_rounding_that_depends_on_the_size_of_the_batch_is_no_coupling(d, dtype):
     resolved(of_type(dtype, d), d)
     for name in {"normal", "cubic", "Student"}:
@@ -294,10 +272,7 @@ class Once(torch.autograd.Function):
 
 CENTRES = torch.tensor([[1.0, 0.0], [0.0, -1.0], [2.0, 2.0]])
 LOG_PROBS = {
-    **{f"cdist {p}": lambda x, p=p: -torch.cdist(x, CENTRES.to(x), p=p).square().sum(1) / 2 for p in (1.5, 2.0, 3.0)},
-    "cdist exact": lambda x: (
-        -torch.cdist(x, CENTRES.to(x), compute_mode="donot_use_mm_for_euclid_dist").square().sum(1) / 2
-    ),
+    "cdist": lambda x: -torch.cdist(x, CENTRES.to(x)).square().sum(1) / 2,
     "pdist": lambda x: (
         -torch.stack([torch.pdist(torch.cat([row[None], CENTRES.to(x)])) for row in x]).square().sum(1)
     ),
@@ -320,12 +295,6 @@ def test_where_torch_lacks_a_second_derivative_products_are_differences(log_prob
     target.products = "autograd"
     with pytest.raises(ValueError, match=r"`products` is 'autograd', but .* second derivative"):
         resolved(target, dtype=dtype)
-
-
-def test_a_density_without_a_second_derivative_is_fitted():
-    X = KSIVIApproximator(**QUICK).fit(from_log_prob(LOG_PROBS["cdist 2.0"], 2)).sample(20_000)
-    np.testing.assert_allclose(X.mean(0), CENTRES.mean(0), atol=0.05)
-    np.testing.assert_allclose(X.std(0), 3**-0.5, rtol=0.1)
 
 
 # Second derivatives of torch that are NaN
@@ -383,74 +352,49 @@ def test_second_derivatives_that_are_nan_are_differences(case, seed, dtype):
         assert (pull(v).isfinite() & of_u.product(u, v).isfinite())[s.isfinite()].all()
 
 
-@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning", "ignore:The target seems bounded")
-@pytest.mark.slow
-@settings(max_examples=4)
-@given(case=NAN, whiten=st.sampled_from([None, "laplace"]), dtype=st.sampled_from(["float32", "float64"]))
-def test_second_derivatives_that_are_nan_end_no_fit(case, whiten, dtype):
-    make, gap, d, log10_sd, weight = case
-    target = from_log_prob(make(gap, d, log10_sd, weight), d)
-    options = {"max_iter": 30, "batch_size": 32, "hidden_layer_sizes": (8,), "dtype": dtype, "random_state": 0}
-    init = 10**log10_sd * np.full(d, 0.1)
-    q = KSIVIApproximator(whiten=whiten, init=init, **options).fit(target)
-    assert np.isfinite(q.sample(100)).all()
-
-
 # Mistakes that gave an error of torch's own
 
 
 MEAN = torch.tensor([1.0, 2.0, 3.0])
 PRECISION = torch.eye(3) + 0.1
 MODULE = torch.nn.Linear(3, 3).double()
-OF_THREE = {
-    "matrix": lambda x: (MEAN.to(x) - x) @ PRECISION.to(x),
-    "vector": lambda x: MEAN.to(x) - x,
-    "array": lambda X: (MEAN.numpy() - X) @ PRECISION.double().numpy(),
-    "module": torch.nn.Linear(3, 3),
-    "concatenated": lambda x: torch.cat([-x[:, :1], -x[:, 1:3] @ PRECISION[:2, :2].to(x)], 1),
-}
-DENSITIES_OF_THREE = {
-    "matrix": lambda x: -(((x - MEAN.to(x)) @ PRECISION.to(x)) * (x - MEAN.to(x))).sum(1) / 2,
-    "vector": lambda x: -((x - MEAN.to(x)) ** 2).sum(1),
-    "distribution": lambda x: torch.distributions.MultivariateNormal(MEAN.to(x), PRECISION.to(x)).log_prob(x),
-    "module": lambda x: -torch.nn.functional.linear(x, PRECISION.to(x)).square().sum(1),
-}
+OF_THREE = [
+    lambda x: (MEAN.to(x) - x) @ PRECISION.to(x),
+    lambda x: MEAN.to(x) - x,
+    lambda X: (MEAN.numpy() - X) @ PRECISION.double().numpy(),
+    torch.nn.Linear(3, 3),
+]
+DENSITIES_OF_THREE = [
+    lambda x: -((x - MEAN.to(x)) ** 2).sum(1),
+    lambda x: torch.distributions.MultivariateNormal(MEAN.to(x), PRECISION.to(x)).log_prob(x),
+    lambda x: -torch.nn.functional.linear(x, PRECISION.to(x)).square().sum(1),
+]
 
 
-@pytest.mark.parametrize("d", [2, 4, 10])
-@pytest.mark.parametrize("name", OF_THREE)
-def test_a_wrong_n_features_is_named_with_the_right_one(name, d):
-    with pytest.raises(ValueError, match=rf"`n_features` is {d}\b|Set n_features=3"):
-        resolved(OF_THREE[name], d)
-
-
-@pytest.mark.parametrize("d", [2, 4, 10])
-@pytest.mark.parametrize("name", DENSITIES_OF_THREE)
-def test_a_wrong_n_features_of_a_density_is_named_with_the_right_one(name, d):
-    with pytest.raises(ValueError, match=rf"`n_features` is {d}, but `log_prob` .* \(2, 3\)"):
-        resolved(from_log_prob(DENSITIES_OF_THREE[name], d))
+@pytest.mark.parametrize("d", [2, 4])
+def test_a_wrong_n_features_is_named_with_the_right_one(d):
+    for score_fn in OF_THREE:
+        with pytest.raises(ValueError, match=rf"`n_features` is {d}\b|Set n_features=3"):
+            resolved(score_fn, d)
+    for log_prob in DENSITIES_OF_THREE:
+        with pytest.raises(ValueError, match=rf"`n_features` is {d}, but `log_prob` .* \(2, 3\)"):
+            resolved(from_log_prob(log_prob, d))
 
 
 NUMPY_DENSITIES = {
-    "numpy": lambda X: np.sum(np.exp(-np.asarray(X)), 1),
     "sum of numpy": lambda X: -np.sum(X**2, 1),
-    "mean of numpy": lambda X: -np.mean(X**2, axis=-1),
-    "einsum of numpy": lambda X: -np.einsum("ni,ni->n", X, X),
     "method of arrays": lambda X: -(X.astype(float) ** 2).sum(1),
-    "ufunc": lambda X: -np.square(X).sum(1),
     "scipy": lambda X: scipy.stats.norm.logpdf(X).sum(1),
     "detached": lambda x: -x.detach().square().sum(1),
-    "array of tensor": lambda x: -x.detach().numpy().sum(1),
     "rows": lambda X: np.array([-(x @ x).item() for x in X]),
     "list": lambda x: [-(row @ row) for row in x],
 }
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("log_prob", NUMPY_DENSITIES.values(), ids=NUMPY_DENSITIES)
-def test_a_density_that_leaves_torch_is_named(log_prob, dtype):
+def test_a_density_that_leaves_torch_is_named(log_prob):
     with pytest.raises(TypeError, match=r"`log_prob` .* torch .*from_score_fn"):
-        KSIVIApproximator(dtype=dtype).fit(from_log_prob(log_prob, 2))
+        KSIVIApproximator().fit(from_log_prob(log_prob, 2))
 
 
 OF_DOUBLE = {
@@ -491,7 +435,7 @@ QUICK = {"max_iter": 100, "whiten": "laplace", "random_state": 0}
 FITTED = Laplace(random_state=0).fit(torch.neg, n_features=2)
 
 
-@pytest.mark.parametrize("cls", [Banana, XShaped, dict, torch.nn.ReLU], ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("cls", [Banana, torch.nn.ReLU], ids=lambda cls: cls.__name__)
 def test_a_class_in_the_place_of_a_target_is_refused(cls):
     X = normal_array(20, 2)
     calls = [
@@ -521,7 +465,7 @@ def test_tensors_with_a_graph_are_taken_for_what_they_hold():
 
 @pytest.mark.parametrize(
     ("cls", "whiten"),
-    list(itertools.product([KSIVIApproximator, HKSIVIApproximator, Laplace, SVGD, MALA], ["laplace", None])),
+    [(KSIVIApproximator, "laplace"), (HKSIVIApproximator, None), (Laplace, None), (SVGD, None), (MALA, "laplace")],
 )
 def test_the_default_device_does_not_matter(cls, whiten):
     def outcome():
@@ -605,7 +549,7 @@ def test_a_bound_of_one_coordinate_of_many_is_told():
 
 @pytest.mark.parametrize(
     "law",
-    [dist.Gamma(2.0, 1.0), dist.Beta(2.0, 2.0), dist.LogNormal(0.0, 1.0)],
+    [dist.Beta(2.0, 2.0), dist.LogNormal(0.0, 1.0)],
     ids=lambda law: type(law).__name__,
 )
 @pytest.mark.parametrize("is_checked", [True, False])
@@ -624,15 +568,15 @@ OUT_OF_RANGE = {
     "underflow": lambda x: (-x.square() / 2).exp().log().sum(1),
     "mixture": lambda x: sum((-((x - m) ** 2).sum(1) / 2).exp() for m in (-3, 3)).log(),
     "far": lambda x: -(x / 1e-4).cosh().log().sum(1),
-    "logistic": lambda x: ((3 * x).exp() / (1 + (3 * x).exp())).sum(1).log() - x.square().sum(1),
 }
 
 
-@pytest.mark.parametrize("d", [1, 3])
 @pytest.mark.parametrize("log_prob", OUT_OF_RANGE.values(), ids=OUT_OF_RANGE)
-def test_numbers_that_leave_their_range_are_no_bound(log_prob, d):
-    assert find_bounds(resolved(from_log_prob(log_prob, d)).double) == []
-    assert find_bounds(resolved(gradient(log_prob), d).double) == []
+def test_numbers_that_leave_their_range_are_no_bound(log_prob):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        resolved(from_log_prob(log_prob, 3))
+        resolved(gradient(log_prob), 3)
 
 
 # Functions that raise where they are not defined
@@ -690,7 +634,7 @@ REFUSALS = {
 @pytest.mark.parametrize("target", REFUSALS.values(), ids=REFUSALS)
 def test_rows_that_raise_are_nan_and_are_counted(target, dtype):
     with pytest.warns(UserWarning, match="count as outside the target"):
-        score = resolved(target, 3, dtype)
+        score = resolved(target, 3, dtype=dtype)
     x = torch.randn(20, 3, generator=torch.Generator().manual_seed(0), dtype=dtype)
     x[[2, 11, 12]] *= 100
     expected, before = with_nan(x), score.tally.total
@@ -708,11 +652,7 @@ def test_rows_that_raise_are_nan_and_are_counted(target, dtype):
         assert score.log_prob(x).isfinite().tolist() == inside.tolist()
 
 
-@pytest.mark.parametrize(
-    "target",
-    [pytest.param(f, marks=[pytest.mark.slow] * (name != "range")) for name, f in REFUSALS.items()],
-    ids=REFUSALS,
-)
+@pytest.mark.parametrize("target", [REFUSALS["range"], pytest.param(REFUSALS["product"], marks=pytest.mark.slow)])
 def test_a_function_that_raises_far_out_is_fitted_as_one_that_is_nan_there(target):
     def draws(target):
         q = KSIVIApproximator(random_state=0)
@@ -731,7 +671,7 @@ def test_an_error_that_comes_everywhere_ends_the_fit():
         KSIVIApproximator(random_state=0).fit(score_fn, n_features=2)
 
 
-@pytest.mark.parametrize("error", [RuntimeError, KeyError, OSError])
+@pytest.mark.parametrize("error", [RuntimeError, OSError])
 def test_errors_of_other_kinds_end_the_fit(error):
     def score_fn(x):
         if (x.abs() > FAR).any():

@@ -38,12 +38,7 @@ class Counted(Target):
         return gumbel_log_prob(x)
 
 
-#: From the Gaussian at the mode to importance sampling that converges.
-BUDGETS = (1200, 2500, 8000)
-
-
-@pytest.mark.parametrize("n", BUDGETS)
-@pytest.mark.parametrize("bare", [False, True])
+@pytest.mark.parametrize(("n", "bare"), [(1200, False), (2500, True), (8000, False)])
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_a_budget_is_kept(n, bare):
     target = Counted(3)
@@ -86,7 +81,7 @@ def test_more_makes_it_better():
     assert spread[20_000] < 0.1 < spread[1500]
 
 
-@pytest.mark.parametrize("n", [1, 50, 300])
+@pytest.mark.parametrize("n", [1, 300])
 def test_too_little_for_any_answer_says_what_is_needed(n):
     with pytest.raises(
         ValueError, match=f"The {n} evaluations of `max_score_calls` .* a mode take some 500 to 3,000"
@@ -124,7 +119,7 @@ def test_a_large_budget_changes_nothing():
     np.testing.assert_array_equal(limited.sample(5, random_state=0), free.sample(5, random_state=0))
 
 
-@pytest.mark.parametrize("n", [900, 3000])
+@pytest.mark.parametrize("n", [900])
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_a_budget_that_ends_before_the_first_round_leaves_the_gaussian(n):
     q = KSIVIApproximator(whiten=Pilot(max_score_calls=n), random_state=0).fit(lambda x: 1 - x, n_features=2)

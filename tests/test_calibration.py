@@ -8,18 +8,15 @@ import numpy as np
 import pytest
 import torch
 from joblib import parallel_config
-from scipy.special import digamma
-from scipy.stats import norm
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
 
 from skksivi.baselines import Laplace
 from skksivi.calibration import Calibration, posterior_sbc, sbc
-from skksivi.calibration._record import Record
 from skksivi.metrics._ranks import counts_below, coverage, tail_probabilities, uniform_band, uniformity
 from skksivi.targets import Target, constrained, from_score_fn
 
-SIZES = [(1, 1), (1, 7), (3, 3), (5, 3), (4, 5), (6, 2), (10, 1)]
+SIZES = [(1, 7), (5, 3), (10, 1)]
 
 
 # Ranks and bands
@@ -47,7 +44,7 @@ def test_a_p_value_is_the_share_of_all_ranks_with_one_as_small(n, n_draws):
     np.testing.assert_allclose(np.append(1 - as_small, 1)[1:], np.unique(p), atol=1e-9)
 
 
-@pytest.mark.parametrize(("n", "n_draws", "level"), [(200, 99, 0.9), (37, 200, 0.5), (1000, 9, 0.95)])
+@pytest.mark.parametrize(("n", "n_draws", "level"), [(200, 99, 0.9), (37, 200, 0.5)])
 def test_a_line_leaves_the_band_where_its_p_value_is_as_small(n, n_draws, level):
     rng = np.random.RandomState(0)
     low, high = uniform_band(n, n_draws, level)
@@ -61,36 +58,11 @@ def test_a_line_leaves_the_band_where_its_p_value_is_as_small(n, n_draws, level)
     assert 0 < sum(left) < len(left)
 
 
-@pytest.mark.parametrize(("n", "n_draws"), [(200, 99), (60, 15)])
-def test_bands_hold_uniform_ranks_as_often_as_they_say(n, n_draws):
-    n_sets, level = 2000, 0.9
-    ranks = np.random.RandomState(1).randint(n_draws + 1, size=(n_sets, n))
-    counts = np.stack([(ranks < k).sum(1) for k in range(1, n_draws + 1)], 1)
-    low, high = uniform_band(n, n_draws, level)
-    share = ((counts >= low) & (counts <= high)).all(1).mean()
-    exact = coverage((np.arange(n + 1) >= low[:, None]) & (np.arange(n + 1) <= high[:, None]))
-    assert level <= exact < level + 0.01
-    assert share == pytest.approx(exact, abs=4.5 * np.sqrt(0.09 / n_sets))
-
-
 def test_extreme_ranks_have_small_p_values_of_the_right_order():
     n, n_draws = 20, 9
     least = uniformity(np.zeros(n, dtype=int), n_draws)
     assert 0.1**n <= least < 1e-13
     assert uniformity(np.arange(100) % 10, n_draws) == pytest.approx(1, abs=1e-3)
-
-
-def powers(scale, n, n_sets=100):
-    """The shares of sets of n ranks with p-values up to 5%, of normal draws whose sd is off by a factor."""
-    rng = np.random.RandomState(0)
-    ranks = rng.binomial(99, norm.cdf(rng.normal(size=(n_sets, n)) / scale))
-    return np.mean([uniformity(row, 99) <= 0.05 for row in ranks])
-
-
-def test_power_is_what_the_docstring_says():
-    assert powers(0.7, 200) > 0.97
-    assert powers(0.9, 200) == pytest.approx(0.25, abs=0.1)
-    assert powers(1.0, 200) == pytest.approx(0.05, abs=0.05)
 
 
 # Right and wrong posteriors
@@ -146,68 +118,22 @@ NORMAL = Linear(np.repeat([[1.0, 0.0], [0.8, 0.6]], 2, axis=0))
 REGRESSION = Linear(np.random.RandomState(0).normal(size=(6, 3)))
 
 
-def poisson_prior(rng):
-    return np.log(rng.gamma(2.0, size=1))
-
-
-def poisson_data(theta, rng):
-    return rng.poisson(np.exp(theta), size=4)
-
-
-def poisson_posterior(shape=2.0, rate=1.0):
-    """Make posteriors of the logarithm of a rate by a gamma prior: their means and samplers."""
-
-    def make_target(y):
-        a, b = shape + y.sum(), rate + len(y)
-        return digamma(a) - np.log(b), lambda n, rng: np.log(rng.gamma(a, 1 / b, size=(n, 1)))
-
-    return make_target
-
-
-#: By model: prior and data, and the posterior and the estimator that are right, or wrong in one thing.
-MODELS = {
-    name: (
-        (model.prior, model.data),
-        {
-            "right": (model.posterior(), Exact()),
-            "wrong sign of a term": (model.posterior(mean=-1.0), Exact()),
-            "prior too narrow": (model.posterior(sd=0.5), Exact()),
-            "draws too narrow": (model.posterior(), Exact(0.7)),
-        },
-    )
-    for name, model in {"normal": NORMAL, "regression": REGRESSION}.items()
-} | {
-    "poisson": (
-        (poisson_prior, poisson_data),
-        {
-            "right": (poisson_posterior(), Exact()),
-            "wrong sign of a term": (poisson_posterior(rate=-1.0), Exact()),
-            "prior too narrow": (poisson_posterior(8.0, 4.0), Exact()),
-            "draws too narrow": (poisson_posterior(), Exact(0.7)),
-        },
-    )
+#: The posterior of the normal model and the estimator that are right, or wrong in one thing.
+KINDS = {
+    "right": (NORMAL.posterior(), Exact()),
+    "wrong sign of a term": (NORMAL.posterior(mean=-1.0), Exact()),
+    "prior too narrow": (NORMAL.posterior(sd=0.5), Exact()),
+    "draws too narrow": (NORMAL.posterior(), Exact(0.7)),
 }
-every_model = pytest.mark.parametrize("name", ["normal", "poisson"])
 
 
-def calibrated(name, kind="right", **options):
-    simulators, kinds = MODELS[name]
-    return sbc(*simulators, *kinds[kind], **options)
+def calibrated(kind="right", **options):
+    return sbc(NORMAL.prior, NORMAL.data, *KINDS[kind], **options)
 
 
-@every_model
-def test_right_posteriors_have_uniform_ranks_and_alarm_as_often_as_they_should(name):
-    """Of 20 sets of 20 replications two have a p-value of 0.1 or less for a parameter, on average."""
-    ranks = calibrated(name, n=400, n_draws=9, random_state=0).ranks
-    assert Calibration(ranks, 9, ("x0",) * ranks.shape[1], np.arange(400)).p_value > 0.001
-    p = np.array([[uniformity(column, 9) for column in part.T] for part in np.split(ranks, 20)])
-    assert np.abs((p <= 0.1).mean(0) - 0.1).max() < 4.5 * np.sqrt(0.09 / 20)
-
-
-@every_model
 @pytest.mark.parametrize("kind", ["wrong sign of a term", "prior too narrow", "draws too narrow"])
-def test_wrong_posteriors_are_found(name, kind):
-    result = calibrated(name, kind, n=200, random_state=0)
+def test_wrong_posteriors_are_found(kind):
+    result = calibrated(kind, n=200, random_state=0)
     assert result.p_value < 1e-3
     if kind == "draws too narrow":
         assert "draws too narrow" in str(result)
@@ -297,23 +223,18 @@ def same(a, b):
 
 
 def test_ranks_are_those_of_the_random_state():
-    first = calibrated("normal", n=20, random_state=3)
-    assert same(first, calibrated("normal", n=20, random_state=3))
-    assert same(first, calibrated("normal", n=20, random_state=np.random.RandomState(3)))
-    assert not same(first, calibrated("normal", n=20, random_state=4))
-    assert not same(calibrated("normal", n=20), calibrated("normal", n=20))
-
-
-def test_more_replications_begin_with_the_same():
-    few, many = (calibrated("normal", n=n, random_state=0) for n in (5, 12))
-    np.testing.assert_array_equal(many.ranks[:5], few.ranks)
+    first = calibrated(n=20, random_state=3)
+    assert same(first, calibrated(n=20, random_state=3))
+    assert same(first, calibrated(n=20, random_state=np.random.RandomState(3)))
+    assert not same(first, calibrated(n=20, random_state=4))
+    assert not same(calibrated(n=20), calibrated(n=20))
 
 
 @pytest.mark.parametrize("backend", ["threading", pytest.param("loky", marks=pytest.mark.slow)])
 def test_ranks_do_not_depend_on_the_number_of_jobs(backend, tmp_path):
     with parallel_config(backend):
-        there = calibrated("regression", n=20, n_jobs=2, random_state=0, path=tmp_path / "ranks.json")
-    assert same(there, calibrated("regression", n=20, random_state=0))
+        there = calibrated(n=20, n_jobs=2, random_state=0, path=tmp_path / "ranks.json")
+    assert same(there, calibrated(n=20, random_state=0))
 
 
 class Stopped(BaseException):
@@ -332,7 +253,7 @@ class Stopping(Exact):
         return super().fit(target)
 
 
-@pytest.mark.parametrize("after", [0, 7, 19])
+@pytest.mark.parametrize("after", [0, 7])
 def test_what_was_interrupted_goes_on_bit_for_bit(after, tmp_path, monkeypatch):
     path = tmp_path / "ranks.json"
     arguments = NORMAL.prior, NORMAL.data, NORMAL.posterior(), Stopping()
@@ -351,7 +272,7 @@ def test_what_was_interrupted_goes_on_bit_for_bit(after, tmp_path, monkeypatch):
 def test_a_file_takes_more_replications_and_gives_fewer(tmp_path):
     path = tmp_path / "ranks.json"
     for n in (5, 12, 8):
-        assert same(calibrated("normal", n=n, random_state=0, path=path), calibrated("normal", n=n, random_state=0))
+        assert same(calibrated(n=n, random_state=0, path=path), calibrated(n=n, random_state=0))
 
 
 def other(**changes):
@@ -422,19 +343,6 @@ def test_a_file_that_cannot_be_written_is_told_before_the_first_fit(tmp_path, mo
     monkeypatch.setattr(Stopping, "left", 0)
     with pytest.raises(OSError, match="nowhere"):
         sbc(NORMAL.prior, NORMAL.data, NORMAL.posterior(), Stopping(), path=tmp_path / "nowhere" / "ranks.json")
-
-
-def test_a_file_is_written_at_most_once_a_second(tmp_path, monkeypatch):
-    written = []
-    monkeypatch.setattr("os.replace", lambda *paths: written.append(paths))
-    record = Record(tmp_path / "ranks.json")
-    record.begin({"names": ["a"]})
-    for i in range(100):
-        record.add(i, [i])
-    assert len(written) == 1
-    monkeypatch.setattr("time.monotonic", lambda: record.written + 2)
-    record.add(100, [1])
-    assert len(written) == 2
 
 
 # Failures
@@ -674,7 +582,7 @@ def test_one_parameter_may_be_a_number():
 
 
 def test_bands_and_plot_agree_with_the_p_values():
-    result = calibrated("regression", "prior too narrow", n=100, random_state=0)
+    result = calibrated("prior too narrow", n=100, random_state=0)
     for level in (0.5, 0.95):
         z, low, high = result.ecdf_bands(level)
         F = result.ecdf()
@@ -687,6 +595,6 @@ def test_bands_and_plot_agree_with_the_p_values():
 
 
 def test_the_joint_p_value_is_that_of_bonferroni():
-    result = calibrated("regression", n=30, random_state=0)
-    assert result.p_value == min(1, 3 * result.p_values.min())
+    result = calibrated(n=30, random_state=0)
+    assert result.p_value == min(1, 2 * result.p_values.min())
     assert f"p = {result.p_value:.2g}" in str(result).splitlines()[0]

@@ -93,7 +93,7 @@ def test_early_stopping_waits_for_a_better_grade(grades, settings, n_iter):
 @pytest.mark.filterwarnings("ignore:The training did not improve:sklearn.exceptions.ConvergenceWarning")
 def test_early_stopping_by_the_grade_of_the_estimator_under_a_search():
     q = clone(APPROXIMATORS[0]).set_params(max_iter=1000).set_callbacks(EarlyStopping(patience=1))
-    search = GridSearchCV(q, {"batch_size": [8, 16]}, cv=Replicates(2), scoring=neg_ksd_scorer()).fit(Banana())
+    search = GridSearchCV(q, {"batch_size": [8]}, cv=Replicates(1), scoring=neg_ksd_scorer()).fit(Banana())
     assert search.best_estimator_.n_iter_ < 1000
 
 
@@ -124,7 +124,7 @@ def test_the_discrepancy_is_monitored_by_the_callback_of_scikit_learn():
 @pytest.mark.slow
 def test_a_progress_bar_is_nested_under_a_search(capfd):
     grid = {"learning_rate": [1e-3, 2e-3]}
-    search = GridSearchCV(APPROXIMATORS[0], grid, cv=Replicates(2), scoring=neg_ksd_scorer())
+    search = GridSearchCV(APPROXIMATORS[0], grid, cv=Replicates(1), scoring=neg_ksd_scorer())
     state = random.getstate()
     search.set_callbacks(ProgressBar(max_propagation_depth=3)).fit(Banana())
     random.setstate(state)  # of rich
@@ -253,8 +253,8 @@ def test_a_long_stage_says_how_far_it_is(caplog, monkeypatch):
     assert any(re.fullmatch(r"long chains: [\d,]+ of about [\d,]+ score calls, \d+ s", x) for x in lines)
 
 
-@pytest.mark.parametrize("d", [1, 2, 30, 499, 501, 700, 3000])
-@pytest.mark.parametrize("flat", [lambda x: 0 * x, lambda x: 0 * x + 3, lambda x: 0 * x.cumsum(1)])
+@pytest.mark.parametrize("d", [1, 3000])
+@pytest.mark.parametrize("flat", [lambda x: 0 * x, lambda x: 0 * x + 3])
 def test_a_flat_score_ends_at_once(flat, d):
     n_asked = 0
 

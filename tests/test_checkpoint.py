@@ -4,7 +4,6 @@ import errno
 import os
 import pickle
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -41,14 +40,14 @@ class StoppedError(Exception):
     pass
 
 
-def interrupted(q, score_fn, path, at=10, **settings):
-    """Leave behind the checkpoint of a fit that was interrupted after its save at an iteration; return the fit."""
+def interrupted(q, score_fn, path, **settings):
+    """Leave behind the checkpoint of a fit that was interrupted after its first save; return the fit."""
     q = clone(q).set_params(checkpoint=path, checkpoint__every=10, **settings)
     save = Saving.__call__
 
     def stop(saving, progress):
         save(saving, progress)
-        if progress.n_done == at:
+        if progress.n_done == 10:
             raise StoppedError
         return False
 
@@ -101,14 +100,13 @@ FITS = {
 }
 
 
-@pytest.mark.parametrize("at", [10, 20])
 @pytest.mark.parametrize("kind", FITS)
-def test_an_interrupted_fit_resumes_bit_for_bit(kind, at, tmp_path):
+def test_an_interrupted_fit_resumes_bit_for_bit(kind, tmp_path):
     seeds = iter([7, 7, 8])
     with patch("skksivi.base.make_seed", lambda given: next(seeds) if given is None else int(given)):
         q = FITS[kind]
         whole = fitted(q)
-        q = interrupted(q, normal_score, tmp_path / "fit.ckpt", at)
+        q = interrupted(q, normal_score, tmp_path / "fit.ckpt")
         assert_same_fit(q.fit(normal_score, n_features=N_FEATURES), whole)
     assert list(tmp_path.iterdir()) == []
 
@@ -225,10 +223,7 @@ UNWRITABLE = {
     "no folder": lambda path: path / "none" / "fit.ckpt",
     "below a file": lambda path: (path / "file").write_text("") or path / "file" / "fit.ckpt",
     "long name": lambda path: path / ("x" * 300),
-    "nearly too long a name": lambda path: path / ("x" * 254),
-    "loop": lambda path: (path / "loop").symlink_to(path / "loop") or path / "loop" / "fit.ckpt",
     "null": lambda path: str(path) + "/a\0b",
-    "proc": lambda path: "/proc/fit.ckpt",
     "dev": lambda path: "/dev/full/fit.ckpt",
 }
 
@@ -375,7 +370,6 @@ class Bomb:
 
 
 OTHERS = {
-    "empty": b"",
     "pickle": pickle.dumps(Bomb()),
     "earlier version": b"skksivi checkpoint 2\n" + bytes(200),
     "another object": codec.pack({"fit": 3}, {}),
@@ -398,22 +392,3 @@ def test_a_saved_estimator_is_no_checkpoint_and_no_checkpoint_an_estimator(left_
         skksivi.load(path)
     skksivi.save(baselines.Laplace(), path)
     assert_refused(left_behind, "not of a class that can be saved")
-
-
-@pytest.mark.parametrize("kind", ["pipe", "device", "socket", "sparse"])
-def test_what_is_no_regular_file_is_refused_unread(kind, left_behind, tmp_path, monkeypatch):
-    path = left_behind.checkpoint.path
-    path.unlink()
-    if kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "device":
-        path.symlink_to("/dev/zero")
-    elif kind == "socket":
-        with socket.socket(socket.AF_UNIX) as server:
-            monkeypatch.chdir(tmp_path)  # the path of a socket is short
-            server.bind("fit.ckpt")
-    else:
-        path.write_bytes(b"")
-        os.truncate(path, 2**33)
-    with pytest.raises(ValueError, match=r"`checkpoint` .*(fit\.ckpt|/dev/zero)"):
-        left_behind.fit(normal_score, n_features=N_FEATURES)

@@ -2,7 +2,6 @@
 
 import copy
 import importlib
-import random
 import re
 from dataclasses import replace
 from functools import cache
@@ -13,26 +12,19 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
-from approximators import APPROXIMATORS, GaussianTarget, gaussian_score, good_fit, has_density
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from approximators import GaussianTarget, gaussian_score, global_state, good_fit, has_density
 from plain_targets import Mixture
 from sklearn.exceptions import NotFittedError
 
-from skksivi import KSIVIApproximator, diagnose, load, modes, save
+from skksivi import KSIVIApproximator, diagnose, modes
 from skksivi.base import BaseApproximator
 from skksivi.baselines import MALA, SVGD, FullRankVI, Laplace
 from skksivi.coordinates._affine import Affine
 from skksivi.coordinates._whitening import Whitening
 from skksivi.diagnostics import Check
-from skksivi.diagnostics._checks import theil_sen
 from skksivi.diagnostics._ends import ends_apart, ends_beyond
-from skksivi.diagnostics._geometry import middle
-from skksivi.diagnostics._identities import stein_moments
 from skksivi.families._density import LogDensity
-from skksivi.families._samplers import Gaussian
 from skksivi.parameters import Pilot
-from skksivi.pilot._mode_weights import Cells
 from skksivi.targets import (
     Banana,
     EightGaussians,
@@ -62,12 +54,6 @@ def warned(report):
     return {check.name for check in report.warnings}
 
 
-FITS = {type(q).__name__: q for q in APPROXIMATORS}
-SEMI_IMPLICIT = ["KSIVIApproximator", "HKSIVIApproximator", "SIVI", "HSIVISM"]
-WITH_DENSITY = [*SEMI_IMPLICIT, "SIVISM", "UIVI"]
-GAUSSIAN = ["Laplace", "FullRankVI", "BatchAndMatch"]
-
-
 @pytest.fixture
 def fitted(request):
     return good_fit(request.param)
@@ -79,13 +65,13 @@ def good():
 
 
 @cache
-def report_of_a_good_fit():
-    return diagnose(good_fit("KSIVIApproximator"), GaussianTarget(), random_state=0)
+def report_of(name):
+    return diagnose(good_fit(name), GaussianTarget(), random_state=0)
 
 
 @pytest.fixture
 def report():
-    return report_of_a_good_fit()
+    return report_of("KSIVIApproximator")
 
 
 class Exact(BaseApproximator):
@@ -151,10 +137,10 @@ class Units(Target):
 # Every approximator, and what is right
 
 
-@pytest.mark.parametrize("fitted", ["KSIVIApproximator", "MeanFieldVI", "SVGD", "MALA"], indirect=True)
+@pytest.mark.parametrize("fitted", ["KSIVIApproximator", "MeanFieldVI", "SVGD"], indirect=True)
 def test_every_approximator_has_a_report(fitted):
     name = type(fitted).__name__
-    report = diagnose(fitted, GaussianTarget(), random_state=0)
+    report = report_of(name)
     assert [check.name for check in report.checks] == NAMES
     for check in report.checks:
         assert check.verdict in ("ok", "warn") or check.verdict.startswith("not available: ")
@@ -170,7 +156,7 @@ def test_every_approximator_has_a_report(fitted):
         assert (check in warned(report)) == (name == "MeanFieldVI")
 
 
-TARGETS = [Banana(), StudentT(), EightGaussians(), Normal(1), Normal(12)]
+TARGETS = [Banana(), StudentT(), pytest.param(EightGaussians(), marks=pytest.mark.slow), Normal(12)]
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=repr)
@@ -199,26 +185,6 @@ def study(monkeypatch):
     return importlib.import_module("diagnose")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("case", "fault"),
-    [
-        ("very skewed", "cut on one side"),
-        ("two widths", "Gaussian of the same moments"),
-        ("funnel", "neck lost"),
-        ("cross", "dependence lost"),
-    ],
-)
-def test_a_wrong_fit_is_named(study, case, fault):
-    assert study.run(case, fault, 6)["named by"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", ["Cauchy", "funnel", "very skewed", "Poisson"])
-def test_exact_draws_are_not_accused(study, case):
-    assert not study.run(case, "none", 6)["named by"]
-
-
 def test_a_spike_without_mass_is_no_lost_mode(study):
     """The mode of this funnel is where v = -40.5, thirteen standard deviations below its mean."""
     funnel = study.Funnel(10, 3.0)
@@ -226,36 +192,6 @@ def test_a_spike_without_mass_is_no_lost_mode(study):
 
 
 # What each check sees
-
-
-@pytest.mark.parametrize("df", [1, 3, 100])
-def test_the_middle_of_draws_does_not_mind_their_tails(df):
-    """It is that of the normal with the same middle; in other units it is the same."""
-    g = torch.Generator().manual_seed(0)
-    A, m = torch.tensor([[1.0, 0.0], [300.0, 1.0]]).double(), torch.tensor([1e3, -1e4]).double()
-    z = torch.randn(20_000, 2 + df, generator=g, dtype=torch.float64)
-    u = z[:, :2] / z[:, 2:].square().mean(1, keepdim=True).sqrt()
-    found, moved = middle(u), middle(m + u @ A.mT)
-    torch.testing.assert_close(A @ found.L @ found.L.mT @ A.mT, moved.L @ moved.L.mT, rtol=1e-3, atol=0)
-    torch.testing.assert_close(m + A @ found.m, moved.m, rtol=1e-4, atol=0)
-    assert found.m.abs().max() < 0.05
-    half = u.norm(dim=1).median() / (2 * np.log(2)) ** 0.5  # over that of a normal
-    torch.testing.assert_close(found.L / half, torch.eye(2).double(), rtol=0.05, atol=0.05)
-
-
-@settings(max_examples=10, deadline=None)
-@given(d=st.integers(1, 30), seed=st.integers(0, 10**6))
-def test_stein_means_are_the_way_back_of_a_small_shift(d, seed):
-    g = torch.Generator().manual_seed(seed)
-    L = torch.linalg.qr(torch.randn(d, d, generator=g, dtype=torch.float64)).Q * torch.logspace(-3, 3, d).double()
-    w = torch.nn.functional.normalize(torch.randn(d, generator=g, dtype=torch.float64), dim=0)
-    x = torch.randn(4000, d, generator=g, dtype=torch.float64) @ L.mT
-    s = -torch.linalg.solve(L @ L.mT, (x - 0.3 * L @ w).mT).mT  # the target is 0.3 sd away
-    shift, se, v, v_se, *_ = stein_moments(x, s, Cells([middle(x)], torch.zeros(1).double()))
-    along = L @ w / L.norm(dim=1)
-    assert ((shift[:d] - 0.3 * along).abs() < 6 * se[:d]).all()
-    assert (shift[d] - 0.3).abs() < 6 * se[d] + 0.03
-    assert ((v - 1).abs() < 6 * v_se + 0.01).all()
 
 
 @pytest.mark.parametrize("compare", [ends_beyond, ends_apart])
@@ -278,26 +214,8 @@ def test_a_wrong_width_is_seen_by_its_stein_variance(scale, seen):
     assert np.abs(report.variances - scale**2).max() < 4 * report.variance_errors.max()
 
 
-@settings(max_examples=25, deadline=None)
-@given(d=st.integers(1, 4), log2_distance=st.floats(-2, 10), ratio=st.floats(1, 5), seed=st.integers(0, 10**6))
-def test_the_stein_variance_of_a_mode_does_not_mind_the_others(d, log2_distance, ratio, seed):
-    """Whether they overlap or are a thousand standard deviations apart; five standard errors."""
-    means = 2**log2_distance * torch.tensor([[-0.5], [0.5]]).double() / d**0.5 * torch.ones(d)
-    p, g = Mixture([0.5, 0.5], means.tolist(), [1.0, ratio]), torch.Generator().manual_seed(seed)
-    k = torch.randint(2, (2000,), generator=g)
-    noise = p.sds[k, None] * torch.randn(2000, d, generator=g, dtype=torch.float64)
-    cells = Cells(
-        [Affine(m, sd * torch.eye(d).double()) for m, sd in zip(p.means, p.sds, strict=True)], p.weights.log()
-    )
-    for scale in (1.0, 1.3) if log2_distance > 6 else (1.0,):
-        x = p.means[k] + scale * noise
-        _, _, v, se, *_ = stein_moments(x, p.score_fn(x), cells)
-        assert ((v - scale**2).abs() < 5 * se).all()
-        assert log2_distance < 6 or se.max() < 0.2
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("distance", [10, 30, 100])
+@pytest.mark.parametrize("distance", [100])
 def test_modes_that_are_too_wide_are_seen_at_any_distance(distance):
     means = [[-distance / 2, 0.0], [distance / 2, 0.0]]
     target, wide = (from_score_fn(Mixture([0.5, 0.5], means, [sd, sd]).score_fn, 2) for sd in (1.0, 1.3))
@@ -316,16 +234,6 @@ def test_a_shift_that_is_smaller_than_what_is_allowed_is_not():
     assert report.ok
 
 
-@pytest.mark.slow
-def test_a_fit_without_whitening_in_few_iterations_is_seen():
-    q = KSIVIApproximator(whiten=None, mixing="normal", max_iter=30, batch_size=16, random_state=0)
-    with pytest.warns(UserWarning, match="too narrow in coordinate 1"):
-        q.fit(Units())
-    report = diagnose(q, Units(), random_state=0)
-    assert warned(report) >= {"KSD", "Stein variances"}
-    assert "whiten='auto'" in report["Stein variances"].remedy
-
-
 def test_unlike_scales_in_training_are_seen():
     unit = 1e-3
     q = Exact(Units(unit)).fit(Units(unit))
@@ -341,7 +249,7 @@ def test_unlike_scales_in_training_are_seen():
 def test_chains_that_have_not_converged_are_seen(good):
     q = copy.copy(good)
     q.whitening_ = replace(good.whitening_, converged=False)
-    check = diagnose(q, GaussianTarget(), random_state=0)["whitening"]
+    check = diagnose(q, GaussianTarget(), n_samples=200, random_state=0)["whitening"]
     assert check.verdict == "warn"
     assert "`budget` of whiten=Pilot" in check.remedy
 
@@ -397,15 +305,6 @@ class Cut(Target):
         chi = torch.randn(2 * n, self.df, generator=generator).double().square().mean(1, keepdim=True)
         x = x / chi.sqrt()
         return x[x.norm(dim=1) < x.norm(dim=1).quantile(1 - self.lost)][:n]
-
-
-@pytest.mark.slow
-@settings(max_examples=10)
-@given(d=st.integers(1, 6), df=st.integers(2, 30), lost=st.floats(0.05, 0.3), seed=st.integers(0, 10**6))
-def test_no_report_on_tails_that_are_cut_off_is_ok(d, df, lost, seed):
-    cut = Cut(d, df, lost)
-    report = diagnose(Exact(cut, random_state=seed).fit(cut), cut, random_state=seed)
-    assert not report.ok
 
 
 @pytest.mark.parametrize(("d", "df"), [(2, 30), (5, 3)])
@@ -468,19 +367,6 @@ def test_a_loss_that_still_falls_is_seen_in_any_units(good, loss, scale, offset,
     assert ("raise `max_iter`" in check.remedy) == (verdict == "warn")
 
 
-def test_theil_and_sens_slope_has_its_standard_error():
-    random_state = np.random.RandomState(0)
-    slopes, errors = np.array([theil_sen(2 * np.arange(24) + random_state.normal(size=24)) for _ in range(500)]).T
-    assert abs(slopes.mean() - 2) < 4 * slopes.std() / np.sqrt(500)
-    assert np.median(errors) == pytest.approx(slopes.std(), rel=0.15)
-
-
-def test_theil_and_sens_slope_does_not_mind_outliers():
-    y = 3.0 * np.arange(24)
-    y[[2, 20]] = 1e6, -1e6
-    assert theil_sen(y)[0] == pytest.approx(3)
-
-
 # A report
 
 
@@ -501,10 +387,9 @@ def test_a_bare_score_gives_the_same_report(good, report):
     [(0.33, 1.0, r"mean of the target in coordinate 7 is -0\.3\d sd"), (0.0, 0.75, "too narrow in coordinate 7")],
 )
 def test_one_of_twenty_coordinates_that_is_off_is_named(shift, scale, remedy):
-    m, L = np.zeros(20), np.eye(20)
-    m[7], L[7, 7] = shift, scale
-    q = Laplace(random_state=0).fit(Normal(20))
-    q.sampler_ = Gaussian(Affine(torch.as_tensor(m), torch.as_tensor(L)))
+    m, sd = torch.zeros(20).double(), torch.ones(20).double()
+    m[7], sd[7] = shift, scale
+    q = Laplace(random_state=0).fit(lambda x: (m.to(x) - x) / sd.to(x) ** 2, n_features=20)
     check = diagnose(q, Normal(20), random_state=0)["divergence"]
     assert check.verdict == "warn"
     assert re.search(remedy, check.remedy)
@@ -512,8 +397,7 @@ def test_one_of_twenty_coordinates_that_is_off_is_named(shift, scale, remedy):
 
 def test_coordinates_have_the_names_of_the_target():
     named = from_log_prob(lambda x: -x.square().sum(-1) / 2, n_features=2, names=["alpha", "beta"])
-    q = Laplace(random_state=0).fit(named)
-    q.sampler_ = Gaussian(Affine(torch.zeros(2).double(), torch.tensor([1.0, 0.7]).double().diag()))
+    q = Laplace(random_state=0).fit(lambda x: -x / x.new_tensor([1.0, 0.7]) ** 2, n_features=2)
     report = diagnose(q, named, random_state=0)
     assert "narrow in `beta`" in report["divergence"].remedy
     assert "most in `beta`" in report["Stein variances"].remedy
@@ -530,13 +414,10 @@ def test_a_seed_repeats_the_report(good, report):
 
 
 def test_neither_global_states_nor_the_stream_of_the_estimator_are_touched(good):
-    def state():
-        generators = torch.get_rng_state().tolist(), str(np.random.get_state()), random.getstate()
-        return generators, str(good._random_state.get_state()), torch.get_num_threads(), torch.is_grad_enabled()
-
-    before, seed = state(), good._seed
-    diagnose(good, GaussianTarget())
-    assert state() == before
+    before, seed, stream = global_state(), good._seed, str(good._random_state.get_state())
+    diagnose(good, GaussianTarget(), n_samples=200)
+    assert global_state() == before
+    assert str(good._random_state.get_state()) == stream
     assert good._seed == seed
     assert good.family_.mean is not None
     assert {p.dtype for p in good.family_.parameters()} == {torch.float32}
@@ -552,12 +433,6 @@ def test_points_are_looked_at_once():
     assert "see its `diagnose()`" in report["loss plateau"].verdict
 
 
-@pytest.mark.slow
-def test_a_loaded_estimator_has_the_same_report(good, report, tmp_path):
-    save(good, tmp_path / "q.safetensors")
-    assert diagnose(load(tmp_path / "q.safetensors"), GaussianTarget(), random_state=0) == report
-
-
 def test_a_check_is_found_by_its_name(report):
     assert isinstance(report["KSD"], Check)
     with pytest.raises(KeyError, match="no check is named 'ksd'; there are KSD"):
@@ -567,10 +442,10 @@ def test_a_check_is_found_by_its_name(report):
 # The figure
 
 
-@pytest.mark.parametrize("d", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("d", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_the_figure_has_four_panels(d):
     q = KSIVIApproximator(max_iter=20, whiten="laplace", mixing="normal", random_state=0).fit(Normal(d))
-    report = diagnose(q, Normal(d), random_state=0)
+    report = diagnose(q, Normal(d), n_samples=200, random_state=0)
     figure = report.plot()
     loss, variances, norms, draws = figure.axes
     assert loss.get_xlabel() == "iteration"

@@ -6,6 +6,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from plain_targets import resolved
 from scipy import stats
 
 from skksivi import KSIVIApproximator, diagnose
@@ -35,12 +36,6 @@ def independent(kind, k, Q):
     return from_score_fn(score_fn, n_features=len(Q))
 
 
-def as_score(target):
-    from skksivi.score._target import resolve_score
-
-    return resolve_score(target, None, dtype=torch.float64, device=torch.device("cpu"))
-
-
 def draws(kind, k, Q, n, seed):
     """Exact draws (n, d), standardised along each column of Q, and their map."""
     rng, d = np.random.RandomState(seed), len(Q)
@@ -53,7 +48,7 @@ def draws(kind, k, Q, n, seed):
 @pytest.mark.parametrize("d", [2, 20])
 def test_exact_draws_are_not_accused(kind, d):
     Q = rotated(d, 0)
-    score = as_score(independent(kind, 1, Q))
+    score = resolved(independent(kind, 1, Q))
     for seed in range(3):
         u = draws(kind, 1, Q, 20_000, seed)
         assert worst_difference(score, u[:200], lambda u=u: (u, u)) is None
@@ -81,7 +76,7 @@ def test_a_fit_that_lacks_a_tail_is_told_with_its_direction(kind, d, k):
 
 def in_whitened(q, target, n=20_000):
     u = q.sampler_.sample_in_u(n, torch.Generator().manual_seed(0))
-    return q.whitening_.pull_back(as_score(target).double), u[:200], lambda: (u, q.whitening_.push_forward(u))
+    return q.whitening_.pull_back(resolved(target).double), u[:200], lambda: (u, q.whitening_.push_forward(u))
 
 
 @pytest.mark.parametrize("target", [XShaped(), Multimodal(), StudentT(), Banana()], ids=str)
@@ -93,7 +88,7 @@ def test_default_fits_are_not_accused(target):
 
 def test_directions_that_are_alike_are_told_from_each_other():
     Q = rotated(10, 2)
-    score = as_score(independent("t3", 3, Q))
+    score = resolved(independent("t3", 3, Q))
     u = torch.randn(300, 10, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     V = leading_directions(score, u[0], score(u).detach() + u).numpy()
     np.testing.assert_allclose(np.abs(Q[:, :3].T @ V).max(0), 1, atol=1e-6)
@@ -134,5 +129,5 @@ def test_a_score_that_ends_is_left_alone():
 def test_draws_that_are_far_too_wide_are_told():
     """All lines have their mass at one place."""
     u = 1e6 * torch.randn(1000, 2, generator=torch.Generator().manual_seed(0)).double()
-    found = worst_difference(as_score(from_score_fn(lambda x: -x * 1e12, 2)), u[:200] / 1e6, lambda: (u / 1e6, u))
+    found = worst_difference(resolved(from_score_fn(lambda x: -x * 1e12, 2)), u[:200] / 1e6, lambda: (u / 1e6, u))
     assert found.step.scale < 0.1

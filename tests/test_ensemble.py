@@ -84,20 +84,6 @@ def test_a_pool_has_a_density_if_all_of_its_parts_have():
 # The weights
 
 
-def test_the_best_weights_are_those_of_the_mixture_that_p_is():
-    w = torch.tensor([0.6, 0.3, 0.1], dtype=torch.float64)
-    parts = tuple(gaussian([a, 0.0]) for a in (0.0, 2.5, 6.0))
-    pool = Pooled(parts, w)
-    n = 10_000
-    x = pool.sample(n, generator())
-    log_q = pool.log_densities(x)
-    found = best_weights(log_q, torch.full((n,), 1 / n, dtype=torch.float64))
-    # Fisher's information of the weights, with the last one minus the sum of the others
-    r = (log_q - pool.log_density(x).value[:, None]).exp()
-    information = n * torch.cov((r[:, :2] - r[:, 2:]).mT)
-    assert ((found - w)[:2].abs() < 4.5 * information.inverse().diagonal().sqrt()).all()
-
-
 def test_the_best_weights_are_stationary():
     log_q, omega = normal(200, 4), normal(200).softmax(0)
     log_q[7] = -math.inf  # a draw that no fit could have given
@@ -157,14 +143,6 @@ def test_r_hat_is_one_for_equal_distributions_and_sees_places_and_widths():
     wider = [X * [1.0, 1.0, 1.0 + 2 * k] for k, X in enumerate(same)]
     assert (disagreements(moved) > MAX_RHAT).tolist() == [False, True, False]
     assert (disagreements(wider) > MAX_RHAT).tolist() == [False, False, True]
-
-
-def test_r_hat_of_two_normals_is_that_of_the_formula():
-    """Means +-a of normal draws with within-variance one: R-hat^2 is 1 + B / W, of ranks about the same."""
-    a, n = 0.2, 100_000
-    X = [normal_array(n, 1, seed=k) + sign * a for k, sign in enumerate((1, -1))]
-    between = np.var([a, a, -a, -a], ddof=1)
-    assert disagreements(X)[0] == pytest.approx(math.sqrt(1 + between), rel=3e-3)
 
 
 def test_r_hat_of_infinite_variances_is_near_one():

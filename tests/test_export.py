@@ -6,13 +6,11 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from sklearn.exceptions import NotFittedError
 
 from skksivi import KSIVIApproximator, __version__, export, to_arviz
 from skksivi.baselines import Laplace
-from skksivi.targets import Banana, constrained, from_bridgestan, from_log_prob
+from skksivi.targets import Banana, from_bridgestan, from_log_prob
 
 
 def normal(x):
@@ -53,21 +51,17 @@ def test_draws_come_back_by_name_in_chains():
         np.testing.assert_array_equal(data.posterior[name].values.ravel(), X[:, j])
 
 
-@pytest.mark.parametrize(
-    ("n", "n_chains"), [(1000, 4), (999, 3), (1002, 3), (998, 2), (997, 1), (8, 2), (5, 1), (1, 1)]
-)
+@pytest.mark.parametrize(("n", "n_chains"), [(1000, 4), (999, 3), (998, 2), (8, 2), (5, 1)])
 def test_chains_are_of_equal_length_and_hold_all_draws(n, n_chains):
     assert dict(to_arviz(FITTED, NAMED, n).posterior.sizes) == {"chain": n_chains, "draw": n // n_chains}
 
 
 #: What takes the draws, in any ArviZ that is installed.
 FUNCTIONS = [
-    *(("arviz", name) for name in ("summary", "ess")),
-    *(
-        pytest.param("arviz", name, marks=pytest.mark.slow)  # whose first figure takes seconds
-        for name in ("plot_posterior", "plot_trace", "plot_forest", "plot_pair")
-    ),
-    *(("arviz_stats", name) for name in ("summary", "ess", "rhat", "mcse", "hdi")),
+    ("arviz", "ess"),
+    pytest.param("arviz", "plot_trace", marks=pytest.mark.slow),  # the first figure takes seconds
+    ("arviz_stats", "rhat"),
+    ("arviz_stats", "hdi"),
 ]
 
 
@@ -92,32 +86,6 @@ def test_a_summary_is_of_the_draws(module):
     assert list(table.index) == ["a", "b", "c"]
     np.testing.assert_allclose(table["mean"].astype(float), X.mean(0), atol=0.006)
     np.testing.assert_allclose(table["r_hat"].astype(float), 1, atol=0.02)
-
-
-SUPPORTS = st.sampled_from(["real", "positive", ("unit interval", 2), ("simplex", 3), ("ordered", 2), ("real", 2, 2)])
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")  # ArviZ's own, of a few draws
-@given(
-    supports=st.dictionaries(st.from_regex(r"[a-z]\w{0,5}", fullmatch=True), SUPPORTS, min_size=1, max_size=4),
-    n=st.integers(8, 400),
-    seed=st.integers(0, 10**6),
-)
-def test_any_parameters_have_a_summary_by_their_names(supports, n, seed):
-    arviz = pytest.importorskip("arviz", reason="not what is installed of ArviZ")
-
-    def log_prob(**parameters):
-        return -sum(value.square().sum() for value in parameters.values()) / 2
-
-    target = constrained(log_prob, supports)
-    q = Laplace(random_state=seed).fit(lambda x: -x, n_features=target.n_features)
-    data = to_arviz(q, target, n, random_state=seed)
-    values = target.constrain(q.sample(n, random_state=seed))
-    table = arviz.summary(data, round_to="none")
-    assert {label.partition("[")[0] for label in table.index} == set(supports)
-    found = np.concatenate([values[name].reshape(n, -1).mean(0) for name in data.posterior.data_vars])
-    np.testing.assert_allclose(table["mean"].astype(float), found, rtol=1e-4, atol=1e-6)
 
 
 def test_draws_are_in_the_space_of_the_model():
@@ -148,24 +116,6 @@ def test_dimensions_have_the_names_of_the_target_and_then_those_given():
     beta = to_arviz(q, target, 5, dims={"beta": ["k"]}, coords={"k": [10, 20]}).posterior["beta"]
     assert beta.dims == ("chain", "draw", "k")
     assert list(beta["k"].values) == [10, 20]
-
-
-def test_coordinates_of_pymc_are_labels():
-    pm = pytest.importorskip("pymc", reason="the bridge needs PyMC")
-    import pytensor
-
-    from skksivi.targets import from_pymc
-
-    with pm.Model(coords={"group": ["u", "v"], "row": range(4)}) as model:
-        theta = pm.Normal("theta", dims="group")
-        scale = pm.HalfNormal("scale")
-        pm.Normal("y", theta[[0, 0, 1, 1]], scale, observed=[1.0, 2.0, 3.0, 4.0], dims="row")
-    with pytensor.config.change_flags(mode="FAST_COMPILE"):  # without the C compiler
-        target = from_pymc(model)
-    data = to_arviz(Laplace(random_state=0).fit(target), target, 20)
-    assert set(data.posterior.data_vars) == {"theta", "scale"}
-    assert list(data.posterior["theta"].sel(group="v").dims) == ["chain", "draw"]
-    assert (data.posterior["scale"] > 0).all()
 
 
 def test_the_library_signs_its_draws():

@@ -100,13 +100,6 @@ def test_start_with_a_linear_skip_is_the_standard_normal(scale, initial_scale, n
 
 
 @every_scale
-def test_start_has_the_initial_scale_everywhere(scale):
-    family = start(3, scale=scale, initial_scale=0.4, min_scale=0.1)
-    sigma = family.sigma(family.draw_latent(20, generator()))
-    torch.testing.assert_close(sigma, torch.full_like(sigma, 0.4), rtol=1e-6, atol=0)
-
-
-@every_scale
 @pytest.mark.parametrize("min_scale", [1e-4, 1e-2, 0.3])
 def test_sigma_never_falls_below_its_floor(scale, min_scale):
     family = trained(scale=scale, min_scale=min_scale)

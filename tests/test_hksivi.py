@@ -6,19 +6,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from approximators import start_of
 from plain_targets import as_score, generator
 from sklearn.base import clone
 
 from skksivi import HKSIVIApproximator, mixing
 from skksivi.annealing import BRIDGES, Cosine, Geometric, Linear, bridge_levels
-from skksivi.coordinates._affine import Affine
-from skksivi.coordinates._whitening import Whitening
 from skksivi.estimators._start import Start
 from skksivi.families._hierarchy import Hierarchy
 from skksivi.families._layer import MultilayerPerceptron
 from skksivi.kernels import Gaussian
 from skksivi.mixing import Bootstrap, GaussianMixtureDraws, StudentTDraws
-from skksivi.parameters import Bridge, Pilot
+from skksivi.parameters import Pilot
 from skksivi.pilot._points import Level, PilotPoints, Verdict
 from skksivi.score._probe import in_double
 from skksivi.stein._estimators import GRADIENT_ESTIMATORS
@@ -183,13 +182,7 @@ def test_training_starts_at_a_langevin_chain():
         {"mixing": mixing.StudentT(df=3.0)},
         {"mixing": mixing.GaussianMixture([[-1.0, 0.0], [1.0, 0.0]])},
         {"mixing": lambda n, generator: torch.randn(n, 2, generator=generator)},
-        {"whiten": None},
-        {"whiten": "laplace"},
         {"gradient_estimator": "vanilla"},
-        {"kernel": "riesz", "bandwidth": None},
-        {"bandwidth": "auto"},
-        {"early_stopping": 0.1},
-        {"dtype": "float64"},
     ],
     ids=lambda parameters: " ".join(f"{name}={'f' if callable(v) else v}" for name, v in parameters.items()),
 )
@@ -223,16 +216,7 @@ def test_the_base_is_the_pilot_where_there_is_one_and_needs_no_bridge():
 
 def start(pilot, **parameters):
     """The layers and the penalty that a fit to N(0, I) would start from in its own coordinates."""
-    whitening = Whitening(
-        Affine(torch.zeros(2).double(), torch.eye(2).double()), modes=np.zeros((1, 2)), weights=np.ones(1)
-    )
-    score = in_double(normal_score, 2)
-    return (
-        clone(QUICK)
-        .set_params(**parameters)
-        ._resolved()
-        ._family(score, whitening, pilot, torch.Generator().manual_seed(0))
-    )
+    return start_of(clone(QUICK).set_params(**parameters), pilot)
 
 
 def test_the_base_is_a_mixture_where_the_pilot_is_dense_and_its_points_elsewhere():
@@ -276,37 +260,6 @@ def test_a_fit_to_minibatches_can_be_pickled():
     q = fit(max_iter=2, score_fn=Minibatches(BayesianLogisticRegression(X, y), 10))
     again = pickle.loads(pickle.dumps(q))  # noqa: S301
     np.testing.assert_array_equal(again.sample(5, random_state=0), q.sample(5, random_state=0))
-
-
-def test_mistakes_are_told_before_the_score_is_asked_for_much():
-    points = []
-
-    def score_fn(x):
-        points.append(len(x))
-        return -x
-
-    with pytest.raises(ValueError, match="weights"):
-        HKSIVIApproximator(bridge=Bridge(weights=[1.0])).fit(score_fn, n_features=2)
-    assert sum(points) < 5000
-
-
-def test_an_interrupted_fit_goes_on_bit_for_bit(tmp_path):
-    settings = {"batch_size": 37}
-    whole = fit(**settings)
-    left = 20
-
-    def ending(x):
-        nonlocal left
-        left -= len(x) == 37
-        if left < -40:
-            raise OSError
-        return -x
-
-    q = clone(QUICK).set_params(**settings, checkpoint=tmp_path / "c", checkpoint__every=10)
-    with pytest.raises(OSError):  # noqa: PT011
-        q.fit(ending, n_features=2)
-    assert (tmp_path / "c").exists()
-    np.testing.assert_array_equal(q.fit(normal_score, n_features=2).loss_curve_, whole.loss_curve_)
 
 
 @pytest.mark.parametrize(

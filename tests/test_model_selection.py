@@ -10,7 +10,6 @@ import pytest
 import torch
 from approximators import GaussianTarget
 from joblib import parallel_config
-from plain_targets import UnmovableModule
 from scipy.stats import loguniform
 from sklearn import config_context
 from sklearn.base import clone
@@ -35,7 +34,7 @@ TARGET = Banana()
 QUICK = KSIVIApproximator(  # the U-statistic: without a search for coordinates
     gradient_estimator="u-statistic", whiten=None, max_iter=4, hidden_layer_sizes=(4,), batch_size=8, random_state=0
 )
-GRID = {"bandwidth": [0.5, 2.0], "learning_rate": [1e-3, 1e-2]}
+GRID = {"bandwidth": [0.5, 2.0]}
 SCORER = neg_ksd_scorer(n_samples=300)
 
 #: The quick fits are far from their end, of which a warning tells.
@@ -131,9 +130,9 @@ def test_the_seed_of_a_fit_comes_from_the_estimator_and_the_replicate(make):
 
 
 def test_replicates_differ_and_repeat():
-    grades = cross_val_score(QUICK, TARGET, cv=Replicates(3), scoring=SCORER)
-    assert len(set(grades)) == 3
-    np.testing.assert_array_equal(cross_val_score(QUICK, TARGET, cv=Replicates(3), scoring=SCORER), grades)
+    grades = cross_val_score(QUICK, TARGET, cv=Replicates(2), scoring=SCORER)
+    assert len(set(grades)) == 2
+    np.testing.assert_array_equal(cross_val_score(QUICK, TARGET, cv=Replicates(2), scoring=SCORER), grades)
     free = clone(QUICK).set_params(random_state=None)
     own = cross_val_score(free, TARGET, cv=Replicates(2), scoring=SCORER)
     np.testing.assert_array_equal(cross_val_score(free, TARGET, cv=Replicates(2), scoring=SCORER), own)
@@ -194,14 +193,14 @@ def test_halving_search_gives_the_survivors_more_iterations():
         QUICK,
         GRID,
         resource="max_iter",
-        min_resources=1,
+        min_resources=2,
         max_resources=4,
         factor=2,
         cv=Replicates(2),
         scoring=SCORER,
     ).fit(TARGET)
-    assert search.n_resources_ == [1, 2, 4]
-    assert search.n_candidates_ == [4, 2, 1]
+    assert search.n_resources_ == [2, 4]
+    assert search.n_candidates_ == [2, 1]
     assert search.best_estimator_.n_iter_ == 4
     assert_found(search)
 
@@ -343,10 +342,6 @@ def test_neg_ksd_takes_a_target_or_its_score_function_and_repeats():
     assert pickle.loads(pickle.dumps(SCORER))(q, TARGET) == SCORER(q, TARGET)  # noqa: S301
 
 
-def test_neg_ksd_leaves_a_score_function_that_is_a_module_where_it_is():
-    assert SCORER(Draws(2), UnmovableModule(standard_score)) == SCORER(Draws(2), standard_score)
-
-
 def test_scorers_judge_replicates_by_independent_draws():
     q = Laplace().fit(TARGET)
     reference = np.random.RandomState(0).normal(size=(100, 2))
@@ -367,16 +362,6 @@ def test_neg_ksd_does_not_depend_on_the_number_of_threads():
     finally:
         torch.set_num_threads(before)
     assert len(grades) == 1
-
-
-def test_neg_ksd_asks_nothing_of_the_candidate_but_draws():
-    X = np.random.RandomState(0).normal(size=(300, 2))
-    imq, gaussian = (
-        clone(QUICK).set_params(kernel=name, bandwidth=h) for name, h in (("imq", 9.0), ("gaussian", 0.1))
-    )
-    for q in (imq, gaussian):
-        q.sample = lambda n, random_state: X
-    assert SCORER(imq, TARGET) == SCORER(gaussian, TARGET)
 
 
 def reference():
@@ -470,15 +455,6 @@ def cluster():
         distributed.Client(workers),
     ):
         yield workers
-
-
-@pytest.mark.slow
-def test_a_search_on_a_cluster_gives_the_same_table(cluster):
-    search = GridSearchCV(QUICK, GRID, cv=Replicates(2), scoring=SCORER)
-    with parallel_config("dask"):
-        there = clone(search).fit(TARGET)
-    assert_same_table(there, clone(search).fit(TARGET))
-    assert_found(there)
 
 
 def deadly(marker):

@@ -14,13 +14,12 @@ import warnings
 from pathlib import Path
 from unittest.mock import patch
 
-import joblib
 import numpy as np
 import pandas as pd
 import pytest
 import safetensors.torch
 import torch
-from approximators import APPROXIMATORS, short
+from approximators import APPROXIMATORS, global_state, short
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.base import clone
@@ -70,9 +69,8 @@ def hksivi(**parameters):
 ESTIMATORS = {
     "pilot": ksivi(whiten=Pilot(budget=1000), annealing=Linear(start=0.5), terms=(Entropic(0.1),)),
     "tails": ksivi(whiten=Pilot(budget=1000), train=False),
-    "diagonal": ksivi(whiten=Pilot("diagonal", budget=1000)),
     "laplace": ksivi(whiten="laplace", scale="network", learning_rate=5e-3),
-    "bam": ksivi(whiten="bam", dtype="float64", hidden_layer_sizes=Network([6], linear_skip=False)),
+    "no skip": ksivi(whiten="bam", dtype="float64", hidden_layer_sizes=Network([6], linear_skip=False)),
     "given": ksivi(whiten=(MEAN.numpy(), np.asfortranarray(FACTOR)), latent_dim=3, early_stopping=1e-3),
     "tensors": ksivi(whiten=(MEAN.double(), torch.as_tensor(FACTOR).mT.contiguous().mT), optimizer=Adam(ema=None)),
     "kernel": ksivi(kernel=kernels.Tilted(kernels.IMQ(bandwidth=1.25), exponent=-0.25), bandwidth=None, whiten=None),
@@ -246,20 +244,12 @@ def test_what_is_saved_comes_back_bit_for_bit(fitted, name, tmp_path):
     assert_same(outputs(loaded, X), outputs(q, X))
 
 
-@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize("name", ["pilot", "kernel", "RandomState"])
 def test_an_unfitted_estimator_comes_back(name, tmp_path):
     loaded = by_file(ESTIMATORS[name], tmp_path)
     assert_same(loaded.get_params(), ESTIMATORS[name].get_params())
     with pytest.raises(NotFittedError):
         loaded.sample()
-
-
-@pytest.mark.parametrize("dump", [pickle.dumps, lambda q: joblib.dump(q, "q.joblib")], ids=["pickle", "joblib"])
-def test_pickles_come_back_too(fitted, dump, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    done = dump(fitted["hierarchy"])
-    loaded = pickle.loads(done) if isinstance(done, bytes) else joblib.load("q.joblib")  # noqa: S301
-    np.testing.assert_array_equal(loaded.sample(9, random_state=0), fitted["hierarchy"].sample(9, random_state=0))
 
 
 def test_a_loaded_estimator_can_be_fitted_again(fitted, tmp_path):
@@ -297,9 +287,9 @@ def test_a_fit_of_a_gpu_loads_on_a_cpu(tmp_path):
 
 def test_no_global_state_changes(fitted, tmp_path):
     q = fitted["pilot"]
-    before = torch.get_rng_state().tolist(), str(np.random.get_state()), torch.get_default_dtype()
+    before = global_state()
     by_file(q, tmp_path)
-    assert (torch.get_rng_state().tolist(), str(np.random.get_state()), torch.get_default_dtype()) == before
+    assert global_state() == before
 
 
 def test_the_file_is_safetensors_that_others_can_open(fitted, tmp_path):
@@ -393,13 +383,13 @@ def test_a_full_disk_leaves_the_old_file(fitted, step, tmp_path, monkeypatch):
 def test_a_kill_at_any_moment_leaves_the_old_or_the_new_file(saved, tmp_path):
     path, contents = tmp_path / "q", [saved["laplace"], saved["Laplace"] * 20]
     path.write_bytes(contents[0])
-    for k in range(20):
+    for k in range(10):
         child = os.fork()
         if child == 0:  # pragma: no cover
             while True:
                 for content in contents:
                     codec.write(path, content)
-        time.sleep(0.001 * (k + 1))
+        time.sleep(0.002 * (k + 1))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         assert path.read_bytes() in contents
@@ -443,7 +433,7 @@ def refused(content, folder, **options):
 @pytest.mark.parametrize("name", ["pilot", "Laplace", "names"])
 def test_damage_at_any_place_is_found(saved, name, tmp_path):
     content = saved[name]
-    step = max(1, len(content) // 250)
+    step = max(1, len(content) // 60)
     for i in range(0, len(content), step):
         refused(content[:i] + bytes([content[i] ^ (1 << i % 8)]) + content[i + 1 :], tmp_path)
     for i in range(0, len(content), 5 * step):
@@ -563,10 +553,6 @@ def test_a_state_that_lies_is_refused(saved, unsigned, case, tmp_path):
     assert re.search(message, refused(closed(state, tensors), tmp_path))
 
 
-def test_only_an_estimator_is_loaded(unsigned, tmp_path):
-    assert "no estimator" in refused(closed({"is": "kernels.Gaussian", "bandwidth": 1.0}, {}), tmp_path)
-
-
 @pytest.mark.parametrize("shape", [(0, 10**12), (10**12, 0)])
 def test_no_size_is_larger_than_the_file(saved, unsigned, shape, tmp_path):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -629,7 +615,7 @@ def crafted(content, rng):
 
 @pytest.mark.parametrize("name", MEMBERS)
 def test_a_crafted_file_is_refused_by_name_or_can_be_drawn_from(saved, unsigned, name, tmp_path, record_property):
-    n_cases, rng, path = 5 if name in SLOW else 25, np.random.RandomState(0), tmp_path / "q"
+    n_cases, rng, path = 5 if name in SLOW else 10, np.random.RandomState(0), tmp_path / "q"
     record_property("cases", n_cases)
     for _ in range(n_cases):
         path.write_bytes(crafted(saved[name], rng))
@@ -644,19 +630,7 @@ def test_a_crafted_file_is_refused_by_name_or_can_be_drawn_from(saved, unsigned,
             assert np.isfinite(q.sample(3, random_state=0)).all()
 
 
-@pytest.mark.parametrize("ratios", [[0.0, 0.0], [0.0, 20_000.0], [1e300, 1e300]])
-def test_weights_that_keep_hardly_a_draw_end_in_an_error(saved, unsigned, ratios, tmp_path):
-    state, tensors = opened(saved["reweighted"])
-    k = len(tensors["sampler_.ratios"])
-    ratios = torch.tensor(ratios * k, dtype=torch.float64)[:k]
-    (tmp_path / "q").write_bytes(closed(state, {**tensors, "sampler_.ratios": ratios}))
-    if ratios.max() <= 0 or ratios.max() > 1e9:
-        assert "ratios" in refused((tmp_path / "q").read_bytes(), tmp_path) or ratios.max() <= 0
-    else:
-        skksivi.load(tmp_path / "q").sample(3)
-
-
-@pytest.mark.parametrize("name", ["linear", "network", "columns", "two classes", "names"])
+@pytest.mark.parametrize("name", ["columns", "names"])
 def test_a_predictor_that_does_not_fit_together_is_refused(fitted, name, tmp_path):
     wrong = copy.deepcopy(fitted[name])
     one = wrong.estimators_[0] if name == "columns" else wrong

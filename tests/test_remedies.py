@@ -9,46 +9,12 @@ import torch
 from sklearn.base import clone
 
 from skksivi import KSIVIApproximator, diagnose
-from skksivi.parameters import Pilot
-from skksivi.targets import Banana, EightGaussians, StudentT, Target
+from skksivi.targets import EightGaussians, StudentT
 
-
-class Gaussian(Target):
-    def __init__(self, mean, sd):
-        self.mean, self.sd = (torch.tensor(a, dtype=torch.float64) for a in (mean, sd))
-        self.n_features = len(mean)
-
-    def log_prob(self, x):
-        return -((x - self.mean.to(x)) / self.sd.to(x)).square().sum(1) / 2
-
-    def sample(self, n, generator):
-        return self.mean + self.sd * torch.randn(n, self.n_features, generator=generator).double()
-
-
-EXACT = (np.ones(2), np.diag([0.5, 2.0]))
 LAPLACE = {"whiten": "laplace", "mixing": "normal", "max_iter": 200}
-SPOILT = {"max_iter": 60, "batch_size": 8, "learning_rate": 0.5}
 
 #: A target, settings of a fit, what is said, and the settings that follow it.
 CASES = {
-    "too narrow": (
-        Gaussian([0.0, 0.0], [1.0, 100.0]),
-        {"whiten": None, "max_iter": 100},
-        r"too narrow in .*\. Set whiten='auto'",
-        {"whiten": "auto"},
-    ),
-    "spoilt": (
-        Gaussian([1.0, 1.0], [0.5, 2.0]),
-        {"whiten": EXACT, **SPOILT},
-        r"did not improve on its start, which is returned.* Lower `learning_rate`",
-        {"learning_rate": 0.0003},
-    ),
-    "departed": (
-        Banana(),
-        {"whiten": Pilot(effort="high", budget=50_000), "max_iter": 300, "batch_size": 32, "learning_rate": 0.05},
-        r"The training ended with .* is kept\. Lower `learning_rate`",
-        {"learning_rate": 0.001},
-    ),
     "lost modes": (
         EightGaussians(shift=5.0),
         LAPLACE,
@@ -85,5 +51,4 @@ def test_what_is_said_helps(name):
     assert any(re.search(message, text) for text in said), said
     after, then = error_and_words(clone(q).set_params(**remedy), target)
     assert not any(re.search(message, text) for text in then)
-    if "kept" not in message and "returned" not in message:  # the state before the damage
-        assert after < 0.7 * before
+    assert after < 0.7 * before

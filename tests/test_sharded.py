@@ -12,12 +12,11 @@ import pytest
 import ranks
 import torch
 import torch.distributed as dist
-from plain_targets import normal
+from plain_targets import normal, resolved
 from ranks import POINTS
 
 from skksivi import KSIVIApproximator
 from skksivi.estimators._fingerprint import _known, fingerprint
-from skksivi.score._target import resolve_score
 from skksivi.targets import (
     BayesianMultinomialRegression,
     Minibatches,
@@ -88,8 +87,8 @@ def test_what_ranks_must_share_is_compared():
 
 
 def test_a_checkpoint_knows_a_sum_over_ranks_by_six_digits(group):
-    score = resolve_score(Sharded(WHOLE), None, dtype=torch.float64, device=torch.device("cpu"))
-    alone = resolve_score(WHOLE, None, dtype=torch.float64, device=torch.device("cpu"))
+    score = resolved(Sharded(WHOLE))
+    alone = resolved(WHOLE)
     s = normal(50, 3) * 10.0 ** torch.arange(-20, 30)[:, None]
     s[3, 1], s[4, 0] = torch.nan, torch.inf
     assert _known(s, alone) is s
@@ -133,8 +132,7 @@ def free_port():
 
 
 def launch(n, task, folder):
-    """Run a task of `ranks` in n processes; return their exit statuses."""
-    folder.mkdir(exist_ok=True)
+    """Run tasks of `ranks` in n processes; return their exit statuses."""
     common = {
         "WORLD_SIZE": str(n),
         "MASTER_ADDR": "127.0.0.1",
@@ -168,12 +166,22 @@ def left(folder, n):
     return first
 
 
+needs_gloo = pytest.mark.skipif(sys.platform == "win32", reason="needs gloo on the loopback address")
+
+
+@pytest.fixture(scope="module")
+def of_two(tmp_path_factory):
+    """The folder in which two ranks have left what they found, and what went wrong on purpose."""
+    folder = tmp_path_factory.mktemp("ranks")
+    assert launch(2, "fit,faults", folder) == [0, 0]
+    return folder
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="needs gloo on the loopback address")
-def test_two_ranks_are_as_one(group, tmp_path):
-    ranks.fit(tmp_path)
-    launch(2, "fit", tmp_path)
-    one, two = (left(tmp_path, n) for n in (1, 2))
+@needs_gloo
+def test_two_ranks_are_as_one(group, of_two):
+    ranks.fit(of_two)
+    one, two = (left(of_two, n) for n in (1, 2))
     for name, numbers in one.items():
         if "own draws" in name:  # each rank has minibatches of its own
             off = (two[name].mean(0) - one["draws"].mean(0)) / one["draws"].std(0)
@@ -209,29 +217,28 @@ FAULTS = {
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="needs gloo on the loopback address")
-def test_faults_are_told_on_all_ranks(tmp_path):
-    assert launch(2, "faults", tmp_path) == [0, 0]
+@needs_gloo
+def test_faults_are_told_on_all_ranks(of_two):
     for rank in range(2):
-        lines = (tmp_path / f"{rank}.txt").read_text().splitlines()
+        lines = (of_two / f"{rank}.txt").read_text().splitlines()
         told = dict(line.split("| ", 1) for line in lines)
         assert told.keys() == FAULTS.keys()
         for name, message in FAULTS.items():
             assert message in told[name], (rank, name)
-    assert "`target_of_rows` has failed on rank 1. ValueError: Found array" in (tmp_path / "0.txt").read_text()
+    assert "`target_of_rows` has failed on rank 1. ValueError: Found array" in (of_two / "0.txt").read_text()
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="needs gloo on the loopback address")
+@needs_gloo
 def test_a_killed_rank_is_named_and_another_number_of_ranks_goes_on(group, tmp_path):
-    assert launch(2, "kill", tmp_path / "killed") == [0, -signal.SIGKILL]
-    message, n_iter, is_finite = (tmp_path / "killed" / "0.txt").read_text().split("\n")
+    assert launch(2, "kill", tmp_path) == [0, -signal.SIGKILL]
+    message, n_iter, is_finite = (tmp_path / "0.txt").read_text().split("\n")
     assert message.startswith("ConnectionError: Rank 0 of 2 has lost rank 1: a process has ended or does not answer")
     assert 10 <= int(n_iter) < ranks.EST.max_iter
     assert is_finite == "True"
-    ranks.resume(tmp_path / "killed")
-    whole, resumed = ranks.fitted(WHOLE), left(tmp_path / "killed", 1)
+    ranks.resume(tmp_path)
+    whole, resumed = ranks.fitted(WHOLE), left(tmp_path, 1)
     assert resumed["had_file"]
     assert whole.n_iter_ == resumed["n_iter"] == ranks.EST.max_iter
     np.testing.assert_allclose(resumed["draws"], whole.sample(50, random_state=0), rtol=1e-9, atol=1e-9)
-    assert not (tmp_path / "killed" / "fit.ckpt").exists()
+    assert not (tmp_path / "fit.ckpt").exists()

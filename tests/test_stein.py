@@ -74,15 +74,6 @@ def test_the_median_width_has_a_gradient_of_its_own(estimate):
 @every_member
 @every_bandwidth
 @every_estimator
-def test_gradients_equal_finite_differences(estimate, bandwidth, kernel, formula, width):
-    kernel = clone(kernel).set_params(bandwidth=bandwidth)
-    x, f = normal(6, 2).requires_grad_(), normal(6, 2, seed=1).requires_grad_()
-    assert torch.autograd.gradcheck(lambda x, f: estimate(x, f, kernel), (x, f))
-
-
-@every_member
-@every_bandwidth
-@every_estimator
 def test_a_leading_axis_equals_the_loop(estimate, bandwidth, kernel, formula, width):
     kernel, x, f = clone(kernel).set_params(bandwidth=bandwidth), normal(4, 6, 2), normal(4, 6, 2, seed=1)
     actual = value_and_gradients(lambda x, f: estimate(x, f, kernel), x, f)

@@ -11,14 +11,11 @@ from skksivi.parameters import Adam, Plateau
 from skksivi.score._tally import Tally
 from skksivi.training._guard import Watch
 from skksivi.training._loop import (
-    Iterate,
     Objective,
     Scheduled,
     by_autograd,
-    flatten,
     learning_rate_factor,
     minimise,
-    unflatten,
 )
 from skksivi.training._run import Fit, Run
 
@@ -38,25 +35,6 @@ def run(module, loss_fn, *, max_iter=200, hooks=(), schedules=(), **options):
 
 def quadratic(module):
     return lambda: sum((p - 1).square().sum() for p in module.parameters())
-
-
-def test_flat_parameters_share_memory_with_the_module_and_part_again():
-    module = network()
-    before = [p.detach().clone() for p in module.parameters()]
-    flat = flatten(module)
-    assert len(flat) == sum(p.numel() for p in before)
-    module(torch.ones(1, 3)).sum().backward()
-    gradients = torch.cat([p.grad.flatten() for p in module.parameters()])
-    assert gradients.any()
-    torch.testing.assert_close(flat.grad, gradients)
-    flat.mul_(2)
-    for p, b in zip(module.parameters(), before, strict=True):
-        torch.testing.assert_close(p.detach(), 2 * b)
-    unflatten(module)
-    flat.zero_()
-    for p, b in zip(module.parameters(), before, strict=True):
-        torch.testing.assert_close(p.detach(), 2 * b)
-        assert p.grad is None
 
 
 def test_steps_equal_those_of_plain_adam():
@@ -91,19 +69,6 @@ def test_the_average_is_the_exponential_average_of_the_iterates():
     torch.testing.assert_close(result, average, rtol=1e-4, atol=1e-5)
 
 
-def test_the_average_takes_the_place_of_the_iterate_for_a_while():
-    module = network()
-    iterate = Iterate(module, Adam(ema=0.5))
-    before = iterate.flat.clone()
-    iterate.average.fill_(7.0)
-    with pytest.raises(StopIteration), iterate.averaged():  # noqa: PT012
-        assert (module[0].weight == 7).all()
-        raise StopIteration
-    assert iterate.flat.equal(before)
-    iterate.release(module)
-    assert (module[0].weight == 7).all()
-
-
 def test_scheduled_numbers_follow_the_progress():
     module, seen = network(), []
     rising = Scheduled("annealing", lambda progress: 1 + progress, torch.zeros(()), positive=True)
@@ -131,14 +96,6 @@ def test_learning_rate_factors():
     assert cosine(0) == 1
     assert cosine(5) == pytest.approx(0.5)
     assert cosine(10) == pytest.approx(0)
-
-
-def test_the_loss_falls_and_is_recorded():
-    module = network()
-    result = run(module, quadratic(module))
-    assert result.engine == "eager"
-    assert result.losses.shape == (200,)
-    assert result.losses[-1] < 1e-3 * result.losses[0]
 
 
 class Report(NamedTuple):
@@ -207,14 +164,6 @@ def test_without_a_state_to_keep_the_last_one_stays(holder):
         states(holder, watch, 2)
         assert watch.restore(holder) == 200
         assert holder.value.item() == 200
-
-
-def test_a_kept_state_is_a_copy(holder):
-    watch = Watch(judge_of([1.0]), None, keeps_best=True)
-    states(holder, watch, 1)
-    holder.value.data.fill_(-1)
-    watch.restore(holder)
-    assert holder.value.item() == 100
 
 
 def test_the_watch_sees_the_average_each_so_often_and_at_the_end():

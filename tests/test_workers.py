@@ -10,11 +10,10 @@ import pytest
 import torch
 from approximators import short
 from misbehaving import Misbehaving, raising
-from plain_targets import normal, normal_array
+from plain_targets import normal, normal_array, resolved
 
 from skksivi import KSIVIApproximator
 from skksivi.score import _workers
-from skksivi.score._target import resolve_score
 from skksivi.targets import from_bridgestan, from_score_fn
 
 A = normal_array(40, 3)
@@ -46,10 +45,6 @@ FUNCTIONS = {"arrays": of_arrays, "tensors": of_tensors, "stan": from_bridgestan
 
 def by_threads(score_fn, n_jobs=2, **options):
     return from_score_fn(score_fn, 3, n_jobs=n_jobs, backend="threading", **options)
-
-
-def resolved(target):
-    return resolve_score(target, None, dtype=torch.float64, device=torch.device("cpu"))
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -17,7 +17,6 @@ from skksivi.baselines._mala import ChainState, adapted_step, mala_step
 from skksivi.baselines._points import step_integral
 from skksivi.baselines._sgld import sgld_step, step_sizes
 from skksivi.families._samplers import Chains
-from skksivi.pilot._chains import clipped_drift
 from skksivi.pilot._pilot import find_whitening
 from skksivi.score._probe import in_double
 from skksivi.targets import Banana, BayesianLogisticRegression, Minibatches, XShaped
@@ -64,19 +63,6 @@ def test_metropolis_leaves_the_target_invariant(target, h, ratio):
     assert gaps.abs().max() < 4
 
 
-@pytest.mark.slow
-def test_metropolis_leaves_a_logistic_posterior_invariant():
-    """Draws of a long run are the start of another with a larger step."""
-    X = np.random.RandomState(0).normal(size=(60, 3))
-    target = BayesianLogisticRegression(X, X[:, 0] + X[:, 1] > 0.2, prior_precision=0.5)
-    settings = {"n_chains": 4000, "n_draws": 1, "random_state": 0}
-    start = MALA(n_warmup=150, thin=50, **settings).fit(target).chains_[:, 0]
-    q = MALA(n_warmup=0, thin=20, step_size=0.4, init=start, **settings).fit(target.score_fn, n_features=3)
-    x = torch.as_tensor(q.chains_[:, 0])
-    assert not np.array_equal(x, start)
-    assert stein_z_scores(x, target.score_fn(x)).max() < 4
-
-
 def test_a_proposal_where_the_density_is_not_known_is_refused():
     state = ChainState(torch.zeros(50, 1).double(), torch.zeros(50, 1).double())
     h = torch.tensor(1.0, dtype=torch.float64)
@@ -92,7 +78,7 @@ def test_a_proposal_where_the_density_is_not_known_is_refused():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("d", "target_acceptance"), [(2, 0.574), (10, 0.8)])
+@pytest.mark.parametrize(("d", "target_acceptance"), [(10, 0.8)])
 def test_the_step_is_adapted_to_the_acceptance(d, target_acceptance):
     p = GaussianScore(d, log10_condition=2, size=3.0, seed=d)
     q = MALA(target_acceptance=target_acceptance, n_draws=20, random_state=0).fit(p.score_fn, n_features=d)
@@ -225,12 +211,6 @@ def test_ctrl_c_before_a_state_is_kept_leaves_the_earlier_fit(cls):
     with pytest.raises(KeyboardInterrupt):
         q.set_params(n_warmup=100).fit(interrupted(), n_features=2)
     assert q.chains_ is chains
-
-
-def test_the_drift_of_a_long_score_is_clipped():
-    s = torch.tensor([[3.0, 4.0], [300.0, 400.0], [0.0, 0.0]])
-    expected = torch.tensor([[3.0, 4.0], [3.0 * math.sqrt(2), 4.0 * math.sqrt(2)], [0.0, 0.0]])
-    torch.testing.assert_close(clipped_drift(s), expected)
 
 
 @pytest.mark.parametrize("cls", [MALA, SGLD])

@@ -12,7 +12,6 @@ from skksivi.baselines import BatchAndMatch, FullRankVI, Laplace, MeanFieldVI
 from skksivi.baselines._gaussian import conditional_scales, full_rank_gradient, mean_field_gradient
 from skksivi.baselines._gaussian import triangular as with_triangular_factor
 from skksivi.coordinates._affine import Affine, LowRank
-from skksivi.targets import BayesianLogisticRegression, Minibatches
 
 
 def gaussian(d):
@@ -123,17 +122,6 @@ def test_a_search_that_does_not_converge_is_told():
     assert cut.mean_[0] == pytest.approx(50 / 3)
     whole = Laplace().fit(lambda x: (50 - x) ** 3, n_features=1)
     assert whole.mean_[0] == pytest.approx(50, abs=0.2)
-
-
-@pytest.mark.parametrize("cls", [MeanFieldVI, FullRankVI])
-def test_minibatches_lead_where_all_of_the_data_do(cls):
-    X = np.random.RandomState(0).normal(size=(50, 2))
-    target = BayesianLogisticRegression(X, X[:, 0] > 0.3 * np.random.RandomState(1).normal(size=50))
-    targets = target, Minibatches(target, batch_size=10)
-    whole, part = (cls(max_iter=400, random_state=0).fit(t) for t in targets)
-    sd = np.sqrt(np.diag(whole.covariance_))
-    assert np.abs((whole.mean_ - part.mean_) / sd).max() < 0.15
-    assert not np.array_equal(whole.mean_, part.mean_)
 
 
 @pytest.mark.parametrize("cls", [MeanFieldVI, FullRankVI])

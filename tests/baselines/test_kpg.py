@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from linear_family import LinearFamily, target_score
-from plain_targets import GaussianScore, generator, normal
+from linear_family import LinearFamily, gradients, objective_of, target_score, z_scores
+from plain_targets import generator, normal
 
 from skksivi.baselines import KPG
 from skksivi.baselines._kpg import kernel_average
@@ -49,8 +49,7 @@ def test_means_over_draws_are_those_of_the_score_of_the_mixture():
             y = q.family.mean(z) + q.family.sigma(z) * xi
             f = target_score(y) + xi / q.family.sigma(z)
             rows.append(kernel_average(torch.cat([x, y]), torch.cat([x, f]), Gaussian(bandwidth=WIDTH), False)[0])
-    rows, expected = torch.stack(rows), smoothed_difference(q, x, False)[0]
-    assert ((rows.mean(0) - expected) / (rows.std(0) / math.sqrt(len(rows)))).abs().max() < 4.5
+    assert z_scores(torch.stack(rows), smoothed_difference(q, x, False)[0]).max() < 4.5
 
 
 @pytest.mark.parametrize("normalised", [False, True])
@@ -58,22 +57,14 @@ def test_the_gradient_of_the_training_is_that_of_draws_moved_along_the_average(n
     """In closed form without weights; with them, up to a bias of order 1 / n that is below the noise."""
     q, n = LinearFamily(), 400
     est = KPG(batch_size=n, bandwidth=WIDTH, importance_sampling=normalised, max_iter=1)
-    objective = est._objective(in_double(target_score, 2), Scheduled("annealing", 1.0, q.b), q.family, generator())
-    objective.advance(0.0)
-    rows, again = [], generator(seed=1)
-    with torch.no_grad():
-        for _ in range(80):
-            objective()
-            rows.append(torch.cat([p.grad.flatten() for p in q.parameters[:2]]))
+    rows, again = gradients(objective_of(est, q), q.parameters[:2], 80), generator(seed=1)
     z = q.family.draw_latent(200_000, again)
     sigma = q.family.sigma(z)
     with torch.no_grad():
         x = q.family.mean(z) + sigma * torch.empty(len(z), 2).double().normal_(generator=again)
         v = smoothed_difference(q, x, normalised)
         expected = -torch.cat([(v.mT @ z / len(z)).flatten(), v.mean(0)])
-    rows = torch.stack(rows)
-    z_scores = (rows.mean(0) - expected) / (rows.std(0) / math.sqrt(len(rows)))
-    assert z_scores.abs().max() < 4.5 + normalised * 2
+    assert z_scores(rows, expected).max() < 4.5 + normalised * 2
 
 
 def test_it_rests_at_the_target():
@@ -82,28 +73,9 @@ def test_it_rests_at_the_target():
     own = in_double(q.score_fn, 2)
     objective = est._objective(own, Scheduled("annealing", 1.0, q.b), q.family, generator())
     objective.advance(0.0)
-    rows = []
-    with torch.no_grad():
-        for _ in range(60):
-            objective()
-            rows.append(torch.cat([p.grad.flatten() for p in q.parameters]))
-    rows = torch.stack(rows)
-    assert (rows.mean(0) / (rows.std(0) / math.sqrt(len(rows)))).abs().max() < 4.5
+    assert z_scores(gradients(objective, q.parameters, 60)).max() < 4.5
 
 
 def test_kernels_that_are_no_averages_are_refused():
     with pytest.raises(ValueError, match="use Gaussian, IMQ or Laplace"):
         KPG(kernel=Riesz()).fit(target_score, n_features=2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("d", "normalised"), [(2, True), (10, False)])
-def test_gaussians_have_their_moments(d, normalised):
-    p = GaussianScore(d, log10_condition=2, size=3.0, seed=d)
-    q = KPG(
-        importance_sampling=normalised, linear_skip=True, initial_scale=0.5, hidden_layer_sizes=(20,), max_iter=1500,
-        learning_rate=0.01, random_state=0,
-    ).fit(p.score_fn, n_features=d)  # fmt: skip
-    w = p.standardise((torch.as_tensor(q.sample(20_000)).double() - p.mean).mT)
-    assert w.mean(1).abs().max() < 0.1
-    assert (w.cov() - torch.eye(d)).abs().max() < 0.15

@@ -1,15 +1,11 @@
 """PVI: the mixture over particles, and gradients of its divergence."""
 
-import math
-
-import pytest
 import torch
-from linear_family import TARGET, target_score
-from plain_targets import GaussianScore, generator, normal
+from linear_family import TARGET, gradients, layer, target_score, z_scores
+from plain_targets import generator, normal
 
 from skksivi.baselines import PVI
 from skksivi.baselines._semi_implicit import mixture_score
-from skksivi.families._layer import gaussian_layer
 from skksivi.mixing import AtomDraws
 from skksivi.parameters import Scale
 from skksivi.score._probe import in_double
@@ -17,10 +13,7 @@ from skksivi.training._loop import Scheduled, flatten
 
 
 def family(n_particles=3):
-    found = gaussian_layer(
-        torch.full((2,), 0.7, dtype=torch.float64), scale=Scale(), mixing=AtomDraws(normal(n_particles, 2)),
-        hidden_layer_sizes=(5,), generator=generator(),
-    )  # fmt: skip
+    found = layer(AtomDraws(normal(n_particles, 2)), sizes=(5,), scale=Scale())
     flatten(found)
     return found
 
@@ -65,15 +58,9 @@ def by_autograd(q, n):
 
 def test_the_gradients_are_those_of_the_divergence():
     q = family()
-    rows, objective = [], objective_of(q, n=300)
     z = q.mixing.points
-    for _ in range(60):
-        with torch.no_grad():
-            objective()
-        rows.append(torch.cat([p.grad.flatten() for p in [z, *(p for p in q.parameters() if p is not z)]]))
-    rows, expected = torch.stack(rows), by_autograd(q, 300_000)
-    z_scores = (rows.mean(0) - expected) / (rows.std(0) / math.sqrt(len(rows))).clamp_min(1e-12)
-    assert z_scores[rows.std(0) > 0].abs().max() < 4.5
+    rows = gradients(objective_of(q, n=300), [z, *(p for p in q.parameters() if p is not z)], 60)
+    assert z_scores(rows, by_autograd(q, 300_000))[rows.std(0) > 0].max() < 4.5
 
 
 def test_the_regularisation_pulls_particles_to_zero():
@@ -97,12 +84,3 @@ def test_every_particle_has_its_turn():
         assert touched.sum() == 2
         moved += touched
     assert moved.min() > 0
-
-
-@pytest.mark.slow
-def test_a_gaussian_has_its_moments():
-    p = GaussianScore(10, log10_condition=2, size=3.0, seed=10)
-    q = PVI(n_particles=200, max_iter=1500, learning_rate=0.01, random_state=0).fit(p.score_fn, n_features=10)
-    w = p.standardise((torch.as_tensor(q.sample(20_000)).double() - p.mean).mT)
-    assert w.mean(1).abs().max() < 0.1
-    assert (w.cov() - torch.eye(10)).abs().max() < 0.25

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from plain_targets import GaussianScore, generator, normal
+from plain_targets import generator, normal
 
 from skksivi.baselines import SIFG
 from skksivi.baselines._sifg import NoisyPoints
@@ -64,12 +64,3 @@ def test_global_randomness_is_left_alone():
     before = torch.get_rng_state()
     NoisyPoints(normal(6, 3), 0.4, 0.1).family()
     assert torch.equal(torch.get_rng_state(), before)
-
-
-@pytest.mark.slow
-def test_a_gaussian_has_its_moments():
-    p = GaussianScore(2, log10_condition=2, size=3.0, seed=2)
-    q = SIFG(max_iter=500, random_state=0).fit(p.score_fn, n_features=2)
-    w = p.standardise((torch.as_tensor(q.sample(20_000)).double() - p.mean).mT)
-    assert w.mean(1).abs().max() < 0.15
-    assert (w.cov() - torch.eye(2)).abs().max() < 0.15

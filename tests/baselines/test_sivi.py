@@ -5,18 +5,15 @@ import math
 import numpy as np
 import pytest
 import torch
-from linear_family import TARGET, LinearFamily, target_score
+from linear_family import TARGET, LinearFamily, layer, target_score
 from plain_targets import generator, normal
 from sklearn.base import clone
 
 from skksivi.baselines import SIVI
 from skksivi.baselines._sivi import mixture
-from skksivi.families._layer import gaussian_layer
 from skksivi.mixing import NormalDraws
-from skksivi.parameters import Scale
 from skksivi.score._probe import in_double
 from skksivi.score._score import Tempered
-from skksivi.targets import BayesianLogisticRegression, Minibatches
 from skksivi.training._loop import Scheduled, flatten
 
 
@@ -48,10 +45,7 @@ def test_the_mixture_is_as_good_far_from_the_origin_in_float32():
 
 
 def test_the_gradient_is_that_of_the_surrogate_bound():
-    family = gaussian_layer(
-        torch.full((2,), 0.7, dtype=torch.float64), scale=Scale(floor=0.1), mixing=NormalDraws(3),
-        hidden_layer_sizes=(8,), generator=generator(),
-    )  # fmt: skip
+    family = layer(NormalDraws(3))
     flatten(family)
     n, K, c = 6, 4, torch.tensor(0.3).double()
     temperature = Scheduled("annealing", c.item(), c)
@@ -100,27 +94,6 @@ def test_the_bound_rises_with_k_to_the_exact_one():
         assert abs(gap - (ratio - 1) / (2 * K)) < 4 * error + 0.1 * gap
 
 
-@pytest.mark.slow
-def test_ten_dimensions_in_x_with_two_factors_have_their_moments():
-    A, m = normal(10, 2, seed=1), normal(10)
-    covariance = A @ A.mT + torch.eye(10) / 2
-    precision = covariance.inverse()
-    q = SIVI(
-        whiten=None,
-        latent_dim=2,
-        n_auxiliary=200,
-        linear_skip=True,
-        max_iter=600,
-        learning_rate=0.01,
-        random_state=0,
-    )
-    q.fit(lambda x: (m.to(x) - x) @ precision.to(x), n_features=10)
-    draws = (torch.as_tensor(q.sample(20_000)).double() - m).mT
-    w = torch.linalg.solve_triangular(torch.linalg.cholesky(covariance), draws, upper=False)
-    assert w.mean(1).abs().max() < 0.05
-    assert (w.cov() - torch.eye(10)).abs().max() < 0.12
-
-
 def test_a_schedule_of_k_takes_the_place_of_a_number():
     def fitted(n_auxiliary):
         q = SIVI(n_auxiliary=n_auxiliary, max_iter=20, batch_size=16, random_state=0)
@@ -141,16 +114,6 @@ def test_whitening_makes_it_free_of_units():
     X = clone(q).fit(target_score, n_features=2).sample(100)
     Y = clone(q).fit(lambda x: target_score(x / scale.to(x)) / scale.to(x), n_features=2).sample(100)
     np.testing.assert_allclose(Y / scale.numpy(), X, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.slow
-def test_minibatches_of_the_data_leave_the_optimum_where_it_is():
-    X, y = normal(200, 2, seed=5), (normal(200, seed=6) > 0).double()
-    q = SIVI(max_iter=700, learning_rate=0.01, initial_scale=0.2, random_state=0)
-    whole = clone(q).fit(BayesianLogisticRegression(X, y)).sample(5000)
-    parts = clone(q).fit(Minibatches(BayesianLogisticRegression(X, y), 50)).sample(5000)
-    assert np.abs((whole.mean(0) - parts.mean(0)) / whole.std(0)).max() < 0.3
-    np.testing.assert_allclose(parts.std(0) / whole.std(0), 1, atol=0.2)
 
 
 def test_a_loss_that_is_not_finite_is_explained_and_the_state_kept():

@@ -5,16 +5,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from linear_family import TARGET, LinearFamily, target_score
-from plain_targets import GaussianScore, generator, normal
+from linear_family import LinearFamily, exact_gradient, gradients, layer, objective_of, target_score, z_scores
+from plain_targets import generator, normal
 
 from skksivi.baselines import UIVI
 from skksivi.baselines._uivi import HamiltonianChain, ReverseConditional
-from skksivi.families._layer import gaussian_layer
 from skksivi.mixing import NormalDraws
-from skksivi.parameters import Scale
-from skksivi.score._probe import in_double
-from skksivi.training._loop import Scheduled
 
 
 def joint_draws(q, n, again):
@@ -26,10 +22,7 @@ def joint_draws(q, n, again):
 
 
 def test_the_reverse_conditional_is_that_of_the_family():
-    family = gaussian_layer(
-        torch.full((3,), 0.7, dtype=torch.float64), scale=Scale(floor=0.1), mixing=NormalDraws(2),
-        hidden_layer_sizes=(8,), generator=generator(), skip=torch.eye(3, 2),
-    ).requires_grad_(False)  # fmt: skip
+    family = layer(NormalDraws(2), 3, skip=torch.eye(3, 2)).requires_grad_(False)
     family.mean.network.layers[-1].weight.copy_(normal(3, 8))
     x, z = normal(5, 3).requires_grad_(), normal(5, 2, seed=1).requires_grad_()
     log_q = torch.distributions.Normal(family.mean(z), family.sigma(z)).log_prob(x).sum(-1)
@@ -61,54 +54,12 @@ def test_a_chain_leaves_the_reverse_conditional_as_it_is(step):
     assert deviations.abs().max() < 4.5 * math.sqrt(2 / n)
 
 
-def gradients_of(q, n_repetitions, move):
-    """Independent estimates of the gradient of KL(q || p), one a row, by the estimates of s_q that `move` makes."""
-    again, rows = generator(), []
-    for _ in range(n_repetitions):
-        with torch.no_grad():
-            z, x, density = joint_draws(q, 100, again)
-            dx = (move(z, density, again) - target_score(x)) / len(x)
-        again_x = q.family.mean(z) + q.family.sigma(z) * ((x - q.family.mean(z)) / q.family.sigma(z)).detach()
-        rows.append(torch.cat([g.flatten() for g in torch.autograd.grad(again_x, q.parameters, dx)]))
-    return torch.stack(rows)
-
-
-def z_scores(rows, expected):
-    return (rows.mean(0) - expected) / (rows.std(0) / math.sqrt(len(rows)))
-
-
-def exact_gradient(q):
-    return torch.cat([g.flatten() for g in torch.autograd.grad(q.kl_divergence(TARGET), q.parameters)])
-
-
-def by_chain(step, n_burn_in):
-    def move(z, density, again):
-        return HamiltonianChain(density, torch.tensor(step), 5).mean_score(z, n_burn_in, 1, again)[0]
-
-    return move
-
-
-@pytest.mark.slow
-def test_gradients_are_unbiased_after_the_chain_has_forgotten_its_start():
-    q = LinearFamily()
-    rows = gradients_of(q, 100, by_chain(0.25, 10))
-    assert z_scores(rows, exact_gradient(q)).abs().max() < 4
-
-
 @pytest.mark.slow
 def test_the_gradient_of_the_training_is_the_unbiased_one():
     q = LinearFamily()
-    est = UIVI(batch_size=200, n_burn_in=7, max_iter=1)
-    temperature = Scheduled("annealing", 1.0, q.b)
-    objective = est._objective(in_double(target_score, 2), temperature, q.family, generator())
-    objective.advance(0.0)
-    rows = []
-    with torch.no_grad():
-        for _ in range(60):
-            objective()
-            rows.append(torch.cat([p.grad.flatten() for p in q.parameters]))
-    rows = torch.stack(rows[20:])  # the length of the steps has converged
-    assert z_scores(rows, exact_gradient(q)).abs().max() < 4.5
+    objective = objective_of(UIVI(batch_size=200, n_burn_in=7, max_iter=1), q)
+    rows = gradients(objective, q.parameters, 60)[20:]  # the length of the steps has converged
+    assert z_scores(rows, exact_gradient(q)).max() < 4.5
 
 
 @pytest.mark.slow
@@ -126,16 +77,3 @@ def test_the_steps_find_the_length_at_which_nine_in_ten_are_accepted(monkeypatch
         target_score, n_features=2
     )
     assert np.mean(seen[-50:]) == pytest.approx(0.9, abs=0.02)
-
-
-@pytest.mark.slow
-def test_a_gaussian_has_its_moments():
-    p = GaussianScore(2, log10_condition=0.5, size=1.0, seed=3)
-    q = UIVI(
-        whiten=None, n_leapfrog_steps=10, linear_skip=True, initial_scale=0.5, hidden_layer_sizes=(20,),
-        max_iter=400, learning_rate=0.02, random_state=0,
-    )  # fmt: skip
-    q.fit(p.score_fn, n_features=2)
-    w = p.standardise((torch.as_tensor(q.sample(20_000)).double() - p.mean).mT)
-    assert w.mean(1).abs().max() < 0.05
-    assert (w.cov() - torch.eye(2)).abs().max() < 0.05

@@ -9,9 +9,6 @@ import torch
 from plain_targets import normal
 from torch import distributions as dist
 
-from skksivi import to_arviz
-from skksivi.baselines import Laplace
-from skksivi.score._score import central_difference
 from skksivi.targets import constrained, paired_constrained
 
 #: The density of each support, with numbers of which a member is a function.
@@ -87,16 +84,8 @@ def test_the_volume_is_that_of_autograd(support):
         torch.testing.assert_close(target.log_prob(x[None])[0], theta.sum() + log_volume(target, x))
 
 
-@every_case
-def test_the_score_has_a_right_graph(case):
-    target = made(case)
-    x, v = normal(5, target.n_features), normal(5, target.n_features, seed=1)
-    (product,) = torch.autograd.grad(target.score_fn(x.requires_grad_()), x, v)
-    torch.testing.assert_close(central_difference(target.score_fn, x.detach(), v, 1e-2), product, rtol=0.1, atol=0.02)
-
-
 @pytest.mark.parametrize("support", [*[case[0] for case in CASES.values()], *OTHERS.values()], ids=str)
-@pytest.mark.parametrize("n", [0, 1, 7])
+@pytest.mark.parametrize("n", [0, 7])
 def test_parameters_and_points_are_one_to_one(support, n):
     target = constrained(lambda a, theta: a, {"a": "positive", "theta": support})
     X = normal(n, target.n_features).numpy()
@@ -138,21 +127,10 @@ def test_draws_of_the_parameters_satisfy_the_stein_identities():
         torch.manual_seed(0)
         values = {name: law.sample((5000,)).double().numpy() for name, law in zip(THREE, LAWS, strict=True)}
     x = torch.as_tensor(target.unconstrain(values))
+    assert pickle.loads(pickle.dumps(target)).names == target.names  # noqa: S301
     s = target.score_fn(x)
     for terms in (s, s[:, :, None] * (x - x.mean(0))[:, None] + torch.eye(4)):
         assert (terms.mean(0) / terms.std(0)).abs().max() < 4.5 / math.sqrt(len(x))
-
-
-def test_arviz_sees_the_parameters():
-    pytest.importorskip("arviz_base", reason="the container is ArviZ's")
-    target = constrained(three_log_prob, THREE)
-    posterior = to_arviz(Laplace().fit(target), target, 12).posterior
-    assert {name: values.shape for name, values in posterior.items()} == {
-        "p": (3, 4),
-        "rate": (3, 4),
-        "w": (3, 4, 3),
-    }
-    assert pickle.loads(pickle.dumps(target)).names == target.names  # noqa: S301
 
 
 MISTAKES = [

@@ -7,6 +7,7 @@ import signal
 
 import numpy as np
 import pytest
+import sklearn.model_selection
 import torch
 from approximators import GaussianTarget
 from joblib import parallel_config
@@ -496,3 +497,11 @@ def test_candidates_of_a_fold_find_the_same_coordinates():
     a, b = (p.fit(GaussianTarget()[[3]]).whitening_ for p in (q, other))
     np.testing.assert_array_equal(a.m, b.m)
     np.testing.assert_array_equal(a.L, b.L)
+
+
+@pytest.mark.parametrize("cv", [None, 3, "KFold", "ShuffleSplit"])
+def test_a_search_that_would_split_rows_says_what_to_do(cv):
+    cv = getattr(sklearn.model_selection, cv)() if isinstance(cv, str) else cv
+    search = GridSearchCV(KSIVIApproximator(max_iter=2), {"learning_rate": [0.1]}, cv=cv)
+    with pytest.raises(ValueError, match=r"no rows to split: set cv=skksivi.model_selection.Replicates"):
+        search.fit(Banana())

@@ -33,6 +33,14 @@ MAX_MATRIX = 2**25
 N_COMPARED = 3
 
 
+class NoRows(int):
+    """A count of one, which says in the messages of what would split rows what to do instead."""
+
+    def __format__(self, spec: str) -> str:
+        remedy = "1, since a target has no rows to split: set cv=skksivi.model_selection.Replicates()"
+        return remedy if not spec else format(int(self), spec)
+
+
 class Target:
     """A distribution to approximate, known by its score.
 
@@ -148,7 +156,7 @@ class Target:
     @property
     def shape(self) -> tuple[int, int]:
         """One "row" of n_features, so that scikit-learn can count and split it."""
-        return (1, self.n_features)
+        return (NoRows(1), self.n_features)
 
     def __getitem__(self, index: object) -> Self:
         rows = np.asarray(index[0] if isinstance(index, tuple) else index)

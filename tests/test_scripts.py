@@ -489,7 +489,7 @@ def test_the_manual_has_the_tables_of_the_frontier(tmp_path, capsys):
     run("benchmarks/frontier.py", ["--show", str(ROOT / "benchmarks" / "frontier.json")], tmp_path)
     tables = [ROOT / "doc" / "tables" / f"frontier_{name}.txt" for name in ("methods", "posteriors")]
     assert capsys.readouterr().out == "\n".join(path.read_text("utf-8") for path in tables) + "\n"
-    assert all(f"tables/{path.name}" in (ROOT / "doc" / "frontier.rst").read_text("utf-8") for path in tables)
+    assert all(f"tables/{path.name}" in (ROOT / "doc" / "comparison.rst").read_text("utf-8") for path in tables)
 
 
 @pytest.mark.parametrize(

@@ -91,11 +91,11 @@ def flow(_):
     for k, (name, text, colour) in enumerate(boxes):
         y = 102 - 20 * k
         ax.add_patch(plt.Rectangle((2, y), 80, 14, fc="w", ec=colour, lw=2))
-        ax.text(42, y + 12.5, f"{name}\n", ha="center", va="top", fontsize=11, weight="bold", color="k")
-        ax.text(42, y + 7.6, text, ha="center", va="top", fontsize=9, linespacing=1.1)
+        ax.text(42, y + 13, f"{name}\n", ha="center", va="top", fontsize=12.5, weight="bold", color="k")
+        ax.text(42, y + 7.8, text, ha="center", va="top", fontsize=10.5, linespacing=1.1)
         if k:
             ax.annotate("", (42, y + 14), (42, y + 20), arrowprops={"arrowstyle": "->"})
-    ax.text(44, 59, "not good enough", va="center", fontsize=9)
+    ax.text(44, 59, "not good enough", va="center", fontsize=10.5)
     ax.plot([82, 91, 91], [69, 69, 9], color=ORANGE, lw=1.5)
     ax.annotate("", (82, 9), (91, 9), arrowprops={"arrowstyle": "->", "color": ORANGE, "lw": 1.5})
     ax.text(95.5, 39, "good: nothing is trained", rotation=270, ha="center", va="center", color=ORANGE, fontsize=10)

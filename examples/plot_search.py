@@ -56,8 +56,8 @@ for parameters, values in zip(search.cv_results_["params"], table, strict=True):
     print(f"{parameters['bandwidth']!s:>9}{parameters['learning_rate']:>8}{values[0]:>12.3g}{values[1]:>12.3g}")
 
 # %%
-# A line is a bandwidth, a marker one of the two fits of a candidate. Candidates differ by orders of magnitude, much
-# more than the two fits of one of them, so that the choice, in the ring, is not made by noise.
+# A line is a bandwidth, a marker one of the two fits of a candidate. Candidates differ by up to seven orders of
+# magnitude, the two fits of one of them by much less, so that the choice, in the ring, is not made by noise.
 
 figure, ax = plt.subplots(figsize=(6, 4), layout="constrained")
 values = table.reshape(2, 3, 2)
@@ -67,6 +67,7 @@ for name, colour, both in zip(grid["bandwidth"], ("#0072B2", "#009E73"), values,
 best = search.best_params_["learning_rate"]
 ax.plot(best, -search.best_score_, "o", ms=22, mew=2.5, mfc="none", mec="#D55E00")
 ax.set(xscale="log", yscale="log")
+ax.margins(y=0.1)
 ax.set_xticks(grid["learning_rate"], grid["learning_rate"], fontsize=12)
 ax.minorticks_off()
 ax.tick_params(labelsize=12)

@@ -1,4 +1,4 @@
-"""The pictures of the user guide that explain an idea: `python benchmarks/pictures.py` draws them anew."""
+"""The pictures of the manual that explain an idea: `python benchmarks/pictures.py` draws them anew."""
 
 import argparse
 import warnings
@@ -19,23 +19,6 @@ from skksivi.plotting import LayersDisplay
 from skksivi.targets import EightGaussians, StudentT
 
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "0.55"
-
-
-def whitening(_):
-    """A Gaussian of unlike scales and a kernel's reach, before and after whitening."""
-    figure, axes = plt.subplots(1, 2, figsize=(8, 3.6), layout="constrained")
-    L = np.array([[30.0, 0.0], [0.27, 0.13]])
-    u = np.random.default_rng(0).normal(size=(600, 2))
-    for ax, X, title in zip(axes, (u @ L.T + [100, -2], u), ("your coordinates x", "whitened, u"), strict=True):
-        ax.plot(*X.T, ".", ms=3, color=BLUE, alpha=0.5)
-        ax.set_title(title)
-    axes[0].set(xlabel="$x_1$", ylabel="$x_2$")
-    axes[1].set(xlabel="$u_1$", ylabel="$u_2$", xlim=(-4, 4), ylim=(-4, 4), aspect="equal")
-    at = np.linspace(0, 2 * np.pi, 200)
-    circle = 0.35 * np.sqrt(2) * np.stack([np.cos(at), np.sin(at)])
-    axes[1].plot(*circle, color=ORANGE, lw=2, label="width of the kernel, $h = 0.35 \\sqrt{d}$")
-    axes[1].legend(frameon=False, loc="upper center", fontsize=9)
-    return figure
 
 
 def reach(_):
@@ -99,33 +82,29 @@ def layers(max_iter):
 
 
 def flow(_):
-    """The stages of `fit`, each with the test that ends it."""
-    figure, ax = plt.subplots(figsize=(9, 3.9), layout="constrained")
-    ax.set(xlim=(-1, 100), ylim=(0, 44))
+    """The stages of `fit` from top to bottom, and the way past the training."""
+    figure, ax = plt.subplots(figsize=(4.6, 5.4), layout="constrained")
+    ax.set(xlim=(0, 100), ylim=(-1, 118))
     ax.set_axis_off()
     boxes = [
-        (0, "score\nchecked", GREY),
-        (17, "modes\nsearched", GREEN),
-        (34, "importance\nsampling", GREEN),
-        (51, "short chains,\nother coordinates", GREEN),
-        (72, "training", BLUE),
+        ("score $s_p$", "checked at a few points", GREY),
+        ("start", "modes, importance sampling, short chains:\npoints, and coordinates $x = m + L u$", GREEN),
+        ("verdict", "are the weights even? do the chains agree?", ORANGE),
+        ("training", "$u = \\mu_\\phi(z) + \\sigma_\\phi \\xi$ along the path gradient", BLUE),
+        ("certificate", "KL$(q\\|p)$ + KL$(p\\|q)$; the better of both", ORANGE),
+        ("fit", "sample, score, diagnose", GREY),
     ]
-    widths = [13, 13, 13, 17, 13]
-    for (x, text, colour), width in zip(boxes, widths, strict=True):
-        ax.add_patch(plt.Rectangle((x, 24), width, 12, fc="w", ec=colour, lw=2))
-        ax.text(x + width / 2, 30, text, ha="center", va="center", fontsize=10)
-    for (x, *_), width, (after, *_) in zip(boxes, widths, boxes[1:], strict=False):
-        ax.annotate("", (after, 30), (x + width, 30), arrowprops={"arrowstyle": "->", "color": "k"})
-    for x in (40.5, 59.5, 78.5):
-        ax.annotate("", (x, 11), (x, 24), arrowprops={"arrowstyle": "->", "color": ORANGE})
-    ax.text(50, 17.5, "as soon as the\ncertificate is good", ha="center", va="center", color=ORANGE, fontsize=10)
-    ax.add_patch(plt.Rectangle((34, 1), 51, 10, fc="w", ec=ORANGE, lw=2))
-    ax.text(59.5, 6, "fitted: sample, score, certificate, diagnose", ha="center", va="center", fontsize=10)
-    ax.annotate("", (98, 30), (85, 30), arrowprops={"arrowstyle": "-", "color": "k"})
-    ax.plot([98, 98], [30, 6], color="k", lw=1)
-    ax.annotate("", (85, 6), (98, 6), arrowprops={"arrowstyle": "->", "color": "k"})
-    ax.text(91.5, 32, "at the end", ha="center", fontsize=9)
-    ax.text(40.5, 38.5, "before training: where the target is, its scales and correlations", ha="center", fontsize=10)
+    for k, (name, text, colour) in enumerate(boxes):
+        y = 102 - 20 * k
+        ax.add_patch(plt.Rectangle((2, y), 80, 14, fc="w", ec=colour, lw=2))
+        ax.text(42, y + 13, f"{name}\n", ha="center", va="top", fontsize=12.5, weight="bold", color="k")
+        ax.text(42, y + 7.8, text, ha="center", va="top", fontsize=10.5, linespacing=1.1)
+        if k:
+            ax.annotate("", (42, y + 14), (42, y + 20), arrowprops={"arrowstyle": "->"})
+    ax.text(44, 59, "not good enough", va="center", fontsize=10.5)
+    ax.plot([82, 91, 91], [69, 69, 9], color=ORANGE, lw=1.5)
+    ax.annotate("", (82, 9), (91, 9), arrowprops={"arrowstyle": "->", "color": ORANGE, "lw": 1.5})
+    ax.text(95.5, 39, "good: nothing is trained", rotation=270, ha="center", va="center", color=ORANGE, fontsize=10)
     return figure
 
 
@@ -183,7 +162,6 @@ def ranks(_):
 PICTURES = {
     "cluster": cluster,
     "ranks": ranks,
-    "whitening": whitening,
     "reach": reach,
     "tail": tail,
     "layers": layers,

@@ -123,13 +123,16 @@ html_domain_indices = False
 html_theme_options = {
     "navbar_end": ["theme-switcher", "navbar-icon-links"],
     "navbar_persistent": ["search-button"],
-    "header_links_before_dropdown": 5,
+    "header_links_before_dropdown": 6,
     "show_toc_level": 2,
     "icon_links": [{"name": "Repository", "url": repository, "icon": "fa-brands fa-github"}],
     "footer_start": [],
     "footer_end": [],
 }
-WIDE = ("index", "installation", "quick_start", "comparison", "benchmarks", "frontier", "contributing", "changelog")
+WIDE = (
+    *("index", "installation", "quick_start", "how", "diagnose", "searches", "comparison"),
+    *("contributing", "changelog"),
+)
 html_sidebars = {name: [] for name in WIDE}
 
 

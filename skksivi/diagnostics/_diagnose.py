@@ -79,8 +79,8 @@ def diagnose(
         The share of draws that lie in a wrong mode, :math:`\tfrac12 \sum_k |w_k - \hat w_k|` for modes found by
         searches from draws and from points one, three and ten standard deviations around them, with the weights of
         `skksivi.modes`. Warns above 5%, if beyond the standard errors; of modes with more than 1% of the mass and
-        hardly a draw; and if more than 5% of the ascents of the fit would lead to modes that it has not found, see
-        `whitening_.unseen`. A mode to which no ascent leads is not detected. Up to 200 features.
+        hardly a draw; and if more than 5% of the fit's mode searches would lead to modes that it has not found, see
+        `whitening_.unseen`. A mode to which no search leads is not detected. Up to 200 features.
     "loss plateau"
         The fall of `loss_curve_` in its last quarter, by the Theil-Sen slope through means of blocks, as a share of
         the total fall from the first quarter on. Warns if it exceeds 5% and four standard errors.

@@ -14,8 +14,8 @@ from skksivi.score._tally import Stage
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: Columns of a printed report, and its indent.
-WIDTH, INDENT = 110, " " * 25
+#: Columns of a printed report, those of a terminal, and its indent.
+WIDTH, INDENT = 80, " " * 25
 
 
 class Check(NamedTuple):
@@ -134,7 +134,8 @@ class Diagnosis:
             lines += textwrap.wrap(f"  {mark:<5} {check.name:<16} {text}", WIDTH, subsequent_indent=INDENT)
             lines += textwrap.wrap(check.remedy, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT)
         if self.modes.max(initial=0) > 0 or self["modes"].verdict == "warn":
-            lines.append(f"{INDENT}KSD is insensitive to the weights of modes: see the line on modes.")
+            note = "KSD is insensitive to the weights of modes: see the line on modes."
+            lines += textwrap.wrap(note, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT)
         return "\n".join(lines)
 
     __repr__ = __str__

@@ -67,7 +67,7 @@ def test_a_stage_ends_the_pilot_of_its_target(stage, score_fn, d):
     settings = {"skip": ("independent directions",)} if stage == "matched Gaussian" else {}
     whitening, points, verdicts = pilot_of(score_fn, d, **settings)
     assert list(verdicts)[-1] == stage
-    assert verdicts[stage].startswith("weights count: J = ")
+    assert verdicts[stage].startswith("weights count (J = ")
     assert points.converged
     assert whitening.converged
 
@@ -131,7 +131,7 @@ def test_efforts_are_slices_of_one_list():
 def test_long_chains_have_the_moments_of_a_skewed_target():
     """Five standard errors of the mean, 10% of the variance."""
     _, points, verdicts = pilot_of(log_gamma_score, 2, warps=False, effort="high", budget=200_000)
-    assert verdicts["long chains"].startswith("chains agree: halves of ")
+    assert verdicts["long chains"].startswith("chains agree (halves of ")
     u = (points.x - digamma(1.5)) / math.sqrt(polygamma(1, 1.5))
     assert (u.mean(0).abs() < 5 * points.mean_se / math.sqrt(polygamma(1, 1.5))).all()
     assert (u.var(0) - 1).abs().max() < 0.1

@@ -52,7 +52,7 @@ class Verdict:
         return self.level >= Level.CHAINS_AGREE
 
     def __str__(self) -> str:
-        return self.level.name.lower().replace("_", " ") + (f": {self.reason}" if self.reason else "")
+        return self.level.name.lower().replace("_", " ") + (f" ({self.reason})" if self.reason else "")
 
 
 class GoodEnough(NamedTuple):

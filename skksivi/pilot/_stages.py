@@ -114,8 +114,10 @@ class Known:
         return Known(self.score, starts, alone, self.settings, self.generator, self.warps)
 
     def add(self, points: PilotPoints) -> None:
-        """Take note of points that were found."""
-        if len(points.x):
+        """Take note of points that were found, or why there are none."""
+        if not len(points.x) and self.points is not None:
+            self.points = self.points._replace(verdict=points.verdict)
+        elif len(points.x):
             self.points = points
             begun = (name for name in reversed(self.score.tally.begun) if name in EXPLORATIONS)
             self.found_by = next(begun, LAPLACE)

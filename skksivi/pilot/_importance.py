@@ -222,8 +222,9 @@ def standard_pilot(like: Tensor, n: int = 0) -> PilotPoints:
 
 def pilot_of_mixture(mixture: Components, n: int = 0) -> PilotPoints:
     """Return n points of a mixture, whose means are not known."""
-    sd = mixture.covariances.diagonal(dim1=1, dim2=2).sqrt().amax(0)
-    return PilotPoints(_points_of(mixture, n), [n], sd, mixture=mixture)
+    sd, k = mixture.covariances.diagonal(dim1=1, dim2=2).sqrt().amax(0), len(mixture.weights)
+    verdict = Verdict(Level.ROUGH, "a Gaussian" if k == 1 else f"{k} Gaussians")
+    return PilotPoints(_points_of(mixture, n), [n], sd, verdict, mixture=mixture)
 
 
 def pilot_with(points: Tensor, by: TargetMoments) -> PilotPoints:

@@ -380,6 +380,7 @@ def test_a_full_disk_leaves_the_old_file(fitted, step, tmp_path, monkeypatch):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # of jax, if another test has loaded it
 def test_a_kill_at_any_moment_leaves_the_old_or_the_new_file(saved, tmp_path):
     path, contents = tmp_path / "q", [saved["laplace"], saved["Laplace"] * 20]
     path.write_bytes(contents[0])

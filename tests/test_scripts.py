@@ -108,6 +108,7 @@ COMMANDS = {
         "training.json",
     ],
     "benchmarks/shapes.py": ["--quick", "--out", "shapes.json"],
+    "benchmarks/ablation.py": ["--quick", "--jobs", "1", "--stages", "all modes", "--out", "ablation.json"],
     "benchmarks/suites.py": ["--quick", "--out", "suites.json"],
     "benchmarks/weights.py": ["--quick", "--names", "banana", "--jobs", "1", "--out", "weights.json"],
     "benchmarks/diagnose.py": ["--quick", "--out", "diagnose.json"],

@@ -136,7 +136,8 @@ class ChainEnsemble:
     """Chains that explore a target in the coordinates of a metric.
 
     They warm up their step; each stage is tested in the middle and at its end. Chains that are far apart there
-    restart with a metric from their points and scores, unless their metric is exact.
+    restart with a metric from their points and scores, unless their metric is exact; many chains do so twice at most.
+    Of many chains the later half of the states counts, and is to agree with itself.
 
     Parameters
     ----------
@@ -159,7 +160,8 @@ class ChainEnsemble:
         name: str = "short chains",
     ) -> None:
         self.score_fn, self.metric, self.generator = score_fn, metric, generator
-        self.n_chains, self.name = n_chains, name
+        self.n_chains, self.name, self.are_many = n_chains, name, n_chains > CHAINS.n_chains
+        self.n_restarts = 2 if self.are_many else 2**31
         self.refine: Refine = refine or (
             lambda metric, pilot, drawn: refined_pilot(metric.pull_back(score_fn), pilot, drawn, generator)
         )
@@ -205,22 +207,24 @@ class ChainEnsemble:
                 break
         self.x, self.step = metric.unwhiten(chains.u), chains.step
         error = score_divergence(score_fn, metric, generator, GAUSSIAN.n_quick)
-        if apart > CHAINS.max_rhat and error > 0.01:  # else no points improve it
+        if apart > CHAINS.max_rhat and error > 0.01 and self.n_restarts:  # else no points improve it
             self.metric = adapted_by_scores(metric, draws.points, draws.scores)
-            self.kept, self.drawn = [], []
+            self.kept, self.drawn, self.n_restarts = [], [], self.n_restarts - 1
 
     def _judged(self, draws: PartedDraws, apart: float) -> PilotPoints:
         """Return the pilot of the draws of chains that are so far apart, refined if they agree."""
+        if self.are_many:
+            draws = PartedDraws(*(a[len(a) // 2 :] for a in draws))
         by = target_moments(draws)
         plain = pilot_with(draws.points, by)
-        if apart <= CHAINS.max_rhat and self.has_few:
+        if (self.are_many or apart <= CHAINS.max_rhat) and self.has_few:
             pilot = self.refine(self.metric, plain, self.drawn)
             if pilot.converged:
                 return pilot
         else:
             pilot = plain
-        if self.n_chains > CHAINS.n_chains and apart <= CHAINS.max_rhat:
-            verdict = judge_halves(draws.u, by.se)
+        if self.are_many and apart <= CHAINS.max_rhat:
+            verdict = judge_halves(draws.u)
         else:
             verdict = judge_chains(apart, by.se, len(self.metric.m), len(draws.u))
         if not verdict.converged:

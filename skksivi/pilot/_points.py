@@ -107,18 +107,17 @@ def has_small_errors(n_features: int, error: float) -> bool:
     return n_features >= MANY_FEATURES and error < GOOD_ENOUGH.small_errors
 
 
-def judge_halves(kept: Tensor, error: float = 0.0) -> Verdict:
+def judge_halves(kept: Tensor) -> Verdict:
     """Judge states (n_kept, n, d) of many chains, or of many dimensions: whether the earlier and the later half agree
-    in mean and scale, within the noise of so many chains, and errors are small.
+    in mean and scale, within the noise of so many chains.
     """
     _, n, d = kept.shape
     early, late = kept.chunk(2)
     shift = (early.mean((0, 1)) - late.mean((0, 1))).abs() / late.std((0, 1))
     ratio = (early.std((0, 1)) / late.std((0, 1))).log().abs()
     apart = torch.maximum(shift, ratio).max().item()
-    good = apart < (0.5 + math.sqrt(2 * math.log(2 * d))) / math.sqrt(n) and error <= GOOD_ENOUGH.chain_errors[1]
-    reason = f"halves of {n} chains are {apart:.2g} sd apart" + (f", errors {error:.2g}" if error else "")
-    return Verdict(Level.CHAINS_AGREE if good else Level.ROUGH, reason)
+    good = apart < (0.5 + math.sqrt(2 * math.log(2 * d))) / math.sqrt(n)
+    return Verdict(Level.CHAINS_AGREE if good else Level.ROUGH, f"halves of {n} chains are {apart:.2g} sd apart")
 
 
 class PilotPoints(NamedTuple):

@@ -457,7 +457,7 @@ class LongChains:
     min_chains: int = 128
     max_chains: int = 2048
     min_chains_of_mode: int = 64
-    n_trajectories: tuple[int, ...] = (100, 100, 100, 100)
+    n_trajectories: tuple[int, ...] = (200, 200, 200)
     far_apart: float = 9.0
     name: str = "long chains"
 

@@ -64,7 +64,7 @@ def costs(rows):
     lines = []
     for stage in STAGES:
         calls = [row["stages"][stage] for row in whole if stage in row["stages"]]
-        ended = sum(list(row["stages"])[-1] == stage for row in whole)
+        ended = sum(stage in list(row["stages"])[-1:] for row in whole)
         cells = (f"{np.median(calls):,.0f}", f"{np.quantile(calls, 0.9):,.0f}") if calls else ("", "")
         lines.append((stage, len(calls), *cells, ended))
     return rst(("Stage", "Ran", "Calls", "90%", "Ended"), lines)

@@ -194,7 +194,7 @@ class Pilot(ParameterObject):
         "high": the same but always with long chains, unless short ones converged in warped coordinates.
     budget : int, default=400_000
         Approximate number of points at which long chains evaluate the score. With "auto" it sets the number of
-        chains, at least 128, so values below about 80,000 make no difference; chains that do not converge, or mix
+        chains, at least 128, so values below about 110,000 make no difference; chains that do not converge, or mix
         slowly, take several times as many. With "diagonal" it sets the number of steps of each chain, 200 to 20,000.
     max_score_calls : int or None, default=None
         Upper limit for all evaluations of the score and of log p, and products with the Jacobian of the score, in a

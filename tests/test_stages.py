@@ -128,6 +128,15 @@ def test_efforts_are_slices_of_one_list():
 # Long chains
 
 
+def test_points_that_long_chains_do_not_replace_keep_their_modes(monkeypatch):
+    """A wider search finds other modes, and the chains around these nothing better."""
+    monkeypatch.setattr("skksivi.pilot._stages.LongChains.propose", lambda *_: iter(()))
+    whitening, points, verdicts = pilot_of(UNEQUAL.score_fn, 2, seed=7, effort="high", budget=0)
+    assert list(verdicts)[-1] == "long chains"
+    assert points.converged
+    assert whitening.ascents is not None
+
+
 def test_long_chains_have_the_moments_of_a_skewed_target():
     """Five standard errors of the mean, 10% of the variance."""
     _, points, verdicts = pilot_of(log_gamma_score, 2, warps=False, effort="high", budget=200_000)

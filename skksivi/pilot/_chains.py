@@ -161,7 +161,7 @@ class ChainEnsemble:
     ) -> None:
         self.score_fn, self.metric, self.generator = score_fn, metric, generator
         self.n_chains, self.name, self.are_many = n_chains, name, n_chains > CHAINS.n_chains
-        self.n_restarts = 2 if self.are_many else 2**31
+        self.n_restarts = 2 if self.are_many else math.inf
         self.refine: Refine = refine or (
             lambda metric, pilot, drawn: refined_pilot(metric.pull_back(score_fn), pilot, drawn, generator)
         )

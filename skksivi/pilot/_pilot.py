@@ -186,7 +186,7 @@ def _suffices(known: Known) -> bool:
 
 def _of_points(known: Known, points: PilotPoints) -> Found:
     """Return the map by the mean and the covariance of a pilot."""
-    y, mean_se, map_, modes = points.x, points.mean_se, points.map(), known.modes
+    y, mean_se, map_, modes = points.x, points.mean_se, points.map(), known.modes_of_points
     x = y if points.warp is None else points.warp.unwarp(y)[0]
     if points.warp is not None:
         mean_se = (mean_se / y.std(0)).max() * x.std(0)

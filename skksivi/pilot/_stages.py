@@ -64,6 +64,8 @@ class Known:
         Chains that may go on.
     points : PilotPoints or None
         The last that were found.
+    modes_of_points : ModeMaps
+        The modes that were known then: a wider search may find others, and no better points.
     found_by : str
         What has found them.
     attempts : list of Attempt
@@ -79,6 +81,7 @@ class Known:
     metric: Affine | None = None
     ensemble: ChainEnsemble | None = None
     points: PilotPoints | None = None
+    modes_of_points: ModeMaps = NO_MODES
     found_by: str = LAPLACE
     attempts: list[Attempt] = field(default_factory=list)
 
@@ -118,7 +121,7 @@ class Known:
         if not len(points.x) and self.points is not None:
             self.points = self.points._replace(verdict=points.verdict)
         elif len(points.x):
-            self.points = points
+            self.points, self.modes_of_points = points, self.modes
             begun = (name for name in reversed(self.score.tally.begun) if name in EXPLORATIONS)
             self.found_by = next(begun, LAPLACE)
 

@@ -18,12 +18,12 @@ from skksivi.families._layer import MultilayerPerceptron
 from skksivi.kernels import Gaussian
 from skksivi.mixing import Bootstrap, GaussianMixtureDraws, StudentTDraws
 from skksivi.parameters import Pilot
-from skksivi.pilot._points import Level, PilotPoints, Verdict
+from skksivi.pilot._points import Grade, PilotPoints, Verdict
 from skksivi.score._probe import in_double
 from skksivi.stein._estimators import GRADIENT_ESTIMATORS
 from skksivi.targets import BayesianLogisticRegression, EightGaussians, Minibatches, XShaped
 
-AGREED, ROUGH = Verdict(Level.CHAINS_AGREE), Verdict(Level.ROUGH)
+AGREED, ROUGH = Verdict(Grade.CHAINS_AGREE), Verdict(Grade.ROUGH)
 
 QUICK = HKSIVIApproximator(
     n_layers=2, max_iter=30, batch_size=32, hidden_layer_sizes=(8,), whiten=Pilot(budget=20_000), random_state=0

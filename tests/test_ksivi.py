@@ -38,14 +38,14 @@ from skksivi.kernels import IMQ, KERNELS, Gaussian
 from skksivi.mixing import GaussianMixtureDraws, NormalDraws
 from skksivi.parameters import Pilot, Plateau, Scale
 from skksivi.pilot._mixture import fitted_mixture
-from skksivi.pilot._points import Level, PilotPoints, Verdict
+from skksivi.pilot._points import Grade, PilotPoints, Verdict
 from skksivi.score._probe import in_double
 from skksivi.stein._estimators import GRADIENT_ESTIMATORS
 from skksivi.targets import Multimodal, from_log_prob, from_score_fn
 from skksivi.terms import Entropic, Laplacian
 from skksivi.training._guard import moments
 
-AGREED, ROUGH = Verdict(Level.CHAINS_AGREE), Verdict(Level.ROUGH)
+AGREED, ROUGH = Verdict(Grade.CHAINS_AGREE), Verdict(Grade.ROUGH)
 
 pytestmark = pytest.mark.filterwarnings("ignore:The draws are too:sklearn.exceptions.ConvergenceWarning")
 

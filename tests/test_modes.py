@@ -28,11 +28,11 @@ from skksivi.pilot._mode_weights import (
     propose,
     with_mode_weights,
 )
-from skksivi.pilot._points import Level, PilotPoints, Verdict
+from skksivi.pilot._points import Grade, PilotPoints, Verdict
 from skksivi.targets import EightGaussians, Multimodal, Target
 from skksivi.training._run import Fit
 
-AGREED = Verdict(Level.CHAINS_AGREE)
+AGREED = Verdict(Grade.CHAINS_AGREE)
 
 WEIGHTS = np.array([0.3, 0.2, 0.15, 0.1, 0.1, 0.05, 0.05, 0.05])
 #: A few hundred iterations of a normal mixing: the fits are rough, and say so.

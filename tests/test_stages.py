@@ -17,7 +17,7 @@ from skksivi.pilot._modes import ModeMaps, find_modes
 from skksivi.pilot._pilot import LOW, QUICK, THOROUGH, find_whitening
 from skksivi.pilot._points import (
     MANY_FEATURES,
-    Level,
+    Grade,
     PilotPoints,
     Verdict,
     judge_chains,
@@ -201,19 +201,19 @@ def test_chains_are_believed_that_agree(rhat, error, d, n, good):
 
 def test_halves_of_chains_agree_within_their_noise():
     kept = normal(40 * 30, 50).view(40, 30, 50)
-    assert judge_halves(kept).level == Level.CHAINS_AGREE
+    assert judge_halves(kept).grade == Grade.CHAINS_AGREE
     kept[20:, :, 3] += 2
-    assert judge_halves(kept).level == Level.ROUGH
+    assert judge_halves(kept).grade == Grade.ROUGH
 
 
 def test_small_errors_of_many_features_raise_a_verdict():
     x = normal(500, MANY_FEATURES)
     rough = PilotPoints(x, [500], 0.05 * torch.ones(MANY_FEATURES))
-    assert rough.judged().level == Level.SMALL_ERRORS
-    assert rough._replace(mean_se=0.2 * torch.ones(MANY_FEATURES)).judged().level == Level.ROUGH
-    assert PilotPoints(x[:, :5], [500], 0.05 * torch.ones(5)).judged().level == Level.ROUGH
-    assert max(Verdict(level) for level in Level).level == Level.WEIGHTS_COUNT
-    assert not Verdict(Level.SMALL_ERRORS).converged
+    assert rough.judged().grade == Grade.SMALL_ERRORS
+    assert rough._replace(mean_se=0.2 * torch.ones(MANY_FEATURES)).judged().grade == Grade.ROUGH
+    assert PilotPoints(x[:, :5], [500], 0.05 * torch.ones(5)).judged().grade == Grade.ROUGH
+    assert max(Verdict(grade) for grade in Grade).grade == Grade.WEIGHTS_COUNT
+    assert not Verdict(Grade.SMALL_ERRORS).converged
 
 
 # What is told, and what goes wrong

@@ -26,7 +26,7 @@ from skksivi.pilot._points import MANY_FEATURES, has_small_errors
 from skksivi.score._improper import has_power_tails
 from skksivi.score._score import Score
 from skksivi.stein._discrepancy import FixedKernelKSD, agree, stein_error
-from skksivi.training._guard import Departure, Verdict, Watch, Worsening, departure
+from skksivi.training._guard import Acceptable, Departure, Watch, Worsening, departure
 from skksivi.training._hooks import CERTIFICATE
 from skksivi.training._loop import Minimised, Progress
 from skksivi.training._run import Fit
@@ -159,7 +159,7 @@ def watch_of(judge: Judge, sampler: InU, stopping: Plateau | None, *, guards: bo
     at_start = judge.error(judge.draws(sampler)[:N_JUDGED_DRAWS]) if noisy else 0.0
 
     @torch.no_grad()
-    def look(_: nn.Module) -> tuple[float, Verdict]:
+    def look(_: nn.Module) -> tuple[float, Acceptable]:
         u = judge.draws(sampler)
         some, verdict = u[:N_JUDGED_DRAWS], departure(u, reference)
         value = _value(discrepancy, judge.map.unwhiten(some))

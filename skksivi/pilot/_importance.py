@@ -19,7 +19,7 @@ from skksivi.coordinates._affine import Affine, standard_normal
 from skksivi.coordinates._lines import kronrod, lobatto, lobatto_nodes
 from skksivi.mixing import GaussianMixtureDraws
 from skksivi.pilot._mixture import MOST_FEATURES, Components, covariance_root, fitted_mixture, score_matched
-from skksivi.pilot._points import FEW, Level, PilotPoints, Verdict, is_near, judge_weights
+from skksivi.pilot._points import FEW, Grade, PilotPoints, Verdict, is_near, judge_weights
 from skksivi.score._errors import BudgetError
 from skksivi.score._score import DifferentiableScore, Score
 
@@ -177,7 +177,7 @@ def refined_pilot(
             more = _points_of(mixture, max(0, IMPORTANCE.least_points - len(pilot.x)))
             return pilot_with(torch.cat([pilot.x, more]), by)._replace(verdict=verdict, mixture=mixture)
         mixture = mixture if plan.keeps and is_near(divergence, pilot.x.shape[1], i + 1) else None
-    return pilot._replace(verdict=Verdict(Level.ROUGH, reason))
+    return pilot._replace(verdict=Verdict(Grade.ROUGH, reason))
 
 
 def shifted_mixture(mixture: Components, by: TargetMoments) -> Components:
@@ -223,7 +223,7 @@ def standard_pilot(like: Tensor, n: int = 0) -> PilotPoints:
 def pilot_of_mixture(mixture: Components, n: int = 0) -> PilotPoints:
     """Return n points of a mixture, whose means are not known."""
     sd, k = mixture.covariances.diagonal(dim1=1, dim2=2).sqrt().amax(0), len(mixture.weights)
-    verdict = Verdict(Level.ROUGH, "a Gaussian" if k == 1 else f"{k} Gaussians")
+    verdict = Verdict(Grade.ROUGH, "a Gaussian" if k == 1 else f"{k} Gaussians")
     return PilotPoints(_points_of(mixture, n), [n], sd, verdict, mixture=mixture)
 
 

@@ -40,7 +40,7 @@ from skksivi.pilot._chains import CHAINS, surrounding, underdamped_pilot
 from skksivi.pilot._mixture import MOST_FEATURES, batch_and_match
 from skksivi.pilot._modes import MODES
 from skksivi.pilot._newton import check_mode, laplace, newton_cg
-from skksivi.pilot._points import Level, PilotPoints
+from skksivi.pilot._points import Grade, PilotPoints
 from skksivi.pilot._stages import (
     AllModes,
     ChainsFromStart,
@@ -51,9 +51,9 @@ from skksivi.pilot._stages import (
     MoreTrajectories,
     Newton,
     OtherModes,
+    PilotStage,
     ShortChains,
     Spike,
-    Stage,
     WarpedCoordinates,
     WiderSearch,
     run_stages,
@@ -74,7 +74,7 @@ MOST_EXPLORED = 4000
 MAX_POINTS = 2**22
 
 #: The stages that explore a target, by effort, and those that do where they were not enough.
-QUICK: tuple[Stage, ...] = (
+QUICK: tuple[PilotStage, ...] = (
     Newton(),
     ChainsFromStart(),
     IndependentDirections(),
@@ -86,7 +86,7 @@ QUICK: tuple[Stage, ...] = (
     WarpedCoordinates(),
     MoreTrajectories(),
 )
-LOW: tuple[Stage, ...] = (
+LOW: tuple[PilotStage, ...] = (
     Newton(),
     ChainsFromStart((40, 80)),
     IndependentDirections(),
@@ -98,7 +98,7 @@ LOW: tuple[Stage, ...] = (
     WarpedCoordinates(),
 )
 LONG_CHAINS = LongChains()
-THOROUGH: tuple[Stage, ...] = (
+THOROUGH: tuple[PilotStage, ...] = (
     WiderSearch(QUICK, MODES.few_starts),
     WiderSearch(QUICK, MODES.max_starts),
     LONG_CHAINS,
@@ -181,7 +181,7 @@ def _suffices(known: Known) -> bool:
         return True
     if points.converged and effort == "high" and points.warp is None:
         return False
-    return points.judged().level > Level.ROUGH
+    return points.judged().grade > Grade.ROUGH
 
 
 def _of_points(known: Known, points: PilotPoints) -> Found:

@@ -24,7 +24,7 @@ FEW = 20
 MANY_FEATURES = 30
 
 
-class Level(IntEnum):
+class Grade(IntEnum):
     """How well some points are known to tell the moments of a target, from worst to best."""
 
     ROUGH = 0
@@ -35,24 +35,24 @@ class Level(IntEnum):
 
 @dataclass(frozen=True, order=True)
 class Verdict:
-    """How good some points are, and why; compared by the level alone.
+    """How good some points are, and why; compared by the grade alone.
 
     Attributes
     ----------
-    level : Level
+    grade : Grade
     reason : str
     """
 
-    level: Level
+    grade: Grade
     reason: str = field(default="", compare=False)
 
     @property
     def converged(self) -> bool:
         """Whether nothing better is needed."""
-        return self.level >= Level.CHAINS_AGREE
+        return self.grade >= Grade.CHAINS_AGREE
 
     def __str__(self) -> str:
-        return self.level.name.lower().replace("_", " ") + (f" ({self.reason})" if self.reason else "")
+        return self.grade.name.lower().replace("_", " ") + (f" ({self.reason})" if self.reason else "")
 
 
 class GoodEnough(NamedTuple):
@@ -92,14 +92,14 @@ def judge_weights(
     """Judge draws by importance that have this largest standard error."""
     reason = f"J = {divergence[0]:.2g} nats, errors {error:.2g}"
     good = is_near(divergence, n_features, n_rounds) and error <= most
-    return Verdict(Level.WEIGHTS_COUNT if good else Level.ROUGH, reason)
+    return Verdict(Grade.WEIGHTS_COUNT if good else Grade.ROUGH, reason)
 
 
 def judge_chains(rhat: float, error: float, n_features: int, n_trajectories: int) -> Verdict:
     """Judge a few chains whose moments have this largest standard error; of few features they are to be weighed."""
     most = GOOD_ENOUGH.chain_errors[n_trajectories >= GOOD_ENOUGH.long_chains]
     good = n_features >= MANY_FEATURES and rhat <= GOOD_ENOUGH.rhat and error <= most
-    return Verdict(Level.CHAINS_AGREE if good else Level.ROUGH, f"R-hat {rhat:.3g}, errors {error:.2g}")
+    return Verdict(Grade.CHAINS_AGREE if good else Grade.ROUGH, f"R-hat {rhat:.3g}, errors {error:.2g}")
 
 
 def has_small_errors(n_features: int, error: float) -> bool:
@@ -117,7 +117,7 @@ def judge_halves(kept: Tensor) -> Verdict:
     ratio = (early.std((0, 1)) / late.std((0, 1))).log().abs()
     apart = torch.maximum(shift, ratio).max().item()
     good = apart < (0.5 + math.sqrt(2 * math.log(2 * d))) / math.sqrt(n)
-    return Verdict(Level.CHAINS_AGREE if good else Level.ROUGH, f"halves of {n} chains are {apart:.2g} sd apart")
+    return Verdict(Grade.CHAINS_AGREE if good else Grade.ROUGH, f"halves of {n} chains are {apart:.2g} sd apart")
 
 
 class PilotPoints(NamedTuple):
@@ -144,7 +144,7 @@ class PilotPoints(NamedTuple):
     x: Tensor
     n_of_mode: list[int]
     mean_se: Tensor
-    verdict: Verdict = Verdict(Level.ROUGH)
+    verdict: Verdict = Verdict(Grade.ROUGH)
     dense: bool = True
     mixture: Components | None = None
     warp: Curved | None = None
@@ -168,9 +168,9 @@ class PilotPoints(NamedTuple):
 
     def judged(self) -> Verdict:
         """Return the verdict, raised where the errors of many features are small."""
-        if self.verdict.level > Level.ROUGH or not has_small_errors(self.x.shape[1], self.error):
+        if self.verdict.grade > Grade.ROUGH or not has_small_errors(self.x.shape[1], self.error):
             return self.verdict
-        return Verdict(Level.SMALL_ERRORS, f"errors {self.error:.2g}")
+        return Verdict(Grade.SMALL_ERRORS, f"errors {self.error:.2g}")
 
     def of_modes(self) -> Sequence[Tensor]:
         """Return the points of each mode."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain
 from typing import Protocol
 
@@ -23,7 +24,7 @@ from skksivi.pilot._mixture import GAUSSIAN, MOST_FEATURES, covariance_root, mat
 from skksivi.pilot._mode_weights import Weighing, pilot_of_several, pooled, with_mode_weights
 from skksivi.pilot._modes import MODES, ModeMaps, all_modes, find_modes, same_mode, search_around
 from skksivi.pilot._newton import check_mode, dense_mode, is_spike
-from skksivi.pilot._points import MANY_FEATURES, Level, PilotPoints, Verdict
+from skksivi.pilot._points import MANY_FEATURES, Grade, PilotPoints, Verdict
 from skksivi.pilot._profile import out_of_spike
 from skksivi.pilot._warped import around_start, by_scales, warped
 from skksivi.score._errors import DIVERGED, DivergedError
@@ -107,6 +108,11 @@ class Known:
             raise TypeError("there are no chains")
         return self.ensemble
 
+    @cached_property
+    def has_power_tails(self) -> bool:
+        """Whether the tails fall as a power."""
+        return has_power_tails(self.score)
+
     @property
     def verdict(self) -> Verdict | None:
         """That of the points."""
@@ -126,7 +132,7 @@ class Known:
             self.found_by = next(begun, LAPLACE)
 
 
-class Stage(Protocol):
+class PilotStage(Protocol):
     """A way to points near a target.
 
     Attributes
@@ -153,7 +159,7 @@ class Stage(Protocol):
         ...
 
 
-def run_stages(stages: tuple[Stage, ...], known: Known) -> None:
+def run_stages(stages: tuple[PilotStage, ...], known: Known) -> None:
     """Run the stages that apply, until the points of one are good enough."""
     tally = known.score.tally
     for stage in stages:
@@ -213,7 +219,7 @@ class ChainsFromStart:
         at_start = Affine.shift(known.starts[0])
         score = without_wrong_density(known.score, at_start)
         points = first_converged(ChainEnsemble(score, at_start, known.generator).by_stages(self.n_trajectories))
-        if points.judged().level > Level.ROUGH and _are_held(score, points.x):
+        if points.judged().grade > Grade.ROUGH and _are_held(score, points.x):
             yield points
 
 
@@ -334,7 +340,7 @@ class MatchedGaussian:
 
 def _out_of_neck(known: Known, points: PilotPoints) -> PilotPoints:
     """Return points that have converged, or better ones where these are absent from the neck of a funnel."""
-    if not (known.warps and points.converged and known.n_features < MANY_FEATURES) or has_power_tails(known.score):
+    if not (known.warps and points.converged and known.n_features < MANY_FEATURES) or known.has_power_tails:
         return points
     return by_scales(known.score, points.x, known.generator) or points
 
@@ -360,7 +366,7 @@ class ShortChains:
         metric, has_many = known.chains.metric, known.n_features >= MANY_FEATURES
         most, was_far = self.far_of_many if has_many else self.far, False
         n_first = CHAINS.n_chains * self.n_trajectories[0]
-        warps = known.warps and not has_power_tails(known.score)
+        warps = known.warps and not known.has_power_tails
         of_many = known.n_features > MOST_FEATURES
         for points in known.chains.by_stages(self.n_trajectories_of_many if of_many else self.n_trajectories):
             yield _out_of_neck(known, points)
@@ -386,7 +392,7 @@ class WarpedCoordinates:
         return known.warps and known.ensemble is not None and known.n_features >= MANY_FEATURES
 
     def propose(self, known: Known) -> Iterator[PilotPoints]:
-        if known.points is not None and not has_power_tails(known.score):
+        if known.points is not None and not known.has_power_tails:
             yield from warped(known.score, known.points.x, known.generator)
 
 
@@ -414,7 +420,7 @@ class WiderSearch:
     A density that grows far out, or repeats itself, is refused here, before long chains run off.
     """
 
-    stages: tuple[Stage, ...]
+    stages: tuple[PilotStage, ...]
     n_starts: int
     name: str = "wider mode search"
 
@@ -490,7 +496,7 @@ class LongChains:
         if before is not None and before.converged and not found.converged:
             return
         if before is not None and found.map().whiten(before.x).square().mean(1).median() > self.far_apart:
-            found = found._replace(verdict=Verdict(Level.ROUGH, "far from the points of short chains"))
+            found = found._replace(verdict=Verdict(Grade.ROUGH, "far from the points of short chains"))
         yield found
 
 

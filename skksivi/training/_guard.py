@@ -127,7 +127,7 @@ class Worsening(NamedTuple):
         return self.error <= self.at_start + 0.05
 
 
-class Verdict(Protocol):
+class Acceptable(Protocol):
     """The report on a state, in addition to its value."""
 
     @property
@@ -153,7 +153,7 @@ class Watch:
         By how much the value of the first state must be smaller than another's to be better.
     """
 
-    judge: Callable[[nn.Module], tuple[float, Verdict]]
+    judge: Callable[[nn.Module], tuple[float, Acceptable]]
     stopping: Plateau | None
     every: int = CHECK_EVERY
     keeps_best: bool = False
@@ -161,7 +161,7 @@ class Watch:
 
     at_end: bool = field(init=False, default=True)
     values: list[tuple[int, float]] = field(init=False, default_factory=list)
-    last: Verdict | None = field(init=False, default=None)
+    last: Acceptable | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self._best_iteration: int | None = None

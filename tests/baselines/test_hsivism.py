@@ -10,7 +10,7 @@ from plain_targets import Mixture, generator
 from skksivi.baselines import HSIVISM, _hsivism
 from skksivi.coordinates._whitening import Whitening
 from skksivi.pilot._pilot import find_whitening
-from skksivi.pilot._points import Level, PilotPoints, Verdict
+from skksivi.pilot._points import Grade, PilotPoints, Verdict
 from skksivi.score._probe import in_double
 from skksivi.targets import Banana
 from skksivi.training._loop import flatten
@@ -96,7 +96,7 @@ def test_scales_of_the_layers_follow_the_narrowest_mode():
 def test_scales_of_the_layers_follow_the_curvature_where_it_is_narrower():
     # A banana is wide, but a Langevin step of its width would leave it across.
     score, x = in_double(Banana().score_fn, 2), Banana().sample(5000, generator()).double()
-    pilot = PilotPoints(x, [len(x)], torch.ones(2), Verdict(Level.CHAINS_AGREE))
+    pilot = PilotPoints(x, [len(x)], torch.ones(2), Verdict(Grade.CHAINS_AGREE))
     whitening = Whitening(pilot.map(), modes=np.empty((0, 2)), weights=np.empty(0))
     scales = HSIVISM()._build(score, whitening, pilot, generator()).half_square.mul(2).sqrt()
     conditional_sd = whitening.map.whiten_score(score(x)).square().mean(0).rsqrt()

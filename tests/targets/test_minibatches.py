@@ -18,8 +18,6 @@ from skksivi.coordinates._composed import score_for_training
 from skksivi.kernels import Gaussian
 from skksivi.metrics import sliced_wasserstein
 from skksivi.parameters import Checkpoint, Pilot
-from skksivi.pilot import _expansion
-from skksivi.pilot._expansion import EXPANSION, Expansion, corrected, large_data
 from skksivi.pilot._pilot import find_whitening
 from skksivi.score._score import Halves
 from skksivi.stein._estimators import GRADIENT_ESTIMATORS
@@ -30,8 +28,10 @@ from skksivi.targets import (
     BayesianNeuralNetwork,
     Minibatches,
     _base,
+    _large_data,
     from_rows,
 )
+from skksivi.targets._large_data import EXPANSION, Expansion, corrected, large_data
 
 N_ROWS, D = 200, 3
 X = np.random.RandomState(0).normal(size=(N_ROWS, D)) * [1.0, 0.5, 2.0]
@@ -372,7 +372,7 @@ def test_without_a_single_mode_there_is_no_expansion():
     assert large_data(score) is score
     assert large_data(score, [1.0]).mode is not None  # where it starts, and nowhere else
     assert large_data(score, [[1.0], [-1.0]]) is score
-    assert _expansion.large_data(resolved(FULL)).mode is None  # no minibatches
+    assert _large_data.large_data(resolved(FULL)).mode is None  # no minibatches
 
 
 def exact_start(target):

@@ -36,6 +36,7 @@ matplotlib.use("agg")
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
+from _accuracy import is_accurate, moments
 from _expensive import EXPENSIVE
 from _harness import command, load, read, rst, run_missing
 from _rivals import (
@@ -182,16 +183,9 @@ def row(q, watched, R):
 def errors(X, R):
     """Return those of the moments of all draws X against the reference R, and the distance of N_DRAWS of them."""
     if not np.isfinite(X).all():
-        return {"mean": math.inf, "sd_min": 0.0, "sd_max": math.inf, "w2": math.inf}
-    X = X.astype(np.float64)  # sums of many float32 lose digits
+        return moments(X, R) | {"w2": math.inf}
     some = whitened(X[np.linspace(0, len(X) - 1, N_DRAWS).astype(int)], R)
-    ratio = X.std(0) / R.std(0)
-    return {
-        "mean": float(np.abs((X.mean(0) - R.mean(0)) / R.std(0)).max()),
-        "sd_min": float(ratio.min()),
-        "sd_max": float(ratio.max()),
-        "w2": sliced(some, whitened(R, R), [(i, i) for i in range(PARTS)]),
-    }
+    return moments(X, R) | {"w2": sliced(some, whitened(R, R), [(i, i) for i in range(PARTS)])}
 
 
 def drawn(q, watched):
@@ -207,10 +201,6 @@ def drawn(q, watched):
         return X, {"next_calls": watched.n_points[0] - before, "next_seconds": time.process_time() - start}
     next_calls = n_calls * N_NEXT / n_effective
     return X, {"next_calls": next_calls, "next_seconds": next_calls * watched.seconds_a_row()}
-
-
-def is_accurate(rung):
-    return rung["mean"] < 0.1 and rung["sd_min"] > 0.9 and rung["sd_max"] < 1.1
 
 
 # Tables

@@ -18,6 +18,7 @@ import warnings
 
 import numpy as np
 import torch
+from _accuracy import is_accurate
 from _harness import command, print_table, results, rst, show_tables
 from defaults import measure
 from posteriors import POSTERIORS
@@ -54,10 +55,6 @@ def start(kind, R, rng):
     if kind == "shifted":
         return m + L.sum(1), L
     return m, L * (2.0 if kind == "wide" else 0.5)
-
-
-def is_accurate(errors):
-    return errors["mean"] < 0.1 and errors["sd_min"] > 0.9 and errors["sd_max"] < 1.1
 
 
 def is_worse(row):

@@ -18,6 +18,7 @@ from functools import partial
 
 import numpy as np
 import torch
+from _accuracy import is_accurate
 from _harness import command, print_table, results
 from defaults import measure
 from posteriors import POSTERIORS
@@ -35,10 +36,6 @@ METHODS = {"defaults": KSIVIApproximator, "Laplace": Laplace, "quick": partial(K
 
 #: The most features.
 MAX_FEATURES = 60
-
-
-def is_accurate(errors):
-    return errors["mean"] < 0.1 and errors["sd_min"] > 0.9 and errors["sd_max"] < 1.1
 
 
 def in_words(errors):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from skksivi.diagnostics._view import N_SE, REFUSALS, View, judged
 from skksivi.inference._modes import Modes, mode_chains, weigh_cells
 from skksivi.pilot._mixture import covariance_root
 from skksivi.pilot._mode_weights import Cells, log_densities, mass
-from skksivi.pilot._modes import MODES, around, find_modes
+from skksivi.pilot._modes import MODES, all_modes, around, find_modes
 from skksivi.score._score import Score, ScoreFunction
 from skksivi.stein._discrepancy import stein_variances
 
@@ -93,6 +94,11 @@ def _find_cells(view: View, whole: Affine) -> tuple[Cells, tuple[Tensor, Tensor]
     like = whole.unwhiten(standard_normal(n_around, whole.m, view.generator))
     starts = torch.cat([x[:n_drawn], around(whole, n_around, view.generator), like])
     found = find_modes(view.score, starts, view.generator, n_steps=N_STEPS)
+    with suppress(*REFUSALS):  # as far as a fit has searched
+        elsewhere = all_modes(view.score, torch.zeros_like(whole.m), found.maps[0], view.generator).maps[1:]
+        if elsewhere:
+            centres = torch.stack([a.m for a in elsewhere])
+            found = find_modes(view.score, centres, view.generator, found.maps, n_steps=N_STEPS)
     cells = Cells(found.maps, found.weights.log())
     counts = cells.counts(x)
     empty = (counts <= MAX_DRAWN * found.weights * len(x)) & (found.weights > MIN_LOST)

@@ -18,7 +18,7 @@ from skksivi.annealing import Linear
 from skksivi.base import BaseApproximator, Constraints, Integral, Interval, Real, StrOptions
 from skksivi.coordinates._affine import Identity
 from skksivi.coordinates._whitening import Whitening, check_start, points_near_target
-from skksivi.families._samplers import Layer, Sampler
+from skksivi.families._samplers import Layer, Layers, Sampler
 from skksivi.families._weights import Certificate
 from skksivi.parameters import Adam, Annealing, Init, Network, Pilot, Scale, Whiten, chains_of, checked_object
 from skksivi.pilot._pilot import LONG_CHAINS, MAX_FEATURES, MAX_POINTS, N_EXPECTED, RULES, check_stages
@@ -251,7 +251,7 @@ def _warn(fit: Fit, score_fn: Score, x: Tensor) -> None:
             or _of_shift(x, s, todo)
             or of_certificate(fit.report, d, explored=sd is not None)
         )
-    if message is None and isinstance(fit.sampler, Layer):
+    if message is None and isinstance(fit.sampler, Layer | Layers):
         message = _of_direction(fit.sampler, score_fn)
     if message is not None:
         warn_caller(message, ConvergenceWarning)
@@ -326,17 +326,23 @@ def of_certificate(report: Mapping[str, object], d: int, *, explored: bool) -> s
     )
 
 
-def _of_direction(sampler: Layer, score_fn: Score) -> str | None:
-    """Say along which direction the draws of a sampler are wrong, if that takes no more calls than are left."""
-    tally, whitening = score_fn.tally, sampler.whitening
-    is_affordable = tally.limit is None or tally.limit - tally.total >= MOST_CALLS
-    if not is_affordable or score_fn.minibatch is not None or sampler.n_features > MAX_FEATURES:
+def _of_direction(sampler: Layer | Layers, score_fn: Score) -> str | None:
+    """Say along which direction the draws of a sampler are wrong, if that takes no more calls than are left, and of a
+    hierarchy, whose draws take calls, a fifth of those of the fit.
+    """
+    tally, whitening, n_draws, n_calls = score_fn.tally, sampler.whitening, N_DRAWS, MOST_CALLS
+    left = math.inf if tally.limit is None else tally.limit - tally.total
+    if isinstance(sampler, Layers):
+        n_draws //= 10
+        n_calls += (N_SCORES + n_draws) * sampler.family.n_layers
+        left = min(left, tally.total / 5)
+    if n_calls > left or sampler.n_features > MAX_FEATURES:
         return None
     tally.begin(CERTIFICATE)
     generator = torch.Generator(score_fn.device).manual_seed(sampler.seed ^ 3)
 
     def draw() -> tuple[Tensor, Tensor]:
-        u = sampler.sample_in_u(N_DRAWS, generator)
+        u = sampler.sample_in_u(n_draws, generator)
         return u, whitening.push_forward(u)
 
     few = sampler.sample_in_u(N_SCORES, generator)

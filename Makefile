@@ -33,9 +33,12 @@ lint: .venv/ready
 	$(BIN)/lint-imports
 	$(BIN)/python .ci/words.py
 
-# Needs uv: the oldest versions that are supported, and each Python that is at hand.
+# The oldest versions that are supported, and each Python that is at hand; of pyenv all versions are switched on.
 lanes:
-	.ci/lanes
+	$(PYTHON) -m venv .lanes/tox
+	.lanes/tox/bin/python -m pip install --quiet --disable-pip-version-check tox tox-uv
+	UV_PYTHON_DOWNLOADS=never PYENV_VERSION="$$(pyenv versions --bare --skip-aliases 2> /dev/null | sort -rV | paste -sd:)" \
+		.lanes/tox/bin/tox run
 
 doc: .venv/doc-ready
 	$(BIN)/python -m sphinx -W --keep-going -b html doc doc/_build/html

@@ -51,7 +51,7 @@ MODULES = {
     "score._score": ["test_score", "targets/test_minibatches"],
     "estimators._ksivi": ["test_ksivi", "test_parameters", "test_regularization", "targets/test_minibatches"],
     "estimators._hksivi": ["test_hksivi", "test_parameters"],
-    "training._guard": ["test_moments", "test_ksivi"],
+    "training._guard": ["test_training", "test_moments", "test_ksivi"],
     "terms": ["test_regularization", "test_ksivi"],
     "estimators._ksd": ["test_train", "test_ksivi", "test_hksivi"],
     "estimators._objective": ["test_ksivi", "test_hksivi", "test_path", "test_train"],

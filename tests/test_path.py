@@ -6,7 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skksivi import KSIVIApproximator
+from skksivi.estimators._objective import rate_of_kl, squared_ksd
+from skksivi.families._layer import Drawn
 from skksivi.kernels import IMQ, Gaussian, Kernel, Laplace, Riesz, Tilted
+from skksivi.stein._estimators import GRADIENT_ESTIMATORS
 from skksivi.stein._path import N_DRAWS, Memory, averages, n_batches, velocity
 from skksivi.targets import Banana
 
@@ -40,6 +43,26 @@ def test_the_velocity_is_a_kernel_mean_of_scores_and_gradients(kernel, n, m, d, 
     expected = (k @ s + gradients) / k.sum(1, keepdim=True).clamp_min(1e-3 * m)
     actual = velocity(x, Memory(y.detach(), s), kernel)
     torch.testing.assert_close(actual, expected.detach(), rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("n_layers", [0, 2])
+def test_the_loss_is_the_rate_at_which_the_divergence_falls(n_layers):
+    """The mean over draws of v . (s_p - s_q(x | z)), for each layer; the gradient in x is -v / n."""
+    shape = (n_layers,) * (n_layers > 0) + (6, 3)
+    x, s, c = torch.randn(3, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    kernel = Gaussian(bandwidth=0.7)
+    rate, dx, *others = rate_of_kl(kernel, 6, Memory.empty(x), adapts=False).gradients(Drawn(x, s, c))
+    v = velocity(x, Memory(x, s), kernel)
+    torch.testing.assert_close(rate, torch.einsum("...ij,...ij->...", v, s - c) / 6)
+    torch.testing.assert_close(dx, -v / 6)
+    assert not any(other.any() for other in others)
+
+
+@pytest.mark.parametrize("batch_size", [4, 5])
+def test_an_odd_batch_in_halves_has_one_draw_more(batch_size):
+    one = squared_ksd(Gaussian(), GRADIENT_ESTIMATORS["u-statistic"], batch_size, in_halves=False)
+    halves = squared_ksd(Gaussian(), GRADIENT_ESTIMATORS["u-statistic"], batch_size, in_halves=True)
+    assert (one.n_draws, halves.n_draws) == (batch_size, 2 * (batch_size // 2 + batch_size % 2))
 
 
 @pytest.mark.parametrize("n", [1, 2, 100, 128, 129, 1000, 2560, 10**5])

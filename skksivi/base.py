@@ -176,7 +176,6 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
         return Callbacks(context, are_set=are_set, n_pilot=n_pilot, estimator=self, X=seen)
 
     def _report_to(self, callbacks: Callbacks, run: Run) -> None:
-        """Let a run report to callbacks and to the log."""
         if callbacks.are_set:
             run.show = lambda fit: callbacks.report(
                 "iterations", reconstruction_attributes=learned_attributes(fit, run, self.dtype)
@@ -388,7 +387,7 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
         return 0
 
     def _max_score_calls(self) -> int | None:
-        """Return the largest number of score calls, None for no limit."""
+        """None for no limit."""
         return None
 
     def _n_pilot_calls(self) -> int:

@@ -29,7 +29,6 @@ def as_tensor(
 
 
 def as_array(x: ArrayLike | Tensor) -> np.ndarray:
-    """Return `x` as a numpy array."""
     return x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
 
 
@@ -96,7 +95,7 @@ def resolve_device(device: str | torch.device) -> torch.device:
 
 
 def make_rng(random_state: RandomState) -> np.random.RandomState:
-    """Return numpy's generator of `random_state`; None means fresh entropy, never numpy's global state."""
+    """None means fresh entropy, never numpy's global state."""
     return check_random_state(np.random.RandomState() if random_state is None else random_state)
 
 

@@ -111,7 +111,6 @@ def beyond_the_largest(values: np.ndarray) -> float:
 
 
 def tail_length(n: int) -> int:
-    """Return the number of values in the tail of n."""
     return math.ceil(min(0.2 * n, 3 * math.sqrt(n)))
 
 

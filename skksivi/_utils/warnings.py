@@ -59,7 +59,6 @@ def _all_of(names: list[str]) -> str:
 
 
 def _why(estimator: HasParameters) -> str:
-    """Return the reason, and what to do."""
     n_iter, made = getattr(estimator, "n_iter_", None), getattr(estimator, "fitted_by_", None)
     if made is None:
         return ""

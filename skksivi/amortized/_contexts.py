@@ -24,12 +24,10 @@ MOST_READ = 100_000
 
 
 def take(y: Rows, index: Tensor) -> Rows:
-    """Return some of the contexts."""
     return y[index] if isinstance(y, Tensor) else [y[i] for i in index.tolist()]
 
 
 def joined(y: Rows, other: Rows) -> Rows:
-    """Return contexts and others after them."""
     return torch.cat([y, other]) if isinstance(y, Tensor) and isinstance(other, Tensor) else [*y, *other]
 
 

@@ -293,7 +293,6 @@ class AmortizedKSIVI(Constrained, CallbackSupportMixin, BaseEstimator):
         return self
 
     def _n_components(self, has_parameters: bool, d: int) -> int:
-        """Return the number of components of the mixture of z."""
         if self.n_components == "auto":
             most = N_COMPONENTS if d <= FEW_FEATURES else N_OF_MANY
             return most if has_parameters else 1
@@ -566,7 +565,7 @@ class AmortizedKSIVI(Constrained, CallbackSupportMixin, BaseEstimator):
         return y, alone
 
     def _one(self, context: ArrayLike) -> Rows:
-        """Return one context; raise ValueError for several."""
+        """Raise ValueError for several contexts."""
         y, alone = self._contexts(context)
         if not alone:
             raise ValueError(f"`context` holds {len(y)} data sets, expected one; take a row.")
@@ -586,7 +585,6 @@ class AmortizedKSIVI(Constrained, CallbackSupportMixin, BaseEstimator):
             )
 
     def _at(self, y: Rows) -> KSIVIApproximator:
-        """Return the fit at one context."""
         est = KSIVIApproximator(
             initial_scale=self.initial_scale,
             device=self.device,
@@ -599,7 +597,6 @@ class AmortizedKSIVI(Constrained, CallbackSupportMixin, BaseEstimator):
         return est
 
     def _layer(self, y: Rows, dtype: torch.dtype) -> Layer:
-        """Return what draws at one context."""
         with torch.no_grad():
             return self.family_.at(self.family_.features(y), self._seed, dtype)
 
@@ -617,7 +614,6 @@ class AmortizedKSIVI(Constrained, CallbackSupportMixin, BaseEstimator):
             return as_array(self._layer(y, torch.float64).log_density(x).value)
 
     def _target(self, y: Rows) -> Target:
-        """Return the posterior of one context."""
         if self._score_fn is None:
             raise ValueError("A loaded fit knows no score; give it to load(path, score_fn=...).")
         return from_score_fn(at_one(self._score_fn, y), self.n_features_in_)
@@ -651,7 +647,7 @@ def _check_repeated(y: Rows) -> None:
 
 
 def _divergence(est: KSIVIApproximator) -> float:
-    """Return that of the certificate of a fit, infinite where it has none."""
+    """Infinite where a fit has no certificate."""
     return math.inf if est.certificate_ is None else est.certificate_.divergence
 
 

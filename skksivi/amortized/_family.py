@@ -112,7 +112,6 @@ class SkipNetwork(nn.Module):
 
     @property
     def layers(self) -> list[nn.Linear]:
-        """The layers of the network."""
         return linear_layers(self.network)
 
     @property

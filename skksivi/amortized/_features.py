@@ -17,7 +17,6 @@ def between(layers: Sequence[nn.Linear], activation: type[nn.Module]) -> nn.Sequ
 
 
 def linear_layers(network: nn.Sequential) -> list[nn.Linear]:
-    """Return the layers of such a network."""
     return [part for part in network if isinstance(part, nn.Linear)]
 
 

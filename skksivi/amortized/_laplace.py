@@ -36,11 +36,9 @@ class Laplaces(NamedTuple):
     numbers: Tensor
 
     def joined(self, other: Laplaces) -> Laplaces:
-        """Return these and others."""
         return Laplaces(*(torch.cat(pair) for pair in zip(self, other, strict=True)))
 
     def rows(self, rows: Tensor) -> Laplaces:
-        """Return some."""
         return Laplaces(*(part[rows] for part in self))
 
 

@@ -39,12 +39,10 @@ class PairedScore:
 
     @property
     def tally(self) -> Tally:
-        """How often it was asked for."""
         return self.template.tally
 
     @property
     def n_features(self) -> int:
-        """The dimension d of x."""
         return self.template.n_features
 
     def _of(self, y: Rows) -> ScoreFunction:

@@ -142,7 +142,6 @@ class Stages:
 
     @property
     def left(self) -> int:
-        """Calls that are left."""
         return self.settings.max_score_calls - self.tally.total
 
     def run(self, show: ShowFamily | None = None) -> Outcome:
@@ -178,13 +177,11 @@ class Stages:
         return self.outcome(*certificates)
 
     def outcome(self, *certificates: Certificate | None) -> Outcome:
-        """Return what was learned so far."""
         found = [c for c in certificates if c is not None]
         n_uncertified = len(certificates) - len(found)
         return Outcome(found, n_uncertified, self.divergence, self.trained, self.n_searched, self.n_lost)
 
     def _report(self, show: ShowFamily | None, stage: str) -> None:
-        """Show callbacks a copy of the family."""
         if show is not None:
             show(stage, copy.deepcopy(self.family).requires_grad_(False))
 
@@ -299,7 +296,6 @@ class Stages:
         return candidates[chosen]
 
     def _matched(self, family: Conditional, y: Rows, pairs: Pairs, rows: Split, terms: Terms) -> Conditional:
-        """Return the family, fitted to pairs."""
         fit_scores(family, y, pairs, rows, terms, self.settings.learning_rate, self.generator)
         return family
 
@@ -397,7 +393,6 @@ class Stages:
         return [self._certificate(take(self.y, i[None])) for i in self.held_out[:n]]
 
     def _certificate(self, y: Rows) -> Certificate | None:
-        """Return the certificate of one context."""
         with torch.no_grad():
             layer = self.family.at(self.family.features(y), self.settings.seed, torch.float64)
         return cheap_certificate(layer, self.score.rows(y), self.settings.seed)

@@ -61,7 +61,6 @@ class Split(NamedTuple):
 
 
 def split(n: int, generator: torch.Generator) -> Split:
-    """Return a random split of n rows."""
     order = torch.randperm(n, generator=generator, device=generator.device)
     n_held = round(HELD_OUT * n)
     return Split(order[n_held:], order[:n_held])

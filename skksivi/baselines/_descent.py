@@ -62,7 +62,6 @@ class Descending:
 
 
 def not_finite(what: str) -> FloatingPointError:
-    """Return the error of a descent that has reached numbers that are not finite."""
     return FloatingPointError(
         f"{what}: `score_fn` may be undefined or huge where the draws are. Lower `learning_rate`, or choose another "
         "`whiten` or `init`, so that the fit starts near the target."

@@ -79,7 +79,6 @@ class SemiImplicitVI(TrainedBaseline):
         return self._trained(objective, family, lambda family: Layer(family, whitening, seed), run)
 
     def _build(self, score_fn: Score, generator: torch.Generator) -> SemiImplicit:
-        """Return a new family."""
         d = score_fn.n_features
         sigma = torch.full((d,), float(self.initial_scale), dtype=score_fn.dtype, device=score_fn.device)
         mixing = self._mixing(self.latent_dim or min(d, MAX_LATENT_DIM), sigma, generator)
@@ -93,7 +92,6 @@ class SemiImplicitVI(TrainedBaseline):
         )
 
     def _mixing(self, latent_dim: int, like: Tensor, generator: torch.Generator) -> Mixing:
-        """Return the distribution of z."""
         return NormalDraws(latent_dim)
 
 
@@ -117,7 +115,6 @@ class LayerDraws(NamedTuple):
 
     @classmethod
     def by(cls, family: SemiImplicit, n: int, generator: torch.Generator) -> LayerDraws:
-        """Draw n rows."""
         z = family.draw_latent(n, generator)
         mu, sigma, pull_layer = family.conditional_with_pullback(z)
         xi = torch.empty_like(mu).normal_(generator=generator)

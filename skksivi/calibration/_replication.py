@@ -179,7 +179,6 @@ def replicate(problem: Problem, seed: int, i: int, names: tuple[str, ...]) -> tu
 
 
 def flat(theta: Parameters) -> np.ndarray:
-    """Return the numbers of parameters in one array."""
     parts = theta.values() if isinstance(theta, Mapping) else [theta]
     return np.concatenate([np.ravel(np.asarray(without_graph(part), dtype=np.float64)) for part in parts])
 

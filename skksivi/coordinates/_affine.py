@@ -92,7 +92,6 @@ class LowRank(NamedTuple):
         return self.D * self._stretched(v, self.r)
 
     def log_determinant(self) -> Tensor:
-        """Return log det L."""
         return self.D.log().sum() + self.r.log().sum()
 
 
@@ -102,27 +101,21 @@ class Identity(NamedTuple):
     m: Tensor
 
     def pull_back(self, score_fn: Score) -> Score:
-        """Return the score of x."""
         return score_fn
 
     def whiten(self, x: Tensor) -> Tensor:
-        """Return x."""
         return x
 
     def unwhiten(self, u: Tensor) -> Tensor:
-        """Return u."""
         return u
 
     def whiten_score(self, s: Tensor) -> Tensor:
-        """Return s."""
         return s
 
     def unwhiten_direction(self, v: Tensor) -> Tensor:
-        """Return v."""
         return v
 
     def log_determinant(self) -> float:
-        """Return 0."""
         return 0.0
 
 

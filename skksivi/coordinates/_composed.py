@@ -71,7 +71,6 @@ class Coordinates:
         return value if log_scale is None else value - log_scale, se.where(~impossible, 0.0)
 
     def to(self, device: torch.device) -> Self:
-        """Return the same on a device."""
         if self.map.m.device == device:
             return self
         warp = None if self.warp is None else self.warp.to(device)

@@ -107,7 +107,6 @@ class Quantiles(NamedTuple):
         return high + (z - value) / slope  # beyond the nodes, where these are linear
 
     def to(self, device: torch.device) -> Quantiles:
-        """Return the same on a device."""
         return self._replace(values=self.values.to(device), slopes=self.slopes.to(device))
 
     def check(self, k: int) -> None:
@@ -145,7 +144,6 @@ class Marginals(Curved):
 
     @property
     def is_radial(self) -> bool:
-        """Whether it maps a radius."""
         return len(self.quantiles.values) < self.n_mapped
 
     @property
@@ -157,12 +155,10 @@ class Marginals(Curved):
         return f"Marginals of {'a radius of ' * self.is_radial}{self.n_mapped} of {len(self.V)} directions"
 
     def to(self, device: torch.device) -> Marginals:
-        """Return the same on a device."""
         map_ = Affine(*(a.to(device) for a in self.map))
         return Marginals(map_, self.V.to(device), self.n_mapped, self.quantiles.to(device))
 
     def unwarp(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Return x (n, d) and the log-determinants (n,) of dx / dy at y (n, d)."""
         own, rest = y.tensor_split([self.n_mapped], dim=1)
         r = _radius(own) if self.is_radial else own
         z, slope = self.quantiles.at(r)
@@ -170,7 +166,6 @@ class Marginals(Curved):
         return x, self._log_scale(r, z, slope)
 
     def warp(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return y (n, d) and the log-determinants (n,) of dx / dy at x (n, d)."""
         own, rest = (self.map.whiten(x) @ self.V).tensor_split([self.n_mapped], dim=1)
         z = _radius(own) if self.is_radial else own
         r = self.quantiles.solve(z)

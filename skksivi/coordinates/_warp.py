@@ -72,7 +72,6 @@ class Level:
             raise ValueError("the tails of a level have no positive weight")
 
     def to(self, device: torch.device) -> Level:
-        """Return the same on a device."""
         return Level(
             *(a.to(device) for a in (self.members, self.drivers, self.line, self.location, self.scale, self.shape))
         )
@@ -172,7 +171,6 @@ class Warp(Curved):
         return f"Warp of {len(self.centre)} = {sizes} features"
 
     def to(self, device: torch.device) -> Warp:
-        """Return the same on a device."""
         return Warp(self.centre.to(device), self.unit.to(device), [level.to(device) for level in self.levels])
 
     @property
@@ -186,7 +184,6 @@ class Warp(Curved):
         return sorted({j for level in self.levels for j in level.that_scale()})
 
     def unwarp(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Return x (n, d) and the log-determinants (n,) of dx / dy at y (n, d)."""
         t, log_scale = torch.zeros_like(y), self.unit.log().sum().expand(len(y))
         for level in self.levels:
             own, log_slope = level.forward(t, y.index_select(1, level.members))
@@ -195,7 +192,6 @@ class Warp(Curved):
         return self.centre + self.unit * t, log_scale
 
     def warp(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return y (n, d) and the log-determinants (n,) of dx / dy at x (n, d)."""
         t, y, log_scale = (x - self.centre) / self.unit, torch.zeros_like(x), self.unit.log().sum().expand(len(x))
         for level in self.levels:
             own, log_slope = level.backward(t)

@@ -141,7 +141,6 @@ def fetch(
 
 
 def load_descr(name: str) -> str:
-    """Return the description of a data set."""
     return resources.files("skksivi.datasets").joinpath("descr", f"{name}.rst").read_text("utf-8")
 
 

@@ -129,7 +129,6 @@ class SavedFit(NoCheckpoint):
         self.start, self.is_ours = start, self.writes
 
     def hooks(self, start: Start[F], watches: list[Watch]) -> list[Hook]:
-        """Return the hook that writes the file."""
         return [Saving(self, start, watches)] if self.writes else []
 
     def save(self, start: Start[F], state: State) -> None:
@@ -144,7 +143,6 @@ class SavedFit(NoCheckpoint):
             )
 
     def finish(self, remove: bool) -> None:
-        """Remove the file of a completed fit, and warn if it could not be written or removed."""
         if remove and self.is_ours:
             try:
                 self.path.unlink(missing_ok=True)
@@ -155,15 +153,12 @@ class SavedFit(NoCheckpoint):
 
 
 class Saving:
-    """Saves a training."""
-
     at_end = False
 
     def __init__(self, saved: SavedFit, start: Start[Any], watches: list[Watch]) -> None:
         self.saved, self.start, self.watches, self.every = saved, start, watches, saved.every
 
     def __call__(self, progress: Progress) -> bool:
-        """Write the file."""
         watched = next((watch.state() for watch in self.watches), UNWATCHED)
         self.saved.save(self.start, {**progress.state(), **watched})
         return False

@@ -291,7 +291,6 @@ class SteinTrained(Trained, Generic[F]):
         return False
 
     def _continues(self) -> bool:
-        """Tell whether a fit continues the last one."""
         return self.warm_start and hasattr(self, "family_")
 
     def _takes_points(self) -> bool:
@@ -299,7 +298,6 @@ class SteinTrained(Trained, Generic[F]):
         return isinstance(self.mixing, str) and self.mixing in ("auto", "pilot")
 
     def _is_at_pilot(self, start: Start[F]) -> bool:
-        """Tell whether a family has started at the points of a pilot."""
         of_points = isinstance(start.family.mixing, Bootstrap | GaussianMixtureDraws)
         return of_points and start.whitening.mean is not None and self._takes_points()
 
@@ -320,7 +318,6 @@ class SteinTrained(Trained, Generic[F]):
         return resolve_kernel(self.kernel, None if self.bandwidth == "auto" else self.bandwidth)
 
     def _estimate(self, score_u: DifferentiableScore, d: int, memory: Memory | None) -> ObjectiveEstimate:
-        """Return the estimate of the distance from the target."""
         kernel = self._kernel_in_u(d)
         if memory is not None:
             adapts = self.bandwidth == "auto" and isinstance(self.kernel, str)

@@ -304,7 +304,6 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
     def _family(
         self, score_y: Score, whitening: Whitening, pilot: PilotPoints | None, generator: torch.Generator
     ) -> tuple[SemiImplicit, MomentPenalty | None]:
-        """Return a new family and the penalty that ties it to the pilot."""
         d = score_y.n_features
         sigma = torch.full((d,), float(self.initial_scale), dtype=score_y.dtype, device=score_y.device)
         if pilot is not None and self._takes_points():

@@ -83,7 +83,6 @@ class Start(NamedTuple, Generic[F]):
 
     @classmethod
     def from_fit(cls, est: Any, score: Score, seed: int) -> Start[F]:  # noqa: ANN401
-        """Return the start at the last fit of an estimator."""
         family = copy.deepcopy(est.family_).to(score.device, score.dtype).requires_grad_()
         family.mixing = copy.deepcopy(est.family_.mixing).to(score.device)  # a deep copy keeps its precision
         whitening = est.whitening_.to(score.device)
@@ -98,7 +97,6 @@ class Start(NamedTuple, Generic[F]):
 
     @property
     def made_by(self) -> str:
-        """What made the draws of the start."""
         return self.past.made_by or self.whitening.found_by
 
     def fit(self, sampler_of: Callable[[F], Sampler]) -> Fit:

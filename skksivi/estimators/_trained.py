@@ -122,12 +122,10 @@ class Trained(Whitened):
 
     @property
     def _steps(self) -> Adam:
-        """The optimiser."""
         return self._adam if isinstance(self.optimizer, str) else self.optimizer
 
     @property
     def _network(self) -> Network:
-        """The widths of the network, checked."""
         return checked_object(Network, self.hidden_layer_sizes)
 
     @property
@@ -187,7 +185,6 @@ class Trained(Whitened):
         return found
 
     def _trained(self, objective: Objective, family: F, sampler_of: Callable[[F], Sampler], run: Run) -> Fit:
-        """Return the fit at the end of a training."""
         found = self._minimise(objective, family, sampler_of, run)
         report = {"loss_curve_": found.losses.astype(np.float64), "n_iter_": len(found.losses)}
         return Fit(sampler_of(family), report, found.ended_by)

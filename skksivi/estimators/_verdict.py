@@ -78,7 +78,6 @@ class WhenGood(Generic[F]):
         self.seed = seed
 
     def __call__(self, progress: Progress) -> bool:
-        """Tell whether to stop."""
         with progress.iterate.averaged():
             sampler = self.sampler_of(cast("F", progress.module))
             if not isinstance(sampler, Layer):
@@ -105,7 +104,6 @@ class Judge(NamedTuple):
 
     @classmethod
     def of(cls, target: Score, start: Start[F]) -> Judge:
-        """Return the judge of a training from a start."""
         return cls(start.whitening.straighten(target), start.whitening.map, start.seed)
 
     @torch.no_grad()

@@ -93,7 +93,6 @@ def refined(
 
 
 def seeded(seed: int, like: Tensor) -> torch.Generator:
-    """Return a generator with this seed on the device of a tensor."""
     return torch.Generator(like.device).manual_seed(seed)
 
 
@@ -189,7 +188,7 @@ def _log_joint(family: SemiImplicit, x: Tensor, z: Tensor) -> Tensor:
 
 
 def with_density(mixing: Mixing) -> DensityMixing:
-    """Return a mixing distribution that has a density; raise TypeError for others."""
+    """Raise TypeError for a distribution without a density."""
     if not isinstance(mixing, DensityMixing):
         raise TypeError(f"a mixing distribution without density: {type(mixing).__name__}")
     return mixing

@@ -48,7 +48,6 @@ class Derived:
 
     @property
     def n_features(self) -> int:
-        """The dimension d."""
         return self.sampler.n_features
 
     @property
@@ -57,7 +56,6 @@ class Derived:
         return self.sampler.in_parts
 
     def attributes(self) -> dict[str, object]:
-        """Return the attributes of the sampler."""
         return self.sampler.attributes()
 
 
@@ -241,7 +239,6 @@ class Pooled:
 
     @property
     def n_features(self) -> int:
-        """The dimension d."""
         return self.samplers[0].n_features
 
     @property
@@ -274,7 +271,7 @@ class Pooled:
 
 
 def sampler_density(sampler: Sampler) -> HasDensity:
-    """Return a sampler that has a density; raise TypeError for others."""
+    """Raise TypeError for a sampler without a density."""
     if not isinstance(sampler, HasDensity):
         raise TypeError(f"{type(sampler).__name__} has no density.")
     return sampler

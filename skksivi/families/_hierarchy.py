@@ -99,7 +99,6 @@ class Hierarchy(nn.Module):
 
     @property
     def maps(self) -> list[Map]:
-        """The networks."""
         return [network for network in self.networks if isinstance(network, Map)]
 
     @property

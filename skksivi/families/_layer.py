@@ -95,7 +95,7 @@ class MultilayerPerceptron(Map):
 
     @classmethod
     def restored(cls, layers: list[nn.Linear]) -> MultilayerPerceptron:
-        """Return a network; raise ValueError unless its linear layers fit together."""
+        """Raise ValueError unless the linear layers fit together."""
         if not all(a.out_features == b.in_features for a, b in itertools.pairwise(layers)):
             raise ValueError("the layers of its network do not fit")
         network = cls([], torch.Generator(), torch.float32)
@@ -104,7 +104,6 @@ class MultilayerPerceptron(Map):
 
     @property
     def linear(self) -> list[nn.Linear]:
-        """The layers."""
         return [layer for layer in self.layers if isinstance(layer, nn.Linear)]
 
     @property

@@ -78,7 +78,6 @@ class Gaussian:
 
     @property
     def n_features(self) -> int:
-        """The dimension d."""
         return len(self.map.m)
 
     def attributes(self) -> dict[str, object]:
@@ -87,7 +86,6 @@ class Gaussian:
         return {"mean_": m.cpu().numpy(), "covariance_": (L @ L.mT).cpu().numpy()}
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
-        """Draw n rows (n, d)."""
         m = self.map.m
         return self.map.unwhiten(torch.randn(n, len(m), generator=generator, dtype=m.dtype, device=m.device))
 
@@ -124,7 +122,6 @@ class Particles:
 
     @property
     def n_features(self) -> int:
-        """The dimension d."""
         return self.x.shape[1]
 
     def attributes(self) -> dict[str, object]:
@@ -154,7 +151,6 @@ class Chains:
 
     @property
     def n_features(self) -> int:
-        """The dimension d."""
         return self.x.shape[2]
 
     def attributes(self) -> dict[str, object]:
@@ -179,19 +175,15 @@ class Layer:
 
     @property
     def n_features(self) -> int:
-        """The dimension d."""
         return self.family.n_features
 
     def attributes(self) -> dict[str, object]:
-        """Return the family and its coordinates."""
         return {"family_": self.family, "whitening_": self.whitening}
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
-        """Draw n rows (n, d)."""
         return self.whitening.push_forward(self.sample_in_u(n, generator))
 
     def sample_in_u(self, n: int, generator: torch.Generator) -> Tensor:
-        """Draw n rows (n, d) in whitened coordinates."""
         return self.family.draw(n, generator).x.double()
 
     def reference_in_u(self, n: int, generator: torch.Generator) -> Tensor:
@@ -222,11 +214,9 @@ class Layers:
 
     @property
     def n_features(self) -> int:
-        """The dimension d."""
         return self.family.n_features
 
     def attributes(self) -> dict[str, object]:
-        """Return the family and its coordinates."""
         return {"family_": self.family, "whitening_": self.whitening}
 
     @property

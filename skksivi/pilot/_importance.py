@@ -291,12 +291,10 @@ class Wider(NamedTuple):
 
     @classmethod
     def than(cls, q: GaussianMixtureDraws) -> Wider:
-        """Return the parameters of a mixture."""
         return cls(q.scaled(1 + IMPORTANCE.wider / math.sqrt(q.latent_dim)))
 
     @property
     def df(self) -> int:
-        """The degrees of freedom."""
         return self.scaled.latent_dim + IMPORTANCE.df
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:

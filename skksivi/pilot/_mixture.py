@@ -273,7 +273,6 @@ class MixtureParameters(NamedTuple):
 
     @classmethod
     def of(cls, mixture: Components) -> MixtureParameters:
-        """Return the parameters of a mixture."""
         L = torch.linalg.cholesky(torch.linalg.inv(mixture.covariances))
         logs = L.diagonal(dim1=1, dim2=2).log()
         return cls(mixture.weights.log(), mixture.means.clone(), L.tril(-1) + torch.diag_embed(logs))
@@ -283,7 +282,6 @@ class MixtureParameters(NamedTuple):
         return self.roots.tril(-1) + torch.diag_embed(self.roots.diagonal(dim1=1, dim2=2).exp())
 
     def mixture(self) -> Components:
-        """Return the mixture."""
         covariances = torch.cholesky_inverse(self.factors())
         return Components(self.log_weights.softmax(0), self.means, (covariances + covariances.mT) / 2)
 

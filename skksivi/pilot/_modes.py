@@ -63,7 +63,6 @@ class ModeMaps(NamedTuple):
     ascents: tuple[int, int] | None = None
 
     def mixture(self) -> Components:
-        """Return the Gaussians at the modes."""
         means, covariances = (torch.stack(a) for a in zip(*((a.m, a.L @ a.L.mT) for a in self.maps), strict=True))
         return Components(self.weights, means, covariances)
 

@@ -215,7 +215,6 @@ def _of_points(known: Known, points: PilotPoints) -> Found:
 
 
 def _of_mode(map_: AffineMap, mode: Affine | LowRank) -> Whitening:
-    """Return a map that comes from one mode."""
     return Whitening(map_, modes=mode.m.cpu().numpy()[None], weights=np.ones(1))
 
 

@@ -151,7 +151,6 @@ class PilotPoints(NamedTuple):
 
     @property
     def converged(self) -> bool:
-        """Whether nothing better is needed."""
         return self.verdict.converged
 
     def map(self) -> Affine:
@@ -173,7 +172,6 @@ class PilotPoints(NamedTuple):
         return Verdict(Grade.SMALL_ERRORS, f"errors {self.error:.2g}")
 
     def of_modes(self) -> Sequence[Tensor]:
-        """Return the points of each mode."""
         return self.x.split(self.n_of_mode)
 
     def thinned(self, n: int) -> PilotPoints:
@@ -183,11 +181,9 @@ class PilotPoints(NamedTuple):
         return self._replace(x=torch.cat(parts), n_of_mode=[len(part) for part in parts])
 
     def whitened(self, map: AffineMap, dtype: torch.dtype) -> PilotPoints:  # noqa: A002
-        """Return the points in the coordinates of a map."""
         return self._replace(x=map.whiten(self.x).to(dtype))
 
     def mixture_in(self, map: AffineMap, generator: torch.Generator) -> Components:  # noqa: A002
-        """Return a mixture for these points in the coordinates of a map."""
         if self.mixture is not None and isinstance(map, Affine):
             return self.mixture.whitened(map)
         return fitted_mixture(self._replace(x=map.whiten(self.x)).of_modes(), generator)

@@ -88,7 +88,6 @@ class Known:
 
     @property
     def n_features(self) -> int:
-        """The number d of features."""
         return self.starts.shape[1]
 
     @property
@@ -98,24 +97,20 @@ class Known:
 
     @property
     def has_one_mode(self) -> bool:
-        """Whether only one mode was found."""
         return len(self.modes.maps) == 1
 
     @property
     def chains(self) -> ChainEnsemble:
-        """The chains, if there are some."""
         if self.ensemble is None:
             raise TypeError("there are no chains")
         return self.ensemble
 
     @cached_property
     def has_power_tails(self) -> bool:
-        """Whether the tails fall as a power."""
         return has_power_tails(self.score)
 
     @property
     def verdict(self) -> Verdict | None:
-        """That of the points."""
         return None if self.points is None else self.points.judged()
 
     def from_start(self, starts: Tensor, *, alone: bool) -> Known:
@@ -501,5 +496,4 @@ class LongChains:
 
 
 def as_they_are(_metric: Affine, points: PilotPoints, _drawn: list[PartedDraws]) -> PilotPoints:
-    """Return points of chains as they are."""
     return points

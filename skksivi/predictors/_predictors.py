@@ -109,7 +109,6 @@ class _Predictor(Constrained, BaseEstimator):
         return self.draws_.shape[1] if hasattr(self, "draws_") else 0
 
     def _check_inputs(self, X: ArrayLike) -> np.ndarray:
-        """Return rows to predict at."""
         check_is_fitted(self)
         check_columns(X, "X")
         return validate_data(self, X, dtype=np.float64, reset=False)
@@ -308,7 +307,6 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
         return self._y_mean + self._y_scale * (self.draws_[:, :-2] @ self._with_ones(X).T)
 
     def _n_weights(self) -> int:
-        """Return the number of weights of a network."""
         return (self.n_features_in_ + 2) * (self._n_units or 0) + 1
 
     def check_learned(self) -> None:

@@ -71,7 +71,6 @@ class Tried(NamedTuple):
 
     @classmethod
     def of(cls, score: Score, x: Tensor) -> Tried:
-        """Evaluate a target at points."""
         s = score(x)
         has_score = has_density = s.isfinite().all(1)
         if score.log_prob is not None:

@@ -392,7 +392,6 @@ def _rounding(score: Score, x: Tensor, V: Tensor) -> Tensor:
 
 
 def _precision(score: Score) -> torch.dtype:
-    """Return the type of numbers that the score is computed in."""
     return torch.float64 if score.step == STEPS[torch.float64] else torch.float32
 
 

@@ -346,7 +346,6 @@ class Wrapped(ABC):
 
     @property
     def tally(self) -> Tally:
-        """How often the score was asked for."""
         return self.score.tally
 
     @abstractmethod
@@ -374,11 +373,9 @@ class Halves(Wrapped):
         return self.score if draw is None else draw(self.generator)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Evaluate the score at x (n, d)."""
         return torch.cat([self._draw()(half) for half in x.chunk(2)])
 
     def with_pullback(self, x: Tensor) -> tuple[Tensor, ScoreFunction]:
-        """Return the score at x (n, d) without a graph, and the map of v (n, d) to J^T v (n, d)."""
         scores, pulls = zip(*(self._draw().with_pullback(half) for half in x.chunk(2)), strict=True)
 
         def pullback(v: Tensor) -> Tensor:
@@ -387,7 +384,6 @@ class Halves(Wrapped):
         return torch.cat(scores), pullback
 
     def product(self, x: Tensor, v: Tensor) -> Tensor:
-        """Return J^T v for points x (n, d) and directions v (n, d), without the score."""
         return torch.cat([self._draw().product(*part) for part in zip(x.chunk(2), v.chunk(2), strict=True)])
 
 
@@ -399,21 +395,17 @@ class Tempered(Wrapped):
 
     @property
     def log_prob(self) -> Callable[[Tensor], Tensor] | None:
-        """The density of the score, where it is known."""
         log_prob = self.score.log_prob
         return None if log_prob is None else lambda x: self.c * log_prob(x)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Evaluate the score at x (n, d)."""
         return self.c * self.score(x)
 
     def with_pullback(self, x: Tensor) -> tuple[Tensor, ScoreFunction]:
-        """Return the score at x (n, d) without a graph, and the map of v (n, d) to J^T v (n, d)."""
         s, pull = self.score.with_pullback(x)
         return self.c * s, lambda v: pull(self.c * v)
 
     def product(self, x: Tensor, v: Tensor) -> Tensor:
-        """Return J^T v for points x (n, d) and directions v (n, d), without the score."""
         return self.score.product(x, self.c * v)
 
 
@@ -426,11 +418,9 @@ class WithoutProducts(Wrapped):
         return self(x).detach(), torch.zeros_like
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Evaluate the score at x (n, d)."""
         return self.score(x)
 
     def product(self, x: Tensor, v: Tensor) -> Tensor:
-        """Return J^T v for points x (n, d) and directions v (n, d), without the score."""
         return self.score.product(x, v)
 
 

@@ -71,7 +71,6 @@ def agree(x: Tensor, s: Tensor) -> bool:
 
 
 def tiles(n: int) -> list[slice]:
-    """Cut n rows."""
     return [slice(start, start + TILE) for start in range(0, n, TILE)]
 
 
@@ -146,7 +145,7 @@ def stein_matrix(x: Tensor, s: Tensor, kernel: Kernel) -> Matrix:
 
 
 def finite_scores(s: Tensor) -> Tensor:
-    """Return the scores, or raise ValueError unless all are finite."""
+    """Raise ValueError unless all scores are finite."""
     bad = (~s.isfinite()).any(-1).nonzero().flatten().tolist()
     if bad:
         raise ValueError(

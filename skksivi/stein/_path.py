@@ -59,7 +59,6 @@ class Memory:
 
     @classmethod
     def empty(cls, like: Tensor) -> Memory:
-        """Return an empty memory, with the dtype and device of a tensor."""
         return cls(like.new_empty(0, 0), like.new_empty(0, 0))
 
     def begin(self, x: Tensor, s: Tensor) -> None:

@@ -148,7 +148,6 @@ class Target:
         return self._replaced(**numbers)
 
     def _replaced(self, **attributes: object) -> Self:
-        """Return a copy with other attributes."""
         other = copy.copy(self)
         vars(other).update(attributes)
         return other

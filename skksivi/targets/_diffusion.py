@@ -118,7 +118,6 @@ class ConditionedDiffusion(Target):
 
 
 def drift(x: Tensor) -> Tensor:
-    """Return b(x) of the target."""
     return 10 * x * (1 - x.square())
 
 

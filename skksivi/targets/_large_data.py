@@ -65,7 +65,6 @@ class Expansion(NamedTuple):
     s: Tensor
 
     def to(self, dtype: torch.dtype) -> Expansion:
-        """Return the same in another type."""
         m, L = self.map
         return Expansion(Affine(m.to(dtype), L.to(dtype)), self.inverse.to(dtype), self.s.to(dtype))
 

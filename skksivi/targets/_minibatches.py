@@ -285,7 +285,6 @@ def _columns(batch: Any) -> object:  # noqa: ANN401
 
 
 def _digest(batch: Any) -> bytes:  # noqa: ANN401
-    """Return a checksum of the numbers of a batch."""
     if hasattr(batch, "schema"):
         batch = batch.columns
     parts = list(batch.values()) if isinstance(batch, dict) else batch if isinstance(batch, list | tuple) else [batch]
@@ -320,7 +319,6 @@ class Weighted(Summed):
         self.n_features = prior.n_features
 
     def batches(self) -> Iterable[OfRows]:
-        """Return the targets."""
         return self.targets() if callable(self.targets) else self.targets
 
     def total(self, evaluate: Callable[..., Tensor], *points: Tensor) -> Tensor:
@@ -373,16 +371,13 @@ class Stream(Weighted):
 
     @property
     def n_passes(self) -> int:
-        """Passes over all of the data."""
         return self._reader.reading.n_passes
 
     @property
     def n_rows_read(self) -> int:
-        """Rows that were read."""
         return self._reader.reading.n_rows
 
     def batches(self) -> Iterator[OfRows]:
-        """Yield the targets of all batches."""
         yield from self._pass()
         self._reader.reading.n_passes += 1
 
@@ -407,7 +402,6 @@ class Stream(Weighted):
         self._next = islice(self._forever(), n, None)
 
     def _forever(self) -> Iterator[OfRows]:
-        """Yield the targets of all batches again and again."""
         while True:
             yield from self._pass()
 

@@ -152,7 +152,6 @@ class Ranks:
         self.traffic = Traffic()
 
     def gather(self, own: object) -> list[Any]:
-        """Return the objects of all ranks."""
         found: list[Any] = [None] * self.size
         self._talk(lambda: dist.all_gather_object(found, own, self.group))
         return found

@@ -193,12 +193,10 @@ class Watch:
         return iteration - self._marked_at >= self.stopping.patience
 
     def state(self) -> State:
-        """Return the state for `resume`."""
         looks = np.array(self.values, dtype=np.float64).reshape(-1, 2)
         return {"looks": looks, "best_iteration": self._best_iteration, "best": self._best_state}
 
     def resume(self, state: State) -> None:
-        """Continue from the state of another watch."""
         self.values, self._mark, self._marked_at = [], math.inf, 0
         for iteration, value in state["looks"].tolist():
             self._note(int(iteration), value)

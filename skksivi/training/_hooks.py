@@ -90,7 +90,6 @@ class Callbacks:
         return part.call_on_fit_task_end(**self.shown, **fitted)
 
     def end(self) -> None:
-        """Report the end of the fit."""
         self.context.call_on_fit_task_end(**self.shown)
 
 

@@ -246,12 +246,10 @@ class Iterate:
             self.flat.copy_(kept)
 
     def state(self) -> dict[str, Tensor | None]:
-        """Return the state for `resume`."""
         vectors = {"flat": self.flat, "m": self.m, "v": self.v, "average": self.average}
         return {**vectors, "n_steps": self.n_steps.clone()}  # a view would be saved with all three numbers
 
     def resume(self, state: State) -> None:
-        """Continue from the state of another iterate."""
         for name, value in self.state().items():
             if value is not None:
                 getattr(self, name).copy_(state[name])

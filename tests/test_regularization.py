@@ -201,4 +201,5 @@ def test_tempering_that_breaks_a_heavy_tailed_target_is_warned_of():
     with pytest.warns(UserWarning, match=r"infinite mass below 0\.75"):
         tempered.fit(cauchy, n_features=3)
     tempered.set_params(annealing=lambda progress: 0.8 + 0.2 * progress).fit(cauchy, n_features=3)
+    tempered.set_params(annealing=lambda progress: 1.0 if progress <= 1 else 0.1).fit(cauchy, n_features=3)
     tempered.set_params(annealing="linear").fit(lambda x: -x, n_features=3)

@@ -15,9 +15,10 @@ from skksivi import KSIVIApproximator, certificate, diagnose, expectation, refin
 from skksivi.coordinates._warp import Level, Warp, features, skewed, unskewed
 from skksivi.coordinates._warp_fit import fitted_warp
 from skksivi.mixing import NormalDraws
-from skksivi.parameters import Checkpoint, Pilot
+from skksivi.parameters import Checkpoint, Network, Pilot
 from skksivi.score._target import resolve_score
 from skksivi.targets import Target
+from skksivi.terms import Entropic
 
 
 def normals(n, d, seed=0):
@@ -250,10 +251,22 @@ def test_a_target_that_has_moved_is_followed():
     assert isinstance(q.family_.mixing, NormalDraws)
 
 
-def test_other_rules_do_without():
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"whiten": "laplace"},
+        {"annealing": "linear"},
+        {"terms": [Entropic(0.1)]},
+        {"latent_dim": 2},
+        {"hidden_layer_sizes": Network((8,), linear_skip=False)},
+    ],
+    ids=lambda parameters: next(iter(parameters)),
+)
+def test_what_would_have_no_meaning_in_warped_coordinates_forbids_them(parameters):
+    quick = KSIVIApproximator(whiten=Pilot(effort="low"), max_iter=1, random_state=0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        q = KSIVIApproximator(whiten="laplace", max_iter=20, random_state=0).fit(Bent())
+        q = clone(quick).set_params(**parameters).fit(Bent())
     assert q.whitening_.warp is None
 
 

@@ -3,17 +3,20 @@
 python benchmarks/ablation.py [--names ...] [--stages ...] [--seeds 1] [--jobs 2] [--out FILE.json]
 python benchmarks/ablation.py --show benchmarks/ablation.json --manual doc      the tables of the manual
 
-Posteriors are those of benchmarks/defaults.py, shapes those of benchmarks/shapes.py, and so is what is accurate. A
-stage that does not run with all stages changes nothing where it is left out, so that such fits are not repeated: each
-row counts the targets for which its stage ran. A fit is lost that was accurate with it, and silent without a warning.
+Posteriors are those of benchmarks/defaults.py, shapes those of benchmarks/shapes.py, and so is what is accurate; those
+of benchmarks/suites.py that are neither large nor stiff follow the rule of the posteriors. A stage that does not run
+with all stages changes nothing where it is left out, so that such fits are not repeated: each row counts the targets
+for which its stage ran. A fit is lost that was accurate with it, and silent without a warning.
 """
 
 from __future__ import annotations
 
 import time
 import warnings
+from functools import partial
 
 import numpy as np
+import suites
 import torch
 from _accuracy import along_directions, is_accurate, moments
 from _harness import command, load, read, rst, run_missing, show_tables
@@ -28,15 +31,20 @@ from skksivi.pilot._pilot import QUICK, THOROUGH
 
 ALL = "all stages"
 STAGES = list(dict.fromkeys(stage.name for stage in (*QUICK, *THOROUGH)))
-CASES = {name: (lambda p=p: p.make()) for name, p in POSTERIORS.items()} | SHAPES | DIRECTIONS
+SUITES = {
+    name: partial(make, None)
+    for name, make in suites.CASES.items()
+    if name not in {*suites.STIFF, *suites.LARGE, *POSTERIORS}
+}
+CASES = {name: p.make for name, p in POSTERIORS.items()} | SHAPES | DIRECTIONS | SUITES
 
 
 def judged(name, target, q):
     """Return whether a fit is accurate, by the rule of its study."""
-    judge = None if name in POSTERIORS else JUDGES.get(type(target))
+    judge = None if name in {*POSTERIORS, *SUITES} else JUDGES.get(type(target))
     if judge is not None:
         return judge(q, target)["accurate"]
-    R = reference(name)
+    R = suites.reference(name, None) if name in SUITES else reference(name)
     X = q.sample(len(R))
     return is_accurate(moments(X, R) | along_directions(X, R))
 
@@ -87,7 +95,7 @@ def table(rows):
 
 def summary(rows):
     whole = [row for row in rows if row["method"] == ALL]
-    for name, some in (("posteriors", POSTERIORS), ("shapes", {**SHAPES, **DIRECTIONS})):
+    for name, some in (("posteriors", POSTERIORS), ("shapes", {**SHAPES, **DIRECTIONS}), ("suites", SUITES)):
         own = [row for row in whole if row["case"] in some]
         calls = [row["calls"] for row in own if row["calls"]]
         print(

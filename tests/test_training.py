@@ -130,6 +130,8 @@ def test_a_plateau_is_told_from_progress(holder):
     assert not any(states(holder, falling, 10))
     flat = Watch(judge_of([1.0] * 4), Plateau(patience=300))
     assert states(holder, flat, 4) == [False, False, False, True]
+    creeping = Watch(judge_of(100 * 0.9999 ** np.arange(4)), Plateau(patience=300))
+    assert states(holder, creeping, 4) == [False, False, False, True]
 
 
 def test_progress_is_counted_from_the_last_that_was_made(holder):

@@ -4,8 +4,8 @@ python benchmarks/ablation.py [--names ...] [--stages ...] [--seeds 1] [--jobs 2
 python benchmarks/ablation.py --show benchmarks/ablation.json --manual doc      the tables of the manual
 
 Posteriors are those of benchmarks/defaults.py and shapes those of benchmarks/shapes.py, with their rules of accuracy;
-those of benchmarks/suites.py that are neither large nor stiff follow the rule of the posteriors. A stage that does not
-run with all stages changes nothing where it is left out, so that such fits are not repeated: each row counts the
+those of benchmarks/suites.py that are neither large nor stiff follow the rule of the posteriors. A stage that does
+not run with all stages changes nothing where it is left out, so that such fits are not repeated: each row counts the
 targets for which its stage ran. A fit is lost that was accurate with it, and silent without a warning.
 """
 

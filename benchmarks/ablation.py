@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections import Counter
 from functools import partial
 
 import numpy as np
@@ -61,7 +62,10 @@ def run(name, method, seed):
             return {"accurate": False, "warned": True, "failed": str(error), "calls": None, "seconds": None}
     row = {"calls": q.n_score_calls_ + q.n_products_, "seconds": time.process_time() - start}
     row |= {"warned": bool(caught), "failed": "", "found_by": q.whitening_.found_by}
-    row |= {"stages": {a.stage: a.n_calls for a in q.whitening_.attempts}}
+    stages = Counter()
+    for attempt in q.whitening_.attempts:
+        stages[attempt.stage] += attempt.n_calls
+    row["stages"] = dict(stages)
     row |= {"verdict": q.whitening_.report().splitlines()[-1]}
     return row | {"accurate": judged(name, target, q)}
 

@@ -94,6 +94,25 @@ def test_directions_that_are_alike_are_told_from_each_other():
     np.testing.assert_allclose(np.abs(Q[:, :3].T @ V).max(0), 1, atol=1e-6)
 
 
+@pytest.mark.parametrize(("shift", "scale"), [(0.0, 1.0), (1.0, 1.0), (0.0, 0.5)])
+def test_directions_that_are_right_do_not_hide_one_that_is_wrong(shift, scale):
+    """Two have two humps, of the target and of the draws; along a third the draws are off, or not."""
+    rng, Q = np.random.RandomState(0), torch.as_tensor(rotated(6, 3))
+
+    def score_fn(x):
+        z = x @ Q.to(x)
+        humps = -(z[:, :2] - 0.9 * (0.9 * z[:, :2] / 0.19).tanh()) / 0.19  # modes at -.9 and .9, variance one
+        return torch.cat([humps, -z[:, 2:]], 1) @ Q.mT.to(x)
+
+    z = rng.normal(size=(20_000, 6))
+    z[:, :2] = 0.9 * rng.choice([-1, 1], (20_000, 2)) + 0.19**0.5 * z[:, :2]
+    z[:, 2] = shift + scale * z[:, 2]
+    u = torch.as_tensor(z) @ Q.mT
+    found = worst_difference(resolved(from_score_fn(score_fn, 6)), u[:200], lambda: (u, u))
+    assert (found is None) == ((shift, scale) == (0.0, 1.0))
+    assert found is None or np.abs(found.correlations.numpy() @ Q.numpy()).argmax() == 2
+
+
 @pytest.mark.parametrize("correlation", [0.0, 0.5, 0.95])
 def test_conditionals_of_a_gaussian_are_gaussian(correlation):
     P = torch.linalg.inv(torch.tensor([[1.0, correlation], [correlation, 1.0]], dtype=torch.float64))

@@ -77,7 +77,7 @@ def diagnose(
         p < 0.01, with Bonferroni's correction: the chains leave every distribution but the target's.
     "modes"
         The share of draws that lie in a wrong mode, :math:`\tfrac12 \sum_k |w_k - \hat w_k|` for modes found by
-        searches from draws and from points one, three and ten standard deviations around them, with the weights of
+        searches from draws, from points around them and, as in a fit, from points far out, with the weights of
         `skksivi.modes`. Warns above 5%, if beyond the standard errors; of modes with more than 1% of the mass and
         hardly a draw; and if more than 5% of the fit's mode searches would lead to modes that it has not found, see
         `whitening_.unseen`. A mode to which no search leads is not detected. Up to 200 features.

@@ -95,10 +95,9 @@ def _find_cells(view: View, whole: Affine) -> tuple[Cells, tuple[Tensor, Tensor]
     starts = torch.cat([x[:n_drawn], around(whole, n_around, view.generator), like])
     found = find_modes(view.score, starts, view.generator, n_steps=N_STEPS)
     with suppress(*REFUSALS):  # as far as a fit has searched
-        elsewhere = all_modes(view.score, torch.zeros_like(whole.m), found.maps[0], view.generator).maps[1:]
-        if elsewhere:
-            centres = torch.stack([a.m for a in elsewhere])
-            found = find_modes(view.score, centres, view.generator, found.maps, n_steps=N_STEPS)
+        others = all_modes(view.score, torch.zeros_like(whole.m), found.maps[0], view.generator)
+        centres = torch.stack([a.m for a in others.maps])
+        found = find_modes(view.score, centres, view.generator, found.maps, n_steps=N_STEPS)
     cells = Cells(found.maps, found.weights.log())
     counts = cells.counts(x)
     empty = (counts <= MAX_DRAWN * found.weights * len(x)) & (found.weights > MIN_LOST)

@@ -28,6 +28,7 @@ unless coordinates are warped. What is good enough is said in `_points`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -143,7 +144,7 @@ def find_whitening(
     known = Known(score_fn, starts, alone, settings, generator, warps)
     with score_fn.tally.at_most(MOST_TIMES * max(settings.budget, LONG_CHAINS.least_calls)):
         whitening, pilot = rule(known)
-    return replace(whitening, n_score_calls=score_fn.tally.total - before), pilot
+    return replace(whitening, n_score_calls=score_fn.tally.total - before, attempts=known.attempts), pilot
 
 
 def check_stages(names: Sequence[object]) -> None:
@@ -165,7 +166,8 @@ def explored(known: Known) -> Found:
             except DIVERGED:
                 known.points = None
         if known.n_features <= MAX_FEATURES and not _suffices(known):
-            run_stages(THOROUGH, known)
+            with suppress(*(DIVERGED if known.points is not None else ())):
+                run_stages(THOROUGH, known)
     except BudgetError:
         if known.points is None:
             raise
@@ -179,7 +181,7 @@ def _suffices(known: Known) -> bool:
         return points is not None
     if effort == "low" or not known.modes.maps:
         return True
-    if points.converged and effort == "high" and points.warp is None:
+    if effort == "high" and points.warp is None:
         return False
     return points.judged().grade > Grade.ROUGH
 
@@ -206,7 +208,6 @@ def _of_points(known: Known, points: PilotPoints) -> Found:
         symmetries=symmetries,
         ascents=ascents,
         found_by=known.found_by,
-        attempts=known.attempts,
     )
     return found, points
 

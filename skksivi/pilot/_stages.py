@@ -101,8 +101,10 @@ class Known:
 
     @property
     def chains(self) -> ChainEnsemble:
+        """The chains, which go on where they were."""
         if self.ensemble is None:
-            raise TypeError("there are no chains")
+            metric = self.metric or matched(self.score, self.mode, self.generator)
+            self.ensemble = ChainEnsemble(self.score, metric, self.generator)
         return self.ensemble
 
     @cached_property
@@ -208,7 +210,7 @@ class ChainsFromStart:
     name: str = "chains from the start"
 
     def applies(self, known: Known) -> bool:
-        return not known.modes.maps
+        return not known.modes.maps and known.n_features >= MANY_FEATURES
 
     def propose(self, known: Known) -> Iterator[PilotPoints]:
         at_start = Affine.shift(known.starts[0])
@@ -327,10 +329,9 @@ class MatchedGaussian:
         return known.has_one_mode
 
     def propose(self, known: Known) -> Iterator[PilotPoints]:
-        metric = known.metric or matched(known.score, known.mode, known.generator)
-        known.ensemble = ChainEnsemble(known.score, metric, known.generator)
+        metric = known.chains.metric
         yield standard_pilot(metric.m, CHAINS.n_of_gaussian).unwhitened(metric)
-        yield from (_out_of_neck(known, points) for points in known.ensemble.by_metric())
+        yield from (_out_of_neck(known, points) for points in known.chains.by_metric())
 
 
 def _out_of_neck(known: Known, points: PilotPoints) -> PilotPoints:
@@ -355,7 +356,7 @@ class ShortChains:
     name: str = "short chains"
 
     def applies(self, known: Known) -> bool:
-        return known.ensemble is not None
+        return known.has_one_mode
 
     def propose(self, known: Known) -> Iterator[PilotPoints]:
         metric, has_many = known.chains.metric, known.n_features >= MANY_FEATURES
@@ -372,9 +373,8 @@ class ShortChains:
                 x = around_start(known.score, known.starts[0], known.generator)
                 yield from warped(known.score, x, known.generator)
             if is_far and not has_many:
-                known.ensemble = None
                 return
-            was_far = was_far or is_far
+            was_far |= is_far
 
 
 @dataclass(frozen=True)
@@ -384,7 +384,7 @@ class WarpedCoordinates:
     name: str = "warped coordinates"
 
     def applies(self, known: Known) -> bool:
-        return known.warps and known.ensemble is not None and known.n_features >= MANY_FEATURES
+        return known.warps and known.has_one_mode and known.n_features >= MANY_FEATURES
 
     def propose(self, known: Known) -> Iterator[PilotPoints]:
         if known.points is not None and not known.has_power_tails:
@@ -399,7 +399,7 @@ class MoreTrajectories:
     name: str = "more trajectories"
 
     def applies(self, known: Known) -> bool:
-        return known.ensemble is not None and known.n_features >= MANY_FEATURES
+        return known.has_one_mode and known.n_features >= MANY_FEATURES
 
     def propose(self, known: Known) -> Iterator[PilotPoints]:
         return known.chains.by_stages(self.n_trajectories)

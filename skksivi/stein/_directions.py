@@ -1,10 +1,12 @@
-r"""Whether a fit agrees with its target along the directions in which they differ most.
+r"""Whether a fit agrees with its target along the directions that are most suspect.
 
 A divergence adds over features and so hides one direction among many. With draws u of a fit in whitened coordinates,
 and scores s of the target there, the leading eigenvectors of :math:`E[(s + u)(s + u)^\top]` are the directions in
-which the target is least like N(0, I). Along one of them, v, a Gibbs step draws :math:`v^\top u` again, from
-the target given all else. This leaves draws of the target as they are and moves others towards it. The conditional
-density is an integral of the score along a line, and so is known also where no draw has been, as in a missing tail.
+which the target is least like N(0, I). These are suspect, and so is where draws contradict Stein's identities
+:math:`E[s] = 0` and :math:`E[s u^\top] = -I` most, if beyond the noise. Along such a direction v a Gibbs step draws
+:math:`v^\top u` again, from the target given all else. This leaves draws of the target as they are and moves others
+towards it. The conditional density is an integral of the score along a line, and so is known also where no draw has
+been, as in a missing tail.
 """
 
 from __future__ import annotations
@@ -24,8 +26,9 @@ from skksivi.score._score import DifferentiableScore, ScoreFunction
 #: Draws that are enough, and how many of their scores are asked for.
 N_DRAWS, N_SCORES = 20_000, 200
 
-#: Directions at most, the most from which they are chosen, and the least eigenvalue of one.
-N_DIRECTIONS, N_TURNED, LEAST = 2, 10, 0.05
+#: Leading directions at most, the most from which they are chosen, and the least eigenvalue of one; the standard
+#: errors beyond which an identity is contradicted.
+N_DIRECTIONS, N_TURNED, LEAST, N_CONTRADICTED = 2, 10, 0.05, 5
 
 #: Lines and nodes of each, at first and where they show a difference; half their length and the unit of the nodes.
 LINES, REACH, UNIT = ((16, 33), (48, 49)), 30.0, 0.3
@@ -35,7 +38,7 @@ LINES, REACH, UNIT = ((16, 33), (48, 49)), 30.0, 0.3
 N_BETWEEN, FALL, STEEPEST = 8, 15.0, 1e6
 
 #: Score calls of all of it, at most.
-MOST_CALLS = N_SCORES + 2 * N_TURNED + N_DIRECTIONS * sum(n_lines * n_nodes for n_lines, n_nodes in LINES)
+MOST_CALLS = N_SCORES + 2 * N_TURNED + (N_DIRECTIONS + 2) * sum(n_lines * n_nodes for n_lines, n_nodes in LINES)
 
 #: The probability in each tail beyond the range that is compared.
 TAIL = 1e-3
@@ -128,7 +131,7 @@ def worst_difference(
     off = score_u(few) + few
     if not off.isfinite().all():
         return None
-    V = leading_directions(score_u, few[0], off)
+    V = torch.cat([leading_directions(score_u, few[0], off), contradicting_directions(few, off - few)], 1)
     u, x = draw() if V.numel() else (few, few)
     for v in V.mT:
         for n_lines, n_nodes in LINES:
@@ -152,6 +155,23 @@ def leading_directions(score_u: DifferentiableScore, u: Tensor, off: Tensor) -> 
         within = score_u.product(u.expand(W.shape[1], -1), W.mT) @ W
         W = W @ torch.linalg.eigh((within + within.mT) / 2).eigenvectors
     return W[:, (off @ W).square().sum(0).argsort(descending=True)[:N_DIRECTIONS]]
+
+
+def contradicting_directions(u: Tensor, s: Tensor) -> Tensor:
+    r"""Return the directions (d, k) in which draws u (n, d) with scores s contradict :math:`E[s] = 0` and
+    :math:`E[s u^\top] = -I` most, those beyond the noise.
+
+    Half of the draws finds them, and the other half judges them.
+    """
+    (u, u_after), (s, s_after) = u.chunk(2), s.chunk(2)
+    excess = u.mT @ s / len(u)
+    excess.diagonal().add_(1.0)
+    sizes, V = torch.linalg.eigh((excess + excess.mT) / 2)
+    W = torch.stack([torch.nn.functional.normalize(s.mean(0), dim=0), V[:, sizes.abs().argmax()]], 1)
+    s_w, u_w = s_after @ W, u_after @ W
+    terms = torch.stack([s_w[:, 0], s_w[:, 1] * u_w[:, 1] + 1], 1)
+    z = terms.mean(0).abs() * math.sqrt(len(terms)) / terms.std(0)
+    return W[:, z > N_CONTRADICTED]
 
 
 def gibbs_step(score_u: ScoreFunction, u: Tensor, v: Tensor, n_lines: int, n_nodes: int) -> Step | None:

@@ -14,7 +14,7 @@ from skksivi import KSIVIApproximator, load, save
 from skksivi.coordinates._affine import Affine
 from skksivi.parameters import Pilot
 from skksivi.pilot._modes import ModeMaps, find_modes
-from skksivi.pilot._pilot import LOW, QUICK, THOROUGH, find_whitening
+from skksivi.pilot._pilot import LOW, QUICK, THOROUGH, _suffices, find_whitening
 from skksivi.pilot._points import (
     MANY_FEATURES,
     Grade,
@@ -251,3 +251,42 @@ def test_stages_that_diverge_leave_the_rest_to_long_chains(monkeypatch):
     assert verdicts["short chains"] == ""
     assert list(verdicts)[-1] == "long chains"
     assert abs(points.x[:, 1].mean() - 1) < 0.2 * points.x[:, 1].std()
+
+
+def test_a_stage_that_is_left_out_takes_no_others_with_it():
+    _, points, verdicts = pilot_of(bent_score, 2, skip=("matched Gaussian",))
+    assert list(verdicts)[-1] == "short chains"
+    assert points.converged
+
+
+def test_what_the_last_stages_lose_leaves_the_points_before_them(monkeypatch):
+    def lost(*_):
+        raise DivergedError
+
+    monkeypatch.setattr("skksivi.pilot._stages.LongChains.propose", lost)
+    whitening, points, verdicts = pilot_of(normal_score, 3, seed=2, effort="high", warps=False)
+    assert verdicts["long chains"] == ""
+    assert points.converged
+    assert whitening.converged
+
+
+def test_high_effort_runs_long_chains_unless_coordinates_are_warped():
+    x = torch.randn(4000, MANY_FEATURES, generator=generator()).double()
+    points = PilotPoints(x, [4000], torch.full((MANY_FEATURES,), 0.03))
+    known = Known(in_double(normal_score, 2), x[:1], False, Pilot(), generator(), True, points=points)
+    known.modes = ModeMaps([Affine(x[0], torch.eye(MANY_FEATURES).double())], torch.ones(1))
+    assert _suffices(known)  # whose errors are small
+    known.settings = Pilot(effort="high")
+    assert not _suffices(known)
+
+
+def test_the_report_says_what_was_tried_before_the_curvature(monkeypatch):
+    def lost(*_):
+        raise DivergedError
+
+    monkeypatch.setattr("skksivi.pilot._stages.ChainsFromStart.propose", lost)
+    _, points, verdicts = pilot_of(normal_score, MANY_FEATURES, skip=("mode search", *THOROUGH_NAMES))
+    assert points is None
+    assert verdicts == {"chains from the start": ""}
+    _, _, verdicts = pilot_of(normal_score, MANY_FEATURES - 1, skip=("mode search", *THOROUGH_NAMES))
+    assert not verdicts

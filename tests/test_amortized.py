@@ -209,6 +209,7 @@ def test_a_fit_of_normals_is_exact(of_normal):
     )
 
 
+@pytest.mark.slow
 def test_a_fit_of_arrays_is_that_of_tensors(of_normal):
     q = fitted(lambda x, y: np.asarray(y) - 2 * np.asarray(x))
     y = [1.0, -2.0]

@@ -178,6 +178,7 @@ def fits():
     return [q.fit(lambda x: -torch.cholesky_solve(x.mT, ROOT.to(x)).mT, n_features=3) for q in made]
 
 
+@pytest.mark.slow
 @given(exponent=st.floats(-300, 308), direction=st.tuples(*[st.floats(-1.7, 1.7)] * 3))
 def test_densities_of_finite_points_are_numbers_or_minus_infinity(exponent, direction):
     X = 10**exponent * np.array([direction, (0.0, 1.0, 0.0), (1.7, -1.7, 1.0)])

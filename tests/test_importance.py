@@ -419,6 +419,7 @@ def test_bad_fits_are_told_by_their_certificate(shift, ratio, wrong, recwarn):
     assert any(re.search(r"q\|\|p\) \+ KL\(p\|\|q\) is .* nats", m) for m in messages) == wrong
 
 
+@pytest.mark.slow
 def test_what_has_no_cheap_certificate_has_none():
     def mixing(n, generator):
         return torch.randn(n, 2, generator=generator)

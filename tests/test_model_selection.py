@@ -130,6 +130,7 @@ def test_the_seed_of_a_fit_comes_from_the_estimator_and_the_replicate(make):
     assert draws(TARGET[1], None) == every[-1]
 
 
+@pytest.mark.slow
 def test_replicates_differ_and_repeat():
     grades = cross_val_score(QUICK, TARGET, cv=Replicates(2), scoring=SCORER)
     assert len(set(grades)) == 2
@@ -189,6 +190,7 @@ def test_randomized_search():
     assert_found(search)
 
 
+@pytest.mark.slow
 def test_halving_search_gives_the_survivors_more_iterations():
     search = HalvingGridSearchCV(
         QUICK,

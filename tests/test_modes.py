@@ -105,7 +105,7 @@ def ring():
     return target, KSIVIApproximator(**SETTINGS).fit(target)
 
 
-@pytest.mark.parametrize("bare", [False, True])
+@pytest.mark.parametrize("bare", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_unequal_weights_are_found(ring, bare):
     target, q = ring
     found = modes(q, target.score_fn if bare else target, random_state=0)

@@ -106,7 +106,7 @@ def test_three_classes_and_names_of_classes():
 
 
 @ORDINARY
-@pytest.mark.parametrize("model", ["process", "linear", "network"])
+@pytest.mark.parametrize("model", ["process", "linear", pytest.param("network", marks=pytest.mark.slow)])
 def test_predictions_of_a_regressor_agree_with_each_other(model):
     m = KSIVIRegressor(model=model, n_hidden=4, approximator=TINY, n_draws=500, random_state=0).fit(X[:80], Y[:80])
     mean, std = m.predict(X[:5], return_std=True)

@@ -182,6 +182,7 @@ def test_a_gaussian_is_accepted_at_once(d, seed):
     torch.testing.assert_close(found.mixture.means[0], origin(d), atol=0.01, rtol=0)
 
 
+@pytest.mark.slow
 def test_rounds_lead_to_a_skewed_target():
     u = gumbel(20 * 32, 3, 0).view(20, 32, 3)
     draws = PartedDraws(u, gumbel_score(u))

@@ -395,7 +395,9 @@ def in_ordinary_mode():
     return [(p, p.fit(quartic, n_features=2).sample(5)) for p in fits]
 
 
-@pytest.mark.parametrize("mode", [torch.inference_mode, lambda: torch.autocast("cpu")], ids=range(2))
+@pytest.mark.parametrize(
+    "mode", [torch.inference_mode, pytest.param(lambda: torch.autocast("cpu"), marks=pytest.mark.slow)], ids=range(2)
+)
 def test_the_mode_around_a_fit_does_not_matter(mode, in_ordinary_mode):
     for p, expected in in_ordinary_mode:
         with mode():

@@ -113,6 +113,7 @@ def test_stages_may_be_left_out():
         KSIVIApproximator(whiten=Pilot(skip=["other mode"])).fit(normal_score, n_features=2)
 
 
+@pytest.mark.slow
 def test_efforts_are_slices_of_one_list():
     names = [stage.name for stage in QUICK]
     assert [stage.name for stage in LOW] == [name for name in names if name != "more trajectories"]
@@ -146,7 +147,7 @@ def test_long_chains_have_the_moments_of_a_skewed_target():
     assert (u.var(0) - 1).abs().max() < 0.1
 
 
-@pytest.mark.parametrize("p", [UNEQUAL, RING], ids=["unequal", "ring"])
+@pytest.mark.parametrize("p", [UNEQUAL, pytest.param(RING, marks=pytest.mark.slow)], ids=["unequal", "ring"])
 def test_long_chains_have_as_many_points_of_a_mode_as_its_weight(p):
     score = as_score(p.score_fn)
     known = Known(score, torch.cat([p.means, 2 * p.means]), True, Pilot(budget=0), generator(), False)
@@ -238,6 +239,7 @@ def test_a_spent_budget_leaves_the_best_points():
     assert np.isfinite(q.sample(10)).all()
 
 
+@pytest.mark.slow
 def test_stages_that_diverge_leave_the_rest_to_long_chains(monkeypatch):
     def lost(*_):
         raise DivergedError

@@ -50,6 +50,7 @@ def test_value_and_gradient_are_those_of_the_definition(name):
     torch.testing.assert_close(dx + autograd_pullback(score_fn, x)[1](ds), gradient, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.slow
 def test_both_solvers_come_to_the_same_discrepancy():
     settings = {"n_particles": 10, "random_state": 0}
     by_lbfgs, by_adam = (

@@ -1,6 +1,7 @@
 """Gibbs steps along directions: they leave draws of the target as they are and show what others lack."""
 
 import math
+import re
 import warnings
 
 import numpy as np
@@ -10,6 +11,7 @@ from plain_targets import resolved
 from scipy import stats
 
 from skksivi import KSIVIApproximator, diagnose
+from skksivi.baselines import Laplace
 from skksivi.stein._directions import conditionals, gibbs_step, leading_directions, worst_difference
 from skksivi.targets import Banana, Multimodal, StudentT, XShaped, from_score_fn
 
@@ -72,6 +74,14 @@ def test_a_fit_that_lacks_a_tail_is_told_with_its_direction(kind, d, k):
     assert along.argmax() < k
     assert found.step.scale > 1.2
     assert diagnose(q, target, random_state=0)["shape"].verdict == "warn"
+
+
+def test_a_principal_axis_is_named_by_its_loadings():
+    Q = rotated(20, 1)
+    target = independent("t3", 1, Q)
+    check = diagnose(Laplace().fit(target), target, random_state=0)["tails"]
+    assert check.verdict == "warn"
+    assert re.search(r"principal axis \d+ \(([+-]0\.\d\d coordinate \d+(, )?){3}\)", check.text)
 
 
 def in_whitened(q, target, n=20_000):

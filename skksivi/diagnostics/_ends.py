@@ -96,27 +96,28 @@ def check_chains(view: View, geometry: Geometry) -> tuple[Check, Check]:
     cells = fitted_cells(geometry.cells, torch.cat([x, late]))  # a fit to the draws alone would suit only them
     draws, ends = heights(cells, x), heights(cells, late).view(*geometry.ends.shape[:2], -1)
     sides = (torch.cat([h, -h[..., 1:]], -1) for h in (draws, ends))
-    tails, shape = _tails(view, ends_beyond(*sides)), _shape(view, ends_apart(draws, ends))
+    names = _names(view, cells)
+    tails, shape = _tails(view, names, ends_beyond(*sides)), _shape(view, names, ends_apart(draws, ends))
     return tails, shape if shape.remedy else _along_direction(view, x) or shape
 
 
-def _tails(view: View, beyond: LargestDifference) -> Check:
+def _tails(view: View, names: list[str], beyond: LargestDifference) -> Check:
     """Count the chains that end farther out than the draws lie."""
     share, pvalue, k = beyond
     d = view.x.shape[1]
-    where = _in_words(view, k) if k <= 2 * d else f"{_in_words(view, k - 2 * d)}, below"
+    where = names[k] if k <= 2 * d else f"{names[k - 2 * d]}, below"
     text = f"{share:.1%} of chains end beyond {1 - FARTHEST:.1%} of the draws {where}, p = {pvalue:.2g}"
     todo = view.advice("whiten", "mixing", "max_iter", "n_warmup")
     remedy = f"The target has tails that the fit lacks, {where}: {todo}."
     return judged("tails", share, text, remedy if share > MAX_BEYOND and pvalue < MAX_PVALUE else None)
 
 
-def _shape(view: View, apart: LargestDifference) -> Check:
+def _shape(view: View, names: list[str], apart: LargestDifference) -> Check:
     """Compare the distributions of the draws and of the ends of chains."""
     distance, pvalue, k = apart
-    text = f"chains end up to {distance:.2f} apart {_in_words(view, k)}, p = {pvalue:.2g}"
+    text = f"chains end up to {distance:.2f} apart {names[k]}, p = {pvalue:.2g}"
     todo = view.advice("whiten", "mixing", "max_iter", "n_warmup")
-    remedy = f"Chains that start at the draws leave their distribution {_in_words(view, k)}: {todo}."
+    remedy = f"Chains that start at the draws leave their distribution {names[k]}: {todo}."
     return judged("shape", distance, text, remedy if distance > MAX_DISTANCE and pvalue < MAX_PVALUE else None)
 
 
@@ -132,15 +133,20 @@ def _along_direction(view: View, x: Tensor) -> Check | None:
     words, todo = found.words(view.score.label), view.advice("whiten", "mixing", "max_iter", "n_warmup")
     return judged(
         "shape",
-        found.step.range,
-        "Gibbs steps along a direction leave the draws' distribution",
+        float(found.step.range),
+        f"a Gibbs step along a direction changes the 99.8% range by {found.step.range:.2g} times",
         f"The draws are wrong along {words}: {todo}.",
     )
 
 
-def _in_words(view: View, direction: int) -> str:
-    """Say which of the directions of `heights` it is."""
-    axis, i = divmod(direction - 1, view.x.shape[1])
-    if not direction:
-        return "in the distance from the centre"
-    return f"along principal axis {i}" if axis else f"in {view.score.label(i)}"
+def _names(view: View, cells: Cells) -> list[str]:
+    """Say which the directions of `heights` are, a principal axis of a single mode by its largest loadings."""
+    labels = [view.score.label(i) for i in range(view.x.shape[1])]
+    axes = [f"along principal axis {i}" for i in range(len(labels))]
+    if len(cells.maps) == 1:
+        L = cells.maps[0].L
+        loadings = torch.linalg.svd(L / torch.linalg.vector_norm(L, dim=1, keepdim=True))[0].mT
+        for i, v in enumerate(loadings):
+            largest = v.abs().argsort(descending=True)[:3].tolist()
+            axes[i] += f" ({', '.join(f'{v[j]:+.2f} {labels[j]}' for j in largest)})"
+    return ["in the distance from the centre", *(f"in {label}" for label in labels), *axes]

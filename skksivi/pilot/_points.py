@@ -56,7 +56,7 @@ class Verdict:
 
 
 class GoodEnough(NamedTuple):
-    """The limits of all that judges points, set by `benchmarks/defaults.py` and `benchmarks/shapes.py`."""
+    """The limits that accept points of a stage, set by `benchmarks/defaults.py` and `benchmarks/shapes.py`."""
 
     #: Draws by importance: the largest standard error of a mean, in sd, and of a relative scale, and the divergence
     #: of the proposal for each feature, in nats; the round from which on the second pair will do, that of the

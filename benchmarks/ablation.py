@@ -101,6 +101,8 @@ def summary(rows):
     whole = [row for row in rows if row["method"] == ALL]
     for name, some in (("posteriors", POSTERIORS), ("shapes", {**SHAPES, **DIRECTIONS}), ("suites", SUITES)):
         own = [row for row in whole if row["case"] in some]
+        if not own:
+            continue
         calls = [row["calls"] for row in own if row["calls"]]
         print(
             f"{name}: {sum(row['accurate'] for row in own)} of {len(own)} accurate, {np.median(calls):,.0f} calls, "

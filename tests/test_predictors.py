@@ -1,5 +1,6 @@
 """The predictors are scikit-learn's, and predict by the posterior."""
 
+import logging
 import pickle
 import warnings
 
@@ -216,6 +217,7 @@ def test_a_fit_says_what_it_does_if_asked(caplog):
     assert "a linear function" in caplog.text
     assert "iteration" in caplog.text
     caplog.clear()
+    caplog.set_level(logging.WARNING, "skksivi")
     m.set_params(verbose=0).fit(X[:30, :2], Y[:30])
     assert not caplog.text
 

@@ -117,7 +117,9 @@ def told(rows):
         low, high = min(r["sd_min"] for r in rows), max(r["sd_max"] for r in rows)
         necks = [r["neck"] for r in rows if "neck" in r]
         of_neck = f", P(v < -3) {min(necks):.2f} - {max(necks):.2f}" if necks else ""
-        return f"means {max(r['mean'] for r in rows):.3f}, sds {low:.2f} - {high:.2f}{of_neck}"
+        along = max(r.get("scale_along", 0.0) for r in rows)
+        directions = f", log sds along directions {along:.2f}" if along else ""
+        return f"means {max(r['mean'] for r in rows):.3f}, sds {low:.2f} - {high:.2f}{of_neck}{directions}"
     if "quantile" in rows[0]:
         worst = max(rows, key=lambda r: abs(math.log(r["quantile"])))
         return f"quantiles {worst['quantile']:.3f} (se {worst['quantile_se']:.3f})"

@@ -46,12 +46,18 @@ def heights(cells: Cells, x: Tensor) -> Tensor:
     """
     cell, found = cells.assign(x), x.new_empty(len(x), 1 + 2 * x.shape[1])
     for k, a in enumerate(cells.maps):
-        sd, inside = torch.linalg.vector_norm(a.L, dim=1), x[cell == k]
-        U, scales, _ = torch.linalg.svd(a.L / sd[:, None])
+        inside, (U, scales, sd) = x[cell == k], principal_axes(a)
         z = (inside - a.m) / sd
         radius = torch.linalg.vector_norm(a.whiten(inside), dim=1, keepdim=True)
         found[cell == k] = torch.cat([radius, z, z @ U / scales], 1)
     return found
+
+
+def principal_axes(a: Affine) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the principal axes (d, d) of the correlation of a cell, in columns, scales along them, and its sds."""
+    sd = torch.linalg.vector_norm(a.L, dim=1)
+    U, scales, _ = torch.linalg.svd(a.L / sd[:, None])
+    return U, scales, sd
 
 
 def ends_beyond(draws: Tensor, ends: Tensor) -> LargestDifference:
@@ -96,28 +102,28 @@ def check_chains(view: View, geometry: Geometry) -> tuple[Check, Check]:
     cells = fitted_cells(geometry.cells, torch.cat([x, late]))  # a fit to the draws alone would suit only them
     draws, ends = heights(cells, x), heights(cells, late).view(*geometry.ends.shape[:2], -1)
     sides = (torch.cat([h, -h[..., 1:]], -1) for h in (draws, ends))
-    names = _names(view, cells)
-    tails, shape = _tails(view, names, ends_beyond(*sides)), _shape(view, names, ends_apart(draws, ends))
+    tails, shape = _tails(view, cells, ends_beyond(*sides)), _shape(view, cells, ends_apart(draws, ends))
     return tails, shape if shape.remedy else _along_direction(view, x) or shape
 
 
-def _tails(view: View, names: list[str], beyond: LargestDifference) -> Check:
+def _tails(view: View, cells: Cells, beyond: LargestDifference) -> Check:
     """Count the chains that end farther out than the draws lie."""
     share, pvalue, k = beyond
     d = view.x.shape[1]
-    where = names[k] if k <= 2 * d else f"{names[k - 2 * d]}, below"
+    where = _in_words(view, cells, k) if k <= 2 * d else f"{_in_words(view, cells, k - 2 * d)}, below"
     text = f"{share:.1%} of chains end beyond {1 - FARTHEST:.1%} of the draws {where}, p = {pvalue:.2g}"
     todo = view.advice("whiten", "mixing", "max_iter", "n_warmup")
     remedy = f"The target has tails that the fit lacks, {where}: {todo}."
     return judged("tails", share, text, remedy if share > MAX_BEYOND and pvalue < MAX_PVALUE else None)
 
 
-def _shape(view: View, names: list[str], apart: LargestDifference) -> Check:
+def _shape(view: View, cells: Cells, apart: LargestDifference) -> Check:
     """Compare the distributions of the draws and of the ends of chains."""
     distance, pvalue, k = apart
-    text = f"chains end up to {distance:.2f} apart {names[k]}, p = {pvalue:.2g}"
+    where = _in_words(view, cells, k)
+    text = f"chains end up to {distance:.2f} apart {where}, p = {pvalue:.2g}"
     todo = view.advice("whiten", "mixing", "max_iter", "n_warmup")
-    remedy = f"Chains that start at the draws leave their distribution {names[k]}: {todo}."
+    remedy = f"Chains that start at the draws leave their distribution {where}: {todo}."
     return judged("shape", distance, text, remedy if distance > MAX_DISTANCE and pvalue < MAX_PVALUE else None)
 
 
@@ -139,14 +145,15 @@ def _along_direction(view: View, x: Tensor) -> Check | None:
     )
 
 
-def _names(view: View, cells: Cells) -> list[str]:
-    """Say which the directions of `heights` are, a principal axis of a single mode by its largest loadings."""
-    labels = [view.score.label(i) for i in range(view.x.shape[1])]
-    axes = [f"along principal axis {i}" for i in range(len(labels))]
-    if len(cells.maps) == 1:
-        L = cells.maps[0].L
-        loadings = torch.linalg.svd(L / torch.linalg.vector_norm(L, dim=1, keepdim=True))[0].mT
-        for i, v in enumerate(loadings):
-            largest = v.abs().argsort(descending=True)[:3].tolist()
-            axes[i] += f" ({', '.join(f'{v[j]:+.2f} {labels[j]}' for j in largest)})"
-    return ["in the distance from the centre", *(f"in {label}" for label in labels), *axes]
+def _in_words(view: View, cells: Cells, direction: int) -> str:
+    """Say which of the directions of `heights` it is, a principal axis of a single mode by its largest loadings."""
+    axis, i = divmod(direction - 1, view.x.shape[1])
+    if not direction:
+        return "in the distance from the centre"
+    if not axis:
+        return f"in {view.score.label(i)}"
+    if len(cells.maps) > 1:
+        return f"along principal axis {i}"
+    v = principal_axes(cells.maps[0])[0][:, i]
+    largest = v.abs().argsort(descending=True)[:3].tolist()
+    return f"along principal axis {i} ({', '.join(f'{v[j]:+.2f} {view.score.label(j)}' for j in largest)})"

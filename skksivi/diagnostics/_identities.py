@@ -12,6 +12,7 @@ from skksivi.diagnostics._limits import STEIN_VARIANCES
 from skksivi.diagnostics._report import Check
 from skksivi.diagnostics._view import MAX_SHIFT, N_SE, View, judged
 from skksivi.pilot._mode_weights import Cells
+from skksivi.stein._directions import most_contradicting
 
 #: Fewest draws of a mode that is checked.
 N_OF_MODE = 50
@@ -105,7 +106,8 @@ def stein_moments(x: Tensor, s: Tensor, cells: Cells) -> SteinMoments:
         u = terms.turned(L)
         rows = (L / torch.linalg.vector_norm(L, dim=1, keepdim=True)).mT  # x_i rises by its sd along column i
         first, second = u.halves()
-        found = torch.stack(_found(first), 1)
+        t = first.r[:, None] * first.s + first.slope
+        found = most_contradicting(first.gap, t, first.r.mean())
         pairs = [pair for f in (shifts, variances) for pair in zip(f(u, rows), f(second, found), strict=True)]
         nearest = torch.cat([torch.arange(len(L), device=x.device), (rows.mT @ found).abs().argmax(0)])
         parts.append((*map(torch.cat, pairs), nearest))
@@ -119,15 +121,6 @@ def stein_moments(x: Tensor, s: Tensor, cells: Cells) -> SteinMoments:
         *(a.gather(0, worst)[0] for a in of_variance),
         *(nearest.gather(0, k)[0] for k in (farthest, worst)),
     )
-
-
-def _found(terms: ModeTerms) -> tuple[Tensor, Tensor]:
-    """Return the directions (d,) of the largest shift and of the Stein variance that is farthest from one."""
-    t = terms.r[:, None] * terms.s + terms.slope
-    excess = (terms.gap.mT @ t) / len(t)
-    excess.diagonal().add_(terms.r.mean())
-    lam, V = torch.linalg.eigh((excess + excess.mT) / 2)
-    return torch.nn.functional.normalize(t.mean(0), dim=0), V[:, lam.abs().argmax()]
 
 
 def check_means(view: View, moments: SteinMoments) -> Check:

@@ -28,7 +28,6 @@ unless coordinates are warped. What is good enough is said in `_points`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -166,9 +165,8 @@ def explored(known: Known) -> Found:
             except DIVERGED:
                 known.points = None
         if known.n_features <= MAX_FEATURES and not _suffices(known):
-            with suppress(*(DIVERGED if known.points is not None else ())):
-                run_stages(THOROUGH, known)
-    except BudgetError:
+            run_stages(THOROUGH, known)
+    except (BudgetError, *DIVERGED):
         if known.points is None:
             raise
     return _by_curvature(known) if known.points is None else _of_points(known, known.points)

@@ -164,14 +164,19 @@ def contradicting_directions(u: Tensor, s: Tensor) -> Tensor:
     Half of the draws finds them, and the other half judges them.
     """
     (u, u_after), (s, s_after) = u.chunk(2), s.chunk(2)
-    excess = u.mT @ s / len(u)
-    excess.diagonal().add_(1.0)
-    sizes, V = torch.linalg.eigh((excess + excess.mT) / 2)
-    W = torch.stack([torch.nn.functional.normalize(s.mean(0), dim=0), V[:, sizes.abs().argmax()]], 1)
+    W = most_contradicting(u, s)
     s_w, u_w = s_after @ W, u_after @ W
     terms = torch.stack([s_w[:, 0], s_w[:, 1] * u_w[:, 1] + 1], 1)
     z = terms.mean(0).abs() * math.sqrt(len(terms)) / terms.std(0)
     return W[:, z > N_CONTRADICTED]
+
+
+def most_contradicting(u: Tensor, s: Tensor, w: Tensor | float = 1.0) -> Tensor:
+    r"""Return directions (d, 2) where points u (n, d) contradict :math:`E[s] = 0`, :math:`E[s u^\top] = -w I` most."""
+    excess = u.mT @ s / len(u)
+    excess.diagonal().add_(w)
+    sizes, V = torch.linalg.eigh((excess + excess.mT) / 2)
+    return torch.stack([torch.nn.functional.normalize(s.mean(0), dim=0), V[:, sizes.abs().argmax()]], 1)
 
 
 def gibbs_step(score_u: ScoreFunction, u: Tensor, v: Tensor, n_lines: int, n_nodes: int) -> Step | None:

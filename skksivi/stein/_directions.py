@@ -172,7 +172,7 @@ def contradicting_directions(u: Tensor, s: Tensor) -> Tensor:
 
 
 def most_contradicting(u: Tensor, s: Tensor, w: Tensor | float = 1.0) -> Tensor:
-    r"""Return directions (d, 2) where points u (n, d) contradict :math:`E[s] = 0`, :math:`E[s u^\top] = -w I` most."""
+    r"""Return where points u (n, d) contradict :math:`E[s] = 0` and :math:`E[s u^\top] = -w I` most, as (d, 2)."""
     excess = u.mT @ s / len(u)
     excess.diagonal().add_(w)
     sizes, V = torch.linalg.eigh((excess + excess.mT) / 2)

@@ -28,6 +28,7 @@ unless coordinates are warped. What is good enough is said in `_points`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -165,8 +166,9 @@ def explored(known: Known) -> Found:
             except DIVERGED:
                 known.points = None
         if known.n_features <= MAX_FEATURES and not _suffices(known):
-            run_stages(THOROUGH, known)
-    except (BudgetError, *DIVERGED):
+            with suppress(*(DIVERGED if known.points is not None else ())):
+                run_stages(THOROUGH, known)
+    except BudgetError:
         if known.points is None:
             raise
     return _by_curvature(known) if known.points is None else _of_points(known, known.points)

@@ -12,7 +12,7 @@ from scipy import stats
 
 from skksivi import KSIVIApproximator, diagnose
 from skksivi.baselines import Laplace
-from skksivi.stein._directions import conditionals, gibbs_step, leading_directions, worst_difference
+from skksivi.stein._directions import conditionals, first_difference, gibbs_step, leading_directions
 from skksivi.targets import Banana, Multimodal, StudentT, XShaped, from_score_fn
 
 #: Scores of one variable, what they are the scores of, and its mean and standard deviation.
@@ -53,7 +53,7 @@ def test_exact_draws_are_not_accused(kind, d):
     score = resolved(independent(kind, 1, Q))
     for seed in range(3):
         u = draws(kind, 1, Q, 20_000, seed)
-        assert worst_difference(score, u[:200], lambda u=u: (u, u)) is None
+        assert first_difference(score, u[:200], lambda u=u: (u, u)) is None
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -69,7 +69,7 @@ def test_a_fit_that_lacks_a_tail_is_told_with_its_direction(kind, d, k):
         warnings.simplefilter("always")
         q = KSIVIApproximator(whiten=start, train=False, random_state=0).fit(target)
     assert len(caught) == 1, [str(w.message) for w in caught]
-    found = worst_difference(*in_whitened(q, target))
+    found = first_difference(*in_whitened(q, target))
     along = np.abs(found.correlations.numpy() @ Q)
     assert along.argmax() < k
     assert found.step.scale > 1.2
@@ -118,7 +118,7 @@ def test_directions_that_are_right_do_not_hide_one_that_is_wrong(shift, scale):
     z[:, :2] = 0.9 * rng.choice([-1, 1], (20_000, 2)) + 0.19**0.5 * z[:, :2]
     z[:, 2] = shift + scale * z[:, 2]
     u = torch.as_tensor(z) @ Q.mT
-    found = worst_difference(resolved(from_score_fn(score_fn, 6)), u[:200], lambda: (u, u))
+    found = first_difference(resolved(from_score_fn(score_fn, 6)), u[:200], lambda: (u, u))
     assert (found is None) == ((shift, scale) == (0.0, 1.0))
     assert found is None or np.abs(found.correlations.numpy() @ Q.numpy()).argmax() == 2
 
@@ -158,5 +158,5 @@ def test_a_score_that_ends_is_left_alone():
 def test_draws_that_are_far_too_wide_are_told():
     """All lines have their mass at one place."""
     u = 1e6 * torch.randn(1000, 2, generator=torch.Generator().manual_seed(0)).double()
-    found = worst_difference(resolved(from_score_fn(lambda x: -x * 1e12, 2)), u[:200] / 1e6, lambda: (u / 1e6, u))
+    found = first_difference(resolved(from_score_fn(lambda x: -x * 1e12, 2)), u[:200] / 1e6, lambda: (u / 1e6, u))
     assert found.step.scale < 0.1

@@ -105,6 +105,20 @@ def test_moments_of_a_gaussian_are_exact(d, seed):
     np.testing.assert_allclose(by.root @ by.root.mT, root @ root.mT, atol=0.03 * root.square().sum())
 
 
+@pytest.mark.parametrize(("of_gaussian", "most"), [(True, 0.1), (False, 0.7)], ids=["Gaussian", "Gumbel"])
+def test_covariances_of_many_features_have_less_noise_than_their_points(of_gaussian, most):
+    """Along the worst direction: by a tenth, and by the share that the scores leave, of rotated coordinates."""
+    n, d = 3200, 150
+    u, A = (normal if of_gaussian else gumbel)(n, d), torch.linalg.qr(normal(d, d, seed=1)).Q
+    score, variance = (-u, 1.0) if of_gaussian else (gumbel_score(u), math.pi**2 / 6)
+    x, s = u @ A.mT, score @ A.mT
+    by = target_moments(PartedDraws(x.view(100, 32, d), s.view(100, 32, d)))
+    before, after = (
+        (torch.linalg.eigvalsh(C / variance) - 1).abs().max() for C in (torch.cov(x.mT), by.root @ by.root.mT)
+    )
+    assert after < most * before
+
+
 # Importance
 
 

@@ -199,7 +199,7 @@ def fitted_marginals(score_fn: Score, mode: Affine, generator: torch.Generator) 
             mode, completed(block), block.shape[1], _functions([radial], stats.chi(block.shape[1]), block)
         )
     axes = independent_directions(score_u, J, generator)
-    curves = [_of_direction(score_u, v, generator) for v in axes.mT]
+    curves = [_quantiles_along(score_u, v, generator) for v in axes.mT]
     kept = [j for j, curve in enumerate(curves) if curve is not None]
     if not kept:
         return None
@@ -250,7 +250,7 @@ def independent_directions(score_u: DifferentiableScore, J: Tensor, generator: t
     return found
 
 
-def _of_direction(score_u: DifferentiableScore, v: Tensor, generator: torch.Generator) -> np.ndarray | None:
+def _quantiles_along(score_u: DifferentiableScore, v: Tensor, generator: torch.Generator) -> np.ndarray | None:
     """Return the quantiles along a direction v (d,), None if the score along it depends on others."""
     unit = 1.0
 

@@ -16,7 +16,7 @@ from skksivi.diagnostics._report import Check
 from skksivi.diagnostics._view import View, judged
 from skksivi.pilot._mixture import covariance_root
 from skksivi.pilot._mode_weights import Cells
-from skksivi.stein._directions import N_SCORES, worst_difference
+from skksivi.stein._directions import N_SCORES, first_difference
 
 #: The share of the draws that count as farthest out, and the accepted share of chains that end beyond the others.
 FARTHEST, MAX_BEYOND = 0.001, 0.01
@@ -133,7 +133,7 @@ def _along_direction(view: View, x: Tensor) -> Check | None:
         return None
     map_ = Affine(x.mean(0), covariance_root(x))
     u = map_.whiten(x)
-    found = worst_difference(map_.pull_back(view.score), u[:N_SCORES], lambda: (u, x))
+    found = first_difference(map_.pull_back(view.score), u[:N_SCORES], lambda: (u, x))
     if found is None:
         return None
     words, todo = found.words(view.score.label), view.advice("whiten", "mixing", "max_iter", "n_warmup")

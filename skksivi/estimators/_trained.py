@@ -24,7 +24,7 @@ from skksivi.parameters import Adam, Annealing, Init, Network, Pilot, Scale, Whi
 from skksivi.pilot._pilot import LONG_CHAINS, MAX_FEATURES, MAX_POINTS, N_EXPECTED, RULES, check_stages
 from skksivi.pilot._points import MANY_FEATURES, PilotPoints
 from skksivi.score._score import Score
-from skksivi.stein._directions import MOST_CALLS, N_DRAWS, N_SCORES, worst_difference
+from skksivi.stein._directions import MOST_CALLS, N_DRAWS, N_SCORES, first_difference
 from skksivi.stein._discrepancy import stein_shift, stein_variances
 from skksivi.training._hooks import CERTIFICATE, TRAINING, Report
 from skksivi.training._loop import CHECK_EVERY, Hook, Minimised, Objective, Scheduled, State, minimise
@@ -249,7 +249,7 @@ def _warn(fit: Fit, score_fn: Score, x: Tensor) -> None:
             or of_certificate(fit.report, d, explored=sd is not None)
         )
     if message is None and isinstance(fit.sampler, Layer | Layers):
-        message = _of_direction(fit.sampler, score_fn)
+        message = _of_difference(fit.sampler, score_fn)
     if message is not None:
         warn_caller(message, ConvergenceWarning)
 
@@ -323,7 +323,7 @@ def of_certificate(report: Mapping[str, object], d: int, *, explored: bool) -> s
     )
 
 
-def _of_direction(sampler: Layer | Layers, score_fn: Score) -> str | None:
+def _of_difference(sampler: Layer | Layers, score_fn: Score) -> str | None:
     """Say along which direction the draws of a sampler are wrong, if that takes no more calls than are left, and of a
     hierarchy, whose draws take calls, a fifth of those of the fit.
     """
@@ -343,7 +343,7 @@ def _of_direction(sampler: Layer | Layers, score_fn: Score) -> str | None:
         return u, whitening.push_forward(u)
 
     few = sampler.sample_in_u(N_SCORES, generator)
-    found = worst_difference(whitening.pull_back(score_fn.double), few, draw)
+    found = first_difference(whitening.pull_back(score_fn.double), few, draw)
     if found is None:
         return None
     todo = "Raise the `effort` of whiten=Pilot(...), or reparametrise the model so that these parameters depend less"

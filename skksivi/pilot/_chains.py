@@ -22,7 +22,7 @@ from skksivi.pilot._importance import (
     target_moments,
 )
 from skksivi.pilot._mixture import GAUSSIAN, MOST_FEATURES, adapted_by_scores, score_divergence
-from skksivi.pilot._points import Grade, PilotPoints, Verdict, judge_chains, judge_halves
+from skksivi.pilot._points import GOOD_ENOUGH, Grade, PilotPoints, Verdict, judge_chains, judge_halves
 from skksivi.score._errors import DivergedError
 from skksivi.score._score import DifferentiableScore, Score
 
@@ -176,7 +176,7 @@ class ChainEnsemble:
         of_gaussian = partial(standard_pilot, self.metric.m)
         if error < GAUSSIAN.near and self.has_few:
             yield self.refine(self.metric, of_gaussian(), []).unwhitened(self.metric)
-        elif error < 1e-4:  # the target itself
+        elif error < GOOD_ENOUGH.same_score:
             verdict = Verdict(Grade.WEIGHTS_COUNT, f"the target is this Gaussian, score divergence {error:.1g}")
             yield of_gaussian(CHAINS.n_of_gaussian)._replace(verdict=verdict).unwhitened(self.metric)
 

@@ -18,8 +18,8 @@ from skksivi._utils.warnings import warn_caller
 from skksivi.coordinates._affine import Affine, standard_normal
 from skksivi.coordinates._lines import kronrod, lobatto, lobatto_nodes
 from skksivi.mixing import GaussianMixtureDraws
-from skksivi.pilot._mixture import MOST_FEATURES, Components, covariance_root, fitted_mixture, score_matched
-from skksivi.pilot._points import FEW, Grade, PilotPoints, Verdict, is_near, judge_weights
+from skksivi.pilot._mixture import Components, covariance_root, fitted_mixture, score_matched
+from skksivi.pilot._points import Grade, PilotPoints, Verdict, judge_weights, limit_of_divergence
 from skksivi.score._errors import BudgetError
 from skksivi.score._score import DifferentiableScore, Score
 
@@ -35,6 +35,8 @@ class ImportanceSettings(NamedTuple):
     #: mixture, in units of 1 / sqrt(d).
     df: int = 2
     wider: float = 0.25
+    #: Points for each feature that a covariance takes with their scores.
+    least_for_root: int = 2
     #: The error of Lobatto's rule along a line, in nats, above which that has more nodes.
     max_error: float = 0.1
 
@@ -176,7 +178,8 @@ def refined_pilot(
                 mixture = shifted_mixture(score_matched(mixture, u, s, generator), by)
             more = _points_of(mixture, max(0, IMPORTANCE.least_points - len(pilot.x)))
             return pilot_with(torch.cat([pilot.x, more]), by)._replace(verdict=verdict, mixture=mixture)
-        mixture = mixture if plan.keeps and is_near(divergence, pilot.x.shape[1], i + 1) else None
+        near = limit_of_divergence(divergence, pilot.x.shape[1], i + 1)
+        mixture = mixture if plan.keeps and near.holds else None
     return pilot._replace(verdict=Verdict(Grade.ROUGH, reason))
 
 
@@ -352,7 +355,12 @@ def target_moments(draws: PartedDraws) -> TargetMoments:
     mean, second = y.mean(0).tensor_split([d])
     se = y.view(n_parts, n, -1).mean(1).std(0) / math.sqrt(n_parts)
     sd = (second[i == j] - mean.square()).clamp_min(torch.finfo(z.dtype).tiny).sqrt()
-    root = _root_of(z, mean, second, (i, j)) if d <= MOST_FEATURES or len(z) >= FEW * d else None
+    root = None
+    if has_pairs:
+        root = _root_of(z, mean, second, (i, j))
+    elif len(z) >= IMPORTANCE.least_for_root * d:
+        root = _steadied(torch.linalg.cholesky(z.mT @ z / len(z)), z, s_z)
+        root = root * (sd / root.norm(dim=1))[:, None]
     root = None if root is None else scale[:, None] * root
     return TargetMoments(centre + scale * mean, scale * sd, root, se[:d], se[d:][i == j] / 2)
 
@@ -362,6 +370,30 @@ def plain_moments(u: Tensor) -> TargetMoments:
     mean, sd, root_parts = u.mean((0, 1)), u.std((0, 1), correction=0), math.sqrt(u.shape[1])
     mean_se, sd_se = (of_parts.std(0) / sd / root_parts for of_parts in (u.mean(0), u.std(0)))
     return TargetMoments(mean, sd, covariance_root(u.flatten(0, 1)), mean_se, sd_se)
+
+
+def _steadied(root: Tensor, z: Tensor, s: Tensor) -> Tensor:
+    r"""Return a root L (d, d) of the covariance of many features, given that of points z (n, d) with scores s.
+
+    In whitened coordinates, by Stein's identity :math:`E[s u^\top] = -I`,
+
+    .. math:: C = E\!\left[u u^\top + \tfrac12 (A + A^\top)\right], \qquad
+        A = \Lambda (s u^\top + I), \qquad \Lambda_{ii} = 1 / E s_i^2,
+
+    has the least noise: none where the target is Gaussian, as much as that of the points where tails are heavy. The
+    coordinates are at first those of the regression of the scores on the points, whose slope is :math:`-C^{-1}`.
+    """
+    eye = torch.eye(len(root)).to(root)
+    u, s_u = torch.linalg.solve_triangular(root, z.mT, upper=False).mT, s @ root
+    slope = s_u.mT @ u / len(u)
+    factor, failed = torch.linalg.cholesky_ex(-(slope + slope.mT) / 2)
+    root = root if failed else root @ torch.linalg.cholesky(torch.cholesky_inverse(factor))
+    for _ in range(2):
+        u, s_u = torch.linalg.solve_triangular(root, z.mT, upper=False).mT, s @ root
+        A = (s_u.mT @ u / len(u) + eye) / s_u.square().mean(0)[:, None]
+        factor, failed = torch.linalg.cholesky_ex(u.mT @ u / len(u) + (A + A.mT) / 2)
+        root = root if failed else root @ factor
+    return root
 
 
 def _root_of(z: Tensor, mean: Tensor, second: Tensor, pairs: tuple[Tensor, Tensor]) -> Tensor:

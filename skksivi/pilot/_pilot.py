@@ -21,8 +21,8 @@ long chains             nothing above was good enough        Chains around all m
 
 The costs of each, and what is lost without it, are in `benchmarks/ablation.py`. There are stages up to 4,000
 features. With more than 1,000 the last two do not run and, without points, the map is by the curvature at a mode.
-`Pilot(effort="low")` ends before "more trajectories"; `effort="high"` runs the last two whatever was found before,
-unless coordinates are warped. What is good enough is said in `_points`.
+`Pilot(effort="low")` ends before "more trajectories", with shorter chains; `effort="high"` runs the last two whatever
+was found before, unless coordinates are warped. What is good enough is said in `_points`.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ MOST_EXPLORED = 4000
 #: Numbers in the points of a pilot that are kept, at most.
 MAX_POINTS = 2**22
 
-#: The stages that explore a target, by effort, and those that do where they were not enough.
+#: The stages that explore a target, of which effort="low" leaves the last out, and those that do where they were not
+#: enough.
 QUICK: tuple[PilotStage, ...] = (
     Newton(),
     ChainsFromStart(),
@@ -86,17 +87,6 @@ QUICK: tuple[PilotStage, ...] = (
     ShortChains(),
     WarpedCoordinates(),
     MoreTrajectories(),
-)
-LOW: tuple[PilotStage, ...] = (
-    Newton(),
-    ChainsFromStart((40, 80)),
-    IndependentDirections(),
-    OtherModes(),
-    AllModes((40, 80)),
-    Spike(),
-    MatchedGaussian(),
-    ShortChains((40, 80), (40, 80)),
-    WarpedCoordinates(),
 )
 LONG_CHAINS = LongChains()
 THOROUGH: tuple[PilotStage, ...] = (
@@ -162,7 +152,7 @@ def explored(known: Known) -> Found:
     try:
         if known.n_features <= MOST_EXPLORED:
             try:
-                run_stages(LOW if effort == "low" else QUICK, known)
+                run_stages(QUICK[:-1] if effort == "low" else QUICK, known)
             except DIVERGED:
                 known.points = None
         if known.n_features <= MAX_FEATURES and not _suffices(known):

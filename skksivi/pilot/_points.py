@@ -56,7 +56,7 @@ class Verdict:
 
 
 class GoodEnough(NamedTuple):
-    """The limits that accept points of a stage, set by `benchmarks/defaults.py` and `benchmarks/shapes.py`."""
+    """All limits that accept points of a stage, set by `benchmarks/defaults.py` and `benchmarks/shapes.py`."""
 
     #: Draws by importance: the largest standard error of a mean, in sd, and of a relative scale, and the divergence
     #: of the proposal for each feature, in nats; the round from which on the second pair will do, that of the
@@ -72,34 +72,68 @@ class GoodEnough(NamedTuple):
     long_chains: int = 200
     #: The largest standard error of a mean, in sd, of many features where chains do not agree.
     small_errors: float = 0.1
+    #: Points of a profile: the largest standard error, before and in the last round.
+    profile_errors: tuple[float, float] = (0.03, 0.05)
+    #: Warped coordinates: how far points may have moved, in sd, since these were fitted to them, of few and of many
+    #: features; and how many times farther out draws may be than all points.
+    moved: tuple[float, float] = (0.1, 0.15)
+    astray: float = 20.0
+    #: Chains from the start: the mean of -s^T (x - E x) for each feature, which is one at the target.
+    held: tuple[float, float] = (0.5, 2.0)
+    #: Long chains: the mean square of whitened points before them, of their median.
+    far_apart: float = 9.0
+    #: A Gaussian that is the target itself: the divergence of their scores.
+    same_score: float = 1e-4
 
 
 GOOD_ENOUGH = GoodEnough()
 
 
-def is_near(divergence: tuple[float, float], n_features: int, n_rounds: int) -> bool:
-    """Tell whether a proposal is near the target, by J with its standard error after so many rounds."""
-    J, se = divergence
+class Limit(NamedTuple):
+    """Something measured, in words that take its value, and the most that is good enough."""
+
+    words: str
+    value: float
+    most: float
+
+    @property
+    def holds(self) -> bool:
+        return self.value <= self.most
+
+    def __str__(self) -> str:
+        return self.words.format(self.value) + ("" if self.holds else f" > {self.most:.2g}")
+
+
+def within(grade: Grade, *limits: Limit) -> Verdict:
+    """Return the grade if all limits hold, else that those are exceeded."""
+    beyond = [limit for limit in limits if not limit.holds]
+    return Verdict(Grade.ROUGH if beyond else grade, ", ".join(map(str, beyond or limits)))
+
+
+def limit_of_divergence(divergence: tuple[float, float], n_features: int, n_rounds: int) -> Limit:
+    """Return J with its standard error as measured after so many rounds, and what it may be."""
+    (J, se), words = divergence, "J = {:.2g} nats"
     if n_rounds < GOOD_ENOUGH.late_round:
-        return GOOD_ENOUGH.divergence * n_features >= J
-    most, surely = GOOD_ENOUGH.late_divergence
-    return most * n_features >= J and J - 2 * se <= surely * n_features
+        return Limit(words, J, GOOD_ENOUGH.divergence * n_features)
+    most, surely = (each * n_features for each in GOOD_ENOUGH.late_divergence)
+    return Limit(words, J, most if J - 2 * se <= surely else surely)
 
 
 def judge_weights(
     divergence: tuple[float, float], error: float, n_features: int, n_rounds: int, most: float = GOOD_ENOUGH.errors
 ) -> Verdict:
     """Judge draws by importance that have this largest standard error."""
-    reason = f"J = {divergence[0]:.2g} nats, errors {error:.2g}"
-    good = is_near(divergence, n_features, n_rounds) and error <= most
-    return Verdict(Grade.WEIGHTS_COUNT if good else Grade.ROUGH, reason)
+    near = limit_of_divergence(divergence, n_features, n_rounds)
+    return within(Grade.WEIGHTS_COUNT, near, Limit("errors {:.2g}", error, most))
 
 
 def judge_chains(rhat: float, error: float, n_features: int, n_trajectories: int) -> Verdict:
-    """Judge a few chains whose moments have this largest standard error; of few features they are to be weighed."""
+    """Judge a few chains whose moments have this largest standard error."""
+    if n_features < MANY_FEATURES:
+        return Verdict(Grade.ROUGH, f"chains of fewer than {MANY_FEATURES} features are to be weighed")
     most = GOOD_ENOUGH.chain_errors[n_trajectories >= GOOD_ENOUGH.long_chains]
-    good = n_features >= MANY_FEATURES and rhat <= GOOD_ENOUGH.rhat and error <= most
-    return Verdict(Grade.CHAINS_AGREE if good else Grade.ROUGH, f"R-hat {rhat:.3g}, errors {error:.2g}")
+    limits = Limit("R-hat {:.3g}", rhat, GOOD_ENOUGH.rhat), Limit("errors {:.2g}", error, most)
+    return within(Grade.CHAINS_AGREE, *limits)
 
 
 def has_small_errors(n_features: int, error: float) -> bool:
@@ -115,9 +149,8 @@ def judge_halves(kept: Tensor) -> Verdict:
     early, late = kept.chunk(2)
     shift = (early.mean((0, 1)) - late.mean((0, 1))).abs() / late.std((0, 1))
     ratio = (early.std((0, 1)) / late.std((0, 1))).log().abs()
-    apart = torch.maximum(shift, ratio).max().item()
-    good = apart < (0.5 + math.sqrt(2 * math.log(2 * d))) / math.sqrt(n)
-    return Verdict(Grade.CHAINS_AGREE if good else Grade.ROUGH, f"halves of {n} chains are {apart:.2g} sd apart")
+    apart, most = torch.maximum(shift, ratio).max().item(), (0.5 + math.sqrt(2 * math.log(2 * d))) / math.sqrt(n)
+    return within(Grade.CHAINS_AGREE, Limit(f"halves of {n} chains are {{:.2g}} sd apart", apart, most))
 
 
 class PilotPoints(NamedTuple):

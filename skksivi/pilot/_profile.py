@@ -32,7 +32,7 @@ from skksivi.coordinates._lines import log_ratio
 from skksivi.pilot._importance import PLAIN, pilot_of_mixture, pilot_with, plain_moments, resampled
 from skksivi.pilot._mixture import Components, covariance_root
 from skksivi.pilot._newton import NEWTON, is_spike, search_modes
-from skksivi.pilot._points import MANY_FEATURES, PilotPoints, judge_weights
+from skksivi.pilot._points import GOOD_ENOUGH, MANY_FEATURES, PilotPoints, judge_weights
 from skksivi.score._errors import DIVERGED
 from skksivi.score._score import DifferentiableScore, Score
 
@@ -181,7 +181,7 @@ def _converged(
         if i == PROFILE.soon:
             start = start.of_widths((0.8, 1.8), (0.6, 0.4))
         mixture = start.fitted_to(u, 20.0 * d)
-        verdict = judge_weights(divergence, by.se, d, i, (0.03, 0.05)[i == PROFILE.n_rounds])
+        verdict = judge_weights(divergence, by.se, d, i, GOOD_ENOUGH.profile_errors[i == PROFILE.n_rounds])
         if verdict.converged:
             return pilot_with(u, by)._replace(verdict=verdict, mixture=mixture)
         if i == PROFILE.soon and by.se > 0.1:

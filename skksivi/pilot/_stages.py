@@ -24,7 +24,7 @@ from skksivi.pilot._mixture import GAUSSIAN, MOST_FEATURES, covariance_root, mat
 from skksivi.pilot._mode_weights import Weighing, pilot_of_several, pooled, with_mode_weights
 from skksivi.pilot._modes import MODES, ModeMaps, all_modes, find_modes, same_mode, search_around
 from skksivi.pilot._newton import check_mode, dense_mode, is_spike
-from skksivi.pilot._points import MANY_FEATURES, Grade, PilotPoints, Verdict
+from skksivi.pilot._points import GOOD_ENOUGH, MANY_FEATURES, Grade, PilotPoints, Verdict
 from skksivi.pilot._profile import out_of_spike
 from skksivi.pilot._warped import around_start, by_scales, warped
 from skksivi.score._errors import DIVERGED, DivergedError
@@ -119,14 +119,19 @@ class Known:
         """Return what is known before any search from other starts (k, d)."""
         return Known(self.score, starts, alone, self.settings, self.generator, self.warps)
 
+    def within_effort(self, n_trajectories: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the numbers of trajectories that the effort allows."""
+        return n_trajectories[:2] if self.settings.effort == "low" else n_trajectories
+
     def add(self, points: PilotPoints) -> None:
-        """Take note of points that were found, or why there are none."""
+        """Take note of points that were found, unless better ones are known, or why there are none."""
         if not len(points.x) and self.points is not None:
             self.points = self.points._replace(verdict=points.verdict)
-        elif len(points.x):
+        elif len(points.x) and not (self.points is not None and self.points.converged > points.converged):
             self.points, self.modes_of_points = points, self.modes
-            begun = (name for name in reversed(self.score.tally.begun) if name in EXPLORATIONS)
-            self.found_by = next(begun, LAPLACE)
+            of_chains = points.verdict.grade == Grade.CHAINS_AGREE
+            names = EXPLORATIONS - {"importance sampling"} if of_chains else EXPLORATIONS
+            self.found_by = next((name for name in reversed(self.score.tally.begun) if name in names), LAPLACE)
 
 
 class PilotStage(Protocol):
@@ -162,16 +167,17 @@ def run_stages(stages: tuple[PilotStage, ...], known: Known) -> None:
     for stage in stages:
         if not stage.applies(known) or stage.name in known.settings.skip:
             continue
-        n_before, began, found = tally.total, time.monotonic(), False
+        n_before, n_attempts, began, verdict = tally.total, len(known.attempts), time.monotonic(), ""
         try:
             for points in stage.propose(known):
                 known.add(points)
-                found = True
+                verdict = str(points.judged())
                 if points.converged:
                     return
         finally:
-            verdict = str(known.verdict) if found else ""
-            attempt = Attempt(stage.name, tally.total - n_before, time.monotonic() - began, verdict)
+            inner, spent = known.attempts[n_attempts:], time.monotonic() - began
+            n_calls = tally.total - n_before - sum(attempt.n_calls for attempt in inner)
+            attempt = Attempt(stage.name, n_calls, spent - sum(attempt.seconds for attempt in inner), verdict)
             known.attempts.append(attempt)
             LOGGER.debug("pilot: %s", attempt)
 
@@ -213,18 +219,19 @@ class ChainsFromStart:
         return not known.modes.maps and known.n_features >= MANY_FEATURES
 
     def propose(self, known: Known) -> Iterator[PilotPoints]:
-        at_start = Affine.shift(known.starts[0])
+        at_start, n_trajectories = Affine.shift(known.starts[0]), known.within_effort(self.n_trajectories)
         score = without_wrong_density(known.score, at_start)
-        points = first_converged(ChainEnsemble(score, at_start, known.generator).by_stages(self.n_trajectories))
+        points = first_converged(ChainEnsemble(score, at_start, known.generator).by_stages(n_trajectories))
         if points.judged().grade > Grade.ROUGH and _are_held(score, points.x):
             yield points
 
 
 def _are_held(score: Score, x: Tensor) -> bool:
-    """Tell whether the score holds points x (n, d) together, E[-s^T (x - E x)] = d, at least to a factor of two."""
+    """Tell whether the score holds points x (n, d) together, about E[-s^T (x - E x)] = d."""
     x = x[:: max(1, len(x) // GAUSSIAN.n_quick)]
     held = -(score(x).detach() * (x - x.mean(0))).mean().item()
-    return 0.5 < held < 2
+    low, high = GOOD_ENOUGH.held
+    return low < held < high
 
 
 @dataclass(frozen=True)
@@ -288,7 +295,8 @@ class AllModes:
         def explore(weighing: Weighing, mode: Affine) -> PilotPoints:
             metric = matched(known.score, mode, known.generator)
             ensemble = ChainEnsemble(known.score, metric, known.generator, weighing.refined)
-            return first_converged(chain(ensemble.by_metric(), ensemble.by_stages(self.n_trajectories)))
+            stages = ensemble.by_stages(known.within_effort(self.n_trajectories))
+            return first_converged(chain(ensemble.by_metric(), stages))
 
         found = pilot_of_several(known.score, known.modes, explore, known.generator)
         if found is None:
@@ -364,7 +372,8 @@ class ShortChains:
         n_first = CHAINS.n_chains * self.n_trajectories[0]
         warps = known.warps and not known.has_power_tails
         of_many = known.n_features > MOST_FEATURES
-        for points in known.chains.by_stages(self.n_trajectories_of_many if of_many else self.n_trajectories):
+        n_trajectories = known.within_effort(self.n_trajectories_of_many if of_many else self.n_trajectories)
+        for points in known.chains.by_stages(n_trajectories):
             yield _out_of_neck(known, points)
             is_far = bool(metric.whiten(points.x).square().mean(0).max() > most**2)
             if warps and not has_many and (is_far or len(points.x) == n_first):
@@ -430,6 +439,7 @@ class WiderSearch:
             yield pilot_of_mixture(modes.mixture(), CHAINS.n_of_gaussian)
         elif len(before.maps) == len(modes.maps) == 1 and not same_mode(modes.maps[0], before.maps[0]):
             there = known.from_start(modes.maps[0].m[None], alone=self.n_starts == MODES.max_starts)
+            there.attempts = known.attempts
             with suppress(*DIVERGED):
                 run_stages(self.stages, there)
             if there.points is not None and there.points.converged:
@@ -462,7 +472,6 @@ class LongChains:
     max_chains: int = 2048
     min_chains_of_mode: int = 64
     n_trajectories: tuple[int, ...] = (200, 200, 200)
-    far_apart: float = 9.0
     name: str = "long chains"
 
     @property
@@ -488,11 +497,13 @@ class LongChains:
         if len(parts) > 1:
             known.score.tally.begin("weights of modes")
             found = with_mode_weights(known.score, pooled(parts, modes, known.generator), known.generator)
-        if before is not None and before.converged and not found.converged:
-            return
-        if before is not None and found.map().whiten(before.x).square().mean(1).median() > self.far_apart:
-            found = found._replace(verdict=Verdict(Grade.ROUGH, "far from the points of short chains"))
+        if before is not None and found.converged and self._are_apart(found, before):
+            apart = Verdict(Grade.ROUGH, "long chains end far from the points before")
+            known.points, found = before._replace(verdict=apart), found._replace(verdict=apart)
         yield found
+
+    def _are_apart(self, found: PilotPoints, before: PilotPoints) -> bool:
+        return bool(found.map().whiten(before.x).square().mean(1).median() > GOOD_ENOUGH.far_apart)
 
 
 def as_they_are(_metric: Affine, points: PilotPoints, _drawn: list[PartedDraws]) -> PilotPoints:

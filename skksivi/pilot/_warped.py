@@ -15,7 +15,7 @@ from skksivi.coordinates._warp_fit import fitted_warp
 from skksivi.pilot._chains import CHAINS, ChainEnsemble
 from skksivi.pilot._importance import PLAIN, PartedDraws, pilot_of_mixture, refined_pilot
 from skksivi.pilot._mixture import covariance_root
-from skksivi.pilot._points import MANY_FEATURES, PilotPoints
+from skksivi.pilot._points import GOOD_ENOUGH, MANY_FEATURES, PilotPoints
 from skksivi.pilot._profile import profiled
 from skksivi.score._errors import DIVERGED
 from skksivi.score._score import Score
@@ -49,9 +49,8 @@ def warped(score_fn: Score, x: Tensor, generator: torch.Generator) -> Iterator[P
     Chains in these coordinates reach further than the points, so the coordinates are fitted again until nothing
     moves.
     """
-    stages, most = STAGES, 0.1
-    if x.shape[1] >= MANY_FEATURES:
-        stages, most = STAGES_OF_MANY, 0.15  # how far points may have moved since, in sd
+    has_many = x.shape[1] >= MANY_FEATURES
+    stages, most = STAGES_OF_MANY if has_many else STAGES, GOOD_ENOUGH.moved[has_many]
     was_profiled = False
     try:
         for _ in range(4):
@@ -97,4 +96,4 @@ def _goes_astray(warp: Warp, found: PilotPoints) -> bool:
     draws = found.x if found.mixture is None else pilot_of_mixture(found.mixture, CHAINS.n_of_gaussian).x
     x, y = warp.unwarp(found.x)[0], warp.unwarp(draws)[0]
     centre = x.median(0).values
-    return not bool(((y - centre).abs().amax(0) < 20 * (x - centre).abs().amax(0)).all())
+    return not bool(((y - centre).abs().amax(0) < GOOD_ENOUGH.astray * (x - centre).abs().amax(0)).all())

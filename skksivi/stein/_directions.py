@@ -113,7 +113,7 @@ class Difference(NamedTuple):
 
 
 @torch.no_grad()
-def worst_difference(
+def first_difference(
     score_u: DifferentiableScore, few: Tensor, draw: Callable[[], tuple[Tensor, Tensor]]
 ) -> Difference | None:
     """Return the first of the leading directions along which draws are wrong, None if there is none.

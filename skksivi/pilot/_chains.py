@@ -22,7 +22,7 @@ from skksivi.pilot._importance import (
     target_moments,
 )
 from skksivi.pilot._mixture import GAUSSIAN, MOST_FEATURES, adapted_by_scores, score_divergence
-from skksivi.pilot._points import GOOD_ENOUGH, MANY_FEATURES, Grade, PilotPoints, Verdict, judge_chains, judge_halves
+from skksivi.pilot._points import GOOD_ENOUGH, Grade, PilotPoints, Verdict, judge_chains, judge_halves
 from skksivi.score._errors import DivergedError
 from skksivi.score._score import DifferentiableScore, Score
 
@@ -30,8 +30,8 @@ from skksivi.score._score import DifferentiableScore, Score
 class ChainSettings(NamedTuple):
     """The settings of a `ChainEnsemble`."""
 
-    #: Chains of few and of many features, and trajectories to warm up; about how many calls a trajectory takes.
-    n_chains: tuple[int, int] = (16, 32)
+    #: Chains, and trajectories to warm up; about how many calls a trajectory takes.
+    n_chains: int = 32
     n_warm: int = 12
     n_calls: int = 4
     #: Points of a Gaussian that is the target itself.
@@ -146,8 +146,7 @@ class ChainEnsemble:
     generator : torch.Generator
     refine : callable, default=None
         What makes more of the points of chains that roughly agree; None means importance sampling.
-    n_chains : int, default=None
-        None means few, as many as short chains take.
+    n_chains : int, default=32
     name : str, default="short chains"
     """
 
@@ -157,12 +156,11 @@ class ChainEnsemble:
         metric: Affine,
         generator: torch.Generator,
         refine: Refine | None = None,
-        n_chains: int | None = None,
+        n_chains: int = CHAINS.n_chains,
         name: str = "short chains",
     ) -> None:
         self.score_fn, self.metric, self.generator = score_fn, metric, generator
-        self.n_chains = n_chains or CHAINS.n_chains[len(metric.m) >= MANY_FEATURES]
-        self.name, self.are_many = name, self.n_chains > max(CHAINS.n_chains)
+        self.n_chains, self.name, self.are_many = n_chains, name, n_chains > CHAINS.n_chains
         self.n_restarts = 2 if self.are_many else math.inf
         self.refine: Refine = refine or (
             lambda metric, pilot, drawn: refined_pilot(metric.pull_back(score_fn), pilot, drawn, generator)

@@ -96,7 +96,7 @@ THOROUGH: tuple[PilotStage, ...] = (
 )
 
 #: Calls of a pilot, about.
-N_EXPECTED = max(CHAINS.n_chains) * (CHAINS.n_warm + 40) * CHAINS.n_calls
+N_EXPECTED = CHAINS.n_chains * (CHAINS.n_warm + 40) * CHAINS.n_calls
 
 #: A map, and the pilot if there is one.
 Found = tuple[Whitening, PilotPoints | None]

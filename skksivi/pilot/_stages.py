@@ -369,7 +369,7 @@ class ShortChains:
     def propose(self, known: Known) -> Iterator[PilotPoints]:
         metric, has_many = known.chains.metric, known.n_features >= MANY_FEATURES
         most, was_far = self.far_of_many if has_many else self.far, False
-        n_first = known.chains.n_chains * self.n_trajectories[0]
+        n_first = CHAINS.n_chains * self.n_trajectories[0]
         warps = known.warps and not known.has_power_tails
         of_many = known.n_features > MOST_FEATURES
         n_trajectories = known.within_effort(self.n_trajectories_of_many if of_many else self.n_trajectories)

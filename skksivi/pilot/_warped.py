@@ -65,14 +65,13 @@ def warped(score_fn: Score, x: Tensor, generator: torch.Generator) -> Iterator[P
             score_y, y = warp.pull_back(score_fn), warp.warp(x)[0]
             metric, moved = Affine(y.mean(0), covariance_root(y)), math.inf
             refine = partial(_refined_along, score_y, warp.drivers, generator) if warp.drivers else None
-            ensemble = ChainEnsemble(score_y, metric, generator, refine)
-            for found in ensemble.by_stages(stages):
+            for found in ChainEnsemble(score_y, metric, generator, refine).by_stages(stages):
                 u = metric.whiten(found.x)
                 moved = min(moved, max(u.mean(0).abs().max().item(), u.std(0).log().abs().max().item()))
                 if found.converged and moved < most and not _goes_astray(warp, found):
                     yield found._replace(warp=warp)
                     return
-                if moved >= most and len(found.x) >= ensemble.n_chains * STAGES[0]:
+                if moved >= most and len(found.x) >= CHAINS.n_chains * STAGES[0]:
                     break
             x = warp.unwarp(found.x)[0]
     except DIVERGED:

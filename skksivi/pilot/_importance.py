@@ -360,7 +360,8 @@ def target_moments(draws: PartedDraws) -> TargetMoments:
         root = _root_of(z, mean, second, (i, j))
     elif len(z) >= IMPORTANCE.least_for_root * d:
         root = _steadied(torch.linalg.cholesky(z.mT @ z / len(z)), z, s_z)
-        root = root * (sd / root.norm(dim=1))[:, None]
+        ratio = sd / root.norm(dim=1)  # which is far from one only where few draws carry the regression
+        root = root * ratio.where((ratio > 0.5) & (ratio < 2), 1.0)[:, None]
     root = None if root is None else scale[:, None] * root
     return TargetMoments(centre + scale * mean, scale * sd, root, se[:d], se[d:][i == j] / 2)
 

@@ -212,7 +212,8 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
                 )
             parts = {k.partition("__")[2]: v for k, v in params.items() if k.startswith(f"{name}__")}
             whole[name] = clone(found).set_params(**parts)
-        return super().set_params(**whole, **{k: v for k, v in params.items() if k.partition("__")[0] not in known})
+        unknown = {k: v for k, v in params.items() if k.partition("__")[0] not in known}
+        return super().set_params(**whole | unknown)
 
     def _expanded(self, name: str, value: object) -> BaseEstimator | None:
         """Return the object that a value of a parameter abbreviates, None if it abbreviates none."""

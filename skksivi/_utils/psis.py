@@ -12,6 +12,9 @@ PRIOR_POINTS = 10
 #: The fewest ratios of a tail that exceed the rest beyond rounding.
 FEWEST = 5
 
+#: The largest excess of a tail over the rest, in units of the mean ratio, that does not matter.
+SLIGHT = 0.2
+
 #: The largest shape of a tail whose mean is extrapolated; at one the mean is infinite.
 HEAVIEST = 0.8
 
@@ -29,7 +32,8 @@ def pareto_smoothed(log_ratios: np.ndarray) -> tuple[np.ndarray, float]:
     log_weights : ndarray of shape (n,)
         Logarithms of the smoothed ratios, none above the largest ratio.
     k : float
-        The shape of the tail: ratios have 1/k finite moments. Zero if they are nearly equal.
+        The shape of the tail: ratios have 1/k finite moments. Zero if the largest exceed the others by less than a
+        fifth of the mean: such a tail says nothing.
 
     References
     ----------
@@ -40,6 +44,8 @@ def pareto_smoothed(log_ratios: np.ndarray) -> tuple[np.ndarray, float]:
     n_tail = tail_length(n)
     order = np.argsort(log_ratios, kind="stable")
     tail, cut = order[-n_tail:], log_ratios[order[-n_tail - 1]] - top
+    if -math.expm1(cut) < SLIGHT * np.exp(log_ratios - top).mean():
+        return log_ratios, 0.0
     excesses = np.exp(log_ratios[tail] - top) - math.exp(cut)
     above = excesses > 1e-6  # rounding errors have no tail
     tail, excesses, n_tail = tail[above], excesses[above], int(above.sum())

@@ -24,6 +24,7 @@ from skksivi.pilot._mixture import batch_and_match, score_divergence
 from skksivi.pilot._newton import check_mode, laplace
 from skksivi.pilot._pilot import find_whitening
 from skksivi.score._score import Score
+from skksivi.training._hooks import TRAINING
 from skksivi.training._run import Fit, Run
 
 #: Decay of the average over iterations that is kept.
@@ -215,6 +216,7 @@ class Ascending(Descending, FromMode):
 
     def _ascend(self, score_fn: Score, start: Affine, gradient: BoundGradient, generator: torch.Generator) -> Fit:
         """Maximise the bound by `mean_field_gradient` or `full_rank_gradient`, from the start, in its units."""
+        score_fn.tally.begin(TRAINING)
         score_u = score_for_training(score_fn, Coordinates(start), generator)
         d, full_rank = score_fn.n_features, gradient is full_rank_gradient
         q = _Parameters(d, full_rank=full_rank, like=torch.empty(0, dtype=score_fn.dtype, device=score_fn.device))

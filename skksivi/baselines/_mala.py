@@ -178,6 +178,7 @@ class MALA(ChainApproximator):
     def _fit(self, score_fn: Score, run: Run) -> Fit:
         generator = run.generator
         whitening, u = find_start(self.whiten, self.init, self.n_chains, score_fn, generator)
+        score_fn.tally.begin("chains")
         score_u = whitening.pull_back(score_fn)
         log_ratio = ratio_in_u(density_in_u(score_fn, whitening, u), score_u)
         adapts = self.step_size == "auto"

@@ -20,6 +20,7 @@ from skksivi.kernels import Kernel, resolve_kernel
 from skksivi.parameters import Init, Whiten
 from skksivi.pilot._pilot import find_whitening
 from skksivi.score._score import Score, ScoreFunction
+from skksivi.training._hooks import TRAINING
 
 #: Constraints of the parameters of a kernel.
 RADIAL: Constraints = {
@@ -84,6 +85,7 @@ def find_start(
     """
     d = score_fn.n_features
     whitening, _ = find_whitening(whiten, score_fn, generator, init=init)
+    score_fn.tally.begin(TRAINING)
     if init is None:
         u = torch.randn(n, d, generator=generator, dtype=torch.float64, device=score_fn.device)
     else:

@@ -52,7 +52,7 @@ def check_ksd(view: View) -> Check:
 
     test = ksd_test(as_array(u), score_u, kernel=judge.kernel, n_bootstrap=N_BOOTSTRAP, random_state=view.seed)
     allowed = d * MAX_SHIFT**2 * KSD_OF_SHIFT
-    text = f"{test.statistic:.2g}, up to {allowed:.2g} allowed; p = {test.pvalue:.2g} that it is 0"
+    text = f"{test.statistic:.2g}, up to {allowed:.2g} allowed; a test of 0 has p = {test.pvalue:.2g}"
     far = test.pvalue < MAX_PVALUE and test.statistic > allowed
     todo = view.advice("whiten", "mixing", "max_iter", "n_warmup")
     return judged("KSD", test.statistic, text, f"The draws do not come from the target: {todo}." if far else None)
@@ -138,8 +138,8 @@ def check_loss(view: View) -> Check:
     fall = float(-slope * N_BLOCKS / whole) if whole > 0 else 0.0
     falling = fall > MAX_FALL and -slope > N_SE * se
     steep = abs(slope) > N_SE * se
-    way = f"{fall:.0%} of its fall is in the last quarter" if steep else "flat in the last quarter"
-    text = f"{way}, slope {slope / max(se, 1e-300):.1f} standard errors"
+    way = f"{fall:.0%} of its fall is in the last quarter" if steep else "level in the last quarter"
+    text = f"{way}, slope {slope / max(se, 1e-300):.1f} standard errors, beyond {N_SE} it counts"
     todo = view.advice("max_iter", otherwise="train on")
     return judged("loss plateau", fall, text, f"The loss is still falling: {todo}." if falling else None)
 

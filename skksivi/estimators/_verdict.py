@@ -211,8 +211,9 @@ def remark_of(watch: Watch, best_iter: int, n_before: int) -> str | None:
 def _not_better(why: str) -> str:
     """Return the remark that a fit draws from its start."""
     return (
-        f"The training did not improve on its start, which is returned: {why}. Lower `learning_rate`, raise "
-        "`batch_size` or the `effort` of whiten=Pilot(...); early_stopping=False returns the last state all the same."
+        f"The training did not improve on its start, which is returned: {why}. If `diagnose` finds no fault in it, "
+        "nothing is left to train; else lower `learning_rate`, raise `batch_size` or the `effort` of "
+        "whiten=Pilot(...). early_stopping=False returns the last state all the same."
     )
 
 

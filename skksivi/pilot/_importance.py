@@ -352,6 +352,8 @@ def target_moments(draws: PartedDraws) -> TargetMoments:
     own, products = second_order(z, s_z, i, j), z[:, i] * z[:, j]
     products = products - own * ((products * own).mean(0) / own.square().mean(0))
     y = controlled(torch.cat([z, products], 1), stein_features(z, s_z))
+    if not y.isfinite().all():  # squares of the scores are not
+        return plain_moments(draws.u)
     mean, second = y.mean(0).tensor_split([d])
     se = y.view(n_parts, n, -1).mean(1).std(0) / math.sqrt(n_parts)
     sd = (second[i == j] - mean.square()).clamp_min(torch.finfo(z.dtype).tiny).sqrt()

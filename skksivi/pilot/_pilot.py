@@ -2,27 +2,27 @@ r"""What is learned of a target before training: a list of stages, each of which
 
 A stage runs if it applies; the first whose points are good enough ends the list.
 
-======================  ===================================  ===================================================
-Stage                   When                                 What it adds
-======================  ===================================  ===================================================
-mode search             always                               The Gaussian at the mode, by Newton steps
-chains from the start   no mode, 30 features or more         Points of a density that has no bound
-independent directions  up to 200 features                   Tails, skewness and humps along directions
-other modes             one mode, no `init`                  Far and narrow modes, labels that may be switched
-all modes               several modes                        Points near each, and the weights of the modes
-profile of a spike      the curvature is nearly singular     The mass of a hierarchy in its centred form
-matched Gaussian        one mode                             Importance weights, which end most pilots
-short chains            one mode                             Bent targets, also in warped coordinates
-warped coordinates      30 to 200 features                   Funnels of many features
-more trajectories       30 features or more                  Chains that mix slowly
-wider mode search       nothing above was good enough        A better mode, and the same stages from there
-long chains             nothing above was good enough        Chains around all modes, pooled by their weights
-======================  ===================================  ===================================================
+======================  ==================================  =======  ===============================================
+Stage                   When                                Calls    What it adds
+======================  ==================================  =======  ===============================================
+mode search             always                              150      The Gaussian at the mode, by Newton steps
+chains from the start   no mode, 30 features or more                 Points of a density that has no bound
+independent directions  up to 200 features                  800      Tails, skewness and humps along directions
+other modes             one mode, no `init`                 1,600    Far and narrow modes, labels that are switched
+all modes               several modes                       5,500    Points near each, and the weights of the modes
+profile of a spike      the curvature is nearly singular    8,400    The mass of a hierarchy in its centred form
+matched Gaussian        one mode                            1,200    Importance weights, which end most pilots
+short chains            one mode                            29,000   Bent targets, also in warped coordinates
+warped coordinates      30 to 200 features                  44,000   Funnels of many features
+more trajectories       30 features or more                          Chains that mix slowly
+wider mode search       nothing above was good enough                A better mode, and the same stages from there
+long chains             nothing above was good enough                Chains around all modes, pooled by weights
+======================  ==================================  =======  ===============================================
 
-The costs of each, and what is lost without it, are in `benchmarks/ablation.py`. There are stages up to 4,000
-features. With more than 1,000 the last two do not run and, without points, the map is by the curvature at a mode.
-`Pilot(effort="low")` ends before "more trajectories", with shorter chains; `effort="high"` runs the last two whatever
-was found before, unless coordinates are warped. What is good enough is said in `_points`.
+Calls are medians of `benchmarks/ablation.py`, which shows what is lost without each stage. There are stages up to
+4,000 features. With more than 1,000 the last two do not run and, without points, the map is by the curvature at a
+mode. `Pilot(effort="low")` ends before "more trajectories", with shorter chains; `effort="high"` runs the last two
+whatever was found before, unless coordinates are warped. What is good enough is said in `_points`.
 """
 
 from __future__ import annotations

@@ -161,8 +161,8 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         start, such as "importance sampling" or "short chains".
     best_iter_ : int
         The iteration whose state was kept: zero if the start is returned. If the fit starts at a pilot, it has the
-        smallest fixed-kernel discrepancy among states whose moments stayed near the start's; otherwise it is the
-        last.
+        smallest fixed-kernel discrepancy among trained states whose moments stayed near the start's, and the start is
+        kept if it is better than these beyond the noise; otherwise it is the last.
     certificate_ : Certificate or None
         How far the draws are from the target, see `skksivi.certificate`, from 256 draws or, if the target has no
         `log_prob`, 160 draws and at most 1,000 values of the score: a tuple ``divergence``, ``se``, ``se_below``,

@@ -155,11 +155,11 @@ def _explain(score_fn: UntriedScore, x: Tensor, error: Exception) -> None:
         return
     if _answers(score_fn, x[0]):
         name = _name(score_fn)
+        of_arrays = f", of arrays as lambda X: np.stack([{name}(x) for x in X])," if name == "score_fn" else ""
         raise ValueError(
             f"`{name}` takes one point, of shape {tuple(x[0].shape)}, but a fit calls it with many, the rows of a "
-            f"tensor of shape (n, {x.shape[1]}). Give it as torch.func.vmap({name}), of arrays as lambda X: "
-            f"np.stack([{name}(x) for x in X]), or write it for rows. With rows it raises {type(error).__name__}: "
-            f"{error}"
+            f"tensor of shape (n, {x.shape[1]}). Give it as torch.func.vmap({name}){of_arrays} or write it for rows. "
+            f"With rows it raises {type(error).__name__}: {error}"
         ) from error
     if _answers(score_fn, x.sigmoid()):
         raise ValueError(

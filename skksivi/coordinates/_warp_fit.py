@@ -23,8 +23,6 @@ class WarpSettings(NamedTuple):
     least_of_pair: float = 0.02
     least: float = 0.1
     least_per_feature: float = 0.005
-    #: The gain, in nats, from which on a coordinate that drives others is skewed.
-    least_of_shape: float = 0.01
     #: How much likelier than a simpler model of a coordinate one has to be, in nats, times the root of the points.
     simpler: float = 1.5
     #: The partial correlation of neighbours, and how many move a coordinate at most.
@@ -257,7 +255,7 @@ def _shape(t: Tensor) -> Tensor:
     v, log_slope = unskewed(t, skewness, tails)
     loss = v.var(1).log() / 2 - log_slope.mean(1)
     best = loss.argmin()
-    if loss[best] > t.var().log() / 2 - WARP.least_of_shape:
+    if loss[best] > t.var().log() / 2 - WARP.least_of_pair:
         return t.new_tensor([0.0, 1.0])
     return grid[best]
 

@@ -277,8 +277,8 @@ def better(trained: Fit, before: Fit) -> Fit:
     old, new = (fit.report["certificate_"] for fit in (before, trained))
     if not (isinstance(old, Certificate) and isinstance(new, Certificate)):
         return trained
-    noise = N_SE * math.hypot(old.se, new.se_below)
-    if new.divergence <= max(old.divergence + noise, NEGLIGIBLE * trained.sampler.n_features):
+    noise = max(N_SE * math.hypot(old.se, new.se_below), NEGLIGIBLE * trained.sampler.n_features)
+    if new.divergence <= old.divergence + noise:
         return trained
     why = f"KL(q||p) + KL(p||q) is {new.divergence:.2g} nats at its end and was {old.divergence:.2g}"
     return _as_before(trained, before, why)

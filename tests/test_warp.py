@@ -7,13 +7,13 @@ import joblib
 import numpy as np
 import pytest
 import torch
-from plain_targets import Bent
+from plain_targets import Bent, gumbel
 from sklearn.base import clone
 
 import skksivi
 from skksivi import KSIVIApproximator, certificate, diagnose, expectation, refine
 from skksivi.coordinates._warp import Level, Warp, features, skewed, unskewed
-from skksivi.coordinates._warp_fit import fitted_warp
+from skksivi.coordinates._warp_fit import fitted_warp, reshaped
 from skksivi.mixing import NormalDraws
 from skksivi.parameters import Checkpoint, Network, Pilot
 from skksivi.score._target import resolve_score
@@ -279,3 +279,17 @@ def test_high_effort_is_no_worse_where_long_chains_are():
     assert high.whitening_.converged
     assert str(high.whitening_.warp) == str(auto.whitening_.warp)
     assert high.n_score_calls_ == auto.n_score_calls_
+
+
+def test_drivers_of_points_that_have_converged_are_skewed():
+    """The scale is exp(l) with a skewed l, which the first warp takes as Gaussian; all else stays as it is."""
+    log_scale = -gumbel(4000, 1) / 2
+    x = torch.cat([log_scale, log_scale.exp() * normals(4000, 3)], 1)
+    level, *others = (warp := fitted_warp(x)).levels
+    plain = replace(warp, levels=[replace(level, shape=torch.tensor([[0.0], [1.0]]).double()), *others])
+    shaped = reshaped(plain, x)
+    y_plain, y = (a.warp(x)[0] for a in (plain, shaped))
+    torch.testing.assert_close(shaped.unwarp(y)[0], x)
+    torch.testing.assert_close(y[:, 1:], y_plain[:, 1:])
+    skewness = [(((a[:, 0] - a[:, 0].mean()) / a[:, 0].std()) ** 3).mean().abs() for a in (y_plain, y)]
+    assert skewness[1] < 0.3 * skewness[0]

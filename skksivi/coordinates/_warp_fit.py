@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -23,6 +24,8 @@ class WarpSettings(NamedTuple):
     least_of_pair: float = 0.02
     least: float = 0.1
     least_per_feature: float = 0.005
+    #: The gain, in nats, from which on a coordinate that drives others is skewed, of points that have converged.
+    least_of_shape: float = 0.005
     #: How much likelier than a simpler model of a coordinate one has to be, in nats, times the root of the points.
     simpler: float = 1.5
     #: The partial correlation of neighbours, and how many move a coordinate at most.
@@ -248,14 +251,27 @@ def _fit(line: Tensor, F: Tensor, G: Tensor, y: Tensor) -> Model:
     return Model(a[0, : line.shape[1]], a[0, line.shape[1] :], b[0], loss.item())
 
 
-def _shape(t: Tensor) -> Tensor:
+def reshaped(warp: Warp, x: Tensor) -> Warp:
+    """Return a warp whose first level has the shapes of points x (n, d) that have converged.
+
+    Chains move more easily without shapes that are slight; the fit has the tails of a driver, and what it scales.
+    """
+    first, *others = warp.levels
+    t, shape = (x - warp.centre) / warp.unit, first.shape.clone()
+    for column, i in enumerate(first.members.tolist()):
+        if i in warp.drivers:
+            shape[:, column] = _shape(t[:, i], WARP.least_of_shape)
+    return replace(warp, levels=[replace(first, shape=shape), *others])
+
+
+def _shape(t: Tensor, least: float = WARP.least_of_pair) -> Tensor:
     """Return the skewness and the weight of the tails (2,) of points t (n,), a Gaussian's if they suffice."""
     grid = torch.cartesian_prod(torch.linspace(-1, 1, 21), torch.linspace(0.4, 1.3, 10)).to(t)
     skewness, tails = grid.mT[..., None]
     v, log_slope = unskewed(t, skewness, tails)
     loss = v.var(1).log() / 2 - log_slope.mean(1)
     best = loss.argmin()
-    if loss[best] > t.var().log() / 2 - WARP.least_of_pair:
+    if loss[best] > t.var().log() / 2 - least:
         return t.new_tensor([0.0, 1.0])
     return grid[best]
 

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from skksivi.coordinates._affine import Affine
 from skksivi.coordinates._warp import Warp
-from skksivi.coordinates._warp_fit import fitted_warp
+from skksivi.coordinates._warp_fit import fitted_warp, reshaped
 from skksivi.pilot._chains import CHAINS, ChainEnsemble
 from skksivi.pilot._importance import PLAIN, PartedDraws, pilot_of_mixture, refined_pilot
 from skksivi.pilot._mixture import covariance_root
-from skksivi.pilot._points import GOOD_ENOUGH, MANY_FEATURES, PilotPoints
+from skksivi.pilot._points import GOOD_ENOUGH, MANY_FEATURES, Grade, PilotPoints
 from skksivi.pilot._profile import profiled
 from skksivi.score._errors import DIVERGED
 from skksivi.score._score import Score
@@ -69,13 +69,22 @@ def warped(score_fn: Score, x: Tensor, generator: torch.Generator) -> Iterator[P
                 u = metric.whiten(found.x)
                 moved = min(moved, max(u.mean(0).abs().max().item(), u.std(0).log().abs().max().item()))
                 if found.converged and moved < most and not _goes_astray(warp, found):
-                    yield found._replace(warp=warp)
+                    yield _finished(warp, found)
                     return
                 if moved >= most and len(found.x) >= CHAINS.n_chains * STAGES[0]:
                     break
             x = warp.unwarp(found.x)[0]
     except DIVERGED:
         return
+
+
+def _finished(warp: Warp, found: PilotPoints) -> PilotPoints:
+    """Return points with their coordinates, whose drivers have the tails of these points unless they are weighed."""
+    if found.verdict.grade == Grade.WEIGHTS_COUNT:
+        return found._replace(warp=warp)
+    x = warp.unwarp(found.x)[0]
+    shaped = reshaped(warp, x)
+    return found._replace(x=shaped.warp(x)[0], mixture=None, warp=shaped)
 
 
 def _refined_along(

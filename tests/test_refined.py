@@ -119,6 +119,11 @@ def test_covariances_of_many_features_have_less_noise_than_their_points(of_gauss
     assert after < most * before
 
 
+def test_fewer_different_points_than_features_have_no_covariance():
+    u = normal(32, 160).repeat(50, 1, 1)
+    assert target_moments(PartedDraws(u, -u)).root is None
+
+
 @pytest.mark.parametrize("d", [2, 160])
 def test_scores_whose_squares_overflow_are_left_out_of_moments(d):
     x = normal(1600, d)

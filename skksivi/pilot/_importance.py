@@ -361,9 +361,11 @@ def target_moments(draws: PartedDraws) -> TargetMoments:
     if has_pairs:
         root = _root_of(z, mean, second, (i, j))
     elif len(z) >= IMPORTANCE.least_for_root * d:
-        root = _steadied(torch.linalg.cholesky(z.mT @ z / len(z)), z, s_z)
-        ratio = sd / root.norm(dim=1)  # which is far from one only where few draws carry the regression
-        root = root * ratio.where((ratio > 0.5) & (ratio < 2), 1.0)[:, None]
+        as_drawn, failed = torch.linalg.cholesky_ex(z.mT @ z / len(z))
+        if not failed:  # there are as many different points as features
+            root = _steadied(as_drawn, z, s_z)
+            ratio = sd / root.norm(dim=1)  # which is far from one only where few draws carry the regression
+            root = root * ratio.where((ratio > 0.5) & (ratio < 2), 1.0)[:, None]
     root = None if root is None else scale[:, None] * root
     return TargetMoments(centre + scale * mean, scale * sd, root, se[:d], se[d:][i == j] / 2)
 
@@ -390,7 +392,9 @@ def _steadied(root: Tensor, z: Tensor, s: Tensor) -> Tensor:
     u, s_u = torch.linalg.solve_triangular(root, z.mT, upper=False).mT, s @ root
     slope = s_u.mT @ u / len(u)
     factor, failed = torch.linalg.cholesky_ex(-(slope + slope.mT) / 2)
-    root = root if failed else root @ torch.linalg.cholesky(torch.cholesky_inverse(factor))
+    if not failed:
+        factor, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(factor))
+    root = root if failed else root @ factor
     for _ in range(2):
         u, s_u = torch.linalg.solve_triangular(root, z.mT, upper=False).mT, s @ root
         A = (s_u.mT @ u / len(u) + eye) / s_u.square().mean(0)[:, None]

@@ -2,22 +2,22 @@ r"""What is learned of a target before training: a list of stages, each of which
 
 A stage runs if it applies; the first whose points are good enough ends the list.
 
-======================  ==================================  =======  ===============================================
-Stage                   When                                Calls    What it adds
-======================  ==================================  =======  ===============================================
-mode search             always                              150      The Gaussian at the mode, by Newton steps
-chains from the start   no mode, 30 features or more                 Points of a density that has no bound
-independent directions  up to 200 features                  800      Tails, skewness and humps along directions
-other modes             one mode, no `init`                 1,600    Far and narrow modes, labels that are switched
-all modes               several modes                       5,500    Points near each, and the weights of the modes
-profile of a spike      the curvature is nearly singular    8,400    The mass of a hierarchy in its centred form
-matched Gaussian        one mode                            1,200    Importance weights, which end most pilots
-short chains            one mode                            29,000   Bent targets, also in warped coordinates
-warped coordinates      30 to 200 features                  44,000   Funnels of many features
-more trajectories       30 features or more                          Chains that mix slowly
-wider mode search       nothing above was good enough                A better mode, and the same stages from there
-long chains             nothing above was good enough                Chains around all modes, pooled by weights
-======================  ==================================  =======  ===============================================
+======================  ==================================  =========  ==============================================
+Stage                   When                                Calls      What it adds
+======================  ==================================  =========  ==============================================
+mode search             always                              150        The Gaussian at the mode, by Newton steps
+chains from the start   no mode, 30 features or more                   Points of a density that has no bound
+independent directions  up to 200 features                  1,200      Tails, skewness and humps along directions
+other modes             one mode, no `init`                 1,700      Far and narrow modes, labels that are switched
+all modes               several modes                       6,400      Points near each, and the weights of the modes
+profile of a spike      the curvature is nearly singular    8,400      The mass of a hierarchy in its centred form
+matched Gaussian        one mode                            1,200      Importance weights, where all else is simple
+short chains            one mode                            24,000     Bent targets, also in warped coordinates
+warped coordinates      30 to 200 features                  36,000     Funnels of many features
+more trajectories       30 features or more                            Chains that mix slowly
+wider mode search       nothing above was good enough       65,000     A better mode, and the same stages from there
+long chains             nothing above was good enough       1,300,000  Chains around all modes, pooled by weights
+======================  ==================================  =========  ==============================================
 
 Calls are medians of `benchmarks/ablation.py`, which shows what is lost without each stage. There are stages up to
 4,000 features. With more than 1,000 the last two do not run and, without points, the map is by the curvature at a

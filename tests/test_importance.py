@@ -536,3 +536,13 @@ def test_the_evidence_of_a_conjugate_regression_is_exact():
 def test_evidences_of_default_fits_are_within_their_errors(target, exact):
     q = KSIVIApproximator(max_iter=500, random_state=0).fit(target)
     assert is_honest(evidence(q, target, random_state=0), exact)
+
+
+def test_ratios_that_are_practically_equal_have_no_tail():
+    """Not even that of Cauchy's distribution, where it adds less than a fifth to any of them."""
+    tail = np.abs(np.random.RandomState(0).standard_cauchy(2000))
+    equal = np.log1p(1e-3 * tail.clip(max=50))
+    log_ratios, k = pareto_smoothed(equal)
+    np.testing.assert_array_equal(log_ratios, equal)
+    assert k == 0
+    assert pareto_smoothed(np.log1p(tail))[1] > 0.7

@@ -320,3 +320,9 @@ def test_rows_of_different_lengths_are_refused_by_name():
         KSIVIApproximator(init=[[0.0], [0.0, 1.0]]).fit(Banana())
     with pytest.raises(ValueError, match="`sample_weight` must hold numbers, in rows of one length"):
         check_sample_weight([[1], [1, 2]], 2)
+
+
+@pytest.mark.parametrize("name", ["n_iter", "whitening__budget"])
+def test_an_unknown_parameter_is_named(name):
+    with pytest.raises(ValueError, match=f"Invalid parameter '{name.partition('__')[0]}' for estimator"):
+        KSIVIApproximator().set_params(**{name: 5})

@@ -257,9 +257,9 @@ def reshaped(warp: Warp, x: Tensor) -> Warp:
     Chains move more easily without shapes that are slight; the fit has the tails of a driver, and what it scales.
     """
     first, *others = warp.levels
-    t, shape = (x - warp.centre) / warp.unit, first.shape.clone()
+    t, shape, drivers = (x - warp.centre) / warp.unit, first.shape.clone(), warp.drivers
     for column, i in enumerate(first.members.tolist()):
-        if i in warp.drivers:
+        if i in drivers:
             shape[:, column] = _shape(t[:, i], WARP.least_of_shape)
     return replace(warp, levels=[replace(first, shape=shape), *others])
 

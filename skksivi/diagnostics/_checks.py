@@ -139,7 +139,7 @@ def check_loss(view: View) -> Check:
     falling = fall > MAX_FALL and -slope > N_SE * se
     steep = abs(slope) > N_SE * se
     way = f"{fall:.0%} of its fall is in the last quarter" if steep else "level in the last quarter"
-    text = f"{way}, slope {slope / max(se, 1e-300):.1f} standard errors, beyond {N_SE} it counts"
+    text = f"{way}, slope {slope / max(se, 1e-300):.1f} standard errors, beyond {N_SE:g} it counts"
     todo = view.advice("max_iter", otherwise="train on")
     return judged("loss plateau", fall, text, f"The loss is still falling: {todo}." if falling else None)
 

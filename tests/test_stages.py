@@ -197,7 +197,9 @@ def test_weights_are_good_enough_by_divergence_and_errors(J, se, error, n_rounds
     ],
 )
 def test_chains_are_believed_that_agree(rhat, error, d, n, good):
-    assert judge_chains(rhat, error, d, n).converged == good
+    verdict = judge_chains(rhat, error, d, n)
+    assert verdict.converged == good
+    assert (verdict.reason == "R-hat 1.05 > 1.03") == (rhat == 1.05)
 
 
 def test_halves_of_chains_agree_within_their_noise():

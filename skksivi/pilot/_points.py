@@ -101,7 +101,7 @@ class Limit(NamedTuple):
         return self.value <= self.most
 
     def __str__(self) -> str:
-        return self.words.format(self.value) + ("" if self.holds else f" > {self.most:.2g}")
+        return self.words.format(self.value) + ("" if self.holds else f" > {self.most:.3g}")
 
 
 def within(grade: Grade, *limits: Limit) -> Verdict:

@@ -6,7 +6,6 @@ A stage runs if it applies; the first whose points are good enough ends the list
 Stage                   When                                Calls      What it adds
 ======================  ==================================  =========  ==============================================
 mode search             always                              150        The Gaussian at the mode, by Newton steps
-chains from the start   no mode, 30 features or more                   Points of a density that has no bound
 independent directions  up to 200 features                  1,200      Tails, skewness and humps along directions
 other modes             one mode, no `init`                 1,700      Far and narrow modes, labels that are switched
 all modes               several modes                       6,400      Points near each, and the weights of the modes
@@ -44,7 +43,6 @@ from skksivi.pilot._newton import check_mode, laplace, newton_cg
 from skksivi.pilot._points import Grade, PilotPoints
 from skksivi.pilot._stages import (
     AllModes,
-    ChainsFromStart,
     IndependentDirections,
     Known,
     LongChains,
@@ -78,7 +76,6 @@ MAX_POINTS = 2**22
 #: enough.
 QUICK: tuple[PilotStage, ...] = (
     Newton(),
-    ChainsFromStart(),
     IndependentDirections(),
     OtherModes(),
     AllModes(),

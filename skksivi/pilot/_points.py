@@ -78,8 +78,6 @@ class GoodEnough(NamedTuple):
     #: features; and how many times farther out draws may be than all points.
     moved: tuple[float, float] = (0.1, 0.15)
     astray: float = 20.0
-    #: Chains from the start: the mean of -s^T (x - E x) for each feature, which is one at the target.
-    held: tuple[float, float] = (0.5, 2.0)
     #: Long chains: the mean square of whitened points before them, of their median.
     far_apart: float = 9.0
     #: A Gaussian that is the target itself: the divergence of their scores.

@@ -20,7 +20,7 @@ from skksivi.coordinates._whitening import LAPLACE, Attempt
 from skksivi.parameters import Pilot
 from skksivi.pilot._chains import CHAINS, ChainEnsemble
 from skksivi.pilot._importance import PartedDraws, pilot_of_mixture, standard_pilot, without_wrong_density
-from skksivi.pilot._mixture import GAUSSIAN, MOST_FEATURES, covariance_root, matched
+from skksivi.pilot._mixture import MOST_FEATURES, covariance_root, matched
 from skksivi.pilot._mode_weights import Weighing, pilot_of_several, pooled, with_mode_weights
 from skksivi.pilot._modes import MODES, ModeMaps, all_modes, find_modes, same_mode, search_around
 from skksivi.pilot._newton import check_mode, dense_mode, is_spike
@@ -193,45 +193,14 @@ class Newton:
 
     def propose(self, known: Known) -> Iterator[PilotPoints]:
         score, starts = known.score, known.starts
-        try:
-            if known.n_features <= MOST_FEATURES:
-                modes = find_modes(score, starts, known.generator)
-            else:
-                modes = ModeMaps([dense_mode(score, starts[0], known.generator)], starts.new_ones(1))
-        except DIVERGED:
-            if known.n_features < MANY_FEATURES:
-                raise
-            return
+        if known.n_features <= MOST_FEATURES:
+            modes = find_modes(score, starts, known.generator)
+        else:
+            modes = ModeMaps([dense_mode(score, starts[0], known.generator)], starts.new_ones(1))
         check_mode(score, starts[0], modes.maps[0])
         known.modes = modes
         yield standard_pilot(modes.maps[0].m, CHAINS.n_of_gaussian).unwhitened(modes.maps[0])
         known.score = without_wrong_density(score, modes.maps[0])
-
-
-@dataclass(frozen=True)
-class ChainsFromStart:
-    """Chains from the start, where many features have no mode, as in a hierarchy whose density has no bound."""
-
-    n_trajectories: tuple[int, ...] = (40, 80, 80, 160, 320, 640, 1280)
-    name: str = "chains from the start"
-
-    def applies(self, known: Known) -> bool:
-        return not known.modes.maps and known.n_features >= MANY_FEATURES
-
-    def propose(self, known: Known) -> Iterator[PilotPoints]:
-        at_start, n_trajectories = Affine.shift(known.starts[0]), known.within_effort(self.n_trajectories)
-        score = without_wrong_density(known.score, at_start)
-        points = first_converged(ChainEnsemble(score, at_start, known.generator).by_stages(n_trajectories))
-        if points.judged().grade > Grade.ROUGH and _are_held(score, points.x):
-            yield points
-
-
-def _are_held(score: Score, x: Tensor) -> bool:
-    """Tell whether the score holds points x (n, d) together, about E[-s^T (x - E x)] = d."""
-    x = x[:: max(1, len(x) // GAUSSIAN.n_quick)]
-    held = -(score(x).detach() * (x - x.mean(0))).mean().item()
-    low, high = GOOD_ENOUGH.held
-    return low < held < high
 
 
 @dataclass(frozen=True)

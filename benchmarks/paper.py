@@ -5,6 +5,7 @@ python benchmarks/paper.py waveform     sliced Wasserstein distance over learnin
 python benchmarks/paper.py diffusion    sliced Wasserstein distance over dimensions, conditioned diffusion
 python benchmarks/paper.py student      squared Wasserstein distance in boxes, product of two Student t
 python benchmarks/paper.py bnn          RMSE and NLL of Bayesian neural networks on held-out rows
+python benchmarks/paper.py cells        which of the paper's values of KSIVI and HKSIVI are reached, of benchmarks/paper
 
 Each job (case, method, seed) is written to a json file when it is done (build/paper/TABLE.json, or --out); the same
 command goes on where it was stopped, and more --seeds, --cases or --methods add to the file. --show prints what is
@@ -25,6 +26,7 @@ import numpy as np
 import torch
 from _harness import command, load, print_table, read, rst, run_missing, show_tables, spread
 from paper.bnn import Networks
+from paper.cells import table_of_cells
 from paper.diffusion import Diffusion, Seconds
 from paper.public_code import DIFFUSIONS, NETWORKS
 from paper.student import Student
@@ -222,7 +224,7 @@ def of_manual(document):
 
 def main():
     parser = command(__doc__, seeds=None)
-    parser.add_argument("table", choices=TABLES)
+    parser.add_argument("table", choices=(*TABLES, "cells"))
     parser.add_argument("--cases", nargs="+")
     parser.add_argument("--methods", nargs="+")
     parser.add_argument("--scale", type=float, default=1.0, help="share of the paper's iterations")
@@ -232,6 +234,8 @@ def main():
     parser.add_argument("--units", choices=NETWORKS, default="y")
     parser.add_argument("--splits", type=int, default=1)
     args = parser.parse_args()
+    if args.table == "cells":
+        return show_tables(args, {"paper_cells": table_of_cells(TABLES)})
     table = TABLES[args.table]
     for name, known in (("cases", (*table.cases, "any")), ("methods", table.methods)):
         if unknown := set(getattr(args, name) or ()) - set(known):

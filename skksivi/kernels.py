@@ -339,7 +339,7 @@ class Laplace(Kernel):
 
     def slope(self, t: Tensor, k: Tensor) -> Tensor:
         """Return -k / (2 sqrt(t)), zero at t = 0."""
-        return (-k / (2 * t.sqrt())).masked_fill(_flat(t), 0.0)
+        return (-k / (2 * t.sqrt())).masked_fill(t < torch.finfo(t.dtype).eps, 0.0)
 
     def median_level(self, n: int) -> float:
         """Return log(n + 1)^2."""
@@ -405,11 +405,12 @@ class Riesz(Kernel):
 
     def profile(self, t: Tensor) -> Tensor:
         """Return -t^(r / 2)."""
-        return -_root(t).pow(self.exponent)
+        root = _root(t)
+        return -(root if self.exponent == 1 else root.pow(self.exponent))
 
     def slope(self, t: Tensor, k: Tensor) -> Tensor:
-        """Return -(r / 2) t^(r / 2 - 1), zero at t = 0."""
-        return (-self.exponent / 2 * t.pow(self.exponent / 2 - 1)).masked_fill(_flat(t), 0.0)
+        """Return (r / 2) k / t, zero at t = 0."""
+        return (k / t.clamp_min(torch.finfo(t.dtype).eps)).mul_(self.exponent / 2)
 
     def median_level(self, n: int) -> float:
         """Return one."""
@@ -519,17 +520,12 @@ class Tilted(Kernel):
 
 def _root(t: Tensor) -> Tensor:
     """Return sqrt(t), with slope zero instead of infinity at t = 0."""
-    return t.clamp_min(torch.finfo(t.dtype).eps).sqrt().masked_fill(_flat(t), 0.0)
+    return torch.nn.functional.threshold(t, torch.finfo(t.dtype).eps, 0.0).sqrt()
 
 
 def _smallest(like: Tensor) -> float:
     """Return the smallest h^2 by which distances can be divided, and slopes after them."""
     return torch.finfo(like.dtype).tiny ** 0.5
-
-
-def _flat(t: Tensor) -> Tensor:
-    """Tell where `_root` is flat."""
-    return t < torch.finfo(t.dtype).eps
 
 
 KERNELS: dict[str, type[Kernel]] = {"gaussian": Gaussian, "imq": IMQ, "laplace": Laplace, "riesz": Riesz}

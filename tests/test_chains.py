@@ -124,8 +124,8 @@ def test_a_width_that_chains_know_is_no_error_where_the_score_depends_on_others(
     """By scores nine times as steep as their own draws are too wide in one coordinate, unless chains deny it."""
     score, x = as_score(lambda x: -x * x.new_tensor([9.0, 1.0]), d=2), normal(2000, 2)
     known = x.std(0).numpy()
-    assert "too wide in coordinate 0" in of_variances(x, score(x), score, "Wait", None)
-    assert "too wide in coordinate 0" in of_variances(x, score(x), score, "Wait", known / 3)
+    assert "too wide in `x[0]`" in of_variances(x, score(x), score, "Wait", None)
+    assert "too wide in `x[0]`" in of_variances(x, score(x), score, "Wait", known / 3)
     assert of_variances(x, score(x), score, "Wait", known) is None
 
 

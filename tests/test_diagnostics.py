@@ -399,7 +399,7 @@ def test_a_bare_score_gives_the_same_report(good, report):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("shift", "scale", "remedy"),
-    [(0.33, 1.0, r"mean of the target in coordinate 7 is -0\.3\d sd"), (0.0, 0.75, "too narrow in coordinate 7")],
+    [(0.33, 1.0, r"mean of the target in `x\[7\]` is -0\.3\d sd"), (0.0, 0.75, r"too narrow in `x\[7\]`")],
 )
 def test_one_of_twenty_coordinates_that_is_off_is_named(shift, scale, remedy):
     m, sd = torch.zeros(20).double(), torch.ones(20).double()

@@ -152,7 +152,7 @@ def test_r_hat_of_infinite_variances_is_near_one():
 
 def test_fits_to_different_modes_are_told_to_disagree():
     with pytest.warns(
-        ConvergenceWarning, match=r"The fits disagree: R-hat is \d.* in coordinate 0, above the limit of 1.05"
+        ConvergenceWarning, match=r"The fits disagree: R-hat is \d.* in `x\[0\]`, above the limit of 1.05"
     ):
         found = ensemble(OneMode(), PAIR_TARGET, n_fits=6, random_state=1)
     assert found.r_hat[0] > 1.5

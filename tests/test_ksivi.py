@@ -536,7 +536,7 @@ def test_a_score_that_raises_leaves_the_estimator_as_it_was_or_warm():
 
 @pytest.mark.parametrize(("scale", "way"), [(1e-3, "wide"), (1e3, "narrow")])
 def test_draws_far_too_wide_or_narrow_are_told(scale, way):
-    with pytest.warns(ConvergenceWarning, match=f"too {way} in coordinate 1.*1 of 2 coordinates"):
+    with pytest.warns(ConvergenceWarning, match=rf"too {way} in `x\[1\]`.*1 of 2 coordinates"):
         fit(lambda x: -x / torch.tensor([1.0, scale]) ** 2, whiten=None)
 
 

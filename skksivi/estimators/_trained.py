@@ -260,7 +260,7 @@ def _todo(whitening: object) -> str:
         return "Lower `learning_rate`, or raise the `budget` of whiten=Pilot(...)"
     if isinstance(whitening, Whitening) and not isinstance(whitening.map, Identity):
         return "Set whiten='auto', or raise `max_iter`"
-    return "Set whiten='auto', or rescale the parameters"
+    return "Set whiten='auto', raise `max_iter`, or rescale the parameters"
 
 
 def of_variances(x: Tensor, s: Tensor, score_fn: Score, todo: str, sd: np.ndarray | None) -> str | None:

@@ -195,7 +195,7 @@ def ensemble(
     if (r_hat > MAX_RHAT).any():
         worst = int(np.nanargmax(r_hat))
         warn_caller(
-            f"The fits disagree: R-hat is {r_hat[worst]:.2f} in coordinate {worst}, above the limit of {MAX_RHAT}. "
+            f"The fits disagree: R-hat is {r_hat[worst]:.2f} in `x[{worst}]`, above the limit of {MAX_RHAT}. "
             "Some have missed modes or have not converged: raise `max_iter` or the `effort` of whiten=Pilot(...), or "
             "see `members` one by one.",
             ConvergenceWarning,

@@ -186,7 +186,7 @@ class Score:
 
     def label(self, i: int) -> str:
         """Return the name of a coordinate for messages."""
-        return f"`{self.names[i]}`" if self.names else f"coordinate {i}"
+        return f"`{self.names[i]}`" if self.names else f"`x[{i}]`"
 
     def on_all_data(self) -> Score:
         """Return the same score without minibatches, computed from all of the data."""

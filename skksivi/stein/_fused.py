@@ -76,7 +76,7 @@ def _fused(x: Tensor, f: Tensor, kernel: Kernel, *, within: bool) -> tuple[Tenso
     left, right = _factors(centred)
     u, v = _halves(left, within)[0], _halves(right, within)[1]
     width = _Width(u, v, kernel, within=within)
-    offset = _Offset(x, width.scale, kernel, within) if kernel.centred else None
+    offset = _Offset(x, f, width.scale, kernel, within) if kernel.centred else None
 
     x1, f = _stored(left[:, :, : d + 1]), _stored(f)
     sums, df = torch.zeros_like(x1), torch.zeros_like(f)
@@ -91,7 +91,7 @@ def _fused(x: Tensor, f: Tensor, kernel: Kernel, *, within: bool) -> tuple[Tenso
         if within:  # a draw does not pair with itself
             a.diagonal(start, 1, 2).zero_()
         if offset is not None:
-            k = offset.add(k, a, start)
+            k = offset.add(k, start)
         if within:
             k.diagonal(start, 1, 2).zero_()
         e.mul_(a)
@@ -104,7 +104,7 @@ def _fused(x: Tensor, f: Tensor, kernel: Kernel, *, within: bool) -> tuple[Tenso
     df.mul_(w * ends)
     dx = (sums[:, :, d:] * centred).sub_(sums[:, :, :d])
     if offset is not None:
-        offset.pull(dx, 1 / ends)
+        offset.pull(dx)
     dx.mul_(2 * w * ends * width.scale)
     width.pull(dx, centred if offset is None else x)
     value = torch.linalg.vecdot(f_u.flatten(1), df[:, :n].flatten(1))
@@ -147,23 +147,27 @@ class _Width:
 class _Offset:
     """What a centred kernel adds to phi(|x - y|^2 / h^2): o(x) + o(y) with o(x) = -phi(|x|^2 / h^2), (l, n, 1)."""
 
-    def __init__(self, x: Tensor, scale: Tensor, kernel: Kernel, within: bool) -> None:
+    def __init__(self, x: Tensor, f: Tensor, scale: Tensor, kernel: Kernel, within: bool) -> None:
         t = x.square().sum(2, keepdim=True) * scale
         phi = kernel.profile(t)
-        self.x, self.slope, self.a_sums = x, kernel.slope(t, phi), torch.zeros_like(t)
-        self.o_u, self.o_v = _halves(-phi, within)
-        self.sums_u, self.sums_v = _halves(self.a_sums, within)
+        self.x, self.slope, (self.o_u, self.o_v) = x, kernel.slope(t, phi), _halves(-phi, within)
+        self.sums = (f * _sum_of_others(f, within)).sum(2, keepdim=True)  # of the <f, f'> of each draw
 
-    def add(self, k: Tensor, a: Tensor, start: int) -> Tensor:
-        """Return the rows k of the kernel from `start` on with the offsets, and add up their weights a."""
-        rows = slice(start, start + k.shape[1])
-        self.sums_u[:, rows] += a.sum(2, keepdim=True)
-        self.sums_v += a.sum(1).unsqueeze(2)
-        return k + self.o_u[:, rows] + self.o_v.mT
+    def add(self, k: Tensor, start: int) -> Tensor:
+        """Add the offsets to the rows k of the kernel from `start` on."""
+        return k.add_(self.o_u[:, start : start + k.shape[1]]).add_(self.o_v.mT)
 
-    def pull(self, dx: Tensor, share: float) -> None:
+    def pull(self, dx: Tensor) -> None:
         """Add this part of the gradient in x, without the factor 2 w / h^2, to dx."""
-        dx.addcmul_(self.slope * self.a_sums, self.x, value=-share)
+        dx.addcmul_(self.slope * self.sums, self.x, value=-1)
+
+
+def _sum_of_others(f: Tensor, within: bool) -> Tensor:
+    """Return the sum of the f' that each f (l, n, d) is paired with."""
+    if within:
+        return f.sum(1, keepdim=True) - f
+    halves = f.unflatten(1, (2, -1))
+    return halves.sum(2, keepdim=True).flip(1).expand_as(halves).flatten(1, 2)
 
 
 def _factors(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -134,11 +134,9 @@ class StageReport:
         """Log the progress of a stage that takes long."""
         self._report(so_far)
         now = time.monotonic()
-        if self.log and self.n_calls and so_far - self.n_before > 2 * self.n_calls:
-            LOGGER.info("%s: more than twice the %s score calls that were announced", self.stage, f"{self.n_calls:,}")
-            self.n_calls = 0
         if self.log and self.stage not in AFTER_PILOT and now - self.logged > SECONDS_BETWEEN:
-            done = f"{so_far - self.n_before:,}" + (f" of about {self.n_calls:,}" if self.n_calls else "")
+            n = so_far - self.n_before
+            done = f"{n:,}" + (f" of about {self.n_calls:,}" if n <= self.n_calls else "")
             LOGGER.info("%s: %s score calls, %.0f s", self.stage, done, now - self.began)
             self.logged = now
 

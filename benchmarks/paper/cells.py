@@ -1,4 +1,4 @@
-"""Each cell that the paper prints for KSIVI and HKSIVI: its value, ours in its settings, and whether it is reached."""
+"""The cells of KSIVI and HKSIVI in the paper's tables: its value, ours in its settings, and whether it is reached."""
 
 from __future__ import annotations
 

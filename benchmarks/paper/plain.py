@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -66,7 +67,7 @@ class PlainKSIVI:
         """Train; return what `draw(1000)` gives after each number of iterations in `at`."""
         self.generator = torch.Generator().manual_seed(self.random_state)
         sizes = (self.latent_dim, self.width, self.width, target.n_features)
-        self.layers = [self._linear(*pair) for pair in zip(sizes[:-1], sizes[1:], strict=True)]
+        self.layers = [self._linear(*pair) for pair in pairwise(sizes)]
         self.log_var = torch.full((self.n_seeds, 1, target.n_features), self.log_variance, requires_grad=True)
         parameters = [self.log_var, *(p for layer in self.layers for p in layer)]
         adam = torch.optim.Adam(parameters, lr=self.learning_rate, betas=self.betas)

@@ -5,7 +5,7 @@ python benchmarks/paper.py waveform     sliced Wasserstein distance over learnin
 python benchmarks/paper.py diffusion    sliced Wasserstein distance over dimensions, conditioned diffusion
 python benchmarks/paper.py student      squared Wasserstein distance in boxes, product of two Student t
 python benchmarks/paper.py bnn          RMSE and NLL of Bayesian neural networks on held-out rows
-python benchmarks/paper.py cells        which of the paper's values of KSIVI and HKSIVI are reached, from benchmarks/paper
+python benchmarks/paper.py cells        which values of KSIVI and HKSIVI are reached, in results that are kept
 
 Each job (case, method, seed) is written to a json file when it is done (build/paper/TABLE.json, or --out); the same
 command goes on where it was stopped, and more --seeds, --cases or --methods add to the file. --show prints what is

@@ -22,7 +22,7 @@ from skksivi.targets import Target
 #: Settings of the fits of a quick run, and draws to judge by.
 QUICK = {
     "max_iter": 3, "batch_size": 10, "latent_dim": 2, "hidden_layer_sizes": (4,), "critic_hidden_layer_sizes": (4,),
-    "n_warmup": 3, "n_particles": 20,
+    "n_warmup": 3, "n_particles": 20, "width": 4,
 }  # fmt: skip
 N_QUICK = 100
 

@@ -3,7 +3,8 @@
 Means over ten sets of 1,000 draws, against 10,000 fresh exact ones each. MIED and KSD descent have 1,000 particles
 from N(0, I), three times as wide as the target, and are otherwise this package's; the row "narrow start" is from
 N(0, 0.09 I). The paper does not give the starts. The public code of the method has the l1 form of Riesz's kernel, and
-weighs <f, f'> by the inverse covariance of each batch of draws, for which there is no option here. Draws that start
+weighs <f, f'> by the inverse covariance of each batch of draws: so do the rows "plain", its loop in plain autograd,
+"invariant" by the covariance, the form that no linear map of x changes. Draws that start
 with sigma = 1, three times as wide as the target, may run away in the paper's settings: a box in which none is left
 has no value. So the row "HKSIVI" starts with e^-3/2 and a kernel of fixed width; "wide start" is the paper's
 sigma = 1 with a median width. Both have the l2 form. SIVI is not tempered, because the tempered target has infinite
@@ -20,6 +21,7 @@ import numpy as np
 import torch
 
 from paper._base import DEFAULTS, HIERARCHY, N_QUICK, Counted, Method, Table, fit, layer_of
+from paper.plain import PlainKSIVI, covariance, gaussian, inverse_covariance, riesz
 from skksivi import HKSIVIApproximator, KSIVIApproximator, paper_settings
 from skksivi.baselines import MIED, SIVI, KSDDescent
 from skksivi.kernels import Riesz
@@ -33,6 +35,10 @@ KSIVI = paper_settings("student")
 HKSIVI = paper_settings("student-hierarchy")
 WHITENED = {"whiten": "laplace", "initial_scale": math.exp(-3 / 2), "annealing": None, "terms": ()}
 LAYER = layer_of("student", KSIVI["optimizer"].betas)
+PLAIN = {
+    "latent_dim": 3, "width": 50, "log_variance": 0, "batch_size": 500, "max_iter": 50_000, "learning_rate": 1e-3,
+    "decay_every": 1000, "betas": (0.9, 0.99), "annealed": True, "entropic": 0.05,
+}  # fmt: skip
 WIDE = {"initial_scale": 1.0, "bandwidth": "median"}
 METHODS = {
     "MIED": Method(partial(MIED, **PARTICLES, max_iter=1000)),
@@ -44,6 +50,9 @@ METHODS = {
     "KSIVI, Riesz l1": Method(partial(KSIVIApproximator, **KSIVI | {"kernel": Riesz(norm="l1")})),
     "HKSIVI": Method(partial(HKSIVIApproximator, **HKSIVI)),
     "HKSIVI, wide start": Method(partial(HKSIVIApproximator, **HKSIVI | WIDE)),
+    "plain, Gaussian": Method(partial(PlainKSIVI, **PLAIN, kernel=gaussian, metric=inverse_covariance)),
+    "plain, Riesz": Method(partial(PlainKSIVI, **PLAIN, kernel=riesz, metric=inverse_covariance)),
+    "plain, Riesz, invariant": Method(partial(PlainKSIVI, **PLAIN, kernel=riesz, metric=covariance)),
     "KSIVI, Gaussian, whitened": Method(partial(KSIVIApproximator, **KSIVI | WHITENED | {"kernel": "gaussian"})),
     "KSIVI, Riesz, whitened": Method(partial(KSIVIApproximator, **KSIVI | WHITENED)),
     "HKSIVI, whitened": Method(
@@ -61,6 +70,9 @@ PAPER = {
 PAPER |= {
     "SIVI, tempered": PAPER["SIVI"],
     "KSDD, narrow start": PAPER["KSDD"],
+    "plain, Gaussian": PAPER["KSIVI, Gaussian"],
+    "plain, Riesz": PAPER["KSIVI, Riesz l1"],
+    "plain, Riesz, invariant": PAPER["KSIVI, Riesz l1"],
     "KSIVI, Gaussian, whitened": PAPER["KSIVI, Gaussian"],
     "KSIVI, Riesz, whitened": PAPER["KSIVI, Riesz l1"],
     "HKSIVI, wide start": PAPER["HKSIVI"],

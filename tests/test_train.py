@@ -240,7 +240,7 @@ def test_each_listing_of_the_manual_searches(quiet):
 
 
 def test_training_parameters_that_are_left_alone_have_the_values_of_the_docstring(quiet):
-    written = {"hidden_layer_sizes": (100, 100), "batch_size": 128, "learning_rate": 5e-3, "initial_scale": 0.25}
+    written = {"hidden_layer_sizes": (100, 100), "batch_size": 32, "learning_rate": 5e-3, "initial_scale": 0.25}
     written |= {"gradient_estimator": "path", "kernel": "gaussian", "optimizer": Adam(warm_up=200)}
     a, b = (fit(train=True, early_stopping=False, whiten="laplace", **more) for more in ({}, written))
     np.testing.assert_array_equal(a.sample(5), b.sample(5))

@@ -66,6 +66,10 @@ N_FOLLOWED = 16
 #: Names of the objectives, as `fitted_by_` gives them.
 PATH, KSD = "path gradient", "kernel Stein discrepancy"
 
+#: The draws of an iteration, by gradient estimator, set by `benchmarks/training.py`: local averages are over those of
+#: twenty iterations, a discrepancy over those of one.
+BATCH_SIZES = {"path": 32, "u-statistic": 128, "vanilla": 128}
+
 #: Training parameters that also shape the start.
 OF_START = {"mixing", "latent_dim", "scale", "initial_scale", "n_layers", "bridge", "shared_network"}
 
@@ -133,6 +137,8 @@ class SteinTrained(Trained, Generic[F]):
         est.__dict__.update({name: value for name, value in self._training.items() if name not in is_set})
         if est.gradient_estimator == "auto":
             est.gradient_estimator = "path" if averages(resolve_kernel(est.kernel)) else "u-statistic"
+        if est.batch_size == "auto":
+            est.batch_size = BATCH_SIZES[est.gradient_estimator]
         if est.train == "auto" and is_set:
             est.train = True
         est.__dict__["_is_set"] = is_set

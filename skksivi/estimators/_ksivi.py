@@ -103,7 +103,8 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         the origin and, with whiten="auto", points scattered around it on scales from 1 to 100. With "diagonal",
         chains start at the rows themselves or, for a single row, around the mode found from it.
     batch_size : int or "auto", default="auto"
-        The N of the estimator, at least 2; "auto" is 128.
+        The N of the estimator, at least 2; "auto" is 32 along the path gradient, whose local averages are over the
+        draws of the last 20 iterations, and 128 for the discrepancy.
     max_iter : int, default=2000
         Largest number of iterations of the optimiser.
     learning_rate : float or "auto", default="auto"
@@ -236,7 +237,7 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         "mixing": "auto",
         "scale": "constant",
         "initial_scale": 0.25,
-        "batch_size": 128,
+        "batch_size": "auto",
         "learning_rate": 5e-3,
         "optimizer": "adam",
         "annealing": None,

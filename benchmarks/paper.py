@@ -216,7 +216,8 @@ def of_manual(document):
     names = {method: NAMES.get(method, method) for method in (*NAMES, "Laplace", *table.paper) if method in methods}
     heads = [f"d = {case}" for case in table.cases] if name == "diffusion" else table.metrics
     if name == "waveform":
-        names, heads = {method: method.replace(" ", ", ") for method in table.paper}, table.cases
+        names = {method: method.replace(" ", ", ") for method in table.paper if method in methods}
+        heads = table.cases
     suffix = f"_{settings['drift']}" if name == "diffusion" else ""
     suffix += "" if settings["scale"] == 1 else "_short"
     return {f"paper_{name}{suffix}": rst(("Method", *heads), by_method(table, rows, names))}

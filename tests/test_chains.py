@@ -12,10 +12,8 @@ from skksivi import KSIVIApproximator
 from skksivi.estimators._trained import of_certificate, of_variances
 from skksivi.families._weights import Certificate
 from skksivi.parameters import Pilot
-from skksivi.pilot import _stages
 from skksivi.pilot._chains import CHAINS, ChainStates, disagreement, rhat, trajectory, warmed_up
 from skksivi.pilot._points import MANY_FEATURES
-from skksivi.score._errors import DivergedError
 from skksivi.targets import Target
 
 
@@ -97,21 +95,6 @@ class Effects(Target):
         z = x[:, 1:]
         r = (self.y - x[:, :1].exp() * z) / 0.3
         return -(r.square().sum(1) + z.square().sum(1) + x[:, 0].square()) / 2
-
-
-@pytest.mark.parametrize("effort", ["auto", "high"])
-def test_chains_of_many_features_do_without_a_mode(effort, monkeypatch):
-    def lost(*_):
-        raise DivergedError
-
-    monkeypatch.setattr(_stages, "find_modes", lost)
-    d = MANY_FEATURES
-    q = KSIVIApproximator(whiten=Pilot(effort=effort), random_state=0).fit(lambda x: 1 - x, n_features=d)
-    X = q.sample(10_000)
-    assert q.whitening_.modes.shape == (0, d)
-    assert q.whitening_.converged
-    np.testing.assert_allclose(X.mean(0), 1, atol=0.1)
-    np.testing.assert_allclose(X.std(0), 1, rtol=0.1)
 
 
 @pytest.mark.slow

@@ -166,7 +166,7 @@ def _suffices(known: Known) -> bool:
     points, effort = known.points, known.settings.effort
     if points is None or known.score.tally.is_spent:
         return points is not None
-    if effort == "low" or not known.modes.maps:
+    if effort == "low":
         return True
     if effort == "high" and points.warp is None:
         return False
@@ -182,7 +182,7 @@ def _of_points(known: Known, points: PilotPoints) -> Found:
     mean, mean_se, sd = (a.cpu().numpy() for a in (x.mean(0), mean_se, x.std(0)))
     symmetries = torch.stack(modes.symmetries).cpu().numpy() if modes.symmetries else None
     ascents = None if modes.ascents is None else np.array(modes.ascents)
-    where = torch.stack([a.m for a in modes.maps]) if modes.maps else y[:0]
+    where = torch.stack([a.m for a in modes.maps])
     found = Whitening(
         map_,
         points.warp,

@@ -81,7 +81,7 @@ def test_a_principal_axis_is_named_by_its_loadings():
     target = independent("t3", 1, Q)
     check = diagnose(Laplace().fit(target), target, random_state=0)["tails"]
     assert check.verdict == "warn"
-    assert re.search(r"principal axis \d+ \(([+-]0\.\d\d coordinate \d+(, )?){3}\)", check.text)
+    assert re.search(r"principal axis \d+ \(([+-]0\.\d\d `x\[\d+\]`(, )?){3}\)", check.text)
 
 
 def in_whitened(q, target, n=20_000):

@@ -212,8 +212,8 @@ def neg_ksd_scorer(*, n_samples: int = 2000, widths: float | Sequence[float] = (
     >>> from skksivi.model_selection import Replicates, neg_ksd_scorer
     >>> from skksivi.targets import XShaped
     >>> search = GridSearchCV(
-    ...     KSIVIApproximator(max_iter=300, whiten="laplace", random_state=0),
-    ...     {"learning_rate": [1e-3, 1e-2]},
+    ...     KSIVIApproximator(max_iter=1000, whiten="laplace", random_state=0),
+    ...     {"learning_rate": [1e-3, 2e-3]},
     ...     scoring=neg_ksd_scorer(n_samples=500),
     ...     cv=Replicates(2),
     ... ).fit(XShaped())

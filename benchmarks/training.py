@@ -38,7 +38,7 @@ OWN = "its own"
 
 METHODS = {
     "path gradient": {},
-    **{f"path gradient, {n} draws": {"batch_size": n} for n in (16, 128, 512)},
+    **{f"path gradient, {n} draws": {"batch_size": n} for n in (16, 128)},
     "KSD, U-statistic": {"gradient_estimator": "u-statistic"},
     "KSD, vanilla": {"gradient_estimator": "vanilla"},
     "coordinates alone": {"max_iter": 1},

@@ -358,7 +358,7 @@ def test_the_study_refines_every_fit_that_can_be_trusted_without_harm():
     assert Counter(row["method"] for row in STUDY) == {"defaults": 29, "Laplace": 29}
     assert all(math.isfinite(row["k"]) for row in STUDY)
     refined = [row for row in STUDY if row["trusted"] and row["case"] not in LOST | HEAVY]
-    assert len(refined) == 33
+    assert len(refined) == 35
     assert all(within(row["after"]) for row in refined)
     assert sum(not within(row["before"]) for row in refined) == 4
 

@@ -27,6 +27,7 @@ from scipy.special import digamma, polygamma
 from skksivi.coordinates._affine import Affine, Identity, LowRank
 from skksivi.coordinates._composed import score_for_training
 from skksivi.coordinates._whitening import starting_points
+from skksivi.estimators._start import find_coordinates
 from skksivi.parameters import Pilot
 from skksivi.pilot import _pilot
 from skksivi.pilot._newton import laplace, saddle_free_newton
@@ -256,6 +257,19 @@ def test_the_generator_alone_decides():
 
 def resolved(score_fn, d):
     return resolve_score(score_fn, d, dtype=torch.float32, device=torch.device("cpu"))
+
+
+@pytest.mark.parametrize("far", [0.5, 3.0])
+@pytest.mark.parametrize("d", [5, 100])
+def test_a_pair_is_brought_to_a_gaussian_along_every_direction(d, far):
+    """Each whitened coordinate is off by that much, so one direction by sqrt(d) times that, which averages hide."""
+    p = GaussianScore(d, 2, 10, seed=0)
+    L = torch.linalg.cholesky(p.V * p.lam @ p.V.mT)
+    score = in_double(p.score_fn, d)
+    whitening, _ = find_coordinates((p.mean + far * L.sum(1), L), None, score, generator(0), warps=False, moves=True)
+    m, L = whitening.map
+    assert p.standardise(m - p.mean).norm() < 0.1
+    np.testing.assert_allclose(torch.linalg.svdvals(p.standardise(L)), np.ones(d), rtol=0.1)
 
 
 def test_a_benign_target_is_trained_in_the_type_asked_for():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any, Generic, NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from skksivi.estimators._trained import F
 from skksivi.families._samplers import Sampler
 from skksivi.mixing import MixingLike, check_mixing
 from skksivi.parameters import Init, Whiten, chains_of
-from skksivi.pilot._mixture import matched
+from skksivi.pilot._mixture import GAUSSIAN, MOST_FEATURES, batch_and_match, worst_divergence
 from skksivi.pilot._modes import all_modes, find_modes
 from skksivi.pilot._pilot import MAX_FEATURES, find_whitening
 from skksivi.pilot._points import PilotPoints
@@ -27,8 +28,9 @@ from skksivi.stein._path import Memory
 from skksivi.training._guard import MomentPenalty
 from skksivi.training._run import Fit
 
-#: How often a Gaussian is fitted again, starting from the last one, unless that is good enough.
-N_MATCHED = 3
+#: How often a Gaussian is fitted again, from the last one, and the divergence along its worst direction below
+#: which it is good enough.
+N_MATCHED, NEAR = 3, 0.25
 
 #: How far coordinates are moved to the target at most: in standard deviations, and the factor of scale.
 MAX_SHIFT, MAX_RATIO = 5.0, 100.0
@@ -127,15 +129,24 @@ def find_coordinates(
 
 
 def _brought_to_target(map_: Affine, score: Score, generator: torch.Generator) -> Affine:
-    """Return the Gaussian that is fitted from a map to a target of one mode; the map itself where that fails."""
+    """Return the Gaussian that is fitted to a target of one mode, from a map or, if its score is nearer there, from
+    that map at the mode; the map itself where that fails.
+    """
     modes = find_modes(score, map_.m[None], generator).maps
     if len(modes) > 1 or len(all_modes(score, map_.m, modes[0], generator).maps) > 1:
         return map_
-    last, found = None, map_
-    for _ in range(N_MATCHED):
-        if found is last:  # it is good enough, or improves no more
+    error, found = worst_divergence(score, map_, generator), map_
+    if error > NEAR:
+        at_mode = Affine(modes[0].m, map_.L)
+        error, found = min((error, found), (worst_divergence(score, at_mode, generator), at_mode), key=itemgetter(0))
+    for _ in range(N_MATCHED if len(map_.m) <= MOST_FEATURES else 0):
+        if error < NEAR:
             break
-        last, found = found, matched(score, found, generator)
+        fitted = batch_and_match(score, found, generator, GAUSSIAN.n_iter)
+        error_of_fitted = worst_divergence(score, fitted, generator)
+        if not error_of_fitted < error:
+            break
+        error, found = error_of_fitted, fitted
     return found if _is_close(found, map_) else map_
 
 

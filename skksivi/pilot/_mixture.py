@@ -353,9 +353,23 @@ def score_divergence(
     score_fn: ScoreFunction, q: Affine, generator: torch.Generator, n_draws: int = GAUSSIAN.n_draws
 ) -> float:
     """Return the median over draws x of q = N(m, L L^T) of |L^T (s_p(x) - s_q(x))|^2 / d."""
+    gaps = score_gaps(score_fn, q, generator, n_draws)
+    return gaps.square().mean(1).nan_to_num(math.inf, math.inf).median().item()
+
+
+def worst_divergence(score_fn: ScoreFunction, q: Affine, generator: torch.Generator) -> float:
+    """Return the largest mean over directions v of (v^T L^T (s_p(x) - s_q(x)))^2; infinity if a score is not finite.
+
+    An average over many features would hide one direction.
+    """
+    gaps = score_gaps(score_fn, q, generator, GAUSSIAN.n_quick)
+    return torch.linalg.matrix_norm(gaps, 2).square().item() / len(gaps) if gaps.isfinite().all() else math.inf
+
+
+def score_gaps(score_fn: ScoreFunction, q: Affine, generator: torch.Generator, n_draws: int) -> Tensor:
+    """Return L^T (s_p(x) - s_q(x)) at draws x of q, shape (n, d)."""
     u = standard_normal(n_draws, q.m, generator)
-    gap = q.whiten_score(score_fn(q.unwhiten(u)).detach()) + u
-    return gap.square().mean(1).nan_to_num(math.inf, math.inf).median().item()
+    return q.whiten_score(score_fn(q.unwhiten(u)).detach()) + u
 
 
 def batch_and_match(score_fn: ScoreFunction, start: Affine, generator: torch.Generator, n_iter: int = 60) -> Affine:

@@ -140,7 +140,7 @@ def test_the_log_says_how_a_fit_was_made(caplog):
 #: A training that leads away from any good start.
 SPOILT = {
     KSIVIApproximator: {"train": True, "learning_rate": 0.5, "batch_size": 8, "max_iter": 200},
-    HKSIVIApproximator: {"train": True, "learning_rate": 0.5, "batch_size": 8, "max_iter": 100},
+    HKSIVIApproximator: {"train": True, "learning_rate": 0.3, "batch_size": 8, "max_iter": 100},
 }
 EXACT = np.array([1.0, -2.0]), np.linalg.cholesky([[2.0, 0.6], [0.6, 0.5]])
 

@@ -293,7 +293,7 @@ def not_worse(fit: Fit, before: Fit, judge: Judge, start: Start[F]) -> Fit:
     is_start = fit.report["best_iter_"] == before.report["best_iter_"]
     if is_start or fit.remark is not None or len(start.whitening.modes) > 1:
         return fit
-    old, new = (judge.error(judge.draws(cast("InU", each.sampler))) for each in (before, fit))
+    old, new = (judge.error(judge.draws(cast("InU", each.sampler))[:N_JUDGED_DRAWS]) for each in (before, fit))
     if new <= old + WORSE * max(1.0, old) or has_power_tails(judge.score):
         return fit
     off = f"off by {new:.2g} standard deviations, at its start by {old:.2g}"

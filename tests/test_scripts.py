@@ -90,7 +90,7 @@ COMMANDS = {
     "benchmarks/reference.py": ["waveform", "draws.npz", "--steps", "40"],
     "benchmarks/reference.py targets": ["banana", "--out", "references", "--json", "references.json"],
     "benchmarks/ksd_test.py": ["--quick", "--out", "ksd_test.json", "--figure", "ksd_test.png"],
-    "benchmarks/dimensions.py": ["--quick", "--out", "dimensions.json"],
+    "benchmarks/growth.py": ["--quick", "--out", "growth.json", "--figure", "growth.png"],
     "benchmarks/minibatch.py": ["--quick", "--cases", "ten thousand", "--out", "minibatch.json"],
     "benchmarks/mutants.py": ["--modules", "stein._estimators", "--sample", "1", "--out", "mutants.json"],
     "benchmarks/faults.py": ["--show", str(ROOT / "benchmarks" / "faults.json")],

@@ -2,8 +2,9 @@
 
 Learning rates are chosen by the NLL on a tenth of the training rows, once a split, after a quarter of the iterations
 (rows "NAME @ RATE" of the file).
-The public code trains the mean beforehand on a part of the data, which is left out. Noise precisions are in the units
-of y; --units legacy takes them as the public code does. Seed s has the split s modulo --splits, the first being the
+The public code sets a part of the rows aside and trains the mean on it beforehand. So does "plain", its loop in plain
+autograd at the rate that is chosen for KSIVI, and no other. Noise precisions are in the units of y; --units legacy
+takes them as the public code does. Seed s has the split s modulo --splits, the first being the
 paper's. "diabetes" is not in the paper, but needs no download.
 
 All draws of an iteration of KSIVI see the same rows, as in the public code. In "KSIVI, two minibatches" two halves of
@@ -25,6 +26,7 @@ from sklearn.datasets import load_diabetes
 from sklearn.model_selection import KFold, train_test_split
 
 from paper._base import DEFAULTS, Method, Table, fading, fit, layer_of
+from paper.plain import PlainNetwork
 from paper.public_code import NETWORKS
 from skksivi import KSIVIApproximator, KSIVIRegressor, datasets, paper_settings
 from skksivi.baselines import SGLD, SIVI, SIVISM
@@ -39,6 +41,12 @@ METHODS = {
     "SGLD": Method(partial(SGLD, n_chains=100, n_warmup=10_000, n_draws=1, thin=1, whiten=None, max_score=None)),
     "KSIVI": Method(partial(KSIVIApproximator, **NETWORK)),
 }
+METHODS["plain"] = Method(
+    partial(
+        PlainNetwork, latent_dim=3, width=10, log_variance=-8, batch_size=100, max_iter=20_000, decay_every=3000,
+        entropic=1.0,
+    )
+)  # fmt: skip
 METHODS["SGLD, cut"] = Method(partial(METHODS["SGLD"].make, max_score=5.0))
 METHODS["KSIVI, two minibatches"] = METHODS["KSIVI"]
 #: Among which the validation chooses: prior precisions of ours, steps of SGLD, learning rates of the others.
@@ -46,6 +54,7 @@ RATES = ("1e-05", "0.0001", "0.0002", "0.0005", "0.001")
 CHOICES = {
     "ours, searched": ("learned", "0.1", "1"),
     **dict.fromkeys(METHODS, RATES),
+    "plain": (),
     **dict.fromkeys(("SGLD", "SGLD, cut"), ("2e-05", "4e-05", "5e-05", "0.0001")),
 }
 #: Of the regressor where nothing is searched.
@@ -100,7 +109,7 @@ class Networks(Table):
         for seed in range(max(args.seeds, args.splits)):
             for case in self.cases[-1:] if args.quick and not args.cases else self.cases:
                 yield from ((case, method, seed) for method in SETTINGS)
-                for method, choices in ({"KSIVI": RATES} if args.quick else CHOICES).items():
+                for method, choices in ({"KSIVI": RATES, "plain": ()} if args.quick else CHOICES).items():
                     if seed < args.splits:
                         yield from ((case, f"{method} @ {c}", seed) for c in choices[: 1 if args.quick else None])
                     yield case, method, seed
@@ -113,7 +122,7 @@ class Networks(Table):
             return ours(X, y, train, test, args, seed, **SETTINGS[name])
         if name == "ours, searched" and choice:
             return validated(X[train], y[train], args, seed, choice)
-        choice_of_split = choice or best_choice(case, name, split, rows)
+        choice_of_split = choice or best_choice(case, "KSIVI" if name == "plain" else name, split, rows)
         if name == "ours, searched":
             return ours(X, y, train, test, args, seed, prior_precision=precision(choice_of_split))
         make = METHODS[name]
@@ -125,7 +134,9 @@ class Networks(Table):
         target = NETWORKS[args.units](X[train], y[train], prior_precision=lam, noise_precision=gam, **size)
         own = {"step_size" if name.startswith("SGLD") else "learning_rate": float(choice_of_split)}
         q = make(args, **own, random_state=seed)
-        in_parts = SameRows(target, seed) if name == "KSIVI" else Minibatches(target, N_ROWS)
+        in_parts = Minibatches(target, N_ROWS)
+        if name in ("KSIVI", "plain"):  # the latter takes rows itself
+            in_parts = SameRows(target, seed) if name == "KSIVI" else target
         row, draws = fit(q, in_parts), q.sample(N_DRAWS, random_state=seed)
         return {**row, "values": [target.rmse(draws, X[test], y[test]), target.nll(draws, X[test], y[test])]}
 

@@ -15,7 +15,7 @@ RESULTS = Path(__file__).parent / "results"
 OURS = {
     "waveform": ("waveform", {"KSIVI 10k": "plain 10k", "KSIVI 20k": "plain 20k"}),
     "diffusion": ("bounded", {"KSIVI, U-stat.": None, "KSIVI, vanilla": None}),
-    "bnn": ("bnn_legacy", {"KSIVI": None}),
+    "bnn": ("bnn_legacy", {"KSIVI": "plain"}),
     "student": (
         "student",
         {"KSIVI, Gaussian": "plain, Gaussian", "KSIVI, Riesz l1": "plain, Riesz", "HKSIVI": None},

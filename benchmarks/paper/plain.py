@@ -12,6 +12,8 @@ from itertools import pairwise
 import torch
 from sklearn.base import BaseEstimator
 
+from skksivi.targets._network import outputs_of_networks
+
 
 def median_of(pairs):
     """Return the median of the pairs (n, n) of the first 128 draws."""
@@ -57,15 +59,25 @@ class PlainKSIVI(BaseEstimator):
         sizes = (self.latent_dim, self.width, self.width, target.n_features)
         self.layers_ = [self._linear(*pair) for pair in pairwise(sizes)]
         self.log_var_ = torch.full((target.n_features,), float(self.log_variance), requires_grad=True)
-        adam = torch.optim.Adam([self.log_var_, *sum(self.layers_, ())], lr=self.learning_rate, betas=self.betas)
+        self._begin(target)
+        adam = torch.optim.Adam(self._parameters(), lr=self.learning_rate, betas=self.betas)
         schedule = torch.optim.lr_scheduler.StepLR(adam, self.decay_every, 0.9)
         for t in range(1, self.max_iter + 1):
             adam.zero_grad()
             self._loss(target, t / self.max_iter).backward()
-            adam.step()
+            self._step(adam)
             schedule.step()
         self.n_iter_ = self.max_iter
         return self
+
+    def _parameters(self):
+        return [self.log_var_, *sum(self.layers_, ())]
+
+    def _begin(self, target):
+        """Prepare the network."""
+
+    def _step(self, adam):
+        adam.step()
 
     def _loss(self, target, progress):
         """Return the mean of k <f, f'> with f = s_p(x) + xi / sigma, less what holds the first draws together."""
@@ -95,3 +107,45 @@ class PlainKSIVI(BaseEstimator):
         """Return weights and biases as torch draws them."""
         uniform = (2 * torch.rand(shape, generator=self.generator_) - 1 for shape in ((n_in, n_out), (n_out,)))
         return tuple((u / math.sqrt(n_in)).requires_grad_() for u in uniform)
+
+
+class PlainNetwork(PlainKSIVI):
+    """The same for the weights of a network, with what the public code adds there.
+
+    A tenth of the rows, 500 at most, is set aside, and the mean is first trained on it. All draws of an iteration see
+    the same 100 rows, taken in turn; log p by them is a term of the loss. Gradients are cut to norm one, and
+    draws are from the moving average of the parameters.
+    """
+
+    def _begin(self, target):
+        n = target.n_rows - min(round(target.n_rows / 10), 500)
+        self.rows_ = torch.arange(n)
+        X, y = (a[n:].float() for a in (target._X, target._y))
+        adam = torch.optim.Adam(self._parameters(), lr=0.01)
+        for _ in range(100):
+            adam.zero_grad()
+            theta, _ = self._draw(self.batch_size, self.generator_)
+            error = outputs_of_networks(X, theta, target.n_hidden).mean(1) - y
+            (float(target.y_scale) * error).square().mean().backward()
+            adam.step()
+        self.averages_ = [a.detach().clone() for a in self._parameters()]
+
+    def _loss(self, target, progress):
+        rows, self.rows_ = self.rows_[:100], self.rows_.roll(-100)
+        part = target.subset(rows)
+        (x, noise), (y, other_noise) = (self._draw(self.batch_size, self.generator_) for _ in range(2))
+        log_p, log_p_y = part.log_prob(x), part.log_prob(y)
+        f, g = (torch.autograd.grad(a.sum(), b, create_graph=True)[0] for a, b in ((log_p, x), (log_p_y, y)))
+        products = (f + noise) @ (g + other_noise).mT
+        return (products * self.kernel(x, y)).mean() - self.entropic * log_p.mean()
+
+    def _step(self, adam):
+        torch.nn.utils.clip_grad_norm_(self._parameters(), 1.0)
+        adam.step()
+        with torch.no_grad():
+            torch._foreach_lerp_(self.averages_, self._parameters(), 0.001)
+
+    def sample(self, n_samples, random_state):
+        self.log_var_, *layers = self.averages_
+        self.layers_ = list(zip(layers[::2], layers[1::2], strict=True))
+        return super().sample(n_samples, random_state)

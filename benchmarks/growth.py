@@ -35,6 +35,9 @@ METHODS = {
     "KSIVI": KSIVIApproximator,
     "NUTS": lambda random_state: NutpieNUTS(n_warmup=300, n_draws=250, random_state=random_state),
 }
+#: The largest sizes of NUTS, beyond which it would take hours.
+MOST_OF_NUTS = {"d": 3000, "rows": 10**5}
+
 #: Independent draws for which NUTS is charged, draws that are timed, and the case whose cost is drawn against draws.
 N_INDEPENDENT, N_DRAWS, DRAWN = 1000, 100_000, "d = 30"
 #: Draws for the ratios of standard deviations, as many as KSIVI is asked for.
@@ -172,6 +175,7 @@ def main():
         for kind in sizes
         for size in sizes[kind]
         for method in methods
+        if method != "NUTS" or size <= MOST_OF_NUTS[kind]
     ]
     rows = results(args, jobs, run)["rows"]
     lines = [(row["case"], row["method"], f"{row['calls']:,.0f}", f"{row['seconds']:.1f}") for row in rows]

@@ -500,7 +500,7 @@ def test_the_manual_has_the_tables_of_the_frontier(tmp_path, capsys):
         ("suites", "suites", 5),
         ("toys", "suites", 1),
         *((study, "benchmarks", 1) for study in ("defaults", "detached", "regression", "training", "waveform")),
-        ("dimensions", "benchmarks", 1),
+        ("growth", "benchmarks", 1),
         ("hierarchy", "benchmarks", 1),
         ("ksd_test", "benchmarks", 2),
         ("search", "benchmarks", 1),

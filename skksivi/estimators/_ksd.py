@@ -172,14 +172,16 @@ class SteinTrained(Trained, Generic[F]):
         """Tell whether a start is compared with what the training makes of it, or returned."""
         if self.train is False or run.tally.is_spent:
             return True
-        keeps_end = self.train is True and keeps_last(self.early_stopping)
-        return self._is_at_pilot(start) and not (keeps_end or start.past.same_target)
+        return not (self.train is True and keeps_last(self.early_stopping)) and not start.past.same_target
 
     def _needs_training(self, found: Fit, start: Start[F], run: Run) -> bool:
-        """Tell whether to train, given the fit that draws from the start: by default if that is not good enough."""
+        """Tell whether to train, given the fit that draws from the start: by default unless that is good enough, and
+        always without a pilot.
+        """
         if self.train is False or run.tally.is_spent:
             return False
-        return self.train is True or not is_good(found, start.whitening, chains_of(self.whiten))
+        is_asked = self.train is True or not self._is_at_pilot(start)
+        return is_asked or not is_good(found, start.whitening, chains_of(self.whiten))
 
     def _train(self, target: Score, start: Start[F], saved: NoCheckpoint, before: Fit, run: Run) -> Fit:
         """Return the fit of a training, or the one before it if that is clearly better."""

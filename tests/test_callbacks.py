@@ -166,7 +166,7 @@ def test_verbose_leaves_configured_logging_alone(caplog):
     *lines, last = [record.getMessage().split(",")[0] for record in caplog.records]
     assert re.fullmatch(r"checks \d+ calls", last)
     iterations = [f"iteration {t} of 150" for t in (100, 150)]
-    assert lines == ["search for modes", "training", *iterations, "certificate"]
+    assert lines == ["search for modes", "certificate", "training", *iterations, "certificate"]
 
 
 def test_warnings_point_at_the_line_that_called_fit():

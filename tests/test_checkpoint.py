@@ -91,7 +91,12 @@ FITS = {
     "pilot": KSIVIApproximator(**SETTINGS, whiten=Pilot(budget=1000), annealing="linear"),
     "none": KSIVIApproximator(**SETTINGS, whiten=None),
     "compared": KSIVIApproximator(
-        **SETTINGS, mixing="normal", whiten="laplace", optimizer=Adam(ema=None), early_stopping=0.01
+        **SETTINGS,
+        mixing="normal",
+        whiten="laplace",
+        optimizer=Adam(ema=None),
+        early_stopping=0.01,
+        learning_rate=1e-4,
     ),
     "path": KSIVIApproximator(**SETTINGS, whiten="laplace", gradient_estimator="path"),
     "any seed": KSIVIApproximator(**SETTINGS | {"random_state": None}, whiten=None),

@@ -5,7 +5,7 @@ python benchmarks/search.py --criteria [--out criteria.json]       the power of 
 python benchmarks/search.py [--criteria] --show FILE.json --manual doc      the table of the manual
 
 All else is at its default but `max_iter`, 128 draws per iteration, and the start, which is the Laplace
-approximation: where the default starts, these targets need no training. One grid is that of the manual, the other
+approximation: where the default starts, these targets need no training. One grid is wide, the other
 has the default in its middle. Distances are sliced Wasserstein distances from reference draws, in whitened
 coordinates as in benchmarks/defaults.py, over those between exact draws: of the start, of the middle of the grid, of
 the candidates that two scorers select, and of the best.
@@ -32,8 +32,8 @@ from skksivi.targets import from_score_fn
 TARGETS = ("banana", "x_shaped", "log_gamma", "geyser", "bioassay", "garch")
 MAX_ITER = 1000
 
-#: Bandwidths of the manual, and around the default for d features. The middle of a grid is its fifth candidate.
-GRIDS = {"manual": lambda _: [1.0, 2.0, 4.0], "default": lambda d: [b * d**0.5 for b in (0.25, 0.5, 1.0)]}
+#: Bandwidths that are wide, and around the default for d features. The middle of a grid is its fifth candidate.
+GRIDS = {"wide": lambda _: [1.0, 2.0, 4.0], "default": lambda d: [b * d**0.5 for b in (0.25, 0.5, 1.0)]}
 LEARNING_RATES = [5e-4, 2e-3, 8e-3]
 MIDDLE = 4
 

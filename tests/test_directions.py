@@ -123,16 +123,17 @@ def test_directions_that_are_right_do_not_hide_one_that_is_wrong(shift, scale):
     assert found is None or np.abs(found.correlations.numpy() @ Q.numpy()).argmax() == 2
 
 
-@pytest.mark.parametrize("scale", [0.5, 1.0, 2.0])
-def test_a_scale_that_a_few_scores_of_many_features_do_not_show_is_told(scale):
+@pytest.mark.parametrize(("shift", "scale"), [(0.0, 0.5), (0.0, 1.0), (0.0, 2.0), (0.5, 1.0)])
+def test_an_error_that_a_few_scores_of_many_features_do_not_show_is_told(shift, scale):
     Q = torch.as_tensor(rotated(100, 4))
     u = torch.randn(20_000, 100, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    u[:, 0] *= scale
+    u[:, 0] = shift + scale * u[:, 0]
     u = u @ Q.mT
     found = first_difference(resolved(from_score_fn(torch.neg, 100)), u[:200], lambda: (u, u))
-    assert (found is None) == (scale == 1.0)
+    assert (found is None) == ((shift, scale) == (0.0, 1.0))
     assert found is None or np.abs(found.correlations.numpy() @ Q.numpy()).argmax() == 0
     assert found is None or found.step.scale == pytest.approx(1 / scale, rel=0.1)
+    assert found is None or found.step.shift == pytest.approx(-shift, abs=0.05)
 
 
 @pytest.mark.parametrize("correlation", [0.0, 0.5, 0.95])

@@ -158,6 +158,13 @@ def test_a_start_that_is_clearly_better_is_returned_with_a_warning(cls, whiten):
     )  # the layers of an exact base are a little wide
 
 
+def test_nothing_is_said_of_a_start_that_is_better_than_a_training_that_is_good(quiet):
+    q = KSIVIApproximator(whiten="laplace", max_iter=1000, random_state=0).fit(torch.neg, n_features=20)
+    assert (q.best_iter_, q.fitted_by_) == (0, "Laplace approximation")
+    assert q.n_iter_ > 0
+    assert q.certificate_.divergence < 1e-6
+
+
 @pytest.mark.parametrize("cls", BOTH)
 def test_the_last_state_is_returned_where_nothing_is_to_end_the_training(cls, quiet):
     q = cls(early_stopping=False, random_state=0, **SPOILT[cls]).fit(gaussian_score, n_features=2)

@@ -172,11 +172,13 @@ class SteinTrained(Trained, Generic[F]):
         """Tell whether a start is compared with what the training makes of it, or returned."""
         if self.train is False or run.tally.is_spent:
             return True
-        return not (self.train is True and keeps_last(self.early_stopping)) and not start.past.same_target
+        keeps_end = self.train is True and keeps_last(self.early_stopping)
+        is_cheap = self._is_at_pilot(start) or run.tally.limit is None
+        return is_cheap and not (keeps_end or start.past.same_target)
 
     def _needs_training(self, found: Fit, start: Start[F], run: Run) -> bool:
-        """Tell whether to train, given the fit that draws from the start: by default unless that is good enough, and
-        always without a pilot.
+        """Tell whether to train, given the fit that draws from the start: by default unless that is good enough, or
+        there is no pilot.
         """
         if self.train is False or run.tally.is_spent:
             return False

@@ -161,9 +161,9 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         What made the draws: "path gradient" or "kernel Stein discrepancy" after a training, otherwise what found the
         start, such as "importance sampling" or "short chains".
     best_iter_ : int
-        The iteration whose state was kept: zero if the start is returned. If the fit starts at a pilot, it has the
-        smallest fixed-kernel discrepancy among trained states whose moments stayed near the start's, and the start is
-        kept if it is better than these beyond the noise; otherwise it is the last.
+        The iteration whose state was kept: zero if the start is returned, because it is better than the trained state
+        beyond the noise. If the fit starts at a pilot, the trained state has the smallest fixed-kernel discrepancy
+        among those whose moments stayed near the start's; otherwise it is the last.
     certificate_ : Certificate or None
         How far the draws are from the target, see `skksivi.certificate`, from 256 draws or, if the target has no
         `log_prob`, 160 draws and at most 1,000 values of the score: a tuple ``divergence``, ``se``, ``se_below``,

@@ -18,7 +18,7 @@ from skksivi.estimators._trained import F
 from skksivi.families._samplers import Sampler
 from skksivi.mixing import MixingLike, check_mixing
 from skksivi.parameters import Init, Whiten, chains_of
-from skksivi.pilot._mixture import GAUSSIAN, MOST_FEATURES, batch_and_match, worst_divergence
+from skksivi.pilot._mixture import GAUSSIAN, batch_and_match, worst_divergence
 from skksivi.pilot._modes import all_modes, find_modes
 from skksivi.pilot._pilot import MAX_FEATURES, find_whitening
 from skksivi.pilot._points import PilotPoints
@@ -129,21 +129,22 @@ def find_coordinates(
 
 
 def _brought_to_target(map_: Affine, score: Score, generator: torch.Generator) -> Affine:
-    """Return the Gaussian that is fitted to a target of one mode, from a map or, if its score is nearer there, from
-    that map at the mode; the map itself where that fails.
+    """Return the Gaussian that is fitted to a target of one mode, starting from a map; that map where it fails.
+
+    If the scores at the mode are nearer to the map's, the fit starts from the map moved there.
     """
     modes = find_modes(score, map_.m[None], generator).maps
     if len(modes) > 1 or len(all_modes(score, map_.m, modes[0], generator).maps) > 1:
         return map_
-    error, found = worst_divergence(score, map_, generator), map_
+    error, found = worst_divergence(score, map_), map_
     if error > NEAR:
         at_mode = Affine(modes[0].m, map_.L)
-        error, found = min((error, found), (worst_divergence(score, at_mode, generator), at_mode), key=itemgetter(0))
-    for _ in range(N_MATCHED if len(map_.m) <= MOST_FEATURES else 0):
+        error, found = min((error, found), (worst_divergence(score, at_mode), at_mode), key=itemgetter(0))
+    for _ in range(N_MATCHED):
         if error < NEAR:
             break
         fitted = batch_and_match(score, found, generator, GAUSSIAN.n_iter)
-        error_of_fitted = worst_divergence(score, fitted, generator)
+        error_of_fitted = worst_divergence(score, fitted)
         if not error_of_fitted < error:
             break
         error, found = error_of_fitted, fitted

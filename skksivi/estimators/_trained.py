@@ -201,7 +201,7 @@ class Trained(Whitened):
         if fit.ended_by is None and score_fn.tally.is_spent:
             warn_caller(str(fit.remark), ConvergenceWarning)
         elif fit.ended_by is None:
-            _warn(fit, score_fn, fit.sampler.sample(N_JUDGED, generator).double())
+            _warn(fit, score_fn, fit.sampler.sample(N_JUDGED, generator).double(), self._max_score_calls())
 
 
 def _explained(error: BaseException, score_fn: Score, x: Tensor) -> FloatingPointError:
@@ -223,8 +223,8 @@ def _explained(error: BaseException, score_fn: Score, x: Tensor) -> FloatingPoin
     )
 
 
-def _warn(fit: Fit, score_fn: Score, x: Tensor) -> None:
-    """Warn of what is wrong with a completed fit, given draws x (n, d) from it."""
+def _warn(fit: Fit, score_fn: Score, x: Tensor, most: int | None) -> None:
+    """Warn of what is wrong with a completed fit, given draws x (n, d) from it, and the most calls of its score."""
     n_skipped = int((~np.isfinite(np.asarray(fit.report["loss_curve_"]))).sum())
     whitening, message = fit.sampler.attributes()["whitening_"], None
     if n_skipped:
@@ -248,8 +248,8 @@ def _warn(fit: Fit, score_fn: Score, x: Tensor) -> None:
             or _of_shift(x, s, todo)
             or of_certificate(fit.report, d, explored=sd is not None)
         )
-    if message is None and isinstance(fit.sampler, Layer | Layers):
-        message = _of_difference(fit.sampler, score_fn)
+    if message == fit.remark and isinstance(fit.sampler, Layer | Layers):
+        message = _of_difference(fit.sampler, score_fn, most) or message
     if message is not None:
         warn_caller(message, ConvergenceWarning)
 
@@ -323,12 +323,12 @@ def of_certificate(report: Mapping[str, object], d: int, *, explored: bool) -> s
     )
 
 
-def _of_difference(sampler: Layer | Layers, score_fn: Score) -> str | None:
-    """Say along which direction the draws of a sampler are wrong, if that takes no more calls than are left, and of a
+def _of_difference(sampler: Layer | Layers, score_fn: Score, most: int | None) -> str | None:
+    """Say along which direction the draws of a sampler are wrong, if that takes no more than the most calls, and of a
     hierarchy, whose draws take calls, a fifth of those of the fit.
     """
     tally, whitening, n_draws, n_calls = score_fn.tally, sampler.whitening, N_DRAWS, MOST_CALLS
-    left = math.inf if tally.limit is None else tally.limit - tally.total
+    left = math.inf if most is None else most - tally.total
     if isinstance(sampler, Layers):
         n_draws //= 10
         n_calls += (N_SCORES + n_draws) * sampler.family.n_layers

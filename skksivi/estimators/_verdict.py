@@ -272,7 +272,7 @@ def is_good(fit: Fit, whitening: Whitening, chains: Pilot | None) -> bool:
 def better(trained: Fit, before: Fit) -> Fit:
     """Return the fit at the end of a training, or the one before it if that is clearly better.
 
-    Their certificates decide, where both have one.
+    Their certificates decide, where both have one. Where both are good no remark is made.
     """
     old, new = (fit.report["certificate_"] for fit in (before, trained))
     if not (isinstance(old, Certificate) and isinstance(new, Certificate)):
@@ -281,7 +281,8 @@ def better(trained: Fit, before: Fit) -> Fit:
     if new.divergence <= old.divergence + noise:
         return trained
     why = f"KL(q||p) + KL(p||q) is {new.divergence:.2g} nats at its end and was {old.divergence:.2g}"
-    return _as_before(trained, before, why)
+    found = _as_before(trained, before, why)
+    return found._replace(remark=None) if is_certified(trained) else found
 
 
 @torch.no_grad()

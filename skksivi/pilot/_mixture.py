@@ -14,20 +14,13 @@ from torch import Tensor
 
 from skksivi._utils.arrays import as_array, as_tensor
 from skksivi._utils.lazy import keeping_random
-from skksivi.coordinates._affine import Affine
+from skksivi.coordinates._affine import Affine, standard_normal
 from skksivi.mixing import GaussianMixtureDraws
-
-with keeping_random():
-    from sklearn.covariance import ledoit_wolf
-    from sklearn.mixture import GaussianMixture
-
-
-from skksivi._utils.lazy import keeping_random
-from skksivi.coordinates._affine import standard_normal
 from skksivi.score._score import ScoreFunction
 
 with keeping_random():
     from sklearn.covariance import ledoit_wolf
+    from sklearn.mixture import GaussianMixture
 
 #: Points of a mode that candidates are fitted to, at most, and that the best of them is fitted to in the end.
 N_TRIED, N_FITTED = 5000, 20_000
@@ -357,12 +350,13 @@ def score_divergence(
     return gaps.square().mean(1).nan_to_num(math.inf, math.inf).median().item()
 
 
-def worst_divergence(score_fn: ScoreFunction, q: Affine, generator: torch.Generator) -> float:
+def worst_divergence(score_fn: ScoreFunction, q: Affine) -> float:
     """Return the largest mean over directions v of (v^T L^T (s_p(x) - s_q(x)))^2; infinity if a score is not finite.
 
-    An average over many features would hide one direction.
+    An average over many features would hide one direction. Draws are from the same noise each time.
     """
-    gaps = score_gaps(score_fn, q, generator, GAUSSIAN.n_quick)
+    noise = torch.Generator(q.m.device).manual_seed(0)
+    gaps = score_gaps(score_fn, q, noise, max(GAUSSIAN.n_quick, len(q.m)))
     return torch.linalg.matrix_norm(gaps, 2).square().item() / len(gaps) if gaps.isfinite().all() else math.inf
 
 

@@ -6,8 +6,8 @@ which the target is least like N(0, I). These are suspect, and so is where draws
 :math:`E[s] = 0` and :math:`E[s u^\top] = -I` most, if beyond the noise. Along such a direction v a Gibbs step draws
 :math:`v^\top u` again, from the target given all else. This leaves draws of the target as they are and moves others
 towards it. The conditional density is an integral of the score along a line, and so is known also where no draw has
-been, as in a missing tail. Suspect are further the directions in which the draws are far wider or narrower than
-N(0, I). Many draws show these at no further scores, where a few hundred scores of many features show none.
+been, as in a missing tail. Suspect are further the directions in which draws are far wider or narrower than N(0, I),
+or shifted. Many draws show these at no further scores, where a few hundred scores of many features show none.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LINES, REACH, UNIT = ((16, 33), (48, 49)), 30.0, 0.3
 N_BETWEEN, FALL, STEEPEST = 8, 15.0, 1e6
 
 #: Score calls of all of it, at most.
-MOST_CALLS = N_SCORES + 2 * N_TURNED + (2 * N_DIRECTIONS + 2) * sum(n_lines * n_nodes for n_lines, n_nodes in LINES)
+MOST_CALLS = N_SCORES + 2 * N_TURNED + (2 * N_DIRECTIONS + 3) * sum(n_lines * n_nodes for n_lines, n_nodes in LINES)
 
 #: The probability in each tail beyond the range that is compared.
 TAIL = 1e-3
@@ -128,12 +128,11 @@ def first_difference(
     draw : callable
         Returns many draws, as tensors of shape (n, d): in whitened coordinates, and the same in those of the target.
     """
-    off = score_u(few) + few
-    if not off.isfinite().all():
+    off, (u, x) = score_u(few) + few, draw()
+    if not (off.isfinite().all() and u.isfinite().all()):
         return None
-    u, x = draw()
     contradicting = contradicting_directions(few, off - few)
-    V = torch.cat([leading_directions(score_u, few[0], off), contradicting, misscaled_directions(u)], 1)
+    V = torch.cat([leading_directions(score_u, few[0], off), contradicting, unlike_normal(u)], 1)
     for v in V.mT:
         for n_lines, n_nodes in LINES:
             step = gibbs_step(score_u, u, v, n_lines, n_nodes)
@@ -172,12 +171,15 @@ def contradicting_directions(u: Tensor, s: Tensor) -> Tensor:
     return W[:, z > N_CONTRADICTED]
 
 
-def misscaled_directions(u: Tensor) -> Tensor:
-    """Return the directions (d, k) in which the scale of draws u (n, d) is most off, if that matters."""
+def unlike_normal(u: Tensor) -> Tensor:
+    """Return the directions (d, k) in which the scale and the mean of draws u (n, d) are least those of N(0, I), if
+    that matters.
+    """
     variances, V = torch.linalg.eigh(torch.atleast_2d(u.mT.cov()))
     off = (variances.clamp_min(torch.finfo(u.dtype).tiny).log() / 2).abs()
     leading = off.argsort(descending=True)[:N_DIRECTIONS]
-    return V[:, leading[off[leading] > MOST_SCALE]]
+    W, mean = V[:, leading[off[leading] > MOST_SCALE]], u.mean(0)
+    return W if mean.norm() < MOST_SHIFT else torch.cat([W, mean[:, None] / mean.norm()], 1)
 
 
 def most_contradicting(u: Tensor, s: Tensor, w: Tensor | float = 1.0) -> Tensor:

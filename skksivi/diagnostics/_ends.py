@@ -24,8 +24,8 @@ FARTHEST, MAX_BEYOND = 0.001, 0.01
 #: Largest accepted distance of distribution functions, which a shift by 0.38 standard deviations has.
 MAX_DISTANCE = 0.15
 
-#: Draws, at least, and features, at most, for which directions other than coordinates are looked at.
-LEAST_DRAWS, MAX_FEATURES = 400, 1000
+#: Draws, at least and for each feature, and features, at most, where directions other than coordinates are tried.
+LEAST_DRAWS, LEAST_OF_EACH, MAX_FEATURES = 400, 10, 1000
 
 #: The p-value, over all directions, below which a difference is significant.
 MAX_PVALUE = 0.01
@@ -129,7 +129,8 @@ def _shape(view: View, cells: Cells, apart: LargestDifference) -> Check:
 
 def _along_direction(view: View, x: Tensor) -> Check | None:
     """Look for a direction along which Gibbs steps move draws x (n, d), as chains may be too short to do."""
-    if not len(x) >= LEAST_DRAWS or x.shape[1] > MAX_FEATURES:
+    n, d = x.shape
+    if n < max(LEAST_DRAWS, LEAST_OF_EACH * d) or d > MAX_FEATURES:  # fewer are whitened too well by themselves
         return None
     map_ = Affine(x.mean(0), covariance_root(x))
     u = map_.whiten(x)

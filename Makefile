@@ -33,11 +33,12 @@ lint: .venv/ready
 	$(BIN)/lint-imports
 	$(BIN)/python .ci/words.py
 
-# The oldest versions that are supported, and each Python that is at hand; of pyenv all versions are switched on.
+# The oldest versions that are supported, and each Python that is at hand; of pyenv all versions are switched on. What
+# is installed is compiled at once: warnings of its code would be errors of the tests that import it first.
 lanes:
 	$(PYTHON) -m venv .lanes/tox
 	.lanes/tox/bin/python -m pip install --quiet --disable-pip-version-check tox tox-uv
-	UV_PYTHON_DOWNLOADS=never PYENV_VERSION="$$(pyenv versions --bare --skip-aliases 2> /dev/null | sort -rV | paste -sd:)" \
+	UV_PYTHON_DOWNLOADS=never UV_COMPILE_BYTECODE=1 PYENV_VERSION="$$(pyenv versions --bare --skip-aliases 2> /dev/null | sort -rV | paste -sd:)" \
 		.lanes/tox/bin/tox run
 
 doc: .venv/doc-ready

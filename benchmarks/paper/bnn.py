@@ -129,10 +129,13 @@ class Networks(Table):
         if choice:  # a part of the training rows stands for the test
             train, test = train_test_split(train, test_size=0.1, random_state=split)
             make = make._replace(share=1 / 4)
+        own = {"step_size" if name.startswith("SGLD") else "learning_rate": float(choice_of_split)}
+        if name == "plain":
+            train, aside = np.split(train, [-min(round(len(train) / 10), 500)])
+            own["aside"] = X[aside], y[aside]
         lam, gam = np.exp(PRECISIONS[case])
         size = {"n_hidden": 2} if args.quick else {}
         target = NETWORKS[args.units](X[train], y[train], prior_precision=lam, noise_precision=gam, **size)
-        own = {"step_size" if name.startswith("SGLD") else "learning_rate": float(choice_of_split)}
         q = make(args, **own, random_state=seed)
         in_parts = Minibatches(target, N_ROWS)
         if name in ("KSIVI", "plain"):  # the latter takes rows itself

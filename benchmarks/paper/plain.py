@@ -47,12 +47,13 @@ class PlainKSIVI(BaseEstimator):
 
     def __init__(
         self, *, latent_dim, width, log_variance, batch_size, max_iter, learning_rate, decay_every,
-        betas=(0.9, 0.999), kernel=gaussian, metric=None, annealed=False, entropic=0.0, random_state=0,
+        betas=(0.9, 0.999), kernel=gaussian, metric=None, annealed=False, entropic=0.0, aside=None,
+        random_state=0,
     ):  # fmt: skip
         self.latent_dim, self.width, self.log_variance, self.batch_size = latent_dim, width, log_variance, batch_size
         self.max_iter, self.learning_rate, self.decay_every, self.betas = max_iter, learning_rate, decay_every, betas
         self.kernel, self.metric, self.annealed, self.entropic = kernel, metric, annealed, entropic
-        self.random_state = random_state
+        self.aside, self.random_state = aside, random_state
 
     def fit(self, target):
         self.generator_ = torch.Generator().manual_seed(self.random_state)
@@ -112,21 +113,20 @@ class PlainKSIVI(BaseEstimator):
 class PlainNetwork(PlainKSIVI):
     """The same for the weights of a network, with what the public code adds there.
 
-    A tenth of the rows, 500 at most, is set aside, and the mean is first trained on it. All draws of an iteration see
-    the same 100 rows, taken in turn; log p by them is a term of the loss. Gradients are cut to norm one, and
-    draws are from the moving average of the parameters.
+    The mean is first trained on rows of `aside`, X and y. All draws of an iteration see the same 100 rows, taken in
+    turn; log p by them is a term of the loss. Gradients are cut to norm one, and draws are from the moving average of
+    the parameters.
     """
 
     def _begin(self, target):
-        n = target.n_rows - min(round(target.n_rows / 10), 500)
-        self.rows_ = torch.arange(n)
-        X, y = (a[n:].float() for a in (target._X, target._y))
+        self.rows_ = torch.arange(target.n_rows)
+        X, y = target._check_inputs(self.aside[0]).float(), torch.as_tensor(self.aside[1]).float()
         adam = torch.optim.Adam(self._parameters(), lr=0.01)
-        for _ in range(100):
+        for _ in range(99):
             adam.zero_grad()
             theta, _ = self._draw(self.batch_size, self.generator_)
-            error = outputs_of_networks(X, theta, target.n_hidden).mean(1) - y
-            (float(target.y_scale) * error).square().mean().backward()
+            predicted = outputs_of_networks(X, theta, target.n_hidden).mean(1) * target.y_scale + target.y_mean
+            (predicted - y).square().mean().backward()
             adam.step()
         self.averages_ = [a.detach().clone() for a in self._parameters()]
 

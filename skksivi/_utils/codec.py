@@ -41,6 +41,9 @@ FORMAT = "3"
 #: Largest number of bytes of a file, unless the caller says otherwise, and of a header.
 MAX_BYTES, MAX_HEADER = 2**32, 2**20
 
+#: How deep lists and objects may lie in each other. The interpreter's own limit differs from one version to the next.
+MAX_DEPTH = 100
+
 #: The numbers of the state of a Mersenne twister.
 N_TWISTER = 624
 
@@ -205,6 +208,8 @@ def unpack(content: bytes, kinds: Kinds, device_of: Callable[[dict[str, Any]], t
 
 
 def _decode(node: object, path: str, tensors: Mapping[str, Tensor], kinds: Kinds, device: torch.device) -> object:
+    if path.count(".") > MAX_DEPTH:
+        raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
     if isinstance(node, list):
         return [_decode(item, f"{path}.{i}", tensors, kinds, device) for i, item in enumerate(node)]
     if not isinstance(node, dict):

@@ -174,15 +174,20 @@ def test_more_of_the_budget_makes_more_chains():
         (0.15, 0.001, 0.01, 5, False),
         (0.15, 0.03, 0.01, 5, True),
         (0.21, 0.1, 0.01, 5, False),
-        (0.0, 0.0, 0.03, 5, False),
+        (0.0, 0.0, 0.025, 1, False),
+        (0.0, 0.0, 0.025, 5, True),
+        (0.0, 0.0, 0.04, 5, False),
         (math.nan, 0.0, 0.01, 1, False),
     ],
 )
 def test_weights_are_good_enough_by_divergence_and_errors(J, se, error, n_rounds, good):
-    """Of two features: .03 nats each at once, later .1, and .05 for sure; errors up to .02."""
+    """Of two features: .03 nats each at once, later .1, and .05 for sure; errors up to .02 at once, later .03."""
     verdict = judge_weights((J, se), error, 2, n_rounds)
     assert verdict.converged == good
-    beyond = {f"J = {J:.2g} nats > {most:.2g}" for most in (0.06, 0.1, 0.2)} | {"errors 0.03 > 0.02"}
+    beyond = {f"J = {J:.2g} nats > {most:.2g}" for most in (0.06, 0.1, 0.2)} | {
+        "errors 0.025 > 0.02",
+        "errors 0.04 > 0.03",
+    }
     assert verdict.reason in ({f"J = {J:.2g} nats, errors {error:.2g}"} if good else beyond)
 
 

@@ -15,6 +15,7 @@ from skksivi.coordinates._lines import lobatto, lobatto_nodes
 from skksivi.pilot._importance import (
     PartedDraws,
     fitted,
+    from_afar,
     pilot_with,
     refined_pilot,
     shifted_mixture,
@@ -179,6 +180,15 @@ class ChainEnsemble:
         elif error < GOOD_ENOUGH.same_score:
             verdict = Verdict(Grade.WEIGHTS_COUNT, f"the target is this Gaussian, score divergence {error:.1g}")
             yield of_gaussian(CHAINS.n_of_gaussian)._replace(verdict=verdict).unwhitened(self.metric)
+
+    def by_mixtures(self) -> Iterator[PilotPoints]:
+        """Yield a pilot by mixtures that move to the target from the Gaussian of the metric, if features are few."""
+        if (plan := from_afar(len(self.metric.m))) is not None:
+            score_u, state = self.metric.pull_back(self.score_fn), self.generator.get_state()
+            pilot = refined_pilot(score_u, standard_pilot(self.metric.m), [], self.generator, plan)
+            yield pilot.unwhitened(self.metric)
+            if not pilot.converged:  # what follows is what would be without it
+                self.generator.set_state(state)
 
     def by_stages(self, stages: Iterable[int]) -> Iterator[PilotPoints]:
         """Yield the pilots of more trajectories, stage by stage."""

@@ -19,7 +19,7 @@ from skksivi.coordinates._affine import Affine, standard_normal
 from skksivi.coordinates._lines import kronrod, lobatto, lobatto_nodes
 from skksivi.mixing import GaussianMixtureDraws
 from skksivi.pilot._mixture import Components, covariance_root, fitted_mixture, score_matched
-from skksivi.pilot._points import Grade, PilotPoints, Verdict, judge_weights, limit_of_divergence
+from skksivi.pilot._points import GOOD_ENOUGH, Grade, PilotPoints, Verdict, judge_weights, limit_of_divergence
 from skksivi.score._errors import BudgetError
 from skksivi.score._score import DifferentiableScore, Score
 
@@ -101,7 +101,7 @@ class Plan(NamedTuple):
         Fits the mixture to points.
     least_share : float, default=0.5
         Smallest share of the draws that count.
-    least_rounds : int, default=1
+    least_rounds, most_rounds : int, default=1 and 12
     forgets : bool, default=False
         Whether to discard the previous points, because they are in the wrong places or in wrong numbers near each
         mode.
@@ -113,19 +113,21 @@ class Plan(NamedTuple):
         Linear functions of u along which some draws go further, where chains have not been.
     n_draws : int, default=512
         Of a round, at least.
-    scores : bool, default=True
-        Whether draws need their scores; else these are zero where log p was evaluated instead.
+    far : float, default=0.1
+        The divergence of the mixture for each feature, in nats, beyond which draws are only points to fit the next
+        one to: their scores are zero where log p was evaluated instead.
     """
 
     fit: Refit
     least_share: float = 0.5
     least_rounds: int = 1
+    most_rounds: int = 12
     forgets: bool = False
     moves: bool = True
     keeps: bool = True
     along: Tensor | None = None
     n_draws: int = IMPORTANCE.n_draws
-    scores: bool = True
+    far: float = GOOD_ENOUGH.late_divergence[0]
 
     def stretched(self, mixture: Components) -> Components:
         """Return a mixture, with stretched components if directions are given."""
@@ -135,6 +137,15 @@ class Plan(NamedTuple):
 
 
 PLAIN = Plan(fitted)
+
+
+def from_afar(n_features: int) -> Plan | None:
+    """Return the plan of mixtures that move from afar to a target of few features, None if these are too many.
+
+    Ten draws for each feature are to count in every round.
+    """
+    plan = Plan(fitted, least_share=10 * n_features / IMPORTANCE.n_draws, most_rounds=8, forgets=True)
+    return plan if plan.least_share < PLAIN.least_share else None
 
 
 def refined_pilot(
@@ -154,8 +165,8 @@ def refined_pilot(
     ----------
     Cappé, O. et al. (2008). Adaptive importance sampling in general mixture classes. Statistics and Computing 18(4).
     """
-    mixture, reason = pilot.mixture, ""
-    for i in range(12):
+    mixture, reason, n_far = pilot.mixture, "", 0
+    for i in range(plan.most_rounds):
         mixture = mixture or plan.fit(pilot.x, generator)
         score_u.tally.begin("importance sampling", (2 if score_u.log_prob else 3) * plan.n_draws)
         try:
@@ -166,19 +177,23 @@ def refined_pilot(
             reason = f"less than {plan.least_share:.0%} of the draws by importance count"
             break
         draws, divergence = found
+        near = limit_of_divergence(divergence, pilot.x.shape[1], i + 1)
+        if near.value > plan.far * pilot.x.shape[1]:
+            pilot, mixture, reason = pilot._replace(x=torch.cat([pilot.x, draws.points])), None, str(near)
+            n_far += 1
+            continue
         drawn.append(draws)
         by = target_moments(PartedDraws(*(torch.cat(parts) for parts in zip(*drawn, strict=True))))
         points = [each.points for each in drawn] if plan.forgets else [pilot.x, draws.points]
         pilot = pilot_with(torch.cat(points), by)
         verdict = judge_weights(divergence, by.se, pilot.x.shape[1], i + 1)
         reason = verdict.reason
-        if verdict.converged and i + 1 >= plan.least_rounds:
+        if verdict.converged and i + 1 - n_far >= plan.least_rounds:
             if plan.moves:
                 u, s = (torch.cat(parts) for parts in zip(*((a.points, a.scores) for a in drawn), strict=True))
                 mixture = shifted_mixture(score_matched(mixture, u, s, generator), by)
             more = _points_of(mixture, max(0, IMPORTANCE.least_points - len(pilot.x)))
             return pilot_with(torch.cat([pilot.x, more]), by)._replace(verdict=verdict, mixture=mixture)
-        near = limit_of_divergence(divergence, pilot.x.shape[1], i + 1)
         mixture = mixture if plan.keeps and near.holds else None
     return pilot._replace(verdict=Verdict(Grade.ROUGH, reason))
 
@@ -275,7 +290,7 @@ def resampled(
     levels = (np.arange(n) + 0.5) / n
     rows = np.searchsorted(w.cumsum(), levels).clip(max=len(w) - 1).reshape(parts, -1).T  # equal ones in one part
     kept, i = torch.unique(as_tensor(rows, device=u.device), return_inverse=True)
-    score_of = score_u if plan.scores else torch.zeros_like
+    score_of = torch.zeros_like if plan.far * d < J else score_u
     s = score_of(u[kept]).detach() if s is None else s[kept]
     if not s.isfinite().all():
         return None

@@ -59,9 +59,9 @@ class GoodEnough(NamedTuple):
     """All limits that accept points of a stage, set by `benchmarks/defaults.py` and `benchmarks/shapes.py`."""
 
     #: Draws by importance: the largest standard error of a mean, in sd, and of a relative scale, and the divergence
-    #: of the proposal for each feature, in nats; the round from which on the second pair will do, that of the
-    #: divergence and that of it less two standard errors.
-    errors: float = 0.02
+    #: of the proposal for each feature, in nats; the round from which on the second error will do, and the second
+    #: pair, that of the divergence and that of it less two standard errors.
+    errors: tuple[float, float] = (0.02, 0.03)
     divergence: float = 0.03
     late_round: int = 5
     late_divergence: tuple[float, float] = (0.1, 0.05)
@@ -118,10 +118,11 @@ def limit_of_divergence(divergence: tuple[float, float], n_features: int, n_roun
 
 
 def judge_weights(
-    divergence: tuple[float, float], error: float, n_features: int, n_rounds: int, most: float = GOOD_ENOUGH.errors
+    divergence: tuple[float, float], error: float, n_features: int, n_rounds: int, most: float | None = None
 ) -> Verdict:
     """Judge draws by importance that have this largest standard error."""
     near = limit_of_divergence(divergence, n_features, n_rounds)
+    most = GOOD_ENOUGH.errors[n_rounds >= GOOD_ENOUGH.late_round] if most is None else most
     return within(Grade.WEIGHTS_COUNT, near, Limit("errors {:.2g}", error, most))
 
 

@@ -167,7 +167,7 @@ def _converged(
     neck.
     """
     mixture, drawn, d = start, list[Tensor](), start.means.shape[1]
-    plan = PLAIN._replace(n_draws=PROFILE.n_draws, least_share=0.05, scores=False)
+    plan = PLAIN._replace(n_draws=PROFILE.n_draws, least_share=0.05, far=-math.inf)
     for i in range(1, PROFILE.n_rounds + 1):
         score_u.tally.begin("importance sampling", 2 * PROFILE.n_draws)
         found = resampled(score_u, mixture, generator, plan)

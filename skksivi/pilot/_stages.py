@@ -298,7 +298,9 @@ class Spike:
 
 @dataclass(frozen=True)
 class MatchedGaussian:
-    """Importance sampling from the Gaussian at the mode, or from one fitted to the scores."""
+    """Importance sampling from the Gaussian at the mode, or from one fitted to the scores, and from mixtures that are
+    fitted to its draws.
+    """
 
     name: str = "matched Gaussian"
 
@@ -308,7 +310,8 @@ class MatchedGaussian:
     def propose(self, known: Known) -> Iterator[PilotPoints]:
         metric = known.chains.metric
         yield standard_pilot(metric.m, CHAINS.n_of_gaussian).unwhitened(metric)
-        yield from (_out_of_neck(known, points) for points in known.chains.by_metric())
+        for points in chain(known.chains.by_metric(), known.chains.by_mixtures()):
+            yield _out_of_neck(known, points)
 
 
 def _out_of_neck(known: Known, points: PilotPoints) -> PilotPoints:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -131,6 +132,8 @@ class Tally:
         other, or of a branch of `where` that is not taken. A warning is given once.
         """
         if product.is_cuda and torch.cuda.is_current_stream_capturing():  # which allows no check of values
+            return product
+        if math.isfinite(product.sum()):
             return product
         bad = ~product.isfinite().all(-1)
         if not bad.any():

@@ -213,12 +213,15 @@ class Iterate:
         self.m, self.v = torch.zeros_like(self.flat), torch.zeros_like(self.flat)
         scalars = torch.zeros(3, dtype=torch.float32, device=self.flat.device)  # as the fused kernel asks
         self.n_steps, self.rate, self.refused = scalars.unbind()
+        self.spoilt = self.flat.new_zeros(())  # or NaN
         self.average = None if self.ema is None else self.flat.clone()
         self.on_gpu = self.flat.device.type == "cuda"
 
     def step(self, loss: Tensor) -> None:
         """Take an Adam step by the current gradient, unless it or the loss is not finite."""
-        self.refused.copy_(~(self.gradient.sum() + loss).isfinite())
+        total = self.gradient.sum() + loss
+        torch.sub(total, total, out=self.spoilt)
+        torch.ne(self.spoilt, self.spoilt, out=self.refused)
         if self.max_norm is not None:
             nn.utils.clip_grad_norm_([self.flat], self.max_norm)
         adam(
@@ -323,7 +326,7 @@ def minimise(
                 run_step, engine = capture(step, generator)
             run_step()
             iterate.follow(t)
-            losses[t] = torch.where(iterate.refused > 0, torch.nan, loss_now)
+            torch.add(loss_now, iterate.spoilt, out=losses[t])
             n_done = t + 1
             last = n_done == max_iter
             if n_done % CHECK_EVERY == 0 or last:

@@ -9,12 +9,13 @@ from plain_targets import as_score, gaussian, generator, gumbel, gumbel_log_prob
 from sklearn.exceptions import ConvergenceWarning
 
 from skksivi import KSIVIApproximator
+from skksivi.coordinates._affine import Affine
 from skksivi.estimators._trained import of_certificate, of_variances
 from skksivi.families._weights import Certificate
 from skksivi.parameters import Pilot
-from skksivi.pilot._chains import CHAINS, ChainStates, disagreement, rhat, trajectory, warmed_up
-from skksivi.pilot._points import MANY_FEATURES
-from skksivi.targets import Target
+from skksivi.pilot._chains import CHAINS, ChainEnsemble, ChainStates, disagreement, rhat, trajectory, warmed_up
+from skksivi.pilot._points import GOOD_ENOUGH, MANY_FEATURES
+from skksivi.targets import Banana, Target
 
 
 def normal_score(x):
@@ -54,6 +55,30 @@ def test_chains_that_stay_apart_disagree():
     u[:, :4, 1] += 3
     assert disagreement(u) > CHAINS.max_rhat
     assert rhat(u)[0] < CHAINS.max_rhat
+
+
+def ensemble(score_fn, log_prob, L):
+    metric = Affine(torch.zeros(len(L), dtype=torch.float64), L)
+    return ChainEnsemble(as_score(score_fn, log_prob, d=len(L)), metric, generator())
+
+
+def test_mixtures_move_to_a_skewed_target():
+    """Two Gumbel distributions, from a Gaussian that is too narrow and .45 sd off."""
+    narrow = ensemble(gumbel_score, gumbel_log_prob, 0.6 * torch.eye(2, dtype=torch.float64))
+    (points,) = narrow.by_mixtures()
+    assert points.converged
+    sd, atol = math.pi / math.sqrt(6), 4 * max(GOOD_ENOUGH.errors)
+    np.testing.assert_allclose((points.x.mean(0) - np.euler_gamma) / sd, 0, atol=atol)
+    np.testing.assert_allclose(points.x.std(0) / sd, 1, atol=atol)
+
+
+def test_mixtures_that_do_not_arrive_leave_no_trace():
+    """The chains that follow are those that there would be without them."""
+    bent = ensemble(Banana().score_fn, Banana().log_prob, 1e-3 * torch.eye(2, dtype=torch.float64))
+    before = bent.generator.get_state()
+    (points,) = bent.by_mixtures()
+    assert not points.converged
+    assert torch.equal(bent.generator.get_state(), before)
 
 
 CORRELATED = gaussian(5, 0)

@@ -5,13 +5,13 @@ A stage runs if it applies; the first whose points are good enough ends the list
 ======================  ==================================  =========  ==============================================
 Stage                   When                                Calls      What it adds
 ======================  ==================================  =========  ==============================================
-mode search             always                              180        The Gaussian at the mode, by Newton steps
+mode search             always                              160        The Gaussian at the mode, by Newton steps
 independent directions  up to 200 features                  1,200      Tails, skewness and humps along directions
 other modes             one mode, no `init`                 1,600      Far and narrow modes, labels that are switched
-all modes               several modes                       6,400      Points near each, and the weights of the modes
+all modes               several modes                       4,600      Points near each, and the weights of the modes
 profile of a spike      the curvature is nearly singular    8,400      The mass of a hierarchy in its centred form
-matched Gaussian        one mode                            1,200      Importance weights, where all else is simple
-short chains            one mode                            26,000     Bent targets, also in warped coordinates
+matched Gaussian        one mode                            1,900      Importance weights, and mixtures that adapt
+short chains            one mode                            45,000     Bent targets, also in warped coordinates
 warped coordinates      30 to 200 features                  36,000     Funnels of many features
 more trajectories       30 features or more                            Chains that mix slowly
 wider mode search       nothing above was good enough       65,000     A better mode, and the same stages from there

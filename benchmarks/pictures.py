@@ -127,7 +127,7 @@ def stages(_):
             distances.append(measure(q.sample(len(R)), R)["w2"] / floor(R))
         ax.plot(calls, distances, "o-", color=colour, label=name.replace("_", " "))
         for k, x, y in zip(found, calls, distances, strict=True):
-            below = (4, -11) if name == "geyser" else (4, 5)
+            below = (4, -11) if name == "geyser" and whole[k].stage != "matched Gaussian" else (4, 5)
             ax.annotate(whole[k].stage, (x, y), below, textcoords="offset points", fontsize=7.5, color=colour)
     ax.axhline(1, color="k", lw=0.8, ls="--")
     ax.set(xscale="log", yscale="log", xlabel="score calls", ylabel="W2 to reference draws / floor")

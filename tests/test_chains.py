@@ -14,6 +14,7 @@ from skksivi.estimators._trained import of_certificate, of_variances
 from skksivi.families._weights import Certificate
 from skksivi.parameters import Pilot
 from skksivi.pilot._chains import CHAINS, ChainEnsemble, ChainStates, disagreement, rhat, trajectory, warmed_up
+from skksivi.pilot._importance import IMPORTANCE
 from skksivi.pilot._points import GOOD_ENOUGH, MANY_FEATURES
 from skksivi.targets import Banana, Target
 
@@ -79,6 +80,16 @@ def test_mixtures_that_do_not_arrive_leave_no_trace():
     (points,) = bent.by_mixtures()
     assert not points.converged
     assert torch.equal(bent.generator.get_state(), before)
+
+
+def test_draws_from_afar_are_points_without_scores():
+    """The limit ends it after a round."""
+    narrow = ensemble(gumbel_score, gumbel_log_prob, 0.5 * torch.eye(2, dtype=torch.float64))
+    narrow.score_fn.tally.limit = narrow.score_fn.tally.total + IMPORTANCE.n_draws
+    (points,) = narrow.by_mixtures()
+    assert points.n_of_mode == [len(points.x)] == [IMPORTANCE.n_draws]
+    assert points.mixture is None
+    assert not points.converged
 
 
 CORRELATED = gaussian(5, 0)

@@ -129,6 +129,10 @@ class Plan(NamedTuple):
     n_draws: int = IMPORTANCE.n_draws
     far: float = GOOD_ENOUGH.late_divergence[0]
 
+    def is_far(self, divergence: float, n_features: int) -> bool:
+        """Tell whether the divergence of a mixture is too large for its draws to count."""
+        return divergence > self.far * n_features
+
     def stretched(self, mixture: Components) -> Components:
         """Return a mixture, with stretched components if directions are given."""
         if self.along is None:
@@ -178,9 +182,9 @@ def refined_pilot(
             break
         draws, divergence = found
         near = limit_of_divergence(divergence, pilot.x.shape[1], i + 1)
-        if near.value > plan.far * pilot.x.shape[1]:
-            pilot, mixture, reason = pilot._replace(x=torch.cat([pilot.x, draws.points])), None, str(near)
-            n_far += 1
+        if plan.is_far(near.value, pilot.x.shape[1]):
+            x, mixture, reason, n_far = torch.cat([pilot.x, draws.points]), None, str(near), n_far + 1
+            pilot = pilot._replace(x=x, n_of_mode=[len(x)], mixture=None)
             continue
         drawn.append(draws)
         by = target_moments(PartedDraws(*(torch.cat(parts) for parts in zip(*drawn, strict=True))))
@@ -290,7 +294,7 @@ def resampled(
     levels = (np.arange(n) + 0.5) / n
     rows = np.searchsorted(w.cumsum(), levels).clip(max=len(w) - 1).reshape(parts, -1).T  # equal ones in one part
     kept, i = torch.unique(as_tensor(rows, device=u.device), return_inverse=True)
-    score_of = torch.zeros_like if plan.far * d < J else score_u
+    score_of = torch.zeros_like if plan.is_far(float(J), d) else score_u
     s = score_of(u[kept]).detach() if s is None else s[kept]
     if not s.isfinite().all():
         return None

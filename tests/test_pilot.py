@@ -21,7 +21,7 @@ from plain_targets import (
 
 from skksivi.coordinates._affine import Affine
 from skksivi.coordinates._lines import kronrod, lobatto, lobatto_nodes, log_ratio
-from skksivi.pilot._mixture import batch_and_match, covariance_root, score_divergence
+from skksivi.pilot._mixture import batch_and_match, covariance_root, matched, score_divergence
 from skksivi.pilot._modes import find_modes
 from skksivi.pilot._points import PilotPoints
 
@@ -181,6 +181,15 @@ def test_score_divergence_is_zero_at_a_gaussian_alone():
     assert score_divergence(p.score_fn, exact, generator()) < 1e-12
     for q in others:
         assert score_divergence(p.score_fn, q, generator()) > 0.1
+
+
+@pytest.mark.parametrize("share", [0.1, 0.9])
+def test_a_far_gaussian_is_matched_if_it_has_more_mass(share, monkeypatch):
+    """It fits the scores far out, but that is where the target is only if it has more mass."""
+    target = Mixture([1 - share, share], [[0.0, 0.0], [60.0, 60.0]], [1.0, 1.0])
+    far, mode = Affine(origin(2) + 60, unit(2).L), Affine(origin(2), 1.5 * unit(2).L)
+    monkeypatch.setattr("skksivi.pilot._mixture.batch_and_match", lambda *_: far)
+    assert matched(target.score_fn, mode, generator()) is (far if share > 0.5 else mode)
 
 
 # Covariances

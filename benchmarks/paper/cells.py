@@ -14,7 +14,7 @@ RESULTS = Path(__file__).parent / "results"
 #: plain autograd.
 OURS = {
     "waveform": ("waveform", {"KSIVI 10k": "plain 10k", "KSIVI 20k": "plain 20k"}),
-    "diffusion": ("bounded", {"KSIVI, U-stat.": None, "KSIVI, vanilla": None}),
+    "diffusion": ("bounded", {"KSIVI, U-stat.": "plain, U-stat.", "KSIVI, vanilla": None}),
     "bnn": ("bnn_legacy", {"KSIVI": "plain"}),
     "student": (
         "student",

@@ -43,17 +43,17 @@ def covariance(x):
 
 
 class PlainKSIVI(BaseEstimator):
-    """KSIVI by the vanilla estimator, x = mu(z) + sigma xi with a perceptron mu of two hidden layers."""
+    """KSIVI, x = mu(z) + sigma xi with a perceptron mu of two hidden layers, by two batches or the pairs of one."""
 
     def __init__(
         self, *, latent_dim, width, log_variance, batch_size, max_iter, learning_rate, decay_every,
-        betas=(0.9, 0.999), kernel=gaussian, metric=None, annealed=False, entropic=0.0, aside=None,
-        random_state=0,
+        betas=(0.9, 0.999), kernel=gaussian, metric=None, annealed=False, entropic=0.0, within=False,
+        aside=None, random_state=0,
     ):  # fmt: skip
         self.latent_dim, self.width, self.log_variance, self.batch_size = latent_dim, width, log_variance, batch_size
         self.max_iter, self.learning_rate, self.decay_every, self.betas = max_iter, learning_rate, decay_every, betas
         self.kernel, self.metric, self.annealed, self.entropic = kernel, metric, annealed, entropic
-        self.aside, self.random_state = aside, random_state
+        self.within, self.aside, self.random_state = within, aside, random_state
 
     def fit(self, target):
         self.generator_ = torch.Generator().manual_seed(self.random_state)
@@ -83,9 +83,12 @@ class PlainKSIVI(BaseEstimator):
     def _loss(self, target, progress):
         """Return the mean of k <f, f'> with f = s_p(x) + xi / sigma, less what holds the first draws together."""
         temperature = min(1.0, 0.1 + 2 * progress) if self.annealed else 1.0
-        (x, noise), (y, other_noise) = (self._draw(self.batch_size, self.generator_) for _ in range(2))
+        x, noise = self._draw(self.batch_size, self.generator_)
+        y, other_noise = (x, noise) if self.within else self._draw(self.batch_size, self.generator_)
         f, g = temperature * target.score_fn(x) + noise, temperature * target.score_fn(y) + other_noise
         products = (f if self.metric is None else f @ self.metric(x)) @ g.mT
+        if self.within:
+            products = products.fill_diagonal_(0)
         loss = (products * self.kernel(x, y)).mean()
         if self.entropic and progress < 0.4:
             loss = loss - self.entropic * temperature * target.log_prob(x).mean()
@@ -110,6 +113,17 @@ class PlainKSIVI(BaseEstimator):
         return tuple((u / math.sqrt(n_in)).requires_grad_() for u in uniform)
 
 
+def fit_mean(draw, parameters, target, X, y):
+    """Train parameters on rows X (n, p) and y (n,): the squared error of the mean prediction by the weights drawn."""
+    X, y = target._check_inputs(X).float(), torch.as_tensor(y).float()
+    adam = torch.optim.Adam(parameters, lr=0.01)
+    for _ in range(99):
+        adam.zero_grad()
+        predicted = outputs_of_networks(X, draw(), target.n_hidden).mean(1) * target.y_scale + target.y_mean
+        (predicted - y).square().mean().backward()
+        adam.step()
+
+
 class PlainNetwork(PlainKSIVI):
     """The same for the weights of a network, with what the public code adds there.
 
@@ -120,14 +134,7 @@ class PlainNetwork(PlainKSIVI):
 
     def _begin(self, target):
         self.rows_ = torch.arange(target.n_rows)
-        X, y = target._check_inputs(self.aside[0]).float(), torch.as_tensor(self.aside[1]).float()
-        adam = torch.optim.Adam(self._parameters(), lr=0.01)
-        for _ in range(99):
-            adam.zero_grad()
-            theta, _ = self._draw(self.batch_size, self.generator_)
-            predicted = outputs_of_networks(X, theta, target.n_hidden).mean(1) * target.y_scale + target.y_mean
-            (predicted - y).square().mean().backward()
-            adam.step()
+        fit_mean(lambda: self._draw(self.batch_size, self.generator_)[0], self._parameters(), target, *self.aside)
         self.averages_ = [a.detach().clone() for a in self._parameters()]
 
     def _loss(self, target, progress):

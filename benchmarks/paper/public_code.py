@@ -1,7 +1,13 @@
-"""Targets as the public code of the method has them, where it differs from the paper."""
+"""Targets and the kernel of the public code of the method, where it differs from the paper."""
 
 from __future__ import annotations
 
+import math
+
+import torch
+from sklearn.base import clone
+
+from skksivi.kernels import Kernel
 from skksivi.targets import BayesianNeuralNetwork, ConditionedDiffusion
 
 
@@ -32,6 +38,50 @@ class LegacyNetwork(BayesianNeuralNetwork):
 
     def _precisions(self, theta):
         return [self.prior_precision, self.noise_precision]
+
+
+class InMetric(Kernel):
+    """A kernel k(x, y) C^-1 of matrices, with C the covariance of the draws, held fixed: <f, C^-1 f'> weighs k.
+
+    With `detached` its width is the median over log(n + 1), through which no gradient flows.
+    """
+
+    tilted = True
+
+    def __init__(self, kernel, *, detached=False):
+        self.kernel, self.detached = kernel, detached
+
+    def weighted(self, x, f):
+        """Move the root of C^-1 into f, as `Kernel.weighted`."""
+        centred = (x - x.mean(-2, keepdim=True)).double()
+        C = centred.mT @ centred / (x.shape[-2] - 1) + 1e-8 * torch.eye(x.shape[-1])
+        root = torch.linalg.inv(torch.linalg.cholesky(C)).to(f)
+        kernel, g, pull = (self._fixed(x) if self.detached else self.kernel).weighted(x, f @ root.mT)
+
+        def pullback(dx, dg):
+            dx, dg = pull(dx, dg)
+            return dx, dg @ root
+
+        return kernel, g, pullback
+
+    def _fixed(self, x):
+        kernel = self.kernel.frozen(x)
+        return kernel.with_bandwidth(kernel.bandwidth / math.log(x.shape[-2] + 1))
+
+    def with_bandwidth(self, bandwidth):
+        return clone(self).set_params(kernel=self.kernel.with_bandwidth(bandwidth))
+
+    def check(self):
+        self.kernel.check()
+
+    def profile(self, t):
+        return self.kernel.profile(t)
+
+    def slope(self, t, k):
+        return self.kernel.slope(t, k)
+
+    def median_level(self, n):
+        return self.kernel.median_level(n)
 
 
 DIFFUSIONS = {"paper": ConditionedDiffusion, "bounded": BoundedDiffusion}

@@ -3,13 +3,14 @@
 Means over ten sets of 1,000 draws, against 10,000 fresh exact ones each. MIED and KSD descent have 1,000 particles
 from N(0, I), three times as wide as the target, and are otherwise this package's; the row "narrow start" is from N(0,
 0.09 I). The paper does not give the starts. The public code of the method has the l1 form of Riesz's kernel, and
-weighs <f, f'> by the inverse covariance of each batch of draws: so do the rows "plain", its loop in plain autograd,
-"invariant" by the covariance, the form that no linear map of x changes. Draws that start with sigma = 1, three times
-as wide as the target, may run away in the paper's settings: a box in which none is left has no value. So the row
-"HKSIVI" starts with e^-3/2 and a kernel of fixed width; "wide start" is the paper's sigma = 1 with a median width.
-Both have the l2 form. SIVI is not tempered, because the tempered target has infinite mass in the first 12% of the
-iterations; "SIVI, tempered" is. The rows "whitened" stand by the side, with the fixed covariance of the Laplace
-approximation, no tempering, the l2 form, and for KSIVI a start of e^-3/2.
+weighs <f, f'> by the inverse covariance of each batch of draws. So do the rows of KSIVI and HKSIVI, but for "no
+metric", and "plain", its loop in plain autograd; "invariant" weighs by the covariance, the form that no linear map of
+x changes. Draws that start with sigma = 1, three times as wide as the target, may run away in the paper's settings: a
+box in which none is left has no value. So the rows "HKSIVI" start with e^-3/2 and a kernel of fixed width; "wide
+start" is the paper's sigma = 1 with a median width, without the metric. Both have the l2 form. SIVI is not tempered,
+because the tempered target has infinite mass in the first 12% of the iterations; "SIVI, tempered" is. The rows
+"whitened" stand by the side, with the fixed covariance of the Laplace approximation, no tempering, the l2 form, and
+for KSIVI a start of e^-3/2.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ import torch
 
 from paper._base import DEFAULTS, HIERARCHY, N_QUICK, Counted, Method, Table, fit, layer_of
 from paper.plain import PlainKSIVI, covariance, gaussian, inverse_covariance, riesz
+from paper.public_code import InMetric
 from skksivi import HKSIVIApproximator, KSIVIApproximator, paper_settings
 from skksivi.baselines import MIED, SIVI, KSDDescent
-from skksivi.kernels import Riesz
+from skksivi.kernels import Gaussian, Riesz
 from skksivi.metrics import wasserstein_in_box
 from skksivi.targets import StudentT
 
@@ -46,9 +48,14 @@ METHODS = {
     "KSDD, narrow start": Method(partial(KSDDescent, whiten=None, init=NARROW, max_iter=300)),
     "SIVI": Method(partial(SIVI, **LAYER | {"annealing": None})),
     "SIVI, tempered": Method(partial(SIVI, **LAYER)),
-    "KSIVI, Gaussian": Method(partial(KSIVIApproximator, **KSIVI | {"kernel": "gaussian"})),
-    "KSIVI, Riesz l1": Method(partial(KSIVIApproximator, **KSIVI | {"kernel": Riesz(norm="l1")})),
-    "HKSIVI": Method(partial(HKSIVIApproximator, **HKSIVI)),
+    "KSIVI, Gaussian": Method(partial(KSIVIApproximator, **KSIVI | {"kernel": InMetric(Gaussian())})),
+    "KSIVI, Gaussian, no metric": Method(partial(KSIVIApproximator, **KSIVI | {"kernel": "gaussian"})),
+    "KSIVI, Riesz l1": Method(
+        partial(KSIVIApproximator, **KSIVI | {"kernel": InMetric(Riesz(norm="l1"), detached=True)})
+    ),
+    "KSIVI, Riesz l1, no metric": Method(partial(KSIVIApproximator, **KSIVI | {"kernel": Riesz(norm="l1")})),
+    "HKSIVI": Method(partial(HKSIVIApproximator, **HKSIVI | {"kernel": InMetric(Riesz())})),
+    "HKSIVI, no metric": Method(partial(HKSIVIApproximator, **HKSIVI)),
     "HKSIVI, wide start": Method(partial(HKSIVIApproximator, **HKSIVI | WIDE)),
     "plain, Gaussian": Method(partial(PlainKSIVI, **PLAIN, kernel=gaussian, metric=inverse_covariance)),
     "plain, Riesz": Method(partial(PlainKSIVI, **PLAIN, kernel=riesz, metric=inverse_covariance)),
@@ -73,8 +80,11 @@ PAPER |= {
     "plain, Gaussian": PAPER["KSIVI, Gaussian"],
     "plain, Riesz": PAPER["KSIVI, Riesz l1"],
     "plain, Riesz, invariant": PAPER["KSIVI, Riesz l1"],
+    "KSIVI, Gaussian, no metric": PAPER["KSIVI, Gaussian"],
+    "KSIVI, Riesz l1, no metric": PAPER["KSIVI, Riesz l1"],
     "KSIVI, Gaussian, whitened": PAPER["KSIVI, Gaussian"],
     "KSIVI, Riesz, whitened": PAPER["KSIVI, Riesz l1"],
+    "HKSIVI, no metric": PAPER["HKSIVI"],
     "HKSIVI, wide start": PAPER["HKSIVI"],
     "HKSIVI, whitened": PAPER["HKSIVI"],
 }

@@ -15,6 +15,7 @@ from torch import Tensor
 from skksivi._utils.arrays import as_array, as_tensor
 from skksivi._utils.lazy import keeping_random
 from skksivi.coordinates._affine import Affine, standard_normal
+from skksivi.coordinates._lines import log_ratio
 from skksivi.mixing import GaussianMixtureDraws
 from skksivi.score._score import ScoreFunction
 
@@ -337,6 +338,8 @@ class GaussianSettings(NamedTuple):
     #: The score divergence below which the Gaussian at a mode will do, and iterations of one that is fitted instead.
     near: float = 0.05
     n_iter: int = 16
+    #: The standard deviations from the mode beyond which a fitted Gaussian must have more mass.
+    far: float = 30.0
 
 
 GAUSSIAN = GaussianSettings()
@@ -450,9 +453,17 @@ def covariance_root(x: Tensor) -> Tensor:
 
 
 def matched(score_fn: ScoreFunction, mode: Affine, generator: torch.Generator) -> Affine:
-    """Return the Gaussian at a mode, or the one fitted by batch and match if its score is nearer the target's."""
+    """Return the Gaussian at a mode, or the one fitted by batch and match if its score is nearer the target's.
+
+    One far from the mode must also have more mass by its height and width: scores vanish in a flat region too.
+    """
     error = score_divergence(score_fn, mode, generator, GAUSSIAN.n_quick)
     if error < GAUSSIAN.near or len(mode.m) > MOST_FEATURES:
         return mode
     q = batch_and_match(score_fn, mode, generator, GAUSSIAN.n_iter)
-    return q if score_divergence(score_fn, q, generator, GAUSSIAN.n_quick) < error else mode
+    if not score_divergence(score_fn, q, generator, GAUSSIAN.n_quick) < error:
+        return mode
+    is_far = mode.whiten(q.m[None]).abs().max() > GAUSSIAN.far
+    if is_far and not log_ratio(score_fn, mode.m, q.m) + q.log_determinant() > mode.log_determinant():
+        return mode
+    return q

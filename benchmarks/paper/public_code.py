@@ -41,9 +41,10 @@ class LegacyNetwork(BayesianNeuralNetwork):
 
 
 class InMetric(Kernel):
-    """A kernel k(x, y) C^-1 of matrices, with C the covariance of the draws, held fixed: <f, C^-1 f'> weighs k.
+    """A kernel k(x, y) C^-1 of matrices, with C the covariance of the first of two batches, held fixed.
 
-    With `detached` its width is the median over log(n + 1), through which no gradient flows.
+    Where tails are heavy it matters which: draws far out in the other batch then count in full. With `detached` k is
+    divided by its median over log(n + 1), through which no gradient flows, as the code divides Riesz's kernel.
     """
 
     tilted = True
@@ -53,8 +54,9 @@ class InMetric(Kernel):
 
     def weighted(self, x, f):
         """Move the root of C^-1 into f, as `Kernel.weighted`."""
-        centred = (x - x.mean(-2, keepdim=True)).double()
-        C = centred.mT @ centred / (x.shape[-2] - 1) + 1e-8 * torch.eye(x.shape[-1])
+        first = x.chunk(2, -2)[0].double()
+        centred = first - first.mean(-2, keepdim=True)
+        C = centred.mT @ centred / (first.shape[-2] - 1) + 1e-8 * torch.eye(x.shape[-1])
         root = torch.linalg.inv(torch.linalg.cholesky(C)).to(f)
         kernel, g, pull = (self._fixed(x) if self.detached else self.kernel).weighted(x, f @ root.mT)
 
@@ -65,8 +67,10 @@ class InMetric(Kernel):
         return kernel, g, pullback
 
     def _fixed(self, x):
-        kernel = self.kernel.frozen(x)
-        return kernel.with_bandwidth(kernel.bandwidth / math.log(x.shape[-2] + 1))
+        first, second = x.chunk(2, -2)
+        k = self.kernel.with_bandwidth(1.0)
+        median = k(first[:128], second[:128]).median().item()
+        return k.with_bandwidth(median / math.log(len(first) + 1))
 
     def with_bandwidth(self, bandwidth):
         return clone(self).set_params(kernel=self.kernel.with_bandwidth(bandwidth))

@@ -22,11 +22,20 @@ OURS = {
     ),
 }
 AT, NOISE, ABOVE = "at or below", "within noise", "above"
+#: A run has diverged if its value is so many times the paper's.
+MANY_TIMES = 10
+
+
+def has_diverged(value, paper):
+    return value is None or value > MANY_TIMES * paper
 
 
 def verdict(values, paper):
-    """Say whether a mean over seeds is at most the paper's value, or above it by at most two standard errors."""
-    if None in values:  # a fit diverged
+    """Say whether a mean over seeds is at most the paper's value, or above it by at most two standard errors.
+
+    With a run that has diverged it is above, for the mean and its error then say little.
+    """
+    if any(has_diverged(value, paper) for value in values):
         return ABOVE
     if np.mean(values) <= paper:
         return AT
@@ -53,12 +62,13 @@ def cells(tables):
                         yield name, f"{case} {metric}".strip(), method, paper, own, twin
 
 
-def in_words(values):
-    """Return the mean, its standard error and the number of seeds."""
-    if None in values:
-        return f"diverged ({len(values)})"
-    se = f" +- {standard_error(values):.1g}" if len(values) > 1 else ""
-    return f"{np.mean(values):.3g}{se} ({len(values)})" if values else ""
+def in_words(values, paper):
+    """Return the mean, its standard error and the number of seeds, of the runs that have not diverged."""
+    kept = [value for value in values if not has_diverged(value, paper)]
+    se = f" +- {standard_error(kept):.1g}" if len(kept) > 1 else ""
+    mean = f"{np.mean(kept):.3g}{se} ({len(kept)})" if kept else ""
+    gone = f"{len(values) - len(kept)} diverged" if len(kept) < len(values) else ""
+    return ", ".join(filter(None, (mean, gone)))
 
 
 def table_of_cells(tables):
@@ -67,8 +77,8 @@ def table_of_cells(tables):
     for name, cell, method, paper, own, twin in cells(tables):
         ends = verdict(own, paper)
         count[ends] += 1
-        beside = f"{in_words(twin)}, {verdict(twin, paper)}" if twin else ""
-        lines.append((name, cell, method, f"{paper:.3g}", in_words(own), ends, beside))
+        beside = f"{in_words(twin, paper)}, {verdict(twin, paper)}" if twin else ""
+        lines.append((name, cell, method, f"{paper:.3g}", in_words(own, paper), ends, beside))
     summary = (
         f"{count[AT] + count[NOISE]} of {count.total()} values are reached: {count[AT]} {AT}, {count[NOISE]} {NOISE}."
     )

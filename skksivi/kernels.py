@@ -259,7 +259,7 @@ class Gaussian(Kernel):
 
     def profile(self, t: Tensor) -> Tensor:
         """Return exp(-t / 2)."""
-        return torch.exp2(t * (-0.5 / math.log(2)))  # twice as fast as exp on a CPU
+        return (t * (-0.5 / math.log(2))).exp2_()  # twice as fast as exp on a CPU
 
     def slope(self, t: Tensor, k: Tensor) -> Tensor:
         """Return -k / 2."""

@@ -37,7 +37,7 @@ METHODS = {
     "NUTS": lambda random_state: NutpieNUTS(n_warmup=300, n_draws=250, random_state=random_state),
 }
 #: The most rows for NUTS, which would take hours with more.
-MOST_ROWS = 10**5
+MOST_ROWS = 10**6
 
 #: Independent draws for which NUTS is charged, draws that are timed, and the case whose cost is drawn against draws.
 N_INDEPENDENT, N_DRAWS, DRAWN = 1000, 100_000, "d = 30"

@@ -193,6 +193,19 @@ def test_median_pair_within_leaves_out_a_row_with_itself():
     assert [values[a, b].item() for a, b in zip(i, j, strict=True)] == [2, 2]
 
 
+@pytest.mark.parametrize("kernel", [Gaussian(), IMQ()], ids=repr)
+def test_median_width_under_transforms_of_torch(kernel):
+    x = torch.randn(3, 20, 2, generator=torch.Generator().manual_seed(0))
+
+    def total(x):
+        return kernel(x).square().sum()
+
+    torch.testing.assert_close(torch.func.vmap(kernel)(x), kernel(x))
+    y = x.clone().requires_grad_()
+    total(y).backward()
+    torch.testing.assert_close(torch.func.vmap(torch.func.grad(total))(x), y.grad)
+
+
 def test_median_looks_at_the_first_128_rows_only():
     x = normal(400, 2)
     x[128:] *= 1e3

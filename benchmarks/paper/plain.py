@@ -1,7 +1,8 @@
-"""The loop of the public code, operation by operation, in plain autograd.
+"""The loop of the public code, operation by operation, in plain autograd, on the targets of this package.
 
-It says what the paper's settings give without this package: no whitening, no guard, no fused step. Where it differs
-from the public code, distances come from products of matrices, and a median is taken over the pairs of 128 draws.
+It says what the settings give without this package's estimators: no whitening, no guard, no fused step. Where it
+differs from the public code, distances come from products of matrices, a median is taken over the pairs of 128 draws,
+and log sigma^2 has no floor. `within`, the U-statistic, is as the public code has it for networks.
 """
 
 from __future__ import annotations

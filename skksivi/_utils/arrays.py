@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from inspect import signature
 
@@ -111,10 +112,12 @@ def make_generator(random_state: RandomState, device: torch.device | str = "cpu"
 
 def argmedian(values: Tensor) -> Tensor:
     """Return the index (...) of the lower median of values (..., n)."""
-    if values.device.type != "cpu":
-        return values.detach().median(-1).indices
-    k = (values.shape[-1] - 1) // 2  # with AVX2 numpy takes a quarter of kthvalue's time
-    return torch.from_numpy(np.argpartition(values.detach().numpy(), k)[..., k])
+    values = values.detach()
+    if values.device.type == "cpu":
+        k = (values.shape[-1] - 1) // 2
+        with contextlib.suppress(RuntimeError):  # inside a transform of torch.func there is no array
+            return torch.from_numpy(np.argpartition(values.numpy(), k)[..., k])  # a fifth of torch's time
+    return values.median(-1).indices
 
 
 def location_and_scale(a: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

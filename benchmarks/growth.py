@@ -36,7 +36,7 @@ METHODS = {
     "KSIVI": KSIVIApproximator,
     "NUTS": lambda random_state: NutpieNUTS(n_warmup=300, n_draws=250, random_state=random_state),
 }
-#: The most rows for NUTS, which would take hours with more.
+#: The most rows for NUTS, which would take more than an hour with ten times as many.
 MOST_ROWS = 10**6
 
 #: Independent draws for which NUTS is charged, draws that are timed, and the case whose cost is drawn against draws.

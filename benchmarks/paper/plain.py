@@ -43,6 +43,19 @@ def covariance(x):
     return torch.cov(x.detach().mT) + 1e-8 * torch.eye(x.shape[1])
 
 
+def perceptron(layers, z):
+    *hidden, (W, b) = layers
+    for V, c in hidden:
+        z = torch.relu(z @ V + c)
+    return z @ W + b
+
+
+def around(mean, log_var, generator):
+    """Return x = mean + sigma xi and xi / sigma, both (n, d)."""
+    sigma, xi = (log_var / 2).exp(), torch.randn(mean.shape, generator=generator)
+    return mean + sigma * xi, xi / sigma
+
+
 class PlainKSIVI(BaseEstimator):
     """KSIVI, x = mu(z) + sigma xi with a perceptron mu of two hidden layers, by two batches or the pairs of one."""
 
@@ -58,9 +71,7 @@ class PlainKSIVI(BaseEstimator):
 
     def fit(self, target):
         self.generator_ = torch.Generator().manual_seed(self.random_state)
-        sizes = (self.latent_dim, self.width, self.width, target.n_features)
-        self.layers_ = [self._linear(*pair) for pair in pairwise(sizes)]
-        self.log_var_ = torch.full((target.n_features,), float(self.log_variance), requires_grad=True)
+        self.layers_, self.log_var_ = self._conditional(self.latent_dim, target.n_features)
         self._begin(target)
         adam = torch.optim.Adam(self._parameters(), lr=self.learning_rate, betas=self.betas)
         schedule = torch.optim.lr_scheduler.StepLR(adam, self.decay_every, 0.9)
@@ -87,31 +98,76 @@ class PlainKSIVI(BaseEstimator):
         x, noise = self._draw(self.batch_size, self.generator_)
         y, other_noise = (x, noise) if self.within else self._draw(self.batch_size, self.generator_)
         f, g = temperature * target.score_fn(x) + noise, temperature * target.score_fn(y) + other_noise
-        products = (f if self.metric is None else f @ self.metric(x)) @ g.mT
-        if self.within:
-            products = products.fill_diagonal_(0)
-        loss = (products * self.kernel(x, y)).mean()
+        loss = self._discrepancy(x, f, y, g)
         if self.entropic and progress < 0.4:
             loss = loss - self.entropic * temperature * target.log_prob(x).mean()
         return loss
 
+    def _discrepancy(self, x, f, y, g):
+        """Return the mean of k(x, y) <f, g>, all (n, d)."""
+        products = (f if self.metric is None else f @ self.metric(x)) @ g.mT
+        if self.within:
+            products = products.fill_diagonal_(0)
+        return (products * self.kernel(x, y)).mean()
+
     def _draw(self, n, generator):
         """Return x and xi / sigma, both (n, d)."""
         z = torch.randn(n, self.latent_dim, generator=generator)
-        *hidden, (W, b) = self.layers_
-        for V, c in hidden:
-            z = torch.relu(z @ V + c)
-        sigma, xi = (self.log_var_ / 2).exp(), torch.randn(n, len(b), generator=generator)
-        return z @ W + b + sigma * xi, xi / sigma
+        return around(perceptron(self.layers_, z), self.log_var_, generator)
 
     @torch.no_grad()
     def sample(self, n_samples, random_state):
         return self._draw(n_samples, torch.Generator().manual_seed(random_state))[0].numpy()
 
+    def _conditional(self, n_in, n_out):
+        """Return the layers of a mean and the log variances of a new conditional."""
+        layers = [self._linear(*pair) for pair in pairwise((n_in, self.width, self.width, n_out))]
+        return layers, torch.full((n_out,), float(self.log_variance), requires_grad=True)
+
     def _linear(self, n_in, n_out):
         """Return weights and biases as torch draws them."""
         uniform = (2 * torch.rand(shape, generator=self.generator_) - 1 for shape in ((n_in, n_out), (n_out,)))
         return tuple((u / math.sqrt(n_in)).requires_grad_() for u in uniform)
+
+
+class PlainHKSIVI(PlainKSIVI):
+    """HKSIVI by the same loop: the paper's hierarchy of five such layers, from N(0, I), of which there is no code.
+
+    Layer t is drawn around x + mu_t(x) + sigma_ini^2 / 2 s_t(x), with a network mu_t that starts at zero, s_t =
+    lambda_t s_p - (1 - lambda_t) x and lambda_t = 1 - t / 5. The loss is the sum over t of the mean of k <f, f'>.
+    """
+
+    n_layers = 5
+
+    def _parameters(self):
+        return [a for layers, log_var in self.conditionals_ for a in (log_var, *sum(layers, ()))]
+
+    def _begin(self, target):
+        d, self.score_fn_ = target.n_features, target.score_fn
+        self.conditionals_ = [self._conditional(d, d) for _ in range(self.n_layers)]
+        with torch.no_grad():
+            for layers, _ in self.conditionals_:
+                for a in layers[-1]:
+                    a.zero_()
+
+    def _loss(self, target, progress):
+        first, second = (self._path(self.batch_size, self.generator_) for _ in range(2))
+        return sum(self._discrepancy(*a, *b) for a, b in zip(first, second, strict=True))
+
+    def _path(self, n, generator):
+        """Return x_t and f_t, (n, d), of all layers, the last first."""
+        x, path = torch.randn(n, self.conditionals_[0][1].numel(), generator=generator), []
+        s_p = self.score_fn_(x)
+        for t in reversed(range(self.n_layers)):
+            (layers, log_var), level = self.conditionals_[t], 1 - t / self.n_layers
+            step = math.exp(self.log_variance) / 2 * (level * s_p - (1 - level) * x)
+            x, noise = around(x + perceptron(layers, x) + step, log_var, generator)
+            s_p = self.score_fn_(x)
+            path.insert(0, (x, level * s_p - (1 - level) * x + noise))
+        return path
+
+    def _draw(self, n, generator):
+        return self._path(n, generator)[0]
 
 
 def fit_mean(draw, parameters, target, X, y):
@@ -144,8 +200,7 @@ class PlainNetwork(PlainKSIVI):
         (x, noise), (y, other_noise) = (self._draw(self.batch_size, self.generator_) for _ in range(2))
         log_p, log_p_y = part.log_prob(x), part.log_prob(y)
         f, g = (torch.autograd.grad(a.sum(), b, create_graph=True)[0] for a, b in ((log_p, x), (log_p_y, y)))
-        products = (f + noise) @ (g + other_noise).mT
-        return (products * self.kernel(x, y)).mean() - self.entropic * log_p.mean()
+        return self._discrepancy(x, f + noise, y, g + other_noise) - self.entropic * log_p.mean()
 
     def _step(self, adam):
         torch.nn.utils.clip_grad_norm_(self._parameters(), 1.0)

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from paper._base import DEFAULTS, HIERARCHY, N_QUICK, Counted, Method, Table, fit, layer_of
-from paper.plain import PlainKSIVI, covariance, gaussian, inverse_covariance, riesz
+from paper.plain import PlainHKSIVI, PlainKSIVI, covariance, gaussian, inverse_covariance, riesz
 from paper.public_code import InMetric
 from skksivi import HKSIVIApproximator, KSIVIApproximator, paper_settings
 from skksivi.baselines import MIED, SIVI, KSDDescent
@@ -41,6 +41,7 @@ PLAIN = {
     "latent_dim": 3, "width": 50, "log_variance": 0, "batch_size": 500, "max_iter": 50_000, "learning_rate": 1e-3,
     "decay_every": 1000, "betas": (0.9, 0.99), "annealed": True, "entropic": 0.05,
 }  # fmt: skip
+PLAIN_HIERARCHY = PLAIN | {"latent_dim": 2, "annealed": False, "entropic": 0.0, "kernel": riesz}
 WIDE = {"initial_scale": 1.0, "bandwidth": "median"}
 METHODS = {
     "MIED": Method(partial(MIED, **PARTICLES, max_iter=1000)),
@@ -60,6 +61,8 @@ METHODS = {
     "plain, Gaussian": Method(partial(PlainKSIVI, **PLAIN, kernel=gaussian, metric=inverse_covariance)),
     "plain, Riesz": Method(partial(PlainKSIVI, **PLAIN, kernel=riesz, metric=inverse_covariance)),
     "plain, Riesz, invariant": Method(partial(PlainKSIVI, **PLAIN, kernel=riesz, metric=covariance)),
+    "plain, HKSIVI": Method(partial(PlainHKSIVI, **PLAIN_HIERARCHY, metric=inverse_covariance)),
+    "plain, HKSIVI, narrow start": Method(partial(PlainHKSIVI, **PLAIN_HIERARCHY | {"log_variance": -3})),
     "KSIVI, Gaussian, whitened": Method(partial(KSIVIApproximator, **KSIVI | WHITENED | {"kernel": "gaussian"})),
     "KSIVI, Riesz, whitened": Method(partial(KSIVIApproximator, **KSIVI | WHITENED)),
     "HKSIVI, whitened": Method(
@@ -80,6 +83,8 @@ PAPER |= {
     "plain, Gaussian": PAPER["KSIVI, Gaussian"],
     "plain, Riesz": PAPER["KSIVI, Riesz l1"],
     "plain, Riesz, invariant": PAPER["KSIVI, Riesz l1"],
+    "plain, HKSIVI": PAPER["HKSIVI"],
+    "plain, HKSIVI, narrow start": PAPER["HKSIVI"],
     "KSIVI, Gaussian, no metric": PAPER["KSIVI, Gaussian"],
     "KSIVI, Riesz l1, no metric": PAPER["KSIVI, Riesz l1"],
     "KSIVI, Gaussian, whitened": PAPER["KSIVI, Gaussian"],

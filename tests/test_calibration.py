@@ -392,10 +392,10 @@ def raising(*_):
 
 #: What fails in every replication, with an error that says what.
 HOPELESS = {
-    "prior": ({"simulate_prior": raising}, "could be simulated.*`simulate_prior` raised KeyError: 'nothing'"),
-    "data": ({"simulate_data": raising}, "could be simulated.*`simulate_data` raised KeyError: 'nothing'"),
-    "target": ({"make_target": raising}, "could be simulated.*`make_target` raised KeyError: 'nothing'"),
-    "quantities": ({"quantities": raising}, "could be simulated.*`quantities` raised KeyError: 'nothing'"),
+    **{
+        name: ({name: raising}, f"could be simulated.*`{name}` raised KeyError: 'nothing'")
+        for name in ("simulate_prior", "simulate_data", "make_target", "quantities")
+    },
     "prior without a generator": (
         {"simulate_prior": lambda: np.ones(2)},
         "`simulate_prior` raised TypeError: .*takes 0",
@@ -455,15 +455,11 @@ def test_a_simulator_may_fail_in_the_first_replication():
 NAN = np.array([1.0, np.nan])
 HAS_TWO_NAMES = from_score_fn(lambda x: -x, 3)
 BAD = {
-    "no function": ({"simulate_prior": 3}, TypeError, "`simulate_prior` must be a function, got a int"),
-    "no function of data": ({"simulate_data": None}, TypeError, "`simulate_data` must be a function"),
-    "no function of targets": ({"make_target": -1}, TypeError, "`make_target` must be a function"),
-    "no function of quantities": ({"quantities": ["a"]}, TypeError, "`quantities` must be a function"),
-    "a class": (
-        {"estimator": Laplace},
-        TypeError,
-        r"`estimator` is the class Laplace; pass an instance, Laplace\(\)",
-    ),
+    **{
+        f"no {name}": ({name: 3}, TypeError, f"`{name}` must be a function, got a int")
+        for name in ("simulate_prior", "simulate_data", "make_target", "quantities")
+    },
+    "a class": ({"estimator": Laplace}, TypeError, r"is the class Laplace; pass an instance, Laplace\(\)"),
     "no estimator": ({"estimator": 3}, TypeError, "`estimator` must be an approximator, got a int, which has no fit"),
     "no replication": ({"n": 0}, ValueError, "n == 0"),
     "half a replication": ({"n": 0.5}, TypeError, "n must be an instance of int"),
@@ -498,17 +494,18 @@ def test_bad_input_is_told_before_the_first_fit(changes, kind, text, monkeypatch
 data_of_the_prior = {"simulate_data": lambda theta, rng: rng.normal(size=4)}
 
 
-@pytest.mark.parametrize("posterior", [np.ones(3), np.ones((0, 2)), {}, {"a": np.ones(3), "b": np.ones(2)}, 3.0])
-def test_posterior_draws_of_another_shape_are_refused(posterior):
-    with pytest.raises(ValueError, match="`posterior` must be a fitted approximator, draws of shape"):
-        posterior_sbc(posterior, NORMAL.data, lambda *y: None, Laplace(), np.ones(4))
+ANOTHER_SHAPE = "`posterior` must be a fitted approximator, draws of shape"
+BAD_POSTERIORS = [
+    *((wrong, ANOTHER_SHAPE) for wrong in (np.ones(3), np.ones((0, 2)), {}, {"a": np.ones(3), "b": np.ones(2)}, 3.0)),
+    (NAN[None], "`posterior` gave parameters of float64"),
+    (Laplace(), "not fitted"),
+]
 
 
-def test_the_posterior_must_be_fitted_and_finite():
-    with pytest.raises(NotFittedError):
-        posterior_sbc(Laplace(), NORMAL.data, lambda *y: None, Laplace(), np.ones(4))
-    with pytest.raises(ValueError, match="`posterior` gave parameters of float64"):
-        posterior_sbc(NAN[None], NORMAL.data, lambda y, new: NORMAL.score(new), Laplace(), np.ones(4))
+@pytest.mark.parametrize(("posterior", "text"), BAD_POSTERIORS)
+def test_a_bad_posterior_is_refused(posterior, text):
+    with pytest.raises(NotFittedError if text == "not fitted" else ValueError, match=text):
+        posterior_sbc(posterior, NORMAL.data, lambda y, new: NORMAL.score(new), Laplace(), np.ones(4))
 
 
 # Parameters by name
@@ -588,13 +585,9 @@ def test_bands_and_plot_agree_with_the_p_values():
         F = result.ecdf()
         left = ((low[:, None] > F) | (high[:, None] < F)).any(0)
         np.testing.assert_array_equal(left, result.p_values <= 1 - level)
+    assert result.p_value == min(1, 2 * result.p_values.min())  # Bonferroni's
+    assert f"p = {result.p_value:.2g}" in str(result).splitlines()[0]
     display = result.plot()
     for line, column in zip(display.lines_, F.T, strict=True):
         np.testing.assert_allclose(line.get_ydata(), column - z)
     plt.close("all")
-
-
-def test_the_joint_p_value_is_that_of_bonferroni():
-    result = calibrated(n=30, random_state=0)
-    assert result.p_value == min(1, 2 * result.p_values.min())
-    assert f"p = {result.p_value:.2g}" in str(result).splitlines()[0]

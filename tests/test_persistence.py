@@ -24,6 +24,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
+from sklearn.utils.validation import check_is_fitted
 
 import skksivi
 from skksivi import (
@@ -244,12 +245,16 @@ def test_what_is_saved_comes_back_bit_for_bit(fitted, name, tmp_path):
     assert_same(outputs(loaded, X), outputs(q, X))
 
 
-@pytest.mark.parametrize("name", ["pilot", "kernel", "RandomState"])
-def test_an_unfitted_estimator_comes_back(name, tmp_path):
-    loaded = by_file(ESTIMATORS[name], tmp_path)
-    assert_same(loaded.get_params(), ESTIMATORS[name].get_params())
+UNFITTED = {name: ESTIMATORS[name] for name in ("pilot", "kernel", "RandomState")}
+UNFITTED["amortised"] = AmortizedKSIVI(summary=DeepSets(2), n_components=3)
+
+
+@pytest.mark.parametrize("q", UNFITTED.values(), ids=UNFITTED)
+def test_an_unfitted_estimator_comes_back(q, tmp_path):
+    loaded = by_file(q, tmp_path, score_fn=score_fn)
+    assert_same(loaded.get_params(), q.get_params())
     with pytest.raises(NotFittedError):
-        loaded.sample()
+        check_is_fitted(loaded)
 
 
 def test_a_loaded_estimator_can_be_fitted_again(fitted, tmp_path):
@@ -344,6 +349,7 @@ REFUSED = {
     "endless parameters": (ksivi(init=[0.123456789] * 100_000), ValueError, "long lists numpy arrays"),
     "a class of one's own": (OwnApproximator(), TypeError, "must be one of .*KSIVIApproximator.* got OwnApprox"),
     "a kernel": (kernels.Gaussian(), TypeError, "got Gaussian"),
+    "a summary": (AmortizedKSIVI(summary=torch.nn.Tanh()), TypeError, "`summary` is of type Tanh"),
 }
 
 

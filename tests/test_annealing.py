@@ -3,7 +3,6 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.base import clone
 
 from skksivi.annealing import Linear
 
@@ -22,9 +21,3 @@ def test_linear_goes_from_its_start_to_one_and_stays(start, until):
 @pytest.mark.parametrize("t", [0, 1, 10_000, 22_500, 30_000, 50_000])
 def test_default_is_the_papers_schedule_over_50000_iterations(t):
     assert Linear()(t / 50_000) == pytest.approx(min(1, 0.1 + t / 25_000), rel=1e-12)
-
-
-def test_parameters_round_trip():
-    schedule = Linear(start=0.3, until=0.6)
-    assert clone(schedule).get_params() == {"start": 0.3, "until": 0.6}
-    assert repr(clone(schedule)) == "Linear(start=0.3, until=0.6)"

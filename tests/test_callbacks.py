@@ -4,7 +4,6 @@ import logging
 import pickle
 import random
 import re
-import warnings
 
 import numpy as np
 import pytest
@@ -167,13 +166,6 @@ def test_verbose_leaves_configured_logging_alone(caplog):
     assert re.fullmatch(r"checks \d+ calls", last)
     iterations = [f"iteration {t} of 150" for t in (100, 150)]
     assert lines == ["search for modes", "certificate", "training", *iterations, "certificate"]
-
-
-def test_warnings_point_at_the_line_that_called_fit():
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        clone(APPROXIMATORS[0]).set_params(whiten=None, max_iter=1).fit(lambda x: x, n_features=2)
-    assert {w.filename for w in caught} == {__file__}
 
 
 # What comes before the training

@@ -19,10 +19,6 @@ from skksivi.pilot._points import GOOD_ENOUGH, MANY_FEATURES
 from skksivi.targets import Banana, Target
 
 
-def normal_score(x):
-    return -x
-
-
 @pytest.mark.parametrize("log_prob", [None, gumbel_log_prob])
 def test_trajectories_leave_the_target_as_it_is(log_prob):
     """Means and variances of 40,000 chains of three features after ten trajectories; five standard errors."""
@@ -98,7 +94,7 @@ CORRELATED = gaussian(5, 0)
 @pytest.mark.parametrize(
     ("score_fn", "mean", "sd"),
     [
-        (normal_score, 0.0, 1.0),
+        (torch.neg, 0.0, 1.0),
         (CORRELATED[2], CORRELATED[0].numpy(), torch.linalg.inv(CORRELATED[1]).diagonal().sqrt().numpy()),
     ],
     ids=["normal", "correlated"],

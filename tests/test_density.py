@@ -17,15 +17,11 @@ from skksivi import mixing as mixings
 from skksivi.baselines import Laplace
 from skksivi.families._density import TOLERANCE, hierarchy_log_density, layer_log_density
 from skksivi.families._hierarchy import langevin_hierarchy
-from skksivi.families._layer import Constant, LinearSkip, MultilayerPerceptron, Residual
+from skksivi.families._layer import MultilayerPerceptron
 from skksivi.mixing import GaussianMixtureDraws, NormalDraws, StudentTDraws
 from skksivi.parameters import Pilot, Scale
 
 pytestmark = pytest.mark.filterwarnings("ignore:The draws:sklearn.exceptions.ConvergenceWarning")
-
-
-def normal_score(x):
-    return -x
 
 
 def network(n_in, n_out, seed=0, size=1.0):
@@ -33,21 +29,6 @@ def network(n_in, n_out, seed=0, size=1.0):
     for parameter in made.parameters():
         torch.nn.init.normal_(parameter, std=size / math.sqrt(parameter.shape[-1]), generator=generator(seed + 1))
     return made.requires_grad_(False)
-
-
-MAPS = [
-    Constant(normal(3)),
-    network(2, 3),
-    LinearSkip(normal(3, 2), network(2, 3)),
-    Residual(normal(2).abs(), network(2, 2)),
-]
-
-
-@pytest.mark.parametrize("map_", MAPS, ids=lambda map_: type(map_).__name__)
-def test_jacobians_are_derivatives(map_):
-    z = normal(5, 2)
-    expected = [torch.autograd.functional.jacobian(lambda z: map_(z[None]).flatten(), row) for row in z]
-    torch.testing.assert_close(map_.jacobian(z), torch.stack(expected))
 
 
 @pytest.mark.parametrize("d", [2, 10, pytest.param(100, marks=pytest.mark.slow)])
@@ -126,7 +107,7 @@ def test_of_a_linear_hierarchy_it_is_a_mixture(d):
     parts = MultivariateNormal(means, variance * torch.eye(d).double())
     law = MixtureSameFamily(Categorical(family.mixing.weights), parts)
     x = law.sample((40,))
-    value, se = hierarchy_log_density(family, x, normal_score, 0)
+    value, se = hierarchy_log_density(family, x, torch.neg, 0)
     assert ((value - law.log_prob(x)).abs() < 0.01 + 5 * se).all()
     assert se.max() < 0.1
 
@@ -138,11 +119,9 @@ def test_estimators_give_the_density_of_x_and_its_error(cls):
     X = q.sample(50)
     value, se = q.score_samples(X, return_std=True)
     np.testing.assert_array_equal(q.score_samples(X), value)
-    u = torch.as_tensor(q.whitening_.map.whiten(torch.as_tensor(X).double()))
     in_u = q.sampler_.log_density(torch.as_tensor(X).double()).value
     np.testing.assert_allclose(value, in_u)
     assert ((se > 0) & (se < 0.2)).all()
-    assert u.isfinite().all()
 
 
 def test_densities_that_are_vague_are_warned_of(monkeypatch):

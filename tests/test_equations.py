@@ -12,14 +12,10 @@ PUBLIC = set(re.findall(r":(?:class|func):`~?(skksivi[\w.]+)`", PAGE))
 
 
 def test_every_name_exists():
+    assert (len(PRIVATE) > 15, len(PUBLIC) > 10) == (True, True)
     for name in PRIVATE | PUBLIC:
         resolve_name(name)
 
 
 def test_the_page_has_every_baseline():
     assert {f"skksivi.baselines.{name}" for name in baselines.__all__} <= PUBLIC
-
-
-def test_the_page_names_much_of_the_package():
-    assert len(PRIVATE) > 15
-    assert len(PUBLIC) > 10

@@ -7,7 +7,6 @@ import torch
 from sklearn.utils.estimator_checks import check_estimator, parametrize_with_checks
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-import skksivi
 from skksivi import HKSIVIApproximator, KSIVIApproximator
 from skksivi._version import DOCUMENTATION
 from skksivi.targets import Target
@@ -69,11 +68,6 @@ def test_the_checks_that_need_no_data_pass(estimator):
         "check_estimators_unfitted",
     ):
         assert name in passed
-
-
-def test_an_array_in_the_place_of_a_target_is_refused_with_a_reason():
-    with pytest.raises(TypeError, match="`score_fn` must be a function"):
-        skksivi.KSIVIApproximator().fit([[0.0, 1.0], [1.0, 2.0]])
 
 
 @pytest.mark.parametrize("estimator", APPROXIMATORS, ids=lambda q: type(q).__name__)

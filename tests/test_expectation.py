@@ -124,17 +124,13 @@ def test_intervals_cover(draws, n, d):
     With a true coverage of 93%, as 60 skewed draws have, a false alarm in 1,000 of each.
     """
     rng = np.random.RandomState(0)
-    exact = mean_of(draws, rng, 500 * 150, d)
+    exact = expectation(*draws(rng, 500 * 150, d), several)
     found = [expectation(*draws(rng, n, d), several) for _ in range(150)]
     error = np.abs([e.value - exact.value for e in found])
     covered = (error <= 1.96 * np.hypot([e.se for e in found], exact.se)).mean(0)
     assert (covered >= 0.86).all(), covered
     mse = np.square(error).mean(0) / np.square([e.plain.value - exact.value for e in found]).mean(0)
     assert (mse < 1.3).all(), mse
-
-
-def mean_of(draws, rng, n, d):
-    return expectation(*draws(rng, n, d), several)
 
 
 @pytest.mark.parametrize("n_chains", [1, 4, 40])

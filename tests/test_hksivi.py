@@ -30,11 +30,7 @@ QUICK = HKSIVIApproximator(
 )
 
 
-def normal_score(x):
-    return -x
-
-
-def fit(score_fn=normal_score, n_features=2, **parameters):
+def fit(score_fn=torch.neg, n_features=2, **parameters):
     return clone(QUICK).set_params(**parameters).fit(score_fn, n_features=n_features)
 
 
@@ -160,7 +156,7 @@ def test_training_starts_at_a_langevin_chain():
     x = torch.randn(7, 2, generator=generator)
     for _ in range(2):  # every s_t is -x here
         x = x * (1 - 0.8**2 / 2) + 0.8 * torch.randn(7, 2, generator=generator)
-    u = q.family_.draw(7, torch.Generator().manual_seed(5), normal_score)
+    u = q.family_.draw(7, torch.Generator().manual_seed(5), torch.neg)
     torch.testing.assert_close(u, x, rtol=1e-5, atol=1e-5)
 
 
@@ -250,8 +246,8 @@ def test_a_warm_start_and_pickles_go_on():
     q = fit(whiten=None)
     again = pickle.loads(pickle.dumps(q))  # noqa: S301
     np.testing.assert_array_equal(again.sample(5, random_state=0), q.sample(5, random_state=0))
-    assert q.set_params(warm_start=True).fit(normal_score, n_features=2).n_iter_ == 60
-    assert q.set_params(n_layers=4).fit(normal_score, n_features=2).family_.n_layers == 2  # the family is the old one
+    assert q.set_params(warm_start=True).fit(torch.neg, n_features=2).n_iter_ == 60
+    assert q.set_params(n_layers=4).fit(torch.neg, n_features=2).family_.n_layers == 2  # the family is the old one
 
 
 def test_a_fit_to_minibatches_can_be_pickled():

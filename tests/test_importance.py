@@ -1,11 +1,8 @@
 """Importance weights of the draws of a fit, and what they tell."""
 
-import json
 import math
 import re
-from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -340,46 +337,12 @@ def test_what_cannot_be_refined_is_named():
         moved.sample(5)
 
 
-STUDY = json.loads((Path(__file__).parents[1] / "benchmarks" / "weights.json").read_text("utf-8"))["rows"]
-
-#: What no weight sees: their fits have lost a mode.
-LOST = {"two_blobs"}
-
-#: Whose standard deviations by thousands of exact draws differ by half.
-HEAVY = {"funnel"}
-
-
-def within(errors, bound=0.1):
-    return errors["mean"] < bound and errors["sd_min"] > 1 - bound and errors["sd_max"] < 1 + bound
-
-
-def test_the_study_refines_every_fit_that_can_be_trusted_without_harm():
-    """Of default fits and Laplace approximations of the posteriors of up to 60 features."""
-    assert Counter(row["method"] for row in STUDY) == {"defaults": 29, "Laplace": 29}
-    assert all(math.isfinite(row["k"]) for row in STUDY)
-    refined = [row for row in STUDY if row["trusted"] and row["case"] not in LOST | HEAVY]
-    assert len(refined) == 35
-    assert all(within(row["after"]) for row in refined)
-    assert sum(not within(row["before"]) for row in refined) == 4
-
-
-def test_the_study_finds_certificates_right_by_exact_draws():
-    for row in STUDY:
-        gap, se = abs(row["divergence"] - row["exact"]), math.hypot(row["se"], row["exact_se"])
-        assert gap < max(2 * se, 0.001) or not row["trusted"] or row["case"] in LOST, row["case"]
-
-
 # The certificate of a fit
 
 
 def quick(**params):
     """A fit of two iterations from a start of your choice."""
     return KSIVIApproximator(max_iter=2, batch_size=8, hidden_layer_sizes=(5,), random_state=0, **params)
-
-
-def off_by(shift, ratio, d):
-    """Where a fit starts that is off by so many standard deviations, and too narrow by a ratio."""
-    return {"whiten": ([shift] * d, (ratio * np.eye(d)).tolist()), "mixing": "normal", "learning_rate": 1e-9}
 
 
 def test_a_fit_has_the_certificate_of_its_draws():

@@ -32,9 +32,7 @@ def test_public_names_alone_are_listed(name):
 
 
 @LAZY
-def test_every_public_name_is_found_and_listed(package):
-    assert dir(package) == sorted(package.__all__)
-    assert all(hasattr(package, name) for name in package.__all__)
+def test_a_name_that_is_not_there_is_told(package):
     for name in ("nothing", "_nothing"):
         with pytest.raises(AttributeError, match=f"'{package.__name__}' has no attribute '{name}'"):
             getattr(package, name)

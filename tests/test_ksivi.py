@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from linear_family import layer
 from misbehaving import Misbehaving, raising
 from plain_targets import (
-    RING,
     UNEQUAL,
     GaussianScore,
     Mixture,
@@ -24,7 +23,6 @@ from plain_targets import (
     pushed,
     triangular,
 )
-from scipy.stats import t as student_t
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 
@@ -50,10 +48,6 @@ AGREED, ROUGH = Verdict(Grade.CHAINS_AGREE), Verdict(Grade.ROUGH)
 pytestmark = pytest.mark.filterwarnings("ignore:The draws are too:sklearn.exceptions.ConvergenceWarning")
 
 
-def normal_score(x):
-    return -x
-
-
 def shifted_score(x):
     return 3 - x
 
@@ -65,7 +59,7 @@ def far_score(x):
 QUICK = KSIVIApproximator(max_iter=30, batch_size=16, hidden_layer_sizes=(8,), random_state=0)
 
 
-def fit(score_fn=normal_score, n_features=2, **parameters):
+def fit(score_fn=torch.neg, n_features=2, **parameters):
     return clone(QUICK).set_params(**parameters).fit(score_fn, n_features=n_features)
 
 
@@ -144,16 +138,6 @@ def test_modes_have_their_widths_at_any_distance(d, distance, ratio):
     np.testing.assert_allclose(widths_within(X, p, A, b), 1, atol=0.05)
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
-def test_tails_do_not_widen_the_middle():
-    """The quartiles of five Cauchys: a mixture of Gaussians widens them by 10%."""
-    df, d = 1.0, 5
-    q = KSIVIApproximator(random_state=0).fit(lambda x: -(df + 1) * x / (df + x.square()), n_features=d)
-    ranges = np.diff(np.quantile(q.sample(40_000), [0.25, 0.75], axis=0), axis=0)[0]
-    np.testing.assert_allclose(ranges / (2 * student_t.ppf(0.75, df)), 1, atol=0.2)
-
-
 def test_a_pilot_that_is_not_dense_gives_its_points_and_the_conditional_spread():
     x = 4 * normal(400, 2)  # where E s_i^2 = 16
     family, _ = start(PilotPoints(x, [400], torch.ones(2), AGREED, dense=False), initial_scale=0.5)
@@ -185,44 +169,50 @@ def test_without_a_pilot_coordinates_that_z_does_not_reach_start_at_one_if_white
         torch.testing.assert_close(family.sigma(normal(1, 1)), torch.tensor(sigma).double())
 
 
-@pytest.mark.parametrize(
-    "parameters",
-    [
-        *({"kernel": name} for name in KERNELS),
-        {"kernel": Gaussian(bandwidth=2.0)},
-        {"bandwidth": 0.7},
-        {"gradient_estimator": "vanilla"},
-        {"bandwidth": "median"},
-        {"bandwidth": None},
-        {"latent_dim": 1},
-        {"latent_dim": 5},
-        {"mixing": "normal"},
-        {"mixing": "pilot"},
-        {"whiten__weight": 0.0},
-        {"whiten": "bam"},
-        {"whiten": "laplace"},
-        {"whiten__budget": 0},
-        {"init": [0.1, -0.1]},
-        {"init": np.eye(2)},
-        {"hidden_layer_sizes": ()},
-        {"hidden_layer_sizes__linear_skip": False},
-        {"scale": "network"},
-        {"initial_scale": 1.5},
-        {"whiten": None},
-        {"whiten": ([0.1, 0.2], [[1.0, 0.0], [0.5, 2.0]])},
-        {"optimizer__decay": (0.9, 10)},
-        {"optimizer__decay": None},
-        {"annealing": "linear"},
-        {"annealing": Linear(start=0.5)},
-        {"optimizer__ema": None},
-        {"optimizer__max_norm": 1.0},
-        {"early_stopping": 0.1, "early_stopping__patience": 100},
-        {"dtype": "float64"},
-    ],
-    ids=str,
-)
-def test_every_option_trains_and_samples(parameters):
+POINTS = [
+    {},
+    *({"kernel": name} for name in KERNELS),
+    {"kernel": Gaussian(bandwidth=2.0)},
+    {"bandwidth": 0.7},
+    {"gradient_estimator": "vanilla"},
+    {"bandwidth": "median"},
+    {"bandwidth": None},
+    {"mixing": "pilot"},
+    {"whiten__weight": 0.0},
+    {"whiten__budget": 0},
+    {"init": [0.1, -0.1]},
+    {"init": np.eye(2)},
+    {"hidden_layer_sizes": ()},
+    {"scale": "network"},
+    {"initial_scale": 1.5},
+    {"optimizer__decay": (0.9, 10)},
+    {"optimizer__decay": None},
+    {"annealing": "linear"},
+    {"annealing": Linear(start=0.5)},
+    {"optimizer__ema": None},
+    {"optimizer__max_norm": 1.0},
+    {"early_stopping": 0.1, "early_stopping__patience": 100},
+    {"dtype": "float64"},
+]
+NO_POINTS = [
+    {"mixing": "normal"},
+    {"latent_dim": 1},
+    {"latent_dim": 2},
+    {"latent_dim": 5},
+    {"hidden_layer_sizes__linear_skip": False},
+    {"hidden_layer_sizes__linear_skip": False, "initial_scale": 1.0},
+    {"whiten": "laplace"},
+    {"whiten": "bam"},
+    {"whiten": None},
+    {"whiten": ([0.1, 0.2], [[1.0, 0.0], [0.5, 2.0]])},
+]
+OPTIONS = [*((more, GaussianMixtureDraws) for more in POINTS), *((more, NormalDraws) for more in NO_POINTS)]
+
+
+@pytest.mark.parametrize(("parameters", "mixing"), OPTIONS, ids=str)
+def test_every_option_trains_and_samples_from_the_pilot_where_there_is_one(parameters, mixing):
     q = fit(**parameters)
+    assert isinstance(q.family_.mixing, mixing)
     assert np.isfinite(q.sample(10)).all()
     assert np.isfinite(q.score_samples(np.zeros((1, 2)))).all()
 
@@ -232,10 +222,6 @@ def test_the_start_with_a_linear_skip_is_the_laplace_approximation():
     X = q.sample(20_000, random_state=0)
     assert np.abs(X.mean(0) - 3).max() < 4 / math.sqrt(len(X))
     np.testing.assert_allclose(np.cov(X.T), np.eye(2), atol=4 * math.sqrt(2 / len(X)))
-
-
-def test_linear_annealing_is_the_default_schedule_object():
-    np.testing.assert_array_equal(fit(annealing="linear").loss_curve_, fit(annealing=Linear()).loss_curve_)
 
 
 def test_warm_start_continues_and_a_cold_start_forgets():
@@ -312,16 +298,6 @@ def test_a_fit_is_affine_equivariant(d, log10_condition, size, seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("p", [UNEQUAL, RING], ids=["unequal", "ring"])
-def test_all_modes_are_kept_by_default(p):
-    """The weights of the pair, six standard deviations apart, are those of chains that cross now and then."""
-    q = KSIVIApproximator(max_iter=500, random_state=0).fit(p.score_fn, n_features=2)
-    shares = p.shares_of(q.sample(20_000, random_state=1)).double()
-    torch.testing.assert_close(shares, p.weights, rtol=0, atol=0.03)
-    assert len(q.whitening_.modes) == len(p.means)
-
-
-@pytest.mark.slow
 def test_the_curve_of_a_default_fit_starts_at_its_start():
     q = fit(max_iter=1100, early_stopping=0.0)
     at, values = q.ksd_curve_.T
@@ -347,25 +323,6 @@ def test_chains_that_have_not_converged_are_told():
     with pytest.warns(ConvergenceWarning, match=r"have not converged.*`budget` of whiten=Pilot"):
         q = fit(funnel_score, n_features=9, max_iter=5, mixing="normal")
     assert not q.whitening_.converged
-
-
-@pytest.mark.parametrize(
-    ("parameters", "mixing"),
-    [
-        ({}, GaussianMixtureDraws),
-        ({"mixing": "pilot"}, GaussianMixtureDraws),
-        ({"mixing": "normal"}, NormalDraws),
-        ({"latent_dim": 2}, NormalDraws),
-        ({"hidden_layer_sizes__linear_skip": False, "initial_scale": 1.0}, NormalDraws),
-        ({"whiten": "laplace"}, NormalDraws),
-        ({"whiten": "bam"}, NormalDraws),
-        ({"whiten": None}, NormalDraws),
-        ({"whiten": (np.zeros(2), np.eye(2))}, NormalDraws),
-    ],
-    ids=str,
-)
-def test_the_mixing_is_the_pilot_where_there_is_one(parameters, mixing):
-    assert isinstance(fit(max_iter=1, **parameters).family_.mixing, mixing)
 
 
 @pytest.mark.parametrize(
@@ -420,7 +377,7 @@ def test_a_refused_warm_start_leaves_the_fit_as_it_was():
     X = q.sample(20, random_state=0)
     q.set_params(dtype="float32", warm_start=True, terms=[Laplacian()])
     with pytest.raises(ValueError, match="`terms`"):
-        q.fit(from_score_fn(normal_score, 2, products="finite-difference"))
+        q.fit(from_score_fn(torch.neg, 2, products="finite-difference"))
     q.set_params(dtype="float64")
     np.testing.assert_array_equal(q.sample(20, random_state=0), X)
     assert next(q.family_.parameters()).dtype == torch.float64
@@ -428,7 +385,7 @@ def test_a_refused_warm_start_leaves_the_fit_as_it_was():
 
 def test_a_mixing_distribution_keeps_its_precision_in_a_warm_start(tmp_path):
     q = fit(mixing=mixings.GaussianMixture([[-1.0, 0.0], [1.0, 0.0]]), whiten=None, warm_start=True)
-    q.fit(normal_score, n_features=2)
+    q.fit(torch.neg, n_features=2)
     assert q.family_.mixing.means.dtype == torch.float64
     save(q, tmp_path / "q")
     np.testing.assert_array_equal(load(tmp_path / "q").sample(5, random_state=0), q.sample(5, random_state=0))
@@ -445,35 +402,17 @@ def test_many_features_are_whitened_by_a_diagonal_and_a_few_directions(monkeypat
     assert np.isfinite(q.score_samples(q.sample(3))).all()
 
 
-@pytest.mark.slow
-def test_score_samples_converges_to_the_log_density_of_a_one_dimensional_fit():
-    q = KSIVIApproximator(max_iter=500, random_state=0).fit(normal_score, n_features=1)
-    grid = np.linspace(-8, 8, 4001)[:, None]
-    assert np.trapezoid(np.exp(q.score_samples(grid)), grid[:, 0]) == pytest.approx(1, abs=2e-3)
-    heights, edges = np.histogram(q.sample(200_000, random_state=0), bins=40, range=(-3, 3), density=True)
-    density = np.exp(q.score_samples((edges[1:] + edges[:-1])[:, None] / 2))
-    assert np.abs(heights - density).max() < 4 * math.sqrt(density.max() / (200_000 * 0.15)) + 0.002
-
-
 MISTAKES = {
     "kernel": ({"kernel": "cauchy"}, "kernel"),
     "bandwidth": ({"bandwidth": 0}, "bandwidth"),
-    "bandwidth of a kernel": ({"kernel": Gaussian(bandwidth=-1.0)}, "bandwidth"),
     "gradient_estimator": ({"gradient_estimator": "v"}, "gradient_estimator"),
     "batch_size": ({"batch_size": 1}, "batch_size"),
     "hidden_layer_sizes": ({"hidden_layer_sizes": (10, 0)}, "hidden_layer_sizes"),
-    "optimizer__betas": ({"optimizer__betas": (0.9, 1.0)}, "betas"),
     "initial_scale": ({"initial_scale": 1e-4}, "initial_scale"),
     "learning_rate": ({"learning_rate": -1.0}, "learning_rate"),
-    "optimizer__decay": ({"optimizer__decay": (2.0, 100)}, "decay"),
     "decay of words": ({"optimizer__decay": ("a", "b")}, "decay"),
-    "whiten not a pair": ({"whiten": (np.zeros(2),)}, "whiten"),
-    "whiten shape": ({"whiten": (np.zeros(3), np.eye(3))}, "whiten"),
     "whiten singular": ({"whiten": (np.zeros(2), np.zeros((2, 2)))}, "whiten"),
     "max_iter": ({"max_iter": 0}, "max_iter"),
-    "init": ({"init": [0.0, 1.0, 2.0]}, "init"),
-    "whiten__budget": ({"whiten__budget": -1}, "budget"),
-    "whiten__weight": ({"whiten__weight": -1.0}, "weight"),
     "mixing": ({"mixing": "flow"}, "mixing"),
     "annealing is a class": ({"annealing": Linear}, "annealing"),
     "annealing of nothing": ({"annealing": lambda progress: None}, "annealing"),
@@ -509,11 +448,11 @@ def test_an_interrupted_fit_is_one_of_fewer_iterations():
     q = clone(QUICK).set_params(whiten=None, batch_size=ODD, optimizer__decay=None)
     with pytest.raises(KeyboardInterrupt):
         q.fit(ending(raising(KeyboardInterrupt)), n_features=2)
-    shorter = clone(q).set_params(max_iter=12).fit(normal_score, n_features=2)
+    shorter = clone(q).set_params(max_iter=12).fit(torch.neg, n_features=2)
     np.testing.assert_array_equal(q.sample(5, random_state=0), shorter.sample(5, random_state=0))
     np.testing.assert_array_equal(q.loss_curve_, shorter.loss_curve_)
     assert q.n_iter_ == q.best_iter_ == 12
-    assert q.set_params(warm_start=True).fit(normal_score, n_features=2).n_iter_ == 42
+    assert q.set_params(warm_start=True).fit(torch.neg, n_features=2).n_iter_ == 42
 
 
 def test_an_interrupted_fit_from_a_pilot_keeps_the_best_state_judged():
@@ -531,7 +470,7 @@ def test_a_score_that_raises_leaves_the_estimator_as_it_was_or_warm():
     q.set_params(warm_start=True)
     with pytest.raises(OSError, match="on fire"):
         q.fit(ending(raising(OSError("on fire"))), n_features=2)
-    assert q.fit(normal_score, n_features=2).n_iter_ == 42
+    assert q.fit(torch.neg, n_features=2).n_iter_ == 42
 
 
 @pytest.mark.parametrize(("scale", "way"), [(1e-3, "wide"), (1e3, "narrow")])
@@ -573,7 +512,7 @@ def test_a_score_that_is_nan_at_the_origin_names_the_remedy():
 def test_a_warm_start_follows_a_target_that_has_moved(shift, whiten):
     """Standard errors of means of 20,000 draws are 0.007; a pilot of 128 chains adds 0.015 and 1%."""
     q = KSIVIApproximator(whiten=whiten, max_iter=30, warm_start=True, random_state=0)
-    q.fit(normal_score, n_features=2)
+    q.fit(torch.neg, n_features=2)
     q.fit(lambda x: (shift - x) / 1.25**2, n_features=2)
     X = q.sample(20_000)
     np.testing.assert_allclose(X.mean(0), shift, atol=0.1)
@@ -602,9 +541,9 @@ def test_a_warm_start_follows_a_sequence_of_data():
 
 def test_a_warm_start_on_the_same_target_keeps_its_guard():
     q = KSIVIApproximator(whiten=Pilot(budget=0), max_iter=100, warm_start=True, random_state=0)
-    q.fit(normal_score, n_features=2)
+    q.fit(torch.neg, n_features=2)
     n = len(q.ksd_curve_)
-    assert len(q.fit(normal_score, n_features=2).ksd_curve_) > n
+    assert len(q.fit(torch.neg, n_features=2).ksd_curve_) > n
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")

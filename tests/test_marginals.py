@@ -6,6 +6,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from plain_targets import normal
 from scipy import stats
 
 import skksivi
@@ -15,10 +16,6 @@ from skksivi.coordinates._marginals import Marginals, Quantiles, fitted_marginal
 from skksivi.pilot._newton import saddle_free_newton
 from skksivi.score._target import resolve_score
 from skksivi.targets import Banana, Target
-
-
-def normals(n, d, seed=0):
-    return torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def tensor(a):
@@ -64,7 +61,7 @@ def fitted(target):
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_map_has_an_inverse_and_its_determinant(name):
     _, map_ = fitted(TARGETS[name])
-    y = 3 * normals(200, len(map_.map.m))
+    y = 3 * normal(200, len(map_.map.m))
     y[0] = 25.0  # beyond the nodes
     x, log_scale = map_.unwarp(y)
     back, log_scale_back = map_.warp(x)
@@ -77,7 +74,7 @@ def test_a_map_has_an_inverse_and_its_determinant(name):
 @pytest.mark.parametrize("name", ["one", "multivariate"])
 def test_normal_quantiles_become_those_of_the_target(name):
     target, (_, map_) = TARGETS[name], fitted(TARGETS[name])
-    y = normals(50, target.n_features)
+    y = normal(50, target.n_features)
     z = torch.linalg.solve(target.A, (map_.unwarp(y)[0] - target.m).mT).mT.numpy()
     d, df = target.n_features, target.df.item()
     r_y, r_z = (np.square(a).sum(1) for a in (y.numpy(), z))
@@ -88,12 +85,12 @@ def test_normal_quantiles_become_those_of_the_target(name):
 def test_the_target_is_normal_in_its_coordinates(name):
     target, (score, map_) = TARGETS[name], fitted(TARGETS[name])
     assert map_.is_radial == target.radial
-    y = normals(100, target.n_features)
+    y = normal(100, target.n_features)
     torch.testing.assert_close(map_.pull_back(score)(y), -y, rtol=0, atol=0.01)
 
 
 def rotation(d, seed):
-    return torch.linalg.qr(normals(d, d, seed)).Q
+    return torch.linalg.qr(normal(d, d, seed=seed)).Q
 
 
 #: Log-densities, up to a constant.
@@ -128,7 +125,7 @@ def test_independent_directions_are_found(kind, k):
     found = target.V.mT @ torch.linalg.solve(map_.map.L.mT, map_.V)[:, : len(map_.quantiles.values)]
     assert found.shape[1] == k
     torch.testing.assert_close(found.abs().amax(0) / found.norm(dim=0), torch.ones(k).double(), rtol=0, atol=1e-4)
-    y = normals(100, 5)
+    y = normal(100, 5)
     assert (map_.pull_back(score)(y) + y).square().mean().sqrt() < 0.05
 
 
@@ -149,7 +146,7 @@ class OfTwo(Target):
 def test_the_radius_of_some_directions_is_found():
     score, map_ = fitted(OfTwo(0.0))
     assert (map_.is_radial, map_.n_mapped) == (True, 2)
-    y = normals(100, 3)
+    y = normal(100, 3)
     torch.testing.assert_close(map_.pull_back(score)(y), -y, rtol=0, atol=0.01)
 
 

@@ -11,18 +11,11 @@ import sklearn.model_selection
 import torch
 from approximators import GaussianTarget
 from joblib import parallel_config
-from scipy.stats import loguniform
 from sklearn import config_context
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning, FitFailedWarning
 from sklearn.experimental import enable_halving_search_cv  # noqa: F401
-from sklearn.model_selection import (
-    GridSearchCV,
-    HalvingGridSearchCV,
-    RandomizedSearchCV,
-    cross_val_score,
-    cross_validate,
-)
+from sklearn.model_selection import GridSearchCV, HalvingGridSearchCV, cross_validate
 
 from skksivi import KSIVIApproximator
 from skksivi.baselines import Laplace
@@ -92,19 +85,11 @@ def test_folds_are_other_rows_for_training_and_test_alike():
 def test_folds_are_those_of_random_state():
     assert rows(Replicates(3)) == rows(Replicates(3, random_state=0)) != rows(Replicates(3, random_state=1))
     assert rows(Replicates(3)) == rows(Replicates(5))[:3]
+    before = str(np.random.get_state())
     assert rows(Replicates(2, random_state=None)) != rows(Replicates(2, random_state=None))
     rng = np.random.RandomState(4)
     assert rows(Replicates(2, random_state=rng)) != rows(Replicates(2, random_state=rng))
-
-
-def test_folds_do_not_touch_the_global_generator():
-    before = str(np.random.get_state())
-    rows(Replicates(2, random_state=None))
     assert str(np.random.get_state()) == before
-
-
-def test_replicates_say_what_they_are():
-    assert repr(Replicates(4, random_state=2)) == "Replicates(n_splits=4, random_state=2)"
 
 
 @pytest.mark.parametrize("n_splits", [0, 2.5])
@@ -128,17 +113,6 @@ def test_the_seed_of_a_fit_comes_from_the_estimator_and_the_replicate(make):
     assert len({str(some) for some in every}) == len(every)
     assert draws(TARGET[1], make()) == every[1]
     assert draws(TARGET[1], None) == every[-1]
-
-
-@pytest.mark.slow
-def test_replicates_differ_and_repeat():
-    grades = cross_val_score(QUICK, TARGET, cv=Replicates(2), scoring=SCORER)
-    assert len(set(grades)) == 2
-    np.testing.assert_array_equal(cross_val_score(QUICK, TARGET, cv=Replicates(2), scoring=SCORER), grades)
-    free = clone(QUICK).set_params(random_state=None)
-    own = cross_val_score(free, TARGET, cv=Replicates(2), scoring=SCORER)
-    np.testing.assert_array_equal(cross_val_score(free, TARGET, cv=Replicates(2), scoring=SCORER), own)
-    assert not np.isin(own, grades).any()
 
 
 def test_the_folds_of_an_inner_search_are_others_in_each_outer_fold():
@@ -181,13 +155,6 @@ def test_the_default_grade_is_that_of_the_estimator():
     search = GridSearchCV(QUICK, {"bandwidth": [1.0]}, cv=Replicates(1)).fit(TARGET)
     row = rows(Replicates(1))[0]
     assert search.best_score_ == clone(QUICK).set_params(bandwidth=1.0).fit(TARGET[row]).score(TARGET)
-
-
-def test_randomized_search():
-    search = RandomizedSearchCV(
-        QUICK, {"learning_rate": loguniform(1e-4, 1e-1)}, n_iter=3, cv=Replicates(2), scoring=SCORER, random_state=0
-    ).fit(TARGET)
-    assert_found(search)
 
 
 @pytest.mark.slow
@@ -291,10 +258,6 @@ def test_neg_divergence_is_that_of_gaussians():
     assert neg_divergence_scorer()(q, from_score_fn(standard_score, 2)) == pytest.approx(0, abs=1e-6)
 
 
-def test_one_width_may_be_a_number():
-    assert neg_ksd_scorer(widths=1.0) == neg_ksd_scorer(widths=(1.0,))
-
-
 def test_neg_ksd_is_the_formula_of_its_docstring():
     d, n, widths = 3, 50, (0.5, 2.0)
     value = neg_ksd_scorer(n_samples=n, widths=widths)(Draws(d, np.exp), from_score_fn(standard_score, d))
@@ -303,6 +266,7 @@ def test_neg_ksd_is_the_formula_of_its_docstring():
     linear = (X @ X.T) ** 2 - (X**2).sum(1) - (X**2).sum(1)[:, None] + d  # k_p of k = x^T x', with s = -x
     mean = linear[~np.eye(n, dtype=bool)].mean() / math.sqrt(d)
     assert value == pytest.approx(-np.mean([*imq, mean]), rel=1e-7)
+    assert neg_ksd_scorer(widths=1.0) == neg_ksd_scorer(widths=(1.0,))
 
 
 A = np.array([[2.0, 0.0, 0.0], [-3.0, 0.5, 0.0], [100.0, 7.0, 50.0]])
@@ -315,6 +279,11 @@ def test_neg_ksd_does_not_depend_on_the_units():
     assert SCORER(Draws(3, lambda X: np.exp(X) @ A.T), moved) == pytest.approx(here, rel=1e-6)
 
 
+def mixed(X):
+    """Change the correlation of two standard normal columns."""
+    return np.column_stack([(X[:, 0] + 0.75 * X[:, 1]) / 1.25, X[:, 1:]])
+
+
 @pytest.mark.parametrize(("d", "error"), [(2, 0.2), (22, 0.15)])
 def test_neg_ksd_is_zero_for_exact_draws_and_lower_for_others(d, error):
     """Errors of this size in each coordinate, against four times the noise."""
@@ -322,19 +291,8 @@ def test_neg_ksd_is_zero_for_exact_draws_and_lower_for_others(d, error):
     exact = np.array([scorer(Draws(d), target[k]) for k in range(1, 9)])
     noise = exact.std(ddof=1)
     assert abs(exact.mean()) < 4 * noise / math.sqrt(len(exact))
-    for change in (lambda X: X + error, lambda X: (1 + error) * X, lambda X: (1 - error) * X):
+    for change in (lambda X: X + error, lambda X: (1 + error) * X, lambda X: (1 - error) * X, mixed):
         assert scorer(Draws(d, change), target[1]) < -4 * noise
-
-
-def test_neg_ksd_sees_correlations_in_many_dimensions():
-    def mix(X):
-        X = X.copy()
-        X[:, 0] = (X[:, 0] + 0.75 * X[:, 1]) / 1.25
-        return X
-
-    scorer, target = neg_ksd_scorer(n_samples=1000), from_score_fn(standard_score, 22)
-    exact = np.array([scorer(Draws(22), target[k]) for k in range(1, 9)])
-    assert scorer(Draws(22, mix), target[1]) < -4 * exact.std(ddof=1)
 
 
 def test_neg_ksd_takes_a_target_or_its_score_function_and_repeats():
@@ -392,25 +350,6 @@ def test_neg_distance_takes_a_function_of_raw_draws():
 def test_neg_distance_bears_a_constant_column():
     Y = np.column_stack([np.zeros(50), np.arange(50.0)])
     assert math.isfinite(neg_distance_scorer(Y)(Draws(2)))
-
-
-def two_modes(weight):
-    """Draws of two unit normals 20 apart, the first with this weight."""
-    return Draws(2, lambda X: X + np.where(np.arange(len(X)) < weight * len(X), -10, 10)[:, None] * [1.0, 0.0])
-
-
-def two_modes_score(x):
-    return torch.stack([10 * torch.tanh(10 * x[:, 0]) - x[:, 0], -x[:, 1]], 1)
-
-
-@pytest.mark.slow
-def test_weights_of_modes_are_seen_by_distances_and_by_no_stein_discrepancy():
-    target = from_score_fn(two_modes_score, 2)
-    by_ksd, by_distance = neg_ksd_scorer(n_samples=1000), neg_distance_scorer(two_modes(0.5).sample(1000, np.random))
-    noise = np.std([by_ksd(two_modes(0.5), target[k]) for k in range(1, 9)], ddof=1)
-    assert abs(by_ksd(two_modes(0.8), target) - by_ksd(two_modes(0.5), target)) < 4 * noise
-    noise = np.std([by_distance(two_modes(0.5), target[k]) for k in range(1, 9)], ddof=1)
-    assert by_distance(two_modes(0.8), target) < by_distance(two_modes(0.5), target) - 4 * noise
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from approximators import DrawsOf
-from plain_targets import UNEQUAL, as_score, log_gamma_draws, log_gamma_score, normal
+from plain_targets import UNEQUAL, Mixture, as_score, log_gamma_draws, log_gamma_score, normal
 from plain_targets import generator as seeded
 from scipy.special import digamma, polygamma
 from sklearn.exceptions import NotFittedError
@@ -29,7 +29,7 @@ from skksivi.pilot._mode_weights import (
     with_mode_weights,
 )
 from skksivi.pilot._points import Grade, PilotPoints, Verdict
-from skksivi.targets import EightGaussians, Multimodal, Target
+from skksivi.targets import EightGaussians, Multimodal, Target, from_log_prob, from_score_fn
 from skksivi.training._run import Fit
 
 AGREED = Verdict(Grade.CHAINS_AGREE)
@@ -50,12 +50,7 @@ def student_and_gaussian(d, weight=0.3, distance=20.0, df=3.0):
         student = constant - (df + d) / 2 * torch.log1p(x.square().sum(-1) / df)
         return torch.stack([gaussian + math.log(weight), student + math.log(1 - weight)]).logsumexp(0)
 
-    def score_fn(x):
-        with torch.enable_grad():
-            x = x if x.requires_grad else x.detach().requires_grad_()
-            return torch.autograd.grad(log_prob(x).sum(), x, create_graph=True)[0]
-
-    return log_prob, score_fn
+    return log_prob, from_log_prob(log_prob, d).score_fn
 
 
 def test_proposals_are_draws_of_their_density():
@@ -193,29 +188,27 @@ def test_one_mode_has_weight_one():
     assert found.trusted
 
 
-class TwoCauchys(BaseApproximator):
-    """Exact draws of two spherical Cauchys in ten dimensions, to which no proposal comes near."""
+class Drawn(BaseApproximator):
+    """Draws by a function (n, generator) -> (n, d), whatever the target."""
 
-    n_features = 10
-
-    def __init__(self, device="cpu", dtype="float64", random_state=0):
-        self.device, self.dtype, self.random_state = device, dtype, random_state
+    def __init__(self, draw, device="cpu", dtype="float64", random_state=0):
+        self.draw, self.device, self.dtype, self.random_state = draw, device, dtype, random_state
 
     def _fit(self, score_fn, run):
-        return Fit(DrawsOf(self._draw, self.n_features), {})
+        return Fit(DrawsOf(self.draw, score_fn.n_features), {})
 
-    def _draw(self, n, generator):
-        z = torch.randn(n, 11, generator=generator, dtype=torch.float64)
-        x = z[:, :10] / z[:, 10:].abs()
-        x[::2, 0] += 3000
-        return x
 
-    def score_fn(self, x):
-        with torch.enable_grad():
-            x = x if x.requires_grad else x.detach().requires_grad_()
-            other = x - torch.eye(1, 10).to(x) * 3000
-            squares = torch.stack([x.square().sum(-1), other.square().sum(-1)])
-            return torch.autograd.grad((-5.5 * torch.log1p(squares)).logsumexp(0).sum(), x, create_graph=True)[0]
+def two_cauchys(n, generator):
+    """Exact draws of two spherical Cauchys in ten dimensions, to which no proposal comes near."""
+    z = torch.randn(n, 11, generator=generator, dtype=torch.float64)
+    x = z[:, :10] / z[:, 10:].abs()
+    x[::2, 0] += 3000
+    return x
+
+
+def two_cauchys_log_prob(x):
+    squares = torch.stack([x.square().sum(-1), (x - torch.eye(1, 10).to(x) * 3000).square().sum(-1)])
+    return (-5.5 * torch.log1p(squares)).logsumexp(0)
 
 
 def test_draws_in_no_mode_that_could_be_weighed_are_told():
@@ -230,46 +223,35 @@ def test_draws_in_no_mode_that_could_be_weighed_are_told():
 
 @pytest.mark.slow
 def test_weights_that_rest_on_too_little_are_refused():
-    q = TwoCauchys()
-    q.fit(q.score_fn, n_features=10)
-    found = modes(q, q.score_fn, random_state=0)
+    score_fn = from_log_prob(two_cauchys_log_prob, 10).score_fn
+    q = Drawn(two_cauchys).fit(score_fn, n_features=10)
+    found = modes(q, score_fn, random_state=0)
     assert len(found.weights) == 2
     assert not found.trusted
     assert "effective share" in found.reason
     with pytest.raises(ValueError, match=r"`reweight` is set, but.*effective share"):
-        modes(q, q.score_fn, reweight=True, random_state=0)
+        modes(q, score_fn, reweight=True, random_state=0)
     assert not isinstance(q.sampler_, Reweighted)
 
 
-class RareMode(BaseApproximator):
+RARE = 0.001
+
+
+def with_a_rare_mode(n, generator):
     """Draws of two normals, 12 apart, of which the second has few."""
-
-    n_features = 2
-
-    def __init__(self, device="cpu", dtype="float64", random_state=0, share=0.001):
-        self.device, self.dtype, self.random_state, self.share = device, dtype, random_state, share
-
-    def _fit(self, score_fn, run):
-        return Fit(DrawsOf(self._draw, self.n_features), {})
-
-    def _draw(self, n, generator):
-        x = torch.randn(n, 2, generator=generator, dtype=torch.float64)
-        second = torch.rand(n, generator=generator) < self.share
-        return x + torch.where(second, 6.0, -6.0)[:, None] * torch.eye(1, 2)
-
-    def score_fn(self, x):
-        """The two have equal weights in the target."""
-        return torch.stack([6 * torch.tanh(6 * x[:, 0]) - x[:, 0], -x[:, 1]], 1)
+    x = torch.randn(n, 2, generator=generator, dtype=torch.float64)
+    return x + torch.where(torch.rand(n, generator=generator) < RARE, 6.0, -6.0)[:, None] * torch.eye(1, 2)
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_mode_of_few_draws_is_seen(seed):
-    q = RareMode()
-    q.fit(q.score_fn, n_features=2)
-    found = modes(q, q.score_fn, reweight=True, random_state=seed)
+    """The two have equal weights in the target."""
+    p = Mixture([0.5, 0.5], [[-6.0, 0.0], [6.0, 0.0]], [1.0, 1.0])
+    q = Drawn(with_a_rare_mode).fit(p.score_fn, n_features=2)
+    found = modes(q, p.score_fn, reweight=True, random_state=seed)
     np.testing.assert_allclose(found.weights, 0.5, atol=0.02)
     share = found.shares[found.centres[:, 0].argmax()]  # as it was counted, a few draws of many
-    odds = q.share / share * (1 - share) / (1 - q.share)
+    odds = RARE / share * (1 - share) / (1 - RARE)
     drawn = (q.sample(1000, random_state=0)[:, 0] > 0).mean()
     assert abs(drawn - odds / (1 + odds)) < 0.08  # five standard errors
 
@@ -279,14 +261,7 @@ def test_mistakes_are_named():
         modes(KSIVIApproximator(), Multimodal())
     q = Laplace().fit(lambda x: -x, n_features=2)
     with pytest.raises(ValueError, match="3 features, expected 2"):
-        modes(q, EightGaussiansOf3())
-
-
-class EightGaussiansOf3:
-    n_features = 3
-
-    def score_fn(self, x):
-        return -x
+        modes(q, from_score_fn(torch.neg, 3))
 
 
 # Chains from draws of a mode

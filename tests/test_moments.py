@@ -46,11 +46,6 @@ def test_the_gradient_is_that_of_the_formula(n, d, weight, seed):
     torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12)
 
 
-def test_the_gradient_is_zero_at_the_moments_of_the_target():
-    u = normal(20, 3)
-    assert MomentPenalty(moments(u), 1.0).gradient(u[torch.randperm(20)]).abs().max() < 1e-14
-
-
 def test_the_first_gradient_remembers_the_target():
     """The running averages start there, so that one batch moves them by 1 - memory."""
     target, u = moments(normal(50, 3)), normal(20, 3, seed=1)
@@ -60,16 +55,10 @@ def test_the_first_gradient_remembers_the_target():
 
 def test_the_running_averages_forget():
     target, u = moments(normal(50, 3)), normal(20, 3, seed=1)
-    remembering = MomentPenalty(target, 1.0, memory=0.5)
+    remembering, before = MomentPenalty(target, 1.0, memory=0.5), [a.clone() for a in target]
     for _ in range(60):
         last = remembering.gradient(u)
     torch.testing.assert_close(last, MomentPenalty(target, 1.0, memory=0.0).gradient(u))
-
-
-def test_the_target_is_left_as_it_was():
-    target = moments(normal(50, 3))
-    before = [a.clone() for a in target]
-    MomentPenalty(target, 1.0).gradient(normal(20, 3, seed=1))
     assert all(a.equal(b) for a, b in zip(target, before, strict=True))
 
 

@@ -9,14 +9,11 @@ import numpy as np
 import pytest
 from approximators import APPROXIMATORS, GaussianTarget, short
 from sklearn.base import clone
-from sklearn.model_selection import GridSearchCV
 
-import skksivi
 from skksivi import HKSIVIApproximator, KSIVIApproximator, annealing, kernels, mixing, parameters
 from skksivi._utils.arrays import check_sample_weight
 from skksivi.baselines import SIVI, SVGD
 from skksivi.kernels import Gaussian
-from skksivi.model_selection import Replicates, neg_ksd_scorer
 from skksivi.parameters import Adam, Bridge, Checkpoint, Network, ParameterObject, Pilot, Plateau, Scale
 from skksivi.targets import Banana
 from skksivi.terms import Entropic, Laplacian, Term
@@ -101,11 +98,6 @@ def test_a_mistake_is_told_by_fit():
         KSIVIApproximator(terms=[0.3]).fit(Banana())
 
 
-def test_no_constructor_has_more_than_24_parameters():
-    public = [*APPROXIMATORS, skksivi.KSIVIRegressor(), skksivi.KSIVIClassifier()]
-    assert max(len(signature(type(q)).parameters) for q in public) == 24
-
-
 SHORTHANDS = {
     "optimizer__ema": None,
     "whiten__budget": 5000,
@@ -144,11 +136,23 @@ def test_the_rest_of_a_shorthand_stays():
         assert KSIVIApproximator(kernel=kernel).set_params(kernel__bandwidth=2.0).kernel.bandwidth == 2.0
 
 
-@pytest.mark.parametrize("name", ["whiten__size", "optimizer__rate", "scales__floor", "kernel__width"])
-def test_a_part_that_is_none_is_refused_and_nothing_changes(name):
-    q = KSIVIApproximator(random_state=0)
-    with pytest.raises((ValueError, AttributeError)):
-        q.set_params(**{name: 1})
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("whiten__size", "size"),
+        ("optimizer__rate", "rate"),
+        ("kernel__width", "width"),
+        ("scales__floor", "scales"),
+        ("n_iter", "n_iter"),
+        ("whitening__budget", "whitening"),
+    ],
+)
+def test_an_unknown_parameter_is_named_and_shorthands_stay(name, wrong):
+    q = KSIVIApproximator()
+    with pytest.raises(ValueError, match=f"Invalid parameter '{wrong}' for estimator"):
+        q.set_params(max_iter=7, **{name: 1})
+    if not name.startswith(wrong):  # a part of a shorthand
+        assert q.get_params(deep=False) == KSIVIApproximator().get_params(deep=False)
 
 
 def test_two_approximators_share_no_settings():
@@ -159,12 +163,13 @@ def test_two_approximators_share_no_settings():
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_a_shorthand_means_its_object():
-    short = {"whiten": "auto", "scale": "constant", "optimizer": "adam", "early_stopping": 0.1}
+    short = {"whiten": "auto", "scale": "constant", "optimizer": "adam", "early_stopping": 0.1, "annealing": "linear"}
     whole = {
         "whiten": Pilot(),
         "scale": Scale(),
         "optimizer": Adam(warm_up=200),
         "early_stopping": Plateau(0.1),
+        "annealing": annealing.Linear(),
     }
     fits = [KSIVIApproximator(mixing="normal", **TINY, **own).fit(GaussianTarget()) for own in (short, whole)]
     assert fits[0].n_iter_ == TINY["max_iter"]
@@ -176,32 +181,11 @@ def test_baselines_of_points_take_a_pilot():
     assert q.sample(3).shape == (3, 2)
 
 
-@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
-def test_parts_can_be_searched():
-    q = KSIVIApproximator(gradient_estimator="u-statistic", whiten="laplace", **TINY)
-    grid = {"optimizer__ema": [None, 0.9], "scale__floor": [1e-3]}
-    search = GridSearchCV(q, grid, scoring=neg_ksd_scorer(n_samples=100), cv=Replicates(2)).fit(GaussianTarget())
-    assert set(search.best_params_) == set(grid)
-
-
-def test_a_file_holds_them(tmp_path):
-    q = KSIVIApproximator(optimizer=OBJECTS[0], whiten=Pilot(budget=7), scale=Scale(floor=0.01), terms=[Entropic()])
-    skksivi.save(q, tmp_path / "q")
-    assert repr(skksivi.load(tmp_path / "q")) == repr(q)
-
-
 @pytest.mark.parametrize("cls", [SIVI, SVGD])
 def test_a_shorthand_that_has_no_parts_says_so(cls):
     with pytest.raises(ValueError, match="`whiten` is 'laplace', which has no parameters"):
         cls().set_params(whiten__budget=5)
     assert cls(whiten="auto").set_params(whiten__budget=5).whiten.budget == 5
-
-
-def test_a_part_that_is_refused_leaves_the_shorthand():
-    q = KSIVIApproximator()
-    with pytest.raises(ValueError, match="foo"):
-        q.set_params(max_iter=7, whiten__foo=1)
-    assert (q.whiten, q.max_iter) == ("auto", 2000)
 
 
 @pytest.mark.parametrize("q", [q for q in APPROXIMATORS if "whiten" in q.get_params()], ids=repr)
@@ -320,9 +304,3 @@ def test_rows_of_different_lengths_are_refused_by_name():
         KSIVIApproximator(init=[[0.0], [0.0, 1.0]]).fit(Banana())
     with pytest.raises(ValueError, match="`sample_weight` must hold numbers, in rows of one length"):
         check_sample_weight([[1], [1, 2]], 2)
-
-
-@pytest.mark.parametrize("name", ["n_iter", "whitening__budget"])
-def test_an_unknown_parameter_is_named(name):
-    with pytest.raises(ValueError, match=f"Invalid parameter '{name.partition('__')[0]}' for estimator"):
-        KSIVIApproximator().set_params(**{name: 5})

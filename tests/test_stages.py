@@ -40,10 +40,6 @@ def pilot_of(score_fn, d, *, seed=0, warps=True, init=None, **settings):
     return whitening, points, {a.stage: a.verdict for a in whitening.attempts}
 
 
-def normal_score(x):
-    return -x
-
-
 def bent_score(x):
     """a ~ N(0, 1), b | a ~ N(a^2, .3^2)."""
     a, b = x.split(1, 1)
@@ -58,7 +54,7 @@ def bent_score(x):
     ("stage", "score_fn", "d"),
     [
         ("independent directions", gumbel_score, 3),
-        ("matched Gaussian", normal_score, 3),
+        ("matched Gaussian", torch.neg, 3),
         ("short chains", bent_score, 2),
         ("all modes", UNEQUAL.score_fn, 2),
     ],
@@ -99,18 +95,16 @@ def test_few_features_have_no_stages_of_many():
         gumbel_score, 2, warps=False, skip=("matched Gaussian", "short chains", *THOROUGH_NAMES)
     )
     assert not {"warped coordinates", "more trajectories"} & set(verdicts)
-    many = pilot_of(
-        normal_score, MANY_FEATURES, skip=("independent directions", "matched Gaussian", *THOROUGH_NAMES)
-    )[2]
+    many = pilot_of(torch.neg, MANY_FEATURES, skip=("independent directions", "matched Gaussian", *THOROUGH_NAMES))[2]
     assert "warped coordinates" not in many  # there are no chains
 
 
 def test_stages_may_be_left_out():
-    whitening, _, verdicts = pilot_of(normal_score, 2, skip=("other modes", "independent directions"))
+    whitening, _, verdicts = pilot_of(torch.neg, 2, skip=("other modes", "independent directions"))
     assert list(verdicts) == ["mode search", "matched Gaussian"]
     assert whitening.ascents is None
     with pytest.raises(ValueError, match=r"`skip` has 'other mode', which is no stage; these are 'mode search', "):
-        KSIVIApproximator(whiten=Pilot(skip=["other mode"])).fit(normal_score, n_features=2)
+        KSIVIApproximator(whiten=Pilot(skip=["other mode"])).fit(torch.neg, n_features=2)
 
 
 @pytest.mark.slow
@@ -119,7 +113,7 @@ def test_efforts_are_slices_of_one_list():
     settings = {"skip": ("independent directions", "matched Gaussian", "short chains"), "budget": 0}
     for effort, last in (("low", "other modes"), ("auto", "long chains"), ("high", "long chains")):
         assert list(pilot_of(gumbel_score, 2, effort=effort, **settings)[2])[-1] == last
-    _, points, verdicts = pilot_of(normal_score, 2, effort="high", budget=0)
+    _, points, verdicts = pilot_of(torch.neg, 2, effort="high", budget=0)
     assert list(verdicts)[-1] == THOROUGH[-1].name
     assert "chains agree" in verdicts["long chains"]
     assert points.converged
@@ -158,7 +152,7 @@ def test_long_chains_have_as_many_points_of_a_mode_as_its_weight(p):
 
 
 def test_more_of_the_budget_makes_more_chains():
-    sizes = [len(pilot_of(normal_score, 2, effort="high", budget=budget)[1].x) for budget in (0, 400_000)]
+    sizes = [len(pilot_of(torch.neg, 2, effort="high", budget=budget)[1].x) for budget in (0, 400_000)]
     assert sizes[1] > 2 * sizes[0]
 
 
@@ -234,7 +228,7 @@ def test_the_report_is_saved_with_a_fit(tmp_path):
     assert sum(a.n_calls for a in q.whitening_.attempts) == q.whitening_.n_score_calls
     save(q, tmp_path / "q")
     assert load(tmp_path / "q").whitening_.report() == report
-    assert KSIVIApproximator(whiten="laplace", max_iter=1).fit(normal_score, n_features=2).whitening_.report() == (
+    assert KSIVIApproximator(whiten="laplace", max_iter=1).fit(torch.neg, n_features=2).whitening_.report() == (
         "Laplace approximation"
     )
 
@@ -289,7 +283,7 @@ def test_what_the_last_stages_lose_leaves_the_points_before_them(monkeypatch):
         raise DivergedError
 
     monkeypatch.setattr("skksivi.pilot._stages.LongChains.propose", lost)
-    whitening, points, verdicts = pilot_of(normal_score, 3, seed=2, effort="high", warps=False)
+    whitening, points, verdicts = pilot_of(torch.neg, 3, seed=2, effort="high", warps=False)
     assert verdicts["long chains"] == ""
     assert points.converged
     assert whitening.converged
@@ -298,7 +292,7 @@ def test_what_the_last_stages_lose_leaves_the_points_before_them(monkeypatch):
 def test_high_effort_runs_long_chains_unless_coordinates_are_warped():
     x = torch.randn(4000, MANY_FEATURES, generator=generator()).double()
     points = PilotPoints(x, [4000], torch.full((MANY_FEATURES,), 0.03))
-    known = Known(in_double(normal_score, 2), x[:1], False, Pilot(), generator(), True, points=points)
+    known = Known(in_double(torch.neg, 2), x[:1], False, Pilot(), generator(), True, points=points)
     known.modes = ModeMaps([Affine(x[0], torch.eye(MANY_FEATURES).double())], torch.ones(1))
     assert _suffices(known)  # whose errors are small
     known.settings = Pilot(effort="high")
@@ -310,6 +304,6 @@ def test_the_report_says_what_was_tried_before_the_curvature(monkeypatch):
         raise DivergedError
 
     monkeypatch.setattr("skksivi.pilot._stages.Newton.propose", lost)
-    _, points, verdicts = pilot_of(normal_score, 5, skip=THOROUGH_NAMES)
+    _, points, verdicts = pilot_of(torch.neg, 5, skip=THOROUGH_NAMES)
     assert points is None
     assert verdicts == {"mode search": ""}

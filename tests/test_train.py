@@ -14,7 +14,7 @@ from joblib import parallel_config
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.experimental import enable_halving_search_cv  # noqa: F401
-from sklearn.model_selection import GridSearchCV, HalvingGridSearchCV, cross_val_score
+from sklearn.model_selection import GridSearchCV, cross_val_score
 
 from skksivi import HKSIVIApproximator, KSIVIApproximator, diagnose
 from skksivi.model_selection import Replicates, neg_distance_scorer, neg_divergence_scorer, neg_ksd_scorer
@@ -24,40 +24,26 @@ from skksivi.terms import Entropic
 
 BOTH = [KSIVIApproximator, HKSIVIApproximator]
 
-#: A value of each training parameter: that of "auto" where there is one, since any value counts.
+#: A value of each training parameter, often that of "auto", since any value counts.
 SET = {
-    KSIVIApproximator: {
-        "kernel": "gaussian",
-        "bandwidth": "median",
-        "gradient_estimator": "path",
-        "latent_dim": 2,
-        "hidden_layer_sizes": (100, 100),
-        "mixing": "pilot",
-        "scale": "constant",
-        "initial_scale": 0.25,
-        "batch_size": 128,
-        "learning_rate": 5e-3,
-        "optimizer": "adam",
-        "annealing": "linear",
-        "terms": [Entropic(0.1)],
-    },
-    HKSIVIApproximator: {
-        "n_layers": 5,
-        "bridge": "none",
-        "shared_network": True,
-        "mixing": "pilot",
-        "kernel": "gaussian",
-        "bandwidth": "median",
-        "gradient_estimator": "u-statistic",
-        "hidden_layer_sizes": (50, 50),
-        "initial_scale": 0.5,
-        "scale": Scale(),
-        "batch_size": 256,
-        "learning_rate": 1e-3,
-        "optimizer": Adam(),
-    },
+    "n_layers": 5,
+    "bridge": "none",
+    "shared_network": True,
+    "kernel": "gaussian",
+    "bandwidth": "median",
+    "gradient_estimator": "u-statistic",
+    "latent_dim": 2,
+    "hidden_layer_sizes": (50, 50),
+    "mixing": "pilot",
+    "scale": Scale(),
+    "initial_scale": 0.25,
+    "batch_size": 128,
+    "learning_rate": 5e-3,
+    "optimizer": Adam(),
+    "annealing": "linear",
+    "terms": [Entropic(0.1)],
 }
-CASES = [(cls, name) for cls in BOTH for name in SET[cls]]
+CASES = [(cls, name) for cls in BOTH for name in cls._training]
 
 
 @pytest.fixture
@@ -85,8 +71,7 @@ def test_the_layers_of_a_hierarchy_are_trained_because_they_move_the_points_of_t
 
 @pytest.mark.parametrize(("cls", "name"), CASES, ids=lambda case: getattr(case, "__name__", case))
 def test_setting_a_training_parameter_trains(cls, name, quiet):
-    assert SET[cls].keys() == cls._training.keys()
-    assert fit(cls, **{name: SET[cls][name]}).n_iter_ == 3
+    assert fit(cls, **{name: SET[name]}).n_iter_ == 3
 
 
 @pytest.mark.parametrize("cls", BOTH)
@@ -178,23 +163,6 @@ def test_none_has_the_meaning_of_false_for_early_stopping(quiet):
 
 
 TARGET = from_score_fn(gaussian_score, n_features=2)
-
-
-def searches():
-    grid = {"learning_rate": [1e-4, 1e-2], "bandwidth": [0.5, 2.0]}
-    q = KSIVIApproximator(max_iter=20, random_state=0)
-    how = {"cv": Replicates(2), "scoring": neg_ksd_scorer(n_samples=200), "refit": False}
-    yield GridSearchCV(q, grid, **how)
-    yield HalvingGridSearchCV(
-        q, grid, resource="max_iter", min_resources=10, max_resources=20, **{**how, "refit": True}
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("search", [*searches()], ids=lambda search: type(search).__name__)
-def test_each_candidate_of_a_search_is_trained(search, quiet):
-    results = search.fit(TARGET).cv_results_
-    assert len(set(results["mean_test_score"])) == len(results["params"])
 
 
 def test_the_grades_of_settings_that_train_differ(quiet):

@@ -5,20 +5,15 @@ import math
 import numpy as np
 import pytest
 import torch
-from plain_targets import generator, normal
+from plain_targets import generator, normal, resolved
 
 from skksivi import HKSIVIApproximator, KSIVIApproximator
 from skksivi.parameters import Pilot
 from skksivi.pilot._chains import diagonal_map, underdamped
 from skksivi.pilot._pilot import find_whitening
-from skksivi.score._target import resolve_score
 from skksivi.targets import EightGaussians
 
 MODES = np.array([[-30.0, 0.0], [30.0, 0.0]])
-
-
-def resolved(target, d=None):
-    return resolve_score(target, d, dtype=torch.float64, device=torch.device("cpu"))
 
 
 def stiff():

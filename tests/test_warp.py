@@ -7,7 +7,7 @@ import joblib
 import numpy as np
 import pytest
 import torch
-from plain_targets import Bent, gumbel
+from plain_targets import Bent, gumbel, normal
 from sklearn.base import clone
 
 import skksivi
@@ -21,10 +21,6 @@ from skksivi.targets import Target
 from skksivi.terms import Entropic
 
 
-def normals(n, d, seed=0):
-    return torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
 class Funnel(Target):
     """v ~ N(0, 3^2), x_i | v ~ N(0, exp(v)); its mode is a spike of infinite depth in the limit."""
 
@@ -35,7 +31,7 @@ class Funnel(Target):
         return -(v / 3).square() / 2 - x[:, 1:].square().sum(1) * (-v).exp() / 2 - (self.n_features - 1) * v / 2
 
     def sample(self, n, seed=1):
-        z = normals(n, self.n_features, seed)
+        z = normal(n, self.n_features, seed=seed)
         z[:, 0] *= 3
         z[:, 1:] *= (z[:, :1] / 2).exp()
         return z
@@ -81,7 +77,7 @@ def test_what_drives_what_is_found():
 
 def test_a_neck_is_open_where_no_points_have_been():
     """x_i ~ N(mu, tau): their sds in warped coordinates are 1 at log tau = -6, by points of log tau > -1."""
-    z = normals(20_000, 7)
+    z = normal(20_000, 7)
     z[:, 1] = -1 + z[:, 1].abs()
     z[:, 0] = 2 + 3 * z[:, 0]
     narrow = z.clone()
@@ -95,7 +91,7 @@ def test_a_neck_is_open_where_no_points_have_been():
 
 
 def test_what_drives_others_may_be_skewed():
-    z = normals(4000, 3)
+    z = normal(4000, 3)
     v = torch.tensor([0.5, 0.7], dtype=torch.float64)
     t, log_slope = skewed(z, *v)
     back, inverse = unskewed(t, *v)
@@ -120,12 +116,12 @@ def test_curved_targets_are_normal_in_its_coordinates(warp):
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("d", [2, 10, 40])
 def test_gaussians_are_left_alone(d, seed):
-    A = normals(d, d, seed)
-    assert fitted_warp(normals(3000, d, seed + 10) @ A) is None
+    A = normal(d, d, seed=seed)
+    assert fitted_warp(normal(3000, d, seed=seed + 10) @ A) is None
 
 
 def test_points_that_tell_nothing_are_left_alone():
-    x = normals(500, 3)
+    x = normal(500, 3)
     assert fitted_warp(x[:6]) is None
     x[:, 1] = 1.0
     assert fitted_warp(x) is None
@@ -137,7 +133,7 @@ def test_the_score_is_that_of_the_density(warp, has_density):
     target = Funnel()
     score = resolve_score(target if has_density else bare(target), 5, dtype=torch.float64, device=torch.device("cpu"))
     n_before, pulled = score.tally.n_values, warp.pull_back(score.double)
-    y = normals(6, 5, 4).requires_grad_()
+    y = normal(6, 5, seed=4).requires_grad_()
     x, log_scale = warp.unwarp(y)
     (expected,) = torch.autograd.grad((target.log_prob(x) + log_scale).sum(), y)
     torch.testing.assert_close(pulled(y.detach()), expected)
@@ -284,7 +280,7 @@ def test_high_effort_is_no_worse_where_long_chains_are():
 def test_drivers_of_points_that_have_converged_are_skewed():
     """The scale is exp(l) with a skewed l, which the first warp takes as Gaussian; all else stays as it is."""
     log_scale = -gumbel(4000, 1) / 2
-    x = torch.cat([log_scale, log_scale.exp() * normals(4000, 3)], 1)
+    x = torch.cat([log_scale, log_scale.exp() * normal(4000, 3)], 1)
     level, *others = (warp := fitted_warp(x)).levels
     plain = replace(warp, levels=[replace(level, shape=torch.tensor([[0.0], [1.0]]).double()), *others])
     shaped = reshaped(plain, x)

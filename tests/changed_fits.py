@@ -219,8 +219,6 @@ SAME = {
     "terms": [((Entropic(closure(0.1)),), (Entropic(Ramp(0.1)),)), ((own_term(1.0),), [own_term(1.0)])],
     "kernel": [(own_kernel(1.0), own_kernel(1.0))],
     "hidden_layer_sizes": [((8,), [8])],
-    "random_state": [(None, None)],
-    "verbose": [(0, 0)],
     "init": [([0.0] * D, torch.zeros(D).double().tolist())],
     "whiten": [(Pilot(budget=20_000), Pilot(budget=20_000))],
 }

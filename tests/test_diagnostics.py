@@ -26,15 +26,7 @@ from skksivi.diagnostics import Check
 from skksivi.diagnostics._ends import ends_apart, ends_beyond
 from skksivi.families._density import LogDensity
 from skksivi.parameters import Pilot
-from skksivi.targets import (
-    Banana,
-    EightGaussians,
-    GaussianMixture,
-    StudentT,
-    Target,
-    from_log_prob,
-    from_score_fn,
-)
+from skksivi.targets import Banana, EightGaussians, GaussianMixture, StudentT, Target, from_log_prob, from_score_fn
 from skksivi.training._run import Fit
 
 NAMES = [
@@ -203,9 +195,8 @@ def test_a_wrong_width_is_seen_by_its_stein_variance(scale, seen):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("distance", [100])
-def test_modes_that_are_too_wide_are_seen_at_any_distance(distance):
-    means = [[-distance / 2, 0.0], [distance / 2, 0.0]]
+def test_modes_that_are_too_wide_are_seen_at_any_distance():
+    means = [[-50.0, 0.0], [50.0, 0.0]]
     target, wide = (from_score_fn(Mixture([0.5, 0.5], means, [sd, sd]).score_fn, 2) for sd in (1.0, 1.3))
     q = KSIVIApproximator(max_iter=1, whiten=Pilot(budget=0), init=means, random_state=0).fit(wide)
     assert "Stein variances" in warned(diagnose(q, target, random_state=0))

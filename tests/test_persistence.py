@@ -44,7 +44,7 @@ from skksivi.amortized import DeepSets, _training
 from skksivi.annealing import Cosine, Linear
 from skksivi.baselines import Laplace
 from skksivi.parameters import Adam, Network, Pilot, Scale
-from skksivi.targets import Multimodal
+from skksivi.targets import Multimodal, from_score_fn
 from skksivi.terms import Entropic
 
 MEAN = torch.tensor([1.0, -2.0])
@@ -52,7 +52,7 @@ FACTOR = np.array([[1.5, 0.0], [0.4, 0.6]])
 
 
 def score_fn(x):
-    return (MEAN.to(x) - x) / (1 + 0.1 * x.square())
+    return (torch.linspace(1, -2, x.shape[1]).to(x) - x) / (1 + 0.1 * x.square())
 
 
 def ksivi(**parameters):
@@ -152,7 +152,7 @@ def fitted():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             d = N_FEATURES.get(name, 2)
-            return MADE[name]() if name in MADE else clone(ESTIMATORS[name]).fit(score_of(d), n_features=d)
+            return MADE[name]() if name in MADE else clone(ESTIMATORS[name]).fit(score_fn, n_features=d)
 
     return Lazily(fit)
 
@@ -167,18 +167,6 @@ def saved(fitted, tmp_path_factory):
         return path.read_bytes()
 
     return Lazily(content)
-
-
-def score_of(d):
-    return Heavy(d) if d > 2 else score_fn
-
-
-class Heavy:
-    def __init__(self, d):
-        self.mean = torch.linspace(1, -2, d)
-
-    def __call__(self, x):
-        return (self.mean.to(x) - x) / (1 + 0.1 * x.square())
 
 
 def by_file(q, folder, **options):
@@ -232,9 +220,8 @@ def test_what_is_saved_comes_back_bit_for_bit(fitted, name, tmp_path):
     q = copy.deepcopy(fitted[name])
     X = FRAME if hasattr(q, "feature_names_in_") else DATA
     outputs(q, X)  # a stream under way
-    d = N_FEATURES.get(name, 2)
     needs_score = name in ("hierarchy", "shared hierarchy", "HKSIVIApproximator", "HSIVISM")
-    given = {"score_fn": torch.neg} if name == "refined" else {"score_fn": score_of(d)} if needs_score else {}
+    given = {"score_fn": torch.neg} if name == "refined" else {"score_fn": score_fn} if needs_score else {}
     loaded = by_file(q, tmp_path, **given)
     assert_same(loaded.get_params(), q.get_params())
     left_out = {"approximator_", "target_"}
@@ -307,15 +294,8 @@ def test_what_draws_by_the_score_needs_it(fitted, tmp_path):
     for name in ("hierarchy", "refined"):
         with pytest.raises(ValueError, match="score_fn="):
             by_file(fitted[name], tmp_path).sample()
-
-    class Three:
-        n_features = 3
-
-        def score_fn(self, x):
-            return -x
-
     with pytest.raises(ValueError, match="3 features, expected 2"):
-        by_file(fitted["hierarchy"], tmp_path, score_fn=Three())
+        by_file(fitted["hierarchy"], tmp_path, score_fn=from_score_fn(torch.neg, 3))
     assert pickle.dumps(by_file(fitted["laplace"], tmp_path, score_fn=lambda x: -x))  # one that does not keeps none
 
 

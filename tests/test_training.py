@@ -10,13 +10,7 @@ from torch import nn
 from skksivi.parameters import Adam, Plateau
 from skksivi.score._tally import Tally
 from skksivi.training._guard import Watch
-from skksivi.training._loop import (
-    Objective,
-    Scheduled,
-    by_autograd,
-    learning_rate_factor,
-    minimise,
-)
+from skksivi.training._loop import Objective, Scheduled, by_autograd, learning_rate_factor, minimise
 from skksivi.training._run import Fit, Run
 
 

@@ -21,15 +21,7 @@ from skksivi.amortized._contexts import as_contexts, simulated
 from skksivi.amortized._family import Conditional
 from skksivi.amortized._laplace import Laplaces, laplaces
 from skksivi.amortized._paired import PairedScore
-from skksivi.amortized._training import (
-    LEAST,
-    PATIENCE,
-    Split,
-    Walk,
-    divergence,
-    log_probs,
-    train,
-)
+from skksivi.amortized._training import LEAST, PATIENCE, Split, Walk, divergence, log_probs, train
 
 CPU = torch.device("cpu")
 F64 = torch.float64
@@ -341,6 +333,7 @@ def test_sets_of_different_size_have_a_posterior(short_networks):
 def test_features_of_a_set_do_not_depend_on_its_order():
     sets = [torch.randn(n, 2, generator=generator(), dtype=F64) for n in (3, 5)]
     net = DeepSets(2)
+    assert net.shape == (2, 16)
     torch.testing.assert_close(net(sets), net([rows.flip(0) for rows in sets]))
     torch.testing.assert_close(net(sets)[1:], net(sets[1:]))
 

@@ -144,17 +144,11 @@ def test_verbose_logs_a_line_and_leaves_the_logger_as_it_was(q, capfd, monkeypat
 
 @pytest.mark.parametrize("name", ["root", "skksivi"])
 @pytest.mark.parametrize("level", [logging.WARNING, logging.INFO])
-def test_verbose_lines_come_once_where_there_is_a_handler(name, level, capfd, monkeypatch):
+@pytest.mark.parametrize("n_handlers", [0, 1])
+def test_verbose_lines_come_once_whatever_level_and_handler_there_are(name, level, n_handlers, capfd, monkeypatch):
     monkeypatch.setattr(logging.root, "handlers", [])
-    monkeypatch.setattr(logging.getLogger(name), "handlers", [logging.StreamHandler()])
+    monkeypatch.setattr(logging.getLogger(name), "handlers", [logging.StreamHandler() for _ in range(n_handlers)])
     monkeypatch.setattr(logging.getLogger(name), "level", level)
-    clone(APPROXIMATORS[0]).set_params(verbose=1).fit(Banana())
-    assert capfd.readouterr().err.count("iteration 3 of 3, loss") == 1
-
-
-def test_verbose_lines_come_where_the_level_alone_is_set(capfd, monkeypatch):
-    monkeypatch.setattr(logging.root, "handlers", [])
-    monkeypatch.setattr(logging.getLogger("skksivi"), "level", logging.INFO)
     clone(APPROXIMATORS[0]).set_params(verbose=1).fit(Banana())
     assert capfd.readouterr().err.count("iteration 3 of 3, loss") == 1
 

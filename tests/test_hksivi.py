@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from approximators import start_of
-from plain_targets import as_score, generator
+from plain_targets import as_score, generator, normal
 from sklearn.base import clone
 
 from skksivi import HKSIVIApproximator, mixing
@@ -41,9 +41,9 @@ def cut(drift, sigma):
 
 
 def hierarchy(*, shared=False, levels=(1.0, 0.6, 0.3), d=2):
-    generator = torch.Generator().manual_seed(0)
+    noise = generator(0)
     networks = [
-        MultilayerPerceptron([d + shared, 7, d], generator, torch.float64) for _ in (levels if not shared else [0])
+        MultilayerPerceptron([d + shared, 7, d], noise, torch.float64) for _ in (levels if not shared else [0])
     ]
     sigma = torch.linspace(0.7, 0.5, d, dtype=torch.float64)
     return Hierarchy(networks, mixing=StudentTDraws(d, 3.0), levels=levels, initial_scale=sigma, min_scale=1e-2)
@@ -82,10 +82,10 @@ def test_draws_and_gradients_are_those_of_the_formulas(shared, through):
         p.grad = torch.zeros_like(p)
     with torch.no_grad():
         family.through = through
-        (x, s_t, c), pullback = family.draw_with_pullback(5, torch.Generator().manual_seed(1), as_score(score_fn))
-        a, b = torch.randn(2, *x.shape, generator=torch.Generator().manual_seed(2), dtype=x.dtype)
+        (x, s_t, c), pullback = family.draw_with_pullback(5, generator(1), as_score(score_fn))
+        a, b = torch.randn(2, *x.shape, generator=generator(2), dtype=x.dtype)
         pullback(a.clone(), b.clone(), -b)
-    xs, fs = by_the_formulas(family, 5, torch.Generator().manual_seed(1), score_fn, through=through)
+    xs, fs = by_the_formulas(family, 5, generator(1), score_fn, through=through)
     torch.testing.assert_close(x, xs)
     torch.testing.assert_close(s_t - c, fs)
     expected = torch.autograd.grad((a * xs).sum() + (b * fs).sum(), list(family.parameters()))
@@ -108,13 +108,9 @@ def test_a_step_takes_the_gradient_of_the_weighted_discrepancies(through, estima
     for p in family.parameters():
         p.grad = torch.zeros_like(p)
     with torch.no_grad():
-        value = q._resolved()._objective(
-            score, family, Start(None, family, None, 0, ""), torch.Generator().manual_seed(1)
-        )()
+        value = q._resolved()._objective(score, family, Start(None, family, None, 0, ""), generator(1))()
     estimate, n_batches = GRADIENT_ESTIMATORS[estimator]
-    xs, fs = by_the_formulas(
-        family, n_batches * q.batch_size, torch.Generator().manual_seed(1), score, through=through
-    )
+    xs, fs = by_the_formulas(family, n_batches * q.batch_size, generator(1), score, through=through)
     expected = sum(beta * estimate(x, f, Gaussian()) for beta, x, f in zip(weights, xs, fs, strict=True))
     torch.testing.assert_close(value, expected.detach())
     for p, g in zip(family.parameters(), torch.autograd.grad(expected, list(family.parameters())), strict=True):
@@ -133,18 +129,18 @@ def test_every_layer_starts_at_the_initial_scale_and_stays_above_its_floor():
 @torch.no_grad()
 def test_a_layer_can_be_drawn_alone():
     family, score_fn = hierarchy(), XShaped().to(dtype=torch.float64).score_fn
-    xs, _ = by_the_formulas(family, 6, torch.Generator().manual_seed(1), score_fn, through=False)
+    xs, _ = by_the_formulas(family, 6, generator(1), score_fn, through=False)
     for layer in range(3):
-        x = family.draw(6, torch.Generator().manual_seed(1), score_fn, layer)
+        x = family.draw(6, generator(1), score_fn, layer)
         torch.testing.assert_close(x, xs[layer])
-    base = family.mixing(6, family.half_square, torch.Generator().manual_seed(1))
-    torch.testing.assert_close(family.draw(6, torch.Generator().manual_seed(1), score_fn, 3), base)
+    base = family.mixing(6, family.half_square, generator(1))
+    torch.testing.assert_close(family.draw(6, generator(1), score_fn, 3), base)
 
 
 @torch.no_grad()
 def test_the_density_of_the_last_layer_given_the_one_above():
     family, score_fn = hierarchy(), XShaped().to(dtype=torch.float64).score_fn
-    x, before, _, _ = family.path(4, torch.Generator().manual_seed(1), score_fn)
+    x, before, _, _ = family.path(4, generator(1), score_fn)
     mu = before + family.networks[0](before) + family.half_square * score_fn(before)
     expected = torch.distributions.Normal(mu, family.sigma(0)).log_prob(x).sum(-1)
     torch.testing.assert_close(family.log_conditional(0, x, before, score_fn(before)), expected)
@@ -152,11 +148,11 @@ def test_the_density_of_the_last_layer_given_the_one_above():
 
 def test_training_starts_at_a_langevin_chain():
     q = fit(whiten=None, mixing="normal", max_iter=1, learning_rate=1e-30, initial_scale=0.8, bridge="linear")
-    generator = torch.Generator().manual_seed(5)
-    x = torch.randn(7, 2, generator=generator)
+    noise = generator(5)
+    x = torch.randn(7, 2, generator=noise)
     for _ in range(2):  # every s_t is -x here
-        x = x * (1 - 0.8**2 / 2) + 0.8 * torch.randn(7, 2, generator=generator)
-    u = q.family_.draw(7, torch.Generator().manual_seed(5), torch.neg)
+        x = x * (1 - 0.8**2 / 2) + 0.8 * torch.randn(7, 2, generator=noise)
+    u = q.family_.draw(7, generator(5), torch.neg)
     torch.testing.assert_close(u, x, rtol=1e-5, atol=1e-5)
 
 
@@ -216,7 +212,7 @@ def start(pilot, **parameters):
 
 
 def test_the_base_is_a_mixture_where_the_pilot_is_dense_and_its_points_elsewhere():
-    x = torch.randn(400, 2, generator=torch.Generator().manual_seed(0)).double()
+    x = normal(400, 2)
     for dense, expected in ((True, GaussianMixtureDraws), (False, Bootstrap)):
         family, _ = start(PilotPoints(x, [400], torch.ones(2), AGREED, dense=dense))
         assert isinstance(family.mixing, expected)
@@ -226,7 +222,7 @@ def test_the_base_is_a_mixture_where_the_pilot_is_dense_and_its_points_elsewhere
 @pytest.mark.parametrize("weight", [0.0, 0.5, 2.0])
 @pytest.mark.parametrize("bridge", ["auto", "linear"])
 def test_moments_of_a_converged_pilot_hold_the_layers_if_all_are_at_the_target(converged, weight, bridge):
-    x = torch.randn(400, 2, generator=torch.Generator().manual_seed(0)).double()
+    x = normal(400, 2)
     _, penalty = start(
         PilotPoints(x, [400], torch.ones(2), AGREED if converged else ROUGH), whiten__weight=weight, bridge=bridge
     )
@@ -321,7 +317,7 @@ def test_unequal_modes_of_a_ring_are_kept():
 def test_rows_that_a_score_spoils_are_drawn_again(share):
     """The score is NaN at random, as it may be at rare points; the draws are those of the other points."""
     q = fit()
-    rng = torch.Generator().manual_seed(0)
+    rng = generator(0)
 
     def score_fn(x):
         return torch.where(torch.rand(len(x), 1, generator=rng) < share, torch.nan, -x)

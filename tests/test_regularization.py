@@ -47,9 +47,8 @@ def test_a_tilted_kernel_is_a_kernel():
         ksd(normal(20, 2).numpy(), lambda x: -x, kernel=tilted)
     q = clone(QUICK).set_params(kernel=Tilted(IMQ(), exponent=0.5), kernel__scale=2.0).fit(lambda x: -x, n_features=2)
     assert np.isfinite(q.sample(10)).all()
-    for wrong in (Tilted("imq"), Tilted(IMQ(), scale=0.0), Tilted(IMQ(), exponent=np.inf)):
-        with pytest.raises((TypeError, ValueError), match=r"`(kernel|exponent)`"):
-            clone(QUICK).set_params(kernel=wrong).fit(Banana())
+    with pytest.raises(ValueError, match="`exponent`"):
+        clone(QUICK).set_params(kernel=Tilted(IMQ(), exponent=np.inf)).fit(Banana())
 
 
 def test_a_tilted_kernel_may_be_tilted_again():

@@ -40,6 +40,10 @@ def pilot_of(score_fn, d, *, seed=0, warps=True, init=None, **settings):
     return whitening, points, {a.stage: a.verdict for a in whitening.attempts}
 
 
+def lost(*_):
+    raise DivergedError
+
+
 def bent_score(x):
     """a ~ N(0, 1), b | a ~ N(a^2, .3^2)."""
     a, b = x.split(1, 1)
@@ -242,9 +246,6 @@ def test_a_spent_budget_leaves_the_best_points():
 
 @pytest.mark.slow
 def test_stages_that_diverge_leave_the_rest_to_long_chains(monkeypatch):
-    def lost(*_):
-        raise DivergedError
-
     monkeypatch.setattr("skksivi.pilot._stages.matched", lost)
     with pytest.raises(DivergedError):
         pilot_of(bent_score, 2, seed=1)
@@ -279,9 +280,6 @@ def test_a_stage_that_is_left_out_takes_no_others_with_it():
 
 
 def test_what_the_last_stages_lose_leaves_the_points_before_them(monkeypatch):
-    def lost(*_):
-        raise DivergedError
-
     monkeypatch.setattr("skksivi.pilot._stages.LongChains.propose", lost)
     whitening, points, verdicts = pilot_of(torch.neg, 3, seed=2, effort="high", warps=False)
     assert verdicts["long chains"] == ""
@@ -300,9 +298,6 @@ def test_high_effort_runs_long_chains_unless_coordinates_are_warped():
 
 
 def test_the_report_says_what_was_tried_before_the_curvature(monkeypatch):
-    def lost(*_):
-        raise DivergedError
-
     monkeypatch.setattr("skksivi.pilot._stages.Newton.propose", lost)
     _, points, verdicts = pilot_of(torch.neg, 5, skip=THOROUGH_NAMES)
     assert points is None

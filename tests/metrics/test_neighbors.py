@@ -46,10 +46,9 @@ def test_kl_divergence_is_its_formula(n, m, k, seed):
 
 def test_repeated_rows_are_named_and_more_neighbours_the_remedy():
     X, Y = np.repeat(normal_array(20, 2), 2, axis=0), normal_array(50, 2, seed=1)
-    with pytest.raises(ValueError, match="repeated rows"):
-        kl_divergence(X, Y, n_neighbors=1)
-    with pytest.raises(ValueError, match="repeated rows"):
-        kl_divergence(Y, Y.copy(), n_neighbors=1)
+    for pair in ((X, Y), (Y, Y.copy())):
+        with pytest.raises(ValueError, match="repeated rows"):
+            kl_divergence(*pair, n_neighbors=1)
     assert math.isfinite(kl_divergence(X, Y, n_neighbors=2))
 
 

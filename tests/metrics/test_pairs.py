@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from kernel_formulas import MEMBERS
 from plain_targets import normal_array
 
-from skksivi.kernels import IMQ, Gaussian, Riesz
+from skksivi.kernels import IMQ, Gaussian, Riesz, Tilted
 from skksivi.metrics import energy_distance, mmd
 from skksivi.stein import _discrepancy
 
@@ -47,11 +47,6 @@ def test_energy_distance_is_its_formula(statistic, r, n, m, d, seed):
     assert energy_distance(X, Y, exponent=r, statistic=statistic) == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 
-def test_energy_distance_is_the_mmd_of_a_riesz_kernel_of_width_one():
-    X, Y = normal_array(30, 2), normal_array(20, 2, seed=1)
-    assert energy_distance(X, Y) == mmd(X, Y, kernel=Riesz(bandwidth=1.0))
-
-
 @both_statistics
 @pytest.mark.parametrize("metric", [mmd, energy_distance])
 @pytest.mark.parametrize("tile", [1, 7])
@@ -77,16 +72,17 @@ def test_draws_far_from_the_origin_keep_their_digits():
 
 
 @pytest.mark.parametrize(
-    ("act", "error", "message"),
+    ("act", "message"),
     [
-        (lambda X: mmd(X, X, statistic="w"), ValueError, "`statistic` must be 'u' or 'v'"),
-        (lambda X: energy_distance(X, X, statistic=None), ValueError, "`statistic` must be 'u' or 'v'"),
-        (lambda X: mmd(X, X, kernel="cosine"), ValueError, "`kernel` must be"),
-        (lambda X: mmd(X, 0 * X), ValueError, "median distance"),
-        (lambda X: energy_distance(X, X, exponent=2), ValueError, "`exponent`"),
+        (lambda X: mmd(X, X, statistic="w"), "`statistic` must be 'u' or 'v'"),
+        (lambda X: energy_distance(X, X, statistic=None), "`statistic` must be 'u' or 'v'"),
+        (lambda X: mmd(X, X, kernel="cosine"), "`kernel` must be"),
+        (lambda X: mmd(X, X, kernel=Tilted(Gaussian())), "`kernel` is Tilted"),
+        (lambda X: mmd(X, 0 * X), "median distance"),
+        (lambda X: energy_distance(X, X, exponent=2), "`exponent`"),
     ],
-    ids=["statistic", "no statistic", "kernel", "one point", "exponent"],
+    ids=["statistic", "no statistic", "kernel", "tilted", "one point", "exponent"],
 )
-def test_a_mistake_is_named(act, error, message):
-    with pytest.raises(error, match=message):
+def test_a_mistake_is_named(act, message):
+    with pytest.raises(ValueError, match=message):
         act(normal_array(9, 2))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from plain_targets import normal
+from plain_targets import normal, resolved
 
 from skksivi import KSIVIApproximator
 from skksivi.coordinates._affine import Affine
@@ -11,17 +11,12 @@ from skksivi.pilot import _profile as module
 from skksivi.pilot._mixture import Components
 from skksivi.pilot._newton import is_spike, laplace
 from skksivi.pilot._profile import Conditionals, out_of_spike, profile, profiled, what_scales
-from skksivi.score._target import resolve_score
-from skksivi.targets import Funnel, Target, from_score_fn
+from skksivi.targets import Funnel, Target, from_log_prob, from_score_fn
 
 D = 4
 ROWS = [2.0, 0.6, 0, -0.5], [0.6, 1, 0.3, 0], [0, 0.3, 0.5, 0.1], [-0.5, 0, 0.1, 1.5]
 C = torch.tensor(ROWS, dtype=torch.float64)
 A = torch.tensor([1.0, -2.0, 0.5, 1.0], dtype=torch.float64)
-
-
-def resolved(target, n_features=None):
-    return resolve_score(target, n_features, dtype=torch.float64, device=torch.device("cpu"))
 
 
 def nodes_of(score, metric, a, monkeypatch):
@@ -36,9 +31,8 @@ def nodes_of(score, metric, a, monkeypatch):
 @pytest.mark.parametrize("has_density", [True, False])
 def test_of_a_gaussian_it_has_the_conditional_means_and_the_marginal(has_density, monkeypatch):
     P = torch.linalg.inv(C)
-    score = resolved(from_score_fn(lambda x: -x @ P.numpy(), n_features=D))
-    if has_density:
-        score = resolved(GaussianDensity(P))
+    by_density = from_log_prob(lambda x: -(x @ P.to(x) * x).sum(-1) / 2, D)
+    score = resolved(by_density if has_density else from_score_fn(lambda x: -x @ P.numpy(), n_features=D))
     monkeypatch.setattr(module, "PROFILE", module.PROFILE._replace(same=0.0))
     mixture, nodes = nodes_of(score, Affine.shift(torch.zeros_like(A)), A, monkeypatch)
     a = A / A.norm()
@@ -52,16 +46,6 @@ def test_of_a_gaussian_it_has_the_conditional_means_and_the_marginal(has_density
     assert marginal.min() < marginal.max() - 7
     map_ = mixture.map()
     torch.testing.assert_close(map_.L @ map_.L.mT, C, rtol=0.1, atol=0.1)
-
-
-class GaussianDensity(Target):
-    n_features = D
-
-    def __init__(self, precision):
-        self.precision = precision
-
-    def log_prob(self, x):
-        return -(x @ self.precision.to(x) * x).sum(-1) / 2
 
 
 def test_it_follows_a_funnel_into_its_neck(monkeypatch):
@@ -121,7 +105,7 @@ class Centred(Target):
 
 
 def exact_log_tau():
-    """Return a grid of log tau and its probabilities; theta and mu are integrated by hand."""
+    """Return mean, standard deviation and first percentile of log tau; theta and mu are integrated by hand."""
     t, s = np.linspace(-9, 3, 1201)[:, None], np.linspace(-0.5, 1.4, 300)
     means, v = Y.mean(1), np.exp(2 * t) + np.exp(2 * s) / N_OF_GROUP
     within = np.square(Y - means[:, None]).sum()
@@ -131,16 +115,15 @@ def exact_log_tau():
         -N_GROUPS / 2 * np.log(v) - np.square(means).sum() / (2 * v) + m**2 * precision / 2 - np.log(precision) / 2
     )
     log_p += -within / 2 * np.exp(-2 * s) - (Y.size - N_GROUPS) * s - s**2 / 8 - np.exp(2 * t) / 8 + t
-    p = np.exp(log_p - log_p.max()).sum(1)
-    return t[:, 0], p / p.sum()
+    p, t = np.exp(log_p - log_p.max()).sum(1), t[:, 0]
+    p /= p.sum()
+    return p @ t, np.sqrt(p @ (t - p @ t) ** 2), t[np.searchsorted(p.cumsum(), 0.01)]
 
 
 @pytest.mark.slow
 def test_the_neck_of_a_centred_hierarchy_is_found_from_points_outside():
     """One percent of the probability is below log tau = -2, where no point is."""
-    t, p = exact_log_tau()
-    mean = p @ t
-    sd, low = np.sqrt(p @ (t - mean) ** 2), t[np.searchsorted(p.cumsum(), 0.01)]
+    mean, sd, low = exact_log_tau()
     z = normal(1000, 3 + N_GROUPS)
     centre = torch.as_tensor(np.concatenate([[Y.mean(), 0, 0.4], Y.mean(1)]))
     x = centre + z * z.new_tensor([0.4, 0.3, 0.1, *[0.6] * N_GROUPS])
@@ -170,45 +153,20 @@ def test_the_way_out_of_a_spike_of_infinite_density():
     assert what_scales(score, mode)[1].abs() > 0.999
     found = out_of_spike(score, mode, start, torch.Generator().manual_seed(0))
     assert found.converged
-    t, p = exact_log_tau()
-    mean = p @ t
+    mean, sd, low = exact_log_tau()
     x = found.x[:, 1].numpy()
-    sd, low = np.sqrt(p @ (t - mean) ** 2), t[np.searchsorted(p.cumsum(), 0.01)]
     assert abs(x.mean() - mean) < 0.1 * sd
     assert 0.9 < x.std() / sd < 1.1
     assert abs(np.quantile(x, 0.01) - low) < 0.5 * sd
 
 
-class FewGroups(Target):
-    """y_jk ~ N(mu + tau z_j, sigma^2), 5 groups of 3, half-Cauchy scales: columns log tau, log sigma, mu and five.
-
-    The five are z, or theta = mu + tau z in the centred form.
-    """
-
-    n_features = 8
-    normals = np.random.RandomState(3).standard_normal(20)
-    y = 1 + 0.5 * normals[:5, None] + normals[5:].reshape(5, 3)
-
-    def __init__(self, *, centred):
-        self.centred = centred
-
-    def log_prob(self, x):
-        log_tau, log_sigma, mu, z = x.split([1, 1, 1, 5], -1)
-        jacobian = -5 * log_tau if self.centred else 0 * log_tau
-        z = (z - mu) / log_tau.exp() if self.centred else z
-        gaps = torch.as_tensor(self.y).to(x) - (mu + log_tau.exp() * z)[..., None]
-        data = -(gaps / log_sigma[..., None].exp()).square().sum((-2, -1)) / 2 - 15 * log_sigma[..., 0]
-        scales = log_tau - (2 * log_tau).exp().log1p() + log_sigma - (2 * log_sigma).exp().log1p()
-        return data - z.square().sum(-1) / 2 + (scales + jacobian - mu.square() / 200)[..., 0]
-
-
 @pytest.mark.slow
 def test_points_that_agree_with_the_profile_will_do():
     """Draws of a hierarchy do, those that lack the neck do not."""
-    target, generator = FewGroups(centred=True), torch.Generator().manual_seed(0)
-    x = torch.as_tensor(KSIVIApproximator(random_state=0).fit(target).sample(4000)).double()
-    assert profiled(resolved(target), x, [0], generator, known=True) is None
-    assert profiled(resolved(target), x[x[:, 0] > -1], [0], generator, known=True).converged
+    score, generator = resolved(Centred()), torch.Generator().manual_seed(0)
+    x = torch.as_tensor(KSIVIApproximator(random_state=0).fit(Centred()).sample(4000)).double()
+    assert profiled(score, x, [1], generator, known=True) is None
+    assert profiled(score, x[x[:, 1] > 0], [1], generator, known=True).converged
 
 
 def test_gaussians_of_two_widths_have_the_same_means():

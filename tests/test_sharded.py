@@ -17,11 +17,7 @@ from ranks import POINTS
 
 from skksivi import KSIVIApproximator
 from skksivi.estimators._fingerprint import _known, fingerprint
-from skksivi.targets import (
-    BayesianMultinomialRegression,
-    Minibatches,
-    Sharded,
-)
+from skksivi.targets import BayesianMultinomialRegression, Minibatches, Sharded
 from skksivi.targets._sharded import FIRST, HEAD, check_equal
 
 WHOLE = ranks.regression(0, 1)
@@ -59,13 +55,9 @@ def test_a_rank_alone_has_the_target_that_it_holds(group):
 
 
 def test_the_prior_of_a_target_is_that_of_no_rows():
-    x, rows = normal(7, 3), torch.zeros(0, dtype=torch.long)
-    y = np.arange(len(ranks.X)) % 3
-    for target, d in (
-        (WHOLE, 3),
-        (BayesianMultinomialRegression(ranks.X, y, prior_precision=1.0), 9),
-    ):
-        x, prior = normal(7, d), target.subset(rows)
+    multinomial = BayesianMultinomialRegression(ranks.X, np.arange(len(ranks.X)) % 3, prior_precision=1.0)
+    for target in (WHOLE, multinomial):
+        x, prior = normal(7, target.n_features), target.subset(torch.zeros(0, dtype=torch.long))
         close(prior.score_fn(x), -x)
         close(prior.log_prob(x), -x.square().sum(-1) / 2)
         s, pull = prior.score_vjp(x)
@@ -116,9 +108,7 @@ def test_minibatches_of_a_rank_alone_are_those_that_it_holds(group):
         stream.rewind(3)
     first, alone = (stream.minibatch(torch.Generator()).score_fn(POINTS) for stream in streams)
     assert torch.equal(first, alone)
-    with pytest.raises(
-        TypeError, match="is a Sharded, whose rows lie elsewhere; give `Sharded` a function that retu"
-    ):
+    with pytest.raises(TypeError, match="is a Sharded, whose rows lie elsewhere; give `Sharded` a function"):
         Minibatches(target, batch_size=10)
 
 
@@ -141,15 +131,9 @@ def launch(n, task, folder):
         "OMP_NUM_THREADS": "1",
     }
     script = Path(__file__).with_name("ranks.py")
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(script), task, str(folder)],
-            env={**os.environ, **common, "RANK": str(k)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for k in range(n)
-    ]
+    command = [sys.executable, str(script), task, str(folder)]
+    environments = [{**os.environ, **common, "RANK": str(k)} for k in range(n)]
+    processes = [subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) for env in environments]
     errors = [process.communicate(timeout=300)[1] for process in processes]
     statuses = [process.returncode for process in processes]
     assert all(status in (0, -signal.SIGKILL) for status in statuses), "\n".join(errors)

@@ -137,12 +137,11 @@ MISTAKES = [
     (lambda: constrained("f", {"a": "real"}), TypeError, "`log_prob` must be callable, got a str"),
     (lambda: constrained(torch.log, ["a"]), TypeError, "`supports` must be a dict"),
     (lambda: constrained(torch.log, {}), TypeError, "`supports` must be a dict"),
+    (lambda: paired_constrained(3, {"rate": "positive"}), TypeError, "`log_prob` must be callable"),
+    (lambda: paired_constrained(torch.log, []), TypeError, "`supports` must be a dict"),
+    (lambda: paired_constrained(lambda y, a: a, {"b": "real"}), TypeError, "`log_prob` must take the names"),
     (lambda: constrained(lambda a: a, {"b": "real"}), TypeError, "must take the names in `supports`, b"),
-    (
-        lambda: constrained(lambda a: a, {"a": "Real"}),
-        ValueError,
-        "'Real' for 'a', expected one of 'real', 'positive'",
-    ),
+    (lambda: constrained(lambda a: a, {"a": "Real"}), ValueError, "'Real' for 'a', expected one of 'real', 'posit"),
     (lambda: constrained(lambda a: a, {"a": 3}), ValueError, "3 for 'a', expected one of 'real'"),
     (lambda: constrained(lambda a: a, {"a": ()}), ValueError, "for 'a', expected one of 'real'"),
     (lambda: constrained(lambda a: a, {"a": ("above", "b")}), ValueError, "1 finite, increasing bounds of 'a'"),
@@ -157,11 +156,7 @@ MISTAKES = [
     (lambda: ONE.unconstrain({"b": 1.0}), ValueError, "must have the names a; got b"),
     (lambda: ONE.unconstrain({"a": 1.5}), ValueError, "outside of its support"),
     (lambda: ONE.unconstrain({"a": [[0.5]]}), ValueError, r"shape \(1, 1\) for 'a'"),
-    (
-        lambda: constrained(lambda a: a.sum(), {"a": "real"}).log_prob(normal(3, 1)),
-        ValueError,
-        r"shape \(\), expected",
-    ),
+    (lambda: constrained(torch.sum, {"input": "real"}).log_prob(normal(3, 1)), ValueError, r"shape \(\), expected"),
 ]
 ONE = constrained(lambda a: a.log(), {"a": "unit interval"})
 
@@ -181,21 +176,10 @@ SUPPORTS_OF_PAIRS = {"rate": "positive", "share": ("simplex", 3)}
 
 def test_scores_of_pairs_are_those_of_one_context_at_a_time():
     pair = paired_constrained(log_prob_of_pairs, SUPPORTS_OF_PAIRS)
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(4, 3, generator=generator, dtype=torch.float64)
-    y = 1 + torch.rand(4, 4, generator=generator, dtype=torch.float64)
+    x, y = normal(4, 3), 1 + normal(4, 4, seed=1).abs()
     for i in range(4):
         one = constrained(lambda i=i, **values: log_prob_of_pairs(y[i : i + 1], **values), {**SUPPORTS_OF_PAIRS})
         torch.testing.assert_close(pair.score_fn(x, y)[i : i + 1].detach(), one.score_fn(x[i : i + 1]).detach())
     values = pair.constrain(x.numpy())
     np.testing.assert_allclose(pair.unconstrain(values), x)
     assert pair.names == one.names
-
-
-def test_pairs_of_other_arguments_are_refused():
-    with pytest.raises(TypeError, match="`log_prob` must be callable"):
-        paired_constrained(3, {"rate": "positive"})
-    with pytest.raises(TypeError, match="`supports` must be a dict"):
-        paired_constrained(log_prob_of_pairs, [])
-    with pytest.raises(TypeError, match="`log_prob` must take the names"):
-        paired_constrained(log_prob_of_pairs, {"other": "positive"})

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from plain_targets import resolved
+from plain_targets import normal, resolved
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 
@@ -39,28 +39,29 @@ Y = np.random.RandomState(1).uniform(size=N_ROWS) < 1 / (1 + np.exp(-X @ [1.0, -
 FULL = BayesianLogisticRegression(X, Y, prior_precision=1.0)
 
 
-def score_of_rows(x, rows):
-    """The score of the same posterior in plain torch or plain numpy."""
-    if isinstance(x, torch.Tensor):
-        A, y = torch.as_tensor(X).to(x)[rows], torch.as_tensor(Y).to(x)[rows]
-        residuals = y - torch.sigmoid(x @ A.T)
-    else:
-        A, y = X[rows], Y[rows]
-        residuals = y - 1 / (1 + np.exp(-x @ A.T))
-    return N_ROWS / len(rows) * residuals @ A - x
+def by_rows(X, Y, takes_tensors):
+    """The same posterior in plain torch or plain numpy."""
+
+    def score_fn(x, rows):
+        if takes_tensors and isinstance(x, torch.Tensor):
+            A, y = torch.as_tensor(X).to(x)[rows], torch.as_tensor(Y).to(x)[rows]
+            return len(X) / len(rows) * (y - torch.sigmoid(x @ A.T)) @ A - x
+        assert isinstance(x, np.ndarray)
+        assert isinstance(rows, np.ndarray)
+        return len(X) / len(rows) * (Y[rows] - 1 / (1 + np.exp(-x @ X[rows].T))) @ X[rows] - x
+
+    return from_rows(score_fn, n_rows=len(X), n_features=D)
 
 
-def score_of_arrays(x, rows):
-    assert isinstance(x, np.ndarray)
-    assert isinstance(rows, np.ndarray)
-    return score_of_rows(x, rows)
+def three_ways(X, Y):
+    return {
+        "own product": BayesianLogisticRegression(X, Y, prior_precision=1.0),
+        "autograd": by_rows(X, Y, takes_tensors=True),
+        "differences": by_rows(X, Y, takes_tensors=False),
+    }
 
 
-TARGETS = {
-    "own product": FULL,
-    "autograd": from_rows(score_of_rows, n_rows=N_ROWS, n_features=D),
-    "differences": from_rows(score_of_arrays, n_rows=N_ROWS, n_features=D),
-}
+TARGETS = three_ways(X, Y)
 
 
 def score_in_u(target, seed=0):
@@ -71,7 +72,7 @@ def score_in_u(target, seed=0):
 
 
 def test_all_three_ways_see_the_same_minibatches_and_products():
-    u = torch.randn(6, D, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    u = normal(6, D)
     results = []
     for target in TARGETS.values():
         halves = score_in_u(Minibatches(target, 10))
@@ -98,7 +99,7 @@ def excess(target, u, estimator, n=400):
 
 
 def test_the_gradient_is_unbiased_and_would_not_be_with_one_minibatch():
-    u = torch.randn(8, D, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    u = normal(8, D)
     assert excess(Minibatches(FULL, 5), u, "vanilla") < 4.5  # the largest of 24
     assert excess(Minibatches(FULL, 5), u, "u-statistic") > 10  # pairs within a half share their minibatch
 
@@ -156,23 +157,13 @@ def test_a_target_without_rows_is_refused():
             Minibatches(FULL, wrong)
 
 
-NOISE = torch.Generator().manual_seed(0)
-
-
-def noisy(x):
-    return -x + torch.randn(x.shape, generator=NOISE)
-
-
-def noisy_of_arrays(x):
-    assert isinstance(x, np.ndarray)
-    return -x + torch.randn(x.shape, generator=NOISE).numpy()
-
-
 def test_a_score_that_draws_by_itself_is_told():
+    noise, rng = torch.Generator().manual_seed(0), np.random.RandomState(0)
+    q = KSIVIApproximator(whiten=None, max_iter=2, random_state=0)
     with pytest.warns(UserWarning, match=r"different values.*Minibatches"):
-        KSIVIApproximator(whiten=None, max_iter=2, random_state=0).fit(noisy, n_features=2)
+        q.fit(lambda x: -x + torch.randn(x.shape, generator=noise), n_features=2)
     with pytest.raises(ValueError, match="different values"):
-        KSIVIApproximator(whiten=None, max_iter=2, random_state=0).fit(noisy_of_arrays, n_features=2)
+        q.fit(lambda x: -x.astype(float) + rng.normal(size=x.shape), n_features=2)
 
 
 @pytest.mark.parametrize(
@@ -202,22 +193,17 @@ DIVISIBLE = {
 }
 
 
-@pytest.fixture
-def small_blocks(monkeypatch):
+def shrink_blocks(monkeypatch):
     for name, value in {"N_BLOCK": 16, "MAX_PAIRS": 64, "MAX_MATRIX": 100}.items():
         monkeypatch.setattr(_base, name, value)
 
 
 @pytest.mark.parametrize("target", DIVISIBLE.values(), ids=DIVISIBLE)
 def test_blocks_of_rows_give_the_score_and_products_of_all_of_them(target, monkeypatch):
-    x, v = (
-        torch.randn(7, target.n_features, dtype=torch.float64, generator=torch.Generator().manual_seed(k))
-        for k in (0, 1)
-    )
+    x, v = (normal(7, target.n_features, seed=k) for k in (0, 1))
     whole = resolved(target)
     expected = whole(x), whole.product(x, v)
-    for name, value in {"N_BLOCK": 16, "MAX_PAIRS": 64, "MAX_MATRIX": 100}.items():
-        monkeypatch.setattr(_base, name, value)
+    shrink_blocks(monkeypatch)
     score = resolved(Minibatches(target, 10))
     assert score.by_differences == whole.by_differences
     torch.testing.assert_close((score(x), score.product(x, v)), expected, rtol=1e-6, atol=1e-6)
@@ -226,17 +212,17 @@ def test_blocks_of_rows_give_the_score_and_products_of_all_of_them(target, monke
         torch.testing.assert_close(target.score_vjp(x)[1](v), expected[1])
 
 
-@pytest.mark.usefixtures("small_blocks")
-def test_no_matrix_of_points_by_rows_is_larger_than_a_block():
+def test_no_matrix_of_points_by_rows_is_larger_than_a_block(monkeypatch):
+    shrink_blocks(monkeypatch)
     seen = []
 
     def score_fn(x, rows):
         seen.append(len(x) * len(rows))
-        return score_of_rows(x, rows)
+        return -x
 
     target = Minibatches(from_rows(score_fn, n_rows=N_ROWS, n_features=D), 10)
     score = resolved(target)
-    x = torch.randn(500, D, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x = normal(500, D)
     score.product(x, score(x))
     assert max(seen) <= 64
 
@@ -246,26 +232,7 @@ def test_no_matrix_of_points_by_rows_is_larger_than_a_block():
 N_MANY = 6000
 MANY = np.random.RandomState(2).standard_t(4, size=(N_MANY, D))
 LABELS = np.random.RandomState(3).uniform(size=N_MANY) < 1 / (1 + np.exp(-MANY @ [1.0, -1.0, 0.3]))
-
-
-def many_rows(x, rows):
-    if isinstance(x, torch.Tensor):
-        A, y = torch.as_tensor(MANY).to(x)[rows], torch.as_tensor(LABELS).to(x)[rows]
-        return N_MANY / len(rows) * (y - torch.sigmoid(x @ A.T)) @ A - x
-    residuals = LABELS[rows] - 1 / (1 + np.exp(-x @ MANY[rows].T))
-    return N_MANY / len(rows) * residuals @ MANY[rows] - x
-
-
-def many_rows_of_arrays(x, rows):
-    assert isinstance(x, np.ndarray)
-    return many_rows(x, rows)
-
-
-LARGE = {
-    "own product": BayesianLogisticRegression(MANY, LABELS, prior_precision=1.0),
-    "autograd": from_rows(many_rows, n_rows=N_MANY, n_features=D),
-    "differences": from_rows(many_rows_of_arrays, n_rows=N_MANY, n_features=D),
-}
+LARGE = three_ways(MANY, LABELS)
 EVERY_LARGE = pytest.mark.parametrize("target", LARGE.values(), ids=LARGE)
 
 
@@ -274,13 +241,10 @@ EVERY_LARGE = pytest.mark.parametrize("target", LARGE.values(), ids=LARGE)
 def test_corrected_parts_have_the_score_and_product_of_all_as_their_mean(target, slopes):
     """Exactly, wherever the expansion is made and the points are, also beyond its reach."""
     score = resolved(target)
-    x, v = torch.randn(2, 20, D, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 2
-    at = torch.tensor([0.3, -0.2, 0.1], dtype=torch.float64)
-    L = torch.tensor([[0.2, 0.0, 0.0], [0.1, 0.3, 0.0], [0.0, 0.1, 0.05]], dtype=torch.float64)
-    J = L.mT @ torch.stack([score.product(at[None], e[None])[0] for e in torch.eye(D).double()]) @ L
-    L = L @ torch.linalg.inv(torch.linalg.cholesky(-J)).mT
-    L = torch.linalg.qr(L.mT).R.mT
-    L = L * L.diagonal().sign()
+    x, v = 2 * normal(2, 20, D)
+    at, e = torch.tensor([0.3, -0.2, 0.1], dtype=torch.float64), torch.eye(D, dtype=torch.float64)
+    every = at.expand(D, D).clone()
+    L = torch.linalg.cholesky(torch.linalg.inv(-score.product(every, e)))
     expansion = Expansion(Affine(at, L), torch.linalg.inv(L), score(at[None])[0] @ L)
     parts = [
         corrected(resolved(target.subset(rows)), expansion, slopes=slopes)
@@ -292,8 +256,6 @@ def test_corrected_parts_have_the_score_and_product_of_all_as_their_mean(target,
     for part in parts:
         torch.testing.assert_close(part(at[None]), score(at[None]), rtol=1e-5, atol=1e-5)
         if slopes:
-            e = torch.eye(D, dtype=torch.float64)
-            every = at.expand(D, D).clone()
             torch.testing.assert_close(part.product(every, e), score.product(every, e), rtol=1e-4, atol=1e-2)
 
 
@@ -346,7 +308,7 @@ def test_a_part_grows_until_it_agrees_with_all_of_the_data():
     y = np.random.RandomState(1).uniform(size=8000) < 0.3
     score = resolved(Minibatches(BayesianLogisticRegression(rare.astype(float), y), 100))
     few = large_data(score)
-    x = few.mode + torch.randn(50, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 0.5
+    x = few.mode + normal(50, 2) * 0.5
     torch.testing.assert_close(few(x), score(x))  # of all rows
 
 

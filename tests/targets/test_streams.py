@@ -11,7 +11,7 @@ from sklearn.base import clone
 
 from skksivi import KSIVIApproximator
 from skksivi.parameters import Checkpoint
-from skksivi.targets import BayesianLogisticRegression, Minibatches, Target, from_rows, from_score_fn
+from skksivi.targets import BayesianLogisticRegression, Minibatches, Target, from_log_prob, from_rows, from_score_fn
 from skksivi.targets import _minibatches as module
 
 N, D, B = 5000, 3, 250
@@ -30,6 +30,15 @@ def target_of_batch(batch):
     return BayesianLogisticRegression(*batch, prior_precision=1.0)
 
 
+def of_record_batch(batch):
+    *columns, y = batch.columns
+    return target_of_batch((np.column_stack(columns), np.asarray(y)))
+
+
+def of_table(batch):
+    return target_of_batch((batch[:, :D], batch[:, D]))
+
+
 class Plain(Target):
     """The same by its density alone."""
 
@@ -42,13 +51,6 @@ class Plain(Target):
         return torch.nn.functional.logsigmoid(self.signs * (x @ self.A.mT)).sum(-1) - x.square().sum(-1) / 2
 
 
-class NormalPrior(Target):
-    n_features = D
-
-    def log_prob(self, x):
-        return -x.square().sum(-1) / 2
-
-
 def of_arrays(batch):
     A, y = batch
 
@@ -58,9 +60,15 @@ def of_arrays(batch):
     return from_rows(score_fn, n_rows=len(A), n_features=D)
 
 
+def normal_log_prob(x):
+    return -x.square().sum(-1) / 2
+
+
 STREAMS = {
     "own product": Minibatches.from_loader(batches, target_of_batch),
-    "autograd": Minibatches.from_loader(batches, lambda batch: Plain(*batch), n_rows=N, prior=NormalPrior()),
+    "autograd": Minibatches.from_loader(
+        batches, lambda batch: Plain(*batch), n_rows=N, prior=from_log_prob(normal_log_prob, D)
+    ),
     "arrays": Minibatches.from_loader(batches, of_arrays, n_rows=N, prior=from_score_fn(lambda x: -x, n_features=D)),
 }
 EVERY_STREAM = pytest.mark.parametrize("name", STREAMS)
@@ -138,11 +146,11 @@ def pickled(stream):
     return pickle.loads(pickle.dumps(stream))  # noqa: S301
 
 
-@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickled, Target.to])
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickled, lambda t: t.to(dtype=torch.float64)])
 def test_a_copy_begins_anew(copied):
     stream = Minibatches.from_loader(list(batches()), target_of_batch)
     first = stream.minibatch(torch.Generator()).score_fn(POINTS)
-    other = stream.to(dtype=torch.float64) if copied is Target.to else copied(stream)
+    other = copied(stream)
     close(other.minibatch(torch.Generator()).score_fn(POINTS), first)
     close(other.score_fn(POINTS), FULL.score_fn(POINTS))
 
@@ -186,10 +194,8 @@ class Fragile:
             yield batch
 
 
-SMALL = KSIVIApproximator(
-    whiten="laplace", mixing="normal", max_iter=30, batch_size=20, hidden_layer_sizes=(8,),
-    random_state=0,
-)  # fmt: skip
+SMALL = KSIVIApproximator(whiten="laplace", mixing="normal", max_iter=30, batch_size=20, random_state=0)
+SMALL.set_params(hidden_layer_sizes=(8,))
 
 
 def small_fit(loader, checkpoint=None):
@@ -237,27 +243,29 @@ def twice():
     yield from batches(n=B)
 
 
-class Shrinking:
-    """Gives fewer rows in the second pass and those after it."""
-
-    def __init__(self):
-        self.n_passes = 0
-
-    def __iter__(self):
-        self.n_passes += 1
-        return batches(n=N if self.n_passes < 3 else N - B)
+def wider():
+    yield from batches(n=2 * B)
+    yield np.column_stack([X[:B], X[:B, 0]]), Y[:B]
 
 
-def test_a_loader_that_ends_early_is_told():
-    stream = Minibatches.from_loader(Shrinking(), target_of_batch)
-    with pytest.raises(
-        ValueError, match="`loader` ended early: it gave 4750 rows in a pass, expected `n_rows` = 5000"
-    ):
-        stream.score_fn(POINTS)
-    with pytest.raises(
-        ValueError, match=r"has more of them than before: it gave 5000 rows in a pass, expected .* 40"
-    ):
-        Minibatches.from_loader(batches, target_of_batch, n_rows=40).score_fn(POINTS)
+@pytest.mark.parametrize(
+    ("passes", "n_rows", "message"),
+    [
+        ([batches(), batches(), batches(n=N - B)], None, "`loader` ended early: it gave 4750 .* `n_rows` = 5000"),
+        ([batches(), batches()], 40, r"has more of them than before: it gave 5000 rows in a pass, expected .* 40"),
+        ([batches(n=2 * B), iter([])], 2 * B, "`loader` ended early: it gave 0 rows in a pass"),
+        (
+            [wider(), wider()],
+            None,
+            r"`loader` changes .* batch 2 gives 4 features from \[\(4,\), \(\)\], but the first",
+        ),
+    ],
+    ids=["fewer", "more", "empty", "columns"],
+)
+def test_a_loader_that_changes_is_told(passes, n_rows, message):
+    passes = iter(passes)
+    with pytest.raises(ValueError, match=message):
+        Minibatches.from_loader(lambda: next(passes), target_of_batch, n_rows=n_rows).score_fn(POINTS)
 
 
 @pytest.mark.parametrize("silent", [True, False])
@@ -270,26 +278,9 @@ def test_what_was_learned_outlives_a_loader(whole, silent):
     assert np.isfinite(q.sample(3)).all()
 
 
-def test_a_loader_that_becomes_empty_is_told():
-    passes = iter([list(batches(n=2 * B)), []])
-    stream = Minibatches.from_loader(lambda: next(passes), target_of_batch, n_rows=2 * B)
-    with pytest.raises(ValueError, match="`loader` ended early: it gave 0 rows in a pass"):
-        stream.minibatch(torch.Generator())
-
-
 def test_a_loader_that_repeats_rows_is_told():
     with pytest.warns(UserWarning, match="`loader` repeats rows: batch 20 of a pass is the same as one before it"):
         Minibatches.from_loader(twice, target_of_batch)
-
-
-def test_a_loader_that_changes_its_columns_is_told():
-    def wider():
-        yield from batches(n=2 * B)
-        yield np.column_stack([X[:B], X[:B, 0]]), Y[:B]
-
-    message = r"`loader` changes its columns: batch 2 gives 4 features from \[\(4,\), \(\)\], but the first batch 3"
-    with pytest.raises(ValueError, match=message):
-        Minibatches.from_loader(wider, target_of_batch)
 
 
 def test_a_change_of_names_is_told():
@@ -299,42 +290,29 @@ def test_a_change_of_names_is_told():
         for names in (["a", "b", "c", "y"], ["b", "a", "c", "y"]):
             yield pyarrow.RecordBatch.from_arrays([*X[:B].T.copy(), Y[:B]], names=names)
 
-    def of_record_batch(batch):
-        *columns, y = batch.columns
-        return target_of_batch((np.column_stack(columns), np.asarray(y)))
-
     with pytest.raises(ValueError, match=r"batch 1 gives 3 features from \['b', 'a', 'c', 'y'\], but"):
         Minibatches.from_loader(record_batches, of_record_batch)
 
 
 MISTAKES = {
-    "generator": (
-        lambda: Minibatches.from_loader(batches(), target_of_batch),
-        "`loader` is a generator, which can be read only once",
-    ),
-    "loader": (
-        lambda: Minibatches.from_loader(3, target_of_batch),
-        "`loader` must be iterable, or return an iterator",
-    ),
-    "empty": (lambda: Minibatches.from_loader([], target_of_batch), "`loader` is empty; it must give one batch"),
-    "target": (
-        lambda: Minibatches.from_loader(batches, None),
-        "`target_of_batch` must be a function, got a NoneType",
-    ),
+    "generator": ({"loader": batches()}, "`loader` is a generator, which can be read only once"),
+    "loader": ({"loader": 3}, "`loader` must be iterable, or return an iterator"),
+    "empty": ({"loader": []}, "`loader` is empty; it must give one batch"),
+    "target": ({"target_of_batch": None}, "`target_of_batch` must be a function, got a NoneType"),
     "no rows": (
-        lambda: Minibatches.from_loader(batches, lambda batch: from_score_fn(torch.neg, 1)),
+        {"target_of_batch": lambda batch: from_score_fn(torch.neg, 1)},
         "`target_of_batch` returned a _ScoreTarget for batch 0, expected a target with `n_rows`",
     ),
-    "prior": (lambda: Minibatches.from_loader(batches, lambda batch: Plain(*batch)), "`prior` of Plain is not known"),
-    "n_rows": (lambda: Minibatches.from_loader(batches, target_of_batch, n_rows=0), "n_rows == 0, must be >= 1"),
+    "prior": ({"target_of_batch": lambda batch: Plain(*batch)}, "`prior` of Plain is not known"),
+    "n_rows": ({"n_rows": 0}, "n_rows == 0, must be >= 1"),
 }
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_named(mistake):
-    act, message = MISTAKES[mistake]
+    options, message = MISTAKES[mistake]
     with pytest.raises((TypeError, ValueError), match=message):
-        act()
+        Minibatches.from_loader(**{"loader": batches, "target_of_batch": target_of_batch, **options})
 
 
 # Where data lie
@@ -345,19 +323,13 @@ def in_parquet(folder):
     table = pyarrow.table({**{f"x{j}": X[:, j] for j in range(D)}, "y": Y})
     parquet.write_table(table, folder / "rows.parquet", row_group_size=1000)
 
-    def of_record_batch(batch):
-        *columns, y = batch.columns
-        return target_of_batch((np.column_stack(columns), np.asarray(y)))
-
     return lambda: parquet.ParquetFile(folder / "rows.parquet").iter_batches(B), of_record_batch
 
 
 def in_mapped_memory(folder):
     np.save(folder / "rows.npy", np.column_stack([X, Y]))
     rows = np.load(folder / "rows.npy", mmap_mode="r")
-    return lambda: (rows[k : k + B] for k in range(0, N, B)), lambda batch: target_of_batch(
-        (batch[:, :D], batch[:, D])
-    )
+    return lambda: (rows[k : k + B] for k in range(0, N, B)), of_table
 
 
 def in_dataset(folder):
@@ -372,9 +344,7 @@ def in_zarr(folder):
     zarr = pytest.importorskip("zarr", reason="needs zarr")
     rows = zarr.create_array(folder / "rows.zarr", shape=(N, D + 1), chunks=(1000, D + 1), dtype="f8")
     rows[:] = np.column_stack([X, Y])
-    return lambda: (rows[k : k + B] for k in range(0, N, B)), lambda batch: target_of_batch(
-        (batch[:, :D], batch[:, D])
-    )
+    return lambda: (rows[k : k + B] for k in range(0, N, B)), of_table
 
 
 @pytest.mark.parametrize("stored", [in_parquet, in_mapped_memory, in_dataset, in_zarr])

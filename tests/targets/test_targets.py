@@ -142,12 +142,11 @@ def test_score_is_the_gradient_of_log_prob(target):
     close(target.score_fn(x), Target.score_fn(target, x))
 
 
-def test_jacobian_of_the_score_is_symmetric_and_right(target):
+def test_jacobian_of_the_score_is_the_hessian_of_log_prob(target):
     x = points(target, n=1)[0]
     J = torch.autograd.functional.jacobian(lambda a: target.score_fn(a[None])[0], x)
     H = torch.autograd.functional.hessian(lambda a: target.log_prob(a[None])[0], x)
     close(J, H, 1e-9)
-    torch.testing.assert_close(J, J.mT)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -169,26 +168,17 @@ def test_rows_are_independent(target):
     torch.testing.assert_close(target.log_prob(x)[2:3], target.log_prob(x[2:3]))
 
 
-def batch(target, shape):
-    """Points of which the memory is not in the order of the axes."""
-    return torch.randn(target.n_features, *shape, generator=generator(), dtype=torch.float64).movedim(0, -1)
-
-
 @pytest.mark.parametrize("shape", [(2, 3, 2), (0,)])
 def test_leading_axes_are_batches(target, shape):
-    x = batch(target, shape)
+    """Also of points whose memory is not in the order of the axes."""
+    x = torch.randn(target.n_features, *shape, generator=generator(), dtype=torch.float64).movedim(0, -1)
     rows = x.reshape(-1, target.n_features)
     close(target.log_prob(x), target.log_prob(rows).view(shape))
     close(target.score_fn(x), target.score_fn(rows).view(x.shape))
-
-
-@pytest.mark.parametrize("shape", [(2, 3, 2), (0,)])
-def test_leading_axes_of_products_are_batches(with_product, shape):
-    x = batch(with_product, shape)
-    rows = x.reshape(-1, with_product.n_features)
-    (s, vjp), (s_rows, vjp_rows) = with_product.score_vjp(x), with_product.score_vjp(rows)
-    close(s, s_rows.view(x.shape))
-    close(vjp(x.flip(-1)), vjp_rows(rows.flip(-1)).view(x.shape))
+    if target.score_vjp:
+        (s, vjp), (s_rows, vjp_rows) = target.score_vjp(x), target.score_vjp(rows)
+        close(s, s_rows.view(x.shape))
+        close(vjp(x.flip(-1)), vjp_rows(rows.flip(-1)).view(x.shape))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -594,12 +584,13 @@ def test_a_constant_column_or_output_is_centred_and_no_more():
 
 
 def test_predictions_name_what_does_not_fit():
-    with pytest.raises(ValueError, match=r"`draws` has shape \(20, 20\), expected \(n_draws, 21\)"):
-        network().predict(DRAWS[:, :20], X)
-    with pytest.raises(ValueError, match="`X` has 2 columns, expected 3"):
-        network().predict(DRAWS, X[:, :2])
-    with pytest.raises(ValueError, match="inconsistent"):
-        network().rmse(DRAWS, X, OUTPUT[:5])
+    for act, message in (
+        (lambda: network().predict(DRAWS[:, :20], X), r"`draws` has shape \(20, 20\), expected \(n_draws, 21\)"),
+        (lambda: network().predict(DRAWS, X[:, :2]), "`X` has 2 columns, expected 3"),
+        (lambda: network().rmse(DRAWS, X, OUTPUT[:5]), "inconsistent"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            act()
 
 
 # Targets of one's own

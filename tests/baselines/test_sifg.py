@@ -58,9 +58,3 @@ def test_noise_that_is_not_to_move_does_not():
     assert gradients(0.4, adaptive=False)[2] == 0
     q = SIFG(adaptive=False, initial_scale=0.25, max_iter=20, random_state=0).fit(lambda x: 3 - x, n_features=2)
     torch.testing.assert_close(q.family_.sigma(torch.zeros(1, 2)), torch.full((2,), 0.25))
-
-
-def test_global_randomness_is_left_alone():
-    before = torch.get_rng_state()
-    NoisyPoints(normal(6, 3), 0.4, 0.1).family()
-    assert torch.equal(torch.get_rng_state(), before)

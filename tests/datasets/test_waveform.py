@@ -4,8 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from skksivi.datasets import load_waveform, load_waveform_posterior, make_waveform
+from skksivi.targets import BayesianLogisticRegression
 
 UCI = Path(__file__).parents[3] / "shared" / "data" / "uci" / "waveform.data"
 
@@ -56,10 +58,6 @@ def test_the_benchmark_set_is_the_papers():
 
 def test_the_reference_draws_belong_to_the_posterior():
     """Stein identity E[s] = 0 within 4.5 standard errors for the 22 coefficients."""
-    import torch
-
-    from skksivi.targets import BayesianLogisticRegression
-
     draws = load_waveform_posterior()
     assert draws.shape == (2000, 22)
     target = BayesianLogisticRegression(*load_waveform(return_X_y=True), fit_intercept=True)

@@ -315,9 +315,6 @@ def test_a_score_with_its_own_product_is_evaluated_without_a_graph():
 WEIGHTS = torch.tensor([[2.0, 0.5], [0.5, 1.0]])
 
 
-BUFFER = np.empty((4096, 2))
-
-
 def own_autograd_to_numpy(x):
     return torch.autograd.grad(-x.square().sum() / 2, x)[0].numpy()
 
@@ -325,7 +322,6 @@ def own_autograd_to_numpy(x):
 BLACK_BOXES = {
     "numpy": lambda X: -np.tanh(X) * np.cosh(X) / np.cosh(X) - X + np.tanh(X),
     "arrays only": lambda X: -X.astype(float),
-    "one buffer": lambda X: np.negative(X, out=BUFFER[: len(X)]),
     "float32 arrays": lambda X: -X.astype(np.float32),
     "tensors to arrays": lambda x: -x.detach().numpy(),
     "tensors without a graph": lambda x: torch.from_numpy(-x.numpy()),
@@ -455,7 +451,6 @@ def test_a_density_that_ends_in_overflow_has_the_right_sign(distance):
 MISTAKES = {
     "None": (None, TypeError, r"must be a function .* got a NoneType"),
     "a string": ("abc", TypeError, "got a str"),
-    "a class": (Banana, TypeError, "pass an instance"),
     "(n,)": (lambda x: -x.sum(1), ValueError, r"shape \(2,\), expected \(2, 3\)"),
     "(n, 1)": (lambda x: -x[:, :1], ValueError, r"shape \(2, 1\), expected \(2, 3\)"),
     "(d, n)": (lambda x: -x.mT, ValueError, r"shape \(3, 2\), expected \(2, 3\)"),
@@ -481,9 +476,8 @@ MISTAKES = {
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_named(mistake):
     score_fn, error, message = MISTAKES[mistake]
-    features = None if isinstance(score_fn, type) else 3
     with pytest.raises(error, match=message):
-        KSIVIApproximator().fit(score_fn, n_features=features)
+        KSIVIApproximator().fit(score_fn, n_features=3)
 
 
 def test_a_target_without_its_dimension_is_named():

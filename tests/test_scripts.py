@@ -22,6 +22,7 @@ import torch
 from approximators import short_fits
 
 from skksivi._version import DOCUMENTATION, __version__
+from skksivi.targets import Banana, from_log_prob
 
 ROOT = Path(__file__).parents[1]
 COMMANDS = {
@@ -257,16 +258,6 @@ def test_a_box_without_draws_has_no_distance(monkeypatch):
     assert student.cost(X, Y, 8) == pytest.approx((25 + 1 + 16) / 2)
 
 
-def test_a_table_is_not_shown_of_no_file_or_that_of_another(tmp_path):
-    (tmp_path / "time.json").write_text(json.dumps({"settings": {"table": "time"}, "rows": []}))
-    for name, message in (
-        ("nothing.json", "There is no file"),
-        ("time.json", "holds the table 'time', not 'student'"),
-    ):
-        with pytest.raises(SystemExit, match=message):
-            run("benchmarks/paper.py", ["student", "--show", "--out", str(tmp_path / name)], tmp_path)
-
-
 @pytest.fixture
 def frontier(monkeypatch):
     """The module of the study, which stands beside others."""
@@ -306,8 +297,6 @@ def test_the_worst_seed_says_from_how_many_calls_a_method_is_accurate(frontier):
 
 
 def test_a_watched_target_counts_rows_and_ends_what_has_spent_them(frontier):
-    from skksivi.targets import Banana
-
     watched = frontier.Watched(Banana(), limit=7)
     x = torch.linspace(-1, 1, 6, dtype=torch.float64).reshape(3, 2)
     log_p, s = watched.value_and_score(x)
@@ -329,8 +318,6 @@ def test_a_target_is_the_same_in_jax(frontier):
     jax = pytest.importorskip("jax")
     from _rivals import as_jax
 
-    from skksivi.targets import Banana
-
     x64 = jax.config.jax_enable_x64
     try:
         watched = frontier.Watched(Banana())
@@ -348,17 +335,8 @@ def test_a_target_is_the_same_in_jax(frontier):
 @pytest.fixture
 def gaussian():
     """N(m, C) in three dimensions with scales from 0.1 to 10."""
-    from skksivi.targets import Target
-
     m, scales = torch.tensor([[3.0, -1.0, 0.5], [10.0, 1.0, 0.1]], dtype=torch.float64)
-
-    class Gaussian(Target):
-        n_features = 3
-
-        def log_prob(self, x):
-            return -((x - m) / scales).square().sum(-1) / 2
-
-    return Gaussian(), m, scales
+    return from_log_prob(lambda x: -((x - m) / scales).square().sum(-1) / 2, 3), m, scales
 
 
 def test_rivals_start_in_coordinates_in_which_a_gaussian_is_standard(frontier, gaussian):

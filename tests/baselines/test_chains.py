@@ -16,7 +16,7 @@ from skksivi.base import LEAST_WIDTH
 from skksivi.baselines import MALA, SGLD
 from skksivi.baselines._mala import ChainState, adapted_step, mala_step
 from skksivi.baselines._points import step_integral
-from skksivi.baselines._sgld import sgld_step, step_sizes
+from skksivi.baselines._sgld import step_sizes
 from skksivi.families._samplers import Chains
 from skksivi.pilot._pilot import find_whitening
 from skksivi.score._probe import in_double
@@ -108,16 +108,6 @@ def test_moments_of_a_gaussian(name):
 
 
 # SGLD
-
-
-def test_the_variance_of_langevin_steps_is_known():
-    """Of u + eps / 2 (-u) + sqrt(eps) xi the stationary variance is 1 / (1 - eps / 4)."""
-    epsilon, g, n = 0.8, generator(), 200_000
-    expected = 1 / (1 - epsilon / 4)
-    u = math.sqrt(expected) * torch.randn(n, 1, generator=g, dtype=torch.float64)
-    for _ in range(3):
-        u = sgld_step(u, -u, epsilon, g)
-    assert u.var().item() == pytest.approx(expected, rel=4 * math.sqrt(2 / n))
 
 
 def test_step_sizes_fall_as_said():

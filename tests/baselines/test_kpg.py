@@ -38,20 +38,6 @@ def smoothed_difference(q, x, normalised):
     return (difference if normalised else mass[:, None] * difference).detach()
 
 
-def test_means_over_draws_are_those_of_the_score_of_the_mixture():
-    """The conditional scores of draws have the same averages as the score of q, which they do not show."""
-    q, again, x = LinearFamily(), generator(), normal(1, 2)
-    rows = []
-    with torch.no_grad():
-        for _ in range(400):
-            z = q.family.draw_latent(200, again)
-            xi = torch.empty(200, 2).double().normal_(generator=again)
-            y = q.family.mean(z) + q.family.sigma(z) * xi
-            f = target_score(y) + xi / q.family.sigma(z)
-            rows.append(kernel_average(torch.cat([x, y]), torch.cat([x, f]), Gaussian(bandwidth=WIDTH), False)[0])
-    assert z_scores(torch.stack(rows), smoothed_difference(q, x, False)[0]).max() < 4.5
-
-
 @pytest.mark.parametrize("normalised", [False, True])
 def test_the_gradient_of_the_training_is_that_of_draws_moved_along_the_average(normalised):
     """In closed form without weights; with them, up to a bias of order 1 / n that is below the noise."""

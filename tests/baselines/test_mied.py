@@ -10,7 +10,7 @@ from plain_targets import normal
 from skksivi.baselines import MALA, MIED
 from skksivi.baselines._mied import MOLLIFIERS, mied_gradient
 from skksivi.baselines._points import step_integral
-from skksivi.targets import Banana, Target, from_log_prob
+from skksivi.targets import Banana, Target
 
 FORMULAS = {
     "riesz": lambda r2, epsilon, d: (r2 + epsilon**2) ** (-(d + 1e-4) / 2),
@@ -92,13 +92,6 @@ def test_without_log_prob_the_fit_is_the_same():
     with_density = q.fit(banana).particles_
     assert not np.array_equal(q.fit(Banana().score_fn, n_features=2).particles_, with_density)
     np.testing.assert_allclose(q.particles_, with_density, rtol=0, atol=1e-4)
-
-
-def test_without_log_prob_the_fit_is_nearly_the_same_for_other_densities():
-    q = MIED(n_particles=30, max_iter=50, random_state=0)
-    with_density = q.fit(from_log_prob(lambda x: -2 * (x / 2).cosh().log().sum(-1), 2)).particles_
-    without = q.fit(lambda x: -(x / 2).tanh(), n_features=2).particles_
-    np.testing.assert_allclose(without, with_density, rtol=0, atol=1e-2)
 
 
 def test_a_density_that_is_not_known_at_the_start_is_refused():

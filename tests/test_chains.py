@@ -13,8 +13,8 @@ from skksivi.coordinates._affine import Affine
 from skksivi.estimators._trained import of_certificate, of_variances
 from skksivi.families._weights import Certificate
 from skksivi.parameters import Pilot
-from skksivi.pilot._chains import CHAINS, ChainEnsemble, ChainStates, disagreement, rhat, trajectory, warmed_up
-from skksivi.pilot._importance import IMPORTANCE
+from skksivi.pilot._chains import MAX_RHAT, ChainEnsemble, ChainStates, disagreement, rhat, trajectory, warmed_up
+from skksivi.pilot._importance import N_DRAWS
 from skksivi.pilot._points import GOOD_ENOUGH, MANY_FEATURES
 from skksivi.targets import Banana, Target
 
@@ -48,10 +48,10 @@ def test_chains_that_cannot_move_go_on_from_the_place_of_others():
 
 def test_chains_that_stay_apart_disagree():
     u = torch.randn(40, 32, 2, generator=generator(), dtype=torch.float64)
-    assert disagreement(u) < CHAINS.max_rhat
+    assert disagreement(u) < MAX_RHAT
     u[:, :4, 1] += 3
-    assert disagreement(u) > CHAINS.max_rhat
-    assert rhat(u)[0] < CHAINS.max_rhat
+    assert disagreement(u) > MAX_RHAT
+    assert rhat(u)[0] < MAX_RHAT
 
 
 def ensemble(score_fn, log_prob, L):
@@ -81,9 +81,9 @@ def test_mixtures_that_do_not_arrive_leave_no_trace():
 def test_draws_from_afar_are_points_without_scores():
     """The limit ends it after a round."""
     narrow = ensemble(gumbel_score, gumbel_log_prob, 0.5 * torch.eye(2, dtype=torch.float64))
-    narrow.score_fn.tally.limit = narrow.score_fn.tally.total + IMPORTANCE.n_draws
+    narrow.score_fn.tally.limit = narrow.score_fn.tally.total + N_DRAWS
     (points,) = narrow.by_mixtures()
-    assert points.n_of_mode == [len(points.x)] == [IMPORTANCE.n_draws]
+    assert points.n_of_mode == [len(points.x)] == [N_DRAWS]
     assert points.mixture is None
     assert not points.converged
 

@@ -19,7 +19,7 @@ from skksivi.families._derived import Reweighted
 from skksivi.inference._modes import metropolis
 from skksivi.parameters import Pilot
 from skksivi.pilot._mode_weights import (
-    MASSES,
+    N_QUICK,
     Cells,
     log_densities,
     log_proposal,
@@ -147,7 +147,7 @@ def test_a_pilot_is_weighed_by_the_density_of_the_target():
             return UNEQUAL.log_prob(x)
 
     q = KSIVIApproximator(max_iter=1, whiten=Pilot(effort="high", budget=20_000), random_state=0).fit(WithDensity())
-    assert max(asked) >= MASSES.n_quick
+    assert max(asked) >= N_QUICK
     torch.testing.assert_close(UNEQUAL.shares_of(q.sample(4000)).double(), UNEQUAL.weights, rtol=0, atol=0.04)
 
 

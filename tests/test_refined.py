@@ -14,7 +14,10 @@ from skksivi._utils.control_variates import controlled, stein_features
 from skksivi.coordinates._affine import Affine
 from skksivi.mixing import GaussianMixtureDraws
 from skksivi.pilot._importance import (
-    IMPORTANCE,
+    DF,
+    LEAST_POINTS,
+    MAX_ERROR,
+    WIDER,
     PartedDraws,
     Wider,
     along_lines,
@@ -148,15 +151,15 @@ def drawn_by(components):
 
 
 def test_what_is_weighed_has_the_density_of_student_t():
-    d, nu = 3, 3 + IMPORTANCE.df
+    d, nu = 3, 3 + DF
     m, L = normal(1, d), torch.eye(d).double() + 0.3 * normal(d, d).tril()
     wide = Wider.than(GaussianMixtureDraws(m, L[None], torch.ones(1).double()))
     u = wide.sample(20_000, generator())
     log_density = wide.log_density(u)
-    shape = (1 + IMPORTANCE.wider / math.sqrt(d)) ** 2 * (L @ L.mT)
+    shape = (1 + WIDER / math.sqrt(d)) ** 2 * (L @ L.mT)
     np.testing.assert_allclose(log_density, multivariate_t(m[0].numpy(), shape.numpy(), nu).logpdf(u.numpy()))
     whitened = torch.linalg.solve_triangular(L, (u - m).mT, upper=False)
-    expected = nu / (nu - 2) * (1 + IMPORTANCE.wider / math.sqrt(d)) ** 2  # kurtosis 9: five standard errors
+    expected = nu / (nu - 2) * (1 + WIDER / math.sqrt(d)) ** 2  # kurtosis 9: five standard errors
     np.testing.assert_allclose(whitened.square().mean(1), expected, rtol=5 * math.sqrt(8 / 20_000))
 
 
@@ -178,7 +181,7 @@ def test_ratios_by_lines_are_those_of_the_densities(d):
     expected = gumbel_log_prob(u) - q.log_density(u)
     torch.testing.assert_close(s, gumbel_score(u))
     error = ((ratios - ratios[0]) - (expected - expected[0])).abs()
-    assert error.quantile(0.95) < IMPORTANCE.max_error
+    assert error.quantile(0.95) < MAX_ERROR
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -207,7 +210,7 @@ def test_a_gaussian_is_accepted_at_once(d, seed):
     found = refined_pilot(as_score(lambda x: -x, d=d), pilot, drawn, generator(seed))
     assert found.converged
     assert len(drawn) == 1
-    assert len(found.x) == IMPORTANCE.least_points
+    assert len(found.x) == LEAST_POINTS
     torch.testing.assert_close(found.mixture.means[0], origin(d), atol=0.01, rtol=0)
 
 

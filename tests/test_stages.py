@@ -13,7 +13,7 @@ from sklearn.exceptions import ConvergenceWarning
 from skksivi import KSIVIApproximator, load, save
 from skksivi.coordinates._affine import Affine
 from skksivi.parameters import Pilot
-from skksivi.pilot._modes import MODES, ModeMaps, find_modes, same_mode
+from skksivi.pilot._modes import MAX_STARTS, ModeMaps, find_modes, same_mode
 from skksivi.pilot._pilot import QUICK, THOROUGH, _suffices, find_whitening
 from skksivi.pilot._points import (
     MANY_FEATURES,
@@ -264,7 +264,7 @@ def test_a_wider_search_begins_again_from_the_better_mode(monkeypatch):
     monkeypatch.setattr("skksivi.pilot._stages.search_around", lambda *_, **__: modes)
     known = Known(as_score(UNEQUAL.score_fn), UNEQUAL.means[:1], True, Pilot(budget=0), generator(), False)
     run_stages(QUICK[:1], known)
-    run_stages((WiderSearch(QUICK, MODES.max_starts),), known)
+    run_stages((WiderSearch(QUICK, MAX_STARTS),), known)
     names = [attempt.stage for attempt in known.attempts]
     assert names == ["mode search", "mode search", "matched Gaussian", "wider mode search"]
     assert known.points.converged

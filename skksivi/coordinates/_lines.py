@@ -3,7 +3,6 @@ r"""Integrals of the score along lines, which are differences of log p."""
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,17 +10,8 @@ from torch import Tensor
 
 from skksivi.score._score import ScoreFunction
 
-
-class LineSettings(NamedTuple):
-    """The settings of `log_ratio`."""
-
-    #: Where a panel is split, how often at most, and the most panels that a line may have open at once.
-    split: float = 0.4
-    max_splits: int = 40
-    max_panels: int = 200
-
-
-LINES = LineSettings()
+#: Where a panel is split, how often at most, and the most panels that a line may have open at once.
+SPLIT, MAX_SPLITS, MAX_PANELS = 0.4, 40, 200
 
 
 def lobatto_nodes(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -122,15 +112,14 @@ def log_ratio(score_fn: ScoreFunction, a: Tensor, b: Tensor) -> Tensor:
         slopes = (score_fn(points.flatten(0, 1)).detach().view(points.shape) * gaps[row, None]).sum(-1)
         return slopes @ weights * width / 2
 
-    split = LINES.split
     total, size = a.new_zeros(2, len(gaps)).unbind()
     row = torch.arange(len(gaps), device=a.device).repeat(2)
-    low = a.new_tensor([0.0, split]).repeat_interleave(len(gaps))
-    width = a.new_tensor([split, 1 - split]).repeat_interleave(len(gaps))
+    low = a.new_tensor([0.0, SPLIT]).repeat_interleave(len(gaps))
+    width = a.new_tensor([SPLIT, 1 - SPLIT]).repeat_interleave(len(gaps))
     value = integrals(row, low, width)
-    for _ in range(LINES.max_splits):
-        row, low = row.repeat(2), torch.cat([low, low + split * width])
-        width = torch.cat([split * width, (1 - split) * width])
+    for _ in range(MAX_SPLITS):
+        row, low = row.repeat(2), torch.cat([low, low + SPLIT * width])
+        width = torch.cat([SPLIT * width, (1 - SPLIT) * width])
         parts = integrals(row, low, width)
         first, second = parts.chunk(2)
         open_ = ~((value - first - second).abs() < 1e-4 + 1e-8 * (first.abs() + second.abs()))
@@ -138,7 +127,7 @@ def log_ratio(score_fn: ScoreFunction, a: Tensor, b: Tensor) -> Tensor:
         total.index_add_(0, closed, (first + second)[~open_])
         size.index_add_(0, closed, (first.abs() + second.abs())[~open_])
         row, low, width, value = (v[open_.repeat(2)] for v in (row, low, width, parts))
-        if not len(row) or len(row) > LINES.max_panels * len(gaps):
+        if not len(row) or len(row) > MAX_PANELS * len(gaps):
             break
     total[row] = torch.nan
     total[(size > 1e8) & (total.abs() < size / 2)] = torch.nan  # after so deep a valley only rounding is left

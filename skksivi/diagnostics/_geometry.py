@@ -18,7 +18,7 @@ from skksivi.diagnostics._view import N_SE, REFUSALS, View, judged
 from skksivi.inference._modes import Modes, mode_chains, weigh_cells
 from skksivi.pilot._mixture import covariance_root
 from skksivi.pilot._mode_weights import Cells, log_densities, mass
-from skksivi.pilot._modes import MODES, all_modes, around, find_modes
+from skksivi.pilot._modes import MAX_IN_STARTS, all_modes, around, find_modes
 from skksivi.score._score import Score, ScoreFunction
 from skksivi.stein._discrepancy import stein_variances
 
@@ -90,7 +90,7 @@ def _find_cells(view: View, whole: Affine) -> tuple[Cells, tuple[Tensor, Tensor]
     x, d = view.x[view.finite], view.x.shape[1]
     if d > MAX_SEARCHED:
         raise ValueError(f"there are {d} features, and modes are searched for only up to {MAX_SEARCHED}")
-    n_drawn, n_around = (min(n, MODES.max_in_starts // d) for n in (N_STARTS, N_AROUND))
+    n_drawn, n_around = (min(n, MAX_IN_STARTS // d) for n in (N_STARTS, N_AROUND))
     like = whole.unwhiten(standard_normal(n_around, whole.m, view.generator))
     starts = torch.cat([x[:n_drawn], around(whole, n_around, view.generator), like])
     found = find_modes(view.score, starts, view.generator, n_steps=N_STEPS)

@@ -18,7 +18,7 @@ from skksivi.estimators._trained import F
 from skksivi.families._samplers import Sampler
 from skksivi.mixing import MixingLike, check_mixing
 from skksivi.parameters import Init, Whiten, chains_of
-from skksivi.pilot._mixture import GAUSSIAN, batch_and_match, worst_divergence
+from skksivi.pilot._mixture import N_ITER, batch_and_match, worst_divergence
 from skksivi.pilot._modes import all_modes, find_modes
 from skksivi.pilot._pilot import MAX_FEATURES, find_whitening
 from skksivi.pilot._points import PilotPoints
@@ -143,7 +143,7 @@ def _brought_to_target(map_: Affine, score: Score, generator: torch.Generator) -
     for _ in range(N_MATCHED):
         if error < NEAR:
             break
-        fitted = batch_and_match(score, found, generator, GAUSSIAN.n_iter)
+        fitted = batch_and_match(score, found, generator, N_ITER)
         error_of_fitted = worst_divergence(score, fitted)
         if not error_of_fitted < error:
             break

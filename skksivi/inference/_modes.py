@@ -16,7 +16,7 @@ from skksivi.coordinates._affine import Affine, standard_normal
 from skksivi.coordinates._lines import lobatto, lobatto_nodes
 from skksivi.families._derived import N_ASSIGNED, Reweighted, unweighted
 from skksivi.pilot._chains import clipped_drift, revive
-from skksivi.pilot._mode_weights import MASSES, Cells, Mass, log_densities, mass, normalised
+from skksivi.pilot._mode_weights import MAX_GAP, MIN_SHARE, Cells, Mass, log_densities, mass, normalised
 from skksivi.pilot._modes import find_modes
 from skksivi.score._score import Score, ScoreFunction
 from skksivi.score._target import compared_score
@@ -234,6 +234,6 @@ def _doubt(centre: Tensor, mass: Mass) -> str:
     where = np.array2string(centre.cpu().numpy()[:5], precision=3)
     return (
         f"the weight of the mode at {where} rests on an effective share of {mass.share:.2g} of its points "
-        f"({MASSES.min_share} is needed), and on two estimates that differ by {abs(mass.gap):.1%} "
-        f"({MASSES.max_gap:.0%} is allowed)"
+        f"({MIN_SHARE} is needed), and on two estimates that differ by {abs(mass.gap):.1%} "
+        f"({MAX_GAP:.0%} is allowed)"
     )

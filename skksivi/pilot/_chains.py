@@ -22,26 +22,19 @@ from skksivi.pilot._importance import (
     standard_pilot,
     target_moments,
 )
-from skksivi.pilot._mixture import GAUSSIAN, MOST_FEATURES, adapted_by_scores, score_divergence
+from skksivi.pilot._mixture import MOST_FEATURES, N_QUICK, NEAR, adapted_by_scores, score_divergence
 from skksivi.pilot._points import GOOD_ENOUGH, Grade, PilotPoints, Verdict, judge_chains, judge_halves
 from skksivi.score._errors import DivergedError
 from skksivi.score._score import DifferentiableScore, Score
 
+#: Chains, and trajectories to warm up; about how many calls a trajectory takes.
+N_CHAINS, N_WARM, N_CALLS = 32, 12, 4
 
-class ChainSettings(NamedTuple):
-    """The settings of a `ChainEnsemble`."""
+#: Points of a Gaussian that is the target itself.
+N_OF_GAUSSIAN = 2000
 
-    #: Chains, and trajectories to warm up; about how many calls a trajectory takes.
-    n_chains: int = 32
-    n_warm: int = 12
-    n_calls: int = 4
-    #: Points of a Gaussian that is the target itself.
-    n_of_gaussian: int = 2000
-    #: The R-hat above which chains begin again.
-    max_rhat: float = 1.2
-
-
-CHAINS = ChainSettings()
+#: The R-hat above which chains begin again.
+MAX_RHAT = 1.2
 
 #: The most numbers in the points of all chains.
 MAX_KEPT = 2**26
@@ -68,7 +61,7 @@ class ChainStates(NamedTuple):
 def warmed_up(score_u: DifferentiableScore, start: ChainStates, generator: torch.Generator) -> ChainStates:
     """Move chains while their step is adapted; those that cannot leave their start resume from another's state."""
     chains = start
-    for _ in range(CHAINS.n_warm):
+    for _ in range(N_WARM):
         chains = trajectory(score_u, chains, generator, adapts=True)
     has_moved = (chains.u != start.u).any(1, keepdim=True)
     if has_moved.all():
@@ -157,11 +150,11 @@ class ChainEnsemble:
         metric: Affine,
         generator: torch.Generator,
         refine: Refine | None = None,
-        n_chains: int = CHAINS.n_chains,
+        n_chains: int = N_CHAINS,
         name: str = "short chains",
     ) -> None:
         self.score_fn, self.metric, self.generator = score_fn, metric, generator
-        self.n_chains, self.name, self.are_many = n_chains, name, n_chains > CHAINS.n_chains
+        self.n_chains, self.name, self.are_many = n_chains, name, n_chains > N_CHAINS
         self.n_restarts = 2 if self.are_many else math.inf
         self.refine: Refine = refine or (
             lambda metric, pilot, drawn: refined_pilot(metric.pull_back(score_fn), pilot, drawn, generator)
@@ -173,13 +166,13 @@ class ChainEnsemble:
 
     def by_metric(self) -> Iterator[PilotPoints]:
         """Yield a pilot of draws of the Gaussian of the metric, if it is near the target."""
-        error = score_divergence(self.score_fn, self.metric, self.generator, GAUSSIAN.n_quick)
+        error = score_divergence(self.score_fn, self.metric, self.generator, N_QUICK)
         of_gaussian = partial(standard_pilot, self.metric.m)
-        if error < GAUSSIAN.near and self.has_few:
+        if error < NEAR and self.has_few:
             yield self.refine(self.metric, of_gaussian(), []).unwhitened(self.metric)
         elif error < GOOD_ENOUGH.same_score:
             verdict = Verdict(Grade.WEIGHTS_COUNT, f"the target is this Gaussian, score divergence {error:.1g}")
-            yield of_gaussian(CHAINS.n_of_gaussian)._replace(verdict=verdict).unwhitened(self.metric)
+            yield of_gaussian(N_OF_GAUSSIAN)._replace(verdict=verdict).unwhitened(self.metric)
 
     def by_mixtures(self) -> Iterator[PilotPoints]:
         """Yield a pilot by mixtures that move to the target from the Gaussian of the metric, if features are few."""
@@ -204,8 +197,8 @@ class ChainEnsemble:
         score_u = metric.pull_back(score_fn)
         chains = ChainStates.at(score_u, metric.whiten(x), self.step)
         for _ in range(2):
-            n_warm = 0 if self.kept else CHAINS.n_warm
-            score_fn.tally.begin(self.name, len(x) * (n_warm + n // 2) * CHAINS.n_calls)
+            n_warm = 0 if self.kept else N_WARM
+            score_fn.tally.begin(self.name, len(x) * (n_warm + n // 2) * N_CALLS)
             chains = warmed_up(score_u, chains, generator) if n_warm else chains
             for _ in range(n // 2):
                 chains = trajectory(score_u, chains, generator)
@@ -216,8 +209,8 @@ class ChainEnsemble:
             if apart > 2:
                 break
         self.x, self.step = metric.unwhiten(chains.u), chains.step
-        error = score_divergence(score_fn, metric, generator, GAUSSIAN.n_quick)
-        if apart > CHAINS.max_rhat and error > 0.01 and self.n_restarts:  # else no points improve it
+        error = score_divergence(score_fn, metric, generator, N_QUICK)
+        if apart > MAX_RHAT and error > 0.01 and self.n_restarts:  # else no points improve it
             self.metric = adapted_by_scores(metric, draws.points, draws.scores)
             self.kept, self.drawn, self.n_restarts = [], [], self.n_restarts - 1
 
@@ -227,13 +220,13 @@ class ChainEnsemble:
             draws = PartedDraws(*(a[len(a) // 2 :] for a in draws))
         by = target_moments(draws)
         plain = pilot_with(draws.points, by)
-        if (self.are_many or apart <= CHAINS.max_rhat) and self.has_few:
+        if (self.are_many or apart <= MAX_RHAT) and self.has_few:
             pilot = self.refine(self.metric, plain, self.drawn)
             if pilot.converged:
                 return pilot
         else:
             pilot = plain
-        if self.are_many and apart <= CHAINS.max_rhat:
+        if self.are_many and apart <= MAX_RHAT:
             verdict = judge_halves(draws.u)
         else:
             verdict = judge_chains(apart, by.se, len(self.metric.m), len(draws.u))

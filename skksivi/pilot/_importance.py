@@ -23,25 +23,18 @@ from skksivi.pilot._points import GOOD_ENOUGH, Grade, PilotPoints, Verdict, judg
 from skksivi.score._errors import BudgetError
 from skksivi.score._score import DifferentiableScore, Score
 
+#: Draws of a round, at least, and points of a pilot at least, filled up by draws of the mixture.
+N_DRAWS, LEAST_POINTS = 512, 2000
 
-class ImportanceSettings(NamedTuple):
-    """The settings of `refined_pilot`."""
+#: Degrees of freedom of the proposal beyond the number of features, and how much wider it is than the mixture, in
+#: units of 1 / sqrt(d).
+DF, WIDER = 2, 0.25
 
-    #: Draws of a round, at least.
-    n_draws: int = 512
-    #: Points of a pilot at least, filled up by draws of the mixture.
-    least_points: int = 2000
-    #: Degrees of freedom of the proposal beyond the number of features, and how much wider it is than the
-    #: mixture, in units of 1 / sqrt(d).
-    df: int = 2
-    wider: float = 0.25
-    #: Points for each feature that a covariance takes with their scores.
-    least_for_root: int = 2
-    #: The error of Lobatto's rule along a line, in nats, above which that has more nodes.
-    max_error: float = 0.1
+#: Points for each feature that a covariance takes with their scores.
+LEAST_FOR_ROOT = 2
 
-
-IMPORTANCE = ImportanceSettings()
+#: The error of Lobatto's rule along a line, in nats, above which that has more nodes.
+MAX_ERROR = 0.1
 
 #: The most numbers in the products of pairs of coordinates of all points.
 MAX_PRODUCTS = 2**25
@@ -126,7 +119,7 @@ class Plan(NamedTuple):
     moves: bool = True
     keeps: bool = True
     along: Tensor | None = None
-    n_draws: int = IMPORTANCE.n_draws
+    n_draws: int = N_DRAWS
     far: float = GOOD_ENOUGH.late_divergence[0]
 
     def is_far(self, divergence: float, n_features: int) -> bool:
@@ -148,7 +141,7 @@ def from_afar(n_features: int) -> Plan | None:
 
     Ten draws for each feature are to count in every round.
     """
-    plan = Plan(fitted, least_share=10 * n_features / IMPORTANCE.n_draws, most_rounds=8, forgets=True)
+    plan = Plan(fitted, least_share=10 * n_features / N_DRAWS, most_rounds=8, forgets=True)
     return plan if plan.least_share < PLAIN.least_share else None
 
 
@@ -196,7 +189,7 @@ def refined_pilot(
             if plan.moves:
                 u, s = (torch.cat(parts) for parts in zip(*((a.points, a.scores) for a in drawn), strict=True))
                 mixture = shifted_mixture(score_matched(mixture, u, s, generator), by)
-            more = _points_of(mixture, max(0, IMPORTANCE.least_points - len(pilot.x)))
+            more = _points_of(mixture, max(0, LEAST_POINTS - len(pilot.x)))
             return pilot_with(torch.cat([pilot.x, more]), by)._replace(verdict=verdict, mixture=mixture)
         mixture = mixture if plan.keeps and near.holds else None
     return pilot._replace(verdict=Verdict(Grade.ROUGH, reason))
@@ -313,11 +306,11 @@ class Wider(NamedTuple):
 
     @classmethod
     def than(cls, q: GaussianMixtureDraws) -> Wider:
-        return cls(q.scaled(1 + IMPORTANCE.wider / math.sqrt(q.latent_dim)))
+        return cls(q.scaled(1 + WIDER / math.sqrt(q.latent_dim)))
 
     @property
     def df(self) -> int:
-        return self.scaled.latent_dim + IMPORTANCE.df
+        return self.scaled.latent_dim + DF
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         """Draw n points (n, d)."""
@@ -351,7 +344,7 @@ def along_lines(
         return lobatto(s[:1], s_1, s_2, s_u, u - origin)
 
     ratio = integral(s - s_q)
-    rows = (integral(s_q) - q.log_density(u) + q.log_density(origin[None])).abs() > IMPORTANCE.max_error
+    rows = (integral(s_q) - q.log_density(u) + q.log_density(origin[None])).abs() > MAX_ERROR
     if rows.any():
         ratio[rows] = kronrod(lambda x: score_u(x) - q.score(x), origin, u[rows])[0]
     return s[-len(u) :], ratio
@@ -379,7 +372,7 @@ def target_moments(draws: PartedDraws) -> TargetMoments:
     root = None
     if has_pairs:
         root = _root_of(z, mean, second, (i, j))
-    elif len(z) >= IMPORTANCE.least_for_root * d:
+    elif len(z) >= LEAST_FOR_ROOT * d:
         as_drawn, failed = torch.linalg.cholesky_ex(z.mT @ z / len(z))
         if not failed:  # there are as many different points as features
             root = _steadied(as_drawn, z, s_z)

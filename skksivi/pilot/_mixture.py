@@ -329,25 +329,17 @@ def score_matched(mixture: Components, u: Tensor, s: Tensor, generator: torch.Ge
 # Gaussians that are fitted to a target by its score, or to points near it
 
 
-class GaussianSettings(NamedTuple):
-    """The settings of `matched`, and of comparisons by scores."""
+#: Draws by which a Gaussian is compared with its target, and fewer of them.
+N_DRAWS, N_QUICK = 256, 64
 
-    #: Draws by which a Gaussian is compared with its target, and fewer of them.
-    n_draws: int = 256
-    n_quick: int = 64
-    #: The score divergence below which the Gaussian at a mode will do, and iterations of one that is fitted instead.
-    near: float = 0.05
-    n_iter: int = 16
-    #: The standard deviations from the mode beyond which a fitted Gaussian must have more mass.
-    far: float = 30.0
+#: The score divergence below which the Gaussian at a mode will do, and iterations of one that is fitted instead.
+NEAR, N_ITER = 0.05, 16
+
+#: The standard deviations from the mode beyond which a fitted Gaussian must have more mass.
+FAR = 30.0
 
 
-GAUSSIAN = GaussianSettings()
-
-
-def score_divergence(
-    score_fn: ScoreFunction, q: Affine, generator: torch.Generator, n_draws: int = GAUSSIAN.n_draws
-) -> float:
+def score_divergence(score_fn: ScoreFunction, q: Affine, generator: torch.Generator, n_draws: int = N_DRAWS) -> float:
     """Return the median over draws x of q = N(m, L L^T) of |L^T (s_p(x) - s_q(x))|^2 / d."""
     gaps = score_gaps(score_fn, q, generator, n_draws)
     return gaps.square().mean(1).nan_to_num(math.inf, math.inf).median().item()
@@ -359,7 +351,7 @@ def worst_divergence(score_fn: ScoreFunction, q: Affine) -> float:
     An average over many features would hide one direction. Draws are from the same noise each time.
     """
     noise = torch.Generator(q.m.device).manual_seed(0)
-    gaps = score_gaps(score_fn, q, noise, max(GAUSSIAN.n_quick, len(q.m)))
+    gaps = score_gaps(score_fn, q, noise, max(N_QUICK, len(q.m)))
     return torch.linalg.matrix_norm(gaps, 2).square().item() / len(gaps) if gaps.isfinite().all() else math.inf
 
 
@@ -457,13 +449,13 @@ def matched(score_fn: ScoreFunction, mode: Affine, generator: torch.Generator) -
 
     One far from the mode must also have more mass by its height and width: scores vanish in a flat region too.
     """
-    error = score_divergence(score_fn, mode, generator, GAUSSIAN.n_quick)
-    if error < GAUSSIAN.near or len(mode.m) > MOST_FEATURES:
+    error = score_divergence(score_fn, mode, generator, N_QUICK)
+    if error < NEAR or len(mode.m) > MOST_FEATURES:
         return mode
-    q = batch_and_match(score_fn, mode, generator, GAUSSIAN.n_iter)
-    if not score_divergence(score_fn, q, generator, GAUSSIAN.n_quick) < error:
+    q = batch_and_match(score_fn, mode, generator, N_ITER)
+    if not score_divergence(score_fn, q, generator, N_QUICK) < error:
         return mode
-    is_far = mode.whiten(q.m[None]).abs().max() > GAUSSIAN.far
+    is_far = mode.whiten(q.m[None]).abs().max() > FAR
     if is_far and not log_ratio(score_fn, mode.m, q.m) + q.log_determinant() > mode.log_determinant():
         return mode
     return q

@@ -24,21 +24,14 @@ from skksivi.pilot._modes import ModeMaps
 from skksivi.pilot._points import PilotPoints
 from skksivi.score._score import DifferentiableScore, Score, ScoreFunction
 
+#: Points of the proposal for a mass, and of that and of the mode for a pilot.
+N_IMPORTANCE, N_QUICK = 2000, 400
 
-class MassSettings(NamedTuple):
-    """The settings of `mass`."""
+#: Degrees of freedom of the wider half of the proposal.
+DF = 5.0
 
-    #: Points of the proposal, and of that and of the mode for a pilot.
-    n_importance: int = 2000
-    n_quick: int = 400
-    #: Degrees of freedom of the wider half of the proposal.
-    df: float = 5.0
-    #: The least effective share of the points and the largest difference of two estimates that are trusted.
-    min_share: float = 0.2
-    max_gap: float = 0.1
-
-
-MASSES = MassSettings()
+#: The least effective share of the points and the largest difference of two estimates that are trusted.
+MIN_SHARE, MAX_GAP = 0.2, 0.1
 
 #: Points of chains below which a mode does not count as one.
 MIN_POINTS = 20
@@ -113,7 +106,7 @@ class Mass(NamedTuple):
     @property
     def trusted(self) -> bool:
         """Whether two estimates agree and rest on enough points."""
-        return self.share >= MASSES.min_share and abs(self.gap) <= MASSES.max_gap
+        return self.share >= MIN_SHARE and abs(self.gap) <= MAX_GAP
 
 
 def log_densities(score_fn: DifferentiableScore, cells: Cells) -> Callable[[Tensor, int], Tensor]:
@@ -138,7 +131,7 @@ def _agrees(log_prob: Callable[[Tensor], Tensor], score_fn: DifferentiableScore,
         gaps = gaps[gaps.isfinite()]
         if not len(gaps):  # nothing contradicts the density, but it is of no use
             return False
-        if gaps.median() > MASSES.max_gap:
+        if gaps.median() > MAX_GAP:
             warn_caller(
                 "`log_prob` of the target contradicts its `score_fn`, which is not its gradient; integrals of the "
                 "score are used instead. Correct one of them, or set log_prob = None in a target with another score."
@@ -153,7 +146,7 @@ def mass(
     k: int,
     points: Tensor,
     generator: torch.Generator,
-    n: int = MASSES.n_importance,
+    n: int = N_IMPORTANCE,
 ) -> Mass:
     r"""Estimate the mass of a cell.
 
@@ -210,8 +203,8 @@ def propose(a: Affine, n: int, generator: torch.Generator) -> Tensor:
     """Draw from half a Gaussian, half a Student t."""
     d = len(a.m)
     u = torch.randn(n, d, generator=generator, dtype=a.m.dtype, device=a.m.device)
-    chi = torch.randn(n // 2, int(MASSES.df), generator=generator, dtype=a.m.dtype, device=a.m.device).square().sum(1)
-    u[: n // 2] *= (MASSES.df / chi).sqrt()[:, None]
+    chi = torch.randn(n // 2, int(DF), generator=generator, dtype=a.m.dtype, device=a.m.device).square().sum(1)
+    u[: n // 2] *= (DF / chi).sqrt()[:, None]
     return a.unwhiten(u)
 
 
@@ -219,8 +212,8 @@ def log_proposal(a: Affine, x: Tensor) -> Tensor:
     """Return log g at points (n, d)."""
     d, squares = x.shape[1], a.whiten(x).square().sum(1)
     gaussian = -squares / 2 - d / 2 * math.log(2 * math.pi)
-    constant = math.lgamma((MASSES.df + d) / 2) - math.lgamma(MASSES.df / 2) - d / 2 * math.log(MASSES.df * math.pi)
-    student = constant - (MASSES.df + d) / 2 * torch.log1p(squares / MASSES.df)
+    constant = math.lgamma((DF + d) / 2) - math.lgamma(DF / 2) - d / 2 * math.log(DF * math.pi)
+    student = constant - (DF + d) / 2 * torch.log1p(squares / DF)
     return torch.logaddexp(gaussian, student) - math.log(2) - a.log_determinant()
 
 
@@ -233,7 +226,7 @@ def with_mode_weights(score_fn: DifferentiableScore, pilot: PilotPoints, generat
     cells = Cells(maps, shares.log())
     log_p = log_densities(score_fn, cells)
     masses = [
-        mass(log_p, cells, k, part[1::2][cells.assign(part[1::2]) == k][: MASSES.n_quick], generator, MASSES.n_quick)
+        mass(log_p, cells, k, part[1::2][cells.assign(part[1::2]) == k][:N_QUICK], generator, N_QUICK)
         for k, part in enumerate(shuffled)
     ]
     weights, errors = (a.to(shares) for a in normalised(masses))

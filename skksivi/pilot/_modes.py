@@ -17,26 +17,18 @@ from torch import Tensor
 from skksivi.coordinates._affine import FAR, Affine, standard_normal
 from skksivi.coordinates._lines import log_ratio
 from skksivi.pilot._mixture import Components, score_divergence
-from skksivi.pilot._newton import NEWTON, jacobians, laplace, search_modes
+from skksivi.pilot._newton import MAX_STEPS, jacobians, laplace, search_modes
 from skksivi.score._bounds import Bound, call_of
 from skksivi.score._errors import DivergedError
 from skksivi.score._improper import ImproperError
 from skksivi.score._score import DifferentiableScore, Score
 
+#: Points around the origin, and around the best mode, from which modes are searched at first, at most, and the most
+#: numbers in them.
+FEW_STARTS, MAX_STARTS, MAX_IN_STARTS = 8, 96, 1600
 
-class ModeSettings(NamedTuple):
-    """The settings of `search_around`, and of the modes that count."""
-
-    #: Points around the origin, and around the best mode, from which modes are searched at first, at most, and the
-    #: most numbers in them.
-    few_starts: int = 8
-    max_starts: int = 96
-    max_in_starts: int = 1600
-    #: The squared distance, in standard deviations, within which two modes count as one; in fewer dimensions these.
-    reach: float = 9.0
-
-
-MODES = ModeSettings()
+#: The squared distance, in standard deviations, within which two modes count as one; in fewer dimensions these.
+REACH = 9.0
 
 #: Share of the target below which a mode is left out.
 MIN_WEIGHT = 1e-3
@@ -105,7 +97,7 @@ def find_modes(
     ValueError
         All searches left the region where the score is finite, or none has converged in `n_steps`.
     """
-    found, converged = search_modes(score_fn, starts, n_steps or NEWTON.max_steps)
+    found, converged = search_modes(score_fn, starts, n_steps or MAX_STEPS)
     maps = [*known, *(a for a, at_a_mode in zip(found, converged.tolist(), strict=True) if at_a_mode)]
     if not maps and n_steps is not None:
         raise ValueError(f"none of {len(starts)} searches for a mode has converged in {n_steps} steps")
@@ -142,19 +134,19 @@ def search_around(
     generator: torch.Generator,
     *,
     alone: bool,
-    n_starts: int = MODES.max_starts,
+    n_starts: int = MAX_STARTS,
 ) -> ModeMaps:
     """Search for modes from the starts and, unless they are to be alone, from points around them and the best one."""
     if alone:
         return find_modes(score_fn, starts, generator)
-    n = min(n_starts, MODES.max_in_starts // starts.shape[1])
+    n = min(n_starts, MAX_IN_STARTS // starts.shape[1])
     found = find_modes(score_fn, torch.cat([starts, scattered(starts[0], n, generator)]), generator)
     return find_modes(score_fn, around(found.maps[0], n, generator), generator, found.maps)
 
 
 def same_mode(a: Affine, b: Affine) -> bool:
     """Tell whether one mode is within the range of the other."""
-    reach = min(len(a.m), MODES.reach)
+    reach = min(len(a.m), REACH)
     return bool(a.whiten(b.m[None]).square().sum() < reach or b.whiten(a.m[None]).square().sum() < reach)
 
 
@@ -171,7 +163,7 @@ def judging_map(score_fn: Score) -> Affine:
         return laplace(score_fn, origin)[0]
     except ValueError:
         generator = torch.Generator(score_fn.device).manual_seed(0)
-        return find_modes(score_fn, scattered(origin, MODES.max_starts, generator), generator).maps[0]
+        return find_modes(score_fn, scattered(origin, MAX_STARTS, generator), generator).maps[0]
 
 
 def origin_of(score_fn: Score) -> Affine | None:
@@ -198,29 +190,25 @@ def log_density(score_fn: Score, origin: Affine | None, x: Tensor) -> Tensor:
 # The other modes of a target
 
 
-class LookSettings(NamedTuple):
-    """The settings of `all_modes`."""
+#: Points of a round from which there are ascents, and the most modes.
+N_STARTS, MAX_MODES = 64, 120
 
-    #: Points of a round from which there are ascents, and the most modes.
-    n_starts: int = 64
-    max_modes: int = 120
-    #: The mean square of a score at which an ascent has arrived, and the steps from which it knows the curvature.
-    level: float = 1e-4
-    n_pairs: int = 8
-    #: The squared distance from a mode, in its standard deviations, below which an ascent has come back to it; in
-    #: fewer dimensions these.
-    back: float = 4.0
-    #: Points at which the score is looked at in 1, 2, ... dimensions.
-    n_looks: tuple[int, ...] = (128, 512, 1024, 2048, 6144)
-    #: Points at which a permutation or a period is tried, and the share of a score by which it may be off.
-    n_tried: int = 4
-    broken: float = 1e-6
-    #: The difference of modes in all coordinates but one, and of their widths, as a share of these, below which one
-    #: may be some periods away from the other.
-    aside: float = 0.1
+#: The mean square of a score at which an ascent has arrived, and the steps from which it knows the curvature.
+LEVEL, N_PAIRS = 1e-4, 8
 
+#: The squared distance from a mode, in its standard deviations, below which an ascent has come back to it; in fewer
+#: dimensions these.
+BACK = 4.0
 
-LOOK = LookSettings()
+#: Points at which the score is looked at in 1, 2, ... dimensions.
+N_LOOKS = (128, 512, 1024, 2048, 6144)
+
+#: Points at which a permutation or a period is tried, and the share of a score by which it may be off.
+N_TRIED, BROKEN = 4, 1e-6
+
+#: The difference of modes in all coordinates but one, and of their widths, as a share of these, below which one may
+#: be some periods away from the other.
+ASIDE = 0.1
 
 
 def all_modes(score_fn: Score, start: Tensor, mode: Affine, generator: torch.Generator) -> ModeMaps:
@@ -230,28 +218,26 @@ def all_modes(score_fn: Score, start: Tensor, mode: Affine, generator: torch.Gen
     """
     score_u, symmetries = mode.pull_back(score_fn), symmetries_of(score_fn, mode)
     kinds, found = [mode], [mode, *_images([mode], symmetries)]
-    u = torch.cat(
-        [mode.whiten(scattered(start, LOOK.n_starts // 2, generator)), contradicting(score_u, start, generator)]
-    )
+    u = torch.cat([mode.whiten(scattered(start, N_STARTS // 2, generator)), contradicting(score_u, start, generator)])
     for _ in range(10):
-        n_each = max(4, LOOK.n_starts // (2 * len(kinds)))
+        n_each = max(4, N_STARTS // (2 * len(kinds)))
         u = ascended(score_u, torch.cat([u, *(mode.whiten(around(a, n_each, generator)) for a in kinds)]))
-        is_other = u.square().sum(1) > 4 * min(u.shape[1], LOOK.back)
+        is_other = u.square().sum(1) > 4 * min(u.shape[1], BACK)
         new = _new_modes(score_fn, found, u[is_other])
         ended = (len(u), sum(int(_near(a, mode, u).sum()) for a in new))
         kinds.extend(new)
         found.extend(new)
         check_aperiodic(score_fn, found)
         found.extend(_images(found, symmetries))
-        if not new or len(found) > LOOK.max_modes:
+        if not new or len(found) > MAX_MODES:
             break
-        u = mode.whiten(scattered(start, LOOK.n_starts // 2, generator))
+        u = mode.whiten(scattered(start, N_STARTS // 2, generator))
     return ranked(score_fn, found, generator)._replace(symmetries=symmetries, ascents=ended)
 
 
 def _near(a: Affine, first: Affine, u: Tensor) -> Tensor:
     """Tell which points u (n, d), in the coordinates of a first mode, are within the reach of another."""
-    return a.whiten(first.unwhiten(u)).square().sum(1) < min(u.shape[1], MODES.reach)
+    return a.whiten(first.unwhiten(u)).square().sum(1) < min(u.shape[1], REACH)
 
 
 def contradicting(score_u: DifferentiableScore, like: Tensor, generator: torch.Generator) -> Tensor:
@@ -261,7 +247,7 @@ def contradicting(score_u: DifferentiableScore, like: Tensor, generator: torch.G
     kept where the score is largest for the distance, as it is near narrow modes, and as many others.
     """
     d = len(like)
-    n = LOOK.n_looks[d - 1] if d <= len(LOOK.n_looks) else 0
+    n = N_LOOKS[d - 1] if d <= len(N_LOOKS) else 0
     if not n:
         return like.new_empty(0, d)
     seed = int(torch.randint(2**31, (1,), generator=generator, device=generator.device))
@@ -290,10 +276,10 @@ def ascended(score_u: DifferentiableScore, u: Tensor) -> Tensor:
     Liu, D. and Nocedal, J. (1989). On the limited memory BFGS method for large scale optimization. Mathematical
     Programming 45.
     """
-    u, s, back = u.clone(), score_u(u).detach(), min(u.shape[1], LOOK.back)
+    u, s, back = u.clone(), score_u(u).detach(), min(u.shape[1], BACK)
     curvature, length = Curvature(s), torch.ones_like(u[:, :1])
     for _ in range(30):
-        i = ((u.square().sum(1) >= back) & (s.square().mean(1) > LOOK.level)).nonzero()[:, 0]
+        i = ((u.square().sum(1) >= back) & (s.square().mean(1) > LEVEL)).nonzero()[:, 0]
         if not len(i):
             break
         du = length[i] * curvature.newton_step(i, s[i])
@@ -305,7 +291,7 @@ def ascended(score_u: DifferentiableScore, u: Tensor) -> Tensor:
         curvature.add(i[moves], du[moves], (s[i] - tried)[moves])
         u[i], s[i] = u[i] + du.where(~stays, 0), s[i].where(stays, tried)
         length[i] = (length[i] / 4).where(stays, 1)
-    arrived = (s.square().mean(1) < LOOK.level) | (u.square().sum(1) < back)
+    arrived = (s.square().mean(1) < LEVEL) | (u.square().sum(1) < back)
     return u[u.isfinite().all(1) & arrived]
 
 
@@ -314,28 +300,28 @@ class Curvature:
 
     Attributes
     ----------
-    du, ds : Tensor of shape (LOOK.n_pairs, n, d)
+    du, ds : Tensor of shape (N_PAIRS, n, d)
         Steps and how much the score fell, the latest last.
-    inverse : Tensor of shape (LOOK.n_pairs, n, 1)
+    inverse : Tensor of shape (N_PAIRS, n, 1)
         One over their products, zero for none.
     scale : Tensor of shape (n, 1)
         Of the steps beside them.
     """
 
     def __init__(self, s: Tensor) -> None:
-        self.du, self.ds = s.new_zeros(2, LOOK.n_pairs, *s.shape).unbind()
-        self.inverse = s.new_zeros(LOOK.n_pairs, len(s), 1)
+        self.du, self.ds = s.new_zeros(2, N_PAIRS, *s.shape).unbind()
+        self.inverse = s.new_zeros(N_PAIRS, len(s), 1)
         self.scale = (0.1 / s.norm(dim=1, keepdim=True)).clamp_max(1)
 
     def newton_step(self, i: Tensor, s: Tensor) -> Tensor:
         """Return the steps (k, d) of ascents i (k,) with scores s (k, d), by the two loops over pairs."""
         du, ds, inverse = self.du[:, i], self.ds[:, i], self.inverse[:, i]
         factors = torch.zeros_like(inverse)
-        for j in reversed(range(LOOK.n_pairs)):
+        for j in reversed(range(N_PAIRS)):
             factors[j] = inverse[j] * (du[j] * s).sum(1, keepdim=True)
             s = s - factors[j] * ds[j]
         step = self.scale[i] * s
-        for j in range(LOOK.n_pairs):
+        for j in range(N_PAIRS):
             step = step + (factors[j] - inverse[j] * (ds[j] * step).sum(1, keepdim=True)) * du[j]
         return step
 
@@ -361,9 +347,9 @@ def _new_modes(score_fn: Score, known: Sequence[Affine], u: Tensor) -> list[Affi
         if not len(u):
             break
         end, u = u[:1], u[1:]
-        if torch.linalg.eigvalsh(-jacobians(score_u, end)).amin() <= LOOK.level:  # a flat region is not a mode
+        if torch.linalg.eigvalsh(-jacobians(score_u, end)).amin() <= LEVEL:  # a flat region is not a mode
             continue
-        maps, converged = search_modes(score_fn, first.unwhiten(end), NEWTON.max_steps)
+        maps, converged = search_modes(score_fn, first.unwhiten(end), MAX_STEPS)
         if len(maps) and converged[0] and not any(same_mode(maps[0], a) for a in (*known, *new)):
             new.append(maps[0])
     return new
@@ -384,7 +370,7 @@ def check_aperiodic(score_fn: Score, modes: Sequence[Affine]) -> None:
     alike = [a for a in others if _is_beside(a, first)]
     if len(alike) < 2:
         return
-    x = first.unwhiten(standard_normal(LOOK.n_tried, first.m, torch.Generator(sd.device).manual_seed(0)))
+    x = first.unwhiten(standard_normal(N_TRIED, first.m, torch.Generator(sd.device).manual_seed(0)))
     s, m = score_fn(x).detach(), _polished(score_fn, first)
     for a in sorted(alike, key=lambda a: (a.m - first.m).norm().item())[:8]:
         gap = _polished(score_fn, a) - m
@@ -406,8 +392,8 @@ def check_aperiodic(score_fn: Score, modes: Sequence[Affine]) -> None:
 def _is_beside(a: Affine, first: Affine) -> bool:
     """Tell whether a mode differs from another in its place alone, and there in one coordinate."""
     sd = first.L.norm(dim=1)
-    is_off = ((a.m - first.m) / sd).abs() > LOOK.aside
-    return bool(is_off.sum() == 1 and ((a.L - first.L).abs() <= LOOK.aside * sd[:, None]).all())
+    is_off = ((a.m - first.m) / sd).abs() > ASIDE
+    return bool(is_off.sum() == 1 and ((a.L - first.L).abs() <= ASIDE * sd[:, None]).all())
 
 
 def _polished(score_fn: Score, mode: Affine) -> Tensor:
@@ -455,14 +441,14 @@ def _exchanging(s: Sequence[float], J: Sequence[Sequence[float]], i: int, j: int
 
 
 def _alike(a: float, b: float) -> bool:
-    return abs(a - b) <= LOOK.broken * (abs(a) + abs(b))
+    return abs(a - b) <= BROKEN * (abs(a) + abs(b))
 
 
 def _is_symmetry(score_fn: Score, mode: Affine, permutation: Tensor) -> bool:
     """Tell whether a permutation leaves the score invariant around a mode."""
-    x = around(mode, LOOK.n_tried, torch.Generator(mode.m.device).manual_seed(0))
+    x = around(mode, N_TRIED, torch.Generator(mode.m.device).manual_seed(0))
     s, s_permuted = score_fn(torch.cat([x, x[:, permutation]])).detach().chunk(2)
-    return bool(((s[:, permutation] - s_permuted).abs() <= LOOK.broken * s.abs().amax(1, keepdim=True)).all())
+    return bool(((s[:, permutation] - s_permuted).abs() <= BROKEN * s.abs().amax(1, keepdim=True)).all())
 
 
 def permuted(mode: Affine, permutation: Tensor) -> Affine:
@@ -476,6 +462,6 @@ def _images(modes: Sequence[Affine], symmetries: Sequence[Tensor]) -> list[Affin
     found = list(modes)
     for mode in found:  # which grows
         for a in (permuted(mode, permutation) for permutation in symmetries):
-            if len(found) < LOOK.max_modes and not any(same_mode(a, b) for b in found):
+            if len(found) < MAX_MODES and not any(same_mode(a, b) for b in found):
                 found.append(a)
     return found[len(modes) :]

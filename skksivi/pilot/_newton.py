@@ -2,8 +2,6 @@ r"""Searches for one mode by Newton steps, from scores alone, in float64."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
@@ -12,22 +10,18 @@ from skksivi.score._errors import DivergedError
 from skksivi.score._improper import check_ends
 from skksivi.score._score import DifferentiableScore, Score, ScoreFunction
 
+#: A search has converged where the Newton decrement s^T p per feature is below this number.
+TOLERANCE = 1e-4
 
-class NewtonSettings(NamedTuple):
-    """The settings of searches for a mode."""
+#: The least curvature, as a share of the largest, that is told from zero.
+FLOOR = 1e-14
 
-    #: A search has converged where the Newton decrement s^T p per feature is below this number.
-    tolerance: float = 1e-4
-    #: The least curvature, as a share of the largest, that is told from zero.
-    floor: float = 1e-14
-    #: The most steps of a search from one of many starts, and of one in many dimensions.
-    max_steps: int = 60
-    #: The most numbers in the points at which the score is asked at a time: what a score computes on its way is to
-    #: stay in memory that is used again.
-    max_in_block: int = 2**16
+#: The most steps of a search from one of many starts, and of one in many dimensions.
+MAX_STEPS = 60
 
-
-NEWTON = NewtonSettings()
+#: The most numbers in the points at which the score is asked at a time: what a score computes on its way is to stay
+#: in memory that is used again.
+MAX_IN_BLOCK = 2**16
 
 
 def saddle_free_newton(score_fn: DifferentiableScore, x: Tensor, max_iter: int = 200) -> tuple[Affine, bool]:
@@ -65,7 +59,7 @@ def check_mode(score_fn: Score, start: Tensor, mode: Affine) -> None:
 
 def is_spike(mode: Affine) -> bool:
     """Tell whether the curvature at a mode is so large that no other is told from zero, or nearly."""
-    return bool(torch.linalg.cond(mode.L).square() > 0.1 / NEWTON.floor)
+    return bool(torch.linalg.cond(mode.L).square() > 0.1 / FLOOR)
 
 
 def jacobians(score_fn: DifferentiableScore, x: Tensor) -> Tensor:
@@ -79,7 +73,7 @@ def jacobians(score_fn: DifferentiableScore, x: Tensor) -> Tensor:
 
 def _blocks(x: Tensor) -> tuple[Tensor, ...]:
     """Cut rows (n, d)."""
-    return x.split(max(1, NEWTON.max_in_block // x.shape[1]))
+    return x.split(max(1, MAX_IN_BLOCK // x.shape[1]))
 
 
 def search_modes(score_fn: DifferentiableScore, x: Tensor, max_iter: int = 200) -> tuple[list[Affine], Tensor]:
@@ -119,7 +113,7 @@ def search_modes(score_fn: DifferentiableScore, x: Tensor, max_iter: int = 200) 
         lam, V = _curvatures(score_fn, here)
         p = ((s[:, None] @ V) / lam.abs()[:, None] @ V.mT)[:, 0]
         decrement = (s * p).sum(1)
-        level = decrement < NEWTON.tolerance * d
+        level = decrement < TOLERANCE * d
         convex = lam[:, 0] < 0
         step = _steps(score_fn, here, p, decrement)
         out = V[:, :, 0] * lam[:, :1].abs().rsqrt()  # from a saddle, along its steepest direction
@@ -151,7 +145,7 @@ def _curvatures(score_fn: DifferentiableScore, x: Tensor) -> tuple[Tensor, Tenso
         lam, V = torch.linalg.eigh(-J / size[:, None, None])
         lam = lam * size[:, None]
     top = lam.abs().amax(1, keepdim=True)
-    floor = torch.where(top > 0, NEWTON.floor * top, 1.0)  # without any curvature the scale is unknown
+    floor = torch.where(top > 0, FLOOR * top, 1.0)  # without any curvature the scale is unknown
     return torch.where(lam.abs() < floor, floor, lam).where(finite[:, None], torch.nan), V
 
 
@@ -210,7 +204,7 @@ def newton_cg(score_fn: DifferentiableScore, x: Tensor, generator: torch.Generat
         decrement = s @ p
         if not (decrement.isfinite() and x.abs().max() < FAR):
             break
-        step = _steps(score_fn, x[None], p[None], decrement[None])[0] if decrement > NEWTON.tolerance * len(x) else 0
+        step = _steps(score_fn, x[None], p[None], decrement[None])[0] if decrement > TOLERANCE * len(x) else 0
         if step != 0:
             x = x + step * p
             continue
@@ -234,8 +228,8 @@ def dense_mode(score_fn: DifferentiableScore, x: Tensor, generator: torch.Genera
     ValueError
         The search has not converged.
     """
-    m = newton_cg(score_fn, x, generator, NEWTON.max_steps).m
-    rows = max(1, NEWTON.max_in_block // len(m))
+    m = newton_cg(score_fn, x, generator, MAX_STEPS).m
+    rows = max(1, MAX_IN_BLOCK // len(m))
     H = torch.cat([_curvature_times(score_fn, m, part) for part in torch.eye(len(m)).to(m).split(rows)])
     precision_root = torch.linalg.cholesky((H + H.mT) / 2)
     return Affine(m, torch.linalg.cholesky(torch.cholesky_inverse(precision_root)))

@@ -36,9 +36,9 @@ import torch
 from skksivi.coordinates._affine import Affine, AffineMap, Identity, LowRank
 from skksivi.coordinates._whitening import GIVEN, MATCHED, Whitening, map_of_pair, starting_points
 from skksivi.parameters import Init, Pilot, Whiten, chains_of
-from skksivi.pilot._chains import CHAINS, surrounding, underdamped_pilot
+from skksivi.pilot._chains import N_CALLS, N_CHAINS, N_WARM, surrounding, underdamped_pilot
 from skksivi.pilot._mixture import MOST_FEATURES, batch_and_match
-from skksivi.pilot._modes import MODES
+from skksivi.pilot._modes import FEW_STARTS, MAX_STARTS
 from skksivi.pilot._newton import check_mode, laplace, newton_cg
 from skksivi.pilot._points import Grade, PilotPoints
 from skksivi.pilot._stages import (
@@ -87,13 +87,13 @@ QUICK: tuple[PilotStage, ...] = (
 )
 LONG_CHAINS = LongChains()
 THOROUGH: tuple[PilotStage, ...] = (
-    WiderSearch(QUICK, MODES.few_starts),
-    WiderSearch(QUICK, MODES.max_starts),
+    WiderSearch(QUICK, FEW_STARTS),
+    WiderSearch(QUICK, MAX_STARTS),
     LONG_CHAINS,
 )
 
 #: Calls of a pilot, about.
-N_EXPECTED = CHAINS.n_chains * (CHAINS.n_warm + 40) * CHAINS.n_calls
+N_EXPECTED = N_CHAINS * (N_WARM + 40) * N_CALLS
 
 #: A map, and the pilot if there is one.
 Found = tuple[Whitening, PilotPoints | None]

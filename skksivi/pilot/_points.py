@@ -13,7 +13,7 @@ from torch import Tensor
 
 from skksivi.coordinates._affine import Affine, AffineMap
 from skksivi.coordinates._curved import Curved
-from skksivi.pilot._mixture import GAUSSIAN, Components, covariance_root, fitted_mixture
+from skksivi.pilot._mixture import N_DRAWS, Components, covariance_root, fitted_mixture
 from skksivi.score._score import ScoreFunction
 
 #: Points for each feature that a covariance takes.
@@ -232,7 +232,7 @@ class PilotPoints(NamedTuple):
         By Stein's identity the mean of their inverse squares is :math:`E s_i^2 = E[-\partial_i s_i]`. A few rows do.
         They are capped at one, the marginal standard deviation of u, which points not yet at the target would exceed.
         """
-        x = self.x[:: max(1, len(self.x) // GAUSSIAN.n_draws)]
+        x = self.x[:: max(1, len(self.x) // N_DRAWS)]
         return map.whiten_score(score_fn(x).detach()).square().mean(0).rsqrt().clamp_max(1.0)
 
     def width_within(self) -> Tensor:

@@ -31,30 +31,24 @@ from skksivi.coordinates._affine import Affine, Plane, WhitenedScore
 from skksivi.coordinates._lines import log_ratio
 from skksivi.pilot._importance import PLAIN, pilot_of_mixture, pilot_with, plain_moments, resampled
 from skksivi.pilot._mixture import Components, covariance_root
-from skksivi.pilot._newton import NEWTON, is_spike, search_modes
+from skksivi.pilot._newton import MAX_STEPS, is_spike, search_modes
 from skksivi.pilot._points import GOOD_ENOUGH, MANY_FEATURES, PilotPoints, judge_weights
 from skksivi.score._errors import DIVERGED
 from skksivi.score._score import DifferentiableScore, Score
 
+#: The change from one value to the next that steps aim at: of the logarithm of the conditional scale, over the root
+#: of the number of features, plus a third of that of the marginal density. At twice that, a step is halved.
+CHANGE = 0.7
 
-class ProfileSettings(NamedTuple):
-    """The settings of profiles."""
+#: The first step to either side of the top, in standard deviations by the curvature there.
+FIRST_STEP = 0.5
 
-    #: The change from one value to the next that steps aim at: of the logarithm of the conditional scale, over the
-    #: root of the number of features, plus a third of that of the marginal density. At twice that, a step is halved.
-    change: float = 0.7
-    #: The first step to either side of the top, in standard deviations by the curvature there.
-    first_step: float = 0.5
-    #: The weight of a Gaussian along the profile that is the same for all.
-    same: float = 0.1
-    #: Draws of a round, the most rounds, and the round after which large errors end the search; from then on two
-    #: Gaussians are about a value, since scales that are not held give the conditional density tails.
-    n_draws: int = 2048
-    n_rounds: int = 8
-    soon: int = 3
+#: The weight of a Gaussian along the profile that is the same for all.
+SAME = 0.1
 
-
-PROFILE = ProfileSettings()
+#: Draws of a round, the most rounds, and the round after which large errors end the search; from then on two
+#: Gaussians are about a value, since scales that are not held give the conditional density tails.
+N_DRAWS, N_ROUNDS, SOON = 2048, 8, 3
 
 
 class Node(NamedTuple):
@@ -151,7 +145,7 @@ def by_profile(given: Conditionals, generator: torch.Generator, known: Tensor | 
     if mixture.means.shape[1] < MANY_FEATURES:
         doubt = None if known is None else partial(_differ, given.metric.whiten(known) @ given.A, given.A)
         found = _converged(score_u, mixture, generator, doubt)
-    return (found or pilot_of_mixture(mixture, PROFILE.n_draws)).unwhitened(given.metric)
+    return (found or pilot_of_mixture(mixture, N_DRAWS)).unwhitened(given.metric)
 
 
 def _converged(
@@ -167,9 +161,9 @@ def _converged(
     neck.
     """
     mixture, drawn, d = start, list[Tensor](), start.means.shape[1]
-    plan = PLAIN._replace(n_draws=PROFILE.n_draws, least_share=0.05, far=-math.inf)
-    for i in range(1, PROFILE.n_rounds + 1):
-        score_u.tally.begin("importance sampling", 2 * PROFILE.n_draws)
+    plan = PLAIN._replace(n_draws=N_DRAWS, least_share=0.05, far=-math.inf)
+    for i in range(1, N_ROUNDS + 1):
+        score_u.tally.begin("importance sampling", 2 * N_DRAWS)
         found = resampled(score_u, mixture, generator, plan)
         if found is None:
             return None
@@ -178,13 +172,13 @@ def _converged(
         u, by = torch.cat(drawn).flatten(0, 1), plain_moments(torch.cat(drawn))
         if i == 1 and doubt is not None and not doubt(draws.u):
             return None
-        if i == PROFILE.soon:
+        if i == SOON:
             start = start.of_widths((0.8, 1.8), (0.6, 0.4))
         mixture = start.fitted_to(u, 20.0 * d)
-        verdict = judge_weights(divergence, by.se, d, i, GOOD_ENOUGH.profile_errors[i == PROFILE.n_rounds])
+        verdict = judge_weights(divergence, by.se, d, i, GOOD_ENOUGH.profile_errors[i == N_ROUNDS])
         if verdict.converged:
             return pilot_with(u, by)._replace(verdict=verdict, mixture=mixture)
-        if i == PROFILE.soon and by.se > 0.1:
+        if i == SOON and by.se > 0.1:
             return None
     return None
 
@@ -264,18 +258,18 @@ def _bracket(given: Conditionals, node: Node, j: int, step: float) -> tuple[Node
 
 def _side(given: Conditionals, top: Node, j: int, sd: float) -> list[Node]:
     """Return the nodes from the top to where the marginal density is small, or to the last that is found."""
-    nodes, step = [top], PROFILE.first_step
+    nodes, step = [top], FIRST_STEP
     for _ in range(80):
         last = nodes[-1]
         node, change = given.beside(last, j, step * sd), math.inf
         if node is not None:
             change = abs(node.log_scale - last.log_scale) / math.sqrt(len(node.u))
             change += abs(node.log_marginal - last.log_marginal) / 3
-            if change < 2 * PROFILE.change:
+            if change < 2 * CHANGE:
                 nodes.append(node)
-        if nodes[-1].log_marginal < _highest(nodes) - 7.0 or step < PROFILE.first_step / 50:
+        if nodes[-1].log_marginal < _highest(nodes) - 7.0 or step < FIRST_STEP / 50:
             break
-        step = min(4.0, step * min(2.0, max(0.5, PROFILE.change / max(change, 1e-9))))
+        step = min(4.0, step * min(2.0, max(0.5, CHANGE / max(change, 1e-9))))
     return nodes[1:]
 
 
@@ -298,7 +292,7 @@ def _mixture(lines: Sequence[Sequence[Node]]) -> Components:
         log_marginal = u.new_tensor([node.log_marginal for node in nodes])
         (slopes,), (gaps,) = torch.gradient(u, spacing=(c,), dim=0), torch.gradient(c)
         shares, v = (log_marginal + gaps.log()).softmax(0), 0.5 * gaps[:, None] * slopes
-        weights = (1 - PROFILE.same) * shares + PROFILE.same / len(nodes)
+        weights = (1 - SAME) * shares + SAME / len(nodes)
         mixtures.append(Components(weights, u, roots @ roots.mT + v[:, :, None] * v[:, None]))
         spreads.append((shares @ (c - shares @ c).square()).sqrt() * slopes[log_marginal.argmax()])
     wide = [torch.outer(spread, spread) for spread in spreads]
@@ -330,7 +324,7 @@ def out_of_spike(score_fn: Score, mode: Affine, start: Tensor, generator: torch.
         directions.append(Q @ what_scales(score_w, mode))
         given = Conditionals.given(score_fn, metric, torch.stack(directions, 1))
         Q, score_w = given.Q, WhitenedScore(score_fn, given.plane(start.new_zeros(len(directions))))
-        maps, _ = search_modes(score_w, start.new_zeros(1, Q.shape[1]), NEWTON.max_steps)
+        maps, _ = search_modes(score_w, start.new_zeros(1, Q.shape[1]), MAX_STEPS)
         if not maps:
             return None
         mode = maps[0]

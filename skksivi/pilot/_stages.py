@@ -18,11 +18,11 @@ from skksivi.coordinates._affine import Affine
 from skksivi.coordinates._marginals import fitted_marginals
 from skksivi.coordinates._whitening import LAPLACE, Attempt
 from skksivi.parameters import Pilot
-from skksivi.pilot._chains import CHAINS, ChainEnsemble
+from skksivi.pilot._chains import N_CALLS, N_CHAINS, N_OF_GAUSSIAN, N_WARM, ChainEnsemble
 from skksivi.pilot._importance import PartedDraws, pilot_of_mixture, standard_pilot, without_wrong_density
 from skksivi.pilot._mixture import MOST_FEATURES, covariance_root, matched
 from skksivi.pilot._mode_weights import Weighing, pilot_of_several, pooled, with_mode_weights
-from skksivi.pilot._modes import MODES, ModeMaps, all_modes, find_modes, same_mode, search_around
+from skksivi.pilot._modes import MAX_STARTS, ModeMaps, all_modes, find_modes, same_mode, search_around
 from skksivi.pilot._newton import check_mode, dense_mode, is_spike
 from skksivi.pilot._points import GOOD_ENOUGH, MANY_FEATURES, Grade, PilotPoints, Verdict
 from skksivi.pilot._profile import out_of_spike
@@ -199,7 +199,7 @@ class Newton:
             modes = ModeMaps([dense_mode(score, starts[0], known.generator)], starts.new_ones(1))
         check_mode(score, starts[0], modes.maps[0])
         known.modes = modes
-        yield standard_pilot(modes.maps[0].m, CHAINS.n_of_gaussian).unwhitened(modes.maps[0])
+        yield standard_pilot(modes.maps[0].m, N_OF_GAUSSIAN).unwhitened(modes.maps[0])
         known.score = without_wrong_density(score, modes.maps[0])
 
 
@@ -245,7 +245,7 @@ class OtherModes:
     def propose(self, known: Known) -> Iterator[PilotPoints]:
         known.modes = all_modes(known.score, known.starts[0], known.mode, known.generator)
         if len(known.modes.maps) > 1:
-            yield pilot_of_mixture(known.modes.mixture(), CHAINS.n_of_gaussian)
+            yield pilot_of_mixture(known.modes.mixture(), N_OF_GAUSSIAN)
 
 
 @dataclass(frozen=True)
@@ -259,7 +259,7 @@ class AllModes:
         return len(known.modes.maps) > 1
 
     def propose(self, known: Known) -> Iterator[PilotPoints]:
-        yield pilot_of_mixture(known.modes.mixture(), CHAINS.n_of_gaussian)
+        yield pilot_of_mixture(known.modes.mixture(), N_OF_GAUSSIAN)
 
         def explore(weighing: Weighing, mode: Affine) -> PilotPoints:
             metric = matched(known.score, mode, known.generator)
@@ -309,7 +309,7 @@ class MatchedGaussian:
 
     def propose(self, known: Known) -> Iterator[PilotPoints]:
         metric = known.chains.metric
-        yield standard_pilot(metric.m, CHAINS.n_of_gaussian).unwhitened(metric)
+        yield standard_pilot(metric.m, N_OF_GAUSSIAN).unwhitened(metric)
         for points in chain(known.chains.by_metric(), known.chains.by_mixtures()):
             yield _out_of_neck(known, points)
 
@@ -341,7 +341,7 @@ class ShortChains:
     def propose(self, known: Known) -> Iterator[PilotPoints]:
         metric, has_many = known.chains.metric, known.n_features >= MANY_FEATURES
         most, was_far = self.far_of_many if has_many else self.far, False
-        n_first = CHAINS.n_chains * self.n_trajectories[0]
+        n_first = N_CHAINS * self.n_trajectories[0]
         warps = known.warps and not known.has_power_tails
         of_many = known.n_features > MOST_FEATURES
         n_trajectories = known.within_effort(self.n_trajectories_of_many if of_many else self.n_trajectories)
@@ -401,16 +401,16 @@ class WiderSearch:
     name: str = "wider mode search"
 
     def applies(self, known: Known) -> bool:
-        return not (known.alone and self.n_starts < MODES.max_starts)
+        return not (known.alone and self.n_starts < MAX_STARTS)
 
     def propose(self, known: Known) -> Iterator[PilotPoints]:
         modes = search_around(known.score, known.starts, known.generator, alone=known.alone, n_starts=self.n_starts)
         check_mass(known, modes.maps[0])
         before, known.modes = known.modes, modes
         if known.points is None:
-            yield pilot_of_mixture(modes.mixture(), CHAINS.n_of_gaussian)
+            yield pilot_of_mixture(modes.mixture(), N_OF_GAUSSIAN)
         elif len(before.maps) == len(modes.maps) == 1 and not same_mode(modes.maps[0], before.maps[0]):
-            there = known.from_start(modes.maps[0].m[None], alone=self.n_starts == MODES.max_starts)
+            there = known.from_start(modes.maps[0].m[None], alone=self.n_starts == MAX_STARTS)
             there.attempts = known.attempts
             with suppress(*DIVERGED):
                 run_stages(self.stages, there)
@@ -449,7 +449,7 @@ class LongChains:
     @property
     def least_calls(self) -> int:
         """The fewest calls, about."""
-        return self.min_chains * (CHAINS.n_warm + self.n_trajectories[0]) * CHAINS.n_calls
+        return self.min_chains * (N_WARM + self.n_trajectories[0]) * N_CALLS
 
     def applies(self, known: Known) -> bool:
         return bool(known.modes.maps)

@@ -12,7 +12,7 @@ from torch import Tensor
 from skksivi.coordinates._affine import Affine
 from skksivi.coordinates._warp import Warp
 from skksivi.coordinates._warp_fit import fitted_warp, reshaped
-from skksivi.pilot._chains import CHAINS, ChainEnsemble
+from skksivi.pilot._chains import N_CHAINS, N_OF_GAUSSIAN, ChainEnsemble
 from skksivi.pilot._importance import PLAIN, PartedDraws, pilot_of_mixture, refined_pilot
 from skksivi.pilot._mixture import covariance_root
 from skksivi.pilot._points import GOOD_ENOUGH, MANY_FEATURES, Grade, PilotPoints
@@ -71,7 +71,7 @@ def warped(score_fn: Score, x: Tensor, generator: torch.Generator) -> Iterator[P
                 if found.converged and moved < most and not _goes_astray(warp, found):
                     yield _finished(warp, found)
                     return
-                if moved >= most and len(found.x) >= CHAINS.n_chains * STAGES[0]:
+                if moved >= most and len(found.x) >= N_CHAINS * STAGES[0]:
                     break
             x = warp.unwarp(found.x)[0]
     except DIVERGED:
@@ -102,7 +102,7 @@ def _refined_along(
 
 def _goes_astray(warp: Warp, found: PilotPoints) -> bool:
     """Tell whether draws are far from all points in coordinates of the target, as if scales grew too fast."""
-    draws = found.x if found.mixture is None else pilot_of_mixture(found.mixture, CHAINS.n_of_gaussian).x
+    draws = found.x if found.mixture is None else pilot_of_mixture(found.mixture, N_OF_GAUSSIAN).x
     x, y = warp.unwarp(found.x)[0], warp.unwarp(draws)[0]
     centre = x.median(0).values
     return not bool(((y - centre).abs().amax(0) < GOOD_ENOUGH.astray * (x - centre).abs().amax(0)).all())

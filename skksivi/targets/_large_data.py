@@ -22,29 +22,23 @@ from skksivi.score._tally import Tally
 LOGGER = logging.getLogger("skksivi")
 
 
-class ExpansionSettings(NamedTuple):
-    """The settings of `large_data`."""
+#: The most features of an expansion, and of one that corrects the slope of every minibatch and whose mode is sought
+#: from many points: a product for each.
+MAX_FEATURES, MAX_SLOPES = 1000, 200
 
-    #: The most features of an expansion, and of one that corrects the slope of every minibatch and whose mode is
-    #: sought from many points: a product for each.
-    max_features: int = 1000
-    max_slopes: int = 200
-    #: Standard deviations from the mode, in each of the coordinates u, beyond which the correction stays as it is.
-    reach: float = 8.0
-    #: How many times the observations grow from one search for the mode to the next, and from one check to the next.
-    growth: int = 16
-    grown_check: int = 4
-    #: The most steps of a search in all of the data by the curvature of a part, and the Newton decrement per feature
-    #: at which it ends.
-    max_steps: int = 12
-    tolerance: float = 1e-2
-    #: Points around the mode at which the score of a part is compared with that of all, and the largest root mean
-    #: square of the differences of a coordinate, in units of u.
-    n_compared: int = 64
-    max_error: float = 0.05
+#: Standard deviations from the mode, in each of the coordinates u, beyond which the correction stays as it is.
+REACH = 8.0
 
+#: How many times the observations grow from one search for the mode to the next, and from one check to the next.
+GROWTH, GROWN_CHECK = 16, 4
 
-EXPANSION = ExpansionSettings()
+#: The most steps of a search in all of the data by the curvature of a part, and the Newton decrement per feature at
+#: which it ends.
+MAX_STEPS, TOLERANCE = 12, 1e-2
+
+#: Points around the mode at which the score of a part is compared with that of all, and the largest root mean square
+#: of the differences of a coordinate, in units of u.
+N_COMPARED, MAX_ERROR = 64, 0.05
 
 
 class Expansion(NamedTuple):
@@ -100,12 +94,12 @@ class Correction(NamedTuple):
         """Evaluate the correction at x (n, d)."""
         inverse = self.expansion.inverse
         u = (x - self.expansion.map.m) @ inverse.mT
-        return torch.addmm(self.s, u.clamp(-EXPANSION.reach, EXPANSION.reach), self.slope.mT) @ inverse
+        return torch.addmm(self.s, u.clamp(-REACH, REACH), self.slope.mT) @ inverse
 
     def product(self, x: Tensor, v: Tensor) -> Tensor:
         """Return J^T v at x (n, d) for v (n, d)."""
         inverse = self.expansion.inverse
-        near = ((x - self.expansion.map.m) @ inverse.mT).abs() <= EXPANSION.reach
+        near = ((x - self.expansion.map.m) @ inverse.mT).abs() <= REACH
         return ((v @ inverse.mT) @ self.slope * near) @ inverse
 
 
@@ -136,7 +130,7 @@ def large_data(score: Score, near: ArrayLike | None = None) -> Score:
     """
     double, d = score.double, score.n_features
     parts = double.parts
-    if parts is None or d > EXPANSION.max_features:
+    if parts is None or d > MAX_FEATURES:
         return score
     X = np.zeros((1, d)) if near is None else np.atleast_2d(np.asarray(near, dtype=np.float64))
     before, exact = double.tally.total, replace(double, tally=Tally())
@@ -167,7 +161,7 @@ def _with(score: Score, expansion: Expansion, n: int) -> Score:
     draw, parts = score.minibatch, score.parts
     if draw is None or parts is None:
         return score
-    slopes, mode = score.n_features <= EXPANSION.max_slopes, expansion.map.m
+    slopes, mode = score.n_features <= MAX_SLOPES, expansion.map.m
     expansion = expansion.to(score.dtype)
     few = score if n >= parts.n_rows else corrected(parts.of(n), expansion)
     return replace(
@@ -181,7 +175,7 @@ def _with(score: Score, expansion: Expansion, n: int) -> Score:
 
 def _expansion(score: Score, parts: Parts, starts: Tensor, *, alone: bool) -> Expansion | None:
     """Return the expansion at the mode, None if there is another or none is found."""
-    alone = alone or score.n_features > EXPANSION.max_slopes
+    alone = alone or score.n_features > MAX_SLOPES
     try:
         modes = search_around(score.sketch(), starts, torch.Generator(score.device).manual_seed(0), alone=alone)
         if len(modes.maps) > 1:
@@ -205,15 +199,15 @@ def _mode(score: Score, parts: Parts, at: Affine) -> Affine | None:
 
     It is sought in growing parts of the data and then, by the curvature of the last of them, in all.
     """
-    n, d = N_SKETCHED * EXPANSION.growth, score.n_features
+    n, d = N_SKETCHED * GROWTH, score.n_features
     while 4 * n < parts.n_rows:
         at, _ = saddle_free_newton(parts.of(n), at.m)
-        n *= EXPANSION.growth
+        n *= GROWTH
     x, last = at.m, float("inf")
-    for _ in range(EXPANSION.max_steps):
+    for _ in range(MAX_STEPS):
         s = at.whiten_score(score(x[None]))
         decrement = s.square().sum().item()
-        if decrement < EXPANSION.tolerance * d / 2:  # all of the data may have twice the curvature of a part
+        if decrement < TOLERANCE * d / 2:  # all of the data may have twice the curvature of a part
             return at._replace(m=x)
         if not decrement < last / 2:
             break
@@ -225,15 +219,15 @@ def _mode(score: Score, parts: Parts, at: Affine) -> Affine | None:
 def _rows_needed(score: Score, parts: Parts, expansion: Expansion) -> tuple[int, float]:
     """Return how many observations suffice near the mode, and the remaining error."""
     generator, n_rows = torch.Generator(score.device).manual_seed(0), parts.n_rows
-    u = standard_normal(EXPANSION.n_compared, expansion.s, generator)
-    sizes = torch.ones(EXPANSION.n_compared, 1).to(u)
+    u = standard_normal(N_COMPARED, expansion.s, generator)
+    sizes = torch.ones(N_COMPARED, 1).to(u)
     sizes[1::2] = 2.0
     x = expansion.map.unwhiten(sizes * u)
     s, n = score(x), max(N_SKETCHED, parts.batch_size)
-    while EXPANSION.grown_check * n < n_rows:
+    while GROWN_CHECK * n < n_rows:
         gap = expansion.map.whiten_score(corrected(parts.of(n), expansion)(x) - s) / sizes
         error = gap.square().mean(0).max().sqrt().item()
-        if error < EXPANSION.max_error:
+        if error < MAX_ERROR:
             return n, error
-        n *= EXPANSION.grown_check
+        n *= GROWN_CHECK
     return n_rows, 0.0

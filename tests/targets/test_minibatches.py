@@ -31,7 +31,7 @@ from skksivi.targets import (
     _large_data,
     from_rows,
 )
-from skksivi.targets._large_data import EXPANSION, Expansion, corrected, large_data
+from skksivi.targets._large_data import MAX_ERROR, TOLERANCE, Expansion, corrected, large_data
 
 N_ROWS, D = 200, 3
 X = np.random.RandomState(0).normal(size=(N_ROWS, D)) * [1.0, 0.5, 2.0]
@@ -270,12 +270,12 @@ def test_minibatches_of_any_data_are_right_at_the_mode_and_in_the_mean(n, d, k, 
     score = resolved(Minibatches(target, max(10, n // 20)))
     few, generator = large_data(score), torch.Generator().manual_seed(seed)
     map_ = find_whitening("laplace", score, generator)[0].map
-    assert map_.whiten(few.mode[None]).square().mean() < EXPANSION.tolerance
+    assert map_.whiten(few.mode[None]).square().mean() < TOLERANCE
     for x in (few.mode[None], map_.unwhiten(torch.randn(50, d, dtype=torch.float64, generator=generator))):
         exact = target.score_fn(x)
         plain, better = (f.minibatch(generator) for f in (score, few))
         errors = [map_.whiten_score(f(x) - exact).square().mean().sqrt().item() for f in (few, better, plain)]
-        assert errors[0] < EXPANSION.max_error
+        assert errors[0] < MAX_ERROR
         assert errors[1] < max(0.3 * errors[2], 1e-6)
     rows = torch.as_tensor(rng.permutation(n - n % k))
     of_parts = torch.stack([target.subset(part).score_fn(x) for part in rows.chunk(k)])
@@ -297,7 +297,7 @@ def test_near_the_mode_minibatches_and_parts_agree_with_all_of_the_data(name, dt
 
     assert few.mode is not None
     assert few.on_all_data().parts is None
-    assert noise(few) < EXPANSION.max_error
+    assert noise(few) < MAX_ERROR
     assert noise(few.minibatch(generator)) < noise(score.minibatch(generator)) / 30
     torch.testing.assert_close(few.on_all_data()(x), score(x))
 

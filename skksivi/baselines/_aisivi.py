@@ -17,7 +17,7 @@ from skksivi.families._layer import MultilayerPerceptron, SemiImplicit
 from skksivi.mixing import NormalDraws
 from skksivi.parameters import Adam, check_widths
 from skksivi.score._score import DifferentiableScore
-from skksivi.training._loop import Iterate, Objective, Scheduled, by_autograd, learning_rate_factor
+from skksivi.training._loop import Iterate, Objective, Scheduled, by_autograd
 
 #: Largest logarithm of the factor by which a coupling scales.
 LARGEST_SCALE = 3.0
@@ -133,10 +133,7 @@ class AISIVI(SemiImplicitVI):
             family.mixing.latent_dim, family.n_features, self.n_couplings, widths, generator, like.dtype
         )
         iterate = Iterate(flow, Adam(betas=self._steps.betas, ema=None))
-        factor = learning_rate_factor(self._steps.decay, self.max_iter)
-        rate = Scheduled(
-            "flow_learning_rate", lambda t: self.flow_learning_rate * factor(round(t * self.max_iter)), like
-        )
+        rate = self._rate("flow_learning_rate", self.flow_learning_rate, like)
         n_prior = round(self.prior_share * self.n_inner_samples)
 
         def train_flow() -> None:

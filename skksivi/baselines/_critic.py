@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from skksivi.base import Constraints, Integral, Interval, Real
 from skksivi.families._layer import Map, MultilayerPerceptron
 from skksivi.parameters import Adam
-from skksivi.training._loop import Iterate, Scheduled, learning_rate_factor
+from skksivi.training._loop import Iterate, Scheduled
 
 #: Constraints of its parameters.
 CRITIC: Constraints = {
@@ -53,40 +53,28 @@ class Critics:
 
     Parameters
     ----------
-    hidden_layer_sizes : sequence of int
-    learning_rate : float
-    steps : Adam
-    max_iter : int
-        Iterations of the sampler, over which the rate of these steps falls.
-    n_layers, n_features : int
-    generator : torch.Generator
-    dtype : torch.dtype
-
-    Attributes
-    ----------
+    sizes : sequence of int
+        Numbers of units of the layers of each network.
+    n_layers : int
+        Of the draws, each of which has a network.
     rate : Scheduled
-        The learning rate, on the schedule of the sampler's.
+        The learning rate, of the type of the networks.
+    betas : pair of float
+        Of Adam.
+    generator : torch.Generator
     """
 
     def __init__(
         self,
-        hidden_layer_sizes: Sequence[int],
-        learning_rate: float,
-        steps: Adam,
-        max_iter: int,
-        *,
+        sizes: Sequence[int],
         n_layers: int,
-        n_features: int,
+        rate: Scheduled,
+        betas: tuple[float, float],
         generator: torch.Generator,
-        dtype: torch.dtype,
     ) -> None:
-        sizes = [n_features, *hidden_layer_sizes, n_features]
-        self.networks = [MultilayerPerceptron(sizes, generator, dtype) for _ in range(n_layers)]
-        self._iterate = Iterate(nn.ModuleList(self.networks), Adam(betas=steps.betas, ema=None))
-        factor = learning_rate_factor(steps.decay, max_iter)
-        self.rate = Scheduled(
-            "critic_learning_rate", lambda t: learning_rate * factor(round(t * max_iter)), self._iterate.flat
-        )
+        self.networks = [MultilayerPerceptron(sizes, generator, rate.value.dtype) for _ in range(n_layers)]
+        self._iterate = Iterate(nn.ModuleList(self.networks), Adam(betas=betas, ema=None))
+        self.rate = rate
 
     def ascend(self, x: Tensor, f: Tensor, offset: Tensor | None = None) -> None:
         """Take a step of Adam up the bounds at x, f and the offsets of the networks, all (T, n, d)."""

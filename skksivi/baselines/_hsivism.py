@@ -180,16 +180,9 @@ class HSIVISM(TrainedBaseline):
         )
 
     def _objective(self, score_u: DifferentiableScore, family: Hierarchy, generator: torch.Generator) -> Objective:
-        critics = Critics(
-            self.critic_hidden_layer_sizes,
-            self.critic_learning_rate,
-            self._steps,
-            self.max_iter,
-            n_layers=self.n_layers,
-            n_features=family.n_features,
-            generator=generator,
-            dtype=family.half_square.dtype,
-        )
+        sizes = [family.n_features, *self.critic_hidden_layer_sizes, family.n_features]
+        rate = self._rate("critic_learning_rate", self.critic_learning_rate, family.half_square)
+        critics = Critics(sizes, self.n_layers, rate, self._steps.betas, generator)
 
         def draw() -> tuple[Drawn, DrawPullback]:
             return family.draw_with_pullback(self.batch_size, generator, score_u)

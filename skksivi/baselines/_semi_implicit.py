@@ -20,7 +20,7 @@ from skksivi.mixing import Mixing, NormalDraws
 from skksivi.parameters import Adam, Annealing, Init, Scale, Whiten, checked_object
 from skksivi.pilot._pilot import find_whitening
 from skksivi.score._score import DifferentiableScore, Score, Tempered
-from skksivi.training._loop import Objective, Scheduled
+from skksivi.training._loop import Objective, Scheduled, learning_rate_factor
 from skksivi.training._run import Fit, Run
 
 
@@ -38,6 +38,11 @@ class TrainedBaseline(Trained):
     dtype: str = "float32"
     random_state: RandomState = None
     verbose: int = 0
+
+    def _rate(self, name: str, first: float, like: Tensor) -> Scheduled:
+        """Return a further learning rate, which falls as that of the family does."""
+        factor = learning_rate_factor(self._steps.decay, self.max_iter)
+        return Scheduled(name, lambda t: first * factor(round(t * self.max_iter)), like)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

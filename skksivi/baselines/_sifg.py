@@ -131,16 +131,8 @@ class SIFG(TrainedBaseline):
 
     def _objective(self, score_u: DifferentiableScore, noisy: NoisyPoints, generator: torch.Generator) -> Objective:
         u, (n, d) = noisy.u, noisy.u.shape
-        critics = Critics(
-            self.hidden_layer_sizes,
-            self.critic_learning_rate,
-            self._steps,
-            self.max_iter,
-            n_layers=1,
-            n_features=d,
-            generator=generator,
-            dtype=u.dtype,
-        )
+        rate = self._rate("critic_learning_rate", self.critic_learning_rate, u)
+        critics = Critics([d, *self.hidden_layer_sizes, d], 1, rate, self._steps.betas, generator)
 
         def draw() -> tuple[Tensor, Tensor]:
             xi = torch.empty_like(u).normal_(generator=generator)

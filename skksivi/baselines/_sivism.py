@@ -127,16 +127,9 @@ class SIVISM(SemiImplicitVI):
         self, score_u: DifferentiableScore, temperature: Scheduled, family: SemiImplicit, generator: torch.Generator
     ) -> Objective:
         like = next(family.parameters())
-        critics = Critics(
-            self.critic_hidden_layer_sizes,
-            self.critic_learning_rate,
-            self._steps,
-            self.max_iter,
-            n_layers=1,
-            n_features=family.n_features,
-            generator=generator,
-            dtype=like.dtype,
-        )
+        sizes = [family.n_features, *self.critic_hidden_layer_sizes, family.n_features]
+        rate = self._rate("critic_learning_rate", self.critic_learning_rate, like)
+        critics = Critics(sizes, 1, rate, self._steps.betas, generator)
         skip = Scheduled("critic_skip", self.critic_skip, like)
         psi = skip.value
 

@@ -15,7 +15,7 @@ from skksivi.mixing import NormalDraws
 from skksivi.parameters import Adam
 from skksivi.score._probe import in_double
 from skksivi.score._score import Tempered
-from skksivi.training._loop import Scheduled, flatten
+from skksivi.training._loop import Scheduled, flatten, learning_rate_factor
 
 
 def test_the_bound_and_its_gradients_are_those_of_the_definition():
@@ -49,7 +49,9 @@ def draw(q, n, again):
 
 def linear_critics(max_iter):
     steps = Adam(betas=(0.5, 0.99), ema=None)
-    return Critics((), 0.05, steps, max_iter, n_layers=1, n_features=2, generator=generator(), dtype=torch.float64)
+    factor = learning_rate_factor(steps.decay, max_iter)
+    rate = Scheduled("rate", lambda t: 0.05 * factor(round(t * max_iter)), torch.zeros((), dtype=torch.float64))
+    return Critics([2, 2], 1, rate, steps.betas, generator())
 
 
 def best_critic(q):

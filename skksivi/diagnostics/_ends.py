@@ -11,10 +11,10 @@ from scipy.stats import betabinom
 from torch import Tensor
 
 from skksivi.coordinates._affine import Affine
-from skksivi.diagnostics._geometry import RUN_AWAY, Geometry, fitted_cells
+from skksivi.diagnostics._geometry import RUN_AWAY, Geometry, middle
 from skksivi.diagnostics._report import Check
 from skksivi.diagnostics._view import View, judged
-from skksivi.pilot._mixture import covariance_root
+from skksivi.pilot._mixture import gaussian_of
 from skksivi.pilot._mode_weights import Cells
 from skksivi.stein._directions import N_SCORES, first_difference
 
@@ -99,7 +99,7 @@ def check_chains(view: View, geometry: Geometry) -> tuple[Check, Check]:
         return Check("tails", math.nan, "", verdict), Check("shape", math.nan, "", verdict)
     x = view.x[view.finite]
     late = geometry.ends.flatten(0, 1)
-    cells = fitted_cells(geometry.cells, torch.cat([x, late]))  # a fit to the draws alone would suit only them
+    cells = geometry.cells.refined(torch.cat([x, late]), middle)  # a fit to the draws alone would suit only them
     draws, ends = heights(cells, x), heights(cells, late).view(*geometry.ends.shape[:2], -1)
     sides = (torch.cat([h, -h[..., 1:]], -1) for h in (draws, ends))
     tails, shape = _tails(view, cells, ends_beyond(*sides)), _shape(view, cells, ends_apart(draws, ends))
@@ -132,7 +132,7 @@ def _along_direction(view: View, x: Tensor) -> Check | None:
     n, d = x.shape
     if n < max(LEAST_DRAWS, LEAST_OF_EACH * d) or d > MAX_FEATURES:  # fewer are whitened too well by themselves
         return None
-    map_ = Affine(x.mean(0), covariance_root(x))
+    map_ = gaussian_of(x)
     u = map_.whiten(x)
     found = first_difference(map_.pull_back(view.score), u[:N_SCORES], lambda: (u, x))
     if found is None:

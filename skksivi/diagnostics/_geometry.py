@@ -102,7 +102,7 @@ def _find_cells(view: View, whole: Affine) -> tuple[Cells, tuple[Tensor, Tensor]
     counts = cells.counts(x)
     empty = (counts <= MAX_DRAWN * found.weights * len(x)) & (found.weights > MIN_LOST)
     drawn = cells.sorted_by(((counts > 0) & ~empty).nonzero().flatten())
-    return drawn, _with_mass(view, fitted_cells(drawn, x), cells.sorted_by(empty.nonzero().flatten()[:N_LOST]))
+    return drawn, _with_mass(view, drawn.refined(x, middle), cells.sorted_by(empty.nonzero().flatten()[:N_LOST]))
 
 
 def _with_mass(view: View, drawn: Cells, lost: Cells) -> tuple[Tensor, Tensor]:
@@ -187,7 +187,7 @@ def middle(x: Tensor) -> Affine:
 def _geometry(view: View, cells: Cells, lost: Tensor) -> Geometry:
     """Measure whitened scores at the draws and where chains have moved some of them."""
     x = view.x[view.finite]
-    cells = fitted_cells(cells, x)
+    cells = cells.refined(x, middle)
     norms = view.x.new_full((len(view.x),), math.inf)
     norms[view.finite] = _whitened_norms(cells, cells.assign(x), view.s[view.finite])
     n_moved = max(N_FEWEST, min(N_MOVED, N_NUMBERS // x.shape[1]))
@@ -202,14 +202,6 @@ def _geometry(view: View, cells: Cells, lost: Tensor) -> Geometry:
     except REFUSALS:
         pass
     return Geometry(cells, cells.assign(view.x), lost, norms, reference, ends)
-
-
-def fitted_cells(cells: Cells, x: Tensor) -> Cells:
-    """Return the cells refitted to the draws in each; a cell with hardly any draws is kept."""
-    cell, d = cells.assign(x), x.shape[1]
-    parts = [x[cell == k] for k in range(len(cells.maps))]
-    maps = [middle(part) if len(part) > 5 * d else a for part, a in zip(parts, cells.maps, strict=True)]
-    return Cells(maps, (torch.tensor([len(part) + 0.5 for part in parts]).to(x) / len(x)).log())
 
 
 def _moved(score: Score, x: Tensor, cells: Cells, generator: torch.Generator) -> list[Tensor]:

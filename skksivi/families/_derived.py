@@ -14,7 +14,7 @@ from skksivi.coordinates._affine import Affine
 from skksivi.families._density import LogDensity
 from skksivi.families._samplers import HasDensity, Layer, Layers, Sampler
 from skksivi.mixing import AtomDraws, DensityMixing
-from skksivi.pilot._mixture import covariance_root
+from skksivi.pilot._mixture import gaussian_of
 from skksivi.pilot._mode_weights import Cells
 from skksivi.pilot._modes import log_density
 from skksivi.score._score import Score
@@ -140,7 +140,7 @@ class Defended(Derived):
     def of(cls, sampler: Sampler, generator: torch.Generator) -> Defended:
         """Return it with a Student t located at the mean of some draws, with their covariance as scale matrix."""
         x = sampler.sample(N_MOMENTS, generator).double()
-        return cls(sampler, Affine(x.mean(0), covariance_root(x)))
+        return cls(sampler, gaussian_of(x))
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         """Draw n rows (n, d)."""

@@ -404,14 +404,6 @@ def batch_and_match(score_fn: ScoreFunction, start: Affine, generator: torch.Gen
     return Affine(m, L)
 
 
-def adapted(L: Tensor, x: Tensor) -> Tensor:
-    """Return a root of the covariance of x, shrunk towards L L^T where the points are few (Ledoit and Wolf 2004)."""
-    u = torch.linalg.solve_triangular(L, (x - x.mean(0)).mT, upper=False).mT
-    covariance, _ = ledoit_wolf(u.cpu().numpy())
-    factor, failed = torch.linalg.cholesky_ex(torch.as_tensor(covariance).to(L))
-    return L if failed else L @ factor
-
-
 def adapted_by_scores(metric: Affine, u: Tensor, s: Tensor) -> Affine:
     r"""Return a map with :math:`L L^\top = \Sigma` for points u (n, d) and scores s (n, d) in a map's coordinates.
 
@@ -442,6 +434,11 @@ def covariance_root(x: Tensor) -> Tensor:
         if not failed:
             break
     return sd[:, None] * factor
+
+
+def gaussian_of(x: Tensor) -> Affine:
+    """Return the map by mean and covariance of points (n, d)."""
+    return Affine(x.mean(0), covariance_root(x))
 
 
 def matched(score_fn: ScoreFunction, mode: Affine, generator: torch.Generator) -> Affine:

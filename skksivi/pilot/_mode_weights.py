@@ -19,7 +19,7 @@ from skksivi._utils.warnings import warn_caller
 from skksivi.coordinates._affine import Affine
 from skksivi.coordinates._lines import kronrod, log_ratio
 from skksivi.pilot._importance import PartedDraws, Plan, Refit, Wider, fitted, pilot_of_mixture, refined_pilot
-from skksivi.pilot._mixture import Components, covariance_root, fitted_mixture
+from skksivi.pilot._mixture import Components, fitted_mixture, gaussian_of
 from skksivi.pilot._modes import ModeMaps
 from skksivi.pilot._points import PilotPoints
 from skksivi.score._score import DifferentiableScore, Score, ScoreFunction
@@ -71,15 +71,12 @@ class Cells(NamedTuple):
         """Return the cells in another order (k,)."""
         return Cells([self.maps[k] for k in order.tolist()], self.log_weights[order])
 
-    def refined(self, x: Tensor) -> Cells:
+    def refined(self, x: Tensor, fit: Callable[[Tensor], Affine] = gaussian_of) -> Cells:
         """Return the cells of the Gaussians fitted to the points in each; a cell with hardly any points is kept."""
         cell, d = self.assign(x), x.shape[1]
         parts = [x[cell == k] for k in range(len(self.maps))]
-        maps = [
-            Affine(part.mean(0), covariance_root(part)) if len(part) > 5 * d else a
-            for part, a in zip(parts, self.maps, strict=True)
-        ]
-        shares = torch.stack([x.new_tensor(len(part) + 0.5) for part in parts]) / len(x)
+        maps = [fit(part) if len(part) > 5 * d else a for part, a in zip(parts, self.maps, strict=True)]
+        shares = x.new_tensor([len(part) + 0.5 for part in parts]) / len(x)
         return Cells(maps, shares.log())
 
 
@@ -222,7 +219,7 @@ def with_mode_weights(score_fn: DifferentiableScore, pilot: PilotPoints, generat
     parts = pilot.x.split(pilot.n_of_mode)
     shares = pilot.x.new_tensor(pilot.n_of_mode) / len(pilot.x)
     shuffled = [part[torch.randperm(len(part), generator=generator, device=part.device)] for part in parts]
-    maps = [Affine(part[::2].mean(0), covariance_root(part[::2])) for part in shuffled]
+    maps = [gaussian_of(part[::2]) for part in shuffled]
     cells = Cells(maps, shares.log())
     log_p = log_densities(score_fn, cells)
     masses = [

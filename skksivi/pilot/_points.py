@@ -13,7 +13,7 @@ from torch import Tensor
 
 from skksivi.coordinates._affine import Affine, AffineMap
 from skksivi.coordinates._curved import Curved
-from skksivi.pilot._mixture import N_DRAWS, Components, covariance_root, fitted_mixture
+from skksivi.pilot._mixture import N_DRAWS, Components, fitted_mixture, gaussian_of
 from skksivi.score._score import ScoreFunction
 
 #: Points for each feature that a covariance takes.
@@ -190,7 +190,7 @@ class PilotPoints(NamedTuple):
         n, d = self.x.shape
         if self.mixture is not None and len(self.mixture.weights) == 1 and n < FEW * d:
             return self.mixture.map()
-        return Affine(self.x.mean(0), covariance_root(self.x))
+        return gaussian_of(self.x)
 
     @property
     def error(self) -> float:

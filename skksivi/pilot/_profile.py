@@ -30,7 +30,7 @@ from torch import Tensor
 from skksivi.coordinates._affine import Affine, Plane, WhitenedScore
 from skksivi.coordinates._lines import log_ratio
 from skksivi.pilot._importance import PLAIN, pilot_of_mixture, pilot_with, plain_moments, resampled
-from skksivi.pilot._mixture import Components, covariance_root
+from skksivi.pilot._mixture import Components, gaussian_of
 from skksivi.pilot._newton import MAX_STEPS, is_spike, search_modes
 from skksivi.pilot._points import GOOD_ENOUGH, MANY_FEATURES, PilotPoints, judge_weights
 from skksivi.score._errors import DIVERGED
@@ -126,7 +126,7 @@ def profiled(
     known : bool, default=False
         Whether the points x will do if they agree with what the profile shows, so that None is returned.
     """
-    metric = Affine(x.mean(0), covariance_root(x))
+    metric = gaussian_of(x)
     found = by_profile(Conditionals.given(score_fn, metric, metric.L[scalers].mT), generator, x if known else None)
     return found if found is not None and found.converged else None
 

@@ -20,7 +20,7 @@ from skksivi.coordinates._whitening import LAPLACE, Attempt
 from skksivi.parameters import Pilot
 from skksivi.pilot._chains import N_CALLS, N_CHAINS, N_OF_GAUSSIAN, N_WARM, ChainEnsemble
 from skksivi.pilot._importance import PartedDraws, pilot_of_mixture, standard_pilot, without_wrong_density
-from skksivi.pilot._mixture import MOST_FEATURES, covariance_root, matched
+from skksivi.pilot._mixture import MOST_FEATURES, gaussian_of, matched
 from skksivi.pilot._mode_weights import Weighing, pilot_of_several, pooled, with_mode_weights
 from skksivi.pilot._modes import MAX_STARTS, ModeMaps, all_modes, find_modes, same_mode, search_around
 from skksivi.pilot._newton import check_mode, dense_mode, is_spike
@@ -292,7 +292,7 @@ class Spike:
 
     def propose(self, known: Known) -> Iterator[PilotPoints]:
         if (found := out_of_spike(known.score, known.mode, known.starts[0], known.generator)) is not None:
-            known.metric = Affine(found.x.mean(0), covariance_root(found.x))
+            known.metric = gaussian_of(found.x)
             yield found
 
 

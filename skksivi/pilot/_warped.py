@@ -14,7 +14,7 @@ from skksivi.coordinates._warp import Warp
 from skksivi.coordinates._warp_fit import fitted_warp, reshaped
 from skksivi.pilot._chains import N_CHAINS, N_OF_GAUSSIAN, ChainEnsemble
 from skksivi.pilot._importance import PLAIN, PartedDraws, pilot_of_mixture, refined_pilot
-from skksivi.pilot._mixture import covariance_root
+from skksivi.pilot._mixture import gaussian_of
 from skksivi.pilot._points import GOOD_ENOUGH, MANY_FEATURES, Grade, PilotPoints
 from skksivi.pilot._profile import profiled
 from skksivi.score._errors import DIVERGED
@@ -63,7 +63,7 @@ def warped(score_fn: Score, x: Tensor, generator: torch.Generator) -> Iterator[P
                     yield better
                     return
             score_y, y = warp.pull_back(score_fn), warp.warp(x)[0]
-            metric, moved = Affine(y.mean(0), covariance_root(y)), math.inf
+            metric, moved = gaussian_of(y), math.inf
             refine = partial(_refined_along, score_y, warp.drivers, generator) if warp.drivers else None
             for found in ChainEnsemble(score_y, metric, generator, refine).by_stages(stages):
                 u = metric.whiten(found.x)

@@ -299,7 +299,8 @@ class _NegKSD:
         with ordinary_mode(device):
             x = as_tensor(draws, dtype=torch.float64, device=device)
             judge = FixedKernelKSD(_score_fn(on_device(X, device=device), x.shape[1]), x.shape[1], device)
-            terms = [_imq_term(judge, x, c) for c in self.widths]
+            unit = math.sqrt(x.shape[1])
+            terms = [math.sqrt(1 + 2 / c**2) * judge(x, IMQ(bandwidth=c * unit)) for c in self.widths]
             return compared(estimator, X, _rounded(-float(np.mean([*terms, _linear_term(judge, x)]))))
 
 
@@ -334,10 +335,6 @@ def _score_fn(X: TargetOrScore, d: int) -> ScoreFunction:
 def _rounded(grade: float) -> float:
     """Return eight digits: the last of sixteen depend on the number of threads, and workers have fewer."""
     return float(f"{grade:.8g}")
-
-
-def _imq_term(judge: FixedKernelKSD, x: Tensor, c: float) -> float:
-    return math.sqrt(1 + 2 / c**2) * judge(x, IMQ(bandwidth=c * math.sqrt(x.shape[1])))
 
 
 def _linear_term(judge: FixedKernelKSD, x: Tensor) -> float:

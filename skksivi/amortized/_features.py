@@ -20,10 +20,6 @@ def linear_layers(network: nn.Sequential) -> list[nn.Linear]:
     return [part for part in network if isinstance(part, nn.Linear)]
 
 
-def _layers_of(net: DeepSets) -> dict[str, object]:
-    return {"phi": linear_layers(net.phi), "rho": linear_layers(net.rho)}
-
-
 class DeepSets(nn.Module):
     r"""Features of a set that do not depend on its order, for sets of different sizes.
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from skksivi._utils.codec import write
+
 #: Fewest seconds between two writes of the file.
 EVERY = 1.0
 
@@ -81,17 +83,11 @@ class Record:
             self.write()
 
     def write(self) -> None:
-        """Write the file under another name, and rename it."""
+        """Write the file, so that the old or the new one is whole."""
         self.written = time.monotonic()
-        if self.path is None:
-            return
-        aside = self.path.with_name(self.path.name + ".tmp")
-        document = {"settings": self.settings, "ranks": self.ranks, "failures": self.failures}
-        with open(aside, "w", encoding="utf-8") as file:
-            json.dump(document, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, self.path)
+        if self.path is not None:
+            document = {"settings": self.settings, "ranks": self.ranks, "failures": self.failures}
+            write(self.path, json.dumps(document).encode())
 
 
 def _differences(there: Mapping[str, object], own: Mapping[str, object]) -> list[str]:

@@ -36,9 +36,9 @@ from skksivi.score._score import DifferentiableScore, Score
 #: How far a direction may be from an eigenvector, and the least change of its curvature that matters.
 OFF_AXIS, CURVED = 1e-3, 0.05
 
-#: Distances of the points at which Jacobians are compared, in units of the mode's standard deviations, and the rounds
+#: Distance of the points at which Jacobians are compared, in units of the mode's standard deviations, and the rounds
 #: without a new direction after which there are no more, times one and the ratio of directions found to those left.
-NEAR, FAR, N_EMPTY = 1.0, 3.0, 2
+FAR, N_EMPTY = 3.0, 2
 
 #: Points at which it is seen whether a target depends on the radius alone.
 N_RADIAL = 8

@@ -171,7 +171,9 @@ class Hierarchy(nn.Module):
 
         def pullback(dx: Tensor, ds: Tensor, dc: Tensor) -> None:
             carried, drift = None, 0.0  # gradients in x_t and s_p that layer t - 1 passes on
-            shared = _Sum(self.networks[0]) if len(self.networks) < T else None
+            is_shared = len(self.networks) < T  # then each pullback sets the gradients of the one network
+            gradients = [p.grad for p in self.networks[0].parameters() if is_shared and p.grad is not None]
+            totals = [torch.zeros_like(gradient) for gradient in gradients]
             for t, layer in enumerate(layers):
                 level = self.levels[t]
                 g = dx[t] + layer.pull_score(level * ds[t] + drift)
@@ -180,15 +182,15 @@ class Hierarchy(nn.Module):
                 if carried is not None:
                     g += carried
                 dz = layer.pull_mean(g)
-                if shared is not None:
-                    shared.add()
+                for total, gradient in zip(totals, gradients, strict=True):
+                    total += gradient
                 self._pull_scale(t, g, dc[t], layer.xi, sigmas[t])
                 if self.through and t + 1 < T:
                     of_score = layer.pull_drift(g)
                     carried = g + (1 - level) * self.mixing.score_slope(layers[t + 1].x) * of_score + dz()[:, :d]
                     drift = level * of_score
-            if shared is not None:
-                shared.finish()
+            for total, gradient in zip(totals, gradients, strict=True):
+                gradient.copy_(total)
 
         drawn = zip(*((a.x, a.bridge, a.xi / -sigma) for a, sigma in zip(layers, sigmas, strict=True)), strict=True)
         return Drawn(*(torch.stack(part) for part in drawn)), pullback
@@ -235,19 +237,3 @@ class _Layer(NamedTuple):
     pull_mean: Pullback
     pull_drift: ScoreFunction
     pull_score: ScoreFunction
-
-
-class _Sum:
-    """Accumulates the gradients that several pullbacks through one network set."""
-
-    def __init__(self, network: nn.Module) -> None:
-        self._gradients = [p.grad for p in network.parameters() if p.grad is not None]
-        self._totals = [torch.zeros_like(gradient) for gradient in self._gradients]
-
-    def add(self) -> None:
-        for total, gradient in zip(self._totals, self._gradients, strict=True):
-            total += gradient
-
-    def finish(self) -> None:
-        for total, gradient in zip(self._totals, self._gradients, strict=True):
-            gradient.copy_(total)

@@ -28,9 +28,6 @@ LEAST_DRAWS, LEAST_SHARE = 100, 0.45
 #: The largest share of the draws of a fit where log p may be unknown.
 MOST_LEFT_OUT = 0.01
 
-#: The largest number of a certificate.
-LARGE = 1e300
-
 #: Draws of a cheap certificate; those where log p is an integral of the score by seven points; and what 95% of these
 #: may be off by with four points, in nats, where seven are off by a tenth.
 N_CHEAP, N_INTEGRATED, MAX_GAP = 256, 160, 0.5

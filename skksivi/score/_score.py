@@ -210,14 +210,10 @@ class Score:
     def __call__(self, x: Tensor) -> Tensor:
         """Evaluate the score at x (n, d)."""
         self.tally.add(values=len(x))
-        return self._evaluate(x)
+        return self.uncounted(x)
 
     def uncounted(self, x: Tensor) -> Tensor:
-        """Evaluate the score at x (n, d) for a wrapper that counts."""
-        return self._evaluate(x)
-
-    def _evaluate(self, x: Tensor) -> Tensor:
-        """Return the score at x (n, d), NaN in rows where the function raises."""
+        """Evaluate the score at x (n, d), NaN in rows where the function raises, for a caller that counts."""
         parts = in_parts(self._asked, x, partial(torch.full_like, fill_value=torch.nan), self.tally)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -249,7 +245,7 @@ class Score:
 
     def differentiated(self, x: Tensor) -> tuple[Tensor, ScoreFunction]:
         """Return the score at x (n, d) without a graph, and J^T v by its graph or its own product, finite or not."""
-        s, pull = autograd_pullback(self._evaluate, x) if self.score_vjp is None else self._by_own(self.score_vjp, x)
+        s, pull = autograd_pullback(self.uncounted, x) if self.score_vjp is None else self._by_own(self.score_vjp, x)
 
         def pullback(v: Tensor) -> Tensor:
             self.tally.add(products=len(v))
@@ -348,14 +344,14 @@ class Wrapped(ABC):
     def tally(self) -> Tally:
         return self.score.tally
 
-    @abstractmethod
-    def __call__(self, x: Tensor) -> Tensor: ...
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.score(x)
 
     @abstractmethod
     def with_pullback(self, x: Tensor) -> tuple[Tensor, ScoreFunction]: ...
 
-    @abstractmethod
-    def product(self, x: Tensor, v: Tensor) -> Tensor: ...
+    def product(self, x: Tensor, v: Tensor) -> Tensor:
+        return self.score.product(x, v)
 
 
 @dataclass(frozen=True)
@@ -417,12 +413,6 @@ class WithoutProducts(Wrapped):
         """Return the score at x (n, d) without a graph, and zero as its product."""
         return self(x).detach(), torch.zeros_like
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.score(x)
-
-    def product(self, x: Tensor, v: Tensor) -> Tensor:
-        return self.score.product(x, v)
-
 
 # Functions of arrays
 
@@ -455,10 +445,8 @@ class BlackBox:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Evaluate the score at x (n, d)."""
-        with (
-            torch.set_grad_enabled(self.kind == "leaf"),
-            np.errstate(all="ignore"),
-        ):  # modes are searched far out
+        # modes are searched far out
+        with torch.set_grad_enabled(self.kind == "leaf"), np.errstate(all="ignore"):
             return tensor_copy(self.score_fn(POINTS[self.kind](x))).to(x)
 
 

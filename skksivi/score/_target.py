@@ -113,17 +113,14 @@ def resolve_score(
     d = unwrapped(score_fn, n_features)[1]
     points = _points(near, d)
     score = resolve(in_type, dtype=dtype, device=device, products=getattr(score_fn, "products", "auto"), near=points)
-    double = score.in_double
-    if double is not None:
-        double = _of_target(double, in_types[double.dtype])
-    score = _of_target(score, in_types[dtype])
     names = tuple(getattr(score_fn, "names", None) or ())
-    names = names if len(names) == d else ()
-    rank = getattr(score_fn, "rank", None)
-    if double is not None:
-        double = replace(double, names=names, rank=rank)
-    replicate = getattr(score_fn, "replicate", ())
-    score = replace(score, in_double=double, replicate=replicate, names=names, rank=rank)
+
+    def of_target(score: Score) -> Score:
+        found = _of_target(score, in_types[score.dtype])
+        return replace(found, names=names if len(names) == d else (), rank=getattr(score_fn, "rank", None))
+
+    double = None if score.in_double is None else of_target(score.in_double)
+    score = replace(of_target(score), in_double=double, replicate=getattr(score_fn, "replicate", ()))
     doubt = doubt_of(score.double, points) or doubt_of_sign(score.double)
     if warns and doubt is not None:
         warn_caller(doubt)

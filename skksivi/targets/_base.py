@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from functools import partial
 from numbers import Real
-from typing import Any, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 import torch
@@ -293,13 +293,10 @@ def in_chunks(evaluate: Callable[..., Tensor], target: object, points: list[Tens
     return torch.cat(parts) if isinstance(parts[0], Tensor) else np.concatenate(parts)
 
 
-class Forms:
-    """What a target that is elsewhere, or is not to be asked for all, can be asked for."""
+class Forms(NamedTuple):
+    """What a target that is not to be asked for all can be asked for: products, unless None; never log p."""
 
-    def __init__(self, *, log_prob: bool, score_vjp: bool) -> None:
-        self.score_vjp = score_vjp or None
-        if log_prob:
-            self.log_prob = True
+    score_vjp: bool | None
 
 
 class Summed(Target, ABC):

@@ -358,7 +358,7 @@ class Stream(Weighted):
         if first is None:
             raise ValueError("`loader` is empty; it must give one batch at least.")
         self._reader = reader
-        forms = Forms(log_prob=False, score_vjp=first.score_vjp is not None)  # all of log p would be a pass each time
+        forms = Forms(None if first.score_vjp is None else True)  # all of log p would be a pass each time
         self.n_rows = (
             sum(t.n_rows for t in reader.targets()) if n_rows is None else check_integer(n_rows, "n_rows", min_val=1)
         )

@@ -85,8 +85,15 @@ class Scheduled:
         ValueError
             It is not a finite number of zero or more, or of more than zero.
         """
-        number = self.schedule(progress) if callable(self.schedule) else self.schedule
-        self.value.fill_(checked_weight(self.name, number, progress, positive=self.positive))
+        value: SupportsFloat = self.schedule(progress) if callable(self.schedule) else self.schedule
+        try:
+            number = float(value)
+        except (TypeError, ValueError, RuntimeError):
+            number = math.nan
+        if not (0 <= number < math.inf) or (self.positive and number == 0):
+            expected = "a positive number" if self.positive else "a number of zero or more"
+            raise ValueError(f"`{self.name}` returned {value!r} at progress {progress:.3g}, expected {expected}.")
+        self.value.fill_(number)
 
 
 class Objective(NamedTuple):
@@ -186,12 +193,6 @@ def flatten(module: nn.Module) -> Tensor:
     return flat
 
 
-def unflatten(module: nn.Module) -> None:
-    """Give the parameters of a flattened module their own memory again, without gradients."""
-    for p in module.parameters():
-        p.data, p.grad = p.data.clone(), None
-
-
 class Iterate:
     """The parameters of a module as one vector, with Adam's moments and the moving average.
 
@@ -261,7 +262,8 @@ class Iterate:
         """Leave the module with the average and with parameters of its own."""
         if self.average is not None:
             self.flat.copy_(self.average)
-        unflatten(module)
+        for p in module.parameters():
+            p.data, p.grad = p.data.clone(), None
 
 
 @torch.no_grad()
@@ -343,24 +345,6 @@ def _stops(hooks: Sequence[Hook], progress: Progress, last: bool) -> bool:
     """Call the hooks that are due, up to the first that stops the training; tell whether one does."""
     due = [hook for hook in hooks if progress.n_done % hook.every == 0 or (last and hook.at_end)]
     return any(hook(progress) for hook in due)
-
-
-def checked_weight(name: str, value: SupportsFloat, progress: float, *, positive: bool = False) -> float:
-    """Return as a float the value that the schedule `name` returned at a progress.
-
-    Raises
-    ------
-    ValueError
-        It is not a finite number of zero or more, or of more than zero.
-    """
-    try:
-        number = float(value)
-    except (TypeError, ValueError, RuntimeError):
-        number = math.nan
-    if not (0 <= number < math.inf) or (positive and number == 0):
-        expected = "a positive number" if positive else "a number of zero or more"
-        raise ValueError(f"`{name}` returned {value!r} at progress {progress:.3g}, expected {expected}.")
-    return number
 
 
 def by_autograd(loss_fn: Callable[[], Tensor], module: nn.Module) -> Callable[[], Tensor]:

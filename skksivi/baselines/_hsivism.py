@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -17,7 +18,6 @@ from skksivi.coordinates._composed import score_for_training
 from skksivi.coordinates._whitening import Whitening
 from skksivi.estimators._trained import langevin_scale
 from skksivi.families._hierarchy import Hierarchy, langevin_hierarchy
-from skksivi.families._layer import Drawn, DrawPullback
 from skksivi.families._samplers import Layers
 from skksivi.mixing import NormalDraws
 from skksivi.parameters import Adam, Bridge, Whiten, check_widths, checked_object
@@ -184,8 +184,7 @@ class HSIVISM(TrainedBaseline):
         rate = self._rate("critic_learning_rate", self.critic_learning_rate, family.half_square)
         critics = Critics(sizes, self.n_layers, rate, self._steps.betas, generator)
 
-        def draw() -> tuple[Drawn, DrawPullback]:
-            return family.draw_with_pullback(self.batch_size, generator, score_u)
+        draw = partial(family.draw_with_pullback, self.batch_size, generator, score_u)
 
         def gradient_fn() -> Tensor:
             for _ in range(self.n_critic_steps):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from skksivi.base import Constraints, Interval, Real
 from skksivi.baselines._critic import CRITIC, Critics
 from skksivi.baselines._semi_implicit import SemiImplicitVI
-from skksivi.families._layer import Drawn, DrawPullback, SemiImplicit
+from skksivi.families._layer import SemiImplicit
 from skksivi.parameters import Adam, Schedule, check_widths
 from skksivi.score._score import DifferentiableScore
 from skksivi.training._loop import Objective, Scheduled
@@ -133,8 +134,7 @@ class SIVISM(SemiImplicitVI):
         skip = Scheduled("critic_skip", self.critic_skip, like)
         psi = skip.value
 
-        def draw() -> tuple[Drawn, DrawPullback]:
-            return family.draw_with_pullback(self.batch_size, generator, score_u)
+        draw = partial(family.draw_with_pullback, self.batch_size, generator, score_u)
 
         def gradient_fn() -> Tensor:
             for _ in range(self.n_critic_steps):

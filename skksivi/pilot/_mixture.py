@@ -104,7 +104,7 @@ class Components(NamedTuple):
         )
         return Components(weights, self.means.repeat(k, 1), covariances)
 
-    def fitted_to(self, x: Tensor, strength: float, n_iter: int = 3) -> Components:
+    def fitted_to(self, x: Tensor, strength: float) -> Components:
         """Return the mixture moved towards points x (n, d) by steps of EM, each Gaussian counting as so many points.
 
         References
@@ -113,7 +113,7 @@ class Components(NamedTuple):
         18(4).
         """
         start = mixture = self.moved_alike(x).moved_alike(x)
-        for _ in range(n_iter):
+        for _ in range(3):
             shares = mixture.draws().log_parts(x).softmax(0)  # (k, n)
             n = shares.sum(1)
             total = (n + strength)[:, None]

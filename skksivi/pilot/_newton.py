@@ -260,11 +260,11 @@ def _diagonal_scale(score_fn: DifferentiableScore, x: Tensor, generator: torch.G
     return D
 
 
-def _conjugate_gradients(times: ScoreFunction, b: Tensor, max_iter: int = 50, tol: float = 0.1) -> Tensor:
+def _conjugate_gradients(times: ScoreFunction, b: Tensor) -> Tensor:
     """Return an approximate solution of A p = b or, on negative curvature, the step so far."""
     p, r = torch.zeros_like(b), b
     direction, rr = r, r @ r
-    for _ in range(max_iter):
+    for _ in range(50):
         product = times(direction)
         curvature = direction @ product
         if not curvature > 0:
@@ -272,16 +272,16 @@ def _conjugate_gradients(times: ScoreFunction, b: Tensor, max_iter: int = 50, to
         step = rr / curvature
         p, r = p + step * direction, r - step * product
         rr, before = r @ r, rr
-        if rr < tol**2 * (b @ b):
+        if rr < 0.1**2 * (b @ b):
             break
         direction = r + rr / before * direction
     return p
 
 
-def _lanczos(times: ScoreFunction, start: Tensor, n_iter: int = 300) -> tuple[Tensor, Tensor]:
+def _lanczos(times: ScoreFunction, start: Tensor) -> tuple[Tensor, Tensor]:
     """Return Ritz values (k,) and vectors (d, k) that have converged, of a symmetric operator."""
     basis, alphas, betas = [start / start.norm()], [], []
-    for _ in range(min(n_iter, len(start))):
+    for _ in range(min(300, len(start))):
         w = times(basis[-1])
         if not w.isfinite().all():
             raise DivergedError

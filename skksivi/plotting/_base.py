@@ -151,6 +151,12 @@ def check_features(features: Sequence[int] | None, feature_names: Sequence[str] 
         raise ValueError(f"`feature_names` has {len(feature_names)} entries, expected {d}.")
 
 
+def layers_of(samples: Mapping[str, np.ndarray], reference: np.ndarray | None) -> list[tuple[str, np.ndarray, str]]:
+    """Return names, samples and colours, the reference first so that it lies below."""
+    layers = [] if reference is None else [("reference", reference, REFERENCE_COLOUR)]
+    return layers + [(name, X, COLOURS[k % len(COLOURS)]) for k, (name, X) in enumerate(samples.items())]
+
+
 def thinned(X: np.ndarray) -> np.ndarray:
     """Return some rows, evenly spaced."""
     return X[:: -(-len(X) // MAX_POINTS)]

@@ -11,13 +11,12 @@ from numpy.typing import ArrayLike
 from sklearn.utils import check_scalar
 
 from skksivi.plotting._base import (
-    COLOURS,
-    REFERENCE_COLOUR,
     OfDraws,
     as_reference,
     as_row,
     as_samples,
     check_features,
+    layers_of,
     own_axes,
 )
 
@@ -152,8 +151,7 @@ class ForestDisplay(OfDraws):
         check_scalar(inner, "levels", float, min_val=0, max_val=outer, include_boundaries="neither")
         d = next(iter(self.samples.values())).shape[1]
         shown = list(range(d) if self.features is None else self.features)
-        layers = [] if self.reference is None else [("reference", self.reference, REFERENCE_COLOUR)]
-        layers += [(name, X, COLOURS[k % len(COLOURS)]) for k, (name, X) in enumerate(self.samples.items())]
+        layers = layers_of(self.samples, self.reference)
         at = np.array([1 - outer, 1 - inner, 1, 1 + inner, 1 + outer]) / 2
         self.intervals_ = np.stack([np.quantile(X[:, shown], at, axis=0).T for _, X, _ in layers])
         ax = own_axes(ax, (6.4, 0.8 + 0.16 * len(shown) * (1 + len(layers))))

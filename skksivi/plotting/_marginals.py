@@ -10,13 +10,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from skksivi.plotting._base import (
-    COLOURS,
-    REFERENCE_COLOUR,
     OfDraws,
     as_reference,
     as_samples,
     check_features,
     enclosing_levels,
+    layers_of,
     own_axes,
     panels,
     smooth_histogram,
@@ -146,7 +145,7 @@ class MarginalsDisplay(OfDraws):
         """
         if kind not in ("contour", "scatter"):
             raise ValueError(f"`kind` must be 'contour' or 'scatter', got {kind!r}.")
-        layers, edges = self._layers(), self._edges()
+        layers, edges = layers_of(self.samples, self.reference), self._edges()
         k = len(edges)
         ax = own_axes(ax, (1.9 * k + 0.6, 1.9 * k + 0.2))
         self.ax_, self.figure_ = ax, ax.figure
@@ -165,11 +164,6 @@ class MarginalsDisplay(OfDraws):
             handles = [Line2D([], [], color=colour, label=name) for name, _, colour in layers]
             (ax if k > 1 else self.axes_[0, 0]).legend(handles=handles, frameon=False, loc="upper right")
         return self
-
-    def _layers(self) -> list[tuple[str, np.ndarray, str]]:
-        """Return names, samples and colours, the reference first so that it lies below."""
-        layers = [] if self.reference is None else [("reference", self.reference, REFERENCE_COLOUR)]
-        return layers + [(name, X, COLOURS[n % len(COLOURS)]) for n, (name, X) in enumerate(self.samples.items())]
 
     def _edges(self) -> dict[int, np.ndarray]:
         """Return edges of bins by column, of what the reference, else all, cover but for a few draws."""

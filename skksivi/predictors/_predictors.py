@@ -101,9 +101,6 @@ class _Predictor(Constrained, BaseEstimator):
         """Standardise columns and put a column of ones before them."""
         return np.column_stack([np.ones(len(X)), self._standardised(X)])
 
-    def _learn_scales(self, X: np.ndarray, w: np.ndarray) -> None:
-        self._X_mean, self._X_scale = location_and_scale(X, w)
-
     def _width(self) -> int:
         """Return the number of entries of a draw, zero if there are none."""
         return self.draws_.shape[1] if hasattr(self, "draws_") else 0
@@ -239,7 +236,7 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
         if self.model == "process":
             check_hyperprior(self.hyperprior)
             X, y, w = merged(X, y, w)
-        self._learn_scales(X, w)
+        self._X_mean, self._X_scale = location_and_scale(X, w)
         self._y_mean, self._y_scale = map(float, location_and_scale(y, w))
         self._process: Process | None = None
         self._n_units: int | None = None  # for a network
@@ -612,7 +609,7 @@ class KSIVIClassifier(ClassifierMixin, _Predictor):
         self.classes_ = np.unique(y)
         if len(self.classes_) < 2:
             raise ValueError(f"`y` must have two classes at least, got one class: {self.classes_[0]!r}.")
-        self._learn_scales(X, w)
+        self._X_mean, self._X_scale = location_and_scale(X, w)
         w = w * compute_sample_weight(self._checked_class_weight(), y)
         model = BayesianLogisticRegression if len(self.classes_) == 2 else BayesianMultinomialRegression
         self.target_: Any = model(self._with_ones(X), y, self.prior_precision, sample_weight=w)

@@ -21,8 +21,9 @@ from skksivi.coordinates._whitening import Whitening, check_start, points_near_t
 from skksivi.families._samplers import Layer, Layers, Sampler
 from skksivi.families._weights import Certificate
 from skksivi.parameters import Adam, Annealing, Init, Network, Pilot, Scale, Whiten, chains_of, checked_object
-from skksivi.pilot._pilot import LONG_CHAINS, MAX_FEATURES, MAX_POINTS, N_EXPECTED, RULES, check_stages
+from skksivi.pilot._pilot import MAX_FEATURES, MAX_POINTS, N_EXPECTED, RULES, check_stages
 from skksivi.pilot._points import MANY_FEATURES, PilotPoints
+from skksivi.pilot._stages import LEAST_CALLS
 from skksivi.score._score import Score
 from skksivi.stein._directions import MOST_CALLS, N_DRAWS, N_SCORES, first_difference
 from skksivi.stein._discrepancy import stein_shift, stein_variances
@@ -142,7 +143,7 @@ class Trained(Whitened):
             return 0
         if chains.rule == "auto" and chains.effort != "high":
             return N_EXPECTED
-        return max(chains.budget, LONG_CHAINS.least_calls if chains.rule == "auto" else 1)
+        return max(chains.budget, LEAST_CALLS if chains.rule == "auto" else 1)
 
     def _check_parameters(self, n_features: int) -> None:
         super()._check_parameters(n_features)

@@ -42,6 +42,7 @@ from skksivi.pilot._modes import FEW_STARTS, MAX_STARTS
 from skksivi.pilot._newton import check_mode, laplace, newton_cg
 from skksivi.pilot._points import Grade, PilotPoints
 from skksivi.pilot._stages import (
+    LEAST_CALLS,
     AllModes,
     IndependentDirections,
     Known,
@@ -85,11 +86,10 @@ QUICK: tuple[PilotStage, ...] = (
     WarpedCoordinates(),
     MoreTrajectories(),
 )
-LONG_CHAINS = LongChains()
 THOROUGH: tuple[PilotStage, ...] = (
     WiderSearch(QUICK, FEW_STARTS),
     WiderSearch(QUICK, MAX_STARTS),
-    LONG_CHAINS,
+    LongChains(),
 )
 
 #: Calls of a pilot, about.
@@ -129,7 +129,7 @@ def find_whitening(
         starts, alone = score_fn.mode[None], True
     score_fn.tally.begin("search for modes")
     known = Known(score_fn, starts, alone, settings, generator, warps)
-    with score_fn.tally.at_most(MOST_TIMES * max(settings.budget, LONG_CHAINS.least_calls)):
+    with score_fn.tally.at_most(MOST_TIMES * max(settings.budget, LEAST_CALLS)):
         whitening, pilot = rule(known)
     return replace(whitening, n_score_calls=score_fn.tally.total - before, attempts=known.attempts), pilot
 

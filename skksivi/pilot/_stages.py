@@ -37,6 +37,18 @@ LOGGER = logging.getLogger("skksivi")
 #: What finds points, by the names of parts of a fit in `stages_`.
 EXPLORATIONS = {"importance sampling", "short chains", "long chains", "underdamped Langevin chains"}
 
+#: Trajectories of short chains, stage by stage: of features that may be weighed, of more, and those for longer; low
+#: effort takes the first two stages.
+TRAJECTORIES, TRAJECTORIES_OF_MANY, MORE_TRAJECTORIES = (40, 80, 160, 320), (40, 80, 80, 160, 320), (640, 1280)
+
+#: How far from the mode chains have got away, in units of the metric, of few features and of many.
+FAR, FAR_OF_MANY = 30.0, 300.0
+
+#: Long chains, at least and at most, those of each mode at least, their trajectories, stage by stage, and the fewest
+#: calls, about.
+MIN_CHAINS, MAX_CHAINS, MIN_CHAINS_OF_MODE, LONG_TRAJECTORIES = 128, 2048, 64, (200, 200, 200)
+LEAST_CALLS = MIN_CHAINS * (N_WARM + LONG_TRAJECTORIES[0]) * N_CALLS
+
 #: Before a search.
 NO_MODES = ModeMaps([], torch.empty(0))
 
@@ -252,7 +264,6 @@ class OtherModes:
 class AllModes:
     """Importance sampling from Gaussians at all modes, or from chains around each, weighted by bridge sampling."""
 
-    n_trajectories: tuple[int, ...] = (40, 80, 160, 320)
     name: str = "all modes"
 
     def applies(self, known: Known) -> bool:
@@ -264,7 +275,7 @@ class AllModes:
         def explore(weighing: Weighing, mode: Affine) -> PilotPoints:
             metric = matched(known.score, mode, known.generator)
             ensemble = ChainEnsemble(known.score, metric, known.generator, weighing.refined)
-            stages = ensemble.by_stages(known.within_effort(self.n_trajectories))
+            stages = ensemble.by_stages(known.within_effort(TRAJECTORIES))
             return first_converged(chain(ensemble.by_metric(), stages))
 
         found = pilot_of_several(known.score, known.modes, explore, known.generator)
@@ -329,10 +340,6 @@ class ShortChains:
     which is then given up; of many only around the start, for the curvature at a mode says less there.
     """
 
-    n_trajectories: tuple[int, ...] = (40, 80, 160, 320)
-    n_trajectories_of_many: tuple[int, ...] = (40, 80, 80, 160, 320)
-    far: float = 30.0
-    far_of_many: float = 300.0
     name: str = "short chains"
 
     def applies(self, known: Known) -> bool:
@@ -340,11 +347,11 @@ class ShortChains:
 
     def propose(self, known: Known) -> Iterator[PilotPoints]:
         metric, has_many = known.chains.metric, known.n_features >= MANY_FEATURES
-        most, was_far = self.far_of_many if has_many else self.far, False
-        n_first = N_CHAINS * self.n_trajectories[0]
+        most, was_far = FAR_OF_MANY if has_many else FAR, False
+        n_first = N_CHAINS * TRAJECTORIES[0]
         warps = known.warps and not known.has_power_tails
         of_many = known.n_features > MOST_FEATURES
-        n_trajectories = known.within_effort(self.n_trajectories_of_many if of_many else self.n_trajectories)
+        n_trajectories = known.within_effort(TRAJECTORIES_OF_MANY if of_many else TRAJECTORIES)
         for points in known.chains.by_stages(n_trajectories):
             yield _out_of_neck(known, points)
             is_far = bool(metric.whiten(points.x).square().mean(0).max() > most**2)
@@ -376,14 +383,13 @@ class WarpedCoordinates:
 class MoreTrajectories:
     """The same chains of many features, for longer."""
 
-    n_trajectories: tuple[int, ...] = (640, 1280)
     name: str = "more trajectories"
 
     def applies(self, known: Known) -> bool:
         return known.has_one_mode and known.n_features >= MANY_FEATURES
 
     def propose(self, known: Known) -> Iterator[PilotPoints]:
-        return known.chains.by_stages(self.n_trajectories)
+        return known.chains.by_stages(MORE_TRAJECTORIES)
 
 
 # Where short chains are not enough
@@ -440,31 +446,22 @@ class LongChains:
     Chains that end far from those before do not count as converged.
     """
 
-    min_chains: int = 128
-    max_chains: int = 2048
-    min_chains_of_mode: int = 64
-    n_trajectories: tuple[int, ...] = (200, 200, 200)
     name: str = "long chains"
-
-    @property
-    def least_calls(self) -> int:
-        """The fewest calls, about."""
-        return self.min_chains * (N_WARM + self.n_trajectories[0]) * N_CALLS
 
     def applies(self, known: Known) -> bool:
         return bool(known.modes.maps)
 
     def propose(self, known: Known) -> Iterator[PilotPoints]:
         before, modes = known.points, known.modes
-        wanted = self.min_chains * known.settings.budget // self.least_calls
-        n_chains = min(max(wanted, self.min_chains), self.max_chains)
-        fewest = min(self.min_chains_of_mode, max(16, 2 * n_chains // len(modes.maps)))
+        wanted = MIN_CHAINS * known.settings.budget // LEAST_CALLS
+        n_chains = min(max(wanted, MIN_CHAINS), MAX_CHAINS)
+        fewest = min(MIN_CHAINS_OF_MODE, max(16, 2 * n_chains // len(modes.maps)))
         refine = as_they_are if len(modes.maps) > 1 or known.settings.effort == "high" else None
         parts = []
         for mode, w in zip(modes.maps, modes.weights.tolist(), strict=True):
             metric, n = matched(known.score, mode, known.generator), max(fewest, round(n_chains * w))
             ensemble = ChainEnsemble(known.score, metric, known.generator, refine, n, self.name)
-            parts.append(first_converged(ensemble.by_stages(self.n_trajectories)))
+            parts.append(first_converged(ensemble.by_stages(LONG_TRAJECTORIES)))
         found = parts[0]
         if len(parts) > 1:
             known.score.tally.begin("weights of modes")

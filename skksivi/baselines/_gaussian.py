@@ -303,10 +303,9 @@ class MeanFieldVI(Ascending):
     """
 
     def _fit(self, score_fn: Score, run: Run) -> Fit:
-        generator = run.generator
-        start = at_mode(score_fn, self.init, generator)
+        start = at_mode(score_fn, self.init, run.generator)
         independent = Affine(start.m, conditional_scales(start).diag())
-        return self._ascend(score_fn, independent, mean_field_gradient, generator)
+        return self._ascend(score_fn, independent, mean_field_gradient, run.generator)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -372,9 +371,8 @@ class FullRankVI(Ascending):
     max_iter: int = 2000
 
     def _fit(self, score_fn: Score, run: Run) -> Fit:
-        generator = run.generator
-        start = at_mode(score_fn, self.init, generator)
-        return self._ascend(score_fn, start, full_rank_gradient, generator)
+        start = at_mode(score_fn, self.init, run.generator)
+        return self._ascend(score_fn, start, full_rank_gradient, run.generator)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -433,8 +431,7 @@ class BatchAndMatch(FromMode):
     max_iter: int = 60
 
     def _fit(self, score_fn: Score, run: Run) -> Fit:
-        generator = run.generator
-        start = at_mode(score_fn, self.init, generator)
-        matched = batch_and_match(score_fn.double, start, generator, self.max_iter)
-        divergence = score_divergence(score_fn.double, matched, generator)
+        start = at_mode(score_fn, self.init, run.generator)
+        matched = batch_and_match(score_fn.double, start, run.generator, self.max_iter)
+        divergence = score_divergence(score_fn.double, matched, run.generator)
         return Fit(Gaussian(matched), {"score_divergence_": divergence, "n_iter_": self.max_iter})

@@ -163,13 +163,11 @@ class Chains:
         return x[pick(len(x), n, generator)]
 
 
-@dataclass(frozen=True)
-class Layer:
-    """A semi-implicit layer in whitened coordinates, which may be warped."""
+class OfFamily:
+    """What draws by a family, in whitened coordinates."""
 
-    family: SemiImplicit
+    family: SemiImplicit | Hierarchy
     whitening: Whitening
-    seed: int
 
     in_parts: ClassVar[bool] = True
 
@@ -179,6 +177,15 @@ class Layer:
 
     def attributes(self) -> dict[str, object]:
         return {"family_": self.family, "whitening_": self.whitening}
+
+
+@dataclass(frozen=True)
+class Layer(OfFamily):
+    """A semi-implicit layer in whitened coordinates, which may be warped."""
+
+    family: SemiImplicit
+    whitening: Whitening
+    seed: int
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         return self.whitening.push_forward(self.sample_in_u(n, generator))
@@ -197,7 +204,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Layers:
+class Layers(OfFamily):
     """A hierarchy of layers in whitened coordinates, which draws by the score of its target in x."""
 
     family: Hierarchy
@@ -205,19 +212,10 @@ class Layers:
     score: Score | None
     seed: int
 
-    in_parts: ClassVar[bool] = True
-
     @classmethod
     def restored(cls, family: Hierarchy, whitening: Whitening, seed: int) -> Layers:
         """Return layers without a score."""
         return cls(family, whitening, None, seed)
-
-    @property
-    def n_features(self) -> int:
-        return self.family.n_features
-
-    def attributes(self) -> dict[str, object]:
-        return {"family_": self.family, "whitening_": self.whitening}
 
     @property
     def score_in_u(self) -> ScoreFunction:

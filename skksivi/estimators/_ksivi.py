@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -314,7 +315,7 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         if skips and self.whiten is not None:  # directions that z does not reach also start at N(0, 1)
             sigma[mixing.latent_dim :] = 1.0
         skip = covariance_kept(sigma, mixing.latent_dim) if skips else None
-        return self._layer(sigma, mixing, generator, skip=skip), None
+        return self._layers(generator)(sigma, mixing=mixing, skip=skip), None
 
     def _family_at(
         self, pilot: PilotPoints, whitening: Whitening, score_y: Score, generator: torch.Generator
@@ -329,34 +330,19 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
             mixture = pilot.mixture_in(whitening.map, generator)
             sigma = (float(self.initial_scale) * mixture.common_variances().sqrt()).clamp_min(least).to(points.x)
             mixing: Mixing = mixture.draws(score_y.dtype, noise=sigma.square())
-            family = self._layer(sigma, mixing, generator, skip=torch.eye(len(sigma)))
+            family = self._layers(generator)(sigma, mixing=mixing, skip=torch.eye(len(sigma)))
         else:
             unit = pilot.conditional_sd(score_y.double, whitening.map)
             sigma = (float(self.initial_scale) * unit).clamp_min(least).to(points.x)
             mixing = Bootstrap(points.thinned(MAX_POINTS // points.x.shape[1]).x)
-            family = self._layer(sigma, mixing, generator, residual=True)
+            family = self._layers(generator)(sigma, mixing=mixing, residual=True)
         weight = weight_of_pilot(self.whiten, pilot)
         return family, MomentPenalty(moments(points.x), weight) if weight else None
 
-    def _layer(
-        self,
-        sigma: Tensor,
-        mixing: Mixing,
-        generator: torch.Generator,
-        *,
-        skip: Tensor | None = None,
-        residual: bool = False,
-    ) -> SemiImplicit:
-        """Return a new layer with the widths and the form that the parameters specify."""
-        return gaussian_layer(
-            sigma,
-            scale=checked_object(Scale, self.scale),
-            mixing=mixing,
-            hidden_layer_sizes=self._network.hidden_layer_sizes,
-            generator=generator,
-            skip=skip,
-            residual=residual,
-        )
+    def _layers(self, generator: torch.Generator) -> Callable[..., SemiImplicit]:
+        """Return `gaussian_layer` with the widths and the form that the parameters specify."""
+        scale, widths = checked_object(Scale, self.scale), self._network.hidden_layer_sizes
+        return partial(gaussian_layer, scale=scale, hidden_layer_sizes=widths, generator=generator)
 
     def _warps(self, score_fn: Score) -> bool:
         """Tell whether a new fit may be in warped coordinates: from points of chains, if no parameter forbids it."""

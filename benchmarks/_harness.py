@@ -10,6 +10,9 @@ import argparse
 import json
 import os
 import sys
+import time
+import warnings
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -23,8 +26,8 @@ VERSIONS = {"skksivi": __version__, "torch": torch.__version__, "numpy": np.__ve
 JOB = ("case", "method", "seed")
 
 
-def command(doc, *, seeds=3):
-    """Return a parser of the options that every study has."""
+def command(doc, *, seeds=3, jobs=None, **lists):
+    """Return a parser of what every study has, of --jobs, and of options that take some of the choices in a list."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=seeds)
     parser.add_argument("--quick", action="store_true", help="a few iterations, to see that all works")
@@ -38,6 +41,10 @@ def command(doc, *, seeds=3):
         help="show this file, or --out, and run nothing",
     )
     parser.add_argument("--manual", type=Path, metavar="FOLDER", help="write the tables where the manual has them")
+    for name, choices in lists.items():
+        parser.add_argument(f"--{name}", nargs="+", choices=choices, default=list(choices))
+    if jobs is not None:
+        parser.add_argument("--jobs", type=int, default=jobs, help="at the same time")
     return parser
 
 
@@ -48,7 +55,7 @@ def results(args, jobs, run, *, n_jobs=1, **settings):
     file.
     """
     if args.show:
-        return read(args.out if args.show is True else args.show)
+        return shown(args)
     document = load(args.out, {"quick": args.quick, **settings})
     run_missing(document, args.out, jobs, run, n_jobs=n_jobs)
     return document
@@ -77,6 +84,11 @@ def load(path, settings):
     return document
 
 
+def shown(args):
+    """Return the document to show, None where the study is to run."""
+    return read(args.out if args.show is True else args.show) if args.show else None
+
+
 def read(path):
     if path is None or not path.exists():
         raise SystemExit(f"There is no file {path} to show; run the study first, or give the --out of its results.")
@@ -93,9 +105,29 @@ def save(path, document):
     os.replace(part, path)
 
 
+@contextmanager
+def watched():
+    """Keep warnings back; yield a dict that has, at the end, their names and the seconds of CPU that were spent."""
+    costs, start = {}, time.process_time()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield costs
+    costs |= {"seconds": time.process_time() - start, "warned": sorted({w.category.__name__ for w in caught})}
+
+
+def exact(target, n, seed):
+    """Return n exact draws of a target."""
+    return target.sample(n, torch.Generator().manual_seed(seed)).numpy()
+
+
+def select(rows, **job):
+    """Return the rows of a case, a method or a seed."""
+    return [row for row in rows if all(row[name] == value for name, value in job.items())]
+
+
 def of(rows, key, **job):
     """Return the values of a key in the rows of a case, a method or a seed."""
-    return [row[key] for row in rows if key in row and all(row[name] == value for name, value in job.items())]
+    return [row[key] for row in select(rows, **job) if key in row]
 
 
 def pairs(rows):

@@ -163,11 +163,8 @@ class Draws(BaseEstimator):
 
     def _keep_weighed(self, x, weights, n_sampling_calls):
         rows = systematic(weights, N_RESAMPLED, np.random.RandomState(self.random_state))
-        self.draws_, self.n_effective_, self.n_sampling_calls_ = (
-            x[rows],
-            1 / np.square(weights).sum(),
-            n_sampling_calls,
-        )
+        self.draws_, self.n_effective_ = x[rows], 1 / np.square(weights).sum()
+        self.n_sampling_calls_ = n_sampling_calls
         return self
 
 

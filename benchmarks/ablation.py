@@ -11,17 +11,14 @@ targets for which its stage ran. A fit is lost that was accurate with it, and si
 
 from __future__ import annotations
 
-import time
-import warnings
 from collections import Counter
-from functools import partial
 
 import numpy as np
 import suites
 import torch
 from _accuracy import along_directions, is_accurate, moments
-from _harness import command, load, read, rst, run_missing, show_tables
-from _shapes import DIRECTIONS, LARGE, SHAPES
+from _harness import command, load, rst, run_missing, select, show_tables, shown, watched
+from _shapes import DIRECTIONS, SHAPES
 from posteriors import POSTERIORS
 from reference import reference
 from shapes import JUDGES
@@ -34,9 +31,7 @@ ALL = "all stages"
 STAGES = list(dict.fromkeys(stage.name for stage in (*QUICK, *THOROUGH)))
 LEFT_OUT = STAGES[1:]  # all else begins with the search for a mode
 SUITES = {
-    name: partial(make, None)
-    for name, make in suites.CASES.items()
-    if name not in {*suites.STIFF, *suites.LARGE, *POSTERIORS}
+    name: make for name, make in suites.CASES.items() if name not in {*suites.STIFF, *suites.LARGE, *POSTERIORS}
 }
 CASES = {name: p.make for name, p in POSTERIORS.items()} | SHAPES | DIRECTIONS | SUITES
 
@@ -46,34 +41,36 @@ def judged(name, target, q):
     judge = None if name in {*POSTERIORS, *SUITES} else JUDGES.get(type(target))
     if judge is not None:
         return judge(q, target)["accurate"]
-    R = suites.reference(name, None) if name in SUITES else reference(name)
+    R = suites.reference(name)[0] if name in SUITES else reference(name)
     X = q.sample(len(R))
     return is_accurate(moments(X, R) | along_directions(X, R))
 
 
 def run(name, method, seed):
     torch.set_num_threads(1)
-    target, start = CASES[name](), time.process_time()
-    skip = () if method == ALL else (method,)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        try:
-            q = KSIVIApproximator(whiten=Pilot(skip=skip), train=False, random_state=seed).fit(target)
-        except (ValueError, FloatingPointError) as error:
-            return {"accurate": False, "warned": True, "failed": str(error), "calls": None, "seconds": None}
-    row = {"calls": q.n_score_calls_ + q.n_products_, "seconds": time.process_time() - start}
-    row |= {"warned": bool(caught), "failed": "", "found_by": q.whitening_.found_by}
+    target = CASES[name]()
+    q = KSIVIApproximator(whiten=Pilot(skip=() if method == ALL else (method,)), train=False, random_state=seed)
+    try:
+        with watched() as costs:
+            q.fit(target)
+    except (ValueError, FloatingPointError) as error:
+        return {"accurate": False, "warned": True, "failed": str(error), "calls": None, "seconds": None}
     stages = Counter()
     for attempt in q.whitening_.attempts:
         stages[attempt.stage] += attempt.n_calls
-    row["stages"] = dict(stages)
-    row |= {"verdict": q.whitening_.report().splitlines()[-1]}
-    return row | {"accurate": judged(name, target, q)}
+    return {
+        "calls": q.n_score_calls_ + q.n_products_,
+        "seconds": costs["seconds"],
+        "warned": bool(costs["warned"]),
+        "failed": "",
+        "stages": dict(stages),
+        "accurate": judged(name, target, q),
+    }
 
 
 def costs(rows):
     """Return the table of the stages: on how many targets each ran, its calls, and how often it ended the pilot."""
-    whole = [row for row in rows if row["method"] == ALL and not row["failed"]]
+    whole = select(rows, method=ALL, failed="")
     lines = []
     for stage in STAGES:
         calls = [row["stages"][stage] for row in whole if stage in row["stages"]]
@@ -85,10 +82,10 @@ def costs(rows):
 
 def table(rows):
     """Return the table of what is lost without each stage."""
-    whole = {(row["case"], row["seed"]): row for row in rows if row["method"] == ALL}
+    whole = {(row["case"], row["seed"]): row for row in select(rows, method=ALL)}
     lines = []
     for stage in LEFT_OUT:
-        own = [(whole[row["case"], row["seed"]], row) for row in rows if row["method"] == stage]
+        own = [(whole[row["case"], row["seed"]], row) for row in select(rows, method=stage)]
         lost = [after["case"] for before, after in own if before["accurate"] and not after["accurate"]]
         silent = sum(before["accurate"] and not (after["accurate"] or after["warned"]) for before, after in own)
         won = sum(after["accurate"] and not before["accurate"] for before, after in own)
@@ -99,7 +96,7 @@ def table(rows):
 
 
 def summary(rows):
-    whole = [row for row in rows if row["method"] == ALL]
+    whole = select(rows, method=ALL)
     for name, some in (("posteriors", POSTERIORS), ("shapes", {**SHAPES, **DIRECTIONS}), ("suites", SUITES)):
         own = [row for row in whole if row["case"] in some]
         if not own:
@@ -112,20 +109,15 @@ def summary(rows):
 
 
 def main():
-    parser = command(__doc__, seeds=1)
-    names = [name for name in CASES if name not in LARGE]
-    parser.add_argument("--names", nargs="+", choices=CASES, default=names)
-    parser.add_argument("--stages", nargs="*", choices=LEFT_OUT, default=LEFT_OUT)
-    parser.add_argument("--jobs", type=int, default=2)
-    args = parser.parse_args()
+    args = command(__doc__, seeds=1, jobs=2, names=CASES, stages=LEFT_OUT).parse_args()
     if args.show:
-        rows = read(args.out if args.show is True else args.show)["rows"]
+        rows = shown(args)["rows"]
     else:
-        names = ["two_blobs", "labels of 2"] if args.quick and args.names == names else args.names
+        names = ["two_blobs", "labels of 2"] if args.quick and args.names == list(CASES) else args.names
         document = load(args.out, {"quick": args.quick})
         pairs = [(name, seed) for seed in range(args.seeds) for name in names]
         run_missing(document, args.out, [(name, ALL, seed) for name, seed in pairs], run, n_jobs=args.jobs)
-        ran = {(row["case"], row["seed"]): row.get("stages", ()) for row in document["rows"] if row["method"] == ALL}
+        ran = {(row["case"], row["seed"]): row.get("stages", ()) for row in select(document["rows"], method=ALL)}
         jobs = [(name, stage, seed) for name, seed in pairs for stage in args.stages if stage in ran[name, seed]]
         run_missing(document, args.out, jobs, run, n_jobs=args.jobs)
         rows = document["rows"]

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from _harness import command, of, results, rst, write_tables
+from _harness import command, of, results, rst, show_tables
 from _sbibm import MODELS
 from sklearn.model_selection import cross_val_score
 from sklearn.neural_network import MLPClassifier
@@ -236,10 +236,7 @@ def single_table(rows):
 
 
 def main():
-    parser = command(__doc__)
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser = command(__doc__, parts=PARTS, models=MODELS, methods=METHODS)
     parser.add_argument("--calls", nargs="+", type=int, default=[1000, 10_000, 100_000])
     args = parser.parse_args()
     jobs = []
@@ -255,10 +252,7 @@ def main():
         "amortized_calibration": sbc_table(rows),
         "amortized_single": single_table(rows),
     }
-    for table in tables.values():
-        print(table)
-    if args.manual:
-        write_tables(args.manual, tables)
+    show_tables(args, tables)
 
 
 if __name__ == "__main__":

@@ -1,26 +1,23 @@
 """Every method of the package, NUTS and a flow on three targets: quality against scores evaluated and seconds.
 
 python benchmarks/comparison.py [--seeds 3] [--output FILE.json] [--figure FILE.png] [--quick]
-python benchmarks/comparison.py --show FILE.json [--figure FILE.png]      the table and figure of an earlier run
-python benchmarks/comparison.py --show benchmarks/comparison.json --manual doc      the table of the manual
+python benchmarks/comparison.py --show benchmarks/comparison.json --manual doc      table and figure of the manual
 
 The banana, the product of two Student t, and the waveform posterior (d = 22), by the sliced Wasserstein distance of
 2,000 draws to the same 2,000 reference draws for all. Of the Student target, coordinates beyond 8 are first set to 8,
 with their sign and on both sides, or a few far draws would decide. The floor is that of two sets of exact draws. Each
 method has its defaults, of which nothing was chosen by these references. Other rows say in what they differ; methods
-that take more than twenty seconds or so with their defaults have fewer iterations, and the table says so.
+that take more than twenty seconds or so with their defaults have fewer iterations.
 
 "scores" are the points at which a fit asked for the score, those of the whitening included; a product with its
 Jacobian comes with the score at the same point and is not counted again, nor are values of log p, which MALA and
-MIED compare. "a draw" are scores a draw after the fit. "seconds" are those of one thread of a CPU, medians over
+MIED compare. "seconds" are those of one thread of a CPU, medians over
 seeds. --quick runs a few iterations on the banana alone, to see that all works.
 """
 
 from __future__ import annotations
 
 import math
-import time
-import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -32,7 +29,7 @@ matplotlib.use("agg")
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
-from _harness import command, load, print_table, read, rst, run_missing, write_tables
+from _harness import command, exact, load, rst, run_missing, select, show_tables, shown, watched
 from _rivals import Flow, NutpieNUTS, missing
 from paper._base import Counted, few
 from reference import mala, waveform_target
@@ -82,10 +79,6 @@ METHODS = {
 # Targets
 
 
-def exact(target, n, seed):
-    return target.sample(n, torch.Generator().manual_seed(seed)).numpy()
-
-
 def toy(target, quick):
     """Return a target, its reference draws and others for the floor."""
     return target, exact(target, N_QUICK if quick else N_DRAWS, 1), exact(target, 10 * N_DRAWS, 2)
@@ -123,18 +116,15 @@ def run(case, name, seed, cases, args):
     q = method.make(**method.settings, random_state=seed)
     q.set_params(**few(q, args))
     counted = Counted(target)
-    start = time.process_time()
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
+    with watched() as costs:
         q.fit(counted)
-    seconds, n_scores = time.process_time() - start, counted.n_points[0]
+    n_scores = counted.n_points[0]
     X = q.sample(len(Y), random_state=seed).astype(float)
     return {
         "distance": distance(case, X, Y),
         "scores": n_scores,
-        "a_draw": round((counted.n_points[0] - n_scores) / len(Y)),
-        "seconds": seconds,
-        "warnings": sorted({w.category.__name__ for w in told}),
+        "seconds": costs["seconds"],
+        "warnings": costs["warned"],
     }
 
 
@@ -165,53 +155,23 @@ def methods_of(case):
 # The table
 
 
-def shown(document, case):
+def tried(document, case):
     """Return the methods that have rows on a target."""
-    there = {row["method"] for row in document["rows"] if row["case"] == case}
+    there = {row["method"] for row in select(document["rows"], case=case)}
     return [name for name in methods_of(case) if name in there]
 
 
 def summary(document, case, name):
     """Return what the table shows of a method on a target: means, the standard deviation, medians."""
-    rows = [row for row in document["rows"] if (row["case"], row["method"]) == (case, name)]
+    rows = select(document["rows"], case=case, method=name)
     distances = [row["distance"] for row in rows]
     return {
         "mean": float(np.mean(distances)),
         "sd": float(np.std(distances, ddof=1)) if len(rows) > 1 else math.nan,
         "scores": float(np.median([row["scores"] for row in rows])),
-        "a_draw": rows[0]["a_draw"],
         "seconds": float(np.median([row["seconds"] for row in rows])),
-        "warned": sum(bool(row["warnings"]) for row in rows),
-        "n": len(rows),
+        "warned": any(row["warnings"] for row in rows),
     }
-
-
-def remark(name, warned, n):
-    """Return what is to be known of a row."""
-    method = METHODS[name]
-    default = getattr(method.make(), "max_iter", None)
-    n_iter = method.settings.get("max_iter", default)
-    parts = [f"{n_iter:,} of {default:,} iterations"] if n_iter not in (default, 1) else []
-    return ", ".join(parts + ([f"warns in {warned} of {n}"] if warned else []))
-
-
-def show(document):
-    for case, floor in document["floors"].items():
-        print(f"\n{case}, floor {floor['mean']:.3f} +- {floor['sd']:.3f}")
-        of = {name: summary(document, case, name) for name in shown(document, case)}
-        lines = [
-            (
-                name, f"{a['mean']:.3f} +- {a['sd']:.3f}", f"{a['mean'] / floor['mean']:.1f}", f"{a['scores']:,.0f}",
-                a["a_draw"], f"{a['seconds']:.2f}", remark(name, a["warned"], a["n"]),
-            )
-            for name, a in sorted(of.items(), key=lambda item: item[1]["mean"])
-        ]  # fmt: skip
-        print_table(("", "sliced W2", "/ floor", "scores", "a draw", "seconds", ""), lines)
-    if document["settings"]["quick"]:
-        print("\nA quick run: a few iterations, whose numbers mean nothing.")
-
-
-# The manual
 
 
 def short(number):
@@ -224,7 +184,7 @@ def short(number):
 def ordered(document):
     """Return the summaries of each target by method, and the methods in the order of the mean ratio to the floor."""
     floors = document["floors"]
-    of = {case: {name: summary(document, case, name) for name in shown(document, case)} for case in floors}
+    of = {case: {name: summary(document, case, name) for name in tried(document, case)} for case in floors}
     names = dict.fromkeys(name for found in of.values() for name in found)
 
     def ratio(name):
@@ -299,20 +259,20 @@ def draw(document, path):
 
 
 def main():
-    parser = command(__doc__)
+    parser = command(__doc__, methods=METHODS)
     parser.add_argument("--figure", type=Path)
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     args = parser.parse_args()
     for name in [] if args.show else args.methods:
         if package := missing(METHODS[name].make):
             print(f"{name} is left out: there is no package {package}; pip install '.[benchmarks]'.")
     torch.set_num_threads(1)
-    document = read(args.out if args.show is True else args.show) if args.show else compare(args)
-    show(document)
+    document = shown(args) or compare(args)
+    show_tables(args, {"comparison": manual(document)})
+    if document["settings"]["quick"]:
+        print("A quick run: a few iterations, whose numbers mean nothing.")
     if args.manual:
         args.figure = args.manual / "_static" / "comparison.png"
         args.figure.parent.mkdir(parents=True, exist_ok=True)
-        write_tables(args.manual, {"comparison": manual(document)})
     if args.figure:
         draw(document, args.figure)
 

@@ -12,16 +12,13 @@ seconds in units of those of automatic differentiation.
 from __future__ import annotations
 
 import contextlib
-import time
-import warnings
 from dataclasses import replace
 from functools import partial
 from unittest import mock
 
 import numpy as np
 import torch
-from _harness import command, of, pairs, results, rst, show_tables, spread
-from toys import exact
+from _harness import command, exact, of, pairs, results, rst, show_tables, spread, watched
 
 from skksivi import KSIVIApproximator, paper_settings
 from skksivi.metrics import kl_divergence
@@ -81,15 +78,13 @@ def run(case, kind, seed, args):
     score_fn = {"own product": target, "autograd": target.score_fn, "numpy": of_arrays}.get(
         kind, lambda x: target.score_fn(x.detach())
     )
-    q, start = KSIVIApproximator(**parameters_of(case, args), random_state=seed), time.process_time()
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        with unguarded() if "unguarded" in kind else contextlib.nullcontext():
-            q.fit(score_fn, n_features=None if kind == "own product" else 2)
-    seconds, n = time.process_time() - start, 2000 if args.quick else 100_000
+    q = KSIVIApproximator(**parameters_of(case, args), random_state=seed)
+    with watched() as costs, unguarded() if "unguarded" in kind else contextlib.nullcontext():
+        q.fit(score_fn, n_features=None if kind == "own product" else 2)
+    n = 2000 if args.quick else 100_000
     truth = exact(target, n, 0)
     kl, floor = kl_divergence(q.sample(n), truth), kl_divergence(exact(target, n, 1), truth)
-    return {"kl": kl, "floor": floor, "seconds": seconds, "warned": bool(told)}
+    return {"kl": kl, "floor": floor, "seconds": costs["seconds"], "warned": bool(costs["warned"])}
 
 
 def table(rows):

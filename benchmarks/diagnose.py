@@ -24,7 +24,9 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from _harness import command, print_table, results, rst, write_tables
+from _harness import command, print_table, results, rst, show_tables
+from _shapes import normals
+from posteriors import tensor
 
 from skksivi import KSIVIApproximator, diagnose
 from skksivi.base import BaseApproximator
@@ -34,14 +36,6 @@ from skksivi.training._run import Fit
 
 #: Draws by which the moments of a target, and its quantiles, are known.
 N_MOMENTS = 20_000
-
-
-def tensor(a):
-    return torch.as_tensor(np.asarray(a), dtype=torch.float64)
-
-
-def normals(n, d, generator):
-    return torch.randn(n, d, generator=generator, dtype=torch.float64)
 
 
 # Fits of which all is known
@@ -637,13 +631,11 @@ def show(rows):
     print_table(("Good fits of", "fits", "accused", "by"), table(rows, GOOD, "case"))
     seconds = [row["seconds"] for row in rows]
     print(f"\n{sum(seconds):.0f} seconds of CPU, at most {max(seconds):.1f} for a report.")
-    print(grouped(rows), *sentences(rows), sep="\n")
 
 
 def main():
-    parser = command(__doc__)
+    parser = command(__doc__, jobs=1)
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=1)
     args = parser.parse_args()
     seeds = range(args.first_seed, args.first_seed + args.seeds)
     jobs = [(case, fault, seed) for seed in seeds for fault in METHODS for case in METHODS[fault][1]]
@@ -652,8 +644,8 @@ def main():
     rows = results(args, jobs, run, n_jobs=args.jobs)["rows"]
     rows = [row for row in rows if row["accurate"] is not False]
     show(rows)
-    if args.manual:
-        write_tables(args.manual, {"diagnose": grouped(rows)})
+    show_tables(args, {"diagnose": grouped(rows)})
+    print(*sentences(rows), sep="\n")
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ import numpy as np
 import torch
 from _accuracy import is_accurate, moments
 from _expensive import EXPENSIVE
-from _harness import command, load, read, rst, run_missing
+from _harness import command, results, rst, select, show_tables
 from _rivals import (
     AdaptiveImportance,
     Flow,
@@ -219,7 +219,7 @@ class Summary(NamedTuple):
 
 def summary(document, case, method):
     """Return the `Summary`, or None where there is no row."""
-    rows = [r for r in document["rows"] if (r["case"], r["method"]) == (case, method)]
+    rows = select(document["rows"], case=case, method=method)
     if not rows:
         return None
     last = [r["rungs"][-1] for r in rows]
@@ -284,10 +284,12 @@ def tables(document):
     heads = (*heads, "Calls", "Seconds", "In score", "Next calls", "Next seconds", "Fewer calls", "Fewer seconds")
     cases = [case for case in CASES if any(r["case"] == case for r in document["rows"])]
     names = [method.split(" (")[0] for method in methods]
-    return (
-        rst(heads, [by_method(document, method) for method in methods]),
-        rst(("Posterior", "d", *names), [by_posterior(document, case, methods) for case in cases]),
-    )
+    return {
+        "frontier_methods": rst(heads, [by_method(document, method) for method in methods]),
+        "frontier_posteriors": rst(
+            ("Posterior", "d", *names), [by_posterior(document, case, methods) for case in cases]
+        ),
+    }
 
 
 # The figure
@@ -332,25 +334,19 @@ def jobs_of(args):
 
 
 def main():
-    parser = command(__doc__, seeds=1)
-    parser.add_argument("--names", nargs="+", choices=CASES, default=None)
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser = command(__doc__, seeds=1, names=CASES, methods=METHODS)
     parser.add_argument("--figure", type=Path)
     args = parser.parse_args()
-    args.names = args.names or (["log_gamma"] if args.quick else CASES)
+    if args.quick and args.names == CASES:
+        args.names = ["log_gamma"]
     torch.set_num_threads(1)
-    if args.show:
-        document = read(args.out if args.show is True else args.show)
-    else:
-        document = load(args.out, {"quick": args.quick})
-        run_missing(document, args.out, list(jobs_of(args)), partial(run, args=args))
-    print(*tables(document), sep="\n")
+    document = results(args, [] if args.show else list(jobs_of(args)), partial(run, args=args))
+    show_tables(args, tables(document))
     if document["settings"]["quick"]:
         print("A quick run: a few iterations, whose numbers mean nothing.")
     if args.manual:
         args.figure = args.manual / "_static" / "frontier.png"
-        for name, table in zip(("methods", "posteriors"), tables(document), strict=True):
-            (args.manual / "tables" / f"frontier_{name}.txt").write_text(table)
+        args.figure.parent.mkdir(parents=True, exist_ok=True)
     if args.figure:
         draw(document, args.figure)
 

@@ -23,7 +23,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
-from _harness import command, of, print_table, results, rst, show_tables
+from _harness import command, of, results, rst, select, show_tables
 from _rivals import NutpieNUTS, Watched, missing
 from matplotlib.ticker import NullFormatter
 
@@ -135,11 +135,11 @@ def draw(rows, path):
         if not of(rows, "calls", case=DRAWN, method=method):
             continue
         for ax, kind, key in ((axes[0], "d", "calls"), (axes[1], "rows", "seconds")):
-            own = [row for row in rows if row["method"] == method and row["case"].startswith(kind)]
+            own = [row for row in select(rows, method=method) if row["case"].startswith(kind)]
             sizes = sorted({int(row["case"].split(" = ")[1]) for row in own})
             medians = [np.median(of(own, key, case=f"{kind} = {size}", method=method)) for size in sizes]
             ax.plot(sizes, medians, marker=marker, color=colour, label=method if kind == "d" else None)
-        row = next(row for row in rows if (row["case"], row["method"]) == (DRAWN, method))
+        row = select(rows, case=DRAWN, method=method)[0]
         n = np.geomspace(10**2, 10**7)
         if method == "NUTS":
             seconds_a_call = row["seconds"] / row["calls"]
@@ -163,10 +163,9 @@ def draw(rows, path):
 
 
 def main():
-    parser = command(__doc__, seeds=1)
+    parser = command(__doc__, seeds=1, methods=METHODS)
     parser.add_argument("--dimensions", nargs="*", type=int, default=DIMENSIONS)
     parser.add_argument("--rows", nargs="*", type=int, default=ROWS)
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--figure", type=Path, help="draw the figure of the manual to this file")
     args = parser.parse_args()
     sizes = {"d": (30,), "rows": (50,)} if args.quick else {"d": args.dimensions, "rows": args.rows}
@@ -180,8 +179,6 @@ def main():
         if method != "NUTS" or size <= MOST_ROWS
     ]
     rows = results(args, jobs, run)["rows"]
-    lines = [(row["case"], row["method"], f"{row['calls']:,.0f}", f"{row['seconds']:.1f}") for row in rows]
-    print_table(("", "", "calls", "seconds"), lines, n_names=2)
     show_tables(args, {"growth": table(rows)})
     if args.figure:
         draw(rows, args.figure)

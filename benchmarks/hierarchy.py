@@ -13,14 +13,12 @@ distance at 2,000 draws and the worst mean and standard deviation. Exact draws g
 
 from __future__ import annotations
 
-import time
-import warnings
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from _harness import command, of, pairs, results, rst, show_tables, spread
+from _harness import command, exact, of, pairs, results, rst, show_tables, spread, watched
 from torch import Tensor
 
 from skksivi import HKSIVIApproximator, KSIVIApproximator, mixing, modes, paper_settings
@@ -127,10 +125,6 @@ class CentredFunnel(Target):
         return -v.square() / 18 - (x[..., 1:].square().sum(-1) * (-v).exp() + 9 * v) / 2
 
 
-def exact(target: Target, n: int, seed: int) -> np.ndarray:
-    return target.sample(n, torch.Generator().manual_seed(seed)).numpy()
-
-
 def shares_of(X: np.ndarray, target: EightGaussians) -> tuple[np.ndarray, np.ndarray, float]:
     squares = ((X[:, None] - target.means.numpy()) ** 2).sum(-1)
     k = squares.argmin(1)
@@ -228,11 +222,9 @@ STUDIES = {
 def run(case: str, method: str, seed: int, quick: bool) -> dict[str, Any]:
     torch.set_num_threads(1)
     study, _, _, max_iter = next(study for study in STUDIES.values() if case in study[1])
-    start = time.process_time()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with watched() as costs:
         row = study(case, method, seed, *((50, 50) if quick else (max_iter, 1000)))
-    return row | {"seconds": time.process_time() - start}
+    return row | {"seconds": costs["seconds"]}
 
 
 # The tables
@@ -286,10 +278,6 @@ def tables(rows: list[dict[str, Any]]) -> dict[str, str]:
     return found
 
 
-def weights_found(rows: list[dict[str, Any]]) -> str:
-    return f"The weights found by re-weighting are off by at most {max(of(rows, 'weights')):.1%}."
-
-
 def main() -> None:
     parser = command(__doc__)
     parser.add_argument("studies", nargs="*", metavar="{rings,student,hard}", help="all by default")
@@ -306,8 +294,8 @@ def main() -> None:
             jobs += [(case, method, seed) for method in some[1] for seed in range(n_seeds)]
     rows = results(args, jobs, partial(run, quick=args.quick))["rows"]
     show_tables(args, tables(rows))
-    if of(rows, "weights"):
-        print(weights_found(rows))
+    if found := of(rows, "weights"):
+        print(f"The weights found by re-weighting are off by at most {max(found):.1%}.")
 
 
 if __name__ == "__main__":

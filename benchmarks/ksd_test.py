@@ -20,7 +20,7 @@ import matplotlib
 matplotlib.use("agg")
 import matplotlib.pyplot as plt
 import numpy as np
-from _harness import command, results, rst, show_tables
+from _harness import command, results, rst, select, show_tables
 from scipy.stats import norm
 
 from skksivi.metrics import ksd_test
@@ -73,7 +73,7 @@ def run(case, method, _seed, *, n_draws, n_exact, n_wrong, n_bootstrap):
 
 def rejected(rows, case, method, level):
     """Return the share of the samples rejected at a level, and its standard error."""
-    [row] = [row for row in rows if (row["case"], row["method"]) == (case, method)]
+    [row] = select(rows, case=case, method=method)
     share = row["rejected"][LEVELS.index(level)] / row["samples"]
     return share, math.sqrt(share * (1 - share) / row["samples"])
 

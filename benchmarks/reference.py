@@ -1,12 +1,11 @@
 """Make exact reference draws of a posterior.
 
 python benchmarks/reference.py waveform                 the draws that ship with the package
-python benchmarks/reference.py mat FILE OUT.npz         those of a split in a .mat file (X_train with ones, y_train)
 python benchmarks/reference.py targets [NAME ...]       those of skksivi.targets, in build/reference
 python benchmarks/reference.py posteriors [NAME ...]    those of benchmarks/posteriors.py and _expensive.py, there too
 
-The first two come from long preconditioned MALA chains, each draw the last state of its own chain, started from
-the Laplace approximation, so that the draws are independent. Those of `targets` and `posteriors` come from the exact
+The first come from long preconditioned MALA chains, each draw the last state of its own chain, started from the
+Laplace approximation, so that the draws are independent. Those of `targets` and `posteriors` come from the exact
 sampler where there is one, else from a thousand chains of Hamiltonian Monte Carlo, a few states of each, far apart;
 where these do not reach the mass, from NUTS. (Twelve of them were compared with Pyro's NUTS, which agrees and mostly
 takes several times as long: a step of one chain costs nearly what a step of a thousand does.) What is in the cache is
@@ -44,7 +43,6 @@ from skksivi.pilot._newton import saddle_free_newton
 from skksivi.score._probe import in_double
 from skksivi.targets import (
     Banana,
-    BayesianLogisticRegression,
     BayesianNeuralNetwork,
     ConditionedDiffusion,
     EightGaussians,
@@ -210,13 +208,6 @@ def largest_by_chance(d):
     return norm.isf(0.01 / 2 / (d + 2 * d**2))
 
 
-def mat_target(path):
-    from scipy.io import loadmat
-
-    data = loadmat(path)
-    return BayesianLogisticRegression(data["X_train"], data["y_train"].ravel(), prior_precision=0.01)
-
-
 def reference(name, directory=DIRECTORY, n_draws=4000):
     """Return the draws (n_draws, d) of a target of `MAKE`, float64, made where there is no file."""
     path = Path(directory) / f"{name}.npz"
@@ -278,10 +269,6 @@ def table(rows):
     return rst(("Target", "d", "R-hat", "ESS", "s", "s x", "s f", "1%"), lines)
 
 
-def print_diagnostics(name, diagnostics):
-    print(f"{name}:", ", ".join(f"{key} {value:.4g}" for key, value in diagnostics.items()), flush=True)
-
-
 def show_checked(args):
     """Make, check and show the references, or show the results of a file."""
     if args.show:
@@ -299,12 +286,9 @@ def show_checked(args):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    waveform, mat, targets, posteriors = map(commands.add_parser, ("waveform", "mat", "targets", "posteriors"))
+    waveform, targets, posteriors = map(commands.add_parser, ("waveform", "targets", "posteriors"))
     waveform.add_argument("out", type=Path, nargs="?")
-    mat.add_argument("source", type=Path)
-    mat.add_argument("out", type=Path)
-    for command in waveform, mat:
-        command.add_argument("--steps", type=int, default=1000)
+    waveform.add_argument("--steps", type=int, default=1000)
     for command, table in (targets, TARGETS), (posteriors, {**POSTERIORS, **EXPENSIVE, **SHAPES, **LARGE}):
         command.add_argument("names", nargs="*", metavar="NAME", help="all of them by default: " + ", ".join(table))
         command.add_argument("--out", type=Path, default=DIRECTORY)
@@ -322,11 +306,10 @@ def main():
         return
     import skksivi.datasets
 
-    target = waveform_target() if args.command == "waveform" else mat_target(args.source)
     out = args.out or Path(skksivi.datasets.__file__).parent / "data" / "waveform_posterior.npz"
-    x, diagnostics = mala(target, 2000, n_steps=args.steps)
+    x, diagnostics = mala(waveform_target(), 2000, n_steps=args.steps)
     np.savez_compressed(out, draws=x.numpy().astype(np.float32))
-    print_diagnostics(f"{len(x)} draws in {out}", diagnostics)
+    print(f"{len(x)} draws in {out}:", ", ".join(f"{key} {value:.4g}" for key, value in diagnostics.items()))
 
 
 if __name__ == "__main__":

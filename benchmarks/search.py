@@ -13,13 +13,11 @@ the candidates that two scorers select, and of the best.
 
 from __future__ import annotations
 
-import time
-import warnings
 from functools import partial
 
 import numpy as np
 import torch
-from _harness import VERSIONS, command, read, results, rst, save, show_tables
+from _harness import VERSIONS, command, results, rst, save, show_tables, shown, watched
 from defaults import PARTS, floor, sliced, whitened
 from posteriors import POSTERIORS
 from reference import reference
@@ -59,11 +57,9 @@ def study(name, grid, seed, *, quick):
         refit="divergence",
         cv=Replicates(2),
     )
-    began = time.process_time()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with watched() as costs:
         search.fit(target)
-        seconds = time.process_time() - began
+    with watched():
         starts = [q.set_params(train=False).fit(target[[k]]) for k in range(1, search.n_splits_ + 1)]
     found = {
         key: np.stack([-search.cv_results_[f"split{k}_test_{key}"] for k in range(search.n_splits_)], -1)
@@ -75,7 +71,7 @@ def study(name, grid, seed, *, quick):
         **{key: value.tolist() for key, value in found.items()},
         "start": [-scorers["distance"](start, target[[k]]) for k, start in enumerate(starts, 1)],
         "floor": floor(R),
-        "seconds": seconds,
+        "seconds": costs["seconds"],
     }
 
 
@@ -160,7 +156,7 @@ def power(d, n, n_repeats):
 def criteria(args):
     """Return the document of the power of criteria, from a file or from a run."""
     if args.show:
-        return read(args.out if args.show is True else args.show)
+        return shown(args)
     n, n_repeats = (100, 2) if args.quick else (2000, 16)
     rows = [row for d in (2, 22) for row in power(d, n, n_repeats)]
     document = {"settings": {"quick": args.quick}, "rows": rows, "versions": VERSIONS}
@@ -179,10 +175,8 @@ def table(rows):
 
 
 def main():
-    parser = command(__doc__, seeds=1)
+    parser = command(__doc__, seeds=1, jobs=1, grids=GRIDS)
     parser.add_argument("--targets", nargs="+", choices=POSTERIORS, default=TARGETS)
-    parser.add_argument("--grids", nargs="+", choices=GRIDS, default=list(GRIDS))
-    parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--criteria", action="store_true")
     args = parser.parse_args()
     if args.criteria:

@@ -18,13 +18,11 @@ standard errors, the mass of the neck within 10%, weights within .03, ranges alo
 from __future__ import annotations
 
 import math
-import time
-import warnings
 
 import numpy as np
 import torch
 from _accuracy import along_directions, is_accurate, moments
-from _harness import command, results, rst, show_tables
+from _harness import command, results, rst, select, show_tables, watched
 from _shapes import DIRECTIONS, LARGE, SHAPES, Directions, Labels, Normals, Students
 from posteriors import Funnel
 from reference import reference
@@ -33,7 +31,6 @@ from scipy import stats
 from skksivi import KSIVIApproximator
 
 N_DRAWS, N_TAILS, LEVEL = 20_000, 1_000_000, 1e-3
-METHODS = {"defaults": {}}
 ALL = {**SHAPES, **DIRECTIONS, **LARGE}
 GROUPS = {"directions": DIRECTIONS, "large": LARGE}
 
@@ -92,15 +89,12 @@ def directions(q, target):
 JUDGES = {Directions: directions, Funnel: neck, Students: tails, Normals: weights, Labels: labels}
 
 
-def run(name, method, seed):
+def run(name, _, seed):
     torch.set_num_threads(1)
     target = ALL[name]()
-    start = time.process_time()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        q = KSIVIApproximator(**METHODS[method], random_state=seed).fit(target)
-    row = {"seconds": time.process_time() - start, "calls": q.n_score_calls_ + q.n_products_}
-    row |= {"converged": q.whitening_.converged, "warned": sorted({w.category.__name__ for w in caught})}
+    with watched() as costs:
+        q = KSIVIApproximator(random_state=seed).fit(target)
+    row = {**costs, "calls": q.n_score_calls_ + q.n_products_}
     judge = JUDGES.get(type(target))
     return row | (errors(q, reference(name)) if judge is None else judge(q, target))
 
@@ -131,7 +125,7 @@ def table(rows):
     """Return the table of the manual."""
     lines = []
     for name in dict.fromkeys(r["case"] for r in rows):
-        own = [r for r in rows if r["case"] == name]
+        own = select(rows, case=name)
         n_right, n_warned = sum(r["accurate"] for r in own), sum(bool(r["warned"]) for r in own)
         calls, seconds = (np.median([r[key] for r in own]) for key in ("calls", "seconds"))
         accurate = f"{n_right} of {len(own)}"
@@ -141,9 +135,8 @@ def table(rows):
 
 
 def main():
-    parser = command(__doc__)
+    parser = command(__doc__, jobs=1)
     parser.add_argument("--names", nargs="+", choices=[*ALL, *GROUPS], default=list(SHAPES))
-    parser.add_argument("--jobs", type=int, default=1)
     args = parser.parse_args()
     names = list(GROUPS[args.names[0]]) if args.names[0] in GROUPS else args.names
     names = ["wide banana, d = 2", "labels of 2"] if args.quick and names == list(SHAPES) else names

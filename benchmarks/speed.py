@@ -2,9 +2,7 @@
 
 python benchmarks/speed.py --out speed.json      ratios on the paper's tasks, one thread
 python benchmarks/speed.py --show benchmarks/speed.json --manual doc
-python benchmarks/speed.py --threads 2
 python benchmarks/speed.py --device cuda         the recorded CUDA graph against eager steps on a GPU
-python benchmarks/speed.py --scaling             cost against N and d, plotted
 python benchmarks/speed.py --memory              peak memory above the bare process, each case in its own process
 
 Three steps are timed in turn, block by block, and the median of blocks is taken:
@@ -30,6 +28,7 @@ import subprocess
 import sys
 import time
 import warnings
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -44,18 +43,8 @@ from skksivi.kernels import Gaussian
 from skksivi.mixing import NormalDraws
 from skksivi.parameters import Adam, Scale
 from skksivi.stein._estimators import GRADIENT_ESTIMATORS
-from skksivi.targets import Banana, BayesianNeuralNetwork, ConditionedDiffusion
-from skksivi.targets._network import _split as split
+from skksivi.targets import Banana, ConditionedDiffusion
 from skksivi.training._loop import Objective, by_autograd, minimise
-
-
-def network_target():
-    """The shapes of the Boston task (13 inputs, 100 rows a step) on made-up data: speed does not depend on values."""
-    generator = torch.Generator().manual_seed(0)
-    X = torch.randn(100, 13, generator=generator)
-    y = X @ torch.randn(13, generator=generator) / 4 + 0.3 * torch.randn(100, generator=generator)
-    return BayesianNeuralNetwork(X, y, prior_precision=math.exp(-1.0039), noise_precision=math.exp(-2.5560))
-
 
 # Scores as research code has them: closed forms under automatic differentiation, with products over (N, rows, d).
 
@@ -84,38 +73,15 @@ def naive_diffusion(target):
     return target.score_fn
 
 
-def naive_network(target):
-    X, y = target._X.float(), target._y.float()
-    noise_precision = target.noise_precision * target.y_scale.item() ** 2
-
-    def score_fn(theta):
-        W, w, b = split(theta, target.n_hidden)
-        a = X @ W
-        h, on = a.relu(), (a > 0).float()
-        misfit = y - (h * w[:, None]).sum(-1) - b[:, None]
-        of_hidden = on * w[:, None]
-        of_W = of_hidden[:, :, None, :] * X[None, :, :, None]
-        parts = (of_W.flatten(2), h, torch.ones_like(misfit)[..., None])
-        likelihood = noise_precision * (misfit[..., None] * torch.cat(parts, 2)).sum(1)
-        return likelihood - target.prior_precision * theta
-
-    return score_fn
-
-
 #: Nothing beside the estimate and Adam.
 PLAIN = {"optimizer": Adam(decay=(0.9, 1000), ema=None), "terms": (), "random_state": 0}
 CASES = {
     "banana": (Banana, naive_banana, paper_settings("banana") | PLAIN),
     "waveform": (waveform_target, naive_logistic, paper_settings("waveform") | PLAIN),
     **{
-        f"diffusion {d}": (
-            lambda d=d: ConditionedDiffusion(d),
-            naive_diffusion,
-            paper_settings("diffusion") | PLAIN,
-        )
-        for d in (50, 100, 200)
+        f"diffusion {d}": (partial(ConditionedDiffusion, d), naive_diffusion, paper_settings("diffusion") | PLAIN)
+        for d in (50, 100)
     },
-    "network 751": (network_target, naive_network, paper_settings("network") | PLAIN | {"learning_rate": 1e-4}),
 }
 
 
@@ -153,7 +119,7 @@ def stand_in(target, naive, n, own, device):
     return run
 
 
-def plain(target, n, own, device, estimator="vanilla"):
+def plain(target, n, own, device):
     """Return a function that runs k steps of the specification under automatic differentiation."""
     target = target.to(dtype=torch.float32, device=device)
     generator = torch.Generator(device).manual_seed(0)
@@ -164,7 +130,7 @@ def plain(target, n, own, device, estimator="vanilla"):
         hidden_layer_sizes=own["hidden_layer_sizes"].hidden_layer_sizes,
         generator=generator,
     )
-    estimate, n_batches = GRADIENT_ESTIMATORS[estimator]
+    estimate, n_batches = GRADIENT_ESTIMATORS["vanilla"]
 
     def loss_fn():
         x, conditional = family.draw(n_batches * n, generator)
@@ -192,8 +158,8 @@ def ours(target, n, own, device, estimator="vanilla"):
     return run
 
 
-#: Multiply-adds of the score and its product, for one draw.
-SCORE_WORK = {"waveform": 4 * 400 * 22, "network 751": 4 * 100 * 14 * 50}
+#: Multiply-adds of the score and its product for one draw, where they count.
+SCORE_WORK = {"waveform": 4 * 400 * 22}
 
 
 def modelled_floor(name, d, n, own):
@@ -246,7 +212,7 @@ def compare(name, args):
         "ours, U": ours(target, n, own, device, "u-statistic"),
     }
     k = {"stand-in": 10, "plain": 100, "ours": 400, "ours, U": 400}
-    if name == "network 751" or args.quick:
+    if args.quick:
         k = {key: max(5, steps // 5) for key, steps in k.items()}
     blocks = 1 if args.quick else args.blocks
     times = {key: [] for key in steps}
@@ -284,13 +250,9 @@ def ratios(row):
 # Memory: each case in a process of its own, its peak above that of the bare process.
 
 MEMORY_CASES = [
-    ("ours", 500, 100),
-    ("ours", 2000, 100),
-    ("ours", 5000, 100),
-    ("ours", 20_000, 100),
-    ("ours", 256, 10_000),
+    *(("ours", n, d) for n, d in ((500, 100), (2000, 100), (5000, 100), (20_000, 100), (256, 10_000))),
+    *(("stand-in", n, 100) for n in (500, 1000, 2000)),
 ]
-MEMORY_CASES += [("stand-in", 500, 100), ("stand-in", 1000, 100), ("stand-in", 2000, 100)]
 
 
 def peak_megabytes():
@@ -316,62 +278,22 @@ def memory():
         )
 
 
-def scaling(blocks, device, quick):
-    """Return and plot milliseconds per iteration against N at d = 100, and against d at N = 128."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    import matplotlib.pyplot as plt
-
-    sizes = [128, 500, 2000] if quick else [128, 256, 500, 1000, 2000, 5000, 20_000]
-    dimensions = [5, 100] if quick else [5, 20, 100, 500, 2000, 10_000]
-    own = CASES["diffusion 100"][2]
-    rows = []
-    for n, d in [(n, 100) for n in sizes] + [(128, d) for d in dimensions]:
-        target = ConditionedDiffusion(d)
-        k = max(2, min(100, int(2e8 / (n * (n + 1000) * d))))
-        for kind, run in (("plain", plain(target, n, own, device)), ("ours", ours(target, n, own, device))):
-            if kind == "plain" and n > 5000:
-                continue
-            times = [1e3 * seconds_a_step(run, k, device) for _ in range(blocks + 1)][1:]
-            rows.append({"kind": kind, "N": n, "d": d, "ms": float(np.median(times))})
-            print(f"{kind:<8}N={n:<7}d={d:<7}{rows[-1]['ms']:>10.2f} ms", flush=True)
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
-    for ax, key, fixed, at in ((axes[0], "N", "d", 100), (axes[1], "d", "N", 128)):
-        for kind in ("plain", "ours"):
-            points = sorted({(r[key], r["ms"]) for r in rows if r["kind"] == kind and r[fixed] == at})
-            ax.loglog(*zip(*points, strict=True), "o-", label={"plain": "specification"}.get(kind, "fused"))
-        ax.set(xlabel={"N": "draws N a batch", "d": "dimension d"}[key], title=f"{fixed} = {at}")
-        ax.grid(alpha=0.3)
-    axes[0].set_ylabel("ms per iteration")
-    axes[0].legend(frameon=False)
-    figure.savefig("speed.png", dpi=120)
-    print("Figure in speed.png")
-    return rows
-
-
 def main():
-    parser = command(__doc__, seeds=1)
+    parser = command(__doc__, seeds=1, cases=CASES)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--blocks", type=int, default=9)
-    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
-    parser.add_argument("--scaling", action="store_true")
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--memory-of", nargs=3, metavar=("KIND", "N", "D"), help=argparse.SUPPRESS)
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
+    torch.set_num_threads(1)
     if args.memory_of:
         kind, n, d = args.memory_of
         memory_of(kind, int(n), int(d))
     elif args.memory:
         memory()
-    elif args.scaling:
-        scaling(1 if args.quick else 3, args.device, args.quick)
     else:
-        settings = {"device": args.device, "threads": args.threads}
         jobs = [(name, "step", 0) for name in args.cases]
-        rows = results(args, jobs, lambda name, *_: compare(name, args), **settings)["rows"]
+        rows = results(args, jobs, lambda name, *_: compare(name, args), device=args.device)["rows"]
         show_tables(args, {"speed": table(rows)})
 
 

@@ -1,6 +1,6 @@
 """The targets of the public suites: distances, bounds and second moments of the defaults, their rivals and NUTS.
 
-python benchmarks/suites.py [--names ...] [--methods ...] [--seeds 3] [--data FOLDER] [--out FILE.json]
+python benchmarks/suites.py [--names ...] [--methods ...] [--seeds 3] [--out FILE.json]
 python benchmarks/suites.py --show benchmarks/suites.json --manual doc      the tables of the manual
 
 Reference draws are exact where there is a sampler, else those of many chains of Hamiltonian Monte Carlo
@@ -15,25 +15,19 @@ are, for each target and method,
   fewer; the json has both bounds;
 - the points at which the score was evaluated, and seconds of one thread.
 
-Defaults everywhere; methods that are slow have the iterations of benchmarks/comparison.py. --data names a folder with
-the files ionosphere.data, sonar.all-data and german.data-numeric of the UCI repository; without it the four logistic
-regressions, as the items, the returns and the counts, have generated data of the same shape.
+Defaults everywhere; methods that are slow have the iterations of benchmarks/comparison.py. The four logistic
+regressions, the items, the returns and the counts have generated data, in the shapes of the originals.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
-import time
-import warnings
 from functools import cache, partial
-from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
-from _harness import command, load, of, pairs, read, rst, run_missing, write_tables
-from _rivals import NutpieNUTS, SpentError, Watched, missing
+from _harness import command, load, of, rst, run_missing, select, shown, watched, write_tables
+from _rivals import NutpieNUTS, Watched, missing
 from comparison import FEWER
 from paper._base import few
 from reference import DIRECTORY, exact_draws, nuts
@@ -56,71 +50,34 @@ LIMIT = 300_000
 # Data
 
 
-class Table(NamedTuple):
-    """A file of the UCI repository: its name, the shape of X, and the label that counts as one."""
-
-    file: str
-    shape: tuple[int, int]
-    one: str
+#: The shapes of X of UCI's tables.
+SHAPES = {"german": (1000, 24), "ionosphere": (351, 34), "sonar": (208, 60)}
 
 
-TABLES = {
-    "german": Table("german.data-numeric", (1000, 24), "1"),
-    "ionosphere": Table("ionosphere.data", (351, 34), "g"),
-    "sonar": Table("sonar.all-data", (208, 60), "M"),
-}
-
-
-def read_table(path, table):
-    """Return X and y of an original file; stop where it is another."""
-    rows = [line.replace(",", " ").split() for line in path.read_text().splitlines() if line.strip()]
-    labels = {row[-1] for row in rows}
-    if {len(row) for row in rows} != {table.shape[1] + 1} or len(rows) != table.shape[0] or len(labels) != 2:
-        raise SystemExit(f"{path} is no table of {table.shape[0]} rows with {table.shape[1]} numbers and a label.")
-    return np.array([row[:-1] for row in rows], dtype=float), np.array([row[-1] == table.one for row in rows])
-
-
-def generated(table):
-    """Return X and y of the same shape, with coefficients from N(0, 1 / 4)."""
-    rng = np.random.RandomState(table.shape[1])
-    X = rng.standard_normal(table.shape) @ (np.eye(table.shape[1]) + 0.2 * rng.standard_normal(2 * table.shape[1:]))
-    eta = X @ rng.normal(0, 0.5, table.shape[1])
-    return X, rng.uniform(size=len(X)) < 1 / (1 + np.exp(-eta))
-
-
-def design(name, folder):
-    """Return the standardised table with a column of ones before it, and y."""
-    table = TABLES[name]
-    X, y = generated(table) if folder is None else read_table(folder / table.file, table)
-    sd = X.std(0)
-    return np.column_stack([np.ones(len(X)), (X - X.mean(0)) / np.where(sd > 0, sd, 1)]), y
-
-
-def sources(folder):
-    """Return where the tables come from: the sha256 of each, or that they are generated."""
-    if folder is None:
-        return dict.fromkeys(TABLES, "generated")
-    return {name: hashlib.sha256((folder / table.file).read_bytes()).hexdigest() for name, table in TABLES.items()}
+def design(name):
+    """Return correlated columns of that shape, standardised, below a column of ones, and y; beta ~ N(0, 1 / 4)."""
+    n, p = SHAPES[name]
+    rng = np.random.RandomState(p)
+    X = rng.standard_normal((n, p)) @ (np.eye(p) + 0.2 * rng.standard_normal((p, p)))
+    eta = X @ rng.normal(0, 0.5, p)
+    y = rng.uniform(size=n) < 1 / (1 + np.exp(-eta))
+    return np.column_stack([np.ones(n), (X - X.mean(0)) / X.std(0)]), y
 
 
 # Targets
 
 
-def logistic(name, folder):
-    return targets.BayesianLogisticRegression(*design(name, folder), prior_precision=1.0)
+def logistic(name):
+    return targets.BayesianLogisticRegression(*design(name), prior_precision=1.0)
 
 
-def sparse(name, folder):
-    return targets.SparseLogisticRegression(*design(name, folder))
-
-
-def forty(_):
+def forty():
     """Forty Gaussians in the square [-40, 40]^2, at the points of the public suites."""
     means = 80 * (torch.rand(40, 2, generator=torch.Generator().manual_seed(0)) - 0.5)
     return targets.GaussianMixture(means.numpy(), math.log1p(math.e) ** 2)
 
 
-def items(_):
+def items():
     """Four hundred students and a hundred questions, 30,012 answers."""
     rng = np.random.RandomState(1)
     a, b = rng.standard_normal((400, 1)), rng.standard_normal(100)
@@ -131,7 +88,7 @@ def items(_):
     return target
 
 
-def volatility(_):
+def volatility():
     """A hundred returns."""
     rng = np.random.RandomState(2)
     h = [0.0]
@@ -140,7 +97,7 @@ def volatility(_):
     return targets.StochasticVolatility(np.exp(np.array(h) / 2 - 4.5) * rng.standard_normal(100))
 
 
-def pines(_):
+def pines():
     """About 126 points in 1,600 cells, with the covariance of the Finnish pines."""
     rng, M = np.random.RandomState(3), 40
     r = np.stack(np.meshgrid(np.arange(M), np.arange(M), indexing="ij"), -1).reshape(-1, 2)
@@ -152,14 +109,14 @@ def pines(_):
 
 
 CASES = {
-    "funnel": lambda _: targets.Funnel(),
-    "many wells": lambda _: targets.ManyWell(),
+    "funnel": targets.Funnel,
+    "many wells": targets.ManyWell,
     "forty Gaussians": forty,
-    "Rosenbrock": lambda _: targets.Rosenbrock(),
-    "Brownian bridge": lambda _: targets.BrownianBridge(),
-    "seeds": lambda _: targets.SeedGermination(),
+    "Rosenbrock": targets.Rosenbrock,
+    "Brownian bridge": targets.BrownianBridge,
+    "seeds": targets.SeedGermination,
     "German credit": partial(logistic, "german"),
-    "sparse German credit": partial(sparse, "german"),
+    "sparse German credit": lambda: targets.SparseLogisticRegression(*design("german")),
     "ionosphere": partial(logistic, "ionosphere"),
     "sonar": partial(logistic, "sonar"),
     "volatility": volatility,
@@ -192,33 +149,23 @@ VARIATIONAL = [name for name in METHODS if name != "NUTS"]
 # Runs
 
 
-def reference_path(name, folder, n_draws):
-    """Return where reference draws are kept."""
-    kind = "generated" if folder is None else "original"
-    return DIRECTORY / "suites" / f"{name.replace(' ', '_')}_{kind}_{n_draws}.npz"
-
-
-def reference(name, folder, n_draws=N_REFERENCE):
-    """Return reference draws (n_draws, d), made where there is no file."""
-    path = reference_path(name, folder, n_draws)
+def reference(name, n_draws=N_REFERENCE):
+    """Return reference draws (n_draws, d), made where there is no file, and their R-hat."""
+    path = DIRECTORY / "suites" / f"{name.replace(' ', '_')}_generated_{n_draws}.npz"
     if not path.exists():
-        target = CASES[name](folder)
+        target = CASES[name]()
         target.hmc = getattr(target, "hmc", HMC)
         x, diagnostics = nuts(target, n_draws, n_chains=8) if name in STIFF else exact_draws(target, n_draws)
         path.parent.mkdir(parents=True, exist_ok=True)
         np.savez_compressed(path, draws=x.numpy(), **diagnostics)
-    return np.load(path)["draws"]
-
-
-def r_hat_of(name, folder, n_draws):
-    """Return the R-hat of the chains behind reference draws, one for exact ones."""
-    return float(np.load(reference_path(name, folder, n_draws))["R-hat"])
+    kept = np.load(path)
+    return kept["draws"], float(kept["R-hat"])
 
 
 @cache
-def case(name, folder, n_draws):
-    """Return the target and its reference draws."""
-    return CASES[name](folder), reference(name, folder, n_draws)
+def case(name, n_draws):
+    """Return the target, its reference draws and their R-hat."""
+    return CASES[name](), *reference(name, n_draws)
 
 
 def distance(X, Y):
@@ -242,24 +189,23 @@ def bounds(q, target, X, Y):
     return found
 
 
-def run(name, method, seed, folder, args):
+def run(name, method, seed, args):
     torch.set_num_threads(1)
-    target, Y = case(name, folder, 200 if args.quick else N_REFERENCE)
+    target, Y, _ = case(name, 200 if args.quick else N_REFERENCE)
     q = METHODS[method](random_state=seed)
     q.set_params(**few(q, args))
-    watched, start = Watched(target, LIMIT if method == "NUTS" else math.inf), time.process_time()
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        try:
-            q.fit(watched)
-        except (SpentError, FloatingPointError, RuntimeError) as error:
-            if isinstance(error, RuntimeError) and not watched.spent:  # nutpie's, of what the model raised
-                raise
-            return {"failed": type(error).__name__}
-    row = {"seconds": time.process_time() - start, "calls": watched.n_points[0]}
+    counted = Watched(target, LIMIT if method == "NUTS" else math.inf)
+    try:
+        with watched() as costs:
+            q.fit(counted)
+    except (FloatingPointError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not counted.spent:  # nutpie's, of what the model raised
+            raise
+        return {"failed": type(error).__name__}
+    row = {**costs, "calls": counted.n_points[0]}
     X = q.sample(N_MOMENTS, random_state=seed).astype(float)
     rng = np.random.RandomState(seed)
-    row |= {"warned": sorted({w.category.__name__ for w in told}), "w2": distance(X, rng.permutation(Y))}
+    row["w2"] = distance(X, rng.permutation(Y))
     row |= {} if name in WITHOUT_MOMENTS else squared_bias(X, Y)
     knows = hasattr(q, "score_samples") and target.n_features <= MAX_BOUND
     return row | (bounds(q, target, X, Y) if knows else {})
@@ -267,21 +213,21 @@ def run(name, method, seed, folder, args):
 
 def study(args):
     """Run what is not in the file yet; return the document of the results, with the floors."""
-    document = load(args.out, {"quick": args.quick, "data": sources(args.data)})
+    document = load(args.out, {"quick": args.quick})
     floors = document.setdefault("floors", {})
     methods = [name for name in args.methods if missing(METHODS[name]) is None]
     for name in args.names:
-        _, Y = case(name, args.data, 200 if args.quick else N_REFERENCE)
+        _, Y, r_hat = case(name, 200 if args.quick else N_REFERENCE)
         n = min(N_DISTANCE, len(Y) // 2)
         floor = noise_floor(partial(sliced_wasserstein, random_state=0), Y, n, n_repeats=5, random_state=0)._asdict()
-        floors[name] = floor | {"d": Y.shape[1], "r_hat": r_hat_of(name, args.data, len(Y))}
+        floors[name] = floor | {"d": Y.shape[1], "r_hat": r_hat}
         jobs = [
             (name, method, seed)
             for seed in range(args.seeds)
             for method in methods
             if not (name in LARGE and method in SLOW)
         ]
-        run_missing(document, args.out, jobs, partial(run, folder=args.data, args=args))
+        run_missing(document, args.out, jobs, partial(run, args=args))
     return document
 
 
@@ -302,7 +248,7 @@ def table(document, cell):
     methods = [name for name in METHODS if any(row["method"] == name for row in rows)]
     lines = []
     for name, floor in document["floors"].items():
-        own = [[r for r in rows if (r["case"], r["method"]) == (name, m)] for m in methods]
+        own = [select(rows, case=name, method=method) for method in methods]
         lines.append((name, floor["d"], f"{floor['r_hat']:.2f}", *(cell(found, floor) for found in own)))
     return rst(("Target", "d", "R-hat", *methods), lines)
 
@@ -345,11 +291,8 @@ def wins(document):
     """Return on which targets ours is the first of the variational methods, within it, and the others."""
     first, behind = [], []
     for name, floor in document["floors"].items():
-        means = {}
-        for case_, method in pairs(document["rows"]):
-            values = of(document["rows"], "w2", case=name, method=method)
-            if case_ == name and method in VARIATIONAL and values:
-                means[method] = np.mean(values)
+        found = {method: of(document["rows"], "w2", case=name, method=method) for method in VARIATIONAL}
+        means = {method: np.mean(values) for method, values in found.items() if values}
         if "KSIVI" in means:
             noise = 2 * floor["sd"]
             (first if means["KSIVI"] <= min(means.values()) + noise else behind).append(name)
@@ -357,14 +300,10 @@ def wins(document):
 
 
 def main():
-    parser = command(__doc__)
-    parser.add_argument("--names", nargs="+", choices=CASES, default=list(CASES))
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    parser.add_argument("--data", type=Path, metavar="FOLDER", help="original files of the UCI repository")
-    args = parser.parse_args()
+    args = command(__doc__, names=CASES, methods=METHODS).parse_args()
     if args.quick and args.names == list(CASES):
         args.names, args.methods, args.seeds = ["seeds", "forty Gaussians"], ["KSIVI", "KPG", "PVI"], 1
-    document = read(args.out if args.show is True else args.show) if args.show else study(args)
+    document = shown(args) or study(args)
     found = {f"suites_{name}": table(document, cell) for name, cell in TABLES_OF.items()}
     print("\n".join(f"{name}\n{text}" for name, text in found.items()))
     if args.manual:

@@ -5,28 +5,23 @@ python benchmarks/toys.py --show benchmarks/toys.json --manual doc      the tabl
 
 KL(q || p) by nearest neighbours (k = 3) in the same draws for all; its floor is the estimate between two independent
 exact samples. "Paper" are the settings of the paper with --max-iter of its 50,000 iterations. Rivals have their
-defaults, the slow ones the iterations of benchmarks/comparison.py; "long" are 20,000 iterations in x with the rate
-.005, lowered along a cosine. `examples/paper/plot_toys.py` draws the fits.
+defaults, the slow ones the iterations of benchmarks/comparison.py. `examples/paper/plot_toys.py` draws the fits.
 """
 
 from __future__ import annotations
 
-import time
-import warnings
 from functools import cache, partial
 
 import numpy as np
 import torch
-from _harness import command, of, results, rst, spread, write_tables
+from _harness import command, exact, of, results, rst, select, show_tables, spread, watched
 from comparison import FEWER
 
 from skksivi import HKSIVIApproximator, KSIVIApproximator, baselines, paper_settings
 from skksivi.metrics import kl_divergence
-from skksivi.parameters import Adam
 from skksivi.targets import Banana, Multimodal, XShaped
 
 CASES = {"banana": Banana, "multimodal": Multimodal, "x-shaped": XShaped}
-LONG = {"whiten": None, "max_iter": 20_000, "learning_rate": 5e-3, "optimizer": Adam(ema=None, decay="cosine")}
 
 
 def paper(case, **settings):
@@ -43,15 +38,9 @@ METHODS = {
     "KSIVI, paper": paper,
     "KSIVI, paper, IMQ": partial(paper, kernel="imq"),
     "HKSIVI": lambda _: HKSIVIApproximator(max_iter=1000),
-    **{name: rival(name) for name in ("SIVI", "SIVISM", "UIVI", "HSIVISM", "KPG", "AISIVI", "PVI", "SIFG")},
+    **{name: rival(name) for name in ("SIVI", "SIVISM", "UIVI", "KPG", "AISIVI", "PVI", "SIFG")},
     "KPG-IS": rival("KPG", importance_sampling=True),
-    **{f"{name}, long": rival(name, **LONG) for name in ("SIVI", "PVI", "KPG")},
-    "KPG-IS, long": rival("KPG", importance_sampling=True, **LONG),
 }
-
-
-def exact(target, n, seed):
-    return target.sample(n, torch.Generator().manual_seed(seed)).numpy()
 
 
 @cache
@@ -64,18 +53,14 @@ def run(case, method, seed, max_iter, draws, quick):
     torch.set_num_threads(1)
     target, q = CASES[case](), METHODS[method](case)
     q.set_params(random_state=seed, **({"max_iter": max_iter} if quick or "paper" in method else {}))
-    start = time.process_time()
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
+    with watched() as costs:
         q.fit(target)
-    seconds, truth = time.process_time() - start, exact(target, draws, 0)
-    calls = q.n_score_calls_ + q.n_products_
     return {
-        "kl": kl_divergence(q.sample(draws), truth),
+        "kl": kl_divergence(q.sample(draws), exact(target, draws, 0)),
         "floor": floor(case, draws),
-        "seconds": seconds,
-        "calls": calls,
-        "warned": bool(told),
+        "seconds": costs["seconds"],
+        "calls": q.n_score_calls_ + q.n_products_,
+        "warned": bool(costs["warned"]),
     }
 
 
@@ -83,7 +68,7 @@ def table(rows):
     """Return the table of the manual: the divergences, in the order of their mean."""
 
     def cell(method, case):
-        own = [row for row in rows if (row["case"], row["method"]) == (case, method)]
+        own = select(rows, case=case, method=method)
         star = "\\*" if any(row["warned"] for row in own) else ""
         return spread([row["kl"] for row in own]) + star if own else "\\-"
 
@@ -101,8 +86,7 @@ def table(rows):
 
 
 def main():
-    parser = command(__doc__)
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser = command(__doc__, methods=METHODS)
     parser.add_argument("--max-iter", type=int, default=10_000)
     parser.add_argument("--draws", type=int, default=100_000)
     args = parser.parse_args()
@@ -115,10 +99,8 @@ def main():
         for case in CASES
         if case == "multimodal" or "IMQ" not in method
     ]
-    found = table(results(args, jobs, partial(run, quick=args.quick, **settings), **settings)["rows"])
-    print(found)
-    if args.manual:
-        write_tables(args.manual, {"toys": found})
+    rows = results(args, jobs, partial(run, quick=args.quick, **settings), **settings)["rows"]
+    show_tables(args, {"toys": table(rows)})
 
 
 if __name__ == "__main__":

@@ -13,13 +13,13 @@ posterior, whose start is their own. Printed are errors before and after; accura
 
 from __future__ import annotations
 
-import time
-import warnings
+from contextlib import suppress
+from functools import partial
 
 import numpy as np
 import torch
 from _accuracy import is_accurate
-from _harness import command, print_table, results, rst, show_tables
+from _harness import command, print_table, results, rst, select, show_tables, watched
 from defaults import measure
 from posteriors import POSTERIORS
 from reference import reference
@@ -72,23 +72,15 @@ def run(case, method, seed, quick=False):
     else:
         m, L = start(kind, R, rng)
     own = {"whiten": (m, L), "mixing": "normal"} | METHODS[method] | ({"max_iter": 20} if quick else {})
-    began = time.process_time()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        q = KSIVIApproximator(random_state=seed, **own)
-        try:
-            q.fit(target)
-        except FloatingPointError:  # the last finite state is kept
-            failed = True
-        else:
-            failed = False
+    q = KSIVIApproximator(random_state=seed, **own)
+    with watched() as costs, suppress(FloatingPointError):  # the last finite state is kept
+        q.fit(target)
     return {
         "d": target.n_features,
         "before": measure(m + rng.standard_normal(R.shape) @ L.T, R),
         "after": measure(q.sample(len(R), random_state=seed), R),
-        "failed": failed,
         "calls": q.n_score_calls_ + q.n_products_,
-        "seconds": time.process_time() - began,
+        "seconds": costs["seconds"],
     }
 
 
@@ -100,7 +92,7 @@ def show(rows):
     methods, cases = (list(dict.fromkeys(row[name] for row in rows)) for name in ("method", "case"))
     lines = []
     for case in cases:
-        of = [r for r in rows if r["case"] == case]
+        of = select(rows, case=case)
         worst = [
             max((r for r in of if r["method"] == m), key=lambda r: r["after"]["w2"], default=None) for m in methods
         ]
@@ -109,7 +101,7 @@ def show(rows):
     print_table(("", "d", "before", *methods), lines)
     print("Largest error of a mean and range of sds, of the worst seed; * is not accurate.")
     for method in methods:
-        of = [r for r in rows if r["method"] == method]
+        of = select(rows, method=method)
         calls, seconds = (np.median([r[name] for r in of]) for name in ("calls", "seconds"))
         n_before, n_after = (sum(is_accurate(r[name]) for r in of) for name in ("before", "after"))
         print(
@@ -120,7 +112,7 @@ def show(rows):
 def table(rows):
     """Return the table of the manual: the accurate fits of each kind of start, those that end worse, median costs."""
     kinds = [*STARTS, OWN]
-    of = {method: [row for row in rows if row["method"] == method] for method in METHODS}
+    of = {method: select(rows, method=method) for method in METHODS}
 
     def accurate(when, method):
         for kind in kinds:
@@ -138,10 +130,8 @@ def table(rows):
 
 
 def main():
-    parser = command(__doc__)
+    parser = command(__doc__, jobs=2, methods=METHODS)
     parser.add_argument("--names", nargs="+", choices=POSTERIORS, default=NAMES)
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    parser.add_argument("--jobs", type=int, default=2)
     args = parser.parse_args()
     if not args.show:
         for name in args.names:
@@ -153,7 +143,7 @@ def main():
         for name in args.names
         for kind in ([OWN] if "whiten" in METHODS[method] else STARTS)
     ]
-    rows = results(args, jobs, lambda *job: run(*job, quick=args.quick), n_jobs=args.jobs)["rows"]
+    rows = results(args, jobs, partial(run, quick=args.quick), n_jobs=args.jobs)["rows"]
     show(rows)
     show_tables(args, {"training": table(rows)})
 

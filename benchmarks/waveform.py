@@ -1,10 +1,7 @@
 """The paper's settings, and the defaults, on the waveform posterior against exact reference draws.
 
-python benchmarks/waveform.py [--data waveform.mat --reference draws.npz] [--seeds 3] [--max-iter 20000]
+python benchmarks/waveform.py [--seeds 3] [--max-iter 20000]
 python benchmarks/waveform.py --show benchmarks/waveform.json --manual doc      the table of the manual
-
-Without --data the packaged waveform posterior is used. With it, the training split of the file (X_train with a
-column of ones, y_train); its reference draws are made by `benchmarks/reference.py mat FILE OUT.npz`.
 """
 
 from __future__ import annotations
@@ -14,7 +11,7 @@ from functools import partial
 
 import numpy as np
 from _harness import command, of, pairs, results, rst, show_tables, spread
-from reference import mat_target, waveform_target
+from posteriors import waveform_target
 
 from skksivi import KSIVIApproximator, paper_settings
 from skksivi.baselines import Laplace
@@ -46,11 +43,12 @@ def accuracy(X, reference):
     }
 
 
-def run(_case, method, seed, target, reference, max_iter):
+def run(_case, method, seed, max_iter):
     """Fit, or take the reference's own draws; return the row."""
+    reference = load_waveform_posterior()
     if method == "noise floor":
         return accuracy(reference[1000:], reference)
-    parameters = METHODS.get(method, {})
+    target, parameters = waveform_target(), METHODS.get(method, {})
     own = {"max_iter": max_iter} if parameters else {}
     make = Laplace if method == "Laplace" else KSIVIApproximator
     q, start = make(**parameters | own, random_state=seed), time.perf_counter()
@@ -60,21 +58,13 @@ def run(_case, method, seed, target, reference, max_iter):
 
 
 def main():
-    parser = command(__doc__)
-    parser.add_argument("--data")
-    parser.add_argument("--reference")
+    parser = command(__doc__, methods=METHODS)
     parser.add_argument("--max-iter", type=int, default=20_000)
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     args = parser.parse_args()
-    target = mat_target(args.data) if args.data else waveform_target()
-    reference = np.load(args.reference)["draws"] if args.data else load_waveform_posterior()
     settings = {"max_iter": 100 if args.quick else args.max_iter}
     jobs = [("waveform", "noise floor", 0), ("waveform", "Laplace", 0)]
     jobs += [("waveform", method, seed) for method in args.methods for seed in range(args.seeds)]
-    document = results(
-        args, jobs, partial(run, target=target, reference=reference, **settings), data=args.data, **settings
-    )
-    show_tables(args, {"waveform": table(document["rows"])})
+    show_tables(args, {"waveform": table(results(args, jobs, partial(run, **settings), **settings)["rows"])})
 
 
 def table(rows):

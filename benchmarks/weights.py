@@ -12,14 +12,13 @@ draws are those of benchmarks/defaults.py.
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import torch
 from _accuracy import is_accurate
-from _harness import command, print_table, results
+from _harness import command, print_table, results, select, watched
 from defaults import measure
 from posteriors import POSTERIORS
 from reference import reference
@@ -54,8 +53,7 @@ def is_right(row):
 def run(name, method, seed):
     torch.set_num_threads(1)
     target, R = POSTERIORS[name].make(), reference(name)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with watched():
         q = METHODS[method](random_state=seed).fit(target)
         sample = importance_sample(q, target, n_samples=N_WEIGHED, random_state=seed)
     x = torch.as_tensor(sample.X[:N_REPEATED])
@@ -88,7 +86,7 @@ def run(name, method, seed):
 def show(rows):
     for method in dict.fromkeys(row["method"] for row in rows):
         print(method)
-        show_method([row for row in rows if row["method"] == method])
+        show_method(select(rows, method=method))
 
 
 def show_method(rows):
@@ -109,11 +107,8 @@ def show_method(rows):
 
 
 def main():
-    parser = command(__doc__, seeds=1)
     small = [name for name, posterior in POSTERIORS.items() if posterior.make().n_features <= MAX_FEATURES]
-    parser.add_argument("--names", nargs="+", choices=small, default=small)
-    parser.add_argument("--jobs", type=int, default=2)
-    args = parser.parse_args()
+    args = command(__doc__, seeds=1, jobs=2, names=small).parse_args()
     if not args.show:
         for name in args.names:
             reference(name)

@@ -19,7 +19,7 @@ import math
 from functools import partial
 
 import numpy as np
-import torch
+from _harness import exact
 
 from paper._base import DEFAULTS, HIERARCHY, N_QUICK, Counted, Method, Table, fit, layer_of
 from paper.plain import PlainHKSIVI, PlainKSIVI, covariance, gaussian, inverse_covariance, riesz
@@ -117,7 +117,3 @@ def cost(X, Y, a):
     """Return the distance in a box, NaN where no draw is in it."""
     inside = X[(np.abs(X) <= a).all(1)]
     return wasserstein_in_box(inside, Y, a) if len(inside) else math.nan
-
-
-def exact(target, n, seed):
-    return target.sample(n, torch.Generator().manual_seed(seed)).numpy()

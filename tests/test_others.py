@@ -13,6 +13,8 @@ from plain_targets import Mixture, as_score, gaussian, generator, gumbel_score, 
 
 from skksivi import KSIVIApproximator, diagnose, load, save
 from skksivi.coordinates._affine import Affine
+from skksivi.pilot._mixture import Components
+from skksivi.pilot._mode_weights import with_moments_of
 from skksivi.pilot._modes import all_modes, contradicting, symmetries_of
 from skksivi.pilot._newton import saddle_free_newton
 from skksivi.targets import GaussianMixture, Target
@@ -224,3 +226,22 @@ def test_modes_weigh_what_they_should(d, distance, sds):
     v = p.means[1] / p.means[1].norm()
     far = (X @ v > distance * sds[0] / sum(sds)).double().mean().item()
     assert abs(far - 0.2) < 0.03
+
+
+@pytest.mark.parametrize(("distance", "moves"), [(2.0, True), (50.0, False)], ids=["overlapping", "distant"])
+def test_a_mixture_has_the_moments_of_its_points_unless_its_places_are_known_better(distance, moves):
+    """A tenth in one scale, or a share of 1% in the mean, which would move each component by half its own scale."""
+    mixture = Components(
+        torch.tensor([0.7, 0.3]).double(),
+        torch.tensor([[0.0, 0.0], [distance, 0.0]]).double(),
+        unit(2).expand(2, 2, 2),
+    )
+    x = mixture.draws()(20_000, mixture.means, generator())
+    x = x * x.new_tensor([1.0, 1.1]) if moves else x + x.new_tensor([0.01 * distance, 0.0])
+    found = with_moments_of(mixture, x)
+    if moves:
+        m, L = found.map()
+        torch.testing.assert_close(m, x.mean(0))
+        torch.testing.assert_close(L @ L.mT, torch.cov(x.mT, correction=0))
+    else:
+        assert found is mixture

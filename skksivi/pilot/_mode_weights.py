@@ -339,7 +339,9 @@ class Weighing(NamedTuple):
         cells = Cells(maps, weights.log())
         refit = partial(fitted_by_cells, cells, mixture)
         pilot = self.refined(map_, pilot_of_mixture(mixture), [], refit, least_rounds=5)
-        return pilot._replace(mixture=reweighed(cells, pilot)).unwhitened(map_) if pilot.converged else pilot
+        if pilot.converged:
+            pilot = pilot._replace(mixture=with_moments_of(reweighed(cells, pilot), pilot.x)).unwhitened(map_)
+        return pilot
 
     def refined(
         self, map_: Affine, pilot: PilotPoints, drawn: list[PartedDraws], refit: Refit = fitted, least_rounds: int = 1
@@ -360,6 +362,21 @@ def reweighed(cells: Cells, pilot: PilotPoints) -> Components:
         return Components(weights, means, covariances)
     weights = weights * (shares / own)[cell]
     return Components(weights / weights.sum(), means, covariances)
+
+
+def with_moments_of(mixture: Components, x: Tensor) -> Components:
+    """Return a mixture moved to the mean and the covariance of points (n, d), if that gains more than it costs.
+
+    The gain is the divergence of the Gaussians with these moments and with the mixture's, the cost that of components
+    from where they were: far apart and narrow, they are placed better than moments can.
+    """
+    own, by = mixture.map(), gaussian_of(x)
+    other = mixture.with_moments(*by)
+    A = torch.linalg.solve_triangular(own.L, by.L, upper=False)
+    gain = (A.square().sum() + own.whiten(by.m[None]).square().sum() - len(A)) / 2 - A.diagonal().log().sum()
+    roots = torch.linalg.cholesky(mixture.covariances)
+    shifts = torch.linalg.solve_triangular(roots, (other.means - mixture.means)[:, :, None], upper=False)
+    return other if mixture.weights @ shifts.square().sum((1, 2)) / 2 < gain else mixture
 
 
 def fitted_by_cells(cells: Cells, at_modes: Components, x: Tensor, generator: torch.Generator) -> Components:

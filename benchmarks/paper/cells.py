@@ -18,7 +18,7 @@ OURS = {
     "bnn": ("bnn_legacy", {"KSIVI": "plain"}),
     "student": (
         "student",
-        {"KSIVI, Gaussian": "plain, Gaussian", "KSIVI, Riesz l1": "plain, Riesz", "HKSIVI": None},
+        {"KSIVI, Gaussian": "plain, Gaussian", "KSIVI, Riesz l1": "plain, Riesz", "HKSIVI": "plain, HKSIVI"},
     ),
 }
 AT, NOISE, ABOVE = "at or below", "within noise", "above"

@@ -2,7 +2,7 @@
 
 python benchmarks/speed.py --out speed.json      ratios on the paper's tasks, one thread
 python benchmarks/speed.py --show benchmarks/speed.json --manual doc
-python benchmarks/speed.py --device cuda         the recorded CUDA graph against eager steps on a GPU
+python benchmarks/speed.py --device cuda --out speed.json      the same on a GPU, in rows of its own
 python benchmarks/speed.py --memory              peak memory above the bare process, each case in its own process
 
 Three steps are timed in turn, block by block, and the median of blocks is taken:
@@ -187,6 +187,11 @@ def modelled_floor(name, d, n, own):
     return 1e3 * (products / multiply_adds + n * n / exponentials + 2 * n * (sizes[0] + d) / normals)
 
 
+def named(device):
+    """Return the device in words, a GPU by its name."""
+    return torch.cuda.get_device_name() if device == "cuda" else "CPU"
+
+
 def seconds_a_step(run, k, device):
     """Return the seconds of one of k steps, less what a run costs before and after its steps."""
 
@@ -212,6 +217,8 @@ def compare(name, args):
         "ours, U": ours(target, n, own, device, "u-statistic"),
     }
     k = {"stand-in": 10, "plain": 100, "ours": 400, "ours, U": 400}
+    if device == "cuda":
+        k = {key: 10 * steps for key, steps in k.items()}  # what records the graph is a part of them
     if args.quick:
         k = {key: max(5, steps // 5) for key, steps in k.items()}
     blocks = 1 if args.quick else args.blocks
@@ -234,8 +241,11 @@ def compare(name, args):
 def table(rows):
     """Return the table of the manual: milliseconds, and how many of our steps the stand-in's takes."""
     keys = ("stand-in", "plain", "ours", "ours, U", "floor")
-    heads = ["Task", "N", "Stand-in", "Plain", "Ours", "Ours, U-stat.", "Floor", "Ratio", "Ratio, U-stat."]
-    return rst(heads, [[row["case"], row["N"], *(digits(row[key]) for key in keys), *ratios(row)] for row in rows])
+    heads = ["Task", "Device", "N", "Stand-in", "Plain", "Ours", "Ours, U-stat.", "Floor", "Ratio", "Ratio, U-stat."]
+    return rst(
+        heads,
+        [[row["case"], row["method"], row["N"], *(digits(row[key]) for key in keys), *ratios(row)] for row in rows],
+    )
 
 
 def digits(value):
@@ -292,8 +302,8 @@ def main():
     elif args.memory:
         memory()
     else:
-        jobs = [(name, "step", 0) for name in args.cases]
-        rows = results(args, jobs, lambda name, *_: compare(name, args), device=args.device)["rows"]
+        jobs = [(name, named(args.device), 0) for name in args.cases]
+        rows = results(args, jobs, lambda name, *_: compare(name, args))["rows"]
         show_tables(args, {"speed": table(rows)})
 
 

@@ -56,6 +56,7 @@ METHODS = {
     ),
     "KSIVI, Riesz l1, no metric": Method(partial(KSIVIApproximator, **KSIVI | {"kernel": Riesz(norm="l1")})),
     "HKSIVI": Method(partial(HKSIVIApproximator, **HKSIVI)),
+    "HKSIVI, l1": Method(partial(HKSIVIApproximator, **HKSIVI | {"kernel": Riesz(norm="l1")})),
     "HKSIVI, metric": Method(partial(HKSIVIApproximator, **HKSIVI | {"kernel": InMetric(Riesz())})),
     "HKSIVI, wide start": Method(partial(HKSIVIApproximator, **HKSIVI | WIDE)),
     "plain, Gaussian": Method(partial(PlainKSIVI, **PLAIN, kernel=gaussian, metric=inverse_covariance)),
@@ -88,6 +89,7 @@ PAPER |= {
     "KSIVI, Gaussian, whitened": PAPER["KSIVI, Gaussian"],
     "KSIVI, Riesz, whitened": PAPER["KSIVI, Riesz l1"],
     "HKSIVI, metric": PAPER["HKSIVI"],
+    "HKSIVI, l1": PAPER["HKSIVI"],
     "HKSIVI, wide start": PAPER["HKSIVI"],
     "HKSIVI, whitened": PAPER["HKSIVI"],
 }

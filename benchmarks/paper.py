@@ -154,7 +154,7 @@ def networks(document):
     """Return the regressor by default, with a learned precision, and the paper's methods as printed there."""
     table, rows = TABLES["bnn"], document["rows"]
     if document["settings"]["units"] == "legacy":
-        methods, lines = ("SIVI", "SGLD", "SGLD, cut", "KSIVI"), []
+        methods, lines = ("SIVI", "SIVI-SM", "SGLD", "SGLD, cut", "KSIVI"), []
         for case, name, k, metric in data_and_measures(table, rows):
             cells = (beside_paper(values_of(rows, case, m, k), table.of_paper(case, metric, m)) for m in methods)
             lines.append((f"{name}, {metric}", *cells))

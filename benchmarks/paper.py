@@ -7,13 +7,13 @@ python benchmarks/paper.py student      squared Wasserstein distance in boxes, p
 python benchmarks/paper.py bnn          RMSE and NLL of Bayesian neural networks on held-out rows
 python benchmarks/paper.py cells        which values of KSIVI and HKSIVI are reached, in results that are kept
 
-Each job (case, method, seed) is written to a json file when it is done (build/paper/TABLE.json, or --out); the same
-command goes on where it was stopped, and more --seeds, --cases or --methods add to the file. --show prints what is
-there. --scale 0.1 ends the methods in the paper's settings after a tenth of their iterations; --quick runs a few to
-see that all works. Results of other options are refused, and versions kept with each result. Beside each mean and
-standard deviation over seeds stand the paper's value and the floor, the value of as many exact draws. The modules in
-benchmarks/paper say what the paper leaves open, and what differs here. With --show and --manual doc a file of results
-becomes the tables of the manual.
+Each job (case, method, seed) is written to a json file when it is done (build/paper/TABLE_OPTIONS.json, or --out);
+the same command goes on where it was stopped, and more --seeds, --cases or --methods add to the file. --show prints
+what is there. --scale 0.1 ends the methods in the paper's settings after a tenth of their iterations; --quick runs
+a few to see that all works. Results of other options are refused, and versions kept with each result. Beside each
+mean and standard deviation over seeds stand the paper's value and the floor, the value of as many exact draws. The
+modules in benchmarks/paper say what the paper leaves open, and what differs here. With --show and --manual doc a
+file of results becomes the tables of the manual.
 """
 
 from __future__ import annotations
@@ -48,6 +48,13 @@ def settings_of(args, table):
     if "data_home" in options:
         options["data_home"] = options["data_home"] is not None  # which data, not where they lie
     return options
+
+
+def file_of(args, table, defaults):
+    """Return the file of results with these options, by the table and what is not the default."""
+    given = settings_of(args, table).items()
+    words = [name if value is True else str(value) for name, value in given if value and value != defaults(name)]
+    return RESULTS / f"{'_'.join(words)}.json"
 
 
 def is_wanted(job, args):
@@ -219,7 +226,6 @@ def of_manual(document):
         names = {method: method.replace(" ", ", ") for method in table.paper if method in methods}
         heads = table.cases
     suffix = f"_{settings['drift']}" if name == "diffusion" else ""
-    suffix += "" if settings["scale"] == 1 else "_short"
     return {f"paper_{name}{suffix}": rst(("Method", *heads), by_method(table, rows, names))}
 
 
@@ -244,7 +250,7 @@ def main():
             parser.error(f"unknown {name} {sorted(unknown)}, known are {list(known)}")
     torch.set_num_threads(1)
     args.seeds = args.seeds or (1 if args.quick else 5 if args.table == "time" else 3)
-    args.out = args.out or RESULTS / f"{args.table}{'_quick' if args.quick else ''}.json"
+    args.out = args.out or file_of(args, table, parser.get_default)
     args.cache = args.cache or args.out.parent / "reference"
     if args.show:
         document = read(args.out if args.show is True else args.show)

@@ -401,7 +401,6 @@ PAPER = {
     "bounded": ["diffusion_bounded"],
     "diffusion": ["diffusion_paper"],
     "student": ["student"],
-    "student_tenth": ["student_short"],
     "time": ["time"],
     "waveform": ["waveform"],
 }

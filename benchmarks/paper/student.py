@@ -1,16 +1,16 @@
 """Squared Wasserstein distance in the boxes [-a, a]^2 on the product of two Student t.
 
 Means over ten sets of 1,000 draws, against 10,000 fresh exact ones each. MIED and KSD descent have 1,000 particles
-from N(0, I), three times as wide as the target, and are otherwise this package's; the row "narrow start" is from N(0,
-0.09 I). The paper does not give the starts. The public code of the method has the l1 form of Riesz's kernel, and
-weighs <f, f'> by the inverse covariance of each batch of draws. So do the rows of KSIVI, but for "no metric",
+from N(0, I), three times as wide as the target, and are otherwise this package's; the row "narrow start" is from
+N(0, 0.09 I). The paper does not give the starts. The public code of the method has the l1 form of Riesz's kernel,
+and weighs <f, f'> by the inverse covariance of each batch of draws. So do the rows of KSIVI, but for "no metric",
 "HKSIVI, metric", and "plain", its loop in plain autograd; "invariant" weighs by the covariance, the form that no
 linear map of x changes. Draws that start with sigma = 1, three times as wide as the target, may run away in the
 paper's settings: a box in which none is left has no value. So the rows "HKSIVI" start with e^-3/2 and a kernel of
-fixed width; "wide start" is the paper's sigma = 1 with a median width. Both have the l2 form, "plain, HKSIVI" the
-public code's. SIVI is not tempered, because the tempered target has infinite mass in the first 12% of the iterations;
-"SIVI, tempered" is. The rows "whitened" stand by the side, with the fixed covariance of the Laplace approximation, no
-tempering, the l2 form, and for KSIVI a start of e^-3/2.
+fixed width; "wide start" is the paper's sigma = 1 with a median width. Both have the l2 form, "l1" and "plain,
+HKSIVI" the public code's. SIVI is not tempered, because the tempered target has infinite mass in the first 12% of
+the iterations; "SIVI, tempered" is. The rows "whitened" stand by the side, with the fixed covariance of the Laplace
+approximation, no tempering, the l2 form, and for KSIVI a start of e^-3/2.
 """
 
 from __future__ import annotations

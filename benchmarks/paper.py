@@ -51,8 +51,8 @@ def settings_of(args, table):
 
 
 def file_of(args, table, defaults):
-    """Return the file of results with these options, by the table and what is not the default."""
-    given = settings_of(args, table).items()
+    """Return the file of results with these options, by the table and what is not the default, but for the data."""
+    given = {**settings_of(args, table), "data_home": None}.items()
     words = [name if value is True else str(value) for name, value in given if value and value != defaults(name)]
     return RESULTS / f"{'_'.join(words)}.json"
 
@@ -262,6 +262,8 @@ def main():
         run_missing(document, args.out, [job for job in table.jobs(args) if is_wanted(job, args)], run)
     show(table, document)
     if args.manual:
+        if document["settings"]["quick"] or document["settings"]["scale"] != 1:
+            raise SystemExit("The manual has tables of whole runs only; leave --manual away.")
         show_tables(args, of_manual(document))
 
 

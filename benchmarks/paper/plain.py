@@ -35,12 +35,7 @@ def riesz(x, y):
 
 def inverse_covariance(x):
     """Return the metric on <f, f'> of the public code, C^-1 of the draws (n, d)."""
-    return covariance(x).inverse()
-
-
-def covariance(x):
-    """Return the metric C, which is invariant under linear maps: scores transform like gradients."""
-    return torch.cov(x.detach().mT) + 1e-8 * torch.eye(x.shape[1])
+    return (torch.cov(x.detach().mT) + 1e-8 * torch.eye(x.shape[1])).inverse()
 
 
 def perceptron(layers, z):

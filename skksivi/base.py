@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from sklearn.base import BaseEstimator, DensityMixin, clone
+from sklearn.base import BaseEstimator, DensityMixin
 from sklearn.utils import check_array
 from sklearn.utils._param_validation import HasMethods
 from sklearn.utils.validation import check_is_fitted
@@ -33,7 +33,7 @@ from skksivi._version import DOCUMENTATION
 from skksivi.families._derived import knows_density, trial_draws, unweighted
 from skksivi.families._samplers import CHUNK, HasDensity, Sampler
 from skksivi.kernels import Kernel, resolve_kernel
-from skksivi.parameters import Constrained, Constraints, Interval, ParameterObject, StrOptions, expanded
+from skksivi.parameters import Constraints, Interval, Nested, ParameterObject, StrOptions, expanded
 from skksivi.score._improper import check_proper
 from skksivi.score._score import CarriesScore, Score, is_target
 from skksivi.score._tally import Stage, Tally
@@ -65,7 +65,7 @@ N_SCORE_DRAWS = 2000
 MAX_VAGUE = 0.5
 
 
-class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEstimator, ABC):
+class BaseApproximator(CallbackSupportMixin, DensityMixin, Nested, ABC):
     """Base of the approximators; a leaf gives `_fit`, which returns a `Fit` and assigns nothing."""
 
     _parameter_constraints: ClassVar[Constraints] = {
@@ -184,39 +184,7 @@ class BaseApproximator(Constrained, CallbackSupportMixin, DensityMixin, BaseEsti
             report = partial(callbacks.report, "whitening")
             run.tally.listener = StageReport(log=self.verbose > 1, n_pilot=callbacks.n_pilot, report=report)
 
-    def set_params(self, **params: object) -> Self:
-        """Set parameters, also of an object that is given by its shorthand.
-
-        Parameters
-        ----------
-        **params : dict
-            As for scikit-learn's estimators, such as ``whiten__budget=100_000``, also where `whiten` is "auto".
-
-        Returns
-        -------
-        self : object
-
-        Raises
-        ------
-        ValueError
-            There is no such parameter, or it is a part of a parameter that is neither an object nor a shorthand for
-            one. In that case nothing is changed.
-        """
-        known, whole = self.get_params(deep=False), {k: v for k, v in params.items() if "__" not in k}
-        for name in {name.partition("__")[0] for name in params.keys() - whole.keys()} & known.keys():
-            value = whole.get(name, known[name])
-            found = value if hasattr(value, "set_params") else self._expanded(name, value)
-            if found is None:
-                raise ValueError(
-                    f"`{name}` is {value!r}, which has no parameters of its own; set it to an object first."
-                )
-            parts = {k.partition("__")[2]: v for k, v in params.items() if k.startswith(f"{name}__")}
-            whole[name] = clone(found).set_params(**parts)
-        unknown = {k: v for k, v in params.items() if k.partition("__")[0] not in known}
-        return super().set_params(**whole | unknown)
-
     def _expanded(self, name: str, value: object) -> BaseEstimator | None:
-        """Return the object that a value of a parameter abbreviates, None if it abbreviates none."""
         return resolve_kernel(value) if name == "kernel" and isinstance(value, str) else expanded(name, value)
 
     def sample(self, n_samples: int = 1, random_state: RandomState = None) -> np.ndarray:

@@ -6,14 +6,15 @@ Each is cloned, shown and searched as an estimator is: ``KSIVIApproximator().set
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from numbers import Integral, Real
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Self, TypeVar
 
 from numpy.typing import ArrayLike
-from sklearn.base import BaseEstimator
+from sklearn.base import BaseEstimator, clone
 from sklearn.utils._param_validation import Interval as _Interval
 from sklearn.utils._param_validation import StrOptions
 
@@ -51,6 +52,48 @@ class Constrained:
         for part in reversed(cls.__mro__):
             merged |= vars(part).get("_parameter_constraints", {})
         cls._parameter_constraints = merged
+
+
+class Nested(Constrained, BaseEstimator):
+    """Base of estimators with parameters that are objects or shorthands for them."""
+
+    def set_params(self, **params: object) -> Self:
+        """Set parameters, also of an object that is given by its shorthand.
+
+        Parameters
+        ----------
+        **params : dict
+            As for scikit-learn's estimators, such as ``whiten__budget=100_000``, also where `whiten` is "auto".
+
+        Returns
+        -------
+        self : object
+
+        Raises
+        ------
+        ValueError
+            There is no such parameter, or it is a part of a parameter that is neither an object nor a shorthand for
+            one. In that case nothing is changed.
+        """
+        known, whole = self.get_params(deep=False), {k: v for k, v in params.items() if "__" not in k}
+        changed = copy.copy(self)  # what a shorthand means may depend on other parameters
+        changed.__dict__.update({k: v for k, v in whole.items() if k in known})
+        for name in {name.partition("__")[0] for name in params.keys() - whole.keys()} & known.keys():
+            value = whole.get(name, known[name])
+            found = value if hasattr(value, "set_params") else changed._expanded(name, value)  # noqa: SLF001
+            if found is None:
+                raise ValueError(
+                    f"`{name}` is {value!r}, which has no parameters of its own; set `{name}` of "
+                    f"{type(self).__name__} to an object first."
+                )
+            parts = {k.partition("__")[2]: v for k, v in params.items() if k.startswith(f"{name}__")}
+            whole[name] = clone(found).set_params(**parts)
+        unknown = {k: v for k, v in params.items() if k.partition("__")[0] not in known}
+        return super().set_params(**whole | unknown)
+
+    def _expanded(self, name: str, value: object) -> BaseEstimator | None:
+        """Return the object that a value of a parameter abbreviates, None if it abbreviates none."""
+        return None
 
 
 class ParameterObject(Constrained, BaseEstimator):

@@ -32,11 +32,13 @@ from misbehaving import Misbehaving, raising
 from plain_targets import UnmovableModule
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
+from sklearn.model_selection import GridSearchCV
 
 import skksivi
 from skksivi import HKSIVIApproximator, KSIVIApproximator
 from skksivi.base import LEAST_WIDTH, BaseApproximator
 from skksivi.baselines import HSIVISM, SIVI, Laplace
+from skksivi.model_selection import Replicates
 from skksivi.targets import Banana, from_score_fn
 
 
@@ -170,6 +172,18 @@ def test_clone_and_params_round_trip(unfitted):
     assert clone(unfitted).get_params() == unfitted.get_params()
     assert type(unfitted).__name__ in repr(unfitted)
     assert unfitted.set_params(random_state=7).random_state == 7
+
+
+def test_a_notebook_shows_it_and_completes_its_names(unfitted):
+    """For both scikit-learn evaluates every property, whether or not the parameters are valid."""
+    default, nonsense = type(unfitted)(), type(unfitted)()
+    for name in nonsense.get_params(deep=False):
+        setattr(nonsense, name, object())
+    assert "sample" in dir(nonsense)
+    search = GridSearchCV(unfitted, {"random_state": [0]}, cv=Replicates(2)).fit(GaussianTarget())
+    for q in (default, unfitted, search.best_estimator_, search):
+        assert {"fit", "score"} <= set(dir(q))
+        assert type(default).__name__ in q._repr_html_()
 
 
 def test_pickle_and_joblib_keep_the_distribution(unfitted, tmp_path):

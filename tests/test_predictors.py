@@ -238,6 +238,29 @@ def test_parameters_of_the_approximator_are_searched_in_a_pipeline():
     assert best.approximator_.bandwidth == search.best_params_["ksiviregressor__approximator__bandwidth"]
 
 
+@ORDINARY
+@pytest.mark.parametrize("m", [KSIVIClassifier(), KSIVIRegressor(), KSIVIRegressor(model="network")])
+def test_parameters_of_the_default_approximator_are_set_as_those_of_a_given_one(m):
+    default = m._default_approximator()
+    one = clone(m).set_params(approximator__bandwidth=2.0, approximator__whiten="auto", approximator__whiten__budget=7)
+    expected = clone(default).set_params(bandwidth=2.0, whiten="auto", whiten__budget=7)
+    assert repr(clone(one).approximator) == repr(expected)
+    assert clone(one).get_params()["approximator__whiten__budget"] == 7
+    assert m.approximator is None
+    with pytest.raises(ValueError, match="Invalid parameter 'width'"):
+        one.set_params(approximator=None, n_draws=3, approximator__width=1)
+    assert one.n_draws == m.n_draws
+
+
+@ORDINARY
+def test_a_model_and_parameters_of_its_default_approximator_are_searched_together():
+    grid = {"model": ["linear", "process"], "approximator__max_iter": [2], "approximator__train": [True]}
+    search = GridSearchCV(KSIVIRegressor(random_state=0), grid, cv=2, error_score="raise").fit(X[:60], Y[:60])
+    assert search.best_estimator_.approximator_.n_iter_ == 2
+    q = KSIVIRegressor().set_params(model="linear", approximator__max_iter=2).approximator
+    assert q.get_params() == KSIVIApproximator(max_iter=2).get_params()
+
+
 def test_sample_weights_are_routed_through_a_pipeline():
     w, Z = np.random.RandomState(0).randint(3, size=len(Y)), StandardScaler().fit_transform(X)
     with config_context(enable_metadata_routing=True):

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from sklearn.base import BaseEstimator, clone
+from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
@@ -52,7 +52,7 @@ from skksivi.estimators._start import Past
 from skksivi.estimators._trained import FAILED_DIVERGENCE
 from skksivi.families._samplers import CHUNK, Layer
 from skksivi.families._weights import cheap_certificate
-from skksivi.parameters import Constrained, Pilot, check_widths
+from skksivi.parameters import Nested, Pilot, check_widths
 from skksivi.score._tally import Stage, Tally
 from skksivi.score._target import resolve_score
 from skksivi.targets._base import Target, from_score_fn
@@ -79,7 +79,7 @@ FAR = 1.5
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class AmortizedKSIVI(Constrained, CallbackSupportMixin, BaseEstimator):
+class AmortizedKSIVI(CallbackSupportMixin, Nested):
     r"""Kernel semi-implicit variational inference for many data sets at once.
 
     A sampler q(x | y) is trained on the scores of p(x | y) for many contexts y, such as simulated data sets. For a

@@ -174,8 +174,8 @@ class HSIVISM(TrainedBaseline):
             bridge_levels(self._levels(), self.n_layers),
             mixing=NormalDraws(score_fn.n_features),
             hidden_layer_sizes=self.hidden_layer_sizes,
-            initial_scale=langevin_scale(self.initial_scale, self._floor, score_fn, whitening, pilot),
-            min_scale=self._floor,
+            initial_scale=langevin_scale(self.initial_scale, self._floor(), score_fn, whitening, pilot),
+            min_scale=self._floor(),
             generator=generator,
         )
 

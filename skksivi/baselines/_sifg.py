@@ -125,7 +125,7 @@ class SIFG(TrainedBaseline):
         whitening, _ = find_whitening(self.whiten, score_fn, generator, init=self.init)
         d, seed = score_fn.n_features, generator.initial_seed()
         like = torch.empty(self.n_particles, d, dtype=score_fn.dtype, device=score_fn.device)
-        noisy = NoisyPoints(like.normal_(generator=generator), float(self.initial_scale), self._floor)
+        noisy = NoisyPoints(like.normal_(generator=generator), float(self.initial_scale), self._floor())
         objective = self._objective(score_for_training(score_fn, whitening, generator), noisy, generator)
         return self._trained(objective, noisy, lambda p: Layer(p.family(), whitening, seed), run)
 

@@ -306,7 +306,7 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
         at_target = pilot is not None and self._takes_points()
         own = self.initial_scale
         initial_scale = own if not isinstance(own, str) else 0.5 if at_target else 1.0
-        sigma = langevin_scale(initial_scale, self._floor, score_y, whitening, pilot)
+        sigma = langevin_scale(initial_scale, self._floor(), score_y, whitening, pilot)
         mixing = build_mixing(self.mixing, d).to(score_y.device)
         bridge = checked_object(Bridge, self.bridge).levels
         if isinstance(bridge, str) and bridge == "auto":
@@ -325,9 +325,9 @@ class HKSIVIApproximator(SteinTrained[Hierarchy]):
         family = langevin_hierarchy(
             levels,
             mixing=mixing,
-            hidden_layer_sizes=self._network.hidden_layer_sizes,
+            hidden_layer_sizes=self._network().hidden_layer_sizes,
             initial_scale=sigma,
-            min_scale=self._floor,
+            min_scale=self._floor(),
             generator=generator,
             shared_network=self.shared_network,
         )

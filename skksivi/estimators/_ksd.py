@@ -197,7 +197,7 @@ class SteinTrained(Trained, Generic[F]):
         objective = self._objective(score_u, family, start, run.generator)
         saved.resume(score_u, watches)
         hooks = saved.hooks(start, watches)
-        if self.early_stopping == "auto" and self._is_plain and by_path and target.minibatch is None:
+        if self.early_stopping == "auto" and self._is_plain() and by_path and target.minibatch is None:
             hooks = [WhenGood(sampler_of, target, start.seed), *hooks]
         with run.tally.reserving(N_RESERVED):
             done = self._minimise(objective, family, sampler_of, run, before=watches, after=hooks, resume=saved.state)
@@ -318,9 +318,8 @@ class SteinTrained(Trained, Generic[F]):
         is_rate = self.gradient_estimator == "path"
         return "loss, rate at which KL(q || p) falls" if is_rate else r"loss, KSD$^2$ under the training kernel"
 
-    @property
     def _is_plain(self) -> bool:
-        """Whether the objective is the distance from the target alone."""
+        """Tell whether the objective is the distance from the target alone."""
         return True
 
     def _kernel_in_u(self, d: int) -> Kernel:

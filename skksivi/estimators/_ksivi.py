@@ -311,7 +311,7 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         if pilot is not None and self._takes_points():
             return self._family_at(pilot, whitening, score_y, generator)
         mixing = build_mixing(self.mixing, self.latent_dim or min(d, MAX_LATENT_DIM)).to(score_y.device)
-        skips = self._network.linear_skip
+        skips = self._network().linear_skip
         if skips and self.whiten is not None:  # directions that z does not reach also start at N(0, 1)
             sigma[mixing.latent_dim :] = 1.0
         skip = covariance_kept(sigma, mixing.latent_dim) if skips else None
@@ -325,7 +325,7 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
         With mass between the points it starts as a Gaussian mixture: z has the part of the covariances that sigma has
         not.
         """
-        points, least = pilot.whitened(whitening.map, score_y.dtype), 2 * self._floor
+        points, least = pilot.whitened(whitening.map, score_y.dtype), 2 * self._floor()
         if pilot.dense:
             mixture = pilot.mixture_in(whitening.map, generator)
             sigma = (float(self.initial_scale) * mixture.common_variances().sqrt()).clamp_min(least).to(points.x)
@@ -341,19 +341,18 @@ class KSIVIApproximator(SteinTrained[SemiImplicit]):
 
     def _layers(self, generator: torch.Generator) -> Callable[..., SemiImplicit]:
         """Return `gaussian_layer` with the widths and the form that the parameters specify."""
-        scale, widths = checked_object(Scale, self.scale), self._network.hidden_layer_sizes
+        scale, widths = checked_object(Scale, self.scale), self._network().hidden_layer_sizes
         return partial(gaussian_layer, scale=scale, hidden_layer_sizes=widths, generator=generator)
 
     def _warps(self, score_fn: Score) -> bool:
         """Tell whether a new fit may be in warped coordinates: from points of chains, if no parameter forbids it."""
-        return self._takes_points() and self._is_plain and score_fn.minibatch is None
+        return self._takes_points() and self._is_plain() and score_fn.minibatch is None
 
-    @property
     def _is_plain(self) -> bool:
         return self.annealing is None and not self.terms
 
     def _takes_points(self) -> bool:
-        return super()._takes_points() and self.latent_dim is None and self._network.linear_skip
+        return super()._takes_points() and self.latent_dim is None and self._network().linear_skip
 
 
 def _weight_of(term: Term, like: Tensor) -> Scheduled:

@@ -125,13 +125,12 @@ class Trained(Whitened):
     def _steps(self) -> Adam:
         return self._adam if isinstance(self.optimizer, str) else self.optimizer
 
-    @property
+    # no property: `dir` and notebooks evaluate properties, before parameters are checked
     def _network(self) -> Network:
         return checked_object(Network, self.hidden_layer_sizes)
 
-    @property
     def _floor(self) -> float:
-        """The floor of sigma."""
+        """Return the floor of sigma."""
         return checked_object(Scale, self.scale).floor
 
     def _n_reports(self) -> int:
@@ -147,7 +146,7 @@ class Trained(Whitened):
 
     def _check_parameters(self, n_features: int) -> None:
         super()._check_parameters(n_features)
-        _ = self._network
+        self._network()
         scale, start = checked_object(Scale, self.scale), self.initial_scale
         if isinstance(start, Real) and float(start) <= scale.floor:
             raise ValueError(f"`initial_scale` must exceed the floor of `scale`, got {start!r} and {scale.floor!r}.")

@@ -32,7 +32,7 @@ from skksivi._utils.numbers import check_integer
 from skksivi._version import DOCUMENTATION
 from skksivi.base import BaseApproximator, Constraints, Integral, Interval, Real, StrOptions
 from skksivi.estimators._ksivi import KSIVIApproximator
-from skksivi.parameters import Constrained, Pilot, Scale, chains_of
+from skksivi.parameters import Nested, Pilot, Scale, chains_of
 from skksivi.predictors._process import Process, fit_process, merged
 from skksivi.targets._base import Target, check_hyperprior
 from skksivi.targets._linear import BayesianLinearRegression, BayesianMultinomialRegression
@@ -60,7 +60,7 @@ N_HALVINGS = 50
 N_ROWS = 1000
 
 
-class _Predictor(Constrained, BaseEstimator):
+class _Predictor(Nested):
     """A model whose posterior is fitted by an approximator, and draws from it."""
 
     _doc_link_module = "skksivi"
@@ -79,9 +79,17 @@ class _Predictor(Constrained, BaseEstimator):
         "verbose": [Interval(Integral, 0, None, closed="left")],
     }
 
-    def _new_approximator(self, default: BaseApproximator) -> BaseApproximator:
-        """Return a copy of the approximator, or of the default if there is none, with a seed."""
-        q = clone(default if self.approximator is None else self.approximator)
+    def _default_approximator(self, n_rows: int = 1) -> BaseApproximator:
+        """Return what `approximator=None` means for data of so many rows."""
+        return KSIVIApproximator()
+
+    def _expanded(self, name: str, value: object) -> BaseEstimator | None:
+        is_default = name == "approximator" and value is None
+        return self._default_approximator() if is_default else None
+
+    def _new_approximator(self, n_rows: int) -> BaseApproximator:
+        """Return a copy of the approximator, or the default if there is none, with a seed."""
+        q = self._default_approximator(n_rows) if self.approximator is None else clone(self.approximator)
         if q.random_state is None:
             q.set_params(random_state=make_seed(self.random_state))
         if self.verbose and not getattr(q, "verbose", self.verbose):
@@ -142,8 +150,9 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
         values of highest evidence, have the rate a.
     approximator : approximator, default=None
         Any approximator of this package. None means `KSIVIApproximator`, for a process with whiten="laplace", for a
-        network with whiten="diagonal" and 20 trained networks as `init`. Its parameters can be searched, as
-        ``approximator__bandwidth``. For a network, an approximator whose `init` is None starts at random weights,
+        network with whiten="diagonal" and 20 trained networks as `init`. Its parameters can be set and searched, as
+        ``approximator__bandwidth``, also where it is None; the chains of a network are then as long as for 2,000
+        rows, however many there are. For a network, an approximator whose `init` is None starts at random weights,
         unless it has particles or chains, which choose their own start.
     n_draws : int, default=200
         Number of posterior draws to keep.
@@ -242,12 +251,21 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
         self._n_units: int | None = None  # for a network
         {"process": self._fit_process, "network": self._fit_network, "linear": self._fit_linear}[self.model](X, y, w)
 
+    def _default_approximator(self, n_rows: int = 1) -> BaseApproximator:
+        if self.model == "process":  # the posterior of two precisions is nearly normal
+            return KSIVIApproximator(whiten="laplace", batch_size=64, max_iter=500, hidden_layer_sizes=(32,))
+        if self.model == "network":  # with fewer steps of the chains if each is expensive
+            budget = int(N_NETWORKS * N_STEPS * min(1, 2 * N_ROWS / n_rows))
+            whiten, scale = Pilot("diagonal", budget=budget), Scale(floor=1e-5)
+            return KSIVIApproximator(whiten=whiten, scale=scale, learning_rate=5e-4, batch_size=64, max_iter=500)
+        return super()._default_approximator(n_rows)
+
     def _fit_linear(self, X: np.ndarray, y: np.ndarray, w: np.ndarray) -> None:
         z = (y - self._y_mean) / self._y_scale
         self.target_: Any = BayesianLinearRegression(
             self._with_ones(X), z, hyperprior=self.hyperprior, sample_weight=w
         )
-        self._fit_draws(self._new_approximator(KSIVIApproximator()), self.target_)
+        self._fit_draws(self._new_approximator(len(X)), self.target_)
 
     def _fit_network(self, X: np.ndarray, y: np.ndarray, w: np.ndarray) -> None:
         self._n_units = int(self.n_hidden)
@@ -259,7 +277,7 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
             hyperprior=self.hyperprior,
             sample_weight=w,
         )
-        q = self._new_approximator(_approximator_of_networks(len(X)))
+        q = self._new_approximator(len(X))
         self._start_at_networks(q)
         self._fit_draws(q, self.target_ if len(X) <= N_ROWS else Minibatches(self.target_, N_ROWS))
 
@@ -268,7 +286,7 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
         self._process, self.target_ = fit_process(Z, z, w, self.hyperprior[0], rng)
         with logged(self.verbose):
             logging.getLogger("skksivi").info("chosen: %s", self._process)
-        self._fit_draws(self._new_approximator(_approximator_of_precisions()), self.target_)
+        self._fit_draws(self._new_approximator(len(X)), self.target_)
 
     def _start_at_networks(self, q: BaseApproximator) -> None:
         """Let an approximator start at random weights, or its pilot at trained networks, unless it has an `init`."""
@@ -460,22 +478,6 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
         return np.concatenate([log_normal_mixture(y[rows], *self._normals(X[rows])) for rows in self._parts(len(X))])
 
 
-def _approximator_of_networks(n_rows: int) -> KSIVIApproximator:
-    """Return the default approximator of a network, with fewer steps of its chains if each is expensive."""
-    return KSIVIApproximator(
-        whiten=Pilot("diagonal", budget=int(N_NETWORKS * N_STEPS * min(1, 2 * N_ROWS / n_rows))),
-        scale=Scale(floor=1e-5),
-        learning_rate=5e-4,
-        batch_size=64,
-        max_iter=500,
-    )
-
-
-def _approximator_of_precisions() -> KSIVIApproximator:
-    """Return the default approximator of two precisions, whose posterior is nearly normal."""
-    return KSIVIApproximator(whiten="laplace", batch_size=64, max_iter=500, hidden_layer_sizes=(32,))
-
-
 def quantiles_of_mixture(levels: np.ndarray, f: np.ndarray, variance: np.ndarray) -> np.ndarray:
     """Return quantiles (n, k) of mixtures of normals of means f (S, n) and variances (S, n or 1), by bisection."""
     mean, sd = as_tensor(f)[..., None], as_tensor(np.sqrt(variance))[..., None]
@@ -536,8 +538,8 @@ class KSIVIClassifier(ClassifierMixin, _Predictor):
         Weights of the classes, which multiply the weights of the observations; "balanced" gives all classes the same
         total weight.
     approximator : approximator, default=None
-        Any approximator of this package; None means `KSIVIApproximator` with its defaults. Its parameters can be
-        searched, as ``approximator__bandwidth``.
+        Any approximator of this package; None means `KSIVIApproximator` with its defaults. Its parameters can be set
+        and searched, as ``approximator__bandwidth``, also where it is None.
     n_draws : int, default=1000
         Number of posterior draws to keep.
     random_state : int, RandomState or None, default=None
@@ -613,7 +615,7 @@ class KSIVIClassifier(ClassifierMixin, _Predictor):
         w = w * compute_sample_weight(self._checked_class_weight(), y)
         model = BayesianLogisticRegression if len(self.classes_) == 2 else BayesianMultinomialRegression
         self.target_: Any = model(self._with_ones(X), y, self.prior_precision, sample_weight=w)
-        self._fit_draws(self._new_approximator(KSIVIApproximator()), self.target_)
+        self._fit_draws(self._new_approximator(len(X)), self.target_)
         return self
 
     def check_learned(self) -> None:

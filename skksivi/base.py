@@ -375,6 +375,51 @@ class BaseApproximator(CallbackSupportMixin, DensityMixin, Nested, ABC):
         """Warn of what is wrong with a fit that is already stored."""
 
 
+def check_fit(est: object, target: object = None, name: str = "est") -> None:
+    """Raise unless this is a fitted approximator, with what to pass instead; `target` is the argument after it."""
+    check_approximator(est, target, name, expected="a fitted approximator")
+    check_is_fitted(est)
+
+
+def check_approximator(
+    est: object, target: object = None, name: str = "est", expected: str = "an approximator"
+) -> None:
+    """Raise TypeError unless this is an approximator, with what to pass instead."""
+    if isinstance(est, BaseApproximator):
+        return
+    got, way = f"a {type(est).__name__}", _way_to_fit(est)
+    if isinstance(est, type):
+        got = f"the class {est.__name__}; pass an instance"
+    elif way is not None:
+        of_target = f" and model{way.removesuffix('approximator_')}target_" if way.endswith(".approximator_") else ""
+        got += f"; pass model{way}{of_target}"
+    elif _way_to_fit(target) is not None:
+        got += "; the arguments are swapped: the approximator comes first, then its target"
+    elif hasattr(est, "approximator"):
+        got += "; fit it, and pass model.approximator_ and model.target_"
+    elif hasattr(est, "score_samples") and hasattr(est, "at"):
+        got += "; pass model.at(context) and model.target(context), the posterior of one context"
+    raise TypeError(f"`{name}` must be {expected}, got {got}.")
+
+
+def _way_to_fit(model: object) -> str | None:
+    """Return the expression that leads from a predictor, search or pipeline to its approximator, if there is one."""
+    way = ""
+    for _ in range(6):  # attributes of a mock never end
+        if isinstance(model, BaseApproximator):
+            return way
+        if isinstance(model, type):
+            return None
+        name = next((name for name in ("best_estimator_", "approximator_", "pooled") if hasattr(model, name)), None)
+        if name is not None:
+            model, way = getattr(model, name), f"{way}.{name}"
+        elif isinstance(columns := getattr(model, "estimators_", None), list) and columns:
+            model, way = columns[0], f"{way}.estimators_[0]"
+        elif hasattr(model, "named_steps"):
+            model, way = model.steps[-1][1], f"{way}[-1]"
+    return None
+
+
 def without_density(est: BaseApproximator) -> str:
     """Return the error that a fit has no density, with the reason."""
     of_mixing = ", since `mixing` has none" if isinstance(est.sampler_, HasDensity) else ""

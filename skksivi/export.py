@@ -8,11 +8,11 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from sklearn.utils.validation import check_is_fitted
 
 from skksivi._utils.arrays import RandomState
 from skksivi._version import __version__
-from skksivi.base import BaseApproximator
+from skksivi.base import BaseApproximator, check_fit
+from skksivi.score._score import is_target
 from skksivi.targets._base import Target
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def to_arviz(
     ImportError
         arviz-base is not installed.
     TypeError
-        `est` is not an approximator, or `target` a number, which is `n_samples`.
+        `est` is not an approximator, or `target` not its target, such as a number, which is `n_samples`.
     NotFittedError
         `est` is not fitted.
     ValueError
@@ -97,11 +97,11 @@ def to_arviz(
         import arviz_base
     except ImportError as error:
         raise ImportError("`to_arviz` needs arviz-base; install it: pip install 'skksivi[arviz]'.") from error
-    if not isinstance(est, BaseApproximator):
-        raise TypeError(f"`est` must be a fitted approximator, got a {type(est).__name__}.")
+    check_fit(est, target)
     if isinstance(target, Integral):
         raise TypeError(f"`target` is a number, expected a target; write n_samples={target}.")
-    check_is_fitted(est)
+    if not (target is None or is_target(target) or callable(target)) or isinstance(target, type):
+        raise TypeError(f"`target` must be a Target, the one of `est`, got a {type(target).__name__}.")
     d = getattr(target, "n_features", est.n_features_in_)
     if d != est.n_features_in_:
         raise ValueError(f"`target` has {d} features, expected {est.n_features_in_} as in `fit`.")

@@ -27,7 +27,7 @@ from skksivi.families._weights import Certificate
 from skksivi.pilot._mode_weights import Cells
 from skksivi.predictors import KSIVIClassifier, KSIVIRegressor
 from skksivi.predictors._process import Process
-from skksivi.score._score import ScoreFunction
+from skksivi.score._score import ScoreFunction, is_target
 from skksivi.score._tally import Stage
 from skksivi.score._target import compared_score
 from skksivi.targets._base import Target
@@ -152,16 +152,29 @@ def save(estimator: Estimator, path: str | os.PathLike[str]) -> None:
     array([3., 3.])
     """
     if type(estimator) not in ESTIMATORS:
-        names = ", ".join(cls.__name__ for cls in ESTIMATORS)
-        raise TypeError(f"`estimator` must be one of {names}, got {type(estimator).__name__}.")
+        raise _refusal(estimator)
     content = codec.pack(estimator, KINDS)
     _estimator(content)  # it can be read
-    try:
-        codec.write(Path(os.path.realpath(path)), content)
-    except OSError as error:  # which names another file, written first
-        if error.filename is None:
-            raise
-        raise OSError(error.errno, error.strerror, os.fspath(path)) from error
+    codec.write(Path(os.path.realpath(path)), content)
+
+
+def _refusal(value: object) -> TypeError:
+    """Return the error that an object is none of those that can be saved, with what to save instead."""
+    got = f"a {type(value).__name__}"
+    if isinstance(value, type):
+        got = f"the class {value.__name__}; pass an instance"
+    elif is_target(value):
+        got += ", a target, which is made anew from its code and data: save what was fitted to it"
+    elif type(getattr(value, "best_estimator_", None)) in ESTIMATORS:
+        got += "; save its `best_estimator_`"
+    elif hasattr(value, "named_steps"):
+        got += "; save its steps one by one"
+    elif hasattr(value, "members"):
+        got += "; save its `pooled`, or its `members`"
+    return TypeError(
+        "`estimator` must be KSIVIApproximator, HKSIVIApproximator, AmortizedKSIVI, KSIVIRegressor, KSIVIClassifier or "
+        f"one of skksivi.baselines, fitted or not; got {got}."
+    )
 
 
 def load(

@@ -242,7 +242,9 @@ def test_parameters_of_the_approximator_are_searched_in_a_pipeline():
 @pytest.mark.parametrize("m", [KSIVIClassifier(), KSIVIRegressor(), KSIVIRegressor(model="network")])
 def test_parameters_of_the_default_approximator_are_set_as_those_of_a_given_one(m):
     default = m._default_approximator()
-    one = clone(m).set_params(approximator__bandwidth=2.0, approximator__whiten="auto", approximator__whiten__budget=7)
+    one = clone(m).set_params(
+        approximator__bandwidth=2.0, approximator__whiten="auto", approximator__whiten__budget=7
+    )
     expected = clone(default).set_params(bandwidth=2.0, whiten="auto", whiten__budget=7)
     assert repr(clone(one).approximator) == repr(expected)
     assert clone(one).get_params()["approximator__whiten__budget"] == 7

@@ -236,13 +236,21 @@ def _text(codes: Tensor, kind: str) -> np.ndarray:
 # Files
 
 
-def read(path: Path, take: Callable[[bytes], T], named: str, max_bytes: int = MAX_BYTES) -> T:
-    """Return what `take` makes from the content of a file.
+def read(
+    path: Path,
+    take: Callable[[bytes], T],
+    named: str,
+    max_bytes: int = MAX_BYTES,
+    *,
+    writer: str = "skksivi.save",
+    remedy: str = "",
+) -> T:
+    """Return what `take` makes from the content of a file; `remedy` is what to do about a damaged one.
 
     Raises
     ------
     ValueError
-        It is not a regular file, too long, or `take` fails.
+        It is not a regular file, too long, not one of this package, or `take` fails.
     OSError, MemoryError
         It cannot be read, although it may be intact.
     """
@@ -258,15 +266,35 @@ def read(path: Path, take: Callable[[bytes], T], named: str, max_bytes: int = MA
     except MemoryError:
         raise
     except Exception as error:  # the file may hold anything
+        if not _is_own(content):
+            raise ValueError(f"{named} was not written by {writer}{_other_reader(path, content)}.") from None
         reason = str(error) if isinstance(error, ValueError) else f"it holds something else, {error!r}"
         raise ValueError(
             f"{named} is damaged, or not a file of this version of skksivi: "
-            f"{textwrap.shorten(reason.rstrip('.'), 300)}. Remove it, or name another."
+            f"{textwrap.shorten(reason.rstrip('.'), 300)}.{remedy}"
         ) from error
 
 
+def _is_own(content: bytes) -> bool:
+    """Tell whether this was a file of this package, of any version, perhaps damaged since."""
+    header = content[: MAX_HEADER + 8]
+    return b'{"__metadata__"' in header[8:32] or b'{\\"is\\": ' in header or header.startswith(b"skksivi")
+
+
+def _other_reader(path: Path, content: bytes) -> str:
+    """Return what reads a pickle, which may run code; nothing of other files."""
+    is_pickle = content[:1] == b"\x80" or path.suffix in (".pkl", ".pickle", ".joblib")
+    return "; it seems to be a pickle, which joblib.load reads if you trust who wrote it" if is_pickle else ""
+
+
 def write(path: Path, content: bytes) -> None:
-    """Write a file under another name, flush and rename it, so that the old or the new one is whole."""
+    """Write a file under another name, flush and rename it, so that the old or the new one is whole.
+
+    Raises
+    ------
+    OSError
+        It names the file, not the one that is written first.
+    """
     aside = path.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
         with open(aside, "xb") as file:
@@ -276,7 +304,10 @@ def write(path: Path, content: bytes) -> None:
         if path.exists():
             shutil.copymode(path, aside)
         os.replace(aside, path)
-    except BaseException:
+    except OSError as error:
+        if error.errno is None:
+            raise OSError(f"{str(path)!r} cannot be written: {error}") from None
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    finally:  # also when a signal ends it
         with suppress(OSError):
             aside.unlink(missing_ok=True)
-        raise

@@ -47,7 +47,7 @@ class Record:
                 self._read(json.loads(self.path.read_text("utf-8")))
             except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
                 raise ValueError(
-                    f"`path` is {str(path)!r}, which is not a complete calibration file; name another, or remove it."
+                    f"`path` is {str(path)!r}, which is not a complete calibration file; name another."
                 ) from error
 
     def _read(self, document: Any) -> None:  # noqa: ANN401

@@ -13,12 +13,11 @@ import torch
 from joblib import Parallel, delayed
 from numpy.typing import ArrayLike
 from sklearn.base import clone
-from sklearn.utils.validation import check_is_fitted
 
 from skksivi._utils.arrays import RandomState, make_seed, without_graph
 from skksivi._utils.numbers import check_integer
 from skksivi._utils.warnings import warn_caller
-from skksivi.base import BaseApproximator
+from skksivi.base import BaseApproximator, check_fit
 from skksivi.calibration._record import Record
 from skksivi.calibration._replication import (
     CallError,
@@ -261,8 +260,9 @@ def _check_callables(**functions: object) -> None:
 
 def _picking(posterior: BaseApproximator | Parameters) -> Callable[[np.random.RandomState], object]:
     """Return a function that draws from a posterior."""
+    if hasattr(posterior, "fit"):
+        check_fit(posterior, name="posterior")
     if isinstance(posterior, BaseApproximator):
-        check_is_fitted(posterior)
         return partial(_drawn, posterior)
     arrays = posterior if isinstance(posterior, Mapping) else {"posterior": posterior}
     draws = {str(name): np.asarray(without_graph(values)) for name, values in arrays.items()}

@@ -10,11 +10,10 @@ from __future__ import annotations
 import math
 
 import torch
-from sklearn.utils.validation import check_is_fitted
 
 from skksivi._utils.arrays import RandomState, as_array, make_seed, resolve_device
 from skksivi._utils.numbers import check_integer
-from skksivi.base import BaseApproximator
+from skksivi.base import BaseApproximator, check_fit
 from skksivi.diagnostics._checks import (
     check_divergence,
     check_ksd,
@@ -152,9 +151,7 @@ def diagnose(
     >>> diagnose(q, Multimodal(), n_samples=1000, random_state=0).ok
     True
     """
-    if not isinstance(est, BaseApproximator):
-        raise TypeError(f"`est` must be a fitted approximator, got a {type(est).__name__}.")
-    check_is_fitted(est)
+    check_fit(est, target)
     check_integer(n_samples, "n_samples", min_val=100)
     device, seed = resolve_device(est.device), make_seed(random_state)
     with ordinary_mode(device), torch.no_grad():

@@ -115,7 +115,13 @@ class SavedFit(NoCheckpoint):
             return found["fit"], found["start"], found["state"]
 
         try:
-            fit, start, self.state = read(self.path, content, self.named)
+            fit, start, self.state = read(
+                self.path,
+                content,
+                self.named,
+                writer="a fit; name another file",
+                remedy=" Remove it, or name another.",
+            )
         except (OSError, MemoryError) as error:
             error.add_note(f"This happened while {self.named} was read, which may be whole: keep it.")
             raise

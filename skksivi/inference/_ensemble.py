@@ -17,7 +17,7 @@ from skksivi._utils.arrays import RandomState, as_array, as_tensor, make_rng, ma
 from skksivi._utils.numbers import check_integer
 from skksivi._utils.psis import most_trusted
 from skksivi._utils.warnings import warn_caller
-from skksivi.base import BaseApproximator
+from skksivi.base import BaseApproximator, check_approximator
 from skksivi.families._derived import Pooled, knows_density
 from skksivi.families._weights import LEAST_DRAWS, MOST_LEFT_OUT, Estimate, ImportanceSample, importance_weights
 from skksivi.pilot._chains import rhat
@@ -173,7 +173,8 @@ def ensemble(
     >>> found.r_hat.round(2)
     array([1., 1.])
     """
-    _check(est, pooling)
+    check_approximator(est, target)
+    _check_pooling(pooling)
     check_integer(n_fits, "n_fits", min_val=1)
     check_integer(n_samples, "n_samples", min_val=LEAST_DRAWS)
     unwrapped(target, n_features)
@@ -204,10 +205,7 @@ def ensemble(
     return Ensemble(members, as_array(weights), elbo, log_z, r_hat, failures, pooled)
 
 
-def _check(est: object, pooling: str) -> None:
-    """Raise TypeError or ValueError unless these are an approximator and a way to pool."""
-    if not isinstance(est, BaseApproximator):
-        raise TypeError(f"`est` must be an approximator, an instance, got {est!r}.")
+def _check_pooling(pooling: str) -> None:
     if pooling not in ("evidence", "equal"):
         raise ValueError(f"`pooling` must be 'evidence' or 'equal', got {pooling!r}.")
 

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from skksivi._utils.arrays import (
@@ -24,7 +23,7 @@ from skksivi._utils.arrays import (
 from skksivi._utils.control_variates import N_FOLDS, N_OF_EACH, cross_fitted, second_order
 from skksivi._utils.numbers import check_integer
 from skksivi._utils.psis import pareto_smoothed
-from skksivi.base import BaseApproximator
+from skksivi.base import BaseApproximator, check_fit
 from skksivi.coordinates._affine import Affine, AffineMap
 from skksivi.families._derived import Reweighted, unweighted
 from skksivi.families._samplers import Chains, Particles
@@ -204,10 +203,11 @@ def expectation(
         check_function(f, "f", "X")
     if not isinstance(weights, bool):
         raise TypeError(f"`weights` must be True or False, got {weights!r}.")
+    if isinstance(est, BaseApproximator | type) or hasattr(est, "fit") or is_target(est) or callable(est):
+        check_fit(est, target)
     device = resolve_device(est.device if isinstance(est, BaseApproximator | Tensor) else "cpu")
     with ordinary_mode(device), torch.no_grad():
         if isinstance(est, BaseApproximator):
-            check_is_fitted(est)
             draws = _of_fit(est, cast("Target", target), n_samples, random_state, weights=weights)
         elif weights:
             raise TypeError("`weights` needs an approximator, but `est` is an array of draws.")
@@ -262,11 +262,6 @@ def _thinned(chains: np.ndarray, n: int) -> np.ndarray:
 
 def _given(X: ArrayLike | Tensor, target: TargetOrScores, device: torch.device) -> WeightedDraws:
     """Return draws that were given, with their scores."""
-    if hasattr(X, "fit") or isinstance(X, type):
-        raise TypeError(
-            f"`est` must be a fitted approximator of this package, as `approximator_` of a predictor, or an array of "
-            f"draws; got {X!r}."
-        )
     x = as_tensor(as_numbers(X, "est"), device=device)
     if x.ndim not in (2, 3) or 0 in x.shape:
         raise ValueError(

@@ -7,12 +7,11 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-from sklearn.utils.validation import check_is_fitted
 
 from skksivi._utils.arrays import RandomState, make_seed, resolve_device
 from skksivi._utils.numbers import check_integer
 from skksivi._utils.warnings import warn_caller
-from skksivi.base import BaseApproximator, without_density
+from skksivi.base import BaseApproximator, check_fit, without_density
 from skksivi.families._derived import TAILS, Defended, Refined, knows_density
 from skksivi.families._samplers import Sampler
 from skksivi.families._weights import (
@@ -101,8 +100,8 @@ def importance_draws(
     est: BaseApproximator, target: Target | ScoreFunction, n_samples: int, random_state: RandomState
 ) -> tuple[Score, ImportanceSample]:
     """Return the score of a target, for float64 points, and draws of a fit, with weights by it."""
+    check_fit(est, target)
     check_integer(n_samples, "n_samples", min_val=LEAST_DRAWS)
-    check_is_fitted(est)
     device = resolve_device(est.device)
     with ordinary_mode(device), torch.no_grad():
         score = compared_score(target, est.n_features_in_, est.dtype, est.device)
@@ -173,7 +172,7 @@ def refine(est: A, target: Target | ScoreFunction, *, n_samples: int = 2000, ran
     >>> refine(q, score_fn, random_state=0).sample(10_000).std().round(1)
     np.float64(1.0)
     """
-    check_is_fitted(est)
+    check_fit(est, target)
     while isinstance(est.sampler_, Refined | Defended):
         est = _with_sampler(est, est.sampler_.sampler)
     score, sample = importance_draws(est, target, n_samples, random_state)

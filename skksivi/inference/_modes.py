@@ -7,11 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from skksivi._utils.arrays import RandomState, make_generator, resolve_device
-from skksivi.base import BaseApproximator
+from skksivi.base import BaseApproximator, check_fit
 from skksivi.coordinates._affine import Affine, standard_normal
 from skksivi.coordinates._lines import lobatto, lobatto_nodes
 from skksivi.families._derived import N_ASSIGNED, Reweighted, unweighted
@@ -110,7 +109,7 @@ def modes(
     >>> modes(q, Multimodal(), random_state=0).weights.round(1)
     array([0.5, 0.5])
     """
-    check_is_fitted(est)
+    check_fit(est, target)
     device = resolve_device(est.device)
     generator = make_generator(random_state, device)
     with ordinary_mode(device), torch.no_grad():

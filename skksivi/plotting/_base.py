@@ -12,14 +12,13 @@ from numpy.typing import ArrayLike
 from sklearn.utils import check_array
 
 from skksivi._utils.arrays import without_graph
+from skksivi.base import BaseApproximator, check_fit
 from skksivi.targets._base import HasLogProb
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.contour import QuadContourSet
     from matplotlib.gridspec import GridSpecBase
-
-    from skksivi.base import BaseApproximator
 
     Shared = bool | Literal["none", "all", "row", "col"]
 
@@ -79,6 +78,8 @@ class OfDraws:
         NotFittedError, TypeError, ValueError
             As `sample` and `from_draws` do.
         """
+        if not hasattr(estimator, "pooled"):  # an ensemble draws, too
+            check_fit(estimator, name="estimator")
         X = {type(estimator).__name__: estimator.sample(n_samples, random_state=random_state)}
         return cls.from_draws(X, *others, **options)
 

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.utils import check_scalar
-from sklearn.utils.validation import check_is_fitted
 
-from skksivi.base import BaseApproximator
+from skksivi.base import BaseApproximator, check_fit
 from skksivi.plotting._base import COLOURS, FAINT, N_DRAWS, own_axes
 
 if TYPE_CHECKING:
@@ -144,7 +143,7 @@ class ScoreCallsDisplay:
         for name, fits in estimators.items():
             curves[name] = []
             for q in fits if isinstance(fits, Sequence) else [fits]:
-                check_is_fitted(q)
+                check_fit(q, name="estimators")
                 error = metric(q.sample(n_samples, random_state=random_state))
                 curves[name].append((q.n_score_calls_ + q.n_products_, error))
         return cls.from_curves(curves, floor=floor, ylabel=ylabel, ax=ax)

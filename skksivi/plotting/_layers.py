@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.utils import check_array
-from sklearn.utils.validation import check_is_fitted
 
 from skksivi._utils.arrays import without_graph
+from skksivi.base import check_fit
 from skksivi.plotting._base import (
     COLOURS,
     MAX_POINTS,
@@ -155,7 +155,7 @@ class LayersDisplay:
         TypeError
             The estimator has no layers.
         """
-        check_is_fitted(estimator)
+        check_fit(estimator, name="estimator")
         if not hasattr(estimator, "n_layers"):
             raise TypeError(
                 f"`estimator` must have layers, as HKSIVIApproximator has; got {type(estimator).__name__}."

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
-from sklearn.utils.validation import check_is_fitted
 
-from skksivi.base import BaseApproximator, loss_label
+from skksivi.base import BaseApproximator, check_fit, loss_label
 from skksivi.plotting._base import COLOURS, FAINT, own_axes
 
 if TYPE_CHECKING:
@@ -96,7 +95,7 @@ class LossDisplay:
         TypeError
             The estimator has no loss curve.
         """
-        check_is_fitted(estimator)
+        check_fit(estimator, name="estimator")
         if not hasattr(estimator, "loss_curve_"):
             raise TypeError(f"`estimator` must have a `loss_curve_`, but {type(estimator).__name__} has none.")
         losses, values = estimator.loss_curve_, getattr(estimator, "ksd_curve_", [])

@@ -62,9 +62,11 @@ def unwrapped(score_fn: TargetOrScore, n_features: int | None) -> tuple[ScoreFun
             raise ValueError(f"`n_features` is {n_features}, but the target has {own}; leave it out.")
         return score_fn.score_fn, check_integer(own, "n_features", min_val=1)
     if not callable(score_fn):
+        is_data = hasattr(score_fn, "__array__") or (hasattr(score_fn, "__len__") and not isinstance(score_fn, str))
+        of_data = " To fit a model to data use KSIVIRegressor or KSIVIClassifier." if is_data else ""
         raise TypeError(
             f"`score_fn` must be a function (n, d) -> (n, d) giving the gradient of log p, or a Target; got a "
-            f"{type(score_fn).__name__}."
+            f"{type(score_fn).__name__}.{of_data}"
         )
     if n_features is None:
         raise ValueError(

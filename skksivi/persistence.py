@@ -172,8 +172,8 @@ def _refusal(value: object) -> TypeError:
     elif hasattr(value, "members"):
         got += "; save its `pooled`, or its `members`"
     return TypeError(
-        "`estimator` must be KSIVIApproximator, HKSIVIApproximator, AmortizedKSIVI, KSIVIRegressor, KSIVIClassifier or "
-        f"one of skksivi.baselines, fitted or not; got {got}."
+        "`estimator` must be KSIVIApproximator, HKSIVIApproximator, AmortizedKSIVI, KSIVIRegressor, KSIVIClassifier "
+        f"or one of skksivi.baselines, fitted or not; got {got}."
     )
 
 

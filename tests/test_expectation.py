@@ -272,7 +272,7 @@ WRONG_KINDS = [
     ((X, "scores"), {}, "`target` must hold real numbers"),
     ((X, -X), {"weights": True}, "`weights` needs an approximator"),
     ((X, -X), {"weights": 1}, "`weights` must be True or False, got 1"),
-    ((KSIVIRegressor(), -X), {}, "a fitted approximator of this package, as `approximator_` of a pre"),
+    ((KSIVIRegressor(), -X), {}, "got a KSIVIRegressor; fit it, and pass model.approximator_"),
     ((Laplace, -X), {}, "`est` must be a fitted approximator"),
 ]
 REFUSED = [

@@ -160,7 +160,8 @@ def _fetch_table(recipe: Recipe, options: Options) -> tuple[np.ndarray, str | No
         if not options.download_if_missing:
             raise OSError(
                 f"The {recipe.name} data are not in {str(home)!r} and `download_if_missing` is False. "
-                f"Put {_names(recipe)} there, from {' or '.join(recipe.urls)}."
+                f"Put {_names(recipe)} there, from {' or '.join(recipe.urls)}, or name the folder where it is as "
+                "`data_home`."
             )
         table = _download(recipe, home, options.n_retries, options.delay)
     return table, str(cache) if _written(cache, table) else None
@@ -182,7 +183,7 @@ def _usable(data_home: object) -> Iterator[None]:
         raise ValueError(
             f"`data_home` is {data_home!r}, which cannot be used: {_reason(error)}. Name a folder that can be read "
             "and written, or None for scikit-learn's."
-        ) from error
+        ) from None
 
 
 def _from_cache(recipe: Recipe, cache: Path) -> np.ndarray | None:
@@ -221,21 +222,24 @@ def _content(path: Path) -> bytes:
 
 
 def _download(recipe: Recipe, home: Path, n_retries: int, delay: float) -> np.ndarray:
-    """Return the table from the first address that gives it; what fails is named."""
-    failures = {}
+    """Return the table from the first address that gives it, with a warning of each that did not before."""
+    failures: list[tuple[str, str]] = []
     for attempt in range(1 + n_retries):
         if attempt:
             time.sleep(delay)
         for url in recipe.urls:
             try:
-                return recipe.read(_file_name(url), download(url, LIMITS))
+                table = recipe.read(_file_name(url), download(url, LIMITS))
             except (OSError, HTTPException, ValueError) as error:
-                failures[url] = _reason(error)
-                warn_caller(f"{url} did not give the {recipe.name} data: {failures[url]}.")
-    listed = "; ".join(f"{url}: {reason}" for url, reason in failures.items())
+                failures.append((url, _reason(error)))
+                continue
+            for failed, reason in failures:
+                warn_caller(f"{failed} did not give the {recipe.name} data: {reason}.")
+            return table
+    listed = "; ".join(f"{url}: {reason}" for url, reason in dict(failures).items())
     raise OSError(
-        f"The {recipe.name} data could not be downloaded: {listed}. "
-        f"Without a connection, put {_names(recipe)}, from one of these addresses, into {str(home)!r}."
+        f"The {recipe.name} data could not be downloaded: {listed}. Without a connection, put {_names(recipe)}, from "
+        f"one of these addresses, into {str(home)!r}, or name the folder where it is as `data_home`."
     )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from numbers import Integral, Real
 from typing import Any, ClassVar, Self
@@ -36,7 +38,7 @@ from skksivi.kernels import Kernel, resolve_kernel
 from skksivi.parameters import Constraints, Interval, Nested, ParameterObject, StrOptions, expanded
 from skksivi.score._improper import check_proper
 from skksivi.score._score import CarriesScore, Score, is_target
-from skksivi.score._tally import Stage, Tally
+from skksivi.score._tally import CHECKS, Stage, Tally
 from skksivi.score._target import TargetOrScore, on_device, resolve_score, unwrapped
 from skksivi.stein._discrepancy import FixedKernelKSD
 from skksivi.targets._base import from_score_fn
@@ -120,8 +122,8 @@ class BaseApproximator(CallbackSupportMixin, DensityMixin, Nested, ABC):
             The loss became NaN or infinite.
         KeyboardInterrupt
             Ctrl-C. If a start has been found, the best state until then is kept and can be sampled, as it is after a
-            loss that is not finite. An exception raised by the score leaves the estimator as it was, unless
-            `warm_start` is set.
+            loss that is not finite; the logger "skksivi" says where the fit stopped. An exception raised by the score
+            leaves the estimator as it was, unless `warm_start` is set.
 
         Warns
         -----
@@ -141,27 +143,28 @@ class BaseApproximator(CallbackSupportMixin, DensityMixin, Nested, ABC):
             near, dtype = est._points_near_target(), DTYPES[self.dtype]
             probed = resolve_score(score_fn, n_features, dtype=dtype, device=device, near=near, warns=False)
             run, tally = Run(seed, device, probed.tally), probed.tally
-            tally.limit = est._max_score_calls()
-            with explained(probed):
-                check_proper(probed.double)
-                target = large_data(probed, near) if est._expands else probed
-                self._report_to(callbacks, run)
-                tally.end("fit")
-                fit = run.result(partial(est._fit, target), target.advice)
-            learn(self, fit, run)
-            tally.listener = None
-            try:
+            with _told_of_end(self, tally):
+                tally.limit = est._max_score_calls()
                 with explained(probed):
-                    run.finish(fit.ended_by is None and not tally.is_spent)
-                    est._conclude(fit, target, run.generator)
-            finally:
-                tally.end()
-                self.__dict__.update(counts(tally))
-                if self.verbose:
-                    made = [f"fitted by {fit.report['fitted_by_']}"] if "fitted_by_" in fit.report else []
-                    LOGGER.info("%s", "; ".join([*map(str, self.stages_), *made]))
-        if fit.ended_by is not None:
-            raise fit.ended_by
+                    check_proper(probed.double)
+                    target = large_data(probed, near) if est._expands else probed
+                    self._report_to(callbacks, run)
+                    tally.end("fit")
+                    fit = run.result(partial(est._fit, target), target.advice)
+                learn(self, fit, run)
+                tally.listener = None
+                try:
+                    with explained(probed):
+                        run.finish(fit.ended_by is None and not tally.is_spent)
+                        est._conclude(fit, target, run.generator)
+                finally:
+                    tally.end()
+                    self.__dict__.update(counts(tally))
+                    if self.verbose:
+                        made = [f"fitted by {fit.report['fitted_by_']}"] if "fitted_by_" in fit.report else []
+                        LOGGER.info("%s", "; ".join([*map(str, self.stages_), *made]))
+                if fit.ended_by is not None:
+                    raise fit.ended_by
         if probed.doubt is not None:
             warn_caller(probed.doubt)
         callbacks.end()
@@ -424,6 +427,25 @@ def without_density(est: BaseApproximator) -> str:
     """Return the error that a fit has no density, with the reason."""
     of_mixing = ", since `mixing` has none" if isinstance(est.sampler_, HasDensity) else ""
     return f"{type(est).__name__} has no density{of_mixing}"
+
+
+@contextmanager
+def _told_of_end(est: BaseApproximator, tally: Tally) -> Iterator[None]:
+    """Log where Ctrl-C, or a lost connection, has ended a fit, and whether something was kept."""
+    before = vars(est).get("sampler_")
+    try:
+        yield
+    except (KeyboardInterrupt, ConnectionError, TimeoutError) as error:
+        stage, sampler = tally.begun[-1] if tally.begun else CHECKS, vars(est).get("sampler_")
+        is_kept = sampler is not None and sampler is not before
+        n_iter = vars(est).get("n_iter_", 0) if is_kept else 0
+        LOGGER.warning(
+            "%s ended the fit %s; %s.",
+            type(error).__name__,
+            f"at iteration {n_iter:,}" if n_iter else f"in the stage '{stage}'",
+            "the fit until then is kept and can be used" if is_kept else "there was nothing to keep yet",
+        )
+        raise
 
 
 def learn(est: BaseApproximator, fit: Fit, run: Run) -> None:

@@ -236,6 +236,7 @@ def of_type(dtype, d):
     return lambda x: -(x.to(dtype) @ precision).to(x)
 
 
+@pytest.mark.filterwarnings("ignore:`score_fn` computes in half precision:UserWarning")
 @pytest.mark.parametrize("d", [2, 50])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_rounding_that_depends_on_the_size_of_the_batch_is_no_coupling(d, dtype):

@@ -3,6 +3,7 @@
 Those of scores, files and checkpoints are in the tests of these.
 """
 
+import logging
 import os
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
 from skksivi import KSIVIApproximator
+from skksivi.baselines import Laplace
 from skksivi.kernels import KERNELS
 
 #: A batch size that no other call of the score has.
@@ -46,14 +48,30 @@ HALVES = {
     "float16": lambda x: 1 - x.half(),
     "bfloat16": lambda x: 1 - x.bfloat16(),
     "arrays of float16": lambda x: (1 - np.asarray(x.detach())).astype(np.float16),
+    "float16 inside": lambda x: (1 - x.half()).to(x),
+    "bfloat16 in a coordinate": lambda x: torch.stack([1 - x[:, 0], (1 - x[:, 1].bfloat16()).to(x)], 1),
+}
+#: In double precision, with few digits.
+STEPS = {
+    "signs": lambda x: -x.sign(),
+    "signs of several sizes": lambda x: -torch.tensor([4096.0, 0.125]).to(x) * x.sign(),
+    "counts": lambda x: (torch.linspace(-3, 3, 40).to(x) > x[..., None]).sum(-1).to(x) - 20,
+    "clipped": lambda x: -x.clamp(-1, 1),
 }
 
 
 @pytest.mark.parametrize("score_fn", HALVES.values(), ids=HALVES)
 def test_a_score_in_half_precision_is_adapted(score_fn):
-    X = clone(SHORT).set_params(whiten="laplace").fit(score_fn, n_features=2).sample(10_000)
+    with pytest.warns(UserWarning, match="`score_fn` computes in half precision"):
+        X = clone(SHORT).set_params(whiten="laplace").fit(score_fn, n_features=2).sample(10_000)
     np.testing.assert_allclose(X.mean(0), 1, atol=0.1)
     np.testing.assert_allclose(X.std(0), 1, atol=0.1)
+
+
+@pytest.mark.filterwarnings("ignore:The mode search has not converged:sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize("score_fn", STEPS.values(), ids=STEPS)
+def test_a_step_function_is_not_taken_for_half_precision(score_fn):
+    Laplace(random_state=0).fit(score_fn, n_features=2)  # a warning would be an error
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -124,6 +142,23 @@ def test_what_ends_a_fit_leaves_no_trace_outside_of_it(error, call):
     with pytest.raises(error):
         clone(SHORT).set_params(whiten="laplace").fit(failing(call, error), n_features=2)
     assert global_state() == before
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ConnectionError])
+@pytest.mark.parametrize("call", [1, 9, 30, 100])
+def test_where_a_fit_was_stopped_and_whether_it_can_be_used_is_logged(error, call, caplog):
+    q = clone(SHORT).set_params(max_iter=300)
+    asked = Misbehaving(raising(error), call, rows=ODD, score_fn=normal_score)
+    with pytest.raises(error):
+        q.fit(asked, n_features=2)
+    (line,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    n_iter = getattr(q, "n_iter_", 0)
+    where = f"at iteration {n_iter}" if n_iter else "in the stage 'training'"
+    assert line == f"{error.__name__} ended the fit {where}; the fit until then is kept and can be used."
+    assert q.sample(3).shape == (3, 2)
+    with pytest.raises(error):
+        clone(q).set_params(whiten="auto").fit(failing(24, error), n_features=2)
+    assert caplog.records[-1].getMessage().endswith("there was nothing to keep yet.")
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import warnings
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.special
 import scipy.stats
 from awkward_arrays import every_view
 from hypothesis import given
@@ -257,7 +258,8 @@ def test_parameters_of_the_default_approximator_are_set_as_those_of_a_given_one(
 @ORDINARY
 def test_a_model_and_parameters_of_its_default_approximator_are_searched_together():
     grid = {"model": ["linear", "process"], "approximator__max_iter": [2], "approximator__train": [True]}
-    search = GridSearchCV(KSIVIRegressor(random_state=0), grid, cv=2, error_score="raise").fit(X[:60], Y[:60])
+    search = GridSearchCV(KSIVIRegressor(random_state=0), grid, cv=2, error_score="raise")
+    search.fit(X[:20, :2], Y[:20])
     assert search.best_estimator_.approximator_.n_iter_ == 2
     q = KSIVIRegressor().set_params(model="linear", approximator__max_iter=2).approximator
     assert q.get_params() == KSIVIApproximator(max_iter=2).get_params()
@@ -438,3 +440,44 @@ def test_without_a_random_state_that_of_numpy_is_left_alone(estimator):
     if isinstance(first, KSIVIRegressor):
         first.sample_y(X, random_state=None)
     assert str(np.random.get_state()) == before
+
+
+def named(X):
+    return pd.DataFrame(1e3 * X + 5, columns=[f"measure {j}" for j in range(X.shape[1])])
+
+
+@ORDINARY
+@pytest.mark.parametrize("y", [Y, np.column_stack([Y, X[:, 0]])], ids=["one", "several"])
+def test_coefficients_of_a_linear_regressor_give_its_predictions(y):
+    m = clone(ESTIMATORS[0]).fit(named(X), y)
+    assert m.coef_.shape == (*y.shape[1:], 10)
+    np.testing.assert_allclose(named(X).to_numpy() @ m.coef_.T + m.intercept_, m.predict(named(X)), rtol=1e-6)
+    assert list(m.draw_names_[:2]) == ["intercept", "measure 0"]
+    assert len(m.draw_names_) == 13
+
+
+@ORDINARY
+@pytest.mark.parametrize("k", [2, 3])
+def test_coefficients_of_a_classifier_are_those_of_the_mean_draw(k):
+    labels = np.array(["a", "b", "c"])[np.minimum(SPECIES, k - 1)]
+    m = clone(ESTIMATORS[2]).fit(named(IRIS), labels)
+    K = k if k > 2 else 1
+    assert (m.coef_.shape, m.intercept_.shape) == ((K, 4), (K,))
+    logits = named(IRIS).to_numpy() @ m.coef_.T + m.intercept_
+    p = scipy.special.softmax(np.column_stack([0 * logits, logits]) if k == 2 else logits, axis=1)
+    m.draws_ = m.draws_.mean(0, keepdims=True)
+    np.testing.assert_allclose(m.predict_proba(named(IRIS)), p, rtol=1e-6, atol=1e-9)
+    assert len(m.draw_names_) == m.draws_.shape[1]
+    assert m.draw_names_[4 if k == 2 else 4 * 3 + 1] == ("measure 3" if k == 2 else "measure 3[b]")
+
+
+@ORDINARY
+@pytest.mark.parametrize("m", [ESTIMATORS[1], ESTIMATORS[3], clone(ESTIMATORS[1]).set_params(prior_precision=None)])
+def test_what_is_not_linear_has_no_coefficients(m):
+    m = clone(m)
+    assert not any(hasattr(m, name) for name in ("coef_", "intercept_", "draw_names_"))
+    m.fit(X[:20, :2], Y[:20])
+    assert not hasattr(m, "coef_")
+    assert "coef_" not in dir(m)
+    assert len(m.draw_names_) == m.draws_.shape[1]
+    assert m.draw_names_[-1] == "log(gamma)"

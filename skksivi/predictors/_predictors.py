@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
@@ -60,7 +61,7 @@ N_HALVINGS = 50
 N_ROWS = 1000
 
 
-class _Predictor(Nested):
+class _Predictor(Nested, ABC):
     """A model whose posterior is fitted by an approximator, and draws from it."""
 
     _doc_link_module = "skksivi"
@@ -97,9 +98,48 @@ class _Predictor(Nested):
         return q
 
     def _fit_draws(self, q: BaseApproximator, target: Target) -> None:
-        """Fit the approximator to the posterior, and keep draws."""
-        self.approximator_ = q.fit(target)
-        self.draws_ = q.sample(self.n_draws).astype(np.float64)
+        """Fit the approximator to the posterior, and keep draws, also of a fit that Ctrl-C has ended."""
+        try:
+            q.fit(target)
+        finally:
+            if hasattr(q, "sampler_"):
+                self.approximator_ = q
+                self.draws_ = q.sample(self.n_draws).astype(np.float64)
+
+    @property
+    def coef_(self) -> np.ndarray:
+        """Posterior means of the coefficients, for X and y in their own units."""
+        return self._plane()[0]
+
+    @property
+    def intercept_(self) -> np.ndarray:
+        """Posterior mean of the intercept, for X and y in their own units."""
+        return self._plane()[1]
+
+    @property
+    def draw_names_(self) -> np.ndarray:
+        """Names of the columns of `draws_`."""
+        self._check_learned("draw_names_")
+        unnamed = [f"x{j}" for j in range(self.n_features_in_)]
+        return np.array(self._names_of_draws(list(getattr(self, "feature_names_in_", unnamed))), dtype=object)
+
+    @abstractmethod
+    def _plane(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return posterior means of coefficients and intercept; raise AttributeError if the model has none."""
+
+    @abstractmethod
+    def _names_of_draws(self, features: list[object]) -> list[str]:
+        """Return the names of the columns of `draws_`, given those of the columns of X."""
+
+    def _check_learned(self, name: str) -> None:
+        """Raise AttributeError, which `hasattr` and notebooks expect, before `fit`."""
+        if not hasattr(self, "_X_mean") and not getattr(self, "estimators_", None):
+            raise AttributeError(f"{type(self).__name__} has no `{name}` before `fit`.")
+
+    def _in_units(self, beta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return coefficients (..., p) and intercepts (...) for X, given those for ones and standardised columns."""
+        coef = beta[..., 1:] / self._X_scale
+        return coef, beta[..., 0] - coef @ self._X_mean
 
     def _standardised(self, X: np.ndarray) -> np.ndarray:
         """Standardise columns by the training data."""
@@ -167,10 +207,19 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
     approximator_ : approximator
         Fitted.
     draws_ : ndarray of shape (n_draws, n_parameters)
+        Of standardised X and y.
+    draw_names_ : ndarray of shape (n_parameters,)
+        Names of the columns of `draws_`: "intercept", names of the columns of X and "log(lambda)", "log(gamma)" of a
+        linear function, the precisions alone of a process, the letters of `skksivi.targets.BayesianNeuralNetwork` of
+        a network.
+    coef_ : ndarray of shape (p,) or (k, p)
+        Posterior means of the coefficients, in the units of X and y; only of model="linear".
+    intercept_ : float or ndarray of shape (k,)
+        Posterior mean of the intercept, likewise.
     target_ : Target
         The posterior.
     estimators_ : list of KSIVIRegressor
-        One per column of y if there are several; these then have the three attributes above.
+        One per column of y if there are several; these then have `approximator_`, `draws_` and `target_`.
     n_features_in_ : int
     feature_names_in_ : ndarray of str
         Names of the columns of X, if they have names.
@@ -312,6 +361,28 @@ class KSIVIRegressor(RegressorMixin, _Predictor):
     def _of_each(self, method: str, X: np.ndarray, *arguments: object) -> np.ndarray:
         """Return the results of the regressors of the columns of y, stacked along the second axis."""
         return np.stack([getattr(one, method)(X, *arguments) for one in self.estimators_], axis=1)
+
+    def _plane(self) -> tuple[np.ndarray, np.ndarray]:
+        self._check_learned("coef_")
+        if self._is_multiple():
+            coefs, intercepts = zip(*((one.coef_, one.intercept_) for one in self.estimators_), strict=True)
+            return np.stack(coefs), np.stack(intercepts)
+        if self._process is not None or self._n_units is not None:
+            raise AttributeError('Only model="linear" has coefficients.')
+        coef, intercept = self._in_units(self.draws_[:, :-2].mean(0))
+        return self._y_scale * coef, self._y_mean + self._y_scale * intercept
+
+    def _names_of_draws(self, features: list[object]) -> list[str]:
+        if self._is_multiple():
+            return self.estimators_[0]._names_of_draws(features)  # noqa: SLF001
+        if self._process is not None:
+            return ["log(lambda)", "log(gamma)"]
+        if self._n_units is None:
+            return ["intercept", *map(str, features), "log(lambda)", "log(gamma)"]
+        units = range(self._n_units)
+        weights = [*(f"W[{name},{k}]" for name in features for k in units), *(f"b_1[{k}]" for k in units)]
+        names = [*weights, *(f"w[{k}]" for k in units), "b_2", "log(lambda)", "log(gamma)"]
+        return names if len(names) == self._width() else [*names[:-2], names[-1]]
 
     def _outputs(self, X: np.ndarray) -> np.ndarray:
         """Return f of each draw at each row, shape (n_draws, n), in the units of y."""
@@ -553,6 +624,14 @@ class KSIVIClassifier(ClassifierMixin, _Predictor):
     approximator_ : approximator
         Fitted.
     draws_ : ndarray of shape (n_draws, n_parameters)
+        Of standardised X.
+    draw_names_ : ndarray of shape (n_parameters,)
+        Names of the columns of `draws_`: "intercept" and names of the columns of X, of several classes with the class
+        as "age[a]".
+    coef_ : ndarray of shape (1, p) or (k, p)
+        Posterior means of the coefficients, in the units of X; one row for two classes.
+    intercept_ : ndarray of shape (1,) or (k,)
+        Posterior means of the intercepts, likewise.
     target_ : Target
         The posterior.
     n_features_in_ : int
@@ -624,6 +703,15 @@ class KSIVIClassifier(ClassifierMixin, _Predictor):
         width = (self.n_features_in_ + 1) * {0: 0, 1: 0, 2: 1}.get(k, k)
         if not width or self._width() != width:
             raise ValueError("`draws_` do not belong to a classification")
+
+    def _plane(self) -> tuple[np.ndarray, np.ndarray]:
+        self._check_learned("coef_")
+        mean, k = self.draws_.mean(0), len(self.classes_)
+        return self._in_units(mean[None] if k == 2 else mean.reshape(-1, k).T)
+
+    def _names_of_draws(self, features: list[object]) -> list[str]:
+        names = ["intercept", *map(str, features)]
+        return names if len(self.classes_) == 2 else [f"{name}[{label}]" for name in names for label in self.classes_]
 
     def _checked_class_weight(self) -> str | dict[object, float] | None:
         given = self.class_weight

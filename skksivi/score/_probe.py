@@ -36,6 +36,9 @@ PRODUCTS = ("auto", "autograd", "finite-difference")
 #: Numbers of features that are tried if the user's does not work.
 MAX_TRIED = 129
 
+#: Step of a central difference of a score in half precision.
+HALF_STEP = 10 * STEPS[torch.float32]
+
 #: Relative difference of two Jacobians above which it is not rounding.
 TOLERANCES = {torch.float32: 2e-2, torch.float64: 1e-3}
 
@@ -56,6 +59,12 @@ COUPLED = (
     "`score_fn` returns different values for a point when other points are in the same call; its rows must be "
     "independent, each the gradient of log p at one point. Differentiate `log_prob(x).sum()`, not its mean, and use "
     "neither len(x) nor a statistic of the batch; a network with batch normalisation needs `.eval()`."
+)
+
+RANDOM = (
+    "`score_fn` returns different values when it is called again with the same points, so that the fit will be "
+    "biased. If it draws a minibatch of the data, let `skksivi.targets.Minibatches` draw it; if it is a network with "
+    "dropout, call its `.eval()`; else fix its seed."
 )
 
 #: Distances from the origin to which a density must have begun to fall, and directions there.
@@ -83,7 +92,7 @@ def probe(
     for n in sizes:
         x = first_points(n, torch.empty(0, n_features, dtype=dtype, device=device))
         adapted, returned = _adapted(score_fn, x)
-    step = STEPS.get(min(dtype, returned, key=lambda t: t.itemsize), 10 * STEPS[torch.float32])
+    step = STEPS.get(min(dtype, returned, key=lambda t: t.itemsize), HALF_STEP)
     return Score(adapted, n_features, dtype, device, step, score_vjp, tally=Tally(n_values=sum(sizes)))
 
 
@@ -265,10 +274,25 @@ def resolve(
     function, d, score_vjp = in_type(dtype)
     score = probe(function, d, dtype=dtype, device=device, score_vjp=score_vjp)
     double = score if dtype == torch.float64 else _in_double(*in_type(torch.float64), device)
-    x = trial_points(double, near)
+    x, s = _finite_points(double, near)
+    first, second = double(x[: 2 * N_TRIALS]), double(x[: 2 * N_TRIALS])
+    is_random = bool((first - second).abs().max() > 1e-3 * first.abs().max())
+    x = x[:N_TRIALS]
+    if double.step == HALF_STEP or _in_half(s):
+        score, double = replace(score, step=HALF_STEP), replace(double, step=HALF_STEP)
+        warn_caller(
+            "`score_fn` computes in half precision, float16 or bfloat16, with two to three digits, so that the fit "
+            "and its checks are inexact. Let it compute in float32 or float64: convert its data and modules by "
+            "`.float()`, and leave out autocast."
+        )
     _check_rows(double, x)
+    if is_random and double.score_vjp is not None:
+        raise ValueError(RANDOM)
     double, asymmetry = choose_product(double, products, x)
-    _check_repeatable(double, x)
+    if is_random:
+        if double.by_differences:
+            raise ValueError(RANDOM)
+        warn_caller(RANDOM)
     if dtype == torch.float64:
         score = double
     else:
@@ -285,6 +309,22 @@ def resolve(
     return score
 
 
+def _in_half(s: Tensor) -> bool:
+    """Tell whether a column of scores (n, d), at points of many sizes, seems to be computed in half precision.
+
+    Its numbers then have few digits, but many different ones. The values of a step function are multiples of the last
+    place of the largest, and those of a lattice have few different digits.
+    """
+    digits = torch.frexp(s).mantissa.sort(dim=0).values
+    n_different = 1 + (digits.diff(dim=0) != 0).sum(0)
+    for kind in (torch.bfloat16, torch.float16):
+        place = torch.finfo(kind).eps * torch.exp2(s.abs().amax(0).log2().floor())
+        is_fine = (torch.fmod(s, place) != 0).any(0) & (n_different >= 20)
+        if ((s.to(kind).to(s) == s).all(0) & is_fine).any():
+            return True
+    return False
+
+
 def doubt_of_sign(score: Score) -> str | None:
     """Say that the score points away from the origin far out, None if it does not."""
     if not grows_outward(score):
@@ -293,25 +333,6 @@ def doubt_of_sign(score: Score) -> str | None:
         "`score_fn` points away from the origin far out in all directions, so the density would grow without bound: "
         "it may have the wrong sign. It must be the gradient of log p, not of the potential -log p."
     )
-
-
-def _check_repeatable(score: Score, x: Tensor) -> None:
-    """Warn of a score that gives other values when evaluated again at x; refuse it if it needs finite differences.
-
-    Raises
-    ------
-    ValueError
-    """
-    first, second = score(x), score(x)
-    if (first - second).abs().max() <= 1e-3 * first.abs().max():
-        return
-    message = (
-        "`score_fn` returns different values when it is called again with the same points, so that the fit will be "
-        "biased. If it draws a minibatch of the data, let `skksivi.targets.Minibatches` draw it; else fix its seed."
-    )
-    if score.by_differences:
-        raise ValueError(message)
-    warn_caller(message)
 
 
 def _check_rows(score: Score, x: Tensor) -> None:
@@ -437,8 +458,14 @@ def trial_points(score: Score, near: Tensor | None = None) -> Tensor:
     ValueError
         There is none.
     """
+    return _finite_points(score, near)[0][:N_TRIALS]
+
+
+def _finite_points(score: Score, near: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return all trial points where the score is finite, and the score there."""
     x = scattered_points(score, near)
-    finite = score(x).isfinite().all(1)
+    s = score(x)
+    finite = s.isfinite().all(1)
     if not finite.any():
         if any(score(pair).isfinite().all() for pair in x.split(2)):
             raise ValueError(COUPLED)
@@ -447,7 +474,7 @@ def trial_points(score: Score, near: Tensor | None = None) -> Tensor:
             "check it, shift the parameters or transform them as skksivi.targets.constrained does, or set `init` to "
             "a point where it is finite."
         )
-    return x[finite][:N_TRIALS]
+    return x[finite], s[finite]
 
 
 def _directions(score: Score) -> Tensor:

@@ -405,7 +405,7 @@ def check_approximator(
     raise TypeError(f"`{name}` must be {expected}, got {got}.")
 
 
-def _way_to_fit(model: object) -> str | None:
+def _way_to_fit(model: Any) -> str | None:  # noqa: ANN401
     """Return the expression that leads from a predictor, search or pipeline to its approximator, if there is one."""
     way = ""
     for _ in range(6):  # attributes of a mock never end

@@ -10,7 +10,9 @@ from functools import cache
 
 import joblib
 import numpy as np
+import pandas as pd
 import pytest
+import scipy.sparse
 import torch
 from approximators import (
     APPROXIMATORS,
@@ -33,9 +35,25 @@ from plain_targets import UnmovableModule
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 import skksivi
-from skksivi import HKSIVIApproximator, KSIVIApproximator
+from skksivi import (
+    HKSIVIApproximator,
+    KSIVIApproximator,
+    KSIVIClassifier,
+    KSIVIRegressor,
+    certificate,
+    diagnose,
+    ensemble,
+    evidence,
+    expectation,
+    importance_sample,
+    modes,
+    refine,
+    to_arviz,
+)
 from skksivi.base import LEAST_WIDTH, BaseApproximator
 from skksivi.baselines import HSIVISM, SIVI, Laplace
 from skksivi.model_selection import Replicates
@@ -181,8 +199,9 @@ def test_a_notebook_shows_it_and_completes_its_names(unfitted):
         setattr(nonsense, name, object())
     assert "sample" in dir(nonsense)
     search = GridSearchCV(unfitted, {"random_state": [0]}, cv=Replicates(2)).fit(GaussianTarget())
-    for q in (default, unfitted, search.best_estimator_, search):
+    for q in (default, search.best_estimator_, search):
         assert {"fit", "score"} <= set(dir(q))
+    for q in (default, search):
         assert type(default).__name__ in q._repr_html_()
 
 
@@ -349,11 +368,66 @@ def test_fits_in_threads_equal_those_in_sequence(q):
         np.testing.assert_array_equal(one, other)
 
 
+DATA = {
+    "array": np.zeros((5, 2)),
+    "frame": pd.DataFrame(np.zeros((5, 2))),
+    "series": pd.Series(np.zeros(5)),
+    "list": [[1.0, 2.0]],
+    "tensor": torch.zeros(5, 2),
+    "sparse": scipy.sparse.csr_matrix(np.zeros((5, 2))),
+    "dict": {"x": [1.0]},
+}
+
+
+@A_FEW
+@pytest.mark.parametrize("kind", DATA)
+def test_a_fit_of_data_points_to_the_predictors(q, kind):
+    for arguments in ((DATA[kind],), (DATA[kind], np.zeros(5))):
+        with pytest.raises(TypeError, match=r"must be a function .* use KSIVIRegressor or KSIVIClassifier"):
+            clone(q).fit(*arguments)
+
+
+OF_A_FIT = [certificate, diagnose, ensemble, evidence, expectation, importance_sample, modes, refine, to_arviz]
+
+
+@cache
+def mistaken_for_fits():
+    X, y = np.random.RandomState(0).normal(size=(20, 2)), np.arange(20) % 2
+    model = KSIVIClassifier(approximator=Laplace(), n_draws=5, random_state=0)
+    pipeline = make_pipeline(StandardScaler(), clone(model)).fit(X, y)
+    search = GridSearchCV(pipeline, {"ksiviclassifier__n_draws": [5]}, cv=2).fit(X, y)
+    several = KSIVIRegressor(model="linear", approximator=Laplace(), n_draws=5).fit(X, X)
+    return {
+        "predictor": (clone(model).fit(X, y), r"KSIVIClassifier; pass model\.approximator_ and model\.target_\."),
+        "unfitted predictor": (model, r"fit it, and pass model\.approximator_"),
+        "pipeline": (pipeline, r"pass model\[-1\]\.approximator_ and model\[-1\]\.target_"),
+        "search": (
+            search,
+            r"pass model\.best_estimator_\[-1\]\.approximator_ and model\.best_estimator_\[-1\]\.target_",
+        ),
+        "several columns": (several, r"pass model\.estimators_\[0\]\.approximator_ and"),
+        "class": (Laplace, "the class Laplace; pass an instance"),
+        "number": (3, " int"),
+    }
+
+
+@pytest.mark.parametrize("function", OF_A_FIT, ids=lambda function: function.__name__)
+def test_what_is_no_fitted_approximator_is_told_what_to_pass(function):
+    for name, (est, message) in mistaken_for_fits().items():
+        if function is expectation and name == "number":  # of draws
+            continue
+        with pytest.raises(TypeError, match=f"`est` must be .*approximator, got .*{message}"):
+            function(est, GaussianTarget())
+    for first in (GaussianTarget(), gaussian_score):
+        for second in (good_fit("Laplace"), mistaken_for_fits()["predictor"][0]):
+            with pytest.raises(TypeError, match="the arguments are swapped: the approximator comes first"):
+                function(first, second)
+
+
 MISTAKES = {
     "no n_features": (lambda q: q.fit(gaussian_score), ValueError, "n_features"),
     "n_features=0": (lambda q: q.fit(gaussian_score, n_features=0), ValueError, "n_features"),
     "n_features against target": (lambda q: q.fit(GaussianTarget(), n_features=3), ValueError, "n_features"),
-    "an array": (lambda q: q.fit(np.zeros((5, 2))), TypeError, "`score_fn` must be a function"),
     "a class": (lambda q: q.fit(Banana), TypeError, "pass an instance"),
     "scalar score": (lambda q: q.fit(lambda x: x.sum(), n_features=2), ValueError, r"shape \(\)"),
     "log density": (lambda q: q.fit(lambda x: -x.square().sum(-1), n_features=2), ValueError, r"shape \(2,\)"),

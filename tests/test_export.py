@@ -144,6 +144,9 @@ def test_what_is_wrong_is_told(monkeypatch):
             to_arviz(FITTED, target)
     with pytest.raises(TypeError, match="write n_samples=500"):
         to_arviz(FITTED, 500)
+    for target in ("x", 2.5, ["a"], FITTED.sample(2), Banana):
+        with pytest.raises(TypeError, match="`target` must be a Target, the one of `est`, got a"):
+            to_arviz(FITTED, target)
     monkeypatch.setitem(sys.modules, "arviz_base", None)
     with pytest.raises(ImportError, match=r"pip install 'skksivi\[arviz\]'"):
         to_arviz(FITTED)

@@ -23,6 +23,7 @@ from sklearn.exceptions import NotFittedError
 from skksivi import KSIVIApproximator
 from skksivi.baselines import Laplace
 from skksivi.kernels import KERNELS
+from skksivi.targets import Target
 
 #: A batch size that no other call of the score has.
 ODD = 23
@@ -72,6 +73,27 @@ def test_a_score_in_half_precision_is_adapted(score_fn):
 @pytest.mark.parametrize("score_fn", STEPS.values(), ids=STEPS)
 def test_a_step_function_is_not_taken_for_half_precision(score_fn):
     Laplace(random_state=0).fit(score_fn, n_features=2)  # a warning would be an error
+
+
+def test_of_dropout_eval_is_named():
+    network = torch.nn.Sequential(torch.nn.Linear(2, 32), torch.nn.Dropout(0.2), torch.nn.Linear(32, 2)).double()
+
+    class Product(Target):
+        n_features = 2
+
+        def score_fn(self, x):
+            return network(x) - 3 * x
+
+        def score_vjp(self, x):
+            return self.score_fn(x), lambda v: -3 * v
+
+    laplace = Laplace(random_state=0)
+    with pytest.warns(UserWarning, match=r"different values .* dropout, call its `\.eval\(\)`"):
+        laplace.fit(lambda x: -3 * x + torch.nn.functional.dropout(x, 0.5), n_features=2)
+    with pytest.raises(ValueError, match=r"call its `\.eval\(\)`"):
+        laplace.fit(lambda x: (network(x) - 3 * x).detach(), n_features=2)
+    with pytest.raises(ValueError, match=r"call its `\.eval\(\)`"):  # not that the product is wrong
+        laplace.fit(Product())
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -15,6 +15,7 @@ import torch
 from plain_targets import normal, resolved
 
 from skksivi import KSIVIApproximator
+from skksivi.bridges._jax import JaxTarget
 from skksivi.parameters import Pilot
 from skksivi.targets import (
     Target,
@@ -253,10 +254,10 @@ def test_no_rows_give_no_rows(target):
     assert {name: v.shape for name, v in none.items()} == {name: (0, *v.shape[1:]) for name, v in one.items()}
 
 
-def test_score_leaves_its_input_alone_and_has_no_graph(foreign):
+def test_score_leaves_its_input_alone_and_has_a_graph_by_jax_alone(foreign):
     x = points().requires_grad_()
     before = x.detach().clone()
-    assert not foreign.score_fn(x).requires_grad
+    assert foreign.score_fn(x).requires_grad == isinstance(foreign, JaxTarget)
     assert (x == before).all()
 
 
@@ -264,7 +265,7 @@ def test_score_leaves_its_input_alone_and_has_no_graph(foreign):
 def test_products_of_a_fit_are_right(name):
     foreign = made(name)
     score = resolved(foreign)
-    assert score.by_differences == (foreign.score_vjp is None)
+    assert score.by_differences == (name != "JAX")
     x, v = points(), points().flip(0)
     J = differences(made("torch").score_fn if name == "JAX" else foreign.score_fn, x)
     torch.testing.assert_close(score.product(x, v), (v[:, None] @ J)[:, 0], rtol=1e-5, atol=1e-5)
@@ -430,7 +431,6 @@ def test_without_a_second_derivative_products_are_differences():
 
     log_density.defvjp(lambda x: (log_density(x), x), lambda x, g: (-4 * g * x**3,))
     target = from_jax(log_density, 2)
-    assert target.score_vjp is None
     score = resolved(target)
     assert score.by_differences
     x, v = torch.tensor([[1.0, -2.0]]).double(), torch.tensor([[1.0, 3.0]]).double()
@@ -788,3 +788,21 @@ def test_pairs_of_pymc_travel_to_other_processes():
     with without_c_compiler():
         there = pickle.loads(pickle.dumps(pair))  # noqa: S301
     torch.testing.assert_close(there.score_fn(x, y), pair.score_fn(x, y))
+
+
+@pytest.mark.filterwarnings("ignore:The target seems bounded")
+@pytest.mark.parametrize("double", [False, True])
+@pytest.mark.parametrize("kind", ["poisson", "overdispersed"])
+def test_covariates_on_their_own_scale_are_no_fault_of_a_product(kind, double):
+    jax = pytest.importorskip("jax", reason="the bridge needs JAX")
+    jnp, rng = jax.numpy, np.random.RandomState(0)
+    Y = rng.poisson(5.0, 35).astype(float)
+    for X in (np.arange(1985.0, 2020), np.exp(rng.normal(11, 0.5, 35))):
+
+        def log_prob(p, X=X):
+            eta = p["a"] + p["b"] * X
+            growth = jnp.exp(eta) if kind == "poisson" else (Y + 5) * jnp.log(5 + jnp.exp(eta))
+            return jnp.sum(Y * eta - growth) - p["a"] ** 2 / 2e4 - p["b"] ** 2 / 2
+
+        with precision_of_jax(double):
+            assert not resolved(from_jax(log_prob, {"a": 0.0, "b": 0.0})).by_differences

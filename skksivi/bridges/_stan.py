@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from functools import partial
+from inspect import signature
 from typing import Protocol
 
 import numpy as np
@@ -29,9 +31,12 @@ class StanTarget(BlackBoxTarget):
         super().__init__(names() if names else coordinate_names({"x": (model.param_unc_num(),)}))
         self._model = model
         self._options = {"include_tp": True} if include_tp else {}
+        density = model.log_density_gradient
+        # BridgeStan drops constants by default, which `evidence` needs
+        self._density = partial(density, propto=False) if "propto" in signature(density).parameters else density
 
     def _value_and_gradient(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        value, gradient = by_row(self._model.log_density_gradient, X)
+        value, gradient = by_row(self._density, X)
         if gradient.shape != X.shape or value.shape != X.shape[:1]:
             raise ValueError(
                 f"`model.log_density_gradient` returned shapes {value.shape[1:]} and {gradient.shape[1:]} for a "
@@ -68,7 +73,8 @@ def from_bridgestan(model: StanModel, *, include_tp: bool = False) -> StanTarget
     ----------
     model : bridgestan.StanModel or object
         With ``log_density_gradient(theta)``, which returns log p and its gradient at one unconstrained point, an
-        array (n_features,), and ``param_unc_num()``, the number of features. If it has them, ``param_names()`` and
+        array (n_features,), and ``param_unc_num()``, the number of features. If the first takes ``propto``, as
+        BridgeStan's does, it is False, so that log p has all of its constants. If it has them, ``param_names()`` and
         ``param_constrain(theta)``, and ``param_unc_names()``, are used too. A point at which it raises RuntimeError
         counts as outside the support.
     include_tp : bool, default=False

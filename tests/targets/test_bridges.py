@@ -334,6 +334,16 @@ def test_arrays_of_stan_are_put_together():
     assert from_bridgestan(Arrays(), include_tp=True).constrain([[0.0]])["last"] == [8.0]
 
 
+def test_the_density_of_stan_has_its_constants():
+    class Normalised(Stan):
+        def log_density_gradient(self, theta, *, propto=True, jacobian=True):
+            value, gradient = super().log_density_gradient(theta)
+            return value - 7.0 * (not propto), gradient
+
+    x = points()
+    torch.testing.assert_close(from_bridgestan(Normalised()).log_prob(x), made("Stan").log_prob(x) - 7)
+
+
 # Points where there is no density
 
 

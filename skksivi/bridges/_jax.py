@@ -50,13 +50,19 @@ class JaxTarget(ForeignTarget):
     _compiled: Compiled
     _has_products = True
 
-    def __init__(self, log_density: PointDensity, example: object, constrain_one: Constrain | None = None) -> None:
+    def __init__(
+        self,
+        log_density: PointDensity,
+        example: object,
+        constrain_one: Constrain | None = None,
+        spaces: Mapping[str, str] | None = None,
+    ) -> None:
         jax = import_library("jax", "jax")
         leaves, self._tree = jax.tree.flatten_with_path(example)
         self._shapes = {
             jax.tree_util.keystr(path, simple=True, separator=".") or "x": np.shape(leaf) for path, leaf in leaves
         }
-        super().__init__(coordinate_names(self._shapes))
+        super().__init__(coordinate_names(self._shapes, spaces))
         self._log_density = log_density
         self._constrain_one = constrain_one
         self._compiled = self._compile()
@@ -264,7 +270,8 @@ def from_numpyro(model: Callable[P, object], /, *args: P.args, **kwargs: P.kwarg
     """
     model = import_library("numpyro", "numpyro").handlers.reparam(model, config=_as_angle)
     info = _initialized(model, model_args=args, model_kwargs=kwargs)
-    target = JaxTarget(partial(_negative, info.potential_fn), info.param_info.z, info.postprocess_fn)
+    spaces = _spaces(info.model_trace)
+    target = JaxTarget(partial(_negative, info.potential_fn), info.param_info.z, info.postprocess_fn, spaces)
     reparametrised = [name.removesuffix("_factor") for name in info.model_trace if name.endswith("_factor")]
     return on_one_period(target, [f"{name}_unwrapped" for name in reparametrised])  # by CircularReparam
 
@@ -290,9 +297,8 @@ class NumpyroPairs(ModelPairs):
         given = {**self._fixed, **{name: jax.numpy.asarray(value) for name, value in own.items()}}
         info = _initialized(model, model_kwargs=given, dynamic_args=True)
         self._potential, self._latent = info.potential_fn, list(info.param_info.z)
-        one = JaxTarget(
-            partial(_negative, info.potential_fn(**given)), info.param_info.z, info.postprocess_fn(**given)
-        )
+        density, constrain = partial(_negative, info.potential_fn(**given)), info.postprocess_fn(**given)
+        one = JaxTarget(density, info.param_info.z, constrain, _spaces(info.model_trace))
         super().__init__(one, own, {name: _site_of(given[name], info.model_trace) for name in own})
         plain = {name: value.astype(float) for name, value in own.items()}
         self._joint = JaxTarget(self._log_joint, (info.param_info.z, plain))
@@ -329,6 +335,19 @@ def _site_of(value: Array, trace: Mapping[str, Any]) -> str | None:
     """Return the observed site of a trace that holds a value, if there is one alone."""
     sites = [name for name, site in trace.items() if site.get("is_observed") and site["value"] is value]
     return sites[0] if len(sites) == 1 else None
+
+
+def _spaces(trace: Mapping[str, Any]) -> dict[str, str]:
+    """Return what the coordinates of each latent site are of it, see `coordinate_names`."""
+    transforms = import_library("numpyro.distributions", "numpyro").transforms
+    kinds = {transforms.IdentityTransform: "", transforms.ExpTransform: "log", transforms.SigmoidTransform: "logit"}
+    spaces = {}
+    for name, site in trace.items():
+        if site["type"] == "sample" and not site["is_observed"]:
+            transform = transforms.biject_to(site["fn"].support)
+            transform = getattr(transform, "base_transform", transform)
+            spaces[name] = kinds.get(type(transform), "unconstrained")
+    return spaces
 
 
 def _initialized(model: Callable[..., object], **given: Any) -> Any:  # noqa: ANN401
@@ -469,7 +488,7 @@ def non_centered(model: Callable[P, T]) -> Callable[P, T]:
     ...         numpyro.sample("y", dist.Normal(effect, 1.0), obs=y)
     >>> target = from_numpyro(non_centered(model), y=jnp.array([1.0, -2.0]))
     >>> target.names
-    ('effect_decentered[0]', 'effect_decentered[1]', 'scale')
+    ('effect_decentered[0]', 'effect_decentered[1]', 'log(scale)')
     >>> target.constrain([[1.0, 2.0, 0.0]])["effect"].tolist()
     [[1.0, 2.0]]
     """

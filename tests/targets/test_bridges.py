@@ -276,8 +276,18 @@ def test_products_of_a_fit_are_right(name):
 
 def test_coordinates_have_names():
     assert made("torch").names == tuple(f"x[{i}]" for i in range(D))
-    assert made("NumPyro").names == ("mu", "p", "sigma", "w[0]", "w[1]")
+    shares = tuple(f"unconstrained(w)[{i}]" for i in range(2))
+    assert made("NumPyro").names == ("mu", "unconstrained(p)", "log(sigma)", *shares)
     assert made("PyMC").names == ("mu", "sigma_log__", "p_interval__", "w_simplex__[0]", "w_simplex__[1]")
+
+
+def test_coordinates_of_stan_say_what_they_are_of_the_parameters():
+    class Unconstrained(Stan):
+        def param_unc_names(self):
+            return ["mu", "sigma", "p", "w.1", "w.2"]
+
+    target = from_bridgestan(Unconstrained())
+    assert target.names == ("mu", "log(sigma)", *(f"unconstrained({name})" for name in ("p", "w.1", "w.2")))
 
 
 def test_names_of_a_log_prob_name_its_parameters():
@@ -568,7 +578,7 @@ def test_the_non_centred_form_is_the_same_posterior():
     with precision_of_jax(double=True):
         y = np.array([0.3, -1.0, 2.0])
         centred, other = from_numpyro(model, y), from_numpyro(non_centered(model), y)
-        assert other.names == ("both_decentered[0]", "both_decentered[1]", "positive", "scale")
+        assert other.names == ("both_decentered[0]", "both_decentered[1]", "log(positive)", "log(scale)")
         Z = np.random.RandomState(0).normal(size=(5, 4))
         found, scale = other.constrain(Z), np.exp(Z[:, 3:])
         np.testing.assert_allclose(found["both"], 1 + scale * Z[:, :2], rtol=1e-12)

@@ -443,7 +443,8 @@ def non_centered(model: Callable[P, T]) -> Callable[P, T]:
 
     A site of a location-scale family on the whole line, such as :math:`\theta \sim N(\mu, \tau^2)`, is drawn as
     ``theta_decentered`` of location zero and scale one, and :math:`\theta = \mu + \tau \tilde\theta` is a
-    deterministic site. The posterior of the parameters is the same. In a hierarchy whose groups have few data the new
+    deterministic site; so is a multivariate normal one, :math:`\theta = \mu + L \tilde\theta`. Other sites stay as
+    they are. The posterior of the parameters is the same. In a hierarchy whose groups have few data the new
     coordinates are nearly Gaussian and the old ones a funnel. With many data in each group, keep the centred form.
 
     Parameters
@@ -462,6 +463,8 @@ def non_centered(model: Callable[P, T]) -> Callable[P, T]:
         NumPyro is not installed.
     TypeError
         `model` is not callable.
+    ValueError
+        When the model is run: it draws such a site within a scan.
 
     See Also
     --------
@@ -495,19 +498,37 @@ def non_centered(model: Callable[P, T]) -> Callable[P, T]:
     if not callable(model):
         raise TypeError(f"`model` must be a NumPyro model, a callable, got a {type(model).__name__}.")
     reparam = import_library("numpyro.infer.reparam", "numpyro").LocScaleReparam
-    real = import_library("numpyro.distributions", "numpyro").constraints.real
+    distributions = import_library("numpyro.distributions", "numpyro")
+    real = distributions.constraints.real
 
     def strategy(site: Mapping[str, Any]) -> object:
+        if site["is_observed"] or site["name"].endswith("_decentered"):
+            return None
         family = site["fn"]
         while hasattr(family, "base_dist") and not hasattr(family, "loc"):  # expanded, or of more dimensions
             family = family.base_dist
         arguments = set(getattr(family, "arg_constraints", ()))
-        done = site["is_observed"] or site["name"].endswith("_decentered")
-        if done or family.support is not real or not {"loc", "scale"} <= arguments:
+        is_normal = isinstance(family, distributions.MultivariateNormal)
+        if not is_normal and (family.support is not real or not {"loc", "scale"} <= arguments):
             return None
+        if site["value"] is not None:
+            raise ValueError(
+                f"`model` draws {site['name']!r} within a scan, where `non_centered` cannot reach it; draw standard "
+                "normal steps before the scan, and let it add their multiples."
+            )
+        if is_normal:
+            return partial(_whitened, family=family)
         return reparam(0, shape_params=sorted(arguments - {"loc", "scale"}))
 
     return import_library("numpyro.handlers", "numpyro").reparam(model, config=strategy)
+
+
+def _whitened(name: str, site: Any, _: None, *, family: Any) -> tuple[None, Array]:  # noqa: ANN401
+    """Draw a multivariate normal site, of a family before it was expanded, by standard normal numbers."""
+    numpyro = import_library("numpyro", "numpyro")
+    normal = numpyro.distributions.Normal(0.0, 1.0).expand(site.shape()).to_event(site.event_dim)
+    z = numpyro.sample(f"{name}_decentered", normal)
+    return None, family.loc + (family.scale_tril @ z[..., None])[..., 0]
 
 
 def _canonical(dtype: object) -> np.dtype:

@@ -287,7 +287,7 @@ def test_coordinates_of_stan_say_what_they_are_of_the_parameters():
             return ["mu", "sigma", "p", "w.1", "w.2"]
 
     target = from_bridgestan(Unconstrained())
-    assert target.names == ("mu", "log(sigma)", *(f"unconstrained({name})" for name in ("p", "w.1", "w.2")))
+    assert target.names == ("mu", "log(sigma)", "unconstrained(p)", "logit(w.1)", "unconstrained(w.2)")
 
 
 def test_names_of_a_log_prob_name_its_parameters():
@@ -585,6 +585,36 @@ def test_the_non_centred_form_is_the_same_posterior():
         X = torch.as_tensor(np.hstack([found["both"], Z[:, 2:]]))
         log_p, log_p_z = centred.log_prob(X), other.log_prob(torch.as_tensor(Z))
     torch.testing.assert_close(log_p_z, log_p + 2 * torch.as_tensor(Z[:, 3]), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.slow
+def test_a_multivariate_normal_site_is_whitened_and_one_in_a_scan_refused():
+    numpyro = pytest.importorskip("numpyro", reason="the bridge needs NumPyro")
+    from numpyro.contrib.control_flow import scan
+
+    dist, jnp = numpyro.distributions, numpyro.util.jnp
+    root = np.array([[1.0, 0.0], [0.5, 2.0]])
+
+    def slopes():
+        scale = numpyro.sample("scale", dist.HalfNormal(1))
+        with numpyro.plate("groups", 3):
+            numpyro.sample("slopes", dist.MultivariateNormal(jnp.ones(2), scale_tril=scale * root))
+
+    def walk(y):
+        def step(last, value):
+            new = numpyro.sample("level", dist.Normal(last, 1.0))
+            return new, numpyro.sample("y", dist.Normal(new, 1.0), obs=value)
+
+        scan(step, 0.0, y)
+
+    with precision_of_jax(double=True):
+        target, Z = from_numpyro(non_centered(slopes)), np.random.RandomState(0).normal(size=(5, 7))
+        expected = 1 + np.exp(Z[:, :1, None]) * (Z[:, 1:].reshape(5, 3, 2) @ root.T)
+        assert target.names[0] == "log(scale)"
+        np.testing.assert_allclose(target.constrain(Z)["slopes"], expected, rtol=1e-12)
+        torch.testing.assert_close(target.score_fn(torch.as_tensor(Z))[:, 1:], -torch.as_tensor(Z[:, 1:]))
+        with pytest.raises(ValueError, match="'level' within a scan"):
+            from_numpyro(non_centered(walk), np.ones(3))
 
 
 # What is wrong is told

@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# As a folder of sys.path: by setuptools' own finder, python above a clone named skksivi would import an empty package.
+EDITABLE := $(PIP) --config-settings editable_mode=compat --editable
 
 # One thread a process: faster than two for problems this small, and two test processes share the machine.
 export OMP_NUM_THREADS ?= 1
@@ -57,11 +59,11 @@ dist:
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(PIP) "$$(grep '^torch==' constraints.txt)"
-	$(PIP) --editable '.[test,lint]'
+	$(EDITABLE) '.[test,lint]'
 	@touch $@
 
 .venv/doc-ready: .venv/ready
-	$(PIP) --editable '.[doc]'
+	$(EDITABLE) '.[doc]'
 	@touch $@
 
 clean:

@@ -245,7 +245,15 @@ def test_addresses_and_the_version_are_those_of_the_project():
     citation = (ROOT / "CITATION.cff").read_text("utf-8")
     assert f"repository-code: {urls['Repository']}\n" in citation
     assert f"\nversion: {__version__}\n" in citation
-    assert f"git+{urls['Repository']} " in README
+
+
+def test_the_readme_names_what_ci_runs_and_no_command_with_a_placeholder():
+    ci = (ROOT / ".ci" / "run").read_text("utf-8")
+    commands = [line for line in ci.splitlines() if line.startswith("make ")]
+    assert commands
+    assert all(f"``{command}``" in README for command in commands)
+    assert {"    make demo", "    make test"} <= {line.split("  #")[0] for line in README.splitlines()}
+    assert not any("OWNER" in (ROOT / name).read_text("utf-8") for name in ("README.rst", "CONTRIBUTING.rst"))
 
 
 def test_a_box_without_draws_has_no_distance(monkeypatch):

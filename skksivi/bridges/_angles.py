@@ -33,7 +33,7 @@ class AngularTarget(NamedTarget):
     """
 
     def __init__(self, one: ForeignTarget, columns: list[int]) -> None:
-        super().__init__(one.names)
+        super().__init__(f"unconstrained({name})" if j in columns else name for j, name in enumerate(one.names))
         self.coords, self.dims, self.advice = one.coords, one.dims, getattr(one, "advice", "")
         self._one = one
         self.is_angle = torch.zeros(one.n_features, dtype=torch.bool).index_fill(0, torch.tensor(columns), value=True)

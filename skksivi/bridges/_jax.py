@@ -48,14 +48,21 @@ class JaxTarget(ForeignTarget):
     """
 
     _compiled: Compiled
+    _has_products = True
 
-    def __init__(self, log_density: PointDensity, example: object, constrain_one: Constrain | None = None) -> None:
+    def __init__(
+        self,
+        log_density: PointDensity,
+        example: object,
+        constrain_one: Constrain | None = None,
+        spaces: Mapping[str, str] | None = None,
+    ) -> None:
         jax = import_library("jax", "jax")
         leaves, self._tree = jax.tree.flatten_with_path(example)
         self._shapes = {
             jax.tree_util.keystr(path, simple=True, separator=".") or "x": np.shape(leaf) for path, leaf in leaves
         }
-        super().__init__(coordinate_names(self._shapes))
+        super().__init__(coordinate_names(self._shapes, spaces))
         self._log_density = log_density
         self._constrain_one = constrain_one
         self._compiled = self._compile()
@@ -71,14 +78,14 @@ class JaxTarget(ForeignTarget):
             'jax.config.update("jax_enable_x64", True), at the very start of the program'
         )
 
-    def score_vjp(self, x: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-        """Return the score at x (n, d) and the product with its symmetric Jacobian."""
-        X = x.detach().cpu().numpy()
+    def score_fn(self, x: Tensor) -> Tensor:
+        """Evaluate the gradient of log p at each row of x (n, d), with a graph where JAX has second derivatives."""
+        return _JaxScore.apply(x, self) if self._has_products else super().score_fn(x)
 
-        def vjp(v: Tensor) -> Tensor:
-            return as_tensor_like(self._call(self._compiled.product, X, v.detach().cpu().numpy()), v).to(v)
-
-        return self.score_fn(x).to(x), vjp
+    def product(self, x: Tensor, v: Tensor) -> Tensor:
+        """Return the product of the symmetric Jacobian of the score at x (n, d) with v (n, d)."""
+        X, V = (a.detach().cpu().numpy() for a in (x, v))
+        return as_tensor_like(self._call(self._compiled.product, X, V), x).to(x)
 
     def _evaluate(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return self._call(self._compiled.value_and_gradient, X)
@@ -134,7 +141,22 @@ class JaxTarget(ForeignTarget):
         try:
             jax.eval_shape(self._compiled.product, row[None], row[None])
         except Exception:  # a gradient by hand, say, of which JAX knows no derivative
-            self.score_vjp = None  # type: ignore[method-assign, assignment]
+            self._has_products = False
+
+
+class _JaxScore(torch.autograd.Function):
+    """The score of a target in JAX, whose products are those of the Hessian."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, target: JaxTarget) -> Tensor:  # noqa: ANN401
+        ctx.save_for_backward(x)
+        ctx.target = target
+        return ForeignTarget.score_fn(target, x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, v: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401
+        return ctx.target.product(*ctx.saved_tensors, v), None
 
 
 def from_jax(log_density: PointDensity, example: object) -> JaxTarget:
@@ -246,13 +268,10 @@ def from_numpyro(model: Callable[P, object], /, *args: P.args, **kwargs: P.kwarg
     >>> target.constrain([[0.0]])["rate"].tolist()
     [1.0]
     """
-    jax = import_library("jax", "numpyro")
-    util = import_library("numpyro.infer.util", "numpyro")
     model = import_library("numpyro", "numpyro").handlers.reparam(model, config=_as_angle)
-    # without its check of a gradient, half of the seconds: a fit checks the score itself
-    info = util.initialize_model(jax.random.key(0), model, model_args=args, model_kwargs=kwargs, validate_grad=False)
-    _check_plates(info.model_trace)
-    target = JaxTarget(partial(_negative, info.potential_fn), info.param_info.z, info.postprocess_fn)
+    info = _initialized(model, model_args=args, model_kwargs=kwargs)
+    spaces = _spaces(info.model_trace)
+    target = JaxTarget(partial(_negative, info.potential_fn), info.param_info.z, info.postprocess_fn, spaces)
     reparametrised = [name.removesuffix("_factor") for name in info.model_trace if name.endswith("_factor")]
     return on_one_period(target, [f"{name}_unwrapped" for name in reparametrised])  # by CircularReparam
 
@@ -273,26 +292,20 @@ class NumpyroPairs(ModelPairs):
         self, model: Callable[..., object], example: Mapping[str, ArrayLike], fixed: Mapping[str, Any]
     ) -> None:
         jax = import_library("jax", "numpyro")
-        util = import_library("numpyro.infer.util", "numpyro")
         own = {name: np.asarray(value) for name, value in example.items()}
         self._model, self._fixed = model, dict(fixed)
         given = {**self._fixed, **{name: jax.numpy.asarray(value) for name, value in own.items()}}
-        info = util.initialize_model(
-            jax.random.key(0), model, model_kwargs=given, dynamic_args=True, validate_grad=False
-        )
-        _check_plates(info.model_trace)
+        info = _initialized(model, model_kwargs=given, dynamic_args=True)
         self._potential, self._latent = info.potential_fn, list(info.param_info.z)
-        one = JaxTarget(
-            partial(_negative, info.potential_fn(**given)), info.param_info.z, info.postprocess_fn(**given)
-        )
+        density, constrain = partial(_negative, info.potential_fn(**given)), info.postprocess_fn(**given)
+        one = JaxTarget(density, info.param_info.z, constrain, _spaces(info.model_trace))
         super().__init__(one, own, {name: _site_of(given[name], info.model_trace) for name in own})
         plain = {name: value.astype(float) for name, value in own.items()}
         self._joint = JaxTarget(self._log_joint, (info.param_info.z, plain))
 
     def score_fn(self, x: Tensor, y: Tensor) -> Tensor:
         """Evaluate the gradient of log p(x | y) in x at rows x (n, d) of contexts y (n, c), with a graph."""
-        score: Tensor = _ScoreOfPairs.apply(x, y, self._joint)
-        return score
+        return self._joint.score_fn(torch.cat([x, y.to(x)], 1))[:, : x.shape[1]].to(x)
 
     def _simulate(self, n: int, rng: np.random.RandomState) -> tuple[np.ndarray, Mapping[str, ArrayLike]]:
         jax = import_library("jax", "numpyro")
@@ -318,27 +331,45 @@ class NumpyroPairs(ModelPairs):
         return -self._potential(**self._fixed, **typed)(z)
 
 
-class _ScoreOfPairs(torch.autograd.Function):
-    """The first entries of the gradient of a joint log-density, whose products are those of its Hessian."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor, joint: JaxTarget) -> Tensor:  # noqa: ANN401
-        ctx.save_for_backward(x, y)
-        ctx.joint = joint
-        return joint.score_fn(torch.cat([x, y.to(x)], 1))[:, : x.shape[1]].to(x)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, v: Tensor) -> tuple[Tensor, Tensor, None]:  # noqa: ANN401
-        x, y = ctx.saved_tensors
-        product = ctx.joint.score_vjp(torch.cat([x, y.to(x)], 1))[1](torch.cat([v, torch.zeros_like(y).to(v)], 1))
-        return product[:, : x.shape[1]], product[:, x.shape[1] :].to(y), None
-
-
 def _site_of(value: Array, trace: Mapping[str, Any]) -> str | None:
     """Return the observed site of a trace that holds a value, if there is one alone."""
     sites = [name for name, site in trace.items() if site.get("is_observed") and site["value"] is value]
     return sites[0] if len(sites) == 1 else None
+
+
+def _spaces(trace: Mapping[str, Any]) -> dict[str, str]:
+    """Return what the coordinates of each latent site are of it, see `coordinate_names`."""
+    transforms = import_library("numpyro.distributions", "numpyro").transforms
+    kinds = {transforms.IdentityTransform: "", transforms.ExpTransform: "log", transforms.SigmoidTransform: "logit"}
+    spaces = {}
+    for name, site in trace.items():
+        if site["type"] == "sample" and not site["is_observed"]:
+            transform = transforms.biject_to(site["fn"].support)
+            transform = getattr(transform, "base_transform", transform)
+            spaces[name] = kinds.get(type(transform), "unconstrained")
+    return spaces
+
+
+def _initialized(model: Callable[..., object], **given: Any) -> Any:  # noqa: ANN401
+    """Return what NumPyro finds out about a model, valid at random points or else near the origin, and check it."""
+    infer = import_library("numpyro.infer", "numpyro")
+    # without its check of a gradient, half of the seconds: a fit checks the score itself
+    initialize = partial(
+        infer.util.initialize_model,
+        import_library("jax", "numpyro").random.key(0),
+        model,
+        validate_grad=False,
+        **given,
+    )
+    try:
+        info = initialize()
+    except (RuntimeError, ValueError) as error:  # of exp(slope * year) with a slope of one
+        try:
+            info = initialize(init_strategy=infer.init_to_uniform(radius=1e-8))
+        except (RuntimeError, ValueError):
+            raise error from None
+    _check_plates(info.model_trace)
+    return info
 
 
 def _check_plates(trace: Mapping[str, Any]) -> None:
@@ -412,7 +443,8 @@ def non_centered(model: Callable[P, T]) -> Callable[P, T]:
 
     A site of a location-scale family on the whole line, such as :math:`\theta \sim N(\mu, \tau^2)`, is drawn as
     ``theta_decentered`` of location zero and scale one, and :math:`\theta = \mu + \tau \tilde\theta` is a
-    deterministic site. The posterior of the parameters is the same. In a hierarchy whose groups have few data the new
+    deterministic site; so is a multivariate normal one, :math:`\theta = \mu + L \tilde\theta`. Other sites stay as
+    they are. The posterior of the parameters is the same. In a hierarchy whose groups have few data the new
     coordinates are nearly Gaussian and the old ones a funnel. With many data in each group, keep the centred form.
 
     Parameters
@@ -431,6 +463,8 @@ def non_centered(model: Callable[P, T]) -> Callable[P, T]:
         NumPyro is not installed.
     TypeError
         `model` is not callable.
+    ValueError
+        When the model is run: it draws such a site within a scan.
 
     See Also
     --------
@@ -457,26 +491,44 @@ def non_centered(model: Callable[P, T]) -> Callable[P, T]:
     ...         numpyro.sample("y", dist.Normal(effect, 1.0), obs=y)
     >>> target = from_numpyro(non_centered(model), y=jnp.array([1.0, -2.0]))
     >>> target.names
-    ('effect_decentered[0]', 'effect_decentered[1]', 'scale')
+    ('effect_decentered[0]', 'effect_decentered[1]', 'log(scale)')
     >>> target.constrain([[1.0, 2.0, 0.0]])["effect"].tolist()
     [[1.0, 2.0]]
     """
     if not callable(model):
         raise TypeError(f"`model` must be a NumPyro model, a callable, got a {type(model).__name__}.")
     reparam = import_library("numpyro.infer.reparam", "numpyro").LocScaleReparam
-    real = import_library("numpyro.distributions", "numpyro").constraints.real
+    distributions = import_library("numpyro.distributions", "numpyro")
+    real = distributions.constraints.real
 
     def strategy(site: Mapping[str, Any]) -> object:
+        if site["is_observed"] or site["name"].endswith("_decentered"):
+            return None
         family = site["fn"]
         while hasattr(family, "base_dist") and not hasattr(family, "loc"):  # expanded, or of more dimensions
             family = family.base_dist
         arguments = set(getattr(family, "arg_constraints", ()))
-        done = site["is_observed"] or site["name"].endswith("_decentered")
-        if done or family.support is not real or not {"loc", "scale"} <= arguments:
+        is_normal = isinstance(family, distributions.MultivariateNormal)
+        if not is_normal and (family.support is not real or not {"loc", "scale"} <= arguments):
             return None
+        if site["value"] is not None:
+            raise ValueError(
+                f"`model` draws {site['name']!r} within a scan, where `non_centered` cannot reach it; draw standard "
+                "normal steps before the scan, and let it add their multiples."
+            )
+        if is_normal:
+            return partial(_whitened, family=family)
         return reparam(0, shape_params=sorted(arguments - {"loc", "scale"}))
 
     return import_library("numpyro.handlers", "numpyro").reparam(model, config=strategy)
+
+
+def _whitened(name: str, site: Any, _: None, *, family: Any) -> tuple[None, Array]:  # noqa: ANN401
+    """Draw a multivariate normal site, of a family before it was expanded, by standard normal numbers."""
+    numpyro = import_library("numpyro", "numpyro")
+    normal = numpyro.distributions.Normal(0.0, 1.0).expand(site.shape()).to_event(site.event_dim)
+    z = numpyro.sample(f"{name}_decentered", normal)
+    return None, family.loc + (family.scale_tril @ z[..., None])[..., 0]
 
 
 def _canonical(dtype: object) -> np.dtype:

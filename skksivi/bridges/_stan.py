@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import partial
+from inspect import signature
 from typing import Protocol
 
 import numpy as np
 
 from skksivi.bridges._foreign import BlackBoxTarget, by_row
-from skksivi.targets._named import coordinate_names
+from skksivi.targets._named import coordinate_name, coordinate_names
 
 #: The end of the name of an array's element, such as "Sigma.2.1".
 INDICES = r"(\.\d+)+$"
@@ -26,12 +29,15 @@ class StanTarget(BlackBoxTarget):
 
     def __init__(self, model: StanModel, *, include_tp: bool) -> None:
         names = getattr(model, "param_unc_names", None)
-        super().__init__(names() if names else coordinate_names({"x": (model.param_unc_num(),)}))
+        super().__init__(_named(model, names()) if names else coordinate_names({"x": (model.param_unc_num(),)}))
         self._model = model
         self._options = {"include_tp": True} if include_tp else {}
+        density: Callable[..., tuple[float, np.ndarray]] = model.log_density_gradient
+        # BridgeStan drops constants by default, which `evidence` needs
+        self._density = partial(density, propto=False) if "propto" in signature(density).parameters else density
 
     def _value_and_gradient(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        value, gradient = by_row(self._model.log_density_gradient, X)
+        value, gradient = by_row(self._density, X)
         if gradient.shape != X.shape or value.shape != X.shape[:1]:
             raise ValueError(
                 f"`model.log_density_gradient` returned shapes {value.shape[1:]} and {gradient.shape[1:]} for a "
@@ -45,6 +51,24 @@ class StanTarget(BlackBoxTarget):
             return {"x": X}
         (numbers,) = by_row(lambda row: [constrain(row, **self._options)], X)
         return {"x": numbers} if names is None else _arrays(names(**self._options), numbers)
+
+
+def _named(model: StanModel, names: list[str]) -> list[str]:
+    """Return names of the coordinates that say what they are of the parameters, as two points tell."""
+    constrain, of_parameters = (getattr(model, name, None) for name in ("param_constrain", "param_names"))
+    if constrain is None or of_parameters is None:
+        return names
+    X = np.linspace([0.3] * len(names), [0.7] * len(names), 2) - 0.1 * np.arange(len(names)) / len(names)
+    (numbers,) = by_row(lambda row: [constrain(row)], X)
+    values = dict(zip(of_parameters(), numbers.T, strict=True))
+    spaces = {"": X.T, "log": np.exp(X.T), "logit": 1 / (1 + np.exp(-X.T))}
+
+    def space_of(i: int) -> str:
+        value = values.get(names[i])
+        fitting = (space for space, Y in spaces.items() if value is not None and np.allclose(value, Y[i], rtol=1e-10))
+        return next(fitting, "unconstrained")
+
+    return [coordinate_name(name, space_of(i)) for i, name in enumerate(names)]
 
 
 def _arrays(names: list[str], numbers: np.ndarray) -> dict[str, np.ndarray]:
@@ -68,7 +92,8 @@ def from_bridgestan(model: StanModel, *, include_tp: bool = False) -> StanTarget
     ----------
     model : bridgestan.StanModel or object
         With ``log_density_gradient(theta)``, which returns log p and its gradient at one unconstrained point, an
-        array (n_features,), and ``param_unc_num()``, the number of features. If it has them, ``param_names()`` and
+        array (n_features,), and ``param_unc_num()``, the number of features. If the first takes ``propto``, as
+        BridgeStan's does, it is False, so that log p has all of its constants. If it has them, ``param_names()`` and
         ``param_constrain(theta)``, and ``param_unc_names()``, are used too. A point at which it raises RuntimeError
         counts as outside the support.
     include_tp : bool, default=False

@@ -59,32 +59,35 @@ def doubt_of(score: Score, near: Tensor | None = None) -> str | None:
 
 
 class Tried(NamedTuple):
-    """Points (n, d) at which a target has been evaluated, and whether the score and log p are finite there.
+    """Points (n, d) at which a target has been evaluated, whether the score is finite there, and log p (n,).
 
-    `inside` tells for each coordinate whether its score is not zero either.
+    `inside` tells for each coordinate whether both are finite and its score is not zero.
     """
 
     x: Tensor
     has_score: Tensor
-    has_density: Tensor
+    log_p: Tensor
     inside: Tensor
 
     @classmethod
     def of(cls, score: Score, x: Tensor) -> Tried:
         s = score(x)
-        has_score = has_density = s.isfinite().all(1)
+        has_score = s.isfinite().all(1)
+        log_p = torch.zeros_like(x[:, 0]).where(has_score, torch.nan)
         if score.log_prob is not None:
             with torch.no_grad():
-                finite = score.log_prob(x.to(score.dtype)).isfinite()
-            has_density = finite if finite.shape == x.shape[:1] else has_score
-        return cls(x, has_score, has_density, (has_score & has_density)[:, None] & (s != 0))
+                density = score.log_prob(x.to(score.dtype))
+            log_p = density.to(x) if density.shape == x.shape[:1] else log_p
+        return cls(x, has_score, log_p, (has_score & log_p.isfinite())[:, None] & (s != 0))
 
 
 def _of_gradient(tried: Tried) -> str | None:
     """Say that the density is finite at a point where its gradient is not."""
-    x = tried.x
-    broken = tried.has_density & ~tried.has_score & (x.abs().amax(1) <= NOT_FAR)
-    if broken.sum() < N_BROKEN:
+    x, log_p = tried.x, tried.log_p
+    top = log_p.where(tried.has_score, -math.inf).nan_to_num(-math.inf, -math.inf, -math.inf).max()
+    # far below it, where exp(-745) is zero, so is a rate, and what divides by it is lost
+    broken = log_p.isfinite() & ~tried.has_score & (x.abs().amax(1) <= NOT_FAR) & (log_p > top - 745)
+    if not top.isfinite() or broken.sum() < N_BROKEN:
         return None
     point = x[broken][0].tolist()
     return (

@@ -375,30 +375,36 @@ def choose_product(score: Score, products: str, x: Tensor) -> tuple[Score, float
         return _restricted(lambda x, v: central_difference(score, x, v, step), points, V).mT
 
     M, tolerance = differences(score.step), TOLERANCES[_precision(score)]
-    noise, automatic = torch.zeros_like(M), M
     own = score.score_vjp if products == "auto" else None
     score = replace(score, score_vjp=own, by_differences=products == "finite-difference")
+    automatic = M
+    if own is not None:
+        _check_own(score, own, x)
     if not score.by_differences:
-        automatic = _restricted(lambda x, v: _by_autograd(score, x, v), points, V)
-    if _disagreement(automatic, M, noise) > tolerance or _disagreement(M, M.mT, noise) > ASYMMETRY:
+        automatic = _restricted(lambda x, v: _by_graph_or_own(score, x, v), points, V)
+    lost = M.isfinite() & ~automatic.isfinite()
+    noise = torch.zeros_like(M)
+    if lost.any() or _disagreement(automatic, M, noise) > tolerance or _disagreement(M, M.mT, noise) > ASYMMETRY:
         noise = torch.maximum(_rounding(score, points, V), (M - differences(score.step / 4)).abs())
-    if not score.by_differences:
-        has_nan = bool((M.isfinite() & ~automatic.isfinite()).any())
-        error = math.inf if has_nan else _disagreement(automatic, M, noise)
-        is_wrong = error > tolerance
+    error = _disagreement(automatic, M, noise)
+    if own is not None and error > tolerance:
+        raise ValueError(
+            "`score_vjp` returns a product that differs from `score_fn`'s; correct it, or leave it out and let the "
+            "product be automatic."
+        )
+    if not score.by_differences and own is None:
+        has_nan = bool((lost & (10 * noise < M.abs())).any())
+        is_wrong = has_nan or error > tolerance
         if is_wrong and products == "autograd":
             raise ValueError(
                 "`products` is 'autograd', but its products with the Jacobian of `score_fn` differ from finite "
-                f"differences by {error:.0%}: it detaches its input, runs under no_grad, leaves torch, uses a "
-                "function without a second derivative, or takes the derivative of a branch that is not taken, where "
-                "that is NaN. Remove that, or set products='auto' or 'finite-difference'."
+                f"differences by {math.inf if has_nan else error:.0%}: it detaches its input, runs under no_grad, "
+                "leaves torch, uses a function without a second derivative, or takes the derivative of a branch that "
+                "is not taken, where that is NaN. Remove that, or set products='auto' or 'finite-difference'."
             )
         has_no_graph = bool(M.any()) and not automatic.any()
         by_differences = is_wrong or has_no_graph or isinstance(score.score_fn, BlackBox)
         score = replace(score, by_differences=by_differences)
-    if own is not None:
-        _check_product(score, own, x)
-        score = replace(score, by_differences=False)
     return score, _disagreement(M, M.mT, noise + noise.mT)
 
 
@@ -416,9 +422,12 @@ def _precision(score: Score) -> torch.dtype:
     return torch.float64 if score.step == STEPS[torch.float64] else torch.float32
 
 
-def _by_autograd(score: Score, x: Tensor, v: Tensor) -> Tensor:
-    """Return J^T v by the graph of the score; NaN if torch lacks a derivative of an operation in it."""
-    _, pull = autograd_pullback(score, x)
+def _by_graph_or_own(score: Score, x: Tensor, v: Tensor) -> Tensor:
+    """Return J^T v by the own product of the score, else by its graph; NaN if torch lacks a derivative in that."""
+    score.tally.add(values=len(x))
+    if score.score_vjp is not None:
+        return own_pullback(score.score_vjp, x)[1](v)
+    _, pull = autograd_pullback(score.uncounted, x)
     try:
         return pull(v)
     except RuntimeError:
@@ -466,13 +475,17 @@ def _finite_points(score: Score, near: Tensor | None) -> tuple[Tensor, Tensor]:
     x = scattered_points(score, near)
     s = score(x)
     finite = s.isfinite().all(1)
+    if not finite.any() and any(score(pair).isfinite().all() for pair in x.split(2)):
+        raise ValueError(COUPLED)
+    if not finite.any():  # as of exp(x[0] + x[1] * population)
+        x = 1e-6 * x
+        s = score(x)
+        finite = s.isfinite().all(1)
     if not finite.any():
-        if any(score(pair).isfinite().all() for pair in x.split(2)):
-            raise ValueError(COUPLED)
         raise ValueError(
-            f"`score_fn` is not finite at any of {len(x)} trial points at distances of 0.01 to 100 from the origin; "
-            "check it, shift the parameters or transform them as skksivi.targets.constrained does, or set `init` to "
-            "a point where it is finite."
+            f"`score_fn` is not finite at any of {2 * len(x)} trial points at distances of 1e-8 to 100 from the "
+            "origin; check it, shift the parameters or transform them as skksivi.targets.constrained does, or set "
+            "`init` to a point where it is finite."
         )
     return x[finite], s[finite]
 
@@ -491,31 +504,32 @@ def _restricted(product: Callable[[Tensor, Tensor], Tensor], x: Tensor, V: Tenso
     return torch.stack([product(point.expand_as(V), V) @ V.mT for point in x])  # the graph of one point at a time
 
 
-def _check_product(score: Score, score_vjp: ScoreWithProduct, x: Tensor) -> None:
-    """Compare a given product with the one that would be used without it."""
+def _check_own(score: Score, score_vjp: ScoreWithProduct, x: Tensor) -> None:
+    """Compare what a target with its own product returns at x (n, d) with its score, and with the next call."""
     v = torch.linspace(-1, 2, x.numel(), dtype=x.dtype, device=x.device).reshape(x.shape)
     with torch.no_grad():
         own, vjp = own_pullback(score_vjp, x.detach().clone())
         own_pullback(score_vjp, x.roll(1, 0))[1](v)
         after_another, product = vjp(v), own_pullback(score_vjp, x.detach().clone())[1](v)
-    error: float | Tensor = 0.0
-    if score.by_differences:
-        s, expected = score(x), central_difference(score, x, v, score.step)
-        error = (central_difference(score, x, v, score.step / 2) - expected).abs().max()  # kinks contribute to it
-    else:
-        s, pull = autograd_pullback(score, x)
-        expected = pull(v)
-    for name, a, b, slack in (("a score", own, s, 0.0), ("a product", product, expected, 10 * error)):
-        if a.shape != b.shape or (a - b).abs().max() > 1e-2 * b.abs().max() + 1e-6 + slack:
+    for name, a in (("a score", own), ("a product", product)):
+        if a.shape != x.shape:
             raise ValueError(
-                f"`score_vjp` returns {name} that differs from `score_fn`'s; correct it, or leave it out and "
-                "let the product be automatic."
+                f"`score_vjp` returns {name} of shape {tuple(a.shape)}, expected {tuple(x.shape)} as its points."
             )
-    if (after_another - product).abs().max() > 1e-2 * product.abs().max():
+    if _differ(own, score(x)):
+        raise ValueError("`score_vjp` returns a score that differs from `score_fn`'s; correct one of them.")
+    if _differ(after_another, product):
         raise ValueError(
             "`score_vjp` returns a function whose product changes with another call of `score_vjp`; let it keep what "
             "it needs of its own points in local variables."
         )
+
+
+def _differ(a: Tensor, b: Tensor) -> bool:
+    """Tell whether tensors of one shape differ by more than rounding where both are finite."""
+    both = a.isfinite() & b.isfinite()
+    a, b = a.where(both, 0), b.where(both, 0)
+    return bool((a - b).abs().max() > 1e-2 * b.abs().max() + 1e-6)
 
 
 def grows_outward(score: Score) -> bool:

@@ -102,6 +102,7 @@ class Part(NamedTuple):
 
     transform: Transform
     shape: tuple[int, ...]
+    space: str
 
     @property
     def free_shape(self) -> tuple[int, ...]:
@@ -122,7 +123,8 @@ class ConstrainedTarget(NamedTarget):
     """A target of a log-density of named parameters."""
 
     def __init__(self, log_prob: Callable[..., Tensor], parts: Mapping[str, Part]) -> None:
-        super().__init__(coordinate_names({name: part.free_shape for name, part in parts.items()}))
+        spaces = {name: part.space for name, part in parts.items()}
+        super().__init__(coordinate_names({name: part.free_shape for name, part in parts.items()}, spaces))
         self._log_prob = log_prob
         self._parts = dict(parts)
 
@@ -234,7 +236,7 @@ def constrained(log_prob: Callable[..., Tensor], supports: Mapping[str, Support]
     ...     return 2 * rate.log() - 2 * rate + share[:, 0].log()
     >>> target = constrained(log_prob, {"rate": "positive", "share": ("simplex", 3)})
     >>> target.names
-    ('rate', 'share[0]', 'share[1]')
+    ('log(rate)', 'unconstrained(share)[0]', 'unconstrained(share)[1]')
     >>> draws = target.constrain(Laplace(random_state=0).fit(target).sample(1000))
     >>> draws["share"].shape, bool(np.allclose(draws["share"].sum(1), 1)), bool(draws["rate"].min() > 0)
     ((1000, 3), True, True)
@@ -271,7 +273,8 @@ def _part(name: str, support: Support) -> Part:
     if len(shape) < n_axes or (n_axes == 2 and shape[-1] != shape[-2]):
         form = "a square shape (..., k, k)" if n_axes == 2 else "a shape (..., k)"
         raise ValueError(f"`supports` must give {form} for {name!r}; got {support!r}.")
-    return Part(make(*bounds), shape)
+    space = {"real": "", "positive": "log", "unit interval": "logit"}.get(str(kind), "unconstrained")
+    return Part(make(*bounds), shape, space)
 
 
 class ConstrainedPairs(NamedPairs):

@@ -23,7 +23,7 @@ class NamedTarget(Target):
     Attributes
     ----------
     names : tuple of str
-        Of the n_features coordinates, in the unconstrained space of the draws.
+        Of the n_features coordinates, in the unconstrained space of the draws: "log(sd)", not "sd".
     coords, dims : dict
         Labels along named dimensions, and the dimensions of each parameter, where the model names them.
     """
@@ -158,8 +158,24 @@ def from_log_prob(
     return LogProbTarget(log_prob, int(n_features), names)
 
 
-def coordinate_names(shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
-    """Return a name for each number of arrays of these shapes, such as "beta[2]" or "Sigma[0, 1]"."""
+def coordinate_names(
+    shapes: Mapping[str, tuple[int, ...]], spaces: Mapping[str, str] | None = None
+) -> tuple[str, ...]:
+    """Return a name for each number of arrays of these shapes, such as "beta[2]" or "Sigma[0, 1]".
+
+    `spaces` names what a coordinate is of a parameter with bounds: "log" or "logit" of each of its numbers, as in
+    "log(sd[2])", or "unconstrained", as in "unconstrained(share)[0]".
+    """
+    spaces = spaces or {}
     return tuple(
-        name + (str(list(index)) if index else "") for name, shape in shapes.items() for index in np.ndindex(shape)
+        coordinate_name(name, spaces.get(name, ""), str(list(index)) if index else "")
+        for name, shape in shapes.items()
+        for index in np.ndindex(shape)
     )
+
+
+def coordinate_name(name: str, space: str, index: str = "") -> str:
+    """Return the name of one coordinate of a parameter in a space of `coordinate_names`."""
+    if not space:
+        return name + index
+    return f"{space}({name}){index}" if space == "unconstrained" else f"{space}({name}{index})"

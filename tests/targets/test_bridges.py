@@ -15,6 +15,7 @@ import torch
 from plain_targets import normal, resolved
 
 from skksivi import KSIVIApproximator
+from skksivi.bridges._jax import JaxTarget
 from skksivi.parameters import Pilot
 from skksivi.targets import (
     Target,
@@ -253,10 +254,10 @@ def test_no_rows_give_no_rows(target):
     assert {name: v.shape for name, v in none.items()} == {name: (0, *v.shape[1:]) for name, v in one.items()}
 
 
-def test_score_leaves_its_input_alone_and_has_no_graph(foreign):
+def test_score_leaves_its_input_alone_and_has_a_graph_by_jax_alone(foreign):
     x = points().requires_grad_()
     before = x.detach().clone()
-    assert not foreign.score_fn(x).requires_grad
+    assert foreign.score_fn(x).requires_grad == isinstance(foreign, JaxTarget)
     assert (x == before).all()
 
 
@@ -264,7 +265,7 @@ def test_score_leaves_its_input_alone_and_has_no_graph(foreign):
 def test_products_of_a_fit_are_right(name):
     foreign = made(name)
     score = resolved(foreign)
-    assert score.by_differences == (foreign.score_vjp is None)
+    assert score.by_differences == (name != "JAX")
     x, v = points(), points().flip(0)
     J = differences(made("torch").score_fn if name == "JAX" else foreign.score_fn, x)
     torch.testing.assert_close(score.product(x, v), (v[:, None] @ J)[:, 0], rtol=1e-5, atol=1e-5)
@@ -275,8 +276,18 @@ def test_products_of_a_fit_are_right(name):
 
 def test_coordinates_have_names():
     assert made("torch").names == tuple(f"x[{i}]" for i in range(D))
-    assert made("NumPyro").names == ("mu", "p", "sigma", "w[0]", "w[1]")
+    shares = tuple(f"unconstrained(w)[{i}]" for i in range(2))
+    assert made("NumPyro").names == ("mu", "unconstrained(p)", "log(sigma)", *shares)
     assert made("PyMC").names == ("mu", "sigma_log__", "p_interval__", "w_simplex__[0]", "w_simplex__[1]")
+
+
+def test_coordinates_of_stan_say_what_they_are_of_the_parameters():
+    class Unconstrained(Stan):
+        def param_unc_names(self):
+            return ["mu", "sigma", "p", "w.1", "w.2"]
+
+    target = from_bridgestan(Unconstrained())
+    assert target.names == ("mu", "log(sigma)", "unconstrained(p)", "logit(w.1)", "unconstrained(w.2)")
 
 
 def test_names_of_a_log_prob_name_its_parameters():
@@ -331,6 +342,16 @@ def test_arrays_of_stan_are_put_together():
     np.testing.assert_array_equal(parameters["M"][0], [[1, 3, 5], [2, 4, 6]])
     np.testing.assert_array_equal(parameters["M"][1], parameters["M"][0] + 10)
     assert from_bridgestan(Arrays(), include_tp=True).constrain([[0.0]])["last"] == [8.0]
+
+
+def test_the_density_of_stan_has_its_constants():
+    class Normalised(Stan):
+        def log_density_gradient(self, theta, *, propto=True, jacobian=True):
+            value, gradient = super().log_density_gradient(theta)
+            return value - 7.0 * (not propto), gradient
+
+    x = points()
+    torch.testing.assert_close(from_bridgestan(Normalised()).log_prob(x), made("Stan").log_prob(x) - 7)
 
 
 # Points where there is no density
@@ -430,7 +451,6 @@ def test_without_a_second_derivative_products_are_differences():
 
     log_density.defvjp(lambda x: (log_density(x), x), lambda x, g: (-4 * g * x**3,))
     target = from_jax(log_density, 2)
-    assert target.score_vjp is None
     score = resolved(target)
     assert score.by_differences
     x, v = torch.tensor([[1.0, -2.0]]).double(), torch.tensor([[1.0, 3.0]]).double()
@@ -558,13 +578,43 @@ def test_the_non_centred_form_is_the_same_posterior():
     with precision_of_jax(double=True):
         y = np.array([0.3, -1.0, 2.0])
         centred, other = from_numpyro(model, y), from_numpyro(non_centered(model), y)
-        assert other.names == ("both_decentered[0]", "both_decentered[1]", "positive", "scale")
+        assert other.names == ("both_decentered[0]", "both_decentered[1]", "log(positive)", "log(scale)")
         Z = np.random.RandomState(0).normal(size=(5, 4))
         found, scale = other.constrain(Z), np.exp(Z[:, 3:])
         np.testing.assert_allclose(found["both"], 1 + scale * Z[:, :2], rtol=1e-12)
         X = torch.as_tensor(np.hstack([found["both"], Z[:, 2:]]))
         log_p, log_p_z = centred.log_prob(X), other.log_prob(torch.as_tensor(Z))
     torch.testing.assert_close(log_p_z, log_p + 2 * torch.as_tensor(Z[:, 3]), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.slow
+def test_a_multivariate_normal_site_is_whitened_and_one_in_a_scan_refused():
+    numpyro = pytest.importorskip("numpyro", reason="the bridge needs NumPyro")
+    from numpyro.contrib.control_flow import scan
+
+    dist, jnp = numpyro.distributions, numpyro.util.jnp
+    root = np.array([[1.0, 0.0], [0.5, 2.0]])
+
+    def slopes():
+        scale = numpyro.sample("scale", dist.HalfNormal(1))
+        with numpyro.plate("groups", 3):
+            numpyro.sample("slopes", dist.MultivariateNormal(jnp.ones(2), scale_tril=scale * root))
+
+    def walk(y):
+        def step(last, value):
+            new = numpyro.sample("level", dist.Normal(last, 1.0))
+            return new, numpyro.sample("y", dist.Normal(new, 1.0), obs=value)
+
+        scan(step, 0.0, y)
+
+    with precision_of_jax(double=True):
+        target, Z = from_numpyro(non_centered(slopes)), np.random.RandomState(0).normal(size=(5, 7))
+        expected = 1 + np.exp(Z[:, :1, None]) * (Z[:, 1:].reshape(5, 3, 2) @ root.T)
+        assert target.names[0] == "log(scale)"
+        np.testing.assert_allclose(target.constrain(Z)["slopes"], expected, rtol=1e-12)
+        torch.testing.assert_close(target.score_fn(torch.as_tensor(Z))[:, 1:], -torch.as_tensor(Z[:, 1:]))
+        with pytest.raises(ValueError, match="'level' within a scan"):
+            from_numpyro(non_centered(walk), np.ones(3))
 
 
 # What is wrong is told
@@ -788,3 +838,21 @@ def test_pairs_of_pymc_travel_to_other_processes():
     with without_c_compiler():
         there = pickle.loads(pickle.dumps(pair))  # noqa: S301
     torch.testing.assert_close(there.score_fn(x, y), pair.score_fn(x, y))
+
+
+@pytest.mark.filterwarnings("ignore:The target seems bounded")
+@pytest.mark.parametrize("double", [False, True])
+@pytest.mark.parametrize("kind", ["poisson", "overdispersed"])
+def test_covariates_on_their_own_scale_are_no_fault_of_a_product(kind, double):
+    jax = pytest.importorskip("jax", reason="the bridge needs JAX")
+    jnp, rng = jax.numpy, np.random.RandomState(0)
+    Y = rng.poisson(5.0, 35).astype(float)
+    for X in (np.arange(1985.0, 2020), np.exp(rng.normal(11, 0.5, 35))):
+
+        def log_prob(p, X=X):
+            eta = p["a"] + p["b"] * X
+            growth = jnp.exp(eta) if kind == "poisson" else (Y + 5) * jnp.log(5 + jnp.exp(eta))
+            return jnp.sum(Y * eta - growth) - p["a"] ** 2 / 2e4 - p["b"] ** 2 / 2
+
+        with precision_of_jax(double):
+            assert not resolved(from_jax(log_prob, {"a": 0.0, "b": 0.0})).by_differences

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import plain_targets
@@ -28,7 +29,16 @@ from skksivi.pilot._newton import check_mode, laplace
 from skksivi.predictors import KSIVIClassifier, KSIVIRegressor
 from skksivi.score._errors import BudgetError, DivergedError
 from skksivi.score._improper import check_proper
-from skksivi.targets import constrained, from_log_prob, from_numpyro, from_pymc
+from skksivi.targets import (
+    BayesianLogisticRegression,
+    Minibatches,
+    constrained,
+    from_log_prob,
+    from_numpyro,
+    from_pymc,
+)
+from skksivi.training import _hooks
+from skksivi.training._hooks import LongWait
 from skksivi.training._run import explained
 
 #: Members of each kind; `benchmarks/faults.py` has more.
@@ -214,6 +224,45 @@ def test_a_fit_that_comes_to_no_end_returns_the_best():
     with pytest.warns(ConvergenceWarning, match="were spent before the training began"):
         q.fit(score_fn, n_features=3)
     assert np.isfinite(q.sample(100)).all()
+
+
+# Silence
+
+
+def test_a_long_wait_is_told_once(caplog):
+    now = [0.0]
+    wait = LongWait(SimpleNamespace(n_rows=1_000_000), clock=lambda: now[0])
+    wait.begin("short chains", 0, 100)
+    for seconds, so_far in ((9, 150), (11, 0), (12, 200), (100, 300)):
+        now[0] = seconds
+        wait.hear(so_far)
+    (line,) = caplog.messages
+    for words in ("12 s so far", "short chains", "200 points", "0.06 s each", "600 s in all", "1,000,000 rows"):
+        assert words in line
+
+
+def rows_target():
+    X = np.random.RandomState(0).normal(size=(500, 2))
+    return BayesianLogisticRegression(X, X[:, 0] > 0.1)
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        (rows_target(), "500 rows of the target skksivi.targets.Minibatches"),
+        (
+            from_log_prob(lambda x: -x.square().sum(1), 2),
+            "If the score sums over many rows of data",
+        ),
+        (Minibatches(rows_target(), batch_size=100), "s in all."),
+    ],
+)
+def test_a_fit_that_takes_long_names_minibatches(target, words, caplog, monkeypatch):
+    monkeypatch.setattr(_hooks, "SECONDS_BETWEEN", -1.0)
+    Laplace().fit(target)
+    (line,) = (message for message in caplog.messages if "so far" in message)
+    assert words in line
+    assert ("Minibatches" in line) == ("Minibatches" in words or "sums" in words)
 
 
 # Densities of infinite mass

@@ -222,9 +222,9 @@ def without_wrong_density(score_fn: Score, mode: Affine) -> Score:
         if not differences.isfinite().any():  # nothing contradicts the density, but it is of no use
             return replace(score_fn, log_prob=None)
         error = (differences - integrals).abs().where(differences.isfinite(), torch.nan)
-        if not error.nanmedian() > 0.2 * integrals.abs().nanmedian():
-            if (error > LEAST_JUMP).any():
-                look_for_jump(score_fn, mode.unwhiten(torch.cat([start[:1], u])))
+        if (error > LEAST_JUMP).any():
+            look_for_jump(score_fn, mode.unwhiten(torch.cat([start[:1], u])))
+        if score_fn.tally.fault is not None or not error.nanmedian() > 0.2 * integrals.abs().nanmedian():
             return score_fn
     warn_caller(
         "`log_prob` of the target contradicts its `score_fn`, which is not its gradient, or has another shape than "

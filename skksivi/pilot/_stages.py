@@ -191,8 +191,9 @@ def run_stages(stages: tuple[PilotStage, ...], known: Known) -> None:
                 known.add(points)
                 verdict = str(points.judged())
                 if points.converged:
-                    if tally.has_suspect and points.warp is None:
-                        look_for_jump(known.score, points.x[:: max(1, len(points.x) // 32)])
+                    if tally.has_suspect:
+                        x = points.x[:: max(1, len(points.x) // 32)]
+                        look_for_jump(known.score, x if points.warp is None else points.warp.unwarp(x)[0])
                     return
         finally:
             inner, spent = known.attempts[n_attempts:], time.monotonic() - began

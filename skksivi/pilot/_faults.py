@@ -44,8 +44,8 @@ def fault_of_noise(score: Score, mode: Affine) -> str | None:
     if not noise > MOST_NOISE:
         return None
     return (
-        f"The noise of the score is {noise:.2g} of its standard deviation: neighbouring points differ more than those "
-        "of a smooth function, so that no fit to it can be accurate. Solvers, simulators and finite differences "
+        f"The noise of the score is {noise:.2g} of its standard deviation: neighbouring points differ more than "
+        "those of a smooth function, so that no fit is accurate. Solvers, simulators and finite differences "
         "leave such noise: set a smaller tolerance of the solver, a larger step of the differences, the same random "
         f"numbers at each call, or compute in float64, until it is below {MOST_NOISE}."
     )
